@@ -1,0 +1,72 @@
+//! Block devices behind one trait: what the engine needs of storage, and nothing more.
+
+use std::io::{self, IoSlice, IoSliceMut};
+
+/// What a request carries; the counting wrapper reports requests and bytes by kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum IoKind {
+    /// The superblock and its copies, and the log header.
+    Super,
+    /// Metadata blocks going to or coming from their home.
+    Meta,
+    /// File contents, or a group transfer that brings in both.
+    Data,
+    /// The write-ahead log.
+    Log,
+}
+
+/// One write of a batch.
+pub struct WriteRequest<'a> {
+    /// What the request carries.
+    pub kind: IoKind,
+    /// Byte offset on the device.
+    pub offset: u64,
+    /// The bytes, gathered.
+    pub bufs: Vec<IoSlice<'a>>,
+}
+
+/// A block device: positioned, exact transfers in whole sectors.
+///
+/// A transfer that returns `Ok` has moved all of its bytes. A completed write is durable only after a later
+/// [`Device::flush`] has returned `Ok`.
+pub trait Device: Send + Sync {
+    /// Size in bytes.
+    fn len(&self) -> u64;
+    /// Smallest transfer and alignment of offsets and lengths, in bytes (a power of two, 512 or more).
+    fn sector_size(&self) -> u32;
+    /// Largest request in bytes that the device takes without splitting it.
+    fn max_request(&self) -> usize {
+        1 << 20
+    }
+    /// Fills `bufs` from `offset` on, as one request.
+    fn read_vectored(&self, kind: IoKind, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<()>;
+    /// Writes `bufs` from `offset` on, as one request.
+    fn write_vectored(&self, kind: IoKind, offset: u64, bufs: &[IoSlice<'_>]) -> io::Result<()>;
+    /// Performs all writes, several in flight where the device can; returns when all have ended, with the first error.
+    /// The order among them is not defined.
+    fn write_batch(&self, requests: &[WriteRequest<'_>]) -> io::Result<()> {
+        let mut first_error = None;
+        for r in requests {
+            if let Err(e) = self.write_vectored(r.kind, r.offset, &r.bufs) {
+                first_error.get_or_insert(e);
+            }
+        }
+        first_error.map_or(Ok(()), Err)
+    }
+    /// Makes every completed write durable.
+    fn flush(&self) -> io::Result<()>;
+    /// Tells the device that a range is no longer used; its content is undefined afterwards. A hint: may do nothing.
+    fn discard(&self, offset: u64, len: u64) -> io::Result<()>;
+    /// True for a device that cannot be written.
+    fn read_only(&self) -> bool {
+        false
+    }
+    /// Fills `buf` from `offset` on.
+    fn read_at(&self, kind: IoKind, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.read_vectored(kind, offset, &mut [IoSliceMut::new(buf)])
+    }
+    /// Writes `buf` at `offset`.
+    fn write_at(&self, kind: IoKind, offset: u64, buf: &[u8]) -> io::Result<()> {
+        self.write_vectored(kind, offset, &[IoSlice::new(buf)])
+    }
+}

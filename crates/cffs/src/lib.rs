@@ -1,0 +1,3 @@
+//! The cffs engine.
+#![forbid(unsafe_code)]
+pub mod device;
