@@ -1,3 +1,9 @@
-//! The cffs engine.
+//! The cffs engine: a co-locating fast file system as a library.
+//!
+//! Start reading at [`fs`] for what the file system does, at [`mod@format`] for what is on the device.
 #![forbid(unsafe_code)]
+
 pub mod device;
+pub mod error;
+pub mod format;
+pub mod fs;

@@ -1,0 +1,115 @@
+//! The engine's error type.
+
+use crate::format::Corrupt;
+use std::io;
+
+/// Why an operation failed. [`Error::errno`] is what a system call would return.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// No such file or directory.
+    #[error("no such file or directory")]
+    NotFound,
+    /// The name is taken.
+    #[error("file exists")]
+    Exists,
+    /// A directory was needed.
+    #[error("not a directory")]
+    NotDir,
+    /// Something other than a directory was needed.
+    #[error("is a directory")]
+    IsDir,
+    /// The directory still has entries.
+    #[error("directory not empty")]
+    NotEmpty,
+    /// No space is left; for unprivileged callers, none beyond the reserve.
+    #[error("no space left on the file system")]
+    NoSpace,
+    /// A quota is used up.
+    #[error("disk quota exceeded")]
+    Quota,
+    /// The argument makes no sense; the text says which.
+    #[error("invalid argument: {0}")]
+    Invalid(String),
+    /// The name is longer than 255 bytes.
+    #[error("file name too long")]
+    NameTooLong,
+    /// The file would become larger than the largest possible.
+    #[error("file too large")]
+    FileTooLarge,
+    /// The link count is at its limit.
+    #[error("too many links")]
+    TooManyLinks,
+    /// Not permitted on this kind of file.
+    #[error("operation not permitted")]
+    NotPermitted,
+    /// Mounted read-only, or turned read-only after an error.
+    #[error("read-only file system")]
+    ReadOnly,
+    /// The handle's file is gone.
+    #[error("stale file handle")]
+    Stale,
+    /// No such attribute.
+    #[error("no such attribute")]
+    NoAttribute,
+    /// Not available on this file system.
+    #[error("operation not supported")]
+    Unsupported,
+    /// In use by somebody else; the text says what.
+    #[error("{0}")]
+    Busy(String),
+    /// A structure on the device is damaged; the text says which and where.
+    #[error("file system is damaged: {0}")]
+    Corrupt(#[from] Corrupt),
+    /// The device failed.
+    #[error("input/output error: {0}")]
+    Io(#[from] io::Error),
+}
+
+/// Result of an engine operation.
+pub type Result<T> = std::result::Result<T, Error>;
+
+impl Error {
+    /// The error number of errno(3).
+    pub fn errno(&self) -> i32 {
+        use rustix::io::Errno;
+        let e = match self {
+            Error::NotFound => Errno::NOENT,
+            Error::Exists => Errno::EXIST,
+            Error::NotDir => Errno::NOTDIR,
+            Error::IsDir => Errno::ISDIR,
+            Error::NotEmpty => Errno::NOTEMPTY,
+            Error::NoSpace => Errno::NOSPC,
+            Error::Quota => Errno::DQUOT,
+            Error::Invalid(_) => Errno::INVAL,
+            Error::NameTooLong => Errno::NAMETOOLONG,
+            Error::FileTooLarge => Errno::FBIG,
+            Error::TooManyLinks => Errno::MLINK,
+            Error::NotPermitted => Errno::PERM,
+            Error::ReadOnly => Errno::ROFS,
+            Error::Stale => Errno::STALE,
+            Error::NoAttribute => Errno::NODATA,
+            Error::Unsupported => Errno::OPNOTSUPP,
+            Error::Busy(_) => Errno::BUSY,
+            Error::Corrupt(_) | Error::Io(_) => Errno::IO,
+        };
+        e.raw_os_error()
+    }
+
+    /// Shorthand for [`Error::Invalid`].
+    pub fn invalid<T>(what: impl Into<String>) -> Result<T> {
+        Err(Error::Invalid(what.into()))
+    }
+
+    /// A copy to hand to a second waiter (I/O errors keep kind and text).
+    pub fn duplicate(&self) -> Error {
+        match self {
+            Error::Io(e) => Error::Io(io::Error::new(e.kind(), e.to_string())),
+            Error::Corrupt(c) => Error::Corrupt(c.clone()),
+            Error::Invalid(s) => Error::Invalid(s.clone()),
+            Error::Busy(s) => Error::Busy(s.clone()),
+            Error::NoSpace => Error::NoSpace,
+            Error::ReadOnly => Error::ReadOnly,
+            other => Error::Io(io::Error::other(other.to_string())),
+        }
+    }
+}

@@ -1,0 +1,217 @@
+//! Sizes and places that follow from the superblock.
+
+use super::{BlockAddr, Corrupt, FragAddr, Ino, LAST_SYSTEM_INO, META_HEADER_SIZE, Superblock, corrupt};
+
+/// Smallest block in bytes.
+pub const BLOCK_SIZE_MIN: u32 = 512;
+/// Largest block in bytes.
+pub const BLOCK_SIZE_MAX: u32 = 64 * 1024;
+/// Smallest fragment in bytes.
+pub const FRAGMENT_SIZE_MIN: u32 = 512;
+/// Smallest group in bytes.
+pub const GROUP_SIZE_MIN: u32 = 16 * 1024;
+/// Largest group in bytes.
+pub const GROUP_SIZE_MAX: u32 = 4 * 1024 * 1024;
+/// Size in bytes of an inode slot in the system area and in the external inode table.
+pub const INODE_SLOT_SIZE: usize = 256;
+/// Blocks before the bitmap at the start of each allocation group: superblock (or copy) and group header.
+pub const AG_FIXED_BLOCKS: u64 = 2;
+
+/// Sizes and places of one file system. Plain numbers, cheap to copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Geometry {
+    /// First eight bytes of the uuid; stands in every metadata block.
+    pub fsid: u64,
+    /// log2 of the block size in bytes.
+    pub block_shift: u32,
+    /// log2 of the fragment size in bytes.
+    pub frag_shift: u32,
+    /// log2 of the group size in bytes.
+    pub group_shift: u32,
+    /// Size of the file system in blocks.
+    pub total_blocks: u64,
+    /// Size of an allocation group in blocks (the last one may be shorter); a multiple of the group.
+    pub ag_blocks: u64,
+    /// Number of allocation groups.
+    pub ag_count: u64,
+    /// First block of the system area.
+    pub sys_start: BlockAddr,
+    /// First block of the internal log; 0 when the log is on a device of its own.
+    pub log_start: BlockAddr,
+    /// Size of the log in blocks.
+    pub log_blocks: u64,
+}
+
+impl Geometry {
+    /// Derives the geometry, checking every number that later arithmetic relies on.
+    pub fn new(sb: &Superblock) -> Result<Geometry, Corrupt> {
+        let (bs, fs, gs) = (sb.block_shift as u32, sb.frag_shift as u32, sb.group_shift as u32);
+        if !(9..=16).contains(&bs) {
+            return corrupt(format!("superblock: block size 2^{bs} is not between 512 and 65536"));
+        }
+        if !(9..=bs).contains(&fs) || bs - fs > 3 {
+            return corrupt(format!("superblock: fragment size 2^{fs} does not fit block size 2^{bs}"));
+        }
+        if !(14..=22).contains(&gs) || gs < bs {
+            return corrupt(format!("superblock: group size 2^{gs} does not fit block size 2^{bs}"));
+        }
+        if sb.total_blocks == 0 || sb.total_blocks > (1 << 63) >> bs {
+            return corrupt(format!("superblock: {} blocks is not a possible size", sb.total_blocks));
+        }
+        let g = Geometry {
+            fsid: sb.fsid(),
+            block_shift: bs,
+            frag_shift: fs,
+            group_shift: gs,
+            total_blocks: sb.total_blocks,
+            ag_blocks: sb.ag_blocks,
+            ag_count: sb.total_blocks.div_ceil(sb.ag_blocks.max(1)),
+            sys_start: sb.sys_start,
+            log_start: sb.log_start,
+            log_blocks: sb.log_blocks,
+        };
+        if sb.ag_blocks == 0 || sb.ag_blocks % g.group_blocks() != 0 || sb.ag_blocks > 1 << 40 {
+            return corrupt(format!("superblock: {} blocks is not a possible allocation group", sb.ag_blocks));
+        }
+        let last = g.ag_len(g.ag_count - 1);
+        if last < g.ag_header_blocks() + 1 {
+            return corrupt("superblock: the last allocation group has no room for its header");
+        }
+        let sys_end = sb.sys_start.checked_add(g.sys_blocks());
+        if sb.sys_start != g.ag_header_blocks() || sys_end.is_none_or(|e| e > g.ag_len(0)) {
+            return corrupt("superblock: the system area is not where it must be");
+        }
+        if sb.log_start != 0 {
+            let end = sb.log_start.checked_add(sb.log_blocks);
+            let first = sb.sys_start + g.sys_blocks();
+            if sb.log_start < first || end.is_none_or(|e| e > g.total_blocks) {
+                return corrupt("superblock: the log lies outside the file system");
+            }
+        }
+        Ok(g)
+    }
+
+    /// Block size in bytes.
+    #[inline]
+    pub fn block_size(&self) -> usize {
+        1 << self.block_shift
+    }
+    /// Fragment size in bytes.
+    #[inline]
+    pub fn frag_size(&self) -> usize {
+        1 << self.frag_shift
+    }
+    /// Group size in bytes.
+    pub fn group_size(&self) -> usize {
+        1 << self.group_shift
+    }
+    /// Fragments in a block.
+    #[inline]
+    pub fn frags_per_block(&self) -> u64 {
+        1 << (self.block_shift - self.frag_shift)
+    }
+    /// Blocks in a group.
+    pub fn group_blocks(&self) -> u64 {
+        1 << (self.group_shift - self.block_shift)
+    }
+    /// Fragments in a group.
+    pub fn group_frags(&self) -> u64 {
+        1 << (self.group_shift - self.frag_shift)
+    }
+    /// Size of the file system in fragments.
+    pub fn total_frags(&self) -> u64 {
+        self.total_blocks << (self.block_shift - self.frag_shift)
+    }
+    /// Fragments needed for so many bytes.
+    #[inline]
+    pub fn frags_for(&self, bytes: u64) -> u64 {
+        (bytes >> self.frag_shift) + u64::from(bytes & (self.frag_size() as u64 - 1) != 0)
+    }
+    /// First fragment of a block.
+    #[inline]
+    pub fn frag_of_block(&self, block: BlockAddr) -> FragAddr {
+        block << (self.block_shift - self.frag_shift)
+    }
+    /// Block that a fragment lies in.
+    #[inline]
+    pub fn block_of_frag(&self, frag: FragAddr) -> BlockAddr {
+        frag >> (self.block_shift - self.frag_shift)
+    }
+    /// First block of the group that a block lies in.
+    pub fn group_of(&self, block: BlockAddr) -> BlockAddr {
+        block & !(self.group_blocks() - 1)
+    }
+    /// Size of the file system in bytes.
+    pub fn total_bytes(&self) -> u64 {
+        self.total_blocks << self.block_shift
+    }
+    /// First block of an allocation group.
+    pub fn ag_start(&self, ag: u64) -> BlockAddr {
+        ag * self.ag_blocks
+    }
+    /// Number of blocks of an allocation group.
+    pub fn ag_len(&self, ag: u64) -> u64 {
+        self.ag_blocks.min(self.total_blocks - self.ag_start(ag))
+    }
+    /// Allocation group of a block.
+    pub fn ag_of(&self, block: BlockAddr) -> u64 {
+        block / self.ag_blocks
+    }
+    /// Bits in one bitmap block: one for each fragment.
+    pub fn bits_per_bitmap(&self) -> u64 {
+        (self.block_size() - META_HEADER_SIZE) as u64 * 8
+    }
+    /// Bitmap blocks of each allocation group (of the last one too, whatever its length).
+    pub fn bitmap_blocks(&self) -> u64 {
+        (self.ag_blocks * self.frags_per_block()).div_ceil(self.bits_per_bitmap())
+    }
+    /// Blocks at the start of each allocation group that hold its own description.
+    pub fn ag_header_blocks(&self) -> u64 {
+        AG_FIXED_BLOCKS + self.bitmap_blocks()
+    }
+    /// Block of the header of an allocation group.
+    pub fn ag_header(&self, ag: u64) -> BlockAddr {
+        self.ag_start(ag) + 1
+    }
+    /// Bitmap block of an allocation group.
+    pub fn bitmap_block(&self, ag: u64, index: u64) -> BlockAddr {
+        self.ag_start(ag) + AG_FIXED_BLOCKS + index
+    }
+    /// Inode slots in a block of the system area or of the external inode table (at least one).
+    pub fn inodes_per_block(&self) -> u64 {
+        ((self.block_size() - META_HEADER_SIZE) / INODE_SLOT_SIZE) as u64
+    }
+    /// Blocks of the system area: counters, then the system inodes.
+    pub fn sys_blocks(&self) -> u64 {
+        1 + LAST_SYSTEM_INO.div_ceil(self.inodes_per_block())
+    }
+    /// Block of the counters.
+    pub fn counters_block(&self) -> BlockAddr {
+        self.sys_start
+    }
+    /// Block and byte offset of a system inode.
+    pub fn system_inode(&self, ino: Ino) -> (BlockAddr, usize) {
+        debug_assert!((1..=LAST_SYSTEM_INO).contains(&ino));
+        let n = ino - 1;
+        let per = self.inodes_per_block();
+        (self.sys_start + 1 + n / per, META_HEADER_SIZE + (n % per) as usize * INODE_SLOT_SIZE)
+    }
+    /// Blocks of allocation group 0 that are in use from the start (header, system area, internal log if it follows).
+    pub fn fixed_blocks_of_ag0(&self) -> u64 {
+        self.sys_start + self.sys_blocks()
+    }
+    /// True when a run of fragments lies inside the file system.
+    pub fn contains(&self, frag: FragAddr, len: u64) -> bool {
+        frag.checked_add(len).is_some_and(|end| end <= self.total_frags())
+    }
+    /// Default size of an allocation group in blocks for a file system of this size.
+    pub fn default_ag_blocks(total_blocks: u64, block_shift: u32, frag_shift: u32, group_shift: u32) -> u64 {
+        let group_blocks = 1u64 << (group_shift - block_shift);
+        let bits = ((1u64 << block_shift) - META_HEADER_SIZE as u64) * 8;
+        // At most 64 bitmap blocks in a group, so that loading one stays a single request of moderate size.
+        let most = (64 * bits) >> (block_shift - frag_shift);
+        let one_gib = (1u64 << 30) >> block_shift;
+        let want = (total_blocks / 8).clamp((16 << 20) >> block_shift, one_gib).min(most);
+        (want / group_blocks).max(1) * group_blocks
+    }
+}

@@ -1,0 +1,312 @@
+//! The inode: a core of 120 bytes and an inline area behind it.
+//!
+//! Alike wherever it stands: embedded in a directory entry, in a slot of the external inode table, or in the system
+//! area. The inline area holds the file's contents (very small files, symbolic link targets), up to a few extents, or
+//! the root of the extent tree.
+
+use super::extent::{Child, EXTENT_SIZE, Extent, TREE_HEIGHT_MAX};
+use super::{Corrupt, Ino, corrupt, get_u16, get_u32, get_u64, put_u16, put_u32, put_u64};
+
+/// Bytes before the inline area.
+pub const INODE_CORE_SIZE: usize = 120;
+/// Inline area of an inode unless its creation asked for another.
+pub const INLINE_DEFAULT: usize = 64;
+/// Largest inline area: its length is stored in units of eight bytes in one byte.
+pub const INLINE_MAX: usize = 255 * 8;
+
+/// Type of a file; the values are those of `S_IFMT >> 12`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum FileType {
+    /// Named pipe.
+    Fifo = 1,
+    /// Character device.
+    CharDevice = 2,
+    /// Directory.
+    Directory = 4,
+    /// Block device.
+    BlockDevice = 6,
+    /// Regular file.
+    Regular = 8,
+    /// Symbolic link.
+    Symlink = 10,
+    /// Socket.
+    Socket = 12,
+}
+
+impl FileType {
+    /// The type in the upper four bits of a mode.
+    pub fn from_mode(mode: u16) -> Option<FileType> {
+        Some(match mode >> 12 {
+            1 => FileType::Fifo,
+            2 => FileType::CharDevice,
+            4 => FileType::Directory,
+            6 => FileType::BlockDevice,
+            8 => FileType::Regular,
+            10 => FileType::Symlink,
+            12 => FileType::Socket,
+            _ => return None,
+        })
+    }
+    /// The bits of a mode.
+    pub fn mode_bits(self) -> u16 {
+        (self as u16) << 12
+    }
+}
+
+/// What the inline area holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum InodeFormat {
+    /// The contents: `size` bytes.
+    Inline(Vec<u8>),
+    /// Extents in order of their logical fragment; none for a file without allocated space.
+    Extents(Vec<Extent>),
+    /// Root of an extent tree: pointers to nodes of level `height - 1`.
+    Tree {
+        /// Levels of nodes below the root, 1 to 8.
+        height: u8,
+        /// The pointers, in order of their key.
+        children: Vec<Child>,
+    },
+}
+
+/// An inode in memory, as it stands on disk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Inode {
+    /// Inode number.
+    pub ino: Ino,
+    /// Generation: changes when the number is used again.
+    pub generation: u32,
+    /// Type and permissions, as `st_mode`.
+    pub mode: u16,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Number of names (for a directory: 2 and one for each subdirectory).
+    pub nlink: u32,
+    /// Reserved for attributes such as immutable and append-only.
+    pub flags: u32,
+    /// Size in bytes.
+    pub size: u64,
+    /// Fragments allocated: data, extent tree, index, attributes.
+    pub frags: u64,
+    /// Access time, nanoseconds since 1970 (as all times).
+    pub atime: i64,
+    /// Modification time.
+    pub mtime: i64,
+    /// Change time.
+    pub ctime: i64,
+    /// Birth time.
+    pub btime: i64,
+    /// Directory: the directory it is named in. Other files: the directory of the name they were created under or
+    /// last renamed to (a hint for placement and repair).
+    pub parent: Ino,
+    /// Block of extended attributes, 0 for none.
+    pub xattr_block: u64,
+    /// Project, for quotas.
+    pub projid: u32,
+    /// Directory: number of buckets of its hash index, 0 for none.
+    pub index_buckets: u32,
+    /// Directory: number of entries. Device: its number (`st_rdev`). Otherwise 0.
+    pub aux: u64,
+    /// Directory: block address of the group its files were last placed in, 0 for none. Orphan: next orphan, 0 at the end.
+    pub hint: u64,
+    /// Length in bytes of the inline area, a multiple of 8.
+    pub inline_len: usize,
+    /// Contents of the inline area.
+    pub format: InodeFormat,
+}
+
+const FORMAT_INLINE: u8 = 1;
+const FORMAT_EXTENTS: u8 = 2;
+const FORMAT_TREE: u8 = 3; // to 10: a tree of height 1 to 8
+
+/// Byte offset of the hint within an inode.
+pub const INODE_HINT: usize = 112;
+
+impl Inode {
+    /// A new inode without contents.
+    pub fn new(ino: Ino, mode: u16, now: i64) -> Inode {
+        Inode {
+            ino,
+            generation: 1,
+            mode,
+            uid: 0,
+            gid: 0,
+            nlink: 1,
+            flags: 0,
+            size: 0,
+            frags: 0,
+            atime: now,
+            mtime: now,
+            ctime: now,
+            btime: now,
+            parent: 0,
+            xattr_block: 0,
+            projid: 0,
+            index_buckets: 0,
+            aux: 0,
+            hint: 0,
+            inline_len: INLINE_DEFAULT,
+            format: InodeFormat::Extents(Vec::new()),
+        }
+    }
+
+    /// Type of the file. The mode was checked when the inode was decoded or made.
+    pub fn file_type(&self) -> FileType {
+        FileType::from_mode(self.mode).unwrap_or(FileType::Regular)
+    }
+
+    /// Whether this is a directory.
+    pub fn is_dir(&self) -> bool {
+        self.file_type() == FileType::Directory
+    }
+
+    /// Entries (extents or child pointers) that fit into the inline area.
+    pub fn root_capacity(&self) -> usize {
+        self.inline_len / EXTENT_SIZE
+    }
+
+    /// Bytes of the encoded inode.
+    pub fn encoded_len(&self) -> usize {
+        INODE_CORE_SIZE + self.inline_len
+    }
+
+    /// Encodes into `b`, which has [`Inode::encoded_len`] bytes; unused bytes of the inline area become zero.
+    pub fn encode(&self, b: &mut [u8]) {
+        put_u64(b, 0, self.ino);
+        put_u32(b, 8, self.generation);
+        put_u16(b, 12, self.mode);
+        b[15] = (self.inline_len / 8) as u8;
+        put_u32(b, 16, self.uid);
+        put_u32(b, 20, self.gid);
+        put_u32(b, 24, self.nlink);
+        put_u32(b, 28, self.flags);
+        put_u64(b, 32, self.size);
+        put_u64(b, 40, self.frags);
+        put_u64(b, 48, self.atime as u64);
+        put_u64(b, 56, self.mtime as u64);
+        put_u64(b, 64, self.ctime as u64);
+        put_u64(b, 72, self.btime as u64);
+        put_u64(b, 80, self.parent);
+        put_u64(b, 88, self.xattr_block);
+        put_u32(b, 96, self.projid);
+        put_u32(b, 100, self.index_buckets);
+        put_u64(b, 104, self.aux);
+        put_u64(b, INODE_HINT, self.hint);
+        let area = &mut b[INODE_CORE_SIZE..INODE_CORE_SIZE + self.inline_len];
+        area.fill(0);
+        let format = match &self.format {
+            InodeFormat::Inline(data) => {
+                area[..data.len()].copy_from_slice(data);
+                FORMAT_INLINE
+            }
+            InodeFormat::Extents(list) => {
+                for (slot, e) in area.chunks_exact_mut(EXTENT_SIZE).zip(list) {
+                    slot.copy_from_slice(&e.encode());
+                }
+                FORMAT_EXTENTS
+            }
+            InodeFormat::Tree { height, children } => {
+                for (slot, c) in area.chunks_exact_mut(EXTENT_SIZE).zip(children) {
+                    slot.copy_from_slice(&c.encode());
+                }
+                FORMAT_TREE + height - 1
+            }
+        };
+        b[14] = format;
+    }
+
+    /// Decodes an inode from the start of `b`. An unused slot (number 0) is an error too.
+    pub fn decode(b: &[u8]) -> Result<Inode, Corrupt> {
+        if b.len() < INODE_CORE_SIZE {
+            return corrupt("inode: cut off");
+        }
+        let ino = get_u64(b, 0);
+        let bad = |what: String| corrupt(format!("inode {ino}: {what}"));
+        if ino == 0 {
+            return bad("number is 0".into());
+        }
+        let inline_len = b[15] as usize * 8;
+        let Some(area) = b.get(INODE_CORE_SIZE..INODE_CORE_SIZE + inline_len) else {
+            return bad(format!("inline area of {inline_len} bytes does not fit its slot"));
+        };
+        let mode = get_u16(b, 12);
+        let Some(file_type) = FileType::from_mode(mode) else {
+            return bad(format!("mode {mode:#o} has no known file type"));
+        };
+        let size = get_u64(b, 32);
+        if size > super::FILE_SIZE_MAX {
+            return bad(format!("size {size} is too large"));
+        }
+        let format = match b[14] {
+            FORMAT_INLINE => {
+                if size as usize > inline_len {
+                    return bad(format!("{size} bytes do not fit an inline area of {inline_len}"));
+                }
+                if file_type == FileType::Directory {
+                    return bad("a directory with inline contents".into());
+                }
+                InodeFormat::Inline(area[..size as usize].to_vec())
+            }
+            FORMAT_EXTENTS => {
+                let mut list = Vec::new();
+                let mut end = 0;
+                for slot in area.chunks_exact(EXTENT_SIZE) {
+                    let e = Extent::decode(slot);
+                    if e.len == 0 {
+                        break;
+                    }
+                    if e.logical < end || e.end() > super::extent::LOGICAL_END {
+                        return bad(format!("extent at fragment {} overlaps its predecessor", e.logical));
+                    }
+                    end = e.end();
+                    list.push(e);
+                }
+                InodeFormat::Extents(list)
+            }
+            f if (FORMAT_TREE..FORMAT_TREE + TREE_HEIGHT_MAX).contains(&f) => {
+                let mut children: Vec<Child> = Vec::new();
+                for slot in area.chunks_exact(EXTENT_SIZE) {
+                    let c = Child::decode(slot);
+                    if c.block == 0 {
+                        break;
+                    }
+                    if children.last().is_some_and(|last| c.key <= last.key) {
+                        return bad(format!("extent tree root is out of order at fragment {}", c.key));
+                    }
+                    children.push(c);
+                }
+                if children.is_empty() {
+                    return bad("extent tree without children".into());
+                }
+                InodeFormat::Tree { height: f - FORMAT_TREE + 1, children }
+            }
+            f => return bad(format!("unknown format {f}")),
+        };
+        Ok(Inode {
+            ino,
+            generation: get_u32(b, 8),
+            mode,
+            uid: get_u32(b, 16),
+            gid: get_u32(b, 20),
+            nlink: get_u32(b, 24),
+            flags: get_u32(b, 28),
+            size,
+            frags: get_u64(b, 40),
+            atime: get_u64(b, 48) as i64,
+            mtime: get_u64(b, 56) as i64,
+            ctime: get_u64(b, 64) as i64,
+            btime: get_u64(b, 72) as i64,
+            parent: get_u64(b, 80),
+            xattr_block: get_u64(b, 88),
+            projid: get_u32(b, 96),
+            index_buckets: get_u32(b, 100),
+            aux: get_u64(b, 104),
+            hint: get_u64(b, INODE_HINT),
+            inline_len,
+            format,
+        })
+    }
+}

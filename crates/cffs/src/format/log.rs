@@ -1,0 +1,273 @@
+//! The write-ahead log: its header, and transactions as sequences of records.
+//!
+//! A transaction is one contiguous run of bytes in the circular log (it may wrap): a header, then records, then padding
+//! to a multiple of the log unit (the fragment size). One checksum covers all of it, so a transaction needs no commit
+//! record: it is there whole or not at all.
+
+use super::{BlockAddr, Corrupt, FragAddr, align8, corrupt, get_u16, get_u32, get_u64, put_u16, put_u32, put_u64};
+
+/// Bytes of the log header (at the start of the log) that are used.
+pub const LOG_HEADER_SIZE: usize = 512;
+/// Bytes at the start of the log that are kept for the header.
+pub const LOG_HEADER_AREA: u64 = 64 * 1024;
+const LOG_MAGIC: u64 = 0x314C_474F_4C46_4643;
+/// Magic number of a transaction.
+pub const TXN_MAGIC: u32 = 0x4E54_4643;
+/// Bytes of a transaction's header.
+pub const TXN_HEADER: usize = 48;
+/// Bytes of a record's header.
+pub const RECORD_HEADER: usize = 16;
+/// Unit of the byte ranges in a block record, in bytes.
+pub const RANGE_UNIT: usize = 8;
+
+/// Where the log begins to matter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LogHeader {
+    /// File system (or external log) that the log belongs to.
+    pub fsid: u64,
+    /// Offset of the oldest transaction that still counts, in bytes from the end of the header area.
+    pub tail: u64,
+    /// Its sequence number.
+    pub tail_seq: u64,
+}
+
+impl LogHeader {
+    /// Encodes with checksum.
+    pub fn encode(&self) -> [u8; LOG_HEADER_SIZE] {
+        let mut b = [0; LOG_HEADER_SIZE];
+        put_u64(&mut b, 0, LOG_MAGIC);
+        put_u64(&mut b, 16, self.fsid);
+        put_u64(&mut b, 24, self.tail);
+        put_u64(&mut b, 32, self.tail_seq);
+        let crc = crc32c::crc32c(&b);
+        put_u32(&mut b, 8, crc);
+        b
+    }
+    /// Decodes and checks against the size of the log's circular part in bytes.
+    pub fn decode(b: &[u8], fsid: u64, ring: u64) -> Result<LogHeader, Corrupt> {
+        if b.len() < LOG_HEADER_SIZE || get_u64(b, 0) != LOG_MAGIC {
+            return corrupt("log header: magic number does not match");
+        }
+        let mut copy = [0; LOG_HEADER_SIZE];
+        copy.copy_from_slice(&b[..LOG_HEADER_SIZE]);
+        put_u32(&mut copy, 8, 0);
+        if crc32c::crc32c(&copy) != get_u32(b, 8) {
+            return corrupt("log header: checksum does not match");
+        }
+        let h = LogHeader { fsid: get_u64(b, 16), tail: get_u64(b, 24), tail_seq: get_u64(b, 32) };
+        if h.fsid != fsid {
+            return corrupt("log header: the log belongs to another file system");
+        }
+        if h.tail >= ring || h.tail_seq == 0 {
+            return corrupt(format!("log header: tail {} of {ring}, sequence number {}", h.tail, h.tail_seq));
+        }
+        Ok(h)
+    }
+}
+
+/// Header of a transaction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TxnHeader {
+    /// Sequence number.
+    pub seq: u64,
+    /// Length in bytes with header and padding.
+    pub len: u64,
+    /// Bytes of records.
+    pub payload: u64,
+}
+
+/// Writes the header of a finished transaction (`b` is all of it) and its checksum.
+pub fn seal_txn(b: &mut [u8], fsid: u64, seq: u64, payload: u64) {
+    let len = b.len() as u64;
+    b[..TXN_HEADER].fill(0);
+    put_u32(b, 0, TXN_MAGIC);
+    put_u64(b, 8, fsid);
+    put_u64(b, 16, seq);
+    put_u64(b, 24, len);
+    put_u64(b, 32, payload);
+    let crc = crc32c::crc32c(b);
+    put_u32(b, 4, crc);
+}
+
+/// Reads the header of a transaction, without its checksum; `None` where no transaction with this number begins.
+pub fn txn_header(b: &[u8], fsid: u64, seq: u64, ring: u64) -> Option<TxnHeader> {
+    if b.len() < TXN_HEADER || get_u32(b, 0) != TXN_MAGIC || get_u64(b, 8) != fsid || get_u64(b, 16) != seq {
+        return None;
+    }
+    let (len, payload) = (get_u64(b, 24), get_u64(b, 32));
+    (len <= ring && payload.checked_add(TXN_HEADER as u64)? <= len).then_some(TxnHeader { seq, len, payload })
+}
+
+/// Checks the checksum over a whole transaction.
+pub fn txn_crc_ok(b: &[u8]) -> bool {
+    let crc = crc32c::crc32c_append(crc32c::crc32c_append(crc32c::crc32c(&b[..4]), &[0; 4]), &b[8..]);
+    crc == get_u32(b, 4)
+}
+
+/// A record of a transaction.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Record<'a> {
+    /// Byte ranges of a metadata block.
+    Block {
+        /// The block.
+        addr: BlockAddr,
+        /// The block is new: it starts as zeros.
+        init: bool,
+        /// (Byte offset, bytes) in order.
+        ranges: Vec<(usize, &'a [u8])>,
+    },
+    /// File contents, put into the log by fsync.
+    Data {
+        /// First fragment.
+        frag: FragAddr,
+        /// Whole fragments.
+        bytes: &'a [u8],
+    },
+    /// Older records of these fragments must not be replayed.
+    Revoke {
+        /// First fragment.
+        frag: FragAddr,
+        /// Number of fragments.
+        len: u64,
+    },
+}
+
+const TAG_BLOCK: u8 = 1;
+const TAG_DATA: u8 = 2;
+const TAG_REVOKE: u8 = 3;
+
+/// Appends a block record. `runs` are (first, count) in units of [`RANGE_UNIT`].
+pub fn put_block(out: &mut Vec<u8>, addr: BlockAddr, init: bool, block: &[u8], runs: &[(u32, u32)]) {
+    let mut head = [0; RECORD_HEADER];
+    head[0] = TAG_BLOCK;
+    head[1] = u8::from(init);
+    put_u32(&mut head, 4, runs.len() as u32);
+    put_u64(&mut head, 8, addr);
+    out.extend_from_slice(&head);
+    for (first, count) in runs {
+        let mut run = [0; 4];
+        put_u16(&mut run, 0, *first as u16);
+        put_u16(&mut run, 2, *count as u16);
+        out.extend_from_slice(&run);
+    }
+    out.resize(align8(out.len()), 0);
+    for (first, count) in runs {
+        let from = *first as usize * RANGE_UNIT;
+        out.extend_from_slice(&block[from..from + *count as usize * RANGE_UNIT]);
+    }
+}
+
+/// Appends a data record; `bytes` are whole fragments.
+pub fn put_data(out: &mut Vec<u8>, frag: FragAddr, bytes: &[u8]) {
+    let mut head = [0; RECORD_HEADER];
+    head[0] = TAG_DATA;
+    put_u32(&mut head, 4, bytes.len() as u32);
+    put_u64(&mut head, 8, frag);
+    out.extend_from_slice(&head);
+    out.extend_from_slice(bytes);
+}
+
+/// Appends a revocation; a long run becomes several records.
+pub fn put_revoke(out: &mut Vec<u8>, frag: FragAddr, len: u64) {
+    let (mut frag, mut len) = (frag, len);
+    while len > 0 {
+        let n = len.min(u64::from(u32::MAX));
+        let mut head = [0; RECORD_HEADER];
+        head[0] = TAG_REVOKE;
+        put_u32(&mut head, 4, n as u32);
+        put_u64(&mut head, 8, frag);
+        out.extend_from_slice(&head);
+        frag += n;
+        len -= n;
+    }
+}
+
+/// Decodes the records of a transaction's payload.
+pub fn records(payload: &[u8], block_size: usize, frag_size: usize) -> Result<Vec<Record<'_>>, Corrupt> {
+    let mut out = Vec::new();
+    let mut at = 0;
+    let bad = |at: usize, what: &str| corrupt(format!("log record at byte {at}: {what}"));
+    while at < payload.len() {
+        let Some(head) = payload.get(at..at + RECORD_HEADER) else {
+            return bad(at, "cut off");
+        };
+        let (n, addr) = (get_u32(head, 4) as usize, get_u64(head, 8));
+        let body = &payload[at + RECORD_HEADER..];
+        let used = match head[0] {
+            TAG_BLOCK => {
+                let table = align8(n.min(block_size) * 4);
+                if n > block_size / RANGE_UNIT || table > body.len() {
+                    return bad(at, "too many ranges");
+                }
+                let mut from = table;
+                let mut ranges = Vec::with_capacity(n);
+                for i in 0..n {
+                    let off = get_u16(body, i * 4) as usize * RANGE_UNIT;
+                    let len = get_u16(body, i * 4 + 2) as usize * RANGE_UNIT;
+                    let Some(bytes) = body.get(from..from + len).filter(|_| off + len <= block_size) else {
+                        return bad(at, "range outside the block");
+                    };
+                    ranges.push((off, bytes));
+                    from += len;
+                }
+                out.push(Record::Block { addr, init: head[1] & 1 == 1, ranges });
+                from
+            }
+            TAG_DATA => {
+                let Some(bytes) = body.get(..n).filter(|b| !b.is_empty() && b.len() % frag_size == 0) else {
+                    return bad(at, "contents cut off");
+                };
+                out.push(Record::Data { frag: addr, bytes });
+                n
+            }
+            TAG_REVOKE => {
+                out.push(Record::Revoke { frag: addr, len: n as u64 });
+                0
+            }
+            tag => return bad(at, &format!("unknown tag {tag}")),
+        };
+        at += RECORD_HEADER + used;
+    }
+    Ok(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn records_come_back_and_damage_is_refused() {
+        let block: Vec<u8> = (0..4096).map(|i| i as u8).collect();
+        let mut p = Vec::new();
+        put_block(&mut p, 7, true, &block, &[(0, 2), (10, 1), (511, 1)]);
+        put_data(&mut p, 99, &block[..2048]);
+        put_revoke(&mut p, 5, 3);
+        let got = records(&p, 4096, 1024).unwrap();
+        assert_eq!(got.len(), 3);
+        assert_eq!(
+            got[0],
+            Record::Block {
+                addr: 7,
+                init: true,
+                ranges: vec![(0, &block[..16]), (80, &block[80..88]), (4088, &block[4088..])]
+            }
+        );
+        assert_eq!(got[1], Record::Data { frag: 99, bytes: &block[..2048] });
+        assert_eq!(got[2], Record::Revoke { frag: 5, len: 3 });
+        for cut in 1..p.len() {
+            let _ = records(&p[..cut], 4096, 1024);
+        }
+        for i in 0..p.len() {
+            let mut q = p.clone();
+            q[i] ^= 0xff;
+            let _ = records(&q, 4096, 1024);
+        }
+        let mut txn = vec![0; 4096];
+        txn[TXN_HEADER..TXN_HEADER + p.len().min(4000)].copy_from_slice(&p[..p.len().min(4000)]);
+        seal_txn(&mut txn, 3, 8, p.len().min(4000) as u64);
+        assert!(txn_header(&txn, 3, 8, 1 << 20).is_some() && txn_crc_ok(&txn));
+        assert!(txn_header(&txn, 3, 9, 1 << 20).is_none());
+        txn[4095] ^= 1;
+        assert!(!txn_crc_ok(&txn));
+    }
+}

@@ -1,0 +1,225 @@
+//! The superblock: 512 bytes at the start of the device and of every initialized allocation group.
+
+use super::{Corrupt, corrupt, get_u32, get_u64, put_u32, put_u64};
+
+/// Bytes of an encoded superblock.
+pub const SUPERBLOCK_SIZE: usize = 512;
+/// First bytes of every cffs device.
+pub const MAGIC: [u8; 8] = *b"\x89CFFS\r\n\x1a";
+/// Version of the format that this code writes and the newest that it reads.
+pub const FORMAT_VERSION: u32 = 1;
+/// Longest label in bytes.
+pub const LABEL_MAX: usize = 64;
+
+/// Incompatible feature: inodes stand in chunks outside the directories (`--no-embed`).
+pub const INCOMPAT_NO_EMBED: u64 = 1 << 0;
+/// Incompatible feature: the log is on a device of its own.
+pub const INCOMPAT_EXTERNAL_LOG: u64 = 1 << 1;
+/// Compatible feature: conventional placement instead of groups (`--no-group`).
+pub const COMPAT_NO_GROUP: u64 = 1 << 0;
+/// Compatible feature: directory blocks stand in the data groups (`--dir-blocks=with-data`, the 1997 placement).
+pub const COMPAT_DIRS_WITH_DATA: u64 = 1 << 1;
+
+const INCOMPAT_NAMES: [(u64, &str); 2] = [(INCOMPAT_NO_EMBED, "no-embed"), (INCOMPAT_EXTERNAL_LOG, "external-log")];
+const COMPAT_NAMES: [(u64, &str); 2] = [(COMPAT_NO_GROUP, "no-group"), (COMPAT_DIRS_WITH_DATA, "dirs-with-data")];
+
+/// Whether the file system was left in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum State {
+    /// Unmounted: nothing is in the log.
+    Clean = 0,
+    /// Mounted with the journal: mounting again replays the log.
+    Journaled = 1,
+    /// Mounted without a journal (`metadata=sync` or `delayed`): needs fsck unless unmounted.
+    Unjournaled = 2,
+    /// An error was found while mounted: needs fsck.
+    Error = 3,
+}
+
+/// The superblock in memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Superblock {
+    /// Version of the format.
+    pub version: u32,
+    /// Identity of the file system.
+    pub uuid: [u8; 16],
+    /// Name given by the user, UTF-8, padded with zeros.
+    pub label: [u8; LABEL_MAX],
+    /// Features that an older program may ignore.
+    pub compat: u64,
+    /// Features that an older program may ignore when it only reads.
+    pub ro_compat: u64,
+    /// Features that a program must know to read the file system at all.
+    pub incompat: u64,
+    /// log2 of the block size.
+    pub block_shift: u8,
+    /// log2 of the fragment size.
+    pub frag_shift: u8,
+    /// log2 of the group size.
+    pub group_shift: u8,
+    /// Whether the file system was left in order.
+    pub state: State,
+    /// Allocation group that this copy stands in; 0 is the primary.
+    pub copy: u64,
+    /// Size in blocks.
+    pub total_blocks: u64,
+    /// Size of an allocation group in blocks.
+    pub ag_blocks: u64,
+    /// First block of the internal log, 0 if external.
+    pub log_start: u64,
+    /// Size of the log in blocks.
+    pub log_blocks: u64,
+    /// Identity of the external log, zeros if internal.
+    pub log_uuid: [u8; 16],
+    /// First block of the system area.
+    pub sys_start: u64,
+    /// Key of the directory hash.
+    pub hash_seed: [u64; 2],
+    /// Share of the space kept for privileged users, in 1/10,000.
+    pub reserve_bp: u32,
+    /// Times mounted.
+    pub mount_count: u32,
+    /// When the file system was made, nanoseconds since 1970.
+    pub created: i64,
+    /// When it was last mounted, nanoseconds since 1970.
+    pub mounted: i64,
+}
+
+impl Superblock {
+    /// First eight bytes of the uuid: what metadata blocks carry.
+    pub fn fsid(&self) -> u64 {
+        get_u64(&self.uuid, 0)
+    }
+
+    /// Encodes with checksum.
+    pub fn encode(&self) -> [u8; SUPERBLOCK_SIZE] {
+        let mut b = [0u8; SUPERBLOCK_SIZE];
+        b[..8].copy_from_slice(&MAGIC);
+        put_u32(&mut b, 12, self.version);
+        b[16..32].copy_from_slice(&self.uuid);
+        b[32..96].copy_from_slice(&self.label);
+        put_u64(&mut b, 96, self.compat);
+        put_u64(&mut b, 104, self.ro_compat);
+        put_u64(&mut b, 112, self.incompat);
+        b[120] = self.block_shift;
+        b[121] = self.frag_shift;
+        b[122] = self.group_shift;
+        b[123] = self.state as u8;
+        put_u64(&mut b, 128, self.total_blocks);
+        put_u64(&mut b, 136, self.ag_blocks);
+        put_u64(&mut b, 144, self.copy);
+        put_u64(&mut b, 152, self.log_start);
+        put_u64(&mut b, 160, self.log_blocks);
+        b[168..184].copy_from_slice(&self.log_uuid);
+        put_u64(&mut b, 184, self.sys_start);
+        put_u64(&mut b, 192, self.hash_seed[0]);
+        put_u64(&mut b, 200, self.hash_seed[1]);
+        put_u32(&mut b, 208, self.reserve_bp);
+        put_u32(&mut b, 212, self.mount_count);
+        put_u64(&mut b, 216, self.created as u64);
+        put_u64(&mut b, 224, self.mounted as u64);
+        let crc = crc32c::crc32c(&b);
+        put_u32(&mut b, 8, crc);
+        b
+    }
+
+    /// Decodes and checks magic, checksum, version and features; geometry is checked by [`super::Geometry::new`].
+    pub fn decode(b: &[u8]) -> Result<Superblock, Corrupt> {
+        if b.len() < SUPERBLOCK_SIZE || b[..8] != MAGIC {
+            return corrupt("not a cffs file system (no superblock at the start)");
+        }
+        let mut copy = [0u8; SUPERBLOCK_SIZE];
+        copy.copy_from_slice(&b[..SUPERBLOCK_SIZE]);
+        put_u32(&mut copy, 8, 0);
+        let version = get_u32(b, 12);
+        if crc32c::crc32c(&copy) != get_u32(b, 8) {
+            return corrupt("superblock: checksum does not match");
+        }
+        if version == 0 || version > FORMAT_VERSION {
+            return corrupt(format!(
+                "superblock: format version {version}; this program reads versions up to {FORMAT_VERSION}: use a newer one"
+            ));
+        }
+        let incompat = get_u64(b, 112);
+        if let Some(names) = unknown(incompat, &INCOMPAT_NAMES) {
+            return corrupt(format!("superblock: unknown incompatible feature {names}: use a newer program"));
+        }
+        let state = match b[123] {
+            0 => State::Clean,
+            1 => State::Journaled,
+            2 => State::Unjournaled,
+            3 => State::Error,
+            s => return corrupt(format!("superblock: unknown state {s}")),
+        };
+        let array16 = |off: usize| -> [u8; 16] { b[off..off + 16].try_into().expect("sixteen bytes") };
+        Ok(Superblock {
+            version,
+            uuid: array16(16),
+            label: b[32..96].try_into().expect("sixty-four bytes"),
+            compat: get_u64(b, 96),
+            ro_compat: get_u64(b, 104),
+            incompat,
+            block_shift: b[120],
+            frag_shift: b[121],
+            group_shift: b[122],
+            state,
+            copy: get_u64(b, 144),
+            total_blocks: get_u64(b, 128),
+            ag_blocks: get_u64(b, 136),
+            log_start: get_u64(b, 152),
+            log_blocks: get_u64(b, 160),
+            log_uuid: array16(168),
+            sys_start: get_u64(b, 184),
+            hash_seed: [get_u64(b, 192), get_u64(b, 200)],
+            reserve_bp: get_u32(b, 208),
+            mount_count: get_u32(b, 212),
+            created: get_u64(b, 216) as i64,
+            mounted: get_u64(b, 224) as i64,
+        })
+    }
+
+    /// Features that forbid writing by this program, by name; `None` if there are none.
+    pub fn unknown_ro_compat(&self) -> Option<String> {
+        unknown(self.ro_compat, &[])
+    }
+
+    /// Names of all features set.
+    pub fn feature_names(&self) -> Vec<&'static str> {
+        let named = |bits: u64, names: &'static [(u64, &'static str)]| {
+            names.iter().filter(move |(bit, _)| bits & bit != 0).map(|(_, name)| *name)
+        };
+        named(self.incompat, &INCOMPAT_NAMES).chain(named(self.compat, &COMPAT_NAMES)).collect()
+    }
+
+    /// The label as text.
+    pub fn label_str(&self) -> String {
+        let end = self.label.iter().position(|b| *b == 0).unwrap_or(LABEL_MAX);
+        String::from_utf8_lossy(&self.label[..end]).into_owned()
+    }
+
+    /// The uuid in its usual form.
+    pub fn uuid_str(&self) -> String {
+        let h: String = self.uuid.iter().map(|b| format!("{b:02x}")).collect();
+        format!("{}-{}-{}-{}-{}", &h[..8], &h[8..12], &h[12..16], &h[16..20], &h[20..])
+    }
+
+    /// Whether inodes stand in their directories.
+    pub fn embeds_inodes(&self) -> bool {
+        self.incompat & INCOMPAT_NO_EMBED == 0
+    }
+
+    /// Whether small files are placed in groups.
+    pub fn groups_files(&self) -> bool {
+        self.compat & COMPAT_NO_GROUP == 0
+    }
+}
+
+fn unknown(bits: u64, names: &[(u64, &str)]) -> Option<String> {
+    let known: u64 = names.iter().map(|(bit, _)| bit).sum();
+    let rest = bits & !known;
+    (rest != 0).then(|| {
+        let list: Vec<String> = (0..64).filter(|i| rest >> i & 1 == 1).map(|i| format!("bit {i}")).collect();
+        list.join(", ")
+    })
+}

@@ -1,0 +1,45 @@
+//! The system area: counters, and the inodes that have no directory (root, tables, quota files).
+
+use super::{META_HEADER_SIZE, get_u64};
+
+/// Offset of the number of free fragments (`u64`).
+pub const COUNT_FREE_FRAGS: usize = META_HEADER_SIZE;
+/// Offset of the number of inodes in use (`u64`).
+pub const COUNT_INODES: usize = META_HEADER_SIZE + 8;
+/// Offset of the number of allocation groups initialized so far (`u64`); those after them hold nothing yet.
+pub const COUNT_AGS: usize = META_HEADER_SIZE + 16;
+/// Offset of the head of the orphan list (`u64` inode number, 0 if empty).
+pub const ORPHAN_HEAD: usize = META_HEADER_SIZE + 24;
+
+/// The counters, decoded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Free fragments.
+    pub free_frags: u64,
+    /// Inodes in use, system inodes left out, root included.
+    pub inodes: u64,
+    /// Allocation groups initialized.
+    pub ags: u64,
+    /// First orphan.
+    pub orphan_head: u64,
+}
+
+impl Counters {
+    /// Decodes a counters block.
+    pub fn decode(block: &[u8]) -> Counters {
+        Counters {
+            free_frags: get_u64(block, COUNT_FREE_FRAGS),
+            inodes: get_u64(block, COUNT_INODES),
+            ags: get_u64(block, COUNT_AGS),
+            orphan_head: get_u64(block, ORPHAN_HEAD),
+        }
+    }
+    /// The 32 bytes that stand from [`COUNT_FREE_FRAGS`] on.
+    pub fn encode(&self) -> [u8; 32] {
+        let mut b = [0; 32];
+        for (i, v) in [self.free_frags, self.inodes, self.ags, self.orphan_head].into_iter().enumerate() {
+            b[i * 8..i * 8 + 8].copy_from_slice(&v.to_le_bytes());
+        }
+        b
+    }
+}

@@ -1,0 +1,199 @@
+//! Types that callers of [`crate::fs::Fs`] see.
+
+use crate::format::{FileType, Ino};
+
+/// Who asks: owner of what is created, and whether the reserve may be used.
+#[derive(Clone, Copy, Debug)]
+pub struct Caller {
+    /// User.
+    pub uid: u32,
+    /// Primary group.
+    pub gid: u32,
+}
+
+impl Caller {
+    /// The superuser.
+    pub const ROOT: Caller = Caller { uid: 0, gid: 0 };
+
+    /// Whether the free-space reserve is for this caller.
+    pub fn privileged(&self) -> bool {
+        self.uid == 0
+    }
+}
+
+/// Attributes of a file. Times are nanoseconds since 1970.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Attr {
+    /// Inode number: constant for the file's life.
+    pub ino: Ino,
+    /// Generation: another file under the same number has another one.
+    pub generation: u32,
+    /// Type.
+    pub file_type: FileType,
+    /// Permission bits (with set-uid, set-gid and sticky).
+    pub perm: u16,
+    /// Number of names.
+    pub nlink: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Device number of a device file (Linux encoding, 32 bits).
+    pub rdev: u32,
+    /// Size in bytes.
+    pub size: u64,
+    /// Space in units of 512 bytes, reserved space included.
+    pub blocks: u64,
+    /// Access time.
+    pub atime: i64,
+    /// Modification time.
+    pub mtime: i64,
+    /// Change time.
+    pub ctime: i64,
+    /// Birth time.
+    pub btime: i64,
+}
+
+/// A time to set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TimeSpec {
+    /// The current time.
+    Now,
+    /// Nanoseconds since 1970.
+    At(i64),
+}
+
+/// Attributes to change; `None` leaves one as it is.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SetAttr {
+    /// Permission bits (12).
+    pub perm: Option<u16>,
+    /// Owner.
+    pub uid: Option<u32>,
+    /// Group.
+    pub gid: Option<u32>,
+    /// Size: truncates or extends with a hole.
+    pub size: Option<u64>,
+    /// Access time.
+    pub atime: Option<TimeSpec>,
+    /// Modification time.
+    pub mtime: Option<TimeSpec>,
+}
+
+/// One entry of a directory listing.
+#[derive(Clone, Debug)]
+pub struct DirEntry {
+    /// The name.
+    pub name: Vec<u8>,
+    /// Inode number.
+    pub ino: Ino,
+    /// Type of the file.
+    pub file_type: FileType,
+    /// Position after this entry: hand it to the next call. Never 0; stays valid while the directory changes.
+    pub cookie: u64,
+    /// Attributes, when asked for.
+    pub attr: Option<Attr>,
+}
+
+/// Numbers of statvfs(3), counted in fragments.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StatFs {
+    /// Block size in bytes.
+    pub block_size: u32,
+    /// Fragment size in bytes; the unit of the counts below.
+    pub frag_size: u32,
+    /// Size of the file system.
+    pub total: u64,
+    /// Free.
+    pub free: u64,
+    /// Free for unprivileged users.
+    pub available: u64,
+    /// Inodes that there are or could be.
+    pub inodes: u64,
+    /// Inodes that could still be made.
+    pub inodes_free: u64,
+}
+
+/// Flags of rename.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RenameFlags {
+    /// Fail if the target exists.
+    pub no_replace: bool,
+    /// Swap source and target.
+    pub exchange: bool,
+}
+
+/// How metadata reaches the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum MetadataMode {
+    /// Through the write-ahead log.
+    #[default]
+    Journal,
+    /// Each operation's blocks at once, in dependency order (FFS 1984, C-FFS 1997 section 4.2).
+    Sync,
+    /// With the data, in no order (the emulation of soft updates of C-FFS 1997).
+    Delayed,
+}
+
+/// When reading updates access times.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum AtimeMode {
+    /// If older than the last change, or than a day.
+    #[default]
+    Relatime,
+    /// Never.
+    Noatime,
+    /// Always.
+    Strictatime,
+}
+
+/// Prefetching of groups.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum PrefetchMode {
+    /// By how much of what was fetched gets used.
+    #[default]
+    Adaptive,
+    /// Single blocks only.
+    Off,
+    /// Whole groups, always.
+    Always,
+}
+
+/// Settings of a mount.
+#[derive(Clone, Debug)]
+pub struct MountOptions {
+    /// Write nothing, not even a replay of the log (it is replayed in memory).
+    pub read_only: bool,
+    /// Cache size in bytes (metadata, group transfers and dirty data together).
+    pub cache_bytes: usize,
+    /// How metadata reaches the device.
+    pub metadata: MetadataMode,
+    /// Access times.
+    pub atime: AtimeMode,
+    /// Interval of the asynchronous commit.
+    pub commit_interval: std::time::Duration,
+    /// Prefetching.
+    pub prefetch: PrefetchMode,
+    /// Tell the device about freed space.
+    pub discard: bool,
+    /// Background thread for periodic writeback and commit. Off in deterministic tests, which call `sync` themselves.
+    pub background: bool,
+    /// fsync of small files puts their contents into the log (design decision 8).
+    pub fsync_in_log: bool,
+}
+
+impl Default for MountOptions {
+    fn default() -> Self {
+        MountOptions {
+            read_only: false,
+            cache_bytes: 256 << 20,
+            metadata: MetadataMode::Journal,
+            atime: AtimeMode::Relatime,
+            commit_interval: std::time::Duration::from_secs(5),
+            prefetch: PrefetchMode::Adaptive,
+            discard: false,
+            background: true,
+            fsync_in_log: true,
+        }
+    }
+}

@@ -1,0 +1,3 @@
+//! POSIX operations: namespace, data, attributes.
+
+pub mod api;
