@@ -1,2 +1,54 @@
-//! Placeholder until the program lands.
-fn main() {}
+//! `cffs-lab`: the experiments that set cffs beside other file systems, and
+//! the tools that the demonstration and the soak test are made of.
+//!
+//! Comparisons live in this crate alone, so that nobody who builds cffs itself
+//! compiles them.
+
+mod compare;
+mod peers;
+mod process;
+mod readall;
+mod tree;
+mod undo;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Experiments for the cffs file system.
+#[derive(Parser)]
+#[command(name = "cffs-lab", version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run cffs, ext4, xfs and btrfs through real mounts over one delaying disk
+    Peers(peers::Args),
+    /// Compare two trees strictly: bytes, modes, owners, times, links
+    Compare(compare::Args),
+    /// Make a tree of real files found on this machine
+    Tree(tree::Args),
+    /// Read every file of a tree once, in one thread, and say how fast
+    Readall(readall::Args),
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    undo::install_signal_handler();
+    let outcome = match cli.command {
+        Command::Peers(args) => peers::run(&args),
+        Command::Compare(args) => compare::run(&args),
+        Command::Tree(args) => tree::run(&args),
+        Command::Readall(args) => readall::run(&args),
+    };
+    match outcome {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("cffs-lab: {error:#}");
+            ExitCode::from(2)
+        }
+    }
+}

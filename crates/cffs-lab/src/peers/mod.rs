@@ -1,0 +1,182 @@
+//! cffs, ext4, xfs and btrfs side by side: real mounts, one disk model, every
+//! workload on all of them in one run, requests counted by the disk itself.
+
+mod disk;
+mod peer;
+mod report;
+mod work;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, bail};
+
+use crate::process::find_program;
+use crate::tree;
+use crate::undo::{Guard, Undo};
+use peer::{CffsSettings, Peer};
+use work::{Inputs, Workload};
+
+/// Arguments of `cffs-lab peers`.
+#[derive(clap::Args)]
+pub struct Args {
+    /// File systems to run, separated by commas
+    #[arg(long, value_delimiter = ',', default_value = "ext4,xfs,btrfs,cffs")]
+    only: Vec<Peer>,
+    /// Workloads to run, with those they need; all when none is given
+    #[arg(long, value_delimiter = ',')]
+    workload: Vec<Workload>,
+    /// Small files of 1 KB, 100 to a directory
+    #[arg(long, default_value_t = 10_000)]
+    files: u64,
+    /// Files that are fsynced one by one
+    #[arg(long, default_value_t = 2_000)]
+    fsync_files: u64,
+    /// Files of the real tree
+    #[arg(long, default_value_t = 15_000)]
+    tree_files: usize,
+    /// A tenth of everything: a look, not a measurement
+    #[arg(long)]
+    quick: bool,
+    /// Time each request takes
+    #[arg(long, default_value = "1ms")]
+    delay: String,
+    /// Size of the memory disk
+    #[arg(long, default_value = "4G")]
+    size: String,
+    /// The cffs program
+    #[arg(long, default_value = "target/release/cffs")]
+    cffs: PathBuf,
+    /// Further words for `cffs mkfs`, separated by blanks
+    #[arg(long, default_value = "", allow_hyphen_values = true)]
+    cffs_mkfs: String,
+    /// Options of `cffs mount -o`
+    #[arg(long, default_value = "cache=256M")]
+    cffs_options: String,
+    /// Also write everything measured to this file
+    #[arg(long)]
+    json: Option<PathBuf>,
+}
+
+/// Runs the subcommand.
+///
+/// # Errors
+/// When the machine cannot run it at all, or a workload fails.
+pub fn run(args: &Args) -> Result<ExitCode> {
+    require_tools()?;
+    let cffs = CffsSettings {
+        program: std::path::absolute(&args.cffs)?,
+        mkfs: args
+            .cffs_mkfs
+            .split_whitespace()
+            .map(str::to_string)
+            .collect(),
+        options: args.cffs_options.clone(),
+    };
+    let mut skipped = Vec::new();
+    let mut peers = Vec::new();
+    for &peer in &args.only {
+        match peer.missing(&cffs) {
+            None => peers.push(peer),
+            Some(why) => {
+                eprintln!("SKIPPED: {peer}: {why}");
+                skipped.push((peer, why));
+            }
+        }
+    }
+    if peers.is_empty() {
+        bail!("no file system left to measure");
+    }
+    let plan = Workload::plan(&args.workload);
+    let divisor = if args.quick { 10 } else { 1 };
+
+    let dir = tempfile::Builder::new()
+        .prefix("cffs-lab-archive-")
+        .tempdir()?
+        .keep();
+    let _dir_guard = Guard::new(Undo::RemoveDir(dir.clone()));
+    let inputs = prepare_inputs(args, divisor, &dir, &plan)?;
+
+    let mut rows = Vec::new();
+    let mut failed = Vec::new();
+    let mut cffs_peak_memory = None;
+    for &peer in &peers {
+        eprintln!("{peer}:");
+        match work::run_peer(peer, &cffs, &inputs, &plan, &mut rows) {
+            Ok(peak) => cffs_peak_memory = cffs_peak_memory.max(peak),
+            // One that fails does not take the others' figures with it.
+            Err(error) => {
+                eprintln!("FAILED: {error:#}");
+                failed.push((peer, format!("{error:#}")));
+            }
+        }
+    }
+    print!("{}", report::tables(&rows, &plan));
+    let verdicts = report::verdicts(&rows);
+    if peers.contains(&Peer::Cffs) {
+        print!("{}", report::verdict_table(&verdicts));
+        if let Some(peak) = cffs_peak_memory {
+            println!("peak memory of the cffs mount process: {} MiB", peak >> 20);
+        }
+    }
+    for (peer, why) in &skipped {
+        println!("SKIPPED {peer}: {why}");
+    }
+    for (peer, why) in &failed {
+        println!("FAILED {peer}: {why}");
+    }
+    let report = report::Report {
+        delay: inputs.delay,
+        tree_bytes: inputs.selection.bytes,
+        rows,
+        verdicts,
+        skipped,
+        cffs_peak_memory,
+    };
+    if let Some(path) = &args.json {
+        let text = serde_json::to_string_pretty(&report)?;
+        std::fs::write(path, text + "\n")
+            .with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    Ok(ExitCode::from(u8::from(!failed.is_empty())))
+}
+
+fn prepare_inputs(args: &Args, divisor: u64, dir: &Path, plan: &[Workload]) -> Result<Inputs> {
+    let archive = dir.join("tree.tar");
+    let mut selection = tree::Selection::default();
+    if plan.contains(&Workload::Unpack) {
+        selection = tree::select(args.tree_files / divisor as usize);
+        tree::pack(&selection, &archive)?;
+        eprintln!(
+            "tree: {} files, {} symbolic links, {} directories, {:.1} MB",
+            selection.files,
+            selection.symlinks,
+            selection.dirs,
+            selection.bytes as f64 / 1e6
+        );
+    }
+    Ok(Inputs {
+        files: (args.files / divisor).max(1),
+        fsync_files: (args.fsync_files / divisor).max(1),
+        archive,
+        selection,
+        size: args.size.clone(),
+        delay: args.delay.clone(),
+    })
+}
+
+/// The disk is made of these; without them nothing can be measured.
+fn require_tools() -> Result<()> {
+    if !rustix::process::geteuid().is_root() {
+        bail!("mounting and dropping caches needs root");
+    }
+    if !Path::new("/dev/fuse").exists() {
+        bail!("there is no /dev/fuse here, and the delaying disk is a FUSE file: nothing measured");
+    }
+    for (tool, package) in [("nbdkit", "nbdkit"), ("nbdfuse", "libnbd-bin or nbdfuse")] {
+        if find_program(tool).is_none() {
+            bail!("{tool} is not installed (Debian package {package}): nothing measured");
+        }
+    }
+    Ok(())
+}

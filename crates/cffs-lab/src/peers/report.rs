@@ -1,0 +1,256 @@
+//! Tables of what was measured, and how it stands to what was promised.
+
+use std::fmt::Write;
+
+use serde::Serialize;
+
+use super::peer::Peer;
+use super::work::{Row, Workload};
+
+/// Everything a run found out, as `--json` writes it.
+#[derive(Debug, Serialize)]
+pub struct Report {
+    /// The disk's delay.
+    pub delay: String,
+    /// Bytes in the real tree's files.
+    pub tree_bytes: u64,
+    /// One row for each peer and workload.
+    pub rows: Vec<Row>,
+    /// Targets for cffs.
+    pub verdicts: Vec<Verdict>,
+    /// Peers left out, and why.
+    pub skipped: Vec<(Peer, String)>,
+    /// Peak memory of the cffs mount process.
+    pub cffs_peak_memory: Option<u64>,
+}
+
+/// A promised figure and the measured one.
+#[derive(Debug, PartialEq, Serialize)]
+pub struct Verdict {
+    /// What was promised.
+    pub target: String,
+    /// What was measured; `None` when its workloads or peers did not run.
+    pub measured: Option<f64>,
+    /// Whether it holds.
+    pub held: Option<bool>,
+}
+
+fn per_thousand(requests: u64, row: &Row) -> f64 {
+    requests as f64 * 1000.0 / row.files as f64
+}
+
+fn find(rows: &[Row], peer: Peer, workload: Workload) -> Option<&Row> {
+    rows.iter()
+        .find(|row| row.peer == peer && row.workload == workload)
+}
+
+/// The kernel file system with the most files per second.
+fn best_kernel(rows: &[Row], workload: Workload) -> Option<&Row> {
+    rows.iter()
+        .filter(|row| row.workload == workload && row.peer.is_kernel())
+        .max_by(|a, b| a.rate().total_cmp(&b.rate()))
+}
+
+/// The tables, one for each workload.
+pub fn tables(rows: &[Row], plan: &[Workload]) -> String {
+    let mut out = String::new();
+    for &workload in plan {
+        let of_this: Vec<&Row> = rows.iter().filter(|r| r.workload == workload).collect();
+        let Some(first) = of_this.first() else {
+            continue;
+        };
+        let _ = writeln!(out, "\n{} ({} files)", workload.title(), first.files);
+        let _ = writeln!(
+            out,
+            "  {:6}{:>9}{:>10}{:>11}{:>11}{:>9}{:>10}{:>10}{:>10}{:>11}{:>8}{:>8}",
+            "",
+            "seconds",
+            "files/s",
+            "reads/1000",
+            "wrts/1000",
+            "flushes",
+            "KB read",
+            "KB wrtn",
+            "wrtn/data",
+            "+at umount",
+            "x ext4",
+            "x best"
+        );
+        let ext4 = find(rows, Peer::Ext4, workload);
+        let best = best_kernel(rows, workload);
+        for row in of_this {
+            let ratio = |other: Option<&Row>| {
+                other.map_or("-".to_string(), |o| format!("{:.2}", row.rate() / o.rate()))
+            };
+            let amplification = if row.data_bytes > 0 && row.disk.write_bytes > 0 {
+                format!("{:.2}", row.disk.write_bytes as f64 / row.data_bytes as f64)
+            } else {
+                "-".into()
+            };
+            let _ = writeln!(
+                out,
+                "  {:6}{:>9.2}{:>10.0}{:>11.1}{:>11.1}{:>9}{:>10}{:>10}{:>10}{:>11}{:>8}{:>8}",
+                row.peer.to_string(),
+                row.seconds,
+                row.rate(),
+                per_thousand(row.disk.reads, row),
+                per_thousand(row.disk.writes, row),
+                row.disk.flushes,
+                row.disk.read_bytes / 1024,
+                row.disk.write_bytes / 1024,
+                amplification,
+                row.at_unmount.writes,
+                ratio(ext4),
+                ratio(best),
+            );
+        }
+    }
+    out
+}
+
+/// What cffs has to show on this benchmark.
+pub fn verdicts(rows: &[Row]) -> Vec<Verdict> {
+    use Workload::{Create, Find, Fsync, GitStatus, Grep, Overwrite, Read};
+    let cffs = |w| find(rows, Peer::Cffs, w);
+    let against = |w, other: Option<&Row>| Some(cffs(w)?.rate() / other?.rate());
+    let ext4 = |w| find(rows, Peer::Ext4, w);
+    let xfs = |w| find(rows, Peer::Xfs, w);
+    let at_most = |target: &str, limit: f64, measured: Option<f64>| Verdict {
+        target: target.into(),
+        measured,
+        held: measured.map(|m| m <= limit),
+    };
+    let at_least = |target: &str, limit: f64, measured: Option<f64>| Verdict {
+        target: target.into(),
+        measured,
+        held: measured.map(|m| m >= limit),
+    };
+    vec![
+        at_most(
+            "cold read: at most 15 read requests per 1,000 files",
+            15.0,
+            cffs(Read).map(|r| per_thousand(r.disk.reads, r)),
+        ),
+        at_least(
+            "cold read: at least 25 times ext4",
+            25.0,
+            against(Read, ext4(Read)),
+        ),
+        at_most(
+            "create + sync: at most 10 write requests per 1,000 files",
+            10.0,
+            cffs(Create).map(|r| per_thousand(r.disk.writes, r)),
+        ),
+        at_most(
+            "create + sync: at most 1.6 bytes written per byte",
+            1.6,
+            cffs(Create).map(|r| r.disk.write_bytes as f64 / r.data_bytes as f64),
+        ),
+        at_least(
+            "overwrite + sync: at least 20 times ext4",
+            20.0,
+            against(Overwrite, ext4(Overwrite)),
+        ),
+        at_least(
+            "create + fsync of each: at least 2 times the best kernel peer",
+            2.0,
+            against(Fsync, best_kernel(rows, Fsync)),
+        ),
+        at_least(
+            "grep -r: at least 6 times the best kernel peer",
+            6.0,
+            against(Grep, best_kernel(rows, Grep)),
+        ),
+        at_least("find: no slower than xfs", 1.0, against(Find, xfs(Find))),
+        at_least(
+            "git status: no slower than xfs",
+            1.0,
+            against(GitStatus, xfs(GitStatus)),
+        ),
+    ]
+}
+
+/// The verdicts as a table.
+pub fn verdict_table(verdicts: &[Verdict]) -> String {
+    let mut out = String::new();
+    let _ = writeln!(out, "\n{:64}{:>10}  held", "target (cffs)", "measured");
+    for verdict in verdicts {
+        let measured = verdict
+            .measured
+            .map_or("-".to_string(), |m| format!("{m:.2}"));
+        let held = match verdict.held {
+            Some(true) => "yes",
+            Some(false) => "NO",
+            None => "not measured",
+        };
+        let _ = writeln!(out, "{:64}{measured:>10}  {held}", verdict.target);
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::peers::disk::Counters;
+
+    fn row(peer: Peer, workload: Workload, seconds: f64, reads: u64, written: u64) -> Row {
+        Row {
+            peer,
+            workload,
+            files: 1000,
+            data_bytes: 1000 * 1024,
+            seconds,
+            disk: Counters {
+                reads,
+                writes: written / 4096,
+                write_bytes: written,
+                ..Counters::default()
+            },
+            at_mount: Counters::default(),
+            at_unmount: Counters::default(),
+        }
+    }
+
+    #[test]
+    fn verdicts_compare_with_the_right_peer() {
+        let rows = [
+            row(Peer::Cffs, Workload::Read, 0.04, 15, 0),
+            row(Peer::Ext4, Workload::Read, 1.0, 1000, 0),
+            row(Peer::Cffs, Workload::Fsync, 1.0, 0, 0),
+            row(Peer::Ext4, Workload::Fsync, 9.0, 0, 0),
+            row(Peer::Xfs, Workload::Fsync, 1.9, 0, 0),
+            row(Peer::Cffs, Workload::Create, 1.0, 0, 4096 * 500),
+        ];
+        let found = verdicts(&rows);
+        let held: Vec<Option<bool>> = found.iter().map(|v| v.held).collect();
+        assert_eq!(
+            held,
+            [
+                Some(true),
+                Some(true),
+                Some(false),
+                Some(false),
+                None,
+                Some(false),
+                None,
+                None,
+                None
+            ]
+        );
+        assert_eq!(found[3].measured, Some(2.0));
+        let table = verdict_table(&found);
+        assert!(table.contains("NO") && table.contains("not measured"));
+    }
+
+    #[test]
+    fn tables_have_every_peer_and_the_ratios() {
+        let rows = [
+            row(Peer::Ext4, Workload::Read, 1.0, 1000, 0),
+            row(Peer::Btrfs, Workload::Read, 0.5, 100, 0),
+            row(Peer::Cffs, Workload::Read, 0.1, 10, 0),
+        ];
+        let text = tables(&rows, &[Workload::Read]);
+        let cffs = text.lines().find(|l| l.contains("cffs")).unwrap();
+        assert!(cffs.ends_with("10.00    5.00"), "{cffs}");
+    }
+}

@@ -1,0 +1,484 @@
+//! The workloads. Each starts from a cold mount and does one thing, in one
+//! thread, with plain system calls or with the program people use for it.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::ValueEnum;
+use serde::Serialize;
+
+use super::disk::Counters;
+use super::peer::{Peer, Session};
+use crate::process::run_command;
+use crate::tree::Selection;
+
+/// Files in one directory of the small-file workloads.
+const PER_DIRECTORY: u64 = 100;
+/// Bytes in each of them.
+const FILE_BYTES: usize = 1024;
+/// A string that is in no file.
+const NEEDLE: &str = "no-file-has-this-7c1f5d0e9b";
+const LIMIT: Duration = Duration::from_secs(3600);
+
+/// One measured thing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Workload {
+    /// Create the small files, then sync
+    Create,
+    /// Read every small file, cold, in the order of creation
+    Read,
+    /// Overwrite every small file in place, cold, then sync
+    Overwrite,
+    /// `find` over the small files with a stat of each, cold
+    Stat,
+    /// Create files and fsync each before the next
+    Fsync,
+    /// Remove the small files, cold, then sync
+    Remove,
+    /// Unpack an archive of real files, then sync
+    Unpack,
+    /// `grep -r` for a string that is not there, cold
+    Grep,
+    /// `find`, names only, cold
+    Find,
+    /// `find -ls`, a stat of each, cold
+    FindLs,
+    /// `git add` and `git commit` of the tree, then sync
+    GitAdd,
+    /// `git status`, cold
+    GitStatus,
+    /// `rm -r` of the tree, cold, then sync
+    RmR,
+}
+
+impl Workload {
+    /// What it is called in tables.
+    pub fn title(self) -> &'static str {
+        match self {
+            Workload::Create => "create + sync",
+            Workload::Read => "cold read",
+            Workload::Overwrite => "cold overwrite + sync",
+            Workload::Stat => "cold find with stat",
+            Workload::Fsync => "create + fsync of each",
+            Workload::Remove => "cold remove + sync",
+            Workload::Unpack => "tree: unpack + sync",
+            Workload::Grep => "tree: cold grep -r",
+            Workload::Find => "tree: cold find",
+            Workload::FindLs => "tree: cold find -ls",
+            Workload::GitAdd => "tree: git add + commit + sync",
+            Workload::GitStatus => "tree: cold git status",
+            Workload::RmR => "tree: cold rm -r + sync",
+        }
+    }
+
+    fn of_tree(self) -> bool {
+        self >= Workload::Unpack
+    }
+
+    /// What must have run before it.
+    fn needs(self) -> &'static [Workload] {
+        match self {
+            Workload::Create | Workload::Fsync | Workload::Unpack => &[],
+            Workload::Read | Workload::Overwrite | Workload::Stat | Workload::Remove => {
+                &[Workload::Create]
+            }
+            Workload::GitStatus => &[Workload::Unpack, Workload::GitAdd],
+            _ => &[Workload::Unpack],
+        }
+    }
+
+    /// The chosen workloads and all they need, in order; all when none is chosen.
+    pub fn plan(chosen: &[Workload]) -> Vec<Workload> {
+        let all = Workload::value_variants();
+        all.iter()
+            .copied()
+            .filter(|w| chosen.is_empty() || chosen.iter().any(|c| c == w || c.needs().contains(w)))
+            .collect()
+    }
+}
+
+/// What one workload cost one peer.
+#[derive(Clone, Debug, Serialize)]
+pub struct Row {
+    /// The file system.
+    pub peer: Peer,
+    /// The workload.
+    pub workload: Workload,
+    /// Files it handled.
+    pub files: u64,
+    /// Bytes of file contents it wrote or read; 0 for names and attributes only.
+    pub data_bytes: u64,
+    /// How long it took.
+    pub seconds: f64,
+    /// Requests during that time.
+    pub disk: Counters,
+    /// Requests of the mount before it, which are not in `disk`.
+    pub at_mount: Counters,
+    /// Requests of the unmount after it: what it left for later.
+    pub at_unmount: Counters,
+}
+
+impl Row {
+    /// Files per second.
+    pub fn rate(&self) -> f64 {
+        self.files as f64 / self.seconds
+    }
+}
+
+/// Sizes and inputs shared by all peers of a run.
+#[derive(Debug)]
+pub struct Inputs {
+    /// Small files.
+    pub files: u64,
+    /// Files that are fsynced one by one.
+    pub fsync_files: u64,
+    /// The archive of real files.
+    pub archive: PathBuf,
+    /// What is in it.
+    pub selection: Selection,
+    /// Disk size and delay, in nbdkit's notation.
+    pub size: String,
+    /// See `size`.
+    pub delay: String,
+}
+
+/// Runs a plan on one peer; small files and tree on a fresh disk each.
+///
+/// # Errors
+/// When a workload fails. What was set up is taken down all the same.
+pub fn run_peer(
+    peer: Peer,
+    cffs: &super::peer::CffsSettings,
+    inputs: &Inputs,
+    plan: &[Workload],
+    rows: &mut Vec<Row>,
+) -> Result<Option<u64>> {
+    let mut peak = None;
+    for of_tree in [false, true] {
+        let part: Vec<_> = plan.iter().filter(|w| w.of_tree() == of_tree).collect();
+        if part.is_empty() {
+            continue;
+        }
+        let mut session = Session::new(peer, cffs, &inputs.size, &inputs.delay)?;
+        for workload in part {
+            // The last of each part empties the disk; this is when the check
+            // has the most to look at.
+            if peer == Peer::Cffs && matches!(workload, Workload::Remove | Workload::RmR) {
+                session.check().context("before removing the files")?;
+            }
+            let row = measure(&mut session, peer, *workload, inputs)
+                .with_context(|| format!("{peer}: {}", workload.title()))?;
+            eprintln!(
+                "  {:5} {:30} {:>9.2} s {:>9.0} files/s  {} reads, {} writes, {} flushes (+ {} writes at unmount)",
+                peer.to_string(),
+                workload.title(),
+                row.seconds,
+                row.rate(),
+                row.disk.reads,
+                row.disk.writes,
+                row.disk.flushes,
+                row.at_unmount.writes,
+            );
+            rows.push(row);
+        }
+        if peer == Peer::Cffs {
+            session.check().context("at the end")?;
+        }
+        peak = peak.max(session.peak_memory());
+        session.close()?;
+    }
+    Ok(peak)
+}
+
+fn measure(session: &mut Session, peer: Peer, workload: Workload, inputs: &Inputs) -> Result<Row> {
+    drop_caches()?;
+    let start = session.counters()?;
+    session.mount()?;
+    prepare(&session.root(), workload, inputs)?;
+    let mounted = session.counters()?;
+    let clock = Instant::now();
+    let (files, data_bytes) = work(&session.root(), workload, inputs)?;
+    let seconds = clock.elapsed().as_secs_f64();
+    let done = session.counters()?;
+    session.unmount()?;
+    let unmounted = session.counters()?;
+    Ok(Row {
+        peer,
+        workload,
+        files,
+        data_bytes,
+        seconds,
+        disk: done - mounted,
+        at_mount: mounted - start,
+        at_unmount: unmounted - done,
+    })
+}
+
+fn drop_caches() -> Result<()> {
+    fs::write("/proc/sys/vm/drop_caches", "3")
+        .context("cannot drop the kernel's caches (not root?)")
+}
+
+/// What a workload wants in the host's memory or out of the way, untimed. It
+/// must not touch the mounted files, or they are no longer cold.
+fn prepare(root: &Path, workload: Workload, inputs: &Inputs) -> Result<()> {
+    let programs: &[&str] = match workload {
+        Workload::Stat | Workload::Find | Workload::FindLs => &["find"],
+        Workload::Unpack => &["tar"],
+        Workload::Grep => &["grep"],
+        Workload::GitAdd | Workload::GitStatus => &["git"],
+        Workload::RmR => &["rm"],
+        _ => &[],
+    };
+    for program in programs {
+        let mut command = Command::new(program);
+        command.arg("--version");
+        run_command(command, LIMIT)?;
+    }
+    if workload == Workload::Unpack {
+        let mut archive = File::open(&inputs.archive)?;
+        let mut buffer = vec![0u8; 1 << 20];
+        while archive.read(&mut buffer)? > 0 {}
+    }
+    if workload == Workload::RmR {
+        let repository = root.join("tree/.git");
+        if repository.exists() {
+            // Only the tree is to be removed in the measured time.
+            fs::rename(repository, root.join("repository"))?;
+        }
+    }
+    Ok(())
+}
+
+/// Does the work; returns how many files and how many bytes it was.
+fn work(root: &Path, workload: Workload, inputs: &Inputs) -> Result<(u64, u64)> {
+    let small = root.join("small");
+    let tree = root.join("tree");
+    let entries = inputs.selection.paths.len() as u64 + 1;
+    let small_bytes = inputs.files * FILE_BYTES as u64;
+    match workload {
+        Workload::Create => {
+            create(&small, inputs.files, false)?;
+            sync(root)?;
+            Ok((inputs.files, small_bytes))
+        }
+        Workload::Read => {
+            let mut buffer = Vec::with_capacity(FILE_BYTES);
+            for i in 0..inputs.files {
+                let path = file_path(&small, i);
+                buffer.clear();
+                File::open(&path)
+                    .and_then(|mut file| file.read_to_end(&mut buffer))
+                    .with_context(|| format!("cannot read {}", path.display()))?;
+                ensure!(buffer == content(i), "{} has wrong bytes", path.display());
+            }
+            Ok((inputs.files, small_bytes))
+        }
+        Workload::Overwrite => {
+            for i in 0..inputs.files {
+                let path = file_path(&small, i);
+                OpenOptions::new()
+                    .write(true)
+                    .open(&path)
+                    .and_then(|mut file| file.write_all(&content(i ^ (1 << 40))))
+                    .with_context(|| format!("cannot overwrite {}", path.display()))?;
+            }
+            sync(root)?;
+            Ok((inputs.files, small_bytes))
+        }
+        Workload::Stat => {
+            let mut find = Command::new("find");
+            find.arg(&small)
+                .args(["-type", "f", "-printf", "%p %s %m %T@\n"]);
+            let out = run_command(find, LIMIT)?;
+            expect_lines(&out, inputs.files)?;
+            Ok((inputs.files, 0))
+        }
+        Workload::Fsync => {
+            create(&root.join("fsync"), inputs.fsync_files, true)?;
+            Ok((inputs.fsync_files, inputs.fsync_files * FILE_BYTES as u64))
+        }
+        Workload::Remove => {
+            for i in 0..inputs.files {
+                let path = file_path(&small, i);
+                fs::remove_file(&path)
+                    .with_context(|| format!("cannot remove {}", path.display()))?;
+            }
+            for d in 0..inputs.files.div_ceil(PER_DIRECTORY) {
+                fs::remove_dir(small.join(format!("d{d:04}")))?;
+            }
+            fs::remove_dir(&small)?;
+            sync(root)?;
+            Ok((inputs.files, 0))
+        }
+        Workload::Unpack => {
+            fs::create_dir(&tree)?;
+            let mut tar = Command::new("tar");
+            tar.arg("-C").arg(&tree).arg("-xpf").arg(&inputs.archive);
+            run_command(tar, LIMIT)?;
+            sync(root)?;
+            Ok((entries, inputs.selection.bytes))
+        }
+        Workload::Grep => {
+            let status = Command::new("grep")
+                .args(["-r", "-F", NEEDLE])
+                .arg(&tree)
+                .stdin(Stdio::null())
+                .stdout(Stdio::piped())
+                .spawn()?
+                .wait()?;
+            // 1 says that it read everything and found nothing.
+            ensure!(status.code() == Some(1), "grep ended with {status}");
+            Ok((entries, inputs.selection.bytes))
+        }
+        Workload::Find | Workload::FindLs => {
+            let mut find = Command::new("find");
+            find.arg(&tree);
+            if workload == Workload::FindLs {
+                find.arg("-ls");
+            } else {
+                find.arg("-print");
+            }
+            let out = run_command(find, LIMIT)?;
+            expect_lines(&out, entries)?;
+            Ok((entries, 0))
+        }
+        Workload::GitAdd => {
+            git(&tree, &["init", "-q"])?;
+            git(&tree, &["add", "-A", "-f"])?;
+            git(&tree, &["commit", "-q", "-m", "the tree"])?;
+            sync(root)?;
+            Ok((entries, inputs.selection.bytes))
+        }
+        Workload::GitStatus => {
+            let out = git(&tree, &["status", "--porcelain"])?;
+            ensure!(
+                out.is_empty(),
+                "git sees changes that nobody made: {}",
+                out.lines().next().unwrap_or_default()
+            );
+            Ok((entries, 0))
+        }
+        Workload::RmR => {
+            let mut rm = Command::new("rm");
+            rm.args(["-r", "-f"]).arg(&tree);
+            run_command(rm, LIMIT)?;
+            sync(root)?;
+            ensure!(!tree.exists(), "rm left the tree");
+            Ok((entries, 0))
+        }
+    }
+}
+
+fn file_path(small: &Path, i: u64) -> PathBuf {
+    small.join(format!("d{:04}/f{i:06}", i / PER_DIRECTORY))
+}
+
+/// Bytes that are different in every file and do not compress.
+fn content(i: u64) -> Vec<u8> {
+    let mut state = i.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut bytes = Vec::with_capacity(FILE_BYTES);
+    while bytes.len() < FILE_BYTES {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        bytes.extend_from_slice(&state.to_le_bytes());
+    }
+    bytes
+}
+
+fn create(dir: &Path, files: u64, fsync: bool) -> Result<()> {
+    fs::create_dir(dir)?;
+    for i in 0..files {
+        if i % PER_DIRECTORY == 0 {
+            fs::create_dir(dir.join(format!("d{:04}", i / PER_DIRECTORY)))?;
+        }
+        let path = file_path(dir, i);
+        File::create_new(&path)
+            .and_then(|mut file| {
+                file.write_all(&content(i))?;
+                if fsync { file.sync_all() } else { Ok(()) }
+            })
+            .with_context(|| format!("cannot create {}", path.display()))?;
+    }
+    Ok(())
+}
+
+/// Everything on the disk. A FUSE server does not hear of syncfs(2), so that
+/// the top directory is fsynced too; the kernel's file systems have nothing
+/// left to do for that. What a file system leaves for later all the same is
+/// counted at the unmount.
+fn sync(root: &Path) -> Result<()> {
+    let dir = File::open(root)?;
+    rustix::fs::syncfs(&dir).context("cannot sync")?;
+    dir.sync_all().context("cannot sync the top directory")
+}
+
+fn expect_lines(out: &str, expected: u64) -> Result<()> {
+    let lines = out.lines().count() as u64;
+    if lines != expected {
+        bail!("find listed {lines} entries where there are {expected}");
+    }
+    Ok(())
+}
+
+/// git as a user has it, but for what this machine's own settings say.
+fn git(tree: &Path, args: &[&str]) -> Result<String> {
+    let settings = [
+        ("safe.directory", "*"),
+        ("user.name", "lab"),
+        ("user.email", "lab@localhost"),
+        ("commit.gpgsign", "false"),
+        // Repacking would start at a moment of its own choice.
+        ("gc.auto", "0"),
+        ("maintenance.auto", "false"),
+        ("init.defaultBranch", "main"),
+    ];
+    let mut command = Command::new("git");
+    command
+        .arg("-C")
+        .arg(tree)
+        .args(args)
+        .env("GIT_CONFIG_NOSYSTEM", "1")
+        .env("GIT_CONFIG_GLOBAL", "/dev/null")
+        .env("GIT_CONFIG_COUNT", settings.len().to_string());
+    for (i, (key, value)) in settings.iter().enumerate() {
+        command
+            .env(format!("GIT_CONFIG_KEY_{i}"), key)
+            .env(format!("GIT_CONFIG_VALUE_{i}"), value);
+    }
+    for name in ["GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"] {
+        command.env_remove(name);
+    }
+    run_command(command, LIMIT)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plan_has_what_the_chosen_workloads_need() {
+        assert_eq!(
+            Workload::plan(&[Workload::GitStatus]),
+            [Workload::Unpack, Workload::GitAdd, Workload::GitStatus]
+        );
+        assert_eq!(
+            Workload::plan(&[Workload::Read, Workload::Create]),
+            [Workload::Create, Workload::Read]
+        );
+        assert_eq!(Workload::plan(&[]).len(), 13);
+    }
+
+    #[test]
+    fn contents_differ_between_files_and_after_overwriting() {
+        assert_eq!(content(7).len(), FILE_BYTES);
+        assert_ne!(content(7), content(8));
+        assert_ne!(content(7), content(7 ^ (1 << 40)));
+    }
+}

@@ -1,0 +1,146 @@
+//! What must not be left behind: mounts, loop devices, processes, directories.
+//!
+//! Everything an experiment sets up on the machine is registered here before
+//! it is used. A [`Guard`] takes it down when it is dropped, and a signal takes
+//! down everything still registered, newest first, wherever the experiment is
+//! at that moment (it may be stuck in a system call on a dead mount).
+
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::process::{is_mounted, mounts_below, run};
+
+/// One thing to take down.
+#[derive(Clone, Debug)]
+pub enum Undo {
+    /// A mount point.
+    Unmount(PathBuf),
+    /// A loop device, by its path.
+    DetachLoop(String),
+    /// A process we started and have not waited for, by its id.
+    End(u32),
+    /// A directory of our own, removed with what is in it.
+    RemoveDir(PathBuf),
+}
+
+static REGISTER: Mutex<Vec<(u64, Undo)>> = Mutex::new(Vec::new());
+static NEXT: AtomicU64 = AtomicU64::new(0);
+
+/// Takes its [`Undo`] down when dropped.
+#[derive(Debug)]
+pub struct Guard {
+    id: u64,
+}
+
+impl Guard {
+    /// Registers `undo`; call this before or right after setting it up.
+    pub fn new(undo: Undo) -> Self {
+        let id = NEXT.fetch_add(1, Ordering::Relaxed);
+        lock().push((id, undo));
+        Guard { id }
+    }
+
+    /// Forgets what was registered: it was taken down in an orderly way.
+    pub fn disarm(self) {
+        take(self.id);
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        if let Some(undo) = take(self.id) {
+            carry_out(&undo);
+        }
+    }
+}
+
+fn lock() -> std::sync::MutexGuard<'static, Vec<(u64, Undo)>> {
+    REGISTER.lock().unwrap_or_else(|poison| poison.into_inner())
+}
+
+fn take(id: u64) -> Option<Undo> {
+    let mut register = lock();
+    let at = register.iter().position(|(other, _)| *other == id)?;
+    Some(register.remove(at).1)
+}
+
+/// On SIGINT, SIGTERM or SIGHUP: takes everything down and exits with 130.
+pub fn install_signal_handler() {
+    let installed = ctrlc::set_handler(|| {
+        eprintln!("cffs-lab: interrupted, cleaning up");
+        loop {
+            let newest = lock().pop();
+            match newest {
+                Some((_, undo)) => carry_out(&undo),
+                None => break,
+            }
+        }
+        std::process::exit(130);
+    });
+    if let Err(error) = installed {
+        eprintln!("cffs-lab: no signal handler ({error}); an interrupt may leave mounts behind");
+    }
+}
+
+fn carry_out(undo: &Undo) {
+    match undo {
+        Undo::Unmount(dir) => unmount_somehow(dir),
+        Undo::DetachLoop(device) => {
+            let _ = run(&["losetup", "-d", device], Duration::from_secs(20));
+        }
+        Undo::End(pid) => end(*pid),
+        Undo::RemoveDir(dir) => {
+            // Never through a mount that would not go away: that would remove
+            // the mounted file system's files.
+            if mounts_below(dir).is_empty() {
+                let _ = std::fs::remove_dir_all(dir);
+            } else {
+                eprintln!(
+                    "cffs-lab: {} still has mounts below it, left alone",
+                    dir.display()
+                );
+            }
+        }
+    }
+}
+
+fn unmount_somehow(dir: &Path) {
+    if !is_mounted(dir) {
+        return;
+    }
+    if run(&["umount", &dir.to_string_lossy()], Duration::from_secs(60)).is_err() && is_mounted(dir)
+    {
+        // Dead or busy: detach it, so that what is below can go too.
+        let _ = run(
+            &["umount", "-l", &dir.to_string_lossy()],
+            Duration::from_secs(20),
+        );
+    }
+}
+
+fn end(pid: u32) {
+    let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) else {
+        return;
+    };
+    // The process is our unreaped child, so its id cannot be another's by now.
+    if kill_process(pid, Signal::TERM).is_err() {
+        return;
+    }
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while Instant::now() < deadline {
+        let state = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero()));
+        match state {
+            Ok(text)
+                if !text
+                    .rsplit_once(") ")
+                    .is_some_and(|(_, s)| s.starts_with('Z')) => {}
+            _ => return,
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let _ = kill_process(pid, Signal::KILL);
+}
