@@ -1,0 +1,49 @@
+//! [`Device`] for pointers to devices, so that a wrapper can hold `Arc<dyn Device>` or a device itself.
+
+use super::{Device, IoKind, WriteRequest};
+use std::io::{self, IoSlice, IoSliceMut};
+use std::sync::Arc;
+
+macro_rules! forward {
+    ($pointer:ty) => {
+        impl<D: Device + ?Sized> Device for $pointer {
+            fn len(&self) -> u64 {
+                (**self).len()
+            }
+            fn sector_size(&self) -> u32 {
+                (**self).sector_size()
+            }
+            fn max_request(&self) -> usize {
+                (**self).max_request()
+            }
+            fn read_vectored(&self, kind: IoKind, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<()> {
+                (**self).read_vectored(kind, offset, bufs)
+            }
+            fn write_vectored(&self, kind: IoKind, offset: u64, bufs: &[IoSlice<'_>]) -> io::Result<()> {
+                (**self).write_vectored(kind, offset, bufs)
+            }
+            fn write_batch(&self, requests: &[WriteRequest<'_>]) -> io::Result<()> {
+                (**self).write_batch(requests)
+            }
+            fn flush(&self) -> io::Result<()> {
+                (**self).flush()
+            }
+            fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
+                (**self).discard(offset, len)
+            }
+            fn read_only(&self) -> bool {
+                (**self).read_only()
+            }
+            fn read_at(&self, kind: IoKind, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+                (**self).read_at(kind, offset, buf)
+            }
+            fn write_at(&self, kind: IoKind, offset: u64, buf: &[u8]) -> io::Result<()> {
+                (**self).write_at(kind, offset, buf)
+            }
+        }
+    };
+}
+
+forward!(Arc<D>);
+forward!(Box<D>);
+forward!(&D);
