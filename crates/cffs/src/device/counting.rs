@@ -125,7 +125,8 @@ impl Latency {
                 let start = if i == 0 { 0 } else { 1u64 << i };
                 let end = bucket_end(i).min(self.max_ns).max(start);
                 let part = (rank - below) as f64 / n as f64;
-                return Duration::from_nanos(start + ((end - start) as f64 * part) as u64);
+                // Floating point may round above the end.
+                return Duration::from_nanos(start.saturating_add(((end - start) as f64 * part) as u64).min(end));
             }
             below += n;
         }

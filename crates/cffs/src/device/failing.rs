@@ -130,7 +130,9 @@ impl FailingDevice {
     fn check(&self, operation: Operation, kind: Option<IoKind>, range: Option<(u64, u64)>) -> io::Result<()> {
         let mut error = None;
         for (op, fault) in self.faults.lock().iter_mut() {
-            if *op == operation && let Some(e) = fault.hit(kind, range) {
+            if *op == operation
+                && let Some(e) = fault.hit(kind, range)
+            {
                 error.get_or_insert(e);
             }
         }

@@ -57,11 +57,7 @@ impl MemoryDevice {
     /// If `sector` is not a power of two from 512 on.
     pub fn with_sector_size(len: u64, sector: u32) -> Self {
         assert!(sector.is_power_of_two() && sector >= 512, "a sector has a power of two of bytes, 512 or more");
-        MemoryDevice {
-            len: AtomicU64::new(len),
-            sector,
-            shards: (0..SHARDS).map(|_| RwLock::default()).collect(),
-        }
+        MemoryDevice { len: AtomicU64::new(len), sector, shards: (0..SHARDS).map(|_| RwLock::default()).collect() }
     }
 
     /// Makes the device longer (by zeros) or shorter (what is cut off is gone).
@@ -224,10 +220,7 @@ mod tests {
     fn limits_are_errors() {
         let dev = MemoryDevice::with_sector_size(8192, 4096);
         let mut buf = [0; 8192];
-        assert_eq!(
-            dev.read_at(IoKind::Data, 4096, &mut buf).unwrap_err().kind(),
-            io::ErrorKind::UnexpectedEof
-        );
+        assert_eq!(dev.read_at(IoKind::Data, 4096, &mut buf).unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
         assert_eq!(dev.write_at(IoKind::Data, 8192, &buf[..4096]).unwrap_err().kind(), io::ErrorKind::InvalidInput);
         assert_eq!(dev.write_at(IoKind::Data, 512, &buf[..4096]).unwrap_err().kind(), io::ErrorKind::InvalidInput);
     }

@@ -1,5 +1,22 @@
 //! Block devices behind one trait: what the engine needs of storage, and nothing more.
 
+mod counting;
+mod failing;
+mod file;
+mod forward;
+mod lock;
+mod memory;
+mod overlay;
+mod probe;
+mod range;
+
+pub use counting::{CountingDevice, DeviceStats, KindStats, Latency};
+pub use failing::{FailingDevice, Fault, Operation};
+pub use file::{Direct, FileDevice, Lock, OpenMode};
+pub use memory::MemoryDevice;
+pub use overlay::OverlayDevice;
+pub use probe::{FALLBACK_GROUP_SIZE, Probe, ProbeSample, probe_group_size};
+
 use std::io::{self, IoSlice, IoSliceMut};
 
 /// What a request carries; the counting wrapper reports requests and bytes by kind.
@@ -29,6 +46,7 @@ pub struct WriteRequest<'a> {
 ///
 /// A transfer that returns `Ok` has moved all of its bytes. A completed write is durable only after a later
 /// [`Device::flush`] has returned `Ok`.
+#[allow(clippy::len_without_is_empty, reason = "an empty device is of no use, so nobody asks")]
 pub trait Device: Send + Sync {
     /// Size in bytes.
     fn len(&self) -> u64;
