@@ -58,11 +58,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         report.symlinks,
         report.specials,
         report.link_groups,
-        if count == 0 {
-            "no difference".to_string()
-        } else {
-            format!("{count} differences")
-        }
+        if count == 0 { "no difference".to_string() } else { format!("{count} differences") }
     );
     Ok(ExitCode::from(u8::from(count > 0)))
 }
@@ -93,19 +89,14 @@ struct Walk {
 
 impl Walk {
     fn differ(&mut self, name: &Path, what: impl std::fmt::Display) {
-        self.report
-            .differences
-            .push(format!("{}: {what}", name.display()));
+        self.report.differences.push(format!("{}: {what}", name.display()));
     }
 
     fn object(&mut self, a: &Path, b: &Path, name: &Path) -> Result<()> {
         let ma = stat(a)?;
         let mb = stat(b)?;
         if ma.file_type() != mb.file_type() {
-            self.differ(
-                name,
-                format_args!("type is {}, should be {}", kind(&mb), kind(&ma)),
-            );
+            self.differ(name, format_args!("type is {}, should be {}", kind(&mb), kind(&ma)));
             return Ok(());
         }
         self.attributes(name, &ma, &mb);
@@ -118,10 +109,8 @@ impl Walk {
             self.directory(a, b, name)?;
         } else if ma.is_symlink() {
             self.report.symlinks += 1;
-            let ta =
-                fs::read_link(a).with_context(|| format!("cannot read link {}", a.display()))?;
-            let tb =
-                fs::read_link(b).with_context(|| format!("cannot read link {}", b.display()))?;
+            let ta = fs::read_link(a).with_context(|| format!("cannot read link {}", a.display()))?;
+            let tb = fs::read_link(b).with_context(|| format!("cannot read link {}", b.display()))?;
             if ta != tb {
                 self.differ(name, format_args!("points to {tb:?}, should be {ta:?}"));
             }
@@ -136,10 +125,7 @@ impl Walk {
         } else {
             self.report.specials += 1;
             if ma.rdev() != mb.rdev() {
-                self.differ(
-                    name,
-                    format_args!("device {:#x}, should be {:#x}", mb.rdev(), ma.rdev()),
-                );
+                self.differ(name, format_args!("device {:#x}, should be {:#x}", mb.rdev(), ma.rdev()));
             }
         }
         Ok(())
@@ -148,28 +134,13 @@ impl Walk {
     fn attributes(&mut self, name: &Path, ma: &Metadata, mb: &Metadata) {
         // The size of a directory is the file system's own affair.
         if !ma.is_dir() && ma.len() != mb.len() {
-            self.differ(
-                name,
-                format_args!("size {}, should be {}", mb.len(), ma.len()),
-            );
+            self.differ(name, format_args!("size {}, should be {}", mb.len(), ma.len()));
         }
         if ma.mode() != mb.mode() {
-            self.differ(
-                name,
-                format_args!("mode {:o}, should be {:o}", mb.mode(), ma.mode()),
-            );
+            self.differ(name, format_args!("mode {:o}, should be {:o}", mb.mode(), ma.mode()));
         }
         if (ma.uid(), ma.gid()) != (mb.uid(), mb.gid()) {
-            self.differ(
-                name,
-                format_args!(
-                    "owner {}:{}, should be {}:{}",
-                    mb.uid(),
-                    mb.gid(),
-                    ma.uid(),
-                    ma.gid()
-                ),
-            );
+            self.differ(name, format_args!("owner {}:{}, should be {}:{}", mb.uid(), mb.gid(), ma.uid(), ma.gid()));
         }
         if (ma.mtime(), ma.mtime_nsec()) != (mb.mtime(), mb.mtime_nsec()) {
             self.differ(
@@ -188,30 +159,16 @@ impl Walk {
     /// Two names are one file here exactly when they are one file there.
     fn hard_links(&mut self, name: &Path, ma: &Metadata, mb: &Metadata) {
         if ma.nlink() != mb.nlink() {
-            self.differ(
-                name,
-                format_args!("link count {}, should be {}", mb.nlink(), ma.nlink()),
-            );
+            self.differ(name, format_args!("link count {}, should be {}", mb.nlink(), ma.nlink()));
         }
-        let here = self.links.entry((ma.dev(), ma.ino())).or_insert(Names {
-            first: name.to_path_buf(),
-            count: 0,
-        });
+        let here = self.links.entry((ma.dev(), ma.ino())).or_insert(Names { first: name.to_path_buf(), count: 0 });
         here.count += 1;
         let first_here = here.first.clone();
-        let first_there = self
-            .links_found
-            .entry((mb.dev(), mb.ino()))
-            .or_insert_with(|| name.to_path_buf())
-            .clone();
+        let first_there = self.links_found.entry((mb.dev(), mb.ino())).or_insert_with(|| name.to_path_buf()).clone();
         if first_here != first_there {
             self.differ(
                 name,
-                format_args!(
-                    "is one file with {}, should be with {}",
-                    first_there.display(),
-                    first_here.display()
-                ),
+                format_args!("is one file with {}, should be with {}", first_there.display(), first_here.display()),
             );
         }
     }
@@ -282,11 +239,7 @@ fn list(dir: &Path) -> Result<Vec<OsString>> {
     let mut names = Vec::new();
     let entries = fs::read_dir(dir).with_context(|| format!("cannot list {}", dir.display()))?;
     for entry in entries {
-        names.push(
-            entry
-                .with_context(|| format!("cannot list {}", dir.display()))?
-                .file_name(),
-        );
+        names.push(entry.with_context(|| format!("cannot list {}", dir.display()))?.file_name());
     }
     names.sort();
     Ok(names)
@@ -301,8 +254,7 @@ fn xattrs(path: &Path) -> Result<BTreeMap<Vec<u8>, Vec<u8>>> {
         // A file system without extended attributes has none.
         Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => return Ok(BTreeMap::new()),
         Err(error) => {
-            return Err(error)
-                .with_context(|| format!("cannot list extended attributes of {}", path.display()));
+            return Err(error).with_context(|| format!("cannot list extended attributes of {}", path.display()));
         }
     };
     let mut out = BTreeMap::new();
@@ -367,23 +319,14 @@ mod tests {
         symlink("d/one", dir.join("link")).unwrap();
         let time = SystemTime::UNIX_EPOCH + Duration::new(1_000_000_000, 123_456_789);
         for name in ["d/one", "two", "d", "."] {
-            File::open(dir.join(name))
-                .unwrap()
-                .set_modified(time)
-                .unwrap();
+            File::open(dir.join(name)).unwrap().set_modified(time).unwrap();
         }
         rustix::fs::utimensat(
             rustix::fs::CWD,
             dir.join("link"),
             &rustix::fs::Timestamps {
-                last_access: rustix::fs::Timespec {
-                    tv_sec: 5,
-                    tv_nsec: 5,
-                },
-                last_modification: rustix::fs::Timespec {
-                    tv_sec: 5,
-                    tv_nsec: 5,
-                },
+                last_access: rustix::fs::Timespec { tv_sec: 5, tv_nsec: 5 },
+                last_modification: rustix::fs::Timespec { tv_sec: 5, tv_nsec: 5 },
             },
             rustix::fs::AtFlags::SYMLINK_NOFOLLOW,
         )
@@ -432,10 +375,7 @@ mod tests {
         });
         assert_eq!(seen.len(), 3, "{seen:?}"); // two names of d/one
         assert!(seen[2].contains("mode 104711"), "{seen:?}");
-        assert!(
-            seen[0].contains("modified 1000000000.123456788"),
-            "{seen:?}"
-        );
+        assert!(seen[0].contains("modified 1000000000.123456788"), "{seen:?}");
     }
 
     #[test]
@@ -445,16 +385,10 @@ mod tests {
                 fs::remove_file(b.join("again")).unwrap();
                 fs::copy(b.join("d/one"), b.join("again")).unwrap();
                 let time = fs::metadata(b.join("d/one")).unwrap().modified().unwrap();
-                File::open(b.join("again"))
-                    .unwrap()
-                    .set_modified(time)
-                    .unwrap();
+                File::open(b.join("again")).unwrap().set_modified(time).unwrap();
             });
         });
-        assert!(
-            seen.iter().any(|line| line.contains("is one file with")),
-            "{seen:?}"
-        );
+        assert!(seen.iter().any(|line| line.contains("is one file with")), "{seen:?}");
     }
 
     #[test]

@@ -104,17 +104,10 @@ impl Server {
     /// When it cannot be started.
     pub fn start(mut command: Command) -> Result<Self> {
         let name = show(&command);
-        let child = command
-            .stdin(Stdio::null())
-            .process_group(0)
-            .spawn()
-            .with_context(|| format!("cannot start `{name}`"))?;
+        let child =
+            command.stdin(Stdio::null()).process_group(0).spawn().with_context(|| format!("cannot start `{name}`"))?;
         let guard = Guard::new(Undo::End(child.id()));
-        Ok(Server {
-            child,
-            name,
-            guard: Some(guard),
-        })
+        Ok(Server { child, name, guard: Some(guard) })
     }
 
     /// Its process id.
@@ -131,10 +124,7 @@ impl Server {
         while !ready() {
             if let Some(status) = self.child.try_wait()? {
                 self.forget();
-                bail!(
-                    "`{}` ended before it was ready ({status}); its message is above",
-                    self.name
-                );
+                bail!("`{}` ended before it was ready ({status}); its message is above", self.name);
             }
             if Instant::now() >= deadline {
                 bail!("`{}` was not ready after {} s", self.name, limit.as_secs());
@@ -204,11 +194,8 @@ fn unescape(field: &[u8]) -> PathBuf {
     let mut bytes = Vec::with_capacity(field.len());
     let mut rest = field;
     while let Some((&first, tail)) = rest.split_first() {
-        if first == b'\\' && tail.len() >= 3 && tail[..3].iter().all(|b| (b'0'..=b'7').contains(b))
-        {
-            let code = tail[..3]
-                .iter()
-                .fold(0u32, |sum, b| sum * 8 + u32::from(b - b'0'));
+        if first == b'\\' && tail.len() >= 3 && tail[..3].iter().all(|b| (b'0'..=b'7').contains(b)) {
+            let code = tail[..3].iter().fold(0u32, |sum, b| sum * 8 + u32::from(b - b'0'));
             bytes.push(code as u8);
             rest = &tail[3..];
         } else {
@@ -248,11 +235,7 @@ mod tests {
 
     #[test]
     fn a_failing_program_says_why() {
-        let error = run(
-            &["sh", "-c", "echo the reason >&2; exit 3"],
-            Duration::from_secs(10),
-        )
-        .unwrap_err();
+        let error = run(&["sh", "-c", "echo the reason >&2; exit 3"], Duration::from_secs(10)).unwrap_err();
         assert!(error.to_string().contains("the reason"), "{error}");
     }
 }

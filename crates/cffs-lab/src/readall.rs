@@ -59,12 +59,9 @@ fn read_tree(dir: &Path, buffer: &mut [u8], sum: &mut Sum) -> Result<()> {
         if kind.is_dir() {
             read_tree(&path, buffer, sum)?;
         } else if kind.is_file() {
-            let mut file =
-                fs::File::open(&path).with_context(|| format!("cannot open {}", path.display()))?;
+            let mut file = fs::File::open(&path).with_context(|| format!("cannot open {}", path.display()))?;
             loop {
-                let n = file
-                    .read(buffer)
-                    .with_context(|| format!("cannot read {}", path.display()))?;
+                let n = file.read(buffer).with_context(|| format!("cannot read {}", path.display()))?;
                 if n == 0 {
                     break;
                 }

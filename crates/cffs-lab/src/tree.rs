@@ -126,17 +126,11 @@ pub fn pack(selection: &Selection, archive: &Path) -> Result<()> {
     }
     fs::write(&list_path, list).with_context(|| format!("cannot write {}", list_path.display()))?;
     let mut tar = Command::new("tar");
-    tar.args([
-        "-C",
-        "/",
-        "--null",
-        "--no-recursion",
-        "--verbatim-files-from",
-    ])
-    .arg("-T")
-    .arg(&list_path)
-    .arg("-cf")
-    .arg(archive);
+    tar.args(["-C", "/", "--null", "--no-recursion", "--verbatim-files-from"])
+        .arg("-T")
+        .arg(&list_path)
+        .arg("-cf")
+        .arg(archive);
     run_command(tar, Duration::from_secs(600))?;
     fs::remove_file(&list_path)?;
     Ok(())
@@ -150,11 +144,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let selection = select(args.files);
     let found = selection.files + selection.symlinks;
     if found < args.at_least as u64 {
-        bail!(
-            "only {found} files below {}; {} are needed",
-            ROOTS.join(", "),
-            args.at_least
-        );
+        bail!("only {found} files below {}; {} are needed", ROOTS.join(", "), args.at_least);
     }
     fs::create_dir(&args.dir).with_context(|| format!("cannot make {}", args.dir.display()))?;
     let archive = args.dir.with_extension("tar");
@@ -199,14 +189,7 @@ fn add_odd_things(dir: &Path) -> Result<u64> {
         symlink(target, odd.join(format!("symlink-{i}")))?;
         made += 1;
     }
-    for name in [
-        " leading blank",
-        "new\nline",
-        "-dash",
-        "quote'\"\\",
-        "ümläut-文件-🗂",
-        &"n".repeat(255),
-    ] {
+    for name in [" leading blank", "new\nline", "-dash", "quote'\"\\", "ümläut-文件-🗂", &"n".repeat(255)] {
         fs::write(odd.join(name), name)?;
         made += 1;
     }
@@ -234,36 +217,20 @@ fn add_odd_things(dir: &Path) -> Result<u64> {
         made += 1;
     }
     if rustix::process::geteuid().is_root() {
-        for (uid, gid) in [
-            (1, 2),
-            (1000, 1000),
-            (65534, 65534),
-            (4_000_000_000, 3_000_000_000),
-        ] {
+        for (uid, gid) in [(1, 2), (1000, 1000), (65534, 65534), (4_000_000_000, 3_000_000_000)] {
             let path = odd.join(format!("owner-{uid}"));
             fs::write(&path, b"owner")?;
             std::os::unix::fs::chown(&path, Some(uid), Some(gid))?;
             made += 1;
         }
     }
-    for (secs, nanos) in [
-        (0, 1),
-        (1, 999_999_999),
-        (2_000_000_000, 7),
-        (4_000_000_000, 123_456_789),
-    ] {
+    for (secs, nanos) in [(0, 1), (1, 999_999_999), (2_000_000_000, 7), (4_000_000_000, 123_456_789)] {
         let file = fs::File::create(odd.join(format!("time-{secs}")))?;
         file.set_modified(std::time::UNIX_EPOCH + Duration::new(secs, nanos))?;
         made += 1;
     }
     let fifo = odd.join("fifo");
-    rustix::fs::mknodat(
-        rustix::fs::CWD,
-        &fifo,
-        rustix::fs::FileType::Fifo,
-        rustix::fs::Mode::from_raw_mode(0o640),
-        0,
-    )?;
+    rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, rustix::fs::Mode::from_raw_mode(0o640), 0)?;
     let mut deep = odd.clone();
     for level in 0..40 {
         deep.push(format!("level-{level}"));
@@ -295,12 +262,7 @@ mod tests {
         for (i, path) in one.paths.iter().enumerate() {
             let parent = path.parent().unwrap();
             if !parent.as_os_str().is_empty() {
-                assert!(
-                    one.paths[..i].iter().any(|p| p == parent),
-                    "{} before {}",
-                    path.display(),
-                    parent.display()
-                );
+                assert!(one.paths[..i].iter().any(|p| p == parent), "{} before {}", path.display(), parent.display());
             }
         }
     }

@@ -99,10 +99,7 @@ fn carry_out(undo: &Undo) {
             if mounts_below(dir).is_empty() {
                 let _ = std::fs::remove_dir_all(dir);
             } else {
-                eprintln!(
-                    "cffs-lab: {} still has mounts below it, left alone",
-                    dir.display()
-                );
+                eprintln!("cffs-lab: {} still has mounts below it, left alone", dir.display());
             }
         }
     }
@@ -112,13 +109,9 @@ fn unmount_somehow(dir: &Path) {
     if !is_mounted(dir) {
         return;
     }
-    if run(&["umount", &dir.to_string_lossy()], Duration::from_secs(60)).is_err() && is_mounted(dir)
-    {
+    if run(&["umount", &dir.to_string_lossy()], Duration::from_secs(60)).is_err() && is_mounted(dir) {
         // Dead or busy: detach it, so that what is below can go too.
-        let _ = run(
-            &["umount", "-l", &dir.to_string_lossy()],
-            Duration::from_secs(20),
-        );
+        let _ = run(&["umount", "-l", &dir.to_string_lossy()], Duration::from_secs(20));
     }
 }
 
@@ -134,10 +127,7 @@ fn end(pid: u32) {
     while Instant::now() < deadline {
         let state = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero()));
         match state {
-            Ok(text)
-                if !text
-                    .rsplit_once(") ")
-                    .is_some_and(|(_, s)| s.starts_with('Z')) => {}
+            Ok(text) if !text.rsplit_once(") ").is_some_and(|(_, s)| s.starts_with('Z')) => {}
             _ => return,
         }
         std::thread::sleep(Duration::from_millis(20));

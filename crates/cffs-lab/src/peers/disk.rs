@@ -84,15 +84,10 @@ impl Disk {
 
         let file = mount_dir.join("disk");
         let mut command = Command::new("nbdfuse");
-        command
-            .args(["-C", "4"])
-            .arg(&file)
-            .arg(format!("nbd+unix:///?socket={}", socket.display()));
+        command.args(["-C", "4"]).arg(&file).arg(format!("nbd+unix:///?socket={}", socket.display()));
         let mut nbdfuse = Server::start(command)?;
         let mount = Guard::new(Undo::Unmount(mount_dir.clone()));
-        nbdfuse.wait_until(Duration::from_secs(20), || {
-            is_mounted(&mount_dir) && file.exists()
-        })?;
+        nbdfuse.wait_until(Duration::from_secs(20), || is_mounted(&mount_dir) && file.exists())?;
         Ok(Disk {
             mount: Some(mount),
             mount_dir,
@@ -120,10 +115,7 @@ impl Disk {
     /// # Errors
     /// When the file is still in use or a server does not end.
     pub fn stop(mut self) -> Result<()> {
-        run(
-            &["umount", &self.mount_dir.to_string_lossy()],
-            Duration::from_secs(30),
-        )?;
+        run(&["umount", &self.mount_dir.to_string_lossy()], Duration::from_secs(30))?;
         if let Some(guard) = self.mount.take() {
             guard.disarm();
         }
@@ -146,20 +138,13 @@ struct RequestLog {
 impl RequestLog {
     fn open(path: &Path) -> Result<Self> {
         let file = File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
-        Ok(RequestLog {
-            file,
-            partial: Vec::new(),
-            total: Counters::default(),
-        })
+        Ok(RequestLog { file, partial: Vec::new(), total: Counters::default() })
     }
 
     fn catch_up(&mut self) -> Result<Counters> {
         let mut chunk = vec![0u8; 1 << 20];
         loop {
-            let n = self
-                .file
-                .read(&mut chunk)
-                .context("cannot read nbdkit's log")?;
+            let n = self.file.read(&mut chunk).context("cannot read nbdkit's log")?;
             if n == 0 {
                 return Ok(self.total);
             }
@@ -237,14 +222,7 @@ mod tests {
 
     #[test]
     fn requests_are_counted_once_however_the_log_arrives() {
-        let expected = Counters {
-            reads: 1,
-            read_bytes: 4096,
-            writes: 2,
-            write_bytes: 0x20400,
-            flushes: 2,
-            trims: 1,
-        };
+        let expected = Counters { reads: 1, read_bytes: 4096, writes: 2, write_bytes: 0x20400, flushes: 2, trims: 1 };
         for piece in [1, 7, 100, LOG.len()] {
             let file = tempfile::NamedTempFile::new().unwrap();
             let mut log = RequestLog::open(file.path()).unwrap();

@@ -66,11 +66,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     require_tools()?;
     let cffs = CffsSettings {
         program: std::path::absolute(&args.cffs)?,
-        mkfs: args
-            .cffs_mkfs
-            .split_whitespace()
-            .map(str::to_string)
-            .collect(),
+        mkfs: args.cffs_mkfs.split_whitespace().map(str::to_string).collect(),
         options: args.cffs_options.clone(),
     };
     let mut skipped = Vec::new();
@@ -90,10 +86,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let plan = Workload::plan(&args.workload);
     let divisor = if args.quick { 10 } else { 1 };
 
-    let dir = tempfile::Builder::new()
-        .prefix("cffs-lab-archive-")
-        .tempdir()?
-        .keep();
+    let dir = tempfile::Builder::new().prefix("cffs-lab-archive-").tempdir()?.keep();
     let _dir_guard = Guard::new(Undo::RemoveDir(dir.clone()));
     let inputs = prepare_inputs(args, divisor, &dir, &plan)?;
 
@@ -135,8 +128,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     };
     if let Some(path) = &args.json {
         let text = serde_json::to_string_pretty(&report)?;
-        std::fs::write(path, text + "\n")
-            .with_context(|| format!("cannot write {}", path.display()))?;
+        std::fs::write(path, text + "\n").with_context(|| format!("cannot write {}", path.display()))?;
     }
     Ok(ExitCode::from(u8::from(!failed.is_empty())))
 }

@@ -60,12 +60,8 @@ impl Peer {
     /// Why this peer cannot run here; `None` when it can.
     pub fn missing(self, cffs: &CffsSettings) -> Option<String> {
         if !self.is_kernel() {
-            return (!cffs.program.is_file()).then(|| {
-                format!(
-                    "{} is not there (cargo build --release, or --cffs)",
-                    cffs.program.display()
-                )
-            });
+            return (!cffs.program.is_file())
+                .then(|| format!("{} is not there (cargo build --release, or --cffs)", cffs.program.display()));
         }
         let mkfs = format!("mkfs.{self}");
         if find_program(&mkfs).is_none() {
@@ -75,14 +71,9 @@ impl Peer {
             return Some("no loop devices here".into());
         }
         let known = std::fs::read_to_string("/proc/filesystems").unwrap_or_default();
-        let in_kernel = known
-            .lines()
-            .any(|line| line.split_whitespace().last() == Some(&self.to_string()));
+        let in_kernel = known.lines().any(|line| line.split_whitespace().last() == Some(&self.to_string()));
         // It may still be a module that mount will load.
-        let module = run(
-            &["modprobe", "-n", &self.to_string()],
-            Duration::from_secs(10),
-        );
+        let module = run(&["modprobe", "-n", &self.to_string()], Duration::from_secs(10));
         (!in_kernel && module.is_err()).then(|| format!("this kernel has no {self}"))
     }
 }
@@ -131,10 +122,7 @@ impl Session {
             peak_memory: 0,
         };
         if peer.is_kernel() {
-            let out = run(
-                &["losetup", "--direct-io=on", "--find", "--show", &file],
-                LIMIT,
-            )?;
+            let out = run(&["losetup", "--direct-io=on", "--find", "--show", &file], LIMIT)?;
             session.device = out.trim().to_string();
             session.loop_guard = Some(Guard::new(Undo::DetachLoop(session.device.clone())));
             session.check_direct_io()?;
@@ -166,8 +154,7 @@ impl Session {
             // of what is measured.
             Peer::Ext4 => {
                 let mut c = Command::new("mkfs.ext4");
-                c.args(["-q", "-F", "-E"])
-                    .arg("lazy_itable_init=0,lazy_journal_init=0,nodiscard");
+                c.args(["-q", "-F", "-E"]).arg("lazy_itable_init=0,lazy_journal_init=0,nodiscard");
                 c
             }
             Peer::Xfs => {
@@ -198,10 +185,7 @@ impl Session {
         let root = self.root();
         if self.peer.is_kernel() {
             let kind = self.peer.to_string();
-            run(
-                &["mount", "-t", &kind, &self.device, &root.to_string_lossy()],
-                LIMIT,
-            )?;
+            run(&["mount", "-t", &kind, &self.device, &root.to_string_lossy()], LIMIT)?;
         } else {
             // In the foreground, so that we know its process: unmounting is
             // over when that has ended.

@@ -40,8 +40,7 @@ fn per_thousand(requests: u64, row: &Row) -> f64 {
 }
 
 fn find(rows: &[Row], peer: Peer, workload: Workload) -> Option<&Row> {
-    rows.iter()
-        .find(|row| row.peer == peer && row.workload == workload)
+    rows.iter().find(|row| row.peer == peer && row.workload == workload)
 }
 
 /// The kernel file system with the most files per second.
@@ -79,9 +78,8 @@ pub fn tables(rows: &[Row], plan: &[Workload]) -> String {
         let ext4 = find(rows, Peer::Ext4, workload);
         let best = best_kernel(rows, workload);
         for row in of_this {
-            let ratio = |other: Option<&Row>| {
-                other.map_or("-".to_string(), |o| format!("{:.2}", row.rate() / o.rate()))
-            };
+            let ratio =
+                |other: Option<&Row>| other.map_or("-".to_string(), |o| format!("{:.2}", row.rate() / o.rate()));
             let amplification = if row.data_bytes > 0 && row.disk.write_bytes > 0 {
                 format!("{:.2}", row.disk.write_bytes as f64 / row.data_bytes as f64)
             } else {
@@ -131,11 +129,7 @@ pub fn verdicts(rows: &[Row]) -> Vec<Verdict> {
             15.0,
             cffs(Read).map(|r| per_thousand(r.disk.reads, r)),
         ),
-        at_least(
-            "cold read: at least 25 times ext4",
-            25.0,
-            against(Read, ext4(Read)),
-        ),
+        at_least("cold read: at least 25 times ext4", 25.0, against(Read, ext4(Read))),
         at_most(
             "create + sync: at most 10 write requests per 1,000 files",
             10.0,
@@ -146,27 +140,15 @@ pub fn verdicts(rows: &[Row]) -> Vec<Verdict> {
             1.6,
             cffs(Create).map(|r| r.disk.write_bytes as f64 / r.data_bytes as f64),
         ),
-        at_least(
-            "overwrite + sync: at least 20 times ext4",
-            20.0,
-            against(Overwrite, ext4(Overwrite)),
-        ),
+        at_least("overwrite + sync: at least 20 times ext4", 20.0, against(Overwrite, ext4(Overwrite))),
         at_least(
             "create + fsync of each: at least 2 times the best kernel peer",
             2.0,
             against(Fsync, best_kernel(rows, Fsync)),
         ),
-        at_least(
-            "grep -r: at least 6 times the best kernel peer",
-            6.0,
-            against(Grep, best_kernel(rows, Grep)),
-        ),
+        at_least("grep -r: at least 6 times the best kernel peer", 6.0, against(Grep, best_kernel(rows, Grep))),
         at_least("find: no slower than xfs", 1.0, against(Find, xfs(Find))),
-        at_least(
-            "git status: no slower than xfs",
-            1.0,
-            against(GitStatus, xfs(GitStatus)),
-        ),
+        at_least("git status: no slower than xfs", 1.0, against(GitStatus, xfs(GitStatus))),
     ]
 }
 
@@ -175,9 +157,7 @@ pub fn verdict_table(verdicts: &[Verdict]) -> String {
     let mut out = String::new();
     let _ = writeln!(out, "\n{:64}{:>10}  held", "target (cffs)", "measured");
     for verdict in verdicts {
-        let measured = verdict
-            .measured
-            .map_or("-".to_string(), |m| format!("{m:.2}"));
+        let measured = verdict.measured.map_or("-".to_string(), |m| format!("{m:.2}"));
         let held = match verdict.held {
             Some(true) => "yes",
             Some(false) => "NO",
@@ -200,12 +180,7 @@ mod tests {
             files: 1000,
             data_bytes: 1000 * 1024,
             seconds,
-            disk: Counters {
-                reads,
-                writes: written / 4096,
-                write_bytes: written,
-                ..Counters::default()
-            },
+            disk: Counters { reads, writes: written / 4096, write_bytes: written, ..Counters::default() },
             at_mount: Counters::default(),
             at_unmount: Counters::default(),
         }
@@ -223,20 +198,7 @@ mod tests {
         ];
         let found = verdicts(&rows);
         let held: Vec<Option<bool>> = found.iter().map(|v| v.held).collect();
-        assert_eq!(
-            held,
-            [
-                Some(true),
-                Some(true),
-                Some(false),
-                Some(false),
-                None,
-                Some(false),
-                None,
-                None,
-                None
-            ]
-        );
+        assert_eq!(held, [Some(true), Some(true), Some(false), Some(false), None, Some(false), None, None, None]);
         assert_eq!(found[3].measured, Some(2.0));
         let table = verdict_table(&found);
         assert!(table.contains("NO") && table.contains("not measured"));

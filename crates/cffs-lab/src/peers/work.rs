@@ -84,9 +84,7 @@ impl Workload {
     fn needs(self) -> &'static [Workload] {
         match self {
             Workload::Create | Workload::Fsync | Workload::Unpack => &[],
-            Workload::Read | Workload::Overwrite | Workload::Stat | Workload::Remove => {
-                &[Workload::Create]
-            }
+            Workload::Read | Workload::Overwrite | Workload::Stat | Workload::Remove => &[Workload::Create],
             Workload::GitStatus => &[Workload::Unpack, Workload::GitAdd],
             _ => &[Workload::Unpack],
         }
@@ -220,8 +218,7 @@ fn measure(session: &mut Session, peer: Peer, workload: Workload, inputs: &Input
 }
 
 fn drop_caches() -> Result<()> {
-    fs::write("/proc/sys/vm/drop_caches", "3")
-        .context("cannot drop the kernel's caches (not root?)")
+    fs::write("/proc/sys/vm/drop_caches", "3").context("cannot drop the kernel's caches (not root?)")
 }
 
 /// What a workload wants in the host's memory or out of the way, untimed. It
@@ -293,8 +290,7 @@ fn work(root: &Path, workload: Workload, inputs: &Inputs) -> Result<(u64, u64)> 
         }
         Workload::Stat => {
             let mut find = Command::new("find");
-            find.arg(&small)
-                .args(["-type", "f", "-printf", "%p %s %m %T@\n"]);
+            find.arg(&small).args(["-type", "f", "-printf", "%p %s %m %T@\n"]);
             let out = run_command(find, LIMIT)?;
             expect_lines(&out, inputs.files)?;
             Ok((inputs.files, 0))
@@ -306,8 +302,7 @@ fn work(root: &Path, workload: Workload, inputs: &Inputs) -> Result<(u64, u64)> 
         Workload::Remove => {
             for i in 0..inputs.files {
                 let path = file_path(&small, i);
-                fs::remove_file(&path)
-                    .with_context(|| format!("cannot remove {}", path.display()))?;
+                fs::remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))?;
             }
             for d in 0..inputs.files.div_ceil(PER_DIRECTORY) {
                 fs::remove_dir(small.join(format!("d{d:04}")))?;
@@ -357,11 +352,7 @@ fn work(root: &Path, workload: Workload, inputs: &Inputs) -> Result<(u64, u64)> 
         }
         Workload::GitStatus => {
             let out = git(&tree, &["status", "--porcelain"])?;
-            ensure!(
-                out.is_empty(),
-                "git sees changes that nobody made: {}",
-                out.lines().next().unwrap_or_default()
-            );
+            ensure!(out.is_empty(), "git sees changes that nobody made: {}", out.lines().next().unwrap_or_default());
             Ok((entries, 0))
         }
         Workload::RmR => {
@@ -448,9 +439,7 @@ fn git(tree: &Path, args: &[&str]) -> Result<String> {
         .env("GIT_CONFIG_GLOBAL", "/dev/null")
         .env("GIT_CONFIG_COUNT", settings.len().to_string());
     for (i, (key, value)) in settings.iter().enumerate() {
-        command
-            .env(format!("GIT_CONFIG_KEY_{i}"), key)
-            .env(format!("GIT_CONFIG_VALUE_{i}"), value);
+        command.env(format!("GIT_CONFIG_KEY_{i}"), key).env(format!("GIT_CONFIG_VALUE_{i}"), value);
     }
     for name in ["GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"] {
         command.env_remove(name);
@@ -464,14 +453,8 @@ mod tests {
 
     #[test]
     fn a_plan_has_what_the_chosen_workloads_need() {
-        assert_eq!(
-            Workload::plan(&[Workload::GitStatus]),
-            [Workload::Unpack, Workload::GitAdd, Workload::GitStatus]
-        );
-        assert_eq!(
-            Workload::plan(&[Workload::Read, Workload::Create]),
-            [Workload::Create, Workload::Read]
-        );
+        assert_eq!(Workload::plan(&[Workload::GitStatus]), [Workload::Unpack, Workload::GitAdd, Workload::GitStatus]);
+        assert_eq!(Workload::plan(&[Workload::Read, Workload::Create]), [Workload::Create, Workload::Read]);
         assert_eq!(Workload::plan(&[]).len(), 13);
     }
 

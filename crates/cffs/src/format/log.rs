@@ -113,15 +113,10 @@ pub enum Record<'a> {
         addr: BlockAddr,
         /// The block is new: it starts as zeros.
         init: bool,
+        /// The block holds file contents (put into the log by fsync): it has no header and gets no checksum.
+        data: bool,
         /// (Byte offset, bytes) in order.
         ranges: Vec<(usize, &'a [u8])>,
-    },
-    /// File contents, put into the log by fsync.
-    Data {
-        /// First fragment.
-        frag: FragAddr,
-        /// Whole fragments.
-        bytes: &'a [u8],
     },
     /// Older records of these fragments must not be replayed.
     Revoke {
@@ -133,14 +128,15 @@ pub enum Record<'a> {
 }
 
 const TAG_BLOCK: u8 = 1;
-const TAG_DATA: u8 = 2;
-const TAG_REVOKE: u8 = 3;
+const TAG_REVOKE: u8 = 2;
+const FLAG_INIT: u8 = 1;
+const FLAG_DATA: u8 = 2;
 
 /// Appends a block record. `runs` are (first, count) in units of [`RANGE_UNIT`].
-pub fn put_block(out: &mut Vec<u8>, addr: BlockAddr, init: bool, block: &[u8], runs: &[(u32, u32)]) {
+pub fn put_block(out: &mut Vec<u8>, addr: BlockAddr, init: bool, data: bool, block: &[u8], runs: &[(u32, u32)]) {
     let mut head = [0; RECORD_HEADER];
     head[0] = TAG_BLOCK;
-    head[1] = u8::from(init);
+    head[1] = if init { FLAG_INIT } else { 0 } | if data { FLAG_DATA } else { 0 };
     put_u32(&mut head, 4, runs.len() as u32);
     put_u64(&mut head, 8, addr);
     out.extend_from_slice(&head);
@@ -155,16 +151,6 @@ pub fn put_block(out: &mut Vec<u8>, addr: BlockAddr, init: bool, block: &[u8], r
         let from = *first as usize * RANGE_UNIT;
         out.extend_from_slice(&block[from..from + *count as usize * RANGE_UNIT]);
     }
-}
-
-/// Appends a data record; `bytes` are whole fragments.
-pub fn put_data(out: &mut Vec<u8>, frag: FragAddr, bytes: &[u8]) {
-    let mut head = [0; RECORD_HEADER];
-    head[0] = TAG_DATA;
-    put_u32(&mut head, 4, bytes.len() as u32);
-    put_u64(&mut head, 8, frag);
-    out.extend_from_slice(&head);
-    out.extend_from_slice(bytes);
 }
 
 /// Appends a revocation; a long run becomes several records.
@@ -183,7 +169,7 @@ pub fn put_revoke(out: &mut Vec<u8>, frag: FragAddr, len: u64) {
 }
 
 /// Decodes the records of a transaction's payload.
-pub fn records(payload: &[u8], block_size: usize, frag_size: usize) -> Result<Vec<Record<'_>>, Corrupt> {
+pub fn records(payload: &[u8], block_size: usize) -> Result<Vec<Record<'_>>, Corrupt> {
     let mut out = Vec::new();
     let mut at = 0;
     let bad = |at: usize, what: &str| corrupt(format!("log record at byte {at}: {what}"));
@@ -210,15 +196,9 @@ pub fn records(payload: &[u8], block_size: usize, frag_size: usize) -> Result<Ve
                     ranges.push((off, bytes));
                     from += len;
                 }
-                out.push(Record::Block { addr, init: head[1] & 1 == 1, ranges });
+                let (init, data) = (head[1] & FLAG_INIT != 0, head[1] & FLAG_DATA != 0);
+                out.push(Record::Block { addr, init, data, ranges });
                 from
-            }
-            TAG_DATA => {
-                let Some(bytes) = body.get(..n).filter(|b| !b.is_empty() && b.len() % frag_size == 0) else {
-                    return bad(at, "contents cut off");
-                };
-                out.push(Record::Data { frag: addr, bytes });
-                n
             }
             TAG_REVOKE => {
                 out.push(Record::Revoke { frag: addr, len: n as u64 });
@@ -239,28 +219,29 @@ mod tests {
     fn records_come_back_and_damage_is_refused() {
         let block: Vec<u8> = (0..4096).map(|i| i as u8).collect();
         let mut p = Vec::new();
-        put_block(&mut p, 7, true, &block, &[(0, 2), (10, 1), (511, 1)]);
-        put_data(&mut p, 99, &block[..2048]);
+        put_block(&mut p, 7, true, false, &block, &[(0, 2), (10, 1), (511, 1)]);
+        put_block(&mut p, 99, false, true, &block, &[(0, 512)]);
         put_revoke(&mut p, 5, 3);
-        let got = records(&p, 4096, 1024).unwrap();
+        let got = records(&p, 4096).unwrap();
         assert_eq!(got.len(), 3);
         assert_eq!(
             got[0],
             Record::Block {
                 addr: 7,
                 init: true,
+                data: false,
                 ranges: vec![(0, &block[..16]), (80, &block[80..88]), (4088, &block[4088..])]
             }
         );
-        assert_eq!(got[1], Record::Data { frag: 99, bytes: &block[..2048] });
+        assert_eq!(got[1], Record::Block { addr: 99, init: false, data: true, ranges: vec![(0, &block[..])] });
         assert_eq!(got[2], Record::Revoke { frag: 5, len: 3 });
         for cut in 1..p.len() {
-            let _ = records(&p[..cut], 4096, 1024);
+            let _ = records(&p[..cut], 4096);
         }
         for i in 0..p.len() {
             let mut q = p.clone();
             q[i] ^= 0xff;
-            let _ = records(&q, 4096, 1024);
+            let _ = records(&q, 4096);
         }
         let mut txn = vec![0; 4096];
         txn[TXN_HEADER..TXN_HEADER + p.len().min(4000)].copy_from_slice(&p[..p.len().min(4000)]);
