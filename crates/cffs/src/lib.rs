@@ -7,3 +7,4 @@ pub mod device;
 pub mod error;
 pub mod format;
 pub mod fs;
+pub mod mkfs;
