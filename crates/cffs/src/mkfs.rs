@@ -142,7 +142,10 @@ pub fn plan(dev: &dyn Device, log_dev: Option<&dyn Device>, o: &MkfsOptions) -> 
     }
     let group_shift = power_of_two("group size", o.group_size, GROUP_SIZE_MIN.max(o.block_size), GROUP_SIZE_MAX)?;
     if o.reserve_bp > 5000 {
-        return Error::invalid(format!("reserve of {}/10000 of the space: at most half can be kept back", o.reserve_bp));
+        return Error::invalid(format!(
+            "reserve of {}/10000 of the space: at most half can be kept back",
+            o.reserve_bp
+        ));
     }
     if o.label.len() > LABEL_MAX || o.label.contains('\0') {
         return Error::invalid(format!("label {:?}: at most {LABEL_MAX} bytes, none of them zero", o.label));
@@ -219,7 +222,8 @@ fn place(
         ))
     };
     // Four times the log, since a log that takes more than a quarter of the device is not what anybody wants.
-    let need = if o.log_bytes.is_some() { internal * 2 } else { internal * 4 }.max(MIB).max(u64::from(o.group_size) * 4);
+    let need =
+        if o.log_bytes.is_some() { internal * 2 } else { internal * 4 }.max(MIB).max(u64::from(o.group_size) * 4);
     if size < need {
         return too_small(need);
     }
@@ -233,7 +237,7 @@ fn place(
             default.max((2 * (internal >> shift)).next_multiple_of(group_blocks))
         }
     };
-    if sb.ag_blocks == 0 || sb.ag_blocks % group_blocks != 0 || sb.ag_blocks > (64 << 30) / bs {
+    if sb.ag_blocks == 0 || !sb.ag_blocks.is_multiple_of(group_blocks) || sb.ag_blocks > (64 << 30) / bs {
         return Error::invalid(format!(
             "allocation group of {} blocks: must be a multiple of the group ({group_blocks} blocks), at most 64 GiB",
             sb.ag_blocks
@@ -502,7 +506,7 @@ pub fn read_superblock_copy(dev: &dyn Device, g: &Geometry, ag: u64) -> Result<S
 /// The sector-aligned bytes at `at` that hold a superblock; `None` where the device has ended.
 fn read_sector(dev: &dyn Device, at: u64) -> Result<Option<Vec<u8>>> {
     let len = SUPERBLOCK_SIZE.max(dev.sector_size() as usize);
-    if at % u64::from(dev.sector_size()) != 0 || at.checked_add(len as u64).is_none_or(|end| end > dev.len()) {
+    if !at.is_multiple_of(u64::from(dev.sector_size())) || at.checked_add(len as u64).is_none_or(|end| end > dev.len()) {
         return Ok(None);
     }
     let mut bytes = vec![0; len];
@@ -524,9 +528,7 @@ pub fn find_copies(dev: &dyn Device) -> Vec<(u64, Superblock)> {
         for frag_shift in block_shift.saturating_sub(3).max(9)..=block_shift {
             for group_shift in GROUP_SIZE_MIN.trailing_zeros().max(block_shift)..=GROUP_SIZE_MAX.trailing_zeros() {
                 let total = dev.len() >> block_shift;
-                places.insert(
-                    Geometry::default_ag_blocks(total, block_shift, frag_shift, group_shift) << block_shift,
-                );
+                places.insert(Geometry::default_ag_blocks(total, block_shift, frag_shift, group_shift) << block_shift);
             }
         }
     }
