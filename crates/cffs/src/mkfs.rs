@@ -188,10 +188,8 @@ pub fn plan(dev: &dyn Device, log_dev: Option<&dyn Device>, o: &MkfsOptions) -> 
     sb.compat = bit(o.no_group, COMPAT_NO_GROUP) | bit(o.dirs_with_data, COMPAT_DIRS_WITH_DATA);
 
     let log_min = log_bytes_min(o.block_size);
-    if let Some(bytes) = o.log_bytes {
-        if bytes < log_min || bytes > LOG_MAX {
-            return Error::invalid(format!("log of {bytes} bytes: must be {log_min} to {LOG_MAX}"));
-        }
+    if let Some(bytes) = o.log_bytes.filter(|bytes| !(log_min..=LOG_MAX).contains(bytes)) {
+        return Error::invalid(format!("log of {bytes} bytes: must be {log_min} to {LOG_MAX}"));
     }
     place(&mut sb, dev, log_dev, o, log_min)?;
     Ok(sb)
@@ -506,7 +504,8 @@ pub fn read_superblock_copy(dev: &dyn Device, g: &Geometry, ag: u64) -> Result<S
 /// The sector-aligned bytes at `at` that hold a superblock; `None` where the device has ended.
 fn read_sector(dev: &dyn Device, at: u64) -> Result<Option<Vec<u8>>> {
     let len = SUPERBLOCK_SIZE.max(dev.sector_size() as usize);
-    if !at.is_multiple_of(u64::from(dev.sector_size())) || at.checked_add(len as u64).is_none_or(|end| end > dev.len()) {
+    if !at.is_multiple_of(u64::from(dev.sector_size())) || at.checked_add(len as u64).is_none_or(|end| end > dev.len())
+    {
         return Ok(None);
     }
     let mut bytes = vec![0; len];

@@ -47,7 +47,7 @@ pub fn free_runs(bits: &[u8], len: u64) -> impl Iterator<Item = (u64, u64)> + '_
     let skip = move |mut i: u64, value: bool| {
         let whole = if value { 0xff } else { 0 };
         while i < len {
-            if i % 8 == 0 && len - i >= 8 && bits[(i / 8) as usize] == whole {
+            if i.is_multiple_of(8) && len - i >= 8 && bits[(i / 8) as usize] == whole {
                 i += 8;
             } else if bit(i) == value {
                 i += 1;

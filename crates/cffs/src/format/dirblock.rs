@@ -155,7 +155,7 @@ pub fn validate(block: &[u8]) -> Result<(), Corrupt> {
         }
         let len = get_u16(block, offset) as usize;
         let (tag, name_len) = (block[offset + 2], block[offset + 3] as usize);
-        if len < ENTRY_HEADER || len % 8 != 0 || len > block.len() - offset {
+        if len < ENTRY_HEADER || !len.is_multiple_of(8) || len > block.len() - offset {
             return bad(offset, &format!("length {len}"));
         }
         if ENTRY_HEADER + align8(name_len) > len {

@@ -70,7 +70,7 @@ impl Geometry {
             log_start: sb.log_start,
             log_blocks: sb.log_blocks,
         };
-        if sb.ag_blocks == 0 || sb.ag_blocks % g.group_blocks() != 0 || sb.ag_blocks > 1 << 40 {
+        if sb.ag_blocks == 0 || !sb.ag_blocks.is_multiple_of(g.group_blocks()) || sb.ag_blocks > 1 << 40 {
             return corrupt(format!("superblock: {} blocks is not a possible allocation group", sb.ag_blocks));
         }
         let last = g.ag_len(g.ag_count - 1);
