@@ -8,6 +8,7 @@ mod compare;
 mod peers;
 mod process;
 mod readall;
+mod soak;
 mod tree;
 mod undo;
 
@@ -33,6 +34,8 @@ enum Command {
     Tree(tree::Args),
     /// Read every file of a tree once, in one thread, and say how fast
     Readall(readall::Args),
+    /// Kill the mount process again and again under load, and check
+    Soak(soak::Args),
 }
 
 fn main() -> ExitCode {
@@ -43,6 +46,7 @@ fn main() -> ExitCode {
         Command::Compare(args) => compare::run(&args),
         Command::Tree(args) => tree::run(&args),
         Command::Readall(args) => readall::run(&args),
+        Command::Soak(args) => soak::run_soak(&args),
     };
     match outcome {
         Ok(code) => code,

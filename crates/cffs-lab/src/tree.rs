@@ -210,13 +210,16 @@ fn add_odd_things(dir: &Path) -> Result<u64> {
         fs::write(odd.join(format!("bytes-{name}")), vec![0xa5; size])?;
         made += 1;
     }
-    for mode in [0o000, 0o400, 0o755, 0o1777, 0o2755, 0o4755, 0o6711] {
+    let root = rustix::process::geteuid().is_root();
+    // Only root can read, and so compare, what nobody may read.
+    let least = if root { 0o000 } else { 0o444 };
+    for mode in [least, 0o400, 0o755, 0o1777, 0o2755, 0o4755, 0o6711] {
         let path = odd.join(format!("mode-{mode:04o}"));
         fs::write(&path, b"mode")?;
         fs::set_permissions(&path, fs::Permissions::from_mode(mode))?;
         made += 1;
     }
-    if rustix::process::geteuid().is_root() {
+    if root {
         for (uid, gid) in [(1, 2), (1000, 1000), (65534, 65534), (4_000_000_000, 3_000_000_000)] {
             let path = odd.join(format!("owner-{uid}"));
             fs::write(&path, b"owner")?;

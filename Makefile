@@ -1,0 +1,98 @@
+# Everything here is a short name for a command that also works by hand.
+
+CARGO  ?= cargo
+PREFIX ?= /usr/local
+DESTDIR ?=
+# Further words for `cffs-lab peers`, e.g. ARGS="--quick --only ext4,cffs".
+ARGS   ?=
+# How often `make soak` kills the mount process.
+ROUNDS ?= 100
+
+bindir  = $(DESTDIR)$(PREFIX)/bin
+sbindir = $(DESTDIR)$(PREFIX)/sbin
+mandir  = $(DESTDIR)$(PREFIX)/share/man
+bashdir = $(DESTDIR)$(PREFIX)/share/bash-completion/completions
+zshdir  = $(DESTDIR)$(PREFIX)/share/zsh/site-functions
+fishdir = $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d
+# mount(8) looks for its helpers in /sbin and nowhere else.
+mount_helper = $(DESTDIR)/sbin/mount.cffs
+
+.PHONY: help build demo test lint soak bench bench-peers install uninstall clean
+
+help:
+	@echo 'make demo         format, mount, copy a real tree in, kill, recover, compare'
+	@echo 'make test         lint and all tests'
+	@echo 'make bench        benchmarks of the library'
+	@echo 'make bench-peers  cffs, ext4, xfs and btrfs over one slow disk (root)'
+	@echo 'make soak         kill the mount process ROUNDS times under load (root)'
+	@echo 'make install      to PREFIX=$(PREFIX), DESTDIR honoured'
+
+build:
+	$(CARGO) build --release --workspace
+
+demo:
+	scripts/setup.sh
+	$(CARGO) build --release -p cffs-cli -p cffs-lab
+	scripts/demo.sh
+
+# The tests come last, so that their own closing lines end the output.
+test:
+	scripts/setup.sh
+	$(MAKE) --no-print-directory lint
+	$(CARGO) test --workspace
+
+lint:
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets -- -D warnings
+
+soak:
+	scripts/setup.sh
+	$(CARGO) build --release -p cffs-cli -p cffs-lab
+	target/release/cffs-lab soak --rounds $(ROUNDS) $(ARGS)
+
+bench:
+	$(CARGO) bench --workspace
+
+bench-peers:
+	scripts/setup.sh peers
+	$(CARGO) build --release -p cffs-cli -p cffs-lab
+	target/release/cffs-lab peers $(ARGS)
+
+# Does not build: `make build` as yourself, `make install` as root.
+install: target/release/cffs
+	install -d $(bindir) $(sbindir)
+	install -m 755 target/release/cffs $(bindir)/cffs
+	for name in mkfs fsck mount; do \
+	    ln -sf ../bin/cffs $(sbindir)/$$name.cffs || exit 1; done
+	rm -rf target/generated
+	target/release/cffs generate man target/generated/man
+	target/release/cffs generate completions target/generated/completions
+	for section in 1 5 8; do \
+	    for page in target/generated/man/*.$$section; do \
+	        [ -e "$$page" ] || continue; \
+	        install -D -m 644 "$$page" $(mandir)/man$$section/$${page##*/} || exit 1; done; done
+	install -D -m 644 target/generated/completions/cffs.bash $(bashdir)/cffs
+	install -D -m 644 target/generated/completions/_cffs $(zshdir)/_cffs
+	install -D -m 644 target/generated/completions/cffs.fish $(fishdir)/cffs.fish
+	@case '$(PREFIX)' in \
+	    /usr) ;; \
+	    /usr/*|/opt/*) \
+	        if mkdir -p '$(DESTDIR)/sbin' && \
+	            ln -sf '$(PREFIX)/bin/cffs' '$(mount_helper)'; then \
+	            echo 'mount -t cffs: $(mount_helper)'; \
+	        else \
+	            echo 'note: cannot write $(mount_helper); "mount -t cffs" needs it'; fi ;; \
+	    *) echo 'note: for "mount -t cffs", link $(PREFIX)/bin/cffs to /sbin/mount.cffs' ;; \
+	esac
+
+target/release/cffs:
+	$(CARGO) build --release -p cffs-cli
+
+uninstall:
+	rm -f $(bindir)/cffs $(sbindir)/mkfs.cffs $(sbindir)/fsck.cffs $(sbindir)/mount.cffs
+	rm -f $(mandir)/man?/cffs*.[158] $(mandir)/man8/*.cffs.8
+	rm -f $(bashdir)/cffs $(zshdir)/_cffs $(fishdir)/cffs.fish
+	if [ "$$(readlink '$(mount_helper)')" = '$(PREFIX)/bin/cffs' ]; then rm -f '$(mount_helper)'; fi
+
+clean:
+	$(CARGO) clean
