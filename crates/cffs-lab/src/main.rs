@@ -48,6 +48,7 @@ fn main() -> ExitCode {
         Command::Readall(args) => readall::run(&args),
         Command::Soak(args) => soak::run_soak(&args),
     };
+    undo::leave_to_signal_handler();
     match outcome {
         Ok(code) => code,
         Err(error) => {

@@ -7,7 +7,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -29,6 +29,8 @@ pub enum Undo {
 
 static REGISTER: Mutex<Vec<(u64, Undo)>> = Mutex::new(Vec::new());
 static NEXT: AtomicU64 = AtomicU64::new(0);
+static CARRYING_OUT: Mutex<()> = Mutex::new(());
+static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
 /// Takes its [`Undo`] down when dropped.
 #[derive(Debug)]
@@ -71,14 +73,18 @@ fn take(id: u64) -> Option<Undo> {
 /// On SIGINT, SIGTERM or SIGHUP: takes everything down and exits with 130.
 pub fn install_signal_handler() {
     let installed = ctrlc::set_handler(|| {
+        INTERRUPTED.store(true, Ordering::SeqCst);
         eprintln!("cffs-lab: interrupted, cleaning up");
-        loop {
-            let newest = lock().pop();
-            match newest {
-                Some((_, undo)) => carry_out(&undo),
-                None => break,
+        // Twice: the experiment may have been about to register something. It
+        // fails soon after, because everything is taken from under it.
+        for pause in [100, 0] {
+            while let Some((_, undo)) = newest() {
+                carry_out(&undo);
             }
+            std::thread::sleep(Duration::from_millis(pause));
         }
+        // What a guard is taking down at this moment is waited for.
+        let _last = CARRYING_OUT.lock();
         std::process::exit(130);
     });
     if let Err(error) = installed {
@@ -86,7 +92,20 @@ pub fn install_signal_handler() {
     }
 }
 
+/// Called when the experiment is over: after a signal, its end is only a
+/// consequence, and the process ends when everything is taken down.
+pub fn leave_to_signal_handler() {
+    while INTERRUPTED.load(Ordering::SeqCst) {
+        std::thread::park();
+    }
+}
+
+fn newest() -> Option<(u64, Undo)> {
+    lock().pop()
+}
+
 fn carry_out(undo: &Undo) {
+    let _one_at_a_time = CARRYING_OUT.lock();
     match undo {
         Undo::Unmount(dir) => unmount_somehow(dir),
         Undo::DetachLoop(device) => {

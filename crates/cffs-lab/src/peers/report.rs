@@ -58,7 +58,13 @@ pub fn tables(rows: &[Row], plan: &[Workload]) -> String {
         let Some(first) = of_this.first() else {
             continue;
         };
-        let _ = writeln!(out, "\n{} ({} files)", workload.title(), first.files);
+        let _ = writeln!(
+            out,
+            "\n{} ({} {})",
+            workload.title(),
+            first.files,
+            if workload.of_tree() { "entries" } else { "files" }
+        );
         let _ = writeln!(
             out,
             "  {:6}{:>9}{:>10}{:>11}{:>11}{:>9}{:>10}{:>10}{:>10}{:>11}{:>8}{:>8}",

@@ -76,7 +76,8 @@ impl Workload {
         }
     }
 
-    fn of_tree(self) -> bool {
+    /// Whether it works on the real tree, not on the small files.
+    pub fn of_tree(self) -> bool {
         self >= Workload::Unpack
     }
 
