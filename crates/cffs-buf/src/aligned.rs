@@ -1,6 +1,11 @@
 //! A heap buffer whose address suits direct I/O.
+//!
+//! The memory comes from mimalloc, whatever the program's allocator is. The C library's puts a header before each
+//! allocation, so that two aligned ones never lie next to each other: a buffer of 4 KiB takes 8 KiB, one of 1 KiB nearly
+//! two, and a cache of them twice the memory it was allowed. mimalloc packs them without a gap and is 2 to 4 times faster.
 
-use std::alloc::{Layout, alloc, alloc_zeroed, dealloc, handle_alloc_error};
+use mimalloc::MiMalloc;
+use std::alloc::{GlobalAlloc, Layout, handle_alloc_error};
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
@@ -27,10 +32,11 @@ unsafe impl Sync for AlignedBuf {}
 
 impl AlignedBuf {
     /// The layout of a buffer of `len` bytes, `len` not 0. The same length always gives the same layout, so that the
-    /// length is all that has to be remembered to free it.
+    /// length is all that has to be remembered to free it. The size is rounded up to the alignment: the allocator has
+    /// no smaller place at such an address anyway, and finds one for a power of two without a search.
     fn layout(len: usize) -> Layout {
         let align = if len >= MAX_ALIGN { MAX_ALIGN } else { len.next_power_of_two().max(MIN_ALIGN) };
-        Layout::from_size_align(len, align).expect("a buffer is smaller than half of the address space")
+        Layout::from_size_align(len, align).expect("a buffer is smaller than half of the address space").pad_to_align()
     }
 
     /// The empty buffer, without an allocation.
@@ -45,7 +51,7 @@ impl AlignedBuf {
         }
         let layout = Self::layout(len);
         // SAFETY: `layout` has a size other than 0.
-        let ptr = unsafe { alloc_zeroed(layout) };
+        let ptr = unsafe { MiMalloc.alloc_zeroed(layout) };
         let Some(ptr) = NonNull::new(ptr) else { handle_alloc_error(layout) };
         AlignedBuf { ptr, len }
     }
@@ -57,7 +63,7 @@ impl AlignedBuf {
         }
         let layout = Self::layout(src.len());
         // SAFETY: `layout` has a size other than 0.
-        let ptr = unsafe { alloc(layout) };
+        let ptr = unsafe { MiMalloc.alloc(layout) };
         let Some(ptr) = NonNull::new(ptr) else { handle_alloc_error(layout) };
         // SAFETY: `ptr` is a new allocation of `src.len()` bytes, so it is valid for that many writes and does not
         // overlap `src`; after the copy every byte of it is initialised.
@@ -84,7 +90,7 @@ impl Drop for AlignedBuf {
     fn drop(&mut self) {
         if self.len != 0 {
             // SAFETY: a buffer of a length other than 0 was allocated with `layout(len)`, and `len` never changes.
-            unsafe { dealloc(self.ptr.as_ptr(), Self::layout(self.len)) };
+            unsafe { MiMalloc.dealloc(self.ptr.as_ptr(), Self::layout(self.len)) };
         }
     }
 }

@@ -279,7 +279,7 @@ impl FileDevice {
                 .any(|b| !(b.as_ptr() as usize).is_multiple_of(self.memory_align) || b.len() & length_mask != 0)
     }
 
-    /// Direct I/O was refused in spite of all: goes on buffered.
+    /// Direct I/O was refused in spite of all: goes on buffered. Another thread may have come to the same end before.
     fn direct_refused(&self) -> io::Result<()> {
         tracing::warn!(image = %self.path.display(), "direct I/O was refused; going on with buffered I/O");
         let sector = self.sector.load(Ordering::Relaxed);
@@ -317,10 +317,11 @@ impl FileDevice {
     fn pread_exact(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
         let mut done = 0;
         while done < buf.len() {
+            let direct = self.is_direct();
             match retry_on_intr(|| pread(&self.file, &mut buf[done..], offset + done as u64)) {
                 Ok(n) if self.usable(n) == 0 => return Err(self.truncated(offset, buf.len())),
                 Ok(n) => done += self.usable(n),
-                Err(Errno::INVAL) if self.is_direct() => self.direct_refused()?,
+                Err(Errno::INVAL) if direct => self.direct_refused()?,
                 Err(e) => return Err(self.read_error(offset, buf.len(), e)),
             }
         }
@@ -331,10 +332,11 @@ impl FileDevice {
     fn pwrite_all(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
         let mut done = 0;
         while done < buf.len() {
+            let direct = self.is_direct();
             match retry_on_intr(|| pwrite(&self.file, &buf[done..], offset + done as u64)) {
                 Ok(n) if self.usable(n) == 0 => return Err(self.write_error(offset, buf.len(), Errno::IO)),
                 Ok(n) => done += self.usable(n),
-                Err(Errno::INVAL) if self.is_direct() => self.direct_refused()?,
+                Err(Errno::INVAL) if direct => self.direct_refused()?,
                 Err(e) => return Err(self.write_error(offset, buf.len(), e)),
             }
         }
@@ -408,9 +410,10 @@ impl FileDevice {
             if self.needs_bounce(rest.iter().map(|b| &b[..])) {
                 return self.read_bounced(at, rest);
             }
+            let direct = self.is_direct();
             let n = match retry_on_intr(|| preadv(&self.file, rest, at)) {
                 Ok(n) => self.usable(n),
-                Err(Errno::INVAL) if self.is_direct() => {
+                Err(Errno::INVAL) if direct => {
                     self.direct_refused()?;
                     continue;
                 }
@@ -437,9 +440,10 @@ impl FileDevice {
             if self.needs_bounce(rest.iter().map(|b| &b[..])) {
                 return self.write_bounced(at, rest);
             }
+            let direct = self.is_direct();
             let n = match retry_on_intr(|| pwritev(&self.file, rest, at)) {
                 Ok(n) => self.usable(n),
-                Err(Errno::INVAL) if self.is_direct() => {
+                Err(Errno::INVAL) if direct => {
                     self.direct_refused()?;
                     continue;
                 }
@@ -503,11 +507,12 @@ impl Device for FileDevice {
         if self.needs_bounce(bufs.iter().map(|b| &b[..])) {
             return self.read_bounced(offset, bufs);
         }
+        let direct = self.is_direct();
         match retry_on_intr(|| preadv(&self.file, bufs, offset)) {
             Ok(n) if n == len => Ok(()),
             Ok(0) => Err(self.truncated(offset, len)),
             Ok(n) => self.read_rest(offset, bufs, self.usable(n)),
-            Err(Errno::INVAL) if self.is_direct() => self.read_rest(offset, bufs, 0),
+            Err(Errno::INVAL) if direct => self.read_rest(offset, bufs, 0),
             Err(e) => Err(self.read_error(offset, len, e)),
         }
     }
@@ -523,17 +528,18 @@ impl Device for FileDevice {
         if self.needs_bounce(bufs.iter().map(|b| &b[..])) {
             return self.write_bounced(offset, bufs);
         }
+        let direct = self.is_direct();
         match retry_on_intr(|| pwritev(&self.file, bufs, offset)) {
             Ok(n) if n == len => Ok(()),
             Ok(n) => self.write_rest(offset, bufs, self.usable(n)),
-            Err(Errno::INVAL) if self.is_direct() => self.write_rest(offset, bufs, 0),
+            Err(Errno::INVAL) if direct => self.write_rest(offset, bufs, 0),
             Err(e) => Err(self.write_error(offset, len, e)),
         }
     }
 
     fn write_batch(&self, requests: &[WriteRequest<'_>]) -> io::Result<()> {
         let first_error: Mutex<Option<(usize, io::Error)>> = Mutex::new(None);
-        self.pool.run(requests.len(), &|i| {
+        let write = |i: usize| {
             let r = &requests[i];
             if let Err(e) = self.write_vectored(r.kind, r.offset, &r.bufs) {
                 let mut first = first_error.lock();
@@ -541,7 +547,13 @@ impl Device for FileDevice {
                     *first = Some((i, e));
                 }
             }
-        });
+        };
+        if self.is_direct() {
+            self.pool.run(requests.len(), &write);
+        } else {
+            // A buffered write copies into the page cache under a lock of the file: threads would only queue for it.
+            (0..requests.len()).for_each(write);
+        }
         first_error.into_inner().map_or(Ok(()), |(_, e)| Err(e))
     }
 

@@ -240,6 +240,26 @@ fn switches_to_buffered_and_keeps_the_lock() {
     assert!(FileDevice::open(&path, OpenMode::READ_WRITE).is_err());
 }
 
+/// The kernel demands more than it said: each of several threads that meet it goes on buffered.
+#[test]
+fn goes_on_where_direct_io_is_refused() {
+    let dir = TempDir::new().unwrap();
+    let mut dev = FileDevice::create(dir.path().join("image"), 1 << 20, OpenMode::READ_WRITE).unwrap();
+    dev.memory_align = 1;
+    std::thread::scope(|s| {
+        for t in 0..4u64 {
+            let dev = &dev;
+            s.spawn(move || {
+                let data = pattern(8193, t as usize);
+                dev.write_at(IoKind::Data, t * 65536, &data[1..]).unwrap();
+                let mut back = vec![0; 8193];
+                dev.read_at(IoKind::Data, t * 65536, &mut back[1..]).unwrap();
+                assert!(back[1..] == data[1..]);
+            });
+        }
+    });
+}
+
 #[test]
 fn a_read_only_image_is_not_written() {
     let dir = TempDir::new().unwrap();
