@@ -173,7 +173,7 @@ mod tests {
     #[test]
     fn length_is_exact_and_address_aligned() {
         for &len in SIZES {
-            let want = len.next_power_of_two().min(4096).max(512);
+            let want = len.next_power_of_two().clamp(512, 4096);
             for buf in [AlignedBuf::zeroed(len), AlignedBuf::from_slice(&pattern(len))] {
                 assert_eq!(buf.len(), len);
                 assert_eq!(buf.as_ptr() as usize % want, 0, "length {len}");
@@ -227,7 +227,7 @@ mod tests {
                 assert_eq!(buf.len(), to);
                 assert_eq!(&buf[..common], &src[..common]);
                 assert!(buf[common..].iter().all(|&b| b == 0));
-                assert_eq!(buf.as_ptr() as usize % to.next_power_of_two().min(4096).max(512), 0);
+                assert_eq!(buf.as_ptr() as usize % to.next_power_of_two().clamp(512, 4096), 0);
             }
         }
         let mut buf = AlignedBuf::from_slice(b"abc");
