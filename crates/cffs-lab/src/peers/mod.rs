@@ -53,6 +53,10 @@ pub struct Args {
     /// Options of `cffs mount -o`
     #[arg(long, default_value = "cache=256M")]
     cffs_options: String,
+    /// Give cffs a loop device too. By itself it opens the FUSE file, to which
+    /// the kernel lets only one direct write through at a time
+    #[arg(long)]
+    cffs_loop: bool,
     /// Also write everything measured to this file
     #[arg(long)]
     json: Option<PathBuf>,
@@ -68,6 +72,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         program: std::path::absolute(&args.cffs)?,
         mkfs: args.cffs_mkfs.split_whitespace().map(str::to_string).collect(),
         options: args.cffs_options.clone(),
+        over_loop: args.cffs_loop,
     };
     let mut skipped = Vec::new();
     let mut peers = Vec::new();

@@ -49,6 +49,8 @@ pub struct CffsSettings {
     pub mkfs: Vec<String>,
     /// The `-o` options of `cffs mount`.
     pub options: String,
+    /// Over a loop device, as the kernel's, instead of opening the file.
+    pub over_loop: bool,
 }
 
 impl Peer {
@@ -121,7 +123,7 @@ impl Session {
             device: file.clone(),
             peak_memory: 0,
         };
-        if peer.is_kernel() {
+        if peer.is_kernel() || cffs.over_loop {
             let out = run(&["losetup", "--direct-io=on", "--find", "--show", &file], LIMIT)?;
             session.device = out.trim().to_string();
             session.loop_guard = Some(Guard::new(Undo::DetachLoop(session.device.clone())));
