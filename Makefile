@@ -58,7 +58,7 @@ bench-peers:
 	$(CARGO) build --release -p cffs-cli -p cffs-lab
 	target/release/cffs-lab peers $(ARGS)
 
-# Does not build: `make build` as yourself, `make install` as root.
+# Builds only what was never built: `make build` as yourself, `make install` as root.
 install: target/release/cffs
 	install -d $(bindir) $(sbindir)
 	install -m 755 target/release/cffs $(bindir)/cffs

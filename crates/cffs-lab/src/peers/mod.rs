@@ -26,9 +26,12 @@ pub struct Args {
     /// Workloads to run, with those they need; all when none is given
     #[arg(long, value_delimiter = ',')]
     workload: Vec<Workload>,
-    /// Small files of 1 KB, 100 to a directory
+    /// Small files, 100 to a directory
     #[arg(long, default_value_t = 10_000)]
     files: u64,
+    /// Bytes in each of them (the targets are for 1 KB)
+    #[arg(long, default_value_t = 1024)]
+    file_bytes: usize,
     /// Files that are fsynced one by one
     #[arg(long, default_value_t = 2_000)]
     fsync_files: u64,
@@ -154,6 +157,7 @@ fn prepare_inputs(args: &Args, divisor: u64, dir: &Path, plan: &[Workload]) -> R
     }
     Ok(Inputs {
         files: (args.files / divisor).max(1),
+        file_bytes: args.file_bytes,
         fsync_files: (args.fsync_files / divisor).max(1),
         archive,
         selection,

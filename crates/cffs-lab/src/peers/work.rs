@@ -18,8 +18,6 @@ use crate::tree::Selection;
 
 /// Files in one directory of the small-file workloads.
 const PER_DIRECTORY: u64 = 100;
-/// Bytes in each of them.
-const FILE_BYTES: usize = 1024;
 /// A string that is in no file.
 const NEEDLE: &str = "no-file-has-this-7c1f5d0e9b";
 const LIMIT: Duration = Duration::from_secs(3600);
@@ -134,6 +132,8 @@ impl Row {
 pub struct Inputs {
     /// Small files.
     pub files: u64,
+    /// Bytes in each of them.
+    pub file_bytes: usize,
     /// Files that are fsynced one by one.
     pub fsync_files: u64,
     /// The archive of real files.
@@ -258,22 +258,22 @@ fn work(root: &Path, workload: Workload, inputs: &Inputs) -> Result<(u64, u64)> 
     let small = root.join("small");
     let tree = root.join("tree");
     let entries = inputs.selection.paths.len() as u64 + 1;
-    let small_bytes = inputs.files * FILE_BYTES as u64;
+    let small_bytes = inputs.files * inputs.file_bytes as u64;
     match workload {
         Workload::Create => {
-            create(&small, inputs.files, false)?;
+            create(&small, inputs.files, inputs.file_bytes, false)?;
             sync(root)?;
             Ok((inputs.files, small_bytes))
         }
         Workload::Read => {
-            let mut buffer = Vec::with_capacity(FILE_BYTES);
+            let mut buffer = Vec::with_capacity(inputs.file_bytes);
             for i in 0..inputs.files {
                 let path = file_path(&small, i);
                 buffer.clear();
                 File::open(&path)
                     .and_then(|mut file| file.read_to_end(&mut buffer))
                     .with_context(|| format!("cannot read {}", path.display()))?;
-                ensure!(buffer == content(i), "{} has wrong bytes", path.display());
+                ensure!(buffer == content(i, inputs.file_bytes), "{} has wrong bytes", path.display());
             }
             Ok((inputs.files, small_bytes))
         }
@@ -283,7 +283,7 @@ fn work(root: &Path, workload: Workload, inputs: &Inputs) -> Result<(u64, u64)> 
                 OpenOptions::new()
                     .write(true)
                     .open(&path)
-                    .and_then(|mut file| file.write_all(&content(i ^ (1 << 40))))
+                    .and_then(|mut file| file.write_all(&content(i ^ (1 << 40), inputs.file_bytes)))
                     .with_context(|| format!("cannot overwrite {}", path.display()))?;
             }
             sync(root)?;
@@ -297,8 +297,8 @@ fn work(root: &Path, workload: Workload, inputs: &Inputs) -> Result<(u64, u64)> 
             Ok((inputs.files, 0))
         }
         Workload::Fsync => {
-            create(&root.join("fsync"), inputs.fsync_files, true)?;
-            Ok((inputs.fsync_files, inputs.fsync_files * FILE_BYTES as u64))
+            create(&root.join("fsync"), inputs.fsync_files, inputs.file_bytes, true)?;
+            Ok((inputs.fsync_files, inputs.fsync_files * inputs.file_bytes as u64))
         }
         Workload::Remove => {
             for i in 0..inputs.files {
@@ -372,19 +372,20 @@ fn file_path(small: &Path, i: u64) -> PathBuf {
 }
 
 /// Bytes that are different in every file and do not compress.
-fn content(i: u64) -> Vec<u8> {
+fn content(i: u64, len: usize) -> Vec<u8> {
     let mut state = i.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let mut bytes = Vec::with_capacity(FILE_BYTES);
-    while bytes.len() < FILE_BYTES {
+    let mut bytes = Vec::with_capacity(len + 8);
+    while bytes.len() < len {
         state ^= state << 13;
         state ^= state >> 7;
         state ^= state << 17;
         bytes.extend_from_slice(&state.to_le_bytes());
     }
+    bytes.truncate(len);
     bytes
 }
 
-fn create(dir: &Path, files: u64, fsync: bool) -> Result<()> {
+fn create(dir: &Path, files: u64, bytes: usize, fsync: bool) -> Result<()> {
     fs::create_dir(dir)?;
     for i in 0..files {
         if i % PER_DIRECTORY == 0 {
@@ -393,7 +394,7 @@ fn create(dir: &Path, files: u64, fsync: bool) -> Result<()> {
         let path = file_path(dir, i);
         File::create_new(&path)
             .and_then(|mut file| {
-                file.write_all(&content(i))?;
+                file.write_all(&content(i, bytes))?;
                 if fsync { file.sync_all() } else { Ok(()) }
             })
             .with_context(|| format!("cannot create {}", path.display()))?;
@@ -461,8 +462,8 @@ mod tests {
 
     #[test]
     fn contents_differ_between_files_and_after_overwriting() {
-        assert_eq!(content(7).len(), FILE_BYTES);
-        assert_ne!(content(7), content(8));
-        assert_ne!(content(7), content(7 ^ (1 << 40)));
+        assert_eq!(content(7, 1001).len(), 1001);
+        assert_ne!(content(7, 64), content(8, 64));
+        assert_ne!(content(7, 64), content(7 ^ (1 << 40), 64));
     }
 }
