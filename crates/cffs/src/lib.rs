@@ -3,8 +3,10 @@
 //! Start reading at [`fs`] for what the file system does, at [`mod@format`] for what is on the device.
 #![forbid(unsafe_code)]
 
+pub mod cache;
 pub mod device;
 pub mod error;
 pub mod format;
 pub mod fs;
-pub mod mkfs;
+pub mod journal;
+pub mod space;

@@ -1,0 +1,532 @@
+//! The block cache and its two identities.
+//!
+//! What is on the device is cached by *physical* identity, the block address: a group transfer brings in blocks before
+//! anyone knows whose they are (C-FFS 1997, section 3.2). Dirty data that has no place yet has a *logical* identity only,
+//! (inode, offset), and is held by the inode until writeback (see [`crate::file`]).
+//!
+//! A group read is one request from the first to the last missing block; blocks that are already here keep their
+//! (perhaps newer) contents. Every transfer claims its blocks first, so that no two transfers of a block overlap.
+//!
+//! This module never decides what a block means, beyond checking the identity it is asked for.
+
+mod buf;
+mod prefetch;
+mod write;
+
+pub use buf::{Buf, BufRead, BufRef};
+pub(crate) use buf::{BufInner, LogState};
+pub use write::DataRun;
+
+use crate::device::{Device, IoKind};
+use crate::error::{Error, Result};
+use crate::format::{self, BlockAddr, BlockId, BlockKind, FragAddr, Geometry, corrupt};
+use crate::fs::api::PrefetchMode;
+use cffs_buf::AlignedBuf;
+use parking_lot::{Condvar, Mutex, MutexGuard};
+use prefetch::Prefetch;
+use std::collections::{HashMap, VecDeque};
+use std::hash::{BuildHasherDefault, Hasher};
+use std::io::IoSliceMut;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, mpsc};
+
+/// Number of independently locked parts; a power of two.
+const SHARDS: usize = 64;
+/// log2 of the bytes of device space that map to one part, so that a transfer stays within one.
+const REGION_SHIFT: u32 = 22;
+/// Longest transfer in bytes.
+const TRANSFER_MAX: u64 = 1 << 20;
+
+/// Hasher for block addresses and inode numbers: one multiplication.
+#[derive(Default, Clone, Copy)]
+pub struct AddrHasher(u64);
+
+impl Hasher for AddrHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+    fn write(&mut self, bytes: &[u8]) {
+        for b in bytes {
+            self.write_u64(u64::from(*b));
+        }
+    }
+    fn write_u64(&mut self, n: u64) {
+        let x = (self.0 ^ n).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        self.0 = x ^ (x >> 32);
+    }
+}
+
+/// A map keyed by numbers that are not chosen by an adversary.
+pub type AddrMap<K, V> = HashMap<K, V, BuildHasherDefault<AddrHasher>>;
+
+enum Slot {
+    Ready(BufRef),
+    /// A transfer that involves this block is under way.
+    Busy,
+}
+
+#[derive(Default)]
+struct Shard {
+    map: AddrMap<BlockAddr, Slot>,
+    clock: VecDeque<BlockAddr>,
+}
+
+struct LockedShard {
+    shard: Mutex<Shard>,
+    changed: Condvar,
+}
+
+/// Counters of the cache.
+#[derive(Default)]
+pub(crate) struct CacheCounters {
+    pub(crate) hits: AtomicU64,
+    pub(crate) misses: AtomicU64,
+    pub(crate) group_reads: AtomicU64,
+    pub(crate) group_blocks: AtomicU64,
+    pub(crate) speculative_used: AtomicU64,
+    pub(crate) evicted: AtomicU64,
+}
+
+/// The block cache.
+pub struct Cache {
+    dev: Arc<dyn Device>,
+    geo: Geometry,
+    shards: Box<[LockedShard]>,
+    limit: usize,
+    blocks: AtomicUsize,
+    /// Bytes of dirty data held by inodes; they count against the limit.
+    dirty_data: AtomicUsize,
+    meta_policy: Prefetch,
+    data_policy: Prefetch,
+    ahead: Mutex<Option<mpsc::SyncSender<(IoKind, Range<BlockAddr>)>>>,
+    pub(crate) counters: CacheCounters,
+    /// Completed writes that no flush has covered yet.
+    pub(crate) unflushed: AtomicBool,
+}
+
+impl Cache {
+    /// A cache over `dev` that holds at most `limit` bytes.
+    pub fn new(dev: Arc<dyn Device>, geo: Geometry, limit: usize, mode: PrefetchMode) -> Cache {
+        let shard = || LockedShard { shard: Mutex::default(), changed: Condvar::new() };
+        Cache {
+            dev,
+            geo,
+            shards: (0..SHARDS).map(|_| shard()).collect(),
+            limit,
+            blocks: AtomicUsize::new(0),
+            dirty_data: AtomicUsize::new(0),
+            meta_policy: Prefetch::new(mode),
+            data_policy: Prefetch::new(mode),
+            ahead: Mutex::new(None),
+            counters: CacheCounters::default(),
+            unflushed: AtomicBool::new(false),
+        }
+    }
+
+    /// Starts the thread that fetches groups ahead. It ends when the cache is dropped or [`Cache::stop_ahead`] is called.
+    pub fn start_ahead(self: &Arc<Self>) {
+        let (send, receive) = mpsc::sync_channel::<(IoKind, Range<BlockAddr>)>(8);
+        let weak = Arc::downgrade(self);
+        *self.ahead.lock() = Some(send);
+        std::thread::Builder::new()
+            .name("cffs-ahead".into())
+            .spawn(move || {
+                while let Ok((kind, range)) = receive.recv() {
+                    let Some(cache) = weak.upgrade() else { break };
+                    // A failure here is met again, and reported, by whoever needs the block.
+                    let _ = cache.fill(kind, range.clone(), range, true);
+                }
+            })
+            .map(drop)
+            .unwrap_or_else(|e| tracing::warn!("no read-ahead: {e}"));
+    }
+
+    /// Ends the thread of [`Cache::start_ahead`].
+    pub fn stop_ahead(&self) {
+        *self.ahead.lock() = None;
+    }
+
+    /// Sizes and places.
+    pub fn geometry(&self) -> &Geometry {
+        &self.geo
+    }
+
+    /// The device below.
+    pub fn device(&self) -> &Arc<dyn Device> {
+        &self.dev
+    }
+
+    /// The limit in bytes.
+    pub fn limit(&self) -> usize {
+        self.limit
+    }
+
+    /// Bytes of cached blocks.
+    pub fn used_bytes(&self) -> usize {
+        self.blocks.load(Ordering::Relaxed) << self.geo.block_shift
+    }
+
+    /// Bytes of dirty data held by inodes.
+    pub fn dirty_data(&self) -> usize {
+        self.dirty_data.load(Ordering::Relaxed)
+    }
+
+    /// Inodes hold more (or less) dirty data.
+    pub fn add_dirty_data(&self, bytes: usize) {
+        self.dirty_data.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Counterpart of [`Cache::add_dirty_data`].
+    pub fn sub_dirty_data(&self, bytes: usize) {
+        self.dirty_data.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    fn region(&self, addr: BlockAddr) -> u64 {
+        addr >> (REGION_SHIFT - self.geo.block_shift)
+    }
+
+    fn shard(&self, addr: BlockAddr) -> &LockedShard {
+        let mut h = AddrHasher::default();
+        h.write_u64(self.region(addr));
+        &self.shards[h.finish() as usize & (SHARDS - 1)]
+    }
+
+    fn touch(&self, buf: &Buf, kind: IoKind) {
+        // Plain loads first: a hot block must not bounce between cores.
+        if !buf.referenced.load(Ordering::Relaxed) {
+            buf.referenced.store(true, Ordering::Relaxed);
+        }
+        if buf.speculative.load(Ordering::Relaxed) && buf.speculative.swap(false, Ordering::Relaxed) {
+            self.counters.speculative_used.fetch_add(1, Ordering::Relaxed);
+            self.policy(kind).used();
+        }
+        self.counters.hits.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn policy(&self, kind: IoKind) -> &Prefetch {
+        if kind == IoKind::Meta { &self.meta_policy } else { &self.data_policy }
+    }
+
+    /// The block if it is cached.
+    pub fn peek(&self, addr: BlockAddr) -> Option<BufRef> {
+        let shard = self.shard(addr).shard.lock();
+        match shard.map.get(&addr) {
+            Some(Slot::Ready(b)) => Some(b.clone()),
+            _ => None,
+        }
+    }
+
+    /// The block, read if need be (with its group, where the policy says so).
+    fn get(&self, kind: IoKind, addr: BlockAddr) -> Result<BufRef> {
+        if addr >= self.geo.total_blocks {
+            return Err(corrupt::<()>(format!("block {addr} lies outside the file system")).unwrap_err().into());
+        }
+        loop {
+            if let Some(b) = self.cached_or_wait(addr) {
+                self.touch(&b, kind);
+                return Ok(b);
+            }
+            self.counters.misses.fetch_add(1, Ordering::Relaxed);
+            let group = self.geo.group_of(addr);
+            let blocks = self.geo.group_blocks();
+            if self.policy(kind).wants_group(group, blocks) {
+                let window = group..(group + blocks).min(self.geo.total_blocks);
+                self.fill(kind, addr..addr + 1, window, false)?;
+                let ahead = self.policy(kind).fetched(group, blocks);
+                self.fetch_ahead(kind, group + blocks, ahead);
+            } else {
+                self.fill(kind, addr..addr + 1, addr..addr + 1, false)?;
+            }
+        }
+    }
+
+    /// Asks the background thread for the next `groups` groups from `from` on.
+    fn fetch_ahead(&self, kind: IoKind, from: BlockAddr, groups: u64) {
+        if groups == 0 {
+            return;
+        }
+        let guard = self.ahead.lock();
+        let Some(send) = &*guard else { return };
+        let blocks = self.geo.group_blocks();
+        for i in 0..groups {
+            let start = from + i * blocks;
+            let end = (start + blocks).min(self.geo.total_blocks);
+            if start < end && !self.contains(start) {
+                // A full queue means the device is busy enough.
+                let _ = send.try_send((kind, start..end));
+            }
+        }
+    }
+
+    fn contains(&self, addr: BlockAddr) -> bool {
+        self.shard(addr).shard.lock().map.contains_key(&addr)
+    }
+
+    fn cached_or_wait(&self, addr: BlockAddr) -> Option<BufRef> {
+        let ls = self.shard(addr);
+        let mut shard = ls.shard.lock();
+        loop {
+            match shard.map.get(&addr) {
+                Some(Slot::Ready(b)) => return Some(b.clone()),
+                Some(Slot::Busy) => ls.changed.wait(&mut shard),
+                None => return None,
+            }
+        }
+    }
+
+    /// Brings in the missing blocks of `need`, with one request that may reach out within `window`.
+    fn fill(&self, kind: IoKind, need: Range<BlockAddr>, window: Range<BlockAddr>, speculative: bool) -> Result<()> {
+        debug_assert_eq!(self.region(window.start), self.region(window.end - 1));
+        let ls = self.shard(need.start);
+        let mut claimed: Vec<BlockAddr> = Vec::new();
+        let range = {
+            let mut shard = ls.shard.lock();
+            let missing = |s: &Shard, a| !s.map.contains_key(&a);
+            let Some(first) = need.clone().find(|a| missing(&shard, *a)) else {
+                return Ok(());
+            };
+            let busy = |s: &Shard, a| matches!(s.map.get(&a), Some(Slot::Busy));
+            // Blocks under transfer are a border: nobody may read around them.
+            let start = (window.start..first).rev().find(|a| busy(&shard, *a)).map_or(window.start, |a| a + 1);
+            let end = (first..window.end).find(|a| busy(&shard, *a)).unwrap_or(window.end);
+            let start = (start..=first).find(|a| missing(&shard, *a)).unwrap_or(first);
+            let end = (first..end).rev().find(|a| missing(&shard, *a)).map_or(first + 1, |a| a + 1);
+            for a in start..end {
+                if missing(&shard, a) {
+                    shard.map.insert(a, Slot::Busy);
+                    claimed.push(a);
+                }
+            }
+            start..end
+        };
+        let bs = self.geo.block_size();
+        let mut bufs: Vec<AlignedBuf> = range.clone().map(|_| AlignedBuf::zeroed(bs)).collect();
+        let offset = range.start << self.geo.block_shift;
+        let outcome = {
+            let mut slices: Vec<IoSliceMut<'_>> = bufs.iter_mut().map(|b| IoSliceMut::new(b)).collect();
+            self.dev.read_vectored(kind, offset, &mut slices)
+        };
+        let mut shard = ls.shard.lock();
+        match outcome {
+            Ok(()) => {
+                let mut claimed = claimed.into_iter().peekable();
+                let mut count = 0;
+                for (a, bytes) in range.clone().zip(bufs) {
+                    if claimed.next_if_eq(&a).is_some() {
+                        let extra = speculative || !need.contains(&a);
+                        self.insert(&mut shard, Buf::new(a, bytes, extra));
+                        count += 1;
+                    }
+                }
+                if count > need.end - need.start {
+                    self.counters.group_reads.fetch_add(1, Ordering::Relaxed);
+                    self.counters.group_blocks.fetch_add(count, Ordering::Relaxed);
+                }
+                self.evict(shard);
+                ls.changed.notify_all();
+                Ok(())
+            }
+            Err(e) => {
+                for a in claimed {
+                    shard.map.remove(&a);
+                }
+                drop(shard);
+                ls.changed.notify_all();
+                if range != need {
+                    // A bad sector elsewhere in the group must not hide this block.
+                    return self.fill(kind, need.clone(), need, speculative);
+                }
+                tracing::error!("reading block {}: {e}", need.start);
+                Err(e.into())
+            }
+        }
+    }
+
+    fn insert(&self, shard: &mut Shard, buf: BufRef) {
+        let addr = buf.addr();
+        if !matches!(shard.map.insert(addr, Slot::Ready(buf)), Some(Slot::Ready(_))) {
+            shard.clock.push_back(addr);
+            self.blocks.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn remove(&self, shard: &mut Shard, addr: BlockAddr) {
+        if let Some(Slot::Ready(_)) = shard.map.remove(&addr) {
+            self.blocks.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Bytes that may be cached now. At least an eighth of the limit is left, however much data is dirty.
+    fn allowed_blocks(&self) -> usize {
+        self.limit.saturating_sub(self.dirty_data()).max(self.limit / 8) >> self.geo.block_shift
+    }
+
+    /// Drops blocks until the limit is met: first from this part, then from others that are not locked.
+    fn evict(&self, shard: MutexGuard<'_, Shard>) {
+        let allowed = self.allowed_blocks();
+        if self.blocks.load(Ordering::Relaxed) <= allowed {
+            return;
+        }
+        self.evict_from(shard, allowed);
+        for other in self.shards.iter() {
+            if self.blocks.load(Ordering::Relaxed) <= allowed {
+                return;
+            }
+            if let Some(shard) = other.shard.try_lock() {
+                self.evict_from(shard, allowed);
+            }
+        }
+    }
+
+    fn evict_from(&self, mut shard: MutexGuard<'_, Shard>, allowed: usize) {
+        let mut steps = shard.clock.len().min(512);
+        while steps > 0 && self.blocks.load(Ordering::Relaxed) > allowed {
+            steps -= 1;
+            let Some(addr) = shard.clock.pop_front() else { return };
+            let keep = match shard.map.get(&addr) {
+                Some(Slot::Ready(b)) => {
+                    Arc::strong_count(b) > 1 || b.is_pinned() || b.referenced.swap(false, Ordering::Relaxed)
+                }
+                _ => continue,
+            };
+            if keep {
+                shard.clock.push_back(addr);
+            } else {
+                self.remove(&mut shard, addr);
+                self.counters.evicted.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// A metadata block, checked against its identity.
+    pub fn read_meta(&self, id: BlockId) -> Result<BufRef> {
+        let buf = self.get(IoKind::Meta, id.addr)?;
+        {
+            let bytes = buf.read();
+            if !buf.verified.load(Ordering::Acquire) {
+                format::verify_block(&bytes, self.geo.fsid, id)?;
+                match id.kind {
+                    BlockKind::Dir => format::dirblock::validate(&bytes)?,
+                    BlockKind::DirIndex => format::dirindex::validate(&bytes)?,
+                    BlockKind::ExtentNode => drop(format::extent::node_header(&bytes)?),
+                    _ => {}
+                }
+                buf.verified.store(true, Ordering::Release);
+            } else if format::get_u32(&bytes, 0) != id.kind as u32 || format::block_owner(&bytes) != id.owner {
+                let what = format!("{} at block {}: another structure is there", id.kind.name(), id.addr);
+                return Err(format::Corrupt(what).into());
+            }
+        }
+        Ok(buf)
+    }
+
+    /// A metadata block with the owner it names itself (for finding an inode through the locator).
+    pub fn read_meta_any_owner(&self, kind: BlockKind, addr: BlockAddr) -> Result<BufRef> {
+        let buf = self.get(IoKind::Meta, addr)?;
+        let owner = format::block_owner(&buf.read());
+        drop(buf);
+        self.read_meta(BlockId { kind, addr, owner })
+    }
+
+    /// Copies file data from `frag` on into `out`. What is missing is read in requests of up to 1 MiB; for a file that
+    /// stands in a group (`grouped`), in group transfers as the policy decides.
+    pub fn read_data(&self, frag: FragAddr, out: &mut [u8], grouped: bool) -> Result<()> {
+        let fs = self.geo.frag_size();
+        let frags = self.geo.frags_for(out.len() as u64);
+        if !self.geo.contains(frag, frags) {
+            let what = format!("data at fragment {frag} lies outside the file system");
+            return Err(Error::Corrupt(format::Corrupt(what)));
+        }
+        let first = self.geo.block_of_frag(frag);
+        let last = self.geo.block_of_frag(frag + frags - 1);
+        let mut skip = (frag - self.geo.frag_of_block(first)) as usize * fs;
+        let mut done = 0;
+        let region_blocks = 1u64 << (REGION_SHIFT - self.geo.block_shift);
+        let transfer = (TRANSFER_MAX >> self.geo.block_shift).max(1);
+        for block in first..=last {
+            let buf = match self.cached_or_wait(block) {
+                Some(b) => {
+                    self.touch(&b, IoKind::Data);
+                    b
+                }
+                None if grouped => self.get(IoKind::Data, block)?,
+                None => {
+                    // One request for what is missing of the run, cut where the parts of the cache meet.
+                    let region_end = (block / region_blocks + 1) * region_blocks;
+                    let end = (last + 1).min(block + transfer).min(region_end);
+                    self.counters.misses.fetch_add(1, Ordering::Relaxed);
+                    self.fill(IoKind::Data, block..end, block..end, false)?;
+                    self.get(IoKind::Data, block)?
+                }
+            };
+            let n = (self.geo.block_size() - skip).min(out.len() - done);
+            out[done..done + n].copy_from_slice(&buf.read()[skip..skip + n]);
+            done += n;
+            skip = 0;
+        }
+        Ok(())
+    }
+
+    /// Fetches a run of data ahead of a sequential reader, in the background where there is one.
+    pub fn read_ahead(&self, frag: FragAddr, frags: u64) {
+        let end = (frag + frags).min(self.geo.total_frags());
+        let (first, last) = (self.geo.block_of_frag(frag), self.geo.block_of_frag(end.saturating_sub(1)));
+        let guard = self.ahead.lock();
+        let Some(send) = &*guard else { return };
+        let region_blocks = 1u64 << (REGION_SHIFT - self.geo.block_shift);
+        let transfer = (TRANSFER_MAX >> self.geo.block_shift).max(1);
+        let mut block = first;
+        while block <= last {
+            let region_end = (block / region_blocks + 1) * region_blocks;
+            let end = (last + 1).min(block + transfer).min(region_end);
+            if !self.contains(block) && send.try_send((IoKind::Data, block..end)).is_err() {
+                return;
+            }
+            block = end;
+        }
+    }
+
+    /// A new block of zeros that replaces whatever was cached at this address.
+    pub(crate) fn install_new(&self, addr: BlockAddr) -> BufRef {
+        let buf = Buf::new(addr, AlignedBuf::zeroed(self.geo.block_size()), false);
+        let ls = self.shard(addr);
+        let mut shard = ls.shard.lock();
+        while let Some(Slot::Busy) = shard.map.get(&addr) {
+            ls.changed.wait(&mut shard);
+        }
+        self.insert(&mut shard, buf.clone());
+        buf.pinned.store(true, Ordering::Release);
+        self.evict(shard);
+        buf
+    }
+
+    /// Forgets a block (it was freed).
+    pub(crate) fn forget_block(&self, addr: BlockAddr) {
+        let ls = self.shard(addr);
+        let mut shard = ls.shard.lock();
+        while let Some(Slot::Busy) = shard.map.get(&addr) {
+            ls.changed.wait(&mut shard);
+        }
+        self.remove(&mut shard, addr);
+    }
+
+    /// Drops every block that is as on the device (for measurements of a cold cache).
+    pub fn drop_clean(&self) {
+        for ls in self.shards.iter() {
+            let mut shard = ls.shard.lock();
+            let clean = |s: &Slot| matches!(s, Slot::Ready(b) if Arc::strong_count(b) == 1 && !b.is_pinned());
+            let gone: Vec<BlockAddr> = shard.map.iter().filter(|(_, s)| clean(s)).map(|(a, _)| *a).collect();
+            for a in gone {
+                self.remove(&mut shard, a);
+            }
+        }
+    }
+
+    /// Makes completed writes durable.
+    pub(crate) fn flush(&self) -> Result<()> {
+        self.unflushed.store(false, Ordering::Release);
+        self.dev.flush().inspect_err(|_| self.unflushed.store(true, Ordering::Release))?;
+        Ok(())
+    }
+}

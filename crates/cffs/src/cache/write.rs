@@ -1,0 +1,148 @@
+//! Writing home: data placed by writeback, and blocks that the journal has made durable.
+//!
+//! Neighbours on the device become one request (the group write of C-FFS 1997, section 3.2), however many files they
+//! belong to.
+
+use super::{Buf, Cache, Slot};
+use crate::device::{IoKind, WriteRequest};
+use crate::error::Result;
+use crate::format::{BlockAddr, FragAddr};
+use cffs_buf::AlignedBuf;
+use std::io::IoSlice;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// Most buffers gathered into one request.
+const GATHER_MAX: usize = 512;
+/// Data in runs up to this many bytes stay cached after they were written; longer ones would push out everything else.
+const KEEP_MAX: usize = 256 << 10;
+
+/// A run of fragments to be written.
+pub struct DataRun {
+    /// First fragment.
+    pub frag: FragAddr,
+    /// Buffer that holds the bytes.
+    pub bytes: Arc<AlignedBuf>,
+    /// Offset of the run in the buffer.
+    pub from: usize,
+    /// Length in bytes: whole fragments.
+    pub len: usize,
+}
+
+impl DataRun {
+    fn slice(&self) -> &[u8] {
+        &self.bytes[self.from..self.from + self.len]
+    }
+}
+
+/// Pieces of one block that a batch covers.
+struct Piece {
+    block: BlockAddr,
+    at: usize,
+    run: usize,
+    from: usize,
+    len: usize,
+}
+
+impl Cache {
+    /// Writes file data to its place. Runs must not overlap. On return the data has left for the device (durable after
+    /// the next flush) and whatever part of it was cached has the new contents.
+    pub fn write_data(&self, runs: &mut [DataRun]) -> Result<()> {
+        if runs.is_empty() {
+            return Ok(());
+        }
+        runs.sort_unstable_by_key(|r| r.frag);
+        let busy = self.prepare_write(runs);
+        let outcome = self.submit(IoKind::Data, runs);
+        for addr in busy {
+            let ls = self.shard(addr);
+            ls.shard.lock().map.remove(&addr);
+            ls.changed.notify_all();
+        }
+        outcome
+    }
+
+    /// Brings the cached contents of the blocks up to date, and claims those that are not cached as a whole so that
+    /// nobody reads them before the write is through. Returns the claimed blocks.
+    fn prepare_write(&self, runs: &[DataRun]) -> Vec<BlockAddr> {
+        let (bs, fs) = (self.geo.block_size(), self.geo.frag_size());
+        let mut pieces: Vec<Piece> = Vec::with_capacity(runs.len());
+        for (i, r) in runs.iter().enumerate() {
+            let mut frag = r.frag;
+            let mut from = r.from;
+            let end = r.from + r.len;
+            while from < end {
+                let block = self.geo.block_of_frag(frag);
+                let at = (frag - self.geo.frag_of_block(block)) as usize * fs;
+                let len = (bs - at).min(end - from);
+                pieces.push(Piece { block, at, run: i, from, len });
+                from += len;
+                frag += (len / fs) as u64;
+            }
+        }
+        let mut busy = Vec::new();
+        for of_block in pieces.chunk_by(|a, b| a.block == b.block) {
+            let addr = of_block[0].block;
+            let whole = of_block.iter().map(|p| p.len).sum::<usize>() == bs;
+            let keep = whole && of_block.iter().all(|p| runs[p.run].len <= KEEP_MAX);
+            let ls = self.shard(addr);
+            let mut shard = ls.shard.lock();
+            // Claims are taken in the order of addresses, so two writers cannot wait for each other.
+            while let Some(Slot::Busy) = shard.map.get(&addr) {
+                ls.changed.wait(&mut shard);
+            }
+            let copy = |bytes: &mut [u8]| {
+                for p in of_block {
+                    bytes[p.at..p.at + p.len].copy_from_slice(&runs[p.run].bytes[p.from..p.from + p.len]);
+                }
+            };
+            match shard.map.get(&addr) {
+                Some(Slot::Ready(b)) => {
+                    let b = b.clone();
+                    drop(shard);
+                    copy(&mut b.lock().bytes);
+                }
+                _ if keep => {
+                    let mut bytes = AlignedBuf::zeroed(bs);
+                    copy(&mut bytes);
+                    let buf = Buf::new(addr, bytes, false);
+                    self.insert(&mut shard, buf);
+                    self.evict(shard);
+                }
+                _ => {
+                    shard.map.insert(addr, Slot::Busy);
+                    busy.push(addr);
+                }
+            }
+        }
+        busy
+    }
+
+    fn submit(&self, kind: IoKind, runs: &[DataRun]) -> Result<()> {
+        let shift = self.geo.frag_shift;
+        let pieces = runs.iter().map(|r| (r.frag << shift, r.slice()));
+        self.write_sorted(kind, pieces)
+    }
+
+    /// Writes pieces that are sorted by offset, neighbours in one request.
+    pub(crate) fn write_sorted<'a>(&self, kind: IoKind, pieces: impl Iterator<Item = (u64, &'a [u8])>) -> Result<()> {
+        let max = self.dev.max_request();
+        let mut requests: Vec<WriteRequest<'a>> = Vec::new();
+        let (mut end, mut len) = (u64::MAX, 0);
+        for (offset, bytes) in pieces {
+            let joins = offset == end && len + bytes.len() <= max;
+            match requests.last_mut() {
+                Some(r) if joins && r.bufs.len() < GATHER_MAX => r.bufs.push(IoSlice::new(bytes)),
+                _ => {
+                    requests.push(WriteRequest { kind, offset, bufs: vec![IoSlice::new(bytes)] });
+                    len = 0;
+                }
+            }
+            len += bytes.len();
+            end = offset + bytes.len() as u64;
+        }
+        self.unflushed.store(true, Ordering::Release);
+        self.dev.write_batch(&requests)?;
+        Ok(())
+    }
+}

@@ -1,0 +1,132 @@
+//! The checkpoint: committed blocks go home, neighbours in one request.
+
+use super::{Journal, txn};
+use crate::cache::{AddrMap, BufInner, BufRef};
+use crate::device::IoKind;
+use crate::error::Result;
+use crate::format::{self, BlockAddr};
+use cffs_buf::AlignedBuf;
+use parking_lot::MutexGuard;
+use std::sync::atomic::Ordering;
+
+/// A copy of a block on its way home.
+pub(super) struct Home {
+    buf: BufRef,
+    bytes: AlignedBuf,
+    /// Fragments to write; `None` for the whole block (metadata).
+    frags: Option<u8>,
+}
+
+/// Copies a committed block. The caller holds its lock and knows that it carries no uncommitted change.
+fn copy_home(buf: &BufRef, inner: &mut BufInner) -> Option<Home> {
+    let log = inner.log.as_mut()?;
+    log.waits_home = false;
+    let mut bytes = AlignedBuf::from_slice(&inner.bytes);
+    if !log.data {
+        format::seal(&mut bytes, log.last_seq);
+    }
+    let frags = log.data.then(|| std::mem::take(&mut log.home_frags));
+    Some(Home { buf: buf.clone(), bytes, frags })
+}
+
+impl Journal {
+    /// Copies of the blocks that the running group has not touched.
+    pub(super) fn collect_cold(&self) -> Vec<Home> {
+        let bufs: Vec<BufRef> = self.dirty.lock().values().cloned().collect();
+        let mut out = Vec::with_capacity(bufs.len());
+        for buf in bufs {
+            let mut inner = buf.lock();
+            if inner.log.as_ref().is_some_and(|l| l.waits_home && !l.in_txn && !l.freed) {
+                out.extend(copy_home(&buf, &mut inner));
+            }
+        }
+        out
+    }
+
+    /// Copies of all blocks that wait; nothing is running.
+    pub(super) fn collect_home(&self, dirty: &mut MutexGuard<'_, AddrMap<BlockAddr, BufRef>>) -> Vec<Home> {
+        let mut out = Vec::with_capacity(dirty.len());
+        for buf in dirty.values() {
+            let mut inner = buf.lock();
+            if inner.log.as_ref().is_some_and(|l| l.waits_home) {
+                out.extend(copy_home(buf, &mut inner));
+            }
+        }
+        out
+    }
+
+    /// Writes copies to their places and releases the blocks that did not change meanwhile.
+    pub(super) fn write_home(&self, mut home: Vec<Home>) -> Result<()> {
+        if home.is_empty() {
+            return Ok(());
+        }
+        home.sort_unstable_by_key(|h| h.buf.addr());
+        let geo = *self.cache.geometry();
+        let (shift, fs) = (geo.block_shift, geo.frag_size());
+        // File data and metadata may be neighbours; a request is counted as what it begins with.
+        for (kind, data) in [(IoKind::Meta, false), (IoKind::Data, true)] {
+            let mut pieces: Vec<(u64, &[u8])> = Vec::with_capacity(home.len());
+            for h in home.iter().filter(|h| h.frags.is_some() == data) {
+                let offset = h.buf.addr() << shift;
+                match h.frags {
+                    None => pieces.push((offset, &h.bytes)),
+                    Some(mask) => {
+                        for f in (0..geo.frags_per_block() as usize).filter(|f| mask >> f & 1 == 1) {
+                            pieces.push((offset + (f * fs) as u64, &h.bytes[f * fs..(f + 1) * fs]));
+                        }
+                    }
+                }
+            }
+            if !pieces.is_empty() {
+                self.cache.write_sorted(kind, pieces.into_iter())?;
+            }
+        }
+        self.counters.home_blocks.fetch_add(home.len() as u64, Ordering::Relaxed);
+        let mut dirty = self.dirty.lock();
+        for h in home {
+            let mut inner = h.buf.lock();
+            let done = inner.log.as_ref().is_none_or(|l| !l.in_txn && !l.waits_home);
+            if done {
+                inner.log = None;
+                h.buf.pinned.store(false, Ordering::Release);
+            }
+            let waits = inner.log.as_ref().is_some_and(|l| l.waits_home);
+            if !waits && dirty.get(&h.buf.addr()).is_some_and(|b| std::sync::Arc::ptr_eq(b, &h.buf)) {
+                dirty.remove(&h.buf.addr());
+            }
+        }
+        Ok(())
+    }
+
+    /// After the log was emptied: only the running group's data blocks still matter.
+    pub(super) fn retain_running_data_blocks(&self) {
+        let mut blocks = self.data_blocks.lock();
+        blocks.retain(|addr, ()| {
+            self.cache.peek(*addr).is_some_and(|b| b.lock().log.as_ref().is_some_and(|l| l.data && l.in_txn))
+        });
+    }
+
+    /// metadata=sync: writes the blocks of a transaction that has ended, one after another, except those that can be
+    /// rebuilt from the others.
+    pub(super) fn write_in_order(&self, order: &[BufRef]) {
+        for buf in order {
+            let copy = {
+                let mut inner = buf.lock();
+                let inner = &mut *inner;
+                let Some(log) = &mut inner.log else { continue };
+                if log.freed || !log.in_txn || log.data || txn::is_derived(&inner.bytes) {
+                    continue;
+                }
+                log.dirty.fill(0);
+                let mut bytes = AlignedBuf::from_slice(&inner.bytes);
+                format::seal(&mut bytes, self.running_seq());
+                bytes
+            };
+            let offset = buf.addr() << self.cache.geometry().block_shift;
+            self.cache.unflushed.store(true, Ordering::Release);
+            if let Err(e) = self.cache.device().write_at(IoKind::Meta, offset, &copy) {
+                self.fail("writing metadata failed", &e.into());
+            }
+        }
+    }
+}

@@ -1,0 +1,199 @@
+//! Transactions: the only way to change metadata.
+
+use super::Journal;
+use crate::cache::{BufInner, BufRef, Cache, LogState};
+use crate::format::dirblock::BlockEdit;
+use crate::format::log::{RANGE_UNIT, RECORD_HEADER};
+use crate::format::{self, BlockAddr, BlockId, BlockKind, FragAddr};
+use crate::space::run::Run;
+use parking_lot::{RwLockReadGuard, RwLockWriteGuard};
+use std::cell::{Cell, RefCell};
+use std::ops::Deref;
+use std::sync::atomic::Ordering;
+
+/// A change of metadata that happens as a whole or not at all. It joins the running group of transactions, which the
+/// next commit makes durable together.
+///
+/// There is no way back: whatever can fail is checked before the first edit. Dropping the transaction ends it.
+pub struct Txn<'a> {
+    pub(super) journal: &'a Journal,
+    pub(super) seq: u64,
+    reserved: usize,
+    logged: Cell<usize>,
+    /// Blocks in the order of their first change (only where they are to be written in that order).
+    order: RefCell<Vec<BufRef>>,
+    _running: RwLockReadGuard<'a, ()>,
+}
+
+impl<'a> Txn<'a> {
+    pub(super) fn new(journal: &'a Journal, seq: u64, reserved: usize, running: RwLockReadGuard<'a, ()>) -> Self {
+        let (logged, order) = (Cell::new(0), RefCell::default());
+        Txn { journal, seq, reserved, logged, order, _running: running }
+    }
+
+    /// The cache below.
+    pub fn cache(&self) -> &Cache {
+        &self.journal.cache
+    }
+
+    /// Sequence number of the commit that will carry this transaction.
+    pub fn seq(&self) -> u64 {
+        self.seq
+    }
+
+    /// A new metadata block: zeros and its identity. Whatever was at its address is not read.
+    pub fn init_block(&self, id: BlockId) -> BufRef {
+        let buf = self.cache().install_new(id.addr);
+        buf.verified.store(true, Ordering::Release);
+        {
+            let mut e = self.edit(&buf);
+            format::init_block(e.range(0, format::META_HEADER_SIZE), self.cache().geometry().fsid, id);
+            if let Some(log) = &mut e.inner.log {
+                log.init = true;
+            }
+        }
+        buf
+    }
+
+    /// Locks a metadata block for change.
+    pub fn edit<'b>(&'b self, buf: &'b BufRef) -> BlockEditGuard<'b> {
+        self.edit_as(buf, false)
+    }
+
+    /// Locks a block of file data for change through the log (fsync of small files).
+    pub(crate) fn edit_data<'b>(&'b self, buf: &'b BufRef) -> BlockEditGuard<'b> {
+        self.edit_as(buf, true)
+    }
+
+    fn edit_as<'b>(&'b self, buf: &'b BufRef, data: bool) -> BlockEditGuard<'b> {
+        let mut inner = buf.lock();
+        let size = inner.bytes.len();
+        inner.log.get_or_insert_with(|| LogState::new(size, data));
+        BlockEditGuard { txn: self, buf, inner, units: 0, ranges: 0 }
+    }
+
+    /// Overwrites bytes of a block.
+    pub fn write(&self, buf: &BufRef, offset: usize, bytes: &[u8]) {
+        self.edit(buf).range(offset, bytes.len()).copy_from_slice(bytes);
+    }
+
+    /// A metadata block is no longer used: its cached contents are dropped and its log records revoked. Its space is
+    /// freed separately.
+    pub fn free_block(&self, addr: BlockAddr) {
+        let cache = self.cache();
+        if let Some(buf) = cache.peek(addr) {
+            let mut inner = buf.lock();
+            if let Some(log) = &mut inner.log {
+                log.freed = true;
+                log.waits_home = false;
+            }
+            buf.pinned.store(false, Ordering::Release);
+        }
+        cache.forget_block(addr);
+        let geo = cache.geometry();
+        self.journal.forget_dirty(addr);
+        self.journal.revoke(geo.frag_of_block(addr), geo.frags_per_block());
+    }
+
+    /// Fragments of file data are no longer used: log records of them, if there are any, are revoked, and the journal
+    /// no longer writes them home.
+    pub fn free_data(&self, run: Run) {
+        self.journal.forget_data(run);
+    }
+
+    /// Space freed by this transaction: it may be allocated again when the transaction is durable.
+    pub fn note_freed(&self, run: Run) {
+        self.journal.running.lock().freed.push(run);
+    }
+
+    fn note_edit(&self, buf: &BufRef, first: bool, bytes: usize) {
+        self.logged.set(self.logged.get() + bytes);
+        if first {
+            self.journal.running.lock().bufs.push(buf.clone());
+        }
+        if self.journal.writes_in_order() {
+            let mut order = self.order.borrow_mut();
+            if !order.iter().any(|b| b.addr() == buf.addr()) {
+                order.push(buf.clone());
+            }
+        }
+    }
+}
+
+impl Drop for Txn<'_> {
+    fn drop(&mut self) {
+        let logged = self.logged.get();
+        if logged > self.reserved && self.journal.has_log() {
+            tracing::warn!("a transaction logged {logged} bytes and had reserved {}", self.reserved);
+            debug_assert!(false, "a transaction logged {logged} bytes and had reserved {}", self.reserved);
+        }
+        self.journal.end(self.reserved, logged);
+        let order = std::mem::take(&mut *self.order.borrow_mut());
+        if !order.is_empty() {
+            self.journal.write_in_order(&order);
+        }
+    }
+}
+
+/// Whether a block can be rebuilt from others: such blocks need not be written in order (metadata=sync).
+pub(super) fn is_derived(block: &[u8]) -> bool {
+    matches!(
+        BlockKind::from_magic(format::get_u32(block, 0)),
+        Some(BlockKind::Bitmap | BlockKind::AgHeader | BlockKind::Counters | BlockKind::Locator | BlockKind::TableMap)
+    )
+}
+
+/// Write access to a block within a transaction. Bytes are changed through [`BlockEdit::range`], which records them.
+pub struct BlockEditGuard<'a> {
+    txn: &'a Txn<'a>,
+    buf: &'a BufRef,
+    inner: RwLockWriteGuard<'a, BufInner>,
+    units: usize,
+    ranges: usize,
+}
+
+impl Deref for BlockEditGuard<'_> {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        &self.inner.bytes
+    }
+}
+
+impl BlockEdit for BlockEditGuard<'_> {
+    fn bytes(&self) -> &[u8] {
+        &self.inner.bytes
+    }
+
+    fn range(&mut self, offset: usize, len: usize) -> &mut [u8] {
+        let inner = &mut *self.inner;
+        if let Some(log) = &mut inner.log {
+            let new = log.mark(offset, len);
+            self.units += new;
+            self.ranges += usize::from(new > 0);
+        }
+        &mut inner.bytes[offset..offset + len]
+    }
+}
+
+impl Drop for BlockEditGuard<'_> {
+    fn drop(&mut self) {
+        if self.units == 0 {
+            return;
+        }
+        let mut first = false;
+        if let Some(log) = &mut self.inner.log {
+            first = !log.in_txn;
+            log.in_txn = true;
+            log.freed = false;
+        }
+        if first {
+            self.buf.pinned.store(true, Ordering::Release);
+        }
+        // A run costs four bytes in the record; two of the header's words may be padding.
+        let bytes = self.units * RANGE_UNIT + self.ranges * 8 + if first { RECORD_HEADER + 8 } else { 0 };
+        self.txn.note_edit(self.buf, first, bytes);
+    }
+}
+
+/// A run of revoked fragments waiting for the commit.
+pub(super) type Revoked = std::collections::BTreeMap<FragAddr, u64>;

@@ -1,0 +1,2 @@
+//! The space manager.
+pub mod run;
