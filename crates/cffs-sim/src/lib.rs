@@ -1,1 +1,10 @@
-//! cffs-sim
+//! Proof for the engine: a reference model that random operation sequences are compared with, and a simulated device
+//! on which every crash can be tried.
+
+pub mod disk;
+pub mod generate;
+pub mod model;
+pub mod ops;
+pub mod pattern;
+pub mod shrink;
+pub mod state;

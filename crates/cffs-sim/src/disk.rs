@@ -1,0 +1,418 @@
+//! A simulated device that records what is written to it, and the images a crash could leave behind.
+//!
+//! A device may keep completed writes in a volatile cache until it is flushed. After a power failure each of them may
+//! have reached the medium or not, whole or in part: sectors of 512 bytes are atomic, nothing larger is. Of two writes
+//! to the same sector the older one never replaces the newer one, but it may be the only one that arrived.
+
+use cffs::device::{Device, IoKind};
+use fastrand::Rng;
+use parking_lot::Mutex;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::sync::Arc;
+
+/// Unit that a device writes atomically, in bytes.
+pub const SECTOR: usize = 512;
+const CHUNK: usize = 16 * 1024;
+/// What discarded space reads as until it is written again.
+const DISCARDED: u8 = 0xdb;
+
+/// Contents of a device: sparse, and cheap to copy (chunks are shared until one side writes).
+#[derive(Clone)]
+pub struct Image {
+    len: u64,
+    chunks: Vec<Option<Arc<Vec<u8>>>>,
+}
+
+impl Image {
+    /// A device full of zeros.
+    pub fn new(len: u64) -> Image {
+        Image { len, chunks: vec![None; len.div_ceil(CHUNK as u64) as usize] }
+    }
+
+    /// Size in bytes.
+    pub fn size(&self) -> u64 {
+        self.len
+    }
+
+    /// Copies bytes out; the range lies inside the image.
+    pub fn read(&self, offset: u64, buf: &mut [u8]) {
+        each_chunk(offset, buf.len(), |chunk, at, range| {
+            let out = &mut buf[range];
+            match &self.chunks[chunk] {
+                Some(data) => out.copy_from_slice(&data[at..at + out.len()]),
+                None => out.fill(0),
+            }
+        });
+    }
+
+    /// Copies bytes in; the range lies inside the image.
+    pub fn write(&mut self, offset: u64, data: &[u8]) {
+        each_chunk(offset, data.len(), |chunk, at, range| {
+            let slot = self.chunks[chunk].get_or_insert_with(|| Arc::new(vec![0; CHUNK]));
+            Arc::make_mut(slot)[at..at + range.len()].copy_from_slice(&data[range]);
+        });
+    }
+
+    /// Sets a range to one value.
+    pub fn fill(&mut self, offset: u64, len: u64, value: u8) {
+        let block = [value; CHUNK];
+        each_chunk(offset, len as usize, |chunk, at, range| {
+            let slot = self.chunks[chunk].get_or_insert_with(|| Arc::new(vec![0; CHUNK]));
+            Arc::make_mut(slot)[at..at + range.len()].copy_from_slice(&block[..range.len()]);
+        });
+    }
+}
+
+/// Splits a byte range at chunk borders: (chunk, offset in it, range of the caller's buffer).
+fn each_chunk(offset: u64, len: usize, mut f: impl FnMut(usize, usize, std::ops::Range<usize>)) {
+    let mut done = 0;
+    while done < len {
+        let at = (offset + done as u64) as usize;
+        let n = (CHUNK - at % CHUNK).min(len - done);
+        f(at / CHUNK, at % CHUNK, done..done + n);
+        done += n;
+    }
+}
+
+/// Something that reached a device.
+#[derive(Clone)]
+pub enum Event {
+    /// A write, completed but not yet durable.
+    Write {
+        /// Number of the device.
+        dev: usize,
+        /// What it carried.
+        kind: IoKind,
+        /// Byte offset.
+        offset: u64,
+        /// The bytes.
+        data: Arc<[u8]>,
+    },
+    /// All earlier writes to this device are durable.
+    Flush {
+        /// Number of the device.
+        dev: usize,
+    },
+    /// A range's content became undefined.
+    Discard {
+        /// Number of the device.
+        dev: usize,
+        /// Byte offset.
+        offset: u64,
+        /// Length in bytes.
+        len: u64,
+    },
+}
+
+impl Event {
+    /// Number of the device that it reached.
+    pub fn dev(&self) -> usize {
+        match self {
+            Event::Write { dev, .. } | Event::Flush { dev } | Event::Discard { dev, .. } => *dev,
+        }
+    }
+}
+
+impl std::fmt::Debug for Event {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Event::Write { dev, kind, offset, data } => {
+                write!(f, "dev{dev} write {kind:?} {offset:#x}+{:#x}", data.len())
+            }
+            Event::Flush { dev } => write!(f, "dev{dev} flush"),
+            Event::Discard { dev, offset, len } => write!(f, "dev{dev} discard {offset:#x}+{len:#x}"),
+        }
+    }
+}
+
+struct Core {
+    images: Vec<Image>,
+    events: Vec<Event>,
+}
+
+/// The common record of one or more devices (data and external log), in the order in which things happened.
+#[derive(Clone)]
+pub struct Trace(Arc<Mutex<Core>>);
+
+impl Trace {
+    /// Devices with these contents.
+    pub fn new(images: Vec<Image>) -> Trace {
+        Trace(Arc::new(Mutex::new(Core { images, events: Vec::new() })))
+    }
+
+    /// A device of the trace.
+    pub fn device(&self, dev: usize) -> Arc<RecordingDevice> {
+        let len = self.0.lock().images[dev].len;
+        Arc::new(RecordingDevice { trace: self.clone(), dev, len })
+    }
+
+    /// Number of events so far.
+    pub fn len(&self) -> usize {
+        self.0.lock().events.len()
+    }
+
+    /// True when nothing was written or flushed yet.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The events so far.
+    pub fn events(&self) -> Vec<Event> {
+        self.0.lock().events.clone()
+    }
+
+    /// The contents as reads see them now.
+    pub fn images(&self) -> Vec<Image> {
+        self.0.lock().images.clone()
+    }
+}
+
+/// One device of a [`Trace`].
+pub struct RecordingDevice {
+    trace: Trace,
+    dev: usize,
+    len: u64,
+}
+
+impl RecordingDevice {
+    fn check(&self, offset: u64, len: usize) -> io::Result<()> {
+        let sector = SECTOR as u64;
+        if !offset.is_multiple_of(sector) || !(len as u64).is_multiple_of(sector) {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("request {offset}+{len} is not aligned")));
+        }
+        if offset.checked_add(len as u64).is_none_or(|end| end > self.len) {
+            let text = format!("request {offset}+{len} is beyond the end of the device ({})", self.len);
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+        }
+        Ok(())
+    }
+}
+
+impl Device for RecordingDevice {
+    fn len(&self) -> u64 {
+        self.len
+    }
+
+    fn sector_size(&self) -> u32 {
+        SECTOR as u32
+    }
+
+    fn read_vectored(&self, _kind: IoKind, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<()> {
+        self.check(offset, bufs.iter().map(|b| b.len()).sum())?;
+        let core = self.trace.0.lock();
+        let mut at = offset;
+        for b in bufs {
+            core.images[self.dev].read(at, b);
+            at += b.len() as u64;
+        }
+        Ok(())
+    }
+
+    fn write_vectored(&self, kind: IoKind, offset: u64, bufs: &[IoSlice<'_>]) -> io::Result<()> {
+        let data: Vec<u8> = bufs.iter().flat_map(|b| b.iter().copied()).collect();
+        self.check(offset, data.len())?;
+        let mut core = self.trace.0.lock();
+        core.images[self.dev].write(offset, &data);
+        core.events.push(Event::Write { dev: self.dev, kind, offset, data: data.into() });
+        Ok(())
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        self.trace.0.lock().events.push(Event::Flush { dev: self.dev });
+        Ok(())
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.check(offset, len as usize)?;
+        let mut core = self.trace.0.lock();
+        core.images[self.dev].fill(offset, len, DISCARDED);
+        core.events.push(Event::Discard { dev: self.dev, offset, len });
+        Ok(())
+    }
+}
+
+/// Which of the writes that were not yet durable survive a crash.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Survival {
+    /// None.
+    None,
+    /// All (as when a process is killed).
+    All,
+    /// Each with probability one half.
+    Some,
+    /// All but one.
+    AllButOne,
+    /// One alone.
+    One,
+    /// Each write by sectors: all, none, a prefix, or any subset.
+    Torn,
+}
+
+impl Survival {
+    /// All ways.
+    pub const EVERY: [Survival; 6] =
+        [Survival::None, Survival::All, Survival::Some, Survival::AllButOne, Survival::One, Survival::Torn];
+}
+
+/// Walks along a record and builds the images that a crash at each point could leave.
+pub struct CrashStates<'a> {
+    events: &'a [Event],
+    at: usize,
+    durable: Vec<Image>,
+    pending: Vec<usize>,
+}
+
+impl<'a> CrashStates<'a> {
+    /// Starts before the first event, with the devices' contents of that time.
+    pub fn new(images: Vec<Image>, events: &'a [Event]) -> Self {
+        CrashStates { events, at: 0, durable: images, pending: Vec::new() }
+    }
+
+    /// Moves forward: the first `at` events have happened.
+    pub fn advance(&mut self, at: usize) {
+        assert!(self.at <= at && at <= self.events.len());
+        for i in self.at..at {
+            let Event::Flush { dev } = self.events[i] else {
+                self.pending.push(i);
+                continue;
+            };
+            let (now, later): (Vec<usize>, Vec<usize>) =
+                self.pending.iter().partition(|p| self.events[**p].dev() == dev);
+            for p in now {
+                apply(&mut self.durable, &self.events[p]);
+            }
+            self.pending = later;
+        }
+        self.at = at;
+    }
+
+    /// Number of writes whose fate a crash here would decide.
+    pub fn undecided(&self) -> usize {
+        self.pending.len()
+    }
+
+    /// The images after a crash here.
+    pub fn crash(&self, survival: Survival, rng: &mut Rng) -> Vec<Image> {
+        let mut images = self.durable.clone();
+        let chosen = if self.pending.is_empty() { 0 } else { rng.usize(..self.pending.len()) };
+        for (n, p) in self.pending.iter().enumerate() {
+            let event = &self.events[*p];
+            let whole = match survival {
+                Survival::None => false,
+                Survival::All => true,
+                Survival::Some => rng.bool(),
+                Survival::AllButOne => n != chosen,
+                Survival::One => n == chosen,
+                Survival::Torn => {
+                    tear(&mut images, event, rng);
+                    continue;
+                }
+            };
+            if whole {
+                apply(&mut images, event);
+            }
+        }
+        images
+    }
+}
+
+fn apply(images: &mut [Image], event: &Event) {
+    match event {
+        Event::Write { dev, offset, data, .. } => images[*dev].write(*offset, data),
+        Event::Discard { dev, offset, len } => images[*dev].fill(*offset, *len, DISCARDED),
+        Event::Flush { .. } => {}
+    }
+}
+
+fn tear(images: &mut [Image], event: &Event, rng: &mut Rng) {
+    let Event::Write { dev, offset, data, .. } = event else {
+        if rng.bool() {
+            apply(images, event);
+        }
+        return;
+    };
+    let sectors = data.len() / SECTOR;
+    let prefix = rng.usize(..=sectors);
+    let how = rng.u8(..4);
+    for (i, sector) in data.chunks(SECTOR).enumerate() {
+        let survives = match how {
+            0 => false,
+            1 => true,
+            2 => i < prefix,
+            _ => rng.bool(),
+        };
+        if survives {
+            images[*dev].write(offset + (i * SECTOR) as u64, sector);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn byte(image: &Image, offset: u64) -> u8 {
+        let mut b = [0];
+        image.read(offset, &mut b);
+        b[0]
+    }
+
+    #[test]
+    fn copies_are_independent() {
+        let mut a = Image::new(1 << 20);
+        a.write(CHUNK as u64 - 512, &[1; 1024]);
+        let mut b = a.clone();
+        b.write(CHUNK as u64, &[2; 512]);
+        assert_eq!((byte(&a, CHUNK as u64 - 1), byte(&a, CHUNK as u64)), (1, 1));
+        assert_eq!((byte(&b, CHUNK as u64 - 1), byte(&b, CHUNK as u64)), (1, 2));
+        assert_eq!(byte(&b, 1 << 19), 0);
+    }
+
+    #[test]
+    fn flushed_writes_survive_every_crash_and_others_may_be_lost_or_torn() {
+        let trace = Trace::new(vec![Image::new(1 << 20), Image::new(1 << 20)]);
+        let (dev, log) = (trace.device(0), trace.device(1));
+        dev.write_at(IoKind::Data, 0, &[1; 4096]).unwrap();
+        log.write_at(IoKind::Log, 0, &[9; 512]).unwrap();
+        dev.flush().unwrap();
+        dev.write_at(IoKind::Data, 0, &[2; 4096]).unwrap();
+        assert!(dev.write_at(IoKind::Data, 100, &[2; 512]).is_err(), "unaligned");
+        assert!(dev.write_at(IoKind::Data, 1 << 20, &[2; 512]).is_err(), "beyond the end");
+        let events = trace.events();
+        let mut states = CrashStates::new(vec![Image::new(1 << 20), Image::new(1 << 20)], &events);
+        states.advance(4);
+        assert_eq!(states.undecided(), 2, "the other device was not flushed");
+        let mut rng = Rng::with_seed(1);
+        let none = states.crash(Survival::None, &mut rng);
+        assert_eq!((byte(&none[0], 0), byte(&none[1], 0)), (1, 0));
+        let all = states.crash(Survival::All, &mut rng);
+        assert_eq!((byte(&all[0], 0), byte(&all[1], 0)), (2, 9));
+        let mut mixed = false;
+        for _ in 0..50 {
+            let torn = &states.crash(Survival::Torn, &mut rng)[0];
+            let sectors: Vec<u8> = (0..8).map(|i| byte(torn, i * 512)).collect();
+            for i in 0..4096 {
+                assert_eq!(byte(torn, i), sectors[i as usize / 512], "a sector is never torn");
+            }
+            mixed |= sectors.contains(&1) && sectors.contains(&2);
+        }
+        assert!(mixed);
+    }
+
+    #[test]
+    fn a_lost_newer_write_leaves_the_older_one() {
+        let trace = Trace::new(vec![Image::new(4096)]);
+        let dev = trace.device(0);
+        dev.write_at(IoKind::Data, 0, &[1; 512]).unwrap();
+        dev.write_at(IoKind::Data, 0, &[2; 512]).unwrap();
+        let events = trace.events();
+        let mut states = CrashStates::new(vec![Image::new(4096)], &events);
+        states.advance(2);
+        let mut rng = Rng::with_seed(3);
+        let mut seen: Vec<u8> = (0..100).map(|_| byte(&states.crash(Survival::Some, &mut rng)[0], 0)).collect();
+        seen.sort_unstable();
+        seen.dedup();
+        assert_eq!(seen, [0, 1, 2]);
+        assert_eq!(byte(&states.crash(Survival::All, &mut rng)[0], 0), 2);
+    }
+}

@@ -1,0 +1,481 @@
+//! Random operation sequences from a seed.
+//!
+//! The generator runs a model along, so that most operations hit files that exist, in a small universe of names where
+//! they collide. What it makes is concrete: a sequence means the same without the generator.
+
+use crate::model::{Body, Id, ROOT};
+use crate::ops::{self, Op, Path, SLOTS, Special};
+use crate::state::State;
+use cffs::format::{FILE_SIZE_MAX, FileType};
+use cffs::fs::api::RenameFlags;
+use fastrand::Rng;
+
+/// What a sequence is mostly made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Profile {
+    /// A bit of everything.
+    Mixed,
+    /// Names: create, remove, rename, link.
+    Names,
+    /// Contents: write, truncate, sparse and large files.
+    Data,
+    /// Small files made durable one by one.
+    Fsync,
+    /// Directories of hundreds of files.
+    Large,
+}
+
+impl Profile {
+    /// All profiles.
+    pub const ALL: [Profile; 5] = [Profile::Mixed, Profile::Names, Profile::Data, Profile::Fsync, Profile::Large];
+}
+
+/// Kinds of operations, for weighing.
+#[derive(Clone, Copy)]
+enum Kind {
+    Create,
+    Mkdir,
+    Mknod,
+    Symlink,
+    Readlink,
+    Link,
+    Unlink,
+    Rmdir,
+    Rename,
+    Write,
+    Truncate,
+    Read,
+    Seek,
+    Readdir,
+    List,
+    Lookup,
+    Attr,
+    Fsync,
+    Fdatasync,
+    Sync,
+    Open,
+    Close,
+    Remount,
+    CreateMany,
+    UnlinkMany,
+}
+
+use Kind::*;
+
+const MIXED: &[(Kind, u32)] = &[
+    (Create, 12),
+    (Mkdir, 6),
+    (Mknod, 2),
+    (Symlink, 3),
+    (Readlink, 2),
+    (Link, 4),
+    (Unlink, 7),
+    (Rmdir, 4),
+    (Rename, 8),
+    (Write, 16),
+    (Truncate, 5),
+    (Read, 5),
+    (Seek, 1),
+    (Readdir, 2),
+    (List, 2),
+    (Lookup, 3),
+    (Attr, 4),
+    (Fsync, 4),
+    (Fdatasync, 1),
+    (Sync, 1),
+    (Open, 3),
+    (Close, 2),
+    (Remount, 1),
+    (CreateMany, 1),
+    (UnlinkMany, 1),
+];
+const NAMES: &[(Kind, u32)] = &[
+    (Create, 12),
+    (Mkdir, 8),
+    (Symlink, 2),
+    (Mknod, 1),
+    (Link, 8),
+    (Unlink, 10),
+    (Rmdir, 6),
+    (Rename, 20),
+    (Write, 4),
+    (List, 3),
+    (Attr, 2),
+    (Fsync, 2),
+    (Sync, 1),
+    (Open, 4),
+    (Close, 3),
+    (Remount, 1),
+];
+const DATA: &[(Kind, u32)] = &[
+    (Create, 6),
+    (Mkdir, 1),
+    (Link, 1),
+    (Unlink, 3),
+    (Rename, 2),
+    (Write, 30),
+    (Truncate, 12),
+    (Read, 8),
+    (Seek, 2),
+    (Fsync, 4),
+    (Fdatasync, 3),
+    (Sync, 2),
+    (Open, 2),
+    (Close, 2),
+    (Remount, 1),
+];
+const FSYNC: &[(Kind, u32)] = &[
+    (Create, 10),
+    (Mkdir, 2),
+    (Symlink, 1),
+    (Link, 2),
+    (Unlink, 4),
+    (Rename, 6),
+    (Write, 16),
+    (Truncate, 3),
+    (Fsync, 16),
+    (Fdatasync, 4),
+    (Sync, 1),
+    (Open, 1),
+    (Close, 1),
+];
+const LARGE: &[(Kind, u32)] = &[
+    (CreateMany, 4),
+    (UnlinkMany, 3),
+    (Create, 4),
+    (Mkdir, 3),
+    (Link, 2),
+    (Unlink, 3),
+    (Rename, 8),
+    (Write, 4),
+    (Readdir, 2),
+    (List, 4),
+    (Lookup, 2),
+    (Fsync, 2),
+    (Sync, 1),
+    (Open, 1),
+    (Close, 1),
+    (Remount, 1),
+];
+
+impl Profile {
+    fn weights(self) -> &'static [(Kind, u32)] {
+        match self {
+            Profile::Mixed => MIXED,
+            Profile::Names => NAMES,
+            Profile::Data => DATA,
+            Profile::Fsync => FSYNC,
+            Profile::Large => LARGE,
+        }
+    }
+}
+
+/// Bounds of what is generated.
+#[derive(Clone, Copy, Debug)]
+pub struct Bounds {
+    /// Largest single write in bytes.
+    pub write: usize,
+    /// Files to make at once.
+    pub many: u32,
+}
+
+impl Default for Bounds {
+    fn default() -> Self {
+        Bounds { write: 200_000, many: 150 }
+    }
+}
+
+/// Generates a sequence of (about) `len` operations.
+pub fn generate(seed: u64, profile: Profile, len: usize, bounds: Bounds) -> Vec<Op> {
+    let mut g = Generator { rng: Rng::with_seed(seed), bounds, state: State::default(), tag: seed << 20 };
+    let weights = profile.weights();
+    let total: u32 = weights.iter().map(|w| w.1).sum();
+    let mut out = Vec::with_capacity(len);
+    while out.len() < len {
+        let mut pick = g.rng.u32(..total);
+        let kind = weights.iter().find(|(_, w)| {
+            let here = pick < *w;
+            pick = pick.wrapping_sub(*w);
+            here
+        });
+        let op = g.op(kind.expect("picked within the total").0);
+        for single in ops::expand_all(std::slice::from_ref(&op)) {
+            // Errors are as welcome as successes.
+            let _ = g.state.apply(&single);
+        }
+        out.push(op);
+    }
+    out
+}
+
+struct Generator {
+    rng: Rng,
+    bounds: Bounds,
+    state: State,
+    tag: u64,
+}
+
+const SHORT: [&str; 8] = ["a", "b", "c", "d", "e", "f", "g", "h"];
+
+impl Generator {
+    fn chance(&mut self, one_in: u32) -> bool {
+        self.rng.u32(..one_in) == 0
+    }
+
+    fn name(&mut self) -> String {
+        match self.rng.u32(..40) {
+            0 => format!("L{}", self.rng.u32(..3)),
+            1..=3 => format!("M{}", self.rng.u32(..6)),
+            4 => format!("f{}", self.rng.u32(..self.bounds.many)),
+            5 if self.chance(4) => "X".into(),
+            _ => SHORT[self.rng.usize(..SHORT.len())].into(),
+        }
+    }
+
+    /// A start: the root, or now and then an open file.
+    fn start(&mut self) -> (Path, Id) {
+        if self.chance(8) {
+            let slot = self.rng.usize(..SLOTS);
+            if let Some(id) = self.state.slots[slot] {
+                return (Path::new(format!("@{slot}")), id);
+            }
+        }
+        (Path::new("/"), ROOT)
+    }
+
+    /// A random walk downwards that ends where `accept` likes it, or anywhere.
+    fn existing(&mut self, accept: impl Fn(FileType) -> bool) -> Path {
+        let mut fallback = Path::new("/");
+        for _ in 0..6 {
+            let (mut path, mut id) = self.start();
+            for _ in 0..4 {
+                let Some(entries) = self.state.model.find(id).and_then(|i| i.entries()) else {
+                    break;
+                };
+                if entries.is_empty() {
+                    break;
+                }
+                let (name, entry) = entries.iter().nth(self.rng.usize(..entries.len())).expect("within its length");
+                path = path.join(&ops::code(name));
+                id = entry.id;
+                if self.chance(3) && accept(self.state.model.get(id).file_type) {
+                    return path;
+                }
+            }
+            if self.state.model.find(id).is_some_and(|i| accept(i.file_type)) {
+                return path;
+            }
+            fallback = path;
+        }
+        fallback
+    }
+
+    fn dir(&mut self) -> Path {
+        if self.chance(3) { Path::new("/") } else { self.existing(|t| t == FileType::Directory) }
+    }
+
+    fn file(&mut self) -> Path {
+        if self.chance(10) { self.any() } else { self.existing(|t| t == FileType::Regular) }
+    }
+
+    fn any(&mut self) -> Path {
+        self.existing(|_| true)
+    }
+
+    /// A name that may be free or taken.
+    fn new_path(&mut self) -> Path {
+        let dir = if self.chance(20) { self.any() } else { self.dir() };
+        let name = self.name();
+        dir.join(&name)
+    }
+
+    /// A path to remove or to rename from: most exist.
+    fn old_path(&mut self, accept: impl Fn(FileType) -> bool) -> Path {
+        match self.rng.u32(..10) {
+            0 => self.new_path(),
+            1 => self.any(),
+            _ => self.existing(accept),
+        }
+    }
+
+    fn next_tag(&mut self) -> u64 {
+        self.tag += 1;
+        self.tag
+    }
+
+    fn length(&mut self) -> usize {
+        match self.rng.u32(..20) {
+            0 => 0,
+            1..=5 => self.rng.usize(1..100),
+            6..=12 => self.rng.usize(1..3000),
+            13..=17 => self.rng.usize(1..20_000.min(self.bounds.write)),
+            _ => self.rng.usize(1..self.bounds.write),
+        }
+    }
+
+    fn offset(&mut self, path: &Path) -> u64 {
+        let size = match self.state.resolve(path) {
+            Some(Ok(id)) => self.state.model.get(id).content().map_or(0, |c| c.size()),
+            _ => 0,
+        };
+        match self.rng.u32(..20) {
+            0..=6 => 0,
+            7..=11 => size.min(FILE_SIZE_MAX),
+            12..=14 if size > 0 => self.rng.u64(..size),
+            15..=16 => self.rng.u64(..64) * 4096,
+            17 => self.rng.u64(..1 << 22),
+            18 if self.chance(4) => self.rng.u64(1 << 30..1 << 45),
+            19 if self.chance(8) => FILE_SIZE_MAX - self.rng.u64(..30_000),
+            _ => self.rng.u64(..20_000),
+        }
+    }
+
+    fn op(&mut self, kind: Kind) -> Op {
+        let uid = if self.chance(3) { 1000 } else { 0 };
+        match kind {
+            Create => Op::Create { path: self.new_path(), perm: [0o644, 0o600, 0o755][self.rng.usize(..3)], uid },
+            Mkdir => Op::Mkdir { path: self.new_path(), perm: [0o755, 0o700, 0o1777][self.rng.usize(..3)], uid },
+            Mknod => Op::Mknod {
+                path: self.new_path(),
+                special: [Special::Fifo, Special::Socket, Special::Char, Special::Block][self.rng.usize(..4)],
+                rdev: self.rng.u32(..),
+            },
+            Symlink => {
+                let len = match self.rng.u32(..10) {
+                    0 => 4096,
+                    1 => 4095,
+                    2..=4 => self.rng.usize(1..4000),
+                    _ => self.rng.usize(1..100),
+                };
+                Op::Symlink { path: self.new_path(), len }
+            }
+            Readlink => Op::Readlink { path: self.existing(|t| t == FileType::Symlink) },
+            Link => {
+                let from = if self.chance(8) { self.any() } else { self.existing(|t| t != FileType::Directory) };
+                Op::Link { from, to: self.new_path() }
+            }
+            Unlink => Op::Unlink { path: self.old_path(|t| t != FileType::Directory) },
+            Rmdir => Op::Rmdir { path: self.old_path(|t| t == FileType::Directory) },
+            Rename => {
+                let from = self.old_path(|_| true);
+                let to = match self.rng.u32(..4) {
+                    0 => self.any(),
+                    // Below itself, sometimes.
+                    1 if self.chance(5) => from.join("a"),
+                    _ => self.new_path(),
+                };
+                let (no_replace, exchange) = match self.rng.u32(..12) {
+                    0..=1 => (true, false),
+                    2..=3 => (false, true),
+                    4 if self.chance(6) => (true, true),
+                    _ => (false, false),
+                };
+                Op::Rename { from, to, flags: RenameFlags { no_replace, exchange } }
+            }
+            Write => {
+                let path = self.file();
+                Op::Write { offset: self.offset(&path), len: self.length(), tag: self.next_tag(), path }
+            }
+            Truncate => {
+                let path = self.file();
+                let size = if self.chance(3) { 0 } else { self.offset(&path) };
+                Op::Truncate { path, size }
+            }
+            Read => {
+                let path = self.file();
+                Op::Read { offset: self.offset(&path), len: self.length(), path }
+            }
+            Seek => {
+                let path = self.file();
+                Op::Seek { offset: self.offset(&path), path }
+            }
+            Readdir => Op::Readdir { path: self.dir(), attr: self.rng.bool() },
+            List => {
+                if self.rng.bool() {
+                    Op::ListStart { path: self.dir(), count: self.rng.usize(..20) }
+                } else {
+                    Op::ListRest
+                }
+            }
+            Lookup => Op::Lookup { path: self.old_path(|_| true) },
+            Attr => {
+                let path = self.any();
+                match self.rng.u32(..3) {
+                    0 => Op::Chmod { path, perm: [0o2755, 0o644, 0o400, 0o1755][self.rng.usize(..4)] },
+                    1 => Op::Chown { path, uid: self.rng.u32(..2000), gid: self.rng.u32(..2000) },
+                    _ => Op::Utime { path, mtime: self.rng.i64(0..2_000_000_000_000_000_000) },
+                }
+            }
+            Fsync => Op::Fsync { path: if self.chance(4) { self.dir() } else { self.file() } },
+            Fdatasync => Op::Fdatasync { path: self.file() },
+            Sync => Op::Sync,
+            Open => Op::Open { slot: self.rng.usize(..SLOTS), path: self.any() },
+            Close => Op::Close { slot: self.rng.usize(..SLOTS) },
+            Remount => Op::Remount { forget: self.rng.bool() },
+            CreateMany => {
+                let dir = self.dir();
+                let first = self.rng.u32(..self.bounds.many);
+                let count = self.rng.u32(1..=self.bounds.many);
+                let len = if self.rng.bool() { 0 } else { self.rng.usize(..2000) };
+                Op::CreateMany { dir, first, count, len, tag: self.next_tag() }
+            }
+            UnlinkMany => {
+                // Where there are many: the directory with most names on a few walks.
+                let dirs: Vec<Path> = (0..4).map(|_| self.dir()).collect();
+                let names = |d: &Path| match self.state.resolve(d) {
+                    Some(Ok(id)) => match &self.state.model.get(id).body {
+                        Body::Dir { entries, .. } => entries.len(),
+                        _ => 0,
+                    },
+                    _ => 0,
+                };
+                let dir = dirs.iter().max_by_key(|d| names(d)).expect("four of them").clone();
+                let first = self.rng.u32(..self.bounds.many);
+                Op::UnlinkMany { dir, first, count: self.rng.u32(1..=self.bounds.many) }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeMap;
+
+    #[test]
+    fn the_same_seed_makes_the_same_sequence_and_its_text_comes_back() {
+        for profile in Profile::ALL {
+            let ops = generate(42, profile, 300, Bounds::default());
+            assert_eq!(ops, generate(42, profile, 300, Bounds::default()));
+            assert_ne!(ops, generate(43, profile, 300, Bounds::default()));
+            assert_eq!(ops::parse(&ops::show(&ops)).unwrap(), ops);
+        }
+    }
+
+    #[test]
+    fn most_operations_succeed_and_every_common_error_occurs() {
+        let (mut good, mut total) = (0, 0);
+        let mut errors: BTreeMap<i32, u32> = BTreeMap::new();
+        for profile in Profile::ALL {
+            for seed in 0..40 {
+                let mut state = State::default();
+                for op in generate(seed, profile, 200, Bounds::default()) {
+                    let mut any_good = false;
+                    for single in ops::expand_all(&[op]) {
+                        match state.apply(&single) {
+                            Ok(_) => any_good = true,
+                            Err(fail) => fail.0.iter().for_each(|e| *errors.entry(e.raw_os_error()).or_default() += 1),
+                        }
+                    }
+                    good += u32::from(any_good);
+                    total += 1;
+                }
+            }
+        }
+        assert!(good * 10 > total * 6, "{good} of {total} succeed");
+        use rustix::io::Errno as E;
+        for e in [E::NOENT, E::EXIST, E::NOTDIR, E::ISDIR, E::NOTEMPTY, E::INVAL, E::NAMETOOLONG, E::PERM, E::FBIG] {
+            assert!(errors.contains_key(&e.raw_os_error()), "{e:?} never occurs: {errors:?}");
+        }
+    }
+}

@@ -1,0 +1,537 @@
+//! The reference model: what a file system does, in the simplest data structures that can do it.
+//!
+//! Files are known by model numbers ([`Id`]), which are never used again. The runner relates them to the inode numbers
+//! of the engine. POSIX does not say which error is returned when several apply, so a failing operation returns all
+//! that do ([`Fail`]); the engine must return one of them.
+
+mod content;
+mod namespace;
+
+pub use content::Content;
+pub use namespace::{Namespace, Node as NamespaceNode};
+
+use cffs::format::{FILE_SIZE_MAX, FileType, LINK_MAX, NAME_MAX, SYMLINK_MAX};
+use cffs::fs::api::{Caller, RenameFlags, SetAttr, TimeSpec};
+use rustix::io::Errno;
+use std::collections::BTreeMap;
+
+/// Number of a file in the model.
+pub type Id = u64;
+/// The root directory.
+pub const ROOT: Id = 1;
+
+/// The error numbers of which an operation must return one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fail(pub Vec<Errno>);
+
+impl From<Errno> for Fail {
+    fn from(e: Errno) -> Fail {
+        Fail(vec![e])
+    }
+}
+
+/// Result of an operation of the model.
+pub type Result<T> = std::result::Result<T, Fail>;
+
+/// Collects the errors that apply.
+struct Checks(Vec<Errno>);
+
+impl Checks {
+    fn new() -> Checks {
+        Checks(Vec::new())
+    }
+    fn refuse_if(&mut self, condition: bool, e: Errno) {
+        if condition {
+            self.0.push(e);
+        }
+    }
+    fn done(self) -> Result<()> {
+        if self.0.is_empty() { Ok(()) } else { Err(Fail(self.0)) }
+    }
+}
+
+/// A time, as far as it can be told without knowing the engine's clock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Time {
+    /// The current time at this step of the model's clock: as observed at its first observation, not before any other
+    /// time of an earlier step.
+    Step(u64),
+    /// Exactly this.
+    At(i64),
+}
+
+/// What a name stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// The file.
+    pub id: Id,
+    /// Identity of the entry itself: a name that was removed and made again has another one.
+    pub serial: u64,
+}
+
+/// What differs between types of files.
+#[derive(Clone, Debug)]
+pub enum Body {
+    /// A directory.
+    Dir {
+        /// The names.
+        entries: BTreeMap<Vec<u8>, Entry>,
+        /// The directory it is named in.
+        parent: Id,
+    },
+    /// A regular file.
+    File(Content),
+    /// A symbolic link.
+    Symlink(Vec<u8>),
+    /// Anything else.
+    Special,
+}
+
+/// A file of any type.
+#[derive(Clone, Debug)]
+pub struct Inode {
+    /// Contents.
+    pub body: Body,
+    /// Type.
+    pub file_type: FileType,
+    /// Permission bits.
+    pub perm: u16,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Device number.
+    pub rdev: u32,
+    /// Number of names; for a directory 2 and one for each subdirectory, 0 when removed.
+    pub nlink: u32,
+    /// References that keep it after its last name is gone.
+    pub refs: u64,
+    /// Modification time.
+    pub mtime: Time,
+    /// Change time.
+    pub ctime: Time,
+    /// Step of the clock when the inode's metadata, its names or (of a directory) its entries last changed.
+    pub changed: u64,
+}
+
+impl Inode {
+    /// The contents of a regular file.
+    pub fn content(&self) -> Option<&Content> {
+        match &self.body {
+            Body::File(c) => Some(c),
+            _ => None,
+        }
+    }
+    /// The names in a directory.
+    pub fn entries(&self) -> Option<&BTreeMap<Vec<u8>, Entry>> {
+        match &self.body {
+            Body::Dir { entries, .. } => Some(entries),
+            _ => None,
+        }
+    }
+    /// True for a directory.
+    pub fn is_dir(&self) -> bool {
+        matches!(self.body, Body::Dir { .. })
+    }
+}
+
+/// What to create.
+#[derive(Clone, Debug)]
+pub enum NewFile<'a> {
+    /// A regular file.
+    Regular,
+    /// A directory.
+    Directory,
+    /// A symbolic link with its target.
+    Symlink(&'a [u8]),
+    /// A device, pipe or socket, with its device number.
+    Special(FileType, u32),
+}
+
+/// The file system.
+#[derive(Clone, Debug)]
+pub struct Model {
+    inodes: BTreeMap<Id, Inode>,
+    next_id: Id,
+    clock: u64,
+}
+
+impl Default for Model {
+    fn default() -> Self {
+        Model::new()
+    }
+}
+
+impl Model {
+    /// An empty file system: a root directory.
+    pub fn new() -> Model {
+        let body = Body::Dir { entries: BTreeMap::new(), parent: ROOT };
+        let root = Inode {
+            body,
+            file_type: FileType::Directory,
+            perm: 0o755,
+            uid: 0,
+            gid: 0,
+            rdev: 0,
+            nlink: 2,
+            refs: 0,
+            mtime: Time::Step(0),
+            ctime: Time::Step(0),
+            changed: 0,
+        };
+        Model { inodes: BTreeMap::from([(ROOT, root)]), next_id: ROOT + 1, clock: 0 }
+    }
+
+    /// Advances the clock: times and changes of one operation carry the same step.
+    pub fn tick(&mut self) -> u64 {
+        self.clock += 1;
+        self.clock
+    }
+
+    /// A file. The caller has it from a lookup and its reference.
+    pub fn get(&self, id: Id) -> &Inode {
+        &self.inodes[&id]
+    }
+
+    /// A file, if it still exists.
+    pub fn find(&self, id: Id) -> Option<&Inode> {
+        self.inodes.get(&id)
+    }
+
+    /// All files, with those that have no name left.
+    pub fn inodes(&self) -> impl Iterator<Item = (Id, &Inode)> {
+        self.inodes.iter().map(|(id, i)| (*id, i))
+    }
+
+    fn inode(&mut self, id: Id) -> &mut Inode {
+        self.inodes.get_mut(&id).expect("a file that the caller refers to")
+    }
+
+    fn entries_of(&self, dir: Id) -> Result<&BTreeMap<Vec<u8>, Entry>> {
+        self.get(dir).entries().ok_or(Fail(vec![Errno::NOTDIR]))
+    }
+
+    fn dir_mut(&mut self, dir: Id) -> &mut BTreeMap<Vec<u8>, Entry> {
+        match &mut self.inode(dir).body {
+            Body::Dir { entries, .. } => entries,
+            _ => panic!("checked to be a directory"),
+        }
+    }
+
+    fn changed(&mut self, id: Id, mtime: bool) {
+        let now = self.clock;
+        let i = self.inode(id);
+        i.ctime = Time::Step(now);
+        i.changed = now;
+        if mtime {
+            i.mtime = Time::Step(now);
+        }
+    }
+
+    fn insert(&mut self, dir: Id, name: &[u8], id: Id) {
+        // Steps of the clock number operations; an operation makes at most two entries, under different names.
+        let serial = self.clock;
+        self.dir_mut(dir).insert(name.to_vec(), Entry { id, serial });
+    }
+
+    fn drop_if_unused(&mut self, id: Id) {
+        if self.inodes.get(&id).is_some_and(|i| i.nlink == 0 && i.refs == 0) {
+            self.inodes.remove(&id);
+        }
+    }
+
+    /// Takes a reference.
+    pub fn hold(&mut self, id: Id) {
+        self.inode(id).refs += 1;
+    }
+
+    /// Gives a reference back.
+    pub fn release(&mut self, id: Id) {
+        self.inode(id).refs -= 1;
+        self.drop_if_unused(id);
+    }
+
+    /// Gives all references back, as unmounting does.
+    pub fn release_all(&mut self) {
+        self.inodes.retain(|_, i| {
+            i.refs = 0;
+            i.nlink > 0
+        });
+    }
+
+    /// The file under a name.
+    pub fn lookup(&self, dir: Id, name: &[u8]) -> Result<Id> {
+        let entries = self.entries_of(dir)?;
+        if name.len() > NAME_MAX {
+            return Err(Errno::NAMETOOLONG.into());
+        }
+        entries.get(name).map(|e| e.id).ok_or(Fail(vec![Errno::NOENT]))
+    }
+
+    /// The directory above.
+    pub fn parent(&self, dir: Id) -> Result<Id> {
+        match self.get(dir).body {
+            Body::Dir { parent, .. } => Ok(parent),
+            _ => Err(Errno::NOTDIR.into()),
+        }
+    }
+
+    /// True if `id` is `top` or lies below it.
+    fn within(&self, mut id: Id, top: Id) -> bool {
+        loop {
+            if id == top {
+                return true;
+            }
+            // A directory that was removed while open may have outlived the one above it.
+            match self.find(id).map(|i| &i.body) {
+                Some(Body::Dir { parent, .. }) if id != ROOT => id = *parent,
+                _ => return false,
+            }
+        }
+    }
+
+    /// Errors of making a name.
+    fn check_new_name(&self, dir: Id, name: &[u8], checks: &mut Checks) -> Result<()> {
+        let entries = self.entries_of(dir)?;
+        checks.refuse_if(name.len() > NAME_MAX, Errno::NAMETOOLONG);
+        checks.refuse_if(entries.contains_key(name), Errno::EXIST);
+        checks.refuse_if(self.get(dir).nlink == 0, Errno::NOENT);
+        Ok(())
+    }
+
+    /// Creates a file of any type.
+    pub fn create(&mut self, c: Caller, dir: Id, name: &[u8], what: NewFile<'_>, perm: u16) -> Result<Id> {
+        let mut checks = Checks::new();
+        self.check_new_name(dir, name, &mut checks)?;
+        if let NewFile::Symlink(target) = what {
+            checks.refuse_if(target.len() > SYMLINK_MAX, Errno::NAMETOOLONG);
+        }
+        checks.done()?;
+        let (body, file_type, rdev) = match what {
+            NewFile::Regular => (Body::File(Content::default()), FileType::Regular, 0),
+            NewFile::Directory => (Body::Dir { entries: BTreeMap::new(), parent: dir }, FileType::Directory, 0),
+            NewFile::Symlink(target) => (Body::Symlink(target.to_vec()), FileType::Symlink, 0),
+            NewFile::Special(t, rdev) => {
+                let device = matches!(t, FileType::CharDevice | FileType::BlockDevice);
+                (Body::Special, t, if device { rdev } else { 0 })
+            }
+        };
+        let is_dir = file_type == FileType::Directory;
+        let above = self.get(dir);
+        let set_gid = above.perm & 0o2000 != 0;
+        let gid = if set_gid { above.gid } else { c.gid };
+        let perm = if file_type == FileType::Symlink {
+            0o777
+        } else if set_gid && is_dir {
+            perm | 0o2000
+        } else {
+            perm
+        };
+        let id = self.next_id;
+        self.next_id += 1;
+        let now = Time::Step(self.clock);
+        let inode = Inode {
+            body,
+            file_type,
+            perm,
+            uid: c.uid,
+            gid,
+            rdev,
+            nlink: if is_dir { 2 } else { 1 },
+            refs: 0,
+            mtime: now,
+            ctime: now,
+            changed: self.clock,
+        };
+        self.inodes.insert(id, inode);
+        self.insert(dir, name, id);
+        if is_dir {
+            self.inode(dir).nlink += 1;
+        }
+        self.changed(dir, true);
+        Ok(id)
+    }
+
+    /// Another name for a file.
+    pub fn link(&mut self, id: Id, dir: Id, name: &[u8]) -> Result<()> {
+        let mut checks = Checks::new();
+        self.check_new_name(dir, name, &mut checks)?;
+        let file = self.get(id);
+        checks.refuse_if(file.is_dir(), Errno::PERM);
+        checks.refuse_if(file.nlink == 0, Errno::NOENT);
+        checks.refuse_if(file.nlink >= LINK_MAX, Errno::MLINK);
+        checks.done()?;
+        self.insert(dir, name, id);
+        self.inode(id).nlink += 1;
+        self.changed(id, false);
+        self.changed(dir, true);
+        Ok(())
+    }
+
+    /// Removes a name that is not a directory's.
+    pub fn unlink(&mut self, dir: Id, name: &[u8]) -> Result<()> {
+        let id = self.lookup(dir, name)?;
+        if self.get(id).is_dir() {
+            return Err(Errno::ISDIR.into());
+        }
+        self.remove(dir, name, id);
+        Ok(())
+    }
+
+    /// Removes an empty directory.
+    pub fn rmdir(&mut self, dir: Id, name: &[u8]) -> Result<()> {
+        let id = self.lookup(dir, name)?;
+        if !self.entries_of(id)?.is_empty() {
+            return Err(Errno::NOTEMPTY.into());
+        }
+        self.remove(dir, name, id);
+        Ok(())
+    }
+
+    fn remove(&mut self, dir: Id, name: &[u8], id: Id) {
+        self.dir_mut(dir).remove(name);
+        self.unnamed(dir, id);
+        self.changed(dir, true);
+    }
+
+    /// Accounts for a name in `dir` that `id` has lost.
+    fn unnamed(&mut self, dir: Id, id: Id) {
+        self.changed(id, false);
+        if self.get(id).is_dir() {
+            self.inode(id).nlink = 0;
+            self.inode(dir).nlink -= 1;
+        } else {
+            self.inode(id).nlink -= 1;
+        }
+        self.drop_if_unused(id);
+    }
+
+    /// Renames, replaces, or swaps.
+    pub fn rename(&mut self, from_dir: Id, from: &[u8], to_dir: Id, to: &[u8], flags: RenameFlags) -> Result<()> {
+        let mut checks = Checks::new();
+        checks.refuse_if(flags.no_replace && flags.exchange, Errno::INVAL);
+        let sources = self.entries_of(from_dir)?;
+        let targets = self.entries_of(to_dir)?;
+        checks.refuse_if(from.len() > NAME_MAX || to.len() > NAME_MAX, Errno::NAMETOOLONG);
+        let source = sources.get(from).map(|e| e.id);
+        let target = targets.get(to).map(|e| e.id);
+        checks.refuse_if(source.is_none(), Errno::NOENT);
+        checks.refuse_if(flags.no_replace && target.is_some(), Errno::EXIST);
+        checks.refuse_if(flags.exchange && target.is_none(), Errno::NOENT);
+        checks.refuse_if(target.is_none() && self.get(to_dir).nlink == 0, Errno::NOENT);
+        let Some(source) = source else {
+            return checks.done();
+        };
+        if target == Some(source) {
+            // Two names of one file (or one name): nothing happens.
+            return checks.done();
+        }
+        let source_is_dir = self.get(source).is_dir();
+        checks.refuse_if(source_is_dir && self.within(to_dir, source), Errno::INVAL);
+        if let Some(target) = target {
+            let target_is_dir = self.get(target).is_dir();
+            if flags.exchange {
+                checks.refuse_if(target_is_dir && self.within(from_dir, target), Errno::INVAL);
+            } else {
+                checks.refuse_if(source_is_dir && !target_is_dir, Errno::NOTDIR);
+                checks.refuse_if(!source_is_dir && target_is_dir, Errno::ISDIR);
+                let full = self.get(target).entries().is_some_and(|e| !e.is_empty());
+                checks.refuse_if(full, Errno::NOTEMPTY);
+            }
+        }
+        checks.done()?;
+        self.dir_mut(from_dir).remove(from);
+        if let Some(target) = target {
+            self.dir_mut(to_dir).remove(to);
+            if flags.exchange {
+                self.insert(from_dir, from, target);
+                self.moved(target, to_dir, from_dir);
+            } else {
+                self.unnamed(to_dir, target);
+            }
+        }
+        self.insert(to_dir, to, source);
+        self.moved(source, from_dir, to_dir);
+        self.changed(from_dir, true);
+        self.changed(to_dir, true);
+        Ok(())
+    }
+
+    fn moved(&mut self, id: Id, from_dir: Id, to_dir: Id) {
+        if let Body::Dir { parent, .. } = &mut self.inode(id).body {
+            *parent = to_dir;
+            self.inode(from_dir).nlink -= 1;
+            self.inode(to_dir).nlink += 1;
+        }
+        self.changed(id, false);
+    }
+
+    /// Target of a symbolic link.
+    pub fn readlink(&self, id: Id) -> Result<Vec<u8>> {
+        match &self.get(id).body {
+            Body::Symlink(target) => Ok(target.clone()),
+            _ => Err(Errno::INVAL.into()),
+        }
+    }
+
+    fn content(&self, id: Id) -> Result<&Content> {
+        match &self.get(id).body {
+            Body::File(c) => Ok(c),
+            Body::Dir { .. } => Err(Errno::ISDIR.into()),
+            _ => Err(Errno::INVAL.into()),
+        }
+    }
+
+    /// Reads; returns the bytes there were.
+    pub fn read(&self, id: Id, offset: u64, len: usize) -> Result<Vec<u8>> {
+        let content = self.content(id)?;
+        let mut buf = vec![0; len];
+        let n = content.read(offset, &mut buf);
+        buf.truncate(n);
+        Ok(buf)
+    }
+
+    /// Writes; returns how much.
+    pub fn write(&mut self, id: Id, offset: u64, data: &[u8]) -> Result<usize> {
+        self.content(id)?;
+        if data.is_empty() {
+            return Ok(0);
+        }
+        if offset.checked_add(data.len() as u64).is_none_or(|end| end > FILE_SIZE_MAX) {
+            return Err(Errno::FBIG.into());
+        }
+        if let Body::File(c) = &mut self.inode(id).body {
+            c.write(offset, data);
+        }
+        // Not `changed`: contents have promises of their own.
+        let now = Time::Step(self.clock);
+        let i = self.inode(id);
+        (i.mtime, i.ctime) = (now, now);
+        Ok(data.len())
+    }
+
+    /// Changes attributes.
+    pub fn setattr(&mut self, id: Id, set: SetAttr) -> Result<()> {
+        if let Some(size) = set.size {
+            self.content(id)?;
+            if size > FILE_SIZE_MAX {
+                return Err(Fail(vec![Errno::FBIG, Errno::INVAL]));
+            }
+        }
+        self.changed(id, set.size.is_some());
+        let i = self.inode(id);
+        if let (Some(size), Body::File(c)) = (set.size, &mut i.body) {
+            c.resize(size);
+        }
+        i.perm = set.perm.unwrap_or(i.perm);
+        i.uid = set.uid.unwrap_or(i.uid);
+        i.gid = set.gid.unwrap_or(i.gid);
+        let now = i.ctime;
+        match set.mtime {
+            Some(TimeSpec::Now) => i.mtime = now,
+            Some(TimeSpec::At(t)) => i.mtime = Time::At(t),
+            None => {}
+        }
+        Ok(())
+    }
+}
