@@ -150,7 +150,8 @@ look_at_second_copy() {
 
 measure_cffs() {
     cold_mount &&
-        row_cffs=$(timeout 600 "$lab" readall "$mnt/tree" --cffs "$cffs" --row cffs) &&
+        row_cffs=$(timeout 600 "$lab" readall "$mnt/tree" \
+            --cffs-mount "$mnt" --cffs "$cffs" --row cffs) &&
         unmount_cffs
 }
 

@@ -7,6 +7,7 @@ use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use serde_json::Value;
 
 use crate::process::run_command;
 
@@ -19,9 +20,12 @@ pub struct Args {
     #[arg(long)]
     json: bool,
     /// Count the read requests of this block device (`loop0`)
-    #[arg(long, conflicts_with = "cffs")]
+    #[arg(long, conflicts_with = "cffs_mount")]
     block_device: Option<String>,
-    /// Count the read requests of the cffs mount by asking this program
+    /// Count the read requests of the cffs mount at this directory
+    #[arg(long, requires = "cffs")]
+    cffs_mount: Option<PathBuf>,
+    /// The program that is asked for them
     #[arg(long)]
     cffs: Option<PathBuf>,
     /// Print a row of a table, with this name first
@@ -82,18 +86,31 @@ fn read_requests(args: &Args) -> Result<Option<u64>> {
         let reads = first.and_then(|word| word.parse().ok());
         return Ok(Some(reads.with_context(|| format!("{path}: {stat}"))?));
     }
-    let Some(program) = &args.cffs else {
+    let (Some(program), Some(mount)) = (&args.cffs, &args.cffs_mount) else {
         return Ok(None);
     };
     let mut command = Command::new(program);
-    command.arg("stats").arg(&args.dir).arg("--json");
+    command.arg("stats").arg(mount).arg("--json");
     let text = run_command(command, Duration::from_secs(60))?;
     let json: serde_json::Value = serde_json::from_str(&text).context("`cffs stats --json` is not JSON")?;
-    device_reads(&json).map(Some).context("`cffs stats --json` has no count of read requests in \"device\"")
+    let device = json.get("device").and_then(read_requests_in);
+    device.map(Some).context("`cffs stats --json` has no read requests of the device")
 }
 
-fn device_reads(json: &serde_json::Value) -> Option<u64> {
-    json.pointer("/device/reads")?.as_u64()
+/// The sum over the kinds of requests, wherever below `device` they stand. A
+/// total beside them is not added to itself.
+fn read_requests_in(value: &Value) -> Option<u64> {
+    let parts: Vec<&Value> = match value {
+        Value::Object(object) => {
+            if let Some(count) = object.get("read_requests") {
+                return count.as_u64();
+            }
+            object.iter().filter(|(name, _)| !["all", "total"].contains(&name.as_str())).map(|(_, v)| v).collect()
+        }
+        Value::Array(items) => items.iter().collect(),
+        _ => return None,
+    };
+    parts.into_iter().filter_map(read_requests_in).reduce(|a, b| a + b)
 }
 
 fn read_tree(dir: &Path, buffer: &mut [u8], sum: &mut Sum) -> Result<()> {
@@ -117,4 +134,31 @@ fn read_tree(dir: &Path, buffer: &mut [u8], sum: &mut Sum) -> Result<()> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn read_requests_are_added_over_the_kinds() {
+        let kinds = json!({"kinds": [{"read_requests": 3, "read_bytes": 9}, {"read_requests": 4}], "flushes": 7});
+        assert_eq!(read_requests_in(&kinds), Some(7));
+        let named = json!({"meta": {"read_requests": 3}, "data": {"read_requests": 4}, "total": {"read_requests": 7}});
+        assert_eq!(read_requests_in(&named), Some(7));
+        assert_eq!(read_requests_in(&json!({"flushes": 7})), None);
+    }
+
+    #[test]
+    fn every_file_is_read_once() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir(dir.path().join("sub")).unwrap();
+        fs::write(dir.path().join("a"), vec![1; 300_000]).unwrap();
+        fs::write(dir.path().join("sub/b"), b"xyz").unwrap();
+        std::os::unix::fs::symlink("a", dir.path().join("link")).unwrap();
+        let mut sum = Sum::default();
+        read_tree(dir.path(), &mut [0; 4096], &mut sum).unwrap();
+        assert_eq!((sum.files, sum.bytes), (2, 300_003));
+    }
 }
