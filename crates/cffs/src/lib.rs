@@ -9,4 +9,5 @@ pub mod error;
 pub mod format;
 pub mod fs;
 pub mod journal;
+pub mod mkfs;
 pub mod space;
