@@ -1,0 +1,297 @@
+//! The free extents of one allocation group in memory. No I/O, no locks.
+//!
+//! Offsets are fragments from the start of the group. Extents are found two ways: by their *end*, and by their length.
+//! The end rather than the start, because allocation goes from the front of an extent: its start moves all the time,
+//! its end stays, so the usual allocation changes a value in place instead of moving a key. It also makes the usual
+//! question, "the first extent that reaches beyond this place", one search. A bitmap of wholly free aligned groups
+//! beside them answers the placement policy's question for an empty group.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Extents looked at in each direction from the goal before the best fit by length is taken instead.
+const NEAR_EXTENTS: usize = 16;
+
+/// Which aligned groups of an allocation group are wholly free: one bit each.
+#[derive(Debug, Default)]
+struct GroupMap {
+    words: Vec<u64>,
+    /// Whole groups of the allocation group; what remains at the end of the last one is never a group.
+    len: u32,
+    shift: u32,
+}
+
+impl GroupMap {
+    fn new(frags: u32, shift: u32) -> GroupMap {
+        let len = frags >> shift;
+        GroupMap { words: vec![0; (len as usize).div_ceil(64)], len, shift }
+    }
+
+    /// Groups that the fragments `start..end` touch.
+    fn touched(&self, start: u32, end: u32) -> std::ops::Range<u32> {
+        start >> self.shift..(((end - 1) >> self.shift) + 1).min(self.len)
+    }
+
+    fn used(&mut self, start: u32, end: u32) {
+        for g in self.touched(start, end) {
+            self.words[g as usize / 64] &= !(1 << (g % 64));
+        }
+    }
+
+    /// `start..end` was freed and is now part of the free extent `ext_start..ext_end`.
+    fn freed(&mut self, start: u32, end: u32, ext_start: u32, ext_end: u32) {
+        for g in self.touched(start, end) {
+            if g << self.shift >= ext_start && (u64::from(g) + 1) << self.shift <= u64::from(ext_end) {
+                self.words[g as usize / 64] |= 1 << (g % 64);
+            }
+        }
+    }
+
+    fn first_from(&self, group: u32) -> Option<u32> {
+        if group >= self.len {
+            return None;
+        }
+        let mut w = group as usize / 64;
+        let mut word = self.words[w] & (!0 << (group % 64));
+        while word == 0 {
+            w += 1;
+            word = *self.words.get(w)?;
+        }
+        Some(w as u32 * 64 + word.trailing_zeros())
+    }
+}
+
+/// Free extents of an allocation group.
+#[derive(Debug, Default)]
+pub(super) struct FreeSet {
+    /// End of an extent to its start.
+    by_end: BTreeMap<u32, u32>,
+    /// (Length, end) of every extent.
+    by_len: BTreeSet<(u32, u32)>,
+    groups: GroupMap,
+    /// log2 of the fragments in a block.
+    block_shift: u32,
+}
+
+#[inline]
+fn round_up(v: u32, shift: u32) -> u32 {
+    let mask = (1u32 << shift) - 1;
+    v.saturating_add(mask) & !mask
+}
+
+#[inline]
+fn round_down(v: u32, shift: u32) -> u32 {
+    v >> shift << shift
+}
+
+impl FreeSet {
+    /// Builds the indexes from disjoint extents (start, end) in order, none of which touches the next.
+    pub fn new(frags: u32, block_shift: u32, group_shift: u32, extents: &[(u32, u32)]) -> FreeSet {
+        let mut groups = GroupMap::new(frags, group_shift);
+        for &(s, e) in extents {
+            groups.freed(s, e, s, e);
+        }
+        FreeSet {
+            by_end: extents.iter().map(|&(s, e)| (e, s)).collect(),
+            by_len: extents.iter().map(|&(s, e)| (e - s, e)).collect(),
+            groups,
+            block_shift,
+        }
+    }
+
+    /// Takes `start..start + len` out. False, and nothing done, unless all of it is free.
+    #[must_use]
+    pub fn take(&mut self, start: u32, len: u32) -> bool {
+        let end = start + len;
+        let Some((&e, s)) = self.by_end.range_mut(start + 1..).next() else { return false };
+        let old = *s;
+        if old > start || e < end {
+            return false;
+        }
+        self.by_len.remove(&(e - old, e));
+        if end < e {
+            *s = end;
+            self.by_len.insert((e - end, e));
+        } else {
+            self.by_end.remove(&e);
+        }
+        if old < start {
+            self.by_end.insert(start, old);
+            self.by_len.insert((start - old, start));
+        }
+        self.groups.used(start, end);
+        true
+    }
+
+    /// Puts `start..start + len` in, joining it with its neighbours. False, and nothing done, if any of it is free.
+    #[must_use]
+    pub fn insert(&mut self, start: u32, len: u32) -> bool {
+        let end = start + len;
+        let (mut ext_start, mut ext_end) = (start, end);
+        let next = self.by_end.range_mut(start + 1..).next();
+        if next.as_ref().is_some_and(|(_, s)| **s < end) {
+            return false;
+        }
+        let joined_next = match next {
+            Some((&e, s)) if *s == end => {
+                ext_end = e;
+                self.by_len.remove(&(e - end, e));
+                *s = start;
+                true
+            }
+            _ => false,
+        };
+        if let Some(s) = self.by_end.remove(&start) {
+            self.by_len.remove(&(start - s, start));
+            ext_start = s;
+        }
+        if !joined_next || ext_start != start {
+            self.by_end.insert(ext_end, ext_start);
+        }
+        self.by_len.insert((ext_end - ext_start, ext_end));
+        self.groups.freed(start, end, ext_start, ext_end);
+        true
+    }
+
+    /// First place for `want` fragments inside `lo..hi`. A run not longer than a block gets a place that does not
+    /// straddle a block boundary if there is one.
+    pub fn find_in(&self, lo: u32, hi: u32, want: u32) -> Option<u32> {
+        let block = 1u32 << self.block_shift;
+        let mut straddling = None;
+        for (&e, &s) in self.by_end.range(lo.checked_add(1)?..) {
+            if s >= hi {
+                break;
+            }
+            let (start, limit) = (s.max(lo), e.min(hi));
+            if limit - start < want {
+                continue;
+            }
+            if want > block || (start & (block - 1)) + want <= block {
+                return Some(start);
+            }
+            let aligned = round_up(start, self.block_shift);
+            if u64::from(aligned) + u64::from(want) <= u64::from(limit) {
+                return Some(aligned);
+            }
+            straddling = straddling.or(Some(start));
+        }
+        straddling
+    }
+
+    /// A place for all of `want` fragments, aligned to `1 << align`: behind the goal nearby, else before it nearby,
+    /// else the extent that it fits best.
+    pub fn find_fit(&self, goal: u32, want: u32, align: u32) -> Option<u32> {
+        let fits = |from: u32, e: u32| {
+            let start = round_up(from, align);
+            (e >= start && e - start >= want).then_some(start)
+        };
+        let forward = self.by_end.range(goal.saturating_add(1)..).take(NEAR_EXTENTS);
+        if let Some(start) = forward.filter_map(|(&e, &s)| fits(s.max(goal), e)).next() {
+            return Some(start);
+        }
+        // The extent around the goal counts here too: what it has before the goal.
+        let around = self.by_end.range(goal.saturating_add(1)..).next().filter(|(_, s)| **s < goal);
+        let backward = self.by_end.range(..=goal).rev().take(NEAR_EXTENTS);
+        if let Some(start) = around.into_iter().chain(backward).filter_map(|(&e, &s)| fits(s, e)).next() {
+            return Some(start);
+        }
+        self.by_len.range((want, 0)..).find_map(|&(len, e)| fits(e - len, e))
+    }
+
+    /// The largest aligned part (start, length) of a free extent that has `min` fragments or more.
+    pub fn find_largest(&self, min: u32, align: u32) -> Option<(u32, u32)> {
+        self.by_len.range((min, 0)..).rev().find_map(|&(len, e)| {
+            let start = round_up(e - len, align);
+            let end = round_down(e, align);
+            (end > start && end - start >= min).then(|| (start, end - start))
+        })
+    }
+
+    /// First fragment of the first wholly free group at or after `goal`.
+    pub fn find_group(&self, goal: u32) -> Option<u32> {
+        let first = self.groups.first_from(round_up(goal, self.groups.shift) >> self.groups.shift)?;
+        Some(first << self.groups.shift)
+    }
+
+    /// Extents (start, end) in order.
+    #[cfg(test)]
+    pub fn extents(&self) -> Vec<(u32, u32)> {
+        assert_eq!(self.by_end.len(), self.by_len.len());
+        for (&e, &s) in &self.by_end {
+            assert!(self.by_len.contains(&(e - s, e)), "{s}..{e} is missing in the index by length");
+        }
+        self.by_end.iter().map(|(&e, &s)| (s, e)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const FRAGS: u32 = 512;
+
+    fn runs(model: &[bool]) -> Vec<(u32, u32)> {
+        let mut out: Vec<(u32, u32)> = Vec::new();
+        for (i, _) in model.iter().enumerate().filter(|(_, free)| **free) {
+            match out.last_mut() {
+                Some((_, e)) if *e == i as u32 => *e += 1,
+                _ => out.push((i as u32, i as u32 + 1)),
+            }
+        }
+        out
+    }
+
+    fn check(set: &FreeSet, model: &[bool]) {
+        assert_eq!(set.extents(), runs(model));
+        for goal in (0..FRAGS + 40).step_by(13) {
+            let expected = (0..FRAGS / 32)
+                .map(|g| g * 32)
+                .find(|&s| s >= goal && model[s as usize..s as usize + 32].iter().all(|f| *f));
+            assert_eq!(set.find_group(goal), expected, "group from {goal}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn the_indexes_agree_with_a_plain_bitmap(ops in prop::collection::vec((0u32..FRAGS, 1u32..80, any::<bool>(), 0u32..4), 1..200)) {
+            let mut set = FreeSet::new(FRAGS, 2, 5, &[(8, FRAGS)]);
+            let mut model = vec![true; FRAGS as usize];
+            model[..8].fill(false);
+            for (start, len, free, align) in ops {
+                let end = (start + len).min(FRAGS);
+                let len = end - start;
+                let range = start as usize..end as usize;
+                if free {
+                    let possible = model[range.clone()].iter().all(|f| !f);
+                    prop_assert_eq!(set.insert(start, len), possible);
+                    if possible { model[range].fill(true); }
+                } else {
+                    let possible = model[range.clone()].iter().all(|f| *f);
+                    prop_assert_eq!(set.take(start, len), possible);
+                    if possible { model[range].fill(false); }
+                }
+                let fits = |s: u32, n: u32| s + n <= FRAGS && model[s as usize..(s + n) as usize].iter().all(|f| *f);
+                // Wherever there is a place, the searches find one, and what they find is one.
+                let any = (0..FRAGS).step_by(1 << align).any(|s| fits(s, len));
+                let found = set.find_fit(start, len, align);
+                prop_assert_eq!(found.is_some(), any);
+                if let Some(s) = found {
+                    prop_assert!(fits(s, len) && s % (1 << align) == 0);
+                }
+                let hi = (start + 100).min(FRAGS);
+                let inside: Vec<u32> = (start..hi).filter(|&s| s + len <= hi && fits(s, len)).collect();
+                let found = set.find_in(start, hi, len);
+                let whole = |s: &u32| len > 4 || s % 4 + len <= 4;
+                let expected = inside.iter().copied().find(whole).or(inside.first().copied());
+                prop_assert_eq!(found, expected);
+                if let Some((s, n)) = set.find_largest(len, align) {
+                    prop_assert!(fits(s, n) && n >= len && s % (1 << align) == 0 && n % (1 << align) == 0);
+                } else {
+                    let unit = round_up(len, align);
+                    prop_assert!(!(0..FRAGS).step_by(1 << align).any(|s| fits(s, unit)));
+                }
+                check(&set, &model);
+            }
+        }
+    }
+}

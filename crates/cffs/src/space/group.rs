@@ -1,0 +1,238 @@
+//! One allocation group: its free extents once loaded, and its blocks on the device.
+
+use super::free_set::FreeSet;
+use super::layout::{self, ag_frags, bits_are, edit_bits, fixed_ranges};
+use super::run::Run;
+use crate::cache::{BufRef, Cache};
+use crate::error::{Error, Result};
+use crate::format::ag::{AG_FREE_FRAGS, BITMAP_BITS, BITMAP_INDEX, ag_free, free_runs};
+use crate::format::dirblock::BlockEdit;
+use crate::format::{BlockId, BlockKind, Corrupt, FragAddr, Geometry, get_u64, put_u64};
+use crate::journal::Txn;
+use parking_lot::Mutex;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+enum State {
+    Unloaded,
+    /// Its bitmap cannot be trusted: nothing is allocated or freed here until fsck has been.
+    Damaged(Corrupt),
+    Ready(FreeSet),
+}
+
+/// Blocks of the group that are in use by transactions. Held here, so that setting a bit needs no look into the cache.
+#[derive(Default)]
+struct Blocks {
+    header: Option<BufRef>,
+    bitmap: Vec<Option<BufRef>>,
+}
+
+/// An allocation group.
+pub(super) struct Group {
+    ag: u64,
+    start: FragAddr,
+    frags: u64,
+    state: Mutex<State>,
+    blocks: Mutex<Blocks>,
+    /// Nothing of the group is on the device yet.
+    virgin: AtomicBool,
+}
+
+impl Group {
+    pub fn new(g: &Geometry, ag: u64, virgin: bool) -> Group {
+        Group {
+            ag,
+            start: g.frag_of_block(g.ag_start(ag)),
+            frags: ag_frags(g, ag),
+            state: Mutex::new(State::Unloaded),
+            blocks: Mutex::default(),
+            virgin: AtomicBool::new(virgin),
+        }
+    }
+
+    pub fn ag(&self) -> u64 {
+        self.ag
+    }
+
+    /// First fragment of the group.
+    pub fn start(&self) -> FragAddr {
+        self.start
+    }
+
+    pub fn is_virgin(&self) -> bool {
+        self.virgin.load(Ordering::Acquire)
+    }
+
+    /// Part of a range of fragments that lies in this group, as offsets.
+    pub fn clip(&self, range: &Range<FragAddr>) -> Range<u32> {
+        let clip = |f: FragAddr| f.clamp(self.start, self.start + self.frags) - self.start;
+        clip(range.start) as u32..clip(range.end) as u32
+    }
+
+    /// Runs `f` on the free extents, loading them first if need be.
+    #[inline]
+    pub fn with<R>(&self, cache: &Cache, f: impl FnOnce(&mut FreeSet) -> R) -> Result<R> {
+        let mut state = self.state.lock();
+        if let State::Unloaded = *state {
+            match self.load(cache) {
+                Ok(set) => *state = State::Ready(set),
+                Err(Error::Corrupt(c)) => {
+                    tracing::error!("allocation group {} is not used: {c}", self.ag);
+                    *state = State::Damaged(c);
+                }
+                Err(e) => return Err(e),
+            }
+        }
+        match &mut *state {
+            State::Ready(set) => Ok(f(set)),
+            State::Damaged(c) => Err(Error::Corrupt(c.clone())),
+            State::Unloaded => unreachable!("loaded above"),
+        }
+    }
+
+    fn load(&self, cache: &Cache) -> Result<FreeSet> {
+        let g = cache.geometry();
+        let mut extents: Vec<(u32, u32)> = Vec::new();
+        let fixed = fixed_ranges(g, self.ag);
+        if self.is_virgin() {
+            let starts = fixed.iter().map(|r| r.start).chain([self.frags]);
+            let ends = [0].into_iter().chain(fixed.iter().map(|r| r.end));
+            extents.extend(ends.zip(starts).filter(|(s, e)| s < e).map(|(s, e)| (s as u32, e as u32)));
+        } else {
+            // A damaged header is found now, not in the middle of a transaction.
+            let header =
+                cache.read_meta(BlockId { kind: BlockKind::AgHeader, addr: g.ag_header(self.ag), owner: self.ag })?;
+            let counted = ag_free(&header.read());
+            for index in 0..g.bitmap_blocks() {
+                let buf = self.read_bitmap(cache, index)?;
+                let first = index * g.bits_per_bitmap();
+                for (start, len) in free_runs(&buf.read()[BITMAP_BITS..], g.bits_per_bitmap()) {
+                    let (start, end) = ((first + start) as u32, (first + start + len) as u32);
+                    match extents.last_mut() {
+                        Some(last) if last.1 == start => last.1 = end,
+                        _ => extents.push((start, end)),
+                    }
+                }
+            }
+            let damaged =
+                |what: &str| Error::Corrupt(Corrupt(format!("bitmap of allocation group {}: {what}", self.ag)));
+            if extents.last().is_some_and(|e| u64::from(e.1) > self.frags) {
+                return Err(damaged("fragments beyond the end of the group are marked free"));
+            }
+            for r in fixed {
+                let i = extents.partition_point(|e| u64::from(e.1) <= r.start);
+                if extents.get(i).is_some_and(|e| u64::from(e.0) < r.end) {
+                    return Err(damaged("fragments of the file system's own structures are marked free"));
+                }
+            }
+            let free: u64 = extents.iter().map(|e| u64::from(e.1 - e.0)).sum();
+            if free != counted {
+                // The bitmap is the truth: allocation is safe, and fsck corrects the count.
+                tracing::warn!("allocation group {}: {free} fragments are free, its header says {counted}", self.ag);
+            }
+        }
+        let frag_shift = g.frag_shift;
+        Ok(FreeSet::new(self.frags as u32, g.block_shift - frag_shift, g.group_shift - frag_shift, &extents))
+    }
+
+    fn read_bitmap(&self, cache: &Cache, index: u64) -> Result<BufRef> {
+        let addr = cache.geometry().bitmap_block(self.ag, index);
+        let buf = cache.read_meta(BlockId { kind: BlockKind::Bitmap, addr, owner: self.ag })?;
+        let found = get_u64(&buf.read(), BITMAP_INDEX);
+        if found != index {
+            return Err(Corrupt(format!("bitmap block {addr} is number {found} instead of {index}")).into());
+        }
+        Ok(buf)
+    }
+
+    /// Header and bitmap block `index`; the flag says that the group holds blocks since now.
+    fn hold(&self, cache: &Cache, index: u64) -> Result<(BufRef, BufRef, bool)> {
+        {
+            let blocks = self.blocks.lock();
+            if let (Some(header), Some(Some(bitmap))) = (&blocks.header, blocks.bitmap.get(index as usize)) {
+                return Ok((header.clone(), bitmap.clone(), false));
+            }
+        }
+        // Read without the lock: others may want blocks that are here.
+        let addr = cache.geometry().ag_header(self.ag);
+        let header = cache.read_meta(BlockId { kind: BlockKind::AgHeader, addr, owner: self.ag })?;
+        let bitmap = self.read_bitmap(cache, index)?;
+        let mut blocks = self.blocks.lock();
+        let first = blocks.header.is_none();
+        blocks.header = Some(header.clone());
+        blocks.bitmap.resize(cache.geometry().bitmap_blocks() as usize, None);
+        blocks.bitmap[index as usize] = Some(bitmap.clone());
+        Ok((header, bitmap, first))
+    }
+
+    /// Brings the blocks that describe the run into memory. True if the group holds blocks since now.
+    pub fn prepare(&self, cache: &Cache, run: Run) -> Result<bool> {
+        let bits = cache.geometry().bits_per_bitmap();
+        let mut held = false;
+        for index in (run.start - self.start) / bits..=(run.end() - 1 - self.start) / bits {
+            held |= self.hold(cache, index)?.2;
+        }
+        Ok(held)
+    }
+
+    /// Gives the held blocks back to the cache.
+    pub fn release_blocks(&self) {
+        *self.blocks.lock() = Blocks::default();
+    }
+
+    /// Sets or clears the bits of a run that lies within the group, and the header's count. An error leaves everything
+    /// as it was. True if the group holds blocks since now.
+    pub fn mark(&self, txn: &Txn<'_>, run: Run, used: bool) -> Result<bool> {
+        let cache = txn.cache();
+        let bits = cache.geometry().bits_per_bitmap();
+        let (from, to) = (run.start - self.start, run.end() - self.start);
+        let (first, last) = (from / bits, (to - 1) / bits);
+        let wrong = || {
+            let (what, is) = if used { ("allocated", "in use") } else { ("freed", "free") };
+            let what = format!("{run} (allocation group {}) to be {what}: at least one is {is} already", self.ag);
+            Error::Corrupt(Corrupt(what))
+        };
+        let part = |index: u64| (from.max(index * bits) - index * bits, to.min((index + 1) * bits) - index * bits);
+        let (header, bitmap, mut held) = self.hold(cache, first)?;
+        if first < last {
+            // Several bitmap blocks: all are looked at before the first is changed. The run is the caller's, so
+            // nobody else changes its bits in between.
+            for index in first..=last {
+                let (_, buf, h) = self.hold(cache, index)?;
+                held |= h;
+                let (s, e) = part(index);
+                if !bits_are(&buf.read()[BITMAP_BITS..], s, e, !used) {
+                    return Err(wrong());
+                }
+            }
+        }
+        let (s, e) = part(first);
+        if !edit_bits(&mut txn.edit(&bitmap), s, e, used) {
+            return Err(wrong());
+        }
+        for index in first + 1..=last {
+            let (_, buf, h) = self.hold(cache, index)?;
+            held |= h;
+            let (s, e) = part(index);
+            edit_bits(&mut txn.edit(&buf), s, e, used);
+        }
+        let mut edit = txn.edit(&header);
+        let free = ag_free(&edit);
+        let free = if used { free.saturating_sub(run.len) } else { free.saturating_add(run.len) };
+        put_u64(edit.range(AG_FREE_FRAGS, 8), 0, free);
+        Ok(held)
+    }
+
+    /// Writes header and bitmap of a group that nothing was written to before.
+    pub fn init(&self, txn: &Txn<'_>) {
+        let g = *txn.cache().geometry();
+        let header = txn.init_block(BlockId { kind: BlockKind::AgHeader, addr: g.ag_header(self.ag), owner: self.ag });
+        layout::format_header(&g, self.ag, &mut txn.edit(&header));
+        for index in 0..g.bitmap_blocks() {
+            let addr = g.bitmap_block(self.ag, index);
+            let buf = txn.init_block(BlockId { kind: BlockKind::Bitmap, addr, owner: self.ag });
+            layout::format_bitmap(&g, self.ag, index, &mut txn.edit(&buf));
+        }
+        self.virgin.store(false, Ordering::Release);
+    }
+}
