@@ -6,6 +6,7 @@
 pub mod cache;
 pub mod device;
 pub mod error;
+pub mod extent;
 pub mod format;
 pub mod fs;
 pub mod journal;

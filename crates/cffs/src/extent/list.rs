@@ -1,0 +1,97 @@
+//! What inserting, removing and converting do to one ordered list of extents, be it an inode's own or a leaf's.
+
+use crate::format::Extent;
+use crate::format::extent::EXTENT_LEN_MAX;
+use crate::space::Run;
+use std::ops::Range;
+
+/// `b` continues `a` in the file and on the device, and one extent can hold both.
+fn continues(a: &Extent, b: &Extent) -> bool {
+    a.end() == b.logical && a.start + a.len == b.start && a.unwritten == b.unwritten && a.len + b.len <= EXTENT_LEN_MAX
+}
+
+/// Puts `e` in, joined with its neighbours. `None` if it overlaps one. With it whether `e` came last.
+pub(super) fn insert(list: &[Extent], e: Extent) -> Option<(Vec<Extent>, bool)> {
+    let at = list.partition_point(|x| x.logical <= e.logical);
+    let before = at.checked_sub(1).map(|i| list[i]);
+    let after = list.get(at);
+    if before.is_some_and(|b| b.end() > e.logical) || after.is_some_and(|a| a.logical < e.end()) {
+        return None;
+    }
+    let mut out = Vec::with_capacity(list.len() + 1);
+    out.extend_from_slice(&list[..at]);
+    push_joined(&mut out, e);
+    for (i, x) in list[at..].iter().enumerate() {
+        if i == 0 {
+            push_joined(&mut out, *x);
+        } else {
+            out.push(*x);
+        }
+    }
+    Some((out, at == list.len()))
+}
+
+fn push_joined(out: &mut Vec<Extent>, e: Extent) {
+    match out.last_mut() {
+        Some(last) if continues(last, &e) => last.len += e.len,
+        _ => out.push(e),
+    }
+}
+
+/// The part of an extent that lies in `range`, which it overlaps.
+fn part(e: &Extent, range: &Range<u64>) -> Extent {
+    let from = e.logical.max(range.start);
+    let to = e.end().min(range.end);
+    Extent { logical: from, start: e.start + (from - e.logical), len: to - from, ..*e }
+}
+
+fn overlaps(e: &Extent, range: &Range<u64>) -> bool {
+    e.logical < range.end && e.end() > range.start
+}
+
+/// What is left of `e` before and after `range`.
+fn rest(e: &Extent, range: &Range<u64>) -> (Option<Extent>, Option<Extent>) {
+    let before = (e.logical < range.start).then(|| part(e, &(e.logical..range.start)));
+    let after = (e.end() > range.end).then(|| part(e, &(range.end..e.end())));
+    (before, after)
+}
+
+/// Takes `range` out, from its end on, at most `limit` extents or parts of them. Returns the new list, the runs taken
+/// out, and whether the limit left some of the range in place.
+pub(super) fn remove(list: &[Extent], range: &Range<u64>, limit: usize) -> (Vec<Extent>, Vec<Run>, bool) {
+    let first = list.partition_point(|e| e.end() <= range.start);
+    let end = list.partition_point(|e| e.logical < range.end).max(first);
+    let from = first.max(end.saturating_sub(limit));
+    let mut out = Vec::with_capacity(list.len() + 1);
+    let mut freed = Vec::with_capacity(end - from);
+    out.extend_from_slice(&list[..from]);
+    for e in &list[from..end] {
+        let p = part(e, range);
+        freed.push(Run { start: p.start, len: p.len });
+        let (before, after) = rest(e, range);
+        out.extend(before);
+        out.extend(after);
+    }
+    out.extend_from_slice(&list[end..]);
+    (out, freed, from > first)
+}
+
+/// Marks `range` as written or unwritten. `None` if nothing changes.
+pub(super) fn convert(list: &[Extent], range: &Range<u64>, unwritten: bool) -> Option<Vec<Extent>> {
+    if !list.iter().any(|e| overlaps(e, range) && e.unwritten != unwritten) {
+        return None;
+    }
+    let mut out = Vec::with_capacity(list.len() + 2);
+    for e in list {
+        if !overlaps(e, range) || e.unwritten == unwritten {
+            push_joined(&mut out, *e);
+            continue;
+        }
+        let (before, after) = rest(e, range);
+        let middle = Extent { unwritten, ..part(e, range) };
+        for piece in [before, Some(middle), after].into_iter().flatten() {
+            push_joined(&mut out, piece);
+        }
+    }
+    Some(out)
+}

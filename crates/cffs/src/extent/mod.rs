@@ -1,0 +1,342 @@
+//! From a file's logical fragments to fragments on the device.
+//!
+//! A few extents stand in the inode itself; more of them in a B+tree whose root is in the inode. Every function works
+//! on the inode in memory and, within the caller's transaction, on the tree's nodes; writing the inode back is the
+//! caller's part. `Inode::frags` is kept: data and nodes. What comes from the device is checked: a damaged tree is an
+//! [`Error::Corrupt`] that names the inode.
+
+mod list;
+mod node;
+mod tree;
+
+use crate::cache::Cache;
+use crate::error::{Error, Result};
+use crate::format::extent::{EXTENT_LEN_MAX, LOGICAL_END, node_capacity};
+use crate::format::{Corrupt, Extent, Geometry, Inode, InodeFormat};
+use crate::journal::Txn;
+use crate::space::{Run, Space};
+use node::{count, entries, entry, possible, upper_bound};
+use std::ops::Range;
+use tree::{Edit, Pool, descend};
+
+/// What a logical fragment is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mapping {
+    /// Part of this extent (all of which is given).
+    Data(Extent),
+    /// Not allocated.
+    Hole {
+        /// First logical fragment after the hole: the next extent's, or [`LOGICAL_END`].
+        until: u64,
+    },
+}
+
+fn impossible(inode: &Inode, e: &Extent) -> Error {
+    let what = format!("inode {}: extent at fragment {} lies outside the file system", inode.ino, e.logical);
+    Error::Corrupt(Corrupt(what))
+}
+
+/// The mapping of a logical fragment. Inline contents count as a hole.
+pub fn lookup(cache: &Cache, inode: &Inode, logical: u64) -> Result<Mapping> {
+    match &inode.format {
+        InodeFormat::Inline(_) => Ok(Mapping::Hole { until: LOGICAL_END }),
+        InodeFormat::Extents(list) => {
+            let at = list.partition_point(|e| e.logical <= logical);
+            if let Some(e) = at.checked_sub(1).map(|i| list[i]).filter(|e| e.end() > logical) {
+                return if possible(cache.geometry(), &e) { Ok(Mapping::Data(e)) } else { Err(impossible(inode, &e)) };
+            }
+            Ok(Mapping::Hole { until: list.get(at).map_or(LOGICAL_END, |e| e.logical) })
+        }
+        InodeFormat::Tree { .. } => {
+            let mut probe = logical;
+            loop {
+                let path = descend(cache, inode, probe)?;
+                let leaf = path.leaf();
+                let block = leaf.buf.read();
+                let at = upper_bound::<Extent>(&block, logical);
+                if let Some(e) = at.checked_sub(1).map(|i| entry::<Extent>(&block, i)).filter(|e| e.end() > logical) {
+                    return Ok(Mapping::Data(e));
+                }
+                if at < count(&block) {
+                    return Ok(Mapping::Hole { until: entry::<Extent>(&block, at).logical });
+                }
+                if leaf.hi >= LOGICAL_END {
+                    return Ok(Mapping::Hole { until: LOGICAL_END });
+                }
+                // Leaves are never empty, so the next one ends the loop.
+                probe = leaf.hi;
+            }
+        }
+    }
+}
+
+/// Calls `f` with every extent that overlaps the range, whole, in order.
+pub fn for_each(
+    cache: &Cache,
+    inode: &Inode,
+    range: Range<u64>,
+    mut f: impl FnMut(Extent) -> Result<()>,
+) -> Result<()> {
+    let wanted = |e: &Extent| e.end() > range.start && e.logical < range.end;
+    match &inode.format {
+        InodeFormat::Inline(_) => {}
+        InodeFormat::Extents(list) => {
+            for e in list.iter().filter(|e| wanted(e)) {
+                if !possible(cache.geometry(), e) {
+                    return Err(impossible(inode, e));
+                }
+                f(*e)?;
+            }
+        }
+        InodeFormat::Tree { .. } => {
+            let mut at = range.start;
+            while at < range.end.min(LOGICAL_END) {
+                let path = descend(cache, inode, at)?;
+                let list: Vec<Extent> = entries(&path.leaf().buf.read());
+                for e in list.into_iter().filter(&wanted) {
+                    f(e)?;
+                }
+                at = path.leaf().hi;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Calls `f` with the block of every node of the tree.
+pub fn for_each_node(cache: &Cache, inode: &Inode, mut f: impl FnMut(crate::format::BlockAddr)) -> Result<()> {
+    if !matches!(inode.format, InodeFormat::Tree { .. }) {
+        return Ok(());
+    }
+    let mut last: Vec<u64> = Vec::new();
+    let mut at = 0;
+    while at < LOGICAL_END {
+        let path = descend(cache, inode, at)?;
+        let blocks: Vec<u64> = path.steps.iter().map(|s| s.buf.addr()).collect();
+        for (i, b) in blocks.iter().enumerate() {
+            if last.get(i) != Some(b) {
+                f(*b);
+            }
+        }
+        last = blocks;
+        at = path.leaf().hi;
+    }
+    Ok(())
+}
+
+fn inline_contents<T>(inode: &Inode) -> Result<T> {
+    Error::invalid(format!("inode {} has inline contents and no extents", inode.ino))
+}
+
+/// Adds an extent, joined with its neighbours where they continue each other. Its range must be a hole.
+///
+/// [`Error::NoSpace`] when the tree needs a block and there is none; nothing has changed then.
+pub fn insert(txn: &Txn<'_>, space: &Space, inode: &mut Inode, e: Extent) -> Result<()> {
+    let g = *txn.cache().geometry();
+    if e.len == 0 || e.len > EXTENT_LEN_MAX || e.logical >= LOGICAL_END || !possible(&g, &e) {
+        return Error::invalid(format!("extent of {} fragments at {} to be inserted", e.len, e.logical));
+    }
+    let goal = g.block_of_frag(e.start);
+    let taken = || Error::Invalid(format!("extent at fragment {} overlaps an extent", e.logical));
+    match &inode.format {
+        InodeFormat::Inline(_) => return inline_contents(inode),
+        InodeFormat::Extents(list) => {
+            let (new, _) = list::insert(list, e).ok_or_else(taken)?;
+            let mut edit = Edit { txn, space, inode };
+            let mut pool = Pool::new(space, goal, edit.nodes_for_list(new.len())?)?;
+            edit.set_list(new, &mut pool)?;
+        }
+        InodeFormat::Tree { .. } => {
+            let path = descend(txn.cache(), inode, e.logical)?;
+            let (lo, hi) = (path.leaf().lo, path.leaf().hi);
+            let old: Vec<Extent> = entries(&path.leaf().buf.read());
+            let (new, at_end) = list::insert(&old, e).ok_or_else(taken)?;
+            // The next leaf's key is only a bound: the extent may reach over it into the hole before its first extent.
+            let next = if e.end() > hi {
+                let next = descend(txn.cache(), inode, hi)?;
+                if entry::<Extent>(&next.leaf().buf.read(), 0).logical < e.end() {
+                    return Err(taken());
+                }
+                Some(next)
+            } else {
+                None
+            };
+            let mut edit = Edit { txn, space, inode };
+            let mut pool = Pool::new(space, goal, edit.nodes_needed(&path, new.len())?)?;
+            if let Some(next) = next {
+                edit.raise_keys(&next, hi, e.end())?;
+            }
+            if e.logical < lo {
+                edit.lower_keys(&path, e.logical)?;
+            }
+            edit.set_leaf(&path, &new, at_end, &mut pool)?;
+        }
+    }
+    inode.frags = inode.frags.saturating_add(e.len);
+    Ok(())
+}
+
+/// Removes what is allocated in the range, from its end towards its start, at most `limit_extents` extents (or parts
+/// of one) per call. Data runs are pushed to `freed` for the caller to free; blocks of the tree are freed here. True if
+/// there may be more.
+///
+/// [`Error::NoSpace`] only when the range lies inside a single extent and the tree needs a block for the second piece.
+pub fn remove(
+    txn: &Txn<'_>,
+    space: &Space,
+    inode: &mut Inode,
+    range: Range<u64>,
+    limit_extents: usize,
+    freed: &mut Vec<Run>,
+) -> Result<bool> {
+    let range = range.start..range.end.min(LOGICAL_END);
+    let mut limit = limit_extents.max(1);
+    if range.is_empty() {
+        return Ok(false);
+    }
+    if let InodeFormat::Extents(list) = &inode.format {
+        let g = txn.cache().geometry();
+        if let Some(bad) = list.iter().find(|e| !possible(g, e)) {
+            return Err(impossible(inode, bad));
+        }
+        let (new, runs, more) = list::remove(list, &range, limit);
+        let goal = list.first().map_or(0, |e| g.block_of_frag(e.start));
+        let mut edit = Edit { txn, space, inode };
+        let mut pool = Pool::new(space, goal, edit.nodes_for_list(new.len())?)?;
+        edit.set_list(new, &mut pool)?;
+        give(inode, freed, runs);
+        return Ok(more);
+    }
+    let mut probe = range.end - 1;
+    let mut more = false;
+    let mut touched = false;
+    while matches!(inode.format, InodeFormat::Tree { .. }) {
+        let path = descend(txn.cache(), inode, probe)?;
+        let lo = path.leaf().lo;
+        let old: Vec<Extent> = entries(&path.leaf().buf.read());
+        let (new, runs, left) = list::remove(&old, &range, limit);
+        if !runs.is_empty() {
+            let goal = txn.cache().geometry().block_of_frag(old[0].start);
+            let mut edit = Edit { txn, space, inode };
+            let mut pool = Pool::new(space, goal, edit.nodes_needed(&path, new.len())?)?;
+            edit.set_leaf(&path, &new, false, &mut pool)?;
+            limit -= runs.len();
+            give(inode, freed, runs);
+            touched = true;
+        }
+        more = left || (limit == 0 && lo > range.start);
+        if more || lo <= range.start || lo > probe {
+            break;
+        }
+        probe = lo - 1;
+    }
+    if touched {
+        let mut edit = Edit { txn, space, inode };
+        edit.join_nodes(range.start.saturating_sub(1))?;
+        edit.join_nodes(range.end)?;
+        edit.shrink_root()?;
+    }
+    Ok(more)
+}
+
+fn give(inode: &mut Inode, freed: &mut Vec<Run>, runs: Vec<Run>) {
+    let frags: u64 = runs.iter().map(|r| r.len).sum();
+    inode.frags = inode.frags.saturating_sub(frags);
+    freed.extend(runs);
+}
+
+/// Marks what is allocated in the range as unwritten, or as written.
+///
+/// [`Error::NoSpace`] when the pieces that come up need a block and there is none; nothing has changed then.
+pub fn convert(txn: &Txn<'_>, space: &Space, inode: &mut Inode, range: Range<u64>, unwritten: bool) -> Result<()> {
+    let g = *txn.cache().geometry();
+    let range = range.start..range.end.min(LOGICAL_END);
+    match &inode.format {
+        InodeFormat::Inline(_) => return inline_contents(inode),
+        InodeFormat::Extents(list) => {
+            if let Some(new) = list::convert(list, &range, unwritten) {
+                let goal = list.first().map_or(0, |e| g.block_of_frag(e.start));
+                let mut edit = Edit { txn, space, inode };
+                let mut pool = Pool::new(space, goal, edit.nodes_for_list(new.len())?)?;
+                edit.set_list(new, &mut pool)?;
+            }
+        }
+        InodeFormat::Tree { height, .. } => {
+            // Only the extents at the two ends of the range come apart, so at most two leaves grow.
+            let root_nodes = (inode.root_capacity() + 1).div_ceil(node_capacity(g.block_size()));
+            let most = 2 * (*height as usize + 1 + root_nodes);
+            let mut pool: Option<Pool<'_>> = None;
+            let mut at = range.start;
+            while at < range.end {
+                let path = descend(txn.cache(), inode, at)?;
+                let old: Vec<Extent> = entries(&path.leaf().buf.read());
+                at = path.leaf().hi;
+                let Some(new) = list::convert(&old, &range, unwritten) else { continue };
+                let mut edit = Edit { txn, space, inode };
+                edit.nodes_needed(&path, new.len())?;
+                if pool.is_none() {
+                    pool = Some(Pool::new(space, g.block_of_frag(old[0].start), most)?);
+                }
+                if let Some(pool) = &mut pool {
+                    edit.set_leaf(&path, &new, false, pool)?;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+fn height(inode: &Inode) -> usize {
+    match &inode.format {
+        InodeFormat::Tree { height, .. } => *height as usize,
+        _ => 0,
+    }
+}
+
+/// Most blocks that the tree can grow by when `frags` fragments, in `ranges` ranges without gaps, are inserted: each
+/// fragment an extent of its own, each range at the worst place.
+pub fn worst_case_blocks(g: &Geometry, inode: &Inode, ranges: u64, frags: u64) -> u64 {
+    if let InodeFormat::Extents(list) = &inode.format
+        && list.len() as u64 + frags <= inode.root_capacity() as u64
+    {
+        return 0;
+    }
+    let capacity = node_capacity(g.block_size()) as u64;
+    let height = height(inode) as u64;
+    // A place to insert at can be full all the way up; after that a node is at least half empty.
+    let mut blocks = ranges * (height + 1) + (inode.root_capacity() as u64 + 1).div_ceil(capacity);
+    let mut nodes = frags;
+    while nodes > 1 {
+        nodes = nodes.div_ceil(capacity / 2);
+        blocks += nodes;
+    }
+    blocks
+}
+
+/// Log bytes of a whole node with its record.
+fn node_log_bytes(g: &Geometry) -> usize {
+    g.block_size() + 64
+}
+
+/// Most log bytes that one [`insert`] needs, the inode left out.
+pub fn log_bytes_for_insert(g: &Geometry, space: &Space, inode: &Inode) -> usize {
+    if let InodeFormat::Extents(list) = &inode.format
+        && list.len() < inode.root_capacity()
+    {
+        return 0;
+    }
+    let root_nodes = (inode.root_capacity() + 2).div_ceil(node_capacity(g.block_size()));
+    let new = height(inode) + root_nodes;
+    // Every node on the way is rewritten, and its new neighbour written; another way may get new keys.
+    let nodes = 2 * height(inode) + new;
+    nodes * node_log_bytes(g) + new * space.log_bytes(g.frags_per_block())
+}
+
+/// Most log bytes that one [`remove`] of up to `limit` extents needs, the inode and the freeing of the data left out.
+pub fn log_bytes_for_remove(g: &Geometry, space: &Space, inode: &Inode, limit: usize) -> usize {
+    let height = height(inode);
+    // Nodes within the range go away; the ways along its two ends and their neighbours are rewritten.
+    let kept = 4 * height * node_log_bytes(g);
+    let freed = if height == 0 { 0 } else { (limit + 4) * height };
+    kept + freed * (space.log_bytes(g.frags_per_block()) + 64) + log_bytes_for_insert(g, space, inode)
+}
