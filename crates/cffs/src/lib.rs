@@ -5,6 +5,7 @@
 
 pub mod cache;
 pub mod device;
+pub mod dir;
 pub mod error;
 pub mod extent;
 pub mod format;

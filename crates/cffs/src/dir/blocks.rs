@@ -1,0 +1,343 @@
+//! The blocks of a directory: where they are, new ones, and giving them back.
+
+use super::state::damaged;
+use super::{DirCtx, DirPlacer, DirState};
+use crate::cache::BufRef;
+use crate::error::{Error, Result};
+use crate::extent::{self, Mapping};
+use crate::format::dirblock::{self, DIR_BLOCKS_MAX, DIR_LBLOCK};
+use crate::format::{BlockAddr, BlockId, BlockKind, Extent, Inode, extent::LOGICAL_END, get_u64};
+use crate::journal::Txn;
+use crate::space::{Run, Space};
+use std::ops::Range;
+
+/// Size from which on blocks are allocated ahead.
+const AHEAD_FROM: u64 = 32;
+/// Most blocks that are allocated ahead.
+const AHEAD_MAX: u64 = 256;
+/// Blocks that a directory may lose at its end before the blocks allocated ahead are given back.
+const AHEAD_SLACK: u64 = 8;
+/// Extents that one search for a hole passes.
+const HOLE_STEPS: usize = 64;
+/// Extents removed in one call when everything goes.
+const EXTENTS_AT_ONCE: usize = 64;
+
+/// Blocks to allocate beyond the one that is needed, for `blocks` there are.
+pub(super) fn ahead(blocks: u64) -> u64 {
+    if blocks < AHEAD_FROM { 0 } else { (blocks / 8).min(AHEAD_MAX) }
+}
+
+/// About the largest number of blocks that are given back at once.
+pub(super) const FREED_BOUND: usize = (AHEAD_MAX + 2 * AHEAD_SLACK) as usize;
+
+/// Blocks of entries (holes included).
+pub(super) fn size_blocks(cx: &DirCtx<'_>, inode: &Inode) -> u64 {
+    let shift = cx.cache.geometry().block_shift;
+    inode.size.div_ceil(1 << shift).min(DIR_BLOCKS_MAX)
+}
+
+pub(super) fn set_size_blocks(cx: &DirCtx<'_>, inode: &mut Inode, blocks: u64) {
+    inode.size = blocks << cx.cache.geometry().block_shift;
+}
+
+/// A run of blocks of the directory, or how far the hole reaches.
+enum Piece {
+    Blocks { lblock: u64, len: u64, block: BlockAddr },
+    Hole { until: u64 },
+}
+
+fn piece(cx: &DirCtx<'_>, inode: &Inode, state: &DirState, lblock: u64) -> Result<Piece> {
+    let g = cx.cache.geometry();
+    let per = g.frags_per_block();
+    match extent::lookup(cx.cache, inode, lblock * per)? {
+        Mapping::Hole { until } => Ok(Piece::Hole { until: until.div_ceil(per) }),
+        Mapping::Data(e) => {
+            if (e.logical | e.start | e.len) % per != 0 || e.unwritten || !g.contains(e.start, e.len) {
+                return damaged(inode.ino, format_args!("extent at fragment {} does not hold blocks", e.logical));
+            }
+            let (first, len, block) = (e.logical / per, e.len / per, g.block_of_frag(e.start));
+            state.map.write().add(first, len, block);
+            Ok(Piece::Blocks { lblock: first, len, block })
+        }
+    }
+}
+
+/// Device block of a block of the directory; `None` in a hole.
+pub(super) fn resolve(cx: &DirCtx<'_>, inode: &Inode, state: &DirState, lblock: u64) -> Result<Option<BlockAddr>> {
+    if let Some(block) = state.map.read().get(lblock) {
+        return Ok(Some(block));
+    }
+    Ok(match piece(cx, inode, state, lblock)? {
+        Piece::Blocks { lblock: first, block, .. } => Some(block + (lblock - first)),
+        Piece::Hole { .. } => None,
+    })
+}
+
+/// Calls `f` with the blocks that exist in a range, in order, until it returns false.
+pub(super) fn for_each(
+    cx: &DirCtx<'_>,
+    inode: &Inode,
+    state: &DirState,
+    range: Range<u64>,
+    f: &mut dyn FnMut(u64, BlockAddr) -> Result<bool>,
+) -> Result<()> {
+    let mut at = range.start;
+    while at < range.end {
+        match piece(cx, inode, state, at)? {
+            Piece::Hole { until } => at = until.max(at + 1),
+            Piece::Blocks { lblock, len, block } => {
+                let end = (lblock + len).min(range.end);
+                while at < end {
+                    if !f(at, block + (at - lblock))? {
+                        return Ok(());
+                    }
+                    at += 1;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The first hole of a range, if it shows up soon, and how far the search came.
+pub(super) fn first_hole(
+    cx: &DirCtx<'_>,
+    inode: &Inode,
+    state: &DirState,
+    range: Range<u64>,
+) -> Result<(Option<u64>, u64)> {
+    let mut at = range.start;
+    for _ in 0..HOLE_STEPS {
+        if at >= range.end {
+            break;
+        }
+        match piece(cx, inode, state, at)? {
+            Piece::Hole { .. } => return Ok((Some(at), at)),
+            Piece::Blocks { lblock, len, .. } => at = lblock + len,
+        }
+    }
+    Ok((None, at.min(range.end)))
+}
+
+/// Last block that exists below `lblock`.
+fn last_below(cx: &DirCtx<'_>, inode: &Inode, state: &DirState, lblock: u64) -> Result<Option<u64>> {
+    let (mut end, mut window) = (lblock, 1);
+    while end > 0 {
+        let start = end.saturating_sub(window);
+        let mut last = None;
+        for_each(cx, inode, state, start..end, &mut |l, _| {
+            last = Some(l);
+            Ok(true)
+        })?;
+        if last.is_some() {
+            return Ok(last);
+        }
+        (end, window) = (start, window * 4);
+    }
+    Ok(None)
+}
+
+/// A block of entries at a known address.
+pub(super) fn read_at(cx: &DirCtx<'_>, inode: &Inode, lblock: u64, addr: BlockAddr) -> Result<BufRef> {
+    let buf = cx.cache.read_meta(BlockId { kind: BlockKind::Dir, addr, owner: inode.ino })?;
+    let found = get_u64(&buf.read(), DIR_LBLOCK);
+    if found != lblock {
+        return damaged(inode.ino, format_args!("block {addr} is number {found}, expected {lblock}"));
+    }
+    Ok(buf)
+}
+
+/// A block of entries that must exist.
+pub(super) fn read(cx: &DirCtx<'_>, inode: &Inode, state: &DirState, lblock: u64) -> Result<BufRef> {
+    match resolve(cx, inode, state, lblock)? {
+        Some(addr) => read_at(cx, inode, lblock, addr),
+        None => damaged(inode.ino, format_args!("block {lblock} is missing")),
+    }
+}
+
+/// What changes of a directory's blocks need: the transaction, the allocator and who says where.
+pub(super) struct Growth<'a> {
+    pub(super) txn: &'a Txn<'a>,
+    pub(super) space: &'a Space,
+    pub(super) placer: &'a dyn DirPlacer,
+}
+
+/// Makes sure that a block of the directory's address space is allocated, with up to `want` from there on. The caller
+/// initializes it.
+pub(super) fn claim(
+    cx: &DirCtx<'_>,
+    grow: &Growth<'_>,
+    inode: &mut Inode,
+    state: &DirState,
+    lblock: u64,
+    want: u64,
+) -> Result<BlockAddr> {
+    let until = match piece(cx, inode, state, lblock)? {
+        Piece::Blocks { lblock: first, block, .. } => return Ok(block + (lblock - first)),
+        Piece::Hole { until } => until,
+    };
+    let region_end = if lblock < DIR_BLOCKS_MAX { DIR_BLOCKS_MAX } else { 2 * DIR_BLOCKS_MAX };
+    if lblock >= region_end {
+        return Err(Error::NoSpace);
+    }
+    let want = want.min(until - lblock).min(region_end - lblock);
+    let before = match lblock {
+        0 | DIR_BLOCKS_MAX => None,
+        n => resolve(cx, inode, state, n - 1)?,
+    };
+    let Some(run) = grow.placer.place_dir_blocks(inode, before.map(|b| b + 1), want, 1)? else {
+        return Err(Error::NoSpace);
+    };
+    let g = cx.cache.geometry();
+    let per = g.frags_per_block();
+    debug_assert!((run.start | run.len) % per == 0 && run.len > 0 && run.len <= want * per);
+    let e = Extent { logical: lblock * per, start: run.start, len: run.len, unwritten: false };
+    if let Err(err) = extent::insert(grow.txn, grow.space, inode, e) {
+        grow.space.cancel(run);
+        return Err(err);
+    }
+    if let Err(err) = grow.space.commit_alloc(grow.txn, run) {
+        // The group that the run lies in cannot be read: take the run out again.
+        extent::remove(grow.txn, grow.space, inode, e.logical..e.end(), usize::MAX, &mut Vec::new())?;
+        grow.space.cancel(run);
+        return Err(err);
+    }
+    let block = g.block_of_frag(run.start);
+    state.map.write().add(lblock, run.len / per, block);
+    Ok(block)
+}
+
+fn give_back(cx: &DirCtx<'_>, txn: &Txn<'_>, space: &Space, runs: &[Run]) -> Result<()> {
+    let g = cx.cache.geometry();
+    for run in runs {
+        for block in g.block_of_frag(run.start)..g.block_of_frag(run.end()) {
+            txn.free_block(block);
+        }
+        space.free(txn, *run)?;
+    }
+    Ok(())
+}
+
+/// Gives back the blocks of a range. False when the map could not be changed (out of space for a node, or unreadable):
+/// then nothing was.
+pub(super) fn punch(
+    cx: &DirCtx<'_>,
+    txn: &Txn<'_>,
+    space: &Space,
+    inode: &mut Inode,
+    state: &DirState,
+    range: Range<u64>,
+) -> Result<bool> {
+    let per = cx.cache.geometry().frags_per_block();
+    let logical = range.start * per..(range.end.saturating_mul(per)).min(LOGICAL_END);
+    loop {
+        let mut freed = Vec::new();
+        let outcome = extent::remove(txn, space, inode, logical.clone(), EXTENTS_AT_ONCE, &mut freed);
+        let done = !freed.is_empty();
+        give_back(cx, txn, space, &freed)?;
+        match outcome {
+            Ok(more) => {
+                if !more {
+                    state.map.write().remove(range);
+                    return Ok(true);
+                }
+            }
+            Err(e) if !done => {
+                tracing::debug!("directory {} keeps empty blocks: {e}", inode.ino);
+                return Ok(false);
+            }
+            Err(e) => return Err(e),
+        }
+    }
+}
+
+/// How far to give back when the blocks from `end` to `from` go at the end of a region that began at `start`: with the
+/// blocks allocated ahead behind them, unless growth may soon want those.
+pub(super) fn trim_to(
+    cx: &DirCtx<'_>,
+    inode: &Inode,
+    state: &DirState,
+    start: u64,
+    end: u64,
+    from: u64,
+    region_end: u64,
+) -> u64 {
+    let next = match piece(cx, inode, state, from) {
+        Ok(Piece::Blocks { .. }) => from,
+        Ok(Piece::Hole { until }) => until,
+        Err(_) => return from,
+    };
+    let slack = if ahead(end - start) == 0 { 0 } else { AHEAD_SLACK };
+    if next < region_end && next - end >= slack { region_end } else { from }
+}
+
+/// After an entry has gone from a block: remembers the room, or gives the block back if it was the last entry.
+pub(super) fn settle(
+    cx: &DirCtx<'_>,
+    txn: &Txn<'_>,
+    space: &Space,
+    inode: &mut Inode,
+    state: &DirState,
+    lblock: u64,
+    buf: &BufRef,
+) -> Result<()> {
+    let (used, free) = usage(buf);
+    state.rooms.lock().forget(lblock);
+    if used {
+        state.rooms.lock().note(lblock, free);
+        return Ok(());
+    }
+    let size = size_blocks(cx, inode);
+    let (range, end) = if lblock + 1 < size {
+        (lblock..lblock + 1, size)
+    } else {
+        let end = used_end(cx, inode, state, lblock);
+        let to = if end == 0 {
+            // Neither names nor orphans are left.
+            2 * DIR_BLOCKS_MAX
+        } else {
+            trim_to(cx, inode, state, 0, end, lblock + 1, DIR_BLOCKS_MAX)
+        };
+        (end..to, end)
+    };
+    if !punch(cx, txn, space, inode, state, range.clone())? {
+        state.rooms.lock().note(lblock, free);
+        return Ok(());
+    }
+    set_size_blocks(cx, inode, end);
+    if end == 0 {
+        inode.index_buckets = 0;
+        state.reset();
+        return Ok(());
+    }
+    let mut rooms = state.rooms.lock();
+    rooms.hole_from = rooms.hole_from.min(lblock);
+    if lblock + 1 == size {
+        rooms.forget_from(range.start);
+    }
+    Ok(())
+}
+
+/// End of the last block in use below `lblock`. Empty blocks are there only where they could not be given back.
+fn used_end(cx: &DirCtx<'_>, inode: &Inode, state: &DirState, lblock: u64) -> u64 {
+    let mut at = lblock;
+    loop {
+        match last_below(cx, inode, state, at) {
+            Ok(None) => return 0,
+            Ok(Some(last)) => {
+                // One that cannot be read is not known to be empty.
+                if !read(cx, inode, state, last).is_ok_and(|b| !usage(&b).0) {
+                    return last + 1;
+                }
+                at = last;
+            }
+            Err(_) => return at,
+        }
+    }
+}
+
+/// Whether a block has names or orphans, and its free bytes.
+pub(super) fn usage(buf: &BufRef) -> (bool, usize) {
+    let b = buf.read();
+    (dirblock::names(&b) + dirblock::orphans(&b) > 0, dirblock::free_bytes(&b))
+}

@@ -1,0 +1,65 @@
+//! Walking through a directory in the order of its blocks.
+
+use super::{DirCtx, DirState, blocks};
+use crate::cache::BufRef;
+use crate::error::Result;
+use crate::format::dirblock::{self, Entry, EntryKind};
+use crate::format::{BlockAddr, Ino, Inode};
+
+/// Position of an entry, for [`read`]: never 0, as entries stand behind the header of their block.
+fn cookie_of(lblock: u64, offset: usize) -> u64 {
+    lblock << 16 | offset as u64
+}
+
+/// Calls `f` with the names that stand after position `cookie` (0 for all of them), in order, each with its own position
+/// and its block, until `f` returns false.
+///
+/// Entries keep their positions for life, so a walk in several calls shows every name that is there throughout exactly
+/// once, whatever happens in between; the entry at `cookie` may be gone. `f` sees a copy of the entry and may lock the
+/// block. A damaged block is an error where the walk meets it.
+pub fn read(
+    cx: &DirCtx<'_>,
+    inode: &Inode,
+    state: &DirState,
+    cookie: u64,
+    f: &mut dyn FnMut(&Entry<'_>, u64, &BufRef) -> Result<bool>,
+) -> Result<()> {
+    let (first, offset) = (cookie >> 16, (cookie & 0xffff) as usize);
+    let end = blocks::size_blocks(cx, inode);
+    let mut copy = Vec::new();
+    blocks::for_each(cx, inode, state, first..end, &mut |lblock, addr| {
+        let buf = blocks::read_at(cx, inode, lblock, addr)?;
+        {
+            let b = buf.read();
+            let free = dirblock::free_bytes(&b);
+            if free >= b.len() / 4 {
+                state.saw_room(lblock, free);
+            }
+            copy.clear();
+            copy.extend_from_slice(&b);
+        }
+        let after = if lblock == first { offset } else { 0 };
+        for e in dirblock::entries(&copy).filter(|e| e.offset > after && e.is_name()) {
+            if !f(&e, cookie_of(lblock, e.offset), &buf)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    })
+}
+
+/// The orphans of a directory as (block, byte offset of the entry, inode number).
+pub fn orphans_in(cx: &DirCtx<'_>, inode: &Inode, state: &DirState) -> Result<Vec<(BlockAddr, usize, Ino)>> {
+    let mut found = Vec::new();
+    let end = blocks::size_blocks(cx, inode);
+    blocks::for_each(cx, inode, state, 0..end, &mut |lblock, addr| {
+        let buf = blocks::read_at(cx, inode, lblock, addr)?;
+        let b = buf.read();
+        if dirblock::orphans(&b) > 0 {
+            let orphans = dirblock::entries(&b).filter(|e| e.kind == EntryKind::Orphan);
+            found.extend(orphans.map(|e| (addr, e.offset, e.ino)));
+        }
+        Ok(true)
+    })?;
+    Ok(found)
+}

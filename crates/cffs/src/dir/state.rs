@@ -1,0 +1,285 @@
+//! What is remembered of a directory while its inode is in memory. All of it can be rebuilt from the device.
+
+use crate::cache::AddrMap;
+use crate::error::Result;
+use crate::format::{BlockAddr, Corrupt};
+use parking_lot::{Mutex, RwLock};
+use std::ops::Range;
+
+/// Blocks with known room that are remembered.
+const ROOMS_MAX: usize = 16;
+/// Runs of the mapping that are remembered; a directory in more pieces than that starts over.
+const RUNS_MAX: usize = 4096;
+
+/// In-core helpers of one directory; lives beside its in-core inode.
+///
+/// Lookups under a shared lock of the directory fill it in too, hence the locks inside.
+#[derive(Default)]
+pub struct DirState {
+    pub(super) map: RwLock<Map>,
+    /// Names of a directory without an index; `None` until the first lookup, and for indexed directories.
+    pub(super) names: RwLock<Option<NameMap>>,
+    pub(super) rooms: Mutex<Rooms>,
+}
+
+impl DirState {
+    /// Forgets everything, for somebody who changed the directory's blocks or extents other than through this module.
+    pub fn reset(&self) {
+        *self.map.write() = Map::default();
+        *self.names.write() = None;
+        *self.rooms.lock() = Rooms::default();
+    }
+
+    /// A lookup came across a block with room; remembered if nobody is busy with the list.
+    pub(super) fn saw_room(&self, lblock: u64, free: usize) {
+        if let Some(mut rooms) = self.rooms.try_lock() {
+            rooms.offer(lblock, free);
+        }
+    }
+}
+
+/// Known runs of blocks.
+///
+/// A sorted vector: it is searched for every block that is read, and changes rarely.
+#[derive(Default)]
+pub(super) struct Map(Vec<MapRun>);
+
+#[derive(Clone, Copy)]
+struct MapRun {
+    lblock: u64,
+    len: u64,
+    block: BlockAddr,
+}
+
+impl MapRun {
+    fn end(&self) -> u64 {
+        self.lblock + self.len
+    }
+
+    /// The part from `lblock` on.
+    fn from(&self, lblock: u64) -> MapRun {
+        MapRun { lblock, len: self.end() - lblock, block: self.block + (lblock - self.lblock) }
+    }
+}
+
+impl Map {
+    pub(super) fn get(&self, lblock: u64) -> Option<BlockAddr> {
+        let at = self.0.partition_point(|r| r.lblock <= lblock);
+        let run = &self.0[at.checked_sub(1)?];
+        (lblock < run.end()).then(|| run.block + (lblock - run.lblock))
+    }
+
+    pub(super) fn add(&mut self, lblock: u64, len: u64, block: BlockAddr) {
+        if self.0.len() >= RUNS_MAX {
+            self.0.clear();
+        }
+        self.remove(lblock..lblock + len);
+        let at = self.0.partition_point(|r| r.lblock < lblock);
+        if let Some(before) = at.checked_sub(1).map(|i| &mut self.0[i])
+            && before.end() == lblock
+            && before.block + before.len == block
+        {
+            before.len += len;
+        } else {
+            self.0.insert(at, MapRun { lblock, len, block });
+        }
+    }
+
+    pub(super) fn remove(&mut self, range: Range<u64>) {
+        let first = self.0.partition_point(|r| r.end() <= range.start);
+        let end = self.0.partition_point(|r| r.lblock < range.end);
+        if first >= end {
+            return;
+        }
+        let (head, tail) = (self.0[first], self.0[end - 1]);
+        let head = (head.lblock < range.start).then(|| MapRun { len: range.start - head.lblock, ..head });
+        let tail = (tail.end() > range.end).then(|| tail.from(range.end));
+        self.0.splice(first..end, head.into_iter().chain(tail));
+    }
+}
+
+/// Hash -> place of every name of a small directory.
+#[derive(Default)]
+pub(super) struct NameMap {
+    /// Keyed by the hash alone, which an adversary cannot choose.
+    first: AddrMap<u64, u32>,
+    /// Names whose hash another name has too: hardly ever any.
+    others: Vec<(u32, u32)>,
+}
+
+fn place(lblock: u64, offset: usize) -> u32 {
+    debug_assert!(lblock <= 0xffff && offset <= 0xffff);
+    (lblock as u32) << 16 | offset as u32
+}
+
+impl NameMap {
+    pub(super) fn insert(&mut self, hash: u32, lblock: u64, offset: usize) {
+        if let Some(old) = self.first.insert(u64::from(hash), place(lblock, offset)) {
+            self.others.push((hash, old));
+        }
+    }
+
+    pub(super) fn remove(&mut self, hash: u32, lblock: u64, offset: usize) {
+        let place = place(lblock, offset);
+        if self.first.get(&u64::from(hash)) != Some(&place) {
+            self.others.retain(|o| *o != (hash, place));
+            return;
+        }
+        if let Some(i) = self.others.iter().position(|o| o.0 == hash) {
+            let (_, next) = self.others.swap_remove(i);
+            self.first.insert(u64::from(hash), next);
+        } else {
+            self.first.remove(&u64::from(hash));
+        }
+    }
+
+    /// Places of the names with this hash, as (block within the directory, byte offset).
+    pub(super) fn find(&self, hash: u32) -> impl Iterator<Item = (u64, usize)> + '_ {
+        let first = self.first.get(&u64::from(hash)).copied();
+        let others = self.others.iter().filter(move |o| o.0 == hash).map(|o| o.1);
+        first.into_iter().chain(others).map(|p| (u64::from(p >> 16), (p & 0xffff) as usize))
+    }
+}
+
+/// The free entry that names are put into one after the other.
+#[derive(Clone, Copy)]
+pub(super) struct Cursor {
+    pub(super) lblock: u64,
+    pub(super) offset: usize,
+    pub(super) room: usize,
+}
+
+/// Where there is room for a name: one place at hand and a few blocks worth looking into.
+#[derive(Default)]
+pub(super) struct Rooms {
+    pub(super) cursor: Option<Cursor>,
+    /// (Block within the directory, upper bound of its largest free entry).
+    list: Vec<(u64, usize)>,
+    /// The directory was looked at for room since it came into memory.
+    pub(super) seeded: bool,
+    /// Below this block no hole is known.
+    pub(super) hole_from: u64,
+}
+
+impl Rooms {
+    /// Remembers that a block has room, if that is worth it.
+    pub(super) fn note(&mut self, lblock: u64, free: usize) {
+        if self.cursor.is_some_and(|c| c.lblock == lblock) {
+            return;
+        }
+        if let Some(r) = self.list.iter_mut().find(|r| r.0 == lblock) {
+            r.1 = free;
+        } else if self.list.len() < ROOMS_MAX {
+            self.list.push((lblock, free));
+        } else if let Some(r) = self.list.iter_mut().min_by_key(|r| r.1)
+            && r.1 < free
+        {
+            *r = (lblock, free);
+        }
+    }
+
+    /// As [`Rooms::note`], from somebody who knows less: what is known of the block already stays.
+    fn offer(&mut self, lblock: u64, free: usize) {
+        if !self.list.iter().any(|r| r.0 == lblock) {
+            self.note(lblock, free);
+        }
+    }
+
+    /// A block that may have an entry of `need` bytes free.
+    pub(super) fn candidate(&self, need: usize) -> Option<u64> {
+        self.list.iter().rev().find(|r| r.1 >= need).map(|r| r.0)
+    }
+
+    /// Puts names into this free entry from now on.
+    pub(super) fn set_cursor(&mut self, cursor: Cursor) {
+        self.list.retain(|r| r.0 != cursor.lblock);
+        if let Some(old) = self.cursor.replace(cursor)
+            && old.lblock != cursor.lblock
+        {
+            self.note(old.lblock, old.room);
+        }
+    }
+
+    /// An entry of `len` bytes was put at a place.
+    pub(super) fn used(&mut self, lblock: u64, offset: usize, len: usize) {
+        if let Some(c) = &mut self.cursor
+            && (c.lblock, c.offset) == (lblock, offset)
+        {
+            c.offset += len;
+            c.room -= len;
+        }
+    }
+
+    /// The block is gone, or changed so that a remembered place in it may not be one any more.
+    pub(super) fn forget(&mut self, lblock: u64) {
+        self.list.retain(|r| r.0 != lblock);
+        if self.cursor.is_some_and(|c| c.lblock == lblock) {
+            self.cursor = None;
+        }
+    }
+
+    /// The blocks from this one on are gone.
+    pub(super) fn forget_from(&mut self, lblock: u64) {
+        self.list.retain(|r| r.0 < lblock);
+        self.cursor = self.cursor.filter(|c| c.lblock < lblock);
+    }
+}
+
+/// Shorthand for an error about a directory.
+pub(super) fn damaged<T>(dir: u64, what: impl std::fmt::Display) -> Result<T> {
+    Err(Corrupt(format!("directory {dir}: {what}")).into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn the_map_remembers_runs(ops in proptest::collection::vec((any::<bool>(), 0u64..60, 1u64..12), 1..80)) {
+            let mut map = Map::default();
+            let mut model = [None; 80];
+            for (i, (add, at, len)) in ops.into_iter().enumerate() {
+                let block = if i % 2 == 0 { 1000 + at } else { 5000 + i as u64 * 100 };
+                if add {
+                    map.add(at, len, block);
+                } else {
+                    map.remove(at..at + len);
+                }
+                for l in at..at + len {
+                    model[l as usize] = add.then(|| block + (l - at));
+                }
+                for l in 0..80 {
+                    prop_assert_eq!(map.get(l), model[l as usize]);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn names_with_one_hash_are_told_apart_by_place() {
+        let mut m = NameMap::default();
+        for i in 0..5000u32 {
+            m.insert(i / 2, u64::from(i % 8), 64 + i as usize * 8);
+        }
+        assert_eq!(m.find(7).collect::<Vec<_>>().len(), 2);
+        m.remove(7, 6, 64 + 14 * 8);
+        assert_eq!(m.find(7).collect::<Vec<_>>(), [(7, 64 + 15 * 8)]);
+        m.remove(7, 6, 64 + 14 * 8);
+        assert_eq!(m.find(7).count(), 1, "removing what is not there changes nothing");
+    }
+
+    #[test]
+    fn the_list_of_rooms_keeps_the_largest() {
+        let mut r = Rooms::default();
+        for l in 0..100 {
+            r.note(l, 100 + l as usize);
+        }
+        assert_eq!(r.list.len(), ROOMS_MAX);
+        assert!(r.candidate(199).is_some() && r.candidate(200).is_none());
+        let l = r.candidate(199).unwrap();
+        r.forget(l);
+        assert!(r.candidate(199).is_none());
+    }
+}
