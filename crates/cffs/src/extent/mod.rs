@@ -7,6 +7,8 @@
 
 mod list;
 mod node;
+#[cfg(test)]
+mod tests;
 mod tree;
 
 use crate::cache::Cache;
@@ -245,14 +247,14 @@ fn give(inode: &mut Inode, freed: &mut Vec<Run>, runs: Vec<Run>) {
     freed.extend(runs);
 }
 
-/// Marks what is allocated in the range as unwritten, or as written.
+/// Marks what is allocated in the range as unwritten, or as written; as far as one leaf reaches. Returns the logical
+/// fragment from which on the rest of the range is still to be done, the range's end if nothing is.
 ///
 /// [`Error::NoSpace`] when the pieces that come up need a block and there is none; nothing has changed then.
-pub fn convert(txn: &Txn<'_>, space: &Space, inode: &mut Inode, range: Range<u64>, unwritten: bool) -> Result<()> {
+pub fn convert(txn: &Txn<'_>, space: &Space, inode: &mut Inode, range: Range<u64>, unwritten: bool) -> Result<u64> {
     let g = *txn.cache().geometry();
-    let range = range.start..range.end.min(LOGICAL_END);
     match &inode.format {
-        InodeFormat::Inline(_) => return inline_contents(inode),
+        InodeFormat::Inline(_) => inline_contents(inode),
         InodeFormat::Extents(list) => {
             if let Some(new) = list::convert(list, &range, unwritten) {
                 let goal = list.first().map_or(0, |e| g.block_of_frag(e.start));
@@ -260,30 +262,20 @@ pub fn convert(txn: &Txn<'_>, space: &Space, inode: &mut Inode, range: Range<u64
                 let mut pool = Pool::new(space, goal, edit.nodes_for_list(new.len())?)?;
                 edit.set_list(new, &mut pool)?;
             }
+            Ok(range.end)
         }
-        InodeFormat::Tree { height, .. } => {
-            // Only the extents at the two ends of the range come apart, so at most two leaves grow.
-            let root_nodes = (inode.root_capacity() + 1).div_ceil(node_capacity(g.block_size()));
-            let most = 2 * (*height as usize + 1 + root_nodes);
-            let mut pool: Option<Pool<'_>> = None;
-            let mut at = range.start;
-            while at < range.end {
-                let path = descend(txn.cache(), inode, at)?;
-                let old: Vec<Extent> = entries(&path.leaf().buf.read());
-                at = path.leaf().hi;
-                let Some(new) = list::convert(&old, &range, unwritten) else { continue };
+        InodeFormat::Tree { .. } => {
+            let path = descend(txn.cache(), inode, range.start.min(LOGICAL_END - 1))?;
+            let end = path.leaf().hi;
+            let old: Vec<Extent> = entries(&path.leaf().buf.read());
+            if let Some(new) = list::convert(&old, &range, unwritten) {
                 let mut edit = Edit { txn, space, inode };
-                edit.nodes_needed(&path, new.len())?;
-                if pool.is_none() {
-                    pool = Some(Pool::new(space, g.block_of_frag(old[0].start), most)?);
-                }
-                if let Some(pool) = &mut pool {
-                    edit.set_leaf(&path, &new, false, pool)?;
-                }
+                let mut pool = Pool::new(space, g.block_of_frag(old[0].start), edit.nodes_needed(&path, new.len())?)?;
+                edit.set_leaf(&path, &new, false, &mut pool)?;
             }
+            Ok(if end >= LOGICAL_END { range.end } else { end.min(range.end) })
         }
     }
-    Ok(())
 }
 
 fn height(inode: &Inode) -> usize {
@@ -320,8 +312,18 @@ fn node_log_bytes(g: &Geometry) -> usize {
 
 /// Most log bytes that one [`insert`] needs, the inode left out.
 pub fn log_bytes_for_insert(g: &Geometry, space: &Space, inode: &Inode) -> usize {
+    log_bytes_for_growth(g, space, inode, 1)
+}
+
+/// Most log bytes that one [`convert`] needs, the inode left out.
+pub fn log_bytes_for_convert(g: &Geometry, space: &Space, inode: &Inode) -> usize {
+    log_bytes_for_growth(g, space, inode, 2)
+}
+
+/// Most log bytes that it takes to make a leaf, or the inode's own list, longer by `more`.
+fn log_bytes_for_growth(g: &Geometry, space: &Space, inode: &Inode, more: usize) -> usize {
     if let InodeFormat::Extents(list) = &inode.format
-        && list.len() < inode.root_capacity()
+        && list.len() + more <= inode.root_capacity()
     {
         return 0;
     }

@@ -59,6 +59,11 @@ impl Group {
         self.start
     }
 
+    /// First fragment after the group.
+    pub fn end(&self) -> FragAddr {
+        self.start + self.frags
+    }
+
     pub fn is_virgin(&self) -> bool {
         self.virgin.load(Ordering::Acquire)
     }

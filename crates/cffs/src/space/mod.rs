@@ -15,11 +15,11 @@ mod group;
 pub mod layout;
 pub mod run;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 pub use run::Run;
 
-use crate::cache::Cache;
+use crate::cache::{AddrMap, Cache};
 use crate::error::{Error, Result};
 use crate::format::extent::EXTENT_LEN_MAX;
 use crate::format::log::RECORD_HEADER;
@@ -28,7 +28,7 @@ use crate::format::{BlockAddr, Corrupt, FragAddr, Geometry};
 use crate::journal::Txn;
 use group::Group;
 use parking_lot::{Mutex, RwLock};
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -54,7 +54,7 @@ struct Books {
 pub struct Space {
     cache: Arc<Cache>,
     g: Geometry,
-    groups: RwLock<HashMap<u64, Arc<Group>>>,
+    groups: RwLock<AddrMap<u64, Arc<Group>>>,
     books: Mutex<Books>,
     /// Fragments that only privileged users get.
     root_reserve: u64,
@@ -298,13 +298,14 @@ impl Space {
             return bad("not in the file system");
         }
         let ag = self.g.ag_of(self.g.block_of_frag(run.start));
-        if self.g.ag_of(self.g.block_of_frag(run.end() - 1)) != ag {
-            return bad("reaches over the end of its allocation group");
-        }
         if ag >= self.open.load(Ordering::Acquire) {
             return bad("its allocation group was never used");
         }
-        Ok(self.group(ag))
+        let group = self.group(ag);
+        if run.end() > group.end() {
+            return bad("reaches over the end of its allocation group");
+        }
+        Ok(group)
     }
 
     /// Brings into memory what [`Space::commit_alloc`] of an allocated run will change, so that it will not fail.

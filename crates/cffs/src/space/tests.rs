@@ -344,7 +344,7 @@ fn threads_never_get_the_same_fragment() {
                 _ => f.space.alloc_blocks_near(g.block_of_frag(goal), r % 16 + 1, 1).unwrap(),
             };
             if let Some(run) = run {
-                if r % 5 == 0 {
+                if r.is_multiple_of(5) {
                     f.space.cancel(run);
                 } else {
                     f.commit_alloc(run);
