@@ -318,6 +318,25 @@ pub(super) fn settle(
     Ok(())
 }
 
+/// Gives back everything that a directory without names and orphans has.
+pub(super) fn release(
+    cx: &DirCtx<'_>,
+    txn: &Txn<'_>,
+    space: &Space,
+    inode: &mut Inode,
+    state: &DirState,
+) -> Result<()> {
+    if used_end(cx, inode, state, size_blocks(cx, inode)) > 0 {
+        return Err(Error::NotEmpty);
+    }
+    if punch(cx, txn, space, inode, state, 0..2 * DIR_BLOCKS_MAX)? {
+        set_size_blocks(cx, inode, 0);
+        inode.index_buckets = 0;
+        state.reset();
+    }
+    Ok(())
+}
+
 /// End of the last block in use below `lblock`. Empty blocks are there only where they could not be given back.
 fn used_end(cx: &DirCtx<'_>, inode: &Inode, state: &DirState, lblock: u64) -> u64 {
     let mut at = lblock;

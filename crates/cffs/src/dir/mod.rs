@@ -14,12 +14,14 @@
 //!   directory and count in `frags`, but nothing was written there and nobody reads them. Large directories reserve an
 //!   eighth of their blocks, at most 256, so that they consist of few extents.
 //! * An index with an overflowed bucket does not know all names; lookups that miss in it search all blocks.
-//! * A directory without names and orphans has size 0, no index and no blocks.
+//! * Removing the last name or orphan of a directory leaves it with size 0, no index and no blocks. (It may get an empty
+//!   block from a creation that failed later, and keep blocks that could not be given back; see [`release`].)
 //!
 //! # Who calls
 //!
 //! The caller holds the lock of the directory, exclusively for changes, and writes the inode back afterwards.
-//! Everything that may fail for want of space happens in [`prepare_insert`], before there is anything to undo.
+//! Everything that may fail for want of space happens in [`prepare_insert`], before there is anything to undo: it may
+//! have added a block or split a bucket, so the inode is to be written back even if nothing is inserted in the end.
 
 mod blocks;
 mod index;
@@ -287,8 +289,8 @@ fn search_all(cx: &DirCtx<'_>, inode: &Inode, state: &DirState, hash: u32, name:
 
 /// Finds or makes room for a name of `name` with `inode_room` bytes for an inode.
 ///
-/// Whatever can fail fails here; the directory is valid afterwards in any case. Nothing else may happen to the
-/// directory before the slot's [`insert`]: whoever replaces a name inserts the new one first, then removes the old one.
+/// Whatever can fail fails here; the directory is valid afterwards in any case, but `inode` may have changed also when
+/// this fails, and must be written back in the same transaction. Nothing else may happen to the directory before the slot's [`insert`]: whoever replaces a name inserts the new one first, then removes the old one.
 #[expect(clippy::too_many_arguments, reason = "the layers below are passed one by one")]
 pub fn prepare_insert(
     cx: &DirCtx<'_>,
@@ -334,18 +336,18 @@ fn find_room(cx: &DirCtx<'_>, inode: &Inode, state: &DirState, need: usize) -> R
     if end == 0 {
         return Ok(None);
     }
-    let seeded = state.rooms.lock().seeded;
-    if !seeded {
+    let mut rooms = state.rooms.lock();
+    if !rooms.seeded {
+        drop(rooms);
         if inode.index_buckets == 0 && end <= UNINDEXED_BLOCKS {
             know_names(cx, inode, state)?;
         }
-        let mut rooms = state.rooms.lock();
+        rooms = state.rooms.lock();
         if !rooms.seeded {
             rooms.seeded = true;
             rooms.note(end - 1, cx.cache.geometry().block_size());
         }
     }
-    let mut rooms = state.rooms.lock();
     if let Some(c) = rooms.cursor {
         match blocks::read(cx, inode, state, c.lblock) {
             Ok(buf) if c.room >= need => return Ok(Some((c.lblock, buf, c.offset))),
@@ -560,4 +562,15 @@ pub fn remove_orphan(
     // The index may have stayed too large while orphans kept the directory from becoming empty.
     index::shrink(cx, txn, space, inode, state)?;
     blocks::settle(cx, txn, space, inode, state, lblock, &buf)
+}
+
+/// Gives back the blocks that a directory without names and orphans may still have, before it goes itself.
+pub fn release(cx: &DirCtx<'_>, txn: &Txn<'_>, space: &Space, inode: &mut Inode, state: &DirState) -> Result<()> {
+    if inode.size == 0 && inode.frags == 0 {
+        return Ok(());
+    }
+    if !is_empty(inode) {
+        return Err(Error::NotEmpty);
+    }
+    blocks::release(cx, txn, space, inode, state)
 }

@@ -609,6 +609,39 @@ fn names_that_cannot_be_are_refused() {
 }
 
 #[test]
+fn what_a_failed_creation_leaves_can_be_released() {
+    let mut w = World::new(4096, 16);
+    let release = |w: &mut World| {
+        let cx = DirCtx { cache: &w.cache, seed: w.seed };
+        let txn = w.journal.begin(log_bytes_for_remove(&w.geo())).unwrap();
+        release(&cx, &txn, &w.space, &mut w.inode, &w.state)
+    };
+    release(&mut w).unwrap();
+    for round in 0..2 {
+        let cx = DirCtx { cache: &w.cache, seed: w.seed };
+        let txn = w.journal.begin(log_bytes_for_insert(&w.geo()) + w.space.log_bytes_for_init()).unwrap();
+        let placer = NearPlacer(&w.space);
+        let slot = prepare_insert(&cx, &txn, &w.space, &placer, &mut w.inode, &w.state, b"a", 184).unwrap();
+        assert_eq!((slot.new_block, slot.offset), (round == 0, META_HEADER_SIZE), "the block is used again");
+    }
+    assert!(is_empty(&w.inode) && w.inode.size == 4096);
+    w.forget_memory();
+    assert!(w.lookup(b"a").unwrap().is_none());
+    release(&mut w).unwrap();
+    w.verify();
+    w.verify_nothing_leaked();
+    w.create(b"b", true).unwrap();
+    assert_eq!(w.inode.size, 4096);
+    assert!(matches!(release(&mut w), Err(Error::NotEmpty)));
+    w.orphan(b"b").unwrap();
+    assert!(matches!(release(&mut w), Err(Error::NotEmpty)), "an orphan is still there");
+    let ino = *w.orphans.keys().next().unwrap();
+    w.remove_orphan(ino).unwrap();
+    w.verify();
+    w.verify_nothing_leaked();
+}
+
+#[test]
 fn replacing_a_name_inserts_before_it_removes() {
     let mut w = World::new(4096, 16);
     for i in 0..500 {
