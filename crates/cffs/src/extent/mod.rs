@@ -331,7 +331,7 @@ fn log_bytes_for_growth(g: &Geometry, space: &Space, inode: &Inode, more: usize)
     let new = height(inode) + root_nodes;
     // Every node on the way is rewritten, and its new neighbour written; another way may get new keys.
     let nodes = 2 * height(inode) + new;
-    nodes * node_log_bytes(g) + new * space.log_bytes(g.frags_per_block())
+    nodes * node_log_bytes(g) + new * space.log_bytes(g.frags_per_block()) + space.log_bytes_for_next_init()
 }
 
 /// Most log bytes that one [`remove`] of up to `limit` extents needs, the inode and the freeing of the data left out.

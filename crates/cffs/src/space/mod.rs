@@ -456,10 +456,16 @@ impl Space {
     }
 
     /// Most log bytes that initializing the open groups needs that are not on the device: 0 nearly always. A
-    /// transaction that commits allocations adds it to its reservation.
+    /// transaction that commits what was allocated before it began adds this to its reservation.
     pub fn log_bytes_for_init(&self) -> usize {
         let (first, open) = (self.counters().ags, self.open.load(Ordering::Acquire));
         (first..open).map(|ag| self.log_bytes_for_group(ag)).sum()
+    }
+
+    /// The same for a transaction that allocates only after it has begun: that may open one more group.
+    pub fn log_bytes_for_next_init(&self) -> usize {
+        let (first, usable) = (self.counters().ags, self.usable());
+        (first..usable).map(|ag| self.log_bytes_for_group(ag)).sum()
     }
 
     fn log_bytes_for_group(&self, ag: u64) -> usize {
