@@ -664,3 +664,47 @@ fn replacing_a_name_inserts_before_it_removes() {
     w.verify();
     w.verify_all_lookups();
 }
+
+#[test]
+fn a_cold_lookup_in_a_large_directory_reads_three_blocks() {
+    let n = 60_000;
+    let mut w = World::new(4096, 256);
+    for i in 0..n {
+        w.create(&name(i), true).unwrap();
+    }
+    assert!(matches!(w.inode.format, InodeFormat::Tree { height: 1, .. }));
+    for i in (0..n).step_by(4999) {
+        w.forget_memory();
+        let misses = || w.cache.counters.misses.load(std::sync::atomic::Ordering::Relaxed);
+        let before = misses();
+        assert!(w.lookup(&name(i)).unwrap().is_some());
+        // A leaf of the extent map for the bucket, and perhaps another for the block.
+        assert!(misses() - before <= 4, "{} blocks read", misses() - before);
+    }
+}
+
+#[test]
+fn lookups_run_in_parallel_from_cold() {
+    for n in [100, 5000] {
+        let mut w = World::new(4096, 64);
+        for i in 0..n {
+            w.create(&name(i), true).unwrap();
+        }
+        w.forget_memory();
+        let (cache, seed, inode, state, names) = (&w.cache, w.seed, &w.inode, &w.state, &w.names);
+        std::thread::scope(|s| {
+            for t in 0..4 {
+                s.spawn(move || {
+                    let cx = DirCtx { cache, seed };
+                    for i in 0..n {
+                        let name = name((i * 7 + t * 31) % n);
+                        let found = lookup(&cx, inode, state, &name).unwrap().expect("the name is there");
+                        assert_eq!(found.ino, names[&name]);
+                    }
+                });
+            }
+        });
+        w.create(b"one more", true).unwrap();
+        w.verify();
+    }
+}
