@@ -90,11 +90,12 @@ impl Default for MkfsOptions {
     }
 }
 
-/// Smallest log in bytes: the header area, and room for a few of the largest transactions (a rename that splits
-/// directory blocks, index buckets and extent trees touches about sixteen blocks), but never below 1 MiB, where
-/// every few hundred operations would have to wait for a checkpoint.
+/// Smallest log in bytes: the header area, and room for the largest transactions. One may reserve a fifth of the log,
+/// so that others can go on while it is written; 48 blocks in that fifth are enough for an operation that splits
+/// directory blocks, index buckets, table chunks and extent trees at once. Never below 1 MiB, where every few hundred
+/// operations would have to wait for a checkpoint.
 pub fn log_bytes_min(block_size: u32) -> u64 {
-    (LOG_HEADER_AREA + 64 * u64::from(block_size)).max(MIB)
+    (LOG_HEADER_AREA + 240 * u64::from(block_size)).max(MIB)
 }
 
 fn power_of_two(what: &str, value: u32, min: u32, max: u32) -> Result<u32> {
