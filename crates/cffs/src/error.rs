@@ -51,6 +51,9 @@ pub enum Error {
     /// No such attribute.
     #[error("no such attribute")]
     NoAttribute,
+    /// No data (or hole) at or after the position.
+    #[error("no data beyond this position")]
+    NoDataBeyond,
     /// Not available on this file system.
     #[error("operation not supported")]
     Unsupported,
@@ -88,6 +91,7 @@ impl Error {
             Error::ReadOnly => Errno::ROFS,
             Error::Stale => Errno::STALE,
             Error::NoAttribute => Errno::NODATA,
+            Error::NoDataBeyond => Errno::NXIO,
             Error::Unsupported => Errno::OPNOTSUPP,
             Error::Busy(_) => Errno::BUSY,
             Error::Corrupt(_) | Error::Io(_) => Errno::IO,

@@ -501,6 +501,20 @@ impl Cache {
         buf
     }
 
+    /// Undoes [`Cache::install_new`] for a block that was not changed after all.
+    pub(crate) fn uninstall(&self, buf: &BufRef) {
+        let ls = self.shard(buf.addr());
+        let mut shard = ls.shard.lock();
+        if matches!(shard.map.get(&buf.addr()), Some(Slot::Ready(b)) if Arc::ptr_eq(b, buf)) {
+            self.remove(&mut shard, buf.addr());
+        }
+    }
+
+    /// A block of file data, read if need be.
+    pub(crate) fn data_block(&self, addr: BlockAddr) -> Result<BufRef> {
+        self.get(IoKind::Data, addr)
+    }
+
     /// Forgets a block (it was freed).
     pub(crate) fn forget_block(&self, addr: BlockAddr) {
         let ls = self.shard(addr);

@@ -35,7 +35,7 @@ impl IoKind {
 }
 
 /// What was requested of one kind.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct KindStats {
     /// Read requests, failed ones included.
     pub read_requests: u64,

@@ -1,3 +1,229 @@
 //! POSIX operations: namespace, data, attributes.
+//!
+//! [`Fs`] is a mounted file system. Its operations take inode numbers and count references as FUSE does: who gets an
+//! inode holds a reference until [`Fs::forget`], and an unlinked file lives as long as it has references.
+//!
+//! Locks: an operation first begins its transaction, then locks the inodes it works on, in the order of their numbers.
+//! Reading operations begin no transaction. Nobody begins a transaction while holding an inode.
 
 pub mod api;
+mod attr;
+mod create;
+mod data;
+mod link;
+mod mount;
+mod namei;
+mod orphan;
+pub mod path;
+mod remove;
+mod rename;
+
+pub use api::*;
+
+use crate::cache::Cache;
+use crate::device::{CountingDevice, Device};
+use crate::dir::DirCtx;
+use crate::error::{Error, Result};
+use crate::file::FileCtx;
+use crate::format::{Geometry, Ino, Superblock};
+use crate::inode::{Inodes, Node, NodeState};
+use crate::journal::Journal;
+use crate::placement::Placement;
+use crate::space::Space;
+use orphan::OrphanList;
+use parking_lot::{Condvar, Mutex, RwLockWriteGuard};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// A mounted file system. Dropping it without [`Fs::close`] is like a crash.
+pub struct Fs {
+    dev: Arc<CountingDevice<Arc<dyn Device>>>,
+    log_dev: Option<Arc<CountingDevice<Arc<dyn Device>>>>,
+    opts: MountOptions,
+    geo: Geometry,
+    sb: Mutex<Superblock>,
+    cache: Arc<Cache>,
+    journal: Arc<Journal>,
+    space: Arc<Space>,
+    placement: Arc<Placement>,
+    inodes: Inodes,
+    orphans: Mutex<OrphanList>,
+    /// Nodes with dirty data or attributes.
+    dirty: Mutex<Vec<Arc<Node>>>,
+    /// One writeback of everything at a time.
+    writing_back: Mutex<()>,
+    /// One rename that moves a directory at a time: the tree must not change while its ancestors are looked at.
+    moving: Mutex<()>,
+    generation: AtomicU32,
+    seed: [u64; 2],
+    embeds: bool,
+    closed: AtomicBool,
+    background: Background,
+}
+
+/// The thread that writes back and commits from time to time.
+#[derive(Default)]
+struct Background {
+    state: Mutex<BackgroundState>,
+    wake: Condvar,
+    thread: Mutex<Option<std::thread::JoinHandle<()>>>,
+}
+
+#[derive(Default)]
+struct BackgroundState {
+    stop: bool,
+    poked: bool,
+}
+
+/// Nanoseconds since 1970.
+fn now() -> i64 {
+    match SystemTime::now().duration_since(UNIX_EPOCH) {
+        Ok(d) => i64::try_from(d.as_nanos()).unwrap_or(i64::MAX),
+        Err(e) => -i64::try_from(e.duration().as_nanos()).unwrap_or(i64::MAX),
+    }
+}
+
+impl Fs {
+    /// Sizes and places.
+    pub fn geometry(&self) -> &Geometry {
+        &self.geo
+    }
+
+    /// A copy of the superblock.
+    pub fn superblock(&self) -> Superblock {
+        self.sb.lock().clone()
+    }
+
+    /// Whether nothing can be written: by the mount's options, or after an error.
+    pub fn is_read_only(&self) -> bool {
+        self.opts.read_only || self.journal.has_failed() || self.closed.load(Ordering::Acquire)
+    }
+
+    fn writable(&self) -> Result<()> {
+        if self.is_read_only() { Err(Error::ReadOnly) } else { Ok(()) }
+    }
+
+    fn file_cx(&self) -> FileCtx<'_> {
+        FileCtx { cache: &self.cache, journal: &self.journal, space: &self.space, placement: &self.placement }
+    }
+
+    fn dir_cx(&self) -> DirCtx<'_> {
+        DirCtx { cache: &self.cache, seed: self.seed }
+    }
+
+    /// The node of a number that a caller holds a reference to.
+    fn node(&self, ino: Ino) -> Result<Arc<Node>> {
+        self.inodes.get(&self.cache, ino)
+    }
+
+    /// Puts a node on the list of those with something to write.
+    fn list_dirty(&self, node: &Arc<Node>) {
+        if !node.listed.swap(true, Ordering::AcqRel) {
+            self.dirty.lock().push(node.clone());
+        }
+    }
+
+    /// Numbers of statvfs(3).
+    pub fn statfs(&self) -> StatFs {
+        let free = self.space.free_frags().saturating_sub(self.space.reserved());
+        let inodes = self.space.counters().inodes;
+        // An inode in a directory takes about 256 bytes; so many more could be made.
+        let possible = (free << self.geo.frag_shift) / 256;
+        StatFs {
+            block_size: self.geo.block_size() as u32,
+            frag_size: self.geo.frag_size() as u32,
+            total: self.geo.total_frags(),
+            free,
+            available: free.saturating_sub(self.space.root_reserve()),
+            inodes: inodes + possible,
+            inodes_free: possible,
+        }
+    }
+
+    /// Counters since the mount.
+    pub fn stats(&self) -> crate::stats::FsStats {
+        let c = &self.cache.counters;
+        let j = &self.journal.counters;
+        let get = |a: &std::sync::atomic::AtomicU64| a.load(Ordering::Relaxed);
+        crate::stats::FsStats {
+            device: (&self.dev.snapshot()).into(),
+            log_device: self.log_dev.as_ref().map(|d| (&d.snapshot()).into()),
+            cache: crate::stats::CacheStats {
+                hits: get(&c.hits),
+                misses: get(&c.misses),
+                group_reads: get(&c.group_reads),
+                group_blocks: get(&c.group_blocks),
+                group_blocks_used: get(&c.speculative_used),
+                evicted: get(&c.evicted),
+                bytes: self.cache.used_bytes() as u64,
+                dirty_data_bytes: self.cache.dirty_data() as u64,
+                limit_bytes: self.cache.limit() as u64,
+            },
+            log: crate::stats::LogStats {
+                commits: get(&j.commits),
+                bytes: get(&j.log_bytes),
+                checkpoints: get(&j.checkpoints),
+                home_blocks: get(&j.home_blocks),
+                dirty_blocks: self.journal.dirty_blocks() as u64,
+            },
+            inodes: self.inodes.len() as u64,
+            space: [self.geo.total_frags(), self.space.free_frags(), self.space.reserved()],
+            fragment_size: self.geo.frag_size() as u64,
+        }
+    }
+
+    /// Drops everything from memory that can be read again (for measurements of a cold cache).
+    pub fn drop_caches(&self) {
+        self.inodes.drop_clean();
+        self.cache.drop_clean();
+    }
+
+    /// The mount's settings.
+    pub fn options(&self) -> &MountOptions {
+        &self.opts
+    }
+
+    fn next_generation(&self) -> u32 {
+        self.generation.fetch_add(1, Ordering::Relaxed).max(1)
+    }
+}
+
+/// Nodes locked for change, in the order of their numbers.
+struct Locked<'a> {
+    guards: Vec<(Ino, RwLockWriteGuard<'a, NodeState>)>,
+}
+
+impl<'a> Locked<'a> {
+    /// Locks each of the nodes once. A node may be named several times.
+    fn new(nodes: &[&'a Arc<Node>]) -> Locked<'a> {
+        let mut sorted: Vec<&'a Arc<Node>> = nodes.to_vec();
+        sorted.sort_unstable_by_key(|n| n.ino);
+        sorted.dedup_by_key(|n| n.ino);
+        Locked { guards: sorted.into_iter().map(|n| (n.ino, n.state.write())).collect() }
+    }
+
+    /// The state of a node that was locked.
+    fn get(&mut self, ino: Ino) -> Result<&mut NodeState> {
+        let found = self.guards.iter_mut().find(|(i, _)| *i == ino);
+        found.map(|(_, g)| &mut **g).ok_or(Error::Stale)
+    }
+
+    /// The states of two different nodes.
+    fn pair(&mut self, a: Ino, b: Ino) -> Result<(&mut NodeState, &mut NodeState)> {
+        let place = |i: Ino| self.guards.iter().position(|(n, _)| *n == i).ok_or(Error::Stale);
+        let places = [place(a)?, place(b)?];
+        match self.guards.get_disjoint_mut(places) {
+            Ok([x, y]) => Ok((&mut x.1, &mut y.1)),
+            Err(_) => Err(Error::Stale),
+        }
+    }
+}
+
+/// A directory's parts: its inode, and what is known of its names.
+fn as_dir(st: &mut NodeState) -> Result<(&mut crate::format::Inode, &crate::dir::DirState)> {
+    match &st.dir {
+        Some(d) => Ok((&mut st.inode, d)),
+        None => Err(Error::NotDir),
+    }
+}

@@ -1,0 +1,402 @@
+//! File contents: reading, dirty data, delayed allocation.
+//!
+//! A write reserves space and leaves its bytes in *pages* of the inode, known by (inode, offset) alone. Places are chosen
+//! at writeback ([`writeback`]), for all dirty files at once, in the order of the name space; files that are removed
+//! before that never touch the device (XFS 1996, section 4.2; design decision 6). Until then the device shows the file
+//! with its old size.
+
+pub mod truncate;
+pub mod writeback;
+
+use crate::cache::Cache;
+use crate::error::{Error, Result};
+use crate::extent::{self, Mapping};
+use crate::format::{FILE_SIZE_MAX, InodeFormat};
+use crate::inode::NodeState;
+use crate::journal::Journal;
+use crate::placement::Placement;
+use crate::space::Space;
+use cffs_buf::AlignedBuf;
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// What file operations work with.
+#[derive(Clone, Copy)]
+pub struct FileCtx<'a> {
+    /// The block cache.
+    pub cache: &'a Cache,
+    /// The journal.
+    pub journal: &'a Journal,
+    /// The space manager.
+    pub space: &'a Space,
+    /// The placement policy.
+    pub placement: &'a Placement,
+}
+
+/// A block-sized piece of a file with bytes that are not home.
+pub(crate) struct Page {
+    /// The bytes from the start of the piece; whole fragments, all valid. Beyond them the file has none.
+    pub(crate) bytes: Arc<AlignedBuf>,
+    /// Bytes that differ from the device.
+    pub(crate) dirty: Range<usize>,
+    /// Fragments reserved for it.
+    pub(crate) reserved: u64,
+    /// Part of a writeback that is under way.
+    pub(crate) writing: bool,
+}
+
+/// Contents of a file that have no place yet.
+#[derive(Default)]
+pub struct FileData {
+    pub(crate) pages: BTreeMap<u64, Page>,
+    /// Fragments reserved for the extent tree.
+    pub(crate) tree_reserved: u64,
+    /// Writeback failed; told to the next fsync.
+    pub(crate) error: Option<Error>,
+}
+
+impl FileData {
+    /// Nothing is dirty or on its way.
+    pub fn is_clean(&self) -> bool {
+        self.pages.is_empty() && self.error.is_none()
+    }
+
+    /// Bytes held in memory.
+    pub fn bytes(&self) -> usize {
+        self.pages.values().map(|p| p.bytes.len()).sum()
+    }
+
+    /// Bytes that a writeback would write.
+    pub fn dirty_bytes(&self) -> usize {
+        self.pages.values().map(|p| p.dirty.len()).sum()
+    }
+
+    /// Fragments reserved.
+    pub fn reserved(&self) -> u64 {
+        self.tree_reserved + self.pages.values().map(|p| p.reserved).sum::<u64>()
+    }
+
+    /// Drops a page and what was reserved for it.
+    pub(crate) fn drop_page(&mut self, cx: &FileCtx<'_>, index: u64) {
+        if let Some(p) = self.pages.remove(&index) {
+            cx.cache.sub_dirty_data(p.bytes.len());
+            cx.space.unreserve(p.reserved);
+        }
+    }
+
+    /// Drops everything (the file is gone).
+    pub(crate) fn clear(&mut self, cx: &FileCtx<'_>) {
+        let pages: Vec<u64> = self.pages.keys().copied().collect();
+        pages.into_iter().for_each(|i| self.drop_page(cx, i));
+        cx.space.unreserve(std::mem::take(&mut self.tree_reserved));
+        self.error = None;
+    }
+}
+
+/// Brings the reservation for the extent tree up to what the dirty pages may need at worst.
+pub(crate) fn reserve_tree(cx: &FileCtx<'_>, st: &mut NodeState, privileged: bool) -> Result<()> {
+    let frags: u64 = st.data.pages.values().map(|p| p.reserved).sum();
+    let g = cx.cache.geometry();
+    let ranges = st.data.pages.len() as u64;
+    let need = extent::worst_case_blocks(g, &st.inode, ranges.min(frags), frags) * g.frags_per_block();
+    if need > st.data.tree_reserved {
+        cx.space.reserve(need - st.data.tree_reserved, privileged)?;
+    } else {
+        cx.space.unreserve(st.data.tree_reserved - need);
+    }
+    st.data.tree_reserved = need;
+    Ok(())
+}
+
+/// Copies from the file into `out`, up to its end; returns the number of bytes. `ahead` is how many bytes to fetch
+/// beyond for a sequential reader.
+pub fn read(cx: &FileCtx<'_>, st: &NodeState, offset: u64, out: &mut [u8], ahead: u64) -> Result<usize> {
+    let size = st.inode.size;
+    if offset >= size || out.is_empty() {
+        return Ok(0);
+    }
+    let len = (out.len() as u64).min(size - offset) as usize;
+    let out = &mut out[..len];
+    if st.data.pages.is_empty() {
+        read_disk(cx, st, offset, out, ahead)?;
+        return Ok(len);
+    }
+    let bs = cx.cache.geometry().block_size();
+    let mut done = 0;
+    while done < len {
+        let at = offset + done as u64;
+        let (index, within) = (at / bs as u64, (at % bs as u64) as usize);
+        if let Some(p) = st.data.pages.get(&index) {
+            let n = (bs - within).min(len - done);
+            let valid = p.bytes.len().saturating_sub(within).min(n);
+            out[done..done + valid].copy_from_slice(&p.bytes[within..within + valid]);
+            out[done + valid..done + n].fill(0);
+            done += n;
+        } else {
+            let next = st.data.pages.range(index..).next().map_or(u64::MAX, |(i, _)| i * bs as u64);
+            let n = (next - at).min((len - done) as u64) as usize;
+            read_disk(cx, st, at, &mut out[done..done + n], ahead)?;
+            done += n;
+        }
+    }
+    Ok(len)
+}
+
+/// Reads what the device has of a range; holes and what lies beyond the size on the device read as zeros.
+fn read_disk(cx: &FileCtx<'_>, st: &NodeState, offset: u64, out: &mut [u8], ahead: u64) -> Result<()> {
+    let have = st.disk_size.saturating_sub(offset).min(out.len() as u64) as usize;
+    let (out, beyond) = out.split_at_mut(have);
+    beyond.fill(0);
+    if let InodeFormat::Inline(data) = &st.inode.format {
+        let from = (offset as usize).min(data.len());
+        let n = (data.len() - from).min(out.len());
+        out[..n].copy_from_slice(&data[from..from + n]);
+        out[n..].fill(0);
+        return Ok(());
+    }
+    let g = cx.cache.geometry();
+    let fs = g.frag_size() as u64;
+    let grouped = st.inode.size <= cx.placement.small_max();
+    let mut done = 0;
+    while done < out.len() {
+        let at = offset + done as u64;
+        let logical = at >> g.frag_shift;
+        match extent::lookup(cx.cache, &st.inode, logical)? {
+            Mapping::Hole { until } => {
+                // A hole may reach to the end of the address space: count in bytes only what is asked for.
+                let hole = (until - logical).min(g.frags_for(out.len() as u64) + 1) << g.frag_shift;
+                let n = (hole - at % fs).min((out.len() - done) as u64) as usize;
+                out[done..done + n].fill(0);
+                done += n;
+            }
+            Mapping::Data(e) => {
+                let end = (e.end() << g.frag_shift).min(offset + out.len() as u64);
+                let n = (end - at) as usize;
+                if e.unwritten {
+                    out[done..done + n].fill(0);
+                } else {
+                    let frag = e.start + (logical - e.logical);
+                    read_run(cx, frag, (at % fs) as usize, &mut out[done..done + n], grouped)?;
+                    if ahead > 0 && !grouped {
+                        let from = frag + g.frags_for(at % fs + n as u64);
+                        let left = (e.start + e.len).saturating_sub(from);
+                        if left > 0 {
+                            cx.cache.read_ahead(from, left.min(ahead >> g.frag_shift).max(1));
+                        }
+                    }
+                }
+                done += n;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Reads from a run of fragments, from byte `skip` of its first one on.
+fn read_run(cx: &FileCtx<'_>, frag: u64, skip: usize, out: &mut [u8], grouped: bool) -> Result<()> {
+    if skip == 0 {
+        return cx.cache.read_data(frag, out, grouped);
+    }
+    let fs = cx.cache.geometry().frag_size();
+    let mut first = vec![0; fs.min(skip + out.len())];
+    cx.cache.read_data(frag, &mut first, grouped)?;
+    let n = (fs - skip).min(out.len());
+    out[..n].copy_from_slice(&first[skip..skip + n]);
+    if n < out.len() {
+        cx.cache.read_data(frag + 1, &mut out[n..], grouped)?;
+    }
+    Ok(())
+}
+
+/// Number of fragments of a range that have no place.
+fn unmapped(cx: &FileCtx<'_>, st: &NodeState, frags: Range<u64>) -> Result<u64> {
+    match &st.inode.format {
+        InodeFormat::Extents(list) if list.is_empty() => return Ok(frags.end - frags.start),
+        InodeFormat::Inline(_) => return Ok(frags.end - frags.start),
+        _ => {}
+    }
+    let mut at = frags.start;
+    let mut n = 0;
+    while at < frags.end {
+        match extent::lookup(cx.cache, &st.inode, at)? {
+            Mapping::Data(e) => at = e.end(),
+            Mapping::Hole { until } => {
+                n += until.min(frags.end) - at;
+                at = until;
+            }
+        }
+    }
+    Ok(n)
+}
+
+/// The page at `index`, made with what the device has there. `covered` bytes are about to be overwritten.
+fn page<'a>(cx: &FileCtx<'_>, st: &'a mut NodeState, index: u64, covered: &Range<usize>) -> Result<&'a mut Page> {
+    let g = cx.cache.geometry();
+    let (bs, fs) = (g.block_size(), g.frag_size());
+    let start = index << g.block_shift;
+    let round = |n: usize| n.div_ceil(fs) * fs;
+    if !st.data.pages.contains_key(&index) {
+        let on_disk = st.disk_size.min(st.inode.size).saturating_sub(start).min(bs as u64) as usize;
+        let mut bytes = AlignedBuf::zeroed(round(on_disk.max(covered.end)));
+        if on_disk > 0 && !(covered.start == 0 && covered.end >= on_disk) {
+            read_disk(cx, st, start, &mut bytes[..on_disk], 0)?;
+        }
+        cx.cache.add_dirty_data(bytes.len());
+        let page = Page { bytes: Arc::new(bytes), dirty: 0..0, reserved: 0, writing: false };
+        st.data.pages.insert(index, page);
+    }
+    let page = st.data.pages.get_mut(&index).ok_or(Error::Stale)?;
+    let need = round(covered.end);
+    if need > page.bytes.len() {
+        cx.cache.add_dirty_data(need - page.bytes.len());
+        Arc::make_mut(&mut page.bytes).resize_zeroed(need);
+    }
+    Ok(page)
+}
+
+/// Puts bytes into the page at `index`, reserving what they need.
+fn dirty_page(
+    cx: &FileCtx<'_>,
+    st: &mut NodeState,
+    index: u64,
+    within: Range<usize>,
+    bytes: Option<&[u8]>,
+    privileged: bool,
+) -> Result<()> {
+    let g = *cx.cache.geometry();
+    let fs = g.frag_size();
+    // Inline contents leave the inode together with what is added to them.
+    let inline = matches!(&st.inode.format, InodeFormat::Inline(d) if !d.is_empty() && index == 0);
+    let existed = st.data.pages.get(&index).map(|p| (p.dirty.clone(), p.reserved));
+    let old = existed.clone().map_or(0..0, |(d, _)| d);
+    let mut dirty = if old.is_empty() { within.clone() } else { old.start.min(within.start)..old.end.max(within.end) };
+    if inline {
+        dirty.start = 0;
+    }
+    let base = (index << g.block_shift) >> g.frag_shift;
+    let frags = base + (dirty.start / fs) as u64..base + dirty.end.div_ceil(fs) as u64;
+    let had = existed.map_or(0, |(_, r)| r);
+    let need = unmapped(cx, st, frags)?;
+    if need > had {
+        cx.space.reserve(need - had, privileged)?;
+    }
+    let covered = if inline { 0..0 } else { within.clone() };
+    let outcome = page(cx, st, index, &(covered.start..within.end.max(covered.end))).map(|p| {
+        p.reserved = need.max(had);
+        p.dirty = dirty;
+        if let Some(bytes) = bytes {
+            Arc::make_mut(&mut p.bytes)[within].copy_from_slice(bytes);
+        }
+    });
+    if let Err(e) = outcome {
+        cx.space.unreserve(need.saturating_sub(had));
+        return Err(e);
+    }
+    if let Err(e) = reserve_tree(cx, st, privileged) {
+        // The page keeps its bytes and its own reservation only if it was dirty before.
+        if old.is_empty() {
+            st.data.drop_page(cx, index);
+        }
+        return Err(e);
+    }
+    Ok(())
+}
+
+/// Before a file grows beyond `st.inode.size`, bytes of its last fragment beyond the old end become zeros: they may hold
+/// what a longer file had there.
+fn zero_tail(cx: &FileCtx<'_>, st: &mut NodeState, privileged: bool) -> Result<()> {
+    let g = *cx.cache.geometry();
+    let size = st.inode.size;
+    let fs = g.frag_size() as u64;
+    if size % fs == 0 || matches!(st.inode.format, InodeFormat::Inline(_)) {
+        return Ok(());
+    }
+    let (index, from) = (size >> g.block_shift, (size & (g.block_size() as u64 - 1)) as usize);
+    let to = from.div_ceil(fs as usize) * fs as usize;
+    if let Some(p) = st.data.pages.get_mut(&index) {
+        if p.bytes.len() > from {
+            let end = to.min(p.bytes.len());
+            Arc::make_mut(&mut p.bytes)[from..end].fill(0);
+            if p.dirty.is_empty() {
+                p.dirty = from..end;
+            } else {
+                p.dirty = p.dirty.start.min(from)..p.dirty.end.max(end);
+            }
+        }
+        return Ok(());
+    }
+    if matches!(extent::lookup(cx.cache, &st.inode, size >> g.frag_shift)?, Mapping::Hole { .. }) {
+        return Ok(());
+    }
+    dirty_page(cx, st, index, from..to, Some(&vec![0; to - from]), privileged)
+}
+
+/// Writes into the file's pages. Returns the bytes taken; fewer than asked for only when an error stopped it after some.
+pub fn write(cx: &FileCtx<'_>, st: &mut NodeState, offset: u64, data: &[u8], privileged: bool) -> Result<usize> {
+    offset.checked_add(data.len() as u64).filter(|e| *e <= FILE_SIZE_MAX).ok_or(Error::FileTooLarge)?;
+    if data.is_empty() {
+        return Ok(0);
+    }
+    if offset > st.inode.size {
+        zero_tail(cx, st, privileged)?;
+    }
+    let bs = cx.cache.geometry().block_size() as u64;
+    let mut done = 0;
+    while done < data.len() {
+        let at = offset + done as u64;
+        let within = (at % bs) as usize;
+        let n = (bs as usize - within).min(data.len() - done);
+        // A file that grows inside its last fragment must not carry old bytes along.
+        if at == st.inode.size && at % cx.cache.geometry().frag_size() as u64 != 0 {
+            zero_tail(cx, st, privileged)?;
+        }
+        match dirty_page(cx, st, at / bs, within..within + n, Some(&data[done..done + n]), privileged) {
+            Ok(()) => {}
+            Err(_) if done > 0 => break,
+            Err(e) => return Err(e),
+        }
+        done += n;
+        st.inode.size = st.inode.size.max(at + n as u64);
+    }
+    st.dirty = true;
+    Ok(done)
+}
+
+/// Makes the file longer; the new part is a hole.
+pub fn extend(cx: &FileCtx<'_>, st: &mut NodeState, size: u64, privileged: bool) -> Result<()> {
+    if size > FILE_SIZE_MAX {
+        return Err(Error::FileTooLarge);
+    }
+    zero_tail(cx, st, privileged)?;
+    if let InodeFormat::Inline(d) = &st.inode.format {
+        if size as usize > st.inode.inline_len && !d.is_empty() && !st.data.pages.contains_key(&0) {
+            // Inline contents of a file that no longer fits its inode become a page.
+            let d = d.clone();
+            dirty_page(cx, st, 0, 0..d.len(), Some(&d), privileged)?;
+        }
+    }
+    st.inode.size = size;
+    st.dirty = true;
+    Ok(())
+}
+
+/// Whether a position lies in data or in a hole, and where that ends: `(is_data, end)`, both by fragment.
+pub fn seek(cx: &FileCtx<'_>, st: &NodeState, offset: u64) -> Result<(bool, u64)> {
+    let g = cx.cache.geometry();
+    let bs = g.block_size() as u64;
+    if let InodeFormat::Inline(_) = st.inode.format {
+        return Ok((true, st.inode.size));
+    }
+    let index = offset / bs;
+    if st.data.pages.contains_key(&index) {
+        return Ok((true, (index + 1) * bs));
+    }
+    let next_page = st.data.pages.range(index..).next().map_or(u64::MAX, |(i, _)| i * bs);
+    let (data, end) = match extent::lookup(cx.cache, &st.inode, offset >> g.frag_shift)? {
+        Mapping::Data(e) => (!e.unwritten, e.end()),
+        Mapping::Hole { until } => (false, until),
+    };
+    let end = end.checked_mul(g.frag_size() as u64).unwrap_or(u64::MAX);
+    Ok((data, end.min(next_page)))
+}

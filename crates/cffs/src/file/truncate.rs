@@ -1,0 +1,75 @@
+//! Making files shorter, and giving back all they have.
+
+use super::FileCtx;
+use crate::error::Result;
+use crate::extent;
+use crate::format::extent::{EXTENT_LEN_MAX, LOGICAL_END};
+use crate::format::inode::{INLINE_MAX, INODE_CORE_SIZE};
+use crate::format::{Inode, InodeFormat};
+use crate::inode::{self, NodeState};
+use crate::journal::Txn;
+use std::sync::Arc;
+
+/// Most extents freed in one transaction; a file with more is cut in several, the size going first.
+const EXTENTS_PER_TXN: usize = 64;
+
+/// How many extents one step frees, and the most bytes that it logs.
+pub fn plan(cx: &FileCtx<'_>, inode: &Inode) -> (usize, usize) {
+    let g = cx.cache.geometry();
+    let each = cx.space.log_bytes(inode.frags.min(EXTENT_LEN_MAX)) + 128;
+    let limit = (cx.journal.reserve_max() / 2 / each).clamp(1, EXTENTS_PER_TXN);
+    let bits = (limit * each).min(inode.frags as usize / 8 + limit * (cx.space.log_bytes(0) + 128));
+    let core = INODE_CORE_SIZE + INLINE_MAX + 64;
+    // The tree may have grown since the caller looked: room for one more level.
+    let slack = 8 * (g.block_size() + 64);
+    (limit, extent::log_bytes_for_remove(g, cx.space, inode, limit) + bits + core + slack)
+}
+
+/// One step of cutting the file to `size`. Nothing of the file is in writeback. True when more steps are needed.
+pub fn shrink_step(cx: &FileCtx<'_>, txn: &Txn<'_>, st: &mut NodeState, size: u64, limit: usize) -> Result<bool> {
+    let g = *cx.cache.geometry();
+    let bs = g.block_size() as u64;
+    // Pages beyond the end go; the page with the end in it loses its tail.
+    let first_gone = size.div_ceil(bs);
+    let gone: Vec<u64> = st.data.pages.range(first_gone..).map(|(i, _)| *i).collect();
+    gone.into_iter().for_each(|i| st.data.drop_page(cx, i));
+    let within = (size % bs) as usize;
+    if within > 0 {
+        if let Some(p) = st.data.pages.get_mut(&(size / bs)) {
+            let keep = within.div_ceil(g.frag_size()) * g.frag_size();
+            if p.bytes.len() > keep {
+                cx.cache.sub_dirty_data(p.bytes.len() - keep);
+                Arc::make_mut(&mut p.bytes).resize_zeroed(keep);
+            }
+            if p.bytes.len() > within {
+                Arc::make_mut(&mut p.bytes)[within..].fill(0);
+            }
+            p.dirty.end = p.dirty.end.min(keep);
+            if p.dirty.start >= p.dirty.end {
+                st.data.drop_page(cx, size / bs);
+            }
+        }
+    }
+    let mut more = false;
+    match &mut st.inode.format {
+        InodeFormat::Inline(_) if size == 0 => st.inode.format = InodeFormat::Extents(Vec::new()),
+        InodeFormat::Inline(d) => d.truncate(size as usize),
+        _ => {
+            let mut freed = Vec::new();
+            let range = g.frags_for(size)..LOGICAL_END;
+            more = extent::remove(txn, cx.space, &mut st.inode, range, limit, &mut freed)?;
+            for run in freed {
+                txn.free_data(run);
+                cx.space.free(txn, run)?;
+            }
+        }
+    }
+    st.inode.size = size;
+    st.disk_size = st.disk_size.min(size);
+    if let InodeFormat::Inline(d) = &st.inode.format {
+        st.disk_size = st.disk_size.min(d.len() as u64);
+    }
+    super::reserve_tree(cx, st, true)?;
+    inode::store(txn, st)?;
+    Ok(more)
+}

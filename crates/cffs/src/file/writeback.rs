@@ -1,0 +1,456 @@
+//! Writeback: dirty data gets its places, goes home, and the inodes learn of it.
+//!
+//! In this order: places are taken in memory; the data is written; then a transaction tells bitmap, extents and inode.
+//! So whatever a commit makes durable points to data that left for the device before it. An fsync of a small file takes
+//! another way: the same places, but the data goes into the log with the transaction ([`through_log`]).
+
+use super::FileCtx;
+use crate::cache::{BufRef, DataRun};
+use crate::error::{Error, Result};
+use crate::extent::{self, Mapping};
+use crate::format::dirblock::BlockEdit;
+use crate::format::inode::{INLINE_MAX, INODE_CORE_SIZE};
+use crate::format::{Extent, FileType, InodeFormat};
+use crate::inode::{self, Node, NodeState};
+use crate::journal::Txn;
+use crate::placement::Placed;
+use crate::space::Run;
+use cffs_buf::AlignedBuf;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Data written in one go, in bytes; bounds the memory that writeback holds on to.
+const BATCH_BYTES: usize = 32 << 20;
+/// Extents told in one transaction.
+const EXTENTS_PER_TXN: usize = 16;
+
+/// What of one file is on its way.
+struct Job {
+    node: Arc<Node>,
+    /// Pages taken: index, what was dirty, what was reserved.
+    pages: Vec<(u64, Range<usize>, u64)>,
+    runs: Vec<DataRun>,
+    extents: Vec<Extent>,
+    /// Size when the pages were taken.
+    size: u64,
+    /// The contents, where they fit the inode.
+    inline: Option<Vec<u8>>,
+    /// New blocks made in the cache for data that goes through the log.
+    fresh: Vec<BufRef>,
+    bytes: usize,
+}
+
+/// Outcome of taking a file's pages.
+enum Taken {
+    /// Nothing to do.
+    Nothing,
+    Job(Job),
+    /// Space is there, but only after the next commit.
+    NeedsCommit,
+}
+
+/// A piece of a file without a place: logical fragments, and the pages that hold them.
+struct Unplaced {
+    logical: u64,
+    len: u64,
+}
+
+/// The order of the name space: by directory, then by position in it.
+fn name_space_order(node: &Node) -> (u64, u64, usize) {
+    let st = node.state.read();
+    match st.home {
+        inode::Home::Embedded { block, entry, .. } => (st.inode.parent, block, entry),
+        inode::Home::External { block, offset } => (st.inode.parent, block, offset),
+        inode::Home::System => (0, 0, 0),
+    }
+}
+
+/// Writes back what the nodes have, placing their files in the order of the name space. Errors are kept in the nodes for
+/// fsync; the first is returned too.
+pub fn write_back(cx: &FileCtx<'_>, nodes: Vec<Arc<Node>>) -> Result<()> {
+    let mut ordered: Vec<_> = nodes.into_iter().map(|n| (name_space_order(&n), n)).collect();
+    ordered.sort_by_key(|(k, _)| *k);
+    let mut first_error = None;
+    let mut jobs = Vec::new();
+    let mut bytes = 0;
+    let mut iter = ordered.into_iter().map(|(_, n)| n).peekable();
+    while let Some(node) = iter.next() {
+        match take_with_retry(cx, &node) {
+            Ok(Some(job)) => {
+                bytes += job.bytes;
+                jobs.push(job);
+            }
+            Ok(None) => {}
+            Err(e) => {
+                tracing::error!("writeback of inode {}: {e}", node.ino);
+                first_error.get_or_insert(e);
+            }
+        }
+        if bytes >= BATCH_BYTES || iter.peek().is_none() {
+            bytes = 0;
+            if let Err(e) = write_jobs(cx, std::mem::take(&mut jobs)) {
+                first_error.get_or_insert(e);
+            }
+        }
+    }
+    first_error.map_or(Ok(()), Err)
+}
+
+fn take_with_retry(cx: &FileCtx<'_>, node: &Arc<Node>) -> Result<Option<Job>> {
+    for _ in 0..3 {
+        match take(cx, node, false)? {
+            Taken::Nothing => return Ok(None),
+            Taken::Job(job) => return Ok(Some(job)),
+            // Freed space counts as free at once but can be used only when its freeing is durable.
+            Taken::NeedsCommit => cx.journal.commit()?,
+        }
+    }
+    let e = Error::NoSpace;
+    node.state.write().data.error = Some(e.duplicate());
+    Err(e)
+}
+
+/// Takes the dirty pages of a file and finds places for them.
+fn take(cx: &FileCtx<'_>, node: &Arc<Node>, for_log: bool) -> Result<Taken> {
+    loop {
+        node.wait_writeback();
+        let mut guard = node.state.write();
+        let mut busy = node.in_writeback.lock();
+        if *busy {
+            continue;
+        }
+        let st = &mut *guard;
+        if st.dead || (st.orphan && !for_log) {
+            return Ok(Taken::Nothing);
+        }
+        let accessed = node.accessed.swap(0, std::sync::atomic::Ordering::Relaxed);
+        if accessed > st.inode.atime {
+            st.inode.atime = accessed;
+            st.dirty = true;
+        }
+        if st.data.pages.is_empty() && !st.dirty {
+            return Ok(Taken::Nothing);
+        }
+        let mut job = Job {
+            node: node.clone(),
+            pages: Vec::new(),
+            runs: Vec::new(),
+            extents: Vec::new(),
+            size: st.inode.size,
+            inline: None,
+            fresh: Vec::new(),
+            bytes: 0,
+        };
+        for (index, p) in &mut st.data.pages {
+            if p.dirty.is_empty() {
+                continue;
+            }
+            let dirty = std::mem::replace(&mut p.dirty, 0..0);
+            job.bytes += dirty.len();
+            job.pages.push((*index, dirty, std::mem::take(&mut p.reserved)));
+            p.writing = true;
+        }
+        if let Err(e) = place(cx, st, &mut job, for_log) {
+            give_back(cx, st, job);
+            if matches!(e, Error::NoSpace) && cx.space.pending_frees() > 0 {
+                return Ok(Taken::NeedsCommit);
+            }
+            st.data.error.get_or_insert(e.duplicate());
+            return Err(e);
+        }
+        *busy = true;
+        return Ok(Taken::Job(job));
+    }
+}
+
+/// Finds places for the pages of a job, and lists what is to be written where.
+fn place(cx: &FileCtx<'_>, st: &mut NodeState, job: &mut Job, for_log: bool) -> Result<()> {
+    let g = *cx.cache.geometry();
+    let fs = g.frag_size();
+    let no_space_yet = match &st.inode.format {
+        InodeFormat::Inline(_) => true,
+        InodeFormat::Extents(list) => list.is_empty(),
+        InodeFormat::Tree { .. } => false,
+    };
+    let fits = st.inode.file_type() == FileType::Regular && st.inode.size as usize <= st.inode.inline_len;
+    if no_space_yet && fits && !job.pages.is_empty() {
+        let mut bytes = vec![0; st.inode.size as usize];
+        if let Some(p) = st.data.pages.get(&0) {
+            let n = bytes.len().min(p.bytes.len());
+            bytes[..n].copy_from_slice(&p.bytes[..n]);
+        }
+        job.inline = Some(bytes);
+        return Ok(());
+    }
+    let mut unplaced: Vec<Unplaced> = Vec::new();
+    let mut mapped: Vec<(u64, Run)> = Vec::new();
+    for (index, dirty, _) in &job.pages {
+        let base = (index << g.block_shift) >> g.frag_shift;
+        let mut at = base + (dirty.start / fs) as u64;
+        let end = base + dirty.end.div_ceil(fs) as u64;
+        while at < end {
+            let (until, start) = match &st.inode.format {
+                InodeFormat::Inline(_) => (end, None),
+                _ => match extent::lookup(cx.cache, &st.inode, at)? {
+                    Mapping::Data(e) if e.unwritten => return Err(Error::Unsupported),
+                    Mapping::Data(e) => (e.end().min(end), Some(e.start + (at - e.logical))),
+                    Mapping::Hole { until } => (until.min(end), None),
+                },
+            };
+            match start {
+                Some(start) => mapped.push((at, Run { start, len: until - at })),
+                None => match unplaced.last_mut() {
+                    Some(u) if u.logical + u.len == at => u.len += until - at,
+                    _ => unplaced.push(Unplaced { logical: at, len: until - at }),
+                },
+            }
+            at = until;
+        }
+    }
+    for (logical, run) in mapped {
+        add_runs(&g, st, job, logical, run);
+    }
+    let small = st.inode.size <= cx.placement.small_max();
+    for u in unplaced {
+        let (mut logical, mut left) = (u.logical, u.len);
+        while left > 0 {
+            let placed = if small {
+                cx.placement.place_small(st.inode.parent, left, for_log.then_some(cx.cache), &mut job.fresh)?
+            } else {
+                let last = job.extents.last().map(|e| e.start + e.len);
+                let after = match last {
+                    Some(end) => Some(end),
+                    None if logical > 0 => match extent::lookup(cx.cache, &st.inode, logical - 1)? {
+                        Mapping::Data(e) => Some(e.start + (logical - e.logical)),
+                        Mapping::Hole { .. } => None,
+                    },
+                    None => None,
+                };
+                cx.placement.place_large(st.inode.parent, after, left)?
+            };
+            let Some(Placed { run }) = placed else { return Err(Error::NoSpace) };
+            job.extents.push(Extent { logical, start: run.start, len: run.len, unwritten: false });
+            add_runs(&g, st, job, logical, run);
+            logical += run.len;
+            left -= run.len;
+        }
+    }
+    Ok(())
+}
+
+/// Lists the bytes of a run of logical fragments, page by page.
+fn add_runs(g: &crate::format::Geometry, st: &NodeState, job: &mut Job, logical: u64, run: Run) {
+    let fs = g.frag_size();
+    let fpb = g.frags_per_block();
+    let mut at = logical;
+    while at < logical + run.len {
+        let page = at / fpb;
+        let n = ((page + 1) * fpb).min(logical + run.len) - at;
+        if let Some(p) = st.data.pages.get(&page) {
+            let from = (at - page * fpb) as usize * fs;
+            let frag = run.start + (at - logical);
+            job.runs.push(DataRun { frag, bytes: p.bytes.clone(), from, len: n as usize * fs });
+        }
+        at += n;
+    }
+}
+
+/// Undoes [`take`]: pages are dirty again, places are given back. The node is locked.
+fn give_back(cx: &FileCtx<'_>, st: &mut NodeState, job: Job) {
+    for e in &job.extents {
+        cx.space.cancel(Run { start: e.start, len: e.len });
+    }
+    for b in &job.fresh {
+        cx.cache.uninstall(b);
+    }
+    for (index, dirty, reserved) in job.pages {
+        match st.data.pages.get_mut(&index) {
+            Some(p) => {
+                p.writing = false;
+                p.dirty =
+                    if p.dirty.is_empty() { dirty } else { p.dirty.start.min(dirty.start)..p.dirty.end.max(dirty.end) };
+                p.reserved += reserved;
+            }
+            None => cx.space.unreserve(reserved),
+        }
+    }
+}
+
+fn end_writeback(node: &Node) {
+    *node.in_writeback.lock() = false;
+    node.writeback_done.notify_all();
+}
+
+fn write_jobs(cx: &FileCtx<'_>, mut jobs: Vec<Job>) -> Result<()> {
+    if jobs.is_empty() {
+        return Ok(());
+    }
+    let in_log = jobs
+        .iter()
+        .flat_map(|j| &j.runs)
+        .any(|r| cx.journal.data_in_log(Run { start: r.frag, len: (r.len >> cx.cache.geometry().frag_shift) as u64 }));
+    // A replay would undo what is written over logged data: the log is emptied first.
+    let checkpoint = if in_log { cx.journal.checkpoint() } else { Ok(()) };
+    let mut runs: Vec<DataRun> = jobs.iter_mut().flat_map(|j| std::mem::take(&mut j.runs)).collect();
+    let written = checkpoint.and_then(|()| cx.cache.write_data(&mut runs));
+    drop(runs);
+    let mut outcome = Ok(());
+    for job in jobs {
+        let node = job.node.clone();
+        let told = match &written {
+            Ok(()) => tell(cx, job),
+            Err(e) => {
+                let mut st = node.state.write();
+                give_back(cx, &mut st, job);
+                Err(e.duplicate())
+            }
+        };
+        if let Err(e) = told {
+            tracing::error!("writeback of inode {}: {e}", node.ino);
+            node.state.write().data.error.get_or_insert(e.duplicate());
+            outcome = Err(e);
+        }
+        end_writeback(&node);
+    }
+    outcome
+}
+
+/// Most bytes that telling of these extents logs.
+fn tell_bytes(cx: &FileCtx<'_>, node: &Node, extents: &[Extent]) -> usize {
+    let g = cx.cache.geometry();
+    let st = node.state.read();
+    let inode = &st.inode;
+    let simple = matches!(&inode.format, InodeFormat::Extents(l) if l.len() + extents.len() <= inode.root_capacity())
+        || matches!(inode.format, InodeFormat::Inline(_)) && extents.len() <= inode.root_capacity();
+    let insert = if simple {
+        0
+    } else {
+        // The tree may get a root and a level while these are inserted.
+        extent::log_bytes_for_insert(g, cx.space, inode) + 4 * (g.block_size() + 64) + 4 * cx.space.log_bytes(64)
+    };
+    let bits: usize = extents.iter().map(|e| cx.space.log_bytes(e.len) + insert).sum();
+    INODE_CORE_SIZE + INLINE_MAX + 64 + bits + cx.space.log_bytes_for_init()
+}
+
+/// After the data is written: extents, bitmap, size.
+fn tell(cx: &FileCtx<'_>, mut job: Job) -> Result<()> {
+    let limit = cx.journal.reserve_max() / 4;
+    loop {
+        let mut n = job.extents.len().min(EXTENTS_PER_TXN);
+        while n > 1 && tell_bytes(cx, &job.node, &job.extents[..n]) > limit {
+            n /= 2;
+        }
+        if n == job.extents.len() {
+            break;
+        }
+        let some: Vec<Extent> = job.extents.drain(..n).collect();
+        let txn = cx.journal.begin(tell_bytes(cx, &job.node, &some))?;
+        let mut st = job.node.state.write();
+        insert_extents(cx, &txn, &mut st, &some)?;
+        inode::store(&txn, &mut st)?;
+    }
+    let txn = cx.journal.begin(tell_bytes(cx, &job.node, &job.extents))?;
+    let node = job.node.clone();
+    let mut st = node.state.write();
+    tell_last(cx, &txn, &mut st, job)
+}
+
+fn insert_extents(cx: &FileCtx<'_>, txn: &Txn<'_>, st: &mut NodeState, extents: &[Extent]) -> Result<()> {
+    if matches!(st.inode.format, InodeFormat::Inline(_)) && !extents.is_empty() {
+        st.inode.format = InodeFormat::Extents(Vec::new());
+    }
+    for e in extents {
+        extent::insert(txn, cx.space, &mut st.inode, *e)?;
+        cx.space.commit_alloc(txn, Run { start: e.start, len: e.len })?;
+    }
+    Ok(())
+}
+
+fn tell_last(cx: &FileCtx<'_>, txn: &Txn<'_>, st: &mut NodeState, job: Job) -> Result<()> {
+    // Reservations end before the tree may allocate: it takes its blocks from what was reserved for it.
+    let reserved: u64 = job.pages.iter().map(|(_, _, r)| r).sum();
+    cx.space.unreserve(reserved);
+    insert_extents(cx, txn, st, &job.extents)?;
+    if let Some(bytes) = job.inline {
+        st.inode.format = InodeFormat::Inline(bytes);
+    }
+    if !job.pages.is_empty() || st.disk_size < job.size {
+        st.disk_size = job.size;
+    }
+    for (index, _, _) in job.pages {
+        let Some(p) = st.data.pages.get_mut(&index) else { continue };
+        p.writing = false;
+        if p.dirty.is_empty() {
+            st.data.drop_page(cx, index);
+        }
+    }
+    super::reserve_tree(cx, st, true)?;
+    inode::store(txn, st)
+}
+
+/// Whether a file's dirty data is small enough to go through the log.
+pub fn fits_log(st: &NodeState, limit: usize) -> bool {
+    st.data.dirty_bytes() <= limit && st.data.pages.len() <= limit / 1024
+}
+
+/// Puts the dirty data of a small file into its place by way of the log (design decision 8): the data travels with the
+/// metadata that points to it, and goes home later together with its neighbours. The caller commits.
+pub fn through_log(cx: &FileCtx<'_>, node: &Arc<Node>) -> Result<()> {
+    let job = loop {
+        match take(cx, node, true)? {
+            Taken::Nothing => return Ok(()),
+            Taken::Job(job) => break job,
+            Taken::NeedsCommit => cx.journal.commit()?,
+        }
+    };
+    let outcome = log_job(cx, node, job);
+    if let Err(e) = &outcome {
+        node.state.write().data.error.get_or_insert(e.duplicate());
+    }
+    end_writeback(node);
+    outcome
+}
+
+fn log_job(cx: &FileCtx<'_>, node: &Arc<Node>, mut job: Job) -> Result<()> {
+    let g = *cx.cache.geometry();
+    let runs = std::mem::take(&mut job.runs);
+    // The blocks are brought in before the transaction: parts of them may be other files'.
+    let mut pieces: Vec<(BufRef, usize, &DataRun, usize, usize)> = Vec::new();
+    let mut log_bytes = 0;
+    for r in &runs {
+        let mut done = 0;
+        while done < r.len {
+            let frag = r.frag + (done >> g.frag_shift) as u64;
+            let block = g.block_of_frag(frag);
+            let at = (frag - g.frag_of_block(block)) as usize * g.frag_size();
+            let n = (g.block_size() - at).min(r.len - done);
+            let buf = match cx.cache.data_block(block) {
+                Ok(buf) => buf,
+                Err(e) => {
+                    let mut st = node.state.write();
+                    give_back(cx, &mut st, job);
+                    return Err(e);
+                }
+            };
+            pieces.push((buf, at, r, done, n));
+            log_bytes += n + 64;
+            done += n;
+        }
+    }
+    let txn = match cx.journal.begin(log_bytes + tell_bytes(cx, node, &job.extents)) {
+        Ok(txn) => txn,
+        Err(e) => {
+            let mut st = node.state.write();
+            give_back(cx, &mut st, job);
+            return Err(e);
+        }
+    };
+    let mut st = node.state.write();
+    for (buf, at, run, from, n) in &pieces {
+        let bytes: &AlignedBuf = &run.bytes;
+        cx.journal.note_data_block(buf.addr());
+        let from = run.from + from;
+        txn.edit_data(buf).range(*at, *n).copy_from_slice(&bytes[from..from + n]);
+    }
+    tell_last(cx, &txn, &mut st, job)
+}

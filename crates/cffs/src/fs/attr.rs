@@ -1,0 +1,176 @@
+//! Attributes.
+
+use super::{AtimeMode, Attr, Caller, Fs, SetAttr, TimeSpec, now};
+use crate::error::{Error, Result};
+use crate::file::truncate;
+use crate::format::inode::{INLINE_MAX, INODE_CORE_SIZE};
+use crate::format::{FILE_SIZE_MAX, FileType, Ino};
+use crate::inode::{Node, NodeState};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// With relatime, an access time older than this is updated at the next access.
+const RELATIME_MAX_NS: i64 = 24 * 3600 * 1_000_000_000;
+
+impl Fs {
+    /// Attributes of a node.
+    pub(super) fn attr(&self, node: &Node, st: &NodeState) -> Attr {
+        let i = &st.inode;
+        let file_type = i.file_type();
+        let device = matches!(file_type, FileType::CharDevice | FileType::BlockDevice);
+        let frags = i.frags + st.data.reserved();
+        Attr {
+            ino: i.ino,
+            generation: i.generation,
+            file_type,
+            perm: i.mode & 0o7777,
+            nlink: i.nlink,
+            uid: i.uid,
+            gid: i.gid,
+            rdev: if device { i.aux as u32 } else { 0 },
+            size: i.size,
+            blocks: (frags << self.geo.frag_shift) / 512,
+            atime: i.atime.max(node.accessed.load(Ordering::Relaxed)),
+            mtime: i.mtime,
+            ctime: i.ctime,
+            btime: i.btime,
+        }
+    }
+
+    /// Attributes of a file.
+    pub fn getattr(&self, ino: Ino) -> Result<Attr> {
+        let node = self.node(ino)?;
+        let st = node.state.read();
+        if st.dead {
+            return Err(Error::Stale);
+        }
+        Ok(self.attr(&node, &st))
+    }
+
+    /// Notes that a file was read, as the mount's options ask. Cheap: nothing is written for it alone.
+    pub(super) fn note_access(&self, node: &Arc<Node>, st: &NodeState) {
+        if self.opts.read_only || self.opts.atime == AtimeMode::Noatime {
+            return;
+        }
+        let i = &st.inode;
+        let now = now();
+        let stale = i.atime <= i.mtime || i.atime <= i.ctime || now.saturating_sub(i.atime) > RELATIME_MAX_NS;
+        if self.opts.atime == AtimeMode::Strictatime || stale {
+            node.accessed.store(now, Ordering::Relaxed);
+            self.list_dirty(node);
+        }
+    }
+
+    /// Changes attributes.
+    pub fn setattr(&self, c: Caller, ino: Ino, set: SetAttr) -> Result<Attr> {
+        self.writable()?;
+        let node = self.node(ino)?;
+        if let Some(size) = set.size {
+            self.set_size(c, &node, size)?;
+        }
+        let rest = SetAttr { size: None, ..set };
+        let others = rest.perm.is_some()
+            || rest.uid.is_some()
+            || rest.gid.is_some()
+            || rest.atime.is_some()
+            || rest.mtime.is_some();
+        if !others {
+            let st = node.state.read();
+            return Ok(self.attr(&node, &st));
+        }
+        let txn = self.journal.begin(INODE_CORE_SIZE + INLINE_MAX + 256)?;
+        let mut st = node.state.write();
+        if st.dead {
+            return Err(Error::Stale);
+        }
+        let now = now();
+        let time = |t: TimeSpec| match t {
+            TimeSpec::Now => now,
+            TimeSpec::At(ns) => ns,
+        };
+        let i = &mut st.inode;
+        if let Some(perm) = rest.perm {
+            i.mode = (i.mode & 0o170000) | (perm & 0o7777);
+        }
+        i.uid = rest.uid.unwrap_or(i.uid);
+        i.gid = rest.gid.unwrap_or(i.gid);
+        if let Some(t) = rest.atime {
+            i.atime = time(t);
+            node.accessed.store(0, Ordering::Relaxed);
+        }
+        i.mtime = rest.mtime.map_or(i.mtime, time);
+        i.ctime = now;
+        crate::inode::store(&txn, &mut st)?;
+        Ok(self.attr(&node, &st))
+    }
+
+    /// Truncates or extends.
+    fn set_size(&self, c: Caller, node: &Arc<Node>, size: u64) -> Result<()> {
+        if size > FILE_SIZE_MAX {
+            return Err(Error::FileTooLarge);
+        }
+        let cx = self.file_cx();
+        let grows = {
+            let mut st = node.state.write();
+            match st.inode.file_type() {
+                FileType::Regular => {}
+                FileType::Directory => return Err(Error::IsDir),
+                _ => return Error::invalid("only regular files have a size to set"),
+            }
+            if st.dead {
+                return Err(Error::Stale);
+            }
+            if size >= st.inode.size {
+                let now = now();
+                if size > st.inode.size {
+                    crate::file::extend(&cx, &mut st, size, c.privileged())?;
+                }
+                (st.inode.mtime, st.inode.ctime) = (now, now);
+                st.dirty = true;
+                true
+            } else {
+                false
+            }
+        };
+        if grows {
+            self.list_dirty(node);
+            return Ok(());
+        }
+        loop {
+            let (limit, log_bytes) = truncate::plan(&cx, &node.state.read().inode);
+            node.wait_writeback();
+            let txn = self.journal.begin(log_bytes)?;
+            let mut st = node.state.write();
+            if *node.in_writeback.lock() {
+                continue;
+            }
+            let now = now();
+            (st.inode.mtime, st.inode.ctime) = (now, now);
+            if size > st.inode.size {
+                return Ok(()); // somebody else cut it further meanwhile
+            }
+            if !truncate::shrink_step(&cx, &txn, &mut st, size, limit)? {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Takes set-user-id and set-group-id from a file that was written by somebody without the right to keep them.
+    pub fn clear_set_id(&self, ino: Ino) -> Result<()> {
+        let node = self.node(ino)?;
+        let drop = {
+            let mode = node.state.read().inode.mode;
+            // Set-group-id without group execution is a lock mark, not an identity.
+            mode & 0o4000 | if mode & 0o010 != 0 { mode & 0o2000 } else { 0 }
+        };
+        if drop == 0 {
+            return Ok(());
+        }
+        self.writable()?;
+        let txn = self.journal.begin(INODE_CORE_SIZE + INLINE_MAX + 256)?;
+        let mut st = node.state.write();
+        st.inode.mode &= !drop;
+        st.inode.ctime = now();
+        crate::inode::store(&txn, &mut st)
+    }
+}

@@ -1,0 +1,276 @@
+//! Making files: create, mkdir, mknod, symlink.
+
+use super::{Attr, Caller, Fs, as_dir, now};
+use crate::dir;
+use crate::error::{Error, Result};
+use crate::format::dirblock::{self, NewEntry};
+use crate::format::inode::{INLINE_DEFAULT, INLINE_MAX, INODE_CORE_SIZE};
+use crate::format::{FileType, Ino, Inode, InodeFormat, LINK_MAX, SYMLINK_MAX};
+use crate::inode::{Home, Node, NodeState, table};
+use crate::journal::Txn;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// What is to be made.
+pub(super) struct NewFile<'a> {
+    pub(super) file_type: FileType,
+    pub(super) perm: u16,
+    pub(super) rdev: u32,
+    pub(super) target: Option<&'a [u8]>,
+}
+
+impl Fs {
+    /// Creates a regular file.
+    pub fn create(&self, c: Caller, parent: Ino, name: &[u8], perm: u16) -> Result<Attr> {
+        self.make(c, parent, name, NewFile { file_type: FileType::Regular, perm, rdev: 0, target: None })
+    }
+
+    /// Makes a directory.
+    pub fn mkdir(&self, c: Caller, parent: Ino, name: &[u8], perm: u16) -> Result<Attr> {
+        self.make(c, parent, name, NewFile { file_type: FileType::Directory, perm, rdev: 0, target: None })
+    }
+
+    /// Makes a file of any type but directory and symbolic link. `rdev` counts for devices.
+    pub fn mknod(
+        &self,
+        c: Caller,
+        parent: Ino,
+        name: &[u8],
+        file_type: FileType,
+        perm: u16,
+        rdev: u32,
+    ) -> Result<Attr> {
+        if matches!(file_type, FileType::Directory | FileType::Symlink) {
+            return Error::invalid("mknod makes neither directories nor symbolic links");
+        }
+        self.make(c, parent, name, NewFile { file_type, perm, rdev, target: None })
+    }
+
+    /// Makes a symbolic link.
+    pub fn symlink(&self, c: Caller, parent: Ino, name: &[u8], target: &[u8]) -> Result<Attr> {
+        if target.is_empty() {
+            return Err(Error::NotFound);
+        }
+        if target.len() > SYMLINK_MAX {
+            return Err(Error::NameTooLong);
+        }
+        self.make(c, parent, name, NewFile { file_type: FileType::Symlink, perm: 0o777, rdev: 0, target: Some(target) })
+    }
+
+    /// The target of a symbolic link.
+    pub fn readlink(&self, ino: Ino) -> Result<Vec<u8>> {
+        let node = self.node(ino)?;
+        let st = node.state.read();
+        if st.inode.file_type() != FileType::Symlink {
+            return Error::invalid("not a symbolic link");
+        }
+        self.note_access(&node, &st);
+        let mut out = vec![0; st.inode.size as usize];
+        let n = crate::file::read(&self.file_cx(), &st, 0, &mut out, 0)?;
+        out.truncate(n);
+        Ok(out)
+    }
+
+    /// Most bytes that an operation on names logs for itself: entry, inode, locator, counters.
+    pub(super) fn log_bytes_names(&self) -> usize {
+        let g = &self.geo;
+        let tables = self.inodes.locator.log_bytes(g, &self.space) + self.inodes.external.log_bytes(g, &self.space);
+        dir::log_bytes_for_insert(g) + tables + 4 * (INODE_CORE_SIZE + INLINE_MAX) + self.space.log_bytes_for_init()
+    }
+
+    /// Most fragments that a new name takes: directory blocks and index, tables, trees.
+    fn frags_for_name(&self) -> u64 {
+        let fpb = self.geo.frags_per_block();
+        8 * fpb + self.inodes.locator.frags_for_growth(&self.geo) + self.inodes.external.frags_for_growth(&self.geo)
+    }
+
+    /// Sets space aside for a new name, for as long as the guard lives.
+    pub(super) fn reserve_for_name(&self, privileged: bool) -> Result<NameReserve<'_>> {
+        let frags = self.frags_for_name();
+        self.space.reserve(frags, privileged)?;
+        Ok(NameReserve { fs: self, frags })
+    }
+
+    fn make(&self, c: Caller, parent: Ino, name: &[u8], new: NewFile<'_>) -> Result<Attr> {
+        self.writable()?;
+        Self::check_name(name)?;
+        let dir_node = self.node(parent)?;
+        let long_target = new.target.is_some_and(|t| t.len() > self.inline_max(name.len()));
+        let _reserve = self.reserve_for_name(c.privileged())?;
+        let node = {
+            let txn = self.journal.begin(self.log_bytes_names())?;
+            let mut st = dir_node.state.write();
+            let made = self.make_in(&txn, c, &mut st, name, &new, long_target);
+            if made.is_err() {
+                self.keep_grown(&txn, &mut st)?;
+            }
+            made?
+        };
+        if let Some(target) = new.target.filter(|_| long_target) {
+            self.write_symlink(c, &node, target)?;
+        }
+        let st = node.state.read();
+        Ok(self.attr(&node, &st))
+    }
+
+    /// After a failure: blocks that the directory or a table got meanwhile stay theirs.
+    pub(super) fn keep_grown(&self, txn: &Txn<'_>, dir: &mut NodeState) -> Result<()> {
+        if !dir.dead && dir.dir.is_some() {
+            dir.disk_size = dir.inode.size;
+            crate::inode::store(txn, dir)?;
+        }
+        self.store_tables(txn)
+    }
+
+    /// Room for an inline area beside a name.
+    pub(super) fn inline_max(&self, name_len: usize) -> usize {
+        let room = self.geo.block_size() - crate::format::META_HEADER_SIZE;
+        let entry = dirblock::entry_len(name_len, INODE_CORE_SIZE);
+        let slot = if self.embeds() { INLINE_MAX.min(1024) } else { table_inline_max() };
+        room.saturating_sub(entry).min(slot) & !7
+    }
+
+    pub(super) fn embeds(&self) -> bool {
+        self.embeds
+    }
+
+    fn make_in(
+        &self,
+        txn: &Txn<'_>,
+        c: Caller,
+        st: &mut NodeState,
+        name: &[u8],
+        new: &NewFile<'_>,
+        long_target: bool,
+    ) -> Result<Arc<Node>> {
+        if st.dead || st.orphan {
+            return Err(Error::NotFound);
+        }
+        let cx = self.dir_cx();
+        let now = now();
+        let is_dir = new.file_type == FileType::Directory;
+        let (dir_inode, dir_state) = as_dir(st)?;
+        if dir::lookup(&cx, dir_inode, dir_state, name)?.is_some() {
+            return Err(Error::Exists);
+        }
+        if is_dir && dir_inode.nlink >= LINK_MAX {
+            return Err(Error::TooManyLinks);
+        }
+        let mut inode = Inode::new(0, new.file_type.mode_bits() | (new.perm & 0o7777), now);
+        inode.generation = self.next_generation();
+        inode.uid = c.uid;
+        inode.gid = c.gid;
+        // A set-gid directory hands its group down, and to directories the bit itself (System V and Linux).
+        if dir_inode.mode & 0o2000 != 0 {
+            inode.gid = dir_inode.gid;
+            if is_dir {
+                inode.mode |= 0o2000;
+            }
+        }
+        inode.parent = dir_inode.ino;
+        inode.nlink = if is_dir { 2 } else { 1 };
+        if matches!(new.file_type, FileType::CharDevice | FileType::BlockDevice) {
+            inode.aux = u64::from(new.rdev);
+        }
+        // The longest names leave little room in the smallest blocks.
+        inode.inline_len = INLINE_DEFAULT.min(self.inline_max(name.len()));
+        if let Some(target) = new.target.filter(|_| !long_target) {
+            inode.inline_len = crate::format::align8(target.len()).max(inode.inline_len);
+            inode.size = target.len() as u64;
+            inode.format = InodeFormat::Inline(target.to_vec());
+        }
+        if is_dir {
+            // Known before the first block is placed.
+            self.placement.learn(dir_inode);
+        }
+        let room = if self.embeds() { inode.encoded_len() } else { 0 };
+        let slot = dir::prepare_insert(&cx, txn, &self.space, &*self.placement, dir_inode, dir_state, name, room)?;
+        let goal = slot.block;
+        let locator = self.inodes.locator.alloc(txn, &self.space, goal)?;
+        inode.ino = locator.index;
+        let home = if self.embeds() {
+            Home::Embedded {
+                block: slot.block,
+                entry: slot.offset,
+                inode: slot.offset + dirblock::ENTRY_HEADER + crate::format::align8(name.len()),
+            }
+        } else {
+            let near = self.placement.inode_goal(dir_inode.ino);
+            let place = match self.inodes.external.alloc(txn, &self.space, near) {
+                Ok(place) => place,
+                Err(e) => {
+                    self.inodes.locator.free(txn, &self.space, inode.ino)?;
+                    return Err(e);
+                }
+            };
+            crate::inode::write_inode(txn, &place.buf, place.offset, &inode, false);
+            Home::External { block: place.buf.addr(), offset: place.offset }
+        };
+        let entry = NewEntry {
+            name,
+            hash: 0,
+            ino: inode.ino,
+            file_type: new.file_type,
+            inode: self.embeds().then_some(&inode),
+            inode_room: room,
+        };
+        dir::insert(&cx, txn, dir_inode, dir_state, slot, &entry)?;
+        table::write_location(txn, &locator.buf, locator.offset, &crate::inode::location_of(home));
+        self.space.with_counters(|n| n.inodes += 1);
+        if is_dir {
+            dir_inode.nlink += 1;
+            self.placement.learn(&inode);
+        }
+        let node = self.inodes.insert(inode, home);
+        node.refs.fetch_add(1, Ordering::AcqRel);
+        self.changed_dir(txn, st, now)?;
+        self.store_tables(txn)?;
+        Ok(node)
+    }
+
+    /// A directory's contents changed: times, size, and the group its files go to.
+    pub(super) fn changed_dir(&self, txn: &Txn<'_>, st: &mut NodeState, now: i64) -> Result<()> {
+        st.inode.mtime = now;
+        st.inode.ctime = now;
+        st.disk_size = st.inode.size;
+        st.inode.hint = if st.orphan { st.inode.hint } else { self.placement.hint(st.inode.ino) };
+        crate::inode::store(txn, st)
+    }
+
+    pub(super) fn store_tables(&self, txn: &Txn<'_>) -> Result<()> {
+        self.inodes.locator.store_inode(txn)?;
+        self.inodes.external.store_inode(txn)
+    }
+
+    /// The target of a symbolic link that is too long for its inode goes into data, before anybody can see a crash
+    /// leave the link empty.
+    fn write_symlink(&self, c: Caller, node: &Arc<Node>, target: &[u8]) -> Result<()> {
+        let written = {
+            let mut st = node.state.write();
+            crate::file::write(&self.file_cx(), &mut st, 0, target, c.privileged())
+        };
+        self.list_dirty(node);
+        match written {
+            Ok(n) if n == target.len() => Ok(()),
+            Ok(_) => Err(Error::NoSpace),
+            Err(e) => Err(e),
+        }
+    }
+}
+
+/// Room for inline contents in a slot of the external inode table.
+const fn table_inline_max() -> usize {
+    crate::format::geometry::INODE_SLOT_SIZE - INODE_CORE_SIZE
+}
+
+/// Space set aside for a new name.
+pub(super) struct NameReserve<'a> {
+    fs: &'a Fs,
+    frags: u64,
+}
+
+impl Drop for NameReserve<'_> {
+    fn drop(&mut self) {
+        self.fs.space.unreserve(self.frags);
+    }
+}

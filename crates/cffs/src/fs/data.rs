@@ -1,0 +1,164 @@
+//! Reading and writing file contents, and making them durable.
+
+use super::{Caller, Fs, MetadataMode, now};
+use crate::error::{Error, Result};
+use crate::file::{self, writeback};
+use crate::format::{FileType, Ino, ROOT_INO};
+use crate::inode::Node;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// Dirty data up to this many bytes goes through the log at fsync.
+const FSYNC_LOG_MAX: usize = 64 << 10;
+/// Bytes fetched ahead of a sequential reader of a large file.
+const READ_AHEAD: u64 = 2 << 20;
+
+impl Fs {
+    /// Reads from a file; returns the number of bytes, 0 at its end.
+    pub fn read(&self, ino: Ino, offset: u64, buf: &mut [u8]) -> Result<usize> {
+        let node = self.node(ino)?;
+        let st = node.state.read();
+        match st.inode.file_type() {
+            FileType::Regular => {}
+            FileType::Directory => return Err(Error::IsDir),
+            _ => return Error::invalid("not a regular file"),
+        }
+        let sequential =
+            offset != 0 && node.last_read.load(Ordering::Relaxed) == offset || offset == 0 && buf.len() >= 65536;
+        let n = file::read(&self.file_cx(), &st, offset, buf, if sequential { READ_AHEAD } else { 0 })?;
+        node.last_read.store(offset + n as u64, Ordering::Relaxed);
+        self.note_access(&node, &st);
+        Ok(n)
+    }
+
+    /// Writes to a file; returns the number of bytes taken.
+    pub fn write(&self, c: Caller, ino: Ino, offset: u64, data: &[u8]) -> Result<usize> {
+        self.writable()?;
+        let node = self.node(ino)?;
+        self.throttle(data.len())?;
+        let n = {
+            let mut st = node.state.write();
+            match st.inode.file_type() {
+                FileType::Regular => {}
+                FileType::Directory => return Err(Error::IsDir),
+                _ => return Error::invalid("not a regular file"),
+            }
+            if st.dead {
+                return Err(Error::Stale);
+            }
+            let n = file::write(&self.file_cx(), &mut st, offset, data, c.privileged())?;
+            let now = now();
+            (st.inode.mtime, st.inode.ctime) = (now, now);
+            n
+        };
+        self.list_dirty(&node);
+        Ok(n)
+    }
+
+    /// Keeps dirty data within its share of the cache: above a quarter the background thread starts, above half the
+    /// writer itself writes back.
+    fn throttle(&self, more: usize) -> Result<()> {
+        let dirty = self.cache.dirty_data() + more;
+        if dirty > self.opts.cache_bytes / 2 {
+            self.write_back_all()?;
+        } else if dirty > self.opts.cache_bytes / 4 && self.opts.background {
+            self.poke_background();
+        }
+        Ok(())
+    }
+
+    /// Makes a file durable: contents, attributes, names. A directory's names are durable then, and of the root's the
+    /// whole file system (a mount through FUSE hears of sync(2) in no other way). With `data_only`, attributes that
+    /// are not needed to read the contents may be left out; they are not.
+    pub fn fsync(&self, ino: Ino, _data_only: bool) -> Result<()> {
+        if self.opts.read_only {
+            return Ok(());
+        }
+        if ino == ROOT_INO {
+            return self.sync();
+        }
+        let node = self.node(ino)?;
+        self.settle_data(&node)?;
+        self.journal.commit()?;
+        match node.state.write().data.error.take() {
+            Some(e) => Err(e),
+            None => Ok(()),
+        }
+    }
+
+    /// Brings a file's dirty data to where the next commit makes it durable.
+    pub(super) fn settle_data(&self, node: &Arc<Node>) -> Result<()> {
+        let small = {
+            let st = node.state.read();
+            if st.data.pages.is_empty() && !st.dirty {
+                drop(st);
+                // It may be on its way already.
+                node.wait_writeback();
+                return Ok(());
+            }
+            writeback::fits_log(&st, FSYNC_LOG_MAX)
+        };
+        let cx = self.file_cx();
+        if small && self.opts.fsync_in_log && self.opts.metadata == MetadataMode::Journal {
+            writeback::through_log(&cx, node)
+        } else {
+            writeback::write_back(&cx, vec![node.clone()])
+        }
+    }
+
+    /// Makes everything durable.
+    pub fn sync(&self) -> Result<()> {
+        if self.opts.read_only {
+            return Ok(());
+        }
+        self.journal.check()?;
+        self.write_back_all()?;
+        self.journal.commit()
+    }
+
+    /// First position of data at or after `offset`.
+    pub fn seek_data(&self, ino: Ino, offset: u64) -> Result<u64> {
+        self.seek(ino, offset, true)
+    }
+
+    /// First position of a hole at or after `offset`; the end of the file counts as one.
+    pub fn seek_hole(&self, ino: Ino, offset: u64) -> Result<u64> {
+        self.seek(ino, offset, false)
+    }
+
+    fn seek(&self, ino: Ino, offset: u64, want_data: bool) -> Result<u64> {
+        let node = self.node(ino)?;
+        let st = node.state.read();
+        let size = st.inode.size;
+        if offset >= size {
+            return Err(Error::NoDataBeyond);
+        }
+        let mut at = offset;
+        while at < size {
+            let (data, end) = file::seek(&self.file_cx(), &st, at)?;
+            if data == want_data {
+                return Ok(at);
+            }
+            at = end;
+        }
+        if want_data { Err(Error::NoDataBeyond) } else { Ok(size) }
+    }
+
+    /// Stores directories' placement hints that changed without the directory being written.
+    pub(super) fn store_hints(&self) -> Result<()> {
+        for node in self.inodes.all() {
+            let hint = self.placement.hint(node.ino);
+            let wanted = {
+                let st = node.state.read();
+                st.inode.is_dir() && !st.orphan && !st.dead && hint != 0 && st.inode.hint != hint
+            };
+            if wanted {
+                let txn = self.journal.begin(1024)?;
+                let mut st = node.state.write();
+                st.inode.hint = hint;
+                crate::inode::store(&txn, &mut st)?;
+            }
+        }
+        Ok(())
+    }
+}

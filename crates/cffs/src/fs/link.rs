@@ -1,0 +1,164 @@
+//! Hard links. An inode with several names stands in the external inode table; all its names are external links. When
+//! one name is left, the inode moves back into that name's directory, the next time the name is looked up.
+
+use super::{Attr, Fs, Locked, as_dir, now};
+use crate::dir;
+use crate::error::{Error, Result};
+use crate::format::dirblock::{self, EntryKind, NewEntry};
+use crate::format::inode::INLINE_DEFAULT;
+use crate::format::{BlockKind, Ino, LINK_MAX};
+use crate::inode::{Home, Node, NodeState};
+use crate::journal::Txn;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+impl Fs {
+    /// Gives a file one more name.
+    pub fn link(&self, ino: Ino, parent: Ino, name: &[u8]) -> Result<Attr> {
+        self.writable()?;
+        Self::check_name(name)?;
+        let node = self.node(ino)?;
+        let dir_node = self.node(parent)?;
+        let _reserve = self.reserve_for_name(true)?;
+        let txn = self.journal.begin(self.log_bytes_names() + self.log_bytes_remove())?;
+        let mut locked = Locked::new(&[&dir_node, &node]);
+        {
+            let st = locked.get(ino)?;
+            if st.inode.is_dir() {
+                return Err(Error::NotPermitted);
+            }
+            if st.dead || st.orphan {
+                return Err(Error::NotFound);
+            }
+            if st.inode.nlink >= LINK_MAX {
+                return Err(Error::TooManyLinks);
+            }
+        }
+        let dir_st = locked.get(parent)?;
+        if dir_st.dead || dir_st.orphan {
+            return Err(Error::NotFound);
+        }
+        let cx = self.dir_cx();
+        let (dir_inode, dir_state) = as_dir(dir_st)?;
+        if dir::lookup(&cx, dir_inode, dir_state, name)?.is_some() {
+            return Err(Error::Exists);
+        }
+        // The new name keeps room for the inode, which may come to it one day.
+        let room = self.link_room(name.len());
+        let slot = dir::prepare_insert(&cx, &txn, &self.space, &*self.placement, dir_inode, dir_state, name, room);
+        let slot = match slot.and_then(|s| self.externalize(&txn, locked.get(ino)?).map(|()| s)) {
+            Ok(slot) => slot,
+            Err(e) => {
+                self.keep_grown(&txn, locked.get(parent)?)?;
+                return Err(e);
+            }
+        };
+        let file_type = locked.get(ino)?.inode.file_type();
+        let entry = NewEntry { name, hash: 0, ino, file_type, inode: None, inode_room: room };
+        let dir_st = locked.get(parent)?;
+        let (dir_inode, dir_state) = as_dir(dir_st)?;
+        dir::insert(&cx, &txn, dir_inode, dir_state, slot, &entry)?;
+        let now = now();
+        self.changed_dir(&txn, dir_st, now)?;
+        let st = locked.get(ino)?;
+        st.inode.nlink += 1;
+        st.inode.ctime = now;
+        crate::inode::store(&txn, st)?;
+        self.store_tables(&txn)?;
+        node.refs.fetch_add(1, Ordering::AcqRel);
+        Ok(self.attr(&node, st))
+    }
+
+    /// Room for an inode that an external link keeps.
+    pub(super) fn link_room(&self, name_len: usize) -> usize {
+        if self.embeds() { dirblock::inode_room(INLINE_DEFAULT.min(self.inline_max(name_len))) } else { 0 }
+    }
+
+    /// Moves an embedded inode into the external inode table; its entry becomes an external link.
+    pub(super) fn externalize(&self, txn: &Txn<'_>, st: &mut NodeState) -> Result<()> {
+        let Home::Embedded { block, entry, .. } = st.home else { return Ok(()) };
+        let ino = st.inode.ino;
+        if st.inode.encoded_len() > crate::format::geometry::INODE_SLOT_SIZE {
+            self.fit_slot(txn, st)?;
+        }
+        let slot = self.inodes.external.alloc(txn, &self.space, block)?;
+        let home = Home::External { block: slot.buf.addr(), offset: slot.offset };
+        let size = std::mem::replace(&mut st.inode.size, st.disk_size);
+        crate::inode::write_inode(txn, &slot.buf, slot.offset, &st.inode, false);
+        st.inode.size = size;
+        let buf = self.cache.read_meta_any_owner(BlockKind::Dir, block)?;
+        dirblock::make_link(&mut txn.edit(&buf), entry);
+        st.home = home;
+        self.inodes.relocate(txn, ino, home)
+    }
+
+    /// An inode with a longer inline area than a slot has (a symbolic link) keeps its contents in a block instead.
+    fn fit_slot(&self, txn: &Txn<'_>, st: &mut NodeState) -> Result<()> {
+        use crate::format::{Extent, InodeFormat};
+        let InodeFormat::Inline(data) = std::mem::replace(&mut st.inode.format, InodeFormat::Extents(Vec::new()))
+        else {
+            return Err(Error::Unsupported);
+        };
+        let g = self.geo;
+        let frags = g.frags_per_block();
+        let goal = self.placement.inode_goal(st.inode.parent);
+        let run = self.space.alloc_blocks_near(goal, 1, 1)?;
+        let Some(run) = run else {
+            st.inode.format = InodeFormat::Inline(data);
+            return Err(Error::NoSpace);
+        };
+        st.inode.inline_len = INLINE_DEFAULT;
+        let e = Extent { logical: 0, start: run.start, len: frags, unwritten: false };
+        crate::extent::insert(txn, &self.space, &mut st.inode, e)?;
+        self.space.commit_alloc(txn, run)?;
+        let buf = self.cache.install_new(g.block_of_frag(run.start));
+        self.journal.note_data_block(buf.addr());
+        use crate::format::dirblock::BlockEdit;
+        let len = data.len().div_ceil(g.frag_size()) * g.frag_size();
+        txn.edit_data(&buf).range(0, len)[..data.len()].copy_from_slice(&data);
+        Ok(())
+    }
+
+    /// Moves the inode of a file with one name left into the entry of that name, if it has room.
+    pub(super) fn embed(&self, dir_node: &Arc<Node>, name: &[u8], node: &Arc<Node>) -> Result<()> {
+        let txn = self.journal.begin(self.log_bytes_remove())?;
+        let mut locked = Locked::new(&[dir_node, node]);
+        let Some(found) = self.find_locked(&mut locked, dir_node.ino, name)? else { return Ok(()) };
+        if found.ino != node.ino || found.kind != EntryKind::Link {
+            return Ok(());
+        }
+        let st = locked.get(node.ino)?;
+        let Home::External { block, offset } = st.home else { return Ok(()) };
+        if st.inode.nlink != 1 || st.dead || st.orphan {
+            return Ok(());
+        }
+        let at = {
+            let b = found.buf().read();
+            let e = dirblock::known_entry(&b, found.offset);
+            if e.inode_room() < st.inode.encoded_len() {
+                return Ok(());
+            }
+            e.inode_offset()
+        };
+        st.inode.parent = dir_node.ino;
+        let size = std::mem::replace(&mut st.inode.size, st.disk_size);
+        dirblock::make_embedded(&mut txn.edit(found.buf()), found.offset, &st.inode);
+        st.inode.size = size;
+        st.home = Home::Embedded { block: found.block, entry: found.offset, inode: at };
+        let home = st.home;
+        self.free_external(&txn, block, offset)?;
+        self.inodes.relocate(&txn, node.ino, home)?;
+        self.store_tables(&txn)
+    }
+
+    /// Whether a file that was reached through an external link should move into it.
+    pub(super) fn wants_embedding(&self, st: &NodeState) -> bool {
+        self.embeds()
+            && st.inode.nlink == 1
+            && !st.inode.is_dir()
+            && !st.orphan
+            && !st.dead
+            && matches!(st.home, Home::External { .. })
+            && !self.is_read_only()
+    }
+}

@@ -1,0 +1,247 @@
+//! Mounting and unmounting, and the background thread.
+
+use super::{Background, Fs, MetadataMode, MountOptions, now, orphan};
+use crate::cache::Cache;
+use crate::device::{CountingDevice, Device, IoKind, OverlayDevice};
+use crate::error::{Error, Result};
+use crate::file::writeback;
+use crate::format::superblock::{INCOMPAT_EXTERNAL_LOG, SUPERBLOCK_SIZE, State};
+use crate::format::system::Counters;
+use crate::format::{BlockId, BlockKind, Geometry, ROOT_INO, Superblock};
+use crate::inode::Inodes;
+use crate::journal::{self, CommitHook, Journal};
+use crate::mkfs::read_superblock;
+use crate::placement::Placement;
+use crate::space::{Run, Space};
+use cffs_buf::AlignedBuf;
+use parking_lot::Mutex;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+/// Inodes in a chunk of the external table with `--no-embed`, as in XFS.
+const INODE_CHUNK: u64 = 64;
+
+struct Hook(Arc<Space>);
+
+impl CommitHook for Hook {
+    fn counters(&self) -> Counters {
+        self.0.counters()
+    }
+    fn committed(&self, freed: Vec<Run>) {
+        self.0.on_commit(freed);
+    }
+}
+
+fn write_superblock(dev: &dyn Device, sb: &Superblock) -> Result<()> {
+    let mut b = AlignedBuf::zeroed(4096.max(dev.sector_size() as usize));
+    dev.read_at(IoKind::Super, 0, &mut b)?;
+    b[..SUPERBLOCK_SIZE].copy_from_slice(&sb.encode());
+    dev.write_at(IoKind::Super, 0, &b)?;
+    dev.flush()?;
+    Ok(())
+}
+
+impl Fs {
+    /// Mounts: replays the log if the file system was not unmounted, reads what every operation needs, and finishes what
+    /// a crash left half done.
+    pub fn open(dev: Arc<dyn Device>, log_dev: Option<Arc<dyn Device>>, opts: MountOptions) -> Result<Arc<Fs>> {
+        let mut sb = read_superblock(&*dev)?;
+        let geo = Geometry::new(&sb)?;
+        let read_only = opts.read_only || dev.read_only();
+        if let Some(names) = sb.unknown_ro_compat().filter(|_| !read_only) {
+            return Error::invalid(format!("unknown feature {names}: only read-only mounts are possible"));
+        }
+        if sb.state == State::Unjournaled {
+            return Error::invalid(
+                "the file system was not unmounted while it had no journal (metadata=sync or delayed): run cffs fsck",
+            );
+        }
+        let external = sb.incompat & INCOMPAT_EXTERNAL_LOG != 0;
+        match (external, &log_dev) {
+            (true, None) => return Error::invalid("the log is on a device of its own: name it with logdev="),
+            (false, Some(_)) => return Error::invalid("logdev= is given but the log is inside the file system"),
+            _ => {}
+        }
+        if (1usize << sb.frag_shift) < dev.sector_size() as usize {
+            return Error::invalid(format!(
+                "fragments of {} bytes on a device with sectors of {} bytes",
+                1u32 << sb.frag_shift,
+                dev.sector_size()
+            ));
+        }
+        // A read-only mount replays in memory.
+        let overlay =
+            |d: Arc<dyn Device>| -> Arc<dyn Device> { if read_only { Arc::new(OverlayDevice::new(d)) } else { d } };
+        let dev = Arc::new(CountingDevice::new(overlay(dev)));
+        let log_dev = log_dev.map(|d| Arc::new(CountingDevice::new(overlay(d))));
+        let as_dyn = |d: &Arc<CountingDevice<Arc<dyn Device>>>| -> Arc<dyn Device> { d.clone() };
+        let replayed = journal::recovery::replay(&*dev, log_dev.as_ref().map(|d| &**d as &dyn Device), &sb, &geo)?;
+        if replayed.transactions > 0 {
+            tracing::info!("recovered: {} transactions, {} blocks", replayed.transactions, replayed.blocks);
+        }
+        let cache = Arc::new(Cache::new(as_dyn(&dev), geo, opts.cache_bytes, opts.prefetch));
+        let counters_id = BlockId { kind: BlockKind::Counters, addr: geo.counters_block(), owner: 0 };
+        let counters_buf = cache.read_meta(counters_id)?;
+        let counters = Counters::decode(&counters_buf.read());
+        let space = Arc::new(Space::load(cache.clone(), counters, sb.reserve_bp)?);
+        let log_dyn = log_dev.as_ref().map(as_dyn);
+        let journal = Arc::new(Journal::new(cache.clone(), log_dyn, &sb, replayed.header, opts.metadata));
+        journal.connect(Box::new(Hook(space.clone())), counters_buf);
+        let placement = Arc::new(Placement::new(space.clone(), geo, &sb));
+        let chunk = if sb.embeds_inodes() { 1 } else { INODE_CHUNK };
+        let inodes = Inodes::load(&cache, chunk, opts.cache_bytes)?;
+
+        let before = sb.state;
+        sb.mounted = now();
+        sb.mount_count = sb.mount_count.wrapping_add(1);
+        let generation = (sb.mounted >> 20) as u32;
+        if !read_only {
+            sb.state = match (before, opts.metadata) {
+                (State::Error, _) => State::Error,
+                (_, MetadataMode::Journal) => State::Journaled,
+                _ => State::Unjournaled,
+            };
+            write_superblock(&*dev, &sb)?;
+        }
+        let background = opts.background;
+        let fs = Arc::new(Fs {
+            dev,
+            log_dev,
+            opts: MountOptions { read_only, ..opts },
+            geo,
+            seed: sb.hash_seed,
+            embeds: sb.embeds_inodes(),
+            sb: Mutex::new(sb),
+            cache,
+            journal,
+            space,
+            placement,
+            inodes,
+            orphans: Mutex::new(orphan::OrphanList::default()),
+            dirty: Mutex::default(),
+            writing_back: Mutex::new(()),
+            moving: Mutex::new(()),
+            generation: AtomicU32::new(generation),
+            closed: AtomicBool::new(false),
+            background: Background::default(),
+        });
+        let root = fs.node(ROOT_INO)?;
+        root.refs.fetch_add(1, Ordering::AcqRel);
+        {
+            let st = root.state.read();
+            if !st.inode.is_dir() {
+                return Err(crate::format::Corrupt("the root is not a directory".into()).into());
+            }
+            fs.placement.learn(&st.inode);
+        }
+        if !read_only {
+            fs.reclaim_orphans(counters.orphan_head)?;
+        }
+        if background {
+            fs.cache.start_ahead();
+            if !read_only {
+                fs.start_background()?;
+            }
+        }
+        Ok(fs)
+    }
+
+    fn start_background(self: &Arc<Self>) -> Result<()> {
+        let weak = Arc::downgrade(self);
+        let interval = self.opts.commit_interval;
+        let body = move || {
+            loop {
+                let Some(fs) = weak.upgrade() else { return };
+                {
+                    let mut s = fs.background.state.lock();
+                    if !s.stop && !s.poked {
+                        fs.background.wake.wait_for(&mut s, interval);
+                    }
+                    if s.stop {
+                        return;
+                    }
+                    s.poked = false;
+                }
+                // Errors are kept where fsync and the next operations find them.
+                if fs.write_back_all().is_ok() && fs.journal.commit().is_ok() && fs.journal.wants_checkpoint() {
+                    let _ = fs.journal.checkpoint();
+                }
+                drop(fs);
+            }
+        };
+        let thread = std::thread::Builder::new().name("cffs-writeback".into()).spawn(body)?;
+        *self.background.thread.lock() = Some(thread);
+        Ok(())
+    }
+
+    /// Asks the background thread to write back now.
+    pub(super) fn poke_background(&self) {
+        let mut s = self.background.state.lock();
+        if !s.poked {
+            s.poked = true;
+            self.background.wake.notify_one();
+        }
+    }
+
+    fn stop_background(&self) {
+        self.background.state.lock().stop = true;
+        self.background.wake.notify_all();
+        if let Some(thread) = self.background.thread.lock().take() {
+            // The thread itself may be the one that drops the last reference.
+            if thread.thread().id() != std::thread::current().id() {
+                let _ = thread.join();
+            }
+        }
+    }
+
+    /// Writes back everything that is dirty, in the order of the name space.
+    pub(super) fn write_back_all(&self) -> Result<()> {
+        let _one = self.writing_back.lock();
+        let nodes = std::mem::take(&mut *self.dirty.lock());
+        for n in &nodes {
+            n.listed.store(false, Ordering::Release);
+        }
+        let kept: Vec<_> = nodes.clone();
+        let outcome = writeback::write_back(&self.file_cx(), nodes);
+        if outcome.is_err() {
+            // What could not be written stays on the list.
+            for n in kept {
+                let again = n.state.try_read().is_none_or(|s| !s.dead && (s.dirty || !s.data.is_clean()));
+                if again {
+                    self.list_dirty(&n);
+                }
+            }
+        }
+        outcome
+    }
+
+    /// Unmounts: everything goes home, the log is emptied, the superblock says so. Later changes fail with
+    /// [`Error::ReadOnly`].
+    pub fn close(&self) -> Result<()> {
+        if self.closed.swap(true, Ordering::AcqRel) {
+            return Ok(());
+        }
+        self.stop_background();
+        self.cache.stop_ahead();
+        if self.opts.read_only {
+            return Ok(());
+        }
+        self.journal.check()?;
+        self.reclaim_unlinked();
+        self.write_back_all()?;
+        self.store_hints()?;
+        self.journal.checkpoint()?;
+        let mut sb = self.sb.lock();
+        if sb.state != State::Error {
+            sb.state = State::Clean;
+        }
+        write_superblock(&*self.dev, &sb)
+    }
+}
+
+impl Drop for Fs {
+    fn drop(&mut self) {
+        self.stop_background();
+        self.cache.stop_ahead();
+    }
+}

@@ -1,0 +1,179 @@
+//! From names to inodes: lookup, parents, listing.
+
+use super::{Attr, DirEntry, Fs};
+use crate::cache::BufRef;
+use crate::dir;
+use crate::error::{Error, Result};
+use crate::format::dirblock::{self, Entry, EntryKind};
+use crate::format::{Corrupt, Ino, Inode, NAME_MAX};
+use crate::inode::{Home, Node};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// Entries of a listing that are gathered under one lock of the directory.
+const LIST_BATCH: usize = 64;
+
+impl Fs {
+    /// Checks a name that is to be looked for or created.
+    pub(super) fn check_name(name: &[u8]) -> Result<()> {
+        if name.len() > NAME_MAX {
+            return Err(Error::NameTooLong);
+        }
+        dirblock::check_name(name).or_else(Error::invalid)
+    }
+
+    /// Finds a name: the attributes of its file, with one more reference.
+    pub fn lookup(&self, parent: Ino, name: &[u8]) -> Result<Attr> {
+        if name.len() > NAME_MAX {
+            return Err(Error::NameTooLong);
+        }
+        let dir = self.node(parent)?;
+        // A link whose file vanishes between two steps is looked up again.
+        for _ in 0..16 {
+            let Some(node) = self.find_node(&dir, name)? else { return Err(Error::NotFound) };
+            node.refs.fetch_add(1, Ordering::AcqRel);
+            let st = node.state.read();
+            if st.dead || st.orphan {
+                drop(st);
+                self.forget(node.ino, 1);
+                continue;
+            }
+            if self.wants_embedding(&st) {
+                drop(st);
+                if let Err(e) = self.embed(&dir, name, &node) {
+                    tracing::warn!("moving inode {} into its directory: {e}", node.ino);
+                }
+                return Ok(self.attr(&node, &node.state.read()));
+            }
+            return Ok(self.attr(&node, &st));
+        }
+        Err(Error::NotFound)
+    }
+
+    /// The node behind a name.
+    pub(super) fn find_node(&self, dir: &Arc<Node>, name: &[u8]) -> Result<Option<Arc<Node>>> {
+        let ino = {
+            let st = dir.state.read();
+            let Some(state) = &st.dir else { return Err(Error::NotDir) };
+            if st.dead {
+                return Ok(None);
+            }
+            let Some(found) = dir::lookup(&self.dir_cx(), &st.inode, state, name)? else { return Ok(None) };
+            if found.kind == EntryKind::Embedded {
+                return self.embedded(&found.buf().clone(), found.offset, found.ino).map(Some);
+            }
+            found.ino
+        };
+        match self.inodes.get(&self.cache, ino) {
+            Ok(n) => Ok(Some(n)),
+            Err(Error::Stale) => Ok(None),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// The node of an inode embedded in an entry of a directory that is locked.
+    fn embedded(&self, buf: &BufRef, entry: usize, ino: Ino) -> Result<Arc<Node>> {
+        let node = self.inodes.get_or_load(ino, || {
+            let b = buf.read();
+            let bad = || Corrupt(format!("directory block {}: no inode at byte {entry}", buf.addr()));
+            let e = dirblock::entry_at(&b, entry).filter(|e| e.kind == EntryKind::Embedded).ok_or_else(bad)?;
+            let at = e.inode_offset();
+            let inode = Inode::decode(&b[at..e.offset + e.len])?;
+            Ok((inode, Home::Embedded { block: buf.addr(), entry, inode: at }))
+        })?;
+        Ok(node)
+    }
+
+    /// The directory above a directory (the root's is the root).
+    pub fn parent(&self, dir: Ino) -> Result<Ino> {
+        let node = self.node(dir)?;
+        let st = node.state.read();
+        if !st.inode.is_dir() {
+            return Err(Error::NotDir);
+        }
+        Ok(st.inode.parent)
+    }
+
+    /// Lists a directory from behind position `cookie` on (0: from the start), in the order of its blocks. `f` returns
+    /// false to stop; that entry then counts as not seen. With attributes, each entry seen carries a reference.
+    pub fn readdir(&self, dir: Ino, cookie: u64, with_attr: bool, f: &mut dyn FnMut(DirEntry) -> bool) -> Result<()> {
+        let node = self.node(dir)?;
+        let mut cookie = cookie;
+        loop {
+            let mut batch: Vec<(DirEntry, Option<Arc<Node>>)> = Vec::with_capacity(LIST_BATCH);
+            let walked = {
+                let st = node.state.read();
+                let Some(state) = &st.dir else { return Err(Error::NotDir) };
+                if st.dead {
+                    return Ok(());
+                }
+                self.note_access(&node, &st);
+                dir::read(&self.dir_cx(), &st.inode, state, cookie, &mut |e: &Entry<'_>, cookie, buf| {
+                    let Some(file_type) = e.file_type else { return Ok(true) };
+                    let node = match e.kind {
+                        EntryKind::Embedded if with_attr => Some(self.embedded(buf, e.offset, e.ino)?),
+                        _ => None,
+                    };
+                    let entry = DirEntry { name: e.name.to_vec(), ino: e.ino, file_type, cookie, attr: None };
+                    batch.push((entry, node));
+                    Ok(batch.len() < LIST_BATCH)
+                })
+            };
+            let more = batch.len() == LIST_BATCH;
+            for (mut entry, node) in batch {
+                cookie = entry.cookie;
+                if with_attr {
+                    // A name that went away meanwhile is left out.
+                    let Some(attr) = self.entry_attr(entry.ino, node)? else { continue };
+                    entry.attr = Some(attr);
+                }
+                let ino = entry.ino;
+                if !f(entry) {
+                    if with_attr {
+                        self.forget(ino, 1);
+                    }
+                    return Ok(());
+                }
+            }
+            // What stands before a damaged block was shown; now the damage is told.
+            walked?;
+            if !more {
+                return Ok(());
+            }
+        }
+    }
+
+    fn entry_attr(&self, ino: Ino, node: Option<Arc<Node>>) -> Result<Option<Attr>> {
+        let node = match node {
+            Some(n) => n,
+            None => match self.inodes.get(&self.cache, ino) {
+                Ok(n) => n,
+                Err(Error::Stale) => return Ok(None),
+                Err(e) => return Err(e),
+            },
+        };
+        node.refs.fetch_add(1, Ordering::AcqRel);
+        let st = node.state.read();
+        if st.dead || st.orphan {
+            drop(st);
+            self.forget(ino, 1);
+            return Ok(None);
+        }
+        Ok(Some(self.attr(&node, &st)))
+    }
+
+    /// Whether `ancestor` is `dir` or above it. The tree must not change meanwhile (see the lock `moving`).
+    pub(super) fn is_within(&self, dir: Ino, ancestor: Ino) -> Result<bool> {
+        let mut at = dir;
+        loop {
+            if at == ancestor {
+                return Ok(true);
+            }
+            let up = self.parent(at)?;
+            if up == at {
+                return Ok(false);
+            }
+            at = up;
+        }
+    }
+}

@@ -1,0 +1,267 @@
+//! Orphans: files without a name that still have references. They form a list on the device, so that a mount after a
+//! crash finds them.
+
+use super::{Fs, Locked};
+use crate::dir;
+use crate::error::{Error, Result};
+use crate::format::dirblock::BlockEdit;
+use crate::format::inode::INODE_HINT;
+use crate::format::{BlockId, BlockKind, Corrupt, EXTERNAL_INO, Ino, put_u64};
+use crate::inode::{Home, Node, NodeState};
+use crate::journal::Txn;
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// The list as it stands on the device: head in the counters, links in the inodes' hint fields.
+#[derive(Default)]
+pub(super) struct OrphanList {
+    head: Ino,
+    links: HashMap<Ino, Link>,
+}
+
+struct Link {
+    before: Ino,
+    after: Ino,
+    home: Home,
+}
+
+impl Fs {
+    fn write_link(&self, txn: &Txn<'_>, home: Home, next: Ino) -> Result<()> {
+        let (buf, at) = match home {
+            Home::Embedded { block, inode, .. } => (txn.cache().read_meta_any_owner(BlockKind::Dir, block)?, inode),
+            Home::External { block, offset } => {
+                let id = BlockId { kind: BlockKind::ExternalInodes, addr: block, owner: EXTERNAL_INO };
+                (txn.cache().read_meta(id)?, offset)
+            }
+            Home::System => return Err(Error::NotPermitted),
+        };
+        put_u64(txn.edit(&buf).range(at + INODE_HINT, 8), 0, next);
+        Ok(())
+    }
+
+    /// Puts a file at the head of the list. Its link count is 0 already, its home is final.
+    pub(super) fn push_orphan(&self, txn: &Txn<'_>, st: &mut NodeState) -> Result<()> {
+        let mut list = self.orphans.lock();
+        let (ino, after) = (st.inode.ino, list.head);
+        self.write_link(txn, st.home, after)?;
+        if let Some(l) = list.links.get_mut(&after) {
+            l.before = ino;
+        }
+        list.links.insert(ino, Link { before: 0, after, home: st.home });
+        list.head = ino;
+        st.orphan = true;
+        self.space.with_counters(|c| c.orphan_head = ino);
+        Ok(())
+    }
+
+    /// Takes a file off the list.
+    fn pull_orphan(&self, txn: &Txn<'_>, ino: Ino) -> Result<()> {
+        let mut list = self.orphans.lock();
+        let Some(link) = list.links.remove(&ino) else {
+            return Err(Corrupt(format!("inode {ino} is not on the orphan list")).into());
+        };
+        if let Some(a) = list.links.get_mut(&link.after) {
+            a.before = link.before;
+        }
+        match list.links.get_mut(&link.before) {
+            Some(b) => {
+                b.after = link.after;
+                let home = b.home;
+                self.write_link(txn, home, link.after)?;
+            }
+            None => {
+                list.head = link.after;
+                self.space.with_counters(|c| c.orphan_head = link.after);
+            }
+        }
+        Ok(())
+    }
+
+    /// An orphan's inode has moved.
+    pub(super) fn moved_orphan(&self, ino: Ino, home: Home) {
+        if let Some(l) = self.orphans.lock().links.get_mut(&ino) {
+            l.home = home;
+        }
+    }
+
+    /// The next orphan in the list, for a copy of its inode.
+    pub(super) fn after_orphan(&self, ino: Ino) -> Ino {
+        self.orphans.lock().links.get(&ino).map_or(0, |l| l.after)
+    }
+
+    /// Drops references. A file without a name goes with the last one.
+    pub fn forget(&self, ino: Ino, n: u64) {
+        let Some(node) = self.inodes.cached(ino) else { return };
+        let before = node.refs.fetch_update(Ordering::AcqRel, Ordering::Acquire, |r| Some(r.saturating_sub(n)));
+        if before.is_ok_and(|r| r <= n) {
+            let gone = { node.state.read().orphan };
+            if gone {
+                self.reclaim_or_log(&node);
+            }
+        }
+    }
+
+    pub(super) fn reclaim_or_log(&self, node: &Arc<Node>) {
+        if self.is_read_only() {
+            return; // the next mount does it
+        }
+        if let Err(e) = self.reclaim(node) {
+            tracing::error!("giving back the space of inode {}: {e}", node.ino);
+        }
+    }
+
+    /// Gives back everything an orphan has.
+    pub(super) fn reclaim(&self, node: &Arc<Node>) -> Result<()> {
+        let cx = self.file_cx();
+        // Contents first, in as many transactions as they need.
+        loop {
+            let (limit, log_bytes) = {
+                let st = node.state.read();
+                if st.dead || !st.orphan || node.refs.load(Ordering::Acquire) > 0 {
+                    return Ok(());
+                }
+                if st.inode.is_dir() || (st.inode.frags == 0 && st.data.is_clean()) {
+                    break;
+                }
+                crate::file::truncate::plan(&cx, &st.inode)
+            };
+            node.wait_writeback();
+            let txn = self.journal.begin(log_bytes)?;
+            let mut st = node.state.write();
+            if *node.in_writeback.lock() {
+                continue;
+            }
+            if st.dead || node.refs.load(Ordering::Acquire) > 0 {
+                return Ok(());
+            }
+            if !crate::file::truncate::shrink_step(&cx, &txn, &mut st, 0, limit)? {
+                break;
+            }
+        }
+        self.remove_orphan(node)
+    }
+
+    /// Frees the inode itself.
+    fn remove_orphan(&self, node: &Arc<Node>) -> Result<()> {
+        let ino = node.ino;
+        loop {
+            let home = { node.state.read().home };
+            // The directory of an embedded orphan is changed with it.
+            let dir = match home {
+                Home::Embedded { block, .. } => {
+                    let buf = self.cache.read_meta_any_owner(BlockKind::Dir, block)?;
+                    let owner = crate::format::block_owner(&buf.read());
+                    Some(self.node(owner)?)
+                }
+                _ => None,
+            };
+            let txn = self.journal.begin(self.log_bytes_remove())?;
+            let mut nodes = vec![node];
+            nodes.extend(dir.as_ref());
+            let mut locked = Locked::new(&nodes);
+            {
+                let st = locked.get(ino)?;
+                if st.home != home {
+                    continue; // it was moved out of a directory that went away
+                }
+                if st.dead || node.refs.load(Ordering::Acquire) > 0 {
+                    return Ok(());
+                }
+                st.data.clear(&self.file_cx());
+            }
+            self.pull_orphan(&txn, ino)?;
+            match (home, &dir) {
+                (Home::Embedded { block, entry, .. }, Some(dir)) => {
+                    let st = locked.get(dir.ino)?;
+                    {
+                        let (inode, state) = super::as_dir(st)?;
+                        dir::remove_orphan(&self.dir_cx(), &txn, &self.space, inode, state, block, entry)?;
+                    }
+                    st.disk_size = st.inode.size;
+                    crate::inode::store(&txn, st)?;
+                }
+                (Home::External { block, offset }, _) => self.free_external(&txn, block, offset)?,
+                _ => return Err(Error::NotPermitted),
+            }
+            self.inodes.locator.free(&txn, &self.space, ino)?;
+            self.space.with_counters(|c| c.inodes = c.inodes.saturating_sub(1));
+            self.store_tables(&txn)?;
+            let st = locked.get(ino)?;
+            st.dead = true;
+            st.orphan = false;
+            st.dirty = false;
+            let was_dir = st.inode.is_dir();
+            self.inodes.remove(ino);
+            if was_dir {
+                self.placement.forget(ino);
+            }
+            return Ok(());
+        }
+    }
+
+    /// Frees a slot of the external inode table.
+    pub(super) fn free_external(&self, txn: &Txn<'_>, block: u64, offset: usize) -> Result<()> {
+        let id = BlockId { kind: BlockKind::ExternalInodes, addr: block, owner: EXTERNAL_INO };
+        let buf = self.cache.read_meta(id)?;
+        let index = self.inodes.external.index_at(&buf, offset);
+        let index = index.ok_or_else(|| Corrupt(format!("external inode block {block}: not in its table")))?;
+        drop(buf);
+        self.inodes.external.free(txn, &self.space, index)
+    }
+
+    /// Most bytes that removing a name or an inode logs.
+    pub(super) fn log_bytes_remove(&self) -> usize {
+        dir::log_bytes_for_remove(&self.geo) + self.log_bytes_names()
+    }
+
+    /// At mount: files that had no name when the system went down.
+    pub(super) fn reclaim_orphans(&self, head: Ino) -> Result<()> {
+        let mut nodes = Vec::new();
+        let mut seen = HashSet::new();
+        let mut ino = head;
+        {
+            let mut list = self.orphans.lock();
+            list.head = head;
+            let mut before = 0;
+            while ino != 0 {
+                if !seen.insert(ino) {
+                    return Err(Corrupt(format!("the orphan list loops at inode {ino}: run cffs fsck")).into());
+                }
+                let node = self.inodes.get(&self.cache, ino)?;
+                let mut st = node.state.write();
+                if st.inode.nlink != 0 {
+                    return Err(
+                        Corrupt(format!("inode {ino} is on the orphan list and has names: run cffs fsck")).into()
+                    );
+                }
+                st.orphan = true;
+                let after = st.inode.hint;
+                list.links.insert(ino, Link { before, after, home: st.home });
+                drop(st);
+                (before, ino) = (ino, after);
+                nodes.push(node);
+            }
+        }
+        if !nodes.is_empty() {
+            tracing::info!("{} unlinked files were open at the last stop", nodes.len());
+        }
+        for node in nodes {
+            self.reclaim(&node)?;
+        }
+        Ok(())
+    }
+
+    /// At unmount: references do not outlive it.
+    pub(super) fn reclaim_unlinked(&self) {
+        let inos: Vec<Ino> = self.orphans.lock().links.keys().copied().collect();
+        for ino in inos {
+            if let Some(node) = self.inodes.cached(ino) {
+                node.refs.store(0, Ordering::Release);
+                if let Err(e) = self.reclaim(&node) {
+                    tracing::error!("giving back the space of inode {ino}: {e}");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! Paths, for programs that use the library without a mount, and for tests.
+
+use super::{Attr, Caller, Fs};
+use crate::error::{Error, Result};
+use crate::format::{FileType, ROOT_INO};
+use std::sync::atomic::Ordering;
+
+/// Follows a path from the root, without following symbolic links. The attributes come with one reference, which the
+/// caller gives back with [`Fs::forget`].
+pub fn resolve(fs: &Fs, path: &[u8]) -> Result<Attr> {
+    let root = fs.node(ROOT_INO)?;
+    root.refs.fetch_add(1, Ordering::AcqRel);
+    let mut at = fs.getattr(ROOT_INO)?;
+    for name in path.split(|b| *b == b'/').filter(|n| !n.is_empty() && *n != b".") {
+        let next = if name == b".." {
+            let up = fs.parent(at.ino).and_then(|up| {
+                let node = fs.node(up)?;
+                node.refs.fetch_add(1, Ordering::AcqRel);
+                fs.getattr(up)
+            });
+            up
+        } else if at.file_type != FileType::Directory {
+            Err(Error::NotDir)
+        } else {
+            fs.lookup(at.ino, name)
+        };
+        fs.forget(at.ino, 1);
+        at = next?;
+    }
+    Ok(at)
+}
+
+/// Directory and last name of a path; the directory's attributes come with one reference.
+pub fn resolve_parent<'a>(fs: &Fs, path: &'a [u8]) -> Result<(Attr, &'a [u8])> {
+    let end = path.iter().rposition(|b| *b != b'/').map_or(0, |i| i + 1);
+    let path = &path[..end];
+    let cut = path.iter().rposition(|b| *b == b'/').map_or(0, |i| i + 1);
+    let name = &path[cut..];
+    if name.is_empty() {
+        return Err(Error::Exists); // the root itself
+    }
+    Ok((resolve(fs, &path[..cut])?, name))
+}
+
+/// All of a regular file.
+pub fn read_file(fs: &Fs, path: &[u8]) -> Result<Vec<u8>> {
+    let attr = resolve(fs, path)?;
+    let mut out = vec![0; attr.size as usize];
+    let n = fs.read(attr.ino, 0, &mut out);
+    fs.forget(attr.ino, 1);
+    out.truncate(n?);
+    Ok(out)
+}
+
+/// Creates a regular file, or replaces its contents.
+pub fn write_file(fs: &Fs, c: Caller, path: &[u8], data: &[u8]) -> Result<Attr> {
+    let (dir, name) = resolve_parent(fs, path)?;
+    let made = match fs.create(c, dir.ino, name, 0o644) {
+        Err(Error::Exists) => fs.lookup(dir.ino, name).and_then(|attr| {
+            let set = super::SetAttr { size: Some(0), ..Default::default() };
+            fs.setattr(c, attr.ino, set).inspect_err(|_| fs.forget(attr.ino, 1))
+        }),
+        other => other,
+    };
+    fs.forget(dir.ino, 1);
+    let attr = made?;
+    let mut done = 0;
+    while done < data.len() {
+        match fs.write(c, attr.ino, done as u64, &data[done..]) {
+            Ok(n) => done += n,
+            Err(e) => {
+                fs.forget(attr.ino, 1);
+                return Err(e);
+            }
+        }
+    }
+    let attr = fs.getattr(attr.ino);
+    if let Ok(a) = &attr {
+        fs.forget(a.ino, 1);
+    }
+    attr
+}

@@ -1,0 +1,157 @@
+//! Removing names: unlink and rmdir.
+
+use super::{Fs, Locked, as_dir, now};
+use crate::dir::{self, Found};
+use crate::error::{Error, Result};
+use crate::format::dirblock::EntryKind;
+use crate::format::{BlockKind, Ino};
+use crate::inode::{Home, Node};
+use crate::journal::Txn;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+impl Fs {
+    /// Removes the name of a file other than a directory.
+    pub fn unlink(&self, parent: Ino, name: &[u8]) -> Result<()> {
+        self.remove_name(parent, name, false)
+    }
+
+    /// Removes an empty directory.
+    pub fn rmdir(&self, parent: Ino, name: &[u8]) -> Result<()> {
+        self.remove_name(parent, name, true)
+    }
+
+    fn remove_name(&self, parent: Ino, name: &[u8], directory: bool) -> Result<()> {
+        self.writable()?;
+        let dir_node = self.node(parent)?;
+        loop {
+            let node = self.find_node(&dir_node, name)?.ok_or(Error::NotFound)?;
+            let txn = self.journal.begin(self.log_bytes_remove())?;
+            let mut locked = Locked::new(&[&dir_node, &node]);
+            let Some(found) = self.find_locked(&mut locked, parent, name)? else { return Err(Error::NotFound) };
+            if found.ino != node.ino {
+                continue; // the name went to another file in between
+            }
+            {
+                let st = locked.get(node.ino)?;
+                match (directory, st.inode.is_dir()) {
+                    (true, false) => return Err(Error::NotDir),
+                    (false, true) => return Err(Error::IsDir),
+                    (true, true) if !dir::is_empty(&st.inode) => return Err(Error::NotEmpty),
+                    _ => {}
+                }
+            }
+            if directory && !self.empty_of_orphans(&txn, &mut locked, node.ino)? {
+                drop(locked);
+                drop(txn);
+                std::thread::yield_now();
+                continue;
+            }
+            let now = now();
+            self.drop_name(&txn, &mut locked, parent, &found, name, now)?;
+            let dir_st = locked.get(parent)?;
+            if directory {
+                dir_st.inode.nlink = dir_st.inode.nlink.saturating_sub(1);
+            }
+            self.changed_dir(&txn, dir_st, now)?;
+            self.store_tables(&txn)?;
+            drop(locked);
+            drop(txn);
+            self.reclaim_if_unused(&node);
+            return Ok(());
+        }
+    }
+
+    /// A file that lost its last name goes at once if nobody holds it.
+    pub(super) fn reclaim_if_unused(&self, node: &Arc<Node>) {
+        if node.refs.load(Ordering::Acquire) == 0 && node.state.read().orphan {
+            self.reclaim_or_log(node);
+        }
+    }
+
+    /// Looks for a name in a directory that is locked.
+    pub(super) fn find_locked(&self, locked: &mut Locked<'_>, dir: Ino, name: &[u8]) -> Result<Option<Found>> {
+        let st = locked.get(dir)?;
+        if st.dead || st.orphan {
+            return Ok(None);
+        }
+        let (inode, state) = as_dir(st)?;
+        dir::lookup(&self.dir_cx(), inode, state, name)
+    }
+
+    /// Takes the name `found` from its file, which becomes an orphan if it was the last. Both are locked; the caller
+    /// stores the directory.
+    pub(super) fn drop_name(
+        &self,
+        txn: &Txn<'_>,
+        locked: &mut Locked<'_>,
+        dir: Ino,
+        found: &Found,
+        name: &[u8],
+        now: i64,
+    ) -> Result<()> {
+        let cx = self.dir_cx();
+        let (dir_st, st) = locked.pair(dir, found.ino)?;
+        let last = st.inode.is_dir() || st.inode.nlink <= 1;
+        {
+            let (inode, state) = as_dir(dir_st)?;
+            if found.kind == EntryKind::Embedded {
+                // The inode stays in its place until nobody holds it.
+                dir::orphan(&cx, txn, inode, state, found, name)?;
+            } else {
+                dir::remove(&cx, txn, &self.space, inode, state, found, name)?;
+            }
+        }
+        st.inode.nlink = if last { 0 } else { st.inode.nlink - 1 };
+        st.inode.ctime = now;
+        if last {
+            self.push_orphan(txn, st)?;
+        }
+        crate::inode::store(txn, st)
+    }
+
+    /// Before a directory goes: orphans in its blocks move to the external inode table. False when one of them is just
+    /// being freed: the caller lets go of everything and tries again.
+    pub(super) fn empty_of_orphans(&self, txn: &Txn<'_>, locked: &mut Locked<'_>, dir: Ino) -> Result<bool> {
+        let orphans = {
+            let (inode, state) = as_dir(locked.get(dir)?)?;
+            if inode.frags == 0 {
+                return Ok(true);
+            }
+            dir::orphans_in(&self.dir_cx(), inode, state)?
+        };
+        for (block, entry, ino) in orphans {
+            let node = self.inodes.cached(ino).ok_or(Error::Stale)?;
+            // Out of order, so without waiting: whoever holds the orphan may be waiting for the directory.
+            let Some(mut st) = node.state.try_write() else { return Ok(false) };
+            if st.home != (Home::Embedded { block, entry, inode: self.inode_offset(block, entry)? }) {
+                continue;
+            }
+            let slot = self.inodes.external.alloc(txn, &self.space, block)?;
+            let home = Home::External { block: slot.buf.addr(), offset: slot.offset };
+            st.inode.hint = self.after_orphan(ino);
+            crate::inode::write_inode(txn, &slot.buf, slot.offset, &st.inode, false);
+            st.home = home;
+            self.moved_orphan(ino, home);
+            self.inodes.relocate(txn, ino, home)?;
+            let (inode, state) = as_dir(locked.get(dir)?)?;
+            dir::remove_orphan(&self.dir_cx(), txn, &self.space, inode, state, block, entry)?;
+            let st = locked.get(dir)?;
+            st.disk_size = st.inode.size;
+            crate::inode::store(txn, st)?;
+        }
+        // Blocks that a creation left behind when it failed.
+        let st = locked.get(dir)?;
+        let (inode, state) = as_dir(st)?;
+        dir::release(&self.dir_cx(), txn, &self.space, inode, state)?;
+        st.disk_size = st.inode.size;
+        Ok(true)
+    }
+
+    fn inode_offset(&self, block: u64, entry: usize) -> Result<usize> {
+        let buf = self.cache.read_meta_any_owner(BlockKind::Dir, block)?;
+        let b = buf.read();
+        let e = crate::format::dirblock::entry_at(&b, entry).ok_or(Error::Stale)?;
+        Ok(e.inode_offset())
+    }
+}

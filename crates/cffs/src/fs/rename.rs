@@ -1,0 +1,260 @@
+//! Rename, with its flags.
+
+use super::{Fs, Locked, RenameFlags, as_dir, now};
+use crate::dir::{self, Found};
+use crate::error::{Error, Result};
+use crate::format::dirblock::{self, EntryKind, NewEntry};
+use crate::format::{Ino, LINK_MAX};
+use crate::inode::{Home, Node};
+use crate::journal::Txn;
+use std::sync::Arc;
+
+/// One side of a rename.
+struct Side<'a> {
+    dir: &'a Arc<Node>,
+    name: &'a [u8],
+}
+
+impl Fs {
+    /// Gives a file another name, perhaps in another directory. What had the name is removed, unless the flags say
+    /// otherwise. After a crash the new name stands for the old file or the new one, whole.
+    pub fn rename(&self, from_dir: Ino, from: &[u8], to_dir: Ino, to: &[u8], flags: RenameFlags) -> Result<()> {
+        self.writable()?;
+        Self::check_name(from)?;
+        Self::check_name(to)?;
+        if flags.exchange && flags.no_replace {
+            return Error::invalid("rename that exchanges and does not replace");
+        }
+        let (from_node, to_node) = (self.node(from_dir)?, self.node(to_dir)?);
+        let a = Side { dir: &from_node, name: from };
+        let b = Side { dir: &to_node, name: to };
+        loop {
+            let node = self.find_node(&from_node, from)?.ok_or(Error::NotFound)?;
+            let target = self.find_node(&to_node, to)?;
+            if flags.exchange && target.is_none() {
+                return Err(Error::NotFound);
+            }
+            if flags.no_replace && target.is_some() {
+                return Err(Error::Exists);
+            }
+            // A file that replaces another brings its contents: a crash must not leave the name with an empty file.
+            if target.is_some() && !flags.exchange {
+                self.settle_data(&node)?;
+            }
+            if self.rename_once(&a, &b, &node, target.as_ref(), flags)? {
+                return Ok(());
+            }
+        }
+    }
+
+    /// False when the names changed in between and everything is to be looked at again.
+    fn rename_once(
+        &self,
+        a: &Side<'_>,
+        b: &Side<'_>,
+        node: &Arc<Node>,
+        target: Option<&Arc<Node>>,
+        flags: RenameFlags,
+    ) -> Result<bool> {
+        let across = a.dir.ino != b.dir.ino;
+        let is_dir = |n: &Arc<Node>| n.state.read().inode.is_dir();
+        // Only who moves a directory to another one can make a loop; the tree stands still while that is ruled out.
+        let _moving = (across && (is_dir(node) || target.is_some_and(is_dir))).then(|| self.moving.lock());
+        if across {
+            if is_dir(node) && self.is_within(b.dir.ino, node.ino)? {
+                return Error::invalid("a directory cannot move into itself");
+            }
+            if let Some(t) = target.filter(|t| is_dir(t)) {
+                if self.is_within(a.dir.ino, t.ino)? {
+                    return if flags.exchange {
+                        Error::invalid("a directory cannot move into itself")
+                    } else {
+                        Err(Error::NotEmpty)
+                    };
+                }
+            }
+        }
+        let _reserve = self.reserve_for_name(true)?;
+        let txn = self.journal.begin(2 * self.log_bytes_remove())?;
+        let mut all = vec![a.dir, b.dir, node];
+        all.extend(target);
+        let mut locked = Locked::new(&all);
+        let Some(found) = self.find_locked(&mut locked, a.dir.ino, a.name)? else { return Err(Error::NotFound) };
+        let found_to = self.find_locked(&mut locked, b.dir.ino, b.name)?;
+        if found.ino != node.ino || found_to.as_ref().map(|f| f.ino) != target.map(|t| t.ino) {
+            return Ok(false);
+        }
+        {
+            let dead = |st: &super::NodeState| st.dead || st.orphan;
+            if dead(locked.get(a.dir.ino)?) || dead(locked.get(b.dir.ino)?) {
+                return Err(Error::NotFound);
+            }
+        }
+        let now = now();
+        if let (true, Some(found_to)) = (flags.exchange, &found_to) {
+            if found.ino == found_to.ino {
+                return Ok(true);
+            }
+            self.exchange(&txn, &mut locked, a, b, &found, found_to, now)?;
+            self.store_tables(&txn)?;
+            return Ok(true);
+        }
+        if let Some(found_to) = &found_to {
+            if found_to.ino == found.ino {
+                return Ok(true); // two names of one file: POSIX leaves both
+            }
+            let source_is_dir = locked.get(node.ino)?.inode.is_dir();
+            let st = locked.get(found_to.ino)?;
+            match (source_is_dir, st.inode.is_dir()) {
+                (true, false) => return Err(Error::NotDir),
+                (false, true) => return Err(Error::IsDir),
+                (true, true) if !dir::is_empty(&st.inode) => return Err(Error::NotEmpty),
+                (true, true) => {
+                    if !self.empty_of_orphans(&txn, &mut locked, found_to.ino)? {
+                        return Ok(false);
+                    }
+                }
+                _ => {}
+            }
+        }
+        if across && locked.get(node.ino)?.inode.is_dir() && locked.get(b.dir.ino)?.inode.nlink >= LINK_MAX {
+            return Err(Error::TooManyLinks);
+        }
+        self.move_name(&txn, &mut locked, a, b, &found, found_to.as_ref(), now)?;
+        self.store_tables(&txn)?;
+        drop(locked);
+        drop(txn);
+        if let Some(t) = target {
+            self.reclaim_if_unused(t);
+        }
+        Ok(true)
+    }
+
+    /// The new name goes in, then what it replaces and the old name go. The inode travels with the name.
+    #[expect(clippy::too_many_arguments, reason = "two sides of a rename")]
+    fn move_name(
+        &self,
+        txn: &Txn<'_>,
+        locked: &mut Locked<'_>,
+        a: &Side<'_>,
+        b: &Side<'_>,
+        found: &Found,
+        found_to: Option<&Found>,
+        now: i64,
+    ) -> Result<()> {
+        let cx = self.dir_cx();
+        let ino = found.ino;
+        let mut embedded = found.kind == EntryKind::Embedded;
+        if embedded && !dir::fits(&self.geo, b.name.len(), locked.get(ino)?.inode.encoded_len()) {
+            // A long name in a small block leaves no room for this inode.
+            self.externalize(txn, locked.get(ino)?)?;
+            embedded = false;
+        }
+        let (room, file_type, is_dir) = {
+            let st = locked.get(ino)?;
+            let room = match (embedded, self.embeds()) {
+                (true, _) => st.inode.encoded_len(),
+                (false, _) => self.link_room(b.name.len()),
+            };
+            (room, st.inode.file_type(), st.inode.is_dir())
+        };
+        let slot = {
+            let (inode, state) = as_dir(locked.get(b.dir.ino)?)?;
+            dir::prepare_insert(&cx, txn, &self.space, &*self.placement, inode, state, b.name, room)
+        };
+        let slot = match slot {
+            Ok(slot) => slot,
+            Err(e) => {
+                self.keep_grown(txn, locked.get(b.dir.ino)?)?;
+                return Err(e);
+            }
+        };
+        let at = slot.offset + dirblock::ENTRY_HEADER + crate::format::align8(b.name.len());
+        let home = Home::Embedded { block: slot.block, entry: slot.offset, inode: at };
+        let image = {
+            let st = locked.get(ino)?;
+            st.inode.parent = b.dir.ino;
+            st.inode.ctime = now;
+            let mut image = st.inode.clone();
+            image.size = st.disk_size;
+            image
+        };
+        let inode = embedded.then_some(&image);
+        let entry = NewEntry { name: b.name, hash: 0, ino, file_type, inode, inode_room: room };
+        {
+            let (inode, state) = as_dir(locked.get(b.dir.ino)?)?;
+            dir::insert(&cx, txn, inode, state, slot, &entry)?;
+        }
+        if embedded {
+            let st = locked.get(ino)?;
+            st.home = home;
+            self.inodes.relocate(txn, ino, home)?;
+        }
+        if let Some(to) = found_to {
+            let was_dir = locked.get(to.ino)?.inode.is_dir();
+            self.drop_name(txn, locked, b.dir.ino, to, b.name, now)?;
+            if was_dir {
+                let st = locked.get(b.dir.ino)?;
+                st.inode.nlink = st.inode.nlink.saturating_sub(1);
+            }
+        }
+        {
+            // The old entry goes as a whole: its inode is a copy by now.
+            let (inode, state) = as_dir(locked.get(a.dir.ino)?)?;
+            dir::remove(&cx, txn, &self.space, inode, state, found, a.name)?;
+        }
+        if is_dir && a.dir.ino != b.dir.ino {
+            let (from, to) = locked.pair(a.dir.ino, b.dir.ino)?;
+            from.inode.nlink = from.inode.nlink.saturating_sub(1);
+            to.inode.nlink += 1;
+        }
+        let st = locked.get(ino)?;
+        crate::inode::store(txn, st)?;
+        if is_dir {
+            self.placement.learn(&st.inode);
+        }
+        self.changed_dir(txn, locked.get(a.dir.ino)?, now)?;
+        if a.dir.ino != b.dir.ino {
+            self.changed_dir(txn, locked.get(b.dir.ino)?, now)?;
+        }
+        Ok(())
+    }
+
+    /// Swaps two files. Embedded inodes leave their entries for the external table first, so that the entries can stay
+    /// where they are.
+    #[expect(clippy::too_many_arguments, reason = "two sides of a rename")]
+    fn exchange(
+        &self,
+        txn: &Txn<'_>,
+        locked: &mut Locked<'_>,
+        a: &Side<'_>,
+        b: &Side<'_>,
+        found: &Found,
+        found_to: &Found,
+        now: i64,
+    ) -> Result<()> {
+        for f in [found, found_to] {
+            self.externalize(txn, locked.get(f.ino)?)?;
+        }
+        for (f, other, dir) in [(found, found_to, b.dir.ino), (found_to, found, a.dir.ino)] {
+            dirblock::set_link(&mut txn.edit(other.buf()), other.offset, f.ino, f.file_type);
+            let st = locked.get(f.ino)?;
+            st.inode.parent = dir;
+            st.inode.ctime = now;
+            crate::inode::store(txn, st)?;
+            if st.inode.is_dir() {
+                self.placement.learn(&st.inode);
+            }
+        }
+        if a.dir.ino != b.dir.ino {
+            let (x, y) = (locked.get(found.ino)?.inode.is_dir(), locked.get(found_to.ino)?.inode.is_dir());
+            let (from, to) = locked.pair(a.dir.ino, b.dir.ino)?;
+            let moved = u32::from(x);
+            let came = u32::from(y);
+            from.inode.nlink = from.inode.nlink + came - moved;
+            to.inode.nlink = to.inode.nlink + moved - came;
+            self.changed_dir(txn, locked.get(b.dir.ino)?, now)?;
+        }
+        self.changed_dir(txn, locked.get(a.dir.ino)?, now)
+    }
+}

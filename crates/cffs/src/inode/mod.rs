@@ -1,0 +1,409 @@
+//! Inodes in memory, wherever they stand on the device: embedded in a directory entry, in the external inode table, or
+//! in the system area.
+
+pub mod table;
+
+use crate::cache::{AddrHasher, AddrMap, BufRef, Cache};
+use crate::dir::DirState;
+use crate::error::{Error, Result};
+use crate::file::FileData;
+use crate::format::dirblock::{self, BlockEdit, EntryKind};
+use crate::format::inode::{INLINE_MAX, INODE_CORE_SIZE, INODE_HINT};
+use crate::format::table::Location;
+use crate::format::{BlockAddr, BlockKind, Corrupt, EXTERNAL_INO, Geometry, Ino, Inode, LAST_SYSTEM_INO, LOCATOR_INO};
+use crate::journal::Txn;
+use parking_lot::{Condvar, Mutex, RwLock};
+use std::hash::Hasher;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering};
+use table::SlotTable;
+
+/// Where an inode stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Home {
+    /// In the system area.
+    System,
+    /// In the directory block `block`; the entry begins at byte `entry`, the inode at byte `inode`.
+    Embedded {
+        /// Device block.
+        block: BlockAddr,
+        /// Byte offset of the entry.
+        entry: usize,
+        /// Byte offset of the inode.
+        inode: usize,
+    },
+    /// In a slot of the external inode table.
+    External {
+        /// Device block.
+        block: BlockAddr,
+        /// Byte offset of the slot.
+        offset: usize,
+    },
+}
+
+/// What of a node its lock protects.
+pub struct NodeState {
+    /// The inode as programs see it; its size may run ahead of the device.
+    pub inode: Inode,
+    /// Where it stands.
+    pub home: Home,
+    /// Size that the device may show: data up to here is written.
+    pub disk_size: u64,
+    /// Times or size in memory are newer than the device's.
+    pub dirty: bool,
+    /// Unlinked, waiting for its last reference.
+    pub orphan: bool,
+    /// Gone: the number may be another file's already.
+    pub dead: bool,
+    /// Contents that have no place yet.
+    pub data: FileData,
+    /// What is known of the names in it, for a directory.
+    pub dir: Option<Box<DirState>>,
+}
+
+/// An inode in memory.
+pub struct Node {
+    /// Its number.
+    pub ino: Ino,
+    /// References held by callers of the engine.
+    pub refs: AtomicU64,
+    /// On the list of nodes with something to write.
+    pub listed: AtomicBool,
+    /// Guarded state.
+    pub state: RwLock<NodeState>,
+    /// Set while writeback has pages of it in flight.
+    pub in_writeback: Mutex<bool>,
+    /// Signalled when writeback has ended.
+    pub writeback_done: Condvar,
+    /// Access time that the inode does not have yet, 0 for none (readers hold the lock shared only).
+    pub accessed: AtomicI64,
+    /// End of the last read: whoever goes on from there reads sequentially.
+    pub last_read: AtomicU64,
+}
+
+impl Node {
+    fn new(inode: Inode, home: Home) -> Node {
+        let dir = inode.is_dir().then(Box::default);
+        let state = NodeState {
+            disk_size: inode.size,
+            home,
+            dirty: false,
+            orphan: inode.nlink == 0,
+            dead: false,
+            data: FileData::default(),
+            dir,
+            inode,
+        };
+        Node {
+            ino: state.inode.ino,
+            refs: AtomicU64::new(0),
+            listed: AtomicBool::new(false),
+            state: RwLock::new(state),
+            in_writeback: Mutex::new(false),
+            writeback_done: Condvar::new(),
+            accessed: AtomicI64::new(0),
+            last_read: AtomicU64::new(0),
+        }
+    }
+
+    /// Waits until no page of the node is in flight. The caller holds no lock that writeback needs.
+    pub fn wait_writeback(&self) {
+        let mut busy = self.in_writeback.lock();
+        while *busy {
+            self.writeback_done.wait(&mut busy);
+        }
+    }
+
+    fn evictable(&self) -> bool {
+        self.refs.load(Ordering::Acquire) == 0
+            && !self.listed.load(Ordering::Acquire)
+            && self.state.try_read().is_some_and(|s| !s.dirty && s.data.is_clean() && !s.orphan)
+    }
+}
+
+/// Encodes an inode into its place and logs what differs. `keep_hint` leaves the hint field as it is (an orphan's is
+/// its link in the orphan list, kept by [`crate::fs`]).
+pub fn write_inode(txn: &Txn<'_>, buf: &BufRef, offset: usize, inode: &Inode, keep_hint: bool) {
+    let mut image = [0u8; INODE_CORE_SIZE + INLINE_MAX];
+    let image = &mut image[..inode.encoded_len()];
+    inode.encode(image);
+    let mut e = txn.edit(buf);
+    let mut at = 0;
+    while at < image.len() {
+        let differs = |e: &[u8], at: usize| e[offset + at..offset + at + 8] != image[at..at + 8];
+        if (keep_hint && at == INODE_HINT) || !differs(e.bytes(), at) {
+            at += 8;
+            continue;
+        }
+        let from = at;
+        while at < image.len() && differs(e.bytes(), at) && !(keep_hint && at == INODE_HINT) {
+            at += 8;
+        }
+        e.range(offset + from, at - from).copy_from_slice(&image[from..at]);
+    }
+}
+
+/// Writes a node's inode to where it stands. On the device the size is [`NodeState::disk_size`].
+pub fn store(txn: &Txn<'_>, st: &mut NodeState) -> Result<()> {
+    let size = std::mem::replace(&mut st.inode.size, st.disk_size);
+    let outcome = store_as_is(txn, st);
+    st.inode.size = size;
+    if outcome.is_ok() && st.disk_size == size {
+        st.dirty = false;
+    }
+    outcome
+}
+
+fn store_as_is(txn: &Txn<'_>, st: &NodeState) -> Result<()> {
+    match st.home {
+        Home::System => table::store_system_inode(txn, &st.inode),
+        Home::Embedded { block, inode, .. } => {
+            let buf = txn.cache().read_meta_any_owner(BlockKind::Dir, block)?;
+            write_inode(txn, &buf, inode, &st.inode, st.orphan);
+            Ok(())
+        }
+        Home::External { block, offset } => {
+            let id = crate::format::BlockId { kind: BlockKind::ExternalInodes, addr: block, owner: EXTERNAL_INO };
+            let buf = txn.cache().read_meta(id)?;
+            write_inode(txn, &buf, offset, &st.inode, st.orphan);
+            Ok(())
+        }
+    }
+}
+
+/// The part of a home that the locator table keeps.
+pub fn location_of(home: Home) -> Location {
+    match home {
+        Home::System => Location::Free,
+        Home::Embedded { block, entry, .. } => Location::Embedded { block, offset: entry },
+        Home::External { block, offset } => Location::External { block, offset },
+    }
+}
+
+/// Reads the inode at a location.
+pub fn load_at(cache: &Cache, ino: Ino, location: Location) -> Result<(Inode, Home)> {
+    let g = cache.geometry();
+    let stale = |what: &str| Error::Corrupt(Corrupt(format!("inode {ino}: {what}")));
+    let (inode, home) = match location {
+        Location::Free => return Err(Error::Stale),
+        Location::Embedded { block, offset } => {
+            let buf = cache.read_meta_any_owner(BlockKind::Dir, block)?;
+            let b = buf.read();
+            let e =
+                dirblock::entry_at(&b, offset).filter(|e| matches!(e.kind, EntryKind::Embedded | EntryKind::Orphan));
+            let e = e.ok_or_else(|| stale("the locator table points to no entry"))?;
+            let at = e.inode_offset();
+            (Inode::decode(&b[at..e.offset + e.len])?, Home::Embedded { block, entry: offset, inode: at })
+        }
+        Location::External { block, offset } => {
+            let id = crate::format::BlockId { kind: BlockKind::ExternalInodes, addr: block, owner: EXTERNAL_INO };
+            let buf = cache.read_meta(id)?;
+            let b = buf.read();
+            let end = offset + crate::format::geometry::INODE_SLOT_SIZE;
+            let slot = b.get(offset..end).ok_or_else(|| stale("slot outside its block"))?;
+            (Inode::decode(slot)?, Home::External { block, offset })
+        }
+    };
+    if inode.ino != ino {
+        return Err(stale(&format!("inode {} stands in its place", inode.ino)));
+    }
+    check(g, &inode)?;
+    Ok((inode, home))
+}
+
+/// Checks what later code relies on.
+fn check(g: &Geometry, inode: &Inode) -> Result<()> {
+    if let crate::format::InodeFormat::Extents(list) = &inode.format {
+        if let Some(e) = list.iter().find(|e| !g.contains(e.start, e.len)) {
+            let what = format!("inode {}: extent at fragment {} lies outside the file system", inode.ino, e.start);
+            return Err(Corrupt(what).into());
+        }
+    }
+    Ok(())
+}
+
+const SHARDS: usize = 64;
+
+#[derive(Default)]
+struct Shard {
+    map: AddrMap<Ino, Arc<Node>>,
+    /// Changes when a node leaves: what was read from the device before that may be old.
+    departures: u64,
+}
+
+/// The inodes in memory, and the tables to find the others.
+pub struct Inodes {
+    shards: Box<[Mutex<Shard>]>,
+    count: AtomicUsize,
+    limit: usize,
+    /// Number to location.
+    pub locator: SlotTable,
+    /// Inodes without a directory.
+    pub external: SlotTable,
+}
+
+/// Unreferenced inodes are dropped when more than this many are in memory.
+const INODES_MIN: usize = 4096;
+
+impl Inodes {
+    /// Reads the system inodes. `chunk` is the number of inodes in a chunk of the external table.
+    pub fn load(cache: &Cache, chunk: u64, cache_bytes: usize) -> Result<Inodes> {
+        let g = cache.geometry();
+        let locator = table::load_system_inode(cache, LOCATOR_INO)?;
+        let external = table::load_system_inode(cache, EXTERNAL_INO)?;
+        let record = crate::format::geometry::INODE_SLOT_SIZE;
+        Ok(Inodes {
+            shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
+            count: AtomicUsize::new(0),
+            // About a kilobyte each; an eighth of the cache.
+            limit: (cache_bytes / 8192).max(INODES_MIN),
+            locator: SlotTable::new(g, BlockKind::Locator, table_locator_size(), 1, locator),
+            external: SlotTable::new(g, BlockKind::ExternalInodes, record, chunk, external),
+        })
+    }
+
+    fn shard(&self, ino: Ino) -> &Mutex<Shard> {
+        let mut h = AddrHasher::default();
+        h.write_u64(ino);
+        &self.shards[h.finish() as usize % SHARDS]
+    }
+
+    /// The node if it is in memory.
+    pub fn cached(&self, ino: Ino) -> Option<Arc<Node>> {
+        self.shard(ino).lock().map.get(&ino).cloned()
+    }
+
+    /// The node if it is in memory, with one more reference.
+    pub fn cached_ref(&self, ino: Ino) -> Option<Arc<Node>> {
+        let shard = self.shard(ino).lock();
+        let node = shard.map.get(&ino)?;
+        node.refs.fetch_add(1, Ordering::AcqRel);
+        Some(node.clone())
+    }
+
+    /// The node, made from what `load` finds in a block at hand if it is not in memory. `load` does no I/O.
+    pub fn get_or_load(&self, ino: Ino, load: impl FnOnce() -> Result<(Inode, Home)>) -> Result<Arc<Node>> {
+        let mut shard = self.shard(ino).lock();
+        if let Some(n) = shard.map.get(&ino) {
+            return Ok(n.clone());
+        }
+        let (inode, home) = load()?;
+        let node = Arc::new(Node::new(inode, home));
+        shard.map.insert(ino, node.clone());
+        drop(shard);
+        self.grew();
+        Ok(node)
+    }
+
+    /// The node by number, found through the locator table.
+    pub fn get(&self, cache: &Cache, ino: Ino) -> Result<Arc<Node>> {
+        loop {
+            let departures = {
+                let shard = self.shard(ino).lock();
+                if let Some(n) = shard.map.get(&ino) {
+                    return Ok(n.clone());
+                }
+                shard.departures
+            };
+            let (inode, home) = if (1..=LAST_SYSTEM_INO).contains(&ino) {
+                (table::load_system_inode(cache, ino)?, Home::System)
+            } else {
+                load_at(cache, ino, self.locate(cache, ino)?)?
+            };
+            let mut shard = self.shard(ino).lock();
+            if shard.departures != departures || shard.map.contains_key(&ino) {
+                continue; // somebody else had it meanwhile and may have changed it
+            }
+            let node = Arc::new(Node::new(inode, home));
+            shard.map.insert(ino, node.clone());
+            drop(shard);
+            self.grew();
+            return Ok(node);
+        }
+    }
+
+    /// What the locator table says of a number.
+    pub fn locate(&self, cache: &Cache, ino: Ino) -> Result<Location> {
+        let Some((buf, offset)) = self.locator.find(cache, ino)? else { return Err(Error::Stale) };
+        let b = buf.read();
+        Ok(Location::decode(&b[offset..offset + table_locator_size()], ino, b.len())?)
+    }
+
+    /// Notes where an inode has moved.
+    pub fn relocate(&self, txn: &Txn<'_>, ino: Ino, home: Home) -> Result<()> {
+        let found = self.locator.find(txn.cache(), ino)?;
+        let (buf, offset) = found.ok_or_else(|| Corrupt(format!("inode {ino} is not in the locator table")))?;
+        table::write_location(txn, &buf, offset, &location_of(home));
+        Ok(())
+    }
+
+    /// A new node (its inode was just made).
+    pub fn insert(&self, inode: Inode, home: Home) -> Arc<Node> {
+        let ino = inode.ino;
+        let node = Arc::new(Node::new(inode, home));
+        self.shard(ino).lock().map.insert(ino, node.clone());
+        self.grew();
+        node
+    }
+
+    /// Forgets a node that is gone.
+    pub fn remove(&self, ino: Ino) {
+        let mut shard = self.shard(ino).lock();
+        shard.departures += 1;
+        if shard.map.remove(&ino).is_some() {
+            self.count.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Inodes in memory.
+    pub fn len(&self) -> usize {
+        self.count.load(Ordering::Relaxed)
+    }
+
+    /// Whether none is in memory.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    fn grew(&self) {
+        let n = self.count.fetch_add(1, Ordering::Relaxed) + 1;
+        // A sixteenth over the limit before anybody looks, so that the looking is rare.
+        if n > self.limit + self.limit / 16 {
+            self.shrink(self.limit);
+        }
+    }
+
+    fn shrink(&self, to: usize) {
+        for shard in self.shards.iter() {
+            let Some(mut shard) = shard.try_lock() else { continue };
+            let Shard { map, departures } = &mut *shard;
+            let share = to / SHARDS;
+            if map.len() <= share {
+                continue;
+            }
+            let mut over = map.len() - share;
+            let before = map.len();
+            map.retain(|_, n| {
+                let drop = over > 0 && Arc::strong_count(n) == 1 && n.evictable();
+                over -= usize::from(drop);
+                !drop
+            });
+            *departures += 1;
+            self.count.fetch_sub(before - map.len(), Ordering::Relaxed);
+        }
+    }
+
+    /// Drops all nodes that nobody uses and that are as on the device (for measurements of a cold cache).
+    pub fn drop_clean(&self) {
+        self.shrink(0);
+    }
+
+    /// All nodes in memory.
+    pub fn all(&self) -> Vec<Arc<Node>> {
+        self.shards.iter().flat_map(|s| s.lock().map.values().cloned().collect::<Vec<_>>()).collect()
+    }
+}
+
+const fn table_locator_size() -> usize {
+    crate::format::table::LOCATOR_SIZE
+}

@@ -1,0 +1,317 @@
+//! Where things go.
+//!
+//! **Co-locating** (C-FFS 1997, section 3.2; keyed by directory as in UNIX C-FFS 1998, section 2.3): small files fill the
+//! open group of their *owner*, in the order in which writeback hands them over, which is the order of the name space.
+//! A directory is its own owner once its files have filled half a group; before that it shares its parent's, so that a
+//! tree of many small directories still fills groups. Directory blocks have groups of their own beside the data, shared
+//! in the same way, so that a walk over the tree reads names and inodes alone.
+//!
+//! **Conventional** (`--no-group`): the first free place from the start of the directory's allocation group on, as FFS.
+//!
+//! Files larger than a group get block-aligned extents away from the groups in either case (FFS clustering, 1995).
+//!
+//! All of this is a hint: nothing else in the file system depends on where something is.
+
+use crate::cache::{AddrMap, BufRef, Cache};
+use crate::dir::DirPlacer;
+use crate::error::Result;
+use crate::format::extent::EXTENT_LEN_MAX;
+use crate::format::{BlockAddr, FragAddr, Geometry, Ino, Inode, ROOT_INO, Superblock};
+use crate::space::{Run, Space};
+use parking_lot::Mutex;
+use std::sync::Arc;
+
+/// Directories whose placement is remembered; beyond that the oldest knowledge is dropped.
+const OWNERS_MAX: usize = 65_536;
+/// Steps up the tree that the search for an owner takes.
+const ASCENT_MAX: usize = 64;
+
+/// What is known of a directory's placement.
+#[derive(Clone, Copy, Default)]
+struct Owner {
+    parent: Ino,
+    /// Open group for file data, 0 for none.
+    data_group: BlockAddr,
+    /// Fragments before this one in the open group may be in use; those from here on were free when it was opened.
+    fresh_from: FragAddr,
+    /// Open group for directory blocks.
+    dir_group: BlockAddr,
+    /// Bytes of small files placed for this directory.
+    data_bytes: u64,
+    /// Bytes of directory blocks placed for it.
+    dir_bytes: u64,
+}
+
+#[derive(Default)]
+struct Table {
+    owners: AddrMap<Ino, Owner>,
+    /// Where the next large extent is looked for, by allocation group.
+    large: AddrMap<u64, FragAddr>,
+}
+
+/// Placement of one mounted file system.
+pub struct Placement {
+    space: Arc<Space>,
+    geo: Geometry,
+    grouping: bool,
+    dirs_with_data: bool,
+    table: Mutex<Table>,
+}
+
+/// A placed run.
+#[derive(Clone, Copy, Debug)]
+pub struct Placed {
+    /// Where.
+    pub run: Run,
+}
+
+impl Placement {
+    /// The policy that the superblock asks for.
+    pub fn new(space: Arc<Space>, geo: Geometry, sb: &Superblock) -> Placement {
+        let dirs_with_data = sb.compat & crate::format::superblock::COMPAT_DIRS_WITH_DATA != 0;
+        Placement { space, geo, grouping: sb.groups_files(), dirs_with_data, table: Mutex::default() }
+    }
+
+    /// Files up to this size are grouped.
+    pub fn small_max(&self) -> u64 {
+        self.geo.group_size() as u64
+    }
+
+    /// A directory is known: its parent, and the group its files were last placed in.
+    pub fn learn(&self, dir: &Inode) {
+        let mut t = self.table.lock();
+        if t.owners.len() >= OWNERS_MAX {
+            t.owners.retain(|ino, o| *ino == ROOT_INO || o.data_bytes > 0);
+            if t.owners.len() >= OWNERS_MAX {
+                t.owners.clear();
+            }
+        }
+        let valid = dir.hint % self.geo.group_blocks() == 0 && dir.hint < self.geo.total_blocks;
+        let o = t.owners.entry(dir.ino).or_default();
+        o.parent = dir.parent;
+        if o.data_group == 0 && valid && dir.hint != 0 {
+            o.data_group = dir.hint;
+            o.fresh_from = FragAddr::MAX;
+            // It had a group of its own, so it had outgrown its parent's.
+            o.data_bytes = o.data_bytes.max(self.outgrown());
+        }
+    }
+
+    /// A directory is gone.
+    pub fn forget(&self, dir: Ino) {
+        self.table.lock().owners.remove(&dir);
+    }
+
+    /// The group to remember in a directory's inode.
+    pub fn hint(&self, dir: Ino) -> BlockAddr {
+        self.table.lock().owners.get(&dir).map_or(0, |o| o.data_group)
+    }
+
+    fn outgrown(&self) -> u64 {
+        self.geo.group_size() as u64 / 2
+    }
+
+    fn owner(&self, t: &Table, dir: Ino, own: impl Fn(&Owner) -> bool) -> Ino {
+        let mut at = dir;
+        for _ in 0..ASCENT_MAX {
+            match t.owners.get(&at) {
+                Some(o) if at == ROOT_INO || own(o) || o.parent == 0 || o.parent == at => return at,
+                Some(o) => at = o.parent,
+                None => return ROOT_INO,
+            }
+        }
+        ROOT_INO
+    }
+
+    /// Places `frags` fragments of a small file of directory `dir`. Less than asked for may be returned when free space
+    /// is scattered; `None` when there is none.
+    ///
+    /// With a cache given, blocks that were wholly free before are put into it as zeros (and into `fresh`), so that nobody
+    /// need read them: they are to be changed through the log at once.
+    pub fn place_small(
+        &self,
+        dir: Ino,
+        frags: u64,
+        cache: Option<&Cache>,
+        fresh: &mut Vec<BufRef>,
+    ) -> Result<Option<Placed>> {
+        if !self.grouping {
+            return self.place_conventional(dir, frags);
+        }
+        let mut t = self.table.lock();
+        t.owners.entry(dir).or_default().data_bytes += frags << self.geo.frag_shift;
+        let limit = self.outgrown();
+        let owner = self.owner(&t, dir, |o| o.data_bytes >= limit);
+        let goal = self.goal(&t, dir);
+        let (group, fresh_from) = t.owners.get(&owner).map_or((0, 0), |o| (o.data_group, o.fresh_from));
+        let gb = self.geo.group_blocks();
+        if group != 0 {
+            if let Some(run) = self.space.alloc_in(self.window(group, 1), frags)? {
+                return Ok(Some(self.took(&mut t, (owner, group, fresh_from), run, cache, fresh)));
+            }
+        }
+        let near = if group != 0 { group + gb } else { goal };
+        if let Some(next) = self.space.find_free_group(near)? {
+            // Next to the old one, a file may lie across the border: both groups are read anyway.
+            let joined = group != 0 && next == group + gb;
+            let found = match joined {
+                true => self.space.alloc_in(self.window(group, 2), frags)?,
+                false => self.space.alloc_in(self.window(next, 1), frags)?,
+            };
+            if let Some(run) = found {
+                let fresh_from = if joined { fresh_from } else { self.geo.frag_of_block(next) };
+                return Ok(Some(self.took(&mut t, (owner, next, fresh_from), run, cache, fresh)));
+            }
+        }
+        drop(t);
+        // No free group is left: the nearest hole that takes all of it, else the largest piece there is.
+        let at = self.geo.frag_of_block(if group != 0 { group } else { goal });
+        Ok(self.space.alloc_near(at, frags, 1)?.map(|run| Placed { run }))
+    }
+
+    fn window(&self, group: BlockAddr, groups: u64) -> std::ops::Range<FragAddr> {
+        let end = (group + groups * self.geo.group_blocks()).min(self.geo.total_blocks);
+        self.geo.frag_of_block(group)..self.geo.frag_of_block(end)
+    }
+
+    fn took(
+        &self,
+        t: &mut Table,
+        (owner, group, fresh_from): (Ino, BlockAddr, FragAddr),
+        run: Run,
+        cache: Option<&Cache>,
+        fresh: &mut Vec<BufRef>,
+    ) -> Placed {
+        let fpb = self.geo.frags_per_block();
+        let mut frag = run.start.max(fresh_from).next_multiple_of(fpb);
+        // Under the lock of the table: nobody else can have been placed in such a block yet.
+        while let Some(cache) = cache.filter(|_| frag < run.end()) {
+            fresh.push(cache.install_new(self.geo.block_of_frag(frag)));
+            frag += fpb;
+        }
+        let o = t.owners.entry(owner).or_default();
+        o.data_group = group;
+        o.fresh_from = fresh_from.max(run.end());
+        Placed { run }
+    }
+
+    /// Where a directory's things are looked for first: its own group, or the nearest one above it, or the start of the
+    /// data of allocation group 0.
+    fn goal(&self, t: &Table, dir: Ino) -> BlockAddr {
+        let mut at = dir;
+        for _ in 0..ASCENT_MAX {
+            let Some(o) = t.owners.get(&at) else { break };
+            if let Some(group) = [o.data_group, o.dir_group].into_iter().find(|g| *g != 0) {
+                return group;
+            }
+            if o.parent == at || o.parent == 0 {
+                break;
+            }
+            at = o.parent;
+        }
+        self.geo.fixed_blocks_of_ag0()
+    }
+
+    fn place_conventional(&self, dir: Ino, frags: u64) -> Result<Option<Placed>> {
+        let ag = self.geo.ag_of(self.goal(&self.table.lock(), dir));
+        let start = self.geo.frag_of_block(self.geo.ag_start(ag));
+        Ok(self.space.alloc_near(start, frags, 1)?.map(|run| Placed { run }))
+    }
+
+    /// Places a part of a large file: in whole blocks, behind `after` if that is free, else where the large files of the
+    /// directory's allocation group are.
+    pub fn place_large(&self, dir: Ino, after: Option<FragAddr>, frags: u64) -> Result<Option<Placed>> {
+        let fpb = self.geo.frags_per_block();
+        let mut t = self.table.lock();
+        let ag = self.geo.ag_of(self.goal(&t, dir));
+        let middle = self.geo.frag_of_block(self.geo.ag_start(ag) + self.geo.ag_len(ag) / 2);
+        let goal = after.or_else(|| t.large.get(&ag).copied()).unwrap_or(middle);
+        let whole = (frags / fpb).min(EXTENT_LEN_MAX / fpb);
+        let run = if whole > 0 {
+            self.space.alloc_blocks_near(self.geo.block_of_frag(goal + fpb - 1), whole, 1)?
+        } else {
+            None
+        };
+        let run = match run {
+            Some(run) => Some(run),
+            None => self.space.alloc_near(goal, frags.min(fpb), 1)?,
+        };
+        if let Some(run) = run {
+            t.large.insert(ag, run.end());
+        }
+        Ok(run.map(|run| Placed { run }))
+    }
+
+    /// Where a new inode chunk of a directory goes (`--no-embed`).
+    pub fn inode_goal(&self, dir: Ino) -> BlockAddr {
+        let t = self.table.lock();
+        self.goal(&t, dir)
+    }
+}
+
+impl DirPlacer for Placement {
+    fn place_dir_blocks(
+        &self,
+        dir: &Inode,
+        goal: Option<BlockAddr>,
+        want_blocks: u64,
+        min: u64,
+    ) -> Result<Option<Run>> {
+        let fpb = self.geo.frags_per_block();
+        let mut t = self.table.lock();
+        let near = goal.unwrap_or_else(|| self.goal(&t, dir.ino));
+        if !self.grouping {
+            return self.space.alloc_blocks_near(near, want_blocks, min);
+        }
+        t.owners.entry(dir.ino).or_default().parent = dir.parent;
+        let with_data = self.dirs_with_data;
+        let limit = self.outgrown();
+        let owner = self.owner(&t, dir.ino, |o| if with_data { o.data_bytes >= limit } else { o.dir_bytes >= limit });
+        t.owners.entry(dir.ino).or_default().dir_bytes += want_blocks << self.geo.block_shift;
+        let o = t.owners.get(&owner).copied().unwrap_or_default();
+        let group = if with_data { o.data_group } else { o.dir_group };
+        // A large directory grows in runs of its own size; groups are for the small ones.
+        if want_blocks * 2 > self.geo.group_blocks() {
+            return self.space.alloc_blocks_near(near, want_blocks, min);
+        }
+        let in_window = |space: &Space, group: BlockAddr| -> Result<Option<Run>> {
+            // Directory blocks are aligned; the window is searched block by block only where small files left gaps.
+            let window = self.window(group, 1);
+            let Some(run) = space.alloc_in(window.clone(), want_blocks * fpb)? else { return Ok(None) };
+            if run.start % fpb == 0 {
+                return Ok(Some(run));
+            }
+            space.cancel(run);
+            let aligned = run.start.next_multiple_of(fpb);
+            space.alloc_in(aligned..window.end, want_blocks * fpb).map(|r| {
+                r.filter(|r| {
+                    let fits = r.start % fpb == 0;
+                    if !fits {
+                        space.cancel(*r);
+                    }
+                    fits
+                })
+            })
+        };
+        if group != 0 {
+            if let Some(run) = in_window(&self.space, group)? {
+                return Ok(Some(run));
+            }
+        }
+        let gb = self.geo.group_blocks();
+        let from = if group != 0 { group + gb } else { near };
+        if let Some(next) = self.space.find_free_group(from)? {
+            if let Some(run) = in_window(&self.space, next)? {
+                let o = t.owners.entry(owner).or_default();
+                if with_data {
+                    (o.data_group, o.fresh_from) = (next, run.end());
+                } else {
+                    o.dir_group = next;
+                }
+                return Ok(Some(run));
+            }
+        }
+        drop(t);
+        self.space.alloc_blocks_near(near, want_blocks, min)
+    }
+}

@@ -1,0 +1,115 @@
+//! Counters of a mounted file system, as plain data.
+
+use crate::device::{DeviceStats, IoKind, KindStats, Latency};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// How long requests took, in microseconds.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct LatencyStats {
+    /// Number of requests.
+    pub count: u64,
+    /// Arithmetic mean.
+    pub mean_us: f64,
+    /// Half of the requests took at most this.
+    pub p50_us: f64,
+    /// Nine in ten.
+    pub p90_us: f64,
+    /// Ninety-nine in a hundred.
+    pub p99_us: f64,
+    /// The longest.
+    pub max_us: f64,
+}
+
+impl From<&Latency> for LatencyStats {
+    fn from(l: &Latency) -> Self {
+        let us = |d: std::time::Duration| d.as_nanos() as f64 / 1000.0;
+        LatencyStats {
+            count: l.count(),
+            mean_us: us(l.mean()),
+            p50_us: us(l.p50()),
+            p90_us: us(l.p90()),
+            p99_us: us(l.p99()),
+            max_us: us(l.max()),
+        }
+    }
+}
+
+/// Requests to a device.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct DeviceCounters {
+    /// Requests and bytes by what they carried.
+    pub kinds: BTreeMap<String, KindStats>,
+    /// Flushes.
+    pub flushes: u64,
+    /// Latencies of reads, writes and flushes.
+    pub latency: BTreeMap<String, LatencyStats>,
+}
+
+impl From<&DeviceStats> for DeviceCounters {
+    fn from(s: &DeviceStats) -> Self {
+        let latency = [("read", &s.read_latency), ("write", &s.write_latency), ("flush", &s.flush_latency)];
+        DeviceCounters {
+            kinds: IoKind::ALL.iter().map(|k| (k.name().to_string(), *s.kind(*k))).collect(),
+            flushes: s.flushes,
+            latency: latency.into_iter().map(|(n, l)| (n.to_string(), l.into())).collect(),
+        }
+    }
+}
+
+/// Counters of the cache.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct CacheStats {
+    /// Blocks found in the cache.
+    pub hits: u64,
+    /// Blocks that had to be read.
+    pub misses: u64,
+    /// Transfers that brought in more than was asked for.
+    pub group_reads: u64,
+    /// Blocks brought in by them.
+    pub group_blocks: u64,
+    /// Of the blocks that came along, those that were used later.
+    pub group_blocks_used: u64,
+    /// Blocks dropped to stay within the limit.
+    pub evicted: u64,
+    /// Bytes of cached blocks.
+    pub bytes: u64,
+    /// Bytes of file data without a place yet.
+    pub dirty_data_bytes: u64,
+    /// The limit in bytes.
+    pub limit_bytes: u64,
+}
+
+/// Counters of the journal.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct LogStats {
+    /// Commits written to the log.
+    pub commits: u64,
+    /// Bytes written to the log.
+    pub bytes: u64,
+    /// Times the log was emptied.
+    pub checkpoints: u64,
+    /// Metadata and logged data blocks written home.
+    pub home_blocks: u64,
+    /// Blocks that wait for their way home.
+    pub dirty_blocks: u64,
+}
+
+/// Counters of a mounted file system since it was mounted.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct FsStats {
+    /// Requests, bytes and latencies by kind.
+    pub device: DeviceCounters,
+    /// The same for an external log device.
+    pub log_device: Option<DeviceCounters>,
+    /// The cache.
+    pub cache: CacheStats,
+    /// The journal.
+    pub log: LogStats,
+    /// Inodes in memory.
+    pub inodes: u64,
+    /// Fragments: total, free, reserved.
+    pub space: [u64; 3],
+    /// Bytes of a fragment.
+    pub fragment_size: u64,
+}
