@@ -214,7 +214,9 @@ pub fn remove(
     let mut touched = false;
     while matches!(inode.format, InodeFormat::Tree { .. }) {
         let path = descend(txn.cache(), inode, probe)?;
-        let lo = path.leaf().lo;
+        // Where the search went on to the first of a node's children because all begin behind the probe, everything
+        // from the node's own bound on was looked at.
+        let looked_at = path.steps.iter().rev().map(|s| s.lo).find(|lo| *lo <= probe).unwrap_or(0);
         let old: Vec<Extent> = entries(&path.leaf().buf.read());
         let (new, runs, left) = list::remove(&old, &range, limit);
         if !runs.is_empty() {
@@ -226,11 +228,11 @@ pub fn remove(
             give(inode, freed, runs);
             touched = true;
         }
-        more = left || (limit == 0 && lo > range.start);
-        if more || lo <= range.start || lo > probe {
+        more = left || (limit == 0 && looked_at > range.start);
+        if more || looked_at <= range.start {
             break;
         }
-        probe = lo - 1;
+        probe = looked_at - 1;
     }
     if touched {
         let mut edit = Edit { txn, space, inode };

@@ -260,6 +260,27 @@ fn an_extent_may_reach_over_the_bound_between_two_leaves() {
 }
 
 #[test]
+fn removal_passes_a_gap_at_the_front_of_a_node() {
+    let mut file = File::new(16 << 20, &smallest());
+    for i in 0..3000u64 {
+        file.insert(extent(i * 10, 3000 + i * 2, 1)).unwrap();
+    }
+    assert_eq!(file.height(), 2);
+    // The first leaf below the third pointer of the root goes; the bound of the node above it stays.
+    let InodeFormat::Tree { children, .. } = &file.inode.format else { panic!("no tree") };
+    let (node, path) = (children[2], descend(file.cache(), &file.inode, children[2].key).unwrap());
+    let leaf_end = path.leaf().hi;
+    drop(path);
+    while file.remove(node.key..leaf_end, 10) {}
+    file.check_lookup(node.key);
+    // A range that ends in the gap and begins well before it.
+    while file.remove(node.key - 2000..node.key + 15, 100) {}
+    file.check();
+    file.insert(extent(node.key + 1, 20_000, 3)).unwrap();
+    file.check();
+}
+
+#[test]
 fn a_node_in_an_unused_group_stays_within_the_bound_for_the_log() {
     let mut file = File::new(24 << 20, &smallest());
     let space = file.f.space.clone();
