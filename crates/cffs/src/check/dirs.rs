@@ -1,0 +1,243 @@
+//! Walks the tree of directories: blocks, names, and the inodes embedded in them.
+
+use super::Checker;
+use super::extents::BlockMap;
+use super::inodes::{DataPlace, Found, Role};
+use super::report::{Class, Phase};
+use crate::format::dirblock::{DIR_BLOCKS_MAX, DIR_LBLOCK, Entry, EntryKind, entries, known_entry, validate};
+use crate::format::dirindex::name_hash;
+use crate::format::{BlockAddr, BlockId, BlockKind, FileType, Ino, Inode, get_u64};
+use std::collections::HashMap;
+
+/// Damaged blocks after which the rest of a directory is not read: an image that maps nothing but zeros must not make
+/// the check read a petabyte.
+pub(super) const DAMAGED_BLOCKS_MAX: u64 = 16;
+
+/// A name of the directory being checked.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Name {
+    pub(super) hash: u32,
+    pub(super) lblock: u32,
+    offset: u32,
+    block: BlockAddr,
+}
+
+/// What is gathered while going through a directory.
+#[derive(Default)]
+struct Gathered {
+    names: Vec<Name>,
+    subdirs: u64,
+    /// Directories to go into, with the parent that they have to name.
+    children: Vec<Inode>,
+    /// Where the data of small files are, in the order of the names.
+    places: Vec<DataPlace>,
+    /// Every block below the size was read.
+    complete: bool,
+}
+
+impl Checker<'_> {
+    /// Goes through a directory that was registered, and all below it.
+    pub(super) fn walk_tree(&mut self, top: Inode) {
+        let mut stack = vec![top];
+        while let Some(dir) = stack.pop() {
+            let children = self.check_dir(&dir);
+            stack.extend(children.into_iter().rev());
+            self.progress(Phase::Tree, self.register.list.len() as u64, self.expected_inodes);
+        }
+    }
+
+    /// Checks one directory; returns its subdirectories.
+    fn check_dir(&mut self, dir: &Inode) -> Vec<Inode> {
+        let ino = dir.ino;
+        let map = BlockMap::read(self, dir);
+        self.check_space(dir, map.frags, map.complete);
+        let bs = self.g.block_size() as u64;
+        if !dir.size.is_multiple_of(bs) || dir.size / bs > DIR_BLOCKS_MAX {
+            self.inode_problem(Class::DirSize, ino, || format!("size {} is not a possible number of blocks", dir.size));
+        }
+        // Blocks behind the size may be allocated ahead; nothing has been written to them.
+        let blocks = (dir.size / bs).min(DIR_BLOCKS_MAX);
+        let mut got = Gathered { complete: map.complete, ..Gathered::default() };
+        let mut damaged = 0;
+        let mut last = None;
+        'runs: for run in &map.runs {
+            for n in 0..run.len {
+                if run.lblock + n >= blocks {
+                    break 'runs;
+                }
+                last = Some(run.lblock + n);
+                if let Err(what) = self.check_dir_block(dir, run.lblock + n, run.block + n, &mut got) {
+                    self.inode_problem(Class::DirBlock, ino, || what);
+                    got.complete = false;
+                    damaged += 1;
+                    if damaged >= DAMAGED_BLOCKS_MAX {
+                        self.inode_problem(Class::DirBlock, ino, || {
+                            "too many damaged blocks: the rest is not read".into()
+                        });
+                        break 'runs;
+                    }
+                }
+            }
+        }
+        if map.complete && last.map_or(0, |l| l + 1) != blocks && damaged < DAMAGED_BLOCKS_MAX {
+            self.inode_problem(Class::DirSize, ino, || {
+                format!("size {} although the last block is {last:?}", dir.size)
+            });
+        }
+        if got.complete && dir.aux != got.names.len() as u64 {
+            self.inode_problem(Class::DirCount, ino, || {
+                format!("says it has {} entries, but there are {}", dir.aux, got.names.len())
+            });
+        }
+        let links = if dir.nlink == 0 { 0 } else { 2 + got.subdirs };
+        if got.complete && u64::from(dir.nlink) != links {
+            self.inode_problem(Class::InodeLinks, ino, || format!("link count {} instead of {links}", dir.nlink));
+        }
+        if dir.nlink == 0 && !got.names.is_empty() {
+            self.inode_problem(Class::DirCount, ino, || "removed, but not empty".into());
+        }
+        got.names.sort_unstable_by_key(|n| (n.hash, n.lblock, n.offset));
+        self.find_duplicates(ino, &got.names);
+        self.check_index(dir, &map, &mut got.names, got.complete);
+        self.rate_places(&got.places);
+        got.children
+    }
+
+    fn check_dir_block(&mut self, dir: &Inode, lblock: u64, addr: BlockAddr, got: &mut Gathered) -> Result<(), String> {
+        let block = self.reader.meta(BlockId { kind: BlockKind::Dir, addr, owner: dir.ino })?;
+        let found = get_u64(&block, DIR_LBLOCK);
+        if found != lblock {
+            return Err(format!("directory block at {addr} is number {found} instead of {lblock}"));
+        }
+        validate(&block).map_err(|c| c.0)?;
+        for e in entries(&block).filter(|e| e.kind != EntryKind::Free) {
+            if e.is_name() {
+                self.check_name(dir.ino, &e);
+                got.names.push(Name { hash: e.hash, lblock: lblock as u32, offset: e.offset as u32, block: addr });
+                got.subdirs += u64::from(e.file_type == Some(FileType::Directory));
+            }
+            if e.kind == EntryKind::Link {
+                self.counts.links += 1;
+                self.follow_link(dir.ino, &e, got);
+            } else if let Ok(inode) = Inode::decode(&block[e.inode_offset()..e.offset + e.len]) {
+                self.check_embedded(dir.ino, addr, &e, inode, got);
+            }
+        }
+        Ok(())
+    }
+
+    fn check_name(&mut self, dir: Ino, e: &Entry<'_>) {
+        let hash = name_hash(self.sb.hash_seed, e.name);
+        if hash != e.hash {
+            self.inode_problem(Class::NameHash, dir, || {
+                format!("name {:?} has hash {:#010x} instead of {hash:#010x}", shown(e.name), e.hash)
+            });
+        }
+    }
+
+    fn check_embedded(&mut self, dir: Ino, block: BlockAddr, e: &Entry<'_>, inode: Inode, got: &mut Gathered) {
+        let found = Found { ino: e.ino, block, offset: e.offset as u32, external: false };
+        let role = if e.kind == EntryKind::Orphan { Role::Orphan } else { Role::Named };
+        let Some(place) = self.check_inode(&inode, found, role) else { return };
+        if role == Role::Named {
+            got.places.push(place);
+        }
+        if inode.is_dir() {
+            self.check_parent(&inode, dir, role == Role::Named);
+            got.children.push(inode);
+        }
+    }
+
+    fn check_parent(&mut self, inode: &Inode, dir: Ino, named: bool) {
+        if named && inode.parent != dir {
+            self.inode_problem(Class::DirParent, inode.ino, || {
+                format!("names {} as its parent, but is in {dir}", inode.parent)
+            });
+        }
+    }
+
+    fn follow_link(&mut self, dir: Ino, e: &Entry<'_>, got: &mut Gathered) {
+        let Some(i) = self.external_index(e.ino) else {
+            self.inode_problem(Class::NameDangling, dir, || {
+                format!("name {:?} leads to inode {}, which is not there", shown(e.name), e.ino)
+            });
+            return;
+        };
+        let target = &mut self.external[i];
+        target.names += 1;
+        let (target, first) = (*target, target.names == 1);
+        got.places.push(target.place);
+        if e.file_type != Some(target.file_type) {
+            self.inode_problem(Class::InodeType, dir, || {
+                format!(
+                    "name {:?} is of type {:?}, inode {} of {:?}",
+                    shown(e.name),
+                    e.file_type,
+                    e.ino,
+                    target.file_type
+                )
+            });
+        }
+        if target.file_type != FileType::Directory {
+            return;
+        }
+        if !first {
+            self.inode_problem(Class::InodeLinks, e.ino, || format!("a directory with a second name in {dir}"));
+        } else if let Some(inode) = self.read_external(&target) {
+            self.check_parent(&inode, dir, true);
+            got.children.push(inode);
+        }
+    }
+
+    /// Directories in the external table that no name led to.
+    pub(super) fn walk_unreachable(&mut self) {
+        for i in 0..self.external.len() {
+            let e = self.external[i];
+            // Those below another lost directory are found through it.
+            if e.file_type != FileType::Directory || e.names > 0 {
+                continue;
+            }
+            if e.nlink > 0 {
+                self.inode_problem(Class::DirUnreachable, e.ino, || "no name leads to this directory".into());
+            }
+            if let Some(inode) = self.read_external(&e) {
+                self.walk_tree(inode);
+            }
+        }
+    }
+
+    fn find_duplicates(&mut self, dir: Ino, names: &[Name]) {
+        for same in names.chunk_by(|a, b| a.hash == b.hash).filter(|same| same.len() > 1) {
+            let mut seen: HashMap<Vec<u8>, u64> = HashMap::with_capacity(same.len());
+            for n in same {
+                let Ok(block) = self.reader.block(n.block) else { continue };
+                let name = known_entry(&block, n.offset as usize).name;
+                *seen.entry(name.to_vec()).or_default() += 1;
+            }
+            for (name, count) in seen.into_iter().filter(|(_, n)| *n > 1) {
+                self.inode_problem(Class::NameDuplicate, dir, || {
+                    format!("name {:?} stands {count} times", shown(&name))
+                });
+            }
+        }
+    }
+
+    /// Counts the small files of a directory that share a group with the one before or after them.
+    fn rate_places(&mut self, places: &[DataPlace]) {
+        let small: Vec<DataPlace> = places.iter().copied().filter(|p| *p != DataPlace::None).collect();
+        if small.len() < 2 {
+            return;
+        }
+        for (i, p) in small.iter().enumerate() {
+            let neighbours = [i.checked_sub(1).map(|j| small[j]), small.get(i + 1).copied()];
+            self.layout.small_files += 1;
+            let shares = matches!(p, DataPlace::Group(_)) && neighbours.contains(&Some(*p));
+            self.layout.co_located += u64::from(shares);
+        }
+    }
+}
+
+/// A name for a message.
+pub(super) fn shown(name: &[u8]) -> String {
+    String::from_utf8_lossy(name).into_owned()
+}

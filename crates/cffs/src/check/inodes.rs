@@ -1,0 +1,254 @@
+//! Inodes: their fields, their space, and the register of all of them.
+
+use super::Checker;
+use super::extents::MapWalk;
+use super::report::Class;
+use crate::format::{
+    BlockAddr, BlockId, BlockKind, FIRST_USER_INO, FileType, Ino, Inode, InodeFormat, ROOT_INO, SYMLINK_MAX,
+};
+use std::collections::HashMap;
+
+/// An inode that was found, as much of it as later phases need.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Found {
+    pub(super) ino: Ino,
+    pub(super) block: BlockAddr,
+    pub(super) offset: u32,
+    pub(super) external: bool,
+}
+
+/// All inodes found so far, system inodes left out.
+#[derive(Default)]
+pub(super) struct Register {
+    pub(super) list: Vec<Found>,
+    /// Bit set of numbers, in chunks of 4096 that exist where a number does.
+    seen: HashMap<u64, Box<[u64; 64]>>,
+    /// Orphans and the next of each.
+    pub(super) orphans: Vec<(Ino, Ino)>,
+}
+
+impl Register {
+    /// Adds an inode; false if its number was there already.
+    fn add(&mut self, found: Found) -> bool {
+        let chunk = self.seen.entry(found.ino >> 12).or_insert_with(|| Box::new([0; 64]));
+        let (word, bit) = ((found.ino >> 6 & 63) as usize, 1u64 << (found.ino & 63));
+        if chunk[word] & bit != 0 {
+            return false;
+        }
+        chunk[word] |= bit;
+        self.list.push(found);
+        true
+    }
+}
+
+/// How an inode was found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Role {
+    /// Embedded with a name.
+    Named,
+    /// Embedded without a name.
+    Orphan,
+    /// In a slot of the external inode table.
+    External,
+}
+
+/// Group of a small file's data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum DataPlace {
+    /// No data outside the inode, or a large file.
+    None,
+    /// All in the group that starts at this block.
+    Group(BlockAddr),
+    /// A small file in more than one group.
+    Spread,
+}
+
+impl Checker<'_> {
+    /// Checks an inode that is not a system inode, except for a directory's contents. False if its number is
+    /// unusable or taken, so that nothing below it may be looked at.
+    pub(super) fn check_inode(&mut self, inode: &Inode, found: Found, role: Role) -> Option<DataPlace> {
+        let ino = inode.ino;
+        if ino < FIRST_USER_INO {
+            self.inode_problem(Class::InodeNumber, ino, || {
+                format!("a file at {} with a reserved number", place(found))
+            });
+            return None;
+        }
+        if !self.register.add(found) {
+            self.inode_problem(Class::InodeNumber, ino, || {
+                format!("a second inode with this number at {}", place(found))
+            });
+            return None;
+        }
+        let orphan = role == Role::Orphan || role == Role::External && inode.nlink == 0;
+        if orphan {
+            self.counts.orphans += 1;
+            self.register.orphans.push((ino, inode.hint));
+        }
+        match inode.file_type() {
+            FileType::Regular => self.counts.files += 1,
+            FileType::Directory => self.counts.dirs += 1,
+            FileType::Symlink => self.counts.symlinks += 1,
+            _ => self.counts.special += 1,
+        }
+        let links_ok = match role {
+            Role::Orphan => inode.nlink == 0,
+            Role::Named => inode.is_dir() || inode.nlink == 1,
+            Role::External => true, // compared with the names at the end
+        };
+        if !links_ok {
+            self.inode_problem(Class::InodeLinks, ino, || format!("link count {} at {}", inode.nlink, place(found)));
+        }
+        self.check_fields(inode);
+        self.check_xattr(inode);
+        // Directories are checked block by block, by the walk of the tree.
+        if inode.is_dir() { Some(DataPlace::None) } else { Some(self.check_contents(inode)) }
+    }
+
+    pub(super) fn check_fields(&mut self, inode: &Inode) {
+        let file_type = inode.file_type();
+        let dir = file_type == FileType::Directory;
+        let device = matches!(file_type, FileType::CharDevice | FileType::BlockDevice);
+        let mut wrong = |what: &dyn Fn() -> String| self.inode_problem(Class::InodeField, inode.ino, what);
+        if inode.generation == 0 {
+            wrong(&|| "generation 0".into());
+        }
+        if inode.index_buckets != 0 && !dir {
+            wrong(&|| format!("{} index buckets, but not a directory", inode.index_buckets));
+        }
+        if inode.aux != 0 && !dir && !device {
+            wrong(&|| format!("auxiliary field {} on a file of type {file_type:?}", inode.aux));
+        }
+        let data = matches!(file_type, FileType::Regular | FileType::Symlink | FileType::Directory);
+        if !data && (inode.size != 0 || inode.format != InodeFormat::Extents(Vec::new())) {
+            wrong(&|| format!("a file of type {file_type:?} with contents"));
+        }
+        if file_type == FileType::Symlink && !(1..=SYMLINK_MAX as u64).contains(&inode.size) {
+            wrong(&|| format!("symbolic link target of {} bytes", inode.size));
+        }
+    }
+
+    /// Fragments of the block of extended attributes.
+    pub(super) fn xattr_frags(&self, inode: &Inode) -> u64 {
+        if inode.xattr_block == 0 { 0 } else { self.g.frags_per_block() }
+    }
+
+    pub(super) fn check_xattr(&mut self, inode: &Inode) {
+        let (ino, addr) = (inode.ino, inode.xattr_block);
+        if addr == 0 {
+            return;
+        }
+        if addr >= self.g.total_blocks {
+            self.inode_problem(Class::XattrBlock, ino, || format!("block {addr} lies outside the file system"));
+        } else if self.claim_block(addr, ino)
+            && let Err(what) = self.reader.meta(BlockId { kind: BlockKind::Xattr, addr, owner: ino })
+        {
+            self.inode_problem(Class::XattrBlock, ino, || what);
+        }
+    }
+
+    /// Checks the extents of a file that is no directory. Returns where its data are if it is small.
+    pub(super) fn check_contents(&mut self, inode: &Inode) -> DataPlace {
+        let mut walk = MapWalk::new(inode);
+        let per = self.g.frags_per_block();
+        // Space behind the size: up to the end of its block, or preallocated.
+        let size_end = self.g.frags_for(inode.size).next_multiple_of(per);
+        let (mut data, mut breaks, mut beyond) = (0u64, 0u64, None);
+        let (mut first, mut previous) = (None, None);
+        let mut group = DataPlace::None;
+        while let Some((e, _)) = walk.next(self) {
+            if !e.unwritten && e.end() > size_end {
+                beyond.get_or_insert(e);
+            }
+            let next_to = previous.is_some_and(|p: crate::format::Extent| p.start + p.len == e.start);
+            if previous.is_some() && !next_to {
+                breaks += 1;
+            }
+            data += e.len;
+            first.get_or_insert(e.start);
+            let groups = [e.start, e.start + e.len - 1].map(|f| self.g.group_of(self.g.block_of_frag(f)));
+            group = match group {
+                _ if groups[0] != groups[1] => DataPlace::Spread,
+                DataPlace::None => DataPlace::Group(groups[0]),
+                DataPlace::Group(g) if g == groups[0] => group,
+                _ => DataPlace::Spread,
+            };
+            previous = Some(e);
+        }
+        // An orphan is taken apart in steps, its size first.
+        if let Some(e) = beyond.filter(|_| inode.nlink > 0) {
+            self.inode_problem(Class::InodeSize, inode.ino, || {
+                format!("size {} but written space up to fragment {}", inode.size, e.end())
+            });
+        }
+        self.check_space(inode, walk.frags, walk.complete);
+        if inode.file_type() != FileType::Regular {
+            return DataPlace::None;
+        }
+        let blocks = data.div_ceil(per);
+        if blocks > 1 {
+            self.layout.following_blocks += blocks - 1;
+            self.layout.contiguous_blocks += (blocks - 1).saturating_sub(breaks);
+        }
+        if inode.size > self.g.group_size() as u64 { DataPlace::None } else { group }
+    }
+
+    /// Compares the count of fragments with what was found.
+    pub(super) fn check_space(&mut self, inode: &Inode, mapped: u64, complete: bool) {
+        let found = mapped + self.xattr_frags(inode);
+        if complete && inode.frags != found {
+            self.inode_problem(Class::InodeSpace, inode.ino, || {
+                format!("says {} fragments are allocated, but {found} are", inode.frags)
+            });
+        }
+    }
+
+    /// The system inodes other than the root and the tables: quota files.
+    pub(super) fn check_system_file(&mut self, inode: &Inode) {
+        self.check_fields(inode);
+        self.check_xattr(inode);
+        self.check_contents(inode);
+    }
+
+    /// Reads a system inode.
+    pub(super) fn read_system_inode(&mut self, ino: Ino) -> Option<Inode> {
+        let (addr, offset) = self.g.system_inode(ino);
+        let block = match self.reader.meta(BlockId { kind: BlockKind::SystemInodes, addr, owner: 0 }) {
+            Ok(block) => block,
+            Err(what) => {
+                self.inode_problem(Class::SystemInode, ino, || what);
+                return None;
+            }
+        };
+        let slot = &block[offset..offset + crate::format::geometry::INODE_SLOT_SIZE];
+        let inode = Inode::decode(slot).map_err(|c| c.0).and_then(|i| {
+            if i.ino != ino {
+                Err(format!("the slot holds inode {}", i.ino))
+            } else if i.is_dir() != (ino == ROOT_INO) {
+                Err(format!("mode {:#o}", i.mode))
+            } else if ino != ROOT_INO && i.file_type() != FileType::Regular {
+                Err(format!("a system file of type {:?}", i.file_type()))
+            } else {
+                Ok(i)
+            }
+        });
+        match inode {
+            Ok(inode) => {
+                if ino != ROOT_INO && inode.nlink != 1 {
+                    self.inode_problem(Class::InodeLinks, ino, || {
+                        format!("link count {} of a system file", inode.nlink)
+                    });
+                }
+                Some(inode)
+            }
+            Err(what) => {
+                self.inode_problem(Class::SystemInode, ino, || what);
+                None
+            }
+        }
+    }
+}
+
+pub(super) fn place(found: Found) -> String {
+    format!("byte {} of block {}", found.offset, found.block)
+}

@@ -1,0 +1,335 @@
+//! The complete check of a file system: every structure is read and compared with every other that speaks about the
+//! same thing. Nothing is written.
+//!
+//! The phases, each in a file of its own:
+//! 1. superblock copies, log header, counters, system inodes;
+//! 2. the external inode table, whose inodes names lead to (`tables`);
+//! 3. the tree from the root: directory blocks, embedded inodes, extent maps, directory indexes (`dirs`, `inodes`,
+//!    `extents`, `index`); afterwards link counts and the orphan list;
+//! 4. the locator table against the inodes that were found (`tables`);
+//! 5. bitmaps and counters against the space that was found in use (`space`).
+//!
+//! The image is not trusted. Depth is held in lists, not on the stack; no block is followed that has an owner already,
+//! so the work is bounded by the device; what is remembered is a few dozen bytes for each inode and extent; structures
+//! with many damaged blocks are given up.
+
+mod claims;
+mod dirs;
+mod extents;
+mod index;
+mod inodes;
+mod reader;
+mod report;
+mod space;
+mod tables;
+#[cfg(test)]
+mod tests;
+
+pub use report::{Class, Counts, Layout, Phase, PhaseTime, Problem, Report};
+
+use crate::device::{Device, IoKind, OverlayDevice};
+use crate::error::{Error, Result};
+use crate::format::log::{LOG_HEADER_AREA, LOG_HEADER_SIZE, LogHeader};
+use crate::format::superblock::{INCOMPAT_EXTERNAL_LOG, State};
+use crate::format::system::Counters;
+use crate::format::{
+    BlockAddr, BlockId, BlockKind, GROUP_QUOTA_INO, Geometry, Ino, PROJECT_QUOTA_INO, ROOT_INO, Superblock,
+    USER_QUOTA_INO,
+};
+use crate::journal::recovery::replay;
+use crate::mkfs::{backup_ags, read_superblock, read_superblock_copy};
+use claims::{Claims, Conflict, FIXED};
+use inodes::Register;
+use reader::Reader;
+use report::Problems;
+use std::sync::Arc;
+use std::time::Instant;
+use tables::External;
+
+/// Settings of a check.
+#[derive(Clone, Copy, Debug)]
+pub struct CheckOptions {
+    /// Problems listed in the report; more are counted only.
+    pub max_problems: usize,
+}
+
+impl Default for CheckOptions {
+    fn default() -> Self {
+        CheckOptions { max_problems: 1000 }
+    }
+}
+
+/// Called now and then with the phase, what is done, and how much there is to do (a guess while the tree is walked).
+pub type Progress<'a> = &'a dyn Fn(Phase, u64, u64);
+
+/// Checks a file system. What is wrong with it stands in the report; an error means that it could not be checked: there
+/// is no superblock to go by, the log cannot be replayed, or a device is missing.
+///
+/// A file system that was not unmounted is checked as it will be after recovery: the log is replayed in memory.
+pub fn check(
+    dev: Arc<dyn Device>,
+    log_dev: Option<Arc<dyn Device>>,
+    options: &CheckOptions,
+    progress: Progress<'_>,
+) -> Result<Report> {
+    let sb = read_superblock(&*dev)?;
+    let g = Geometry::new(&sb)?;
+    let mut first = Checker::new(&*dev, sb.clone(), g, options.max_problems, Vec::new(), progress);
+    let (view, replayed) = first.replayed_view(&dev, log_dev.as_ref())?;
+    let (problems, started) = (first.problems, Instant::now());
+
+    let mut ck = Checker::new(&*view, sb.clone(), g, options.max_problems, Vec::new(), progress);
+    ck.problems = problems;
+    ck.started = started;
+    let counters = ck.walk_all();
+    let conflicts = ck.claims.take_conflicts();
+    if !conflicts.is_empty() {
+        // The same walk again, this time asking each owner of space whether it is one of those.
+        let mut again = Checker::new(&*view, sb.clone(), g, 0, conflicts, &|_, _, _| {});
+        again.walk_all();
+        let found = again.claims.take_found();
+        ck.report_shared(&found);
+    }
+    ck.check_free_space(counters);
+    ck.phase_done(Phase::Space);
+
+    ck.counts.frags_used = ck.claims.total + g.ag_count * g.ag_header_blocks() * g.frags_per_block();
+    ck.counts.frags_total = g.total_frags();
+    let state = match sb.state {
+        State::Clean => "clean",
+        State::Journaled => "journaled",
+        State::Unjournaled => "unjournaled",
+        State::Error => "error",
+    };
+    Ok(Report {
+        problems_total: ck.problems.total,
+        problems: ck.problems.list,
+        state,
+        replayed,
+        counts: ck.counts,
+        layout: ck.layout,
+        phases: ck.phases,
+    })
+}
+
+/// Everything that the phases share.
+struct Checker<'a> {
+    g: Geometry,
+    sb: Superblock,
+    dev: &'a dyn Device,
+    reader: Reader<'a>,
+    problems: Problems,
+    claims: Claims,
+    register: Register,
+    /// Inodes of the external table, in order of their numbers.
+    external: Vec<External>,
+    expected_inodes: u64,
+    counts: Counts,
+    layout: Layout,
+    phases: Vec<PhaseTime>,
+    started: Instant,
+    report_progress: Progress<'a>,
+}
+
+impl<'a> Checker<'a> {
+    fn new(
+        dev: &'a dyn Device,
+        sb: Superblock,
+        g: Geometry,
+        max_problems: usize,
+        search: Vec<Conflict>,
+        report_progress: Progress<'a>,
+    ) -> Checker<'a> {
+        Checker {
+            g,
+            sb,
+            dev,
+            reader: Reader::new(dev, g),
+            problems: Problems::new(max_problems),
+            claims: Claims::new(g, search),
+            register: Register::default(),
+            external: Vec::new(),
+            expected_inodes: 0,
+            counts: Counts::default(),
+            layout: Layout::default(),
+            phases: Vec::new(),
+            started: Instant::now(),
+            report_progress,
+        }
+    }
+
+    fn progress(&self, phase: Phase, done: u64, total: u64) {
+        (self.report_progress)(phase, done, total.max(done));
+    }
+
+    fn phase_done(&mut self, phase: Phase) {
+        let now = Instant::now();
+        self.phases.push(PhaseTime { phase, seconds: (now - self.started).as_secs_f64() });
+        self.started = now;
+    }
+
+    fn inode_problem(&mut self, class: Class, ino: Ino, text: impl FnOnce() -> String) {
+        self.problems.add(class, || format!("inode {ino}"), text);
+    }
+
+    /// Claims a whole block. False if it has an owner.
+    fn claim_block(&mut self, block: BlockAddr, owner: u64) -> bool {
+        self.claims.claim(self.g.frag_of_block(block), self.g.frags_per_block(), owner)
+    }
+
+    /// The device as it is after recovery, and how many transactions that took. The only place that knows about replay.
+    fn replayed_view(
+        &mut self,
+        dev: &Arc<dyn Device>,
+        log_dev: Option<&Arc<dyn Device>>,
+    ) -> Result<(Arc<dyn Device>, u64)> {
+        let external = self.sb.incompat & INCOMPAT_EXTERNAL_LOG != 0;
+        let clean = self.sb.state == State::Clean;
+        let log = match log_dev {
+            Some(log) if external => log,
+            _ if !external => dev,
+            _ if clean => return Ok((dev.clone(), 0)),
+            _ => return Error::invalid("not unmounted, and its log is on another device, which was not given"),
+        };
+        if let Err(what) = self.check_log_header(&**log) {
+            self.problems.add(Class::LogHeader, || "log".into(), || what);
+            return Ok((dev.clone(), 0));
+        }
+        let view: Arc<dyn Device> = Arc::new(OverlayDevice::new(dev.clone()));
+        let log_view = external.then(|| OverlayDevice::new(log.clone()));
+        let summary = replay(&*view, log_view.as_ref().map(|d| d as &dyn Device), &self.sb, &self.g)?;
+        if clean && summary.transactions > 0 {
+            self.problems.add(
+                Class::LogHeader,
+                || "log".into(),
+                || format!("{} transactions although the file system was unmounted", summary.transactions),
+            );
+        }
+        Ok((view, summary.transactions))
+    }
+
+    fn check_log_header(&self, log: &dyn Device) -> std::result::Result<(), String> {
+        let sector = log.sector_size() as usize;
+        let mut b = vec![0; LOG_HEADER_SIZE.max(sector)];
+        log.read_at(IoKind::Super, self.sb.log_start << self.g.block_shift, &mut b).map_err(|e| e.to_string())?;
+        let ring = (self.sb.log_blocks << self.g.block_shift).saturating_sub(LOG_HEADER_AREA);
+        LogHeader::decode(&b, self.g.fsid, ring).map(|_| ()).map_err(|c| c.0)
+    }
+
+    /// All phases that find space in use.
+    fn walk_all(&mut self) -> Option<Counters> {
+        let counters = self.check_system();
+        self.phase_done(Phase::System);
+        let [external, locator] = self.table_inodes();
+        if let Some(table) = external {
+            self.check_external(&table);
+        }
+        self.phase_done(Phase::External);
+        self.check_tree();
+        self.check_orphans(counters.map_or(0, |c| c.orphan_head));
+        self.phase_done(Phase::Tree);
+        if let Some(table) = locator {
+            self.check_locator(&table);
+        }
+        self.phase_done(Phase::Locator);
+        counters
+    }
+
+    /// Superblock copies, fixed areas, counters, quota files.
+    fn check_system(&mut self) -> Option<Counters> {
+        self.check_superblock_copies();
+        let fpb = self.g.frags_per_block();
+        // The headers of the groups need no claim: no claim may touch them.
+        self.claims.claim(self.g.sys_start * fpb, self.g.sys_blocks() * fpb, FIXED);
+        if self.sb.log_start != 0 {
+            self.claims.claim(self.sb.log_start * fpb, self.sb.log_blocks * fpb, FIXED);
+        }
+        let addr = self.g.counters_block();
+        let counters = match self.reader.meta(BlockId { kind: BlockKind::Counters, addr, owner: 0 }) {
+            Ok(block) => Some(Counters::decode(&block)),
+            Err(what) => {
+                self.problems.add(Class::CountersBlock, || "counters".into(), || what);
+                None
+            }
+        };
+        self.expected_inodes = counters.map_or(0, |c| c.inodes);
+        for ino in [USER_QUOTA_INO, GROUP_QUOTA_INO, PROJECT_QUOTA_INO] {
+            if let Some(inode) = self.read_system_inode(ino) {
+                self.check_system_file(&inode);
+            }
+        }
+        counters
+    }
+
+    fn check_superblock_copies(&mut self) {
+        for ag in backup_ags(&self.g) {
+            let wrong = match read_superblock_copy(self.dev, &self.g, ag) {
+                Err(e) => Some(e.to_string()),
+                Ok(copy) => {
+                    let sb = &self.sb;
+                    // What mounting and tuning change is kept up to date in the primary only.
+                    let as_it_should_be = Superblock {
+                        copy: ag,
+                        state: copy.state,
+                        label: copy.label,
+                        compat: copy.compat,
+                        ro_compat: copy.ro_compat,
+                        reserve_bp: copy.reserve_bp,
+                        mount_count: copy.mount_count,
+                        mounted: copy.mounted,
+                        ..sb.clone()
+                    };
+                    (copy != as_it_should_be).then(|| "says something else than the primary".into())
+                }
+            };
+            if let Some(what) = wrong {
+                self.problems.add(
+                    Class::SuperblockCopy,
+                    || format!("superblock copy in allocation group {ag}"),
+                    || what,
+                );
+            }
+        }
+    }
+
+    /// Everything that names lead to.
+    fn check_tree(&mut self) {
+        if let Some(root) = self.read_system_inode(ROOT_INO) {
+            if root.parent != ROOT_INO {
+                self.inode_problem(Class::DirParent, ROOT_INO, || {
+                    format!("the root names {} as its parent", root.parent)
+                });
+            }
+            if root.nlink == 0 {
+                self.inode_problem(Class::InodeLinks, ROOT_INO, || "the root has link count 0".into());
+            }
+            self.counts.dirs += 1;
+            self.check_fields(&root);
+            self.check_xattr(&root);
+            self.walk_tree(root);
+        }
+        self.walk_unreachable();
+        self.check_links();
+    }
+
+    fn check_free_space(&mut self, counters: Option<Counters>) {
+        let Some(c) = counters else { return };
+        let found = self.register.list.len() as u64 + 1;
+        let counter = || "counters".to_string();
+        if c.inodes != found {
+            self.problems
+                .add(Class::CounterInodes, counter, || format!("say {} inodes, but there are {found}", c.inodes));
+        }
+        if c.ags == 0 || c.ags > self.g.ag_count {
+            let count = self.g.ag_count;
+            self.problems
+                .add(Class::CounterGroups, counter, || format!("say {} of {count} groups are initialized", c.ags));
+        }
+        let free = self.check_space_maps(c.ags.clamp(1, self.g.ag_count));
+        if let Some(free) = free.filter(|free| *free != c.free_frags) {
+            self.problems.add(Class::CounterFree, counter, || {
+                format!("say {} fragments are free, the bitmaps {free}", c.free_frags)
+            });
+        }
+    }
+}

@@ -1,0 +1,92 @@
+//! Reads metadata in group-sized requests, with a small cache of them.
+
+use crate::device::{Device, IoKind};
+use crate::format::{BlockAddr, BlockId, Geometry, verify_block};
+use std::collections::HashMap;
+use std::ops::Deref;
+use std::rc::Rc;
+
+/// Memory for windows in bytes.
+const CACHE_BYTES: usize = 32 << 20;
+/// Sizes of a window, as far as the block allows.
+const WINDOW_MIN: u64 = 64 << 10;
+const WINDOW_MAX: u64 = 1 << 20;
+
+/// A block in a window; cheap to keep.
+#[derive(Clone)]
+pub(super) struct Block {
+    window: Rc<Vec<u8>>,
+    from: usize,
+    len: usize,
+}
+
+impl Deref for Block {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        &self.window[self.from..self.from + self.len]
+    }
+}
+
+pub(super) struct Reader<'a> {
+    dev: &'a dyn Device,
+    g: Geometry,
+    window_blocks: u64,
+    windows: HashMap<u64, (u64, Rc<Vec<u8>>)>,
+    capacity: usize,
+    clock: u64,
+}
+
+impl<'a> Reader<'a> {
+    pub(super) fn new(dev: &'a dyn Device, g: Geometry) -> Reader<'a> {
+        let most = (dev.max_request() as u64).clamp(WINDOW_MIN, WINDOW_MAX);
+        let bytes = (g.group_size() as u64).clamp(WINDOW_MIN, most);
+        Reader {
+            dev,
+            g,
+            window_blocks: bytes >> g.block_shift,
+            windows: HashMap::new(),
+            capacity: CACHE_BYTES / bytes as usize,
+            clock: 0,
+        }
+    }
+
+    /// A block as it is.
+    pub(super) fn block(&mut self, addr: BlockAddr) -> Result<Block, String> {
+        let bs = self.g.block_size();
+        if addr >= self.g.total_blocks {
+            return Err(format!("block {addr} lies outside the file system"));
+        }
+        let n = addr / self.window_blocks;
+        let from = (addr % self.window_blocks) as usize * bs;
+        self.clock += 1;
+        if let Some((used, window)) = self.windows.get_mut(&n) {
+            *used = self.clock;
+            return Ok(Block { window: window.clone(), from, len: bs });
+        }
+        let first = n * self.window_blocks;
+        let blocks = self.window_blocks.min(self.g.total_blocks - first);
+        let mut bytes = vec![0; blocks as usize * bs];
+        if self.dev.read_at(IoKind::Meta, first << self.g.block_shift, &mut bytes).is_err() {
+            // Something in the window cannot be read; that need not be this block.
+            let mut one = vec![0; bs];
+            return match self.dev.read_at(IoKind::Meta, addr << self.g.block_shift, &mut one) {
+                Ok(()) => Ok(Block { window: Rc::new(one), from: 0, len: bs }),
+                Err(e) => Err(format!("block {addr} cannot be read: {e}")),
+            };
+        }
+        if self.windows.len() >= self.capacity {
+            let oldest = self.windows.iter().min_by_key(|(_, (used, _))| *used).map(|(n, _)| *n);
+            oldest.map(|n| self.windows.remove(&n));
+        }
+        let window = Rc::new(bytes);
+        self.windows.insert(n, (self.clock, window.clone()));
+        Ok(Block { window, from, len: bs })
+    }
+
+    /// A metadata block with the right checksum and identity.
+    pub(super) fn meta(&mut self, id: BlockId) -> Result<Block, String> {
+        let block = self.block(id.addr)?;
+        verify_block(&block, self.g.fsid, id).map_err(|c| c.0)?;
+        Ok(block)
+    }
+}

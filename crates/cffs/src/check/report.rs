@@ -1,0 +1,291 @@
+//! What a check found.
+
+use serde::Serialize;
+
+macro_rules! classes {
+    ($($(#[$doc:meta])* $name:ident = $id:literal,)*) => {
+        /// Kind of a problem. The text form is stable: programs may rely on it.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+        #[serde(rename_all = "kebab-case")]
+        pub enum Class {
+            $($(#[$doc])* $name,)*
+        }
+
+        impl Class {
+            /// All classes.
+            pub const ALL: &[Class] = &[$(Class::$name,)*];
+
+            /// The stable name.
+            pub fn id(self) -> &'static str {
+                match self {
+                    $(Class::$name => $id,)*
+                }
+            }
+        }
+    };
+}
+
+classes! {
+    /// A copy of the superblock is damaged or says something else than the primary.
+    SuperblockCopy = "superblock-copy",
+    /// The log's header is damaged.
+    LogHeader = "log-header",
+    /// The counters are damaged.
+    CountersBlock = "counters-block",
+    /// The number of free fragments is wrong.
+    CounterFree = "counter-free",
+    /// The number of inodes is wrong.
+    CounterInodes = "counter-inodes",
+    /// The number of initialized allocation groups is impossible.
+    CounterGroups = "counter-groups",
+    /// The header of an allocation group is damaged.
+    GroupHeader = "group-header",
+    /// The number of free fragments in the header of an allocation group is wrong.
+    GroupFree = "group-free",
+    /// A bitmap block is damaged.
+    Bitmap = "bitmap",
+    /// Fragments are marked used that nothing uses.
+    FragmentsLeaked = "fragments-leaked",
+    /// Fragments are in use that are not marked so.
+    FragmentsUnmarked = "fragments-unmarked",
+    /// Fragments belong to more than one.
+    FragmentsShared = "fragments-shared",
+    /// Space is in use in an allocation group that counts as never used.
+    GroupVirgin = "group-virgin",
+    /// One of the system inodes is damaged or not what it must be.
+    SystemInode = "system-inode",
+    /// An inode cannot be read.
+    InodeDamaged = "inode-damaged",
+    /// An inode number is used twice, or is one that files cannot have.
+    InodeNumber = "inode-number",
+    /// A field of an inode has a value that it cannot have.
+    InodeField = "inode-field",
+    /// The type in a directory entry is not that of the inode.
+    InodeType = "inode-type",
+    /// A link count is wrong.
+    InodeLinks = "inode-links",
+    /// A size does not fit what is allocated.
+    InodeSize = "inode-size",
+    /// The count of allocated fragments is wrong.
+    InodeSpace = "inode-space",
+    /// A directory names another parent than the one it is in.
+    DirParent = "dir-parent",
+    /// A block of extended attributes is damaged.
+    XattrBlock = "xattr-block",
+    /// An extent is impossible: outside the file system, out of order, overlapping.
+    Extent = "extent",
+    /// A node of an extent tree is damaged or in the wrong place.
+    ExtentNode = "extent-node",
+    /// A directory block is damaged.
+    DirBlock = "dir-block",
+    /// The size of a directory is not that of its blocks.
+    DirSize = "dir-size",
+    /// The number of entries of a directory is wrong.
+    DirCount = "dir-count",
+    /// A directory cannot be reached from the root.
+    DirUnreachable = "dir-unreachable",
+    /// The hash stored with a name is not its hash.
+    NameHash = "name-hash",
+    /// A name stands twice in a directory.
+    NameDuplicate = "name-duplicate",
+    /// A name leads to an inode that is not there.
+    NameDangling = "name-dangling",
+    /// A bucket of a directory index is damaged or missing.
+    IndexBucket = "index-bucket",
+    /// A name is missing in the index of its directory.
+    IndexMissing = "index-missing",
+    /// An index leads to a name that is not there.
+    IndexStale = "index-stale",
+    /// A block of the inode locator table is damaged.
+    LocatorBlock = "locator-block",
+    /// An inode is missing in the locator table.
+    LocatorMissing = "locator-missing",
+    /// The locator table has an entry for an inode that is not there.
+    LocatorStale = "locator-stale",
+    /// The locator table says another place than the inode's.
+    LocatorWrong = "locator-wrong",
+    /// A block of the external inode table is damaged.
+    ExternalBlock = "external-block",
+    /// The number of slots in use of a table block, or of its map, is wrong.
+    TableCount = "table-count",
+    /// A map of a table is damaged or missing.
+    TableMap = "table-map",
+    /// The list of orphans is broken or incomplete.
+    OrphanList = "orphan-list",
+}
+
+/// One thing that is wrong.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Problem {
+    /// What kind of thing.
+    pub class: Class,
+    /// The structure it was found in.
+    pub place: String,
+    /// What is wrong with it.
+    pub text: String,
+}
+
+impl std::fmt::Display for Problem {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}: {} [{}]", self.place, self.text, self.class.id())
+    }
+}
+
+/// What there is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Counts {
+    /// Regular files.
+    pub files: u64,
+    /// Directories, the root included.
+    pub dirs: u64,
+    /// Symbolic links.
+    pub symlinks: u64,
+    /// Devices, pipes and sockets.
+    pub special: u64,
+    /// Names that are external links.
+    pub links: u64,
+    /// Unlinked inodes that are still there.
+    pub orphans: u64,
+    /// Extents of all files and directories.
+    pub extents: u64,
+    /// Nodes of extent trees.
+    pub extent_nodes: u64,
+    /// Fragments in use, by what uses them.
+    pub frags_used: u64,
+    /// Fragments of the file system.
+    pub frags_total: u64,
+}
+
+/// How well things lie.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Layout {
+    /// Small files (at most a group of data) with a small neighbour in their directory.
+    pub small_files: u64,
+    /// Those of them that lie in one group together with the neighbour before or after them.
+    pub co_located: u64,
+    /// Blocks of regular files that have a predecessor in their file.
+    pub following_blocks: u64,
+    /// Those of them that follow their predecessor on the device.
+    pub contiguous_blocks: u64,
+    /// Groups by how full they are: empty, up to 25%, 50%, 75%, below 100%, full. Only of allocation groups in use.
+    pub group_fill: [u64; 6],
+    /// Groups in allocation groups that were never used.
+    pub virgin_groups: u64,
+}
+
+impl Layout {
+    /// Share of small files that lie in one group with a directory neighbour; `None` without such files.
+    pub fn co_location(&self) -> Option<f64> {
+        (self.small_files > 0).then(|| self.co_located as f64 / self.small_files as f64)
+    }
+    /// Layout score (FFS clustering, 1995): share of blocks that follow their predecessor; `None` without such blocks.
+    pub fn score(&self) -> Option<f64> {
+        (self.following_blocks > 0).then(|| self.contiguous_blocks as f64 / self.following_blocks as f64)
+    }
+}
+
+/// Phase of a check.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Phase {
+    /// Superblock, log, system area.
+    System,
+    /// External inode table.
+    External,
+    /// Directories and files.
+    Tree,
+    /// Inode locator table.
+    Locator,
+    /// Free space.
+    Space,
+}
+
+impl Phase {
+    /// What to call it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Phase::System => "system area",
+            Phase::External => "external inodes",
+            Phase::Tree => "directories and files",
+            Phase::Locator => "inode locator",
+            Phase::Space => "free space",
+        }
+    }
+}
+
+/// How long a phase took.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct PhaseTime {
+    /// The phase.
+    pub phase: Phase,
+    /// Its duration in seconds.
+    pub seconds: f64,
+}
+
+/// Result of a check.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    /// What is wrong, at most as many as the options say.
+    pub problems: Vec<Problem>,
+    /// How many problems there are in all.
+    pub problems_total: u64,
+    /// State in the superblock: `clean`, `journaled`, `unjournaled` or `error`.
+    pub state: &'static str,
+    /// Transactions of the log that were replayed in memory before looking.
+    pub replayed: u64,
+    /// What there is.
+    pub counts: Counts,
+    /// How well it lies.
+    pub layout: Layout,
+    /// Where the time went.
+    pub phases: Vec<PhaseTime>,
+}
+
+impl Report {
+    /// Nothing is wrong.
+    pub fn is_clean(&self) -> bool {
+        self.problems_total == 0
+    }
+    /// Problems of one class among those listed.
+    pub fn of_class(&self, class: Class) -> impl Iterator<Item = &Problem> {
+        self.problems.iter().filter(move |p| p.class == class)
+    }
+}
+
+/// Collects problems, and counts those beyond the limit.
+pub(super) struct Problems {
+    pub(super) list: Vec<Problem>,
+    pub(super) total: u64,
+    limit: usize,
+}
+
+impl Problems {
+    pub(super) fn new(limit: usize) -> Problems {
+        Problems { list: Vec::new(), total: 0, limit }
+    }
+    pub(super) fn add(&mut self, class: Class, place: impl FnOnce() -> String, text: impl FnOnce() -> String) {
+        self.total += 1;
+        if self.list.len() < self.limit {
+            self.list.push(Problem { class, place: place(), text: text() });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_are_the_names_in_kebab_case_as_json_has_them() {
+        for class in Class::ALL {
+            let mut kebab = String::new();
+            for c in format!("{class:?}").chars() {
+                if c.is_uppercase() && !kebab.is_empty() {
+                    kebab.push('-');
+                }
+                kebab.push(c.to_ascii_lowercase());
+            }
+            assert_eq!(class.id(), kebab);
+        }
+    }
+}

@@ -1,0 +1,324 @@
+//! The slotted tables: external inodes and the inode locator; and the orphan list.
+
+use super::Checker;
+use super::dirs::DAMAGED_BLOCKS_MAX;
+use super::extents::BlockMap;
+use super::inodes::{DataPlace, Found, Role, place};
+use super::reader::Block;
+use super::report::{Class, Phase};
+use crate::format::geometry::INODE_SLOT_SIZE;
+use crate::format::table::{LOCATOR_SIZE, Location, TABLE_LBLOCK, TableShape, map_count, used};
+use crate::format::{
+    BlockAddr, BlockId, BlockKind, EXTERNAL_INO, FileType, Ino, Inode, LOCATOR_INO, META_HEADER_SIZE, get_u64,
+};
+use std::collections::HashMap;
+
+/// An inode of the external table.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct External {
+    pub(super) ino: Ino,
+    block: BlockAddr,
+    offset: u32,
+    pub(super) nlink: u32,
+    /// Names found that lead here.
+    pub(super) names: u32,
+    pub(super) file_type: FileType,
+    pub(super) place: DataPlace,
+}
+
+/// A map block of a table: the counts of the blocks behind it.
+struct Map {
+    first_data: u64,
+    block: Option<Block>,
+    /// Blocks with a count for which no block was found are still to be missed.
+    seen: Vec<bool>,
+}
+
+/// A table block with its number among the table blocks, and whether its checksum and identity are right.
+type TableBlock = (u64, BlockAddr, Block);
+
+impl Checker<'_> {
+    /// Calls `f` with each block of a table that is in use, in order, after checking it against its map.
+    fn read_table(
+        &mut self,
+        table: &Inode,
+        kind: BlockKind,
+        shape: TableShape,
+        mut f: impl FnMut(&mut Self, TableBlock) -> u64,
+    ) {
+        let blocks = BlockMap::read(self, table);
+        self.check_space(table, blocks.frags, blocks.complete);
+        let bad_block = if kind == BlockKind::Locator { Class::LocatorBlock } else { Class::ExternalBlock };
+        let end = table.size.div_ceil(self.g.block_size() as u64);
+        let mut map: Option<Map> = None;
+        let mut damaged = 0;
+        'runs: for run in &blocks.runs {
+            for n in 0..run.len {
+                let (lblock, addr) = (run.lblock + n, run.block + n);
+                if lblock >= end {
+                    self.inode_problem(Class::InodeSize, table.ino, || {
+                        format!("size {} but there is a block {lblock}", table.size)
+                    });
+                    break 'runs;
+                }
+                if damaged >= DAMAGED_BLOCKS_MAX {
+                    self.inode_problem(bad_block, table.ino, || "too many damaged blocks: the rest is not read".into());
+                    break 'runs;
+                }
+                let Some(data) = shape.data_of_block(lblock) else {
+                    self.finish_map(table.ino, map.take());
+                    map = Some(self.read_map(table.ino, lblock, addr, shape, &mut damaged));
+                    continue;
+                };
+                let first_data = data / shape.per_map * shape.per_map;
+                if map.as_ref().is_none_or(|m| m.first_data != first_data) {
+                    self.finish_map(table.ino, map.take());
+                    map = Some(Map { first_data, block: None, seen: Vec::new() });
+                }
+                let counted = map.as_mut().map_or(0, |m| m.take_count(data, shape));
+                let id = BlockId { kind, addr, owner: table.ino };
+                let block = match self.reader.meta(id) {
+                    Ok(b) if get_u64(&b, TABLE_LBLOCK) == lblock => b,
+                    Ok(b) => {
+                        let found = get_u64(&b, TABLE_LBLOCK);
+                        self.inode_problem(bad_block, table.ino, || {
+                            format!("block at {addr} is number {found} instead of {lblock}")
+                        });
+                        damaged += 1;
+                        continue;
+                    }
+                    Err(what) => {
+                        self.inode_problem(bad_block, table.ino, || what);
+                        damaged += 1;
+                        continue;
+                    }
+                };
+                let says = u64::from(used(&block));
+                let has = f(self, (data, addr, block));
+                if has != says {
+                    self.inode_problem(Class::TableCount, table.ino, || {
+                        format!("block at {addr} says {says} slots are in use, but {has} are")
+                    });
+                }
+                if has != counted {
+                    self.inode_problem(Class::TableCount, table.ino, || {
+                        format!("the map says {counted} slots are in use in block {lblock}, but {has} are")
+                    });
+                }
+            }
+        }
+        self.finish_map(table.ino, map);
+    }
+
+    fn read_map(&mut self, table: Ino, lblock: u64, addr: BlockAddr, shape: TableShape, damaged: &mut u64) -> Map {
+        let first_data = lblock / (shape.per_map + 1) * shape.per_map;
+        let block = match self.reader.meta(BlockId { kind: BlockKind::TableMap, addr, owner: table }) {
+            Ok(b) if get_u64(&b, TABLE_LBLOCK) == lblock => Some(b),
+            Ok(b) => {
+                let found = get_u64(&b, TABLE_LBLOCK);
+                self.inode_problem(Class::TableMap, table, || {
+                    format!("map at block {addr} is number {found} instead of {lblock}")
+                });
+                None
+            }
+            Err(what) => {
+                self.inode_problem(Class::TableMap, table, || what);
+                None
+            }
+        };
+        *damaged += u64::from(block.is_none());
+        let seen = if block.is_some() { vec![false; shape.per_map as usize] } else { Vec::new() };
+        Map { first_data, block, seen }
+    }
+
+    /// Complains about blocks that the map counts but that are not there.
+    fn finish_map(&mut self, table: Ino, map: Option<Map>) {
+        let Some(Map { first_data, block: Some(block), seen }) = map else { return };
+        for (i, seen) in seen.into_iter().enumerate() {
+            let count = map_count(&block, META_HEADER_SIZE + i * 2);
+            if !seen && count != 0 {
+                self.inode_problem(Class::TableCount, table, || {
+                    format!(
+                        "the map says {count} slots are in use in table block {}, which is missing",
+                        first_data + i as u64
+                    )
+                });
+            }
+        }
+    }
+
+    /// Goes through the external inode table.
+    pub(super) fn check_external(&mut self, table: &Inode) {
+        let shape = TableShape::new(self.g.block_size(), INODE_SLOT_SIZE);
+        self.read_table(table, BlockKind::ExternalInodes, shape, |ck, (_, addr, block)| {
+            let mut in_use = 0;
+            for slot in 0..shape.per_block as usize {
+                let offset = META_HEADER_SIZE + slot * INODE_SLOT_SIZE;
+                let bytes = &block[offset..offset + INODE_SLOT_SIZE];
+                if get_u64(bytes, 0) == 0 {
+                    continue;
+                }
+                in_use += 1;
+                match Inode::decode(bytes) {
+                    Ok(inode) => ck.add_external(&inode, addr, offset as u32),
+                    Err(c) => ck.problems.add(
+                        Class::InodeDamaged,
+                        || format!("external inode table, block {addr}, byte {offset}"),
+                        || c.0,
+                    ),
+                }
+            }
+            ck.progress(Phase::External, ck.register.list.len() as u64, ck.expected_inodes);
+            in_use
+        });
+        self.external.sort_unstable_by_key(|e| e.ino);
+    }
+
+    fn add_external(&mut self, inode: &Inode, block: BlockAddr, offset: u32) {
+        let found = Found { ino: inode.ino, block, offset, external: true };
+        let Some(data) = self.check_inode(inode, found, Role::External) else { return };
+        let file_type = inode.file_type();
+        self.external.push(External {
+            ino: inode.ino,
+            block,
+            offset,
+            nlink: inode.nlink,
+            names: 0,
+            file_type,
+            place: data,
+        });
+    }
+
+    /// Position in the list of external inodes.
+    pub(super) fn external_index(&self, ino: Ino) -> Option<usize> {
+        self.external.binary_search_by_key(&ino, |e| e.ino).ok()
+    }
+
+    /// The inode again, as a whole; it was decoded once before.
+    pub(super) fn read_external(&mut self, e: &External) -> Option<Inode> {
+        let id = BlockId { kind: BlockKind::ExternalInodes, addr: e.block, owner: EXTERNAL_INO };
+        let block = self.reader.meta(id).ok()?;
+        Inode::decode(&block[e.offset as usize..e.offset as usize + INODE_SLOT_SIZE]).ok()
+    }
+
+    /// Compares the link counts of external inodes with the names found.
+    pub(super) fn check_links(&mut self) {
+        for i in 0..self.external.len() {
+            let e = self.external[i];
+            // The count of a directory follows from its subdirectories; that there is one name was seen in the walk.
+            if e.file_type != FileType::Directory && e.nlink != e.names {
+                self.inode_problem(Class::InodeLinks, e.ino, || {
+                    format!("link count {}, but {} names lead here", e.nlink, e.names)
+                });
+            }
+            if e.file_type == FileType::Directory && e.nlink == 0 && e.names > 0 {
+                self.inode_problem(Class::InodeLinks, e.ino, || "link count 0, but a name leads here".into());
+            }
+        }
+    }
+
+    /// Follows the list of orphans.
+    pub(super) fn check_orphans(&mut self, head: Ino) {
+        let mut left: HashMap<Ino, Ino> = self.register.orphans.iter().copied().collect();
+        let mut at = head;
+        while at != 0 {
+            let Some(next) = left.remove(&at) else {
+                let what =
+                    if self.register.orphans.iter().any(|o| o.0 == at) { "stands on it twice" } else { "is no orphan" };
+                self.problems.add(Class::OrphanList, || "orphan list".into(), || format!("inode {at} {what}"));
+                break;
+            };
+            at = next;
+        }
+        let mut lost: Vec<Ino> = left.into_keys().collect();
+        lost.sort_unstable();
+        for ino in lost {
+            self.inode_problem(Class::OrphanList, ino, || {
+                "an inode without a name that is not on the orphan list".into()
+            });
+        }
+    }
+
+    /// Compares the locator table with the inodes found.
+    pub(super) fn check_locator(&mut self, table: &Inode) {
+        let shape = TableShape::new(self.g.block_size(), LOCATOR_SIZE);
+        let mut inodes = std::mem::take(&mut self.register.list);
+        inodes.sort_unstable_by_key(|f| f.ino);
+        let mut next = 0;
+        let total = inodes.len() as u64;
+        self.read_table(table, BlockKind::Locator, shape, |ck, (data, addr, block)| {
+            let first = data * shape.per_block;
+            while next < inodes.len() && inodes[next].ino < first {
+                ck.not_located(inodes[next]);
+                next += 1;
+            }
+            let mut in_use = 0;
+            for slot in 0..shape.per_block {
+                let ino = first + slot;
+                let offset = META_HEADER_SIZE + slot as usize * LOCATOR_SIZE;
+                let bytes = &block[offset..offset + LOCATOR_SIZE];
+                let found = inodes.get(next).filter(|f| f.ino == ino).copied();
+                next += usize::from(found.is_some());
+                let said = match Location::decode(bytes, ino, ck.g.block_size()) {
+                    Ok(said) => said,
+                    Err(c) => {
+                        in_use += 1;
+                        ck.problems.add(Class::LocatorWrong, || format!("locator table, block {addr}"), || c.0);
+                        continue;
+                    }
+                };
+                in_use += u64::from(said != Location::Free);
+                ck.compare_location(ino, said, found);
+            }
+            ck.progress(Phase::Locator, next as u64, total);
+            in_use
+        });
+        for f in &inodes[next..] {
+            self.not_located(*f);
+        }
+        self.register.list = inodes;
+    }
+
+    fn not_located(&mut self, f: Found) {
+        self.inode_problem(Class::LocatorMissing, f.ino, || {
+            format!("at {}, but missing in the locator table", place(f))
+        });
+    }
+
+    fn compare_location(&mut self, ino: Ino, said: Location, found: Option<Found>) {
+        let is = found.map_or(Location::Free, |f| {
+            let (block, offset) = (f.block, f.offset as usize);
+            if f.external { Location::External { block, offset } } else { Location::Embedded { block, offset } }
+        });
+        match (said, found) {
+            _ if said == is => {}
+            (Location::Free, Some(f)) => self.not_located(f),
+            (_, None) => self.inode_problem(Class::LocatorStale, ino, || {
+                format!("the locator table has it as {said:?}, but it was not found")
+            }),
+            (_, Some(_)) => self.inode_problem(Class::LocatorWrong, ino, || {
+                format!("the locator table has it as {said:?}, but it is {is:?}")
+            }),
+        }
+    }
+
+    /// The two tables, read as inodes.
+    pub(super) fn table_inodes(&mut self) -> [Option<Inode>; 2] {
+        [EXTERNAL_INO, LOCATOR_INO].map(|ino| {
+            let inode = self.read_system_inode(ino)?;
+            self.check_xattr(&inode);
+            Some(inode)
+        })
+    }
+}
+
+impl Map {
+    /// The count of a table block, which is thereby seen.
+    fn take_count(&mut self, data: u64, shape: TableShape) -> u64 {
+        let Some(block) = &self.block else { return 0 };
+        let i = (data - self.first_data) as usize;
+        self.seen[i] = true;
+        let (_, offset) = shape.map_of_data(data);
+        u64::from(map_count(block, offset))
+    }
+}
