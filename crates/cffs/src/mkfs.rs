@@ -91,11 +91,11 @@ impl Default for MkfsOptions {
 }
 
 /// Smallest log in bytes: the header area, and room for the largest transactions. One may reserve a fifth of the log,
-/// so that others can go on while it is written; 48 blocks in that fifth are enough for an operation that splits
-/// directory blocks, index buckets, table chunks and extent trees at once. Never below 1 MiB, where every few hundred
+/// so that others can go on while it is written, and a rename that splits directory blocks, index buckets, table chunks
+/// and extent trees at once reserves a little more than 50 blocks: 72 blocks to the fifth. Never below 1 MiB, where every few hundred
 /// operations would have to wait for a checkpoint.
 pub fn log_bytes_min(block_size: u32) -> u64 {
-    (LOG_HEADER_AREA + 240 * u64::from(block_size)).max(MIB)
+    (LOG_HEADER_AREA + 360 * u64::from(block_size)).max(MIB)
 }
 
 fn power_of_two(what: &str, value: u32, min: u32, max: u32) -> Result<u32> {

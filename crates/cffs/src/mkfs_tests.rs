@@ -61,7 +61,7 @@ fn all_block_fragment_and_group_sizes() {
     for block_shift in 9..=16 {
         for frag_shift in 9.max(block_shift - 3)..=block_shift {
             for group_shift in 14.max(block_shift)..=22 {
-                for size in [66 << 20, (300 << 20) + 12345] {
+                for size in [96 << 20, (300 << 20) + 12345] {
                     let dev = MemoryDevice::new(size / 512 * 512);
                     let o = MkfsOptions {
                         block_size: 1 << block_shift,
@@ -80,7 +80,7 @@ fn all_block_fragment_and_group_sizes() {
 #[test]
 fn every_device_size_is_formatted_or_refused() {
     let mut smallest = None;
-    for mib in 1..80 {
+    for mib in 1..100 {
         let dev = MemoryDevice::new((mib << 20) - 512 * (mib % 7));
         for block_size in [512, 4096, 65536] {
             match mkfs(&dev, None, &MkfsOptions { block_size, ..options() }) {
@@ -91,14 +91,14 @@ fn every_device_size_is_formatted_or_refused() {
                     }
                 }
                 Err(Error::Invalid(what)) => {
-                    assert!(what.contains("too small") && mib <= 60, "{mib} MiB, blocks of {block_size}: {what}");
-                    assert_eq!(dev.allocated_bytes() > 0, mib > 4 && block_size == 65536, "written although refused");
+                    assert!(what.contains("too small") && mib <= 90, "{mib} MiB, blocks of {block_size}: {what}");
+                    assert_eq!(dev.allocated_bytes() > 0, mib > 5 && block_size == 65536, "written although refused");
                 }
                 Err(e) => panic!("{e}"),
             }
         }
     }
-    assert_eq!(smallest, Some(5), "4 MiB less some sectors is just too small");
+    assert_eq!(smallest, Some(6), "four times the smallest log");
 }
 
 #[test]

@@ -31,7 +31,7 @@ fn fresh_file_systems_are_clean() {
         (4096, 4096, 256 << 10),
         (65536, 8192, 65536),
     ] {
-        for size in [66u64 << 20, 100 << 20, 700 << 20] {
+        for size in [96u64 << 20, 130 << 20, 700 << 20] {
             let dev = Arc::new(MemoryDevice::new(size));
             let o = MkfsOptions { block_size, frag_size: Some(frag_size), group_size, ..MkfsOptions::default() };
             mkfs(&*dev, None, &o).unwrap();
