@@ -183,7 +183,8 @@ impl Placement {
         fresh: &mut Vec<BufRef>,
     ) -> Placed {
         let fpb = self.geo.frags_per_block();
-        let mut frag = run.start.max(fresh_from).next_multiple_of(fpb);
+        // Without a next block nothing is fresh: in a group that was in use before the mount.
+        let mut frag = run.start.max(fresh_from).checked_next_multiple_of(fpb).unwrap_or(FragAddr::MAX);
         // Under the lock of the table: nobody else can have been placed in such a block yet.
         while let Some(cache) = cache.filter(|_| frag < run.end()) {
             fresh.push(cache.install_new(self.geo.block_of_frag(frag)));
