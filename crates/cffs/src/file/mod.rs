@@ -21,6 +21,9 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
+/// Memory that a page takes beside its bytes, with its share of the inode in memory.
+const PAGE_OVERHEAD: usize = 1024;
+
 /// What file operations work with.
 #[derive(Clone, Copy)]
 pub struct FileCtx<'a> {
@@ -80,7 +83,7 @@ impl FileData {
     /// Drops a page and what was reserved for it.
     pub(crate) fn drop_page(&mut self, cx: &FileCtx<'_>, index: u64) {
         if let Some(p) = self.pages.remove(&index) {
-            cx.cache.sub_dirty_data(p.bytes.len());
+            cx.cache.sub_dirty_data(p.bytes.len() + PAGE_OVERHEAD);
             cx.space.unreserve(p.reserved);
         }
     }
@@ -242,7 +245,7 @@ fn page<'a>(cx: &FileCtx<'_>, st: &'a mut NodeState, index: u64, covered: &Range
         if on_disk > 0 && !(covered.start == 0 && covered.end >= on_disk) {
             read_disk(cx, st, start, &mut bytes[..on_disk], 0)?;
         }
-        cx.cache.add_dirty_data(bytes.len());
+        cx.cache.add_dirty_data(bytes.len() + PAGE_OVERHEAD);
         let page = Page { bytes: Arc::new(bytes), dirty: 0..0, reserved: 0, writing: false };
         st.data.pages.insert(index, page);
     }

@@ -13,6 +13,7 @@ use crate::format::table::Location;
 use crate::format::{BlockAddr, BlockKind, Corrupt, EXTERNAL_INO, Geometry, Ino, Inode, LAST_SYSTEM_INO, LOCATOR_INO};
 use crate::journal::Txn;
 use parking_lot::{Condvar, Mutex, RwLock};
+use std::collections::VecDeque;
 use std::hash::Hasher;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering};
@@ -229,6 +230,8 @@ struct Shard {
     map: AddrMap<Ino, Arc<Node>>,
     /// Changes when a node leaves: what was read from the device before that may be old.
     departures: u64,
+    /// The nodes in the order in which they are looked at for eviction.
+    clock: VecDeque<Ino>,
 }
 
 /// The inodes in memory, and the tables to find the others.
@@ -244,6 +247,8 @@ pub struct Inodes {
 
 /// Unreferenced inodes are dropped when more than this many are in memory.
 const INODES_MIN: usize = 4096;
+/// Nodes looked at when one is added to a part that is over its share.
+const EVICT_STEPS: usize = 3;
 
 impl Inodes {
     /// Reads the system inodes. `chunk` is the number of inodes in a chunk of the external table.
@@ -289,9 +294,7 @@ impl Inodes {
         }
         let (inode, home) = load()?;
         let node = Arc::new(Node::new(inode, home));
-        shard.map.insert(ino, node.clone());
-        drop(shard);
-        self.grew();
+        self.put(&mut shard, node.clone());
         Ok(node)
     }
 
@@ -315,9 +318,7 @@ impl Inodes {
                 continue; // somebody else had it meanwhile and may have changed it
             }
             let node = Arc::new(Node::new(inode, home));
-            shard.map.insert(ino, node.clone());
-            drop(shard);
-            self.grew();
+            self.put(&mut shard, node.clone());
             return Ok(node);
         }
     }
@@ -341,8 +342,7 @@ impl Inodes {
     pub fn insert(&self, inode: Inode, home: Home) -> Arc<Node> {
         let ino = inode.ino;
         let node = Arc::new(Node::new(inode, home));
-        self.shard(ino).lock().map.insert(ino, node.clone());
-        self.grew();
+        self.put(&mut self.shard(ino).lock(), node.clone());
         node
     }
 
@@ -365,37 +365,41 @@ impl Inodes {
         self.len() == 0
     }
 
-    fn grew(&self) {
-        let n = self.count.fetch_add(1, Ordering::Relaxed) + 1;
-        // A sixteenth over the limit before anybody looks, so that the looking is rare.
-        if n > self.limit + self.limit / 16 {
-            self.shrink(self.limit);
+    /// Puts a node into its part, and drops others there if it is over its share: a few steps of the clock at a time,
+    /// so that many nodes in use cost nobody much.
+    fn put(&self, shard: &mut Shard, node: Arc<Node>) {
+        let ino = node.ino;
+        if shard.map.insert(ino, node).is_none() {
+            shard.clock.push_back(ino);
+            self.count.fetch_add(1, Ordering::Relaxed);
+        }
+        if shard.map.len() > self.limit / SHARDS {
+            self.evict(shard, EVICT_STEPS);
         }
     }
 
-    fn shrink(&self, to: usize) {
-        for shard in self.shards.iter() {
-            let Some(mut shard) = shard.try_lock() else { continue };
-            let Shard { map, departures } = &mut *shard;
-            let share = to / SHARDS;
-            if map.len() <= share {
-                continue;
+    fn evict(&self, shard: &mut Shard, steps: usize) {
+        for _ in 0..steps {
+            let Some(ino) = shard.clock.pop_front() else { return };
+            match shard.map.get(&ino) {
+                None => {}
+                Some(n) if Arc::strong_count(n) == 1 && n.evictable() => {
+                    shard.map.remove(&ino);
+                    shard.departures += 1;
+                    self.count.fetch_sub(1, Ordering::Relaxed);
+                }
+                Some(_) => shard.clock.push_back(ino),
             }
-            let mut over = map.len() - share;
-            let before = map.len();
-            map.retain(|_, n| {
-                let drop = over > 0 && Arc::strong_count(n) == 1 && n.evictable();
-                over -= usize::from(drop);
-                !drop
-            });
-            *departures += 1;
-            self.count.fetch_sub(before - map.len(), Ordering::Relaxed);
         }
     }
 
     /// Drops all nodes that nobody uses and that are as on the device (for measurements of a cold cache).
     pub fn drop_clean(&self) {
-        self.shrink(0);
+        for shard in self.shards.iter() {
+            let mut shard = shard.lock();
+            let steps = shard.clock.len();
+            self.evict(&mut shard, steps);
+        }
     }
 
     /// All nodes in memory.
