@@ -1,1 +1,36 @@
-//! cffs-fuse
+//! Mounts a cffs file system through FUSE.
+//!
+//! ```text
+//!   program ──system call──► kernel (dentry, attribute and page cache) ──message──► this crate ──call──► cffs::fs::Fs
+//! ```
+//!
+//! A message is a round trip between two processes, and for a small file it costs more than the work it asks for. We are
+//! the only writer of the image, so what the kernel has learnt stays true until the kernel itself changes it. Everything
+//! here follows from that:
+//!
+//! - names (also names that do not exist) and attributes are valid for years, and a listing brings the attributes along;
+//! - file and directory handles carry nothing, so OPEN, OPENDIR, FLUSH and CREATE are answered once with ENOSYS: after that
+//!   the kernel opens without asking, keeps the page cache and the cached listing over opens, sends no RELEASE, and
+//!   creates with MKNOD alone;
+//! - pages are thrown away when the kernel decides to, never because a time stamp moved.
+//!
+//! A cold read of a small file is one READ. The writeback cache of the kernel stays off: it would own size and times, report
+//! a full disk at `close` instead of at `write`, and send a SETATTR with every new file; the engine delays allocation anyway.
+//!
+//! [`mount`] starts a [`Session`]; [`Session::wait`] returns after the unmount, when the engine has been closed.
+//! [`read_stats`] asks a mounted file system for its counters.
+#![forbid(unsafe_code)]
+
+mod config;
+mod convert;
+mod kernel;
+mod messages;
+mod mountpoint;
+mod server;
+mod session;
+mod snapshot;
+
+pub use config::MountConfig;
+pub use mountpoint::Unmounter;
+pub use session::{Error, Result, Session, mount};
+pub use snapshot::{STATS_FILE, read_stats, unmount};

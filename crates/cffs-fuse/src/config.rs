@@ -1,0 +1,82 @@
+//! Settings of a mount that the engine does not need to know.
+
+use std::time::Duration;
+
+/// How to mount. Whether the mount is read-only is the engine's business: see [`cffs::fs::Fs::is_read_only`].
+#[derive(Clone, Debug)]
+pub struct MountConfig {
+    /// What `mount` and `df` show as the device: the image.
+    pub fsname: String,
+    /// Other users than the one who mounts may use the file system.
+    pub allow_other: bool,
+    /// The kernel checks permission bits, as for any file system of its own. Without it anybody who gets in may do anything.
+    pub default_permissions: bool,
+    /// Set-user-id and set-group-id bits of programs count. Only root can have this.
+    pub suid: bool,
+    /// Device files work. Only root can have this.
+    pub dev: bool,
+    /// Programs can be run.
+    pub exec: bool,
+    /// Threads that answer the kernel. Each waits for the device alone, and fsyncs share a commit only if they wait at the
+    /// same time, so there are more of them than processors.
+    pub threads: usize,
+    /// How long the kernel may believe names and attributes without asking again.
+    pub ttl: Duration,
+    /// Largest WRITE and READ in bytes.
+    pub max_transfer: u32,
+    /// How far the kernel reads ahead in one file, in bytes; applied if we may (root), otherwise the kernel's own 128 KiB.
+    pub readahead: u32,
+    /// Requests that the kernel keeps in flight in the background (readahead, asynchronous direct I/O).
+    pub max_background: u16,
+}
+
+impl Default for MountConfig {
+    fn default() -> Self {
+        let root = rustix::process::geteuid().is_root();
+        let cpus = std::thread::available_parallelism().map_or(1, |n| n.get());
+        MountConfig {
+            fsname: "cffs".into(),
+            // What root mounts is for everybody, as with any other file system. Others need `user_allow_other` in
+            // /etc/fuse.conf for it.
+            allow_other: root,
+            default_permissions: true,
+            suid: root,
+            dev: root,
+            exec: true,
+            threads: (2 * cpus).clamp(8, 32),
+            ttl: Duration::from_secs(10 * 365 * 86_400),
+            max_transfer: 1 << 20,
+            readahead: 1 << 20,
+            max_background: 64,
+        }
+    }
+}
+
+impl MountConfig {
+    /// Options for the kernel and for fusermount3, without those that they take in other ways.
+    pub(crate) fn data_options(&self) -> Vec<String> {
+        let mut options = Vec::new();
+        if self.default_permissions {
+            options.push("default_permissions".to_owned());
+        }
+        if self.allow_other {
+            options.push("allow_other".to_owned());
+        }
+        options.push(format!("max_read={}", self.max_transfer));
+        options
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_follow_the_settings() {
+        let mut c = MountConfig { allow_other: true, default_permissions: false, ..MountConfig::default() };
+        assert_eq!(c.data_options(), ["allow_other", "max_read=1048576"]);
+        c.allow_other = false;
+        c.default_permissions = true;
+        assert_eq!(c.data_options(), ["default_permissions", "max_read=1048576"]);
+    }
+}

@@ -1,0 +1,57 @@
+//! What is negotiated with the kernel when a session starts.
+
+use crate::config::MountConfig;
+use fuser::{InitFlags, KernelConfig};
+
+/// What the kernel can do without a message.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Abilities {
+    /// After one OPEN was answered with ENOSYS it opens without asking.
+    pub(crate) no_open: bool,
+    /// The same for OPENDIR.
+    pub(crate) no_opendir: bool,
+}
+
+/// Wanted where the kernel has it.
+const WANTED: [InitFlags; 6] = [
+    // Every listing brings attributes: they lie in the directory block, so they cost nothing, and they save the LOOKUPs.
+    InitFlags::FUSE_DO_READDIRPLUS,
+    InitFlags::FUSE_PARALLEL_DIROPS,
+    InitFlags::FUSE_ASYNC_DIO,
+    InitFlags::FUSE_CACHE_SYMLINKS,
+    // We are the only writer: pages go stale only by what the kernel itself does. Without this a size in a reply that
+    // differs from the cached one empties the page cache.
+    InitFlags::FUSE_EXPLICIT_INVAL_DATA,
+    InitFlags::FUSE_MAX_PAGES,
+];
+// Left out on purpose:
+// - WRITEBACK_CACHE, AUTO_INVAL_DATA: see the crate's documentation;
+// - ATOMIC_O_TRUNC: without OPEN messages truncation has to come as SETATTR;
+// - POSIX_LOCKS, FLOCK_LOCKS: one kernel, so its own lock tables are the right ones, and free;
+// - HANDLE_KILLPRIV(_V2): without them the kernel itself drops set-id bits with a SETATTR before it writes, truncates or
+//   changes the owner, and its cached mode is right afterwards; fuser does not pass on all that V2 needs;
+// - EXPORT_SUPPORT: would look up inodes that the kernel holds no reference to.
+
+/// Sets up the connection.
+pub(crate) fn negotiate(kernel: &mut KernelConfig, config: &MountConfig) -> Abilities {
+    for flag in WANTED {
+        if kernel.add_capabilities(flag).is_err() {
+            tracing::debug!(?flag, "not supported by this kernel");
+        }
+    }
+    // These return the nearest possible value where ours is not.
+    if let Err(nearest) = kernel.set_max_write(config.max_transfer) {
+        let _ = kernel.set_max_write(nearest);
+    }
+    if let Err(nearest) = kernel.set_max_readahead(config.readahead) {
+        let _ = kernel.set_max_readahead(nearest);
+    }
+    if let Err(nearest) = kernel.set_max_background(config.max_background) {
+        let _ = kernel.set_max_background(nearest);
+    }
+    let has = kernel.capabilities();
+    Abilities {
+        no_open: has.contains(InitFlags::FUSE_NO_OPEN_SUPPORT),
+        no_opendir: has.contains(InitFlags::FUSE_NO_OPENDIR_SUPPORT),
+    }
+}

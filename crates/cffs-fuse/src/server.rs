@@ -1,0 +1,662 @@
+//! Answers the messages of the kernel.
+
+use crate::config::MountConfig;
+use crate::convert;
+use crate::kernel::{self, Abilities};
+use crate::messages::{Message, Messages};
+use crate::snapshot::{STATS_FILE, Snapshots, is_snapshot};
+use cffs::error::{Error, Result};
+use cffs::format::{Ino, ROOT_INO};
+use cffs::fs::Fs;
+use cffs::fs::api::{Attr, Caller, RenameFlags as Rename};
+use fuser::{
+    AccessFlags, BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle, Filesystem, FopenFlags, ForgetOne, Generation, INodeNo,
+    IoctlFlags, KernelConfig, LockOwner, Notifier, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory,
+    ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request,
+    TimeOrNow, WriteFlags,
+};
+use parking_lot::Mutex;
+use std::cell::RefCell;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt as _;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, SystemTime};
+
+/// Positions in a listing that the engine does not know: it counts from 64.
+const DOT: u64 = 1;
+const DOT_DOT: u64 = 2;
+
+/// What the session and its server both use.
+pub(crate) struct Shared {
+    fs: Arc<Fs>,
+    messages: Messages,
+    snapshots: Snapshots,
+    notifier: OnceLock<Notifier>,
+    serving: AtomicBool,
+    panicked: AtomicBool,
+    closed: Mutex<bool>,
+    close_error: Mutex<Option<Error>>,
+}
+
+impl Shared {
+    pub(crate) fn new(fs: Arc<Fs>) -> Shared {
+        Shared {
+            fs,
+            messages: Messages::default(),
+            snapshots: Snapshots::default(),
+            notifier: OnceLock::new(),
+            serving: AtomicBool::new(false),
+            panicked: AtomicBool::new(false),
+            closed: Mutex::new(false),
+            close_error: Mutex::new(None),
+        }
+    }
+
+    pub(crate) fn set_notifier(&self, notifier: Notifier) {
+        // Set once per session, and there is one session.
+        let _ = self.notifier.set(notifier);
+    }
+
+    /// From now on the end of the session closes the engine.
+    pub(crate) fn serving(&self) {
+        self.serving.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn panicked(&self) -> bool {
+        self.panicked.load(Ordering::Acquire)
+    }
+
+    /// Closes the engine, the first time; returns what came of it, to whoever asks first.
+    pub(crate) fn close(&self) -> Result<()> {
+        let mut closed = self.closed.lock();
+        if !*closed {
+            *closed = true;
+            if let Err(e) = self.fs.close() {
+                *self.close_error.lock() = Some(e);
+            }
+        }
+        self.close_error.lock().take().map_or(Ok(()), Err)
+    }
+
+    /// Closes the engine and leaves the result for [`Shared::close`].
+    fn end(&self) {
+        if self.serving.load(Ordering::Acquire) && !self.panicked() {
+            if let Err(e) = self.close() {
+                *self.close_error.lock() = Some(e);
+            }
+        }
+    }
+
+    /// Counts a message, carries it out and turns an error into its number.
+    fn call<T>(&self, message: Message, ino: Ino, f: impl FnOnce(&Fs) -> Result<T>) -> std::result::Result<T, Errno> {
+        self.messages.count(message);
+        if self.panicked() {
+            return Err(Errno::EIO);
+        }
+        match catch_unwind(AssertUnwindSafe(|| f(&self.fs))) {
+            Ok(Ok(value)) => Ok(value),
+            Ok(Err(error)) => {
+                if matches!(error, Error::Corrupt(_) | Error::Io(_)) {
+                    tracing::error!(operation = message.name(), ino, %error);
+                }
+                Err(Errno::from_i32(error.errno()))
+            }
+            Err(_) => {
+                // What the engine holds in memory cannot be trusted now, the image can: nothing more is written, and the
+                // next mount recovers it.
+                self.panicked.store(true, Ordering::Release);
+                tracing::error!(operation = message.name(), ino, "internal error; every operation fails from now on; unmount");
+                Err(Errno::EIO)
+            }
+        }
+    }
+
+    fn stats_text(&self) -> Result<String> {
+        let mut all = serde_json::to_value(self.fs.stats()).map_err(std::io::Error::other)?;
+        let mut fuse = serde_json::to_value(self.messages.counts()).map_err(std::io::Error::other)?;
+        fuse["pid"] = std::process::id().into();
+        all["fuse"] = fuse;
+        let mut text = serde_json::to_string_pretty(&all).map_err(std::io::Error::other)?;
+        text.push('\n');
+        Ok(text)
+    }
+}
+
+/// The file system as fuser sees it.
+pub(crate) struct Server {
+    shared: Arc<Shared>,
+    config: MountConfig,
+    abilities: Abilities,
+}
+
+thread_local! {
+    /// The answer to a READ; kept, so that it is cleared once and not for every message.
+    static BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
+fn caller(req: &Request) -> Caller {
+    Caller { uid: req.uid(), gid: req.gid() }
+}
+
+/// The name of the statistics belongs to us.
+fn is_stats(parent: INodeNo, name: &OsStr) -> bool {
+    parent.0 == ROOT_INO && name == STATS_FILE
+}
+
+fn reserved(parent: INodeNo, name: &OsStr) -> Result<()> {
+    if is_stats(parent, name) { Err(Error::NotPermitted) } else { Ok(()) }
+}
+
+impl Server {
+    pub(crate) fn new(shared: Arc<Shared>, config: &MountConfig) -> Server {
+        Server { shared, config: config.clone(), abilities: Abilities::default() }
+    }
+
+    fn ttl(&self) -> &Duration {
+        &self.config.ttl
+    }
+
+    fn reply_entry(&self, result: std::result::Result<Attr, Errno>, reply: ReplyEntry) {
+        match result {
+            Ok(a) => reply.entry(self.ttl(), &convert::attr(&a), Generation(u64::from(a.generation))),
+            Err(e) => reply.error(e),
+        }
+    }
+
+    fn reply_attr(&self, result: std::result::Result<Attr, Errno>, reply: ReplyAttr) {
+        match result {
+            Ok(a) => reply.attr(self.ttl(), &convert::attr(&a)),
+            Err(e) => reply.error(e),
+        }
+    }
+
+    fn unsupported(&self, reply: impl FnOnce(Errno)) {
+        self.shared.messages.count(Message::Unsupported);
+        reply(Errno::ENOSYS);
+    }
+}
+
+fn reply_empty(result: std::result::Result<(), Errno>, reply: ReplyEmpty) {
+    match result {
+        Ok(()) => reply.ok(),
+        Err(e) => reply.error(e),
+    }
+}
+
+impl Filesystem for Server {
+    fn init(&mut self, _req: &Request, kernel: &mut KernelConfig) -> std::io::Result<()> {
+        self.abilities = kernel::negotiate(kernel, &self.config);
+        Ok(())
+    }
+
+    fn destroy(&mut self) {
+        self.shared.end();
+    }
+
+    fn lookup(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        if is_stats(parent, name) {
+            let made = self.shared.call(Message::Lookup, parent.0, |_| self.shared.stats_text());
+            match made {
+                // The attributes of a snapshot stay; the name means another one next time.
+                Ok(text) => {
+                    let a = self.shared.snapshots.make(text);
+                    reply.entry_with_ttls(self.ttl(), &Duration::ZERO, &convert::attr(&a), Generation(0));
+                }
+                Err(e) => reply.error(e),
+            }
+            return;
+        }
+        match self.shared.call(Message::Lookup, parent.0, |fs| fs.lookup(parent.0, name.as_bytes())) {
+            Err(e) if e == Errno::ENOENT => reply.entry(self.ttl(), &convert::no_entry(), Generation(0)),
+            result => self.reply_entry(result, reply),
+        }
+    }
+
+    fn forget(&self, _req: &Request, ino: INodeNo, nlookup: u64) {
+        if is_snapshot(ino.0) {
+            self.shared.messages.count(Message::Forget);
+            self.shared.snapshots.forget(ino.0);
+        } else {
+            // Nobody hears of an error here, and none of the engine's is one that matters.
+            let _ = self.shared.call(Message::Forget, ino.0, |fs| {
+                fs.forget(ino.0, nlookup);
+                Ok(())
+            });
+        }
+    }
+
+    fn batch_forget(&self, req: &Request, nodes: &[ForgetOne]) {
+        for node in nodes {
+            self.forget(req, node.nodeid(), node.nlookup());
+        }
+    }
+
+    fn getattr(&self, _req: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
+        let result = self.shared.call(Message::GetAttr, ino.0, |fs| {
+            if is_snapshot(ino.0) { self.shared.snapshots.attr(ino.0).ok_or(Error::Stale) } else { fs.getattr(ino.0) }
+        });
+        self.reply_attr(result, reply);
+    }
+
+    fn setattr(
+        &self,
+        req: &Request,
+        ino: INodeNo,
+        mode: Option<u32>,
+        uid: Option<u32>,
+        gid: Option<u32>,
+        size: Option<u64>,
+        atime: Option<TimeOrNow>,
+        mtime: Option<TimeOrNow>,
+        // The change time is the file system's own to set; the kernel sends one with its writeback cache only.
+        _ctime: Option<SystemTime>,
+        _fh: Option<FileHandle>,
+        _crtime: Option<SystemTime>,
+        _chgtime: Option<SystemTime>,
+        _bkuptime: Option<SystemTime>,
+        _flags: Option<BsdFileFlags>,
+        reply: ReplyAttr,
+    ) {
+        let result = self.shared.call(Message::SetAttr, ino.0, |fs| {
+            if is_snapshot(ino.0) {
+                return Err(Error::NotPermitted);
+            }
+            fs.setattr(caller(req), ino.0, convert::set_attr(mode, uid, gid, size, atime, mtime))
+        });
+        self.reply_attr(result, reply);
+    }
+
+    fn readlink(&self, _req: &Request, ino: INodeNo, reply: ReplyData) {
+        match self.shared.call(Message::ReadLink, ino.0, |fs| fs.readlink(ino.0)) {
+            Ok(target) => reply.data(&target),
+            Err(e) => reply.error(e),
+        }
+    }
+
+    fn mknod(&self, req: &Request, parent: INodeNo, name: &OsStr, mode: u32, _umask: u32, rdev: u32, reply: ReplyEntry) {
+        let result = self.shared.call(Message::MkNod, parent.0, |fs| {
+            reserved(parent, name)?;
+            let perm = convert::permissions(mode);
+            match convert::mode_type(mode) {
+                None => Err(Error::Invalid(format!("mode {mode:o} has no file type"))),
+                // open(O_CREAT) too: CREATE is declined.
+                Some(cffs::format::FileType::Regular) => fs.create(caller(req), parent.0, name.as_bytes(), perm),
+                Some(t) => fs.mknod(caller(req), parent.0, name.as_bytes(), t, perm, rdev),
+            }
+        });
+        self.reply_entry(result, reply);
+    }
+
+    fn mkdir(&self, req: &Request, parent: INodeNo, name: &OsStr, mode: u32, _umask: u32, reply: ReplyEntry) {
+        let result = self.shared.call(Message::MkDir, parent.0, |fs| {
+            reserved(parent, name)?;
+            fs.mkdir(caller(req), parent.0, name.as_bytes(), convert::permissions(mode))
+        });
+        self.reply_entry(result, reply);
+    }
+
+    fn unlink(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        let result = self.shared.call(Message::Unlink, parent.0, |fs| {
+            reserved(parent, name)?;
+            fs.unlink(parent.0, name.as_bytes())
+        });
+        reply_empty(result, reply);
+    }
+
+    fn rmdir(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        reply_empty(self.shared.call(Message::RmDir, parent.0, |fs| fs.rmdir(parent.0, name.as_bytes())), reply);
+    }
+
+    fn symlink(&self, req: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
+        let result = self.shared.call(Message::SymLink, parent.0, |fs| {
+            reserved(parent, name)?;
+            fs.symlink(caller(req), parent.0, name.as_bytes(), target.as_os_str().as_bytes())
+        });
+        self.reply_entry(result, reply);
+    }
+
+    fn rename(
+        &self,
+        _req: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        new_parent: INodeNo,
+        new_name: &OsStr,
+        flags: RenameFlags,
+        reply: ReplyEmpty,
+    ) {
+        let result = self.shared.call(Message::Rename, parent.0, |fs| {
+            reserved(parent, name)?;
+            reserved(new_parent, new_name)?;
+            let known = RenameFlags::RENAME_NOREPLACE | RenameFlags::RENAME_EXCHANGE;
+            if flags.bits() & !known.bits() != 0 || flags.contains(known) {
+                return Err(Error::Invalid(format!("rename flags {:#x}", flags.bits())));
+            }
+            let flags = Rename {
+                no_replace: flags.contains(RenameFlags::RENAME_NOREPLACE),
+                exchange: flags.contains(RenameFlags::RENAME_EXCHANGE),
+            };
+            fs.rename(parent.0, name.as_bytes(), new_parent.0, new_name.as_bytes(), flags)
+        });
+        reply_empty(result, reply);
+    }
+
+    fn link(&self, _req: &Request, ino: INodeNo, new_parent: INodeNo, new_name: &OsStr, reply: ReplyEntry) {
+        let result = self.shared.call(Message::Link, ino.0, |fs| {
+            reserved(new_parent, new_name)?;
+            if is_snapshot(ino.0) {
+                return Err(Error::NotPermitted);
+            }
+            fs.link(ino.0, new_parent.0, new_name.as_bytes())
+        });
+        self.reply_entry(result, reply);
+    }
+
+    fn open(&self, _req: &Request, _ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
+        self.shared.messages.count(Message::Open);
+        if self.abilities.no_open {
+            reply.error(Errno::ENOSYS);
+        } else {
+            reply.opened(FileHandle(0), FopenFlags::FOPEN_KEEP_CACHE | FopenFlags::FOPEN_NOFLUSH);
+        }
+    }
+
+    fn read(
+        &self,
+        _req: &Request,
+        ino: INodeNo,
+        _fh: FileHandle,
+        offset: u64,
+        size: u32,
+        _flags: OpenFlags,
+        _lock_owner: Option<LockOwner>,
+        reply: ReplyData,
+    ) {
+        if is_snapshot(ino.0) {
+            self.shared.messages.count(Message::Read);
+            match self.shared.snapshots.text(ino.0) {
+                Some(text) => {
+                    let from = usize::try_from(offset).unwrap_or(usize::MAX).min(text.len());
+                    let to = from.saturating_add(size as usize).min(text.len());
+                    reply.data(&text.as_bytes()[from..to]);
+                }
+                None => reply.error(Errno::ESTALE),
+            }
+            return;
+        }
+        BUFFER.with_borrow_mut(|buffer| {
+            if buffer.len() < size as usize {
+                buffer.resize(size as usize, 0);
+            }
+            let buffer = &mut buffer[..size as usize];
+            match self.shared.call(Message::Read, ino.0, |fs| fs.read(ino.0, offset, buffer)) {
+                Ok(n) => reply.data(&buffer[..n]),
+                Err(e) => reply.error(e),
+            }
+        });
+    }
+
+    fn write(
+        &self,
+        req: &Request,
+        ino: INodeNo,
+        _fh: FileHandle,
+        offset: u64,
+        data: &[u8],
+        write_flags: WriteFlags,
+        _flags: OpenFlags,
+        _lock_owner: Option<LockOwner>,
+        reply: ReplyWrite,
+    ) {
+        let result = self.shared.call(Message::Write, ino.0, |fs| {
+            if is_snapshot(ino.0) {
+                return Err(Error::NotPermitted);
+            }
+            // Buffered writes come after a SETATTR that drops these bits; direct ones leave it to us.
+            let drop_bits = write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID) && fs.getattr(ino.0)?.perm & 0o6000 != 0;
+            if drop_bits {
+                fs.clear_set_id(ino.0)?;
+            }
+            Ok((fs.write(caller(req), ino.0, offset, data)?, drop_bits))
+        });
+        match result {
+            Ok((n, mode_changed)) => {
+                reply.written(n as u32);
+                if let (true, Some(notifier)) = (mode_changed, self.shared.notifier.get()) {
+                    // A negative offset: attributes alone. It fails only if the kernel has forgotten the inode by now.
+                    let _ = notifier.inval_inode(ino, -1, 0);
+                }
+            }
+            Err(e) => reply.error(e),
+        }
+    }
+
+    fn flush(&self, _req: &Request, _ino: INodeNo, _fh: FileHandle, _lock_owner: LockOwner, reply: ReplyEmpty) {
+        self.shared.messages.count(Message::Flush);
+        reply.error(Errno::ENOSYS);
+    }
+
+    fn release(
+        &self,
+        _req: &Request,
+        _ino: INodeNo,
+        _fh: FileHandle,
+        _flags: OpenFlags,
+        _lock_owner: Option<LockOwner>,
+        _flush: bool,
+        reply: ReplyEmpty,
+    ) {
+        self.shared.messages.count(Message::Release);
+        reply.ok();
+    }
+
+    fn fsync(&self, _req: &Request, ino: INodeNo, _fh: FileHandle, data_only: bool, reply: ReplyEmpty) {
+        let result = self.shared.call(Message::Fsync, ino.0, |fs| {
+            if is_snapshot(ino.0) { Ok(()) } else { fs.fsync(ino.0, data_only) }
+        });
+        reply_empty(result, reply);
+    }
+
+    fn opendir(&self, _req: &Request, _ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
+        self.shared.messages.count(Message::OpenDir);
+        if self.abilities.no_opendir {
+            reply.error(Errno::ENOSYS);
+        } else {
+            reply.opened(FileHandle(0), FopenFlags::FOPEN_KEEP_CACHE | FopenFlags::FOPEN_CACHE_DIR);
+        }
+    }
+
+    fn readdir(&self, _req: &Request, ino: INodeNo, _fh: FileHandle, offset: u64, mut reply: ReplyDirectory) {
+        let result = self.shared.call(Message::ReadDir, ino.0, |fs| {
+            let dir = fuser::FileType::Directory;
+            if offset < DOT && reply.add(ino, DOT, dir, ".") {
+                return Ok(());
+            }
+            if offset < DOT_DOT && reply.add(INodeNo(fs.parent(ino.0)?), DOT_DOT, dir, "..") {
+                return Ok(());
+            }
+            fs.readdir(ino.0, engine_position(offset), false, &mut |e| {
+                !reply.add(INodeNo(e.ino), e.cookie, convert::file_type(e.file_type), OsStr::from_bytes(&e.name))
+            })
+        });
+        match result {
+            Ok(()) => reply.ok(),
+            Err(e) => reply.error(e),
+        }
+    }
+
+    fn readdirplus(&self, _req: &Request, ino: INodeNo, _fh: FileHandle, offset: u64, mut reply: ReplyDirectoryPlus) {
+        let mut added = 0usize;
+        let result = self.shared.call(Message::ReadDirPlus, ino.0, |fs| {
+            // The kernel takes nothing but number and type from these two, and no reference.
+            let mut dot = |ino: Ino, position: u64, name: &str| {
+                let mut a = convert::no_entry();
+                a.ino = INodeNo(ino);
+                a.kind = fuser::FileType::Directory;
+                reply.add(a.ino, position, name, &Duration::ZERO, &a, Generation(0))
+            };
+            if offset < DOT && dot(ino.0, DOT, ".") {
+                return Ok(());
+            }
+            if offset < DOT_DOT && dot(fs.parent(ino.0)?, DOT_DOT, "..") {
+                return Ok(());
+            }
+            fs.readdir(ino.0, engine_position(offset), true, &mut |e| {
+                let Some(a) = &e.attr else { return false };
+                let name = OsStr::from_bytes(&e.name);
+                let generation = Generation(u64::from(a.generation));
+                let full = reply.add(INodeNo(a.ino), e.cookie, name, self.ttl(), &convert::attr(a), generation);
+                added += usize::from(!full);
+                !full
+            })
+        });
+        match result {
+            Ok(()) => reply.ok(),
+            // References are taken for what is in the reply already, so it has to go out; the error comes again with the
+            // next message.
+            Err(_) if added > 0 => reply.ok(),
+            Err(e) => reply.error(e),
+        }
+    }
+
+    fn releasedir(&self, _req: &Request, _ino: INodeNo, _fh: FileHandle, _flags: OpenFlags, reply: ReplyEmpty) {
+        self.shared.messages.count(Message::ReleaseDir);
+        reply.ok();
+    }
+
+    fn fsyncdir(&self, _req: &Request, ino: INodeNo, _fh: FileHandle, data_only: bool, reply: ReplyEmpty) {
+        let result = self.shared.call(Message::FsyncDir, ino.0, |fs| {
+            // Linux tells a FUSE server nothing of sync(2) and syncfs(2). This is the way to ask for the same: `sync DIR`
+            // on the mount point.
+            if ino.0 == ROOT_INO { fs.sync() } else { fs.fsync(ino.0, data_only) }
+        });
+        reply_empty(result, reply);
+    }
+
+    fn statfs(&self, _req: &Request, ino: INodeNo, reply: ReplyStatfs) {
+        match self.shared.call(Message::StatFs, ino.0, |fs| Ok(fs.statfs())) {
+            Ok(s) => {
+                let name_max = cffs::format::NAME_MAX as u32;
+                reply.statfs(s.total, s.free, s.available, s.inodes, s.inodes_free, s.block_size, name_max, s.frag_size);
+            }
+            Err(e) => reply.error(e),
+        }
+    }
+
+    fn create(
+        &self,
+        req: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        _umask: u32,
+        _flags: i32,
+        reply: ReplyCreate,
+    ) {
+        if self.abilities.no_open {
+            // MKNOD and an open without a message: one message, where CREATE brings a RELEASE with it.
+            self.shared.messages.count(Message::Create);
+            reply.error(Errno::ENOSYS);
+            return;
+        }
+        let result = self.shared.call(Message::Create, parent.0, |fs| {
+            reserved(parent, name)?;
+            fs.create(caller(req), parent.0, name.as_bytes(), convert::permissions(mode))
+        });
+        match result {
+            Ok(a) => {
+                let flags = FopenFlags::FOPEN_KEEP_CACHE | FopenFlags::FOPEN_NOFLUSH;
+                reply.created(self.ttl(), &convert::attr(&a), Generation(u64::from(a.generation)), FileHandle(0), flags);
+            }
+            Err(e) => reply.error(e),
+        }
+    }
+
+    fn lseek(&self, _req: &Request, ino: INodeNo, _fh: FileHandle, offset: i64, whence: i32, reply: ReplyLseek) {
+        const SEEK_DATA: i32 = 3;
+        const SEEK_HOLE: i32 = 4;
+        let result = self.shared.call(Message::Lseek, ino.0, |fs| {
+            // The kernel keeps the other kinds to itself.
+            let (Ok(from), SEEK_DATA | SEEK_HOLE) = (u64::try_from(offset), whence) else {
+                return Error::invalid(format!("seek to {offset}, whence {whence}"));
+            };
+            if is_snapshot(ino.0) {
+                let size = self.shared.snapshots.attr(ino.0).ok_or(Error::Stale)?.size;
+                return if from >= size { Err(Error::NotFound) } else { Ok(if whence == SEEK_DATA { from } else { size }) };
+            }
+            if whence == SEEK_DATA { fs.seek_data(ino.0, from) } else { fs.seek_hole(ino.0, from) }
+        });
+        match result {
+            Ok(at) => reply.offset(i64::try_from(at).unwrap_or(i64::MAX)),
+            // Nothing from there on; lseek(2) has a number of its own for this.
+            Err(e) if e == Errno::ENOENT => reply.error(Errno::ENXIO),
+            Err(e) => reply.error(e),
+        }
+    }
+
+    // Not asked twice: after ENOSYS the kernel answers these itself (EOPNOTSUPP, or by copying through the page cache).
+
+    fn access(&self, _req: &Request, _ino: INodeNo, _mask: AccessFlags, reply: ReplyEmpty) {
+        self.unsupported(|e| reply.error(e));
+    }
+
+    fn setxattr(&self, _req: &Request, _ino: INodeNo, _name: &OsStr, _value: &[u8], _flags: i32, _position: u32, reply: ReplyEmpty) {
+        self.unsupported(|e| reply.error(e));
+    }
+
+    fn getxattr(&self, _req: &Request, _ino: INodeNo, _name: &OsStr, _size: u32, reply: ReplyXattr) {
+        self.unsupported(|e| reply.error(e));
+    }
+
+    fn listxattr(&self, _req: &Request, _ino: INodeNo, _size: u32, reply: ReplyXattr) {
+        self.unsupported(|e| reply.error(e));
+    }
+
+    fn removexattr(&self, _req: &Request, _ino: INodeNo, _name: &OsStr, reply: ReplyEmpty) {
+        self.unsupported(|e| reply.error(e));
+    }
+
+    fn fallocate(&self, _req: &Request, _ino: INodeNo, _fh: FileHandle, _offset: u64, _length: u64, _mode: i32, reply: ReplyEmpty) {
+        self.unsupported(|e| reply.error(e));
+    }
+
+    fn copy_file_range(
+        &self,
+        _req: &Request,
+        _ino_in: INodeNo,
+        _fh_in: FileHandle,
+        _offset_in: u64,
+        _ino_out: INodeNo,
+        _fh_out: FileHandle,
+        _offset_out: u64,
+        _len: u64,
+        _flags: CopyFileRangeFlags,
+        reply: ReplyWrite,
+    ) {
+        self.unsupported(|e| reply.error(e));
+    }
+
+    fn ioctl(
+        &self,
+        _req: &Request,
+        _ino: INodeNo,
+        _fh: FileHandle,
+        _flags: IoctlFlags,
+        _cmd: u32,
+        _in_data: &[u8],
+        _out_size: u32,
+        reply: ReplyIoctl,
+    ) {
+        // ENOTTY is what programs that probe for ioctls understand.
+        self.shared.messages.count(Message::Unsupported);
+        reply.error(Errno::ENOTTY);
+    }
+}
+
+/// Where the engine has to go on after `offset`.
+fn engine_position(offset: u64) -> u64 {
+    if offset <= DOT_DOT { 0 } else { offset }
+}

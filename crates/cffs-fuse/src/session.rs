@@ -1,0 +1,137 @@
+//! A mounted file system, from mount to the closing of the engine.
+
+use crate::config::MountConfig;
+use crate::mountpoint::{self, Event, Unmounter};
+use crate::server::{Server, Shared};
+use cffs::fs::Fs;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
+
+/// Why a mount could not be made, or did not end well.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The directory cannot be mounted on; the text says why.
+    #[error("{0}")]
+    MountPoint(String),
+    /// The kernel or fusermount3 refused.
+    #[error("cannot mount: {0}")]
+    Mount(#[source] io::Error),
+    /// The connection with the kernel broke.
+    #[error("connection with the kernel failed: {0}")]
+    Connection(#[source] io::Error),
+    /// Closing the engine failed: not everything has reached the image.
+    #[error("writing to the image failed at unmount: {0}")]
+    Close(#[source] cffs::error::Error),
+    /// An operation hit a bug. The image was left as after a crash: the next mount recovers it.
+    #[error("an internal error occurred; the image was left for recovery by the next mount")]
+    Internal,
+}
+
+/// Result of mounting.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Mounts `fs` at `dir` and serves it with threads of its own. When this returns the mount can be used.
+///
+/// After an error the engine is as it was: the caller closes it. Once a session exists, the session closes it.
+pub fn mount(fs: Arc<Fs>, dir: &Path, config: &MountConfig) -> Result<Session> {
+    let dir = mountpoint::check(dir).map_err(Error::MountPoint)?;
+    let connection = mountpoint::attach(&dir, config, fs.is_read_only()).map_err(Error::Mount)?;
+    let unmounter = Unmounter::of(&dir).map_err(Error::Mount)?;
+    start(fs, connection, &unmounter, config).inspect_err(|_| {
+        // Nobody will answer on this mount.
+        let _ = unmounter.abort();
+    })
+}
+
+fn start(fs: Arc<Fs>, connection: std::os::fd::OwnedFd, unmounter: &Unmounter, config: &MountConfig) -> Result<Session> {
+    let shared = Arc::new(Shared::new(fs));
+    let mut fuser_config = fuser::Config::default();
+    fuser_config.n_threads = Some(config.threads.max(1));
+    // A descriptor of its own for each thread: replies then find their request without a common lock.
+    fuser_config.clone_fd = std::fs::OpenOptions::new().read(true).write(true).open("/dev/fuse").is_ok();
+    // Who may come in at all is the kernel's to check (`allow_other`), and it lets its own requests through, which fuser's
+    // check would refuse.
+    let session = fuser::Session::from_fd(Server::new(shared.clone(), config), connection, fuser::SessionACL::All, fuser_config)
+        .map_err(Error::Connection)?;
+    shared.set_notifier(session.notifier());
+    let (sender, events) = channel();
+    let unmounter = unmounter.clone().with_session(sender.clone());
+    std::thread::Builder::new()
+        .name("cffs-fuse".into())
+        .spawn({
+            let shared = shared.clone();
+            move || {
+                shared.serving();
+                // Nobody waits any more if the session was abandoned.
+                let _ = sender.send(Event::Ended(session.run()));
+            }
+        })
+        .map_err(Error::Connection)?;
+    mountpoint::set_readahead(unmounter.dir(), config.readahead);
+    Ok(Session { events: Some(events), shared, unmounter })
+}
+
+/// How long a session that was told to end leaves the kernel to end it properly.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// A mounted file system. Dropping it unmounts.
+#[must_use = "dropping a session unmounts"]
+pub struct Session {
+    events: Option<Receiver<Event>>,
+    shared: Arc<Shared>,
+    unmounter: Unmounter,
+}
+
+impl Session {
+    /// What ends the mount, to be used from other threads.
+    pub fn unmounter(&self) -> Unmounter {
+        self.unmounter.clone()
+    }
+
+    /// Where it is mounted.
+    pub fn dir(&self) -> &Path {
+        self.unmounter.dir()
+    }
+
+    /// Waits for the unmount, whoever asks for it (`umount`, an [`Unmounter`]); then the engine has been closed, and this
+    /// reports how that went.
+    pub fn wait(mut self) -> Result<()> {
+        self.join()
+    }
+
+    fn join(&mut self) -> Result<()> {
+        let Some(events) = self.events.take() else { return Ok(()) };
+        let broken = || Event::Ended(Err(io::Error::other("the thread that served it panicked")));
+        let served = match events.recv().unwrap_or_else(|_| broken()) {
+            Event::Ended(result) => result,
+            Event::Abandon => match events.recv_timeout(GRACE) {
+                Ok(Event::Ended(result)) => result,
+                _ => Ok(()),
+            },
+        };
+        // After an error the mount may still be there, with nobody to answer.
+        let _ = self.unmounter.abort();
+        if self.shared.panicked() {
+            return Err(Error::Internal);
+        }
+        self.shared.close().map_err(Error::Close)?;
+        served.map_err(Error::Connection)
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        if self.events.is_some() {
+            if let Err(error) = self.unmounter.terminate() {
+                tracing::error!(dir = %self.dir().display(), %error, "cannot unmount");
+                return;
+            }
+            if let Err(error) = self.join() {
+                tracing::error!(%error);
+            }
+        }
+    }
+}

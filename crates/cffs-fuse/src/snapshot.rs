@@ -1,0 +1,159 @@
+//! The counters of a mounted file system, read through the mount.
+//!
+//! Every lookup of [`STATS_FILE`] in the root makes a new read-only file with the counters of that moment. It is in no
+//! listing, and has an inode number of its own each time, so the kernel's caches cannot mix two of them up. An extended
+//! attribute would be the other way, but a file system that answers GETXATTR once is asked before every write.
+
+use crate::mountpoint::Unmounter;
+use cffs::format::{FileType, Ino};
+use cffs::fs::api::Attr;
+use parking_lot::Mutex;
+use rustix::event::{PollFd, PollFlags};
+use rustix::process::{Pid, PidfdFlags};
+use std::collections::HashMap;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+/// Name of the file in the root directory of a mount that holds the counters.
+pub const STATS_FILE: &str = ".cffs-stats";
+
+/// Numbers from here on are snapshots; the file system itself counts up from 16.
+const FIRST: Ino = 1 << 63;
+
+/// Whether `ino` is a snapshot.
+pub(crate) fn is_snapshot(ino: Ino) -> bool {
+    ino >= FIRST
+}
+
+/// The snapshots that the kernel knows.
+#[derive(Debug, Default)]
+pub(crate) struct Snapshots {
+    inner: Mutex<Inner>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    made: u64,
+    live: HashMap<Ino, Snapshot>,
+}
+
+#[derive(Clone, Debug)]
+struct Snapshot {
+    text: Arc<str>,
+    time: i64,
+}
+
+impl Snapshots {
+    /// Makes one and takes one reference to it.
+    pub(crate) fn make(&self, text: String) -> Attr {
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+        let snapshot = Snapshot { text: text.into(), time: i64::try_from(now.as_nanos()).unwrap_or(i64::MAX) };
+        let mut inner = self.inner.lock();
+        let ino = FIRST + inner.made;
+        inner.made += 1;
+        let attr = snapshot.attr(ino);
+        inner.live.insert(ino, snapshot);
+        attr
+    }
+
+    pub(crate) fn forget(&self, ino: Ino) {
+        self.inner.lock().live.remove(&ino);
+    }
+
+    pub(crate) fn attr(&self, ino: Ino) -> Option<Attr> {
+        self.inner.lock().live.get(&ino).map(|s| s.attr(ino))
+    }
+
+    pub(crate) fn text(&self, ino: Ino) -> Option<Arc<str>> {
+        self.inner.lock().live.get(&ino).map(|s| s.text.clone())
+    }
+}
+
+impl Snapshot {
+    fn attr(&self, ino: Ino) -> Attr {
+        let size = self.text.len() as u64;
+        Attr {
+            ino,
+            generation: 0,
+            file_type: FileType::Regular,
+            perm: 0o444,
+            nlink: 1,
+            uid: 0,
+            gid: 0,
+            rdev: 0,
+            size,
+            blocks: size.div_ceil(512),
+            atime: self.time,
+            mtime: self.time,
+            ctime: self.time,
+            btime: self.time,
+        }
+    }
+}
+
+/// The counters of the file system mounted at `dir`, as JSON: those of the engine ([`cffs::stats::FsStats`]), and under
+/// `fuse` the process that serves the mount and the messages it got, by kind.
+pub fn read_stats(dir: &Path) -> io::Result<String> {
+    std::fs::read_to_string(dir.join(STATS_FILE)).map_err(|e| {
+        let what = match e.kind() {
+            io::ErrorKind::NotFound => format!("{} is not the root of a mounted cffs", dir.display()),
+            _ => format!("{}: {e}", dir.display()),
+        };
+        io::Error::new(e.kind(), what)
+    })
+}
+
+/// Unmounts the file system at `dir` and waits for the process that served it to end: only then is everything on the image.
+/// umount(2) alone returns earlier for a FUSE mount.
+pub fn unmount(dir: &Path) -> io::Result<()> {
+    let path = dir.canonicalize()?;
+    let server = server_of(&path);
+    Unmounter::of(&path)?.unmount()?;
+    if let Some(server) = server {
+        loop {
+            match rustix::event::poll(&mut [PollFd::new(&server, PollFlags::IN)], None) {
+                Err(rustix::io::Errno::INTR) => {}
+                Err(e) => return Err(e.into()),
+                Ok(_) => break,
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The process that serves the mount, unless it is this one.
+fn server_of(dir: &Path) -> Option<std::os::fd::OwnedFd> {
+    let stats: serde_json::Value = serde_json::from_str(&read_stats(dir).ok()?).ok()?;
+    let pid = i32::try_from(stats["fuse"]["pid"].as_i64()?).ok()?;
+    if pid == rustix::process::getpid().as_raw_pid() {
+        return None;
+    }
+    rustix::process::pidfd_open(Pid::from_raw(pid)?, PidfdFlags::empty()).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_snapshot_has_its_own_number_until_forgotten() {
+        let s = Snapshots::default();
+        let a = s.make("one".into());
+        let b = s.make("three".into());
+        assert_ne!(a.ino, b.ino);
+        assert!(is_snapshot(a.ino) && is_snapshot(b.ino) && !is_snapshot(cffs::format::ROOT_INO));
+        assert_eq!((a.size, b.size), (3, 5));
+        assert_eq!(s.text(a.ino).as_deref(), Some("one"));
+        s.forget(a.ino);
+        assert_eq!(s.text(a.ino), None);
+        assert_eq!(s.attr(b.ino), Some(b));
+    }
+
+    #[test]
+    fn a_plain_directory_has_no_stats() {
+        let tmp = tempfile::tempdir().unwrap();
+        let e = read_stats(tmp.path()).unwrap_err();
+        assert!(e.to_string().contains("not the root of a mounted cffs"), "{e}");
+    }
+}
