@@ -16,6 +16,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
 
 const DEVICE: &str = "/dev/fuse";
@@ -180,12 +181,14 @@ pub(crate) fn set_readahead(dir: &Path, bytes: u32) {
     }
 }
 
-/// Ends a mount, from any thread. Knows the mount by its device number, so it never unmounts what others have mounted at the
-/// same place since.
+/// Ends a mount, from any thread. Knows the mount by its device number and whether the session lasts, so it does not unmount
+/// what others have mounted at the same place since.
 #[derive(Clone, Debug)]
 pub struct Unmounter {
     dir: PathBuf,
     device: Option<(u32, u32)>,
+    /// Set when the session has ended: then the device number may belong to somebody else.
+    over: Arc<AtomicBool>,
     /// One at a time: a second signal waits for what the first one started.
     busy: Arc<Mutex<()>>,
     /// Tells the waiting session to end although the kernel does not let go of the connection.
@@ -203,11 +206,11 @@ pub(crate) enum Event {
 impl Unmounter {
     /// For the FUSE mount that lies on top at `dir` now.
     pub(crate) fn of(dir: &Path) -> io::Result<Unmounter> {
-        Ok(Unmounter { dir: dir.to_owned(), device: device_at(dir)?, busy: Arc::default(), abandon: None })
+        Ok(Unmounter { dir: dir.to_owned(), device: device_at(dir)?, over: Arc::default(), busy: Arc::default(), abandon: None })
     }
 
-    pub(crate) fn with_session(self, session: Sender<Event>) -> Unmounter {
-        Unmounter { abandon: Some(session), ..self }
+    pub(crate) fn with_session(self, session: Sender<Event>, over: Arc<AtomicBool>) -> Unmounter {
+        Unmounter { abandon: Some(session), over, ..self }
     }
 
     /// Where it is mounted.
@@ -216,6 +219,9 @@ impl Unmounter {
     }
 
     fn is_mounted(&self) -> io::Result<bool> {
+        if self.over.load(Ordering::Acquire) {
+            return Ok(false);
+        }
         let all = mounts()?;
         let top = all.iter().rev().find(|m| m.dir == self.dir);
         Ok(top.is_some_and(|m| Some((m.major, m.minor)) == self.device))

@@ -10,7 +10,7 @@ use cffs::format::{Ino, ROOT_INO};
 use cffs::fs::Fs;
 use cffs::fs::api::{Attr, Caller, RenameFlags as Rename};
 use fuser::{
-    AccessFlags, BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle, Filesystem, FopenFlags, ForgetOne, Generation, INodeNo,
+    AccessFlags, BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle, Filesystem, FopenFlags, Generation, INodeNo,
     IoctlFlags, KernelConfig, LockOwner, Notifier, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory,
     ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request,
     TimeOrNow, WriteFlags,
@@ -37,6 +37,8 @@ pub(crate) struct Shared {
     notifier: OnceLock<Notifier>,
     serving: AtomicBool,
     panicked: AtomicBool,
+    /// The kernel has let go of the connection.
+    over: Arc<AtomicBool>,
     closed: Mutex<bool>,
     close_error: Mutex<Option<Error>>,
 }
@@ -50,6 +52,7 @@ impl Shared {
             notifier: OnceLock::new(),
             serving: AtomicBool::new(false),
             panicked: AtomicBool::new(false),
+            over: Arc::default(),
             closed: Mutex::new(false),
             close_error: Mutex::new(None),
         }
@@ -63,6 +66,11 @@ impl Shared {
     /// From now on the end of the session closes the engine.
     pub(crate) fn serving(&self) {
         self.serving.store(true, Ordering::Release);
+    }
+
+    /// Becomes true when the mount is gone, before the engine is closed.
+    pub(crate) fn over(&self) -> Arc<AtomicBool> {
+        self.over.clone()
     }
 
     pub(crate) fn panicked(&self) -> bool {
@@ -83,6 +91,7 @@ impl Shared {
 
     /// Closes the engine and leaves the result for [`Shared::close`].
     fn end(&self) {
+        self.over.store(true, Ordering::Release);
         if self.serving.load(Ordering::Acquire) && !self.panicked() {
             if let Err(e) = self.close() {
                 *self.close_error.lock() = Some(e);
@@ -92,7 +101,10 @@ impl Shared {
 
     /// Counts a message, carries it out and turns an error into its number.
     fn call<T>(&self, message: Message, ino: Ino, f: impl FnOnce(&Fs) -> Result<T>) -> std::result::Result<T, Errno> {
-        self.messages.count(message);
+        // Looking at the counters does not change them.
+        if !is_snapshot(ino) {
+            self.messages.count(message);
+        }
         if self.panicked() {
             return Err(Errno::EIO);
         }
@@ -198,14 +210,13 @@ impl Filesystem for Server {
 
     fn lookup(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         if is_stats(parent, name) {
-            let made = self.shared.call(Message::Lookup, parent.0, |_| self.shared.stats_text());
-            match made {
+            match self.shared.stats_text() {
                 // The attributes of a snapshot stay; the name means another one next time.
                 Ok(text) => {
                     let a = self.shared.snapshots.make(text);
                     reply.entry_with_ttls(self.ttl(), &Duration::ZERO, &convert::attr(&a), Generation(0));
                 }
-                Err(e) => reply.error(e),
+                Err(e) => reply.error(Errno::from_i32(e.errno())),
             }
             return;
         }
@@ -217,7 +228,6 @@ impl Filesystem for Server {
 
     fn forget(&self, _req: &Request, ino: INodeNo, nlookup: u64) {
         if is_snapshot(ino.0) {
-            self.shared.messages.count(Message::Forget);
             self.shared.snapshots.forget(ino.0);
         } else {
             // Nobody hears of an error here, and none of the engine's is one that matters.
@@ -225,12 +235,6 @@ impl Filesystem for Server {
                 fs.forget(ino.0, nlookup);
                 Ok(())
             });
-        }
-    }
-
-    fn batch_forget(&self, req: &Request, nodes: &[ForgetOne]) {
-        for node in nodes {
-            self.forget(req, node.nodeid(), node.nlookup());
         }
     }
 
@@ -376,7 +380,6 @@ impl Filesystem for Server {
         reply: ReplyData,
     ) {
         if is_snapshot(ino.0) {
-            self.shared.messages.count(Message::Read);
             match self.shared.snapshots.text(ino.0) {
                 Some(text) => {
                     let from = usize::try_from(offset).unwrap_or(usize::MAX).min(text.len());

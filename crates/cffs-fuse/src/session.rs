@@ -4,6 +4,7 @@ use crate::config::MountConfig;
 use crate::mountpoint::{self, Event, Unmounter};
 use crate::server::{Server, Shared};
 use cffs::fs::Fs;
+use parking_lot::Mutex;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -58,7 +59,7 @@ fn start(fs: Arc<Fs>, connection: std::os::fd::OwnedFd, unmounter: &Unmounter, c
         .map_err(Error::Connection)?;
     shared.set_notifier(session.notifier());
     let (sender, events) = channel();
-    let unmounter = unmounter.clone().with_session(sender.clone());
+    let unmounter = unmounter.clone().with_session(sender.clone(), shared.over());
     std::thread::Builder::new()
         .name("cffs-fuse".into())
         .spawn({
@@ -71,7 +72,7 @@ fn start(fs: Arc<Fs>, connection: std::os::fd::OwnedFd, unmounter: &Unmounter, c
         })
         .map_err(Error::Connection)?;
     mountpoint::set_readahead(unmounter.dir(), config.readahead);
-    Ok(Session { events: Some(events), shared, unmounter })
+    Ok(Session { events: Mutex::new(Some(events)), shared, unmounter })
 }
 
 /// How long a session that was told to end leaves the kernel to end it properly.
@@ -80,7 +81,8 @@ const GRACE: Duration = Duration::from_secs(2);
 /// A mounted file system. Dropping it unmounts.
 #[must_use = "dropping a session unmounts"]
 pub struct Session {
-    events: Option<Receiver<Event>>,
+    /// In a lock for the sake of `Sync` alone.
+    events: Mutex<Option<Receiver<Event>>>,
     shared: Arc<Shared>,
     unmounter: Unmounter,
 }
@@ -103,7 +105,7 @@ impl Session {
     }
 
     fn join(&mut self) -> Result<()> {
-        let Some(events) = self.events.take() else { return Ok(()) };
+        let Some(events) = self.events.get_mut().take() else { return Ok(()) };
         let broken = || Event::Ended(Err(io::Error::other("the thread that served it panicked")));
         let served = match events.recv().unwrap_or_else(|_| broken()) {
             Event::Ended(result) => result,
@@ -124,7 +126,7 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        if self.events.is_some() {
+        if self.events.get_mut().is_some() {
             if let Err(error) = self.unmounter.terminate() {
                 tracing::error!(dir = %self.dir().display(), %error, "cannot unmount");
                 return;

@@ -1,0 +1,112 @@
+//! Mounts of memory devices under temporary directories.
+#![allow(dead_code, reason = "each test program uses its part")]
+
+use cffs::device::MemoryDevice;
+use cffs::fs::Fs;
+use cffs::fs::api::MountOptions;
+use cffs::mkfs::{MkfsOptions, mkfs};
+use cffs_fuse::{MountConfig, Session};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// A formatted memory device and a directory to mount it on.
+pub struct Image {
+    device: Arc<MemoryDevice>,
+    tmp: tempfile::TempDir,
+}
+
+/// A mounted one; unmounts when dropped.
+pub struct Mounted {
+    session: Option<Session>,
+    dir: PathBuf,
+}
+
+/// False, with a message that cannot be overlooked, where this machine cannot mount.
+pub fn can_mount() -> bool {
+    let fuse = Path::new("/dev/fuse").exists();
+    let root = rustix::process::geteuid().is_root();
+    if !fuse || !root {
+        eprintln!("SKIPPED: needs root and /dev/fuse (root: {root}, /dev/fuse: {fuse})");
+    }
+    fuse && root
+}
+
+impl Image {
+    pub fn new() -> Image {
+        let device = Arc::new(MemoryDevice::new(256 << 20));
+        mkfs(&*device, None, &MkfsOptions::default()).unwrap();
+        let tmp = tempfile::tempdir().unwrap();
+        // Other users have to get to the mount.
+        std::fs::set_permissions(tmp.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+        std::fs::create_dir(tmp.path().join("mnt")).unwrap();
+        Image { device, tmp }
+    }
+
+    pub fn dir(&self) -> PathBuf {
+        self.tmp.path().join("mnt")
+    }
+
+    pub fn engine(&self, options: MountOptions) -> Arc<Fs> {
+        Fs::open(self.device.clone(), None, options).unwrap()
+    }
+
+    pub fn mount(&self) -> Mounted {
+        self.mount_with(MountOptions::default(), &MountConfig::default())
+    }
+
+    pub fn mount_with(&self, options: MountOptions, config: &MountConfig) -> Mounted {
+        self.mount_engine(self.engine(options), config)
+    }
+
+    pub fn mount_engine(&self, engine: Arc<Fs>, config: &MountConfig) -> Mounted {
+        let dir = self.dir();
+        let session = cffs_fuse::mount(engine, &dir, config).unwrap();
+        Mounted { session: Some(session), dir }
+    }
+}
+
+impl Mounted {
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.join(name)
+    }
+
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    pub fn session(&self) -> &Session {
+        self.session.as_ref().unwrap()
+    }
+
+    pub fn into_session(mut self) -> Session {
+        self.session.take().unwrap()
+    }
+
+    /// Unmounts as `umount` does and waits for the engine to be closed.
+    pub fn unmount(self) {
+        let session = self.into_session();
+        session.unmounter().unmount().unwrap();
+        session.wait().unwrap();
+    }
+
+    /// The counters under `fuse`.
+    pub fn messages(&self) -> Messages {
+        let all: serde_json::Value = serde_json::from_str(&cffs_fuse::read_stats(&self.dir).unwrap()).unwrap();
+        Messages(all["fuse"].clone())
+    }
+}
+
+/// Counts of messages by kind.
+pub struct Messages(serde_json::Value);
+
+impl Messages {
+    pub fn get(&self, kind: &str) -> u64 {
+        self.0[kind].as_u64().unwrap_or_else(|| panic!("no message is called {kind}"))
+    }
+
+    /// How many of `kind` came between `earlier` and `self`.
+    pub fn since(&self, earlier: &Messages, kind: &str) -> u64 {
+        self.get(kind) - earlier.get(kind)
+    }
+}
