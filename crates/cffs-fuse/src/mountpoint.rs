@@ -29,7 +29,11 @@ pub(crate) fn attach(dir: &Path, config: &MountConfig, read_only: bool) -> io::R
         // Closed to us, but maybe not to the helper.
         Err(e) if e.kind() == io::ErrorKind::PermissionDenied => return attach_by_helper(dir, config, read_only),
         Err(e) => {
-            let hint = if e.kind() == io::ErrorKind::NotFound { " (is the kernel module loaded? try 'modprobe fuse')" } else { "" };
+            let hint = if e.kind() == io::ErrorKind::NotFound {
+                " (is the kernel module loaded? try 'modprobe fuse')"
+            } else {
+                ""
+            };
             return Err(io::Error::new(e.kind(), format!("cannot open {DEVICE}: {e}{hint}")));
         }
     };
@@ -81,7 +85,9 @@ fn attach_by_helper(dir: &Path, config: &MountConfig, read_only: bool) -> io::Re
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
         .spawn()
-        .map_err(|e| io::Error::new(e.kind(), format!("mounting without being root needs {HELPER} (package fuse3): {e}")))?;
+        .map_err(|e| {
+            io::Error::new(e.kind(), format!("mounting without being root needs {HELPER} (package fuse3): {e}"))
+        })?;
     let received = receive_fd(&ours);
     let mut complaint = String::new();
     if let Some(mut stderr) = child.stderr.take() {
@@ -91,7 +97,10 @@ fn attach_by_helper(dir: &Path, config: &MountConfig, read_only: bool) -> io::Re
     match received {
         Ok(Some(fd)) => Ok(fd),
         Ok(None) => Err(io::Error::other(complaint.trim().to_owned())),
-        Err(e) => Err(io::Error::new(e.kind(), format!("{}{}{e}", complaint.trim(), if complaint.is_empty() { "" } else { ": " }))),
+        Err(e) => Err(io::Error::new(
+            e.kind(),
+            format!("{}{}{e}", complaint.trim(), if complaint.is_empty() { "" } else { ": " }),
+        )),
     }
 }
 
@@ -206,7 +215,13 @@ pub(crate) enum Event {
 impl Unmounter {
     /// For the FUSE mount that lies on top at `dir` now.
     pub(crate) fn of(dir: &Path) -> io::Result<Unmounter> {
-        Ok(Unmounter { dir: dir.to_owned(), device: device_at(dir)?, over: Arc::default(), busy: Arc::default(), abandon: None })
+        Ok(Unmounter {
+            dir: dir.to_owned(),
+            device: device_at(dir)?,
+            over: Arc::default(),
+            busy: Arc::default(),
+            abandon: None,
+        })
     }
 
     pub(crate) fn with_session(self, session: Sender<Event>, over: Arc<AtomicBool>) -> Unmounter {

@@ -11,9 +11,9 @@ use cffs::fs::Fs;
 use cffs::fs::api::{Attr, Caller, RenameFlags as Rename};
 use fuser::{
     AccessFlags, BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle, Filesystem, FopenFlags, Generation, INodeNo,
-    IoctlFlags, KernelConfig, LockOwner, Notifier, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory,
-    ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request,
-    TimeOrNow, WriteFlags,
+    IoctlFlags, KernelConfig, LockOwner, Notifier, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData,
+    ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyStatfs,
+    ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
 use parking_lot::Mutex;
 use std::cell::RefCell;
@@ -39,8 +39,8 @@ pub(crate) struct Shared {
     panicked: AtomicBool,
     /// The kernel has let go of the connection.
     over: Arc<AtomicBool>,
-    closed: Mutex<bool>,
-    close_error: Mutex<Option<Error>>,
+    /// What closing the engine came to, until somebody has asked for it.
+    closed: Mutex<Option<Result<()>>>,
 }
 
 impl Shared {
@@ -53,8 +53,7 @@ impl Shared {
             serving: AtomicBool::new(false),
             panicked: AtomicBool::new(false),
             over: Arc::default(),
-            closed: Mutex::new(false),
-            close_error: Mutex::new(None),
+            closed: Mutex::new(None),
         }
     }
 
@@ -77,25 +76,19 @@ impl Shared {
         self.panicked.load(Ordering::Acquire)
     }
 
-    /// Closes the engine, the first time; returns what came of it, to whoever asks first.
+    /// Closes the engine, unless that has been done; returns what came of it, to whoever asks first.
     pub(crate) fn close(&self) -> Result<()> {
         let mut closed = self.closed.lock();
-        if !*closed {
-            *closed = true;
-            if let Err(e) = self.fs.close() {
-                *self.close_error.lock() = Some(e);
-            }
-        }
-        self.close_error.lock().take().map_or(Ok(()), Err)
+        let result = closed.take().unwrap_or_else(|| self.fs.close());
+        *closed = Some(Ok(()));
+        result
     }
 
-    /// Closes the engine and leaves the result for [`Shared::close`].
+    /// The kernel has closed the connection: closes the engine and leaves the result for [`Shared::close`].
     fn end(&self) {
         self.over.store(true, Ordering::Release);
         if self.serving.load(Ordering::Acquire) && !self.panicked() {
-            if let Err(e) = self.close() {
-                *self.close_error.lock() = Some(e);
-            }
+            self.closed.lock().get_or_insert_with(|| self.fs.close());
         }
     }
 
@@ -120,7 +113,11 @@ impl Shared {
                 // What the engine holds in memory cannot be trusted now, the image can: nothing more is written, and the
                 // next mount recovers it.
                 self.panicked.store(true, Ordering::Release);
-                tracing::error!(operation = message.name(), ino, "internal error; every operation fails from now on; unmount");
+                tracing::error!(
+                    operation = message.name(),
+                    ino,
+                    "internal error; every operation fails from now on; unmount"
+                );
                 Err(Errno::EIO)
             }
         }
@@ -280,7 +277,16 @@ impl Filesystem for Server {
         }
     }
 
-    fn mknod(&self, req: &Request, parent: INodeNo, name: &OsStr, mode: u32, _umask: u32, rdev: u32, reply: ReplyEntry) {
+    fn mknod(
+        &self,
+        req: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        _umask: u32,
+        rdev: u32,
+        reply: ReplyEntry,
+    ) {
         let result = self.shared.call(Message::MkNod, parent.0, |fs| {
             reserved(parent, name)?;
             let perm = convert::permissions(mode);
@@ -419,7 +425,8 @@ impl Filesystem for Server {
                 return Err(Error::NotPermitted);
             }
             // Buffered writes come after a SETATTR that drops these bits; direct ones leave it to us.
-            let drop_bits = write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID) && fs.getattr(ino.0)?.perm & 0o6000 != 0;
+            let drop_bits =
+                write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID) && fs.getattr(ino.0)?.perm & 0o6000 != 0;
             if drop_bits {
                 fs.clear_set_id(ino.0)?;
             }
@@ -457,9 +464,9 @@ impl Filesystem for Server {
     }
 
     fn fsync(&self, _req: &Request, ino: INodeNo, _fh: FileHandle, data_only: bool, reply: ReplyEmpty) {
-        let result = self.shared.call(Message::Fsync, ino.0, |fs| {
-            if is_snapshot(ino.0) { Ok(()) } else { fs.fsync(ino.0, data_only) }
-        });
+        let result = self
+            .shared
+            .call(Message::Fsync, ino.0, |fs| if is_snapshot(ino.0) { Ok(()) } else { fs.fsync(ino.0, data_only) });
         reply_empty(result, reply);
     }
 
@@ -543,7 +550,16 @@ impl Filesystem for Server {
         match self.shared.call(Message::StatFs, ino.0, |fs| Ok(fs.statfs())) {
             Ok(s) => {
                 let name_max = cffs::format::NAME_MAX as u32;
-                reply.statfs(s.total, s.free, s.available, s.inodes, s.inodes_free, s.block_size, name_max, s.frag_size);
+                reply.statfs(
+                    s.total,
+                    s.free,
+                    s.available,
+                    s.inodes,
+                    s.inodes_free,
+                    s.block_size,
+                    name_max,
+                    s.frag_size,
+                );
             }
             Err(e) => reply.error(e),
         }
@@ -572,7 +588,13 @@ impl Filesystem for Server {
         match result {
             Ok(a) => {
                 let flags = FopenFlags::FOPEN_KEEP_CACHE | FopenFlags::FOPEN_NOFLUSH;
-                reply.created(self.ttl(), &convert::attr(&a), Generation(u64::from(a.generation)), FileHandle(0), flags);
+                reply.created(
+                    self.ttl(),
+                    &convert::attr(&a),
+                    Generation(u64::from(a.generation)),
+                    FileHandle(0),
+                    flags,
+                );
             }
             Err(e) => reply.error(e),
         }
@@ -588,7 +610,11 @@ impl Filesystem for Server {
             };
             if is_snapshot(ino.0) {
                 let size = self.shared.snapshots.attr(ino.0).ok_or(Error::Stale)?.size;
-                return if from >= size { Err(Error::NotFound) } else { Ok(if whence == SEEK_DATA { from } else { size }) };
+                return if from >= size {
+                    Err(Error::NotFound)
+                } else {
+                    Ok(if whence == SEEK_DATA { from } else { size })
+                };
             }
             if whence == SEEK_DATA { fs.seek_data(ino.0, from) } else { fs.seek_hole(ino.0, from) }
         });
@@ -606,7 +632,16 @@ impl Filesystem for Server {
         self.unsupported(|e| reply.error(e));
     }
 
-    fn setxattr(&self, _req: &Request, _ino: INodeNo, _name: &OsStr, _value: &[u8], _flags: i32, _position: u32, reply: ReplyEmpty) {
+    fn setxattr(
+        &self,
+        _req: &Request,
+        _ino: INodeNo,
+        _name: &OsStr,
+        _value: &[u8],
+        _flags: i32,
+        _position: u32,
+        reply: ReplyEmpty,
+    ) {
         self.unsupported(|e| reply.error(e));
     }
 
@@ -622,7 +657,16 @@ impl Filesystem for Server {
         self.unsupported(|e| reply.error(e));
     }
 
-    fn fallocate(&self, _req: &Request, _ino: INodeNo, _fh: FileHandle, _offset: u64, _length: u64, _mode: i32, reply: ReplyEmpty) {
+    fn fallocate(
+        &self,
+        _req: &Request,
+        _ino: INodeNo,
+        _fh: FileHandle,
+        _offset: u64,
+        _length: u64,
+        _mode: i32,
+        reply: ReplyEmpty,
+    ) {
         self.unsupported(|e| reply.error(e));
     }
 
@@ -662,4 +706,52 @@ impl Filesystem for Server {
 /// Where the engine has to go on after `offset`.
 fn engine_position(offset: u64) -> u64 {
     if offset <= DOT_DOT { 0 } else { offset }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cffs::device::MemoryDevice;
+    use cffs::fs::api::MountOptions;
+
+    fn shared() -> Shared {
+        let device = Arc::new(MemoryDevice::new(64 << 20));
+        cffs::mkfs::mkfs(&*device, None, &cffs::mkfs::MkfsOptions::default()).unwrap();
+        Shared::new(Fs::open(device, None, MountOptions::default()).unwrap())
+    }
+
+    #[test]
+    fn a_panic_is_an_error_now_and_from_then_on() {
+        let s = shared();
+        assert_eq!(s.call(Message::Lookup, 1, |_| Err::<(), _>(Error::NotFound)), Err(Errno::ENOENT));
+        assert_eq!(
+            s.call(Message::Read, 1, |_| -> Result<()> { panic!("a bug, wanted by this test") }),
+            Err(Errno::EIO)
+        );
+        assert_eq!(s.call(Message::StatFs, 1, |_| Ok(())), Err(Errno::EIO));
+        assert!(s.panicked());
+        // Left for recovery.
+        s.serving();
+        s.end();
+        assert!(s.closed.lock().is_none());
+        assert!(s.over().load(Ordering::Acquire));
+    }
+
+    #[test]
+    fn the_engine_is_closed_once() {
+        let s = shared();
+        s.end();
+        assert!(s.closed.lock().is_none(), "closed although the session never began");
+        s.serving();
+        s.end();
+        assert!(s.closed.lock().is_some());
+        s.close().unwrap();
+        s.close().unwrap();
+        s.end();
+    }
+
+    #[test]
+    fn positions_of_a_listing() {
+        assert_eq!([0, 1, 2, 64, 65].map(engine_position), [0, 0, 0, 64, 65]);
+    }
 }

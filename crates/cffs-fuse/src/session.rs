@@ -47,7 +47,12 @@ pub fn mount(fs: Arc<Fs>, dir: &Path, config: &MountConfig) -> Result<Session> {
     })
 }
 
-fn start(fs: Arc<Fs>, connection: std::os::fd::OwnedFd, unmounter: &Unmounter, config: &MountConfig) -> Result<Session> {
+fn start(
+    fs: Arc<Fs>,
+    connection: std::os::fd::OwnedFd,
+    unmounter: &Unmounter,
+    config: &MountConfig,
+) -> Result<Session> {
     let shared = Arc::new(Shared::new(fs));
     let mut fuser_config = fuser::Config::default();
     fuser_config.n_threads = Some(config.threads.max(1));
@@ -55,8 +60,9 @@ fn start(fs: Arc<Fs>, connection: std::os::fd::OwnedFd, unmounter: &Unmounter, c
     fuser_config.clone_fd = std::fs::OpenOptions::new().read(true).write(true).open("/dev/fuse").is_ok();
     // Who may come in at all is the kernel's to check (`allow_other`), and it lets its own requests through, which fuser's
     // check would refuse.
-    let session = fuser::Session::from_fd(Server::new(shared.clone(), config), connection, fuser::SessionACL::All, fuser_config)
-        .map_err(Error::Connection)?;
+    let session =
+        fuser::Session::from_fd(Server::new(shared.clone(), config), connection, fuser::SessionACL::All, fuser_config)
+            .map_err(Error::Connection)?;
     shared.set_notifier(session.notifier());
     let (sender, events) = channel();
     let unmounter = unmounter.clone().with_session(sender.clone(), shared.over());

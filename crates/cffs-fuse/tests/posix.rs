@@ -8,7 +8,9 @@ use rustix::io::Errno;
 use std::collections::BTreeSet;
 use std::fs::{self, OpenOptions};
 use std::io::{Read as _, Seek as _, Write as _};
-use std::os::unix::fs::{FileExt as _, FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _, symlink};
+use std::os::unix::fs::{
+    FileExt as _, FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _, symlink,
+};
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::Command;
@@ -417,7 +419,16 @@ fn the_kernel_checks_permissions() {
     fs::write(m.path("secret"), b"s").unwrap();
     fs::set_permissions(m.path("secret"), fs::Permissions::from_mode(0o600)).unwrap();
     let try_as_user = |script: &str| {
-        Command::new("sh").arg("-c").arg(script).current_dir(m.dir()).uid(1000).gid(1000).stderr(std::process::Stdio::null()).status().unwrap().success()
+        Command::new("sh")
+            .arg("-c")
+            .arg(script)
+            .current_dir(m.dir())
+            .uid(1000)
+            .gid(1000)
+            .stderr(std::process::Stdio::null())
+            .status()
+            .unwrap()
+            .success()
     };
     assert!(try_as_user("ls -l secret > /dev/null"));
     assert!(!try_as_user("cat secret"));
@@ -498,7 +509,8 @@ fn locks_between_processes() {
     let m = image.mount();
     let f = fs::File::create(m.path("lock")).unwrap();
     rustix::fs::flock(&f, rustix::fs::FlockOperation::LockExclusive).unwrap();
-    let try_lock = || Command::new("flock").args(["-n", "lock", "true"]).current_dir(m.dir()).status().unwrap().success();
+    let try_lock =
+        || Command::new("flock").args(["-n", "lock", "true"]).current_dir(m.dir()).status().unwrap().success();
     assert!(!try_lock());
     rustix::fs::flock(&f, rustix::fs::FlockOperation::Unlock).unwrap();
     assert!(try_lock());

@@ -85,7 +85,8 @@ fn an_old_unmounter_leaves_a_new_mount_alone() {
     let m = first.mount();
     let old = m.session().unmounter();
     m.unmount();
-    let session = cffs_fuse::mount(second.engine(MountOptions::default()), &first.dir(), &MountConfig::default()).unwrap();
+    let session =
+        cffs_fuse::mount(second.engine(MountOptions::default()), &first.dir(), &MountConfig::default()).unwrap();
     fs::write(first.dir().join("f"), b"new").unwrap();
     old.unmount().unwrap();
     old.terminate().unwrap();
@@ -121,7 +122,9 @@ fn bad_mount_points_are_named() {
     fs::write(image.dir().join("file"), b"").unwrap();
     for (name, complaint) in [("file", "is not a directory"), ("missing", "does not exist")] {
         let fs = image.engine(MountOptions::default());
-        let Err(Error::MountPoint(text)) = cffs_fuse::mount(fs.clone(), &image.dir().join(name), &MountConfig::default()) else {
+        let Err(Error::MountPoint(text)) =
+            cffs_fuse::mount(fs.clone(), &image.dir().join(name), &MountConfig::default())
+        else {
             panic!("{name} accepted")
         };
         assert!(text.contains(complaint) && text.contains(name), "{text}");
@@ -154,7 +157,9 @@ fn statistics_are_live_and_out_of_the_way() {
     }
     let image = Image::new();
     let m = image.mount();
-    let stats = |m: &common::Mounted| -> serde_json::Value { serde_json::from_str(&cffs_fuse::read_stats(m.dir()).unwrap()).unwrap() };
+    let stats = |m: &common::Mounted| -> serde_json::Value {
+        serde_json::from_str(&cffs_fuse::read_stats(m.dir()).unwrap()).unwrap()
+    };
     let first = stats(&m);
     assert_eq!(first["fuse"]["pid"], std::process::id());
     fs::write(m.path("f"), b"x").unwrap();
