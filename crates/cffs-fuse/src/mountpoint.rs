@@ -48,7 +48,7 @@ pub(crate) fn attach(dir: &Path, config: &MountConfig, read_only: bool) -> io::R
         data.push_str(&option);
     }
     let data = CString::new(data).map_err(io::Error::other)?;
-    match rustix::mount::mount(config.fsname.as_str(), dir, "fuse.cffs", flags(config, read_only), data.as_c_str()) {
+    match rustix::mount::mount(config.fsname.as_str(), dir, FSTYPE, flags(config, read_only), data.as_c_str()) {
         Ok(()) => Ok(fuse),
         Err(Errno::PERM) => attach_by_helper(dir, config, read_only),
         Err(e) => Err(io::Error::new(io::Error::from(e).kind(), format!("mount(2) at {}: {e}", dir.display()))),
@@ -175,9 +175,14 @@ fn mounts() -> io::Result<Vec<Mounted>> {
     Ok(parse_mountinfo(&std::fs::read("/proc/self/mountinfo")?))
 }
 
-/// The topmost FUSE mount at `dir`, as (major, minor) device number.
+/// What mountinfo calls us.
+const FSTYPE: &str = "fuse.cffs";
+
+/// The device number (major, minor) of the file system mounted at `dir`, if it is one of ours.
 fn device_at(dir: &Path) -> io::Result<Option<(u32, u32)>> {
-    Ok(mounts()?.iter().rev().find(|m| m.dir == dir && m.fstype.starts_with("fuse")).map(|m| (m.major, m.minor)))
+    let all = mounts()?;
+    let top = all.iter().rev().find(|m| m.dir == dir);
+    Ok(top.filter(|m| m.fstype == FSTYPE).map(|m| (m.major, m.minor)))
 }
 
 /// Tells the kernel how far to read ahead; only root may, and nothing depends on it.
@@ -226,6 +231,11 @@ impl Unmounter {
 
     pub(crate) fn with_session(self, session: Sender<Event>, over: Arc<AtomicBool>) -> Unmounter {
         Unmounter { abandon: Some(session), over, ..self }
+    }
+
+    /// Whether one of ours was mounted there when this was made.
+    pub(crate) fn has_mount(&self) -> bool {
+        self.device.is_some()
     }
 
     /// Where it is mounted.

@@ -4,7 +4,7 @@ use crate::config::MountConfig;
 use crate::convert;
 use crate::kernel::{self, Abilities};
 use crate::messages::{Message, Messages};
-use crate::snapshot::{STATS_FILE, Snapshots, is_snapshot};
+use crate::snapshot::{STATS_FILE, ServerProcess, Snapshots, is_snapshot};
 use cffs::error::{Error, Result};
 use cffs::format::{Ino, ROOT_INO};
 use cffs::fs::Fs;
@@ -126,7 +126,7 @@ impl Shared {
     fn stats_text(&self) -> Result<String> {
         let mut all = serde_json::to_value(self.fs.stats()).map_err(std::io::Error::other)?;
         let mut fuse = serde_json::to_value(self.messages.counts()).map_err(std::io::Error::other)?;
-        fuse["pid"] = std::process::id().into();
+        fuse["server"] = serde_json::to_value(ServerProcess::current()).map_err(std::io::Error::other)?;
         all["fuse"] = fuse;
         let mut text = serde_json::to_string_pretty(&all).map_err(std::io::Error::other)?;
         text.push('\n');

@@ -10,8 +10,10 @@ use cffs::fs::api::Attr;
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags};
 use rustix::process::{Pid, PidfdFlags};
+use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -108,8 +110,12 @@ pub fn read_stats(dir: &Path) -> io::Result<String> {
 /// umount(2) alone returns earlier for a FUSE mount.
 pub fn unmount(dir: &Path) -> io::Result<()> {
     let path = dir.canonicalize()?;
+    let unmounter = Unmounter::of(&path)?;
+    if !unmounter.has_mount() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("no cffs is mounted at {}", dir.display())));
+    }
     let server = server_of(&path);
-    Unmounter::of(&path)?.unmount()?;
+    unmounter.unmount()?;
     if let Some(server) = server {
         loop {
             match rustix::event::poll(&mut [PollFd::new(&server, PollFlags::IN)], None) {
@@ -122,14 +128,36 @@ pub fn unmount(dir: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// The process that serves the mount, unless it is this one.
-fn server_of(dir: &Path) -> Option<std::os::fd::OwnedFd> {
+/// Who serves a mount, as its counters tell.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct ServerProcess {
+    pid: i32,
+    /// When it started, in clock ticks since boot. With it a process of another PID namespace is not taken for this one.
+    start: u64,
+}
+
+impl ServerProcess {
+    pub(crate) fn current() -> Option<ServerProcess> {
+        ServerProcess::with_pid(rustix::process::getpid().as_raw_pid())
+    }
+
+    fn with_pid(pid: i32) -> Option<ServerProcess> {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        // The second field, in parentheses, can hold anything; the start is the 22nd.
+        let start = stat.rsplit_once(") ")?.1.split(' ').nth(19)?.parse().ok()?;
+        Some(ServerProcess { pid, start })
+    }
+}
+
+/// The process that serves the mount, unless it is this one or out of sight.
+fn server_of(dir: &Path) -> Option<OwnedFd> {
     let stats: serde_json::Value = serde_json::from_str(&read_stats(dir).ok()?).ok()?;
-    let pid = i32::try_from(stats["fuse"]["pid"].as_i64()?).ok()?;
-    if pid == rustix::process::getpid().as_raw_pid() {
+    let server: ServerProcess = serde_json::from_value(stats["fuse"]["server"].clone()).ok()?;
+    if server.pid == rustix::process::getpid().as_raw_pid() {
         return None;
     }
-    rustix::process::pidfd_open(Pid::from_raw(pid)?, PidfdFlags::empty()).ok()
+    let fd = rustix::process::pidfd_open(Pid::from_raw(server.pid)?, PidfdFlags::empty()).ok()?;
+    (ServerProcess::with_pid(server.pid) == Some(server)).then_some(fd)
 }
 
 #[cfg(test)]
@@ -148,6 +176,23 @@ mod tests {
         s.forget(a.ino);
         assert_eq!(s.text(a.ino), None);
         assert_eq!(s.attr(b.ino), Some(b));
+    }
+
+    #[test]
+    fn a_process_is_known_by_its_start_too() {
+        let me = ServerProcess::current().unwrap();
+        assert_eq!(ServerProcess::with_pid(me.pid), Some(me));
+        assert!(me.start > 0);
+        assert_ne!(ServerProcess::with_pid(1), Some(me));
+        let text = serde_json::to_value(me).unwrap();
+        assert_eq!(serde_json::from_value::<ServerProcess>(text).unwrap(), me);
+    }
+
+    #[test]
+    fn nothing_mounted_is_nothing_to_unmount() {
+        let tmp = tempfile::tempdir().unwrap();
+        assert_eq!(unmount(tmp.path()).unwrap_err().kind(), io::ErrorKind::InvalidInput);
+        assert_eq!(unmount(Path::new("/proc")).unwrap_err().kind(), io::ErrorKind::InvalidInput);
     }
 
     #[test]

@@ -161,7 +161,7 @@ fn statistics_are_live_and_out_of_the_way() {
         serde_json::from_str(&cffs_fuse::read_stats(m.dir()).unwrap()).unwrap()
     };
     let first = stats(&m);
-    assert_eq!(first["fuse"]["pid"], std::process::id());
+    assert_eq!(first["fuse"]["server"]["pid"], std::process::id());
     fs::write(m.path("f"), b"x").unwrap();
     let second = stats(&m);
     assert_eq!(second["fuse"]["write"].as_u64().unwrap() - first["fuse"]["write"].as_u64().unwrap(), 1);
