@@ -331,6 +331,12 @@ fn times() {
     // Before 1970, and beyond 2038.
     set((-2, 800_000_000), (5_000_000_000, 1));
     assert_eq!(got(), ((-2, 800_000_000), (5_000_000_000, 1)));
+    // Far beyond what nanoseconds in 64 bits express: the nearest that they do.
+    set((i64::MIN, 5), (i64::MAX, 5));
+    assert_eq!(got(), ((-9_223_372_037, 145_224_192), (9_223_372_036, 854_775_807)));
+    set((i64::MIN + 1, 5), (0, 0));
+    assert_eq!(got(), ((-9_223_372_037, 145_224_192), (0, 0)));
+    set((-2, 800_000_000), (5_000_000_000, 1));
     // A write moves mtime and ctime, in the cached attributes too; nothing else moves mtime.
     let before = fs::metadata(&path).unwrap();
     fs::OpenOptions::new().append(true).open(&path).unwrap().write_all(b"y").unwrap();
