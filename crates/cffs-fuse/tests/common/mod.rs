@@ -86,7 +86,17 @@ impl Mounted {
     /// Unmounts as `umount` does and waits for the engine to be closed.
     pub fn unmount(self) {
         let session = self.into_session();
-        session.unmounter().unmount().unwrap();
+        // A program that another test is just starting can hold our files open until its exec.
+        let busy = |e: &std::io::Error| e.raw_os_error() == Some(rustix::io::Errno::BUSY.raw_os_error());
+        let mut done = session.unmounter().unmount();
+        for _ in 0..100 {
+            if !done.as_ref().is_err_and(busy) {
+                break;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            done = session.unmounter().unmount();
+        }
+        done.unwrap();
         session.wait().unwrap();
     }
 
