@@ -123,7 +123,7 @@ fn take(cx: &FileCtx<'_>, node: &Arc<Node>, for_log: bool) -> Result<Taken> {
         if st.dead || (st.orphan && !for_log) {
             return Ok(Taken::Nothing);
         }
-        let accessed = node.accessed.swap(0, std::sync::atomic::Ordering::Relaxed);
+        let accessed = node.accessed.swap(i64::MIN, std::sync::atomic::Ordering::Relaxed);
         if accessed > st.inode.atime {
             st.inode.atime = accessed;
             st.dirty = true;

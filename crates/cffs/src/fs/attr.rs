@@ -96,7 +96,7 @@ impl Fs {
         i.gid = rest.gid.unwrap_or(i.gid);
         if let Some(t) = rest.atime {
             i.atime = time(t);
-            node.accessed.store(0, Ordering::Relaxed);
+            node.accessed.store(i64::MIN, Ordering::Relaxed);
         }
         i.mtime = rest.mtime.map_or(i.mtime, time);
         i.ctime = now;

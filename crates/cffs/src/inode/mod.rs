@@ -76,7 +76,7 @@ pub struct Node {
     pub in_writeback: Mutex<bool>,
     /// Signalled when writeback has ended.
     pub writeback_done: Condvar,
-    /// Access time that the inode does not have yet, 0 for none (readers hold the lock shared only).
+    /// Access time that the inode does not have yet, the least for none (readers hold the lock shared only).
     pub accessed: AtomicI64,
     /// End of the last read: whoever goes on from there reads sequentially.
     pub last_read: AtomicU64,
@@ -102,7 +102,7 @@ impl Node {
             state: RwLock::new(state),
             in_writeback: Mutex::new(false),
             writeback_done: Condvar::new(),
-            accessed: AtomicI64::new(0),
+            accessed: AtomicI64::new(i64::MIN),
             last_read: AtomicU64::new(0),
         }
     }
