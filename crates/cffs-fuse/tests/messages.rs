@@ -139,3 +139,29 @@ fn large_transfers_are_large() {
     assert!(reads <= 70, "{reads} reads for 16 MiB");
     m.unmount();
 }
+
+#[test]
+fn a_durable_new_file_is_one_message_more() {
+    if !can_mount() {
+        return;
+    }
+    // In a directory that has files from before the mount, too.
+    let image = image_with_files();
+    let m = image.mount();
+    let before = m.messages();
+    for f in 0..FILES {
+        let mut file = fs::File::create(m.path(&format!("d0/new{f}"))).unwrap();
+        file.write_all(&[7; 1024]).unwrap();
+        file.sync_all().unwrap();
+    }
+    let after = m.messages();
+    let n = |kind| after.since(&before, kind);
+    assert_eq!((n("mknod"), n("write"), n("fsync"), n("setattr"), n("release")), (FILES, FILES, FILES, 0, 0));
+    m.unmount();
+    let m = image.mount();
+    for f in 0..FILES {
+        assert_eq!(fs::read(m.path(&format!("d0/new{f}"))).unwrap(), [7; 1024]);
+        assert_eq!(fs::read(m.path(&format!("d0/file{f}"))).unwrap(), [7; 1024]);
+    }
+    m.unmount();
+}
