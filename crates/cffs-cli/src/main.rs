@@ -1,2 +1,33 @@
-//! Placeholder until the program lands.
-fn main() {}
+//! The `cffs` program: make, mount, check and look into cffs images.
+//!
+//! One program under several names: called as `mkfs.cffs`, `fsck.cffs`, `mount.cffs` or `umount.fuse.cffs` it is that
+//! subcommand, as mkfs(8), fsck(8), mount(8) and umount(8) expect.
+
+mod cat;
+mod cli;
+mod exit;
+mod export;
+mod fsck;
+mod generate;
+mod image;
+mod import;
+mod info;
+mod log;
+mod ls;
+mod mkfs;
+mod mount;
+mod mount_options;
+mod progress;
+mod rm;
+mod signature;
+mod size;
+mod stat;
+mod stats;
+mod text;
+mod umount;
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    ExitCode::from(cli::run(std::env::args_os().collect()))
+}

@@ -1,0 +1,155 @@
+//! `cffs info`: what an image is and how well things lie in it.
+
+use crate::fsck::check_image;
+use crate::image::{Image, LogArgs};
+use crate::size::human;
+use crate::text::{print_json, printable, time_string};
+use cffs::check::Report;
+use cffs::device::OpenMode;
+use cffs::format::superblock::State;
+use clap::Args;
+use serde_json::{Value, json};
+use std::io::{self, Write};
+use std::path::PathBuf;
+
+/// Show geometry, space, features and layout of an image
+#[derive(Args, Debug)]
+pub struct InfoArgs {
+    /// Leave out what takes a look at all directories: counts and layout
+    #[arg(short, long)]
+    quick: bool,
+    /// Print it as JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    log: LogArgs,
+    /// Device or image file
+    image: PathBuf,
+}
+
+/// The name of a state.
+pub fn state_name(state: State) -> &'static str {
+    match state {
+        State::Clean => "clean",
+        State::Journaled => "mounted, or not unmounted: the next mount replays the log",
+        State::Unjournaled => "not unmounted from a mode without journal: needs fsck",
+        State::Error => "an error was found while it was mounted: needs fsck",
+    }
+}
+
+/// How full groups are: the classes of [`cffs::check::Layout::group_fill`].
+const FILL: [&str; 6] = ["empty", "to 25%", "to 50%", "to 75%", "below 100%", "full"];
+
+/// Runs the subcommand.
+pub fn run(args: &InfoArgs) -> anyhow::Result<u8> {
+    crate::log::start(0);
+    let image = Image::open(&args.image, args.log.log_device.as_deref(), OpenMode::READ_ONLY)?;
+    let report = if args.quick { None } else { Some(check_image(&image, &args.image.display().to_string())?) };
+    if args.json {
+        print_json(&to_json(&image, report.as_ref()))?;
+    } else {
+        print(&image, report.as_ref())?;
+    }
+    Ok(0)
+}
+
+fn to_json(image: &Image, report: Option<&Report>) -> Value {
+    let (sb, g) = (&image.superblock, &image.geometry);
+    let mut value = json!({
+        "image": image.path.to_string_lossy(),
+        "label": sb.label_str(),
+        "uuid": sb.uuid_str(),
+        "version": sb.version,
+        "state": format!("{:?}", sb.state).to_lowercase(),
+        "features": sb.feature_names(),
+        "created_ns": sb.created,
+        "mounted_ns": sb.mounted,
+        "mount_count": sb.mount_count,
+        "bytes": g.total_bytes(),
+        "block_size": g.block_size(),
+        "fragment_size": g.frag_size(),
+        "group_size": g.group_size(),
+        "allocation_group_bytes": g.ag_blocks << g.block_shift,
+        "allocation_groups": g.ag_count,
+        "log_bytes": g.log_blocks << g.block_shift,
+        "external_log": g.log_start == 0,
+        "reserve_percent": f64::from(sb.reserve_bp) / 100.0,
+    });
+    if let (Some(r), Value::Object(object)) = (report, &mut value) {
+        let c = &r.counts;
+        object.insert(
+            "space".into(),
+            json!({
+                "used_bytes": c.frags_used << g.frag_shift,
+                "free_bytes": c.frags_total.saturating_sub(c.frags_used) << g.frag_shift,
+            }),
+        );
+        object.insert("counts".into(), json!(c));
+        let fill: serde_json::Map<String, Value> =
+            FILL.iter().zip(r.layout.group_fill).map(|(name, n)| ((*name).to_owned(), json!(n))).collect();
+        object.insert(
+            "layout".into(),
+            json!({
+                "score": r.layout.score(),
+                "co_location": r.layout.co_location(),
+                "group_fill": fill,
+                "virgin_groups": r.layout.virgin_groups,
+            }),
+        );
+        object.insert("problems".into(), json!(r.problems_total));
+    }
+    value
+}
+
+fn print(image: &Image, report: Option<&Report>) -> io::Result<()> {
+    let (sb, g) = (&image.superblock, &image.geometry);
+    let mut out = io::stdout().lock();
+    let features = sb.feature_names();
+    writeln!(out, "label        {}", printable(sb.label_str().as_bytes()))?;
+    writeln!(out, "uuid         {}", sb.uuid_str())?;
+    writeln!(
+        out,
+        "format       version {}, {}",
+        sb.version,
+        if features.is_empty() { "no special features".into() } else { features.join(", ") }
+    )?;
+    writeln!(out, "state        {}", state_name(sb.state))?;
+    writeln!(out, "made         {}", time_string(sb.created, false))?;
+    match sb.mount_count {
+        0 => writeln!(out, "mounted      never")?,
+        n => writeln!(out, "mounted      {n} times, last {}", time_string(sb.mounted, false))?,
+    }
+    writeln!(
+        out,
+        "size         {} ({} blocks of {})",
+        human(g.total_bytes()),
+        g.total_blocks,
+        human(g.block_size() as u64)
+    )?;
+    writeln!(out, "fragment     {}", human(g.frag_size() as u64))?;
+    writeln!(out, "group        {}", human(g.group_size() as u64))?;
+    writeln!(out, "allocation   {} groups of {}", g.ag_count, human(g.ag_blocks << g.block_shift))?;
+    let place = if g.log_start == 0 { " on a device of its own" } else { "" };
+    writeln!(out, "log          {}{place}", human(g.log_blocks << g.block_shift))?;
+    writeln!(out, "reserve      {}% for root", f64::from(sb.reserve_bp) / 100.0)?;
+    if let Some(r) = report {
+        let c = &r.counts;
+        let free = c.frags_total.saturating_sub(c.frags_used);
+        writeln!(out, "used         {}, free {}", human(c.frags_used << g.frag_shift), human(free << g.frag_shift))?;
+        writeln!(
+            out,
+            "files        {} regular, {} directories, {} symbolic links, {} special; {} external links",
+            c.files, c.dirs, c.symlinks, c.special, c.links
+        )?;
+        writeln!(out, "extents      {} in {} tree nodes beside the inodes", c.extents, c.extent_nodes)?;
+        let share = |s: Option<f64>| s.map_or("nothing to tell".to_owned(), |s| format!("{:.1}%", s * 100.0));
+        writeln!(out, "layout       {} of blocks follow their predecessor", share(r.layout.score()))?;
+        writeln!(out, "             {} of small files share a group with a neighbour", share(r.layout.co_location()))?;
+        let fill: Vec<String> = FILL.iter().zip(r.layout.group_fill).map(|(name, n)| format!("{n} {name}")).collect();
+        writeln!(out, "groups       {}, {} never used", fill.join(", "), r.layout.virgin_groups)?;
+        if !r.is_clean() {
+            writeln!(out, "problems     {}: `cffs fsck -n` lists them", r.problems_total)?;
+        }
+    }
+    out.flush()
+}

@@ -1,0 +1,326 @@
+//! `cffs mkfs`: makes a file system.
+
+use crate::image::{engine_error, open_device};
+use crate::signature;
+use crate::size::{human, parse_size, parse_size_u32};
+use crate::text::print_json;
+use anyhow::{Context, anyhow, bail};
+use cffs::device::{Device, FileDevice, MemoryDevice, OpenMode, Probe, probe_group_size};
+use cffs::format::{Geometry, Superblock};
+use cffs::mkfs::{MkfsOptions, mkfs, plan};
+use clap::{Args, ValueEnum};
+use serde_json::json;
+use std::fs;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+/// Make a cffs file system on a device or in an image file
+///
+/// Times the device and chooses the group, the unit in which files are moved together, to fit it. Refuses an image that
+/// is in use, and without --force one that holds a file system, a partition table or the like.
+#[derive(Args, Debug)]
+pub struct MkfsArgs {
+    /// Size of the file system; makes a sparse image file if there is none yet [default: all of the device]
+    #[arg(long, value_parser = parse_size)]
+    size: Option<u64>,
+    /// Unit of metadata and of device transfers: a power of two from 512 to 64K
+    #[arg(long, value_name = "SIZE", default_value = "4K", value_parser = parse_size_u32)]
+    block_size: u32,
+    /// Unit of allocation: a power of two from an eighth of the block to the block [default: a quarter of the block]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size_u32)]
+    fragment_size: Option<u32>,
+    /// Unit of co-location: a power of two from 16K to 4M, or auto to time the device and take the size from which on
+    /// transferring takes longer than the request itself
+    #[arg(long, value_name = "auto|SIZE", default_value = "auto", value_parser = parse_group_size)]
+    group_size: GroupSize,
+    /// Size of the log [default: a 64th of the file system, 4M to 128M]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    journal_size: Option<u64>,
+    /// Name of the file system, at most 64 bytes
+    #[arg(short = 'L', long, default_value = "")]
+    label: String,
+    /// Identity of the file system [default: random]
+    #[arg(long, value_parser = parse_uuid)]
+    uuid: Option<[u8; 16]>,
+    /// Share of the space that only root may use, in percent
+    #[arg(long, value_name = "PERCENT", default_value = "5", value_parser = parse_reserve)]
+    reserve: u32,
+    /// File or device for the log, instead of a place in the file system
+    #[arg(long, value_name = "FILE")]
+    log_device: Option<PathBuf>,
+    /// Put inodes into chunks of their own instead of the directories (for comparison)
+    #[arg(long)]
+    no_embed: bool,
+    /// Place small files as conventional file systems do, instead of in groups (for comparison)
+    #[arg(long)]
+    no_group: bool,
+    /// Where directory blocks go: into groups of their own, or into the first data group as in 1997
+    #[arg(long, value_enum, default_value = "grouped")]
+    dir_blocks: DirBlocks,
+    /// Overwrite what is there, also a file system
+    #[arg(short = 'F', long)]
+    force: bool,
+    /// Print the result as JSON
+    #[arg(long)]
+    json: bool,
+    /// Device or image file
+    image: PathBuf,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum GroupSize {
+    Auto,
+    Bytes(u32),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
+enum DirBlocks {
+    /// Directory blocks of a subtree share groups of their own
+    Grouped,
+    /// Directory blocks stand in the data groups
+    WithData,
+}
+
+fn parse_group_size(text: &str) -> Result<GroupSize, String> {
+    if text == "auto" { Ok(GroupSize::Auto) } else { parse_size_u32(text).map(GroupSize::Bytes) }
+}
+
+fn parse_uuid(text: &str) -> Result<[u8; 16], String> {
+    let bad = || format!("'{text}' is not a uuid: write it as 01234567-89ab-cdef-0123-456789abcdef");
+    let b = text.as_bytes();
+    let dashes = [8, 13, 18, 23];
+    if b.len() != 36 || !b.iter().enumerate().all(|(i, c)| dashes.contains(&i) == (*c == b'-')) {
+        return Err(bad());
+    }
+    let digits: Option<Vec<u8>> = text.chars().filter(|c| *c != '-').map(|c| c.to_digit(16).map(|d| d as u8)).collect();
+    let digits = digits.ok_or_else(bad)?;
+    let mut uuid = [0; 16];
+    for (byte, pair) in uuid.iter_mut().zip(digits.chunks_exact(2)) {
+        *byte = pair[0] << 4 | pair[1];
+    }
+    Ok(uuid)
+}
+
+/// Percent, in 1/10,000.
+fn parse_reserve(text: &str) -> Result<u32, String> {
+    match text.trim_end_matches('%').parse::<f64>() {
+        Ok(percent) if (0.0..=50.0).contains(&percent) => Ok((percent * 100.0).round() as u32),
+        _ => Err(format!("'{text}' is not a share: write percent from 0 to 50")),
+    }
+}
+
+/// A new image file that is removed again unless the file system in it gets finished.
+struct Created<'a>(Option<&'a Path>);
+
+impl Drop for Created<'_> {
+    fn drop(&mut self) {
+        if let Some(path) = self.0 {
+            // Best effort: the error that led here is what the user needs to see.
+            let _ = fs::remove_file(path);
+        }
+    }
+}
+
+/// Runs the subcommand.
+pub fn run(args: &MkfsArgs) -> anyhow::Result<u8> {
+    let image = args.image.as_path();
+    let name = image.display().to_string();
+    let mut options = MkfsOptions {
+        block_size: args.block_size,
+        frag_size: args.fragment_size,
+        log_bytes: args.journal_size,
+        label: args.label.clone(),
+        uuid: args.uuid,
+        reserve_bp: args.reserve,
+        no_embed: args.no_embed,
+        no_group: args.no_group,
+        dirs_with_data: args.dir_blocks == DirBlocks::WithData,
+        // As mkfs.ext4 -E root_owner: who may write to the image owns what is in it.
+        root_uid: rustix::process::geteuid().as_raw(),
+        root_gid: rustix::process::getegid().as_raw(),
+        ..MkfsOptions::default()
+    };
+    if let GroupSize::Bytes(n) = args.group_size {
+        options.group_size = n;
+    }
+    let log = match &args.log_device {
+        None => None,
+        Some(path) => {
+            let log = open_device(path, OpenMode::READ_WRITE)?;
+            refuse_if_taken(path, &log, args.force)?;
+            Some(log)
+        }
+    };
+    let log_dev = || log.as_ref().map(|l| l as &dyn Device);
+
+    let exists = match fs::metadata(image) {
+        Ok(_) => true,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => false,
+        Err(e) => return Err(e).with_context(|| name.clone()),
+    };
+    let mut created = Created(None);
+    let dev = if exists {
+        let dev = open_device(image, OpenMode::READ_WRITE)?;
+        refuse_if_taken(image, &dev, args.force)?;
+        let len = args.size.unwrap_or(dev.len());
+        if len == 0 {
+            bail!("{name}: the file is empty: say with --size how large the file system is to be");
+        }
+        if dev.is_block_device() && len > dev.len() {
+            bail!("{name}: the device has {} bytes, {len} do not fit: leave out --size", dev.len());
+        }
+        check(len, log_dev(), &options, &dev, &name)?;
+        if len != dev.len() {
+            dev.set_len(len)?;
+        }
+        dev
+    } else {
+        let Some(len) = args.size else {
+            bail!("{name}: no such file or device: to make an image file, say with --size how large, as in --size 4G");
+        };
+        check(len, log_dev(), &options, &MemoryDevice::new(len), &name)?;
+        let dev = FileDevice::create(image, len, OpenMode::READ_WRITE)?;
+        created.0 = Some(image);
+        dev
+    };
+    // Small fragments are worth more than direct I/O in large sectors, where they were asked for.
+    if dev.sector_size() > args.fragment_size.unwrap_or(args.block_size).min(args.block_size) {
+        dev.use_buffered()?;
+    }
+
+    let probe = match args.group_size {
+        GroupSize::Auto => {
+            let probe = probe_group_size(&dev).with_context(|| format!("{name}: cannot time the device"))?;
+            options.group_size = probe.group_size.max(options.block_size);
+            Some(probe)
+        }
+        GroupSize::Bytes(_) => None,
+    };
+    // A small file system cannot have the group that the device deserves.
+    while probe.is_some() && options.group_size > 16 << 10 && plan(&dev, log_dev(), &options).is_err() {
+        options.group_size /= 2;
+    }
+    let sb = mkfs(&dev, log_dev(), &options).map_err(|e| engine_error(e, &name))?;
+    created.0 = None;
+    let geometry = Geometry::new(&sb).map_err(|e| anyhow!("{name}: {e}"))?;
+    report(args, &sb, &geometry, probe.as_ref())?;
+    Ok(0)
+}
+
+/// Checks all options before anything is written. `sectors` is only asked for its size of sectors.
+fn check(
+    len: u64,
+    log: Option<&dyn Device>,
+    options: &MkfsOptions,
+    sectors: &dyn Device,
+    name: &str,
+) -> anyhow::Result<()> {
+    let like = MemoryDevice::with_sector_size(len, sectors.sector_size().min(options.block_size.clamp(512, 65536)));
+    let smallest_group = MkfsOptions { group_size: options.block_size.max(16 << 10), ..options.clone() };
+    // With --group-size=auto the group is not known yet, but never an obstacle.
+    let result = plan(&like, log, options).or_else(|e| plan(&like, log, &smallest_group).map_err(|_| e));
+    result.map(drop).map_err(|e| engine_error(e, name))
+}
+
+/// Refuses a device on which there is something, unless forced; and one that the kernel has attached, always.
+fn refuse_if_taken(path: &Path, dev: &FileDevice, force: bool) -> anyhow::Result<()> {
+    if let Some(by) = loop_device_of(path) {
+        bail!("{}: in use by {by}: detach it with `losetup -d {by}` first", path.display());
+    }
+    if !force && let Some(what) = signature::detect(dev)? {
+        bail!("{}: holds {what}: use --force to overwrite it", path.display());
+    }
+    Ok(())
+}
+
+/// The loop device that has this file as its backing file.
+fn loop_device_of(path: &Path) -> Option<String> {
+    let path = path.canonicalize().ok()?;
+    fs::read_dir("/sys/block").ok()?.flatten().find_map(|entry| {
+        let backing = fs::read_to_string(entry.path().join("loop/backing_file")).ok()?;
+        (Path::new(backing.trim_end_matches('\n')) == path)
+            .then(|| format!("/dev/{}", entry.file_name().to_string_lossy()))
+    })
+}
+
+fn report(args: &MkfsArgs, sb: &Superblock, g: &Geometry, probe: Option<&Probe>) -> io::Result<()> {
+    let log_bytes = sb.log_blocks << sb.block_shift;
+    if args.json {
+        let measured = probe.map(|p| {
+            let samples: Vec<_> = p
+                .samples
+                .iter()
+                .map(|s| json!({"bytes": s.size, "reads": s.reads, "median_us": s.median.as_secs_f64() * 1e6}))
+                .collect();
+            json!({
+                "latency_us": p.latency.map(|l| l.as_secs_f64() * 1e6),
+                "bytes_per_second": p.bandwidth,
+                "reason": p.reason,
+                "samples": samples,
+            })
+        });
+        return print_json(&json!({
+            "image": args.image.to_string_lossy(),
+            "uuid": sb.uuid_str(),
+            "label": sb.label_str(),
+            "bytes": g.total_bytes(),
+            "block_size": g.block_size(),
+            "fragment_size": g.frag_size(),
+            "group_size": g.group_size(),
+            "allocation_groups": g.ag_count,
+            "log_bytes": log_bytes,
+            "external_log": sb.log_start == 0,
+            "reserve_percent": f64::from(sb.reserve_bp) / 100.0,
+            "features": sb.feature_names(),
+            "measured": measured,
+        }));
+    }
+    let mut out = io::stdout().lock();
+    if let Some(p) = probe {
+        writeln!(out, "measured   {}", p.reason)?;
+        for s in &p.samples {
+            let mb_s = s.size as f64 / s.median.as_secs_f64().max(1e-9) / 1e6;
+            writeln!(
+                out,
+                "           {:>8} {:>10.1} µs {mb_s:>9.0} MB/s",
+                human(s.size as u64),
+                s.median.as_secs_f64() * 1e6
+            )?;
+        }
+    }
+    let how = if probe.is_some() { "chosen" } else { "as asked for" };
+    writeln!(out, "group      {} ({how})", human(g.group_size() as u64))?;
+    writeln!(out, "block      {}, fragment {}", human(g.block_size() as u64), human(g.frag_size() as u64))?;
+    writeln!(out, "size       {} in {} allocation groups", human(g.total_bytes()), g.ag_count)?;
+    let place = if sb.log_start == 0 { " on a device of its own" } else { "" };
+    writeln!(out, "log        {}{place}", human(log_bytes))?;
+    let features = sb.feature_names();
+    if !features.is_empty() {
+        writeln!(out, "features   {}", features.join(", "))?;
+    }
+    if !sb.label_str().is_empty() {
+        writeln!(out, "label      {}", sb.label_str())?;
+    }
+    writeln!(out, "uuid       {}", sb.uuid_str())?;
+    writeln!(out, "{} is ready", args.image.display())?;
+    out.flush()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn uuids_and_shares() {
+        let text = "01234567-89ab-cdef-0123-456789abcdef";
+        assert_eq!(parse_uuid(text).unwrap()[..4], [0x01, 0x23, 0x45, 0x67]);
+        for bad in ["", "0123456789abcdef0123456789abcdef", "01234567-89ab-cdef-0123-456789abcdeg", "0-1-2-3-4"] {
+            assert!(parse_uuid(bad).is_err(), "{bad}");
+        }
+        assert_eq!(parse_reserve("5"), Ok(500));
+        assert_eq!(parse_reserve("0.25%"), Ok(25));
+        for bad in ["-1", "51", "x", "", "nan", "inf"] {
+            assert!(parse_reserve(bad).is_err(), "{bad}");
+        }
+    }
+}

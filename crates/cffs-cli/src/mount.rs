@@ -1,0 +1,333 @@
+//! `cffs mount`: mounts an image.
+//!
+//! The command returns when the mount can be used. A process that serves it stays behind: this program again, started
+//! with `--serve` and told apart by that alone, because a process with threads cannot fork. It reports over its
+//! standard output, and ends by an unmount, SIGTERM or SIGINT.
+
+use crate::exit::{self, ExitCodeExt, with_code};
+use crate::image::Image;
+use crate::log;
+use crate::mount_options::Options;
+use anyhow::{Context, anyhow, bail};
+use cffs::device::OpenMode;
+use clap::{Args, ValueHint};
+use rustix::process::{Pid, Signal, kill_process};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::AsFd;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// The options of `-o` and the exit codes, for help and man pages.
+const OPTIONS_HELP: &str = "\
+Mount options:
+  ro, rw                    Read-only, or not (default)
+  cache=SIZE                Memory for metadata, group transfers and unwritten data (default: 256M)
+  metadata=journal          Metadata go through the log: after a crash the next mount recovers (default)
+  metadata=sync             Metadata are written at once, in the order that fsck can put right
+  metadata=delayed          Metadata are written at some time; for data that may be lost
+  commit=SECONDS            Interval of the asynchronous commit (default: 5)
+  logdev=FILE               Device of the log, if it is not in the image
+  prefetch=adaptive         Read whole groups where that pays (default)
+  prefetch=off              Read single blocks
+  prefetch=always           Read whole groups always
+  relatime                  Access times are kept roughly (default)
+  noatime, strictatime      Access times are not kept, or exactly
+  discard, nodiscard        Tell the device what is no longer used, or not (default)
+  threads=N                 Threads that answer the kernel
+  allow_other               Other users may use the mount (default for root); opposite: noallow_other
+  default_permissions       The kernel checks permissions (default); opposite: nodefault_permissions
+  suid, dev, exec           As for any file system; opposites: nosuid, nodev, noexec
+  defaults, auto, noauto, user, users, nofail, _netdev, x-..., comment=...
+                            Accepted for the sake of mount(8) and fstab(5)
+
+Exit codes:
+  0   Success
+  1   Wrong usage, or missing permission
+  2   The system could not start what was needed
+  4   A bug in cffs
+  8   Interrupted
+  32  The mount failed
+
+Environment:
+  CFFS_LOG  Filter for messages, such as debug or cffs::journal=trace";
+
+/// Mount an image on a directory
+///
+/// Returns when the mount can be used; `umount DIR` ends it.
+#[derive(Args, Debug, Default)]
+#[command(after_long_help = OPTIONS_HELP)]
+pub struct MountArgs {
+    /// Mount options, separated by commas; see below
+    #[arg(short, value_name = "OPTIONS")]
+    options: Vec<String>,
+    /// Stay in the foreground until unmounted; SIGTERM and SIGINT unmount
+    #[arg(short)]
+    foreground: bool,
+    /// Say more; twice or three times, still more
+    #[arg(short, action = clap::ArgAction::Count)]
+    verbose: u8,
+    /// Write messages to this file, not to standard error or, in the background, to the system log
+    #[arg(long, value_name = "FILE")]
+    log: Option<PathBuf>,
+    /// Serve the mount for the process that reads standard output
+    #[arg(long, hide = true)]
+    serve: bool,
+    /// Ignore unknown mount options
+    #[arg(long, hide = true)]
+    sloppy: bool,
+    #[arg(skip)]
+    fake: bool,
+    #[arg(skip)]
+    namespace: Option<OsString>,
+    /// Device or image file
+    image: PathBuf,
+    /// Directory to mount it on
+    #[arg(value_hint = ValueHint::DirPath)]
+    dir: PathBuf,
+}
+
+/// Mount a cffs image; called by mount(8)
+#[derive(Args, Debug)]
+#[command(after_long_help = OPTIONS_HELP)]
+pub struct HelperArgs {
+    /// Device or image file
+    image: PathBuf,
+    /// Directory to mount it on
+    dir: PathBuf,
+    /// Ignore unknown mount options
+    #[arg(short)]
+    sloppy: bool,
+    /// Check everything, but do not mount
+    #[arg(short)]
+    fake: bool,
+    /// Do not write to /etc/mtab; nothing does
+    #[arg(short)]
+    no_mtab: bool,
+    /// Say more
+    #[arg(short, action = clap::ArgAction::Count)]
+    verbose: u8,
+    /// Mount namespace: a process number, or the file of a namespace
+    #[arg(short = 'N', value_name = "NS")]
+    namespace: Option<OsString>,
+    /// Mount options, separated by commas; see below
+    #[arg(short, value_name = "OPTIONS")]
+    options: Vec<String>,
+    /// Type of the file system: cffs or fuse.cffs
+    #[arg(short = 't', value_name = "TYPE")]
+    fstype: Option<String>,
+}
+
+impl From<HelperArgs> for MountArgs {
+    fn from(h: HelperArgs) -> MountArgs {
+        MountArgs {
+            options: h.options,
+            verbose: h.verbose,
+            sloppy: h.sloppy,
+            fake: h.fake,
+            namespace: h.namespace,
+            image: h.image,
+            dir: h.dir,
+            ..MountArgs::default()
+        }
+    }
+}
+
+/// Runs the subcommand.
+pub fn run(args: &MountArgs) -> anyhow::Result<u8> {
+    log::start(args.verbose);
+    if let Some(path) = &args.log {
+        log::to_file(path).with_context(|| path.display().to_string()).exit_code(exit::mount::USAGE)?;
+    }
+    if let Some(namespace) = &args.namespace {
+        enter_namespace(namespace).exit_code(exit::mount::SYSTEM)?;
+    }
+    let name = args.image.display();
+    let mut options = Options::parse(args.options.iter().map(String::as_str), args.sloppy)
+        .map_err(|e| with_code(exit::mount::USAGE, anyhow!("{name}: {e}")))?;
+    // Absolute, since the process that stays behind leaves the current directory.
+    let image = absolute(&args.image)?;
+    let dir = mount_point(&args.dir)?;
+    options.config.fsname = image.display().to_string();
+    if let Some(log) = &options.log_device {
+        options.log_device = Some(absolute(log)?);
+    }
+    if args.foreground || args.serve {
+        serve(args, &image, &dir, options)
+    } else if args.fake {
+        open(&image, &options, true)?;
+        Ok(0)
+    } else {
+        start_server(args, &image, &dir)
+    }
+}
+
+fn absolute(path: &Path) -> anyhow::Result<PathBuf> {
+    path.canonicalize().with_context(|| path.display().to_string()).map_err(|e| anyhow!("{e:#}: check the name"))
+}
+
+/// The directory to mount on, without links. Checked before the image is touched.
+fn mount_point(dir: &Path) -> anyhow::Result<PathBuf> {
+    let name = dir.display();
+    match dir.canonicalize().and_then(|d| d.metadata().map(|m| (d, m.is_dir()))) {
+        Ok((dir, true)) => Ok(dir),
+        Ok((_, false)) => bail!("{name}: the mount point is not a directory: name a directory"),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+            bail!("{name}: the mount point does not exist: make it with `mkdir {name}`")
+        }
+        Err(e) if e.kind() == std::io::ErrorKind::NotConnected => {
+            bail!("{name}: there is a dead mount on the mount point: remove it with `umount -l {name}`")
+        }
+        Err(e) => bail!("{name}: cannot use the mount point: {e}"),
+    }
+}
+
+/// Goes into another mount namespace, given by the number of a process or as a file.
+pub fn enter_namespace(namespace: &OsString) -> anyhow::Result<()> {
+    let text = namespace.to_string_lossy();
+    let is_process = text.bytes().all(|b| b.is_ascii_digit());
+    let path = if is_process { PathBuf::from(format!("/proc/{text}/ns/mnt")) } else { PathBuf::from(namespace) };
+    let file = File::open(&path).with_context(|| path.display().to_string())?;
+    let kind = rustix::thread::LinkNameSpaceType::Mount;
+    rustix::thread::move_into_link_name_space(file.as_fd(), Some(kind))
+        .with_context(|| format!("{}: cannot enter the mount namespace", path.display()))
+}
+
+fn open(image: &Path, options: &Options, read_only: bool) -> anyhow::Result<Image> {
+    let mode = if read_only || options.engine.read_only { OpenMode::READ_ONLY } else { OpenMode::READ_WRITE };
+    let opened = Image::open(image, options.log_device.as_deref(), mode);
+    opened.map_err(|e| {
+        let denied = e
+            .chain()
+            .filter_map(|e| e.downcast_ref::<std::io::Error>())
+            .any(|e| e.kind() == std::io::ErrorKind::PermissionDenied);
+        with_code(if denied { exit::mount::USAGE } else { exit::mount::FAILED }, e)
+    })
+}
+
+/// Starts the process that serves the mount, and waits until it is ready or has failed.
+fn start_server(args: &MountArgs, image: &Path, dir: &Path) -> anyhow::Result<u8> {
+    let mut signals = Signals::new([SIGINT, SIGTERM]).exit_code(exit::mount::SYSTEM)?;
+    // In another mount namespace this program may have no path.
+    let program = match std::env::current_exe() {
+        Ok(path) if args.namespace.is_none() && path.exists() => path,
+        _ => PathBuf::from("/proc/self/exe"),
+    };
+    let mut command = Command::new(program);
+    command.arg0("cffs").args(["mount", "--serve"]);
+    for list in &args.options {
+        command.arg("-o").arg(list);
+    }
+    for _ in 0..args.verbose {
+        command.arg("-v");
+    }
+    if args.sloppy {
+        command.arg("--sloppy");
+    }
+    if let Some(log) = &args.log {
+        command.arg("--log").arg(log);
+    }
+    command.arg("--").arg(image).arg(dir).stdin(Stdio::null()).stdout(Stdio::piped());
+    let mut server =
+        command.spawn().context("cannot start the process that serves the mount").exit_code(exit::mount::SYSTEM)?;
+    // Until it is ready, interrupting this process is interrupting that one.
+    let pid = i32::try_from(server.id()).ok().and_then(Pid::from_raw);
+    std::thread::spawn(move || {
+        for _ in signals.forever() {
+            if let Some(pid) = pid {
+                // It may be gone already.
+                let _ = kill_process(pid, Signal::TERM);
+            }
+        }
+    });
+    let mut report = String::new();
+    if let Some(mut out) = server.stdout.take() {
+        out.read_to_string(&mut report).exit_code(exit::mount::SYSTEM)?;
+    }
+    if report == READY {
+        return Ok(0);
+    }
+    // It has said on standard error what was wrong.
+    let status = server.wait().exit_code(exit::mount::SYSTEM)?;
+    match status.code() {
+        Some(code) if code != 0 => Ok(u8::try_from(code).unwrap_or(exit::mount::FAILED)),
+        _ => Err(with_code(
+            exit::mount::INTERNAL,
+            anyhow!("{}: the process that serves the mount ended before it was ready ({status})", image.display()),
+        )),
+    }
+}
+
+/// What the server says when the mount can be used.
+const READY: &str = "ready\n";
+
+/// Mounts, and serves the mount until its end.
+fn serve(args: &MountArgs, image: &Path, dir: &Path, options: Options) -> anyhow::Result<u8> {
+    let name = image.display().to_string();
+    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).exit_code(exit::mount::SYSTEM)?;
+    let fs = open(image, &options, false)?.mount(options.engine)?;
+    let interrupted = signals.pending().next().is_some();
+    let session = if interrupted { None } else { Some(cffs_fuse::mount(fs.clone(), dir, &options.config)) };
+    let session = match session {
+        Some(Ok(session)) => session,
+        failed => {
+            fs.close().with_context(|| name.clone())?;
+            return match failed {
+                Some(Err(e)) => Err(failure(e, &name)),
+                _ => Err(with_code(exit::mount::INTERRUPTED, anyhow!("{name}: interrupted before it was mounted"))),
+            };
+        }
+    };
+    drop(fs);
+    let unmounter = session.unmounter();
+    std::thread::spawn(move || {
+        for _ in signals.forever() {
+            if let Err(error) = unmounter.terminate() {
+                tracing::error!(%error, "cannot unmount");
+            }
+        }
+    });
+    if args.serve {
+        go_to_background()?;
+    } else {
+        tracing::info!(image = %name, dir = %dir.display(), "mounted");
+    }
+    session.wait().map_err(|e| {
+        // In the background nobody sees the error that is returned.
+        if args.serve {
+            tracing::error!(image = %name, error = %e, "the mount did not end well");
+        }
+        failure(e, &name)
+    })?;
+    Ok(0)
+}
+
+fn failure(e: cffs_fuse::Error, image: &str) -> anyhow::Error {
+    let code = match &e {
+        cffs_fuse::Error::Internal => exit::mount::INTERNAL,
+        cffs_fuse::Error::Mount(e) if e.kind() == std::io::ErrorKind::PermissionDenied => exit::mount::USAGE,
+        _ => exit::mount::FAILED,
+    };
+    with_code(code, anyhow!("{image}: {e}"))
+}
+
+/// Tells the waiting process that the mount can be used, and lets go of everything that ties this one to it.
+fn go_to_background() -> anyhow::Result<()> {
+    // Fails only for the leader of a process group, which a shell may have made this one; nothing is lost then.
+    let _ = rustix::process::setsid();
+    // Otherwise the file system that holds the current directory could not be unmounted.
+    std::env::set_current_dir("/")?;
+    log::leave_stderr();
+    let null = File::options().read(true).write(true).open("/dev/null").context("/dev/null")?;
+    rustix::stdio::dup2_stderr(&null)?;
+    let mut out = std::io::stdout().lock();
+    out.write_all(READY.as_bytes())?;
+    out.flush()?;
+    // The reader waits for the end of the pipe, so this is what releases it.
+    rustix::stdio::dup2_stdout(&null)?;
+    Ok(())
+}

@@ -1,0 +1,220 @@
+//! The options of `-o`: ours, and the generic ones that mount(8) and /etc/fstab hand to every file system.
+
+use crate::size::parse_size;
+use cffs::fs::api::{AtimeMode, MetadataMode, MountOptions, PrefetchMode};
+use cffs_fuse::MountConfig;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// What all the options together say.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// For the engine.
+    pub engine: MountOptions,
+    /// For the kernel.
+    pub config: MountConfig,
+    /// Device of an external log.
+    pub log_device: Option<PathBuf>,
+}
+
+/// Generic options that say nothing to a file system, or what holds anyway.
+const IGNORED: &[&str] = &[
+    "defaults",
+    "auto",
+    "noauto",
+    "user",
+    "nouser",
+    "users",
+    "group",
+    "nogroup",
+    "owner",
+    "noowner",
+    "fail",
+    "nofail",
+    "_netdev",
+    "async",
+    "silent",
+    "loud",
+    "quiet",
+    "diratime",
+    "nodiratime",
+    "nolazytime",
+    "nomand",
+    "noiversion",
+];
+/// Beginnings of generic options for other programs.
+const IGNORED_PREFIXES: &[&str] = &["x-", "X-", "comment=", "user=", "uhelper=", "helper=", "subtype="];
+
+/// Smallest cache that leaves the engine room to work.
+const CACHE_MIN: u64 = 4 << 20;
+const THREADS_MAX: usize = 1024;
+
+impl Options {
+    /// Parses lists of options, later ones win. An option that is unknown is an error, unless `sloppy`.
+    pub fn parse<'a>(lists: impl IntoIterator<Item = &'a str>, sloppy: bool) -> Result<Options, String> {
+        let mut options = Options::default();
+        for list in lists {
+            for option in split(list) {
+                match options.set(&option) {
+                    Ok(()) => {}
+                    Err(Wrong::Unknown) if sloppy => tracing::info!(%option, "unknown mount option ignored"),
+                    Err(Wrong::Unknown) => return Err(format!("unknown mount option '{option}'")),
+                    Err(Wrong::Value(what)) => return Err(format!("mount option '{option}': {what}")),
+                }
+            }
+        }
+        Ok(options)
+    }
+
+    fn set(&mut self, option: &str) -> Result<(), Wrong> {
+        let (name, value) = match option.split_once('=') {
+            Some((name, value)) => (name, Some(value)),
+            None => (option, None),
+        };
+        let (engine, config) = (&mut self.engine, &mut self.config);
+        match (name, value) {
+            ("", None) => {}
+            ("ro", None) => engine.read_only = true,
+            ("rw", None) => engine.read_only = false,
+            ("noatime", None) => engine.atime = AtimeMode::Noatime,
+            ("relatime" | "atime" | "nostrictatime", None) => engine.atime = AtimeMode::Relatime,
+            ("strictatime" | "norelatime", None) => engine.atime = AtimeMode::Strictatime,
+            ("discard", None) => engine.discard = true,
+            ("nodiscard", None) => engine.discard = false,
+            ("cache", Some(v)) => {
+                let bytes = parse_size(v).map_err(Wrong::Value)?;
+                if bytes < CACHE_MIN {
+                    return wrong("the cache must have at least 4M");
+                }
+                engine.cache_bytes = usize::try_from(bytes).map_err(|_| Wrong::Value("too large".into()))?;
+            }
+            ("metadata", Some(v)) => {
+                engine.metadata = match v {
+                    "journal" => MetadataMode::Journal,
+                    "sync" => MetadataMode::Sync,
+                    "delayed" => MetadataMode::Delayed,
+                    _ => return wrong("must be journal, sync or delayed"),
+                }
+            }
+            ("prefetch", Some(v)) => {
+                engine.prefetch = match v {
+                    "adaptive" => PrefetchMode::Adaptive,
+                    "off" => PrefetchMode::Off,
+                    "always" => PrefetchMode::Always,
+                    _ => return wrong("must be adaptive, off or always"),
+                }
+            }
+            ("commit", Some(v)) => match v.parse::<u64>() {
+                Ok(seconds @ 1..=3600) => engine.commit_interval = Duration::from_secs(seconds),
+                _ => return wrong("must be a number of seconds from 1 to 3600"),
+            },
+            ("logdev", Some(v)) if !v.is_empty() => self.log_device = Some(v.into()),
+            ("threads", Some(v)) => match v.parse() {
+                Ok(n @ 1..=THREADS_MAX) => config.threads = n,
+                _ => return wrong("must be a number of threads from 1 to 1024"),
+            },
+            ("allow_other", None) => config.allow_other = true,
+            ("noallow_other", None) => config.allow_other = false,
+            ("default_permissions", None) => config.default_permissions = true,
+            ("nodefault_permissions", None) => config.default_permissions = false,
+            ("suid", None) => config.suid = true,
+            ("nosuid", None) => config.suid = false,
+            ("dev", None) => config.dev = true,
+            ("nodev", None) => config.dev = false,
+            ("exec", None) => config.exec = true,
+            ("noexec", None) => config.exec = false,
+            ("cache" | "metadata" | "prefetch" | "commit" | "logdev" | "threads", _) => return wrong("needs a value"),
+            ("remount", _) => return wrong("cannot be done: unmount it, then mount it with the new options"),
+            _ if IGNORED.contains(&option) || IGNORED_PREFIXES.iter().any(|p| option.starts_with(p)) => {}
+            _ => return Err(Wrong::Unknown),
+        }
+        // As mount(8) has it, what ordinary users may mount is harmless unless a later option says otherwise.
+        if matches!(option, "user" | "users") || option.starts_with("user=") {
+            (self.config.suid, self.config.dev, self.config.exec) = (false, false, false);
+        } else if matches!(option, "group" | "owner") {
+            (self.config.suid, self.config.dev) = (false, false);
+        }
+        Ok(())
+    }
+}
+
+enum Wrong {
+    Unknown,
+    Value(String),
+}
+
+fn wrong(what: &str) -> Result<(), Wrong> {
+    Err(Wrong::Value(what.into()))
+}
+
+/// Splits at commas that are not within double quotes, which go away.
+fn split(list: &str) -> Vec<String> {
+    let mut parts = vec![String::new()];
+    let mut quoted = false;
+    for c in list.chars() {
+        match (c, parts.last_mut()) {
+            ('"', _) => quoted = !quoted,
+            (',', _) if !quoted => parts.push(String::new()),
+            (c, Some(part)) => part.push(c),
+            (_, None) => {}
+        }
+    }
+    parts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(list: &str) -> Result<Options, String> {
+        Options::parse([list], false)
+    }
+
+    #[test]
+    fn what_fstab_hands_over_is_accepted() {
+        let o = parse("rw,defaults,noauto,nofail,_netdev,x-systemd.automount,x-gvfs-show,comment=mine,async").unwrap();
+        assert!(!o.engine.read_only);
+        let o = parse("ro,nosuid,nodev,noexec,noatime").unwrap();
+        assert!(o.engine.read_only && !o.config.suid && !o.config.dev && !o.config.exec);
+        assert_eq!(o.engine.atime, AtimeMode::Noatime);
+        let o = parse("users,exec").unwrap();
+        assert!(!o.config.suid && !o.config.dev && o.config.exec);
+    }
+
+    #[test]
+    fn ours_are_understood_and_later_ones_win() {
+        let o =
+            Options::parse(["cache=64M,metadata=sync,commit=30", "metadata=delayed,threads=3,logdev=\"a,b\""], false);
+        let o = o.unwrap();
+        assert_eq!(o.engine.cache_bytes, 64 << 20);
+        assert_eq!(o.engine.metadata, MetadataMode::Delayed);
+        assert_eq!(o.engine.commit_interval, Duration::from_secs(30));
+        assert_eq!(o.config.threads, 3);
+        assert_eq!(o.log_device, Some("a,b".into()));
+    }
+
+    #[test]
+    fn errors_name_the_option() {
+        for option in [
+            "nosuch",
+            "nosuch=1",
+            "cache",
+            "cache=x",
+            "cache=1K",
+            "metadata=journall",
+            "commit=0",
+            "commit=-1",
+            "threads=0",
+            "prefetch=yes",
+            "remount",
+            "ro=1",
+            "logdev=",
+            "sync",
+        ] {
+            let e = parse(&format!("rw,{option}")).unwrap_err();
+            assert!(e.contains(&format!("'{option}'")), "{option}: {e}");
+        }
+        assert!(Options::parse(["nosuch,ro"], true).unwrap().engine.read_only);
+        assert!(Options::parse(["cache=x"], true).is_err(), "sloppy forgives only unknown options");
+    }
+}

@@ -1,0 +1,77 @@
+//! `cffs umount`: unmounts, and returns when everything is on the image.
+//!
+//! umount(2) alone comes back from a FUSE mount while the process that served it still writes. As `umount.fuse.cffs`
+//! beside mount(8)'s helpers, umount(8) calls this, and is as certain as for a file system of the kernel.
+
+use crate::exit::{self, ExitCodeExt, with_code};
+use anyhow::{Context, anyhow};
+use clap::Args;
+use std::ffi::OsString;
+use std::io::ErrorKind;
+use std::path::PathBuf;
+use std::process::Command;
+
+/// Unmount a cffs, and return when everything is on the image
+#[derive(Args, Debug)]
+pub struct UmountArgs {
+    /// Directory that it is mounted on
+    dir: PathBuf,
+    /// End the mount even if the process that serves it does not answer
+    #[arg(short)]
+    force: bool,
+    /// Take it out of the directory tree now, end it when it is no longer in use; does not wait
+    #[arg(short)]
+    lazy: bool,
+    /// Do not write to /etc/mtab; nothing does
+    #[arg(short, hide = true)]
+    no_mtab: bool,
+    /// Mount read-only if it cannot be unmounted
+    #[arg(short, hide = true)]
+    read_only: bool,
+    /// Say more
+    #[arg(short, hide = true)]
+    verbose: bool,
+    /// Mount namespace
+    #[arg(short = 'N', value_name = "NS", hide = true)]
+    namespace: Option<OsString>,
+    /// Type of the file system
+    #[arg(short = 't', value_name = "TYPE", hide = true)]
+    fstype: Option<String>,
+}
+
+/// Runs the subcommand.
+pub fn run(args: &UmountArgs) -> anyhow::Result<u8> {
+    crate::log::start(u8::from(args.verbose));
+    let name = args.dir.display();
+    if let Some(namespace) = &args.namespace {
+        crate::mount::enter_namespace(namespace).exit_code(exit::mount::SYSTEM)?;
+    }
+    if args.force || args.lazy || args.read_only {
+        return by_umount(args);
+    }
+    match cffs_fuse::unmount(&args.dir) {
+        Ok(()) => Ok(0),
+        Err(e) => {
+            let advice = match e.kind() {
+                ErrorKind::ResourceBusy => ": a program uses it; `fuser -m` or `lsof` on the directory shows which",
+                ErrorKind::NotConnected => ": the process that served it is gone: remove the mount with -l",
+                _ => "",
+            };
+            let code = if e.kind() == ErrorKind::PermissionDenied { exit::mount::USAGE } else { exit::mount::FAILED };
+            Err(with_code(code, anyhow!("{name}: cannot unmount: {e}{advice}")))
+        }
+    }
+}
+
+/// What asks for no waiting is done by umount(8) itself, which `-i` keeps from coming back to this helper.
+fn by_umount(args: &UmountArgs) -> anyhow::Result<u8> {
+    let mut command = Command::new("umount");
+    command.arg("-i");
+    for (set, flag) in [(args.force, "-f"), (args.lazy, "-l"), (args.read_only, "-r")] {
+        if set {
+            command.arg(flag);
+        }
+    }
+    let status = command.arg("--").arg(&args.dir).status().context("umount").exit_code(exit::mount::SYSTEM)?;
+    Ok(status.code().and_then(|c| u8::try_from(c).ok()).unwrap_or(exit::mount::SYSTEM))
+}
