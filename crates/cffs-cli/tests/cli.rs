@@ -1,0 +1,12 @@
+//! The program as a user sees it: the real binary, its output, its exit codes.
+
+#[path = "cli/formatting.rs"]
+mod formatting;
+#[path = "cli/mounting.rs"]
+mod mounting;
+#[path = "cli/tools.rs"]
+mod tools;
+#[path = "cli/transfer.rs"]
+mod transfer;
+#[path = "cli/wrong_input.rs"]
+mod wrong_input;

@@ -1,0 +1,169 @@
+//! Mounts with the real program; where FUSE is missing these tests say that they were skipped.
+
+use crate::tools::*;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+use std::time::{Duration, Instant};
+
+fn fuse_works(test: &str) -> bool {
+    if fs::OpenOptions::new().read(true).write(true).open("/dev/fuse").is_err() {
+        skipped(test, "/dev/fuse is missing");
+        return false;
+    }
+    if !is_root() && Command::new("fusermount3").arg("-V").output().is_err() {
+        skipped(test, "neither root nor fusermount3");
+        return false;
+    }
+    true
+}
+
+fn mount_point(dir: &Path) -> (PathBuf, String) {
+    let path = dir.join("mnt");
+    fs::create_dir_all(&path).unwrap();
+    let name = path.to_str().unwrap().to_owned();
+    (path, name)
+}
+
+fn is_mounted(path: &Path) -> bool {
+    let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
+    mounts.lines().any(|l| l.split(' ').nth(1) == path.to_str())
+}
+
+#[track_caller]
+fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !condition() {
+        assert!(start.elapsed() < Duration::from_secs(30), "{what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn umount(name: &str) {
+    ok(&["umount", name]);
+}
+
+#[test]
+fn mount_returns_when_ready_and_umount_leaves_a_clean_image() {
+    if !fuse_works("mount_returns_when_ready_and_umount_leaves_a_clean_image") {
+        return;
+    }
+    let dir = temp_dir();
+    let image = make_image(dir.path(), &[]);
+    let (path, name) = mount_point(dir.path());
+    let _mounted = Mounted(path.clone());
+    ok(&["mount", "-o", "defaults,noatime,cache=32M", &image, &name]);
+    assert!(is_mounted(&path), "ready means mounted");
+    fs::create_dir(path.join("dir")).unwrap();
+    fs::write(path.join("dir/file"), "contents").unwrap();
+    assert_eq!(fs::read(path.join("dir/file")).unwrap(), b"contents");
+    fails(&["mount", &image, &name], 32, &[&image, "in use"]);
+    fails(&["fsck", "-n", &image], 8, &["in use"]);
+    fails(&["mkfs", "--force", &image], 1, &["in use"]);
+    let stats = json(&ok(&["stats", "--json", &name]));
+    assert!(stats.is_object() && !stats.as_object().unwrap().is_empty());
+    assert!(!ok(&["stats", &name]).is_empty());
+    umount(&name);
+    assert!(!is_mounted(&path));
+    ok(&["fsck", "-n", &image]);
+    assert_eq!(ok(&["cat", &format!("{image}:/dir/file")]), "contents");
+    assert_eq!(json(&ok(&["info", "--quick", "--json", &image]))["state"], "clean");
+    fails(&["umount", &name], 32, &[&name]);
+}
+
+#[test]
+fn a_read_only_mount_changes_nothing() {
+    if !fuse_works("a_read_only_mount_changes_nothing") {
+        return;
+    }
+    let dir = temp_dir();
+    let image = make_image(dir.path(), &[]);
+    let before = contents(&image);
+    let (path, name) = mount_point(dir.path());
+    let _mounted = Mounted(path.clone());
+    ok(&["mount", "-o", "ro", &image, &name]);
+    let error = fs::write(path.join("file"), "").unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::ReadOnlyFilesystem);
+    umount(&name);
+    assert!(contents(&image) == before);
+}
+
+/// A mount in the foreground.
+struct Foreground(Child);
+
+impl Drop for Foreground {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn signals_unmount() {
+    if !fuse_works("signals_unmount") {
+        return;
+    }
+    let dir = temp_dir();
+    let image = make_image(dir.path(), &[]);
+    let (path, name) = mount_point(dir.path());
+    let _mounted = Mounted(path.clone());
+    for (signal, file) in [(rustix::process::Signal::TERM, "a"), (rustix::process::Signal::INT, "b")] {
+        let mut served = Foreground(Command::new(CFFS).args(["mount", "-f", &image, &name]).spawn().unwrap());
+        wait_until("mounted", || is_mounted(&path));
+        fs::write(path.join(file), "contents").unwrap();
+        let pid = rustix::process::Pid::from_raw(served.0.id() as i32).unwrap();
+        rustix::process::kill_process(pid, signal).unwrap();
+        wait_until("ended", || served.0.try_wait().unwrap().is_some());
+        assert_eq!(served.0.wait().unwrap().code(), Some(0), "{signal:?}");
+        assert!(!is_mounted(&path));
+        assert_eq!(ok(&["cat", &format!("{image}:/{file}")]), "contents");
+    }
+    ok(&["fsck", "-n", &image]);
+}
+
+#[test]
+fn a_killed_mount_recovers() {
+    if !fuse_works("a_killed_mount_recovers") {
+        return;
+    }
+    let dir = temp_dir();
+    let image = make_image(dir.path(), &[]);
+    let (path, name) = mount_point(dir.path());
+    {
+        let _mounted = Mounted(path.clone());
+        let served = Foreground(Command::new(CFFS).args(["mount", "-f", &image, &name]).spawn().unwrap());
+        wait_until("mounted", || is_mounted(&path));
+        fs::write(path.join("file"), "contents").unwrap();
+        fs::File::open(path.join("file")).unwrap().sync_all().unwrap();
+        drop(served);
+    }
+    let out = run(&["fsck", "-p", &image]);
+    assert_eq!(out.status.code(), Some(1), "the log was replayed: {}", stderr(&out));
+    ok(&["fsck", "-f", "-p", &image]);
+    assert_eq!(ok(&["cat", &format!("{image}:/file")]), "contents");
+}
+
+#[test]
+fn the_helper_of_mount_follows_its_convention() {
+    if !fuse_works("the_helper_of_mount_follows_its_convention") {
+        return;
+    }
+    let dir = temp_dir();
+    let image = make_image(dir.path(), &[]);
+    let (path, name) = mount_point(dir.path());
+    let _mounted = Mounted(path.clone());
+    let helper = dir.path().join("mount.cffs");
+    std::os::unix::fs::symlink(CFFS, &helper).unwrap();
+    let call = |args: &[&str]| {
+        let out = Command::new("timeout").arg("60").arg(&helper).args(args).output().unwrap();
+        (out.status.code(), stderr(&out))
+    };
+    assert_eq!(call(&[&image, &name, "-f", "-o", "rw"]), (Some(0), String::new()), "fake");
+    assert!(!is_mounted(&path));
+    assert_eq!(call(&[&image, &name, "-o", "rw,nosuch"]).0, Some(1));
+    assert_eq!(call(&[&image, &name, "-s", "-n", "-v", "-o", "rw,nosuch,nosuid,nodev", "-t", "cffs"]).0, Some(0));
+    let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
+    let line = mounts.lines().find(|l| l.split(' ').nth(1) == Some(&name)).expect("mounted");
+    assert!(line.contains("nosuid") && line.contains("nodev"), "{line}");
+    umount(&name);
+}
