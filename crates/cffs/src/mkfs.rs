@@ -27,7 +27,7 @@ const WIPE_START: u64 = 128 << 10;
 /// Bytes at the end with signatures (backup partition table, RAID, ZFS and others' labels).
 const WIPE_END: u64 = 64 << 10;
 /// Largest internal log. More would not help: it is replayed at mount, and that has to take about a second.
-const LOG_MAX: u64 = 4 << 30;
+const LOG_MAX: u64 = crate::format::geometry::LOG_SIZE_MAX;
 /// Zeroed at the start of the log's circular part, so that nothing old looks like the first transaction.
 const LOG_WIPE: u64 = 64 << 10;
 

@@ -88,6 +88,9 @@ pub(crate) struct CacheCounters {
     pub(crate) evicted: AtomicU64,
 }
 
+/// A run to be fetched ahead, and what it is counted as.
+type Ahead = (IoKind, Range<BlockAddr>);
+
 /// The block cache.
 pub struct Cache {
     dev: Arc<dyn Device>,
@@ -99,7 +102,7 @@ pub struct Cache {
     dirty_data: AtomicUsize,
     meta_policy: Prefetch,
     data_policy: Prefetch,
-    ahead: Mutex<Option<mpsc::SyncSender<(IoKind, Range<BlockAddr>)>>>,
+    ahead: Mutex<Option<mpsc::SyncSender<Ahead>>>,
     pub(crate) counters: CacheCounters,
     /// Completed writes that no flush has covered yet.
     pub(crate) unflushed: AtomicBool,
@@ -126,7 +129,7 @@ impl Cache {
 
     /// Starts the thread that fetches groups ahead. It ends when the cache is dropped or [`Cache::stop_ahead`] is called.
     pub fn start_ahead(self: &Arc<Self>) {
-        let (send, receive) = mpsc::sync_channel::<(IoKind, Range<BlockAddr>)>(8);
+        let (send, receive) = mpsc::sync_channel::<Ahead>(8);
         let weak = Arc::downgrade(self);
         *self.ahead.lock() = Some(send);
         std::thread::Builder::new()

@@ -57,7 +57,7 @@ impl World {
             uuid: Some([7; 16]),
             hash_seed: Some([3, 4]),
             now_ns: Some(1),
-            log_bytes: Some((mib << 20) / 4),
+            log_bytes: Some(((mib << 20) / 4).max(if block_size > 16384 { 24 << 20 } else { 0 })),
             ..MkfsOptions::default()
         };
         let sb = mkfs(&*dev, None, &o).unwrap();

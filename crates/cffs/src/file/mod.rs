@@ -312,7 +312,7 @@ fn zero_tail(cx: &FileCtx<'_>, st: &mut NodeState, privileged: bool) -> Result<(
     let g = *cx.cache.geometry();
     let size = st.inode.size;
     let fs = g.frag_size() as u64;
-    if size % fs == 0 || matches!(st.inode.format, InodeFormat::Inline(_)) {
+    if size.is_multiple_of(fs) || matches!(st.inode.format, InodeFormat::Inline(_)) {
         return Ok(());
     }
     let (index, from) = (size >> g.block_shift, (size & (g.block_size() as u64 - 1)) as usize);
@@ -351,7 +351,7 @@ pub fn write(cx: &FileCtx<'_>, st: &mut NodeState, offset: u64, data: &[u8], pri
         let within = (at % bs) as usize;
         let n = (bs as usize - within).min(data.len() - done);
         // A file that grows inside its last fragment must not carry old bytes along.
-        if at == st.inode.size && at % cx.cache.geometry().frag_size() as u64 != 0 {
+        if at == st.inode.size && !at.is_multiple_of(cx.cache.geometry().frag_size() as u64) {
             zero_tail(cx, st, privileged)?;
         }
         match dirty_page(cx, st, at / bs, within..within + n, Some(&data[done..done + n]), privileged) {
@@ -372,12 +372,14 @@ pub fn extend(cx: &FileCtx<'_>, st: &mut NodeState, size: u64, privileged: bool)
         return Err(Error::FileTooLarge);
     }
     zero_tail(cx, st, privileged)?;
-    if let InodeFormat::Inline(d) = &st.inode.format {
-        if size as usize > st.inode.inline_len && !d.is_empty() && !st.data.pages.contains_key(&0) {
-            // Inline contents of a file that no longer fits its inode become a page.
-            let d = d.clone();
-            dirty_page(cx, st, 0, 0..d.len(), Some(&d), privileged)?;
-        }
+    if let InodeFormat::Inline(d) = &st.inode.format
+        && size as usize > st.inode.inline_len
+        && !d.is_empty()
+        && !st.data.pages.contains_key(&0)
+    {
+        // Inline contents of a file that no longer fits its inode become a page.
+        let d = d.clone();
+        dirty_page(cx, st, 0, 0..d.len(), Some(&d), privileged)?;
     }
     st.inode.size = size;
     st.dirty = true;
@@ -400,6 +402,6 @@ pub fn seek(cx: &FileCtx<'_>, st: &NodeState, offset: u64) -> Result<(bool, u64)
         Mapping::Data(e) => (!e.unwritten, e.end()),
         Mapping::Hole { until } => (false, until),
     };
-    let end = end.checked_mul(g.frag_size() as u64).unwrap_or(u64::MAX);
+    let end = end.saturating_mul(g.frag_size() as u64);
     Ok((data, end.min(next_page)))
 }

@@ -8,6 +8,7 @@ use crate::format::inode::{INLINE_MAX, INODE_CORE_SIZE};
 use crate::format::{Inode, InodeFormat};
 use crate::inode::{self, NodeState};
 use crate::journal::Txn;
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 /// Most extents freed in one transaction; a file with more is cut in several, the size going first.
@@ -25,7 +26,24 @@ pub fn plan(cx: &FileCtx<'_>, inode: &Inode) -> (usize, usize) {
     (limit, extent::log_bytes_for_remove(g, cx.space, inode, limit) + bits + core + slack)
 }
 
-/// One step of cutting the file to `size`. Nothing of the file is in writeback. True when more steps are needed.
+/// First logical fragment that a step removes: the `limit`th extent from the end, or `from` if there are fewer.
+fn cut_point(cx: &FileCtx<'_>, inode: &Inode, from: u64, limit: usize) -> Result<u64> {
+    if let InodeFormat::Extents(_) = inode.format {
+        return Ok(from);
+    }
+    let mut last: VecDeque<u64> = VecDeque::with_capacity(limit + 1);
+    extent::for_each(cx.cache, inode, from..LOGICAL_END, |e| {
+        last.push_back(e.logical);
+        if last.len() > limit {
+            last.pop_front();
+        }
+        Ok(())
+    })?;
+    Ok(if last.len() == limit { last[0].max(from) } else { from })
+}
+
+/// One step of cutting the file to `size`. Nothing of the file is in writeback, and nobody writes to it between the
+/// steps. True when more steps are needed.
 pub fn shrink_step(cx: &FileCtx<'_>, txn: &Txn<'_>, st: &mut NodeState, size: u64, limit: usize) -> Result<bool> {
     let g = *cx.cache.geometry();
     let bs = g.block_size() as u64;
@@ -34,30 +52,33 @@ pub fn shrink_step(cx: &FileCtx<'_>, txn: &Txn<'_>, st: &mut NodeState, size: u6
     let gone: Vec<u64> = st.data.pages.range(first_gone..).map(|(i, _)| *i).collect();
     gone.into_iter().for_each(|i| st.data.drop_page(cx, i));
     let within = (size % bs) as usize;
-    if within > 0 {
-        if let Some(p) = st.data.pages.get_mut(&(size / bs)) {
-            let keep = within.div_ceil(g.frag_size()) * g.frag_size();
-            if p.bytes.len() > keep {
-                cx.cache.sub_dirty_data(p.bytes.len() - keep);
-                Arc::make_mut(&mut p.bytes).resize_zeroed(keep);
-            }
-            if p.bytes.len() > within {
-                Arc::make_mut(&mut p.bytes)[within..].fill(0);
-            }
-            p.dirty.end = p.dirty.end.min(keep);
-            if p.dirty.start >= p.dirty.end {
-                st.data.drop_page(cx, size / bs);
-            }
+    if within > 0
+        && let Some(p) = st.data.pages.get_mut(&(size / bs))
+    {
+        let keep = within.div_ceil(g.frag_size()) * g.frag_size();
+        if p.bytes.len() > keep {
+            cx.cache.sub_dirty_data(p.bytes.len() - keep);
+            Arc::make_mut(&mut p.bytes).resize_zeroed(keep);
+        }
+        if p.bytes.len() > within {
+            Arc::make_mut(&mut p.bytes)[within..].fill(0);
+        }
+        p.dirty.end = p.dirty.end.min(keep);
+        if p.dirty.start >= p.dirty.end {
+            st.data.drop_page(cx, size / bs);
         }
     }
-    let mut more = false;
+    let (mut more, mut disk_end) = (false, size);
     match &mut st.inode.format {
         InodeFormat::Inline(_) if size == 0 => st.inode.format = InodeFormat::Extents(Vec::new()),
         InodeFormat::Inline(d) => d.truncate(size as usize),
         _ => {
+            // From the end: at every moment the device shows a shorter file, never one with stale extents behind its end.
+            let cut = cut_point(cx, &st.inode, g.frags_for(size), limit)?;
             let mut freed = Vec::new();
-            let range = g.frags_for(size)..LOGICAL_END;
-            more = extent::remove(txn, cx.space, &mut st.inode, range, limit, &mut freed)?;
+            more = extent::remove(txn, cx.space, &mut st.inode, cut..LOGICAL_END, limit, &mut freed)?;
+            more |= cut > g.frags_for(size);
+            disk_end = if more { (cut << g.frag_shift).max(size) } else { size };
             for run in freed {
                 txn.free_data(run);
                 cx.space.free(txn, run)?;
@@ -65,7 +86,7 @@ pub fn shrink_step(cx: &FileCtx<'_>, txn: &Txn<'_>, st: &mut NodeState, size: u6
         }
     }
     st.inode.size = size;
-    st.disk_size = st.disk_size.min(size);
+    st.disk_size = st.disk_size.min(disk_end);
     if let InodeFormat::Inline(d) = &st.inode.format {
         st.disk_size = st.disk_size.min(d.len() as u64);
     }

@@ -12,6 +12,8 @@ pub const FRAGMENT_SIZE_MIN: u32 = 512;
 pub const GROUP_SIZE_MIN: u32 = 16 * 1024;
 /// Largest group in bytes.
 pub const GROUP_SIZE_MAX: u32 = 4 * 1024 * 1024;
+/// Largest log in bytes. Recovery holds a quarter of it in memory at most.
+pub const LOG_SIZE_MAX: u64 = 1 << 30;
 /// Size in bytes of an inode slot in the system area and in the external inode table.
 pub const INODE_SLOT_SIZE: usize = 256;
 /// Blocks before the bitmap at the start of each allocation group: superblock (or copy) and group header.
@@ -80,6 +82,9 @@ impl Geometry {
         let sys_end = sb.sys_start.checked_add(g.sys_blocks());
         if sb.sys_start != g.ag_header_blocks() || sys_end.is_none_or(|e| e > g.ag_len(0)) {
             return corrupt("superblock: the system area is not where it must be");
+        }
+        if sb.log_blocks > LOG_SIZE_MAX >> bs {
+            return corrupt(format!("superblock: a log of {} blocks is too long", sb.log_blocks));
         }
         if sb.log_start != 0 {
             let end = sb.log_start.checked_add(sb.log_blocks);

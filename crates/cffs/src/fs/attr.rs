@@ -110,6 +110,7 @@ impl Fs {
             return Err(Error::FileTooLarge);
         }
         let cx = self.file_cx();
+        let _resize = node.resize.lock();
         let grows = {
             let mut st = node.state.write();
             match st.inode.file_type() {
@@ -146,9 +147,6 @@ impl Fs {
             }
             let now = now();
             (st.inode.mtime, st.inode.ctime) = (now, now);
-            if size > st.inode.size {
-                return Ok(()); // somebody else cut it further meanwhile
-            }
             if !truncate::shrink_step(&cx, &txn, &mut st, size, limit)? {
                 return Ok(());
             }

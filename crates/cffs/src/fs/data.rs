@@ -37,6 +37,7 @@ impl Fs {
         let node = self.node(ino)?;
         self.throttle(data.len())?;
         let n = {
+            let _resize = node.resize.lock();
             let mut st = node.state.write();
             match st.inode.file_type() {
                 FileType::Regular => {}

@@ -13,12 +13,11 @@ pub fn resolve(fs: &Fs, path: &[u8]) -> Result<Attr> {
     let mut at = fs.getattr(ROOT_INO)?;
     for name in path.split(|b| *b == b'/').filter(|n| !n.is_empty() && *n != b".") {
         let next = if name == b".." {
-            let up = fs.parent(at.ino).and_then(|up| {
+            fs.parent(at.ino).and_then(|up| {
                 let node = fs.node(up)?;
                 node.refs.fetch_add(1, Ordering::AcqRel);
                 fs.getattr(up)
-            });
-            up
+            })
         } else if at.file_type != FileType::Directory {
             Err(Error::NotDir)
         } else {

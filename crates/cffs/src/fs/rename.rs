@@ -64,14 +64,14 @@ impl Fs {
             if is_dir(node) && self.is_within(b.dir.ino, node.ino)? {
                 return Error::invalid("a directory cannot move into itself");
             }
-            if let Some(t) = target.filter(|t| is_dir(t)) {
-                if self.is_within(a.dir.ino, t.ino)? {
-                    return if flags.exchange {
-                        Error::invalid("a directory cannot move into itself")
-                    } else {
-                        Err(Error::NotEmpty)
-                    };
-                }
+            if let Some(t) = target.filter(|t| is_dir(t))
+                && self.is_within(a.dir.ino, t.ino)?
+            {
+                return if flags.exchange {
+                    Error::invalid("a directory cannot move into itself")
+                } else {
+                    Err(Error::NotEmpty)
+                };
             }
         }
         let _reserve = self.reserve_for_name(true)?;
@@ -109,10 +109,8 @@ impl Fs {
                 (true, false) => return Err(Error::NotDir),
                 (false, true) => return Err(Error::IsDir),
                 (true, true) if !dir::is_empty(&st.inode) => return Err(Error::NotEmpty),
-                (true, true) => {
-                    if !self.empty_of_orphans(&txn, &mut locked, found_to.ino)? {
-                        return Ok(false);
-                    }
+                (true, true) if !self.empty_of_orphans(&txn, &mut locked, found_to.ino)? => {
+                    return Ok(false);
                 }
                 _ => {}
             }

@@ -72,6 +72,8 @@ pub struct Node {
     pub listed: AtomicBool,
     /// Guarded state.
     pub state: RwLock<NodeState>,
+    /// Held by whoever writes to the file or cuts it: a cut takes several transactions. Taken before anything else.
+    pub resize: Mutex<()>,
     /// Set while writeback has pages of it in flight.
     pub in_writeback: Mutex<bool>,
     /// Signalled when writeback has ended.
@@ -100,6 +102,7 @@ impl Node {
             refs: AtomicU64::new(0),
             listed: AtomicBool::new(false),
             state: RwLock::new(state),
+            resize: Mutex::new(()),
             in_writeback: Mutex::new(false),
             writeback_done: Condvar::new(),
             accessed: AtomicI64::new(i64::MIN),
@@ -214,11 +217,11 @@ pub fn load_at(cache: &Cache, ino: Ino, location: Location) -> Result<(Inode, Ho
 
 /// Checks what later code relies on.
 fn check(g: &Geometry, inode: &Inode) -> Result<()> {
-    if let crate::format::InodeFormat::Extents(list) = &inode.format {
-        if let Some(e) = list.iter().find(|e| !g.contains(e.start, e.len)) {
-            let what = format!("inode {}: extent at fragment {} lies outside the file system", inode.ino, e.start);
-            return Err(Corrupt(what).into());
-        }
+    if let crate::format::InodeFormat::Extents(list) = &inode.format
+        && let Some(e) = list.iter().find(|e| !g.contains(e.start, e.len))
+    {
+        let what = format!("inode {}: extent at fragment {} lies outside the file system", inode.ino, e.start);
+        return Err(Corrupt(what).into());
     }
     Ok(())
 }

@@ -96,7 +96,7 @@ impl SlotTable {
             extent::Mapping::Hole { .. } => Ok(None),
             extent::Mapping::Data(e) => {
                 let frag = e.start + (logical - e.logical);
-                if frag % g.frags_per_block() != 0 {
+                if !frag.is_multiple_of(g.frags_per_block()) {
                     return Err(Corrupt(format!("table {}: block {lblock} is not aligned", st.inode.ino)).into());
                 }
                 let block = g.block_of_frag(frag);
@@ -265,15 +265,14 @@ impl SlotTable {
         // A chunk stays within what one map describes, so that one map block at most is added with it.
         let left = self.shape.per_map - data as u64 % self.shape.per_map;
         let blocks = self.chunk.min(left);
-        let mut addr = self.take_blocks(space, goal, blocks)?;
+        let chunk = self.take_blocks(space, goal, blocks)?;
         self.add_map_for(txn, space, st, data, goal)?;
         let mut first = None;
         for i in 0..blocks as usize {
             let lblock = self.shape.block_of_data((data + i) as u64);
-            let buf = self.add_block(txn, space, st, lblock, self.kind, addr)?;
+            let buf = self.add_block(txn, space, st, lblock, self.kind, chunk + i as u64)?;
             self.load(cache, st)?.push(0);
             first.get_or_insert(buf);
-            addr += 1;
         }
         let buf = first.ok_or(Error::NoSpace)?;
         let slot = if self.kind == BlockKind::Locator && data == 0 { crate::format::FIRST_USER_INO } else { 0 };

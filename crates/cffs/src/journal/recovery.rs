@@ -59,53 +59,71 @@ impl Revocations {
     }
 }
 
-/// Reads the transactions that count, in order.
-fn read_log(dev: &dyn Device, sb: &Superblock, header: LogHeader) -> Result<(Vec<(u64, AlignedBuf, u64)>, LogHeader)> {
-    let (at, len) = super::log_place(sb);
-    let (start, ring) = (at + log::LOG_HEADER_AREA, len - log::LOG_HEADER_AREA);
-    let unit = 1u64 << sb.frag_shift;
-    // Small transactions are many: the log is read in large pieces.
-    let mut piece = (u64::MAX, AlignedBuf::default());
-    let mut read = |mut pos: u64, bytes: &mut [u8]| -> Result<()> {
+/// Reads the log, in large pieces: small transactions are many.
+struct LogReader<'a> {
+    dev: &'a dyn Device,
+    sb: &'a Superblock,
+    /// Byte offset of the ring on the device, and its length.
+    start: u64,
+    ring: u64,
+    piece: (u64, AlignedBuf),
+}
+
+impl<'a> LogReader<'a> {
+    fn new(dev: &'a dyn Device, sb: &'a Superblock) -> LogReader<'a> {
+        let (at, len) = super::log_place(sb);
+        let (start, ring) = (at + log::LOG_HEADER_AREA, len - log::LOG_HEADER_AREA);
+        LogReader { dev, sb, start, ring, piece: (u64::MAX, AlignedBuf::default()) }
+    }
+
+    fn read(&mut self, mut pos: u64, bytes: &mut [u8]) -> Result<()> {
         let mut done = 0;
         while done < bytes.len() {
             let base = pos - pos % READ_MAX;
-            if piece.0 != base {
-                piece = (u64::MAX, AlignedBuf::zeroed(READ_MAX.min(ring - base) as usize));
-                dev.read_at(IoKind::Log, start + base, &mut piece.1)?;
-                piece.0 = base;
+            if self.piece.0 != base {
+                self.piece = (u64::MAX, AlignedBuf::zeroed(READ_MAX.min(self.ring - base) as usize));
+                self.dev.read_at(IoKind::Log, self.start + base, &mut self.piece.1)?;
+                self.piece.0 = base;
             }
             let from = (pos - base) as usize;
-            let n = (piece.1.len() - from).min(bytes.len() - done);
-            bytes[done..done + n].copy_from_slice(&piece.1[from..from + n]);
+            let n = (self.piece.1.len() - from).min(bytes.len() - done);
+            bytes[done..done + n].copy_from_slice(&self.piece.1[from..from + n]);
             done += n;
-            pos = (pos + n as u64) % ring;
+            pos = (pos + n as u64) % self.ring;
         }
         Ok(())
-    };
-    let (mut pos, mut seq, mut total) = (header.tail, header.tail_seq, 0);
-    let mut out = Vec::new();
-    loop {
-        let mut head = AlignedBuf::zeroed(unit as usize);
-        if pos % unit != 0 {
-            break;
-        }
-        read(pos, &mut head)?;
-        let Some(h) = log::txn_header(&head, sb.fsid(), seq, ring) else { break };
-        if h.len % unit != 0 || total + h.len > ring {
-            break;
-        }
-        let mut bytes = AlignedBuf::zeroed(h.len as usize);
-        read(pos, &mut bytes)?;
-        if !log::txn_crc_ok(&bytes) {
-            break; // the commit that the crash cut off
-        }
-        total += h.len;
-        pos = (pos + h.len) % ring;
-        out.push((seq, bytes, h.payload));
-        seq += 1;
     }
-    Ok((out, LogHeader { fsid: header.fsid, tail: pos, tail_seq: seq }))
+
+    /// The whole transaction that begins at `pos`, if there is one with this number.
+    fn transaction(&mut self, pos: u64, seq: u64) -> Result<Option<Transaction>> {
+        let unit = 1u64 << self.sb.frag_shift;
+        if !pos.is_multiple_of(unit) {
+            return Ok(None);
+        }
+        let mut head = AlignedBuf::zeroed(unit as usize);
+        self.read(pos, &mut head)?;
+        // A commit takes at most a fifth of the ring, and a little padding.
+        let most = self.ring / 4;
+        let header = log::txn_header(&head, self.sb.fsid(), seq, most).filter(|h| h.len % unit == 0 && h.len > 0);
+        let Some(h) = header else { return Ok(None) };
+        let mut bytes = AlignedBuf::zeroed(h.len as usize);
+        self.read(pos, &mut bytes)?;
+        // Without its checksum it is the commit that the crash cut off.
+        Ok(log::txn_crc_ok(&bytes).then_some(Transaction { seq, bytes, payload: h.payload as usize }))
+    }
+}
+
+struct Transaction {
+    seq: u64,
+    bytes: AlignedBuf,
+    payload: usize,
+}
+
+impl Transaction {
+    fn records(&self, geo: &Geometry) -> Result<Vec<Record<'_>>> {
+        let body = &self.bytes[log::TXN_HEADER..log::TXN_HEADER + self.payload];
+        Ok(log::records(body, geo.block_size())?)
+    }
 }
 
 struct Target<'a> {
@@ -171,28 +189,40 @@ pub fn replay(
 ) -> Result<ReplaySummary> {
     let log_dev = log_dev.unwrap_or(dev);
     let header = super::read_header(log_dev, sb)?;
-    let (txns, after) = read_log(log_dev, sb, header)?;
+    let mut reader = LogReader::new(log_dev, sb);
     let mut revoked = Revocations::default();
-    let mut parsed = Vec::with_capacity(txns.len());
-    for (seq, bytes, payload) in &txns {
-        let body = &bytes[log::TXN_HEADER..log::TXN_HEADER + *payload as usize];
-        let records = log::records(body, geo.block_size())?;
-        for r in &records {
+    // The first pass finds where the log ends and what was revoked; the second applies. Neither holds the log in memory.
+    let mut found: Vec<(u64, u64)> = Vec::new();
+    let (mut pos, mut seq, mut log_bytes) = (header.tail, header.tail_seq, 0);
+    while let Some(txn) = reader.transaction(pos, seq)? {
+        if log_bytes + txn.bytes.len() as u64 > reader.ring {
+            break;
+        }
+        for r in txn.records(geo)? {
             match r {
-                Record::Revoke { frag, len } if *len > 0 && geo.contains(*frag, *len) => {
-                    revoked.add(*frag, frag + len, *seq);
+                Record::Revoke { frag, len } if len > 0 && geo.contains(frag, len) => {
+                    revoked.add(frag, frag + len, seq)
                 }
-                Record::Block { addr, .. } if *addr > 0 && *addr < geo.total_blocks => {}
+                Record::Block { addr, .. } if addr > 0 && addr < geo.total_blocks => {}
                 _ => return Err(format::Corrupt(format!("log: a record of transaction {seq} points outside")).into()),
             }
         }
-        parsed.push((*seq, records));
+        found.push((pos, seq));
+        log_bytes += txn.bytes.len() as u64;
+        pos = (pos + txn.bytes.len() as u64) % reader.ring;
+        seq += 1;
     }
+    let after = LogHeader { fsid: header.fsid, tail: pos, tail_seq: seq };
     let mut target = Target { dev, geo, blocks: BTreeMap::new(), written: 0 };
     let fs = geo.frag_size();
-    for (seq, records) in &parsed {
+    for (pos, seq) in &found {
+        let Some(txn) = reader.transaction(*pos, *seq)? else {
+            return Err(format::Corrupt(format!("log: transaction {seq} reads differently the second time")).into());
+        };
+        let seq = &txn.seq;
+        let records = txn.records(geo)?;
         let mut wanted: Vec<BlockAddr> = Vec::new();
-        for r in records {
+        for r in &records {
             if let Record::Block { addr, init: false, .. } = r {
                 let base = geo.frag_of_block(*addr);
                 if (base..base + geo.frags_per_block()).any(|f| !revoked.covers(f, *seq)) {
@@ -203,7 +233,7 @@ pub fn replay(
         wanted.sort_unstable();
         wanted.dedup();
         target.load(&wanted)?;
-        for r in records {
+        for r in &records {
             let Record::Block { addr, init, data, ranges } = r else { continue };
             let base = geo.frag_of_block(*addr);
             if (base..base + geo.frags_per_block()).all(|f| revoked.covers(f, *seq)) {
@@ -231,13 +261,8 @@ pub fn replay(
         }
     }
     target.write_home()?;
-    let summary = ReplaySummary {
-        transactions: txns.len() as u64,
-        blocks: target.written,
-        log_bytes: txns.iter().map(|(_, b, _)| b.len() as u64).sum(),
-        header: after,
-    };
-    if !txns.is_empty() {
+    let summary = ReplaySummary { transactions: found.len() as u64, blocks: target.written, log_bytes, header: after };
+    if !found.is_empty() {
         dev.flush()?;
         super::write_header(log_dev, super::log_place(sb).0, after)?;
         log_dev.flush()?;

@@ -86,7 +86,7 @@ impl Placement {
                 t.owners.clear();
             }
         }
-        let valid = dir.hint % self.geo.group_blocks() == 0 && dir.hint < self.geo.total_blocks;
+        let valid = dir.hint.is_multiple_of(self.geo.group_blocks()) && dir.hint < self.geo.total_blocks;
         let o = t.owners.entry(dir.ino).or_default();
         o.parent = dir.parent;
         if o.data_group == 0 && valid && dir.hint != 0 {
@@ -145,10 +145,10 @@ impl Placement {
         let goal = self.goal(&t, dir);
         let (group, fresh_from) = t.owners.get(&owner).map_or((0, 0), |o| (o.data_group, o.fresh_from));
         let gb = self.geo.group_blocks();
-        if group != 0 {
-            if let Some(run) = self.space.alloc_in(self.window(group, 1), frags)? {
-                return Ok(Some(self.took(&mut t, (owner, group, fresh_from), run, cache, fresh)));
-            }
+        if group != 0
+            && let Some(run) = self.space.alloc_in(self.window(group, 1), frags)?
+        {
+            return Ok(Some(self.took(&mut t, (owner, group, fresh_from), run, cache, fresh)));
         }
         let near = if group != 0 { group + gb } else { goal };
         if let Some(next) = self.space.find_free_group(near)? {
@@ -294,23 +294,23 @@ impl DirPlacer for Placement {
                 })
             })
         };
-        if group != 0 {
-            if let Some(run) = in_window(&self.space, group)? {
-                return Ok(Some(run));
-            }
+        if group != 0
+            && let Some(run) = in_window(&self.space, group)?
+        {
+            return Ok(Some(run));
         }
         let gb = self.geo.group_blocks();
         let from = if group != 0 { group + gb } else { near };
-        if let Some(next) = self.space.find_free_group(from)? {
-            if let Some(run) = in_window(&self.space, next)? {
-                let o = t.owners.entry(owner).or_default();
-                if with_data {
-                    (o.data_group, o.fresh_from) = (next, run.end());
-                } else {
-                    o.dir_group = next;
-                }
-                return Ok(Some(run));
+        if let Some(next) = self.space.find_free_group(from)?
+            && let Some(run) = in_window(&self.space, next)?
+        {
+            let o = t.owners.entry(owner).or_default();
+            if with_data {
+                (o.data_group, o.fresh_from) = (next, run.end());
+            } else {
+                o.dir_group = next;
             }
+            return Ok(Some(run));
         }
         drop(t);
         self.space.alloc_blocks_near(near, want_blocks, min)

@@ -137,7 +137,7 @@ impl Group {
             }
         }
         let frag_shift = g.frag_shift;
-        Ok(FreeSet::new(self.frags as u32, g.block_shift - frag_shift, g.group_shift - frag_shift, &extents))
+        Ok(FreeSet::new(self.frags as u32, g.group_shift - frag_shift, &extents))
     }
 
     fn read_bitmap(&self, cache: &Cache, index: u64) -> Result<BufRef> {

@@ -214,8 +214,7 @@ impl Space {
         self.alloc(goal << shift, frags(want_blocks), frags(min.max(1)), shift)
     }
 
-    /// Exactly `want` fragments inside the window: the first place there is. A run not longer than a block does not
-    /// straddle a block boundary where that can be avoided.
+    /// Exactly `want` fragments inside the window: the first place there is, packed densely.
     pub fn alloc_in(&self, window: Range<FragAddr>, want: u64) -> Result<Option<Run>> {
         let end = window.end.min(self.g.total_frags());
         let Ok(want) = u32::try_from(want) else { return Ok(None) };
