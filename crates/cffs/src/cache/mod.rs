@@ -315,10 +315,16 @@ impl Cache {
             Ok(()) => {
                 let mut claimed = claimed.into_iter().peekable();
                 let mut count = 0;
+                // What was asked for must outlast the eviction, however small the cache: the caller looks for it next.
+                let mut kept: Vec<BufRef> = Vec::new();
                 for (a, bytes) in range.clone().zip(bufs) {
                     if claimed.next_if_eq(&a).is_some() {
                         let extra = speculative || !need.contains(&a);
-                        self.insert(&mut shard, Buf::new(a, bytes, extra));
+                        let buf = Buf::new(a, bytes, extra);
+                        if !extra {
+                            kept.push(buf.clone());
+                        }
+                        self.insert(&mut shard, buf);
                         count += 1;
                     }
                 }
@@ -327,6 +333,7 @@ impl Cache {
                     self.counters.group_blocks.fetch_add(count, Ordering::Relaxed);
                 }
                 self.evict(shard);
+                drop(kept);
                 ls.changed.notify_all();
                 Ok(())
             }

@@ -133,7 +133,8 @@ pub fn read(cx: &FileCtx<'_>, st: &NodeState, offset: u64, out: &mut [u8], ahead
         if let Some(p) = st.data.pages.get(&index) {
             let n = (bs - within).min(len - done);
             let valid = p.bytes.len().saturating_sub(within).min(n);
-            out[done..done + valid].copy_from_slice(&p.bytes[within..within + valid]);
+            let from = within.min(p.bytes.len());
+            out[done..done + valid].copy_from_slice(&p.bytes[from..from + valid]);
             out[done + valid..done + n].fill(0);
             done += n;
         } else {
@@ -284,8 +285,9 @@ fn dirty_page(
     if need > had {
         cx.space.reserve(need - had, privileged)?;
     }
-    let covered = if inline { 0..0 } else { within.clone() };
-    let outcome = page(cx, st, index, &(covered.start..within.end.max(covered.end))).map(|p| {
+    // Inline contents are read in, whatever is overwritten: all of the page goes to the device.
+    let covered = if inline { within.end..within.end } else { within.clone() };
+    let outcome = page(cx, st, index, &covered).map(|p| {
         p.reserved = need.max(had);
         p.dirty = dirty;
         if let Some(bytes) = bytes {
@@ -335,6 +337,27 @@ fn zero_tail(cx: &FileCtx<'_>, st: &mut NodeState, privileged: bool) -> Result<(
     dirty_page(cx, st, index, from..to, Some(&vec![0; to - from]), privileged)
 }
 
+/// Before a file grows to `size`, beyond what fits its inode: the contents that stand there, or are on their way there,
+/// become a page.
+fn leave_inode(cx: &FileCtx<'_>, st: &mut NodeState, size: u64, privileged: bool) -> Result<()> {
+    let room = st.inode.inline_len as u64;
+    if size <= room || st.inode.size > room {
+        return Ok(());
+    }
+    let bytes = match (st.data.pages.get(&0), &st.inode.format) {
+        (Some(p), _) if p.writing && p.dirty.is_empty() => {
+            p.bytes[..p.bytes.len().min(st.inode.size as usize)].to_vec()
+        }
+        (Some(_), _) => return Ok(()),
+        (None, InodeFormat::Inline(d)) => d.clone(),
+        (None, _) => return Ok(()),
+    };
+    if bytes.is_empty() {
+        return Ok(());
+    }
+    dirty_page(cx, st, 0, 0..bytes.len(), Some(&bytes), privileged)
+}
+
 /// Writes into the file's pages. Returns the bytes taken; fewer than asked for only when an error stopped it after some.
 pub fn write(cx: &FileCtx<'_>, st: &mut NodeState, offset: u64, data: &[u8], privileged: bool) -> Result<usize> {
     offset.checked_add(data.len() as u64).filter(|e| *e <= FILE_SIZE_MAX).ok_or(Error::FileTooLarge)?;
@@ -344,6 +367,7 @@ pub fn write(cx: &FileCtx<'_>, st: &mut NodeState, offset: u64, data: &[u8], pri
     if offset > st.inode.size {
         zero_tail(cx, st, privileged)?;
     }
+    leave_inode(cx, st, offset + data.len() as u64, privileged)?;
     let bs = cx.cache.geometry().block_size() as u64;
     let mut done = 0;
     while done < data.len() {
@@ -372,15 +396,7 @@ pub fn extend(cx: &FileCtx<'_>, st: &mut NodeState, size: u64, privileged: bool)
         return Err(Error::FileTooLarge);
     }
     zero_tail(cx, st, privileged)?;
-    if let InodeFormat::Inline(d) = &st.inode.format
-        && size as usize > st.inode.inline_len
-        && !d.is_empty()
-        && !st.data.pages.contains_key(&0)
-    {
-        // Inline contents of a file that no longer fits its inode become a page.
-        let d = d.clone();
-        dirty_page(cx, st, 0, 0..d.len(), Some(&d), privileged)?;
-    }
+    leave_inode(cx, st, size, privileged)?;
     st.inode.size = size;
     st.dirty = true;
     Ok(())

@@ -47,6 +47,9 @@ impl Fs {
             if st.dead {
                 return Err(Error::Stale);
             }
+            if data.is_empty() {
+                return Ok(0);
+            }
             let n = file::write(&self.file_cx(), &mut st, offset, data, c.privileged())?;
             let now = now();
             (st.inode.mtime, st.inode.ctime) = (now, now);

@@ -94,7 +94,8 @@ impl Fs {
         let before = sb.state;
         sb.mounted = now();
         sb.mount_count = sb.mount_count.wrapping_add(1);
-        let generation = (sb.mounted >> 20) as u32;
+        // Far from those of earlier mounts, however soon this one follows and however many files the last one made.
+        let generation = ((sb.mounted as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32) as u32;
         if !read_only {
             sb.state = match (before, opts.metadata) {
                 (State::Error, _) => State::Error,

@@ -23,6 +23,7 @@ impl Fs {
 
     fn remove_name(&self, parent: Ino, name: &[u8], directory: bool) -> Result<()> {
         self.writable()?;
+        Self::check_name(name)?;
         let dir_node = self.node(parent)?;
         loop {
             let node = self.find_node(&dir_node, name)?.ok_or(Error::NotFound)?;
