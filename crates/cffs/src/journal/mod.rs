@@ -1,4 +1,4 @@
-//! The journal: transactions, asynchronous group commit, checkpoint and recovery (XFS 1996, section 3.1; byte-range
+//! The journal: transactions, asynchronous group commit, checkpoint and recovery (XFS 1996, sections 5.6 and 6.3; byte-range
 //! records are our own).
 //!
 //! - A [`Txn`] changes blocks in the cache and records which bytes. All transactions since the last commit form one
