@@ -1,6 +1,6 @@
 //! Images: opening them, what their superblock says, and what is in them without a mount.
 
-use crate::signature;
+use crate::{leaving, signature};
 use anyhow::{Context, anyhow, bail};
 use cffs::device::{Device, FileDevice, IoKind, OpenMode};
 use cffs::error::Error;
@@ -79,7 +79,13 @@ pub struct Image {
 
 /// Opens a device; the errors of [`FileDevice`] name it, here is added what to do.
 pub fn open_device(path: &Path, mode: OpenMode) -> anyhow::Result<FileDevice> {
-    FileDevice::open(path, mode).map_err(|e| {
+    let opened = match FileDevice::open(path, mode) {
+        Err(e) if e.kind() == std::io::ErrorKind::ResourceBusy && leaving::wait_for_server(path) => {
+            FileDevice::open(path, mode)
+        }
+        other => other,
+    };
+    opened.map_err(|e| {
         use std::io::ErrorKind::*;
         let advice = match e.kind() {
             NotFound => "check the name, or make one with `cffs mkfs --size`",

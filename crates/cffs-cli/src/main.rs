@@ -12,6 +12,7 @@ mod generate;
 mod image;
 mod import;
 mod info;
+mod leaving;
 mod log;
 mod ls;
 mod mkfs;

@@ -167,3 +167,30 @@ fn the_helper_of_mount_follows_its_convention() {
     assert!(line.contains("nosuid") && line.contains("nodev"), "{line}");
     umount(&name);
 }
+
+#[test]
+fn whoever_comes_after_umount_waits_for_the_rest() {
+    if !is_root() || !fuse_works("whoever_comes_after_umount_waits_for_the_rest") {
+        return skipped("whoever_comes_after_umount_waits_for_the_rest", "umount(8) is for root");
+    }
+    let dir = temp_dir();
+    let image = make_image(dir.path(), &[]);
+    let (path, name) = mount_point(dir.path());
+    let _mounted = Mounted(path.clone());
+    let mut served = Foreground(Command::new(CFFS).args(["mount", "-f", &image, &name]).spawn().unwrap());
+    wait_until("mounted", || is_mounted(&path));
+    fs::write(path.join("file"), "contents").unwrap();
+    let pid = rustix::process::Pid::from_raw(served.0.id() as i32).unwrap();
+    let signal = |signal| rustix::process::kill_process(pid, signal).unwrap();
+    signal(rustix::process::Signal::STOP);
+    // Directly, so that nothing waits for the process that serves the mount.
+    rustix::mount::unmount(&path, rustix::mount::UnmountFlags::empty()).unwrap();
+    let mut next = Foreground(Command::new(CFFS).args(["fsck", "-n", &image]).spawn().unwrap());
+    std::thread::sleep(Duration::from_millis(1500));
+    let early = next.0.try_wait().unwrap();
+    signal(rustix::process::Signal::CONT);
+    assert_eq!(early, None, "waits");
+    assert_eq!(next.0.wait().unwrap().code(), Some(0));
+    assert_eq!(served.0.wait().unwrap().code(), Some(0));
+    assert_eq!(ok(&["cat", &format!("{image}:/file")]), "contents");
+}

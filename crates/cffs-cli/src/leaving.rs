@@ -1,0 +1,107 @@
+//! Mounts that are just ending.
+//!
+//! umount(2), and so `umount DIR`, may come back from a FUSE mount while the process that served it still writes what is
+//! left. Whoever takes the image up next waits for that process, instead of failing because the image is in use.
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{major, minor};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use std::ffi::OsStr;
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// Longest time to wait for a process that writes what is left.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// How often to look whether the process is one that has just begun a mount, not one that ends it.
+const INTERVAL: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+
+/// If the image is not mounted any more but the process that served the mount is still there, waits for its end. False
+/// if there is nothing to wait for, or it was in vain.
+pub fn wait_for_server(image: &Path) -> bool {
+    let Ok(image) = image.canonicalize() else { return false };
+    let Some(pid) = server_of(&image) else { return false };
+    let Ok(process) = pidfd_open(pid, PidfdFlags::empty()) else { return true };
+    tracing::info!(image = %image.display(), pid = pid.as_raw_pid(), "waiting for the end of a mount");
+    let start = Instant::now();
+    while !is_mounted(&image) && start.elapsed() < PATIENCE {
+        match poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&INTERVAL)) {
+            Ok(0) | Err(Errno::INTR) => {}
+            ended => return ended.is_ok(),
+        }
+    }
+    false
+}
+
+/// Whether the image is mounted in this mount namespace.
+fn is_mounted(image: &Path) -> bool {
+    let mounts = fs::read("/proc/self/mounts").unwrap_or_default();
+    mounts.split(|b| *b == b'\n').any(|line| {
+        let mut fields = line.split(|b| *b == b' ');
+        let source = fields.next().unwrap_or_default();
+        fields.nth(1) == Some(b"fuse.cffs") && unescape(source) == image.as_os_str().as_bytes()
+    })
+}
+
+/// Undoes the octal escapes of /proc/self/mounts.
+fn unescape(field: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(field.len());
+    let mut rest = field;
+    while let Some((first, tail)) = rest.split_first() {
+        let octal = tail.get(..3).and_then(|d| std::str::from_utf8(d).ok()).and_then(|d| u8::from_str_radix(d, 8).ok());
+        match octal {
+            Some(byte) if *first == b'\\' => {
+                out.push(byte);
+                rest = &tail[3..];
+            }
+            _ => {
+                out.push(*first);
+                rest = tail;
+            }
+        }
+    }
+    out
+}
+
+/// The process that has locked the image, if it is one that serves a mount.
+fn server_of(image: &Path) -> Option<Pid> {
+    let meta = fs::metadata(image).ok()?;
+    let inode = format!("{:02x}:{:02x}:{}", major(meta.dev()), minor(meta.dev()), meta.ino());
+    let locks = fs::read_to_string("/proc/locks").ok()?;
+    let pid = locks.lines().find_map(|line| {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        (fields.get(1) == Some(&"FLOCK") && fields.get(5) == Some(&inode.as_str())).then(|| fields[4].parse().ok())?
+    })?;
+    let line = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
+    serves(&line).then(|| Pid::from_raw(pid))?
+}
+
+/// Whether a command line (arguments that end with zeros) is that of a mount.
+fn serves(line: &[u8]) -> bool {
+    let mut args = line.split(|b| *b == 0).map(OsStr::from_bytes);
+    let name = args.next().map(Path::new).and_then(Path::file_name);
+    name == Some(OsStr::new("cffs")) && args.next() == Some(OsStr::new("mount"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn command_lines_of_servers() {
+        assert!(serves(b"cffs\0mount\0--serve\0--\0/images/one\0/mnt\0"));
+        assert!(serves(b"/usr/bin/cffs\0mount\0-f\0/images/one\0/mnt\0"));
+        assert!(!serves(b"cffs\0import\0dir\0/images/one\0"));
+        assert!(!serves(b"grep\0mount\0/images/one\0"));
+        assert!(!serves(b""));
+    }
+
+    #[test]
+    fn sources_of_mounts() {
+        assert_eq!(unescape(b"/a\\040b\\134c"), b"/a b\\c");
+        assert_eq!(unescape(b"a\\9"), b"a\\9");
+    }
+}
