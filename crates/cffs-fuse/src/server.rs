@@ -88,7 +88,14 @@ impl Shared {
     fn end(&self) {
         self.over.store(true, Ordering::Release);
         if self.serving.load(Ordering::Acquire) && !self.panicked() {
-            self.closed.lock().get_or_insert_with(|| self.fs.close());
+            // A panic here would end the thread that reports the end of the session, which everybody waits for.
+            let mut closed = self.closed.lock();
+            if closed.is_none() {
+                match catch_unwind(AssertUnwindSafe(|| self.fs.close())) {
+                    Ok(result) => *closed = Some(result),
+                    Err(_) => self.panicked.store(true, Ordering::Release),
+                }
+            }
         }
     }
 
