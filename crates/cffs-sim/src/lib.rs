@@ -1,10 +1,15 @@
 //! Proof for the engine: a reference model that random operation sequences are compared with, and a simulated device
 //! on which every crash can be tried.
 
+pub mod crash;
 pub mod disk;
+pub mod engine;
 pub mod generate;
 pub mod model;
 pub mod ops;
 pub mod pattern;
+pub mod run;
+pub mod setup;
 pub mod shrink;
 pub mod state;
+pub mod walk;

@@ -33,6 +33,11 @@ impl Path {
         self.0.split('/').skip(1).filter(|n| !n.is_empty()).map(expand).collect()
     }
 
+    /// True for an open file itself, which takes no name to reach.
+    pub fn is_open_file(&self) -> bool {
+        self.base().is_some() && self.names().is_empty()
+    }
+
     /// The path with another name at the end.
     pub fn join(&self, name: &str) -> Path {
         Path(format!("{}/{name}", self.0.trim_end_matches('/')))

@@ -23,8 +23,8 @@ pub enum Outcome {
     Written(usize),
     /// Names of a directory.
     Names(BTreeMap<Vec<u8>, Id>),
-    /// Where data and holes are is for the runner to judge by the contents of this file.
-    Seek(Id),
+    /// Where data and holes are from this offset on is for the runner to judge by this file's contents.
+    Seek(Id, u64),
     /// The start of a listing of this directory.
     ListStart(Id),
     /// The rest of a listing: names that must come, and names that may (they were made or removed in between).
@@ -46,8 +46,10 @@ pub struct State {
     /// Open files.
     pub slots: [Option<Id>; SLOTS],
     listing: Option<Listing>,
-    /// Files made durable by the last operation: (file, everything).
+    /// Files made durable by the last operation.
     pub synced: Vec<Id>,
+    /// The file whose contents the last operation may have changed.
+    pub written: Option<Id>,
 }
 
 /// Permissions that an operation may set on a file: set-id bits on files are the kernel's business.
@@ -132,7 +134,12 @@ impl State {
     }
 
     fn create(&mut self, uid: u32, path: &Path, what: NewFile<'_>, perm: u16) -> Result<Outcome> {
-        self.with_parent(path, |m, dir, name| m.create(caller(uid), dir, name, what, perm).map(Outcome::File))
+        let made =
+            self.with_parent(path, |m, dir, name| m.create(caller(uid), dir, name, what, perm).map(Outcome::File))?;
+        if let Outcome::File(id) = made {
+            self.written = Some(id);
+        }
+        Ok(made)
     }
 
     fn setattr(&mut self, path: &Path, set: impl FnOnce(&Model, Id) -> SetAttr) -> Result<Outcome> {
@@ -146,6 +153,7 @@ impl State {
     pub fn apply(&mut self, op: &Op) -> Result<Outcome> {
         self.model.tick();
         self.synced.clear();
+        self.written = None;
         match op {
             Op::Create { path, perm, uid } => self.create(*uid, path, NewFile::Regular, settable(*perm, false)),
             Op::Mkdir { path, perm, uid } => self.create(*uid, path, NewFile::Directory, settable(*perm, true)),
@@ -172,12 +180,14 @@ impl State {
                 if !matches!(s.model.get(id).file_type, FileType::Regular | FileType::Directory) {
                     return Ok(Outcome::Skipped);
                 }
+                s.written = Some(id);
                 s.model.write(id, *offset, &data).map(Outcome::Written)
             }),
             Op::Truncate { path, size } => self.with_file(path, |s, id| {
                 if !matches!(s.model.get(id).file_type, FileType::Regular | FileType::Directory) {
                     return Ok(Outcome::Skipped);
                 }
+                s.written = Some(id);
                 s.model.setattr(id, SetAttr { size: Some(*size), ..SetAttr::default() })?;
                 Ok(Outcome::File(id))
             }),
@@ -189,14 +199,14 @@ impl State {
             }),
             Op::Seek { path, offset } => self.with_file(path, |s, id| {
                 let applies = s.model.get(id).content().is_some_and(|c| *offset < c.size());
-                Ok(if applies { Outcome::Seek(id) } else { Outcome::Skipped })
+                Ok(if applies { Outcome::Seek(id, *offset) } else { Outcome::Skipped })
             }),
             Op::Readdir { path, .. } => self.with_file(path, |s, id| match s.model.get(id).entries() {
                 Some(e) => Ok(Outcome::Names(e.iter().map(|(n, e)| (n.clone(), e.id)).collect())),
                 None => Err(Errno::NOTDIR.into()),
             }),
             Op::ListStart { path, .. } => self.with_file(path, |s, id| {
-                if s.listing.is_some() {
+                if s.listing.is_some() || path.is_open_file() {
                     return Ok(Outcome::Skipped);
                 }
                 let entries = s.model.get(id).entries().ok_or(Fail(vec![Errno::NOTDIR]))?;
@@ -226,7 +236,7 @@ impl State {
                 Ok(Outcome::Done)
             }
             Op::Open { slot, path } => self.with_file(path, |s, id| {
-                if s.slots[*slot].is_some() {
+                if s.slots[*slot].is_some() || path.is_open_file() {
                     return Ok(Outcome::Skipped);
                 }
                 s.slots[*slot] = Some(id);

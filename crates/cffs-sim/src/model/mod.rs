@@ -261,11 +261,12 @@ impl Model {
 
     /// The file under a name.
     pub fn lookup(&self, dir: Id, name: &[u8]) -> Result<Id> {
-        let entries = self.entries_of(dir)?;
-        if name.len() > NAME_MAX {
-            return Err(Errno::NAMETOOLONG.into());
-        }
-        entries.get(name).map(|e| e.id).ok_or(Fail(vec![Errno::NOENT]))
+        let entries = self.get(dir).entries();
+        let mut checks = Checks::new();
+        checks.refuse_if(entries.is_none(), Errno::NOTDIR);
+        checks.refuse_if(name.len() > NAME_MAX, Errno::NAMETOOLONG);
+        checks.done()?;
+        entries.and_then(|e| e.get(name)).map(|e| e.id).ok_or(Fail(vec![Errno::NOENT]))
     }
 
     /// The directory above.
@@ -291,18 +292,18 @@ impl Model {
     }
 
     /// Errors of making a name.
-    fn check_new_name(&self, dir: Id, name: &[u8], checks: &mut Checks) -> Result<()> {
-        let entries = self.entries_of(dir)?;
+    fn check_new_name(&self, dir: Id, name: &[u8], checks: &mut Checks) {
+        let entries = self.get(dir).entries();
+        checks.refuse_if(entries.is_none(), Errno::NOTDIR);
         checks.refuse_if(name.len() > NAME_MAX, Errno::NAMETOOLONG);
-        checks.refuse_if(entries.contains_key(name), Errno::EXIST);
+        checks.refuse_if(entries.is_some_and(|e| e.contains_key(name)), Errno::EXIST);
         checks.refuse_if(self.get(dir).nlink == 0, Errno::NOENT);
-        Ok(())
     }
 
     /// Creates a file of any type.
     pub fn create(&mut self, c: Caller, dir: Id, name: &[u8], what: NewFile<'_>, perm: u16) -> Result<Id> {
         let mut checks = Checks::new();
-        self.check_new_name(dir, name, &mut checks)?;
+        self.check_new_name(dir, name, &mut checks);
         if let NewFile::Symlink(target) = what {
             checks.refuse_if(target.len() > SYMLINK_MAX, Errno::NAMETOOLONG);
         }
@@ -355,7 +356,7 @@ impl Model {
     /// Another name for a file.
     pub fn link(&mut self, id: Id, dir: Id, name: &[u8]) -> Result<()> {
         let mut checks = Checks::new();
-        self.check_new_name(dir, name, &mut checks)?;
+        self.check_new_name(dir, name, &mut checks);
         let file = self.get(id);
         checks.refuse_if(file.is_dir(), Errno::PERM);
         checks.refuse_if(file.nlink == 0, Errno::NOENT);
@@ -410,11 +411,11 @@ impl Model {
     pub fn rename(&mut self, from_dir: Id, from: &[u8], to_dir: Id, to: &[u8], flags: RenameFlags) -> Result<()> {
         let mut checks = Checks::new();
         checks.refuse_if(flags.no_replace && flags.exchange, Errno::INVAL);
-        let sources = self.entries_of(from_dir)?;
-        let targets = self.entries_of(to_dir)?;
         checks.refuse_if(from.len() > NAME_MAX || to.len() > NAME_MAX, Errno::NAMETOOLONG);
-        let source = sources.get(from).map(|e| e.id);
-        let target = targets.get(to).map(|e| e.id);
+        let (sources, targets) = (self.get(from_dir).entries(), self.get(to_dir).entries());
+        checks.refuse_if(sources.is_none() || targets.is_none(), Errno::NOTDIR);
+        let source = sources.and_then(|s| s.get(from)).map(|e| e.id);
+        let target = targets.and_then(|t| t.get(to)).map(|e| e.id);
         checks.refuse_if(source.is_none(), Errno::NOENT);
         checks.refuse_if(flags.no_replace && target.is_some(), Errno::EXIST);
         checks.refuse_if(flags.exchange && target.is_none(), Errno::NOENT);

@@ -1,0 +1,461 @@
+//! Crashes at every moment of a sequence, in every way a device may lose or tear what was not flushed, and in recovery.
+//!
+//! What must hold after each of them:
+//!
+//! - the file system mounts, and is clean when checked after that;
+//! - its namespace is one that the model had, at some operation between the last promise (a completed sync, fsync or
+//!   unmount) and the crash;
+//! - a file for which a promise was made has its contents and modification time of then, or later ones; a file that a
+//!   rename put over another one has at least its contents of the rename;
+//! - no file shows bytes that were never its own.
+
+use crate::disk::{CrashStates, Event, Image, Survival, Trace};
+use crate::model::{Content, Id, Namespace, Time};
+use crate::ops::{self, Op};
+use crate::run::{SideBySide, panic_text};
+use crate::setup::{Setup, check, check_unmounted};
+use crate::walk::{Found, read, resolve, walk};
+use cffs::format::{FileType, Ino};
+use cffs::fs::Fs;
+use cffs::fs::api::Caller;
+use fastrand::Rng;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// How much is tried.
+#[derive(Clone, Copy, Debug)]
+pub struct Effort {
+    /// Points of the sequence to crash at, at most.
+    pub points: usize,
+    /// Ways to lose writes at each point.
+    pub survivals: usize,
+    /// Crashes within the recovery from each crash, at most.
+    pub in_recovery: usize,
+}
+
+impl Default for Effort {
+    fn default() -> Self {
+        Effort { points: 60, survivals: 2, in_recovery: 1 }
+    }
+}
+
+/// What a campaign has covered.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Coverage {
+    /// Crash states that were recovered and compared.
+    pub states: u64,
+    /// Of them, crashes within recovery.
+    pub in_recovery: u64,
+    /// Promises that were checked.
+    pub promises: u64,
+}
+
+/// A crash after which something does not hold.
+#[derive(Clone, Debug)]
+pub struct Failure {
+    /// Writes and flushes before the crash.
+    pub event: usize,
+    /// The operation during or after which it happened.
+    pub op: Option<(usize, Op)>,
+    /// What survived.
+    pub survival: Option<Survival>,
+    /// Writes and flushes of the recovery before a second crash.
+    pub second: Option<(usize, Survival)>,
+    /// What is wrong.
+    pub text: String,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(survival) = self.survival {
+            write!(f, "crash after event {} ({survival:?} of the undecided writes survive)", self.event)?;
+        }
+        if let Some((i, op)) = &self.op {
+            write!(f, " in operation {i}, `{op}`")?;
+        }
+        if let Some((event, survival)) = self.second {
+            write!(f, ", and again after event {event} of the recovery ({survival:?})")?;
+        }
+        write!(f, ": {}", self.text)
+    }
+}
+
+/// Something that must survive.
+struct Promise {
+    /// Events before it was given.
+    event: usize,
+    /// Operations after which the namespace must be at least.
+    prefix: usize,
+    /// Operations up to which contents count.
+    op: usize,
+    /// Files whose contents are promised; `None` for all.
+    files: Option<BTreeSet<Id>>,
+    /// Modification time, where one file was promised with all its attributes.
+    mtime: Option<i64>,
+}
+
+/// A run of the sequence, with what is needed to judge what a crash leaves of it.
+struct History {
+    setup: Setup,
+    before: Vec<Image>,
+    events: Vec<Event>,
+    ops: Vec<Op>,
+    /// Events before each operation.
+    starts: Vec<usize>,
+    /// Digest of the namespace after so many operations.
+    digests: Vec<u64>,
+    ids: BTreeMap<(Ino, u32), Id>,
+    /// Contents of each file: (operations applied, contents), in order.
+    contents: BTreeMap<Id, Vec<(usize, Content)>>,
+    promises: Vec<Promise>,
+    /// Operations that changed a file's times: (operations applied), in order.
+    touched: BTreeMap<Id, Vec<usize>>,
+    /// Renames of one regular file over another: (operations applied, file).
+    replacements: Vec<(usize, Id)>,
+}
+
+impl History {
+    fn record(setup: Setup, ops: &[Op]) -> Result<History, String> {
+        let ops = ops::expand_all(ops);
+        let before = setup.make()?;
+        let trace = Trace::new(before.clone());
+        let mut side = SideBySide::on(setup, trace.clone(), 0)?;
+        let mounted = trace.len();
+        let mut h = History {
+            setup,
+            before,
+            events: Vec::new(),
+            ops: Vec::new(),
+            starts: Vec::new(),
+            digests: vec![side.state.namespace(&side.inos).digest()],
+            ids: BTreeMap::new(),
+            contents: BTreeMap::new(),
+            promises: vec![Promise { event: mounted, prefix: 0, op: 0, files: None, mtime: None }],
+            touched: BTreeMap::new(),
+            replacements: Vec::new(),
+        };
+        for op in ops {
+            h.starts.push(trace.len());
+            let replaced = replacement(&side, &op);
+            side.apply(&op).map_err(|t| format!("without any crash, `{op}`: {t}"))?;
+            let done = h.ops.len() + 1;
+            h.note(&mut side, &op, done, trace.len());
+            if let Some(id) = replaced.filter(|id| side.state.model.find(*id).is_some_and(|i| i.changed == done as u64))
+            {
+                h.replacements.push((done, id));
+            }
+            h.ops.push(op);
+        }
+        h.events = trace.events();
+        Ok(h)
+    }
+
+    /// Notes what an operation has changed and promised.
+    fn note(&mut self, side: &mut SideBySide, op: &Op, done: usize, events: usize) {
+        let state = &side.state;
+        if let Some(id) = state.written {
+            if let Some(key) = side.identity(id) {
+                self.ids.insert(key, id);
+            }
+            if let Some(content) = state.model.find(id).and_then(|i| i.content()) {
+                let versions = self.contents.entry(id).or_default();
+                if versions.last().is_none_or(|(_, last)| last != content) {
+                    versions.push((done, content.clone()));
+                }
+            }
+        }
+        for (id, i) in state.model.inodes() {
+            if i.changed == done as u64 || i.mtime == Time::Step(done as u64) {
+                self.touched.entry(id).or_default().push(done);
+            }
+        }
+        let prefix = match op {
+            Op::Sync | Op::Remount { .. } => Some(done),
+            // An fsync promises what happened to the file and its names, and with it (operations become durable in
+            // order) what happened before that.
+            Op::Fsync { .. } => state.synced.first().map(|id| state.model.get(*id).changed as usize),
+            Op::Fdatasync { .. } => state.synced.first().map(|_| 0),
+            _ => None,
+        };
+        if let Some(prefix) = prefix {
+            let all = matches!(op, Op::Sync | Op::Remount { .. });
+            let files = (!all).then(|| state.synced.iter().copied().collect());
+            let mtime = match op {
+                Op::Fsync { path } => side.engine.attr(path).ok().map(|a| a.mtime),
+                _ => None,
+            };
+            self.promises.push(Promise { event: events, prefix, op: done, files, mtime });
+        }
+        self.digests.push(state.namespace(&side.inos).digest());
+    }
+
+    /// The namespaces after each operation of a range, by running the model again.
+    fn namespaces(&self, range: std::ops::RangeInclusive<usize>) -> Vec<(usize, Namespace)> {
+        let inos: BTreeMap<Id, Ino> = self.ids.iter().map(|((ino, _), id)| (*id, *ino)).collect();
+        let mut state = crate::state::State::default();
+        let mut out = Vec::new();
+        for done in 0..=self.ops.len() {
+            if range.contains(&done) {
+                let mut inos = inos.clone();
+                inos.insert(crate::model::ROOT, cffs::format::ROOT_INO);
+                out.push((done, state.namespace(&inos)));
+            }
+            if let Some(op) = self.ops.get(done) {
+                let _ = state.apply(op);
+            }
+        }
+        out
+    }
+
+    /// Compares what was found after a crash at `event` with what is allowed.
+    fn judge(&self, event: usize, fs: &Fs, found: &Found, coverage: &mut Coverage) -> Result<(), String> {
+        let given: Vec<&Promise> = self.promises.iter().filter(|p| p.event <= event).collect();
+        coverage.promises += given.len() as u64;
+        let low = given.iter().map(|p| p.prefix).max().unwrap_or(0);
+        // Operations that had begun.
+        let high = self.starts.partition_point(|s| *s < event);
+        let digest = found.namespace.digest();
+        let Some(prefix) = (low..=high.max(low)).find(|p| self.digests[*p] == digest) else {
+            return Err(self.explain(low, high.max(low), &found.namespace));
+        };
+        for (ino, (attr, path)) in &found.files {
+            let shown = String::from_utf8_lossy(path);
+            let Some(id) = self.ids.get(&(*ino, attr.generation)) else {
+                return Err(format!("{shown}: inode {ino}, generation {}, was never made", attr.generation));
+            };
+            let newest = given.iter().rev().find(|p| p.files.as_ref().is_some_and(|f| f.contains(id)));
+            if let Some(Promise { op, mtime: Some(mtime), .. }) = newest
+                && !self.touched[id].iter().any(|t| (*op + 1..=high).contains(t))
+                && *mtime != attr.mtime
+            {
+                return Err(format!("{shown}: modification time {}, was {mtime} at the fsync", attr.mtime));
+            }
+            let promised = given.iter().filter(|p| p.files.as_ref().is_none_or(|f| f.contains(id))).map(|p| p.op);
+            let renamed = self.replacements.iter().filter(|(op, r)| r == id && *op <= prefix).map(|(op, _)| *op);
+            let at_least = promised.chain(renamed).max().unwrap_or(0);
+            self.judge_content(*id, at_least, high, fs, *ino, attr.size)
+                .map_err(|t| format!("{shown} (inode {ino}): {t}"))?;
+        }
+        Ok(())
+    }
+
+    fn judge_content(&self, id: Id, low: usize, high: usize, fs: &Fs, ino: Ino, size: u64) -> Result<(), String> {
+        let all = &self.contents[&id];
+        let first = all.partition_point(|(op, _)| *op <= low).saturating_sub(1);
+        let end = all.partition_point(|(op, _)| *op <= high.max(low)).max(first + 1);
+        let versions: Vec<&Content> = all[first..end].iter().map(|(_, c)| c).collect();
+        if !versions.iter().any(|v| v.size() == size) {
+            let sizes: Vec<u64> = versions.iter().map(|v| v.size()).collect();
+            return Err(format!("{size} bytes long, must be one of {sizes:?}"));
+        }
+        let mut ranges: Vec<(u64, u64)> = vec![(0, size.min(1 << 16)), (size.saturating_sub(1 << 14), size)];
+        ranges.extend(versions.iter().flat_map(|v| v.data_ranges()));
+        ranges.sort_unstable();
+        let mut done = 0;
+        for (from, to) in ranges {
+            let (mut from, to) = (from.max(done), to.min(size));
+            while from < to {
+                let len = (to - from).min(1 << 18) as usize;
+                let got = read(fs, ino, from, len).map_err(|e| format!("read at {from}: {e}"))?;
+                if got.len() != len {
+                    return Err(format!("{} bytes read at {from}, must be {len}", got.len()));
+                }
+                own_bytes(&versions, from, &got)?;
+                from += len as u64;
+            }
+            done = done.max(to);
+        }
+        Ok(())
+    }
+
+    fn explain(&self, low: usize, high: usize, found: &Namespace) -> String {
+        let mut best: Option<(usize, Vec<String>)> = None;
+        for (done, namespace) in self.namespaces(low..=high) {
+            let difference = namespace.difference(found);
+            if best.as_ref().is_none_or(|(_, b)| difference.len() < b.len()) {
+                best = Some((done, difference));
+            }
+        }
+        let (done, mut lines) = best.unwrap_or_default();
+        lines.truncate(12);
+        format!(
+            "the namespace is none of those after {low} to {high} operations; closest is that after {done} (must be | is):\n  {}",
+            lines.join("\n  ")
+        )
+    }
+}
+
+/// The regular file that a rename puts over another one, if that is what the operation does.
+fn replacement(side: &SideBySide, op: &Op) -> Option<Id> {
+    let Op::Rename { from, to, flags } = op else {
+        return None;
+    };
+    if flags.exchange || flags.no_replace {
+        return None;
+    }
+    let file = |path| match side.state.resolve(path) {
+        Some(Ok(id)) if side.state.model.get(id).file_type == FileType::Regular => Some(id),
+        _ => None,
+    };
+    file(to).and(file(from))
+}
+
+/// Checks that every byte is one that a version had at its place.
+fn own_bytes(versions: &[&Content], offset: u64, got: &[u8]) -> Result<(), String> {
+    let mut foreign: Vec<bool> = vec![true; got.len()];
+    let mut left = got.len();
+    let mut was = vec![0; got.len()];
+    for v in versions.iter().rev() {
+        let n = v.read(offset, &mut was);
+        for i in 0..n {
+            if foreign[i] && was[i] == got[i] {
+                foreign[i] = false;
+                left -= 1;
+            }
+        }
+        if left == 0 {
+            return Ok(());
+        }
+    }
+    let first = foreign.iter().position(|f| *f).unwrap_or_default();
+    let last = foreign.iter().rposition(|f| *f).unwrap_or_default();
+    let zeros = if got[first..=last].iter().all(|b| *b == 0) { " (zeros)" } else { "" };
+    Err(format!(
+        "bytes {} to {}{zeros}: {left} of them were never there ({} versions allowed)",
+        offset + first as u64,
+        offset + last as u64,
+        versions.len()
+    ))
+}
+
+/// Mounts what a crash has left, compares, uses, unmounts and checks. Returns what the mount itself has written.
+fn recover(
+    h: &History,
+    event: usize,
+    images: Vec<Image>,
+    use_it: bool,
+    coverage: &mut Coverage,
+) -> Result<Vec<Event>, String> {
+    check(&images).map_err(|t| format!("check before recovery: {t}"))?;
+    let trace = Trace::new(images);
+    coverage.states += 1;
+    let fs = h.setup.mount(&trace).map_err(|e| format!("mount: {e}"))?;
+    let events = trace.events();
+    let found = walk(&fs)?;
+    h.judge(event, &fs, &found, coverage)?;
+    if use_it {
+        use_again(&fs, &found)?;
+    }
+    fs.close().map_err(|e| format!("unmount after recovery: {e}"))?;
+    check_unmounted(&trace.images()).map_err(|t| format!("check after recovery: {t}"))?;
+    Ok(events)
+}
+
+/// New files after recovery must not come in anybody's way: the check that follows sees doubly used space.
+fn use_again(fs: &Fs, found: &Found) -> Result<(), String> {
+    let fail = |what: &str, e: cffs::error::Error| format!("after recovery, {what}: {e}");
+    let dir = found.dirs.last().map_or(&b"/"[..], |d| d);
+    let dir = resolve(fs, dir).map_err(|e| fail("resolve", e))?;
+    for i in 0..5 {
+        let name = format!("after-recovery-{i}");
+        let file = fs.create(Caller::ROOT, dir.ino, name.as_bytes(), 0o600).map_err(|e| fail("create", e))?;
+        let data = crate::pattern::bytes(u64::MAX - i, 0, 3000 * i as usize);
+        fs.write(Caller::ROOT, file.ino, 0, &data).map_err(|e| fail("write", e))?;
+        fs.forget(file.ino, 1);
+    }
+    fs.sync().map_err(|e| fail("sync", e))?;
+    for (ino, (before, path)) in &found.files {
+        let held = resolve(fs, path).map_err(|e| fail("resolve", e))?;
+        let now = fs.getattr(held.ino).map_err(|e| fail("getattr", e))?;
+        let same = held.ino == *ino && now.size == before.size;
+        if !same {
+            return Err(format!("after recovery, {} changed by itself", String::from_utf8_lossy(path)));
+        }
+    }
+    Ok(())
+}
+
+fn guarded<T>(f: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
+    catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|panic| Err(panic_text(&*panic)))
+}
+
+/// Runs the sequence once and crashes it in many ways.
+pub fn explore(setup: Setup, ops: &[Op], seed: u64, effort: Effort, coverage: &mut Coverage) -> Result<(), Failure> {
+    let h = guarded(|| History::record(setup, ops));
+    let h = h.map_err(|text| Failure { event: 0, op: None, survival: None, second: None, text })?;
+    let mut rng = Rng::with_seed(seed);
+    let mut states = CrashStates::new(h.before.clone(), &h.events);
+    for event in points(&h, effort.points, &mut rng) {
+        states.advance(event);
+        let op = h.starts.partition_point(|s| *s < event).checked_sub(1).map(|i| (i, h.ops[i].clone()));
+        let failure =
+            |survival, second, text| Failure { event, op: op.clone(), survival: Some(survival), second, text };
+        let ways = if states.undecided() == 0 { 1 } else { effort.survivals };
+        for _ in 0..ways {
+            let survival = Survival::EVERY[rng.usize(..Survival::EVERY.len())];
+            let images = states.crash(survival, &mut rng);
+            let use_it = rng.u8(..4) == 0;
+            let recovery = guarded(|| recover(&h, event, images.clone(), use_it, coverage))
+                .map_err(|text| failure(survival, None, text))?;
+            for _ in 0..effort.in_recovery.min(recovery.len()) {
+                let mut again = CrashStates::new(images.clone(), &recovery);
+                let at = rng.usize(..=recovery.len());
+                again.advance(at);
+                let second = Survival::EVERY[rng.usize(..Survival::EVERY.len())];
+                let images = again.crash(second, &mut rng);
+                coverage.in_recovery += 1;
+                guarded(|| recover(&h, event, images, false, coverage))
+                    .map_err(|text| failure(survival, Some((at, second)), text))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Where to crash: around every flush, and between them, as far as the number allows.
+fn points(h: &History, most: usize, rng: &mut Rng) -> Vec<usize> {
+    let n = h.events.len();
+    // A mount that has not ended promises nothing; the last mkfs is durable.
+    let all: BTreeSet<usize> = if n < most {
+        (0..=n).collect()
+    } else {
+        let flushes: Vec<usize> = (0..n).filter(|i| matches!(h.events[*i], Event::Flush { .. })).collect();
+        let mut chosen = BTreeSet::from([n]);
+        let mut candidates: Vec<usize> = flushes.iter().flat_map(|f| [*f, *f + 1]).collect();
+        rng.shuffle(&mut candidates);
+        chosen.extend(candidates.into_iter().take(most * 2 / 3));
+        while chosen.len() < most {
+            chosen.insert(rng.usize(..=n));
+        }
+        chosen
+    };
+    all.into_iter().collect()
+}
+
+/// Explores, and on failure looks for the smallest sequence that fails.
+pub fn explore_and_shrink(
+    setup: Setup,
+    ops: Vec<Op>,
+    seed: u64,
+    effort: Effort,
+    coverage: &mut Coverage,
+) -> Result<(), Box<(Vec<Op>, Failure)>> {
+    let Err(first) = explore(setup, &ops, seed, effort, coverage) else {
+        return Ok(());
+    };
+    // Fewer operations have fewer events: look closer at each, since the random choices fall elsewhere.
+    let closer = Effort { points: effort.points * 2, survivals: effort.survivals + 4, ..effort };
+    let mut last = first;
+    let mut ignored = Coverage::default();
+    let smallest = crate::shrink::shrink(ops::expand_all(&ops), 400, |ops| {
+        match explore(setup, ops, seed, closer, &mut ignored) {
+            Ok(()) => false,
+            Err(f) => {
+                last = f;
+                true
+            }
+        }
+    });
+    Err(Box::new((smallest, last)))
+}

@@ -1,0 +1,253 @@
+//! The engine with the open files of a test: applies operations as a program would, by looking paths up.
+
+use crate::ops::{Op, Path, SLOTS};
+use crate::state;
+use crate::walk::{Held, read};
+use crate::{disk::Trace, setup::Setup};
+use cffs::error::Result;
+use cffs::format::{Ino, ROOT_INO};
+use cffs::fs::Fs;
+use cffs::fs::api::{Attr, Caller, DirEntry, SetAttr, TimeSpec};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+/// What the engine answered.
+#[derive(Debug)]
+pub enum Reply {
+    /// Nothing.
+    Done,
+    /// A file.
+    File(Attr),
+    /// Contents.
+    Bytes(Vec<u8>),
+    /// So much was written.
+    Written(usize),
+    /// Entries of a directory, in pieces as they came.
+    Names(Vec<DirEntry>),
+    /// Next data and next hole.
+    Seek(Option<u64>, Option<u64>),
+    /// The rest of a listing, and the names that its start had shown.
+    ListRest(Vec<DirEntry>, BTreeSet<Vec<u8>>),
+}
+
+struct Listing {
+    dir: Ino,
+    cookie: u64,
+    seen: BTreeSet<Vec<u8>>,
+}
+
+/// Engine and open files.
+pub struct Engine {
+    /// The file system.
+    pub fs: Arc<Fs>,
+    /// Open files.
+    pub slots: [Option<Ino>; SLOTS],
+    trace: Trace,
+    setup: Setup,
+    listing: Option<Listing>,
+}
+
+impl Engine {
+    /// Mounts.
+    pub fn mount(setup: Setup, trace: &Trace) -> Result<Engine> {
+        let fs = setup.mount(trace)?;
+        Ok(Engine { fs, slots: [None; SLOTS], trace: trace.clone(), setup, listing: None })
+    }
+
+    fn start(&self, path: &Path) -> Held<'_> {
+        let ino = match path.base() {
+            None => ROOT_INO,
+            Some(slot) => self.slots[slot].expect("operations on empty slots are skipped"),
+        };
+        Held::borrowed(&self.fs, ino)
+    }
+
+    fn walk(&self, path: &Path, names: &[Vec<u8>]) -> Result<Held<'_>> {
+        names.iter().try_fold(self.start(path), |dir, name| {
+            let attr = self.fs.lookup(dir.ino, name)?;
+            Ok(Held::new(&self.fs, attr.ino))
+        })
+    }
+
+    fn resolve(&self, path: &Path) -> Result<Held<'_>> {
+        self.walk(path, &path.names())
+    }
+
+    fn parent(&self, path: &Path) -> Result<(Held<'_>, Vec<u8>)> {
+        let mut names = path.names();
+        let name = names.pop().expect("paths without a name are skipped");
+        Ok((self.walk(path, &names)?, name))
+    }
+
+    fn made(&self, made: Result<Attr>) -> Result<Reply> {
+        let attr = made?;
+        drop(Held::new(&self.fs, attr.ino));
+        Ok(Reply::File(attr))
+    }
+
+    fn setattr(&self, path: &Path, set: impl FnOnce(&Attr) -> SetAttr) -> Result<Reply> {
+        let file = self.resolve(path)?;
+        let set = set(&self.fs.getattr(file.ino)?);
+        self.fs.setattr(Caller::ROOT, file.ino, set).map(Reply::File)
+    }
+
+    /// Attributes of the file of a path.
+    pub fn attr(&self, path: &Path) -> Result<Attr> {
+        self.fs.getattr(self.resolve(path)?.ino)
+    }
+
+    /// Lists from a position, at most `limit` entries, giving back all references.
+    pub fn list(&self, dir: Ino, cookie: u64, attr: bool, limit: usize) -> Result<Vec<DirEntry>> {
+        let mut entries = Vec::new();
+        let listed = self.fs.readdir(dir, cookie, attr, &mut |e| {
+            let more = entries.len() < limit;
+            if more {
+                entries.push(e);
+            }
+            more
+        });
+        if attr {
+            entries.iter().for_each(|e| self.fs.forget(e.ino, 1));
+        }
+        listed.map(|()| entries)
+    }
+
+    /// Applies an operation (one that the model has not skipped).
+    pub fn apply(&mut self, op: &Op) -> Result<Reply> {
+        let fs = &self.fs;
+        match op {
+            Op::Create { path, perm, uid } => {
+                let (dir, name) = self.parent(path)?;
+                self.made(fs.create(state::caller(*uid), dir.ino, &name, state::settable(*perm, false)))
+            }
+            Op::Mkdir { path, perm, uid } => {
+                let (dir, name) = self.parent(path)?;
+                self.made(fs.mkdir(state::caller(*uid), dir.ino, &name, state::settable(*perm, true)))
+            }
+            Op::Mknod { path, special, rdev } => {
+                let (dir, name) = self.parent(path)?;
+                self.made(fs.mknod(Caller::ROOT, dir.ino, &name, state::special_type(*special), 0o600, *rdev))
+            }
+            Op::Symlink { path, len } => {
+                let (dir, name) = self.parent(path)?;
+                self.made(fs.symlink(Caller::ROOT, dir.ino, &name, &state::link_target(*len)))
+            }
+            Op::Readlink { path } => fs.readlink(self.resolve(path)?.ino).map(Reply::Bytes),
+            Op::Link { from, to } => {
+                let file = self.resolve(from)?;
+                let (dir, name) = self.parent(to)?;
+                self.made(fs.link(file.ino, dir.ino, &name))
+            }
+            Op::Unlink { path } => {
+                let (dir, name) = self.parent(path)?;
+                fs.unlink(dir.ino, &name).map(|()| Reply::Done)
+            }
+            Op::Rmdir { path } => {
+                let (dir, name) = self.parent(path)?;
+                fs.rmdir(dir.ino, &name).map(|()| Reply::Done)
+            }
+            Op::Rename { from, to, flags } => {
+                let (from_dir, from) = self.parent(from)?;
+                let (to_dir, to) = self.parent(to)?;
+                fs.rename(from_dir.ino, &from, to_dir.ino, &to, *flags).map(|()| Reply::Done)
+            }
+            Op::Write { path, offset, len, tag } => {
+                let file = self.resolve(path)?;
+                let data = crate::pattern::bytes(*tag, *offset, *len);
+                fs.write(Caller::ROOT, file.ino, *offset, &data).map(Reply::Written)
+            }
+            Op::Truncate { path, size } => self.setattr(path, |_| SetAttr { size: Some(*size), ..SetAttr::default() }),
+            Op::Read { path, offset, len } => {
+                let file = self.resolve(path)?;
+                read(fs, file.ino, *offset, *len).map(Reply::Bytes)
+            }
+            Op::Seek { path, offset } => {
+                let file = self.resolve(path)?;
+                Ok(Reply::Seek(fs.seek_data(file.ino, *offset).ok(), fs.seek_hole(file.ino, *offset).ok()))
+            }
+            Op::Readdir { path, attr } => {
+                let dir = self.resolve(path)?;
+                let (mut all, mut cookie, mut piece) = (Vec::new(), 0, 1);
+                loop {
+                    let some = self.list(dir.ino, cookie, *attr, piece)?;
+                    let Some(last) = some.last() else {
+                        return Ok(Reply::Names(all));
+                    };
+                    cookie = last.cookie;
+                    all.extend(some);
+                    piece *= 3;
+                }
+            }
+            Op::ListStart { path, count } => {
+                let dir = self.resolve(path)?;
+                let some = self.list(dir.ino, 0, false, *count)?;
+                let cookie = some.last().map_or(0, |e| e.cookie);
+                let ino = dir.keep();
+                let seen = some.into_iter().map(|e| e.name).collect();
+                self.listing = Some(Listing { dir: ino, cookie, seen });
+                Ok(Reply::Done)
+            }
+            Op::ListRest => {
+                let listing = self.listing.take().expect("skipped without a start");
+                let rest = self.list(listing.dir, listing.cookie, true, usize::MAX);
+                if listing.dir != ROOT_INO {
+                    self.fs.forget(listing.dir, 1);
+                }
+                Ok(Reply::ListRest(rest?, listing.seen))
+            }
+            Op::Lookup { path } => fs.getattr(self.resolve(path)?.ino).map(Reply::File),
+            Op::Chmod { path, perm } => self.setattr(path, |a| SetAttr {
+                perm: Some(state::settable(*perm, a.file_type == cffs::format::FileType::Directory)),
+                ..SetAttr::default()
+            }),
+            Op::Chown { path, uid, gid } => {
+                self.setattr(path, |_| SetAttr { uid: Some(*uid), gid: Some(*gid), ..SetAttr::default() })
+            }
+            Op::Utime { path, mtime } => {
+                self.setattr(path, |_| SetAttr { mtime: Some(TimeSpec::At(*mtime)), ..SetAttr::default() })
+            }
+            Op::Fsync { path } => fs.fsync(self.resolve(path)?.ino, false).map(|()| Reply::Done),
+            Op::Fdatasync { path } => fs.fsync(self.resolve(path)?.ino, true).map(|()| Reply::Done),
+            Op::Sync => fs.sync().map(|()| Reply::Done),
+            Op::Open { slot, path } => {
+                let file = self.resolve(path)?;
+                let attr = fs.getattr(file.ino)?;
+                let ino = file.keep();
+                self.slots[*slot] = Some(ino);
+                Ok(Reply::File(attr))
+            }
+            Op::Close { slot } => {
+                let ino = self.slots[*slot].take().expect("skipped when empty");
+                self.forget(ino);
+                Ok(Reply::Done)
+            }
+            Op::Remount { forget } => {
+                if *forget {
+                    self.forget_all();
+                }
+                self.fs.close()?;
+                (self.slots, self.listing) = ([None; SLOTS], None);
+                // The old one is dropped by the assignment, after the new one is there.
+                self.fs = self.setup.mount(&self.trace)?;
+                Ok(Reply::Done)
+            }
+            Op::CreateMany { .. } | Op::UnlinkMany { .. } => panic!("expanded before"),
+        }
+    }
+
+    fn forget(&self, ino: Ino) {
+        if ino != ROOT_INO {
+            self.fs.forget(ino, 1);
+        }
+    }
+
+    /// Drops all open files.
+    pub fn forget_all(&mut self) {
+        for slot in std::mem::take(&mut self.slots).into_iter().flatten() {
+            self.forget(slot);
+        }
+        if let Some(listing) = self.listing.take() {
+            self.forget(listing.dir);
+        }
+    }
+}

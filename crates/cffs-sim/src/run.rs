@@ -1,0 +1,391 @@
+//! Runs a sequence on engine and model side by side and compares everything that can be seen.
+
+use crate::disk::Trace;
+use crate::engine::{Engine, Reply};
+use crate::model::{Body, Fail, Id, Inode, ROOT, Time};
+use crate::ops::{self, Op};
+use crate::setup::{Setup, check_unmounted};
+use crate::state::{Outcome, State};
+use crate::walk::{read, remove_all};
+use cffs::error::Error;
+use cffs::format::{FileType, Ino};
+use cffs::fs::api::{Attr, DirEntry};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Operations between comparisons of the whole tree.
+const VERIFY_EVERY: usize = 25;
+/// How far behind the engine's clock may be (it may be a coarse one), in nanoseconds.
+const CLOCK_SLACK: i64 = 50_000_000;
+/// Ranges up to this length are read in one piece, in bytes.
+const READ_MAX: u64 = 1 << 20;
+
+/// Where and how engine and model disagree.
+#[derive(Clone, Debug)]
+pub struct Failure {
+    /// Number of operations that had been applied.
+    pub step: usize,
+    /// The operation.
+    pub op: Option<Op>,
+    /// What differs.
+    pub text: String,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.op {
+            Some(op) => write!(f, "operation {}, `{op}`: {}", self.step, self.text),
+            None => write!(f, "after operation {}: {}", self.step, self.text),
+        }
+    }
+}
+
+/// Runs the sequence, compares all along, unmounts, checks, empties the file system and checks again.
+pub fn run(setup: Setup, ops: &[Op]) -> Result<(), Failure> {
+    let mut step = 0;
+    let mut current = None;
+    let outcome = catch_unwind(AssertUnwindSafe(|| {
+        let mut side = SideBySide::new(setup)?;
+        for op in ops::expand_all(ops) {
+            current = Some(op.clone());
+            step += 1;
+            side.apply(&op)?;
+            if step % VERIFY_EVERY == 0 {
+                current = None;
+                side.verify()?;
+            }
+        }
+        current = None;
+        side.finish()
+    }));
+    let text = match outcome {
+        Ok(Ok(())) => return Ok(()),
+        Ok(Err(text)) => text,
+        Err(panic) => panic_text(&*panic),
+    };
+    Err(Failure { step, op: current, text })
+}
+
+/// The message of a panic.
+pub fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().cloned();
+    let text = text.or_else(|| panic.downcast_ref::<&str>().map(|s| s.to_string()));
+    format!("panic: {}", text.unwrap_or_default())
+}
+
+fn now() -> i64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_nanos() as i64)
+}
+
+/// Engine and model, with what relates them.
+pub struct SideBySide {
+    /// The model's side.
+    pub state: State,
+    /// The engine's side.
+    pub engine: Engine,
+    /// Inode numbers and generations of the model's files.
+    pub inos: BTreeMap<Id, Ino>,
+    generations: BTreeMap<Id, u32>,
+    trace: Trace,
+    setup: Setup,
+    free_at_first: u64,
+    /// When each step of the model's clock began and ended.
+    clock: Vec<(i64, i64)>,
+    seen_times: BTreeMap<(Id, bool), (Time, i64)>,
+}
+
+type Check<T = ()> = Result<T, String>;
+
+fn ensure(holds: bool, text: impl FnOnce() -> String) -> Check {
+    if holds { Ok(()) } else { Err(text()) }
+}
+
+impl SideBySide {
+    /// Makes and mounts a file system.
+    pub fn new(setup: Setup) -> Check<SideBySide> {
+        let made = now();
+        let trace = Trace::new(setup.make()?);
+        SideBySide::on(setup, trace, made)
+    }
+
+    /// Mounts a file system that was made at some time.
+    pub fn on(setup: Setup, trace: Trace, made: i64) -> Check<SideBySide> {
+        let engine = Engine::mount(setup, &trace).map_err(|e| format!("mount: {e}"))?;
+        let free_at_first = engine.fs.statfs().free;
+        let root = engine.fs.getattr(cffs::format::ROOT_INO).map_err(|e| format!("getattr /: {e}"))?;
+        Ok(SideBySide {
+            state: State::default(),
+            engine,
+            inos: BTreeMap::from([(ROOT, root.ino)]),
+            generations: BTreeMap::from([(ROOT, root.generation)]),
+            trace,
+            setup,
+            free_at_first,
+            clock: vec![(made, now())],
+            seen_times: BTreeMap::new(),
+        })
+    }
+
+    /// Inode number and generation of a file.
+    pub fn identity(&self, id: Id) -> Option<(Ino, u32)> {
+        Some((*self.inos.get(&id)?, *self.generations.get(&id)?))
+    }
+
+    /// Applies an operation to both and compares the answers.
+    pub fn apply(&mut self, op: &Op) -> Check {
+        let before = self.setup.may_fill.then(|| self.state.clone());
+        let began = now();
+        let want = self.state.apply(op);
+        if want == Ok(Outcome::Skipped) {
+            self.clock.push((began, now()));
+            return Ok(());
+        }
+        let got = self.engine.apply(op);
+        self.clock.push((began, now()));
+        match (want, got) {
+            (Ok(want), Ok(got)) => {
+                if let (Outcome::Written(want), Reply::Written(got), Op::Write { path, offset, tag, .. }) =
+                    (&want, &got, op)
+                    && got < want
+                    && *got > 0
+                    && let Some(before) = before
+                {
+                    // Short for want of space.
+                    self.state = before;
+                    let short = Op::Write { path: path.clone(), offset: *offset, len: *got, tag: *tag };
+                    let _ = self.state.apply(&short);
+                    return Ok(());
+                }
+                self.compare(&want, got)
+            }
+            (Err(Fail(any)), Err(e)) => ensure(any.iter().any(|a| a.raw_os_error() == e.errno()), || {
+                format!("failed with {e}, must be {any:?}")
+            }),
+            (Ok(_), Err(Error::NoSpace)) if before.is_some() => {
+                // The operation must have had no effect; the clock has advanced for both.
+                self.state = before.expect("just looked at");
+                self.state.model.tick();
+                let s = self.engine.fs.statfs();
+                ensure(s.free < s.total / 2, || format!("no space, with {} of {} fragments free", s.free, s.total))
+            }
+            (Ok(_), Err(e)) => Err(format!("failed with {e}, must succeed")),
+            (Err(Fail(any)), Ok(got)) => Err(format!("succeeded with {got:?}, must fail with {any:?}")),
+        }
+    }
+
+    fn compare(&mut self, want: &Outcome, got: Reply) -> Check {
+        match (want, got) {
+            (Outcome::Done | Outcome::ListStart(_), Reply::Done) => Ok(()),
+            (Outcome::File(id), Reply::File(attr)) => self.compare_attr(*id, &attr),
+            (Outcome::Bytes(want), Reply::Bytes(got)) => compare_bytes(0, want, &got),
+            (Outcome::Written(want), Reply::Written(got)) => {
+                ensure(*want == got, || format!("wrote {got} bytes of {want}"))
+            }
+            (Outcome::Names(want), Reply::Names(got)) => self.compare_names(want, &got),
+            (Outcome::Seek(id, from), Reply::Seek(data, hole)) => self.compare_seek(*id, *from, data, hole),
+            (Outcome::ListRest(must, may), Reply::ListRest(got, before)) => {
+                let mut rest = BTreeSet::new();
+                for e in got {
+                    let name = ops::code(&e.name);
+                    ensure(must.contains(&e.name) || may.contains(&e.name), || format!("{name} is not there"))?;
+                    let twice = must.contains(&e.name) && before.contains(&e.name);
+                    ensure(!twice && rest.insert(e.name), || format!("{name} is listed twice"))?;
+                }
+                match must.iter().find(|n| !rest.contains(*n) && !before.contains(*n)) {
+                    Some(lost) => Err(format!("{} is missing in the listing", ops::code(lost))),
+                    None => Ok(()),
+                }
+            }
+            (want, got) => Err(format!("answered {got:?}, must be {want:?}")),
+        }
+    }
+
+    fn compare_seek(&self, id: Id, from: u64, data: Option<u64>, hole: Option<u64>) -> Check {
+        let content = self.state.model.get(id).content().expect("skipped on other files");
+        let size = content.size();
+        let hole = hole.ok_or("no hole before the end of the file")?;
+        ensure((from..=size).contains(&hole), || format!("hole at {hole} in a file of {size} bytes"))?;
+        if hole < size {
+            ensure(content.next_nonzero(hole) != Some(hole), || format!("data at {hole}, said to be a hole"))?;
+        }
+        let data = data.unwrap_or(size);
+        ensure((from..=size).contains(&data), || format!("data at {data} in a file of {size} bytes"))?;
+        let skipped = content.next_nonzero(from).filter(|at| *at < data);
+        ensure(skipped.is_none(), || format!("data only from {data} on, there is some at {skipped:?}"))
+    }
+
+    fn compare_names(&mut self, want: &BTreeMap<Vec<u8>, Id>, got: &[DirEntry]) -> Check {
+        let mut seen = BTreeSet::new();
+        let mut cookies = BTreeSet::from([0]);
+        for e in got {
+            let name = ops::code(&e.name);
+            ensure(seen.insert(&e.name), || format!("{name} is listed twice"))?;
+            ensure(cookies.insert(e.cookie), || format!("{name} has cookie {} like another or 0", e.cookie))?;
+            let Some(id) = want.get(&e.name) else {
+                return Err(format!("{name} is listed and does not exist"));
+            };
+            let (ino, file_type) = (self.inos.get(id).copied(), self.state.model.get(*id).file_type);
+            ensure(ino.is_none_or(|i| i == e.ino), || format!("{name} has inode {}, was {ino:?}", e.ino))?;
+            ensure(file_type == e.file_type, || format!("{name} is a {:?}, must be a {file_type:?}", e.file_type))?;
+            if let Some(attr) = &e.attr {
+                self.compare_attr(*id, attr).map_err(|t| format!("{name}: {t}"))?;
+            }
+        }
+        match want.keys().find(|n| !seen.contains(n)) {
+            Some(lost) => Err(format!("{} is missing in the listing", ops::code(lost))),
+            None => Ok(()),
+        }
+    }
+
+    fn compare_attr(&mut self, id: Id, attr: &Attr) -> Check {
+        let want = self.state.model.get(id).clone();
+        let ino = *self.inos.entry(id).or_insert(attr.ino);
+        ensure(ino == attr.ino, || format!("inode number {}, was {ino}", attr.ino))?;
+        let generation = *self.generations.entry(id).or_insert(attr.generation);
+        ensure(generation == attr.generation, || format!("generation {}, was {generation}", attr.generation))?;
+        compare_field("type", want.file_type, attr.file_type)?;
+        compare_field("permissions", want.perm, attr.perm)?;
+        compare_field("link count", want.nlink, attr.nlink)?;
+        compare_field("user", want.uid, attr.uid)?;
+        compare_field("group", want.gid, attr.gid)?;
+        compare_field("device number", want.rdev, attr.rdev)?;
+        match &want.body {
+            Body::File(c) => compare_field("size", c.size(), attr.size)?,
+            Body::Symlink(target) => compare_field("size", target.len() as u64, attr.size)?,
+            _ => {}
+        }
+        self.compare_time(id, true, &want, attr.mtime).map_err(|t| format!("modification time: {t}"))?;
+        self.compare_time(id, false, &want, attr.ctime).map_err(|t| format!("change time: {t}"))
+    }
+
+    fn compare_time(&mut self, id: Id, is_mtime: bool, want: &Inode, got: i64) -> Check {
+        let time = if is_mtime { want.mtime } else { want.ctime };
+        let step = match time {
+            Time::At(t) => return compare_field("nanoseconds", t, got),
+            Time::Step(step) => step as usize,
+        };
+        let (from, to) = self.clock[step];
+        ensure((from - CLOCK_SLACK..=to).contains(&got), || {
+            format!("{got}, must be between {from} and {to} (of operation {step})")
+        })?;
+        match self.seen_times.insert((id, is_mtime), (time, got)) {
+            Some((t, before)) if t == time && before != got => Err(format!("{got}, was {before} without a change")),
+            _ => Ok(()),
+        }
+    }
+
+    /// Compares the whole tree, the open files and the accounting.
+    pub fn verify(&mut self) -> Check {
+        let alive: Vec<Id> = self.state.model.inodes().map(|(id, _)| id).collect();
+        self.inos.retain(|id, _| alive.binary_search(id).is_ok());
+        self.generations.retain(|id, _| alive.binary_search(id).is_ok());
+        self.verify_dir(ROOT, cffs::format::ROOT_INO, cffs::format::ROOT_INO, "/")?;
+        for slot in 0..ops::SLOTS {
+            if let (Some(id), Some(ino)) = (self.state.slots[slot], self.engine.slots[slot]) {
+                let attr = self.engine.fs.getattr(ino).map_err(|e| format!("getattr @{slot}: {e}"))?;
+                self.compare_attr(id, &attr).map_err(|t| format!("@{slot}: {t}"))?;
+                self.verify_content(id, ino).map_err(|t| format!("@{slot}: {t}"))?;
+            }
+        }
+        let numbers: BTreeSet<Ino> = self.inos.values().copied().collect();
+        ensure(numbers.len() == self.inos.len(), || "two files have one inode number".into())?;
+        let s = self.engine.fs.statfs();
+        ensure(s.free <= s.total && s.available <= s.free, || format!("statfs is impossible: {s:?}"))
+    }
+
+    fn verify_dir(&mut self, id: Id, ino: Ino, parent: Ino, path: &str) -> Check {
+        let entries = self.state.model.get(id).entries().expect("a directory");
+        let want: BTreeMap<Vec<u8>, Id> = entries.iter().map(|(n, e)| (n.clone(), e.id)).collect();
+        let fs = self.engine.fs.clone();
+        let above = fs.parent(ino).map_err(|e| format!("parent of {path}: {e}"))?;
+        ensure(above == parent, || format!("{path}: parent is inode {above}, must be {parent}"))?;
+        let listed = self.engine.list(ino, 0, true, usize::MAX).map_err(|e| format!("readdir {path}: {e}"))?;
+        self.compare_names(&want, &listed).map_err(|t| format!("{path}: {t}"))?;
+        for (name, below) in want {
+            let path = format!("{}/{}", path.trim_end_matches('/'), ops::code(&name));
+            let attr = fs.lookup(ino, &name).map_err(|e| format!("lookup {path}: {e}"))?;
+            let held = crate::walk::Held::new(&fs, attr.ino);
+            self.compare_attr(below, &attr).map_err(|t| format!("{path}: {t}"))?;
+            match attr.file_type {
+                FileType::Directory => self.verify_dir(below, held.ino, ino, &path)?,
+                FileType::Symlink => {
+                    let target = fs.readlink(held.ino).map_err(|e| format!("readlink {path}: {e}"))?;
+                    let want = self.state.model.readlink(below).expect("a symbolic link");
+                    compare_bytes(0, &want, &target).map_err(|t| format!("{path}: target: {t}"))?;
+                }
+                _ => self.verify_content(below, held.ino).map_err(|t| format!("{path}: {t}"))?,
+            }
+        }
+        Ok(())
+    }
+
+    fn verify_content(&self, id: Id, ino: Ino) -> Check {
+        let Some(content) = self.state.model.get(id).content() else {
+            return Ok(());
+        };
+        let size = content.size();
+        let mut ranges = if size <= READ_MAX { vec![(0, size)] } else { content.data_ranges() };
+        // Beside the data, and the end.
+        ranges.extend([(0, 1), (size.saturating_sub(5000), size.saturating_add(10))]);
+        for (from, to) in ranges {
+            let (mut from, to) = (from.saturating_sub(600), to.saturating_add(600));
+            while from < to {
+                let len = (to - from).min(READ_MAX) as usize;
+                let mut want = vec![0; len];
+                let n = content.read(from, &mut want);
+                want.truncate(n);
+                let got = read(&self.engine.fs, ino, from, len).map_err(|e| format!("read at {from}: {e}"))?;
+                compare_bytes(from, &want, &got)?;
+                from += len as u64;
+            }
+        }
+        Ok(())
+    }
+
+    fn unmount_and_check(&mut self) -> Check {
+        self.engine.forget_all();
+        self.state.model.release_all();
+        self.state.slots = [None; ops::SLOTS];
+        self.engine.fs.close().map_err(|e| format!("unmount: {e}"))?;
+        check_unmounted(&self.trace.images()).map_err(|t| format!("check after unmount: {t}"))
+    }
+
+    /// Unmounts, checks, mounts, compares, removes everything, checks again.
+    pub fn finish(mut self) -> Check {
+        self.verify()?;
+        self.unmount_and_check()?;
+        let again = |side: &mut SideBySide| {
+            side.engine = Engine::mount(side.setup, &side.trace).map_err(|e| format!("mount again: {e}"))?;
+            Check::Ok(())
+        };
+        again(&mut self)?;
+        self.verify().map_err(|t| format!("after unmount and mount: {t}"))?;
+        remove_all(&self.engine.fs)?;
+        self.engine.fs.sync().map_err(|e| format!("sync: {e}"))?;
+        self.state = State::default();
+        self.unmount_and_check().map_err(|t| format!("emptied: {t}"))?;
+        again(&mut self)?;
+        let (free, first) = (self.engine.fs.statfs().free, self.free_at_first);
+        ensure(free == first, || format!("empty again, {free} fragments are free, {first} were at first"))
+    }
+}
+
+fn compare_field<T: PartialEq + fmt::Debug>(what: &str, want: T, got: T) -> Check {
+    ensure(want == got, || format!("{what} {got:?}, must be {want:?}"))
+}
+
+/// Compares contents that begin at file offset `offset`.
+fn compare_bytes(offset: u64, want: &[u8], got: &[u8]) -> Check {
+    ensure(want.len() == got.len(), || format!("{} bytes read at {offset}, must be {}", got.len(), want.len()))?;
+    if want == got {
+        return Ok(());
+    }
+    let first = want.iter().zip(got).position(|(w, g)| w != g).expect("they differ");
+    let last = want.iter().zip(got).rposition(|(w, g)| w != g).expect("there is a first");
+    let zeros = |b: &[u8]| if b.iter().all(|b| *b == 0) { " (zeros)" } else { "" };
+    let (w, g) = (&want[first..=last], &got[first..=last]);
+    let at = offset + first as u64;
+    Err(format!("bytes {at} to {} differ{}, must be others{}", offset + last as u64, zeros(g), zeros(w)))
+}

@@ -1,0 +1,194 @@
+//! The file systems that sequences run on: formats, geometries, modes and cache sizes.
+
+use crate::disk::{Image, Trace};
+use cffs::check::{CheckOptions, Report};
+use cffs::device::Device;
+use cffs::fs::Fs;
+use cffs::fs::api::{AtimeMode, MetadataMode, MountOptions, PrefetchMode};
+use cffs::mkfs::{MkfsOptions, mkfs};
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+const MIB: u64 = 1 << 20;
+
+/// A file system to make and to mount.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Setup {
+    /// Size of the device in bytes.
+    pub device: u64,
+    /// Block, fragment and group size in bytes.
+    pub sizes: (u32, u32, u32),
+    /// Size of the log in bytes; `None` leaves it to mkfs.
+    pub log: Option<u64>,
+    /// The log stands on a device of its own.
+    pub external_log: bool,
+    /// Inodes outside the directories.
+    pub no_embed: bool,
+    /// Conventional placement.
+    pub no_group: bool,
+    /// Directory blocks among the data.
+    pub dirs_with_data: bool,
+    /// Way of metadata to the device.
+    pub metadata: MetadataMode,
+    /// Cache size in bytes.
+    pub cache: usize,
+    /// fsync through the log.
+    pub fsync_in_log: bool,
+    /// Prefetching.
+    pub prefetch: PrefetchMode,
+    /// The device is told about freed space.
+    pub discard: bool,
+    /// The device is so small that operations may run out of space.
+    pub may_fill: bool,
+    /// The device ignores flushes.
+    pub lying: bool,
+}
+
+impl Default for Setup {
+    fn default() -> Self {
+        Setup {
+            device: 48 * MIB,
+            sizes: (4096, 1024, 64 << 10),
+            log: None,
+            external_log: false,
+            no_embed: false,
+            no_group: false,
+            dirs_with_data: false,
+            metadata: MetadataMode::Journal,
+            cache: 8 << 20,
+            fsync_in_log: true,
+            prefetch: PrefetchMode::Adaptive,
+            discard: false,
+            may_fill: false,
+            lying: false,
+        }
+    }
+}
+
+/// Block, fragment and group sizes that tests use.
+pub const SIZES: [(u32, u32, u32); 5] = [
+    (4096, 1024, 64 << 10),
+    (512, 512, 16 << 10),
+    (4096, 4096, 256 << 10),
+    (65536, 8192, 256 << 10),
+    (1024, 512, 16 << 10),
+];
+
+/// A log that is soon full, in bytes.
+fn smallest_log(block_size: u32) -> u64 {
+    2 * cffs::mkfs::log_bytes_min(block_size)
+}
+
+impl Setup {
+    /// One of the combinations of formats, sizes, modes and small caches: each number gives another one, and the first
+    /// few dozen cover every pair of choices that is thought to matter.
+    pub fn numbered(n: u64) -> Setup {
+        let mut rng = fastrand::Rng::with_seed(n);
+        let mut pick = |n: usize| rng.usize(..n);
+        let sizes = SIZES[pick(SIZES.len())];
+        Setup {
+            sizes,
+            device: if sizes.0 == 65536 { 256 * MIB } else { 48 * MIB },
+            log: (pick(2) == 0).then(|| smallest_log(sizes.0)),
+            external_log: pick(6) == 0,
+            no_embed: n & 1 == 1,
+            no_group: n & 2 == 2,
+            dirs_with_data: pick(4) == 0,
+            metadata: MetadataMode::Journal,
+            cache: [256 << 10, 1 << 20, 8 << 20][pick(3)].max(16 * sizes.0 as usize),
+            fsync_in_log: pick(4) != 0,
+            prefetch: [PrefetchMode::Adaptive, PrefetchMode::Off, PrefetchMode::Always][pick(3)],
+            discard: pick(5) == 0,
+            may_fill: false,
+            lying: false,
+        }
+    }
+
+    /// The same with a device that soon is full.
+    pub fn small(self) -> Setup {
+        let log = smallest_log(self.sizes.0);
+        Setup { device: (4 * log).max(8 * MIB), log: Some(log), external_log: false, may_fill: true, ..self }
+    }
+
+    /// The images of a new file system: device, and external log if there is one.
+    pub fn make(&self) -> Result<Vec<Image>, String> {
+        let mut images = vec![Image::new(self.device)];
+        if self.external_log {
+            images.push(Image::new(self.log.unwrap_or(64 * MIB)));
+        }
+        let trace = Trace::new(images);
+        let options = MkfsOptions {
+            block_size: self.sizes.0,
+            frag_size: Some(self.sizes.1),
+            group_size: self.sizes.2,
+            log_bytes: self.log,
+            uuid: Some(*b"cffs-sim uuid 01"),
+            hash_seed: Some([1, 2]),
+            no_embed: self.no_embed,
+            no_group: self.no_group,
+            dirs_with_data: self.dirs_with_data,
+            ..MkfsOptions::default()
+        };
+        let log = self.external_log.then(|| trace.device(1));
+        let log = log.as_ref().map(|d| &**d as &dyn Device);
+        mkfs(&*trace.device(0), log, &options).map_err(|e| format!("mkfs: {e}"))?;
+        Ok(trace.images())
+    }
+
+    /// Settings of the mount.
+    pub fn options(&self) -> MountOptions {
+        MountOptions {
+            cache_bytes: self.cache,
+            metadata: self.metadata,
+            atime: AtimeMode::Noatime,
+            commit_interval: Duration::from_secs(3600),
+            prefetch: self.prefetch,
+            discard: self.discard,
+            background: false,
+            fsync_in_log: self.fsync_in_log,
+            ..MountOptions::default()
+        }
+    }
+
+    /// Mounts the devices of a trace.
+    pub fn mount(&self, trace: &Trace) -> cffs::error::Result<Arc<Fs>> {
+        if self.lying {
+            trace.ignore_flushes();
+        }
+        let log = self.external_log.then(|| trace.device(1) as Arc<dyn Device>);
+        Fs::open(trace.device(0), log, self.options())
+    }
+}
+
+impl fmt::Display for Setup {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self:?}")
+    }
+}
+
+/// Checks images: of an unmounted file system, or of one that a crash has left. The text lists what is wrong.
+pub fn check(images: &[Image]) -> Result<Report, String> {
+    let trace = Trace::new(images.to_vec());
+    let log = (images.len() > 1).then(|| trace.device(1) as Arc<dyn Device>);
+    let report = cffs::check::check(trace.device(0), log, &CheckOptions { max_problems: 10 }, &|_, _, _| {})
+        .map_err(|e| format!("cannot be checked: {e}"))?;
+    if !report.is_clean() {
+        let lines: Vec<String> = report.problems.iter().map(|p| format!("\n  {p}")).collect();
+        return Err(format!("{} problems:{}", report.problems_total, lines.concat()));
+    }
+    if !trace.is_empty() {
+        return Err("the check has written to the device".into());
+    }
+    Ok(report)
+}
+
+/// Checks the images of an unmounted file system.
+pub fn check_unmounted(images: &[Image]) -> Result<(), String> {
+    let report = check(images)?;
+    if report.state != "clean" || report.replayed != 0 || report.counts.orphans != 0 {
+        let Report { state, replayed, counts, .. } = report;
+        return Err(format!("state {state}, {replayed} transactions to replay, {} orphans", counts.orphans));
+    }
+    Ok(())
+}
