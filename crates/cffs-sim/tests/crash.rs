@@ -1,4 +1,4 @@
-//! Crashes everywhere.
+//! Crashes everywhere: within sequences, in every way to lose unflushed writes, and within recovery.
 
 use cffs_sim::crash::{Coverage, Effort, explore, explore_and_shrink};
 use cffs_sim::generate::{Bounds, Profile, generate};
@@ -8,7 +8,7 @@ use cffs_sim::setup::Setup;
 #[test]
 fn every_crash_leaves_what_was_promised() {
     let mut coverage = Coverage::default();
-    for seed in 0..20 {
+    for seed in 0..80 {
         let setup = Setup::numbered(seed);
         let profile = Profile::ALL[seed as usize % Profile::ALL.len()];
         let ops = generate(seed, profile, 60, Bounds { write: 60_000, many: 30 });
@@ -18,7 +18,29 @@ fn every_crash_leaves_what_was_promised() {
         }
     }
     println!("{coverage:?}");
-    assert!(coverage.states > 1000 && coverage.promises > 1000, "{coverage:?}");
+    assert!(coverage.states > 5000 && coverage.promises > 20_000, "{coverage:?}");
+}
+
+/// Sequences that once failed, and what was wrong.
+const REGRESSIONS: [(&str, &str); 2] = [
+    ("a long symbolic link was empty", "mkdir /f 755 0\nsymlink /M0 4095\nsymlink /f/b 8\nfsync /f/b"),
+    (
+        "a generation came again after a quick remount",
+        "create /M1 644 0\nwrite /M1 0 20000 1\nsync\nunlink /M1\nremount false\ncreate /b 644 0\nsync",
+    ),
+];
+
+#[test]
+fn regressions() {
+    for (what, text) in REGRESSIONS {
+        let ops = cffs_sim::ops::parse(text).unwrap();
+        let effort = Effort { points: 200, survivals: 4, in_recovery: 1 };
+        for n in 0..8 {
+            if let Err(f) = explore(Setup::numbered(n), &ops, n, effort, &mut Coverage::default()) {
+                panic!("{what}: {}\n{f}\n{text}", Setup::numbered(n));
+            }
+        }
+    }
 }
 
 /// The explorer itself: with a device that ignores flushes, promises are broken, and this must be seen.

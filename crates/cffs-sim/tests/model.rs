@@ -1,6 +1,6 @@
 //! The engine against the reference model.
 
-use cffs::fs::api::MetadataMode;
+use cffs::fs::api::{MetadataMode, PrefetchMode};
 use cffs_sim::generate::{Bounds, Profile, generate};
 use cffs_sim::ops::{parse, show};
 use cffs_sim::run::run;
@@ -78,15 +78,44 @@ proptest! {
     }
 }
 
-/// Sequences that once failed.
+/// Sequences that once failed, and what was wrong.
+const REGRESSIONS: [(&str, &str); 9] = [
+    ("blocks of a chunk of the external table that was never used up were lost", "mkdir /e 1777 0"),
+    (
+        "a remembered group without a fresh block overflowed",
+        "mkdir /c 1777 0\ncreate /c/f 644 0\ncreate /c/M2 755 0\nwrite /c/f 0 66 1\nremount true\nwrite /c/M2 0 107 2\nfsync /c/M2",
+    ),
+    ("an empty write changed times", "create /f 644 0\nwrite /f 0 0 1"),
+    ("a page shorter than its block was read beyond its end", "create /g 644 0\nwrite /g 0 1 1\ntruncate /g 22528"),
+    ("inline contents did not survive a second write", "create /g 644 0\nwrite /g 0 1 1\nfdatasync /g\nwrite /g 1 1 2"),
+    (
+        "inline contents did not survive a write elsewhere",
+        "create /g 644 0\nwrite /g 0 1 1\nfdatasync /g\nwrite /g 7168 1 2\nremount true",
+    ),
+    ("names too long were not found rather than too long", "unlink /X\nrmdir /X\nlookup /X\nrename /X /a replace"),
+    ("the longest name did not fit the smallest block", "create /L1 644 0\nlink /L1 /L2\nunlink /L1\nlookup /L2"),
+    ("a hole to the end of the address space", "create /h 644 0\ntruncate /h 9223372036854775807\nread /h 0 5000"),
+];
+
 #[test]
 fn regressions() {
-    for text in ["create /a 644 0\nwrite /a 0 100 1\nunlink /a"] {
+    for (what, text) in REGRESSIONS {
         let ops = parse(text).unwrap();
-        for n in 0..4 {
+        for n in 0..40 {
             if let Err(f) = run(Setup::numbered(n), &ops) {
-                panic!("{}\n{f}\n{text}", Setup::numbered(n));
+                panic!("{what}: {}\n{f}\n{text}", Setup::numbered(n));
             }
         }
+    }
+}
+
+/// A cache smaller than what an operation needs at once was filled and emptied for ever.
+#[test]
+fn a_cache_of_a_few_blocks_gets_on() {
+    let setup = Setup { cache: 256 << 10, prefetch: PrefetchMode::Always, sizes: SIZES[2], ..Setup::default() };
+    let ops =
+        parse("mkdir /d 755 0\ncreate /d/e 644 0\nwrite /d/e 106496 15665 1\ncreate /d/a 644 0\nwrite /d/a 0 166953 2");
+    if let Err(f) = run(setup, &ops.unwrap()) {
+        panic!("{f}");
     }
 }

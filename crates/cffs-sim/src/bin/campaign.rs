@@ -100,10 +100,10 @@ fn one(
         let bounds = Bounds { write: 60_000, many: 30 };
         let mut ops = given.map_or_else(|| generate(seed, profile, args.len / 2, bounds), <[_]>::to_vec);
         ops.truncate(args.first);
-    if args.print {
-        print!("{}", show(&ops));
-        return None;
-    }
+        if args.print {
+            print!("{}", show(&ops));
+            return None;
+        }
         let effort = Effort { points: 40, survivals: 2, in_recovery: 1 };
         return explore_and_shrink(setup, ops, seed, effort, coverage).err().map(|e| head(e.1.to_string(), &e.0));
     }

@@ -1,13 +1,16 @@
 //! Making files: create, mkdir, mknod, symlink.
 
 use super::{Attr, Caller, Fs, as_dir, now};
+use crate::cache::BufRef;
 use crate::dir;
 use crate::error::{Error, Result};
+use crate::format::dirblock::BlockEdit;
 use crate::format::dirblock::{self, NewEntry};
 use crate::format::inode::{INLINE_DEFAULT, INLINE_MAX, INODE_CORE_SIZE};
-use crate::format::{FileType, Ino, Inode, InodeFormat, LINK_MAX, SYMLINK_MAX};
+use crate::format::{Extent, FileType, FragAddr, Ino, Inode, InodeFormat, LINK_MAX, SYMLINK_MAX};
 use crate::inode::{Home, Node, NodeState, table};
 use crate::journal::Txn;
+use crate::space::Run;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -86,7 +89,10 @@ impl Fs {
 
     /// Sets space aside for a new name, for as long as the guard lives.
     pub(super) fn reserve_for_name(&self, privileged: bool) -> Result<NameReserve<'_>> {
-        let frags = self.frags_for_name();
+        self.set_aside(self.frags_for_name(), privileged)
+    }
+
+    fn set_aside(&self, frags: u64, privileged: bool) -> Result<NameReserve<'_>> {
         self.space.reserve(frags, privileged)?;
         Ok(NameReserve { fs: self, frags })
     }
@@ -95,20 +101,24 @@ impl Fs {
         self.writable()?;
         Self::check_name(name)?;
         let dir_node = self.node(parent)?;
-        let long_target = new.target.is_some_and(|t| t.len() > self.inline_max(name.len()));
+        let long = new.target.filter(|t| t.len() > self.inline_max(name.len()));
         let _reserve = self.reserve_for_name(c.privileged())?;
-        let node = {
-            let txn = self.journal.begin(self.log_bytes_names())?;
+        let _contents_reserve =
+            self.set_aside(long.map_or(0, |t| self.geo.frags_for(t.len() as u64)), c.privileged())?;
+        let contents = long.map(|t| self.place_contents(parent, t)).transpose()?;
+        let log_bytes = self.log_bytes_names() + contents.as_ref().map_or(0, |c| self.log_bytes_contents(c));
+        let made = self.journal.begin(log_bytes).and_then(|txn| {
             let mut st = dir_node.state.write();
-            let made = self.make_in(&txn, c, &mut st, name, &new, long_target);
+            let made = self.make_in(&txn, c, &mut st, name, &new, contents.as_ref());
             if made.is_err() {
                 self.keep_grown(&txn, &mut st)?;
             }
-            made?
-        };
-        if let Some(target) = new.target.filter(|_| long_target) {
-            self.write_symlink(c, &node, target)?;
+            made
+        });
+        if let (Err(_), Some(contents)) = (&made, &contents) {
+            self.space.cancel(contents.run);
         }
+        let node = made?;
         let st = node.state.read();
         Ok(self.attr(&node, &st))
     }
@@ -141,7 +151,7 @@ impl Fs {
         st: &mut NodeState,
         name: &[u8],
         new: &NewFile<'_>,
-        long_target: bool,
+        contents: Option<&Contents<'_>>,
     ) -> Result<Arc<Node>> {
         if st.dead || st.orphan {
             return Err(Error::NotFound);
@@ -174,7 +184,7 @@ impl Fs {
         }
         // The longest names leave little room in the smallest blocks.
         inode.inline_len = INLINE_DEFAULT.min(self.inline_max(name.len()));
-        if let Some(target) = new.target.filter(|_| !long_target) {
+        if let Some(target) = new.target.filter(|_| contents.is_none()) {
             inode.inline_len = crate::format::align8(target.len()).max(inode.inline_len);
             inode.size = target.len() as u64;
             inode.format = InodeFormat::Inline(target.to_vec());
@@ -188,23 +198,31 @@ impl Fs {
         let goal = slot.block;
         let locator = self.inodes.locator.alloc(txn, &self.space, goal)?;
         inode.ino = locator.index;
-        let home = if self.embeds() {
-            Home::Embedded {
-                block: slot.block,
-                entry: slot.offset,
-                inode: slot.offset + dirblock::ENTRY_HEADER + crate::format::align8(name.len()),
-            }
+        let slot_outside = if self.embeds() {
+            None
         } else {
             let near = self.placement.inode_goal(dir_inode.ino);
-            let place = match self.inodes.external.alloc(txn, &self.space, near) {
-                Ok(place) => place,
+            match self.inodes.external.alloc(txn, &self.space, near) {
+                Ok(place) => Some(place),
                 Err(e) => {
                     self.inodes.locator.free(txn, &self.space, inode.ino)?;
                     return Err(e);
                 }
-            };
-            crate::inode::write_inode(txn, &place.buf, place.offset, &inode, false);
-            Home::External { block: place.buf.addr(), offset: place.offset }
+            }
+        };
+        if let Some(contents) = contents {
+            self.log_contents(txn, &mut inode, contents)?;
+        }
+        let home = match &slot_outside {
+            None => Home::Embedded {
+                block: slot.block,
+                entry: slot.offset,
+                inode: slot.offset + dirblock::ENTRY_HEADER + crate::format::align8(name.len()),
+            },
+            Some(place) => {
+                crate::inode::write_inode(txn, &place.buf, place.offset, &inode, false);
+                Home::External { block: place.buf.addr(), offset: place.offset }
+            }
         };
         let entry = NewEntry {
             name,
@@ -242,20 +260,71 @@ impl Fs {
         self.inodes.external.store_inode(txn)
     }
 
-    /// The target of a symbolic link that is too long for its inode goes into data, before anybody can see a crash
-    /// leave the link empty.
-    fn write_symlink(&self, c: Caller, node: &Arc<Node>, target: &[u8]) -> Result<()> {
-        let written = {
-            let mut st = node.state.write();
-            crate::file::write(&self.file_cx(), &mut st, 0, target, c.privileged())
-        };
-        self.list_dirty(node);
-        match written {
-            Ok(n) if n == target.len() => Ok(()),
-            Ok(_) => Err(Error::NoSpace),
-            Err(e) => Err(e),
+    /// Finds a place for contents that are to be durable with the inode they belong to: the target of a symbolic link
+    /// that is too long for the inode. Whoever does not hand it to [`Fs::log_contents`] cancels the run.
+    pub(super) fn place_contents<'a>(&self, dir: Ino, data: &'a [u8]) -> Result<Contents<'a>> {
+        let g = &self.geo;
+        let goal = g.frag_of_block(self.placement.inode_goal(dir));
+        let frags = g.frags_for(data.len() as u64);
+        let run = self.space.alloc_near(goal, frags, frags)?.ok_or(Error::NoSpace)?;
+        let mut contents = Contents { data, run, pieces: Vec::new() };
+        let outcome = self.space.prepare_commit(run).and_then(|()| {
+            let fpb = g.frags_per_block();
+            let mut frag = run.start;
+            while frag < run.end() {
+                let block = g.block_of_frag(frag);
+                let end = g.frag_of_block(block + 1).min(run.end());
+                // Of a block that is not all its own, the other files' part is needed too.
+                let shared = if end - frag < fpb { Some(self.cache.data_block(block)?) } else { None };
+                contents.pieces.push((frag, end, shared));
+                frag = end;
+            }
+            Ok(())
+        });
+        match outcome {
+            Ok(()) => Ok(contents),
+            Err(e) => {
+                self.space.cancel(run);
+                Err(e)
+            }
         }
     }
+
+    /// Most bytes that [`Fs::log_contents`] logs.
+    pub(super) fn log_bytes_contents(&self, c: &Contents<'_>) -> usize {
+        ((c.run.len as usize) << self.geo.frag_shift) + 64 * c.pieces.len() + self.space.log_bytes(c.run.len)
+    }
+
+    /// Gives contents to an inode, by way of the log: they are durable with the transaction.
+    pub(super) fn log_contents(&self, txn: &Txn<'_>, inode: &mut Inode, c: &Contents<'_>) -> Result<()> {
+        let g = &self.geo;
+        inode.size = c.data.len() as u64;
+        inode.format = InodeFormat::Extents(Vec::new());
+        let e = Extent { logical: 0, start: c.run.start, len: c.run.len, unwritten: false };
+        crate::extent::insert(txn, &self.space, inode, e)?;
+        self.space.commit_alloc(txn, c.run)?;
+        for (frag, end, shared) in &c.pieces {
+            let block = g.block_of_frag(*frag);
+            let buf = shared.clone().unwrap_or_else(|| self.cache.install_new(block));
+            self.journal.note_data_block(block);
+            let at = ((frag - g.frag_of_block(block)) as usize) << g.frag_shift;
+            let from = ((frag - c.run.start) as usize) << g.frag_shift;
+            let mut edit = txn.edit_data(&buf);
+            let out = edit.range(at, ((end - frag) as usize) << g.frag_shift);
+            let n = out.len().min(c.data.len() - from);
+            out[..n].copy_from_slice(&c.data[from..from + n]);
+            out[n..].fill(0);
+        }
+        Ok(())
+    }
+}
+
+/// Contents with a place.
+pub(super) struct Contents<'a> {
+    data: &'a [u8],
+    pub(super) run: Run,
+    /// First fragment, end, and the block where it has other owners too.
+    pieces: Vec<(FragAddr, FragAddr, Option<BufRef>)>,
 }
 
 /// Room for inline contents in a slot of the external inode table.

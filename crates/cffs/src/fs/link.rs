@@ -94,29 +94,20 @@ impl Fs {
 
     /// An inode with a longer inline area than a slot has (a symbolic link) keeps its contents in a block instead.
     fn fit_slot(&self, txn: &Txn<'_>, st: &mut NodeState) -> Result<()> {
-        use crate::format::{Extent, InodeFormat};
+        use crate::format::InodeFormat;
         let InodeFormat::Inline(data) = std::mem::replace(&mut st.inode.format, InodeFormat::Extents(Vec::new()))
         else {
             return Err(Error::Unsupported);
         };
-        let g = self.geo;
-        let frags = g.frags_per_block();
-        let goal = self.placement.inode_goal(st.inode.parent);
-        let run = self.space.alloc_blocks_near(goal, 1, 1)?;
-        let Some(run) = run else {
-            st.inode.format = InodeFormat::Inline(data);
-            return Err(Error::NoSpace);
+        let contents = match self.place_contents(st.inode.parent, &data) {
+            Ok(contents) => contents,
+            Err(e) => {
+                st.inode.format = InodeFormat::Inline(data);
+                return Err(e);
+            }
         };
         st.inode.inline_len = INLINE_DEFAULT;
-        let e = Extent { logical: 0, start: run.start, len: frags, unwritten: false };
-        crate::extent::insert(txn, &self.space, &mut st.inode, e)?;
-        self.space.commit_alloc(txn, run)?;
-        let buf = self.cache.install_new(g.block_of_frag(run.start));
-        self.journal.note_data_block(buf.addr());
-        use crate::format::dirblock::BlockEdit;
-        let len = data.len().div_ceil(g.frag_size()) * g.frag_size();
-        txn.edit_data(&buf).range(0, len)[..data.len()].copy_from_slice(&data);
-        Ok(())
+        self.log_contents(txn, &mut st.inode, &contents)
     }
 
     /// Moves the inode of a file with one name left into the entry of that name, if it has room.
