@@ -3,7 +3,7 @@
 //! Neighbours on the device become one request (the group write of C-FFS 1997, section 3.2), however many files they
 //! belong to.
 
-use super::{Buf, Cache, Slot};
+use super::{Buf, BufRef, Cache, Slot};
 use crate::device::{IoKind, WriteRequest};
 use crate::error::Result;
 use crate::format::{BlockAddr, FragAddr};
@@ -52,8 +52,9 @@ impl Cache {
             return Ok(());
         }
         runs.sort_unstable_by_key(|r| r.frag);
-        let busy = self.prepare_write(runs);
+        let (busy, kept) = self.prepare_write(runs);
         let outcome = self.submit(IoKind::Data, runs);
+        drop(kept);
         for addr in busy {
             let ls = self.shard(addr);
             ls.shard.lock().map.remove(&addr);
@@ -63,8 +64,9 @@ impl Cache {
     }
 
     /// Brings the cached contents of the blocks up to date, and claims those that are not cached as a whole so that
-    /// nobody reads them before the write is through. Returns the claimed blocks.
-    fn prepare_write(&self, runs: &[DataRun]) -> Vec<BlockAddr> {
+    /// nobody reads them before the write is through. Returns the claimed blocks, and references to the cached ones: an
+    /// eviction before the write is through would let the old contents be read again.
+    fn prepare_write(&self, runs: &[DataRun]) -> (Vec<BlockAddr>, Vec<BufRef>) {
         let (bs, fs) = (self.geo.block_size(), self.geo.frag_size());
         let mut pieces: Vec<Piece> = Vec::with_capacity(runs.len());
         for (i, r) in runs.iter().enumerate() {
@@ -80,7 +82,7 @@ impl Cache {
                 frag += (len / fs) as u64;
             }
         }
-        let mut busy = Vec::new();
+        let (mut busy, mut kept) = (Vec::new(), Vec::new());
         for of_block in pieces.chunk_by(|a, b| a.block == b.block) {
             let addr = of_block[0].block;
             let whole = of_block.iter().map(|p| p.len).sum::<usize>() == bs;
@@ -101,12 +103,14 @@ impl Cache {
                     let b = b.clone();
                     drop(shard);
                     copy(&mut b.lock().bytes);
+                    kept.push(b);
                 }
                 _ if keep => {
                     let mut bytes = AlignedBuf::zeroed(bs);
                     copy(&mut bytes);
                     let buf = Buf::new(addr, bytes, false);
-                    self.insert(&mut shard, buf);
+                    self.insert(&mut shard, buf.clone());
+                    kept.push(buf);
                     self.evict(shard);
                 }
                 _ => {
@@ -115,7 +119,7 @@ impl Cache {
                 }
             }
         }
-        busy
+        (busy, kept)
     }
 
     fn submit(&self, kind: IoKind, runs: &[DataRun]) -> Result<()> {

@@ -184,15 +184,16 @@ impl Fs {
                 (Home::External { block, offset }, _) => self.free_external(&txn, block, offset)?,
                 _ => return Err(Error::NotPermitted),
             }
-            self.inodes.locator.free(&txn, &self.space, ino)?;
-            self.space.with_counters(|c| c.inodes = c.inodes.saturating_sub(1));
-            self.store_tables(&txn)?;
             let st = locked.get(ino)?;
             st.dead = true;
             st.orphan = false;
             st.dirty = false;
             let was_dir = st.inode.is_dir();
+            // Before the number is free: whoever gets it next puts a node of its own there.
             self.inodes.remove(ino);
+            self.inodes.locator.free(&txn, &self.space, ino)?;
+            self.space.with_counters(|c| c.inodes = c.inodes.saturating_sub(1));
+            self.store_tables(&txn)?;
             if was_dir {
                 self.placement.forget(ino);
             }
