@@ -12,6 +12,9 @@
 //!
 //! All of this is a hint: nothing else in the file system depends on where something is.
 
+#[cfg(test)]
+mod tests;
+
 use crate::cache::{AddrMap, BufRef, Cache};
 use crate::dir::DirPlacer;
 use crate::error::Result;
@@ -185,9 +188,13 @@ impl Placement {
         let fpb = self.geo.frags_per_block();
         // Without a next block nothing is fresh: in a group that was in use before the mount.
         let mut frag = run.start.max(fresh_from).checked_next_multiple_of(fpb).unwrap_or(FragAddr::MAX);
-        // Under the lock of the table: nobody else can have been placed in such a block yet.
         while let Some(cache) = cache.filter(|_| frag < run.end()) {
-            fresh.push(cache.install_new(self.geo.block_of_frag(frag)));
+            // Of the last block others may have the rest: groups are shared, and a full disk is filled wherever there is
+            // a hole. Their bytes, perhaps not home yet, must not become zeros.
+            let install = || cache.install_new(self.geo.block_of_frag(frag));
+            if let Ok(Some(buf)) = self.space.if_free(run.end().min(frag + fpb), frag + fpb, install) {
+                fresh.push(buf);
+            }
             frag += fpb;
         }
         let o = t.owners.entry(owner).or_default();

@@ -149,6 +149,11 @@ impl FreeSet {
         true
     }
 
+    /// Whether all of `start..end` is free.
+    pub fn is_free(&self, start: u32, end: u32) -> bool {
+        start >= end || self.by_end.range(end..).next().is_some_and(|(_, s)| *s <= start)
+    }
+
     /// First place for `want` fragments inside `lo..hi`. Densely, whatever block borders lie between: a gap in a group
     /// would cut the one request that writes it in two.
     pub fn find_in(&self, lo: u32, hi: u32, want: u32) -> Option<u32> {
@@ -221,6 +226,9 @@ mod tests {
     }
 
     fn check(set: &FreeSet, model: &[bool]) {
+        for (s, e) in (0..FRAGS).flat_map(|s| [1, 2, 7].map(|n| (s, (s + n).min(FRAGS)))) {
+            assert_eq!(set.is_free(s, e), model[s as usize..e as usize].iter().all(|f| *f), "{s}..{e}");
+        }
         assert_eq!(set.extents(), runs(model));
         for goal in (0..FRAGS + 40).step_by(13) {
             let expected = (0..FRAGS / 32)

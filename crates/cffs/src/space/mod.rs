@@ -264,6 +264,17 @@ impl Space {
         Ok(found.map(|frag| self.g.block_of_frag(frag)))
     }
 
+    /// Runs `f` if nobody has any of the fragments from `start` on to before `end`, which lie in one allocation group.
+    /// Nobody gets one of them while it runs.
+    pub(crate) fn if_free<R>(&self, start: FragAddr, end: FragAddr, f: impl FnOnce() -> R) -> Result<Option<R>> {
+        if start >= end {
+            return Ok(Some(f()));
+        }
+        let group = self.group_of(Run { start, len: end - start })?;
+        let (start, end) = ((start - group.start()) as u32, (end - group.start()) as u32);
+        group.with(&self.cache, |set| set.is_free(start, end).then(f))
+    }
+
     /// Gives back what an allocation returned and no transaction has committed.
     pub fn cancel(&self, run: Run) {
         if self.give_back(run) {
