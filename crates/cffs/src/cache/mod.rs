@@ -511,12 +511,12 @@ impl Cache {
         buf
     }
 
-    /// Undoes [`Cache::install_new`] for a block that was not changed after all.
-    pub(crate) fn uninstall(&self, buf: &BufRef) {
-        let ls = self.shard(buf.addr());
-        let mut shard = ls.shard.lock();
-        if matches!(shard.map.get(&buf.addr()), Some(Slot::Ready(b)) if Arc::ptr_eq(b, buf)) {
-            self.remove(&mut shard, buf.addr());
+    /// Lets go of a block of [`Cache::install_new`] that its maker did not change after all. Somebody else may have: it
+    /// stays in the cache, as what was written into it since does.
+    pub(crate) fn release_new(&self, buf: &BufRef) {
+        let inner = buf.lock();
+        if inner.log.is_none() {
+            buf.pinned.store(false, Ordering::Release);
         }
     }
 

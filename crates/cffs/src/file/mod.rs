@@ -273,6 +273,7 @@ fn dirty_page(
     // Inline contents leave the inode together with what is added to them.
     let inline = matches!(&st.inode.format, InodeFormat::Inline(d) if !d.is_empty() && index == 0);
     let existed = st.data.pages.get(&index).map(|p| (p.dirty.clone(), p.reserved));
+    let new = existed.is_none();
     let old = existed.clone().map_or(0..0, |(d, _)| d);
     let mut dirty = if old.is_empty() { within.clone() } else { old.start.min(within.start)..old.end.max(within.end) };
     if inline {
@@ -299,8 +300,8 @@ fn dirty_page(
         return Err(e);
     }
     if let Err(e) = reserve_tree(cx, st, privileged) {
-        // The page keeps its bytes and its own reservation only if it was dirty before.
-        if old.is_empty() {
+        // A page that was there keeps its bytes: what it had may be nowhere else yet.
+        if new {
             st.data.drop_page(cx, index);
         }
         return Err(e);

@@ -120,7 +120,9 @@ fn take(cx: &FileCtx<'_>, node: &Arc<Node>, for_log: bool) -> Result<Taken> {
             continue;
         }
         let st = &mut *guard;
-        if st.dead || (st.orphan && !for_log) {
+        // A file without a name goes away with its last reference; until then its data must be able to leave memory.
+        let held = node.refs.load(std::sync::atomic::Ordering::Acquire) > 0;
+        if st.dead || (st.orphan && !held) {
             return Ok(Taken::Nothing);
         }
         let accessed = node.accessed.swap(i64::MIN, std::sync::atomic::Ordering::Relaxed);
@@ -151,7 +153,7 @@ fn take(cx: &FileCtx<'_>, node: &Arc<Node>, for_log: bool) -> Result<Taken> {
             p.writing = true;
         }
         if let Err(e) = place(cx, st, &mut job, for_log) {
-            give_back(cx, st, job);
+            give_back(cx, st, &mut job);
             if matches!(e, Error::NoSpace) && cx.space.pending_frees() > 0 {
                 return Ok(Taken::NeedsCommit);
             }
@@ -255,15 +257,13 @@ fn add_runs(g: &crate::format::Geometry, st: &NodeState, job: &mut Job, logical:
     }
 }
 
-/// Undoes [`take`]: pages are dirty again, places are given back. The node is locked.
-fn give_back(cx: &FileCtx<'_>, st: &mut NodeState, job: Job) {
-    for e in &job.extents {
+/// Undoes [`take`]: pages are dirty again, places that nobody was told of are given back. The node is locked.
+fn give_back(cx: &FileCtx<'_>, st: &mut NodeState, job: &mut Job) {
+    job.fresh.drain(..).for_each(|b| cx.cache.release_new(&b));
+    for e in job.extents.drain(..) {
         cx.space.cancel(Run { start: e.start, len: e.len });
     }
-    for b in &job.fresh {
-        cx.cache.uninstall(b);
-    }
-    for (index, dirty, reserved) in job.pages {
+    for (index, dirty, reserved) in job.pages.drain(..) {
         match st.data.pages.get_mut(&index) {
             Some(p) => {
                 p.writing = false;
@@ -295,19 +295,18 @@ fn write_jobs(cx: &FileCtx<'_>, mut jobs: Vec<Job>) -> Result<()> {
     let written = checkpoint.and_then(|()| cx.cache.write_data(&mut runs));
     drop(runs);
     let mut outcome = Ok(());
-    for job in jobs {
+    for mut job in jobs {
         let node = job.node.clone();
         let told = match &written {
-            Ok(()) => tell(cx, job),
-            Err(e) => {
-                let mut st = node.state.write();
-                give_back(cx, &mut st, job);
-                Err(e.duplicate())
-            }
+            Ok(()) => tell(cx, &mut job),
+            Err(e) => Err(e.duplicate()),
         };
         if let Err(e) = told {
             tracing::error!("writeback of inode {}: {e}", node.ino);
-            node.state.write().data.error.get_or_insert(e.duplicate());
+            let mut st = node.state.write();
+            // What is not known to be in its place stays dirty: no later fsync may take it for written.
+            give_back(cx, &mut st, &mut job);
+            st.data.error.get_or_insert(e.duplicate());
             outcome = Err(e);
         }
         end_writeback(&node);
@@ -332,59 +331,79 @@ fn tell_bytes(cx: &FileCtx<'_>, node: &Node, extents: &[Extent]) -> usize {
     INODE_CORE_SIZE + INLINE_MAX + 64 + bits + cx.space.log_bytes_for_init()
 }
 
-/// After the data is written: extents, bitmap, size.
-fn tell(cx: &FileCtx<'_>, mut job: Job) -> Result<()> {
+/// After the data is written: extents, bitmap, size. After an error the job holds what was not told.
+fn tell(cx: &FileCtx<'_>, job: &mut Job) -> Result<()> {
     let limit = cx.journal.reserve_max() / 4;
+    let node = job.node.clone();
     loop {
         let mut n = job.extents.len().min(EXTENTS_PER_TXN);
-        while n > 1 && tell_bytes(cx, &job.node, &job.extents[..n]) > limit {
+        while n > 1 && tell_bytes(cx, &node, &job.extents[..n]) > limit {
             n /= 2;
         }
-        if n == job.extents.len() {
-            break;
+        let txn = cx.journal.begin(tell_bytes(cx, &node, &job.extents[..n]))?;
+        let mut st = node.state.write();
+        if st.dead {
+            // Removed meanwhile: where its inode stood another's may stand.
+            give_back(cx, &mut st, job);
+            return Ok(());
         }
-        let some: Vec<Extent> = job.extents.drain(..n).collect();
-        let txn = cx.journal.begin(tell_bytes(cx, &job.node, &some))?;
-        let mut st = job.node.state.write();
-        insert_extents(cx, &txn, &mut st, &some)?;
+        if n == job.extents.len() {
+            return tell_last(cx, &txn, &mut st, job);
+        }
+        let end = job.extents.get(n).map_or(job.size, |e| e.logical << cx.cache.geometry().frag_shift);
+        insert_extents(cx, &txn, &mut st, job, n)?;
+        // All before the next extent is written: no extent lies beyond the end that the device shows.
+        st.disk_size = st.disk_size.max(end.min(job.size));
         inode::store(&txn, &mut st)?;
     }
-    let txn = cx.journal.begin(tell_bytes(cx, &job.node, &job.extents))?;
-    let node = job.node.clone();
-    let mut st = node.state.write();
-    tell_last(cx, &txn, &mut st, job)
 }
 
-fn insert_extents(cx: &FileCtx<'_>, txn: &Txn<'_>, st: &mut NodeState, extents: &[Extent]) -> Result<()> {
-    if matches!(st.inode.format, InodeFormat::Inline(_)) && !extents.is_empty() {
+/// Tells of the first `n` extents of a job, and takes them from it.
+fn insert_extents(cx: &FileCtx<'_>, txn: &Txn<'_>, st: &mut NodeState, job: &mut Job, n: usize) -> Result<()> {
+    if matches!(st.inode.format, InodeFormat::Inline(_)) && n > 0 {
         st.inode.format = InodeFormat::Extents(Vec::new());
     }
-    for e in extents {
-        extent::insert(txn, cx.space, &mut st.inode, *e)?;
-        cx.space.commit_alloc(txn, Run { start: e.start, len: e.len })?;
+    for at in 0..n {
+        let e = job.extents[at];
+        let run = Run { start: e.start, len: e.len };
+        // The bitmap first: if the second step fails a run is lost, and not given to two files.
+        if let Err(e) = cx.space.commit_alloc(txn, run) {
+            job.extents.drain(..at);
+            return Err(e);
+        }
+        if let Err(e) = extent::insert(txn, cx.space, &mut st.inode, e) {
+            txn.free_data(run);
+            if let Err(e) = cx.space.free(txn, run) {
+                tracing::error!("{run} of inode {} is lost until fsck: {e}", st.inode.ino);
+            }
+            job.extents.drain(..=at);
+            return Err(e);
+        }
     }
+    job.extents.drain(..n);
     Ok(())
 }
 
-fn tell_last(cx: &FileCtx<'_>, txn: &Txn<'_>, st: &mut NodeState, job: Job) -> Result<()> {
+fn tell_last(cx: &FileCtx<'_>, txn: &Txn<'_>, st: &mut NodeState, job: &mut Job) -> Result<()> {
     // Reservations end before the tree may allocate: it takes its blocks from what was reserved for it.
-    let reserved: u64 = job.pages.iter().map(|(_, _, r)| r).sum();
-    cx.space.unreserve(reserved);
-    insert_extents(cx, txn, st, &job.extents)?;
-    if let Some(bytes) = job.inline {
+    for (_, _, reserved) in &mut job.pages {
+        cx.space.unreserve(std::mem::take(reserved));
+    }
+    insert_extents(cx, txn, st, job, job.extents.len())?;
+    if let Some(bytes) = job.inline.take() {
         st.inode.format = InodeFormat::Inline(bytes);
     }
-    if !job.pages.is_empty() || st.disk_size < job.size {
-        st.disk_size = job.size;
-    }
-    for (index, _, _) in job.pages {
+    // A file that is being cut has extents up to a greater size on the device.
+    st.disk_size = st.disk_size.max(job.size);
+    for (index, _, _) in job.pages.drain(..) {
         let Some(p) = st.data.pages.get_mut(&index) else { continue };
         p.writing = false;
         if p.dirty.is_empty() {
             st.data.drop_page(cx, index);
         }
     }
-    super::reserve_tree(cx, st, true)?;
+    // Without room for more the reservation stays as it is; the inode has to follow extents and bitmap all the same.
+    let _ = super::reserve_tree(cx, st, true);
     inode::store(txn, st)
 }
 
@@ -403,20 +422,34 @@ pub fn through_log(cx: &FileCtx<'_>, node: &Arc<Node>) -> Result<()> {
             Taken::NeedsCommit => cx.journal.commit()?,
         }
     };
-    let outcome = log_job(cx, node, job);
-    if let Err(e) = &outcome {
-        node.state.write().data.error.get_or_insert(e.duplicate());
-    }
+    let mut job = job;
+    let outcome = match log_job(cx, node, &mut job) {
+        Ok(true) => Ok(()),
+        Ok(false) => return write_jobs(cx, vec![job]),
+        Err(e) => {
+            let mut st = node.state.write();
+            give_back(cx, &mut st, &mut job);
+            st.data.error.get_or_insert(e.duplicate());
+            Err(e)
+        }
+    };
     end_writeback(node);
     outcome
 }
 
-fn log_job(cx: &FileCtx<'_>, node: &Arc<Node>, mut job: Job) -> Result<()> {
+/// False when the log has no room for so much at once: the job is to be written to its place. After an error the job
+/// holds what was not told.
+fn log_job(cx: &FileCtx<'_>, node: &Arc<Node>, job: &mut Job) -> Result<bool> {
     let g = *cx.cache.geometry();
+    let pieces = job.runs.iter().map(|r| r.len + (r.len / g.block_size() + 2) * 64).sum::<usize>();
+    let log_bytes = pieces + tell_bytes(cx, node, &job.extents);
+    if log_bytes > cx.journal.reserve_max() / 2 {
+        job.fresh.drain(..).for_each(|b| cx.cache.release_new(&b));
+        return Ok(false);
+    }
     let runs = std::mem::take(&mut job.runs);
     // The blocks are brought in before the transaction: parts of them may be other files'.
     let mut pieces: Vec<(BufRef, usize, &DataRun, usize, usize)> = Vec::new();
-    let mut log_bytes = 0;
     for r in &runs {
         let mut done = 0;
         while done < r.len {
@@ -424,33 +457,26 @@ fn log_job(cx: &FileCtx<'_>, node: &Arc<Node>, mut job: Job) -> Result<()> {
             let block = g.block_of_frag(frag);
             let at = (frag - g.frag_of_block(block)) as usize * g.frag_size();
             let n = (g.block_size() - at).min(r.len - done);
-            let buf = match cx.cache.data_block(block) {
-                Ok(buf) => buf,
-                Err(e) => {
-                    let mut st = node.state.write();
-                    give_back(cx, &mut st, job);
-                    return Err(e);
-                }
-            };
-            pieces.push((buf, at, r, done, n));
-            log_bytes += n + 64;
+            pieces.push((cx.cache.data_block(block)?, at, r, done, n));
             done += n;
         }
     }
-    let txn = match cx.journal.begin(log_bytes + tell_bytes(cx, node, &job.extents)) {
-        Ok(txn) => txn,
-        Err(e) => {
-            let mut st = node.state.write();
-            give_back(cx, &mut st, job);
-            return Err(e);
-        }
-    };
+    let txn = cx.journal.begin(log_bytes)?;
     let mut st = node.state.write();
+    if st.dead {
+        give_back(cx, &mut st, job);
+        return Ok(true);
+    }
     for (buf, at, run, from, n) in &pieces {
         let bytes: &AlignedBuf = &run.bytes;
-        cx.journal.note_data_block(buf.addr());
         let from = run.from + from;
         txn.edit_data(buf).range(*at, *n).copy_from_slice(&bytes[from..from + n]);
+        // After the change: a checkpoint that ends meanwhile forgets the blocks without one.
+        cx.journal.note_data_block(buf.addr());
     }
-    tell_last(cx, &txn, &mut st, job)
+    tell_last(cx, &txn, &mut st, job).inspect_err(|_| {
+        // What nothing points to must neither go home nor be replayed: the space will be another's.
+        job.extents.iter().for_each(|e| txn.free_data(Run { start: e.start, len: e.len }));
+    })?;
+    Ok(true)
 }

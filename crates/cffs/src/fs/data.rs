@@ -64,7 +64,12 @@ impl Fs {
     fn throttle(&self, more: usize) -> Result<()> {
         let dirty = self.cache.dirty_data() + more;
         if dirty > self.opts.cache_bytes / 2 {
-            self.write_back_all()?;
+            // An error is told to those whose data it is, by fsync; here it counts if memory stays full.
+            if let Err(e) = self.write_back_all()
+                && self.cache.dirty_data() + more > self.opts.cache_bytes / 2
+            {
+                return Err(e);
+            }
         } else if dirty > self.opts.cache_bytes / 4 && self.opts.background {
             self.poke_background();
         }
@@ -116,8 +121,10 @@ impl Fs {
             return Ok(());
         }
         self.journal.check()?;
-        self.write_back_all()?;
-        self.journal.commit()
+        // One file's error must not keep the others' changes from becoming durable.
+        let written = self.write_back_all();
+        self.journal.commit()?;
+        written
     }
 
     /// First position of data at or after `offset`.

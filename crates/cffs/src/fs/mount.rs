@@ -163,8 +163,10 @@ impl Fs {
                     }
                     s.poked = false;
                 }
-                // Errors are kept where fsync and the next operations find them.
-                if fs.write_back_all().is_ok() && fs.journal.commit().is_ok() && fs.journal.wants_checkpoint() {
+                // Errors are kept where fsync and the next operations find them. A file that cannot be written must
+                // not keep the others' changes from becoming durable.
+                let _ = fs.write_back_all();
+                if fs.journal.commit().is_ok() && fs.journal.wants_checkpoint() {
                     let _ = fs.journal.checkpoint();
                 }
                 drop(fs);
@@ -229,14 +231,16 @@ impl Fs {
         }
         self.journal.check()?;
         self.reclaim_unlinked();
-        self.write_back_all()?;
+        // What one file could not write must not take the rest along.
+        let written = self.write_back_all();
         self.store_hints()?;
         self.journal.checkpoint()?;
         let mut sb = self.sb.lock();
         if sb.state != State::Error {
             sb.state = State::Clean;
         }
-        write_superblock(&*self.dev, &sb)
+        write_superblock(&*self.dev, &sb)?;
+        written
     }
 }
 

@@ -1,0 +1,168 @@
+//! What happens while a writeback is on its way to the device, and what is left when it fails.
+
+use cffs::check::{CheckOptions, check};
+use cffs::device::{Device, FailingDevice, Fault, IoKind, MemoryDevice, Operation};
+use cffs::format::{Ino, ROOT_INO};
+use cffs::fs::{Caller, Fs, MountOptions, path};
+use cffs::mkfs::{MkfsOptions, mkfs};
+use std::io::{self, IoSlice, IoSliceMut};
+use std::sync::{Arc, Mutex};
+
+const ROOT: Caller = Caller::ROOT;
+
+fn fresh(size: u64) -> Arc<MemoryDevice> {
+    let dev = Arc::new(MemoryDevice::new(size));
+    mkfs(&*dev, None, &MkfsOptions::default()).expect("mkfs");
+    dev
+}
+
+fn options() -> MountOptions {
+    MountOptions { background: false, ..MountOptions::default() }
+}
+
+fn mount(dev: Arc<dyn Device>) -> Arc<Fs> {
+    Fs::open(dev, None, options()).expect("mount")
+}
+
+fn assert_clean(dev: &Arc<MemoryDevice>) {
+    let report = check(dev.clone(), None, &CheckOptions::default(), &|_, _, _| {}).expect("check");
+    let list: Vec<String> = report.problems.iter().map(|p| p.to_string()).collect();
+    assert!(report.is_clean(), "{}", list.join("\n"));
+}
+
+fn file(fs: &Fs, name: &[u8], data: &[u8]) -> Ino {
+    let ino = fs.create(ROOT, ROOT_INO, name, 0o644).expect("create").ino;
+    assert_eq!(fs.write(ROOT, ino, 0, data).expect("write"), data.len());
+    ino
+}
+
+type Action = Box<dyn FnOnce() + Send>;
+
+/// Runs an action in the middle of the next write of file data.
+struct Interrupted {
+    inner: Arc<MemoryDevice>,
+    action: Mutex<Option<Action>>,
+}
+
+impl Interrupted {
+    fn new(inner: Arc<MemoryDevice>) -> Arc<Interrupted> {
+        Arc::new(Interrupted { inner, action: Mutex::default() })
+    }
+
+    fn set(&self, action: impl FnOnce() + Send + 'static) {
+        *self.action.lock().unwrap() = Some(Box::new(action));
+    }
+}
+
+impl Device for Interrupted {
+    fn len(&self) -> u64 {
+        self.inner.len()
+    }
+    fn sector_size(&self) -> u32 {
+        self.inner.sector_size()
+    }
+    fn read_vectored(&self, kind: IoKind, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<()> {
+        self.inner.read_vectored(kind, offset, bufs)
+    }
+    fn write_vectored(&self, kind: IoKind, offset: u64, bufs: &[IoSlice<'_>]) -> io::Result<()> {
+        if kind == IoKind::Data {
+            let action = self.action.lock().unwrap().take();
+            if let Some(action) = action {
+                action();
+            }
+        }
+        self.inner.write_vectored(kind, offset, bufs)
+    }
+    fn flush(&self) -> io::Result<()> {
+        self.inner.flush()
+    }
+    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.inner.discard(offset, len)
+    }
+}
+
+#[test]
+fn a_file_removed_while_its_access_time_is_on_its_way_leaves_its_place_alone() {
+    let memory = fresh(64 << 20);
+    let dev = Interrupted::new(memory.clone());
+    let fs = mount(dev.clone());
+    let old = file(&fs, b"old", b"inline");
+    fs.sync().unwrap();
+    fs.read(old, 0, &mut [0; 6]).unwrap(); // its access time is written next
+    file(&fs, b"big", &vec![1; 300_000]);
+    let other = fs.clone();
+    dev.set(move || {
+        other.forget(old, 1);
+        other.unlink(ROOT_INO, b"old").unwrap();
+        // Takes the place of the entry that has just gone.
+        file(&other, b"new", b"others");
+        other.setattr(ROOT, other.lookup(ROOT_INO, b"new").unwrap().ino, Default::default()).unwrap();
+    });
+    fs.sync().unwrap();
+    fs.close().unwrap();
+    assert_clean(&memory);
+    let fs = mount(memory);
+    assert_eq!(path::read_file(&fs, b"/new").unwrap(), b"others");
+    fs.close().unwrap();
+}
+
+#[test]
+fn what_could_not_be_written_is_written_later() {
+    let memory = fresh(64 << 20);
+    let dev = Arc::new(FailingDevice::new(memory.clone()));
+    let fs = mount(dev.clone());
+    let data: Vec<u8> = (0..300_000).map(|i| (i / 5) as u8).collect();
+    let ino = file(&fs, b"f", &data);
+    dev.set(Operation::Write, Fault::from_now_on().of_kind(IoKind::Data));
+    assert!(fs.fsync(ino, false).is_err());
+    assert!(fs.fsync(ino, false).is_err(), "it is still not there");
+    dev.clear();
+    // The first may still tell of the failure; when one says yes, the data is there.
+    let _ = fs.fsync(ino, false);
+    fs.fsync(ino, false).unwrap();
+    drop(fs); // crash
+    let fs = mount(memory.clone());
+    assert!(path::read_file(&fs, b"/f").unwrap() == data);
+    fs.close().unwrap();
+    assert_clean(&memory);
+}
+
+#[test]
+fn a_file_that_cannot_be_written_does_not_keep_the_rest_from_the_disk() {
+    for close in [false, true] {
+        let memory = fresh(64 << 20);
+        let dev = Arc::new(FailingDevice::new(memory.clone()));
+        let fs = mount(dev.clone());
+        file(&fs, b"f", &vec![1; 300_000]);
+        fs.mkdir(ROOT, ROOT_INO, b"d", 0o755).unwrap();
+        dev.set(Operation::Write, Fault::from_now_on().of_kind(IoKind::Data));
+        let outcome = if close { fs.close() } else { fs.sync() };
+        assert!(outcome.is_err(), "somebody has to hear of it");
+        drop(fs);
+        let fs = mount(memory.clone());
+        fs.lookup(ROOT_INO, b"d").unwrap();
+        fs.close().unwrap();
+        assert_clean(&memory);
+    }
+}
+
+#[test]
+fn an_open_file_without_a_name_does_not_fill_the_memory() {
+    let memory = fresh(128 << 20);
+    let fs = Fs::open(memory, None, MountOptions { cache_bytes: 4 << 20, ..options() }).expect("mount");
+    let ino = fs.create(ROOT, ROOT_INO, b"temporary", 0o600).unwrap().ino;
+    fs.unlink(ROOT_INO, b"temporary").unwrap();
+    let piece: Vec<u8> = (0..65536).map(|i| (i / 9) as u8).collect();
+    for i in 0..512 {
+        fs.write(ROOT, ino, i * 65536, &piece).unwrap();
+        assert!(fs.stats().cache.dirty_data_bytes <= 4 << 20);
+    }
+    let mut back = vec![0; 65536];
+    for i in [0, 77, 511] {
+        assert_eq!(fs.read(ino, i * 65536, &mut back).unwrap(), 65536);
+        assert!(back == piece);
+    }
+    fs.forget(ino, 1);
+    fs.sync().unwrap();
+    fs.close().unwrap();
+}
