@@ -17,6 +17,8 @@ pub const TXN_MAGIC: u32 = 0x4E54_4643;
 pub const TXN_HEADER: usize = 48;
 /// Bytes of a record's header.
 pub const RECORD_HEADER: usize = 16;
+/// No log gets as far as this sequence number: a header with a greater one is damaged.
+const SEQ_MAX: u64 = 1 << 62;
 /// Unit of the byte ranges in a block record, in bytes.
 pub const RANGE_UNIT: usize = 8;
 
@@ -58,7 +60,7 @@ impl LogHeader {
         if h.fsid != fsid {
             return corrupt("log header: the log belongs to another file system");
         }
-        if h.tail >= ring || h.tail_seq == 0 {
+        if h.tail >= ring || h.tail_seq == 0 || h.tail_seq > SEQ_MAX {
             return corrupt(format!("log header: tail {} of {ring}, sequence number {}", h.tail, h.tail_seq));
         }
         Ok(h)

@@ -68,6 +68,10 @@ impl Fs {
             return Error::invalid("not a symbolic link");
         }
         self.note_access(&node, &st);
+        if st.inode.size > SYMLINK_MAX as u64 {
+            let what = format!("inode {ino}: a symbolic link of {} bytes", st.inode.size);
+            return Err(crate::format::Corrupt(what).into());
+        }
         let mut out = vec![0; st.inode.size as usize];
         let n = crate::file::read(&self.file_cx(), &st, 0, &mut out, 0)?;
         out.truncate(n);
