@@ -110,21 +110,21 @@ impl Journal {
     /// rebuilt from the others.
     pub(super) fn write_in_order(&self, order: &[BufRef]) {
         for buf in order {
-            let copy = {
-                let mut inner = buf.lock();
-                let inner = &mut *inner;
-                let Some(log) = &mut inner.log else { continue };
-                if log.freed || !log.in_txn || log.data || txn::is_derived(&inner.bytes) {
-                    continue;
-                }
-                log.dirty.fill(0);
-                let mut bytes = AlignedBuf::from_slice(&inner.bytes);
-                format::seal(&mut bytes, self.running_seq());
-                bytes
-            };
+            // Locked until it is written: of two transactions that changed the block the later one writes it last.
+            let mut guard = buf.lock();
+            let inner = &mut *guard;
+            let Some(log) = &mut inner.log else { continue };
+            if log.freed || !log.in_txn || log.data || txn::is_derived(&inner.bytes) {
+                continue;
+            }
+            log.dirty.fill(0);
+            let mut copy = AlignedBuf::from_slice(&inner.bytes);
+            format::seal(&mut copy, self.running_seq());
             let offset = buf.addr() << self.cache.geometry().block_shift;
+            let outcome = self.cache.device().write_at(IoKind::Meta, offset, &copy);
+            drop(guard);
             self.cache.unflushed.store(true, Ordering::Release);
-            if let Err(e) = self.cache.device().write_at(IoKind::Meta, offset, &copy) {
+            if let Err(e) = outcome {
                 self.fail("writing metadata failed", &e.into());
             }
         }
