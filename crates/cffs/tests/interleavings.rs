@@ -38,19 +38,25 @@ fn file(fs: &Fs, name: &[u8], data: &[u8]) -> Ino {
 
 type Action = Box<dyn FnOnce() + Send>;
 
-/// Runs an action in the middle of the next write of file data.
+/// Runs an action in the middle of the next write of file data, and lists what passes.
 struct Interrupted {
     inner: Arc<MemoryDevice>,
     action: Mutex<Option<Action>>,
+    events: Mutex<Vec<char>>,
 }
 
 impl Interrupted {
     fn new(inner: Arc<MemoryDevice>) -> Arc<Interrupted> {
-        Arc::new(Interrupted { inner, action: Mutex::default() })
+        Arc::new(Interrupted { inner, action: Mutex::default(), events: Mutex::default() })
     }
 
     fn set(&self, action: impl FnOnce() + Send + 'static) {
         *self.action.lock().unwrap() = Some(Box::new(action));
+        self.events.lock().unwrap().clear();
+    }
+
+    fn note(&self, event: char) {
+        self.events.lock().unwrap().push(event);
     }
 }
 
@@ -71,14 +77,40 @@ impl Device for Interrupted {
                 action();
             }
         }
-        self.inner.write_vectored(kind, offset, bufs)
+        self.inner.write_vectored(kind, offset, bufs)?;
+        match kind {
+            IoKind::Data => self.note('D'),
+            IoKind::Log => self.note('L'),
+            _ => {}
+        }
+        Ok(())
     }
     fn flush(&self) -> io::Result<()> {
+        self.note('F');
         self.inner.flush()
     }
     fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
         self.inner.discard(offset, len)
     }
+}
+
+#[test]
+fn data_is_flushed_before_the_log_speaks_of_it_although_a_flush_passed_meanwhile() {
+    let dev = Interrupted::new(fresh(64 << 20));
+    let fs = mount(dev.clone());
+    let dir = fs.mkdir(ROOT, ROOT_INO, b"d", 0o755).unwrap().ino;
+    fs.sync().unwrap();
+    file(&fs, b"big", &vec![1; 300_000]);
+    let other = fs.clone();
+    dev.set(move || {
+        other.mkdir(ROOT, dir, b"e", 0o755).unwrap();
+        other.fsync(dir, false).unwrap();
+    });
+    fs.sync().unwrap();
+    let events: String = dev.events.lock().unwrap().iter().collect();
+    let data = events.rfind('D').expect("data was written");
+    let logged = data + events[data..].find('L').expect("the log was written after it");
+    assert!(events[data..logged].contains('F'), "{events}: no flush between the data and the log");
 }
 
 #[test]

@@ -102,7 +102,12 @@ impl Cache {
                 Some(Slot::Ready(b)) => {
                     let b = b.clone();
                     drop(shard);
-                    copy(&mut b.lock().bytes);
+                    {
+                        let mut inner = b.lock();
+                        // On a damaged image metadata can stand here: what a user wrote over it is to be checked anew.
+                        b.verified.store(false, Ordering::Release);
+                        copy(&mut inner.bytes);
+                    }
                     kept.push(b);
                 }
                 _ if keep => {
@@ -145,8 +150,9 @@ impl Cache {
             len += bytes.len();
             end = offset + bytes.len() as u64;
         }
+        let outcome = self.dev.write_batch(&requests);
+        // Not before: a flush that begins while the write is under way does not cover it, and clears the mark.
         self.unflushed.store(true, Ordering::Release);
-        self.dev.write_batch(&requests)?;
-        Ok(())
+        Ok(outcome?)
     }
 }
