@@ -187,7 +187,8 @@ impl SlotTable {
     }
 
     /// Takes a free slot, near `goal` where a new block is needed and, with chunks, in a chunk of the same allocation
-    /// group where there is one. The record is the caller's to write, at once (a slot of zeros is free).
+    /// group where there is one. The record is the caller's to write in the same
+    /// transaction.
     pub fn alloc(&self, txn: &Txn<'_>, space: &Space, goal: BlockAddr) -> Result<SlotRef> {
         let cache = txn.cache();
         let g = *cache.geometry();
@@ -232,7 +233,10 @@ impl SlotTable {
         self.count(txn, st, data, &buf, true)?;
         st.next_slot = (data, slot + 1);
         let index = data as u64 * self.shape.per_block + slot;
-        Ok(SlotRef { index, offset: self.shape.place(index).1, buf })
+        let offset = self.shape.place(index).1;
+        // A slot of zeros is free to the next who looks: it must not look so until its owner has written the record.
+        put_u64(txn.edit(&buf).range(offset, 8), 0, u64::MAX);
+        Ok(SlotRef { index, offset, buf })
     }
 
     fn take_blocks(&self, space: &Space, goal: BlockAddr, blocks: u64) -> Result<BlockAddr> {
