@@ -3,7 +3,7 @@
 use cffs::check::{CheckOptions, check};
 use cffs::device::{Device, FailingDevice, Fault, IoKind, MemoryDevice, Operation};
 use cffs::format::{Ino, ROOT_INO};
-use cffs::fs::{Caller, Fs, MountOptions, path};
+use cffs::fs::{Caller, Fs, MountOptions, SetAttr, path};
 use cffs::mkfs::{MkfsOptions, mkfs};
 use std::io::{self, IoSlice, IoSliceMut};
 use std::sync::{Arc, Mutex};
@@ -197,4 +197,42 @@ fn an_open_file_without_a_name_does_not_fill_the_memory() {
     fs.forget(ino, 1);
     fs.sync().unwrap();
     fs.close().unwrap();
+}
+
+#[test]
+fn an_inline_file_that_was_made_longer_and_shorter_has_its_size_on_the_device() {
+    let memory = fresh(64 << 20);
+    let fs = mount(memory.clone());
+    let ino = file(&fs, b"f", b"0123456789");
+    let cut = |size| fs.setattr(ROOT, ino, SetAttr { size: Some(size), ..SetAttr::default() }).unwrap();
+    fs.fsync(ino, false).unwrap();
+    cut(50);
+    fs.fsync(ino, false).unwrap();
+    cut(30);
+    fs.fsync(ino, false).unwrap();
+    drop(fs); // crash
+    let fs = mount(memory.clone());
+    let mut expected = b"0123456789".to_vec();
+    expected.resize(30, 0);
+    assert_eq!(path::read_file(&fs, b"/f").unwrap(), expected);
+    fs.close().unwrap();
+    assert_clean(&memory);
+}
+
+#[test]
+fn changed_metadata_does_not_fill_the_memory() {
+    let o = MkfsOptions { log_bytes: Some(64 << 20), ..MkfsOptions::default() };
+    let memory = Arc::new(MemoryDevice::new(512 << 20));
+    mkfs(&*memory, None, &o).expect("mkfs");
+    let limit = 2 << 20;
+    let fs = Fs::open(memory.clone(), None, MountOptions { cache_bytes: limit, ..options() }).expect("mount");
+    // Directories have a block each: little to log, much to keep.
+    for i in 0..3000 {
+        let dir = fs.mkdir(ROOT, ROOT_INO, format!("d{i}").as_bytes(), 0o755).unwrap().ino;
+        fs.mkdir(ROOT, dir, b"e", 0o755).unwrap();
+        let used = fs.stats().cache.bytes as usize;
+        assert!(used <= 2 * limit, "{used} bytes of blocks after {i} directories");
+    }
+    fs.close().unwrap();
+    assert_clean(&memory);
 }

@@ -87,10 +87,8 @@ pub fn shrink_step(cx: &FileCtx<'_>, txn: &Txn<'_>, st: &mut NodeState, size: u6
     }
     st.inode.size = size;
     st.disk_size = st.disk_size.min(disk_end);
-    if let InodeFormat::Inline(d) = &st.inode.format {
-        st.disk_size = st.disk_size.min(d.len() as u64);
-    }
-    super::reserve_tree(cx, st, true)?;
+    // Without room for more the reservation stays as it is; the inode has to follow extents and bitmap all the same.
+    let _ = super::reserve_tree(cx, st, true);
     inode::store(txn, st)?;
     Ok(more)
 }

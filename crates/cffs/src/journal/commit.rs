@@ -66,7 +66,8 @@ impl Journal {
     }
 
     fn commit_group(&self, writer: &mut Writer, force: bool) -> Result<()> {
-        let home = force || !self.has_log() || writer.used > self.ring_len / CHECKPOINT_SHARE;
+        let full = writer.used > self.ring_len / CHECKPOINT_SHARE || self.dirty_blocks() > 2 * self.pinned_max();
+        let home = force || !self.has_log() || full;
         let outcome = self.commit_steps(writer, home);
         if let Err(e) = &outcome {
             self.fail("commit failed", e);
@@ -198,8 +199,9 @@ impl Journal {
 
     fn write_log(&self, writer: &mut Writer, group: &mut Group) -> Result<()> {
         let len = group.bytes.len() as u64;
-        if writer.used + len > self.ring_len {
-            // Reservations make this impossible; writing over live records would lose promises.
+        if writer.used + len > self.ring_len || len > self.ring_len / super::GROUP_SHARE_MAX {
+            // Reservations make this impossible; writing over live records, or a group that recovery takes for
+            // damaged, would lose promises.
             return Err(Error::Io(std::io::Error::other(format!(
                 "a commit of {len} bytes does not fit the log ({} of {} bytes in use)",
                 writer.used, self.ring_len

@@ -98,6 +98,10 @@ pub struct Journal {
 /// A group of transactions takes at most one in so many parts of the log. With what may be in use when a commit begins
 /// (see below, and one more group) this leaves room for padding.
 const TXN_SHARE: u64 = 5;
+/// Recovery takes no group for one that has more than one of so many parts of the log: its memory is bounded.
+const GROUP_SHARE_MAX: u64 = 4;
+/// Blocks that may wait in memory for a commit, and then for their way home, however small the cache.
+const PINNED_MIN: usize = 64;
 /// The log is emptied when more than one in so many parts is used.
 const CHECKPOINT_SHARE: u64 = 2;
 
@@ -172,7 +176,9 @@ impl Journal {
             self.check()?;
             {
                 let mut r = self.running.lock();
-                if !self.has_log() || r.bytes + r.reserved + reserve <= self.reserve_max() {
+                let room = !self.has_log() || r.bytes + r.reserved + reserve <= self.reserve_max();
+                // Blocks with uncommitted changes cannot leave memory.
+                if room && r.bufs.len() <= self.pinned_max() {
                     r.reserved += reserve;
                     break;
                 }
@@ -182,6 +188,11 @@ impl Journal {
         }
         let running = self.barrier.read();
         Ok(Txn::new(self, self.next_seq.load(Ordering::Acquire), reserve, running))
+    }
+
+    /// Blocks that may wait for a commit, and as many for their way home, before somebody sees to it.
+    fn pinned_max(&self) -> usize {
+        ((self.cache.limit() / 4) >> self.cache.geometry().block_shift).max(PINNED_MIN)
     }
 
     fn end(&self, reserved: usize, logged: usize) {

@@ -103,7 +103,7 @@ impl<'a> LogReader<'a> {
         let mut head = AlignedBuf::zeroed(unit as usize);
         self.read(pos, &mut head)?;
         // A commit takes at most a fifth of the ring, and a little padding.
-        let most = self.ring / 4;
+        let most = self.ring / super::GROUP_SHARE_MAX;
         let header = log::txn_header(&head, self.sb.fsid(), seq, most).filter(|h| h.len % unit == 0 && h.len > 0);
         let Some(h) = header else { return Ok(None) };
         let mut bytes = AlignedBuf::zeroed(h.len as usize);
