@@ -357,6 +357,12 @@ impl Cache {
         let addr = buf.addr();
         if !matches!(shard.map.insert(addr, Slot::Ready(buf)), Some(Slot::Ready(_))) {
             shard.clock.push_back(addr);
+            if shard.clock.len() > 2 * shard.map.len() + 1024 {
+                // Blocks that were forgotten and came again have several places.
+                let Shard { map, clock } = shard;
+                clock.clear();
+                clock.extend(map.keys());
+            }
             self.blocks.fetch_add(1, Ordering::Relaxed);
         }
     }

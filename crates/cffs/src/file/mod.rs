@@ -320,17 +320,13 @@ fn zero_tail(cx: &FileCtx<'_>, st: &mut NodeState, privileged: bool) -> Result<(
     }
     let (index, from) = (size >> g.block_shift, (size & (g.block_size() as u64 - 1)) as usize);
     let to = from.div_ceil(fs as usize) * fs as usize;
-    if let Some(p) = st.data.pages.get_mut(&index) {
-        if p.bytes.len() > from {
-            let end = to.min(p.bytes.len());
-            Arc::make_mut(&mut p.bytes)[from..end].fill(0);
-            if p.dirty.is_empty() {
-                p.dirty = from..end;
-            } else {
-                p.dirty = p.dirty.start.min(from)..p.dirty.end.max(end);
-            }
-        }
-        return Ok(());
+    if let Some(p) = st.data.pages.get(&index) {
+        let end = to.min(p.bytes.len());
+        return if end > from {
+            dirty_page(cx, st, index, from..end, Some(&vec![0; end - from]), privileged)
+        } else {
+            Ok(())
+        };
     }
     if matches!(extent::lookup(cx.cache, &st.inode, size >> g.frag_shift)?, Mapping::Hole { .. }) {
         return Ok(());

@@ -47,6 +47,23 @@ fn cut_point(cx: &FileCtx<'_>, inode: &Inode, from: u64, limit: usize) -> Result
 pub fn shrink_step(cx: &FileCtx<'_>, txn: &Txn<'_>, st: &mut NodeState, size: u64, limit: usize) -> Result<bool> {
     let g = *cx.cache.geometry();
     let bs = g.block_size() as u64;
+    let (mut more, mut disk_end) = (false, size);
+    match &mut st.inode.format {
+        InodeFormat::Inline(_) if size == 0 => st.inode.format = InodeFormat::Extents(Vec::new()),
+        InodeFormat::Inline(d) => d.truncate(size as usize),
+        _ => {
+            // From the end: at every moment the device shows a shorter file, never one with stale extents behind its end.
+            let cut = cut_point(cx, &st.inode, g.frags_for(size), limit)?;
+            let mut freed = Vec::new();
+            more = extent::remove(txn, cx.space, &mut st.inode, cut..LOGICAL_END, limit, &mut freed)?;
+            more |= cut > g.frags_for(size);
+            disk_end = if more { (cut << g.frag_shift).max(size) } else { size };
+            for run in freed {
+                txn.free_data(run);
+                cx.space.free(txn, run)?;
+            }
+        }
+    }
     // Pages beyond the end go; the page with the end in it loses its tail.
     let first_gone = size.div_ceil(bs);
     let gone: Vec<u64> = st.data.pages.range(first_gone..).map(|(i, _)| *i).collect();
@@ -66,23 +83,6 @@ pub fn shrink_step(cx: &FileCtx<'_>, txn: &Txn<'_>, st: &mut NodeState, size: u6
         p.dirty.end = p.dirty.end.min(keep);
         if p.dirty.start >= p.dirty.end {
             st.data.drop_page(cx, size / bs);
-        }
-    }
-    let (mut more, mut disk_end) = (false, size);
-    match &mut st.inode.format {
-        InodeFormat::Inline(_) if size == 0 => st.inode.format = InodeFormat::Extents(Vec::new()),
-        InodeFormat::Inline(d) => d.truncate(size as usize),
-        _ => {
-            // From the end: at every moment the device shows a shorter file, never one with stale extents behind its end.
-            let cut = cut_point(cx, &st.inode, g.frags_for(size), limit)?;
-            let mut freed = Vec::new();
-            more = extent::remove(txn, cx.space, &mut st.inode, cut..LOGICAL_END, limit, &mut freed)?;
-            more |= cut > g.frags_for(size);
-            disk_end = if more { (cut << g.frag_shift).max(size) } else { size };
-            for run in freed {
-                txn.free_data(run);
-                cx.space.free(txn, run)?;
-            }
         }
     }
     st.inode.size = size;

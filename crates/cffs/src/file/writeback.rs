@@ -75,7 +75,7 @@ pub fn write_back(cx: &FileCtx<'_>, nodes: Vec<Arc<Node>>) -> Result<()> {
     let mut bytes = 0;
     let mut iter = ordered.into_iter().map(|(_, n)| n).peekable();
     while let Some(node) = iter.next() {
-        match take_with_retry(cx, &node) {
+        match take_with_retry(cx, &node, false) {
             Ok(Some(job)) => {
                 bytes += job.bytes;
                 jobs.push(job);
@@ -96,9 +96,9 @@ pub fn write_back(cx: &FileCtx<'_>, nodes: Vec<Arc<Node>>) -> Result<()> {
     first_error.map_or(Ok(()), Err)
 }
 
-fn take_with_retry(cx: &FileCtx<'_>, node: &Arc<Node>) -> Result<Option<Job>> {
+fn take_with_retry(cx: &FileCtx<'_>, node: &Arc<Node>, for_log: bool) -> Result<Option<Job>> {
     for _ in 0..3 {
-        match take(cx, node, false)? {
+        match take(cx, node, for_log)? {
             Taken::Nothing => return Ok(None),
             Taken::Job(job) => return Ok(Some(job)),
             // Freed space counts as free at once but can be used only when its freeing is durable.
@@ -415,13 +415,7 @@ pub fn fits_log(st: &NodeState, limit: usize) -> bool {
 /// Puts the dirty data of a small file into its place by way of the log (design decision 8): the data travels with the
 /// metadata that points to it, and goes home later together with its neighbours. The caller commits.
 pub fn through_log(cx: &FileCtx<'_>, node: &Arc<Node>) -> Result<()> {
-    let job = loop {
-        match take(cx, node, true)? {
-            Taken::Nothing => return Ok(()),
-            Taken::Job(job) => break job,
-            Taken::NeedsCommit => cx.journal.commit()?,
-        }
-    };
+    let Some(job) = take_with_retry(cx, node, true)? else { return Ok(()) };
     let mut job = job;
     let outcome = match log_job(cx, node, &mut job) {
         Ok(true) => Ok(()),

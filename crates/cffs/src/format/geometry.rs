@@ -12,8 +12,8 @@ pub const FRAGMENT_SIZE_MIN: u32 = 512;
 pub const GROUP_SIZE_MIN: u32 = 16 * 1024;
 /// Largest group in bytes.
 pub const GROUP_SIZE_MAX: u32 = 4 * 1024 * 1024;
-/// Largest log in bytes. Recovery holds a quarter of it in memory at most.
-pub const LOG_SIZE_MAX: u64 = 1 << 30;
+/// Largest log in bytes. Recovery holds one transaction in memory, a quarter of the log at most.
+pub const LOG_SIZE_MAX: u64 = 256 << 20;
 /// Size in bytes of an inode slot in the system area and in the external inode table.
 pub const INODE_SLOT_SIZE: usize = 256;
 /// Blocks before the bitmap at the start of each allocation group: superblock (or copy) and group header.

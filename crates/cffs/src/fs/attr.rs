@@ -141,13 +141,16 @@ impl Fs {
             let (limit, log_bytes) = truncate::plan(&cx, &node.state.read().inode);
             node.wait_writeback();
             let txn = self.journal.begin(log_bytes)?;
+            txn.arm();
             let mut st = node.state.write();
             if *node.in_writeback.lock() {
                 continue;
             }
             let now = now();
             (st.inode.mtime, st.inode.ctime) = (now, now);
-            if !truncate::shrink_step(&cx, &txn, &mut st, size, limit)? {
+            let more = truncate::shrink_step(&cx, &txn, &mut st, size, limit)?;
+            txn.done();
+            if !more {
                 return Ok(());
             }
         }

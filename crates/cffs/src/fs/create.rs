@@ -113,9 +113,14 @@ impl Fs {
         let log_bytes = self.log_bytes_names() + contents.as_ref().map_or(0, |c| self.log_bytes_contents(c));
         let made = self.journal.begin(log_bytes).and_then(|txn| {
             let mut st = dir_node.state.write();
+            txn.arm();
             let made = self.make_in(&txn, c, &mut st, name, &new, contents.as_ref());
             if made.is_err() {
                 self.keep_grown(&txn, &mut st)?;
+            }
+            // Without space everything is as before, but for blocks that the directory may have got.
+            if !matches!(made, Err(Error::Io(_) | Error::Corrupt(_))) {
+                txn.done();
             }
             made
         });

@@ -87,12 +87,12 @@ impl Fs {
             return self.sync();
         }
         let node = self.node(ino)?;
-        self.settle_data(&node)?;
+        let settled = self.settle_data(&node);
+        // An error is told once; what could not be written stays dirty.
+        let earlier = node.state.write().data.error.take();
+        settled?;
         self.journal.commit()?;
-        match node.state.write().data.error.take() {
-            Some(e) => Err(e),
-            None => Ok(()),
-        }
+        earlier.map_or(Ok(()), Err)
     }
 
     /// Brings a file's dirty data to where the next commit makes it durable.

@@ -53,6 +53,7 @@ impl Fs {
                 return Err(e);
             }
         };
+        txn.arm();
         let file_type = locked.get(ino)?.inode.file_type();
         let entry = NewEntry { name, hash: 0, ino, file_type, inode: None, inode_room: room };
         let dir_st = locked.get(parent)?;
@@ -65,6 +66,7 @@ impl Fs {
         st.inode.ctime = now;
         crate::inode::store(&txn, st)?;
         self.store_tables(&txn)?;
+        txn.done();
         node.refs.fetch_add(1, Ordering::AcqRel);
         Ok(self.attr(&node, st))
     }
@@ -131,6 +133,7 @@ impl Fs {
             }
             e.inode_offset()
         };
+        txn.arm();
         st.inode.parent = dir_node.ino;
         let size = std::mem::replace(&mut st.inode.size, st.disk_size);
         dirblock::make_embedded(&mut txn.edit(found.buf()), found.offset, &st.inode);
@@ -139,7 +142,9 @@ impl Fs {
         let home = st.home;
         self.free_external(&txn, block, offset)?;
         self.inodes.relocate(&txn, node.ino, home)?;
-        self.store_tables(&txn)
+        self.store_tables(&txn)?;
+        txn.done();
+        Ok(())
     }
 
     /// Whether a file that was reached through an external link should move into it.

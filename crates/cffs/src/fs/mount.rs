@@ -32,6 +32,12 @@ impl CommitHook for Hook {
     }
 }
 
+fn random_u32() -> Result<u32> {
+    let mut b = [0; 4];
+    rustix::rand::getrandom(&mut b, rustix::rand::GetRandomFlags::empty()).map_err(std::io::Error::from)?;
+    Ok(u32::from_ne_bytes(b))
+}
+
 fn write_superblock(dev: &dyn Device, sb: &Superblock) -> Result<()> {
     let mut b = AlignedBuf::zeroed(4096.max(dev.sector_size() as usize));
     dev.read_at(IoKind::Super, 0, &mut b)?;
@@ -79,13 +85,21 @@ impl Fs {
         if replayed.transactions > 0 {
             tracing::info!("recovered: {} transactions, {} blocks", replayed.transactions, replayed.blocks);
         }
+        let mut header = replayed.header;
+        if !read_only {
+            // Numbers nobody can know beforehand: what old log or user data lies behind the tail never continues the log.
+            header.tail_seq += 1 + u64::from(random_u32()?);
+            let target: &dyn Device = log_dev.as_ref().map_or(&*dev as &dyn Device, |d| &**d);
+            journal::write_header(target, journal::log_place(&sb).0, header)?;
+            target.flush()?;
+        }
         let cache = Arc::new(Cache::new(as_dyn(&dev), geo, opts.cache_bytes, opts.prefetch));
         let counters_id = BlockId { kind: BlockKind::Counters, addr: geo.counters_block(), owner: 0 };
         let counters_buf = cache.read_meta(counters_id)?;
         let counters = Counters::decode(&counters_buf.read());
         let space = Arc::new(Space::load(cache.clone(), counters, sb.reserve_bp)?);
         let log_dyn = log_dev.as_ref().map(as_dyn);
-        let journal = Arc::new(Journal::new(cache.clone(), log_dyn, &sb, replayed.header, opts.metadata));
+        let journal = Arc::new(Journal::new(cache.clone(), log_dyn, &sb, header, opts.metadata));
         journal.connect(Box::new(Hook(space.clone())), counters_buf);
         let placement = Arc::new(Placement::new(space.clone(), geo, &sb));
         let chunk = if sb.embeds_inodes() { 1 } else { INODE_CHUNK };

@@ -128,6 +128,7 @@ impl Fs {
             };
             node.wait_writeback();
             let txn = self.journal.begin(log_bytes)?;
+            txn.arm();
             let mut st = node.state.write();
             if *node.in_writeback.lock() {
                 continue;
@@ -135,7 +136,9 @@ impl Fs {
             if st.dead || node.refs.load(Ordering::Acquire) > 0 {
                 return Ok(());
             }
-            if !crate::file::truncate::shrink_step(&cx, &txn, &mut st, 0, limit)? {
+            let more = crate::file::truncate::shrink_step(&cx, &txn, &mut st, 0, limit)?;
+            txn.done();
+            if !more {
                 break;
             }
         }
@@ -170,6 +173,7 @@ impl Fs {
                 }
                 st.data.clear(&self.file_cx());
             }
+            txn.arm();
             self.pull_orphan(&txn, ino)?;
             match (home, &dir) {
                 (Home::Embedded { block, entry, .. }, Some(dir)) => {
@@ -194,6 +198,7 @@ impl Fs {
             self.inodes.locator.free(&txn, &self.space, ino)?;
             self.space.with_counters(|c| c.inodes = c.inodes.saturating_sub(1));
             self.store_tables(&txn)?;
+            txn.done();
             if was_dir {
                 self.placement.forget(ino);
             }

@@ -44,11 +44,18 @@ pub fn resolve_parent<'a>(fs: &Fs, path: &'a [u8]) -> Result<(Attr, &'a [u8])> {
 /// All of a regular file.
 pub fn read_file(fs: &Fs, path: &[u8]) -> Result<Vec<u8>> {
     let attr = resolve(fs, path)?;
-    let mut out = vec![0; attr.size as usize];
-    let n = fs.read(attr.ino, 0, &mut out);
+    let mut out = Vec::new();
+    // Piece by piece: the size may be anything on a damaged image.
+    let mut piece = vec![0; 1 << 20];
+    let outcome = loop {
+        match fs.read(attr.ino, out.len() as u64, &mut piece) {
+            Ok(0) => break Ok(()),
+            Ok(n) => out.extend_from_slice(&piece[..n]),
+            Err(e) => break Err(e),
+        }
+    };
     fs.forget(attr.ino, 1);
-    out.truncate(n?);
-    Ok(out)
+    outcome.map(|()| out)
 }
 
 /// Creates a regular file, or replaces its contents.

@@ -49,6 +49,7 @@ impl Fs {
                 continue;
             }
             let now = now();
+            txn.arm();
             self.drop_name(&txn, &mut locked, parent, &found, name, now)?;
             let dir_st = locked.get(parent)?;
             if directory {
@@ -56,6 +57,7 @@ impl Fs {
             }
             self.changed_dir(&txn, dir_st, now)?;
             self.store_tables(&txn)?;
+            txn.done();
             drop(locked);
             drop(txn);
             self.reclaim_if_unused(&node);

@@ -95,8 +95,10 @@ impl Fs {
             if found.ino == found_to.ino {
                 return Ok(true);
             }
+            txn.arm();
             self.exchange(&txn, &mut locked, a, b, &found, found_to, now)?;
             self.store_tables(&txn)?;
+            txn.done();
             return Ok(true);
         }
         if let Some(found_to) = &found_to {
@@ -120,6 +122,7 @@ impl Fs {
         }
         self.move_name(&txn, &mut locked, a, b, &found, found_to.as_ref(), now)?;
         self.store_tables(&txn)?;
+        txn.done();
         drop(locked);
         drop(txn);
         if let Some(t) = target {
@@ -167,6 +170,7 @@ impl Fs {
                 return Err(e);
             }
         };
+        txn.arm();
         let at = slot.offset + dirblock::ENTRY_HEADER + crate::format::align8(b.name.len());
         let home = Home::Embedded { block: slot.block, entry: slot.offset, inode: at };
         let image = {

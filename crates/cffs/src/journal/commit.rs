@@ -82,6 +82,8 @@ impl Journal {
             self.write_home(cold)?;
         }
         let mut group = self.take_group(home);
+        // One of its transactions may have failed half way.
+        self.check()?;
         // Data that the group points to, and blocks gone home, must be on the device before the log says so.
         if self.cache.unflushed.load(Ordering::Acquire) {
             self.cache.flush()?;

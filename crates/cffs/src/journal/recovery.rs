@@ -158,6 +158,48 @@ impl Target<'_> {
         Ok(())
     }
 
+    /// Applies records of transaction `seq`.
+    fn apply(&mut self, records: &[Record<'_>], seq: u64, revoked: &Revocations) -> Result<()> {
+        let geo = *self.geo;
+        let fs = geo.frag_size();
+        let mut wanted: Vec<BlockAddr> = Vec::new();
+        for r in records {
+            if let Record::Block { addr, init: false, .. } = r {
+                let base = geo.frag_of_block(*addr);
+                if (base..base + geo.frags_per_block()).any(|f| !revoked.covers(f, seq)) {
+                    wanted.push(*addr);
+                }
+            }
+        }
+        wanted.sort_unstable();
+        wanted.dedup();
+        self.load(&wanted)?;
+        for r in records {
+            let Record::Block { addr, init, data, ranges } = r else { continue };
+            let base = geo.frag_of_block(*addr);
+            if (base..base + geo.frags_per_block()).all(|f| revoked.covers(f, seq)) {
+                continue;
+            }
+            if *init {
+                self.blocks.insert(*addr, (AlignedBuf::zeroed(geo.block_size()), *data, seq));
+            }
+            let Some((block, is_data, last)) = self.blocks.get_mut(addr) else { continue };
+            (*is_data, *last) = (*data, seq);
+            for (offset, bytes) in ranges {
+                let mut from = 0;
+                while from < bytes.len() {
+                    let at = offset + from;
+                    let n = (fs - at % fs).min(bytes.len() - from);
+                    if !revoked.covers(base + (at / fs) as u64, seq) {
+                        block[at..at + n].copy_from_slice(&bytes[from..from + n]);
+                    }
+                    from += n;
+                }
+            }
+        }
+        Ok(())
+    }
+
     fn write_home(&mut self) -> Result<()> {
         let mut requests: Vec<WriteRequest<'_>> = Vec::new();
         let mut end = u64::MAX;
@@ -214,50 +256,17 @@ pub fn replay(
     }
     let after = LogHeader { fsid: header.fsid, tail: pos, tail_seq: seq };
     let mut target = Target { dev, geo, blocks: BTreeMap::new(), written: 0 };
-    let fs = geo.frag_size();
     for (pos, seq) in &found {
         let Some(txn) = reader.transaction(*pos, *seq)? else {
             return Err(format::Corrupt(format!("log: transaction {seq} reads differently the second time")).into());
         };
         let seq = &txn.seq;
-        let records = txn.records(geo)?;
-        let mut wanted: Vec<BlockAddr> = Vec::new();
-        for r in &records {
-            if let Record::Block { addr, init: false, .. } = r {
-                let base = geo.frag_of_block(*addr);
-                if (base..base + geo.frags_per_block()).any(|f| !revoked.covers(f, *seq)) {
-                    wanted.push(*addr);
-                }
+        // In slices, so that memory is bounded whatever the transaction holds; between blocks the order does not matter.
+        for records in txn.records(geo)?.chunks((BATCH_MAX / geo.block_size()).max(1)) {
+            target.apply(records, *seq, &revoked)?;
+            if target.blocks.len() * geo.block_size() > BATCH_MAX {
+                target.write_home()?;
             }
-        }
-        wanted.sort_unstable();
-        wanted.dedup();
-        target.load(&wanted)?;
-        for r in &records {
-            let Record::Block { addr, init, data, ranges } = r else { continue };
-            let base = geo.frag_of_block(*addr);
-            if (base..base + geo.frags_per_block()).all(|f| revoked.covers(f, *seq)) {
-                continue;
-            }
-            if *init {
-                target.blocks.insert(*addr, (AlignedBuf::zeroed(geo.block_size()), *data, *seq));
-            }
-            let Some((block, is_data, last)) = target.blocks.get_mut(addr) else { continue };
-            (*is_data, *last) = (*data, *seq);
-            for (offset, bytes) in ranges {
-                let mut from = 0;
-                while from < bytes.len() {
-                    let at = offset + from;
-                    let n = (fs - at % fs).min(bytes.len() - from);
-                    if !revoked.covers(base + (at / fs) as u64, *seq) {
-                        block[at..at + n].copy_from_slice(&bytes[from..from + n]);
-                    }
-                    from += n;
-                }
-            }
-        }
-        if target.blocks.len() * geo.block_size() > BATCH_MAX {
-            target.write_home()?;
         }
     }
     target.write_home()?;

@@ -20,6 +20,8 @@ pub struct Txn<'a> {
     pub(super) seq: u64,
     reserved: usize,
     logged: Cell<usize>,
+    /// Set while stopping here would leave an operation half done.
+    armed: Cell<bool>,
     /// Blocks in the order of their first change (only where they are to be written in that order).
     order: RefCell<Vec<BufRef>>,
     _running: RwLockReadGuard<'a, ()>,
@@ -27,8 +29,19 @@ pub struct Txn<'a> {
 
 impl<'a> Txn<'a> {
     pub(super) fn new(journal: &'a Journal, seq: u64, reserved: usize, running: RwLockReadGuard<'a, ()>) -> Self {
-        let (logged, order) = (Cell::new(0), RefCell::default());
-        Txn { journal, seq, reserved, logged, order, _running: running }
+        let (logged, armed, order) = (Cell::new(0), Cell::new(false), RefCell::default());
+        Txn { journal, seq, reserved, logged, armed, order, _running: running }
+    }
+
+    /// From here to [`Txn::done`] the transaction must not end: if it does after a change (an error in the middle), half
+    /// an operation would be committed. The journal fails instead, before that can happen.
+    pub fn arm(&self) {
+        self.armed.set(true);
+    }
+
+    /// The operation is complete, or was given up in a state that is as good.
+    pub fn done(&self) {
+        self.armed.set(false);
     }
 
     /// The cache below.
@@ -123,6 +136,10 @@ impl<'a> Txn<'a> {
 impl Drop for Txn<'_> {
     fn drop(&mut self) {
         let logged = self.logged.get();
+        if self.armed.get() && logged > 0 {
+            let e = std::io::Error::other("an operation stopped half way");
+            self.journal.fail("transaction failed", &e.into());
+        }
         if logged > self.reserved && self.journal.has_log() {
             tracing::warn!("a transaction logged {logged} bytes and had reserved {}", self.reserved);
             debug_assert!(false, "a transaction logged {logged} bytes and had reserved {}", self.reserved);
@@ -182,9 +199,9 @@ impl Drop for BlockEditGuard<'_> {
         }
         let mut first = false;
         if let Some(log) = &mut self.inner.log {
+            debug_assert!(!log.freed, "block {} is changed after it was freed", self.buf.addr());
             first = !log.in_txn;
             log.in_txn = true;
-            log.freed = false;
         }
         if first {
             self.buf.pinned.store(true, Ordering::Release);
