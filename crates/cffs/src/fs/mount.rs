@@ -21,14 +21,26 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 /// Inodes in a chunk of the external table with `--no-embed`, as in XFS.
 const INODE_CHUNK: u64 = 64;
 
-struct Hook(Arc<Space>);
+struct Hook {
+    space: Arc<Space>,
+    /// The device to tell of freed space, with the log2 of the fragment size.
+    discard: Option<(Arc<dyn Device>, u32)>,
+}
 
 impl CommitHook for Hook {
     fn counters(&self) -> Counters {
-        self.0.counters()
+        self.space.counters()
     }
     fn committed(&self, freed: Vec<Run>) {
-        self.0.on_commit(freed);
+        if let Some((dev, shift)) = &self.discard {
+            // Before the space can be allocated again. A hint: a device that fails it loses nothing.
+            for run in &freed {
+                if let Err(e) = dev.discard(run.start << shift, run.len << shift) {
+                    tracing::debug!("discard of {run}: {e}");
+                }
+            }
+        }
+        self.space.on_commit(freed);
     }
 }
 
@@ -100,7 +112,8 @@ impl Fs {
         let space = Arc::new(Space::load(cache.clone(), counters, sb.reserve_bp)?);
         let log_dyn = log_dev.as_ref().map(as_dyn);
         let journal = Arc::new(Journal::new(cache.clone(), log_dyn, &sb, header, opts.metadata));
-        journal.connect(Box::new(Hook(space.clone())), counters_buf);
+        let discard = opts.discard.then(|| (as_dyn(&dev), geo.frag_shift));
+        journal.connect(Box::new(Hook { space: space.clone(), discard }), counters_buf);
         let placement = Arc::new(Placement::new(space.clone(), geo, &sb));
         let chunk = if sb.embeds_inodes() { 1 } else { INODE_CHUNK };
         let inodes = Inodes::load(&cache, chunk, opts.cache_bytes)?;
