@@ -7,7 +7,8 @@
 //!   unmount) and the crash;
 //! - a file for which a promise was made has its contents and modification time of then, or later ones; a file that a
 //!   rename put over another one has at least its contents of the rename;
-//! - no file shows bytes that were never its own.
+//! - no file shows bytes that were never its own. (Zeros may show where a later version was shorter: what is cut off is
+//!   overwritten with zeros up to the end of its fragment, and that may reach the device before the new size does.)
 
 use crate::disk::{CrashStates, Event, Image, Survival, Trace};
 use crate::model::{Content, Id, Namespace, Time};
@@ -306,10 +307,17 @@ fn own_bytes(versions: &[&Content], offset: u64, got: &[u8]) -> Result<(), Strin
     let mut foreign: Vec<bool> = vec![true; got.len()];
     let mut left = got.len();
     let mut was = vec![0; got.len()];
-    for v in versions.iter().rev() {
+    for (nth, v) in versions.iter().enumerate().rev() {
         let n = v.read(offset, &mut was);
         for i in 0..n {
             if foreign[i] && was[i] == got[i] {
+                foreign[i] = false;
+                left -= 1;
+            }
+        }
+        let beyond = if nth > 0 { n..got.len() } else { 0..0 };
+        for i in beyond {
+            if foreign[i] && got[i] == 0 {
                 foreign[i] = false;
                 left -= 1;
             }
@@ -340,6 +348,15 @@ fn recover(
     check(&images).map_err(|t| format!("check before recovery: {t}"))?;
     let trace = Trace::new(images);
     coverage.states += 1;
+    if use_it {
+        let fs = h.setup.mount_read_only(&trace).map_err(|e| format!("mount read-only: {e}"))?;
+        let found = walk(&fs)?;
+        h.judge(event, &fs, &found, coverage).map_err(|t| format!("read-only: {t}"))?;
+        fs.close().map_err(|e| format!("unmount after reading only: {e}"))?;
+        if !trace.is_empty() {
+            return Err("a read-only mount has written".into());
+        }
+    }
     let fs = h.setup.mount(&trace).map_err(|e| format!("mount: {e}"))?;
     let events = trace.events();
     let found = walk(&fs)?;

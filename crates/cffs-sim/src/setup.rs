@@ -153,11 +153,20 @@ impl Setup {
 
     /// Mounts the devices of a trace.
     pub fn mount(&self, trace: &Trace) -> cffs::error::Result<Arc<Fs>> {
+        self.mount_with(trace, self.options())
+    }
+
+    /// Mounts without writing.
+    pub fn mount_read_only(&self, trace: &Trace) -> cffs::error::Result<Arc<Fs>> {
+        self.mount_with(trace, MountOptions { read_only: true, ..self.options() })
+    }
+
+    fn mount_with(&self, trace: &Trace, options: MountOptions) -> cffs::error::Result<Arc<Fs>> {
         if self.lying {
             trace.ignore_flushes();
         }
         let log = self.external_log.then(|| trace.device(1) as Arc<dyn Device>);
-        Fs::open(trace.device(0), log, self.options())
+        Fs::open(trace.device(0), log, options)
     }
 }
 

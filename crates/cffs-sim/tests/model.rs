@@ -1,11 +1,16 @@
 //! The engine against the reference model.
 
-use cffs::fs::api::{MetadataMode, PrefetchMode};
+use cffs::format::ROOT_INO;
+use cffs::fs::api::{Attr, Caller, MetadataMode, PrefetchMode};
+use cffs_sim::disk::Trace;
 use cffs_sim::generate::{Bounds, Profile, generate};
 use cffs_sim::ops::{parse, show};
+use cffs_sim::pattern::bytes;
 use cffs_sim::run::run;
-use cffs_sim::setup::{SIZES, Setup};
+use cffs_sim::setup::{SIZES, Setup, check, check_unmounted};
 use cffs_sim::shrink::{Sequences, shrink};
+use cffs_sim::state::link_target;
+use cffs_sim::walk::read;
 use proptest::prelude::*;
 
 /// Runs a sequence; on failure shrinks it and says how to repeat it.
@@ -117,5 +122,37 @@ fn a_cache_of_a_few_blocks_gets_on() {
         parse("mkdir /d 755 0\ncreate /d/e 644 0\nwrite /d/e 106496 15665 1\ncreate /d/a 644 0\nwrite /d/a 0 166953 2");
     if let Err(f) = run(setup, &ops.unwrap()) {
         panic!("{f}");
+    }
+}
+
+/// A directory goes while many files that were unlinked from it are still open: their inodes stand in its blocks.
+#[test]
+fn a_directory_goes_while_its_unlinked_files_are_open() {
+    for n in 0..4 {
+        let setup = Setup::numbered(n);
+        let trace = Trace::new(setup.make().unwrap());
+        let fs = setup.mount(&trace).unwrap();
+        let dir = fs.mkdir(Caller::ROOT, ROOT_INO, b"d", 0o755).unwrap();
+        let files: Vec<Attr> =
+            (0..700).map(|i| fs.create(Caller::ROOT, dir.ino, format!("f{i}").as_bytes(), 0o644).unwrap()).collect();
+        let target = link_target(200 + 100 * n as usize);
+        let link = fs.symlink(Caller::ROOT, dir.ino, b"link", &target).unwrap();
+        fs.unlink(dir.ino, b"link").unwrap();
+        for (i, f) in files.iter().enumerate() {
+            fs.write(Caller::ROOT, f.ino, 0, &bytes(i as u64, 0, 100 + i)).unwrap();
+            fs.unlink(dir.ino, format!("f{i}").as_bytes()).unwrap();
+        }
+        fs.sync().unwrap();
+        fs.rmdir(ROOT_INO, b"d").unwrap();
+        fs.forget(dir.ino, 1);
+        fs.sync().unwrap();
+        check(&trace.images()).unwrap();
+        for (i, f) in files.iter().enumerate() {
+            assert_eq!(read(&fs, f.ino, 0, 10_000).unwrap(), bytes(i as u64, 0, 100 + i), "file {i}");
+            fs.forget(f.ino, 1);
+        }
+        assert_eq!(fs.readlink(link.ino).unwrap(), target);
+        fs.close().unwrap();
+        check_unmounted(&trace.images()).unwrap();
     }
 }
