@@ -95,7 +95,7 @@ impl Fs {
     }
 
     /// An inode with a longer inline area than a slot has (a symbolic link) keeps its contents in a block instead.
-    fn fit_slot(&self, txn: &Txn<'_>, st: &mut NodeState) -> Result<()> {
+    pub(super) fn fit_slot(&self, txn: &Txn<'_>, st: &mut NodeState) -> Result<()> {
         use crate::format::InodeFormat;
         let InodeFormat::Inline(data) = std::mem::replace(&mut st.inode.format, InodeFormat::Extents(Vec::new()))
         else {

@@ -4,6 +4,7 @@ use super::{Fs, Locked, as_dir, now};
 use crate::dir::{self, Found};
 use crate::error::{Error, Result};
 use crate::format::dirblock::EntryKind;
+use crate::format::geometry::INODE_SLOT_SIZE;
 use crate::format::{BlockKind, Ino};
 use crate::inode::{Home, Node};
 use crate::journal::Txn;
@@ -113,8 +114,8 @@ impl Fs {
         crate::inode::store(txn, st)
     }
 
-    /// Before a directory goes: orphans in its blocks move to the external inode table. False when one of them is just
-    /// being freed: the caller lets go of everything and tries again.
+    /// Before a directory goes: orphans in its blocks move to the external inode table, one in each transaction, however
+    /// many there are. False when one has moved, or is just being freed: the caller lets go of everything and tries again.
     pub(super) fn empty_of_orphans(&self, txn: &Txn<'_>, locked: &mut Locked<'_>, dir: Ino) -> Result<bool> {
         let orphans = {
             let (inode, state) = as_dir(locked.get(dir)?)?;
@@ -130,10 +131,16 @@ impl Fs {
             if st.home != (Home::Embedded { block, entry, inode: self.inode_offset(block, entry)? }) {
                 continue;
             }
+            if st.inode.encoded_len() > INODE_SLOT_SIZE {
+                self.fit_slot(txn, &mut st)?;
+            }
             let slot = self.inodes.external.alloc(txn, &self.space, block)?;
             let home = Home::External { block: slot.buf.addr(), offset: slot.offset };
             st.inode.hint = self.after_orphan(ino);
+            let disk_size = st.disk_size;
+            let size = std::mem::replace(&mut st.inode.size, disk_size);
             crate::inode::write_inode(txn, &slot.buf, slot.offset, &st.inode, false);
+            st.inode.size = size;
             st.home = home;
             self.moved_orphan(ino, home);
             self.inodes.relocate(txn, ino, home)?;
@@ -142,6 +149,8 @@ impl Fs {
             let st = locked.get(dir)?;
             st.disk_size = st.inode.size;
             crate::inode::store(txn, st)?;
+            self.store_tables(txn)?;
+            return Ok(false);
         }
         // Blocks that a creation left behind when it failed.
         let st = locked.get(dir)?;
