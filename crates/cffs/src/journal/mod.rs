@@ -166,6 +166,11 @@ impl Journal {
     /// Begins a transaction that will log at most `reserve` bytes. Waits for a commit if the log lacks room. The caller
     /// holds no lock that an open transaction may want, and has no transaction open.
     pub fn begin(&self, reserve: usize) -> Result<Txn<'_>> {
+        // Estimates add up the worst of everything, which never comes together. With the smallest logs the largest of them
+        // is more than a group may take: such a transaction gets a group to itself.
+        let asked = reserve;
+        let reserve =
+            if self.has_log() && asked <= 2 * self.reserve_max() { asked.min(self.reserve_max()) } else { asked };
         if self.has_log() && reserve > self.reserve_max() {
             return Error::invalid(format!(
                 "the log is too small: an operation needs {reserve} bytes of it, {} are available",
