@@ -7,6 +7,8 @@ DESTDIR ?=
 ARGS   ?=
 # How often `make soak` kills the mount process.
 ROUNDS ?= 100
+# How long `make soak` runs random sequences against the reference model, and crashes them, in seconds.
+CAMPAIGN ?= 300
 
 bindir  = $(DESTDIR)$(PREFIX)/bin
 sbindir = $(DESTDIR)$(PREFIX)/sbin
@@ -24,7 +26,8 @@ help:
 	@echo 'make test         lint and all tests'
 	@echo 'make bench        benchmarks of the library'
 	@echo 'make bench-peers  cffs, ext4, xfs and btrfs over one slow disk (root)'
-	@echo 'make soak         kill the mount process ROUNDS times under load (root)'
+	@echo 'make soak         random sequences and crashes for CAMPAIGN seconds; then kill the'
+	@echo '                  mount process ROUNDS times under load (root)'
 	@echo 'make install      to PREFIX=$(PREFIX), DESTDIR honoured'
 
 build:
@@ -48,6 +51,7 @@ lint:
 soak:
 	scripts/setup.sh
 	$(CARGO) build --release -p cffs-cli -p cffs-lab
+	$(CARGO) run --release -p cffs-sim --bin campaign -- --seconds $(CAMPAIGN) --seed $$(date +%s)
 	target/release/cffs-lab soak --rounds $(ROUNDS) $(ARGS)
 
 bench:
