@@ -18,6 +18,7 @@ use crate::space::Run;
 use cffs_buf::AlignedBuf;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 /// Data written in one go, in bytes; bounds the memory that writeback holds on to.
 const BATCH_BYTES: usize = 32 << 20;
@@ -125,7 +126,7 @@ fn take(cx: &FileCtx<'_>, node: &Arc<Node>, for_log: bool) -> Result<Taken> {
         if st.dead || (st.orphan && !held) {
             return Ok(Taken::Nothing);
         }
-        let accessed = node.accessed.swap(i64::MIN, std::sync::atomic::Ordering::Relaxed);
+        let accessed = node.accessed.swap(i64::MIN, Ordering::Relaxed);
         if accessed > st.inode.atime {
             st.inode.atime = accessed;
             st.dirty = true;

@@ -105,16 +105,22 @@ impl Fs {
         self.writable()?;
         Self::check_name(name)?;
         let dir_node = self.node(parent)?;
+        let node = self.with_space(|| self.make_once(c, &dir_node, name, &new))?;
+        let st = node.state.read();
+        Ok(self.attr(&node, &st))
+    }
+
+    fn make_once(&self, c: Caller, dir_node: &Arc<Node>, name: &[u8], new: &NewFile<'_>) -> Result<Arc<Node>> {
         let long = new.target.filter(|t| t.len() > self.inline_max(name.len()));
         let _reserve = self.reserve_for_name(c.privileged())?;
         let _contents_reserve =
             self.set_aside(long.map_or(0, |t| self.geo.frags_for(t.len() as u64)), c.privileged())?;
-        let contents = long.map(|t| self.place_contents(parent, t)).transpose()?;
+        let contents = long.map(|t| self.place_contents(dir_node.ino, t)).transpose()?;
         let log_bytes = self.log_bytes_names() + contents.as_ref().map_or(0, |c| self.log_bytes_contents(c));
         let made = self.journal.begin(log_bytes).and_then(|txn| {
             let mut st = dir_node.state.write();
             txn.arm();
-            let made = self.make_in(&txn, c, &mut st, name, &new, contents.as_ref());
+            let made = self.make_in(&txn, c, &mut st, name, new, contents.as_ref());
             if made.is_err() {
                 self.keep_grown(&txn, &mut st)?;
             }
@@ -127,9 +133,7 @@ impl Fs {
         if let (Err(_), Some(contents)) = (&made, &contents) {
             self.space.cancel(contents.run);
         }
-        let node = made?;
-        let st = node.state.read();
-        Ok(self.attr(&node, &st))
+        made
     }
 
     /// After a failure: blocks that the directory or a table got meanwhile stay theirs.
@@ -267,6 +271,26 @@ impl Fs {
     pub(super) fn store_tables(&self, txn: &Txn<'_>) -> Result<()> {
         self.inodes.locator.store_inode(txn)?;
         self.inodes.external.store_inode(txn)
+    }
+
+    /// Ends an operation that used the tables: their own inodes are written also when it failed half way, as the tables
+    /// may have grown before.
+    pub(super) fn with_tables<R>(&self, txn: &Txn<'_>, outcome: Result<R>) -> Result<R> {
+        let stored = self.store_tables(txn);
+        let done = outcome?;
+        stored.map(|()| done)
+    }
+
+    /// Does what needs space for a name. Space that was freed a moment ago can be used when that is durable: with none
+    /// left, this is waited for once. Nothing may be locked.
+    pub(super) fn with_space<R>(&self, mut attempt: impl FnMut() -> Result<R>) -> Result<R> {
+        match attempt() {
+            Err(Error::NoSpace) if self.space.pending_frees() > 0 => {
+                self.journal.commit()?;
+                attempt()
+            }
+            outcome => outcome,
+        }
     }
 
     /// Finds a place for contents that are to be durable with the inode they belong to: the target of a symbolic link

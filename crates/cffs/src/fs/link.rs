@@ -19,9 +19,14 @@ impl Fs {
         Self::check_name(name)?;
         let node = self.node(ino)?;
         let dir_node = self.node(parent)?;
+        self.with_space(|| self.link_once(&node, &dir_node, name))
+    }
+
+    fn link_once(&self, node: &Arc<Node>, dir_node: &Arc<Node>, name: &[u8]) -> Result<Attr> {
+        let (ino, parent) = (node.ino, dir_node.ino);
         let _reserve = self.reserve_for_name(true)?;
         let txn = self.journal.begin(self.log_bytes_names() + self.log_bytes_remove())?;
-        let mut locked = Locked::new(&[&dir_node, &node]);
+        let mut locked = Locked::new(&[dir_node, node]);
         {
             let st = locked.get(ino)?;
             if st.inode.is_dir() {
@@ -43,6 +48,9 @@ impl Fs {
         if dir::lookup(&cx, dir_inode, dir_state, name)?.is_some() {
             return Err(Error::Exists);
         }
+        // Read before anything changes.
+        let _home = self.home_block(locked.get(ino)?.home)?;
+        let (dir_inode, dir_state) = as_dir(locked.get(parent)?)?;
         // The new name keeps room for the inode, which may come to it one day.
         let room = self.link_room(name.len());
         let slot = dir::prepare_insert(&cx, &txn, &self.space, &*self.placement, dir_inode, dir_state, name, room);
@@ -68,7 +76,7 @@ impl Fs {
         self.store_tables(&txn)?;
         txn.done();
         node.refs.fetch_add(1, Ordering::AcqRel);
-        Ok(self.attr(&node, st))
+        Ok(self.attr(node, st))
     }
 
     /// Room for an inode that an external link keeps.
@@ -79,19 +87,33 @@ impl Fs {
     /// Moves an embedded inode into the external inode table; its entry becomes an external link.
     pub(super) fn externalize(&self, txn: &Txn<'_>, st: &mut NodeState) -> Result<()> {
         let Home::Embedded { block, entry, .. } = st.home else { return Ok(()) };
+        let buf = self.cache.read_meta_any_owner(BlockKind::Dir, block)?;
+        self.move_to_slot(txn, st)?;
+        dirblock::make_link(&mut txn.edit(&buf), entry);
+        Ok(())
+    }
+
+    /// Gives an embedded inode a slot of the external inode table. What becomes of its entry is the caller's.
+    pub(super) fn move_to_slot(&self, txn: &Txn<'_>, st: &mut NodeState) -> Result<()> {
+        let Home::Embedded { block, .. } = st.home else { return Ok(()) };
         let ino = st.inode.ino;
-        if st.inode.encoded_len() > crate::format::geometry::INODE_SLOT_SIZE {
-            self.fit_slot(txn, st)?;
-        }
+        // What the changes below need to read is held, so that none of them fails half way.
+        let _held = self.inodes.locator.find(&self.cache, ino)?;
         let slot = self.inodes.external.alloc(txn, &self.space, block)?;
-        let home = Home::External { block: slot.buf.addr(), offset: slot.offset };
+        if st.inode.encoded_len() > crate::format::geometry::INODE_SLOT_SIZE
+            && let Err(e) = self.fit_slot(txn, st)
+        {
+            self.inodes.external.free(txn, &self.space, slot.index)?;
+            return Err(e);
+        }
+        if st.orphan {
+            st.inode.hint = self.after_orphan(ino);
+        }
         let size = std::mem::replace(&mut st.inode.size, st.disk_size);
         crate::inode::write_inode(txn, &slot.buf, slot.offset, &st.inode, false);
         st.inode.size = size;
-        let buf = self.cache.read_meta_any_owner(BlockKind::Dir, block)?;
-        dirblock::make_link(&mut txn.edit(&buf), entry);
-        st.home = home;
-        self.inodes.relocate(txn, ino, home)
+        st.home = Home::External { block: slot.buf.addr(), offset: slot.offset };
+        self.inodes.relocate(txn, ino, st.home)
     }
 
     /// An inode with a longer inline area than a slot has (a symbolic link) keeps its contents in a block instead.
@@ -133,16 +155,16 @@ impl Fs {
             }
             e.inode_offset()
         };
+        // What can fail comes first; the slot's contents are in memory.
+        let _held = self.inodes.locator.find(&self.cache, node.ino)?;
         txn.arm();
+        self.with_tables(&txn, self.free_external(&txn, block, offset))?;
         st.inode.parent = dir_node.ino;
         let size = std::mem::replace(&mut st.inode.size, st.disk_size);
         dirblock::make_embedded(&mut txn.edit(found.buf()), found.offset, &st.inode);
         st.inode.size = size;
         st.home = Home::Embedded { block: found.block, entry: found.offset, inode: at };
-        let home = st.home;
-        self.free_external(&txn, block, offset)?;
-        self.inodes.relocate(&txn, node.ino, home)?;
-        self.store_tables(&txn)?;
+        self.inodes.relocate(&txn, node.ino, st.home)?;
         txn.done();
         Ok(())
     }

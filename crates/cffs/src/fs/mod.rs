@@ -17,6 +17,8 @@ mod orphan;
 pub mod path;
 mod remove;
 mod rename;
+#[cfg(test)]
+mod tests;
 
 pub use api::*;
 

@@ -35,7 +35,7 @@ impl Fs {
             let st = node.state.read();
             if st.dead || st.orphan {
                 drop(st);
-                self.forget(node.ino, 1);
+                self.forget_node(&node, 1);
                 continue;
             }
             if self.wants_embedding(&st) {
@@ -52,22 +52,24 @@ impl Fs {
 
     /// The node behind a name.
     pub(super) fn find_node(&self, dir: &Arc<Node>, name: &[u8]) -> Result<Option<Arc<Node>>> {
-        let ino = {
-            let st = dir.state.read();
-            let Some(state) = &st.dir else { return Err(Error::NotDir) };
-            if st.dead {
-                return Ok(None);
-            }
-            let Some(found) = dir::lookup(&self.dir_cx(), &st.inode, state, name)? else { return Ok(None) };
-            if found.kind == EntryKind::Embedded {
-                return self.embedded(&found.buf().clone(), found.offset, found.ino).map(Some);
-            }
-            found.ino
-        };
+        let st = dir.state.read();
+        let Some(state) = &st.dir else { return Err(Error::NotDir) };
+        if st.dead {
+            return Ok(None);
+        }
+        let Some(found) = dir::lookup(&self.dir_cx(), &st.inode, state, name)? else { return Ok(None) };
+        if found.kind == EntryKind::Embedded {
+            return self.embedded(found.buf(), found.offset, found.ino).map(Some);
+        }
+        self.linked(found.ino).map(Some)
+    }
+
+    /// The node of an external link. Its directory stays locked meanwhile: else the file could go, and its number to
+    /// another one.
+    fn linked(&self, ino: Ino) -> Result<Arc<Node>> {
         match self.inodes.get(&self.cache, ino) {
-            Ok(n) => Ok(Some(n)),
-            Err(Error::Stale) => Ok(None),
-            Err(e) => Err(e),
+            Err(Error::Stale) => Err(Corrupt(format!("inode {ino} has a name and is not in the locator table")).into()),
+            found => found,
         }
     }
 
@@ -79,6 +81,7 @@ impl Fs {
             let e = dirblock::entry_at(&b, entry).filter(|e| e.kind == EntryKind::Embedded).ok_or_else(bad)?;
             let at = e.inode_offset();
             let inode = Inode::decode(&b[at..e.offset + e.len])?;
+            crate::inode::check(&self.geo, &inode)?;
             Ok((inode, Home::Embedded { block: buf.addr(), entry, inode: at }))
         })?;
         Ok(node)
@@ -111,8 +114,9 @@ impl Fs {
                 dir::read(&self.dir_cx(), &st.inode, state, cookie, &mut |e: &Entry<'_>, cookie, buf| {
                     let Some(file_type) = e.file_type else { return Ok(true) };
                     let node = match e.kind {
-                        EntryKind::Embedded if with_attr => Some(self.embedded(buf, e.offset, e.ino)?),
-                        _ => None,
+                        _ if !with_attr => None,
+                        EntryKind::Embedded => Some(self.embedded(buf, e.offset, e.ino)?),
+                        _ => Some(self.linked(e.ino)?),
                     };
                     let entry = DirEntry { name: e.name.to_vec(), ino: e.ino, file_type, cookie, attr: None };
                     batch.push((entry, node));
@@ -122,15 +126,14 @@ impl Fs {
             let more = batch.len() == LIST_BATCH;
             for (mut entry, node) in batch {
                 cookie = entry.cookie;
-                if with_attr {
+                if let Some(node) = &node {
                     // A name that went away meanwhile is left out.
-                    let Some(attr) = self.entry_attr(entry.ino, node)? else { continue };
+                    let Some(attr) = self.entry_attr(node) else { continue };
                     entry.attr = Some(attr);
                 }
-                let ino = entry.ino;
                 if !f(entry) {
-                    if with_attr {
-                        self.forget(ino, 1);
+                    if let Some(node) = &node {
+                        self.forget_node(node, 1);
                     }
                     return Ok(());
                 }
@@ -143,37 +146,42 @@ impl Fs {
         }
     }
 
-    fn entry_attr(&self, ino: Ino, node: Option<Arc<Node>>) -> Result<Option<Attr>> {
-        let node = match node {
-            Some(n) => n,
-            None => match self.inodes.get(&self.cache, ino) {
-                Ok(n) => n,
-                Err(Error::Stale) => return Ok(None),
-                Err(e) => return Err(e),
-            },
-        };
+    /// Attributes of a file that was just found under a name, with one more reference; `None` if the name is gone.
+    fn entry_attr(&self, node: &Arc<Node>) -> Option<Attr> {
         node.refs.fetch_add(1, Ordering::AcqRel);
         let st = node.state.read();
         if st.dead || st.orphan {
             drop(st);
-            self.forget(ino, 1);
-            return Ok(None);
+            self.forget_node(node, 1);
+            return None;
         }
-        Ok(Some(self.attr(&node, &st)))
+        Some(self.attr(node, &st))
     }
 
     /// Whether `ancestor` is `dir` or above it. The tree must not change meanwhile (see the lock `moving`).
     pub(super) fn is_within(&self, dir: Ino, ancestor: Ino) -> Result<bool> {
         let mut at = dir;
+        // A chain that does not end at the root, on a damaged device, comes back to one of these.
+        let (mut mark, mut steps, mut next_mark) = (dir, 0u64, 16u64);
         loop {
             if at == ancestor {
                 return Ok(true);
             }
-            let up = self.parent(at)?;
+            let up = match self.parent(at) {
+                Err(Error::Stale) => return Err(Error::NotFound), // removed meanwhile, with all that was above it
+                up => up?,
+            };
             if up == at {
                 return Ok(false);
             }
+            if up == mark {
+                return Err(Corrupt(format!("directory {up} is its own ancestor")).into());
+            }
             at = up;
+            steps += 1;
+            if steps == next_mark {
+                (mark, next_mark) = (at, 2 * next_mark);
+            }
         }
     }
 }

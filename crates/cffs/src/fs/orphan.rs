@@ -2,6 +2,7 @@
 //! crash finds them.
 
 use super::{Fs, Locked};
+use crate::cache::BufRef;
 use crate::dir;
 use crate::error::{Error, Result};
 use crate::format::dirblock::BlockEdit;
@@ -27,15 +28,21 @@ struct Link {
 }
 
 impl Fs {
-    fn write_link(&self, txn: &Txn<'_>, home: Home, next: Ino) -> Result<()> {
-        let (buf, at) = match home {
-            Home::Embedded { block, inode, .. } => (txn.cache().read_meta_any_owner(BlockKind::Dir, block)?, inode),
+    /// The block that an inode stands in, and its offset there. Who holds the block can change the inode in a
+    /// transaction without an error.
+    pub(super) fn home_block(&self, home: Home) -> Result<(BufRef, usize)> {
+        match home {
+            Home::Embedded { block, inode, .. } => Ok((self.cache.read_meta_any_owner(BlockKind::Dir, block)?, inode)),
             Home::External { block, offset } => {
                 let id = BlockId { kind: BlockKind::ExternalInodes, addr: block, owner: EXTERNAL_INO };
-                (txn.cache().read_meta(id)?, offset)
+                Ok((self.cache.read_meta(id)?, offset))
             }
-            Home::System => return Err(Error::NotPermitted),
-        };
+            Home::System => Err(Error::NotPermitted),
+        }
+    }
+
+    fn write_link(&self, txn: &Txn<'_>, home: Home, next: Ino) -> Result<()> {
+        let (buf, at) = self.home_block(home)?;
         put_u64(txn.edit(&buf).range(at + INODE_HINT, 8), 0, next);
         Ok(())
     }
@@ -58,22 +65,23 @@ impl Fs {
     /// Takes a file off the list.
     fn pull_orphan(&self, txn: &Txn<'_>, ino: Ino) -> Result<()> {
         let mut list = self.orphans.lock();
-        let Some(link) = list.links.remove(&ino) else {
+        let Some(link) = list.links.get(&ino) else {
             return Err(Corrupt(format!("inode {ino} is not on the orphan list")).into());
         };
-        if let Some(a) = list.links.get_mut(&link.after) {
-            a.before = link.before;
-        }
-        match list.links.get_mut(&link.before) {
-            Some(b) => {
-                b.after = link.after;
-                let home = b.home;
-                self.write_link(txn, home, link.after)?;
-            }
+        let (before, after) = (link.before, link.after);
+        match list.links.get(&before).map(|b| b.home) {
+            Some(home) => self.write_link(txn, home, after)?,
             None => {
-                list.head = link.after;
-                self.space.with_counters(|c| c.orphan_head = link.after);
+                list.head = after;
+                self.space.with_counters(|c| c.orphan_head = after);
             }
+        }
+        list.links.remove(&ino);
+        if let Some(b) = list.links.get_mut(&before) {
+            b.after = after;
+        }
+        if let Some(a) = list.links.get_mut(&after) {
+            a.before = before;
         }
         Ok(())
     }
@@ -92,12 +100,18 @@ impl Fs {
 
     /// Drops references. A file without a name goes with the last one.
     pub fn forget(&self, ino: Ino, n: u64) {
-        let Some(node) = self.inodes.cached(ino) else { return };
+        if let Some(node) = self.inodes.cached(ino) {
+            self.forget_node(&node, n);
+        }
+    }
+
+    /// As [`Fs::forget`], for whoever has the node: its number may be another file's already.
+    pub(super) fn forget_node(&self, node: &Arc<Node>, n: u64) {
         let before = node.refs.fetch_update(Ordering::AcqRel, Ordering::Acquire, |r| Some(r.saturating_sub(n)));
         if before.is_ok_and(|r| r <= n) {
             let gone = { node.state.read().orphan };
             if gone {
-                self.reclaim_or_log(&node);
+                self.reclaim_or_log(node);
             }
         }
     }
@@ -153,9 +167,17 @@ impl Fs {
             // The directory of an embedded orphan is changed with it.
             let dir = match home {
                 Home::Embedded { block, .. } => {
-                    let buf = self.cache.read_meta_any_owner(BlockKind::Dir, block)?;
-                    let owner = crate::format::block_owner(&buf.read());
-                    Some(self.node(owner)?)
+                    let read = || {
+                        let buf = self.cache.read_meta_any_owner(BlockKind::Dir, block)?;
+                        let owner = crate::format::block_owner(&buf.read());
+                        self.node(owner)
+                    };
+                    match read() {
+                        Ok(dir) => Some(dir),
+                        // It was moved out of a directory that went away.
+                        Err(_) if node.state.read().home != home => continue,
+                        Err(e) => return Err(e),
+                    }
                 }
                 _ => None,
             };
@@ -165,6 +187,7 @@ impl Fs {
             let mut locked = Locked::new(&nodes);
             {
                 let st = locked.get(ino)?;
+                // A writeback of times alone may be on its way; it finds the node dead and leaves its place alone.
                 if st.home != home {
                     continue; // it was moved out of a directory that went away
                 }
@@ -173,6 +196,8 @@ impl Fs {
                 }
                 st.data.clear(&self.file_cx());
             }
+            // What the changes below need to read is held, so that none of them fails half way.
+            let _held = (self.home_block(home)?, self.inodes.locator.find(&self.cache, ino)?);
             txn.arm();
             self.pull_orphan(&txn, ino)?;
             match (home, &dir) {
@@ -194,14 +219,14 @@ impl Fs {
             st.dirty = false;
             let was_dir = st.inode.is_dir();
             // Before the number is free: whoever gets it next puts a node of its own there.
-            self.inodes.remove(ino);
+            self.inodes.remove(node);
+            if was_dir {
+                self.placement.forget(ino);
+            }
             self.inodes.locator.free(&txn, &self.space, ino)?;
             self.space.with_counters(|c| c.inodes = c.inodes.saturating_sub(1));
             self.store_tables(&txn)?;
             txn.done();
-            if was_dir {
-                self.placement.forget(ino);
-            }
             return Ok(());
         }
     }

@@ -4,8 +4,7 @@ use super::{Fs, Locked, as_dir, now};
 use crate::dir::{self, Found};
 use crate::error::{Error, Result};
 use crate::format::dirblock::EntryKind;
-use crate::format::geometry::INODE_SLOT_SIZE;
-use crate::format::{BlockKind, Ino};
+use crate::format::{BlockKind, Corrupt, Ino};
 use crate::inode::{Home, Node};
 use crate::journal::Txn;
 use std::sync::Arc;
@@ -31,8 +30,8 @@ impl Fs {
             let txn = self.journal.begin(self.log_bytes_remove())?;
             let mut locked = Locked::new(&[&dir_node, &node]);
             let Some(found) = self.find_locked(&mut locked, parent, name)? else { return Err(Error::NotFound) };
-            if found.ino != node.ino {
-                continue; // the name went to another file in between
+            if found.ino != node.ino || locked.get(node.ino)?.dead {
+                continue; // the name went to another file in between, perhaps one with the same number
             }
             {
                 let st = locked.get(node.ino)?;
@@ -43,7 +42,7 @@ impl Fs {
                     _ => {}
                 }
             }
-            if directory && !self.empty_of_orphans(&txn, &mut locked, node.ino)? {
+            if directory && !self.with_tables(&txn, self.empty_of_orphans(&txn, &mut locked, node.ino))? {
                 drop(locked);
                 drop(txn);
                 std::thread::yield_now();
@@ -97,6 +96,8 @@ impl Fs {
         let cx = self.dir_cx();
         let (dir_st, st) = locked.pair(dir, found.ino)?;
         let last = st.inode.is_dir() || st.inode.nlink <= 1;
+        // Read before anything changes.
+        let _home = self.home_block(st.home)?;
         {
             let (inode, state) = as_dir(dir_st)?;
             if found.kind == EntryKind::Embedded {
@@ -114,8 +115,8 @@ impl Fs {
         crate::inode::store(txn, st)
     }
 
-    /// Before a directory goes: orphans in its blocks move to the external inode table, one in each transaction, however
-    /// many there are. False when one has moved, or is just being freed: the caller lets go of everything and tries again.
+    /// Before a directory goes: orphans in its blocks move to the external inode table, one in each transaction. False
+    /// when there may be more, or one is just being freed: the caller lets go of everything and tries again.
     pub(super) fn empty_of_orphans(&self, txn: &Txn<'_>, locked: &mut Locked<'_>, dir: Ino) -> Result<bool> {
         let orphans = {
             let (inode, state) = as_dir(locked.get(dir)?)?;
@@ -124,32 +125,23 @@ impl Fs {
             }
             dir::orphans_in(&self.dir_cx(), inode, state)?
         };
-        for (block, entry, ino) in orphans {
+        if let Some((block, entry, ino)) = orphans.first().copied() {
             let node = self.inodes.cached(ino).ok_or(Error::Stale)?;
             // Out of order, so without waiting: whoever holds the orphan may be waiting for the directory.
             let Some(mut st) = node.state.try_write() else { return Ok(false) };
-            if st.home != (Home::Embedded { block, entry, inode: self.inode_offset(block, entry)? }) {
-                continue;
+            let home = Home::Embedded { block, entry, inode: self.inode_offset(block, entry)? };
+            if st.home != home {
+                return Err(
+                    Corrupt(format!("inode {ino}: an orphan at {home:?} is known to be at {:?}", st.home)).into()
+                );
             }
-            if st.inode.encoded_len() > INODE_SLOT_SIZE {
-                self.fit_slot(txn, &mut st)?;
-            }
-            let slot = self.inodes.external.alloc(txn, &self.space, block)?;
-            let home = Home::External { block: slot.buf.addr(), offset: slot.offset };
-            st.inode.hint = self.after_orphan(ino);
-            let disk_size = st.disk_size;
-            let size = std::mem::replace(&mut st.inode.size, disk_size);
-            crate::inode::write_inode(txn, &slot.buf, slot.offset, &st.inode, false);
-            st.inode.size = size;
-            st.home = home;
-            self.moved_orphan(ino, home);
-            self.inodes.relocate(txn, ino, home)?;
-            let (inode, state) = as_dir(locked.get(dir)?)?;
+            self.move_to_slot(txn, &mut st)?;
+            self.moved_orphan(ino, st.home);
+            let dir_st = locked.get(dir)?;
+            let (inode, state) = as_dir(dir_st)?;
             dir::remove_orphan(&self.dir_cx(), txn, &self.space, inode, state, block, entry)?;
-            let st = locked.get(dir)?;
-            st.disk_size = st.inode.size;
-            crate::inode::store(txn, st)?;
-            self.store_tables(txn)?;
+            dir_st.disk_size = dir_st.inode.size;
+            crate::inode::store(txn, dir_st)?;
             return Ok(false);
         }
         // Blocks that a creation left behind when it failed.

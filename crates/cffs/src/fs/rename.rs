@@ -41,7 +41,7 @@ impl Fs {
             if target.is_some() && !flags.exchange {
                 self.settle_data(&node)?;
             }
-            if self.rename_once(&a, &b, &node, target.as_ref(), flags)? {
+            if self.with_space(|| self.rename_once(&a, &b, &node, target.as_ref(), flags))? {
                 return Ok(());
             }
         }
@@ -84,6 +84,9 @@ impl Fs {
         if found.ino != node.ino || found_to.as_ref().map(|f| f.ino) != target.map(|t| t.ino) {
             return Ok(false);
         }
+        if locked.get(node.ino)?.dead || target.is_some_and(|t| locked.get(t.ino).is_ok_and(|st| st.dead)) {
+            return Ok(false); // the name has another file of the same number
+        }
         {
             let dead = |st: &super::NodeState| st.dead || st.orphan;
             if dead(locked.get(a.dir.ino)?) || dead(locked.get(b.dir.ino)?) {
@@ -96,8 +99,7 @@ impl Fs {
                 return Ok(true);
             }
             txn.arm();
-            self.exchange(&txn, &mut locked, a, b, &found, found_to, now)?;
-            self.store_tables(&txn)?;
+            self.with_tables(&txn, self.exchange(&txn, &mut locked, a, b, &found, found_to, now))?;
             txn.done();
             return Ok(true);
         }
@@ -111,7 +113,7 @@ impl Fs {
                 (true, false) => return Err(Error::NotDir),
                 (false, true) => return Err(Error::IsDir),
                 (true, true) if !dir::is_empty(&st.inode) => return Err(Error::NotEmpty),
-                (true, true) if !self.empty_of_orphans(&txn, &mut locked, found_to.ino)? => {
+                (true, true) if !self.with_tables(&txn, self.empty_of_orphans(&txn, &mut locked, found_to.ino))? => {
                     return Ok(false);
                 }
                 _ => {}
@@ -120,8 +122,7 @@ impl Fs {
         if across && locked.get(node.ino)?.inode.is_dir() && locked.get(b.dir.ino)?.inode.nlink >= LINK_MAX {
             return Err(Error::TooManyLinks);
         }
-        self.move_name(&txn, &mut locked, a, b, &found, found_to.as_ref(), now)?;
-        self.store_tables(&txn)?;
+        self.with_tables(&txn, self.move_name(&txn, &mut locked, a, b, &found, found_to.as_ref(), now))?;
         txn.done();
         drop(locked);
         drop(txn);
@@ -146,6 +147,12 @@ impl Fs {
         let cx = self.dir_cx();
         let ino = found.ino;
         let mut embedded = found.kind == EntryKind::Embedded;
+        // What the changes below need to read is held, so that none of them fails half way.
+        let _held = (
+            self.inodes.locator.find(&self.cache, ino)?,
+            self.home_block(locked.get(ino)?.home)?,
+            found_to.map(|to| self.home_block(locked.get(to.ino)?.home)).transpose()?,
+        );
         if embedded && !dir::fits(&self.geo, b.name.len(), locked.get(ino)?.inode.encoded_len()) {
             // A long name in a small block leaves no room for this inode.
             self.externalize(txn, locked.get(ino)?)?;

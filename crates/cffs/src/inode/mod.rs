@@ -216,7 +216,7 @@ pub fn load_at(cache: &Cache, ino: Ino, location: Location) -> Result<(Inode, Ho
 }
 
 /// Checks what later code relies on.
-fn check(g: &Geometry, inode: &Inode) -> Result<()> {
+pub(crate) fn check(g: &Geometry, inode: &Inode) -> Result<()> {
     if let crate::format::InodeFormat::Extents(list) = &inode.format
         && let Some(e) = list.iter().find(|e| !g.contains(e.start, e.len))
     {
@@ -311,15 +311,16 @@ impl Inodes {
                 }
                 shard.departures
             };
-            let (inode, home) = if (1..=LAST_SYSTEM_INO).contains(&ino) {
-                (table::load_system_inode(cache, ino)?, Home::System)
+            let loaded = if (1..=LAST_SYSTEM_INO).contains(&ino) {
+                table::load_system_inode(cache, ino).map(|inode| (inode, Home::System))
             } else {
-                load_at(cache, ino, self.locate(cache, ino)?)?
+                self.locate(cache, ino).and_then(|location| load_at(cache, ino, location))
             };
             let mut shard = self.shard(ino).lock();
             if shard.departures != departures || shard.map.contains_key(&ino) {
-                continue; // somebody else had it meanwhile and may have changed it
+                continue; // somebody else had it meanwhile and may have changed or moved it: errors do not count either
             }
+            let (inode, home) = loaded?;
             let node = Arc::new(Node::new(inode, home));
             self.put(&mut shard, node.clone());
             return Ok(node);
@@ -349,11 +350,12 @@ impl Inodes {
         node
     }
 
-    /// Forgets a node that is gone.
-    pub fn remove(&self, ino: Ino) {
-        let mut shard = self.shard(ino).lock();
+    /// Forgets a node that is gone. Its number may have gone to a new file in the meantime, whose node stays.
+    pub fn remove(&self, node: &Arc<Node>) {
+        let mut shard = self.shard(node.ino).lock();
         shard.departures += 1;
-        if shard.map.remove(&ino).is_some() {
+        if shard.map.get(&node.ino).is_some_and(|n| Arc::ptr_eq(n, node)) {
+            shard.map.remove(&node.ino);
             self.count.fetch_sub(1, Ordering::Relaxed);
         }
     }
