@@ -4,7 +4,7 @@ use cffs::check::{CheckOptions, check};
 use cffs::device::{Device, MemoryDevice};
 use cffs::error::Error;
 use cffs::format::ROOT_INO;
-use cffs::fs::{Caller, Fs, MountOptions, RenameFlags, path};
+use cffs::fs::{Caller, Fs, MountOptions, RenameFlags, SetAttr, path};
 use cffs::mkfs::{MkfsOptions, mkfs};
 use std::sync::Arc;
 
@@ -160,4 +160,59 @@ fn space_of_removed_files_is_there_for_names_at_once() {
     }
     fs.close().unwrap();
     clean(&dev);
+}
+
+#[test]
+fn a_write_that_finds_no_space_changes_nothing() {
+    let dev = fresh(16 << 20, false);
+    let fs = mount(&dev, options());
+    let make = |name: String| fs.create(ROOT, ROOT_INO, name.as_bytes(), 0o644).unwrap().ino;
+    let (file, filler) = (make("file".into()), make("filler".into()));
+    let grains: Vec<u64> = (0..400).map(|i| make(format!("grain{i}"))).collect();
+    let mut model = vec![0u8; 24_576 + 1500];
+    for piece in 0..4 {
+        let at = piece * 8192;
+        model[at..at + 1500].fill(1);
+        fs.write(ROOT, file, at as u64, &[1; 1500]).unwrap();
+    }
+    let (mut at, mut before) = (0, 1);
+    while at != before {
+        before = at;
+        while let Ok(n) = fs.write(ROOT, filler, at, &[2; 4096]) {
+            at += n as u64;
+        }
+        fs.sync().unwrap(); // less is set aside then
+    }
+    // Two fragments are left: room for the data, but not for the tree of extents that this may need.
+    for grain in grains {
+        fs.sync().unwrap();
+        if fs.statfs().free > 2 {
+            fs.write(ROOT, grain, 0, &[3; 1000]).unwrap();
+        }
+    }
+    assert_eq!(fs.statfs().free, 2);
+    let mut failed = 0;
+    for (offset, len) in [(0, 100), (1000, 2000), (1400, 700), (4096, 2000), (8000, 300), (1000, 900)] {
+        match fs.write(ROOT, file, offset, &vec![4; len]) {
+            Err(e) => {
+                assert!(matches!(e, Error::NoSpace), "{e}");
+                failed += 1;
+            }
+            Ok(n) => {
+                model.resize(model.len().max(offset as usize + n), 0);
+                model[offset as usize..offset as usize + n].fill(4);
+            }
+        }
+    }
+    assert!(failed > 0);
+    let size = SetAttr { size: Some(40_000), ..SetAttr::default() };
+    if fs.setattr(ROOT, file, size).is_ok() {
+        model.resize(40_000, 0);
+    }
+    assert_eq!(path::read_file(&fs, b"/file").unwrap(), model);
+    fs.close().unwrap();
+    clean(&dev);
+    let fs = mount(&dev, options());
+    assert_eq!(path::read_file(&fs, b"/file").unwrap(), model);
+    fs.close().unwrap();
 }

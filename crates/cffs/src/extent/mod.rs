@@ -290,9 +290,13 @@ fn height(inode: &Inode) -> usize {
 /// Most blocks that the tree can grow by when `frags` fragments, in `ranges` ranges without gaps, are inserted: each
 /// fragment an extent of its own, each range at the worst place.
 pub fn worst_case_blocks(g: &Geometry, inode: &Inode, ranges: u64, frags: u64) -> u64 {
-    if let InodeFormat::Extents(list) = &inode.format
-        && list.len() as u64 + frags <= inode.root_capacity() as u64
-    {
+    // Inline contents make way for a list.
+    let listed = match &inode.format {
+        InodeFormat::Extents(list) => Some(list.len() as u64),
+        InodeFormat::Inline(_) => Some(0),
+        InodeFormat::Tree { .. } => None,
+    };
+    if listed.is_some_and(|n| n + frags <= inode.root_capacity() as u64) {
         return 0;
     }
     let capacity = node_capacity(g.block_size()) as u64;

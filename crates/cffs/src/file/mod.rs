@@ -100,9 +100,14 @@ impl FileData {
 /// Brings the reservation for the extent tree up to what the dirty pages may need at worst.
 pub(crate) fn reserve_tree(cx: &FileCtx<'_>, st: &mut NodeState, privileged: bool) -> Result<()> {
     let frags: u64 = st.data.pages.values().map(|p| p.reserved).sum();
+    let pages = st.data.pages.len() as u64;
+    reserve_tree_for(cx, st, frags, pages, privileged)
+}
+
+/// The same for `frags` fragments reserved for `pages` pages.
+fn reserve_tree_for(cx: &FileCtx<'_>, st: &mut NodeState, frags: u64, pages: u64, privileged: bool) -> Result<()> {
     let g = cx.cache.geometry();
-    let ranges = st.data.pages.len() as u64;
-    let need = extent::worst_case_blocks(g, &st.inode, ranges.min(frags), frags) * g.frags_per_block();
+    let need = extent::worst_case_blocks(g, &st.inode, pages.min(frags), frags) * g.frags_per_block();
     if need > st.data.tree_reserved {
         cx.space.reserve(need - st.data.tree_reserved, privileged)?;
     } else {
@@ -283,8 +288,14 @@ fn dirty_page(
     let frags = base + (dirty.start / fs) as u64..base + dirty.end.div_ceil(fs) as u64;
     let had = existed.map_or(0, |(_, r)| r);
     let need = unmapped(cx, st, frags)?;
-    if need > had {
-        cx.space.reserve(need - had, privileged)?;
+    let more = need.saturating_sub(had);
+    cx.space.reserve(more, privileged)?;
+    // Before the page changes: a write that finds no space leaves the file as it was.
+    let frags = st.data.pages.values().map(|p| p.reserved).sum::<u64>() + more;
+    let pages = st.data.pages.len() as u64 + u64::from(new);
+    if let Err(e) = reserve_tree_for(cx, st, frags, pages, privileged) {
+        cx.space.unreserve(more);
+        return Err(e);
     }
     // Inline contents are read in, whatever is overwritten: all of the page goes to the device.
     let covered = if inline { within.end..within.end } else { within.clone() };
@@ -295,18 +306,11 @@ fn dirty_page(
             Arc::make_mut(&mut p.bytes)[within].copy_from_slice(bytes);
         }
     });
-    if let Err(e) = outcome {
-        cx.space.unreserve(need.saturating_sub(had));
-        return Err(e);
+    if outcome.is_err() {
+        cx.space.unreserve(more);
+        let _ = reserve_tree(cx, st, privileged); // less than before
     }
-    if let Err(e) = reserve_tree(cx, st, privileged) {
-        // A page that was there keeps its bytes: what it had may be nowhere else yet.
-        if new {
-            st.data.drop_page(cx, index);
-        }
-        return Err(e);
-    }
-    Ok(())
+    outcome
 }
 
 /// Before a file grows beyond `st.inode.size`, bytes of its last fragment beyond the old end become zeros: they may hold

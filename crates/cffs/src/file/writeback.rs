@@ -394,8 +394,11 @@ fn tell_last(cx: &FileCtx<'_>, txn: &Txn<'_>, st: &mut NodeState, job: &mut Job)
     if let Some(bytes) = job.inline.take() {
         st.inode.format = InodeFormat::Inline(bytes);
     }
-    // A file that is being cut has extents up to a greater size on the device.
-    st.disk_size = st.disk_size.max(job.size);
+    // A file that is being cut has extents up to a greater size on the device. A directory's size is its own business:
+    // it may have shrunk since its times were taken.
+    if st.dir.is_none() {
+        st.disk_size = st.disk_size.max(job.size);
+    }
     for (index, _, _) in job.pages.drain(..) {
         let Some(p) = st.data.pages.get_mut(&index) else { continue };
         p.writing = false;
