@@ -73,18 +73,24 @@ impl Fs {
         }
     }
 
-    /// The node of an inode embedded in an entry of a directory that is locked.
-    fn embedded(&self, buf: &BufRef, entry: usize, ino: Ino) -> Result<Arc<Node>> {
+    /// The node of an inode embedded in an entry of a directory that is locked. (The lock keeps the name, but the inode
+    /// may leave the entry meanwhile: its file got another name.)
+    pub(super) fn embedded(&self, buf: &BufRef, entry: usize, ino: Ino) -> Result<Arc<Node>> {
+        let mut left = false;
         let node = self.inodes.get_or_load(ino, || {
             let b = buf.read();
             let bad = || Corrupt(format!("directory block {}: no inode at byte {entry}", buf.addr()));
-            let e = dirblock::entry_at(&b, entry).filter(|e| e.kind == EntryKind::Embedded).ok_or_else(bad)?;
+            let e = dirblock::entry_at(&b, entry).filter(|e| e.is_name() && e.ino == ino).ok_or_else(bad)?;
+            if e.kind == EntryKind::Link {
+                left = true;
+                return Err(Error::Stale);
+            }
             let at = e.inode_offset();
             let inode = Inode::decode(&b[at..e.offset + e.len])?;
             crate::inode::check(&self.geo, &inode)?;
             Ok((inode, Home::Embedded { block: buf.addr(), entry, inode: at }))
-        })?;
-        Ok(node)
+        });
+        if left { self.linked(ino) } else { node }
     }
 
     /// The directory above a directory (the root's is the root).
