@@ -158,13 +158,14 @@ impl Fs {
         // What can fail comes first; the slot's contents are in memory.
         let _held = self.inodes.locator.find(&self.cache, node.ino)?;
         txn.arm();
-        self.with_tables(&txn, self.free_external(&txn, block, offset))?;
+        self.free_external(&txn, block, offset)?;
         st.inode.parent = dir_node.ino;
         let size = std::mem::replace(&mut st.inode.size, st.disk_size);
         dirblock::make_embedded(&mut txn.edit(found.buf()), found.offset, &st.inode);
         st.inode.size = size;
         st.home = Home::Embedded { block: found.block, entry: found.offset, inode: at };
         self.inodes.relocate(&txn, node.ino, st.home)?;
+        self.store_tables(&txn)?;
         txn.done();
         Ok(())
     }

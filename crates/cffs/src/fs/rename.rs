@@ -98,7 +98,6 @@ impl Fs {
             if found.ino == found_to.ino {
                 return Ok(true);
             }
-            txn.arm();
             self.with_tables(&txn, self.exchange(&txn, &mut locked, a, b, &found, found_to, now))?;
             txn.done();
             return Ok(true);
@@ -245,6 +244,7 @@ impl Fs {
         for f in [found, found_to] {
             self.externalize(txn, locked.get(f.ino)?)?;
         }
+        txn.arm();
         for (f, other, dir) in [(found, found_to, b.dir.ino), (found_to, found, a.dir.ino)] {
             dirblock::set_link(&mut txn.edit(other.buf()), other.offset, f.ino, f.file_type);
             let st = locked.get(f.ino)?;
