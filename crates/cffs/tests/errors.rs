@@ -1,0 +1,93 @@
+//! Errors of the device: somebody is told, and nothing is promised afterwards that does not hold.
+
+use cffs::device::{Device, FailingDevice, Fault, IoKind, MemoryDevice, Operation};
+use cffs::error::Error;
+use cffs::format::ROOT_INO;
+use cffs::fs::{Caller, Fs, MountOptions, path};
+use cffs::mkfs::{MkfsOptions, mkfs};
+use std::sync::Arc;
+
+const ROOT: Caller = Caller::ROOT;
+
+fn options() -> MountOptions {
+    MountOptions { background: false, ..MountOptions::default() }
+}
+
+fn fresh() -> (Arc<MemoryDevice>, Arc<FailingDevice>, Arc<Fs>) {
+    let memory = Arc::new(MemoryDevice::new(64 << 20));
+    mkfs(&*memory, None, &MkfsOptions::default()).unwrap();
+    let failing = Arc::new(FailingDevice::new(memory.clone() as Arc<dyn Device>));
+    let fs = Fs::open(failing.clone() as Arc<dyn Device>, None, options()).unwrap();
+    (memory, failing, fs)
+}
+
+/// A file that was promised before, and the state after `fault` hit an fsync.
+fn after(operation: Operation, fault: Fault) {
+    let (memory, failing, fs) = fresh();
+    path::write_file(&fs, ROOT, b"/kept", &[1; 3000]).unwrap();
+    fs.sync().unwrap();
+    let f = fs.create(ROOT, ROOT_INO, b"lost", 0o644).unwrap();
+    fs.write(ROOT, f.ino, 0, &[2; 3000]).unwrap();
+    failing.set(operation, fault);
+    assert!(matches!(fs.fsync(f.ino, false), Err(Error::Io(_))), "{fault:?}: the failed fsync says so");
+    failing.clear();
+    // The device works again; what it has of the log is not known any more.
+    assert!(fs.fsync(f.ino, false).is_err(), "{fault:?}: no later fsync says yes");
+    assert!(fs.sync().is_err());
+    assert!(fs.is_read_only());
+    assert!(matches!(fs.create(ROOT, ROOT_INO, b"more", 0o644), Err(Error::ReadOnly)));
+    assert_eq!(path::read_file(&fs, b"/kept").unwrap(), [1; 3000], "reading goes on");
+    assert!(fs.close().is_err());
+    drop(fs);
+    let fs = Fs::open(memory.clone() as Arc<dyn Device>, None, options()).unwrap();
+    assert_eq!(path::read_file(&fs, b"/kept").unwrap(), [1; 3000]);
+    fs.close().unwrap();
+    let report = cffs::check::check(memory, None, &Default::default(), &|_, _, _| {}).unwrap();
+    assert!(report.problems.is_empty(), "{:#?}", report.problems);
+}
+
+#[test]
+fn a_failed_log_write_makes_the_file_system_read_only() {
+    after(Operation::Write, Fault::from_now_on().of_kind(IoKind::Log));
+}
+
+#[test]
+fn a_failed_flush_makes_the_file_system_read_only() {
+    after(Operation::Flush, Fault::from_now_on());
+}
+
+#[test]
+fn data_that_cannot_be_written_is_told_by_fsync_and_kept() {
+    let (memory, failing, fs) = fresh();
+    let f = fs.create(ROOT, ROOT_INO, b"large", 0o644).unwrap();
+    let data: Vec<u8> = (0..500_000u32).map(|i| (i % 251) as u8).collect();
+    fs.write(ROOT, f.ino, 0, &data).unwrap();
+    failing.set(Operation::Write, Fault::from_now_on().of_kind(IoKind::Data));
+    assert!(matches!(fs.fsync(f.ino, false), Err(Error::Io(_))));
+    failing.clear();
+    fs.fsync(f.ino, false).expect("the data is still there and goes home now");
+    drop(fs);
+    let fs = Fs::open(memory as Arc<dyn Device>, None, options()).unwrap();
+    assert!(path::read_file(&fs, b"/large").unwrap() == data);
+}
+
+#[test]
+fn a_read_error_is_the_error_of_that_file_alone() {
+    let (_memory, failing, fs) = fresh();
+    for name in ["a", "b"] {
+        path::write_file(&fs, ROOT, format!("/{name}").as_bytes(), &[7; 400_000]).unwrap();
+    }
+    fs.sync().unwrap();
+    let a = fs.lookup(ROOT_INO, b"a").unwrap();
+    fs.drop_caches();
+    failing.set(Operation::Read, Fault::nth(1).of_kind(IoKind::Data));
+    let mut buf = vec![0; 400_000];
+    let first = fs.read(a.ino, 0, &mut buf);
+    failing.clear();
+    if let Err(e) = first {
+        assert!(matches!(e, Error::Io(_)));
+    }
+    assert_eq!(fs.read(a.ino, 0, &mut buf).unwrap(), 400_000);
+    assert!(buf.iter().all(|b| *b == 7));
+    assert!(!fs.is_read_only());
+}
