@@ -780,7 +780,7 @@ fn threads_together() {
     loop {
         for setup in &setups {
             let length = Duration::from_millis(if all.is_some() { 8000 } else { 700 });
-            let (steps, began) = (round(setup, seed, length), Instant::now());
+            let (began, steps) = (Instant::now(), round(setup, seed, length));
             if all.is_some() {
                 let (name, no_embed, after) = (setup.name, setup.no_embed, began.elapsed());
                 let _ =
