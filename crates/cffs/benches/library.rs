@@ -103,7 +103,7 @@ fn one_directory(n: u64) -> (f64, f64) {
     let (dev, fs) = fresh(8);
     let mut made = 0;
     // Small directories are repeated, so that both sizes create the same number of files.
-    let rounds = (200_000 / n).max(1);
+    let rounds = (1_000_000 / n).max(1);
     let start = Instant::now();
     for r in 0..rounds {
         let dir = fs.mkdir(ROOT, ROOT_INO, format!("d{r}").as_bytes(), 0o755).expect("mkdir");
