@@ -4,15 +4,20 @@ use crate::fsck::check_image;
 use crate::image::{Image, LogArgs};
 use crate::size::human;
 use crate::text::{print_json, printable, time_string};
+use anyhow::Context;
 use cffs::check::Report;
 use cffs::device::OpenMode;
 use cffs::format::superblock::State;
+use cffs::format::{Geometry, Superblock};
+use cffs_fuse::control::{Control, MountInfo};
 use clap::Args;
 use serde_json::{Value, json};
 use std::io::{self, Write};
 use std::path::PathBuf;
 
 /// Show geometry, space, features and layout of an image
+///
+/// For the directory that an image is mounted on: the same as it is now, without what takes a look at all directories.
 #[derive(Args, Debug)]
 pub struct InfoArgs {
     /// Leave out what takes a look at all directories: counts and layout
@@ -23,7 +28,8 @@ pub struct InfoArgs {
     json: bool,
     #[command(flatten)]
     log: LogArgs,
-    /// Device or image file
+    /// Device or image file, or directory of a mount
+    #[arg(value_name = "IMAGE|DIR")]
     image: PathBuf,
 }
 
@@ -43,20 +49,52 @@ const FILL: [&str; 6] = ["empty", "to 25%", "to 50%", "to 75%", "below 100%", "f
 /// Runs the subcommand.
 pub fn run(args: &InfoArgs) -> anyhow::Result<u8> {
     crate::log::start(0);
+    if args.image.is_dir() {
+        return of_mount(args);
+    }
     let image = Image::open(&args.image, args.log.log_device.as_deref(), OpenMode::READ_ONLY)?;
     let report = if args.quick { None } else { Some(check_image(&image, &args.image.display().to_string())?) };
+    let (sb, g) = (&image.superblock, &image.geometry);
     if args.json {
-        print_json(&to_json(&image, report.as_ref()))?;
+        print_json(&to_json(&image.path.to_string_lossy(), sb, g, report.as_ref()))?;
     } else {
-        print(&image, report.as_ref())?;
+        let mut out = io::stdout().lock();
+        print(&mut out, sb, g, report.as_ref())?;
+        out.flush()?;
     }
     Ok(0)
 }
 
-fn to_json(image: &Image, report: Option<&Report>) -> Value {
-    let (sb, g) = (&image.superblock, &image.geometry);
+fn of_mount(args: &InfoArgs) -> anyhow::Result<u8> {
+    let info = Control::open(&args.image)?.info()?;
+    let decoded = Superblock::decode(&info.superblock).and_then(|sb| Ok((Geometry::new(&sb)?, sb)));
+    let (g, sb) = decoded.with_context(|| args.image.display().to_string())?;
+    if args.json {
+        let mut value = to_json(&info.image, &sb, &g, None);
+        if let (Value::Object(all), Ok(Value::Object(mut mount))) = (&mut value, serde_json::to_value(&info)) {
+            mount.remove("superblock");
+            all.insert("mount".into(), mount.into());
+        }
+        print_json(&value)?;
+    } else {
+        let mut out = io::stdout().lock();
+        print(&mut out, &sb, &g, None)?;
+        print_mount(&mut out, &info)?;
+        out.flush()?;
+    }
+    Ok(0)
+}
+
+fn print_mount(out: &mut impl Write, info: &MountInfo) -> io::Result<()> {
+    writeln!(out, "free         {}, {} of it for everybody", human(info.free_bytes), human(info.available_bytes))?;
+    writeln!(out, "image        {}", printable(info.image.as_bytes()))?;
+    let mode = if info.read_only { "read-only" } else { "for reading and writing" };
+    writeln!(out, "now mounted  {mode} by process {} of user {} (cffs {})", info.pid, info.uid, info.program)
+}
+
+fn to_json(image: &str, sb: &Superblock, g: &Geometry, report: Option<&Report>) -> Value {
     let mut value = json!({
-        "image": image.path.to_string_lossy(),
+        "image": image,
         "label": sb.label_str(),
         "uuid": sb.uuid_str(),
         "version": sb.version,
@@ -101,9 +139,7 @@ fn to_json(image: &Image, report: Option<&Report>) -> Value {
     value
 }
 
-fn print(image: &Image, report: Option<&Report>) -> io::Result<()> {
-    let (sb, g) = (&image.superblock, &image.geometry);
-    let mut out = io::stdout().lock();
+fn print(out: &mut impl Write, sb: &Superblock, g: &Geometry, report: Option<&Report>) -> io::Result<()> {
     let features = sb.feature_names();
     writeln!(out, "label        {}", printable(sb.label_str().as_bytes()))?;
     writeln!(out, "uuid         {}", sb.uuid_str())?;
@@ -151,5 +187,5 @@ fn print(image: &Image, report: Option<&Report>) -> io::Result<()> {
             writeln!(out, "problems     {}: `cffs fsck -n` lists them", r.problems_total)?;
         }
     }
-    out.flush()
+    Ok(())
 }

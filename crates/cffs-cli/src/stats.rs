@@ -7,6 +7,7 @@ use anyhow::Context;
 use cffs::device::{Device, IoKind, OpenMode};
 use cffs::format::system::Counters;
 use cffs::format::{BlockId, BlockKind, verify_block};
+use cffs_fuse::control::Control;
 use clap::Args;
 use serde_json::{Map, Value, json};
 use std::io::{self, Write};
@@ -23,7 +24,7 @@ pub struct StatsArgs {
     json: bool,
     #[command(flatten)]
     log: LogArgs,
-    /// Directory of a mount, or image
+    /// Directory of a mount (any in it), or image
     #[arg(value_name = "DIR|IMAGE")]
     path: PathBuf,
 }
@@ -31,12 +32,7 @@ pub struct StatsArgs {
 /// Runs the subcommand.
 pub fn run(args: &StatsArgs) -> anyhow::Result<u8> {
     crate::log::start(0);
-    let value = if args.path.is_dir() {
-        let text = cffs_fuse::read_stats(&args.path)?;
-        serde_json::from_str(&text).with_context(|| format!("{}: counters of another version", args.path.display()))?
-    } else {
-        of_image(&args.path, &args.log)?
-    };
+    let value = if args.path.is_dir() { Control::open(&args.path)?.stats()? } else { of_image(&args.path, &args.log)? };
     if args.json {
         print_json(&value)?;
     } else {

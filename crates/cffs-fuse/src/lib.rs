@@ -18,11 +18,13 @@
 //! a full disk at `close` instead of at `write`, and send a SETATTR with every new file; the engine delays allocation anyway.
 //!
 //! [`mount`] starts a [`Session`]; [`Session::wait`] returns after the unmount, when the engine has been closed.
-//! [`read_stats`] asks a mounted file system for its counters.
+//! [`control`] is the way to a mounted file system from outside: questions, and changes that no system call stands for.
 #![forbid(unsafe_code)]
 
 mod config;
+pub mod control;
 mod convert;
+mod ioctl;
 mod kernel;
 mod messages;
 mod mountpoint;

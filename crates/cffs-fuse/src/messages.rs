@@ -62,6 +62,7 @@ messages! {
     statfs StatFs,
     create Create,
     lseek Lseek,
+    ioctl Ioctl,
     unsupported Unsupported,
 }
 

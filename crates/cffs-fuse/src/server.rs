@@ -1,7 +1,9 @@
 //! Answers the messages of the kernel.
 
 use crate::config::MountConfig;
+use crate::control::{Answers, Asker};
 use crate::convert;
+use crate::ioctl;
 use crate::kernel::{self, Abilities};
 use crate::messages::{Message, Messages};
 use crate::snapshot::{STATS_FILE, ServerProcess, Snapshots, is_snapshot};
@@ -34,6 +36,10 @@ pub(crate) struct Shared {
     fs: Arc<Fs>,
     messages: Messages,
     snapshots: Snapshots,
+    /// Answers of the control channel that are still being fetched.
+    answers: Answers,
+    /// What is mounted.
+    image: String,
     notifier: OnceLock<Notifier>,
     serving: AtomicBool,
     panicked: AtomicBool,
@@ -44,11 +50,13 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    pub(crate) fn new(fs: Arc<Fs>) -> Shared {
+    pub(crate) fn new(fs: Arc<Fs>, image: String) -> Shared {
         Shared {
             fs,
             messages: Messages::default(),
             snapshots: Snapshots::default(),
+            answers: Answers::default(),
+            image,
             notifier: OnceLock::new(),
             serving: AtomicBool::new(false),
             panicked: AtomicBool::new(false),
@@ -100,7 +108,12 @@ impl Shared {
     }
 
     /// Counts a message, carries it out and turns an error into its number.
-    fn call<T>(&self, message: Message, ino: Ino, f: impl FnOnce(&Fs) -> Result<T>) -> std::result::Result<T, Errno> {
+    pub(crate) fn call<T>(
+        &self,
+        message: Message,
+        ino: Ino,
+        f: impl FnOnce(&Fs) -> Result<T>,
+    ) -> std::result::Result<T, Errno> {
         // Looking at the counters does not change them.
         if !is_snapshot(ino) {
             self.messages.count(message);
@@ -130,12 +143,29 @@ impl Shared {
         }
     }
 
-    fn stats_text(&self) -> Result<String> {
+    pub(crate) fn count(&self, message: Message) {
+        self.messages.count(message);
+    }
+
+    pub(crate) fn answers(&self) -> &Answers {
+        &self.answers
+    }
+
+    pub(crate) fn image(&self) -> &str {
+        &self.image
+    }
+
+    /// The counters: those of the engine, and under `fuse` ours.
+    pub(crate) fn stats(&self) -> Result<serde_json::Value> {
         let mut all = serde_json::to_value(self.fs.stats()).map_err(std::io::Error::other)?;
         let mut fuse = serde_json::to_value(self.messages.counts()).map_err(std::io::Error::other)?;
         fuse["server"] = serde_json::to_value(ServerProcess::current()).map_err(std::io::Error::other)?;
         all["fuse"] = fuse;
-        let mut text = serde_json::to_string_pretty(&all).map_err(std::io::Error::other)?;
+        Ok(all)
+    }
+
+    fn stats_text(&self) -> Result<String> {
+        let mut text = serde_json::to_string_pretty(&self.stats()?).map_err(std::io::Error::other)?;
         text.push('\n');
         Ok(text)
     }
@@ -695,18 +725,21 @@ impl Filesystem for Server {
 
     fn ioctl(
         &self,
-        _req: &Request,
-        _ino: INodeNo,
+        req: &Request,
+        ino: INodeNo,
         _fh: FileHandle,
         _flags: IoctlFlags,
-        _cmd: u32,
-        _in_data: &[u8],
-        _out_size: u32,
+        cmd: u32,
+        in_data: &[u8],
+        out_size: u32,
         reply: ReplyIoctl,
     ) {
-        // ENOTTY is what programs that probe for ioctls understand.
-        self.shared.messages.count(Message::Unsupported);
-        reply.error(Errno::ENOTTY);
+        let asker = Asker { uid: req.uid() };
+        let call = ioctl::Call { asker, ino: ino.0, cmd, input: in_data, out_size: out_size as usize };
+        match ioctl::dispatch(&self.shared, &call) {
+            Ok(answer) => reply.ioctl(0, &answer),
+            Err(e) => reply.error(e),
+        }
     }
 }
 
@@ -724,7 +757,7 @@ mod tests {
     fn shared() -> Shared {
         let device = Arc::new(MemoryDevice::new(64 << 20));
         cffs::mkfs::mkfs(&*device, None, &cffs::mkfs::MkfsOptions::default()).unwrap();
-        Shared::new(Fs::open(device, None, MountOptions::default()).unwrap())
+        Shared::new(Fs::open(device, None, MountOptions::default()).unwrap(), "image".into())
     }
 
     #[test]

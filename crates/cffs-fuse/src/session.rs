@@ -53,7 +53,7 @@ fn start(
     unmounter: &Unmounter,
     config: &MountConfig,
 ) -> Result<Session> {
-    let shared = Arc::new(Shared::new(fs));
+    let shared = Arc::new(Shared::new(fs, config.fsname.clone()));
     let mut fuser_config = fuser::Config::default();
     fuser_config.n_threads = Some(config.threads.max(1));
     // A descriptor of its own for each thread: replies then find their request without a common lock.

@@ -63,6 +63,12 @@ fn mount_returns_when_ready_and_umount_leaves_a_clean_image() {
     let stats = json(&ok(&["stats", "--json", &name]));
     assert!(stats.is_object() && !stats.as_object().unwrap().is_empty());
     assert!(!ok(&["stats", &name]).is_empty());
+    assert!(ok(&["stats", path.join("dir").to_str().unwrap()]).contains("commits"));
+    let info = json(&ok(&["info", "--json", &name]));
+    assert_eq!(info["mount"]["image"], image.as_str());
+    assert_eq!(info["mount"]["read_only"], false);
+    assert_eq!((&info["bytes"], &info["state"]), (&serde_json::json!(64 << 20), &"journaled".into()));
+    assert!(ok(&["info", &name]).contains("for reading and writing"));
     umount(&name);
     assert!(!is_mounted(&path));
     ok(&["fsck", "-n", &image]);

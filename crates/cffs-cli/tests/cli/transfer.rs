@@ -244,7 +244,7 @@ fn what_info_and_stats_and_fsck_say() {
     assert_eq!(fsck["problems_total"], 0);
     ok(&["fsck", "-p", &image]);
     ok(&["fsck", "-a", "-T", "-C0", "-V", &image]);
-    fails(&["stats", dir.path().to_str().unwrap()], 1, &["not the root of a mounted cffs"]);
+    fails(&["stats", dir.path().to_str().unwrap()], 1, &["not on a mounted cffs"]);
 }
 
 #[test]

@@ -71,7 +71,10 @@ fn an_image_of_something_else() {
 fn a_directory_instead_of_an_image() {
     let dir = temp_dir();
     let name = dir.path().to_str().unwrap();
-    fails(&["info", name], 1, &[name, "neither a regular file nor a block device"]);
+    for command in ["info", "stats"] {
+        fails(&[command, name], 1, &[name, "not on a mounted cffs"]);
+    }
+    fails(&["ls", name], 1, &[name, "neither a regular file nor a block device"]);
     fails(&["fsck", "-n", name], 8, &[name, "neither a regular file nor a block device"]);
 }
 

@@ -1,0 +1,243 @@
+//! The control channel of a mounted file system: an `ioctl` on its root directory, or on any directory or file in it.
+//!
+//! What a program wants is a [`Request`] in JSON, the answer is JSON too, and both travel in the buffer of one `ioctl` number
+//! ([`cffs_buf::CONTROL_IOCTL`]) behind a header of 32 bytes, little-endian:
+//!
+//! | offset | type | request | reply |
+//! | --- | --- | --- | --- |
+//! | 0 | u32 | magic: `cffc` | the same |
+//! | 4 | u32 | version of the protocol, 1 | the same |
+//! | 8 | u32 | length of the JSON that follows | the same |
+//! | 16 | u64 | 0, or the ticket of an answer to go on with | ticket, if the answer goes on |
+//! | 24 | u64 | 0, or where to go on | length of the whole answer |
+//!
+//! An answer longer than the buffer waits in the server under a *ticket*; the client asks for the rest piece by piece, and what
+//! it does not fetch is dropped for newer ones. So an answer is of one moment, whatever its length.
+//!
+//! The answer is `{"ok": …}` with what the request's documentation says, or `{"error": {"errno": …, "message": …}}`. The
+//! `ioctl` itself fails only where there is nobody to understand it: `ENOTTY` where this is no cffs, `EINVAL` for what is no
+//! request.
+//!
+//! Anybody who can open the directory may ask. To change something ([`Request::changes`]) one has to be root or the user
+//! whose process serves the mount.
+//!
+//! Programs send with [`Control`]; the serving side is [`Answers`] and the module `service`.
+
+mod client;
+mod service;
+
+pub use client::{Control, ControlError};
+pub(crate) use service::{Asker, answer};
+
+use cffs_buf::CONTROL_LEN;
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+const MAGIC: u32 = u32::from_le_bytes(*b"cffc");
+const VERSION: u32 = 1;
+const HEADER: usize = 32;
+/// Most bytes of JSON in one buffer.
+const BODY_MAX: usize = CONTROL_LEN - HEADER;
+/// Long answers that wait to be fetched.
+const ANSWERS_MAX: usize = 16;
+
+/// What can be asked of a mounted file system.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "op", rename_all = "kebab-case", deny_unknown_fields)]
+pub enum Request {
+    /// The counters, as an object: those of the engine ([`cffs::stats::FsStats`]), and under `fuse` the process that serves
+    /// the mount and the messages it got, by kind.
+    Stats,
+    /// What is mounted and how: a [`MountInfo`].
+    Info,
+    /// Makes everything durable, as syncfs(2) does for other file systems; Linux tells a FUSE server nothing of that.
+    Sync,
+}
+
+impl Request {
+    /// Whether it takes root, or the user who mounted.
+    pub fn changes(&self) -> bool {
+        match self {
+            Request::Stats | Request::Info | Request::Sync => false,
+        }
+    }
+}
+
+/// What is mounted and how.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct MountInfo {
+    /// Version of the program that serves the mount.
+    pub program: String,
+    /// The process that serves it.
+    pub pid: i32,
+    /// The user it belongs to.
+    pub uid: u32,
+    /// The image or device.
+    pub image: String,
+    /// The superblock as it is in memory now, encoded as on the device ([`cffs::format::Superblock::decode`]).
+    pub superblock: Vec<u8>,
+    /// Whether nothing can be written.
+    pub read_only: bool,
+    /// Space: in bytes, as statvfs(3) tells it.
+    pub total_bytes: u64,
+    /// Free bytes, those for privileged users included.
+    pub free_bytes: u64,
+    /// Free bytes for everybody.
+    pub available_bytes: u64,
+}
+
+/// Why a request was not fulfilled.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Refusal {
+    /// As errno(3).
+    pub errno: i32,
+    /// What was wrong and what to do, for people.
+    pub message: String,
+}
+
+/// How an answer goes over.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Reply {
+    /// Done.
+    Ok(Value),
+    /// Not done.
+    Error(Refusal),
+}
+
+/// A buffer's contents.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Frame<'a> {
+    ticket: u64,
+    /// Where to go on; in a reply the length of the whole answer.
+    position: u64,
+    body: &'a [u8],
+}
+
+impl Frame<'_> {
+    /// `None` if the body does not fit.
+    fn encode(&self) -> Option<Box<[u8; CONTROL_LEN]>> {
+        let mut b = Box::new([0; CONTROL_LEN]);
+        b[0..4].copy_from_slice(&MAGIC.to_le_bytes());
+        b[4..8].copy_from_slice(&VERSION.to_le_bytes());
+        b[8..12].copy_from_slice(&u32::try_from(self.body.len()).ok()?.to_le_bytes());
+        b[16..24].copy_from_slice(&self.ticket.to_le_bytes());
+        b[24..32].copy_from_slice(&self.position.to_le_bytes());
+        b.get_mut(HEADER..HEADER + self.body.len())?.copy_from_slice(self.body);
+        Some(b)
+    }
+
+    /// `None` if this is not one.
+    fn decode(b: &[u8]) -> Option<Frame<'_>> {
+        let u32_at = |at: usize| Some(u32::from_le_bytes(b.get(at..at + 4)?.try_into().ok()?));
+        let u64_at = |at: usize| Some(u64::from_le_bytes(b.get(at..at + 8)?.try_into().ok()?));
+        if u32_at(0)? != MAGIC || u32_at(4)? != VERSION {
+            return None;
+        }
+        let len = u32_at(8)? as usize;
+        Some(Frame { ticket: u64_at(16)?, position: u64_at(24)?, body: b.get(HEADER..)?.get(..len)? })
+    }
+}
+
+/// Answers too long for one buffer, until they are fetched.
+#[derive(Debug, Default)]
+pub(crate) struct Answers(Mutex<(u64, VecDeque<Waiting>)>);
+
+#[derive(Clone, Debug)]
+struct Waiting {
+    ticket: u64,
+    /// Whom it is for: nobody else gets it by guessing its number.
+    uid: u32,
+    text: Arc<[u8]>,
+}
+
+impl Answers {
+    /// The first buffer of an answer.
+    fn first(&self, uid: u32, text: Vec<u8>) -> Option<Box<[u8; CONTROL_LEN]>> {
+        let position = text.len() as u64;
+        if text.len() <= BODY_MAX {
+            return Frame { ticket: 0, position, body: &text }.encode();
+        }
+        let text: Arc<[u8]> = text.into();
+        let ticket = {
+            let (last, waiting) = &mut *self.0.lock();
+            *last += 1;
+            waiting.push_back(Waiting { ticket: *last, uid, text: text.clone() });
+            if waiting.len() > ANSWERS_MAX {
+                waiting.pop_front();
+            }
+            *last
+        };
+        Frame { ticket, position, body: &text[..BODY_MAX] }.encode()
+    }
+
+    /// A later one. `None` if there is no such answer (any more).
+    fn next(&self, uid: u32, ticket: u64, from: u64) -> Option<Box<[u8; CONTROL_LEN]>> {
+        let (_, waiting) = &mut *self.0.lock();
+        let place = waiting.iter().position(|w| w.ticket == ticket && w.uid == uid)?;
+        let text = waiting[place].text.clone();
+        let rest = text.get(usize::try_from(from).ok()?..)?;
+        if rest.len() <= BODY_MAX {
+            waiting.remove(place);
+        }
+        Frame { ticket, position: text.len() as u64, body: &rest[..rest.len().min(BODY_MAX)] }.encode()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_are_readable_json() {
+        let json = |r: &Request| serde_json::to_string(r).unwrap();
+        assert_eq!(json(&Request::Stats), r#"{"op":"stats"}"#);
+        assert_eq!(serde_json::from_str::<Request>(r#"{"op":"sync"}"#).unwrap(), Request::Sync);
+        assert!(serde_json::from_str::<Request>(r#"{"op":"nosuch"}"#).is_err());
+    }
+
+    #[test]
+    fn frames_come_back_and_others_are_refused() {
+        let frame = Frame { ticket: 3, position: 1 << 40, body: b"{}" };
+        let bytes = frame.encode().unwrap();
+        assert_eq!(Frame::decode(&bytes[..]), Some(frame));
+        assert_eq!(Frame::decode(&bytes[..33]), None, "cut off");
+        assert_eq!(Frame::decode(&[]), None);
+        for at in [0, 4, 11] {
+            let mut wrong = bytes.clone();
+            wrong[at] ^= 0x40;
+            assert_eq!(Frame::decode(&wrong[..]), None, "byte {at}");
+        }
+        assert!(Frame { ticket: 0, position: 0, body: &[0; BODY_MAX] }.encode().is_some());
+        assert!(Frame { ticket: 0, position: 0, body: &[0; BODY_MAX + 1] }.encode().is_none());
+    }
+
+    #[test]
+    fn long_answers_are_fetched_in_pieces_by_their_owner_alone() {
+        let answers = Answers::default();
+        let text: Vec<u8> = (0..2 * BODY_MAX + 5).map(|i| i as u8).collect();
+        let first = answers.first(7, text.clone()).unwrap();
+        let first = Frame::decode(&first[..]).unwrap();
+        assert_eq!((first.position, first.body), (text.len() as u64, &text[..BODY_MAX]));
+        assert!(answers.next(8, first.ticket, BODY_MAX as u64).is_none(), "somebody else");
+        assert!(answers.next(7, first.ticket, 1 << 40).is_none(), "behind the end");
+        let second = answers.next(7, first.ticket, BODY_MAX as u64).unwrap();
+        assert_eq!(Frame::decode(&second[..]).unwrap().body, &text[BODY_MAX..2 * BODY_MAX]);
+        let third = answers.next(7, first.ticket, 2 * BODY_MAX as u64).unwrap();
+        assert_eq!(Frame::decode(&third[..]).unwrap().body, &text[2 * BODY_MAX..]);
+        assert!(answers.next(7, first.ticket, 0).is_none(), "fetched");
+    }
+
+    #[test]
+    fn what_nobody_fetches_makes_way() {
+        let answers = Answers::default();
+        let tickets: Vec<u64> = (0..ANSWERS_MAX + 1)
+            .map(|_| Frame::decode(&answers.first(1, vec![0; BODY_MAX + 1]).unwrap()[..]).unwrap().ticket)
+            .collect();
+        assert!(answers.next(1, tickets[0], BODY_MAX as u64).is_none());
+        assert!(answers.next(1, tickets[1], BODY_MAX as u64).is_some());
+    }
+}

@@ -1,0 +1,71 @@
+//! The answering side: carries a request out.
+
+use super::{Frame, MountInfo, Refusal, Reply, Request};
+use crate::server::Shared;
+use cffs::error::{Error, Result};
+use cffs::fs::Fs;
+use cffs_buf::CONTROL_LEN;
+use serde::Serialize;
+use serde_json::Value;
+
+/// Who asks.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Asker {
+    /// The user.
+    pub(crate) uid: u32,
+}
+
+impl Asker {
+    /// Whether this user may change the file system as a whole.
+    pub(crate) fn may_change(self) -> bool {
+        self.uid == 0 || self.uid == rustix::process::geteuid().as_raw()
+    }
+}
+
+/// Answers what came in the buffer of [`cffs_buf::CONTROL_IOCTL`]. `None` if it is no request.
+pub(crate) fn answer(shared: &Shared, fs: &Fs, asker: Asker, buffer: &[u8]) -> Option<Box<[u8; CONTROL_LEN]>> {
+    let frame = Frame::decode(buffer)?;
+    if frame.ticket != 0 {
+        return shared.answers().next(asker.uid, frame.ticket, frame.position);
+    }
+    let request: Request = serde_json::from_slice(frame.body).ok()?;
+    let result = if request.changes() && !asker.may_change() {
+        let message = "only root and the user who mounted the file system may do this".to_owned();
+        Err((Error::NotPermitted.errno(), message))
+    } else {
+        carry_out(shared, fs, &request).map_err(|e| (e.errno(), e.to_string()))
+    };
+    let reply = match result {
+        Ok(value) => Reply::Ok(value),
+        Err((errno, message)) => Reply::Error(Refusal { errno, message }),
+    };
+    shared.answers().first(asker.uid, serde_json::to_vec(&reply).ok()?)
+}
+
+fn json(value: impl Serialize) -> Result<Value> {
+    serde_json::to_value(value).map_err(|e| Error::Io(e.into()))
+}
+
+fn carry_out(shared: &Shared, fs: &Fs, request: &Request) -> Result<Value> {
+    match request {
+        Request::Stats => shared.stats(),
+        Request::Info => json(info(shared, fs)),
+        Request::Sync => json(fs.sync()?),
+    }
+}
+
+fn info(shared: &Shared, fs: &Fs) -> MountInfo {
+    let space = fs.statfs();
+    let bytes = |frags: u64| frags * u64::from(space.frag_size);
+    MountInfo {
+        program: env!("CARGO_PKG_VERSION").into(),
+        pid: rustix::process::getpid().as_raw_pid(),
+        uid: rustix::process::geteuid().as_raw(),
+        image: shared.image().to_owned(),
+        superblock: fs.superblock().encode().to_vec(),
+        read_only: fs.is_read_only(),
+        total_bytes: bytes(space.total),
+        free_bytes: bytes(space.free),
+        available_bytes: bytes(space.available),
+    }
+}
