@@ -1,6 +1,7 @@
 //! The engine through the library: memory device, one thread, no mount.
 //!
-//! `cargo bench -p cffs --bench library` (or `make bench`). Prints rates; nothing is asserted.
+//! `cargo bench -p cffs --bench library` (or `make bench`). Prints rates; nothing is asserted. With `-- create` only the
+//! creations are run, five times, for a profiler.
 
 use cffs::device::{Device, MemoryDevice};
 use cffs::format::ROOT_INO;
@@ -8,6 +9,10 @@ use cffs::fs::{Caller, Fs, MountOptions};
 use cffs::mkfs::{MkfsOptions, mkfs};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+/// As in the `cffs` program.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 const ROOT: Caller = Caller::ROOT;
 
@@ -150,6 +155,12 @@ fn one_directory(n: u64) -> (f64, f64) {
 
 fn main() {
     let dirs = 2000;
+    if std::env::args().any(|a| a == "create") {
+        for _ in 0..5 {
+            creations(&fresh(4).1, dirs);
+        }
+        return;
+    }
     let (_dev, fs) = fresh(4);
     creations(&fs, dirs);
     lookups(&fs, dirs);
