@@ -205,7 +205,7 @@ impl Import<'_> {
         let identity = (meta.dev(), meta.ino());
         self.clear_the_way(path, to, name)?;
         if several_names && let Some(ino) = self.links.get(&identity) {
-            let attr = image(self.fs.link(*ino, to, name), path)?;
+            let attr = image(self.fs.link(Caller::ROOT, *ino, to, name), path)?;
             self.fs.forget(attr.ino, 1);
             return Ok(());
         }

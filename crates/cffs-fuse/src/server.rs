@@ -367,7 +367,7 @@ impl Filesystem for Server {
 
     fn rename(
         &self,
-        _req: &Request,
+        req: &Request,
         parent: INodeNo,
         name: &OsStr,
         new_parent: INodeNo,
@@ -386,18 +386,18 @@ impl Filesystem for Server {
                 no_replace: flags.contains(RenameFlags::RENAME_NOREPLACE),
                 exchange: flags.contains(RenameFlags::RENAME_EXCHANGE),
             };
-            fs.rename(parent.0, name.as_bytes(), new_parent.0, new_name.as_bytes(), flags)
+            fs.rename(caller(req), parent.0, name.as_bytes(), new_parent.0, new_name.as_bytes(), flags)
         });
         reply_empty(result, reply);
     }
 
-    fn link(&self, _req: &Request, ino: INodeNo, new_parent: INodeNo, new_name: &OsStr, reply: ReplyEntry) {
+    fn link(&self, req: &Request, ino: INodeNo, new_parent: INodeNo, new_name: &OsStr, reply: ReplyEntry) {
         let result = self.shared.call(Message::Link, ino.0, |fs| {
             reserved(new_parent, new_name)?;
             if is_snapshot(ino.0) {
                 return Err(Error::NotPermitted);
             }
-            fs.link(ino.0, new_parent.0, new_name.as_bytes())
+            fs.link(caller(req), ino.0, new_parent.0, new_name.as_bytes())
         });
         self.reply_entry(result, reply);
     }

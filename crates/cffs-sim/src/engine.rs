@@ -136,7 +136,7 @@ impl Engine {
             Op::Link { from, to } => {
                 let file = self.resolve(from)?;
                 let (dir, name) = self.parent(to)?;
-                self.made(fs.link(file.ino, dir.ino, &name))
+                self.made(fs.link(Caller::ROOT, file.ino, dir.ino, &name))
             }
             Op::Unlink { path } => {
                 let (dir, name) = self.parent(path)?;
@@ -149,7 +149,7 @@ impl Engine {
             Op::Rename { from, to, flags } => {
                 let (from_dir, from) = self.parent(from)?;
                 let (to_dir, to) = self.parent(to)?;
-                fs.rename(from_dir.ino, &from, to_dir.ino, &to, *flags).map(|()| Reply::Done)
+                fs.rename(Caller::ROOT, from_dir.ino, &from, to_dir.ino, &to, *flags).map(|()| Reply::Done)
             }
             Op::Write { path, offset, len, tag } => {
                 let file = self.resolve(path)?;

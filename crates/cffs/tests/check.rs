@@ -55,7 +55,7 @@ fn work(fs: &Fs, round: u64) -> Vec<u64> {
         held.push(kept.ino);
         let linked = fs.lookup(at, b"file2").unwrap();
         for n in 0..3 {
-            let a = fs.link(linked.ino, top, format!("link{d}-{n}").as_bytes()).unwrap();
+            let a = fs.link(ME, linked.ino, top, format!("link{d}-{n}").as_bytes()).unwrap();
             fs.forget(a.ino, 1);
         }
         fs.forget(linked.ino, 1);
@@ -65,13 +65,13 @@ fn work(fs: &Fs, round: u64) -> Vec<u64> {
         let long = fs.symlink(ME, at, b"long symlink", &[b'x'; 900]).unwrap();
         fs.forget(s.ino, 1);
         fs.forget(long.ino, 1);
-        fs.rename(at, b"file4", top, format!("moved{d}").as_bytes(), RenameFlags::default()).unwrap();
-        fs.rename(at, b"file5", at, b"file7", RenameFlags::default()).unwrap();
+        fs.rename(ME, at, b"file4", top, format!("moved{d}").as_bytes(), RenameFlags::default()).unwrap();
+        fs.rename(ME, at, b"file5", at, b"file7", RenameFlags::default()).unwrap();
     }
-    fs.rename(top, b"dir0", top, b"renamed", RenameFlags::default()).unwrap();
-    fs.rename(top, b"dir1", ROOT_INO, format!("out{round}").as_bytes(), RenameFlags::default()).unwrap();
+    fs.rename(ME, top, b"dir0", top, b"renamed", RenameFlags::default()).unwrap();
+    fs.rename(ME, top, b"dir1", ROOT_INO, format!("out{round}").as_bytes(), RenameFlags::default()).unwrap();
     let exchange = RenameFlags { exchange: true, ..RenameFlags::default() };
-    fs.rename(top, b"dir2", top, b"moved3", exchange).unwrap();
+    fs.rename(ME, top, b"dir2", top, b"moved3", exchange).unwrap();
 
     let big = file(fs, top, "big", 3 << 20);
     let a = fs.lookup(top, b"big").unwrap();

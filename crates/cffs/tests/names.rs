@@ -57,7 +57,7 @@ fn a_directory_goes_although_many_files_of_it_are_still_open() {
             }
             if over {
                 let other = fs.mkdir(ROOT, ROOT_INO, b"e", 0o755).unwrap();
-                fs.rename(ROOT_INO, b"e", ROOT_INO, b"d", RenameFlags::default()).unwrap();
+                fs.rename(ROOT, ROOT_INO, b"e", ROOT_INO, b"d", RenameFlags::default()).unwrap();
                 fs.rmdir(ROOT_INO, b"d").unwrap();
                 fs.forget(other.ino, 1);
             } else {
@@ -100,7 +100,7 @@ fn a_long_symbolic_link_is_whole_after_any_commit() {
             let link = fs.lookup(ROOT_INO, b"link").unwrap();
             assert_eq!(link.size, len as u64);
             assert_eq!(fs.readlink(link.ino).unwrap(), vec![b'x'; len]);
-            fs.link(link.ino, ROOT_INO, b"again").unwrap();
+            fs.link(ROOT, link.ino, ROOT_INO, b"again").unwrap();
             fs.unlink(ROOT_INO, b"link").unwrap();
             fs.close().unwrap();
             clean(&dev);

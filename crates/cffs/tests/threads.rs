@@ -406,7 +406,7 @@ impl<'a> Worker<'a> {
         let (to, new) = (self.rng.index(1 + SHARED), self.fresh_name());
         self.doing(format!("rename {from}/{old} {to}/{new}"));
         let flags = RenameFlags { no_replace: self.rng.one_in(4), exchange: false };
-        let outcome = self.fs.rename(self.dirs[from], old.as_bytes(), self.dirs[to], new.as_bytes(), flags);
+        let outcome = self.fs.rename(ROOT, self.dirs[from], old.as_bytes(), self.dirs[to], new.as_bytes(), flags);
         if self.full(outcome).is_some() {
             self.files[i].names[n] = (to, new);
         }
@@ -424,7 +424,7 @@ impl<'a> Worker<'a> {
         self.doing(format!("rename {from}/{old} over {to}/{new}, exchange: {exchange}"));
         let open = self.rng.one_in(2).then(|| self.find(j));
         let flags = RenameFlags { exchange, no_replace: false };
-        let outcome = self.fs.rename(self.dirs[from], old.as_bytes(), self.dirs[to], new.as_bytes(), flags);
+        let outcome = self.fs.rename(ROOT, self.dirs[from], old.as_bytes(), self.dirs[to], new.as_bytes(), flags);
         if self.full(outcome).is_none() {
             return;
         }
@@ -454,7 +454,7 @@ impl<'a> Worker<'a> {
         let held = self.find(i);
         let (dir, name) = (self.rng.index(1 + SHARED), self.fresh_name());
         self.doing(format!("link {:?} {dir}/{name}", self.files[i].names));
-        if let Some(attr) = self.full(self.fs.link(held.attr.ino, self.dirs[dir], name.as_bytes())) {
+        if let Some(attr) = self.full(self.fs.link(ROOT, held.attr.ino, self.dirs[dir], name.as_bytes())) {
             let _again = self.held(attr);
             self.files[i].names.push((dir, name));
             assert_eq!(attr.nlink as usize, self.files[i].names.len());
@@ -488,7 +488,7 @@ impl<'a> Worker<'a> {
             if self.rng.one_in(3) {
                 self.sure(self.fs.fsync(ino, false));
             }
-            let denied = self.fs.link(ino, self.dirs[0], b"back");
+            let denied = self.fs.link(ROOT, ino, self.dirs[0], b"back");
             let full = self.may_be_full && matches!(denied, Err(Error::NoSpace));
             assert!(full || matches!(denied, Err(Error::NotFound)), "{denied:?}");
         }
@@ -519,14 +519,14 @@ impl<'a> Worker<'a> {
                 let flags = RenameFlags { exchange: self.rng.one_in(4), no_replace: false };
                 let flags = RenameFlags { no_replace: !flags.exchange && self.rng.one_in(4), ..flags };
                 self.doing(format!("rename {dir}/{name} {to}/{new} {flags:?}"));
-                self.allowed(self.fs.rename(dir, name.as_bytes(), to, new.as_bytes(), flags));
+                self.allowed(self.fs.rename(ROOT, dir, name.as_bytes(), to, new.as_bytes(), flags));
             }
             15 | 16 => {
                 let ((to, _held), new) = (self.shared_dir(), self.shared_name());
                 self.doing(format!("link {dir}/{name} {to}/{new}"));
                 let Some(attr) = self.allowed(self.fs.lookup(dir, name.as_bytes())) else { return };
                 let held = self.held(attr);
-                if let Some(attr) = self.allowed(self.fs.link(held.attr.ino, to, new.as_bytes())) {
+                if let Some(attr) = self.allowed(self.fs.link(ROOT, held.attr.ino, to, new.as_bytes())) {
                     drop(self.held(attr));
                 }
             }

@@ -105,6 +105,37 @@ pub fn for_each(
     Ok(())
 }
 
+/// The last extents of a file, at most `limit`, the last first; those that end at or before `from` are left out.
+pub fn last(cache: &Cache, inode: &Inode, from: u64, limit: usize) -> Result<Vec<Extent>> {
+    let mut out = Vec::new();
+    match &inode.format {
+        InodeFormat::Inline(_) => {}
+        InodeFormat::Extents(list) => {
+            for e in list.iter().rev().filter(|e| e.end() > from).take(limit) {
+                if !possible(cache.geometry(), e) {
+                    return Err(impossible(inode, e));
+                }
+                out.push(*e);
+            }
+        }
+        InodeFormat::Tree { .. } => {
+            let mut probe = LOGICAL_END - 1;
+            while out.len() < limit {
+                let path = descend(cache, inode, probe)?;
+                let list: Vec<Extent> = entries(&path.leaf().buf.read());
+                out.extend(list.into_iter().rev().filter(|e| e.end() > from).take(limit - out.len()));
+                // As in [`remove`]: what lies behind the bound of the first node that begins at the probe was looked at.
+                let looked_at = path.steps.iter().rev().map(|s| s.lo).find(|lo| *lo <= probe).unwrap_or(0);
+                if looked_at <= from {
+                    break;
+                }
+                probe = looked_at - 1;
+            }
+        }
+    }
+    Ok(out)
+}
+
 /// Calls `f` with the block of every node of the tree.
 pub fn for_each_node(cache: &Cache, inode: &Inode, mut f: impl FnMut(crate::format::BlockAddr)) -> Result<()> {
     if !matches!(inode.format, InodeFormat::Tree { .. }) {

@@ -8,7 +8,7 @@ use crate::format::inode::{INLINE_MAX, INODE_CORE_SIZE};
 use crate::format::{Inode, InodeFormat};
 use crate::inode::{self, NodeState};
 use crate::journal::Txn;
-use std::collections::VecDeque;
+use crate::space::Run;
 use std::sync::Arc;
 
 /// Most extents freed in one transaction; a file with more is cut in several, the size going first.
@@ -26,20 +26,17 @@ pub fn plan(cx: &FileCtx<'_>, inode: &Inode) -> (usize, usize) {
     (limit, extent::log_bytes_for_remove(g, cx.space, inode, limit) + bits + core + slack)
 }
 
-/// First logical fragment that a step removes: the `limit`th extent from the end, or `from` if there are fewer.
+/// First logical fragment that a step removes: that of the `limit`th extent from the end, or `from` if there are fewer.
+/// All that removing them needs to read is read, so that a damaged tree or bitmap shows before anything has changed.
 fn cut_point(cx: &FileCtx<'_>, inode: &Inode, from: u64, limit: usize) -> Result<u64> {
+    let last = extent::last(cx.cache, inode, from, limit)?;
+    for e in &last {
+        cx.space.prepare_free(Run { start: e.start, len: e.len })?;
+    }
     if let InodeFormat::Extents(_) = inode.format {
         return Ok(from);
     }
-    let mut last: VecDeque<u64> = VecDeque::with_capacity(limit + 1);
-    extent::for_each(cx.cache, inode, from..LOGICAL_END, |e| {
-        last.push_back(e.logical);
-        if last.len() > limit {
-            last.pop_front();
-        }
-        Ok(())
-    })?;
-    Ok(if last.len() == limit { last[0].max(from) } else { from })
+    Ok(if last.len() == limit { last[limit - 1].logical.max(from) } else { from })
 }
 
 /// One step of cutting the file to `size`. Nothing of the file is in writeback, and nobody writes to it between the

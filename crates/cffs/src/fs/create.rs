@@ -250,6 +250,8 @@ impl Fs {
         self.space.with_counters(|n| n.inodes += 1);
         if is_dir {
             dir_inode.nlink += 1;
+            // What an earlier directory of the same number left behind is not this one's.
+            self.placement.forget(inode.ino);
             self.placement.learn(&inode);
         }
         let node = self.inodes.insert(inode, home);

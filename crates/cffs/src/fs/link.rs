@@ -1,7 +1,7 @@
 //! Hard links. An inode with several names stands in the external inode table; all its names are external links. When
 //! one name is left, the inode moves back into that name's directory, the next time the name is looked up.
 
-use super::{Attr, Fs, Locked, as_dir, now};
+use super::{Attr, Caller, Fs, Locked, as_dir, now};
 use crate::dir;
 use crate::error::{Error, Result};
 use crate::format::dirblock::{self, EntryKind, NewEntry};
@@ -14,17 +14,17 @@ use std::sync::atomic::Ordering;
 
 impl Fs {
     /// Gives a file one more name.
-    pub fn link(&self, ino: Ino, parent: Ino, name: &[u8]) -> Result<Attr> {
+    pub fn link(&self, c: Caller, ino: Ino, parent: Ino, name: &[u8]) -> Result<Attr> {
         self.writable()?;
         Self::check_name(name)?;
         let node = self.node(ino)?;
         let dir_node = self.node(parent)?;
-        self.with_space(|| self.link_once(&node, &dir_node, name))
+        self.with_space(|| self.link_once(c, &node, &dir_node, name))
     }
 
-    fn link_once(&self, node: &Arc<Node>, dir_node: &Arc<Node>, name: &[u8]) -> Result<Attr> {
+    fn link_once(&self, c: Caller, node: &Arc<Node>, dir_node: &Arc<Node>, name: &[u8]) -> Result<Attr> {
         let (ino, parent) = (node.ino, dir_node.ino);
-        let _reserve = self.reserve_for_name(true)?;
+        let _reserve = self.reserve_for_name(c.privileged())?;
         let txn = self.journal.begin(self.log_bytes_names() + self.log_bytes_remove())?;
         let mut locked = Locked::new(&[dir_node, node]);
         {

@@ -61,6 +61,8 @@ pub struct Fs {
     seed: [u64; 2],
     embeds: bool,
     closed: AtomicBool,
+    /// Why [`Fs::close`] failed. Held while it runs.
+    close_outcome: Mutex<Option<Error>>,
     background: Background,
 }
 

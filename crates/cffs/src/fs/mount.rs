@@ -121,8 +121,9 @@ impl Fs {
         let before = sb.state;
         sb.mounted = now();
         sb.mount_count = sb.mount_count.wrapping_add(1);
-        // Far from those of earlier mounts, however soon this one follows and however many files the last one made.
-        let generation = ((sb.mounted as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32) as u32;
+        // Each mount starts at a place of its own: a (number, generation) pair that an earlier mount gave out, perhaps to
+        // an NFS client that still holds it, does not come again.
+        let generation = random_u32()?;
         if !read_only {
             sb.state = match (before, opts.metadata) {
                 (State::Error, _) => State::Error,
@@ -151,6 +152,7 @@ impl Fs {
             moving: Mutex::new(()),
             generation: AtomicU32::new(generation),
             closed: AtomicBool::new(false),
+            close_outcome: Mutex::new(None),
             background: Background::default(),
         });
         let root = fs.node(ROOT_INO)?;
@@ -245,12 +247,36 @@ impl Fs {
         outcome
     }
 
-    /// Unmounts: everything goes home, the log is emptied, the superblock says so. Later changes fail with
-    /// [`Error::ReadOnly`].
-    pub fn close(&self) -> Result<()> {
-        if self.closed.swap(true, Ordering::AcqRel) {
+    /// Notes in the superblock that the file system needs a check. It stays noted until fsck has been.
+    pub(super) fn mark_damaged(&self, what: &str) -> Result<()> {
+        tracing::error!("{what}: run cffs fsck");
+        if self.opts.read_only {
             return Ok(());
         }
+        let mut sb = self.sb.lock();
+        if sb.state != State::Error {
+            sb.state = State::Error;
+            write_superblock(&*self.dev, &sb)?;
+        }
+        Ok(())
+    }
+
+    /// Unmounts: everything goes home, the log is emptied, the superblock says so. Later changes fail with
+    /// [`Error::ReadOnly`]. After an error the file system is closed all the same, and calling this again says so again.
+    pub fn close(&self) -> Result<()> {
+        if self.closed.swap(true, Ordering::AcqRel) {
+            return match &*self.close_outcome.lock() {
+                Some(e) => Err(e.duplicate()),
+                None => Ok(()),
+            };
+        }
+        let mut failed = self.close_outcome.lock();
+        let outcome = self.close_now();
+        *failed = outcome.as_ref().err().map(Error::duplicate);
+        outcome
+    }
+
+    fn close_now(&self) -> Result<()> {
         self.stop_background();
         self.cache.stop_ahead();
         if self.opts.read_only {

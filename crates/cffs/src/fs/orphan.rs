@@ -10,7 +10,7 @@ use crate::format::inode::INODE_HINT;
 use crate::format::{BlockId, BlockKind, Corrupt, EXTERNAL_INO, Ino, put_u64};
 use crate::inode::{Home, Node, NodeState};
 use crate::journal::Txn;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -246,26 +246,26 @@ impl Fs {
         dir::log_bytes_for_remove(&self.geo) + self.log_bytes_names()
     }
 
-    /// At mount: files that had no name when the system went down.
+    /// At mount: files that had no name when the system went down. What cannot be taken apart because it is damaged stays
+    /// on the list, where it hurts nobody, and the file system is marked for fsck.
     pub(super) fn reclaim_orphans(&self, head: Ino) -> Result<()> {
         let mut nodes = Vec::new();
-        let mut seen = HashSet::new();
-        let mut ino = head;
+        let mut damage = None;
         {
             let mut list = self.orphans.lock();
             list.head = head;
-            let mut before = 0;
+            let (mut before, mut ino) = (0, head);
             while ino != 0 {
-                if !seen.insert(ino) {
-                    return Err(Corrupt(format!("the orphan list loops at inode {ino}: run cffs fsck")).into());
-                }
-                let node = self.inodes.get(&self.cache, ino)?;
+                // The links of the list up to here are good: what follows stays behind them.
+                let node = match self.listed_orphan(&list, ino) {
+                    Ok(node) => node,
+                    Err(e @ (Error::Corrupt(_) | Error::Stale)) => {
+                        damage = Some(format!("the orphan list breaks off at inode {ino}: {e}"));
+                        break;
+                    }
+                    Err(e) => return Err(e),
+                };
                 let mut st = node.state.write();
-                if st.inode.nlink != 0 {
-                    return Err(
-                        Corrupt(format!("inode {ino} is on the orphan list and has names: run cffs fsck")).into()
-                    );
-                }
                 st.orphan = true;
                 let after = st.inode.hint;
                 list.links.insert(ino, Link { before, after, home: st.home });
@@ -278,9 +278,35 @@ impl Fs {
             tracing::info!("{} unlinked files were open at the last stop", nodes.len());
         }
         for node in nodes {
-            self.reclaim(&node)?;
+            match self.reclaim(&node) {
+                Ok(()) => {}
+                // Of a file that is damaged nothing more than was possible is given back.
+                Err(e @ Error::Corrupt(_)) if !self.journal.has_failed() => {
+                    damage =
+                        Some(format!("the space of inode {}, which has no name, is not given back: {e}", node.ino));
+                }
+                Err(e) => return Err(e),
+            }
         }
-        Ok(())
+        match damage {
+            Some(what) => self.mark_damaged(&what),
+            None => Ok(()),
+        }
+    }
+
+    /// The inode that the orphan list goes on with, if it can be on the list.
+    fn listed_orphan(&self, list: &OrphanList, ino: Ino) -> Result<Arc<Node>> {
+        if list.links.contains_key(&ino) {
+            return Err(Corrupt("it is on the list twice".into()).into());
+        }
+        if ino <= crate::format::LAST_SYSTEM_INO {
+            return Err(Corrupt("an inode of the system".into()).into());
+        }
+        let node = self.inodes.get(&self.cache, ino)?;
+        if node.state.read().inode.nlink != 0 {
+            return Err(Corrupt("it has names".into()).into());
+        }
+        Ok(node)
     }
 
     /// At unmount: references do not outlive it.

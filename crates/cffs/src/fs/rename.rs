@@ -1,6 +1,6 @@
 //! Rename, with its flags.
 
-use super::{Fs, Locked, RenameFlags, as_dir, now};
+use super::{Caller, Fs, Locked, RenameFlags, as_dir, now};
 use crate::dir::{self, Found};
 use crate::error::{Error, Result};
 use crate::format::dirblock::{self, EntryKind, NewEntry};
@@ -18,7 +18,15 @@ struct Side<'a> {
 impl Fs {
     /// Gives a file another name, perhaps in another directory. What had the name is removed, unless the flags say
     /// otherwise. After a crash the new name stands for the old file or the new one, whole.
-    pub fn rename(&self, from_dir: Ino, from: &[u8], to_dir: Ino, to: &[u8], flags: RenameFlags) -> Result<()> {
+    pub fn rename(
+        &self,
+        c: Caller,
+        from_dir: Ino,
+        from: &[u8],
+        to_dir: Ino,
+        to: &[u8],
+        flags: RenameFlags,
+    ) -> Result<()> {
         self.writable()?;
         Self::check_name(from)?;
         Self::check_name(to)?;
@@ -41,7 +49,7 @@ impl Fs {
             if target.is_some() && !flags.exchange {
                 self.settle_data(&node)?;
             }
-            if self.with_space(|| self.rename_once(&a, &b, &node, target.as_ref(), flags))? {
+            if self.with_space(|| self.rename_once(c, &a, &b, &node, target.as_ref(), flags))? {
                 return Ok(());
             }
         }
@@ -50,6 +58,7 @@ impl Fs {
     /// False when the names changed in between and everything is to be looked at again.
     fn rename_once(
         &self,
+        c: Caller,
         a: &Side<'_>,
         b: &Side<'_>,
         node: &Arc<Node>,
@@ -74,7 +83,7 @@ impl Fs {
                 };
             }
         }
-        let _reserve = self.reserve_for_name(true)?;
+        let _reserve = self.reserve_for_name(c.privileged())?;
         let txn = self.journal.begin(2 * self.log_bytes_remove())?;
         let mut all = vec![a.dir, b.dir, node];
         all.extend(target);

@@ -56,7 +56,7 @@ fn an_inode_that_leaves_its_entry_between_two_looks_is_found() {
         crate::dir::lookup(&fs.dir_cx(), &st.inode, st.dir.as_ref().unwrap(), b"a").unwrap().unwrap()
     };
     // The directory's lock does not keep others from giving the file a second name.
-    fs.link(a.ino, ROOT_INO, b"b").unwrap();
+    fs.link(Caller::ROOT, a.ino, ROOT_INO, b"b").unwrap();
     fs.forget(a.ino, 2);
     fs.drop_caches();
     assert!(fs.inodes.cached(a.ino).is_none());

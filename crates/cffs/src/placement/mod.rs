@@ -84,7 +84,7 @@ impl Placement {
     pub fn learn(&self, dir: &Inode) {
         let mut t = self.table.lock();
         if t.owners.len() >= OWNERS_MAX {
-            t.owners.retain(|ino, o| *ino == ROOT_INO || o.data_bytes > 0);
+            t.owners.retain(|ino, o| *ino == ROOT_INO || (o.data_bytes > 0 && o.parent != 0));
             if t.owners.len() >= OWNERS_MAX {
                 t.owners.clear();
             }

@@ -327,6 +327,16 @@ impl Space {
         Ok(())
     }
 
+    /// Brings into memory what [`Space::free`] of a used run will change, so that it will not fail.
+    pub(crate) fn prepare_free(&self, run: Run) -> Result<()> {
+        let group = self.group_of(run)?;
+        group.with(&self.cache, |_| ())?;
+        if !group.is_virgin() && group.prepare(&self.cache, run)? {
+            self.hold(group);
+        }
+        Ok(())
+    }
+
     /// Marks an allocated run as used, in the transaction that makes something point to it.
     pub fn commit_alloc(&self, txn: &Txn<'_>, run: Run) -> Result<()> {
         let group = self.group_of(run)?;
