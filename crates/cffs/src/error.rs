@@ -27,6 +27,9 @@ pub enum Error {
     /// A quota is used up.
     #[error("disk quota exceeded")]
     Quota,
+    /// A rename or link into a directory of another project.
+    #[error("the directory belongs to another project")]
+    CrossDevice,
     /// The argument makes no sense; the text says which.
     #[error("invalid argument: {0}")]
     Invalid(String),
@@ -83,6 +86,7 @@ impl Error {
             Error::NotEmpty => Errno::NOTEMPTY,
             Error::NoSpace => Errno::NOSPC,
             Error::Quota => Errno::DQUOT,
+            Error::CrossDevice => Errno::XDEV,
             Error::Invalid(_) => Errno::INVAL,
             Error::NameTooLong => Errno::NAMETOOLONG,
             Error::FileTooLarge => Errno::FBIG,
@@ -112,6 +116,7 @@ impl Error {
             Error::Invalid(s) => Error::Invalid(s.clone()),
             Error::Busy(s) => Error::Busy(s.clone()),
             Error::NoSpace => Error::NoSpace,
+            Error::Quota => Error::Quota,
             Error::ReadOnly => Error::ReadOnly,
             other => Error::Io(io::Error::other(other.to_string())),
         }

@@ -16,5 +16,6 @@ pub mod inode;
 pub mod journal;
 pub mod mkfs;
 pub mod placement;
+pub mod quota;
 pub mod space;
 pub mod stats;

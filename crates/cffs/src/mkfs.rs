@@ -16,8 +16,8 @@ use crate::format::superblock::{
 };
 use crate::format::system::{COUNT_FREE_FRAGS, Counters};
 use crate::format::{
-    BlockAddr, BlockId, BlockKind, Corrupt, FileType, Geometry, Inode, LAST_SYSTEM_INO, META_HEADER_SIZE, ROOT_INO,
-    Superblock, init_block, put_u64, seal,
+    BlockAddr, BlockId, BlockKind, Corrupt, FileType, Geometry, Inode, LAST_SYSTEM_INO, META_HEADER_SIZE, QuotaKind,
+    ROOT_INO, Superblock, init_block, put_u64, seal,
 };
 
 const MIB: u64 = 1 << 20;
@@ -58,6 +58,8 @@ pub struct MkfsOptions {
     pub no_group: bool,
     /// Directory blocks stand in the data groups (the 1997 placement).
     pub dirs_with_data: bool,
+    /// Quotas to keep.
+    pub quota: Vec<QuotaKind>,
     /// Time of creation in nanoseconds since 1970. `None`: now.
     pub now_ns: Option<i64>,
     /// Size of an allocation group in blocks. `None`: chosen from the device's size.
@@ -82,6 +84,7 @@ impl Default for MkfsOptions {
             no_embed: false,
             no_group: false,
             dirs_with_data: false,
+            quota: Vec::new(),
             now_ns: None,
             ag_blocks: None,
             root_uid: 0,
@@ -161,7 +164,7 @@ pub fn plan(dev: &dyn Device, log_dev: Option<&dyn Device>, o: &MkfsOptions) -> 
         uuid: o.uuid.map_or_else(random_uuid, Ok)?,
         label: [0; LABEL_MAX],
         compat: 0,
-        ro_compat: 0,
+        ro_compat: o.quota.iter().fold(0, |bits, kind| bits | kind.feature()),
         incompat: 0,
         block_shift: block_shift as u8,
         frag_shift: frag_shift as u8,

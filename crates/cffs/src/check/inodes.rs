@@ -4,7 +4,7 @@ use super::Checker;
 use super::extents::MapWalk;
 use super::report::Class;
 use crate::format::{
-    BlockAddr, BlockId, BlockKind, FIRST_USER_INO, FileType, Ino, Inode, InodeFormat, ROOT_INO, SYMLINK_MAX,
+    BlockAddr, BlockId, BlockKind, FIRST_USER_INO, FileType, Ino, Inode, InodeFormat, QuotaKind, ROOT_INO, SYMLINK_MAX,
 };
 use std::collections::HashMap;
 
@@ -80,6 +80,7 @@ impl Checker<'_> {
             });
             return None;
         }
+        self.count_for_quota(inode);
         let orphan = role == Role::Orphan || role == Role::External && inode.nlink == 0;
         if orphan {
             self.counts.orphans += 1;
@@ -116,7 +117,8 @@ impl Checker<'_> {
         if inode.index_buckets != 0 && !dir {
             wrong(&|| format!("{} index buckets, but not a directory", inode.index_buckets));
         }
-        if inode.aux != 0 && !dir && !device {
+        let quota_file = QuotaKind::ALL.iter().any(|k| k.ino() == inode.ino);
+        if inode.aux != 0 && !dir && !device && !(quota_file && inode.aux == 1) {
             wrong(&|| format!("auxiliary field {} on a file of type {file_type:?}", inode.aux));
         }
         let data = matches!(file_type, FileType::Regular | FileType::Symlink | FileType::Directory);
@@ -201,13 +203,6 @@ impl Checker<'_> {
                 format!("says {} fragments are allocated, but {found} are", inode.frags)
             });
         }
-    }
-
-    /// The system inodes other than the root and the tables: quota files.
-    pub(super) fn check_system_file(&mut self, inode: &Inode) {
-        self.check_fields(inode);
-        self.check_xattr(inode);
-        self.check_contents(inode);
     }
 
     /// Reads a system inode.

@@ -7,7 +7,7 @@
 //! 3. the tree from the root: directory blocks, embedded inodes, extent maps, directory indexes (`dirs`, `inodes`,
 //!    `extents`, `index`); afterwards link counts and the orphan list;
 //! 4. the locator table against the inodes that were found (`tables`);
-//! 5. bitmaps and counters against the space that was found in use (`space`).
+//! 5. quota records against all inodes (`quota`); bitmaps and counters against the space that was found in use (`space`).
 //!
 //! The image is not trusted. Depth is held in lists, not on the stack; no block is followed that has an owner already,
 //! so the work is bounded by the device; what is remembered is a few dozen bytes for each inode and extent; structures
@@ -18,6 +18,7 @@ mod dirs;
 mod extents;
 mod index;
 mod inodes;
+mod quota;
 mod reader;
 mod report;
 mod space;
@@ -32,14 +33,12 @@ use crate::error::{Error, Result};
 use crate::format::log::{LOG_HEADER_AREA, LOG_HEADER_SIZE, LogHeader};
 use crate::format::superblock::{INCOMPAT_EXTERNAL_LOG, State};
 use crate::format::system::Counters;
-use crate::format::{
-    BlockAddr, BlockId, BlockKind, GROUP_QUOTA_INO, Geometry, Ino, PROJECT_QUOTA_INO, ROOT_INO, Superblock,
-    USER_QUOTA_INO,
-};
+use crate::format::{BlockAddr, BlockId, BlockKind, Geometry, Ino, QuotaKind, ROOT_INO, Superblock};
 use crate::journal::recovery::replay;
 use crate::mkfs::{backup_ags, read_superblock, read_superblock_copy};
 use claims::{Claims, Conflict, FIXED};
 use inodes::Register;
+use quota::Quotas;
 use reader::Reader;
 use report::Problems;
 use std::sync::Arc;
@@ -124,6 +123,8 @@ struct Checker<'a> {
     /// Inodes of the external table, in order of their numbers.
     external: Vec<External>,
     expected_inodes: u64,
+    /// In the order of [`QuotaKind::ALL`].
+    quotas: [Quotas; 3],
     counts: Counts,
     layout: Layout,
     phases: Vec<PhaseTime>,
@@ -150,6 +151,7 @@ impl<'a> Checker<'a> {
             register: Register::default(),
             external: Vec::new(),
             expected_inodes: 0,
+            quotas: Default::default(),
             counts: Counts::default(),
             layout: Layout::default(),
             phases: Vec::new(),
@@ -232,6 +234,7 @@ impl<'a> Checker<'a> {
             self.check_locator(&table);
         }
         self.phase_done(Phase::Locator);
+        self.check_quotas();
         counters
     }
 
@@ -253,9 +256,9 @@ impl<'a> Checker<'a> {
             }
         };
         self.expected_inodes = counters.map_or(0, |c| c.inodes);
-        for ino in [USER_QUOTA_INO, GROUP_QUOTA_INO, PROJECT_QUOTA_INO] {
-            if let Some(inode) = self.read_system_inode(ino) {
-                self.check_system_file(&inode);
+        for kind in QuotaKind::ALL {
+            if let Some(inode) = self.read_system_inode(kind.ino()) {
+                self.check_quota_file(kind, &inode);
             }
         }
         counters
@@ -304,6 +307,7 @@ impl<'a> Checker<'a> {
                 self.inode_problem(Class::InodeLinks, ROOT_INO, || "the root has link count 0".into());
             }
             self.counts.dirs += 1;
+            self.count_for_quota(&root);
             self.check_fields(&root);
             self.check_xattr(&root);
             self.walk_tree(root);

@@ -112,6 +112,10 @@ classes! {
     TableMap = "table-map",
     /// The list of orphans is broken or incomplete.
     OrphanList = "orphan-list",
+    /// A block of a quota file is damaged.
+    QuotaBlock = "quota-block",
+    /// A quota record does not say what the inodes have.
+    QuotaUsage = "quota-usage",
 }
 
 /// One thing that is wrong.

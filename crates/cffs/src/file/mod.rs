@@ -15,6 +15,7 @@ use crate::format::{FILE_SIZE_MAX, InodeFormat};
 use crate::inode::NodeState;
 use crate::journal::Journal;
 use crate::placement::Placement;
+use crate::quota::Account;
 use crate::space::Space;
 use cffs_buf::AlignedBuf;
 use std::collections::BTreeMap;
@@ -57,9 +58,50 @@ pub struct FileData {
     pub(crate) tree_reserved: u64,
     /// Writeback failed; told to the next fsync.
     pub(crate) error: Option<Error>,
+    /// The quota side of the inode; none while no quotas are kept.
+    pub(crate) account: Option<Box<Account>>,
 }
 
 impl FileData {
+    /// No contents yet.
+    pub(crate) fn new(account: Option<Account>) -> FileData {
+        FileData { account: account.map(Box::new), ..FileData::default() }
+    }
+
+    /// Promises fragments to this file's contents: space of the file system, and of the quotas of its owner, group and
+    /// project. `privileged` callers get the file system's reserve and are not refused by quotas.
+    ///
+    /// Each promise ends once: by [`FileData::release`] if it is not needed, or by [`FileData::convert`] when the
+    /// fragments become the inode's. [`Error::NoSpace`] or [`Error::Quota`] before anything has changed.
+    pub fn reserve(&self, cx: &FileCtx<'_>, frags: u64, privileged: bool) -> Result<()> {
+        cx.space.reserve(frags, privileged)?;
+        if let Some(a) = &self.account
+            && let Err(e) = a.reserve(frags, privileged)
+        {
+            cx.space.unreserve(frags);
+            return Err(e);
+        }
+        Ok(())
+    }
+
+    /// Takes back a promise of [`FileData::reserve`]: so many fragments are not needed.
+    pub fn release(&self, cx: &FileCtx<'_>, frags: u64) {
+        cx.space.unreserve(frags);
+        if let Some(a) = &self.account {
+            a.release(frags);
+        }
+    }
+
+    /// So many promised fragments become the inode's in the transaction that is open: they are free to be taken in the
+    /// file system's books from now on, and are charged to the quotas when the inode is stored
+    /// ([`crate::inode::store`]), which must follow in the same transaction.
+    pub fn convert(&self, cx: &FileCtx<'_>, frags: u64) {
+        cx.space.unreserve(frags);
+        if let Some(a) = &self.account {
+            a.convert(frags);
+        }
+    }
+
     /// Nothing is dirty or on its way.
     pub fn is_clean(&self) -> bool {
         self.pages.is_empty() && self.error.is_none()
@@ -84,7 +126,7 @@ impl FileData {
     pub(crate) fn drop_page(&mut self, cx: &FileCtx<'_>, index: u64) {
         if let Some(p) = self.pages.remove(&index) {
             cx.cache.sub_dirty_data(p.bytes.len() + PAGE_OVERHEAD);
-            cx.space.unreserve(p.reserved);
+            self.release(cx, p.reserved);
         }
     }
 
@@ -289,12 +331,12 @@ fn dirty_page(
     let had = existed.map_or(0, |(_, r)| r);
     let need = unmapped(cx, st, frags)?;
     let more = need.saturating_sub(had);
-    cx.space.reserve(more, privileged)?;
+    st.data.reserve(cx, more, privileged)?;
     // Before the page changes: a write that finds no space leaves the file as it was.
     let frags = st.data.pages.values().map(|p| p.reserved).sum::<u64>() + more;
     let pages = st.data.pages.len() as u64 + u64::from(new);
     if let Err(e) = reserve_tree_for(cx, st, frags, pages, privileged) {
-        cx.space.unreserve(more);
+        st.data.release(cx, more);
         return Err(e);
     }
     // Inline contents are read in, whatever is overwritten: all of the page goes to the device.
@@ -307,7 +349,7 @@ fn dirty_page(
         }
     });
     if outcome.is_err() {
-        cx.space.unreserve(more);
+        st.data.release(cx, more);
         let _ = reserve_tree(cx, st, privileged); // less than before
     }
     outcome

@@ -272,7 +272,7 @@ fn give_back(cx: &FileCtx<'_>, st: &mut NodeState, job: &mut Job) {
                     if p.dirty.is_empty() { dirty } else { p.dirty.start.min(dirty.start)..p.dirty.end.max(dirty.end) };
                 p.reserved += reserved;
             }
-            None => cx.space.unreserve(reserved),
+            None => st.data.release(cx, reserved),
         }
     }
 }
@@ -352,7 +352,9 @@ fn tell(cx: &FileCtx<'_>, job: &mut Job) -> Result<()> {
             return tell_last(cx, &txn, &mut st, job);
         }
         let end = job.extents.get(n).map_or(job.size, |e| e.logical << cx.cache.geometry().frag_shift);
+        let placed = job.extents[..n].iter().map(|e| e.len).sum();
         insert_extents(cx, &txn, &mut st, job, n)?;
+        convert(cx, &st, job, placed);
         // All before the next extent is written: no extent lies beyond the end that the device shows.
         st.disk_size = st.disk_size.max(end.min(job.size));
         inode::store(&txn, &mut st)?;
@@ -385,11 +387,20 @@ fn insert_extents(cx: &FileCtx<'_>, txn: &Txn<'_>, st: &mut NodeState, job: &mut
     Ok(())
 }
 
+/// Ends the reservation of so many fragments of a job, or of all: they are the inode's now.
+fn convert(cx: &FileCtx<'_>, st: &NodeState, job: &mut Job, frags: u64) {
+    let mut left = frags;
+    for (_, _, reserved) in &mut job.pages {
+        let n = left.min(*reserved);
+        *reserved -= n;
+        left -= n;
+        st.data.convert(cx, n);
+    }
+}
+
 fn tell_last(cx: &FileCtx<'_>, txn: &Txn<'_>, st: &mut NodeState, job: &mut Job) -> Result<()> {
     // Reservations end before the tree may allocate: it takes its blocks from what was reserved for it.
-    for (_, _, reserved) in &mut job.pages {
-        cx.space.unreserve(std::mem::take(reserved));
-    }
+    convert(cx, st, job, u64::MAX);
     insert_extents(cx, txn, st, job, job.extents.len())?;
     if let Some(bytes) = job.inline.take() {
         st.inode.format = InodeFormat::Inline(bytes);

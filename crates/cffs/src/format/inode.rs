@@ -14,6 +14,10 @@ pub const INLINE_DEFAULT: usize = 64;
 /// Largest inline area: its length is stored in units of eight bytes in one byte.
 pub const INLINE_MAX: usize = 255 * 8;
 
+/// Flag of a directory: what is made in it belongs to its project, and nothing of another project comes in by a rename
+/// or a link (the value of `FS_PROJINHERIT_FL`).
+pub const FLAG_PROJECT_INHERIT: u32 = 0x2000_0000;
+
 /// Type of a file; the values are those of `S_IFMT >> 12`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
@@ -85,7 +89,7 @@ pub struct Inode {
     pub gid: u32,
     /// Number of names (for a directory: 2 and one for each subdirectory).
     pub nlink: u32,
-    /// Reserved for attributes such as immutable and append-only.
+    /// Flags, as `FS_IOC_GETFLAGS` has them: [`FLAG_PROJECT_INHERIT`].
     pub flags: u32,
     /// Size in bytes.
     pub size: u64,

@@ -10,6 +10,7 @@ pub mod extent;
 pub mod geometry;
 pub mod inode;
 pub mod log;
+pub mod quota;
 pub mod superblock;
 pub mod system;
 pub mod table;
@@ -17,6 +18,7 @@ pub mod table;
 pub use extent::Extent;
 pub use geometry::Geometry;
 pub use inode::{FileType, Inode, InodeFormat};
+pub use quota::{QuotaKind, QuotaRecord};
 pub use superblock::Superblock;
 
 /// Inode number.
@@ -81,11 +83,13 @@ pub enum BlockKind {
     TableMap = 0x4D54_4643,
     /// Extended attributes; owner is the file.
     Xattr = 0x4158_4643,
+    /// Records of users, groups or projects; owner is the quota file.
+    Quota = 0x5451_4643,
 }
 
 impl BlockKind {
     /// All kinds.
-    pub const ALL: [BlockKind; 11] = [
+    pub const ALL: [BlockKind; 12] = [
         BlockKind::AgHeader,
         BlockKind::Bitmap,
         BlockKind::Counters,
@@ -97,6 +101,7 @@ impl BlockKind {
         BlockKind::ExternalInodes,
         BlockKind::TableMap,
         BlockKind::Xattr,
+        BlockKind::Quota,
     ];
 
     /// The kind with this magic number.
@@ -118,6 +123,7 @@ impl BlockKind {
             BlockKind::ExternalInodes => "external inode block",
             BlockKind::TableMap => "table map",
             BlockKind::Xattr => "extended attribute block",
+            BlockKind::Quota => "quota block",
         }
     }
 }

@@ -20,8 +20,20 @@ pub const COMPAT_NO_GROUP: u64 = 1 << 0;
 /// Compatible feature: directory blocks stand in the data groups (`--dir-blocks=with-data`, the 1997 placement).
 pub const COMPAT_DIRS_WITH_DATA: u64 = 1 << 1;
 
+/// Read-only compatible feature: what each user uses is kept in a quota file, and limited.
+pub const RO_COMPAT_USER_QUOTA: u64 = 1 << 0;
+/// The same for groups.
+pub const RO_COMPAT_GROUP_QUOTA: u64 = 1 << 1;
+/// The same for projects.
+pub const RO_COMPAT_PROJECT_QUOTA: u64 = 1 << 2;
+
 const INCOMPAT_NAMES: [(u64, &str); 2] = [(INCOMPAT_NO_EMBED, "no-embed"), (INCOMPAT_EXTERNAL_LOG, "external-log")];
 const COMPAT_NAMES: [(u64, &str); 2] = [(COMPAT_NO_GROUP, "no-group"), (COMPAT_DIRS_WITH_DATA, "dirs-with-data")];
+const RO_COMPAT_NAMES: [(u64, &str); 3] = [
+    (RO_COMPAT_USER_QUOTA, "user-quota"),
+    (RO_COMPAT_GROUP_QUOTA, "group-quota"),
+    (RO_COMPAT_PROJECT_QUOTA, "project-quota"),
+];
 
 /// Whether the file system was left in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -181,7 +193,7 @@ impl Superblock {
 
     /// Features that forbid writing by this program, by name; `None` if there are none.
     pub fn unknown_ro_compat(&self) -> Option<String> {
-        unknown(self.ro_compat, &[])
+        unknown(self.ro_compat, &RO_COMPAT_NAMES)
     }
 
     /// Names of all features set.
@@ -189,7 +201,8 @@ impl Superblock {
         let named = |bits: u64, names: &'static [(u64, &'static str)]| {
             names.iter().filter(move |(bit, _)| bits & bit != 0).map(|(_, name)| *name)
         };
-        named(self.incompat, &INCOMPAT_NAMES).chain(named(self.compat, &COMPAT_NAMES)).collect()
+        let ro_compat = named(self.ro_compat, &RO_COMPAT_NAMES);
+        named(self.incompat, &INCOMPAT_NAMES).chain(ro_compat).chain(named(self.compat, &COMPAT_NAMES)).collect()
     }
 
     /// The label as text.
@@ -207,6 +220,11 @@ impl Superblock {
     /// Whether inodes stand in their directories.
     pub fn embeds_inodes(&self) -> bool {
         self.incompat & INCOMPAT_NO_EMBED == 0
+    }
+
+    /// Whether quotas of this kind are kept.
+    pub fn has_quota(&self, kind: super::QuotaKind) -> bool {
+        self.ro_compat & kind.feature() != 0
     }
 
     /// Whether small files are placed in groups.

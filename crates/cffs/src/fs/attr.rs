@@ -4,7 +4,7 @@ use super::{AtimeMode, Attr, Caller, Fs, SetAttr, TimeSpec, now};
 use crate::error::{Error, Result};
 use crate::file::truncate;
 use crate::format::inode::{INLINE_MAX, INODE_CORE_SIZE};
-use crate::format::{FILE_SIZE_MAX, FileType, Ino};
+use crate::format::{FILE_SIZE_MAX, FileType, Ino, Inode};
 use crate::inode::{Node, NodeState};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -78,11 +78,17 @@ impl Fs {
             let st = node.state.read();
             return Ok(self.attr(&node, &st));
         }
+        let ids = |i: &Inode| [rest.uid.unwrap_or(i.uid), rest.gid.unwrap_or(i.gid), i.projid];
+        if rest.uid.is_some() || rest.gid.is_some() {
+            let ids = ids(&node.state.read().inode);
+            self.prepare_quota(ids)?;
+        }
         let txn = self.journal.begin(INODE_CORE_SIZE + INLINE_MAX + 256)?;
         let mut st = node.state.write();
         if st.dead {
             return Err(Error::Stale);
         }
+        let _promised = self.quota_for_new_owner(c, &st, ids(&st.inode))?;
         let now = now();
         let time = |t: TimeSpec| match t {
             TimeSpec::Now => now,

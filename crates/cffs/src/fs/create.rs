@@ -1,15 +1,17 @@
 //! Making files: create, mkdir, mknod, symlink.
 
+use super::quota::LimitedPlacer;
 use super::{Attr, Caller, Fs, as_dir, now};
 use crate::cache::BufRef;
 use crate::dir;
 use crate::error::{Error, Result};
 use crate::format::dirblock::BlockEdit;
 use crate::format::dirblock::{self, NewEntry};
-use crate::format::inode::{INLINE_DEFAULT, INLINE_MAX, INODE_CORE_SIZE};
+use crate::format::inode::{FLAG_PROJECT_INHERIT, INLINE_DEFAULT, INLINE_MAX, INODE_CORE_SIZE};
 use crate::format::{Extent, FileType, FragAddr, Ino, Inode, InodeFormat, LINK_MAX, SYMLINK_MAX};
 use crate::inode::{Home, Node, NodeState, table};
 use crate::journal::Txn;
+use crate::quota::{Hold, Ids};
 use crate::space::Run;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -115,12 +117,16 @@ impl Fs {
         let _reserve = self.reserve_for_name(c.privileged())?;
         let _contents_reserve =
             self.set_aside(long.map_or(0, |t| self.geo.frags_for(t.len() as u64)), c.privileged())?;
+        let frags = long.map_or(0, |t| self.geo.frags_for(t.len() as u64));
+        let ids = ids_of_new(c, &dir_node.state.read().inode);
+        let mut promised = self.quota_for_new(c, ids, frags)?;
         let contents = long.map(|t| self.place_contents(dir_node.ino, t)).transpose()?;
         let log_bytes = self.log_bytes_names() + contents.as_ref().map_or(0, |c| self.log_bytes_contents(c));
         let made = self.journal.begin(log_bytes).and_then(|txn| {
             let mut st = dir_node.state.write();
             txn.arm();
-            let made = self.make_in(&txn, c, &mut st, name, new, contents.as_ref());
+            let owner = Owner { c, ids, promised: promised.as_mut() };
+            let made = self.make_in(&txn, owner, &mut st, name, new, contents.as_ref());
             if made.is_err() {
                 self.keep_grown(&txn, &mut st)?;
             }
@@ -160,7 +166,7 @@ impl Fs {
     fn make_in(
         &self,
         txn: &Txn<'_>,
-        c: Caller,
+        owner: Owner<'_>,
         st: &mut NodeState,
         name: &[u8],
         new: &NewFile<'_>,
@@ -181,14 +187,12 @@ impl Fs {
         }
         let mut inode = Inode::new(0, new.file_type.mode_bits() | (new.perm & 0o7777), now);
         inode.generation = self.next_generation();
-        inode.uid = c.uid;
-        inode.gid = c.gid;
-        // A set-gid directory hands its group down, and to directories the bit itself (System V and Linux).
-        if dir_inode.mode & 0o2000 != 0 {
-            inode.gid = dir_inode.gid;
-            if is_dir {
-                inode.mode |= 0o2000;
-            }
+        [inode.uid, inode.gid, inode.projid] = owner.ids;
+        if is_dir {
+            // A set-gid directory hands the bit down to directories, as its group to all (System V and Linux); so does
+            // one that hands down its project.
+            inode.mode |= dir_inode.mode & 0o2000;
+            inode.flags |= dir_inode.flags & FLAG_PROJECT_INHERIT;
         }
         inode.parent = dir_inode.ino;
         inode.nlink = if is_dir { 2 } else { 1 };
@@ -207,7 +211,8 @@ impl Fs {
             self.placement.learn(dir_inode);
         }
         let room = if self.embeds() { inode.encoded_len() } else { 0 };
-        let slot = dir::prepare_insert(&cx, txn, &self.space, &*self.placement, dir_inode, dir_state, name, room)?;
+        let placer = LimitedPlacer::new(self, owner.c.privileged());
+        let slot = dir::prepare_insert(&cx, txn, &self.space, &placer, dir_inode, dir_state, name, room)?;
         let goal = slot.block;
         let locator = self.inodes.locator.alloc(txn, &self.space, goal)?;
         inode.ino = locator.index;
@@ -254,7 +259,7 @@ impl Fs {
             self.placement.forget(inode.ino);
             self.placement.learn(&inode);
         }
-        let node = self.inodes.insert(inode, home);
+        let node = self.inodes.insert(txn, inode, home, owner.promised);
         node.refs.fetch_add(1, Ordering::AcqRel);
         self.changed_dir(txn, st, now)?;
         self.store_tables(txn)?;
@@ -352,6 +357,21 @@ impl Fs {
         }
         Ok(())
     }
+}
+
+/// Whose a new file is.
+struct Owner<'a> {
+    c: Caller,
+    ids: Ids,
+    /// What its quotas promised.
+    promised: Option<&'a mut Hold>,
+}
+
+/// Owner, group and project of what is made in a directory.
+fn ids_of_new(c: Caller, dir: &Inode) -> Ids {
+    let gid = if dir.mode & 0o2000 != 0 { dir.gid } else { c.gid };
+    let project = if dir.flags & FLAG_PROJECT_INHERIT != 0 { dir.projid } else { 0 };
+    [c.uid, gid, project]
 }
 
 /// Contents with a place.

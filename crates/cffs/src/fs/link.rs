@@ -1,6 +1,7 @@
 //! Hard links. An inode with several names stands in the external inode table; all its names are external links. When
 //! one name is left, the inode moves back into that name's directory, the next time the name is looked up.
 
+use super::quota::{LimitedPlacer, handed_down};
 use super::{Attr, Caller, Fs, Locked, as_dir, now};
 use crate::dir;
 use crate::error::{Error, Result};
@@ -43,6 +44,11 @@ impl Fs {
         if dir_st.dead || dir_st.orphan {
             return Err(Error::NotFound);
         }
+        let project = handed_down(&dir_st.inode);
+        if project.is_some_and(|p| locked.get(ino).is_ok_and(|st| st.inode.projid != p)) {
+            return Err(Error::CrossDevice);
+        }
+        let dir_st = locked.get(parent)?;
         let cx = self.dir_cx();
         let (dir_inode, dir_state) = as_dir(dir_st)?;
         if dir::lookup(&cx, dir_inode, dir_state, name)?.is_some() {
@@ -53,7 +59,8 @@ impl Fs {
         let (dir_inode, dir_state) = as_dir(locked.get(parent)?)?;
         // The new name keeps room for the inode, which may come to it one day.
         let room = self.link_room(name.len());
-        let slot = dir::prepare_insert(&cx, &txn, &self.space, &*self.placement, dir_inode, dir_state, name, room);
+        let placer = LimitedPlacer::new(self, c.privileged());
+        let slot = dir::prepare_insert(&cx, &txn, &self.space, &placer, dir_inode, dir_state, name, room);
         let slot = match slot.and_then(|s| self.externalize(&txn, locked.get(ino)?).map(|()| s)) {
             Ok(slot) => slot,
             Err(e) => {
@@ -112,6 +119,9 @@ impl Fs {
         let size = std::mem::replace(&mut st.inode.size, st.disk_size);
         crate::inode::write_inode(txn, &slot.buf, slot.offset, &st.inode, false);
         st.inode.size = size;
+        if let Some(account) = &st.data.account {
+            account.settle(txn, &st.inode); // long contents may have got a block
+        }
         st.home = Home::External { block: slot.buf.addr(), offset: slot.offset };
         self.inodes.relocate(txn, ino, st.home)
     }

@@ -15,12 +15,14 @@ mod mount;
 mod namei;
 mod orphan;
 pub mod path;
+mod quota;
 mod remove;
 mod rename;
 #[cfg(test)]
 mod tests;
 
 pub use api::*;
+pub use quota::{QuotaGrace, QuotaLimits, QuotaMismatch, QuotaStatus};
 
 use crate::cache::Cache;
 use crate::device::{CountingDevice, Device};
@@ -31,6 +33,7 @@ use crate::format::{Geometry, Ino, Superblock};
 use crate::inode::{Inodes, Node, NodeState};
 use crate::journal::Journal;
 use crate::placement::Placement;
+use crate::quota::Quota;
 use crate::space::Space;
 use orphan::OrphanList;
 use parking_lot::{Condvar, Mutex, RwLockWriteGuard};
@@ -50,6 +53,8 @@ pub struct Fs {
     space: Arc<Space>,
     placement: Arc<Placement>,
     inodes: Inodes,
+    /// What users, groups and projects use and may use; none while no quotas are kept.
+    quota: Option<Arc<Quota>>,
     orphans: Mutex<OrphanList>,
     /// Nodes with dirty data or attributes.
     dirty: Mutex<Vec<Arc<Node>>>,

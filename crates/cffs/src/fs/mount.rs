@@ -1,7 +1,7 @@
 //! Mounting and unmounting, and the background thread.
 
 use super::{Background, Fs, MetadataMode, MountOptions, now, orphan};
-use crate::cache::Cache;
+use crate::cache::{BufRef, Cache};
 use crate::device::{CountingDevice, Device, IoKind, OverlayDevice};
 use crate::error::{Error, Result};
 use crate::file::writeback;
@@ -12,6 +12,7 @@ use crate::inode::Inodes;
 use crate::journal::{self, CommitHook, Journal};
 use crate::mkfs::read_superblock;
 use crate::placement::Placement;
+use crate::quota::{self, Quota};
 use crate::space::{Run, Space};
 use cffs_buf::AlignedBuf;
 use parking_lot::Mutex;
@@ -23,6 +24,7 @@ const INODE_CHUNK: u64 = 64;
 
 struct Hook {
     space: Arc<Space>,
+    quota: Option<Arc<Quota>>,
     /// The device to tell of freed space, with the log2 of the fragment size.
     discard: Option<(Arc<dyn Device>, u32)>,
 }
@@ -41,6 +43,11 @@ impl CommitHook for Hook {
             }
         }
         self.space.on_commit(freed);
+    }
+    fn records(&self, put: &mut dyn FnMut(&BufRef, usize, &[u8])) {
+        if let Some(quota) = &self.quota {
+            quota.write_records(put);
+        }
     }
 }
 
@@ -113,10 +120,14 @@ impl Fs {
         let log_dyn = log_dev.as_ref().map(as_dyn);
         let journal = Arc::new(Journal::new(cache.clone(), log_dyn, &sb, header, opts.metadata));
         let discard = opts.discard.then(|| (as_dyn(&dev), geo.frag_shift));
-        journal.connect(Box::new(Hook { space: space.clone(), discard }), counters_buf);
+        let quota = Quota::load(&cache, &sb)?;
+        if quota.is_some() {
+            journal.reserve_for_records(quota::LOG_BYTES);
+        }
+        journal.connect(Box::new(Hook { space: space.clone(), quota: quota.clone(), discard }), counters_buf);
         let placement = Arc::new(Placement::new(space.clone(), geo, &sb));
         let chunk = if sb.embeds_inodes() { 1 } else { INODE_CHUNK };
-        let inodes = Inodes::load(&cache, chunk, opts.cache_bytes)?;
+        let inodes = Inodes::load(&cache, chunk, opts.cache_bytes, quota.clone())?;
 
         let before = sb.state;
         sb.mounted = now();
@@ -146,6 +157,7 @@ impl Fs {
             space,
             placement,
             inodes,
+            quota,
             orphans: Mutex::new(orphan::OrphanList::default()),
             dirty: Mutex::default(),
             writing_back: Mutex::new(()),
@@ -165,6 +177,7 @@ impl Fs {
             fs.placement.learn(&st.inode);
         }
         if !read_only {
+            fs.count_quotas_if_needed()?;
             fs.reclaim_orphans(counters.orphan_head)?;
         }
         if background {

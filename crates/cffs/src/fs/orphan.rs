@@ -216,6 +216,9 @@ impl Fs {
             let st = locked.get(ino)?;
             st.dead = true;
             st.orphan = false;
+            if let Some(account) = &st.data.account {
+                account.close(&txn);
+            }
             st.dirty = false;
             let was_dir = st.inode.is_dir();
             // Before the number is free: whoever gets it next puts a node of its own there.

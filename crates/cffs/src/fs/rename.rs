@@ -1,5 +1,6 @@
 //! Rename, with its flags.
 
+use super::quota::{LimitedPlacer, handed_down};
 use super::{Caller, Fs, Locked, RenameFlags, as_dir, now};
 use crate::dir::{self, Found};
 use crate::error::{Error, Result};
@@ -102,6 +103,13 @@ impl Fs {
                 return Err(Error::NotFound);
             }
         }
+        let mut stranger = |dir: &Arc<Node>, file: &Arc<Node>| -> Result<bool> {
+            let project = handed_down(&locked.get(dir.ino)?.inode);
+            Ok(project.is_some_and(|p| locked.get(file.ino).is_ok_and(|st| st.inode.projid != p)))
+        };
+        if stranger(b.dir, node)? || target.is_some_and(|t| flags.exchange && stranger(a.dir, t).unwrap_or(false)) {
+            return Err(Error::CrossDevice);
+        }
         let now = now();
         if let (true, Some(found_to)) = (flags.exchange, &found_to) {
             if found.ino == found_to.ino {
@@ -130,7 +138,7 @@ impl Fs {
         if across && locked.get(node.ino)?.inode.is_dir() && locked.get(b.dir.ino)?.inode.nlink >= LINK_MAX {
             return Err(Error::TooManyLinks);
         }
-        self.with_tables(&txn, self.move_name(&txn, &mut locked, a, b, &found, found_to.as_ref(), now))?;
+        self.with_tables(&txn, self.move_name(&txn, c, &mut locked, a, b, &found, found_to.as_ref(), now))?;
         txn.done();
         drop(locked);
         drop(txn);
@@ -145,6 +153,7 @@ impl Fs {
     fn move_name(
         &self,
         txn: &Txn<'_>,
+        c: Caller,
         locked: &mut Locked<'_>,
         a: &Side<'_>,
         b: &Side<'_>,
@@ -174,9 +183,10 @@ impl Fs {
             };
             (room, st.inode.file_type(), st.inode.is_dir())
         };
+        let placer = LimitedPlacer::new(self, c.privileged());
         let slot = {
             let (inode, state) = as_dir(locked.get(b.dir.ino)?)?;
-            dir::prepare_insert(&cx, txn, &self.space, &*self.placement, inode, state, b.name, room)
+            dir::prepare_insert(&cx, txn, &self.space, &placer, inode, state, b.name, room)
         };
         let slot = match slot {
             Ok(slot) => slot,

@@ -10,8 +10,11 @@ use crate::file::FileData;
 use crate::format::dirblock::{self, BlockEdit, EntryKind};
 use crate::format::inode::{INLINE_MAX, INODE_CORE_SIZE, INODE_HINT};
 use crate::format::table::Location;
-use crate::format::{BlockAddr, BlockKind, Corrupt, EXTERNAL_INO, Geometry, Ino, Inode, LAST_SYSTEM_INO, LOCATOR_INO};
+use crate::format::{
+    BlockAddr, BlockKind, Corrupt, EXTERNAL_INO, Geometry, Ino, Inode, LAST_SYSTEM_INO, LOCATOR_INO, ROOT_INO,
+};
 use crate::journal::Txn;
+use crate::quota::{Account, Hold, Quota};
 use parking_lot::{Condvar, Mutex, RwLock};
 use std::collections::VecDeque;
 use std::hash::Hasher;
@@ -85,7 +88,7 @@ pub struct Node {
 }
 
 impl Node {
-    fn new(inode: Inode, home: Home) -> Node {
+    fn new(inode: Inode, home: Home, account: Option<Account>) -> Node {
         let dir = inode.is_dir().then(Box::default);
         let state = NodeState {
             disk_size: inode.size,
@@ -93,7 +96,7 @@ impl Node {
             dirty: false,
             orphan: inode.nlink == 0,
             dead: false,
-            data: FileData::default(),
+            data: FileData::new(account),
             dir,
             inode,
         };
@@ -147,13 +150,18 @@ pub fn write_inode(txn: &Txn<'_>, buf: &BufRef, offset: usize, inode: &Inode, ke
     }
 }
 
-/// Writes a node's inode to where it stands. On the device the size is [`NodeState::disk_size`].
+/// Writes a node's inode to where it stands. On the device the size is [`NodeState::disk_size`]. What the inode takes
+/// more or less than when it was last stored is charged to its owner's, group's and project's quota, in the same
+/// transaction: whoever changes `Inode::frags` has nothing else to do for that.
 pub fn store(txn: &Txn<'_>, st: &mut NodeState) -> Result<()> {
     let size = std::mem::replace(&mut st.inode.size, st.disk_size);
     let outcome = store_as_is(txn, st);
     st.inode.size = size;
     if outcome.is_ok() && st.disk_size == size {
         st.dirty = false;
+    }
+    if let Some(account) = &st.data.account {
+        account.settle(txn, &st.inode);
     }
     outcome
 }
@@ -242,6 +250,7 @@ pub struct Inodes {
     shards: Box<[Mutex<Shard>]>,
     count: AtomicUsize,
     limit: usize,
+    quota: Option<Arc<Quota>>,
     /// Number to location.
     pub locator: SlotTable,
     /// Inodes without a directory.
@@ -255,7 +264,7 @@ const EVICT_STEPS: usize = 3;
 
 impl Inodes {
     /// Reads the system inodes. `chunk` is the number of inodes in a chunk of the external table.
-    pub fn load(cache: &Cache, chunk: u64, cache_bytes: usize) -> Result<Inodes> {
+    pub fn load(cache: &Cache, chunk: u64, cache_bytes: usize, quota: Option<Arc<Quota>>) -> Result<Inodes> {
         let g = cache.geometry();
         let locator = table::load_system_inode(cache, LOCATOR_INO)?;
         let external = table::load_system_inode(cache, EXTERNAL_INO)?;
@@ -265,9 +274,17 @@ impl Inodes {
             count: AtomicUsize::new(0),
             // About a kilobyte each; an eighth of the cache.
             limit: (cache_bytes / 8192).max(INODES_MIN),
+            quota,
             locator: SlotTable::new(g, BlockKind::Locator, table_locator_size(), 1, locator),
             external: SlotTable::new(g, BlockKind::ExternalInodes, record, chunk, external),
         })
+    }
+
+    /// The account of an inode that was read. Of the system inodes only the root counts.
+    fn account(&self, inode: &Inode) -> Option<Account> {
+        let quota = self.quota.as_ref()?;
+        let counts = inode.ino == ROOT_INO || inode.ino > LAST_SYSTEM_INO;
+        counts.then(|| Account::of_existing(quota.clone(), inode))
     }
 
     fn shard(&self, ino: Ino) -> &Mutex<Shard> {
@@ -296,7 +313,8 @@ impl Inodes {
             return Ok(n.clone());
         }
         let (inode, home) = load()?;
-        let node = Arc::new(Node::new(inode, home));
+        let account = self.account(&inode);
+        let node = Arc::new(Node::new(inode, home, account));
         self.put(&mut shard, node.clone());
         Ok(node)
     }
@@ -321,7 +339,8 @@ impl Inodes {
                 continue; // somebody else had it meanwhile and may have changed or moved it: errors do not count either
             }
             let (inode, home) = loaded?;
-            let node = Arc::new(Node::new(inode, home));
+            let account = self.account(&inode);
+            let node = Arc::new(Node::new(inode, home, account));
             self.put(&mut shard, node.clone());
             return Ok(node);
         }
@@ -342,10 +361,14 @@ impl Inodes {
         Ok(())
     }
 
-    /// A new node (its inode was just made).
-    pub fn insert(&self, inode: Inode, home: Home) -> Arc<Node> {
+    /// A new node (its inode was just made, in this transaction). It is charged to its ids; `hold` promised that.
+    pub fn insert(&self, txn: &Txn<'_>, inode: Inode, home: Home, hold: Option<&mut Hold>) -> Arc<Node> {
         let ino = inode.ino;
-        let node = Arc::new(Node::new(inode, home));
+        let account = self.quota.clone().map(|q| Account::of_new(q, &inode));
+        if let Some(a) = &account {
+            a.settle_holding(txn, &inode, hold);
+        }
+        let node = Arc::new(Node::new(inode, home, account));
         self.put(&mut self.shard(ino).lock(), node.clone());
         node
     }

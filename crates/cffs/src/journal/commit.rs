@@ -2,6 +2,7 @@
 
 use super::checkpoint::Home;
 use super::{CHECKPOINT_SHARE, Journal, Running};
+use crate::cache::BufRef;
 use crate::device::{IoKind, WriteRequest};
 use crate::error::{Error, Result};
 use crate::format::log::{self, TXN_HEADER};
@@ -174,25 +175,30 @@ impl Journal {
         Group { seq, bytes: sealed, payload, running, home: copies }
     }
 
-    /// Brings the counters block up to date. No transaction is open.
+    /// Brings the counters block up to date, and what else is brought up to date once in a commit. No transaction is open.
     fn note_counters(&self) {
         let (Some(hook), Some(buf)) = (self.hook.get(), self.counters_buf.get()) else { return };
-        let now = hook.counters().encode();
+        self.put_in_group(buf, COUNT_FREE_FRAGS, &hook.counters().encode());
+        hook.records(&mut |buf, offset, bytes| self.put_in_group(buf, offset, bytes));
+    }
+
+    /// Changes bytes of a block in the group that is about to be committed.
+    fn put_in_group(&self, buf: &BufRef, offset: usize, bytes: &[u8]) {
         let mut inner = buf.lock();
         let inner = &mut *inner;
-        let place = COUNT_FREE_FRAGS..COUNT_FREE_FRAGS + now.len();
-        if inner.bytes[place.clone()] == now {
+        let place = offset..offset + bytes.len();
+        if inner.bytes[place.clone()] == *bytes {
             return;
         }
         let size = inner.bytes.len();
         let state = inner.log.get_or_insert_with(|| crate::cache::LogState::new(size, false));
-        for (i, word) in now.chunks_exact(8).enumerate() {
-            let at = COUNT_FREE_FRAGS + i * 8;
+        for (i, word) in bytes.chunks_exact(8).enumerate() {
+            let at = offset + i * 8;
             if inner.bytes[at..at + 8] != *word {
                 state.mark(at, 8);
             }
         }
-        inner.bytes[place].copy_from_slice(&now);
+        inner.bytes[place].copy_from_slice(bytes);
         buf.pinned.store(true, Ordering::Release);
         if !std::mem::replace(&mut state.in_txn, true) {
             self.running.lock().bufs.push(buf.clone());

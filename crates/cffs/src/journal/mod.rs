@@ -33,7 +33,7 @@ use crate::fs::api::MetadataMode;
 use crate::space::run::Run;
 use commit::Writer;
 use parking_lot::{Mutex, RwLock};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use txn::Revoked;
 
@@ -43,6 +43,8 @@ pub trait CommitHook: Send + Sync {
     fn counters(&self) -> Counters;
     /// The transactions that freed these runs are durable: the space may be allocated again.
     fn committed(&self, freed: Vec<Run>);
+    /// Hands over what else belongs to this commit (block, offset, bytes): quota records. No transaction is open.
+    fn records(&self, _put: &mut dyn FnMut(&BufRef, usize, &[u8])) {}
 }
 
 #[derive(Default)]
@@ -92,6 +94,8 @@ pub struct Journal {
     failed: AtomicBool,
     hook: OnceLock<Box<dyn CommitHook>>,
     counters_buf: OnceLock<BufRef>,
+    /// Bytes that every transaction reserves for what [`CommitHook::records`] adds.
+    records_bytes: AtomicUsize,
     pub(crate) counters: JournalCounters,
 }
 
@@ -135,6 +139,7 @@ impl Journal {
             failed: AtomicBool::new(false),
             hook: OnceLock::new(),
             counters_buf: OnceLock::new(),
+            records_bytes: AtomicUsize::new(0),
             counters: JournalCounters::default(),
         }
     }
@@ -143,6 +148,11 @@ impl Journal {
     pub fn connect(&self, hook: Box<dyn CommitHook>, counters_buf: BufRef) {
         let _ = self.hook.set(hook);
         let _ = self.counters_buf.set(counters_buf);
+    }
+
+    /// From now on every transaction reserves so many bytes more, for what [`CommitHook::records`] adds because of it.
+    pub(crate) fn reserve_for_records(&self, bytes: usize) {
+        self.records_bytes.store(bytes, Ordering::Relaxed);
     }
 
     /// The cache below.
@@ -168,7 +178,7 @@ impl Journal {
     pub fn begin(&self, reserve: usize) -> Result<Txn<'_>> {
         // Estimates add up the worst of everything, which never comes together. With the smallest logs the largest of them
         // is more than a group may take: such a transaction gets a group to itself.
-        let asked = reserve;
+        let asked = reserve + self.records_bytes.load(Ordering::Relaxed);
         let reserve =
             if self.has_log() && asked <= 2 * self.reserve_max() { asked.min(self.reserve_max()) } else { asked };
         if self.has_log() && reserve > self.reserve_max() {

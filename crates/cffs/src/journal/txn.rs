@@ -119,6 +119,11 @@ impl<'a> Txn<'a> {
         self.journal.running.lock().freed.push(run);
     }
 
+    /// Bytes of the log that the commit will need because of this transaction, beside what it edits itself.
+    pub(crate) fn note_bytes(&self, bytes: usize) {
+        self.logged.set(self.logged.get() + bytes);
+    }
+
     fn note_edit(&self, buf: &BufRef, first: bool, bytes: usize) {
         self.logged.set(self.logged.get() + bytes);
         if first {
@@ -156,7 +161,14 @@ impl Drop for Txn<'_> {
 pub(super) fn is_derived(block: &[u8]) -> bool {
     matches!(
         BlockKind::from_magic(format::get_u32(block, 0)),
-        Some(BlockKind::Bitmap | BlockKind::AgHeader | BlockKind::Counters | BlockKind::Locator | BlockKind::TableMap)
+        Some(
+            BlockKind::Bitmap
+                | BlockKind::AgHeader
+                | BlockKind::Counters
+                | BlockKind::Locator
+                | BlockKind::TableMap
+                | BlockKind::Quota
+        )
     )
 }
 

@@ -1,0 +1,99 @@
+//! Quota files: their blocks, and what they say against what all inodes together have.
+
+use super::Checker;
+use super::dirs::DAMAGED_BLOCKS_MAX;
+use super::extents::BlockMap;
+use super::report::Class;
+use crate::format::quota::{QUOTA_LBLOCK, place, records};
+use crate::format::{BlockId, BlockKind, Inode, QuotaKind, QuotaRecord, get_u64};
+use std::collections::HashMap;
+
+/// What was found of one kind of quota.
+#[derive(Default)]
+pub(super) struct Quotas {
+    /// Records by id; `None` if they are not to be compared: off, not counted, or incomplete.
+    records: Option<HashMap<u32, QuotaRecord>>,
+    /// Fragments and inodes of each id, added up over all inodes.
+    usage: HashMap<u32, (u64, u64)>,
+}
+
+impl Checker<'_> {
+    /// Checks a quota file and keeps its records.
+    pub(super) fn check_quota_file(&mut self, kind: QuotaKind, inode: &Inode) {
+        self.check_fields(inode);
+        self.check_xattr(inode);
+        let blocks = BlockMap::read(self, inode);
+        self.check_space(inode, blocks.frags, blocks.complete);
+        let mut list = HashMap::new();
+        let mut complete = blocks.complete;
+        let (end, last) = (inode.size.div_ceil(self.g.block_size() as u64), place(self.g.block_size(), u32::MAX).0);
+        let mut damaged = 0;
+        for run in &blocks.runs {
+            for n in 0..run.len {
+                let (lblock, addr) = (run.lblock + n, run.block + n);
+                let id = BlockId { kind: BlockKind::Quota, addr, owner: inode.ino };
+                let wrong = match self.reader.meta(id) {
+                    _ if lblock >= end || lblock > last => Some(format!("block {lblock} lies behind the end")),
+                    Err(what) => Some(what),
+                    Ok(b) if get_u64(&b, QUOTA_LBLOCK) != lblock => {
+                        Some(format!("block {addr} is number {}, expected {lblock}", get_u64(&b, QUOTA_LBLOCK)))
+                    }
+                    Ok(b) => {
+                        list.extend(records(&b, lblock));
+                        None
+                    }
+                };
+                if let Some(what) = wrong {
+                    complete = false;
+                    self.inode_problem(Class::QuotaBlock, inode.ino, || what);
+                    damaged += 1;
+                    if damaged > DAMAGED_BLOCKS_MAX {
+                        return;
+                    }
+                }
+            }
+        }
+        if self.sb.has_quota(kind) && inode.aux == 1 && complete {
+            self.quotas[kind.index()].records = Some(list);
+        }
+    }
+
+    /// Adds an inode to what its ids have.
+    pub(super) fn count_for_quota(&mut self, inode: &Inode) {
+        let ids = crate::quota::ids_of(inode);
+        for (kind, quotas) in QuotaKind::ALL.into_iter().zip(&mut self.quotas) {
+            if self.sb.has_quota(kind) {
+                let sum = quotas.usage.entry(ids[kind.index()]).or_default();
+                sum.0 = sum.0.saturating_add(inode.frags);
+                sum.1 += 1;
+            }
+        }
+    }
+
+    /// Compares the records with what was added up.
+    pub(super) fn check_quotas(&mut self) {
+        for kind in QuotaKind::ALL {
+            let Quotas { records, usage } = std::mem::take(&mut self.quotas[kind.index()]);
+            let Some(records) = records else { continue };
+            let mut ids: Vec<u32> = usage.keys().chain(records.keys()).copied().collect();
+            ids.sort_unstable();
+            ids.dedup();
+            for id in ids {
+                let r = records.get(&id).copied().unwrap_or_default();
+                let found = usage.get(&id).copied().unwrap_or_default();
+                if (r.frags, r.inodes) != found {
+                    self.problems.add(
+                        Class::QuotaUsage,
+                        || format!("quota of {} {id}", kind.name()),
+                        || {
+                            format!(
+                                "says {} fragments and {} inodes, but there are {} and {}",
+                                r.frags, r.inodes, found.0, found.1
+                            )
+                        },
+                    );
+                }
+            }
+        }
+    }
+}

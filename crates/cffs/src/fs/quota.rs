@@ -1,0 +1,362 @@
+//! Quotas as programs see them: reports, limits, counting anew.
+
+use super::{Caller, Fs, now};
+use crate::dir::DirPlacer;
+use crate::error::{Error, Result};
+use crate::extent;
+use crate::format::extent::LOGICAL_END;
+use crate::format::inode::{FLAG_PROJECT_INHERIT, INLINE_MAX, INODE_CORE_SIZE};
+use crate::format::{BlockAddr, FIRST_USER_INO, FragAddr, Ino, Inode, QuotaKind, QuotaRecord, ROOT_INO};
+use crate::inode::NodeState;
+use crate::quota::{Hold, Ids, Quota, ids_of};
+use crate::space::Run;
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// What an id uses, and its limits. Space is in bytes. A limit of 0 is none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QuotaStatus {
+    /// User, group or project.
+    pub kind: QuotaKind,
+    /// Its number.
+    pub id: u32,
+    /// Bytes in use, with those promised to data that has no place yet; a multiple of the fragment size.
+    pub bytes: u64,
+    /// Inodes in use.
+    pub inodes: u64,
+    /// Limits.
+    pub limits: QuotaLimits,
+    /// While the soft limit of space is exceeded: when writing ends, nanoseconds since 1970.
+    pub bytes_deadline: Option<i64>,
+    /// While the soft limit of inodes is exceeded: when making files ends, nanoseconds since 1970.
+    pub inodes_deadline: Option<i64>,
+}
+
+/// Limits of an id; 0 is none. Bytes are rounded up to fragments.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct QuotaLimits {
+    /// Bytes that may be exceeded for the grace period.
+    pub soft_bytes: u64,
+    /// Bytes that are never exceeded.
+    pub hard_bytes: u64,
+    /// Inodes that may be exceeded for the grace period.
+    pub soft_inodes: u64,
+    /// Inodes that are never exceeded.
+    pub hard_inodes: u64,
+}
+
+/// How long soft limits may be exceeded, in nanoseconds, at least 1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QuotaGrace {
+    /// For space.
+    pub bytes: i64,
+    /// For inodes.
+    pub inodes: i64,
+}
+
+/// A record that did not say what the inodes say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QuotaMismatch {
+    /// User, group or project.
+    pub kind: QuotaKind,
+    /// Its number.
+    pub id: u32,
+    /// Bytes by the record, and by the inodes.
+    pub bytes: [u64; 2],
+    /// Inodes by the record, and counted.
+    pub inodes: [u64; 2],
+}
+
+/// Fragments and inodes by id.
+type Usage = BTreeMap<u32, (u64, u64)>;
+
+/// Records written in one commit when all are counted anew.
+const RECORDS_PER_COMMIT: usize = 64;
+
+impl Fs {
+    pub(super) fn quotas(&self) -> Result<&Arc<Quota>> {
+        self.quota.as_ref().ok_or_else(|| Error::Invalid("the file system keeps no quotas".into()))
+    }
+
+    /// The kinds of quota that the file system keeps.
+    pub fn quota_kinds(&self) -> Vec<QuotaKind> {
+        self.quota.iter().flat_map(|q| q.kinds()).collect()
+    }
+
+    /// Requests that were refused since the mount because a quota was used up.
+    pub fn quota_refusals(&self) -> u64 {
+        self.quota.as_ref().map_or(0, |q| q.refused())
+    }
+
+    fn status(&self, kind: QuotaKind, id: u32, r: &QuotaRecord) -> QuotaStatus {
+        let bytes = |frags: u64| frags.saturating_mul(self.geo.frag_size() as u64);
+        let deadline = |d: i64| (d != 0 && id != 0).then_some(d);
+        QuotaStatus {
+            kind,
+            id,
+            bytes: bytes(r.frags),
+            inodes: r.inodes,
+            limits: QuotaLimits {
+                soft_bytes: bytes(r.soft_frags),
+                hard_bytes: bytes(r.hard_frags),
+                soft_inodes: r.soft_inodes,
+                hard_inodes: r.hard_inodes,
+            },
+            bytes_deadline: deadline(r.frags_deadline),
+            inodes_deadline: deadline(r.inodes_deadline),
+        }
+    }
+
+    /// What one user, group or project uses and may use. [`Error::Invalid`] if quotas of this kind are off.
+    pub fn quota(&self, kind: QuotaKind, id: u32) -> Result<QuotaStatus> {
+        Ok(self.status(kind, id, &self.quotas()?.get(kind, id)?))
+    }
+
+    /// The same for everybody who uses anything or has a limit, in order of the ids.
+    pub fn quota_list(&self, kind: QuotaKind) -> Result<Vec<QuotaStatus>> {
+        let all = self.quotas()?.list(kind)?;
+        Ok(all.iter().map(|(id, r)| self.status(kind, *id, r)).collect())
+    }
+
+    /// Sets the limits of a user, group or project. A grace period begins at once if a soft limit is exceeded, and ends
+    /// if it is not any more. Id 0 can have no limits.
+    pub fn set_quota(&self, kind: QuotaKind, id: u32, limits: QuotaLimits) -> Result<QuotaStatus> {
+        if id == 0 {
+            return Error::invalid(format!("{} 0 has no limits", kind.name()));
+        }
+        let over = |soft: u64, hard: u64| hard > 0 && soft > hard;
+        if over(limits.soft_bytes, limits.hard_bytes) || over(limits.soft_inodes, limits.hard_inodes) {
+            return Error::invalid("a soft limit above the hard limit");
+        }
+        let frags = |bytes: u64| self.geo.frags_for(bytes);
+        self.change_quota(kind, id, |r| {
+            (r.soft_frags, r.hard_frags) = (frags(limits.soft_bytes), frags(limits.hard_bytes));
+            (r.soft_inodes, r.hard_inodes) = (limits.soft_inodes, limits.hard_inodes);
+        })?;
+        self.quota(kind, id)
+    }
+
+    /// The length of grace periods.
+    pub fn quota_grace(&self, kind: QuotaKind) -> Result<QuotaGrace> {
+        let [bytes, inodes] = self.quotas()?.grace(kind)?;
+        Ok(QuotaGrace { bytes, inodes })
+    }
+
+    /// Sets the length of grace periods. Those that run already stay as they are.
+    pub fn set_quota_grace(&self, kind: QuotaKind, grace: QuotaGrace) -> Result<()> {
+        if grace.bytes < 1 || grace.inodes < 1 {
+            return Error::invalid("a grace period is longer than nothing");
+        }
+        self.change_quota(kind, 0, |r| (r.frags_deadline, r.inodes_deadline) = (grace.bytes, grace.inodes))
+    }
+
+    fn change_quota(&self, kind: QuotaKind, id: u32, f: impl Fn(&mut QuotaRecord)) -> Result<()> {
+        self.writable()?;
+        let quota = self.quotas()?;
+        self.with_space(|| quota.prepare_id(&self.journal, &self.space, kind, id))?;
+        let txn = self.journal.begin(1024)?;
+        quota.change(&txn, kind, id, &f)
+    }
+
+    /// Makes sure that the ids have records, before the transaction that gives them something. Nothing is locked.
+    pub(super) fn prepare_quota(&self, ids: Ids) -> Result<()> {
+        match &self.quota {
+            Some(quota) => self.with_space(|| quota.prepare(&self.journal, &self.space, &ids)),
+            None => Ok(()),
+        }
+    }
+
+    /// Promises an inode with `frags` fragments to those whose it will be. Nothing is locked.
+    pub(super) fn quota_for_new(&self, c: Caller, ids: Ids, frags: u64) -> Result<Option<Hold>> {
+        let Some(quota) = &self.quota else { return Ok(None) };
+        self.prepare_quota(ids)?;
+        Ok(Some(quota.hold(ids, frags, 1, c.privileged())?))
+    }
+
+    /// Promises all that an inode has to those among `ids` whose it is not yet: it is about to change hands. Their
+    /// records were prepared.
+    pub(super) fn quota_for_new_owner(&self, c: Caller, st: &NodeState, ids: Ids) -> Result<Vec<Hold>> {
+        match &st.data.account {
+            Some(account) if ids != ids_of(&st.inode) => account.hold_for(ids, c.privileged()),
+            _ => Ok(Vec::new()),
+        }
+    }
+
+    /// The project of a file, and for a directory whether what is made in it belongs to the same.
+    pub fn project(&self, ino: Ino) -> Result<(u32, bool)> {
+        let node = self.node(ino)?;
+        let st = node.state.read();
+        Ok((st.inode.projid, st.inode.flags & FLAG_PROJECT_INHERIT != 0))
+    }
+
+    /// Gives a file to a project; for a directory `inherit` says whether what is made in it from now on belongs to the
+    /// same (for other files it must be false). What is in a directory stays as it is.
+    ///
+    /// [`Error::Quota`] if the project has no room for it, unless the caller is privileged.
+    pub fn set_project(&self, c: Caller, ino: Ino, project: u32, inherit: bool) -> Result<()> {
+        self.writable()?;
+        let node = self.node(ino)?;
+        let ids = |i: &Inode| [i.uid, i.gid, project];
+        let before = ids(&node.state.read().inode);
+        self.prepare_quota(before)?;
+        let txn = self.journal.begin(INODE_CORE_SIZE + INLINE_MAX + 256)?;
+        let mut st = node.state.write();
+        if st.dead {
+            return Err(Error::Stale);
+        }
+        if inherit && !st.inode.is_dir() {
+            return Error::invalid("only a directory hands its project down");
+        }
+        let _promised = self.quota_for_new_owner(c, &st, ids(&st.inode))?;
+        st.inode.projid = project;
+        st.inode.flags &= !FLAG_PROJECT_INHERIT;
+        st.inode.flags |= if inherit { FLAG_PROJECT_INHERIT } else { 0 };
+        st.inode.ctime = now();
+        crate::inode::store(&txn, &mut st)
+    }
+
+    /// At mount: counts what was never counted, or is not known to be right.
+    pub(super) fn count_quotas_if_needed(&self) -> Result<()> {
+        let Some(quota) = &self.quota else { return Ok(()) };
+        for kind in quota.kinds().collect::<Vec<_>>() {
+            if !quota.is_counted(kind)? {
+                tracing::info!("counting {} quotas", kind.name());
+                // Damage elsewhere must not keep the file system from being mounted.
+                match self.recount_quota(kind) {
+                    Err(Error::Corrupt(what)) => tracing::error!("{} quotas were not counted: {what}", kind.name()),
+                    outcome => drop(outcome?),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Counts what everybody uses, and corrects the records; returns those that were wrong. Limits stay. The file
+    /// system must be in use by nobody else: what changes meanwhile makes the result wrong.
+    ///
+    /// After a crash in the middle the next mount counts again.
+    pub fn recount_quota(&self, kind: QuotaKind) -> Result<Vec<QuotaMismatch>> {
+        self.writable()?;
+        let quota = self.quotas()?;
+        if quota.is_counted(kind)? {
+            quota.set_counted(&self.journal.begin(1024)?, kind, false)?;
+            self.journal.commit()?;
+        }
+        quota.empty_damaged(&self.journal, kind)?;
+        let mut usage = self.count_usage(kind)?;
+        for (id, _) in quota.list(kind)? {
+            usage.entry(id).or_default();
+        }
+        let mut wrong = Vec::new();
+        let mut changed = 0;
+        for (id, (frags, inodes)) in usage {
+            let before = quota.get(kind, id)?;
+            if (before.frags, before.inodes) == (frags, inodes) {
+                continue;
+            }
+            let bytes = [before.frags, frags].map(|f| f.saturating_mul(self.geo.frag_size() as u64));
+            wrong.push(QuotaMismatch { kind, id, bytes, inodes: [before.inodes, inodes] });
+            self.change_quota(kind, id, |r| (r.frags, r.inodes) = (frags, inodes))?;
+            changed += 1;
+            if changed % RECORDS_PER_COMMIT == 0 {
+                self.journal.commit()?;
+            }
+        }
+        quota.set_counted(&self.journal.begin(1024)?, kind, true)?;
+        self.journal.commit()?;
+        Ok(wrong)
+    }
+
+    /// Adds up all inodes: the root, and those that the locator table leads to.
+    fn count_usage(&self, kind: QuotaKind) -> Result<Usage> {
+        let mut usage = Usage::new();
+        let mut add = |i: &crate::format::Inode| {
+            let sum = usage.entry(crate::quota::ids_of(i)[kind.index()]).or_default();
+            sum.0 = sum.0.saturating_add(i.frags);
+            sum.1 += 1;
+        };
+        add(&self.node(ROOT_INO)?.state.read().inode);
+        let table = self.inodes.locator.inode();
+        let shape = self.inodes.locator.shape();
+        let mut runs: Vec<(FragAddr, FragAddr)> = Vec::new();
+        extent::for_each(&self.cache, &table, 0..LOGICAL_END, |e| {
+            runs.push((e.logical, e.end()));
+            Ok(())
+        })?;
+        let fpb = self.geo.frags_per_block();
+        let end = table.size >> self.geo.block_shift;
+        for (from, to) in runs {
+            for lblock in from / fpb..(to / fpb).min(end) {
+                let Some(data) = shape.data_of_block(lblock) else { continue };
+                let first = data.saturating_mul(shape.per_block);
+                for ino in first.max(FIRST_USER_INO)..first.saturating_add(shape.per_block) {
+                    if let Some(inode) = self.inode_by_number(ino)? {
+                        add(&inode);
+                    }
+                }
+            }
+        }
+        Ok(usage)
+    }
+
+    fn inode_by_number(&self, ino: Ino) -> Result<Option<crate::format::Inode>> {
+        match self.inodes.locate(&self.cache, ino) {
+            Ok(crate::format::table::Location::Free) | Err(Error::Stale) => Ok(None),
+            Ok(location) => Ok(Some(crate::inode::load_at(&self.cache, ino, location)?.0)),
+            Err(e) => Err(e),
+        }
+    }
+}
+
+/// The project that a directory hands down. It takes in nothing of another project: what is in it would not count as
+/// its own.
+pub(super) fn handed_down(dir: &Inode) -> Option<u32> {
+    (dir.flags & FLAG_PROJECT_INHERIT != 0).then_some(dir.projid)
+}
+
+/// Places blocks of a directory as far as the quotas of its owner, group and project allow.
+pub(super) struct LimitedPlacer<'a> {
+    fs: &'a Fs,
+    privileged: bool,
+    /// Until the directory is stored, which charges it.
+    promised: RefCell<Vec<Hold>>,
+}
+
+impl<'a> LimitedPlacer<'a> {
+    pub(super) fn new(fs: &'a Fs, privileged: bool) -> LimitedPlacer<'a> {
+        LimitedPlacer { fs, privileged, promised: RefCell::default() }
+    }
+}
+
+impl DirPlacer for LimitedPlacer<'_> {
+    fn place_dir_blocks(
+        &self,
+        dir: &Inode,
+        goal: Option<BlockAddr>,
+        want_blocks: u64,
+        min: u64,
+    ) -> Result<Option<Run>> {
+        let placement = &self.fs.placement;
+        let Some(quota) = self.fs.quota.as_ref().filter(|_| !self.privileged) else {
+            return placement.place_dir_blocks(dir, goal, want_blocks, min);
+        };
+        let ids = ids_of(dir);
+        let fits = quota.room(&ids) / self.fs.geo.frags_per_block();
+        if fits < min {
+            // Refuses, counts the refusal.
+            quota.hold(ids, min * self.fs.geo.frags_per_block(), 0, false)?;
+        }
+        let Some(run) = placement.place_dir_blocks(dir, goal, want_blocks.min(fits.max(min)), min)? else {
+            return Ok(None);
+        };
+        match quota.hold(ids, run.len, 0, false) {
+            Ok(hold) => self.promised.borrow_mut().push(hold),
+            Err(e) => {
+                self.fs.space.cancel(run);
+                return Err(e);
+            }
+        }
+        Ok(Some(run))
+    }
+}

@@ -1,0 +1,164 @@
+//! A quota file: a sparse file of blocks of records.
+
+use crate::cache::{BufRef, Cache};
+use crate::error::{Error, Result};
+use crate::extent::{self, Mapping};
+use crate::format::extent::LOGICAL_END;
+use crate::format::inode::{INLINE_MAX, INODE_CORE_SIZE};
+use crate::format::quota::{self, QUOTA_LBLOCK, QUOTA_RECORD_SIZE};
+use crate::format::{BlockAddr, BlockId, BlockKind, Corrupt, Extent, Geometry, Inode, QuotaKind, QuotaRecord, get_u64};
+use crate::inode::table::{load_system_inode, store_system_inode};
+use crate::journal::Txn;
+use crate::space::{Run, Space};
+
+pub(super) struct QuotaFile {
+    kind: QuotaKind,
+    inode: Inode,
+}
+
+/// A block of a quota file.
+pub(super) fn read_block(cache: &Cache, kind: QuotaKind, addr: BlockAddr) -> Result<BufRef> {
+    cache.read_meta(BlockId { kind: BlockKind::Quota, addr, owner: kind.ino() })
+}
+
+impl QuotaFile {
+    pub(super) fn load(cache: &Cache, kind: QuotaKind) -> Result<QuotaFile> {
+        let inode = load_system_inode(cache, kind.ino())?;
+        crate::inode::check(cache.geometry(), &inode)?;
+        Ok(QuotaFile { kind, inode })
+    }
+
+    pub(super) fn is_counted(&self) -> bool {
+        self.inode.aux != 0
+    }
+
+    pub(super) fn set_counted(&mut self, txn: &Txn<'_>, counted: bool) -> Result<()> {
+        self.inode.aux = u64::from(counted);
+        store_system_inode(txn, &self.inode)
+    }
+
+    /// Device block of a block of the file.
+    fn locate(&self, cache: &Cache, lblock: u64) -> Result<Option<BlockAddr>> {
+        let g = cache.geometry();
+        let logical = g.frag_of_block(lblock);
+        match extent::lookup(cache, &self.inode, logical)? {
+            Mapping::Hole { .. } => Ok(None),
+            Mapping::Data(e) => {
+                let frag = e.start + (logical - e.logical);
+                if e.unwritten || !frag.is_multiple_of(g.frags_per_block()) {
+                    let what = format!("{} quota file: block {lblock} is not a block", self.kind.name());
+                    return Err(Corrupt(what).into());
+                }
+                Ok(Some(g.block_of_frag(frag)))
+            }
+        }
+    }
+
+    fn block(&self, cache: &Cache, lblock: u64, addr: BlockAddr) -> Result<BufRef> {
+        let buf = read_block(cache, self.kind, addr)?;
+        let found = get_u64(&buf.read(), QUOTA_LBLOCK);
+        if found != lblock {
+            let what = format!("{} quota file: block {addr} is number {found}, expected {lblock}", self.kind.name());
+            return Err(Corrupt(what).into());
+        }
+        Ok(buf)
+    }
+
+    /// Place and contents of an id's record; `None` if its block does not exist.
+    pub(super) fn read(&self, cache: &Cache, id: u32) -> Result<Option<(BlockAddr, usize, QuotaRecord)>> {
+        let (lblock, offset) = quota::place(cache.geometry().block_size(), id);
+        let Some(addr) = self.locate(cache, lblock)? else { return Ok(None) };
+        let buf = self.block(cache, lblock, addr)?;
+        let b = buf.read();
+        Ok(Some((addr, offset, QuotaRecord::decode(&b[offset..offset + QUOTA_RECORD_SIZE]))))
+    }
+
+    /// All records that say something. Blocks that cannot be read are left out, with a line in the log.
+    pub(super) fn list(&self, cache: &Cache) -> Result<Vec<(u32, QuotaRecord)>> {
+        let mut all = Vec::new();
+        self.for_each_block(cache, |lblock, _, outcome| match outcome {
+            Ok(buf) => all.extend(quota::records(&buf.read(), lblock)),
+            Err(e) => tracing::error!("{} quota file: {e}", self.kind.name()),
+        })?;
+        Ok(all)
+    }
+
+    /// The blocks that are not what they should be: number and address.
+    pub(super) fn damaged(&self, cache: &Cache) -> Result<Vec<(u64, BlockAddr)>> {
+        let mut all = Vec::new();
+        self.for_each_block(cache, |lblock, addr, outcome| {
+            if matches!(outcome, Err(Error::Corrupt(_))) {
+                all.push((lblock, addr));
+            }
+        })?;
+        Ok(all)
+    }
+
+    /// Makes a block anew, without records.
+    pub(super) fn empty(&mut self, txn: &Txn<'_>, lblock: u64, addr: BlockAddr) {
+        tracing::warn!("{} quota file: block {lblock} was damaged; its limits are lost", self.kind.name());
+        self.init(txn, lblock, addr);
+    }
+
+    fn init(&self, txn: &Txn<'_>, lblock: u64, addr: BlockAddr) {
+        let buf = txn.init_block(BlockId { kind: BlockKind::Quota, addr, owner: self.kind.ino() });
+        txn.write(&buf, QUOTA_LBLOCK, &lblock.to_le_bytes());
+    }
+
+    fn for_each_block(&self, cache: &Cache, mut f: impl FnMut(u64, BlockAddr, Result<BufRef>)) -> Result<()> {
+        let g = cache.geometry();
+        let per = g.frags_per_block();
+        let last = quota::place(g.block_size(), u32::MAX).0;
+        let mut runs = Vec::new();
+        extent::for_each(cache, &self.inode, 0..LOGICAL_END, |e| {
+            runs.push((e.logical.div_ceil(per), e.end() / per));
+            Ok(())
+        })?;
+        for (from, to) in runs {
+            for lblock in from..to.min(last + 1) {
+                let Some(addr) = self.locate(cache, lblock)? else { continue };
+                f(lblock, addr, self.block(cache, lblock, addr));
+            }
+        }
+        Ok(())
+    }
+
+    /// Most bytes that [`QuotaFile::make`] logs.
+    pub(super) fn log_bytes(&self, g: &Geometry, space: &Space) -> usize {
+        // The tree may have grown by a level since.
+        let tree = extent::log_bytes_for_insert(g, space, &self.inode) + 4 * (g.block_size() + 64);
+        let own = 512 + INODE_CORE_SIZE + INLINE_MAX + space.log_bytes(g.frags_per_block());
+        tree + own + space.log_bytes_for_next_init()
+    }
+
+    /// Most fragments that [`QuotaFile::make`] takes.
+    pub(super) fn frags_for_growth(g: &Geometry) -> u64 {
+        // The block, and nodes of a tree that never gets high.
+        6 * g.frags_per_block()
+    }
+
+    /// Place of an id's record, in a block made for it if there is none.
+    pub(super) fn make(&mut self, txn: &Txn<'_>, space: &Space, id: u32) -> Result<(BlockAddr, usize)> {
+        let cache = txn.cache();
+        let g = *cache.geometry();
+        let (lblock, offset) = quota::place(g.block_size(), id);
+        if let Some(addr) = self.locate(cache, lblock)? {
+            return Ok((addr, offset));
+        }
+        let run = space.alloc_blocks_near(g.sys_start, 1, 1)?.ok_or(Error::NoSpace)?;
+        let prepared = space.prepare_commit(run);
+        let e = Extent { logical: g.frag_of_block(lblock), start: run.start, len: run.len, unwritten: false };
+        if let Err(e) = prepared.and_then(|()| extent::insert(txn, space, &mut self.inode, e)) {
+            space.cancel(run);
+            return Err(e);
+        }
+        txn.arm();
+        space.commit_alloc(txn, Run { start: run.start, len: run.len })?;
+        let addr = g.block_of_frag(run.start);
+        self.init(txn, lblock, addr);
+        self.inode.size = self.inode.size.max((lblock + 1) << g.block_shift);
+        store_system_inode(txn, &self.inode)?;
+        txn.done();
+        Ok((addr, offset))
+    }
+}

@@ -1,0 +1,420 @@
+//! Quotas: what each user, group and project uses, exactly, and how much it may.
+//!
+//! Two amounts are kept for every id. What is *used* is what the inodes on the device say: it changes in the same
+//! transaction as the inode. What is *reserved* is promised to data without a place, to a file that is being made, to
+//! a change of owner; it stands in memory only, and is compared with the limits together with what is used. So a write
+//! is refused when it is made, and writeback never.
+//!
+//! **Whoever changes the space of an inode need not know of quotas.** [`crate::inode::store`], which writes an inode to
+//! its place, compares it with what its [`Account`] was charged for last (fragments, owner, group, project) and charges
+//! the difference. Whoever *asks* for space calls [`FileData::reserve`] before, and [`FileData::release`] or
+//! [`FileData::convert`] after; for what is not file data [`Quota::hold`] gives a guard.
+//!
+//! Records go to the quota files as the free-space counters go to their block: each commit writes those that changed,
+//! while no transaction is open, so that they agree exactly with the inodes the commit holds.
+//!
+//! Without a feature bit for any kind there is no [`Quota`], and a node costs one test of an empty pointer.
+//!
+//! [`FileData::reserve`]: crate::file::FileData::reserve
+//! [`FileData::release`]: crate::file::FileData::release
+//! [`FileData::convert`]: crate::file::FileData::convert
+
+mod account;
+mod file;
+mod ledger;
+
+pub use account::{Account, Hold};
+
+use crate::cache::{BufRef, Cache};
+use crate::error::{Error, Result};
+use crate::format::log::RECORD_HEADER;
+use crate::format::quota::{QUOTA_GRACE_DEFAULT, QUOTA_RECORD_SIZE};
+use crate::format::{Inode, QuotaKind, QuotaRecord, Superblock};
+use crate::journal::Txn;
+use crate::space::Space;
+use file::QuotaFile;
+use ledger::{Known, Ledger, LedgerState};
+use parking_lot::{Mutex, RwLock};
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+
+/// Most bytes that one changed record adds to a commit.
+const RECORD_LOG_BYTES: usize = RECORD_HEADER + 16 + QUOTA_RECORD_SIZE + 8;
+/// Most records that one transaction changes: of two directories, a file and the one it replaces, for three kinds.
+const RECORDS_PER_TXN: usize = 12;
+/// Records changed outside of transactions (a grace period begins) that one commit takes along; they have no part of
+/// the log reserved.
+const UNRESERVED_MAX: usize = 64;
+
+/// Bytes that every transaction reserves of the log while quotas are kept.
+pub(crate) const LOG_BYTES: usize = RECORDS_PER_TXN * RECORD_LOG_BYTES;
+
+/// Id of each kind that an inode belongs to, in the order of [`QuotaKind::ALL`].
+pub type Ids = [u32; 3];
+
+/// The ids of an inode.
+pub fn ids_of(inode: &Inode) -> Ids {
+    [inode.uid, inode.gid, inode.projid]
+}
+
+/// Quotas of a mounted file system, of the kinds that it keeps.
+pub struct Quota {
+    cache: Arc<Cache>,
+    kinds: Vec<Book>,
+    /// Ledgers with changes that no commit has taken yet.
+    changed: Mutex<Vec<Arc<Ledger>>>,
+    refused: AtomicU64,
+}
+
+/// One kind of quota.
+struct Book {
+    kind: QuotaKind,
+    file: Mutex<QuotaFile>,
+    ledgers: RwLock<HashMap<u32, Arc<Ledger>>>,
+    /// Length of grace periods in nanoseconds: space, inodes.
+    grace: [AtomicI64; 2],
+}
+
+/// Nanoseconds since 1970.
+fn now() -> i64 {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    since.map_or(0, |d| i64::try_from(d.as_nanos()).unwrap_or(i64::MAX))
+}
+
+impl Quota {
+    /// The quotas that a file system keeps; `None` if it keeps none.
+    pub fn load(cache: &Arc<Cache>, sb: &Superblock) -> Result<Option<Arc<Quota>>> {
+        let mut kinds = Vec::new();
+        for kind in QuotaKind::ALL.into_iter().filter(|k| sb.has_quota(*k)) {
+            kinds.push(Book {
+                kind,
+                file: Mutex::new(QuotaFile::load(cache, kind)?),
+                ledgers: RwLock::default(),
+                grace: [AtomicI64::new(QUOTA_GRACE_DEFAULT), AtomicI64::new(QUOTA_GRACE_DEFAULT)],
+            });
+        }
+        if kinds.is_empty() {
+            return Ok(None);
+        }
+        let quota =
+            Arc::new(Quota { cache: cache.clone(), kinds, changed: Mutex::default(), refused: AtomicU64::new(0) });
+        for book in &quota.kinds {
+            quota.note_grace(book);
+        }
+        Ok(Some(quota))
+    }
+
+    /// The kinds that are kept.
+    pub fn kinds(&self) -> impl Iterator<Item = QuotaKind> + '_ {
+        self.kinds.iter().map(|b| b.kind)
+    }
+
+    /// Requests refused since the mount because a limit was reached.
+    pub fn refused(&self) -> u64 {
+        self.refused.load(Ordering::Relaxed)
+    }
+
+    fn book(&self, kind: QuotaKind) -> Result<&Book> {
+        let found = self.kinds.iter().find(|b| b.kind == kind);
+        found.ok_or_else(|| Error::Invalid(format!("{} quotas are off", kind.name())))
+    }
+
+    /// The books with the id that an inode has in each.
+    fn books<'a>(&'a self, ids: &'a Ids) -> impl Iterator<Item = (&'a Book, u32)> {
+        self.kinds.iter().map(|b| (b, ids[b.kind.index()]))
+    }
+
+    fn ledger(&self, book: &Book, id: u32) -> Arc<Ledger> {
+        if let Some(l) = book.ledgers.read().get(&id) {
+            return l.clone();
+        }
+        book.ledgers.write().entry(id).or_insert_with(|| Arc::new(Ledger::new(book.kind, id))).clone()
+    }
+
+    /// Runs `f` on the state of an id, whose record is read before if it was not yet.
+    fn with<R>(&self, book: &Book, id: u32, f: impl FnOnce(&Arc<Ledger>, &mut LedgerState) -> R) -> R {
+        let ledger = self.ledger(book, id);
+        let mut st = ledger.state.lock();
+        if st.known == Known::Unread {
+            st.known = match book.file.lock().read(&self.cache, id) {
+                Ok(None) => Known::Good,
+                Ok(Some((addr, offset, record))) => {
+                    (st.place, st.record) = (Some((addr, offset)), record);
+                    Known::Good
+                }
+                Err(e) => {
+                    tracing::error!("quota of {ledger}: {e}; its limits are not kept until `cffs quota repair`");
+                    Known::Damaged
+                }
+            };
+        }
+        f(&ledger, &mut st)
+    }
+
+    /// Puts a ledger on the list of those that the next commit writes. Its block is held until then.
+    fn touch(&self, ledger: &Arc<Ledger>, st: &mut LedgerState, txn: Option<&Txn<'_>>) {
+        if st.known != Known::Good {
+            return;
+        }
+        if let Some(txn) = txn.filter(|_| !st.listed || st.unreserved) {
+            txn.note_bytes(RECORD_LOG_BYTES);
+            st.unreserved = false;
+        }
+        if st.listed {
+            return;
+        }
+        let held = match st.place {
+            None => Err(Error::Corrupt(crate::format::Corrupt("there is no record".into()))),
+            Some((addr, _)) => file::read_block(&self.cache, ledger.kind, addr),
+        };
+        match held {
+            Ok(buf) => {
+                st.held = Some(buf);
+                st.listed = true;
+                st.unreserved = txn.is_none();
+                self.changed.lock().push(ledger.clone());
+            }
+            Err(e) => {
+                tracing::error!("quota of {ledger}: {e}; its limits are not kept until `cffs quota repair`");
+                st.known = Known::Damaged;
+            }
+        }
+    }
+
+    /// Hands the records that changed since the last commit to `put`: block, offset, bytes. No transaction is open.
+    pub(crate) fn write_records(&self, put: &mut dyn FnMut(&BufRef, usize, &[u8])) {
+        let list = std::mem::take(&mut *self.changed.lock());
+        let mut later = Vec::new();
+        let mut unreserved = 0;
+        for ledger in list {
+            let mut st = ledger.state.lock();
+            unreserved += usize::from(st.unreserved);
+            if st.unreserved && unreserved > UNRESERVED_MAX {
+                drop(st);
+                later.push(ledger);
+                continue;
+            }
+            st.listed = false;
+            st.unreserved = false;
+            if let (Some(buf), Some((_, offset))) = (st.held.take(), st.place) {
+                put(&buf, offset, &st.record.encode());
+            }
+        }
+        self.changed.lock().extend(later);
+    }
+
+    /// Makes sure that every id has its record in the quota files, so that charging it cannot fail. Begins transactions
+    /// of its own: called before the one that brings a new owner, with nothing locked.
+    ///
+    /// [`Error::NoSpace`] if the file system has no room for a record.
+    pub fn prepare(&self, journal: &crate::journal::Journal, space: &Space, ids: &Ids) -> Result<()> {
+        for (book, id) in self.books(ids) {
+            self.prepare_one(journal, space, book, id)?;
+        }
+        Ok(())
+    }
+
+    fn prepare_one(&self, journal: &crate::journal::Journal, space: &Space, book: &Book, id: u32) -> Result<()> {
+        if self.with(book, id, |_, st| st.known == Known::Damaged || st.place.is_some()) {
+            return Ok(());
+        }
+        let frags = QuotaFile::frags_for_growth(self.cache.geometry());
+        space.reserve(frags, true)?;
+        let log_bytes = book.file.lock().log_bytes(self.cache.geometry(), space);
+        let made = journal.begin(log_bytes).and_then(|txn| book.file.lock().make(&txn, space, id));
+        space.unreserve(frags);
+        let place = made?;
+        self.with(book, id, |_, st| {
+            st.place.get_or_insert(place);
+        });
+        Ok(())
+    }
+
+    /// Charges what an inode takes more or less than before.
+    fn charge(&self, txn: &Txn<'_>, book: &Book, id: u32, change: &Change) {
+        self.with(book, id, |ledger, st| {
+            st.reserved_frags = st.reserved_frags.saturating_sub(change.reserved_frags);
+            st.reserved_inodes = st.reserved_inodes.saturating_sub(change.reserved_inodes);
+            if change.frags == 0 && change.inodes == 0 {
+                return;
+            }
+            let add = |n: &mut u64, d: i64| match n.checked_add_signed(d) {
+                Some(sum) => *n = sum,
+                None => {
+                    tracing::error!("quota of {ledger}: {n} in use, {d} more; run `cffs quota check`");
+                    *n = 0;
+                }
+            };
+            add(&mut st.record.frags, change.frags);
+            add(&mut st.record.inodes, change.inodes);
+            st.settle_deadlines();
+            self.touch(ledger, st, Some(txn));
+        });
+    }
+
+    /// Promises fragments and inodes to the ids, if their limits allow it; `privileged` callers are not refused.
+    fn reserve(&self, ids: &Ids, frags: u64, inodes: u64, privileged: bool) -> Result<()> {
+        for (done, (book, id)) in self.books(ids).enumerate() {
+            if let Err(e) = self.reserve_one(book, id, frags, inodes, privileged) {
+                for (book, id) in self.books(ids).take(done) {
+                    self.unreserve_one(book, id, frags, inodes);
+                }
+                return Err(e);
+            }
+        }
+        Ok(())
+    }
+
+    fn reserve_one(&self, book: &Book, id: u32, frags: u64, inodes: u64, privileged: bool) -> Result<()> {
+        let grace = [0, 1].map(|i| book.grace[i].load(Ordering::Relaxed));
+        let outcome = self.with(book, id, |ledger, st| {
+            let before = (st.record.frags_deadline, st.record.inodes_deadline);
+            let outcome = st.reserve(ledger, frags, inodes, grace, privileged);
+            if before != (st.record.frags_deadline, st.record.inodes_deadline) {
+                self.touch(ledger, st, None);
+            }
+            outcome
+        });
+        if outcome.is_err() {
+            self.refused.fetch_add(1, Ordering::Relaxed);
+        }
+        outcome
+    }
+
+    /// Promises without a look at limits.
+    fn promise(&self, book: &Book, id: u32, frags: u64) {
+        self.with(book, id, |_, st| st.reserved_frags += frags);
+    }
+
+    fn unreserve_one(&self, book: &Book, id: u32, frags: u64, inodes: u64) {
+        self.with(book, id, |ledger, st| {
+            st.reserved_frags = st.reserved_frags.saturating_sub(frags);
+            st.reserved_inodes = st.reserved_inodes.saturating_sub(inodes);
+            if st.settle_deadlines() {
+                self.touch(ledger, st, None);
+            }
+        });
+    }
+
+    fn unreserve(&self, ids: &Ids, frags: u64, inodes: u64) {
+        for (book, id) in self.books(ids) {
+            self.unreserve_one(book, id, frags, inodes);
+        }
+    }
+
+    /// Promises `frags` fragments and `inodes` inodes to the ids for as long as the guard lives, or until what it
+    /// stands for is charged. [`Error::Quota`] if a limit forbids it; `privileged` callers are not refused.
+    pub fn hold(self: &Arc<Self>, ids: Ids, frags: u64, inodes: u64, privileged: bool) -> Result<Hold> {
+        self.reserve(&ids, frags, inodes, privileged)?;
+        Ok(Hold::new(self.clone(), ids, frags, inodes))
+    }
+
+    /// Fragments that the ids may still take.
+    pub fn room(&self, ids: &Ids) -> u64 {
+        self.books(ids).map(|(book, id)| self.with(book, id, |l, st| st.room(l.id))).min().unwrap_or(u64::MAX)
+    }
+
+    /// What an id uses (reserved included) and its limits.
+    pub fn get(&self, kind: QuotaKind, id: u32) -> Result<QuotaRecord> {
+        Ok(self.with(self.book(kind)?, id, |_, st| st.seen()))
+    }
+
+    /// All ids of a kind whose records say something, in order.
+    pub fn list(&self, kind: QuotaKind) -> Result<Vec<(u32, QuotaRecord)>> {
+        let book = self.book(kind)?;
+        let stored = book.file.lock().list(&self.cache)?;
+        let mut all: BTreeMap<u32, QuotaRecord> = stored.into_iter().collect();
+        let ledgers: Vec<Arc<Ledger>> = book.ledgers.read().values().cloned().collect();
+        for l in ledgers {
+            let st = l.state.lock();
+            if st.known != Known::Unread {
+                all.insert(l.id, st.seen());
+            }
+        }
+        Ok(all.into_iter().filter(|(_, r)| !r.is_empty()).collect())
+    }
+
+    /// Changes limits of an id: `f` gets the record and must leave what is used alone. The id's record exists
+    /// ([`Quota::prepare_id`]).
+    pub(crate) fn change(
+        &self,
+        txn: &Txn<'_>,
+        kind: QuotaKind,
+        id: u32,
+        f: impl FnOnce(&mut QuotaRecord),
+    ) -> Result<()> {
+        let book = self.book(kind)?;
+        let grace = [0, 1].map(|i| book.grace[i].load(Ordering::Relaxed));
+        self.with(book, id, |ledger, st| {
+            if st.known != Known::Good {
+                let what = format!("the quota record of {ledger} cannot be read");
+                return Err(Error::Corrupt(crate::format::Corrupt(what)));
+            }
+            f(&mut st.record);
+            st.start_deadlines(ledger, grace);
+            self.touch(ledger, st, Some(txn));
+            Ok(())
+        })?;
+        if id == 0 {
+            self.note_grace(book);
+        }
+        Ok(())
+    }
+
+    /// As [`Quota::prepare`], for one id of one kind.
+    pub(crate) fn prepare_id(
+        &self,
+        journal: &crate::journal::Journal,
+        space: &Space,
+        kind: QuotaKind,
+        id: u32,
+    ) -> Result<()> {
+        self.prepare_one(journal, space, self.book(kind)?, id)
+    }
+
+    /// Length of grace periods in nanoseconds: space, inodes.
+    pub fn grace(&self, kind: QuotaKind) -> Result<[i64; 2]> {
+        let book = self.book(kind)?;
+        Ok([0, 1].map(|i| book.grace[i].load(Ordering::Relaxed)))
+    }
+
+    fn note_grace(&self, book: &Book) {
+        let r = self.with(book, 0, |_, st| st.record);
+        for (place, set) in book.grace.iter().zip([r.frags_deadline, r.inodes_deadline]) {
+            place.store(if set > 0 { set } else { QUOTA_GRACE_DEFAULT }, Ordering::Relaxed);
+        }
+    }
+
+    /// Empties the blocks of a kind that are damaged; their limits are lost, with a line in the log. For who counts
+    /// anew.
+    pub(crate) fn empty_damaged(&self, journal: &crate::journal::Journal, kind: QuotaKind) -> Result<()> {
+        let book = self.book(kind)?;
+        let damaged = book.file.lock().damaged(&self.cache)?;
+        for (lblock, addr) in damaged {
+            let txn = journal.begin(512)?;
+            book.file.lock().empty(&txn, lblock, addr);
+        }
+        book.ledgers.write().retain(|_, l| l.state.lock().known != Known::Damaged);
+        Ok(())
+    }
+
+    /// Whether the records of a kind were counted since the kind was switched on.
+    pub fn is_counted(&self, kind: QuotaKind) -> Result<bool> {
+        Ok(self.book(kind)?.file.lock().is_counted())
+    }
+
+    /// Notes whether the records of a kind are exact. A file system whose are not counts them at the next mount.
+    pub(crate) fn set_counted(&self, txn: &Txn<'_>, kind: QuotaKind, counted: bool) -> Result<()> {
+        self.book(kind)?.file.lock().set_counted(txn, counted)
+    }
+}
+
+/// What an inode takes more or less, and how much of it was promised.
+#[derive(Clone, Copy, Default)]
+struct Change {
+    frags: i64,
+    inodes: i64,
+    reserved_frags: u64,
+    reserved_inodes: u64,
+}
