@@ -286,7 +286,10 @@ fn a_directory_grows_within_its_owners_quota_only() {
     let f = fs.lookup(d.ino, b"name 2").unwrap();
     assert!(matches!(fs.link(BOB, f.ino, d.ino, b"one more"), Err(Error::Quota)));
     file(&fs, BOB, ROOT_INO, "elsewhere", 0);
-    assert!(matches!(fs.rename(BOB, ROOT_INO, b"elsewhere", d.ino, b"one more", Default::default()), Err(Error::Quota)));
+    assert!(matches!(
+        fs.rename(BOB, ROOT_INO, b"elsewhere", d.ino, b"one more", Default::default()),
+        Err(Error::Quota)
+    ));
     fs.unlink(d.ino, b"name 3").unwrap();
     fs.forget(fs.lookup(d.ino, b"name 4").unwrap().ino, 1);
     fs.sync().unwrap();

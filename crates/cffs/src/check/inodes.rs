@@ -117,8 +117,8 @@ impl Checker<'_> {
         if inode.index_buckets != 0 && !dir {
             wrong(&|| format!("{} index buckets, but not a directory", inode.index_buckets));
         }
-        let quota_file = QuotaKind::ALL.iter().any(|k| k.ino() == inode.ino);
-        if inode.aux != 0 && !dir && !device && !(quota_file && inode.aux == 1) {
+        let counted_quotas = inode.aux == 1 && QuotaKind::ALL.iter().any(|k| k.ino() == inode.ino);
+        if inode.aux != 0 && !dir && !device && !counted_quotas {
             wrong(&|| format!("auxiliary field {} on a file of type {file_type:?}", inode.aux));
         }
         let data = matches!(file_type, FileType::Regular | FileType::Symlink | FileType::Directory);
