@@ -18,6 +18,7 @@ zshdir  = $(DESTDIR)$(PREFIX)/share/zsh/site-functions
 fishdir = $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d
 # mount(8) looks for its helpers in /sbin and nowhere else.
 mount_helper = $(DESTDIR)/sbin/mount.cffs
+remount_helper = $(DESTDIR)/sbin/mount.fuse.cffs
 umount_helper = $(DESTDIR)/sbin/umount.fuse.cffs
 
 .PHONY: help build demo test lint soak bench bench-peers install uninstall clean
@@ -84,6 +85,7 @@ install: target/release/cffs
 	    /usr/*|/opt/*) \
 	        if mkdir -p '$(DESTDIR)/sbin' && \
 	            ln -sf '$(PREFIX)/bin/cffs' '$(mount_helper)' && \
+            ln -sf '$(PREFIX)/bin/cffs' '$(remount_helper)' && \
             ln -sf '$(PREFIX)/bin/cffs' '$(umount_helper)'; then \
 	            echo 'mount -t cffs: $(mount_helper)'; \
 	        else \
@@ -98,7 +100,8 @@ uninstall:
 	rm -f $(bindir)/cffs $(sbindir)/mkfs.cffs $(sbindir)/fsck.cffs $(sbindir)/mount.cffs
 	rm -f $(mandir)/man?/cffs*.[158] $(mandir)/man8/*.cffs.8
 	rm -f $(bashdir)/cffs $(zshdir)/_cffs $(fishdir)/cffs.fish
-	if [ "$$(readlink '$(mount_helper)')" = '$(PREFIX)/bin/cffs' ]; then rm -f '$(mount_helper)' '$(umount_helper)'; fi
+	if [ "$$(readlink '$(mount_helper)')" = '$(PREFIX)/bin/cffs' ]; then \
+	    rm -f '$(mount_helper)' '$(remount_helper)' '$(umount_helper)'; fi
 
 clean:
 	$(CARGO) clean

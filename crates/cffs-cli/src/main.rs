@@ -1,7 +1,7 @@
 //! The `cffs` program: make, mount, check and look into cffs images.
 //!
-//! One program under several names: called as `mkfs.cffs`, `fsck.cffs`, `mount.cffs` or `umount.fuse.cffs` it is that
-//! subcommand, as mkfs(8), fsck(8), mount(8) and umount(8) expect.
+//! One program under several names: called as `mkfs.cffs`, `fsck.cffs`, `mount.cffs`, `mount.fuse.cffs` or
+//! `umount.fuse.cffs` it is that subcommand, as mkfs(8), fsck(8), mount(8) and umount(8) expect.
 
 mod cat;
 mod cli;
@@ -19,6 +19,7 @@ mod mkfs;
 mod mount;
 mod mount_options;
 mod progress;
+mod remount;
 mod rm;
 mod signature;
 mod size;

@@ -8,6 +8,7 @@ use crate::exit::{self, ExitCodeExt, with_code};
 use crate::image::Image;
 use crate::log;
 use crate::mount_options::Options;
+use crate::remount;
 use anyhow::{Context, anyhow, bail};
 use cffs::device::OpenMode;
 use clap::{Args, ValueHint};
@@ -42,6 +43,7 @@ Mount options:
   allow_other               Other users may use the mount (default for root); opposite: noallow_other
   default_permissions       The kernel checks permissions (default); opposite: nodefault_permissions
   suid, dev, exec           As for any file system; opposites: nosuid, nodev, noexec
+  remount                   Changes ro, rw, suid, dev and exec of the mount there is; the others stay as they were
   defaults, auto, noauto, user, users, nofail, _netdev, x-..., comment=...
                             Accepted for the sake of mount(8) and fstab(5)
 
@@ -145,6 +147,9 @@ pub fn run(args: &MountArgs) -> anyhow::Result<u8> {
     }
     if let Some(namespace) = &args.namespace {
         enter_namespace(namespace).exit_code(exit::mount::SYSTEM)?;
+    }
+    if remount::is_wanted(&args.options) {
+        return remount::run(&args.dir, &args.options, args.sloppy);
     }
     let name = args.image.display();
     let mut options = Options::parse(args.options.iter().map(String::as_str), args.sloppy)

@@ -124,7 +124,7 @@ impl Options {
             ("exec", None) => config.exec = true,
             ("noexec", None) => config.exec = false,
             ("cache" | "metadata" | "prefetch" | "commit" | "logdev" | "threads", _) => return wrong("needs a value"),
-            ("remount", _) => return wrong("cannot be done: unmount it, then mount it with the new options"),
+            ("remount", _) => return wrong("does not go with another mount"),
             _ if IGNORED.contains(&option) || IGNORED_PREFIXES.iter().any(|p| option.starts_with(p)) => {}
             _ => return Err(Wrong::Unknown),
         }
@@ -148,7 +148,7 @@ fn wrong(what: &str) -> Result<(), Wrong> {
 }
 
 /// Splits at commas that are not within double quotes, which go away.
-fn split(list: &str) -> Vec<String> {
+pub fn split(list: &str) -> Vec<String> {
     let mut parts = vec![String::new()];
     let mut quoted = false;
     for c in list.chars() {

@@ -28,11 +28,13 @@ mod ioctl;
 mod kernel;
 mod messages;
 mod mountpoint;
+mod remount;
 mod server;
 mod session;
 mod snapshot;
 
 pub use config::MountConfig;
 pub use mountpoint::Unmounter;
+pub use remount::{Remount, remount};
 pub use session::{Error, Result, Session, mount};
 pub use snapshot::{STATS_FILE, read_stats, unmount};

@@ -161,6 +161,7 @@ impl Shared {
         let mut fuse = serde_json::to_value(self.messages.counts()).map_err(std::io::Error::other)?;
         fuse["server"] = serde_json::to_value(ServerProcess::current()).map_err(std::io::Error::other)?;
         all["fuse"] = fuse;
+        all["read_only"] = self.fs.is_read_only().into();
         Ok(all)
     }
 

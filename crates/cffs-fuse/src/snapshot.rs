@@ -94,8 +94,9 @@ impl Snapshot {
     }
 }
 
-/// The counters of the file system mounted at `dir`, as JSON: those of the engine ([`cffs::stats::FsStats`]), and under
-/// `fuse` the process that serves the mount and the messages it got, by kind.
+/// The counters of the file system mounted at `dir`, as JSON: those of the engine ([`cffs::stats::FsStats`]), under
+/// `fuse` the process that serves the mount and the messages it got, by kind, and under `read_only` whether the engine
+/// refuses to write (it was mounted so, or its log has failed).
 pub fn read_stats(dir: &Path) -> io::Result<String> {
     std::fs::read_to_string(dir.join(STATS_FILE)).map_err(|e| {
         let what = match e.kind() {

@@ -3,8 +3,9 @@
 mod common;
 
 use cffs::fs::api::{Caller, MountOptions, SetAttr};
-use cffs_fuse::{Error, MountConfig};
+use cffs_fuse::{Error, MountConfig, Remount, remount};
 use common::{Image, can_mount};
+use rustix::fs::StatVfsMountFlags;
 use rustix::io::Errno;
 use std::fs;
 use std::io::{Read as _, Write as _};
@@ -111,6 +112,68 @@ fn a_read_only_mount_refuses_changes() {
     let e = fs::remove_file(m.path("f")).unwrap_err();
     assert_eq!(e.raw_os_error(), Some(Errno::ROFS.raw_os_error()));
     m.unmount();
+}
+
+#[test]
+fn a_mount_becomes_read_only_and_writable_again() {
+    if !can_mount() {
+        return;
+    }
+    let image = Image::new();
+    let m = image.mount();
+    let set = |read_only| remount(m.dir(), Remount { read_only: Some(read_only), ..Remount::default() });
+    let rofs = Some(Errno::ROFS.raw_os_error());
+    let open = fs::File::create(m.path("f")).unwrap();
+    (&open).write_all(b"kept").unwrap();
+    assert_eq!(set(true).unwrap_err().raw_os_error(), Some(Errno::BUSY.raw_os_error()), "a file is open for writing");
+    drop(open);
+    // A program that another test is just starting can hold the file open until its exec.
+    let busy = |e: &std::io::Error| e.raw_os_error() == Some(Errno::BUSY.raw_os_error());
+    let mut done = set(true);
+    for _ in 0..100 {
+        if !done.as_ref().is_err_and(busy) {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+        done = set(true);
+    }
+    done.unwrap();
+    assert_eq!(fs::read(m.path("f")).unwrap(), b"kept");
+    assert_eq!(fs::write(m.path("f"), b"new").unwrap_err().raw_os_error(), rofs);
+    assert_eq!(fs::remove_file(m.path("f")).unwrap_err().raw_os_error(), rofs);
+    // What was written before is on the image: a look at it as after a crash shows it.
+    let copy = image.engine(MountOptions { read_only: true, ..MountOptions::default() });
+    let root = cffs::format::ROOT_INO;
+    assert_eq!(copy.lookup(root, b"f").unwrap().size, 4);
+    copy.close().unwrap();
+    set(false).unwrap();
+    fs::write(m.path("f"), b"new").unwrap();
+    // One flag does not touch another.
+    remount(m.dir(), Remount { suid: Some(false), exec: Some(false), ..Remount::default() }).unwrap();
+    set(true).unwrap();
+    let flags = rustix::fs::statvfs(m.dir()).unwrap().f_flag;
+    assert!(flags.contains(StatVfsMountFlags::NOSUID | StatVfsMountFlags::NOEXEC | StatVfsMountFlags::RDONLY));
+    assert!(!flags.contains(StatVfsMountFlags::NODEV));
+    remount(m.dir(), Remount { suid: Some(true), ..Remount::default() }).unwrap();
+    let flags = rustix::fs::statvfs(m.dir()).unwrap().f_flag;
+    assert!(!flags.contains(StatVfsMountFlags::NOSUID) && flags.contains(StatVfsMountFlags::RDONLY));
+    m.unmount();
+}
+
+#[test]
+fn what_was_mounted_read_only_does_not_become_writable() {
+    if !can_mount() {
+        return;
+    }
+    let image = Image::new();
+    let m = image.mount_with(MountOptions { read_only: true, ..MountOptions::default() }, &MountConfig::default());
+    let e = remount(m.dir(), Remount { read_only: Some(false), ..Remount::default() }).unwrap_err();
+    assert_eq!(e.raw_os_error(), Some(Errno::ROFS.raw_os_error()));
+    assert!(rustix::fs::statvfs(m.dir()).unwrap().f_flag.contains(StatVfsMountFlags::RDONLY));
+    let below = m.path("");
+    m.unmount();
+    let e = remount(&below, Remount::default()).unwrap_err();
+    assert_eq!(e.kind(), std::io::ErrorKind::InvalidInput, "nothing is mounted there: {e}");
 }
 
 #[test]

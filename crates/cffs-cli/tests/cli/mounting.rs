@@ -171,7 +171,29 @@ fn the_helper_of_mount_follows_its_convention() {
     let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
     let line = mounts.lines().find(|l| l.split(' ').nth(1) == Some(&name)).expect("mounted");
     assert!(line.contains("nosuid") && line.contains("nodev"), "{line}");
-    umount(&name);
+    if is_root() {
+        // As mount(8) calls it for `mount -o remount,ro DIR`, with what the table of mounts says.
+        let remount = dir.path().join("mount.fuse.cffs");
+        std::os::unix::fs::symlink(CFFS, &remount).unwrap();
+        let call = |options: &str| {
+            let args = ["60", remount.to_str().unwrap(), &image, &name, "-o", options, "-t", "fuse.cffs"];
+            let out = Command::new("timeout").args(args).output().unwrap();
+            (out.status.code(), stderr(&out))
+        };
+        let shown =
+            "nosuid,nodev,relatime,user_id=0,group_id=0,default_permissions,allow_other,max_read=1048576,remount";
+        assert_eq!(call(&format!("ro,{shown}")), (Some(0), String::new()));
+        assert!(fs::write(path.join("f"), "").is_err(), "it is read-only");
+        assert_eq!(call(&format!("rw,{shown}")), (Some(0), String::new()));
+        fs::write(path.join("f"), "").unwrap();
+        let (code, complaint) = call("remount,nosuch");
+        assert!(code == Some(1) && complaint.contains("'nosuch'"), "{code:?} {complaint}");
+        umount(&name);
+        let (code, complaint) = call("remount,ro");
+        assert!(code == Some(32) && complaint.contains("no cffs is mounted"), "{code:?} {complaint}");
+    } else {
+        umount(&name);
+    }
 }
 
 #[test]

@@ -147,11 +147,10 @@ fn mount_options_that_are_none() {
     let image = make_image(dir.path(), &[]);
     let before = contents(&image);
     let mount_point = dir.path().to_str().unwrap();
-    for option in
-        ["nosuch", "cache=much", "cache=1", "metadata=none", "commit=0", "threads=many", "prefetch=maybe", "remount"]
-    {
+    for option in ["nosuch", "cache=much", "cache=1", "metadata=none", "commit=0", "threads=many", "prefetch=maybe"] {
         fails(&["mount", "-o", &format!("ro,{option}"), &image, mount_point], 1, &[&image, &format!("'{option}'")]);
     }
+    fails(&["mount", "-o", "remount,ro", &image, mount_point], 32, &[mount_point, "no cffs is mounted"]);
     fails(&["mount", "-o", "logdev=/nonexistent", &image, mount_point], 32, &["/nonexistent"]);
     assert!(contents(&image) == before);
 }
