@@ -5,8 +5,10 @@
 //! compiles them.
 
 mod compare;
+mod conformance;
 mod peers;
 mod process;
+mod random;
 mod readall;
 mod soak;
 mod tree;
@@ -34,6 +36,8 @@ enum Command {
     Tree(tree::Args),
     /// Read every file of a tree once, in one thread, and say how fast
     Readall(readall::Args),
+    /// Test suites, stress and real programs on a mounted cffs
+    Conformance(conformance::Args),
     /// Kill the mount process again and again under load, and check
     Soak(soak::Args),
 }
@@ -46,6 +50,7 @@ fn main() -> ExitCode {
         Command::Compare(args) => compare::run(&args),
         Command::Tree(args) => tree::run(&args),
         Command::Readall(args) => readall::run(&args),
+        Command::Conformance(args) => conformance::run(&args),
         Command::Soak(args) => soak::run_soak(&args),
     };
     undo::leave_to_signal_handler();

@@ -15,6 +15,7 @@ use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::process::{Server, is_mounted, run};
+use crate::random::Random;
 use crate::undo::{Guard, Undo};
 
 const LIMIT: Duration = Duration::from_secs(120);
@@ -48,26 +49,6 @@ pub struct Args {
     /// Keep the image when something is wrong
     #[arg(long)]
     keep: bool,
-}
-
-/// xorshift64*: small, and the same on every machine.
-struct Random(u64);
-
-impl Random {
-    fn new(seed: u64) -> Self {
-        Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
-    }
-
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
-    }
-
-    fn below(&mut self, bound: u64) -> u64 {
-        self.next() % bound
-    }
 }
 
 /// Files whose fsync has returned: path below the mount, to id and length.

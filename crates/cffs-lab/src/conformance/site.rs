@@ -1,0 +1,143 @@
+//! A fresh file system, mounted for one check.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::process::{Server, is_mounted, run};
+use crate::undo::{Guard, Undo};
+
+const LIMIT: Duration = Duration::from_secs(300);
+
+/// An image in a temporary directory of its own, and its mount.
+pub struct Site {
+    cffs: String,
+    image: String,
+    options: String,
+    dir: PathBuf,
+    root: PathBuf,
+    // In the order in which they have to go.
+    mounted: Option<(Guard, Server)>,
+    dir_guard: Option<Guard>,
+}
+
+impl Site {
+    /// Makes and mounts it.
+    pub fn new(cffs: &Path, format: &[&str], size: &str, options: &str) -> Result<Site> {
+        let dir = tempfile::Builder::new().prefix("cffs-conformance-").tempdir()?.keep();
+        let dir_guard = Some(Guard::new(Undo::RemoveDir(dir.clone())));
+        let dir = dir.canonicalize()?;
+        // Other users have to get to the mount.
+        fs::set_permissions(&dir, fs::Permissions::from_mode(0o755))?;
+        let root = dir.join("mnt");
+        fs::create_dir(&root)?;
+        let mut site = Site {
+            cffs: cffs.to_string_lossy().into_owned(),
+            image: dir.join("image").to_string_lossy().into_owned(),
+            options: options.to_owned(),
+            dir,
+            root,
+            mounted: None,
+            dir_guard,
+        };
+        let mut mkfs = vec![&*site.cffs, "mkfs", "--force", "--size", size];
+        mkfs.extend(format);
+        mkfs.push(&site.image);
+        run(&mkfs, LIMIT)?;
+        site.mount()?;
+        Ok(site)
+    }
+
+    /// Where it is mounted.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// A directory beside the mount, for what is not to be on it; goes with the site.
+    pub fn beside(&self, name: &str) -> Result<PathBuf> {
+        let path = self.dir.join(name);
+        fs::create_dir_all(&path)?;
+        Ok(path)
+    }
+
+    /// The cffs program.
+    pub fn cffs(&self) -> &str {
+        &self.cffs
+    }
+
+    /// Mounts it (again).
+    pub fn mount(&mut self) -> Result<()> {
+        let mut command = Command::new(&self.cffs);
+        command.args(["mount", "-f", "-o", &self.options, &self.image]).arg(&self.root);
+        let mut server = Server::start(command)?;
+        let guard = Guard::new(Undo::Unmount(self.root.clone()));
+        server.wait_until(LIMIT, || is_mounted(&self.root))?;
+        rustix::fs::statfs(&self.root).context("the mount does not serve")?;
+        self.mounted = Some((guard, server));
+        Ok(())
+    }
+
+    /// Unmounts it in an orderly way.
+    pub fn unmount(&mut self) -> Result<()> {
+        let Some((guard, server)) = self.mounted.take() else { return Ok(()) };
+        let root = self.root.to_string_lossy().into_owned();
+        run(&["umount", &root], LIMIT).context("cannot unmount")?;
+        guard.disarm();
+        let status = server.wait_end(LIMIT)?;
+        ensure!(status.success(), "the mount process ended with {status}");
+        Ok(())
+    }
+
+    /// Unmounts and mounts: what was cached is gone.
+    pub fn again(&mut self) -> Result<()> {
+        self.unmount()?;
+        self.mount()
+    }
+
+    /// The process id of the mount, for who ends it at a moment of his own.
+    pub fn server(&self) -> Result<Pid> {
+        let (_, server) = self.mounted.as_ref().context("it is not mounted")?;
+        i32::try_from(server.pid()).ok().and_then(Pid::from_raw).context("no process id")
+    }
+
+    /// Kills the process that serves the mount, as a crash of the machine would, and clears the mount away.
+    pub fn kill(&mut self) -> Result<()> {
+        // It may have been killed already.
+        let _ = kill_process(self.server()?, Signal::KILL);
+        let Some((guard, server)) = self.mounted.take() else { return Ok(()) };
+        server.wait_end(LIMIT)?;
+        run(&["umount", "-l", &self.root.to_string_lossy()], LIMIT)?;
+        guard.disarm();
+        Ok(())
+    }
+
+    /// Unmounts it if it is mounted, and checks the image.
+    pub fn check(&mut self) -> Result<()> {
+        if let Err(e) = self.unmount() {
+            bail!("{e:#}");
+        }
+        run(&[&self.cffs, "fsck", "-n", &self.image], LIMIT).context("the check is not clean")?;
+        Ok(())
+    }
+
+    /// Leaves everything where it is, for a look at it.
+    pub fn keep(&mut self) -> &Path {
+        if let Some(guard) = self.dir_guard.take() {
+            guard.disarm();
+        }
+        &self.dir
+    }
+}
+
+impl Drop for Site {
+    fn drop(&mut self) {
+        // The mount first: below a mounted directory nothing is removed.
+        self.mounted.take();
+        self.dir_guard.take();
+    }
+}
