@@ -21,7 +21,7 @@ mount_helper = $(DESTDIR)/sbin/mount.cffs
 remount_helper = $(DESTDIR)/sbin/mount.fuse.cffs
 umount_helper = $(DESTDIR)/sbin/umount.fuse.cffs
 
-.PHONY: help build demo test lint soak bench bench-peers install uninstall clean
+.PHONY: help build demo test lint soak conformance bench bench-peers install uninstall clean
 
 help:
 	@echo 'make demo         format, mount, copy a real tree in, kill, recover, compare'
@@ -30,6 +30,7 @@ help:
 	@echo 'make bench-peers  cffs, ext4, xfs and btrfs over one slow disk (root)'
 	@echo 'make soak         random sequences and crashes for CAMPAIGN seconds; then kill the'
 	@echo '                  mount process ROUNDS times under load (root)'
+	@echo 'make conformance  test suites, stress and real programs on a mounted file system (root; an hour)'
 	@echo 'make install      to PREFIX=$(PREFIX), DESTDIR honoured'
 
 build:
@@ -55,6 +56,14 @@ soak:
 	$(CARGO) build --release -p cffs-cli -p cffs-lab
 	$(CARGO) run --release -p cffs-sim --bin campaign -- --seconds $(CAMPAIGN) --seed $$(date +%s)
 	target/release/cffs-lab soak --rounds $(ROUNDS) $(ARGS)
+
+# pjdfstest, fsx, fio, a stress of eight processes, and programs with the checks they bring.
+conformance:
+	scripts/setup.sh conformance
+	$(CARGO) build --release -p cffs-cli -p cffs-lab
+	for suite in pjdfstest fio programs fsx stress; do \
+	    target/release/cffs-lab conformance $$suite || failed="$$failed $$suite"; done; \
+	    if [ -n "$$failed" ]; then echo "failed:$$failed"; exit 1; fi
 
 bench:
 	$(CARGO) bench --workspace

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Checks for what the build, the tests and the demonstration need, and installs
-# the system packages where that is possible. With the word "peers" also what
-# the comparison with the kernel's file systems needs.
+# the system packages where that is possible, and the test suites of others that
+# the tests run. With the word "peers" also what the comparison with the kernel's
+# file systems needs; with "conformance" the programs that are run on a mount.
 set -euo pipefail
 
 if ! command -v cargo >/dev/null; then
@@ -12,7 +13,7 @@ END
     exit 1
 fi
 
-# A program, and the Debian package it comes from.
+# A program or file, and the Debian package it comes from.
 wanted=(
     fusermount3:fuse3 setfattr:attr setfacl:acl git:git mkfs.ext4:e2fsprogs
 )
@@ -23,12 +24,22 @@ if [ "${1:-}" = peers ]; then
     )
 fi
 
+if [ "${1:-}" = conformance ]; then
+    wanted+=(
+        fio:fio rsync:rsync cpio:cpio sqlite3:sqlite3 gcc:gcc make:make python3:python3 dpkg-deb:dpkg
+        unshare:util-linux
+    )
+    # Debian keeps Python's own tests apart from it; there is no program to look for.
+    python=$(/usr/bin/python3 -c 'import sys; print("python%d.%d" % sys.version_info[:2])' 2>/dev/null || echo python3)
+    wanted+=("/usr/lib/$python/test/test_os.py:lib$python-testsuite")
+fi
+
 # Sets "missing" to the packages whose programs are not there.
 look() {
     missing=()
     local pair
     for pair in "${wanted[@]}"; do
-        if ! PATH="$PATH:/usr/sbin:/sbin" command -v "${pair%%:*}" >/dev/null; then
+        if [ ! -e "${pair%%:*}" ] && ! PATH="$PATH:/usr/sbin:/sbin" command -v "${pair%%:*}" >/dev/null; then
             missing+=("${pair##*:}")
         fi
     done
@@ -56,3 +67,13 @@ fi
 if [ ! -e /dev/fuse ]; then
     echo "setup: there is no /dev/fuse here: nothing can be mounted, and what needs a mount is skipped"
 fi
+
+# Test suites from crates.io, into target/tools; what runs them passes over one that is missing.
+cd "$(dirname "$0")/.."
+for suite in pjdfstest@0.2.2 fsx@0.3.2; do
+    if [ ! -x "target/tools/bin/${suite%%@*}" ]; then
+        echo "setup: installing $suite into target/tools"
+        cargo install --quiet --locked --root target/tools "$suite" ||
+            echo "setup: could not install $suite; what needs it is skipped"
+    fi
+done

@@ -37,6 +37,18 @@ pub struct Report {
     differences: Vec<String>,
 }
 
+impl Report {
+    /// Regular files that were compared.
+    pub fn files(&self) -> u64 {
+        self.files
+    }
+
+    /// What differed, a line each.
+    pub fn differences(&self) -> &[String] {
+        &self.differences
+    }
+}
+
 /// Runs the subcommand: exit code 0 when the trees are alike, 1 when not.
 ///
 /// # Errors

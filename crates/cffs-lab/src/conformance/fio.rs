@@ -1,9 +1,15 @@
 //! fio with verification: what was written in random places and sizes is read
 //! back, and each piece's checksum compared.
 
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::hash::{DefaultHasher, Hasher};
+use std::io::Read;
+use std::path::Path;
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 
 use super::job::{Job, command};
 use super::site::Site;
@@ -18,10 +24,12 @@ pub struct Args {
     mib: u32,
 }
 
+const UNALIGNED: &str = "unaligned";
+
 /// The ways of doing I/O.
 const WAYS: [(&str, &[&str]); 5] = [
     ("buffered", &["--ioengine=psync", "--bsrange=512-256k", "--blockalign=512"]),
-    ("unaligned", &["--ioengine=psync", "--bsrange=1k-100k", "--bs_unaligned=1"]),
+    (UNALIGNED, &["--ioengine=psync", "--bsrange=1k-100k", "--bs_unaligned=1"]),
     ("direct", &["--ioengine=libaio", "--iodepth=16", "--direct=1", "--bsrange=4k-1m", "--blockalign=4k"]),
     ("mmap", &["--ioengine=mmap", "--bsrange=512-128k", "--blockalign=512"]),
     ("fsync", &["--ioengine=psync", "--bsrange=512-64k", "--blockalign=512", "--fsync=16", "--size=16m"]),
@@ -57,8 +65,35 @@ fn one(args: &Args, name: &str, way: &[&str], job: &Job, site: &mut Site) -> Res
     let limit = Duration::from_secs(3600);
     job.run(&mut fio(false), limit)?;
     let mut again = fio(true);
+    let before = hashes(site.root())?;
+    ensure!(before.len() == 4, "fio has made {} files, not 4", before.len());
     // Once more from a cold cache.
     site.again()?;
-    job.run(&mut again, limit)?;
+    ensure!(hashes(site.root())? == before, "the files changed by an unmount");
+    // Unaligned writes overlap, and fio without the record of its first run then takes the older ones for wrong, on any
+    // file system.
+    if name != UNALIGNED {
+        job.run(&mut again, limit)?;
+    }
     Ok(format!("4 files written and verified ({name}), and once more after a cold mount"))
+}
+
+/// What is in each file, by name.
+fn hashes(dir: &Path) -> Result<BTreeMap<OsString, u64>> {
+    let mut all = BTreeMap::new();
+    for entry in fs::read_dir(dir)? {
+        let entry = entry?;
+        let mut file = File::open(entry.path())?;
+        let mut hasher = DefaultHasher::new();
+        let mut piece = vec![0; 1 << 20];
+        loop {
+            let len = file.read(&mut piece)?;
+            if len == 0 {
+                break;
+            }
+            hasher.write(&piece[..len]);
+        }
+        all.insert(entry.file_name(), hasher.finish());
+    }
+    Ok(all)
 }

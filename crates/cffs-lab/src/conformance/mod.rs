@@ -105,9 +105,11 @@ struct Check<'a> {
     /// Size of the image, which is sparse.
     size: &'static str,
     formats: Vec<Format>,
-    /// Returns in a line what was done.
-    run: Box<dyn Fn(&Job, &mut Site) -> Result<String> + 'a>,
+    run: Run<'a>,
 }
+
+/// Returns in a line what was done.
+type Run<'a> = Box<dyn Fn(&Job, &mut Site) -> Result<String> + 'a>;
 
 /// What a check that cannot run on this machine returns.
 #[derive(Debug, thiserror::Error)]
@@ -175,10 +177,10 @@ fn one(common: &Common, cffs: &Path, check: &Check, format: Format, count: &mut 
             (Ok(_), Err(e)) => Err(e.context("what it left behind")),
             (Err(first), Err(second)) => Err(first.context(format!("and afterwards: {second:#}"))),
         };
-        if let (true, Err(e)) = (common.keep, &result) {
-            if !e.is::<Missing>() {
-                println!("kept: {}", site.keep().display());
-            }
+        if let (true, Err(e)) = (common.keep, &result)
+            && !e.is::<Missing>()
+        {
+            println!("kept: {}", site.keep().display());
         }
         result
     });

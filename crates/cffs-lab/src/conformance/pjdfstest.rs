@@ -158,7 +158,8 @@ mod tests {
     #[test]
     fn outcomes_are_read() {
         let found = parse(TEXT);
-        let expected = [("unlink::a", Outcome::Passed), ("unlink::b::dir", Outcome::Failed), ("chmod::c", Outcome::Skipped)];
+        let expected =
+            [("unlink::a", Outcome::Passed), ("unlink::b::dir", Outcome::Failed), ("chmod::c", Outcome::Skipped)];
         assert_eq!(found, expected.map(|(n, o)| (n.to_owned(), o)));
     }
 

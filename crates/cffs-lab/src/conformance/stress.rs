@@ -19,6 +19,7 @@ use anyhow::{Context, Result, bail};
 use super::job::Job;
 use super::site::Site;
 use super::{Check, Format};
+use crate::process::wait_for;
 use crate::undo::{Guard, Undo};
 
 /// Arguments of `cffs-lab conformance stress`.
@@ -63,7 +64,7 @@ pub fn checks(args: &Args) -> Vec<Check<'_>> {
 struct Process {
     child: Child,
     guard: Option<Guard>,
-    input: ChildStdin,
+    input: Option<ChildStdin>,
     output: BufReader<ChildStdout>,
 }
 
@@ -80,14 +81,15 @@ impl Process {
             .stdout(Stdio::piped())
             .spawn()?;
         let guard = Some(Guard::new(Undo::End(child.id())));
-        let input = child.stdin.take().context("no standard input")?;
+        let input = child.stdin.take();
         let output = BufReader::new(child.stdout.take().context("no standard output")?);
         Ok(Process { child, guard, input, output })
     }
 
     fn tell(&mut self, line: &str) -> Result<()> {
-        writeln!(self.input, "{line}")?;
-        Ok(self.input.flush()?)
+        let input = self.input.as_mut().context("no standard input")?;
+        writeln!(input, "{line}")?;
+        Ok(input.flush()?)
     }
 
     /// The number it answers with.
@@ -104,9 +106,11 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // Ends it if it still runs; then it can be waited for.
-        self.guard.take();
-        let _ = self.child.wait();
+        // No more lines: it ends. One that hangs is killed, and may not even then go away from a dead mount.
+        self.input.take();
+        if let (Ok(Some(_)), Some(guard)) = (wait_for(&mut self.child, Duration::from_secs(10)), self.guard.take()) {
+            guard.disarm();
+        }
     }
 }
 

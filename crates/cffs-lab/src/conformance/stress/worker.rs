@@ -1,13 +1,13 @@
 //! One process of the stress: a private directory with a model of it in
 //! memory, and visits to the shared directories.
 
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, OpenOptions};
 use std::io::Write;
 use std::os::unix::fs::{FileExt, MetadataExt, symlink};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
-use std::cell::RefCell;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -156,11 +156,9 @@ impl Worker {
                 let file = fs::File::open(self.home.join(dir))?;
                 if self.random.below(2) == 0 { file.sync_all()? } else { self.list(dir)? }
             }
-            81..86 => {
-                if self.file(path).is_some() {
-                    let file = OpenOptions::new().write(true).open(&full)?;
-                    if self.random.below(2) == 0 { file.sync_all()? } else { file.sync_data()? }
-                }
+            81..86 if self.file(path).is_some() => {
+                let file = OpenOptions::new().write(true).open(&full)?;
+                if self.random.below(2) == 0 { file.sync_all()? } else { file.sync_data()? }
             }
             86..94 => self.xattr(path, &full)?,
             94..100 => self.allocate(path, &full)?,
