@@ -231,6 +231,15 @@ impl Engine {
                 self.fs = self.setup.mount(&self.trace)?;
                 Ok(Reply::Done)
             }
+            Op::Grow { percent } => {
+                let to = self.setup.made + (self.setup.device - self.setup.made) * u64::from(*percent) / 100;
+                if to > fs.geometry().total_bytes() {
+                    let grown = fs.grow(Some(to))?;
+                    let s = fs.statfs();
+                    assert_eq!(s.total * u64::from(s.frag_size), grown.to, "statfs follows");
+                }
+                Ok(Reply::Done)
+            }
             Op::CreateMany { .. } | Op::UnlinkMany { .. } => panic!("expanded before"),
         }
     }

@@ -437,6 +437,22 @@ impl Generator {
     }
 }
 
+/// Puts steps of growing between the operations of a sequence.
+pub fn with_growth(ops: Vec<Op>, seed: u64) -> Vec<Op> {
+    let mut rng = Rng::with_seed(seed);
+    let every = (ops.len() / 5).max(1);
+    let mut percent = 0u8;
+    let mut out = Vec::with_capacity(ops.len() + 8);
+    for op in ops {
+        if rng.usize(..every) == 0 && percent < 100 {
+            percent = percent.saturating_add(rng.u8(1..40)).min(100);
+            out.push(Op::Grow { percent });
+        }
+        out.push(op);
+    }
+    out
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

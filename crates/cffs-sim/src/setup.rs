@@ -17,6 +17,8 @@ const MIB: u64 = 1 << 20;
 pub struct Setup {
     /// Size of the device in bytes.
     pub device: u64,
+    /// Bytes of the device that mkfs uses.
+    pub made: u64,
     /// Block, fragment and group size in bytes.
     pub sizes: (u32, u32, u32),
     /// Size of the log in bytes; `None` leaves it to mkfs.
@@ -49,6 +51,7 @@ impl Default for Setup {
     fn default() -> Self {
         Setup {
             device: 48 * MIB,
+            made: 48 * MIB,
             sizes: (4096, 1024, 64 << 10),
             log: None,
             external_log: false,
@@ -87,9 +90,11 @@ impl Setup {
         let mut rng = fastrand::Rng::with_seed(n);
         let mut pick = |n: usize| rng.usize(..n);
         let sizes = SIZES[pick(SIZES.len())];
+        let device = if sizes.0 == 65536 { 256 * MIB } else { 48 * MIB };
         Setup {
             sizes,
-            device: if sizes.0 == 65536 { 256 * MIB } else { 48 * MIB },
+            device,
+            made: device,
             log: (pick(2) == 0).then(|| smallest_log(sizes.0)),
             external_log: pick(6) == 0,
             no_embed: n & 1 == 1,
@@ -108,7 +113,16 @@ impl Setup {
     /// The same with a device that soon is full.
     pub fn small(self) -> Setup {
         let log = smallest_log(self.sizes.0);
-        Setup { device: (4 * log).max(8 * MIB), log: Some(log), external_log: false, may_fill: true, ..self }
+        let device = (4 * log).max(8 * MIB);
+        Setup { device, made: device, log: Some(log), external_log: false, may_fill: true, ..self }
+    }
+
+    /// The same on a device that mkfs takes only a part of, another one for each number, so that it can grow.
+    pub fn growing(self, n: u64) -> Setup {
+        let mut rng = fastrand::Rng::with_seed(n ^ 0x6b8);
+        let device = self.device * 2;
+        let made = self.device / 8 * rng.u64(4..=8) + if rng.bool() { 0 } else { rng.u64(..MIB) };
+        Setup { device, made: made.max(8 * MIB), ..self }
     }
 
     /// The images of a new file system: device, and external log if there is one.
@@ -123,6 +137,7 @@ impl Setup {
             frag_size: Some(self.sizes.1),
             group_size: self.sizes.2,
             log_bytes: self.log,
+            size: Some(self.made),
             uuid: Some(*b"cffs-sim uuid 01"),
             hash_seed: Some([1, 2]),
             no_embed: self.no_embed,

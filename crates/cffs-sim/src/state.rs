@@ -257,6 +257,8 @@ impl State {
                 self.synced.extend(self.model.inodes().map(|(id, _)| id));
                 Ok(Outcome::Done)
             }
+            // Nothing that a program sees, but for statfs.
+            Op::Grow { .. } => Ok(Outcome::Done),
             Op::CreateMany { .. } | Op::UnlinkMany { .. } => panic!("expanded before"),
         }
     }

@@ -1,7 +1,7 @@
 //! Crashes everywhere: within sequences, in every way to lose unflushed writes, and within recovery.
 
 use cffs_sim::crash::{Coverage, Effort, explore, explore_and_shrink};
-use cffs_sim::generate::{Bounds, Profile, generate};
+use cffs_sim::generate::{Bounds, Profile, generate, with_growth};
 use cffs_sim::ops::show;
 use cffs_sim::setup::Setup;
 
@@ -19,6 +19,41 @@ fn every_crash_leaves_what_was_promised() {
     }
     println!("{coverage:?}");
     assert!(coverage.states > 5000 && coverage.promises > 20_000, "{coverage:?}");
+}
+
+#[test]
+fn a_crash_while_it_grows_leaves_one_size_or_the_other() {
+    let mut coverage = Coverage::default();
+    for seed in 0..40 {
+        let setup = Setup::numbered(seed).growing(seed);
+        let profile = Profile::ALL[seed as usize % Profile::ALL.len()];
+        let ops = with_growth(generate(seed, profile, 30, Bounds { write: 60_000, many: 30 }), seed);
+        if let Err(e) = explore_and_shrink(setup, ops, seed, Effort::default(), &mut coverage) {
+            let (ops, f) = *e;
+            panic!("seed {seed}, {profile:?}, {setup}\n{f}\nsmallest sequence:\n{}", show(&ops));
+        }
+    }
+    println!("{coverage:?}");
+    assert!(coverage.states > 2000, "{coverage:?}");
+}
+
+#[test]
+fn every_write_of_growing_can_be_the_last() {
+    // Filled before, so that the groups are on the device and their bitmaps change.
+    let text = "mkdir /a 755 0\ncreatemany /a 0 24 60000 1\nsync\ngrow 3\ncreatemany /a 50 8 60000 2\ngrow 60\n\
+                create /b 644 0\nwrite /b 0 90000 3\nfsync /b\ngrow 100\nunlinkmany /a 0 20\nsync";
+    let ops = cffs_sim::ops::parse(text).unwrap();
+    let effort = Effort { points: 100_000, survivals: 2, in_recovery: 2 };
+    for n in 0..6 {
+        // One group, shortened; and a short last one.
+        for made in [7 << 20, 21 << 20] {
+            let setup = Setup { made, device: 36 << 20, ..Setup::numbered(n) };
+            let setup = if setup.sizes.0 == 65536 { Setup { sizes: (4096, 1024, 64 << 10), ..setup } } else { setup };
+            if let Err(f) = explore(setup, &ops, n, effort, &mut Coverage::default()) {
+                panic!("{setup}\n{f}");
+            }
+        }
+    }
 }
 
 /// Sequences that once failed, and what was wrong.

@@ -14,7 +14,7 @@ use crate::format::superblock::{
     COMPAT_DIRS_WITH_DATA, COMPAT_NO_GROUP, FORMAT_VERSION, INCOMPAT_EXTERNAL_LOG, INCOMPAT_NO_EMBED, LABEL_MAX, MAGIC,
     SUPERBLOCK_SIZE, State,
 };
-use crate::format::system::{COUNT_FREE_FRAGS, Counters};
+use crate::format::system::{COUNT_FREE_FRAGS, COUNTERS_LEN, Counters};
 use crate::format::{
     BlockAddr, BlockId, BlockKind, Corrupt, FileType, Geometry, Inode, LAST_SYSTEM_INO, META_HEADER_SIZE, QuotaKind,
     ROOT_INO, Superblock, init_block, put_u64, seal,
@@ -62,6 +62,8 @@ pub struct MkfsOptions {
     pub quota: Vec<QuotaKind>,
     /// Time of creation in nanoseconds since 1970. `None`: now.
     pub now_ns: Option<i64>,
+    /// Bytes of the device to use. `None`: all.
+    pub size: Option<u64>,
     /// Size of an allocation group in blocks. `None`: chosen from the device's size.
     pub ag_blocks: Option<u64>,
     /// Owner of the root directory.
@@ -86,6 +88,7 @@ impl Default for MkfsOptions {
             dirs_with_data: false,
             quota: Vec::new(),
             now_ns: None,
+            size: None,
             ag_blocks: None,
             root_uid: 0,
             root_gid: 0,
@@ -158,7 +161,8 @@ pub fn plan(dev: &dyn Device, log_dev: Option<&dyn Device>, o: &MkfsOptions) -> 
         return Error::invalid("uuid of zeros: stands for no file system at all");
     }
 
-    let total_blocks = (dev.len() >> block_shift).min((1 << 63) >> block_shift);
+    let bytes = dev.len().min(o.size.unwrap_or(u64::MAX));
+    let total_blocks = (bytes >> block_shift).min((1 << 63) >> block_shift);
     let mut sb = Superblock {
         version: FORMAT_VERSION,
         uuid: o.uuid.map_or_else(random_uuid, Ok)?,
@@ -220,7 +224,7 @@ fn place(
     let too_small = |need: u64| {
         Error::invalid(format!(
             "a device of {} bytes is too small: with this block size and log it takes at least {need}",
-            dev.len()
+            dev.len().min(o.size.unwrap_or(u64::MAX))
         ))
     };
     // Four times the log, since a log that takes more than a quarter of the device is not what anybody wants.
@@ -387,8 +391,9 @@ pub fn mkfs(dev: &dyn Device, log_dev: Option<&dyn Device>, o: &MkfsOptions) -> 
     }
 
     start(&mut block, BlockKind::Counters, run.next, 0);
-    let counters = Counters { free_frags: free_at_first(&g, used), inodes: 1, ags: 1, orphan_head: 0 };
-    block[COUNT_FREE_FRAGS..COUNT_FREE_FRAGS + 32].copy_from_slice(&counters.encode());
+    let free_frags = free_at_first(&g, used);
+    let counters = Counters { free_frags, inodes: 1, ags: 1, orphan_head: 0, blocks: g.total_blocks };
+    block[COUNT_FREE_FRAGS..COUNT_FREE_FRAGS + COUNTERS_LEN].copy_from_slice(&counters.encode());
     seal(&mut block, 0);
     run.push(&block)?;
     for first in (1..=LAST_SYSTEM_INO).step_by(g.inodes_per_block() as usize) {

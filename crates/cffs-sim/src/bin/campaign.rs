@@ -3,7 +3,7 @@
 use anyhow::{Result, bail};
 use cffs::fs::api::MetadataMode;
 use cffs_sim::crash::{Coverage, Effort, explore_and_shrink};
-use cffs_sim::generate::{Bounds, Profile, generate};
+use cffs_sim::generate::{Bounds, Profile, generate, with_growth};
 use cffs_sim::ops::{parse, show};
 use cffs_sim::run::run;
 use cffs_sim::setup::Setup;
@@ -62,6 +62,8 @@ enum Kind {
     Full,
     /// Crashes.
     Crash,
+    /// File systems that grow: crashes, or a device that is full until then.
+    Grow,
 }
 
 /// Setup of a seed, alike in every run of the program.
@@ -76,6 +78,8 @@ fn setup(kind: Kind, seed: u64) -> Setup {
         Kind::Model => Setup { metadata, ..setup },
         Kind::Full => Setup { metadata, ..setup }.small(),
         Kind::Crash => setup,
+        Kind::Grow if seed.is_multiple_of(2) => setup.growing(seed),
+        Kind::Grow => Setup { metadata, ..setup }.small().growing(seed),
     }
 }
 
@@ -92,13 +96,15 @@ fn one(
         Kind::Model => "model",
         Kind::Full => "full",
         Kind::Crash => "crash",
+        Kind::Grow => "grow",
     };
     let head = |text: String, ops: &[cffs_sim::ops::Op]| {
         format!("--only {name} --seed {seed}: {profile:?}, {setup}\n{text}\nsmallest sequence:\n{}", show(ops))
     };
-    if kind == Kind::Crash {
+    let woven = |ops| if kind == Kind::Grow { with_growth(ops, seed) } else { ops };
+    if kind == Kind::Crash || kind == Kind::Grow && seed.is_multiple_of(2) {
         let bounds = Bounds { write: 60_000, many: 30 };
-        let mut ops = given.map_or_else(|| generate(seed, profile, args.len / 2, bounds), <[_]>::to_vec);
+        let mut ops = given.map_or_else(|| woven(generate(seed, profile, args.len / 2, bounds)), <[_]>::to_vec);
         ops.truncate(args.first);
         if args.print {
             print!("{}", show(&ops));
@@ -107,8 +113,12 @@ fn one(
         let effort = Effort { points: 40, survivals: 2, in_recovery: 1 };
         return explore_and_shrink(setup, ops, seed, effort, coverage).err().map(|e| head(e.1.to_string(), &e.0));
     }
-    let bounds = if kind == Kind::Full { Bounds { write: 2_000_000, many: 300 } } else { Bounds::default() };
-    let mut ops = given.map_or_else(|| generate(seed, profile, args.len, bounds), <[_]>::to_vec);
+    let bounds = if matches!(kind, Kind::Full | Kind::Grow) {
+        Bounds { write: 2_000_000, many: 300 }
+    } else {
+        Bounds::default()
+    };
+    let mut ops = given.map_or_else(|| woven(generate(seed, profile, args.len, bounds)), <[_]>::to_vec);
     ops.truncate(args.first);
     if args.print {
         print!("{}", show(&ops));
@@ -161,7 +171,8 @@ fn main() -> Result<()> {
                     if stop() || (args.once && seed > args.seed) {
                         break;
                     }
-                    let kinds = args.only.map_or(vec![Kind::Model, Kind::Full, Kind::Crash], |kind| vec![kind]);
+                    let kinds =
+                        args.only.map_or(vec![Kind::Model, Kind::Full, Kind::Crash, Kind::Grow], |kind| vec![kind]);
                     for kind in kinds {
                         let mut coverage = Coverage::default();
                         let what = format!("--only {kind:?} --seed {seed}").to_lowercase();

@@ -19,7 +19,7 @@ pub use write::DataRun;
 
 use crate::device::{Device, IoKind};
 use crate::error::{Error, Result};
-use crate::format::{self, BlockAddr, BlockId, BlockKind, FragAddr, Geometry, corrupt};
+use crate::format::{self, BlockAddr, BlockId, BlockKind, FragAddr, Geometry, LiveGeometry, corrupt};
 use crate::fs::api::PrefetchMode;
 use cffs_buf::AlignedBuf;
 use parking_lot::{Condvar, Mutex, MutexGuard};
@@ -94,7 +94,7 @@ type Ahead = (IoKind, Range<BlockAddr>);
 /// The block cache.
 pub struct Cache {
     dev: Arc<dyn Device>,
-    geo: Geometry,
+    geo: Arc<LiveGeometry>,
     shards: Box<[LockedShard]>,
     limit: usize,
     blocks: AtomicUsize,
@@ -114,7 +114,7 @@ impl Cache {
         let shard = || LockedShard { shard: Mutex::default(), changed: Condvar::new() };
         Cache {
             dev,
-            geo,
+            geo: Arc::new(LiveGeometry::new(geo)),
             shards: (0..SHARDS).map(|_| shard()).collect(),
             limit,
             blocks: AtomicUsize::new(0),
@@ -153,6 +153,16 @@ impl Cache {
     /// Sizes and places.
     pub fn geometry(&self) -> &Geometry {
         &self.geo
+    }
+
+    /// The same, to be kept: it follows when the file system grows.
+    pub fn live_geometry(&self) -> Arc<LiveGeometry> {
+        self.geo.clone()
+    }
+
+    /// Corrects the geometry, before anybody else has a part in it.
+    pub(crate) fn set_geometry(&mut self, geo: Geometry) {
+        self.geo = Arc::new(LiveGeometry::new(geo));
     }
 
     /// The device below.

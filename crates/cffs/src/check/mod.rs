@@ -33,9 +33,12 @@ use crate::error::{Error, Result};
 use crate::format::log::{LOG_HEADER_AREA, LOG_HEADER_SIZE, LogHeader};
 use crate::format::superblock::{INCOMPAT_EXTERNAL_LOG, State};
 use crate::format::system::Counters;
-use crate::format::{BlockAddr, BlockId, BlockKind, Geometry, Ino, QuotaKind, ROOT_INO, Superblock};
+use crate::format::{
+    BlockAddr, BlockId, BlockKind, Corrupt, Geometry, Ino, QuotaKind, ROOT_INO, Superblock, verify_block,
+};
 use crate::journal::recovery::replay;
 use crate::mkfs::{backup_ags, read_superblock, read_superblock_copy};
+use cffs_buf::AlignedBuf;
 use claims::{Claims, Conflict, FIXED};
 use inodes::Register;
 use quota::Quotas;
@@ -75,6 +78,7 @@ pub fn check(
     let g = Geometry::new(&sb)?;
     let mut first = Checker::new(&*dev, sb.clone(), g, options.max_problems, Vec::new(), progress);
     let (view, replayed) = first.replayed_view(&dev, log_dev.as_ref())?;
+    let g = size_by_counters(&*view, g);
     let (problems, started) = (first.problems, Instant::now());
 
     let mut ck = Checker::new(&*view, sb.clone(), g, options.max_problems, Vec::new(), progress);
@@ -109,6 +113,18 @@ pub fn check(
         layout: ck.layout,
         phases: ck.phases,
     })
+}
+
+/// The geometry with the size that the counters tell, which is smaller than the superblock's while the file system grows.
+/// What is wrong with them is found later.
+fn size_by_counters(dev: &dyn Device, g: Geometry) -> Geometry {
+    let mut block = AlignedBuf::zeroed(g.block_size());
+    let id = BlockId { kind: BlockKind::Counters, addr: g.counters_block(), owner: 0 };
+    let read = dev.read_at(IoKind::Meta, id.addr << g.block_shift, &mut block);
+    if read.is_err() || verify_block(&block, g.fsid, id).is_err() {
+        return g;
+    }
+    g.of_counters(&Counters::decode(&block)).unwrap_or(g)
 }
 
 /// Everything that the phases share.
@@ -249,7 +265,14 @@ impl<'a> Checker<'a> {
         }
         let addr = self.g.counters_block();
         let counters = match self.reader.meta(BlockId { kind: BlockKind::Counters, addr, owner: 0 }) {
-            Ok(block) => Some(Counters::decode(&block)),
+            Ok(block) => {
+                let counters = Counters::decode(&block);
+                let size = Geometry::new(&self.sb).and_then(|g| g.of_counters(&counters));
+                if let Err(Corrupt(what)) = size {
+                    self.problems.add(Class::CounterBlocks, || "counters".into(), || what);
+                }
+                Some(counters)
+            }
             Err(what) => {
                 self.problems.add(Class::CountersBlock, || "counters".into(), || what);
                 None
@@ -265,8 +288,10 @@ impl<'a> Checker<'a> {
     }
 
     fn check_superblock_copies(&mut self) {
-        for ag in backup_ags(&self.g) {
-            let wrong = match read_superblock_copy(self.dev, &self.g, ag) {
+        // Where they are follows from the superblock, also while the file system grows.
+        let g = Geometry::new(&self.sb).unwrap_or(self.g);
+        for ag in backup_ags(&g) {
+            let wrong = match read_superblock_copy(self.dev, &g, ag) {
                 Err(e) => Some(e.to_string()),
                 Ok(copy) => {
                     let sb = &self.sb;
@@ -278,6 +303,8 @@ impl<'a> Checker<'a> {
                         compat: copy.compat,
                         ro_compat: copy.ro_compat,
                         reserve_bp: copy.reserve_bp,
+                        // Growing writes the copies first, and may have got no further.
+                        total_blocks: copy.total_blocks.max(sb.total_blocks),
                         mount_count: copy.mount_count,
                         mounted: copy.mounted,
                         ..sb.clone()

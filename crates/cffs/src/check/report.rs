@@ -38,6 +38,8 @@ classes! {
     CounterInodes = "counter-inodes",
     /// The number of initialized allocation groups is impossible.
     CounterGroups = "counter-groups",
+    /// The size that the counters are for is impossible.
+    CounterBlocks = "counter-blocks",
     /// The header of an allocation group is damaged.
     GroupHeader = "group-header",
     /// The number of free fragments in the header of an allocation group is wrong.

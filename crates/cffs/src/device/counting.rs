@@ -412,6 +412,14 @@ impl<D: Device> Device for CountingDevice<D> {
         result
     }
 
+    fn can_discard(&self) -> bool {
+        self.inner.can_discard()
+    }
+
+    fn grow(&self, len: Option<u64>) -> io::Result<u64> {
+        self.inner.grow(len)
+    }
+
     fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
         add(&self.discards, 1);
         add(&self.discard_bytes, len);

@@ -169,6 +169,14 @@ impl Device for FailingDevice {
         self.inner.flush()
     }
 
+    fn can_discard(&self) -> bool {
+        self.inner.can_discard()
+    }
+
+    fn grow(&self, len: Option<u64>) -> io::Result<u64> {
+        self.inner.grow(len)
+    }
+
     fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
         self.check(Operation::Discard, None, Some((offset, len)))?;
         self.inner.discard(offset, len)

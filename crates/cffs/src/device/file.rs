@@ -564,6 +564,29 @@ impl Device for FileDevice {
         retry_on_intr(|| fdatasync(&self.file)).map_err(|e| explain(&self.path, "flush", e))
     }
 
+    fn can_discard(&self) -> bool {
+        !self.read_only && self.can_discard.load(Ordering::Relaxed)
+    }
+
+    fn grow(&self, len: Option<u64>) -> io::Result<u64> {
+        if self.read_only {
+            return Ok(self.len());
+        }
+        let (have, want) = (self.actual_len()?, len.unwrap_or(0));
+        if want > have && self.block_device {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                format!("{}: the device has {have} bytes, {want} are not possible", self.path.display()),
+            ));
+        }
+        if want > have {
+            retry_on_intr(|| rustix::fs::ftruncate(&self.file, want))
+                .map_err(|e| explain(&self.path, format_args!("cannot make it {want} bytes long"), e))?;
+        }
+        self.len.fetch_max(have.max(want), Ordering::AcqRel);
+        Ok(self.len())
+    }
+
     fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
         if self.read_only || !self.can_discard.load(Ordering::Relaxed) {
             return Ok(());

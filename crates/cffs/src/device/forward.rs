@@ -31,6 +31,12 @@ macro_rules! forward {
             fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
                 (**self).discard(offset, len)
             }
+            fn can_discard(&self) -> bool {
+                (**self).can_discard()
+            }
+            fn grow(&self, len: Option<u64>) -> io::Result<u64> {
+                (**self).grow(len)
+            }
             fn read_only(&self) -> bool {
                 (**self).read_only()
             }

@@ -181,6 +181,11 @@ impl Device for MemoryDevice {
         Ok(())
     }
 
+    fn grow(&self, len: Option<u64>) -> io::Result<u64> {
+        self.len.fetch_max(len.unwrap_or(0), Ordering::AcqRel);
+        Ok(self.len())
+    }
+
     fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
         if let Some((offset, len)) = clip_discard(self.len(), self.sector, offset, len) {
             self.zero(offset, len);

@@ -75,6 +75,21 @@ pub trait Device: Send + Sync {
     fn flush(&self) -> io::Result<()>;
     /// Tells the device that a range is no longer used; its content is undefined afterwards. A hint: may do nothing.
     fn discard(&self, offset: u64, len: u64) -> io::Result<()>;
+    /// Whether [`Device::discard`] does something, as far as that is known.
+    fn can_discard(&self) -> bool {
+        true
+    }
+    /// Takes note of the size that a device below has by now; a regular file that has fewer than `len` bytes is made that
+    /// long first. Returns the size, which never becomes smaller. Fails if the device cannot become that long.
+    fn grow(&self, len: Option<u64>) -> io::Result<u64> {
+        match len {
+            Some(len) if len > self.len() => Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                format!("the device has {} bytes, {len} are not possible", self.len()),
+            )),
+            _ => Ok(self.len()),
+        }
+    }
     /// True for a device that cannot be written.
     fn read_only(&self) -> bool {
         false

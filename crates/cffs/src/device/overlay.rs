@@ -156,6 +156,10 @@ impl Device for OverlayDevice {
     }
 
     /// Nothing to do: the device below may not be touched, and what is discarded may read as anything.
+    fn can_discard(&self) -> bool {
+        false
+    }
+
     fn discard(&self, _offset: u64, _len: u64) -> io::Result<()> {
         Ok(())
     }

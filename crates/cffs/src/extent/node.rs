@@ -84,6 +84,8 @@ pub(super) fn read(cache: &Cache, ino: Ino, addr: BlockAddr, level: u16, lo: u64
     }
     let buf = cache.read_meta(BlockId { kind: BlockKind::ExtentNode, addr, owner: ino })?;
     let block = buf.read();
+    // It may tell of a part that was added to the file system just before.
+    let g = cache.geometry();
     let (found, n) = node_header(&block)?;
     if found != level {
         return bad(format!("level {found} where {level} belongs"));

@@ -209,6 +209,38 @@ impl Geometry {
     pub fn contains(&self, frag: FragAddr, len: u64) -> bool {
         frag.checked_add(len).is_some_and(|end| end <= self.total_frags())
     }
+    /// The same with another size.
+    pub fn with_size(&self, total_blocks: u64) -> Geometry {
+        Geometry { total_blocks, ag_count: total_blocks.div_ceil(self.ag_blocks), ..*self }
+    }
+    /// The geometry whose free space the counters describe: theirs is the size that counts while the superblock, which
+    /// is written first, already tells of a larger one.
+    pub fn of_counters(&self, counters: &super::system::Counters) -> Result<Geometry, Corrupt> {
+        if counters.blocks == 0 || counters.blocks == self.total_blocks {
+            return Ok(*self);
+        }
+        let g = self.with_size(counters.blocks);
+        let bad = counters.blocks > self.total_blocks
+            || g.ag_len(g.ag_count - 1) < g.ag_header_blocks() + 1
+            || g.sys_start + g.sys_blocks() > g.total_blocks
+            || g.log_start != 0 && g.log_start + g.log_blocks > g.total_blocks;
+        if bad {
+            let blocks = counters.blocks;
+            return corrupt(format!("counters: {blocks} blocks, the superblock says {}", self.total_blocks));
+        }
+        Ok(g)
+    }
+    /// How many of so many blocks a file system with these allocation groups can use: a last group that has no room for
+    /// its header and a group of blocks is left out.
+    pub fn usable_blocks(&self, blocks: u64) -> u64 {
+        let blocks = blocks.min((1 << 63) >> self.block_shift);
+        let tail = blocks % self.ag_blocks;
+        if blocks > self.ag_blocks && tail < self.ag_header_blocks() + self.group_blocks() {
+            blocks - tail
+        } else {
+            blocks
+        }
+    }
     /// Default size of an allocation group in blocks for a file system of this size.
     pub fn default_ag_blocks(total_blocks: u64, block_shift: u32, frag_shift: u32, group_shift: u32) -> u64 {
         let group_blocks = 1u64 << (group_shift - block_shift);
@@ -218,5 +250,88 @@ impl Geometry {
         let one_gib = (1u64 << 30) >> block_shift;
         let want = (total_blocks / 8).clamp((16 << 20) >> block_shift, one_gib).min(most);
         (want / group_blocks).max(1) * group_blocks
+    }
+}
+
+/// The geometry of a file system that may grow while it is in use: dereferences to the current one, which only ever
+/// becomes larger.
+///
+/// Growing happens a few times in the life of a mount, looking all the time, from every thread: so what was current once
+/// stays readable, and a look costs one load.
+pub struct LiveGeometry {
+    first: Step,
+}
+
+struct Step {
+    geometry: Geometry,
+    next: std::sync::OnceLock<Box<Step>>,
+}
+
+impl LiveGeometry {
+    /// Starts with this one.
+    pub fn new(geometry: Geometry) -> LiveGeometry {
+        LiveGeometry { first: Step { geometry, next: std::sync::OnceLock::new() } }
+    }
+
+    fn last(&self) -> &Step {
+        let mut step = &self.first;
+        while let Some(next) = step.next.get() {
+            step = next;
+        }
+        step
+    }
+
+    /// From now on the file system has this size. Who calls sees to it that nobody else does at the same time.
+    pub(crate) fn grow(&self, total_blocks: u64) {
+        let last = self.last();
+        debug_assert!(total_blocks > last.geometry.total_blocks);
+        let geometry = last.geometry.with_size(total_blocks);
+        let _ = last.next.set(Box::new(Step { geometry, next: std::sync::OnceLock::new() }));
+    }
+}
+
+impl std::ops::Deref for LiveGeometry {
+    type Target = Geometry;
+    #[inline]
+    fn deref(&self) -> &Geometry {
+        &self.last().geometry
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::MemoryDevice;
+    use crate::mkfs::{MkfsOptions, plan};
+
+    fn geometry() -> Geometry {
+        Geometry::new(&plan(&MemoryDevice::new(40 << 20), None, &MkfsOptions::default()).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn a_live_geometry_follows_and_what_was_seen_stays() {
+        let live = LiveGeometry::new(geometry());
+        let before: &Geometry = &live;
+        let total = before.total_blocks;
+        live.grow(total + 100);
+        live.grow(3 * total);
+        assert_eq!((before.total_blocks, live.total_blocks), (total, 3 * total));
+        assert_eq!(live.ag_count, (3 * total).div_ceil(live.ag_blocks));
+    }
+
+    #[test]
+    fn a_tail_without_room_for_a_group_is_left_out() {
+        let g = geometry();
+        let least = g.ag_header_blocks() + g.group_blocks();
+        let even = 3 * g.ag_blocks;
+        for (blocks, usable) in [
+            (even, even),
+            (even + 1, even),
+            (even + least - 1, even),
+            (even + least, even + least),
+            (u64::MAX, (1 << 63) >> g.block_shift),
+        ] {
+            assert_eq!(g.usable_blocks(blocks), usable, "{blocks}");
+        }
     }
 }

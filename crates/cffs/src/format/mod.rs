@@ -16,7 +16,7 @@ pub mod system;
 pub mod table;
 
 pub use extent::Extent;
-pub use geometry::Geometry;
+pub use geometry::{Geometry, LiveGeometry};
 pub use inode::{FileType, Inode, InodeFormat};
 pub use quota::{QuotaKind, QuotaRecord};
 pub use superblock::Superblock;

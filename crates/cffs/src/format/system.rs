@@ -10,6 +10,11 @@ pub const COUNT_INODES: usize = META_HEADER_SIZE + 8;
 pub const COUNT_AGS: usize = META_HEADER_SIZE + 16;
 /// Offset of the head of the orphan list (`u64` inode number, 0 if empty).
 pub const ORPHAN_HEAD: usize = META_HEADER_SIZE + 24;
+/// Offset of the size of the file system in blocks (`u64`), as the other counters and the bitmaps have it. Differs from
+/// the superblock's while the file system grows; 0 means the superblock's.
+pub const COUNT_BLOCKS: usize = META_HEADER_SIZE + 32;
+/// Bytes of all counters, from [`COUNT_FREE_FRAGS`] on.
+pub const COUNTERS_LEN: usize = 40;
 
 /// The counters, decoded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -22,6 +27,8 @@ pub struct Counters {
     pub ags: u64,
     /// First orphan.
     pub orphan_head: u64,
+    /// Size of the file system in blocks that the free space is counted for; 0: the superblock's.
+    pub blocks: u64,
 }
 
 impl Counters {
@@ -32,12 +39,14 @@ impl Counters {
             inodes: get_u64(block, COUNT_INODES),
             ags: get_u64(block, COUNT_AGS),
             orphan_head: get_u64(block, ORPHAN_HEAD),
+            blocks: get_u64(block, COUNT_BLOCKS),
         }
     }
-    /// The 32 bytes that stand from [`COUNT_FREE_FRAGS`] on.
-    pub fn encode(&self) -> [u8; 32] {
-        let mut b = [0; 32];
-        for (i, v) in [self.free_frags, self.inodes, self.ags, self.orphan_head].into_iter().enumerate() {
+    /// The bytes that stand from [`COUNT_FREE_FRAGS`] on.
+    pub fn encode(&self) -> [u8; COUNTERS_LEN] {
+        let mut b = [0; COUNTERS_LEN];
+        let words = [self.free_frags, self.inodes, self.ags, self.orphan_head, self.blocks];
+        for (i, v) in words.into_iter().enumerate() {
             b[i * 8..i * 8 + 8].copy_from_slice(&v.to_le_bytes());
         }
         b

@@ -10,6 +10,7 @@ pub mod api;
 mod attr;
 mod create;
 mod data;
+mod grow;
 mod link;
 mod mount;
 mod namei;
@@ -22,6 +23,7 @@ mod rename;
 mod tests;
 
 pub use api::*;
+pub use grow::Grown;
 pub use quota::{QuotaGrace, QuotaLimits, QuotaMismatch, QuotaStatus};
 
 use crate::cache::Cache;
@@ -29,7 +31,7 @@ use crate::device::{CountingDevice, Device};
 use crate::dir::DirCtx;
 use crate::error::{Error, Result};
 use crate::file::FileCtx;
-use crate::format::{Geometry, Ino, Superblock};
+use crate::format::{Geometry, Ino, LiveGeometry, Superblock};
 use crate::inode::{Inodes, Node, NodeState};
 use crate::journal::Journal;
 use crate::placement::Placement;
@@ -46,7 +48,7 @@ pub struct Fs {
     dev: Arc<CountingDevice<Arc<dyn Device>>>,
     log_dev: Option<Arc<CountingDevice<Arc<dyn Device>>>>,
     opts: MountOptions,
-    geo: Geometry,
+    geo: Arc<LiveGeometry>,
     sb: Mutex<Superblock>,
     cache: Arc<Cache>,
     journal: Arc<Journal>,
@@ -62,6 +64,8 @@ pub struct Fs {
     writing_back: Mutex<()>,
     /// One rename that moves a directory at a time: the tree must not change while its ancestors are looked at.
     moving: Mutex<()>,
+    /// One at a time makes the file system larger.
+    resizing: Mutex<()>,
     generation: AtomicU32,
     seed: [u64; 2],
     embeds: bool,

@@ -57,7 +57,7 @@ fn random_u32() -> Result<u32> {
     Ok(u32::from_ne_bytes(b))
 }
 
-fn write_superblock(dev: &dyn Device, sb: &Superblock) -> Result<()> {
+pub(super) fn write_superblock(dev: &dyn Device, sb: &Superblock) -> Result<()> {
     let mut b = AlignedBuf::zeroed(4096.max(dev.sector_size() as usize));
     dev.read_at(IoKind::Super, 0, &mut b)?;
     b[..SUPERBLOCK_SIZE].copy_from_slice(&sb.encode());
@@ -112,10 +112,14 @@ impl Fs {
             journal::write_header(target, journal::log_place(&sb).0, header)?;
             target.flush()?;
         }
-        let cache = Arc::new(Cache::new(as_dyn(&dev), geo, opts.cache_bytes, opts.prefetch));
+        let mut cache = Cache::new(as_dyn(&dev), geo, opts.cache_bytes, opts.prefetch);
         let counters_id = BlockId { kind: BlockKind::Counters, addr: geo.counters_block(), owner: 0 };
         let counters_buf = cache.read_meta(counters_id)?;
-        let counters = Counters::decode(&counters_buf.read());
+        let mut counters = Counters::decode(&counters_buf.read());
+        // Growing may have been interrupted: the free space is still that of the smaller size.
+        cache.set_geometry(geo.of_counters(&counters)?);
+        let cache = Arc::new(cache);
+        counters.blocks = cache.geometry().total_blocks;
         let space = Arc::new(Space::load(cache.clone(), counters, sb.reserve_bp)?);
         let log_dyn = log_dev.as_ref().map(as_dyn);
         let journal = Arc::new(Journal::new(cache.clone(), log_dyn, &sb, header, opts.metadata));
@@ -125,7 +129,7 @@ impl Fs {
             journal.reserve_for_records(quota::LOG_BYTES);
         }
         journal.connect(Box::new(Hook { space: space.clone(), quota: quota.clone(), discard }), counters_buf);
-        let placement = Arc::new(Placement::new(space.clone(), geo, &sb));
+        let placement = Arc::new(Placement::new(space.clone(), &sb));
         let chunk = if sb.embeds_inodes() { 1 } else { INODE_CHUNK };
         let inodes = Inodes::load(&cache, chunk, opts.cache_bytes, quota.clone())?;
 
@@ -148,7 +152,7 @@ impl Fs {
             dev,
             log_dev,
             opts: MountOptions { read_only, ..opts },
-            geo,
+            geo: cache.live_geometry(),
             seed: sb.hash_seed,
             embeds: sb.embeds_inodes(),
             sb: Mutex::new(sb),
@@ -162,6 +166,7 @@ impl Fs {
             dirty: Mutex::default(),
             writing_back: Mutex::new(()),
             moving: Mutex::new(()),
+            resizing: Mutex::new(()),
             generation: AtomicU32::new(generation),
             closed: AtomicBool::new(false),
             close_outcome: Mutex::new(None),
@@ -177,6 +182,7 @@ impl Fs {
             fs.placement.learn(&st.inode);
         }
         if !read_only {
+            fs.finish_growth()?;
             fs.count_quotas_if_needed()?;
             fs.reclaim_orphans(counters.orphan_head)?;
         }

@@ -19,7 +19,7 @@ use crate::cache::{AddrMap, BufRef, Cache};
 use crate::dir::DirPlacer;
 use crate::error::Result;
 use crate::format::extent::EXTENT_LEN_MAX;
-use crate::format::{BlockAddr, FragAddr, Geometry, Ino, Inode, ROOT_INO, Superblock};
+use crate::format::{BlockAddr, FragAddr, Ino, Inode, LiveGeometry, ROOT_INO, Superblock};
 use crate::space::{Run, Space};
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -55,7 +55,7 @@ struct Table {
 /// Placement of one mounted file system.
 pub struct Placement {
     space: Arc<Space>,
-    geo: Geometry,
+    geo: Arc<LiveGeometry>,
     grouping: bool,
     dirs_with_data: bool,
     table: Mutex<Table>,
@@ -70,7 +70,8 @@ pub struct Placed {
 
 impl Placement {
     /// The policy that the superblock asks for.
-    pub fn new(space: Arc<Space>, geo: Geometry, sb: &Superblock) -> Placement {
+    pub fn new(space: Arc<Space>, sb: &Superblock) -> Placement {
+        let geo = space.live_geometry();
         let dirs_with_data = sb.compat & crate::format::superblock::COMPAT_DIRS_WITH_DATA != 0;
         Placement { space, geo, grouping: sb.groups_files(), dirs_with_data, table: Mutex::default() }
     }

@@ -13,7 +13,7 @@ fn a_block_in_which_another_file_has_a_part_is_not_taken_for_fresh() {
     let (fpb, fs) = (g.frags_per_block(), g.frag_size());
     assert!(fpb >= 4);
     let cache = f.journal.cache();
-    let p = Placement::new(f.space.clone(), g, &f.sb);
+    let p = Placement::new(f.space.clone(), &f.sb);
     let mut fresh = Vec::new();
     let first = p.place_small(ROOT_INO, fpb, Some(cache), &mut fresh).unwrap().unwrap().run;
     assert_eq!(fresh.len(), 1, "a whole block of a free group");

@@ -95,6 +95,12 @@ impl FreeSet {
         }
     }
 
+    /// The allocation group now has so many fragments; those added are not free yet.
+    pub fn extend(&mut self, frags: u32) {
+        self.groups.len = frags >> self.groups.shift;
+        self.groups.words.resize((self.groups.len as usize).div_ceil(64), 0);
+    }
+
     /// Takes `start..start + len` out. False, and nothing done, unless all of it is free.
     #[must_use]
     pub fn take(&mut self, start: u32, len: u32) -> bool {

@@ -11,7 +11,7 @@ use crate::format::{BlockId, BlockKind, Corrupt, FragAddr, Geometry, get_u64, pu
 use crate::journal::Txn;
 use parking_lot::Mutex;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 enum State {
     Unloaded,
@@ -31,7 +31,8 @@ struct Blocks {
 pub(super) struct Group {
     ag: u64,
     start: FragAddr,
-    frags: u64,
+    /// Becomes larger when the file system grows and this is its last group.
+    frags: AtomicU64,
     state: Mutex<State>,
     blocks: Mutex<Blocks>,
     /// Nothing of the group is on the device yet.
@@ -43,7 +44,7 @@ impl Group {
         Group {
             ag,
             start: g.frag_of_block(g.ag_start(ag)),
-            frags: ag_frags(g, ag),
+            frags: AtomicU64::new(ag_frags(g, ag)),
             state: Mutex::new(State::Unloaded),
             blocks: Mutex::default(),
             virgin: AtomicBool::new(virgin),
@@ -61,7 +62,11 @@ impl Group {
 
     /// First fragment after the group.
     pub fn end(&self) -> FragAddr {
-        self.start + self.frags
+        self.start + self.frags()
+    }
+
+    fn frags(&self) -> u64 {
+        self.frags.load(Ordering::Acquire)
     }
 
     pub fn is_virgin(&self) -> bool {
@@ -70,7 +75,7 @@ impl Group {
 
     /// Part of a range of fragments that lies in this group, as offsets.
     pub fn clip(&self, range: &Range<FragAddr>) -> Range<u32> {
-        let clip = |f: FragAddr| f.clamp(self.start, self.start + self.frags) - self.start;
+        let clip = |f: FragAddr| f.clamp(self.start, self.end()) - self.start;
         clip(range.start) as u32..clip(range.end) as u32
     }
 
@@ -100,7 +105,7 @@ impl Group {
         let mut extents: Vec<(u32, u32)> = Vec::new();
         let fixed = fixed_ranges(g, self.ag);
         if self.is_virgin() {
-            let starts = fixed.iter().map(|r| r.start).chain([self.frags]);
+            let starts = fixed.iter().map(|r| r.start).chain([self.frags()]);
             let ends = [0].into_iter().chain(fixed.iter().map(|r| r.end));
             extents.extend(ends.zip(starts).filter(|(s, e)| s < e).map(|(s, e)| (s as u32, e as u32)));
         } else {
@@ -121,7 +126,7 @@ impl Group {
             }
             let damaged =
                 |what: &str| Error::Corrupt(Corrupt(format!("bitmap of allocation group {}: {what}", self.ag)));
-            if extents.last().is_some_and(|e| u64::from(e.1) > self.frags) {
+            if extents.last().is_some_and(|e| u64::from(e.1) > self.frags()) {
                 return Err(damaged("fragments beyond the end of the group are marked free"));
             }
             for r in fixed {
@@ -137,7 +142,7 @@ impl Group {
             }
         }
         let frag_shift = g.frag_shift;
-        Ok(FreeSet::new(self.frags as u32, g.group_shift - frag_shift, &extents))
+        Ok(FreeSet::new(self.frags() as u32, g.group_shift - frag_shift, &extents))
     }
 
     fn read_bitmap(&self, cache: &Cache, index: u64) -> Result<BufRef> {
@@ -225,6 +230,29 @@ impl Group {
         let free = ag_free(&edit);
         let free = if used { free.saturating_sub(run.len) } else { free.saturating_add(run.len) };
         put_u64(edit.range(AG_FREE_FRAGS, 8), 0, free);
+        Ok(held)
+    }
+
+    /// Makes the last group longer, up to the fragment `end`: what is added becomes free. `publish` tells everybody else
+    /// of the new size; until it has returned, nobody allocates here. An error leaves everything as it was. True if the
+    /// group holds blocks since now.
+    pub fn extend(&self, txn: &Txn<'_>, end: FragAddr, publish: impl FnOnce()) -> Result<bool> {
+        let mut state = self.state.lock();
+        if let State::Damaged(c) = &*state {
+            return Err(Error::Corrupt(c.clone()));
+        }
+        let (old, new) = (self.frags(), end - self.start);
+        let held =
+            if self.is_virgin() { false } else { self.mark(txn, Run { start: self.end(), len: new - old }, false)? };
+        publish();
+        self.frags.store(new, Ordering::Release);
+        // One that is not loaded yet will find the new part in the bitmap, or in what a virgin group has.
+        if let State::Ready(set) = &mut *state {
+            set.extend(new as u32);
+            if !set.insert(old as u32, (new - old) as u32) {
+                tracing::error!("allocation group {}: free beyond its end", self.ag);
+            }
+        }
         Ok(held)
     }
 

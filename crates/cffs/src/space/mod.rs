@@ -12,6 +12,7 @@
 
 mod free_set;
 mod group;
+mod grow;
 pub mod layout;
 pub mod run;
 #[cfg(test)]
@@ -24,14 +25,14 @@ use crate::error::{Error, Result};
 use crate::format::extent::EXTENT_LEN_MAX;
 use crate::format::log::RECORD_HEADER;
 use crate::format::system::Counters;
-use crate::format::{BlockAddr, Corrupt, FragAddr, Geometry};
+use crate::format::{BlockAddr, Corrupt, FragAddr, LiveGeometry};
 use crate::journal::Txn;
 use group::Group;
 use parking_lot::{Mutex, RwLock};
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// Groups from the goal on that are searched for all that is wanted before an unused group is opened.
 const NEAR_GROUPS: usize = 8;
@@ -53,11 +54,12 @@ struct Books {
 /// The free space of a file system.
 pub struct Space {
     cache: Arc<Cache>,
-    g: Geometry,
+    g: Arc<LiveGeometry>,
     groups: RwLock<AddrMap<u64, Arc<Group>>>,
     books: Mutex<Books>,
-    /// Fragments that only privileged users get.
-    root_reserve: u64,
+    /// Fragments that only privileged users get, and their share of the whole in 1/10,000.
+    root_reserve: AtomicU64,
+    reserve_bp: AtomicU32,
     /// Groups that are on the device or open in memory; the one after them is the next to be opened.
     open: AtomicU64,
     /// Where a search beyond the near groups last succeeded, and the next one begins.
@@ -72,7 +74,7 @@ impl Space {
     ///
     /// `reserve_bp` is the share of the whole that only privileged users get, in 1/10,000.
     pub fn load(cache: Arc<Cache>, counters: Counters, reserve_bp: u32) -> Result<Space> {
-        let g = *cache.geometry();
+        let g = cache.live_geometry();
         if counters.free_frags > g.total_frags() {
             let what = format!("counters: {} of {} fragments free", counters.free_frags, g.total_frags());
             return Err(Corrupt(what).into());
@@ -85,18 +87,25 @@ impl Space {
             let what = format!("superblock: allocation groups of {} blocks are too large", g.ag_blocks);
             return Err(Corrupt(what).into());
         }
-        let root_reserve = u128::from(g.total_frags()) * u128::from(reserve_bp.min(10_000)) / 10_000;
-        Ok(Space {
+        let space = Space {
             cache,
             g,
             groups: RwLock::default(),
             books: Mutex::new(Books { available: counters.free_frags, reserved: 0, pending: 0, committed: counters }),
-            root_reserve: root_reserve as u64,
+            root_reserve: AtomicU64::new(0),
+            reserve_bp: AtomicU32::new(0),
             open: AtomicU64::new(counters.ags),
             roam: AtomicU64::new(0),
             init: Mutex::default(),
             held: Mutex::default(),
-        })
+        };
+        space.set_root_reserve(reserve_bp);
+        Ok(space)
+    }
+
+    /// Sizes and places, to be kept.
+    pub(crate) fn live_geometry(&self) -> Arc<LiveGeometry> {
+        self.g.clone()
     }
 
     /// The group, which is below `open` or next to be opened.
@@ -416,7 +425,7 @@ impl Space {
     /// Promises `n` fragments. Unprivileged callers leave the reserve alone.
     pub fn reserve(&self, n: u64, privileged: bool) -> Result<()> {
         let books = &mut *self.books.lock();
-        let kept = if privileged { 0 } else { self.root_reserve };
+        let kept = if privileged { 0 } else { self.root_reserve() };
         let taken = books.reserved.saturating_add(kept).saturating_add(n);
         if taken > books.available {
             return Err(Error::NoSpace);
@@ -449,7 +458,7 @@ impl Space {
 
     /// Fragments kept for privileged users.
     pub fn root_reserve(&self) -> u64 {
-        self.root_reserve
+        self.root_reserve.load(Ordering::Relaxed)
     }
 
     /// Fragments that become allocatable with the next commits.

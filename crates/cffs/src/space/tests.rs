@@ -1,6 +1,7 @@
 use super::*;
 use crate::device::Device;
 use crate::device::MemoryDevice;
+use crate::format::Geometry;
 use crate::format::ag::{BITMAP_BITS, ag_free};
 use crate::format::system::{COUNT_FREE_FRAGS, Counters};
 use crate::format::{BlockId, BlockKind, Superblock, get_u64};

@@ -8,7 +8,7 @@ use crate::format::dirblock::{
 use crate::format::dirindex::{BUCKET_COUNT, BUCKET_NUMBER, PAIR_SIZE, bucket_of, name_hash};
 use crate::format::extent::{Child, Extent, node_entry, set_node_header};
 use crate::format::geometry::INODE_SLOT_SIZE;
-use crate::format::system::{COUNT_FREE_FRAGS, Counters};
+use crate::format::system::{COUNT_FREE_FRAGS, COUNTERS_LEN, Counters};
 use crate::format::table::{LOCATOR_SIZE, Location, TABLE_LBLOCK, TABLE_USED, TableShape, encode_count};
 use crate::format::*;
 use crate::mkfs::{MkfsOptions, mkfs};
@@ -345,7 +345,7 @@ impl Image {
             let c = Counters::decode(b);
             let new =
                 Counters { free_frags: c.free_frags - taken, inodes: 1 + 11 + FILE_COUNT, orphan_head: ORPHAN, ..c };
-            b[COUNT_FREE_FRAGS..COUNT_FREE_FRAGS + 32].copy_from_slice(&new.encode());
+            b[COUNT_FREE_FRAGS..COUNT_FREE_FRAGS + COUNTERS_LEN].copy_from_slice(&new.encode());
         });
     }
 }

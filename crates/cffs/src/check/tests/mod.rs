@@ -7,7 +7,7 @@ use crate::format::dirblock::{DIR_LBLOCK, DIR_NAMES, Plain, entries, find, remov
 use crate::format::dirindex::{BUCKET_COUNT, BUCKET_FLAGS, BUCKET_NUMBER, name_hash};
 use crate::format::extent::{Child, node_entry, set_node_header};
 use crate::format::geometry::INODE_SLOT_SIZE;
-use crate::format::system::{COUNT_AGS, COUNT_FREE_FRAGS, COUNT_INODES, ORPHAN_HEAD};
+use crate::format::system::{COUNT_AGS, COUNT_BLOCKS, COUNT_FREE_FRAGS, COUNT_INODES, ORPHAN_HEAD};
 use crate::format::table::{LOCATOR_SIZE, Location, TABLE_LBLOCK, TABLE_USED};
 use crate::format::*;
 use crate::mkfs::{MkfsOptions, mkfs, write_superblock};
@@ -120,6 +120,9 @@ fn damage_of_system_structures_is_found() {
     expect("groups", Class::CounterGroups, counters(COUNT_AGS, 0));
     expect("groups", Class::CounterGroups, counters(COUNT_AGS, 1 << 60));
     expect("groups", Class::GroupHeader, counters(COUNT_AGS, 2));
+    // More than the superblock has, and a last group without room for its header.
+    expect("size", Class::CounterBlocks, counters(COUNT_BLOCKS, 1 << 50));
+    expect("size", Class::CounterBlocks, counters(COUNT_BLOCKS, 1));
     expect("system inode", Class::SystemInode, |i| {
         let (addr, at) = i.g.system_inode(USER_QUOTA_INO);
         i.edit(addr, |b| b[at] = 99);

@@ -1,0 +1,77 @@
+//! Growing a mounted file system.
+//!
+//! Three steps, each durable before the next: the device is longer; the superblock and its copies say so; the free space
+//! is that of the new size, which is a transaction (see `space::grow`). Until that, the size in the counters is what
+//! counts, so a crash anywhere leaves a whole file system of one size or the other, and a mount goes on with the last step.
+
+use super::mount::write_superblock;
+use super::{Error, Fs, Result, Superblock};
+use crate::device::Device;
+use crate::format::Geometry;
+use crate::format::superblock::State;
+use crate::mkfs;
+
+/// What growing came to, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Grown {
+    /// Size of the file system before.
+    pub from: u64,
+    /// Size of the file system after.
+    pub to: u64,
+}
+
+impl Fs {
+    /// Makes the file system larger, while it is in use: so large as the device is by now, or `size` bytes, for which an
+    /// image in a regular file is made longer if it has to be. A rest that is too small for the header of an allocation
+    /// group stays unused, so the result may be a little smaller than what was asked for, or nothing may be gained.
+    ///
+    /// Fails with [`Error::Invalid`] if that would make it smaller, [`Error::ReadOnly`] if it cannot be written; errors of
+    /// the device are passed on. After an error the file system has its old size, or one in between.
+    pub fn grow(&self, size: Option<u64>) -> Result<Grown> {
+        self.writable()?;
+        let _one = self.resizing.lock();
+        let from = self.geo.total_bytes();
+        if let Some(size) = size.filter(|size| *size < from) {
+            return Error::invalid(format!("the file system has {from} bytes and cannot shrink to {size}"));
+        }
+        let device = self.dev.grow(None)?;
+        let usable = |bytes: u64| self.geo.usable_blocks(bytes >> self.geo.block_shift);
+        let mut total = usable(size.unwrap_or(device));
+        if total << self.geo.block_shift > device {
+            total = total.min(usable(self.dev.grow(Some(total << self.geo.block_shift))?));
+        }
+        if total > self.geo.total_blocks {
+            self.announce_size(total)?;
+            self.finish_growth()?;
+            self.journal.commit()?;
+        }
+        Ok(Grown { from, to: self.geo.total_bytes() })
+    }
+
+    /// Writes the superblock and its copies with a new size.
+    fn announce_size(&self, total_blocks: u64) -> Result<()> {
+        // A file system made before the counters had the size gets it there first: then it counts.
+        self.journal.commit()?;
+        let mut sb = self.sb.lock();
+        let new = Superblock { total_blocks, ..sb.clone() };
+        let g = Geometry::new(&new)?;
+        // The device is durably that long, the copies are there, and then it is said.
+        for ag in mkfs::backup_ags(&g) {
+            mkfs::write_superblock(&*self.dev, &g, &Superblock { copy: ag, state: State::Clean, ..new.clone() })?;
+        }
+        self.dev.flush()?;
+        write_superblock(&*self.dev, &new)?;
+        *sb = new;
+        Ok(())
+    }
+
+    /// Brings the free space up to the size that the superblock tells.
+    pub(super) fn finish_growth(&self) -> Result<()> {
+        let total = self.sb.lock().total_blocks;
+        if total > self.geo.total_blocks {
+            tracing::info!("growing from {} to {total} blocks", self.geo.total_blocks);
+            self.space.grow(&self.journal, total)?;
+        }
+        Ok(())
+    }
+}

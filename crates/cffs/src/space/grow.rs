@@ -1,0 +1,97 @@
+//! Growing: more fragments behind the last one, while everything goes on.
+//!
+//! What is added is one transaction: the size in the counters, the free fragments, and where the last allocation group was
+//! shortened by the old end, the bits behind that end, which its bitmap has as used. Groups behind it are virgin, so there
+//! is nothing to write for them. The bits of a long group take several transactions, each of which is a size of its own.
+
+use super::Space;
+use super::run::Run;
+use crate::error::Result;
+use crate::journal::{Journal, Txn};
+use std::sync::atomic::Ordering;
+
+/// Most fragments that one transaction adds to a group that is on the device: bounds its log records.
+const STEP_FRAGS: u64 = 1 << 17;
+
+impl Space {
+    /// Makes the file system `total_blocks` long, durable with the next commit. The caller has seen to it that the device
+    /// is that long, that the last allocation group has room for its header, that the superblock tells of it, and that
+    /// nobody else grows it at the same time.
+    pub(crate) fn grow(&self, journal: &Journal, total_blocks: u64) -> Result<()> {
+        loop {
+            if self.g.total_blocks >= total_blocks {
+                return Ok(());
+            }
+            self.prepare_growth()?;
+            let txn = journal.begin(self.log_bytes(STEP_FRAGS))?;
+            self.grow_step(&txn, total_blocks)?;
+        }
+    }
+
+    /// Brings into memory what the next step changes.
+    fn prepare_growth(&self) -> Result<()> {
+        let last = self.g.ag_count - 1;
+        if last < self.open.load(Ordering::Acquire) {
+            let group = self.group(last);
+            // A damaged one is not made larger.
+            group.with(&self.cache, |_| ())?;
+            if !group.is_virgin() && group.end() < self.g.frag_of_block(self.g.ag_start(last) + self.g.ag_blocks) {
+                let held = group.prepare(&self.cache, Run { start: group.end(), len: 1 })?;
+                if held {
+                    self.hold(group);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Grows by what one transaction can take.
+    fn grow_step(&self, txn: &Txn<'_>, total_blocks: u64) -> Result<()> {
+        // Nobody puts a group on the device meanwhile: what a virgin one looks like depends on the size.
+        let _init = self.init.lock();
+        let g = **self.g;
+        let last = g.ag_count - 1;
+        let end = total_blocks.min(g.ag_start(last) + g.ag_blocks);
+        let whole = |to: u64| {
+            let added = to - g.total_blocks - (g.with_size(to).ag_count - g.ag_count) * g.ag_header_blocks();
+            move || self.enlarge(to, added * g.frags_per_block())
+        };
+        if last >= self.open.load(Ordering::Acquire) || end == g.total_blocks {
+            // Nothing in memory knows the end of the last group, or that group is complete.
+            let groups = self.groups.write();
+            if end == g.total_blocks || !groups.contains_key(&last) {
+                whole(total_blocks)();
+            }
+            return Ok(());
+        }
+        let group = self.group(last);
+        let (to, held) = if group.is_virgin() {
+            (total_blocks, group.extend(txn, g.frag_of_block(end), whole(total_blocks))?)
+        } else {
+            let to = end.min(g.total_blocks + g.block_of_frag(STEP_FRAGS));
+            (to, group.extend(txn, g.frag_of_block(to), whole(to))?)
+        };
+        debug_assert_eq!(self.g.total_blocks, to);
+        if held {
+            self.hold(group);
+        }
+        Ok(())
+    }
+
+    /// The size and the accounts change in one moment: who finds a place in the new part settles it in the new accounts.
+    fn enlarge(&self, total_blocks: u64, free: u64) {
+        let books = &mut *self.books.lock();
+        self.g.grow(total_blocks);
+        books.available += free;
+        books.committed.free_frags += free;
+        books.committed.blocks = total_blocks;
+        self.set_root_reserve(self.reserve_bp.load(Ordering::Relaxed));
+    }
+
+    /// Changes the share of the whole that only privileged users get, in 1/10,000.
+    pub(crate) fn set_root_reserve(&self, reserve_bp: u32) {
+        let share = u128::from(self.g.total_frags()) * u128::from(reserve_bp.min(10_000)) / 10_000;
+        self.reserve_bp.store(reserve_bp, Ordering::Relaxed);
+        self.root_reserve.store(share as u64, Ordering::Relaxed);
+    }
+}
