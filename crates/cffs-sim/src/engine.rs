@@ -232,7 +232,8 @@ impl Engine {
                 Ok(Reply::Done)
             }
             Op::Grow { percent } => {
-                let to = self.setup.made + (self.setup.device - self.setup.made) * u64::from(*percent) / 100;
+                let made = self.setup.made.unwrap_or(self.setup.device);
+                let to = made + (self.setup.device - made) * u64::from(*percent) / 100;
                 if to > fs.geometry().total_bytes() {
                     let grown = fs.grow(Some(to))?;
                     let s = fs.statfs();

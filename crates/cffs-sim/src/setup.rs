@@ -17,8 +17,8 @@ const MIB: u64 = 1 << 20;
 pub struct Setup {
     /// Size of the device in bytes.
     pub device: u64,
-    /// Bytes of the device that mkfs uses.
-    pub made: u64,
+    /// Bytes of the device that mkfs uses; `None`: all.
+    pub made: Option<u64>,
     /// Block, fragment and group size in bytes.
     pub sizes: (u32, u32, u32),
     /// Size of the log in bytes; `None` leaves it to mkfs.
@@ -51,7 +51,7 @@ impl Default for Setup {
     fn default() -> Self {
         Setup {
             device: 48 * MIB,
-            made: 48 * MIB,
+            made: None,
             sizes: (4096, 1024, 64 << 10),
             log: None,
             external_log: false,
@@ -94,7 +94,7 @@ impl Setup {
         Setup {
             sizes,
             device,
-            made: device,
+            made: None,
             log: (pick(2) == 0).then(|| smallest_log(sizes.0)),
             external_log: pick(6) == 0,
             no_embed: n & 1 == 1,
@@ -114,7 +114,7 @@ impl Setup {
     pub fn small(self) -> Setup {
         let log = smallest_log(self.sizes.0);
         let device = (4 * log).max(8 * MIB);
-        Setup { device, made: device, log: Some(log), external_log: false, may_fill: true, ..self }
+        Setup { device, made: None, log: Some(log), external_log: false, may_fill: true, ..self }
     }
 
     /// The same on a device that mkfs takes only a part of, another one for each number, so that it can grow.
@@ -122,7 +122,7 @@ impl Setup {
         let mut rng = fastrand::Rng::with_seed(n ^ 0x6b8);
         let device = self.device * 2;
         let made = self.device / 8 * rng.u64(4..=8) + if rng.bool() { 0 } else { rng.u64(..MIB) };
-        Setup { device, made: made.max(8 * MIB), ..self }
+        Setup { device, made: Some(made.max(8 * MIB)), ..self }
     }
 
     /// The images of a new file system: device, and external log if there is one.
@@ -137,7 +137,7 @@ impl Setup {
             frag_size: Some(self.sizes.1),
             group_size: self.sizes.2,
             log_bytes: self.log,
-            size: Some(self.made),
+            size: self.made,
             uuid: Some(*b"cffs-sim uuid 01"),
             hash_seed: Some([1, 2]),
             no_embed: self.no_embed,

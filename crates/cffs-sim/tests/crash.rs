@@ -47,7 +47,7 @@ fn every_write_of_growing_can_be_the_last() {
     for n in 0..6 {
         // One group, shortened; and a short last one.
         for made in [7 << 20, 21 << 20] {
-            let setup = Setup { made, device: 36 << 20, ..Setup::numbered(n) };
+            let setup = Setup { made: Some(made), device: 36 << 20, ..Setup::numbered(n) };
             let setup = if setup.sizes.0 == 65536 { Setup { sizes: (4096, 1024, 64 << 10), ..setup } } else { setup };
             if let Err(f) = explore(setup, &ops, n, effort, &mut Coverage::default()) {
                 panic!("{setup}\n{f}");
