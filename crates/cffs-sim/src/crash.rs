@@ -17,8 +17,8 @@ use crate::run::{SideBySide, panic_text};
 use crate::setup::{Setup, check, check_unmounted};
 use crate::walk::{Found, read, resolve, walk};
 use cffs::format::{FileType, Ino};
-use cffs::fs::Fs;
 use cffs::fs::api::Caller;
+use cffs::fs::{Fallocate, Fs};
 use fastrand::Rng;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -112,6 +112,8 @@ struct History {
     promises: Vec<Promise>,
     /// Operations that changed a file's times: (operations applied), in order.
     touched: BTreeMap<Id, Vec<usize>>,
+    /// Operations that a crash may leave half done: (operations applied), in order.
+    in_steps: BTreeMap<Id, Vec<usize>>,
     /// Renames of one regular file over another: (operations applied, file).
     replacements: Vec<(usize, Id)>,
 }
@@ -134,6 +136,7 @@ impl History {
             contents: BTreeMap::new(),
             promises: vec![Promise { event: mounted, prefix: 0, op: 0, files: None, mtime: None }],
             touched: BTreeMap::new(),
+            in_steps: BTreeMap::new(),
             replacements: Vec::new(),
         };
         for op in ops {
@@ -160,6 +163,14 @@ impl History {
                 self.ids.insert(key, id);
             }
             if let Some(content) = state.model.find(id).and_then(|i| i.content()) {
+                let steps = match op {
+                    Op::Copy { .. } => true,
+                    Op::Fallocate { what, .. } => matches!(what, Fallocate::Collapse | Fallocate::Insert),
+                    _ => false,
+                };
+                if steps {
+                    self.in_steps.entry(id).or_default().push(done);
+                }
                 let versions = self.contents.entry(id).or_default();
                 if versions.last().is_none_or(|(_, last)| last != content) {
                     versions.push((done, content.clone()));
@@ -246,7 +257,10 @@ impl History {
         let first = all.partition_point(|(op, _)| *op <= low).saturating_sub(1);
         let end = all.partition_point(|(op, _)| *op <= high.max(low)).max(first + 1);
         let versions: Vec<&Content> = all[first..end].iter().map(|(_, c)| c).collect();
-        if !versions.iter().any(|v| v.size() == size) {
+        // Half of a copy, or of a range taken out or put in: a size between, and zeros where something moved away.
+        let steps = self.in_steps.get(&id).is_some_and(|s| s.iter().any(|op| (low + 1..=high).contains(op)));
+        let most = versions.iter().map(|v| v.size()).max().unwrap_or(0);
+        if !versions.iter().any(|v| v.size() == size) && !(steps && size <= most) {
             let sizes: Vec<u64> = versions.iter().map(|v| v.size()).collect();
             return Err(format!("{size} bytes long, must be one of {sizes:?}"));
         }
@@ -262,7 +276,7 @@ impl History {
                 if got.len() != len {
                     return Err(format!("{} bytes read at {from}, must be {len}", got.len()));
                 }
-                own_bytes(&versions, from, &got)?;
+                own_bytes(&versions, from, &got, steps)?;
                 from += len as u64;
             }
             done = done.max(to);
@@ -302,10 +316,10 @@ fn replacement(side: &SideBySide, op: &Op) -> Option<Id> {
     file(to).and(file(from))
 }
 
-/// Checks that every byte is one that a version had at its place.
-fn own_bytes(versions: &[&Content], offset: u64, got: &[u8]) -> Result<(), String> {
-    let mut foreign: Vec<bool> = vec![true; got.len()];
-    let mut left = got.len();
+/// Checks that every byte is one that a version had at its place, or zero where `zeros` may come up.
+fn own_bytes(versions: &[&Content], offset: u64, got: &[u8], zeros: bool) -> Result<(), String> {
+    let mut foreign: Vec<bool> = got.iter().map(|b| !zeros || *b != 0).collect();
+    let mut left = foreign.iter().filter(|f| **f).count();
     let mut was = vec![0; got.len()];
     for (nth, v) in versions.iter().enumerate().rev() {
         let n = v.read(offset, &mut was);

@@ -156,6 +156,16 @@ impl Engine {
                 let data = crate::pattern::bytes(*tag, *offset, *len);
                 fs.write(Caller::ROOT, file.ino, *offset, &data).map(Reply::Written)
             }
+            Op::Fallocate { path, what, offset, len } => {
+                let file = self.resolve(path)?;
+                fs.fallocate(Caller::ROOT, file.ino, *what, *offset, *len)?;
+                fs.getattr(file.ino).map(Reply::File)
+            }
+            Op::Copy { from, to, offset, to_offset, len } => {
+                let (from, to) = (self.resolve(from)?, self.resolve(to)?);
+                let copied = fs.copy_range(Caller::ROOT, from.ino, *offset, to.ino, *to_offset, *len)?;
+                Ok(Reply::Written(copied as usize))
+            }
             Op::Truncate { path, size } => self.setattr(path, |_| SetAttr { size: Some(*size), ..SetAttr::default() }),
             Op::Read { path, offset, len } => {
                 let file = self.resolve(path)?;

@@ -7,6 +7,7 @@ use crate::model::{Body, Id, ROOT};
 use crate::ops::{self, Op, Path, SLOTS, Special};
 use crate::state::State;
 use cffs::format::{FILE_SIZE_MAX, FileType};
+use cffs::fs::Fallocate as Space;
 use cffs::fs::api::RenameFlags;
 use fastrand::Rng;
 
@@ -44,6 +45,8 @@ enum Kind {
     Rename,
     Write,
     Truncate,
+    Fallocate,
+    Copy,
     Read,
     Seek,
     Readdir,
@@ -74,6 +77,8 @@ const MIXED: &[(Kind, u32)] = &[
     (Rename, 8),
     (Write, 16),
     (Truncate, 5),
+    (Fallocate, 6),
+    (Copy, 3),
     (Read, 5),
     (Seek, 1),
     (Readdir, 2),
@@ -115,6 +120,8 @@ const DATA: &[(Kind, u32)] = &[
     (Rename, 2),
     (Write, 30),
     (Truncate, 12),
+    (Fallocate, 16),
+    (Copy, 5),
     (Read, 8),
     (Seek, 2),
     (Fsync, 4),
@@ -133,6 +140,8 @@ const FSYNC: &[(Kind, u32)] = &[
     (Rename, 6),
     (Write, 16),
     (Truncate, 3),
+    (Fallocate, 6),
+    (Copy, 2),
     (Fsync, 16),
     (Fdatasync, 4),
     (Sync, 1),
@@ -313,11 +322,15 @@ impl Generator {
         }
     }
 
-    fn offset(&mut self, path: &Path) -> u64 {
-        let size = match self.state.resolve(path) {
+    fn size(&self, path: &Path) -> u64 {
+        match self.state.resolve(path) {
             Some(Ok(id)) => self.state.model.get(id).content().map_or(0, |c| c.size()),
             _ => 0,
-        };
+        }
+    }
+
+    fn offset(&mut self, path: &Path) -> u64 {
+        let size = self.size(path);
         match self.rng.u32(..20) {
             0..=6 => 0,
             7..=11 => size.min(FILE_SIZE_MAX),
@@ -380,6 +393,26 @@ impl Generator {
                 let path = self.file();
                 let size = if self.chance(3) { 0 } else { self.offset(&path) };
                 Op::Truncate { path, size }
+            }
+            Fallocate => {
+                let path = self.file();
+                let what = ops::FALLOCATE[self.rng.usize(..ops::FALLOCATE.len())].1;
+                let size = self.size(&path);
+                let whole = matches!(what, Space::Collapse | Space::Insert) && !self.chance(10);
+                let (offset, len) = if whole {
+                    let unit = [512, 4096, 65536][self.rng.usize(..3)];
+                    (self.rng.u64(..=(size.min(1 << 30) / unit)) * unit, self.rng.u64(1..5) * unit)
+                } else if what == Space::PunchHole && self.chance(6) {
+                    (self.offset(&path), self.rng.u64(1..1 << 45))
+                } else {
+                    (self.offset(&path), self.length() as u64)
+                };
+                Op::Fallocate { path, what, offset, len }
+            }
+            Copy => {
+                let (from, to) = (self.file(), self.file());
+                let (offset, to_offset) = (self.offset(&from), self.offset(&to));
+                Op::Copy { from, to, offset, to_offset, len: self.length() as u64 }
             }
             Read => {
                 let path = self.file();

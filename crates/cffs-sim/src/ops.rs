@@ -2,6 +2,7 @@
 //!
 //! Operations name files by path, so that leaving some out of a sequence leaves a meaningful sequence.
 
+use cffs::fs::Fallocate;
 use cffs::fs::api::RenameFlags;
 use std::fmt;
 use std::str::FromStr;
@@ -113,6 +114,10 @@ pub enum Op {
     Write { path: Path, offset: u64, len: usize, tag: u64 },
     /// Set the size.
     Truncate { path: Path, size: u64 },
+    /// Change the space of a range.
+    Fallocate { path: Path, what: Fallocate, offset: u64, len: u64 },
+    /// Copy a range.
+    Copy { from: Path, to: Path, offset: u64, to_offset: u64, len: u64 },
     /// Read a range.
     Read { path: Path, offset: u64, len: usize },
     /// Find data and hole from an offset on.
@@ -150,6 +155,17 @@ pub enum Op {
     /// Remove such files.
     UnlinkMany { dir: Path, first: u32, count: u32 },
 }
+
+/// What fallocate can do, with its names in the text.
+pub const FALLOCATE: [(&str, Fallocate); 7] = [
+    ("allocate", Fallocate::Allocate { keep_size: false }),
+    ("ahead", Fallocate::Allocate { keep_size: true }),
+    ("punch", Fallocate::PunchHole),
+    ("zero", Fallocate::Zero { keep_size: false }),
+    ("zeroahead", Fallocate::Zero { keep_size: true }),
+    ("collapse", Fallocate::Collapse),
+    ("insert", Fallocate::Insert),
+];
 
 /// Replaces the operations on many files by single ones.
 pub fn expand_all(ops: &[Op]) -> Vec<Op> {
@@ -200,6 +216,11 @@ impl fmt::Display for Op {
             }
             Op::Write { path, offset, len, tag } => write!(f, "write {path} {offset} {len} {tag}"),
             Op::Truncate { path, size } => write!(f, "truncate {path} {size}"),
+            Op::Fallocate { path, what, offset, len } => {
+                let name = FALLOCATE.iter().find(|(_, w)| w == what).map_or("?", |(n, _)| n);
+                write!(f, "fallocate {path} {name} {offset} {len}")
+            }
+            Op::Copy { from, to, offset, to_offset, len } => write!(f, "copy {from} {to} {offset} {to_offset} {len}"),
             Op::Read { path, offset, len } => write!(f, "read {path} {offset} {len}"),
             Op::Seek { path, offset } => write!(f, "seek {path} {offset}"),
             Op::Readdir { path, attr } => write!(f, "readdir {path} {attr}"),
@@ -272,6 +293,20 @@ impl FromStr for Op {
                 tag: number(next()?)?,
             },
             "truncate" => Op::Truncate { path: Path::new(next()?), size: number(next()?)? },
+            "fallocate" => {
+                let path = Path::new(next()?);
+                let name = next()?;
+                let what = FALLOCATE.iter().find(|(n, _)| *n == name).map(|(_, w)| *w);
+                let what = what.ok_or_else(|| format!("{name} is nothing that fallocate does"))?;
+                Op::Fallocate { path, what, offset: number(next()?)?, len: number(next()?)? }
+            }
+            "copy" => Op::Copy {
+                from: Path::new(next()?),
+                to: Path::new(next()?),
+                offset: number(next()?)?,
+                to_offset: number(next()?)?,
+                len: number(next()?)?,
+            },
             "read" => Op::Read { path: Path::new(next()?), offset: number(next()?)?, len: number(next()?)? },
             "seek" => Op::Seek { path: Path::new(next()?), offset: number(next()?)? },
             "readdir" => Op::Readdir { path: Path::new(next()?), attr: flag(next()?) },

@@ -115,8 +115,10 @@ impl SideBySide {
         let engine = Engine::mount(setup, &trace).map_err(|e| format!("mount: {e}"))?;
         let free_at_first = engine.fs.statfs().free;
         let root = engine.fs.getattr(cffs::format::ROOT_INO).map_err(|e| format!("getattr /: {e}"))?;
+        let mut state = State::default();
+        state.model.block_size = u64::from(setup.sizes.0);
         Ok(SideBySide {
-            state: State::default(),
+            state,
             engine,
             inos: BTreeMap::from([(ROOT, root.ino)]),
             generations: BTreeMap::from([(ROOT, root.generation)]),
@@ -146,15 +148,19 @@ impl SideBySide {
         self.clock.push((began, now()));
         match (want, got) {
             (Ok(want), Ok(got)) => {
-                if let (Outcome::Written(want), Reply::Written(got), Op::Write { path, offset, tag, .. }) =
-                    (&want, &got, op)
+                if let (Outcome::Written(want), Reply::Written(got)) = (&want, &got)
                     && got < want
                     && *got > 0
                     && let Some(before) = before
                 {
                     // Short for want of space.
                     self.state = before;
-                    let short = Op::Write { path: path.clone(), offset: *offset, len: *got, tag: *tag };
+                    let mut short = op.clone();
+                    match &mut short {
+                        Op::Write { len, .. } => *len = *got,
+                        Op::Copy { len, .. } => *len = *got as u64,
+                        _ => {}
+                    }
                     let _ = self.state.apply(&short);
                     return Ok(());
                 }

@@ -183,6 +183,23 @@ impl State {
                 s.written = Some(id);
                 s.model.write(id, *offset, &data).map(Outcome::Written)
             }),
+            Op::Fallocate { path, what, offset, len } => self.with_file(path, |s, id| {
+                if !matches!(s.model.get(id).file_type, FileType::Regular | FileType::Directory) {
+                    return Ok(Outcome::Skipped);
+                }
+                s.written = Some(id);
+                s.model.fallocate(id, *what, *offset, *len).map(|()| Outcome::File(id))
+            }),
+            Op::Copy { from, to, offset, to_offset, len } => self.with_file(from, |s, from| {
+                s.with_file(to, |s, to| {
+                    let regular = |id| s.model.get(id).file_type == FileType::Regular;
+                    if !regular(from) || !regular(to) {
+                        return Ok(Outcome::Skipped);
+                    }
+                    s.written = Some(to);
+                    s.model.copy(from, *offset, to, *to_offset, *len).map(Outcome::Written)
+                })
+            }),
             Op::Truncate { path, size } => self.with_file(path, |s, id| {
                 if !matches!(s.model.get(id).file_type, FileType::Regular | FileType::Directory) {
                     return Ok(Outcome::Skipped);

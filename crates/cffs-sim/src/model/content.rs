@@ -45,6 +45,60 @@ impl Content {
         }
     }
 
+    /// Makes a range zeros; the size stays.
+    pub fn zero(&mut self, from: u64, to: u64) {
+        let to = to.min(self.size);
+        let touched: Vec<u64> =
+            self.pages.range(from / PAGE..to.div_ceil(PAGE).max(from / PAGE)).map(|(p, _)| *p).collect();
+        for page in touched {
+            let (start, end) = (from.max(page * PAGE), to.min((page + 1) * PAGE));
+            if let Some(p) = self.pages.get_mut(&page).filter(|_| start < end) {
+                Arc::make_mut(p)[(start - page * PAGE) as usize..(end - page * PAGE) as usize].fill(0);
+            }
+        }
+    }
+
+    /// Takes a range out, which ends before the file does.
+    pub fn collapse(&mut self, from: u64, to: u64) {
+        let old = self.clone();
+        self.resize(from);
+        for (page, data) in old.pages.range(to / PAGE..) {
+            let start = (page * PAGE).max(to);
+            let end = (page * PAGE + PAGE).min(old.size);
+            if start < end {
+                self.write(start - (to - from), &data[(start - page * PAGE) as usize..(end - page * PAGE) as usize]);
+            }
+        }
+        self.size = old.size - (to - from);
+    }
+
+    /// Puts a gap of zeros in.
+    pub fn insert(&mut self, at: u64, len: u64) {
+        let old = self.clone();
+        self.resize(at);
+        for (page, data) in old.pages.range(at / PAGE..) {
+            let start = (page * PAGE).max(at);
+            let end = (page * PAGE + PAGE).min(old.size);
+            if start < end {
+                self.write(start + len, &data[(start - page * PAGE) as usize..(end - page * PAGE) as usize]);
+            }
+        }
+        self.size = old.size + len;
+    }
+
+    /// Copies a range of another file, which has all of it.
+    pub fn copy(&mut self, from: &Content, offset: u64, to: u64, len: u64) {
+        self.size = self.size.max(to + len);
+        self.zero(to, to + len);
+        for (page, data) in from.pages.range(offset / PAGE..) {
+            let start = (page * PAGE).max(offset);
+            let end = (page * PAGE + PAGE).min(offset + len);
+            if start < end {
+                self.write(to + (start - offset), &data[(start - page * PAGE) as usize..(end - page * PAGE) as usize]);
+            }
+        }
+    }
+
     /// Reads into `buf`; returns how much there was before the end of the file.
     pub fn read(&self, offset: u64, buf: &mut [u8]) -> usize {
         let n = self.size.saturating_sub(offset).min(buf.len() as u64) as usize;
@@ -103,9 +157,32 @@ mod tests {
             let (mut c, mut v) = (Content::default(), Vec::<u8>::new());
             for _ in 0..40 {
                 let at = rng.usize(..20_000);
+                let to = (at + rng.usize(1..9000)).min(v.len());
                 if rng.u8(..4) == 0 {
                     c.resize(at as u64);
                     v.resize(at, 0);
+                } else if rng.u8(..3) == 0 && at < to {
+                    match rng.u8(..4) {
+                        0 => {
+                            c.zero(at as u64, to as u64);
+                            v[at..to].fill(0);
+                        }
+                        1 => {
+                            c.collapse(at as u64, to as u64);
+                            v.drain(at..to);
+                        }
+                        2 => {
+                            c.insert(at as u64, (to - at) as u64);
+                            v.splice(at..at, vec![0; to - at]);
+                        }
+                        _ => {
+                            let target = rng.usize(..30_000);
+                            let (was, piece) = (c.clone(), v[at..to].to_vec());
+                            c.copy(&was, at as u64, target as u64, (to - at) as u64);
+                            v.resize(v.len().max(target + piece.len()), 0);
+                            v[target..target + piece.len()].copy_from_slice(&piece);
+                        }
+                    }
                 } else {
                     let data: Vec<u8> = (0..rng.usize(..9000)).map(|_| rng.u8(..)).collect();
                     c.write(at as u64, &data);

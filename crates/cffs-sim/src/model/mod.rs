@@ -11,6 +11,7 @@ pub use content::Content;
 pub use namespace::{Namespace, Node as NamespaceNode};
 
 use cffs::format::{FILE_SIZE_MAX, FileType, LINK_MAX, NAME_MAX, SYMLINK_MAX};
+use cffs::fs::Fallocate;
 use cffs::fs::api::{Caller, RenameFlags, SetAttr, TimeSpec};
 use rustix::io::Errno;
 use std::collections::BTreeMap;
@@ -154,6 +155,8 @@ pub struct Model {
     inodes: BTreeMap<Id, Inode>,
     next_id: Id,
     clock: u64,
+    /// What ranges that are collapsed or inserted consist of, in bytes.
+    pub block_size: u64,
 }
 
 impl Default for Model {
@@ -179,7 +182,7 @@ impl Model {
             ctime: Time::Step(0),
             changed: 0,
         };
-        Model { inodes: BTreeMap::from([(ROOT, root)]), next_id: ROOT + 1, clock: 0 }
+        Model { inodes: BTreeMap::from([(ROOT, root)]), next_id: ROOT + 1, clock: 0, block_size: 4096 }
     }
 
     /// Advances the clock: times and changes of one operation carry the same step.
@@ -509,6 +512,64 @@ impl Model {
         let i = self.inode(id);
         (i.mtime, i.ctime) = (now, now);
         Ok(data.len())
+    }
+
+    /// Changes the space of a range.
+    pub fn fallocate(&mut self, id: Id, what: Fallocate, offset: u64, len: u64) -> Result<()> {
+        let size = self.content(id)?.size();
+        let end = offset.checked_add(len).filter(|e| *e <= FILE_SIZE_MAX);
+        let whole = offset.is_multiple_of(self.block_size) && len.is_multiple_of(self.block_size);
+        let mut checks = Checks::new();
+        checks.refuse_if(len == 0, Errno::INVAL);
+        checks.refuse_if(end.is_none(), Errno::FBIG);
+        match what {
+            Fallocate::Collapse => checks.refuse_if(!whole || end.is_some_and(|e| e >= size), Errno::INVAL),
+            Fallocate::Insert => {
+                checks.refuse_if(!whole || offset >= size, Errno::INVAL);
+                checks.refuse_if(size.checked_add(len).is_none_or(|s| s > FILE_SIZE_MAX), Errno::FBIG);
+            }
+            _ => {}
+        }
+        checks.done()?;
+        let end = offset + len;
+        if let Body::File(c) = &mut self.inode(id).body {
+            match what {
+                Fallocate::Allocate { .. } => {}
+                Fallocate::PunchHole | Fallocate::Zero { .. } => c.zero(offset, end),
+                Fallocate::Collapse => c.collapse(offset, end),
+                Fallocate::Insert => c.insert(offset, len),
+            }
+            let grows =
+                Fallocate::Allocate { keep_size: false } == what || Fallocate::Zero { keep_size: false } == what;
+            if grows && end > size {
+                c.resize(end);
+            }
+        }
+        let now = Time::Step(self.clock);
+        let i = self.inode(id);
+        (i.mtime, i.ctime) = (now, now);
+        Ok(())
+    }
+
+    /// Copies between files; returns how much.
+    pub fn copy(&mut self, from: Id, offset: u64, to: Id, to_offset: u64, len: u64) -> Result<usize> {
+        let source = self.content(from)?.clone();
+        self.content(to)?;
+        let len = len.min(source.size().saturating_sub(offset));
+        let mut checks = Checks::new();
+        checks.refuse_if(to_offset.checked_add(len).is_none_or(|e| e > FILE_SIZE_MAX), Errno::FBIG);
+        checks.refuse_if(from == to && offset.abs_diff(to_offset) < len, Errno::INVAL);
+        checks.done()?;
+        if len == 0 {
+            return Ok(0);
+        }
+        if let Body::File(c) = &mut self.inode(to).body {
+            c.copy(&source, offset, to_offset, len);
+        }
+        let now = Time::Step(self.clock);
+        let i = self.inode(to);
+        (i.mtime, i.ctime) = (now, now);
+        Ok(len as usize)
     }
 
     /// Changes attributes.

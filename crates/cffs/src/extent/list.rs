@@ -95,3 +95,12 @@ pub(super) fn convert(list: &[Extent], range: &Range<u64>, unwritten: bool) -> O
     }
     Some(out)
 }
+
+/// Cuts the extent that lies across `at` in two. `None` if none does.
+pub(super) fn split(list: &[Extent], at: u64) -> Option<Vec<Extent>> {
+    let i = list.iter().position(|e| e.logical < at && e.end() > at)?;
+    let mut out = list.to_vec();
+    out[i] = part(&list[i], &(0..at));
+    out.insert(i + 1, part(&list[i], &(at..u64::MAX)));
+    Some(out)
+}

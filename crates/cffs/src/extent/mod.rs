@@ -7,6 +7,7 @@
 
 mod list;
 mod node;
+mod shift;
 #[cfg(test)]
 mod tests;
 mod tree;
@@ -18,6 +19,7 @@ use crate::format::{Corrupt, Extent, Geometry, Inode, InodeFormat};
 use crate::journal::Txn;
 use crate::space::{Run, Space};
 use node::{count, entries, entry, possible, upper_bound};
+pub use shift::{shift_down, shift_up, split};
 use std::ops::Range;
 use tree::{Edit, Pool, descend};
 
@@ -378,4 +380,9 @@ pub fn log_bytes_for_remove(g: &Geometry, space: &Space, inode: &Inode, limit: u
     let kept = 4 * height * node_log_bytes(g);
     let freed = if height == 0 { 0 } else { (limit + 4) * height };
     kept + freed * (space.log_bytes(g.frags_per_block()) + 64) + log_bytes_for_insert(g, space, inode)
+}
+
+/// Most log bytes that [`shift_down`] or [`shift_up`] of so many leaves needs, the inode left out.
+pub fn log_bytes_for_shift(g: &Geometry, inode: &Inode, leaves: usize) -> usize {
+    leaves * height(inode) * node_log_bytes(g)
 }

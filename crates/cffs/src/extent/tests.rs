@@ -86,6 +86,35 @@ impl File {
         self.model.range_mut(range).for_each(|(_, v)| v.1 = unwritten);
     }
 
+    /// Takes a range out and closes the gap.
+    fn collapse(&mut self, range: Range<u64>, leaves: usize) {
+        while self.remove(range.clone(), 30) {}
+        let by = range.end - range.start;
+        let mut at = Some(range.end);
+        while let Some(from) = at {
+            let txn = self.f.journal.begin(log_bytes_for_shift(&self.f.geometry(), &self.inode, leaves)).unwrap();
+            at = shift_down(&txn, &self.f.space, &mut self.inode, from, by, leaves).unwrap();
+        }
+        let behind = self.model.split_off(&range.start);
+        self.model.extend(behind.into_iter().map(|(l, v)| (l - by, v)));
+    }
+
+    /// Opens a gap.
+    fn open_gap(&mut self, at: u64, by: u64, leaves: usize) {
+        let g = self.f.geometry();
+        {
+            let txn = self.f.journal.begin(log_bytes_for_convert(&g, &self.f.space, &self.inode)).unwrap();
+            split(&txn, &self.f.space, &mut self.inode, at).unwrap();
+        }
+        let mut below = Some(LOGICAL_END);
+        while let Some(end) = below {
+            let txn = self.f.journal.begin(log_bytes_for_shift(&g, &self.inode, leaves)).unwrap();
+            below = shift_up(&txn, &self.f.space, &mut self.inode, at, by, end, leaves).unwrap();
+        }
+        let behind = self.model.split_off(&at);
+        self.model.extend(behind.into_iter().map(|(l, v)| (l + by, v)));
+    }
+
     fn height(&self) -> usize {
         height(&self.inode)
     }
@@ -476,6 +505,8 @@ enum Op {
     Remove(u64, u64, usize),
     Convert(u64, u64, bool),
     Lookup(u64),
+    Collapse(u64, u64, usize),
+    Gap(u64, u64, usize),
 }
 
 const SPAN: u64 = 12_000;
@@ -487,6 +518,8 @@ fn op() -> impl Strategy<Value = Op> {
         1 => (0..SPAN, 1u64..SPAN, 1usize..40).prop_map(|(l, n, k)| Op::Remove(l, n, k)),
         1 => (0..SPAN, 1u64..200, any::<bool>()).prop_map(|(l, n, u)| Op::Convert(l, n, u)),
         2 => (0..SPAN + 10).prop_map(Op::Lookup),
+        1 => (0..SPAN, 1u64..400, 1usize..9).prop_map(|(l, n, k)| Op::Collapse(l, n, k)),
+        1 => (0..SPAN, 1u64..400, 1usize..9).prop_map(|(l, n, k)| Op::Gap(l, n, k)),
     ]
 }
 
@@ -527,6 +560,8 @@ proptest! {
                 }
                 Op::Convert(start, len, unwritten) => file.convert(start..start + len, unwritten),
                 Op::Lookup(logical) => file.check_lookup(logical),
+                Op::Collapse(start, len, leaves) => file.collapse(start..start + len, leaves),
+                Op::Gap(at, len, leaves) => file.open_gap(at, len, leaves),
             }
         }
         file.check();

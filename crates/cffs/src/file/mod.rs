@@ -5,6 +5,7 @@
 //! before that never touch the device (XFS 1996, section 6.1; design decision 6). Until then the device shows the file
 //! with its old size.
 
+pub mod allocate;
 pub mod truncate;
 pub mod writeback;
 
@@ -46,6 +47,8 @@ pub(crate) struct Page {
     pub(crate) dirty: Range<usize>,
     /// Fragments reserved for it.
     pub(crate) reserved: u64,
+    /// Extents that its writeback adds at most by cutting unwritten ones in pieces.
+    pub(crate) splits: u64,
     /// Part of a writeback that is under way.
     pub(crate) writing: bool,
 }
@@ -141,12 +144,12 @@ impl FileData {
 
 /// Brings the reservation for the extent tree up to what the dirty pages may need at worst.
 pub(crate) fn reserve_tree(cx: &FileCtx<'_>, st: &mut NodeState, privileged: bool) -> Result<()> {
-    let frags: u64 = st.data.pages.values().map(|p| p.reserved).sum();
+    let frags: u64 = st.data.pages.values().map(|p| p.reserved + p.splits).sum();
     let pages = st.data.pages.len() as u64;
     reserve_tree_for(cx, st, frags, pages, privileged)
 }
 
-/// The same for `frags` fragments reserved for `pages` pages.
+/// The same for `frags` new extents at most, in `pages` pages.
 fn reserve_tree_for(cx: &FileCtx<'_>, st: &mut NodeState, frags: u64, pages: u64, privileged: bool) -> Result<()> {
     let g = cx.cache.geometry();
     let need = extent::worst_case_blocks(g, &st.inode, pages.min(frags), frags) * g.frags_per_block();
@@ -260,21 +263,34 @@ fn read_run(cx: &FileCtx<'_>, frag: u64, skip: usize, out: &mut [u8], grouped: b
     Ok(())
 }
 
-/// Number of fragments of a range that have no place.
-fn unmapped(cx: &FileCtx<'_>, st: &NodeState, frags: Range<u64>) -> Result<u64> {
+/// What it takes to write a range of a file.
+#[derive(Clone, Copy, Default)]
+struct Needs {
+    /// Fragments without a place.
+    places: u64,
+    /// Extents more, at most, when unwritten ones become written in part.
+    splits: u64,
+}
+
+/// What writing a range of fragments takes.
+fn needs(cx: &FileCtx<'_>, st: &NodeState, frags: Range<u64>) -> Result<Needs> {
+    let mut n = Needs::default();
     match &st.inode.format {
-        InodeFormat::Extents(list) if list.is_empty() => return Ok(frags.end - frags.start),
-        InodeFormat::Inline(_) => return Ok(frags.end - frags.start),
-        _ => {}
-    }
-    let mut at = frags.start;
-    let mut n = 0;
-    while at < frags.end {
-        match extent::lookup(cx.cache, &st.inode, at)? {
-            Mapping::Data(e) => at = e.end(),
-            Mapping::Hole { until } => {
-                n += until.min(frags.end) - at;
-                at = until;
+        InodeFormat::Extents(list) if list.is_empty() => n.places = frags.end - frags.start,
+        InodeFormat::Inline(_) => n.places = frags.end - frags.start,
+        _ => {
+            let mut at = frags.start;
+            while at < frags.end {
+                match extent::lookup(cx.cache, &st.inode, at)? {
+                    Mapping::Data(e) => {
+                        n.splits += if e.unwritten { 2 } else { 0 };
+                        at = e.end();
+                    }
+                    Mapping::Hole { until } => {
+                        n.places += until.min(frags.end) - at;
+                        at = until;
+                    }
+                }
             }
         }
     }
@@ -294,7 +310,7 @@ fn page<'a>(cx: &FileCtx<'_>, st: &'a mut NodeState, index: u64, covered: &Range
             read_disk(cx, st, start, &mut bytes[..on_disk], 0)?;
         }
         cx.cache.add_dirty_data(bytes.len() + PAGE_OVERHEAD);
-        let page = Page { bytes: Arc::new(bytes), dirty: 0..0, reserved: 0, writing: false };
+        let page = Page { bytes: Arc::new(bytes), dirty: 0..0, reserved: 0, splits: 0, writing: false };
         st.data.pages.insert(index, page);
     }
     let page = st.data.pages.get_mut(&index).ok_or(Error::Stale)?;
@@ -319,21 +335,22 @@ fn dirty_page(
     let fs = g.frag_size();
     // Inline contents leave the inode together with what is added to them.
     let inline = matches!(&st.inode.format, InodeFormat::Inline(d) if !d.is_empty() && index == 0);
-    let existed = st.data.pages.get(&index).map(|p| (p.dirty.clone(), p.reserved));
+    let existed = st.data.pages.get(&index).map(|p| (p.dirty.clone(), p.reserved, p.splits));
     let new = existed.is_none();
-    let old = existed.clone().map_or(0..0, |(d, _)| d);
+    let old = existed.clone().map_or(0..0, |(d, _, _)| d);
     let mut dirty = if old.is_empty() { within.clone() } else { old.start.min(within.start)..old.end.max(within.end) };
     if inline {
         dirty.start = 0;
     }
     let base = (index << g.block_shift) >> g.frag_shift;
     let frags = base + (dirty.start / fs) as u64..base + dirty.end.div_ceil(fs) as u64;
-    let had = existed.map_or(0, |(_, r)| r);
-    let need = unmapped(cx, st, frags)?;
-    let more = need.saturating_sub(had);
+    let (had, had_splits) = existed.map_or((0, 0), |(_, r, s)| (r, s));
+    let need = needs(cx, st, frags)?;
+    let more = need.places.saturating_sub(had);
+    let more_splits = need.splits.saturating_sub(had_splits);
     st.data.reserve(cx, more, privileged)?;
     // Before the page changes: a write that finds no space leaves the file as it was.
-    let frags = st.data.pages.values().map(|p| p.reserved).sum::<u64>() + more;
+    let frags = st.data.pages.values().map(|p| p.reserved + p.splits).sum::<u64>() + more + more_splits;
     let pages = st.data.pages.len() as u64 + u64::from(new);
     if let Err(e) = reserve_tree_for(cx, st, frags, pages, privileged) {
         st.data.release(cx, more);
@@ -342,7 +359,8 @@ fn dirty_page(
     // Inline contents are read in, whatever is overwritten: all of the page goes to the device.
     let covered = if inline { within.end..within.end } else { within.clone() };
     let outcome = page(cx, st, index, &covered).map(|p| {
-        p.reserved = need.max(had);
+        p.reserved = need.places.max(had);
+        p.splits = need.splits.max(had_splits);
         p.dirty = dirty;
         if let Some(bytes) = bytes {
             Arc::make_mut(&mut p.bytes)[within].copy_from_slice(bytes);
@@ -374,8 +392,9 @@ fn zero_tail(cx: &FileCtx<'_>, st: &mut NodeState, privileged: bool) -> Result<(
             Ok(())
         };
     }
-    if matches!(extent::lookup(cx.cache, &st.inode, size >> g.frag_shift)?, Mapping::Hole { .. }) {
-        return Ok(());
+    match extent::lookup(cx.cache, &st.inode, size >> g.frag_shift)? {
+        Mapping::Data(e) if !e.unwritten => {}
+        _ => return Ok(()),
     }
     dirty_page(cx, st, index, from..to, Some(&vec![0; to - from]), privileged)
 }

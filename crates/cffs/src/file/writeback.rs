@@ -31,6 +31,8 @@ struct Job {
     /// Pages taken: index, what was dirty, what was reserved.
     pages: Vec<(u64, Range<usize>, u64)>,
     runs: Vec<DataRun>,
+    /// Places to be told of, in the order of the file: new ones, and parts of unwritten extents (marked as such) that become
+    /// written.
     extents: Vec<Extent>,
     /// Size when the pages were taken.
     size: u64,
@@ -187,6 +189,9 @@ fn place(cx: &FileCtx<'_>, st: &mut NodeState, job: &mut Job, for_log: bool) -> 
     }
     let mut unplaced: Vec<Unplaced> = Vec::new();
     let mut mapped: Vec<(u64, Run)> = Vec::new();
+    let mut converted: Vec<Extent> = Vec::new();
+    // Where the unwritten extent of the last one ends: each piece is of one extent, so that it is in one leaf.
+    let mut piece_of = 0;
     for (index, dirty, _) in &job.pages {
         let base = (index << g.block_shift) >> g.frag_shift;
         let mut at = base + (dirty.start / fs) as u64;
@@ -195,8 +200,17 @@ fn place(cx: &FileCtx<'_>, st: &mut NodeState, job: &mut Job, for_log: bool) -> 
             let (until, start) = match &st.inode.format {
                 InodeFormat::Inline(_) => (end, None),
                 _ => match extent::lookup(cx.cache, &st.inode, at)? {
-                    Mapping::Data(e) if e.unwritten => return Err(Error::Unsupported),
-                    Mapping::Data(e) => (e.end().min(end), Some(e.start + (at - e.logical))),
+                    Mapping::Data(e) => {
+                        let (until, start) = (e.end().min(end), e.start + (at - e.logical));
+                        if e.unwritten {
+                            match converted.last_mut() {
+                                Some(c) if c.end() == at && piece_of == e.end() => c.len += until - at,
+                                _ => converted.push(Extent { logical: at, start, len: until - at, unwritten: true }),
+                            }
+                            piece_of = e.end();
+                        }
+                        (until, Some(start))
+                    }
                     Mapping::Hole { until } => (until.min(end), None),
                 },
             };
@@ -238,6 +252,10 @@ fn place(cx: &FileCtx<'_>, st: &mut NodeState, job: &mut Job, for_log: bool) -> 
             left -= run.len;
         }
     }
+    if !converted.is_empty() {
+        job.extents.append(&mut converted);
+        job.extents.sort_unstable_by_key(|e| e.logical);
+    }
     Ok(())
 }
 
@@ -261,7 +279,7 @@ fn add_runs(g: &crate::format::Geometry, st: &NodeState, job: &mut Job, logical:
 /// Undoes [`take`]: pages are dirty again, places that nobody was told of are given back. The node is locked.
 fn give_back(cx: &FileCtx<'_>, st: &mut NodeState, job: &mut Job) {
     job.fresh.drain(..).for_each(|b| cx.cache.release_new(&b));
-    for e in job.extents.drain(..) {
+    for e in job.extents.drain(..).filter(|e| !e.unwritten) {
         cx.space.cancel(Run { start: e.start, len: e.len });
     }
     for (index, dirty, reserved) in job.pages.drain(..) {
@@ -316,17 +334,19 @@ fn write_jobs(cx: &FileCtx<'_>, mut jobs: Vec<Job>) -> Result<()> {
 }
 
 /// Most bytes that telling of these extents logs.
-fn tell_bytes(cx: &FileCtx<'_>, node: &Node, extents: &[Extent]) -> usize {
+pub(super) fn tell_bytes(cx: &FileCtx<'_>, node: &Node, extents: &[Extent]) -> usize {
     let g = cx.cache.geometry();
     let st = node.state.read();
     let inode = &st.inode;
-    let simple = matches!(&inode.format, InodeFormat::Extents(l) if l.len() + extents.len() <= inode.root_capacity())
-        || matches!(inode.format, InodeFormat::Inline(_)) && extents.len() <= inode.root_capacity();
+    // A part of an unwritten extent may leave a rest on both sides.
+    let more = extents.iter().map(|e| 1 + usize::from(e.unwritten)).sum::<usize>();
+    let simple = matches!(&inode.format, InodeFormat::Extents(l) if l.len() + more <= inode.root_capacity())
+        || matches!(inode.format, InodeFormat::Inline(_)) && more <= inode.root_capacity();
     let insert = if simple {
         0
     } else {
         // The tree may get a root and a level while these are inserted.
-        extent::log_bytes_for_insert(g, cx.space, inode) + 4 * (g.block_size() + 64) + 4 * cx.space.log_bytes(64)
+        extent::log_bytes_for_convert(g, cx.space, inode) + 4 * (g.block_size() + 64) + 4 * cx.space.log_bytes(64)
     };
     let bits: usize = extents.iter().map(|e| cx.space.log_bytes(e.len) + insert).sum();
     INODE_CORE_SIZE + INLINE_MAX + 64 + bits + cx.space.log_bytes_for_init()
@@ -369,6 +389,13 @@ fn insert_extents(cx: &FileCtx<'_>, txn: &Txn<'_>, st: &mut NodeState, job: &mut
     for at in 0..n {
         let e = job.extents[at];
         let run = Run { start: e.start, len: e.len };
+        if e.unwritten {
+            if let Err(e) = make_written(txn, cx, st, e) {
+                job.extents.drain(..at);
+                return Err(e);
+            }
+            continue;
+        }
         // The bitmap first: if the second step fails a run is lost, and not given to two files.
         if let Err(e) = cx.space.commit_alloc(txn, run) {
             job.extents.drain(..at);
@@ -396,6 +423,15 @@ fn convert(cx: &FileCtx<'_>, st: &NodeState, job: &mut Job, frags: u64) {
         left -= n;
         st.data.convert(cx, n);
     }
+}
+
+/// A part of an unwritten extent has its contents.
+fn make_written(txn: &Txn<'_>, cx: &FileCtx<'_>, st: &mut NodeState, e: Extent) -> Result<()> {
+    let mut at = e.logical;
+    while at < e.end() {
+        at = extent::convert(txn, cx.space, &mut st.inode, at..e.end(), false)?;
+    }
+    Ok(())
 }
 
 fn tell_last(cx: &FileCtx<'_>, txn: &Txn<'_>, st: &mut NodeState, job: &mut Job) -> Result<()> {

@@ -127,7 +127,9 @@ impl Fs {
             if st.dead {
                 return Err(Error::Stale);
             }
-            if size >= st.inode.size {
+            // To its own size: what was allocated behind the end goes.
+            let trims = size == st.inode.size && crate::file::allocate::has_space_behind_end(&cx, &st)?;
+            if size >= st.inode.size && !trims {
                 let now = now();
                 if size > st.inode.size {
                     crate::file::extend(&cx, &mut st, size, c.privileged())?;

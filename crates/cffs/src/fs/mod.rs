@@ -8,8 +8,10 @@
 
 pub mod api;
 mod attr;
+mod copy;
 mod create;
 mod data;
+mod fallocate;
 mod grow;
 mod link;
 mod mount;
@@ -23,6 +25,7 @@ mod rename;
 mod tests;
 
 pub use api::*;
+pub use fallocate::Fallocate;
 pub use grow::Grown;
 pub use quota::{QuotaGrace, QuotaLimits, QuotaMismatch, QuotaStatus};
 

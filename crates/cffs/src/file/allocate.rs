@@ -1,0 +1,399 @@
+//! Space without contents: allocating ahead, punching holes, zeroing, closing and opening gaps.
+//!
+//! What is allocated ahead is an *unwritten* extent: it has its place and reads as zeros. Writeback makes it written, in
+//! the transaction that follows the data (see [`super::writeback`]), so a crash never shows what stood there before.
+//!
+//! The steps here are transactions of their own; between them the file is whole, though perhaps not all done. Whoever takes
+//! them holds [`Node::resize`] and an [`Exclusive`], and no page of the file overlaps what is changed.
+
+use super::{FileCtx, dirty_page, needs, reserve_tree, truncate, writeback};
+use crate::error::{Error, Result};
+use crate::extent::{self, Mapping};
+use crate::format::extent::LOGICAL_END;
+use crate::format::inode::{INLINE_MAX, INODE_CORE_SIZE};
+use crate::format::{Extent, InodeFormat};
+use crate::inode::{self, Node, NodeState};
+use crate::space::Run;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Extents told in one transaction.
+const EXTENTS_PER_TXN: usize = 16;
+/// Leaves of an extent tree shifted in one transaction, at most.
+const LEAVES_PER_TXN: usize = 256;
+
+/// No page of the file goes into writeback while this lives.
+pub struct Exclusive<'a>(&'a Node);
+
+impl<'a> Exclusive<'a> {
+    /// Waits for a writeback that is under way. The caller holds no lock that writeback needs.
+    pub fn new(node: &'a Node) -> Exclusive<'a> {
+        loop {
+            node.wait_writeback();
+            let mut busy = node.in_writeback.lock();
+            if !*busy {
+                *busy = true;
+                return Exclusive(node);
+            }
+        }
+    }
+}
+
+impl Drop for Exclusive<'_> {
+    fn drop(&mut self) {
+        *self.0.in_writeback.lock() = false;
+        self.0.writeback_done.notify_all();
+    }
+}
+
+/// Fragments promised for a while.
+pub struct Promise<'a> {
+    cx: FileCtx<'a>,
+    frags: u64,
+}
+
+impl<'a> Promise<'a> {
+    fn new(cx: &FileCtx<'a>, frags: u64, privileged: bool) -> Result<Promise<'a>> {
+        cx.space.reserve(frags, privileged)?;
+        Ok(Promise { cx: *cx, frags })
+    }
+
+    /// For nodes of the extent tree, when `extents` come up at `places` places.
+    fn tree(cx: &FileCtx<'a>, node: &Node, places: u64, extents: u64) -> Result<Promise<'a>> {
+        let g = cx.cache.geometry();
+        let blocks = extent::worst_case_blocks(g, &node.state.read().inode, places, extents);
+        Promise::new(cx, blocks * g.frags_per_block(), true)
+    }
+
+    /// For the holes in a range, and for nodes of the tree that it takes to cut extents at its ends.
+    pub fn for_range(cx: &FileCtx<'a>, node: &Node, frags: Range<u64>, privileged: bool) -> Result<Promise<'a>> {
+        let holes = needs(cx, &node.state.read(), frags)?.places;
+        let mut promise = Promise::for_cut(cx, node)?;
+        cx.space.reserve(holes, privileged)?;
+        promise.frags += holes;
+        Ok(promise)
+    }
+
+    /// For nodes of the tree, when a hole in the middle of an extent makes two of it.
+    pub fn for_cut(cx: &FileCtx<'a>, node: &Node) -> Result<Promise<'a>> {
+        Promise::tree(cx, node, 2, 4)
+    }
+
+    fn used(&mut self, frags: u64) {
+        let frags = frags.min(self.frags);
+        self.frags -= frags;
+        self.cx.space.unreserve(frags);
+    }
+}
+
+impl Drop for Promise<'_> {
+    fn drop(&mut self) {
+        self.cx.space.unreserve(self.frags);
+    }
+}
+
+/// Does what needs space; with none at hand, once more when what was freed can be used.
+fn with_space<R>(cx: &FileCtx<'_>, mut attempt: impl FnMut() -> Result<R>) -> Result<R> {
+    match attempt() {
+        Err(Error::NoSpace) if cx.space.pending_frees() > 0 => {
+            cx.journal.commit()?;
+            attempt()
+        }
+        outcome => outcome,
+    }
+}
+
+/// Log bytes of an inode that is stored.
+fn log_bytes_inode() -> usize {
+    INODE_CORE_SIZE + INLINE_MAX + 64
+}
+
+/// Gives every hole in a range of fragments its place, as unwritten extents.
+///
+/// They are promised ([`Promise::for_range`]). [`Error::NoSpace`] if the extent tree finds no block: then a part of the
+/// range may have got its place.
+pub fn allocate(cx: &FileCtx<'_>, node: &Node, frags: Range<u64>, mut promise: Promise<'_>) -> Result<()> {
+    let mut at = frags.start;
+    while at < frags.end {
+        let (extents, next) = with_space(cx, || find_places(cx, node, at..frags.end))?;
+        promise.used(extents.iter().map(|e| e.len).sum());
+        insert(cx, node, extents)?;
+        at = next;
+    }
+    Ok(())
+}
+
+/// Finds places for the first holes in the range; returns them and where to go on.
+fn find_places(cx: &FileCtx<'_>, node: &Node, frags: Range<u64>) -> Result<(Vec<Extent>, u64)> {
+    let g = cx.cache.geometry();
+    let st = node.state.read();
+    let small = st.inode.size.max(frags.end.saturating_mul(g.frag_size() as u64)) <= cx.placement.small_max();
+    let mut at = frags.start;
+    let mut found: Vec<Extent> = Vec::new();
+    while at < frags.end && found.len() < EXTENTS_PER_TXN {
+        let hole = match extent::lookup(cx.cache, &st.inode, at) {
+            Ok(Mapping::Hole { until }) => until.min(frags.end) - at,
+            Ok(Mapping::Data(e)) => {
+                at = e.end().min(frags.end);
+                continue;
+            }
+            Err(e) => return Err(cancel(cx, &found, e)),
+        };
+        let placed = if small {
+            cx.placement.place_small(st.inode.parent, hole, None, &mut Vec::new())
+        } else {
+            let before = match at.checked_sub(1).map(|l| extent::lookup(cx.cache, &st.inode, l)) {
+                Some(Ok(Mapping::Data(e))) => Some(e.start + (at - e.logical)),
+                _ => None,
+            };
+            let after = found.last().filter(|e| e.end() == at).map(|e| e.start + e.len).or(before);
+            cx.placement.place_large(st.inode.parent, after, hole)
+        };
+        match placed {
+            Ok(Some(p)) => {
+                found.push(Extent { logical: at, start: p.run.start, len: p.run.len, unwritten: true });
+                at += p.run.len;
+            }
+            // What was found is told first.
+            Ok(None) if !found.is_empty() => break,
+            Ok(None) => return Err(Error::NoSpace),
+            Err(e) => return Err(cancel(cx, &found, e)),
+        }
+    }
+    Ok((found, at))
+}
+
+fn cancel(cx: &FileCtx<'_>, extents: &[Extent], e: Error) -> Error {
+    extents.iter().for_each(|e| cx.space.cancel(Run { start: e.start, len: e.len }));
+    e
+}
+
+/// Tells bitmap and inode of places that were found.
+fn insert(cx: &FileCtx<'_>, node: &Node, extents: Vec<Extent>) -> Result<()> {
+    let mut rest = &extents[..];
+    // New ones, in the eyes of who estimates what is logged.
+    let as_new: Vec<Extent> = extents.iter().map(|e| Extent { unwritten: false, ..*e }).collect();
+    while !rest.is_empty() {
+        let limit = cx.journal.reserve_max() / 4;
+        let new = &as_new[extents.len() - rest.len()..];
+        let mut n = rest.len();
+        while n > 1 && writeback::tell_bytes(cx, node, &new[..n]) > limit {
+            n /= 2;
+        }
+        let step = || -> Result<()> {
+            let _nodes = Promise::tree(cx, node, n as u64, n as u64)?;
+            let txn = cx.journal.begin(writeback::tell_bytes(cx, node, &new[..n]))?;
+            let mut st = node.state.write();
+            let mut outcome = Ok(());
+            for e in &rest[..n] {
+                let run = Run { start: e.start, len: e.len };
+                // Fails before it changes anything.
+                outcome = extent::insert(&txn, cx.space, &mut st.inode, *e);
+                if outcome.is_ok() {
+                    txn.arm();
+                    cx.space.commit_alloc(&txn, run)?;
+                    rest = &rest[1..];
+                } else {
+                    break;
+                }
+            }
+            inode::store(&txn, &mut st)?;
+            txn.done();
+            outcome
+        };
+        let mut step = step;
+        if let Err(e) = step() {
+            let retry = matches!(e, Error::NoSpace) && cx.space.pending_frees() > 0;
+            if !retry {
+                return Err(cancel(cx, rest, e));
+            }
+            cx.journal.commit().map_err(|e| cancel(cx, rest, e))?;
+        }
+    }
+    Ok(())
+}
+
+/// Takes back what is allocated in a range of fragments. Nodes of the tree are promised ([`Promise::for_cut`]).
+pub fn remove(cx: &FileCtx<'_>, node: &Node, frags: Range<u64>) -> Result<()> {
+    loop {
+        let more = with_space(cx, || {
+            let (limit, log_bytes) = truncate::plan(cx, &node.state.read().inode);
+            let txn = cx.journal.begin(log_bytes)?;
+            txn.arm();
+            let mut st = node.state.write();
+            let mut freed = Vec::new();
+            let more = extent::remove(&txn, cx.space, &mut st.inode, frags.clone(), limit, &mut freed)?;
+            for run in freed {
+                txn.free_data(run);
+                cx.space.free(&txn, run)?;
+            }
+            inode::store(&txn, &mut st)?;
+            txn.done();
+            Ok(more)
+        })?;
+        if !more {
+            return Ok(());
+        }
+    }
+}
+
+/// Makes what is allocated in a range of fragments unwritten: it reads as zeros and keeps its place. Nodes of the tree are
+/// promised ([`Promise::for_cut`]).
+pub fn make_unwritten(cx: &FileCtx<'_>, node: &Node, frags: Range<u64>) -> Result<()> {
+    let mut at = frags.start;
+    while at < frags.end {
+        at = with_space(cx, || {
+            let log_bytes = {
+                let st = node.state.read();
+                extent::log_bytes_for_convert(cx.cache.geometry(), cx.space, &st.inode) + log_bytes_inode()
+            };
+            let txn = cx.journal.begin(log_bytes)?;
+            let mut st = node.state.write();
+            let next = extent::convert(&txn, cx.space, &mut st.inode, at..frags.end, true)?;
+            inode::store(&txn, &mut st)?;
+            Ok(next)
+        })?;
+    }
+    Ok(())
+}
+
+/// Drops the pages that lie wholly in a range of bytes (one that reaches the end of the file holds its last page). True if
+/// others overlap it.
+pub fn drop_pages(cx: &FileCtx<'_>, st: &mut NodeState, bytes: &Range<u64>) -> bool {
+    let bs = cx.cache.geometry().block_size() as u64;
+    let to_the_end = bytes.end >= st.inode.size;
+    let touched = bytes.start / bs..bytes.end.div_ceil(bs);
+    let within = |i: u64| i * bs >= bytes.start && (to_the_end || (i + 1) * bs <= bytes.end);
+    let gone: Vec<u64> = st.data.pages.range(touched.clone()).map(|(i, _)| *i).filter(|i| within(*i)).collect();
+    gone.into_iter().for_each(|i| st.data.drop_page(cx, i));
+    // Never more than before.
+    let _ = reserve_tree(cx, st, true);
+    st.data.pages.range(touched).next().is_some()
+}
+
+/// Whether pages overlap a range of bytes.
+pub fn has_pages(cx: &FileCtx<'_>, st: &NodeState, bytes: &Range<u64>) -> bool {
+    let bs = cx.cache.geometry().block_size() as u64;
+    st.data.pages.range(bytes.start / bs..bytes.end.div_ceil(bs)).next().is_some()
+}
+
+/// Makes bytes at the edges of a range zeros, which share a fragment with others, and returns the fragments inside that
+/// are left: nothing in memory has bytes of them.
+pub fn zero_edges(cx: &FileCtx<'_>, st: &mut NodeState, bytes: &Range<u64>, privileged: bool) -> Result<Range<u64>> {
+    let g = *cx.cache.geometry();
+    let (fs, bs) = (g.frag_size() as u64, g.block_size() as u64);
+    let size = st.inode.size;
+    let first = bytes.start.div_ceil(fs);
+    // Behind the end of the file nobody has bytes.
+    let end = if bytes.end >= size { bytes.end.div_ceil(fs) } else { bytes.end / fs };
+    if first > end {
+        zero_bytes(cx, st, bytes.start..bytes.end.min(size), privileged)?;
+        return Ok(first..first);
+    }
+    zero_bytes(cx, st, bytes.start..(first * fs).min(size), privileged)?;
+    zero_bytes(cx, st, (end * fs).max(bytes.start)..bytes.end.min(size), privileged)?;
+    // The pages that this made have the rest of their blocks too.
+    let mut inside = first..end;
+    for index in [bytes.start / bs, (bytes.end - 1) / bs] {
+        let Some(p) = st.data.pages.get_mut(&index) else { continue };
+        let valid = p.bytes.len() as u64;
+        let within = |at: u64| (at.max(index * bs) - index * bs).min(valid) as usize;
+        Arc::make_mut(&mut p.bytes)[within(bytes.start)..within(bytes.end)].fill(0);
+        let dirty = (index * bs + p.dirty.start as u64) / fs..(index * bs + p.dirty.end as u64).div_ceil(fs);
+        // With both edges in one block, what lies between them is written as zeros.
+        if dirty.start < inside.end && dirty.end > inside.start {
+            inside.end = inside.start;
+        }
+    }
+    Ok(inside)
+}
+
+/// Makes bytes of one fragment zeros, if they can be anything else.
+fn zero_bytes(cx: &FileCtx<'_>, st: &mut NodeState, bytes: Range<u64>, privileged: bool) -> Result<()> {
+    if bytes.is_empty() {
+        return Ok(());
+    }
+    let g = *cx.cache.geometry();
+    let index = bytes.start >> g.block_shift;
+    let from = (bytes.start - (index << g.block_shift)) as usize;
+    let to = from + (bytes.end - bytes.start) as usize;
+    match extent::lookup(cx.cache, &st.inode, bytes.start >> g.frag_shift)? {
+        Mapping::Data(e) if !e.unwritten => dirty_page(cx, st, index, from..to, Some(&vec![0; to - from]), privileged),
+        _ => Ok(()),
+    }
+}
+
+/// Leaves of the extent tree that a step can shift.
+fn leaves(cx: &FileCtx<'_>, node: &Node) -> (usize, usize) {
+    let g = cx.cache.geometry();
+    let bytes = |n| extent::log_bytes_for_shift(g, &node.state.read().inode, n) + log_bytes_inode();
+    let n = (cx.journal.reserve_max() / 2 / bytes(1)).clamp(1, LEAVES_PER_TXN);
+    (n, bytes(n))
+}
+
+/// Moves everything from fragment `from` on by `by` fragments towards the start, where a hole is, and makes the file so
+/// much shorter. It has no pages.
+pub fn shift_down(cx: &FileCtx<'_>, node: &Node, from: u64, by: u64) -> Result<()> {
+    let mut at = Some(from);
+    while let Some(from) = at {
+        let (leaves, log_bytes) = leaves(cx, node);
+        let txn = cx.journal.begin(log_bytes)?;
+        txn.arm();
+        let mut st = node.state.write();
+        at = extent::shift_down(&txn, cx.space, &mut st.inode, from, by, leaves)?;
+        if at.is_none() {
+            let bytes = by << cx.cache.geometry().frag_shift;
+            st.inode.size -= bytes;
+            st.disk_size = st.inode.size;
+        }
+        inode::store(&txn, &mut st)?;
+        txn.done();
+    }
+    Ok(())
+}
+
+/// Moves everything from fragment `from` on by `by` fragments away from the start, and makes the file so much longer. It
+/// has no pages.
+pub fn shift_up(cx: &FileCtx<'_>, node: &Node, from: u64, by: u64) -> Result<()> {
+    let end = extent::last(cx.cache, &node.state.read().inode, 0, 1)?.first().map_or(0, |e| e.end());
+    if end + by > LOGICAL_END {
+        // Allocated ahead, behind the end of the file: that has to go.
+        let size = node.state.read().inode.size;
+        remove(cx, node, cx.cache.geometry().frags_for(size)..LOGICAL_END)?;
+    }
+    with_space(cx, || {
+        let _nodes = Promise::tree(cx, node, 1, 2)?;
+        let log_bytes = {
+            let st = node.state.read();
+            extent::log_bytes_for_convert(cx.cache.geometry(), cx.space, &st.inode) + log_bytes_inode()
+        };
+        let txn = cx.journal.begin(log_bytes)?;
+        let mut st = node.state.write();
+        extent::split(&txn, cx.space, &mut st.inode, from)?;
+        inode::store(&txn, &mut st)
+    })?;
+    let mut below = Some(LOGICAL_END);
+    let mut longer = by << cx.cache.geometry().frag_shift;
+    while let Some(end) = below {
+        let (leaves, log_bytes) = leaves(cx, node);
+        let txn = cx.journal.begin(log_bytes)?;
+        txn.arm();
+        let mut st = node.state.write();
+        // The size first: no extent comes to lie behind it.
+        st.inode.size += std::mem::take(&mut longer);
+        st.disk_size = st.inode.size;
+        below = extent::shift_up(&txn, cx.space, &mut st.inode, from, by, end, leaves)?;
+        inode::store(&txn, &mut st)?;
+        txn.done();
+    }
+    Ok(())
+}
+
+/// Whether anything is allocated behind the end of the file.
+pub fn has_space_behind_end(cx: &FileCtx<'_>, st: &NodeState) -> Result<bool> {
+    if matches!(st.inode.format, InodeFormat::Inline(_)) {
+        return Ok(false);
+    }
+    let end = cx.cache.geometry().frags_for(st.inode.size);
+    Ok(!extent::last(cx.cache, &st.inode, end, 1)?.is_empty())
+}

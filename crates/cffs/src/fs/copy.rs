@@ -1,0 +1,82 @@
+//! Copying between files inside the file system: copy_file_range(2).
+
+use super::{Caller, Fs, SetAttr};
+use crate::error::{Error, Result};
+use crate::format::{FILE_SIZE_MAX, FileType, Ino};
+
+/// Bytes copied at once.
+const CHUNK: u64 = 1 << 20;
+
+impl Fs {
+    /// Copies up to `len` bytes from `offset` of file `from` to `to_offset` of file `to`; returns how many, fewer at the
+    /// end of `from` and when an error comes after some. Holes are not read, and stay holes where `to` has no bytes yet.
+    ///
+    /// [`Error::Invalid`] when the ranges overlap in one file.
+    pub fn copy_range(&self, c: Caller, from: Ino, offset: u64, to: Ino, to_offset: u64, len: u64) -> Result<u64> {
+        self.writable()?;
+        let (source, target) = (self.getattr(from)?, self.getattr(to)?);
+        for a in [&source, &target] {
+            match a.file_type {
+                FileType::Regular => {}
+                FileType::Directory => return Err(Error::IsDir),
+                _ => return Error::invalid("only regular files can be copied"),
+            }
+        }
+        let len = len.min(source.size.saturating_sub(offset));
+        to_offset.checked_add(len).filter(|e| *e <= FILE_SIZE_MAX).ok_or(Error::FileTooLarge)?;
+        if from == to && offset.abs_diff(to_offset) < len {
+            return Error::invalid("the ranges to copy from and to overlap");
+        }
+        let mut buffer = Vec::new();
+        let mut done = 0;
+        let mut end = target.size;
+        while done < len {
+            match self.copy_some(c, (from, offset + done), (to, to_offset + done), len - done, &mut end, &mut buffer) {
+                Ok(0) => break,
+                Ok(n) => done += n,
+                Err(_) if done > 0 => break,
+                Err(e) => return Err(e),
+            }
+        }
+        // A hole at the end of what was copied.
+        if done > 0 && to_offset + done > end && self.getattr(to)?.size < to_offset + done {
+            self.setattr(c, to, SetAttr { size: Some(to_offset + done), ..SetAttr::default() })?;
+        }
+        Ok(done)
+    }
+
+    /// Copies the next piece. `end` is where the target's bytes end, as far as is known.
+    fn copy_some(
+        &self,
+        c: Caller,
+        (from, at): (Ino, u64),
+        (to, to_at): (Ino, u64),
+        len: u64,
+        end: &mut u64,
+        buffer: &mut Vec<u8>,
+    ) -> Result<u64> {
+        if to_at >= *end {
+            let data = match self.seek_data(from, at) {
+                Ok(data) => data.min(at + len),
+                Err(Error::NoDataBeyond) => at + len,
+                Err(e) => return Err(e),
+            };
+            if data > at {
+                return Ok(data - at);
+            }
+        }
+        let mut n = len.min(CHUNK);
+        if to_at >= *end {
+            // As far as there are bytes: what follows may be a hole to keep.
+            n = n.min(self.seek_hole(from, at)?.max(at + 1) - at);
+        }
+        buffer.resize(n as usize, 0);
+        let got = self.read(from, at, buffer)?;
+        if got == 0 {
+            return Ok(0);
+        }
+        let written = self.write(c, to, to_at, &buffer[..got])? as u64;
+        *end = (*end).max(to_at + written);
+        Ok(written)
+    }
+}

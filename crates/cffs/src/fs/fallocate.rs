@@ -1,0 +1,236 @@
+//! Allocating ahead, punching holes, zeroing ranges, closing and opening gaps: fallocate(2).
+
+use super::{Caller, Fs, now};
+use crate::error::{Error, Result};
+use crate::file::allocate::{self, Exclusive, Promise};
+use crate::file::{self, writeback};
+use crate::format::inode::{INLINE_MAX, INODE_CORE_SIZE};
+use crate::format::{FILE_SIZE_MAX, FileType, Ino, InodeFormat};
+use crate::inode::Node;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// What [`Fs::fallocate`] does with its range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fallocate {
+    /// Gives every part of it a place on the device, so that writing there finds space. New parts read as zeros.
+    Allocate {
+        /// The file's size stays, even if the range goes beyond it.
+        keep_size: bool,
+    },
+    /// Gives its space back: it reads as zeros. The size stays.
+    PunchHole,
+    /// It reads as zeros, and has its place.
+    Zero {
+        /// The file's size stays, even if the range goes beyond it.
+        keep_size: bool,
+    },
+    /// Takes it out of the file: what follows moves up. Offset and length are multiples of the block size, and the range
+    /// ends before the file does.
+    Collapse,
+    /// Puts a hole of this length in: what follows moves back. Offset and length are multiples of the block size, and the
+    /// offset lies in the file.
+    Insert,
+}
+
+impl Fs {
+    /// Changes the space of a range of a regular file (bytes).
+    ///
+    /// [`Error::NoSpace`] when there is none for all of it (for [`Fallocate::Allocate`] and [`Fallocate::Zero`] a part may
+    /// have its place then); [`Error::FileTooLarge`] beyond the largest file; [`Error::Invalid`] for an empty range, or one
+    /// that cannot be collapsed or inserted.
+    pub fn fallocate(&self, c: Caller, ino: Ino, what: Fallocate, offset: u64, len: u64) -> Result<()> {
+        self.writable()?;
+        let node = self.node(ino)?;
+        let _resize = node.resize.lock();
+        {
+            let st = node.state.read();
+            match st.inode.file_type() {
+                FileType::Regular => {}
+                FileType::Directory => return Err(Error::IsDir),
+                _ => return Error::invalid("only regular files have space to allocate"),
+            }
+            if st.dead {
+                return Err(Error::Stale);
+            }
+        }
+        if len == 0 {
+            return Error::invalid("an empty range");
+        }
+        let end = offset.checked_add(len).filter(|e| *e <= FILE_SIZE_MAX).ok_or(Error::FileTooLarge)?;
+        let bytes = offset..end;
+        match what {
+            Fallocate::Allocate { keep_size } => self.allocate(c, &node, bytes, keep_size)?,
+            Fallocate::PunchHole => self.punch(c, &node, bytes)?,
+            Fallocate::Zero { keep_size } => self.zero_range(c, &node, bytes, keep_size)?,
+            Fallocate::Collapse => self.collapse(c, &node, bytes)?,
+            Fallocate::Insert => self.insert_range(c, &node, bytes)?,
+        }
+        {
+            let mut st = node.state.write();
+            let now = now();
+            (st.inode.mtime, st.inode.ctime) = (now, now);
+            st.dirty = true;
+        }
+        self.list_dirty(&node);
+        Ok(())
+    }
+
+    fn frag_range(&self, bytes: &Range<u64>) -> Range<u64> {
+        bytes.start >> self.geo.frag_shift..self.geo.frags_for(bytes.end)
+    }
+
+    fn allocate(&self, c: Caller, node: &Arc<Node>, bytes: Range<u64>, keep_size: bool) -> Result<()> {
+        let cx = self.file_cx();
+        // Pages there have space of their own to come.
+        if allocate::has_pages(&cx, &node.state.read(), &bytes) {
+            writeback::write_back(&cx, vec![node.clone()])?;
+        }
+        let _exclusive = Exclusive::new(node);
+        self.leave_inode(c, node)?;
+        let frags = self.frag_range(&bytes);
+        let promise = Promise::for_range(&cx, node, frags.clone(), c.privileged())?;
+        allocate::allocate(&cx, node, frags, promise)?;
+        self.grow(c, node, if keep_size { 0 } else { bytes.end })
+    }
+
+    fn grow(&self, c: Caller, node: &Arc<Node>, size: u64) -> Result<()> {
+        let mut st = node.state.write();
+        if size > st.inode.size { file::extend(&self.file_cx(), &mut st, size, c.privileged()) } else { Ok(()) }
+    }
+
+    /// Drops the pages inside the range and writes back those at its edges.
+    fn drop_range(&self, node: &Arc<Node>, bytes: &Range<u64>) -> Result<()> {
+        let cx = self.file_cx();
+        let others = {
+            let _exclusive = Exclusive::new(node);
+            let mut st = node.state.write();
+            // A size that these pages had brought has to reach the device all the same.
+            st.dirty = true;
+            allocate::drop_pages(&cx, &mut st, bytes)
+        };
+        if others { writeback::write_back(&cx, vec![node.clone()]) } else { Ok(()) }
+    }
+
+    fn punch(&self, c: Caller, node: &Arc<Node>, bytes: Range<u64>) -> Result<()> {
+        let cx = self.file_cx();
+        // What can fail for want of space comes first.
+        let _nodes = Promise::for_cut(&cx, node)?;
+        self.drop_range(node, &bytes)?;
+        let _exclusive = Exclusive::new(node);
+        let too_long = {
+            let st = node.state.read();
+            st.inode.size > st.inode.inline_len as u64
+        };
+        if too_long {
+            // The pages that were to take their place are gone.
+            self.leave_inode(c, node)?;
+        }
+        let inside = {
+            let mut st = node.state.write();
+            if let InodeFormat::Inline(d) = &st.inode.format {
+                let end = bytes.end.min(d.len() as u64);
+                if bytes.start < end {
+                    let zeros = vec![0; (end - bytes.start) as usize];
+                    file::write(&cx, &mut st, bytes.start, &zeros, c.privileged())?;
+                }
+                return Ok(());
+            }
+            allocate::zero_edges(&cx, &mut st, &bytes, c.privileged())?
+        };
+        allocate::remove(&cx, node, inside)
+    }
+
+    fn zero_range(&self, c: Caller, node: &Arc<Node>, bytes: Range<u64>, keep_size: bool) -> Result<()> {
+        let cx = self.file_cx();
+        let frags = self.frag_range(&bytes);
+        // What can fail for want of space comes first.
+        let promise = {
+            let _exclusive = Exclusive::new(node);
+            self.leave_inode(c, node)?;
+            Promise::for_range(&cx, node, frags.clone(), c.privileged())?
+        };
+        self.drop_range(node, &bytes)?;
+        let _exclusive = Exclusive::new(node);
+        self.leave_inode(c, node)?;
+        let inside = allocate::zero_edges(&cx, &mut node.state.write(), &bytes, c.privileged())?;
+        allocate::make_unwritten(&cx, node, inside)?;
+        allocate::allocate(&cx, node, frags, promise)?;
+        self.grow(c, node, if keep_size { 0 } else { bytes.end })
+    }
+
+    /// Brings everything of the file to the device's state, and offset and length of a range into fragments.
+    fn settle(&self, node: &Arc<Node>, bytes: &Range<u64>, what: &str) -> Result<Range<u64>> {
+        let bs = self.geo.block_size() as u64;
+        if !bytes.start.is_multiple_of(bs) || !bytes.end.is_multiple_of(bs) {
+            return Error::invalid(format!("a range to {what} that does not consist of whole blocks of {bs} bytes"));
+        }
+        let unsettled = {
+            let st = node.state.read();
+            st.dirty || !st.data.pages.is_empty()
+        };
+        if unsettled {
+            writeback::write_back(&self.file_cx(), vec![node.clone()])?;
+        }
+        Ok(bytes.start >> self.geo.frag_shift..bytes.end >> self.geo.frag_shift)
+    }
+
+    fn collapse(&self, c: Caller, node: &Arc<Node>, bytes: Range<u64>) -> Result<()> {
+        let cx = self.file_cx();
+        if bytes.end >= node.state.read().inode.size {
+            return Error::invalid("a range to collapse that reaches the end of the file");
+        }
+        let frags = self.settle(node, &bytes, "collapse")?;
+        let _nodes = Promise::for_cut(&cx, node)?;
+        let _exclusive = Exclusive::new(node);
+        self.leave_inode(c, node)?;
+        allocate::remove(&cx, node, frags.clone())?;
+        allocate::shift_down(&cx, node, frags.end, frags.end - frags.start)
+    }
+
+    fn insert_range(&self, c: Caller, node: &Arc<Node>, bytes: Range<u64>) -> Result<()> {
+        let size = node.state.read().inode.size;
+        if bytes.start >= size {
+            return Error::invalid("a gap to insert at the end of the file or behind it");
+        }
+        size.checked_add(bytes.end - bytes.start).filter(|s| *s <= FILE_SIZE_MAX).ok_or(Error::FileTooLarge)?;
+        let frags = self.settle(node, &bytes, "insert")?;
+        let _exclusive = Exclusive::new(node);
+        self.leave_inode(c, node)?;
+        allocate::shift_up(&self.file_cx(), node, frags.start, frags.end - frags.start)
+    }
+
+    /// Contents that stand in the inode get a place of their own, by way of the log.
+    fn leave_inode(&self, c: Caller, node: &Arc<Node>) -> Result<()> {
+        let (dir, data) = {
+            let st = node.state.read();
+            match &st.inode.format {
+                InodeFormat::Inline(data) => (st.inode.parent, data.clone()),
+                _ => return Ok(()),
+            }
+        };
+        let inode_bytes = INODE_CORE_SIZE + INLINE_MAX + 64;
+        if data.is_empty() {
+            let txn = self.journal.begin(inode_bytes)?;
+            let mut st = node.state.write();
+            st.inode.format = InodeFormat::Extents(Vec::new());
+            return crate::inode::store(&txn, &mut st);
+        }
+        self.with_space(|| {
+            let frags = self.geo.frags_for(data.len() as u64);
+            let _promise = self.set_aside(frags, c.privileged())?;
+            let contents = self.place_contents(dir, &data)?;
+            let log_bytes = self.log_bytes_contents(&contents) + self.space.log_bytes_for_init() + inode_bytes;
+            let txn = self.journal.begin(log_bytes).inspect_err(|_| self.space.cancel(contents.run))?;
+            let mut st = node.state.write();
+            txn.arm();
+            let size = st.inode.size;
+            let outcome = self.log_contents(&txn, &mut st.inode, &contents);
+            st.inode.size = size;
+            outcome?;
+            crate::inode::store(&txn, &mut st)?;
+            txn.done();
+            Ok(())
+        })
+    }
+}
