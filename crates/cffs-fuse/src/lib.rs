@@ -28,6 +28,7 @@ mod ioctl;
 mod kernel;
 mod messages;
 mod mountpoint;
+mod ranges;
 mod remount;
 mod server;
 mod session;

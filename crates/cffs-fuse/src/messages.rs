@@ -62,6 +62,8 @@ messages! {
     statfs StatFs,
     create Create,
     lseek Lseek,
+    fallocate Fallocate,
+    copy_file_range CopyFileRange,
     ioctl Ioctl,
     unsupported Unsupported,
 }

@@ -6,6 +6,7 @@ use crate::convert;
 use crate::ioctl;
 use crate::kernel::{self, Abilities};
 use crate::messages::{Message, Messages};
+use crate::ranges;
 use crate::snapshot::{STATS_FILE, ServerProcess, Snapshots, is_snapshot};
 use cffs::error::{Error, Result};
 use cffs::format::{Ino, ROOT_INO};
@@ -697,31 +698,37 @@ impl Filesystem for Server {
 
     fn fallocate(
         &self,
-        _req: &Request,
-        _ino: INodeNo,
+        req: &Request,
+        ino: INodeNo,
         _fh: FileHandle,
-        _offset: u64,
-        _length: u64,
-        _mode: i32,
+        offset: u64,
+        length: u64,
+        mode: i32,
         reply: ReplyEmpty,
     ) {
-        self.unsupported(|e| reply.error(e));
+        reply_empty(
+            ranges::fallocate(&self.shared, caller(req), ino.0, offset..offset.saturating_add(length), mode),
+            reply,
+        );
     }
 
     fn copy_file_range(
         &self,
-        _req: &Request,
-        _ino_in: INodeNo,
+        req: &Request,
+        ino_in: INodeNo,
         _fh_in: FileHandle,
-        _offset_in: u64,
-        _ino_out: INodeNo,
+        offset_in: u64,
+        ino_out: INodeNo,
         _fh_out: FileHandle,
-        _offset_out: u64,
-        _len: u64,
+        offset_out: u64,
+        len: u64,
         _flags: CopyFileRangeFlags,
         reply: ReplyWrite,
     ) {
-        self.unsupported(|e| reply.error(e));
+        match ranges::copy(&self.shared, caller(req), (ino_in.0, offset_in), (ino_out.0, offset_out), len) {
+            Ok(n) => reply.written(n),
+            Err(e) => reply.error(e),
+        }
     }
 
     fn ioctl(

@@ -58,7 +58,7 @@ pub struct Failure {
     /// Writes and flushes before the crash.
     pub event: usize,
     /// The operation during or after which it happened.
-    pub op: Option<(usize, Op)>,
+    pub op: Option<Box<(usize, Op)>>,
     /// What survived.
     pub survival: Option<Survival>,
     /// Writes and flushes of the recovery before a second crash.
@@ -72,7 +72,7 @@ impl fmt::Display for Failure {
         if let Some(survival) = self.survival {
             write!(f, "crash after event {} ({survival:?} of the undecided writes survive)", self.event)?;
         }
-        if let Some((i, op)) = &self.op {
+        if let Some((i, op)) = self.op.as_deref() {
             write!(f, " in operation {i}, `{op}`")?;
         }
         if let Some((event, survival)) = self.second {
@@ -260,7 +260,7 @@ impl History {
         // Half of a copy, or of a range taken out or put in: a size between, and zeros where something moved away.
         let steps = self.in_steps.get(&id).is_some_and(|s| s.iter().any(|op| (low + 1..=high).contains(op)));
         let most = versions.iter().map(|v| v.size()).max().unwrap_or(0);
-        if !versions.iter().any(|v| v.size() == size) && !(steps && size <= most) {
+        if !(versions.iter().any(|v| v.size() == size) || steps && size <= most) {
             let sizes: Vec<u64> = versions.iter().map(|v| v.size()).collect();
             return Err(format!("{size} bytes long, must be one of {sizes:?}"));
         }
@@ -419,7 +419,7 @@ pub fn explore(setup: Setup, ops: &[Op], seed: u64, effort: Effort, coverage: &m
     let mut states = CrashStates::new(h.before.clone(), &h.events);
     for event in points(&h, effort.points, &mut rng) {
         states.advance(event);
-        let op = h.starts.partition_point(|s| *s < event).checked_sub(1).map(|i| (i, h.ops[i].clone()));
+        let op = h.starts.partition_point(|s| *s < event).checked_sub(1).map(|i| Box::new((i, h.ops[i].clone())));
         let failure =
             |survival, second, text| Failure { event, op: op.clone(), survival: Some(survival), second, text };
         let ways = if states.undecided() == 0 { 1 } else { effort.survivals };

@@ -46,49 +46,66 @@ impl Drop for Exclusive<'_> {
     }
 }
 
-/// Fragments promised for a while.
+/// Fragments promised for a while: of the file system, and where they become the file's, of its quotas.
 pub struct Promise<'a> {
     cx: FileCtx<'a>,
+    node: &'a Node,
     frags: u64,
+    /// Promised by quotas too.
+    charged: u64,
 }
 
 impl<'a> Promise<'a> {
-    fn new(cx: &FileCtx<'a>, frags: u64, privileged: bool) -> Result<Promise<'a>> {
-        cx.space.reserve(frags, privileged)?;
-        Ok(Promise { cx: *cx, frags })
-    }
-
-    /// For nodes of the extent tree, when `extents` come up at `places` places.
-    fn tree(cx: &FileCtx<'a>, node: &Node, places: u64, extents: u64) -> Result<Promise<'a>> {
+    /// For nodes of the extent tree, when `extents` come up at `places` places. They are the file's in the eyes of its quotas,
+    /// which do not refuse them.
+    fn tree(cx: &FileCtx<'a>, node: &'a Node, places: u64, extents: u64) -> Result<Promise<'a>> {
         let g = cx.cache.geometry();
-        let blocks = extent::worst_case_blocks(g, &node.state.read().inode, places, extents);
-        Promise::new(cx, blocks * g.frags_per_block(), true)
-    }
-
-    /// For the holes in a range, and for nodes of the tree that it takes to cut extents at its ends.
-    pub fn for_range(cx: &FileCtx<'a>, node: &Node, frags: Range<u64>, privileged: bool) -> Result<Promise<'a>> {
-        let holes = needs(cx, &node.state.read(), frags)?.places;
-        let mut promise = Promise::for_cut(cx, node)?;
-        cx.space.reserve(holes, privileged)?;
-        promise.frags += holes;
-        Ok(promise)
+        let frags = extent::worst_case_blocks(g, &node.state.read().inode, places, extents) * g.frags_per_block();
+        cx.space.reserve(frags, true)?;
+        Ok(Promise { cx: *cx, node, frags, charged: 0 })
     }
 
     /// For nodes of the tree, when a hole in the middle of an extent makes two of it.
-    pub fn for_cut(cx: &FileCtx<'a>, node: &Node) -> Result<Promise<'a>> {
+    pub fn for_cut(cx: &FileCtx<'a>, node: &'a Node) -> Result<Promise<'a>> {
         Promise::tree(cx, node, 2, 4)
     }
 
-    fn used(&mut self, frags: u64) {
+    /// For the holes in a range, and for nodes of the tree that it takes to cut extents at its ends.
+    pub fn for_range(cx: &FileCtx<'a>, node: &'a Node, frags: Range<u64>, privileged: bool) -> Result<Promise<'a>> {
+        let mut promise = Promise::for_cut(cx, node)?;
+        let st = node.state.read();
+        let holes = needs(cx, &st, frags)?.places;
+        st.data.reserve(cx, holes, privileged)?;
+        promise.frags += holes;
+        promise.charged += holes;
+        Ok(promise)
+    }
+
+    /// So many have a place: they are no longer among the free ones.
+    fn placed(&mut self, frags: u64) {
         let frags = frags.min(self.frags);
         self.frags -= frags;
         self.cx.space.unreserve(frags);
+    }
+
+    /// So many become the file's in the transaction that is open, which stores the inode.
+    fn told(&mut self, st: &NodeState, frags: u64) {
+        let frags = frags.min(self.charged);
+        self.charged -= frags;
+        if let Some(a) = &st.data.account {
+            a.convert(frags);
+        }
     }
 }
 
 impl Drop for Promise<'_> {
     fn drop(&mut self) {
         self.cx.space.unreserve(self.frags);
+        if self.charged > 0
+            && let Some(a) = &self.node.state.read().data.account
+        {
+            a.release(self.charged);
+        }
     }
 }
 
@@ -116,8 +133,8 @@ pub fn allocate(cx: &FileCtx<'_>, node: &Node, frags: Range<u64>, mut promise: P
     let mut at = frags.start;
     while at < frags.end {
         let (extents, next) = with_space(cx, || find_places(cx, node, at..frags.end))?;
-        promise.used(extents.iter().map(|e| e.len).sum());
-        insert(cx, node, extents)?;
+        promise.placed(extents.iter().map(|e| e.len).sum());
+        insert(cx, node, extents, &mut promise)?;
         at = next;
     }
     Ok(())
@@ -169,7 +186,7 @@ fn cancel(cx: &FileCtx<'_>, extents: &[Extent], e: Error) -> Error {
 }
 
 /// Tells bitmap and inode of places that were found.
-fn insert(cx: &FileCtx<'_>, node: &Node, extents: Vec<Extent>) -> Result<()> {
+fn insert(cx: &FileCtx<'_>, node: &Node, extents: Vec<Extent>, promise: &mut Promise<'_>) -> Result<()> {
     let mut rest = &extents[..];
     // New ones, in the eyes of who estimates what is logged.
     let as_new: Vec<Extent> = extents.iter().map(|e| Extent { unwritten: false, ..*e }).collect();
@@ -192,6 +209,7 @@ fn insert(cx: &FileCtx<'_>, node: &Node, extents: Vec<Extent>) -> Result<()> {
                 if outcome.is_ok() {
                     txn.arm();
                     cx.space.commit_alloc(&txn, run)?;
+                    promise.told(&st, run.len);
                     rest = &rest[1..];
                 } else {
                     break;
@@ -215,6 +233,10 @@ fn insert(cx: &FileCtx<'_>, node: &Node, extents: Vec<Extent>) -> Result<()> {
 
 /// Takes back what is allocated in a range of fragments. Nodes of the tree are promised ([`Promise::for_cut`]).
 pub fn remove(cx: &FileCtx<'_>, node: &Node, frags: Range<u64>) -> Result<()> {
+    // A damaged tree or bitmap shows before anything has changed.
+    extent::for_each(cx.cache, &node.state.read().inode, frags.clone(), |e| {
+        cx.space.prepare_free(Run { start: e.start, len: e.len })
+    })?;
     loop {
         let more = with_space(cx, || {
             let (limit, log_bytes) = truncate::plan(cx, &node.state.read().inode);
@@ -266,7 +288,10 @@ pub fn drop_pages(cx: &FileCtx<'_>, st: &mut NodeState, bytes: &Range<u64>) -> b
     let within = |i: u64| i * bs >= bytes.start && (to_the_end || (i + 1) * bs <= bytes.end);
     let gone: Vec<u64> = st.data.pages.range(touched.clone()).map(|(i, _)| *i).filter(|i| within(*i)).collect();
     gone.into_iter().for_each(|i| st.data.drop_page(cx, i));
-    // Never more than before.
+    // It may have gone on from a page that is no more.
+    if let Some(p) = st.data.pages.get_mut(&touched.end) {
+        p.splits += 2;
+    }
     let _ = reserve_tree(cx, st, true);
     st.data.pages.range(touched).next().is_some()
 }

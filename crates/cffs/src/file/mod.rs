@@ -322,6 +322,19 @@ fn page<'a>(cx: &FileCtx<'_>, st: &'a mut NodeState, index: u64, covered: &Range
     Ok(page)
 }
 
+/// Whether what is dirty in the page before `index` goes on in this one, in one unwritten extent: the two become written
+/// as one piece, or the second as the continuation of the first.
+fn continues(cx: &FileCtx<'_>, st: &NodeState, index: u64, first: u64) -> Result<bool> {
+    let g = cx.cache.geometry();
+    let Some(before) = index.checked_sub(1).and_then(|i| st.data.pages.get(&i)) else { return Ok(false) };
+    let starts = first == index * g.frags_per_block();
+    if !starts || before.dirty.end != g.block_size() {
+        return Ok(false);
+    }
+    let both = |e: &crate::format::Extent| e.unwritten && e.logical < first;
+    Ok(matches!(extent::lookup(cx.cache, &st.inode, first)?, Mapping::Data(e) if both(&e)))
+}
+
 /// Puts bytes into the page at `index`, reserving what they need.
 fn dirty_page(
     cx: &FileCtx<'_>,
@@ -345,7 +358,12 @@ fn dirty_page(
     let base = (index << g.block_shift) >> g.frag_shift;
     let frags = base + (dirty.start / fs) as u64..base + dirty.end.div_ceil(fs) as u64;
     let (had, had_splits) = existed.map_or((0, 0), |(_, r, s)| (r, s));
-    let need = needs(cx, st, frags)?;
+    let mut need = needs(cx, st, frags.clone())?;
+    if need.splits > 0 && continues(cx, st, index, frags.start)? {
+        need.splits -= 2;
+    }
+    // What was allocated ahead can be written: for the tree the reserve is there.
+    let privileged = privileged || need.places == 0;
     let more = need.places.saturating_sub(had);
     let more_splits = need.splits.saturating_sub(had_splits);
     st.data.reserve(cx, more, privileged)?;

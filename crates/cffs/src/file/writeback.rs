@@ -372,7 +372,7 @@ fn tell(cx: &FileCtx<'_>, job: &mut Job) -> Result<()> {
             return tell_last(cx, &txn, &mut st, job);
         }
         let end = job.extents.get(n).map_or(job.size, |e| e.logical << cx.cache.geometry().frag_shift);
-        let placed = job.extents[..n].iter().map(|e| e.len).sum();
+        let placed = job.extents[..n].iter().filter(|e| !e.unwritten).map(|e| e.len).sum();
         insert_extents(cx, &txn, &mut st, job, n)?;
         convert(cx, &st, job, placed);
         // All before the next extent is written: no extent lies beyond the end that the device shows.

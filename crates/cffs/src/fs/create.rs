@@ -98,7 +98,7 @@ impl Fs {
         self.set_aside(self.frags_for_name(), privileged)
     }
 
-    pub(super) fn set_aside(&self, frags: u64, privileged: bool) -> Result<NameReserve<'_>> {
+    fn set_aside(&self, frags: u64, privileged: bool) -> Result<NameReserve<'_>> {
         self.space.reserve(frags, privileged)?;
         Ok(NameReserve { fs: self, frags })
     }

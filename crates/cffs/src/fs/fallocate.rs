@@ -91,10 +91,10 @@ impl Fs {
         let frags = self.frag_range(&bytes);
         let promise = Promise::for_range(&cx, node, frags.clone(), c.privileged())?;
         allocate::allocate(&cx, node, frags, promise)?;
-        self.grow(c, node, if keep_size { 0 } else { bytes.end })
+        self.extend_to(c, node, if keep_size { 0 } else { bytes.end })
     }
 
-    fn grow(&self, c: Caller, node: &Arc<Node>, size: u64) -> Result<()> {
+    fn extend_to(&self, c: Caller, node: &Arc<Node>, size: u64) -> Result<()> {
         let mut st = node.state.write();
         if size > st.inode.size { file::extend(&self.file_cx(), &mut st, size, c.privileged()) } else { Ok(()) }
     }
@@ -156,7 +156,7 @@ impl Fs {
         let inside = allocate::zero_edges(&cx, &mut node.state.write(), &bytes, c.privileged())?;
         allocate::make_unwritten(&cx, node, inside)?;
         allocate::allocate(&cx, node, frags, promise)?;
-        self.grow(c, node, if keep_size { 0 } else { bytes.end })
+        self.extend_to(c, node, if keep_size { 0 } else { bytes.end })
     }
 
     /// Brings everything of the file to the device's state, and offset and length of a range into fragments.
@@ -216,15 +216,24 @@ impl Fs {
             st.inode.format = InodeFormat::Extents(Vec::new());
             return crate::inode::store(&txn, &mut st);
         }
+        let cx = self.file_cx();
         self.with_space(|| {
             let frags = self.geo.frags_for(data.len() as u64);
-            let _promise = self.set_aside(frags, c.privileged())?;
-            let contents = self.place_contents(dir, &data)?;
+            node.state.read().data.reserve(&cx, frags, c.privileged())?;
+            let release = |e: Error| {
+                node.state.read().data.release(&cx, frags);
+                e
+            };
+            let contents = self.place_contents(dir, &data).map_err(release)?;
             let log_bytes = self.log_bytes_contents(&contents) + self.space.log_bytes_for_init() + inode_bytes;
-            let txn = self.journal.begin(log_bytes).inspect_err(|_| self.space.cancel(contents.run))?;
+            let txn = self.journal.begin(log_bytes).map_err(|e| {
+                self.space.cancel(contents.run);
+                release(e)
+            })?;
             let mut st = node.state.write();
             txn.arm();
             let size = st.inode.size;
+            st.data.convert(&cx, frags);
             let outcome = self.log_contents(&txn, &mut st.inode, &contents);
             st.inode.size = size;
             outcome?;

@@ -1,0 +1,87 @@
+//! Messages about ranges of files: FALLOCATE and COPY_FILE_RANGE.
+
+use crate::messages::Message;
+use crate::server::Shared;
+use crate::snapshot::is_snapshot;
+use cffs::error::{Error, Result};
+use cffs::format::Ino;
+use cffs::fs::Fallocate;
+use cffs::fs::api::Caller;
+use fuser::Errno;
+use std::ops::Range;
+
+/// Most bytes copied for one message. The program that asks cannot be interrupted meanwhile, and asks again for the rest.
+const COPY_MAX: u64 = 16 << 20;
+
+const KEEP_SIZE: i32 = 1;
+const PUNCH_HOLE: i32 = 2;
+const COLLAPSE_RANGE: i32 = 8;
+const ZERO_RANGE: i32 = 0x10;
+const INSERT_RANGE: i32 = 0x20;
+
+/// What the mode of fallocate(2) asks for.
+fn what(mode: i32) -> Result<Fallocate> {
+    let keep_size = mode & KEEP_SIZE != 0;
+    Ok(match mode & !KEEP_SIZE {
+        0 => Fallocate::Allocate { keep_size },
+        ZERO_RANGE => Fallocate::Zero { keep_size },
+        PUNCH_HOLE if keep_size => Fallocate::PunchHole,
+        // Linux keeps these two to itself so far; should it pass them one day, here they are.
+        COLLAPSE_RANGE if !keep_size => Fallocate::Collapse,
+        INSERT_RANGE if !keep_size => Fallocate::Insert,
+        _ => return Err(Error::Unsupported),
+    })
+}
+
+/// Changes the space of a range.
+pub(crate) fn fallocate(
+    shared: &Shared,
+    caller: Caller,
+    ino: Ino,
+    range: Range<u64>,
+    mode: i32,
+) -> std::result::Result<(), Errno> {
+    shared.call(Message::Fallocate, ino, |fs| {
+        if is_snapshot(ino) {
+            return Err(Error::NotPermitted);
+        }
+        fs.fallocate(caller, ino, what(mode)?, range.start, range.end - range.start)
+    })
+}
+
+/// Copies from one file to another, or within one.
+pub(crate) fn copy(
+    shared: &Shared,
+    caller: Caller,
+    from: (Ino, u64),
+    to: (Ino, u64),
+    len: u64,
+) -> std::result::Result<u32, Errno> {
+    shared.call(Message::CopyFileRange, from.0, |fs| {
+        if is_snapshot(from.0) || is_snapshot(to.0) {
+            // The kernel then copies through the page cache, and finds out what may not be written.
+            return Err(Error::Unsupported);
+        }
+        let copied = fs.copy_range(caller, from.0, from.1, to.0, to.1, len.min(COPY_MAX))?;
+        Ok(u32::try_from(copied).unwrap_or(u32::MAX))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn modes_of_fallocate() {
+        assert_eq!(what(0).unwrap(), Fallocate::Allocate { keep_size: false });
+        assert_eq!(what(KEEP_SIZE).unwrap(), Fallocate::Allocate { keep_size: true });
+        assert_eq!(what(PUNCH_HOLE | KEEP_SIZE).unwrap(), Fallocate::PunchHole);
+        assert_eq!(what(ZERO_RANGE).unwrap(), Fallocate::Zero { keep_size: false });
+        assert_eq!(what(ZERO_RANGE | KEEP_SIZE).unwrap(), Fallocate::Zero { keep_size: true });
+        assert_eq!(what(COLLAPSE_RANGE).unwrap(), Fallocate::Collapse);
+        assert_eq!(what(INSERT_RANGE).unwrap(), Fallocate::Insert);
+        for mode in [PUNCH_HOLE, COLLAPSE_RANGE | KEEP_SIZE, 0x40, 0x80, PUNCH_HOLE | ZERO_RANGE, 4] {
+            assert!(matches!(what(mode), Err(Error::Unsupported)), "{mode:#x}");
+        }
+    }
+}
