@@ -18,7 +18,7 @@ pub mod mount {
 
 /// Exit codes of fsck(8).
 pub mod fsck {
-    /// Something was put right: here, the log was replayed.
+    /// Something was put right.
     pub const CORRECTED: u8 = 1;
     /// Errors are left.
     pub const ERRORS_LEFT: u8 = 4;

@@ -1,32 +1,36 @@
-//! `cffs fsck`: checks an image.
+//! `cffs fsck`: checks and repairs an image.
 
 use crate::exit::{self, ExitCodeExt, with_code};
-use crate::image::{EngineResultExt, Image, LogArgs};
+use crate::image::{EngineResultExt, Image, LogArgs, open_device};
 use crate::progress::Steps;
 use crate::text::print_json;
 use anyhow::anyhow;
+use cffs::check::repair::{Action, Repaired, repair, settle};
 use cffs::check::{CheckOptions, Report, check};
 use cffs::device::{Device, OpenMode};
+use cffs::error::Error;
 use cffs::format::superblock::State;
-use cffs::fs::api::MountOptions;
 use clap::Args;
 use serde_json::{Value, json};
-use std::io::{self, Write};
+use std::io::{self, BufRead, IsTerminal, Write};
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 const EXIT_CODES: &str = "\
-Exit codes:
+Exit codes (they add up):
   0   Nothing is wrong
-  1   The log was replayed, and nothing is wrong now
+  1   Errors were repaired, or the log was replayed
   4   Errors are left
-  8   The check could not be done
+  8   The check or the repair could not be done
   16  Wrong usage
   32  Interrupted";
 
-/// Check a cffs image
+/// Check and repair a cffs image
 ///
-/// Looks at every structure. This version finds damage but does not repair it. A log that is not empty, as after a
-/// crash, is replayed: in memory with -n, otherwise on the image.
+/// Looks at every structure. Without -n, -p or -y it asks before each change; where it cannot ask, it changes nothing.
+/// What is to be changed is worked out first and then written through the log, so that an interrupted repair leaves the
+/// file system as it was or as it is to be. Files that have lost their names appear in lost+found.
 ///
 #[derive(Args, Debug)]
 #[command(after_long_help = EXIT_CODES)]
@@ -34,10 +38,10 @@ pub struct FsckArgs {
     /// Change nothing
     #[arg(short, conflicts_with_all = ["preen", "yes"])]
     no: bool,
-    /// Do what is safe without asking: replay the log
+    /// Do what is safe without asking: replay the log, make anew what follows from other structures
     #[arg(short, visible_short_alias = 'a', conflicts_with = "yes")]
     preen: bool,
-    /// Answer all questions with yes: replay the log
+    /// Answer all questions with yes
     #[arg(short)]
     yes: bool,
     /// Check even if the file system is marked clean
@@ -70,79 +74,204 @@ pub struct FsckArgs {
     image: PathBuf,
 }
 
+/// What was found and done.
+struct Outcome {
+    /// The check before any repair; none where there was no superblock to go by.
+    before: Option<Report>,
+    repaired: Option<Repaired>,
+    /// Nothing was wrong but that the file system was not unmounted: the log was replayed, if there was one.
+    settled: Option<u64>,
+}
+
+impl Outcome {
+    fn report(&self) -> Option<&Report> {
+        self.repaired.as_ref().map(|r| &r.after).or(self.before.as_ref())
+    }
+    fn clean(&self) -> bool {
+        self.report().is_some_and(Report::is_clean)
+    }
+    /// Whether the image is another one than before.
+    fn changed(&self) -> bool {
+        self.settled.is_some() || self.repaired.as_ref().is_some_and(|r| r.actions_total > 0 || r.replayed > 0)
+    }
+    /// Transactions replayed on the image.
+    fn replayed(&self) -> u64 {
+        self.settled.or(self.repaired.as_ref().map(|r| r.replayed)).unwrap_or(0)
+    }
+}
+
 /// Runs the subcommand.
 pub fn run(args: &FsckArgs) -> anyhow::Result<u8> {
     crate::log::start(0);
     let name = args.image.display().to_string();
-    let log = args.log.log_device.as_deref();
-    let interrupted = signal_hook::flag::register_conditional_shutdown;
+    // A check may end anywhere, and so may a repair: what it leaves is in order, or brought into order by the next one.
+    let always = Arc::new(AtomicBool::new(true));
     for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
-        // A check changes nothing that would have to be brought to an end, so it may end anywhere.
-        let always = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(true));
-        interrupted(signal, exit::fsck::CANCELLED.into(), always)?;
+        signal_hook::flag::register_conditional_shutdown(signal, exit::fsck::CANCELLED.into(), always.clone())?;
     }
-    let mut image = Image::open(&args.image, log, OpenMode::READ_ONLY)?;
+    let asks = !args.no && !args.preen && !args.yes && io::stdin().is_terminal() && io::stdout().is_terminal();
+    let writes = args.preen || args.yes || asks;
+    let log = args.log.log_device.as_deref();
+    let mode = if writes { OpenMode::READ_WRITE } else { OpenMode::READ_ONLY };
+    let (dev, log_dev, state): (Arc<dyn Device>, Option<Arc<dyn Device>>, Option<State>) =
+        match Image::open(&args.image, log, mode) {
+            Ok(image) => (image.dev, image.log_dev.map(|d| d as Arc<dyn Device>), Some(image.superblock.state)),
+            // Its copies may be good.
+            Err(e) if writes && has_copies(&args.image, mode) => {
+                eprintln!("{e:#}");
+                let log_dev = log.map(|l| open_device(l, mode)).transpose()?;
+                (Arc::new(open_device(&args.image, mode)?), log_dev.map(|d| Arc::new(d) as Arc<dyn Device>), None)
+            }
+            Err(e) => return Err(e),
+        };
     // What -p is for at boot: a file system in order costs nothing.
-    if args.preen && !args.force && !args.json && image.superblock.state == State::Clean {
+    if args.preen && !args.force && !args.json && state == Some(State::Clean) {
         writeln!(io::stdout(), "{name}: clean")?;
         return Ok(0);
     }
-    let mut replayed = false;
-    if !args.no && (args.preen || args.yes) && image.superblock.state == State::Journaled {
-        drop(image);
-        let fs = Image::open(&args.image, log, OpenMode::READ_WRITE)?
-            .mount(MountOptions { background: false, ..MountOptions::default() })?;
-        fs.close().about(|| &name)?;
-        drop(fs);
-        replayed = true;
-        image = Image::open(&args.image, log, OpenMode::READ_ONLY)?;
+    // After a crash the log has all that is missing.
+    if args.preen && !args.force && !args.json && state == Some(State::Journaled) {
+        let replayed = settle(&*dev, log_dev.as_deref()).about(|| &name).exit_code(exit::fsck::OPERATIONAL)?;
+        writeln!(io::stdout(), "{name}: the log was replayed ({replayed} transactions): clean")?;
+        return Ok(exit::fsck::CORRECTED);
     }
-    let report = check_image(&image, &name).exit_code(exit::fsck::OPERATIONAL)?;
+    let mut outcome = Outcome { before: None, repaired: None, settled: None };
+    if state.is_some() {
+        match check_device(dev.clone(), log_dev.clone()) {
+            Ok(report) => outcome.before = Some(report),
+            // A log that cannot be replayed.
+            Err(Error::Corrupt(c)) if writes => eprintln!("{name}: {c}"),
+            Err(e) => return Err::<u8, _>(e).about(|| &name).exit_code(exit::fsck::OPERATIONAL),
+        }
+    }
+    match &outcome.before {
+        Some(report) if report.is_clean() => {
+            if writes && state != Some(State::Clean) {
+                let settled = settle(&*dev, log_dev.as_deref());
+                outcome.settled = Some(settled.about(|| &name).exit_code(exit::fsck::OPERATIONAL)?);
+            }
+        }
+        before => {
+            let safe = before.as_ref().is_some_and(Report::is_safe_to_repair);
+            if writes && (safe || !args.preen) {
+                if let Some(report) = before.as_ref().filter(|_| !args.json) {
+                    list_problems(report, &name)?;
+                }
+                outcome.repaired = Some(repair_device(args, dev, log_dev, &name, asks)?);
+            }
+        }
+    }
     if args.json {
-        print_json(&to_json(&report, &name, replayed)?)?;
+        print_json(&to_json(&outcome, &name)?)?;
     } else {
-        print(&report, &name, replayed)?;
+        print(&outcome, &name)?;
     }
-    match (report.is_clean(), replayed) {
-        (true, false) => Ok(0),
-        (true, true) => Ok(exit::fsck::CORRECTED),
-        (false, _) => Err(with_code(
-            exit::fsck::ERRORS_LEFT,
-            anyhow!(
-                "{name}: {} problems: repair is not available in this version: mount it read-only and copy out what matters",
-                report.problems_total
-            ),
-        )),
+    let corrected = if outcome.changed() { exit::fsck::CORRECTED } else { 0 };
+    if outcome.clean() {
+        return Ok(corrected);
+    }
+    let left = outcome.report().map_or(0, |r| r.problems_total);
+    let advice = match (args.preen, writes) {
+        (true, _) => "UNEXPECTED INCONSISTENCY; run cffs fsck by hand, without -p",
+        (false, false) => "run cffs fsck -y on it, best on a copy, to repair them",
+        _ => "run cffs fsck -y again, or mount it read-only and copy out what matters",
+    };
+    let problems = if left == 1 { "1 problem".to_string() } else { format!("{left} problems") };
+    Err(with_code(corrected | exit::fsck::ERRORS_LEFT, anyhow!("{name}: {problems} left: {advice}")))
+}
+
+/// Whether good copies of a superblock stand on a device whose first one cannot be used.
+fn has_copies(image: &std::path::Path, mode: OpenMode) -> bool {
+    open_device(image, mode).is_ok_and(|dev| !cffs::mkfs::find_copies(&dev).is_empty())
+}
+
+/// Repairs, asking as the arguments say.
+fn repair_device(
+    args: &FsckArgs,
+    dev: Arc<dyn Device>,
+    log_dev: Option<Arc<dyn Device>>,
+    name: &str,
+    asks: bool,
+) -> anyhow::Result<Repaired> {
+    let steps = Steps::new();
+    let quiet = args.json;
+    let mut all = !asks;
+    let mut answer = |a: &Action| {
+        if !quiet {
+            steps.pause(|| println!("{name}: {a}"));
+        }
+        if all {
+            return true;
+        }
+        match steps.pause(|| question("Do this (y/n/a = yes to all)?")) {
+            Some('a') => {
+                all = true;
+                true
+            }
+            Some('y') => true,
+            _ => false,
+        }
+    };
+    let done = repair(dev, log_dev, &CheckOptions::default(), &mut answer, &|phase, done, total| {
+        steps.show(phase.name(), done, total);
+    });
+    done.about(|| name).exit_code(exit::fsck::OPERATIONAL)
+}
+
+/// Asks until one of the letters comes; `None` at the end of the input.
+fn question(text: &str) -> Option<char> {
+    let mut line = String::new();
+    loop {
+        print!("{text} ");
+        io::stdout().flush().ok()?;
+        line.clear();
+        if io::stdin().lock().read_line(&mut line).ok()? == 0 {
+            return None;
+        }
+        match line.trim().chars().next().map(|c| c.to_ascii_lowercase()) {
+            Some(c @ ('y' | 'n' | 'a')) => return Some(c),
+            _ => {}
+        }
     }
 }
 
 /// Checks an open image.
 pub fn check_image(image: &Image, name: &str) -> anyhow::Result<Report> {
-    let steps = Steps::new();
-    let log_dev = image.log_dev.clone().map(|d| d as std::sync::Arc<dyn Device>);
-    let options = CheckOptions::default();
-    let report =
-        check(image.dev.clone(), log_dev, &options, &|phase, done, total| steps.show(phase.name(), done, total));
-    report.about(|| name)
+    let log_dev = image.log_dev.clone().map(|d| d as Arc<dyn Device>);
+    check_device(image.dev.clone(), log_dev).about(|| name)
 }
 
-fn to_json(report: &Report, name: &str, replayed: bool) -> anyhow::Result<Value> {
-    let mut value = serde_json::to_value(report)?;
+fn check_device(dev: Arc<dyn Device>, log_dev: Option<Arc<dyn Device>>) -> cffs::error::Result<Report> {
+    let steps = Steps::new();
+    check(dev, log_dev, &CheckOptions::default(), &|phase, done, total| steps.show(phase.name(), done, total))
+}
+
+/// The report of the file system as it is now; what was wrong and what was done stand beside it.
+fn to_json(outcome: &Outcome, name: &str) -> anyhow::Result<Value> {
+    let mut value = serde_json::to_value(outcome.report())?;
     if let Value::Object(object) = &mut value {
         object.insert("image".into(), json!(name));
-        object.insert("clean".into(), json!(report.is_clean()));
-        object.insert("log_replayed_on_image".into(), json!(replayed));
+        object.insert("clean".into(), json!(outcome.clean()));
+        object.insert("log_replayed_on_image".into(), json!(outcome.replayed() > 0));
+        if let Some(r) = &outcome.repaired {
+            let mut repair = serde_json::to_value(r)?;
+            if let Value::Object(fields) = &mut repair {
+                fields.remove("after");
+                let before = outcome.before.as_ref().map(|b| (&b.problems, b.problems_total, &b.by_class));
+                if let Some((problems, total, by_class)) = before {
+                    fields.insert("problems_before".into(), json!(problems));
+                    fields.insert("problems_before_total".into(), json!(total));
+                    fields.insert("by_class_before".into(), json!(by_class));
+                }
+            }
+            object.insert("repair".into(), repair);
+        }
     }
     Ok(value)
 }
 
-fn print(report: &Report, name: &str, replayed: bool) -> io::Result<()> {
+fn list_problems(report: &Report, name: &str) -> io::Result<()> {
     let mut out = io::stdout().lock();
-    if replayed {
-        writeln!(out, "{name}: the log was replayed")?;
-    } else if report.replayed > 0 {
-        writeln!(out, "{name}: checked as after a replay of its log ({} transactions)", report.replayed)?;
-    }
     for problem in &report.problems {
         writeln!(out, "{name}: {problem}")?;
     }
@@ -150,8 +279,36 @@ fn print(report: &Report, name: &str, replayed: bool) -> io::Result<()> {
     if report.problems_total > listed {
         writeln!(out, "{name}: and {} problems more", report.problems_total - listed)?;
     }
+    out.flush()
+}
+
+fn print(outcome: &Outcome, name: &str) -> io::Result<()> {
+    let Some(report) = outcome.report() else { return Ok(()) };
+    if outcome.replayed() > 0 {
+        writeln!(io::stdout(), "{name}: the log was replayed")?;
+    }
+    match &outcome.repaired {
+        Some(r) => {
+            if r.actions_total > 0 {
+                let named = if r.named > 0 { format!(", {} inodes named in lost+found", r.named) } else { String::new() };
+                writeln!(
+                    io::stdout(),
+                    "{name}: REPAIRED: {} changes, {} blocks written{named}",
+                    r.actions_total,
+                    r.blocks_written
+                )?;
+            }
+        }
+        None if report.replayed > 0 && outcome.settled.is_none() => {
+            let n = report.replayed;
+            writeln!(io::stdout(), "{name}: checked as after a replay of its log ({n} transactions)")?;
+        }
+        None => {}
+    }
+    list_problems(report, name)?;
     let c = &report.counts;
     let share = if c.frags_total > 0 { c.frags_used as f64 * 100.0 / c.frags_total as f64 } else { 0.0 };
+    let mut out = io::stdout().lock();
     writeln!(
         out,
         "{name}: {}: {} files, {} directories, {} symbolic links, {} special files, {share:.1}% of the space in use",

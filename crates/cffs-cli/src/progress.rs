@@ -79,6 +79,11 @@ impl Steps {
         Steps { bar }
     }
 
+    /// Does something that writes to the terminal, without tearing the bar.
+    pub fn pause<T>(&self, f: impl FnOnce() -> T) -> T {
+        self.bar.suspend(f)
+    }
+
     /// So much of a phase is done.
     pub fn show(&self, phase: &'static str, done: u64, total: u64) {
         if self.bar.is_hidden() {

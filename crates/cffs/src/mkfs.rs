@@ -122,9 +122,15 @@ fn random<const N: usize>() -> Result<[u8; N]> {
     Ok(b)
 }
 
-fn now_ns() -> i64 {
+/// The time, in nanoseconds since 1970.
+pub(crate) fn now_ns() -> i64 {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     now.map_or(0, |d| i64::try_from(d.as_nanos()).unwrap_or(i64::MAX))
+}
+
+/// A number that nobody can know beforehand.
+pub(crate) fn random_u32() -> Result<u32> {
+    Ok(u32::from_ne_bytes(random()?))
 }
 
 /// The superblock that [`mkfs`] would write, with every option checked. Touches no device.

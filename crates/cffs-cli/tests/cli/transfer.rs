@@ -248,7 +248,7 @@ fn what_info_and_stats_and_fsck_say() {
 }
 
 #[test]
-fn damage_is_found_and_nothing_is_changed() {
+fn damage_is_found_and_repaired() {
     let dir = temp_dir();
     let source = dir.path().join("source");
     make_tree(&source);
@@ -260,12 +260,57 @@ fn damage_is_found_and_nothing_is_changed() {
     let file = fs::OpenOptions::new().write(true).open(&image).unwrap();
     file.write_all_at(&[0xaa; 100], block as u64 * 4096 + 500).unwrap();
     let damaged = contents(&image);
-    fails(&["fsck", "-n", &image], 4, &[&image, "repair is not available"]);
-    fails(&["fsck", "-y", &image], 4, &[&image, "repair is not available"]);
+    fails(&["fsck", "-n", &image], 4, &[&image, "fsck -y"]);
+    fails(&["fsck", &image], 4, &[&image, "fsck -y"]);
     let out = run(&["fsck", "-n", "--json", &image]);
-    assert_eq!(json(&stdout(&out))["clean"], false);
+    let report = json(&stdout(&out));
+    assert_eq!((&report["clean"], &report["by_class"]["dir-block"]), (&false.into(), &1.into()));
     assert!(stdout(&run(&["fsck", "-n", &image])).contains("checksum"));
+    assert!(contents(&image) == damaged, "without -p or -y nothing is written");
+    // What loses something is nothing for -p.
+    fails(&["fsck", "-f", "-p", &image], 4, &[&image, "by hand"]);
     assert!(contents(&image) == damaged);
+
+    let out = run(&["fsck", "-y", "--json", &image]);
+    assert_eq!(out.status.code(), Some(1), "{}", stderr(&out));
+    let report = json(&stdout(&out));
+    assert_eq!((&report["clean"], &report["state"]), (&true.into(), &"clean".into()), "{report}");
+    let done = &report["repair"];
+    assert!(done["actions_total"].as_u64().unwrap() > 0 && done["blocks_written"].as_u64().unwrap() > 0, "{done}");
+    assert_eq!(done["by_class_before"]["dir-block"], 1);
+    assert!(ok(&["fsck", "-f", "-n", &image]).contains("clean"));
+    assert_eq!(run(&["fsck", "-f", "-y", &image]).status.code(), Some(0), "a second repair finds nothing");
+}
+
+#[test]
+fn preen_repairs_what_is_derived_and_superblocks_come_from_copies() {
+    let dir = temp_dir();
+    let source = dir.path().join("source");
+    make_tree(&source);
+    let image = make_image(dir.path(), &[]);
+    ok(&["import", source.to_str().unwrap(), &image]);
+    let file = fs::OpenOptions::new().write(true).open(&image).unwrap();
+    let damage = |magic: &[u8]| {
+        let block = contents(&image).chunks(4096).position(|b| b.starts_with(magic)).unwrap() as u64;
+        file.write_all_at(&[0x55; 300], block * 4096 + 200).unwrap();
+    };
+    damage(b"CFBM");
+    damage(b"CFLO");
+    ok(&["fsck", "-p", &image]); // marked clean: not looked at
+    let out = run(&["fsck", "-f", "-p", &image]);
+    assert_eq!(out.status.code(), Some(1), "{}{}", stdout(&out), stderr(&out));
+    assert!(stdout(&out).contains("REPAIRED"), "{}", stdout(&out));
+    ok(&["fsck", "-f", "-n", &image]);
+
+    file.write_all_at(&[0; 4096], 0).unwrap();
+    fails(&["fsck", "-n", &image], 8, &[&image, "copies"]);
+    let out = run(&["fsck", "-y", &image]);
+    assert_eq!(out.status.code(), Some(1), "{}{}", stdout(&out), stderr(&out));
+    assert!(stdout(&out).contains("restore it from the copy"), "{}", stdout(&out));
+    ok(&["fsck", "-f", "-n", &image]);
+    let copy = dir.path().join("copy");
+    ok(&["export", &image, copy.to_str().unwrap()]);
+    assert_same(&source, &copy);
 }
 
 #[test]

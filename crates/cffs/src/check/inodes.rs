@@ -68,9 +68,9 @@ impl Checker<'_> {
     /// unusable or taken, so that nothing below it may be looked at.
     pub(super) fn check_inode(&mut self, inode: &Inode, found: Found, role: Role) -> Option<DataPlace> {
         let ino = inode.ino;
-        if ino < FIRST_USER_INO {
+        if !(FIRST_USER_INO..=super::ino_max(&self.g)).contains(&ino) {
             self.inode_problem(Class::InodeNumber, ino, || {
-                format!("a file at {} with a reserved number", place(found))
+                format!("a file at {} with an impossible number", place(found))
             });
             return None;
         }

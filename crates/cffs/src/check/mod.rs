@@ -1,5 +1,5 @@
 //! The complete check of a file system: every structure is read and compared with every other that speaks about the
-//! same thing. Nothing is written.
+//! same thing. Nothing is written; [`mod@repair`] does that.
 //!
 //! The phases, each in a file of its own:
 //! 1. superblock copies, log header, counters, system inodes;
@@ -20,6 +20,7 @@ mod index;
 mod inodes;
 mod quota;
 mod reader;
+pub mod repair;
 mod report;
 mod space;
 mod tables;
@@ -98,16 +99,11 @@ pub fn check(
 
     ck.counts.frags_used = ck.claims.total + g.ag_count * g.ag_header_blocks() * g.frags_per_block();
     ck.counts.frags_total = g.total_frags();
-    let state = match sb.state {
-        State::Clean => "clean",
-        State::Journaled => "journaled",
-        State::Unjournaled => "unjournaled",
-        State::Error => "error",
-    };
     Ok(Report {
         problems_total: ck.problems.total,
+        by_class: ck.problems.by_class,
         problems: ck.problems.list,
-        state,
+        state: state_name(sb.state),
         replayed,
         counts: ck.counts,
         layout: ck.layout,
@@ -125,6 +121,21 @@ fn size_by_counters(dev: &dyn Device, g: Geometry) -> Geometry {
         return g;
     }
     g.of_counters(&Counters::decode(&block)).unwrap_or(g)
+}
+
+/// What a state is called in reports.
+fn state_name(state: State) -> &'static str {
+    match state {
+        State::Clean => "clean",
+        State::Journaled => "journaled",
+        State::Unjournaled => "unjournaled",
+        State::Error => "error",
+    }
+}
+
+/// The largest inode number that is possible: numbers are given out from below, and the smallest inode takes 128 bytes.
+fn ino_max(g: &Geometry) -> Ino {
+    (1 << 16) + g.total_bytes() / 64
 }
 
 /// Everything that the phases share.

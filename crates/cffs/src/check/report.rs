@@ -1,6 +1,7 @@
 //! What a check found.
 
 use serde::Serialize;
+use std::collections::BTreeMap;
 
 macro_rules! classes {
     ($($(#[$doc:meta])* $name:ident = $id:literal,)*) => {
@@ -26,6 +27,8 @@ macro_rules! classes {
 }
 
 classes! {
+    /// The superblock is damaged or does not fit the file system.
+    Superblock = "superblock",
     /// A copy of the superblock is damaged or says something else than the primary.
     SuperblockCopy = "superblock-copy",
     /// The log's header is damaged.
@@ -120,6 +123,39 @@ classes! {
     QuotaUsage = "quota-usage",
 }
 
+impl Class {
+    /// Whether what is wrong follows from other structures and can be made anew from them.
+    pub fn is_derived(self) -> bool {
+        matches!(
+            self,
+            Class::SuperblockCopy
+                | Class::CountersBlock
+                | Class::CounterFree
+                | Class::CounterInodes
+                | Class::CounterGroups
+                | Class::GroupHeader
+                | Class::GroupFree
+                | Class::GroupVirgin
+                | Class::Bitmap
+                | Class::FragmentsLeaked
+                | Class::FragmentsUnmarked
+                | Class::InodeSpace
+                | Class::DirCount
+                | Class::NameHash
+                | Class::IndexBucket
+                | Class::IndexMissing
+                | Class::IndexStale
+                | Class::LocatorBlock
+                | Class::LocatorMissing
+                | Class::LocatorStale
+                | Class::LocatorWrong
+                | Class::TableCount
+                | Class::TableMap
+                | Class::OrphanList
+        )
+    }
+}
+
 /// One thing that is wrong.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Problem {
@@ -202,6 +238,8 @@ pub enum Phase {
     Tree,
     /// Inode locator table.
     Locator,
+    /// Space that is marked as used, searched for what nobody maps any more (repair only).
+    Lost,
     /// Free space.
     Space,
 }
@@ -214,6 +252,7 @@ impl Phase {
             Phase::External => "external inodes",
             Phase::Tree => "directories and files",
             Phase::Locator => "inode locator",
+            Phase::Lost => "lost blocks",
             Phase::Space => "free space",
         }
     }
@@ -235,6 +274,8 @@ pub struct Report {
     pub problems: Vec<Problem>,
     /// How many problems there are in all.
     pub problems_total: u64,
+    /// How many there are of each class.
+    pub by_class: BTreeMap<Class, u64>,
     /// State in the superblock: `clean`, `journaled`, `unjournaled` or `error`.
     pub state: &'static str,
     /// Transactions of the log that were replayed in memory before looking.
@@ -252,6 +293,11 @@ impl Report {
     pub fn is_clean(&self) -> bool {
         self.problems_total == 0
     }
+    /// Everything that is wrong is derived from something else, so that a repair of it loses nothing and moves nothing:
+    /// what `fsck -p` does without asking.
+    pub fn is_safe_to_repair(&self) -> bool {
+        self.by_class.keys().all(|c| c.is_derived())
+    }
     /// Problems of one class among those listed.
     pub fn of_class(&self, class: Class) -> impl Iterator<Item = &Problem> {
         self.problems.iter().filter(move |p| p.class == class)
@@ -262,15 +308,17 @@ impl Report {
 pub(super) struct Problems {
     pub(super) list: Vec<Problem>,
     pub(super) total: u64,
+    pub(super) by_class: BTreeMap<Class, u64>,
     limit: usize,
 }
 
 impl Problems {
     pub(super) fn new(limit: usize) -> Problems {
-        Problems { list: Vec::new(), total: 0, limit }
+        Problems { list: Vec::new(), total: 0, by_class: BTreeMap::new(), limit }
     }
     pub(super) fn add(&mut self, class: Class, place: impl FnOnce() -> String, text: impl FnOnce() -> String) {
         self.total += 1;
+        *self.by_class.entry(class).or_default() += 1;
         if self.list.len() < self.limit {
             self.list.push(Problem { class, place: place(), text: text() });
         }

@@ -1,5 +1,6 @@
 mod image;
 
+use super::repair::{Repaired, repair};
 use super::{CheckOptions, Class, Report, check};
 use crate::device::{CountingDevice, Device, IoKind, MemoryDevice};
 use crate::format::ag::{AG_FREE_FRAGS, BITMAP_BITS, BITMAP_INDEX, set_bits};
@@ -16,6 +17,19 @@ use std::sync::Arc;
 
 fn run(dev: &Arc<MemoryDevice>) -> Report {
     check(dev.clone(), None, &CheckOptions::default(), &|_, _, _| {}).unwrap()
+}
+
+/// Repairs, answering every question with yes; afterwards nothing is wrong any more.
+fn repair_all(dev: &Arc<MemoryDevice>, what: &str) -> Repaired {
+    let done = repair(dev.clone(), None, &CheckOptions::default(), &mut |_| true, &|_, _, _| {});
+    let done = done.unwrap_or_else(|e| panic!("{what}: {e}"));
+    let report = run(dev);
+    let told: Vec<String> = done.actions.iter().map(|a| a.to_string()).collect();
+    let left: Vec<String> = report.problems.iter().map(|p| p.to_string()).collect();
+    assert!(report.is_clean(), "{what}: after {} changes\n{}\nleft:\n{}", told.len(), told.join("\n"), left.join("\n"));
+    assert_eq!(report.state, "clean", "{what}");
+    assert!(done.after.is_clean(), "{what}");
+    done
 }
 
 fn assert_clean(report: &Report) {
@@ -89,6 +103,8 @@ fn expect(what: &str, class: Class, damage: impl FnOnce(&mut Image)) -> Report {
     damage(&mut image);
     let report = run(&image.dev);
     assert!(report.of_class(class).next().is_some(), "{what}: {:#?}", report.problems);
+    let done = repair_all(&image.dev, what);
+    assert!(!done.actions.is_empty(), "{what}: nothing was told");
     report
 }
 
@@ -401,7 +417,7 @@ fn random_damage_does_no_harm() {
         (x >> 33) as usize % n
     };
     let mut found = 0;
-    for _ in 0..1500 {
+    for round in 0..1500 {
         let addr = blocks[random(blocks.len())];
         let before = image.read(addr);
         image.edit(addr, |b| {
@@ -412,6 +428,7 @@ fn random_damage_does_no_harm() {
             }
         });
         found += usize::from(!run(&image.dev).is_clean());
+        repair_all(&Arc::new(image.dev.duplicate()), &format!("damage {round} of block {addr}"));
         image.dev.write_at(IoKind::Meta, addr << 12, &before).unwrap();
     }
     assert!(found > 700, "only {found} of 1500 damages were seen");
@@ -493,4 +510,9 @@ fn images_that_map_zeros_cost_little() {
     assert!(report.problems_total > 30 && report.problems_total < 1000, "{}", report.problems_total);
     let requests = counting.snapshot().read_requests();
     assert!(requests < 300, "{requests} requests");
+    let before = counting.snapshot();
+    let done = repair(counting.clone(), None, &CheckOptions::default(), &mut |_| true, &|_, _, _| {}).unwrap();
+    assert!(done.after.is_clean(), "{:#?}", done.after.problems);
+    let requests = counting.snapshot().read_requests() - before.read_requests();
+    println!("{requests} requests to repair a petabyte");
 }

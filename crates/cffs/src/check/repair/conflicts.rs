@@ -1,0 +1,131 @@
+//! Space that several claim, and maps that have to be written anew.
+//!
+//! Metadata that says itself whose it is stays where it is; contents of a file that lie on it are lost. Of several files
+//! the first keeps the space, the others get copies of what is there: one of them is right, and nobody can say which.
+
+use super::maps::join;
+use super::volume::Copy;
+use super::walk::inode_place;
+use super::{Class, Outcome, Repairer};
+use crate::format::{BlockId, BlockKind, Extent, Ino, InodeFormat, LAST_SYSTEM_INO, USER_QUOTA_INO};
+
+impl Repairer<'_> {
+    /// Decides who keeps shared space. What files shall map instead goes to `remap`.
+    pub(super) fn resolve_shared(&mut self) -> Outcome<()> {
+        if self.shared.is_empty() {
+            return Ok(());
+        }
+        let mut taken = super::intervals::Intervals::default();
+        let mut inos: Vec<Ino> = self.inodes.keys().copied().chain(USER_QUOTA_INO..=LAST_SYSTEM_INO).collect();
+        // Those whose maps are a guess come last.
+        inos.sort_unstable_by_key(|ino| (self.guessed.contains(ino), *ino));
+        inos.push(crate::format::ROOT_INO);
+        for ino in inos {
+            let Some(inode) = self.load(ino) else { continue };
+            if matches!(inode.format, InodeFormat::Inline(_)) {
+                continue;
+            }
+            let owner = self.remap_owner.get(&ino).copied().unwrap_or(ino);
+            let extents = match self.remap.get(&ino) {
+                Some(list) => list.clone(),
+                None => self.gather_as(&inode, owner).extents,
+            };
+            if !extents.iter().any(|e| self.shared.overlaps(e.start, e.start + e.len)) {
+                continue;
+            }
+            let (mut out, mut lost, mut copied) = (Vec::new(), 0, 0);
+            for e in extents {
+                let dir = inode.is_dir().then_some(ino);
+                self.share_extent(e, dir, self.guessed.contains(&ino), &mut taken, &mut out, &mut lost, &mut copied);
+            }
+            if lost + copied == 0 {
+                continue;
+            }
+            let fragments = |n: u64| if n == 1 { "1 fragment".to_string() } else { format!("{n} fragments") };
+            let what = format!("shares {} with others", fragments(lost + copied));
+            let how = match (copied, lost) {
+                (_, 0) => "give it copies of its own".to_string(),
+                (0, _) => format!("leave {} out", fragments(lost)),
+                _ => format!("give it copies of {}, leave {} out", fragments(copied), fragments(lost)),
+            };
+            self.must_fix(Class::FragmentsShared, &inode_place(ino), what, &how)?;
+            self.remap.insert(ino, join(out));
+        }
+        Ok(())
+    }
+
+    #[allow(clippy::too_many_arguments, reason = "the state of one loop")]
+    fn share_extent(
+        &mut self,
+        e: Extent,
+        dir: Option<Ino>,
+        guessed: bool,
+        taken: &mut super::intervals::Intervals,
+        out: &mut Vec<Extent>,
+        lost: &mut u64,
+        copied: &mut u64,
+    ) {
+        let end = e.start + e.len;
+        let piece = |s: u64, t: u64| Extent { logical: e.logical + (s - e.start), start: s, len: t - s, ..e };
+        let mut pieces: Vec<(u64, u64, bool)> = self.shared.gaps(e.start, end).into_iter().map(|(s, t)| (s, t, false)).collect();
+        pieces.extend(self.shared.within(e.start, end).map(|(s, t)| (s, t, true)));
+        pieces.sort_unstable();
+        for (s, t, shared) in pieces {
+            if !shared {
+                out.push(piece(s, t));
+                continue;
+            }
+            if let Some(owner) = dir {
+                // A directory keeps the blocks that say they are its own, and no others.
+                let fpb = self.g.frags_per_block();
+                *lost += self.meta.gaps(s, t).iter().map(|(a, b)| b - a).sum::<u64>();
+                for (a, b) in self.meta.within(s, t).collect::<Vec<_>>() {
+                    for addr in a / fpb..b.div_ceil(fpb) {
+                        let (from, to) = (a.max(addr * fpb), b.min((addr + 1) * fpb));
+                        if self.vol.meta(BlockId { kind: BlockKind::Dir, addr, owner }).is_ok() {
+                            out.push(piece(from, to));
+                        } else {
+                            *lost += to - from;
+                        }
+                    }
+                }
+                continue;
+            }
+            *lost += self.meta.within(s, t).map(|(a, b)| b - a).sum::<u64>();
+            for (a, b) in self.meta.gaps(s, t) {
+                let mine = taken.gaps(a, b);
+                let theirs: Vec<(u64, u64)> = taken.within(a, b).collect();
+                for (a, b) in &mine {
+                    taken.insert(*a, *b);
+                    out.push(piece(*a, *b));
+                }
+                for (a, b) in theirs {
+                    let to = if guessed || self.vol.frozen { None } else { self.alloc(b - a, 1) };
+                    match to {
+                        Some(to) => {
+                            if !e.unwritten {
+                                self.vol.copies.push(Copy { from: a, to, len: b - a });
+                            }
+                            out.push(Extent { start: to, ..piece(a, b) });
+                            *copied += b - a;
+                        }
+                        None => *lost += b - a,
+                    }
+                }
+            }
+        }
+        out.sort_unstable_by_key(|e| e.logical);
+    }
+
+    /// Writes the maps that are to change.
+    pub(super) fn write_maps(&mut self) -> Outcome<()> {
+        for (ino, extents) in std::mem::take(&mut self.remap) {
+            let Some(mut inode) = self.load(ino) else { continue };
+            let owner = self.remap_owner.get(&ino).copied().unwrap_or(ino);
+            let old = self.gather_as(&inode, owner);
+            self.set_map(&mut inode, &old, extents)?;
+            self.store(&inode);
+        }
+        Ok(())
+    }
+}

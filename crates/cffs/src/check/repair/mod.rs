@@ -1,0 +1,574 @@
+//! Repair: brings a damaged file system into order, trusting nothing that can be found out otherwise.
+//!
+//! Nothing is written while the repair thinks. All changes are kept beside the device ([`volume`]), the check looks at the
+//! result through them, and then they reach the device through the log ([`commit`]): a crash leaves the file system as it
+//! was or as it is to be, and another repair goes on from there.
+//!
+//! 1. [`start`]: a superblock to go by, chosen among the primary and its copies by what agrees with it; the log is replayed,
+//!    or emptied if that is not possible.
+//! 2. A walk that only looks. What says whose it is but is mapped by nobody ([`lost`]) is given back to those whose maps are
+//!    damaged, before anything is decided on what seems to be missing.
+//! 3. Walks ([`walk`], [`tables`]) that put right what each structure says about itself: entries, numbers, fields, maps, link
+//!    counts. After each: shared space ([`conflicts`]), maps ([`maps`]), indexes ([`index`]), what has lost its name
+//!    ([`lost`]), and again, until a walk changes nothing.
+//! 4. What follows from that walk is written wholesale: locator table, bitmaps and headers, counters, superblock copies
+//!    ([`space`]).
+//!
+//! Memory: about 150 bytes for each inode, 32 for each gap in the used space, 32 MiB of cache, the blocks that change, and
+//! the extents of the file that is looked at.
+
+mod commit;
+mod conflicts;
+mod entries;
+mod index;
+mod intervals;
+mod lost;
+mod maps;
+mod space;
+mod start;
+mod tables;
+mod volume;
+mod walk;
+
+use super::{CheckOptions, Class, Phase, Progress, Report, check};
+use crate::device::Device;
+use crate::error::{Error, Result};
+use crate::format::dirblock::{entries as block_entries, validate};
+use crate::format::geometry::INODE_SLOT_SIZE;
+use crate::format::log::LogHeader;
+use crate::format::superblock::{INCOMPAT_EXTERNAL_LOG, State};
+use crate::format::{
+    BlockAddr, BlockId, BlockKind, EXTERNAL_INO, Extent, FileType, Geometry, Ino, Inode, LAST_SYSTEM_INO, ROOT_INO,
+    Superblock, verify_block,
+};
+use crate::journal::recovery::replay;
+use crate::journal::{log_place, write_header};
+use crate::mkfs::write_superblock;
+use intervals::Intervals;
+use maps::Map;
+use serde::Serialize;
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
+use tables::Witness;
+use volume::{View, Volume};
+
+/// Walks after which a repair that still finds something gives up.
+const ROUNDS_MAX: u32 = 12;
+
+/// Something that is wrong, and what a repair would do about it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Action {
+    /// What kind of thing is wrong.
+    pub class: Class,
+    /// The structure it was found in.
+    pub place: String,
+    /// What is wrong with it.
+    pub text: String,
+    /// What is done about it.
+    pub action: String,
+}
+
+impl std::fmt::Display for Action {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}: {}: {} [{}]", self.place, self.text, self.action, self.class.id())
+    }
+}
+
+/// Asked before each change; `false` leaves the thing as it is. A change without which nothing else can go on ends
+/// the repair when it is refused: then nothing has been written.
+pub type Ask<'a> = &'a mut dyn FnMut(&Action) -> bool;
+
+/// What a repair did.
+#[derive(Clone, Debug, Serialize)]
+pub struct Repaired {
+    /// What was put right, in order; at most as many as the options say.
+    pub actions: Vec<Action>,
+    /// How many there were in all.
+    pub actions_total: u64,
+    /// Inodes that were given a name in lost+found.
+    pub named: u64,
+    /// Blocks of metadata written.
+    pub blocks_written: u64,
+    /// Fragments of contents that were copied, for files that shared them.
+    pub fragments_copied: u64,
+    /// Transactions of the log that were replayed first.
+    pub replayed: u64,
+    /// Walks through the tree.
+    pub rounds: u32,
+    /// The check of the result.
+    pub after: Report,
+}
+
+/// Repairs a file system. `ask` is asked before each change.
+///
+/// # Errors
+///
+/// There is no superblock to go by, the log device is missing, the device fails, there is no space for what has to be
+/// written, or a change was refused that all others depend on. Nothing was written in these cases, except that a log
+/// may have been replayed and a superblock restored.
+pub fn repair(
+    dev: Arc<dyn Device>,
+    log_dev: Option<Arc<dyn Device>>,
+    options: &CheckOptions,
+    ask: Ask<'_>,
+    progress: Progress<'_>,
+) -> Result<Repaired> {
+    let mut session = Session { ask, refused: HashSet::new(), actions: Vec::new(), total: 0, max: options.max_problems };
+    let choice = start::choose(&*dev, log_dev.as_deref())?;
+    let (mut sb, g) = (choice.superblock, choice.g);
+    let external = sb.incompat & INCOMPAT_EXTERNAL_LOG != 0;
+    let log: Arc<dyn Device> = match (&log_dev, external) {
+        (Some(log), true) => log.clone(),
+        (None, false) => dev.clone(),
+        (None, true) => return Error::invalid("the log is on another device, which was not given"),
+        (Some(_), false) => return Error::invalid("a log device was given, but the log is inside the file system"),
+    };
+    if let Some((what, at)) = choice.instead {
+        session.must(Class::Superblock, "superblock", what, &format!("restore it from the copy at byte {at}"))?;
+        write_superblock(&*dev, &g, &sb)?;
+        dev.flush()?;
+    }
+    let now = crate::mkfs::now_ns();
+    let (header, replayed) = empty_log(&mut session, &dev, external.then_some(&log), &sb, &g, now)?;
+
+    let mut r = Repairer::new(session, Volume::new(&dev, g), &sb, g, now, progress);
+    r.work()?;
+    let view: Arc<View> = r.vol.view.clone();
+    let copies = std::mem::take(&mut r.vol.copies);
+    let (session, named, rounds) = (r.session, r.named, r.rounds);
+    let mut after = check(view.clone(), external.then(|| log.clone()), options, progress)?;
+    let mut blocks = std::mem::take(&mut *view.blocks.write());
+    let mut blocks_written = 0;
+    if !blocks.is_empty() || !copies.is_empty() {
+        // Until all of it is home, nobody mounts this.
+        sb.state = State::Error;
+        write_superblock(&*dev, &g, &sb)?;
+        dev.flush()?;
+        let seq = header.tail_seq + 1 + u64::from(crate::mkfs::random_u32()?);
+        let mut writer = commit::Writer { dev: &*dev, log: &*log, sb: &sb, g, seq };
+        blocks_written = writer.write(&copies, &mut blocks)?;
+    }
+    let state = if after.is_clean() { State::Clean } else { State::Error };
+    if sb.state != state {
+        sb.state = state;
+        write_superblock(&*dev, &g, &sb)?;
+        dev.flush()?;
+    }
+    after.state = super::state_name(state);
+    Ok(Repaired {
+        actions: session.actions,
+        actions_total: session.total,
+        named,
+        blocks_written,
+        fragments_copied: copies.iter().map(|c| c.len).sum(),
+        replayed,
+        rounds,
+        after,
+    })
+}
+
+/// Replays the log and marks the file system as clean: all there is to do where a check has found nothing wrong, or after
+/// a crash of a mount with a journal. Returns the number of transactions replayed.
+///
+/// # Errors
+///
+/// There is no good superblock, the log cannot be replayed or is on a device that was not given, or a device fails.
+pub fn settle(dev: &dyn Device, log_dev: Option<&dyn Device>) -> Result<u64> {
+    let mut sb = crate::mkfs::read_superblock(dev)?;
+    let g = Geometry::new(&sb)?;
+    if (sb.incompat & INCOMPAT_EXTERNAL_LOG != 0) != log_dev.is_some() {
+        return Error::invalid("the log device is missing, or one was given for a file system with its log inside");
+    }
+    let summary = replay(dev, log_dev, &sb, &g)?;
+    if sb.state != State::Clean {
+        dev.flush()?;
+        sb.state = State::Clean;
+        write_superblock(dev, &g, &sb)?;
+        dev.flush()?;
+    }
+    Ok(summary.transactions)
+}
+
+/// Replays the log, or makes it empty if it cannot be replayed.
+fn empty_log(
+    session: &mut Session<'_>,
+    dev: &Arc<dyn Device>,
+    external: Option<&Arc<dyn Device>>,
+    sb: &Superblock,
+    g: &Geometry,
+    now: i64,
+) -> Result<(LogHeader, u64)> {
+    let log: &dyn Device = external.map_or(&**dev, |l| &**l);
+    let what = match start::log_header(log, sb, g) {
+        Err(what) => what,
+        Ok(_) => match replay(&**dev, external.map(|l| &**l), sb, g) {
+            Ok(summary) => return Ok((summary.header, summary.transactions)),
+            Err(Error::Corrupt(c)) => c.0,
+            Err(e) => return Err(e),
+        },
+    };
+    session.must(Class::LogHeader, "log", what, "make it empty; changes that are in it alone are lost")?;
+    let header = LogHeader { fsid: g.fsid, tail: 0, tail_seq: (now / 1000).max(1) as u64 };
+    write_header(log, log_place(sb).0, header)?;
+    log.flush()?;
+    Ok((header, 0))
+}
+
+/// What is asked and told.
+struct Session<'a> {
+    ask: Ask<'a>,
+    refused: HashSet<(Class, String, String)>,
+    actions: Vec<Action>,
+    total: u64,
+    max: usize,
+}
+
+impl Session<'_> {
+    fn fix(&mut self, class: Class, place: &str, text: String, action: &str) -> bool {
+        let key = (class, place.to_string(), text.clone());
+        if self.refused.contains(&key) {
+            return false;
+        }
+        let a = Action { class, place: place.to_string(), text, action: action.to_string() };
+        if !(self.ask)(&a) {
+            self.refused.insert(key);
+            return false;
+        }
+        self.note(a);
+        true
+    }
+
+    fn must(&mut self, class: Class, place: &str, text: String, action: &str) -> Result<()> {
+        if self.fix(class, place, text, action) {
+            return Ok(());
+        }
+        Error::invalid(format!("{place}: nothing else can be repaired without this; nothing was changed"))
+    }
+
+    fn note(&mut self, a: Action) {
+        self.total += 1;
+        if self.actions.len() < self.max {
+            self.actions.push(a);
+        }
+    }
+}
+
+/// Result of a step.
+type Outcome<T> = Result<T>;
+
+fn no_space(what: &str) -> Error {
+    Error::Invalid(format!("no space left for {what}: make room, or repair a copy on a larger device"))
+}
+
+/// What is known of an inode.
+#[derive(Clone, Copy, Debug)]
+struct Known {
+    block: BlockAddr,
+    /// Of the entry, or of the slot.
+    offset: u32,
+    external: bool,
+    file_type: FileType,
+    generation: u32,
+    btime: i64,
+    /// Names found that lead to it.
+    names: u32,
+}
+
+impl Known {
+    fn of(inode: &Inode) -> Known {
+        Known {
+            block: 0,
+            offset: 0,
+            external: false,
+            file_type: inode.file_type(),
+            generation: inode.generation,
+            btime: inode.btime,
+            names: 0,
+        }
+    }
+}
+
+/// An inode that waits for a name in lost+found.
+struct Lost {
+    ino: Ino,
+    file_type: FileType,
+    /// The inode, if it stands nowhere any more.
+    inode: Option<Box<Inode>>,
+    /// The directory and the name it had.
+    from: Ino,
+    name: Option<String>,
+}
+
+struct Repairer<'a> {
+    session: Session<'a>,
+    vol: Volume<'a>,
+    rounds: u32,
+    sb: Superblock,
+    g: Geometry,
+    now: i64,
+    progress: Progress<'a>,
+    /// Numbers above this are not possible: there is no room for so many inodes.
+    ino_max: Ino,
+    /// System area and log.
+    fixed: Intervals,
+    /// All space that somebody claims.
+    used: Intervals,
+    /// The part of it that says itself whose it is.
+    meta: Intervals,
+    /// The part of it that was claimed more than once.
+    shared: Intervals,
+    inodes: HashMap<Ino, Known>,
+    walked: HashSet<Ino>,
+    /// A directory could not be walked.
+    incomplete: bool,
+    /// Directories that no name leads to, other than from below them.
+    tops: HashSet<Ino>,
+    /// Maps to be written, and the number that the old nodes carry where it is another.
+    remap: BTreeMap<Ino, Vec<Extent>>,
+    remap_owner: HashMap<Ino, Ino>,
+    reindex: Vec<Ino>,
+    lost: Vec<Lost>,
+    displaced: HashSet<Ino>,
+    external_map: Map,
+    external_blocks: BTreeMap<u64, BlockAddr>,
+    locator_map: Map,
+    witness: Witness,
+    old_bitmap: Option<(u64, u64, Option<Vec<u8>>)>,
+    named: u64,
+    /// Everything that looks like one of ours is believed to be.
+    scavenging: bool,
+    max_ino: Ino,
+    damaged_maps: HashSet<Ino>,
+    tried: HashSet<BlockAddr>,
+    guessed: HashSet<Ino>,
+    alloc_cursor: u64,
+}
+
+impl<'a> Repairer<'a> {
+    fn new(
+        session: Session<'a>,
+        vol: Volume<'a>,
+        sb: &Superblock,
+        g: Geometry,
+        now: i64,
+        progress: Progress<'a>,
+    ) -> Self {
+        let fpb = g.frags_per_block();
+        let mut fixed = Intervals::default();
+        fixed.insert(g.sys_start * fpb, (g.sys_start + g.sys_blocks()) * fpb);
+        if sb.log_start != 0 {
+            fixed.insert(sb.log_start * fpb, (sb.log_start + sb.log_blocks) * fpb);
+        }
+        Repairer {
+            session,
+            vol,
+            rounds: 0,
+            sb: sb.clone(),
+            g,
+            now,
+            progress,
+            ino_max: super::ino_max(&g),
+            fixed,
+            used: Intervals::default(),
+            meta: Intervals::default(),
+            shared: Intervals::default(),
+            inodes: HashMap::new(),
+            walked: HashSet::new(),
+            incomplete: false,
+            tops: HashSet::new(),
+            remap: BTreeMap::new(),
+            remap_owner: HashMap::new(),
+            reindex: Vec::new(),
+            lost: Vec::new(),
+            displaced: HashSet::new(),
+            external_map: Map::default(),
+            external_blocks: BTreeMap::new(),
+            locator_map: Map::default(),
+            witness: Witness::default(),
+            old_bitmap: None,
+            named: 0,
+            scavenging: false,
+            max_ino: 0,
+            damaged_maps: HashSet::new(),
+            tried: HashSet::new(),
+            guessed: HashSet::new(),
+            alloc_cursor: 0,
+        }
+    }
+
+    /// Finds out what is to change.
+    fn work(&mut self) -> Outcome<()> {
+        self.look_around()?;
+        for _ in 0..ROUNDS_MAX {
+            if self.round()? {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Walks without changing anything, and gives back to damaged maps what can be found of them, until nothing is found.
+    fn look_around(&mut self) -> Outcome<()> {
+        for _ in 0..ROUNDS_MAX {
+            self.forget();
+            self.system_inodes()?;
+            self.vol.frozen = true;
+            let walked = self.walk_all();
+            self.vol.frozen = false;
+            walked?;
+            // While something could not be walked, what is below it only seems to be lost.
+            let complete = !self.incomplete && self.displaced.is_empty();
+            if !self.adopt(complete)? {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// One walk with changes, and what follows from it. True if the walk changed nothing, so that all is done.
+    fn round(&mut self) -> Outcome<bool> {
+        self.forget();
+        let before = self.vol.changes;
+        self.system_inodes()?;
+        self.walk_all()?;
+        self.claim_lost();
+        self.resolve_shared()?;
+        self.write_maps()?;
+        for ino in std::mem::take(&mut self.reindex) {
+            self.rebuild_index(ino)?;
+        }
+        self.name_lost()?;
+        self.finish_external()?;
+        if self.vol.changes != before || self.adopt(true)? {
+            return Ok(false);
+        }
+        self.rebuild_locator()?;
+        let ags = self.groups_in_use();
+        let free = self.rebuild_space(ags)?;
+        self.rebuild_counters(free, ags)?;
+        self.rebuild_copies()?;
+        // Quota records that follow from the inodes' owners and sizes would be written anew here.
+        Ok(true)
+    }
+
+    /// Begins a walk: what an earlier one found is no longer true.
+    fn forget(&mut self) {
+        self.rounds += 1;
+        self.used = Intervals::default();
+        self.meta = Intervals::default();
+        self.shared = Intervals::default();
+        self.inodes.clear();
+        self.walked.clear();
+        self.incomplete = false;
+        self.tops.clear();
+        self.remap.clear();
+        self.remap_owner.clear();
+        self.reindex.clear();
+        self.lost.clear();
+        self.displaced.clear();
+        self.external_map = Map::default();
+        self.external_blocks.clear();
+        self.locator_map = Map::default();
+        self.witness = Witness::default();
+        self.old_bitmap = None;
+    }
+
+    /// One walk through everything that names and tables lead to.
+    fn walk_all(&mut self) -> Outcome<()> {
+        self.read_witness();
+        self.external_table()?;
+        self.quota_files()?;
+        if let Some(mut root) = self.load(ROOT_INO) {
+            let before = root.clone();
+            self.contents(&mut root, ROOT_INO, walk::Role::External)?;
+            if root != before {
+                self.store(&root);
+            }
+        }
+        self.walk_tree(ROOT_INO, ROOT_INO)?;
+        let tops = self.unreachable_tops();
+        for ino in tops {
+            if !self.walked.contains(&ino) && self.load(ino).is_some_and(|i| i.nlink > 0 || self.has_names(&i)) {
+                // Its name will be the one in lost+found: a link from below it would be a second one.
+                self.tops.insert(ino);
+                if let Some(k) = self.inodes.get_mut(&ino) {
+                    k.names = 1;
+                }
+                let parent = self.load(ino).map_or(ROOT_INO, |i| i.parent);
+                self.walk_tree(ino, parent)?;
+            }
+        }
+        self.external_links()
+    }
+
+    /// Asks whether to change something. Never asks, and never changes, while only looking.
+    fn fix(&mut self, class: Class, place: &str, text: String, action: &str) -> Outcome<bool> {
+        Ok(!self.vol.frozen && self.session.fix(class, place, text, action))
+    }
+
+    /// The same for something that all else depends on.
+    fn must_fix(&mut self, class: Class, place: &str, text: String, action: &str) -> Outcome<()> {
+        if self.vol.frozen { Ok(()) } else { self.session.must(class, place, text, action) }
+    }
+
+    fn note(&mut self, class: Class, place: &str, text: String, action: &str) {
+        let action = Action { class, place: place.to_string(), text, action: action.to_string() };
+        self.session.note(action);
+    }
+
+    fn tell(&self, phase: Phase, done: u64, total: u64) {
+        (self.progress)(phase, done, total.max(done));
+    }
+
+    fn tell_progress(&self) {
+        self.tell(Phase::Tree, self.inodes.len() as u64, self.inodes.len() as u64);
+    }
+
+    /// Reads an inode where it stands.
+    fn load(&mut self, ino: Ino) -> Option<Inode> {
+        if (ROOT_INO..=LAST_SYSTEM_INO).contains(&ino) {
+            let (addr, offset) = self.g.system_inode(ino);
+            let b = self.vol.meta(BlockId { kind: BlockKind::SystemInodes, addr, owner: 0 }).ok()?;
+            return Inode::decode(&b[offset..offset + INODE_SLOT_SIZE]).ok().filter(|i| i.ino == ino);
+        }
+        let k = *self.inodes.get(&ino)?;
+        let b = self.vol.get(k.block).ok()?;
+        let room = self.room(&b, &k)?;
+        Inode::decode(&b[room.0..room.1]).ok().filter(|i| i.ino == ino)
+    }
+
+    /// Where the bytes of an inode are in its block.
+    fn room(&self, b: &[u8], k: &Known) -> Option<(usize, usize)> {
+        let offset = k.offset as usize;
+        if k.external {
+            let id = BlockId { kind: BlockKind::ExternalInodes, addr: k.block, owner: EXTERNAL_INO };
+            verify_block(b, self.g.fsid, id).ok()?;
+            return (offset + INODE_SLOT_SIZE <= b.len()).then_some((offset, offset + INODE_SLOT_SIZE));
+        }
+        validate(b).ok()?;
+        let e = block_entries(b).find(|e| e.offset >= offset).filter(|e| e.offset == offset)?;
+        Some((e.inode_offset(), e.offset + e.len))
+    }
+
+    /// Writes an inode where it stands.
+    fn store(&mut self, inode: &Inode) {
+        if self.vol.frozen {
+            return;
+        }
+        let place = if (ROOT_INO..=LAST_SYSTEM_INO).contains(&inode.ino) {
+            let (addr, offset) = self.g.system_inode(inode.ino);
+            self.vol.get(addr).ok().map(|b| (addr, b, (offset, offset + INODE_SLOT_SIZE)))
+        } else {
+            self.inodes.get(&inode.ino).copied().and_then(|k| {
+                let b = self.vol.get(k.block).ok()?;
+                let room = self.room(&b, &k)?;
+                Some((k.block, b, room))
+            })
+        };
+        let Some((addr, mut b, (from, to))) = place else { return };
+        if inode.encoded_len() <= to - from {
+            inode.encode(&mut b[from..from + inode.encoded_len()]);
+            self.vol.put(addr, b);
+        }
+    }
+}

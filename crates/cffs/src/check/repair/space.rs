@@ -1,0 +1,157 @@
+//! What follows from who uses what: bitmaps, headers of allocation groups, counters, copies of the superblock.
+
+use super::{Class, Outcome, Repairer};
+use crate::format::ag::{AG_FREE_FRAGS, BITMAP_BITS, BITMAP_INDEX, free_runs, set_bits};
+use crate::format::superblock::SUPERBLOCK_SIZE;
+use crate::format::system::{COUNT_FREE_FRAGS, Counters};
+use crate::format::{BlockId, BlockKind, FragAddr, Superblock, block_seq, get_u64, init_block, put_u64};
+use crate::mkfs::backup_ags;
+
+impl Repairer<'_> {
+    /// Allocation groups that count as initialized: as many as the counters say, if the last of them looks like it, and
+    /// all that something is used in.
+    pub(super) fn groups_in_use(&mut self) -> u64 {
+        let count = self.g.ag_count;
+        let said = match self.vol.meta(self.counters_id()) {
+            Ok(b) => Counters::decode(&b).ags,
+            Err(_) => 0,
+        };
+        let plausible = (1..=count).contains(&said)
+            && self.vol.meta(BlockId { kind: BlockKind::AgHeader, addr: self.g.ag_header(said - 1), owner: said - 1 }).is_ok();
+        let used = self.used.last().map_or(0, |f| self.g.ag_of(self.g.block_of_frag(f)));
+        used.max(if plausible { said - 1 } else { 0 }) + 1
+    }
+
+    fn counters_id(&self) -> BlockId {
+        BlockId { kind: BlockKind::Counters, addr: self.g.counters_block(), owner: 0 }
+    }
+
+    /// Writes a metadata block that follows from the rest, keeping its sequence number. True if it was different.
+    fn derive(&mut self, id: BlockId, fill: impl FnOnce(&mut [u8])) -> Option<Vec<u8>> {
+        let old = self.vol.get(id.addr).unwrap_or_default();
+        let mut b = vec![0; self.g.block_size()];
+        init_block(&mut b, self.g.fsid, id);
+        if old.len() == b.len() {
+            put_u64(&mut b, 32, block_seq(&old));
+        }
+        fill(&mut b);
+        let seq = block_seq(&b);
+        crate::format::seal(&mut b, seq);
+        (b != old).then_some(b)
+    }
+
+    /// Makes bitmaps and headers of all groups in use agree with the claims. Returns the free fragments.
+    pub(super) fn rebuild_space(&mut self, ags: u64) -> Outcome<u64> {
+        let g = self.g;
+        let fpb = g.frags_per_block();
+        let mut free_total = 0;
+        for ag in 0..ags {
+            let (first, frags) = (g.ag_start(ag) * fpb, g.ag_len(ag) * fpb);
+            let mut free = 0;
+            let place = format!("allocation group {ag}");
+            for index in 0..g.bitmap_blocks() {
+                let bits = g.bits_per_bitmap();
+                let from = index * bits;
+                let within = |frag: u64| frag.saturating_sub(from).min(bits);
+                let mut runs: Vec<(FragAddr, FragAddr)> = vec![(0, g.ag_header_blocks() * fpb), (frags, from + bits)];
+                let end = (from + bits).min(frags).max(from);
+                runs.extend(self.used.within(first + from, first + end).map(|(s, e)| (s - first, e - first)));
+                runs.extend(self.fixed.within(first + from, first + end).map(|(s, e)| (s - first, e - first)));
+                let id = BlockId { kind: BlockKind::Bitmap, addr: g.bitmap_block(ag, index), owner: ag };
+                let mut count = 0;
+                let changed = self.derive(id, |b| {
+                    put_u64(b, BITMAP_INDEX, index);
+                    for (s, e) in runs.iter().filter(|(s, e)| s < e) {
+                        set_bits(&mut b[BITMAP_BITS..], within(*s), within(*e), true);
+                    }
+                    count = free_runs(&b[BITMAP_BITS..], bits).map(|(_, len)| len).sum();
+                });
+                free += count;
+                if let Some(b) = changed
+                    && self.fix(Class::Bitmap, &place, format!("free-space bitmap {index} is wrong"), "write it anew")?
+                {
+                    self.vol.put(id.addr, b);
+                }
+            }
+            let id = BlockId { kind: BlockKind::AgHeader, addr: g.ag_header(ag), owner: ag };
+            if let Some(b) = self.derive(id, |b| put_u64(b, AG_FREE_FRAGS, free))
+                && self.fix(Class::GroupHeader, &place, "its header is wrong".into(), "write it anew")?
+            {
+                self.vol.put(id.addr, b);
+            }
+            free_total += free;
+            self.tell(super::Phase::Space, ag + 1, ags);
+        }
+        if ags < g.ag_count {
+            let blocks = g.total_blocks - g.ag_start(ags);
+            free_total += (blocks - (g.ag_count - ags) * g.ag_header_blocks()) * fpb;
+        }
+        Ok(free_total)
+    }
+
+    /// Makes the counters agree with what was found.
+    pub(super) fn rebuild_counters(&mut self, free_frags: u64, ags: u64) -> Outcome<()> {
+        let inodes = self.inodes.len() as u64 + 1;
+        let new = Counters { free_frags, inodes, ags, orphan_head: 0 };
+        let id = self.counters_id();
+        if let Some(b) = self.derive(id, |b| b[COUNT_FREE_FRAGS..COUNT_FREE_FRAGS + 32].copy_from_slice(&new.encode()))
+            && self.fix(Class::CountersBlock, "counters", "they are wrong".into(), "write them anew")?
+        {
+            self.vol.put(id.addr, b);
+        }
+        Ok(())
+    }
+
+    /// Makes the copies of the superblock agree with the primary.
+    pub(super) fn rebuild_copies(&mut self) -> Outcome<()> {
+        let g = self.g;
+        for ag in backup_ags(&g) {
+            let addr = self.g.ag_start(ag);
+            let old = self.vol.get(addr).ok();
+            let said = old.as_deref().and_then(|b| Superblock::decode(b).ok());
+            let mut copy = Superblock { copy: ag, ..self.sb.clone() };
+            if let Some(said) = said {
+                // What mounting changes is kept in the primary only.
+                (copy.state, copy.mount_count, copy.mounted) = (said.state, said.mount_count, said.mounted);
+                (copy.label, copy.compat, copy.ro_compat, copy.reserve_bp) =
+                    (said.label, said.compat, said.ro_compat, said.reserve_bp);
+                if copy == said {
+                    continue;
+                }
+            }
+            copy.state = crate::format::superblock::State::Clean;
+            let mut b = vec![0; self.g.block_size()];
+            b[..SUPERBLOCK_SIZE].copy_from_slice(&copy.encode());
+            let place = format!("superblock copy in allocation group {ag}");
+            if self.fix(Class::SuperblockCopy, &place, "it is wrong".into(), "write it anew")? {
+                self.vol.put_raw(addr, b);
+            }
+        }
+        Ok(())
+    }
+
+    /// Last fragment of a run that was in use before the repair, by its bitmap; `None` if none was or nobody can say.
+    pub(super) fn old_use(&mut self, start: FragAddr, len: u64) -> Option<FragAddr> {
+        (start..start + len).rev().find(|f| self.old_bit(*f) == Some(true))
+    }
+
+    /// Whether a fragment was marked as used before the repair; `None` if its bitmap cannot be read.
+    pub(super) fn old_bit(&mut self, frag: FragAddr) -> Option<bool> {
+        let fpb = self.g.frags_per_block();
+        let ag = self.g.ag_of(frag / fpb);
+        let within = frag - self.g.ag_start(ag) * fpb;
+        let (index, bit) = (within / self.g.bits_per_bitmap(), within % self.g.bits_per_bitmap());
+        if self.old_bitmap.as_ref().is_none_or(|(a, i, _)| (*a, *i) != (ag, index)) {
+            let addr = self.g.bitmap_block(ag, index);
+            let id = BlockId { kind: BlockKind::Bitmap, addr, owner: ag };
+            let block = self.vol.old(addr).ok();
+            let good = block.filter(|b| {
+                crate::format::verify_block(b, self.g.fsid, id).is_ok() && get_u64(b, BITMAP_INDEX) == index
+            });
+            self.old_bitmap = Some((ag, index, good));
+        }
+        let (_, _, block) = self.old_bitmap.as_ref()?;
+        let bits = &block.as_ref()?[BITMAP_BITS..];
+        Some(bits[(bit / 8) as usize] >> (bit % 8) & 1 == 1)
+    }
+}

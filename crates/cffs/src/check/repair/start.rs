@@ -1,0 +1,109 @@
+//! What a repair begins with: a superblock to go by, and a log that is empty.
+
+use super::super::reader::Reader;
+use crate::device::{Device, IoKind};
+use crate::error::Result;
+use crate::format::dirblock::{entries, validate};
+use crate::format::dirindex::name_hash;
+use crate::format::geometry::INODE_SLOT_SIZE;
+use crate::format::log::{LOG_HEADER_AREA, LOG_HEADER_SIZE, LogHeader};
+use crate::format::superblock::State;
+use crate::format::{BlockId, BlockKind, Geometry, Inode, InodeFormat, LAST_SYSTEM_INO, ROOT_INO, Superblock};
+use crate::mkfs::{find_copies, read_superblock};
+
+/// A superblock that a repair can go by.
+pub(super) struct Choice {
+    pub(super) superblock: Superblock,
+    pub(super) g: Geometry,
+    /// Why not the primary, and where the copy stands; `None` if it is the primary.
+    pub(super) instead: Option<(String, u64)>,
+}
+
+/// Chooses among the primary superblock and its copies the one that most of the file system agrees with.
+pub(super) fn choose(dev: &dyn Device, log_dev: Option<&dyn Device>) -> Result<Choice> {
+    let primary = read_superblock(dev);
+    let mut candidates: Vec<(Option<u64>, Superblock)> = Vec::new();
+    if let Ok(sb) = &primary {
+        candidates.push((None, sb.clone()));
+    }
+    for (at, sb) in find_copies(dev) {
+        let fits = Geometry::new(&sb).is_ok_and(|g| dev.len() >= g.total_bytes());
+        if fits && dev.sector_size() <= 1 << sb.frag_shift {
+            candidates.push((Some(at), sb));
+        }
+    }
+    let rate = |sb: &Superblock| {
+        let agreeing = candidates.iter().filter(|(_, other)| same_file_system(sb, other)).count();
+        agreement(dev, log_dev, sb) + agreeing as u32
+    };
+    let rated: Vec<u32> = candidates.iter().map(|(_, sb)| rate(sb)).collect();
+    // The primary is the first, and wins where there is nothing to choose.
+    let best = rated.iter().copied().max().and_then(|best| rated.iter().position(|r| *r == best));
+    let Some((at, sb)) = best.map(|i| candidates.swap_remove(i)) else {
+        return Err(primary.err().unwrap_or_else(|| crate::error::Error::Invalid("no superblock".into())));
+    };
+    let g = Geometry::new(&sb)?;
+    let instead = at.map(|at| match &primary {
+        Err(e) => (e.to_string(), at),
+        Ok(_) => ("it does not fit what is on the device".into(), at),
+    });
+    let superblock = match (&primary, at) {
+        (_, None) => sb,
+        // Nobody knows in what state the file system was left.
+        (Ok(old), Some(_)) => Superblock { copy: 0, state: State::Error, label: old.label, reserve_bp: old.reserve_bp.min(5000), ..sb },
+        (Err(_), Some(_)) => Superblock { copy: 0, state: State::Error, ..sb },
+    };
+    Ok(Choice { superblock, g, instead })
+}
+
+/// What never changes is alike.
+fn same_file_system(a: &Superblock, b: &Superblock) -> bool {
+    let fixed = |s: &Superblock| Superblock {
+        copy: 0,
+        state: State::Clean,
+        label: [0; 64],
+        compat: 0,
+        ro_compat: 0,
+        reserve_bp: 0,
+        mount_count: 0,
+        mounted: 0,
+        ..s.clone()
+    };
+    fixed(a) == fixed(b)
+}
+
+/// How many structures are where a superblock says.
+fn agreement(dev: &dyn Device, log_dev: Option<&dyn Device>, sb: &Superblock) -> u32 {
+    let Ok(g) = Geometry::new(sb) else { return 0 };
+    let mut reader = Reader::new(dev, g);
+    let mut good = |kind, addr| u32::from(reader.meta(BlockId { kind, addr, owner: 0 }).is_ok());
+    let mut points = good(BlockKind::AgHeader, g.ag_header(0)) + good(BlockKind::Bitmap, g.bitmap_block(0, 0));
+    points += good(BlockKind::Counters, g.counters_block());
+    for first in (ROOT_INO..=LAST_SYSTEM_INO).step_by(g.inodes_per_block() as usize) {
+        points += good(BlockKind::SystemInodes, g.system_inode(first).0);
+    }
+    let log = log_dev.unwrap_or(dev);
+    points += u32::from(log_header(log, sb, &g).is_ok());
+    points + u32::from(names_fit(&mut reader, sb, &g))
+}
+
+/// Whether names of the root have the hashes that the superblock's key gives.
+fn names_fit(reader: &mut Reader<'_>, sb: &Superblock, g: &Geometry) -> bool {
+    let (addr, offset) = g.system_inode(ROOT_INO);
+    let Ok(block) = reader.meta(BlockId { kind: BlockKind::SystemInodes, addr, owner: 0 }) else { return false };
+    let Ok(root) = Inode::decode(&block[offset..offset + INODE_SLOT_SIZE]) else { return false };
+    let InodeFormat::Extents(list) = root.format else { return false };
+    let Some(first) = list.first() else { return false };
+    let id = BlockId { kind: BlockKind::Dir, addr: g.block_of_frag(first.start), owner: ROOT_INO };
+    let Ok(block) = reader.meta(id) else { return false };
+    validate(&block).is_ok()
+        && entries(&block).any(|e| e.is_name() && e.hash == name_hash(sb.hash_seed, e.name))
+}
+
+/// The header of the log.
+pub(super) fn log_header(log: &dyn Device, sb: &Superblock, g: &Geometry) -> std::result::Result<LogHeader, String> {
+    let mut b = vec![0; LOG_HEADER_SIZE.max(log.sector_size() as usize)];
+    log.read_at(IoKind::Super, sb.log_start << g.block_shift, &mut b).map_err(|e| e.to_string())?;
+    let ring = (sb.log_blocks << g.block_shift).saturating_sub(LOG_HEADER_AREA);
+    LogHeader::decode(&b, g.fsid, ring).map_err(|c| c.0)
+}

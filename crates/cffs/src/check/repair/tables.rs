@@ -1,0 +1,514 @@
+//! System inodes, the external inode table, and the inode locator table, which is written anew from the inodes found.
+
+use super::entries::mend_inode;
+use super::maps::Map;
+use super::volume::Bad;
+use super::walk::{Numbered, Role, inode_place};
+use super::{Class, Known, Lost, Outcome, Repairer};
+use crate::format::dirblock::{EntryKind, entries, validate};
+use crate::format::geometry::INODE_SLOT_SIZE;
+use crate::format::table::{LOCATOR_SIZE, Location, TABLE_LBLOCK, TABLE_USED, TableShape, encode_count};
+use crate::format::{
+    BlockAddr, BlockId, BlockKind, EXTERNAL_INO, Extent, FIRST_USER_INO, FileType, Ino, Inode, LAST_SYSTEM_INO, LOCATOR_INO,
+    META_HEADER_SIZE, ROOT_INO, USER_QUOTA_INO, block_seq, get_u32, get_u64, init_block, put_u32, put_u64, verify_block,
+};
+use std::collections::BTreeMap;
+
+/// The locator table as it stood before the repair: a witness, asked where structures contradict each other.
+#[derive(Default)]
+pub(super) struct Witness {
+    blocks: BTreeMap<u64, BlockAddr>,
+    /// The block asked last.
+    last: Option<(u64, Vec<u8>)>,
+}
+
+impl Repairer<'_> {
+    fn system_block_id(&self, ino: Ino) -> BlockId {
+        BlockId { kind: BlockKind::SystemInodes, addr: self.g.system_inode(ino).0, owner: 0 }
+    }
+
+    /// Makes the system inodes something that can be worked with.
+    pub(super) fn system_inodes(&mut self) -> Outcome<()> {
+        let per = self.g.inodes_per_block();
+        for first in (ROOT_INO..=LAST_SYSTEM_INO).step_by(per as usize) {
+            let id = self.system_block_id(first);
+            let last = (first + per - 1).min(LAST_SYSTEM_INO);
+            let (old, trusted, what) = match self.vol.meta(id) {
+                Ok(b) => (b, true, None),
+                Err(Bad::Damaged(what, b)) => (b, false, Some(what)),
+                Err(bad) => (vec![0; self.g.block_size()], false, Some(bad.text())),
+            };
+            let mut new = vec![0; self.g.block_size()];
+            init_block(&mut new, self.g.fsid, id);
+            put_u64(&mut new, 32, block_seq(&old));
+            if let Some(what) = what {
+                self.must_fix(Class::SystemInode, &format!("system inodes {first} to {last}"), what, "write the block anew")?;
+            }
+            for ino in first..=last {
+                let offset = self.g.system_inode(ino).1;
+                let slot = &old[offset..offset + INODE_SLOT_SIZE];
+                let inode = self.system_inode(ino, slot, trusted)?;
+                inode.encode(&mut new[offset..offset + inode.encoded_len()]);
+            }
+            if !trusted || new[64..] != old[64..] {
+                self.vol.put(id.addr, new);
+            }
+        }
+        Ok(())
+    }
+
+    fn system_inode(&mut self, ino: Ino, slot: &[u8], trusted: bool) -> Outcome<Inode> {
+        let want = if ino == ROOT_INO { FileType::Directory } else { FileType::Regular };
+        let mut bytes = slot.to_vec();
+        if get_u64(&bytes, 0) != ino && trusted {
+            // The number alone may be what is wrong.
+            put_u64(&mut bytes, 0, ino);
+        }
+        let place = inode_place(ino);
+        let found = mend_inode(&mut bytes, Some(want), &self.g).filter(|i| i.ino == ino);
+        let found = found.map(|i| {
+            let mode = i.mode & 0o7777 | want.mode_bits();
+            if i.mode == mode { (i, false) } else { (Inode { mode, ..i }, true) }
+        });
+        let same = |i: &Inode| Inode::decode(slot).is_ok_and(|old| old == *i);
+        let mut inode = match found {
+            Some((i, false)) if same(&i) => i,
+            Some((i, _)) => {
+                self.must_fix(Class::SystemInode, &place, "it is damaged".into(), "keep what makes sense")?;
+                i
+            }
+            None => {
+                self.must_fix(Class::SystemInode, &place, "it cannot be read".into(), "make it anew, empty")?;
+                self.damaged_maps.insert(ino);
+                let bits = if ino == ROOT_INO { 0o755 } else { 0o600 };
+                let mut i = Inode::new(ino, want.mode_bits() | bits, self.now);
+                if ino == ROOT_INO {
+                    (i.nlink, i.parent) = (2, ROOT_INO);
+                }
+                i
+            }
+        };
+        if inode.encoded_len() > INODE_SLOT_SIZE {
+            inode.inline_len = crate::format::inode::INLINE_DEFAULT;
+        }
+        if ino != ROOT_INO && inode.nlink != 1 {
+            let what = format!("link count {} of a system file", inode.nlink);
+            if self.fix(Class::InodeLinks, &place, what, "make it 1")? {
+                inode.nlink = 1;
+            }
+        }
+        Ok(inode)
+    }
+
+    /// Contents of the quota files. Their records are rebuilt by whoever knows what they hold; here they are files.
+    pub(super) fn quota_files(&mut self) -> Outcome<()> {
+        for ino in USER_QUOTA_INO..=LAST_SYSTEM_INO {
+            let Some(mut inode) = self.load(ino) else { continue };
+            let before = inode.clone();
+            self.contents(&mut inode, ino, Role::External)?;
+            if inode != before {
+                self.store(&inode);
+            }
+        }
+        Ok(())
+    }
+
+    /// The blocks of a table that say they are its own, by their number; what else it maps is told.
+    fn table_blocks(&mut self, inode: &Inode, kind: BlockKind, shape: TableShape) -> (Map, BTreeMap<u64, BlockAddr>, Vec<(u64, BlockAddr, Vec<u8>)>) {
+        let map = self.gather(inode);
+        let fpb = self.g.frags_per_block();
+        let (mut good, mut damaged) = (BTreeMap::new(), Vec::new());
+        let mut useless = 0u64;
+        for e in &map.extents {
+            if !(e.logical | e.start | e.len).is_multiple_of(fpb) {
+                continue;
+            }
+            for n in 0..e.len / fpb {
+                let (lblock, addr) = (e.logical / fpb + n, e.start / fpb + n);
+                let kind = if shape.data_of_block(lblock).is_some() { kind } else { BlockKind::TableMap };
+                match self.vol.meta(BlockId { kind, addr, owner: inode.ino }) {
+                    Ok(b) if get_u64(&b, TABLE_LBLOCK) == lblock => {
+                        good.insert(lblock, addr);
+                    }
+                    Err(Bad::Damaged(_, b)) => {
+                        useless += 1;
+                        damaged.push((lblock, addr, b));
+                    }
+                    _ => useless += 1,
+                }
+                if useless > 1 << 14 {
+                    // A map of nothing: what it leads to is not looked at any more.
+                    return (map, good, damaged);
+                }
+            }
+        }
+        (map, good, damaged)
+    }
+
+    /// Reads the locator table as it is, to be asked later.
+    pub(super) fn read_witness(&mut self) {
+        let Some(inode) = self.load(LOCATOR_INO) else { return };
+        let (map, good, _) = self.table_blocks(&inode, BlockKind::Locator, self.locator_shape());
+        for node in &map.nodes {
+            self.claim_meta(*node);
+        }
+        for addr in good.values() {
+            self.claim_meta(*addr);
+        }
+        self.locator_map = map;
+        self.witness = Witness { blocks: good, last: None };
+    }
+
+    fn locator_shape(&self) -> TableShape {
+        TableShape::new(self.g.block_size(), LOCATOR_SIZE)
+    }
+
+    /// Where the locator table says an inode is; `None` if it cannot be asked.
+    pub(super) fn located(&mut self, ino: Ino) -> Option<Location> {
+        let (lblock, offset) = self.locator_shape().place(ino);
+        if self.witness.last.as_ref().is_none_or(|(l, _)| *l != lblock) {
+            let addr = *self.witness.blocks.get(&lblock)?;
+            let block = self.vol.old(addr).ok()?;
+            self.witness.last = Some((lblock, block));
+        }
+        let (_, block) = self.witness.last.as_ref()?;
+        Location::decode(&block[offset..offset + LOCATOR_SIZE], ino, self.g.block_size()).ok()
+    }
+
+    /// Whether the locator table knows an entry of a directory block.
+    pub(super) fn confirmed_block(&mut self, addr: BlockAddr, block: &[u8]) -> bool {
+        if validate(block).is_err() {
+            return false;
+        }
+        let list: Vec<(Ino, usize, EntryKind)> = entries(block)
+            .filter(|e| e.kind != EntryKind::Free)
+            .map(|e| (e.ino, e.offset, e.kind))
+            .collect();
+        list.into_iter().any(|(ino, at, kind)| match (self.located(ino), kind) {
+            (Some(Location::Embedded { block, offset }), _) => block == addr && offset == at,
+            (Some(Location::External { .. }), EntryKind::Link) | (None, _) => true,
+            _ => false,
+        })
+    }
+
+    /// Whether an inode really stands at another place, as the locator says.
+    pub(super) fn stands_elsewhere(&mut self, ino: Ino, block: BlockAddr, offset: u32) -> bool {
+        match self.located(ino) {
+            Some(Location::Embedded { block: b, offset: o }) if (b, o) != (block, offset as usize) => {
+                let Ok(there) = self.vol.get(b) else { return false };
+                let id = BlockId { kind: BlockKind::Dir, addr: b, owner: crate::format::block_owner(&there) };
+                verify_block(&there, self.g.fsid, id).is_ok()
+                    && validate(&there).is_ok()
+                    && entries(&there).any(|e| e.offset == o && e.ino == ino && e.kind == EntryKind::Embedded)
+            }
+            _ => false,
+        }
+    }
+
+    pub(super) fn external_shape(&self) -> TableShape {
+        TableShape::new(self.g.block_size(), INODE_SLOT_SIZE)
+    }
+
+    /// The external inode table: its blocks, and the inodes in them.
+    pub(super) fn external_table(&mut self) -> Outcome<()> {
+        let shape = self.external_shape();
+        let Some(inode) = self.load(EXTERNAL_INO) else { return Ok(()) };
+        let (map, good, damaged) = self.table_blocks(&inode, BlockKind::ExternalInodes, shape);
+        for node in &map.nodes {
+            self.claim_meta(*node);
+        }
+        if map.wrong.is_some() {
+            self.damaged_maps.insert(EXTERNAL_INO);
+        }
+        self.external_map = map;
+        self.external_blocks.clear();
+        for (lblock, addr) in good {
+            if !self.claim_meta(addr) {
+                continue;
+            }
+            self.external_blocks.insert(lblock, addr);
+            if shape.data_of_block(lblock).is_some() {
+                let block = self.vol.get(addr).unwrap_or_default();
+                self.external_block(lblock, addr, block, false)?;
+            }
+        }
+        for (lblock, addr, block) in damaged {
+            if shape.data_of_block(lblock).is_none() || self.meta.overlaps(self.g.frag_of_block(addr), self.g.frag_of_block(addr + 1)) {
+                continue;
+            }
+            let place = format!("external inode table, block {addr}");
+            let what = "its checksum does not match".to_string();
+            if get_u64(&block, 16) != addr || get_u64(&block, 8) != self.g.fsid {
+                self.must_fix(Class::ExternalBlock, &place, what, "give it up")?;
+                continue;
+            }
+            self.must_fix(Class::ExternalBlock, &place, what, "keep the inodes that can be read")?;
+            self.claim_meta(addr);
+            self.external_blocks.insert(lblock, addr);
+            self.external_block(lblock, addr, block, true)?;
+        }
+        Ok(())
+    }
+
+    fn external_block(&mut self, lblock: u64, addr: BlockAddr, old: Vec<u8>, guessed: bool) -> Outcome<()> {
+        let shape = self.external_shape();
+        let place = format!("external inode table, block {addr}");
+        let mut new = vec![0; self.g.block_size()];
+        init_block(&mut new, self.g.fsid, BlockId { kind: BlockKind::ExternalInodes, addr, owner: EXTERNAL_INO });
+        put_u64(&mut new, 32, block_seq(&old));
+        put_u64(&mut new, TABLE_LBLOCK, lblock);
+        let mut in_use = 0;
+        for slot in 0..shape.per_block {
+            let offset = META_HEADER_SIZE + slot as usize * INODE_SLOT_SIZE;
+            let mut bytes = old[offset..offset + INODE_SLOT_SIZE].to_vec();
+            if get_u64(&bytes, 0) == 0 {
+                continue;
+            }
+            let Some(mut inode) = mend_inode(&mut bytes, None, &self.g) else {
+                let what = format!("the inode in slot {slot} cannot be read");
+                self.must_fix(Class::InodeDamaged, &place, what, "free the slot")?;
+                continue;
+            };
+            if Inode::decode(&old[offset..offset + INODE_SLOT_SIZE]).is_err() {
+                let what = format!("inode {} is damaged", inode.ino);
+                self.must_fix(Class::InodeDamaged, &place, what, "keep what makes sense")?;
+            }
+            let owner = inode.ino;
+            match self.number(&mut inode, addr, offset as u32, &place)? {
+                Numbered::Same | Numbered::Another => {}
+                Numbered::Remove | Numbered::Link => continue,
+            }
+            let owner = if inode.is_dir() { inode.ino } else { owner };
+            if !self.contents(&mut inode, owner, Role::External)? {
+                continue;
+            }
+            inode.encode(&mut new[offset..offset + inode.encoded_len()]);
+            in_use += 1;
+            let file_type = inode.file_type();
+            self.register(&inode, Known { block: addr, offset: offset as u32, external: true, file_type, names: 0, ..Known::of(&inode) });
+            if guessed {
+                self.guessed.insert(inode.ino);
+            }
+        }
+        put_u32(&mut new, TABLE_USED, in_use);
+        if get_u32(&old, TABLE_USED) != in_use {
+            let what = format!("says {} slots are in use, but {in_use} are", get_u32(&old, TABLE_USED));
+            self.must_fix(Class::TableCount, &place, what, "correct it")?;
+        }
+        self.vol.put(addr, new);
+        Ok(())
+    }
+
+    /// After the walk: link counts of external inodes, and those that no name leads to.
+    pub(super) fn external_links(&mut self) -> Outcome<()> {
+        let list: Vec<(Ino, Known)> = {
+            let mut list: Vec<(Ino, Known)> =
+                self.inodes.iter().filter(|(_, k)| k.external).map(|(i, k)| (*i, *k)).collect();
+            list.sort_unstable_by_key(|(i, _)| *i);
+            list
+        };
+        for (ino, k) in list {
+            let dir = k.file_type == FileType::Directory;
+            let Some(mut inode) = self.load(ino) else { continue };
+            let place = inode_place(ino);
+            if k.names == 0 || self.tops.contains(&ino) {
+                if inode.nlink == 0 && !self.has_names(&inode) {
+                    self.must_fix(Class::OrphanList, &place, "it has no name".into(), "free it, as the next mount would")?;
+                    self.free_slot(&k);
+                    self.inodes.remove(&ino);
+                    continue;
+                }
+                let class = if dir { Class::DirUnreachable } else { Class::InodeLinks };
+                self.must_fix(class, &place, "no name leads to it".into(), "give it a name in lost+found")?;
+                if !self.vol.frozen {
+                    let lost = Lost { inode: None, ino, file_type: k.file_type, from: 0, name: None };
+                    self.lost.push(lost);
+                }
+                continue;
+            }
+            if !dir && inode.nlink != k.names {
+                let what = format!("link count {}, but {} names lead to it", inode.nlink, k.names);
+                if self.fix(Class::InodeLinks, &place, what, "correct it")? {
+                    inode.nlink = k.names;
+                    self.store(&inode);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Directories of the external table that the walk from the root did not come to: the tops of what is lost.
+    pub(super) fn unreachable_tops(&mut self) -> Vec<Ino> {
+        let mut lost: Vec<Ino> = self
+            .inodes
+            .iter()
+            .filter(|(i, k)| k.external && k.file_type == FileType::Directory && !self.walked.contains(i))
+            .map(|(i, _)| *i)
+            .collect();
+        lost.sort_unstable();
+        // Those whose parent is lost as well are found below it; in a circle the first is as good as any.
+        lost.sort_by_key(|ino| self.load(*ino).is_some_and(|i| lost_has(&self.inodes, &self.walked, i.parent)));
+        lost
+    }
+
+    fn free_slot(&mut self, k: &Known) {
+        let Ok(mut b) = self.vol.get(k.block) else { return };
+        let at = k.offset as usize;
+        b[at..at + INODE_SLOT_SIZE].fill(0);
+        let used = get_u32(&b, TABLE_USED).saturating_sub(1);
+        put_u32(&mut b, TABLE_USED, used);
+        self.vol.put(k.block, b);
+    }
+
+    /// Maps and inode of the external table, as its blocks demand.
+    pub(super) fn finish_external(&mut self) -> Outcome<()> {
+        let shape = self.external_shape();
+        let mut counts = BTreeMap::new();
+        for (lblock, addr) in self.external_blocks.clone() {
+            if let Some(data) = shape.data_of_block(lblock) {
+                let used = self.vol.get(addr).map_or(0, |b| get_u32(&b, TABLE_USED));
+                counts.insert(data, used as u16);
+            }
+        }
+        let (map, mut blocks) = (std::mem::take(&mut self.external_map), self.external_blocks.clone());
+        self.finish_table(EXTERNAL_INO, shape, &counts, &mut blocks, map)
+    }
+
+    /// Writes the maps of a table and the table's inode. `blocks`: the blocks it has, which stay where they are.
+    fn finish_table(
+        &mut self,
+        ino: Ino,
+        shape: TableShape,
+        counts: &BTreeMap<u64, u16>,
+        blocks: &mut BTreeMap<u64, BlockAddr>,
+        old: Map,
+    ) -> Outcome<()> {
+        let place = inode_place(ino);
+        let mut maps: BTreeMap<u64, Vec<u8>> = BTreeMap::new();
+        for (data, count) in counts.iter().filter(|(_, c)| **c > 0) {
+            let (lblock, offset) = shape.map_of_data(*data);
+            let b = maps.entry(lblock).or_insert_with(|| vec![0; self.g.block_size()]);
+            b[offset..offset + 2].copy_from_slice(&encode_count(*count));
+        }
+        let stale: Vec<u64> =
+            blocks.keys().copied().filter(|l| shape.data_of_block(*l).is_none() && !maps.contains_key(l)).collect();
+        for lblock in stale {
+            if let Some(addr) = blocks.remove(&lblock) {
+                self.release_block(addr);
+            }
+        }
+        for (lblock, mut b) in maps {
+            let addr = match blocks.get(&lblock) {
+                Some(addr) => *addr,
+                None => {
+                    self.must_fix(Class::TableMap, &place, format!("map {lblock} is missing or damaged"), "write it anew")?;
+                    let Some(addr) = self.alloc_meta() else {
+                        return Err(super::no_space("a map of a table"));
+                    };
+                    blocks.insert(lblock, addr);
+                    addr
+                }
+            };
+            init_block(&mut b, self.g.fsid, BlockId { kind: BlockKind::TableMap, addr, owner: ino });
+            put_u64(&mut b, TABLE_LBLOCK, lblock);
+            let now = self.vol.get(addr).unwrap_or_default();
+            if now.len() == b.len() {
+                put_u64(&mut b, 32, block_seq(&now));
+            }
+            if now.len() == b.len() && now[64..] != b[64..] {
+                let what = format!("map {lblock} has wrong counts");
+                if !self.fix(Class::TableCount, &place, what, "correct it")? {
+                    continue;
+                }
+            }
+            self.vol.put(addr, b);
+        }
+        let fpb = self.g.frags_per_block();
+        let extents = blocks
+            .iter()
+            .map(|(l, b)| Extent { logical: l * fpb, start: b * fpb, len: fpb, unwritten: false })
+            .collect();
+        let extents = super::maps::join(extents);
+        let Some(mut inode) = self.load(ino) else { return Ok(()) };
+        let before = inode.clone();
+        inode.xattr_block = 0;
+        if old.wrong.is_some() || super::maps::join(old.extents.clone()) != extents {
+            self.must_fix(Class::TableMap, &place, "its map of blocks is wrong".into(), "write it anew")?;
+            self.set_map(&mut inode, &old, extents)?;
+        } else {
+            inode.frags = old.frags(&self.g);
+        }
+        inode.size = blocks.last_key_value().map_or(0, |(l, _)| l + 1) * self.g.block_size() as u64;
+        if inode != before {
+            self.must_fix(Class::InodeSpace, &place, "size or space of a table is wrong".into(), "correct it")?;
+            self.store(&inode);
+        }
+        Ok(())
+    }
+
+    /// Writes the locator table anew, from the inodes that were found. The last structure that takes space.
+    pub(super) fn rebuild_locator(&mut self) -> Outcome<()> {
+        let shape = self.locator_shape();
+        let mut inos: Vec<Ino> = self.inodes.keys().copied().filter(|i| *i >= FIRST_USER_INO).collect();
+        inos.sort_unstable();
+        let (map, mut blocks) = (std::mem::take(&mut self.locator_map), std::mem::take(&mut self.witness.blocks));
+        let mut counts = BTreeMap::new();
+        let total = inos.len() as u64;
+        let mut done = 0;
+        let mut wrong = 0u64;
+        for chunk in inos.chunk_by(|a, b| a / shape.per_block == b / shape.per_block) {
+            let data = chunk[0] / shape.per_block;
+            let lblock = shape.block_of_data(data);
+            counts.insert(data, chunk.len() as u16);
+            let mut b = vec![0; self.g.block_size()];
+            let addr = match blocks.get(&lblock) {
+                Some(addr) => *addr,
+                None => {
+                    let Some(addr) = self.alloc_meta() else { return Err(super::no_space("the inode locator table")) };
+                    blocks.insert(lblock, addr);
+                    addr
+                }
+            };
+            init_block(&mut b, self.g.fsid, BlockId { kind: BlockKind::Locator, addr, owner: LOCATOR_INO });
+            put_u64(&mut b, TABLE_LBLOCK, lblock);
+            put_u32(&mut b, TABLE_USED, chunk.len() as u32);
+            for ino in chunk {
+                let k = self.inodes[ino];
+                let (block, offset) = (k.block, k.offset as usize);
+                let at = if k.external { Location::External { block, offset } } else { Location::Embedded { block, offset } };
+                let (_, offset) = shape.place(*ino);
+                b[offset..offset + LOCATOR_SIZE].copy_from_slice(&at.encode());
+            }
+            let now = self.vol.get(addr).unwrap_or_default();
+            if now.len() == b.len() {
+                put_u64(&mut b, 32, block_seq(&now));
+            }
+            if now.len() != b.len() || now[40..] != b[40..] {
+                wrong += 1;
+                self.vol.put(addr, b);
+            }
+            done += chunk.len() as u64;
+            self.tell(super::Phase::Locator, done, total);
+        }
+        if wrong > 0 {
+            let what = format!("{wrong} of its blocks are missing or wrong");
+            self.must_fix(Class::LocatorWrong, "inode locator table", what, "write them anew")?;
+        }
+        let needed = |l: &u64| shape.data_of_block(*l).is_none_or(|d| counts.contains_key(&d));
+        let unused: Vec<u64> = blocks.keys().copied().filter(|l| !needed(l)).collect();
+        for lblock in unused {
+            if let Some(addr) = blocks.remove(&lblock) {
+                self.release_block(addr);
+            }
+        }
+        self.finish_table(LOCATOR_INO, shape, &counts, &mut blocks, map)
+    }
+}
+
+fn lost_has(
+    inodes: &std::collections::HashMap<Ino, Known>,
+    walked: &std::collections::HashSet<Ino>,
+    parent: Ino,
+) -> bool {
+    !walked.contains(&parent) && inodes.get(&parent).is_some_and(|k| k.external && k.file_type == FileType::Directory)
+}

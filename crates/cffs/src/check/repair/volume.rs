@@ -1,0 +1,155 @@
+//! The image as it will be: the device, and over it the blocks that the repair has changed. Nothing reaches the device
+//! before [`super::commit`].
+
+use super::super::reader::Reader;
+use crate::device::{Device, IoKind};
+use crate::format::{BlockAddr, BlockId, FragAddr, Geometry, block_seq, crc_ok, get_u64, seal, verify_block};
+use parking_lot::RwLock;
+use std::collections::BTreeMap;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::sync::Arc;
+
+/// A changed block.
+pub(super) struct Changed {
+    pub(super) bytes: Box<[u8]>,
+    /// It has no header of a metadata block (a copy of the superblock).
+    pub(super) raw: bool,
+}
+
+/// The changed blocks over a device, as a device that can be read: the check looks through it.
+pub(super) struct View {
+    inner: Arc<dyn Device>,
+    shift: u32,
+    pub(super) blocks: RwLock<BTreeMap<BlockAddr, Changed>>,
+}
+
+impl Device for View {
+    fn len(&self) -> u64 {
+        self.inner.len()
+    }
+    fn sector_size(&self) -> u32 {
+        self.inner.sector_size()
+    }
+    fn max_request(&self) -> usize {
+        self.inner.max_request()
+    }
+    fn read_vectored(&self, kind: IoKind, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<()> {
+        self.inner.read_vectored(kind, offset, bufs)?;
+        let len: usize = bufs.iter().map(|b| b.len()).sum();
+        let end = offset + len as u64;
+        let blocks = self.blocks.read();
+        for (addr, changed) in blocks.range(offset >> self.shift..end.div_ceil(1 << self.shift)) {
+            let block_start = addr << self.shift;
+            let mut at = offset;
+            for b in bufs.iter_mut() {
+                let (from, to) = (at.max(block_start), (at + b.len() as u64).min(block_start + (1 << self.shift)));
+                if from < to {
+                    let source = (from - block_start) as usize..(to - block_start) as usize;
+                    b[(from - at) as usize..(to - at) as usize].copy_from_slice(&changed.bytes[source]);
+                }
+                at += b.len() as u64;
+            }
+        }
+        Ok(())
+    }
+    fn write_vectored(&self, _: IoKind, _: u64, _: &[IoSlice<'_>]) -> io::Result<()> {
+        Err(io::Error::new(io::ErrorKind::ReadOnlyFilesystem, "a view of a repair is only read"))
+    }
+    fn flush(&self) -> io::Result<()> {
+        Ok(())
+    }
+    fn discard(&self, _: u64, _: u64) -> io::Result<()> {
+        Ok(())
+    }
+    fn read_only(&self) -> bool {
+        true
+    }
+}
+
+/// Why a block is not what it should be.
+pub(super) enum Bad {
+    /// It is somebody else's, and whole.
+    Foreign(String),
+    /// Its checksum is wrong; the bytes may still say something.
+    Damaged(String, Vec<u8>),
+    /// The device does not give it.
+    Unreadable(String),
+}
+
+impl Bad {
+    pub(super) fn text(self) -> String {
+        match self {
+            Bad::Foreign(what) | Bad::Damaged(what, _) | Bad::Unreadable(what) => what,
+        }
+    }
+}
+
+/// Contents of a file that get a second place.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Copy {
+    pub(super) from: FragAddr,
+    pub(super) to: FragAddr,
+    pub(super) len: u64,
+}
+
+pub(super) struct Volume<'a> {
+    pub(super) g: Geometry,
+    reader: Reader<'a>,
+    pub(super) view: Arc<View>,
+    /// While set, nothing is changed: the first walk only looks.
+    pub(super) frozen: bool,
+    /// Blocks changed so far, counted each time.
+    pub(super) changes: u64,
+    pub(super) copies: Vec<Copy>,
+}
+
+impl<'a> Volume<'a> {
+    pub(super) fn new(base: &'a Arc<dyn Device>, g: Geometry) -> Volume<'a> {
+        let view = Arc::new(View { inner: base.clone(), shift: g.block_shift, blocks: RwLock::default() });
+        Volume { g, reader: Reader::new(&**base, g), view, frozen: false, changes: 0, copies: Vec::new() }
+    }
+
+    /// A block as it is.
+    pub(super) fn get(&mut self, addr: BlockAddr) -> Result<Vec<u8>, String> {
+        if let Some(changed) = self.view.blocks.read().get(&addr) {
+            return Ok(changed.bytes.to_vec());
+        }
+        self.reader.block(addr).map(|b| b.to_vec())
+    }
+
+    /// A block as it was before the repair.
+    pub(super) fn old(&mut self, addr: BlockAddr) -> Result<Vec<u8>, String> {
+        self.reader.block(addr).map(|b| b.to_vec())
+    }
+
+    /// A metadata block that is what it should be.
+    pub(super) fn meta(&mut self, id: BlockId) -> Result<Vec<u8>, Bad> {
+        let block = self.get(id.addr).map_err(Bad::Unreadable)?;
+        match verify_block(&block, self.g.fsid, id) {
+            Ok(()) => Ok(block),
+            Err(c) if crc_ok(&block) && get_u64(&block, 8) == self.g.fsid => Err(Bad::Foreign(c.0)),
+            Err(c) => Err(Bad::Damaged(c.0, block)),
+        }
+    }
+
+    /// Changes a metadata block. Nothing happens if it has these contents already.
+    pub(super) fn put(&mut self, addr: BlockAddr, mut bytes: Vec<u8>) {
+        let seq = block_seq(&bytes);
+        seal(&mut bytes, seq);
+        self.put_as(addr, bytes, false);
+    }
+
+    /// Changes a block that has no header.
+    pub(super) fn put_raw(&mut self, addr: BlockAddr, bytes: Vec<u8>) {
+        self.put_as(addr, bytes, true);
+    }
+
+    fn put_as(&mut self, addr: BlockAddr, bytes: Vec<u8>, raw: bool) {
+        debug_assert!(addr < self.g.total_blocks && bytes.len() == self.g.block_size());
+        if self.frozen || self.get(addr).is_ok_and(|now| now == bytes) {
+            return;
+        }
+        self.changes += 1;
+        self.view.blocks.write().insert(addr, Changed { bytes: bytes.into(), raw });
+    }
+}

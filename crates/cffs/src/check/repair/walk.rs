@@ -1,0 +1,732 @@
+//! The walk: from the root through all directories, putting right what each structure says about itself, and noting whose
+//! every fragment is. Repeated until it changes nothing.
+
+use super::entries::{rebuild, set_counts};
+use super::maps::{Map, join};
+use super::volume::Bad;
+use super::{Class, Known, Lost, Outcome, Repairer};
+use crate::format::dirblock::{
+    DIR_BLOCKS_MAX, DIR_LBLOCK, EntryKind, Plain, entries, known_entry, make_link, remove, set_link, validate,
+};
+use crate::format::dirindex::name_hash;
+use crate::format::{
+    BlockAddr, BlockId, BlockKind, Extent, FIRST_USER_INO, FileType, Ino, Inode, InodeFormat, SYMLINK_MAX,
+    block_owner, get_u64, put_u32, put_u64,
+};
+
+/// Useless blocks of one directory after which the rest of it is given up: an image that maps a petabyte of zeros must not
+/// make the repair read it.
+const USELESS_MAX: u64 = 1 << 16;
+/// Blocks behind the size of a directory that are looked at: its size may be what is wrong.
+const BEHIND_MAX: u64 = 4096;
+
+/// How an inode was met.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Role {
+    Named,
+    External,
+}
+
+/// What becomes of an entry.
+enum Fate {
+    Keep,
+    Remove,
+    MakeLink,
+    Displace(Box<Inode>),
+}
+
+/// A name of a directory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Name {
+    pub(super) hash: u32,
+    pub(super) lblock: u32,
+    pub(super) offset: u32,
+    pub(super) block: BlockAddr,
+}
+
+#[derive(Default)]
+struct Gathered {
+    names: Vec<Name>,
+    subdirs: u32,
+    children: Vec<Ino>,
+}
+
+enum BlockFate {
+    /// In use, with entries.
+    Live,
+    /// Behind the size and never written.
+    Ahead,
+    /// Nothing of this directory.
+    Gone,
+}
+
+pub(super) fn inode_place(ino: Ino) -> String {
+    format!("inode {ino}")
+}
+
+impl Repairer<'_> {
+    /// Walks a directory and all below it.
+    pub(super) fn walk_tree(&mut self, top: Ino, parent: Ino) -> Outcome<()> {
+        let mut stack = vec![(top, parent)];
+        while let Some((ino, parent)) = stack.pop() {
+            let children = self.directory(ino, parent)?;
+            stack.extend(children.into_iter().rev().map(|c| (c, ino)));
+            self.tell_progress();
+        }
+        Ok(())
+    }
+
+    fn directory(&mut self, ino: Ino, parent: Ino) -> Outcome<Vec<Ino>> {
+        let Some(mut inode) = self.load(ino) else {
+            self.incomplete = true;
+            return Ok(Vec::new());
+        };
+        if !self.walked.insert(ino) {
+            return Ok(Vec::new());
+        }
+        let before = inode.clone();
+        let map = self.gather(&inode);
+        self.claim_nodes(&map);
+        let mut keep = Vec::new();
+        let mut got = Gathered::default();
+        let mut wrong = map.wrong.clone();
+        let size = self.directory_blocks(&inode, &map, &mut keep, &mut wrong, &mut got)?;
+        self.note_map(ino, &map);
+        let fpb = self.g.frags_per_block();
+        if let Some(what) = wrong {
+            self.must_fix(Class::Extent, &inode_place(ino), what, "write the map of the directory anew")?;
+            self.remap.insert(ino, join(keep));
+        } else {
+            let frags = map.frags(&self.g) + if inode.xattr_block == 0 { 0 } else { fpb };
+            if inode.frags != frags {
+                let what = format!("says {} fragments are allocated, but {frags} are", inode.frags);
+                if self.fix(Class::InodeSpace, &inode_place(ino), what, "correct it")? {
+                    inode.frags = frags;
+                }
+            }
+        }
+        self.duplicates(ino, &mut got)?;
+        if inode.size != size {
+            let what = format!("size {} instead of {size}", inode.size);
+            if self.fix(Class::DirSize, &inode_place(ino), what, "correct it")? {
+                inode.size = size;
+            }
+        }
+        let count = got.names.len() as u64;
+        if inode.aux != count {
+            let what = format!("says it has {} entries, but there are {count}", inode.aux);
+            if self.fix(Class::DirCount, &inode_place(ino), what, "correct it")? {
+                inode.aux = count;
+            }
+        }
+        let links = 2 + got.subdirs;
+        if inode.nlink != links {
+            let what = format!("link count {} instead of {links}", inode.nlink);
+            if self.fix(Class::InodeLinks, &inode_place(ino), what, "correct it")? {
+                inode.nlink = links;
+            }
+        }
+        if inode.parent != parent {
+            let what = format!("names {} as its parent, but is in {parent}", inode.parent);
+            if self.fix(Class::DirParent, &inode_place(ino), what, "correct it")? {
+                inode.parent = parent;
+            }
+        }
+        if !self.index_is_right(&inode, &map, &mut got.names) {
+            self.reindex.push(ino);
+        }
+        if inode != before {
+            self.store(&inode);
+        }
+        Ok(got.children)
+    }
+
+    /// Goes through the blocks of a directory. Returns the size that it has.
+    fn directory_blocks(
+        &mut self,
+        inode: &Inode,
+        map: &Map,
+        keep: &mut Vec<Extent>,
+        wrong: &mut Option<String>,
+        got: &mut Gathered,
+    ) -> Outcome<u64> {
+        let (bs, fpb) = (self.g.block_size() as u64, self.g.frags_per_block());
+        let by_size = inode.size.div_ceil(bs);
+        let (mut useless, mut end) = (0, 0);
+        for e in &map.extents {
+            if !(e.logical | e.start | e.len).is_multiple_of(fpb) || e.unwritten {
+                wrong.get_or_insert(format!("extent at fragment {} does not hold whole written blocks", e.logical));
+                continue;
+            }
+            let (first, addr, count) = (e.logical / fpb, e.start / fpb, e.len / fpb);
+            let mut n = 0;
+            while n < count {
+                let lblock = first + n;
+                let one = Extent { logical: lblock * fpb, start: (addr + n) * fpb, len: fpb, unwritten: false };
+                let looked_at = lblock < DIR_BLOCKS_MAX && lblock < by_size.saturating_add(BEHIND_MAX);
+                if !looked_at || useless >= USELESS_MAX {
+                    if lblock < by_size.min(DIR_BLOCKS_MAX) {
+                        wrong.get_or_insert("too many useless blocks: the rest is given up".into());
+                        break;
+                    }
+                    // Buckets, and what is allocated ahead.
+                    let to = if lblock < DIR_BLOCKS_MAX { count.min(DIR_BLOCKS_MAX - first) } else { count };
+                    let rest = Extent { len: (to - n) * fpb, ..one };
+                    self.claim_data(rest.start, rest.len);
+                    keep.push(rest);
+                    n = to;
+                    continue;
+                }
+                match self.directory_block(inode.ino, lblock, addr + n, lblock < by_size, got)? {
+                    BlockFate::Live => {
+                        keep.push(one);
+                        end = lblock + 1;
+                    }
+                    BlockFate::Ahead => {
+                        self.claim_data(one.start, one.len);
+                        keep.push(one);
+                    }
+                    BlockFate::Gone => {
+                        useless += 1;
+                        wrong.get_or_insert(format!("block {} is none of its blocks", addr + n));
+                    }
+                }
+                n += 1;
+            }
+        }
+        Ok(end * bs)
+    }
+
+    /// One block of entries.
+    fn directory_block(
+        &mut self,
+        ino: Ino,
+        lblock: u64,
+        addr: BlockAddr,
+        within: bool,
+        got: &mut Gathered,
+    ) -> Outcome<BlockFate> {
+        let id = BlockId { kind: BlockKind::Dir, addr, owner: ino };
+        let place = || format!("directory {ino}, block {addr}");
+        let mut guessed = false;
+        let mut block = match self.vol.meta(id) {
+            Ok(b) if get_u64(&b, DIR_LBLOCK) == lblock && validate(&b).is_ok() => b,
+            Ok(b) if within || self.confirmed_block(addr, &b) => {
+                let what = match validate(&b) {
+                    Err(c) => c.0,
+                    Ok(()) => format!("number {} instead of {lblock}", get_u64(&b, DIR_LBLOCK)),
+                };
+                match rebuild(&b, id, lblock, self.sb.hash_seed, &self.g, true) {
+                    Some(r) => {
+                        self.must_fix(Class::DirBlock, &place(), what, "keep the entries that make sense")?;
+                        self.displace_all(ino, r.nameless);
+                        r.block
+                    }
+                    None => {
+                        self.must_fix(Class::DirBlock, &place(), what, "give the block up")?;
+                        return Ok(BlockFate::Gone);
+                    }
+                }
+            }
+            Err(Bad::Damaged(what, b)) if within => {
+                guessed = true;
+                match rebuild(&b, id, lblock, self.sb.hash_seed, &self.g, false) {
+                    Some(r) => {
+                        self.must_fix(Class::DirBlock, &place(), what, "keep the entries that can be read")?;
+                        self.displace_all(ino, r.nameless);
+                        r.block
+                    }
+                    None => {
+                        self.must_fix(Class::DirBlock, &place(), what, "give the block up: no entry can be read")?;
+                        return Ok(BlockFate::Gone);
+                    }
+                }
+            }
+            Err(bad) if within => {
+                self.must_fix(Class::DirBlock, &place(), bad.text(), "give the block up")?;
+                return Ok(BlockFate::Gone);
+            }
+            _ => return Ok(BlockFate::Ahead),
+        };
+        if !within && !self.confirmed_block(addr, &block) {
+            return Ok(BlockFate::Ahead);
+        }
+        if !self.claim_meta(addr) {
+            let what = "is mapped twice".to_string();
+            self.must_fix(Class::FragmentsShared, &place(), what, "keep it in one place")?;
+            return Ok(BlockFate::Gone);
+        }
+        self.entries_of(ino, lblock, addr, guessed, &mut block, got)?;
+        self.vol.put(addr, block);
+        Ok(BlockFate::Live)
+    }
+
+    /// The entries of a valid block.
+    fn entries_of(
+        &mut self,
+        dir: Ino,
+        lblock: u64,
+        addr: BlockAddr,
+        guessed: bool,
+        block: &mut Vec<u8>,
+        got: &mut Gathered,
+    ) -> Outcome<()> {
+        let offsets: Vec<usize> =
+            entries(block).filter(|e| e.kind != EntryKind::Free).map(|e| e.offset).collect();
+        for offset in offsets {
+            let e = known_entry(block, offset);
+            let (kind, said, hash) = (e.kind, e.hash, name_hash(self.sb.hash_seed, e.name));
+            let shown = super::super::dirs::shown(e.name);
+            let fate = if kind == EntryKind::Link {
+                self.link(dir, block, offset, &shown, got)?
+            } else {
+                self.embedded(dir, addr, block, offset, guessed, got)?
+            };
+            let place = || format!("directory {dir}");
+            match fate {
+                Fate::Keep | Fate::MakeLink => {
+                    if let Fate::MakeLink = fate {
+                        make_link(&mut Plain(block), offset);
+                    }
+                    let is_name = known_entry(block, offset).is_name();
+                    let mut hash_kept = said;
+                    if is_name && said != hash {
+                        let what = format!("name {shown:?} has hash {said:#010x} instead of {hash:#010x}");
+                        if self.fix(Class::NameHash, &place(), what, "correct it")? {
+                            put_u32(block, offset + 4, hash);
+                            hash_kept = hash;
+                        }
+                    }
+                    if is_name {
+                        let name = Name { hash: hash_kept, lblock: lblock as u32, offset: offset as u32, block: addr };
+                        got.names.push(name);
+                    }
+                }
+                Fate::Remove => remove(&mut Plain(block), offset),
+                Fate::Displace(inode) => {
+                    self.displace(dir, Some(shown), *inode);
+                    remove(&mut Plain(block), offset);
+                }
+            }
+        }
+        // `remove` counts by the kind it finds.
+        set_counts(block);
+        Ok(())
+    }
+
+    /// A name that leads to an inode elsewhere.
+    fn link(&mut self, dir: Ino, block: &mut [u8], offset: usize, shown: &str, got: &mut Gathered) -> Outcome<Fate> {
+        let e = known_entry(block, offset);
+        let (ino, said) = (e.ino, e.file_type);
+        let place = format!("directory {dir}");
+        let Some(k) = self.inodes.get_mut(&ino).filter(|k| k.external) else {
+            let what = format!("name {shown:?} leads to inode {ino}, which is not there");
+            self.must_fix(Class::NameDangling, &place, what, "remove the name")?;
+            return Ok(Fate::Remove);
+        };
+        let file_type = k.file_type;
+        if file_type == FileType::Directory && (k.names > 0 || ino == dir) {
+            let what = format!("name {shown:?} is a second name of directory {ino}");
+            self.must_fix(Class::InodeLinks, &place, what, "remove the name")?;
+            return Ok(Fate::Remove);
+        }
+        k.names += 1;
+        if said != Some(file_type) {
+            let what = format!("name {shown:?} is of type {said:?}, inode {ino} of {file_type:?}");
+            if self.fix(Class::InodeType, &place, what, "correct the name")? {
+                set_link(&mut Plain(block), offset, ino, file_type);
+            }
+        }
+        if file_type == FileType::Directory {
+            got.subdirs += 1;
+            got.children.push(ino);
+        }
+        Ok(Fate::Keep)
+    }
+
+    /// An inode in a directory entry.
+    fn embedded(
+        &mut self,
+        dir: Ino,
+        addr: BlockAddr,
+        block: &mut [u8],
+        offset: usize,
+        guessed: bool,
+        got: &mut Gathered,
+    ) -> Outcome<Fate> {
+        let e = known_entry(block, offset);
+        let (at, room_end, orphan) = (e.inode_offset(), e.offset + e.len, e.kind == EntryKind::Orphan);
+        let has_name = crate::format::dirblock::check_name(e.name).is_ok();
+        let Ok(mut inode) = Inode::decode(&block[at..room_end]) else { return Ok(Fate::Remove) };
+        let place = format!("directory {dir}, block {addr}");
+        if orphan {
+            if inode.nlink == 0 && !self.has_names(&inode) {
+                let what = format!("inode {} has no name", inode.ino);
+                self.must_fix(Class::OrphanList, &place, what, "free it, as the next mount would")?;
+                return Ok(Fate::Remove);
+            }
+            let what = format!("inode {} has link count {} but no name", inode.ino, inode.nlink);
+            self.must_fix(Class::InodeLinks, &place, what, "give it a name in lost+found")?;
+            return Ok(Fate::Displace(Box::new(inode)));
+        }
+        debug_assert!(has_name);
+        let before = inode.clone();
+        let mut owner = inode.ino;
+        match self.number(&mut inode, addr, offset as u32, &place)? {
+            Numbered::Same => {}
+            Numbered::Another => {}
+            Numbered::Remove => return Ok(Fate::Remove),
+            Numbered::Link => return Ok(Fate::MakeLink),
+        }
+        if inode.is_dir() {
+            owner = inode.ino;
+        }
+        let role = Role::Named;
+        let (external, file_type) = (false, inode.file_type());
+        self.register(&inode, Known { block: addr, offset: offset as u32, external, file_type, names: 1, ..Known::of(&inode) });
+        if guessed {
+            self.guessed.insert(inode.ino);
+        }
+        if !self.contents(&mut inode, owner, role)? {
+            self.inodes.remove(&inode.ino);
+            return Ok(Fate::Remove);
+        }
+        if inode != before {
+            put_u64(block, offset + 8, inode.ino);
+            inode.encode(&mut block[at..at + inode.encoded_len()]);
+        }
+        if inode.is_dir() {
+            got.subdirs += 1;
+            got.children.push(inode.ino);
+        }
+        Ok(Fate::Keep)
+    }
+
+    /// Whether a directory that should have none has names all the same.
+    pub(super) fn has_names(&mut self, inode: &Inode) -> bool {
+        if !inode.is_dir() || inode.size == 0 {
+            return false;
+        }
+        let map = self.gather(inode);
+        let fpb = self.g.frags_per_block();
+        let blocks = inode.size / self.g.block_size() as u64;
+        let inside = map.extents.iter().filter(|e| (e.logical | e.start | e.len).is_multiple_of(fpb));
+        let list: Vec<(u64, u64)> = inside.map(|e| (e.start / fpb, (e.len / fpb).min(blocks))).collect();
+        let mut read = 0;
+        for (start, len) in list {
+            for addr in start..start + len {
+                read += 1;
+                if read > BEHIND_MAX {
+                    return false;
+                }
+                let id = BlockId { kind: BlockKind::Dir, addr, owner: inode.ino };
+                if self.vol.meta(id).is_ok_and(|b| validate(&b).is_ok() && entries(&b).any(|e| e.is_name())) {
+                    return true;
+                }
+            }
+        }
+        false
+    }
+
+    /// Checks an inode's number; gives it another one if it cannot have this one.
+    pub(super) fn number(&mut self, inode: &mut Inode, block: BlockAddr, offset: u32, place: &str) -> Outcome<Numbered> {
+        let ino = inode.ino;
+        let known = self.inodes.get(&ino).copied();
+        if let Some(k) = known
+            && (k.generation, k.btime, k.file_type) == (inode.generation, inode.btime, inode.file_type())
+        {
+            if k.external {
+                let what = format!("inode {ino} stands in its entry and in the external table");
+                self.must_fix(Class::InodeNumber, place, what, "make the entry a link")?;
+                if inode.is_dir() && k.names > 0 {
+                    return Ok(Numbered::Remove);
+                }
+                if let Some(k) = self.inodes.get_mut(&ino) {
+                    k.names += 1;
+                }
+                return Ok(Numbered::Link);
+            }
+            let what = format!("a second entry of inode {ino}");
+            self.must_fix(Class::InodeNumber, place, what, "remove it")?;
+            return Ok(Numbered::Remove);
+        }
+        let possible = (FIRST_USER_INO..=self.ino_max).contains(&ino);
+        if possible && known.is_none() && !self.stands_elsewhere(ino, block, offset) {
+            return Ok(Numbered::Same);
+        }
+        let what = match known {
+            Some(_) => format!("a second inode with number {ino}"),
+            None if possible => format!("the inode with number {ino} stands elsewhere"),
+            None => format!("a file with the impossible number {ino}"),
+        };
+        if inode.is_dir() {
+            // Its own blocks know whose they are.
+            if let Some(owner) = self.owner_of_blocks(inode) {
+                self.must_fix(Class::InodeNumber, place, what, "give it the number that its blocks carry")?;
+                inode.ino = owner;
+                return Ok(Numbered::Another);
+            }
+            if inode.size > 0 {
+                let how = "remove the entry; what its blocks hold is looked for by their owner";
+                self.must_fix(Class::InodeNumber, place, what, how)?;
+                return Ok(Numbered::Remove);
+            }
+        }
+        let new = self.new_ino();
+        self.must_fix(Class::InodeNumber, place, what, "give it another number")?;
+        inode.ino = new;
+        Ok(Numbered::Another)
+    }
+
+    /// The directory whose blocks an inode maps, if that has no inode so far.
+    fn owner_of_blocks(&mut self, inode: &Inode) -> Option<Ino> {
+        let first = *self.gather(inode).extents.first()?;
+        let block = self.vol.get(self.g.block_of_frag(first.start)).ok()?;
+        let owner = block_owner(&block);
+        let id = BlockId { kind: BlockKind::Dir, addr: self.g.block_of_frag(first.start), owner };
+        let free = (FIRST_USER_INO..=self.ino_max).contains(&owner) && !self.inodes.contains_key(&owner);
+        (free && owner != inode.ino && self.vol.meta(id).is_ok()).then_some(owner)
+    }
+
+    /// Fields and contents of an inode, whatever its role. `owner`: number that its metadata blocks carry. False if
+    /// nothing useful is left of it.
+    pub(super) fn contents(&mut self, inode: &mut Inode, owner: Ino, role: Role) -> Outcome<bool> {
+        let place = inode_place(inode.ino);
+        if !self.fields(inode, role, &place)? {
+            return Ok(false);
+        }
+        self.attributes(inode, owner, &place)?;
+        if inode.is_dir() {
+            return Ok(true);
+        }
+        let mut map = self.gather_as(inode, owner);
+        self.drop_beyond_size(inode, &mut map);
+        self.claim_nodes(&map);
+        for e in &map.extents {
+            self.claim_data(e.start, e.len);
+        }
+        let fpb = self.g.frags_per_block();
+        let xattr = if inode.xattr_block == 0 { 0 } else { fpb };
+        if map.guessed {
+            self.guessed.insert(inode.ino);
+        }
+        self.note_map(inode.ino, &map);
+        let written_end = map.extents.iter().filter(|e| !e.unwritten).map(|e| e.end()).max().unwrap_or(0);
+        if written_end > self.g.frags_for(inode.size).next_multiple_of(fpb) {
+            let size = (written_end << self.g.frag_shift).min(crate::format::FILE_SIZE_MAX);
+            let what = format!("size {} but written space up to fragment {written_end}", inode.size);
+            if self.fix(Class::InodeSize, &place, what, "set the size to the end of that")? {
+                inode.size = size;
+            }
+        }
+        if inode.file_type() == FileType::Symlink && matches!(inode.format, InodeFormat::Extents(_)) {
+            let whole = map.extents.first().is_some_and(|e| e.logical == 0 && !e.unwritten);
+            if !whole {
+                self.must_fix(Class::InodeField, &place, "the target of a symbolic link is gone".into(), "remove it")?;
+                self.unclaim(&map);
+                return Ok(false);
+            }
+        }
+        let wrong = match (&map.wrong, owner != inode.ino && !map.nodes.is_empty()) {
+            (Some(what), _) => Some(what.clone()),
+            (None, true) => Some(format!("its extent tree belongs to {owner}")),
+            _ => None,
+        };
+        if let Some(what) = wrong {
+            let class = if map.lost_nodes { Class::ExtentNode } else { Class::Extent };
+            self.must_fix(class, &place, what, "write the map of what is left anew")?;
+            self.remap.insert(inode.ino, map.extents.clone());
+            self.remap_owner.insert(inode.ino, owner);
+        } else if inode.frags != map.frags(&self.g) + xattr {
+            // Its map may be what is wrong: if others claim the same space, they are believed.
+            self.guessed.insert(inode.ino);
+            let frags = map.frags(&self.g) + xattr;
+            let what = format!("says {} fragments are allocated, but {frags} are", inode.frags);
+            if self.fix(Class::InodeSpace, &place, what, "correct it")? {
+                inode.frags = frags;
+            }
+        }
+        Ok(true)
+    }
+
+    /// Written space behind the size: if the count of fragments does not fit the map either, the map is what is wrong.
+    fn drop_beyond_size(&mut self, inode: &Inode, map: &mut Map) {
+        let fpb = self.g.frags_per_block();
+        let xattr = if inode.xattr_block == 0 { 0 } else { fpb };
+        let end = self.g.frags_for(inode.size).next_multiple_of(fpb);
+        if inode.frags == map.frags(&self.g) + xattr || !map.extents.iter().any(|e| !e.unwritten && e.end() > end) {
+            return;
+        }
+        map.wrong.get_or_insert("extents behind the size, and another number of fragments".into());
+        map.extents.retain_mut(|e| {
+            if !e.unwritten && e.end() > end {
+                e.len = end.saturating_sub(e.logical);
+            }
+            e.len > 0
+        });
+    }
+
+    /// Fields that depend on nothing else. False if nothing useful is left.
+    fn fields(&mut self, inode: &mut Inode, role: Role, place: &str) -> Outcome<bool> {
+        let file_type = inode.file_type();
+        let dir = file_type == FileType::Directory;
+        let device = matches!(file_type, FileType::CharDevice | FileType::BlockDevice);
+        if inode.generation == 0 && self.fix(Class::InodeField, place, "generation 0".into(), "make it 1")? {
+            inode.generation = 1;
+        }
+        if inode.index_buckets != 0 && !dir {
+            let what = format!("{} index buckets, but not a directory", inode.index_buckets);
+            if self.fix(Class::InodeField, place, what, "clear the field")? {
+                inode.index_buckets = 0;
+            }
+        }
+        if inode.aux != 0 && !dir && !device {
+            let what = format!("auxiliary field {} on a file of type {file_type:?}", inode.aux);
+            if self.fix(Class::InodeField, place, what, "clear the field")? {
+                inode.aux = 0;
+            }
+        }
+        let data = matches!(file_type, FileType::Regular | FileType::Symlink | FileType::Directory);
+        if !data && (inode.size != 0 || inode.format != InodeFormat::Extents(Vec::new())) {
+            let what = format!("a file of type {file_type:?} with contents");
+            if self.fix(Class::InodeField, place, what, "remove them")? {
+                (inode.size, inode.format) = (0, InodeFormat::Extents(Vec::new()));
+            }
+        }
+        if file_type == FileType::Symlink && !(1..=SYMLINK_MAX as u64).contains(&inode.size) {
+            let what = format!("a symbolic link with a target of {} bytes", inode.size);
+            self.must_fix(Class::InodeField, place, what, "remove it")?;
+            return Ok(false);
+        }
+        if role == Role::Named && !dir && inode.nlink != 1 {
+            let what = format!("link count {} instead of 1", inode.nlink);
+            if self.fix(Class::InodeLinks, place, what, "correct it")? {
+                inode.nlink = 1;
+            }
+        }
+        Ok(true)
+    }
+
+    /// The block of extended attributes.
+    fn attributes(&mut self, inode: &mut Inode, owner: Ino, place: &str) -> Outcome<()> {
+        let addr = inode.xattr_block;
+        if addr == 0 {
+            return Ok(());
+        }
+        let what = if addr >= self.g.total_blocks {
+            Some(format!("attribute block {addr} lies outside the file system"))
+        } else {
+            match self.vol.meta(BlockId { kind: BlockKind::Xattr, addr, owner }) {
+                Ok(_) if owner != inode.ino => Some("its attributes carry another number".into()),
+                Ok(_) => (!self.claim_meta(addr)).then(|| format!("attribute block {addr} is used twice")),
+                Err(bad) => Some(bad.text()),
+            }
+        };
+        if let Some(what) = what {
+            self.must_fix(Class::XattrBlock, place, what, "remove the attributes")?;
+            inode.xattr_block = 0;
+        }
+        Ok(())
+    }
+
+    fn claim_nodes(&mut self, map: &Map) {
+        for node in &map.nodes {
+            // Nodes say whose they are, so that nobody else can have claimed them as such.
+            self.claim_meta(*node);
+        }
+    }
+
+    fn unclaim(&mut self, map: &Map) {
+        for node in &map.nodes {
+            self.release_block(*node);
+        }
+        for e in &map.extents {
+            self.used.remove(e.start, e.start + e.len);
+        }
+    }
+
+    fn note_map(&mut self, ino: Ino, map: &Map) {
+        if map.wrong.is_some() {
+            self.damaged_maps.insert(ino);
+        }
+    }
+
+    /// Names that stand twice in a directory: the later one goes to lost+found.
+    fn duplicates(&mut self, dir: Ino, got: &mut Gathered) -> Outcome<()> {
+        got.names.sort_unstable();
+        let mut drop = Vec::new();
+        for same in got.names.chunk_by(|a, b| a.hash == b.hash).filter(|s| s.len() > 1) {
+            let mut seen = std::collections::HashSet::new();
+            for n in same {
+                let Ok(block) = self.vol.get(n.block) else { continue };
+                if validate(&block).is_err() {
+                    continue;
+                }
+                let name = known_entry(&block, n.offset as usize).name.to_vec();
+                if !seen.insert(name.clone()) {
+                    drop.push((*n, name));
+                }
+            }
+        }
+        for (n, name) in drop {
+            let shown = super::super::dirs::shown(&name);
+            let what = format!("name {shown:?} stands twice");
+            self.must_fix(Class::NameDuplicate, &format!("directory {dir}"), what, "move the second to lost+found")?;
+            if self.vol.frozen {
+                continue;
+            }
+            let Ok(mut block) = self.vol.get(n.block) else { continue };
+            let e = known_entry(&block, n.offset as usize);
+            let (ino, at, end, kind) = (e.ino, e.inode_offset(), e.offset + e.len, e.kind);
+            if kind == EntryKind::Embedded
+                && let Ok(inode) = Inode::decode(&block[at..end])
+            {
+                self.displace(dir, Some(shown), inode);
+            } else if let Some(k) = self.inodes.get_mut(&ino) {
+                k.names = k.names.saturating_sub(1);
+            }
+            remove(&mut Plain(&mut block), n.offset as usize);
+            self.vol.put(n.block, block);
+            got.names.retain(|m| *m != n);
+        }
+        Ok(())
+    }
+
+    fn displace_all(&mut self, dir: Ino, list: Vec<Inode>) {
+        for inode in list {
+            self.displace(dir, None, inode);
+        }
+    }
+
+    /// Keeps an inode that has lost its name until lost+found is there.
+    pub(super) fn displace(&mut self, dir: Ino, name: Option<String>, inode: Inode) {
+        self.displaced.insert(inode.ino);
+        if !self.vol.frozen {
+            self.lost.push(Lost { inode: Some(Box::new(inode.clone())), ino: inode.ino, file_type: inode.file_type(), from: dir, name });
+        }
+    }
+
+    /// Notes an inode by its number.
+    pub(super) fn register(&mut self, inode: &Inode, known: Known) {
+        self.max_ino = self.max_ino.max(inode.ino);
+        self.inodes.insert(inode.ino, known);
+    }
+
+    /// A number that nobody has.
+    pub(super) fn new_ino(&mut self) -> Ino {
+        let next = self.max_ino.max(FIRST_USER_INO - 1) + 1;
+        if next <= self.ino_max {
+            self.max_ino = next;
+            return next;
+        }
+        (FIRST_USER_INO..).find(|i| !self.inodes.contains_key(i)).unwrap_or(FIRST_USER_INO)
+    }
+}
+
+/// What became of an inode's number.
+pub(super) enum Numbered {
+    Same,
+    Another,
+    Remove,
+    Link,
+}
