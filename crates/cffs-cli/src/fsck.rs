@@ -5,7 +5,7 @@ use crate::image::{EngineResultExt, Image, LogArgs, open_device};
 use crate::progress::Steps;
 use crate::text::print_json;
 use anyhow::anyhow;
-use cffs::check::repair::{Action, Repaired, repair, settle};
+use cffs::check::repair::{Action, Repaired, has_superblock, repair, settle};
 use cffs::check::{CheckOptions, Report, check};
 use cffs::device::{Device, OpenMode};
 use cffs::error::Error;
@@ -100,6 +100,9 @@ impl Outcome {
     }
 }
 
+/// The device, that of the log, and the state in the superblock if that is good.
+type Opened = (Arc<dyn Device>, Option<Arc<dyn Device>>, Option<State>);
+
 /// Runs the subcommand.
 pub fn run(args: &FsckArgs) -> anyhow::Result<u8> {
     crate::log::start(0);
@@ -113,17 +116,16 @@ pub fn run(args: &FsckArgs) -> anyhow::Result<u8> {
     let writes = args.preen || args.yes || asks;
     let log = args.log.log_device.as_deref();
     let mode = if writes { OpenMode::READ_WRITE } else { OpenMode::READ_ONLY };
-    let (dev, log_dev, state): (Arc<dyn Device>, Option<Arc<dyn Device>>, Option<State>) =
-        match Image::open(&args.image, log, mode) {
-            Ok(image) => (image.dev, image.log_dev.map(|d| d as Arc<dyn Device>), Some(image.superblock.state)),
-            // Its copies may be good.
-            Err(e) if writes && has_copies(&args.image, mode) => {
-                eprintln!("{e:#}");
-                let log_dev = log.map(|l| open_device(l, mode)).transpose()?;
-                (Arc::new(open_device(&args.image, mode)?), log_dev.map(|d| Arc::new(d) as Arc<dyn Device>), None)
-            }
-            Err(e) => return Err(e),
-        };
+    let (dev, log_dev, state): Opened = match Image::open(&args.image, log, mode) {
+        Ok(image) => (image.dev, image.log_dev.map(|d| d as Arc<dyn Device>), Some(image.superblock.state)),
+        // Its copies may be good.
+        Err(e) if (args.yes || asks) && has_copies(&args.image, mode) => {
+            eprintln!("{e:#}");
+            let log_dev = log.map(|l| open_device(l, mode)).transpose()?;
+            (Arc::new(open_device(&args.image, mode)?), log_dev.map(|d| Arc::new(d) as Arc<dyn Device>), None)
+        }
+        Err(e) => return Err(e),
+    };
     // What -p is for at boot: a file system in order costs nothing.
     if args.preen && !args.force && !args.json && state == Some(State::Clean) {
         writeln!(io::stdout(), "{name}: clean")?;
@@ -182,7 +184,7 @@ pub fn run(args: &FsckArgs) -> anyhow::Result<u8> {
 
 /// Whether good copies of a superblock stand on a device whose first one cannot be used.
 fn has_copies(image: &std::path::Path, mode: OpenMode) -> bool {
-    open_device(image, mode).is_ok_and(|dev| !cffs::mkfs::find_copies(&dev).is_empty())
+    open_device(image, mode).is_ok_and(|dev| has_superblock(&dev, None))
 }
 
 /// Repairs, asking as the arguments say.
@@ -228,9 +230,9 @@ fn question(text: &str) -> Option<char> {
         if io::stdin().lock().read_line(&mut line).ok()? == 0 {
             return None;
         }
-        match line.trim().chars().next().map(|c| c.to_ascii_lowercase()) {
-            Some(c @ ('y' | 'n' | 'a')) => return Some(c),
-            _ => {}
+        let answer = line.trim().chars().next().map(|c| c.to_ascii_lowercase());
+        if matches!(answer, Some('y' | 'n' | 'a')) {
+            return answer;
         }
     }
 }
@@ -288,22 +290,16 @@ fn print(outcome: &Outcome, name: &str) -> io::Result<()> {
         writeln!(io::stdout(), "{name}: the log was replayed")?;
     }
     match &outcome.repaired {
-        Some(r) => {
-            if r.actions_total > 0 {
-                let named = if r.named > 0 { format!(", {} inodes named in lost+found", r.named) } else { String::new() };
-                writeln!(
-                    io::stdout(),
-                    "{name}: REPAIRED: {} changes, {} blocks written{named}",
-                    r.actions_total,
-                    r.blocks_written
-                )?;
-            }
+        Some(r) if r.actions_total > 0 => {
+            let named = if r.named > 0 { format!(", {} inodes named in lost+found", r.named) } else { String::new() };
+            let (changes, blocks) = (r.actions_total, r.blocks_written);
+            writeln!(io::stdout(), "{name}: REPAIRED: {changes} changes, {blocks} blocks written{named}")?;
         }
         None if report.replayed > 0 && outcome.settled.is_none() => {
             let n = report.replayed;
             writeln!(io::stdout(), "{name}: checked as after a replay of its log ({n} transactions)")?;
         }
-        None => {}
+        _ => {}
     }
     list_problems(report, name)?;
     let c = &report.counts;

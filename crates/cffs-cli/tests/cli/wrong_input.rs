@@ -11,6 +11,11 @@ use std::process::Command;
 
 /// Every command that takes an image, with its exit code for one that cannot be used.
 fn all_commands_fail(dir: &Path, image: &str, words: &[&str]) {
+    commands_fail(dir, image, words, true);
+}
+
+/// The same; `repair_too`: also `fsck -y`, which can do something about some of it.
+fn commands_fail(dir: &Path, image: &str, words: &[&str], repair_too: bool) {
     let inside = format!("{image}:/file");
     let tree = dir.join("tree");
     let target = dir.join("target");
@@ -37,7 +42,9 @@ fn all_commands_fail(dir: &Path, image: &str, words: &[&str]) {
         (&["stat", &inside], 1),
         (&["rm", &inside], 1),
     ] {
-        fails(args, code, words);
+        if args[1] != "-y" || repair_too {
+            fails(args, code, words);
+        }
     }
     assert!(fs::read(image).ok() == before, "changed");
     assert!(!Path::new(target).exists(), "nothing was made for an export that could not begin");
@@ -117,7 +124,10 @@ fn a_damaged_superblock() {
     let image = make_image(dir.path(), &[]);
     let file = OpenOptions::new().write(true).open(&image).unwrap();
     file.write_all_at(&[0xff; 8], 200).unwrap();
-    all_commands_fail(dir.path(), &image, &[&image, "superblock", "copies"]);
+    commands_fail(dir.path(), &image, &[&image, "superblock", "copies"], false);
+    let out = run(&["fsck", "-y", &image]);
+    assert_eq!(out.status.code(), Some(1), "{}{}", stdout(&out), stderr(&out));
+    ok(&["fsck", "-f", "-n", &image]);
 }
 
 #[test]

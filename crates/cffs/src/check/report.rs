@@ -152,6 +152,7 @@ impl Class {
                 | Class::TableCount
                 | Class::TableMap
                 | Class::OrphanList
+                | Class::QuotaUsage
         )
     }
 }

@@ -79,7 +79,12 @@ impl Writer<'_> {
     }
 
     /// One step: into the log, home, log empty.
-    fn step(&mut self, step: &[(u8, BlockAddr)], per_txn: usize, blocks: &mut BTreeMap<BlockAddr, Changed>) -> Result<()> {
+    fn step(
+        &mut self,
+        step: &[(u8, BlockAddr)],
+        per_txn: usize,
+        blocks: &mut BTreeMap<BlockAddr, Changed>,
+    ) -> Result<()> {
         let (log_at, _) = log_place(self.sb);
         let header = |tail, tail_seq| LogHeader { fsid: self.g.fsid, tail, tail_seq };
         let first_seq = self.seq;

@@ -7,7 +7,7 @@ use super::maps::join;
 use super::volume::Copy;
 use super::walk::inode_place;
 use super::{Class, Outcome, Repairer};
-use crate::format::{BlockId, BlockKind, Extent, Ino, InodeFormat, LAST_SYSTEM_INO, USER_QUOTA_INO};
+use crate::format::{BlockId, BlockKind, Extent, Ino, InodeFormat};
 
 impl Repairer<'_> {
     /// Decides who keeps shared space. What files shall map instead goes to `remap`.
@@ -16,7 +16,7 @@ impl Repairer<'_> {
             return Ok(());
         }
         let mut taken = super::intervals::Intervals::default();
-        let mut inos: Vec<Ino> = self.inodes.keys().copied().chain(USER_QUOTA_INO..=LAST_SYSTEM_INO).collect();
+        let mut inos: Vec<Ino> = self.inodes.keys().copied().collect();
         // Those whose maps are a guess come last.
         inos.sort_unstable_by_key(|ino| (self.guessed.contains(ino), *ino));
         inos.push(crate::format::ROOT_INO);
@@ -67,7 +67,8 @@ impl Repairer<'_> {
     ) {
         let end = e.start + e.len;
         let piece = |s: u64, t: u64| Extent { logical: e.logical + (s - e.start), start: s, len: t - s, ..e };
-        let mut pieces: Vec<(u64, u64, bool)> = self.shared.gaps(e.start, end).into_iter().map(|(s, t)| (s, t, false)).collect();
+        let mut pieces: Vec<(u64, u64, bool)> =
+            self.shared.gaps(e.start, end).into_iter().map(|(s, t)| (s, t, false)).collect();
         pieces.extend(self.shared.within(e.start, end).map(|(s, t)| (s, t, true)));
         pieces.sort_unstable();
         for (s, t, shared) in pieces {

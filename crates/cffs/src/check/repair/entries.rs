@@ -10,8 +10,8 @@ use crate::format::dirindex::name_hash;
 use crate::format::extent::{Child, EXTENT_SIZE, Extent};
 use crate::format::inode::INODE_CORE_SIZE;
 use crate::format::{
-    BlockId, FILE_SIZE_MAX, FileType, Geometry, Inode, META_HEADER_SIZE, align8, block_seq, get_u16, get_u32,
-    get_u64, init_block, put_u16, put_u32, put_u64,
+    BlockId, FILE_SIZE_MAX, FileType, Geometry, Inode, META_HEADER_SIZE, align8, block_seq, get_u16, get_u32, get_u64,
+    init_block, put_u16, put_u32, put_u64,
 };
 
 /// A directory block that was put together again.
@@ -29,7 +29,14 @@ struct Piece {
 }
 
 /// Puts a directory block together from what its bytes say. `trusted`: its checksum is right. `None` if nothing of use is in it.
-pub(super) fn rebuild(block: &[u8], id: BlockId, lblock: u64, seed: [u64; 2], g: &Geometry, trusted: bool) -> Option<Rebuilt> {
+pub(super) fn rebuild(
+    block: &[u8],
+    id: BlockId,
+    lblock: u64,
+    seed: [u64; 2],
+    g: &Geometry,
+    trusted: bool,
+) -> Option<Rebuilt> {
     let pieces = find(block, seed, g, trusted);
     let mut out = vec![0; block.len()];
     init_block(&mut out, g.fsid, id);
@@ -72,7 +79,7 @@ pub(super) fn rebuild(block: &[u8], id: BlockId, lblock: u64, seed: [u64; 2], g:
     }
     set_counts(&mut out);
     let empty = last.is_none() && nameless.is_empty();
-    (validate(&out).is_ok() && !(empty && !trusted)).then_some(Rebuilt { block: out, nameless })
+    ((trusted || !empty) && validate(&out).is_ok()).then_some(Rebuilt { block: out, nameless })
 }
 
 /// Makes the counts in the header those of the entries.
@@ -272,7 +279,7 @@ pub(super) fn mend_inode(room: &mut [u8], hint: Option<FileType>, g: &Geometry) 
         // Contents whose length is wrong: they end with the last byte that is not zero.
         let len = area.iter().rposition(|b| *b != 0).map_or(0, |i| i + 1);
         put_u64(room, 32, len as u64);
-    } else if (3..=10).contains(&format) && children > 0 || extents == 0 && children > 0 {
+    } else if children > 0 && ((3..=10).contains(&format) || extents == 0) {
         room[14] = if (3..=10).contains(&format) { format } else { 3 };
         room[INODE_CORE_SIZE + children * EXTENT_SIZE..INODE_CORE_SIZE + inline_len].fill(0);
     } else if extents == 0 && format != 2 && !dir && size > 0 && size <= inline_len as u64 {
@@ -289,7 +296,10 @@ fn leading_extents(area: &[u8], g: &Geometry) -> usize {
     let mut end = 0;
     let good = |slot: &[u8]| {
         let e = Extent::decode(slot);
-        let ok = e.len > 0 && e.logical >= end && e.end() <= crate::format::extent::LOGICAL_END && g.contains(e.start, e.len);
+        let ok = e.len > 0
+            && e.logical >= end
+            && e.end() <= crate::format::extent::LOGICAL_END
+            && g.contains(e.start, e.len);
         end = e.end();
         ok
     };

@@ -1,15 +1,17 @@
 //! Directory indexes: compared with the names, and written anew where they differ.
 
+use super::maps::Map;
 use super::maps::add_extents;
 use super::walk::Name;
 use super::{Class, Outcome, Repairer};
-use super::maps::Map;
 use crate::format::dirblock::{DIR_BLOCKS_MAX, DIR_LBLOCK, entries, validate};
 use crate::format::dirindex::{
     BUCKET_COUNT, BUCKET_FLAGS, BUCKET_NUMBER, BUCKET_OVERFLOWED, PAIR_SIZE, bucket_capacity, bucket_of, bucket_target,
     pairs,
 };
-use crate::format::{BlockAddr, BlockId, BlockKind, Extent, Ino, Inode, META_HEADER_SIZE, get_u32, get_u64, init_block, put_u32};
+use crate::format::{
+    BlockAddr, BlockId, BlockKind, Extent, Ino, Inode, META_HEADER_SIZE, get_u32, get_u64, init_block, put_u32,
+};
 
 /// Entry blocks from which on a directory gets an index; the engine has the same limit.
 const INDEXED_BLOCKS: u64 = 8;

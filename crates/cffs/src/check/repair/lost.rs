@@ -12,7 +12,8 @@ use crate::format::geometry::INODE_SLOT_SIZE;
 use crate::format::table::{TABLE_LBLOCK, TABLE_USED};
 use crate::format::{
     BlockAddr, BlockId, BlockKind, EXTERNAL_INO, Extent, FIRST_USER_INO, FileType, Ino, Inode, InodeFormat,
-    META_HEADER_SIZE, ROOT_INO, block_owner, block_seq, crc_ok, get_u16, get_u32, get_u64, init_block, put_u32, put_u64,
+    META_HEADER_SIZE, ROOT_INO, block_owner, block_seq, crc_ok, get_u16, get_u32, get_u64, init_block, put_u32,
+    put_u64,
 };
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
@@ -241,7 +242,9 @@ impl Repairer<'_> {
                     continue;
                 }
                 for addr in e.start / fpb..(e.start + e.len) / fpb {
-                    let Ok(b) = self.vol.meta(BlockId { kind: BlockKind::Dir, addr, owner: inode.ino }) else { continue };
+                    let Ok(b) = self.vol.meta(BlockId { kind: BlockKind::Dir, addr, owner: inode.ino }) else {
+                        continue;
+                    };
                     if validate(&b).is_err() {
                         continue;
                     }
@@ -355,7 +358,14 @@ impl Repairer<'_> {
     }
 
     /// Enters a name. The next walk corrects counts and index.
-    fn insert_name(&mut self, dir: Ino, name: &[u8], ino: Ino, file_type: FileType, inode: Option<&Inode>) -> Outcome<()> {
+    fn insert_name(
+        &mut self,
+        dir: Ino,
+        name: &[u8],
+        ino: Ino,
+        file_type: FileType,
+        inode: Option<&Inode>,
+    ) -> Outcome<()> {
         let Some(mut d) = self.load(dir) else { return Err(super::no_space("lost+found")) };
         let hash = name_hash(self.sb.hash_seed, name);
         let inode_room = inode.map_or(0, Inode::encoded_len);
@@ -440,7 +450,14 @@ impl Repairer<'_> {
         let used = get_u32(&b, TABLE_USED) + 1;
         put_u32(&mut b, TABLE_USED, used);
         self.vol.put(addr, b);
-        let known = Known { block: addr, offset: offset as u32, external: true, file_type: inode.file_type(), names: 1, ..Known::of(inode) };
+        let known = Known {
+            block: addr,
+            offset: offset as u32,
+            external: true,
+            file_type: inode.file_type(),
+            names: 1,
+            ..Known::of(inode)
+        };
         self.register(inode, known);
         Ok(())
     }

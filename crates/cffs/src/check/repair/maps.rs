@@ -1,13 +1,14 @@
 //! Extent maps: what of one makes sense, who else claims it, and writing one anew.
 
+use super::volume::Bad;
 use super::{Outcome, Repairer};
 use crate::format::extent::{
     Child, EXTENT_LEN_MAX, EXTENT_SIZE, Extent, LOGICAL_END, NODE_COUNT, node_capacity, node_entry, set_node_header,
 };
 use crate::format::{
-    BlockAddr, BlockId, BlockKind, FragAddr, Geometry, Ino, Inode, InodeFormat, block_owner, get_u16, get_u64, init_block,
+    BlockAddr, BlockId, BlockKind, FragAddr, Geometry, Ino, Inode, InodeFormat, block_owner, get_u16, get_u64,
+    init_block,
 };
-use super::volume::Bad;
 use std::collections::HashSet;
 
 /// What an inode maps.

@@ -113,7 +113,8 @@ pub fn repair(
     ask: Ask<'_>,
     progress: Progress<'_>,
 ) -> Result<Repaired> {
-    let mut session = Session { ask, refused: HashSet::new(), actions: Vec::new(), total: 0, max: options.max_problems };
+    let mut session =
+        Session { ask, refused: HashSet::new(), actions: Vec::new(), total: 0, max: options.max_problems };
     let choice = start::choose(&*dev, log_dev.as_deref())?;
     let (mut sb, g) = (choice.superblock, choice.g);
     let external = sb.incompat & INCOMPAT_EXTERNAL_LOG != 0;
@@ -165,6 +166,11 @@ pub fn repair(
         rounds,
         after,
     })
+}
+
+/// Whether there is a superblock to go by, be it a copy.
+pub fn has_superblock(dev: &dyn Device, log_dev: Option<&dyn Device>) -> bool {
+    start::choose(dev, log_dev).is_ok()
 }
 
 /// Replays the log and marks the file system as clean: all there is to do where a check has found nothing wrong, or after
@@ -447,7 +453,9 @@ impl<'a> Repairer<'a> {
         let free = self.rebuild_space(ags)?;
         self.rebuild_counters(free, ags)?;
         self.rebuild_copies()?;
-        // Quota records that follow from the inodes' owners and sizes would be written anew here.
+        if self.session.total > 0 {
+            self.recount_quotas()?;
+        }
         Ok(true)
     }
 

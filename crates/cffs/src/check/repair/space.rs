@@ -3,7 +3,7 @@
 use super::{Class, Outcome, Repairer};
 use crate::format::ag::{AG_FREE_FRAGS, BITMAP_BITS, BITMAP_INDEX, free_runs, set_bits};
 use crate::format::superblock::SUPERBLOCK_SIZE;
-use crate::format::system::{COUNT_FREE_FRAGS, Counters};
+use crate::format::system::{COUNT_FREE_FRAGS, COUNTERS_LEN, Counters};
 use crate::format::{BlockId, BlockKind, FragAddr, Superblock, block_seq, get_u64, init_block, put_u64};
 use crate::mkfs::backup_ags;
 
@@ -17,7 +17,10 @@ impl Repairer<'_> {
             Err(_) => 0,
         };
         let plausible = (1..=count).contains(&said)
-            && self.vol.meta(BlockId { kind: BlockKind::AgHeader, addr: self.g.ag_header(said - 1), owner: said - 1 }).is_ok();
+            && self
+                .vol
+                .meta(BlockId { kind: BlockKind::AgHeader, addr: self.g.ag_header(said - 1), owner: said - 1 })
+                .is_ok();
         let used = self.used.last().map_or(0, |f| self.g.ag_of(self.g.block_of_frag(f)));
         used.max(if plausible { said - 1 } else { 0 }) + 1
     }
@@ -68,7 +71,12 @@ impl Repairer<'_> {
                 });
                 free += count;
                 if let Some(b) = changed
-                    && self.fix(Class::Bitmap, &place, format!("free-space bitmap {index} is wrong"), "write it anew")?
+                    && self.fix(
+                        Class::Bitmap,
+                        &place,
+                        format!("free-space bitmap {index} is wrong"),
+                        "write it anew",
+                    )?
                 {
                     self.vol.put(id.addr, b);
                 }
@@ -92,9 +100,10 @@ impl Repairer<'_> {
     /// Makes the counters agree with what was found.
     pub(super) fn rebuild_counters(&mut self, free_frags: u64, ags: u64) -> Outcome<()> {
         let inodes = self.inodes.len() as u64 + 1;
-        let new = Counters { free_frags, inodes, ags, orphan_head: 0 };
+        let new = Counters { free_frags, inodes, ags, orphan_head: 0, blocks: self.g.total_blocks };
         let id = self.counters_id();
-        if let Some(b) = self.derive(id, |b| b[COUNT_FREE_FRAGS..COUNT_FREE_FRAGS + 32].copy_from_slice(&new.encode()))
+        if let Some(b) =
+            self.derive(id, |b| b[COUNT_FREE_FRAGS..COUNT_FREE_FRAGS + COUNTERS_LEN].copy_from_slice(&new.encode()))
             && self.fix(Class::CountersBlock, "counters", "they are wrong".into(), "write them anew")?
         {
             self.vol.put(id.addr, b);
@@ -115,7 +124,11 @@ impl Repairer<'_> {
                 (copy.state, copy.mount_count, copy.mounted) = (said.state, said.mount_count, said.mounted);
                 (copy.label, copy.compat, copy.ro_compat, copy.reserve_bp) =
                     (said.label, said.compat, said.ro_compat, said.reserve_bp);
-                if copy == said {
+                // Growing writes the copies first, and may have got no further.
+                if copy == said
+                    || (Superblock { total_blocks: said.total_blocks, ..copy.clone() } == said
+                        && said.total_blocks > copy.total_blocks)
+                {
                     continue;
                 }
             }

@@ -2,12 +2,13 @@
 
 use super::super::reader::Reader;
 use crate::device::{Device, IoKind};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::format::dirblock::{entries, validate};
 use crate::format::dirindex::name_hash;
 use crate::format::geometry::INODE_SLOT_SIZE;
 use crate::format::log::{LOG_HEADER_AREA, LOG_HEADER_SIZE, LogHeader};
 use crate::format::superblock::State;
+use crate::format::system::Counters;
 use crate::format::{BlockId, BlockKind, Geometry, Inode, InodeFormat, LAST_SYSTEM_INO, ROOT_INO, Superblock};
 use crate::mkfs::{find_copies, read_superblock};
 
@@ -22,6 +23,12 @@ pub(super) struct Choice {
 /// Chooses among the primary superblock and its copies the one that most of the file system agrees with.
 pub(super) fn choose(dev: &dyn Device, log_dev: Option<&dyn Device>) -> Result<Choice> {
     let primary = read_superblock(dev);
+    if let Err(Error::Corrupt(c)) = &primary
+        && c.0.contains("use a newer")
+    {
+        // Not damage: the format of the future.
+        return Err(Error::Corrupt(c.clone()));
+    }
     let mut candidates: Vec<(Option<u64>, Superblock)> = Vec::new();
     if let Ok(sb) = &primary {
         candidates.push((None, sb.clone()));
@@ -40,7 +47,7 @@ pub(super) fn choose(dev: &dyn Device, log_dev: Option<&dyn Device>) -> Result<C
     // The primary is the first, and wins where there is nothing to choose.
     let best = rated.iter().copied().max().and_then(|best| rated.iter().position(|r| *r == best));
     let Some((at, sb)) = best.map(|i| candidates.swap_remove(i)) else {
-        return Err(primary.err().unwrap_or_else(|| crate::error::Error::Invalid("no superblock".into())));
+        return Err(primary.err().unwrap_or_else(|| Error::Invalid("no superblock".into())));
     };
     let g = Geometry::new(&sb)?;
     let instead = at.map(|at| match &primary {
@@ -50,7 +57,9 @@ pub(super) fn choose(dev: &dyn Device, log_dev: Option<&dyn Device>) -> Result<C
     let superblock = match (&primary, at) {
         (_, None) => sb,
         // Nobody knows in what state the file system was left.
-        (Ok(old), Some(_)) => Superblock { copy: 0, state: State::Error, label: old.label, reserve_bp: old.reserve_bp.min(5000), ..sb },
+        (Ok(old), Some(_)) => {
+            Superblock { copy: 0, state: State::Error, label: old.label, reserve_bp: old.reserve_bp.min(5000), ..sb }
+        }
         (Err(_), Some(_)) => Superblock { copy: 0, state: State::Error, ..sb },
     };
     Ok(Choice { superblock, g, instead })
@@ -67,6 +76,8 @@ fn same_file_system(a: &Superblock, b: &Superblock) -> bool {
         reserve_bp: 0,
         mount_count: 0,
         mounted: 0,
+        // Growing writes the copies first; whether a size is possible the counters say.
+        total_blocks: 0,
         ..s.clone()
     };
     fixed(a) == fixed(b)
@@ -78,12 +89,14 @@ fn agreement(dev: &dyn Device, log_dev: Option<&dyn Device>, sb: &Superblock) ->
     let mut reader = Reader::new(dev, g);
     let mut good = |kind, addr| u32::from(reader.meta(BlockId { kind, addr, owner: 0 }).is_ok());
     let mut points = good(BlockKind::AgHeader, g.ag_header(0)) + good(BlockKind::Bitmap, g.bitmap_block(0, 0));
-    points += good(BlockKind::Counters, g.counters_block());
     for first in (ROOT_INO..=LAST_SYSTEM_INO).step_by(g.inodes_per_block() as usize) {
         points += good(BlockKind::SystemInodes, g.system_inode(first).0);
     }
     let log = log_dev.unwrap_or(dev);
     points += u32::from(log_header(log, sb, &g).is_ok());
+    if let Ok(b) = reader.meta(BlockId { kind: BlockKind::Counters, addr: g.counters_block(), owner: 0 }) {
+        points += 1 + u32::from(g.of_counters(&Counters::decode(&b)).is_ok());
+    }
     points + u32::from(names_fit(&mut reader, sb, &g))
 }
 
@@ -96,8 +109,7 @@ fn names_fit(reader: &mut Reader<'_>, sb: &Superblock, g: &Geometry) -> bool {
     let Some(first) = list.first() else { return false };
     let id = BlockId { kind: BlockKind::Dir, addr: g.block_of_frag(first.start), owner: ROOT_INO };
     let Ok(block) = reader.meta(id) else { return false };
-    validate(&block).is_ok()
-        && entries(&block).any(|e| e.is_name() && e.hash == name_hash(sb.hash_seed, e.name))
+    validate(&block).is_ok() && entries(&block).any(|e| e.is_name() && e.hash == name_hash(sb.hash_seed, e.name))
 }
 
 /// The header of the log.

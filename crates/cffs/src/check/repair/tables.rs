@@ -7,10 +7,12 @@ use super::walk::{Numbered, Role, inode_place};
 use super::{Class, Known, Lost, Outcome, Repairer};
 use crate::format::dirblock::{EntryKind, entries, validate};
 use crate::format::geometry::INODE_SLOT_SIZE;
+use crate::format::quota::{QUOTA_LBLOCK, place};
 use crate::format::table::{LOCATOR_SIZE, Location, TABLE_LBLOCK, TABLE_USED, TableShape, encode_count};
 use crate::format::{
-    BlockAddr, BlockId, BlockKind, EXTERNAL_INO, Extent, FIRST_USER_INO, FileType, Ino, Inode, LAST_SYSTEM_INO, LOCATOR_INO,
-    META_HEADER_SIZE, ROOT_INO, USER_QUOTA_INO, block_seq, get_u32, get_u64, init_block, put_u32, put_u64, verify_block,
+    BlockAddr, BlockId, BlockKind, EXTERNAL_INO, Extent, FIRST_USER_INO, FileType, Ino, Inode, LAST_SYSTEM_INO,
+    LOCATOR_INO, META_HEADER_SIZE, QuotaKind, ROOT_INO, block_seq, get_u32, get_u64, init_block, put_u32, put_u64,
+    verify_block,
 };
 use std::collections::BTreeMap;
 
@@ -21,6 +23,9 @@ pub(super) struct Witness {
     /// The block asked last.
     last: Option<(u64, Vec<u8>)>,
 }
+
+/// The map of a table; its good blocks by their number; and blocks with a wrong checksum.
+type TableBlocks = (Map, BTreeMap<u64, BlockAddr>, Vec<(u64, BlockAddr, Vec<u8>)>);
 
 impl Repairer<'_> {
     fn system_block_id(&self, ino: Ino) -> BlockId {
@@ -42,7 +47,12 @@ impl Repairer<'_> {
             init_block(&mut new, self.g.fsid, id);
             put_u64(&mut new, 32, block_seq(&old));
             if let Some(what) = what {
-                self.must_fix(Class::SystemInode, &format!("system inodes {first} to {last}"), what, "write the block anew")?;
+                self.must_fix(
+                    Class::SystemInode,
+                    &format!("system inodes {first} to {last}"),
+                    what,
+                    "write the block anew",
+                )?;
             }
             for ino in first..=last {
                 let offset = self.g.system_inode(ino).1;
@@ -100,21 +110,84 @@ impl Repairer<'_> {
         Ok(inode)
     }
 
-    /// Contents of the quota files. Their records are rebuilt by whoever knows what they hold; here they are files.
+    /// Quota files: their blocks stay as far as they say that they are theirs. What the records count is not looked at:
+    /// where anything else was wrong they are marked to be counted again, which the next mount does.
     pub(super) fn quota_files(&mut self) -> Outcome<()> {
-        for ino in USER_QUOTA_INO..=LAST_SYSTEM_INO {
-            let Some(mut inode) = self.load(ino) else { continue };
-            let before = inode.clone();
-            self.contents(&mut inode, ino, Role::External)?;
+        let (bs, fpb) = (self.g.block_size() as u64, self.g.frags_per_block());
+        let last_block = place(self.g.block_size(), u32::MAX).0;
+        for kind in QuotaKind::ALL {
+            let Some(mut inode) = self.load(kind.ino()) else { continue };
+            let (before, name) = (inode.clone(), inode_place(kind.ino()));
+            if inode.aux > 1
+                && self.fix(Class::InodeField, &name, format!("auxiliary field {}", inode.aux), "clear it")?
+            {
+                inode.aux = 0;
+            }
+            self.contents_of_system_file(&mut inode)?;
+            let map = self.gather(&inode);
+            let (mut keep, mut wrong, mut end) = (Vec::new(), map.wrong.clone(), 0);
+            for node in &map.nodes {
+                self.claim_meta(*node);
+            }
+            let mut useless = 0;
+            for e in &map.extents {
+                for n in 0..e.len / fpb {
+                    let (lblock, addr) = (e.logical / fpb + n, e.start / fpb + n);
+                    let whole = (e.logical | e.start | e.len).is_multiple_of(fpb) && !e.unwritten;
+                    let good = whole && useless < 1 << 14 && lblock <= last_block && {
+                        let id = BlockId { kind: BlockKind::Quota, addr, owner: inode.ino };
+                        self.vol.meta(id).is_ok_and(|b| get_u64(&b, QUOTA_LBLOCK) == lblock) && self.claim_meta(addr)
+                    };
+                    if good {
+                        keep.push(Extent { logical: lblock * fpb, start: addr * fpb, len: fpb, unwritten: false });
+                        end = (lblock + 1) * bs;
+                    } else {
+                        useless += 1;
+                        wrong.get_or_insert(format!("block {addr} is none of its blocks"));
+                        if useless > 1 << 14 {
+                            break;
+                        }
+                    }
+                }
+            }
+            if self.vol.frozen {
+                continue;
+            }
+            if let Some(what) = wrong {
+                self.must_fix(Class::QuotaBlock, &name, what, "leave out what is not in order")?;
+                self.set_map(&mut inode, &map, super::maps::join(keep))?;
+                inode.aux = 0;
+            } else {
+                inode.frags = map.frags(&self.g) + if inode.xattr_block == 0 { 0 } else { fpb };
+            }
+            if inode.size < end {
+                inode.size = end;
+            }
             if inode != before {
+                self.must_fix(Class::InodeSpace, &name, "size or space of a quota file is wrong".into(), "correct it")?;
                 self.store(&inode);
             }
         }
         Ok(())
     }
 
+    /// After all changes: quota records that were exact are to be counted again, if anything was changed.
+    pub(super) fn recount_quotas(&mut self) -> Outcome<()> {
+        for kind in QuotaKind::ALL {
+            let Some(mut inode) = self.load(kind.ino()) else { continue };
+            if self.sb.has_quota(kind) && inode.aux == 1 {
+                let what = "what it counts may have changed".to_string();
+                if self.fix(Class::QuotaUsage, &inode_place(kind.ino()), what, "count again at the next mount")? {
+                    inode.aux = 0;
+                    self.store(&inode);
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// The blocks of a table that say they are its own, by their number; what else it maps is told.
-    fn table_blocks(&mut self, inode: &Inode, kind: BlockKind, shape: TableShape) -> (Map, BTreeMap<u64, BlockAddr>, Vec<(u64, BlockAddr, Vec<u8>)>) {
+    fn table_blocks(&mut self, inode: &Inode, kind: BlockKind, shape: TableShape) -> TableBlocks {
         let map = self.gather(inode);
         let fpb = self.g.frags_per_block();
         let (mut good, mut damaged) = (BTreeMap::new(), Vec::new());
@@ -180,10 +253,8 @@ impl Repairer<'_> {
         if validate(block).is_err() {
             return false;
         }
-        let list: Vec<(Ino, usize, EntryKind)> = entries(block)
-            .filter(|e| e.kind != EntryKind::Free)
-            .map(|e| (e.ino, e.offset, e.kind))
-            .collect();
+        let list: Vec<(Ino, usize, EntryKind)> =
+            entries(block).filter(|e| e.kind != EntryKind::Free).map(|e| (e.ino, e.offset, e.kind)).collect();
         list.into_iter().any(|(ino, at, kind)| match (self.located(ino), kind) {
             (Some(Location::Embedded { block, offset }), _) => block == addr && offset == at,
             (Some(Location::External { .. }), EntryKind::Link) | (None, _) => true,
@@ -233,7 +304,9 @@ impl Repairer<'_> {
             }
         }
         for (lblock, addr, block) in damaged {
-            if shape.data_of_block(lblock).is_none() || self.meta.overlaps(self.g.frag_of_block(addr), self.g.frag_of_block(addr + 1)) {
+            if shape.data_of_block(lblock).is_none()
+                || self.meta.overlaps(self.g.frag_of_block(addr), self.g.frag_of_block(addr + 1))
+            {
                 continue;
             }
             let place = format!("external inode table, block {addr}");
@@ -285,7 +358,10 @@ impl Repairer<'_> {
             inode.encode(&mut new[offset..offset + inode.encoded_len()]);
             in_use += 1;
             let file_type = inode.file_type();
-            self.register(&inode, Known { block: addr, offset: offset as u32, external: true, file_type, names: 0, ..Known::of(&inode) });
+            self.register(
+                &inode,
+                Known { block: addr, offset: offset as u32, external: true, file_type, names: 0, ..Known::of(&inode) },
+            );
             if guessed {
                 self.guessed.insert(inode.ino);
             }
@@ -313,7 +389,12 @@ impl Repairer<'_> {
             let place = inode_place(ino);
             if k.names == 0 || self.tops.contains(&ino) {
                 if inode.nlink == 0 && !self.has_names(&inode) {
-                    self.must_fix(Class::OrphanList, &place, "it has no name".into(), "free it, as the next mount would")?;
+                    self.must_fix(
+                        Class::OrphanList,
+                        &place,
+                        "it has no name".into(),
+                        "free it, as the next mount would",
+                    )?;
                     self.free_slot(&k);
                     self.inodes.remove(&ino);
                     continue;
@@ -401,7 +482,12 @@ impl Repairer<'_> {
             let addr = match blocks.get(&lblock) {
                 Some(addr) => *addr,
                 None => {
-                    self.must_fix(Class::TableMap, &place, format!("map {lblock} is missing or damaged"), "write it anew")?;
+                    self.must_fix(
+                        Class::TableMap,
+                        &place,
+                        format!("map {lblock} is missing or damaged"),
+                        "write it anew",
+                    )?;
                     let Some(addr) = self.alloc_meta() else {
                         return Err(super::no_space("a map of a table"));
                     };
@@ -475,7 +561,11 @@ impl Repairer<'_> {
             for ino in chunk {
                 let k = self.inodes[ino];
                 let (block, offset) = (k.block, k.offset as usize);
-                let at = if k.external { Location::External { block, offset } } else { Location::Embedded { block, offset } };
+                let at = if k.external {
+                    Location::External { block, offset }
+                } else {
+                    Location::Embedded { block, offset }
+                };
                 let (_, offset) = shape.place(*ino);
                 b[offset..offset + LOCATOR_SIZE].copy_from_slice(&at.encode());
             }

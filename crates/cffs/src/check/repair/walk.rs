@@ -10,7 +10,7 @@ use crate::format::dirblock::{
 };
 use crate::format::dirindex::name_hash;
 use crate::format::{
-    BlockAddr, BlockId, BlockKind, Extent, FIRST_USER_INO, FileType, Ino, Inode, InodeFormat, SYMLINK_MAX,
+    BlockAddr, BlockId, BlockKind, Extent, FIRST_USER_INO, FileType, Ino, Inode, InodeFormat, QuotaKind, SYMLINK_MAX,
     block_owner, get_u64, put_u32, put_u64,
 };
 
@@ -268,11 +268,10 @@ impl Repairer<'_> {
         lblock: u64,
         addr: BlockAddr,
         guessed: bool,
-        block: &mut Vec<u8>,
+        block: &mut [u8],
         got: &mut Gathered,
     ) -> Outcome<()> {
-        let offsets: Vec<usize> =
-            entries(block).filter(|e| e.kind != EntryKind::Free).map(|e| e.offset).collect();
+        let offsets: Vec<usize> = entries(block).filter(|e| e.kind != EntryKind::Free).map(|e| e.offset).collect();
         for offset in offsets {
             let e = known_entry(block, offset);
             let (kind, said, hash) = (e.kind, e.hash, name_hash(self.sb.hash_seed, e.name));
@@ -383,7 +382,10 @@ impl Repairer<'_> {
         }
         let role = Role::Named;
         let (external, file_type) = (false, inode.file_type());
-        self.register(&inode, Known { block: addr, offset: offset as u32, external, file_type, names: 1, ..Known::of(&inode) });
+        self.register(
+            &inode,
+            Known { block: addr, offset: offset as u32, external, file_type, names: 1, ..Known::of(&inode) },
+        );
         if guessed {
             self.guessed.insert(inode.ino);
         }
@@ -429,7 +431,13 @@ impl Repairer<'_> {
     }
 
     /// Checks an inode's number; gives it another one if it cannot have this one.
-    pub(super) fn number(&mut self, inode: &mut Inode, block: BlockAddr, offset: u32, place: &str) -> Outcome<Numbered> {
+    pub(super) fn number(
+        &mut self,
+        inode: &mut Inode,
+        block: BlockAddr,
+        offset: u32,
+        place: &str,
+    ) -> Outcome<Numbered> {
         let ino = inode.ino;
         let known = self.inodes.get(&ino).copied();
         if let Some(k) = known
@@ -566,6 +574,13 @@ impl Repairer<'_> {
         });
     }
 
+    /// Fields and attributes of a file of the system.
+    pub(super) fn contents_of_system_file(&mut self, inode: &mut Inode) -> Outcome<()> {
+        let place = inode_place(inode.ino);
+        self.fields(inode, Role::External, &place)?;
+        self.attributes(inode, inode.ino, &place)
+    }
+
     /// Fields that depend on nothing else. False if nothing useful is left.
     fn fields(&mut self, inode: &mut Inode, role: Role, place: &str) -> Outcome<bool> {
         let file_type = inode.file_type();
@@ -580,7 +595,8 @@ impl Repairer<'_> {
                 inode.index_buckets = 0;
             }
         }
-        if inode.aux != 0 && !dir && !device {
+        let quota_file = QuotaKind::ALL.iter().any(|k| k.ino() == inode.ino);
+        if inode.aux != 0 && !dir && !device && !quota_file {
             let what = format!("auxiliary field {} on a file of type {file_type:?}", inode.aux);
             if self.fix(Class::InodeField, place, what, "clear the field")? {
                 inode.aux = 0;
@@ -702,7 +718,13 @@ impl Repairer<'_> {
     pub(super) fn displace(&mut self, dir: Ino, name: Option<String>, inode: Inode) {
         self.displaced.insert(inode.ino);
         if !self.vol.frozen {
-            self.lost.push(Lost { inode: Some(Box::new(inode.clone())), ino: inode.ino, file_type: inode.file_type(), from: dir, name });
+            self.lost.push(Lost {
+                inode: Some(Box::new(inode.clone())),
+                ino: inode.ino,
+                file_type: inode.file_type(),
+                from: dir,
+                name,
+            });
         }
     }
 
