@@ -40,7 +40,7 @@ use crate::format::log::RECORD_HEADER;
 use crate::format::{
     BlockAddr, BlockId, BlockKind, FileType, Geometry, Ino, Inode, META_HEADER_SIZE, NAME_MAX, dirindex,
 };
-use crate::journal::Txn;
+use crate::journal::{Purse, Txn};
 use crate::space::{Run, Space};
 use blocks::Growth;
 use state::{Cursor, NameMap, Rooms};
@@ -92,10 +92,16 @@ impl Found {
 
 /// Decides where new blocks of directories go.
 pub trait DirPlacer {
-    /// Allocates (in memory, see [`Space::alloc_blocks_near`]) between `min` and `want_blocks` blocks in one run. `goal`
+    /// Allocates (in memory, see [`Space::alloc_meta_near`]) between `min` and `want_blocks` blocks in one run. `goal`
     /// is the address behind the directory's preceding block, where there is one.
-    fn place_dir_blocks(&self, dir: &Inode, goal: Option<BlockAddr>, want_blocks: u64, min: u64)
-    -> Result<Option<Run>>;
+    fn place_dir_blocks(
+        &self,
+        purse: &Purse,
+        dir: &Inode,
+        goal: Option<BlockAddr>,
+        want_blocks: u64,
+        min: u64,
+    ) -> Result<Option<Run>>;
 }
 
 /// A place for a name, reserved by [`prepare_insert`].

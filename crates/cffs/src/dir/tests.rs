@@ -29,8 +29,15 @@ impl CommitHook for Hook {
 struct NearPlacer<'a>(&'a Space);
 
 impl DirPlacer for NearPlacer<'_> {
-    fn place_dir_blocks(&self, _: &Inode, goal: Option<BlockAddr>, want: u64, min: u64) -> Result<Option<Run>> {
-        self.0.alloc_blocks_near(goal.unwrap_or(0), want, min)
+    fn place_dir_blocks(
+        &self,
+        purse: &Purse,
+        _: &Inode,
+        goal: Option<BlockAddr>,
+        want: u64,
+        min: u64,
+    ) -> Result<Option<Run>> {
+        self.0.alloc_meta_near(purse, goal.unwrap_or(0), want, min)
     }
 }
 

@@ -178,7 +178,7 @@ pub fn insert(txn: &Txn<'_>, space: &Space, inode: &mut Inode, e: Extent) -> Res
         InodeFormat::Extents(list) => {
             let (new, _) = list::insert(list, e).ok_or_else(taken)?;
             let mut edit = Edit { txn, space, inode };
-            let mut pool = Pool::new(space, goal, edit.nodes_for_list(new.len())?)?;
+            let mut pool = Pool::new(txn, space, goal, edit.nodes_for_list(new.len())?)?;
             edit.set_list(new, &mut pool)?;
         }
         InodeFormat::Tree { .. } => {
@@ -197,14 +197,14 @@ pub fn insert(txn: &Txn<'_>, space: &Space, inode: &mut Inode, e: Extent) -> Res
                 None
             };
             let mut edit = Edit { txn, space, inode };
-            let mut pool = Pool::new(space, goal, edit.nodes_needed(&path, new.len())?)?;
+            let mut pool = Pool::new(txn, space, goal, edit.nodes_needed(&path, new.len())?)?;
             if let Some(next) = next {
                 edit.raise_keys(&next, hi, e.end())?;
             }
             if e.logical < lo {
                 edit.lower_keys(&path, e.logical)?;
             }
-            edit.set_leaf(&path, &new, at_end, &mut pool)?;
+            edit.set_leaf(&path, &new, at_end && hi >= LOGICAL_END, &mut pool)?;
         }
     }
     inode.frags = inode.frags.saturating_add(e.len);
@@ -237,7 +237,7 @@ pub fn remove(
         let (new, runs, more) = list::remove(list, &range, limit);
         let goal = list.first().map_or(0, |e| g.block_of_frag(e.start));
         let mut edit = Edit { txn, space, inode };
-        let mut pool = Pool::new(space, goal, edit.nodes_for_list(new.len())?)?;
+        let mut pool = Pool::new(txn, space, goal, edit.nodes_for_list(new.len())?)?;
         edit.set_list(new, &mut pool)?;
         give(inode, freed, runs);
         return Ok(more);
@@ -255,7 +255,7 @@ pub fn remove(
         if !runs.is_empty() {
             let goal = txn.cache().geometry().block_of_frag(old[0].start);
             let mut edit = Edit { txn, space, inode };
-            let mut pool = Pool::new(space, goal, edit.nodes_needed(&path, new.len())?)?;
+            let mut pool = Pool::new(txn, space, goal, edit.nodes_needed(&path, new.len())?)?;
             edit.set_leaf(&path, &new, false, &mut pool)?;
             limit -= runs.len();
             give(inode, freed, runs);
@@ -294,7 +294,7 @@ pub fn convert(txn: &Txn<'_>, space: &Space, inode: &mut Inode, range: Range<u64
             if let Some(new) = list::convert(list, &range, unwritten) {
                 let goal = list.first().map_or(0, |e| g.block_of_frag(e.start));
                 let mut edit = Edit { txn, space, inode };
-                let mut pool = Pool::new(space, goal, edit.nodes_for_list(new.len())?)?;
+                let mut pool = Pool::new(txn, space, goal, edit.nodes_for_list(new.len())?)?;
                 edit.set_list(new, &mut pool)?;
             }
             Ok(range.end)
@@ -305,7 +305,8 @@ pub fn convert(txn: &Txn<'_>, space: &Space, inode: &mut Inode, range: Range<u64
             let old: Vec<Extent> = entries(&path.leaf().buf.read());
             if let Some(new) = list::convert(&old, &range, unwritten) {
                 let mut edit = Edit { txn, space, inode };
-                let mut pool = Pool::new(space, g.block_of_frag(old[0].start), edit.nodes_needed(&path, new.len())?)?;
+                let mut pool =
+                    Pool::new(txn, space, g.block_of_frag(old[0].start), edit.nodes_needed(&path, new.len())?)?;
                 edit.set_leaf(&path, &new, false, &mut pool)?;
             }
             Ok(if end >= LOGICAL_END { range.end } else { end.min(range.end) })
@@ -320,28 +321,55 @@ fn height(inode: &Inode) -> usize {
     }
 }
 
-/// Most blocks that the tree can grow by when `frags` fragments, in `ranges` ranges without gaps, are inserted: each
-/// fragment an extent of its own, each range at the worst place.
-pub fn worst_case_blocks(g: &Geometry, inode: &Inode, ranges: u64, frags: u64) -> u64 {
+/// Most blocks that the tree can grow by when `extents` extents are inserted, whatever their order. `places` is the number
+/// of nodes of one level, at most, that they go to: neighbours in the file go to the same one.
+///
+/// A node that is split has half of its entries afterwards and takes as many before it is split again; the last node of a
+/// level, which stays full when it is split at its end, is followed by an empty one. So beyond the nodes that were full at
+/// first, one for each place, a level grows by two nodes for each node full of entries and by one for what was appended.
+pub fn worst_case_blocks(g: &Geometry, inode: &Inode, places: u64, extents: u64) -> u64 {
+    let (capacity, root) = (node_capacity(g.block_size()) as u64, inode.root_capacity() as u64);
+    let half = capacity.div_ceil(2);
+    let grown = |entries: u64| entries / half + entries / capacity;
+    // Nodes when a root (or a list) that is full and `more` entries become a level of their own.
+    let new_level = |more: u64| {
+        let first = (root + 1).div_ceil(capacity);
+        let full = if root + 1 >= half { first } else { 0 };
+        first + full + grown(root + more)
+    };
     // Inline contents make way for a list.
     let listed = match &inode.format {
         InodeFormat::Extents(list) => Some(list.len() as u64),
         InodeFormat::Inline(_) => Some(0),
         InodeFormat::Tree { .. } => None,
     };
-    if listed.is_some_and(|n| n + frags <= inode.root_capacity() as u64) {
-        return 0;
+    let (mut blocks, mut more, mut in_root) = (0, extents, listed.unwrap_or(0));
+    if let InodeFormat::Tree { height, children } = &inode.format {
+        for _ in 0..*height {
+            more = more.min(places + grown(more) + 1);
+            blocks += more;
+        }
+        in_root = children.len() as u64;
     }
-    let capacity = node_capacity(g.block_size()) as u64;
-    let height = height(inode) as u64;
-    // A place to insert at can be full all the way up; after that a node is at least half empty.
-    let mut blocks = ranges * (height + 1) + (inode.root_capacity() as u64 + 1).div_ceil(capacity);
-    let mut nodes = frags;
-    while nodes > 1 {
-        nodes = nodes.div_ceil(capacity / 2);
-        blocks += nodes;
+    while more > 0 && in_root + more > root {
+        more = new_level(more);
+        blocks += more;
+        in_root = 0;
     }
     blocks
+}
+
+/// Whether up to `extents` extents can be inserted into a range, no longer than a few blocks, without a new node.
+pub fn has_room(cache: &Cache, inode: &Inode, range: Range<u64>, extents: u64) -> Result<bool> {
+    match &inode.format {
+        InodeFormat::Inline(_) => Ok(extents <= inode.root_capacity() as u64),
+        InodeFormat::Extents(list) => Ok(list.len() as u64 + extents <= inode.root_capacity() as u64),
+        InodeFormat::Tree { .. } => {
+            let path = descend(cache, inode, range.start)?;
+            let entries = count(&path.leaf().buf.read()) as u64;
+            Ok(path.leaf().hi >= range.end && entries + extents <= node_capacity(cache.geometry().block_size()) as u64)
+        }
+    }
 }
 
 /// Log bytes of a whole node with its record.

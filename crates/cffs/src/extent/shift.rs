@@ -22,7 +22,7 @@ pub fn split(txn: &Txn<'_>, space: &Space, inode: &mut Inode, at: u64) -> Result
             let Some(new) = list::split(old, at) else { return Ok(()) };
             let goal = g.block_of_frag(new[0].start);
             let mut edit = Edit { txn, space, inode };
-            let mut pool = Pool::new(space, goal, edit.nodes_for_list(new.len())?)?;
+            let mut pool = Pool::new(txn, space, goal, edit.nodes_for_list(new.len())?)?;
             edit.set_list(new, &mut pool)
         }
         InodeFormat::Tree { .. } => {
@@ -30,7 +30,7 @@ pub fn split(txn: &Txn<'_>, space: &Space, inode: &mut Inode, at: u64) -> Result
             let old: Vec<Extent> = entries(&path.leaf().buf.read());
             let Some(new) = list::split(&old, at) else { return Ok(()) };
             let mut edit = Edit { txn, space, inode };
-            let mut pool = Pool::new(space, g.block_of_frag(old[0].start), edit.nodes_needed(&path, new.len())?)?;
+            let mut pool = Pool::new(txn, space, g.block_of_frag(old[0].start), edit.nodes_needed(&path, new.len())?)?;
             edit.set_leaf(&path, &new, false, &mut pool)
         }
     }

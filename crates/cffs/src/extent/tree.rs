@@ -8,7 +8,7 @@ use crate::cache::{BufRef, Cache};
 use crate::error::{Error, Result};
 use crate::format::extent::{Child, LOGICAL_END, TREE_HEIGHT_MAX, node_capacity};
 use crate::format::{BlockAddr, BlockId, BlockKind, Corrupt, Extent, Inode, InodeFormat};
-use crate::journal::Txn;
+use crate::journal::{Purse, Txn};
 use crate::space::{Run, Space};
 
 /// A node on the way from the root to a leaf.
@@ -73,15 +73,16 @@ fn corrupt(inode: &Inode, what: &str) -> Error {
 /// Blocks for new nodes, allocated in memory. What is not taken is given back.
 pub(super) struct Pool<'a> {
     space: &'a Space,
+    purse: Purse,
     blocks: Vec<BlockAddr>,
 }
 
 impl<'a> Pool<'a> {
-    pub fn new(space: &'a Space, goal: BlockAddr, nodes: usize) -> Result<Pool<'a>> {
-        let mut pool = Pool { space, blocks: Vec::new() };
+    pub fn new(txn: &Txn<'_>, space: &'a Space, goal: BlockAddr, nodes: usize) -> Result<Pool<'a>> {
+        let mut pool = Pool { space, purse: txn.purse(), blocks: Vec::new() };
         while pool.blocks.len() < nodes {
             let missing = (nodes - pool.blocks.len()) as u64;
-            let run = space.alloc_blocks_near(goal, missing, 1)?.ok_or(Error::NoSpace)?;
+            let run = space.alloc_meta_near(&pool.purse, goal, missing, 1)?.ok_or(Error::NoSpace)?;
             let per = space.frags_per_block();
             pool.blocks.extend((0..run.len / per).map(|i| run.start / per + i));
             space.prepare_commit(run)?;
@@ -105,7 +106,7 @@ impl<'a> Pool<'a> {
 impl Drop for Pool<'_> {
     fn drop(&mut self) {
         for addr in self.blocks.drain(..) {
-            self.space.cancel(block_run(self.space, addr));
+            self.space.cancel_meta(&self.purse, block_run(self.space, addr));
         }
     }
 }
@@ -191,7 +192,7 @@ impl Edit<'_, '_> {
     }
 
     /// Makes `list` the contents of the leaf at the end of the path, splitting or removing it as needed. `at_end`: it
-    /// grew at its end, as in a file written from start to end; a split then leaves the old leaf full.
+    /// is the last one and grew at its end, as in a file written from start to end; a split then leaves the old leaf full.
     pub fn set_leaf(&mut self, path: &Path, list: &[Extent], at_end: bool, pool: &mut Pool<'_>) -> Result<()> {
         let leaf = path.leaf();
         if list.is_empty() {
@@ -220,7 +221,8 @@ impl Edit<'_, '_> {
                 node::write(self.txn, &step.buf, level, &list);
                 return Ok(());
             }
-            let at = if step.index + 2 == list.len() { capacity } else { list.len() / 2 };
+            let at_end = step.index + 2 == list.len() && step.hi >= LOGICAL_END;
+            let at = if at_end { capacity } else { list.len() / 2 };
             let (block, buf) = pool.node(self.txn, self.inode)?;
             node::write(self.txn, &buf, level, &list[at..]);
             node::write(self.txn, &step.buf, level, &list[..at]);

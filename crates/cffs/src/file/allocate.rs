@@ -13,6 +13,7 @@ use crate::format::extent::LOGICAL_END;
 use crate::format::inode::{INLINE_MAX, INODE_CORE_SIZE};
 use crate::format::{Extent, InodeFormat};
 use crate::inode::{self, Node, NodeState};
+use crate::journal::Purse;
 use crate::space::Run;
 use std::ops::Range;
 use std::sync::Arc;
@@ -53,6 +54,8 @@ pub struct Promise<'a> {
     frags: u64,
     /// Promised by quotas too.
     charged: u64,
+    /// Blocks for nodes of the tree.
+    nodes: Purse,
 }
 
 impl<'a> Promise<'a> {
@@ -60,9 +63,9 @@ impl<'a> Promise<'a> {
     /// which do not refuse them.
     fn tree(cx: &FileCtx<'a>, node: &'a Node, places: u64, extents: u64) -> Result<Promise<'a>> {
         let g = cx.cache.geometry();
-        let frags = extent::worst_case_blocks(g, &node.state.read().inode, places, extents) * g.frags_per_block();
-        cx.space.reserve(frags, true)?;
-        Ok(Promise { cx: *cx, node, frags, charged: 0 })
+        let blocks = extent::worst_case_blocks(g, &node.state.read().inode, places, extents);
+        cx.space.reserve_blocks(blocks, true)?;
+        Ok(Promise { cx: *cx, node, frags: 0, charged: 0, nodes: Purse::new(blocks, true) })
     }
 
     /// For nodes of the tree, when a hole in the middle of an extent makes two of it.
@@ -101,6 +104,7 @@ impl<'a> Promise<'a> {
 impl Drop for Promise<'_> {
     fn drop(&mut self) {
         self.cx.space.unreserve(self.frags);
+        self.cx.space.unreserve_blocks(self.nodes.empty());
         if self.charged > 0
             && let Some(a) = &self.node.state.read().data.account
         {
@@ -198,8 +202,9 @@ fn insert(cx: &FileCtx<'_>, node: &Node, extents: Vec<Extent>, promise: &mut Pro
             n /= 2;
         }
         let step = || -> Result<()> {
-            let _nodes = Promise::tree(cx, node, n as u64, n as u64)?;
+            let promised = Promise::tree(cx, node, n as u64, n as u64)?;
             let txn = cx.journal.begin(writeback::tell_bytes(cx, node, &new[..n]))?;
+            txn.fund(&promised.nodes);
             let mut st = node.state.write();
             let mut outcome = Ok(());
             for e in &rest[..n] {
@@ -232,7 +237,7 @@ fn insert(cx: &FileCtx<'_>, node: &Node, extents: Vec<Extent>, promise: &mut Pro
 }
 
 /// Takes back what is allocated in a range of fragments. Nodes of the tree are promised ([`Promise::for_cut`]).
-pub fn remove(cx: &FileCtx<'_>, node: &Node, frags: Range<u64>) -> Result<()> {
+pub fn remove(cx: &FileCtx<'_>, node: &Node, frags: Range<u64>, promise: &Promise<'_>) -> Result<()> {
     // A damaged tree or bitmap shows before anything has changed.
     extent::for_each(cx.cache, &node.state.read().inode, frags.clone(), |e| {
         cx.space.prepare_free(Run { start: e.start, len: e.len })
@@ -241,6 +246,7 @@ pub fn remove(cx: &FileCtx<'_>, node: &Node, frags: Range<u64>) -> Result<()> {
         let more = with_space(cx, || {
             let (limit, log_bytes) = truncate::plan(cx, &node.state.read().inode);
             let txn = cx.journal.begin(log_bytes)?;
+            txn.fund(&promise.nodes);
             txn.arm();
             let mut st = node.state.write();
             let mut freed = Vec::new();
@@ -261,7 +267,7 @@ pub fn remove(cx: &FileCtx<'_>, node: &Node, frags: Range<u64>) -> Result<()> {
 
 /// Makes what is allocated in a range of fragments unwritten: it reads as zeros and keeps its place. Nodes of the tree are
 /// promised ([`Promise::for_cut`]).
-pub fn make_unwritten(cx: &FileCtx<'_>, node: &Node, frags: Range<u64>) -> Result<()> {
+pub fn make_unwritten(cx: &FileCtx<'_>, node: &Node, frags: Range<u64>, promise: &Promise<'_>) -> Result<()> {
     let mut at = frags.start;
     while at < frags.end {
         at = with_space(cx, || {
@@ -270,6 +276,7 @@ pub fn make_unwritten(cx: &FileCtx<'_>, node: &Node, frags: Range<u64>) -> Resul
                 extent::log_bytes_for_convert(cx.cache.geometry(), cx.space, &st.inode) + log_bytes_inode()
             };
             let txn = cx.journal.begin(log_bytes)?;
+            txn.fund(&promise.nodes);
             let mut st = node.state.write();
             let next = extent::convert(&txn, cx.space, &mut st.inode, at..frags.end, true)?;
             inode::store(&txn, &mut st)?;
@@ -384,15 +391,17 @@ pub fn shift_up(cx: &FileCtx<'_>, node: &Node, from: u64, by: u64) -> Result<()>
     if end + by > LOGICAL_END {
         // Allocated ahead, behind the end of the file: that has to go.
         let size = node.state.read().inode.size;
-        remove(cx, node, cx.cache.geometry().frags_for(size)..LOGICAL_END)?;
+        let nodes = Promise::for_cut(cx, node)?;
+        remove(cx, node, cx.cache.geometry().frags_for(size)..LOGICAL_END, &nodes)?;
     }
     with_space(cx, || {
-        let _nodes = Promise::tree(cx, node, 1, 2)?;
+        let promised = Promise::tree(cx, node, 1, 2)?;
         let log_bytes = {
             let st = node.state.read();
             extent::log_bytes_for_convert(cx.cache.geometry(), cx.space, &st.inode) + log_bytes_inode()
         };
         let txn = cx.journal.begin(log_bytes)?;
+        txn.fund(&promised.nodes);
         let mut st = node.state.write();
         extent::split(&txn, cx.space, &mut st.inode, from)?;
         inode::store(&txn, &mut st)

@@ -12,9 +12,10 @@ pub mod writeback;
 use crate::cache::Cache;
 use crate::error::{Error, Result};
 use crate::extent::{self, Mapping};
+use crate::format::extent::node_capacity;
 use crate::format::{FILE_SIZE_MAX, InodeFormat};
 use crate::inode::NodeState;
-use crate::journal::Journal;
+use crate::journal::{Journal, Purse};
 use crate::placement::Placement;
 use crate::quota::Account;
 use crate::space::Space;
@@ -57,8 +58,15 @@ pub(crate) struct Page {
 #[derive(Default)]
 pub struct FileData {
     pub(crate) pages: BTreeMap<u64, Page>,
-    /// Fragments reserved for the extent tree.
+    /// Runs of neighbouring pages.
+    runs: u64,
+    /// Fragments reserved for the extent tree: those of whole blocks.
     pub(crate) tree_reserved: u64,
+    /// New extents at most of the writeback that is under way.
+    pub(crate) in_flight: u64,
+    /// The last page was taken although there is no promise for the worst that could happen to the extent tree, because
+    /// the tree has room now: it is to be written back before anything else happens to the file.
+    pub(crate) tight: bool,
     /// Writeback failed; told to the next fsync.
     pub(crate) error: Option<Error>,
     /// The quota side of the inode; none while no quotas are kept.
@@ -125,9 +133,23 @@ impl FileData {
         self.tree_reserved + self.pages.values().map(|p| p.reserved).sum::<u64>()
     }
 
+    /// Pages that there are directly before and behind a place.
+    fn neighbours(&self, index: u64) -> u64 {
+        let has = |i: Option<u64>| u64::from(i.is_some_and(|i| self.pages.contains_key(&i)));
+        has(index.checked_sub(1)) + has(index.checked_add(1))
+    }
+
+    /// Nodes of one level of the extent tree, at most, that the extents of the pages go to, with one page more. Those of a
+    /// run of pages lie in two, and beyond that in nodes whose entries all lie between them.
+    fn places(&self, g: &crate::format::Geometry) -> u64 {
+        let entries = (self.pages.len() as u64 + 1) * g.frags_per_block();
+        2 * (self.runs + 1) + entries / node_capacity(g.block_size()) as u64
+    }
+
     /// Drops a page and what was reserved for it.
     pub(crate) fn drop_page(&mut self, cx: &FileCtx<'_>, index: u64) {
         if let Some(p) = self.pages.remove(&index) {
+            self.runs = (self.runs + self.neighbours(index)).saturating_sub(1);
             cx.cache.sub_dirty_data(p.bytes.len() + PAGE_OVERHEAD);
             self.release(cx, p.reserved);
         }
@@ -137,7 +159,8 @@ impl FileData {
     pub(crate) fn clear(&mut self, cx: &FileCtx<'_>) {
         let pages: Vec<u64> = self.pages.keys().copied().collect();
         pages.into_iter().for_each(|i| self.drop_page(cx, i));
-        cx.space.unreserve(std::mem::take(&mut self.tree_reserved));
+        let per_block = cx.cache.geometry().frags_per_block();
+        cx.space.unreserve_blocks(std::mem::take(&mut self.tree_reserved) / per_block);
         self.error = None;
     }
 }
@@ -145,21 +168,32 @@ impl FileData {
 /// Brings the reservation for the extent tree up to what the dirty pages may need at worst.
 pub(crate) fn reserve_tree(cx: &FileCtx<'_>, st: &mut NodeState, privileged: bool) -> Result<()> {
     let frags: u64 = st.data.pages.values().map(|p| p.reserved + p.splits).sum();
-    let pages = st.data.pages.len() as u64;
-    reserve_tree_for(cx, st, frags, pages, privileged)
+    reserve_tree_for(cx, st, frags, privileged)
 }
 
-/// The same for `frags` new extents at most, in `pages` pages.
-fn reserve_tree_for(cx: &FileCtx<'_>, st: &mut NodeState, frags: u64, pages: u64, privileged: bool) -> Result<()> {
+/// The same for `frags` new extents at most.
+fn reserve_tree_for(cx: &FileCtx<'_>, st: &mut NodeState, frags: u64, privileged: bool) -> Result<()> {
     let g = cx.cache.geometry();
-    let need = extent::worst_case_blocks(g, &st.inode, pages.min(frags), frags) * g.frags_per_block();
-    if need > st.data.tree_reserved {
-        cx.space.reserve(need - st.data.tree_reserved, privileged)?;
+    // What is on its way will have changed the tree when these pages follow: the promise is for all of it.
+    let need = extent::worst_case_blocks(g, &st.inode, st.data.places(g), frags + st.data.in_flight);
+    let have = st.data.tree_reserved / g.frags_per_block();
+    if need > have {
+        cx.space.reserve_blocks(need - have, privileged)?;
     } else {
-        cx.space.unreserve(st.data.tree_reserved - need);
+        cx.space.unreserve_blocks(have - need);
     }
-    st.data.tree_reserved = need;
+    st.data.tree_reserved = need * g.frags_per_block();
     Ok(())
+}
+
+/// The promise for the extent tree as the purse of a transaction; [`keep_purse`] takes back what it leaves.
+pub(crate) fn tree_purse(cx: &FileCtx<'_>, st: &mut NodeState) -> Purse {
+    Purse::new(std::mem::take(&mut st.data.tree_reserved) / cx.cache.geometry().frags_per_block(), true)
+}
+
+/// Ends [`tree_purse`].
+pub(crate) fn keep_purse(cx: &FileCtx<'_>, st: &mut NodeState, purse: &Purse) {
+    st.data.tree_reserved += purse.empty() * cx.cache.geometry().frags_per_block();
 }
 
 /// Copies from the file into `out`, up to its end; returns the number of bytes. `ahead` is how many bytes to fetch
@@ -311,6 +345,7 @@ fn page<'a>(cx: &FileCtx<'_>, st: &'a mut NodeState, index: u64, covered: &Range
         }
         cx.cache.add_dirty_data(bytes.len() + PAGE_OVERHEAD);
         let page = Page { bytes: Arc::new(bytes), dirty: 0..0, reserved: 0, splits: 0, writing: false };
+        st.data.runs = (st.data.runs + 1).saturating_sub(st.data.neighbours(index));
         st.data.pages.insert(index, page);
     }
     let page = st.data.pages.get_mut(&index).ok_or(Error::Stale)?;
@@ -349,7 +384,6 @@ fn dirty_page(
     // Inline contents leave the inode together with what is added to them.
     let inline = matches!(&st.inode.format, InodeFormat::Inline(d) if !d.is_empty() && index == 0);
     let existed = st.data.pages.get(&index).map(|p| (p.dirty.clone(), p.reserved, p.splits));
-    let new = existed.is_none();
     let old = existed.clone().map_or(0..0, |(d, _, _)| d);
     let mut dirty = if old.is_empty() { within.clone() } else { old.start.min(within.start)..old.end.max(within.end) };
     if inline {
@@ -368,11 +402,15 @@ fn dirty_page(
     let more_splits = need.splits.saturating_sub(had_splits);
     st.data.reserve(cx, more, privileged)?;
     // Before the page changes: a write that finds no space leaves the file as it was.
-    let frags = st.data.pages.values().map(|p| p.reserved + p.splits).sum::<u64>() + more + more_splits;
-    let pages = st.data.pages.len() as u64 + u64::from(new);
-    if let Err(e) = reserve_tree_for(cx, st, frags, pages, privileged) {
-        st.data.release(cx, more);
-        return Err(e);
+    let all = st.data.pages.values().map(|p| p.reserved + p.splits).sum::<u64>() + more + more_splits;
+    if let Err(e) = reserve_tree_for(cx, st, all, privileged) {
+        // The last fragments of a device: what this page really needs counts.
+        let alone = st.data.in_flight == 0 && st.data.pages.keys().all(|i| *i == index);
+        st.data.tight = alone && matches!(e, Error::NoSpace) && extent::has_room(cx.cache, &st.inode, frags, all)?;
+        if !st.data.tight {
+            st.data.release(cx, more);
+            return Err(e);
+        }
     }
     // Inline contents are read in, whatever is overwritten: all of the page goes to the device.
     let covered = if inline { within.end..within.end } else { within.clone() };
@@ -438,7 +476,8 @@ fn leave_inode(cx: &FileCtx<'_>, st: &mut NodeState, size: u64, privileged: bool
     dirty_page(cx, st, 0, 0..bytes.len(), Some(&bytes), privileged)
 }
 
-/// Writes into the file's pages. Returns the bytes taken; fewer than asked for only when an error stopped it after some.
+/// Writes into the file's pages. Returns the bytes taken; fewer than asked for only when an error stopped it after some, or
+/// when space is so short that these are to be written back first ([`FileData::tight`]).
 pub fn write(cx: &FileCtx<'_>, st: &mut NodeState, offset: u64, data: &[u8], privileged: bool) -> Result<usize> {
     offset.checked_add(data.len() as u64).filter(|e| *e <= FILE_SIZE_MAX).ok_or(Error::FileTooLarge)?;
     if data.is_empty() {
@@ -449,22 +488,36 @@ pub fn write(cx: &FileCtx<'_>, st: &mut NodeState, offset: u64, data: &[u8], pri
     }
     leave_inode(cx, st, offset + data.len() as u64, privileged)?;
     let bs = cx.cache.geometry().block_size() as u64;
+    let fs = cx.cache.geometry().frag_size();
     let mut done = 0;
     while done < data.len() {
         let at = offset + done as u64;
         let within = (at % bs) as usize;
         let n = (bs as usize - within).min(data.len() - done);
         // A file that grows inside its last fragment must not carry old bytes along.
-        if at == st.inode.size && !at.is_multiple_of(cx.cache.geometry().frag_size() as u64) {
+        if at == st.inode.size && !at.is_multiple_of(fs as u64) {
             zero_tail(cx, st, privileged)?;
         }
-        match dirty_page(cx, st, at / bs, within..within + n, Some(&data[done..done + n]), privileged) {
-            Ok(()) => {}
+        let mut put = |n: usize| {
+            dirty_page(cx, st, at / bs, within..within + n, Some(&data[done..done + n]), privileged).map(|()| n)
+        };
+        // Of the last block that there is space for perhaps a part.
+        let part = fs - within % fs;
+        let taken = match put(n) {
+            Err(Error::NoSpace) if part < n => put(part),
+            outcome => outcome,
+        };
+        match taken {
+            Ok(taken) => {
+                done += taken;
+                st.inode.size = st.inode.size.max(at + taken as u64);
+                if taken < n || st.data.tight {
+                    break;
+                }
+            }
             Err(_) if done > 0 => break,
             Err(e) => return Err(e),
         }
-        done += n;
-        st.inode.size = st.inode.size.max(at + n as u64);
     }
     st.dirty = true;
     Ok(done)

@@ -100,12 +100,17 @@ pub fn write_back(cx: &FileCtx<'_>, nodes: Vec<Arc<Node>>) -> Result<()> {
 }
 
 fn take_with_retry(cx: &FileCtx<'_>, node: &Arc<Node>, for_log: bool) -> Result<Option<Job>> {
-    for _ in 0..3 {
+    let mut strict = None;
+    for _ in 0..4 {
         match take(cx, node, for_log)? {
             Taken::Nothing => return Ok(None),
             Taken::Job(job) => return Ok(Some(job)),
-            // Freed space counts as free at once but can be used only when its freeing is durable.
-            Taken::NeedsCommit => cx.journal.commit()?,
+            // Freed space counts as free at once but can be used only when its freeing is durable. Nobody else gets a
+            // promise of it meanwhile.
+            Taken::NeedsCommit => {
+                strict.get_or_insert_with(|| cx.space.strict());
+                cx.journal.commit()?;
+            }
         }
     }
     let e = Error::NoSpace;
@@ -155,6 +160,7 @@ fn take(cx: &FileCtx<'_>, node: &Arc<Node>, for_log: bool) -> Result<Taken> {
             job.pages.push((*index, dirty, std::mem::take(&mut p.reserved)));
             p.writing = true;
         }
+        st.data.in_flight = job.pages.iter().map(|(_, _, reserved)| reserved).sum();
         if let Err(e) = place(cx, st, &mut job, for_log) {
             give_back(cx, st, &mut job);
             if matches!(e, Error::NoSpace) && cx.space.pending_frees() > 0 {
@@ -278,6 +284,7 @@ fn add_runs(g: &crate::format::Geometry, st: &NodeState, job: &mut Job, logical:
 
 /// Undoes [`take`]: pages are dirty again, places that nobody was told of are given back. The node is locked.
 fn give_back(cx: &FileCtx<'_>, st: &mut NodeState, job: &mut Job) {
+    st.data.in_flight = 0;
     job.fresh.drain(..).for_each(|b| cx.cache.release_new(&b));
     for e in job.extents.drain(..).filter(|e| !e.unwritten) {
         cx.space.cancel(Run { start: e.start, len: e.len });
@@ -383,6 +390,15 @@ fn tell(cx: &FileCtx<'_>, job: &mut Job) -> Result<()> {
 
 /// Tells of the first `n` extents of a job, and takes them from it.
 fn insert_extents(cx: &FileCtx<'_>, txn: &Txn<'_>, st: &mut NodeState, job: &mut Job, n: usize) -> Result<()> {
+    // The tree takes its blocks from what was promised to it.
+    let purse = super::tree_purse(cx, st);
+    txn.fund(&purse);
+    let outcome = insert_funded(cx, txn, st, job, n);
+    super::keep_purse(cx, st, &purse);
+    outcome
+}
+
+fn insert_funded(cx: &FileCtx<'_>, txn: &Txn<'_>, st: &mut NodeState, job: &mut Job, n: usize) -> Result<()> {
     if matches!(st.inode.format, InodeFormat::Inline(_)) && n > 0 {
         st.inode.format = InodeFormat::Extents(Vec::new());
     }
@@ -435,7 +451,6 @@ fn make_written(txn: &Txn<'_>, cx: &FileCtx<'_>, st: &mut NodeState, e: Extent) 
 }
 
 fn tell_last(cx: &FileCtx<'_>, txn: &Txn<'_>, st: &mut NodeState, job: &mut Job) -> Result<()> {
-    // Reservations end before the tree may allocate: it takes its blocks from what was reserved for it.
     convert(cx, st, job, u64::MAX);
     insert_extents(cx, txn, st, job, job.extents.len())?;
     if let Some(bytes) = job.inline.take() {
@@ -453,7 +468,8 @@ fn tell_last(cx: &FileCtx<'_>, txn: &Txn<'_>, st: &mut NodeState, job: &mut Job)
             st.data.drop_page(cx, index);
         }
     }
-    // Without room for more the reservation stays as it is; the inode has to follow extents and bitmap all the same.
+    st.data.in_flight = 0;
+    // Without room for more the promise stays as it is: it was for these pages too.
     let _ = super::reserve_tree(cx, st, true);
     inode::store(txn, st)
 }

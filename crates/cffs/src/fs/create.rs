@@ -10,7 +10,7 @@ use crate::format::dirblock::{self, NewEntry};
 use crate::format::inode::{FLAG_PROJECT_INHERIT, INLINE_DEFAULT, INLINE_MAX, INODE_CORE_SIZE};
 use crate::format::{Extent, FileType, FragAddr, Ino, Inode, InodeFormat, LINK_MAX, SYMLINK_MAX};
 use crate::inode::{Home, Node, NodeState, table};
-use crate::journal::Txn;
+use crate::journal::{Purse, Txn};
 use crate::quota::{Hold, Ids};
 use crate::space::Run;
 use std::sync::Arc;
@@ -87,20 +87,21 @@ impl Fs {
         dir::log_bytes_for_insert(g) + tables + 4 * (INODE_CORE_SIZE + INLINE_MAX) + self.space.log_bytes_for_init()
     }
 
-    /// Most fragments that a new name takes: directory blocks and index, tables, trees.
-    fn frags_for_name(&self) -> u64 {
-        let fpb = self.geo.frags_per_block();
-        8 * fpb + self.inodes.locator.frags_for_growth(&self.geo) + self.inodes.external.frags_for_growth(&self.geo)
+    /// Most blocks that a new name takes: directory blocks and index, tables, trees.
+    fn blocks_for_name(&self) -> u64 {
+        8 + self.inodes.locator.blocks_for_growth() + self.inodes.external.blocks_for_growth()
     }
 
     /// Sets space aside for a new name, for as long as the guard lives.
     pub(super) fn reserve_for_name(&self, privileged: bool) -> Result<NameReserve<'_>> {
-        self.set_aside(self.frags_for_name(), privileged)
+        let blocks = self.blocks_for_name();
+        self.space.reserve_blocks(blocks, privileged)?;
+        Ok(NameReserve { fs: self, purse: Purse::new(blocks, privileged) })
     }
 
-    fn set_aside(&self, frags: u64, privileged: bool) -> Result<NameReserve<'_>> {
+    fn set_aside(&self, frags: u64, privileged: bool) -> Result<DataReserve<'_>> {
         self.space.reserve(frags, privileged)?;
-        Ok(NameReserve { fs: self, frags })
+        Ok(DataReserve { fs: self, frags })
     }
 
     fn make(&self, c: Caller, parent: Ino, name: &[u8], new: NewFile<'_>) -> Result<Attr> {
@@ -114,7 +115,7 @@ impl Fs {
 
     fn make_once(&self, c: Caller, dir_node: &Arc<Node>, name: &[u8], new: &NewFile<'_>) -> Result<Arc<Node>> {
         let long = new.target.filter(|t| t.len() > self.inline_max(name.len()));
-        let _reserve = self.reserve_for_name(c.privileged())?;
+        let reserve = self.reserve_for_name(c.privileged())?;
         let _contents_reserve =
             self.set_aside(long.map_or(0, |t| self.geo.frags_for(t.len() as u64)), c.privileged())?;
         let frags = long.map_or(0, |t| self.geo.frags_for(t.len() as u64));
@@ -123,6 +124,7 @@ impl Fs {
         let contents = long.map(|t| self.place_contents(dir_node.ino, t)).transpose()?;
         let log_bytes = self.log_bytes_names() + contents.as_ref().map_or(0, |c| self.log_bytes_contents(c));
         let made = self.journal.begin(log_bytes).and_then(|txn| {
+            txn.fund(&reserve.purse);
             let mut st = dir_node.state.write();
             txn.arm();
             let owner = Owner { c, ids, promised: promised.as_mut() };
@@ -387,13 +389,25 @@ const fn table_inline_max() -> usize {
     crate::format::geometry::INODE_SLOT_SIZE - INODE_CORE_SIZE
 }
 
-/// Space set aside for a new name.
+/// Blocks set aside for a new name.
 pub(super) struct NameReserve<'a> {
+    fs: &'a Fs,
+    pub(super) purse: Purse,
+}
+
+impl Drop for NameReserve<'_> {
+    fn drop(&mut self) {
+        self.fs.space.unreserve_blocks(self.purse.empty());
+    }
+}
+
+/// Fragments set aside for contents.
+pub(super) struct DataReserve<'a> {
     fs: &'a Fs,
     frags: u64,
 }
 
-impl Drop for NameReserve<'_> {
+impl Drop for DataReserve<'_> {
     fn drop(&mut self) {
         self.fs.space.unreserve(self.frags);
     }

@@ -36,8 +36,18 @@ impl Fs {
         self.writable()?;
         let node = self.node(ino)?;
         self.throttle(data.len())?;
-        let n = {
-            let _resize = node.resize.lock();
+        let n = match self.write_once(c, &node, offset, data) {
+            // What others promised themselves for the worst case may be needed no more once they are written back.
+            Err(Error::NoSpace) if self.make_room()? => self.write_once(c, &node, offset, data)?,
+            outcome => outcome?,
+        };
+        self.list_dirty(&node);
+        Ok(n)
+    }
+
+    fn write_once(&self, c: Caller, node: &Arc<Node>, offset: u64, data: &[u8]) -> Result<usize> {
+        let _resize = node.resize.lock();
+        let (n, tight) = {
             let mut st = node.state.write();
             match st.inode.file_type() {
                 FileType::Regular => {}
@@ -53,10 +63,31 @@ impl Fs {
             let n = file::write(&self.file_cx(), &mut st, offset, data, c.privileged())?;
             let now = now();
             (st.inode.mtime, st.inode.ctime) = (now, now);
-            n
+            (n, std::mem::take(&mut st.data.tight))
         };
-        self.list_dirty(&node);
+        if tight {
+            // An error is kept for fsync.
+            let _ = writeback::write_back(&self.file_cx(), vec![node.clone()]);
+        }
         Ok(n)
+    }
+
+    /// For whoever finds no space: promises that were made for the worst case end by writing back what they were made
+    /// for, and freed space becomes usable by a commit. False when there is nothing to be had by that. Nothing may be
+    /// locked.
+    pub(super) fn make_room(&self) -> Result<bool> {
+        let (_, reserved) = self.space.free_and_reserved();
+        if reserved == 0 && self.space.pending_frees() == 0 {
+            return Ok(false);
+        }
+        if reserved > 0 {
+            // An error is told to those whose data it is, by fsync.
+            let _ = self.write_back_all();
+        }
+        if self.space.pending_frees() > 0 {
+            self.journal.commit()?;
+        }
+        Ok(true)
     }
 
     /// Keeps dirty data within its share of the cache: above a quarter the background thread starts, above half the

@@ -115,7 +115,7 @@ impl Fs {
     fn punch(&self, c: Caller, node: &Arc<Node>, bytes: Range<u64>) -> Result<()> {
         let cx = self.file_cx();
         // What can fail for want of space comes first.
-        let _nodes = Promise::for_cut(&cx, node)?;
+        let nodes = Promise::for_cut(&cx, node)?;
         self.drop_range(node, &bytes)?;
         let _exclusive = Exclusive::new(node);
         let too_long = {
@@ -138,7 +138,7 @@ impl Fs {
             }
             allocate::zero_edges(&cx, &mut st, &bytes, c.privileged())?
         };
-        allocate::remove(&cx, node, inside)
+        allocate::remove(&cx, node, inside, &nodes)
     }
 
     fn zero_range(&self, c: Caller, node: &Arc<Node>, bytes: Range<u64>, keep_size: bool) -> Result<()> {
@@ -154,7 +154,7 @@ impl Fs {
         let _exclusive = Exclusive::new(node);
         self.leave_inode(c, node)?;
         let inside = allocate::zero_edges(&cx, &mut node.state.write(), &bytes, c.privileged())?;
-        allocate::make_unwritten(&cx, node, inside)?;
+        allocate::make_unwritten(&cx, node, inside, &promise)?;
         allocate::allocate(&cx, node, frags, promise)?;
         self.extend_to(c, node, if keep_size { 0 } else { bytes.end })
     }
@@ -181,10 +181,10 @@ impl Fs {
             return Error::invalid("a range to collapse that reaches the end of the file");
         }
         let frags = self.settle(node, &bytes, "collapse")?;
-        let _nodes = Promise::for_cut(&cx, node)?;
+        let nodes = Promise::for_cut(&cx, node)?;
         let _exclusive = Exclusive::new(node);
         self.leave_inode(c, node)?;
-        allocate::remove(&cx, node, frags.clone())?;
+        allocate::remove(&cx, node, frags.clone(), &nodes)?;
         allocate::shift_down(&cx, node, frags.end, frags.end - frags.start)
     }
 

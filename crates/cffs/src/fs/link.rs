@@ -25,8 +25,9 @@ impl Fs {
 
     fn link_once(&self, c: Caller, node: &Arc<Node>, dir_node: &Arc<Node>, name: &[u8]) -> Result<Attr> {
         let (ino, parent) = (node.ino, dir_node.ino);
-        let _reserve = self.reserve_for_name(c.privileged())?;
+        let reserve = self.reserve_for_name(c.privileged())?;
         let txn = self.journal.begin(self.log_bytes_names() + self.log_bytes_remove())?;
+        txn.fund(&reserve.purse);
         let mut locked = Locked::new(&[dir_node, node]);
         {
             let st = locked.get(ino)?;

@@ -142,7 +142,8 @@ impl Fs {
 
     /// Numbers of statvfs(3).
     pub fn statfs(&self) -> StatFs {
-        let free = self.space.free_frags().saturating_sub(self.space.reserved());
+        let (free, reserved) = self.space.free_and_reserved();
+        let free = free.saturating_sub(reserved);
         let inodes = self.space.counters().inodes;
         // An inode in a directory takes about 256 bytes; so many more could be made.
         let possible = (free << self.geo.frag_shift) / 256;

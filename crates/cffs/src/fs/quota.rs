@@ -8,6 +8,7 @@ use crate::format::extent::LOGICAL_END;
 use crate::format::inode::{FLAG_PROJECT_INHERIT, INLINE_MAX, INODE_CORE_SIZE};
 use crate::format::{BlockAddr, FIRST_USER_INO, FragAddr, Ino, Inode, QuotaKind, QuotaRecord, ROOT_INO};
 use crate::inode::NodeState;
+use crate::journal::Purse;
 use crate::quota::{Hold, Ids, Quota, ids_of};
 use crate::space::Run;
 use std::cell::RefCell;
@@ -332,6 +333,7 @@ impl<'a> LimitedPlacer<'a> {
 impl DirPlacer for LimitedPlacer<'_> {
     fn place_dir_blocks(
         &self,
+        purse: &Purse,
         dir: &Inode,
         goal: Option<BlockAddr>,
         want_blocks: u64,
@@ -339,7 +341,7 @@ impl DirPlacer for LimitedPlacer<'_> {
     ) -> Result<Option<Run>> {
         let placement = &self.fs.placement;
         let Some(quota) = self.fs.quota.as_ref().filter(|_| !self.privileged) else {
-            return placement.place_dir_blocks(dir, goal, want_blocks, min);
+            return placement.place_dir_blocks(purse, dir, goal, want_blocks, min);
         };
         let ids = ids_of(dir);
         let fits = quota.room(&ids) / self.fs.geo.frags_per_block();
@@ -347,13 +349,13 @@ impl DirPlacer for LimitedPlacer<'_> {
             // Refuses, counts the refusal.
             quota.hold(ids, min * self.fs.geo.frags_per_block(), 0, false)?;
         }
-        let Some(run) = placement.place_dir_blocks(dir, goal, want_blocks.min(fits.max(min)), min)? else {
+        let Some(run) = placement.place_dir_blocks(purse, dir, goal, want_blocks.min(fits.max(min)), min)? else {
             return Ok(None);
         };
         match quota.hold(ids, run.len, 0, false) {
             Ok(hold) => self.promised.borrow_mut().push(hold),
             Err(e) => {
-                self.fs.space.cancel(run);
+                self.fs.space.cancel_meta(purse, run);
                 return Err(e);
             }
         }

@@ -84,8 +84,9 @@ impl Fs {
                 };
             }
         }
-        let _reserve = self.reserve_for_name(c.privileged())?;
+        let reserve = self.reserve_for_name(c.privileged())?;
         let txn = self.journal.begin(2 * self.log_bytes_remove())?;
+        txn.fund(&reserve.purse);
         let mut all = vec![a.dir, b.dir, node];
         all.extend(target);
         let mut locked = Locked::new(&all);

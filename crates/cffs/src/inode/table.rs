@@ -76,9 +76,9 @@ impl SlotTable {
         2 * tree + 6 * (g.block_size() + 64) + blocks * (200 + space.log_bytes(g.frags_per_block())) + 512
     }
 
-    /// Most fragments that [`SlotTable::alloc`] takes.
-    pub fn frags_for_growth(&self, g: &Geometry) -> u64 {
-        (self.chunk + 3) * g.frags_per_block()
+    /// Most blocks that [`SlotTable::alloc`] takes.
+    pub fn blocks_for_growth(&self) -> u64 {
+        self.chunk + 3
     }
 
     fn id(&self, st: &TableState, kind: BlockKind, addr: BlockAddr) -> BlockId {
@@ -214,7 +214,7 @@ impl SlotTable {
             let buf = match addr {
                 Some(a) => cache.read_meta(self.id(st, self.kind, a))?,
                 None => {
-                    let addr = self.take_blocks(space, goal, 1)?;
+                    let addr = self.take_blocks(txn, space, goal, 1)?;
                     self.add_map_for(txn, space, st, data, goal)?;
                     self.add_block(txn, space, st, lblock, self.kind, addr)?
                 }
@@ -239,8 +239,8 @@ impl SlotTable {
         Ok(SlotRef { index, offset, buf })
     }
 
-    fn take_blocks(&self, space: &Space, goal: BlockAddr, blocks: u64) -> Result<BlockAddr> {
-        let run = space.alloc_blocks_near(goal, blocks, blocks)?.ok_or(Error::NoSpace)?;
+    fn take_blocks(&self, txn: &Txn<'_>, space: &Space, goal: BlockAddr, blocks: u64) -> Result<BlockAddr> {
+        let run = space.alloc_meta_near(&txn.purse(), goal, blocks, blocks)?.ok_or(Error::NoSpace)?;
         Ok(run.start / (run.len / blocks))
     }
 
@@ -254,7 +254,7 @@ impl SlotTable {
     ) -> Result<()> {
         let (map, _) = self.shape.map_of_data(data as u64);
         if self.place(txn.cache(), st, map)?.is_none() {
-            let addr = self.take_blocks(space, goal, 1)?;
+            let addr = self.take_blocks(txn, space, goal, 1)?;
             self.add_block(txn, space, st, map, BlockKind::TableMap, addr)?;
         }
         Ok(())
@@ -269,7 +269,7 @@ impl SlotTable {
         // A chunk stays within what one map describes, so that one map block at most is added with it.
         let left = self.shape.per_map - data as u64 % self.shape.per_map;
         let blocks = self.chunk.min(left);
-        let chunk = self.take_blocks(space, goal, blocks)?;
+        let chunk = self.take_blocks(txn, space, goal, blocks)?;
         self.add_map_for(txn, space, st, data, goal)?;
         let mut first = None;
         for i in 0..blocks as usize {

@@ -18,9 +18,11 @@
 
 mod checkpoint;
 mod commit;
+mod purse;
 pub mod recovery;
 mod txn;
 
+pub use purse::Purse;
 pub use txn::{BlockEditGuard, Txn};
 
 use crate::cache::{AddrMap, BufRef, Cache};

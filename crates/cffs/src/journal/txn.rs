@@ -1,6 +1,6 @@
 //! Transactions: the only way to change metadata.
 
-use super::Journal;
+use super::{Journal, Purse};
 use crate::cache::{BufInner, BufRef, Cache, LogState};
 use crate::format::dirblock::BlockEdit;
 use crate::format::log::{RANGE_UNIT, RECORD_HEADER};
@@ -22,6 +22,8 @@ pub struct Txn<'a> {
     logged: Cell<usize>,
     /// Set while stopping here would leave an operation half done.
     armed: Cell<bool>,
+    /// What may be allocated.
+    purse: RefCell<Option<Purse>>,
     /// Blocks in the order of their first change (only where they are to be written in that order).
     order: RefCell<Vec<BufRef>>,
     _running: RwLockReadGuard<'a, ()>,
@@ -30,7 +32,8 @@ pub struct Txn<'a> {
 impl<'a> Txn<'a> {
     pub(super) fn new(journal: &'a Journal, seq: u64, reserved: usize, running: RwLockReadGuard<'a, ()>) -> Self {
         let (logged, armed, order) = (Cell::new(0), Cell::new(false), RefCell::default());
-        Txn { journal, seq, reserved, logged, armed, order, _running: running }
+        let purse = RefCell::default();
+        Txn { journal, seq, reserved, logged, armed, purse, order, _running: running }
     }
 
     /// From here to [`Txn::done`] the transaction must not end: if it does after a change (an error in the middle), half
@@ -42,6 +45,17 @@ impl<'a> Txn<'a> {
     /// The operation is complete, or was given up in a state that is as good.
     pub fn done(&self) {
         self.armed.set(false);
+    }
+
+    /// From here on metadata is allocated out of this purse. Without one a transaction gets what is promised to nobody,
+    /// the reserve included: it belongs to the file system itself.
+    pub fn fund(&self, purse: &Purse) {
+        *self.purse.borrow_mut() = Some(purse.clone());
+    }
+
+    /// What the transaction may allocate.
+    pub fn purse(&self) -> Purse {
+        self.purse.borrow().clone().unwrap_or_else(|| Purse::new(0, true))
     }
 
     /// The cache below.

@@ -20,6 +20,7 @@ use crate::dir::DirPlacer;
 use crate::error::Result;
 use crate::format::extent::EXTENT_LEN_MAX;
 use crate::format::{BlockAddr, FragAddr, Ino, Inode, LiveGeometry, ROOT_INO, Superblock};
+use crate::journal::Purse;
 use crate::space::{Run, Space};
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -261,16 +262,16 @@ impl Placement {
 impl DirPlacer for Placement {
     fn place_dir_blocks(
         &self,
+        purse: &Purse,
         dir: &Inode,
         goal: Option<BlockAddr>,
         want_blocks: u64,
         min: u64,
     ) -> Result<Option<Run>> {
-        let fpb = self.geo.frags_per_block();
         let mut t = self.table.lock();
         let near = goal.unwrap_or_else(|| self.goal(&t, dir.ino));
         if !self.grouping {
-            return self.space.alloc_blocks_near(near, want_blocks, min);
+            return self.space.alloc_meta_near(purse, near, want_blocks, min);
         }
         t.owners.entry(dir.ino).or_default().parent = dir.parent;
         let with_data = self.dirs_with_data;
@@ -281,36 +282,18 @@ impl DirPlacer for Placement {
         let group = if with_data { o.data_group } else { o.dir_group };
         // A large directory grows in runs of its own size; groups are for the small ones.
         if want_blocks * 2 > self.geo.group_blocks() {
-            return self.space.alloc_blocks_near(near, want_blocks, min);
+            return self.space.alloc_meta_near(purse, near, want_blocks, min);
         }
-        let in_window = |space: &Space, group: BlockAddr| -> Result<Option<Run>> {
-            // Directory blocks are aligned; the window is searched block by block only where small files left gaps.
-            let window = self.window(group, 1);
-            let Some(run) = space.alloc_in(window.clone(), want_blocks * fpb)? else { return Ok(None) };
-            if run.start % fpb == 0 {
-                return Ok(Some(run));
-            }
-            space.cancel(run);
-            let aligned = run.start.next_multiple_of(fpb);
-            space.alloc_in(aligned..window.end, want_blocks * fpb).map(|r| {
-                r.filter(|r| {
-                    let fits = r.start % fpb == 0;
-                    if !fits {
-                        space.cancel(*r);
-                    }
-                    fits
-                })
-            })
-        };
+        let in_window = |group| self.space.alloc_meta_in(purse, self.window(group, 1), want_blocks);
         if group != 0
-            && let Some(run) = in_window(&self.space, group)?
+            && let Some(run) = in_window(group)?
         {
             return Ok(Some(run));
         }
         let gb = self.geo.group_blocks();
         let from = if group != 0 { group + gb } else { near };
         if let Some(next) = self.space.find_free_group(from)?
-            && let Some(run) = in_window(&self.space, next)?
+            && let Some(run) = in_window(next)?
         {
             let o = t.owners.entry(owner).or_default();
             if with_data {
@@ -321,6 +304,6 @@ impl DirPlacer for Placement {
             return Ok(Some(run));
         }
         drop(t);
-        self.space.alloc_blocks_near(near, want_blocks, min)
+        self.space.alloc_meta_near(purse, near, want_blocks, min)
     }
 }

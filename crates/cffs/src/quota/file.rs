@@ -131,11 +131,8 @@ impl QuotaFile {
         tree + own + space.log_bytes_for_next_init()
     }
 
-    /// Most fragments that [`QuotaFile::make`] takes.
-    pub(super) fn frags_for_growth(g: &Geometry) -> u64 {
-        // The block, and nodes of a tree that never gets high.
-        6 * g.frags_per_block()
-    }
+    /// Most blocks that [`QuotaFile::make`] takes: its own, and nodes of a tree that never gets high.
+    pub(super) const BLOCKS_FOR_GROWTH: u64 = 6;
 
     /// Place of an id's record, in a block made for it if there is none.
     pub(super) fn make(&mut self, txn: &Txn<'_>, space: &Space, id: u32) -> Result<(BlockAddr, usize)> {
@@ -145,11 +142,11 @@ impl QuotaFile {
         if let Some(addr) = self.locate(cache, lblock)? {
             return Ok((addr, offset));
         }
-        let run = space.alloc_blocks_near(g.sys_start, 1, 1)?.ok_or(Error::NoSpace)?;
+        let run = space.alloc_meta_near(&txn.purse(), g.sys_start, 1, 1)?.ok_or(Error::NoSpace)?;
         let prepared = space.prepare_commit(run);
         let e = Extent { logical: g.frag_of_block(lblock), start: run.start, len: run.len, unwritten: false };
         if let Err(e) = prepared.and_then(|()| extent::insert(txn, space, &mut self.inode, e)) {
-            space.cancel(run);
+            space.cancel_meta(&txn.purse(), run);
             return Err(e);
         }
         txn.arm();

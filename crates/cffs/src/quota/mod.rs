@@ -30,7 +30,7 @@ use crate::error::{Error, Result};
 use crate::format::log::RECORD_HEADER;
 use crate::format::quota::{QUOTA_GRACE_DEFAULT, QUOTA_RECORD_SIZE};
 use crate::format::{Inode, QuotaKind, QuotaRecord, Superblock};
-use crate::journal::Txn;
+use crate::journal::{Purse, Txn};
 use crate::space::Space;
 use file::QuotaFile;
 use ledger::{Known, Ledger, LedgerState};
@@ -219,11 +219,14 @@ impl Quota {
         if self.with(book, id, |_, st| st.known == Known::Damaged || st.place.is_some()) {
             return Ok(());
         }
-        let frags = QuotaFile::frags_for_growth(self.cache.geometry());
-        space.reserve(frags, true)?;
+        space.reserve_blocks(QuotaFile::BLOCKS_FOR_GROWTH, true)?;
+        let purse = Purse::new(QuotaFile::BLOCKS_FOR_GROWTH, true);
         let log_bytes = book.file.lock().log_bytes(self.cache.geometry(), space);
-        let made = journal.begin(log_bytes).and_then(|txn| book.file.lock().make(&txn, space, id));
-        space.unreserve(frags);
+        let made = journal.begin(log_bytes).and_then(|txn| {
+            txn.fund(&purse);
+            book.file.lock().make(&txn, space, id)
+        });
+        space.unreserve_blocks(purse.empty());
         let place = made?;
         self.with(book, id, |_, st| {
             st.place.get_or_insert(place);

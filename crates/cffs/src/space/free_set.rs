@@ -68,6 +68,8 @@ pub(super) struct FreeSet {
     /// (Length, end) of every extent.
     by_len: BTreeSet<(u32, u32)>,
     groups: GroupMap,
+    /// Log2 of the fragments in a block.
+    block: u32,
 }
 
 #[inline]
@@ -83,7 +85,8 @@ fn round_down(v: u32, shift: u32) -> u32 {
 
 impl FreeSet {
     /// Builds the indexes from disjoint extents (start, end) in order, none of which touches the next.
-    pub fn new(frags: u32, group_shift: u32, extents: &[(u32, u32)]) -> FreeSet {
+    /// A group is `1 << group_shift` fragments, a block `1 << block_shift`.
+    pub fn new(frags: u32, group_shift: u32, block_shift: u32, extents: &[(u32, u32)]) -> FreeSet {
         let mut groups = GroupMap::new(frags, group_shift);
         for &(s, e) in extents {
             groups.freed(s, e, s, e);
@@ -92,6 +95,7 @@ impl FreeSet {
             by_end: extents.iter().map(|&(s, e)| (e, s)).collect(),
             by_len: extents.iter().map(|&(s, e)| (e - s, e)).collect(),
             groups,
+            block: block_shift,
         }
     }
 
@@ -99,6 +103,45 @@ impl FreeSet {
     pub fn extend(&mut self, frags: u32) {
         self.groups.len = frags >> self.groups.shift;
         self.groups.words.resize((self.groups.len as usize).div_ceil(64), 0);
+    }
+
+    /// Blocks of `start..end` that lie in it whole.
+    fn blocks_in(&self, start: u32, end: u32) -> u32 {
+        (end >> self.block).saturating_sub(round_up(start, self.block) >> self.block)
+    }
+
+    /// Blocks that are wholly free.
+    pub fn blocks(&self) -> u64 {
+        self.by_end.iter().map(|(&e, &s)| u64::from(self.blocks_in(s, e))).sum()
+    }
+
+    /// Wholly free blocks that there would be less without `start..start + len`, which is free.
+    pub fn blocks_lost(&self, start: u32, len: u32) -> u32 {
+        let end = start + len;
+        let Some((&e, &s)) = self.by_end.range(start + 1..).next() else { return 0 };
+        self.blocks_in(s, e) - self.blocks_in(s, start) - self.blocks_in(end, e)
+    }
+
+    /// A piece (start, length) of free space that is part of no wholly free block: `want` fragments where one is found
+    /// soon, else a large one of at least `min`.
+    pub fn find_partial(&self, want: u32, min: u32) -> Option<(u32, u32)> {
+        let best = |&(len, e): &(u32, u32)| {
+            let s = e - len;
+            let (first, last) = (round_up(s, self.block), round_down(e, self.block));
+            if first >= last {
+                return (s, len);
+            }
+            if first - s >= e - last { (s, first - s) } else { (last, e - last) }
+        };
+        let near = self.by_len.range((want, 0)..).take(NEAR_EXTENTS).map(best);
+        if let Some((start, _)) = near.into_iter().find(|(_, len)| *len >= want) {
+            return Some((start, want));
+        }
+        // Extents shorter than two blocks first, of those the longest: most of them have no whole block.
+        let short = 2u32 << self.block;
+        let (small, large) = (self.by_len.range(..(short, 0)).rev(), self.by_len.range((short, 0)..));
+        let found = small.chain(large).map(best).find(|(_, len)| *len >= min.max(1));
+        found.map(|(start, len)| (start, len.min(want)))
     }
 
     /// Takes `start..start + len` out. False, and nothing done, unless all of it is free.
@@ -125,14 +168,15 @@ impl FreeSet {
         true
     }
 
-    /// Puts `start..start + len` in, joining it with its neighbours. False, and nothing done, if any of it is free.
+    /// Puts `start..start + len` in, joining it with its neighbours; the number of blocks that are wholly free since.
+    /// `None`, and nothing done, if any of it is free.
     #[must_use]
-    pub fn insert(&mut self, start: u32, len: u32) -> bool {
+    pub fn insert(&mut self, start: u32, len: u32) -> Option<u32> {
         let end = start + len;
         let (mut ext_start, mut ext_end) = (start, end);
         let next = self.by_end.range_mut(start + 1..).next();
         if next.as_ref().is_some_and(|(_, s)| **s < end) {
-            return false;
+            return None;
         }
         let joined_next = match next {
             Some((&e, s)) if *s == end => {
@@ -152,7 +196,8 @@ impl FreeSet {
         }
         self.by_len.insert((ext_end - ext_start, ext_end));
         self.groups.freed(start, end, ext_start, ext_end);
-        true
+        let before = self.blocks_in(ext_start, start) + self.blocks_in(end, ext_end);
+        Some(self.blocks_in(ext_start, ext_end) - before)
     }
 
     /// Whether all of `start..end` is free.
@@ -160,11 +205,14 @@ impl FreeSet {
         start >= end || self.by_end.range(end..).next().is_some_and(|(_, s)| *s <= start)
     }
 
-    /// First place for `want` fragments inside `lo..hi`. Densely, whatever block borders lie between: a gap in a group
-    /// would cut the one request that writes it in two.
-    pub fn find_in(&self, lo: u32, hi: u32, want: u32) -> Option<u32> {
+    /// First place for `want` fragments inside `lo..hi`, aligned to `1 << align`. Without alignment densely, whatever block
+    /// borders lie between: a gap in a group would cut the one request that writes it in two.
+    pub fn find_in(&self, lo: u32, hi: u32, want: u32, align: u32) -> Option<u32> {
         let behind = self.by_end.range(lo.checked_add(1)?..).take_while(|(_, s)| **s < hi);
-        behind.map(|(&e, &s)| (s.max(lo), e.min(hi))).find(|(start, end)| end - start >= want).map(|(start, _)| start)
+        behind
+            .map(|(&e, &s)| (round_up(s.max(lo), align), e.min(hi)))
+            .find(|(start, end)| end.checked_sub(*start).is_some_and(|len| len >= want))
+            .map(|(start, _)| start)
     }
 
     /// A place for all of `want` fragments, aligned to `1 << align`: behind the goal nearby, else before it nearby,
@@ -244,10 +292,20 @@ mod tests {
         }
     }
 
+    /// Wholly free blocks of four fragments.
+    fn blocks(model: &[bool]) -> u32 {
+        model.chunks(4).filter(|b| b.iter().all(|f| *f)).count() as u32
+    }
+
+    /// Whether a fragment is free and its block is not.
+    fn partial(model: &[bool], at: u32) -> bool {
+        model[at as usize] && !model[at as usize / 4 * 4..][..4].iter().all(|f| *f)
+    }
+
     proptest! {
         #[test]
         fn the_indexes_agree_with_a_plain_bitmap(ops in prop::collection::vec((0u32..FRAGS, 1u32..80, any::<bool>(), 0u32..4), 1..200)) {
-            let mut set = FreeSet::new(FRAGS, 5, &[(8, FRAGS)]);
+            let mut set = FreeSet::new(FRAGS, 5, 2, &[(8, FRAGS)]);
             let mut model = vec![true; FRAGS as usize];
             model[..8].fill(false);
             for (start, len, free, align) in ops {
@@ -256,12 +314,18 @@ mod tests {
                 let range = start as usize..end as usize;
                 if free {
                     let possible = model[range.clone()].iter().all(|f| !f);
-                    prop_assert_eq!(set.insert(start, len), possible);
+                    let before = blocks(&model);
+                    let gained = set.insert(start, len);
+                    prop_assert_eq!(gained.is_some(), possible);
                     if possible { model[range].fill(true); }
+                    prop_assert_eq!(gained.unwrap_or(0), blocks(&model) - before);
                 } else {
                     let possible = model[range.clone()].iter().all(|f| *f);
+                    let lost = if possible { set.blocks_lost(start, len) } else { 0 };
+                    let before = blocks(&model);
                     prop_assert_eq!(set.take(start, len), possible);
                     if possible { model[range].fill(false); }
+                    prop_assert_eq!(lost, before - blocks(&model));
                 }
                 let fits = |s: u32, n: u32| s + n <= FRAGS && model[s as usize..(s + n) as usize].iter().all(|f| *f);
                 // Wherever there is a place, the searches find one, and what they find is one.
@@ -272,14 +336,20 @@ mod tests {
                     prop_assert!(fits(s, len) && s % (1 << align) == 0);
                 }
                 let hi = (start + 100).min(FRAGS);
-                let inside: Vec<u32> = (start..hi).filter(|&s| s + len <= hi && fits(s, len)).collect();
-                let found = set.find_in(start, hi, len);
+                let inside: Vec<u32> =
+                    (start..hi).filter(|&s| s % (1 << align) == 0 && s + len <= hi && fits(s, len)).collect();
+                let found = set.find_in(start, hi, len, align);
                 prop_assert_eq!(found, inside.first().copied());
                 if let Some((s, n)) = set.find_largest(len, align) {
                     prop_assert!(fits(s, n) && n >= len && s % (1 << align) == 0 && n % (1 << align) == 0);
                 } else {
                     let unit = round_up(len, align);
                     prop_assert!(!(0..FRAGS).step_by(1 << align).any(|s| fits(s, unit)));
+                }
+                prop_assert_eq!(set.blocks(), u64::from(blocks(&model)));
+                match set.find_partial(len, 1) {
+                    Some((s, n)) => prop_assert!(n > 0 && n <= len && (s..s + n).all(|f| partial(&model, f))),
+                    None => prop_assert!(!(0..FRAGS).any(|f| partial(&model, f))),
                 }
                 check(&set, &model);
             }

@@ -79,18 +79,33 @@ impl Group {
         clip(range.start) as u32..clip(range.end) as u32
     }
 
-    /// Runs `f` on the free extents, loading them first if need be.
+    /// Runs `f` on the free extents, loading them first if need be. `loaded` is told of a set that was just loaded.
     #[inline]
-    pub fn with<R>(&self, cache: &Cache, f: impl FnOnce(&mut FreeSet) -> R) -> Result<R> {
+    pub fn with<R>(
+        &self,
+        cache: &Cache,
+        loaded: impl FnOnce(&FreeSet),
+        f: impl FnOnce(&mut FreeSet) -> R,
+    ) -> Result<R> {
         let mut state = self.state.lock();
         if let State::Unloaded = *state {
-            match self.load(cache) {
-                Ok(set) => *state = State::Ready(set),
-                Err(Error::Corrupt(c)) => {
-                    tracing::error!("allocation group {} is not used: {c}", self.ag);
-                    *state = State::Damaged(c);
+            // Read without the lock: whoever knows the group already must not wait for the device. Until there is a set
+            // nobody allocates or frees here, so what two of us read is the same.
+            drop(state);
+            let read = self.load(cache);
+            state = self.state.lock();
+            if let State::Unloaded = *state {
+                match read {
+                    Ok(set) => {
+                        loaded(&set);
+                        *state = State::Ready(set);
+                    }
+                    Err(Error::Corrupt(c)) => {
+                        tracing::error!("allocation group {} is not used: {c}", self.ag);
+                        *state = State::Damaged(c);
+                    }
+                    Err(e) => return Err(e),
                 }
-                Err(e) => return Err(e),
             }
         }
         match &mut *state {
@@ -98,6 +113,11 @@ impl Group {
             State::Damaged(c) => Err(Error::Corrupt(c.clone())),
             State::Unloaded => unreachable!("loaded above"),
         }
+    }
+
+    /// Whether the free extents are in memory, or known to be damaged.
+    pub fn is_loaded(&self) -> bool {
+        !matches!(*self.state.lock(), State::Unloaded)
     }
 
     fn load(&self, cache: &Cache) -> Result<FreeSet> {
@@ -142,7 +162,7 @@ impl Group {
             }
         }
         let frag_shift = g.frag_shift;
-        Ok(FreeSet::new(self.frags() as u32, g.group_shift - frag_shift, &extents))
+        Ok(FreeSet::new(self.frags() as u32, g.group_shift - frag_shift, g.block_shift - frag_shift, &extents))
     }
 
     fn read_bitmap(&self, cache: &Cache, index: u64) -> Result<BufRef> {
@@ -249,7 +269,7 @@ impl Group {
         // One that is not loaded yet will find the new part in the bitmap, or in what a virgin group has.
         if let State::Ready(set) = &mut *state {
             set.extend(new as u32);
-            if !set.insert(old as u32, (new - old) as u32) {
+            if set.insert(old as u32, (new - old) as u32).is_none() {
                 tracing::error!("allocation group {}: free beyond its end", self.ag);
             }
         }

@@ -34,7 +34,7 @@ impl Space {
         if last < self.open.load(Ordering::Acquire) {
             let group = self.group(last);
             // A damaged one is not made larger.
-            group.with(&self.cache, |_| ())?;
+            self.with(&group, |_| ())?;
             if !group.is_virgin() && group.end() < self.g.frag_of_block(self.g.ag_start(last) + self.g.ag_blocks) {
                 let held = group.prepare(&self.cache, Run { start: group.end(), len: 1 })?;
                 if held {
@@ -54,7 +54,7 @@ impl Space {
         let end = total_blocks.min(g.ag_start(last) + g.ag_blocks);
         let whole = |to: u64| {
             let added = to - g.total_blocks - (g.with_size(to).ag_count - g.ag_count) * g.ag_header_blocks();
-            move || self.enlarge(to, added * g.frags_per_block())
+            move || self.enlarge(to, added)
         };
         if last >= self.open.load(Ordering::Acquire) || end == g.total_blocks {
             // Nothing in memory knows the end of the last group, or that group is complete.
@@ -79,19 +79,22 @@ impl Space {
     }
 
     /// The size and the accounts change in one moment: who finds a place in the new part settles it in the new accounts.
-    fn enlarge(&self, total_blocks: u64, free: u64) {
+    fn enlarge(&self, total_blocks: u64, blocks: u64) {
         let books = &mut *self.books.lock();
         self.g.grow(total_blocks);
-        books.available += free;
-        books.committed.free_frags += free;
+        books.enlarge(blocks);
         books.committed.blocks = total_blocks;
-        self.set_root_reserve(self.reserve_bp.load(Ordering::Relaxed));
+        books.root_reserve = self.share(self.reserve_bp.load(Ordering::Relaxed));
     }
 
     /// Changes the share of the whole that only privileged users get, in 1/10,000.
     pub(crate) fn set_root_reserve(&self, reserve_bp: u32) {
-        let share = u128::from(self.g.total_frags()) * u128::from(reserve_bp.min(10_000)) / 10_000;
+        let books = &mut *self.books.lock();
         self.reserve_bp.store(reserve_bp, Ordering::Relaxed);
-        self.root_reserve.store(share as u64, Ordering::Relaxed);
+        books.root_reserve = self.share(reserve_bp);
+    }
+
+    fn share(&self, reserve_bp: u32) -> u64 {
+        (u128::from(self.g.total_frags()) * u128::from(reserve_bp.min(10_000)) / 10_000) as u64
     }
 }

@@ -6,10 +6,15 @@
 //! run can be allocated again only when the transaction is durable ([`Space::on_commit`]): until then a crash would
 //! bring its old owner back.
 //!
+//! Whoever will need space later, and must not be told then that there is none, gets a promise first: of fragments
+//! ([`Space::reserve`]) or of whole blocks ([`Space::reserve_blocks`]). See [`books`] for what the promises rest on.
+//!
 //! Allocation groups load when first needed. Those that were never used are not on the device at all: they are opened
 //! in order (group `n` only when all before it are open), and the first `commit_alloc` in one writes header and bitmap
 //! of it and of all open ones before it, so that the counter of initialized groups stays a high-water mark.
 
+mod alloc;
+mod books;
 mod free_set;
 mod group;
 mod grow;
@@ -22,33 +27,30 @@ pub use run::Run;
 
 use crate::cache::{AddrMap, Cache};
 use crate::error::{Error, Result};
-use crate::format::extent::EXTENT_LEN_MAX;
 use crate::format::log::RECORD_HEADER;
 use crate::format::system::Counters;
-use crate::format::{BlockAddr, Corrupt, FragAddr, LiveGeometry};
-use crate::journal::Txn;
+use crate::format::{Corrupt, Geometry, LiveGeometry};
+use crate::journal::{Purse, Txn};
+use books::Books;
+use free_set::FreeSet;
 use group::Group;
 use parking_lot::{Mutex, RwLock};
 use std::collections::VecDeque;
-use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// Groups from the goal on that are searched for all that is wanted before an unused group is opened.
-const NEAR_GROUPS: usize = 8;
 /// Groups that keep their bitmap blocks in memory beside the cache; the oldest gives them back.
 const HELD_GROUPS: usize = 64;
 /// Log bytes around a range of a block: record header, range header, rounding at both ends.
 const RANGE_OVERHEAD: usize = RECORD_HEADER + 16 + 16;
 
-/// The accounts. One lock for all, so that every look at them adds up.
-struct Books {
-    /// Free fragments: those in the free extents and those whose freeing is not durable yet.
-    available: u64,
-    reserved: u64,
-    /// Freed, but not durable yet.
-    pending: u64,
-    committed: Counters,
+/// By what right space is taken.
+#[derive(Clone, Copy)]
+enum Right<'a> {
+    /// For data, to which fragments were promised: any of them, as long as promised blocks stay whole.
+    Data,
+    /// Whole blocks for metadata, out of a purse first.
+    Meta(&'a Purse),
 }
 
 /// The free space of a file system.
@@ -57,9 +59,12 @@ pub struct Space {
     g: Arc<LiveGeometry>,
     groups: RwLock<AddrMap<u64, Arc<Group>>>,
     books: Mutex<Books>,
-    /// Fragments that only privileged users get, and their share of the whole in 1/10,000.
-    root_reserve: AtomicU64,
+    /// Share of the whole that only privileged users get, in 1/10,000.
     reserve_bp: AtomicU32,
+    /// The first group that was not on the device at mount.
+    first_virgin: u64,
+    /// Groups before this one are loaded.
+    loaded_to: AtomicU64,
     /// Groups that are on the device or open in memory; the one after them is the next to be opened.
     open: AtomicU64,
     /// Where a search beyond the near groups last succeeded, and the next one begins.
@@ -87,13 +92,15 @@ impl Space {
             let what = format!("superblock: allocation groups of {} blocks are too large", g.ag_blocks);
             return Err(Corrupt(what).into());
         }
+        let books = Books::new(g.frags_per_block(), counters, virgin_blocks(&g, counters.ags));
         let space = Space {
             cache,
             g,
             groups: RwLock::default(),
-            books: Mutex::new(Books { available: counters.free_frags, reserved: 0, pending: 0, committed: counters }),
-            root_reserve: AtomicU64::new(0),
+            books: Mutex::new(books),
             reserve_bp: AtomicU32::new(0),
+            first_virgin: counters.ags,
+            loaded_to: AtomicU64::new(0),
             open: AtomicU64::new(counters.ags),
             roam: AtomicU64::new(0),
             init: Mutex::default(),
@@ -127,179 +134,48 @@ impl Space {
         (self.open.load(Ordering::Acquire) + 1).min(self.g.ag_count)
     }
 
-    /// Runs `f` on the groups in the order of a search from `goal_ag` until it finds something. A damaged group is
-    /// passed over; a failed read ends the search only if nothing else is found.
-    fn search<R>(
-        &self,
-        goal_ag: u64,
-        near_only: bool,
-        mut f: impl FnMut(&Group, bool) -> Result<Option<R>>,
-    ) -> Result<Option<R>> {
-        let mut failed = None;
-        let mut visit = |ag: u64| match f(&self.group(ag), ag == goal_ag) {
-            Ok(found) => found,
-            Err(Error::Corrupt(_)) => None,
-            Err(e) => {
-                failed.get_or_insert(e);
-                None
+    /// Runs `f` on the free extents of a group.
+    #[inline]
+    fn with<R>(&self, group: &Group, f: impl FnOnce(&mut FreeSet) -> R) -> Result<R> {
+        let loaded = |set: &FreeSet| {
+            // What was never used before the mount was counted then.
+            if group.ag() < self.first_virgin {
+                self.books.lock().free_blocks += set.blocks();
             }
         };
-        loop {
-            let end = self.usable();
-            // A goal beyond what is open opens nothing by itself.
-            let goal = goal_ag.min(self.open.load(Ordering::Acquire).min(end) - 1);
-            let mut near = (goal..end).take(NEAR_GROUPS).chain([end - 1]);
-            if let Some(found) = near.find_map(&mut visit) {
-                return Ok(Some(found));
-            }
-            if near_only {
-                return Ok(None);
-            }
-            let roam = self.roam.load(Ordering::Relaxed).min(end - 1);
-            for ag in (roam..end).chain(0..roam) {
-                if let Some(found) = visit(ag) {
-                    self.roam.store(ag, Ordering::Relaxed);
-                    return Ok(Some(found));
-                }
-            }
-            if self.usable() == end {
-                return failed.map_or(Ok(None), Err);
-            }
-            // A group was opened meanwhile, by this search or by another: one more can be.
-        }
-    }
-
-    fn alloc(&self, goal: FragAddr, want: u64, min: u64, align: u32) -> Result<Option<Run>> {
-        // More than an unused group has, no search can find; whole blocks, so that the next run starts at one.
-        let most = self.g.frag_of_block(self.g.ag_blocks.saturating_sub(self.g.ag_header_blocks()));
-        let want = want.min(most).min(EXTENT_LEN_MAX >> 3 << 3);
-        if want == 0 || min > want {
-            return Ok(None);
-        }
-        let (want, min) = (want as u32, min.max(1) as u32);
-        let goal = goal.min(self.g.total_frags() - 1);
-        let goal_ag = self.g.ag_of(self.g.block_of_frag(goal));
-        let goal_offset = |group: &Group, here: bool| if here { (goal - group.start()) as u32 } else { 0 };
-        let take =
-            |group: &Group, start: u32, len: u32| Run { start: group.start() + u64::from(start), len: len.into() };
-        let mut run = self.search(goal_ag, true, |group, here| {
-            let goal = goal_offset(group, here);
-            group.with(&self.cache, |set| {
-                let start = set.find_fit(goal, want, align)?;
-                set.take(start, want).then(|| take(group, start, want))
-            })
-        })?;
-        if run.is_none() {
-            run = self.search(goal_ag, false, |group, here| {
-                let goal = goal_offset(group, here);
-                group.with(&self.cache, |set| {
-                    let fit = set.find_fit(goal, want, align).map(|start| (start, want));
-                    let (start, len) = fit.or_else(|| set.find_largest(min, align))?;
-                    let len = len.min(want);
-                    set.take(start, len).then(|| take(group, start, len))
-                })
-            })?;
-        }
-        Ok(run.inspect(|run| self.taken(*run)))
-    }
-
-    fn taken(&self, run: Run) {
-        let mut books = self.books.lock();
-        books.available = books.available.saturating_sub(run.len);
-    }
-
-    /// A free run of `want` fragments near `goal`, at any alignment; where there is none, one of `min` or more. Never
-    /// more than fits into an extent. `None`: not even `min` anywhere; while [`Space::pending_frees`] is not 0, a
-    /// commit may change that.
-    pub fn alloc_near(&self, goal: FragAddr, want: u64, min: u64) -> Result<Option<Run>> {
-        self.alloc(goal, want, min, 0)
-    }
-
-    /// As [`Space::alloc_near`], in whole aligned blocks. The run is in fragments.
-    pub fn alloc_blocks_near(&self, goal: BlockAddr, want_blocks: u64, min: u64) -> Result<Option<Run>> {
-        let shift = self.g.block_shift - self.g.frag_shift;
-        let goal = goal.min(self.g.total_blocks - 1);
-        let frags = |blocks: u64| blocks.min(self.g.total_blocks) << shift;
-        self.alloc(goal << shift, frags(want_blocks), frags(min.max(1)), shift)
-    }
-
-    /// Exactly `want` fragments inside the window: the first place there is, packed densely.
-    pub fn alloc_in(&self, window: Range<FragAddr>, want: u64) -> Result<Option<Run>> {
-        let end = window.end.min(self.g.total_frags());
-        let Ok(want) = u32::try_from(want) else { return Ok(None) };
-        if window.start >= end || want == 0 {
-            return Ok(None);
-        }
-        let window = window.start..end;
-        let first = self.g.ag_of(self.g.block_of_frag(window.start));
-        let last = self.g.ag_of(self.g.block_of_frag(end - 1)).min(self.usable() - 1);
-        for ag in first..=last {
-            let group = self.group(ag);
-            let part = group.clip(&window);
-            let found = group.with(&self.cache, |set| {
-                let start = set.find_in(part.start, part.end, want)?;
-                set.take(start, want).then_some(start)
-            });
-            match found {
-                Ok(None) | Err(Error::Corrupt(_)) => {}
-                Ok(Some(start)) => {
-                    let run = Run { start: group.start() + u64::from(start), len: want.into() };
-                    self.taken(run);
-                    return Ok(Some(run));
-                }
-                Err(e) => return Err(e),
-            }
-        }
-        Ok(None)
-    }
-
-    /// First block of a wholly free group at or after `goal`, or else before it. It is not allocated: a second call
-    /// finds it again.
-    pub fn find_free_group(&self, goal: BlockAddr) -> Result<Option<BlockAddr>> {
-        if self.g.ag_blocks
-            < self.g.group_of(self.g.ag_header_blocks() + self.g.group_blocks() - 1) + self.g.group_blocks()
-        {
-            return Ok(None); // not even an unused allocation group has one
-        }
-        let goal = self.g.frag_of_block(goal.min(self.g.total_blocks - 1));
-        let goal_ag = self.g.ag_of(self.g.block_of_frag(goal));
-        let mut wrapped = false;
-        let found = self.search(goal_ag, false, |group, here| {
-            // The first visit of the goal's group looks behind the goal, later ones at all of it.
-            let from = if here && !std::mem::replace(&mut wrapped, true) { (goal - group.start()) as u32 } else { 0 };
-            let found = group.with(&self.cache, |set| set.find_group(from))?;
-            Ok(found.map(|offset| group.start() + u64::from(offset)))
-        })?;
-        Ok(found.map(|frag| self.g.block_of_frag(frag)))
-    }
-
-    /// Runs `f` if nobody has any of the fragments from `start` on to before `end`, which lie in one allocation group.
-    /// Nobody gets one of them while it runs.
-    pub(crate) fn if_free<R>(&self, start: FragAddr, end: FragAddr, f: impl FnOnce() -> R) -> Result<Option<R>> {
-        if start >= end {
-            return Ok(Some(f()));
-        }
-        let group = self.group_of(Run { start, len: end - start })?;
-        let (start, end) = ((start - group.start()) as u32, (end - group.start()) as u32);
-        group.with(&self.cache, |set| set.is_free(start, end).then(f))
+        group.with(&self.cache, loaded, f)
     }
 
     /// Gives back what an allocation returned and no transaction has committed.
     pub fn cancel(&self, run: Run) {
-        if self.give_back(run) {
-            self.books.lock().available += run.len;
-        }
+        self.give_back(run, |books, _| books.available += run.len);
     }
 
-    fn give_back(&self, run: Run) -> bool {
+    /// Gives back whole blocks that were allocated for metadata, to the purse they came out of.
+    pub fn cancel_meta(&self, purse: &Purse, run: Run) {
+        self.give_back(run, |books, blocks| {
+            books.available += run.len;
+            books.put_back(blocks, purse);
+        });
+    }
+
+    /// Puts a run into the free extents. `note` is told of the blocks that are wholly free since, with the books open.
+    fn give_back(&self, run: Run, note: impl FnOnce(&mut Books, u64)) -> bool {
         let Ok(group) = self.group_of(run) else {
             tracing::error!("{run} given back: not in the file system");
             return false;
         };
         let start = (run.start - group.start()) as u32;
-        match group.with(&self.cache, |set| set.insert(start, run.len as u32)) {
-            Ok(true) => true,
-            Ok(false) => {
+        let put = |set: &mut FreeSet| {
+            let blocks = set.insert(start, run.len as u32).map(u64::from)?;
+            let books = &mut *self.books.lock();
+            books.free_blocks += blocks;
+            note(books, blocks);
+            Some(())
+        };
+        match self.with(&group, put) {
+            Ok(Some(())) => true,
+            Ok(None) => {
                 tracing::error!("{run} given back: at least one is free already");
                 false
             }
@@ -339,7 +215,7 @@ impl Space {
     /// Brings into memory what [`Space::free`] of a used run will change, so that it will not fail.
     pub(crate) fn prepare_free(&self, run: Run) -> Result<()> {
         let group = self.group_of(run)?;
-        group.with(&self.cache, |_| ())?;
+        self.with(&group, |_| ())?;
         if !group.is_virgin() && group.prepare(&self.cache, run)? {
             self.hold(group);
         }
@@ -384,7 +260,7 @@ impl Space {
             return bad("part of the file system's own structures");
         }
         // Loaded before the bits are cleared: a later load would take the run for allocatable before the commit.
-        group.with(&self.cache, |_| ())?;
+        self.with(&group, |_| ())?;
         let held = group.mark(txn, run, false)?;
         txn.note_freed(run);
         {
@@ -413,10 +289,10 @@ impl Space {
     /// Makes freed runs allocatable. The journal calls it when the transaction that carried the frees is durable.
     pub fn on_commit(&self, freed: Vec<Run>) {
         for run in freed {
-            let back = self.give_back(run);
-            let books = &mut *self.books.lock();
-            books.pending = books.pending.saturating_sub(run.len);
-            if !back {
+            // In one step: what is not pending any more can be allocated.
+            if !self.give_back(run, |books, _| books.pending = books.pending.saturating_sub(run.len)) {
+                let books = &mut *self.books.lock();
+                books.pending = books.pending.saturating_sub(run.len);
                 books.available = books.available.saturating_sub(run.len);
             }
         }
@@ -424,14 +300,55 @@ impl Space {
 
     /// Promises `n` fragments. Unprivileged callers leave the reserve alone.
     pub fn reserve(&self, n: u64, privileged: bool) -> Result<()> {
-        let books = &mut *self.books.lock();
-        let kept = if privileged { 0 } else { self.root_reserve() };
-        let taken = books.reserved.saturating_add(kept).saturating_add(n);
-        if taken > books.available {
-            return Err(Error::NoSpace);
+        self.books.lock().reserve(n, privileged)
+    }
+
+    /// Promises `n` whole blocks, anywhere. May read bitmaps that were not needed before, until it has seen enough free
+    /// blocks; [`Error::NoSpace`] when there are not so many.
+    pub fn reserve_blocks(&self, n: u64, privileged: bool) -> Result<()> {
+        if n == 0 {
+            return Ok(());
         }
-        books.reserved += n;
+        while self.books.lock().reserve_blocks(n, privileged)? > 0 {
+            if !self.load_another()? {
+                return Err(Error::NoSpace);
+            }
+        }
         Ok(())
+    }
+
+    /// Takes a promise of blocks back.
+    pub fn unreserve_blocks(&self, n: u64) {
+        if n > 0 {
+            self.books.lock().unreserve_blocks(n);
+        }
+    }
+
+    /// Loads one more group that is on the device; false when all are.
+    fn load_another(&self) -> Result<bool> {
+        loop {
+            let ag = self.loaded_to.load(Ordering::Acquire);
+            if ag >= self.first_virgin {
+                return Ok(false);
+            }
+            let group = self.group(ag);
+            let news = !group.is_loaded();
+            match self.with(&group, |_| ()) {
+                Ok(()) | Err(Error::Corrupt(_)) => {}
+                Err(e) => return Err(e),
+            }
+            self.loaded_to.fetch_max(ag + 1, Ordering::AcqRel);
+            if news {
+                return Ok(true);
+            }
+        }
+    }
+
+    /// While the guard lives, space whose freeing is not durable is not promised to anybody: who waits for a commit finds
+    /// its space then.
+    pub fn strict(&self) -> Strict<'_> {
+        self.books.lock().strict += 1;
+        Strict(self)
     }
 
     /// Fragments in a block.
@@ -441,9 +358,7 @@ impl Space {
 
     /// Takes a promise back: the fragments were allocated, or are not needed.
     pub fn unreserve(&self, n: u64) {
-        let books = &mut *self.books.lock();
-        debug_assert!(books.reserved >= n, "{n} of {} fragments unreserved", books.reserved);
-        books.reserved = books.reserved.saturating_sub(n);
+        self.books.lock().unreserve(n);
     }
 
     /// Free fragments, promised ones and those freed but not durable included.
@@ -451,14 +366,20 @@ impl Space {
         self.books.lock().available
     }
 
-    /// Promised fragments.
+    /// Promised fragments, those of promised blocks included.
     pub fn reserved(&self) -> u64 {
-        self.books.lock().reserved
+        self.books.lock().promised_frags()
+    }
+
+    /// Free fragments and the promised ones among them, of one moment.
+    pub fn free_and_reserved(&self) -> (u64, u64) {
+        let books = self.books.lock();
+        (books.available, books.promised_frags())
     }
 
     /// Fragments kept for privileged users.
     pub fn root_reserve(&self) -> u64 {
-        self.root_reserve.load(Ordering::Relaxed)
+        self.books.lock().root_reserve
     }
 
     /// Fragments that become allocatable with the next commits.
@@ -502,5 +423,24 @@ impl Space {
         // The bits that are set: the file system's own structures, and what lies beyond the end of the last group.
         let bits = blocks * self.g.bits_per_bitmap() - layout::initial_ag_free(&self.g, ag);
         bits.div_ceil(8) as usize + (blocks as usize + 1) * (3 * RANGE_OVERHEAD)
+    }
+}
+
+/// Whole free blocks of the groups from `first` on, which were never used.
+fn virgin_blocks(g: &Geometry, first: u64) -> u64 {
+    if first >= g.ag_count {
+        return 0;
+    }
+    let blocks = |ag: u64| g.block_of_frag(layout::initial_ag_free(g, ag));
+    // All but the last are alike.
+    (g.ag_count - 1 - first) * blocks(first) + blocks(g.ag_count - 1)
+}
+
+/// See [`Space::strict`].
+pub struct Strict<'a>(&'a Space);
+
+impl Drop for Strict<'_> {
+    fn drop(&mut self) {
+        self.0.books.lock().strict -= 1;
     }
 }

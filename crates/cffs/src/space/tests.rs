@@ -1,10 +1,10 @@
 use super::*;
 use crate::device::Device;
 use crate::device::MemoryDevice;
-use crate::format::Geometry;
 use crate::format::ag::{BITMAP_BITS, ag_free};
 use crate::format::system::{COUNT_FREE_FRAGS, Counters};
 use crate::format::{BlockId, BlockKind, Superblock, get_u64};
+use crate::format::{FragAddr, Geometry};
 use crate::fs::api::{MetadataMode, PrefetchMode};
 use crate::journal::{CommitHook, Journal, read_header};
 use crate::mkfs::{MkfsOptions, mkfs};
@@ -282,7 +282,7 @@ fn a_bitmap_that_frees_what_it_must_not_is_damaged() {
         assert!(crate::format::ag::set_bits(&mut block[BITMAP_BITS..], bit, bit + 1, false));
         crate::format::seal(&mut block, 1);
         f.dev.write_at(crate::device::IoKind::Meta, offset, &block).unwrap();
-        let Err(Error::Corrupt(c)) = f.space.group(ag).with(&f.space.cache, |_| ()) else {
+        let Err(Error::Corrupt(c)) = f.space.group(ag).with(&f.space.cache, |_| (), |_| ()) else {
             panic!("bit {bit} of group {ag} went unnoticed");
         };
         assert!(c.0.contains(&format!("group {ag}")), "{c}");

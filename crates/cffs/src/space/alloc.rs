@@ -1,0 +1,253 @@
+//! Finding free space: the searches over allocation groups.
+
+use super::group::Group;
+use super::{Right, Run, Space};
+use crate::error::{Error, Result};
+use crate::format::extent::EXTENT_LEN_MAX;
+use crate::format::{BlockAddr, FragAddr};
+use crate::journal::Purse;
+use std::ops::Range;
+use std::sync::atomic::Ordering;
+
+/// Groups from the goal on that are searched for all that is wanted before an unused group is opened.
+const NEAR_GROUPS: usize = 8;
+/// Times that a search is repeated whose find was promised to others in between.
+const TRIES: usize = 8;
+
+/// What a search came upon.
+enum Found {
+    Run(Run),
+    /// There is space, but it is promised to others.
+    Promised,
+}
+
+/// What is looked for: so many fragments near a place.
+#[derive(Clone, Copy)]
+struct Wish {
+    goal: FragAddr,
+    want: u32,
+    min: u32,
+    align: u32,
+}
+
+impl Space {
+    /// Runs `f` on the groups in the order of a search from `goal_ag` until it finds something. A damaged group is
+    /// passed over; a failed read ends the search only if nothing else is found.
+    pub(super) fn search<R>(
+        &self,
+        goal_ag: u64,
+        near_only: bool,
+        mut f: impl FnMut(&Group, bool) -> Result<Option<R>>,
+    ) -> Result<Option<R>> {
+        let mut failed = None;
+        let mut visit = |ag: u64| match f(&self.group(ag), ag == goal_ag) {
+            Ok(found) => found,
+            Err(Error::Corrupt(_)) => None,
+            Err(e) => {
+                failed.get_or_insert(e);
+                None
+            }
+        };
+        loop {
+            let end = self.usable();
+            // A goal beyond what is open opens nothing by itself.
+            let goal = goal_ag.min(self.open.load(Ordering::Acquire).min(end) - 1);
+            let mut near = (goal..end).take(NEAR_GROUPS).chain([end - 1]);
+            if let Some(found) = near.find_map(&mut visit) {
+                return Ok(Some(found));
+            }
+            if near_only {
+                return Ok(None);
+            }
+            let roam = self.roam.load(Ordering::Relaxed).min(end - 1);
+            for ag in (roam..end).chain(0..roam) {
+                if let Some(found) = visit(ag) {
+                    self.roam.store(ag, Ordering::Relaxed);
+                    return Ok(Some(found));
+                }
+            }
+            if self.usable() == end {
+                return failed.map_or(Ok(None), Err);
+            }
+            // A group was opened meanwhile, by this search or by another: one more can be.
+        }
+    }
+
+    /// Takes `start..start + len` of a group out, if it may be taken.
+    fn take(&self, group: &Group, set: &mut super::FreeSet, start: u32, len: u32, right: Right<'_>) -> Option<Found> {
+        let lost = u64::from(set.blocks_lost(start, len));
+        if !self.books.lock().take(len.into(), lost, right) {
+            return Some(Found::Promised);
+        }
+        let taken = set.take(start, len);
+        debug_assert!(taken, "a search found what is not free");
+        Some(Found::Run(Run { start: group.start() + u64::from(start), len: len.into() }))
+    }
+
+    fn alloc(&self, goal: FragAddr, want: u64, min: u64, align: u32, right: Right<'_>) -> Result<Option<Run>> {
+        // More than an unused group has, no search can find; whole blocks, so that the next run starts at one.
+        let most = self.g.frag_of_block(self.g.ag_blocks.saturating_sub(self.g.ag_header_blocks()));
+        let want = want.min(most).min(EXTENT_LEN_MAX >> 3 << 3);
+        if want == 0 || min > want {
+            return Ok(None);
+        }
+        let goal = goal.min(self.g.total_frags() - 1);
+        let mut wish = Wish { goal, want: want as u32, min: min.max(1) as u32, align };
+        match self.find(wish, right)? {
+            None => return Ok(None),
+            Some(Found::Run(run)) => return Ok(Some(run)),
+            Some(Found::Promised) => {}
+        }
+        // Nearly full: the free blocks that are left are promised. Data goes between them.
+        let shift = self.g.block_shift - self.g.frag_shift;
+        for _ in 0..TRIES {
+            if align == 0
+                && let Some(run) = self.find_partial(wish)?
+            {
+                return Ok(Some(run));
+            }
+            let spare = { self.books.lock().limit(right) } << shift;
+            if spare < u64::from(wish.min) {
+                return Ok(None);
+            }
+            wish = Wish { want: spare.min(want) as u32, align: shift, ..wish };
+            match self.find(wish, right)? {
+                None => return Ok(None),
+                Some(Found::Run(run)) => return Ok(Some(run)),
+                Some(Found::Promised) => {} // somebody was faster
+            }
+        }
+        Ok(None)
+    }
+
+    /// All that is wished for, near the goal or far away; else the largest piece of the minimum or more.
+    fn find(&self, wish: Wish, right: Right<'_>) -> Result<Option<Found>> {
+        let Wish { goal, want, min, align } = wish;
+        let goal_ag = self.g.ag_of(self.g.block_of_frag(goal));
+        let goal_offset = |group: &Group, here: bool| if here { (goal - group.start()) as u32 } else { 0 };
+        let near = self.search(goal_ag, true, |group, here| {
+            let goal = goal_offset(group, here);
+            self.with(group, |set| {
+                let start = set.find_fit(goal, want, align)?;
+                self.take(group, set, start, want, right)
+            })
+        })?;
+        if near.is_some() {
+            return Ok(near);
+        }
+        self.search(goal_ag, false, |group, here| {
+            let goal = goal_offset(group, here);
+            self.with(group, |set| {
+                let fit = set.find_fit(goal, want, align).map(|start| (start, want));
+                let (start, len) = fit.or_else(|| set.find_largest(min, align))?;
+                self.take(group, set, start, len.min(want), right)
+            })
+        })
+    }
+
+    /// Free fragments of blocks that are not wholly free: any data may have them.
+    fn find_partial(&self, wish: Wish) -> Result<Option<Run>> {
+        let goal_ag = self.g.ag_of(self.g.block_of_frag(wish.goal));
+        let found = self.search(goal_ag, false, |group, _| {
+            self.with(group, |set| {
+                let (start, len) = set.find_partial(wish.want, wish.min)?;
+                self.take(group, set, start, len, Right::Data)
+            })
+        })?;
+        Ok(found.and_then(|found| if let Found::Run(run) = found { Some(run) } else { None }))
+    }
+
+    /// A free run of `want` fragments near `goal`, at any alignment; where there is none, one of `min` or more. Never
+    /// more than fits into an extent. For data, to which as much was promised. `None`: not even `min` anywhere; while
+    /// [`Space::pending_frees`] is not 0, a commit may change that.
+    pub fn alloc_near(&self, goal: FragAddr, want: u64, min: u64) -> Result<Option<Run>> {
+        self.alloc(goal, want, min, 0, Right::Data)
+    }
+
+    /// As [`Space::alloc_near`], in whole aligned blocks. The run is in fragments.
+    pub fn alloc_blocks_near(&self, goal: BlockAddr, want_blocks: u64, min: u64) -> Result<Option<Run>> {
+        self.alloc_blocks(goal, want_blocks, min, Right::Data)
+    }
+
+    /// As [`Space::alloc_blocks_near`], for metadata: out of what was promised to the purse's owner, and beyond that of
+    /// what is promised to nobody. While the purse has blocks, one at least is found.
+    pub fn alloc_meta_near(&self, purse: &Purse, goal: BlockAddr, want_blocks: u64, min: u64) -> Result<Option<Run>> {
+        self.alloc_blocks(goal, want_blocks, min, Right::Meta(purse))
+    }
+
+    fn alloc_blocks(&self, goal: BlockAddr, want: u64, min: u64, right: Right<'_>) -> Result<Option<Run>> {
+        let shift = self.g.block_shift - self.g.frag_shift;
+        let goal = goal.min(self.g.total_blocks - 1);
+        let frags = |blocks: u64| blocks.min(self.g.total_blocks) << shift;
+        self.alloc(goal << shift, frags(want), frags(min.max(1)), shift, right)
+    }
+
+    /// Exactly `want` fragments of data inside the window: the first place there is, packed densely.
+    pub fn alloc_in(&self, window: Range<FragAddr>, want: u64) -> Result<Option<Run>> {
+        self.alloc_inside(window, want, 0, Right::Data)
+    }
+
+    /// Exactly `want` blocks of metadata inside the window (of fragments): the first place there is.
+    pub fn alloc_meta_in(&self, purse: &Purse, window: Range<FragAddr>, want: u64) -> Result<Option<Run>> {
+        let shift = self.g.block_shift - self.g.frag_shift;
+        let want = want.min(self.g.total_blocks) << shift;
+        self.alloc_inside(window, want, shift, Right::Meta(purse))
+    }
+
+    fn alloc_inside(&self, window: Range<FragAddr>, want: u64, align: u32, right: Right<'_>) -> Result<Option<Run>> {
+        let end = window.end.min(self.g.total_frags());
+        let Ok(want) = u32::try_from(want) else { return Ok(None) };
+        if window.start >= end || want == 0 {
+            return Ok(None);
+        }
+        let window = window.start..end;
+        let first = self.g.ag_of(self.g.block_of_frag(window.start));
+        let last = self.g.ag_of(self.g.block_of_frag(end - 1)).min(self.usable() - 1);
+        for ag in first..=last {
+            let group = self.group(ag);
+            let part = group.clip(&window);
+            let found = self.with(&group, |set| {
+                let start = set.find_in(part.start, part.end, want, align)?;
+                self.take(&group, set, start, want, right)
+            });
+            match found {
+                Ok(Some(Found::Run(run))) => return Ok(Some(run)),
+                Ok(Some(Found::Promised)) => return Ok(None),
+                Ok(None) | Err(Error::Corrupt(_)) => {}
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(None)
+    }
+
+    /// First block of a wholly free group at or after `goal`, or else before it. It is not allocated: a second call
+    /// finds it again.
+    pub fn find_free_group(&self, goal: BlockAddr) -> Result<Option<BlockAddr>> {
+        if self.g.ag_blocks
+            < self.g.group_of(self.g.ag_header_blocks() + self.g.group_blocks() - 1) + self.g.group_blocks()
+        {
+            return Ok(None); // not even an unused allocation group has one
+        }
+        let goal = self.g.frag_of_block(goal.min(self.g.total_blocks - 1));
+        let goal_ag = self.g.ag_of(self.g.block_of_frag(goal));
+        let mut wrapped = false;
+        let found = self.search(goal_ag, false, |group, here| {
+            // The first visit of the goal's group looks behind the goal, later ones at all of it.
+            let from = if here && !std::mem::replace(&mut wrapped, true) { (goal - group.start()) as u32 } else { 0 };
+            let found = self.with(group, |set| set.find_group(from))?;
+            Ok(found.map(|offset| group.start() + u64::from(offset)))
+        })?;
+        Ok(found.map(|frag| self.g.block_of_frag(frag)))
+    }
+
+    /// Runs `f` if nobody has any of the fragments from `start` on to before `end`, which lie in one allocation group.
+    /// Nobody gets one of them while it runs.
+    pub(crate) fn if_free<R>(&self, start: FragAddr, end: FragAddr, f: impl FnOnce() -> R) -> Result<Option<R>> {
+        if start >= end {
+            return Ok(Some(f()));
+        }
+        let group = self.group_of(Run { start, len: end - start })?;
+        let (start, end) = ((start - group.start()) as u32, (end - group.start()) as u32);
+        self.with(&group, |set| set.is_free(start, end).then(f))
+    }
+}

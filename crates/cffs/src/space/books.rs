@@ -1,0 +1,150 @@
+//! The accounts of free space, in two currencies.
+//!
+//! File data goes anywhere, fragment by fragment. A block of metadata needs a whole, aligned block: a device can have any
+//! number of free fragments and not one free block. So promises are made in fragments and in blocks, and two sums hold at
+//! every moment:
+//!
+//! 1. blocks that are wholly free >= blocks promised;
+//! 2. fragments available >= fragments promised + those of the blocks promised.
+//!
+//! Data may break up a free block only where the first one still holds afterwards; then, by the second, what is promised to
+//! data finds room in the pieces. So whoever has a promise is served, however scattered free space is: writeback does not
+//! run out of it (design decision 6).
+
+use super::Right;
+use crate::error::{Error, Result};
+use crate::format::system::Counters;
+use crate::journal::Purse;
+
+/// The accounts. One lock for all, so that every look at them adds up.
+pub(super) struct Books {
+    /// Fragments in a block.
+    fpb: u64,
+    /// Fragments that only privileged users get.
+    pub root_reserve: u64,
+    /// Free fragments: those in the free extents and those whose freeing is not durable yet.
+    pub available: u64,
+    /// Wholly free blocks of the groups that are known: loaded, or never used. Blocks whose freeing is not durable do not
+    /// count.
+    pub free_blocks: u64,
+    /// Fragments promised anywhere.
+    pub reserved: u64,
+    /// Whole blocks promised.
+    pub promised: u64,
+    /// Freed, but not durable yet.
+    pub pending: u64,
+    /// While somebody waits for freed space to become usable, nobody gets a promise of such space.
+    pub strict: u32,
+    pub committed: Counters,
+}
+
+impl Books {
+    pub fn new(fpb: u64, committed: Counters, free_blocks: u64) -> Books {
+        let available = committed.free_frags;
+        Books {
+            fpb,
+            root_reserve: 0,
+            available,
+            free_blocks,
+            reserved: 0,
+            promised: 0,
+            pending: 0,
+            strict: 0,
+            committed,
+        }
+    }
+
+    /// So many whole blocks come with new space.
+    pub fn enlarge(&mut self, blocks: u64) {
+        self.available += blocks * self.fpb;
+        self.free_blocks += blocks;
+        self.committed.free_frags += blocks * self.fpb;
+    }
+
+    /// Fragments that are promised, in either currency.
+    pub fn promised_frags(&self) -> u64 {
+        self.reserved + self.promised * self.fpb
+    }
+
+    /// Whether `n` more fragments can be promised or taken without a promise.
+    fn affords(&self, n: u64, privileged: bool) -> bool {
+        let kept = if privileged { 0 } else { self.root_reserve };
+        let later = if self.strict > 0 { self.pending } else { 0 };
+        self.promised_frags().saturating_add(kept).saturating_add(later).saturating_add(n) <= self.available
+    }
+
+    pub fn reserve(&mut self, n: u64, privileged: bool) -> Result<()> {
+        if !self.affords(n, privileged) {
+            return Err(Error::NoSpace);
+        }
+        self.reserved += n;
+        Ok(())
+    }
+
+    pub fn unreserve(&mut self, n: u64) {
+        debug_assert!(self.reserved >= n, "{n} of {} fragments unreserved", self.reserved);
+        self.reserved = self.reserved.saturating_sub(n);
+    }
+
+    /// Blocks without which a promise of `n` more cannot be made; 0 when it was made.
+    pub fn reserve_blocks(&mut self, n: u64, privileged: bool) -> Result<u64> {
+        if !self.affords(n.saturating_mul(self.fpb), privileged) {
+            return Err(Error::NoSpace);
+        }
+        let missing = (self.promised + n).saturating_sub(self.free_blocks);
+        if missing == 0 {
+            self.promised += n;
+        }
+        Ok(missing)
+    }
+
+    pub fn unreserve_blocks(&mut self, n: u64) {
+        debug_assert!(self.promised >= n, "{n} of {} blocks unreserved", self.promised);
+        self.promised = self.promised.saturating_sub(n);
+    }
+
+    /// Free blocks that data may break up.
+    pub fn spare_blocks(&self) -> u64 {
+        self.free_blocks.saturating_sub(self.promised)
+    }
+
+    /// Blocks that can be taken by a right.
+    pub fn limit(&self, right: Right<'_>) -> u64 {
+        match right {
+            Right::Data => self.spare_blocks(),
+            Right::Meta(purse) => {
+                let kept = if purse.privileged() { 0 } else { self.root_reserve };
+                let free = self.available.saturating_sub(self.promised_frags()).saturating_sub(kept);
+                purse.blocks() + self.spare_blocks().min(free / self.fpb)
+            }
+        }
+    }
+
+    /// Takes `frags` fragments out, which `lost` free blocks end with. False if they are promised to others.
+    pub fn take(&mut self, frags: u64, lost: u64, right: Right<'_>) -> bool {
+        match right {
+            Right::Data => {
+                if lost > 0 && lost > self.spare_blocks() {
+                    return false;
+                }
+            }
+            Right::Meta(purse) => {
+                let own = purse.blocks().min(lost);
+                let rest = lost - own;
+                if rest > 0 && (rest > self.spare_blocks() || !self.affords(rest * self.fpb, purse.privileged())) {
+                    return false;
+                }
+                self.promised = self.promised.saturating_sub(purse.spend(own));
+            }
+        }
+        self.available = self.available.saturating_sub(frags);
+        self.free_blocks = self.free_blocks.saturating_sub(lost);
+        true
+    }
+
+    /// Puts whole blocks of metadata back that were not needed. What had come out of the purse is promised to its owner
+    /// again.
+    pub fn put_back(&mut self, blocks: u64, purse: &Purse) {
+        self.promised += purse.put(blocks);
+    }
+}
