@@ -45,6 +45,15 @@ pub enum Error {
     /// Not permitted on this kind of file.
     #[error("operation not permitted")]
     NotPermitted,
+    /// Not allowed for this caller or this kind of file.
+    #[error("permission denied")]
+    Denied,
+    /// The value of an extended attribute is longer than 65,536 bytes.
+    #[error("value of an extended attribute too long")]
+    ValueTooLong,
+    /// The name of an extended attribute is longer than 255 bytes.
+    #[error("name of an extended attribute too long")]
+    AttributeNameTooLong,
     /// Mounted read-only, or turned read-only after an error.
     #[error("read-only file system")]
     ReadOnly,
@@ -92,6 +101,9 @@ impl Error {
             Error::FileTooLarge => Errno::FBIG,
             Error::TooManyLinks => Errno::MLINK,
             Error::NotPermitted => Errno::PERM,
+            Error::Denied => Errno::ACCESS,
+            Error::ValueTooLong => Errno::TOOBIG,
+            Error::AttributeNameTooLong => Errno::RANGE,
             Error::ReadOnly => Errno::ROFS,
             Error::Stale => Errno::STALE,
             Error::NoAttribute => Errno::NODATA,

@@ -3,6 +3,7 @@
 //! Start reading at [`fs`] for what the file system does, at [`mod@format`] for what is on the device.
 #![forbid(unsafe_code)]
 
+pub mod acl;
 pub mod cache;
 pub mod check;
 pub mod device;
@@ -19,3 +20,4 @@ pub mod placement;
 pub mod quota;
 pub mod space;
 pub mod stats;
+pub mod xattr;

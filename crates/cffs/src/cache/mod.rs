@@ -435,6 +435,7 @@ impl Cache {
                 match id.kind {
                     BlockKind::Dir => format::dirblock::validate(&bytes)?,
                     BlockKind::DirIndex => format::dirindex::validate(&bytes)?,
+                    BlockKind::Xattr => drop(format::xattr::ChainBlock::decode(&bytes)?),
                     BlockKind::ExtentNode => drop(format::extent::node_header(&bytes)?),
                     _ => {}
                 }

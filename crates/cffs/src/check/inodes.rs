@@ -130,25 +130,6 @@ impl Checker<'_> {
         }
     }
 
-    /// Fragments of the block of extended attributes.
-    pub(super) fn xattr_frags(&self, inode: &Inode) -> u64 {
-        if inode.xattr_block == 0 { 0 } else { self.g.frags_per_block() }
-    }
-
-    pub(super) fn check_xattr(&mut self, inode: &Inode) {
-        let (ino, addr) = (inode.ino, inode.xattr_block);
-        if addr == 0 {
-            return;
-        }
-        if addr >= self.g.total_blocks {
-            self.inode_problem(Class::XattrBlock, ino, || format!("block {addr} lies outside the file system"));
-        } else if self.claim_block(addr, ino)
-            && let Err(what) = self.reader.meta(BlockId { kind: BlockKind::Xattr, addr, owner: ino })
-        {
-            self.inode_problem(Class::XattrBlock, ino, || what);
-        }
-    }
-
     /// Checks the extents of a file that is no directory. Returns where its data are if it is small.
     pub(super) fn check_contents(&mut self, inode: &Inode) -> DataPlace {
         let mut walk = MapWalk::new(inode);
@@ -197,8 +178,9 @@ impl Checker<'_> {
 
     /// Compares the count of fragments with what was found.
     pub(super) fn check_space(&mut self, inode: &Inode, mapped: u64, complete: bool) {
-        let found = mapped + self.xattr_frags(inode);
-        if complete && inode.frags != found {
+        let (attributes, whole) = self.xattr_frags(inode);
+        let found = mapped + attributes;
+        if complete && whole && inode.frags != found {
             self.inode_problem(Class::InodeSpace, inode.ino, || {
                 format!("says {} fragments are allocated, but {found} are", inode.frags)
             });

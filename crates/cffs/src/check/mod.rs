@@ -26,6 +26,7 @@ mod space;
 mod tables;
 #[cfg(test)]
 mod tests;
+mod xattrs;
 
 pub use report::{Class, Counts, Layout, Phase, PhaseTime, Problem, Report};
 

@@ -75,8 +75,12 @@ classes! {
     InodeSpace = "inode-space",
     /// A directory names another parent than the one it is in.
     DirParent = "dir-parent",
-    /// A block of extended attributes is damaged.
+    /// A block of extended attributes is damaged, or not the one that belongs there.
     XattrBlock = "xattr-block",
+    /// The list of an inode's extended attributes is damaged.
+    XattrList = "xattr-list",
+    /// An access control list is impossible, or contradicts the permission bits.
+    XattrAcl = "xattr-acl",
     /// An extent is impossible: outside the file system, out of order, overlapping.
     Extent = "extent",
     /// A node of an extent tree is damaged or in the wrong place.

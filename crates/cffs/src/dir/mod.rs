@@ -543,6 +543,31 @@ pub fn orphan(
     Ok(())
 }
 
+/// Makes the entry at `offset` of a block at least `len` bytes long. False, and nothing changes, where something else
+/// stands behind it.
+pub fn grow_entry(
+    cx: &DirCtx<'_>,
+    txn: &Txn<'_>,
+    inode: &Inode,
+    state: &DirState,
+    block: BlockAddr,
+    offset: usize,
+    len: usize,
+) -> Result<bool> {
+    let buf = cx.cache.read_meta(BlockId { kind: BlockKind::Dir, addr: block, owner: inode.ino })?;
+    if dirblock::grown_max(&buf.read(), offset) < len {
+        return Ok(false);
+    }
+    dirblock::grow(&mut txn.edit(&buf), offset, len);
+    let b = buf.read();
+    let lblock = crate::format::get_u64(&b, dirblock::DIR_LBLOCK);
+    let mut rooms = state.rooms.lock();
+    // The place where the next name was to go may have been this one.
+    rooms.forget(lblock);
+    rooms.note(lblock, dirblock::free_bytes(&b));
+    Ok(true)
+}
+
 /// Frees the place of an orphan, and the blocks that are empty then.
 pub fn remove_orphan(
     cx: &DirCtx<'_>,

@@ -458,7 +458,7 @@ fn zero_tail(cx: &FileCtx<'_>, st: &mut NodeState, privileged: bool) -> Result<(
 /// Before a file grows to `size`, beyond what fits its inode: the contents that stand there, or are on their way there,
 /// become a page.
 fn leave_inode(cx: &FileCtx<'_>, st: &mut NodeState, size: u64, privileged: bool) -> Result<()> {
-    let room = st.inode.inline_len as u64;
+    let room = st.inode.data_room() as u64;
     if size <= room || st.inode.size > room {
         return Ok(());
     }

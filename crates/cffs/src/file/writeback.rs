@@ -183,7 +183,7 @@ fn place(cx: &FileCtx<'_>, st: &mut NodeState, job: &mut Job, for_log: bool) -> 
         InodeFormat::Extents(list) => list.is_empty(),
         InodeFormat::Tree { .. } => false,
     };
-    let fits = st.inode.file_type() == FileType::Regular && st.inode.size as usize <= st.inode.inline_len;
+    let fits = st.inode.file_type() == FileType::Regular && st.inode.size as usize <= st.inode.data_room();
     if no_space_yet && fits && !job.pages.is_empty() {
         let mut bytes = vec![0; st.inode.size as usize];
         if let Some(p) = st.data.pages.get(&0) {

@@ -343,6 +343,36 @@ pub fn remove(b: &mut impl BlockEdit, offset: usize) {
     put_u16(b.range(counter, 2), 0, n);
 }
 
+/// Bytes that the entry at `offset` can grow to: it and the free entry behind it.
+pub fn grown_max(block: &[u8], offset: usize) -> usize {
+    let e = header(block, offset);
+    match offset + e.len {
+        end if end < block.len() => {
+            let next = header(block, end);
+            e.len + if next.kind == EntryKind::Free { next.len } else { 0 }
+        }
+        _ => e.len,
+    }
+}
+
+/// Makes the entry at `offset` at least `len` bytes long (at most [`grown_max`]), with what is free behind it.
+pub fn grow(b: &mut impl BlockEdit, offset: usize, len: usize) {
+    let old = header(b.bytes(), offset).len;
+    let room = grown_max(b.bytes(), offset);
+    if len <= old || len > room {
+        return;
+    }
+    let len = if room - len >= ENTRY_HEADER { len } else { room };
+    if len < room {
+        let free = b.range(offset + len, ENTRY_HEADER);
+        free.fill(0);
+        put_u16(free, 0, (room - len) as u16);
+    }
+    put_u16(b.range(offset, 2), 0, len as u16);
+    let free = free_bytes(b.bytes()) - (len - old);
+    put_u32(b.range(DIR_FREE, 4), 0, free as u32);
+}
+
 /// Takes the name from the embedded inode at `offset`: it stays in its place as an orphan.
 pub fn make_orphan(b: &mut impl BlockEdit, offset: usize) {
     let tag = b.bytes()[offset + 2];
@@ -450,6 +480,30 @@ mod tests {
         remove(&mut Plain(&mut b), at);
         validate(&b).unwrap();
         assert_eq!((names(&b), orphans(&b)), (0, 0));
+    }
+
+    #[test]
+    fn an_entry_grows_into_what_is_free_behind_it() {
+        for gap in [0, 8, 16, 24, 400] {
+            let mut b = empty();
+            let at = add(&mut b, b"a", 50, true).unwrap();
+            let len = known_entry(&b, at).len;
+            let all = grown_max(&b, at);
+            assert_eq!(all, 4096 - META_HEADER_SIZE);
+            let before = free_bytes(&b);
+            grow(&mut Plain(&mut b), at, all - gap);
+            validate(&b).unwrap();
+            let now = known_entry(&b, at).len;
+            assert_eq!(now, if gap >= ENTRY_HEADER { all - gap } else { all });
+            assert_eq!(before - free_bytes(&b), now - len);
+            remove(&mut Plain(&mut b), at);
+            validate(&b).unwrap();
+            assert_eq!(entries(&b).count(), 1);
+            let (one, two) = (add(&mut b, b"a", 50, true).unwrap(), add(&mut b, b"b", 51, true).unwrap());
+            assert_eq!(grown_max(&b, one), known_entry(&b, one).len, "another entry is in the way");
+            grow(&mut Plain(&mut b), one, 2000);
+            assert_eq!(known_entry(&b, one).offset + known_entry(&b, one).len, two);
+        }
     }
 
     #[test]

@@ -106,8 +106,10 @@ pub struct Inode {
     /// Directory: the directory it is named in. Other files: the directory of the name they were created under or
     /// last renamed to (a hint for placement and repair).
     pub parent: Ino,
-    /// Block of extended attributes, 0 for none.
+    /// First block of extended attributes that do not fit the inode, 0 for none.
     pub xattr_block: u64,
+    /// Extended attributes at the end of the inline area: a list ([`super::xattr`]), padded to a multiple of 8 bytes.
+    pub xattrs: Vec<u8>,
     /// Project, for quotas.
     pub projid: u32,
     /// Directory: number of buckets of its hash index, 0 for none.
@@ -125,6 +127,9 @@ pub struct Inode {
 const FORMAT_INLINE: u8 = 1;
 const FORMAT_EXTENTS: u8 = 2;
 const FORMAT_TREE: u8 = 3; // to 10: a tree of height 1 to 8
+
+/// Bits of the address of the first block of extended attributes; the byte above them counts the inline ones.
+const XATTR_BLOCK_BITS: u32 = 56;
 
 /// Byte offset of the hint within an inode.
 pub const INODE_HINT: usize = 112;
@@ -148,6 +153,7 @@ impl Inode {
             btime: now,
             parent: 0,
             xattr_block: 0,
+            xattrs: Vec::new(),
             projid: 0,
             index_buckets: 0,
             aux: 0,
@@ -167,9 +173,19 @@ impl Inode {
         self.file_type() == FileType::Directory
     }
 
+    /// Bytes of the inline area for contents or extents: what extended attributes leave of it.
+    pub fn data_room(&self) -> usize {
+        self.inline_len - self.xattrs.len()
+    }
+
+    /// Whether there are extended attributes.
+    pub fn has_xattrs(&self) -> bool {
+        self.xattr_block != 0 || !self.xattrs.is_empty()
+    }
+
     /// Entries (extents or child pointers) that fit into the inline area.
     pub fn root_capacity(&self) -> usize {
-        self.inline_len / EXTENT_SIZE
+        self.data_room() / EXTENT_SIZE
     }
 
     /// Bytes of the encoded inode.
@@ -194,13 +210,16 @@ impl Inode {
         put_u64(b, 64, self.ctime as u64);
         put_u64(b, 72, self.btime as u64);
         put_u64(b, 80, self.parent);
-        put_u64(b, 88, self.xattr_block);
+        debug_assert!(self.xattr_block < 1 << XATTR_BLOCK_BITS && self.xattrs.len().is_multiple_of(8));
+        put_u64(b, 88, self.xattr_block | ((self.xattrs.len() / 8) as u64) << XATTR_BLOCK_BITS);
         put_u32(b, 96, self.projid);
         put_u32(b, 100, self.index_buckets);
         put_u64(b, 104, self.aux);
         put_u64(b, INODE_HINT, self.hint);
         let area = &mut b[INODE_CORE_SIZE..INODE_CORE_SIZE + self.inline_len];
         area.fill(0);
+        let (area, xattrs) = area.split_at_mut(self.data_room());
+        xattrs.copy_from_slice(&self.xattrs);
         let format = match &self.format {
             InodeFormat::Inline(data) => {
                 area[..data.len()].copy_from_slice(data);
@@ -236,6 +255,12 @@ impl Inode {
         let Some(area) = b.get(INODE_CORE_SIZE..INODE_CORE_SIZE + inline_len) else {
             return bad(format!("inline area of {inline_len} bytes does not fit its slot"));
         };
+        let xattr_word = get_u64(b, 88);
+        let xattr_len = (xattr_word >> XATTR_BLOCK_BITS) as usize * 8;
+        if xattr_len > inline_len {
+            return bad(format!("{xattr_len} bytes of extended attributes in an inline area of {inline_len}"));
+        }
+        let (area, xattrs) = area.split_at(inline_len - xattr_len);
         let mode = get_u16(b, 12);
         let Some(file_type) = FileType::from_mode(mode) else {
             return bad(format!("mode {mode:#o} has no known file type"));
@@ -246,8 +271,8 @@ impl Inode {
         }
         let format = match b[14] {
             FORMAT_INLINE => {
-                if size as usize > inline_len {
-                    return bad(format!("{size} bytes do not fit an inline area of {inline_len}"));
+                if size as usize > area.len() {
+                    return bad(format!("{size} bytes do not fit an inline area of {}", area.len()));
                 }
                 if file_type == FileType::Directory {
                     return bad("a directory with inline contents".into());
@@ -304,7 +329,8 @@ impl Inode {
             ctime: get_u64(b, 64) as i64,
             btime: get_u64(b, 72) as i64,
             parent: get_u64(b, 80),
-            xattr_block: get_u64(b, 88),
+            xattr_block: xattr_word & ((1 << XATTR_BLOCK_BITS) - 1),
+            xattrs: xattrs.to_vec(),
             projid: get_u32(b, 96),
             index_buckets: get_u32(b, 100),
             aux: get_u64(b, 104),

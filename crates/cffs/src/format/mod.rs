@@ -14,6 +14,7 @@ pub mod quota;
 pub mod superblock;
 pub mod system;
 pub mod table;
+pub mod xattr;
 
 pub use extent::Extent;
 pub use geometry::{Geometry, LiveGeometry};

@@ -21,6 +21,32 @@ impl Caller {
     }
 }
 
+/// Permissions that a new file is asked to have. A plain number stands for these very bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NewPerm {
+    /// Permission bits (12).
+    pub bits: u16,
+    /// Bits to leave out, unless the directory has a default access control list: that takes the place of a umask.
+    pub umask: u16,
+}
+
+impl From<u16> for NewPerm {
+    fn from(bits: u16) -> NewPerm {
+        NewPerm { bits, umask: 0 }
+    }
+}
+
+/// How to set an extended attribute.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SetXattr {
+    /// Fail if it is there.
+    pub create: bool,
+    /// Fail if it is not there.
+    pub replace: bool,
+    /// With an access control list: the caller is not in the file's group, so set-group-id goes.
+    pub drop_sgid: bool,
+}
+
 /// Attributes of a file. Times are nanoseconds since 1970.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attr {

@@ -1,5 +1,6 @@
 //! Attributes.
 
+use super::xattr::chmod_acl;
 use super::{AtimeMode, Attr, Caller, Fs, SetAttr, TimeSpec, now};
 use crate::error::{Error, Result};
 use crate::file::truncate;
@@ -83,31 +84,50 @@ impl Fs {
             let ids = ids(&node.state.read().inode);
             self.prepare_quota(ids)?;
         }
-        let txn = self.journal.begin(INODE_CORE_SIZE + INLINE_MAX + 256)?;
-        let mut st = node.state.write();
-        if st.dead {
-            return Err(Error::Stale);
-        }
-        let _promised = self.quota_for_new_owner(c, &st, ids(&st.inode))?;
         let now = now();
         let time = |t: TimeSpec| match t {
             TimeSpec::Now => now,
             TimeSpec::At(ns) => ns,
         };
-        let i = &mut st.inode;
-        if let Some(perm) = rest.perm {
-            i.mode = (i.mode & 0o170000) | (perm & 0o7777);
+        let apply = |i: &mut Inode| {
+            if let Some(perm) = rest.perm {
+                i.mode = (i.mode & 0o170000) | (perm & 0o7777);
+            }
+            i.uid = rest.uid.unwrap_or(i.uid);
+            i.gid = rest.gid.unwrap_or(i.gid);
+            i.atime = rest.atime.map_or(i.atime, time);
+            i.mtime = rest.mtime.map_or(i.mtime, time);
+            i.ctime = now;
+        };
+        loop {
+            // Other permissions are another access control list.
+            if rest.perm.is_some() && node.state.read().inode.has_xattrs() {
+                self.change_xattrs(c, &node, &|i, all| {
+                    apply(i);
+                    chmod_acl(all, i.mode)?;
+                    Ok(true)
+                })?;
+                if rest.atime.is_some() {
+                    node.accessed.store(i64::MIN, Ordering::Relaxed);
+                }
+                return Ok(self.attr(&node, &node.state.read()));
+            }
+            let txn = self.journal.begin(INODE_CORE_SIZE + INLINE_MAX + 256)?;
+            let mut st = node.state.write();
+            if st.dead {
+                return Err(Error::Stale);
+            }
+            if rest.perm.is_some() && st.inode.has_xattrs() {
+                continue;
+            }
+            let _promised = self.quota_for_new_owner(c, &st, ids(&st.inode))?;
+            apply(&mut st.inode);
+            if rest.atime.is_some() {
+                node.accessed.store(i64::MIN, Ordering::Relaxed);
+            }
+            crate::inode::store(&txn, &mut st)?;
+            return Ok(self.attr(&node, &st));
         }
-        i.uid = rest.uid.unwrap_or(i.uid);
-        i.gid = rest.gid.unwrap_or(i.gid);
-        if let Some(t) = rest.atime {
-            i.atime = time(t);
-            node.accessed.store(i64::MIN, Ordering::Relaxed);
-        }
-        i.mtime = rest.mtime.map_or(i.mtime, time);
-        i.ctime = now;
-        crate::inode::store(&txn, &mut st)?;
-        Ok(self.attr(&node, &st))
     }
 
     /// Truncates or extends.

@@ -1,13 +1,14 @@
 //! Making files: create, mkdir, mknod, symlink.
 
 use super::quota::LimitedPlacer;
-use super::{Attr, Caller, Fs, as_dir, now};
+use super::xattr::{Attributes, Inherited};
+use super::{Attr, Caller, Fs, NewPerm, as_dir, now};
 use crate::cache::BufRef;
 use crate::dir;
 use crate::error::{Error, Result};
 use crate::format::dirblock::BlockEdit;
 use crate::format::dirblock::{self, NewEntry};
-use crate::format::inode::{FLAG_PROJECT_INHERIT, INLINE_DEFAULT, INLINE_MAX, INODE_CORE_SIZE};
+use crate::format::inode::{FLAG_PROJECT_INHERIT, INLINE_MAX, INODE_CORE_SIZE};
 use crate::format::{Extent, FileType, FragAddr, Ino, Inode, InodeFormat, LINK_MAX, SYMLINK_MAX};
 use crate::inode::{Home, Node, NodeState, table};
 use crate::journal::{Purse, Txn};
@@ -19,20 +20,21 @@ use std::sync::atomic::Ordering;
 /// What is to be made.
 pub(super) struct NewFile<'a> {
     pub(super) file_type: FileType,
-    pub(super) perm: u16,
+    pub(super) perm: NewPerm,
     pub(super) rdev: u32,
     pub(super) target: Option<&'a [u8]>,
 }
 
 impl Fs {
-    /// Creates a regular file.
-    pub fn create(&self, c: Caller, parent: Ino, name: &[u8], perm: u16) -> Result<Attr> {
-        self.make(c, parent, name, NewFile { file_type: FileType::Regular, perm, rdev: 0, target: None })
+    /// Creates a regular file. Like every new file but a symbolic link it inherits the directory's default access control
+    /// list, if it has one.
+    pub fn create(&self, c: Caller, parent: Ino, name: &[u8], perm: impl Into<NewPerm>) -> Result<Attr> {
+        self.make(c, parent, name, NewFile { file_type: FileType::Regular, perm: perm.into(), rdev: 0, target: None })
     }
 
     /// Makes a directory.
-    pub fn mkdir(&self, c: Caller, parent: Ino, name: &[u8], perm: u16) -> Result<Attr> {
-        self.make(c, parent, name, NewFile { file_type: FileType::Directory, perm, rdev: 0, target: None })
+    pub fn mkdir(&self, c: Caller, parent: Ino, name: &[u8], perm: impl Into<NewPerm>) -> Result<Attr> {
+        self.make(c, parent, name, NewFile { file_type: FileType::Directory, perm: perm.into(), rdev: 0, target: None })
     }
 
     /// Makes a file of any type but directory and symbolic link. `rdev` counts for devices.
@@ -42,13 +44,13 @@ impl Fs {
         parent: Ino,
         name: &[u8],
         file_type: FileType,
-        perm: u16,
+        perm: impl Into<NewPerm>,
         rdev: u32,
     ) -> Result<Attr> {
         if matches!(file_type, FileType::Directory | FileType::Symlink) {
             return Error::invalid("mknod makes neither directories nor symbolic links");
         }
-        self.make(c, parent, name, NewFile { file_type, perm, rdev, target: None })
+        self.make(c, parent, name, NewFile { file_type, perm: perm.into(), rdev, target: None })
     }
 
     /// Makes a symbolic link.
@@ -59,7 +61,8 @@ impl Fs {
         if target.len() > SYMLINK_MAX {
             return Err(Error::NameTooLong);
         }
-        self.make(c, parent, name, NewFile { file_type: FileType::Symlink, perm: 0o777, rdev: 0, target: Some(target) })
+        let perm = NewPerm::from(0o777);
+        self.make(c, parent, name, NewFile { file_type: FileType::Symlink, perm, rdev: 0, target: Some(target) })
     }
 
     /// The target of a symbolic link.
@@ -108,27 +111,40 @@ impl Fs {
         self.writable()?;
         Self::check_name(name)?;
         let dir_node = self.node(parent)?;
-        let node = self.with_space(|| self.make_once(c, &dir_node, name, &new))?;
-        let st = node.state.read();
-        Ok(self.attr(&node, &st))
+        loop {
+            if let Some(node) = self.with_space(|| self.make_once(c, &dir_node, name, &new))? {
+                let st = node.state.read();
+                return Ok(self.attr(&node, &st));
+            }
+        }
     }
 
-    fn make_once(&self, c: Caller, dir_node: &Arc<Node>, name: &[u8], new: &NewFile<'_>) -> Result<Arc<Node>> {
+    /// `None` when the directory's default access control list changed in between.
+    fn make_once(&self, c: Caller, dir_node: &Arc<Node>, name: &[u8], new: &NewFile<'_>) -> Result<Option<Arc<Node>>> {
+        let inherited = self.inherit(dir_node, new.file_type, new.perm)?;
         let long = new.target.filter(|t| t.len() > self.inline_max(name.len()));
         let reserve = self.reserve_for_name(c.privileged())?;
         let _contents_reserve =
             self.set_aside(long.map_or(0, |t| self.geo.frags_for(t.len() as u64)), c.privileged())?;
-        let frags = long.map_or(0, |t| self.geo.frags_for(t.len() as u64));
+        let inline_max = self.inline_max(name.len());
+        let mut attributes = self.place_inherited(c, dir_node, &inherited, inline_max)?;
+        let frags = long.map_or(0, |t| self.geo.frags_for(t.len() as u64))
+            + attributes.blocks as u64 * self.geo.frags_per_block();
         let ids = ids_of_new(c, &dir_node.state.read().inode);
         let mut promised = self.quota_for_new(c, ids, frags)?;
         let contents = long.map(|t| self.place_contents(dir_node.ino, t)).transpose()?;
-        let log_bytes = self.log_bytes_names() + contents.as_ref().map_or(0, |c| self.log_bytes_contents(c));
+        let log_bytes = self.log_bytes_names()
+            + contents.as_ref().map_or(0, |c| self.log_bytes_contents(c))
+            + crate::xattr::log_bytes(&self.geo, &self.space, 0, attributes.blocks);
         let made = self.journal.begin(log_bytes).and_then(|txn| {
             txn.fund(&reserve.purse);
             let mut st = dir_node.state.write();
+            if self.default_acl(&st.inode)? != inherited.default {
+                return Ok(None);
+            }
             txn.arm();
             let owner = Owner { c, ids, promised: promised.as_mut() };
-            let made = self.make_in(&txn, owner, &mut st, name, new, contents.as_ref());
+            let made = self.make_in(&txn, owner, &mut st, name, new, contents.as_ref(), &inherited, &mut attributes);
             if made.is_err() {
                 self.keep_grown(&txn, &mut st)?;
             }
@@ -136,9 +152,9 @@ impl Fs {
             if !matches!(made, Err(Error::Io(_) | Error::Corrupt(_))) {
                 txn.done();
             }
-            made
+            made.map(Some)
         });
-        if let (Err(_), Some(contents)) = (&made, &contents) {
+        if let (Err(_) | Ok(None), Some(contents)) = (&made, &contents) {
             self.space.cancel(contents.run);
         }
         made
@@ -165,6 +181,7 @@ impl Fs {
         self.embeds
     }
 
+    #[expect(clippy::too_many_arguments, reason = "what was prepared for it")]
     fn make_in(
         &self,
         txn: &Txn<'_>,
@@ -173,6 +190,8 @@ impl Fs {
         name: &[u8],
         new: &NewFile<'_>,
         contents: Option<&Contents<'_>>,
+        inherited: &Inherited,
+        attributes: &mut Attributes<'_>,
     ) -> Result<Arc<Node>> {
         if st.dead || st.orphan {
             return Err(Error::NotFound);
@@ -187,7 +206,7 @@ impl Fs {
         if is_dir && dir_inode.nlink >= LINK_MAX {
             return Err(Error::TooManyLinks);
         }
-        let mut inode = Inode::new(0, new.file_type.mode_bits() | (new.perm & 0o7777), now);
+        let mut inode = Inode::new(0, new.file_type.mode_bits() | (inherited.perm & 0o7777), now);
         inode.generation = self.next_generation();
         [inode.uid, inode.gid, inode.projid] = owner.ids;
         if is_dir {
@@ -202,7 +221,8 @@ impl Fs {
             inode.aux = u64::from(new.rdev);
         }
         // The longest names leave little room in the smallest blocks.
-        inode.inline_len = INLINE_DEFAULT.min(self.inline_max(name.len()));
+        inode.inline_len = attributes.inline_len;
+        inode.xattrs = std::mem::take(&mut attributes.packed.inline);
         if let Some(target) = new.target.filter(|_| contents.is_none()) {
             inode.inline_len = crate::format::align8(target.len()).max(inode.inline_len);
             inode.size = target.len() as u64;
@@ -232,6 +252,10 @@ impl Fs {
         };
         if let Some(contents) = contents {
             self.log_contents(txn, &mut inode, contents)?;
+        }
+        if let Some(fresh) = attributes.fresh.take() {
+            let list = &attributes.packed.chain;
+            crate::xattr::write_chain(txn, &self.space, &mut inode, &Default::default(), fresh, list)?;
         }
         let home = match &slot_outside {
             None => Home::Embedded {

@@ -23,6 +23,7 @@ mod remove;
 mod rename;
 #[cfg(test)]
 mod tests;
+mod xattr;
 
 pub use api::*;
 pub use fallocate::Fallocate;

@@ -156,6 +156,7 @@ impl Fs {
                 break;
             }
         }
+        self.reclaim_xattrs(node)?;
         self.remove_orphan(node)
     }
 

@@ -10,6 +10,7 @@ use crate::format::extent::{Child, Extent, node_entry, set_node_header};
 use crate::format::geometry::INODE_SLOT_SIZE;
 use crate::format::system::{COUNT_FREE_FRAGS, COUNTERS_LEN, Counters};
 use crate::format::table::{LOCATOR_SIZE, Location, TABLE_LBLOCK, TABLE_USED, TableShape, encode_count};
+use crate::format::xattr::{ChainBlock, Namespace, XATTR_NEXT, Xattr};
 use crate::format::*;
 use crate::mkfs::{MkfsOptions, mkfs};
 use std::collections::BTreeMap;
@@ -162,8 +163,15 @@ impl Image {
         self.enter(root, b"device", &i, true);
 
         self.xattr = self.meta(BlockKind::Xattr, ATTRIBUTES);
+        let mut list = Vec::new();
+        attribute(Namespace::User, b"a", b"value").encode(&mut list);
+        let xattr = self.xattr;
+        let head = ChainBlock { next: 0, index: 0, used: list.len() }.encode();
+        self.block(xattr)[XATTR_NEXT..XATTR_NEXT + 16].copy_from_slice(&head);
+        self.block(xattr)[META_HEADER_SIZE..META_HEADER_SIZE + list.len()].copy_from_slice(&list);
         let mut i = self.file(ATTRIBUTES, regular, ROOT_INO);
         (i.frags, i.xattr_block) = (fpb, self.xattr);
+        attribute(Namespace::AclAccess, b"", &acl(i.mode)).encode(&mut i.xattrs);
         self.enter(root, b"attributes", &i, true);
 
         let mut i = self.file(ORPHAN, regular, ROOT_INO);
@@ -359,4 +367,19 @@ impl Image {
     pub fn file_of(&self, ino: Ino, file_type: FileType) -> Inode {
         Inode::new(ino, file_type.mode_bits() | 0o700, 3)
     }
+}
+
+/// An extended attribute.
+pub fn attribute(namespace: Namespace, name: &[u8], value: &[u8]) -> Xattr {
+    Xattr { namespace, name: name.to_vec(), value: value.to_vec() }
+}
+
+/// An access control list with a named user that goes with a mode.
+pub fn acl(mode: u16) -> Vec<u8> {
+    let entry =
+        |tag: u16, perm: u16, id: u32| [&tag.to_le_bytes()[..], &(perm & 7).to_le_bytes(), &id.to_le_bytes()].concat();
+    let none = u32::MAX;
+    let group = entry(4, 0, none);
+    let (owner, mask, other) = (entry(1, mode >> 6, none), entry(0x10, mode >> 3, none), entry(0x20, mode, none));
+    [&[2, 0, 0, 0][..], &owner, &entry(2, 6, 77), &group, &mask, &other].concat()
 }

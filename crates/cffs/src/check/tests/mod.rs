@@ -10,6 +10,7 @@ use crate::format::extent::{Child, node_entry, set_node_header};
 use crate::format::geometry::INODE_SLOT_SIZE;
 use crate::format::system::{COUNT_AGS, COUNT_BLOCKS, COUNT_FREE_FRAGS, COUNT_INODES, ORPHAN_HEAD};
 use crate::format::table::{LOCATOR_SIZE, Location, TABLE_LBLOCK, TABLE_USED};
+use crate::format::xattr::{ChainBlock, Namespace, XATTR_INDEX, XATTR_NEXT, payload};
 use crate::format::*;
 use crate::mkfs::{MkfsOptions, mkfs, write_superblock};
 use image::*;
@@ -220,6 +221,47 @@ fn damage_of_inodes_is_found() {
     expect("orphan list in a circle", Class::OrphanList, edit(ORPHAN, |i| i.hint = ORPHAN));
     expect("xattr", Class::XattrBlock, |i| i.edit(i.xattr, |b| put_u64(b, 24, 3)));
     expect("xattr outside", Class::XattrBlock, edit(ATTRIBUTES, |i| i.xattr_block = 1 << 50));
+    expect_only("xattr number", Class::XattrBlock, |i| i.edit(i.xattr, |b| b[XATTR_INDEX] = 1));
+    expect_only("xattr in a circle", Class::XattrBlock, |i| {
+        let room = payload(i.g.block_size());
+        let head = ChainBlock { next: i.xattr, index: 0, used: room };
+        i.edit(i.xattr, |b| b[XATTR_NEXT..XATTR_NEXT + 16].copy_from_slice(&head.encode()));
+    });
+    expect_only("xattr list", Class::XattrList, |i| i.edit(i.xattr, |b| b[META_HEADER_SIZE] = 0xf));
+    expect_only(
+        "xattr twice",
+        Class::XattrList,
+        edit(ATTRIBUTES, |i| {
+            i.xattrs.clear();
+            attribute(Namespace::User, b"a", b"inline").encode(&mut i.xattrs);
+            i.xattrs.resize(16, 0);
+        }),
+    );
+    expect_only("xattr space", Class::InodeSpace, edit(ATTRIBUTES, |i| i.frags += 1));
+    expect_only("acl and mode", Class::XattrAcl, edit(ATTRIBUTES, |i| i.mode ^= 0o007));
+    expect_only(
+        "acl without entries",
+        Class::XattrAcl,
+        edit(ATTRIBUTES, |i| {
+            i.xattrs.clear();
+            attribute(Namespace::AclAccess, b"", &[2, 0, 0, 0]).encode(&mut i.xattrs);
+        }),
+    );
+    expect_only(
+        "default acl of a file",
+        Class::XattrList,
+        edit(ATTRIBUTES, |i| {
+            i.xattrs.clear();
+            attribute(Namespace::AclDefault, b"", &acl(0o644)).encode(&mut i.xattrs);
+        }),
+    );
+    expect_only(
+        "user attribute of a device",
+        Class::XattrList,
+        edit(DEVICE, |i| {
+            attribute(Namespace::User, b"a", b"12").encode(&mut i.xattrs);
+        }),
+    );
     expect("extent outside", Class::Extent, |i| {
         let e = i.extent(0, i.g.total_blocks - 1, 8);
         i.edit_embedded(i.root_block, SMALL, |x| x.format = InodeFormat::Extents(vec![e]));

@@ -1,0 +1,428 @@
+//! Extended attributes and access control lists.
+
+use super::{Caller, Fs, Locked, NewPerm, SetXattr, as_dir, now};
+use crate::acl::Acl;
+use crate::dir;
+use crate::error::{Error, Result};
+use crate::file::reserve_tree;
+use crate::format::dirblock;
+use crate::format::extent::EXTENT_SIZE;
+use crate::format::geometry::INODE_SLOT_SIZE;
+use crate::format::inode::{INLINE_DEFAULT, INLINE_MAX, INODE_CORE_SIZE};
+use crate::format::xattr::{Namespace, XATTR_LIST_MAX, XATTR_NAME_MAX, XATTR_TOTAL_MAX, XATTR_VALUE_MAX, Xattr};
+use crate::format::{BlockKind, FileType, Ino, Inode, InodeFormat, align8, block_owner};
+use crate::inode::{Home, Node, table};
+use crate::quota::ids_of;
+use crate::xattr::{self, Fresh, Packed};
+use std::sync::Arc;
+
+/// Longest inline area of an inode with extended attributes in it. With it the inode fits a slot of the external inode
+/// table, so that it can always move there.
+pub(super) const INLINE_WITH_XATTRS: usize = INODE_SLOT_SIZE - INODE_CORE_SIZE;
+/// Bytes of the inline area that attributes leave for extents if they can, and those that they always leave.
+const KEPT: usize = 2 * EXTENT_SIZE;
+const KEPT_LEAST: usize = EXTENT_SIZE;
+
+/// Divides attributes between an inode and its chain. `need` bytes of its inline area are in use; the area is `now`
+/// bytes long and can grow to `most`. Returns also how long it is to be.
+pub(super) fn place(all: &[Xattr], need: usize, now: usize, most: usize) -> (Packed, usize) {
+    let wanted = all.iter().map(Xattr::encoded_len).sum::<usize>().next_multiple_of(8);
+    let most = most.max(now);
+    if now > INLINE_WITH_XATTRS {
+        // The long target of a symbolic link: to move to a slot, it must be able to leave the inode.
+        return (xattr::pack(all, 0), now);
+    }
+    let most = most.min(INLINE_WITH_XATTRS);
+    let fits = |len: usize, kept: usize| wanted == 0 || need.max(kept) + wanted <= len;
+    let (len, kept) = if fits(now, KEPT) {
+        (now, KEPT)
+    } else if fits(most, KEPT) {
+        (now.max(need.max(KEPT) + wanted), KEPT)
+    } else if fits(now, KEPT_LEAST) {
+        (now, KEPT_LEAST)
+    } else if fits(most, KEPT_LEAST) {
+        (need.max(KEPT_LEAST) + wanted, KEPT_LEAST)
+    } else {
+        (most, KEPT)
+    };
+    let packed = xattr::pack(all, len.saturating_sub(need.max(kept)));
+    let len = now.max((need.max(kept) + packed.inline.len()).min(len));
+    (packed, len)
+}
+
+/// Bytes of the inline area that the inode's contents or extents take, or soon may.
+fn inline_need(inode: &Inode) -> usize {
+    let small = inode.size as usize <= inode.data_room() && inode.file_type() == FileType::Regular;
+    let coming = if small { inode.size as usize } else { 0 };
+    match &inode.format {
+        InodeFormat::Inline(d) => align8(d.len().max(coming)),
+        // What is written to an empty file may be on its way into the inode.
+        InodeFormat::Extents(list) if list.is_empty() => align8(coming),
+        InodeFormat::Extents(list) => list.len() * EXTENT_SIZE,
+        InodeFormat::Tree { children, .. } => children.len() * EXTENT_SIZE,
+    }
+}
+
+/// Splits a name that an attribute is to have.
+fn split(name: &[u8]) -> Result<(Namespace, &[u8])> {
+    if name.len() > XATTR_NAME_MAX {
+        return Err(Error::AttributeNameTooLong);
+    }
+    let (namespace, rest) = Namespace::split(name).ok_or(Error::Unsupported)?;
+    if !namespace.is_acl() && rest.is_empty() {
+        return Error::invalid("extended attribute without a name behind its namespace");
+    }
+    if rest.contains(&0) {
+        return Error::invalid("extended attribute with a zero byte in its name");
+    }
+    Ok((namespace, rest))
+}
+
+/// Whether files of a type have attributes of a kind (xattr(7)).
+fn allowed(namespace: Namespace, file_type: FileType) -> Result<()> {
+    match (namespace, file_type) {
+        (Namespace::User, FileType::Regular | FileType::Directory) => Ok(()),
+        (Namespace::User, _) => Err(Error::NotPermitted),
+        (Namespace::AclAccess | Namespace::AclDefault, FileType::Symlink) => Err(Error::Unsupported),
+        _ => Ok(()),
+    }
+}
+
+fn find(all: &[Xattr], namespace: Namespace, name: &[u8]) -> Option<usize> {
+    all.iter().position(|x| x.is(namespace, name))
+}
+
+/// A change of the permission bits is one of the access list, too.
+pub(super) fn chmod_acl(all: &mut [Xattr], mode: u16) -> Result<()> {
+    if let Some(at) = find(all, Namespace::AclAccess, b"")
+        && let Some(mut acl) = Acl::from_xattr(&all[at].value)?
+    {
+        acl.chmod(mode);
+        all[at].value = acl.to_xattr();
+    }
+    Ok(())
+}
+
+/// What a new file inherits from its directory.
+pub(super) struct Inherited {
+    /// The directory's default access control list.
+    pub(super) default: Option<Vec<u8>>,
+    /// Permission bits.
+    pub(super) perm: u16,
+    all: Vec<Xattr>,
+}
+
+/// The attributes of a new file, with a place.
+pub(super) struct Attributes<'a> {
+    pub(super) packed: Packed,
+    /// Length of the inode's inline area.
+    pub(super) inline_len: usize,
+    /// Blocks of the chain.
+    pub(super) blocks: usize,
+    /// Those blocks; `None` where there are none.
+    pub(super) fresh: Option<Fresh<'a>>,
+}
+
+impl Fs {
+    /// The default access control list of a directory.
+    pub(super) fn default_acl(&self, inode: &Inode) -> Result<Option<Vec<u8>>> {
+        xattr::get(&self.cache, inode, Namespace::AclDefault, b"")
+    }
+
+    /// What a new file gets from its directory.
+    pub(super) fn inherit(&self, dir: &Arc<Node>, file_type: FileType, perm: NewPerm) -> Result<Inherited> {
+        let default = self.default_acl(&dir.state.read().inode)?;
+        let mut all = Vec::new();
+        let of = |namespace, value: Vec<u8>| Xattr { namespace, name: Vec::new(), value };
+        let acl = match &default {
+            Some(value) if file_type != FileType::Symlink => Acl::from_xattr(value)?,
+            _ => None,
+        };
+        let perm = match acl {
+            Some(acl) => {
+                let (access, bits) = acl.inherit(perm.bits & 0o777);
+                all.extend(access.map(|a| of(Namespace::AclAccess, a.to_xattr())));
+                if file_type == FileType::Directory {
+                    all.push(of(Namespace::AclDefault, acl.to_xattr()));
+                }
+                perm.bits & !0o777 | bits
+            }
+            None => perm.bits & !perm.umask,
+        };
+        Ok(Inherited { default, perm, all })
+    }
+
+    /// Finds places for what a new file inherits. Its inline area can be `inline_max` bytes long.
+    pub(super) fn place_inherited(
+        &self,
+        c: Caller,
+        dir: &Arc<Node>,
+        inherited: &Inherited,
+        inline_max: usize,
+    ) -> Result<Attributes<'_>> {
+        let g = &self.geo;
+        let (packed, inline_len) = place(&inherited.all, 0, INLINE_DEFAULT.min(inline_max), inline_max);
+        let blocks = xattr::blocks_for(g, &packed.chain);
+        let goal = self.placement.inode_goal(dir.ino);
+        let fresh = if blocks > 0 { Some(Fresh::take(g, &self.space, goal, blocks, c.privileged())?) } else { None };
+        Ok(Attributes { packed, inline_len, blocks, fresh })
+    }
+
+    /// The value of an extended attribute.
+    ///
+    /// # Errors
+    /// [`Error::NoAttribute`] if the file has none of that name; [`Error::Unsupported`] for a name in no known namespace.
+    pub fn getxattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
+        let (namespace, rest) = split(name)?;
+        let node = self.node(ino)?;
+        let st = node.state.read();
+        if st.dead {
+            return Err(Error::Stale);
+        }
+        match allowed(namespace, st.inode.file_type()) {
+            Err(Error::NotPermitted) => return Err(Error::NoAttribute),
+            other => other?,
+        }
+        xattr::get(&self.cache, &st.inode, namespace, rest)?.ok_or(Error::NoAttribute)
+    }
+
+    /// The names of a file's extended attributes.
+    pub fn listxattr(&self, ino: Ino) -> Result<Vec<Vec<u8>>> {
+        let node = self.node(ino)?;
+        let st = node.state.read();
+        if st.dead {
+            return Err(Error::Stale);
+        }
+        if !st.inode.has_xattrs() {
+            return Ok(Vec::new());
+        }
+        Ok(xattr::load(&self.cache, &st.inode)?.0.iter().map(Xattr::full_name).collect())
+    }
+
+    /// Sets an extended attribute. An access control list changes the permission bits with it, and is not kept if they
+    /// say it all. Who may do this the caller has checked.
+    ///
+    /// # Errors
+    /// [`Error::Exists`] and [`Error::NoAttribute`] as `how` asks; [`Error::NotPermitted`] for `user.` attributes of
+    /// anything but files and directories; [`Error::Unsupported`] for a name in no known namespace, and access control
+    /// lists of symbolic links; [`Error::Denied`] for a default list of anything but a directory;
+    /// [`Error::AttributeNameTooLong`], [`Error::ValueTooLong`]; [`Error::NoSpace`] if there is no space, or the file has
+    /// too many attributes already.
+    pub fn setxattr(&self, c: Caller, ino: Ino, name: &[u8], value: &[u8], how: SetXattr) -> Result<()> {
+        self.writable()?;
+        let (namespace, rest) = split(name)?;
+        if value.len() > XATTR_VALUE_MAX {
+            return Err(Error::ValueTooLong);
+        }
+        let acl = if namespace.is_acl() { Acl::from_xattr(value)? } else { None };
+        let node = self.node(ino)?;
+        self.change_xattrs(c, &node, &|inode, all| {
+            allowed(namespace, inode.file_type())?;
+            let at = find(all, namespace, rest);
+            if how.create && at.is_some() {
+                return Err(Error::Exists);
+            }
+            if how.replace && at.is_none() {
+                return Err(Error::NoAttribute);
+            }
+            // An empty list is none, and one that only says what the mode can is not kept.
+            let mut keep = true;
+            if namespace.is_acl() {
+                if namespace == Namespace::AclDefault && !inode.is_dir() {
+                    return if acl.is_some() { Err(Error::Denied) } else { Ok(false) };
+                }
+                keep = acl.is_some();
+                if let (Namespace::AclAccess, Some(acl)) = (namespace, &acl) {
+                    inode.mode = inode.mode & !0o777 | acl.mode();
+                    if how.drop_sgid {
+                        inode.mode &= !0o2000;
+                    }
+                    keep = !acl.is_minimal();
+                }
+            }
+            let new = || Xattr { namespace, name: rest.to_vec(), value: value.to_vec() };
+            match at {
+                Some(at) if keep => all[at] = new(),
+                Some(at) => drop(all.remove(at)),
+                None if keep => all.push(new()),
+                None => {}
+            }
+            Ok(true)
+        })
+    }
+
+    /// Removes an extended attribute. Removing an access control list leaves the permission bits as they are.
+    ///
+    /// # Errors
+    /// [`Error::NoAttribute`] if there is none of that name (an access control list may be missing); otherwise as
+    /// [`Fs::setxattr`].
+    pub fn removexattr(&self, c: Caller, ino: Ino, name: &[u8]) -> Result<()> {
+        self.writable()?;
+        let (namespace, rest) = split(name)?;
+        let node = self.node(ino)?;
+        self.change_xattrs(c, &node, &|inode, all| {
+            allowed(namespace, inode.file_type())?;
+            match find(all, namespace, rest) {
+                Some(at) => {
+                    all.remove(at);
+                    Ok(true)
+                }
+                None if namespace.is_acl() => Ok(false),
+                None => Err(Error::NoAttribute),
+            }
+        })
+    }
+
+    /// Changes attributes of a file, and what of its inode goes with them (mode, owner, times). `edit` says whether
+    /// there is a change; it may be called several times. Its errors leave everything as it was.
+    pub(super) fn change_xattrs(
+        &self,
+        c: Caller,
+        node: &Arc<Node>,
+        edit: &dyn Fn(&mut Inode, &mut Vec<Xattr>) -> Result<bool>,
+    ) -> Result<()> {
+        // Nobody else changes the attributes meanwhile, and no data comes that would count on the room in the inode.
+        let _resize = node.resize.lock();
+        while !self.with_space(|| self.change_xattrs_once(c, node, edit))? {}
+        Ok(())
+    }
+
+    /// False when the inode changed or moved in between.
+    fn change_xattrs_once(
+        &self,
+        c: Caller,
+        node: &Arc<Node>,
+        edit: &dyn Fn(&mut Inode, &mut Vec<Xattr>) -> Result<bool>,
+    ) -> Result<bool> {
+        node.wait_writeback();
+        let (old, home, mut all, chain) = {
+            let st = node.state.read();
+            if st.dead {
+                return Err(Error::Stale);
+            }
+            let (all, chain) = xattr::load(&self.cache, &st.inode)?;
+            (st.inode.clone(), st.home, all, chain)
+        };
+        let mut new = old.clone();
+        let before: usize = all.iter().map(Xattr::encoded_len).sum();
+        if !edit(&mut new, &mut all)? {
+            return Ok(true);
+        }
+        new.ctime = now();
+        let total: usize = all.iter().map(Xattr::encoded_len).sum();
+        let names: usize = all.iter().map(|x| x.namespace.prefix().len() + x.name.len() + 1).sum();
+        if total > before && (total > XATTR_TOTAL_MAX || names > XATTR_LIST_MAX) {
+            return Err(Error::NoSpace);
+        }
+        let (packed, len) = place(&all, inline_need(&old), old.inline_len, self.inline_most(&old, home)?);
+        (new.xattrs, new.inline_len) = (packed.inline, len);
+
+        let g = &self.geo;
+        let (have, need) = (chain.blocks.len(), xattr::blocks_for(g, &packed.chain));
+        let more = need.saturating_sub(have);
+        let goal = match home {
+            Home::Embedded { block, .. } | Home::External { block, .. } => block,
+            Home::System => g.sys_start,
+        };
+        let fresh = Fresh::take(g, &self.space, goal, more, c.privileged())?;
+        let _growth = match &self.quota {
+            Some(quota) if more > 0 => {
+                Some(quota.hold(ids_of(&new), more as u64 * g.frags_per_block(), 0, c.privileged())?)
+            }
+            _ => None,
+        };
+        let log_bytes = INODE_CORE_SIZE + INLINE_MAX + 256 + xattr::log_bytes(g, &self.space, have, need);
+        let dir = match home {
+            Home::Embedded { block, .. } if len > old.inline_len => {
+                let owner = block_owner(&self.cache.read_meta_any_owner(BlockKind::Dir, block)?.read());
+                match self.node(owner) {
+                    Ok(dir) => Some(dir),
+                    // Moved out of a directory that went away.
+                    Err(_) if node.state.read().home != home => return Ok(false),
+                    Err(e) => return Err(e),
+                }
+            }
+            _ => None,
+        };
+        let txn = self.journal.begin(log_bytes + self.space.log_bytes_for_init())?;
+        let mut nodes = vec![node];
+        nodes.extend(dir.as_ref());
+        let mut locked = Locked::new(&nodes);
+        let _promised = self.quota_for_new_owner(c, locked.get(node.ino)?, ids_of(&new))?;
+        // Read before anything changes.
+        let _home = match home {
+            Home::System => table::load_system_inode(&self.cache, node.ino).map(|_| None)?,
+            home => Some(self.home_block(home)?),
+        };
+        {
+            let st = locked.get(node.ino)?;
+            if st.dead {
+                return Err(Error::Stale);
+            }
+            if *node.in_writeback.lock() || st.inode != old || st.home != home {
+                return Ok(false);
+            }
+            // Extents that wait for their places may need blocks for what now finds no room in the inode.
+            let st_old = std::mem::replace(&mut st.inode, new);
+            if !st.data.pages.is_empty()
+                && let Err(e) = reserve_tree(&self.file_cx(), st, c.privileged())
+            {
+                st.inode = st_old;
+                return Err(e);
+            }
+        }
+        if let (Home::Embedded { block, entry, inode }, Some(dir)) = (home, &dir) {
+            let (dir_inode, state) = as_dir(locked.get(dir.ino)?)?;
+            let entry_len = inode - entry + dirblock::inode_room(len);
+            if !dir::grow_entry(&self.dir_cx(), &txn, dir_inode, state, block, entry, entry_len)? {
+                locked.get(node.ino)?.inode = old;
+                return Ok(false);
+            }
+        }
+        txn.arm();
+        let st = locked.get(node.ino)?;
+        xattr::write_chain(&txn, &self.space, &mut st.inode, &chain, fresh, &packed.chain)?;
+        crate::inode::store(&txn, st)?;
+        txn.done();
+        Ok(true)
+    }
+
+    /// How long the inline area of an inode can be at its place.
+    fn inline_most(&self, inode: &Inode, home: Home) -> Result<usize> {
+        let Home::Embedded { block, entry, inode: at } = home else { return Ok(INLINE_WITH_XATTRS) };
+        let buf = self.cache.read_meta_any_owner(BlockKind::Dir, block)?;
+        let b = buf.read();
+        let free = match dirblock::entry_at(&b, entry) {
+            Some(e) if e.ino == inode.ino => dirblock::grown_max(&b, entry),
+            // It has just moved; the caller will see that.
+            _ => return Ok(inode.inline_len),
+        };
+        Ok(free.saturating_sub(at - entry + INODE_CORE_SIZE) & !7)
+    }
+
+    /// Gives back the blocks of an orphan's attributes.
+    pub(super) fn reclaim_xattrs(&self, node: &Arc<Node>) -> Result<()> {
+        let chain = {
+            let st = node.state.read();
+            if st.dead || st.inode.xattr_block == 0 {
+                return Ok(());
+            }
+            xattr::read_chain(&self.cache, &st.inode)?
+        };
+        let g = &self.geo;
+        let bytes = INODE_CORE_SIZE + INLINE_MAX + 256 + xattr::log_bytes(g, &self.space, chain.blocks.len(), 0);
+        let txn = self.journal.begin(bytes)?;
+        let mut st = node.state.write();
+        let unused = node.refs.load(std::sync::atomic::Ordering::Acquire) == 0;
+        if st.dead || !unused || st.inode.xattr_block != chain.blocks.first().map_or(0, |b| b.addr()) {
+            return Ok(());
+        }
+        let _home = self.home_block(st.home)?;
+        txn.arm();
+        let fresh = Fresh::take(g, &self.space, 0, 0, true)?;
+        xattr::write_chain(&txn, &self.space, &mut st.inode, &chain, fresh, &[])?;
+        crate::inode::store(&txn, &mut st)?;
+        txn.done();
+        Ok(())
+    }
+}

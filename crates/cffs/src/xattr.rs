@@ -1,0 +1,217 @@
+//! Where a file's extended attributes are kept: at the end of the inode's inline area while they are small, in a chain
+//! of blocks of their own otherwise.
+//!
+//! An attribute is in one of the two places. Which one is decided anew at every change ([`pack`]); access control lists
+//! come first, since every permission check asks for them. The chain is one list cut into blocks; a change rewrites the
+//! bytes that differ, in place, within the caller's transaction.
+
+use crate::cache::{BufRef, Cache};
+use crate::error::{Error, Result};
+use crate::format::dirblock::BlockEdit;
+use crate::format::xattr::{ChainBlock, Namespace, XATTR_NEXT, Xattr, chain_max, decode_list, payload};
+use crate::format::{BlockAddr, BlockId, BlockKind, Corrupt, Geometry, Ino, Inode, META_HEADER_SIZE};
+use crate::journal::{Purse, Txn};
+use crate::space::{Run, Space};
+
+/// The blocks of an inode's chain, and the list in them.
+#[derive(Default)]
+pub struct Chain {
+    /// The list.
+    pub list: Vec<u8>,
+    /// The blocks in order; held so that a change of them cannot fail.
+    pub blocks: Vec<BufRef>,
+}
+
+fn damaged<T>(ino: Ino, what: impl std::fmt::Display) -> Result<T> {
+    Err(Corrupt(format!("inode {ino}: extended attributes: {what}")).into())
+}
+
+/// Reads the chain of an inode.
+pub fn read_chain(cache: &Cache, inode: &Inode) -> Result<Chain> {
+    let mut chain = Chain::default();
+    let g = cache.geometry();
+    let mut addr = inode.xattr_block;
+    while addr != 0 {
+        if addr >= g.total_blocks {
+            return damaged(inode.ino, format_args!("block {addr} lies outside the file system"));
+        }
+        if chain.blocks.len() >= chain_max(g.block_size()) {
+            return damaged(inode.ino, "the chain of blocks does not end");
+        }
+        let buf = cache.read_meta(BlockId { kind: BlockKind::Xattr, addr, owner: inode.ino })?;
+        {
+            let b = buf.read();
+            let head = ChainBlock::decode(&b)?;
+            if head.index as usize != chain.blocks.len() {
+                return damaged(inode.ino, format_args!("block {addr} is number {} of the chain", head.index));
+            }
+            chain.list.extend_from_slice(&b[META_HEADER_SIZE..META_HEADER_SIZE + head.used]);
+            addr = head.next;
+        }
+        chain.blocks.push(buf);
+    }
+    Ok(chain)
+}
+
+/// All attributes of an inode, and its chain.
+pub fn load(cache: &Cache, inode: &Inode) -> Result<(Vec<Xattr>, Chain)> {
+    let chain = read_chain(cache, inode)?;
+    let mut all = Vec::new();
+    let read = decode_list(&inode.xattrs, true, &mut all).and_then(|()| decode_list(&chain.list, false, &mut all));
+    match read {
+        Ok(()) => Ok((all, chain)),
+        Err(c) => damaged(inode.ino, c),
+    }
+}
+
+/// The value of one attribute. The chain is read only if it is not in the inode.
+pub fn get(cache: &Cache, inode: &Inode, namespace: Namespace, name: &[u8]) -> Result<Option<Vec<u8>>> {
+    if !inode.has_xattrs() {
+        return Ok(None);
+    }
+    let mut here = Vec::new();
+    if let Err(c) = decode_list(&inode.xattrs, true, &mut here) {
+        return damaged(inode.ino, c);
+    }
+    if inode.xattr_block != 0 && !here.iter().any(|x| x.is(namespace, name)) {
+        here = load(cache, inode)?.0;
+    }
+    Ok(here.into_iter().find(|x| x.is(namespace, name)).map(|x| x.value))
+}
+
+/// What goes where.
+pub struct Packed {
+    /// For the inode: a list, padded to a multiple of eight bytes.
+    pub inline: Vec<u8>,
+    /// For the chain.
+    pub chain: Vec<u8>,
+}
+
+/// Divides attributes between `room` bytes in the inode and the chain.
+pub fn pack(all: &[Xattr], room: usize) -> Packed {
+    let rank = |x: &Xattr| match x.namespace {
+        Namespace::AclAccess => 0,
+        Namespace::AclDefault => 1,
+        Namespace::Security => 2,
+        Namespace::Trusted => 3,
+        Namespace::User => 4,
+    };
+    let mut order: Vec<&Xattr> = all.iter().collect();
+    order.sort_by_key(|x| rank(x));
+    let mut packed = Packed { inline: Vec::new(), chain: Vec::new() };
+    for x in order {
+        let fits = packed.inline.len() + x.encoded_len() <= room & !7;
+        x.encode(if fits { &mut packed.inline } else { &mut packed.chain });
+    }
+    packed.inline.resize(packed.inline.len().next_multiple_of(8), 0);
+    packed
+}
+
+/// Blocks that a list takes in the chain.
+pub fn blocks_for(g: &Geometry, list: &[u8]) -> usize {
+    list.len().div_ceil(payload(g.block_size()))
+}
+
+/// Blocks with a place that nothing points to yet: given back when dropped.
+pub struct Fresh<'a> {
+    space: &'a Space,
+    purse: Purse,
+    runs: Vec<Run>,
+}
+
+impl<'a> Fresh<'a> {
+    /// Finds places for `n` blocks near `goal`, ready to be committed.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`], or what reading a bitmap brings; nothing has changed then.
+    pub fn take(g: &Geometry, space: &'a Space, goal: BlockAddr, n: usize, privileged: bool) -> Result<Fresh<'a>> {
+        let n = n as u64;
+        space.reserve_blocks(n, privileged)?;
+        let mut fresh = Fresh { space, purse: Purse::new(n, privileged), runs: Vec::new() };
+        let mut left = n;
+        while left > 0 {
+            let run = space.alloc_meta_near(&fresh.purse, goal, left, 1)?.ok_or(Error::NoSpace)?;
+            fresh.runs.push(run);
+            space.prepare_commit(run)?;
+            left -= run.len / g.frags_per_block();
+        }
+        Ok(fresh)
+    }
+}
+
+impl Drop for Fresh<'_> {
+    fn drop(&mut self) {
+        self.runs.drain(..).for_each(|run| self.space.CANCEL);
+        self.space.unreserve_blocks(self.purse.empty());
+    }
+}
+
+/// Makes `list` the contents of an inode's chain, `old` until now. `fresh` has as many blocks as the chain grows by. The
+/// caller stores the inode, whose count of fragments and first block change.
+pub fn write_chain(
+    txn: &Txn<'_>,
+    space: &Space,
+    inode: &mut Inode,
+    old: &Chain,
+    mut fresh: Fresh<'_>,
+    list: &[u8],
+) -> Result<()> {
+    let g = *txn.cache().geometry();
+    let need = blocks_for(&g, list);
+    let mut blocks: Vec<BufRef> = old.blocks.iter().take(need).cloned().collect();
+    for run in fresh.runs.drain(..) {
+        space.commit_alloc(txn, run)?;
+        for addr in g.block_of_frag(run.start)..g.block_of_frag(run.end()) {
+            blocks.push(txn.init_block(BlockId { kind: BlockKind::Xattr, addr, owner: inode.ino }));
+        }
+    }
+    if blocks.len() != need {
+        return Error::invalid(format!("{} blocks for a chain of {need}", blocks.len()));
+    }
+    let next: Vec<BlockAddr> = blocks.iter().skip(1).map(|b| b.addr()).chain([0]).collect();
+    let pieces = list.chunks(payload(g.block_size()));
+    for (index, ((buf, next), piece)) in blocks.iter().zip(next).zip(pieces).enumerate() {
+        let head = ChainBlock { next, index: index as u32, used: piece.len() };
+        let mut edit = txn.edit(buf);
+        replace(&mut edit, XATTR_NEXT, &head.encode());
+        replace(&mut edit, META_HEADER_SIZE, piece);
+        // No remains of values that were removed.
+        let end = META_HEADER_SIZE + piece.len();
+        let tail = vec![0; g.block_size() - end];
+        replace(&mut edit, end, &tail);
+    }
+    for gone in &old.blocks[need.min(old.blocks.len())..] {
+        txn.free_block(gone.addr());
+        space.free(txn, Run { start: g.frag_of_block(gone.addr()), len: g.frags_per_block() })?;
+    }
+    let (before, now) = (old.blocks.len() as u64, need as u64);
+    inode.frags = (inode.frags + now * g.frags_per_block()).saturating_sub(before * g.frags_per_block());
+    inode.xattr_block = blocks.first().map_or(0, |b| b.addr());
+    Ok(())
+}
+
+/// Granularity in which [`replace`] looks for differences, in bytes.
+const PIECE: usize = 64;
+
+/// Writes what differs.
+fn replace(edit: &mut impl BlockEdit, offset: usize, new: &[u8]) {
+    let differs = |b: &[u8], piece: &[u8], at: usize| b[offset + at..offset + at + piece.len()] != *piece;
+    let mut pieces = new.chunks(PIECE).enumerate().map(|(i, p)| (i * PIECE, p)).peekable();
+    while let Some((from, piece)) = pieces.next() {
+        if !differs(edit.bytes(), piece, from) {
+            continue;
+        }
+        let mut to = from + piece.len();
+        while let Some((at, piece)) = pieces.next_if(|(at, p)| differs(edit.bytes(), p, *at)) {
+            to = at + piece.len();
+        }
+        edit.range(offset + from, to - from).copy_from_slice(&new[from..to]);
+    }
+}
+
+/// Most bytes that [`write_chain`] logs when the chain has `old` blocks before and `new` afterwards.
+pub fn log_bytes(g: &Geometry, space: &Space, old: usize, new: usize) -> usize {
+    let each = g.block_size() + 2 * META_HEADER_SIZE + 8 * (g.block_size() / (2 * PIECE) + 4);
+    let bits = space.log_bytes(g.frags_per_block()) + 64;
+    new * each + new.abs_diff(old) * bits
+}
