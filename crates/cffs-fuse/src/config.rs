@@ -11,6 +11,11 @@ pub struct MountConfig {
     pub allow_other: bool,
     /// The kernel checks permission bits, as for any file system of its own. Without it anybody who gets in may do anything.
     pub default_permissions: bool,
+    /// Extended attributes. They cost messages: the kernel asks for `security.capability` before the first write to a
+    /// file, and programs such as `ls -l` ask for access control lists.
+    pub xattr: bool,
+    /// Access control lists; only with [`MountConfig::xattr`] and [`MountConfig::default_permissions`].
+    pub acl: bool,
     /// Set-user-id and set-group-id bits of programs count. Only root can have this.
     pub suid: bool,
     /// Device files work. Only root can have this.
@@ -40,6 +45,8 @@ impl Default for MountConfig {
             // /etc/fuse.conf for it.
             allow_other: root,
             default_permissions: true,
+            xattr: true,
+            acl: true,
             suid: root,
             dev: root,
             exec: true,

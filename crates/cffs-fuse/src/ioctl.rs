@@ -5,7 +5,7 @@
 
 use crate::control::{self, Asker};
 use crate::messages::Message;
-use crate::server::Shared;
+use crate::shared::Shared;
 use cffs::error::Error;
 use cffs::format::Ino;
 use fuser::Errno;

@@ -10,6 +10,10 @@ pub(crate) struct Abilities {
     pub(crate) no_open: bool,
     /// The same for OPENDIR.
     pub(crate) no_opendir: bool,
+    /// It checks access control lists, and leaves the umask to us.
+    pub(crate) acl: bool,
+    /// Set-id bits and capabilities of a file that is written, cut or given away are for us to drop.
+    pub(crate) drops_privileges: bool,
 }
 
 /// Wanted where the kernel has it.
@@ -28,8 +32,8 @@ const WANTED: [InitFlags; 6] = [
 // - WRITEBACK_CACHE, AUTO_INVAL_DATA: see the crate's documentation;
 // - ATOMIC_O_TRUNC: without OPEN messages truncation has to come as SETATTR;
 // - POSIX_LOCKS, FLOCK_LOCKS: one kernel, so its own lock tables are the right ones, and free;
-// - HANDLE_KILLPRIV(_V2): without them the kernel itself drops set-id bits with a SETATTR before it writes, truncates or
-//   changes the owner, and its cached mode is right afterwards; fuser does not pass on all that V2 needs;
+// - HANDLE_KILLPRIV: see below;
+// - SETXATTR_EXT: fuser does not know the longer message;
 // - EXPORT_SUPPORT: would look up inodes that the kernel holds no reference to.
 
 /// Sets up the connection.
@@ -50,8 +54,17 @@ pub(crate) fn negotiate(kernel: &mut KernelConfig, config: &MountConfig) -> Abil
         let _ = kernel.set_max_background(nearest);
     }
     let has = kernel.capabilities();
+    // Both or neither: with access control lists alone the kernel would still apply the umask.
+    let for_acl = InitFlags::FUSE_POSIX_ACL | InitFlags::FUSE_DONT_MASK;
+    let acl = config.xattr && config.acl && config.default_permissions && kernel.add_capabilities(for_acl).is_ok();
+    // Whoever answers GETXATTR is asked for `security.capability` before every write, unless the kernel may remember that
+    // there is nothing to drop; and it may only where the server does the dropping. Without extended attributes it never
+    // asks, and drops set-id bits itself, with a SETATTR before it writes, truncates or changes the owner.
+    let drops_privileges = config.xattr && kernel.add_capabilities(InitFlags::FUSE_HANDLE_KILLPRIV_V2).is_ok();
     Abilities {
         no_open: has.contains(InitFlags::FUSE_NO_OPEN_SUPPORT),
         no_opendir: has.contains(InitFlags::FUSE_NO_OPENDIR_SUPPORT),
+        acl,
+        drops_privileges,
     }
 }

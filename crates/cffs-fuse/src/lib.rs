@@ -32,7 +32,9 @@ mod ranges;
 mod remount;
 mod server;
 mod session;
+mod shared;
 mod snapshot;
+mod xattr;
 
 pub use config::MountConfig;
 pub use mountpoint::Unmounter;

@@ -64,6 +64,10 @@ messages! {
     lseek Lseek,
     fallocate Fallocate,
     copy_file_range CopyFileRange,
+    getxattr GetXattr,
+    setxattr SetXattr,
+    listxattr ListXattr,
+    removexattr RemoveXattr,
     ioctl Ioctl,
     unsupported Unsupported,
 }

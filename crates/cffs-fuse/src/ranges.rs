@@ -1,7 +1,7 @@
 //! Messages about ranges of files: FALLOCATE and COPY_FILE_RANGE.
 
 use crate::messages::Message;
-use crate::server::Shared;
+use crate::shared::Shared;
 use crate::snapshot::is_snapshot;
 use cffs::error::{Error, Result};
 use cffs::format::Ino;

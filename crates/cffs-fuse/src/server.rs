@@ -1,183 +1,39 @@
 //! Answers the messages of the kernel.
 
 use crate::config::MountConfig;
-use crate::control::{Answers, Asker};
+use crate::control::Asker;
 use crate::convert;
 use crate::ioctl;
 use crate::kernel::{self, Abilities};
-use crate::messages::{Message, Messages};
+use crate::messages::Message;
 use crate::ranges;
-use crate::snapshot::{STATS_FILE, ServerProcess, Snapshots, is_snapshot};
+use crate::shared::Shared;
+use crate::snapshot::{STATS_FILE, is_snapshot};
 use cffs::error::{Error, Result};
 use cffs::format::{Ino, ROOT_INO};
-use cffs::fs::Fs;
 use cffs::fs::api::{Attr, Caller, RenameFlags as Rename};
 use fuser::{
     AccessFlags, BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle, Filesystem, FopenFlags, Generation, INodeNo,
-    IoctlFlags, KernelConfig, LockOwner, Notifier, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData,
-    ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyStatfs,
-    ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
+    IoctlFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory,
+    ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr,
+    Request, TimeOrNow, WriteFlags,
 };
-use parking_lot::Mutex;
 use std::cell::RefCell;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 /// Positions in a listing that the engine does not know: it counts from 64.
 const DOT: u64 = 1;
 const DOT_DOT: u64 = 2;
 
-/// What the session and its server both use.
-pub(crate) struct Shared {
-    fs: Arc<Fs>,
-    messages: Messages,
-    snapshots: Snapshots,
-    /// Answers of the control channel that are still being fetched.
-    answers: Answers,
-    /// What is mounted.
-    image: String,
-    notifier: OnceLock<Notifier>,
-    serving: AtomicBool,
-    panicked: AtomicBool,
-    /// The kernel has let go of the connection.
-    over: Arc<AtomicBool>,
-    /// What closing the engine came to, until somebody has asked for it.
-    closed: Mutex<Option<Result<()>>>,
-}
-
-impl Shared {
-    pub(crate) fn new(fs: Arc<Fs>, image: String) -> Shared {
-        Shared {
-            fs,
-            messages: Messages::default(),
-            snapshots: Snapshots::default(),
-            answers: Answers::default(),
-            image,
-            notifier: OnceLock::new(),
-            serving: AtomicBool::new(false),
-            panicked: AtomicBool::new(false),
-            over: Arc::default(),
-            closed: Mutex::new(None),
-        }
-    }
-
-    pub(crate) fn set_notifier(&self, notifier: Notifier) {
-        // Set once per session, and there is one session.
-        let _ = self.notifier.set(notifier);
-    }
-
-    /// From now on the end of the session closes the engine.
-    pub(crate) fn serving(&self) {
-        self.serving.store(true, Ordering::Release);
-    }
-
-    /// Becomes true when the mount is gone, before the engine is closed.
-    pub(crate) fn over(&self) -> Arc<AtomicBool> {
-        self.over.clone()
-    }
-
-    pub(crate) fn panicked(&self) -> bool {
-        self.panicked.load(Ordering::Acquire)
-    }
-
-    /// Closes the engine, unless that has been done; returns what came of it, to whoever asks first.
-    pub(crate) fn close(&self) -> Result<()> {
-        let mut closed = self.closed.lock();
-        let result = closed.take().unwrap_or_else(|| self.fs.close());
-        *closed = Some(Ok(()));
-        result
-    }
-
-    /// The kernel has closed the connection: closes the engine and leaves the result for [`Shared::close`].
-    fn end(&self) {
-        self.over.store(true, Ordering::Release);
-        if self.serving.load(Ordering::Acquire) && !self.panicked() {
-            // A panic here would end the thread that reports the end of the session, which everybody waits for.
-            let mut closed = self.closed.lock();
-            if closed.is_none() {
-                match catch_unwind(AssertUnwindSafe(|| self.fs.close())) {
-                    Ok(result) => *closed = Some(result),
-                    Err(_) => self.panicked.store(true, Ordering::Release),
-                }
-            }
-        }
-    }
-
-    /// Counts a message, carries it out and turns an error into its number.
-    pub(crate) fn call<T>(
-        &self,
-        message: Message,
-        ino: Ino,
-        f: impl FnOnce(&Fs) -> Result<T>,
-    ) -> std::result::Result<T, Errno> {
-        // Looking at the counters does not change them.
-        if !is_snapshot(ino) {
-            self.messages.count(message);
-        }
-        if self.panicked() {
-            return Err(Errno::EIO);
-        }
-        match catch_unwind(AssertUnwindSafe(|| f(&self.fs))) {
-            Ok(Ok(value)) => Ok(value),
-            Ok(Err(error)) => {
-                if matches!(error, Error::Corrupt(_) | Error::Io(_)) {
-                    tracing::error!(operation = message.name(), ino, %error);
-                }
-                Err(Errno::from_i32(error.errno()))
-            }
-            Err(_) => {
-                // What the engine holds in memory cannot be trusted now, the image can: nothing more is written, and the
-                // next mount recovers it.
-                self.panicked.store(true, Ordering::Release);
-                tracing::error!(
-                    operation = message.name(),
-                    ino,
-                    "internal error; every operation fails from now on; unmount"
-                );
-                Err(Errno::EIO)
-            }
-        }
-    }
-
-    pub(crate) fn count(&self, message: Message) {
-        self.messages.count(message);
-    }
-
-    pub(crate) fn answers(&self) -> &Answers {
-        &self.answers
-    }
-
-    pub(crate) fn image(&self) -> &str {
-        &self.image
-    }
-
-    /// The counters: those of the engine, and under `fuse` ours.
-    pub(crate) fn stats(&self) -> Result<serde_json::Value> {
-        let mut all = serde_json::to_value(self.fs.stats()).map_err(std::io::Error::other)?;
-        let mut fuse = serde_json::to_value(self.messages.counts()).map_err(std::io::Error::other)?;
-        fuse["server"] = serde_json::to_value(ServerProcess::current()).map_err(std::io::Error::other)?;
-        all["fuse"] = fuse;
-        all["read_only"] = self.fs.is_read_only().into();
-        Ok(all)
-    }
-
-    fn stats_text(&self) -> Result<String> {
-        let mut text = serde_json::to_string_pretty(&self.stats()?).map_err(std::io::Error::other)?;
-        text.push('\n');
-        Ok(text)
-    }
-}
-
 /// The file system as fuser sees it.
 pub(crate) struct Server {
-    shared: Arc<Shared>,
-    config: MountConfig,
-    abilities: Abilities,
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) config: MountConfig,
+    pub(crate) abilities: Abilities,
 }
 
 thread_local! {
@@ -185,7 +41,7 @@ thread_local! {
     static BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
-fn caller(req: &Request) -> Caller {
+pub(crate) fn caller(req: &Request) -> Caller {
     Caller { uid: req.uid(), gid: req.gid() }
 }
 
@@ -221,13 +77,13 @@ impl Server {
         }
     }
 
-    fn unsupported(&self, reply: impl FnOnce(Errno)) {
-        self.shared.messages.count(Message::Unsupported);
+    pub(crate) fn unsupported(&self, reply: impl FnOnce(Errno)) {
+        self.shared.count(Message::Unsupported);
         reply(Errno::ENOSYS);
     }
 }
 
-fn reply_empty(result: std::result::Result<(), Errno>, reply: ReplyEmpty) {
+pub(crate) fn reply_empty(result: std::result::Result<(), Errno>, reply: ReplyEmpty) {
     match result {
         Ok(()) => reply.ok(),
         Err(e) => reply.error(e),
@@ -304,7 +160,8 @@ impl Filesystem for Server {
             if is_snapshot(ino.0) {
                 return Err(Error::NotPermitted);
             }
-            fs.setattr(caller(req), ino.0, convert::set_attr(mode, uid, gid, size, atime, mtime))
+            let set = convert::set_attr(mode, uid, gid, size, atime, mtime);
+            fs.setattr(caller(req), ino.0, self.drop_privileges(fs, req, ino, set)?)
         });
         self.reply_attr(result, reply);
     }
@@ -316,19 +173,10 @@ impl Filesystem for Server {
         }
     }
 
-    fn mknod(
-        &self,
-        req: &Request,
-        parent: INodeNo,
-        name: &OsStr,
-        mode: u32,
-        _umask: u32,
-        rdev: u32,
-        reply: ReplyEntry,
-    ) {
+    fn mknod(&self, req: &Request, parent: INodeNo, name: &OsStr, mode: u32, umask: u32, rdev: u32, reply: ReplyEntry) {
         let result = self.shared.call(Message::MkNod, parent.0, |fs| {
             reserved(parent, name)?;
-            let perm = convert::permissions(mode);
+            let perm = self.new_permissions(mode, umask);
             match convert::mode_type(mode) {
                 None => Err(Error::Invalid(format!("mode {mode:o} has no file type"))),
                 // open(O_CREAT) too: CREATE is declined.
@@ -339,10 +187,10 @@ impl Filesystem for Server {
         self.reply_entry(result, reply);
     }
 
-    fn mkdir(&self, req: &Request, parent: INodeNo, name: &OsStr, mode: u32, _umask: u32, reply: ReplyEntry) {
+    fn mkdir(&self, req: &Request, parent: INodeNo, name: &OsStr, mode: u32, umask: u32, reply: ReplyEntry) {
         let result = self.shared.call(Message::MkDir, parent.0, |fs| {
             reserved(parent, name)?;
-            fs.mkdir(caller(req), parent.0, name.as_bytes(), convert::permissions(mode))
+            fs.mkdir(caller(req), parent.0, name.as_bytes(), self.new_permissions(mode, umask))
         });
         self.reply_entry(result, reply);
     }
@@ -405,7 +253,7 @@ impl Filesystem for Server {
     }
 
     fn open(&self, _req: &Request, _ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
-        self.shared.messages.count(Message::Open);
+        self.shared.count(Message::Open);
         if self.abilities.no_open {
             reply.error(Errno::ENOSYS);
         } else {
@@ -463,28 +311,19 @@ impl Filesystem for Server {
             if is_snapshot(ino.0) {
                 return Err(Error::NotPermitted);
             }
-            // Buffered writes come after a SETATTR that drops these bits; direct ones leave it to us.
-            let drop_bits =
-                write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID) && fs.getattr(ino.0)?.perm & 0o6000 != 0;
-            if drop_bits {
-                fs.clear_set_id(ino.0)?;
+            if write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID) && fs.clear_set_id(ino.0)? {
+                self.shared.attributes_changed(ino);
             }
-            Ok((fs.write(caller(req), ino.0, offset, data)?, drop_bits))
+            fs.write(caller(req), ino.0, offset, data)
         });
         match result {
-            Ok((n, mode_changed)) => {
-                reply.written(n as u32);
-                if let (true, Some(notifier)) = (mode_changed, self.shared.notifier.get()) {
-                    // A negative offset: attributes alone. It fails only if the kernel has forgotten the inode by now.
-                    let _ = notifier.inval_inode(ino, -1, 0);
-                }
-            }
+            Ok(n) => reply.written(n as u32),
             Err(e) => reply.error(e),
         }
     }
 
     fn flush(&self, _req: &Request, _ino: INodeNo, _fh: FileHandle, _lock_owner: LockOwner, reply: ReplyEmpty) {
-        self.shared.messages.count(Message::Flush);
+        self.shared.count(Message::Flush);
         reply.error(Errno::ENOSYS);
     }
 
@@ -498,7 +337,7 @@ impl Filesystem for Server {
         _flush: bool,
         reply: ReplyEmpty,
     ) {
-        self.shared.messages.count(Message::Release);
+        self.shared.count(Message::Release);
         reply.ok();
     }
 
@@ -510,7 +349,7 @@ impl Filesystem for Server {
     }
 
     fn opendir(&self, _req: &Request, _ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
-        self.shared.messages.count(Message::OpenDir);
+        self.shared.count(Message::OpenDir);
         if self.abilities.no_opendir {
             reply.error(Errno::ENOSYS);
         } else {
@@ -572,7 +411,7 @@ impl Filesystem for Server {
     }
 
     fn releasedir(&self, _req: &Request, _ino: INodeNo, _fh: FileHandle, _flags: OpenFlags, reply: ReplyEmpty) {
-        self.shared.messages.count(Message::ReleaseDir);
+        self.shared.count(Message::ReleaseDir);
         reply.ok();
     }
 
@@ -610,19 +449,19 @@ impl Filesystem for Server {
         parent: INodeNo,
         name: &OsStr,
         mode: u32,
-        _umask: u32,
+        umask: u32,
         _flags: i32,
         reply: ReplyCreate,
     ) {
         if self.abilities.no_open {
             // MKNOD and an open without a message: one message, where CREATE brings a RELEASE with it.
-            self.shared.messages.count(Message::Create);
+            self.shared.count(Message::Create);
             reply.error(Errno::ENOSYS);
             return;
         }
         let result = self.shared.call(Message::Create, parent.0, |fs| {
             reserved(parent, name)?;
-            fs.create(caller(req), parent.0, name.as_bytes(), convert::permissions(mode))
+            fs.create(caller(req), parent.0, name.as_bytes(), self.new_permissions(mode, umask))
         });
         match result {
             Ok(a) => {
@@ -673,27 +512,27 @@ impl Filesystem for Server {
 
     fn setxattr(
         &self,
-        _req: &Request,
-        _ino: INodeNo,
-        _name: &OsStr,
-        _value: &[u8],
-        _flags: i32,
+        req: &Request,
+        ino: INodeNo,
+        name: &OsStr,
+        value: &[u8],
+        flags: i32,
         _position: u32,
         reply: ReplyEmpty,
     ) {
-        self.unsupported(|e| reply.error(e));
+        self.set_attribute(req, ino, name, value, flags, reply);
     }
 
-    fn getxattr(&self, _req: &Request, _ino: INodeNo, _name: &OsStr, _size: u32, reply: ReplyXattr) {
-        self.unsupported(|e| reply.error(e));
+    fn getxattr(&self, _req: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
+        self.get_attribute(ino, name, size, reply);
     }
 
-    fn listxattr(&self, _req: &Request, _ino: INodeNo, _size: u32, reply: ReplyXattr) {
-        self.unsupported(|e| reply.error(e));
+    fn listxattr(&self, req: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
+        self.list_attributes(req, ino, size, reply);
     }
 
-    fn removexattr(&self, _req: &Request, _ino: INodeNo, _name: &OsStr, reply: ReplyEmpty) {
-        self.unsupported(|e| reply.error(e));
+    fn removexattr(&self, req: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        self.remove_attribute(req, ino, name, reply);
     }
 
     fn fallocate(
@@ -759,44 +598,6 @@ fn engine_position(offset: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cffs::device::MemoryDevice;
-    use cffs::fs::api::MountOptions;
-
-    fn shared() -> Shared {
-        let device = Arc::new(MemoryDevice::new(64 << 20));
-        cffs::mkfs::mkfs(&*device, None, &cffs::mkfs::MkfsOptions::default()).unwrap();
-        Shared::new(Fs::open(device, None, MountOptions::default()).unwrap(), "image".into())
-    }
-
-    #[test]
-    fn a_panic_is_an_error_now_and_from_then_on() {
-        let s = shared();
-        assert_eq!(s.call(Message::Lookup, 1, |_| Err::<(), _>(Error::NotFound)), Err(Errno::ENOENT));
-        assert_eq!(
-            s.call(Message::Read, 1, |_| -> Result<()> { panic!("a bug, wanted by this test") }),
-            Err(Errno::EIO)
-        );
-        assert_eq!(s.call(Message::StatFs, 1, |_| Ok(())), Err(Errno::EIO));
-        assert!(s.panicked());
-        // Left for recovery.
-        s.serving();
-        s.end();
-        assert!(s.closed.lock().is_none());
-        assert!(s.over().load(Ordering::Acquire));
-    }
-
-    #[test]
-    fn the_engine_is_closed_once() {
-        let s = shared();
-        s.end();
-        assert!(s.closed.lock().is_none(), "closed although the session never began");
-        s.serving();
-        s.end();
-        assert!(s.closed.lock().is_some());
-        s.close().unwrap();
-        s.close().unwrap();
-        s.end();
-    }
 
     #[test]
     fn positions_of_a_listing() {

@@ -2,7 +2,8 @@
 
 use crate::config::MountConfig;
 use crate::mountpoint::{self, Event, Unmounter};
-use crate::server::{Server, Shared};
+use crate::server::Server;
+use crate::shared::Shared;
 use cffs::fs::Fs;
 use parking_lot::Mutex;
 use std::io;

@@ -7,6 +7,9 @@ use cffs_fuse::MountConfig;
 use common::{Image, Mounted, can_mount};
 use std::fs;
 use std::io::Write as _;
+use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::process::CommandExt as _;
+use std::process::Command;
 
 const DIRS: u64 = 10;
 const FILES: u64 = 100;
@@ -164,4 +167,72 @@ fn a_durable_new_file_is_one_message_more() {
         assert_eq!(fs::read(m.path(&format!("d0/file{f}"))).unwrap(), [7; 1024]);
     }
     m.unmount();
+}
+
+/// Messages of each kind for creating, writing, syncing and closing `FILES` files as a user, the owner of the directory or
+/// not, and for listing them with `ls -l` and reading them after a remount.
+fn cost(config: &MountConfig, owner: bool) -> [std::collections::BTreeMap<&'static str, u64>; 2] {
+    const KINDS: [&str; 11] = [
+        "lookup",
+        "getattr",
+        "setattr",
+        "mknod",
+        "write",
+        "fsync",
+        "getxattr",
+        "listxattr",
+        "read",
+        "readdirplus",
+        "unsupported",
+    ];
+    let image = Image::new();
+    let m = image.mount_with(MountOptions::default(), config);
+    fs::create_dir(m.path("d")).unwrap();
+    let uid = if owner { 0 } else { 1000 };
+    fs::set_permissions(m.path("d"), fs::Permissions::from_mode(0o777)).unwrap();
+    let script = format!(
+        "import os\nfor i in range({FILES}):\n fd = os.open('{}/f%d' % i, os.O_CREAT | os.O_WRONLY | os.O_EXCL)\n \
+         os.write(fd, b'x' * 1024)\n os.fsync(fd)\n os.close(fd)\n",
+        m.path("d").display()
+    );
+    let run = |program: &str, args: &[&str]| {
+        assert!(Command::new(program).args(args).uid(uid).gid(uid).output().unwrap().status.success());
+    };
+    // What the kernel asks once and for all.
+    fs::write(m.path("first"), b"x").unwrap();
+    let _ = m.path("first").metadata();
+    let count = |before: &common::Messages, after: &common::Messages| {
+        KINDS.iter().map(|k| (*k, after.since(before, k))).filter(|(_, n)| *n > 0).collect()
+    };
+    let before = m.messages();
+    run("python3", &["-c", &script]);
+    let created = count(&before, &m.messages());
+    m.unmount();
+    let m = image.mount_with(MountOptions::default(), config);
+    let before = m.messages();
+    run("ls", &["-l", m.path("d").to_str().unwrap()]);
+    run("sh", &["-c", &format!("cat {}/* > /dev/null", m.path("d").display())]);
+    let read = count(&before, &m.messages());
+    m.unmount();
+    [created, read]
+}
+
+#[test]
+fn what_extended_attributes_cost() {
+    if !can_mount() || Command::new("python3").arg("--version").output().is_err() {
+        return;
+    }
+    let without = MountConfig { xattr: false, ..MountConfig::default() };
+    let no_acl = MountConfig { acl: false, ..MountConfig::default() };
+    for (owner, who) in [(true, "owner"), (false, "other user")] {
+        let [created, read] = cost(&without, owner);
+        println!("noxattr, {who}: create {created:?}, ls and read {read:?}");
+        assert_eq!((created.get("getxattr"), read.get("getxattr")), (None, None));
+        let [created, read] = cost(&no_acl, owner);
+        println!("noacl, {who}: create {created:?}, ls and read {read:?}");
+        // `security.capability`, before the first write to a file and not again.
+        assert_eq!(created["getxattr"], FILES);
+        let [created, read] = cost(&MountConfig::default(), owner);
+        println!("default, {who}: create {created:?}, ls and read {read:?}");
+    }
 }

@@ -202,7 +202,7 @@ fn attributes_go_with_the_inode_wherever_it_moves() {
         for name in ["a", "b"] {
             let ino = image.find(name);
             // To the external table and back, to another directory, to a long name.
-            image.fs.link(ino, dir, format!("{name}2").as_bytes()).unwrap();
+            image.fs.link(ME, ino, dir, format!("{name}2").as_bytes()).unwrap();
             same(&image);
             image.fs.unlink(ROOT_INO, name.as_bytes()).unwrap();
             image.fs.lookup(dir, format!("{name}2").as_bytes()).unwrap();
@@ -211,6 +211,7 @@ fn attributes_go_with_the_inode_wherever_it_moves() {
             image
                 .fs
                 .rename(
+                    ME,
                     dir,
                     format!("{name}2").as_bytes(),
                     ROOT_INO,

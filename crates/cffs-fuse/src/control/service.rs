@@ -1,7 +1,7 @@
 //! The answering side: carries a request out.
 
 use super::{Frame, MountInfo, Refusal, Reply, Request};
-use crate::server::Shared;
+use crate::shared::Shared;
 use cffs::error::{Error, Result};
 use cffs::fs::Fs;
 use cffs_buf::CONTROL_LEN;

@@ -5,6 +5,7 @@ use super::{AtimeMode, Attr, Caller, Fs, SetAttr, TimeSpec, now};
 use crate::error::{Error, Result};
 use crate::file::truncate;
 use crate::format::inode::{INLINE_MAX, INODE_CORE_SIZE};
+use crate::format::xattr::Namespace;
 use crate::format::{FILE_SIZE_MAX, FileType, Ino, Inode};
 use crate::inode::{Node, NodeState};
 use std::sync::Arc;
@@ -184,22 +185,47 @@ impl Fs {
         }
     }
 
-    /// Takes set-user-id and set-group-id from a file that was written by somebody without the right to keep them.
-    pub fn clear_set_id(&self, ino: Ino) -> Result<()> {
+    /// Takes set-user-id, set-group-id and capabilities from a file that was written by somebody without the right to keep
+    /// them. True if it had any.
+    pub fn clear_set_id(&self, ino: Ino) -> Result<bool> {
         let node = self.node(ino)?;
-        let drop = {
-            let mode = node.state.read().inode.mode;
-            // Set-group-id without group execution is a lock mark, not an identity.
-            mode & 0o4000 | if mode & 0o010 != 0 { mode & 0o2000 } else { 0 }
+        let (drop, attributes) = {
+            let inode = &node.state.read().inode;
+            if inode.file_type() != FileType::Regular {
+                return Ok(false);
+            }
+            let capable = crate::xattr::get(&self.cache, inode, Namespace::Security, b"capability")?.is_some();
+            (set_id_bits(inode.mode), capable)
         };
+        if attributes {
+            self.writable()?;
+            let mut found = false;
+            match self.removexattr(Caller::ROOT, ino, b"security.capability") {
+                Ok(()) => found = true,
+                Err(Error::NoAttribute) => {}
+                Err(e) => return Err(e),
+            }
+            if drop == 0 {
+                return Ok(found);
+            }
+        }
         if drop == 0 {
-            return Ok(());
+            return Ok(false);
         }
         self.writable()?;
         let txn = self.journal.begin(INODE_CORE_SIZE + INLINE_MAX + 256)?;
         let mut st = node.state.write();
-        st.inode.mode &= !drop;
+        if st.dead {
+            return Err(Error::Stale);
+        }
+        st.inode.mode &= !set_id_bits(st.inode.mode);
         st.inode.ctime = now();
-        crate::inode::store(&txn, &mut st)
+        crate::inode::store(&txn, &mut st)?;
+        Ok(true)
     }
+}
+
+/// Bits that a write takes away. Set-group-id without group execution is a lock mark, not an identity.
+fn set_id_bits(mode: u16) -> u16 {
+    mode & 0o4000 | if mode & 0o010 != 0 { mode & 0o2000 } else { 0 }
 }

@@ -19,6 +19,8 @@ use std::sync::Arc;
 /// Longest inline area of an inode with extended attributes in it. With it the inode fits a slot of the external inode
 /// table, so that it can always move there.
 pub(super) const INLINE_WITH_XATTRS: usize = INODE_SLOT_SIZE - INODE_CORE_SIZE;
+/// Longest access control list in bytes: 511 entries, as many as the kernel takes from a file system in user space.
+const ACL_MAX: usize = 4096;
 /// Bytes of the inline area that attributes leave for extents if they can, and those that they always leave.
 const KEPT: usize = 2 * EXTENT_SIZE;
 const KEPT_LEAST: usize = EXTENT_SIZE;
@@ -212,6 +214,9 @@ impl Fs {
         self.writable()?;
         let (namespace, rest) = split(name)?;
         if value.len() > XATTR_VALUE_MAX {
+            return Err(Error::ValueTooLong);
+        }
+        if namespace.is_acl() && value.len() > ACL_MAX {
             return Err(Error::ValueTooLong);
         }
         let acl = if namespace.is_acl() { Acl::from_xattr(value)? } else { None };

@@ -1,0 +1,205 @@
+//! What the session and its server both use: the engine, the counters, and how it all ends.
+
+use crate::control::Answers;
+use crate::messages::{Message, Messages};
+use crate::snapshot::{ServerProcess, Snapshots, is_snapshot};
+use cffs::error::{Error, Result};
+use cffs::format::Ino;
+use cffs::fs::Fs;
+use fuser::{Errno, INodeNo, Notifier};
+use parking_lot::Mutex;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+
+/// What the session and its server both use.
+pub(crate) struct Shared {
+    fs: Arc<Fs>,
+    messages: Messages,
+    pub(crate) snapshots: Snapshots,
+    /// Answers of the control channel that are still being fetched.
+    answers: Answers,
+    /// What is mounted.
+    image: String,
+    notifier: OnceLock<Notifier>,
+    serving: AtomicBool,
+    panicked: AtomicBool,
+    /// The kernel has let go of the connection.
+    over: Arc<AtomicBool>,
+    /// What closing the engine came to, until somebody has asked for it.
+    closed: Mutex<Option<Result<()>>>,
+}
+
+impl Shared {
+    pub(crate) fn new(fs: Arc<Fs>, image: String) -> Shared {
+        Shared {
+            fs,
+            messages: Messages::default(),
+            snapshots: Snapshots::default(),
+            answers: Answers::default(),
+            image,
+            notifier: OnceLock::new(),
+            serving: AtomicBool::new(false),
+            panicked: AtomicBool::new(false),
+            over: Arc::default(),
+            closed: Mutex::new(None),
+        }
+    }
+
+    pub(crate) fn set_notifier(&self, notifier: Notifier) {
+        // Set once per session, and there is one session.
+        let _ = self.notifier.set(notifier);
+    }
+
+    /// From now on the end of the session closes the engine.
+    pub(crate) fn serving(&self) {
+        self.serving.store(true, Ordering::Release);
+    }
+
+    /// Becomes true when the mount is gone, before the engine is closed.
+    pub(crate) fn over(&self) -> Arc<AtomicBool> {
+        self.over.clone()
+    }
+
+    pub(crate) fn panicked(&self) -> bool {
+        self.panicked.load(Ordering::Acquire)
+    }
+
+    /// Closes the engine, unless that has been done; returns what came of it, to whoever asks first.
+    pub(crate) fn close(&self) -> Result<()> {
+        let mut closed = self.closed.lock();
+        let result = closed.take().unwrap_or_else(|| self.fs.close());
+        *closed = Some(Ok(()));
+        result
+    }
+
+    /// The kernel has closed the connection: closes the engine and leaves the result for [`Shared::close`].
+    pub(crate) fn end(&self) {
+        self.over.store(true, Ordering::Release);
+        if self.serving.load(Ordering::Acquire) && !self.panicked() {
+            // A panic here would end the thread that reports the end of the session, which everybody waits for.
+            let mut closed = self.closed.lock();
+            if closed.is_none() {
+                match catch_unwind(AssertUnwindSafe(|| self.fs.close())) {
+                    Ok(result) => *closed = Some(result),
+                    Err(_) => self.panicked.store(true, Ordering::Release),
+                }
+            }
+        }
+    }
+
+    /// Counts a message, carries it out and turns an error into its number.
+    pub(crate) fn call<T>(
+        &self,
+        message: Message,
+        ino: Ino,
+        f: impl FnOnce(&Fs) -> Result<T>,
+    ) -> std::result::Result<T, Errno> {
+        // Looking at the counters does not change them.
+        if !is_snapshot(ino) {
+            self.messages.count(message);
+        }
+        if self.panicked() {
+            return Err(Errno::EIO);
+        }
+        match catch_unwind(AssertUnwindSafe(|| f(&self.fs))) {
+            Ok(Ok(value)) => Ok(value),
+            Ok(Err(error)) => {
+                if matches!(error, Error::Corrupt(_) | Error::Io(_)) {
+                    tracing::error!(operation = message.name(), ino, %error);
+                }
+                Err(Errno::from_i32(error.errno()))
+            }
+            Err(_) => {
+                // What the engine holds in memory cannot be trusted now, the image can: nothing more is written, and the
+                // next mount recovers it.
+                self.panicked.store(true, Ordering::Release);
+                tracing::error!(
+                    operation = message.name(),
+                    ino,
+                    "internal error; every operation fails from now on; unmount"
+                );
+                Err(Errno::EIO)
+            }
+        }
+    }
+
+    pub(crate) fn count(&self, message: Message) {
+        self.messages.count(message);
+    }
+
+    /// Tells the kernel that it has to ask for the attributes again.
+    pub(crate) fn attributes_changed(&self, ino: INodeNo) {
+        if let Some(notifier) = self.notifier.get() {
+            // A negative offset: attributes alone. It fails only if the kernel has forgotten the inode by now.
+            let _ = notifier.inval_inode(ino, -1, 0);
+        }
+    }
+
+    pub(crate) fn answers(&self) -> &Answers {
+        &self.answers
+    }
+
+    pub(crate) fn image(&self) -> &str {
+        &self.image
+    }
+
+    /// The counters: those of the engine, and under `fuse` ours.
+    pub(crate) fn stats(&self) -> Result<serde_json::Value> {
+        let mut all = serde_json::to_value(self.fs.stats()).map_err(std::io::Error::other)?;
+        let mut fuse = serde_json::to_value(self.messages.counts()).map_err(std::io::Error::other)?;
+        fuse["server"] = serde_json::to_value(ServerProcess::current()).map_err(std::io::Error::other)?;
+        all["fuse"] = fuse;
+        all["read_only"] = self.fs.is_read_only().into();
+        Ok(all)
+    }
+
+    pub(crate) fn stats_text(&self) -> Result<String> {
+        let mut text = serde_json::to_string_pretty(&self.stats()?).map_err(std::io::Error::other)?;
+        text.push('\n');
+        Ok(text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cffs::device::MemoryDevice;
+    use cffs::fs::api::MountOptions;
+
+    fn shared() -> Shared {
+        let device = Arc::new(MemoryDevice::new(64 << 20));
+        cffs::mkfs::mkfs(&*device, None, &cffs::mkfs::MkfsOptions::default()).unwrap();
+        Shared::new(Fs::open(device, None, MountOptions::default()).unwrap(), "image".into())
+    }
+
+    #[test]
+    fn a_panic_is_an_error_now_and_from_then_on() {
+        let s = shared();
+        assert_eq!(s.call(Message::Lookup, 1, |_| Err::<(), _>(Error::NotFound)), Err(Errno::ENOENT));
+        assert_eq!(
+            s.call(Message::Read, 1, |_| -> Result<()> { panic!("a bug, wanted by this test") }),
+            Err(Errno::EIO)
+        );
+        assert_eq!(s.call(Message::StatFs, 1, |_| Ok(())), Err(Errno::EIO));
+        assert!(s.panicked());
+        // Left for recovery.
+        s.serving();
+        s.end();
+        assert!(s.closed.lock().is_none());
+        assert!(s.over().load(Ordering::Acquire));
+    }
+
+    #[test]
+    fn the_engine_is_closed_once() {
+        let s = shared();
+        s.end();
+        assert!(s.closed.lock().is_none(), "closed although the session never began");
+        s.serving();
+        s.end();
+        assert!(s.closed.lock().is_some());
+        s.close().unwrap();
+        s.close().unwrap();
+        s.end();
+    }
+}
