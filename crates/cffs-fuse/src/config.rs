@@ -2,6 +2,21 @@
 
 use std::time::Duration;
 
+/// Whether access control lists are shown, set and enforced.
+///
+/// They are not free: with them the kernel (6.18.42 and later, and their like in older series) asks for the list of the
+/// mount's root at every path that anybody but the root's owner walks through it, and keeps no answer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AclMode {
+    /// If the file system has, or had, any.
+    #[default]
+    Auto,
+    /// Always: lists can be set.
+    On,
+    /// Never. The group bits of files that have one then count for the owning group.
+    Off,
+}
+
 /// How to mount. Whether the mount is read-only is the engine's business: see [`cffs::fs::Fs::is_read_only`].
 #[derive(Clone, Debug)]
 pub struct MountConfig {
@@ -15,7 +30,7 @@ pub struct MountConfig {
     /// file, and programs such as `ls -l` ask for access control lists.
     pub xattr: bool,
     /// Access control lists; only with [`MountConfig::xattr`] and [`MountConfig::default_permissions`].
-    pub acl: bool,
+    pub acl: AclMode,
     /// Set-user-id and set-group-id bits of programs count. Only root can have this.
     pub suid: bool,
     /// Device files work. Only root can have this.
@@ -46,7 +61,7 @@ impl Default for MountConfig {
             allow_other: root,
             default_permissions: true,
             xattr: true,
-            acl: true,
+            acl: AclMode::Auto,
             suid: root,
             dev: root,
             exec: true,

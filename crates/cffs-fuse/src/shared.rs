@@ -128,6 +128,11 @@ impl Shared {
         self.messages.count(message);
     }
 
+    /// Whether the file system has access control lists.
+    pub(crate) fn uses_acl(&self) -> bool {
+        self.fs.uses_acl()
+    }
+
     /// Tells the kernel that it has to ask for the attributes again.
     pub(crate) fn attributes_changed(&self, ino: INodeNo) {
         if let Some(notifier) = self.notifier.get() {

@@ -26,13 +26,17 @@ pub const RO_COMPAT_USER_QUOTA: u64 = 1 << 0;
 pub const RO_COMPAT_GROUP_QUOTA: u64 = 1 << 1;
 /// The same for projects.
 pub const RO_COMPAT_PROJECT_QUOTA: u64 = 1 << 2;
+/// Read-only compatible feature: there are, or were, access control lists. Who writes must keep them in step with the
+/// permission bits, and who mounts must have the kernel enforce them.
+pub const RO_COMPAT_ACL: u64 = 1 << 3;
 
 const INCOMPAT_NAMES: [(u64, &str); 2] = [(INCOMPAT_NO_EMBED, "no-embed"), (INCOMPAT_EXTERNAL_LOG, "external-log")];
 const COMPAT_NAMES: [(u64, &str); 2] = [(COMPAT_NO_GROUP, "no-group"), (COMPAT_DIRS_WITH_DATA, "dirs-with-data")];
-const RO_COMPAT_NAMES: [(u64, &str); 3] = [
+const RO_COMPAT_NAMES: [(u64, &str); 4] = [
     (RO_COMPAT_USER_QUOTA, "user-quota"),
     (RO_COMPAT_GROUP_QUOTA, "group-quota"),
     (RO_COMPAT_PROJECT_QUOTA, "project-quota"),
+    (RO_COMPAT_ACL, "acl"),
 ];
 
 /// Whether the file system was left in order.

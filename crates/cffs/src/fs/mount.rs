@@ -5,7 +5,7 @@ use crate::cache::{BufRef, Cache};
 use crate::device::{CountingDevice, Device, IoKind, OverlayDevice};
 use crate::error::{Error, Result};
 use crate::file::writeback;
-use crate::format::superblock::{INCOMPAT_EXTERNAL_LOG, SUPERBLOCK_SIZE, State};
+use crate::format::superblock::{INCOMPAT_EXTERNAL_LOG, RO_COMPAT_ACL, SUPERBLOCK_SIZE, State};
 use crate::format::system::Counters;
 use crate::format::{BlockId, BlockKind, Geometry, ROOT_INO, Superblock};
 use crate::inode::Inodes;
@@ -276,6 +276,22 @@ impl Fs {
         if sb.state != State::Error {
             sb.state = State::Error;
             write_superblock(&*self.dev, &sb)?;
+        }
+        Ok(())
+    }
+
+    /// Whether the file system has, or had, access control lists: then they must be enforced.
+    pub fn uses_acl(&self) -> bool {
+        self.sb.lock().ro_compat & RO_COMPAT_ACL != 0
+    }
+
+    /// Notes in the superblock that there are access control lists, before the first of them.
+    pub(super) fn mark_acl(&self) -> Result<()> {
+        let mut sb = self.sb.lock();
+        if sb.ro_compat & RO_COMPAT_ACL == 0 {
+            let with = Superblock { ro_compat: sb.ro_compat | RO_COMPAT_ACL, ..sb.clone() };
+            write_superblock(&*self.dev, &with)?;
+            *sb = with;
         }
         Ok(())
     }

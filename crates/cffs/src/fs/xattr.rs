@@ -220,6 +220,9 @@ impl Fs {
             return Err(Error::ValueTooLong);
         }
         let acl = if namespace.is_acl() { Acl::from_xattr(value)? } else { None };
+        if acl.as_ref().is_some_and(|acl| !acl.is_minimal() || namespace == Namespace::AclDefault) {
+            self.mark_acl()?;
+        }
         let node = self.node(ino)?;
         self.change_xattrs(c, &node, &|inode, all| {
             allowed(namespace, inode.file_type())?;
