@@ -120,7 +120,7 @@ impl Fs {
         let _exclusive = Exclusive::new(node);
         let too_long = {
             let st = node.state.read();
-            st.inode.size > st.inode.inline_len as u64
+            st.inode.size > st.inode.data_room() as u64
         };
         if too_long {
             // The pages that were to take their place are gone.
