@@ -372,25 +372,6 @@ fn space_is_reported() {
 }
 
 #[test]
-fn what_is_not_there_yet_says_so() {
-    if !can_mount() {
-        return;
-    }
-    let image = Image::new();
-    let m = image.mount();
-    let f = OpenOptions::new().read(true).write(true).create_new(true).open(m.path("f")).unwrap();
-    let allocate = |flags| rustix::fs::fallocate(&f, flags, 0, 4096);
-    assert_eq!(allocate(rustix::fs::FallocateFlags::empty()), Err(Errno::OPNOTSUPP));
-    // copy_file_range is done by the kernel then.
-    f.write_all_at(b"contents", 0).unwrap();
-    let to = fs::File::create(m.path("copy")).unwrap();
-    assert_eq!(rustix::fs::copy_file_range(&f, Some(&mut 0), &to, None, 8), Ok(8));
-    assert_eq!(fs::read(m.path("copy")).unwrap(), b"contents");
-    drop((f, to));
-    m.unmount();
-}
-
-#[test]
 fn creating_honours_mode_and_exclusiveness() {
     if !can_mount() {
         return;

@@ -233,8 +233,8 @@ impl Repairer<'_> {
             for node in &map.nodes {
                 self.claim_meta(*node);
             }
-            if inode.xattr_block > 0 && inode.xattr_block < self.g.total_blocks {
-                self.used.insert(inode.xattr_block * fpb, (inode.xattr_block + 1) * fpb);
+            for block in self.xattr_blocks(&inode) {
+                self.used.insert(block * fpb, (block + 1) * fpb);
             }
             for e in &map.extents {
                 self.used.insert(e.start, e.start + e.len);

@@ -282,7 +282,7 @@ impl Repairer<'_> {
                 }
             }
         };
-        inode.frags = total(&list) + nodes * fpb + if inode.xattr_block == 0 { 0 } else { fpb };
+        inode.frags = total(&list) + nodes * fpb + self.xattr_frags(inode);
         Ok(())
     }
 

@@ -29,6 +29,7 @@ mod start;
 mod tables;
 mod volume;
 mod walk;
+mod xattrs;
 
 use super::{CheckOptions, Class, Phase, Progress, Report, check};
 use crate::device::Device;

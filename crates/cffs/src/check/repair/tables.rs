@@ -158,7 +158,7 @@ impl Repairer<'_> {
                 self.set_map(&mut inode, &map, super::maps::join(keep))?;
                 inode.aux = 0;
             } else {
-                inode.frags = map.frags(&self.g) + if inode.xattr_block == 0 { 0 } else { fpb };
+                inode.frags = map.frags(&self.g) + self.xattr_frags(&inode);
             }
             if inode.size < end {
                 inode.size = end;

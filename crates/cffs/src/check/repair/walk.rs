@@ -92,12 +92,11 @@ impl Repairer<'_> {
         let mut wrong = map.wrong.clone();
         let size = self.directory_blocks(&inode, &map, &mut keep, &mut wrong, &mut got)?;
         self.note_map(ino, &map);
-        let fpb = self.g.frags_per_block();
         if let Some(what) = wrong {
             self.must_fix(Class::Extent, &inode_place(ino), what, "write the map of the directory anew")?;
             self.remap.insert(ino, join(keep));
         } else {
-            let frags = map.frags(&self.g) + if inode.xattr_block == 0 { 0 } else { fpb };
+            let frags = map.frags(&self.g) + self.xattr_frags(&inode);
             if inode.frags != frags {
                 let what = format!("says {} fragments are allocated, but {frags} are", inode.frags);
                 if self.fix(Class::InodeSpace, &inode_place(ino), what, "correct it")? {
@@ -514,7 +513,7 @@ impl Repairer<'_> {
             self.claim_data(e.start, e.len);
         }
         let fpb = self.g.frags_per_block();
-        let xattr = if inode.xattr_block == 0 { 0 } else { fpb };
+        let xattr = self.xattr_frags(inode);
         if map.guessed {
             self.guessed.insert(inode.ino);
         }
@@ -560,7 +559,7 @@ impl Repairer<'_> {
     /// Written space behind the size: if the count of fragments does not fit the map either, the map is what is wrong.
     fn drop_beyond_size(&mut self, inode: &Inode, map: &mut Map) {
         let fpb = self.g.frags_per_block();
-        let xattr = if inode.xattr_block == 0 { 0 } else { fpb };
+        let xattr = self.xattr_frags(inode);
         let end = self.g.frags_for(inode.size).next_multiple_of(fpb);
         if inode.frags == map.frags(&self.g) + xattr || !map.extents.iter().any(|e| !e.unwritten && e.end() > end) {
             return;
@@ -621,28 +620,6 @@ impl Repairer<'_> {
             }
         }
         Ok(true)
-    }
-
-    /// The block of extended attributes.
-    fn attributes(&mut self, inode: &mut Inode, owner: Ino, place: &str) -> Outcome<()> {
-        let addr = inode.xattr_block;
-        if addr == 0 {
-            return Ok(());
-        }
-        let what = if addr >= self.g.total_blocks {
-            Some(format!("attribute block {addr} lies outside the file system"))
-        } else {
-            match self.vol.meta(BlockId { kind: BlockKind::Xattr, addr, owner }) {
-                Ok(_) if owner != inode.ino => Some("its attributes carry another number".into()),
-                Ok(_) => (!self.claim_meta(addr)).then(|| format!("attribute block {addr} is used twice")),
-                Err(bad) => Some(bad.text()),
-            }
-        };
-        if let Some(what) = what {
-            self.must_fix(Class::XattrBlock, place, what, "remove the attributes")?;
-            inode.xattr_block = 0;
-        }
-        Ok(())
     }
 
     fn claim_nodes(&mut self, map: &Map) {
