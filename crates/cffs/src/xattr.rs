@@ -141,7 +141,7 @@ impl<'a> Fresh<'a> {
 
 impl Drop for Fresh<'_> {
     fn drop(&mut self) {
-        self.runs.drain(..).for_each(|run| self.space.CANCEL);
+        self.runs.drain(..).for_each(|run| self.space.cancel_meta(&self.purse, run));
         self.space.unreserve_blocks(self.purse.empty());
     }
 }
