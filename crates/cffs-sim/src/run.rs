@@ -298,8 +298,26 @@ impl SideBySide {
         }
         let numbers: BTreeSet<Ino> = self.inos.values().copied().collect();
         ensure(numbers.len() == self.inos.len(), || "two files have one inode number".into())?;
+        self.verify_quotas()?;
         let s = self.engine.fs.statfs();
         ensure(s.free <= s.total && s.available <= s.free, || format!("statfs is impossible: {s:?}"))
+    }
+
+    /// Compares the inodes that quotas say everybody has. Their space is what only the check can add up.
+    fn verify_quotas(&self) -> Check {
+        for kind in self.engine.fs.quota_kinds() {
+            let mut want = BTreeMap::new();
+            for (_, inode) in self.state.model.inodes() {
+                let id = [inode.uid, inode.gid, 0][kind.index()];
+                *want.entry(id).or_insert(0) += 1;
+            }
+            let list = self.engine.fs.quota_list(kind).map_err(|e| format!("quotas: {e}"))?;
+            let got: BTreeMap<u32, u64> = list.iter().filter(|q| q.inodes > 0).map(|q| (q.id, q.inodes)).collect();
+            ensure(got == want, || format!("inodes by {} are {got:?}, must be {want:?}", kind.name()))?;
+            let empty = list.iter().find(|q| q.inodes == 0 && q.bytes > 0);
+            ensure(empty.is_none(), || format!("space without inodes: {empty:?}"))?;
+        }
+        Ok(())
     }
 
     fn verify_dir(&mut self, id: Id, ino: Ino, parent: Ino, path: &str) -> Check {

@@ -3,6 +3,7 @@
 use crate::disk::{Image, Trace};
 use cffs::check::{CheckOptions, Report};
 use cffs::device::Device;
+use cffs::format::QuotaKind;
 use cffs::fs::Fs;
 use cffs::fs::api::{AtimeMode, MetadataMode, MountOptions, PrefetchMode};
 use cffs::mkfs::{MkfsOptions, mkfs};
@@ -45,6 +46,8 @@ pub struct Setup {
     pub may_fill: bool,
     /// The device ignores flushes.
     pub lying: bool,
+    /// Quotas of all kinds are kept.
+    pub quota: bool,
 }
 
 impl Default for Setup {
@@ -65,6 +68,7 @@ impl Default for Setup {
             discard: false,
             may_fill: false,
             lying: false,
+            quota: false,
         }
     }
 }
@@ -107,6 +111,7 @@ impl Setup {
             discard: pick(5) == 0,
             may_fill: false,
             lying: false,
+            quota: pick(2) == 0,
         }
     }
 
@@ -143,6 +148,7 @@ impl Setup {
             no_embed: self.no_embed,
             no_group: self.no_group,
             dirs_with_data: self.dirs_with_data,
+            quota: if self.quota { QuotaKind::ALL.to_vec() } else { Vec::new() },
             ..MkfsOptions::default()
         };
         let log = self.external_log.then(|| trace.device(1));

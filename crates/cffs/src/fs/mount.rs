@@ -322,6 +322,10 @@ impl Fs {
         // What one file could not write must not take the rest along.
         let written = self.write_back_all();
         self.store_hints()?;
+        if let Some(quota) = &self.quota {
+            self.journal.commit()?;
+            quota.trim(&self.journal, &self.space)?;
+        }
         self.journal.checkpoint()?;
         let mut sb = self.sb.lock();
         if sb.state != State::Error {

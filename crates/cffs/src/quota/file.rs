@@ -94,6 +94,50 @@ impl QuotaFile {
         Ok(all)
     }
 
+    /// The blocks without records.
+    pub(super) fn empty_blocks(&self, cache: &Cache) -> Result<Vec<u64>> {
+        let mut all = Vec::new();
+        self.for_each_block(cache, |lblock, _, outcome| {
+            if outcome.is_ok_and(|buf| quota::records(&buf.read(), lblock).next().is_none()) {
+                all.push(lblock);
+            }
+        })?;
+        Ok(all)
+    }
+
+    /// Most bytes that [`QuotaFile::remove`] logs.
+    pub(super) fn log_bytes_to_remove(&self, g: &Geometry, space: &Space) -> usize {
+        extent::log_bytes_for_remove(g, space, &self.inode, 1) + space.log_bytes(g.frags_per_block()) + 1024
+    }
+
+    /// Gives a block back. What may be known of its place is void.
+    pub(super) fn remove(&mut self, txn: &Txn<'_>, space: &Space, lblock: u64) -> Result<()> {
+        let cache = txn.cache();
+        let g = *cache.geometry();
+        let Some(addr) = self.locate(cache, lblock)? else { return Ok(()) };
+        let per = g.frags_per_block();
+        let mut freed = Vec::new();
+        // Fails, if it has to, before it changes anything: when the map is damaged, or needs a node and finds no space.
+        match extent::remove(txn, space, &mut self.inode, lblock * per..(lblock + 1) * per, usize::MAX, &mut freed) {
+            Err(Error::NoSpace) => return Ok(()),
+            outcome => drop(outcome?),
+        }
+        txn.arm();
+        txn.free_block(addr);
+        for run in freed {
+            space.free(txn, run)?;
+        }
+        let mut end = 0;
+        extent::for_each(cache, &self.inode, 0..LOGICAL_END, |e| {
+            end = e.end().div_ceil(per);
+            Ok(())
+        })?;
+        self.inode.size = end << g.block_shift;
+        store_system_inode(txn, &self.inode)?;
+        txn.done();
+        Ok(())
+    }
+
     /// Makes a block anew, without records.
     pub(super) fn empty(&mut self, txn: &Txn<'_>, lblock: u64, addr: BlockAddr) {
         tracing::warn!("{} quota file: block {lblock} was damaged; its limits are lost", self.kind.name());

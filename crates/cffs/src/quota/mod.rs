@@ -37,7 +37,7 @@ use ledger::{Known, Ledger, LedgerState};
 use parking_lot::{Mutex, RwLock};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 
 /// Most bytes that one changed record adds to a commit.
 const RECORD_LOG_BYTES: usize = RECORD_HEADER + 16 + QUOTA_RECORD_SIZE + 8;
@@ -74,6 +74,8 @@ struct Book {
     ledgers: RwLock<HashMap<u32, Arc<Ledger>>>,
     /// Length of grace periods in nanoseconds: space, inodes.
     grace: [AtomicI64; 2],
+    /// Since the mount a record was made or has become empty: its block may be without records.
+    emptied: AtomicBool,
 }
 
 /// Nanoseconds since 1970.
@@ -92,6 +94,7 @@ impl Quota {
                 file: Mutex::new(QuotaFile::load(cache, kind)?),
                 ledgers: RwLock::default(),
                 grace: [AtomicI64::new(QUOTA_GRACE_DEFAULT), AtomicI64::new(QUOTA_GRACE_DEFAULT)],
+                emptied: AtomicBool::new(false),
             });
         }
         if kinds.is_empty() {
@@ -228,6 +231,8 @@ impl Quota {
         });
         space.unreserve_blocks(purse.empty());
         let place = made?;
+        // What it was made for may fail.
+        book.emptied.store(true, Ordering::Relaxed);
         self.with(book, id, |_, st| {
             st.place.get_or_insert(place);
         });
@@ -252,6 +257,9 @@ impl Quota {
             add(&mut st.record.frags, change.frags);
             add(&mut st.record.inodes, change.inodes);
             st.settle_deadlines();
+            if st.record.is_empty() {
+                book.emptied.store(true, Ordering::Relaxed);
+            }
             self.touch(ledger, st, Some(txn));
         });
     }
@@ -356,6 +364,9 @@ impl Quota {
             }
             f(&mut st.record);
             st.start_deadlines(ledger, grace);
+            if st.record.is_empty() {
+                book.emptied.store(true, Ordering::Relaxed);
+            }
             self.touch(ledger, st, Some(txn));
             Ok(())
         })?;
@@ -387,6 +398,20 @@ impl Quota {
         for (place, set) in book.grace.iter().zip([r.frags_deadline, r.inodes_deadline]) {
             place.store(if set > 0 { set } else { QUOTA_GRACE_DEFAULT }, Ordering::Relaxed);
         }
+    }
+
+    /// At unmount, when nothing changes any more and everything is committed: gives back blocks without records, if
+    /// there may be new ones since the mount.
+    pub(crate) fn trim(&self, journal: &crate::journal::Journal, space: &Space) -> Result<()> {
+        for book in self.kinds.iter().filter(|b| b.emptied.swap(false, Ordering::Relaxed)) {
+            let blocks = book.file.lock().empty_blocks(&self.cache)?;
+            for lblock in blocks {
+                let log_bytes = book.file.lock().log_bytes_to_remove(self.cache.geometry(), space);
+                let txn = journal.begin(log_bytes)?;
+                book.file.lock().remove(&txn, space, lblock)?;
+            }
+        }
+        Ok(())
     }
 
     /// Empties the blocks of a kind that are damaged; their limits are lost, with a line in the log. For who counts
