@@ -1,6 +1,6 @@
 //! The command line: subcommands, the names that stand for one of them, and what happens with errors.
 
-use crate::{cat, exit, export, fsck, generate, import, info, ls, mkfs, mount, rm, stat, stats, umount};
+use crate::{cat, exit, export, fsck, generate, import, info, ls, mkfs, mount, quota, rm, stat, stats, umount};
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use std::ffi::{OsStr, OsString};
@@ -31,6 +31,7 @@ enum Command {
     Cat(cat::CatArgs),
     Stat(stat::StatArgs),
     Rm(rm::RmArgs),
+    Quota(quota::QuotaArgs),
     Generate(generate::GenerateArgs),
 }
 
@@ -141,6 +142,7 @@ pub fn run(mut args: Vec<OsString>) -> u8 {
         Command::Cat(a) => cat::run(&a),
         Command::Stat(a) => stat::run(&a),
         Command::Rm(a) => rm::run(&a),
+        Command::Quota(a) => quota::run(&a),
         Command::Generate(a) => generate::run(&a),
     };
     match result {

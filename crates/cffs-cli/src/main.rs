@@ -19,6 +19,7 @@ mod mkfs;
 mod mount;
 mod mount_options;
 mod progress;
+mod quota;
 mod remount;
 mod rm;
 mod signature;

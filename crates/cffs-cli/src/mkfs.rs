@@ -6,7 +6,7 @@ use crate::size::{human, parse_size, parse_size_u32};
 use crate::text::print_json;
 use anyhow::{Context, anyhow, bail};
 use cffs::device::{Device, FileDevice, MemoryDevice, OpenMode, Probe, probe_group_size};
-use cffs::format::{Geometry, Superblock};
+use cffs::format::{Geometry, QuotaKind, Superblock};
 use cffs::mkfs::{MkfsOptions, mkfs, plan};
 use clap::{Args, ValueEnum};
 use serde_json::json;
@@ -57,6 +57,9 @@ pub struct MkfsArgs {
     /// Where directory blocks go: into groups of their own, or into the first data group as in 1997
     #[arg(long, value_enum, default_value = "grouped")]
     dir_blocks: DirBlocks,
+    /// Quotas to keep: user, group, project, separated by commas
+    #[arg(long, value_name = "KINDS", value_delimiter = ',', value_parser = crate::quota::parse_kind)]
+    quota: Vec<QuotaKind>,
     /// Overwrite what is there, also a file system
     #[arg(short = 'F', long)]
     force: bool,
@@ -135,6 +138,7 @@ pub fn run(args: &MkfsArgs) -> anyhow::Result<u8> {
         no_embed: args.no_embed,
         no_group: args.no_group,
         dirs_with_data: args.dir_blocks == DirBlocks::WithData,
+        quota: args.quota.clone(),
         // As mkfs.ext4 -E root_owner: who may write to the image owns what is in it.
         root_uid: rustix::process::geteuid().as_raw(),
         root_gid: rustix::process::getegid().as_raw(),

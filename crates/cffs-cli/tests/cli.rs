@@ -4,6 +4,8 @@
 mod formatting;
 #[path = "cli/mounting.rs"]
 mod mounting;
+#[path = "cli/quota.rs"]
+mod quota;
 #[path = "cli/tools.rs"]
 mod tools;
 #[path = "cli/transfer.rs"]

@@ -8,6 +8,7 @@ mod compare;
 mod conformance;
 mod peers;
 mod process;
+mod quota;
 mod random;
 mod readall;
 mod soak;
@@ -40,6 +41,11 @@ enum Command {
     Conformance(conformance::Args),
     /// Kill the mount process again and again under load, and check
     Soak(soak::Args),
+    /// Kill the mount process while several users work against their quotas, and add up what they use
+    Quota(quota::Args),
+    /// The work of one user, for `quota`
+    #[command(hide = true)]
+    QuotaLoad(quota::LoadArgs),
 }
 
 fn main() -> ExitCode {
@@ -52,6 +58,8 @@ fn main() -> ExitCode {
         Command::Readall(args) => readall::run(&args),
         Command::Conformance(args) => conformance::run(&args),
         Command::Soak(args) => soak::run_soak(&args),
+        Command::Quota(args) => quota::run_campaign(&args),
+        Command::QuotaLoad(args) => quota::run_load(&args),
     };
     undo::leave_to_signal_handler();
     match outcome {

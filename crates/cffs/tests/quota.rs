@@ -155,19 +155,25 @@ fn what_was_never_counted_is_counted_at_the_next_mount() {
     assert!(matches!(fs.quota(QuotaKind::User, 1000), Err(Error::Invalid(_))));
     work(&fs, 0);
     fs.close().unwrap();
-    let len = dev.len();
-    // What `cffs quota on` does: the feature bits.
-    let mut sb = cffs::mkfs::read_superblock(&*dev).unwrap();
-    for kind in KINDS {
-        sb.ro_compat |= kind.feature();
-    }
-    let g = cffs::format::Geometry::new(&sb).unwrap();
-    cffs::mkfs::write_superblock(&*dev, &g, &sb).unwrap();
-    assert_eq!(dev.len(), len);
+    Fs::switch_quotas(dev.clone(), None, &KINDS).unwrap();
+    assert_clean(&dev, "switched on");
     let fs = open(&dev);
     assert_eq!(fs.quota_kinds(), KINDS);
     assert!(used(&fs, BOB).0 > 0);
     assert!(fs.recount_quota(QuotaKind::Group).unwrap().is_empty());
+    fs.set_quota(QuotaKind::User, BOB.uid, limits(0, 1 << 30, 0, 0)).unwrap();
+    fs.sync().unwrap();
+    drop(fs); // not unmounted
+    // Off: changes are not recorded. On again: what has changed is counted, limits are as before.
+    Fs::switch_quotas(dev.clone(), None, &[QuotaKind::Group]).unwrap();
+    let fs = open(&dev);
+    assert_eq!(fs.quota_kinds(), [QuotaKind::Group]);
+    work(&fs, 1);
+    fs.close().unwrap();
+    assert_clean(&dev, "one kind only");
+    Fs::switch_quotas(dev.clone(), None, &KINDS).unwrap();
+    let fs = open(&dev);
+    assert_eq!(fs.quota(QuotaKind::User, BOB.uid).unwrap().limits.hard_bytes, 1 << 30);
     fs.close().unwrap();
     assert_clean(&dev, "counted");
 }

@@ -24,11 +24,14 @@
 //! Programs send with [`Control`]; the serving side is [`Answers`] and the module `service`.
 
 mod client;
+mod quota;
 mod service;
 
 pub use client::{Control, ControlError};
 pub(crate) use service::{Asker, answer};
 
+use cffs::format::QuotaKind;
+use cffs::fs::{QuotaGrace, QuotaLimits};
 use cffs_buf::CONTROL_LEN;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -55,6 +58,39 @@ pub enum Request {
     Info,
     /// Makes everything durable, as syncfs(2) does for other file systems; Linux tells a FUSE server nothing of that.
     Sync,
+    /// The kinds of quota that are kept: a list of [`QuotaKind`].
+    QuotaKinds,
+    /// What one user, group or project uses and may use, or all of them do: a list of [`cffs::fs::QuotaStatus`]. Whoever
+    /// may not change the file system sees what that user has.
+    QuotaReport {
+        /// User, group or project.
+        kind: QuotaKind,
+        /// Which one; all where it is missing.
+        id: Option<u32>,
+    },
+    /// Sets limits; the answer is a [`cffs::fs::QuotaStatus`].
+    QuotaSet {
+        /// User, group or project.
+        kind: QuotaKind,
+        /// Which one; not 0.
+        id: u32,
+        /// The new limits, all of them.
+        limits: QuotaLimits,
+    },
+    /// The length of grace periods, a [`QuotaGrace`]; and sets it.
+    QuotaGrace {
+        /// User, group or project.
+        kind: QuotaKind,
+        /// New lengths.
+        set: Option<QuotaGrace>,
+    },
+    /// Gives files to a project; the answer is how many of them there were (others are gone by now).
+    QuotaProject {
+        /// The project.
+        project: u32,
+        /// Inode numbers, and for each whether it is a directory that hands the project down.
+        files: Vec<(u64, bool)>,
+    },
 }
 
 impl Request {
@@ -62,6 +98,9 @@ impl Request {
     pub fn changes(&self) -> bool {
         match self {
             Request::Stats | Request::Info | Request::Sync => false,
+            Request::QuotaKinds | Request::QuotaReport { .. } => false,
+            Request::QuotaGrace { set, .. } => set.is_some(),
+            Request::QuotaSet { .. } | Request::QuotaProject { .. } => true,
         }
     }
 }

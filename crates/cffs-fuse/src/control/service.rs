@@ -33,7 +33,7 @@ pub(crate) fn answer(shared: &Shared, fs: &Fs, asker: Asker, buffer: &[u8]) -> O
         let message = "only root and the user who mounted the file system may do this".to_owned();
         Err((Error::NotPermitted.errno(), message))
     } else {
-        carry_out(shared, fs, &request).map_err(|e| (e.errno(), e.to_string()))
+        carry_out(shared, fs, asker, &request).map_err(|e| (e.errno(), e.to_string()))
     };
     let reply = match result {
         Ok(value) => Reply::Ok(value),
@@ -46,11 +46,16 @@ fn json(value: impl Serialize) -> Result<Value> {
     serde_json::to_value(value).map_err(|e| Error::Io(e.into()))
 }
 
-fn carry_out(shared: &Shared, fs: &Fs, request: &Request) -> Result<Value> {
+fn carry_out(shared: &Shared, fs: &Fs, asker: Asker, request: &Request) -> Result<Value> {
     match request {
         Request::Stats => shared.stats(),
         Request::Info => json(info(shared, fs)),
         Request::Sync => json(fs.sync()?),
+        Request::QuotaKinds
+        | Request::QuotaReport { .. }
+        | Request::QuotaSet { .. }
+        | Request::QuotaGrace { .. }
+        | Request::QuotaProject { .. } => super::quota::carry_out(fs, asker, request),
     }
 }
 

@@ -6,6 +6,7 @@
 use super::superblock::{RO_COMPAT_GROUP_QUOTA, RO_COMPAT_PROJECT_QUOTA, RO_COMPAT_USER_QUOTA};
 use super::{GROUP_QUOTA_INO, Ino, META_HEADER_SIZE, META_SPECIFIC, PROJECT_QUOTA_INO, USER_QUOTA_INO};
 use super::{get_u64, put_u64};
+use serde::{Deserialize, Serialize};
 
 /// Bytes of a record.
 pub const QUOTA_RECORD_SIZE: usize = 64;
@@ -15,7 +16,8 @@ pub const QUOTA_LBLOCK: usize = META_SPECIFIC;
 pub const QUOTA_GRACE_DEFAULT: i64 = 7 * 24 * 3600 * 1_000_000_000;
 
 /// What a quota is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum QuotaKind {
     /// The owner of a file.
     User,

@@ -1,6 +1,7 @@
 //! Quotas as programs see them: reports, limits, counting anew.
 
-use super::{Caller, Fs, now};
+use super::{Caller, Fs, MountOptions, now};
+use crate::device::Device;
 use crate::dir::DirPlacer;
 use crate::error::{Error, Result};
 use crate::extent;
@@ -11,12 +12,13 @@ use crate::inode::NodeState;
 use crate::journal::Purse;
 use crate::quota::{Hold, Ids, Quota, ids_of};
 use crate::space::Run;
+use serde::{Deserialize, Serialize};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// What an id uses, and its limits. Space is in bytes. A limit of 0 is none.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QuotaStatus {
     /// User, group or project.
     pub kind: QuotaKind,
@@ -35,7 +37,7 @@ pub struct QuotaStatus {
 }
 
 /// Limits of an id; 0 is none. Bytes are rounded up to fragments.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QuotaLimits {
     /// Bytes that may be exceeded for the grace period.
     pub soft_bytes: u64,
@@ -48,7 +50,7 @@ pub struct QuotaLimits {
 }
 
 /// How long soft limits may be exceeded, in nanoseconds, at least 1.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QuotaGrace {
     /// For space.
     pub bytes: i64,
@@ -57,7 +59,7 @@ pub struct QuotaGrace {
 }
 
 /// A record that did not say what the inodes say.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QuotaMismatch {
     /// User, group or project.
     pub kind: QuotaKind,
@@ -215,6 +217,26 @@ impl Fs {
         st.inode.flags |= if inherit { FLAG_PROJECT_INHERIT } else { 0 };
         st.inode.ctime = now();
         crate::inode::store(&txn, &mut st)
+    }
+
+    /// Changes which quotas a file system keeps, which is not mounted. What is switched on is counted; of what is switched
+    /// off the limits are remembered. After a crash in the middle some kinds may be on and others not, each in order.
+    pub fn switch_quotas(dev: Arc<dyn Device>, log_dev: Option<Arc<dyn Device>>, kinds: &[QuotaKind]) -> Result<()> {
+        let options = MountOptions { background: false, ..MountOptions::default() };
+        // A log that waits is replayed first. Records of a kind that will not be kept up to date count as not counted.
+        let fs = Fs::open(dev.clone(), log_dev.clone(), options.clone())?;
+        for kind in fs.quota_kinds().into_iter().filter(|k| !kinds.contains(k)) {
+            fs.quotas()?.set_counted(&fs.journal.begin(1024)?, kind, false)?;
+        }
+        fs.close()?;
+        drop(fs);
+        let mut sb = crate::mkfs::read_superblock(&*dev)?;
+        for kind in QuotaKind::ALL {
+            sb.ro_compat &= !kind.feature();
+            sb.ro_compat |= if kinds.contains(&kind) { kind.feature() } else { 0 };
+        }
+        super::mount::write_superblock(&*dev, &sb)?;
+        Fs::open(dev, log_dev, options)?.close()
     }
 
     /// At mount: counts what was never counted, or is not known to be right.
