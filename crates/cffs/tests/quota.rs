@@ -3,12 +3,14 @@
 use cffs::check::{CheckOptions, check};
 use cffs::device::{Device, MemoryDevice};
 use cffs::error::Error;
-use cffs::format::{Ino, QuotaKind, ROOT_INO};
+use cffs::format::{FileType, Ino, QuotaKind, ROOT_INO};
 use cffs::fs::Fs;
 use cffs::fs::api::{Caller, MountOptions, SetAttr};
 use cffs::fs::{QuotaGrace, QuotaLimits};
 use cffs::mkfs::{MkfsOptions, mkfs};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 const ALICE: Caller = Caller { uid: 1000, gid: 100 };
 const BOB: Caller = Caller { uid: 70_000, gid: 100 };
@@ -421,4 +423,126 @@ fn records_that_are_wrong_or_damaged_are_found_and_counted_anew() {
     assert_eq!(fs.getattr(f).unwrap().size, 5000);
     fs.close().unwrap();
     assert_clean(&dev, "repaired again");
+}
+
+/// Threads of several users write, grow directories, cut and remove against their limits, while root gives files away
+/// and changes limits, and commits come as they please. Nobody is ever seen above a hard limit, and every record is
+/// exact in the end.
+#[test]
+fn threads_of_several_users_never_pass_a_limit() {
+    const HARD: u64 = 300 << 10;
+    for seed in 0..3u64 {
+        let dev = with_quota();
+        let options = MountOptions { commit_interval: Duration::from_millis(3), ..MountOptions::default() };
+        let fs = Fs::open(dev.clone(), None, options).unwrap();
+        let users: Vec<Caller> = (0..4).map(|n| Caller { uid: 500 + n, gid: 600 + n % 2 }).collect();
+        let heir = 999;
+        for c in &users {
+            fs.set_quota(QuotaKind::User, c.uid, limits(HARD / 2, HARD, 0, 40)).unwrap();
+        }
+        let stop = AtomicBool::new(false);
+        let refused = AtomicU64::new(0);
+        std::thread::scope(|s| {
+            let workers: Vec<_> = users
+                .iter()
+                .enumerate()
+                .flat_map(|(n, c)| [(n, *c, 0), (n, *c, 1)])
+                .map(|(n, c, half)| {
+                    let (fs, refused) = (&fs, &refused);
+                    s.spawn(move || user_of_quota(fs, c, seed * 100 + n as u64 * 2 + half, refused))
+                })
+                .collect();
+            let (fs, stop, users) = (&fs, &stop, &users);
+            s.spawn(move || {
+                while !stop.load(Ordering::Relaxed) {
+                    for c in users {
+                        let q = fs.quota(QuotaKind::User, c.uid).unwrap();
+                        assert!(q.bytes <= HARD && q.inodes <= 40, "{q:?}");
+                    }
+                }
+            });
+            s.spawn(move || {
+                let mut n = 0u32;
+                while !stop.load(Ordering::Relaxed) {
+                    n += 1;
+                    let to = SetAttr { uid: Some(heir), gid: Some(600 + n % 3), ..SetAttr::default() };
+                    let found = fs.lookup(ROOT_INO, format!("u{}-{}", 500 + n % 4, n % 20).as_bytes());
+                    if let Ok(a) = found {
+                        let _ = fs.setattr(Caller::ROOT, a.ino, to); // it may be gone by now
+                        fs.forget(a.ino, 1);
+                    }
+                    fs.set_quota(QuotaKind::Group, 600, limits(0, if n % 2 == 0 { 0 } else { 400 << 10 }, 0, 0))
+                        .unwrap();
+                }
+            });
+            let failed = workers.into_iter().filter_map(|w| w.join().err()).count();
+            stop.store(true, Ordering::Relaxed);
+            assert_eq!(failed, 0, "threads failed");
+        });
+        assert!(refused.load(Ordering::Relaxed) > 0, "the limits were never met");
+        fs.sync().unwrap();
+        assert_clean(&dev, "after the threads");
+        for kind in KINDS {
+            assert_eq!(fs.recount_quota(kind).unwrap(), []);
+        }
+        fs.close().unwrap();
+        assert_clean(&dev, "unmounted");
+    }
+}
+
+/// splitmix64
+struct Rng(u64);
+
+impl Rng {
+    fn below(&mut self, n: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB) % n
+    }
+}
+
+/// The work of one thread of one user. Counts what was refused.
+fn user_of_quota(fs: &Fs, c: Caller, seed: u64, refused: &AtomicU64) {
+    let mut rng = Rng(seed);
+    let check = |outcome: Result<(), Error>| match outcome {
+        Err(Error::Quota) => drop(refused.fetch_add(1, Ordering::Relaxed)),
+        // Names are chosen at random.
+        Err(Error::NotFound | Error::Exists | Error::Stale | Error::NotEmpty | Error::IsDir | Error::NotDir) => {}
+        other => other.unwrap(),
+    };
+    for _ in 0..1500 {
+        let name = format!("u{}-{}", c.uid, rng.below(20));
+        let find = |name: &str| fs.lookup(ROOT_INO, name.as_bytes());
+        let with = |f: &dyn Fn(Ino) -> Result<(), Error>| {
+            let a = find(&name)?;
+            let done = f(a.ino);
+            fs.forget(a.ino, 1);
+            done
+        };
+        match rng.below(12) {
+            0..3 => check(fs.create(c, ROOT_INO, name.as_bytes(), 0o644).map(|a| fs.forget(a.ino, 1))),
+            3 => check(fs.mkdir(c, ROOT_INO, name.as_bytes(), 0o755).map(|a| fs.forget(a.ino, 1))),
+            4..7 => {
+                let (at, len) = (rng.below(60_000), rng.below(30_000) as usize);
+                check(with(&|ino| fs.write(c, ino, at, &vec![3; len]).map(drop)));
+            }
+            7 => check(with(&|ino| {
+                fs.setattr(c, ino, SetAttr { size: Some(seed * 7 % 5000), ..SetAttr::default() }).map(drop)
+            })),
+            8 => check(with(&|ino| fs.fsync(ino, false))),
+            9 => check(fs.unlink(ROOT_INO, name.as_bytes())),
+            10 => {
+                let long = format!("{name}{}", "x".repeat(rng.below(200) as usize));
+                let inside = rng.below(2) == 0;
+                check(with(&|ino| {
+                    let to = if inside && fs.getattr(ino)?.file_type == FileType::Directory { ino } else { ROOT_INO };
+                    fs.create(c, to, long.as_bytes(), 0o644).map(|a| fs.forget(a.ino, 1))
+                }));
+            }
+            _ => {
+                let to = format!("u{}-{}", c.uid, rng.below(20));
+                check(fs.rename(c, ROOT_INO, name.as_bytes(), ROOT_INO, to.as_bytes(), Default::default()));
+            }
+        }
+    }
 }

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-fn user<'a>(report: &'a serde_json::Value, id: u64) -> &'a serde_json::Value {
+fn user(report: &serde_json::Value, id: u64) -> &serde_json::Value {
     let found = report["user"].as_array().unwrap().iter().find(|q| q["id"] == id);
     found.unwrap_or_else(|| panic!("no user {id} in {report}"))
 }

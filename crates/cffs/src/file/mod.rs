@@ -70,13 +70,13 @@ pub struct FileData {
     /// Writeback failed; told to the next fsync.
     pub(crate) error: Option<Error>,
     /// The quota side of the inode; none while no quotas are kept.
-    pub(crate) account: Option<Box<Account>>,
+    pub(crate) account: Option<Arc<Account>>,
 }
 
 impl FileData {
     /// No contents yet.
     pub(crate) fn new(account: Option<Account>) -> FileData {
-        FileData { account: account.map(Box::new), ..FileData::default() }
+        FileData { account: account.map(Arc::new), ..FileData::default() }
     }
 
     /// Promises fragments to this file's contents: space of the file system, and of the quotas of its owner, group and

@@ -199,6 +199,7 @@ impl Fs {
         let cx = self.dir_cx();
         let now = now();
         let is_dir = new.file_type == FileType::Directory;
+        let placer = LimitedPlacer::new(self, owner.c, st);
         let (dir_inode, dir_state) = as_dir(st)?;
         if dir::lookup(&cx, dir_inode, dir_state, name)?.is_some() {
             return Err(Error::Exists);
@@ -233,7 +234,6 @@ impl Fs {
             self.placement.learn(dir_inode);
         }
         let room = if self.embeds() { inode.encoded_len() } else { 0 };
-        let placer = LimitedPlacer::new(self, owner.c.privileged());
         let slot = dir::prepare_insert(&cx, txn, &self.space, &placer, dir_inode, dir_state, name, room)?;
         let goal = slot.block;
         let locator = self.inodes.locator.alloc(txn, &self.space, goal)?;

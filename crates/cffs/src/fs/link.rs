@@ -57,10 +57,11 @@ impl Fs {
         }
         // Read before anything changes.
         let _home = self.home_block(locked.get(ino)?.home)?;
-        let (dir_inode, dir_state) = as_dir(locked.get(parent)?)?;
+        let dir_st = locked.get(parent)?;
+        let placer = LimitedPlacer::new(self, c, dir_st);
+        let (dir_inode, dir_state) = as_dir(dir_st)?;
         // The new name keeps room for the inode, which may come to it one day.
         let room = self.link_room(name.len());
-        let placer = LimitedPlacer::new(self, c.privileged());
         let slot = dir::prepare_insert(&cx, &txn, &self.space, &placer, dir_inode, dir_state, name, room);
         let slot = match slot.and_then(|s| self.externalize(&txn, locked.get(ino)?).map(|()| s)) {
             Ok(slot) => slot,

@@ -10,10 +10,9 @@ use crate::format::inode::{FLAG_PROJECT_INHERIT, INLINE_MAX, INODE_CORE_SIZE};
 use crate::format::{BlockAddr, FIRST_USER_INO, FragAddr, Ino, Inode, QuotaKind, QuotaRecord, ROOT_INO};
 use crate::inode::NodeState;
 use crate::journal::Purse;
-use crate::quota::{Hold, Ids, Quota, ids_of};
+use crate::quota::{Account, Hold, Ids, Quota, ids_of};
 use crate::space::Run;
 use serde::{Deserialize, Serialize};
-use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -341,14 +340,14 @@ pub(super) fn handed_down(dir: &Inode) -> Option<u32> {
 /// Places blocks of a directory as far as the quotas of its owner, group and project allow.
 pub(super) struct LimitedPlacer<'a> {
     fs: &'a Fs,
-    privileged: bool,
-    /// Until the directory is stored, which charges it.
-    promised: RefCell<Vec<Hold>>,
+    /// Of the directory; none if nothing limits it.
+    account: Option<Arc<Account>>,
 }
 
 impl<'a> LimitedPlacer<'a> {
-    pub(super) fn new(fs: &'a Fs, privileged: bool) -> LimitedPlacer<'a> {
-        LimitedPlacer { fs, privileged, promised: RefCell::default() }
+    /// For a change of the directory `st`, which is stored in the same transaction, also when the change fails.
+    pub(super) fn new(fs: &'a Fs, c: Caller, st: &NodeState) -> LimitedPlacer<'a> {
+        LimitedPlacer { fs, account: st.data.account.clone().filter(|_| !c.privileged()) }
     }
 }
 
@@ -362,25 +361,22 @@ impl DirPlacer for LimitedPlacer<'_> {
         min: u64,
     ) -> Result<Option<Run>> {
         let placement = &self.fs.placement;
-        let Some(quota) = self.fs.quota.as_ref().filter(|_| !self.privileged) else {
+        let (Some(account), Some(quota)) = (&self.account, &self.fs.quota) else {
             return placement.place_dir_blocks(purse, dir, goal, want_blocks, min);
         };
-        let ids = ids_of(dir);
-        let fits = quota.room(&ids) / self.fs.geo.frags_per_block();
-        if fits < min {
-            // Refuses, counts the refusal.
-            quota.hold(ids, min * self.fs.geo.frags_per_block(), 0, false)?;
+        let fpb = self.fs.geo.frags_per_block();
+        let fits = quota.room(&ids_of(dir)) / fpb;
+        let mut want = want_blocks.min(fits.max(min));
+        // Others may take of the same room meanwhile: the least that will do is asked for last.
+        if account.reserve(want * fpb, false).is_err() {
+            account.reserve(min * fpb, false)?;
+            want = min;
         }
-        let Some(run) = placement.place_dir_blocks(purse, dir, goal, want_blocks.min(fits.max(min)), min)? else {
-            return Ok(None);
-        };
-        match quota.hold(ids, run.len, 0, false) {
-            Ok(hold) => self.promised.borrow_mut().push(hold),
-            Err(e) => {
-                self.fs.space.cancel_meta(purse, run);
-                return Err(e);
-            }
-        }
-        Ok(Some(run))
+        let placed = placement.place_dir_blocks(purse, dir, goal, want, min);
+        let len = placed.as_ref().map_or(0, |run| run.map_or(0, |r| r.len));
+        // Charged when the directory is stored.
+        account.convert(len);
+        account.release(want * fpb - len);
+        placed
     }
 }

@@ -184,9 +184,10 @@ impl Fs {
             };
             (room, st.inode.file_type(), st.inode.is_dir())
         };
-        let placer = LimitedPlacer::new(self, c.privileged());
         let slot = {
-            let (inode, state) = as_dir(locked.get(b.dir.ino)?)?;
+            let st = locked.get(b.dir.ino)?;
+            let placer = LimitedPlacer::new(self, c, st);
+            let (inode, state) = as_dir(st)?;
             dir::prepare_insert(&cx, txn, &self.space, &placer, inode, state, b.name, room)
         };
         let slot = match slot {
