@@ -1,11 +1,11 @@
 //! The engine through the library: memory device, one thread, no mount.
 //!
 //! `cargo bench -p cffs --bench library` (or `make bench`). Prints rates; nothing is asserted. With `-- create` only the
-//! creations are run, five times, for a profiler.
+//! creations are run, five times, for a profiler; with `-- quota` what quotas cost.
 
 use cffs::device::{Device, MemoryDevice};
-use cffs::format::ROOT_INO;
-use cffs::fs::{Caller, Fs, MountOptions};
+use cffs::format::{QuotaKind, ROOT_INO};
+use cffs::fs::{Caller, Fs, MountOptions, QuotaLimits};
 use cffs::mkfs::{MkfsOptions, mkfs};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -153,7 +153,66 @@ fn one_directory(n: u64) -> (f64, f64) {
     (create, lookup)
 }
 
+/// One user creates small files and writes a large one, without quotas and with all three kinds and limits, in turns;
+/// seconds of each.
+fn quota_round(on: bool) -> (f64, f64) {
+    let user = Caller { uid: 1000, gid: 1000 };
+    let dev = Arc::new(MemoryDevice::new(4 << 30));
+    let quota = if on { QuotaKind::ALL.to_vec() } else { Vec::new() };
+    mkfs(&*dev, None, &MkfsOptions { quota, ..MkfsOptions::default() }).expect("mkfs");
+    let fs = mount(&dev, 1 << 30);
+    for kind in fs.quota_kinds() {
+        let limits =
+            QuotaLimits { soft_bytes: 1 << 40, hard_bytes: 1 << 41, soft_inodes: 1 << 30, hard_inodes: 1 << 31 };
+        fs.set_quota(kind, 1000, limits).expect("limits");
+    }
+    let data = [0x5au8; 4096];
+    let start = Instant::now();
+    for d in 0..1000 {
+        let dir = fs.mkdir(user, ROOT_INO, format!("d{d}").as_bytes(), 0o755).expect("mkdir");
+        for f in 0..100 {
+            let a = fs.create(user, dir.ino, format!("file{f:04}").as_bytes(), 0o644).expect("create");
+            fs.write(user, a.ino, 0, &data[..1024]).expect("write");
+            fs.forget(a.ino, 1);
+        }
+        fs.forget(dir.ino, 1);
+    }
+    fs.sync().expect("sync");
+    let small = start.elapsed().as_secs_f64();
+    let a = fs.create(user, ROOT_INO, b"large", 0o644).expect("create");
+    let start = Instant::now();
+    for n in 0..(256 << 20) / 4096 {
+        fs.write(user, a.ino, n * 4096, &data).expect("write");
+    }
+    fs.sync().expect("sync");
+    (small, start.elapsed().as_secs_f64())
+}
+
+fn quota_cost() {
+    let mut times = [Vec::new(), Vec::new()];
+    for _ in 0..7 {
+        for on in [false, true] {
+            times[usize::from(on)].push(quota_round(on));
+        }
+    }
+    let median = |on: usize, f: fn(&(f64, f64)) -> f64| {
+        let mut all: Vec<f64> = times[on].iter().map(f).collect();
+        all.sort_by(f64::total_cmp);
+        all[all.len() / 2]
+    };
+    for (what, f) in [
+        ("100,000 files of 1 KB and sync", (|t| t.0) as fn(&(f64, f64)) -> f64),
+        ("256 MB in 4 KB writes and sync", |t| t.1),
+    ] {
+        let (off, on) = (median(0, f), median(1, f));
+        println!("{what:<40} {off:.3} s without quotas, {on:.3} s with three kinds: {:.3} times the time", on / off);
+    }
+}
+
 fn main() {
+    if std::env::args().any(|a| a == "quota") {
+        return quota_cost();
+    }
     let dirs = 2000;
     if std::env::args().any(|a| a == "create") {
         for _ in 0..5 {

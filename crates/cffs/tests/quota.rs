@@ -471,8 +471,12 @@ fn threads_of_several_users_never_pass_a_limit() {
                         let _ = fs.setattr(Caller::ROOT, a.ino, to); // it may be gone by now
                         fs.forget(a.ino, 1);
                     }
-                    fs.set_quota(QuotaKind::Group, 600, limits(0, if n % 2 == 0 { 0 } else { 400 << 10 }, 0, 0))
-                        .unwrap();
+                    fs.set_quota(
+                        QuotaKind::Group,
+                        600,
+                        limits(0, if n.is_multiple_of(2) { 0 } else { 400 << 10 }, 0, 0),
+                    )
+                    .unwrap();
                 }
             });
             let failed = workers.into_iter().filter_map(|w| w.join().err()).count();
