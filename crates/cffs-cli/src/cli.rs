@@ -1,6 +1,8 @@
 //! The command line: subcommands, the names that stand for one of them, and what happens with errors.
 
-use crate::{cat, exit, export, fsck, generate, import, info, ls, mkfs, mount, quota, rm, stat, stats, umount};
+use crate::{
+    cat, exit, export, fsck, generate, grow, import, info, ls, mkfs, mount, quota, rm, stat, stats, trim, tune, umount,
+};
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use std::ffi::{OsStr, OsString};
@@ -25,6 +27,9 @@ enum Command {
     Fsck(fsck::FsckArgs),
     Info(info::InfoArgs),
     Stats(stats::StatsArgs),
+    Tune(tune::TuneArgs),
+    Grow(grow::GrowArgs),
+    Trim(trim::TrimArgs),
     Import(import::ImportArgs),
     Export(export::ExportArgs),
     Ls(ls::LsArgs),
@@ -136,6 +141,9 @@ pub fn run(mut args: Vec<OsString>) -> u8 {
         Command::Fsck(a) => fsck::run(&a),
         Command::Info(a) => info::run(&a),
         Command::Stats(a) => stats::run(&a),
+        Command::Tune(a) => tune::run(&a),
+        Command::Grow(a) => grow::run(&a),
+        Command::Trim(a) => trim::run(&a),
         Command::Import(a) => import::run(&a),
         Command::Export(a) => export::run(&a),
         Command::Ls(a) => ls::run(&a),

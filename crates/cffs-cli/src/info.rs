@@ -89,6 +89,10 @@ fn print_mount(out: &mut impl Write, info: &MountInfo) -> io::Result<()> {
     writeln!(out, "free         {}, {} of it for everybody", human(info.free_bytes), human(info.available_bytes))?;
     writeln!(out, "image        {}", printable(info.image.as_bytes()))?;
     let mode = if info.read_only { "read-only" } else { "for reading and writing" };
+    if let Some(failure) = &info.failure {
+        writeln!(out, "failed       {}", printable(failure.as_bytes()))?;
+        writeln!(out, "             nothing is written any more; remove the cause, unmount, and mount again")?;
+    }
     writeln!(out, "now mounted  {mode} by process {} of user {} (cffs {})", info.pid, info.uid, info.program)
 }
 
@@ -112,6 +116,7 @@ fn to_json(image: &str, sb: &Superblock, g: &Geometry, report: Option<&Report>) 
         "log_bytes": g.log_blocks << g.block_shift,
         "external_log": g.log_start == 0,
         "reserve_percent": f64::from(sb.reserve_bp) / 100.0,
+        "mount_options": sb.mount_options_str(),
     });
     if let (Some(r), Value::Object(object)) = (report, &mut value) {
         let c = &r.counts;
@@ -168,6 +173,9 @@ fn print(out: &mut impl Write, sb: &Superblock, g: &Geometry, report: Option<&Re
     let place = if g.log_start == 0 { " on a device of its own" } else { "" };
     writeln!(out, "log          {}{place}", human(g.log_blocks << g.block_shift))?;
     writeln!(out, "reserve      {}% for root", f64::from(sb.reserve_bp) / 100.0)?;
+    if !sb.mount_options_str().is_empty() {
+        writeln!(out, "options      {} by default", printable(sb.mount_options_str().as_bytes()))?;
+    }
     if let Some(r) = report {
         let c = &r.counts;
         let free = c.frags_total.saturating_sub(c.frags_used);

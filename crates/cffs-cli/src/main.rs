@@ -9,6 +9,7 @@ mod exit;
 mod export;
 mod fsck;
 mod generate;
+mod grow;
 mod image;
 mod import;
 mod info;
@@ -26,7 +27,10 @@ mod signature;
 mod size;
 mod stat;
 mod stats;
+mod target;
 mod text;
+mod trim;
+mod tune;
 mod umount;
 
 use std::process::ExitCode;

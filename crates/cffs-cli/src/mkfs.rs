@@ -88,7 +88,7 @@ fn parse_group_size(text: &str) -> Result<GroupSize, String> {
     if text == "auto" { Ok(GroupSize::Auto) } else { parse_size_u32(text).map(GroupSize::Bytes) }
 }
 
-fn parse_uuid(text: &str) -> Result<[u8; 16], String> {
+pub fn parse_uuid(text: &str) -> Result<[u8; 16], String> {
     let bad = || format!("'{text}' is not a uuid: write it as 01234567-89ab-cdef-0123-456789abcdef");
     let b = text.as_bytes();
     let dashes = [8, 13, 18, 23];
@@ -105,7 +105,7 @@ fn parse_uuid(text: &str) -> Result<[u8; 16], String> {
 }
 
 /// Percent, in 1/10,000.
-fn parse_reserve(text: &str) -> Result<u32, String> {
+pub fn parse_reserve(text: &str) -> Result<u32, String> {
     match text.trim_end_matches('%').parse::<f64>() {
         Ok(percent) if (0.0..=50.0).contains(&percent) => Ok((percent * 100.0).round() as u32),
         _ => Err(format!("'{text}' is not a share: write percent from 0 to 50")),

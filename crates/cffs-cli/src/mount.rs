@@ -7,10 +7,11 @@
 use crate::exit::{self, ExitCodeExt, with_code};
 use crate::image::Image;
 use crate::log;
-use crate::mount_options::Options;
+use crate::mount_options::{self, Options};
 use crate::remount;
 use anyhow::{Context, anyhow, bail};
 use cffs::device::OpenMode;
+use cffs_fuse::MountConfig;
 use clap::{Args, ValueHint};
 use rustix::process::{Pid, Signal, kill_process};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -40,6 +41,7 @@ Mount options:
   noatime, strictatime      Access times are not kept, or exactly
   discard, nodiscard        Tell the device what is no longer used, or not (default)
   threads=N                 Threads that answer the kernel
+  log=LEVEL                 Messages from this level on: error, warn (default), info, debug, trace
   allow_other               Other users may use the mount (default for root); opposite: noallow_other
   default_permissions       The kernel checks permissions (default); opposite: nodefault_permissions
   suid, dev, exec           As for any file system; opposites: nosuid, nodev, noexec
@@ -141,7 +143,8 @@ impl From<HelperArgs> for MountArgs {
 
 /// Runs the subcommand.
 pub fn run(args: &MountArgs) -> anyhow::Result<u8> {
-    log::start(args.verbose);
+    let level = mount_options::log_level(args.options.iter().map(String::as_str));
+    log::start_at(level, args.verbose);
     if let Some(path) = &args.log {
         log::to_file(path).with_context(|| path.display().to_string()).exit_code(exit::mount::USAGE)?;
     }
@@ -274,7 +277,16 @@ const READY: &str = "ready\n";
 fn serve(args: &MountArgs, image: &Path, dir: &Path, options: Options) -> anyhow::Result<u8> {
     let name = image.display().to_string();
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).exit_code(exit::mount::SYSTEM)?;
-    let fs = open(image, &options, false)?.mount(options.engine)?;
+    let image = open(image, &options, false)?;
+    let lists = args.options.iter().map(String::as_str);
+    let with_defaults = Options::over_defaults(&image.superblock.mount_options_str(), lists, args.sloppy)
+        .map_err(|e| with_code(exit::mount::USAGE, anyhow!("{name}: {e}")))?;
+    let options = Options {
+        config: MountConfig { fsname: options.config.fsname, ..with_defaults.config },
+        log_device: options.log_device,
+        ..with_defaults
+    };
+    let fs = image.mount(options.engine)?;
     let interrupted = signals.pending().next().is_some();
     let session = if interrupted { None } else { Some(cffs_fuse::mount(fs.clone(), dir, &options.config)) };
     let session = match session {

@@ -45,11 +45,75 @@ const IGNORED: &[&str] = &[
 /// Beginnings of generic options for other programs.
 const IGNORED_PREFIXES: &[&str] = &["x-", "X-", "comment=", "user=", "uhelper=", "helper=", "subtype="];
 
+/// Options that a file system can have as its own defaults: how it is used, not who may use it or where its parts are.
+const DEFAULTABLE: &[&str] = &[
+    "cache",
+    "metadata",
+    "commit",
+    "prefetch",
+    "threads",
+    "discard",
+    "nodiscard",
+    "noatime",
+    "atime",
+    "relatime",
+    "strictatime",
+    "nostrictatime",
+    "lazytime",
+    "nolazytime",
+    "sync",
+    "async",
+    "dirsync",
+    "acl",
+    "noacl",
+    "user_xattr",
+];
+/// Levels of messages, as `log=` takes them.
+const LEVELS: &[&str] = &["error", "warn", "info", "debug", "trace"];
+
+/// Checks a list of options that a file system shall have as its defaults.
+pub fn check_defaults(list: &str) -> Result<String, String> {
+    for option in split(list) {
+        let name = option.split('=').next().unwrap_or_default();
+        if !name.is_empty() && !DEFAULTABLE.contains(&name) {
+            return Err(format!("'{option}' cannot be a default: name it when mounting"));
+        }
+    }
+    Options::parse([list], false).map(|_| list.to_owned())
+}
+
+/// The level of messages that `log=` asks for.
+pub fn log_level<'a>(lists: impl IntoIterator<Item = &'a str>) -> Option<&'static str> {
+    let wanted = lists.into_iter().flat_map(split).filter_map(|o| Some(o.strip_prefix("log=")?.to_owned())).last()?;
+    LEVELS.iter().find(|level| **level == wanted).copied()
+}
+
 /// Smallest cache that leaves the engine room to work.
 const CACHE_MIN: u64 = 4 << 20;
 const THREADS_MAX: usize = 1024;
 
 impl Options {
+    /// As [`Options::parse`], over the defaults of a file system. Of those, what this version does not know is passed over: a
+    /// newer one may have set them.
+    pub fn over_defaults<'a>(
+        defaults: &str,
+        lists: impl IntoIterator<Item = &'a str>,
+        sloppy: bool,
+    ) -> Result<Options, String> {
+        let known: Vec<String> = split(defaults)
+            .into_iter()
+            .filter(|option| {
+                let good = check_defaults(option);
+                if let Err(error) = &good {
+                    tracing::warn!("default mount option of the file system passed over: {error}");
+                }
+                good.is_ok()
+            })
+            .collect();
+        let lists: Vec<&str> = lists.into_iter().collect();
+        Options::parse(known.iter().map(String::as_str).chain(lists), sloppy)
+    }
+
     /// Parses lists of options, later ones win. An option that is unknown is an error, unless `sloppy`.
     pub fn parse<'a>(lists: impl IntoIterator<Item = &'a str>, sloppy: bool) -> Result<Options, String> {
         let mut options = Options::default();
@@ -108,6 +172,8 @@ impl Options {
                 Ok(seconds @ 1..=3600) => engine.commit_interval = Duration::from_secs(seconds),
                 _ => return wrong("must be a number of seconds from 1 to 3600"),
             },
+            ("log", Some(v)) if LEVELS.contains(&v) => {}
+            ("log", _) => return wrong("must be error, warn, info, debug or trace"),
             ("logdev", Some(v)) if !v.is_empty() => self.log_device = Some(v.into()),
             ("threads", Some(v)) => match v.parse() {
                 Ok(n @ 1..=THREADS_MAX) => config.threads = n,
@@ -198,6 +264,23 @@ mod tests {
     }
 
     #[test]
+    fn defaults_are_harmless_and_the_mount_has_the_last_word() {
+        let o = Options::over_defaults("noatime,commit=30,nosuid,future=1", ["commit=7"], false).unwrap();
+        assert_eq!((o.engine.atime, o.engine.commit_interval), (AtimeMode::Noatime, Duration::from_secs(7)));
+        assert_eq!(o.config.suid, MountConfig::default().suid, "not for the file system to say");
+        for bad in ["ro", "suid", "dev", "allow_other", "logdev=/x", "commit=0", "nosuch", "user"] {
+            assert!(check_defaults(bad).is_err(), "{bad}");
+        }
+        assert!(check_defaults("").is_ok() && check_defaults("relatime,discard,cache=64M").is_ok());
+    }
+
+    #[test]
+    fn the_last_level_counts() {
+        assert_eq!(log_level(["ro,log=debug", "log=info,noatime"]), Some("info"));
+        assert_eq!(log_level(["ro"]), None);
+    }
+
+    #[test]
     fn errors_name_the_option() {
         for option in [
             "nosuch",
@@ -213,6 +296,7 @@ mod tests {
             "remount",
             "ro=1",
             "logdev=",
+            "log=loud",
             "sync",
         ] {
             let e = parse(&format!("rw,{option}")).unwrap_err();

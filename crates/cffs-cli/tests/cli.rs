@@ -1,5 +1,7 @@
 //! The program as a user sees it: the real binary, its output, its exit codes.
 
+#[path = "cli/changing.rs"]
+mod changing;
 #[path = "cli/formatting.rs"]
 mod formatting;
 #[path = "cli/mounting.rs"]

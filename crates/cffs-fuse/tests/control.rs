@@ -3,7 +3,11 @@
 mod common;
 
 use cffs::format::Superblock;
-use cffs_fuse::control::{Control, ControlError, Request};
+use cffs::fs::api::MountOptions;
+use cffs::fs::{Grown, TrimRange};
+use cffs::tune::Tune;
+use cffs_fuse::MountConfig;
+use cffs_fuse::control::{Control, ControlError, Request, Tuned};
 use common::{Image, can_mount};
 use rustix::io::Errno;
 use std::fs;
@@ -70,4 +74,145 @@ fn other_mounts_and_other_numbers_are_told_apart() {
     assert!(matches!(Control::open(&around), Err(ControlError::NotMounted(_))));
     m.unmount();
     assert!(matches!(Control::open(Path::new("/sys")), Err(ControlError::NotMounted(_))));
+}
+
+/// What df shows, in bytes: size, and what everybody may use.
+fn space(m: &common::Mounted) -> (u64, u64) {
+    let s = rustix::fs::statvfs(m.dir()).unwrap();
+    (s.f_blocks * s.f_frsize, s.f_bavail * s.f_frsize)
+}
+
+#[test]
+fn settings_change_under_the_mount() {
+    if !can_mount() {
+        return;
+    }
+    let image = Image::new();
+    let m = image.mount();
+    let control = Control::open(m.dir()).unwrap();
+    let (total, available) = space(&m);
+    let change = Tune { reserve_bp: Some(0), label: Some("here".into()), ..Tune::default() };
+    let tuned: Tuned = control.call(&Request::Tune(change)).unwrap();
+    assert_eq!(Superblock::decode(&tuned.before).unwrap().reserve_bp, 500);
+    assert_eq!(Superblock::decode(&tuned.after).unwrap().label_str(), "here");
+    assert!(space(&m).1 > available + total / 25, "the reserve is free for all");
+    let refused =
+        control.call::<Tuned>(&Request::Tune(Tune { reserve_bp: Some(9000), ..Tune::default() })).unwrap_err();
+    assert_eq!(refused.errno(), Some(Errno::INVAL.raw_os_error()));
+    assert!(refused.to_string().contains("90%"), "{refused}");
+    let refused = control.call::<Tuned>(&Request::Tune(Tune { uuid: Some([1; 16]), ..Tune::default() })).unwrap_err();
+    assert_eq!(refused.errno(), Some(Errno::BUSY.raw_os_error()));
+    drop(control);
+    m.unmount();
+    let m = image.mount();
+    let control = Control::open(m.dir()).unwrap();
+    let sb = Superblock::decode(&control.info().unwrap().superblock).unwrap();
+    assert_eq!((sb.label_str(), sb.reserve_bp), ("here".to_owned(), 0));
+    drop(control);
+    m.unmount();
+}
+
+#[test]
+fn it_grows_under_the_mount() {
+    if !can_mount() {
+        return;
+    }
+    let image = Image::new();
+    let m = image.mount();
+    fs::write(m.path("file"), "contents").unwrap();
+    let control = Control::open(m.dir()).unwrap();
+    let (total, available) = space(&m);
+    let grown: Grown = control.call(&Request::Grow { size: Some(2 * total) }).unwrap();
+    assert_eq!(grown, Grown { from: total, to: 2 * total });
+    let now = space(&m);
+    assert!(now.0 == 2 * total && now.1 > available + total / 10 * 9, "{now:?}");
+    let shrunk = control.call::<Grown>(&Request::Grow { size: Some(total) }).unwrap_err();
+    assert!(shrunk.to_string().contains("cannot shrink"), "{shrunk}");
+    drop(control);
+    fs::write(m.path("large"), vec![1; total as usize]).unwrap();
+    m.unmount();
+    let m = image.mount();
+    assert_eq!(fs::metadata(m.path("large")).unwrap().len(), total);
+    m.unmount();
+}
+
+#[test]
+fn only_root_and_the_owner_change_something() {
+    if !can_mount() {
+        return;
+    }
+    let image = Image::new();
+    let m = image.mount();
+    // Another user, in a process of its own.
+    let program = std::env::current_exe().unwrap();
+    let copy = image.dir().parent().unwrap().join("asker");
+    fs::copy(program, &copy).unwrap();
+    let out = std::process::Command::new("setpriv")
+        .args(["--reuid=65534", "--regid=65534", "--clear-groups", "--"])
+        .arg(&copy)
+        .args(["--ignored", "--exact", "--nocapture", "as_another_user"])
+        .env("CFFS_TEST_DIR", m.dir())
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&out.stdout).into_owned() + &String::from_utf8_lossy(&out.stderr);
+    assert!(out.status.success() && text.contains("1 passed"), "{text}");
+    m.unmount();
+}
+
+/// Run by [`only_root_and_the_owner_change_something`] as somebody else.
+#[test]
+#[ignore = "part of another test"]
+fn as_another_user() {
+    let Some(dir) = std::env::var_os("CFFS_TEST_DIR") else { return };
+    assert_ne!(rustix::process::geteuid().as_raw(), 0);
+    let control = Control::open(Path::new(&dir)).unwrap();
+    assert!(control.stats().unwrap().is_object(), "asking is for everybody");
+    for request in [
+        Request::Tune(Tune { reserve_bp: Some(0), ..Tune::default() }),
+        Request::Grow { size: None },
+        Request::Trim(TrimRange::default()),
+    ] {
+        let e = control.call::<serde_json::Value>(&request).unwrap_err();
+        assert_eq!(e.errno(), Some(Errno::PERM.raw_os_error()), "{request:?}: {e}");
+        assert!(e.to_string().contains("only root"), "{e}");
+    }
+}
+
+#[test]
+fn fstrim_works() {
+    if !can_mount() {
+        return;
+    }
+    let image = Image::new();
+    let m = image.mount();
+    fs::write(m.path("large"), vec![1; 20 << 20]).unwrap();
+    fs::File::open(m.path("large")).unwrap().sync_all().unwrap();
+    let full = image.allocated_bytes();
+    fs::remove_file(m.path("large")).unwrap();
+    let Ok(out) = std::process::Command::new("fstrim").arg("-v").arg(m.dir()).output() else {
+        eprintln!("SKIPPED: needs fstrim");
+        return;
+    };
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    assert!(image.allocated_bytes() + (19 << 20) < full, "{} of {full}", image.allocated_bytes());
+    m.unmount();
+}
+
+#[test]
+fn freed_space_is_discarded_where_the_mount_asks_for_it() {
+    if !can_mount() {
+        return;
+    }
+    for discard in [true, false] {
+        let image = Image::new();
+        let m = image.mount_with(MountOptions { discard, ..MountOptions::default() }, &MountConfig::default());
+        fs::write(m.path("large"), vec![1; 20 << 20]).unwrap();
+        fs::File::open(m.path("large")).unwrap().sync_all().unwrap();
+        let full = image.allocated_bytes();
+        fs::remove_file(m.path("large")).unwrap();
+        fs::File::open(m.dir()).unwrap().sync_all().unwrap();
+        let freed = full.saturating_sub(image.allocated_bytes());
+        assert_eq!(freed > 19 << 20, discard, "{freed} bytes");
+        m.unmount();
+    }
 }

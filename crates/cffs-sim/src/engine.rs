@@ -241,6 +241,7 @@ impl Engine {
                 self.fs = self.setup.mount(&self.trace)?;
                 Ok(Reply::Done)
             }
+            Op::Trim => fs.trim(cffs::fs::TrimRange::default()).map(|_| Reply::Done),
             Op::Grow { percent } => {
                 let made = self.setup.made.unwrap_or(self.setup.device);
                 let to = made + (self.setup.device - made) * u64::from(*percent) / 100;

@@ -470,7 +470,7 @@ impl Generator {
     }
 }
 
-/// Puts steps of growing between the operations of a sequence.
+/// Puts steps of growing, and trims, between the operations of a sequence.
 pub fn with_growth(ops: Vec<Op>, seed: u64) -> Vec<Op> {
     let mut rng = Rng::with_seed(seed);
     let every = (ops.len() / 5).max(1);
@@ -480,6 +480,9 @@ pub fn with_growth(ops: Vec<Op>, seed: u64) -> Vec<Op> {
         if rng.usize(..every) == 0 && percent < 100 {
             percent = percent.saturating_add(rng.u8(1..40)).min(100);
             out.push(Op::Grow { percent });
+        }
+        if rng.usize(..2 * every) == 0 {
+            out.push(Op::Trim);
         }
         out.push(op);
     }

@@ -150,6 +150,8 @@ pub enum Op {
     Remount { forget: bool },
     /// Grow by so many percent of what the device has beyond what mkfs used.
     Grow { percent: u8 },
+    /// Give all free space back to the device.
+    Trim,
     /// Make files `first` to `first + count` of `len` bytes each in a directory.
     CreateMany { dir: Path, first: u32, count: u32, len: usize, tag: u64 },
     /// Remove such files.
@@ -236,6 +238,7 @@ impl fmt::Display for Op {
             Op::Open { slot, path } => write!(f, "open {slot} {path}"),
             Op::Close { slot } => write!(f, "close {slot}"),
             Op::Remount { forget } => write!(f, "remount {forget}"),
+            Op::Trim => write!(f, "trim"),
             Op::Grow { percent } => write!(f, "grow {percent}"),
             Op::CreateMany { dir, first, count, len, tag } => {
                 write!(f, "createmany {dir} {first} {count} {len} {tag}")
@@ -322,6 +325,7 @@ impl FromStr for Op {
             "open" => Op::Open { slot: number(next()?)?, path: Path::new(next()?) },
             "close" => Op::Close { slot: number(next()?)? },
             "remount" => Op::Remount { forget: flag(next()?) },
+            "trim" => Op::Trim,
             "grow" => Op::Grow { percent: number(next()?)? },
             "createmany" => Op::CreateMany {
                 dir: Path::new(next()?),

@@ -275,7 +275,7 @@ impl State {
                 Ok(Outcome::Done)
             }
             // Nothing that a program sees, but for statfs.
-            Op::Grow { .. } => Ok(Outcome::Done),
+            Op::Grow { .. } | Op::Trim => Ok(Outcome::Done),
             Op::CreateMany { .. } | Op::UnlinkMany { .. } => panic!("expanded before"),
         }
     }

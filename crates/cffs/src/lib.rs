@@ -20,4 +20,5 @@ pub mod placement;
 pub mod quota;
 pub mod space;
 pub mod stats;
+pub mod tune;
 pub mod xattr;

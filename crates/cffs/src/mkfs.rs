@@ -12,7 +12,7 @@ use crate::format::geometry::{
 use crate::format::log::{LOG_HEADER_AREA, LogHeader};
 use crate::format::superblock::{
     COMPAT_DIRS_WITH_DATA, COMPAT_NO_GROUP, FORMAT_VERSION, INCOMPAT_EXTERNAL_LOG, INCOMPAT_NO_EMBED, LABEL_MAX, MAGIC,
-    SUPERBLOCK_SIZE, State,
+    MOUNT_OPTIONS_MAX, SUPERBLOCK_SIZE, State,
 };
 use crate::format::system::{COUNT_FREE_FRAGS, COUNTERS_LEN, Counters};
 use crate::format::{
@@ -195,6 +195,8 @@ pub fn plan(dev: &dyn Device, log_dev: Option<&dyn Device>, o: &MkfsOptions) -> 
         mount_count: 0,
         created: o.now_ns.unwrap_or_else(now_ns),
         mounted: 0,
+        metadata_fsid: 0,
+        mount_options: [0; MOUNT_OPTIONS_MAX],
     };
     sb.label[..o.label.len()].copy_from_slice(o.label.as_bytes());
     let bit = |set: bool, bit: u64| if set { bit } else { 0 };
@@ -209,7 +211,8 @@ pub fn plan(dev: &dyn Device, log_dev: Option<&dyn Device>, o: &MkfsOptions) -> 
     Ok(sb)
 }
 
-fn random_uuid() -> Result<[u8; 16]> {
+/// A new identity: random, version 4 of RFC 9562.
+pub fn random_uuid() -> Result<[u8; 16]> {
     let mut uuid: [u8; 16] = random()?;
     uuid[6] = uuid[6] & 0x0f | 0x40; // version 4, as RFC 9562 has it
     uuid[8] = uuid[8] & 0x3f | 0x80;

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
-fn fuse_works(test: &str) -> bool {
+pub fn fuse_works(test: &str) -> bool {
     if fs::OpenOptions::new().read(true).write(true).open("/dev/fuse").is_err() {
         skipped(test, "/dev/fuse is missing");
         return false;
@@ -18,7 +18,7 @@ fn fuse_works(test: &str) -> bool {
     true
 }
 
-fn mount_point(dir: &Path) -> (PathBuf, String) {
+pub fn mount_point(dir: &Path) -> (PathBuf, String) {
     let path = dir.join("mnt");
     fs::create_dir_all(&path).unwrap();
     let name = path.to_str().unwrap().to_owned();
@@ -39,7 +39,7 @@ fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
-fn umount(name: &str) {
+pub fn umount(name: &str) {
     ok(&["umount", name]);
 }
 

@@ -31,7 +31,8 @@ pub use client::{Control, ControlError};
 pub(crate) use service::{Asker, answer};
 
 use cffs::format::QuotaKind;
-use cffs::fs::{QuotaGrace, QuotaLimits};
+use cffs::fs::{QuotaGrace, QuotaLimits, TrimRange};
+use cffs::tune::Tune;
 use cffs_buf::CONTROL_LEN;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -91,6 +92,16 @@ pub enum Request {
         /// Inode numbers, and for each whether it is a directory that hands the project down.
         files: Vec<(u64, bool)>,
     },
+    /// Changes settings in the superblock, as [`cffs::fs::Fs::tune`]. The answer is a [`Tuned`].
+    Tune(Tune),
+    /// Makes the file system larger, as [`cffs::fs::Fs::grow`]: to `size` bytes, or to what the device has by now. The answer
+    /// is a [`cffs::fs::Grown`].
+    Grow {
+        /// Size in bytes.
+        size: Option<u64>,
+    },
+    /// Gives free space back to the device, as [`cffs::fs::Fs::trim`]. The answer is the number of bytes.
+    Trim(TrimRange),
 }
 
 impl Request {
@@ -101,8 +112,18 @@ impl Request {
             Request::QuotaKinds | Request::QuotaReport { .. } => false,
             Request::QuotaGrace { set, .. } => set.is_some(),
             Request::QuotaSet { .. } | Request::QuotaProject { .. } => true,
+            Request::Tune(_) | Request::Grow { .. } | Request::Trim(_) => true,
         }
     }
+}
+
+/// The superblock before and after a change, encoded as on the device ([`cffs::format::Superblock::decode`]).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Tuned {
+    /// Before.
+    pub before: Vec<u8>,
+    /// After.
+    pub after: Vec<u8>,
 }
 
 /// What is mounted and how.
@@ -120,6 +141,8 @@ pub struct MountInfo {
     pub superblock: Vec<u8>,
     /// Whether nothing can be written.
     pub read_only: bool,
+    /// Why it became read-only, if that was an error.
+    pub failure: Option<String>,
     /// Space: in bytes, as statvfs(3) tells it.
     pub total_bytes: u64,
     /// Free bytes, those for privileged users included.
@@ -236,6 +259,14 @@ mod tests {
         assert_eq!(json(&Request::Stats), r#"{"op":"stats"}"#);
         assert_eq!(serde_json::from_str::<Request>(r#"{"op":"sync"}"#).unwrap(), Request::Sync);
         assert!(serde_json::from_str::<Request>(r#"{"op":"nosuch"}"#).is_err());
+        let grow = Request::Grow { size: Some(5) };
+        assert_eq!(json(&grow), r#"{"op":"grow","size":5}"#);
+        assert_eq!(serde_json::from_str::<Request>(r#"{"op":"grow"}"#).unwrap(), Request::Grow { size: None });
+        let trim = Request::Trim(TrimRange { start: 1, len: u64::MAX, min_len: 2 });
+        assert_eq!(serde_json::from_str::<Request>(&json(&trim)).unwrap(), trim);
+        let tune = Request::Tune(Tune { uuid: Some([7; 16]), label: Some("x".into()), ..Tune::default() });
+        assert_eq!(serde_json::from_str::<Request>(&json(&tune)).unwrap(), tune);
+        assert!([grow, trim, tune].iter().all(Request::changes) && !Request::Info.changes());
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! The answering side: carries a request out.
 
-use super::{Frame, MountInfo, Refusal, Reply, Request};
+use super::{Frame, MountInfo, Refusal, Reply, Request, Tuned};
 use crate::shared::Shared;
 use cffs::error::{Error, Result};
 use cffs::fs::Fs;
@@ -56,6 +56,12 @@ fn carry_out(shared: &Shared, fs: &Fs, asker: Asker, request: &Request) -> Resul
         | Request::QuotaSet { .. }
         | Request::QuotaGrace { .. }
         | Request::QuotaProject { .. } => super::quota::carry_out(fs, asker, request),
+        Request::Tune(tune) => {
+            let (before, after) = fs.tune(tune)?;
+            json(Tuned { before: before.encode().to_vec(), after: after.encode().to_vec() })
+        }
+        Request::Grow { size } => json(fs.grow(*size)?),
+        Request::Trim(range) => json(fs.trim(*range)?),
     }
 }
 
@@ -69,6 +75,7 @@ fn info(shared: &Shared, fs: &Fs) -> MountInfo {
         image: shared.image().to_owned(),
         superblock: fs.superblock().encode().to_vec(),
         read_only: fs.is_read_only(),
+        failure: fs.failure().map(str::to_owned),
         total_bytes: bytes(space.total),
         free_bytes: bytes(space.free),
         available_bytes: bytes(space.available),

@@ -47,6 +47,11 @@ impl Image {
         self.tmp.path().join("mnt")
     }
 
+    /// Bytes of the device that are not holes.
+    pub fn allocated_bytes(&self) -> u64 {
+        self.device.allocated_bytes()
+    }
+
     pub fn engine(&self, options: MountOptions) -> Arc<Fs> {
         Fs::open(self.device.clone(), None, options).unwrap()
     }

@@ -33,7 +33,7 @@ pub use report::{Class, Counts, Layout, Phase, PhaseTime, Problem, Report};
 use crate::device::{Device, IoKind, OverlayDevice};
 use crate::error::{Error, Result};
 use crate::format::log::{LOG_HEADER_AREA, LOG_HEADER_SIZE, LogHeader};
-use crate::format::superblock::{INCOMPAT_EXTERNAL_LOG, State};
+use crate::format::superblock::{INCOMPAT_EXTERNAL_LOG, INCOMPAT_METADATA_UUID, State};
 use crate::format::system::Counters;
 use crate::format::{
     BlockAddr, BlockId, BlockKind, Corrupt, Geometry, Ino, QuotaKind, ROOT_INO, Superblock, verify_block,
@@ -315,13 +315,18 @@ impl<'a> Checker<'a> {
                         compat: copy.compat,
                         ro_compat: copy.ro_compat,
                         reserve_bp: copy.reserve_bp,
+                        mount_options: copy.mount_options,
+                        uuid: copy.uuid,
+                        incompat: sb.incompat & !INCOMPAT_METADATA_UUID | copy.incompat & INCOMPAT_METADATA_UUID,
+                        metadata_fsid: copy.metadata_fsid,
                         // Growing writes the copies first, and may have got no further.
                         total_blocks: copy.total_blocks.max(sb.total_blocks),
                         mount_count: copy.mount_count,
                         mounted: copy.mounted,
                         ..sb.clone()
                     };
-                    (copy != as_it_should_be).then(|| "says something else than the primary".into())
+                    (copy != as_it_should_be || copy.fsid() != sb.fsid())
+                        .then(|| "says something else than the primary".into())
                 }
             };
             if let Some(what) = wrong {

@@ -8,6 +8,8 @@ pub const SUPERBLOCK_SIZE: usize = 512;
 pub const MAGIC: [u8; 8] = *b"\x89CFFS\r\n\x1a";
 /// Version of the format that this code writes and the newest that it reads.
 pub const FORMAT_VERSION: u32 = 1;
+/// Longest list of default mount options in bytes.
+pub const MOUNT_OPTIONS_MAX: usize = 128;
 /// Longest label in bytes.
 pub const LABEL_MAX: usize = 64;
 
@@ -15,6 +17,8 @@ pub const LABEL_MAX: usize = 64;
 pub const INCOMPAT_NO_EMBED: u64 = 1 << 0;
 /// Incompatible feature: the log is on a device of its own.
 pub const INCOMPAT_EXTERNAL_LOG: u64 = 1 << 1;
+/// Incompatible feature: metadata carries another identity than the uuid's, since that was changed.
+pub const INCOMPAT_METADATA_UUID: u64 = 1 << 2;
 /// Compatible feature: conventional placement instead of groups (`--no-group`).
 pub const COMPAT_NO_GROUP: u64 = 1 << 0;
 /// Compatible feature: directory blocks stand in the data groups (`--dir-blocks=with-data`, the 1997 placement).
@@ -30,7 +34,11 @@ pub const RO_COMPAT_PROJECT_QUOTA: u64 = 1 << 2;
 /// permission bits, and who mounts must have the kernel enforce them.
 pub const RO_COMPAT_ACL: u64 = 1 << 3;
 
-const INCOMPAT_NAMES: [(u64, &str); 2] = [(INCOMPAT_NO_EMBED, "no-embed"), (INCOMPAT_EXTERNAL_LOG, "external-log")];
+const INCOMPAT_NAMES: [(u64, &str); 3] = [
+    (INCOMPAT_NO_EMBED, "no-embed"),
+    (INCOMPAT_EXTERNAL_LOG, "external-log"),
+    (INCOMPAT_METADATA_UUID, "metadata-uuid"),
+];
 const COMPAT_NAMES: [(u64, &str); 2] = [(COMPAT_NO_GROUP, "no-group"), (COMPAT_DIRS_WITH_DATA, "dirs-with-data")];
 const RO_COMPAT_NAMES: [(u64, &str); 4] = [
     (RO_COMPAT_USER_QUOTA, "user-quota"),
@@ -100,12 +108,16 @@ pub struct Superblock {
     pub created: i64,
     /// When it was last mounted, nanoseconds since 1970.
     pub mounted: i64,
+    /// What metadata blocks carry, if that is not in the uuid ([`INCOMPAT_METADATA_UUID`]); else 0.
+    pub metadata_fsid: u64,
+    /// Mount options that hold unless the mount says otherwise, padded with zeros.
+    pub mount_options: [u8; MOUNT_OPTIONS_MAX],
 }
 
 impl Superblock {
-    /// First eight bytes of the uuid: what metadata blocks carry.
+    /// What metadata blocks carry: the first eight bytes of the uuid, or of the one that it had first.
     pub fn fsid(&self) -> u64 {
-        get_u64(&self.uuid, 0)
+        if self.incompat & INCOMPAT_METADATA_UUID != 0 { self.metadata_fsid } else { get_u64(&self.uuid, 0) }
     }
 
     /// Encodes with checksum.
@@ -135,6 +147,8 @@ impl Superblock {
         put_u32(&mut b, 212, self.mount_count);
         put_u64(&mut b, 216, self.created as u64);
         put_u64(&mut b, 224, self.mounted as u64);
+        put_u64(&mut b, 232, self.metadata_fsid);
+        b[256..256 + MOUNT_OPTIONS_MAX].copy_from_slice(&self.mount_options);
         let crc = crc32c::crc32c(&b);
         put_u32(&mut b, 8, crc);
         b
@@ -192,6 +206,8 @@ impl Superblock {
             mount_count: get_u32(b, 212),
             created: get_u64(b, 216) as i64,
             mounted: get_u64(b, 224) as i64,
+            metadata_fsid: get_u64(b, 232),
+            mount_options: b[256..256 + MOUNT_OPTIONS_MAX].try_into().expect("as many bytes"),
         })
     }
 
@@ -213,6 +229,12 @@ impl Superblock {
     pub fn label_str(&self) -> String {
         let end = self.label.iter().position(|b| *b == 0).unwrap_or(LABEL_MAX);
         String::from_utf8_lossy(&self.label[..end]).into_owned()
+    }
+
+    /// The default mount options as text.
+    pub fn mount_options_str(&self) -> String {
+        let end = self.mount_options.iter().position(|b| *b == 0).unwrap_or(MOUNT_OPTIONS_MAX);
+        String::from_utf8_lossy(&self.mount_options[..end]).into_owned()
     }
 
     /// The uuid in its usual form.

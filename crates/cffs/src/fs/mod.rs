@@ -23,12 +23,14 @@ mod remove;
 mod rename;
 #[cfg(test)]
 mod tests;
+mod tune;
 mod xattr;
 
 pub use api::*;
 pub use fallocate::Fallocate;
 pub use grow::Grown;
 pub use quota::{QuotaGrace, QuotaLimits, QuotaMismatch, QuotaStatus};
+pub use tune::TrimRange;
 
 use crate::cache::Cache;
 use crate::device::{CountingDevice, Device};
@@ -115,6 +117,11 @@ impl Fs {
     /// Whether nothing can be written: by the mount's options, or after an error.
     pub fn is_read_only(&self) -> bool {
         self.opts.read_only || self.journal.has_failed() || self.closed.load(Ordering::Acquire)
+    }
+
+    /// Why nothing can be written any more, after an error that made the file system read-only.
+    pub fn failure(&self) -> Option<&str> {
+        self.journal.failure()
     }
 
     fn writable(&self) -> Result<()> {

@@ -94,6 +94,8 @@ pub struct Journal {
     /// Data blocks with records in the log.
     data_blocks: Mutex<AddrMap<BlockAddr, ()>>,
     failed: AtomicBool,
+    /// What failed first.
+    failure: OnceLock<String>,
     hook: OnceLock<Box<dyn CommitHook>>,
     counters_buf: OnceLock<BufRef>,
     /// Bytes that every transaction reserves for what [`CommitHook::records`] adds.
@@ -139,6 +141,7 @@ impl Journal {
             dirty: Mutex::default(),
             data_blocks: Mutex::default(),
             failed: AtomicBool::new(false),
+            failure: OnceLock::new(),
             hook: OnceLock::new(),
             counters_buf: OnceLock::new(),
             records_bytes: AtomicUsize::new(0),
@@ -229,9 +232,16 @@ impl Journal {
     }
 
     fn fail(&self, what: &str, e: &Error) {
+        // Before the flag, so that who sees that can tell why.
+        let _ = self.failure.set(format!("{what}: {e}"));
         if !self.failed.swap(true, Ordering::AcqRel) {
             tracing::error!("{what}: {e}; the file system is read-only from now on");
         }
+    }
+
+    /// What failed, if something did.
+    pub fn failure(&self) -> Option<&str> {
+        self.failure.get().map(String::as_str)
     }
 
     /// Sequence number of the group that transactions join now.

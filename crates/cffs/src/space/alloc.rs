@@ -85,6 +85,15 @@ impl Space {
     }
 
     fn alloc(&self, goal: FragAddr, want: u64, min: u64, align: u32, right: Right<'_>) -> Result<Option<Run>> {
+        let found = self.alloc_now(goal, want, min, align, right)?;
+        if found.is_some() {
+            return Ok(found);
+        }
+        // What is there may be out to be discarded.
+        self.while_nothing_is_out(|| self.alloc_now(goal, want, min, align, right))
+    }
+
+    fn alloc_now(&self, goal: FragAddr, want: u64, min: u64, align: u32, right: Right<'_>) -> Result<Option<Run>> {
         // More than an unused group has, no search can find; whole blocks, so that the next run starts at one.
         let most = self.g.frag_of_block(self.g.ag_blocks.saturating_sub(self.g.ag_header_blocks()));
         let want = want.min(most).min(EXTENT_LEN_MAX >> 3 << 3);

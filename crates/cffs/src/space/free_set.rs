@@ -200,6 +200,11 @@ impl FreeSet {
         Some(self.blocks_in(ext_start, ext_end) - before)
     }
 
+    /// The free extent (start, end) that reaches beyond `from`, without what lies before that.
+    pub fn next_extent(&self, from: u32) -> Option<(u32, u32)> {
+        self.by_end.range(from.checked_add(1)?..).next().map(|(&e, &s)| (s.max(from), e))
+    }
+
     /// Whether all of `start..end` is free.
     pub fn is_free(&self, start: u32, end: u32) -> bool {
         start >= end || self.by_end.range(end..).next().is_some_and(|(_, s)| *s <= start)

@@ -20,6 +20,7 @@ mod group;
 mod grow;
 pub mod layout;
 pub mod run;
+mod trim;
 #[cfg(test)]
 pub(crate) mod tests;
 
@@ -72,6 +73,8 @@ pub struct Space {
     /// Serializes the initialization of groups on the device.
     init: Mutex<()>,
     held: Mutex<VecDeque<Arc<Group>>>,
+    /// Held while a free run is out of the free extents to be discarded.
+    trimming: Mutex<()>,
 }
 
 impl Space {
@@ -105,6 +108,7 @@ impl Space {
             roam: AtomicU64::new(0),
             init: Mutex::default(),
             held: Mutex::default(),
+            trimming: Mutex::default(),
         };
         space.set_root_reserve(reserve_bp);
         Ok(space)

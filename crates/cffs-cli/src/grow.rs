@@ -1,0 +1,55 @@
+//! `cffs grow`: makes a file system larger, mounted or not.
+
+use crate::image::{EngineResultExt, LogArgs};
+use crate::size::{human, parse_size};
+use crate::target::{Target, engine};
+use crate::text::print_json;
+use anyhow::Context;
+use cffs::fs::Grown;
+use cffs_fuse::control::Request;
+use clap::Args;
+use std::path::PathBuf;
+
+/// Make a file system larger, also while it is mounted
+///
+/// Takes up what its device or image has become larger by. An image in a file is made longer itself with --size. Nothing
+/// is ever made smaller. A rest too small for the header of an allocation group stays unused.
+#[derive(Args, Debug)]
+pub struct GrowArgs {
+    /// Size of the file system: an image in a file is made that long; a device must have as much
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    size: Option<u64>,
+    /// Print the result as JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    log: LogArgs,
+    /// Directory of a mount, or image
+    #[arg(value_name = "DIR|IMAGE")]
+    path: PathBuf,
+}
+
+/// Runs the subcommand.
+pub fn run(args: &GrowArgs) -> anyhow::Result<u8> {
+    crate::log::start(0);
+    let name = args.path.display().to_string();
+    let grown: Grown = match Target::open(&args.path, &args.log)? {
+        Target::Mounted(control) => control.call(&Request::Grow { size: args.size })?,
+        Target::Image(image) => {
+            let fs = engine(*image)?;
+            let grown = fs.grow(args.size).about(|| &name);
+            let closed = fs.close().context(name.clone());
+            let grown = grown?;
+            closed?;
+            grown
+        }
+    };
+    if args.json {
+        print_json(&serde_json::to_value(grown)?)?;
+    } else if grown.from == grown.to {
+        println!("{name}: has {} already; nothing to gain", human(grown.to));
+    } else {
+        println!("{name}: {} (was {})", human(grown.to), human(grown.from));
+    }
+    Ok(0)
+}

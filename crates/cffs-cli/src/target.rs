@@ -1,0 +1,36 @@
+//! What commands work on that take a mounted file system as well as an image.
+
+use crate::image::{Image, LogArgs};
+use anyhow::anyhow;
+use cffs::device::OpenMode;
+use cffs::fs::Fs;
+use cffs_fuse::control::Control;
+use std::path::Path;
+use std::sync::Arc;
+
+/// A file system to change.
+pub enum Target {
+    /// Mounted: the process that serves it does the work.
+    Mounted(Control),
+    /// Not mounted.
+    Image(Box<Image>),
+}
+
+impl Target {
+    /// A directory is that of a mount, anything else an image.
+    pub fn open(path: &Path, log: &LogArgs) -> anyhow::Result<Target> {
+        if path.is_dir() {
+            return Ok(Target::Mounted(Control::open(path)?));
+        }
+        let opened = Image::open(path, log.log_device.as_deref(), OpenMode::READ_WRITE);
+        opened.map(|image| Target::Image(Box::new(image))).map_err(|e| {
+            let busy = e.to_string().contains("in use");
+            if busy { anyhow!("{e:#}; if it is mounted, name the directory that it is mounted on") } else { e }
+        })
+    }
+}
+
+/// Opens the file system of an image for something that is not a mount, alone.
+pub fn engine(image: Image) -> anyhow::Result<Arc<Fs>> {
+    image.mount(cffs::fs::api::MountOptions { background: false, ..Default::default() })
+}

@@ -1,0 +1,106 @@
+//! `tune`, `grow` and `trim`, of images and of mounts.
+
+use crate::mounting::{fuse_works, mount_point, umount};
+use crate::tools::*;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+
+#[test]
+fn tune_says_what_changed_and_keeps_it() {
+    let dir = temp_dir();
+    let image = make_image(dir.path(), &["--label", "before"]);
+    let out = ok(&["tune", "-L", "after", "--reserve", "1.5", "-o", "noatime,cache=8M", &image]);
+    for line in
+        ["label after (was before)", "reserve percent 1.5 (was 5.0)", "mount options noatime,cache=8M (was none)"]
+    {
+        assert!(out.contains(line), "{line:?} in {out}");
+    }
+    assert!(ok(&["tune", "-L", "after", &image]).contains("nothing to change"));
+    let info = json(&ok(&["info", "--quick", "--json", &image]));
+    assert_eq!((&info["label"], &info["mount_options"]), (&"after".into(), &"noatime,cache=8M".into()));
+    let uuid = "01234567-89ab-cdef-0123-456789abcdef";
+    assert!(ok(&["tune", "-U", uuid, &image]).contains(uuid));
+    let random = json(&ok(&["tune", "--json", "--uuid", "random", &image]));
+    assert!(random["uuid"].is_string() && random["uuid"] != uuid);
+    ok(&["fsck", "-n", &image]);
+    ok(&["tune", "-L", "", "-o", "", &image]);
+    assert_eq!(json(&ok(&["info", "--quick", "--json", &image]))["label"], "");
+}
+
+#[test]
+fn wrong_settings_change_nothing() {
+    let dir = temp_dir();
+    let image = make_image(dir.path(), &[]);
+    let before = contents(&image);
+    fails(&["tune", &image], 2, &["required"]);
+    fails(&["tune", "--reserve", "51", &image], 2, &["51", "0 to 50"]);
+    fails(&["tune", "-o", "noatime,ro", &image], 2, &["'ro'", "cannot be a default"]);
+    fails(&["tune", "-o", "commit=0", &image], 2, &["commit=0"]);
+    fails(&["tune", "-U", "nonsense", &image], 2, &["nonsense", "not a uuid"]);
+    fails(&["tune", "-L", &"x".repeat(65), &image], 1, &[&image, "at most 64 bytes"]);
+    fails(&["grow", "--size", "1M", &image], 1, &[&image, "cannot shrink"]);
+    assert_eq!(fs::metadata(&image).unwrap().len(), before.len() as u64);
+    // Grow and trim have it in hand like a mount, which the superblock counts.
+    ok(&["fsck", "-n", &image]);
+    let name = dir.path().to_str().unwrap();
+    for command in [&["tune", "-L", "x"][..], &["grow"], &["trim"]] {
+        fails(&[command, &[name]].concat(), 1, &[name, "not on a mounted cffs"]);
+        fails(&[command, &["/nonexistent/image"]].concat(), 1, &["/nonexistent/image"]);
+    }
+}
+
+#[test]
+fn grow_takes_what_the_image_has_or_makes_it_longer() {
+    let dir = temp_dir();
+    let image = make_image(dir.path(), &[]);
+    assert!(ok(&["grow", &image]).contains("nothing to gain"));
+    fs::OpenOptions::new().write(true).open(&image).unwrap().set_len(80 << 20).unwrap();
+    let out = ok(&["grow", &image]);
+    assert!(out.contains("80 MiB (was 64 MiB)"), "{out}");
+    let grown = json(&ok(&["grow", "--json", "--size", "200M", &image]));
+    assert_eq!((&grown["from"], &grown["to"]), (&(80 << 20).into(), &(200 << 20).into()));
+    assert_eq!(fs::metadata(&image).unwrap().len(), 200 << 20);
+    assert_eq!(json(&ok(&["info", "--quick", "--json", &image]))["bytes"], 200 << 20);
+    ok(&["fsck", "-n", &image]);
+}
+
+#[test]
+fn a_mount_is_changed_by_its_directory() {
+    if !fuse_works("a_mount_is_changed_by_its_directory") {
+        return;
+    }
+    let dir = temp_dir();
+    let image = make_image(dir.path(), &[]);
+    ok(&["tune", "-o", "cache=8M,noatime,commit=9", &image]);
+    let (path, name) = mount_point(dir.path());
+    let _mounted = Mounted(path.clone());
+    ok(&["mount", &image, &name]);
+    let cache = |name: &str| json(&ok(&["stats", "--json", name]))["cache"]["limit_bytes"].as_u64().unwrap();
+    assert_eq!(cache(&name), 8 << 20, "a default of the file system");
+    fails(&["tune", "-L", "x", &image], 1, &[&image, "in use", "directory that it is mounted on"]);
+    fails(&["tune", "-U", "random", &name], 1, &[&name, "uuid"]);
+    assert!(ok(&["tune", "-L", "live", "--reserve", "0", &name]).contains("label live (was none)"));
+    assert!(ok(&["info", &name]).contains("live"));
+    fs::write(path.join("file"), vec![7; 20 << 20]).unwrap();
+    assert!(ok(&["grow", "--size", "96M", &name]).contains("96 MiB (was 64 MiB)"));
+    let space = rustix::fs::statvfs(&path).unwrap();
+    assert_eq!(space.f_blocks * space.f_frsize, 96 << 20);
+    fs::File::open(path.join("file")).unwrap().sync_all().unwrap();
+    let full = fs::metadata(&image).unwrap().blocks() * 512;
+    fs::remove_file(path.join("file")).unwrap();
+    let trimmed = run(&["trim", "--min-len", "64K", &name]);
+    if trimmed.status.success() {
+        let now = fs::metadata(&image).unwrap().blocks() * 512;
+        assert!(now + (15 << 20) < full, "{now} of {full}");
+    } else {
+        assert!(stderr(&trimmed).contains("not supported"), "{}", stderr(&trimmed));
+        skipped("a_mount_is_changed_by_its_directory: trim", "the temporary directory cannot punch holes");
+    }
+    umount(&name);
+    ok(&["fsck", "-n", &image]);
+    ok(&["trim", &image]);
+    ok(&["mount", "-o", "cache=16M", &image, &name]);
+    assert_eq!(cache(&name), 16 << 20, "the mount has the last word");
+    umount(&name);
+    assert_eq!(json(&ok(&["info", "--quick", "--json", &image]))["label"], "live");
+}

@@ -1,0 +1,71 @@
+//! Settings changed while the file system is in use, and space that it does not use given back to the device.
+
+use super::mount::write_superblock;
+use super::{Error, Fs, Result, Superblock};
+use crate::device::Device;
+use crate::tune::Tune;
+
+/// What [`Fs::trim`] may give back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct TrimRange {
+    /// First byte.
+    pub start: u64,
+    /// Number of bytes; what lies beyond the end does not count.
+    pub len: u64,
+    /// Free runs of fewer bytes are passed over.
+    pub min_len: u64,
+}
+
+impl Default for TrimRange {
+    fn default() -> Self {
+        TrimRange { start: 0, len: u64::MAX, min_len: 0 }
+    }
+}
+
+impl Fs {
+    /// Changes settings in the superblock; the reserve counts at once. Returns the superblock before and after.
+    ///
+    /// Fails with [`Error::Invalid`] for a value that is not possible, [`Error::Busy`] for the uuid, which does not change
+    /// under a mount, and [`Error::ReadOnly`].
+    pub fn tune(&self, tune: &Tune) -> Result<(Superblock, Superblock)> {
+        tune.check()?;
+        self.writable()?;
+        if tune.uuid.is_some() {
+            return Err(Error::Busy("the uuid of a mounted file system cannot be changed".into()));
+        }
+        let mut sb = self.sb.lock();
+        let (before, mut after) = (sb.clone(), sb.clone());
+        tune.apply(&mut after);
+        if after != before {
+            write_superblock(&*self.dev, &after)?;
+            *sb = after.clone();
+            self.space.set_root_reserve(after.reserve_bp);
+        }
+        Ok((before, after))
+    }
+
+    /// Tells the device of all space in the range that is free, also of what was never used, and returns how many bytes
+    /// that were. Space that was freed but not committed becomes part of it: it commits first.
+    ///
+    /// Fails with [`Error::Unsupported`] if the device cannot discard, [`Error::ReadOnly`], [`Error::Invalid`] if the range
+    /// begins behind the end.
+    pub fn trim(&self, range: TrimRange) -> Result<u64> {
+        self.writable()?;
+        if range.start >= self.geo.total_bytes() {
+            return Error::invalid(format!("byte {} is behind the end of the file system", range.start));
+        }
+        self.journal.commit()?;
+        let shift = self.geo.frag_shift;
+        let end = range.start.saturating_add(range.len) >> shift;
+        let frags = range.start.div_ceil(self.geo.frag_size() as u64)..end.min(self.geo.total_frags());
+        let discarded = self.space.trim(frags, range.min_len.div_ceil(1 << shift), |run| {
+            if !self.dev.can_discard() {
+                return Err(Error::Unsupported);
+            }
+            self.dev.discard(run.start << shift, run.len << shift)?;
+            // It finds out when it tries.
+            if self.dev.can_discard() { Ok(()) } else { Err(Error::Unsupported) }
+        })?;
+        Ok(discarded << shift)
+    }
+}

@@ -1,0 +1,117 @@
+//! Free space given back to the device, while everything goes on.
+//!
+//! A run is taken out of the free extents, discarded, and put back, so nobody gets it in between; no group is locked
+//! while the device works. Only one run is out at a time, and who then finds no space waits for it.
+
+use super::Space;
+use super::run::Run;
+use crate::error::{Error, Result};
+use crate::format::{FragAddr, Geometry};
+use std::ops::Range;
+use std::sync::atomic::Ordering;
+
+/// Most bytes that are out at once.
+const CHUNK: u64 = 64 << 20;
+
+impl Space {
+    /// Calls `discard` for the free runs within a range of fragments that have `min_len` or more, in pieces. Returns the
+    /// number of fragments.
+    pub(crate) fn trim(
+        &self,
+        range: Range<FragAddr>,
+        min_len: u64,
+        mut discard: impl FnMut(Run) -> Result<()>,
+    ) -> Result<u64> {
+        let g = **self.g;
+        let mut total = 0;
+        let mut at = range.start;
+        while at < range.end.min(g.total_frags()) {
+            let ag = g.ag_of(g.block_of_frag(at));
+            let step = if ag < self.open.load(Ordering::Acquire) {
+                self.trim_group(ag, at..range.end, min_len, &mut discard)
+            } else {
+                // Nobody opens a group meanwhile: these calls are as short as the others.
+                let groups = self.groups.read();
+                if ag < self.open.load(Ordering::Acquire) {
+                    continue;
+                }
+                let done = trim_unused(&g, ag, at..range.end, min_len, &mut discard);
+                drop(groups);
+                done
+            };
+            match step {
+                Ok(n) => total += n,
+                // What cannot be read is not touched.
+                Err(Error::Corrupt(c)) => tracing::warn!("allocation group {ag} is not trimmed: {c}"),
+                Err(e) => return Err(e),
+            }
+            at = g.frag_of_block(g.ag_start(ag + 1));
+        }
+        Ok(total)
+    }
+
+    fn trim_group(
+        &self,
+        ag: u64,
+        range: Range<FragAddr>,
+        min_len: u64,
+        discard: &mut impl FnMut(Run) -> Result<()>,
+    ) -> Result<u64> {
+        let group = self.group(ag);
+        let range = group.clip(&range);
+        let chunk = (CHUNK >> self.g.frag_shift) as u32;
+        let (mut at, mut total) = (range.start, 0);
+        loop {
+            let _one = self.trimming.lock();
+            let taken = self.with(&group, |set| {
+                loop {
+                    let (start, end) = set.next_extent(at).filter(|(start, _)| *start < range.end)?;
+                    let end = end.min(range.end);
+                    at = end;
+                    // The rest of a run that was long enough is.
+                    if u64::from(end - start) >= min_len || start > range.start && start % chunk == 0 {
+                        let len = (end - start).min(chunk - start % chunk);
+                        at = start + len;
+                        return set.take(start, len).then_some((start, len));
+                    }
+                }
+            })?;
+            let Some((start, len)) = taken else { return Ok(total) };
+            let run = Run { start: group.start() + u64::from(start), len: len.into() };
+            let result = discard(run);
+            // The accounts know nothing of it: the run stays free for all who have been promised space.
+            let back = self.with(&group, |set| set.insert(start, len))?;
+            debug_assert!(back.is_some(), "nobody else frees what is free");
+            result?;
+            total += run.len;
+        }
+    }
+
+    /// Runs `f` while nothing is out for a discard.
+    pub(super) fn while_nothing_is_out<R>(&self, f: impl FnOnce() -> R) -> R {
+        let _one = self.trimming.lock();
+        f()
+    }
+}
+
+/// The part of the range in a group that was never used: all but the block of the superblock copy.
+fn trim_unused(
+    g: &Geometry,
+    ag: u64,
+    range: Range<FragAddr>,
+    min_len: u64,
+    discard: &mut impl FnMut(Run) -> Result<()>,
+) -> Result<u64> {
+    let first = g.frag_of_block(g.ag_start(ag) + g.ag_header_blocks());
+    let end = range.end.min(g.frag_of_block(g.ag_start(ag) + g.ag_len(ag)));
+    let (mut at, mut total) = (first.max(range.start), 0);
+    if end.saturating_sub(at) < min_len {
+        return Ok(0);
+    }
+    while at < end {
+        let len = (end - at).min((16 * CHUNK) >> g.frag_shift);
+        discard(Run { start: at, len })?;
+        (at, total) = (at + len, total + len);
+    }
+    Ok(total)
+}
