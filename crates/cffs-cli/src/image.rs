@@ -174,9 +174,6 @@ pub fn engine_error(e: Error, object: &str) -> anyhow::Error {
     let advice = match &e {
         Error::NoSpace => ": remove something, or use a larger image",
         Error::Corrupt(c) if !c.0.contains("use a newer") => ": run `cffs fsck -n` on the image to see what else is",
-        Error::Io(io) if io.kind() == std::io::ErrorKind::StorageFull => {
-            ": the disk that holds the image is full; make room there"
-        }
         Error::Busy(_) => ": unmount it, or wait for the other program to end",
         _ => "",
     };

@@ -310,9 +310,8 @@ fn serve(args: &MountArgs, image: &Path, dir: &Path, options: Options) -> anyhow
     });
     if args.serve {
         go_to_background()?;
-    } else {
-        tracing::info!(image = %name, dir = %dir.display(), "mounted");
     }
+    tracing::info!(image = %name, dir = %dir.display(), "mounted");
     session.wait().map_err(|e| {
         // In the background nobody sees the error that is returned.
         if args.serve {
@@ -320,6 +319,7 @@ fn serve(args: &MountArgs, image: &Path, dir: &Path, options: Options) -> anyhow
         }
         failure(e, &name)
     })?;
+    tracing::info!(image = %name, dir = %dir.display(), "unmounted");
     Ok(0)
 }
 

@@ -6,10 +6,11 @@
 
 use crate::exit::{self, ExitCodeExt, with_code};
 use anyhow::{Context, anyhow};
+use cffs_fuse::control::{Control, Request};
 use clap::Args;
 use std::ffi::OsString;
 use std::io::ErrorKind;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Unmount a cffs, and return when everything is on the image
@@ -50,8 +51,17 @@ pub fn run(args: &UmountArgs) -> anyhow::Result<u8> {
     if args.force || args.lazy || args.read_only {
         return by_umount(args);
     }
+    let failure = write_out(&args.dir)?;
     match cffs_fuse::unmount(&args.dir) {
-        Ok(()) => Ok(0),
+        Ok(()) => match failure {
+            None => Ok(0),
+            Some(failure) => Err(with_code(
+                exit::mount::FAILED,
+                anyhow!(
+                    "{name}: unmounted, but it had failed before, and what was not synced until then is lost: {failure}"
+                ),
+            )),
+        },
         Err(e) => {
             let advice = match e.kind() {
                 ErrorKind::ResourceBusy => ": a program uses it; `fuser -m` or `lsof` on the directory shows which",
@@ -61,6 +71,23 @@ pub fn run(args: &UmountArgs) -> anyhow::Result<u8> {
             let code = if e.kind() == ErrorKind::PermissionDenied { exit::mount::USAGE } else { exit::mount::FAILED };
             Err(with_code(code, anyhow!("{name}: cannot unmount: {e}{advice}")))
         }
+    }
+}
+
+/// Has everything written while there is somebody to tell that it cannot be: nobody hears of it from umount(2). An error
+/// means that it should stay mounted, since something can still be done; if it has failed for good, returns why.
+fn write_out(dir: &Path) -> anyhow::Result<Option<String>> {
+    // Whatever else is wrong, unmounting finds it out.
+    let Ok(control) = Control::open(dir) else { return Ok(None) };
+    let Err(error) = control.call::<()>(&Request::Sync) else { return Ok(None) };
+    match control.info() {
+        Ok(info) if info.failure.is_some() || info.read_only => Ok(info.failure),
+        _ => Err(with_code(
+            exit::mount::FAILED,
+            anyhow!(
+                "{error}: it stays mounted; try again after the cause is removed, or give up what is not written with -f"
+            ),
+        )),
     }
 }
 

@@ -8,6 +8,8 @@ mod formatting;
 mod mounting;
 #[path = "cli/quota.rs"]
 mod quota;
+#[path = "cli/service.rs"]
+mod service;
 #[path = "cli/tools.rs"]
 mod tools;
 #[path = "cli/transfer.rs"]

@@ -110,6 +110,9 @@ impl Error {
             Error::NoDataBeyond => Errno::NXIO,
             Error::Unsupported => Errno::OPNOTSUPP,
             Error::Busy(_) => Errno::BUSY,
+            // The disk below an image that is a file: full for now, not broken.
+            Error::Io(e) if e.kind() == io::ErrorKind::StorageFull => Errno::NOSPC,
+            Error::Io(e) if e.kind() == io::ErrorKind::QuotaExceeded => Errno::DQUOT,
             Error::Corrupt(_) | Error::Io(_) => Errno::IO,
         };
         e.raw_os_error()

@@ -25,7 +25,7 @@ pub fn mount_point(dir: &Path) -> (PathBuf, String) {
     (path, name)
 }
 
-fn is_mounted(path: &Path) -> bool {
+pub fn is_mounted(path: &Path) -> bool {
     let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
     mounts.lines().any(|l| l.split(' ').nth(1) == path.to_str())
 }

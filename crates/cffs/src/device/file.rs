@@ -310,7 +310,15 @@ impl FileDevice {
     }
 
     fn write_error(&self, offset: u64, len: usize, e: Errno) -> io::Error {
-        explain(&self.path, format_args!("write of {len} bytes at offset {offset}"), e)
+        let what = format_args!("write of {len} bytes at offset {offset}");
+        if matches!(e, Errno::NOSPC | Errno::DQUOT) && !self.block_device {
+            let error = explain(&self.path, what, e);
+            return io::Error::new(
+                error.kind(),
+                format!("{error}: the disk that holds the image is full; make room there"),
+            );
+        }
+        explain(&self.path, what, e)
     }
 
     /// Fills memory that suits direct I/O, or any memory if I/O is buffered.

@@ -20,9 +20,9 @@ mod group;
 mod grow;
 pub mod layout;
 pub mod run;
-mod trim;
 #[cfg(test)]
 pub(crate) mod tests;
+mod trim;
 
 pub use run::Run;
 
