@@ -218,3 +218,24 @@ fn sparse_and_truncated_files_read_back() {
     }
     fs.close().unwrap();
 }
+
+#[test]
+fn a_sparse_file_takes_less_than_its_size_before_and_after_writeback() {
+    for o in variants() {
+        let dev = fresh(64 << 20, &o);
+        let fs = mount(&dev);
+        let block = u64::from(fs.statfs().block_size);
+        let f = fs.create(ROOT, ROOT_INO, b"f", 0o644).unwrap().ino;
+        // Data in every second block: as many extents as there can be, which is the worst case for the extent tree.
+        for n in 0..11 {
+            fs.write(ROOT, f, (2 * n + 1) * block, &pattern(n, block as usize)).unwrap();
+        }
+        let data = 11 * block / 512;
+        assert_eq!(fs.getattr(f).unwrap().blocks, data, "not yet written");
+        fs.sync().unwrap();
+        let written = fs.getattr(f).unwrap();
+        assert!((data..=data + block / 512).contains(&written.blocks), "written: {} sectors", written.blocks);
+        assert!(written.blocks * 512 < written.size);
+        fs.close().unwrap();
+    }
+}

@@ -128,9 +128,10 @@ impl FileData {
         self.pages.values().map(|p| p.dirty.len()).sum()
     }
 
-    /// Fragments reserved.
+    /// Fragments reserved for the contents. What the extent tree may need at worst is left out: programs compare the
+    /// space of a file with its size to find out whether it has holes.
     pub fn reserved(&self) -> u64 {
-        self.tree_reserved + self.pages.values().map(|p| p.reserved).sum::<u64>()
+        self.pages.values().map(|p| p.reserved).sum()
     }
 
     /// Pages that there are directly before and behind a place.

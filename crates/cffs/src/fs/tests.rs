@@ -1,8 +1,9 @@
 //! What several threads could do to each other, step by step.
 
-use super::{Caller, Fs, MountOptions};
+use super::{Caller, Fs, MountOptions, RenameFlags};
 use crate::device::{Device, MemoryDevice};
-use crate::format::ROOT_INO;
+use crate::error::Error;
+use crate::format::{LINK_MAX, ROOT_INO};
 use crate::mkfs::{MkfsOptions, mkfs};
 use std::sync::Arc;
 
@@ -62,4 +63,29 @@ fn an_inode_that_leaves_its_entry_between_two_looks_is_found() {
     assert!(fs.inodes.cached(a.ino).is_none());
     let node = fs.embedded(found.buf(), found.offset, a.ino).unwrap();
     assert_eq!(node.state.read().inode.nlink, 2);
+}
+
+/// Nobody can make so many links in a test, and pjdfstest passes over its test of this on a FUSE mount.
+#[test]
+fn the_limit_of_links_is_an_error_of_its_own() {
+    for no_embed in [false, true] {
+        let fs = fresh(no_embed);
+        let file = fs.create(Caller::ROOT, ROOT_INO, b"file", 0o644).unwrap().ino;
+        let full = fs.mkdir(Caller::ROOT, ROOT_INO, b"full", 0o755).unwrap().ino;
+        fs.mkdir(Caller::ROOT, ROOT_INO, b"dir", 0o755).unwrap();
+        for ino in [file, full] {
+            fs.node(ino).unwrap().state.write().inode.nlink = LINK_MAX - 1;
+        }
+        fs.link(Caller::ROOT, file, ROOT_INO, b"last").unwrap();
+        fs.mkdir(Caller::ROOT, full, b"last", 0o755).unwrap();
+        let refused =
+            |e: Error| matches!(e, Error::TooManyLinks) && e.errno() == rustix::io::Errno::MLINK.raw_os_error();
+        assert!(refused(fs.link(Caller::ROOT, file, ROOT_INO, b"more").unwrap_err()));
+        assert!(refused(fs.mkdir(Caller::ROOT, full, b"more", 0o755).unwrap_err()));
+        let moved = fs.rename(Caller::ROOT, ROOT_INO, b"dir", full, b"more", RenameFlags::default());
+        assert!(refused(moved.unwrap_err()));
+        // What is no directory adds no link to the one it is in.
+        fs.create(Caller::ROOT, full, b"plain", 0o644).unwrap();
+        assert_eq!(fs.getattr(file).unwrap().nlink, LINK_MAX);
+    }
 }

@@ -91,9 +91,10 @@ pub fn cpio(_: &Args, job: &Job, site: &mut Site) -> Result<String> {
         job.run(command("sh", ["-ec", script, "sh"]).arg(to).current_dir(from), LIMIT)
     };
     let listing = |dir: &Path| {
-        // Type, mode, owner, size, whole seconds, links, target; not the size of directories.
-        let script =
-            "find . -type d -printf '%P/ %m %U %G\\n' -o -printf '%P %y %m %U %G %s %Ts %n %l\\n' | LC_ALL=C sort";
+        // Type, mode, owner, size, whole seconds, links, target; not the size of directories, nor the time of symbolic
+        // links, which cpio does not set.
+        let script = "find . -type d -printf '%P/ %m %U %G\\n' -o -type l -printf '%P %U %G %n %l\\n' \
+                      -o -printf '%P %y %m %U %G %s %Ts %n\\n' | LC_ALL=C sort";
         job.run(command("sh", ["-ec", script]).current_dir(dir), LIMIT)
     };
     copy(&tree, &there)?;

@@ -37,6 +37,11 @@ pub fn run(_: &Args, job: &Job, site: &mut Site) -> Result<String> {
         for target in [&there, &beside] {
             job.run(command("dpkg-deb", ["-x"]).arg(&deb).arg(target), LIMIT)?;
         }
+        // tar sets a directory's time before the hard links in it are made, on any file system.
+        for target in [&there, &beside] {
+            let touch = ["-type", "d", "-exec", "touch", "-d", "@0", "{}", "+"];
+            job.run(command("find", [target]).args(touch), LIMIT)?;
+        }
         let script = "dpkg-deb --fsys-tarfile \"$1\" | tar -d -f - -C \"$2\"";
         job.run(command("bash", ["-o", "pipefail", "-ec", script, "sh"]).arg(&deb).arg(&there), LIMIT)?;
     }
