@@ -27,7 +27,7 @@ fi
 if [ "${1:-}" = conformance ]; then
     wanted+=(
         fio:fio rsync:rsync cpio:cpio sqlite3:sqlite3 gcc:gcc make:make python3:python3 dpkg-deb:dpkg
-        unshare:util-linux
+        unshare:util-linux stress-ng:stress-ng
     )
     # Debian keeps Python's own tests apart from it; there is no program to look for.
     python=$(/usr/bin/python3 -c 'import sys; print("python%d.%d" % sys.version_info[:2])' 2>/dev/null || echo python3)

@@ -10,6 +10,7 @@ mod mail;
 mod packages;
 mod python;
 mod sqlite;
+mod stressng;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -46,7 +47,7 @@ pub struct Args {
 type Run = fn(&Args, &Job, &mut Site) -> Result<String>;
 
 /// Every check: its name, the size of its image, and what it does.
-const ALL: [(&str, &str, Run); 12] = [
+const ALL: [(&str, &str, Run); 13] = [
     ("git", "4G", git::run),
     ("c-projects", "2G", build::c_projects),
     ("rust-project", "16G", build::rust_project),
@@ -59,6 +60,7 @@ const ALL: [(&str, &str, Run); 12] = [
     ("maildir", "1G", mail::run),
     ("packages", "4G", packages::run),
     ("python", "4G", python::run),
+    ("stress-ng", "4G", stressng::run),
 ];
 
 /// The checks that were asked for.
