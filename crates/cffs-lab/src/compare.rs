@@ -257,7 +257,7 @@ fn list(dir: &Path) -> Result<Vec<OsString>> {
     Ok(names)
 }
 
-/// Extended attributes of users and the file capabilities; what a security
+/// Extended attributes, with them ACLs and file capabilities; what a security
 /// module labels by itself is not part of the copy.
 fn xattrs(path: &Path) -> Result<BTreeMap<Vec<u8>, Vec<u8>>> {
     let mut names = vec![0u8; 64 << 10];
@@ -271,7 +271,7 @@ fn xattrs(path: &Path) -> Result<BTreeMap<Vec<u8>, Vec<u8>>> {
     };
     let mut out = BTreeMap::new();
     for name in names[..len].split(|b| *b == 0) {
-        if !name.starts_with(b"user.") && name != b"security.capability" {
+        if name.is_empty() || name.starts_with(b"security.") && name != b"security.capability" {
             continue;
         }
         let mut value = vec![0u8; 64 << 10];
