@@ -26,8 +26,8 @@ use std::time::Instant;
 /// Copy a directory out of an image
 ///
 /// Copies what is in the root directory of the image, or in the given directory of it, into DIR, which is made if it is
-/// missing. Keeps permissions, times, symbolic and hard links, special files and holes; owners when run by root. Files
-/// that DIR has already are replaced.
+/// missing. Keeps permissions, times, extended attributes, access control lists, symbolic and hard links, special files and
+/// holes; owners, and the attributes that only root may set, when run by root. Files that DIR has already are replaced.
 #[derive(Args, Debug)]
 pub struct ExportArgs {
     #[command(flatten)]
@@ -328,13 +328,29 @@ impl Export<'_> {
             }
             None => rustix::fs::fchmod(at, mode).map_err(host_error("cannot set the mode"))?,
         }
+        let attributes = self.set_xattrs(at, name, attr);
         let time = |ns: i64| Timespec { tv_sec: ns.div_euclid(1_000_000_000), tv_nsec: ns.rem_euclid(1_000_000_000) };
         let times = Timestamps { last_access: time(attr.atime), last_modification: time(attr.mtime) };
         match name {
             Some(name) => rustix::fs::utimensat(at, name, &times, AtFlags::SYMLINK_NOFOLLOW),
             None => rustix::fs::futimens(at, &times),
         }
-        .map_err(host_error("cannot set the times"))
+        .map_err(host_error("cannot set the times"))?;
+        attributes
+    }
+
+    /// Extended attributes, where the target takes them: after the owner, whose change drops some, and the mode, which
+    /// an access control list contains.
+    fn set_xattrs(&self, at: BorrowedFd<'_>, name: Option<&OsStr>, attr: &Attr) -> Step<()> {
+        for x in self.fs.listxattr(attr.ino)? {
+            if !self.keep_owners && (x.starts_with(b"trusted.") || x.starts_with(b"security.")) {
+                continue;
+            }
+            let value = self.fs.getxattr(attr.ino, &x)?;
+            crate::xattr::write(at, name, &x, &value)
+                .map_err(|e| host_error(&format!("cannot set the extended attribute {}", printable(&x)))(e))?;
+        }
+        Ok(())
     }
 }
 

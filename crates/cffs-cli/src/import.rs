@@ -9,7 +9,7 @@ use anyhow::{Context, anyhow, bail};
 use cffs::error::Error;
 use cffs::format::{FileType, Ino};
 use cffs::fs::Fs;
-use cffs::fs::api::{Attr, Caller, SetAttr, TimeSpec};
+use cffs::fs::api::{Attr, Caller, SetAttr, SetXattr, TimeSpec};
 use cffs::fs::path::resolve;
 use clap::Args;
 use rustix::fs::SeekFrom;
@@ -25,7 +25,8 @@ use std::time::Instant;
 /// Copy a directory into an image
 ///
 /// Copies what is in DIR into the root directory of the image, or into the given directory of it, which is made if it
-/// is missing. Keeps permissions, times, symbolic and hard links, special files and holes; owners when run by root.
+/// is missing. Keeps permissions, times, extended attributes, access control lists, symbolic and hard links, special
+/// files and holes; owners when run by root.
 #[derive(Args, Debug)]
 pub struct ImportArgs {
     #[command(flatten)]
@@ -326,6 +327,25 @@ impl Import<'_> {
             mtime: Some(TimeSpec::At(nanoseconds(meta.mtime(), meta.mtime_nsec()))),
         };
         image(self.fs.setattr(Caller::ROOT, ino, set), path)?;
+        // After the owner, and after the mode, which an access control list contains.
+        self.set_xattrs(path, ino)
+    }
+
+    /// Extended attributes. Those of namespaces that cffs does not have (of other file systems) stay behind.
+    fn set_xattrs(&self, path: &Path, ino: Ino) -> Step<()> {
+        let there = source(crate::xattr::read(path), path)?;
+        for name in image(self.fs.listxattr(ino), path)? {
+            // Inherited from the directory in the image.
+            if name.starts_with(b"system.") && !there.contains_key(&name) {
+                image(self.fs.removexattr(Caller::ROOT, ino, &name), path)?;
+            }
+        }
+        for (name, value) in there {
+            match self.fs.setxattr(Caller::ROOT, ino, &name, &value, SetXattr::default()) {
+                Err(Error::Unsupported) => {}
+                other => image(other, path)?,
+            }
+        }
         Ok(())
     }
 }

@@ -32,6 +32,7 @@ mod text;
 mod trim;
 mod tune;
 mod umount;
+mod xattr;
 
 use std::process::ExitCode;
 

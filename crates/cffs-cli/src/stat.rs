@@ -32,6 +32,9 @@ pub fn run(args: &StatArgs) -> anyhow::Result<u8> {
         FileType::Symlink => Some(fs.readlink(a.ino).about(|| at.display())?),
         _ => None,
     };
+    let names = fs.listxattr(a.ino).about(|| at.display())?;
+    let xattrs = names.into_iter().map(|n| Ok((fs.getxattr(a.ino, &n)?, n))).collect::<cffs::error::Result<Vec<_>>>();
+    let xattrs = xattrs.about(|| at.display())?;
     fs.forget(a.ino, 1);
     fs.close().about(|| at.display())?;
     let path: &[u8] = if at.path.is_empty() { b"/" } else { &at.path };
@@ -42,6 +45,13 @@ pub fn run(args: &StatArgs) -> anyhow::Result<u8> {
         if let Some(target) = &target {
             put_name(&mut object, "target", target);
         }
+        let list = xattrs.iter().map(|(value, name)| {
+            let mut x = Map::new();
+            put_name(&mut x, "name", name);
+            x.insert("value_hex".into(), hex(value).into());
+            Value::Object(x)
+        });
+        object.insert("xattrs".into(), list.collect());
         print_json(&Value::Object(object))?;
         return Ok(0);
     }
@@ -62,6 +72,38 @@ pub fn run(args: &StatArgs) -> anyhow::Result<u8> {
     for (what, ns) in [("Access", a.atime), ("Modify", a.mtime), ("Change", a.ctime), (" Birth", a.btime)] {
         writeln!(out, "{what}: {}", time_string(ns, true))?;
     }
+    for (value, name) in &xattrs {
+        writeln!(out, " Xattr: {}={}", printable(name), shown(value))?;
+    }
     out.flush()?;
     Ok(0)
+}
+
+/// Bytes of a value that are shown of a long one.
+const SHOWN: usize = 64;
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|b| format!("{b:02x}")).collect()
+}
+
+/// A value as getfattr(1) writes it: text in quotes, other bytes in hexadecimal. Long ones are cut.
+fn shown(value: &[u8]) -> String {
+    let part = &value[..value.len().min(SHOWN)];
+    let rest = if part.len() < value.len() { format!("... ({} bytes)", value.len()) } else { String::new() };
+    match std::str::from_utf8(part) {
+        Ok(text) if !text.chars().any(char::is_control) => format!("{text:?}{rest}"),
+        _ => format!("0x{}{rest}", hex(part)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_are_text_or_hexadecimal() {
+        assert_eq!(shown(b"a \"b\""), "\"a \\\"b\\\"\"");
+        assert_eq!(shown(&[1, 0xff]), "0x01ff");
+        assert_eq!(shown(&[b'x'; 100]), format!("{:?}... (100 bytes)", "x".repeat(64)));
+    }
 }

@@ -1,13 +1,14 @@
 //! The engine with the open files of a test: applies operations as a program would, by looking paths up.
 
 use crate::ops::{Op, Path, SLOTS};
+use crate::pattern;
 use crate::state;
 use crate::walk::{Held, read};
 use crate::{disk::Trace, setup::Setup};
 use cffs::error::Result;
 use cffs::format::{Ino, ROOT_INO};
 use cffs::fs::Fs;
-use cffs::fs::api::{Attr, Caller, DirEntry, SetAttr, TimeSpec};
+use cffs::fs::api::{Attr, Caller, DirEntry, SetAttr, SetXattr, TimeSpec};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -212,6 +213,16 @@ impl Engine {
             }),
             Op::Chown { path, uid, gid } => {
                 self.setattr(path, |_| SetAttr { uid: Some(*uid), gid: Some(*gid), ..SetAttr::default() })
+            }
+            Op::SetXattr { path, name, len, tag } => {
+                let (file, value) = (self.resolve(path)?, pattern::bytes(*tag, 0, *len));
+                fs.setxattr(Caller::ROOT, file.ino, name.as_bytes(), &value, SetXattr::default())?;
+                fs.getattr(file.ino).map(Reply::File)
+            }
+            Op::RemoveXattr { path, name } => {
+                let file = self.resolve(path)?;
+                fs.removexattr(Caller::ROOT, file.ino, name.as_bytes())?;
+                fs.getattr(file.ino).map(Reply::File)
             }
             Op::Utime { path, mtime } => {
                 self.setattr(path, |_| SetAttr { mtime: Some(TimeSpec::At(*mtime)), ..SetAttr::default() })

@@ -53,6 +53,7 @@ enum Kind {
     List,
     Lookup,
     Attr,
+    Xattr,
     Fsync,
     Fdatasync,
     Sync,
@@ -85,6 +86,7 @@ const MIXED: &[(Kind, u32)] = &[
     (List, 2),
     (Lookup, 3),
     (Attr, 4),
+    (Xattr, 6),
     (Fsync, 4),
     (Fdatasync, 1),
     (Sync, 1),
@@ -106,6 +108,7 @@ const NAMES: &[(Kind, u32)] = &[
     (Write, 4),
     (List, 3),
     (Attr, 2),
+    (Xattr, 6),
     (Fsync, 2),
     (Sync, 1),
     (Open, 4),
@@ -124,6 +127,7 @@ const DATA: &[(Kind, u32)] = &[
     (Copy, 5),
     (Read, 8),
     (Seek, 2),
+    (Xattr, 3),
     (Fsync, 4),
     (Fdatasync, 3),
     (Sync, 2),
@@ -142,6 +146,7 @@ const FSYNC: &[(Kind, u32)] = &[
     (Truncate, 3),
     (Fallocate, 6),
     (Copy, 2),
+    (Xattr, 3),
     (Fsync, 16),
     (Fdatasync, 4),
     (Sync, 1),
@@ -160,6 +165,7 @@ const LARGE: &[(Kind, u32)] = &[
     (Readdir, 2),
     (List, 4),
     (Lookup, 2),
+    (Xattr, 3),
     (Fsync, 2),
     (Sync, 1),
     (Open, 1),
@@ -438,6 +444,20 @@ impl Generator {
                     1 => Op::Chown { path, uid: self.rng.u32(..2000), gid: self.rng.u32(..2000) },
                     _ => Op::Utime { path, mtime: self.rng.i64(0..2_000_000_000_000_000_000) },
                 }
+            }
+            Xattr => {
+                let path = self.any();
+                let name = ["user.a", "user.b", "trusted.t", "security.s"][self.rng.usize(..4)].to_owned();
+                if self.chance(4) {
+                    return Op::RemoveXattr { path, name };
+                }
+                let len = match self.rng.u32(..10) {
+                    0..=5 => self.rng.usize(..60),
+                    6..=7 => self.rng.usize(..500),
+                    8 => self.rng.usize(..5000),
+                    _ => self.rng.usize(..20_000),
+                };
+                Op::SetXattr { path, name, len, tag: self.next_tag() }
             }
             Fsync => Op::Fsync { path: if self.chance(4) { self.dir() } else { self.file() } },
             Fdatasync => Op::Fdatasync { path: self.file() },

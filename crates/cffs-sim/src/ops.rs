@@ -136,6 +136,10 @@ pub enum Op {
     Chown { path: Path, uid: u32, gid: u32 },
     /// Set the modification time.
     Utime { path: Path, mtime: i64 },
+    /// Set an extended attribute to `len` bytes with the pattern of `tag`.
+    SetXattr { path: Path, name: String, len: usize, tag: u64 },
+    /// Remove an extended attribute.
+    RemoveXattr { path: Path, name: String },
     /// Make a file durable.
     Fsync { path: Path },
     /// Make a file's contents durable.
@@ -232,6 +236,8 @@ impl fmt::Display for Op {
             Op::Chmod { path, perm } => write!(f, "chmod {path} {perm:o}"),
             Op::Chown { path, uid, gid } => write!(f, "chown {path} {uid} {gid}"),
             Op::Utime { path, mtime } => write!(f, "utime {path} {mtime}"),
+            Op::SetXattr { path, name, len, tag } => write!(f, "setxattr {path} {name} {len} {tag}"),
+            Op::RemoveXattr { path, name } => write!(f, "removexattr {path} {name}"),
             Op::Fsync { path } => write!(f, "fsync {path}"),
             Op::Fdatasync { path } => write!(f, "fdatasync {path}"),
             Op::Sync => write!(f, "sync"),
@@ -319,6 +325,13 @@ impl FromStr for Op {
             "chmod" => Op::Chmod { path: Path::new(next()?), perm: octal(next()?)? },
             "chown" => Op::Chown { path: Path::new(next()?), uid: number(next()?)?, gid: number(next()?)? },
             "utime" => Op::Utime { path: Path::new(next()?), mtime: number(next()?)? },
+            "setxattr" => Op::SetXattr {
+                path: Path::new(next()?),
+                name: next()?.to_owned(),
+                len: number(next()?)?,
+                tag: number(next()?)?,
+            },
+            "removexattr" => Op::RemoveXattr { path: Path::new(next()?), name: next()?.to_owned() },
             "fsync" => Op::Fsync { path: Path::new(next()?) },
             "fdatasync" => Op::Fdatasync { path: Path::new(next()?) },
             "sync" => Op::Sync,

@@ -6,7 +6,7 @@ use crate::model::{Body, Fail, Id, Inode, ROOT, Time};
 use crate::ops::{self, Op};
 use crate::setup::{Setup, check_unmounted};
 use crate::state::{Outcome, State};
-use crate::walk::{read, remove_all};
+use crate::walk::{read, remove_all, xattrs};
 use cffs::error::Error;
 use cffs::format::{FileType, Ino};
 use cffs::fs::api::{Attr, DirEntry};
@@ -293,6 +293,7 @@ impl SideBySide {
             if let (Some(id), Some(ino)) = (self.state.slots[slot], self.engine.slots[slot]) {
                 let attr = self.engine.fs.getattr(ino).map_err(|e| format!("getattr @{slot}: {e}"))?;
                 self.compare_attr(id, &attr).map_err(|t| format!("@{slot}: {t}"))?;
+                self.verify_xattrs(id, ino).map_err(|t| format!("@{slot}: {t}"))?;
                 self.verify_content(id, ino).map_err(|t| format!("@{slot}: {t}"))?;
             }
         }
@@ -333,6 +334,7 @@ impl SideBySide {
             let attr = fs.lookup(ino, &name).map_err(|e| format!("lookup {path}: {e}"))?;
             let held = crate::walk::Held::new(&fs, attr.ino);
             self.compare_attr(below, &attr).map_err(|t| format!("{path}: {t}"))?;
+            self.verify_xattrs(below, held.ino).map_err(|t| format!("{path}: {t}"))?;
             match attr.file_type {
                 FileType::Directory => self.verify_dir(below, held.ino, ino, &path)?,
                 FileType::Symlink => {
@@ -341,6 +343,20 @@ impl SideBySide {
                     compare_bytes(0, &want, &target).map_err(|t| format!("{path}: target: {t}"))?;
                 }
                 _ => self.verify_content(below, held.ino).map_err(|t| format!("{path}: {t}"))?,
+            }
+        }
+        Ok(())
+    }
+
+    fn verify_xattrs(&self, id: Id, ino: Ino) -> Check {
+        let (want, got) = (&self.state.model.get(id).xattrs, xattrs(&self.engine.fs, ino));
+        let got = got.map_err(|e| format!("extended attributes: {e}"))?;
+        let names: BTreeSet<&String> = want.keys().chain(got.keys()).collect();
+        for name in names {
+            match (want.get(name), got.get(name)) {
+                (Some(want), Some(got)) => compare_bytes(0, want, got).map_err(|t| format!("{name}: {t}"))?,
+                (Some(_), None) => return Err(format!("{name} is missing")),
+                (None, _) => return Err(format!("{name} is there and must not be")),
             }
         }
         Ok(())

@@ -241,6 +241,12 @@ impl State {
             Op::Chown { path, uid, gid } => {
                 self.setattr(path, |_, _| SetAttr { uid: Some(*uid), gid: Some(*gid), ..SetAttr::default() })
             }
+            Op::SetXattr { path, name, len, tag } => self.with_file(path, |s, id| {
+                s.model.set_xattr(id, name, pattern::bytes(*tag, 0, *len)).map(|()| Outcome::File(id))
+            }),
+            Op::RemoveXattr { path, name } => {
+                self.with_file(path, |s, id| s.model.remove_xattr(id, name).map(|()| Outcome::File(id)))
+            }
             Op::Utime { path, mtime } => {
                 self.setattr(path, |_, _| SetAttr { mtime: Some(TimeSpec::At(*mtime)), ..SetAttr::default() })
             }

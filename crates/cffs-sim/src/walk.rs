@@ -3,7 +3,7 @@
 use crate::model::{Namespace, NamespaceNode};
 use cffs::format::{FileType, Ino, ROOT_INO};
 use cffs::fs::Fs;
-use cffs::fs::api::Attr;
+use cffs::fs::api::{Attr, Caller};
 use std::collections::BTreeMap;
 
 /// What a walk found.
@@ -74,6 +74,7 @@ fn visit(fs: &Fs, attr: Attr, path: Vec<u8>, found: &mut Found) -> Result<(), St
         rdev: attr.rdev,
         nlink: attr.nlink,
         target,
+        xattrs: xattrs(fs, attr.ino).map_err(|e| fail("extended attributes of", e))?,
     };
     match attr.file_type {
         FileType::Regular => {
@@ -112,6 +113,12 @@ fn visit(fs: &Fs, attr: Attr, path: Vec<u8>, found: &mut Found) -> Result<(), St
     Ok(())
 }
 
+/// The extended attributes of a file.
+pub fn xattrs(fs: &Fs, ino: Ino) -> cffs::error::Result<BTreeMap<String, Vec<u8>>> {
+    let names = fs.listxattr(ino)?.into_iter();
+    names.map(|n| Ok((String::from_utf8_lossy(&n).into_owned(), fs.getxattr(ino, &n)?))).collect()
+}
+
 /// The file under an absolute path.
 pub fn resolve<'a>(fs: &'a Fs, path: &[u8]) -> cffs::error::Result<Held<'a>> {
     let mut names = path.split(|b| *b == b'/').filter(|n| !n.is_empty());
@@ -126,8 +133,11 @@ pub fn read(fs: &Fs, ino: Ino, offset: u64, len: usize) -> cffs::error::Result<V
     Ok(buf)
 }
 
-/// Removes everything below the root.
+/// Removes everything below the root, and the root's extended attributes.
 pub fn remove_all(fs: &Fs) -> Result<(), String> {
+    for name in fs.listxattr(ROOT_INO).map_err(|e| format!("extended attributes of /: {e}"))? {
+        fs.removexattr(Caller::ROOT, ROOT_INO, &name).map_err(|e| format!("removexattr /: {e}"))?;
+    }
     remove_below(fs, ROOT_INO)
 }
 

@@ -15,6 +15,8 @@ struct Seen {
     mtime: (i64, i64),
     rdev: u64,
     data: Vec<u8>,
+    /// Extended attributes.
+    xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
     /// Names of the same file, in order.
     names: Vec<PathBuf>,
 }
@@ -44,6 +46,7 @@ fn tree(root: &Path) -> BTreeMap<PathBuf, Seen> {
             mtime: (meta.mtime(), meta.mtime_nsec()),
             rdev: meta.rdev(),
             data,
+            xattrs: xattrs(&path),
             names: Vec::new(),
         };
         all.insert(inside, seen);
@@ -57,6 +60,19 @@ fn tree(root: &Path) -> BTreeMap<PathBuf, Seen> {
     all
 }
 
+fn xattrs(path: &Path) -> BTreeMap<Vec<u8>, Vec<u8>> {
+    let mut buf = vec![0; 70_000];
+    let n = rustix::fs::llistxattr(path, &mut buf[..]).unwrap_or(0);
+    let names: Vec<Vec<u8>> = buf[..n].split(|b| *b == 0).filter(|n| !n.is_empty()).map(<[u8]>::to_vec).collect();
+    let value = |name: &Vec<u8>| {
+        let mut value = vec![0; 70_000];
+        let n = rustix::fs::lgetxattr(path, &name[..], &mut value[..]).unwrap();
+        value.truncate(n);
+        value
+    };
+    names.into_iter().map(|n| (n.clone(), value(&n))).collect()
+}
+
 fn set_time(path: &Path, seconds: i64, nanoseconds: i64) {
     use rustix::fs::{AtFlags, CWD, Timespec, Timestamps, utimensat};
     let time = Timespec { tv_sec: seconds, tv_nsec: nanoseconds };
@@ -65,6 +81,28 @@ fn set_time(path: &Path, seconds: i64, nanoseconds: i64) {
 }
 
 /// A tree with one of everything.
+/// Attributes of several kinds and sizes, as far as the file system of the test takes them.
+fn set_xattrs(root: &Path) {
+    // Everybody's bits, and a user's of his own.
+    let entry = |tag: u8, perm: u8, id: u32| [&[tag, 0, perm, 0][..], &id.to_le_bytes()].concat();
+    let none = u32::MAX;
+    let entries = [entry(1, 7, none), entry(2, 5, 1000), entry(4, 5, none), entry(16, 5, none), entry(32, 5, none)];
+    let acl = [&[2, 0, 0, 0][..], &entries.concat()].concat();
+    let all: [(&str, &str, &[u8]); 6] = [
+        ("dir", "user.comment", b"a value"),
+        ("dir", "system.posix_acl_default", &acl),
+        ("dir", "system.posix_acl_access", &acl),
+        ("dir/file003", "user.large", &[7; 2000]),
+        ("dir/file003", "user.empty", b""),
+        ("dir/below/link", "trusted.link", b"of a symbolic link"),
+    ];
+    for (file, name, value) in all {
+        if let Err(e) = rustix::fs::lsetxattr(root.join(file), name, value, rustix::fs::XattrFlags::empty()) {
+            eprintln!("SKIPPED: {name}: {e}");
+        }
+    }
+}
+
 fn make_tree(root: &Path) {
     fs::create_dir_all(root.join("dir/below/deep")).unwrap();
     fs::create_dir(root.join("empty")).unwrap();
@@ -98,6 +136,7 @@ fn make_tree(root: &Path) {
         std::os::unix::fs::lchown(root.join("dir/file003"), Some(1234), Some(5678)).unwrap();
         std::os::unix::fs::lchown(root.join("dir/below/link"), Some(4_000_000_000), Some(1)).unwrap();
     }
+    set_xattrs(root);
     set_time(&root.join("dir/file004"), 1_000_000_000, 123_456_789);
     set_time(&root.join("long link"), 1, 999_999_999);
     set_time(&root.join("dir/file006"), -5, 1);

@@ -103,6 +103,8 @@ pub struct Inode {
     pub gid: u32,
     /// Device number.
     pub rdev: u32,
+    /// Extended attributes.
+    pub xattrs: BTreeMap<String, Vec<u8>>,
     /// Number of names; for a directory 2 and one for each subdirectory, 0 when removed.
     pub nlink: u32,
     /// References that keep it after its last name is gone.
@@ -176,6 +178,7 @@ impl Model {
             uid: 0,
             gid: 0,
             rdev: 0,
+            xattrs: BTreeMap::new(),
             nlink: 2,
             refs: 0,
             mtime: Time::Step(0),
@@ -341,6 +344,7 @@ impl Model {
             uid: c.uid,
             gid,
             rdev,
+            xattrs: BTreeMap::new(),
             nlink: if is_dir { 2 } else { 1 },
             refs: 0,
             mtime: now,
@@ -570,6 +574,29 @@ impl Model {
         let i = self.inode(to);
         (i.mtime, i.ctime) = (now, now);
         Ok(len as usize)
+    }
+
+    fn check_xattr(&self, id: Id, name: &str) -> Result<()> {
+        let has_user = matches!(self.get(id).file_type, FileType::Regular | FileType::Directory);
+        if name.starts_with("user.") && !has_user { Err(Errno::PERM.into()) } else { Ok(()) }
+    }
+
+    /// Sets an extended attribute.
+    pub fn set_xattr(&mut self, id: Id, name: &str, value: Vec<u8>) -> Result<()> {
+        self.check_xattr(id, name)?;
+        self.changed(id, false);
+        self.inode(id).xattrs.insert(name.to_owned(), value);
+        Ok(())
+    }
+
+    /// Removes one.
+    pub fn remove_xattr(&mut self, id: Id, name: &str) -> Result<()> {
+        self.check_xattr(id, name)?;
+        if self.inode(id).xattrs.remove(name).is_none() {
+            return Err(Errno::NODATA.into());
+        }
+        self.changed(id, false);
+        Ok(())
     }
 
     /// Changes attributes.

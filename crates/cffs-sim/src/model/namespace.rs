@@ -24,6 +24,8 @@ pub struct Node {
     pub nlink: u32,
     /// Target of a symbolic link.
     pub target: Vec<u8>,
+    /// Extended attributes.
+    pub xattrs: BTreeMap<String, Vec<u8>>,
 }
 
 /// All names, by path.
@@ -56,11 +58,14 @@ fn describe(node: Option<&Node>) -> String {
     let Some(n) = node else {
         return "absent".into();
     };
-    let Node { ino, file_type, perm, uid, gid, rdev, nlink, target } = n;
+    let Node { ino, file_type, perm, uid, gid, rdev, nlink, target, xattrs } = n;
     let file_type = FileType::from_mode(u16::from(*file_type) << 12);
     let mut s = format!("ino {ino} {file_type:?} {perm:o} {uid}:{gid} rdev {rdev} nlink {nlink}");
     if !target.is_empty() {
         s += &format!(" -> {} bytes", target.len());
+    }
+    for (name, value) in xattrs {
+        s += &format!(" {name}: {} bytes from {:?}", value.len(), value.first());
     }
     s
 }
@@ -93,6 +98,7 @@ impl Model {
             rdev: i.rdev,
             nlink: i.nlink,
             target,
+            xattrs: i.xattrs.clone(),
         };
         for (name, entry) in i.entries().into_iter().flatten() {
             let mut below = path.clone();
