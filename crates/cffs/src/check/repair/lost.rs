@@ -63,6 +63,10 @@ impl Repairer<'_> {
             return;
         }
         let owner = block_owner(&b);
+        if (FIRST_USER_INO..=self.ino_max).contains(&owner) {
+            // New numbers are others than these.
+            self.max_ino = self.max_ino.max(owner);
+        }
         match BlockKind::from_magic(get_u32(&b, 0)) {
             Some(BlockKind::Dir) if validate(&b).is_ok() && entries(&b).any(|e| e.kind != EntryKind::Free) => {
                 for e in entries(&b).filter(|e| e.kind == EntryKind::Embedded && e.ino != owner) {
@@ -91,25 +95,41 @@ impl Repairer<'_> {
     pub(super) fn adopt(&mut self, unknown: bool) -> Outcome<bool> {
         let stray = self.find_stray();
         let before = self.vol.changes;
-        if self.damaged_maps.contains(&EXTERNAL_INO) && !stray.external.is_empty() {
-            self.adopt_blocks(EXTERNAL_INO, stray.external.iter().map(|(l, a)| (*l, *a)).collect())?;
+        let damaged = self.damaged_maps.contains(&EXTERNAL_INO);
+        let external: Vec<(u64, BlockAddr)> =
+            stray.external.iter().map(|(l, a)| (*l, *a)).filter(|(_, a)| damaged || self.located_slots(*a)).collect();
+        if !external.is_empty() {
+            self.adopt_blocks(EXTERNAL_INO, external)?;
         }
         for (ino, leaves) in stray.leaves {
             if self.damaged_maps.contains(&ino) {
                 self.adopt_leaves(ino, leaves)?;
             }
         }
+        let mut homeless = Vec::new();
         for (ino, blocks) in stray.dirs {
-            let list: Vec<(u64, BlockAddr)> = blocks.into_iter().map(|(l, (a, _))| (l, a)).collect();
+            let mut list: Vec<(u64, BlockAddr)> = blocks.into_iter().map(|(l, (a, _))| (l, a)).collect();
             if ino == ROOT_INO || self.inodes.contains_key(&ino) {
-                if self.damaged_maps.contains(&ino) {
+                if !self.damaged_maps.contains(&ino) {
+                    // The map looks whole: only what the locator table knows is more than a remnant.
+                    list.retain(|(_, addr)| {
+                        let block = self.vol.get(*addr).unwrap_or_default();
+                        self.located_entries(*addr, &block)
+                    });
+                }
+                if !list.is_empty() {
                     self.adopt_blocks(ino, list)?;
                 }
-            } else if unknown
-                && (FIRST_USER_INO..=self.ino_max).contains(&ino)
+            } else if (FIRST_USER_INO..=self.ino_max).contains(&ino)
                 && !self.displaced.contains(&ino)
                 && !stray.inside.contains(&ino)
             {
+                homeless.push((ino, list));
+            }
+        }
+        if unknown && self.vol.changes == before {
+            // What was found so far may lead to them.
+            for (ino, list) in homeless {
                 self.adopt_directory(ino, list)?;
             }
         }

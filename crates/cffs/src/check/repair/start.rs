@@ -5,12 +5,16 @@ use crate::device::{Device, IoKind};
 use crate::error::{Error, Result};
 use crate::format::dirblock::{entries, validate};
 use crate::format::dirindex::name_hash;
-use crate::format::geometry::INODE_SLOT_SIZE;
+use crate::format::geometry::{GROUP_SIZE_MIN, INODE_SLOT_SIZE};
 use crate::format::log::{LOG_HEADER_AREA, LOG_HEADER_SIZE, LogHeader};
-use crate::format::superblock::State;
+use crate::format::superblock::{MAGIC, State};
 use crate::format::system::Counters;
 use crate::format::{BlockId, BlockKind, Geometry, Inode, InodeFormat, LAST_SYSTEM_INO, ROOT_INO, Superblock};
 use crate::mkfs::{find_copies, read_superblock};
+use cffs_buf::AlignedBuf;
+
+/// How far the device is searched for a copy of the superblock, in bytes: groups are at most 1 GiB, unless a log is larger.
+const SEARCH_MAX: u64 = 2 << 30;
 
 /// A superblock that a repair can go by.
 pub(super) struct Choice {
@@ -33,7 +37,11 @@ pub(super) fn choose(dev: &dyn Device, log_dev: Option<&dyn Device>) -> Result<C
     if let Ok(sb) = &primary {
         candidates.push((None, sb.clone()));
     }
-    for (at, sb) in find_copies(dev) {
+    let mut copies = find_copies(dev);
+    if copies.is_empty() && primary.is_err() {
+        copies.extend(search_copy(dev));
+    }
+    for (at, sb) in copies {
         let fits = Geometry::new(&sb).is_ok_and(|g| dev.len() >= g.total_bytes());
         if fits && dev.sector_size() <= 1 << sb.frag_shift {
             candidates.push((Some(at), sb));
@@ -63,6 +71,31 @@ pub(super) fn choose(dev: &dyn Device, log_dev: Option<&dyn Device>) -> Result<C
         (Err(_), Some(_)) => Superblock { copy: 0, state: State::Error, ..sb },
     };
     Ok(Choice { superblock, g, instead })
+}
+
+/// Looks for the copy in group 1 wherever a group can begin: mkfs was told another size of groups than it would choose.
+fn search_copy(dev: &dyn Device) -> Option<(u64, Superblock)> {
+    let end = dev.len().min(SEARCH_MAX);
+    let step = GROUP_SIZE_MIN as usize;
+    let mut buf = AlignedBuf::zeroed(1 << 20);
+    for start in (0..end).step_by(buf.len()) {
+        let len = ((end - start) as usize).min(buf.len()) / step * step;
+        // What cannot be read has nothing in it.
+        if dev.read_at(IoKind::Super, start, &mut buf[..len]).is_err() {
+            continue;
+        }
+        for (n, piece) in buf[..len].chunks_exact(step).enumerate() {
+            let at = start + (n * step) as u64;
+            let found = piece.starts_with(&MAGIC).then(|| Superblock::decode(piece).ok()).flatten();
+            let fits = |sb: &Superblock| {
+                sb.copy == 1 && Geometry::new(sb).is_ok_and(|g| g.ag_start(1) << g.block_shift == at)
+            };
+            if let Some(sb) = found.filter(fits) {
+                return Some((at, sb));
+            }
+        }
+    }
+    None
 }
 
 /// What never changes is alike.

@@ -75,6 +75,9 @@ impl Repairer<'_> {
             put_u64(&mut bytes, 0, ino);
         }
         let place = inode_place(ino);
+        if Inode::decode(slot).is_err() {
+            bytes[15] = (crate::format::inode::INLINE_DEFAULT / 8) as u8;
+        }
         let found = mend_inode(&mut bytes, Some(want), &self.g).filter(|i| i.ino == ino);
         let found = found.map(|i| {
             let mode = i.mode & 0o7777 | want.mode_bits();
@@ -85,6 +88,7 @@ impl Repairer<'_> {
             Some((i, false)) if same(&i) => i,
             Some((i, _)) => {
                 self.must_fix(Class::SystemInode, &place, "it is damaged".into(), "keep what makes sense")?;
+                self.damaged_maps.insert(ino);
                 i
             }
             None => {
@@ -260,6 +264,24 @@ impl Repairer<'_> {
             (Some(Location::External { .. }), EntryKind::Link) | (None, _) => true,
             _ => false,
         })
+    }
+
+    /// The same, strictly: an entry with an inode stands where the locator table says.
+    pub(super) fn located_entries(&mut self, addr: BlockAddr, block: &[u8]) -> bool {
+        if validate(block).is_err() {
+            return false;
+        }
+        let list: Vec<(Ino, usize)> =
+            entries(block).filter(|e| e.kind == EntryKind::Embedded).map(|e| (e.ino, e.offset)).collect();
+        list.into_iter().any(|(ino, offset)| self.located(ino) == Some(Location::Embedded { block: addr, offset }))
+    }
+
+    /// Whether an inode of a block of the external table stands where the locator table says.
+    pub(super) fn located_slots(&mut self, addr: BlockAddr) -> bool {
+        let Ok(block) = self.vol.get(addr) else { return false };
+        let slots = (0..self.external_shape().per_block as usize).map(|s| META_HEADER_SIZE + s * INODE_SLOT_SIZE);
+        let list: Vec<(Ino, usize)> = slots.map(|o| (get_u64(&block, o), o)).filter(|(ino, _)| *ino != 0).collect();
+        list.into_iter().any(|(ino, offset)| self.located(ino) == Some(Location::External { block: addr, offset }))
     }
 
     /// Whether an inode really stands at another place, as the locator says.

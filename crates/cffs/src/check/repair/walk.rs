@@ -93,6 +93,7 @@ impl Repairer<'_> {
         let size = self.directory_blocks(&inode, &map, &mut keep, &mut wrong, &mut got)?;
         self.note_map(ino, &map);
         if let Some(what) = wrong {
+            self.damaged_maps.insert(ino);
             self.must_fix(Class::Extent, &inode_place(ino), what, "write the map of the directory anew")?;
             self.remap.insert(ino, join(keep));
         } else {

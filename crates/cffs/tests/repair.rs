@@ -1,0 +1,154 @@
+//! Repair: each class of corruption is found, repaired, and gone at the second check, and what the damage did not hit is
+//! whole; the same for many random damages at once.
+
+#[path = "repair/classes.rs"]
+mod classes;
+#[path = "repair/image.rs"]
+mod image;
+
+use cffs::check::repair::{Repaired, repair};
+use cffs::check::{CheckOptions, Report, check};
+use cffs::device::MemoryDevice;
+use cffs::error::Result;
+use classes::Case;
+use image::{Image, Tree, tree};
+use std::collections::BTreeMap;
+use std::sync::{Arc, OnceLock};
+
+fn pristine(no_embed: bool) -> &'static Image {
+    static IMAGES: [OnceLock<Image>; 2] = [OnceLock::new(), OnceLock::new()];
+    IMAGES[usize::from(no_embed)].get_or_init(|| Image::new(no_embed))
+}
+
+fn look(dev: &Arc<MemoryDevice>) -> Result<Report> {
+    check(dev.clone(), None, &CheckOptions::default(), &|_, _, _| {})
+}
+
+fn lines<T: ToString>(list: &[T]) -> String {
+    list.iter().map(|x| x.to_string()).collect::<Vec<_>>().join("\n  ")
+}
+
+/// Repairs with yes to all; then there is nothing left to find.
+fn repaired(dev: &Arc<MemoryDevice>, what: &str) -> Repaired {
+    let done = repair(dev.clone(), None, &CheckOptions::default(), &mut |_| true, &|_, _, _| {});
+    let done = done.unwrap_or_else(|e| panic!("{what}: {e}"));
+    let second = look(dev).unwrap_or_else(|e| panic!("{what}: second check: {e}"));
+    let (told, left) = (lines(&done.actions), lines(&second.problems));
+    assert!(second.is_clean(), "{what}: repaired\n  {told}\nleft\n  {left}");
+    assert_eq!(second.state, "clean", "{what}");
+    done
+}
+
+fn below(path: &str, list: &[&str]) -> bool {
+    list.iter().any(|p| path == *p || path.strip_prefix(p).is_some_and(|rest| rest.starts_with('/')))
+}
+
+/// What the damage did not hit is where it was, and as it was.
+fn whole(before: &Tree, after: &Tree, hit: &[&str], moved: &[&str]) -> std::result::Result<(), String> {
+    for (path, was) in before.iter().filter(|(p, _)| !below(p, hit) && !below(p, moved)) {
+        match after.get(path) {
+            None => return Err(format!("{path} is gone")),
+            Some(is) if is != was => return Err(format!("{path}: {is:?} instead of {was:?}")),
+            Some(_) => {}
+        }
+    }
+    let mut found: BTreeMap<_, u64> = BTreeMap::new();
+    for (path, f) in after.iter().filter(|(p, _)| p.starts_with("/lost+found/")) {
+        if f.file_type != cffs::format::FileType::Directory as u8 {
+            *found.entry((f, path.is_empty())).or_default() += 1;
+        }
+    }
+    let directory = cffs::format::FileType::Directory as u8;
+    for (path, was) in before.iter().filter(|(p, f)| below(p, moved) && f.file_type != directory) {
+        match found.get_mut(&(was, false)) {
+            Some(n) if *n > 0 => *n -= 1,
+            _ => return Err(format!("{path} is not in lost+found: {was:?}")),
+        }
+    }
+    Ok(())
+}
+
+fn run(case: &Case) {
+    let name = case.name;
+    let image = pristine(case.no_embed).copy();
+    (case.damage)(&image);
+    match (look(&image.dev), case.class) {
+        (Ok(report), Some(class)) => {
+            assert!(
+                report.by_class.contains_key(&class),
+                "{name}: not seen as {}:\n  {}",
+                class.id(),
+                lines(&report.problems)
+            );
+        }
+        (Err(e), Some(class)) => panic!("{name}: the check did not begin ({e}) instead of finding {}", class.id()),
+        (Ok(report), None) => panic!("{name}: the check began\n  {}", lines(&report.problems)),
+        (Err(_), None) => {}
+    }
+    let done = repaired(&image.dev, name);
+    assert!(done.actions_total > 0, "{name}: nothing was told");
+    let after = tree(&image.dev);
+    if let Err(what) = whole(&image.tree, &after, case.hit, case.moved) {
+        panic!("{name}: {what}\nrepaired\n  {}", lines(&done.actions));
+    }
+    // And it can be used.
+    let fs = image::mount(&image.dev, false);
+    cffs::fs::path::write_file(&fs, cffs::fs::api::Caller::ROOT, b"/after", &[1; 5000]).unwrap();
+    fs.close().unwrap();
+    let report = look(&image.dev).unwrap();
+    assert!(report.is_clean(), "{name}: after use\n  {}", lines(&report.problems));
+}
+
+#[test]
+fn every_class_of_corruption_is_repaired() {
+    let cases = classes::all();
+    assert!(cases.len() >= 40);
+    let mut failed = Vec::new();
+    for case in &cases {
+        if let Err(panic) = std::panic::catch_unwind(|| run(case)) {
+            let text = panic.downcast_ref::<String>().cloned().unwrap_or_else(|| "panicked".into());
+            failed.push(text);
+        }
+    }
+    assert!(failed.is_empty(), "{} of {} classes:\n{}", failed.len(), cases.len(), failed.join("\n\n"));
+}
+
+#[test]
+fn the_undamaged_image_is_clean_and_has_one_of_everything() {
+    for no_embed in [false, true] {
+        let image = pristine(no_embed);
+        let report = look(&image.dev).unwrap();
+        assert!(report.is_clean(), "{}", lines(&report.problems));
+        assert!(report.counts.extent_nodes > 0 && report.counts.orphans == 3 && report.counts.links > 10);
+        assert!(no_embed || classes::has_orphans(image));
+        assert!(whole(&image.tree, &tree(&image.dev), &[], &[]).is_ok());
+    }
+}
+
+/// docs/testing.md has the same classes.
+#[test]
+fn the_documentation_lists_the_classes() {
+    let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/testing.md")).unwrap();
+    let cases = classes::all();
+    for case in &cases {
+        let found = case.class.map_or("cannot be read", |c| c.id());
+        let row = format!("| {} | {found} |", case.name);
+        assert!(
+            page.contains(&row),
+            "docs/testing.md lacks\n{}",
+            cases.iter().map(row_of).collect::<Vec<_>>().join("\n")
+        );
+    }
+    assert!(page.contains(&format!("{} classes", cases.len())));
+}
+
+fn row_of(case: &Case) -> String {
+    let list = |l: &[&str]| l.join(", ");
+    let fate = match (case.hit, case.moved) {
+        ([], []) => "nothing".to_string(),
+        (hit, []) => list(hit),
+        ([], moved) => format!("nothing; {} in lost+found", list(moved)),
+        (hit, moved) => format!("{}; {} in lost+found", list(hit), list(moved)),
+    };
+    format!("| {} | {} | {fate} |", case.name, case.class.map_or("cannot be read", |c| c.id()))
+}
