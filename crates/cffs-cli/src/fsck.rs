@@ -5,7 +5,7 @@ use crate::image::{EngineResultExt, Image, LogArgs, open_device};
 use crate::progress::Steps;
 use crate::text::print_json;
 use anyhow::anyhow;
-use cffs::check::repair::{Action, Repaired, has_superblock, repair, settle};
+use cffs::check::repair::{Action, RepairOptions, Repaired, has_superblock, repair, settle};
 use cffs::check::{CheckOptions, Report, check};
 use cffs::device::{Device, OpenMode};
 use cffs::error::Error;
@@ -44,6 +44,10 @@ pub struct FsckArgs {
     /// Answer all questions with yes
     #[arg(short)]
     yes: bool,
+    /// With -y, for a device whose superblocks, tables or directories are destroyed: bring back every directory of which
+    /// blocks are found, and what is in it
+    #[arg(long, requires = "yes")]
+    scavenge: bool,
     /// Check even if the file system is marked clean
     #[arg(short)]
     force: bool,
@@ -214,7 +218,8 @@ fn repair_device(
             _ => false,
         }
     };
-    let done = repair(dev, log_dev, &CheckOptions::default(), &mut answer, &|phase, done, total| {
+    let options = RepairOptions { scavenge: args.scavenge, ..RepairOptions::default() };
+    let done = repair(dev, log_dev, &options, &mut answer, &|phase, done, total| {
         steps.show(phase.name(), done, total);
     });
     done.about(|| name).exit_code(exit::fsck::OPERATIONAL)

@@ -1,6 +1,6 @@
 //! Repair under crashes: of mounts without a journal, and of the repair itself.
 
-use cffs::check::repair::{Repaired, repair};
+use cffs::check::repair::{RepairOptions, Repaired, repair};
 use cffs::check::{CheckOptions, Report, check};
 use cffs::device::{Device, IoKind};
 use cffs::format::{BlockKind, Geometry, Ino, ROOT_INO, get_u32, seal};
@@ -78,7 +78,7 @@ fn look(trace: &Trace) -> Result<Report, String> {
 }
 
 fn fix(trace: &Trace, what: &str) -> Repaired {
-    let done = repair(trace.device(0), None, &CheckOptions::default(), &mut |_| true, &|_, _, _| {});
+    let done = repair(trace.device(0), None, &RepairOptions::default(), &mut |_| true, &|_, _, _| {});
     let done = done.unwrap_or_else(|e| panic!("{what}: {e}"));
     let report = look(trace).unwrap_or_else(|e| panic!("{what}: {e}"));
     let told: Vec<String> = done.actions.iter().map(|a| a.to_string()).collect();

@@ -6,7 +6,7 @@ mod classes;
 #[path = "repair/image.rs"]
 mod image;
 
-use cffs::check::repair::{Repaired, repair};
+use cffs::check::repair::{RepairOptions, Repaired, repair};
 use cffs::check::{CheckOptions, Report, check};
 use cffs::device::MemoryDevice;
 use cffs::error::Result;
@@ -30,7 +30,7 @@ fn lines<T: ToString>(list: &[T]) -> String {
 
 /// Repairs with yes to all; then there is nothing left to find.
 fn repaired(dev: &Arc<MemoryDevice>, what: &str) -> Repaired {
-    let done = repair(dev.clone(), None, &CheckOptions::default(), &mut |_| true, &|_, _, _| {});
+    let done = repair(dev.clone(), None, &RepairOptions::default(), &mut |_| true, &|_, _, _| {});
     let done = done.unwrap_or_else(|e| panic!("{what}: {e}"));
     let second = look(dev).unwrap_or_else(|e| panic!("{what}: second check: {e}"));
     let (told, left) = (lines(&done.actions), lines(&second.problems));
@@ -123,6 +123,77 @@ fn the_undamaged_image_is_clean_and_has_one_of_everything() {
         assert!(no_embed || classes::has_orphans(image));
         assert!(whole(&image.tree, &tree(&image.dev), &[], &[]).is_ok());
     }
+}
+
+/// The first 64 MiB of a device of 1 GiB are gone, and with them superblock, log, tables and root directory: every file
+/// whose inode and contents stood behind them comes back under its name, with its contents.
+#[test]
+fn what_is_not_destroyed_is_scavenged() {
+    const LOST: u64 = 64 << 20;
+    let dev = Arc::new(MemoryDevice::new(1 << 30));
+    cffs::mkfs::mkfs(&*dev, None, &cffs::mkfs::MkfsOptions::default()).unwrap();
+    let fs = image::mount(&dev, false);
+    let me = cffs::fs::api::Caller::ROOT;
+    for top in 0..10 {
+        fs.mkdir(me, cffs::format::ROOT_INO, format!("top{top}").as_bytes(), 0o755).unwrap();
+        for dir in 0..20 {
+            let path = format!("/top{top}/dir{dir}");
+            let (parent, name) = cffs::fs::path::resolve_parent(&fs, path.as_bytes()).unwrap();
+            fs.mkdir(me, parent.ino, name, 0o755).unwrap();
+            for file in 0..50u64 {
+                let seed = top * 1000 + dir * 50 + file + 1;
+                let data: Vec<u8> = (0..2000 + seed * 7919 % 30_000).map(|i| (i * seed >> 5) as u8).collect();
+                cffs::fs::path::write_file(&fs, me, format!("{path}/file{top}-{dir}-{file}").as_bytes(), &data)
+                    .unwrap();
+            }
+        }
+        fs.sync().unwrap();
+    }
+    fs.close().unwrap();
+    drop(fs);
+    let image = Image::of(dev, Vec::new());
+    assert!(image.tree.len() >= 10_210);
+    let first = LOST >> image.g.frag_shift;
+    let survives = |ino: u64| {
+        let inode = image.inode(ino);
+        let data = match inode.format {
+            cffs::format::InodeFormat::Extents(list) => list.iter().all(|e| e.start >= first),
+            cffs::format::InodeFormat::Inline(_) => true,
+            cffs::format::InodeFormat::Tree { .. } => false,
+        };
+        data && image.places[&ino].block << image.g.block_shift >= LOST
+    };
+    let files = || image.tree.iter().filter(|(_, f)| f.file_type == cffs::format::FileType::Regular as u8);
+    let expected: Vec<_> = files().filter(|(path, _)| survives(image.ino(path))).collect();
+    assert!(
+        expected.len() > 3000,
+        "only {} of {} files stand behind what is destroyed",
+        expected.len(),
+        files().count()
+    );
+
+    for at in (0..LOST).step_by(1 << 20) {
+        cffs::device::Device::write_at(&*image.dev, cffs::device::IoKind::Data, at, &vec![0; 1 << 20]).unwrap();
+    }
+    let options = cffs::check::repair::RepairOptions { scavenge: true, ..Default::default() };
+    let done = repair(image.dev.clone(), None, &options, &mut |_| true, &|_, _, _| {}).unwrap();
+    let second = look(&image.dev).unwrap();
+    assert!(second.is_clean(), "{}", lines(&second.problems));
+    let after = tree(&image.dev);
+    let mut by_name: BTreeMap<&str, Vec<&image::Found>> = BTreeMap::new();
+    for (path, f) in &after {
+        by_name.entry(path.rsplit('/').next().unwrap()).or_default().push(f);
+    }
+    for (path, was) in &expected {
+        let name = path.rsplit('/').next().unwrap();
+        assert!(by_name.get(name).is_some_and(|list| list.contains(was)), "{path} did not come back");
+    }
+    println!(
+        "{} of {} files came back, {} directories named in lost+found",
+        expected.len(),
+        files().count(),
+        done.named
+    );
 }
 
 /// docs/testing.md has the same classes.

@@ -171,6 +171,11 @@ impl Image {
         let orphans = Filler { fs: &fs, made: 0 }.fill();
         // A crash, and what a mount would do first: everything is at home, and the orphans are still there.
         drop(fs);
+        Image::of(dev, orphans)
+    }
+
+    /// What is on a device; its log is replayed.
+    pub fn of(dev: Arc<MemoryDevice>, orphans: Vec<Ino>) -> Image {
         let sb = read_superblock(&*dev).unwrap();
         let g = Geometry::new(&sb).unwrap();
         replay(&*dev, None, &sb, &g).unwrap();

@@ -55,9 +55,6 @@ impl Repairer<'_> {
     }
 
     fn look_at_stray(&mut self, addr: BlockAddr, stray: &mut Stray) {
-        if self.tried.contains(&addr) {
-            return;
-        }
         let Ok(b) = self.vol.get(addr) else { return };
         if get_u64(&b, 8) != self.g.fsid || get_u64(&b, 16) != addr || !crc_ok(&b) {
             return;
@@ -73,6 +70,12 @@ impl Repairer<'_> {
                     if e.file_type == Some(FileType::Directory) {
                         stray.inside.insert(e.ino);
                     }
+                    if e.ino <= self.ino_max {
+                        self.max_ino = self.max_ino.max(e.ino);
+                    }
+                }
+                if self.tried.contains(&addr) {
+                    return;
                 }
                 let (lblock, seq) = (get_u64(&b, DIR_LBLOCK), block_seq(&b));
                 let slot = stray.dirs.entry(owner).or_default().entry(lblock).or_insert((addr, seq));
@@ -80,6 +83,7 @@ impl Repairer<'_> {
                     *slot = (addr, seq);
                 }
             }
+            _ if self.tried.contains(&addr) => {}
             Some(BlockKind::ExtentNode) if get_u16(&b, NODE_LEVEL) == 0 => {
                 stray.leaves.entry(owner).or_default().push(addr);
             }
@@ -123,6 +127,7 @@ impl Repairer<'_> {
             } else if (FIRST_USER_INO..=self.ino_max).contains(&ino)
                 && !self.displaced.contains(&ino)
                 && !stray.inside.contains(&ino)
+                && !self.stands_elsewhere(ino, 0, 0)
             {
                 homeless.push((ino, list));
             }

@@ -56,6 +56,22 @@ use volume::{View, Volume};
 /// Walks after which a repair that still finds something gives up.
 const ROUNDS_MAX: u32 = 12;
 
+/// Settings of a repair.
+#[derive(Clone, Copy, Debug)]
+pub struct RepairOptions {
+    /// Actions, and problems of the check afterwards, that are listed in the report; more are counted only.
+    pub max_problems: usize,
+    /// Bring back all directories whose blocks are found in space that is not known to be free, also where nothing else
+    /// confirms that they were there at last: for a device whose superblocks, tables or directories are destroyed.
+    pub scavenge: bool,
+}
+
+impl Default for RepairOptions {
+    fn default() -> Self {
+        RepairOptions { max_problems: 1000, scavenge: false }
+    }
+}
+
 /// Something that is wrong, and what a repair would do about it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Action {
@@ -110,7 +126,7 @@ pub struct Repaired {
 pub fn repair(
     dev: Arc<dyn Device>,
     log_dev: Option<Arc<dyn Device>>,
-    options: &CheckOptions,
+    options: &RepairOptions,
     ask: Ask<'_>,
     progress: Progress<'_>,
 ) -> Result<Repaired> {
@@ -134,11 +150,13 @@ pub fn repair(
     let (header, replayed) = empty_log(&mut session, &dev, external.then_some(&log), &sb, &g, now)?;
 
     let mut r = Repairer::new(session, Volume::new(&dev, g), &sb, g, now, progress);
+    r.scavenging = options.scavenge;
     r.work()?;
     let view: Arc<View> = r.vol.view.clone();
     let copies = std::mem::take(&mut r.vol.copies);
     let (session, named, rounds) = (r.session, r.named, r.rounds);
-    let mut after = check(view.clone(), external.then(|| log.clone()), options, progress)?;
+    let check_options = CheckOptions { max_problems: options.max_problems };
+    let mut after = check(view.clone(), external.then(|| log.clone()), &check_options, progress)?;
     let mut blocks = std::mem::take(&mut *view.blocks.write());
     let mut blocks_written = 0;
     if !blocks.is_empty() || !copies.is_empty() {
@@ -406,8 +424,9 @@ impl<'a> Repairer<'a> {
     /// Finds out what is to change.
     fn work(&mut self) -> Outcome<()> {
         self.look_around()?;
-        for _ in 0..ROUNDS_MAX {
-            if self.round()? {
+        for n in 1..=ROUNDS_MAX {
+            // The last one ends with what there is: another repair goes on from there.
+            if self.round(n == ROUNDS_MAX)? {
                 break;
             }
         }
@@ -433,7 +452,7 @@ impl<'a> Repairer<'a> {
     }
 
     /// One walk with changes, and what follows from it. True if the walk changed nothing, so that all is done.
-    fn round(&mut self) -> Outcome<bool> {
+    fn round(&mut self, last: bool) -> Outcome<bool> {
         self.forget();
         let before = self.vol.changes;
         self.system_inodes()?;
@@ -446,7 +465,8 @@ impl<'a> Repairer<'a> {
         }
         self.name_lost()?;
         self.finish_external()?;
-        if self.vol.changes != before || self.adopt(true)? {
+        let changed = self.vol.changes != before || self.adopt(true)?;
+        if changed && !last {
             return Ok(false);
         }
         self.rebuild_locator()?;

@@ -21,8 +21,25 @@ impl Repairer<'_> {
                 .vol
                 .meta(BlockId { kind: BlockKind::AgHeader, addr: self.g.ag_header(said - 1), owner: said - 1 })
                 .is_ok();
+        let mut plausible = plausible.then(|| said - 1);
+        if plausible.is_none() {
+            // Groups are initialized in order; a few of their headers may be damaged.
+            let mut missed = 0;
+            for ag in 0..count {
+                let id = BlockId { kind: BlockKind::AgHeader, addr: self.g.ag_header(ag), owner: ag };
+                if self.vol.meta(id).is_ok() {
+                    plausible = Some(ag);
+                    missed = 0;
+                } else {
+                    missed += 1;
+                    if missed > 16 {
+                        break;
+                    }
+                }
+            }
+        }
         let used = self.used.last().map_or(0, |f| self.g.ag_of(self.g.block_of_frag(f)));
-        used.max(if plausible { said - 1 } else { 0 }) + 1
+        used.max(plausible.unwrap_or(0)) + 1
     }
 
     fn counters_id(&self) -> BlockId {

@@ -87,9 +87,8 @@ fn search_copy(dev: &dyn Device) -> Option<(u64, Superblock)> {
         for (n, piece) in buf[..len].chunks_exact(step).enumerate() {
             let at = start + (n * step) as u64;
             let found = piece.starts_with(&MAGIC).then(|| Superblock::decode(piece).ok()).flatten();
-            let fits = |sb: &Superblock| {
-                sb.copy == 1 && Geometry::new(sb).is_ok_and(|g| g.ag_start(1) << g.block_shift == at)
-            };
+            let fits =
+                |sb: &Superblock| sb.copy == 1 && Geometry::new(sb).is_ok_and(|g| g.ag_start(1) << g.block_shift == at);
             if let Some(sb) = found.filter(fits) {
                 return Some((at, sb));
             }

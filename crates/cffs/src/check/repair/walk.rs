@@ -9,6 +9,7 @@ use crate::format::dirblock::{
     DIR_BLOCKS_MAX, DIR_LBLOCK, EntryKind, Plain, entries, known_entry, make_link, remove, set_link, validate,
 };
 use crate::format::dirindex::name_hash;
+use crate::format::table::Location;
 use crate::format::{
     BlockAddr, BlockId, BlockKind, Extent, FIRST_USER_INO, FileType, Ino, Inode, InodeFormat, QuotaKind, SYMLINK_MAX,
     block_owner, get_u64, put_u32, put_u64,
@@ -714,7 +715,11 @@ impl Repairer<'_> {
 
     /// A number that nobody has.
     pub(super) fn new_ino(&mut self) -> Ino {
-        let next = self.max_ino.max(FIRST_USER_INO - 1) + 1;
+        let mut next = self.max_ino.max(FIRST_USER_INO - 1) + 1;
+        // Nor one that somebody has who was not found so far.
+        while next <= self.ino_max && self.located(next).is_some_and(|at| at != Location::Free) {
+            next += 1;
+        }
         if next <= self.ino_max {
             self.max_ino = next;
             return next;

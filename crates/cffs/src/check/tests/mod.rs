@@ -1,6 +1,6 @@
 mod image;
 
-use super::repair::{Repaired, repair};
+use super::repair::{RepairOptions, Repaired, repair};
 use super::{CheckOptions, Class, Report, check};
 use crate::device::{CountingDevice, Device, IoKind, MemoryDevice};
 use crate::format::ag::{AG_FREE_FRAGS, BITMAP_BITS, BITMAP_INDEX, set_bits};
@@ -22,7 +22,7 @@ fn run(dev: &Arc<MemoryDevice>) -> Report {
 
 /// Repairs, answering every question with yes; afterwards nothing is wrong any more.
 fn repair_all(dev: &Arc<MemoryDevice>, what: &str) -> Repaired {
-    let done = repair(dev.clone(), None, &CheckOptions::default(), &mut |_| true, &|_, _, _| {});
+    let done = repair(dev.clone(), None, &RepairOptions::default(), &mut |_| true, &|_, _, _| {});
     let done = done.unwrap_or_else(|e| panic!("{what}: {e}"));
     let report = run(dev);
     let told: Vec<String> = done.actions.iter().map(|a| a.to_string()).collect();
@@ -553,7 +553,7 @@ fn images_that_map_zeros_cost_little() {
     let requests = counting.snapshot().read_requests();
     assert!(requests < 300, "{requests} requests");
     let before = counting.snapshot();
-    let done = repair(counting.clone(), None, &CheckOptions::default(), &mut |_| true, &|_, _, _| {}).unwrap();
+    let done = repair(counting.clone(), None, &RepairOptions::default(), &mut |_| true, &|_, _, _| {}).unwrap();
     assert!(done.after.is_clean(), "{:#?}", done.after.problems);
     let requests = counting.snapshot().read_requests() - before.read_requests();
     println!("{requests} requests to repair a petabyte");
