@@ -142,7 +142,7 @@ fn what_is_not_destroyed_is_scavenged() {
             fs.mkdir(me, parent.ino, name, 0o755).unwrap();
             for file in 0..50u64 {
                 let seed = top * 1000 + dir * 50 + file + 1;
-                let data: Vec<u8> = (0..2000 + seed * 7919 % 30_000).map(|i| (i * seed >> 5) as u8).collect();
+                let data: Vec<u8> = (0..2000 + seed * 7919 % 30_000).map(|i| ((i * seed) >> 5) as u8).collect();
                 cffs::fs::path::write_file(&fs, me, format!("{path}/file{top}-{dir}-{file}").as_bytes(), &data)
                     .unwrap();
             }

@@ -102,6 +102,12 @@ impl Repairer<'_> {
                 i
             }
         };
+        let inline = crate::format::inode::INLINE_DEFAULT;
+        if inode.inline_len < inline {
+            let what = format!("inline area of {} bytes", inode.inline_len);
+            self.must_fix(Class::SystemInode, &place, what, "make it as long as that of others")?;
+            inode.inline_len = inline;
+        }
         if inode.encoded_len() > INODE_SLOT_SIZE {
             inode.inline_len = crate::format::inode::INLINE_DEFAULT;
         }
