@@ -3,14 +3,15 @@
 use cffs::device::{Device, FailingDevice, Fault, IoKind, MemoryDevice, Operation};
 use cffs::error::Error;
 use cffs::format::ROOT_INO;
-use cffs::fs::{Caller, Fs, MountOptions, path};
+use cffs::fs::{AtimeMode, Caller, Fallocate, Fs, MountOptions, path};
 use cffs::mkfs::{MkfsOptions, mkfs};
 use std::sync::Arc;
 
 const ROOT: Caller = Caller::ROOT;
 
 fn options() -> MountOptions {
-    MountOptions { background: false, ..MountOptions::default() }
+    // Noatime: reading must not be what lists a file as dirty.
+    MountOptions { background: false, atime: AtimeMode::Noatime, ..MountOptions::default() }
 }
 
 fn fresh() -> (Arc<MemoryDevice>, Arc<FailingDevice>, Arc<Fs>) {
@@ -90,4 +91,24 @@ fn a_read_error_is_the_error_of_that_file_alone() {
     assert_eq!(fs.read(a.ino, 0, &mut buf).unwrap(), 400_000);
     assert!(buf.iter().all(|b| *b == 7));
     assert!(!fs.is_read_only());
+}
+
+#[test]
+fn what_a_failed_operation_left_dirty_is_written_all_the_same() {
+    let (memory, failing, fs) = fresh();
+    path::write_file(&fs, ROOT, b"/f", &[1; 3_000_000]).unwrap();
+    fs.sync().unwrap();
+    fs.drop_caches();
+    let f = fs.lookup(ROOT_INO, b"f").unwrap().ino;
+    let mut first = [0; 4096];
+    fs.read(f, 0, &mut first).unwrap();
+    // The first edge of the range becomes zeros in a page; then the second edge cannot be read.
+    failing.set(Operation::Read, Fault::from_now_on().of_kind(IoKind::Data));
+    let punched = fs.fallocate(ROOT, f, Fallocate::PunchHole, 100, 2_900_000);
+    assert!(matches!(punched, Err(Error::Io(_))), "{punched:?}");
+    failing.clear();
+    fs.read(f, 0, &mut first).unwrap();
+    fs.close().unwrap();
+    let fs = Fs::open(memory as Arc<dyn Device>, None, options()).unwrap();
+    assert_eq!(path::read_file(&fs, b"/f").unwrap()[..4096], first, "as it was seen before the unmount");
 }

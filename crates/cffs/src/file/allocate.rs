@@ -296,9 +296,7 @@ pub fn drop_pages(cx: &FileCtx<'_>, st: &mut NodeState, bytes: &Range<u64>) -> b
     let gone: Vec<u64> = st.data.pages.range(touched.clone()).map(|(i, _)| *i).filter(|i| within(*i)).collect();
     gone.into_iter().for_each(|i| st.data.drop_page(cx, i));
     // It may have gone on from a page that is no more.
-    if let Some(p) = st.data.pages.get_mut(&touched.end) {
-        p.splits += 2;
-    }
+    st.data.change_page(touched.end, |p| p.splits += 2);
     let _ = reserve_tree(cx, st, true);
     st.data.pages.range(touched).next().is_some()
 }

@@ -60,6 +60,10 @@ pub struct FileData {
     pub(crate) pages: BTreeMap<u64, Page>,
     /// Runs of neighbouring pages.
     runs: u64,
+    /// Sum of [`Page::reserved`]. Each page that is written asks for it, and a file may have many.
+    pages_reserved: u64,
+    /// Sum of [`Page::splits`].
+    pages_splits: u64,
     /// Fragments reserved for the extent tree: those of whole blocks.
     pub(crate) tree_reserved: u64,
     /// New extents at most of the writeback that is under way.
@@ -131,7 +135,7 @@ impl FileData {
     /// Fragments reserved for the contents. What the extent tree may need at worst is left out: programs compare the
     /// space of a file with its size to find out whether it has holes.
     pub fn reserved(&self) -> u64 {
-        self.pages.values().map(|p| p.reserved).sum()
+        self.pages_reserved
     }
 
     /// Pages that there are directly before and behind a place.
@@ -152,14 +156,39 @@ impl FileData {
         if let Some(p) = self.pages.remove(&index) {
             self.runs = (self.runs + self.neighbours(index)).saturating_sub(1);
             cx.cache.sub_dirty_data(p.bytes.len() + PAGE_OVERHEAD);
+            self.pages_reserved -= p.reserved;
+            self.pages_splits -= p.splits;
             self.release(cx, p.reserved);
         }
+    }
+
+    /// Changes a page, and the sums with it. `None` if there is no such page.
+    pub(crate) fn change_page<T>(&mut self, index: u64, f: impl FnOnce(&mut Page) -> T) -> Option<T> {
+        let p = self.pages.get_mut(&index)?;
+        let (reserved, splits) = (p.reserved, p.splits);
+        let result = f(p);
+        self.pages_reserved = self.pages_reserved + p.reserved - reserved;
+        self.pages_splits = self.pages_splits + p.splits - splits;
+        Some(result)
+    }
+
+    /// Hands what is dirty to a writeback, page by page: the place, the dirty bytes and what was reserved for them.
+    pub(crate) fn take_dirty(&mut self) -> Vec<(u64, Range<usize>, u64)> {
+        let mut taken = Vec::new();
+        for (index, p) in self.pages.iter_mut().filter(|(_, p)| !p.dirty.is_empty()) {
+            let reserved = std::mem::take(&mut p.reserved);
+            self.pages_reserved -= reserved;
+            p.writing = true;
+            taken.push((*index, std::mem::replace(&mut p.dirty, 0..0), reserved));
+        }
+        taken
     }
 
     /// Drops everything (the file is gone).
     pub(crate) fn clear(&mut self, cx: &FileCtx<'_>) {
         let pages: Vec<u64> = self.pages.keys().copied().collect();
         pages.into_iter().for_each(|i| self.drop_page(cx, i));
+        debug_assert_eq!((self.pages_reserved, self.pages_splits), (0, 0), "sums over no pages");
         let per_block = cx.cache.geometry().frags_per_block();
         cx.space.unreserve_blocks(std::mem::take(&mut self.tree_reserved) / per_block);
         self.error = None;
@@ -168,7 +197,7 @@ impl FileData {
 
 /// Brings the reservation for the extent tree up to what the dirty pages may need at worst.
 pub(crate) fn reserve_tree(cx: &FileCtx<'_>, st: &mut NodeState, privileged: bool) -> Result<()> {
-    let frags: u64 = st.data.pages.values().map(|p| p.reserved + p.splits).sum();
+    let frags = st.data.pages_reserved + st.data.pages_splits;
     reserve_tree_for(cx, st, frags, privileged)
 }
 
@@ -332,8 +361,9 @@ fn needs(cx: &FileCtx<'_>, st: &NodeState, frags: Range<u64>) -> Result<Needs> {
     Ok(n)
 }
 
-/// The page at `index`, made with what the device has there. `covered` bytes are about to be overwritten.
-fn page<'a>(cx: &FileCtx<'_>, st: &'a mut NodeState, index: u64, covered: &Range<usize>) -> Result<&'a mut Page> {
+/// Makes the page at `index`, with what the device has there, long enough for the `covered` bytes, which are about to be
+/// overwritten.
+fn make_page(cx: &FileCtx<'_>, st: &mut NodeState, index: u64, covered: &Range<usize>) -> Result<()> {
     let g = cx.cache.geometry();
     let (bs, fs) = (g.block_size(), g.frag_size());
     let start = index << g.block_shift;
@@ -355,7 +385,7 @@ fn page<'a>(cx: &FileCtx<'_>, st: &'a mut NodeState, index: u64, covered: &Range
         cx.cache.add_dirty_data(need - page.bytes.len());
         Arc::make_mut(&mut page.bytes).resize_zeroed(need);
     }
-    Ok(page)
+    Ok(())
 }
 
 /// Whether what is dirty in the page before `index` goes on in this one, in one unwritten extent: the two become written
@@ -403,7 +433,7 @@ fn dirty_page(
     let more_splits = need.splits.saturating_sub(had_splits);
     st.data.reserve(cx, more, privileged)?;
     // Before the page changes: a write that finds no space leaves the file as it was.
-    let all = st.data.pages.values().map(|p| p.reserved + p.splits).sum::<u64>() + more + more_splits;
+    let all = st.data.pages_reserved + st.data.pages_splits + more + more_splits;
     if let Err(e) = reserve_tree_for(cx, st, all, privileged) {
         // The last fragments of a device: what this page really needs counts.
         let alone = st.data.in_flight == 0 && st.data.pages.keys().all(|i| *i == index);
@@ -415,14 +445,17 @@ fn dirty_page(
     }
     // Inline contents are read in, whatever is overwritten: all of the page goes to the device.
     let covered = if inline { within.end..within.end } else { within.clone() };
-    let outcome = page(cx, st, index, &covered).map(|p| {
-        p.reserved = need.places.max(had);
-        p.splits = need.splits.max(had_splits);
-        p.dirty = dirty;
-        if let Some(bytes) = bytes {
-            Arc::make_mut(&mut p.bytes)[within].copy_from_slice(bytes);
-        }
-    });
+    let outcome = make_page(cx, st, index, &covered);
+    if outcome.is_ok() {
+        st.data.change_page(index, |p| {
+            p.reserved = need.places.max(had);
+            p.splits = need.splits.max(had_splits);
+            p.dirty = dirty;
+            if let Some(bytes) = bytes {
+                Arc::make_mut(&mut p.bytes)[within].copy_from_slice(bytes);
+            }
+        });
+    }
     if outcome.is_err() {
         st.data.release(cx, more);
         let _ = reserve_tree(cx, st, privileged); // less than before

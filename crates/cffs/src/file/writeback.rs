@@ -143,7 +143,7 @@ fn take(cx: &FileCtx<'_>, node: &Arc<Node>, for_log: bool) -> Result<Taken> {
         }
         let mut job = Job {
             node: node.clone(),
-            pages: Vec::new(),
+            pages: st.data.take_dirty(),
             runs: Vec::new(),
             extents: Vec::new(),
             size: st.inode.size,
@@ -151,15 +151,7 @@ fn take(cx: &FileCtx<'_>, node: &Arc<Node>, for_log: bool) -> Result<Taken> {
             fresh: Vec::new(),
             bytes: 0,
         };
-        for (index, p) in &mut st.data.pages {
-            if p.dirty.is_empty() {
-                continue;
-            }
-            let dirty = std::mem::replace(&mut p.dirty, 0..0);
-            job.bytes += dirty.len();
-            job.pages.push((*index, dirty, std::mem::take(&mut p.reserved)));
-            p.writing = true;
-        }
+        job.bytes = job.pages.iter().map(|(_, dirty, _)| dirty.len()).sum();
         st.data.in_flight = job.pages.iter().map(|(_, _, reserved)| reserved).sum();
         if let Err(e) = place(cx, st, &mut job, for_log) {
             give_back(cx, st, &mut job);
@@ -290,14 +282,14 @@ fn give_back(cx: &FileCtx<'_>, st: &mut NodeState, job: &mut Job) {
         cx.space.cancel(Run { start: e.start, len: e.len });
     }
     for (index, dirty, reserved) in job.pages.drain(..) {
-        match st.data.pages.get_mut(&index) {
-            Some(p) => {
-                p.writing = false;
-                p.dirty =
-                    if p.dirty.is_empty() { dirty } else { p.dirty.start.min(dirty.start)..p.dirty.end.max(dirty.end) };
-                p.reserved += reserved;
-            }
-            None => st.data.release(cx, reserved),
+        let kept = st.data.change_page(index, |p| {
+            p.writing = false;
+            p.dirty =
+                if p.dirty.is_empty() { dirty } else { p.dirty.start.min(dirty.start)..p.dirty.end.max(dirty.end) };
+            p.reserved += reserved;
+        });
+        if kept.is_none() {
+            st.data.release(cx, reserved);
         }
     }
 }
@@ -379,26 +371,53 @@ fn tell(cx: &FileCtx<'_>, job: &mut Job) -> Result<()> {
             return tell_last(cx, &txn, &mut st, job);
         }
         let end = job.extents.get(n).map_or(job.size, |e| e.logical << cx.cache.geometry().frag_shift);
-        let placed = job.extents[..n].iter().filter(|e| !e.unwritten).map(|e| e.len).sum();
         insert_extents(cx, &txn, &mut st, job, n)?;
-        convert(cx, &st, job, placed);
         // All before the next extent is written: no extent lies beyond the end that the device shows.
         st.disk_size = st.disk_size.max(end.min(job.size));
         inode::store(&txn, &mut st)?;
     }
 }
 
-/// Tells of the first `n` extents of a job, and takes them from it.
+/// What a transaction has told of a job.
+#[derive(Default)]
+struct Told {
+    /// Fragments that have become the inode's.
+    frags: u64,
+    /// Where the last of the extents ends.
+    end: u64,
+}
+
+/// Tells of the first `n` extents of a job, takes them from it and ends the reservation for them. After an error the
+/// inode is stored with those that were told before it: the extent tree and the root in the inode change together or not
+/// at all.
 fn insert_extents(cx: &FileCtx<'_>, txn: &Txn<'_>, st: &mut NodeState, job: &mut Job, n: usize) -> Result<()> {
     // The tree takes its blocks from what was promised to it.
     let purse = super::tree_purse(cx, st);
     txn.fund(&purse);
-    let outcome = insert_funded(cx, txn, st, job, n);
+    let inline = matches!(st.inode.format, InodeFormat::Inline(_)).then(|| st.inode.format.clone());
+    let mut told = Told::default();
+    let outcome = insert_funded(cx, txn, st, job, n, &mut told);
     super::keep_purse(cx, st, &purse);
-    outcome
+    convert(cx, st, job, told.frags);
+    let Err(e) = outcome else { return Ok(()) };
+    match inline {
+        Some(inline) if told.end == 0 => st.inode.format = inline,
+        _ => {
+            st.disk_size = st.disk_size.max((told.end << cx.cache.geometry().frag_shift).min(job.size));
+            inode::store(txn, st)?;
+        }
+    }
+    Err(e)
 }
 
-fn insert_funded(cx: &FileCtx<'_>, txn: &Txn<'_>, st: &mut NodeState, job: &mut Job, n: usize) -> Result<()> {
+fn insert_funded(
+    cx: &FileCtx<'_>,
+    txn: &Txn<'_>,
+    st: &mut NodeState,
+    job: &mut Job,
+    n: usize,
+    told: &mut Told,
+) -> Result<()> {
     if matches!(st.inode.format, InodeFormat::Inline(_)) && n > 0 {
         st.inode.format = InodeFormat::Extents(Vec::new());
     }
@@ -410,6 +429,7 @@ fn insert_funded(cx: &FileCtx<'_>, txn: &Txn<'_>, st: &mut NodeState, job: &mut 
                 job.extents.drain(..at);
                 return Err(e);
             }
+            told.end = e.end();
             continue;
         }
         // The bitmap first: if the second step fails a run is lost, and not given to two files.
@@ -425,12 +445,14 @@ fn insert_funded(cx: &FileCtx<'_>, txn: &Txn<'_>, st: &mut NodeState, job: &mut 
             job.extents.drain(..=at);
             return Err(e);
         }
+        told.frags += e.len;
+        told.end = e.end();
     }
     job.extents.drain(..n);
     Ok(())
 }
 
-/// Ends the reservation of so many fragments of a job, or of all: they are the inode's now.
+/// Ends the reservation of so many fragments of a job, or of all.
 fn convert(cx: &FileCtx<'_>, st: &NodeState, job: &mut Job, frags: u64) {
     let mut left = frags;
     for (_, _, reserved) in &mut job.pages {
@@ -451,8 +473,9 @@ fn make_written(txn: &Txn<'_>, cx: &FileCtx<'_>, st: &mut NodeState, e: Extent) 
 }
 
 fn tell_last(cx: &FileCtx<'_>, txn: &Txn<'_>, st: &mut NodeState, job: &mut Job) -> Result<()> {
-    convert(cx, st, job, u64::MAX);
     insert_extents(cx, txn, st, job, job.extents.len())?;
+    // What was reserved beyond, for places that were there after all, or for contents that go into the inode.
+    convert(cx, st, job, u64::MAX);
     if let Some(bytes) = job.inline.take() {
         st.inode.format = InodeFormat::Inline(bytes);
     }

@@ -152,8 +152,12 @@ impl Fs {
             let trims = size == st.inode.size && crate::file::allocate::has_space_behind_end(&cx, &st)?;
             if size >= st.inode.size && !trims {
                 let now = now();
-                if size > st.inode.size {
-                    crate::file::extend(&cx, &mut st, size, c.privileged())?;
+                if size > st.inode.size
+                    && let Err(e) = crate::file::extend(&cx, &mut st, size, c.privileged())
+                {
+                    // What was done before may have left a dirty page.
+                    self.list_dirty(node);
+                    return Err(e);
                 }
                 (st.inode.mtime, st.inode.ctime) = (now, now);
                 st.dirty = true;

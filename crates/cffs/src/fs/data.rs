@@ -60,7 +60,10 @@ impl Fs {
             if data.is_empty() {
                 return Ok(0);
             }
-            let n = file::write(&self.file_cx(), &mut st, offset, data, c.privileged())?;
+            let written = file::write(&self.file_cx(), &mut st, offset, data, c.privileged());
+            // Before an error there may have been zeros behind the old end.
+            self.list_dirty(node);
+            let n = written?;
             let now = now();
             (st.inode.mtime, st.inode.ctime) = (now, now);
             (n, std::mem::take(&mut st.data.tight))

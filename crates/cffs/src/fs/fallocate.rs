@@ -59,13 +59,16 @@ impl Fs {
         }
         let end = offset.checked_add(len).filter(|e| *e <= FILE_SIZE_MAX).ok_or(Error::FileTooLarge)?;
         let bytes = offset..end;
-        match what {
-            Fallocate::Allocate { keep_size } => self.allocate(c, &node, bytes, keep_size)?,
-            Fallocate::PunchHole => self.punch(c, &node, bytes)?,
-            Fallocate::Zero { keep_size } => self.zero_range(c, &node, bytes, keep_size)?,
-            Fallocate::Collapse => self.collapse(c, &node, bytes)?,
-            Fallocate::Insert => self.insert_range(c, &node, bytes)?,
-        }
+        let outcome = match what {
+            Fallocate::Allocate { keep_size } => self.allocate(c, &node, bytes, keep_size),
+            Fallocate::PunchHole => self.punch(c, &node, bytes),
+            Fallocate::Zero { keep_size } => self.zero_range(c, &node, bytes, keep_size),
+            Fallocate::Collapse => self.collapse(c, &node, bytes),
+            Fallocate::Insert => self.insert_range(c, &node, bytes),
+        };
+        // What was done before an error may have left dirty pages too.
+        self.list_dirty(&node);
+        outcome?;
         {
             let mut st = node.state.write();
             let now = now();

@@ -41,6 +41,8 @@ impl Fs {
             total = total.min(usable(self.dev.grow(Some(total << self.geo.block_shift))?));
         }
         if total > self.geo.total_blocks {
+            // Once the new size is told, each mount goes on with growing.
+            self.space.prepare_growth()?;
             self.announce_size(total)?;
             self.finish_growth()?;
             self.journal.commit()?;

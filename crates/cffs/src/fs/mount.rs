@@ -182,7 +182,11 @@ impl Fs {
             fs.placement.learn(&st.inode);
         }
         if !read_only {
-            fs.finish_growth()?;
+            match fs.finish_growth() {
+                // It keeps the size it has.
+                Err(e @ Error::Corrupt(_)) => fs.mark_damaged(&format!("the file system cannot grow on: {e}"))?,
+                outcome => outcome?,
+            }
             fs.count_quotas_if_needed()?;
             fs.reclaim_orphans(counters.orphan_head)?;
         }

@@ -28,8 +28,9 @@ impl Space {
         }
     }
 
-    /// Brings into memory what the next step changes.
-    fn prepare_growth(&self) -> Result<()> {
+    /// Brings into memory what the next step changes. An error before the first one says that this file system cannot
+    /// grow: its last allocation group is damaged.
+    pub(crate) fn prepare_growth(&self) -> Result<()> {
         let last = self.g.ag_count - 1;
         if last < self.open.load(Ordering::Acquire) {
             let group = self.group(last);
