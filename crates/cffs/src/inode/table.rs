@@ -1,8 +1,9 @@
 //! Slotted tables: the inode locator table and the external inode table (UNIX C-FFS 1998, sections 2.1.5 and 2.1.6).
 //!
-//! See [`mod@crate::format::table`] for the shape. How full each block is is kept in memory once the maps were read; the
-//! tables shrink by giving back blocks without used slots.
+//! See [`mod@crate::format::table`] for the shape. Which blocks have room is kept in memory once the maps were read. The
+//! tables shrink by giving back blocks without used slots, and fill the holes that this leaves before they grow.
 
+use super::rooms::Rooms;
 use crate::cache::{AddrMap, BufRef, Cache};
 use crate::error::{Error, Result};
 use crate::extent;
@@ -14,6 +15,9 @@ use crate::format::{
 use crate::journal::Txn;
 use crate::space::{Run, Space};
 use parking_lot::Mutex;
+
+/// Places of blocks that are remembered.
+const PLACES_MAX: usize = 1 << 18;
 
 /// A table of fixed-size records.
 pub struct SlotTable {
@@ -27,14 +31,12 @@ pub struct SlotTable {
 struct TableState {
     inode: Inode,
     changed: bool,
-    /// Slots in use of each table block; `None` until the maps were read.
-    counts: Option<Vec<u16>>,
-    /// No block before this one has a free slot.
-    first_room: usize,
+    /// Where there are free slots; `None` until the maps were read.
+    rooms: Option<Rooms>,
     /// Where the blocks of the file are.
     places: AddrMap<u64, BlockAddr>,
     /// Where the search for a free slot goes on in the block that was last allocated from.
-    next_slot: (usize, u64),
+    next_slot: (u64, u64),
 }
 
 /// A slot given out by [`SlotTable::alloc`].
@@ -52,14 +54,8 @@ impl SlotTable {
     /// The table whose system inode is given.
     pub fn new(g: &Geometry, kind: BlockKind, record: usize, chunk_records: u64, inode: Inode) -> SlotTable {
         let shape = TableShape::new(g.block_size(), record);
-        let state = TableState {
-            inode,
-            changed: false,
-            counts: None,
-            first_room: 0,
-            places: AddrMap::default(),
-            next_slot: (usize::MAX, 0),
-        };
+        let state =
+            TableState { inode, changed: false, rooms: None, places: AddrMap::default(), next_slot: (u64::MAX, 0) };
         SlotTable { kind, shape, chunk: chunk_records.div_ceil(shape.per_block).max(1), state: Mutex::new(state) }
     }
 
@@ -70,10 +66,11 @@ impl SlotTable {
 
     /// Most bytes that [`SlotTable::alloc`] or [`SlotTable::free`] log.
     pub fn log_bytes(&self, g: &Geometry, space: &Space) -> usize {
-        let blocks = self.chunk as usize + 2;
+        // A chunk comes with its map, or goes with its neighbours, what was left at the end of the table, and maps.
+        let blocks = 3 * self.chunk as usize + 8;
         let tree = extent::log_bytes_for_insert(g, space, &self.state.lock().inode);
-        // Two inserts into the map of extents at most, and a level that came meanwhile.
-        2 * tree + 6 * (g.block_size() + 64) + blocks * (200 + space.log_bytes(g.frags_per_block())) + 512
+        // A few changes of the map of extents, and a level that came meanwhile.
+        4 * tree + 6 * (g.block_size() + 64) + blocks * (200 + space.log_bytes(g.frags_per_block())) + 512
     }
 
     /// Most blocks that [`SlotTable::alloc`] takes.
@@ -100,38 +97,96 @@ impl SlotTable {
                     return Err(Corrupt(format!("table {}: block {lblock} is not aligned", st.inode.ino)).into());
                 }
                 let block = g.block_of_frag(frag);
+                if st.places.len() >= PLACES_MAX {
+                    st.places.clear();
+                }
                 st.places.insert(lblock, block);
                 Ok(Some(block))
             }
         }
     }
 
-    /// Reads how full the blocks are.
-    fn load<'a>(&self, cache: &Cache, st: &'a mut TableState) -> Result<&'a mut Vec<u16>> {
-        if st.counts.is_none() {
-            let blocks = st.inode.size >> cache.geometry().block_shift;
-            let mut counts = Vec::new();
-            let mut map = 0;
-            while map < blocks {
-                let end = (map + 1 + self.shape.per_map).min(blocks);
-                let in_map = (end - map - 1) as usize;
-                match self.place(cache, st, map)? {
-                    None => counts.resize(counts.len() + in_map, 0),
-                    Some(addr) => {
-                        let buf = cache.read_meta(self.id(st, BlockKind::TableMap, addr))?;
-                        let b = buf.read();
-                        let first = counts.len() as u64;
-                        for i in 0..in_map as u64 {
-                            let (_, at) = self.shape.map_of_data(first + i);
-                            counts.push(table::map_count(&b, at));
+    /// Number of table blocks up to the table's end.
+    fn end(&self, cache: &Cache, st: &TableState) -> u64 {
+        self.data_from(st.inode.size >> cache.geometry().block_shift)
+    }
+
+    /// The first table block at or behind a block of the file.
+    fn data_from(&self, lblock: u64) -> u64 {
+        self.shape.data_of_block(lblock).unwrap_or_else(|| lblock / (self.shape.per_map + 1) * self.shape.per_map)
+    }
+
+    /// What table blocks count as near each other: with chunks, those of one allocation group.
+    fn near(&self, g: &Geometry, block: BlockAddr) -> u64 {
+        if self.chunk > 1 { g.ag_of(block) } else { 0 }
+    }
+
+    /// Whether a block with so many slots in use has a free one.
+    fn has_room(&self, data: u64, count: u16) -> bool {
+        // The numbers below the first user inode are not given out.
+        let low = if self.kind == BlockKind::Locator && data == 0 { crate::format::FIRST_USER_INO } else { 0 };
+        u64::from(count) + low < self.shape.per_block
+    }
+
+    /// Reads how full the blocks are, as far as that is not known.
+    fn load<'a>(&self, cache: &Cache, st: &'a mut TableState) -> Result<&'a mut Rooms> {
+        if st.rooms.is_none() {
+            st.rooms = Some(self.scan(cache, st)?);
+        }
+        Ok(st.rooms.get_or_insert_default())
+    }
+
+    fn scan(&self, cache: &Cache, st: &mut TableState) -> Result<Rooms> {
+        let g = cache.geometry();
+        let blocks = st.inode.size >> g.block_shift;
+        if blocks > g.total_blocks {
+            // Holes are filled before a table grows, so it never has more blocks than fit the device.
+            let what = format!("table {}: {blocks} blocks on a device of {}", st.inode.ino, g.total_blocks);
+            return Err(Corrupt(what).into());
+        }
+        let mut rooms = Rooms::default();
+        let mut map: Option<(u64, BufRef)> = None;
+        let mut at = 0;
+        while at < blocks {
+            let e = match extent::lookup(cache, &st.inode, g.frag_of_block(at))? {
+                extent::Mapping::Data(e) => e,
+                extent::Mapping::Hole { until } => {
+                    let until = until.div_ceil(g.frags_per_block()).min(blocks);
+                    rooms.add_hole(self.data_from(at)..self.data_from(until));
+                    at = until;
+                    continue;
+                }
+            };
+            let end = e.end().div_ceil(g.frags_per_block()).min(blocks);
+            while at < end {
+                let addr = self.place(cache, st, at)?;
+                let addr = addr.ok_or_else(|| Corrupt(format!("table {}: block {at} is missing", st.inode.ino)))?;
+                match self.shape.data_of_block(at) {
+                    None => map = Some((at, cache.read_meta(self.id(st, BlockKind::TableMap, addr))?)),
+                    Some(data) => {
+                        let (number, offset) = self.shape.map_of_data(data);
+                        let Some((_, buf)) = map.as_ref().filter(|(n, _)| *n == number) else {
+                            return Err(
+                                Corrupt(format!("table {}: map block {number} is missing", st.inode.ino)).into()
+                            );
+                        };
+                        if self.has_room(data, table::map_count(&buf.read(), offset)) {
+                            rooms.add(self.near(g, addr), data);
                         }
                     }
                 }
-                map = end;
+                at += 1;
             }
-            st.counts = Some(counts);
         }
-        Ok(st.counts.get_or_insert_default())
+        Ok(rooms)
+    }
+
+    /// The map that counts a table block.
+    fn map(&self, cache: &Cache, st: &mut TableState, data: u64) -> Result<(BufRef, usize)> {
+        let (map, at) = self.shape.map_of_data(data);
+        let addr = self.place(cache, st, map)?;
+        let addr = addr.ok_or_else(|| Corrupt(format!("table {}: map block {map} is missing", st.inode.ino)))?;
+        Ok((cache.read_meta(self.id(st, BlockKind::TableMap, addr))?, at))
     }
 
     /// Adds a block to the file.
@@ -147,6 +202,7 @@ impl SlotTable {
         let g = *txn.cache().geometry();
         let run = Run { start: g.frag_of_block(addr), len: g.frags_per_block() };
         let e = Extent { logical: g.frag_of_block(lblock), start: run.start, len: run.len, unwritten: false };
+        space.prepare_commit(run)?;
         extent::insert(txn, space, &mut st.inode, e)?;
         space.commit_alloc(txn, run)?;
         let buf = txn.init_block(self.id(st, kind, addr));
@@ -157,28 +213,29 @@ impl SlotTable {
         Ok(buf)
     }
 
-    /// Counts a slot of table block `data` in (or out).
-    fn count(&self, txn: &Txn<'_>, st: &mut TableState, data: usize, buf: &BufRef, up: bool) -> Result<u16> {
+    /// Counts a slot of table block `data`, which stands at `addr`, in (or out).
+    fn count(&self, txn: &Txn<'_>, st: &mut TableState, data: u64, buf: &BufRef, up: bool) -> Result<u16> {
         let cache = txn.cache();
-        let (map, at) = self.shape.map_of_data(data as u64);
-        let addr = self.place(cache, st, map)?;
-        let addr = addr.ok_or_else(|| Corrupt(format!("table {}: map block {map} is missing", st.inode.ino)))?;
-        let map_buf = cache.read_meta(self.id(st, BlockKind::TableMap, addr))?;
-        let counts = self.load(cache, st)?;
-        let old = counts[data];
-        let new = if up { old + 1 } else { old.saturating_sub(1) };
-        counts[data] = new;
-        put_u16(txn.edit(&map_buf).range(at, 2), 0, new);
+        let (map, at) = self.map(cache, st, data)?;
+        let old = table::map_count(&map.read(), at);
+        let new = if up { old.saturating_add(1) } else { old.saturating_sub(1) };
+        put_u16(txn.edit(&map).range(at, 2), 0, new);
         put_u32(txn.edit(buf).range(TABLE_USED, 4), 0, u32::from(new));
+        let near = self.near(cache.geometry(), buf.addr());
+        match (self.has_room(data, old), self.has_room(data, new)) {
+            (true, false) => self.load(cache, st)?.remove(near, data),
+            (false, true) => self.load(cache, st)?.add(near, data),
+            _ => {}
+        }
         Ok(new)
     }
 
     /// First free slot of a block by its contents.
-    fn free_slot(&self, st: &TableState, data: usize, buf: &BufRef) -> Option<u64> {
+    fn free_slot(&self, st: &TableState, data: u64, buf: &BufRef) -> Option<u64> {
         let b = buf.read();
         let from = if st.next_slot.0 == data { st.next_slot.1 } else { 0 };
         let free = |slot: &u64| {
-            let at = self.shape.place(data as u64 * self.shape.per_block + slot).1;
+            let at = self.shape.place(data * self.shape.per_block + slot).1;
             // The numbers below the first user inode are not given out.
             let reserved = self.kind == BlockKind::Locator && data == 0 && *slot < crate::format::FIRST_USER_INO;
             !reserved && b[at..at + self.shape.record].iter().all(|x| *x == 0)
@@ -186,101 +243,115 @@ impl SlotTable {
         (from..self.shape.per_block).chain(0..from).find(|s| free(s))
     }
 
-    /// Takes a free slot, near `goal` where a new block is needed and, with chunks, in a chunk of the same allocation
-    /// group where there is one. The record is the caller's to write in the same
-    /// transaction.
+    /// Takes a free slot; with chunks, in one of the allocation group of `goal` where there is one, else in a new one
+    /// near it, and anywhere if there is no space for that. The record is the caller's to write in the same transaction.
+    /// After an error everything is as it was, but that the table may have grown.
     pub fn alloc(&self, txn: &Txn<'_>, space: &Space, goal: BlockAddr) -> Result<SlotRef> {
-        let cache = txn.cache();
-        let g = *cache.geometry();
         let mut guard = self.state.lock();
         let st = &mut *guard;
-        let full = self.shape.per_block as u16;
-        let low = if self.kind == BlockKind::Locator { crate::format::FIRST_USER_INO as u16 } else { 0 };
-        let room = |data: usize, count: u16| count + if data == 0 { low } else { 0 } < full;
-        let mut from = st.first_room;
-        loop {
-            let counts = self.load(cache, st)?;
-            let len = counts.len();
-            let Some(data) = (from..len).find(|d| room(*d, counts[*d])) else { break };
-            from = data + 1;
-            let lblock = self.shape.block_of_data(data as u64);
-            let addr = self.place(cache, st, lblock)?;
-            if self.chunk > 1 && addr.is_none_or(|a| g.ag_of(a) != g.ag_of(goal)) {
-                continue; // not near the directory
-            }
-            if self.chunk == 1 {
-                st.first_room = data;
-            }
-            let buf = match addr {
-                Some(a) => cache.read_meta(self.id(st, self.kind, a))?,
-                None => {
-                    let addr = self.take_blocks(txn, space, goal, 1)?;
-                    self.add_map_for(txn, space, st, data, goal)?;
-                    self.add_block(txn, space, st, lblock, self.kind, addr)?
-                }
-            };
-            let Some(slot) = self.free_slot(st, data, &buf) else {
-                tracing::warn!("table {}: block {data} is fuller than its map says", st.inode.ino);
-                self.load(cache, st)?[data] = full;
-                continue;
-            };
-            return self.give(txn, st, data, slot, buf);
+        let near = self.near(txn.cache().geometry(), goal);
+        if let Some(slot) = self.slot(txn, st, |rooms| rooms.near(near))? {
+            return Ok(slot);
         }
-        self.grow(txn, space, st, goal)
+        if self.load(txn.cache(), st)?.partial {
+            st.rooms = None;
+            if let Some(slot) = self.slot(txn, st, |rooms| rooms.near(near))? {
+                return Ok(slot);
+            }
+        }
+        match self.grow(txn, space, st, goal) {
+            Ok(data) => self.slot(txn, st, |_| Some(data))?.ok_or(Error::NoSpace),
+            Err(Error::NoSpace) => self.slot(txn, st, Rooms::anywhere)?.ok_or(Error::NoSpace),
+            Err(e) => Err(e),
+        }
     }
 
-    fn give(&self, txn: &Txn<'_>, st: &mut TableState, data: usize, slot: u64, buf: BufRef) -> Result<SlotRef> {
+    /// Takes a slot of a block that `choose` chooses, until it chooses none.
+    fn slot(
+        &self,
+        txn: &Txn<'_>,
+        st: &mut TableState,
+        choose: impl Fn(&Rooms) -> Option<u64>,
+    ) -> Result<Option<SlotRef>> {
+        let cache = txn.cache();
+        while let Some(data) = choose(self.load(cache, st)?) {
+            let lblock = self.shape.block_of_data(data);
+            let addr = self.place(cache, st, lblock)?;
+            let addr = addr.ok_or_else(|| Corrupt(format!("table {}: block {lblock} is missing", st.inode.ino)))?;
+            let buf = cache.read_meta(self.id(st, self.kind, addr))?;
+            match self.free_slot(st, data, &buf) {
+                Some(slot) => return self.give(txn, st, data, slot, buf).map(Some),
+                None => {
+                    tracing::warn!("table {}: block {data} is fuller than its map says", st.inode.ino);
+                    let near = self.near(cache.geometry(), addr);
+                    self.load(cache, st)?.remove(near, data);
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    fn give(&self, txn: &Txn<'_>, st: &mut TableState, data: u64, slot: u64, buf: BufRef) -> Result<SlotRef> {
         self.count(txn, st, data, &buf, true)?;
         st.next_slot = (data, slot + 1);
-        let index = data as u64 * self.shape.per_block + slot;
+        let index = data * self.shape.per_block + slot;
         let offset = self.shape.place(index).1;
         // A slot of zeros is free to the next who looks: it must not look so until its owner has written the record.
         put_u64(txn.edit(&buf).range(offset, 8), 0, u64::MAX);
         Ok(SlotRef { index, offset, buf })
     }
 
-    fn take_blocks(&self, txn: &Txn<'_>, space: &Space, goal: BlockAddr, blocks: u64) -> Result<BlockAddr> {
-        let run = space.alloc_meta_near(&txn.purse(), goal, blocks, blocks)?.ok_or(Error::NoSpace)?;
-        Ok(run.start / (run.len / blocks))
+    /// Adds a chunk, or what of it there is space for in one piece, in a hole or at the end; returns its first block.
+    fn grow(&self, txn: &Txn<'_>, space: &Space, st: &mut TableState, goal: BlockAddr) -> Result<u64> {
+        let cache = txn.cache();
+        let g = *cache.geometry();
+        let end = self.end(cache, st);
+        let (data, most) = match self.load(cache, st)?.hole() {
+            Some(hole) => (hole.start, hole.end - hole.start),
+            None => (end, u64::MAX),
+        };
+        let before = data.checked_sub(1).and_then(|d| st.places.get(&self.shape.block_of_data(d)).copied());
+        let goal = if self.chunk == 1 { before.map_or(goal, |a| a + 1) } else { goal };
+        // A chunk stays within what one map describes, so that one map block at most is added with it.
+        let left = self.shape.per_map - data % self.shape.per_map;
+        let purse = txn.purse();
+        let want = self.chunk.min(left).min(most);
+        let run = space.alloc_meta_near(&purse, goal, want, 1)?.ok_or(Error::NoSpace)?;
+        let (chunk, blocks) = (g.block_of_frag(run.start), g.block_of_frag(run.len));
+        let give_back = |from: u64| {
+            let start = g.frag_of_block(chunk + from);
+            if start < run.end() {
+                space.cancel_meta(&purse, Run { start, len: run.end() - start });
+            }
+        };
+        self.add_map_for(txn, space, st, data, goal).inspect_err(|_| give_back(0))?;
+        for i in 0..blocks {
+            let lblock = self.shape.block_of_data(data + i);
+            if let Err(e) = self.add_block(txn, space, st, lblock, self.kind, chunk + i) {
+                give_back(i);
+                if i == 0 {
+                    return Err(e);
+                }
+                break;
+            }
+            let near = self.near(&g, chunk + i);
+            let rooms = self.load(cache, st)?;
+            rooms.fill(data + i, 1);
+            rooms.add(near, data + i);
+        }
+        Ok(data)
     }
 
-    fn add_map_for(
-        &self,
-        txn: &Txn<'_>,
-        space: &Space,
-        st: &mut TableState,
-        data: usize,
-        goal: BlockAddr,
-    ) -> Result<()> {
-        let (map, _) = self.shape.map_of_data(data as u64);
+    fn add_map_for(&self, txn: &Txn<'_>, space: &Space, st: &mut TableState, data: u64, goal: BlockAddr) -> Result<()> {
+        let (map, _) = self.shape.map_of_data(data);
         if self.place(txn.cache(), st, map)?.is_none() {
-            let addr = self.take_blocks(txn, space, goal, 1)?;
-            self.add_block(txn, space, st, map, BlockKind::TableMap, addr)?;
+            let purse = txn.purse();
+            let run = space.alloc_meta_near(&purse, goal, 1, 1)?.ok_or(Error::NoSpace)?;
+            let addr = txn.cache().geometry().block_of_frag(run.start);
+            self.add_block(txn, space, st, map, BlockKind::TableMap, addr)
+                .inspect_err(|_| space.cancel_meta(&purse, run))?;
         }
         Ok(())
-    }
-
-    /// Adds a chunk at the end and takes its first slot.
-    fn grow(&self, txn: &Txn<'_>, space: &Space, st: &mut TableState, goal: BlockAddr) -> Result<SlotRef> {
-        let cache = txn.cache();
-        let data = self.load(cache, st)?.len();
-        let last = st.places.get(&self.shape.block_of_data((data as u64).saturating_sub(1))).copied();
-        let goal = if self.chunk == 1 { last.map_or(goal, |a| a + 1) } else { goal };
-        // A chunk stays within what one map describes, so that one map block at most is added with it.
-        let left = self.shape.per_map - data as u64 % self.shape.per_map;
-        let blocks = self.chunk.min(left);
-        let chunk = self.take_blocks(txn, space, goal, blocks)?;
-        self.add_map_for(txn, space, st, data, goal)?;
-        let mut first = None;
-        for i in 0..blocks as usize {
-            let lblock = self.shape.block_of_data((data + i) as u64);
-            let buf = self.add_block(txn, space, st, lblock, self.kind, chunk + i as u64)?;
-            self.load(cache, st)?.push(0);
-            first.get_or_insert(buf);
-        }
-        let buf = first.ok_or(Error::NoSpace)?;
-        let slot = if self.kind == BlockKind::Locator && data == 0 { crate::format::FIRST_USER_INO } else { 0 };
-        self.give(txn, st, data, slot, buf)
     }
 
     /// The block and offset of a record; `None` if its block does not exist.
@@ -303,62 +374,154 @@ impl SlotTable {
         Some(self.shape.data_of_block(lblock)? * self.shape.per_block + slot as u64)
     }
 
-    /// Gives a slot back: its record becomes zeros, and a block (a chunk of them one by one) without used slots is freed.
+    /// Gives a slot back: its record becomes zeros, and blocks without used slots are freed. On a full device a block in
+    /// the middle of an extent may stay, since cutting the extent in two can need a block itself: it is used again, or goes
+    /// with its neighbours.
     pub fn free(&self, txn: &Txn<'_>, space: &Space, index: u64) -> Result<()> {
         let cache = txn.cache();
-        let g = *cache.geometry();
         let mut guard = self.state.lock();
         let st = &mut *guard;
         let (lblock, offset) = self.shape.place(index);
-        let data = (index / self.shape.per_block) as usize;
+        let data = index / self.shape.per_block;
         let missing = || Corrupt(format!("table: record {index} is not there"));
         let addr = self.place(cache, st, lblock)?.ok_or_else(missing)?;
         let buf = cache.read_meta(self.id(st, self.kind, addr))?;
         self.load(cache, st)?;
         txn.edit(&buf).range(offset, self.shape.record).fill(0);
         let left = self.count(txn, st, data, &buf, false)?;
-        st.first_room = st.first_room.min(data);
         if st.next_slot.0 == data {
             st.next_slot.1 = st.next_slot.1.min(index % self.shape.per_block);
         }
+        drop(buf);
         if left == 0 {
-            self.remove_block(txn, space, st, lblock)?;
-            // What follows the last used slot goes, with the blocks of a chunk that were never used.
-            let mut end = self.load(cache, st)?.len();
-            while end > 0 && self.load(cache, st)?[end - 1] == 0 {
-                end -= 1;
-                self.load(cache, st)?.pop();
-                self.remove_block(txn, space, st, self.shape.block_of_data(end as u64))?;
-            }
-            let end = end as u64;
-            let keep = if end == 0 { 0 } else { self.shape.block_of_data(end - 1) + 1 };
-            // Maps behind the last table block go with it.
-            let mut map = keep.div_ceil(self.shape.per_map + 1) * (self.shape.per_map + 1);
-            while map < st.inode.size >> g.block_shift {
-                if self.place(cache, st, map)?.is_some() {
-                    self.remove_block(txn, space, st, map)?;
-                }
-                map += self.shape.per_map + 1;
-            }
-            st.inode.size = keep << g.block_shift;
-            st.first_room = st.first_room.min(end as usize);
+            self.remove_around(txn, space, st, data)?;
+            self.trim(txn, space, st)?;
         }
         Ok(())
     }
 
-    fn remove_block(&self, txn: &Txn<'_>, space: &Space, st: &mut TableState, lblock: u64) -> Result<()> {
-        let g = *txn.cache().geometry();
-        let Some(addr) = self.place(txn.cache(), st, lblock)? else { return Ok(()) };
-        txn.free_block(addr);
-        let logical = g.frag_of_block(lblock);
+    /// Whether a table block exists and has no slot in use.
+    fn is_empty(&self, cache: &Cache, st: &mut TableState, data: u64) -> Result<bool> {
+        if self.place(cache, st, self.shape.block_of_data(data))?.is_none() {
+            return Ok(false);
+        }
+        let (map, at) = self.map(cache, st, data)?;
+        Ok(table::map_count(&map.read(), at) == 0)
+    }
+
+    /// Frees a table block without used slots, with empty neighbours: the rest of its chunk.
+    fn remove_around(&self, txn: &Txn<'_>, space: &Space, st: &mut TableState, data: u64) -> Result<()> {
+        let cache = txn.cache();
+        let first = data / self.shape.per_map * self.shape.per_map;
+        let end = (first + self.shape.per_map).min(self.end(cache, st));
+        let most = self.chunk.max(2);
+        let (mut from, mut to) = (data, data + 1);
+        while to - from < most && from > first && self.is_empty(cache, st, from - 1)? {
+            from -= 1;
+        }
+        while to - from < most && to < end && self.is_empty(cache, st, to)? {
+            to += 1;
+        }
+        let lblocks = self.shape.block_of_data(from)..self.shape.block_of_data(to - 1) + 1;
+        if !self.remove_blocks(txn, space, st, lblocks)? {
+            return Ok(());
+        }
+        self.load(cache, st)?.add_hole(from..to);
+        // The map goes with the last block that it describes.
+        let all_holes = self.load(cache, st)?.hole_before(end).is_some_and(|start| start <= first);
+        let (map, _) = self.shape.map_of_data(data);
+        if all_holes {
+            self.remove_blocks(txn, space, st, map..map + 1)?;
+        }
+        Ok(())
+    }
+
+    /// Takes back what lies behind the last used slot, at most a chunk and some, and sets the size.
+    fn trim(&self, txn: &Txn<'_>, space: &Space, st: &mut TableState) -> Result<()> {
+        let cache = txn.cache();
+        let g = *cache.geometry();
+        let mut end = self.end(cache, st);
+        for _ in 0..self.chunk + 2 {
+            if let Some(start) = self.load(cache, st)?.hole_before(end) {
+                end = start;
+            }
+            if end == 0 || !self.is_empty(cache, st, end - 1)? {
+                break;
+            }
+            let lblock = self.shape.block_of_data(end - 1);
+            if !self.remove_blocks(txn, space, st, lblock..lblock + 1)? {
+                break;
+            }
+            end -= 1;
+            self.load(cache, st)?.add_hole(end..end + 1);
+        }
+        if let Some(start) = self.load(cache, st)?.hole_before(end) {
+            end = start;
+        }
+        let keep = if end == 0 { 0 } else { self.shape.block_of_data(end - 1) + 1 };
+        // Maps behind the last table block go with it.
+        let mut map = keep.div_ceil(self.shape.per_map + 1) * (self.shape.per_map + 1);
+        let mut keep_map = keep;
+        while map < st.inode.size >> g.block_shift {
+            let logical = g.frag_of_block(map);
+            if let extent::Mapping::Hole { until } = extent::lookup(cache, &st.inode, logical)? {
+                let next = (until / g.frags_per_block()).max(map + 1);
+                map = next.div_ceil(self.shape.per_map + 1) * (self.shape.per_map + 1);
+                continue;
+            }
+            if !self.remove_blocks(txn, space, st, map..map + 1)? {
+                keep_map = map + 1;
+            }
+            map += self.shape.per_map + 1;
+        }
+        let size = keep.max(keep_map) << g.block_shift;
+        if size != st.inode.size {
+            st.inode.size = size;
+            st.changed = true;
+            let end = self.end(cache, st);
+            self.load(cache, st)?.cut(end);
+        }
+        Ok(())
+    }
+
+    /// Frees blocks of the file, without gaps between them. False if the map of extents had no space to be cut: then nothing
+    /// has changed.
+    fn remove_blocks(
+        &self,
+        txn: &Txn<'_>,
+        space: &Space,
+        st: &mut TableState,
+        lblocks: std::ops::Range<u64>,
+    ) -> Result<bool> {
+        let cache = txn.cache();
+        let g = *cache.geometry();
+        let mut places = Vec::new();
+        for lblock in lblocks.clone() {
+            if let Some(addr) = self.place(cache, st, lblock)? {
+                space.prepare_free(Run { start: g.frag_of_block(addr), len: g.frags_per_block() })?;
+                places.push((lblock, addr));
+            }
+        }
+        let logical = g.frag_of_block(lblocks.start)..g.frag_of_block(lblocks.end);
         let mut freed = Vec::new();
-        extent::remove(txn, space, &mut st.inode, logical..logical + g.frags_per_block(), usize::MAX, &mut freed)?;
+        match extent::remove(txn, space, &mut st.inode, logical, usize::MAX, &mut freed) {
+            Ok(_) => {}
+            Err(Error::NoSpace) => return Ok(false),
+            Err(e) => return Err(e),
+        }
+        for (lblock, addr) in places {
+            txn.free_block(addr);
+            st.places.remove(&lblock);
+            if let Some(data) = self.shape.data_of_block(lblock) {
+                let near = self.near(&g, addr);
+                self.load(cache, st)?.remove(near, data);
+            }
+        }
         for run in freed {
             space.free(txn, run)?;
         }
-        st.places.remove(&lblock);
         st.changed = true;
-        Ok(())
+        Ok(true)
     }
 
     /// Writes the table's own inode if it changed. Called at the end of each transaction that used the table.
