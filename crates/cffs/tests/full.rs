@@ -2,8 +2,8 @@
 
 use cffs::device::{Device, MemoryDevice};
 use cffs::error::Error;
-use cffs::format::ROOT_INO;
-use cffs::fs::{Caller, Fs, MountOptions};
+use cffs::format::{FileType, ROOT_INO};
+use cffs::fs::{Caller, Fs, MountOptions, RenameFlags, SetAttr};
 use cffs::mkfs::{MkfsOptions, mkfs};
 use std::sync::Arc;
 
@@ -92,7 +92,7 @@ fn scattered(options: &MkfsOptions) -> (Arc<MemoryDevice>, Arc<Fs>, u64) {
 
 #[test]
 fn writeback_finds_space_for_what_was_written_however_scattered_it_is() {
-    for options in formats().into_iter().filter(|o| Some(o.block_size) != o.frag_size) {
+    for options in formats().into_iter().filter(|o| Some(o.block_size) != o.frag_size && !o.no_group) {
         let (dev, fs, dir) = scattered(&options);
         let what = format!("{options:?}");
         let before = fs.statfs();
@@ -121,5 +121,180 @@ fn writeback_finds_space_for_what_was_written_however_scattered_it_is() {
             assert!(b.iter().all(|x| *x == i as u8), "{what}: piece {i}");
         }
         fs.close().unwrap();
+    }
+}
+
+/// A few numbers that look random and are the same each time.
+struct Numbers(u64);
+
+impl Numbers {
+    fn below(&mut self, n: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % n
+    }
+}
+
+/// What a filled tree has: names of the directories and of the files in them, and the files by number.
+#[derive(Default)]
+struct Tree {
+    dirs: Vec<(u64, Vec<u8>)>,
+    names: Vec<(u64, Vec<u8>)>,
+    files: Vec<u64>,
+}
+
+/// Whether there was space.
+fn fits<T>(outcome: Result<T, Error>, what: &str) -> Option<T> {
+    match outcome {
+        Ok(done) => Some(done),
+        Err(Error::NoSpace) => None,
+        Err(e) => panic!("{what}: {e}"),
+    }
+}
+
+/// Makes one more thing of some kind. What else a file can have (attributes, say) is to be added here.
+fn grow(fs: &Fs, tree: &mut Tree, r: &mut Numbers, kind: u64, n: u64) -> Option<()> {
+    let frag = fs.geometry().frag_size();
+    let dir = if tree.dirs.is_empty() { ROOT_INO } else { tree.dirs[r.below(tree.dirs.len() as u64) as usize].0 };
+    let name = format!("{}-{n}", "name".repeat(r.below(20) as usize)).into_bytes();
+    match kind {
+        0 => {
+            let made = fits(fs.mkdir(ROOT, dir, &name, 0o700), "mkdir")?;
+            tree.names.push((dir, name.clone()));
+            tree.dirs.push((made.ino, name));
+            return Some(());
+        }
+        1 => {
+            let target = vec![b'x'; 1 + r.below(4000) as usize];
+            let made = fits(fs.symlink(ROOT, dir, &name, &target), "symlink")?;
+            fs.forget(made.ino, 1);
+        }
+        2 if !tree.files.is_empty() => {
+            let ino = tree.files[r.below(tree.files.len() as u64) as usize];
+            fits(fs.link(ROOT, ino, dir, &name), "link")?;
+            fs.forget(ino, 1);
+        }
+        _ => {
+            let ino = fits(fs.create(ROOT, dir, &name, 0o600), "create")?.ino;
+            tree.files.push(ino);
+            tree.names.push((dir, name));
+            let len = [0, 50, frag, 3 * frag + 1, 10_000, 70_000, 700_000][r.below(7) as usize];
+            let at = if r.below(5) == 0 { r.below(1 << 24) } else { 0 };
+            let mut done = 0;
+            while done < len {
+                done += fits(fs.write(ROOT, ino, at + done as u64, &vec![n as u8; len - done]), "write")?;
+            }
+            return Some(());
+        }
+    }
+    tree.names.push((dir, name));
+    Some(())
+}
+
+/// Fills a file system to the last fragment.
+fn fill(fs: &Fs, r: &mut Numbers, what: &str) -> Tree {
+    let mut tree = Tree::default();
+    let (mut n, mut refused) = (0, 0);
+    while refused < 40 {
+        let kind = r.below(12);
+        refused = if grow(fs, &mut tree, r, kind, n).is_some() { 0 } else { refused + 1 };
+        n += 1;
+        if n.is_multiple_of(97) {
+            fs.sync().unwrap_or_else(|e| panic!("{what}: {e}"));
+        }
+    }
+    // The rest goes to files that are there, a fragment each.
+    let frag = fs.geometry().frag_size();
+    for ino in &tree.files {
+        let size = fs.getattr(*ino).unwrap().size.next_multiple_of(frag as u64);
+        let _ = fits(fs.write(ROOT, *ino, size, &vec![7; frag]), what);
+        if fs.statfs().free == 0 {
+            break;
+        }
+    }
+    fs.sync().unwrap_or_else(|e| panic!("{what}: {e}"));
+    assert_eq!(fs.statfs().free, 0, "{what}: with {} files", tree.files.len());
+    tree
+}
+
+/// Removes everything, on the full file system.
+fn empty(fs: &Fs, mut tree: Tree, r: &mut Numbers, what: &str) {
+    let told = |what2: &str, e: Error| -> ! { panic!("{what}: {what2} on a full file system: {e}") };
+    // A file takes the name of another.
+    let files: Vec<usize> = (0..tree.names.len())
+        .filter(|i| {
+            let found = fs.lookup(tree.names[*i].0, &tree.names[*i].1);
+            found.is_ok_and(|a| {
+                fs.forget(a.ino, 1);
+                a.file_type == FileType::Regular
+            })
+        })
+        .take(2)
+        .collect();
+    if let [a, b] = files[..] {
+        let (from, to) = (tree.names[a].clone(), tree.names[b].clone());
+        fs.rename(ROOT, from.0, &from.1, to.0, &to.1, RenameFlags::default()).unwrap_or_else(|e| told("rename", e));
+        if fs.lookup(from.0, &from.1).is_err() {
+            tree.names.remove(a);
+        }
+    }
+    for ino in tree.files.iter().step_by(7) {
+        let Ok(attr) = fs.getattr(*ino) else { continue };
+        let set = SetAttr { size: Some(attr.size / 2), ..SetAttr::default() };
+        fs.setattr(ROOT, *ino, set).unwrap_or_else(|e| told("truncate", e));
+    }
+    // Files before the directories that they are in; half of them from the end.
+    let dirs: std::collections::HashMap<(u64, Vec<u8>), u64> = tree
+        .names
+        .iter()
+        .filter_map(|(d, n)| {
+            let attr = fs.lookup(*d, n).ok()?;
+            fs.forget(attr.ino, 1);
+            (attr.file_type == FileType::Directory).then(|| ((*d, n.clone()), attr.ino))
+        })
+        .collect();
+    let (sub, mut files): (Vec<_>, Vec<_>) = tree.names.into_iter().partition(|n| dirs.contains_key(n));
+    while !files.is_empty() {
+        let i = r.below(files.len() as u64) as usize;
+        let (dir, name) = files.swap_remove(i);
+        fs.unlink(dir, &name).unwrap_or_else(|e| told("unlink", e));
+    }
+    // The files are still open when their directories go.
+    for (dir, name) in sub.into_iter().rev() {
+        fs.rmdir(dir, &name).unwrap_or_else(|e| told("rmdir", e));
+        fs.forget(dirs[&(dir, name)], 1 << 40);
+    }
+    for ino in tree.files.drain(..) {
+        fs.forget(ino, 1 << 40);
+    }
+    fs.sync().unwrap();
+}
+
+/// Rounds of filling and emptying; `CFFS_FULL_ROUNDS` makes it more.
+fn rounds() -> u64 {
+    std::env::var("CFFS_FULL_ROUNDS").ok().and_then(|n| n.parse().ok()).unwrap_or(2)
+}
+
+#[test]
+fn filling_to_the_last_fragment_and_emptying_leaks_nothing() {
+    for options in formats() {
+        let what = format!("{options:?}");
+        let dev = fresh(if options.block_size > 4096 { 26 << 20 } else { 12 << 20 }, &options);
+        let mut r = Numbers(7);
+        let mut fs = mount(&dev);
+        let before = fs.statfs();
+        for round in 0..rounds() {
+            let what = format!("{what}, round {round}");
+            let tree = fill(&fs, &mut r, &what);
+            empty(&fs, tree, &mut r, &what);
+            assert_eq!(fs.statfs(), before, "{what}");
+            if round % 4 == 1 {
+                fs.close().unwrap();
+                clean(&dev, &what);
+                fs = mount(&dev);
+                assert_eq!(fs.statfs(), before, "{what}, mounted again");
+            }
+        }
+        fs.close().unwrap();
+        clean(&dev, &what);
     }
 }

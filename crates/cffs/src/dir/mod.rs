@@ -440,6 +440,18 @@ fn find_hole(cx: &DirCtx<'_>, inode: &Inode, state: &DirState, end: u64) -> Resu
     Ok(hole)
 }
 
+/// Gives up a prepared place: a block that was added for it goes again.
+pub fn give_up(
+    cx: &DirCtx<'_>,
+    txn: &Txn<'_>,
+    space: &Space,
+    inode: &mut Inode,
+    state: &DirState,
+    slot: Slot,
+) -> Result<()> {
+    if slot.new_block { blocks::settle(cx, txn, space, inode, state, slot.lblock, &slot.buf) } else { Ok(()) }
+}
+
 /// Puts a name into the place prepared for it. The hash of `new` is set here.
 ///
 /// Updates the number of names, the size and the index of `inode`; the caller sets its times.

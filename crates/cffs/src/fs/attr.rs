@@ -68,7 +68,10 @@ impl Fs {
         self.writable()?;
         let node = self.node(ino)?;
         if let Some(size) = set.size {
-            self.set_size(c, &node, size)?;
+            match self.set_size(c, &node, size) {
+                Err(Error::NoSpace) if self.make_room()? => self.set_size(c, &node, size)?,
+                outcome => outcome?,
+            }
         }
         let rest = SetAttr { size: None, ..set };
         let others = rest.perm.is_some()

@@ -96,13 +96,13 @@ impl Fs {
     }
 
     /// Sets space aside for a new name, for as long as the guard lives.
-    pub(super) fn reserve_for_name(&self, privileged: bool) -> Result<NameReserve<'_>> {
-        let blocks = self.blocks_for_name();
+    pub(super) fn reserve_for_name(&self, privileged: bool, funds: Funds) -> Result<NameReserve<'_>> {
+        let blocks = if funds == Funds::Promised { self.blocks_for_name() } else { 0 };
         self.space.reserve_blocks(blocks, privileged)?;
         Ok(NameReserve { fs: self, purse: Purse::new(blocks, privileged) })
     }
 
-    fn set_aside(&self, frags: u64, privileged: bool) -> Result<DataReserve<'_>> {
+    pub(super) fn set_aside(&self, frags: u64, privileged: bool) -> Result<DataReserve<'_>> {
         self.space.reserve(frags, privileged)?;
         Ok(DataReserve { fs: self, frags })
     }
@@ -112,7 +112,7 @@ impl Fs {
         Self::check_name(name)?;
         let dir_node = self.node(parent)?;
         loop {
-            if let Some(node) = self.with_space(|| self.make_once(c, &dir_node, name, &new))? {
+            if let Some(node) = self.with_name_space(|funds| self.make_once(c, funds, &dir_node, name, &new))? {
                 let st = node.state.read();
                 return Ok(self.attr(&node, &st));
             }
@@ -120,10 +120,17 @@ impl Fs {
     }
 
     /// `None` when the directory's default access control list changed in between.
-    fn make_once(&self, c: Caller, dir_node: &Arc<Node>, name: &[u8], new: &NewFile<'_>) -> Result<Option<Arc<Node>>> {
+    fn make_once(
+        &self,
+        c: Caller,
+        funds: Funds,
+        dir_node: &Arc<Node>,
+        name: &[u8],
+        new: &NewFile<'_>,
+    ) -> Result<Option<Arc<Node>>> {
         let inherited = self.inherit(dir_node, new.file_type, new.perm)?;
         let long = new.target.filter(|t| t.len() > self.inline_max(name.len()));
-        let reserve = self.reserve_for_name(c.privileged())?;
+        let reserve = self.reserve_for_name(c.privileged(), funds)?;
         let _contents_reserve =
             self.set_aside(long.map_or(0, |t| self.geo.frags_for(t.len() as u64)), c.privileged())?;
         let inline_max = self.inline_max(name.len());
@@ -133,7 +140,11 @@ impl Fs {
         let ids = ids_of_new(c, &dir_node.state.read().inode);
         let mut promised = self.quota_for_new(c, ids, frags)?;
         let contents = long.map(|t| self.place_contents(dir_node.ino, t)).transpose()?;
-        let log_bytes = self.log_bytes_names()
+        let names = match funds {
+            Funds::Promised => self.log_bytes_names(),
+            Funds::AsNeeded => self.log_bytes_remove(), // a block that comes may have to go again
+        };
+        let log_bytes = names
             + contents.as_ref().map_or(0, |c| self.log_bytes_contents(c))
             + crate::xattr::log_bytes(&self.geo, &self.space, 0, attributes.blocks);
         let made = self.journal.begin(log_bytes).and_then(|txn| {
@@ -236,7 +247,13 @@ impl Fs {
         let room = if self.embeds() { inode.encoded_len() } else { 0 };
         let slot = dir::prepare_insert(&cx, txn, &self.space, &placer, dir_inode, dir_state, name, room)?;
         let goal = slot.block;
-        let locator = self.inodes.locator.alloc(txn, &self.space, goal)?;
+        let locator = match self.inodes.locator.alloc(txn, &self.space, goal) {
+            Ok(place) => place,
+            Err(e) => {
+                dir::give_up(&cx, txn, &self.space, dir_inode, dir_state, slot)?;
+                return Err(e);
+            }
+        };
         inode.ino = locator.index;
         let slot_outside = if self.embeds() {
             None
@@ -246,6 +263,7 @@ impl Fs {
                 Ok(place) => Some(place),
                 Err(e) => {
                     self.inodes.locator.free(txn, &self.space, inode.ino)?;
+                    dir::give_up(&cx, txn, &self.space, dir_inode, dir_state, slot)?;
                     return Err(e);
                 }
             }
@@ -324,6 +342,22 @@ impl Fs {
             }
             outcome => outcome,
         }
+    }
+
+    /// As [`Fs::with_space`], for an operation that makes a name. With a promise for the worst case nothing is done in
+    /// vain; where there is none to be had, the operation is tried without: most names need no new block.
+    pub(super) fn with_name_space<R>(&self, mut attempt: impl FnMut(Funds) -> Result<R>) -> Result<R> {
+        match attempt(Funds::Promised) {
+            Err(Error::NoSpace) => {}
+            outcome => return outcome,
+        }
+        if self.make_room()? {
+            match attempt(Funds::Promised) {
+                Err(Error::NoSpace) => {}
+                outcome => return outcome,
+            }
+        }
+        attempt(Funds::AsNeeded)
     }
 
     /// Finds a place for contents that are to be durable with the inode they belong to: the target of a symbolic link
@@ -411,6 +445,15 @@ pub(super) struct Contents<'a> {
 /// Room for inline contents in a slot of the external inode table.
 const fn table_inline_max() -> usize {
     crate::format::geometry::INODE_SLOT_SIZE - INODE_CORE_SIZE
+}
+
+/// Where an operation on names has its blocks from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Funds {
+    /// A promise for the worst case.
+    Promised,
+    /// What is free and promised to nobody, block by block.
+    AsNeeded,
 }
 
 /// Blocks set aside for a new name.

@@ -1,6 +1,7 @@
 //! Hard links. An inode with several names stands in the external inode table; all its names are external links. When
 //! one name is left, the inode moves back into that name's directory, the next time the name is looked up.
 
+use super::create::Funds;
 use super::quota::{LimitedPlacer, handed_down};
 use super::{Attr, Caller, Fs, Locked, as_dir, now};
 use crate::dir;
@@ -20,12 +21,12 @@ impl Fs {
         Self::check_name(name)?;
         let node = self.node(ino)?;
         let dir_node = self.node(parent)?;
-        self.with_space(|| self.link_once(c, &node, &dir_node, name))
+        self.with_name_space(|funds| self.link_once(c, funds, &node, &dir_node, name))
     }
 
-    fn link_once(&self, c: Caller, node: &Arc<Node>, dir_node: &Arc<Node>, name: &[u8]) -> Result<Attr> {
+    fn link_once(&self, c: Caller, funds: Funds, node: &Arc<Node>, dir_node: &Arc<Node>, name: &[u8]) -> Result<Attr> {
         let (ino, parent) = (node.ino, dir_node.ino);
-        let reserve = self.reserve_for_name(c.privileged())?;
+        let reserve = self.reserve_for_name(c.privileged(), funds)?;
         let txn = self.journal.begin(self.log_bytes_names() + self.log_bytes_remove())?;
         txn.fund(&reserve.purse);
         let mut locked = Locked::new(&[dir_node, node]);
@@ -63,7 +64,15 @@ impl Fs {
         // The new name keeps room for the inode, which may come to it one day.
         let room = self.link_room(name.len());
         let slot = dir::prepare_insert(&cx, &txn, &self.space, &placer, dir_inode, dir_state, name, room);
-        let slot = match slot.and_then(|s| self.externalize(&txn, locked.get(ino)?).map(|()| s)) {
+        let outside = slot.and_then(|slot| match self.externalize(&txn, locked.get(ino)?) {
+            Ok(()) => Ok(slot),
+            Err(e) => {
+                let (dir_inode, dir_state) = as_dir(locked.get(parent)?)?;
+                dir::give_up(&cx, &txn, &self.space, dir_inode, dir_state, slot)?;
+                Err(e)
+            }
+        });
+        let slot = match outside {
             Ok(slot) => slot,
             Err(e) => {
                 self.keep_grown(&txn, locked.get(parent)?)?;
@@ -135,7 +144,9 @@ impl Fs {
         else {
             return Err(Error::Unsupported);
         };
-        let contents = match self.place_contents(st.inode.parent, &data) {
+        let frags = self.geo.frags_for(data.len() as u64);
+        let placed = self.set_aside(frags, true).and_then(|_reserve| self.place_contents(st.inode.parent, &data));
+        let contents = match placed {
             Ok(contents) => contents,
             Err(e) => {
                 st.inode.format = InodeFormat::Inline(data);

@@ -25,10 +25,16 @@ impl Fs {
         self.writable()?;
         Self::check_name(name)?;
         let dir_node = self.node(parent)?;
+        // Only a directory with unlinked files that are open needs space, for their inodes.
+        self.with_space(|| self.remove_name_once(&dir_node, name, directory))
+    }
+
+    fn remove_name_once(&self, dir_node: &Arc<Node>, name: &[u8], directory: bool) -> Result<()> {
+        let parent = dir_node.ino;
         loop {
-            let node = self.find_node(&dir_node, name)?.ok_or(Error::NotFound)?;
+            let node = self.find_node(dir_node, name)?.ok_or(Error::NotFound)?;
             let txn = self.journal.begin(self.log_bytes_remove())?;
-            let mut locked = Locked::new(&[&dir_node, &node]);
+            let mut locked = Locked::new(&[dir_node, &node]);
             let Some(found) = self.find_locked(&mut locked, parent, name)? else { return Err(Error::NotFound) };
             if found.ino != node.ino || locked.get(node.ino)?.dead {
                 continue; // the name went to another file in between, perhaps one with the same number

@@ -1,5 +1,6 @@
 //! Rename, with its flags.
 
+use super::create::Funds;
 use super::quota::{LimitedPlacer, handed_down};
 use super::{Caller, Fs, Locked, RenameFlags, as_dir, now};
 use crate::dir::{self, Found};
@@ -50,16 +51,18 @@ impl Fs {
             if target.is_some() && !flags.exchange {
                 self.settle_data(&node)?;
             }
-            if self.with_space(|| self.rename_once(c, &a, &b, &node, target.as_ref(), flags))? {
+            if self.with_name_space(|funds| self.rename_once(c, funds, &a, &b, &node, target.as_ref(), flags))? {
                 return Ok(());
             }
         }
     }
 
     /// False when the names changed in between and everything is to be looked at again.
+    #[expect(clippy::too_many_arguments, reason = "two sides of a rename")]
     fn rename_once(
         &self,
         c: Caller,
+        funds: Funds,
         a: &Side<'_>,
         b: &Side<'_>,
         node: &Arc<Node>,
@@ -84,7 +87,7 @@ impl Fs {
                 };
             }
         }
-        let reserve = self.reserve_for_name(c.privileged())?;
+        let reserve = self.reserve_for_name(c.privileged(), funds)?;
         let txn = self.journal.begin(2 * self.log_bytes_remove())?;
         txn.fund(&reserve.purse);
         let mut all = vec![a.dir, b.dir, node];
@@ -139,7 +142,17 @@ impl Fs {
         if across && locked.get(node.ino)?.inode.is_dir() && locked.get(b.dir.ino)?.inode.nlink >= LINK_MAX {
             return Err(Error::TooManyLinks);
         }
-        self.with_tables(&txn, self.move_name(&txn, c, &mut locked, a, b, &found, found_to.as_ref(), now))?;
+        let moved = match self.move_name(&txn, c, &mut locked, a, b, &found, found_to.as_ref(), now) {
+            Err(Error::NoSpace) if funds == Funds::AsNeeded && found_to.is_some() => {
+                match self.replace_in_place(&txn, &mut locked, a, b, now) {
+                    Ok(true) => Ok(()),
+                    Ok(false) => Err(Error::NoSpace),
+                    Err(e) => Err(e),
+                }
+            }
+            outcome => outcome,
+        };
+        self.with_tables(&txn, moved)?;
         txn.done();
         drop(locked);
         drop(txn);
@@ -247,6 +260,70 @@ impl Fs {
             self.changed_dir(txn, locked.get(b.dir.ino)?, now)?;
         }
         Ok(())
+    }
+
+    /// What replacing a name comes to on a full device: the entry of the new name takes the file, the entry of the old one
+    /// what the new name stood for, which loses that name there. This needs no space. False, and nothing has changed, if
+    /// one of the inodes does not fit the other's entry.
+    fn replace_in_place(
+        &self,
+        txn: &Txn<'_>,
+        locked: &mut Locked<'_>,
+        a: &Side<'_>,
+        b: &Side<'_>,
+        now: i64,
+    ) -> Result<bool> {
+        let (Some(found), Some(to)) =
+            (self.find_locked(locked, a.dir.ino, a.name)?, self.find_locked(locked, b.dir.ino, b.name)?)
+        else {
+            return Ok(false);
+        };
+        let sides = [(&found, &to, b.dir.ino), (&to, &found, a.dir.ino)];
+        let mut places = [0; 2];
+        for ((f, other, _), at) in sides.iter().zip(&mut places) {
+            let block = other.buf().read();
+            let e = dirblock::known_entry(&block, other.offset);
+            let len = locked.get(f.ino)?.inode.encoded_len();
+            if f.kind == EntryKind::Embedded && !(len..=len + 8).contains(&e.inode_room()) {
+                return Ok(false);
+            }
+            *at = e.inode_offset();
+        }
+        // What the changes below need to read is held, so that none of them fails half way.
+        let _held = (
+            self.inodes.locator.find(&self.cache, found.ino)?,
+            self.inodes.locator.find(&self.cache, to.ino)?,
+            self.home_block(locked.get(found.ino)?.home)?,
+            self.home_block(locked.get(to.ino)?.home)?,
+        );
+        txn.arm();
+        for ((f, other, dir), inode) in sides.into_iter().zip(places) {
+            let st = locked.get(f.ino)?;
+            st.inode.parent = dir;
+            st.inode.ctime = now;
+            dirblock::set_link(&mut txn.edit(other.buf()), other.offset, f.ino, f.file_type);
+            if f.kind == EntryKind::Embedded {
+                let size = std::mem::replace(&mut st.inode.size, st.disk_size);
+                dirblock::make_embedded(&mut txn.edit(other.buf()), other.offset, &st.inode);
+                st.inode.size = size;
+                st.home = Home::Embedded { block: other.block, entry: other.offset, inode };
+                self.inodes.relocate(txn, f.ino, st.home)?;
+            }
+            crate::inode::store(txn, st)?;
+        }
+        let is_dir = locked.get(found.ino)?.inode.is_dir();
+        if is_dir {
+            let st = locked.get(a.dir.ino)?;
+            st.inode.nlink = st.inode.nlink.saturating_sub(1);
+            self.placement.learn(&locked.get(found.ino)?.inode);
+        }
+        let old = self.find_locked(locked, a.dir.ino, a.name)?.ok_or(Error::Stale)?;
+        self.drop_name(txn, locked, a.dir.ino, &old, a.name, now)?;
+        self.changed_dir(txn, locked.get(a.dir.ino)?, now)?;
+        if a.dir.ino != b.dir.ino {
+            self.changed_dir(txn, locked.get(b.dir.ino)?, now)?;
+        }
+        Ok(true)
     }
 
     /// Swaps two files. Embedded inodes leave their entries for the external table first, so that the entries can stay
