@@ -133,6 +133,8 @@ const XATTR_BLOCK_BITS: u32 = 56;
 
 /// Byte offset of the hint within an inode.
 pub const INODE_HINT: usize = 112;
+/// Offset of [`Inode::aux`].
+pub const INODE_AUX: usize = 104;
 
 impl Inode {
     /// A new inode without contents.
@@ -214,7 +216,7 @@ impl Inode {
         put_u64(b, 88, self.xattr_block | ((self.xattrs.len() / 8) as u64) << XATTR_BLOCK_BITS);
         put_u32(b, 96, self.projid);
         put_u32(b, 100, self.index_buckets);
-        put_u64(b, 104, self.aux);
+        put_u64(b, INODE_AUX, self.aux);
         put_u64(b, INODE_HINT, self.hint);
         let area = &mut b[INODE_CORE_SIZE..INODE_CORE_SIZE + self.inline_len];
         area.fill(0);
@@ -333,7 +335,7 @@ impl Inode {
             xattrs: xattrs.to_vec(),
             projid: get_u32(b, 96),
             index_buckets: get_u32(b, 100),
-            aux: get_u64(b, 104),
+            aux: get_u64(b, INODE_AUX),
             hint: get_u64(b, INODE_HINT),
             inline_len,
             format,

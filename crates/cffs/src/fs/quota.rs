@@ -244,9 +244,11 @@ impl Fs {
         for kind in quota.kinds().collect::<Vec<_>>() {
             if !quota.is_counted(kind)? {
                 tracing::info!("counting {} quotas", kind.name());
-                // Damage elsewhere must not keep the file system from being mounted.
+                // Damage elsewhere must not keep the file system from being mounted; the next mount tries again.
                 match self.recount_quota(kind) {
-                    Err(Error::Corrupt(what)) => tracing::error!("{} quotas were not counted: {what}", kind.name()),
+                    Err(e @ (Error::Corrupt(_) | Error::Io(_))) => {
+                        tracing::error!("{} quotas were not counted: {e}", kind.name());
+                    }
                     outcome => drop(outcome?),
                 }
             }

@@ -4,7 +4,7 @@ use crate::cache::{BufRef, Cache};
 use crate::error::{Error, Result};
 use crate::extent::{self, Mapping};
 use crate::format::extent::LOGICAL_END;
-use crate::format::inode::{INLINE_MAX, INODE_CORE_SIZE};
+use crate::format::inode::{INLINE_MAX, INODE_AUX, INODE_CORE_SIZE};
 use crate::format::quota::{self, QUOTA_LBLOCK, QUOTA_RECORD_SIZE};
 use crate::format::{BlockAddr, BlockId, BlockKind, Corrupt, Extent, Geometry, Inode, QuotaKind, QuotaRecord, get_u64};
 use crate::inode::table::{load_system_inode, store_system_inode};
@@ -14,6 +14,8 @@ use crate::space::{Run, Space};
 pub(super) struct QuotaFile {
     kind: QuotaKind,
     inode: Inode,
+    /// The block that the inode stands in, and where: held, so that [`QuotaFile::clear_counted`] cannot fail.
+    home: (BufRef, usize),
 }
 
 /// A block of a quota file.
@@ -25,7 +27,9 @@ impl QuotaFile {
     pub(super) fn load(cache: &Cache, kind: QuotaKind) -> Result<QuotaFile> {
         let inode = load_system_inode(cache, kind.ino())?;
         crate::inode::check(cache.geometry(), &inode)?;
-        Ok(QuotaFile { kind, inode })
+        let (addr, offset) = cache.geometry().system_inode(kind.ino());
+        let buf = cache.read_meta(BlockId { kind: BlockKind::SystemInodes, addr, owner: 0 })?;
+        Ok(QuotaFile { kind, inode, home: (buf, offset) })
     }
 
     pub(super) fn is_counted(&self) -> bool {
@@ -35,6 +39,17 @@ impl QuotaFile {
     pub(super) fn set_counted(&mut self, txn: &Txn<'_>, counted: bool) -> Result<()> {
         self.inode.aux = u64::from(counted);
         store_system_inode(txn, &self.inode)
+    }
+
+    /// Notes in the transaction that the records are not exact any more; false if that was known.
+    pub(super) fn clear_counted(&mut self, txn: &Txn<'_>) -> bool {
+        if self.inode.aux == 0 {
+            return false;
+        }
+        self.inode.aux = 0;
+        let (buf, offset) = &self.home;
+        txn.write(buf, offset + INODE_AUX, &0u64.to_le_bytes());
+        true
     }
 
     /// Device block of a block of the file.
@@ -83,15 +98,17 @@ impl QuotaFile {
         Ok(all)
     }
 
-    /// The blocks that are not what they should be: number and address.
+    /// The blocks that are not what they should be: number and address. An error if one cannot be read at all: what it
+    /// says is not known then.
     pub(super) fn damaged(&self, cache: &Cache) -> Result<Vec<(u64, BlockAddr)>> {
         let mut all = Vec::new();
-        self.for_each_block(cache, |lblock, addr, outcome| {
-            if matches!(outcome, Err(Error::Corrupt(_))) {
-                all.push((lblock, addr));
-            }
+        let mut failed = None;
+        self.for_each_block(cache, |lblock, addr, outcome| match outcome {
+            Ok(_) => {}
+            Err(Error::Corrupt(_)) => all.push((lblock, addr)),
+            Err(e) => failed = Some(e),
         })?;
-        Ok(all)
+        failed.map_or(Ok(all), Err)
     }
 
     /// The blocks without records.

@@ -10,11 +10,11 @@ use std::fmt;
 /// Whether the record is in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Known {
-    /// Not read yet.
+    /// Not read yet, or the device failed to.
     Unread,
     /// As on the device, with the changes since.
     Good,
-    /// It cannot be read or has no place: nothing is refused, nothing is written.
+    /// It cannot be read, has no place, or lacks something that was charged: nothing is refused, nothing is written.
     Damaged,
 }
 

@@ -47,8 +47,9 @@ const RECORDS_PER_TXN: usize = 12;
 /// the log reserved.
 const UNRESERVED_MAX: usize = 64;
 
-/// Bytes that every transaction reserves of the log while quotas are kept.
-pub(crate) const LOG_BYTES: usize = RECORDS_PER_TXN * RECORD_LOG_BYTES;
+/// Bytes that every transaction reserves of the log while quotas are kept: for its records, and for the mark that those
+/// of a kind are not exact any more.
+pub(crate) const LOG_BYTES: usize = (RECORDS_PER_TXN + QuotaKind::ALL.len()) * RECORD_LOG_BYTES;
 
 /// Id of each kind that an inode belongs to, in the order of [`QuotaKind::ALL`].
 pub type Ids = [u32; 3];
@@ -146,6 +147,11 @@ impl Quota {
                     (st.place, st.record) = (Some((addr, offset)), record);
                     Known::Good
                 }
+                // Perhaps it can be read the next time.
+                Err(e @ Error::Io(_)) => {
+                    tracing::error!("quota of {ledger}: {e}; its limits are not kept as long as this goes on");
+                    Known::Unread
+                }
                 Err(e) => {
                     tracing::error!("quota of {ledger}: {e}; its limits are not kept until `cffs quota repair`");
                     Known::Damaged
@@ -155,17 +161,26 @@ impl Quota {
         f(&ledger, &mut st)
     }
 
-    /// Puts a ledger on the list of those that the next commit writes. Its block is held until then.
-    fn touch(&self, ledger: &Arc<Ledger>, st: &mut LedgerState, txn: Option<&Txn<'_>>) {
+    /// Notes, in the transaction that makes it so, that the records of a kind are not exact any more: the next mount
+    /// counts anew. Until then they are not compared with the inodes.
+    fn distrust(&self, txn: &Txn<'_>, book: &Book) {
+        if book.file.lock().clear_counted(txn) {
+            tracing::error!("{} quotas are not exact any more; the next mount counts them anew", book.kind.name());
+        }
+    }
+
+    /// Puts a ledger on the list of those that the next commit writes. Its block is held until then. False if the next
+    /// commit cannot write it.
+    fn touch(&self, ledger: &Arc<Ledger>, st: &mut LedgerState, txn: Option<&Txn<'_>>) -> bool {
         if st.known != Known::Good {
-            return;
+            return false;
         }
         if let Some(txn) = txn.filter(|_| !st.listed || st.unreserved) {
             txn.note_bytes(RECORD_LOG_BYTES);
             st.unreserved = false;
         }
         if st.listed {
-            return;
+            return true;
         }
         let held = match st.place {
             None => Err(Error::Corrupt(crate::format::Corrupt("there is no record".into()))),
@@ -177,10 +192,17 @@ impl Quota {
                 st.listed = true;
                 st.unreserved = txn.is_none();
                 self.changed.lock().push(ledger.clone());
+                true
+            }
+            Err(e @ Error::Io(_)) => {
+                // What is in memory is right, and the next change tries again.
+                tracing::error!("quota of {ledger}: {e}");
+                false
             }
             Err(e) => {
                 tracing::error!("quota of {ledger}: {e}; its limits are not kept until `cffs quota repair`");
                 st.known = Known::Damaged;
+                false
             }
         }
     }
@@ -247,11 +269,19 @@ impl Quota {
             if change.frags == 0 && change.inodes == 0 {
                 return;
             }
-            let add = |n: &mut u64, d: i64| match n.checked_add_signed(d) {
+            if st.known != Known::Good {
+                // If it can be read later, it lacks this.
+                st.known = Known::Damaged;
+                self.distrust(txn, book);
+                return;
+            }
+            let mut exact = true;
+            let mut add = |n: &mut u64, d: i64| match n.checked_add_signed(d) {
                 Some(sum) => *n = sum,
                 None => {
-                    tracing::error!("quota of {ledger}: {n} in use, {d} more; run `cffs quota check`");
+                    tracing::error!("quota of {ledger}: {n} in use, {d} more");
                     *n = 0;
+                    exact = false;
                 }
             };
             add(&mut st.record.frags, change.frags);
@@ -260,7 +290,10 @@ impl Quota {
             if st.record.is_empty() {
                 book.emptied.store(true, Ordering::Relaxed);
             }
-            self.touch(ledger, st, Some(txn));
+            exact &= self.touch(ledger, st, Some(txn));
+            if !exact {
+                self.distrust(txn, book);
+            }
         });
     }
 
@@ -328,7 +361,10 @@ impl Quota {
 
     /// What an id uses (reserved included) and its limits.
     pub fn get(&self, kind: QuotaKind, id: u32) -> Result<QuotaRecord> {
-        Ok(self.with(self.book(kind)?, id, |_, st| st.seen()))
+        self.with(self.book(kind)?, id, |ledger, st| match st.known {
+            Known::Unread => Err(unread(ledger)),
+            _ => Ok(st.seen()),
+        })
     }
 
     /// All ids of a kind whose records say something, in order.
@@ -358,16 +394,24 @@ impl Quota {
         let book = self.book(kind)?;
         let grace = [0, 1].map(|i| book.grace[i].load(Ordering::Relaxed));
         self.with(book, id, |ledger, st| {
-            if st.known != Known::Good {
-                let what = format!("the quota record of {ledger} cannot be read");
-                return Err(Error::Corrupt(crate::format::Corrupt(what)));
+            match st.known {
+                Known::Good => {}
+                Known::Unread => return Err(unread(ledger)),
+                Known::Damaged => {
+                    let what = format!("the quota record of {ledger} cannot be read");
+                    return Err(Error::Corrupt(crate::format::Corrupt(what)));
+                }
             }
+            let before = st.record;
             f(&mut st.record);
             st.start_deadlines(ledger, grace);
             if st.record.is_empty() {
                 book.emptied.store(true, Ordering::Relaxed);
             }
-            self.touch(ledger, st, Some(txn));
+            if !self.touch(ledger, st, Some(txn)) {
+                st.record = before;
+                return Err(unread(ledger));
+            }
             Ok(())
         })?;
         if id == 0 {
@@ -436,6 +480,11 @@ impl Quota {
     pub(crate) fn set_counted(&self, txn: &Txn<'_>, kind: QuotaKind, counted: bool) -> Result<()> {
         self.book(kind)?.file.lock().set_counted(txn, counted)
     }
+}
+
+/// The device failed to read a record.
+fn unread(ledger: &Ledger) -> Error {
+    Error::Io(std::io::Error::other(format!("the quota record of {ledger} could not be read: try again")))
 }
 
 /// What an inode takes more or less, and how much of it was promised.
