@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::extent;
 use crate::format::extent::LOGICAL_END;
 use crate::format::inode::{FLAG_PROJECT_INHERIT, INLINE_MAX, INODE_CORE_SIZE};
-use crate::format::{BlockAddr, FIRST_USER_INO, FragAddr, Ino, Inode, QuotaKind, QuotaRecord, ROOT_INO};
+use crate::format::{BlockAddr, Corrupt, FIRST_USER_INO, FragAddr, Ino, Inode, QuotaKind, QuotaRecord, ROOT_INO};
 use crate::inode::NodeState;
 use crate::journal::Purse;
 use crate::quota::{Account, Hold, Ids, Quota, ids_of};
@@ -310,8 +310,14 @@ impl Fs {
         })?;
         let fpb = self.geo.frags_per_block();
         let end = table.size >> self.geo.block_shift;
+        // Each block of the table is on the device once, however a damaged map counts them.
+        let mut left = self.cache.geometry().total_blocks;
         for (from, to) in runs {
             for lblock in from / fpb..(to / fpb).min(end) {
+                left = left.checked_sub(1).ok_or_else(|| {
+                    let what = format!("inode {}: its map has more blocks than the file system", table.ino);
+                    Error::Corrupt(Corrupt(what))
+                })?;
                 let Some(data) = shape.data_of_block(lblock) else { continue };
                 let first = data.saturating_mul(shape.per_block);
                 for ino in first.max(FIRST_USER_INO)..first.saturating_add(shape.per_block) {

@@ -80,8 +80,8 @@ impl LedgerState {
     /// The record as programs see it: with what is reserved.
     pub(super) fn seen(&self) -> QuotaRecord {
         QuotaRecord {
-            frags: self.record.frags + self.reserved_frags,
-            inodes: self.record.inodes + self.reserved_inodes,
+            frags: self.record.frags.saturating_add(self.reserved_frags),
+            inodes: self.record.inodes.saturating_add(self.reserved_inodes),
             ..self.record
         }
     }
@@ -173,4 +173,30 @@ impl LedgerState {
 fn warn_and_start(ledger: &Ledger, what: &str, grace: i64) -> i64 {
     tracing::warn!("{ledger} is over its soft quota of {what}; {} s of grace begin", grace / 1_000_000_000);
     now().saturating_add(grace).max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every number can stand in a record on the device.
+    #[test]
+    fn what_no_file_system_can_hold_is_over_every_limit() {
+        let ledger = Ledger::new(QuotaKind::User, 7);
+        let mut st = ledger.state.lock();
+        st.known = Known::Good;
+        st.record = QuotaRecord {
+            frags: u64::MAX,
+            inodes: u64::MAX,
+            soft_frags: 100,
+            soft_inodes: 100,
+            frags_deadline: i64::MAX,
+            inodes_deadline: i64::MAX,
+            ..QuotaRecord::default()
+        };
+        st.reserve(&ledger, 1, 1, [1, 1], false).unwrap();
+        assert_eq!((st.seen().frags, st.seen().inodes), (u64::MAX, u64::MAX));
+        assert!(!st.settle_deadlines(), "the soft limits are passed still");
+        assert_eq!((st.record.frags_deadline, st.record.inodes_deadline), (i64::MAX, i64::MAX));
+    }
 }
