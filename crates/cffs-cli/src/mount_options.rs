@@ -38,7 +38,6 @@ const IGNORED: &[&str] = &[
     "quiet",
     "diratime",
     "nodiratime",
-    "nolazytime",
     "nomand",
     "noiversion",
 ];
@@ -143,6 +142,8 @@ impl Options {
             ("noatime", None) => engine.atime = AtimeMode::Noatime,
             ("relatime" | "atime" | "nostrictatime", None) => engine.atime = AtimeMode::Relatime,
             ("strictatime" | "norelatime", None) => engine.atime = AtimeMode::Strictatime,
+            ("lazytime", None) => engine.lazytime = true,
+            ("nolazytime", None) => engine.lazytime = false,
             ("discard", None) => engine.discard = true,
             ("nodiscard", None) => engine.discard = false,
             ("cache", Some(v)) => {

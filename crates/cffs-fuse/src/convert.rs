@@ -5,10 +5,6 @@ use cffs::fs::api::{Attr, SetAttr, TimeSpec};
 use fuser::{FileAttr, INodeNo, TimeOrNow};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// What `stat` reports as the preferred size of a transfer. Programs that use stdio buffer this much, and without a
-/// writeback cache in the kernel each of their buffers is a message.
-const PREFERRED_IO: u32 = 64 << 10;
-
 pub(crate) fn file_type(t: FileType) -> fuser::FileType {
     match t {
         FileType::Fifo => fuser::FileType::NamedPipe,
@@ -37,7 +33,7 @@ pub(crate) fn attr(a: &Attr) -> FileAttr {
         uid: a.uid,
         gid: a.gid,
         rdev: a.rdev,
-        blksize: PREFERRED_IO,
+        blksize: a.transfer,
         flags: 0,
     }
 }

@@ -4,10 +4,12 @@
 //! are not looked at on the way. What is no number of ours gets `ENOTTY`, which is what programs that probe understand.
 
 use crate::control::{self, Asker};
+use crate::flags;
 use crate::messages::Message;
 use crate::shared::Shared;
 use cffs::error::Error;
 use cffs::format::Ino;
+use cffs::fs::api::Caller;
 use cffs::fs::{Fs, TrimRange};
 use cffs::tune::Tune;
 use fuser::Errno;
@@ -25,6 +27,8 @@ const LABEL_ROOM: usize = 256;
 pub(crate) struct Call<'a> {
     /// Who calls.
     pub(crate) asker: Asker,
+    /// The same, for the engine.
+    pub(crate) caller: Caller,
     /// On which file.
     pub(crate) ino: Ino,
     /// The number.
@@ -50,10 +54,10 @@ pub(crate) fn dispatch(shared: &Shared, call: &Call<'_>) -> Result<Vec<u8>, Errn
             Ok(label)
         }),
         FS_IOC_SETFSLABEL => change(shared, call, |fs| set_label(fs, call.input)),
-        _ => {
+        _ => flags::dispatch(shared, call).unwrap_or_else(|| {
             shared.count(Message::Unsupported);
             Err(Errno::ENOTTY)
-        }
+        }),
     }
 }
 

@@ -24,6 +24,7 @@
 mod config;
 pub mod control;
 mod convert;
+mod flags;
 mod ioctl;
 mod kernel;
 mod messages;

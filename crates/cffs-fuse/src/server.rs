@@ -93,6 +93,9 @@ pub(crate) fn reply_empty(result: std::result::Result<(), Errno>, reply: ReplyEm
 impl Filesystem for Server {
     fn init(&mut self, _req: &Request, kernel: &mut KernelConfig) -> std::io::Result<()> {
         self.abilities = kernel::negotiate(kernel, &self.config, self.shared.uses_acl());
+        if self.shared.strict_atime() {
+            (self.abilities.no_open, self.abilities.no_opendir) = (false, false);
+        }
         Ok(())
     }
 
@@ -257,7 +260,9 @@ impl Filesystem for Server {
         if self.abilities.no_open {
             reply.error(Errno::ENOSYS);
         } else {
-            reply.opened(FileHandle(0), FopenFlags::FOPEN_KEEP_CACHE | FopenFlags::FOPEN_NOFLUSH);
+            // With strictatime the pages go at each open, so that a READ tells of the access.
+            let keep = if self.shared.strict_atime() { FopenFlags::empty() } else { FopenFlags::FOPEN_KEEP_CACHE };
+            reply.opened(FileHandle(0), keep | FopenFlags::FOPEN_NOFLUSH);
         }
     }
 
@@ -353,7 +358,8 @@ impl Filesystem for Server {
         if self.abilities.no_opendir {
             reply.error(Errno::ENOSYS);
         } else {
-            reply.opened(FileHandle(0), FopenFlags::FOPEN_KEEP_CACHE | FopenFlags::FOPEN_CACHE_DIR);
+            let keep = FopenFlags::FOPEN_KEEP_CACHE | FopenFlags::FOPEN_CACHE_DIR;
+            reply.opened(FileHandle(0), if self.shared.strict_atime() { FopenFlags::empty() } else { keep });
         }
     }
 
@@ -595,7 +601,8 @@ impl Filesystem for Server {
         reply: ReplyIoctl,
     ) {
         let asker = Asker { uid: req.uid() };
-        let call = ioctl::Call { asker, ino: ino.0, cmd, input: in_data, out_size: out_size as usize };
+        let out_size = out_size as usize;
+        let call = ioctl::Call { asker, caller: caller(req), ino: ino.0, cmd, input: in_data, out_size };
         match ioctl::dispatch(&self.shared, &call) {
             Ok(answer) => reply.ioctl(0, &answer),
             Err(e) => reply.error(e),

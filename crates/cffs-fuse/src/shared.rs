@@ -5,7 +5,7 @@ use crate::messages::{Message, Messages};
 use crate::snapshot::{ServerProcess, Snapshots, is_snapshot};
 use cffs::error::{Error, Result};
 use cffs::format::Ino;
-use cffs::fs::Fs;
+use cffs::fs::{AtimeMode, Fs};
 use fuser::{Errno, INodeNo, Notifier};
 use parking_lot::Mutex;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -131,6 +131,11 @@ impl Shared {
     /// Whether the file system has access control lists.
     pub(crate) fn uses_acl(&self) -> bool {
         self.fs.uses_acl()
+    }
+
+    /// Every access is to be noted, so the kernel's caches must not answer for us.
+    pub(crate) fn strict_atime(&self) -> bool {
+        self.fs.options().atime == AtimeMode::Strictatime
     }
 
     /// Tells the kernel that it has to ask for the attributes again.

@@ -90,6 +90,8 @@ impl Snapshot {
             mtime: self.time,
             ctime: self.time,
             btime: self.time,
+            flags: 0,
+            transfer: 4096,
         }
     }
 }

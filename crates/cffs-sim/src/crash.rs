@@ -388,6 +388,7 @@ fn use_again(fs: &Fs, found: &Found) -> Result<(), String> {
     let fail = |what: &str, e: cffs::error::Error| format!("after recovery, {what}: {e}");
     let dir = found.dirs.last().map_or(&b"/"[..], |d| d);
     let dir = resolve(fs, dir).map_err(|e| fail("resolve", e))?;
+    fs.set_flags(Caller::ROOT, dir.ino, 0).map_err(|e| fail("set_flags", e))?;
     for i in 0..5 {
         let name = format!("after-recovery-{i}");
         let file = fs.create(Caller::ROOT, dir.ino, name.as_bytes(), 0o600).map_err(|e| fail("create", e))?;

@@ -224,6 +224,7 @@ impl Engine {
                 fs.removexattr(Caller::ROOT, file.ino, name.as_bytes())?;
                 fs.getattr(file.ino).map(Reply::File)
             }
+            Op::Flags { path, flags } => fs.set_flags(Caller::ROOT, self.resolve(path)?.ino, *flags).map(Reply::File),
             Op::Utime { path, mtime } => {
                 self.setattr(path, |_| SetAttr { mtime: Some(TimeSpec::At(*mtime)), ..SetAttr::default() })
             }

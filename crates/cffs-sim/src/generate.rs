@@ -313,6 +313,21 @@ impl Generator {
         }
     }
 
+    /// A file or directory whose flags keep it as it is.
+    fn locked(&mut self) -> Option<Path> {
+        let mut todo = vec![(Path::new("/"), ROOT)];
+        while let Some((path, id)) = todo.pop() {
+            let inode = self.state.model.get(id);
+            if inode.flags & 0x30 != 0 {
+                return Some(path);
+            }
+            for (name, entry) in inode.entries().into_iter().flatten() {
+                todo.push((path.join(&ops::code(name)), entry.id));
+            }
+        }
+        None
+    }
+
     fn next_tag(&mut self) -> u64 {
         self.tag += 1;
         self.tag
@@ -439,9 +454,12 @@ impl Generator {
             Lookup => Op::Lookup { path: self.old_path(|_| true) },
             Attr => {
                 let path = self.any();
-                match self.rng.u32(..3) {
-                    0 => Op::Chmod { path, perm: [0o2755, 0o644, 0o400, 0o1755][self.rng.usize(..4)] },
-                    1 => Op::Chown { path, uid: self.rng.u32(..2000), gid: self.rng.u32(..2000) },
+                match self.rng.u32(..7) {
+                    // Flags that keep things from changing come seldom, and go soon.
+                    5 => Op::Flags { path, flags: [0x8, 0x10, 0x20, 0x30, 0xc0, 0x1_0000][self.rng.usize(..6)] },
+                    6 => Op::Flags { path: self.locked().unwrap_or(path), flags: 0 },
+                    0 | 3 => Op::Chmod { path, perm: [0o2755, 0o644, 0o400, 0o1755][self.rng.usize(..4)] },
+                    1 | 4 => Op::Chown { path, uid: self.rng.u32(..2000), gid: self.rng.u32(..2000) },
                     _ => Op::Utime { path, mtime: self.rng.i64(0..2_000_000_000_000_000_000) },
                 }
             }

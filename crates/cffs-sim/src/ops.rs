@@ -134,6 +134,8 @@ pub enum Op {
     Chmod { path: Path, perm: u16 },
     /// Change owner and group.
     Chown { path: Path, uid: u32, gid: u32 },
+    /// Set the flags, as `FS_IOC_SETFLAGS` has them.
+    Flags { path: Path, flags: u32 },
     /// Set the modification time.
     Utime { path: Path, mtime: i64 },
     /// Set an extended attribute to `len` bytes with the pattern of `tag`.
@@ -235,6 +237,7 @@ impl fmt::Display for Op {
             Op::Lookup { path } => write!(f, "lookup {path}"),
             Op::Chmod { path, perm } => write!(f, "chmod {path} {perm:o}"),
             Op::Chown { path, uid, gid } => write!(f, "chown {path} {uid} {gid}"),
+            Op::Flags { path, flags } => write!(f, "flags {path} {flags}"),
             Op::Utime { path, mtime } => write!(f, "utime {path} {mtime}"),
             Op::SetXattr { path, name, len, tag } => write!(f, "setxattr {path} {name} {len} {tag}"),
             Op::RemoveXattr { path, name } => write!(f, "removexattr {path} {name}"),
@@ -324,6 +327,7 @@ impl FromStr for Op {
             "lookup" => Op::Lookup { path: Path::new(next()?) },
             "chmod" => Op::Chmod { path: Path::new(next()?), perm: octal(next()?)? },
             "chown" => Op::Chown { path: Path::new(next()?), uid: number(next()?)?, gid: number(next()?)? },
+            "flags" => Op::Flags { path: Path::new(next()?), flags: number(next()?)? },
             "utime" => Op::Utime { path: Path::new(next()?), mtime: number(next()?)? },
             "setxattr" => Op::SetXattr {
                 path: Path::new(next()?),

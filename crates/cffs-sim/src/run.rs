@@ -258,6 +258,7 @@ impl SideBySide {
         compare_field("user", want.uid, attr.uid)?;
         compare_field("group", want.gid, attr.gid)?;
         compare_field("device number", want.rdev, attr.rdev)?;
+        compare_field("flags", want.flags, attr.flags)?;
         match &want.body {
             Body::File(c) => compare_field("size", c.size(), attr.size)?,
             Body::Symlink(target) => compare_field("size", target.len() as u64, attr.size)?,

@@ -247,6 +247,9 @@ impl State {
             Op::RemoveXattr { path, name } => {
                 self.with_file(path, |s, id| s.model.remove_xattr(id, name).map(|()| Outcome::File(id)))
             }
+            Op::Flags { path, flags } => {
+                self.with_file(path, |s, id| s.model.set_flags(id, *flags).map(|()| Outcome::File(id)))
+            }
             Op::Utime { path, mtime } => {
                 self.setattr(path, |_, _| SetAttr { mtime: Some(TimeSpec::At(*mtime)), ..SetAttr::default() })
             }

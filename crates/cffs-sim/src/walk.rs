@@ -73,6 +73,7 @@ fn visit(fs: &Fs, attr: Attr, path: Vec<u8>, found: &mut Found) -> Result<(), St
         gid: attr.gid,
         rdev: attr.rdev,
         nlink: attr.nlink,
+        flags: attr.flags,
         target,
         xattrs: xattrs(fs, attr.ino).map_err(|e| fail("extended attributes of", e))?,
     };
@@ -149,7 +150,14 @@ fn remove_below(fs: &Fs, dir: Ino) -> Result<(), String> {
         true
     });
     listed.map_err(|e| fail("readdir", e))?;
+    let writable = |ino| fs.set_flags(cffs::fs::Caller::ROOT, ino, 0).map(drop);
+    writable(dir).map_err(|e| fail("set_flags", e))?;
     for e in entries {
+        if e.file_type == FileType::Regular {
+            let attr = fs.lookup(dir, &e.name).map_err(|e| fail("lookup", e))?;
+            let held = Held::new(fs, attr.ino);
+            writable(held.ino).map_err(|e| fail("set_flags", e))?;
+        }
         if e.file_type == FileType::Directory {
             let attr = fs.lookup(dir, &e.name).map_err(|e| fail("lookup", e))?;
             let held = Held::new(fs, attr.ino);

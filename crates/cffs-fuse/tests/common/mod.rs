@@ -43,6 +43,18 @@ impl Image {
         Image { device, tmp }
     }
 
+    /// What the device holds now, as a crash of this moment would leave it, with a directory of its own.
+    pub fn as_after_a_crash(&self) -> Image {
+        use cffs::device::{Device as _, IoKind};
+        let copy = Image::new();
+        let mut piece = cffs_buf::AlignedBuf::zeroed(1 << 20);
+        for at in (0..self.device.len()).step_by(piece.len()) {
+            self.device.read_at(IoKind::Data, at, &mut piece).unwrap();
+            copy.device.write_at(IoKind::Data, at, &piece).unwrap();
+        }
+        copy
+    }
+
     pub fn dir(&self) -> PathBuf {
         self.tmp.path().join("mnt")
     }
@@ -69,6 +81,22 @@ impl Image {
         let session = cffs_fuse::mount(engine, &dir, config).unwrap();
         Mounted { session: Some(session), dir }
     }
+}
+
+/// Runs a script in the mount; it must succeed.
+pub fn script(m: &Mounted, program: &[&str], text: &str) {
+    let (first, rest) = program.split_first().unwrap();
+    let out = std::process::Command::new(first).args(rest).arg(text).current_dir(m.dir()).output().unwrap();
+    assert!(out.status.success(), "{text}\n{}", String::from_utf8_lossy(&out.stderr));
+}
+
+/// False, with a message, where a program is missing.
+pub fn have(program: &str) -> bool {
+    let there = std::process::Command::new(program).arg("--version").output().is_ok();
+    if !there {
+        eprintln!("SKIPPED: needs {program}");
+    }
+    there
 }
 
 impl Mounted {

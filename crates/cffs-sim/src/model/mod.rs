@@ -10,6 +10,7 @@ mod namespace;
 pub use content::Content;
 pub use namespace::{Namespace, Node as NamespaceNode};
 
+use cffs::format::inode::{FLAG_APPEND, FLAG_IMMUTABLE, FLAGS, FLAGS_INHERITED, FLAGS_OF_DIRS};
 use cffs::format::{FILE_SIZE_MAX, FileType, LINK_MAX, NAME_MAX, SYMLINK_MAX};
 use cffs::fs::Fallocate;
 use cffs::fs::api::{Caller, RenameFlags, SetAttr, TimeSpec};
@@ -20,6 +21,9 @@ use std::collections::BTreeMap;
 pub type Id = u64;
 /// The root directory.
 pub const ROOT: Id = 1;
+
+/// Flags that keep a file as it is.
+const LOCKS: u32 = FLAG_IMMUTABLE | FLAG_APPEND;
 
 /// The error numbers of which an operation must return one.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -105,6 +109,8 @@ pub struct Inode {
     pub rdev: u32,
     /// Extended attributes.
     pub xattrs: BTreeMap<String, Vec<u8>>,
+    /// Flags, as `FS_IOC_GETFLAGS` has them.
+    pub flags: u32,
     /// Number of names; for a directory 2 and one for each subdirectory, 0 when removed.
     pub nlink: u32,
     /// References that keep it after its last name is gone.
@@ -179,6 +185,7 @@ impl Model {
             gid: 0,
             rdev: 0,
             xattrs: BTreeMap::new(),
+            flags: 0,
             nlink: 2,
             refs: 0,
             mtime: Time::Step(0),
@@ -304,6 +311,26 @@ impl Model {
         checks.refuse_if(name.len() > NAME_MAX, Errno::NAMETOOLONG);
         checks.refuse_if(entries.is_some_and(|e| e.contains_key(name)), Errno::EXIST);
         checks.refuse_if(self.get(dir).nlink == 0, Errno::NOENT);
+        self.check_flags(dir, FLAG_IMMUTABLE, checks);
+    }
+
+    fn check_flags(&self, id: Id, flags: u32, checks: &mut Checks) {
+        checks.refuse_if(self.get(id).flags & flags != 0, Errno::PERM);
+    }
+
+    /// Sets the flags of a file or directory.
+    pub fn set_flags(&mut self, id: Id, flags: u32) -> Result<()> {
+        let allowed = match self.get(id).file_type {
+            FileType::Directory => FLAGS,
+            FileType::Regular => FLAGS & !FLAGS_OF_DIRS,
+            _ => 0,
+        };
+        if !matches!(self.get(id).file_type, FileType::Directory | FileType::Regular) || flags & !allowed != 0 {
+            return Err(Errno::OPNOTSUPP.into());
+        }
+        self.changed(id, false);
+        self.inode(id).flags = flags;
+        Ok(())
     }
 
     /// Creates a file of any type.
@@ -334,6 +361,11 @@ impl Model {
         } else {
             perm
         };
+        let flags = match file_type {
+            FileType::Directory => above.flags & FLAGS_INHERITED,
+            FileType::Regular => above.flags & FLAGS_INHERITED & !FLAGS_OF_DIRS,
+            _ => 0,
+        };
         let id = self.next_id;
         self.next_id += 1;
         let now = Time::Step(self.clock);
@@ -345,6 +377,7 @@ impl Model {
             gid,
             rdev,
             xattrs: BTreeMap::new(),
+            flags,
             nlink: if is_dir { 2 } else { 1 },
             refs: 0,
             mtime: now,
@@ -368,6 +401,7 @@ impl Model {
         checks.refuse_if(file.is_dir(), Errno::PERM);
         checks.refuse_if(file.nlink == 0, Errno::NOENT);
         checks.refuse_if(file.nlink >= LINK_MAX, Errno::MLINK);
+        self.check_flags(id, LOCKS, &mut checks);
         checks.done()?;
         self.insert(dir, name, id);
         self.inode(id).nlink += 1;
@@ -379,9 +413,11 @@ impl Model {
     /// Removes a name that is not a directory's.
     pub fn unlink(&mut self, dir: Id, name: &[u8]) -> Result<()> {
         let id = self.lookup(dir, name)?;
-        if self.get(id).is_dir() {
-            return Err(Errno::ISDIR.into());
-        }
+        let mut checks = Checks::new();
+        checks.refuse_if(self.get(id).is_dir(), Errno::ISDIR);
+        self.check_flags(id, LOCKS, &mut checks);
+        self.check_flags(dir, LOCKS, &mut checks);
+        checks.done()?;
         self.remove(dir, name, id);
         Ok(())
     }
@@ -389,9 +425,11 @@ impl Model {
     /// Removes an empty directory.
     pub fn rmdir(&mut self, dir: Id, name: &[u8]) -> Result<()> {
         let id = self.lookup(dir, name)?;
-        if !self.entries_of(id)?.is_empty() {
-            return Err(Errno::NOTEMPTY.into());
-        }
+        let mut checks = Checks::new();
+        checks.refuse_if(!self.entries_of(id)?.is_empty(), Errno::NOTEMPTY);
+        self.check_flags(id, LOCKS, &mut checks);
+        self.check_flags(dir, LOCKS, &mut checks);
+        checks.done()?;
         self.remove(dir, name, id);
         Ok(())
     }
@@ -435,6 +473,12 @@ impl Model {
             return checks.done();
         }
         let source_is_dir = self.get(source).is_dir();
+        self.check_flags(source, LOCKS, &mut checks);
+        self.check_flags(from_dir, LOCKS, &mut checks);
+        self.check_flags(to_dir, if target.is_some() { LOCKS } else { FLAG_IMMUTABLE }, &mut checks);
+        if let Some(target) = target {
+            self.check_flags(target, LOCKS, &mut checks);
+        }
         checks.refuse_if(source_is_dir && self.within(to_dir, source), Errno::INVAL);
         if let Some(target) = target {
             let target_is_dir = self.get(target).is_dir();
@@ -501,12 +545,17 @@ impl Model {
 
     /// Writes; returns how much.
     pub fn write(&mut self, id: Id, offset: u64, data: &[u8]) -> Result<usize> {
-        self.content(id)?;
+        let size = self.content(id)?.size();
+        let mut checks = Checks::new();
+        self.check_flags(id, FLAG_IMMUTABLE, &mut checks);
+        if !data.is_empty() && offset != size {
+            self.check_flags(id, FLAG_APPEND, &mut checks);
+        }
+        let too_far = offset.checked_add(data.len() as u64).is_none_or(|end| end > FILE_SIZE_MAX);
+        checks.refuse_if(too_far && !data.is_empty(), Errno::FBIG);
+        checks.done()?;
         if data.is_empty() {
             return Ok(0);
-        }
-        if offset.checked_add(data.len() as u64).is_none_or(|end| end > FILE_SIZE_MAX) {
-            return Err(Errno::FBIG.into());
         }
         if let Body::File(c) = &mut self.inode(id).body {
             c.write(offset, data);
@@ -525,6 +574,8 @@ impl Model {
         let whole = offset.is_multiple_of(self.block_size) && len.is_multiple_of(self.block_size);
         let mut checks = Checks::new();
         checks.refuse_if(len == 0, Errno::INVAL);
+        let locks = if matches!(what, Fallocate::Allocate { .. }) { FLAG_IMMUTABLE } else { LOCKS };
+        self.check_flags(id, locks, &mut checks);
         checks.refuse_if(end.is_none(), Errno::FBIG);
         match what {
             Fallocate::Collapse => checks.refuse_if(!whole || end.is_some_and(|e| e >= size), Errno::INVAL),
@@ -563,6 +614,12 @@ impl Model {
         let mut checks = Checks::new();
         checks.refuse_if(to_offset.checked_add(len).is_none_or(|e| e > FILE_SIZE_MAX), Errno::FBIG);
         checks.refuse_if(from == to && offset.abs_diff(to_offset) < len, Errno::INVAL);
+        if len > 0 {
+            self.check_flags(to, FLAG_IMMUTABLE, &mut checks);
+            if to_offset != self.content(to)?.size() {
+                self.check_flags(to, FLAG_APPEND, &mut checks);
+            }
+        }
         checks.done()?;
         if len == 0 {
             return Ok(0);
@@ -578,7 +635,8 @@ impl Model {
 
     fn check_xattr(&self, id: Id, name: &str) -> Result<()> {
         let has_user = matches!(self.get(id).file_type, FileType::Regular | FileType::Directory);
-        if name.starts_with("user.") && !has_user { Err(Errno::PERM.into()) } else { Ok(()) }
+        let locked = self.get(id).flags & LOCKS != 0;
+        if locked || name.starts_with("user.") && !has_user { Err(Errno::PERM.into()) } else { Ok(()) }
     }
 
     /// Sets an extended attribute.
@@ -601,12 +659,16 @@ impl Model {
 
     /// Changes attributes.
     pub fn setattr(&mut self, id: Id, set: SetAttr) -> Result<()> {
+        let mut checks = Checks::new();
+        self.check_flags(id, LOCKS, &mut checks);
         if let Some(size) = set.size {
-            self.content(id)?;
-            if size > FILE_SIZE_MAX {
-                return Err(Fail(vec![Errno::FBIG, Errno::INVAL]));
+            if let Err(Fail(any)) = self.content(id) {
+                checks.0.extend(any);
+            } else if size > FILE_SIZE_MAX {
+                checks.0.extend([Errno::FBIG, Errno::INVAL]);
             }
         }
+        checks.done()?;
         self.changed(id, set.size.is_some());
         let i = self.inode(id);
         if let (Some(size), Body::File(c)) = (set.size, &mut i.body) {

@@ -22,6 +22,8 @@ pub struct Node {
     pub rdev: u32,
     /// Number of names.
     pub nlink: u32,
+    /// Flags.
+    pub flags: u32,
     /// Target of a symbolic link.
     pub target: Vec<u8>,
     /// Extended attributes.
@@ -58,9 +60,9 @@ fn describe(node: Option<&Node>) -> String {
     let Some(n) = node else {
         return "absent".into();
     };
-    let Node { ino, file_type, perm, uid, gid, rdev, nlink, target, xattrs } = n;
+    let Node { ino, file_type, perm, uid, gid, rdev, nlink, flags, target, xattrs } = n;
     let file_type = FileType::from_mode(u16::from(*file_type) << 12);
-    let mut s = format!("ino {ino} {file_type:?} {perm:o} {uid}:{gid} rdev {rdev} nlink {nlink}");
+    let mut s = format!("ino {ino} {file_type:?} {perm:o} {uid}:{gid} rdev {rdev} nlink {nlink} flags {flags:x}");
     if !target.is_empty() {
         s += &format!(" -> {} bytes", target.len());
     }
@@ -97,6 +99,7 @@ impl Model {
             gid: i.gid,
             rdev: i.rdev,
             nlink: i.nlink,
+            flags: i.flags,
             target,
             xattrs: i.xattrs.clone(),
         };

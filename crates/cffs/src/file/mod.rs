@@ -38,6 +38,8 @@ pub struct FileCtx<'a> {
     pub space: &'a Space,
     /// The placement policy.
     pub placement: &'a Placement,
+    /// A change of times alone need not be written.
+    pub lazy: bool,
 }
 
 /// A block-sized piece of a file with bytes that are not home.

@@ -355,6 +355,14 @@ pub(super) fn tell_bytes(cx: &FileCtx<'_>, node: &Node, extents: &[Extent]) -> u
 fn tell(cx: &FileCtx<'_>, job: &mut Job) -> Result<()> {
     let limit = cx.journal.reserve_max() / 4;
     let node = job.node.clone();
+    if cx.lazy && job.extents.is_empty() && job.inline.is_none() {
+        let mut st = node.state.write();
+        if !st.dead && st.disk_size == job.size && st.inode.size == job.size {
+            // Written over: the inode has nothing new but times, and stays dirty.
+            finish_pages(cx, &mut st, job);
+            return Ok(());
+        }
+    }
     loop {
         let mut n = job.extents.len().min(EXTENTS_PER_TXN);
         while n > 1 && tell_bytes(cx, &node, &job.extents[..n]) > limit {
@@ -484,7 +492,14 @@ fn tell_last(cx: &FileCtx<'_>, txn: &Txn<'_>, st: &mut NodeState, job: &mut Job)
     if st.dir.is_none() {
         st.disk_size = st.disk_size.max(job.size);
     }
-    for (index, _, _) in job.pages.drain(..) {
+    finish_pages(cx, st, job);
+    inode::store(txn, st)
+}
+
+/// The pages of a job are home.
+fn finish_pages(cx: &FileCtx<'_>, st: &mut NodeState, job: &mut Job) {
+    for (index, _, reserved) in job.pages.drain(..) {
+        st.data.release(cx, reserved);
         let Some(p) = st.data.pages.get_mut(&index) else { continue };
         p.writing = false;
         if p.dirty.is_empty() {
@@ -494,7 +509,6 @@ fn tell_last(cx: &FileCtx<'_>, txn: &Txn<'_>, st: &mut NodeState, job: &mut Job)
     st.data.in_flight = 0;
     // Without room for more the promise stays as it is: it was for these pages too.
     let _ = super::reserve_tree(cx, st, true);
-    inode::store(txn, st)
 }
 
 /// Whether a file's dirty data is small enough to go through the log.

@@ -14,6 +14,26 @@ pub const INLINE_DEFAULT: usize = 64;
 /// Largest inline area: its length is stored in units of eight bytes in one byte.
 pub const INLINE_MAX: usize = 255 * 8;
 
+/// Flag: writes are durable when they return (`FS_SYNC_FL`).
+pub const FLAG_SYNC: u32 = 0x8;
+/// Flag: nothing of the file changes, nor its names (`FS_IMMUTABLE_FL`).
+pub const FLAG_IMMUTABLE: u32 = 0x10;
+/// Flag: a file only grows, at its end; of a directory, names are only added (`FS_APPEND_FL`).
+pub const FLAG_APPEND: u32 = 0x20;
+/// Flag: dump(8) leaves it out; kept for programs that ask (`FS_NODUMP_FL`).
+pub const FLAG_NODUMP: u32 = 0x40;
+/// Flag: reading does not change the access time (`FS_NOATIME_FL`).
+pub const FLAG_NOATIME: u32 = 0x80;
+/// Flag of a directory: changes of its names are durable when they return (`FS_DIRSYNC_FL`).
+pub const FLAG_DIRSYNC: u32 = 0x1_0000;
+/// All flags that there are.
+pub const FLAGS: u32 =
+    FLAG_SYNC | FLAG_IMMUTABLE | FLAG_APPEND | FLAG_NODUMP | FLAG_NOATIME | FLAG_DIRSYNC | FLAG_PROJECT_INHERIT;
+/// Flags that a directory hands down to what is made in it (those for directories only to directories).
+pub const FLAGS_INHERITED: u32 = FLAG_SYNC | FLAG_NODUMP | FLAG_NOATIME | FLAG_DIRSYNC | FLAG_PROJECT_INHERIT;
+/// Flags that only directories have.
+pub const FLAGS_OF_DIRS: u32 = FLAG_DIRSYNC | FLAG_PROJECT_INHERIT;
+
 /// Flag of a directory: what is made in it belongs to its project, and nothing of another project comes in by a rename
 /// or a link (the value of `FS_PROJINHERIT_FL`).
 pub const FLAG_PROJECT_INHERIT: u32 = 0x2000_0000;
@@ -89,7 +109,7 @@ pub struct Inode {
     pub gid: u32,
     /// Number of names (for a directory: 2 and one for each subdirectory).
     pub nlink: u32,
-    /// Flags, as `FS_IOC_GETFLAGS` has them: [`FLAG_PROJECT_INHERIT`].
+    /// Flags, as `FS_IOC_GETFLAGS` has them: some of [`FLAGS`].
     pub flags: u32,
     /// Size in bytes.
     pub size: u64,

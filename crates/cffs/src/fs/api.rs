@@ -78,6 +78,10 @@ pub struct Attr {
     pub ctime: i64,
     /// Birth time.
     pub btime: i64,
+    /// Flags, as `FS_IOC_GETFLAGS` has them (see [`crate::format::inode::FLAGS`]).
+    pub flags: u32,
+    /// Best size of a transfer in bytes: a group for files, a block for anything else.
+    pub transfer: u32,
 }
 
 /// A time to set.
@@ -196,6 +200,9 @@ pub struct MountOptions {
     pub metadata: MetadataMode,
     /// Access times.
     pub atime: AtimeMode,
+    /// Times alone are not worth a write: a change of nothing else waits in memory until the inode is written for another
+    /// reason, for fsync, [`crate::fs::Fs::sync`] or the unmount, or for a day.
+    pub lazytime: bool,
     /// Interval of the asynchronous commit.
     pub commit_interval: std::time::Duration,
     /// Prefetching.
@@ -215,6 +222,7 @@ impl Default for MountOptions {
             cache_bytes: 256 << 20,
             metadata: MetadataMode::Journal,
             atime: AtimeMode::Relatime,
+            lazytime: false,
             commit_interval: std::time::Duration::from_secs(5),
             prefetch: PrefetchMode::Adaptive,
             discard: false,

@@ -1,10 +1,10 @@
 //! Attributes.
 
 use super::xattr::chmod_acl;
-use super::{AtimeMode, Attr, Caller, Fs, SetAttr, TimeSpec, now};
+use super::{AtimeMode, Attr, Caller, Fs, SetAttr, TimeSpec, flags, now};
 use crate::error::{Error, Result};
 use crate::file::truncate;
-use crate::format::inode::{INLINE_MAX, INODE_CORE_SIZE};
+use crate::format::inode::{FLAG_APPEND, FLAG_IMMUTABLE, FLAG_NOATIME, INLINE_MAX, INODE_CORE_SIZE};
 use crate::format::xattr::Namespace;
 use crate::format::{FILE_SIZE_MAX, FileType, Ino, Inode};
 use crate::inode::{Node, NodeState};
@@ -20,6 +20,7 @@ impl Fs {
         let i = &st.inode;
         let file_type = i.file_type();
         let device = matches!(file_type, FileType::CharDevice | FileType::BlockDevice);
+        let transfer = if file_type == FileType::Regular { self.geo.group_size() } else { self.geo.block_size() };
         let frags = i.frags + st.data.reserved();
         Attr {
             ino: i.ino,
@@ -36,6 +37,8 @@ impl Fs {
             mtime: i.mtime,
             ctime: i.ctime,
             btime: i.btime,
+            flags: i.flags,
+            transfer: transfer as u32,
         }
     }
 
@@ -55,6 +58,9 @@ impl Fs {
             return;
         }
         let i = &st.inode;
+        if i.flags & FLAG_NOATIME != 0 {
+            return;
+        }
         let now = now();
         let stale = i.atime <= i.mtime || i.atime <= i.ctime || now.saturating_sub(i.atime) > RELATIME_MAX_NS;
         if self.opts.atime == AtimeMode::Strictatime || stale {
@@ -67,6 +73,14 @@ impl Fs {
     pub fn setattr(&self, c: Caller, ino: Ino, set: SetAttr) -> Result<Attr> {
         self.writable()?;
         let node = self.node(ino)?;
+        {
+            let touched = |t: Option<TimeSpec>| matches!(t, Some(TimeSpec::At(_)));
+            let more = set.perm.is_some() || set.uid.is_some() || set.gid.is_some() || set.size.is_some();
+            let fixed = more || touched(set.atime) || touched(set.mtime);
+            // Setting times to the present is left to files that only grow.
+            let forbidden = if fixed { FLAG_IMMUTABLE | FLAG_APPEND } else { FLAG_IMMUTABLE };
+            flags::forbid(&node.state.read(), forbidden)?;
+        }
         if let Some(size) = set.size {
             match self.set_size(c, &node, size) {
                 Err(Error::NoSpace) if self.make_room()? => self.set_size(c, &node, size)?,

@@ -2,6 +2,7 @@
 
 use super::{Caller, Fs, SetAttr};
 use crate::error::{Error, Result};
+use crate::format::inode::{FLAG_APPEND, FLAG_IMMUTABLE};
 use crate::format::{FILE_SIZE_MAX, FileType, Ino};
 
 /// Bytes copied at once.
@@ -26,6 +27,11 @@ impl Fs {
         to_offset.checked_add(len).filter(|e| *e <= FILE_SIZE_MAX).ok_or(Error::FileTooLarge)?;
         if from == to && offset.abs_diff(to_offset) < len {
             return Error::invalid("the ranges to copy from and to overlap");
+        }
+        // A hole at its start is written as one, so this is asked for here.
+        let locked = target.flags & FLAG_IMMUTABLE != 0 || target.flags & FLAG_APPEND != 0 && to_offset != target.size;
+        if len > 0 && locked {
+            return Err(Error::NotPermitted);
         }
         let mut buffer = Vec::new();
         let mut done = 0;

@@ -8,7 +8,9 @@ use crate::dir;
 use crate::error::{Error, Result};
 use crate::format::dirblock::BlockEdit;
 use crate::format::dirblock::{self, NewEntry};
-use crate::format::inode::{FLAG_PROJECT_INHERIT, INLINE_MAX, INODE_CORE_SIZE};
+use crate::format::inode::{
+    FLAG_IMMUTABLE, FLAG_PROJECT_INHERIT, FLAGS_INHERITED, FLAGS_OF_DIRS, INLINE_MAX, INODE_CORE_SIZE,
+};
 use crate::format::{Extent, FileType, FragAddr, Ino, Inode, InodeFormat, LINK_MAX, SYMLINK_MAX};
 use crate::inode::{Home, Node, NodeState, table};
 use crate::journal::{Purse, Txn};
@@ -113,6 +115,7 @@ impl Fs {
         let dir_node = self.node(parent)?;
         loop {
             if let Some(node) = self.with_name_space(|funds| self.make_once(c, funds, &dir_node, name, &new))? {
+                self.sync_names(&[&dir_node])?;
                 let st = node.state.read();
                 return Ok(self.attr(&node, &st));
             }
@@ -215,6 +218,9 @@ impl Fs {
         if dir::lookup(&cx, dir_inode, dir_state, name)?.is_some() {
             return Err(Error::Exists);
         }
+        if dir_inode.flags & FLAG_IMMUTABLE != 0 {
+            return Err(Error::NotPermitted);
+        }
         if is_dir && dir_inode.nlink >= LINK_MAX {
             return Err(Error::TooManyLinks);
         }
@@ -222,10 +228,12 @@ impl Fs {
         inode.generation = self.next_generation();
         [inode.uid, inode.gid, inode.projid] = owner.ids;
         if is_dir {
-            // A set-gid directory hands the bit down to directories, as its group to all (System V and Linux); so does
-            // one that hands down its project.
+            // A set-gid directory hands the bit down to directories, as its group to all (System V and Linux).
             inode.mode |= dir_inode.mode & 0o2000;
-            inode.flags |= dir_inode.flags & FLAG_PROJECT_INHERIT;
+        }
+        inode.flags = dir_inode.flags & if is_dir { FLAGS_INHERITED } else { FLAGS_INHERITED & !FLAGS_OF_DIRS };
+        if !matches!(new.file_type, FileType::Regular | FileType::Directory) {
+            inode.flags = 0;
         }
         inode.parent = dir_inode.ino;
         inode.nlink = if is_dir { 2 } else { 1 };

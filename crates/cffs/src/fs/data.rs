@@ -1,8 +1,9 @@
 //! Reading and writing file contents, and making them durable.
 
-use super::{Caller, Fs, MetadataMode, now};
+use super::{Caller, Fs, MetadataMode, flags, now};
 use crate::error::{Error, Result};
 use crate::file::{self, writeback};
+use crate::format::inode::{FLAG_APPEND, FLAG_IMMUTABLE, FLAG_SYNC};
 use crate::format::{FileType, Ino, ROOT_INO};
 use crate::inode::Node;
 use std::sync::Arc;
@@ -42,6 +43,9 @@ impl Fs {
             outcome => outcome?,
         };
         self.list_dirty(&node);
+        if n > 0 && node.state.read().inode.flags & FLAG_SYNC != 0 {
+            self.fsync(ino, true)?;
+        }
         Ok(n)
     }
 
@@ -57,8 +61,12 @@ impl Fs {
             if st.dead {
                 return Err(Error::Stale);
             }
+            flags::forbid(&st, FLAG_IMMUTABLE)?;
             if data.is_empty() {
                 return Ok(0);
+            }
+            if offset != st.inode.size {
+                flags::forbid(&st, FLAG_APPEND)?;
             }
             let written = file::write(&self.file_cx(), &mut st, offset, data, c.privileged());
             // Before an error there may have been zeros behind the old end.
@@ -85,7 +93,7 @@ impl Fs {
         }
         if reserved > 0 {
             // An error is told to those whose data it is, by fsync.
-            let _ = self.write_back_all();
+            let _ = self.write_back_all(self.opts.lazytime);
         }
         if self.space.pending_frees() > 0 {
             self.journal.commit()?;
@@ -99,7 +107,7 @@ impl Fs {
         let dirty = self.cache.dirty_data() + more;
         if dirty > self.opts.cache_bytes / 2 {
             // An error is told to those whose data it is, by fsync; here it counts if memory stays full.
-            if let Err(e) = self.write_back_all()
+            if let Err(e) = self.write_back_all(self.opts.lazytime)
                 && self.cache.dirty_data() + more > self.opts.cache_bytes / 2
             {
                 return Err(e);
@@ -156,7 +164,7 @@ impl Fs {
         }
         self.journal.check()?;
         // One file's error must not keep the others' changes from becoming durable.
-        let written = self.write_back_all();
+        let written = self.write_back_all(false);
         self.journal.commit()?;
         written
     }

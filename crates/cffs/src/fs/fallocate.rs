@@ -1,10 +1,10 @@
 //! Allocating ahead, punching holes, zeroing ranges, closing and opening gaps: fallocate(2).
 
-use super::{Caller, Fs, now};
+use super::{Caller, Fs, flags, now};
 use crate::error::{Error, Result};
 use crate::file::allocate::{self, Exclusive, Promise};
 use crate::file::{self, writeback};
-use crate::format::inode::{INLINE_MAX, INODE_CORE_SIZE};
+use crate::format::inode::{FLAG_APPEND, FLAG_IMMUTABLE, INLINE_MAX, INODE_CORE_SIZE};
 use crate::format::{FILE_SIZE_MAX, FileType, Ino, InodeFormat};
 use crate::inode::Node;
 use std::ops::Range;
@@ -53,6 +53,8 @@ impl Fs {
             if st.dead {
                 return Err(Error::Stale);
             }
+            let fixed = if matches!(what, Fallocate::Allocate { .. }) { 0 } else { FLAG_APPEND };
+            flags::forbid(&st, FLAG_IMMUTABLE | fixed)?;
         }
         if len == 0 {
             return Error::invalid("an empty range");

@@ -3,11 +3,11 @@
 
 use super::create::Funds;
 use super::quota::{LimitedPlacer, handed_down};
-use super::{Attr, Caller, Fs, Locked, as_dir, now};
+use super::{Attr, Caller, Fs, Locked, as_dir, flags, now};
 use crate::dir;
 use crate::error::{Error, Result};
 use crate::format::dirblock::{self, EntryKind, NewEntry};
-use crate::format::inode::INLINE_DEFAULT;
+use crate::format::inode::{FLAG_APPEND, FLAG_IMMUTABLE, INLINE_DEFAULT};
 use crate::format::{BlockKind, Ino, LINK_MAX};
 use crate::inode::{Home, Node, NodeState};
 use crate::journal::Txn;
@@ -21,7 +21,9 @@ impl Fs {
         Self::check_name(name)?;
         let node = self.node(ino)?;
         let dir_node = self.node(parent)?;
-        self.with_name_space(|funds| self.link_once(c, funds, &node, &dir_node, name))
+        let attr = self.with_name_space(|funds| self.link_once(c, funds, &node, &dir_node, name))?;
+        self.sync_names(&[&dir_node])?;
+        Ok(attr)
     }
 
     fn link_once(&self, c: Caller, funds: Funds, node: &Arc<Node>, dir_node: &Arc<Node>, name: &[u8]) -> Result<Attr> {
@@ -38,6 +40,7 @@ impl Fs {
             if st.dead || st.orphan {
                 return Err(Error::NotFound);
             }
+            flags::forbid(st, FLAG_IMMUTABLE | FLAG_APPEND)?;
             if st.inode.nlink >= LINK_MAX {
                 return Err(Error::TooManyLinks);
             }
@@ -56,6 +59,7 @@ impl Fs {
         if dir::lookup(&cx, dir_inode, dir_state, name)?.is_some() {
             return Err(Error::Exists);
         }
+        flags::forbid(locked.get(parent)?, FLAG_IMMUTABLE)?;
         // Read before anything changes.
         let _home = self.home_block(locked.get(ino)?.home)?;
         let dir_st = locked.get(parent)?;

@@ -12,6 +12,7 @@ mod copy;
 mod create;
 mod data;
 mod fallocate;
+mod flags;
 mod grow;
 mod link;
 mod mount;
@@ -129,7 +130,13 @@ impl Fs {
     }
 
     fn file_cx(&self) -> FileCtx<'_> {
-        FileCtx { cache: &self.cache, journal: &self.journal, space: &self.space, placement: &self.placement }
+        FileCtx {
+            cache: &self.cache,
+            journal: &self.journal,
+            space: &self.space,
+            placement: &self.placement,
+            lazy: false,
+        }
     }
 
     fn dir_cx(&self) -> DirCtx<'_> {

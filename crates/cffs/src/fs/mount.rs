@@ -8,7 +8,7 @@ use crate::file::writeback;
 use crate::format::superblock::{INCOMPAT_EXTERNAL_LOG, RO_COMPAT_ACL, SUPERBLOCK_SIZE, State};
 use crate::format::system::Counters;
 use crate::format::{BlockId, BlockKind, Geometry, ROOT_INO, Superblock};
-use crate::inode::Inodes;
+use crate::inode::{Inodes, Node};
 use crate::journal::{self, CommitHook, Journal};
 use crate::mkfs::read_superblock;
 use crate::placement::Placement;
@@ -21,6 +21,10 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 /// Inodes in a chunk of the external table with `--no-embed`, as in XFS.
 const INODE_CHUNK: u64 = 64;
+/// With lazytime, times wait in memory so long, in nanoseconds: a day.
+const LAZY_NS: i64 = 24 * 3600 * 1_000_000_000;
+/// With lazytime, inodes whose times wait, at most: they take memory.
+const LAZY_MAX: usize = 16_384;
 
 struct Hook {
     space: Arc<Space>,
@@ -217,7 +221,7 @@ impl Fs {
                 }
                 // Errors are kept where fsync and the next operations find them. A file that cannot be written must
                 // not keep the others' changes from becoming durable.
-                let _ = fs.write_back_all();
+                let _ = fs.write_back_all(fs.opts.lazytime);
                 if fs.journal.commit().is_ok() && fs.journal.wants_checkpoint() {
                     let _ = fs.journal.checkpoint();
                 }
@@ -249,15 +253,26 @@ impl Fs {
         }
     }
 
-    /// Writes back everything that is dirty, in the order of the name space.
-    pub(super) fn write_back_all(&self) -> Result<()> {
+    /// Writes back everything that is dirty, in the order of the name space. With `lazy`, changes of times alone stay.
+    pub(super) fn write_back_all(&self, lazy: bool) -> Result<()> {
         let _one = self.writing_back.lock();
-        let nodes = std::mem::take(&mut *self.dirty.lock());
+        let mut nodes = std::mem::take(&mut *self.dirty.lock());
         for n in &nodes {
             n.listed.store(false, Ordering::Release);
         }
+        if lazy {
+            self.leave_times(&mut nodes);
+        }
         let kept: Vec<_> = nodes.clone();
-        let outcome = writeback::write_back(&self.file_cx(), nodes);
+        let cx = crate::file::FileCtx { lazy, ..self.file_cx() };
+        let outcome = writeback::write_back(&cx, nodes);
+        if lazy {
+            let waits = |n: &&Arc<Node>| {
+                let st = n.state.read();
+                st.dirty && !st.dead && !st.orphan
+            };
+            kept.iter().filter(waits).for_each(|n| self.list_dirty(n));
+        }
         if outcome.is_err() {
             // What could not be written stays on the list.
             for n in kept {
@@ -268,6 +283,28 @@ impl Fs {
             }
         }
         outcome
+    }
+
+    /// Takes nodes off the list that have nothing but times to write, and puts them back on the file system's, unless they
+    /// wait for a day already or are too many.
+    fn leave_times(&self, nodes: &mut Vec<Arc<Node>>) {
+        let now = now();
+        let mut left = 0;
+        nodes.retain(|n| {
+            let only_times = {
+                let st = n.state.read();
+                st.data.is_clean() && !st.dead && !st.orphan && (st.dir.is_some() || st.disk_size == st.inode.size)
+            };
+            let since = n.lazy_since.load(Ordering::Relaxed);
+            if only_times && left < LAZY_MAX && (since == 0 || now.saturating_sub(since) < LAZY_NS) {
+                n.lazy_since.store(if since == 0 { now } else { since }, Ordering::Relaxed);
+                self.list_dirty(n);
+                left += 1;
+                return false;
+            }
+            n.lazy_since.store(0, Ordering::Relaxed);
+            true
+        });
     }
 
     /// Notes in the superblock that the file system needs a check. It stays noted until fsck has been.
@@ -324,7 +361,7 @@ impl Fs {
         self.journal.check()?;
         self.reclaim_unlinked();
         // What one file could not write must not take the rest along.
-        let written = self.write_back_all();
+        let written = self.write_back_all(false);
         self.store_hints()?;
         if let Some(quota) = &self.quota {
             self.journal.commit()?;

@@ -1,9 +1,10 @@
 //! Removing names: unlink and rmdir.
 
-use super::{Fs, Locked, as_dir, now};
+use super::{Fs, Locked, as_dir, flags, now};
 use crate::dir::{self, Found};
 use crate::error::{Error, Result};
 use crate::format::dirblock::EntryKind;
+use crate::format::inode::{FLAG_APPEND, FLAG_IMMUTABLE};
 use crate::format::{BlockKind, Corrupt, Ino};
 use crate::inode::{Home, Node};
 use crate::journal::Txn;
@@ -47,6 +48,8 @@ impl Fs {
                     (true, true) if !dir::is_empty(&st.inode) => return Err(Error::NotEmpty),
                     _ => {}
                 }
+                flags::forbid(st, FLAG_IMMUTABLE | FLAG_APPEND)?;
+                flags::forbid(locked.get(parent)?, FLAG_IMMUTABLE | FLAG_APPEND)?;
             }
             if directory && !self.with_tables(&txn, self.empty_of_orphans(&txn, &mut locked, node.ino))? {
                 drop(locked);
@@ -67,7 +70,7 @@ impl Fs {
             drop(locked);
             drop(txn);
             self.reclaim_if_unused(&node);
-            return Ok(());
+            return self.sync_names(&[&dir_node]);
         }
     }
 

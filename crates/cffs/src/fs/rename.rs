@@ -6,6 +6,7 @@ use super::{Caller, Fs, Locked, RenameFlags, as_dir, now};
 use crate::dir::{self, Found};
 use crate::error::{Error, Result};
 use crate::format::dirblock::{self, EntryKind, NewEntry};
+use crate::format::inode::{FLAG_APPEND, FLAG_IMMUTABLE};
 use crate::format::{Ino, LINK_MAX};
 use crate::inode::{Home, Node};
 use crate::journal::Txn;
@@ -52,7 +53,7 @@ impl Fs {
                 self.settle_data(&node)?;
             }
             if self.with_name_space(|funds| self.rename_once(c, funds, &a, &b, &node, target.as_ref(), flags))? {
-                return Ok(());
+                return self.sync_names(&[a.dir, b.dir]);
             }
         }
     }
@@ -105,6 +106,16 @@ impl Fs {
             let dead = |st: &super::NodeState| st.dead || st.orphan;
             if dead(locked.get(a.dir.ino)?) || dead(locked.get(b.dir.ino)?) {
                 return Err(Error::NotFound);
+            }
+        }
+        // What moves, and what it replaces, loses a name; both directories lose one, or swap.
+        if target.is_none_or(|t| t.ino != node.ino) {
+            let locks = FLAG_IMMUTABLE | FLAG_APPEND;
+            super::flags::forbid(locked.get(node.ino)?, locks)?;
+            super::flags::forbid(locked.get(a.dir.ino)?, locks)?;
+            super::flags::forbid(locked.get(b.dir.ino)?, if target.is_some() { locks } else { FLAG_IMMUTABLE })?;
+            if let Some(t) = target {
+                super::flags::forbid(locked.get(t.ino)?, locks)?;
             }
         }
         let mut stranger = |dir: &Arc<Node>, file: &Arc<Node>| -> Result<bool> {

@@ -1,6 +1,6 @@
 //! Extended attributes and access control lists.
 
-use super::{Caller, Fs, Locked, NewPerm, SetXattr, as_dir, now};
+use super::{Caller, Fs, Locked, NewPerm, SetXattr, as_dir, flags, now};
 use crate::acl::Acl;
 use crate::dir;
 use crate::error::{Error, Result};
@@ -8,7 +8,7 @@ use crate::file::reserve_tree;
 use crate::format::dirblock;
 use crate::format::extent::EXTENT_SIZE;
 use crate::format::geometry::INODE_SLOT_SIZE;
-use crate::format::inode::{INLINE_DEFAULT, INLINE_MAX, INODE_CORE_SIZE};
+use crate::format::inode::{FLAG_APPEND, FLAG_IMMUTABLE, INLINE_DEFAULT, INLINE_MAX, INODE_CORE_SIZE};
 use crate::format::xattr::{Namespace, XATTR_LIST_MAX, XATTR_NAME_MAX, XATTR_TOTAL_MAX, XATTR_VALUE_MAX, Xattr};
 use crate::format::{BlockKind, FileType, Ino, Inode, InodeFormat, align8, block_owner};
 use crate::inode::{Home, Node, table};
@@ -225,6 +225,7 @@ impl Fs {
         }
         let node = self.node(ino)?;
         self.change_xattrs(c, &node, &|inode, all| {
+            flags::forbid_inode(inode, FLAG_IMMUTABLE | FLAG_APPEND)?;
             allowed(namespace, inode.file_type())?;
             let at = find(all, namespace, rest);
             if how.create && at.is_some() {
@@ -269,6 +270,7 @@ impl Fs {
         let (namespace, rest) = split(name)?;
         let node = self.node(ino)?;
         self.change_xattrs(c, &node, &|inode, all| {
+            flags::forbid_inode(inode, FLAG_IMMUTABLE | FLAG_APPEND)?;
             allowed(namespace, inode.file_type())?;
             match find(all, namespace, rest) {
                 Some(at) => {

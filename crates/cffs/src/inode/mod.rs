@@ -84,6 +84,8 @@ pub struct Node {
     pub writeback_done: Condvar,
     /// Access time that the inode does not have yet, the least for none (readers hold the lock shared only).
     pub accessed: AtomicI64,
+    /// With lazytime: since when times wait to be written; 0 if they do not.
+    pub lazy_since: AtomicI64,
     /// End of the last read: whoever goes on from there reads sequentially.
     pub last_read: AtomicU64,
 }
@@ -110,6 +112,7 @@ impl Node {
             in_writeback: Mutex::new(false),
             writeback_done: Condvar::new(),
             accessed: AtomicI64::new(i64::MIN),
+            lazy_since: AtomicI64::new(0),
             last_read: AtomicU64::new(0),
         }
     }
