@@ -5,9 +5,9 @@ use crate::shared::Shared;
 use crate::snapshot::is_snapshot;
 use cffs::error::{Error, Result};
 use cffs::format::Ino;
-use cffs::fs::Fallocate;
 use cffs::fs::api::Caller;
-use fuser::Errno;
+use cffs::fs::{Fallocate, Fs};
+use fuser::{Errno, INodeNo};
 use std::ops::Range;
 
 /// Most bytes copied for one message. The program that asks cannot be interrupted meanwhile, and asks again for the rest.
@@ -45,8 +45,19 @@ pub(crate) fn fallocate(
         if is_snapshot(ino) {
             return Err(Error::NotPermitted);
         }
-        fs.fallocate(caller, ino, what(mode)?, range.start, range.end - range.start)
+        let what = what(mode)?;
+        drop_privileges(shared, fs, caller, ino)?;
+        fs.fallocate(caller, ino, what, range.start, range.end - range.start)
     })
+}
+
+/// Set-id bits fall away when somebody without privileges changes the contents. The kernel leaves it to the server here,
+/// without a word about who has privileges.
+fn drop_privileges(shared: &Shared, fs: &Fs, caller: Caller, ino: Ino) -> Result<()> {
+    if caller.uid != 0 && fs.clear_set_id(ino)? {
+        shared.attributes_changed(INodeNo(ino));
+    }
+    Ok(())
 }
 
 /// Copies from one file to another, or within one.
@@ -62,6 +73,7 @@ pub(crate) fn copy(
             // The kernel then copies through the page cache, and finds out what may not be written.
             return Err(Error::Unsupported);
         }
+        drop_privileges(shared, fs, caller, to.0)?;
         let copied = fs.copy_range(caller, from.0, from.1, to.0, to.1, len.min(COPY_MAX))?;
         Ok(u32::try_from(copied).unwrap_or(u32::MAX))
     })
