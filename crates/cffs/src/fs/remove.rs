@@ -70,7 +70,7 @@ impl Fs {
             drop(locked);
             drop(txn);
             self.reclaim_if_unused(&node);
-            return self.sync_names(&[&dir_node]);
+            return self.sync_names(&[dir_node]);
         }
     }
 
