@@ -156,8 +156,14 @@ impl Fs {
         // Blocks that a creation left behind when it failed.
         let st = locked.get(dir)?;
         let (inode, state) = as_dir(st)?;
-        dir::release(&self.dir_cx(), txn, &self.space, inode, state)?;
-        st.disk_size = st.inode.size;
+        let frags = inode.frags;
+        let outcome = dir::release(&self.dir_cx(), txn, &self.space, inode, state);
+        if inode.frags != frags {
+            // At once: the caller may be refused what it wants, and the directory stays.
+            st.disk_size = st.inode.size;
+            crate::inode::store(txn, st)?;
+        }
+        outcome?;
         Ok(true)
     }
 

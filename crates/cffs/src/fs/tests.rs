@@ -1,6 +1,7 @@
 //! What several threads could do to each other, step by step.
 
-use super::{Caller, Fs, MountOptions, RenameFlags};
+use super::quota::LimitedPlacer;
+use super::{Caller, Fs, Locked, MountOptions, RenameFlags, as_dir};
 use crate::device::{Device, MemoryDevice};
 use crate::error::Error;
 use crate::format::{LINK_MAX, ROOT_INO};
@@ -88,4 +89,35 @@ fn the_limit_of_links_is_an_error_of_its_own() {
         fs.create(Caller::ROOT, full, b"plain", 0o644).unwrap();
         assert_eq!(fs.getattr(file).unwrap().nlink, LINK_MAX);
     }
+}
+
+/// A rename over a directory can be refused after that.
+#[test]
+fn an_empty_directory_that_gives_its_blocks_back_is_stored_without_them() {
+    let fs = fresh(false);
+    let ino = fs.mkdir(Caller::ROOT, ROOT_INO, b"dir", 0o755).unwrap().ino;
+    let node = fs.node(ino).unwrap();
+    let stored = || {
+        let location = fs.inodes.locate(&fs.cache, ino).unwrap();
+        crate::inode::load_at(&fs.cache, ino, location).unwrap().0
+    };
+    let log_bytes = 2 * fs.log_bytes_remove();
+    {
+        // A block without names, as an error after its allocation leaves it behind.
+        let txn = fs.journal.begin(log_bytes).unwrap();
+        let mut st = node.state.write();
+        let placer = LimitedPlacer::new(&fs, Caller::ROOT, &st);
+        let (inode, state) = as_dir(&mut st).unwrap();
+        crate::dir::prepare_insert(&fs.dir_cx(), &txn, &fs.space, &placer, inode, state, b"name", 200).unwrap();
+        st.disk_size = st.inode.size;
+        crate::inode::store(&txn, &mut st).unwrap();
+    }
+    assert!(stored().frags > 0);
+    {
+        let txn = fs.journal.begin(log_bytes).unwrap();
+        let mut locked = Locked::new(&[&node]);
+        assert!(fs.empty_of_orphans(&txn, &mut locked, ino).unwrap());
+    }
+    let now = stored();
+    assert_eq!((now.frags, now.size), (0, 0), "{now:?}");
 }
