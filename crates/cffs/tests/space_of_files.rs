@@ -231,3 +231,30 @@ fn a_copy_keeps_holes_and_reads_only_data() {
     assert_eq!(fs.copy_range(ROOT, c, 300_000, a, 0, 10).unwrap(), 0);
     close(&fs, &dev);
 }
+
+/// While one thread copies a range that ends in a hole, another appends behind it: what was appended stays.
+#[test]
+fn copying_a_hole_never_cuts_off_what_another_thread_appends() {
+    const END: u64 = 100_000;
+    let dev = fresh(64 << 20);
+    let fs = mount(&dev);
+    let source = fs.create(ROOT, ROOT_INO, b"source", 0o644).unwrap().ino;
+    fs.write(ROOT, source, 0, &[1; 10_000]).unwrap();
+    fs.setattr(ROOT, source, SetAttr { size: Some(END), ..SetAttr::default() }).unwrap();
+    for round in 0..300 {
+        let target = fs.create(ROOT, ROOT_INO, format!("{round}").as_bytes(), 0o644).unwrap().ino;
+        let start = std::sync::Barrier::new(2);
+        std::thread::scope(|s| {
+            s.spawn(|| {
+                start.wait();
+                assert_eq!(fs.copy_range(ROOT, source, 0, target, 0, END).unwrap(), END);
+            });
+            start.wait();
+            fs.write(ROOT, target, END, b"appended").unwrap();
+        });
+        assert_eq!(fs.getattr(target).unwrap().size, END + 8, "round {round}");
+        fs.unlink(ROOT_INO, format!("{round}").as_bytes()).unwrap();
+        fs.forget(target, 1);
+    }
+    close(&fs, &dev);
+}

@@ -1,6 +1,6 @@
 //! Copying between files inside the file system: copy_file_range(2).
 
-use super::{Caller, Fs, SetAttr};
+use super::{Caller, Fs, now};
 use crate::error::{Error, Result};
 use crate::format::inode::{FLAG_APPEND, FLAG_IMMUTABLE};
 use crate::format::{FILE_SIZE_MAX, FileType, Ino};
@@ -45,10 +45,30 @@ impl Fs {
             }
         }
         // A hole at the end of what was copied.
-        if done > 0 && to_offset + done > end && self.getattr(to)?.size < to_offset + done {
-            self.setattr(c, to, SetAttr { size: Some(to_offset + done), ..SetAttr::default() })?;
+        if done > 0 && to_offset + done > end {
+            self.extend_if_shorter(c, to, to_offset + done)?;
         }
         Ok(done)
+    }
+
+    /// Makes the file so long if it is shorter. Others may write to it at the same time: what they append stays.
+    fn extend_if_shorter(&self, c: Caller, ino: Ino, size: u64) -> Result<()> {
+        let node = self.node(ino)?;
+        let _resize = node.resize.lock();
+        {
+            let mut st = node.state.write();
+            if st.dead {
+                return Err(Error::Stale);
+            }
+            if size <= st.inode.size {
+                return Ok(());
+            }
+            crate::file::extend(&self.file_cx(), &mut st, size, c.privileged())?;
+            let now = now();
+            (st.inode.mtime, st.inode.ctime) = (now, now);
+        }
+        self.list_dirty(&node);
+        Ok(())
     }
 
     /// Copies the next piece. `end` is where the target's bytes end, as far as is known.
