@@ -114,7 +114,7 @@ impl Drop for Promise<'_> {
 }
 
 /// Does what needs space; with none at hand, once more when what was freed can be used.
-fn with_space<R>(cx: &FileCtx<'_>, mut attempt: impl FnMut() -> Result<R>) -> Result<R> {
+pub fn with_space<R>(cx: &FileCtx<'_>, mut attempt: impl FnMut() -> Result<R>) -> Result<R> {
     match attempt() {
         Err(Error::NoSpace) if cx.space.pending_frees() > 0 => {
             cx.journal.commit()?;

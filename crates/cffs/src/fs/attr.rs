@@ -153,8 +153,15 @@ impl Fs {
         if size > FILE_SIZE_MAX {
             return Err(Error::FileTooLarge);
         }
-        let cx = self.file_cx();
         let _resize = node.resize.lock();
+        let outcome = self.with_space(|| self.set_size_once(c, node, size));
+        self.settle_tight(node);
+        outcome
+    }
+
+    /// [`Node::resize`] is held.
+    fn set_size_once(&self, c: Caller, node: &Arc<Node>, size: u64) -> Result<()> {
+        let cx = self.file_cx();
         let grows = {
             let mut st = node.state.write();
             match st.inode.file_type() {

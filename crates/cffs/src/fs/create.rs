@@ -104,6 +104,7 @@ impl Fs {
         Ok(NameReserve { fs: self, purse: Purse::new(blocks, privileged) })
     }
 
+    /// Sets fragments aside for contents, for as long as the guard lives.
     pub(super) fn set_aside(&self, frags: u64, privileged: bool) -> Result<DataReserve<'_>> {
         self.space.reserve(frags, privileged)?;
         Ok(DataReserve { fs: self, frags })
@@ -340,14 +341,11 @@ impl Fs {
         stored.map(|()| done)
     }
 
-    /// Does what needs space for a name. Space that was freed a moment ago can be used when that is durable: with none
-    /// left, this is waited for once. Nothing may be locked.
+    /// Does what needs space. With none left, what was promised for the worst case and what was freed a moment ago is made
+    /// to count ([`Fs::make_room`]), and it is tried once more. Nothing may be locked, but [`Node::resize`] may.
     pub(super) fn with_space<R>(&self, mut attempt: impl FnMut() -> Result<R>) -> Result<R> {
         match attempt() {
-            Err(Error::NoSpace) if self.space.pending_frees() > 0 => {
-                self.journal.commit()?;
-                attempt()
-            }
+            Err(Error::NoSpace) if self.make_room()? => attempt(),
             outcome => outcome,
         }
     }

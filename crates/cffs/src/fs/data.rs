@@ -49,9 +49,22 @@ impl Fs {
         Ok(n)
     }
 
+    /// After pages of a file were changed: with so little space that its extent tree got no promise ([`FileData::tight`]),
+    /// they are written back before anything else happens to it. [`Node::resize`] is held, the node is not locked.
+    ///
+    /// [`FileData::tight`]: crate::file::FileData::tight
+    pub(super) fn settle_tight(&self, node: &Arc<Node>) {
+        let tight = { std::mem::take(&mut node.state.write().data.tight) };
+        if tight {
+            self.list_dirty(node);
+            // An error is kept for fsync.
+            let _ = writeback::write_back(&self.file_cx(), vec![node.clone()]);
+        }
+    }
+
     fn write_once(&self, c: Caller, node: &Arc<Node>, offset: u64, data: &[u8]) -> Result<usize> {
         let _resize = node.resize.lock();
-        let (n, tight) = {
+        let written = {
             let mut st = node.state.write();
             match st.inode.file_type() {
                 FileType::Regular => {}
@@ -71,16 +84,17 @@ impl Fs {
             let written = file::write(&self.file_cx(), &mut st, offset, data, c.privileged());
             // Before an error there may have been zeros behind the old end.
             self.list_dirty(node);
-            let n = written?;
-            let now = now();
-            (st.inode.mtime, st.inode.ctime) = (now, now);
-            (n, std::mem::take(&mut st.data.tight))
+            if written.is_ok() {
+                let now = now();
+                (st.inode.mtime, st.inode.ctime) = (now, now);
+            }
+            if !st.data.tight {
+                return written;
+            }
+            written
         };
-        if tight {
-            // An error is kept for fsync.
-            let _ = writeback::write_back(&self.file_cx(), vec![node.clone()]);
-        }
-        Ok(n)
+        self.settle_tight(node);
+        written
     }
 
     /// For whoever finds no space: promises that were made for the worst case end by writing back what they were made

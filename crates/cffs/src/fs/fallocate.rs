@@ -62,14 +62,16 @@ impl Fs {
         let end = offset.checked_add(len).filter(|e| *e <= FILE_SIZE_MAX).ok_or(Error::FileTooLarge)?;
         let bytes = offset..end;
         let outcome = match what {
-            Fallocate::Allocate { keep_size } => self.allocate(c, &node, bytes, keep_size),
-            Fallocate::PunchHole => self.punch(c, &node, bytes),
-            Fallocate::Zero { keep_size } => self.zero_range(c, &node, bytes, keep_size),
+            // What was done of these is done once more without harm.
+            Fallocate::Allocate { keep_size } => self.with_space(|| self.allocate(c, &node, bytes.clone(), keep_size)),
+            Fallocate::PunchHole => self.with_space(|| self.punch(c, &node, bytes.clone())),
+            Fallocate::Zero { keep_size } => self.with_space(|| self.zero_range(c, &node, bytes.clone(), keep_size)),
             Fallocate::Collapse => self.collapse(c, &node, bytes),
             Fallocate::Insert => self.insert_range(c, &node, bytes),
         };
         // What was done before an error may have left dirty pages too.
         self.list_dirty(&node);
+        self.settle_tight(&node);
         outcome?;
         {
             let mut st = node.state.write();
@@ -186,7 +188,7 @@ impl Fs {
             return Error::invalid("a range to collapse that reaches the end of the file");
         }
         let frags = self.settle(node, &bytes, "collapse")?;
-        let nodes = Promise::for_cut(&cx, node)?;
+        let nodes = self.with_space(|| Promise::for_cut(&cx, node))?;
         let _exclusive = Exclusive::new(node);
         self.leave_inode(c, node)?;
         allocate::remove(&cx, node, frags.clone(), &nodes)?;
@@ -222,7 +224,8 @@ impl Fs {
             return crate::inode::store(&txn, &mut st);
         }
         let cx = self.file_cx();
-        self.with_space(|| {
+        // Writeback is kept away from the file: others' promises have to be ended by the caller.
+        allocate::with_space(&cx, || {
             let frags = self.geo.frags_for(data.len() as u64);
             node.state.read().data.reserve(&cx, frags, c.privileged())?;
             let release = |e: Error| {

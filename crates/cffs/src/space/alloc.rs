@@ -115,10 +115,19 @@ impl Space {
             {
                 return Ok(Some(run));
             }
-            let spare = { self.books.lock().limit(right) } << shift;
-            if spare < u64::from(wish.min) {
-                return Ok(None);
-            }
+            // Groups that were not loaded yet may have blocks that nobody was promised.
+            let spare = loop {
+                let (spare, more) = {
+                    let books = self.books.lock();
+                    (books.limit(right) << shift, books.wants_blocks(right))
+                };
+                if spare >= u64::from(wish.min) {
+                    break spare;
+                }
+                if !more || !self.load_another()? {
+                    return Ok(None);
+                }
+            };
             wish = Wish { want: spare.min(want) as u32, align: shift, ..wish };
             match self.find(wish, right)? {
                 None => return Ok(None),

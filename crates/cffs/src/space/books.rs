@@ -112,12 +112,22 @@ impl Books {
     pub fn limit(&self, right: Right<'_>) -> u64 {
         match right {
             Right::Data => self.spare_blocks(),
-            Right::Meta(purse) => {
-                let kept = if purse.privileged() { 0 } else { self.root_reserve };
-                let free = self.available.saturating_sub(self.promised_frags()).saturating_sub(kept);
-                purse.blocks() + self.spare_blocks().min(free / self.fpb)
-            }
+            Right::Meta(purse) => purse.blocks() + self.spare_blocks().min(self.affordable(purse)),
         }
+    }
+
+    /// Whether more known free blocks would raise [`Books::limit`].
+    pub fn wants_blocks(&self, right: Right<'_>) -> bool {
+        match right {
+            Right::Data => true,
+            Right::Meta(purse) => self.spare_blocks() < self.affordable(purse),
+        }
+    }
+
+    /// Blocks that the sum of fragments leaves to the owner of a purse, beyond what is in it.
+    fn affordable(&self, purse: &Purse) -> u64 {
+        let kept = if purse.privileged() { 0 } else { self.root_reserve };
+        self.available.saturating_sub(self.promised_frags()).saturating_sub(kept) / self.fpb
     }
 
     /// Takes `frags` fragments out, which `lost` free blocks end with. False if they are promised to others.

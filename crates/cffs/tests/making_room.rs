@@ -1,0 +1,188 @@
+//! Little space: what was promised for the worst case, or was freed a moment ago, serves whoever needs space now.
+
+use cffs::device::{Device, MemoryDevice};
+use cffs::error::Error;
+use cffs::format::ROOT_INO;
+use cffs::fs::{Caller, Fallocate, Fs, MountOptions};
+use cffs::mkfs::{MkfsOptions, mkfs};
+use std::sync::Arc;
+
+const ROOT: Caller = Caller::ROOT;
+
+fn mount(dev: &Arc<MemoryDevice>) -> Arc<Fs> {
+    let options = MountOptions { background: false, ..MountOptions::default() };
+    Fs::open(dev.clone() as Arc<dyn Device>, None, options).unwrap()
+}
+
+fn fresh(size: u64, options: &MkfsOptions) -> Arc<MemoryDevice> {
+    let dev = Arc::new(MemoryDevice::new(size));
+    mkfs(&*dev, None, options).unwrap();
+    dev
+}
+
+fn clean(dev: &Arc<MemoryDevice>, what: &str) {
+    let report = cffs::check::check(dev.clone(), None, &Default::default(), &|_, _, _| {}).unwrap();
+    assert!(report.problems.is_empty(), "{what}: {:#?}", report.problems);
+}
+
+/// Fills the device with the files `fill0`, `fill1`, ... of a directory, until not even a small write finds space.
+fn fill(fs: &Fs, dir: u64) {
+    for k in 0..20 {
+        let Ok(attr) = fs.create(ROOT, dir, format!("fill{k}").as_bytes(), 0o600) else { break };
+        let mut size = if k == 0 { 1 << 16 } else { 4096 };
+        let mut done = 0;
+        while size >= 512 {
+            match fs.write(ROOT, attr.ino, done, &vec![7; size]) {
+                Ok(n) => done += n as u64,
+                Err(Error::NoSpace) => size /= 2,
+                Err(e) => panic!("filling the device: {e}"),
+            }
+        }
+        fs.forget(attr.ino, 1);
+        fs.sync().unwrap();
+    }
+}
+
+#[test]
+fn removing_files_of_a_full_device_works_where_tables_cannot_be_cut() {
+    for (no_embed, block_size, frag_size) in [(false, 4096, 1024), (true, 1024, 512)] {
+        let dev = fresh(
+            24 << 20,
+            &MkfsOptions { no_embed, block_size, frag_size: Some(frag_size), reserve_bp: 0, ..MkfsOptions::default() },
+        );
+        let fs = mount(&dev);
+        let record = if no_embed { cffs::format::geometry::INODE_SLOT_SIZE } else { 16 };
+        let per_block = cffs::format::table::TableShape::new(block_size as usize, record).per_block;
+        let dir = fs.mkdir(ROOT, ROOT_INO, b"d", 0o700).unwrap().ino;
+        let filled = fs.mkdir(ROOT, ROOT_INO, b"fill", 0o700).unwrap().ino;
+        let files: Vec<u64> = (0..per_block * 16)
+            .map(|i| {
+                let ino = fs.create(ROOT, dir, i.to_string().as_bytes(), 0o600).unwrap().ino;
+                fs.forget(ino, 1);
+                ino
+            })
+            .collect();
+        fs.sync().unwrap();
+        fill(&fs, filled);
+        // Every other block of a table loses its records: more cuts than the table's inode has extents.
+        for (i, ino) in files.iter().enumerate() {
+            if (ino / per_block) % 2 == 1 {
+                fs.unlink(dir, i.to_string().as_bytes()).unwrap();
+                assert!(!fs.is_read_only(), "blocks of {block_size}: read-only after file {i}");
+            }
+        }
+        fs.sync().unwrap();
+        assert!(!fs.is_read_only());
+        // What stayed behind empty is used again, and goes with the rest.
+        for i in 0..per_block {
+            if let Ok(a) = fs.create(ROOT, dir, format!("again{i}").as_bytes(), 0o600) {
+                fs.forget(a.ino, 1);
+            }
+        }
+        fs.close().unwrap();
+        drop(fs);
+        clean(&dev, "with empty table blocks");
+        let fs = mount(&dev);
+        for (i, ino) in files.iter().enumerate() {
+            if (ino / per_block) % 2 == 0 {
+                fs.unlink(dir, i.to_string().as_bytes()).unwrap();
+            }
+        }
+        fs.close().unwrap();
+        drop(fs);
+        clean(&dev, "after everything went");
+    }
+}
+
+#[test]
+fn a_new_name_finds_the_space_that_was_promised_for_the_worst_case() {
+    let dev = fresh(24 << 20, &MkfsOptions { reserve_bp: 0, ..MkfsOptions::default() });
+    let fs = mount(&dev);
+    // Each page promises more nodes of the extent tree than it comes to need.
+    let sparse = fs.create(ROOT, ROOT_INO, b"sparse", 0o600).unwrap().ino;
+    let other = fs.create(ROOT, ROOT_INO, b"other", 0o600).unwrap().ino;
+    let mut pages = 0u64;
+    while fs.statfs().free > 60 {
+        fs.write(ROOT, sparse, pages * 1_000_000, &[1; 512]).unwrap();
+        pages += 1;
+    }
+    fs.create(ROOT, ROOT_INO, b"new", 0o600).unwrap();
+    while fs.statfs().free > 60 {
+        fs.write(ROOT, sparse, pages * 1_000_000, &[1; 512]).unwrap();
+        pages += 1;
+    }
+    fs.link(ROOT, other, ROOT_INO, b"link").unwrap();
+    fs.close().unwrap();
+    drop(fs);
+    clean(&dev, "names beside promises");
+}
+
+#[test]
+fn space_is_punched_and_allocated_where_a_file_was_removed_a_moment_ago() {
+    let options = MkfsOptions { reserve_bp: 0, ..MkfsOptions::default() };
+    let steps = [
+        (Fallocate::PunchHole, 300_000, 4096),
+        (Fallocate::Allocate { keep_size: true }, 5_000_000, 100_000),
+        (Fallocate::Zero { keep_size: true }, 280_000, 200_000),
+        (Fallocate::Collapse, 4096 * 50, 4096 * 3),
+        (Fallocate::Insert, 4096 * 50, 4096 * 3),
+    ];
+    for (what, offset, len) in steps {
+        let dev = fresh(24 << 20, &options);
+        let fs = mount(&dev);
+        let file = fs.create(ROOT, ROOT_INO, b"scattered", 0o600).unwrap().ino;
+        for i in 0..40 {
+            fs.write(ROOT, file, i * 100_000, &[1; 4096]).unwrap();
+        }
+        let gone = fs.create(ROOT, ROOT_INO, b"gone", 0o600).unwrap().ino;
+        fs.write(ROOT, gone, 0, &vec![3; 2 << 20]).unwrap();
+        fs.sync().unwrap();
+        fill(&fs, ROOT_INO);
+        fs.unlink(ROOT_INO, b"gone").unwrap();
+        fs.forget(gone, 1);
+        let outcome = fs.fallocate(ROOT, file, what, offset, len);
+        assert!(outcome.is_ok(), "{what:?}: {outcome:?}");
+        fs.close().unwrap();
+        drop(fs);
+        clean(&dev, "after fallocate");
+    }
+}
+
+#[test]
+fn removing_a_directory_takes_no_space_that_data_was_promised() {
+    let dev = fresh(24 << 20, &MkfsOptions { reserve_bp: 0, ..MkfsOptions::default() });
+    let fs = mount(&dev);
+    // The external inode table is there, with room.
+    let file = fs.create(ROOT, ROOT_INO, b"file", 0o600).unwrap().ino;
+    fs.link(ROOT, file, ROOT_INO, b"link").unwrap();
+    fs.write(ROOT, file, 0, &[5; 4096]).unwrap();
+    let dir = fs.mkdir(ROOT, ROOT_INO, b"d", 0o700).unwrap().ino;
+    // Its inode is too long for a slot of that table: what is in it needs fragments when the directory goes.
+    let open = fs.symlink(ROOT, dir, b"long", &[b'x'; 900]).unwrap().ino;
+    fs.unlink(dir, b"long").unwrap();
+    for i in 0..6 {
+        let one = fs.create(ROOT, ROOT_INO, format!("one{i}").as_bytes(), 0o600).unwrap().ino;
+        fs.write(ROOT, one, 0, &[2; 1024]).unwrap();
+        fs.forget(one, 1);
+    }
+    fs.sync().unwrap();
+    fill(&fs, ROOT_INO);
+    for i in 0..6 {
+        fs.unlink(ROOT_INO, format!("one{i}").as_bytes()).unwrap();
+    }
+    fs.sync().unwrap();
+    // All that is left is promised to data.
+    let mut at = 4096;
+    while fs.write(ROOT, file, at, &[6; 1024]).is_ok() {
+        at += 1024;
+    }
+    let _ = fs.rmdir(ROOT_INO, b"d");
+    fs.sync().unwrap();
+    let mut bytes = vec![0; at as usize];
+    assert_eq!(fs.read(file, 0, &mut bytes).unwrap(), bytes.len());
+    assert!(bytes[4096..].iter().all(|b| *b == 6));
+    fs.forget(open, 1);
+    fs.close().unwrap();
+    drop(fs);
+    clean(&dev, "after the directory went");
+}
