@@ -66,7 +66,7 @@ fn removing_files_of_a_full_device_works_where_tables_cannot_be_cut() {
         fill(&fs, filled);
         // Every other block of a table loses its records: more cuts than the table's inode has extents.
         for (i, ino) in files.iter().enumerate() {
-            if (ino / per_block) % 2 == 1 {
+            if !(ino / per_block).is_multiple_of(2) {
                 fs.unlink(dir, i.to_string().as_bytes()).unwrap();
                 assert!(!fs.is_read_only(), "blocks of {block_size}: read-only after file {i}");
             }
@@ -84,7 +84,7 @@ fn removing_files_of_a_full_device_works_where_tables_cannot_be_cut() {
         clean(&dev, "with empty table blocks");
         let fs = mount(&dev);
         for (i, ino) in files.iter().enumerate() {
-            if (ino / per_block) % 2 == 0 {
+            if (ino / per_block).is_multiple_of(2) {
                 fs.unlink(dir, i.to_string().as_bytes()).unwrap();
             }
         }
