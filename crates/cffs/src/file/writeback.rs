@@ -101,7 +101,9 @@ pub fn write_back(cx: &FileCtx<'_>, nodes: Vec<Arc<Node>>) -> Result<()> {
 
 fn take_with_retry(cx: &FileCtx<'_>, node: &Arc<Node>, for_log: bool) -> Result<Option<Job>> {
     let mut strict = None;
-    for _ in 0..4 {
+    // What a commit sets free may go to others who were promised space before. While this one insists there are no new
+    // promises of freed space, so those others become fewer.
+    for _ in 0..100 {
         match take(cx, node, for_log)? {
             Taken::Nothing => return Ok(None),
             Taken::Job(job) => return Ok(Some(job)),
