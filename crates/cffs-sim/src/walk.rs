@@ -136,6 +136,7 @@ pub fn read(fs: &Fs, ino: Ino, offset: u64, len: usize) -> cffs::error::Result<V
 
 /// Removes everything below the root, and the root's extended attributes.
 pub fn remove_all(fs: &Fs) -> Result<(), String> {
+    fs.set_flags(Caller::ROOT, ROOT_INO, 0).map_err(|e| format!("set_flags /: {e}"))?;
     for name in fs.listxattr(ROOT_INO).map_err(|e| format!("extended attributes of /: {e}"))? {
         fs.removexattr(Caller::ROOT, ROOT_INO, &name).map_err(|e| format!("removexattr /: {e}"))?;
     }

@@ -57,8 +57,12 @@ fn every_write_of_growing_can_be_the_last() {
 }
 
 /// Sequences that once failed, and what was wrong.
-const REGRESSIONS: [(&str, &str); 2] = [
+const REGRESSIONS: [(&str, &str); 3] = [
     ("a long symbolic link was empty", "mkdir /f 755 0\nsymlink /M0 4095\nsymlink /f/b 8\nfsync /f/b"),
+    (
+        "what was written after a range was collapsed was found where those bytes had been before (seed 77241)",
+        "create /f 644 0\nwrite /f 0 8824 1\nremount true\nfallocate /f collapse 4096 512\nwrite /f 0 6901 2\nremount true",
+    ),
     (
         "a generation came again after a quick remount",
         "create /M1 644 0\nwrite /M1 0 20000 1\nsync\nunlink /M1\nremount false\ncreate /b 644 0\nsync",

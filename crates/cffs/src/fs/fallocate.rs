@@ -80,6 +80,11 @@ impl Fs {
             st.dirty = true;
         }
         self.list_dirty(&node);
+        if matches!(what, Fallocate::Collapse | Fallocate::Insert) {
+            // Contents stay where they are on the device and mean another place of the file now. What is written over them
+            // next must not be found, after a crash, at the place they had before.
+            self.journal.commit()?;
+        }
         Ok(())
     }
 
