@@ -1,7 +1,9 @@
 //! Tests of [`FileDevice`] on real files.
 
 use super::*;
+use std::fs::File;
 use std::os::unix::fs::MetadataExt;
+use std::process::Command;
 use tempfile::TempDir;
 
 const BUFFERED: OpenMode = OpenMode { direct: Direct::Never, ..OpenMode::READ_WRITE };
@@ -316,16 +318,50 @@ fn on_tmpfs() {
     dev.discard(0, 1 << 50).unwrap();
 }
 
-/// `CFFS_TEST_BLOCK_DEVICE=/dev/loop7 cargo test -p cffs -- --ignored block_device`: overwrites the device.
+/// A loop device over a file of its own, taken down again when dropped.
+struct LoopDevice {
+    path: String,
+    _dir: TempDir,
+}
+
+impl LoopDevice {
+    /// Says so where there can be none: it takes root and loop devices.
+    fn new(sector: &str) -> Option<LoopDevice> {
+        let dir = TempDir::new().unwrap();
+        let image = dir.path().join("image");
+        File::create(&image).unwrap().set_len(8 << 20).unwrap();
+        let made = Command::new("losetup").args(["--find", "--show", "--sector-size", sector]).arg(&image).output();
+        let Some(out) = made.ok().filter(|out| out.status.success()) else {
+            eprintln!(
+                "SKIPPED: no loop device with sectors of {sector} bytes can be made here (needs root and losetup)"
+            );
+            return None;
+        };
+        Some(LoopDevice { path: String::from_utf8(out.stdout).unwrap().trim().to_owned(), _dir: dir })
+    }
+}
+
+impl Drop for LoopDevice {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup").args(["--detach", &self.path]).status();
+    }
+}
+
 #[test]
-#[ignore = "needs a block device to overwrite, in CFFS_TEST_BLOCK_DEVICE"]
 fn block_device() {
-    let path = std::env::var("CFFS_TEST_BLOCK_DEVICE").expect("CFFS_TEST_BLOCK_DEVICE names the device");
-    let dev = FileDevice::open(&path, OpenMode::READ_WRITE).unwrap();
+    for sector in ["512", "4096"] {
+        if let Some(device) = LoopDevice::new(sector) {
+            on_block_device(&device.path);
+        }
+    }
+}
+
+fn on_block_device(path: &str) {
+    let dev = FileDevice::open(path, OpenMode::READ_WRITE).unwrap();
     assert!(dev.is_block_device() && dev.is_direct() && dev.len() > 1 << 20);
-    let e = FileDevice::open(&path, OpenMode::READ_WRITE).unwrap_err();
+    let e = FileDevice::open(path, OpenMode::READ_WRITE).unwrap_err();
     assert_eq!(e.kind(), io::ErrorKind::ResourceBusy);
-    let e = FileDevice::open(&path, OpenMode::READ_ONLY).unwrap_err();
+    let e = FileDevice::open(path, OpenMode::READ_ONLY).unwrap_err();
     assert_eq!(e.kind(), io::ErrorKind::ResourceBusy);
     let data = pattern(65537, 8);
     dev.write_at(IoKind::Data, 65536, &data[1..]).unwrap();
@@ -336,10 +372,10 @@ fn block_device() {
     dev.discard(65536, 65536).unwrap();
     assert!(dev.set_len(dev.len() + 4096).is_err());
     drop(dev);
-    let reader = FileDevice::open(&path, OpenMode::READ_ONLY).unwrap();
-    let second = FileDevice::open(&path, OpenMode::READ_ONLY).unwrap();
-    assert_eq!(FileDevice::open(&path, OpenMode::READ_WRITE).unwrap_err().kind(), io::ErrorKind::ResourceBusy);
+    let reader = FileDevice::open(path, OpenMode::READ_ONLY).unwrap();
+    let second = FileDevice::open(path, OpenMode::READ_ONLY).unwrap();
+    assert_eq!(FileDevice::open(path, OpenMode::READ_WRITE).unwrap_err().kind(), io::ErrorKind::ResourceBusy);
     drop((reader, second));
-    let missing = FileDevice::create(&path, u64::MAX / 2, OpenMode::READ_WRITE).unwrap_err();
+    let missing = FileDevice::create(path, u64::MAX / 2, OpenMode::READ_WRITE).unwrap_err();
     assert_eq!(missing.kind(), io::ErrorKind::InvalidInput);
 }

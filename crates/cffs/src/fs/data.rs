@@ -64,7 +64,7 @@ impl Fs {
 
     fn write_once(&self, c: Caller, node: &Arc<Node>, offset: u64, data: &[u8]) -> Result<usize> {
         let _resize = node.resize.lock();
-        let written = {
+        let (written, tight) = {
             let mut st = node.state.write();
             match st.inode.file_type() {
                 FileType::Regular => {}
@@ -88,12 +88,11 @@ impl Fs {
                 let now = now();
                 (st.inode.mtime, st.inode.ctime) = (now, now);
             }
-            if !st.data.tight {
-                return written;
-            }
-            written
+            (written, st.data.tight)
         };
-        self.settle_tight(node);
+        if tight {
+            self.settle_tight(node);
+        }
         written
     }
 
