@@ -320,7 +320,7 @@ fn a_node_in_an_unused_group_stays_within_the_bound_for_the_log() {
     // Group 0 is full, so the first node goes to group 1, which nothing was written to.
     while space.counters().ags == 1 && total - space.free_frags() < layout::initial_ag_free(&file.f.geometry(), 0) {
         let left = layout::initial_ag_free(&file.f.geometry(), 0) - (total - space.free_frags());
-        let run = space.alloc_near(0, left, 1).unwrap().unwrap();
+        let run = file.f.alloc_near(0, left, 1).unwrap().unwrap();
         file.f.commit_alloc(run);
     }
     assert_eq!(space.counters().ags, 1);
@@ -338,7 +338,7 @@ fn without_space_for_nodes_nothing_changes() {
     let space = file.f.space.clone();
     let per = file.f.geometry().frags_per_block();
     let mut kept = Vec::new();
-    while let Some(run) = space.alloc_near(0, 100_000, 1).unwrap() {
+    while let Some(run) = file.f.alloc_near(0, 100_000, 1).unwrap() {
         kept.push(run);
     }
     let mut next = 0;
@@ -357,7 +357,7 @@ fn without_space_for_nodes_nothing_changes() {
                 assert_eq!(file.extents(), extents);
                 let last = kept.last_mut().unwrap();
                 last.len -= per;
-                space.cancel(Run { start: last.end(), len: per });
+                file.f.cancel(Run { start: last.end(), len: per });
                 next -= 1;
             }
             Err(e) => panic!("{e}"),
@@ -366,7 +366,7 @@ fn without_space_for_nodes_nothing_changes() {
     }
     assert_eq!(failures, file.nodes().len(), "each node was asked for once in vain");
     // Cutting an extent in two in a full leaf needs a block too; removing all of it does not.
-    while let Some(run) = space.alloc_near(0, 100_000, 1).unwrap() {
+    while let Some(run) = file.f.alloc_near(0, 100_000, 1).unwrap() {
         kept.push(run);
     }
     let e = file.extents()[0];

@@ -84,11 +84,15 @@ impl<'a> Promise<'a> {
         Ok(promise)
     }
 
-    /// So many have a place: they are no longer among the free ones.
-    fn placed(&mut self, frags: u64) {
-        let frags = frags.min(self.frags);
-        self.frags -= frags;
-        self.cx.space.unreserve(frags);
+    /// These have a place: with that their promise has ended.
+    fn placed(&mut self, extents: &[Extent]) {
+        self.frags = self.frags.saturating_sub(extents.iter().map(|e| e.len).sum());
+    }
+
+    /// These are given back, and are promised again.
+    fn cancel(&mut self, extents: &[Extent]) {
+        cancel(&self.cx, extents);
+        self.frags += extents.iter().map(|e| e.len).sum::<u64>();
     }
 
     /// So many become the file's in the transaction that is open, which stores the inode.
@@ -137,7 +141,7 @@ pub fn allocate(cx: &FileCtx<'_>, node: &Node, frags: Range<u64>, mut promise: P
     let mut at = frags.start;
     while at < frags.end {
         let (extents, next) = with_space(cx, || find_places(cx, node, at..frags.end))?;
-        promise.placed(extents.iter().map(|e| e.len).sum());
+        promise.placed(&extents);
         insert(cx, node, extents, &mut promise)?;
         at = next;
     }
@@ -158,7 +162,10 @@ fn find_places(cx: &FileCtx<'_>, node: &Node, frags: Range<u64>) -> Result<(Vec<
                 at = e.end().min(frags.end);
                 continue;
             }
-            Err(e) => return Err(cancel(cx, &found, e)),
+            Err(e) => {
+                cancel(cx, &found);
+                return Err(e);
+            }
         };
         let placed = if small {
             cx.placement.place_small(st.inode.parent, hole, None, &mut Vec::new())
@@ -178,15 +185,17 @@ fn find_places(cx: &FileCtx<'_>, node: &Node, frags: Range<u64>) -> Result<(Vec<
             // What was found is told first.
             Ok(None) if !found.is_empty() => break,
             Ok(None) => return Err(Error::NoSpace),
-            Err(e) => return Err(cancel(cx, &found, e)),
+            Err(e) => {
+                cancel(cx, &found);
+                return Err(e);
+            }
         }
     }
     Ok((found, at))
 }
 
-fn cancel(cx: &FileCtx<'_>, extents: &[Extent], e: Error) -> Error {
+fn cancel(cx: &FileCtx<'_>, extents: &[Extent]) {
     extents.iter().for_each(|e| cx.space.cancel(Run { start: e.start, len: e.len }));
-    e
 }
 
 /// Tells bitmap and inode of places that were found.
@@ -227,10 +236,8 @@ fn insert(cx: &FileCtx<'_>, node: &Node, extents: Vec<Extent>, promise: &mut Pro
         let mut step = step;
         if let Err(e) = step() {
             let retry = matches!(e, Error::NoSpace) && cx.space.pending_frees() > 0;
-            if !retry {
-                return Err(cancel(cx, rest, e));
-            }
-            cx.journal.commit().map_err(|e| cancel(cx, rest, e))?;
+            let retried = if retry { cx.journal.commit() } else { Err(e) };
+            retried.inspect_err(|_| promise.cancel(rest))?;
         }
     }
     Ok(())

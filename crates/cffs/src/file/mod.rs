@@ -68,7 +68,8 @@ pub struct FileData {
     pages_splits: u64,
     /// Fragments reserved for the extent tree: those of whole blocks.
     pub(crate) tree_reserved: u64,
-    /// New extents at most of the writeback that is under way.
+    /// Fragments reserved for what is in the writeback that is under way, and of which the inode was not told yet: as many
+    /// new extents at most.
     pub(crate) in_flight: u64,
     /// The last page was taken although there is no promise for the worst that could happen to the extent tree, because
     /// the tree has room now: it is to be written back before anything else happens to the file.
@@ -88,8 +89,8 @@ impl FileData {
     /// Promises fragments to this file's contents: space of the file system, and of the quotas of its owner, group and
     /// project. `privileged` callers get the file system's reserve and are not refused by quotas.
     ///
-    /// Each promise ends once: by [`FileData::release`] if it is not needed, or by [`FileData::convert`] when the
-    /// fragments become the inode's. [`Error::NoSpace`] or [`Error::Quota`] before anything has changed.
+    /// Each promise ends once: by [`FileData::release`] if it is not needed; or that of the file system when places are
+    /// found, and that of the quotas by [`FileData::convert`] when they become the inode's. [`Error::NoSpace`] or [`Error::Quota`] before anything has changed.
     pub fn reserve(&self, cx: &FileCtx<'_>, frags: u64, privileged: bool) -> Result<()> {
         cx.space.reserve(frags, privileged)?;
         if let Some(a) = &self.account
@@ -109,11 +110,9 @@ impl FileData {
         }
     }
 
-    /// So many promised fragments become the inode's in the transaction that is open: they are free to be taken in the
-    /// file system's books from now on, and are charged to the quotas when the inode is stored
-    /// ([`crate::inode::store`]), which must follow in the same transaction.
-    pub fn convert(&self, cx: &FileCtx<'_>, frags: u64) {
-        cx.space.unreserve(frags);
+    /// So many promised fragments, which have a place, become the inode's in the transaction that is open: they are charged
+    /// to the quotas when the inode is stored ([`crate::inode::store`]), which must follow in the same transaction.
+    pub fn convert(&self, frags: u64) {
         if let Some(a) = &self.account {
             a.convert(frags);
         }
@@ -134,10 +133,10 @@ impl FileData {
         self.pages.values().map(|p| p.dirty.len()).sum()
     }
 
-    /// Fragments reserved for the contents. What the extent tree may need at worst is left out: programs compare the
-    /// space of a file with its size to find out whether it has holes.
+    /// Fragments reserved for the contents, also where they are on their way. What the extent tree may need at worst is left
+    /// out: programs compare the space of a file with its size to find out whether it has holes.
     pub fn reserved(&self) -> u64 {
-        self.pages_reserved
+        self.pages_reserved + self.in_flight
     }
 
     /// Pages that there are directly before and behind a place.

@@ -408,7 +408,7 @@ fn insert_extents(cx: &FileCtx<'_>, txn: &Txn<'_>, st: &mut NodeState, job: &mut
     let mut told = Told::default();
     let outcome = insert_funded(cx, txn, st, job, n, &mut told);
     super::keep_purse(cx, st, &purse);
-    convert(cx, st, job, told.frags);
+    convert(st, job, told.frags);
     let Err(e) = outcome else { return Ok(()) };
     match inline {
         Some(inline) if told.end == 0 => st.inode.format = inline,
@@ -449,7 +449,8 @@ fn insert_funded(
         }
         if let Err(e) = extent::insert(txn, cx.space, &mut st.inode, e) {
             txn.free_data(run);
-            if let Err(e) = cx.space.free(txn, run) {
+            // Its page still counts on it.
+            if let Err(e) = cx.space.uncommit_alloc(txn, run) {
                 tracing::error!("{run} of inode {} is lost until fsck: {e}", st.inode.ino);
             }
             job.extents.drain(..=at);
@@ -462,15 +463,17 @@ fn insert_funded(
     Ok(())
 }
 
-/// Ends the reservation of so many fragments of a job, or of all.
-fn convert(cx: &FileCtx<'_>, st: &NodeState, job: &mut Job, frags: u64) {
+/// Ends what the pages of a job have reserved for so many fragments: those are the inode's.
+fn convert(st: &mut NodeState, job: &mut Job, frags: u64) {
     let mut left = frags;
     for (_, _, reserved) in &mut job.pages {
         let n = left.min(*reserved);
         *reserved -= n;
         left -= n;
-        st.data.convert(cx, n);
     }
+    debug_assert_eq!(left, 0, "fragments placed that no page had reserved");
+    st.data.in_flight = st.data.in_flight.saturating_sub(frags);
+    st.data.convert(frags);
 }
 
 /// A part of an unwritten extent has its contents.
@@ -484,8 +487,6 @@ fn make_written(txn: &Txn<'_>, cx: &FileCtx<'_>, st: &mut NodeState, e: Extent) 
 
 fn tell_last(cx: &FileCtx<'_>, txn: &Txn<'_>, st: &mut NodeState, job: &mut Job) -> Result<()> {
     insert_extents(cx, txn, st, job, job.extents.len())?;
-    // What was reserved beyond, for places that were there after all, or for contents that go into the inode.
-    convert(cx, st, job, u64::MAX);
     if let Some(bytes) = job.inline.take() {
         st.inode.format = InodeFormat::Inline(bytes);
     }
@@ -498,7 +499,8 @@ fn tell_last(cx: &FileCtx<'_>, txn: &Txn<'_>, st: &mut NodeState, job: &mut Job)
     inode::store(txn, st)
 }
 
-/// The pages of a job are home.
+/// The pages of a job are home. What they had reserved beyond what was placed, for places that were there after all or for
+/// contents that go into the inode, is not needed.
 fn finish_pages(cx: &FileCtx<'_>, st: &mut NodeState, job: &mut Job) {
     for (index, _, reserved) in job.pages.drain(..) {
         st.data.release(cx, reserved);

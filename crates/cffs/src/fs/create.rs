@@ -104,12 +104,6 @@ impl Fs {
         Ok(NameReserve { fs: self, purse: Purse::new(blocks, privileged) })
     }
 
-    /// Sets fragments aside for contents, for as long as the guard lives.
-    pub(super) fn set_aside(&self, frags: u64, privileged: bool) -> Result<DataReserve<'_>> {
-        self.space.reserve(frags, privileged)?;
-        Ok(DataReserve { fs: self, frags })
-    }
-
     fn make(&self, c: Caller, parent: Ino, name: &[u8], new: NewFile<'_>) -> Result<Attr> {
         self.writable()?;
         Self::check_name(name)?;
@@ -135,15 +129,13 @@ impl Fs {
         let inherited = self.inherit(dir_node, new.file_type, new.perm)?;
         let long = new.target.filter(|t| t.len() > self.inline_max(name.len()));
         let reserve = self.reserve_for_name(c.privileged(), funds)?;
-        let _contents_reserve =
-            self.set_aside(long.map_or(0, |t| self.geo.frags_for(t.len() as u64)), c.privileged())?;
         let inline_max = self.inline_max(name.len());
         let mut attributes = self.place_inherited(c, dir_node, &inherited, inline_max)?;
         let frags = long.map_or(0, |t| self.geo.frags_for(t.len() as u64))
             + attributes.blocks as u64 * self.geo.frags_per_block();
         let ids = ids_of_new(c, &dir_node.state.read().inode);
         let mut promised = self.quota_for_new(c, ids, frags)?;
-        let contents = long.map(|t| self.place_contents(dir_node.ino, t)).transpose()?;
+        let contents = long.map(|t| self.place_contents(dir_node.ino, t, c.privileged())).transpose()?;
         let names = match funds {
             Funds::Promised => self.log_bytes_names(),
             Funds::AsNeeded => self.log_bytes_remove(), // a block that comes may have to go again
@@ -170,7 +162,7 @@ impl Fs {
             made.map(Some)
         });
         if let (Err(_) | Ok(None), Some(contents)) = (&made, &contents) {
-            self.space.cancel(contents.run);
+            self.give_back_contents(contents);
         }
         made
     }
@@ -367,8 +359,22 @@ impl Fs {
     }
 
     /// Finds a place for contents that are to be durable with the inode they belong to: the target of a symbolic link
-    /// that is too long for the inode. Whoever does not hand it to [`Fs::log_contents`] cancels the run.
-    pub(super) fn place_contents<'a>(&self, dir: Ino, data: &'a [u8]) -> Result<Contents<'a>> {
+    /// that is too long for the inode. Whoever does not hand it to [`Fs::log_contents`] gives it back
+    /// ([`Fs::give_back_contents`]).
+    pub(super) fn place_contents<'a>(&self, dir: Ino, data: &'a [u8], privileged: bool) -> Result<Contents<'a>> {
+        let frags = self.geo.frags_for(data.len() as u64);
+        self.space.reserve(frags, privileged)?;
+        self.place_promised(dir, data).inspect_err(|_| self.space.unreserve(frags))
+    }
+
+    /// Gives back what [`Fs::place_contents`] found.
+    pub(super) fn give_back_contents(&self, c: &Contents<'_>) {
+        self.space.cancel(c.run);
+        self.space.unreserve(c.run.len);
+    }
+
+    /// As [`Fs::place_contents`] for who has the promise of space already; it is his again after an error.
+    pub(super) fn place_promised<'a>(&self, dir: Ino, data: &'a [u8]) -> Result<Contents<'a>> {
         let g = &self.geo;
         let goal = g.frag_of_block(self.placement.inode_goal(dir));
         let frags = g.frags_for(data.len() as u64);
@@ -471,17 +477,5 @@ pub(super) struct NameReserve<'a> {
 impl Drop for NameReserve<'_> {
     fn drop(&mut self) {
         self.fs.space.unreserve_blocks(self.purse.empty());
-    }
-}
-
-/// Fragments set aside for contents.
-pub(super) struct DataReserve<'a> {
-    fs: &'a Fs,
-    frags: u64,
-}
-
-impl Drop for DataReserve<'_> {
-    fn drop(&mut self) {
-        self.fs.space.unreserve(self.frags);
     }
 }

@@ -237,7 +237,7 @@ impl Fs {
                 node.state.read().data.release(&cx, frags);
                 e
             };
-            let contents = self.place_contents(dir, &data).map_err(release)?;
+            let contents = self.place_promised(dir, &data).map_err(release)?;
             let log_bytes = self.log_bytes_contents(&contents) + self.space.log_bytes_for_init() + inode_bytes;
             let txn = self.journal.begin(log_bytes).map_err(|e| {
                 self.space.cancel(contents.run);
@@ -246,7 +246,7 @@ impl Fs {
             let mut st = node.state.write();
             txn.arm();
             let size = st.inode.size;
-            st.data.convert(&cx, frags);
+            st.data.convert(frags);
             let outcome = self.log_contents(&txn, &mut st.inode, &contents);
             st.inode.size = size;
             outcome?;

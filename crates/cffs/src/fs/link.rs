@@ -148,9 +148,7 @@ impl Fs {
         else {
             return Err(Error::Unsupported);
         };
-        let frags = self.geo.frags_for(data.len() as u64);
-        let placed = self.set_aside(frags, true).and_then(|_reserve| self.place_contents(st.inode.parent, &data));
-        let contents = match placed {
+        let contents = match self.place_contents(st.inode.parent, &data, true) {
             Ok(contents) => contents,
             Err(e) => {
                 st.inode.format = InodeFormat::Inline(data);

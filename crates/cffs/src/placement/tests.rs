@@ -13,13 +13,14 @@ fn a_block_in_which_another_file_has_a_part_is_not_taken_for_fresh() {
     let (fpb, fs) = (g.frags_per_block(), g.frag_size());
     assert!(fpb >= 4);
     let cache = f.journal.cache();
+    f.space.reserve(4 * fpb, true).unwrap();
     let p = Placement::new(f.space.clone(), &f.sb);
     let mut fresh = Vec::new();
     let first = p.place_small(ROOT_INO, fpb, Some(cache), &mut fresh).unwrap().unwrap().run;
     assert_eq!(fresh.len(), 1, "a whole block of a free group");
     // Somebody who found no free group anywhere gets the last fragment of the next block.
     let theirs = first.end() + fpb - 1;
-    assert_eq!(f.space.alloc_in(theirs..theirs + 1, 1).unwrap().unwrap().start, theirs);
+    assert_eq!(f.alloc_in(theirs..theirs + 1, 1).unwrap().unwrap().start, theirs);
     let bytes = Arc::new(AlignedBuf::from_slice(&vec![7; fs]));
     cache.write_data(&mut [DataRun { frag: theirs, bytes, from: 0, len: fs }]).unwrap();
     fresh.clear();

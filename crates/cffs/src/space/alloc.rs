@@ -176,13 +176,14 @@ impl Space {
     }
 
     /// A free run of `want` fragments near `goal`, at any alignment; where there is none, one of `min` or more. Never
-    /// more than fits into an extent. For data, to which as much was promised. `None`: not even `min` anywhere; while
+    /// more than fits into an extent. For data, to which as much was promised ([`Space::reserve`]); for what is found the
+    /// promise ends. `None`: not even `min` anywhere; while
     /// [`Space::pending_frees`] is not 0, a commit may change that.
     pub fn alloc_near(&self, goal: FragAddr, want: u64, min: u64) -> Result<Option<Run>> {
         self.alloc(goal, want, min, 0, Right::Data)
     }
 
-    /// As [`Space::alloc_near`], in whole aligned blocks. The run is in fragments.
+    /// As [`Space::alloc_near`], in whole aligned blocks. The run, and the promise, are in fragments.
     pub fn alloc_blocks_near(&self, goal: BlockAddr, want_blocks: u64, min: u64) -> Result<Option<Run>> {
         self.alloc_blocks(goal, want_blocks, min, Right::Data)
     }
@@ -200,7 +201,8 @@ impl Space {
         self.alloc(goal << shift, frags(want), frags(min.max(1)), shift, right)
     }
 
-    /// Exactly `want` fragments of data inside the window: the first place there is, packed densely.
+    /// Exactly `want` fragments of data inside the window: the first place there is, packed densely. They were promised, and
+    /// their promise ends.
     pub fn alloc_in(&self, window: Range<FragAddr>, want: u64) -> Result<Option<Run>> {
         self.alloc_inside(window, want, 0, Right::Data)
     }

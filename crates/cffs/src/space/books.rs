@@ -137,6 +137,8 @@ impl Books {
                 if lost > 0 && lost > self.spare_blocks() {
                     return false;
                 }
+                // In the same step: never is a fragment taken and promised too.
+                self.unreserve(frags);
             }
             Right::Meta(purse) => {
                 let own = purse.blocks().min(lost);
@@ -150,6 +152,12 @@ impl Books {
         self.available = self.available.saturating_sub(frags);
         self.free_blocks = self.free_blocks.saturating_sub(lost);
         true
+    }
+
+    /// Data that had been placed is without a place again: its promise is made once more.
+    pub fn put_back_data(&mut self, frags: u64) {
+        self.available += frags;
+        self.reserved += frags;
     }
 
     /// Puts whole blocks of metadata back that were not needed. What had come out of the purse is promised to its owner

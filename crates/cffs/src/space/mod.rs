@@ -48,7 +48,8 @@ const RANGE_OVERHEAD: usize = RECORD_HEADER + 16 + 16;
 /// By what right space is taken.
 #[derive(Clone, Copy)]
 enum Right<'a> {
-    /// For data, to which fragments were promised: any of them, as long as promised blocks stay whole.
+    /// For data, to which fragments were promised: any of them, as long as promised blocks stay whole. The promise ends with
+    /// the taking.
     Data,
     /// Whole blocks for metadata, out of a purse first.
     Meta(&'a Purse),
@@ -150,9 +151,13 @@ impl Space {
         group.with(&self.cache, loaded, f)
     }
 
-    /// Gives back what an allocation returned and no transaction has committed.
+    /// Gives back what an allocation of data returned and no transaction has committed. The fragments are promised to the
+    /// caller again.
     pub fn cancel(&self, run: Run) {
-        self.give_back(run, |books, _| books.available += run.len);
+        if !self.give_back(run, |books, _| books.put_back_data(run.len)) {
+            // Lost until the next mount. The caller ends the promise all the same.
+            self.books.lock().reserved += run.len;
+        }
     }
 
     /// Gives back whole blocks that were allocated for metadata, to the purse they came out of.
@@ -255,6 +260,18 @@ impl Space {
 
     /// Marks a used run as free. It can be allocated again when the transaction is durable.
     pub fn free(&self, txn: &Txn<'_>, run: Run) -> Result<()> {
+        self.free_noting(txn, run, |_| ())
+    }
+
+    /// Takes [`Space::commit_alloc`] of data back, in the same transaction. The fragments are promised to the caller again,
+    /// after an error too.
+    pub(crate) fn uncommit_alloc(&self, txn: &Txn<'_>, run: Run) -> Result<()> {
+        self.free_noting(txn, run, |books| books.reserved += run.len)
+            .inspect_err(|_| self.books.lock().reserved += run.len)
+    }
+
+    /// As [`Space::free`]; `note` is called with the books in which the run has just become free.
+    fn free_noting(&self, txn: &Txn<'_>, run: Run, note: impl FnOnce(&mut Books)) -> Result<()> {
         let group = self.group_of(run)?;
         let bad = |what: &str| Err(Error::Corrupt(Corrupt(format!("{run} to be freed: {what}"))));
         if group.is_virgin() {
@@ -272,6 +289,7 @@ impl Space {
             books.available += run.len;
             books.pending += run.len;
             books.committed.free_frags = books.committed.free_frags.saturating_add(run.len);
+            note(books);
         }
         if held {
             self.hold(group);
@@ -360,7 +378,7 @@ impl Space {
         self.g.frags_per_block()
     }
 
-    /// Takes a promise back: the fragments were allocated, or are not needed.
+    /// Takes a promise back: the fragments are not needed. (Allocating them ends it by itself.)
     pub fn unreserve(&self, n: u64) {
         self.books.lock().unreserve(n);
     }

@@ -76,6 +76,31 @@ impl Fixture {
         self.space.free(&txn, run)
     }
 
+    /// Allocates data, with a promise as everybody who does.
+    fn promised(&self, want: u64, alloc: impl FnOnce() -> Result<Option<Run>>) -> Result<Option<Run>> {
+        self.space.books.lock().reserved += want;
+        let found = alloc();
+        self.space.unreserve(want - found.as_ref().map_or(0, |run| run.map_or(0, |run| run.len)));
+        found
+    }
+
+    pub fn alloc_near(&self, goal: FragAddr, want: u64, min: u64) -> Result<Option<Run>> {
+        self.promised(want, || self.space.alloc_near(goal, want, min))
+    }
+
+    pub fn alloc_blocks_near(&self, goal: u64, want: u64, min: u64) -> Result<Option<Run>> {
+        self.promised(want * self.space.frags_per_block(), || self.space.alloc_blocks_near(goal, want, min))
+    }
+
+    pub fn alloc_in(&self, window: std::ops::Range<FragAddr>, want: u64) -> Result<Option<Run>> {
+        self.promised(want, || self.space.alloc_in(window, want))
+    }
+
+    pub fn cancel(&self, run: Run) {
+        self.space.cancel(run);
+        self.space.unreserve(run.len);
+    }
+
     /// Free fragments by the bitmaps of all groups; header counts must agree.
     pub fn free_by_bitmaps(&self) -> u64 {
         let g = self.geometry();
@@ -134,7 +159,7 @@ fn filling_to_the_last_fragment_and_emptying_leaks_nothing() {
     let total = f.space.free_frags();
     let mut runs = Vec::new();
     let mut want = 1;
-    while let Some(run) = f.space.alloc_near(runs.len() as u64 * 37, want, 1).unwrap() {
+    while let Some(run) = f.alloc_near(runs.len() as u64 * 37, want, 1).unwrap() {
         assert!(run.len <= want);
         f.commit_alloc(run);
         runs.push(run);
@@ -148,13 +173,13 @@ fn filling_to_the_last_fragment_and_emptying_leaks_nothing() {
     assert!(sorted.windows(2).all(|w| w[0].end() <= w[1].start), "no run overlaps another");
 
     let f = f.reopen();
-    assert_eq!(f.space.alloc_near(0, 1, 1).unwrap(), None);
+    assert_eq!(f.alloc_near(0, 1, 1).unwrap(), None);
     for run in &runs {
         f.free(*run).unwrap();
     }
     assert_eq!(f.space.free_frags(), total, "pending frees count as free");
     assert_eq!(f.space.pending_frees(), total);
-    assert_eq!(f.space.alloc_near(0, 1, 1).unwrap(), None, "but they cannot be allocated before the commit");
+    assert_eq!(f.alloc_near(0, 1, 1).unwrap(), None, "but they cannot be allocated before the commit");
     f.journal.commit().unwrap();
     assert_eq!(f.space.pending_frees(), 0);
     let f = f.reopen();
@@ -169,27 +194,27 @@ fn unused_groups_are_initialized_in_order_when_needed() {
     let g = f.geometry();
     assert_eq!((g.ag_count, f.space.counters().ags), (8, 1));
     // The next unused group can be asked for; what lies beyond is out of reach.
-    let far = f.space.alloc_in(g.frag_of_block(g.ag_start(3))..g.total_frags(), 8).unwrap();
+    let far = f.alloc_in(g.frag_of_block(g.ag_start(3))..g.total_frags(), 8).unwrap();
     assert_eq!(far, None);
     let window = |ag: u64| g.frag_of_block(g.ag_start(ag))..g.frag_of_block(g.ag_start(ag + 1));
-    let first = f.space.alloc_in(window(1), 8).unwrap().unwrap();
-    let second = f.space.alloc_in(window(2), 8).unwrap().unwrap();
+    let first = f.alloc_in(window(1), 8).unwrap().unwrap();
+    let second = f.alloc_in(window(2), 8).unwrap().unwrap();
     assert_eq!(f.space.counters().ags, 1, "nothing is written before a commit");
     f.commit_alloc(second);
     assert_eq!(f.space.counters().ags, 3, "the gap is initialized too");
-    f.space.cancel(first);
+    f.cancel(first);
     assert_eq!(f.free_by_bitmaps(), f.space.free_frags());
     let f = f.reopen();
     assert_eq!(f.space.counters().ags, 3);
     assert!(f.is_used(second.start) && !f.is_used(first.start));
-    assert_eq!(f.space.alloc_in(window(2), 8).unwrap().unwrap().start, second.end());
+    assert_eq!(f.alloc_in(window(2), 8).unwrap().unwrap().start, second.end());
 }
 
 #[test]
 fn wrong_frees_and_allocations_are_errors_and_change_nothing() {
     let f = Fixture::new(8 << 20, &tiny());
     let g = f.geometry();
-    let run = f.space.alloc_near(0, 100, 100).unwrap().unwrap();
+    let run = f.alloc_near(0, 100, 100).unwrap().unwrap();
     let corrupt = |r: Result<()>| assert!(matches!(r, Err(Error::Corrupt(_))), "{r:?}");
     corrupt(f.free(run)); // allocated in memory only
     f.commit_alloc(run);
@@ -214,7 +239,7 @@ fn wrong_frees_and_allocations_are_errors_and_change_nothing() {
     assert_eq!(f.free_by_bitmaps(), free);
     f.free(run).unwrap();
     corrupt(f.free(run));
-    f.space.cancel(Run { start: run.start + 200, len: 10 });
+    f.cancel(Run { start: run.start + 200, len: 10 });
     f.journal.commit().unwrap();
     assert_eq!(f.free_by_bitmaps(), f.space.free_frags());
 }
@@ -232,7 +257,7 @@ fn a_run_that_spans_bitmap_blocks_is_marked_as_a_whole() {
     let f = Fixture::new(16 << 20, &options);
     let g = f.geometry();
     assert!(g.bitmap_blocks() > 3);
-    let run = f.space.alloc_near(0, 9000, 9000).unwrap().unwrap();
+    let run = f.alloc_near(0, 9000, 9000).unwrap().unwrap();
     f.commit_alloc(run);
     let f = f.reopen();
     assert_eq!(f.free_by_bitmaps(), f.space.free_frags());
@@ -250,13 +275,13 @@ fn a_damaged_group_is_passed_over() {
     let in_1 = g.frag_of_block(g.ag_start(1));
     for ag in 1..3 {
         let start = g.frag_of_block(g.ag_start(ag));
-        f.commit_alloc(f.space.alloc_in(start..start + 1000, 8).unwrap().unwrap());
+        f.commit_alloc(f.alloc_in(start..start + 1000, 8).unwrap().unwrap());
     }
     let f = f.reopen();
     let offset = g.bitmap_block(1, 0) << g.block_shift;
     f.dev.write_at(crate::device::IoKind::Meta, offset, &[0u8; 1024]).unwrap();
-    assert_eq!(f.space.alloc_in(in_1..in_1 + 1000, 1).unwrap(), None);
-    let run = f.space.alloc_near(in_1, 8, 8).unwrap().unwrap();
+    assert_eq!(f.alloc_in(in_1..in_1 + 1000, 1).unwrap(), None);
+    let run = f.alloc_near(in_1, 8, 8).unwrap().unwrap();
     assert_eq!(g.ag_of(g.block_of_frag(run.start)), 2, "the next group serves");
     assert!(matches!(f.free(Run { start: in_1 + 30, len: 1 }), Err(Error::Corrupt(_))));
     assert!(f.space.find_free_group(g.ag_start(1)).unwrap().is_some_and(|b| g.ag_of(b) != 1));
@@ -270,7 +295,7 @@ fn a_bitmap_that_frees_what_it_must_not_is_damaged() {
     for (ag, bit) in [(0, 1), (0, g.frag_of_block(g.sys_start)), (0, g.frag_of_block(g.log_start) + 7), (4, beyond)] {
         let f = Fixture::new((8 << 20) + 300 * 1024, &tiny());
         while f.space.counters().ags < g.ag_count {
-            f.commit_alloc(f.space.alloc_near(0, 1 << 20, 1).unwrap().unwrap());
+            f.commit_alloc(f.alloc_near(0, 1 << 20, 1).unwrap().unwrap());
         }
         let f = f.reopen();
         let g = f.geometry();
@@ -340,13 +365,13 @@ fn threads_never_get_the_same_fragment() {
             let r = x >> 33;
             let goal = r % g.total_frags();
             let run = match r % 3 {
-                0 => f.space.alloc_in(goal..goal + 300, r % 9 + 1).unwrap(),
-                1 => f.space.alloc_near(goal, r % 64 + 1, 1).unwrap(),
-                _ => f.space.alloc_blocks_near(g.block_of_frag(goal), r % 16 + 1, 1).unwrap(),
+                0 => f.alloc_in(goal..goal + 300, r % 9 + 1).unwrap(),
+                1 => f.alloc_near(goal, r % 64 + 1, 1).unwrap(),
+                _ => f.alloc_blocks_near(g.block_of_frag(goal), r % 16 + 1, 1).unwrap(),
             };
             if let Some(run) = run {
                 if r.is_multiple_of(5) {
-                    f.space.cancel(run);
+                    f.cancel(run);
                 } else {
                     f.commit_alloc(run);
                     kept.push(run);
@@ -376,7 +401,7 @@ fn threads_never_get_the_same_fragment() {
     // What another mount finds in the bitmaps can be allocated to the last fragment.
     let f = f.reopen();
     let mut found = 0;
-    while let Some(run) = f.space.alloc_near(0, 1 << 20, 1).unwrap() {
+    while let Some(run) = f.alloc_near(0, 1 << 20, 1).unwrap() {
         found += run.len;
     }
     assert_eq!(found, total - used);
@@ -388,7 +413,7 @@ fn a_petabyte_loads_at_once_and_serves_from_its_first_groups() {
     let f = Fixture::new(1 << 50, &options);
     let g = f.geometry();
     assert!(g.ag_count > 500_000);
-    let run = f.space.alloc_near(g.total_frags() - 1, 100, 100).unwrap().unwrap();
+    let run = f.alloc_near(g.total_frags() - 1, 100, 100).unwrap().unwrap();
     f.commit_alloc(run);
     let group = f.space.find_free_group(g.total_blocks - 1).unwrap().unwrap();
     assert!(g.ag_of(group) <= 1);
@@ -401,7 +426,7 @@ fn a_petabyte_loads_at_once_and_serves_from_its_first_groups() {
 fn counters_of_other_layers_go_with_the_commit() {
     let f = Fixture::new(8 << 20, &tiny());
     f.space.with_counters(|c| c.inodes += 41);
-    let run = f.space.alloc_near(0, 5, 5).unwrap().unwrap();
+    let run = f.alloc_near(0, 5, 5).unwrap().unwrap();
     f.commit_alloc(run);
     let (dev, free) = (f.dev.clone(), f.space.counters().free_frags);
     let addr = f.geometry().counters_block();
@@ -465,7 +490,7 @@ proptest! {
             let all = |model: &[Is], r: Run, is: Is| model[range(r)].iter().all(|x| *x == is);
             match op {
                 Op::Near(goal, want, min) => {
-                    if let Some(run) = f.space.alloc_near(goal, want, min).unwrap() {
+                    if let Some(run) = f.alloc_near(goal, want, min).unwrap() {
                         prop_assert!(run.len <= want && run.len >= min && all(&model, run, Is::Free));
                         model[range(run)].fill(Is::Taken);
                         taken.push(run);
@@ -475,7 +500,7 @@ proptest! {
                     }
                 }
                 Op::Blocks(goal, want, min) => {
-                    if let Some(run) = f.space.alloc_blocks_near(goal, want, min).unwrap() {
+                    if let Some(run) = f.alloc_blocks_near(goal, want, min).unwrap() {
                         prop_assert!(run.start % 2 == 0 && run.len % 2 == 0);
                         prop_assert!(run.len / 2 <= want && run.len / 2 >= min && all(&model, run, Is::Free));
                         model[range(run)].fill(Is::Taken);
@@ -484,7 +509,7 @@ proptest! {
                 }
                 Op::In(at, len, want) => {
                     let window = at..at + len;
-                    if let Some(run) = f.space.alloc_in(window.clone(), want).unwrap() {
+                    if let Some(run) = f.alloc_in(window.clone(), want).unwrap() {
                         prop_assert!(run.len == want && run.start >= window.start && run.end() <= window.end);
                         prop_assert!(all(&model, run, Is::Free));
                         model[range(run)].fill(Is::Taken);
@@ -504,7 +529,7 @@ proptest! {
                 }
                 Op::Cancel(i) if !taken.is_empty() => {
                     let run = taken.swap_remove(i % taken.len());
-                    f.space.cancel(run);
+                    f.cancel(run);
                     model[range(run)].fill(Is::Free);
                 }
                 Op::Commit(i) if !taken.is_empty() => {
