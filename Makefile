@@ -7,6 +7,8 @@ DESTDIR ?=
 ARGS   ?=
 # How often `make soak` kills the mount process.
 ROUNDS ?= 100
+# How often `make soak` cuts the power of a disk.
+CUTS   ?= 500
 # How long `make soak` runs random sequences against the reference model, and crashes them, in seconds.
 CAMPAIGN ?= 300
 
@@ -29,7 +31,7 @@ help:
 	@echo 'make bench        benchmarks of the library'
 	@echo 'make bench-peers  cffs, ext4, xfs and btrfs over one slow disk (root)'
 	@echo 'make soak         random sequences and crashes for CAMPAIGN seconds; then kill the'
-	@echo '                  mount process ROUNDS times under load (root)'
+	@echo '                  mount process ROUNDS times under load, and cut the power CUTS times (root)'
 	@echo 'make conformance  test suites, stress and real programs on a mounted file system (root; an hour)'
 	@echo 'make install      to PREFIX=$(PREFIX), DESTDIR honoured'
 
@@ -56,6 +58,7 @@ soak:
 	$(CARGO) build --release -p cffs-cli -p cffs-lab
 	$(CARGO) run --release -p cffs-sim --bin campaign -- --seconds $(CAMPAIGN) --seed $$(date +%s)
 	target/release/cffs-lab soak --rounds $(ROUNDS) $(ARGS)
+	target/release/cffs-lab powercut --rounds $(CUTS) --seed $$(date +%s)
 
 # pjdfstest, fsx, fio, a stress of eight processes, and programs with the checks they bring.
 conformance:

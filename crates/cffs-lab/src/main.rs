@@ -7,10 +7,12 @@
 mod compare;
 mod conformance;
 mod peers;
+mod powercut;
 mod process;
 mod quota;
 mod random;
 mod readall;
+mod served;
 mod soak;
 mod tree;
 mod undo;
@@ -41,6 +43,8 @@ enum Command {
     Conformance(conformance::Args),
     /// Kill the mount process again and again under load, and check
     Soak(soak::Args),
+    /// Cut the power of the disk under a mount again and again, and look for what was promised
+    Powercut(powercut::Args),
     /// Kill the mount process while several users work against their quotas, and add up what they use
     Quota(quota::Args),
     /// The work of one user, for `quota`
@@ -58,6 +62,7 @@ fn main() -> ExitCode {
         Command::Readall(args) => readall::run(&args),
         Command::Conformance(args) => conformance::run(&args),
         Command::Soak(args) => soak::run_soak(&args),
+        Command::Powercut(args) => powercut::run_campaign(&args),
         Command::Quota(args) => quota::run_campaign(&args),
         Command::QuotaLoad(args) => quota::run_load(&args),
     };
