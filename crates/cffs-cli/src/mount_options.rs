@@ -2,7 +2,7 @@
 
 use crate::size::parse_size;
 use cffs::fs::api::{AtimeMode, MetadataMode, MountOptions, PrefetchMode};
-use cffs_fuse::{AclMode, MountConfig};
+use cffs_fuse::MountConfig;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -186,8 +186,8 @@ impl Options {
             ("nodefault_permissions", None) => config.default_permissions = false,
             ("xattr" | "user_xattr", None) => config.xattr = true,
             ("noxattr" | "nouser_xattr", None) => config.xattr = false,
-            ("acl", None) => config.acl = AclMode::On,
-            ("noacl", None) => config.acl = AclMode::Off,
+            ("acl", None) => config.acl = true,
+            ("noacl", None) => config.acl = false,
             ("suid", None) => config.suid = true,
             ("nosuid", None) => config.suid = false,
             ("dev", None) => config.dev = true,

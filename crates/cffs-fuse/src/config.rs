@@ -2,21 +2,6 @@
 
 use std::time::Duration;
 
-/// Whether access control lists are shown, set and enforced.
-///
-/// They are not free: with them the kernel (6.18.42 and later, and their like in older series) asks for the list of the
-/// mount's root at every path that anybody but the root's owner walks through it, and keeps no answer.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum AclMode {
-    /// If the file system has, or had, any.
-    #[default]
-    Auto,
-    /// Always: lists can be set.
-    On,
-    /// Never. The group bits of files that have one then count for the owning group.
-    Off,
-}
-
 /// How to mount. Whether the mount is read-only is the engine's business: see [`cffs::fs::Fs::is_read_only`].
 #[derive(Clone, Debug)]
 pub struct MountConfig {
@@ -29,8 +14,10 @@ pub struct MountConfig {
     /// Extended attributes. They cost messages: the kernel asks for `security.capability` before the first write to a
     /// file, and programs such as `ls -l` ask for access control lists.
     pub xattr: bool,
-    /// Access control lists; only with [`MountConfig::xattr`] and [`MountConfig::default_permissions`].
-    pub acl: AclMode,
+    /// POSIX access control lists can be set and are enforced; only with [`MountConfig::xattr`] and
+    /// [`MountConfig::default_permissions`]. Who is not the owner pays with messages: the kernel asks for the list of an
+    /// inode before it checks its permissions.
+    pub acl: bool,
     /// Set-user-id and set-group-id bits of programs count. Only root can have this.
     pub suid: bool,
     /// Device files work. Only root can have this.
@@ -61,7 +48,7 @@ impl Default for MountConfig {
             allow_other: root,
             default_permissions: true,
             xattr: true,
-            acl: AclMode::Auto,
+            acl: true,
             suid: root,
             dev: root,
             exec: true,

@@ -1,6 +1,6 @@
 //! What is negotiated with the kernel when a session starts.
 
-use crate::config::{AclMode, MountConfig};
+use crate::config::MountConfig;
 use fuser::{InitFlags, KernelConfig};
 
 /// What the kernel can do without a message.
@@ -36,8 +36,8 @@ const WANTED: [InitFlags; 6] = [
 // - SETXATTR_EXT: fuser does not know the longer message;
 // - EXPORT_SUPPORT: would look up inodes that the kernel holds no reference to.
 
-/// Sets up the connection. `has_acl`: there are access control lists.
-pub(crate) fn negotiate(kernel: &mut KernelConfig, config: &MountConfig, has_acl: bool) -> Abilities {
+/// Sets up the connection.
+pub(crate) fn negotiate(kernel: &mut KernelConfig, config: &MountConfig) -> Abilities {
     for flag in WANTED {
         if kernel.add_capabilities(flag).is_err() {
             tracing::debug!(?flag, "not supported by this kernel");
@@ -56,12 +56,7 @@ pub(crate) fn negotiate(kernel: &mut KernelConfig, config: &MountConfig, has_acl
     let has = kernel.capabilities();
     // Both or neither: with access control lists alone the kernel would still apply the umask.
     let for_acl = InitFlags::FUSE_POSIX_ACL | InitFlags::FUSE_DONT_MASK;
-    let wanted = match config.acl {
-        AclMode::Auto => has_acl,
-        AclMode::On => true,
-        AclMode::Off => false,
-    };
-    let acl = wanted && config.xattr && config.default_permissions && kernel.add_capabilities(for_acl).is_ok();
+    let acl = config.acl && config.xattr && config.default_permissions && kernel.add_capabilities(for_acl).is_ok();
     // Whoever answers GETXATTR is asked for `security.capability` before every write, unless the kernel may remember that
     // there is nothing to drop; and it may only where the server does the dropping. Without extended attributes it never
     // asks, and drops set-id bits itself, with a SETATTR before it writes, truncates or changes the owner.

@@ -37,7 +37,7 @@ mod shared;
 mod snapshot;
 mod xattr;
 
-pub use config::{AclMode, MountConfig};
+pub use config::MountConfig;
 pub use mountpoint::Unmounter;
 pub use remount::{Remount, remount};
 pub use session::{Error, Result, Session, mount};

@@ -92,7 +92,7 @@ pub(crate) fn reply_empty(result: std::result::Result<(), Errno>, reply: ReplyEm
 
 impl Filesystem for Server {
     fn init(&mut self, _req: &Request, kernel: &mut KernelConfig) -> std::io::Result<()> {
-        self.abilities = kernel::negotiate(kernel, &self.config, self.shared.uses_acl());
+        self.abilities = kernel::negotiate(kernel, &self.config);
         if self.shared.strict_atime() {
             (self.abilities.no_open, self.abilities.no_opendir) = (false, false);
         }

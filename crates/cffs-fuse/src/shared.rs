@@ -128,11 +128,6 @@ impl Shared {
         self.messages.count(message);
     }
 
-    /// Whether the file system has access control lists.
-    pub(crate) fn uses_acl(&self) -> bool {
-        self.fs.uses_acl()
-    }
-
     /// Every access is to be noted, so the kernel's caches must not answer for us.
     pub(crate) fn strict_atime(&self) -> bool {
         self.fs.options().atime == AtimeMode::Strictatime

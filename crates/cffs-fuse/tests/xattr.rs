@@ -3,7 +3,7 @@
 mod common;
 
 use cffs::fs::api::MountOptions;
-use cffs_fuse::{AclMode, MountConfig};
+use cffs_fuse::MountConfig;
 use common::{Image, Mounted, can_mount};
 use rustix::fs::XattrFlags;
 use rustix::io::Errno;
@@ -47,14 +47,6 @@ fn run_as(uid: u32, program: &str, args: &[&str]) -> Option<String> {
 
 fn run(program: &str, args: &[&str]) -> String {
     run_as(0, program, args).unwrap_or_else(|| panic!("{program} {args:?} failed"))
-}
-
-fn with(acl: AclMode) -> MountConfig {
-    MountConfig { acl, ..MountConfig::default() }
-}
-
-fn with_acl(image: &Image) -> Mounted {
-    image.mount_with(MountOptions::default(), &with(AclMode::On))
 }
 
 /// False, with a message, where the programs of the packages attr and acl are missing.
@@ -140,7 +132,7 @@ fn access_lists_decide_who_gets_in() {
         return;
     }
     let image = Image::new();
-    let m = with_acl(&image);
+    let m = image.mount();
     fs::set_permissions(m.dir(), fs::Permissions::from_mode(0o755)).unwrap();
     fs::create_dir(m.path("dir")).unwrap();
     let file = text(&m, "dir/file");
@@ -185,7 +177,7 @@ fn default_lists_are_inherited_and_the_umask_is_not_applied_to_them() {
         return;
     }
     let image = Image::new();
-    let m = with_acl(&image);
+    let m = image.mount();
     for dir in ["plain", "shared"] {
         fs::create_dir(m.path(dir)).unwrap();
         fs::set_permissions(m.path(dir), fs::Permissions::from_mode(0o777)).unwrap();
@@ -214,7 +206,7 @@ fn set_id_bits_and_capabilities_fall_away_with_a_change() {
         return;
     }
     let image = Image::new();
-    let m = with_acl(&image);
+    let m = image.mount();
     fs::set_permissions(m.dir(), fs::Permissions::from_mode(0o777)).unwrap();
     // Version 2 of a file capability: CAP_NET_RAW, permitted.
     let capability = [1, 0, 0, 2, 0, 0x20, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
@@ -268,18 +260,16 @@ fn a_mount_may_be_without_lists_or_without_attributes() {
     m.unmount();
     let none =
         [2, 0, 0, 0, 1, 0, 7, 0, 255, 255, 255, 255, 4, 0, 5, 0, 255, 255, 255, 255, 0x20, 0, 0, 0, 255, 255, 255, 255];
-    let m = image.mount();
+    let without = MountConfig { acl: false, ..MountConfig::default() };
+    let m = image.mount_with(MountOptions::default(), &without);
     assert_eq!(get(&m.path("file"), "user.a").unwrap(), b"1");
-    assert_eq!(set(m.dir(), "system.posix_acl_default", &none), Err(Errno::OPNOTSUPP), "there were none so far");
+    assert_eq!(set(m.dir(), "system.posix_acl_default", &none), Err(Errno::OPNOTSUPP));
     m.unmount();
-    let m = image.mount_with(MountOptions::default(), &with(AclMode::On));
-    set(m.dir(), "system.posix_acl_default", &none).unwrap();
-    m.unmount();
-    // From now on they are enforced, unless somebody wants them not to be.
     let m = image.mount();
+    set(m.dir(), "system.posix_acl_default", &none).unwrap();
     assert_eq!(get(m.dir(), "system.posix_acl_default").unwrap(), none);
     m.unmount();
-    let m = image.mount_with(MountOptions::default(), &with(AclMode::Off));
+    let m = image.mount_with(MountOptions::default(), &without);
     assert_eq!(get(m.dir(), "system.posix_acl_default"), Err(Errno::OPNOTSUPP));
     assert!(list(m.dir()).is_empty());
     m.unmount();

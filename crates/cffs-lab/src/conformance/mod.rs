@@ -39,7 +39,7 @@ struct Common {
     #[arg(long, default_value = "target/release/cffs", global = true)]
     cffs: PathBuf,
     /// Options of `cffs mount -o`
-    #[arg(long, default_value = "cache=64M,acl", global = true)]
+    #[arg(long, default_value = "cache=64M", global = true)]
     cffs_options: String,
     /// Formats to run on; default: what the check is meant for
     #[arg(long, global = true, value_delimiter = ',')]

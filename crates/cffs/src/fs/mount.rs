@@ -321,11 +321,6 @@ impl Fs {
         Ok(())
     }
 
-    /// Whether the file system has, or had, access control lists: then they must be enforced.
-    pub fn uses_acl(&self) -> bool {
-        self.sb.lock().ro_compat & RO_COMPAT_ACL != 0
-    }
-
     /// Notes in the superblock that there are access control lists, before the first of them.
     pub(super) fn mark_acl(&self) -> Result<()> {
         let mut sb = self.sb.lock();
