@@ -1,7 +1,8 @@
 //! The command line: subcommands, the names that stand for one of them, and what happens with errors.
 
 use crate::{
-    cat, exit, export, fsck, generate, grow, import, info, ls, mkfs, mount, quota, rm, stat, stats, trim, tune, umount,
+    cat, dump, exit, export, fsck, generate, grow, import, info, ls, mkfs, mount, quota, rm, stat, stats, trim, tune,
+    umount,
 };
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
@@ -37,6 +38,7 @@ enum Command {
     Stat(stat::StatArgs),
     Rm(rm::RmArgs),
     Quota(quota::QuotaArgs),
+    Dump(dump::DumpArgs),
     Generate(generate::GenerateArgs),
 }
 
@@ -151,6 +153,7 @@ pub fn run(mut args: Vec<OsString>) -> u8 {
         Command::Stat(a) => stat::run(&a),
         Command::Rm(a) => rm::run(&a),
         Command::Quota(a) => quota::run(&a),
+        Command::Dump(a) => dump::run(&a),
         Command::Generate(a) => generate::run(&a),
     };
     match result {

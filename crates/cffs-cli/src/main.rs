@@ -5,6 +5,7 @@
 
 mod cat;
 mod cli;
+mod dump;
 mod exit;
 mod export;
 mod fsck;

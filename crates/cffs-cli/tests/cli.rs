@@ -4,6 +4,8 @@
 mod changing;
 #[path = "cli/formatting.rs"]
 mod formatting;
+#[path = "cli/looking.rs"]
+mod looking;
 #[path = "cli/mounting.rs"]
 mod mounting;
 #[path = "cli/quota.rs"]

@@ -8,6 +8,7 @@ pub mod cache;
 pub mod check;
 pub mod device;
 pub mod dir;
+pub mod dump;
 pub mod error;
 pub mod extent;
 pub mod file;

@@ -107,7 +107,7 @@ pub struct Journal {
 /// (see below, and one more group) this leaves room for padding.
 const TXN_SHARE: u64 = 5;
 /// Recovery takes no group for one that has more than one of so many parts of the log: its memory is bounded.
-const GROUP_SHARE_MAX: u64 = 4;
+pub(crate) const GROUP_SHARE_MAX: u64 = 4;
 /// Blocks that may wait in memory for a commit, and then for their way home, however small the cache.
 const PINNED_MIN: usize = 64;
 /// The log is emptied when more than one in so many parts is used.

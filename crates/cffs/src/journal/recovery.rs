@@ -60,7 +60,7 @@ impl Revocations {
 }
 
 /// Reads the log, in large pieces: small transactions are many.
-struct LogReader<'a> {
+pub(crate) struct LogReader<'a> {
     dev: &'a dyn Device,
     sb: &'a Superblock,
     /// Byte offset of the ring on the device, and its length.
@@ -70,13 +70,15 @@ struct LogReader<'a> {
 }
 
 impl<'a> LogReader<'a> {
-    fn new(dev: &'a dyn Device, sb: &'a Superblock) -> LogReader<'a> {
+    /// A reader of the log on `dev`, whose place was checked.
+    pub(crate) fn new(dev: &'a dyn Device, sb: &'a Superblock) -> LogReader<'a> {
         let (at, len) = super::log_place(sb);
         let (start, ring) = (at + log::LOG_HEADER_AREA, len - log::LOG_HEADER_AREA);
         LogReader { dev, sb, start, ring, piece: (u64::MAX, AlignedBuf::default()) }
     }
 
-    fn read(&mut self, mut pos: u64, bytes: &mut [u8]) -> Result<()> {
+    /// The bytes of the ring from `pos` on.
+    pub(crate) fn read(&mut self, mut pos: u64, bytes: &mut [u8]) -> Result<()> {
         let mut done = 0;
         while done < bytes.len() {
             let base = pos - pos % READ_MAX;
@@ -95,7 +97,7 @@ impl<'a> LogReader<'a> {
     }
 
     /// The whole transaction that begins at `pos`, if there is one with this number.
-    fn transaction(&mut self, pos: u64, seq: u64) -> Result<Option<Transaction>> {
+    pub(crate) fn transaction(&mut self, pos: u64, seq: u64) -> Result<Option<Transaction>> {
         let unit = 1u64 << self.sb.frag_shift;
         if !pos.is_multiple_of(unit) {
             return Ok(None);
@@ -113,14 +115,21 @@ impl<'a> LogReader<'a> {
     }
 }
 
-struct Transaction {
+/// A whole transaction.
+pub(crate) struct Transaction {
     seq: u64,
     bytes: AlignedBuf,
     payload: usize,
 }
 
 impl Transaction {
-    fn records(&self, geo: &Geometry) -> Result<Vec<Record<'_>>> {
+    /// Its length in bytes, header and padding included.
+    pub(crate) fn len(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// Its records.
+    pub(crate) fn records(&self, geo: &Geometry) -> Result<Vec<Record<'_>>> {
         let body = &self.bytes[log::TXN_HEADER..log::TXN_HEADER + self.payload];
         Ok(log::records(body, geo.block_size())?)
     }
