@@ -11,6 +11,8 @@ ROUNDS ?= 100
 CUTS   ?= 500
 # How long `make soak` runs random sequences against the reference model, and crashes them, in seconds.
 CAMPAIGN ?= 300
+# How long `make soak` fuzzes decoders, log replay and whole images, in seconds.
+FUZZ ?= 120
 
 bindir  = $(DESTDIR)$(PREFIX)/bin
 sbindir = $(DESTDIR)$(PREFIX)/sbin
@@ -57,6 +59,7 @@ soak:
 	scripts/setup.sh
 	$(CARGO) build --release -p cffs-cli -p cffs-lab
 	$(CARGO) run --release -p cffs-sim --bin campaign -- --seconds $(CAMPAIGN) --seed $$(date +%s)
+	$(CARGO) run --profile fuzz -p cffs-sim --bin fuzz -- --seconds $(FUZZ) --seed $$(date +%s)
 	target/release/cffs-lab soak --rounds $(ROUNDS) $(ARGS)
 	target/release/cffs-lab powercut --rounds $(CUTS) --seed $$(date +%s)
 

@@ -4,6 +4,7 @@
 pub mod crash;
 pub mod disk;
 pub mod engine;
+pub mod fuzz;
 pub mod generate;
 pub mod model;
 pub mod ops;

@@ -8,8 +8,9 @@ mod image;
 
 use cffs::check::repair::{RepairOptions, Repaired, repair};
 use cffs::check::{CheckOptions, Report, check};
-use cffs::device::MemoryDevice;
+use cffs::device::{Device, IoKind, MemoryDevice};
 use cffs::error::Result;
+use cffs::format::Geometry;
 use classes::Case;
 use image::{Image, Tree, tree};
 use std::collections::BTreeMap;
@@ -123,6 +124,52 @@ fn the_undamaged_image_is_clean_and_has_one_of_everything() {
         assert!(no_embed || classes::has_orphans(image));
         assert!(whole(&image.tree, &tree(&image.dev), &[], &[]).is_ok());
     }
+}
+
+/// Quota records that are wrong while everything that they follow from is right (seed 1, case 917 of the fuzzing campaign).
+#[test]
+fn wrong_quota_records_alone_are_counted_again() {
+    use cffs::format::quota::{QUOTA_RECORD_SIZE, place};
+    use cffs::format::{BlockKind, META_HEADER_SIZE, QuotaKind, get_u32, put_u64, seal};
+    let dev = Arc::new(MemoryDevice::new(16 << 20));
+    let o = cffs::mkfs::MkfsOptions { quota: QuotaKind::ALL.to_vec(), log_bytes: Some(2 << 20), ..Default::default() };
+    let g = Geometry::new(&cffs::mkfs::mkfs(&*dev, None, &o).unwrap()).unwrap();
+    let fs = image::mount(&dev, false);
+    cffs::fs::path::write_file(&fs, cffs::fs::api::Caller { uid: 7, gid: 8 }, b"/file", &[1; 5000]).unwrap();
+    fs.close().unwrap();
+    drop(fs);
+    let mut b = vec![0; g.block_size()];
+    for addr in 0..g.total_blocks {
+        dev.read_at(IoKind::Meta, addr << g.block_shift, &mut b).unwrap();
+        if get_u32(&b, 0) == BlockKind::Quota as u32 {
+            let (_, at) = place(b.len(), 7);
+            assert!(at >= META_HEADER_SIZE && at + QUOTA_RECORD_SIZE <= b.len());
+            put_u64(&mut b, at, 4711);
+            seal(&mut b, 1);
+            dev.write_at(IoKind::Meta, addr << g.block_shift, &b).unwrap();
+        }
+    }
+    let report = look(&dev).unwrap();
+    assert_eq!(report.by_class.keys().collect::<Vec<_>>(), [&cffs::check::Class::QuotaUsage]);
+    repaired(&dev, "quota records");
+    let fs = image::mount(&dev, false);
+    assert_eq!(fs.quota(QuotaKind::User, 7).unwrap().inodes, 1);
+    fs.close().unwrap();
+    assert!(look(&dev).unwrap().is_clean());
+}
+
+/// What a newer program has made is not repaired by this one, which would have to write to it.
+#[test]
+fn a_file_system_with_unknown_features_is_left_alone() {
+    let image = pristine(false).copy();
+    let sb = cffs::format::Superblock { ro_compat: image.sb.ro_compat | 1 << 40, ..image.sb.clone() };
+    cffs::mkfs::write_superblock(&*image.dev, &image.g, &sb).unwrap();
+    let before = image.read(image.g.counters_block());
+    let e = repair(image.dev.clone(), None, &RepairOptions::default(), &mut |_| true, &|_, _, _| {}).unwrap_err();
+    assert!(e.to_string().contains("unknown feature bit 40"), "{e}");
+    let e = cffs::check::repair::settle(&*image.dev, None).unwrap_err();
+    assert!(e.to_string().contains("unknown feature bit 40"), "{e}");
+    assert_eq!(image.read(image.g.counters_block()), before);
 }
 
 /// The first 64 MiB of a device of 1 GiB are gone, and with them superblock, log, tables and root directory: every file

@@ -205,6 +205,8 @@ impl Checker<'_> {
                 Err(format!("mode {:#o}", i.mode))
             } else if ino != ROOT_INO && i.file_type() != FileType::Regular {
                 Err(format!("a system file of type {:?}", i.file_type()))
+            } else if matches!(i.format, InodeFormat::Inline(_)) {
+                Err("a system file with its contents in the inode".into())
             } else {
                 Ok(i)
             }

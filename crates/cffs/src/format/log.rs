@@ -60,7 +60,9 @@ impl LogHeader {
         if h.fsid != fsid {
             return corrupt("log header: the log belongs to another file system");
         }
-        if h.tail >= ring || h.tail_seq == 0 || h.tail_seq > SEQ_MAX {
+        // Where a transaction can begin depends on the size of a fragment, which the reader knows.
+        let aligned = h.tail.is_multiple_of(u64::from(super::geometry::FRAGMENT_SIZE_MIN));
+        if h.tail >= ring || !aligned || h.tail_seq == 0 || h.tail_seq > SEQ_MAX {
             return corrupt(format!("log header: tail {} of {ring}, sequence number {}", h.tail, h.tail_seq));
         }
         Ok(h)

@@ -240,6 +240,10 @@ pub fn replay(
 ) -> Result<ReplaySummary> {
     let log_dev = log_dev.unwrap_or(dev);
     let header = super::read_header(log_dev, sb)?;
+    if !header.tail.is_multiple_of(geo.frag_size() as u64) {
+        // Nothing would be found there, and the next commit would be written to where no transaction can begin.
+        return Err(format::Corrupt(format!("log header: tail {} is not at a fragment", header.tail)).into());
+    }
     let mut reader = LogReader::new(log_dev, sb);
     let mut revoked = Revocations::default();
     // The first pass finds where the log ends and what was revoked; the second applies. Neither holds the log in memory.

@@ -55,6 +55,12 @@ fn counters(i: &Image, at: usize, value: u64) {
     i.edit(i.g.counters_block(), |b| put_u64(b, at, value));
 }
 
+fn log_tail(i: &Image, tail: u64) {
+    let mut b = i.read(i.sb.log_start);
+    b[..512].copy_from_slice(&LogHeader { fsid: i.g.fsid, tail, tail_seq: 5 }.encode());
+    i.write(i.sb.log_start, &b);
+}
+
 fn zero(i: &Image, addr: BlockAddr) {
     i.write(addr, &vec![0; i.g.block_size()]);
 }
@@ -151,6 +157,8 @@ fn system() -> Vec<Case> {
             superblock(i, Superblock { copy: 1, uuid: [7; 16], ..i.sb.clone() });
         }),
         case("log: header destroyed", Class::LogHeader, WHOLE, |i| zero(i, i.sb.log_start)),
+        case("log: tail within a sector", Class::LogHeader, WHOLE, |i| log_tail(i, 1000)),
+        unstartable("log: tail within a fragment", |i| log_tail(i, 1536)),
         unstartable("log: transaction that cannot be replayed", |i| log_txn(i, &[0x7f; 64])),
         unstartable("log: record outside the file system", |i| {
             let mut body = Vec::new();
@@ -485,6 +493,25 @@ fn tables() -> Vec<Case> {
         case("external inodes: link count 0", Class::InodeLinks, WHOLE, |i| i.edit_inode(hard(i), |x| x.nlink = 0)),
         case("external inodes: slots in use", Class::TableCount, WHOLE, |i| {
             i.edit(i.places[&hard(i)].block, |b| put_u32(b, TABLE_USED, 1));
+        }),
+        case("external inodes: number of a block", Class::ExternalBlock, WHOLE, |i| {
+            i.edit(i.places[&hard(i)].block, |b| put_u64(b, TABLE_LBLOCK, 1 << 42));
+        }),
+        case("external inodes: impossible number of a block", Class::InodeSize, WHOLE, |i| {
+            // All of it says so: the block, the map of blocks, and the size.
+            let lblock = i.g.total_blocks + 5;
+            i.edit(i.places[&hard(i)].block, |b| put_u64(b, TABLE_LBLOCK, lblock));
+            let block = i.places[&hard(i)].block;
+            i.edit_inode(EXTERNAL_INO, |x| {
+                let fpb = i.g.frags_per_block();
+                let start = block * fpb;
+                x.format =
+                    InodeFormat::Extents(vec![Extent { logical: lblock * fpb, start, len: fpb, unwritten: false }]);
+                (x.size, x.frags) = ((lblock + 1) << i.g.block_shift, fpb);
+            });
+        }),
+        case("quota file: contents in the inode", Class::SystemInode, WHOLE, |i| {
+            i.edit_inode(USER_QUOTA_INO, |x| (x.size, x.format) = (3, InodeFormat::Inline(vec![1, 2, 3])));
         }),
         case("external inodes: map destroyed", Class::TableMap, WHOLE, |i| {
             zero(i, i.block(BlockKind::TableMap, EXTERNAL_INO, 0));

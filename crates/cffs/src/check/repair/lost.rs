@@ -103,6 +103,7 @@ impl Repairer<'_> {
         let external: Vec<(u64, BlockAddr)> =
             stray.external.iter().map(|(l, a)| (*l, *a)).filter(|(_, a)| damaged || self.located_slots(*a)).collect();
         if !external.is_empty() {
+            let external = self.possible_numbers(external);
             self.adopt_blocks(EXTERNAL_INO, external)?;
         }
         for (ino, leaves) in stray.leaves {
@@ -139,6 +140,30 @@ impl Repairer<'_> {
             }
         }
         Ok(self.vol.changes != before)
+    }
+
+    /// Blocks of the external table whose number is not possible get another one, behind all others: which number it is
+    /// does not matter, since inodes are found through the locator table.
+    fn possible_numbers(&mut self, blocks: Vec<(u64, BlockAddr)>) -> Vec<(u64, BlockAddr)> {
+        let shape = self.external_shape();
+        let most = self.g.total_blocks;
+        let known = self.external_blocks.keys().chain(blocks.iter().map(|(l, _)| l)).copied();
+        let mut next = known.filter(|l| *l < most).filter_map(|l| shape.data_of_block(l)).max().map_or(0, |d| d + 1);
+        let mut out = Vec::with_capacity(blocks.len());
+        for (lblock, addr) in blocks {
+            if lblock < most && shape.data_of_block(lblock).is_some() {
+                out.push((lblock, addr));
+                continue;
+            }
+            let lblock = shape.block_of_data(next);
+            next += 1;
+            if let Ok(mut b) = self.vol.get(addr) {
+                put_u64(&mut b, TABLE_LBLOCK, lblock);
+                self.vol.put(addr, b);
+                out.push((lblock, addr));
+            }
+        }
+        out
     }
 
     fn block_extent(&self, lblock: u64, addr: BlockAddr) -> Extent {

@@ -153,10 +153,16 @@ pub fn repair(
     r.scavenging = options.scavenge;
     r.work()?;
     let view: Arc<View> = r.vol.view.clone();
+    let check_options = CheckOptions { max_problems: options.max_problems };
+    let look = || check(view.clone(), external.then(|| log.clone()), &check_options, progress);
+    let mut after = look()?;
+    if after.by_class.contains_key(&Class::QuotaUsage) {
+        // The one thing that only the check adds up: wrong although nothing that it follows from was.
+        r.recount_quotas()?;
+        after = look()?;
+    }
     let copies = std::mem::take(&mut r.vol.copies);
     let (session, named, rounds) = (r.session, r.named, r.rounds);
-    let check_options = CheckOptions { max_problems: options.max_problems };
-    let mut after = check(view.clone(), external.then(|| log.clone()), &check_options, progress)?;
     let mut blocks = std::mem::take(&mut *view.blocks.write());
     let mut blocks_written = 0;
     if !blocks.is_empty() || !copies.is_empty() {
@@ -200,6 +206,7 @@ pub fn has_superblock(dev: &dyn Device, log_dev: Option<&dyn Device>) -> bool {
 /// There is no good superblock, the log cannot be replayed or is on a device that was not given, or a device fails.
 pub fn settle(dev: &dyn Device, log_dev: Option<&dyn Device>) -> Result<u64> {
     let mut sb = crate::mkfs::read_superblock(dev)?;
+    start::writable(&sb)?;
     let g = Geometry::new(&sb)?;
     if (sb.incompat & INCOMPAT_EXTERNAL_LOG != 0) != log_dev.is_some() {
         return Error::invalid("the log device is missing, or one was given for a file system with its log inside");

@@ -35,6 +35,7 @@ pub(super) fn choose(dev: &dyn Device, log_dev: Option<&dyn Device>) -> Result<C
     }
     let mut candidates: Vec<(Option<u64>, Superblock)> = Vec::new();
     if let Ok(sb) = &primary {
+        writable(sb)?;
         candidates.push((None, sb.clone()));
     }
     let mut copies = find_copies(dev);
@@ -43,7 +44,7 @@ pub(super) fn choose(dev: &dyn Device, log_dev: Option<&dyn Device>) -> Result<C
     }
     for (at, sb) in copies {
         let fits = Geometry::new(&sb).is_ok_and(|g| dev.len() >= g.total_bytes());
-        if fits && dev.sector_size() <= 1 << sb.frag_shift {
+        if fits && dev.sector_size() <= 1 << sb.frag_shift && writable(&sb).is_ok() {
             candidates.push((Some(at), sb));
         }
     }
@@ -71,6 +72,14 @@ pub(super) fn choose(dev: &dyn Device, log_dev: Option<&dyn Device>) -> Result<C
         (Err(_), Some(_)) => Superblock { copy: 0, state: State::Error, ..sb },
     };
     Ok(Choice { superblock, g, instead })
+}
+
+/// Whether this program may write to a file system with this superblock.
+pub(super) fn writable(sb: &Superblock) -> Result<()> {
+    match sb.unknown_ro_compat() {
+        None => Ok(()),
+        Some(names) => Error::invalid(format!("unknown feature {names}: use a newer program to repair this")),
+    }
 }
 
 /// Looks for the copy in group 1 wherever a group can begin: mkfs was told another size of groups than it would choose.

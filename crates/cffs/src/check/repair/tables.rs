@@ -10,9 +10,9 @@ use crate::format::geometry::INODE_SLOT_SIZE;
 use crate::format::quota::{QUOTA_LBLOCK, place};
 use crate::format::table::{LOCATOR_SIZE, Location, TABLE_LBLOCK, TABLE_USED, TableShape, encode_count};
 use crate::format::{
-    BlockAddr, BlockId, BlockKind, EXTERNAL_INO, Extent, FIRST_USER_INO, FileType, Ino, Inode, LAST_SYSTEM_INO,
-    LOCATOR_INO, META_HEADER_SIZE, QuotaKind, ROOT_INO, block_seq, get_u32, get_u64, init_block, put_u32, put_u64,
-    verify_block,
+    BlockAddr, BlockId, BlockKind, EXTERNAL_INO, Extent, FIRST_USER_INO, FileType, Ino, Inode, InodeFormat,
+    LAST_SYSTEM_INO, LOCATOR_INO, META_HEADER_SIZE, QuotaKind, ROOT_INO, block_seq, get_u32, get_u64, init_block,
+    put_u32, put_u64, verify_block,
 };
 use std::collections::BTreeMap;
 
@@ -84,6 +84,11 @@ impl Repairer<'_> {
             if i.mode == mode { (i, false) } else { (Inode { mode, ..i }, true) }
         });
         let same = |i: &Inode| Inode::decode(slot).is_ok_and(|old| old == *i);
+        let found = found.map(|(i, changed)| match i.format {
+            // Nothing that could be the contents of a table.
+            InodeFormat::Inline(_) => (Inode { format: InodeFormat::Extents(Vec::new()), size: 0, ..i }, true),
+            _ => (i, changed),
+        });
         let mut inode = match found {
             Some((i, false)) if same(&i) => i,
             Some((i, _)) => {
@@ -186,7 +191,7 @@ impl Repairer<'_> {
         for kind in QuotaKind::ALL {
             let Some(mut inode) = self.load(kind.ino()) else { continue };
             if self.sb.has_quota(kind) && inode.aux == 1 {
-                let what = "what it counts may have changed".to_string();
+                let what = "what it counts may be wrong or have changed".to_string();
                 if self.fix(Class::QuotaUsage, &inode_place(kind.ino()), what, "count again at the next mount")? {
                     inode.aux = 0;
                     self.store(&inode);
@@ -208,12 +213,14 @@ impl Repairer<'_> {
             }
             for n in 0..e.len / fpb {
                 let (lblock, addr) = (e.logical / fpb + n, e.start / fpb + n);
+                // Holes are filled before a table grows, so it never has more blocks than the device.
+                let possible = lblock < self.g.total_blocks;
                 let kind = if shape.data_of_block(lblock).is_some() { kind } else { BlockKind::TableMap };
                 match self.vol.meta(BlockId { kind, addr, owner: inode.ino }) {
-                    Ok(b) if get_u64(&b, TABLE_LBLOCK) == lblock => {
+                    Ok(b) if possible && get_u64(&b, TABLE_LBLOCK) == lblock => {
                         good.insert(lblock, addr);
                     }
-                    Err(Bad::Damaged(_, b)) => {
+                    Err(Bad::Damaged(_, b)) if possible => {
                         useless += 1;
                         damaged.push((lblock, addr, b));
                     }
