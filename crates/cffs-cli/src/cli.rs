@@ -1,8 +1,8 @@
 //! The command line: subcommands, the names that stand for one of them, and what happens with errors.
 
 use crate::{
-    cat, dump, exit, export, fsck, generate, grow, import, info, ls, mkfs, mount, quota, rm, stat, stats, trim, tune,
-    umount,
+    cat, dump, exit, export, fsck, generate, grow, imaging, import, info, ls, mkfs, mount, quota, rm, stat, stats,
+    trim, tune, umount,
 };
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
@@ -39,6 +39,7 @@ enum Command {
     Rm(rm::RmArgs),
     Quota(quota::QuotaArgs),
     Dump(dump::DumpArgs),
+    Image(imaging::ImageArgs),
     Generate(generate::GenerateArgs),
 }
 
@@ -154,6 +155,7 @@ pub fn run(mut args: Vec<OsString>) -> u8 {
         Command::Rm(a) => rm::run(&a),
         Command::Quota(a) => quota::run(&a),
         Command::Dump(a) => dump::run(&a),
+        Command::Image(a) => imaging::run(&a),
         Command::Generate(a) => generate::run(&a),
     };
     match result {

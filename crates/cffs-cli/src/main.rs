@@ -12,6 +12,7 @@ mod fsck;
 mod generate;
 mod grow;
 mod image;
+mod imaging;
 mod import;
 mod info;
 mod leaving;

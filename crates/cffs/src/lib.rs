@@ -14,6 +14,7 @@ pub mod extent;
 pub mod file;
 pub mod format;
 pub mod fs;
+pub mod image;
 pub mod inode;
 pub mod journal;
 pub mod mkfs;

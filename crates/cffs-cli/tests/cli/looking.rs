@@ -77,3 +77,91 @@ fn dump_names_what_is_wrong_with_its_arguments() {
     fails(&["dump", &image, "inode", "15"], 1, &["no inode 15"]);
     fails(&["dump", &image, "quota", "cats"], 2, &["cats"]);
 }
+
+/// Problems that a check of an image finds, and its exit code.
+fn verdict(image: &str) -> (serde_json::Value, Option<i32>) {
+    let out = run(&["fsck", "-n", "--json", image]);
+    let report = json(&stdout(&out));
+    (report["by_class"].clone(), out.status.code())
+}
+
+fn holds(image: &str, text: &str) -> bool {
+    contents(image).windows(text.len()).any(|w| w == text.as_bytes())
+}
+
+#[test]
+fn image_copies_the_metadata_and_nothing_else() {
+    use std::os::unix::fs::MetadataExt;
+    let dir = temp_dir();
+    let image = filled_image(dir.path());
+    let before = contents(&image);
+    let copy = dir.path().join("copy").to_str().unwrap().to_owned();
+    let said = ok(&["image", &image, &copy]);
+    assert!(said.contains("of metadata in") && said.contains("as they are"), "{said}");
+    assert!(holds(&image, "the secret of the letter") && !holds(&copy, "the secret of the letter"));
+    assert!(holds(&copy, "letter.txt") && !holds(&copy, "qqqqqqqq"));
+    let (a, b) = (std::fs::metadata(&image).unwrap(), std::fs::metadata(&copy).unwrap());
+    assert!(a.len() == b.len() && b.blocks() < a.blocks());
+    assert_eq!(verdict(&copy), verdict(&image));
+    assert_eq!(verdict(&copy).1, Some(0));
+    assert!(ok(&["ls", &format!("{copy}:/some/where")]).contains("letter.txt"));
+
+    let other = dir.path().join("other").to_str().unwrap().to_owned();
+    fails(&["image", &image, &copy], 1, &[&copy, "already", "--force"]);
+    let json_said = json(&ok(&["image", "--json", "--force", "--scramble", &image, &copy]));
+    assert!(json_said["blocks"].as_u64().unwrap() > 5 && json_said["scrambled"] == true);
+    assert!(!holds(&copy, "letter") && !holds(&copy, "where"));
+    assert_eq!(verdict(&copy).1, Some(0));
+    // The target of the link is the path of the file, under its new name too.
+    let link = json(&ok(&["ls", "--json", &format!("{copy}:/")]));
+    let target = link.as_array().unwrap().iter().find_map(|e| e["target"].as_str()).unwrap().to_owned();
+    ok(&["stat", &format!("{copy}:/{target}")]);
+
+    // The same key makes the same names; a random one others.
+    let key = dir.path().join("key");
+    std::fs::write(&key, "a key of my own").unwrap();
+    let names = |args: &[&str]| {
+        ok(&[&["image", "--force", "--scramble"], args, &[&image, &other]].concat());
+        ok(&["ls", &format!("{other}:/")])
+    };
+    let with_key = ["--key-file", key.to_str().unwrap()];
+    assert_eq!(names(&with_key), names(&with_key));
+    assert_ne!(names(&[]), names(&[]));
+    assert_eq!(contents(&image), before);
+    let left: Vec<_> = std::fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
+    assert!(!left.iter().any(|n| n.to_string_lossy().contains(".part")), "{left:?}");
+}
+
+#[test]
+fn image_of_a_damaged_image_has_the_same_problems() {
+    let dir = temp_dir();
+    let image = filled_image(dir.path());
+    let inode = json(&ok(&["dump", "--json", &image, "inode", "/some/where/letter.txt"]));
+    let file = std::fs::OpenOptions::new().write(true).open(&image).unwrap();
+    file.write_all_at(b"!", inode["in_block"].as_u64().unwrap() * 4096 + 4000).unwrap();
+    assert_eq!(verdict(&image).1, Some(4));
+    let copy = dir.path().join("copy").to_str().unwrap().to_owned();
+    for options in [&[][..], &["--scramble"], &["--keep-damaged"]] {
+        let said = ok(&[&["image", "-f"], options, &[&image, &copy]].concat());
+        assert!(said.contains("1 blocks with a wrong checksum"), "{said}");
+        assert_eq!(verdict(&copy), verdict(&image));
+    }
+}
+
+#[test]
+fn image_names_what_is_wrong_with_its_arguments() {
+    let dir = temp_dir();
+    let image = filled_image(dir.path());
+    let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let (copy, text) = (path("copy"), path("tree/some/long.bin"));
+    fails(&["image", &image], 2, &["TARGET"]);
+    fails(&["image", &path("none"), &copy], 1, &["none", "No such file"]);
+    fails(&["image", &text, &copy], 1, &[&text, "not a cffs"]);
+    fails(&["image", "--force", &image, &image], 1, &["the same"]);
+    fails(&["image", "--force", &image, &path("tree")], 1, &["tree", "not a regular file"]);
+    fails(&["image", &image, &path("no/where")], 1, &["where"]);
+    fails(&["image", "--key-file", &text, &image, &copy], 2, &["--scramble"]);
+    std::fs::write(path("key"), "short").unwrap();
+    fails(&["image", "--scramble", "--key-file", &path("key"), &image, &copy], 1, &["key", "at least 8 bytes"]);
+    assert!(!dir.path().join("copy").exists() && !dir.path().join("copy.part").exists());
+}

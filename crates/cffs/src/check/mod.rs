@@ -46,6 +46,7 @@ use inodes::Register;
 use quota::Quotas;
 use reader::Reader;
 use report::Problems;
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Instant;
 use tables::External;
@@ -110,6 +111,29 @@ pub fn check(
         layout: ck.layout,
         phases: ck.phases,
     })
+}
+
+/// Addresses, in order, of all metadata blocks that a check reads on a device whose log was replayed, and of the headers and
+/// bitmaps of all initialized allocation groups. Works with a superblock that stands elsewhere.
+pub(crate) fn metadata_blocks(
+    dev: &dyn Device,
+    sb: &Superblock,
+    g: &Geometry,
+    progress: Progress<'_>,
+) -> Vec<BlockAddr> {
+    let g = size_by_counters(dev, *g);
+    let mut ck = Checker::new(dev, sb.clone(), g, 0, Vec::new(), progress);
+    ck.reader.seen = Some(HashSet::new());
+    let counters = ck.walk_all();
+    ck.check_free_space(counters);
+    let mut list: Vec<BlockAddr> = ck.reader.seen.take().into_iter().flatten().collect();
+    for ag in 0..counters.map_or(g.ag_count, |c| c.ags.min(g.ag_count)) {
+        list.push(g.ag_header(ag));
+        list.extend((0..g.bitmap_blocks()).map(|i| g.bitmap_block(ag, i)));
+    }
+    list.sort_unstable();
+    list.dedup();
+    list
 }
 
 /// The geometry with the size that the counters tell, which is smaller than the superblock's while the file system grows.

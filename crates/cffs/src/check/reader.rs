@@ -2,7 +2,7 @@
 
 use crate::device::{Device, IoKind};
 use crate::format::{BlockAddr, BlockId, Geometry, verify_block};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::Deref;
 use std::rc::Rc;
 
@@ -34,6 +34,8 @@ pub(super) struct Reader<'a> {
     windows: HashMap<u64, (u64, Rc<Vec<u8>>)>,
     capacity: usize,
     clock: u64,
+    /// The blocks that were asked for, where somebody wants to know.
+    pub(super) seen: Option<HashSet<BlockAddr>>,
 }
 
 impl<'a> Reader<'a> {
@@ -47,6 +49,7 @@ impl<'a> Reader<'a> {
             windows: HashMap::new(),
             capacity: CACHE_BYTES / bytes as usize,
             clock: 0,
+            seen: None,
         }
     }
 
@@ -55,6 +58,9 @@ impl<'a> Reader<'a> {
         let bs = self.g.block_size();
         if addr >= self.g.total_blocks {
             return Err(format!("block {addr} lies outside the file system"));
+        }
+        if let Some(seen) = &mut self.seen {
+            seen.insert(addr);
         }
         let n = addr / self.window_blocks;
         let from = (addr % self.window_blocks) as usize * bs;

@@ -330,25 +330,25 @@ fn dir_block(b: &[u8], wrong: &mut Vec<String>) -> Fields {
 }
 
 /// An entry whose length, and the length of whose name, are possible.
-pub(super) struct RawEntry<'a> {
-    pub(super) offset: usize,
-    pub(super) len: usize,
-    pub(super) kind: u8,
-    pub(super) file_type: u8,
-    pub(super) name: &'a [u8],
+pub(crate) struct RawEntry<'a> {
+    pub(crate) offset: usize,
+    pub(crate) len: usize,
+    pub(crate) kind: u8,
+    pub(crate) file_type: u8,
+    pub(crate) name: &'a [u8],
 }
 
 impl RawEntry<'_> {
     pub(super) fn is_name(&self) -> bool {
         self.kind == 1 || self.kind == 2
     }
-    pub(super) fn inode_offset(&self) -> usize {
+    pub(crate) fn inode_offset(&self) -> usize {
         self.offset + ENTRY_HEADER + align8(self.name.len())
     }
 }
 
 /// Follows the chain of a block that need not be valid, up to where it breaks.
-pub(super) fn entry_chain(b: &[u8]) -> impl Iterator<Item = RawEntry<'_>> {
+pub(crate) fn entry_chain(b: &[u8]) -> impl Iterator<Item = RawEntry<'_>> {
     let mut offset = META_HEADER_SIZE;
     std::iter::from_fn(move || {
         let head = b.get(offset..offset + ENTRY_HEADER)?;

@@ -13,14 +13,15 @@ mod log;
 mod value;
 mod volume;
 
+pub(crate) use block::entry_chain;
 pub use files::Which;
 pub use value::{Fields, Value, hex};
 
+use crate::check::repair::copies_of;
 use crate::device::{Device, IoKind};
 use crate::error::{Error, Result};
 use crate::format::superblock::SUPERBLOCK_SIZE;
 use crate::format::{BlockAddr, Corrupt, Geometry, Superblock};
-use crate::mkfs::find_copies;
 use cffs_buf::AlignedBuf;
 
 /// An image to look into.
@@ -45,7 +46,7 @@ impl<'a> Dumper<'a> {
         let (sb, g) = match primary {
             Ok(found) => found,
             Err(e) => {
-                let usable = find_copies(dev).into_iter().find_map(|(at, sb)| Some((at, Geometry::new(&sb).ok()?, sb)));
+                let usable = copies_of(dev).into_iter().find_map(|(at, sb)| Some((at, Geometry::new(&sb).ok()?, sb)));
                 let Some((at, g, sb)) = usable else { return Err(e) };
                 notes.push(format!("{e}; the copy at byte {at} is used"));
                 (sb, g)

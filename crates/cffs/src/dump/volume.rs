@@ -1,18 +1,19 @@
 //! Structures of the file system as a whole: superblocks, counters, allocation groups.
 
 use super::{Dumper, Fields, Value, problems, read_super};
+use crate::check::repair::copies_of;
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::format::superblock::{LABEL_MAX, MAGIC, MOUNT_OPTIONS_MAX};
 use crate::format::system::Counters;
 use crate::format::{BlockId, BlockKind, Geometry, Superblock, get_u32, get_u64, verify_block};
-use crate::mkfs::{backup_ags, find_copies};
+use crate::mkfs::backup_ags;
 
 /// All superblocks that there should be, and what is at their places.
 pub(super) fn superblocks(dev: &dyn Device) -> Vec<Value> {
     let decoded = |at: u64| read_super(dev, at).ok().and_then(|b| Superblock::decode(&b).ok());
-    let known = decoded(0).into_iter().chain(find_copies(dev).into_iter().map(|(_, sb)| sb));
-    let g = known.into_iter().find_map(|sb| Geometry::new(&sb).ok());
+    let g = decoded(0).and_then(|sb| Geometry::new(&sb).ok());
+    let g = g.or_else(|| copies_of(dev).into_iter().find_map(|(_, sb)| Geometry::new(&sb).ok()));
     let places = g.iter().flat_map(|g| backup_ags(g).map(|ag| (ag, g.ag_start(ag) << g.block_shift)));
     let all = std::iter::once((0, 0)).chain(places);
     all.map(|(ag, at)| superblock_at(dev, ag, at).into()).collect()

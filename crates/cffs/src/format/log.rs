@@ -10,7 +10,7 @@ use super::{BlockAddr, Corrupt, FragAddr, align8, corrupt, get_u16, get_u32, get
 pub const LOG_HEADER_SIZE: usize = 512;
 /// Bytes at the start of the log that are kept for the header.
 pub const LOG_HEADER_AREA: u64 = 64 * 1024;
-const LOG_MAGIC: u64 = 0x314C_474F_4C46_4643;
+pub(crate) const LOG_MAGIC: u64 = 0x314C_474F_4C46_4643;
 /// Magic number of a transaction.
 pub const TXN_MAGIC: u32 = 0x4E54_4643;
 /// Bytes of a transaction's header.
@@ -131,10 +131,10 @@ pub enum Record<'a> {
     },
 }
 
-const TAG_BLOCK: u8 = 1;
-const TAG_REVOKE: u8 = 2;
-const FLAG_INIT: u8 = 1;
-const FLAG_DATA: u8 = 2;
+pub(crate) const TAG_BLOCK: u8 = 1;
+pub(crate) const TAG_REVOKE: u8 = 2;
+pub(crate) const FLAG_INIT: u8 = 1;
+pub(crate) const FLAG_DATA: u8 = 2;
 
 /// Appends a block record. `runs` are (first, count) in units of [`RANGE_UNIT`].
 pub fn put_block(out: &mut Vec<u8>, addr: BlockAddr, init: bool, data: bool, block: &[u8], runs: &[(u32, u32)]) {

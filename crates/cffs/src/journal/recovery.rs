@@ -128,6 +128,11 @@ impl Transaction {
         self.bytes.len()
     }
 
+    /// All of it.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
     /// Its records.
     pub(crate) fn records(&self, geo: &Geometry) -> Result<Vec<Record<'_>>> {
         let body = &self.bytes[log::TXN_HEADER..log::TXN_HEADER + self.payload];

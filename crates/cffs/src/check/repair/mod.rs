@@ -31,6 +31,8 @@ mod volume;
 mod walk;
 mod xattrs;
 
+pub(crate) use start::copies_of;
+
 use super::{CheckOptions, Class, Phase, Progress, Report, check};
 use crate::device::Device;
 use crate::error::{Error, Result};

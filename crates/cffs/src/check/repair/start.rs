@@ -24,6 +24,15 @@ pub(super) struct Choice {
     pub(super) instead: Option<(String, u64)>,
 }
 
+/// Copies of the superblock with their byte offsets: where they are by default, and elsewhere if there are none.
+pub(crate) fn copies_of(dev: &dyn Device) -> Vec<(u64, Superblock)> {
+    let mut copies = find_copies(dev);
+    if copies.is_empty() {
+        copies.extend(search_copy(dev));
+    }
+    copies
+}
+
 /// Chooses among the primary superblock and its copies the one that most of the file system agrees with.
 pub(super) fn choose(dev: &dyn Device, log_dev: Option<&dyn Device>) -> Result<Choice> {
     let primary = read_superblock(dev);
@@ -38,10 +47,7 @@ pub(super) fn choose(dev: &dyn Device, log_dev: Option<&dyn Device>) -> Result<C
         writable(sb)?;
         candidates.push((None, sb.clone()));
     }
-    let mut copies = find_copies(dev);
-    if copies.is_empty() && primary.is_err() {
-        copies.extend(search_copy(dev));
-    }
+    let copies = if primary.is_err() { copies_of(dev) } else { find_copies(dev) };
     for (at, sb) in copies {
         let fits = Geometry::new(&sb).is_ok_and(|g| dev.len() >= g.total_bytes());
         if fits && dev.sector_size() <= 1 << sb.frag_shift && writable(&sb).is_ok() {
