@@ -44,6 +44,9 @@ impl Dumper<'_> {
         let mut reader = LogReader::new(dev, &self.sb);
         let (mut pos, mut seq, mut total) = (header.tail, header.tail_seq, 0);
         let (mut list, mut wrong) = (Vec::new(), Vec::new());
+        if !pos.is_multiple_of(self.g.frag_size() as u64) {
+            wrong.push(format!("the tail, {pos}, is not at a fragment"));
+        }
         let end = loop {
             let txn = match reader.transaction(pos, seq) {
                 Ok(Some(txn)) => txn,
