@@ -9,7 +9,7 @@ use crate::format::ag::{AG_FREE_FRAGS, BITMAP_BITS, BITMAP_INDEX, set_bits};
 use crate::format::geometry::{
     BLOCK_SIZE_MAX, BLOCK_SIZE_MIN, FRAGMENT_SIZE_MIN, GROUP_SIZE_MAX, GROUP_SIZE_MIN, INODE_SLOT_SIZE,
 };
-use crate::format::log::{LOG_HEADER_AREA, LogHeader};
+use crate::format::log::{LOG_HEADER_AREA, LOG_HEADER_SIZE, LOG_HEADER_SLOTS, LogHeader};
 use crate::format::superblock::{
     COMPAT_DIRS_WITH_DATA, COMPAT_NO_GROUP, FORMAT_VERSION, INCOMPAT_EXTERNAL_LOG, INCOMPAT_NO_EMBED, LABEL_MAX, MAGIC,
     MOUNT_OPTIONS_MAX, SUPERBLOCK_SIZE, State,
@@ -449,9 +449,12 @@ pub fn write_superblock(dev: &dyn Device, g: &Geometry, sb: &Superblock) -> Resu
 }
 
 fn write_log_header(dev: &dyn Device, sb: &Superblock, g: &Geometry, seq: u64) -> Result<()> {
-    let header = LogHeader { fsid: sb.fsid(), tail: 0, tail_seq: seq }.encode();
+    let first = LogHeader::first(sb.fsid(), seq);
     let mut start = vec![0; (LOG_HEADER_AREA + LOG_WIPE) as usize];
-    start[..header.len()].copy_from_slice(&header);
+    for h in [first, first.next(first.tail, first.tail_seq)] {
+        let at = LOG_HEADER_SLOTS[h.slot()] as usize;
+        start[at..at + LOG_HEADER_SIZE].copy_from_slice(&h.encode());
+    }
     dev.write_at(IoKind::Super, sb.log_start << g.block_shift, &start)?;
     Ok(())
 }

@@ -268,7 +268,7 @@ fn the_log_of_a_file_system_that_was_not_unmounted() {
 
     // The last byte of the last transaction: it does not count any more, and why is said.
     let (at, bytes) = (number(&log, "byte") + (64 << 10), number(&log, "transaction_bytes"));
-    let last = at + (number(&log, "header.tail") + bytes - 1) % number(&log, "ring_bytes");
+    let last = at + (number(&log, "tail") + bytes - 1) % number(&log, "ring_bytes");
     let mut sector = vec![0; 512];
     crashed.read_at(IoKind::Log, last / 512 * 512, &mut sector).unwrap();
     sector[511] ^= 1;

@@ -94,7 +94,7 @@ enum What {
         #[arg(value_parser = crate::quota::parse_kind)]
         kind: QuotaKind,
     },
-    /// The log: its header, and the transactions that the next mount replays
+    /// The log: its headers, and the transactions that the next mount replays
     Log,
 }
 

@@ -166,7 +166,7 @@ impl Subject<'_> {
         let mut again = Vec::new();
         for r in &records {
             match r {
-                Record::Block { addr, init, data, ranges } => {
+                Record::Block { addr, init, data, sum, ranges } => {
                     let mut block = vec![0; bs];
                     let mut last = 0;
                     for (at, bytes) in ranges {
@@ -178,7 +178,7 @@ impl Subject<'_> {
                     }
                     let runs: Vec<(u32, u32)> =
                         ranges.iter().map(|(at, b)| (*at as u32 / 8, b.len() as u32 / 8)).collect();
-                    log::put_block(&mut again, *addr, *init, *data, &block, &runs);
+                    log::put_block_with_sum(&mut again, *addr, (*init, *data, *sum), &block, &runs);
                 }
                 // A revocation of nothing, or of more than there can be, is not written.
                 Record::Revoke { frag, len } if *len == 0 || frag.checked_add(*len).is_none() => return Ok(true),

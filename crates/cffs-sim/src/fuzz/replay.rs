@@ -103,7 +103,7 @@ fn rewrite(rng: &mut Rng, s: &Sample, devices: &[Arc<dyn Device>]) {
         let payload = get_u64(&b, 32) as usize;
         let list = records(&b[TXN_HEADER..TXN_HEADER + payload], bs).unwrap_or_default();
         let own = |r: Record<'_>| match r {
-            Record::Block { addr, init, data, ranges } => {
+            Record::Block { addr, init, data, ranges, .. } => {
                 Own::Block { addr, init, data, ranges: ranges.into_iter().map(|(at, b)| (at, b.to_vec())).collect() }
             }
             Record::Revoke { frag, len } => Own::Revoke { frag, len },
@@ -119,7 +119,8 @@ fn rewrite(rng: &mut Rng, s: &Sample, devices: &[Arc<dyn Device>]) {
     let unit = s.g.frag_size() as u64;
     let first_seq = rng.u64(1..1000);
     let mut pos = rng.u64(..ring / unit) * unit;
-    let header = LogHeader { fsid: s.g.fsid, tail: pos, tail_seq: first_seq };
+    // Newer than what stands in the other place, and even: it belongs to this one.
+    let header = LogHeader { fsid: s.g.fsid, tail: pos, tail_seq: first_seq, epoch: 1 << 50 };
     let mut head = header.encode().to_vec();
     head.resize(4096, 0);
     log.write_at(IoKind::Super, at, &head).expect("a device in memory");
@@ -141,7 +142,7 @@ fn rewrite(rng: &mut Rng, s: &Sample, devices: &[Arc<dyn Device>]) {
         }
         let payload = (b.len() - TXN_HEADER) as u64;
         b.resize(b.len().next_multiple_of(unit as usize), 0);
-        seal_txn(&mut b, s.g.fsid, first_seq + n as u64, payload);
+        seal_txn(&mut b, s.g.fsid, first_seq + n as u64, header.epoch, payload);
         if b.len() as u64 > ring {
             break;
         }

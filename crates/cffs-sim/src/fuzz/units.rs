@@ -5,14 +5,14 @@ use cffs::format::dirblock::ENTRY_HEADER;
 use cffs::format::geometry::INODE_SLOT_SIZE;
 use cffs::format::inode::INODE_CORE_SIZE;
 use cffs::format::log::{
-    LOG_HEADER_AREA, LOG_HEADER_SIZE, LogHeader, RECORD_HEADER, TXN_HEADER, txn_crc_ok, txn_header,
+    LOG_HEADER_AREA, LOG_HEADER_SIZE, LOG_HEADER_SLOTS, RECORD_HEADER, TXN_HEADER, txn_crc_ok, txn_header,
 };
 use cffs::format::superblock::SUPERBLOCK_SIZE;
 use cffs::format::{
     BlockKind, Geometry, META_CRC, META_HEADER_SIZE, Superblock, align8, block_seq, get_u16, get_u32, get_u64, put_u32,
     seal,
 };
-use cffs::journal::log_place;
+use cffs::journal::{log_place, read_header};
 use cffs::mkfs::backup_ags;
 use std::sync::Arc;
 
@@ -80,7 +80,7 @@ impl Unit {
                 out.extend((128..208).step_by(8).map(|o| (o, 8)));
                 out.extend([(16, 8), (32, 8), (216, 8), (224, 8), (232, 8), (256, 8)]);
             }
-            UnitKind::LogHeader => out.extend([(0, 8), (16, 8), (24, 8), (32, 8)]),
+            UnitKind::LogHeader => out.extend([(0, 8), (16, 8), (24, 8), (32, 8), (40, 8)]),
             UnitKind::Txn => txn_fields(b, &mut out),
             UnitKind::Meta(kind) => {
                 out.extend([(0, 4), (8, 8), (16, 8), (24, 8), (32, 8)]);
@@ -171,13 +171,13 @@ fn meta_fields(kind: BlockKind, b: &[u8], out: &mut Vec<(usize, usize)>) {
 }
 
 fn txn_fields(b: &[u8], out: &mut Vec<(usize, usize)>) {
-    out.extend([(0, 4), (8, 8), (16, 8), (24, 8), (32, 8)]);
+    out.extend([(0, 4), (8, 8), (16, 8), (24, 8), (32, 8), (40, 8)]);
     let payload = usize::try_from(get_u64(b, 32)).unwrap_or(0).min(b.len().saturating_sub(TXN_HEADER));
     let end = TXN_HEADER + payload;
     let mut at = TXN_HEADER;
     while at + RECORD_HEADER <= end {
-        out.extend([(at, 1), (at + 1, 1), (at + 4, 4), (at + 8, 8)]);
-        let n = get_u32(b, at + 4) as usize;
+        out.extend([(at, 1), (at + 1, 1), (at + 2, 2), (at + 4, 4), (at + 8, 8)]);
+        let n = get_u16(b, at + 2) as usize;
         let table = at + RECORD_HEADER;
         if b[at] != 1 || n > 8192 || table + align8(n * 4) > end {
             at = table;
@@ -231,7 +231,12 @@ pub fn find_units(devices: &[Arc<dyn Device>], sb: &Superblock, g: &Geometry) ->
             units.push(Unit { kind: UnitKind::Meta(kind), device: 0, at, len: bs });
         }
     }
-    units.push(Unit { kind: UnitKind::LogHeader, device: log_device, at: log_at, len: LOG_HEADER_SIZE });
+    units.extend(LOG_HEADER_SLOTS.map(|slot| Unit {
+        kind: UnitKind::LogHeader,
+        device: log_device,
+        at: log_at + slot,
+        len: LOG_HEADER_SIZE,
+    }));
     units.extend(transactions(devices, sb, g).into_iter().map(|(at, len)| Unit {
         kind: UnitKind::Txn,
         device: log_device,
@@ -246,12 +251,8 @@ pub fn transactions(devices: &[Arc<dyn Device>], sb: &Superblock, g: &Geometry) 
     let dev = &devices[devices.len() - 1];
     let (at, len) = log_place(sb);
     let ring = len - LOG_HEADER_AREA;
-    let mut head = vec![0; 4096];
     let mut out = Vec::new();
-    if dev.read_at(IoKind::Meta, at, &mut head).is_err() {
-        return out;
-    }
-    let Ok(h) = LogHeader::decode(&head, g.fsid, ring) else { return out };
+    let Ok(h) = read_header(&**dev, sb) else { return out };
     let (mut pos, mut seq, unit) = (h.tail, h.tail_seq, g.frag_size() as u64);
     let mut first = vec![0; g.frag_size()];
     while pos.is_multiple_of(unit) && pos + first.len() as u64 <= ring {

@@ -32,12 +32,12 @@ pub use report::{Class, Counts, Layout, Phase, PhaseTime, Problem, Report};
 
 use crate::device::{Device, IoKind, OverlayDevice};
 use crate::error::{Error, Result};
-use crate::format::log::{LOG_HEADER_AREA, LOG_HEADER_SIZE, LogHeader};
 use crate::format::superblock::{INCOMPAT_EXTERNAL_LOG, INCOMPAT_METADATA_UUID, State};
 use crate::format::system::Counters;
 use crate::format::{
     BlockAddr, BlockId, BlockKind, Corrupt, Geometry, Ino, QuotaKind, ROOT_INO, Superblock, verify_block,
 };
+use crate::journal::choose_header;
 use crate::journal::recovery::replay;
 use crate::mkfs::{backup_ags, read_superblock, read_superblock_copy};
 use cffs_buf::AlignedBuf;
@@ -245,9 +245,13 @@ impl<'a> Checker<'a> {
             _ if clean => return Ok((dev.clone(), 0)),
             _ => return Error::invalid("not unmounted, and its log is on another device, which was not given"),
         };
-        if let Err(what) = self.check_log_header(&**log) {
-            self.problems.add(Class::LogHeader, || "log".into(), || what);
+        if let Err(e) = choose_header(&**log, &self.sb) {
+            self.problems.add(Class::LogHeader, || "log".into(), || e.to_string());
             return Ok((dev.clone(), 0));
+        }
+        // While mounted one of the two may be half written.
+        if clean && let Some(what) = repair::lost_header(&**log, &self.sb)? {
+            self.problems.add(Class::LogHeader, || "log".into(), || what);
         }
         let view: Arc<dyn Device> = Arc::new(OverlayDevice::new(dev.clone()));
         let log_view = external.then(|| OverlayDevice::new(log.clone()));
@@ -260,14 +264,6 @@ impl<'a> Checker<'a> {
             );
         }
         Ok((view, summary.transactions))
-    }
-
-    fn check_log_header(&self, log: &dyn Device) -> std::result::Result<(), String> {
-        let sector = log.sector_size() as usize;
-        let mut b = vec![0; LOG_HEADER_SIZE.max(sector)];
-        log.read_at(IoKind::Super, self.sb.log_start << self.g.block_shift, &mut b).map_err(|e| e.to_string())?;
-        let ring = (self.sb.log_blocks << self.g.block_shift).saturating_sub(LOG_HEADER_AREA);
-        LogHeader::decode(&b, self.g.fsid, ring).map(|_| ()).map_err(|c| c.0)
     }
 
     /// All phases that find space in use.

@@ -2,11 +2,11 @@
 
 use super::{Dumper, Fields, Value, problems};
 use crate::error::Result;
-use crate::format::log::{LOG_HEADER_AREA, LOG_HEADER_SIZE, LogHeader, Record, TXN_MAGIC, txn_header};
+use crate::format::log::{LOG_HEADER_AREA, LOG_HEADER_SLOTS, Record, TXN_MAGIC, txn_header};
 use crate::format::superblock::INCOMPAT_EXTERNAL_LOG;
 use crate::format::{get_u32, get_u64};
 use crate::journal::recovery::LogReader;
-use crate::journal::{GROUP_SHARE_MAX, log_place};
+use crate::journal::{GROUP_SHARE_MAX, choose_header, log_place, read_headers};
 use cffs_buf::AlignedBuf;
 
 impl Dumper<'_> {
@@ -27,20 +27,30 @@ impl Dumper<'_> {
             return Ok(f.into());
         }
         let ring = len - LOG_HEADER_AREA;
-        let mut b = AlignedBuf::zeroed(4096);
-        dev.read_at(crate::device::IoKind::Super, at, &mut b)?;
-        let header = LogHeader::decode(&b, self.g.fsid, ring);
-        let mut h = Fields::new();
-        h.put("fsid", Value::hex(get_u64(&b, 16), 16))
-            .put("tail", get_u64(&b, 24))
-            .put("tail_sequence", get_u64(&b, 32));
-        problems(&mut h, header.as_ref().err().map(|c| c.0.clone()).into_iter().collect());
-        debug_assert!(b.len() >= LOG_HEADER_SIZE);
-        f.put("ring_bytes", ring).put("header", h);
-        let Ok(header) = header else {
-            f.put("replayable", false);
-            return Ok(f.into());
+        let mut headers = Vec::new();
+        for (slot, header) in LOG_HEADER_SLOTS.iter().zip(read_headers(dev, &self.sb)?) {
+            let mut h = Fields::new();
+            let mut b = AlignedBuf::zeroed(4096);
+            // An error is among the problems.
+            let _ = dev.read_at(crate::device::IoKind::Super, at + slot, &mut b);
+            h.put("at", *slot)
+                .put("fsid", Value::hex(get_u64(&b, 16), 16))
+                .put("tail", get_u64(&b, 24))
+                .put("tail_sequence", get_u64(&b, 32))
+                .put("epoch", get_u64(&b, 40));
+            problems(&mut h, header.err().map(|e| e.to_string()).into_iter().collect());
+            headers.push(h);
+        }
+        f.put("ring_bytes", ring).put("headers", headers);
+        let header = match choose_header(dev, &self.sb) {
+            Ok(chosen) => chosen.header,
+            Err(e) => {
+                f.put("replayable", false);
+                problems(&mut f, vec![e.to_string()]);
+                return Ok(f.into());
+            }
         };
+        f.put("tail", header.tail).put("tail_sequence", header.tail_seq).put("epoch", header.epoch);
         let mut reader = LogReader::new(dev, &self.sb);
         let (mut pos, mut seq, mut total) = (header.tail, header.tail_seq, 0);
         let (mut list, mut wrong) = (Vec::new(), Vec::new());
@@ -59,6 +69,9 @@ impl Dumper<'_> {
             let bytes = txn.len() as u64;
             if total + bytes > ring {
                 break "the next transaction would lie over the first".into();
+            }
+            if txn.epoch() != header.epoch {
+                break format!("transaction {seq} at {pos} belongs to epoch {}", txn.epoch());
             }
             let mut t = Fields::new();
             t.put("sequence", seq).put("at", pos).put("bytes", bytes);
@@ -88,10 +101,13 @@ impl Dumper<'_> {
         let mut f = Fields::new();
         let outside = |what: String| format!("transaction {seq}: {what} lies outside the file system");
         match r {
-            Record::Block { addr, init, data, ranges } => {
+            Record::Block { addr, init, data, sum, ranges } => {
                 f.put("record", if *data { "contents of files" } else { "block" }).put("block", *addr);
                 if *init {
                     f.put("new", true);
+                }
+                if !*data {
+                    f.put("sum", Value::hex(*sum, 8));
                 }
                 let list: Vec<String> = ranges.iter().map(|(at, bytes)| format!("{at}+{}", bytes.len())).collect();
                 f.put("ranges", list.join(" "));

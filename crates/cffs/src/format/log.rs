@@ -4,12 +4,15 @@
 //! to a multiple of the log unit (the fragment size). One checksum covers all of it, so a transaction needs no commit
 //! record: it is there whole or not at all.
 
-use super::{BlockAddr, Corrupt, FragAddr, align8, corrupt, get_u16, get_u32, get_u64, put_u16, put_u32, put_u64};
+use super::{BlockAddr, Corrupt, FragAddr, META_CRC, META_SEQ, align8, corrupt};
+use super::{get_u16, get_u32, get_u64, put_u16, put_u32, put_u64};
 
-/// Bytes of the log header (at the start of the log) that are used.
+/// Bytes of a log header that are used.
 pub const LOG_HEADER_SIZE: usize = 512;
-/// Bytes at the start of the log that are kept for the header.
+/// Bytes at the start of the log that are kept for the headers.
 pub const LOG_HEADER_AREA: u64 = 64 * 1024;
+/// Where in that area the two headers stand, in bytes: each is written while the other one is whole.
+pub const LOG_HEADER_SLOTS: [u64; 2] = [0, LOG_HEADER_AREA / 2];
 pub(crate) const LOG_MAGIC: u64 = 0x314C_474F_4C46_4643;
 /// Magic number of a transaction.
 pub const TXN_MAGIC: u32 = 0x4E54_4643;
@@ -17,12 +20,12 @@ pub const TXN_MAGIC: u32 = 0x4E54_4643;
 pub const TXN_HEADER: usize = 48;
 /// Bytes of a record's header.
 pub const RECORD_HEADER: usize = 16;
-/// No log gets as far as this sequence number: a header with a greater one is damaged.
+/// No log gets as far as this sequence number, or epoch: a header with a greater one is damaged.
 const SEQ_MAX: u64 = 1 << 62;
 /// Unit of the byte ranges in a block record, in bytes.
 pub const RANGE_UNIT: usize = 8;
 
-/// Where the log begins to matter.
+/// Where the log begins to matter. There are two, written in turn; the whole one with the higher epoch counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LogHeader {
     /// File system (or external log) that the log belongs to.
@@ -31,9 +34,23 @@ pub struct LogHeader {
     pub tail: u64,
     /// Its sequence number.
     pub tail_seq: u64,
+    /// How many headers came before this one, or more. Transactions carry the epoch of the header they were written under.
+    pub epoch: u64,
 }
 
 impl LogHeader {
+    /// The first header of a log without transactions; numbers begin at `seq`.
+    pub fn first(fsid: u64, seq: u64) -> LogHeader {
+        LogHeader { fsid, tail: 0, tail_seq: seq, epoch: seq * 2 }
+    }
+    /// The header that follows this one.
+    pub fn next(&self, tail: u64, tail_seq: u64) -> LogHeader {
+        LogHeader { fsid: self.fsid, tail, tail_seq, epoch: self.epoch + 1 }
+    }
+    /// Which of [`LOG_HEADER_SLOTS`] it stands in.
+    pub fn slot(&self) -> usize {
+        (self.epoch % 2) as usize
+    }
     /// Encodes with checksum.
     pub fn encode(&self) -> [u8; LOG_HEADER_SIZE] {
         let mut b = [0; LOG_HEADER_SIZE];
@@ -41,6 +58,7 @@ impl LogHeader {
         put_u64(&mut b, 16, self.fsid);
         put_u64(&mut b, 24, self.tail);
         put_u64(&mut b, 32, self.tail_seq);
+        put_u64(&mut b, 40, self.epoch);
         let crc = crc32c::crc32c(&b);
         put_u32(&mut b, 8, crc);
         b
@@ -56,14 +74,15 @@ impl LogHeader {
         if crc32c::crc32c(&copy) != get_u32(b, 8) {
             return corrupt("log header: checksum does not match");
         }
-        let h = LogHeader { fsid: get_u64(b, 16), tail: get_u64(b, 24), tail_seq: get_u64(b, 32) };
+        let (tail, tail_seq, epoch) = (get_u64(b, 24), get_u64(b, 32), get_u64(b, 40));
+        let h = LogHeader { fsid: get_u64(b, 16), tail, tail_seq, epoch };
         if h.fsid != fsid {
             return corrupt("log header: the log belongs to another file system");
         }
         // Where a transaction can begin depends on the size of a fragment, which the reader knows.
-        let aligned = h.tail.is_multiple_of(u64::from(super::geometry::FRAGMENT_SIZE_MIN));
-        if h.tail >= ring || !aligned || h.tail_seq == 0 || h.tail_seq > SEQ_MAX {
-            return corrupt(format!("log header: tail {} of {ring}, sequence number {}", h.tail, h.tail_seq));
+        let aligned = tail.is_multiple_of(u64::from(super::geometry::FRAGMENT_SIZE_MIN));
+        if tail >= ring || !aligned || tail_seq == 0 || tail_seq > SEQ_MAX || epoch > SEQ_MAX {
+            return corrupt(format!("log header {epoch}: tail {tail} of {ring}, sequence number {tail_seq}"));
         }
         Ok(h)
     }
@@ -78,10 +97,12 @@ pub struct TxnHeader {
     pub len: u64,
     /// Bytes of records.
     pub payload: u64,
+    /// Epoch of the log header that it was written under.
+    pub epoch: u64,
 }
 
 /// Writes the header of a finished transaction (`b` is all of it) and its checksum.
-pub fn seal_txn(b: &mut [u8], fsid: u64, seq: u64, payload: u64) {
+pub fn seal_txn(b: &mut [u8], fsid: u64, seq: u64, epoch: u64, payload: u64) {
     let len = b.len() as u64;
     b[..TXN_HEADER].fill(0);
     put_u32(b, 0, TXN_MAGIC);
@@ -89,6 +110,7 @@ pub fn seal_txn(b: &mut [u8], fsid: u64, seq: u64, payload: u64) {
     put_u64(b, 16, seq);
     put_u64(b, 24, len);
     put_u64(b, 32, payload);
+    put_u64(b, 40, epoch);
     let crc = crc32c::crc32c(b);
     put_u32(b, 4, crc);
 }
@@ -98,8 +120,8 @@ pub fn txn_header(b: &[u8], fsid: u64, seq: u64, ring: u64) -> Option<TxnHeader>
     if b.len() < TXN_HEADER || get_u32(b, 0) != TXN_MAGIC || get_u64(b, 8) != fsid || get_u64(b, 16) != seq {
         return None;
     }
-    let (len, payload) = (get_u64(b, 24), get_u64(b, 32));
-    (len <= ring && payload.checked_add(TXN_HEADER as u64)? <= len).then_some(TxnHeader { seq, len, payload })
+    let (len, payload, epoch) = (get_u64(b, 24), get_u64(b, 32), get_u64(b, 40));
+    (len <= ring && payload.checked_add(TXN_HEADER as u64)? <= len).then_some(TxnHeader { seq, len, payload, epoch })
 }
 
 /// Checks the checksum over a whole transaction.
@@ -119,6 +141,8 @@ pub enum Record<'a> {
         init: bool,
         /// The block holds file contents (put into the log by fsync): it has no header and gets no checksum.
         data: bool,
+        /// Of metadata: [`block_sum`] of the block as it is after the record.
+        sum: u32,
         /// (Byte offset, bytes) in order.
         ranges: Vec<(usize, &'a [u8])>,
     },
@@ -136,12 +160,32 @@ pub(crate) const TAG_REVOKE: u8 = 2;
 pub(crate) const FLAG_INIT: u8 = 1;
 pub(crate) const FLAG_DATA: u8 = 2;
 
+/// CRC32C of a metadata block without what its way home changes: checksum and sequence number count as zeros.
+pub fn block_sum(block: &[u8]) -> u32 {
+    let c = crc32c::crc32c_append(crc32c::crc32c(&block[..META_CRC]), &[0; 4]);
+    let c = crc32c::crc32c_append(crc32c::crc32c_append(c, &block[META_CRC + 4..META_SEQ]), &[0; 8]);
+    crc32c::crc32c_append(c, &block[META_SEQ + 8..])
+}
+
 /// Appends a block record. `runs` are (first, count) in units of [`RANGE_UNIT`].
 pub fn put_block(out: &mut Vec<u8>, addr: BlockAddr, init: bool, data: bool, block: &[u8], runs: &[(u32, u32)]) {
+    let sum = if data { 0 } else { block_sum(block) };
+    put_block_with_sum(out, addr, (init, data, sum), block, runs);
+}
+
+/// As [`put_block`], with (new, data, sum) as they are to stand in the record.
+pub fn put_block_with_sum(
+    out: &mut Vec<u8>,
+    addr: BlockAddr,
+    (init, data, sum): (bool, bool, u32),
+    block: &[u8],
+    runs: &[(u32, u32)],
+) {
     let mut head = [0; RECORD_HEADER];
     head[0] = TAG_BLOCK;
     head[1] = if init { FLAG_INIT } else { 0 } | if data { FLAG_DATA } else { 0 };
-    put_u32(&mut head, 4, runs.len() as u32);
+    put_u16(&mut head, 2, runs.len() as u16);
+    put_u32(&mut head, 4, sum);
     put_u64(&mut head, 8, addr);
     out.extend_from_slice(&head);
     for (first, count) in runs {
@@ -181,7 +225,7 @@ pub fn records(payload: &[u8], block_size: usize) -> Result<Vec<Record<'_>>, Cor
         let Some(head) = payload.get(at..at + RECORD_HEADER) else {
             return bad(at, "cut off");
         };
-        let (n, addr) = (get_u32(head, 4) as usize, get_u64(head, 8));
+        let (n, word, addr) = (get_u16(head, 2) as usize, get_u32(head, 4), get_u64(head, 8));
         let body = &payload[at + RECORD_HEADER..];
         let used = match head[0] {
             TAG_BLOCK => {
@@ -201,11 +245,11 @@ pub fn records(payload: &[u8], block_size: usize) -> Result<Vec<Record<'_>>, Cor
                     from += len;
                 }
                 let (init, data) = (head[1] & FLAG_INIT != 0, head[1] & FLAG_DATA != 0);
-                out.push(Record::Block { addr, init, data, ranges });
+                out.push(Record::Block { addr, init, data, sum: word, ranges });
                 from
             }
             TAG_REVOKE => {
-                out.push(Record::Revoke { frag: addr, len: n as u64 });
+                out.push(Record::Revoke { frag: addr, len: word.into() });
                 0
             }
             tag => return bad(at, &format!("unknown tag {tag}")),
@@ -234,10 +278,11 @@ mod tests {
                 addr: 7,
                 init: true,
                 data: false,
+                sum: block_sum(&block),
                 ranges: vec![(0, &block[..16]), (80, &block[80..88]), (4088, &block[4088..])]
             }
         );
-        assert_eq!(got[1], Record::Block { addr: 99, init: false, data: true, ranges: vec![(0, &block[..])] });
+        assert_eq!(got[1], Record::Block { addr: 99, init: false, data: true, sum: 0, ranges: vec![(0, &block[..])] });
         assert_eq!(got[2], Record::Revoke { frag: 5, len: 3 });
         for cut in 1..p.len() {
             let _ = records(&p[..cut], 4096);
@@ -249,8 +294,8 @@ mod tests {
         }
         let mut txn = vec![0; 4096];
         txn[TXN_HEADER..TXN_HEADER + p.len().min(4000)].copy_from_slice(&p[..p.len().min(4000)]);
-        seal_txn(&mut txn, 3, 8, p.len().min(4000) as u64);
-        assert!(txn_header(&txn, 3, 8, 1 << 20).is_some() && txn_crc_ok(&txn));
+        seal_txn(&mut txn, 3, 8, 5, p.len().min(4000) as u64);
+        assert!(txn_header(&txn, 3, 8, 1 << 20).is_some_and(|h| h.epoch == 5) && txn_crc_ok(&txn));
         assert!(txn_header(&txn, 3, 9, 1 << 20).is_none());
         txn[4095] ^= 1;
         assert!(!txn_crc_ok(&txn));

@@ -224,6 +224,12 @@ pub fn seal(block: &mut [u8], seq: u64) {
     put_u32(block, META_CRC, crc);
 }
 
+/// Makes the checksum of a sealed block wrong: it is known to be damaged.
+pub fn spoil(block: &mut [u8]) {
+    let crc = get_u32(block, META_CRC);
+    put_u32(block, META_CRC, !crc);
+}
+
 /// Checks the checksum alone.
 pub fn crc_ok(block: &[u8]) -> bool {
     get_u32(block, META_CRC) == block_crc(block)

@@ -109,12 +109,12 @@ impl Fs {
             tracing::info!("recovered: {} transactions, {} blocks", replayed.transactions, replayed.blocks);
         }
         let mut header = replayed.header;
+        for block in &replayed.damaged {
+            tracing::error!("recovery: block {block} is damaged in parts that the log does not have");
+        }
         if !read_only {
             // Numbers nobody can know beforehand: what old log or user data lies behind the tail never continues the log.
-            header.tail_seq += 1 + u64::from(random_u32()?);
-            let target: &dyn Device = log_dev.as_ref().map_or(&*dev as &dyn Device, |d| &**d);
-            journal::write_header(target, journal::log_place(&sb).0, header)?;
-            target.flush()?;
+            header = header.next(header.tail, header.tail_seq + 1 + u64::from(random_u32()?));
         }
         let mut cache = Cache::new(as_dyn(&dev), geo, opts.cache_bytes, opts.prefetch);
         let counters_id = BlockId { kind: BlockKind::Counters, addr: geo.counters_block(), owner: 0 };
@@ -150,6 +150,10 @@ impl Fs {
                 _ => State::Unjournaled,
             };
             write_superblock(&*dev, &sb)?;
+            // Of a file system that says it was unmounted both headers are whole: only now one of them may be torn.
+            let log: &dyn Device = log_dev.as_ref().map_or(&*dev as &dyn Device, |d| &**d);
+            journal::write_header(log, journal::log_place(&sb).0, header)?;
+            log.flush()?;
         }
         let background = opts.background;
         let fs = Arc::new(Fs {
@@ -186,6 +190,9 @@ impl Fs {
             fs.placement.learn(&st.inode);
         }
         if !read_only {
+            if !replayed.damaged.is_empty() {
+                fs.mark_damaged(&format!("{} blocks of metadata are damaged", replayed.damaged.len()))?;
+            }
             match fs.finish_growth() {
                 // It keeps the size it has.
                 Err(e @ Error::Corrupt(_)) => fs.mark_damaged(&format!("the file system cannot grow on: {e}"))?,

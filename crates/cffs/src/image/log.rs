@@ -7,10 +7,10 @@ use super::blank::{Blanker, Seen};
 use crate::device::{Device, IoKind};
 use crate::error::Result;
 use crate::format::log::{
-    FLAG_DATA, FLAG_INIT, LOG_HEADER_AREA, LOG_HEADER_SIZE, LOG_MAGIC, LogHeader, RANGE_UNIT, RECORD_HEADER, TAG_BLOCK,
-    TAG_REVOKE, TXN_HEADER, seal_txn,
+    FLAG_DATA, FLAG_INIT, LOG_HEADER_AREA, LOG_HEADER_SIZE, LOG_HEADER_SLOTS, LOG_MAGIC, LogHeader, RANGE_UNIT,
+    RECORD_HEADER, TAG_BLOCK, TAG_REVOKE, TXN_HEADER, block_sum, seal_txn,
 };
-use crate::format::{BlockAddr, Geometry, Superblock, align8, get_u16, get_u32, get_u64};
+use crate::format::{BlockAddr, Geometry, Superblock, align8, get_u16, get_u64, put_u32};
 use crate::journal::log_place;
 use crate::journal::recovery::LogReader;
 use cffs_buf::AlignedBuf;
@@ -39,7 +39,7 @@ impl<'a> Log<'a> {
         // One that cannot be read is where the copy ends.
         while let Ok(Some(txn)) = reader.transaction(pos, seq) {
             let bytes = txn.len() as u64;
-            if total + bytes > ring {
+            if total + bytes > ring || txn.epoch() != header.epoch {
                 break;
             }
             f(pos, seq, txn.bytes())?;
@@ -56,8 +56,8 @@ impl<'a> Log<'a> {
         self.each(|_, _, bytes| {
             let mut copy = bytes.to_vec();
             let payload = payload_of(&mut copy);
-            records(payload, bs, |addr, flags, _, _| {
-                if *flags & FLAG_DATA == 0 {
+            records(payload, bs, |addr, head, _, _| {
+                if head[1] & FLAG_DATA == 0 {
                     out.insert(addr);
                 }
             });
@@ -78,38 +78,40 @@ impl<'a> Log<'a> {
         no_new: bool,
     ) -> Result<u64> {
         let (at, len) = log_place(self.sb);
-        let mut head = AlignedBuf::zeroed(4096);
-        if at.checked_add(4096).is_none_or(|end| end > self.dev.len()) {
+        if at.checked_add(LOG_HEADER_AREA).is_none_or(|end| end > self.dev.len()) {
             return Ok(0);
         }
-        if self.dev.read_at(IoKind::Super, at, &mut head).is_err() || get_u64(&head, 0) != LOG_MAGIC {
+        for slot in LOG_HEADER_SLOTS.map(|slot| at + slot) {
+            let mut head = AlignedBuf::zeroed(4096);
             // Whatever stands there instead, a copy without header is as bad.
-            return Ok(0);
+            if self.dev.read_at(IoKind::Super, slot, &mut head).is_ok() && get_u64(&head, 0) == LOG_MAGIC {
+                head[LOG_HEADER_SIZE..].fill(0);
+                target.write_at(IoKind::Super, slot, &head)?;
+            }
         }
-        head[LOG_HEADER_SIZE..].fill(0);
-        target.write_at(IoKind::Super, at, &head)?;
         let mut count = 0;
         self.each(|pos, seq, bytes| {
             let mut txn = bytes.to_vec();
             let payload = payload_of(&mut txn);
             let payload_len = payload.len() as u64;
             let mut last: Option<(BlockAddr, Option<Vec<u8>>)> = None;
-            records(payload, g.block_size(), |addr, flags, offset, range| {
+            records(payload, g.block_size(), |addr, head, offset, range| {
                 if no_new {
-                    *flags &= !FLAG_INIT;
+                    head[1] &= !FLAG_INIT;
                 }
                 range.fill(0);
-                let (Some(after), true) = (after, *flags & FLAG_DATA == 0) else { return };
+                let (Some(after), true) = (after, head[1] & FLAG_DATA == 0) else { return };
                 if last.as_ref().is_none_or(|(a, _)| *a != addr) {
                     last = Some((addr, after(addr).and_then(|b| blanker.block(&b, &mut Seen::default()))));
                 }
                 if let Some((_, Some(block))) = &last {
                     range.copy_from_slice(&block[offset..offset + range.len()]);
+                    put_u32(head, 4, block_sum(block));
                 }
             });
             let unused = (TXN_HEADER as u64 + payload_len) as usize;
             txn[unused..].fill(0);
-            seal_txn(&mut txn, g.fsid, seq, payload_len);
+            seal_txn(&mut txn, g.fsid, seq, get_u64(bytes, 40), payload_len);
             count += 1;
             let ring = len - LOG_HEADER_AREA;
             let first = (ring - pos).min(txn.len() as u64) as usize;
@@ -129,13 +131,13 @@ fn payload_of(txn: &mut [u8]) -> &mut [u8] {
     &mut txn[TXN_HEADER..TXN_HEADER + len]
 }
 
-/// Calls `f` with each range of each block record: the block, its flags, offset in the block, the bytes. What does not
+/// Calls `f` with each range of each block record: the block, the first half of the record's header, offset in the block, the bytes. What does not
 /// decode is zeroed from there on, but for the header of the record, so that it does not decode then either.
-fn records(payload: &mut [u8], bs: usize, mut f: impl FnMut(BlockAddr, &mut u8, usize, &mut [u8])) {
+fn records(payload: &mut [u8], bs: usize, mut f: impl FnMut(BlockAddr, &mut [u8; 8], usize, &mut [u8])) {
     let mut at = 0;
     while at < payload.len() {
         let Some(head) = payload.get(at..at + RECORD_HEADER) else { return payload[at..].fill(0) };
-        let (tag, n, addr) = (head[0], get_u32(head, 4) as usize, get_u64(head, 8));
+        let (tag, n, addr) = (head[0], get_u16(head, 2) as usize, get_u64(head, 8));
         let body = at + RECORD_HEADER;
         at = match tag {
             TAG_REVOKE => body,
@@ -151,9 +153,10 @@ fn records(payload: &mut [u8], bs: usize, mut f: impl FnMut(BlockAddr, &mut u8, 
                     if offset + len > bs || payload.len() - from < len {
                         return payload[from..].fill(0);
                     }
-                    let mut flags = payload[body - RECORD_HEADER + 1];
-                    f(addr, &mut flags, offset, &mut payload[from..from + len]);
-                    payload[body - RECORD_HEADER + 1] = flags;
+                    let mut head = [0; 8];
+                    head.copy_from_slice(&payload[body - RECORD_HEADER..body - RECORD_HEADER + 8]);
+                    f(addr, &mut head, offset, &mut payload[from..from + len]);
+                    payload[body - RECORD_HEADER..body - RECORD_HEADER + 8].copy_from_slice(&head);
                     from += len;
                 }
                 from

@@ -5,7 +5,7 @@ use super::{CHECKPOINT_SHARE, Journal, Running};
 use crate::cache::BufRef;
 use crate::device::{IoKind, WriteRequest};
 use crate::error::{Error, Result};
-use crate::format::log::{self, TXN_HEADER};
+use crate::format::log::{self, LogHeader, TXN_HEADER};
 use crate::format::system::COUNT_FREE_FRAGS;
 use cffs_buf::AlignedBuf;
 use std::io::IoSlice;
@@ -20,11 +20,13 @@ pub(super) struct Writer {
     pub(super) head: u64,
     /// Bytes of the ring in use.
     pub(super) used: u64,
+    /// The header that counts.
+    header: LogHeader,
 }
 
 impl Writer {
-    pub(super) fn new(head: u64) -> Writer {
-        Writer { head, used: 0 }
+    pub(super) fn new(header: LogHeader) -> Writer {
+        Writer { head: header.tail, used: 0, header }
     }
 }
 
@@ -215,7 +217,7 @@ impl Journal {
                 writer.used, self.ring_len
             ))));
         }
-        log::seal_txn(&mut group.bytes, self.fsid, group.seq, group.payload);
+        log::seal_txn(&mut group.bytes, self.fsid, group.seq, writer.header.epoch, group.payload);
         let mut requests = Vec::new();
         let mut at = 0;
         while at < group.bytes.len() {
@@ -235,10 +237,11 @@ impl Journal {
     /// Everything is home: the log starts anew behind group `seq`.
     fn empty_log(&self, writer: &mut Writer, seq: u64) -> Result<()> {
         self.cache.flush()?;
-        let header = log::LogHeader { fsid: self.fsid, tail: writer.head, tail_seq: seq + 1 };
+        let header = writer.header.next(writer.head, seq + 1);
         super::write_header(&*self.log_dev, self.header_at, header)?;
         // Before this is durable, the old records must not be overwritten.
         self.log_dev.flush()?;
+        writer.header = header;
         writer.used = 0;
         self.counters.checkpoints.fetch_add(1, Ordering::Relaxed);
         self.retain_running_data_blocks();

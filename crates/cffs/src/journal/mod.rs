@@ -18,15 +18,17 @@
 
 mod checkpoint;
 mod commit;
+mod header;
 mod purse;
 pub mod recovery;
 mod txn;
 
+pub use header::{Chosen, choose_header, log_place, read_header, read_headers, reset_headers, write_header};
 pub use purse::Purse;
 pub use txn::{BlockEditGuard, Txn};
 
 use crate::cache::{AddrMap, BufRef, Cache};
-use crate::device::{Device, IoKind};
+use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::format::log::{LOG_HEADER_AREA, LogHeader};
 use crate::format::system::Counters;
@@ -137,7 +139,7 @@ impl Journal {
             running: Mutex::default(),
             next_seq: AtomicU64::new(header.tail_seq),
             durable: AtomicU64::new(header.tail_seq - 1),
-            writer: Mutex::new(Writer::new(header.tail)),
+            writer: Mutex::new(Writer::new(header)),
             dirty: Mutex::default(),
             data_blocks: Mutex::default(),
             failed: AtomicBool::new(false),
@@ -322,29 +324,4 @@ impl Journal {
             }
         }
     }
-}
-
-/// Byte offset of the log header on its device, and the length of the log in bytes.
-pub fn log_place(sb: &Superblock) -> (u64, u64) {
-    (sb.log_start << sb.block_shift, sb.log_blocks << sb.block_shift)
-}
-
-/// Reads the log header.
-pub fn read_header(dev: &dyn Device, sb: &Superblock) -> Result<LogHeader> {
-    let (at, len) = log_place(sb);
-    if len <= 2 * LOG_HEADER_AREA || at.checked_add(len).is_none_or(|end| end > dev.len()) {
-        let what = format!("superblock: a log of {len} bytes at {at} is not possible");
-        return Err(crate::format::Corrupt(what).into());
-    }
-    let mut b = cffs_buf::AlignedBuf::zeroed(4096);
-    dev.read_at(IoKind::Super, at, &mut b)?;
-    Ok(LogHeader::decode(&b, sb.fsid(), len - LOG_HEADER_AREA)?)
-}
-
-/// Writes the log header; it counts from the next flush on.
-pub fn write_header(dev: &dyn Device, sb_header_at: u64, header: LogHeader) -> Result<()> {
-    let mut b = cffs_buf::AlignedBuf::zeroed(4096);
-    b[..crate::format::log::LOG_HEADER_SIZE].copy_from_slice(&header.encode());
-    dev.write_at(IoKind::Super, sb_header_at, &b)?;
-    Ok(())
 }

@@ -3,9 +3,10 @@
 //! Time and memory depend on what is in the log only, not on the size of the file system. A crash during recovery does
 //! no harm: it is done again.
 
+use super::Chosen;
 use crate::device::{Device, IoKind, WriteRequest};
 use crate::error::Result;
-use crate::format::log::{self, LogHeader, Record};
+use crate::format::log::{self, LogHeader, Record, TxnHeader};
 use crate::format::{self, BlockAddr, FragAddr, Geometry, Superblock};
 use cffs_buf::AlignedBuf;
 use std::collections::BTreeMap;
@@ -19,7 +20,7 @@ const READ_GAP: u64 = 64 << 10;
 const READ_MAX: u64 = 1 << 20;
 
 /// What recovery did.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReplaySummary {
     /// Transactions found and applied.
     pub transactions: u64,
@@ -29,6 +30,9 @@ pub struct ReplaySummary {
     pub log_bytes: u64,
     /// The header that the emptied log now has.
     pub header: LogHeader,
+    /// Metadata blocks that were damaged in parts that the log does not have. They were written with a checksum that does
+    /// not match.
+    pub damaged: Vec<BlockAddr>,
 }
 
 /// Runs of fragments with the newest group that revoked them.
@@ -96,33 +100,53 @@ impl<'a> LogReader<'a> {
         Ok(())
     }
 
+    /// Length of the ring in bytes.
+    pub(super) fn ring(&self) -> u64 {
+        self.ring
+    }
+
     /// The whole transaction that begins at `pos`, if there is one with this number.
     pub(crate) fn transaction(&mut self, pos: u64, seq: u64) -> Result<Option<Transaction>> {
+        self.transaction_if(pos, |found| found == seq)
+    }
+
+    /// The header of the whole transaction that begins at `pos`, if there is one with any number.
+    pub(super) fn any_transaction(&mut self, pos: u64) -> Result<Option<TxnHeader>> {
+        Ok(self.transaction_if(pos, |_| true)?.map(|t| t.header))
+    }
+
+    fn transaction_if(&mut self, pos: u64, wanted: impl Fn(u64) -> bool) -> Result<Option<Transaction>> {
         let unit = 1u64 << self.sb.frag_shift;
         if !pos.is_multiple_of(unit) {
             return Ok(None);
         }
         let mut head = AlignedBuf::zeroed(unit as usize);
         self.read(pos, &mut head)?;
+        let seq = format::get_u64(&head, 16);
         // A commit takes at most a fifth of the ring, and a little padding.
         let most = self.ring / super::GROUP_SHARE_MAX;
-        let header = log::txn_header(&head, self.sb.fsid(), seq, most).filter(|h| h.len % unit == 0 && h.len > 0);
-        let Some(h) = header else { return Ok(None) };
-        let mut bytes = AlignedBuf::zeroed(h.len as usize);
+        let header =
+            log::txn_header(&head, self.sb.fsid(), seq, most).filter(|h| wanted(seq) && h.len % unit == 0 && h.len > 0);
+        let Some(header) = header else { return Ok(None) };
+        let mut bytes = AlignedBuf::zeroed(header.len as usize);
         self.read(pos, &mut bytes)?;
         // Without its checksum it is the commit that the crash cut off.
-        Ok(log::txn_crc_ok(&bytes).then_some(Transaction { seq, bytes, payload: h.payload as usize }))
+        Ok(log::txn_crc_ok(&bytes).then_some(Transaction { header, bytes }))
     }
 }
 
 /// A whole transaction.
 pub(crate) struct Transaction {
-    seq: u64,
+    header: TxnHeader,
     bytes: AlignedBuf,
-    payload: usize,
 }
 
 impl Transaction {
+    /// Epoch of the log header that counted when it was written.
+    pub(crate) fn epoch(&self) -> u64 {
+        self.header.epoch
+    }
+
     /// Its length in bytes, header and padding included.
     pub(crate) fn len(&self) -> usize {
         self.bytes.len()
@@ -135,17 +159,28 @@ impl Transaction {
 
     /// Its records.
     pub(crate) fn records(&self, geo: &Geometry) -> Result<Vec<Record<'_>>> {
-        let body = &self.bytes[log::TXN_HEADER..log::TXN_HEADER + self.payload];
+        let body = &self.bytes[log::TXN_HEADER..log::TXN_HEADER + self.header.payload as usize];
         Ok(log::records(body, geo.block_size())?)
     }
+}
+
+/// A block being rebuilt.
+struct Rebuilt {
+    bytes: AlignedBuf,
+    /// It holds file data.
+    data: bool,
+    /// The last group that changed it.
+    seq: u64,
+    /// What the records say of all its bytes, if they say anything.
+    sum: Option<u32>,
 }
 
 struct Target<'a> {
     dev: &'a dyn Device,
     geo: &'a Geometry,
-    /// Blocks being rebuilt: contents, whether they are file data, and the last group that changed them.
-    blocks: BTreeMap<BlockAddr, (AlignedBuf, bool, u64)>,
+    blocks: BTreeMap<BlockAddr, Rebuilt>,
     written: u64,
+    damaged: Vec<BlockAddr>,
 }
 
 impl Target<'_> {
@@ -164,7 +199,7 @@ impl Target<'_> {
                 self.dev.read_vectored(IoKind::Meta, first << shift, &mut slices)?;
                 for (addr, bytes) in (first..=last).zip(bufs) {
                     if part.binary_search(&addr).is_ok() {
-                        self.blocks.insert(addr, (bytes, false, 0));
+                        self.blocks.insert(addr, Rebuilt { bytes, data: false, seq: 0, sum: None });
                     }
                 }
             }
@@ -189,23 +224,26 @@ impl Target<'_> {
         wanted.dedup();
         self.load(&wanted)?;
         for r in records {
-            let Record::Block { addr, init, data, ranges } = r else { continue };
+            let Record::Block { addr, init, data, sum, ranges } = r else { continue };
             let base = geo.frag_of_block(*addr);
             if (base..base + geo.frags_per_block()).all(|f| revoked.covers(f, seq)) {
                 continue;
             }
             if *init {
-                self.blocks.insert(*addr, (AlignedBuf::zeroed(geo.block_size()), *data, seq));
+                let bytes = AlignedBuf::zeroed(geo.block_size());
+                self.blocks.insert(*addr, Rebuilt { bytes, data: *data, seq, sum: None });
             }
-            let Some((block, is_data, last)) = self.blocks.get_mut(addr) else { continue };
-            (*is_data, *last) = (*data, seq);
+            let Some(block) = self.blocks.get_mut(addr) else { continue };
+            (block.data, block.seq) = (*data, seq);
+            // Metadata is revoked as whole blocks.
+            block.sum = (!*data).then_some(*sum);
             for (offset, bytes) in ranges {
                 let mut from = 0;
                 while from < bytes.len() {
                     let at = offset + from;
                     let n = (fs - at % fs).min(bytes.len() - from);
                     if !revoked.covers(base + (at / fs) as u64, seq) {
-                        block[at..at + n].copy_from_slice(&bytes[from..from + n]);
+                        block.bytes[at..at + n].copy_from_slice(&bytes[from..from + n]);
                     }
                     from += n;
                 }
@@ -217,12 +255,18 @@ impl Target<'_> {
     fn write_home(&mut self) -> Result<()> {
         let mut requests: Vec<WriteRequest<'_>> = Vec::new();
         let mut end = u64::MAX;
-        for (addr, (bytes, data, seq)) in &mut self.blocks {
-            if !*data {
-                format::seal(bytes, *seq);
+        for (addr, block) in &mut self.blocks {
+            if !block.data {
+                let good = block.sum.is_none_or(|sum| log::block_sum(&block.bytes) == sum);
+                format::seal(&mut block.bytes, block.seq);
+                if !good {
+                    // What the records do not have was damaged at home. A right checksum would make it look whole.
+                    format::spoil(&mut block.bytes);
+                    self.damaged.push(*addr);
+                }
             }
             let offset = addr << self.geo.block_shift;
-            let slice = IoSlice::new(bytes);
+            let slice = IoSlice::new(&block.bytes);
             match requests.last_mut() {
                 Some(r) if offset == end && r.bufs.len() < 256 => r.bufs.push(slice),
                 _ => requests.push(WriteRequest { kind: IoKind::Meta, offset, bufs: vec![slice] }),
@@ -244,10 +288,11 @@ pub fn replay(
     geo: &Geometry,
 ) -> Result<ReplaySummary> {
     let log_dev = log_dev.unwrap_or(dev);
-    let header = super::read_header(log_dev, sb)?;
-    if !header.tail.is_multiple_of(geo.frag_size() as u64) {
-        // Nothing would be found there, and the next commit would be written to where no transaction can begin.
-        return Err(format::Corrupt(format!("log header: tail {} is not at a fragment", header.tail)).into());
+    let Chosen { header, remade, other_lost } = super::choose_header(log_dev, sb)?;
+    if remade {
+        // As long as it is missing, the next one must not take the place of the one before it.
+        super::write_header(log_dev, super::log_place(sb).0, header)?;
+        log_dev.flush()?;
     }
     let mut reader = LogReader::new(log_dev, sb);
     let mut revoked = Revocations::default();
@@ -255,7 +300,8 @@ pub fn replay(
     let mut found: Vec<(u64, u64)> = Vec::new();
     let (mut pos, mut seq, mut log_bytes) = (header.tail, header.tail_seq, 0);
     while let Some(txn) = reader.transaction(pos, seq)? {
-        if log_bytes + txn.bytes.len() as u64 > reader.ring {
+        // The log ends where it would lie over itself, and where another header begins to count.
+        if log_bytes + txn.bytes.len() as u64 > reader.ring || txn.header.epoch != header.epoch {
             break;
         }
         for r in txn.records(geo)? {
@@ -272,13 +318,11 @@ pub fn replay(
         pos = (pos + txn.bytes.len() as u64) % reader.ring;
         seq += 1;
     }
-    let after = LogHeader { fsid: header.fsid, tail: pos, tail_seq: seq };
-    let mut target = Target { dev, geo, blocks: BTreeMap::new(), written: 0 };
+    let mut target = Target { dev, geo, blocks: BTreeMap::new(), written: 0, damaged: Vec::new() };
     for (pos, seq) in &found {
         let Some(txn) = reader.transaction(*pos, *seq)? else {
             return Err(format::Corrupt(format!("log: transaction {seq} reads differently the second time")).into());
         };
-        let seq = &txn.seq;
         // In slices, so that memory is bounded whatever the transaction holds; between blocks the order does not matter.
         for records in txn.records(geo)?.chunks((BATCH_MAX / geo.block_size()).max(1)) {
             target.apply(records, *seq, &revoked)?;
@@ -288,10 +332,19 @@ pub fn replay(
         }
     }
     target.write_home()?;
-    let summary = ReplaySummary { transactions: found.len() as u64, blocks: target.written, log_bytes, header: after };
-    if !found.is_empty() {
+    let mut summary = ReplaySummary {
+        transactions: found.len() as u64,
+        blocks: target.written,
+        log_bytes,
+        header,
+        damaged: target.damaged,
+    };
+    summary.damaged.sort_unstable();
+    summary.damaged.dedup();
+    if !found.is_empty() || other_lost {
         dev.flush()?;
-        super::write_header(log_dev, super::log_place(sb).0, after)?;
+        summary.header = header.next(pos, seq);
+        super::write_header(log_dev, super::log_place(sb).0, summary.header)?;
         log_dev.flush()?;
     }
     Ok(summary)

@@ -8,7 +8,7 @@ use cffs::format::dirblock::{DIR_LBLOCK, DIR_NAMES, EntryKind, Plain, entries, m
 use cffs::format::dirindex::{BUCKET_COUNT, BUCKET_NUMBER, name_hash};
 use cffs::format::extent::{Child, Extent, node_entry, set_node_header};
 use cffs::format::geometry::INODE_SLOT_SIZE;
-use cffs::format::log::{LOG_HEADER_AREA, LogHeader, TXN_HEADER, seal_txn};
+use cffs::format::log::{LOG_HEADER_AREA, LOG_HEADER_SLOTS, LogHeader, TXN_HEADER, seal_txn};
 use cffs::format::system::{COUNT_AGS, COUNT_BLOCKS, COUNT_FREE_FRAGS, COUNT_INODES, ORPHAN_HEAD};
 use cffs::format::table::{LOCATOR_SIZE, Location, TABLE_LBLOCK, TABLE_USED, TableShape};
 use cffs::format::*;
@@ -56,9 +56,13 @@ fn counters(i: &Image, at: usize, value: u64) {
 }
 
 fn log_tail(i: &Image, tail: u64) {
-    let mut b = i.read(i.sb.log_start);
-    b[..512].copy_from_slice(&LogHeader { fsid: i.g.fsid, tail, tail_seq: 5 }.encode());
-    i.write(i.sb.log_start, &b);
+    let first = LogHeader { tail, ..LogHeader::first(i.g.fsid, 5) };
+    for h in [first, first.next(tail, 5)] {
+        let block = i.sb.log_start + (LOG_HEADER_SLOTS[h.slot()] >> i.g.block_shift);
+        let mut b = i.read(block);
+        b[..512].copy_from_slice(&h.encode());
+        i.write(block, &b);
+    }
 }
 
 fn zero(i: &Image, addr: BlockAddr) {
@@ -115,7 +119,7 @@ fn log_txn(i: &Image, body: &[u8]) {
     txn.extend_from_slice(body);
     txn.resize(txn.len().next_multiple_of(i.g.frag_size()), 0);
     let header = i.log_header();
-    seal_txn(&mut txn, i.g.fsid, header.tail_seq, body.len() as u64);
+    seal_txn(&mut txn, i.g.fsid, header.tail_seq, header.epoch, body.len() as u64);
     let at = (i.sb.log_start << i.g.block_shift) + LOG_HEADER_AREA + header.tail;
     i.dev.write_at(IoKind::Log, at, &txn).unwrap();
 }
@@ -156,9 +160,11 @@ fn system() -> Vec<Case> {
         case("superblock copy: of another file system", Class::SuperblockCopy, WHOLE, |i| {
             superblock(i, Superblock { copy: 1, uuid: [7; 16], ..i.sb.clone() });
         }),
-        case("log: header destroyed", Class::LogHeader, WHOLE, |i| zero(i, i.sb.log_start)),
+        case("log: both headers destroyed", Class::LogHeader, WHOLE, |i| {
+            LOG_HEADER_SLOTS.iter().for_each(|at| zero(i, i.sb.log_start + (at >> i.g.block_shift)));
+        }),
         case("log: tail within a sector", Class::LogHeader, WHOLE, |i| log_tail(i, 1000)),
-        unstartable("log: tail within a fragment", |i| log_tail(i, 1536)),
+        case("log: tail within a fragment", Class::LogHeader, WHOLE, |i| log_tail(i, 1536)),
         unstartable("log: transaction that cannot be replayed", |i| log_txn(i, &[0x7f; 64])),
         unstartable("log: record outside the file system", |i| {
             let mut body = Vec::new();

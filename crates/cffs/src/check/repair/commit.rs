@@ -27,6 +27,8 @@ pub(super) struct Writer<'a> {
     pub(super) g: Geometry,
     /// The next number of a transaction, far behind all that were ever used.
     pub(super) seq: u64,
+    /// The header of the log that counts.
+    pub(super) header: LogHeader,
 }
 
 /// In several steps, what is written first: contents and names, then what leads to them, then what follows from both.
@@ -86,9 +88,9 @@ impl Writer<'_> {
         blocks: &mut BTreeMap<BlockAddr, Changed>,
     ) -> Result<()> {
         let (log_at, _) = log_place(self.sb);
-        let header = |tail, tail_seq| LogHeader { fsid: self.g.fsid, tail, tail_seq };
         let first_seq = self.seq;
-        write_header(self.log, log_at, header(0, first_seq))?;
+        self.header = self.header.next(0, first_seq);
+        write_header(self.log, log_at, self.header)?;
         self.log.flush()?;
         let mut at = 0;
         let mut first: Option<AlignedBuf> = None;
@@ -129,7 +131,8 @@ impl Writer<'_> {
         }
         self.dev.write_batch(&requests)?;
         self.dev.flush()?;
-        write_header(self.log, log_at, header(at, self.seq))?;
+        self.header = self.header.next(at, self.seq);
+        write_header(self.log, log_at, self.header)?;
         self.log.flush()?;
         Ok(())
     }
@@ -145,7 +148,7 @@ impl Writer<'_> {
         let payload = (records.len() - TXN_HEADER) as u64;
         let mut txn = AlignedBuf::zeroed(records.len().next_multiple_of(self.g.frag_size()));
         txn[..records.len()].copy_from_slice(&records);
-        seal_txn(&mut txn, self.g.fsid, seq, payload);
+        seal_txn(&mut txn, self.g.fsid, seq, self.header.epoch, payload);
         txn
     }
 }

@@ -45,7 +45,7 @@ use crate::format::{
     Superblock, verify_block,
 };
 use crate::journal::recovery::replay;
-use crate::journal::{log_place, write_header};
+use crate::journal::{read_headers, reset_headers};
 use crate::mkfs::write_superblock;
 use intervals::Intervals;
 use maps::Map;
@@ -173,7 +173,7 @@ pub fn repair(
         write_superblock(&*dev, &g, &sb)?;
         dev.flush()?;
         let seq = header.tail_seq + 1 + u64::from(crate::mkfs::random_u32()?);
-        let mut writer = commit::Writer { dev: &*dev, log: &*log, sb: &sb, g, seq };
+        let mut writer = commit::Writer { dev: &*dev, log: &*log, sb: &sb, g, seq, header };
         blocks_written = writer.write(&copies, &mut blocks)?;
     }
     let state = if after.is_clean() { State::Clean } else { State::Error };
@@ -214,13 +214,23 @@ pub fn settle(dev: &dyn Device, log_dev: Option<&dyn Device>) -> Result<u64> {
         return Error::invalid("the log device is missing, or one was given for a file system with its log inside");
     }
     let summary = replay(dev, log_dev, &sb, &g)?;
-    if sb.state != State::Clean {
+    let state = if summary.damaged.is_empty() { State::Clean } else { State::Error };
+    if sb.state != state {
         dev.flush()?;
-        sb.state = State::Clean;
+        sb.state = state;
         write_superblock(dev, &g, &sb)?;
         dev.flush()?;
     }
-    Ok(summary.transactions)
+    match summary.damaged.first() {
+        None => Ok(summary.transactions),
+        Some(block) => {
+            let n = summary.damaged.len();
+            Err(crate::format::Corrupt(format!(
+                "{n} blocks that the log has changes of are damaged, block {block} the first"
+            ))
+            .into())
+        }
+    }
 }
 
 /// Replays the log, or makes it empty if it cannot be replayed.
@@ -233,7 +243,14 @@ fn empty_log(
     now: i64,
 ) -> Result<(LogHeader, u64)> {
     let log: &dyn Device = external.map_or(&**dev, |l| &**l);
-    let what = match start::log_header(log, sb, g) {
+    if sb.state == State::Clean
+        && start::log_header(log, sb).is_ok()
+        && let Some(what) = lost_header(log, sb)?
+    {
+        // Replaying does so.
+        session.must(Class::LogHeader, "log", what, "write it anew")?;
+    }
+    let what = match start::log_header(log, sb) {
         Err(what) => what,
         Ok(_) => match replay(&**dev, external.map(|l| &**l), sb, g) {
             Ok(summary) => return Ok((summary.header, summary.transactions)),
@@ -242,10 +259,13 @@ fn empty_log(
         },
     };
     session.must(Class::LogHeader, "log", what, "make it empty; changes that are in it alone are lost")?;
-    let header = LogHeader { fsid: g.fsid, tail: 0, tail_seq: (now / 1000).max(1) as u64 };
-    write_header(log, log_place(sb).0, header)?;
-    log.flush()?;
-    Ok((header, 0))
+    Ok((reset_headers(log, sb, 0, (now / 1000).max(1) as u64)?, 0))
+}
+
+/// What is wrong with one of the two log headers, if something is.
+pub(super) fn lost_header(log: &dyn Device, sb: &Superblock) -> Result<Option<String>> {
+    let lost = read_headers(log, sb)?.into_iter().find_map(Result::err);
+    Ok(lost.map(|e| format!("one of its two headers: {e}")))
 }
 
 /// What is asked and told.

@@ -6,10 +6,10 @@ use crate::error::{Error, Result};
 use crate::format::dirblock::{entries, validate};
 use crate::format::dirindex::name_hash;
 use crate::format::geometry::{GROUP_SIZE_MIN, INODE_SLOT_SIZE};
-use crate::format::log::{LOG_HEADER_AREA, LOG_HEADER_SIZE, LogHeader};
 use crate::format::superblock::{MAGIC, State};
 use crate::format::system::Counters;
 use crate::format::{BlockId, BlockKind, Geometry, Inode, InodeFormat, LAST_SYSTEM_INO, ROOT_INO, Superblock};
+use crate::journal::choose_header;
 use crate::mkfs::{find_copies, read_superblock};
 use cffs_buf::AlignedBuf;
 
@@ -140,7 +140,7 @@ fn agreement(dev: &dyn Device, log_dev: Option<&dyn Device>, sb: &Superblock) ->
         points += good(BlockKind::SystemInodes, g.system_inode(first).0);
     }
     let log = log_dev.unwrap_or(dev);
-    points += u32::from(log_header(log, sb, &g).is_ok());
+    points += u32::from(log_header(log, sb).is_ok());
     if let Ok(b) = reader.meta(BlockId { kind: BlockKind::Counters, addr: g.counters_block(), owner: 0 }) {
         points += 1 + u32::from(g.of_counters(&Counters::decode(&b)).is_ok());
     }
@@ -159,10 +159,7 @@ fn names_fit(reader: &mut Reader<'_>, sb: &Superblock, g: &Geometry) -> bool {
     validate(&block).is_ok() && entries(&block).any(|e| e.is_name() && e.hash == name_hash(sb.hash_seed, e.name))
 }
 
-/// The header of the log.
-pub(super) fn log_header(log: &dyn Device, sb: &Superblock, g: &Geometry) -> std::result::Result<LogHeader, String> {
-    let mut b = vec![0; LOG_HEADER_SIZE.max(log.sector_size() as usize)];
-    log.read_at(IoKind::Super, sb.log_start << g.block_shift, &mut b).map_err(|e| e.to_string())?;
-    let ring = (sb.log_blocks << g.block_shift).saturating_sub(LOG_HEADER_AREA);
-    LogHeader::decode(&b, g.fsid, ring).map_err(|c| c.0)
+/// Whether the log has a header that counts; what is wrong if not.
+pub(super) fn log_header(log: &dyn Device, sb: &Superblock) -> std::result::Result<(), String> {
+    choose_header(log, sb).map(|_| ()).map_err(|e| e.to_string())
 }

@@ -500,11 +500,12 @@ fn the_log_is_replayed_in_memory_first() {
     image.edit(g.counters_block(), |b| put_u64(b, COUNT_FREE_FRAGS, 17));
     assert_eq!(run(&image.dev).problems[0].class, Class::CounterFree);
 
+    let header = crate::journal::read_header(&*image.dev, &image.sb).unwrap();
     let mut txn = vec![0; log::TXN_HEADER];
     log::put_block(&mut txn, g.counters_block(), false, false, &good, &[((COUNT_FREE_FRAGS / 8) as u32, 1)]);
     let payload = (txn.len() - log::TXN_HEADER) as u64;
     txn.resize(g.frag_size(), 0);
-    log::seal_txn(&mut txn, g.fsid, 1, payload);
+    log::seal_txn(&mut txn, g.fsid, 1, header.epoch, payload);
     let ring = (image.sb.log_start << g.block_shift) + log::LOG_HEADER_AREA;
     image.dev.write_at(IoKind::Log, ring, &txn).unwrap();
     let before = image.read(g.counters_block());

@@ -1,0 +1,125 @@
+//! The two headers of the log: which one counts, and what to do when a crash or the device has spoiled one of them.
+//!
+//! They are written in turn, so that there is a whole one at each moment. A header that cannot be read was either being
+//! written when the power failed; then the one before it counts, and nothing was overwritten that it leads to. Or the device
+//! has lost it later; then the log goes on behind it, and the one before it leads astray: to transactions that are home, and
+//! whose data may have been overwritten since. Transactions carry the epoch of their header, so the two can be told apart,
+//! and in the second case the header be made again.
+
+use super::recovery::LogReader;
+use crate::device::{Device, IoKind};
+use crate::error::Result;
+use crate::format::log::{LOG_HEADER_AREA, LOG_HEADER_SIZE, LOG_HEADER_SLOTS, LogHeader};
+use crate::format::{Corrupt, Superblock};
+use cffs_buf::AlignedBuf;
+
+/// Byte offset of the log on its device, and its length in bytes.
+pub fn log_place(sb: &Superblock) -> (u64, u64) {
+    (sb.log_start << sb.block_shift, sb.log_blocks << sb.block_shift)
+}
+
+/// Reads both headers, or says what stands there instead. Fails only if the log cannot be
+/// where the superblock says.
+pub fn read_headers(dev: &dyn Device, sb: &Superblock) -> Result<[Result<LogHeader>; 2]> {
+    let (at, len) = log_place(sb);
+    if len <= 2 * LOG_HEADER_AREA || at.checked_add(len).is_none_or(|end| end > dev.len()) {
+        return Err(Corrupt(format!("superblock: a log of {len} bytes at {at} is not possible")).into());
+    }
+    Ok(LOG_HEADER_SLOTS.map(|slot| {
+        let mut b = AlignedBuf::zeroed(4096.max(dev.sector_size() as usize));
+        dev.read_at(IoKind::Super, at + slot, &mut b)?;
+        let h = LogHeader::decode(&b, sb.fsid(), len - LOG_HEADER_AREA)?;
+        if !h.tail.is_multiple_of(1 << sb.frag_shift) {
+            // Nothing would be found there, and the next commit would be written to where no transaction can begin.
+            return Err(Corrupt(format!("log header {}: tail {} is not at a fragment", h.epoch, h.tail)).into());
+        }
+        // In the wrong place it is another one's remains.
+        match LOG_HEADER_SLOTS[h.slot()] == slot {
+            true => Ok(h),
+            false => Err(Corrupt(format!("log header {}: in the wrong place", h.epoch)).into()),
+        }
+    }))
+}
+
+/// The header that counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Chosen {
+    /// It.
+    pub header: LogHeader,
+    /// It was lost, and is known from its transactions: it has to be written before anything else is.
+    pub remade: bool,
+    /// The other place has no whole header: the next one goes there.
+    pub other_lost: bool,
+}
+
+/// Finds the header that counts. Where one of the two cannot be read, all of the log is looked through.
+///
+/// Fails if there is none.
+pub fn choose_header(dev: &dyn Device, sb: &Superblock) -> Result<Chosen> {
+    match read_headers(dev, sb)? {
+        [Ok(a), Ok(b)] => {
+            Ok(Chosen { header: if a.epoch > b.epoch { a } else { b }, remade: false, other_lost: false })
+        }
+        [Ok(h), Err(e)] | [Err(e), Ok(h)] => {
+            let newer = remake(dev, sb, h.epoch)?;
+            match newer {
+                Some(_) => {
+                    tracing::warn!("one of the two log headers is lost ({e}); its transactions tell what it was")
+                }
+                None => tracing::info!("one of the two log headers was not written to its end ({e}); the other counts"),
+            }
+            Ok(Chosen { header: newer.unwrap_or(h), remade: newer.is_some(), other_lost: newer.is_none() })
+        }
+        [Err(e), Err(_)] => Err(e),
+    }
+}
+
+/// The header of the newest epoch behind `epoch` that has transactions in the log.
+fn remake(dev: &dyn Device, sb: &Superblock, epoch: u64) -> Result<Option<LogHeader>> {
+    let mut reader = LogReader::new(dev, sb);
+    let unit = 1u64 << sb.frag_shift;
+    let mut newest: Option<LogHeader> = None;
+    let mut twice = false;
+    for tail in (0..reader.ring() / unit).map(|n| n * unit) {
+        let Some(h) = reader.any_transaction(tail)?.filter(|h| h.epoch > epoch) else { continue };
+        let this = LogHeader { fsid: sb.fsid(), tail, tail_seq: h.seq, epoch: h.epoch };
+        let order = |h: &LogHeader| (h.epoch, std::cmp::Reverse(h.tail_seq));
+        match &newest {
+            Some(best) if order(best) > order(&this) => {}
+            Some(best) if order(best) == order(&this) => twice = true,
+            _ => (newest, twice) = (Some(this), false),
+        }
+    }
+    if let Some(h) = newest.filter(|_| twice) {
+        // Contents of a file can look like a transaction.
+        let what = format!("log header {}: it is lost, and transaction {} is there twice", h.epoch, h.tail_seq);
+        return Err(Corrupt(what).into());
+    }
+    Ok(newest)
+}
+
+/// Reads the log header that counts.
+pub fn read_header(dev: &dyn Device, sb: &Superblock) -> Result<LogHeader> {
+    Ok(choose_header(dev, sb)?.header)
+}
+
+/// Writes a log header to its place; it counts from the next flush on. `log_at` is where the log begins.
+pub fn write_header(dev: &dyn Device, log_at: u64, header: LogHeader) -> Result<()> {
+    let mut b = AlignedBuf::zeroed(4096.max(dev.sector_size() as usize));
+    b[..LOG_HEADER_SIZE].copy_from_slice(&header.encode());
+    dev.write_at(IoKind::Super, log_at + LOG_HEADER_SLOTS[header.slot()], &b)?;
+    Ok(())
+}
+
+/// Writes both headers, whatever stood there. The log is empty from `tail` on. Returns the one that counts.
+pub fn reset_headers(dev: &dyn Device, sb: &Superblock, tail: u64, tail_seq: u64) -> Result<LogHeader> {
+    let newest = read_headers(dev, sb)?.into_iter().flatten().map(|h| h.epoch).max();
+    let first = LogHeader { tail, ..LogHeader::first(sb.fsid(), tail_seq) };
+    let first = LogHeader { epoch: first.epoch.max(newest.unwrap_or(0) + 1), ..first };
+    let header = first.next(tail, tail_seq);
+    for h in [first, header] {
+        write_header(dev, log_place(sb).0, h)?;
+        dev.flush()?;
+    }
+    Ok(header)
+}
