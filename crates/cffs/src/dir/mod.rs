@@ -590,6 +590,22 @@ pub fn remove_orphan(
     block: BlockAddr,
     offset: usize,
 ) -> Result<()> {
+    let (buf, lblock) = find_orphan(cx, inode, state, block, offset)?;
+    dirblock::remove(&mut txn.edit(&buf), offset);
+    // The index may have stayed too large while orphans kept the directory from becoming empty.
+    index::shrink(cx, txn, space, inode, state)?;
+    blocks::settle(cx, txn, space, inode, state, lblock, &buf)
+}
+
+/// The block of an orphan, and its number in the directory. Once it was found, [`remove_orphan`] finds it too as long as the
+/// block is held.
+pub fn find_orphan(
+    cx: &DirCtx<'_>,
+    inode: &Inode,
+    state: &DirState,
+    block: BlockAddr,
+    offset: usize,
+) -> Result<(BufRef, u64)> {
     let buf = cx.cache.read_meta(BlockId { kind: BlockKind::Dir, addr: block, owner: inode.ino })?;
     let lblock = {
         let b = buf.read();
@@ -601,10 +617,7 @@ pub fn remove_orphan(
     if lblock >= blocks::size_blocks(cx, inode) || blocks::resolve(cx, inode, state, lblock)? != Some(block) {
         return state::damaged(inode.ino, format_args!("block {block} is not its block {lblock}"));
     }
-    dirblock::remove(&mut txn.edit(&buf), offset);
-    // The index may have stayed too large while orphans kept the directory from becoming empty.
-    index::shrink(cx, txn, space, inode, state)?;
-    blocks::settle(cx, txn, space, inode, state, lblock, &buf)
+    Ok((buf, lblock))
 }
 
 /// Gives back the blocks that a directory without names and orphans may still have, before it goes itself.

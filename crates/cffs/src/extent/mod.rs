@@ -12,7 +12,7 @@ mod shift;
 mod tests;
 mod tree;
 
-use crate::cache::Cache;
+use crate::cache::{BufRef, Cache};
 use crate::error::{Error, Result};
 use crate::format::extent::{EXTENT_LEN_MAX, LOGICAL_END, node_capacity};
 use crate::format::{Corrupt, Extent, Geometry, Inode, InodeFormat};
@@ -255,6 +255,7 @@ pub fn remove(
         if !runs.is_empty() {
             let goal = txn.cache().geometry().block_of_frag(old[0].start);
             let mut edit = Edit { txn, space, inode };
+            edit.prepare_removal(&path)?;
             let mut pool = Pool::new(txn, space, goal, edit.nodes_needed(&path, new.len())?)?;
             edit.set_leaf(&path, &new, false, &mut pool)?;
             limit -= runs.len();
@@ -357,6 +358,23 @@ pub fn worst_case_blocks(g: &Geometry, inode: &Inode, places: u64, extents: u64)
         in_root = 0;
     }
     blocks
+}
+
+/// The nodes of the tree that have extents of a range, and those beside them: removing the range reads nothing else while
+/// they are held.
+pub fn nodes_of(cache: &Cache, inode: &Inode, range: Range<u64>) -> Result<Vec<BufRef>> {
+    let mut held = Vec::new();
+    let mut at = range.start.saturating_sub(1);
+    while matches!(inode.format, InodeFormat::Tree { .. }) {
+        let path = descend(cache, inode, at)?;
+        let end = path.leaf().hi;
+        held.extend(path.steps.into_iter().map(|s| s.buf));
+        if end > range.end || end >= LOGICAL_END {
+            break;
+        }
+        at = end;
+    }
+    Ok(held)
 }
 
 /// Whether up to `extents` extents can be inserted into a range, no longer than a few blocks, without a new node.

@@ -247,6 +247,11 @@ impl Edit<'_, '_> {
     }
 
     /// Frees the block of a node. Comes before the change that unlinks it, because it can fail.
+    /// Brings into memory what freeing the nodes of a path changes, so that it will not fail half way.
+    pub fn prepare_removal(&self, path: &Path) -> Result<()> {
+        path.steps.iter().try_for_each(|s| self.space.prepare_free(block_run(self.space, s.buf.addr())))
+    }
+
     fn free_node(&mut self, addr: BlockAddr) -> Result<()> {
         let run = block_run(self.space, addr);
         self.space.free(self.txn, run)?;
@@ -334,6 +339,9 @@ impl Edit<'_, '_> {
             if count(&a.read()) + count(&b.read()) > most {
                 return Ok(());
             }
+            if self.space.prepare_free(block_run(self.space, b.addr())).is_err() {
+                return Ok(());
+            }
             self.free_node(b.addr())?;
             if level == 0 {
                 self.append::<Extent>(&a, &b, level);
@@ -365,7 +373,8 @@ impl Edit<'_, '_> {
             let Ok(buf) = node::read(cache, self.inode.ino, child.block, level, child.key, LOGICAL_END) else {
                 return Ok(());
             };
-            if count(&buf.read()) > self.inode.root_capacity() {
+            let run = block_run(self.space, child.block);
+            if count(&buf.read()) > self.inode.root_capacity() || self.space.prepare_free(run).is_err() {
                 return Ok(());
             }
             self.free_node(child.block)?;

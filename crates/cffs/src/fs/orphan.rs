@@ -86,6 +86,13 @@ impl Fs {
         Ok(())
     }
 
+    /// Where the orphan before this one on the list is.
+    fn before_orphan(&self, ino: Ino) -> Option<Home> {
+        let list = self.orphans.lock();
+        let before = list.links.get(&ino)?.before;
+        list.links.get(&before).map(|b| b.home)
+    }
+
     /// An orphan's inode has moved.
     pub(super) fn moved_orphan(&self, ino: Ino, home: Home) {
         if let Some(l) = self.orphans.lock().links.get_mut(&ino) {
@@ -198,7 +205,25 @@ impl Fs {
                 st.data.clear(&self.file_cx());
             }
             // What the changes below need to read is held, so that none of them fails half way.
-            let _held = (self.home_block(home)?, self.inodes.locator.find(&self.cache, ino)?);
+            let mut held = vec![self.home_block(home)?.0];
+            held.extend(self.inodes.locator.prepare_free(&self.cache, ino)?);
+            held.extend(self.before_orphan(ino).map(|home| self.home_block(home)).transpose()?.map(|(buf, _)| buf));
+            match (home, &dir) {
+                (Home::Embedded { block, entry, .. }, Some(dir)) => {
+                    let st = locked.get(dir.ino)?;
+                    if let Home::Embedded { .. } | Home::External { .. } = st.home {
+                        held.push(self.home_block(st.home)?.0);
+                    }
+                    let (inode, state) = super::as_dir(st)?;
+                    dir::find_orphan(&self.dir_cx(), inode, state, block, entry)?;
+                }
+                (Home::External { offset, .. }, _) => {
+                    let index = self.inodes.external.index_at(&held[0], offset);
+                    let index = index.ok_or_else(|| Corrupt(format!("inode {ino}: its block is not in its table")))?;
+                    held.extend(self.inodes.external.prepare_free(&self.cache, index)?);
+                }
+                _ => {}
+            }
             txn.arm();
             self.pull_orphan(&txn, ino)?;
             match (home, &dir) {

@@ -400,13 +400,26 @@ impl SlotTable {
         Ok(())
     }
 
-    /// Whether a table block exists and has no slot in use.
-    fn is_empty(&self, cache: &Cache, st: &mut TableState, data: u64) -> Result<bool> {
-        if self.place(cache, st, self.shape.block_of_data(data))?.is_none() {
-            return Ok(false);
+    /// What [`Table::free`] of a slot needs to read. While it is held, freeing does not fail.
+    pub fn prepare_free(&self, cache: &Cache, index: u64) -> Result<Vec<BufRef>> {
+        let st = &mut *self.state.lock();
+        let (lblock, _) = self.shape.place(index);
+        let missing = || Corrupt(format!("table: record {index} is not there"));
+        let addr = self.place(cache, st, lblock)?.ok_or_else(missing)?;
+        let block = cache.read_meta(self.id(st, self.kind, addr))?;
+        self.load(cache, st)?;
+        let (map, _) = self.map(cache, st, index / self.shape.per_block)?;
+        let (own, _) = cache.geometry().system_inode(st.inode.ino);
+        let own = cache.read_meta(BlockId { kind: BlockKind::SystemInodes, addr: own, owner: 0 })?;
+        Ok(vec![block, map, own])
+    }
+
+    /// Whether a table block exists and is known to have no slot in use.
+    fn is_empty(&self, cache: &Cache, st: &mut TableState, data: u64) -> bool {
+        if !matches!(self.place(cache, st, self.shape.block_of_data(data)), Ok(Some(_))) {
+            return false;
         }
-        let (map, at) = self.map(cache, st, data)?;
-        Ok(table::map_count(&map.read(), at) == 0)
+        self.map(cache, st, data).is_ok_and(|(map, at)| table::map_count(&map.read(), at) == 0)
     }
 
     /// Frees a table block without used slots, with empty neighbours: the rest of its chunk.
@@ -416,10 +429,10 @@ impl SlotTable {
         let end = (first + self.shape.per_map).min(self.end(cache, st));
         let most = self.chunk.max(2);
         let (mut from, mut to) = (data, data + 1);
-        while to - from < most && from > first && self.is_empty(cache, st, from - 1)? {
+        while to - from < most && from > first && self.is_empty(cache, st, from - 1) {
             from -= 1;
         }
-        while to - from < most && to < end && self.is_empty(cache, st, to)? {
+        while to - from < most && to < end && self.is_empty(cache, st, to) {
             to += 1;
         }
         let lblocks = self.shape.block_of_data(from)..self.shape.block_of_data(to - 1) + 1;
@@ -445,7 +458,7 @@ impl SlotTable {
             if let Some(start) = self.load(cache, st)?.hole_before(end) {
                 end = start;
             }
-            if end == 0 || !self.is_empty(cache, st, end - 1)? {
+            if end == 0 || !self.is_empty(cache, st, end - 1) {
                 break;
             }
             let lblock = self.shape.block_of_data(end - 1);
@@ -464,7 +477,11 @@ impl SlotTable {
         let mut keep_map = keep;
         while map < st.inode.size >> g.block_shift {
             let logical = g.frag_of_block(map);
-            if let extent::Mapping::Hole { until } = extent::lookup(cache, &st.inode, logical)? {
+            let Ok(mapping) = extent::lookup(cache, &st.inode, logical) else {
+                keep_map = st.inode.size >> g.block_shift;
+                break;
+            };
+            if let extent::Mapping::Hole { until } = mapping {
                 let next = (until / g.frags_per_block()).max(map + 1);
                 map = next.div_ceil(self.shape.per_map + 1) * (self.shape.per_map + 1);
                 continue;
@@ -484,8 +501,8 @@ impl SlotTable {
         Ok(())
     }
 
-    /// Frees blocks of the file, without gaps between them. False if the map of extents had no space to be cut: then nothing
-    /// has changed.
+    /// Frees blocks of the file, without gaps between them. False if the map of extents had no space to be cut, or if something
+    /// cannot be read: then nothing has changed.
     fn remove_blocks(
         &self,
         txn: &Txn<'_>,
@@ -495,18 +512,29 @@ impl SlotTable {
     ) -> Result<bool> {
         let cache = txn.cache();
         let g = *cache.geometry();
-        let mut places = Vec::new();
-        for lblock in lblocks.clone() {
-            if let Some(addr) = self.place(cache, st, lblock)? {
-                space.prepare_free(Run { start: g.frag_of_block(addr), len: g.frags_per_block() })?;
-                places.push((lblock, addr));
-            }
-        }
         let logical = g.frag_of_block(lblocks.start)..g.frag_of_block(lblocks.end);
+        let mut places = Vec::new();
+        let mut prepare = || {
+            for lblock in lblocks.clone() {
+                if let Some(addr) = self.place(cache, st, lblock)? {
+                    space.prepare_free(Run { start: g.frag_of_block(addr), len: g.frags_per_block() })?;
+                    places.push((lblock, addr));
+                }
+            }
+            extent::nodes_of(cache, &st.inode, logical.clone())
+        };
+        let keep = |e: &Error| {
+            tracing::debug!("blocks {lblocks:?} of a table stay, empty: {e}");
+            Ok(false)
+        };
+        let _held = match prepare() {
+            Ok(held) => held,
+            Err(e) => return keep(&e),
+        };
         let mut freed = Vec::new();
         match extent::remove(txn, space, &mut st.inode, logical, usize::MAX, &mut freed) {
             Ok(_) => {}
-            Err(Error::NoSpace) => return Ok(false),
+            Err(e) if freed.is_empty() => return keep(&e),
             Err(e) => return Err(e),
         }
         for (lblock, addr) in places {
