@@ -364,8 +364,11 @@ pub fn worst_case_blocks(g: &Geometry, inode: &Inode, places: u64, extents: u64)
 /// they are held.
 pub fn nodes_of(cache: &Cache, inode: &Inode, range: Range<u64>) -> Result<Vec<BufRef>> {
     let mut held = Vec::new();
+    if !matches!(inode.format, InodeFormat::Tree { .. }) {
+        return Ok(held);
+    }
     let mut at = range.start.saturating_sub(1);
-    while matches!(inode.format, InodeFormat::Tree { .. }) {
+    loop {
         let path = descend(cache, inode, at)?;
         let end = path.leaf().hi;
         held.extend(path.steps.into_iter().map(|s| s.buf));
