@@ -147,3 +147,42 @@ fn a_read_that_fails_in_any_operation_is_the_end_of_that_operation_alone() {
         assert!(tried > 150, "{tried}");
     }
 }
+
+/// Creating reads in the middle: a read that fails there is the end of writing, and of nothing that was promised.
+#[test]
+fn half_an_operation_is_never_committed() {
+    let mut failed = 0;
+    for no_embed in [false, true] {
+        let image = image(no_embed);
+        for n in 1..30 {
+            let memory = Arc::new(image.duplicate());
+            let failing = Arc::new(FailingDevice::new(memory.clone() as Arc<dyn Device>));
+            let fs = mount(failing.clone() as Arc<dyn Device>, PrefetchMode::Off);
+            cffs::fs::path::write_file(&fs, ROOT, b"/promised", &[5; 3000]).unwrap();
+            fs.sync().unwrap();
+            fs.drop_caches();
+            failing.set(Operation::Read, Fault::from_nth(n));
+            let made = dir(&fs).and_then(|d| fs.create(ROOT, d, b"new", 0o644));
+            failing.clear();
+            if fs.failure().is_some() {
+                failed += 1;
+                assert!(made.is_err(), "read {n}");
+                assert!(fs.is_read_only());
+                assert!(matches!(fs.create(ROOT, ROOT_INO, b"x", 0o644), Err(Error::ReadOnly)), "read {n}");
+                assert!(fs.sync().is_err() && fs.close().is_err(), "read {n}: nothing is promised any more");
+                assert_eq!(cffs::fs::path::read_file(&fs, b"/promised").unwrap(), [5; 3000], "reading goes on");
+            } else {
+                fs.close().unwrap();
+            }
+            drop(fs);
+            let fs = mount(memory.clone() as Arc<dyn Device>, PrefetchMode::Off);
+            assert_eq!(cffs::fs::path::read_file(&fs, b"/promised").unwrap(), [5; 3000], "read {n}");
+            let there = fs.lookup(dir(&fs).unwrap(), b"new").is_ok();
+            assert_eq!(there, made.is_ok(), "read {n}");
+            fs.close().unwrap();
+            let report = cffs::check::check(memory, None, &Default::default(), &|_, _, _| {}).unwrap();
+            assert!(report.problems.is_empty(), "read {n}: {:#?}", report.problems);
+        }
+    }
+    assert!(failed > 0, "the journal never failed: this test says nothing any more");
+}

@@ -81,6 +81,8 @@ impl Fs {
         end: &mut u64,
         buffer: &mut Vec<u8>,
     ) -> Result<u64> {
+        // Others may have written there since the last piece: what they wrote is not left in a hole of the source.
+        *end = (*end).max(self.getattr(to)?.size);
         if to_at >= *end {
             let data = match self.seek_data(from, at) {
                 Ok(data) => data.min(at + len),
