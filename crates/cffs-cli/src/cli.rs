@@ -1,8 +1,8 @@
 //! The command line: subcommands, the names that stand for one of them, and what happens with errors.
 
 use crate::{
-    cat, dump, exit, export, fsck, generate, grow, imaging, import, info, ls, mkfs, mount, quota, rm, stat, stats,
-    trim, tune, umount,
+    cat, dump, exit, export, fsck, generate, grow, imaging, import, info, ls, mkfs, mount, quota, rm, scrub, stat,
+    stats, trim, tune, umount,
 };
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
@@ -40,6 +40,7 @@ enum Command {
     Quota(quota::QuotaArgs),
     Dump(dump::DumpArgs),
     Image(imaging::ImageArgs),
+    Scrub(scrub::ScrubArgs),
     Generate(generate::GenerateArgs),
 }
 
@@ -53,7 +54,7 @@ fn codes(subcommand: &str) -> Codes {
     match subcommand {
         "mkfs" => Codes { usage: 1, failure: 1 },
         "mount" | "umount" => Codes { usage: exit::mount::USAGE, failure: exit::mount::FAILED },
-        "fsck" => Codes { usage: exit::fsck::USAGE, failure: exit::fsck::OPERATIONAL },
+        "fsck" | "scrub" => Codes { usage: exit::fsck::USAGE, failure: exit::fsck::OPERATIONAL },
         _ => Codes { usage: 2, failure: 1 },
     }
 }
@@ -156,6 +157,7 @@ pub fn run(mut args: Vec<OsString>) -> u8 {
         Command::Quota(a) => quota::run(&a),
         Command::Dump(a) => dump::run(&a),
         Command::Image(a) => imaging::run(&a),
+        Command::Scrub(a) => scrub::run(&a),
         Command::Generate(a) => generate::run(&a),
     };
     match result {

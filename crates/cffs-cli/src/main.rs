@@ -25,6 +25,7 @@ mod progress;
 mod quota;
 mod remount;
 mod rm;
+mod scrub;
 mod signature;
 mod size;
 mod stat;

@@ -5,12 +5,16 @@ use crate::messages::{Message, Messages};
 use crate::snapshot::{ServerProcess, Snapshots, is_snapshot};
 use cffs::error::{Error, Result};
 use cffs::format::Ino;
-use cffs::fs::{AtimeMode, Fs};
+use cffs::fs::{AtimeMode, Fs, Scrub, ScrubOptions, ScrubStatus};
 use fuser::{Errno, INodeNo, Notifier};
 use parking_lot::Mutex;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::thread::JoinHandle;
+
+/// A scrub, and its thread until somebody has waited for it.
+type RunningScrub = (Arc<Scrub>, Option<JoinHandle<()>>);
 
 /// What the session and its server both use.
 pub(crate) struct Shared {
@@ -26,6 +30,8 @@ pub(crate) struct Shared {
     panicked: AtomicBool,
     /// The kernel has let go of the connection.
     over: Arc<AtomicBool>,
+    /// The scrub that runs, or ran last.
+    scrub: Mutex<Option<RunningScrub>>,
     /// What closing the engine came to, until somebody has asked for it.
     closed: Mutex<Option<Result<()>>>,
 }
@@ -42,6 +48,7 @@ impl Shared {
             serving: AtomicBool::new(false),
             panicked: AtomicBool::new(false),
             over: Arc::default(),
+            scrub: Mutex::new(None),
             closed: Mutex::new(None),
         }
     }
@@ -65,8 +72,51 @@ impl Shared {
         self.panicked.load(Ordering::Acquire)
     }
 
+    /// Begins to verify all metadata, in a thread of its own.
+    pub(crate) fn start_scrub(&self, options: ScrubOptions) -> Result<()> {
+        if options.rate == Some(0) {
+            return Error::invalid("a rate of 0 bytes in a second: nothing would ever be read");
+        }
+        let mut running = self.scrub.lock();
+        if running.as_ref().is_some_and(|(scrub, _)| !scrub.is_over()) {
+            return Err(Error::Busy("a scrub runs already".into()));
+        }
+        let scrub = Arc::new(Scrub::new());
+        let (fs, mine) = (self.fs.clone(), scrub.clone());
+        let thread = std::thread::Builder::new().name("cffs-scrub".into()).spawn(move || {
+            let outcome = catch_unwind(AssertUnwindSafe(|| fs.scrub(&options, &mine)));
+            let failed = match outcome {
+                Ok(Ok(())) => return,
+                Ok(Err(e)) => e.to_string(),
+                Err(_) => "internal error".into(),
+            };
+            tracing::error!("scrub: {failed}");
+            mine.fail(failed);
+        })?;
+        *running = Some((scrub, Some(thread)));
+        Ok(())
+    }
+
+    /// How far the scrub is that runs, or ran last.
+    pub(crate) fn scrub_status(&self) -> Option<ScrubStatus> {
+        self.scrub.lock().as_ref().map(|(scrub, _)| scrub.status())
+    }
+
+    /// Stops the scrub that runs; returns what it came to.
+    pub(crate) fn stop_scrub(&self) -> Option<ScrubStatus> {
+        let mut running = self.scrub.lock();
+        let (scrub, thread) = running.as_mut()?;
+        scrub.stop();
+        // Its thread holds nothing that this one has, and looks every moment whether to stop.
+        if let Some(thread) = thread.take() {
+            let _ = thread.join();
+        }
+        Some(scrub.status())
+    }
+
     /// Closes the engine, unless that has been done; returns what came of it, to whoever asks first.
     pub(crate) fn close(&self) -> Result<()> {
+        self.stop_scrub();
         let mut closed = self.closed.lock();
         let result = closed.take().unwrap_or_else(|| self.fs.close());
         *closed = Some(Ok(()));
@@ -76,6 +126,7 @@ impl Shared {
     /// The kernel has closed the connection: closes the engine and leaves the result for [`Shared::close`].
     pub(crate) fn end(&self) {
         self.over.store(true, Ordering::Release);
+        self.stop_scrub();
         if self.serving.load(Ordering::Acquire) && !self.panicked() {
             // A panic here would end the thread that reports the end of the session, which everybody waits for.
             let mut closed = self.closed.lock();

@@ -4,11 +4,11 @@ mod common;
 
 use cffs::format::Superblock;
 use cffs::fs::api::MountOptions;
-use cffs::fs::{Grown, TrimRange};
+use cffs::fs::{Grown, ScrubOptions, ScrubOutcome, ScrubStatus, TrimRange};
 use cffs::tune::Tune;
 use cffs_fuse::MountConfig;
 use cffs_fuse::control::{Control, ControlError, Request, Tuned};
-use common::{Image, can_mount};
+use common::{Image, can_mount, script};
 use rustix::io::Errno;
 use std::fs;
 use std::path::Path;
@@ -215,4 +215,44 @@ fn freed_space_is_discarded_where_the_mount_asks_for_it() {
         assert_eq!(freed > 19 << 20, discard, "{freed} bytes");
         m.unmount();
     }
+}
+
+/// A scrub in the background, while a program writes: nothing is found, and it can be stopped.
+#[test]
+fn scrub_runs_beside_writers_and_stops() {
+    if !can_mount() {
+        return;
+    }
+    let image = Image::new();
+    let m = image.mount();
+    let control = Control::open(m.dir()).unwrap();
+    assert_eq!(control.call::<Option<ScrubStatus>>(&Request::ScrubStatus).unwrap(), None);
+    assert_eq!(control.call::<Option<ScrubStatus>>(&Request::ScrubStop).unwrap(), None);
+    let zero = control.call::<()>(&Request::ScrubStart(ScrubOptions { rate: Some(0) }));
+    assert!(matches!(zero, Err(ControlError::Refused { refusal, .. }) if refusal.errno == Errno::INVAL.raw_os_error()));
+    for round in 0..5 {
+        control.call::<()>(&Request::ScrubStart(ScrubOptions::default())).unwrap();
+        let text = format!("mkdir d{round}; cd d{round}; for i in $(seq 200); do echo $i > f$i; done; rm f1*; sync .");
+        script(&m, &["sh", "-c"], &text);
+        let status = loop {
+            let status = control.call::<Option<ScrubStatus>>(&Request::ScrubStatus).unwrap().unwrap();
+            if status.outcome.is_some() {
+                break status;
+            }
+            std::thread::yield_now();
+        };
+        assert_eq!((status.outcome, status.findings), (Some(ScrubOutcome::Complete), Vec::new()));
+    }
+    // One that would take hours: there is no second one beside it, and unmounting does not wait for it.
+    let slow = Request::ScrubStart(ScrubOptions { rate: Some(10) });
+    control.call::<()>(&slow).unwrap();
+    let second = control.call::<()>(&slow);
+    assert!(
+        matches!(second, Err(ControlError::Refused { refusal, .. }) if refusal.errno == Errno::BUSY.raw_os_error())
+    );
+    let stopped = control.call::<Option<ScrubStatus>>(&Request::ScrubStop).unwrap().unwrap();
+    assert_eq!(stopped.outcome, Some(ScrubOutcome::Stopped));
+    control.call::<()>(&slow).unwrap();
+    drop(control);
+    m.unmount();
 }

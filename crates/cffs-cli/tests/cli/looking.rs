@@ -165,3 +165,61 @@ fn image_names_what_is_wrong_with_its_arguments() {
     fails(&["image", "--scramble", "--key-file", &path("key"), &image, &copy], 1, &["key", "at least 8 bytes"]);
     assert!(!dir.path().join("copy").exists() && !dir.path().join("copy.part").exists());
 }
+
+#[test]
+fn scrub_finds_what_is_damaged_under_a_mount() {
+    use crate::mounting::{fuse_works, mount_point, umount};
+    if !fuse_works("scrub_finds_what_is_damaged_under_a_mount") {
+        return;
+    }
+    let dir = temp_dir();
+    let image = filled_image(dir.path());
+    let (path, name) = mount_point(dir.path());
+    let _mounted = Mounted(path.clone());
+    fails(&["scrub", &name], 8, &[&name, "not on a mounted cffs"]);
+    fails(&["scrub", "--rate", "fast", &name], 16, &["fast"]);
+    let before = json(&ok(&["dump", "--json", &image, "inode", "/some/where/letter.txt"]));
+    ok(&["mount", &image, &name]);
+    fails(&["scrub", "--status", &name], 8, &["no scrub"]);
+    let good = ok(&["scrub", "--rate", "1G", &name]);
+    assert!(good.contains("scrub complete: 0 problems"), "{good}");
+    let status = json(&ok(&["scrub", "--json", "--status", path.join("some").to_str().unwrap()]));
+    assert_eq!((&status["findings_total"], &status["outcome"]), (&0.into(), &"complete".into()));
+
+    let file = std::fs::OpenOptions::new().write(true).open(&image).unwrap();
+    let block = before["in_block"].as_u64().unwrap();
+    file.write_all_at(b"!", block * 4096 + 4000).unwrap();
+    let out = run(&["scrub", "--json", &name]);
+    assert_eq!(out.status.code(), Some(4), "{}", stderr(&out));
+    let found = json(&stdout(&out));
+    assert_eq!((&found["findings"][0]["block"], &found["findings_total"]), (&block.into(), &1.into()));
+    let out = run(&["scrub", "--status", &name]);
+    assert!(out.status.code() == Some(4) && stdout(&out).contains("checksum does not match"), "{}", stdout(&out));
+    assert!(stderr(&out).contains("fsck"));
+
+    // Stopped by an interrupt, and in the background by another.
+    ok(&["scrub", "--background", "--rate", "1K", &name]);
+    fails(&["scrub", &name], 8, &["a scrub runs already"]);
+    let stopped = ok_or_found(&["scrub", "--stop", &name]);
+    assert!(stopped.contains("scrub stopped"), "{stopped}");
+    let child = std::process::Command::new(CFFS).args(["scrub", "--rate", "1K", &name]).spawn().unwrap();
+    let mut child = child;
+    let running = |name: &str| json(&stdout(&run(&["scrub", "--json", "--status", name])))["running"] == true;
+    while !running(&name) {
+        std::thread::yield_now();
+    }
+    rustix::process::kill_process(rustix::process::Pid::from_child(&child), rustix::process::Signal::INT).unwrap();
+    let code = child.wait().unwrap().code().unwrap();
+    assert!(code == 32 || code == 32 + 4, "{code}");
+    assert!(!running(&name));
+    umount(&name);
+    assert_eq!(json(&ok(&["info", "--quick", "--json", &image]))["state"], "error");
+    assert_eq!(run(&["fsck", "-n", &image]).status.code(), Some(4));
+}
+
+/// The output of a command whose exit code tells of problems.
+fn ok_or_found(args: &[&str]) -> String {
+    let out = run(args);
+    assert!(matches!(out.status.code(), Some(0 | 4)), "{args:?}: {}", stderr(&out));
+    stdout(&out)
+}

@@ -31,7 +31,7 @@ pub use client::{Control, ControlError};
 pub(crate) use service::{Asker, answer};
 
 use cffs::format::QuotaKind;
-use cffs::fs::{QuotaGrace, QuotaLimits, TrimRange};
+use cffs::fs::{QuotaGrace, QuotaLimits, ScrubOptions, TrimRange};
 use cffs::tune::Tune;
 use cffs_buf::CONTROL_LEN;
 use parking_lot::Mutex;
@@ -102,17 +102,25 @@ pub enum Request {
     },
     /// Gives free space back to the device, as [`cffs::fs::Fs::trim`]. The answer is the number of bytes.
     Trim(TrimRange),
+    /// Begins to read and verify all metadata in the background, as [`cffs::fs::Fs::scrub`]; one at a time.
+    ScrubStart(ScrubOptions),
+    /// How far the scrub is that runs, or what the last one came to: a [`cffs::fs::ScrubStatus`], null if there was none
+    /// since the mount.
+    ScrubStatus,
+    /// Stops the scrub that runs. The answer is as that of [`Request::ScrubStatus`].
+    ScrubStop,
 }
 
 impl Request {
     /// Whether it takes root, or the user who mounted.
     pub fn changes(&self) -> bool {
         match self {
-            Request::Stats | Request::Info | Request::Sync => false,
+            Request::Stats | Request::Info | Request::Sync | Request::ScrubStatus => false,
             Request::QuotaKinds | Request::QuotaReport { .. } => false,
             Request::QuotaGrace { set, .. } => set.is_some(),
             Request::QuotaSet { .. } | Request::QuotaProject { .. } => true,
             Request::Tune(_) | Request::Grow { .. } | Request::Trim(_) => true,
+            Request::ScrubStart(_) | Request::ScrubStop => true,
         }
     }
 }
@@ -266,6 +274,10 @@ mod tests {
         assert_eq!(serde_json::from_str::<Request>(&json(&trim)).unwrap(), trim);
         let tune = Request::Tune(Tune { uuid: Some([7; 16]), label: Some("x".into()), ..Tune::default() });
         assert_eq!(serde_json::from_str::<Request>(&json(&tune)).unwrap(), tune);
+        let scrub = Request::ScrubStart(ScrubOptions { rate: Some(7) });
+        assert_eq!(json(&scrub), r#"{"op":"scrub-start","rate":7}"#);
+        assert_eq!(serde_json::from_str::<Request>(&json(&scrub)).unwrap(), scrub);
+        assert!(scrub.changes() && !Request::ScrubStatus.changes());
         assert!([grow, trim, tune].iter().all(Request::changes) && !Request::Info.changes());
     }
 

@@ -21,9 +21,7 @@ pub(super) fn carry_out(fs: &Fs, asker: Asker, request: &Request) -> Result<Valu
             outcome.and_then(|()| fs.quota_grace(*kind)).and_then(json)
         }
         Request::QuotaProject { project, files } => give(fs, *project, files).and_then(json),
-        Request::Stats | Request::Info | Request::Sync | Request::Tune(_) | Request::Grow { .. } | Request::Trim(_) => {
-            Err(Error::Unsupported)
-        }
+        _ => Err(Error::Unsupported),
     }
 }
 

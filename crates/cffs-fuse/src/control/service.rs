@@ -62,6 +62,9 @@ fn carry_out(shared: &Shared, fs: &Fs, asker: Asker, request: &Request) -> Resul
         }
         Request::Grow { size } => json(fs.grow(*size)?),
         Request::Trim(range) => json(fs.trim(*range)?),
+        Request::ScrubStart(options) => json(shared.start_scrub(*options)?),
+        Request::ScrubStatus => json(shared.scrub_status()),
+        Request::ScrubStop => json(shared.stop_scrub()),
     }
 }
 

@@ -131,6 +131,11 @@ impl Buf {
         self.inner.write()
     }
 
+    /// Whether the contents were checked, or made here, as those of a metadata block.
+    pub(crate) fn is_verified(&self) -> bool {
+        self.verified.load(Ordering::Acquire)
+    }
+
     /// Whether changes of the block are not home yet.
     pub fn is_pinned(&self) -> bool {
         self.pinned.load(Ordering::Acquire)

@@ -432,13 +432,7 @@ impl Cache {
             let bytes = buf.read();
             if !buf.verified.load(Ordering::Acquire) {
                 format::verify_block(&bytes, self.geo.fsid, id)?;
-                match id.kind {
-                    BlockKind::Dir => format::dirblock::validate(&bytes)?,
-                    BlockKind::DirIndex => format::dirindex::validate(&bytes)?,
-                    BlockKind::Xattr => drop(format::xattr::ChainBlock::decode(&bytes)?),
-                    BlockKind::ExtentNode => drop(format::extent::node_header(&bytes)?),
-                    _ => {}
-                }
+                format::verify_contents(&bytes, id.kind)?;
                 buf.verified.store(true, Ordering::Release);
             } else if format::get_u32(&bytes, 0) != id.kind as u32 || format::block_owner(&bytes) != id.owner {
                 let what = format!("{} at block {}: another structure is there", id.kind.name(), id.addr);

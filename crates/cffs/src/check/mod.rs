@@ -28,6 +28,7 @@ mod tables;
 mod tests;
 mod xattrs;
 
+pub(crate) use reader::{Block, Reader};
 pub use report::{Class, Counts, Layout, Phase, PhaseTime, Problem, Report};
 
 use crate::device::{Device, IoKind, OverlayDevice};
@@ -44,7 +45,6 @@ use cffs_buf::AlignedBuf;
 use claims::{Claims, Conflict, FIXED};
 use inodes::Register;
 use quota::Quotas;
-use reader::Reader;
 use report::Problems;
 use std::collections::HashSet;
 use std::sync::Arc;

@@ -14,7 +14,7 @@ const WINDOW_MAX: u64 = 1 << 20;
 
 /// A block in a window; cheap to keep.
 #[derive(Clone)]
-pub(super) struct Block {
+pub(crate) struct Block {
     window: Rc<Vec<u8>>,
     from: usize,
     len: usize,
@@ -27,7 +27,7 @@ impl Deref for Block {
     }
 }
 
-pub(super) struct Reader<'a> {
+pub(crate) struct Reader<'a> {
     dev: &'a dyn Device,
     g: Geometry,
     window_blocks: u64,
@@ -35,11 +35,11 @@ pub(super) struct Reader<'a> {
     capacity: usize,
     clock: u64,
     /// The blocks that were asked for, where somebody wants to know.
-    pub(super) seen: Option<HashSet<BlockAddr>>,
+    pub(crate) seen: Option<HashSet<BlockAddr>>,
 }
 
 impl<'a> Reader<'a> {
-    pub(super) fn new(dev: &'a dyn Device, g: Geometry) -> Reader<'a> {
+    pub(crate) fn new(dev: &'a dyn Device, g: Geometry) -> Reader<'a> {
         let most = (dev.max_request() as u64).clamp(WINDOW_MIN, WINDOW_MAX);
         let bytes = (g.group_size() as u64).clamp(WINDOW_MIN, most);
         Reader {
@@ -54,7 +54,7 @@ impl<'a> Reader<'a> {
     }
 
     /// A block as it is.
-    pub(super) fn block(&mut self, addr: BlockAddr) -> Result<Block, String> {
+    pub(crate) fn block(&mut self, addr: BlockAddr) -> Result<Block, String> {
         let bs = self.g.block_size();
         if addr >= self.g.total_blocks {
             return Err(format!("block {addr} lies outside the file system"));
@@ -90,7 +90,7 @@ impl<'a> Reader<'a> {
     }
 
     /// A metadata block with the right checksum and identity.
-    pub(super) fn meta(&mut self, id: BlockId) -> Result<Block, String> {
+    pub(crate) fn meta(&mut self, id: BlockId) -> Result<Block, String> {
         let block = self.block(id.addr)?;
         verify_block(&block, self.g.fsid, id).map_err(|c| c.0)?;
         Ok(block)

@@ -15,7 +15,7 @@ mod tree;
 use crate::cache::{BufRef, Cache};
 use crate::error::{Error, Result};
 use crate::format::extent::{EXTENT_LEN_MAX, LOGICAL_END, node_capacity};
-use crate::format::{Corrupt, Extent, Geometry, Inode, InodeFormat};
+use crate::format::{BlockAddr, Corrupt, Extent, Geometry, Inode, InodeFormat};
 use crate::journal::Txn;
 use crate::space::{Run, Space};
 use node::{count, entries, entry, possible, upper_bound};
@@ -72,6 +72,14 @@ pub fn lookup(cache: &Cache, inode: &Inode, logical: u64) -> Result<Mapping> {
             }
         }
     }
+}
+
+/// Whether a node of the tree stands at this block, on the way to logical fragment `key`.
+pub(crate) fn has_node(cache: &Cache, inode: &Inode, key: u64, block: BlockAddr) -> Result<bool> {
+    if !matches!(inode.format, InodeFormat::Tree { .. }) {
+        return Ok(false);
+    }
+    Ok(descend(cache, inode, key)?.steps.iter().any(|s| s.buf.addr() == block))
 }
 
 /// Calls `f` with every extent that overlaps the range, whole, in order.

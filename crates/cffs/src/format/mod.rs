@@ -265,6 +265,17 @@ pub fn verify_block(block: &[u8], fsid: u64, id: BlockId) -> Result<(), Corrupt>
     Ok(())
 }
 
+/// Checks what later readers of a block of this kind rely on, beyond its identity.
+pub fn verify_contents(block: &[u8], kind: BlockKind) -> Result<(), Corrupt> {
+    match kind {
+        BlockKind::Dir => dirblock::validate(block),
+        BlockKind::DirIndex => dirindex::validate(block),
+        BlockKind::Xattr => xattr::ChainBlock::decode(block).map(drop),
+        BlockKind::ExtentNode => extent::node_header(block).map(drop),
+        _ => Ok(()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

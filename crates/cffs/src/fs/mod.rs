@@ -22,6 +22,7 @@ pub mod path;
 mod quota;
 mod remove;
 mod rename;
+mod scrub;
 #[cfg(test)]
 mod tests;
 mod tune;
@@ -31,6 +32,7 @@ pub use api::*;
 pub use fallocate::Fallocate;
 pub use grow::Grown;
 pub use quota::{QuotaGrace, QuotaLimits, QuotaMismatch, QuotaStatus};
+pub use scrub::{Finding, Scrub, ScrubOptions, ScrubOutcome, ScrubStatus};
 pub use tune::TrimRange;
 
 use crate::cache::Cache;

@@ -64,6 +64,11 @@ impl SlotTable {
         &self.shape
     }
 
+    /// Calls `f` with the inode of the table as it is now.
+    pub(crate) fn with_inode<T>(&self, f: impl FnOnce(&Inode) -> T) -> T {
+        f(&self.state.lock().inode)
+    }
+
     /// Most bytes that [`SlotTable::alloc`] or [`SlotTable::free`] log.
     pub fn log_bytes(&self, g: &Geometry, space: &Space) -> usize {
         // A chunk comes with its map, or goes with its neighbours, what was left at the end of the table, and maps.

@@ -60,6 +60,13 @@ impl Journal {
         self.commit_group(&mut writer, true)
     }
 
+    /// Calls `f` while nothing is committed, nothing is written home, and no transaction is open. `f` begins none.
+    pub(crate) fn still<T>(&self, f: impl FnOnce() -> T) -> T {
+        let _writer = self.writer.lock();
+        let _exclusive = self.barrier.write();
+        f()
+    }
+
     /// Whether the log is so full that emptying it in the background is worth while.
     pub fn wants_checkpoint(&self) -> bool {
         let share = self.cache.limit() / 4;

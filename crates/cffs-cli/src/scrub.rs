@@ -1,0 +1,152 @@
+//! `cffs scrub`: has the process that serves a mount verify all metadata on the device.
+
+use crate::exit::{self, ExitCodeExt, with_code};
+use crate::progress::Steps;
+use crate::size::{human, parse_size};
+use crate::text::{print_json, printable};
+use anyhow::{Context, anyhow};
+use cffs::fs::{ScrubOptions, ScrubOutcome, ScrubStatus};
+use cffs_fuse::control::{Control, Request};
+use clap::Args;
+use serde_json::json;
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+const EXIT_CODES: &str = "\
+Exit codes:
+  0   Nothing is wrong (with --background: it runs)
+  4   Something is wrong: unmount, and run cffs fsck
+  8   The scrub could not be done, or not to the end
+  16  Wrong usage
+  32  Interrupted";
+
+/// How often to ask how far it is.
+const INTERVAL: Duration = Duration::from_millis(200);
+
+/// Verify all metadata of a mounted file system
+///
+/// Reads every block of metadata from the device, not from memory, and checks what it says of itself: kind, checksum,
+/// place, owner, contents; and where memory has the block too, that the device has the same. The file system is in use
+/// meanwhile. What is wrong is printed, logged by the process that serves the mount, and noted in the superblock, so that
+/// the file system counts as in need of fsck. The log, which is replaced all the time, and data of files are not read.
+///
+/// It takes root, or the user who mounted. An interrupt stops it.
+#[derive(Args, Debug)]
+#[command(after_long_help = EXIT_CODES)]
+pub struct ScrubArgs {
+    /// Most bytes to read in a second
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    rate: Option<u64>,
+    /// Return at once; --status tells how far it is
+    #[arg(long)]
+    background: bool,
+    /// Only tell how far the scrub is that runs, or what the last one came to
+    #[arg(long, conflicts_with_all = ["rate", "background"])]
+    status: bool,
+    /// Only stop the scrub that runs
+    #[arg(long, conflicts_with_all = ["rate", "background", "status"])]
+    stop: bool,
+    /// Print the result as JSON
+    #[arg(long)]
+    json: bool,
+    /// Any directory of the mount
+    dir: PathBuf,
+}
+
+/// Runs the subcommand.
+pub fn run(args: &ScrubArgs) -> anyhow::Result<u8> {
+    crate::log::start(0);
+    let name = args.dir.display().to_string();
+    let control = Control::open(&args.dir).exit_code(exit::fsck::OPERATIONAL)?;
+    let asked = if args.status {
+        Some(Request::ScrubStatus)
+    } else if args.stop {
+        Some(Request::ScrubStop)
+    } else {
+        None
+    };
+    if let Some(request) = asked {
+        let status: Option<ScrubStatus> = control.call(&request).exit_code(exit::fsck::OPERATIONAL)?;
+        let none = || with_code(exit::fsck::OPERATIONAL, anyhow!("{name}: no scrub since it was mounted"));
+        return report(args, &name, &status.ok_or_else(none)?);
+    }
+    let interrupted = Arc::new(AtomicBool::new(false));
+    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+        signal_hook::flag::register(signal, interrupted.clone())?;
+    }
+    let start = Request::ScrubStart(ScrubOptions { rate: args.rate });
+    control.call::<()>(&start).exit_code(exit::fsck::OPERATIONAL)?;
+    if args.background {
+        return Ok(0);
+    }
+    let ask = |request| -> anyhow::Result<ScrubStatus> {
+        let status: Option<ScrubStatus> = control.call(request).exit_code(exit::fsck::OPERATIONAL)?;
+        status.with_context(|| format!("{name}: the scrub is gone: was it mounted anew?"))
+    };
+    let steps = Steps::new();
+    let status = loop {
+        if interrupted.load(Ordering::Relaxed) {
+            break ask(&Request::ScrubStop)?;
+        }
+        let status = ask(&Request::ScrubStatus)?;
+        if status.outcome.is_some() {
+            break status;
+        }
+        steps.show("scrub", status.inodes, status.inodes_total.max(status.inodes));
+        std::thread::sleep(INTERVAL);
+    };
+    drop(steps);
+    let code = report(args, &name, &status)?;
+    Ok(match code {
+        exit::fsck::OPERATIONAL if interrupted.load(Ordering::Relaxed) => exit::fsck::CANCELLED,
+        code if interrupted.load(Ordering::Relaxed) => code | exit::fsck::CANCELLED,
+        code => code,
+    })
+}
+
+/// Prints what a scrub came to; returns the exit code.
+fn report(args: &ScrubArgs, name: &str, s: &ScrubStatus) -> anyhow::Result<u8> {
+    if args.json {
+        let mut value = serde_json::to_value(s)?;
+        if let Some(object) = value.as_object_mut() {
+            object.insert("mount".into(), json!(name));
+            object.insert("running".into(), json!(s.outcome.is_none()));
+        }
+        print_json(&value)?;
+    } else {
+        let mut out = io::stdout().lock();
+        for f in &s.findings {
+            writeln!(out, "{name}: {}: {}", f.object, printable(f.what.as_bytes()))?;
+        }
+        if s.findings_total > s.findings.len() as u64 {
+            writeln!(out, "{name}: and {} more", s.findings_total - s.findings.len() as u64)?;
+        }
+        let how = match &s.outcome {
+            None => format!("reads {}", s.phase),
+            Some(ScrubOutcome::Complete) => "complete".into(),
+            Some(ScrubOutcome::Stopped) => "stopped".into(),
+            Some(ScrubOutcome::Failed(why)) => format!("failed: {why}"),
+        };
+        let (blocks, inodes, seconds) = (s.blocks, s.inodes, s.seconds);
+        writeln!(
+            out,
+            "{name}: scrub {how}: {} problem{}; {blocks} blocks of {inodes} inodes verified, {} read in {seconds:.1} s",
+            s.findings_total,
+            if s.findings_total == 1 { "" } else { "s" },
+            human(s.bytes)
+        )?;
+        out.flush()?;
+    }
+    if s.findings_total > 0 {
+        eprintln!("cffs: {name}: needs a check: unmount it, and run cffs fsck");
+        return Ok(exit::fsck::ERRORS_LEFT);
+    }
+    Ok(match s.outcome {
+        Some(ScrubOutcome::Failed(_)) => exit::fsck::OPERATIONAL,
+        Some(ScrubOutcome::Stopped) if !args.stop && !args.status => exit::fsck::OPERATIONAL,
+        _ => 0,
+    })
+}

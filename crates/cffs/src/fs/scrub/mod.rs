@@ -1,0 +1,319 @@
+//! Verifying the metadata of a file system in use: every block is read from the device and compared with what it has to be.
+//!
+//! The walk goes by what the device says, so it needs neither the cache nor, while all is well, any lock that others wait
+//! for. What it finds may be of a moment ago: a block that was freed, moved or is just being written looks damaged too. So
+//! whatever looks wrong is looked at again while nothing is committed, written home or changed (`recheck`), by what is
+//! known in memory. What is wrong then is reported: in the log, in the [`ScrubStatus`], and in the superblock, as needing a
+//! check.
+//!
+//! What is only in the log has not been written home and is not verified; a checkpoint at the beginning makes that little.
+//! What comes into being while the walk goes on may be left out.
+
+mod recheck;
+mod volume;
+mod walk;
+
+use super::Fs;
+use crate::check::Reader;
+use crate::device::{Device, IoKind};
+use crate::error::{Error, Result};
+use crate::format::{BlockAddr, BlockId, Geometry, Ino};
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+use std::collections::HashSet;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// Findings that are kept; more are counted only.
+const FINDINGS_MAX: usize = 1000;
+/// Longest sleep between two looks whether to stop.
+const NAP: Duration = Duration::from_millis(50);
+
+/// Settings of a scrub.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ScrubOptions {
+    /// Most bytes to read in a second, at least one; as many as the device gives if there is none.
+    pub rate: Option<u64>,
+}
+
+/// Something that is wrong on the device.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Finding {
+    /// The structure.
+    pub object: String,
+    /// What is wrong with it.
+    pub what: String,
+    /// The inode it belongs to, where it does to one of a file or directory.
+    pub inode: Option<Ino>,
+    /// Its block.
+    pub block: BlockAddr,
+}
+
+/// How a scrub ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ScrubOutcome {
+    /// Everything was read.
+    Complete,
+    /// It was stopped, or the file system was unmounted.
+    Stopped,
+    /// It could not go on.
+    Failed(String),
+}
+
+/// How far a scrub is and what it has found.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ScrubStatus {
+    /// What it is reading.
+    pub phase: String,
+    /// Inodes whose metadata was read.
+    pub inodes: u64,
+    /// Inodes there are.
+    pub inodes_total: u64,
+    /// Metadata blocks that were verified.
+    pub blocks: u64,
+    /// Bytes that were read from the device.
+    pub bytes: u64,
+    /// Blocks that are newer in memory and in the log than on the device.
+    pub newer: u64,
+    /// What is wrong.
+    pub findings: Vec<Finding>,
+    /// How much is wrong; the list has not more than a thousand.
+    pub findings_total: u64,
+    /// Seconds since the beginning.
+    pub seconds: f64,
+    /// How it ended; none while it runs.
+    pub outcome: Option<ScrubOutcome>,
+}
+
+/// A scrub to look at and to stop, from any thread.
+#[derive(Debug, Default)]
+pub struct Scrub {
+    stop: AtomicBool,
+    bytes: AtomicU64,
+    status: Mutex<ScrubStatus>,
+}
+
+impl Scrub {
+    /// One that has not begun.
+    pub fn new() -> Scrub {
+        Scrub::default()
+    }
+
+    /// Ends it soon.
+    pub fn stop(&self) {
+        self.stop.store(true, Ordering::Release);
+    }
+
+    /// How far it is.
+    pub fn status(&self) -> ScrubStatus {
+        ScrubStatus { bytes: self.bytes.load(Ordering::Relaxed), ..self.status.lock().clone() }
+    }
+
+    /// It has ended in a way that [`Fs::scrub`] could not tell.
+    pub fn fail(&self, why: String) {
+        self.status.lock().outcome.get_or_insert(ScrubOutcome::Failed(why));
+    }
+
+    /// Whether it has ended.
+    pub fn is_over(&self) -> bool {
+        self.status.lock().outcome.is_some()
+    }
+}
+
+/// The device as a scrub reads it: no faster than the rate, and not at all once it is to stop.
+struct Throttled<'a> {
+    fs: &'a Fs,
+    scrub: &'a Scrub,
+    rate: Option<u64>,
+    /// When what was read so far is paid for.
+    paid: Mutex<Instant>,
+}
+
+impl Throttled<'_> {
+    fn stopped(&self) -> bool {
+        self.scrub.stop.load(Ordering::Acquire) || self.fs.closed.load(Ordering::Acquire)
+    }
+
+    fn pay(&self, bytes: u64) {
+        self.scrub.bytes.fetch_add(bytes, Ordering::Relaxed);
+        let Some(rate) = self.rate else { return };
+        let until = {
+            let mut paid = self.paid.lock();
+            *paid = (*paid).max(Instant::now()) + Duration::from_secs_f64(bytes as f64 / rate.max(1) as f64);
+            *paid
+        };
+        while let Some(left) = until.checked_duration_since(Instant::now()).filter(|_| !self.stopped()) {
+            std::thread::sleep(left.min(NAP));
+        }
+    }
+}
+
+impl Device for Throttled<'_> {
+    fn len(&self) -> u64 {
+        self.fs.dev.len()
+    }
+    fn sector_size(&self) -> u32 {
+        self.fs.dev.sector_size()
+    }
+    fn max_request(&self) -> usize {
+        self.fs.dev.max_request()
+    }
+    fn read_vectored(&self, kind: IoKind, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<()> {
+        if self.stopped() {
+            return Err(io::ErrorKind::Interrupted.into());
+        }
+        let bytes: usize = bufs.iter().map(|b| b.len()).sum();
+        let outcome = self.fs.dev.read_vectored(kind, offset, bufs);
+        self.pay(bytes as u64);
+        outcome
+    }
+    fn write_vectored(&self, _: IoKind, _: u64, _: &[IoSlice<'_>]) -> io::Result<()> {
+        Err(io::ErrorKind::ReadOnlyFilesystem.into())
+    }
+    fn flush(&self) -> io::Result<()> {
+        Ok(())
+    }
+    fn discard(&self, _: u64, _: u64) -> io::Result<()> {
+        Ok(())
+    }
+    fn read_only(&self) -> bool {
+        true
+    }
+}
+
+/// Whose a block is, and as what: how to find out whether it still is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    /// At a place of its own.
+    Fixed,
+    /// Block of the file of an inode, by its number within it.
+    Block(Ino, u64),
+    /// Node of the extent tree of an inode, for what begins with this fragment.
+    Node(Ino, u64),
+    /// Block of the chain of extended attributes of an inode, by its number.
+    Chain(Ino, usize),
+    /// Where an inode stands.
+    Home(Ino),
+}
+
+impl Place {
+    /// The inode to name in a report.
+    fn inode(self) -> Option<Ino> {
+        match self {
+            Place::Fixed => None,
+            Place::Block(ino, _) | Place::Node(ino, _) | Place::Chain(ino, _) | Place::Home(ino) => Some(ino),
+        }
+    }
+}
+
+/// A scrub at work.
+struct Walk<'a> {
+    fs: &'a Fs,
+    scrub: &'a Scrub,
+    dev: &'a Throttled<'a>,
+    g: Geometry,
+    reader: Reader<'a>,
+    /// Blocks that were reported.
+    reported: HashSet<BlockAddr>,
+    began: Instant,
+}
+
+impl Fs {
+    /// Reads all metadata from the device and verifies it, while the file system is in use; also a read-only one. Returns
+    /// when it is done or was stopped. What came of it, and what is wrong, stands in `scrub`, also while it goes on.
+    ///
+    /// Fails with [`Error::Invalid`] if the rate is zero; whatever else happens is the outcome in the status.
+    pub fn scrub(&self, options: &ScrubOptions, scrub: &Scrub) -> Result<()> {
+        if options.rate == Some(0) {
+            return Error::invalid("a rate of 0 bytes in a second: nothing would ever be read");
+        }
+        let began = Instant::now();
+        let dev = Throttled { fs: self, scrub, rate: options.rate, paid: Mutex::new(began) };
+        let g = *self.geometry();
+        let reader = Reader::new(&dev, g);
+        let mut walk = Walk { fs: self, scrub, dev: &dev, g, reader, reported: HashSet::new(), began };
+        let outcome = walk.all();
+        let mut status = scrub.status.lock();
+        status.seconds = began.elapsed().as_secs_f64();
+        status.outcome = Some(match outcome {
+            _ if dev.stopped() => ScrubOutcome::Stopped,
+            Ok(()) => ScrubOutcome::Complete,
+            Err(e) => ScrubOutcome::Failed(e.to_string()),
+        });
+        tracing::info!(
+            "scrub: {} blocks verified, {} problems: {:?}",
+            status.blocks,
+            status.findings_total,
+            status.outcome
+        );
+        Ok(())
+    }
+}
+
+impl Walk<'_> {
+    fn all(&mut self) -> Result<()> {
+        if !self.fs.is_read_only() {
+            // What is committed goes home: the device is then as of now.
+            self.phase("log");
+            self.fs.journal.checkpoint()?;
+        }
+        self.phase("superblocks");
+        self.superblocks()?;
+        self.log_header()?;
+        self.phase("allocation groups");
+        self.groups()?;
+        self.phase("tables");
+        let locator = self.tables()?;
+        self.phase("inodes");
+        self.inodes(&locator)
+    }
+
+    fn phase(&self, name: &str) {
+        let mut status = self.scrub.status.lock();
+        status.phase = name.into();
+        status.inodes_total = self.fs.space.counters().inodes;
+    }
+
+    /// Whether to go on; called often.
+    fn go_on(&self) -> Result<()> {
+        if self.dev.stopped() {
+            return Err(io::Error::from(io::ErrorKind::Interrupted).into());
+        }
+        Ok(())
+    }
+
+    fn count(&self, f: impl FnOnce(&mut ScrubStatus)) {
+        let mut status = self.scrub.status.lock();
+        f(&mut status);
+        status.seconds = self.began.elapsed().as_secs_f64();
+    }
+
+    /// Something is wrong. A block is reported once, whoever refers to it.
+    fn report(&mut self, object: String, what: String, inode: Option<Ino>, block: BlockAddr) {
+        if self.dev.stopped() || !self.reported.insert(block) {
+            return;
+        }
+        if let Err(e) = self.fs.mark_damaged(&format!("scrub: {object}: {what}")) {
+            tracing::error!("scrub: the superblock could not be marked: {e}");
+        }
+        self.count(|s| {
+            s.findings_total += 1;
+            if s.findings.len() < FINDINGS_MAX {
+                s.findings.push(Finding { object, what, inode, block });
+            }
+        });
+    }
+
+    fn report_block(&mut self, id: BlockId, place: Place, what: String) {
+        let inode = place.inode().filter(|i| *i == crate::format::ROOT_INO || *i >= crate::format::FIRST_USER_INO);
+        let object = match inode {
+            Some(ino) => format!("{} at block {} of inode {ino}", id.kind.name(), id.addr),
+            None => format!("{} at block {}", id.kind.name(), id.addr),
+        };
+        // The text of the check begins with the same words.
+        let what = what.strip_prefix(&format!("{} at block {}: ", id.kind.name(), id.addr)).unwrap_or(&what).to_owned();
+        self.report(object, what, inode, id.addr);
+    }
+}

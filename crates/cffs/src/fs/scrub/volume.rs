@@ -1,0 +1,81 @@
+//! What stands at places of its own: superblocks, the log's header, counters, system inodes, allocation groups.
+
+use super::{Place, Walk};
+use crate::device::Device;
+use crate::error::{Error, Result};
+use crate::format::{BlockId, BlockKind, Superblock};
+use crate::mkfs::{backup_ags, read_superblock, read_superblock_copy};
+
+/// What a superblock may differ in from another is not in this.
+fn identity(sb: &Superblock) -> impl PartialEq + use<> {
+    let shape = (sb.block_shift, sb.frag_shift, sb.group_shift, sb.ag_blocks, sb.sys_start);
+    (sb.fsid(), shape, sb.log_start, sb.log_blocks, sb.hash_seed, sb.version)
+}
+
+impl Walk<'_> {
+    pub(super) fn superblocks(&mut self) -> Result<()> {
+        self.go_on()?;
+        let found = {
+            // Neither does the file system grow now, nor are settings written.
+            let _resizing = self.fs.resizing.lock();
+            let sb = self.fs.sb.lock();
+            let g = crate::format::Geometry::new(&sb)?;
+            let dev: &dyn Device = &*self.fs.dev;
+            let copies = backup_ags(&g).map(|ag| (ag, read_superblock_copy(dev, &g, ag)));
+            let all = std::iter::once((0, read_superblock(dev))).chain(copies);
+            let wrong = all.filter_map(|(ag, read)| {
+                let what = match read {
+                    Ok(found) if identity(&found) == identity(&sb) => return None,
+                    Ok(_) => "it belongs to another file system".into(),
+                    Err(e) => e.to_string(),
+                };
+                Some((ag, g.ag_start(ag), what))
+            });
+            wrong.collect::<Vec<_>>()
+        };
+        for (ag, block, what) in found {
+            let object =
+                if ag == 0 { "superblock".into() } else { format!("superblock copy in allocation group {ag}") };
+            self.report(object, what, None, block);
+        }
+        Ok(())
+    }
+
+    pub(super) fn log_header(&mut self) -> Result<()> {
+        self.go_on()?;
+        let sb = self.fs.superblock();
+        let dev: &dyn Device = self.fs.log_dev.as_ref().map_or(&*self.fs.dev as &dyn Device, |d| &**d);
+        let wrong: Vec<Error> = match self.fs.journal.still(|| crate::journal::read_headers(dev, &sb)) {
+            Ok(both) => both.into_iter().filter_map(Result::err).collect(),
+            Err(e) => vec![e],
+        };
+        // A crash may have cut one of the two off; a mount for writing has put another in its place.
+        let torn = usize::from(self.fs.options().read_only && wrong.len() == 1);
+        if let Some(e) = wrong.into_iter().nth(torn) {
+            self.report("log".into(), e.to_string(), None, sb.log_start);
+        }
+        Ok(())
+    }
+
+    pub(super) fn groups(&mut self) -> Result<()> {
+        let g = self.g;
+        let ags = self.fs.space.counters().ags.min(g.ag_count);
+        let system = (0..g.sys_blocks()).map(|i| {
+            let kind = if i == 0 { BlockKind::Counters } else { BlockKind::SystemInodes };
+            BlockId { kind, addr: g.sys_start + i, owner: 0 }
+        });
+        let groups = (0..ags).flat_map(|ag| {
+            let header = BlockId { kind: BlockKind::AgHeader, addr: g.ag_header(ag), owner: ag };
+            let bitmaps = (0..g.bitmap_blocks()).map(move |i| BlockId {
+                kind: BlockKind::Bitmap,
+                addr: g.bitmap_block(ag, i),
+                owner: ag,
+            });
+            std::iter::once(header).chain(bitmaps)
+        });
+        for id in system.chain(groups) {
+            self.meta(id, Place::Fixed)?;
+        }
+        Ok(())
+    }
+}
