@@ -16,6 +16,7 @@
 //!
 //! Lock order: a transaction is begun before any inode or allocation group is locked, and never inside another.
 
+mod ahead;
 mod checkpoint;
 mod commit;
 mod header;

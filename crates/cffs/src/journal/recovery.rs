@@ -4,6 +4,7 @@
 //! no harm: it is done again.
 
 use super::Chosen;
+use super::ahead::Changes;
 use crate::device::{Device, IoKind, WriteRequest};
 use crate::error::Result;
 use crate::format::log::{self, LogHeader, Record, TxnHeader};
@@ -14,6 +15,8 @@ use std::io::{IoSlice, IoSliceMut};
 
 /// Blocks kept in memory before they are written home, in bytes.
 const BATCH_MAX: usize = 64 << 20;
+/// Blocks that are read ahead of the transactions that change them, in bytes.
+const AHEAD_MAX: usize = BATCH_MAX / 2;
 /// Blocks closer than this many bytes are read with one request.
 const READ_GAP: u64 = 64 << 10;
 /// Longest read in bytes.
@@ -169,7 +172,7 @@ struct Rebuilt {
     bytes: AlignedBuf,
     /// It holds file data.
     data: bool,
-    /// The last group that changed it.
+    /// The last group that changed it; 0 while it is as it was read.
     seq: u64,
     /// What the records say of all its bytes, if they say anything.
     sum: Option<u32>,
@@ -255,6 +258,8 @@ impl Target<'_> {
     fn write_home(&mut self) -> Result<()> {
         let mut requests: Vec<WriteRequest<'_>> = Vec::new();
         let mut end = u64::MAX;
+        // Read ahead, and not changed since.
+        self.blocks.retain(|_, block| block.seq != 0);
         for (addr, block) in &mut self.blocks {
             if !block.data {
                 let good = block.sum.is_none_or(|sum| log::block_sum(&block.bytes) == sum);
@@ -298,6 +303,7 @@ pub fn replay(
     let mut revoked = Revocations::default();
     // The first pass finds where the log ends and what was revoked; the second applies. Neither holds the log in memory.
     let mut found: Vec<(u64, u64)> = Vec::new();
+    let mut changes = Changes::default();
     let (mut pos, mut seq, mut log_bytes) = (header.tail, header.tail_seq, 0);
     while let Some(txn) = reader.transaction(pos, seq)? {
         // The log ends where it would lie over itself, and where another header begins to count.
@@ -309,17 +315,31 @@ pub fn replay(
                 Record::Revoke { frag, len } if len > 0 && geo.contains(frag, len) => {
                     revoked.add(frag, frag + len, seq)
                 }
-                Record::Block { addr, .. } if addr > 0 && addr < geo.total_blocks => {}
+                Record::Block { addr, init, .. } if addr > 0 && addr < geo.total_blocks => changes.add(addr, init),
                 _ => return Err(format::Corrupt(format!("log: a record of transaction {seq} points outside")).into()),
             }
         }
         found.push((pos, seq));
+        changes.end();
         log_bytes += txn.bytes.len() as u64;
         pos = (pos + txn.bytes.len() as u64) % reader.ring;
         seq += 1;
     }
     let mut target = Target { dev, geo, blocks: BTreeMap::new(), written: 0, damaged: Vec::new() };
-    for (pos, seq) in &found {
+    let revoked_wholly = |addr: BlockAddr, n: usize| {
+        let base = geo.frag_of_block(addr);
+        (base..base + geo.frags_per_block()).all(|f| revoked.covers(f, found[n].1))
+    };
+    let mut ahead = 0;
+    for (n, (pos, seq)) in found.iter().enumerate() {
+        if n >= ahead {
+            let wanted;
+            (wanted, ahead) = changes.ahead(n, AHEAD_MAX / geo.block_size(), revoked_wholly);
+            // One transaction alone may have more blocks than memory is for; it takes them in slices.
+            if ahead > n + 1 {
+                target.load(&wanted)?;
+            }
+        }
         let Some(txn) = reader.transaction(*pos, *seq)? else {
             return Err(format::Corrupt(format!("log: transaction {seq} reads differently the second time")).into());
         };
@@ -328,6 +348,7 @@ pub fn replay(
             target.apply(records, *seq, &revoked)?;
             if target.blocks.len() * geo.block_size() > BATCH_MAX {
                 target.write_home()?;
+                ahead = n + 1;
             }
         }
     }
