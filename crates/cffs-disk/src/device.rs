@@ -1,0 +1,167 @@
+//! A disk for the engine: contents in memory, time from a model.
+
+use crate::{Model, Ns, Request};
+use cffs::device::{Device, IoKind, MemoryDevice, WriteRequest};
+use parking_lot::Mutex;
+use serde::Serialize;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::ops::Sub;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Virtual time, which several disks may share.
+#[derive(Debug, Default)]
+pub struct Clock(AtomicU64);
+
+impl Clock {
+    /// Nanoseconds since the beginning.
+    pub fn now(&self) -> Ns {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// Time passes until `then`, if that is not past.
+    pub fn advance_to(&self, then: Ns) {
+        self.0.fetch_max(then, Ordering::Relaxed);
+    }
+}
+
+/// What a disk was asked, and how long it took.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Counters {
+    /// Read requests.
+    pub reads: u64,
+    /// Write requests.
+    pub writes: u64,
+    /// Bytes read.
+    pub read_bytes: u64,
+    /// Bytes written.
+    pub written_bytes: u64,
+    /// Flushes.
+    pub flushes: u64,
+    /// Virtual time in nanoseconds.
+    pub time: Ns,
+}
+
+impl Counters {
+    /// Reads and writes.
+    pub fn requests(&self) -> u64 {
+        self.reads + self.writes
+    }
+
+    /// Virtual time in seconds.
+    pub fn seconds(&self) -> f64 {
+        self.time as f64 / 1e9
+    }
+}
+
+impl Sub for Counters {
+    type Output = Counters;
+
+    fn sub(self, before: Counters) -> Counters {
+        Counters {
+            reads: self.reads - before.reads,
+            writes: self.writes - before.writes,
+            read_bytes: self.read_bytes - before.read_bytes,
+            written_bytes: self.written_bytes - before.written_bytes,
+            flushes: self.flushes - before.flushes,
+            time: self.time - before.time,
+        }
+    }
+}
+
+/// A simulated disk.
+pub struct SimDevice {
+    contents: MemoryDevice,
+    clock: Arc<Clock>,
+    state: Mutex<(Model, Counters)>,
+    request_max: usize,
+}
+
+impl SimDevice {
+    /// A disk of `len` bytes, at most the model's capacity, full of zeros.
+    pub fn new(model: Model, len: u64, clock: Arc<Clock>) -> SimDevice {
+        assert!(len <= model.capacity(), "a disk of {} bytes cannot have {len}", model.capacity());
+        let request_max = model.request_max() as usize;
+        SimDevice {
+            contents: MemoryDevice::new(len),
+            clock,
+            state: Mutex::new((model, Counters::default())),
+            request_max,
+        }
+    }
+
+    /// All until now.
+    pub fn counters(&self) -> Counters {
+        let mut counters = self.state.lock().1;
+        counters.time = self.clock.now();
+        counters
+    }
+
+    fn charge(&self, requests: &[Request]) {
+        let mut state = self.state.lock();
+        let (model, counters) = &mut *state;
+        for r in requests {
+            let bytes = r.sectors * crate::SECTOR;
+            let split = bytes.div_ceil(self.request_max as u64);
+            let (n, b) = match r.write {
+                true => (&mut counters.writes, &mut counters.written_bytes),
+                false => (&mut counters.reads, &mut counters.read_bytes),
+            };
+            (*n, *b) = (*n + split, *b + bytes);
+        }
+        self.clock.advance_to(model.serve(self.clock.now(), requests));
+    }
+}
+
+impl Device for SimDevice {
+    fn len(&self) -> u64 {
+        self.contents.len()
+    }
+
+    fn sector_size(&self) -> u32 {
+        self.contents.sector_size()
+    }
+
+    fn max_request(&self) -> usize {
+        self.request_max
+    }
+
+    fn read_vectored(&self, kind: IoKind, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<()> {
+        let len: usize = bufs.iter().map(|b| b.len()).sum();
+        self.contents.read_vectored(kind, offset, bufs)?;
+        self.charge(&[Request::read(offset, len as u64)]);
+        Ok(())
+    }
+
+    fn write_vectored(&self, kind: IoKind, offset: u64, bufs: &[IoSlice<'_>]) -> io::Result<()> {
+        let len: usize = bufs.iter().map(|b| b.len()).sum();
+        self.contents.write_vectored(kind, offset, bufs)?;
+        self.charge(&[Request::write(offset, len as u64)]);
+        Ok(())
+    }
+
+    fn write_batch(&self, requests: &[WriteRequest<'_>]) -> io::Result<()> {
+        self.contents.write_batch(requests)?;
+        let charged: Vec<Request> =
+            requests.iter().map(|r| Request::write(r.offset, r.bufs.iter().map(|b| b.len() as u64).sum())).collect();
+        self.charge(&charged);
+        Ok(())
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        let mut state = self.state.lock();
+        state.1.flushes += 1;
+        let end = state.0.flush(self.clock.now());
+        self.clock.advance_to(end);
+        Ok(())
+    }
+
+    // Costs nothing on these disks, and changes nothing.
+    fn discard(&self, _offset: u64, _len: u64) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn can_discard(&self) -> bool {
+        false
+    }
+}

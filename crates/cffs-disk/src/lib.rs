@@ -1,0 +1,108 @@
+//! Simulated disks: what a request costs on a given disk, in virtual time.
+//!
+//! A [`Model`] answers one question: requests that are issued at a time, when are they done? It knows nothing of contents.
+//! [`SimDevice`] puts one behind a [`cffs::device::Device`], so that the engine runs on it; a virtual clock stands still but
+//! for the requests, so every run gives the same figures on any machine. [`profiles`] has the disks.
+//!
+//! Two kinds of disks: [`mechanical`] ones, with arm, rotation, zones, track buffer and write cache; and those with a price
+//! list ([`priced`]): latency, bandwidth, requests per second.
+//!
+//! What is not modelled: errors, defects, recalibration, the processor. A virtual second holds disk time only.
+
+mod device;
+pub mod layout;
+pub mod mechanical;
+pub mod priced;
+pub mod profiles;
+pub mod seek;
+
+pub use device::{Clock, Counters, SimDevice};
+pub use mechanical::Mechanical;
+pub use priced::Priced;
+
+/// Virtual time in nanoseconds.
+pub type Ns = u64;
+
+/// Bytes of a sector, the unit of all disks here.
+pub const SECTOR: u64 = 512;
+
+/// Milliseconds in virtual time.
+pub fn ms(value: f64) -> Ns {
+    (value * 1e6).round() as Ns
+}
+
+/// A request to a disk; whole sectors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// Writes; reads otherwise.
+    pub write: bool,
+    /// First sector.
+    pub start: u64,
+    /// Number of sectors, at least one.
+    pub sectors: u64,
+}
+
+impl Request {
+    /// A read of a byte range.
+    pub fn read(offset: u64, len: u64) -> Request {
+        Request::of(false, offset, len)
+    }
+
+    /// A write of a byte range.
+    pub fn write(offset: u64, len: u64) -> Request {
+        Request::of(true, offset, len)
+    }
+
+    fn of(write: bool, offset: u64, len: u64) -> Request {
+        let (start, end) = (offset / SECTOR, (offset + len).div_ceil(SECTOR));
+        Request { write, start, sectors: (end - start).max(1) }
+    }
+
+    /// The sector after the last one.
+    pub fn end(&self) -> u64 {
+        self.start + self.sectors
+    }
+}
+
+/// When a disk is done with what it is asked.
+#[derive(Clone, Debug)]
+pub enum Model {
+    /// With an arm and a rotating medium.
+    Mechanical(Box<Mechanical>),
+    /// With a price for each request.
+    Priced(Priced),
+}
+
+impl Model {
+    /// Requests issued together at `now`; returns when the last of them is done.
+    pub fn serve(&mut self, now: Ns, requests: &[Request]) -> Ns {
+        match self {
+            Model::Mechanical(m) => m.serve(now, requests),
+            Model::Priced(p) => p.serve(now, requests),
+        }
+    }
+
+    /// A flush of the write cache issued at `now`.
+    pub fn flush(&mut self, now: Ns) -> Ns {
+        match self {
+            Model::Mechanical(m) => m.flush(now),
+            Model::Priced(p) => p.flush(now),
+        }
+    }
+
+    /// Most bytes of a request that is not split.
+    pub fn request_max(&self) -> u64 {
+        match self {
+            Model::Mechanical(m) => m.spec().request_max,
+            Model::Priced(p) => p.spec().request_max,
+        }
+    }
+
+    /// Capacity in bytes.
+    pub fn capacity(&self) -> u64 {
+        match self {
+            Model::Mechanical(m) => m.layout().sectors() * SECTOR,
+            Model::Priced(p) => p.spec().capacity,
+        }
+    }
+}

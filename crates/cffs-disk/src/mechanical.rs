@@ -1,0 +1,308 @@
+//! A disk with an arm and a rotating medium.
+//!
+//! A request costs the command's overhead, the way of the arm (or a change of heads), the wait for the sector to come
+//! around, the transfer track by track, and what of the transfer over the bus does not overlap. A disk may take the sectors
+//! of a track in the order in which they come (zero-latency access).
+//!
+//! After a read it goes on reading into its buffer until that is full or the next request wants the arm; a read that
+//! continues there finds its data there or waits for it to pass. With the write cache a write is done when it is in the
+//! cache; it goes to the medium in one sweep of the arm when the cache is full, or at a flush, or when a read wants it.
+//! Several requests at once are taken in one sweep from the lowest address above the arm, and once more from the start (C-LOOK).
+
+use crate::layout::{Layout, Place};
+use crate::seek::SeekCurve;
+use crate::{Ns, Request, SECTOR};
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+/// What a mechanical disk is like. Times in nanoseconds.
+#[derive(Clone, Debug, Serialize)]
+pub struct Spec {
+    /// Heads.
+    pub heads: u64,
+    /// Time of a rotation.
+    pub rotation: Ns,
+    /// Change to another head of the same cylinder.
+    pub head_switch: Ns,
+    /// What a write takes longer to settle after the arm has moved.
+    pub write_settle: Ns,
+    /// Command processing of a request.
+    pub overhead: Ns,
+    /// Bytes per second of the bus.
+    pub bus: u64,
+    /// Sectors of a track are taken in the order in which they come.
+    pub zero_latency: bool,
+    /// Bytes that are read ahead at most; 0: no read-ahead.
+    pub read_ahead: u64,
+    /// Bytes of the write cache; 0: none.
+    pub write_cache: u64,
+    /// Most bytes of a request; longer ones are several.
+    pub request_max: u64,
+}
+
+/// What the disk reads ahead since a read: sectors from `start` on are in the buffer; at `at` it was at `from`, and it
+/// stops at `until`.
+#[derive(Clone, Copy, Debug)]
+struct ReadAhead {
+    start: u64,
+    from: u64,
+    at: Ns,
+    until: u64,
+}
+
+/// One such disk.
+#[derive(Clone, Debug)]
+pub struct Mechanical {
+    spec: Spec,
+    layout: Layout,
+    seek: SeekCurve,
+    cylinder: u64,
+    head: u64,
+    /// When the arm is free.
+    free: Ns,
+    ahead: Option<ReadAhead>,
+    /// Writes in the cache: first sector to the one after the last; never overlapping.
+    cache: BTreeMap<u64, u64>,
+    cached: u64,
+}
+
+impl Mechanical {
+    /// A disk at rest at its outermost track.
+    pub fn new(spec: Spec, layout: Layout, seek: SeekCurve) -> Mechanical {
+        Mechanical { spec, layout, seek, cylinder: 0, head: 0, free: 0, ahead: None, cache: BTreeMap::new(), cached: 0 }
+    }
+
+    /// What it is like.
+    pub fn spec(&self) -> &Spec {
+        &self.spec
+    }
+
+    /// Where its sectors lie.
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// Its seek curve.
+    pub fn seek(&self) -> &SeekCurve {
+        &self.seek
+    }
+
+    /// Requests issued together at `now`; returns when the last of them is done.
+    pub fn serve(&mut self, now: Ns, requests: &[Request]) -> Ns {
+        let mut parts: Vec<Request> = Vec::new();
+        let most = (self.spec.request_max / SECTOR).max(1);
+        for r in requests {
+            for first in (r.start..r.end()).step_by(most as usize) {
+                parts.push(Request { write: r.write, start: first, sectors: most.min(r.end() - first) });
+            }
+        }
+        self.sweep(&mut parts);
+        let mut end = now;
+        for part in parts {
+            end = end.max(self.one(now, part));
+        }
+        end
+    }
+
+    /// What is in the cache goes to the medium.
+    pub fn flush(&mut self, now: Ns) -> Ns {
+        let start = now.max(self.free) + self.spec.overhead;
+        if self.cache.is_empty() { start } else { self.write_out(start) }
+    }
+
+    /// C-LOOK: from where the arm is upwards, then from the lowest on.
+    fn sweep(&self, parts: &mut [Request]) {
+        let here = self.cylinder;
+        parts.sort_by_key(|r| (self.layout.place(r.start).cylinder < here, r.start));
+    }
+
+    fn one(&mut self, now: Ns, r: Request) -> Ns {
+        let start = now.max(self.free) + self.spec.overhead;
+        let end = if !r.write {
+            if self.in_cache(r) {
+                start + self.on_bus(r.sectors)
+            } else {
+                let start = if self.touches_cache(r) { self.write_out(start) } else { start };
+                self.read(start, r)
+            }
+        } else {
+            if self.ahead.is_some_and(|a| r.start < a.until && a.start < r.end()) {
+                self.stop_reading_ahead(start);
+                self.ahead = None;
+            }
+            if self.spec.write_cache == 0 {
+                self.write(start, r)
+            } else {
+                self.put_in_cache(r);
+                let taken = start + self.on_bus(r.sectors);
+                if self.cached * SECTOR > self.spec.write_cache { self.write_out(taken) } else { taken }
+            }
+        };
+        self.free = end;
+        end
+    }
+
+    fn on_bus(&self, sectors: u64) -> Ns {
+        (u128::from(sectors * SECTOR) * 1_000_000_000 / u128::from(self.spec.bus)) as Ns
+    }
+
+    fn read(&mut self, start: Ns, r: Request) -> Ns {
+        if let Some(a) = self.ahead
+            && a.start <= r.start
+        {
+            let reached = self.reached(&a, start);
+            if r.end() <= reached {
+                return start + self.on_bus(r.sectors);
+            }
+            // The rest passes by under the head, unless it has stopped before.
+            if r.start <= reached && reached < a.until {
+                let passed = self.stream(a.at, a.from, r.end());
+                let keep = self.spec.read_ahead / SECTOR;
+                let start_kept = a.start.max(r.end().saturating_sub(keep));
+                let until = (r.end() + keep).min(self.layout.sectors());
+                self.ahead = Some(ReadAhead { start: start_kept, from: r.end(), at: passed, until });
+                self.go_to(&self.layout.place(r.end() - 1).clone());
+                return (passed + self.on_bus(1)).max(start + self.on_bus(r.sectors));
+            }
+        }
+        self.stop_reading_ahead(start);
+        let read = self.transfer(start, r, 0);
+        if self.spec.read_ahead > 0 {
+            let until = (r.end() + self.spec.read_ahead / SECTOR).min(self.layout.sectors());
+            self.ahead = Some(ReadAhead { start: r.start, from: r.end(), at: read, until });
+        }
+        // The bus follows the medium, and is never ahead of it.
+        (read + self.on_bus(1)).max(start + self.on_bus(r.sectors))
+    }
+
+    fn write(&mut self, start: Ns, r: Request) -> Ns {
+        self.stop_reading_ahead(start);
+        let written = self.transfer(start, r, self.spec.write_settle);
+        written.max(start + self.on_bus(r.sectors))
+    }
+
+    /// The arm leaves; what was read ahead until then stays in the buffer.
+    fn stop_reading_ahead(&mut self, now: Ns) {
+        if let Some(a) = self.ahead {
+            let reached = self.reached(&a, now);
+            self.go_to(&self.layout.place(reached.saturating_sub(1)).clone());
+            self.ahead = Some(ReadAhead { from: reached, at: now, until: reached, ..a });
+        }
+    }
+
+    fn go_to(&mut self, place: &Place) {
+        (self.cylinder, self.head) = (place.cylinder, place.head);
+    }
+
+    /// How far reading ahead has come.
+    fn reached(&self, a: &ReadAhead, now: Ns) -> u64 {
+        let (mut at, mut sector) = (a.at, a.from);
+        while sector < a.until {
+            let place = self.layout.place(sector);
+            let rest = (place.track - place.sector).min(a.until - sector);
+            let one = self.spec.rotation as f64 / place.track as f64;
+            let all = (one * rest as f64) as Ns;
+            if at + all > now {
+                return sector + ((now.saturating_sub(at)) as f64 / one) as u64;
+            }
+            (at, sector) = (at + all, sector + rest);
+            at += self.skew_wait(sector);
+        }
+        sector
+    }
+
+    /// When the sectors from `from` (under the head at `at`) up to `to` have passed.
+    fn stream(&self, at: Ns, from: u64, to: u64) -> Ns {
+        let (mut at, mut sector) = (at, from);
+        while sector < to {
+            let place = self.layout.place(sector);
+            let rest = (place.track - place.sector).min(to - sector);
+            at += (self.spec.rotation as f64 / place.track as f64 * rest as f64) as Ns;
+            sector += rest;
+            if sector < to {
+                at += self.skew_wait(sector);
+            }
+        }
+        at
+    }
+
+    /// What passes between the last sector of a track and this one, if it is the first of its track.
+    fn skew_wait(&self, sector: u64) -> Ns {
+        if sector == 0 || sector >= self.layout.sectors() {
+            return 0;
+        }
+        let (last, first) = (self.layout.place(sector - 1), self.layout.place(sector));
+        if (last.cylinder, last.head) == (first.cylinder, first.head) {
+            return 0;
+        }
+        let end = last.angle + 1.0 / last.track as f64;
+        ((first.angle - end).rem_euclid(1.0) * self.spec.rotation as f64) as Ns
+    }
+
+    /// Moves the arm and transfers; returns when the last sector has passed.
+    fn transfer(&mut self, start: Ns, r: Request, settle: Ns) -> Ns {
+        let (mut at, mut sector) = (start, r.start);
+        while sector < r.end() {
+            let place = self.layout.place(sector);
+            let count = (place.track - place.sector).min(r.end() - sector);
+            let distance = self.cylinder.abs_diff(place.cylinder);
+            if distance > 0 {
+                at += self.seek.time(distance) + settle;
+            } else if self.head != place.head {
+                at += self.spec.head_switch;
+            }
+            self.go_to(&place);
+            at += self.rotate(at, &place, count);
+            sector += count;
+        }
+        at
+    }
+
+    /// From now until `count` sectors from `place` on have passed.
+    fn rotate(&self, now: Ns, place: &Place, count: u64) -> Ns {
+        let rotation = self.spec.rotation as f64;
+        let under = (now % self.spec.rotation) as f64 / rotation;
+        let wait = (place.angle - under).rem_euclid(1.0);
+        let share = count as f64 / place.track as f64;
+        let whole = wait + share;
+        // In the middle of what is wanted: the rest of it now, its beginning when it comes around.
+        let turns = if self.spec.zero_latency && whole > 1.0 { 1.0_f64.max(share) } else { whole };
+        (turns * rotation) as Ns
+    }
+
+    fn in_cache(&self, r: Request) -> bool {
+        self.cache.range(..=r.start).next_back().is_some_and(|(_, end)| *end >= r.end())
+    }
+
+    fn touches_cache(&self, r: Request) -> bool {
+        self.cache.range(..r.end()).next_back().is_some_and(|(_, end)| *end > r.start)
+    }
+
+    /// Neighbours become one.
+    fn put_in_cache(&mut self, r: Request) {
+        let (mut start, mut end) = (r.start, r.end());
+        while let Some((s, e)) =
+            self.cache.range(..=end).next_back().map(|(s, e)| (*s, *e)).filter(|(_, e)| *e >= start)
+        {
+            self.cache.remove(&s);
+            self.cached -= e - s;
+            (start, end) = (start.min(s), end.max(e));
+        }
+        self.cache.insert(start, end);
+        self.cached += end - start;
+    }
+
+    /// The whole cache in one sweep.
+    fn write_out(&mut self, start: Ns) -> Ns {
+        self.stop_reading_ahead(start);
+        let mut parts: Vec<Request> = std::mem::take(&mut self.cache)
+            .into_iter()
+            .map(|(start, end)| Request { write: true, start, sectors: end - start })
+            .collect();
+        self.cached = 0;
+        self.sweep(&mut parts);
+        let end = parts.into_iter().fold(start, |at, r| self.transfer(at, r, self.spec.write_settle));
+        self.free = self.free.max(end);
+        end
+    }
+}

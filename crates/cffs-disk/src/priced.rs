@@ -1,0 +1,135 @@
+//! Disks without a mechanism, or with one that nobody sees: each request has its price. Network volumes, flash cards, SSDs.
+
+use crate::{Ns, Request, SECTOR};
+use serde::Serialize;
+
+/// The price list.
+#[derive(Clone, Debug, Serialize)]
+pub struct Spec {
+    /// Capacity in bytes.
+    pub capacity: u64,
+    /// Time from the start of a read to its first byte, in nanoseconds.
+    pub read_latency: Ns,
+    /// The same of a write.
+    pub write_latency: Ns,
+    /// Time of a flush.
+    pub flush_latency: Ns,
+    /// Bytes read per second.
+    pub read_bandwidth: u64,
+    /// Bytes written per second.
+    pub write_bandwidth: u64,
+    /// Requests that are begun per second, at most.
+    pub requests_per_second: u64,
+    /// Requests that are worked on at once.
+    pub queue_depth: usize,
+    /// Most bytes of a request; longer ones are several.
+    pub request_max: u64,
+}
+
+/// One such disk.
+#[derive(Clone, Debug)]
+pub struct Priced {
+    spec: Spec,
+    /// When each place of the queue is free.
+    places: Vec<Ns>,
+    /// When the next request may begin.
+    next_start: Ns,
+    /// When the channel for data is free.
+    channel: Ns,
+}
+
+impl Priced {
+    /// A disk with these prices, at rest.
+    pub fn new(spec: Spec) -> Priced {
+        Priced { places: vec![0; spec.queue_depth.max(1)], next_start: 0, channel: 0, spec }
+    }
+
+    /// Its price list.
+    pub fn spec(&self) -> &Spec {
+        &self.spec
+    }
+
+    /// Requests issued together at `now`; returns when the last of them is done.
+    pub fn serve(&mut self, now: Ns, requests: &[Request]) -> Ns {
+        requests.iter().map(|r| self.one(now, r)).max().unwrap_or(now)
+    }
+
+    /// What was written is durable when it is done.
+    pub fn flush(&mut self, now: Ns) -> Ns {
+        let written = self.places.iter().copied().max().unwrap_or(now).max(now);
+        written + self.spec.flush_latency
+    }
+
+    fn one(&mut self, now: Ns, r: &Request) -> Ns {
+        let most = (self.spec.request_max / SECTOR).max(1);
+        let mut left = r.sectors;
+        let mut end = now;
+        while left > 0 {
+            let part = left.min(most);
+            left -= part;
+            end = end.max(self.part(now, r.write, part * SECTOR));
+        }
+        end
+    }
+
+    fn part(&mut self, now: Ns, write: bool, bytes: u64) -> Ns {
+        let (latency, bandwidth) = if write {
+            (self.spec.write_latency, self.spec.write_bandwidth)
+        } else {
+            (self.spec.read_latency, self.spec.read_bandwidth)
+        };
+        // The place that is free first; among equals the first, so that runs are the same.
+        let place = (0..self.places.len()).min_by_key(|i| self.places[*i]).unwrap_or(0);
+        let start = now.max(self.places[place]).max(self.next_start);
+        self.next_start = start + 1_000_000_000 / self.spec.requests_per_second.max(1);
+        let transfer = (u128::from(bytes) * 1_000_000_000 / u128::from(bandwidth.max(1))) as Ns;
+        let end = (start + latency).max(self.channel) + transfer;
+        self.channel = end;
+        self.places[place] = end;
+        end
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn volume() -> Priced {
+        Priced::new(Spec {
+            capacity: 1 << 40,
+            read_latency: 1_000_000,
+            write_latency: 1_000_000,
+            flush_latency: 1_000_000,
+            read_bandwidth: 125_000_000,
+            write_bandwidth: 125_000_000,
+            requests_per_second: 3000,
+            queue_depth: 32,
+            request_max: 256 << 10,
+        })
+    }
+
+    #[test]
+    fn one_at_a_time_costs_latency_and_bytes() {
+        let mut v = volume();
+        let mut now = 0;
+        for i in 0..100 {
+            now = v.serve(now, &[Request::read(i << 20, 4096)]);
+        }
+        assert_eq!(now, 100 * (1_000_000 + 32_768));
+    }
+
+    #[test]
+    fn many_at_once_are_limited_by_requests_and_by_bytes() {
+        let small: Vec<Request> = (0..3000).map(|i| Request::read(i << 20, 4096)).collect();
+        let end = volume().serve(0, &small) as f64 / 1e9;
+        assert!((1.0..1.01).contains(&end), "3,000 a second: {end}");
+        let large: Vec<Request> = (0..100).map(|i| Request::write(i << 20, 1 << 20)).collect();
+        let end = volume().serve(0, &large) as f64 / 1e9;
+        let bytes = 100.0 * 1048576.0 / 125e6;
+        assert!((bytes..bytes + 0.01).contains(&end), "125 MB a second: {end}");
+        // 1 MiB is four requests.
+        let mut v = volume();
+        v.serve(0, &[Request::read(0, 1 << 20)]);
+        assert_eq!(v.next_start, 4 * (1_000_000_000 / 3000));
+    }
+}

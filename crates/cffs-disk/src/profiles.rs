@@ -1,0 +1,277 @@
+//! The disks: those of the papers, and of today.
+//!
+//! Where a source gives no figure, the one chosen is named in the comment. Overheads of commands are not in data sheets;
+//! 0.3 ms for the disks of the 1990s and 0.1 ms for today's are assumed.
+
+use crate::layout::{Layout, Zone};
+use crate::mechanical::{Mechanical, Spec};
+use crate::priced::{self, Priced};
+use crate::seek::SeekCurve;
+use crate::{Model, Ns, ms};
+use serde::Serialize;
+
+/// Figures of a mechanical disk as its data sheet has them.
+#[derive(Clone, Debug, Serialize)]
+pub struct Sheet {
+    /// Cylinders.
+    pub cylinders: u64,
+    /// Recording surfaces.
+    pub surfaces: u64,
+    /// Sectors to a track in the outermost zone.
+    pub track_longest: u64,
+    /// In the innermost.
+    pub track_shortest: u64,
+    /// Rotations per minute.
+    pub rpm: u64,
+    /// Single-cylinder, average and maximum seek for reads, in milliseconds.
+    pub seek: [f64; 3],
+    /// What writes take longer after a seek, in milliseconds.
+    pub write_settle: f64,
+    /// Change of heads, in milliseconds.
+    pub head_switch: f64,
+    /// Bus, in MB/s.
+    pub bus: u64,
+    /// Track buffer for reading ahead, in KiB.
+    pub buffer: u64,
+    /// Write cache in KiB.
+    pub write_cache: u64,
+    /// Command overhead, in milliseconds.
+    pub overhead: f64,
+    /// Most KiB of a request.
+    pub request_max: u64,
+}
+
+/// What a profile is made of.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Kind {
+    /// Mechanical.
+    Mechanical(Sheet),
+    /// A price for each request.
+    Priced(priced::Spec),
+}
+
+/// A named disk.
+#[derive(Clone, Debug, Serialize)]
+pub struct Profile {
+    /// Its name.
+    pub name: &'static str,
+    /// What it is.
+    pub about: &'static str,
+    /// Where the figures are from.
+    pub source: &'static str,
+    /// The figures.
+    pub kind: Kind,
+}
+
+impl Profile {
+    /// A disk like this, at rest.
+    pub fn model(&self) -> Model {
+        match &self.kind {
+            Kind::Mechanical(sheet) => Model::Mechanical(Box::new(sheet.disk(false))),
+            Kind::Priced(spec) => Model::Priced(Priced::new(spec.clone())),
+        }
+    }
+}
+
+impl Sheet {
+    /// A disk like this; `zero_latency`: sectors of a track are taken in the order in which they come.
+    pub fn disk(&self, zero_latency: bool) -> Mechanical {
+        let rotation: Ns = 60_000_000_000 / self.rpm;
+        // The next track begins as soon as the head can be there.
+        let share = |time: f64| ms(time) as f64 / rotation as f64 + 1.0 / self.track_shortest as f64;
+        let zones: Vec<Zone> = Layout::even_zones(self.cylinders, self.track_longest, self.track_shortest, 8);
+        let layout = Layout::new(self.surfaces, &zones, share(self.head_switch), share(self.seek[0]));
+        let curve = SeekCurve::fit(self.cylinders, self.seek[0], self.seek[1], self.seek[2]);
+        let spec = Spec {
+            heads: self.surfaces,
+            rotation,
+            head_switch: ms(self.head_switch),
+            write_settle: ms(self.write_settle),
+            overhead: ms(self.overhead),
+            bus: self.bus * 1_000_000,
+            zero_latency,
+            read_ahead: self.buffer << 10,
+            write_cache: self.write_cache << 10,
+            request_max: self.request_max << 10,
+        };
+        Mechanical::new(spec, layout, curve)
+    }
+}
+
+/// All of them.
+pub fn all() -> Vec<Profile> {
+    let sheet = Sheet {
+        cylinders: 0,
+        surfaces: 0,
+        track_longest: 0,
+        track_shortest: 0,
+        rpm: 7200,
+        seek: [1.0, 8.0, 18.0],
+        write_settle: 0.0,
+        head_switch: 0.9,
+        bus: 10,
+        buffer: 512,
+        write_cache: 0,
+        overhead: 0.3,
+        request_max: 128,
+    };
+    let mechanical = |name, about, source, sheet| Profile { name, about, source, kind: Kind::Mechanical(sheet) };
+    let priced = |name, about, source, spec| Profile { name, about, source, kind: Kind::Priced(spec) };
+    vec![
+        mechanical(
+            "st31200",
+            "Seagate ST31200, 1 GB, the disk of the 1997 measurements",
+            "Ganger and Kaashoek 1997, table 2; head switch, buffer (256 KiB) and bus (10 MB/s) assumed",
+            Sheet {
+                cylinders: 2700,
+                surfaces: 9,
+                track_longest: 84,
+                track_shortest: 84,
+                rpm: 5400,
+                seek: [1.0, 9.0, 22.0],
+                write_settle: 1.5,
+                buffer: 256,
+                ..sheet.clone()
+            },
+        ),
+        mechanical(
+            "hp-c3653a",
+            "Hewlett-Packard C3653a, 8.7 GB",
+            "Ganger and Kaashoek 1997, table 1; one-cylinder seek and head switch, there \"< 1 ms\", taken as 0.9 ms",
+            Sheet {
+                cylinders: 5371,
+                surfaces: 20,
+                track_longest: 173,
+                track_shortest: 124,
+                seek: [0.9, 8.7, 16.5],
+                write_settle: 0.8,
+                bus: 20,
+                ..sheet.clone()
+            },
+        ),
+        mechanical(
+            "barracuda",
+            "Seagate Barracuda, 9.1 GB",
+            "Ganger and Kaashoek 1997, table 1; head switch 0.6 ms assumed",
+            Sheet {
+                cylinders: 5333,
+                surfaces: 20,
+                track_longest: 239,
+                track_shortest: 153,
+                seek: [0.6, 8.0, 19.0],
+                write_settle: 1.5,
+                head_switch: 0.6,
+                bus: 20,
+                ..sheet.clone()
+            },
+        ),
+        mechanical(
+            "atlas2",
+            "Quantum Atlas II, 9.1 GB",
+            "Ganger and Kaashoek 1997, table 1; head switch 0.9 ms assumed",
+            Sheet {
+                cylinders: 5964,
+                surfaces: 20,
+                track_longest: 180,
+                track_shortest: 108,
+                seek: [1.0, 7.9, 18.0],
+                bus: 20,
+                ..sheet.clone()
+            },
+        ),
+        mechanical(
+            "dsp3105",
+            "DEC DSP3105, 1 GB, of the 1995 measurements",
+            "Seltzer et al. 1995, table 1; one-cylinder seek 1 ms, full stroke 22 ms, head switch assumed",
+            Sheet {
+                cylinders: 2568,
+                surfaces: 14,
+                track_longest: 57,
+                track_shortest: 57,
+                rpm: 5400,
+                seek: [1.0, 9.5, 22.0],
+                write_settle: 1.0,
+                buffer: 256,
+                request_max: 56,
+                ..sheet.clone()
+            },
+        ),
+        mechanical(
+            "hdd-2026",
+            "7200 rpm drive of today, 4 TB, 250 MB/s in the outer zone, write cache on",
+            "7200 rpm drives' manuals: seek 8.5 ms read and 9.5 ms write (Hitachi 7K1000.C); 250 MB/s sustained, 4.16 ms \
+             latency, 256 MB cache (Seagate Exos class); cylinders, single-cylinder (0.5 ms) and full-stroke (18 ms) seek assumed",
+            Sheet {
+                cylinders: 430_000,
+                surfaces: 6,
+                track_longest: 4300,
+                track_shortest: 2150,
+                seek: [0.5, 8.5, 18.0],
+                write_settle: 1.0,
+                head_switch: 0.5,
+                bus: 600,
+                buffer: 8 << 10,
+                write_cache: 128 << 10,
+                overhead: 0.1,
+                request_max: 1 << 10,
+                ..sheet
+            },
+        ),
+        priced(
+            "volume-1ms",
+            "network volume: 1 ms a request, 3,000 requests/s, 125 MB/s",
+            "baseline of general-purpose cloud volumes: 3,000 IOPS, 125 MiB/s, \"single-digit millisecond\" latency (AWS EBS gp3); 1 ms and \
+             256 KiB requests taken",
+            priced::Spec {
+                capacity: 1 << 40,
+                read_latency: ms(1.0),
+                write_latency: ms(1.0),
+                flush_latency: ms(1.0),
+                read_bandwidth: 125_000_000,
+                write_bandwidth: 125_000_000,
+                requests_per_second: 3000,
+                queue_depth: 32,
+                request_max: 256 << 10,
+            },
+        ),
+        priced(
+            "sd-card",
+            "SD card of application class A1",
+            "SD Association, application class A1: 1,500 reads/s and 500 writes/s of 4 KiB, 10 MB/s sustained writes; reads at the 90 MB/s of a \
+             UHS-I card",
+            priced::Spec {
+                capacity: 64 << 30,
+                read_latency: ms(0.62),
+                write_latency: ms(1.59),
+                flush_latency: ms(1.0),
+                read_bandwidth: 90_000_000,
+                write_bandwidth: 10_000_000,
+                requests_per_second: 100_000,
+                queue_depth: 1,
+                request_max: 512 << 10,
+            },
+        ),
+        priced(
+            "nvme",
+            "NVMe SSD",
+            "order of magnitude of PCIe 3.0 client drives' data sheets: 500,000 requests/s, 3.5 GB/s read, 3 GB/s write; 80 and 20 microseconds",
+            priced::Spec {
+                capacity: 1 << 40,
+                read_latency: ms(0.08),
+                write_latency: ms(0.02),
+                flush_latency: ms(0.5),
+                read_bandwidth: 3_500_000_000,
+                write_bandwidth: 3_000_000_000,
+                requests_per_second: 500_000,
+                queue_depth: 256,
+                request_max: 1 << 20,
+            },
+        ),
+    ]
+}
+
+/// The profile with this name.
+pub fn find(name: &str) -> Option<Profile> {
+    all().into_iter().find(|p| p.name == name)
+}
