@@ -133,7 +133,7 @@ impl Fs {
             journal.reserve_for_records(quota::LOG_BYTES);
         }
         journal.connect(Box::new(Hook { space: space.clone(), quota: quota.clone(), discard }), counters_buf);
-        let placement = Arc::new(Placement::new(space.clone(), &sb));
+        let placement = Arc::new(Placement::new(space.clone(), &sb, opts.scatter));
         let chunk = if sb.embeds_inodes() { 1 } else { INODE_CHUNK };
         let inodes = Inodes::load(&cache, chunk, opts.cache_bytes, quota.clone())?;
 

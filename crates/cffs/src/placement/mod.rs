@@ -23,6 +23,7 @@ use crate::format::{BlockAddr, FragAddr, Ino, Inode, LiveGeometry, ROOT_INO, Sup
 use crate::journal::Purse;
 use crate::space::{Run, Space};
 use parking_lot::Mutex;
+use std::collections::HashMap;
 use std::sync::Arc;
 
 /// Directories whose placement is remembered; beyond that the oldest knowledge is dropped.
@@ -60,6 +61,32 @@ pub struct Placement {
     grouping: bool,
     dirs_with_data: bool,
     table: Mutex<Table>,
+    scatter: Option<Mutex<Scatter>>,
+}
+
+/// What the conventional placement of the 1997 measurements remembers.
+struct Scatter {
+    random: u64,
+    /// Where the newest file of each directory ends, and whether the next one goes there.
+    last: HashMap<Ino, (FragAddr, bool)>,
+}
+
+impl Scatter {
+    /// Where to look for the next file of a directory: from `start`, or within `frags` from there.
+    fn start(&mut self, dir: Ino, start: FragAddr, frags: u64) -> FragAddr {
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        match self.last.get(&dir) {
+            Some((end, true)) => *end,
+            _ => start + self.random % frags.max(1),
+        }
+    }
+
+    fn placed(&mut self, dir: Ino, end: FragAddr) {
+        let (last, beside) = self.last.entry(dir).or_default();
+        (*last, *beside) = (end, !*beside);
+    }
 }
 
 /// A placed run.
@@ -71,10 +98,11 @@ pub struct Placed {
 
 impl Placement {
     /// The policy that the superblock asks for.
-    pub fn new(space: Arc<Space>, sb: &Superblock) -> Placement {
+    pub fn new(space: Arc<Space>, sb: &Superblock, scatter: Option<u64>) -> Placement {
         let geo = space.live_geometry();
         let dirs_with_data = sb.compat & crate::format::superblock::COMPAT_DIRS_WITH_DATA != 0;
-        Placement { space, geo, grouping: sb.groups_files(), dirs_with_data, table: Mutex::default() }
+        let scatter = scatter.map(|seed| Mutex::new(Scatter { random: seed | 1, last: HashMap::new() }));
+        Placement { space, geo, grouping: sb.groups_files(), dirs_with_data, table: Mutex::default(), scatter }
     }
 
     /// Files up to this size are grouped.
@@ -224,8 +252,16 @@ impl Placement {
 
     fn place_conventional(&self, dir: Ino, frags: u64) -> Result<Option<Placed>> {
         let ag = self.geo.ag_of(self.goal(&self.table.lock(), dir));
-        let start = self.geo.frag_of_block(self.geo.ag_start(ag));
-        Ok(self.space.alloc_near(start, frags, 1)?.map(|run| Placed { run }))
+        let mut start = self.geo.frag_of_block(self.geo.ag_start(ag));
+        let mut scatter = self.scatter.as_ref().map(|s| s.lock());
+        if let Some(scatter) = &mut scatter {
+            start = scatter.start(dir, start, self.geo.ag_len(ag) * self.geo.frags_per_block());
+        }
+        let run = self.space.alloc_near(start, frags, 1)?;
+        if let (Some(scatter), Some(run)) = (&mut scatter, run) {
+            scatter.placed(dir, run.end());
+        }
+        Ok(run.map(|run| Placed { run }))
     }
 
     /// Places a part of a large file: in whole blocks, behind `after` if that is free, else where the large files of the
