@@ -4,14 +4,17 @@
 //! Comparisons live in this crate alone, so that nobody who builds cffs itself
 //! compiles them.
 
+mod checktime;
 mod compare;
 mod conformance;
+mod experiments;
 mod peers;
 mod powercut;
 mod process;
 mod quota;
 mod random;
 mod readall;
+mod recovery;
 mod served;
 mod soak;
 mod tree;
@@ -33,6 +36,12 @@ struct Cli {
 enum Command {
     /// Run cffs, ext4, xfs and btrfs through real mounts over one delaying disk
     Peers(peers::Args),
+    /// Name the papers' experiments
+    List,
+    /// Run experiments on simulated disks, in virtual time
+    Run(experiments::RunArgs),
+    /// Make one page of all results
+    Report(experiments::ReportArgs),
     /// Compare two trees strictly: bytes, modes, owners, times, links
     Compare(compare::Args),
     /// Make a tree of real files found on this machine
@@ -45,6 +54,10 @@ enum Command {
     Soak(soak::Args),
     /// Cut the power of the disk under a mount again and again, and look for what was promised
     Powercut(powercut::Args),
+    /// Time of the recovery at mount, for devices of all sizes with the same full log
+    Recovery(recovery::Args),
+    /// Time and requests of a full check, beside e2fsck and xfs_repair on the same tree
+    Checktime(checktime::Args),
     /// Kill the mount process while several users work against their quotas, and add up what they use
     Quota(quota::Args),
     /// The work of one user, for `quota`
@@ -57,12 +70,20 @@ fn main() -> ExitCode {
     undo::install_signal_handler();
     let outcome = match cli.command {
         Command::Peers(args) => peers::run(&args),
+        Command::List => {
+            experiments::list();
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Run(args) => experiments::run_named(&args),
+        Command::Report(args) => experiments::write_report(&args),
         Command::Compare(args) => compare::run(&args),
         Command::Tree(args) => tree::run(&args),
         Command::Readall(args) => readall::run(&args),
         Command::Conformance(args) => conformance::run(&args),
         Command::Soak(args) => soak::run_soak(&args),
         Command::Powercut(args) => powercut::run_campaign(&args),
+        Command::Recovery(args) => recovery::run_recovery(&args),
+        Command::Checktime(args) => checktime::run_checktime(&args),
         Command::Quota(args) => quota::run_campaign(&args),
         Command::QuotaLoad(args) => quota::run_load(&args),
     };

@@ -35,6 +35,20 @@ impl Sparse {
         file.set_len(len).with_context(|| format!("cannot make {} {len} bytes long", path.display()))?;
         Ok(Sparse { file, len })
     }
+
+    /// One that exists.
+    ///
+    /// # Errors
+    /// When the file cannot be opened.
+    pub fn open(path: &Path) -> Result<Self> {
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(path)
+            .with_context(|| format!("cannot open {}", path.display()))?;
+        let len = file.metadata()?.len();
+        Ok(Sparse { file, len })
+    }
 }
 
 impl Medium for Sparse {
@@ -85,11 +99,21 @@ impl Sub for Counters {
     }
 }
 
+/// Unit in which reads of the same place are counted, in bytes.
+const BLOCK: u64 = 4096;
+
 /// A disk that counts.
 #[derive(Debug)]
 pub struct Counted<M> {
     inner: M,
-    counts: Mutex<Counters>,
+    counts: Mutex<Counts>,
+}
+
+#[derive(Debug, Default)]
+struct Counts {
+    total: Counters,
+    /// Per block; empty when nobody asked for it.
+    read: Vec<u8>,
 }
 
 impl<M: Medium> Counted<M> {
@@ -100,10 +124,24 @@ impl<M: Medium> Counted<M> {
 
     /// All until now.
     pub fn counters(&self) -> Counters {
-        *self.lock()
+        self.lock().total
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Counters> {
+    /// From now on: how often each block of 4 KiB is read.
+    pub fn watch_blocks(&self) {
+        let blocks = self.inner.len().div_ceil(BLOCK) as usize;
+        self.lock().read = vec![0; blocks];
+    }
+
+    /// Blocks read since [`Counted::watch_blocks`], how many of them more than once, and the most often that one was.
+    pub fn blocks_read(&self) -> (u64, u64, u8) {
+        let counts = self.lock();
+        let read = counts.read.iter().filter(|n| **n > 0).count() as u64;
+        let again = counts.read.iter().filter(|n| **n > 1).count() as u64;
+        (read, again, counts.read.iter().copied().max().unwrap_or(0))
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Counts> {
         self.counts.lock().unwrap_or_else(|poison| poison.into_inner())
     }
 }
@@ -115,22 +153,29 @@ impl<M: Medium> Medium for Counted<M> {
 
     fn read(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
         let mut counts = self.lock();
-        counts.reads += 1;
-        counts.read_bytes += buf.len() as u64;
+        counts.total.reads += 1;
+        counts.total.read_bytes += buf.len() as u64;
+        if !counts.read.is_empty() && !buf.is_empty() {
+            let (first, last) = (offset / BLOCK, (offset + buf.len() as u64 - 1) / BLOCK);
+            for block in first..=last {
+                let n = &mut counts.read[block as usize];
+                *n = n.saturating_add(1);
+            }
+        }
         drop(counts);
         self.inner.read(offset, buf)
     }
 
     fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
         let mut counts = self.lock();
-        counts.writes += 1;
-        counts.written_bytes += data.len() as u64;
+        counts.total.writes += 1;
+        counts.total.written_bytes += data.len() as u64;
         drop(counts);
         self.inner.write(offset, data)
     }
 
     fn flush(&self) -> io::Result<()> {
-        self.lock().flushes += 1;
+        self.lock().total.flushes += 1;
         self.inner.flush()
     }
 }

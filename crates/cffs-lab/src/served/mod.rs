@@ -6,8 +6,9 @@
 //! than 1 MiB). It works for anything that opens a file: cffs itself, a loop
 //! device with a kernel file system on it, a checker.
 
-#[cfg(test)]
 mod counting;
+
+pub use counting::{Counted, Counters, Sparse};
 
 use std::ffi::OsStr;
 use std::io;
@@ -252,7 +253,6 @@ impl Served {
 
 #[cfg(test)]
 mod tests {
-    use super::counting::{Counted, Sparse};
     use super::*;
     use crate::process::is_mounted;
     use std::fs::OpenOptions;

@@ -1,0 +1,96 @@
+//! What an experiment found: claims of a paper beside our figures, tables and charts. Plain data, kept as JSON.
+
+use serde::{Deserialize, Serialize};
+
+/// A claim of a paper (or a target of ours), and our figure.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Claim {
+    /// What is claimed.
+    pub text: String,
+    /// The figure, in the claim's own unit.
+    pub paper: f64,
+    /// Ours.
+    pub ours: f64,
+    /// Whether a smaller figure is the better one.
+    pub smaller: bool,
+}
+
+impl Claim {
+    /// Ours must be at least the paper's.
+    pub fn at_least(text: impl Into<String>, paper: f64, ours: f64) -> Claim {
+        Claim { text: text.into(), paper, ours, smaller: false }
+    }
+
+    /// Ours must be at most the paper's.
+    pub fn at_most(text: impl Into<String>, paper: f64, ours: f64) -> Claim {
+        Claim { text: text.into(), paper, ours, smaller: true }
+    }
+
+    /// Whether our run bears it out.
+    pub fn holds(&self) -> bool {
+        if self.smaller { self.ours <= self.paper } else { self.ours >= self.paper }
+    }
+}
+
+/// A table of figures.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Table {
+    /// What it shows.
+    pub title: String,
+    /// Heads of the columns; the first is that of the rows' names.
+    pub columns: Vec<String>,
+    /// Rows: name and figures.
+    pub rows: Vec<(String, Vec<f64>)>,
+}
+
+/// A figure: bars in clusters, or lines over a logarithmic axis.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Chart {
+    /// What it shows.
+    pub title: String,
+    /// Unit of the values.
+    pub unit: String,
+    /// Lines over numbers, not bars over names.
+    pub lines: bool,
+    /// Names of the clusters, or the numbers on the axis.
+    pub at: Vec<String>,
+    /// Name and values, one for each of `at`.
+    pub series: Vec<(String, Vec<f64>)>,
+}
+
+/// One experiment's result.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Outcome {
+    /// Name of the experiment.
+    pub name: String,
+    /// Claims with verdicts.
+    pub claims: Vec<Claim>,
+    /// Figures.
+    pub tables: Vec<Table>,
+    /// Pictures of them.
+    pub charts: Vec<Chart>,
+    /// What has to be known to read them.
+    pub notes: Vec<String>,
+}
+
+/// Three significant digits.
+pub fn shown(value: f64) -> String {
+    match value.abs() {
+        v if v >= 100.0 || v == 0.0 => format!("{value:.0}"),
+        v if v >= 10.0 => format!("{value:.1}"),
+        v if v >= 0.1 => format!("{value:.2}"),
+        _ => format!("{value:.4}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_claim_holds_in_its_own_direction() {
+        assert!(Claim::at_least("", 7.0, 7.5).holds() && !Claim::at_least("", 7.0, 6.9).holds());
+        assert!(Claim::at_most("", 15.0, 3.0).holds() && !Claim::at_most("", 15.0, 16.0).holds());
+        assert_eq!([1234.5, 12.34, 1.234, 0.01234, 0.0].map(shown), ["1234", "12.3", "1.23", "0.0123", "0"]);
+    }
+}
