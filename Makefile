@@ -25,7 +25,7 @@ mount_helper = $(DESTDIR)/sbin/mount.cffs
 remount_helper = $(DESTDIR)/sbin/mount.fuse.cffs
 umount_helper = $(DESTDIR)/sbin/umount.fuse.cffs
 
-.PHONY: help build demo test lint soak conformance bench bench-peers install uninstall clean
+.PHONY: help build demo test lint soak conformance bench bench-peers report install uninstall clean
 
 help:
 	@echo 'make demo         format, mount, copy a real tree in, kill, recover, compare'
@@ -34,6 +34,7 @@ help:
 	@echo 'make bench-peers  cffs, ext4, xfs and btrfs over one slow disk (root)'
 	@echo 'make soak         random sequences and crashes for CAMPAIGN seconds; then kill the'
 	@echo '                  mount process ROUNDS times under load, and cut the power CUTS times (root)'
+	@echo "make report       the papers' experiments on simulated disks, as one HTML page"
 	@echo 'make conformance  test suites, stress and real programs on a mounted file system (root; an hour)'
 	@echo 'make install      to PREFIX=$(PREFIX), DESTDIR honoured'
 
@@ -78,6 +79,12 @@ bench-peers:
 	scripts/setup.sh peers
 	$(CARGO) build --release -p cffs-cli -p cffs-lab
 	target/release/cffs-lab peers $(ARGS)
+
+# The papers' experiments, from nothing to one page.
+report:
+	$(CARGO) build --release -p cffs-lab
+	target/release/cffs-lab run --all
+	target/release/cffs-lab report
 
 # Builds only what was never built: `make build` as yourself, `make install` as root.
 install: target/release/cffs

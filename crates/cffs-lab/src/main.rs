@@ -42,6 +42,8 @@ enum Command {
     Run(experiments::RunArgs),
     /// Make one page of all results
     Report(experiments::ReportArgs),
+    /// A simulated disk as a file that any program can use
+    Disk(served::DiskArgs),
     /// Compare two trees strictly: bytes, modes, owners, times, links
     Compare(compare::Args),
     /// Make a tree of real files found on this machine
@@ -76,6 +78,7 @@ fn main() -> ExitCode {
         }
         Command::Run(args) => experiments::run_named(&args),
         Command::Report(args) => experiments::write_report(&args),
+        Command::Disk(args) => served::run_disk(&args),
         Command::Compare(args) => compare::run(&args),
         Command::Tree(args) => tree::run(&args),
         Command::Readall(args) => readall::run(&args),

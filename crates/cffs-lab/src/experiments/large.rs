@@ -60,7 +60,7 @@ pub fn thesis_read() -> Result<f64> {
     Ok(benchmark(&mut Rig::new(&Setup::sapuntzakis(Variant::BOTH))?, 64 << 20)?[1])
 }
 
-fn over_variants(setup: impl Fn(Variant) -> Setup, bytes: u64) -> Result<(Outcome, Vec<(Variant, [f64; 3])>)> {
+fn over_variants(setup: impl Fn(Variant) -> Setup, bytes: u64) -> Result<Outcome> {
     let mut runs = Vec::new();
     for variant in Variant::ALL {
         let mut rig = Rig::new(&setup(variant))?;
@@ -91,7 +91,7 @@ fn over_variants(setup: impl Fn(Variant) -> Setup, bytes: u64) -> Result<(Outcom
         let text = format!("{}: share of the disk's bandwidth, in % (our target)", PHASES[at]);
         outcome.claims.push(Claim::at_least(text, 95.0, both[at] / raw * 100.0));
     }
-    Ok((outcome, runs))
+    Ok(outcome)
 }
 
 /// Ganger and Kaashoek 1997, figure 8.
@@ -99,7 +99,7 @@ fn over_variants(setup: impl Fn(Variant) -> Setup, bytes: u64) -> Result<(Outcom
 /// # Errors
 /// Those of the engine.
 pub fn figure8() -> Result<Outcome> {
-    Ok(over_variants(|v| Setup::ganger(v, MetadataMode::Sync), 32 << 20)?.0)
+    over_variants(|v| Setup::ganger(v, MetadataMode::Sync), 32 << 20)
 }
 
 /// Sapuntzakis 1998, table 4.1.
@@ -107,7 +107,7 @@ pub fn figure8() -> Result<Outcome> {
 /// # Errors
 /// Those of the engine.
 pub fn table41() -> Result<Outcome> {
-    let (mut outcome, _) = over_variants(Setup::sapuntzakis, 64 << 20)?;
+    let mut outcome = over_variants(Setup::sapuntzakis, 64 << 20)?;
     for (name, figures) in [("FFS in the thesis", [6.10, 5.74, 6.23]), ("C-FFS in the thesis", [6.26, 5.93, 6.31])] {
         outcome.tables[0].rows.push((name.to_string(), figures.to_vec()));
     }

@@ -216,8 +216,9 @@ mod tests {
     #[test]
     fn results_make_a_page_and_come_back_as_they_were() {
         let outcome = service::figure2().unwrap();
-        assert_eq!(serde_json::from_slice::<Outcome>(&serde_json::to_vec(&outcome).unwrap()).unwrap(), outcome);
+        let back: Outcome = serde_json::from_slice(&serde_json::to_vec(&outcome).unwrap()).unwrap();
         let page = report::page(&[("Figure 2", outcome.clone())]);
+        assert_eq!(page, report::page(&[("Figure 2", back)]));
         assert!(page.contains("<svg") && page.contains("Figure 2") && !page.contains("http"), "self-contained");
         assert_eq!(page.matches("<tr>").count(), page.matches("</tr>").count());
         for claim in &outcome.claims {

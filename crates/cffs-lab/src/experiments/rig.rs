@@ -5,7 +5,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 use cffs::format::{Ino, ROOT_INO};
 use cffs::fs::Fs;
-use cffs::fs::api::{Caller, MetadataMode, MountOptions};
+use cffs::fs::api::{AtimeMode, Caller, MetadataMode, MountOptions};
 use cffs::mkfs::{MkfsOptions, mkfs};
 use cffs_disk::{Clock, Counters, SimDevice, profiles};
 
@@ -124,8 +124,11 @@ impl Rig {
             ..MkfsOptions::default()
         };
         mkfs(&*device, None, &made)?;
+        // The papers' file systems wrote times with the inode's next change, and no access times for each file read.
         let options = MountOptions {
             background: false,
+            atime: AtimeMode::Noatime,
+            lazytime: true,
             cache_bytes: setup.cache,
             metadata: setup.metadata,
             scatter: (setup.scatter && !setup.variant.group).then_some(1997),

@@ -235,3 +235,20 @@ pub fn table42(files: u64, large: f64) -> Result<Outcome> {
     ];
     Ok(outcome)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn groups_are_worth_their_reading_also_when_the_cache_is_full() {
+        let files = 1500;
+        let setup = Setup { cache: 4 << 20, ..Setup::ganger(Variant::BOTH, MetadataMode::Delayed) };
+        let phases = benchmark(&mut Rig::new(&setup).unwrap(), files, 100, 1024).unwrap();
+        let requests = per_thousand(files, &phases[1]);
+        assert!(
+            requests < 200.0,
+            "{requests} requests for 1,000 files: what came along was dropped before it was used"
+        );
+    }
+}

@@ -6,8 +6,10 @@
 //! than 1 MiB). It works for anything that opens a file: cffs itself, a loop
 //! device with a kernel file system on it, a checker.
 
+mod charged;
 mod counting;
 
+pub use charged::{Args as DiskArgs, run_disk};
 pub use counting::{Counted, Counters, Sparse};
 
 use std::ffi::OsStr;
@@ -23,7 +25,7 @@ use fuser::{
     ReplyOpen, ReplyWrite, Request, TimeOrNow, WriteFlags,
 };
 
-use crate::process::run;
+use crate::process::{is_mounted, run};
 use crate::undo::{Guard, Undo};
 
 /// What a disk does with its requests. Several come at once.
@@ -249,12 +251,26 @@ impl Served {
         }
         Ok(())
     }
+
+    /// Serves until somebody unmounts it.
+    ///
+    /// # Errors
+    /// When serving failed.
+    pub fn wait(mut self) -> Result<()> {
+        let result = match self.session.take() {
+            Some(session) => session.join().context("the thread that served the disk failed"),
+            None => Ok(()),
+        };
+        if let Some(guard) = self.guard.take().filter(|_| !is_mounted(&self.dir)) {
+            guard.disarm();
+        }
+        result
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::process::is_mounted;
     use std::fs::OpenOptions;
     use std::os::unix::fs::FileExt;
 

@@ -113,7 +113,9 @@ impl Buf {
             pinned: AtomicBool::new(false),
             verified: AtomicBool::new(false),
             speculative: AtomicBool::new(speculative),
-            referenced: AtomicBool::new(!speculative),
+            // What a group transfer brought along too: in a full cache it would be the first to go, before anybody could
+            // ask for it.
+            referenced: AtomicBool::new(true),
         })
     }
 

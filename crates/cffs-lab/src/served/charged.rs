@@ -1,0 +1,199 @@
+//! A simulated disk for any program: contents in a file, time from a model.
+//!
+//! In virtual time nobody waits; a clock adds up what the disk would have taken. Requests that are there at the same time
+//! were issued at the same time, so the model's queue sees them together. In real time each answer waits until the
+//! disk would have given it.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use cffs_disk::{Counters, Model, Ns, Request, profiles};
+
+use super::{Medium, Served, Sparse};
+
+/// Arguments of `cffs-lab disk`.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Which disk; any other word lists them
+    profile: String,
+    /// Image file with the contents
+    image: PathBuf,
+    /// Empty directory in which the file `disk` appears
+    dir: PathBuf,
+    /// Make the image, with this many MiB
+    #[arg(long)]
+    create: Option<u64>,
+    /// Answers take as long as the disk would
+    #[arg(long)]
+    realtime: bool,
+}
+
+/// A disk with a price.
+pub struct Charged {
+    contents: Sparse,
+    began: Option<Instant>,
+    state: Mutex<State>,
+}
+
+struct State {
+    model: Model,
+    counters: Counters,
+    /// Requests that are being worked on, and when the first of them was issued.
+    outstanding: u64,
+    issued: Ns,
+    /// When all are done.
+    done: Ns,
+}
+
+impl Charged {
+    /// `realtime`: answers wait.
+    pub fn new(contents: Sparse, model: Model, realtime: bool) -> Self {
+        let state = State { model, counters: Counters::default(), outstanding: 0, issued: 0, done: 0 };
+        Charged { contents, began: realtime.then(Instant::now), state: Mutex::new(state) }
+    }
+
+    /// What was asked until now; the time is that in which the disk was busy.
+    pub fn counters(&self) -> Counters {
+        let state = self.lock();
+        Counters { time: state.done, ..state.counters }
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(|poison| poison.into_inner())
+    }
+
+    /// Does the work between the request's issue and its end.
+    fn charge<T>(&self, cost: impl FnOnce(&mut Model, Ns) -> Ns, work: impl FnOnce() -> T) -> T {
+        let real = self.began.map(|began| began.elapsed().as_nanos() as Ns);
+        let end = {
+            let mut state = self.lock();
+            if let Some(real) = real {
+                state.issued = real;
+            } else if state.outstanding == 0 {
+                state.issued = state.done;
+            }
+            state.outstanding += 1;
+            let issued = state.issued;
+            let end = cost(&mut state.model, issued);
+            state.done = state.done.max(end);
+            end
+        };
+        let result = work();
+        if let Some(began) = self.began {
+            std::thread::sleep(Duration::from_nanos(end).saturating_sub(began.elapsed()));
+        }
+        self.lock().outstanding -= 1;
+        result
+    }
+}
+
+impl Medium for Charged {
+    fn len(&self) -> u64 {
+        self.contents.len()
+    }
+
+    fn read(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        let request = Request::read(offset, buf.len() as u64);
+        let mut state = self.lock();
+        state.counters.reads += 1;
+        state.counters.read_bytes += buf.len() as u64;
+        drop(state);
+        self.charge(|model, now| model.serve(now, &[request]), || self.contents.read(offset, buf))
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        let request = Request::write(offset, data.len() as u64);
+        let mut state = self.lock();
+        state.counters.writes += 1;
+        state.counters.written_bytes += data.len() as u64;
+        drop(state);
+        self.charge(|model, now| model.serve(now, &[request]), || self.contents.write(offset, data))
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        self.lock().counters.flushes += 1;
+        self.charge(|model, now| model.flush(now), || self.contents.flush())
+    }
+}
+
+/// Serves one until it is unmounted, and prints what it was asked.
+///
+/// # Errors
+/// When it cannot be served.
+pub fn run_disk(args: &Args) -> Result<ExitCode> {
+    let profile = profiles::find(&args.profile).with_context(|| {
+        let names: Vec<String> = profiles::all().iter().map(|p| format!("  {:12} {}", p.name, p.about)).collect();
+        format!("no disk is called {}; there are\n{}", args.profile, names.join("\n"))
+    })?;
+    let contents = match args.create {
+        Some(mib) => Sparse::create(&args.image, mib << 20)?,
+        None => Sparse::open(&args.image)?,
+    };
+    let model = profile.model();
+    ensure!(
+        contents.len() <= model.capacity(),
+        "{} has {} bytes, a {} has {}",
+        args.image.display(),
+        contents.len(),
+        profile.name,
+        model.capacity()
+    );
+    let medium = Arc::new(Charged::new(contents, model, args.realtime));
+    let served = Served::start(medium.clone(), Path::new(&args.dir))?;
+    eprintln!("{} is a {}; `umount {}` ends it", served.file().display(), profile.name, args.dir.display());
+    served.wait()?;
+    println!("{}", serde_json::to_string_pretty(&medium.counters())?);
+    Ok(ExitCode::SUCCESS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn disk(realtime: bool) -> (tempfile::TempDir, Charged) {
+        let dir = tempfile::tempdir().unwrap();
+        let contents = Sparse::create(&dir.path().join("image"), 16 << 20).unwrap();
+        let model = profiles::find("volume-1ms").unwrap().model();
+        (dir, Charged::new(contents, model, realtime))
+    }
+
+    #[test]
+    fn requests_one_after_the_other_add_up() {
+        let (_dir, disk) = disk(false);
+        for i in 0..100 {
+            disk.write(i * 4096, &[i as u8; 4096]).unwrap();
+        }
+        let mut byte = [0; 1];
+        disk.read(99 * 4096, &mut byte).unwrap();
+        assert_eq!(byte, [99]);
+        let seen = disk.counters();
+        assert_eq!((seen.reads, seen.writes, seen.written_bytes), (1, 100, 409_600));
+        let expected = 101 * 1_000_000 + 100 * 32_768 + 4096;
+        assert!(seen.time.abs_diff(expected) < 10_000, "{} ns", seen.time);
+    }
+
+    #[test]
+    fn requests_at_the_same_time_share_the_latency() {
+        let (_dir, disk) = disk(false);
+        // The second is issued while the first is worked on.
+        disk.charge(
+            |model, now| model.serve(now, &[Request::read(0, 4096)]),
+            || disk.read(1 << 20, &mut [0; 4096]).unwrap(),
+        );
+        assert!(disk.counters().time < 1_500_000, "{} ns", disk.counters().time);
+    }
+
+    #[test]
+    fn in_real_time_an_answer_waits() {
+        let (_dir, disk) = disk(true);
+        let clock = Instant::now();
+        for i in 0..10 {
+            disk.read(i << 16, &mut [0; 512]).unwrap();
+        }
+        assert!(clock.elapsed() >= Duration::from_millis(10));
+    }
+}
