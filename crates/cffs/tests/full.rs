@@ -2,7 +2,8 @@
 
 use cffs::device::{Device, MemoryDevice};
 use cffs::error::Error;
-use cffs::format::{FileType, ROOT_INO};
+use cffs::format::{FileType, QuotaKind, ROOT_INO};
+use cffs::fs::api::SetXattr;
 use cffs::fs::{Caller, Fs, MountOptions, RenameFlags, SetAttr};
 use cffs::mkfs::{MkfsOptions, mkfs};
 use std::sync::Arc;
@@ -151,21 +152,22 @@ fn fits<T>(outcome: Result<T, Error>, what: &str) -> Option<T> {
     }
 }
 
-/// Makes one more thing of some kind. What else a file can have (attributes, say) is to be added here.
+/// Makes one more thing of some kind, for one of a few users.
 fn grow(fs: &Fs, tree: &mut Tree, r: &mut Numbers, kind: u64, n: u64) -> Option<()> {
     let frag = fs.geometry().frag_size();
     let dir = if tree.dirs.is_empty() { ROOT_INO } else { tree.dirs[r.below(tree.dirs.len() as u64) as usize].0 };
+    let c = Caller { uid: 1000 + r.below(3) as u32, gid: 100 + r.below(2) as u32 };
     let name = format!("{}-{n}", "name".repeat(r.below(20) as usize)).into_bytes();
     match kind {
         0 => {
-            let made = fits(fs.mkdir(ROOT, dir, &name, 0o700), "mkdir")?;
+            let made = fits(fs.mkdir(c, dir, &name, 0o700), "mkdir")?;
             tree.names.push((dir, name.clone()));
             tree.dirs.push((made.ino, name));
             return Some(());
         }
         1 => {
             let target = vec![b'x'; 1 + r.below(4000) as usize];
-            let made = fits(fs.symlink(ROOT, dir, &name, &target), "symlink")?;
+            let made = fits(fs.symlink(c, dir, &name, &target), "symlink")?;
             fs.forget(made.ino, 1);
         }
         2 if !tree.files.is_empty() => {
@@ -173,8 +175,17 @@ fn grow(fs: &Fs, tree: &mut Tree, r: &mut Numbers, kind: u64, n: u64) -> Option<
             fits(fs.link(ROOT, ino, dir, &name), "link")?;
             fs.forget(ino, 1);
         }
+        3 if !tree.files.is_empty() => {
+            let dirs = tree.dirs.iter().map(|(ino, _)| ino);
+            let all: Vec<u64> = tree.files.iter().chain(dirs).copied().collect();
+            let ino = all[r.below(all.len() as u64) as usize];
+            // In the inode, in a block, in a chain of blocks.
+            let value = vec![b'v'; [5, 40, 900, 20_000, 60_000][r.below(5) as usize]];
+            let attribute = format!("user.{}", r.below(4)).into_bytes();
+            return fits(fs.setxattr(ROOT, ino, &attribute, &value, SetXattr::default()), "setxattr");
+        }
         _ => {
-            let ino = fits(fs.create(ROOT, dir, &name, 0o600), "create")?.ino;
+            let ino = fits(fs.create(c, dir, &name, 0o600), "create")?.ino;
             tree.files.push(ino);
             tree.names.push((dir, name));
             let len = [0, 50, frag, 3 * frag + 1, 10_000, 70_000, 700_000][r.below(7) as usize];
@@ -195,7 +206,7 @@ fn fill(fs: &Fs, r: &mut Numbers, what: &str) -> Tree {
     let mut tree = Tree::default();
     let (mut n, mut refused) = (0, 0);
     while refused < 40 {
-        let kind = r.below(12);
+        let kind = r.below(13);
         refused = if grow(fs, &mut tree, r, kind, n).is_some() { 0 } else { refused + 1 };
         n += 1;
         if n.is_multiple_of(97) {
@@ -274,24 +285,54 @@ fn rounds() -> u64 {
     std::env::var("CFFS_FULL_ROUNDS").ok().and_then(|n| n.parse().ok()).unwrap_or(2)
 }
 
+const KINDS: [QuotaKind; 3] = [QuotaKind::User, QuotaKind::Group, QuotaKind::Project];
+
+/// Everything but what the root directory takes is given back to everybody's quotas.
+fn nothing_used(fs: &Fs, what: &str) {
+    let root = fs.getattr(ROOT_INO).unwrap();
+    for kind in fs.quota_kinds() {
+        for q in fs.quota_list(kind).unwrap() {
+            let expected = if q.id == 0 { (root.blocks * 512, 1) } else { (0, 0) };
+            assert_eq!((q.bytes, q.inodes), expected, "{what}: {} {}", kind.name(), q.id);
+        }
+    }
+}
+
+/// Files of many sizes, with extended attributes, links and directories, of several users, with and without quotas.
 #[test]
 fn filling_to_the_last_fragment_and_emptying_leaks_nothing() {
-    for options in formats() {
+    for (n, mut options) in formats().into_iter().enumerate() {
+        if n % 2 == 0 {
+            options.quota = KINDS.to_vec();
+        }
         let what = format!("{options:?}");
         let dev = fresh(if options.block_size > 4096 { 26 << 20 } else { 12 << 20 }, &options);
         let mut r = Numbers(7);
         let mut fs = mount(&dev);
+        if n % 2 == 0 {
+            // Records take space, and stay until the file system is unmounted: everybody has his from the beginning.
+            for (uid, gid) in [(1000, 100), (1001, 101), (1002, 100)] {
+                let f = fs.create(Caller { uid, gid }, ROOT_INO, b"first", 0o600).unwrap();
+                fs.unlink(ROOT_INO, b"first").unwrap();
+                fs.forget(f.ino, 1);
+            }
+            fs.sync().unwrap();
+        }
         let before = fs.statfs();
         for round in 0..rounds() {
             let what = format!("{what}, round {round}");
             let tree = fill(&fs, &mut r, &what);
             empty(&fs, tree, &mut r, &what);
             assert_eq!(fs.statfs(), before, "{what}");
+            nothing_used(&fs, &what);
             if round % 4 == 1 {
                 fs.close().unwrap();
                 clean(&dev, &what);
                 fs = mount(&dev);
-                assert_eq!(fs.statfs(), before, "{what}, mounted again");
+                if n % 2 == 1 {
+                    assert_eq!(fs.statfs(), before, "{what}, mounted again");
+                }
+                nothing_used(&fs, &what);
             }
         }
         fs.close().unwrap();

@@ -5,6 +5,7 @@
 //! fresh temporary directory. Whatever the check finds, the file system is
 //! unmounted afterwards and has to pass `cffs fsck -n`.
 
+mod fill;
 mod fio;
 mod fsx;
 mod job;
@@ -91,6 +92,8 @@ enum What {
     Fsx(fsx::Args),
     /// Random writes by fio, read back and verified
     Fio(fio::Args),
+    /// Filling to the last fragment and emptying, again and again
+    Fill(fill::Args),
     /// Processes that work on a mount side by side, in directories of their own and in shared ones
     Stress(stress::Args),
     /// Real programs with the checks they bring
@@ -137,6 +140,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         What::Pjdfstest(a) => pjdfstest::checks(a, &tools),
         What::Fsx(a) => fsx::checks(a, &tools),
         What::Fio(a) => fio::checks(a),
+        What::Fill(a) => fill::checks(a),
         What::Stress(a) => stress::checks(a),
         What::Programs(a) => programs::checks(a)?,
         What::StressWorker(_) => Vec::new(),

@@ -53,6 +53,13 @@ impl Site {
         Ok(site)
     }
 
+    /// Keeps quotas of all kinds from now on; mounts it anew.
+    pub fn switch_quotas_on(&mut self) -> Result<()> {
+        self.unmount()?;
+        run(&[&self.cffs, "quota", "on", "user,group,project", &self.image], LIMIT)?;
+        self.mount()
+    }
+
     /// Where it is mounted.
     pub fn root(&self) -> &Path {
         &self.root
