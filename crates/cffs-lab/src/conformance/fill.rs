@@ -63,6 +63,21 @@ fn sync(root: &Path) -> Result<()> {
     Ok(File::open(root)?.sync_all()?)
 }
 
+/// What is free once the kernel has let go of all that was removed, which it does in its own time: a file goes when it
+/// is forgotten. Does not wait for long.
+fn settled(root: &Path, expected: &Free) -> Result<Free> {
+    let mut tries = 0;
+    loop {
+        sync(root)?;
+        let now = Free::of(root)?;
+        tries += 1;
+        if now == *expected || tries == 100 {
+            return Ok(now);
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
 fn check(args: &Args, job: &Job, site: &mut Site) -> Result<String> {
     let root = site.root().to_owned();
     site.switch_quotas_on()?;
@@ -74,6 +89,8 @@ fn check(args: &Args, job: &Job, site: &mut Site) -> Result<String> {
             chown(&file, Some(uid), Some(uid))?;
             fs::remove_file(&file)?;
         }
+        // The file may take a moment to go.
+        std::thread::sleep(Duration::from_millis(200));
         sync(site.root())?;
         Free::of(site.root())
     };
@@ -92,15 +109,15 @@ fn check(args: &Args, job: &Job, site: &mut Site) -> Result<String> {
                 if path.is_dir() && !path.is_symlink() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
             gone.with_context(|| format!("round {round}: removing {} on a full file system", path.display()))?;
         }
-        sync(&root)?;
-        let after = Free::of(&root)?;
+        let after = settled(&root, &before)?;
         ensure!(after == before, "round {round}: {after:?} is free, and it was {before:?}");
         nothing_used(site).with_context(what)?;
         job.note(&format!("round {round}: {} names, {} bytes", filled.names, filled.bytes));
         if round % ROUNDS_PER_MOUNT == ROUNDS_PER_MOUNT - 1 {
             site.check()?;
             site.mount()?;
-            let again = first(site)?;
+            first(site)?;
+            let again = settled(&root, &before)?;
             ensure!(again == before, "round {round}, mounted again: {again:?} is free, and it was {before:?}");
         }
     }
