@@ -48,6 +48,10 @@ pub struct FsckArgs {
     /// blocks are found, and what is in it
     #[arg(long, requires = "yes")]
     scavenge: bool,
+    /// Read the data of all files too, and compare it with its checksums, where it has any (mkfs --data-sums). Data that is
+    /// not what was written stays as it is: reading it is an error
+    #[arg(long)]
+    data: bool,
     /// Check even if the file system is marked clean
     #[arg(short)]
     force: bool,
@@ -131,19 +135,20 @@ pub fn run(args: &FsckArgs) -> anyhow::Result<u8> {
         Err(e) => return Err(e),
     };
     // What -p is for at boot: a file system in order costs nothing.
-    if args.preen && !args.force && !args.json && state == Some(State::Clean) {
+    let quick = args.preen && !args.force && !args.json && !args.data;
+    if quick && state == Some(State::Clean) {
         writeln!(io::stdout(), "{name}: clean")?;
         return Ok(0);
     }
     // After a crash the log has all that is missing.
-    if args.preen && !args.force && !args.json && state == Some(State::Journaled) {
+    if quick && state == Some(State::Journaled) {
         let replayed = settle(&*dev, log_dev.as_deref()).about(|| &name).exit_code(exit::fsck::OPERATIONAL)?;
         writeln!(io::stdout(), "{name}: the log was replayed ({replayed} transactions): clean")?;
         return Ok(exit::fsck::CORRECTED);
     }
     let mut outcome = Outcome { before: None, repaired: None, settled: None };
     if state.is_some() {
-        match check_device(dev.clone(), log_dev.clone()) {
+        match check_device(dev.clone(), log_dev.clone(), args.data) {
             Ok(report) => outcome.before = Some(report),
             // A log that cannot be replayed.
             Err(Error::Corrupt(c)) if writes => eprintln!("{name}: {c}"),
@@ -151,7 +156,7 @@ pub fn run(args: &FsckArgs) -> anyhow::Result<u8> {
         }
     }
     match &outcome.before {
-        Some(report) if report.is_clean() => {
+        Some(report) if report.is_sound() => {
             if writes && state != Some(State::Clean) {
                 let settled = settle(&*dev, log_dev.as_deref());
                 outcome.settled = Some(settled.about(|| &name).exit_code(exit::fsck::OPERATIONAL)?);
@@ -177,7 +182,9 @@ pub fn run(args: &FsckArgs) -> anyhow::Result<u8> {
         return Ok(corrected);
     }
     let left = outcome.report().map_or(0, |r| r.problems_total);
+    let sound = outcome.report().is_some_and(Report::is_sound);
     let advice = match (args.preen, writes) {
+        _ if sound => "nobody can put contents right: write these files anew, from a backup",
         (true, _) => "UNEXPECTED INCONSISTENCY; run cffs fsck by hand, without -p",
         (false, false) => "run cffs fsck -y on it, best on a copy, to repair them",
         _ => "run cffs fsck -y again, or mount it read-only and copy out what matters",
@@ -218,7 +225,7 @@ fn repair_device(
             _ => false,
         }
     };
-    let options = RepairOptions { scavenge: args.scavenge, ..RepairOptions::default() };
+    let options = RepairOptions { scavenge: args.scavenge, data: args.data, ..RepairOptions::default() };
     let done = repair(dev, log_dev, &options, &mut answer, &|phase, done, total| {
         steps.show(phase.name(), done, total);
     });
@@ -245,12 +252,13 @@ fn question(text: &str) -> Option<char> {
 /// Checks an open image.
 pub fn check_image(image: &Image, name: &str) -> anyhow::Result<Report> {
     let log_dev = image.log_dev.clone().map(|d| d as Arc<dyn Device>);
-    check_device(image.dev.clone(), log_dev).about(|| name)
+    check_device(image.dev.clone(), log_dev, false).about(|| name)
 }
 
-fn check_device(dev: Arc<dyn Device>, log_dev: Option<Arc<dyn Device>>) -> cffs::error::Result<Report> {
+fn check_device(dev: Arc<dyn Device>, log_dev: Option<Arc<dyn Device>>, data: bool) -> cffs::error::Result<Report> {
     let steps = Steps::new();
-    check(dev, log_dev, &CheckOptions::default(), &|phase, done, total| steps.show(phase.name(), done, total))
+    let options = CheckOptions { data, ..CheckOptions::default() };
+    check(dev, log_dev, &options, &|phase, done, total| steps.show(phase.name(), done, total))
 }
 
 /// The report of the file system as it is now; what was wrong and what was done stand beside it.
@@ -308,6 +316,13 @@ fn print(outcome: &Outcome, name: &str) -> io::Result<()> {
     }
     list_problems(report, name)?;
     let c = &report.counts;
+    if c.frags_verified + c.frags_failed + c.frags_unsummed > 0 {
+        let (good, bad, none) = (c.frags_verified, c.frags_failed, c.frags_unsummed);
+        writeln!(
+            io::stdout(),
+            "{name}: data: {good} fragments have their checksums, {bad} have not, of {none} none is known"
+        )?;
+    }
     let share = if c.frags_total > 0 { c.frags_used as f64 * 100.0 / c.frags_total as f64 } else { 0.0 };
     let mut out = io::stdout().lock();
     writeln!(

@@ -57,6 +57,10 @@ pub struct MkfsArgs {
     /// Where directory blocks go: into groups of their own, or into the first data group as in 1997
     #[arg(long, value_enum, default_value = "grouped")]
     dir_blocks: DirBlocks,
+    /// Keep checksums of file data, so that data that is not what was written is an error when it is read
+    #[arg(long, value_name = "on|off", value_enum, default_value = "off", default_missing_value = "on", num_args = 0..=1,
+          require_equals = true)]
+    data_sums: Switch,
     /// Quotas to keep: user, group, project, separated by commas
     #[arg(long, value_name = "KINDS", value_delimiter = ',', value_parser = crate::quota::parse_kind)]
     quota: Vec<QuotaKind>,
@@ -82,6 +86,12 @@ enum DirBlocks {
     Grouped,
     /// Directory blocks stand in the data groups
     WithData,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
+enum Switch {
+    On,
+    Off,
 }
 
 fn parse_group_size(text: &str) -> Result<GroupSize, String> {
@@ -138,6 +148,7 @@ pub fn run(args: &MkfsArgs) -> anyhow::Result<u8> {
         no_embed: args.no_embed,
         no_group: args.no_group,
         dirs_with_data: args.dir_blocks == DirBlocks::WithData,
+        data_sums: args.data_sums == Switch::On,
         quota: args.quota.clone(),
         // As mkfs.ext4 -E root_owner: who may write to the image owns what is in it.
         root_uid: rustix::process::geteuid().as_raw(),

@@ -48,6 +48,8 @@ pub struct Setup {
     pub lying: bool,
     /// Quotas of all kinds are kept.
     pub quota: bool,
+    /// Data has checksums.
+    pub data_sums: bool,
 }
 
 impl Default for Setup {
@@ -69,6 +71,7 @@ impl Default for Setup {
             may_fill: false,
             lying: false,
             quota: false,
+            data_sums: false,
         }
     }
 }
@@ -112,6 +115,7 @@ impl Setup {
             may_fill: false,
             lying: false,
             quota: pick(2) == 0,
+            data_sums: pick(2) == 0,
         }
     }
 
@@ -148,6 +152,7 @@ impl Setup {
             no_embed: self.no_embed,
             no_group: self.no_group,
             dirs_with_data: self.dirs_with_data,
+            data_sums: self.data_sums,
             quota: if self.quota { QuotaKind::ALL.to_vec() } else { Vec::new() },
             ..MkfsOptions::default()
         };
@@ -201,8 +206,9 @@ impl fmt::Display for Setup {
 pub fn check(images: &[Image]) -> Result<Report, String> {
     let trace = Trace::new(images.to_vec());
     let log = (images.len() > 1).then(|| trace.device(1) as Arc<dyn Device>);
-    let report = cffs::check::check(trace.device(0), log, &CheckOptions { max_problems: 10 }, &|_, _, _| {})
-        .map_err(|e| format!("cannot be checked: {e}"))?;
+    let report =
+        cffs::check::check(trace.device(0), log, &CheckOptions { max_problems: 10, data: true }, &|_, _, _| {})
+            .map_err(|e| format!("cannot be checked: {e}"))?;
     if !report.is_clean() {
         let lines: Vec<String> = report.problems.iter().map(|p| format!("\n  {p}")).collect();
         return Err(format!("{} problems:{}", report.problems_total, lines.concat()));

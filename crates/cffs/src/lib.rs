@@ -22,5 +22,6 @@ pub mod placement;
 pub mod quota;
 pub mod space;
 pub mod stats;
+pub mod sums;
 pub mod tune;
 pub mod xattr;

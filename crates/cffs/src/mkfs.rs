@@ -11,13 +11,13 @@ use crate::format::geometry::{
 };
 use crate::format::log::{LOG_HEADER_AREA, LOG_HEADER_SIZE, LOG_HEADER_SLOTS, LogHeader};
 use crate::format::superblock::{
-    COMPAT_DIRS_WITH_DATA, COMPAT_NO_GROUP, FORMAT_VERSION, INCOMPAT_EXTERNAL_LOG, INCOMPAT_NO_EMBED, LABEL_MAX, MAGIC,
-    MOUNT_OPTIONS_MAX, SUPERBLOCK_SIZE, State,
+    COMPAT_DIRS_WITH_DATA, COMPAT_NO_GROUP, FORMAT_VERSION, INCOMPAT_DATA_SUMS, INCOMPAT_EXTERNAL_LOG,
+    INCOMPAT_NO_EMBED, LABEL_MAX, MAGIC, MOUNT_OPTIONS_MAX, SUPERBLOCK_SIZE, State,
 };
 use crate::format::system::{COUNT_FREE_FRAGS, COUNTERS_LEN, Counters};
 use crate::format::{
     BlockAddr, BlockId, BlockKind, Corrupt, FileType, Geometry, Inode, LAST_SYSTEM_INO, META_HEADER_SIZE, QuotaKind,
-    ROOT_INO, Superblock, init_block, put_u64, seal,
+    ROOT_INO, Superblock, init_block, put_u64, seal, sums,
 };
 
 const MIB: u64 = 1 << 20;
@@ -58,6 +58,8 @@ pub struct MkfsOptions {
     pub no_group: bool,
     /// Directory blocks stand in the data groups (the 1997 placement).
     pub dirs_with_data: bool,
+    /// Checksums of file data.
+    pub data_sums: bool,
     /// Quotas to keep.
     pub quota: Vec<QuotaKind>,
     /// Time of creation in nanoseconds since 1970. `None`: now.
@@ -86,6 +88,7 @@ impl Default for MkfsOptions {
             no_embed: false,
             no_group: false,
             dirs_with_data: false,
+            data_sums: false,
             quota: Vec::new(),
             now_ns: None,
             size: None,
@@ -200,7 +203,9 @@ pub fn plan(dev: &dyn Device, log_dev: Option<&dyn Device>, o: &MkfsOptions) -> 
     };
     sb.label[..o.label.len()].copy_from_slice(o.label.as_bytes());
     let bit = |set: bool, bit: u64| if set { bit } else { 0 };
-    sb.incompat = bit(o.no_embed, INCOMPAT_NO_EMBED) | bit(log_dev.is_some(), INCOMPAT_EXTERNAL_LOG);
+    sb.incompat = bit(o.no_embed, INCOMPAT_NO_EMBED)
+        | bit(log_dev.is_some(), INCOMPAT_EXTERNAL_LOG)
+        | bit(o.data_sums, INCOMPAT_DATA_SUMS);
     sb.compat = bit(o.no_group, COMPAT_NO_GROUP) | bit(o.dirs_with_data, COMPAT_DIRS_WITH_DATA);
 
     let log_min = log_bytes_min(o.block_size);
@@ -260,7 +265,17 @@ fn place(
     }
     // Plain arithmetic that does not look at the fields still to be found.
     let bits = (bs - META_HEADER_SIZE as u64) * 8;
-    let header = 2 + (sb.ag_blocks << (sb.block_shift - sb.frag_shift)).div_ceil(bits);
+    let frags = sb.ag_blocks << (sb.block_shift - sb.frag_shift);
+    let tables = if o.data_sums { frags.div_ceil((bs - META_HEADER_SIZE as u64) / sums::SUM_SIZE as u64) } else { 0 };
+    if tables > sums::blocks_max(bs as usize) {
+        return Error::invalid(format!(
+            "allocation group of {} blocks: with checksums of data it can have {} at most",
+            sb.ag_blocks,
+            (sums::blocks_max(bs as usize) * (bs - META_HEADER_SIZE as u64) / sums::SUM_SIZE as u64)
+                >> (sb.block_shift - sb.frag_shift)
+        ));
+    }
+    let header = 2 + frags.div_ceil(bits) + tables;
     if sb.ag_blocks < header + group_blocks {
         return Error::invalid(format!(
             "allocation group of {} blocks: {header} of them are its header, and a group ({group_blocks} blocks) must fit",
@@ -334,6 +349,14 @@ impl Run<'_> {
         self.next += 1;
         if self.buf.len() >= MIB as usize { self.flush() } else { Ok(()) }
     }
+    /// Goes on at another block.
+    fn go_to(&mut self, block: BlockAddr) -> Result<()> {
+        if block != self.next {
+            self.flush()?;
+            self.next = block;
+        }
+        Ok(())
+    }
     fn flush(&mut self) -> Result<()> {
         let start = self.next - (self.buf.len() / self.block_size) as u64;
         if !self.buf.is_empty() {
@@ -398,6 +421,8 @@ pub fn mkfs(dev: &dyn Device, log_dev: Option<&dyn Device>, o: &MkfsOptions) -> 
         seal(&mut block, 0);
         run.push(&block)?;
     }
+    // Tables of checksums come into being when they are needed.
+    run.go_to(g.counters_block())?;
 
     start(&mut block, BlockKind::Counters, run.next, 0);
     let free_frags = free_at_first(&g, used);

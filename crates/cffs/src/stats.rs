@@ -95,6 +95,17 @@ pub struct LogStats {
     pub dirty_blocks: u64,
 }
 
+/// Fragments of file data compared with their checksums when they came from the device.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct SumStats {
+    /// They were as they had been written.
+    pub verified: u64,
+    /// They were not: reading them was an error.
+    pub failed: u64,
+    /// No checksum was known.
+    pub unknown: u64,
+}
+
 /// Counters of a mounted file system since it was mounted.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct FsStats {
@@ -106,6 +117,8 @@ pub struct FsStats {
     pub cache: CacheStats,
     /// The journal.
     pub log: LogStats,
+    /// Checksums of data; none if they are not kept.
+    pub data_sums: Option<SumStats>,
     /// Inodes in memory.
     pub inodes: u64,
     /// Fragments: total, free, reserved.

@@ -5,7 +5,7 @@ use cffs_buf::AlignedBuf;
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::ops::Deref;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 /// A shared reference to a cached block; holding one keeps the block in memory.
 pub type BufRef = Arc<Buf>;
@@ -18,6 +18,8 @@ pub struct Buf {
     pub(crate) pinned: AtomicBool,
     /// Contents were checked against the kind of block they were asked for.
     pub(crate) verified: AtomicBool,
+    /// Fragments of file data, one bit each, whose contents are known to be what was written.
+    pub(crate) trusted: AtomicU8,
     /// Came along with a group transfer and nobody has asked for it yet.
     pub(crate) speculative: AtomicBool,
     /// Used since the clock hand last passed.
@@ -112,6 +114,7 @@ impl Buf {
             inner: RwLock::new(BufInner { bytes, log: None }),
             pinned: AtomicBool::new(false),
             verified: AtomicBool::new(false),
+            trusted: AtomicU8::new(0),
             speculative: AtomicBool::new(speculative),
             // What a group transfer brought along too: in a full cache it would be the first to go, before anybody could
             // ask for it.

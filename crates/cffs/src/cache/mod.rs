@@ -88,6 +88,25 @@ pub(crate) struct CacheCounters {
     pub(crate) evicted: AtomicU64,
 }
 
+/// What file data read from the device is compared with.
+pub trait DataCheck {
+    /// The sums of all fragments of a block, [`format::sums::NONE`] where none is known. May read from the device.
+    fn expected(&self, block: BlockAddr, sums: &mut [u32]) -> Result<()>;
+    /// A fragment was compared, and what came of it. An error is passed to the reader.
+    fn compared(&self, frag: FragAddr, outcome: Comparison) -> Result<()>;
+}
+
+/// What came of comparing a fragment with its sum.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Comparison {
+    /// It has the sum.
+    Same,
+    /// It has another one.
+    Different,
+    /// There is none to compare with.
+    Unknown,
+}
+
 /// A run to be fetched ahead, and what it is counted as.
 type Ahead = (IoKind, Range<BlockAddr>);
 
@@ -102,6 +121,8 @@ pub struct Cache {
     dirty_data: AtomicUsize,
     meta_policy: Prefetch,
     data_policy: Prefetch,
+    /// For tables of checksums, which are read in another pattern than the other metadata.
+    sums_policy: Prefetch,
     ahead: Mutex<Option<mpsc::SyncSender<Ahead>>>,
     pub(crate) counters: CacheCounters,
     /// Completed writes that no flush has covered yet.
@@ -121,6 +142,7 @@ impl Cache {
             dirty_data: AtomicUsize::new(0),
             meta_policy: Prefetch::new(mode),
             data_policy: Prefetch::new(mode),
+            sums_policy: Prefetch::new(mode),
             ahead: Mutex::new(None),
             counters: CacheCounters::default(),
             unflushed: AtomicBool::new(false),
@@ -205,14 +227,14 @@ impl Cache {
         &self.shards[h.finish() as usize & (SHARDS - 1)]
     }
 
-    fn touch(&self, buf: &Buf, kind: IoKind) {
+    fn touch(&self, buf: &Buf, policy: &Prefetch) {
         // Plain loads first: a hot block must not bounce between cores.
         if !buf.referenced.load(Ordering::Relaxed) {
             buf.referenced.store(true, Ordering::Relaxed);
         }
         if buf.speculative.load(Ordering::Relaxed) && buf.speculative.swap(false, Ordering::Relaxed) {
             self.counters.speculative_used.fetch_add(1, Ordering::Relaxed);
-            self.policy(kind).used();
+            policy.used();
         }
         self.counters.hits.fetch_add(1, Ordering::Relaxed);
     }
@@ -232,21 +254,26 @@ impl Cache {
 
     /// The block, read if need be (with its group, where the policy says so).
     fn get(&self, kind: IoKind, addr: BlockAddr) -> Result<BufRef> {
+        self.get_by(kind, self.policy(kind), addr)
+    }
+
+    /// The same by a certain policy.
+    fn get_by(&self, kind: IoKind, policy: &Prefetch, addr: BlockAddr) -> Result<BufRef> {
         if addr >= self.geo.total_blocks {
             return Err(corrupt::<()>(format!("block {addr} lies outside the file system")).unwrap_err().into());
         }
         loop {
             if let Some(b) = self.cached_or_wait(addr) {
-                self.touch(&b, kind);
+                self.touch(&b, policy);
                 return Ok(b);
             }
             self.counters.misses.fetch_add(1, Ordering::Relaxed);
             let group = self.geo.group_of(addr);
             let blocks = self.geo.group_blocks();
-            if self.policy(kind).wants_group(group, blocks) {
+            if policy.wants_group(group, blocks) {
                 let window = group..(group + blocks).min(self.geo.total_blocks);
                 self.fill(kind, addr..addr + 1, window, false)?;
-                let ahead = self.policy(kind).fetched(group, blocks);
+                let ahead = policy.fetched(group, blocks);
                 self.fetch_ahead(kind, group + blocks, ahead);
             } else {
                 self.fill(kind, addr..addr + 1, addr..addr + 1, false)?;
@@ -427,7 +454,8 @@ impl Cache {
 
     /// A metadata block, checked against its identity.
     pub fn read_meta(&self, id: BlockId) -> Result<BufRef> {
-        let buf = self.get(IoKind::Meta, id.addr)?;
+        let policy = if id.kind == BlockKind::DataSums { &self.sums_policy } else { &self.meta_policy };
+        let buf = self.get_by(IoKind::Meta, policy, id.addr)?;
         {
             let bytes = buf.read();
             if !buf.verified.load(Ordering::Acquire) {
@@ -451,8 +479,15 @@ impl Cache {
     }
 
     /// Copies file data from `frag` on into `out`. What is missing is read in requests of up to 1 MiB; for a file that
-    /// stands in a group (`grouped`), in group transfers as the policy decides.
-    pub fn read_data(&self, frag: FragAddr, out: &mut [u8], grouped: bool) -> Result<()> {
+    /// stands in a group (`grouped`), in group transfers as the policy decides. Fragments that come from the device are
+    /// compared with `check` when they are first asked for.
+    pub fn read_data(
+        &self,
+        frag: FragAddr,
+        out: &mut [u8],
+        grouped: bool,
+        check: Option<&dyn DataCheck>,
+    ) -> Result<()> {
         let fs = self.geo.frag_size();
         let frags = self.geo.frags_for(out.len() as u64);
         if !self.geo.contains(frag, frags) {
@@ -468,7 +503,7 @@ impl Cache {
         for block in first..=last {
             let buf = match self.cached_or_wait(block) {
                 Some(b) => {
-                    self.touch(&b, IoKind::Data);
+                    self.touch(&b, &self.data_policy);
                     b
                 }
                 None if grouped => self.get(IoKind::Data, block)?,
@@ -482,9 +517,42 @@ impl Cache {
                 }
             };
             let n = (self.geo.block_size() - skip).min(out.len() - done);
+            if let Some(check) = check {
+                self.compare(&buf, skip / fs..(skip + n).div_ceil(fs), check)?;
+            }
             out[done..done + n].copy_from_slice(&buf.read()[skip..skip + n]);
             done += n;
             skip = 0;
+        }
+        Ok(())
+    }
+
+    /// Compares fragments of a block with their sums, unless that was done since they came from the device.
+    fn compare(&self, buf: &Buf, frags: Range<usize>, check: &dyn DataCheck) -> Result<()> {
+        let wanted = (u8::MAX >> (8 - frags.len())) << frags.start;
+        if buf.trusted.load(Ordering::Acquire) & wanted == wanted {
+            return Ok(());
+        }
+        // Asked for before the block is locked: this may read from the device.
+        let mut sums = [0; 8];
+        let sums = &mut sums[..self.geo.frags_per_block() as usize];
+        check.expected(buf.addr(), sums)?;
+        let (fs, base) = (self.geo.frag_size(), self.geo.frag_of_block(buf.addr()));
+        let bytes = buf.read();
+        for f in frags {
+            let bit = 1 << f;
+            if buf.trusted.load(Ordering::Acquire) & bit != 0 {
+                continue;
+            }
+            let outcome = match sums[f] {
+                format::sums::NONE => Comparison::Unknown,
+                sum if sum == format::sums::sum_of(&bytes[f * fs..(f + 1) * fs]) => Comparison::Same,
+                _ => Comparison::Different,
+            };
+            check.compared(base + f as u64, outcome)?;
+            if outcome != Comparison::Different {
+                buf.trusted.fetch_or(bit, Ordering::AcqRel);
+            }
         }
         Ok(())
     }

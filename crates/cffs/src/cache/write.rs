@@ -98,6 +98,9 @@ impl Cache {
                     bytes[p.at..p.at + p.len].copy_from_slice(&runs[p.run].bytes[p.from..p.from + p.len]);
                 }
             };
+            // What was copied into the cache is what the file has.
+            let bits = |p: &Piece| (u8::MAX >> (8 - p.len / fs)) << (p.at / fs);
+            let trusted = of_block.iter().fold(0, |all, p| all | bits(p));
             match shard.map.get(&addr) {
                 Some(Slot::Ready(b)) => {
                     let b = b.clone();
@@ -107,6 +110,7 @@ impl Cache {
                         // On a damaged image metadata can stand here: what a user wrote over it is to be checked anew.
                         b.verified.store(false, Ordering::Release);
                         copy(&mut inner.bytes);
+                        b.trusted.fetch_or(trusted, Ordering::AcqRel);
                     }
                     kept.push(b);
                 }
@@ -114,6 +118,7 @@ impl Cache {
                     let mut bytes = AlignedBuf::zeroed(bs);
                     copy(&mut bytes);
                     let buf = Buf::new(addr, bytes, false);
+                    buf.trusted.store(trusted, Ordering::Release);
                     self.insert(&mut shard, buf.clone());
                     kept.push(buf);
                     self.evict(shard);

@@ -140,6 +140,7 @@ impl Checker<'_> {
         let (mut first, mut previous) = (None, None);
         let mut group = DataPlace::None;
         while let Some((e, _)) = walk.next(self) {
+            self.note_data(inode.ino, &e);
             if !e.unwritten && e.end() > size_end {
                 beyond.get_or_insert(e);
             }

@@ -7,7 +7,9 @@
 //! 3. the tree from the root: directory blocks, embedded inodes, extent maps, directory indexes (`dirs`, `inodes`,
 //!    `extents`, `index`); afterwards link counts and the orphan list;
 //! 4. the locator table against the inodes that were found (`tables`);
-//! 5. quota records against all inodes (`quota`); bitmaps and counters against the space that was found in use (`space`).
+//! 5. quota records against all inodes (`quota`); bitmaps and counters against the space that was found in use (`space`),
+//!    tables of data checksums (`sums`);
+//! 6. if asked for, the data of all files against its checksums (`sums`).
 //!
 //! The image is not trusted. Depth is held in lists, not on the stack; no block is followed that has an owner already,
 //! so the work is bounded by the device; what is remembered is a few dozen bytes for each inode and extent; structures
@@ -23,6 +25,7 @@ mod reader;
 pub mod repair;
 mod report;
 mod space;
+mod sums;
 mod tables;
 #[cfg(test)]
 mod tests;
@@ -56,11 +59,13 @@ use tables::External;
 pub struct CheckOptions {
     /// Problems listed in the report; more are counted only.
     pub max_problems: usize,
+    /// Read the data of all files too, and compare it with its checksums. Takes 32 bytes of memory for each extent.
+    pub data: bool,
 }
 
 impl Default for CheckOptions {
     fn default() -> Self {
-        CheckOptions { max_problems: 1000 }
+        CheckOptions { max_problems: 1000, data: false }
     }
 }
 
@@ -87,6 +92,7 @@ pub fn check(
     let mut ck = Checker::new(&*view, sb.clone(), g, options.max_problems, Vec::new(), progress);
     ck.problems = problems;
     ck.started = started;
+    ck.data = options.data.then(Vec::new);
     let counters = ck.walk_all();
     let conflicts = ck.claims.take_conflicts();
     if !conflicts.is_empty() {
@@ -98,6 +104,10 @@ pub fn check(
     }
     ck.check_free_space(counters);
     ck.phase_done(Phase::Space);
+    if options.data {
+        ck.check_data();
+        ck.phase_done(Phase::Data);
+    }
 
     ck.counts.frags_used = ck.claims.total + g.ag_count * g.ag_header_blocks() * g.frags_per_block();
     ck.counts.frags_total = g.total_frags();
@@ -177,6 +187,12 @@ struct Checker<'a> {
     expected_inodes: u64,
     /// In the order of [`QuotaKind::ALL`].
     quotas: [Quotas; 3],
+    /// Written data, if it is to be read.
+    data: Option<Vec<sums::Written>>,
+    /// The table of checksums that was needed last: allocation group, index, and the block if it is good.
+    sum_table: Option<(u64, u64, Option<reader::Block>)>,
+    /// Allocation groups that count as initialized.
+    ags: u64,
     counts: Counts,
     layout: Layout,
     phases: Vec<PhaseTime>,
@@ -204,6 +220,9 @@ impl<'a> Checker<'a> {
             external: Vec::new(),
             expected_inodes: 0,
             quotas: Default::default(),
+            data: None,
+            sum_table: None,
+            ags: 0,
             counts: Counts::default(),
             layout: Layout::default(),
             phases: Vec::new(),
@@ -393,7 +412,8 @@ impl<'a> Checker<'a> {
             self.problems
                 .add(Class::CounterGroups, counter, || format!("say {} of {count} groups are initialized", c.ags));
         }
-        let free = self.check_space_maps(c.ags.clamp(1, self.g.ag_count));
+        self.ags = c.ags.clamp(1, self.g.ag_count);
+        let free = self.check_space_maps(self.ags);
         if let Some(free) = free.filter(|free| *free != c.free_frags) {
             self.problems.add(Class::CounterFree, counter, || {
                 format!("say {} fragments are free, the bitmaps {free}", c.free_frags)

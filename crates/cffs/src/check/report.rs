@@ -125,6 +125,12 @@ classes! {
     QuotaBlock = "quota-block",
     /// A quota record does not say what the inodes have.
     QuotaUsage = "quota-usage",
+    /// A table of data checksums is damaged.
+    SumTable = "sum-table",
+    /// Data checksums cannot be right: a mount without a journal has crashed.
+    SumsUntrusted = "sums-untrusted",
+    /// The data of a file is not what was written, by its checksum, or cannot be read.
+    DataSum = "data-sum",
 }
 
 impl Class {
@@ -157,6 +163,8 @@ impl Class {
                 | Class::TableMap
                 | Class::OrphanList
                 | Class::QuotaUsage
+                | Class::SumTable
+                | Class::SumsUntrusted
         )
     }
 }
@@ -201,6 +209,12 @@ pub struct Counts {
     pub frags_used: u64,
     /// Fragments of the file system.
     pub frags_total: u64,
+    /// Where data was read: fragments that had their checksums.
+    pub frags_verified: u64,
+    /// Fragments that had other ones, or could not be read.
+    pub frags_failed: u64,
+    /// Fragments of which no checksum is known.
+    pub frags_unsummed: u64,
 }
 
 /// How well things lie.
@@ -247,6 +261,8 @@ pub enum Phase {
     Lost,
     /// Free space.
     Space,
+    /// Data of files, where it is read.
+    Data,
 }
 
 impl Phase {
@@ -259,6 +275,7 @@ impl Phase {
             Phase::Locator => "inode locator",
             Phase::Lost => "lost blocks",
             Phase::Space => "free space",
+            Phase::Data => "data",
         }
     }
 }
@@ -297,6 +314,10 @@ impl Report {
     /// Nothing is wrong.
     pub fn is_clean(&self) -> bool {
         self.problems_total == 0
+    }
+    /// Nothing is wrong but contents of files, which nobody can put right: all structures are in order.
+    pub fn is_sound(&self) -> bool {
+        self.by_class.keys().all(|c| *c == Class::DataSum)
     }
     /// Everything that is wrong is derived from something else, so that a repair of it loses nothing and moves nothing:
     /// what `fsck -p` does without asking.

@@ -53,7 +53,10 @@ impl Checker<'_> {
         let name = || format!("allocation group {ag}");
         let id = |kind, addr| BlockId { kind, addr, owner: ag };
         let said = match self.reader.meta(id(BlockKind::AgHeader, g.ag_header(ag))) {
-            Ok(block) => Some(ag_free(&block)),
+            Ok(block) => {
+                self.check_sum_tables(ag, &block);
+                Some(ag_free(&block))
+            }
             Err(what) => {
                 self.problems.add(Class::GroupHeader, name, || what);
                 None

@@ -9,7 +9,7 @@ pub mod allocate;
 pub mod truncate;
 pub mod writeback;
 
-use crate::cache::Cache;
+use crate::cache::{Cache, DataCheck};
 use crate::error::{Error, Result};
 use crate::extent::{self, Mapping};
 use crate::format::extent::node_capacity;
@@ -19,6 +19,7 @@ use crate::journal::{Journal, Purse};
 use crate::placement::Placement;
 use crate::quota::Account;
 use crate::space::Space;
+use crate::sums::{Reading, Sums};
 use cffs_buf::AlignedBuf;
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -38,6 +39,8 @@ pub struct FileCtx<'a> {
     pub space: &'a Space,
     /// The placement policy.
     pub placement: &'a Placement,
+    /// The checksums of data, if they are kept.
+    pub sums: Option<&'a Sums>,
     /// A change of times alone need not be written.
     pub lazy: bool,
 }
@@ -277,6 +280,7 @@ fn read_disk(cx: &FileCtx<'_>, st: &NodeState, offset: u64, out: &mut [u8], ahea
     let g = cx.cache.geometry();
     let fs = g.frag_size() as u64;
     let grouped = st.inode.size <= cx.placement.small_max();
+    let check = cx.sums.map(|sums| sums.reading(st.inode.ino));
     let mut done = 0;
     while done < out.len() {
         let at = offset + done as u64;
@@ -296,7 +300,10 @@ fn read_disk(cx: &FileCtx<'_>, st: &NodeState, offset: u64, out: &mut [u8], ahea
                     out[done..done + n].fill(0);
                 } else {
                     let frag = e.start + (logical - e.logical);
-                    read_run(cx, frag, (at % fs) as usize, &mut out[done..done + n], grouped)?;
+                    if let Some(check) = &check {
+                        check.maps(frag, logical);
+                    }
+                    read_run(cx, frag, (at % fs) as usize, &mut out[done..done + n], grouped, check.as_ref())?;
                     if ahead > 0 && !grouped {
                         let from = frag + g.frags_for(at % fs + n as u64);
                         let left = (e.start + e.len).saturating_sub(from);
@@ -313,17 +320,25 @@ fn read_disk(cx: &FileCtx<'_>, st: &NodeState, offset: u64, out: &mut [u8], ahea
 }
 
 /// Reads from a run of fragments, from byte `skip` of its first one on.
-fn read_run(cx: &FileCtx<'_>, frag: u64, skip: usize, out: &mut [u8], grouped: bool) -> Result<()> {
+fn read_run(
+    cx: &FileCtx<'_>,
+    frag: u64,
+    skip: usize,
+    out: &mut [u8],
+    grouped: bool,
+    check: Option<&Reading<'_>>,
+) -> Result<()> {
+    let check = check.map(|c| c as &dyn DataCheck);
     if skip == 0 {
-        return cx.cache.read_data(frag, out, grouped);
+        return cx.cache.read_data(frag, out, grouped, check);
     }
     let fs = cx.cache.geometry().frag_size();
     let mut first = vec![0; fs.min(skip + out.len())];
-    cx.cache.read_data(frag, &mut first, grouped)?;
+    cx.cache.read_data(frag, &mut first, grouped, check)?;
     let n = (fs - skip).min(out.len());
     out[..n].copy_from_slice(&first[skip..skip + n]);
     if n < out.len() {
-        cx.cache.read_data(frag + 1, &mut out[n..], grouped)?;
+        cx.cache.read_data(frag + 1, &mut out[n..], grouped, check)?;
     }
     Ok(())
 }

@@ -3,6 +3,9 @@
 //! In this order: places are taken in memory; the data is written; then a transaction tells bitmap, extents and inode.
 //! So whatever a commit makes durable points to data that left for the device before it. An fsync of a small file takes
 //! another way: the same places, but the data goes into the log with the transaction ([`through_log`]).
+//!
+//! Where data has checksums they come between data and extents, and what is overwritten in its place has none while that
+//! happens (see [`crate::sums`]).
 
 use super::FileCtx;
 use crate::cache::{BufRef, DataRun};
@@ -15,6 +18,7 @@ use crate::inode::{self, Node, NodeState};
 use crate::journal::Txn;
 use crate::placement::Placed;
 use crate::space::Run;
+use crate::sums::{Summed, Sums, Tables};
 use cffs_buf::AlignedBuf;
 use std::ops::Range;
 use std::sync::Arc;
@@ -34,6 +38,8 @@ struct Job {
     /// Places to be told of, in the order of the file: new ones, and parts of unwritten extents (marked as such) that become
     /// written.
     extents: Vec<Extent>,
+    /// Places that the file has already, unwritten ones among them.
+    overwritten: Vec<Run>,
     /// Size when the pages were taken.
     size: u64,
     /// The contents, where they fit the inode.
@@ -148,6 +154,7 @@ fn take(cx: &FileCtx<'_>, node: &Arc<Node>, for_log: bool) -> Result<Taken> {
             pages: st.data.take_dirty(),
             runs: Vec::new(),
             extents: Vec::new(),
+            overwritten: Vec::new(),
             size: st.inode.size,
             inline: None,
             fresh: Vec::new(),
@@ -226,6 +233,9 @@ fn place(cx: &FileCtx<'_>, st: &mut NodeState, job: &mut Job, for_log: bool) -> 
     }
     for (logical, run) in mapped {
         add_runs(&g, st, job, logical, run);
+        if cx.sums.is_some() {
+            job.overwritten.push(run);
+        }
     }
     let small = st.inode.size <= cx.placement.small_max();
     for u in unplaced {
@@ -311,27 +321,75 @@ fn write_jobs(cx: &FileCtx<'_>, mut jobs: Vec<Job>) -> Result<()> {
         .any(|r| cx.journal.data_in_log(Run { start: r.frag, len: (r.len >> cx.cache.geometry().frag_shift) as u64 }));
     // A replay would undo what is written over logged data: the log is emptied first.
     let checkpoint = if in_log { cx.journal.checkpoint() } else { Ok(()) };
-    let mut runs: Vec<DataRun> = jobs.iter_mut().flat_map(|j| std::mem::take(&mut j.runs)).collect();
-    let written = checkpoint.and_then(|()| cx.cache.write_data(&mut runs));
-    drop(runs);
     let mut outcome = Ok(());
+    let mut summed = Vec::new();
+    let mut tables = Tables::default();
+    if let Some(sums) = cx.sums {
+        jobs.retain_mut(|job| match sum_up(cx, sums, job, &mut tables) {
+            Ok(mut of_job) => {
+                summed.append(&mut of_job);
+                true
+            }
+            Err(e) => {
+                outcome = fail(cx, job, e);
+                false
+            }
+        });
+    }
+    let mut runs: Vec<DataRun> = jobs.iter_mut().flat_map(|j| std::mem::take(&mut j.runs)).collect();
+    let suspend = || match cx.sums {
+        Some(sums) => sums.suspend(cx.journal, &tables, jobs.iter().flat_map(|j| j.overwritten.iter().copied())),
+        None => Ok(()),
+    };
+    let store = || match cx.sums {
+        Some(sums) => sums.store(cx.journal, &tables, &summed.iter().collect::<Vec<_>>()),
+        None => Ok(()),
+    };
+    let written =
+        checkpoint.and_then(|()| suspend()).and_then(|()| cx.cache.write_data(&mut runs)).and_then(|()| store());
+    drop(runs);
     for mut job in jobs {
-        let node = job.node.clone();
         let told = match &written {
             Ok(()) => tell(cx, &mut job),
             Err(e) => Err(e.duplicate()),
         };
-        if let Err(e) = told {
-            tracing::error!("writeback of inode {}: {e}", node.ino);
-            let mut st = node.state.write();
-            // What is not known to be in its place stays dirty: no later fsync may take it for written.
-            give_back(cx, &mut st, &mut job);
-            st.data.error.get_or_insert(e.duplicate());
-            outcome = Err(e);
+        match told {
+            Ok(()) => end_writeback(&job.node),
+            Err(e) => outcome = fail(cx, &mut job, e),
         }
-        end_writeback(&node);
     }
     outcome
+}
+
+/// Ends a job that cannot be done: what is not known to be in its place stays dirty, so that no later fsync takes it for
+/// written.
+fn fail(cx: &FileCtx<'_>, job: &mut Job, e: Error) -> Result<()> {
+    let node = job.node.clone();
+    tracing::error!("writeback of inode {}: {e}", node.ino);
+    {
+        let mut st = node.state.write();
+        give_back(cx, &mut st, job);
+        st.data.error.get_or_insert(e.duplicate());
+    }
+    end_writeback(&node);
+    Err(e)
+}
+
+/// The checksums of what a job writes, and the tables that they go to.
+fn sum_up(cx: &FileCtx<'_>, sums: &Sums, job: &Job, tables: &mut Tables) -> Result<Vec<Summed>> {
+    let fs = cx.cache.geometry().frag_size();
+    let mut all: Vec<Summed> = Vec::new();
+    for r in &job.runs {
+        let mut summed = Summed::of(r.frag, &r.bytes[r.from..r.from + r.len], fs);
+        match all.last_mut() {
+            Some(last) if last.frag + last.sums.len() as u64 == r.frag => last.sums.append(&mut summed.sums),
+            _ => all.push(summed),
+        }
+    }
+    for s in &all {
+        sums.require(cx.journal, tables, Run { start: s.frag, len: s.sums.len() as u64 })?;
+    }
+    Ok(all)
 }
 
 /// Most bytes that telling of these extents logs.
@@ -544,11 +602,15 @@ pub fn through_log(cx: &FileCtx<'_>, node: &Arc<Node>) -> Result<()> {
 fn log_job(cx: &FileCtx<'_>, node: &Arc<Node>, job: &mut Job) -> Result<bool> {
     let g = *cx.cache.geometry();
     let pieces = job.runs.iter().map(|r| r.len + (r.len / g.block_size() + 2) * 64).sum::<usize>();
-    let log_bytes = pieces + tell_bytes(cx, node, &job.extents);
+    let frags = job.runs.iter().map(|r| (r.len >> g.frag_shift) as u64);
+    let for_sums = cx.sums.map_or(0, |s| frags.map(|n| s.log_bytes(n)).sum());
+    let log_bytes = pieces + for_sums + tell_bytes(cx, node, &job.extents);
     if log_bytes > cx.journal.reserve_max() / 2 {
         job.fresh.drain(..).for_each(|b| cx.cache.release_new(&b));
         return Ok(false);
     }
+    let mut tables = Tables::default();
+    let summed = cx.sums.map_or(Ok(Vec::new()), |sums| sum_up(cx, sums, job, &mut tables))?;
     let runs = std::mem::take(&mut job.runs);
     // The blocks are brought in before the transaction: parts of them may be other files'.
     let mut pieces: Vec<(BufRef, usize, &DataRun, usize, usize)> = Vec::new();
@@ -576,7 +638,8 @@ fn log_job(cx: &FileCtx<'_>, node: &Arc<Node>, job: &mut Job) -> Result<bool> {
         // After the change: a checkpoint that ends meanwhile forgets the blocks without one.
         cx.journal.note_data_block(buf.addr());
     }
-    tell_last(cx, &txn, &mut st, job).inspect_err(|_| {
+    let put = cx.sums.map_or(Ok(()), |sums| summed.iter().try_for_each(|s| sums.put(&txn, &tables, s)));
+    put.and_then(|()| tell_last(cx, &txn, &mut st, job)).inspect_err(|_| {
         // What nothing points to must neither go home nor be replayed: the space will be another's.
         job.extents.iter().for_each(|e| txn.free_data(Run { start: e.start, len: e.len }));
     })?;

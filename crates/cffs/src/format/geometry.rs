@@ -1,6 +1,6 @@
 //! Sizes and places that follow from the superblock.
 
-use super::{BlockAddr, Corrupt, FragAddr, Ino, LAST_SYSTEM_INO, META_HEADER_SIZE, Superblock, corrupt};
+use super::{BlockAddr, Corrupt, FragAddr, Ino, LAST_SYSTEM_INO, META_HEADER_SIZE, Superblock, corrupt, sums};
 
 /// Smallest block in bytes.
 pub const BLOCK_SIZE_MIN: u32 = 512;
@@ -42,6 +42,8 @@ pub struct Geometry {
     pub log_start: BlockAddr,
     /// Size of the log in blocks.
     pub log_blocks: u64,
+    /// File data has checksums.
+    pub data_sums: bool,
 }
 
 impl Geometry {
@@ -71,9 +73,16 @@ impl Geometry {
             sys_start: sb.sys_start,
             log_start: sb.log_start,
             log_blocks: sb.log_blocks,
+            data_sums: sb.has_data_sums(),
         };
         if sb.ag_blocks == 0 || !sb.ag_blocks.is_multiple_of(g.group_blocks()) || sb.ag_blocks > 1 << 40 {
             return corrupt(format!("superblock: {} blocks is not a possible allocation group", sb.ag_blocks));
+        }
+        if g.sum_blocks() > sums::blocks_max(g.block_size()) {
+            return corrupt(format!(
+                "superblock: allocation groups of {} blocks are too large for tables of checksums",
+                sb.ag_blocks
+            ));
         }
         let last = g.ag_len(g.ag_count - 1);
         if last < g.ag_header_blocks() + 1 {
@@ -172,7 +181,27 @@ impl Geometry {
     }
     /// Blocks at the start of each allocation group that hold its own description.
     pub fn ag_header_blocks(&self) -> u64 {
-        AG_FIXED_BLOCKS + self.bitmap_blocks()
+        AG_FIXED_BLOCKS + self.bitmap_blocks() + self.sum_blocks()
+    }
+    /// Checksums in one table block: those of so many fragments. A multiple of the fragments in a block.
+    pub fn sums_per_block(&self) -> u64 {
+        ((self.block_size() - META_HEADER_SIZE) / sums::SUM_SIZE) as u64
+    }
+    /// Blocks for checksums of data in each allocation group (of the last one too, whatever its length).
+    pub fn sum_blocks(&self) -> u64 {
+        if self.data_sums { (self.ag_blocks * self.frags_per_block()).div_ceil(self.sums_per_block()) } else { 0 }
+    }
+    /// Block of a table of checksums of an allocation group.
+    pub fn sum_block(&self, ag: u64, index: u64) -> BlockAddr {
+        self.ag_start(ag) + AG_FIXED_BLOCKS + self.bitmap_blocks() + index
+    }
+    /// Where the checksum of a fragment stands: allocation group, number of its table block, number within that.
+    #[inline]
+    pub fn sum_place(&self, frag: FragAddr) -> (u64, u64, u64) {
+        let ag = self.ag_of(self.block_of_frag(frag));
+        let within = frag - self.frag_of_block(self.ag_start(ag));
+        let per = self.sums_per_block();
+        (ag, within / per, within % per)
     }
     /// Block of the header of an allocation group.
     pub fn ag_header(&self, ag: u64) -> BlockAddr {
@@ -317,6 +346,28 @@ mod tests {
         live.grow(3 * total);
         assert_eq!((before.total_blocks, live.total_blocks), (total, 3 * total));
         assert_eq!(live.ag_count, (3 * total).div_ceil(live.ag_blocks));
+    }
+
+    #[test]
+    fn checksums_have_places_of_their_own() {
+        for (block_size, frag) in [(512, 512), (4096, 512), (4096, 4096), (65536, 8192), (1024, 512)] {
+            let o = MkfsOptions {
+                block_size,
+                frag_size: Some(frag),
+                group_size: 64 << 10,
+                data_sums: true,
+                ..MkfsOptions::default()
+            };
+            let g = Geometry::new(&plan(&MemoryDevice::new(300 << 20), None, &o).unwrap()).unwrap();
+            assert!(g.sums_per_block().is_multiple_of(g.frags_per_block()));
+            assert_eq!(g.ag_header_blocks(), g.sum_block(0, g.sum_blocks()));
+            assert_eq!(g.sum_block(0, 0), g.bitmap_block(0, g.bitmap_blocks()));
+            let last = g.frag_of_block(g.ag_start(1)) - 1;
+            let (ag, index, n) = g.sum_place(last);
+            assert_eq!((ag, index), (0, g.sum_blocks() - 1));
+            assert!(sums::sum_offset(n) + sums::SUM_SIZE <= g.block_size());
+            assert_eq!(g.sum_place(last + 1), (1, 0, 0));
+        }
     }
 
     #[test]

@@ -11,6 +11,7 @@ pub mod geometry;
 pub mod inode;
 pub mod log;
 pub mod quota;
+pub mod sums;
 pub mod superblock;
 pub mod system;
 pub mod table;
@@ -86,11 +87,13 @@ pub enum BlockKind {
     Xattr = 0x4158_4643,
     /// Records of users, groups or projects; owner is the quota file.
     Quota = 0x5451_4643,
+    /// Checksums of file data; owner is the allocation group's number.
+    DataSums = 0x5553_4643,
 }
 
 impl BlockKind {
     /// All kinds.
-    pub const ALL: [BlockKind; 12] = [
+    pub const ALL: [BlockKind; 13] = [
         BlockKind::AgHeader,
         BlockKind::Bitmap,
         BlockKind::Counters,
@@ -103,6 +106,7 @@ impl BlockKind {
         BlockKind::TableMap,
         BlockKind::Xattr,
         BlockKind::Quota,
+        BlockKind::DataSums,
     ];
 
     /// The kind with this magic number.
@@ -125,6 +129,7 @@ impl BlockKind {
             BlockKind::TableMap => "table map",
             BlockKind::Xattr => "extended attribute block",
             BlockKind::Quota => "quota block",
+            BlockKind::DataSums => "table of data checksums",
         }
     }
 }

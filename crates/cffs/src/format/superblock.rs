@@ -19,6 +19,8 @@ pub const INCOMPAT_NO_EMBED: u64 = 1 << 0;
 pub const INCOMPAT_EXTERNAL_LOG: u64 = 1 << 1;
 /// Incompatible feature: metadata carries another identity than the uuid's, since that was changed.
 pub const INCOMPAT_METADATA_UUID: u64 = 1 << 2;
+/// Incompatible feature: file data has checksums, in tables that take space at the start of each allocation group.
+pub const INCOMPAT_DATA_SUMS: u64 = 1 << 3;
 /// Compatible feature: conventional placement instead of groups (`--no-group`).
 pub const COMPAT_NO_GROUP: u64 = 1 << 0;
 /// Compatible feature: directory blocks stand in the data groups (`--dir-blocks=with-data`, the 1997 placement).
@@ -34,10 +36,11 @@ pub const RO_COMPAT_PROJECT_QUOTA: u64 = 1 << 2;
 /// permission bits, and who mounts must have the kernel enforce them.
 pub const RO_COMPAT_ACL: u64 = 1 << 3;
 
-const INCOMPAT_NAMES: [(u64, &str); 3] = [
+const INCOMPAT_NAMES: [(u64, &str); 4] = [
     (INCOMPAT_NO_EMBED, "no-embed"),
     (INCOMPAT_EXTERNAL_LOG, "external-log"),
     (INCOMPAT_METADATA_UUID, "metadata-uuid"),
+    (INCOMPAT_DATA_SUMS, "data-sums"),
 ];
 const COMPAT_NAMES: [(u64, &str); 2] = [(COMPAT_NO_GROUP, "no-group"), (COMPAT_DIRS_WITH_DATA, "dirs-with-data")];
 const RO_COMPAT_NAMES: [(u64, &str); 4] = [
@@ -246,6 +249,11 @@ impl Superblock {
     /// Whether inodes stand in their directories.
     pub fn embeds_inodes(&self) -> bool {
         self.incompat & INCOMPAT_NO_EMBED == 0
+    }
+
+    /// Whether file data has checksums.
+    pub fn has_data_sums(&self) -> bool {
+        self.incompat & INCOMPAT_DATA_SUMS != 0
     }
 
     /// Whether quotas of this kind are kept.

@@ -16,6 +16,7 @@ use crate::inode::{Home, Node, NodeState, table};
 use crate::journal::{Purse, Txn};
 use crate::quota::{Hold, Ids};
 use crate::space::Run;
+use crate::sums::{Summed, Tables};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -379,8 +380,15 @@ impl Fs {
         let goal = g.frag_of_block(self.placement.inode_goal(dir));
         let frags = g.frags_for(data.len() as u64);
         let run = self.space.alloc_near(goal, frags, frags)?.ok_or(Error::NoSpace)?;
-        let mut contents = Contents { data, run, pieces: Vec::new() };
+        let mut contents = Contents { data, run, pieces: Vec::new(), sums: None };
         let outcome = self.space.prepare_commit(run).and_then(|()| {
+            if let Some(sums) = &self.sums {
+                let mut tables = Tables::default();
+                sums.hold(&mut tables, run)?;
+                let mut bytes = data.to_vec();
+                bytes.resize((run.len as usize) << g.frag_shift, 0);
+                contents.sums = Some((tables, Summed::of(run.start, &bytes, g.frag_size())));
+            }
             let fpb = g.frags_per_block();
             let mut frag = run.start;
             while frag < run.end() {
@@ -404,7 +412,8 @@ impl Fs {
 
     /// Most bytes that [`Fs::log_contents`] logs.
     pub(super) fn log_bytes_contents(&self, c: &Contents<'_>) -> usize {
-        ((c.run.len as usize) << self.geo.frag_shift) + 64 * c.pieces.len() + self.space.log_bytes(c.run.len)
+        let sums = self.sums.as_ref().map_or(0, |s| s.log_bytes(c.run.len));
+        ((c.run.len as usize) << self.geo.frag_shift) + 64 * c.pieces.len() + self.space.log_bytes(c.run.len) + sums
     }
 
     /// Gives contents to an inode, by way of the log: they are durable with the transaction.
@@ -415,6 +424,9 @@ impl Fs {
         let e = Extent { logical: 0, start: c.run.start, len: c.run.len, unwritten: false };
         crate::extent::insert(txn, &self.space, inode, e)?;
         self.space.commit_alloc(txn, c.run)?;
+        if let (Some(sums), Some((tables, summed))) = (&self.sums, &c.sums) {
+            sums.put(txn, tables, summed)?;
+        }
         for (frag, end, shared) in &c.pieces {
             let block = g.block_of_frag(*frag);
             let buf = shared.clone().unwrap_or_else(|| self.cache.install_new(block));
@@ -452,6 +464,8 @@ pub(super) struct Contents<'a> {
     pub(super) run: Run,
     /// First fragment, end, and the block where it has other owners too.
     pieces: Vec<(FragAddr, FragAddr, Option<BufRef>)>,
+    /// Their checksums, and where those go.
+    sums: Option<(Tables, Summed)>,
 }
 
 /// Room for inline contents in a slot of the external inode table.

@@ -46,6 +46,7 @@ use crate::journal::Journal;
 use crate::placement::Placement;
 use crate::quota::Quota;
 use crate::space::Space;
+use crate::sums::Sums;
 use orphan::OrphanList;
 use parking_lot::{Condvar, Mutex, RwLockWriteGuard};
 use std::sync::Arc;
@@ -64,6 +65,8 @@ pub struct Fs {
     space: Arc<Space>,
     placement: Arc<Placement>,
     inodes: Inodes,
+    /// Checksums of data; none if they are not kept.
+    sums: Option<Arc<Sums>>,
     /// What users, groups and projects use and may use; none while no quotas are kept.
     quota: Option<Arc<Quota>>,
     orphans: Mutex<OrphanList>,
@@ -137,6 +140,7 @@ impl Fs {
             journal: &self.journal,
             space: &self.space,
             placement: &self.placement,
+            sums: self.sums.as_deref(),
             lazy: false,
         }
     }
@@ -201,6 +205,10 @@ impl Fs {
                 home_blocks: get(&j.home_blocks),
                 dirty_blocks: self.journal.dirty_blocks() as u64,
             },
+            data_sums: self.sums.as_ref().map(|s| {
+                let [verified, failed, unknown] = s.compared();
+                crate::stats::SumStats { verified, failed, unknown }
+            }),
             inodes: self.inodes.len() as u64,
             space: [self.geo.total_frags(), self.space.free_frags(), self.space.reserved()],
             fragment_size: self.geo.frag_size() as u64,

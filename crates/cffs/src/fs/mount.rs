@@ -14,6 +14,7 @@ use crate::mkfs::read_superblock;
 use crate::placement::Placement;
 use crate::quota::{self, Quota};
 use crate::space::{Run, Space};
+use crate::sums::Sums;
 use cffs_buf::AlignedBuf;
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -85,6 +86,12 @@ impl Fs {
                 "the file system was not unmounted while it had no journal (metadata=sync or delayed): run cffs fsck",
             );
         }
+        if sb.state == State::Error && sb.has_data_sums() && opts.metadata != MetadataMode::Journal && !read_only {
+            return Error::invalid(
+                "an error was found in this file system: run cffs fsck before it is used without a journal, after which a \
+                 crash would leave checksums that nobody could tell to be wrong",
+            );
+        }
         let external = sb.incompat & INCOMPAT_EXTERNAL_LOG != 0;
         match (external, &log_dev) {
             (true, None) => return Error::invalid("the log is on a device of its own: name it with logdev="),
@@ -134,6 +141,7 @@ impl Fs {
         }
         journal.connect(Box::new(Hook { space: space.clone(), quota: quota.clone(), discard }), counters_buf);
         let placement = Arc::new(Placement::new(space.clone(), &sb, opts.scatter));
+        let sums = sb.has_data_sums().then(|| Arc::new(Sums::new(cache.clone(), space.clone())));
         let chunk = if sb.embeds_inodes() { 1 } else { INODE_CHUNK };
         let inodes = Inodes::load(&cache, chunk, opts.cache_bytes, quota.clone())?;
 
@@ -169,6 +177,7 @@ impl Fs {
             space,
             placement,
             inodes,
+            sums,
             quota,
             orphans: Mutex::new(orphan::OrphanList::default()),
             dirty: Mutex::default(),

@@ -168,7 +168,7 @@ impl Journal {
         &self.cache
     }
 
-    fn has_log(&self) -> bool {
+    pub(crate) fn has_log(&self) -> bool {
         self.mode == MetadataMode::Journal
     }
 

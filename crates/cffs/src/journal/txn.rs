@@ -182,6 +182,7 @@ pub(super) fn is_derived(block: &[u8]) -> bool {
                 | BlockKind::Locator
                 | BlockKind::TableMap
                 | BlockKind::Quota
+                | BlockKind::DataSums
         )
     )
 }

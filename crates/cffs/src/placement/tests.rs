@@ -28,6 +28,6 @@ fn a_block_in_which_another_file_has_a_part_is_not_taken_for_fresh() {
     assert_eq!(second, Run { start: first.end(), len: fpb - 1 });
     assert!(fresh.is_empty());
     let mut back = vec![0; fs];
-    cache.read_data(theirs, &mut back, false).unwrap();
+    cache.read_data(theirs, &mut back, false, None).unwrap();
     assert!(back.iter().all(|b| *b == 7), "the other file's bytes became zeros");
 }

@@ -248,6 +248,13 @@ impl Space {
         Ok(())
     }
 
+    /// Puts an open group on the device, if it is not there.
+    pub(crate) fn put_on_device(&self, txn: &Txn<'_>, ag: u64) {
+        if ag >= self.counters().ags && ag < self.open.load(Ordering::Acquire) {
+            self.init_groups(txn, ag);
+        }
+    }
+
     /// Puts the groups up to `ag` that are not on the device there. All of them are open.
     fn init_groups(&self, txn: &Txn<'_>, ag: u64) {
         let _serialized = self.init.lock();

@@ -37,7 +37,7 @@ fn rank(changed: &Changed) -> u8 {
         return 2;
     }
     match BlockKind::from_magic(get_u32(&changed.bytes, 0)) {
-        Some(BlockKind::ExtentNode | BlockKind::ExternalInodes | BlockKind::Xattr) => 0,
+        Some(BlockKind::ExtentNode | BlockKind::ExternalInodes | BlockKind::Xattr | BlockKind::DataSums) => 0,
         Some(BlockKind::Dir | BlockKind::SystemInodes) => 1,
         _ => 2,
     }

@@ -26,6 +26,7 @@ mod lost;
 mod maps;
 mod space;
 mod start;
+mod sums;
 mod tables;
 mod volume;
 mod walk;
@@ -66,11 +67,13 @@ pub struct RepairOptions {
     /// Bring back all directories whose blocks are found in space that is not known to be free, also where nothing else
     /// confirms that they were there at last: for a device whose superblocks, tables or directories are destroyed.
     pub scavenge: bool,
+    /// In the check afterwards, read the data of all files too ([`CheckOptions::data`]).
+    pub data: bool,
 }
 
 impl Default for RepairOptions {
     fn default() -> Self {
-        RepairOptions { max_problems: 1000, scavenge: false }
+        RepairOptions { max_problems: 1000, scavenge: false, data: false }
     }
 }
 
@@ -155,7 +158,7 @@ pub fn repair(
     r.scavenging = options.scavenge;
     r.work()?;
     let view: Arc<View> = r.vol.view.clone();
-    let check_options = CheckOptions { max_problems: options.max_problems };
+    let check_options = CheckOptions { max_problems: options.max_problems, data: options.data };
     let look = || check(view.clone(), external.then(|| log.clone()), &check_options, progress);
     let mut after = look()?;
     if after.by_class.contains_key(&Class::QuotaUsage) {
@@ -168,15 +171,17 @@ pub fn repair(
     let mut blocks = std::mem::take(&mut *view.blocks.write());
     let mut blocks_written = 0;
     if !blocks.is_empty() || !copies.is_empty() {
-        // Until all of it is home, nobody mounts this.
-        sb.state = State::Error;
-        write_superblock(&*dev, &g, &sb)?;
-        dev.flush()?;
+        // Until all of it is home, nobody mounts this. That checksums are not to be trusted must not be forgotten.
+        if sb.state != State::Unjournaled || !g.data_sums {
+            sb.state = State::Error;
+            write_superblock(&*dev, &g, &sb)?;
+            dev.flush()?;
+        }
         let seq = header.tail_seq + 1 + u64::from(crate::mkfs::random_u32()?);
         let mut writer = commit::Writer { dev: &*dev, log: &*log, sb: &sb, g, seq, header };
         blocks_written = writer.write(&copies, &mut blocks)?;
     }
-    let state = if after.is_clean() { State::Clean } else { State::Error };
+    let state = if after.is_sound() { State::Clean } else { State::Error };
     if sb.state != state {
         sb.state = state;
         write_superblock(&*dev, &g, &sb)?;
@@ -500,6 +505,7 @@ impl<'a> Repairer<'a> {
         }
         self.rebuild_locator()?;
         let ags = self.groups_in_use();
+        self.copy_sums();
         let free = self.rebuild_space(ags)?;
         self.rebuild_counters(free, ags)?;
         self.rebuild_copies()?;

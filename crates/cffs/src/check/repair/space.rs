@@ -2,6 +2,7 @@
 
 use super::{Class, Outcome, Repairer};
 use crate::format::ag::{AG_FREE_FRAGS, BITMAP_BITS, BITMAP_INDEX, free_runs, set_bits};
+use crate::format::sums::AG_SUM_BLOCKS;
 use crate::format::superblock::SUPERBLOCK_SIZE;
 use crate::format::system::{COUNT_FREE_FRAGS, COUNTERS_LEN, Counters};
 use crate::format::{BlockId, BlockKind, FragAddr, Superblock, block_seq, get_u64, init_block, put_u64};
@@ -99,7 +100,12 @@ impl Repairer<'_> {
                 }
             }
             let id = BlockId { kind: BlockKind::AgHeader, addr: g.ag_header(ag), owner: ag };
-            if let Some(b) = self.derive(id, |b| put_u64(b, AG_FREE_FRAGS, free))
+            let tables = self.usable_sums(ag, &place)?;
+            let header = self.derive(id, |b| {
+                put_u64(b, AG_FREE_FRAGS, free);
+                b[AG_SUM_BLOCKS..AG_SUM_BLOCKS + tables.len()].copy_from_slice(&tables);
+            });
+            if let Some(b) = header
                 && self.fix(Class::GroupHeader, &place, "its header is wrong".into(), "write it anew")?
             {
                 self.vol.put(id.addr, b);

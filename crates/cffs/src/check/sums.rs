@@ -1,0 +1,153 @@
+//! Tables of data checksums, and, where that is asked for, the data itself.
+
+use super::Checker;
+use super::dirs::DAMAGED_BLOCKS_MAX;
+use super::report::{Class, Phase};
+use crate::device::IoKind;
+use crate::format::sums::{self, NONE, SUMS_INDEX};
+use crate::format::superblock::State;
+use crate::format::{BlockId, BlockKind, Extent, FragAddr, Geometry, Ino, get_u64};
+
+/// Data read at a time, in bytes.
+const READ_MAX: u64 = 1 << 20;
+
+/// Written data of a file.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Written {
+    start: FragAddr,
+    len: u64,
+    ino: Ino,
+    logical: u64,
+}
+
+/// Identity of a table block.
+pub(super) fn table_id(g: &Geometry, ag: u64, index: u64) -> BlockId {
+    BlockId { kind: BlockKind::DataSums, addr: g.sum_block(ag, index), owner: ag }
+}
+
+/// Says what is wrong with a table block's own number.
+pub(super) fn check_index(block: &[u8], index: u64) -> Result<(), String> {
+    match get_u64(block, SUMS_INDEX) {
+        found if found == index => Ok(()),
+        found => Err(format!("table of data checksums {index} says it is number {found}")),
+    }
+}
+
+impl Checker<'_> {
+    /// Checks the tables that the header of an allocation group says exist.
+    pub(super) fn check_sum_tables(&mut self, ag: u64, header: &[u8]) {
+        let g = self.g;
+        if !g.data_sums {
+            return;
+        }
+        let name = || format!("allocation group {ag}");
+        if (g.sum_blocks()..sums::blocks_max(g.block_size())).any(|i| sums::exists(header, i)) {
+            let text = || "the header tells of tables of data checksums that cannot be".to_string();
+            self.problems.add(Class::GroupHeader, name, text);
+        }
+        let tables: Vec<u64> = (0..g.sum_blocks()).filter(|i| sums::exists(header, *i)).collect();
+        if self.sb.state == State::Unjournaled {
+            if !tables.is_empty() {
+                let text = || "data checksums cannot be trusted after a crash of a mount without a journal".to_string();
+                self.problems.add(Class::SumsUntrusted, name, text);
+            }
+            return;
+        }
+        let mut damaged = 0;
+        for index in tables {
+            let read = self.reader.meta(table_id(&g, ag, index)).and_then(|b| check_index(&b, index));
+            if let Err(what) = read {
+                self.problems.add(Class::SumTable, name, || what);
+                damaged += 1;
+                if damaged >= DAMAGED_BLOCKS_MAX {
+                    let text = || "too many damaged tables of data checksums: the rest is not read".to_string();
+                    self.problems.add(Class::SumTable, name, text);
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Notes written data of a file, if it is to be read.
+    pub(super) fn note_data(&mut self, ino: Ino, e: &Extent) {
+        if let Some(list) = &mut self.data
+            && !e.unwritten
+        {
+            list.push(Written { start: e.start, len: e.len, ino, logical: e.logical });
+        }
+    }
+
+    /// Reads all data that was noted, in the order of the device, and compares it with its checksums.
+    pub(super) fn check_data(&mut self) {
+        let Some(mut list) = self.data.take().filter(|_| self.g.data_sums) else { return };
+        list.sort_unstable_by_key(|w| w.start);
+        let total: u64 = list.iter().map(|w| w.len).sum();
+        let (mut done, mut buf) = (0, cffs_buf::AlignedBuf::zeroed(READ_MAX as usize));
+        let per_read = READ_MAX >> self.g.frag_shift;
+        for w in list {
+            let mut at = 0;
+            // Neighbouring fragments make one problem.
+            let mut bad: Option<(u64, u64, &'static str)> = None;
+            while at < w.len {
+                let n = (w.len - at).min(per_read);
+                let bytes = &mut buf[..(n << self.g.frag_shift) as usize];
+                let offset = (w.start + at) << self.g.frag_shift;
+                let whole = self.dev.read_at(IoKind::Data, offset, bytes).is_ok();
+                for (i, piece) in bytes.chunks_exact_mut(self.g.frag_size()).enumerate() {
+                    let frag = w.start + at + i as u64;
+                    let readable = whole || self.dev.read_at(IoKind::Data, frag << self.g.frag_shift, piece).is_ok();
+                    let wrong = match self.sum(frag) {
+                        _ if !readable => Some("cannot be read"),
+                        None => {
+                            self.counts.frags_unsummed += 1;
+                            None
+                        }
+                        Some(sum) if sum == sums::sum_of(piece) => {
+                            self.counts.frags_verified += 1;
+                            None
+                        }
+                        Some(_) => Some("is not what was written: its checksum does not match"),
+                    };
+                    match (&mut bad, wrong) {
+                        (Some((_, len, what)), Some(wrong)) if *what == wrong => *len += 1,
+                        (_, wrong) => {
+                            self.report_data(&w, bad.take());
+                            bad = wrong.map(|what| (at + i as u64, 1, what));
+                        }
+                    }
+                }
+                at += n;
+                self.progress(Phase::Data, done + at, total);
+            }
+            self.report_data(&w, bad);
+            done += w.len;
+        }
+    }
+
+    fn report_data(&mut self, w: &Written, bad: Option<(u64, u64, &'static str)>) {
+        let Some((from, len, what)) = bad else { return };
+        self.counts.frags_failed += len;
+        let shift = self.g.frag_shift;
+        let (first, frag) = ((w.logical + from) << shift, w.start + from);
+        self.inode_problem(Class::DataSum, w.ino, || {
+            format!("the data of bytes {first} to {} (from fragment {frag} on) {what}", first + (len << shift) - 1)
+        });
+    }
+
+    /// The sum of a fragment; `None` if none is known. (That tables are damaged was said before.)
+    fn sum(&mut self, frag: FragAddr) -> Option<u32> {
+        let g = self.g;
+        if self.sb.state == State::Unjournaled {
+            return None;
+        }
+        let (ag, index, n) = g.sum_place(frag);
+        if self.sum_table.as_ref().is_none_or(|(a, i, _)| (*a, *i) != (ag, index)) {
+            let header = BlockId { kind: BlockKind::AgHeader, addr: g.ag_header(ag), owner: ag };
+            let exists = ag < self.ags && self.reader.meta(header).is_ok_and(|b| sums::exists(&b, index));
+            let table = exists.then(|| self.reader.meta(table_id(&g, ag, index)).ok()).flatten();
+            self.sum_table = Some((ag, index, table));
+        }
+        let (_, _, table) = self.sum_table.as_ref()?;
+        Some(sums::get(table.as_ref()?, n)).filter(|sum| *sum != NONE)
+    }
+}
