@@ -1,9 +1,10 @@
 //! The engine through the library: memory device, one thread, no mount.
 //!
 //! `cargo bench -p cffs --bench library` (or `make bench`). Prints rates; nothing is asserted. With `-- create` only the
-//! creations are run, five times, for a profiler; with `-- quota` what quotas cost.
+//! creations are run, five times, for a profiler; with `-- quota` what quotas cost; with `-- sums [FILE]` what checksums of
+//! data cost, in time and requests, on a memory device or on a new image of that name.
 
-use cffs::device::{Device, MemoryDevice};
+use cffs::device::{Device, FileDevice, MemoryDevice, OpenMode};
 use cffs::format::{QuotaKind, ROOT_INO};
 use cffs::fs::{Caller, Fs, MountOptions, QuotaLimits};
 use cffs::mkfs::{MkfsOptions, mkfs};
@@ -209,7 +210,158 @@ fn quota_cost() {
     }
 }
 
+/// What one case took: seconds, requests to read and to write, flushes, megabytes moved.
+type Took = (f64, u64, u64, u64, f64);
+
+/// Names of the cases of [`sums_round`], in their order.
+const SUMS_CASES: [&str; 8] = [
+    "100,000 files of 1 KB created, sync",
+    "cached lookup of each, twenty times",
+    "the files read, cold",
+    "512 MB written, sync",
+    "512 MB read, cold",
+    "512 MB read, cached",
+    "512 MB written over, sync",
+    "1,000 files of 1 KB created, fsync each",
+];
+
+/// Seconds that this thread has run: on a memory device nothing else takes part, and other programs do not count. Where the
+/// system does not say, the time of the clock.
+fn cpu_seconds(start: Instant) -> f64 {
+    let ran = std::fs::read_to_string("/proc/thread-self/schedstat");
+    let ns = ran.ok().and_then(|s| s.split(' ').next().and_then(|n| n.parse::<f64>().ok()));
+    ns.map_or_else(|| start.elapsed().as_secs_f64(), |ns| ns / 1e9)
+}
+
+/// All cases on a new file system with or without checksums of data.
+fn sums_round(on: bool, image: Option<&std::path::Path>) -> Vec<Took> {
+    let dev: Arc<dyn Device> = match image {
+        None => Arc::new(MemoryDevice::new(4 << 30)),
+        Some(path) => {
+            let _ = std::fs::remove_file(path);
+            Arc::new(FileDevice::create(path, 4 << 30, OpenMode::READ_WRITE).expect("image"))
+        }
+    };
+    mkfs(&*dev, None, &MkfsOptions { data_sums: on, ..MkfsOptions::default() }).expect("mkfs");
+    let opts = || MountOptions { cache_bytes: 1 << 30, background: false, ..MountOptions::default() };
+    let fs = Fs::open(dev.clone(), None, opts()).expect("mount");
+    let mut took = Vec::new();
+    let clock = Instant::now();
+    let seconds = || if image.is_some() { clock.elapsed().as_secs_f64() } else { cpu_seconds(clock) };
+    let mut case = |f: &mut dyn FnMut(&Fs)| {
+        let count = || {
+            let d = fs.stats().device;
+            let sum = |f: fn(&cffs::device::KindStats) -> u64| d.kinds.values().map(f).sum::<u64>();
+            let moved = sum(|k| k.read_bytes) + sum(|k| k.write_bytes);
+            (sum(|k| k.read_requests), sum(|k| k.write_requests), d.flushes, moved)
+        };
+        let before = count();
+        let start = seconds();
+        f(&fs);
+        let end = seconds();
+        let after = count();
+        let moved = (after.3 - before.3) as f64 / 1e6;
+        took.push((end - start, after.0 - before.0, after.1 - before.1, after.2 - before.2, moved));
+    };
+    let small: Vec<u8> = (0..1024u32).map(|i| (i * 7) as u8).collect();
+    let large: Vec<u8> = (0..1u32 << 20).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+    case(&mut |fs| {
+        for d in 0..1000 {
+            let dir = fs.mkdir(ROOT, ROOT_INO, format!("d{d}").as_bytes(), 0o755).expect("mkdir");
+            for f in 0..100 {
+                let a = fs.create(ROOT, dir.ino, format!("file{f:04}").as_bytes(), 0o644).expect("create");
+                fs.write(ROOT, a.ino, 0, &small).expect("write");
+                fs.forget(a.ino, 1);
+            }
+            fs.forget(dir.ino, 1);
+        }
+        fs.sync().expect("sync");
+    });
+    let visit = |fs: &Fs, f: &mut dyn FnMut(u64)| {
+        for d in 0..1000 {
+            let dir = fs.lookup(ROOT_INO, format!("d{d}").as_bytes()).expect("lookup");
+            for n in 0..100 {
+                let a = fs.lookup(dir.ino, format!("file{n:04}").as_bytes()).expect("lookup");
+                f(a.ino);
+                fs.forget(a.ino, 1);
+            }
+            fs.forget(dir.ino, 1);
+        }
+    };
+    case(&mut |fs| (0..20).for_each(|_| visit(fs, &mut |_| ())));
+    fs.sync().expect("sync");
+    fs.drop_caches();
+    let mut buf = vec![0; 1 << 20];
+    case(&mut |fs| visit(fs, &mut |ino| assert_eq!(fs.read(ino, 0, &mut buf[..1024]).expect("read"), 1024)));
+    let stream = fs.create(ROOT, ROOT_INO, b"large", 0o644).expect("create").ino;
+    let mut write = |fs: &Fs| {
+        for n in 0..512 {
+            fs.write(ROOT, stream, n << 20, &large).expect("write");
+        }
+        fs.sync().expect("sync");
+    };
+    case(&mut write);
+    let mut read = |fs: &Fs| {
+        for n in 0..512 {
+            assert_eq!(fs.read(stream, n << 20, &mut buf).expect("read"), 1 << 20);
+        }
+    };
+    fs.drop_caches();
+    case(&mut read);
+    case(&mut read);
+    case(&mut write);
+    case(&mut |fs| {
+        let dir = fs.mkdir(ROOT, ROOT_INO, b"synced", 0o755).expect("mkdir");
+        for f in 0..1000 {
+            let a = fs.create(ROOT, dir.ino, format!("file{f:04}").as_bytes(), 0o644).expect("create");
+            fs.write(ROOT, a.ino, 0, &small).expect("write");
+            fs.fsync(a.ino, false).expect("fsync");
+            fs.forget(a.ino, 1);
+        }
+        fs.forget(dir.ino, 1);
+    });
+    fs.close().expect("close");
+    took
+}
+
+fn sums_cost(image: Option<&std::path::Path>) {
+    let mut rounds = [Vec::new(), Vec::new()];
+    for n in 0..if image.is_some() { 4 } else { 7 } {
+        for on in [n % 2 == 1, n % 2 == 0] {
+            rounds[usize::from(on)].push(sums_round(on, image));
+        }
+    }
+    println!("medians of {}, without and with checksums of data", rounds[0].len());
+    for (i, what) in SUMS_CASES.iter().enumerate() {
+        let median = |on: usize| {
+            let mut all: Vec<Took> = rounds[on].iter().map(|r| r[i]).collect();
+            all.sort_by(|a, b| a.0.total_cmp(&b.0));
+            all[all.len() / 2]
+        };
+        let (off, on) = (median(0), median(1));
+        println!(
+            "{what:<42} {:.3} s, {:.3} s ({:+.1}%); reads {}, {}; writes {}, {}; flushes {}, {}; MB {:.1}, {:.1}",
+            off.0,
+            on.0,
+            (on.0 / off.0 - 1.0) * 100.0,
+            off.1,
+            on.1,
+            off.2,
+            on.2,
+            off.3,
+            on.3,
+            off.4,
+            on.4
+        );
+    }
+    image.map(std::fs::remove_file);
+}
+
 fn main() {
+    if std::env::args().any(|a| a == "sums") {
+        let image = std::env::args().skip_while(|a| a != "sums").nth(1).filter(|a| !a.starts_with('-'));
+        return sums_cost(image.as_deref().map(std::path::Path::new));
+    }
     if std::env::args().any(|a| a == "quota") {
         return quota_cost();
     }

@@ -126,7 +126,27 @@ impl Dumper<'_> {
     fn contents(&self, kind: BlockKind, addr: BlockAddr, b: &[u8], wrong: &mut Vec<String>) -> Fields {
         let mut f = Fields::new();
         match kind {
-            BlockKind::AgHeader => drop(f.put("free_fragments", ag_free(b))),
+            BlockKind::AgHeader => {
+                f.put("free_fragments", ag_free(b));
+                if self.g.data_sums {
+                    f.put(
+                        "checksum_tables",
+                        (0..self.g.sum_blocks()).filter(|i| sums::exists(b, *i)).collect::<Vec<_>>(),
+                    );
+                }
+            }
+            BlockKind::DataSums => {
+                let (index, ag) = (get_u64(b, sums::SUMS_INDEX), self.g.ag_of(addr));
+                f.put("index", index);
+                let first = index.saturating_mul(self.g.sums_per_block());
+                let first = self.g.frag_of_block(self.g.ag_start(ag)).saturating_add(first);
+                let known = (0..self.g.sums_per_block()).filter(|i| sums::get(b, *i) != sums::NONE).map(|i| {
+                    let mut sum = Fields::new();
+                    sum.put("fragment", first.saturating_add(i)).put("sum", Value::hex(sums::get(b, i), 8));
+                    sum
+                });
+                f.put("sums", known.collect::<Vec<_>>());
+            }
             BlockKind::Bitmap => {
                 let index = get_u64(b, BITMAP_INDEX);
                 f.put("index", index);
