@@ -82,6 +82,24 @@ fn regressions() {
     }
 }
 
+/// Data and its checksums change at different moments: no crash may make good data unreadable.
+#[test]
+fn overwriting_in_place_leaves_data_readable() {
+    let text = "create /f 644 0\nwrite /f 0 200000 1\nsync\nwrite /f 3000 90000 2\nfsync /f\nwrite /f 500 100 3\nfsync /f\n\
+                write /f 0 150000 4\nsync\nfallocate /f zero 8192 40960\nwrite /f 10000 20000 5\nsync\n\
+                fallocate /f punch 60000 9000\nwrite /f 61000 3000 6\nfdatasync /f\nwrite /f 0 100000 7";
+    let ops = cffs_sim::ops::parse(text).unwrap();
+    let effort = Effort { points: 400, survivals: 6, in_recovery: 1 };
+    for n in 0..4 {
+        let sizes = cffs_sim::setup::SIZES[[0, 1, 2, 4][n as usize]];
+        let setup =
+            Setup { data_sums: true, fsync_in_log: n % 2 == 0, external_log: n == 3, sizes, ..Setup::default() };
+        if let Err(f) = explore(setup, &ops, n, effort, &mut Coverage::default()) {
+            panic!("{setup}\n{f}");
+        }
+    }
+}
+
 /// The explorer itself: with a device that ignores flushes, promises are broken, and this must be seen.
 #[test]
 fn a_device_that_ignores_flushes_is_found_out() {
