@@ -222,3 +222,55 @@ fn man_pages_and_completions_are_generated() {
         assert!(fs::read_to_string(completions.join(file)).unwrap().contains("mkfs"), "{file}");
     }
 }
+
+/// Checksums of data: made, shown, compared; damaged contents are an error for who reads them, and left to a person.
+#[test]
+fn data_sums_are_kept_if_asked_and_damage_is_named() {
+    let dir = temp_dir();
+    let (image, source, target) = (dir.path().join("image"), dir.path().join("source"), dir.path().join("target"));
+    let name = image.to_str().unwrap();
+    let made = json(&ok(&["mkfs", "--json", "--size=64M", "--data-sums", name]));
+    assert_eq!(made["features"], serde_json::json!(["data-sums"]));
+    fs::create_dir(&source).unwrap();
+    let contents: Vec<u8> = (0..50_000u32).flat_map(|i| (i.wrapping_mul(2_654_435_761)).to_le_bytes()).collect();
+    fs::write(source.join("damaged"), &contents).unwrap();
+    fs::write(source.join("whole"), &contents[..5000]).unwrap();
+    ok(&["import", source.to_str().unwrap(), name]);
+    let out = ok(&["fsck", "-n", "--data", name]);
+    assert!(out.contains("fragments have their checksums, 0 have not, of 0 none is known"), "{out}");
+    assert!(ok(&["info", name]).contains("data-sums"));
+
+    let file = FileDevice::open(&image, OpenMode::READ_WRITE).unwrap();
+    let mut all = vec![0; 64 << 20];
+    file.read_at(IoKind::Data, 0, &mut all).unwrap();
+    let piece = &contents[100 * 1024..100 * 1024 + 200];
+    let at = (0..all.len()).step_by(512).find(|at| all[*at..].starts_with(piece)).unwrap();
+    let mut sector = all[at..at + 512].to_vec();
+    sector[17] ^= 1;
+    file.write_at(IoKind::Data, at as u64, &sector).unwrap();
+    drop(file);
+
+    ok(&["fsck", "-n", name]);
+    for how in ["-n", "-p", "-y"] {
+        let first = 100 * 1024;
+        let range = format!("bytes {first} to {}", first + 1023);
+        let out = run(&["fsck", how, "--data", name]);
+        assert_eq!(out.status.code(), Some(4), "{how}");
+        let text = String::from_utf8_lossy(&out.stdout).into_owned() + &String::from_utf8_lossy(&out.stderr);
+        for word in ["[data-sum]", &range, "from a backup"] {
+            assert!(text.contains(word), "{how}: no {word:?} in\n{text}");
+        }
+    }
+    let v = json(&String::from_utf8_lossy(&run(&["fsck", "-n", "--data", "--json", name]).stdout));
+    assert_eq!(v["counts"]["frags_failed"], 1);
+    let out = run(&["cat", &format!("{name}:/damaged")]);
+    assert_ne!(out.status.code(), Some(0));
+    assert!(String::from_utf8_lossy(&out.stderr).contains("checksum does not match"));
+    let out = run(&["export", name, target.to_str().unwrap()]);
+    assert_ne!(out.status.code(), Some(0));
+    assert_eq!(fs::read(target.join("whole")).unwrap(), &contents[..5000], "the others come out");
+
+    let plain = dir.path().join("plain");
+    ok(&["mkfs", "--size=64M", "--data-sums=off", plain.to_str().unwrap()]);
+    assert!(!ok(&["info", plain.to_str().unwrap()]).contains("data-sums"));
+}

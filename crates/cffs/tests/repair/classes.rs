@@ -114,6 +114,18 @@ fn bits(i: &Image, path: &str) -> (BlockAddr, u64, u64) {
     (i.g.bitmap_block(ag, index), within % i.g.bits_per_bitmap(), e.len)
 }
 
+/// The table with the checksums of the beginning of a file.
+fn sum_table(i: &Image, path: &str) -> BlockAddr {
+    let (ag, index, _) = i.g.sum_place(first_extent(i, path).start);
+    i.g.sum_block(ag, index)
+}
+
+fn flip_in(i: &Image, addr: BlockAddr) {
+    let mut b = i.read(addr);
+    b[META_HEADER_SIZE + 100] ^= 2;
+    i.write(addr, &b);
+}
+
 fn log_txn(i: &Image, body: &[u8]) {
     let mut txn = vec![0; TXN_HEADER];
     txn.extend_from_slice(body);
@@ -204,6 +216,17 @@ fn system() -> Vec<Case> {
         case("bitmap: contents of a file not in use", Class::FragmentsUnmarked, WHOLE, |i| {
             let (addr, from, len) = bits(i, FILE2);
             i.edit(addr, |b| assert!(set_bits(&mut b[BITMAP_BITS..], from, from + len, false)));
+        }),
+        case("checksum table: a bit", Class::SumTable, WHOLE, |i| flip_in(i, sum_table(i, FILE))),
+        case("checksum table: destroyed", Class::SumTable, WHOLE, |i| zero(i, sum_table(i, FILE))),
+        case("checksum table: number", Class::SumTable, WHOLE, |i| {
+            i.edit(sum_table(i, FILE), |b| put_u64(b, sums::SUMS_INDEX, 77));
+        }),
+        case("checksum table: one that was never made", Class::SumTable, WHOLE, |i| {
+            i.edit(i.g.ag_header(0), |b| sums::set_exists(b, i.g.sum_blocks() - 1, true));
+        }),
+        case("checksum table: one that cannot be", Class::GroupHeader, WHOLE, |i| {
+            i.edit(i.g.ag_header(0), |b| sums::set_exists(b, i.g.sum_blocks(), true));
         }),
         case("system inodes: block destroyed", Class::SystemInode, WHOLE, |i| zero(i, i.g.system_inode(ROOT_INO).0)),
         case("system inodes: checksum", Class::SystemInode, WHOLE, |i| {
