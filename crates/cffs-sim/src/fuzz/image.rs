@@ -141,7 +141,7 @@ fn repaired(
 ) -> Result<(), Failure> {
     let d = Stage::new(name, devices);
     let outcome = d.call(done, || {
-        let o = RepairOptions { max_problems: 30, scavenge };
+        let o = RepairOptions { max_problems: 30, scavenge, data: false };
         repair(d.devices[0].clone(), d.devices.get(1).cloned(), &o, &mut |_| true, &|_, _, _| {})
     })?;
     let r = match outcome {
@@ -194,7 +194,7 @@ fn open(devices: &[Arc<dyn Device>], read_only: bool) -> cffs::error::Result<Arc
 }
 
 fn look(devices: &[Arc<dyn Device>]) -> cffs::error::Result<Report> {
-    check(devices[0].clone(), devices.get(1).cloned(), &CheckOptions { max_problems: 30 }, &|_, _, _| {})
+    check(devices[0].clone(), devices.get(1).cloned(), &CheckOptions { max_problems: 30, data: true }, &|_, _, _| {})
 }
 
 /// Mounts, reads, changes, unmounts. Tells what the file system said of damage.

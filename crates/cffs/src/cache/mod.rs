@@ -539,9 +539,11 @@ impl Cache {
         check.expected(buf.addr(), sums)?;
         let (fs, base) = (self.geo.frag_size(), self.geo.frag_of_block(buf.addr()));
         let bytes = buf.read();
+        let trusted = buf.trusted.load(Ordering::Acquire);
+        let mut good = 0;
         for f in frags {
             let bit = 1 << f;
-            if buf.trusted.load(Ordering::Acquire) & bit != 0 {
+            if trusted & bit != 0 {
                 continue;
             }
             let outcome = match sums[f] {
@@ -550,10 +552,9 @@ impl Cache {
                 _ => Comparison::Different,
             };
             check.compared(base + f as u64, outcome)?;
-            if outcome != Comparison::Different {
-                buf.trusted.fetch_or(bit, Ordering::AcqRel);
-            }
+            good |= bit;
         }
+        buf.trusted.fetch_or(good, Ordering::AcqRel);
         Ok(())
     }
 
