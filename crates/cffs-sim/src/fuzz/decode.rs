@@ -18,7 +18,7 @@ use cffs::format::table::{LOCATOR_SIZE, Location, TableShape};
 use cffs::format::xattr::{ChainBlock, Namespace, XATTR_NEXT, decode_list};
 use cffs::format::{
     BlockId, BlockKind, Extent, FileType, Geometry, Inode, META_HEADER_SIZE, QuotaRecord, Superblock, ag, block_owner,
-    dirindex, extent, get_u32, get_u64, quota, table, verify_block,
+    dirindex, extent, get_u32, get_u64, quota, sums, table, verify_block,
 };
 use fastrand::Rng;
 
@@ -194,6 +194,12 @@ impl Subject<'_> {
             BlockKind::AgHeader => {
                 let free = ag::ag_free(&self.b);
                 ag::set_ag_free(&mut self.b, free);
+                Ok(true)
+            }
+            BlockKind::DataSums => {
+                let n = rng.u64(..self.g.sums_per_block());
+                let at = sums::sum_offset(n);
+                same("sum", &sums::get(&self.b, n), &get_u32(&self.b, at))?;
                 Ok(true)
             }
             BlockKind::Bitmap => self.bitmap(rng),

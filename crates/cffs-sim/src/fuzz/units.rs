@@ -113,7 +113,14 @@ fn meta_fields(kind: BlockKind, b: &[u8], out: &mut Vec<(usize, usize)>) {
         out.extend((from..to).step_by(n).map(|o| (o, n)));
     };
     match kind {
-        BlockKind::AgHeader => out.push((64, 8)),
+        BlockKind::AgHeader => {
+            out.push((64, 8));
+            words(out, 72, 96, 8);
+        }
+        BlockKind::DataSums => {
+            out.push((40, 8));
+            words(out, 64, b.len().min(64 + 256), 4);
+        }
         BlockKind::Counters => words(out, 64, 104, 8),
         BlockKind::Bitmap => {
             out.push((40, 8));

@@ -66,7 +66,7 @@ mod tests {
         assert_eq!(sum_of(&[]), u32::MAX);
         assert_eq!(sum_of(b"123456789"), 0xE306_9283);
         // The other implementation says the same of all lengths.
-        let bytes: Vec<u8> = (0..9000u32).map(|i| (i * i >> 3) as u8).collect();
+        let bytes: Vec<u8> = (0..9000u32).map(|i| ((i * i) >> 3) as u8).collect();
         for len in (1..2000).chain([4096, 8192, 8999]) {
             assert_eq!(sum_of(&bytes[..len]), crc32c::crc32c(&bytes[..len]), "{len}");
         }

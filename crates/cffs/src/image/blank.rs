@@ -72,6 +72,8 @@ impl Blanker {
                     }
                 }
             }
+            // Checksums of contents tell something of them: the copy says that none is known.
+            BlockKind::DataSums => b[META_HEADER_SIZE..].fill(0),
             // Those that are part of a chain are written with it.
             BlockKind::Xattr if self.scramble.is_some() => b[META_HEADER_SIZE..].fill(0),
             _ => {}
