@@ -68,7 +68,7 @@ soak:
 conformance:
 	scripts/setup.sh conformance
 	$(CARGO) build --release -p cffs-cli -p cffs-lab
-	for suite in pjdfstest fio programs fsx stress; do \
+	for suite in pjdfstest fio fill programs fsx stress; do \
 	    target/release/cffs-lab conformance $$suite || failed="$$failed $$suite"; done; \
 	    if [ -n "$$failed" ]; then echo "failed:$$failed"; exit 1; fi
 
