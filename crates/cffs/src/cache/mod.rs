@@ -380,7 +380,7 @@ impl Cache {
                 }
                 drop(shard);
                 ls.changed.notify_all();
-                if range != need {
+                if window != need {
                     // A bad sector elsewhere in the group must not hide this block.
                     return self.fill(kind, need.clone(), need, speculative);
                 }

@@ -131,7 +131,7 @@ impl Repairer<'_> {
                 map.wrong = Some(format!("extent of {} fragments at fragment {} cannot be there", e.len, e.logical));
                 continue;
             }
-            if end > crate::format::FILE_SIZE_MAX >> self.g.frag_shift {
+            if end > self.g.frags_for(crate::format::FILE_SIZE_MAX) {
                 map.wrong = Some(format!("extent at fragment {} lies behind the end of any file", e.logical));
                 continue;
             }
