@@ -5,7 +5,8 @@
 //! A watchdog aborts the process with what every thread is doing when one of them stands still. At the end the file
 //! system passes the check, before and after everything was removed, and all space is free again.
 //!
-//! `CFFS_STRESS_SECONDS` sets for how long to go on (in rounds with other seeds), `CFFS_STRESS_SEED` the first seed.
+//! `CFFS_STRESS_SECONDS` sets for how long to go on (in rounds with other seeds), `CFFS_STRESS_SEED` the first seed,
+//! `CFFS_STRESS_SETUP` the only setup ("full device"; with its rounds as short as without it).
 
 use cffs::check::{CheckOptions, check};
 use cffs::device::{Device, MemoryDevice};
@@ -773,13 +774,16 @@ fn round(setup: &Setup, seed: u64, length: Duration) -> u64 {
 #[test]
 fn threads_together() {
     let number = |name: &str| std::env::var(name).ok().map(|v| v.parse::<u64>().expect(name));
-    let setups = setups();
+    let only = std::env::var("CFFS_STRESS_SETUP").ok();
+    let mut setups = setups();
+    setups.retain(|s| only.as_ref().is_none_or(|name| name == s.name));
+    assert!(!setups.is_empty(), "no setup {only:?}");
     let all = number("CFFS_STRESS_SECONDS");
     let mut seed = number("CFFS_STRESS_SEED").unwrap_or(1);
     let started = Instant::now();
     loop {
         for setup in &setups {
-            let length = Duration::from_millis(if all.is_some() { 8000 } else { 700 });
+            let length = Duration::from_millis(if all.is_some() && only.is_none() { 8000 } else { 700 });
             let (began, steps) = (Instant::now(), round(setup, seed, length));
             if all.is_some() {
                 let (name, no_embed, after) = (setup.name, setup.no_embed, began.elapsed());

@@ -117,15 +117,21 @@ impl Drop for Promise<'_> {
     }
 }
 
-/// Does what needs space; with none at hand, once more when what was freed can be used.
+/// Does what needs space; with none at hand, again when what was freed can be used.
 pub fn with_space<R>(cx: &FileCtx<'_>, mut attempt: impl FnMut() -> Result<R>) -> Result<R> {
-    match attempt() {
-        Err(Error::NoSpace) if cx.space.pending_frees() > 0 => {
-            cx.journal.commit()?;
-            attempt()
+    let mut strict = None;
+    for _ in 0..super::COMMITS_FOR_SPACE {
+        let began = cx.space.moment();
+        match attempt() {
+            Err(Error::NoSpace) if cx.space.more_since(began) => {
+                // Nobody else gets a promise of freed space meanwhile.
+                strict.get_or_insert_with(|| cx.space.strict());
+                cx.journal.commit()?;
+            }
+            outcome => return outcome,
         }
-        outcome => outcome,
     }
+    attempt()
 }
 
 /// Log bytes of an inode that is stored.
@@ -234,8 +240,9 @@ fn insert(cx: &FileCtx<'_>, node: &Node, extents: Vec<Extent>, promise: &mut Pro
             outcome
         };
         let mut step = step;
+        let began = cx.space.moment();
         if let Err(e) = step() {
-            let retry = matches!(e, Error::NoSpace) && cx.space.pending_frees() > 0;
+            let retry = matches!(e, Error::NoSpace) && cx.space.more_since(began);
             let retried = if retry { cx.journal.commit() } else { Err(e) };
             retried.inspect_err(|_| promise.cancel(rest))?;
         }

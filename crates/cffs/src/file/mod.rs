@@ -27,6 +27,10 @@ use std::sync::Arc;
 
 /// Memory that a page takes beside its bytes, with its share of the inode in memory.
 const PAGE_OVERHEAD: usize = 1024;
+/// Commits after which whoever was promised space stops waiting for it. What a commit sets free may go to others who were
+/// promised space before; while one insists there are no new promises of freed space ([`crate::space::Space::strict`]), so
+/// those others become fewer.
+const COMMITS_FOR_SPACE: usize = 100;
 
 /// What file operations work with.
 #[derive(Clone, Copy)]

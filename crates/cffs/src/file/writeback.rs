@@ -107,9 +107,7 @@ pub fn write_back(cx: &FileCtx<'_>, nodes: Vec<Arc<Node>>) -> Result<()> {
 
 fn take_with_retry(cx: &FileCtx<'_>, node: &Arc<Node>, for_log: bool) -> Result<Option<Job>> {
     let mut strict = None;
-    // What a commit sets free may go to others who were promised space before. While this one insists there are no new
-    // promises of freed space, so those others become fewer.
-    for _ in 0..100 {
+    for _ in 0..super::COMMITS_FOR_SPACE {
         match take(cx, node, for_log)? {
             Taken::Nothing => return Ok(None),
             Taken::Job(job) => return Ok(Some(job)),
@@ -162,9 +160,11 @@ fn take(cx: &FileCtx<'_>, node: &Arc<Node>, for_log: bool) -> Result<Taken> {
         };
         job.bytes = job.pages.iter().map(|(_, dirty, _)| dirty.len()).sum();
         st.data.in_flight = job.pages.iter().map(|(_, _, reserved)| reserved).sum();
+        let began = cx.space.moment();
         if let Err(e) = place(cx, st, &mut job, for_log) {
+            let more = cx.space.more_since(began);
             give_back(cx, st, &mut job);
-            if matches!(e, Error::NoSpace) && cx.space.pending_frees() > 0 {
+            if matches!(e, Error::NoSpace) && more {
                 return Ok(Taken::NeedsCommit);
             }
             st.data.error.get_or_insert(e.duplicate());

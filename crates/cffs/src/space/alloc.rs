@@ -13,6 +13,8 @@ use std::sync::atomic::Ordering;
 const NEAR_GROUPS: usize = 8;
 /// Times that a search is repeated whose find was promised to others in between.
 const TRIES: usize = 8;
+/// Times that a search is repeated while space turned up where it had looked already.
+const REPEATS: usize = 100;
 
 /// What a search came upon.
 enum Found {
@@ -85,12 +87,24 @@ impl Space {
     }
 
     fn alloc(&self, goal: FragAddr, want: u64, min: u64, align: u32, right: Right<'_>) -> Result<Option<Run>> {
-        let found = self.alloc_now(goal, want, min, align, right)?;
+        let found = self.alloc_exact(goal, want, min, align, right)?;
         if found.is_some() {
             return Ok(found);
         }
         // What is there may be out to be discarded.
-        self.while_nothing_is_out(|| self.alloc_now(goal, want, min, align, right))
+        self.while_nothing_is_out(|| self.alloc_exact(goal, want, min, align, right))
+    }
+
+    /// A search takes many steps, and others take and give back between them. `None`: at one moment there was nothing.
+    fn alloc_exact(&self, goal: FragAddr, want: u64, min: u64, align: u32, right: Right<'_>) -> Result<Option<Run>> {
+        for _ in 0..REPEATS {
+            let before = self.books.lock().turned_up;
+            let found = self.alloc_now(goal, want, min, align, right)?;
+            if found.is_some() || self.books.lock().turned_up == before {
+                return Ok(found);
+            }
+        }
+        Ok(None)
     }
 
     fn alloc_now(&self, goal: FragAddr, want: u64, min: u64, align: u32, right: Right<'_>) -> Result<Option<Run>> {
@@ -177,8 +191,7 @@ impl Space {
 
     /// A free run of `want` fragments near `goal`, at any alignment; where there is none, one of `min` or more. Never
     /// more than fits into an extent. For data, to which as much was promised ([`Space::reserve`]); for what is found the
-    /// promise ends. `None`: not even `min` anywhere; while
-    /// [`Space::pending_frees`] is not 0, a commit may change that.
+    /// promise ends. `None`: not even `min` anywhere; a commit may change that ([`Space::more_since`]).
     pub fn alloc_near(&self, goal: FragAddr, want: u64, min: u64) -> Result<Option<Run>> {
         self.alloc(goal, want, min, 0, Right::Data)
     }

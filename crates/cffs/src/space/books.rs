@@ -33,6 +33,10 @@ pub(super) struct Books {
     pub promised: u64,
     /// Freed, but not durable yet.
     pub pending: u64,
+    /// Grows whenever space turns up that was not there before: fragments that come back, blocks that are promised to nobody
+    /// any more, the rest of a block that is broken up. A search that found nothing while this stood still has seen all
+    /// there was; another may have looked in each place at the wrong moment.
+    pub turned_up: u64,
     /// While somebody waits for freed space to become usable, nobody gets a promise of such space.
     pub strict: u32,
     pub committed: Counters,
@@ -49,6 +53,7 @@ impl Books {
             reserved: 0,
             promised: 0,
             pending: 0,
+            turned_up: 0,
             strict: 0,
             committed,
         }
@@ -58,6 +63,7 @@ impl Books {
     pub fn enlarge(&mut self, blocks: u64) {
         self.available += blocks * self.fpb;
         self.free_blocks += blocks;
+        self.turned_up += 1;
         self.committed.free_frags += blocks * self.fpb;
     }
 
@@ -101,6 +107,7 @@ impl Books {
     pub fn unreserve_blocks(&mut self, n: u64) {
         debug_assert!(self.promised >= n, "{n} of {} blocks unreserved", self.promised);
         self.promised = self.promised.saturating_sub(n);
+        self.turned_up += 1;
     }
 
     /// Free blocks that data may break up.
@@ -151,6 +158,7 @@ impl Books {
         }
         self.available = self.available.saturating_sub(frags);
         self.free_blocks = self.free_blocks.saturating_sub(lost);
+        self.turned_up += u64::from(lost > 0);
         true
     }
 

@@ -179,6 +179,7 @@ impl Space {
             let blocks = set.insert(start, run.len as u32).map(u64::from)?;
             let books = &mut *self.books.lock();
             books.free_blocks += blocks;
+            books.turned_up += 1;
             note(books, blocks);
             Some(())
         };
@@ -416,6 +417,18 @@ impl Space {
         self.books.lock().pending
     }
 
+    /// A moment to compare with later ([`Space::more_since`]).
+    pub fn moment(&self) -> Moment {
+        Moment(self.books.lock().turned_up)
+    }
+
+    /// Whether a search that began at this moment, and found too little, may find more when it is repeated after a commit:
+    /// freed space waits for one, or has become usable meanwhile behind the search's back.
+    pub fn more_since(&self, moment: Moment) -> bool {
+        let books = self.books.lock();
+        books.pending > 0 || books.turned_up != moment.0
+    }
+
     /// The counters as the transactions so far leave them.
     pub fn counters(&self) -> Counters {
         self.books.lock().committed
@@ -464,6 +477,10 @@ fn virgin_blocks(g: &Geometry, first: u64) -> u64 {
     // All but the last are alike.
     (g.ag_count - 1 - first) * blocks(first) + blocks(g.ag_count - 1)
 }
+
+/// See [`Space::moment`].
+#[derive(Clone, Copy, Debug)]
+pub struct Moment(u64);
 
 /// See [`Space::strict`].
 pub struct Strict<'a>(&'a Space);
