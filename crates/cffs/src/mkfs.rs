@@ -559,14 +559,18 @@ fn read_sector(dev: &dyn Device, at: u64) -> Result<Option<Vec<u8>>> {
     Ok(Some(bytes))
 }
 
-/// Looks for superblock copies where [`mkfs`] puts group 1 by default, and where the damaged primary says. Each comes
+/// Looks for superblock copies where [`mkfs`] puts group 1 by default, and where the damaged primary says that groups begin. Each comes
 /// with its byte offset on the device.
 pub fn find_copies(dev: &dyn Device) -> Vec<(u64, Superblock)> {
     let mut places = std::collections::BTreeSet::new();
     if let Ok(Some(b)) = read_sector(dev, 0) {
         let (shift, blocks) = (u32::from(b[120]), crate::format::get_u64(&b, 136));
+        let total = crate::format::get_u64(&b, 128);
         if (9..=16).contains(&shift) {
             places.extend(blocks.checked_mul(1 << shift));
+            // The copy in the last group.
+            let last = total.saturating_sub(1).checked_div(blocks).and_then(|last| last.checked_mul(blocks));
+            places.extend(last.and_then(|block| block.checked_mul(1 << shift)));
         }
     }
     for block_shift in BLOCK_SIZE_MIN.trailing_zeros()..=BLOCK_SIZE_MAX.trailing_zeros() {
@@ -582,11 +586,12 @@ pub fn find_copies(dev: &dyn Device) -> Vec<(u64, Superblock)> {
         let Ok(Some(bytes)) = read_sector(dev, at) else { continue };
         let Ok(sb) = Superblock::decode(&bytes) else { continue };
         let Ok(g) = Geometry::new(&sb) else { continue };
-        if sb.copy != 1 || g.ag_start(1) << g.block_shift != at {
+        let copy = sb.copy;
+        if !backup_ags(&g).any(|ag| ag == copy) || g.ag_start(copy) << g.block_shift != at {
             continue;
         }
         found.push((at, sb));
-        for ag in backup_ags(&g).filter(|ag| *ag != 1) {
+        for ag in backup_ags(&g).filter(|ag| *ag != copy) {
             if let Ok(copy) = read_superblock_copy(dev, &g, ag) {
                 found.push((g.ag_start(ag) << g.block_shift, copy));
             }

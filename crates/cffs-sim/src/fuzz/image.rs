@@ -14,9 +14,11 @@ use super::{Done, Failure};
 use cffs::check::repair::{RepairOptions, Repaired, has_superblock, repair};
 use cffs::check::{CheckOptions, Report, check};
 use cffs::device::Device;
+use cffs::dump::{Dumper, Which, superblocks};
 use cffs::error::Error;
+use cffs::format::QuotaKind;
 use cffs::fs::Fs;
-use cffs::fs::api::MountOptions;
+use cffs::fs::api::{MetadataMode, MountOptions};
 use cffs::mkfs::read_superblock;
 use fastrand::Rng;
 use std::sync::Arc;
@@ -128,7 +130,70 @@ fn stages(devices: &[Arc<dyn Device>], rng: &mut Rng, done: &mut Done) -> Result
         }
     }
     repaired("repair", done, devices, false, rng)?;
-    repaired("scavenging", done, devices, true, rng)
+    repaired("scavenging", done, devices, true, rng)?;
+    shown(done, devices, rng)?;
+    match rng.u8(..4) {
+        0 => half_hearted(done, devices, rng),
+        1 => without_log(done, devices, rng),
+        _ => Ok(()),
+    }
+}
+
+/// Shows structures as they stand, damaged or not.
+fn shown(done: &mut Done, devices: &[Arc<dyn Device>], rng: &mut Rng) -> Result<(), Failure> {
+    let d = Stage::new("dump", devices);
+    d.call(done, || {
+        superblocks(&*d.devices[0]);
+        let Ok(dump) = Dumper::open(&*d.devices[0], d.devices.get(1).map(|l| &**l)) else { return };
+        let g = *dump.geometry();
+        dump.counters();
+        let _ = (dump.log(), dump.locator(), dump.external());
+        let _ = [0, 1, g.ag_count - 1, g.ag_count, rng.u64(..)].map(|ag| (dump.group(ag), dump.superblock_of(ag)));
+        for kind in QuotaKind::ALL {
+            let _ = dump.quota(kind);
+        }
+        for _ in 0..20 {
+            let _ = dump.block(rng.u64(..g.total_blocks + 2));
+            let ino = rng.u64(..320);
+            let which = Which::Number(ino);
+            let _ = (dump.inode(&which), dump.extents(&which), dump.directory(&which), dump.xattrs(&which));
+            let _ = dump.locator_of(ino);
+        }
+        for path in ["/src/level0", "/big", "/misc/sparse", "/misc/attributes"] {
+            let which = Which::Path(path.into());
+            let _ = (dump.inode(&which), dump.extents(&which), dump.directory(&which), dump.xattrs(&which));
+        }
+    })
+}
+
+/// A repair that is often told to leave things as they are; another one then puts them right.
+fn half_hearted(done: &mut Done, devices: &[Arc<dyn Device>], rng: &mut Rng) -> Result<(), Failure> {
+    let d = Stage::new("half-hearted repair", devices);
+    let (mut lot, yes) = (rng.fork(), rng.f64());
+    let outcome = d.call(done, || {
+        let o = RepairOptions::default();
+        repair(d.devices[0].clone(), d.devices.get(1).cloned(), &o, &mut |_| lot.f64() < yes, &|_, _, _| {})
+    })?;
+    let name = "repair after a half-hearted one";
+    repaired(name, done, &d.devices, false, rng).map_err(|f| match outcome {
+        Ok(r) => Failure { text: format!("{}\nhalf-hearted:{}", f.text, actions(&r)), ..f },
+        Err(e) => Failure { text: format!("{}\nhalf-hearted: {e}", f.text), ..f },
+    })
+}
+
+/// Mounted in a mode without a log, and left without an unmount.
+fn without_log(done: &mut Done, devices: &[Arc<dyn Device>], rng: &mut Rng) -> Result<(), Failure> {
+    let d = Stage::new("mount without a log", devices);
+    let mut lot = rng.fork();
+    let metadata = [MetadataMode::Sync, MetadataMode::Delayed][rng.usize(..2)];
+    d.call(done, || {
+        let o = MountOptions { metadata, ..options() };
+        let fs = Fs::open(d.devices[0].clone(), d.devices.get(1).cloned(), o)?;
+        let w = walk(&fs);
+        Ok::<_, Error>(work(&fs, &w, &mut lot, 30))
+    })?
+    .ok();
+    repaired("repair after use without a log", done, &d.devices, false, rng)
 }
 
 /// Repairs a copy; the result must be in order and work.

@@ -219,6 +219,9 @@ impl Checker<'_> {
                         format!("link count {} of a system file", inode.nlink)
                     });
                 }
+                if ino != ROOT_INO && inode.has_xattrs() {
+                    self.inode_problem(Class::SystemInode, ino, || "extended attributes of a system file".into());
+                }
                 Some(inode)
             }
             Err(what) => {

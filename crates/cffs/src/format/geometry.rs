@@ -1,5 +1,6 @@
 //! Sizes and places that follow from the superblock.
 
+use super::superblock::INCOMPAT_EXTERNAL_LOG;
 use super::{BlockAddr, Corrupt, FragAddr, Ino, LAST_SYSTEM_INO, META_HEADER_SIZE, Superblock, corrupt, sums};
 
 /// Smallest block in bytes.
@@ -95,12 +96,13 @@ impl Geometry {
         if sb.log_blocks > LOG_SIZE_MAX >> bs {
             return corrupt(format!("superblock: a log of {} blocks is too long", sb.log_blocks));
         }
-        if sb.log_start != 0 {
-            let end = sb.log_start.checked_add(sb.log_blocks);
-            let first = sb.sys_start + g.sys_blocks();
-            if sb.log_start < first || end.is_none_or(|e| e > g.total_blocks) {
-                return corrupt("superblock: the log lies outside the file system");
-            }
+        let external = sb.incompat & INCOMPAT_EXTERNAL_LOG != 0;
+        if external != (sb.log_start == 0) {
+            return corrupt("superblock: the log is on a device of its own and has a place on this one, or neither");
+        }
+        let first = sb.sys_start + g.sys_blocks();
+        if !external && (sb.log_start != first || first + sb.log_blocks > g.ag_len(0)) {
+            return corrupt("superblock: the log is not where it must be");
         }
         Ok(g)
     }

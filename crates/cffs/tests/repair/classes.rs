@@ -165,8 +165,13 @@ fn system() -> Vec<Case> {
         case("superblock: key of the name hash", Class::NameHash, WHOLE, |i| {
             superblock(i, Superblock { hash_seed: [1, 1], ..i.sb.clone() });
         }),
-        case("superblock: place of the log", Class::LogHeader, WHOLE, |i| {
+        unstartable("superblock: place of the log", |i| {
             superblock(i, Superblock { log_start: i.sb.log_start + 1, ..i.sb.clone() });
+        }),
+        unstartable("superblock: no log", |i| superblock(i, Superblock { log_start: 0, ..i.sb.clone() })),
+        unstartable("superblock: place of the log, and a copy", |i| {
+            superblock(i, Superblock { log_start: i.g.ag_start(2) + 5, ..i.sb.clone() });
+            zero(i, i.g.ag_start(1));
         }),
         case("superblock copy: zeros", Class::SuperblockCopy, WHOLE, |i| zero(i, i.g.ag_start(1))),
         case("superblock copy: of another file system", Class::SuperblockCopy, WHOLE, |i| {
@@ -468,6 +473,9 @@ fn tables() -> Vec<Case> {
     vec![
         case("locator: table inode destroyed", Class::SystemInode, WHOLE, |i| {
             i.edit_inode_bytes(LOCATOR_INO, |b| b[..120].fill(0));
+        }),
+        case("locator: attributes in the table inode", Class::SystemInode, WHOLE, |i| {
+            i.edit_inode_bytes(LOCATOR_INO, |b| b[95] = 8);
         }),
         case("locator: block destroyed", Class::LocatorBlock, WHOLE, |i| {
             zero(i, i.block(BlockKind::Locator, LOCATOR_INO, 1));

@@ -10,7 +10,7 @@ use crate::format::superblock::{MAGIC, State};
 use crate::format::system::Counters;
 use crate::format::{BlockId, BlockKind, Geometry, Inode, InodeFormat, LAST_SYSTEM_INO, ROOT_INO, Superblock};
 use crate::journal::choose_header;
-use crate::mkfs::{find_copies, read_superblock};
+use crate::mkfs::{backup_ags, find_copies, read_superblock};
 use cffs_buf::AlignedBuf;
 
 /// How far the device is searched for a copy of the superblock, in bytes: groups are at most 1 GiB, unless a log is larger.
@@ -88,7 +88,7 @@ pub(super) fn writable(sb: &Superblock) -> Result<()> {
     }
 }
 
-/// Looks for the copy in group 1 wherever a group can begin: mkfs was told another size of groups than it would choose.
+/// Looks for a copy wherever a group can begin: mkfs was told another size of groups than it would choose.
 fn search_copy(dev: &dyn Device) -> Option<(u64, Superblock)> {
     let end = dev.len().min(SEARCH_MAX);
     let step = GROUP_SIZE_MIN as usize;
@@ -102,8 +102,10 @@ fn search_copy(dev: &dyn Device) -> Option<(u64, Superblock)> {
         for (n, piece) in buf[..len].chunks_exact(step).enumerate() {
             let at = start + (n * step) as u64;
             let found = piece.starts_with(&MAGIC).then(|| Superblock::decode(piece).ok()).flatten();
-            let fits =
-                |sb: &Superblock| sb.copy == 1 && Geometry::new(sb).is_ok_and(|g| g.ag_start(1) << g.block_shift == at);
+            let fits = |sb: &Superblock| {
+                Geometry::new(sb)
+                    .is_ok_and(|g| backup_ags(&g).any(|ag| ag == sb.copy && g.ag_start(ag) << g.block_shift == at))
+            };
             if let Some(sb) = found.filter(fits) {
                 return Some((at, sb));
             }

@@ -116,6 +116,13 @@ impl Repairer<'_> {
         if inode.encoded_len() > INODE_SLOT_SIZE {
             inode.inline_len = crate::format::inode::INLINE_DEFAULT;
         }
+        if ino != ROOT_INO && inode.has_xattrs() {
+            // They would take room from its map.
+            let what = "extended attributes of a system file".to_string();
+            self.must_fix(Class::SystemInode, &place, what, "remove them")?;
+            self.damaged_maps.insert(ino);
+            (inode.xattrs, inode.xattr_block) = (Vec::new(), 0);
+        }
         if ino != ROOT_INO && inode.nlink != 1 {
             let what = format!("link count {} of a system file", inode.nlink);
             if self.fix(Class::InodeLinks, &place, what, "make it 1")? {
