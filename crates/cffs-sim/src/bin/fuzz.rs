@@ -46,7 +46,7 @@ struct Args {
     /// Stop after so many different failures.
     #[arg(long, default_value_t = 20)]
     failures: usize,
-    /// Seconds after which a case hangs.
+    /// Seconds of processor time after which a case hangs.
     #[arg(long, default_value_t = 60)]
     patience: u64,
     /// Writes the summary as JSON into this file.
@@ -201,6 +201,15 @@ impl Worker {
         Ok(Worker { child, orders, words })
     }
 
+    /// Processor time that it has used so far, in seconds.
+    fn processor_seconds(&self) -> f64 {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap_or_default();
+        // Behind the name, which may have anything in it: state is the first field, user and system time the 12th and 13th.
+        let rest = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
+        let ticks: u64 = rest.split_whitespace().skip(11).take(2).filter_map(|n| n.parse::<u64>().ok()).sum();
+        ticks as f64 / rustix::param::clock_ticks_per_second() as f64
+    }
+
     fn stop(mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -288,17 +297,29 @@ impl Campaign<'_> {
         let end = job.from + job.count;
         let order = serde_json::to_string(job)?;
         let (started, mut at) = (Instant::now(), job.from);
+        let mut used = worker.processor_seconds();
+        let mut idle = 0;
         let mut lost = writeln!(worker.orders, "{order}").is_err().then_some("dies");
         while lost.is_none() {
             match worker.words.recv_timeout(Duration::from_secs(self.args.patience)) {
-                Ok(Word::At(case)) => at = case,
+                Ok(Word::At(case)) => {
+                    at = case;
+                    used = worker.processor_seconds();
+                }
                 Ok(Word::Failed { case, key, text }) => self.failed(target, case, key, &text),
                 Ok(Word::Done(tally)) => {
                     self.done(target, &tally);
                     job.count = 0;
                     return Ok(worker);
                 }
-                Err(RecvTimeoutError::Timeout) => lost = Some("hangs"),
+                // A machine that is busy with other things is none of its fault; one that waits for ever uses nothing.
+                Err(RecvTimeoutError::Timeout) => {
+                    let working = worker.processor_seconds() - used;
+                    idle = if working > 0.0 { 0 } else { idle + 1 };
+                    if working >= self.args.patience as f64 || idle >= 3 {
+                        lost = Some("hangs");
+                    }
+                }
                 Err(RecvTimeoutError::Disconnected) => lost = Some("dies"),
             }
         }

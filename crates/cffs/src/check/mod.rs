@@ -170,7 +170,7 @@ fn state_name(state: State) -> &'static str {
 
 /// The largest inode number that is possible: numbers are given out from below, and the smallest inode takes 128 bytes.
 fn ino_max(g: &Geometry) -> Ino {
-    (1 << 14) + g.total_bytes() / 64
+    g.inodes_max()
 }
 
 /// Everything that the phases share.

@@ -236,6 +236,11 @@ impl Geometry {
     pub fn fixed_blocks_of_ag0(&self) -> u64 {
         self.sys_start + self.sys_blocks()
     }
+    /// More inodes than there can be, and no number is larger: numbers are given out from below, and the smallest inode
+    /// takes 128 bytes.
+    pub fn inodes_max(&self) -> u64 {
+        (1 << 14) + self.total_bytes() / 64
+    }
     /// True when a run of fragments lies inside the file system.
     pub fn contains(&self, frag: FragAddr, len: u64) -> bool {
         frag.checked_add(len).is_some_and(|end| end <= self.total_frags())

@@ -88,6 +88,10 @@ impl Space {
             let what = format!("counters: {} of {} fragments free", counters.free_frags, g.total_frags());
             return Err(Corrupt(what).into());
         }
+        if counters.inodes > g.inodes_max() {
+            let what = format!("counters: {} inodes, there is room for {}", counters.inodes, g.inodes_max());
+            return Err(Corrupt(what).into());
+        }
         if counters.ags == 0 || counters.ags > g.ag_count {
             let what = format!("counters: {} of {} allocation groups initialized", counters.ags, g.ag_count);
             return Err(Corrupt(what).into());

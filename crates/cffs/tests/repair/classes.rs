@@ -192,6 +192,13 @@ fn system() -> Vec<Case> {
         case("counters: destroyed", Class::CountersBlock, WHOLE, |i| zero(i, i.g.counters_block())),
         case("counters: free fragments", Class::CounterFree, WHOLE, |i| counters(i, COUNT_FREE_FRAGS, 17)),
         case("counters: inodes", Class::CounterInodes, WHOLE, |i| counters(i, COUNT_INODES, 17)),
+        case("counters: more inodes than possible", Class::CounterInodes, WHOLE, |i| {
+            counters(i, COUNT_INODES, u64::MAX - 1);
+            // A mount says so, instead of counting on.
+            let o = cffs::fs::api::MountOptions { background: false, ..Default::default() };
+            let Err(e) = cffs::fs::Fs::open(i.dev.clone(), None, o) else { panic!("mounted") };
+            assert!(e.to_string().contains("inodes"), "{e}");
+        }),
         case("counters: no group initialized", Class::CounterGroups, WHOLE, |i| counters(i, COUNT_AGS, 0)),
         case("counters: too many groups initialized", Class::CounterGroups, WHOLE, |i| counters(i, COUNT_AGS, 1 << 60)),
         case("counters: group in use not initialized", Class::GroupVirgin, WHOLE, |i| counters(i, COUNT_AGS, 1)),
