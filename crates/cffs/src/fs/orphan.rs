@@ -134,16 +134,30 @@ impl Fs {
 
     /// Gives back everything an orphan has.
     pub(super) fn reclaim(&self, node: &Arc<Node>) -> Result<()> {
+        loop {
+            let home = { node.state.read().home };
+            if !self.reclaim_contents(node)? {
+                return Ok(());
+            }
+            self.reclaim_xattrs(node)?;
+            if self.remove_orphan(node, home)? {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Frees what an orphan has in data and tree, in as many transactions as that needs. False if it is none any more, or
+    /// held.
+    fn reclaim_contents(&self, node: &Arc<Node>) -> Result<bool> {
         let cx = self.file_cx();
-        // Contents first, in as many transactions as they need.
         loop {
             let (limit, log_bytes) = {
                 let st = node.state.read();
                 if st.dead || !st.orphan || node.refs.load(Ordering::Acquire) > 0 {
-                    return Ok(());
+                    return Ok(false);
                 }
                 if st.inode.is_dir() || (st.inode.frags == 0 && st.data.is_clean()) {
-                    break;
+                    return Ok(true);
                 }
                 crate::file::truncate::plan(&cx, &st.inode)
             };
@@ -155,109 +169,106 @@ impl Fs {
                 continue;
             }
             if st.dead || node.refs.load(Ordering::Acquire) > 0 {
-                return Ok(());
+                return Ok(false);
             }
             let more = crate::file::truncate::shrink_step(&cx, &txn, &mut st, 0, limit)?;
             txn.done();
             if !more {
-                break;
+                return Ok(true);
             }
         }
-        self.reclaim_xattrs(node)?;
-        self.remove_orphan(node)
     }
 
-    /// Frees the inode itself.
-    fn remove_orphan(&self, node: &Arc<Node>) -> Result<()> {
+    /// Frees the inode itself, which has no contents. False, and nothing is changed, if it is no longer at home: an inode
+    /// that moves to the external table, because its directory goes away, may get a fragment for the target that was
+    /// inline, since slots there are smaller.
+    pub(super) fn remove_orphan(&self, node: &Arc<Node>, home: Home) -> Result<bool> {
         let ino = node.ino;
-        loop {
-            let home = { node.state.read().home };
-            // The directory of an embedded orphan is changed with it.
-            let dir = match home {
-                Home::Embedded { block, .. } => {
-                    let read = || {
-                        let buf = self.cache.read_meta_any_owner(BlockKind::Dir, block)?;
-                        let owner = crate::format::block_owner(&buf.read());
-                        self.node(owner)
-                    };
-                    match read() {
-                        Ok(dir) => Some(dir),
-                        // It was moved out of a directory that went away.
-                        Err(_) if node.state.read().home != home => continue,
-                        Err(e) => return Err(e),
-                    }
+        // The directory of an embedded orphan is changed with it.
+        let dir = match home {
+            Home::Embedded { block, .. } => {
+                let read = || {
+                    let buf = self.cache.read_meta_any_owner(BlockKind::Dir, block)?;
+                    let owner = crate::format::block_owner(&buf.read());
+                    self.node(owner)
+                };
+                match read() {
+                    Ok(dir) => Some(dir),
+                    // It was moved out of a directory that went away.
+                    Err(_) if node.state.read().home != home => return Ok(false),
+                    Err(e) => return Err(e),
                 }
-                _ => None,
-            };
-            let txn = self.journal.begin(self.log_bytes_remove())?;
-            let mut nodes = vec![node];
-            nodes.extend(dir.as_ref());
-            let mut locked = Locked::new(&nodes);
-            {
-                let st = locked.get(ino)?;
-                // A writeback of times alone may be on its way; it finds the node dead and leaves its place alone.
-                if st.home != home {
-                    continue; // it was moved out of a directory that went away
-                }
-                if st.dead || node.refs.load(Ordering::Acquire) > 0 {
-                    return Ok(());
-                }
-                st.data.clear(&self.file_cx());
             }
-            // What the changes below need to read is held, so that none of them fails half way.
-            let mut held = vec![self.home_block(home)?.0];
-            held.extend(self.inodes.locator.prepare_free(&self.cache, ino)?);
-            held.extend(self.before_orphan(ino).map(|home| self.home_block(home)).transpose()?.map(|(buf, _)| buf));
-            match (home, &dir) {
-                (Home::Embedded { block, entry, .. }, Some(dir)) => {
-                    let st = locked.get(dir.ino)?;
-                    if let Home::Embedded { .. } | Home::External { .. } = st.home {
-                        held.push(self.home_block(st.home)?.0);
-                    }
-                    let (inode, state) = super::as_dir(st)?;
-                    dir::find_orphan(&self.dir_cx(), inode, state, block, entry)?;
-                }
-                (Home::External { offset, .. }, _) => {
-                    let index = self.inodes.external.index_at(&held[0], offset);
-                    let index = index.ok_or_else(|| Corrupt(format!("inode {ino}: its block is not in its table")))?;
-                    held.extend(self.inodes.external.prepare_free(&self.cache, index)?);
-                }
-                _ => {}
-            }
-            txn.arm();
-            self.pull_orphan(&txn, ino)?;
-            match (home, &dir) {
-                (Home::Embedded { block, entry, .. }, Some(dir)) => {
-                    let st = locked.get(dir.ino)?;
-                    {
-                        let (inode, state) = super::as_dir(st)?;
-                        dir::remove_orphan(&self.dir_cx(), &txn, &self.space, inode, state, block, entry)?;
-                    }
-                    st.disk_size = st.inode.size;
-                    crate::inode::store(&txn, st)?;
-                }
-                (Home::External { block, offset }, _) => self.free_external(&txn, block, offset)?,
-                _ => return Err(Error::NotPermitted),
-            }
+            _ => None,
+        };
+        let txn = self.journal.begin(self.log_bytes_remove())?;
+        let mut nodes = vec![node];
+        nodes.extend(dir.as_ref());
+        let mut locked = Locked::new(&nodes);
+        {
             let st = locked.get(ino)?;
-            st.dead = true;
-            st.orphan = false;
-            if let Some(account) = &st.data.account {
-                account.close(&txn);
+            // A writeback of times alone may be on its way; it finds the node dead and leaves its place alone.
+            if st.home != home {
+                return Ok(false);
             }
-            st.dirty = false;
-            let was_dir = st.inode.is_dir();
-            // Before the number is free: whoever gets it next puts a node of its own there.
-            self.inodes.remove(node);
-            if was_dir {
-                self.placement.forget(ino);
+            if st.dead || node.refs.load(Ordering::Acquire) > 0 {
+                return Ok(true);
             }
-            self.inodes.locator.free(&txn, &self.space, ino)?;
-            self.space.with_counters(|c| c.inodes = c.inodes.saturating_sub(1));
-            self.store_tables(&txn)?;
-            txn.done();
-            return Ok(());
+            st.data.clear(&self.file_cx());
         }
+        // What the changes below need to read is held, so that none of them fails half way.
+        let mut held = vec![self.home_block(home)?.0];
+        held.extend(self.inodes.locator.prepare_free(&self.cache, ino)?);
+        held.extend(self.before_orphan(ino).map(|home| self.home_block(home)).transpose()?.map(|(buf, _)| buf));
+        match (home, &dir) {
+            (Home::Embedded { block, entry, .. }, Some(dir)) => {
+                let st = locked.get(dir.ino)?;
+                if let Home::Embedded { .. } | Home::External { .. } = st.home {
+                    held.push(self.home_block(st.home)?.0);
+                }
+                let (inode, state) = super::as_dir(st)?;
+                dir::find_orphan(&self.dir_cx(), inode, state, block, entry)?;
+            }
+            (Home::External { offset, .. }, _) => {
+                let index = self.inodes.external.index_at(&held[0], offset);
+                let index = index.ok_or_else(|| Corrupt(format!("inode {ino}: its block is not in its table")))?;
+                held.extend(self.inodes.external.prepare_free(&self.cache, index)?);
+            }
+            _ => {}
+        }
+        txn.arm();
+        self.pull_orphan(&txn, ino)?;
+        match (home, &dir) {
+            (Home::Embedded { block, entry, .. }, Some(dir)) => {
+                let st = locked.get(dir.ino)?;
+                {
+                    let (inode, state) = super::as_dir(st)?;
+                    dir::remove_orphan(&self.dir_cx(), &txn, &self.space, inode, state, block, entry)?;
+                }
+                st.disk_size = st.inode.size;
+                crate::inode::store(&txn, st)?;
+            }
+            (Home::External { block, offset }, _) => self.free_external(&txn, block, offset)?,
+            _ => return Err(Error::NotPermitted),
+        }
+        let st = locked.get(ino)?;
+        st.dead = true;
+        st.orphan = false;
+        if let Some(account) = &st.data.account {
+            account.close(&txn);
+        }
+        st.dirty = false;
+        let was_dir = st.inode.is_dir();
+        // Before the number is free: whoever gets it next puts a node of its own there.
+        self.inodes.remove(node);
+        if was_dir {
+            self.placement.forget(ino);
+        }
+        self.inodes.locator.free(&txn, &self.space, ino)?;
+        self.space.with_counters(|c| c.inodes = c.inodes.saturating_sub(1));
+        self.store_tables(&txn)?;
+        txn.done();
+        Ok(true)
     }
 
     /// Frees a slot of the external inode table.
