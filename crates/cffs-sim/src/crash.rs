@@ -52,6 +52,15 @@ pub struct Coverage {
     pub promises: u64,
 }
 
+impl Coverage {
+    /// Adds what somebody else has covered.
+    pub fn add(&mut self, other: Coverage) {
+        self.states += other.states;
+        self.in_recovery += other.in_recovery;
+        self.promises += other.promises;
+    }
+}
+
 /// A crash after which something does not hold.
 #[derive(Clone, Debug)]
 pub struct Failure {
@@ -97,13 +106,13 @@ struct Promise {
 }
 
 /// A run of the sequence, with what is needed to judge what a crash leaves of it.
-struct History {
+pub(crate) struct History {
     setup: Setup,
-    before: Vec<Image>,
-    events: Vec<Event>,
-    ops: Vec<Op>,
+    pub(crate) before: Vec<Image>,
+    pub(crate) events: Vec<Event>,
+    pub(crate) ops: Vec<Op>,
     /// Events before each operation.
-    starts: Vec<usize>,
+    pub(crate) starts: Vec<usize>,
     /// Digest of the namespace after so many operations.
     digests: Vec<u64>,
     ids: BTreeMap<(Ino, u32), Id>,
@@ -119,7 +128,8 @@ struct History {
 }
 
 impl History {
-    fn record(setup: Setup, ops: &[Op]) -> Result<History, String> {
+    /// Runs a sequence on a new file system and on the model.
+    pub(crate) fn record(setup: Setup, ops: &[Op]) -> Result<History, String> {
         let ops = ops::expand_all(ops);
         let before = setup.make()?;
         let trace = Trace::new(before.clone());
@@ -352,7 +362,7 @@ fn own_bytes(versions: &[&Content], offset: u64, got: &[u8], zeros: bool) -> Res
 }
 
 /// Mounts what a crash has left, compares, uses, unmounts and checks. Returns what the mount itself has written.
-fn recover(
+pub(crate) fn recover(
     h: &History,
     event: usize,
     images: Vec<Image>,
@@ -408,7 +418,7 @@ fn use_again(fs: &Fs, found: &Found) -> Result<(), String> {
     Ok(())
 }
 
-fn guarded<T>(f: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
+pub(crate) fn guarded<T>(f: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
     catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|panic| Err(panic_text(&*panic)))
 }
 

@@ -258,10 +258,12 @@ pub enum Survival {
     One,
     /// Each write by sectors: all, none, a prefix, or any subset.
     Torn,
+    /// Those whose bit is set, the oldest first; from the 64th on the last bit counts.
+    Subset(u64),
 }
 
 impl Survival {
-    /// All ways.
+    /// All ways that are chosen at random.
     pub const EVERY: [Survival; 6] =
         [Survival::None, Survival::All, Survival::Some, Survival::AllButOne, Survival::One, Survival::Torn];
 }
@@ -315,6 +317,7 @@ impl<'a> CrashStates<'a> {
                 Survival::Some => rng.bool(),
                 Survival::AllButOne => n != chosen,
                 Survival::One => n == chosen,
+                Survival::Subset(mask) => mask >> n.min(63) & 1 == 1,
                 Survival::Torn => {
                     tear(&mut images, event, rng);
                     continue;

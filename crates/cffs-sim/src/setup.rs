@@ -162,6 +162,11 @@ impl Setup {
         Ok(trace.images())
     }
 
+    /// Number of devices.
+    pub fn devices(&self) -> usize {
+        1 + usize::from(self.external_log)
+    }
+
     /// Settings of the mount.
     pub fn options(&self) -> MountOptions {
         MountOptions {

@@ -1,7 +1,8 @@
-//! Long campaigns: sequences against the reference model, and crashes, until the time is up.
+//! Long campaigns: sequences against the reference model, crashes, and faults of the device, until the time is up.
 
 use anyhow::{Result, bail};
 use cffs::fs::api::MetadataMode;
+use cffs_sim::bounded;
 use cffs_sim::crash::{Coverage, Effort, explore_and_shrink};
 use cffs_sim::generate::{Bounds, Profile, generate, with_growth};
 use cffs_sim::ops::{parse, show};
@@ -14,9 +15,10 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Compares the engine with the reference model and crashes it, seed after seed, until the time is up.
+/// Compares the engine with the reference model, crashes it and lets its device fail, seed after seed, until the time is up.
 ///
-/// Every seed that fails is printed with the smallest sequence of operations found for it.
+/// Every seed that fails is printed with the smallest sequence of operations found for it. With --bounded, takes every
+/// short sequence of operations instead, by number.
 #[derive(Parser)]
 struct Args {
     /// How long.
@@ -52,6 +54,21 @@ struct Args {
     /// Run the operations of this file instead of generated ones, in the setup of the seed.
     #[arg(long)]
     ops: Option<PathBuf>,
+    /// Crash every sequence of so many operations (1 to 3) over a few files, by number, instead of random ones.
+    #[arg(long, value_name = "LENGTH", value_parser = clap::value_parser!(u8).range(1..=bounded::LENGTH_MAX as i64))]
+    bounded: Option<u8>,
+    /// First number with --bounded.
+    #[arg(long, default_value_t = 0)]
+    from: u64,
+    /// Number to stop before with --bounded; all of them without it.
+    #[arg(long)]
+    to: Option<u64>,
+    /// Only every so manyth number with --bounded.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
+    step: u64,
+    /// Format and way of the log with --bounded: 0 is the default, 1 to 7 are others.
+    #[arg(long, default_value_t = 0)]
+    variant: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -130,6 +147,138 @@ fn one(
     Some(head(last.to_string(), &smallest))
 }
 
+/// What all threads have done.
+#[derive(Clone, Copy, Default)]
+struct Totals {
+    sequences: u64,
+    coverage: Coverage,
+}
+
+/// Runs a job for one number after the other, on several threads, until it is out of numbers, the time is up or too much
+/// has failed. The job gets the number and says what failed.
+struct Driver<'a> {
+    args: &'a Args,
+    end: Instant,
+    next: AtomicU64,
+    failures: AtomicU64,
+    done: AtomicU64,
+    total: Mutex<Totals>,
+    /// What each thread is at, for the report of one that hangs.
+    at: Vec<Mutex<(String, Instant)>>,
+}
+
+impl Driver<'_> {
+    fn new(args: &Args, first: u64) -> Driver<'_> {
+        Driver {
+            args,
+            end: Instant::now() + Duration::from_secs(args.seconds),
+            next: AtomicU64::new(first),
+            failures: AtomicU64::new(0),
+            done: AtomicU64::new(0),
+            total: Mutex::default(),
+            at: (0..args.jobs).map(|_| Mutex::new((String::new(), Instant::now()))).collect(),
+        }
+    }
+
+    fn watch(&self) {
+        while self.done.load(Ordering::Relaxed) < self.args.jobs as u64 {
+            std::thread::sleep(Duration::from_millis(200));
+            for thread in &self.at {
+                let (what, since) = &*thread.lock().expect("no thread panics while it holds this");
+                if !what.is_empty() && since.elapsed() > Duration::from_secs(self.args.patience) {
+                    println!("FAILED {what}: hangs for {} seconds", self.args.patience);
+                    std::process::exit(2);
+                }
+            }
+        }
+    }
+
+    /// `job` is called as long as it says that there is more. It gives each piece of its work a name, and notes what
+    /// comes of it.
+    fn run(&self, job: impl Fn(u64, &mut dyn FnMut(String, &mut dyn FnMut(&mut Totals) -> Option<String>)) -> bool + Sync) {
+        std::thread::scope(|s| {
+            s.spawn(|| self.watch());
+            for at in &self.at {
+                let job = &job;
+                s.spawn(move || {
+                    loop {
+                        let stop = self.failures.load(Ordering::Relaxed) >= self.args.failures as u64;
+                        if stop || Instant::now() >= self.end {
+                            break;
+                        }
+                        let mut piece = |what: String, work: &mut dyn FnMut(&mut Totals) -> Option<String>| {
+                            *at.lock().expect("no thread panics while it holds this") = (what, Instant::now());
+                            let mut own = Totals::default();
+                            let failure = work(&mut own);
+                            let mut total = self.total.lock().expect("no thread panics while it holds this");
+                            total.sequences += own.sequences;
+                            total.coverage.add(own.coverage);
+                            if let Some(text) = failure {
+                                self.failures.fetch_add(1, Ordering::Relaxed);
+                                println!("FAILED {text}");
+                            }
+                        };
+                        if !job(self.next.fetch_add(1, Ordering::Relaxed), &mut piece) {
+                            break;
+                        }
+                    }
+                    at.lock().expect("no thread panics while it holds this").0.clear();
+                    self.done.fetch_add(1, Ordering::Relaxed);
+                });
+            }
+        });
+    }
+
+    fn report(&self) -> Result<()> {
+        let total = *self.total.lock().expect("all threads have ended");
+        let failed = self.failures.load(Ordering::Relaxed);
+        let Totals { sequences, coverage } = total;
+        println!(
+            "{sequences} sequences, {} crash states ({} in recovery), {} promises checked, {failed} failures",
+            coverage.states, coverage.in_recovery, coverage.promises
+        );
+        if failed > 0 {
+            bail!("{failed} sequences failed");
+        }
+        Ok(())
+    }
+}
+
+/// Every short sequence, by number.
+fn bounded(args: &Args, len: usize) -> Result<()> {
+    let all = bounded::count(len);
+    let to = args.to.unwrap_or(all).min(all);
+    if args.print {
+        for number in (args.from..to).step_by(args.step as usize) {
+            println!("# {number}\n{}", show(&bounded::sequence(len, number).0));
+        }
+        return Ok(());
+    }
+    let setup = bounded::setup(args.variant);
+    let driver = Driver::new(args, 0);
+    let reached = AtomicU64::new(args.from);
+    driver.run(|nth, piece| {
+        let number = args.from + nth * args.step;
+        if number >= to {
+            return false;
+        }
+        piece(format!("--bounded {len} --from {number}"), &mut |total| {
+            total.sequences += 1;
+            let failure = bounded::explore(setup, len, number, &mut total.coverage).err()?;
+            let ops = show(&bounded::sequence(len, number).0);
+            Some(format!("--bounded {len} --from {number} --to {} --variant {}\n{failure}\n{ops}", number + 1, args.variant))
+        });
+        reached.fetch_max(number + 1, Ordering::Relaxed);
+        true
+    });
+    let reached = reached.load(Ordering::Relaxed);
+    println!(
+        "length {len}, variant {}: numbers {} to {reached} of {all}, one in {}",
+        args.variant, args.from, args.step
+    );
+    driver.report()
+}
+
 fn main() -> Result<()> {
     let args = Args::parse();
     let given = match &args.ops {
@@ -140,68 +289,22 @@ fn main() -> Result<()> {
     if !args.once {
         std::panic::set_hook(Box::new(|_| {}));
     }
-    let end = Instant::now() + Duration::from_secs(args.seconds);
-    let next = AtomicU64::new(args.seed);
-    let total = Mutex::new((Coverage::default(), 0u64));
-    let failures = AtomicU64::new(0);
-    // What each thread is at, for the report of one that hangs.
-    let at: Vec<Mutex<(String, Instant)>> =
-        (0..args.jobs).map(|_| Mutex::new((String::new(), Instant::now()))).collect();
-    let done = AtomicU64::new(0);
-    let stop = || Instant::now() >= end || failures.load(Ordering::Relaxed) >= args.failures as u64;
-    std::thread::scope(|s| {
-        s.spawn(|| {
-            while done.load(Ordering::Relaxed) < args.jobs as u64 {
-                std::thread::sleep(Duration::from_millis(200));
-                for thread in &at {
-                    let (what, since) = &*thread.lock().expect("no thread panics while it holds this");
-                    if !what.is_empty() && since.elapsed() > Duration::from_secs(args.patience) {
-                        println!("FAILED {what}: hangs for {} seconds", args.patience);
-                        std::process::exit(2);
-                    }
-                }
-            }
-        });
-        for thread in &at {
-            let (args, given, next, total, failures, done, stop) =
-                (&args, &given, &next, &total, &failures, &done, &stop);
-            s.spawn(move || {
-                loop {
-                    let seed = next.fetch_add(1, Ordering::Relaxed);
-                    if stop() || (args.once && seed > args.seed) {
-                        break;
-                    }
-                    let kinds =
-                        args.only.map_or(vec![Kind::Model, Kind::Full, Kind::Crash, Kind::Grow], |kind| vec![kind]);
-                    for kind in kinds {
-                        let mut coverage = Coverage::default();
-                        let what = format!("--only {kind:?} --seed {seed}").to_lowercase();
-                        *thread.lock().expect("no thread panics while it holds this") = (what, Instant::now());
-                        let failure = one(kind, seed, args, given.as_deref(), &mut coverage);
-                        let mut total = total.lock().expect("no thread panics while it holds this");
-                        total.0.states += coverage.states;
-                        total.0.in_recovery += coverage.in_recovery;
-                        total.0.promises += coverage.promises;
-                        total.1 += 1;
-                        if let Some(text) = failure {
-                            failures.fetch_add(1, Ordering::Relaxed);
-                            println!("FAILED {text}");
-                        }
-                    }
-                }
-                thread.lock().expect("no thread panics while it holds this").0.clear();
-                done.fetch_add(1, Ordering::Relaxed);
+    if let Some(len) = args.bounded {
+        return bounded(&args, usize::from(len));
+    }
+    let driver = Driver::new(&args, args.seed);
+    driver.run(|seed, piece| {
+        if args.once && seed > args.seed {
+            return false;
+        }
+        let all = vec![Kind::Model, Kind::Full, Kind::Crash, Kind::Grow];
+        for kind in args.only.map_or(all, |kind| vec![kind]) {
+            piece(format!("--only {kind:?} --seed {seed}").to_lowercase(), &mut |total| {
+                total.sequences += 1;
+                one(kind, seed, &args, given.as_deref(), &mut total.coverage)
             });
         }
+        true
     });
-    let (coverage, sequences) = *total.lock().expect("all threads have ended");
-    let failed = failures.load(Ordering::Relaxed);
-    println!(
-        "{sequences} sequences, {} crash states ({} in recovery), {} promises checked, {failed} failures",
-        coverage.states, coverage.in_recovery, coverage.promises
-    );
-    if failed > 0 {
-        bail!("{failed} sequences failed");
-    }
-    Ok(())
+    driver.report()
 }
