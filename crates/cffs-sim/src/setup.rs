@@ -7,6 +7,7 @@ use cffs::format::QuotaKind;
 use cffs::fs::Fs;
 use cffs::fs::api::{AtimeMode, MetadataMode, MountOptions, PrefetchMode};
 use cffs::mkfs::{MkfsOptions, mkfs};
+use std::cell::RefCell;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -134,8 +135,23 @@ impl Setup {
         Setup { device, made: Some(made.max(8 * MIB)), ..self }
     }
 
-    /// The images of a new file system: device, and external log if there is one.
+    /// The images of a new file system: device, and external log if there is one. A thread that asks for the same again
+    /// gets copies.
     pub fn make(&self) -> Result<Vec<Image>, String> {
+        thread_local! {
+            static LAST: RefCell<Option<(Setup, Vec<Image>)>> = const { RefCell::new(None) };
+        }
+        LAST.with_borrow_mut(|last| match last {
+            Some((setup, images)) if setup == self => Ok(images.clone()),
+            _ => {
+                let images = self.make_new()?;
+                *last = Some((*self, images.clone()));
+                Ok(images)
+            }
+        })
+    }
+
+    fn make_new(&self) -> Result<Vec<Image>, String> {
         let mut images = vec![Image::new(self.device)];
         if self.external_log {
             images.push(Image::new(self.log.unwrap_or(64 * MIB)));

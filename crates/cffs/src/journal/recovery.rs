@@ -21,6 +21,8 @@ const AHEAD_MAX: usize = BATCH_MAX / 2;
 const READ_GAP: u64 = 64 << 10;
 /// Longest read in bytes.
 const READ_MAX: u64 = 1 << 20;
+/// The first piece of the log that is read, in bytes: all there is to read after a clean unmount.
+const READ_MIN: u64 = 64 << 10;
 
 /// What recovery did.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -66,7 +68,7 @@ impl Revocations {
     }
 }
 
-/// Reads the log, in large pieces: small transactions are many.
+/// Reads the log, in pieces that become larger as it goes on: small transactions are many, and most logs are short.
 pub(crate) struct LogReader<'a> {
     dev: &'a dyn Device,
     sb: &'a Superblock,
@@ -74,6 +76,8 @@ pub(crate) struct LogReader<'a> {
     start: u64,
     ring: u64,
     piece: (u64, AlignedBuf),
+    /// Length of the next piece in bytes, a power of two.
+    window: u64,
 }
 
 impl<'a> LogReader<'a> {
@@ -81,20 +85,24 @@ impl<'a> LogReader<'a> {
     pub(crate) fn new(dev: &'a dyn Device, sb: &'a Superblock) -> LogReader<'a> {
         let (at, len) = super::log_place(sb);
         let (start, ring) = (at + log::LOG_HEADER_AREA, len - log::LOG_HEADER_AREA);
-        LogReader { dev, sb, start, ring, piece: (u64::MAX, AlignedBuf::default()) }
+        LogReader { dev, sb, start, ring, piece: (u64::MAX, AlignedBuf::default()), window: READ_MIN }
     }
 
     /// The bytes of the ring from `pos` on.
     pub(crate) fn read(&mut self, mut pos: u64, bytes: &mut [u8]) -> Result<()> {
         let mut done = 0;
         while done < bytes.len() {
-            let base = pos - pos % READ_MAX;
-            if self.piece.0 != base {
-                self.piece = (u64::MAX, AlignedBuf::zeroed(READ_MAX.min(self.ring - base) as usize));
+            let end = self.piece.0.saturating_add(self.piece.1.len() as u64);
+            if !(self.piece.0..end).contains(&pos) {
+                if pos == end {
+                    self.window = READ_MAX.min(self.window * 2);
+                }
+                let base = pos - pos % self.window;
+                self.piece = (u64::MAX, AlignedBuf::zeroed(self.window.min(self.ring - base) as usize));
                 self.dev.read_at(IoKind::Log, self.start + base, &mut self.piece.1)?;
                 self.piece.0 = base;
             }
-            let from = (pos - base) as usize;
+            let from = (pos - self.piece.0) as usize;
             let n = (self.piece.1.len() - from).min(bytes.len() - done);
             bytes[done..done + n].copy_from_slice(&self.piece.1[from..from + n]);
             done += n;
