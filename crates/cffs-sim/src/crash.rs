@@ -17,7 +17,7 @@ use crate::run::{SideBySide, panic_text};
 use crate::setup::{Setup, check, check_unmounted};
 use crate::walk::{Found, read, resolve, walk};
 use cffs::format::{FileType, Ino};
-use cffs::fs::api::Caller;
+use cffs::fs::api::{Attr, Caller};
 use cffs::fs::{Fallocate, Fs};
 use fastrand::Rng;
 use std::collections::{BTreeMap, BTreeSet};
@@ -125,17 +125,32 @@ pub(crate) struct History {
     in_steps: BTreeMap<Id, Vec<usize>>,
     /// Renames of one regular file over another: (operations applied, file).
     replacements: Vec<(usize, Id)>,
+    /// Files of which an operation on their contents failed, and the first of their versions that may show since.
+    doubt: BTreeMap<Id, usize>,
+    /// Files of which nothing can be said any more: what was in doubt was moved.
+    pub(crate) unknown: BTreeSet<Id>,
 }
 
 impl History {
     /// Runs a sequence on a new file system and on the model.
     pub(crate) fn record(setup: Setup, ops: &[Op]) -> Result<History, String> {
-        let ops = ops::expand_all(ops);
         let before = setup.make()?;
         let trace = Trace::new(before.clone());
         let mut side = SideBySide::on(setup, trace.clone(), 0)?;
-        let mounted = trace.len();
-        let mut h = History {
+        let mut h = History::begin(setup, before, &side, trace.len());
+        for op in ops::expand_all(ops) {
+            h.starts.push(trace.len());
+            let replaced = replacement(&side, &op);
+            side.apply(&op).map_err(|t| format!("without any crash, `{op}`: {t}"))?;
+            h.done(&mut side, op, replaced, trace.len());
+        }
+        h.events = trace.events();
+        Ok(h)
+    }
+
+    /// Before the first operation: what mkfs has made was promised.
+    pub(crate) fn begin(setup: Setup, before: Vec<Image>, side: &SideBySide, events: usize) -> History {
+        History {
             setup,
             before,
             events: Vec::new(),
@@ -144,25 +159,49 @@ impl History {
             digests: vec![side.state.namespace(&side.inos).digest()],
             ids: BTreeMap::new(),
             contents: BTreeMap::new(),
-            promises: vec![Promise { event: mounted, prefix: 0, op: 0, files: None, mtime: None }],
+            promises: vec![Promise { event: events, prefix: 0, op: 0, files: None, mtime: None }],
             touched: BTreeMap::new(),
             in_steps: BTreeMap::new(),
             replacements: Vec::new(),
-        };
-        for op in ops {
-            h.starts.push(trace.len());
-            let replaced = replacement(&side, &op);
-            side.apply(&op).map_err(|t| format!("without any crash, `{op}`: {t}"))?;
-            let done = h.ops.len() + 1;
-            h.note(&mut side, &op, done, trace.len());
-            if let Some(id) = replaced.filter(|id| side.state.model.find(*id).is_some_and(|i| i.changed == done as u64))
-            {
-                h.replacements.push((done, id));
-            }
-            h.ops.push(op);
+            doubt: BTreeMap::new(),
+            unknown: BTreeSet::new(),
         }
-        h.events = trace.events();
-        Ok(h)
+    }
+
+    /// An operation has succeeded; `replaced` is what [`replacement`] said before.
+    pub(crate) fn done(&mut self, side: &mut SideBySide, op: Op, replaced: Option<Id>, events: usize) {
+        let done = self.ops.len() + 1;
+        self.note(side, &op, done, events);
+        if let Some(id) = replaced.filter(|id| side.state.model.find(*id).is_some_and(|i| i.changed == done as u64)) {
+            self.replacements.push((done, id));
+        }
+        self.ops.push(op);
+    }
+
+    /// An operation has failed because the device did. It has no effect, but perhaps on the contents of a file: those
+    /// that it was to have.
+    pub(crate) fn failed(&mut self, side: &SideBySide, op: Op, contents: Option<(Id, Content)>) {
+        let done = self.ops.len() + 1;
+        if let Some((id, content)) = contents {
+            let versions = self.contents.entry(id).or_default();
+            self.doubt.entry(id).or_insert(versions.len().saturating_sub(1));
+            versions.push((done, content));
+            self.touched.entry(id).or_default().push(done);
+        }
+        self.digests.push(side.state.namespace(&side.inos).digest());
+        self.ops.push(op);
+    }
+
+    /// An operation after which nothing is compared any more.
+    pub(crate) fn stopped(&mut self, op: Op) {
+        self.digests.push(*self.digests.last().expect("there is one before the first operation"));
+        self.ops.push(op);
+    }
+
+    /// An unmount has succeeded.
+    pub(crate) fn unmounted(&mut self, events: usize) {
+        let done = self.ops.len();
+        self.promises.push(Promise { event: events, prefix: done, op: done, files: None, mtime: None });
     }
 
     /// Notes what an operation has changed and promised.
@@ -242,33 +281,51 @@ impl History {
             return Err(self.explain(low, high.max(low), &found.namespace));
         };
         for (ino, (attr, path)) in &found.files {
-            let shown = String::from_utf8_lossy(path);
-            let Some(id) = self.ids.get(&(*ino, attr.generation)) else {
-                return Err(format!("{shown}: inode {ino}, generation {}, was never made", attr.generation));
-            };
-            let newest = given.iter().rev().find(|p| p.files.as_ref().is_some_and(|f| f.contains(id)));
-            if let Some(Promise { op, mtime: Some(mtime), .. }) = newest
-                && !self.touched[id].iter().any(|t| (*op + 1..=high).contains(t))
-                && *mtime != attr.mtime
-            {
-                return Err(format!("{shown}: modification time {}, was {mtime} at the fsync", attr.mtime));
-            }
-            let promised = given.iter().filter(|p| p.files.as_ref().is_none_or(|f| f.contains(id))).map(|p| p.op);
-            let renamed = self.replacements.iter().filter(|(op, r)| r == id && *op <= prefix).map(|(op, _)| *op);
-            let at_least = promised.chain(renamed).max().unwrap_or(0);
-            self.judge_content(*id, at_least, high, fs, *ino, attr.size)
-                .map_err(|t| format!("{shown} (inode {ino}): {t}"))?;
+            self.judge_file(event, prefix, fs, *ino, attr)
+                .map_err(|t| format!("{} (inode {ino}): {t}", String::from_utf8_lossy(path)))?;
         }
         Ok(())
     }
 
+    /// Compares a file, in a namespace as of so many operations, with what is allowed.
+    pub(crate) fn judge_file(
+        &self,
+        event: usize,
+        prefix: usize,
+        fs: &Fs,
+        ino: Ino,
+        attr: &Attr,
+    ) -> Result<(), String> {
+        let given: Vec<&Promise> = self.promises.iter().filter(|p| p.event <= event).collect();
+        let high = self.starts.partition_point(|s| *s < event);
+        let Some(id) = self.ids.get(&(ino, attr.generation)) else {
+            return Err(format!("generation {} was never made", attr.generation));
+        };
+        if self.unknown.contains(id) {
+            return Ok(());
+        }
+        let newest = given.iter().rev().find(|p| p.files.as_ref().is_some_and(|f| f.contains(id)));
+        if let Some(Promise { op, mtime: Some(mtime), .. }) = newest
+            && !self.touched[id].iter().any(|t| (*op + 1..=high).contains(t))
+            && *mtime != attr.mtime
+        {
+            return Err(format!("modification time {}, was {mtime} at the fsync", attr.mtime));
+        }
+        let promised = given.iter().filter(|p| p.files.as_ref().is_none_or(|f| f.contains(id))).map(|p| p.op);
+        let renamed = self.replacements.iter().filter(|(op, r)| r == id && *op <= prefix).map(|(op, _)| *op);
+        let at_least = promised.chain(renamed).max().unwrap_or(0);
+        self.judge_content(*id, at_least, high, fs, ino, attr.size)
+    }
+
     fn judge_content(&self, id: Id, low: usize, high: usize, fs: &Fs, ino: Ino, size: u64) -> Result<(), String> {
         let all = &self.contents[&id];
-        let first = all.partition_point(|(op, _)| *op <= low).saturating_sub(1);
+        let doubt = self.doubt.get(&id);
+        let first = all.partition_point(|(op, _)| *op <= low).saturating_sub(1).min(doubt.map_or(usize::MAX, |d| *d));
         let end = all.partition_point(|(op, _)| *op <= high.max(low)).max(first + 1);
         let versions: Vec<&Content> = all[first..end].iter().map(|(_, c)| c).collect();
         // Half of a copy, or of a range taken out or put in: a size between, and zeros where something moved away.
-        let steps = self.in_steps.get(&id).is_some_and(|s| s.iter().any(|op| (low + 1..=high).contains(op)));
+        let half = self.in_steps.get(&id).is_some_and(|s| s.iter().any(|op| (low + 1..=high).contains(op)));
+        let steps = half || doubt.is_some();
         let most = versions.iter().map(|v| v.size()).max().unwrap_or(0);
         if !(versions.iter().any(|v| v.size() == size) || steps && size <= most) {
             let sizes: Vec<u64> = versions.iter().map(|v| v.size()).collect();
@@ -312,7 +369,7 @@ impl History {
 }
 
 /// The regular file that a rename puts over another one, if that is what the operation does.
-fn replacement(side: &SideBySide, op: &Op) -> Option<Id> {
+pub(crate) fn replacement(side: &SideBySide, op: &Op) -> Option<Id> {
     let Op::Rename { from, to, flags } = op else {
         return None;
     };

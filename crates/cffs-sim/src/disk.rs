@@ -6,6 +6,7 @@
 //! was being written when the power failed may hold neither: this is tried with the headers of the log, of which there are
 //! two for that reason.
 
+use crate::faults::{Plan, Verdict};
 use cffs::device::{Device, IoKind};
 use fastrand::Rng;
 use parking_lot::Mutex;
@@ -55,6 +56,13 @@ impl Image {
         });
     }
 
+    /// Whether all of a range was written before: a sparse file has a place for it.
+    pub fn has(&self, offset: u64, len: u64) -> bool {
+        let mut all = true;
+        each_chunk(offset, len as usize, |chunk, _, _| all &= self.chunks[chunk].is_some());
+        all
+    }
+
     /// Sets a range to one value.
     pub fn fill(&mut self, offset: u64, len: u64, value: u8) {
         let block = [value; CHUNK];
@@ -95,6 +103,31 @@ pub enum Event {
         /// Number of the device.
         dev: usize,
     },
+    /// A flush that failed: of the writes before it some will never be durable, whatever is flushed later.
+    FailedFlush {
+        /// Number of the device.
+        dev: usize,
+    },
+    /// A write that was said to be done and is lost, or went to another place.
+    Astray {
+        /// Number of the device.
+        dev: usize,
+        /// Byte offset that was asked for.
+        offset: u64,
+        /// Byte offset it went to, if it went anywhere.
+        to: Option<u64>,
+        /// The bytes.
+        data: Arc<[u8]>,
+    },
+    /// The medium changed by itself.
+    Decay {
+        /// Number of the device.
+        dev: usize,
+        /// Byte offset.
+        offset: u64,
+        /// The bytes that are there now.
+        data: Arc<[u8]>,
+    },
     /// A range's content became undefined.
     Discard {
         /// Number of the device.
@@ -110,7 +143,12 @@ impl Event {
     /// Number of the device that it reached.
     pub fn dev(&self) -> usize {
         match self {
-            Event::Write { dev, .. } | Event::Flush { dev } | Event::Discard { dev, .. } => *dev,
+            Event::Write { dev, .. }
+            | Event::Flush { dev }
+            | Event::FailedFlush { dev }
+            | Event::Astray { dev, .. }
+            | Event::Decay { dev, .. }
+            | Event::Discard { dev, .. } => *dev,
         }
     }
 }
@@ -122,6 +160,11 @@ impl std::fmt::Debug for Event {
                 write!(f, "dev{dev} write {kind:?} {offset:#x}+{:#x}", data.len())
             }
             Event::Flush { dev } => write!(f, "dev{dev} flush"),
+            Event::FailedFlush { dev } => write!(f, "dev{dev} failed flush"),
+            Event::Astray { dev, offset, to, data } => {
+                write!(f, "dev{dev} write {offset:#x}+{:#x} went to {to:x?}", data.len())
+            }
+            Event::Decay { dev, offset, data } => write!(f, "dev{dev} decay {offset:#x}+{:#x}", data.len()),
             Event::Discard { dev, offset, len } => write!(f, "dev{dev} discard {offset:#x}+{len:#x}"),
         }
     }
@@ -131,6 +174,7 @@ struct Core {
     images: Vec<Image>,
     events: Vec<Event>,
     lying: bool,
+    faults: Option<Plan>,
 }
 
 /// The common record of one or more devices (data and external log), in the order in which things happened.
@@ -140,13 +184,23 @@ pub struct Trace(Arc<Mutex<Core>>);
 impl Trace {
     /// Devices with these contents.
     pub fn new(images: Vec<Image>) -> Trace {
-        Trace(Arc::new(Mutex::new(Core { images, events: Vec::new(), lying: false })))
+        Trace(Arc::new(Mutex::new(Core { images, events: Vec::new(), lying: false, faults: None })))
     }
 
     /// From now on flushes report success and do nothing, as some real devices have it. Nothing can be promised on
     /// such a device: with it, tests show that they would notice a missing flush.
     pub fn ignore_flushes(&self) {
         self.0.lock().lying = true;
+    }
+
+    /// From now on this decides about every request.
+    pub fn arm(&self, plan: Plan) {
+        self.0.lock().faults = Some(plan);
+    }
+
+    /// What has become of the plan.
+    pub fn faults(&self) -> Option<Plan> {
+        self.0.lock().faults.clone()
     }
 
     /// A device of the trace.
@@ -206,12 +260,32 @@ impl Device for RecordingDevice {
         SECTOR as u32
     }
 
-    fn read_vectored(&self, _kind: IoKind, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<()> {
+    fn read_vectored(&self, kind: IoKind, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<()> {
         self.check(offset, bufs.iter().map(|b| b.len()).sum())?;
-        let core = self.trace.0.lock();
+        let mut core = self.trace.0.lock();
+        let core = &mut *core;
+        let len = bufs.iter().map(|b| b.len()).sum();
+        let mut flip = None;
+        match core.faults.as_mut().map_or(Verdict::Pass, |f| f.on_read(self.dev, kind, offset, len)) {
+            Verdict::Fail(e, _) => return Err(e),
+            Verdict::Flip(at, bit) => flip = Some((at, bit)),
+            Verdict::FlipMedium(at, bit) => {
+                let mut byte = [0];
+                core.images[self.dev].read(offset + at as u64, &mut byte);
+                byte[0] ^= bit;
+                core.images[self.dev].write(offset + at as u64, &byte);
+                let data = Arc::from(&byte[..]);
+                core.events.push(Event::Decay { dev: self.dev, offset: offset + at as u64, data });
+            }
+            _ => {}
+        }
         let mut at = offset;
         for b in bufs {
             core.images[self.dev].read(at, b);
+            let from = (at - offset) as usize;
+            if let Some((place, bit)) = flip.filter(|(place, _)| (from..from + b.len()).contains(place)) {
+                b[place - from] ^= bit;
+            }
             at += b.len() as u64;
         }
         Ok(())
@@ -221,13 +295,39 @@ impl Device for RecordingDevice {
         let data: Vec<u8> = bufs.iter().flat_map(|b| b.iter().copied()).collect();
         self.check(offset, data.len())?;
         let mut core = self.trace.0.lock();
-        core.images[self.dev].write(offset, &data);
-        core.events.push(Event::Write { dev: self.dev, kind, offset, data: data.into() });
+        let core = &mut *core;
+        let dev = self.dev;
+        let verdict = match &mut core.faults {
+            Some(f) => f.on_write(dev, kind, offset, data.len(), &core.images[dev]),
+            None => Verdict::Pass,
+        };
+        match verdict {
+            Verdict::Fail(e, part) => {
+                if part > 0 {
+                    core.images[dev].write(offset, &data[..part]);
+                    core.events.push(Event::Write { dev, kind, offset, data: Arc::from(&data[..part]) });
+                }
+                return Err(e);
+            }
+            Verdict::Lose => core.events.push(Event::Astray { dev, offset, to: None, data: data.into() }),
+            Verdict::Divert(to) => {
+                core.images[dev].write(to, &data);
+                core.events.push(Event::Astray { dev, offset, to: Some(to), data: data.into() });
+            }
+            _ => {
+                core.images[dev].write(offset, &data);
+                core.events.push(Event::Write { dev, kind, offset, data: data.into() });
+            }
+        }
         Ok(())
     }
 
     fn flush(&self) -> io::Result<()> {
         let mut core = self.trace.0.lock();
+        if let Some(Verdict::Fail(e, _)) = core.faults.as_mut().map(|f| f.on_flush(self.dev)) {
+            core.events.push(Event::FailedFlush { dev: self.dev });
+            return Err(e);
+        }
         if !core.lying {
             core.events.push(Event::Flush { dev: self.dev });
         }
@@ -286,6 +386,11 @@ impl<'a> CrashStates<'a> {
     pub fn advance(&mut self, at: usize) {
         assert!(self.at <= at && at <= self.events.len());
         for i in self.at..at {
+            if let Event::FailedFlush { dev } = self.events[i] {
+                // Each of them is lost or not, by its number.
+                self.pending.retain(|p| self.events[*p].dev() != dev || Rng::with_seed((i * 7919 + p) as u64).bool());
+                continue;
+            }
             let Event::Flush { dev } = self.events[i] else {
                 self.pending.push(i);
                 continue;
@@ -335,8 +440,22 @@ fn apply(images: &mut [Image], event: &Event) {
     match event {
         Event::Write { dev, offset, data, .. } => images[*dev].write(*offset, data),
         Event::Discard { dev, offset, len } => images[*dev].fill(*offset, *len, DISCARDED),
-        Event::Flush { .. } => {}
+        Event::Astray { dev, to: Some(to), data, .. } => images[*dev].write(*to, data),
+        Event::Decay { dev, offset, data } => images[*dev].write(*offset, data),
+        Event::Flush { .. } | Event::FailedFlush { .. } | Event::Astray { to: None, .. } => {}
     }
+}
+
+/// The images as they would be had no write gone astray and nothing decayed.
+pub fn as_intended(mut images: Vec<Image>, events: &[Event]) -> Vec<Image> {
+    for event in events {
+        match event {
+            Event::Astray { dev, offset, data, .. } => images[*dev].write(*offset, data),
+            Event::Decay { .. } => {}
+            event => apply(&mut images, event),
+        }
+    }
+    images
 }
 
 fn tear(images: &mut [Image], event: &Event, rng: &mut Rng) {

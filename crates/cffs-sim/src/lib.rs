@@ -6,6 +6,7 @@ pub mod crash;
 pub mod disk;
 pub mod engine;
 pub mod fuzz;
+pub mod faults;
 pub mod generate;
 pub mod model;
 pub mod ops;

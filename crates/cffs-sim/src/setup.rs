@@ -223,6 +223,13 @@ impl fmt::Display for Setup {
     }
 }
 
+/// Where the log stands: the number of its device, and its bytes.
+pub(crate) fn log_range(images: &[Image]) -> (usize, std::ops::Range<u64>) {
+    let trace = Trace::new(images.to_vec());
+    let (at, len) = cffs::mkfs::read_superblock(&*trace.device(0)).map_or((0, 0), |sb| cffs::journal::log_place(&sb));
+    (images.len() - 1, at..at + len)
+}
+
 /// Checks images: of an unmounted file system, or of one that a crash has left. The text lists what is wrong.
 pub fn check(images: &[Image]) -> Result<Report, String> {
     let trace = Trace::new(images.to_vec());

@@ -114,6 +114,29 @@ fn visit(fs: &Fs, attr: Attr, path: Vec<u8>, found: &mut Found) -> Result<(), St
     Ok(())
 }
 
+/// All regular files that can be reached, by path. What cannot be read is left out.
+pub fn survivors(fs: &Fs) -> BTreeMap<Vec<u8>, Attr> {
+    let mut files = BTreeMap::new();
+    let mut todo = vec![(ROOT_INO, b"/".to_vec())];
+    while let Some((dir, path)) = todo.pop() {
+        let mut names = Vec::new();
+        let _ = fs.readdir(dir, 0, false, &mut |e| {
+            names.push(e.name);
+            true
+        });
+        for name in names {
+            let Ok(attr) = fs.lookup(dir, &name) else { continue };
+            let below = [&path[..], if path.len() > 1 { &b"/"[..] } else { b"" }, &name].concat();
+            match attr.file_type {
+                FileType::Directory => todo.push((attr.ino, below)),
+                FileType::Regular => drop(files.insert(below, attr)),
+                _ => {}
+            }
+        }
+    }
+    files
+}
+
 /// The extended attributes of a file.
 pub fn xattrs(fs: &Fs, ino: Ino) -> cffs::error::Result<BTreeMap<String, Vec<u8>>> {
     let names = fs.listxattr(ino)?.into_iter();

@@ -4,6 +4,7 @@ use anyhow::{Result, bail};
 use cffs::fs::api::MetadataMode;
 use cffs_sim::bounded;
 use cffs_sim::crash::{Coverage, Effort, explore_and_shrink};
+use cffs_sim::faults::history::{self, Tally};
 use cffs_sim::generate::{Bounds, Profile, generate, with_growth};
 use cffs_sim::ops::{parse, show};
 use cffs_sim::run::run;
@@ -66,6 +67,12 @@ struct Args {
     /// Only every so manyth number with --bounded.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
     step: u64,
+    /// Let the device fail, in every way, at every request of each seed's sequence.
+    #[arg(long)]
+    faults: bool,
+    /// Stop after so many histories with --faults.
+    #[arg(long, default_value_t = u64::MAX)]
+    histories: u64,
     /// Format and way of the log with --bounded: 0 is the default, 1 to 7 are others.
     #[arg(long, default_value_t = 0)]
     variant: u64,
@@ -152,6 +159,7 @@ fn one(
 struct Totals {
     sequences: u64,
     coverage: Coverage,
+    faults: Tally,
 }
 
 /// Runs a job for one number after the other, on several threads, until it is out of numbers, the time is up or too much
@@ -213,6 +221,7 @@ impl Driver<'_> {
                             let mut total = self.total.lock().expect("no thread panics while it holds this");
                             total.sequences += own.sequences;
                             total.coverage.add(own.coverage);
+                            total.faults.add(own.faults);
                             if let Some(text) = failure {
                                 self.failures.fetch_add(1, Ordering::Relaxed);
                                 println!("FAILED {text}");
@@ -229,10 +238,21 @@ impl Driver<'_> {
         });
     }
 
+    fn histories(&self) -> u64 {
+        self.total.lock().expect("no thread panics while it holds this").faults.histories
+    }
+
     fn report(&self) -> Result<()> {
         let total = *self.total.lock().expect("all threads have ended");
         let failed = self.failures.load(Ordering::Relaxed);
-        let Totals { sequences, coverage } = total;
+        let Totals { sequences, coverage, faults } = total;
+        if faults.histories > 0 {
+            let Tally { histories, struck, errors, read_only, repairs, files } = faults;
+            println!(
+                "{histories} histories with a fault ({struck} of them struck), {errors} operations failed, {read_only} \
+                 file systems turned read-only, {repairs} repairs, {files} files compared after repairs"
+            );
+        }
         println!(
             "{sequences} sequences, {} crash states ({} in recovery), {} promises checked, {failed} failures",
             coverage.states, coverage.in_recovery, coverage.promises
@@ -279,6 +299,42 @@ fn bounded(args: &Args, len: usize) -> Result<()> {
     driver.report()
 }
 
+/// Faults at every request.
+fn faults(args: &Args) -> Result<()> {
+    let driver = Driver::new(args, args.seed);
+    driver.run(|seed, piece| {
+        if args.once && seed > args.seed || driver.histories() >= args.histories {
+            return false;
+        }
+        let (setup, ops) = (history::setup(seed), history::operations(seed));
+        let requests = history::requests(setup, &ops);
+        let head = |what: String, ops: &[cffs_sim::ops::Op]| {
+            format!("--faults --once --seed {seed}: {setup}\n{what}\nsmallest sequence:\n{}", show(ops))
+        };
+        let cases = match requests {
+            Ok(requests) => history::cases(requests, seed),
+            Err(e) => {
+                piece(format!("--faults --seed {seed}"), &mut |_| Some(head(format!("without a fault: {e}"), &ops)));
+                return true;
+            }
+        };
+        for case in cases {
+            piece(format!("--faults --seed {seed}: {case}"), &mut |total| {
+                let first = history::run(setup, &ops, case, &mut total.faults).err()?;
+                let near = |at: u64| (at.saturating_sub(20)..at + 20).map(move |at| history::Case { at, ..case });
+                let find = |ops: &[cffs_sim::ops::Op]| {
+                    near(case.at).find_map(|c| Some((c, history::run(setup, ops, c, &mut Tally::default()).err()?)))
+                };
+                let smallest = shrink(ops.clone(), 60, |ops| find(ops).is_some());
+                let (case, text) = find(&smallest).unwrap_or((case, first));
+                Some(head(format!("{case}: {text}"), &smallest))
+            });
+        }
+        true
+    });
+    driver.report()
+}
+
 fn main() -> Result<()> {
     let args = Args::parse();
     let given = match &args.ops {
@@ -288,6 +344,9 @@ fn main() -> Result<()> {
     // Panics of the engine are failures like others and are reported with their sequence.
     if !args.once {
         std::panic::set_hook(Box::new(|_| {}));
+    }
+    if args.faults {
+        return faults(&args);
     }
     if let Some(len) = args.bounded {
         return bounded(&args, usize::from(len));
