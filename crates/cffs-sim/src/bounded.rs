@@ -126,13 +126,7 @@ pub fn explore(setup: Setup, len: usize, number: u64, coverage: &mut Coverage) -
 }
 
 /// The same for any operations, of which the first `base` are the start.
-pub fn explore_ops(
-    setup: Setup,
-    ops: &[Op],
-    base: usize,
-    seed: u64,
-    coverage: &mut Coverage,
-) -> Result<(), Failure> {
+pub fn explore_ops(setup: Setup, ops: &[Op], base: usize, seed: u64, coverage: &mut Coverage) -> Result<(), Failure> {
     let h = guarded(|| History::record(setup, ops));
     let h = h.map_err(|text| Failure { event: 0, op: None, survival: None, second: None, text })?;
     let mut rng = Rng::with_seed(seed);
@@ -151,8 +145,8 @@ pub fn explore_ops(
             };
             let images = states.crash(survival, &mut rng);
             let use_it = rng.u8(..16) == 0;
-            let recovery = guarded(|| recover(&h, event, images.clone(), use_it, coverage))
-                .map_err(|text| failure(None, text))?;
+            let recovery =
+                guarded(|| recover(&h, event, images.clone(), use_it, coverage)).map_err(|text| failure(None, text))?;
             if rng.u8(..8) == 0 && !recovery.is_empty() {
                 let mut again = CrashStates::new(images, &recovery);
                 let at = rng.usize(..=recovery.len());

@@ -288,14 +288,7 @@ impl History {
     }
 
     /// Compares a file, in a namespace as of so many operations, with what is allowed.
-    pub(crate) fn judge_file(
-        &self,
-        event: usize,
-        prefix: usize,
-        fs: &Fs,
-        ino: Ino,
-        attr: &Attr,
-    ) -> Result<(), String> {
+    pub(crate) fn judge_file(&self, event: usize, prefix: usize, fs: &Fs, ino: Ino, attr: &Attr) -> Result<(), String> {
         let given: Vec<&Promise> = self.promises.iter().filter(|p| p.event <= event).collect();
         let high = self.starts.partition_point(|s| *s < event);
         let Some(id) = self.ids.get(&(ino, attr.generation)) else {
@@ -451,7 +444,7 @@ pub(crate) fn recover(
 }
 
 /// New files after recovery must not come in anybody's way: the check that follows sees doubly used space.
-fn use_again(fs: &Fs, found: &Found) -> Result<(), String> {
+pub(crate) fn use_again(fs: &Fs, found: &Found) -> Result<(), String> {
     let fail = |what: &str, e: cffs::error::Error| format!("after recovery, {what}: {e}");
     let dir = found.dirs.last().map_or(&b"/"[..], |d| d);
     let dir = resolve(fs, dir).map_err(|e| fail("resolve", e))?;

@@ -1,5 +1,6 @@
 //! The engine with the open files of a test: applies operations as a program would, by looking paths up.
 
+use crate::model::acl;
 use crate::ops::{Op, Path, SLOTS};
 use crate::pattern;
 use crate::state;
@@ -222,6 +223,17 @@ impl Engine {
             Op::RemoveXattr { path, name } => {
                 let file = self.resolve(path)?;
                 fs.removexattr(Caller::ROOT, file.ino, name.as_bytes())?;
+                fs.getattr(file.ino).map(Reply::File)
+            }
+            Op::Acl { path, default, list } => {
+                let (file, name) = (self.resolve(path)?, if *default { acl::DEFAULT } else { acl::ACCESS }.as_bytes());
+                match acl::LISTS.get(*list) {
+                    Some(entries) => {
+                        let value = acl::encode(entries);
+                        fs.setxattr(Caller::ROOT, file.ino, name, &value, SetXattr::default())?;
+                    }
+                    None => fs.removexattr(Caller::ROOT, file.ino, name)?,
+                }
                 fs.getattr(file.ino).map(Reply::File)
             }
             Op::Flags { path, flags } => fs.set_flags(Caller::ROOT, self.resolve(path)?.ino, *flags).map(Reply::File),

@@ -3,6 +3,8 @@
 //! The generator runs a model along, so that most operations hit files that exist, in a small universe of names where
 //! they collide. What it makes is concrete: a sequence means the same without the generator.
 
+use crate::intents::Programs;
+use crate::model::acl::LISTS;
 use crate::model::{Body, Id, ROOT};
 use crate::ops::{self, Op, Path, SLOTS, Special};
 use crate::state::State;
@@ -24,11 +26,14 @@ pub enum Profile {
     Fsync,
     /// Directories of hundreds of files.
     Large,
+    /// Several programs at once, each with something in mind that takes several operations ([`crate::intents`]).
+    Programs,
 }
 
 impl Profile {
     /// All profiles.
-    pub const ALL: [Profile; 5] = [Profile::Mixed, Profile::Names, Profile::Data, Profile::Fsync, Profile::Large];
+    pub const ALL: [Profile; 6] =
+        [Profile::Mixed, Profile::Names, Profile::Data, Profile::Fsync, Profile::Large, Profile::Programs];
 }
 
 /// Kinds of operations, for weighing.
@@ -181,6 +186,8 @@ impl Profile {
             Profile::Data => DATA,
             Profile::Fsync => FSYNC,
             Profile::Large => LARGE,
+            // What happens besides.
+            Profile::Programs => MIXED,
         }
     }
 }
@@ -203,6 +210,7 @@ impl Default for Bounds {
 /// Generates a sequence of (about) `len` operations.
 pub fn generate(seed: u64, profile: Profile, len: usize, bounds: Bounds) -> Vec<Op> {
     let mut g = Generator { rng: Rng::with_seed(seed), bounds, state: State::default(), tag: seed << 20 };
+    let mut programs = (profile == Profile::Programs).then(|| Programs::new(&mut g.rng));
     let weights = profile.weights();
     let total: u32 = weights.iter().map(|w| w.1).sum();
     let mut out = Vec::with_capacity(len);
@@ -213,7 +221,11 @@ pub fn generate(seed: u64, profile: Profile, len: usize, bounds: Bounds) -> Vec<
             pick = pick.wrapping_sub(*w);
             here
         });
-        let op = g.op(kind.expect("picked within the total").0);
+        let intent = match &mut programs {
+            Some(p) if g.rng.u8(..8) > 0 => Some(p.next(&mut g.rng, &g.state, &mut g.tag)),
+            _ => None,
+        };
+        let op = intent.unwrap_or_else(|| g.op(kind.expect("picked within the total").0));
         for single in ops::expand_all(std::slice::from_ref(&op)) {
             // Errors are as welcome as successes.
             let _ = g.state.apply(&single);
@@ -454,7 +466,12 @@ impl Generator {
             Lookup => Op::Lookup { path: self.old_path(|_| true) },
             Attr => {
                 let path = self.any();
-                match self.rng.u32(..7) {
+                match self.rng.u32(..9) {
+                    7 | 8 => {
+                        let default = self.rng.bool();
+                        let path = if default && !self.chance(8) { self.dir() } else { path };
+                        Op::Acl { path, default, list: self.rng.usize(..=LISTS.len()) }
+                    }
                     // Flags that keep things from changing come seldom, and go soon.
                     5 => Op::Flags { path, flags: [0x8, 0x10, 0x20, 0x30, 0xc0, 0x1_0000][self.rng.usize(..6)] },
                     6 => Op::Flags { path: self.locked().unwrap_or(path), flags: 0 },

@@ -142,6 +142,9 @@ pub enum Op {
     SetXattr { path: Path, name: String, len: usize, tag: u64 },
     /// Remove an extended attribute.
     RemoveXattr { path: Path, name: String },
+    /// Set the access list, or the default list, to one of [`LISTS`](crate::model::acl::LISTS); a number behind them
+    /// removes it.
+    Acl { path: Path, default: bool, list: usize },
     /// Make a file durable.
     Fsync { path: Path },
     /// Make a file's contents durable.
@@ -241,6 +244,7 @@ impl fmt::Display for Op {
             Op::Utime { path, mtime } => write!(f, "utime {path} {mtime}"),
             Op::SetXattr { path, name, len, tag } => write!(f, "setxattr {path} {name} {len} {tag}"),
             Op::RemoveXattr { path, name } => write!(f, "removexattr {path} {name}"),
+            Op::Acl { path, default, list } => write!(f, "acl {path} {default} {list}"),
             Op::Fsync { path } => write!(f, "fsync {path}"),
             Op::Fdatasync { path } => write!(f, "fdatasync {path}"),
             Op::Sync => write!(f, "sync"),
@@ -336,6 +340,7 @@ impl FromStr for Op {
                 tag: number(next()?)?,
             },
             "removexattr" => Op::RemoveXattr { path: Path::new(next()?), name: next()?.to_owned() },
+            "acl" => Op::Acl { path: Path::new(next()?), default: flag(next()?), list: number(next()?)? },
             "fsync" => Op::Fsync { path: Path::new(next()?) },
             "fdatasync" => Op::Fdatasync { path: Path::new(next()?) },
             "sync" => Op::Sync,

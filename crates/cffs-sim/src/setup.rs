@@ -152,18 +152,29 @@ impl Setup {
     }
 
     fn make_new(&self) -> Result<Vec<Image>, String> {
+        let trace = Trace::new(self.blank());
+        self.make_on(&trace, *b"cffs-sim uuid 01")?;
+        Ok(trace.images())
+    }
+
+    /// Devices of zeros.
+    pub fn blank(&self) -> Vec<Image> {
         let mut images = vec![Image::new(self.device)];
         if self.external_log {
             images.push(Image::new(self.log.unwrap_or(64 * MIB)));
         }
-        let trace = Trace::new(images);
+        images
+    }
+
+    /// Makes a file system on the devices of a trace.
+    pub fn make_on(&self, trace: &Trace, uuid: [u8; 16]) -> Result<(), String> {
         let options = MkfsOptions {
             block_size: self.sizes.0,
             frag_size: Some(self.sizes.1),
             group_size: self.sizes.2,
             log_bytes: self.log,
             size: self.made,
-            uuid: Some(*b"cffs-sim uuid 01"),
+            uuid: Some(uuid),
             hash_seed: Some([1, 2]),
             no_embed: self.no_embed,
             no_group: self.no_group,
@@ -174,8 +185,7 @@ impl Setup {
         };
         let log = self.external_log.then(|| trace.device(1));
         let log = log.as_ref().map(|d| &**d as &dyn Device);
-        mkfs(&*trace.device(0), log, &options).map_err(|e| format!("mkfs: {e}"))?;
-        Ok(trace.images())
+        mkfs(&*trace.device(0), log, &options).map_err(|e| format!("mkfs: {e}")).map(drop)
     }
 
     /// Number of devices.

@@ -1,5 +1,6 @@
 //! The model with the open files of a test: applies operations and says what the engine must answer.
 
+use crate::model::acl::LISTS;
 use crate::model::{Fail, Id, Model, NewFile, ROOT, Result};
 use crate::ops::{Op, Path, SLOTS, Special};
 use crate::pattern;
@@ -247,6 +248,13 @@ impl State {
             Op::RemoveXattr { path, name } => {
                 self.with_file(path, |s, id| s.model.remove_xattr(id, name).map(|()| Outcome::File(id)))
             }
+            Op::Acl { path, default, list } => self.with_file(path, |s, id| {
+                match LISTS.get(*list) {
+                    Some(entries) => s.model.set_acl(id, *default, entries),
+                    None => s.model.remove_acl(id, *default),
+                }
+                .map(|()| Outcome::File(id))
+            }),
             Op::Flags { path, flags } => {
                 self.with_file(path, |s, id| s.model.set_flags(id, *flags).map(|()| Outcome::File(id)))
             }

@@ -3,6 +3,10 @@
 //! Start reading at [`fs`] for what the file system does, at [`mod@format`] for what is on the device.
 #![forbid(unsafe_code)]
 
+/// For tests that try the orders in which threads can run, the locks are shuttle's.
+#[cfg(shuttle)]
+extern crate cffs_shuttle as parking_lot;
+
 pub mod acl;
 pub mod cache;
 pub mod check;

@@ -88,6 +88,10 @@ enum Kind {
     Crash,
     /// File systems that grow: crashes, or a device that is full until then.
     Grow,
+    /// Crashes of mounts without a journal, and their repair.
+    Modes,
+    /// Crashes of mkfs.
+    Mkfs,
 }
 
 /// Setup of a seed, alike in every run of the program.
@@ -101,7 +105,8 @@ fn setup(kind: Kind, seed: u64) -> Setup {
     match kind {
         Kind::Model => Setup { metadata, ..setup },
         Kind::Full => Setup { metadata, ..setup }.small(),
-        Kind::Crash => setup,
+        Kind::Crash | Kind::Mkfs => setup,
+        Kind::Modes => Setup { metadata: [MetadataMode::Sync, MetadataMode::Delayed][seed as usize % 2], ..setup },
         Kind::Grow if seed.is_multiple_of(2) => setup.growing(seed),
         Kind::Grow => Setup { metadata, ..setup }.small().growing(seed),
     }
@@ -116,16 +121,28 @@ fn one(
 ) -> Option<String> {
     let setup = setup(kind, seed);
     let profile = Profile::ALL[(seed / 4) as usize % Profile::ALL.len()];
-    let name = match kind {
-        Kind::Model => "model",
-        Kind::Full => "full",
-        Kind::Crash => "crash",
-        Kind::Grow => "grow",
-    };
+    let name = format!("{kind:?}").to_lowercase();
     let head = |text: String, ops: &[cffs_sim::ops::Op]| {
         format!("--only {name} --seed {seed}: {profile:?}, {setup}\n{text}\nsmallest sequence:\n{}", show(ops))
     };
     let woven = |ops| if kind == Kind::Grow { with_growth(ops, seed) } else { ops };
+    if matches!(kind, Kind::Modes | Kind::Mkfs) {
+        let mut ops = given
+            .map_or_else(|| generate(seed, profile, args.len / 2, Bounds { write: 30_000, many: 20 }), <[_]>::to_vec);
+        ops.truncate(args.first);
+        if args.print {
+            print!("{}", show(&ops));
+            return None;
+        }
+        let try_it = |ops: &[cffs_sim::ops::Op], coverage: &mut Coverage| match kind {
+            Kind::Modes => cffs_sim::unjournaled::explore(setup, ops, seed, 12, coverage),
+            _ => cffs_sim::formatting::explore(setup, ops, seed, coverage),
+        };
+        let first = try_it(&ops, coverage).err()?;
+        let smallest = shrink(ops, 200, |ops| try_it(ops, &mut Coverage::default()).is_err());
+        let last = try_it(&smallest, &mut Coverage::default()).err().unwrap_or(first);
+        return Some(head(last.to_string(), &smallest));
+    }
     if kind == Kind::Crash || kind == Kind::Grow && seed.is_multiple_of(2) {
         let bounds = Bounds { write: 60_000, many: 30 };
         let mut ops = given.map_or_else(|| woven(generate(seed, profile, args.len / 2, bounds)), <[_]>::to_vec);
@@ -203,7 +220,10 @@ impl Driver<'_> {
 
     /// `job` is called as long as it says that there is more. It gives each piece of its work a name, and notes what
     /// comes of it.
-    fn run(&self, job: impl Fn(u64, &mut dyn FnMut(String, &mut dyn FnMut(&mut Totals) -> Option<String>)) -> bool + Sync) {
+    fn run(
+        &self,
+        job: impl Fn(u64, &mut dyn FnMut(String, &mut dyn FnMut(&mut Totals) -> Option<String>)) -> bool + Sync,
+    ) {
         std::thread::scope(|s| {
             s.spawn(|| self.watch());
             for at in &self.at {
@@ -286,7 +306,11 @@ fn bounded(args: &Args, len: usize) -> Result<()> {
             total.sequences += 1;
             let failure = bounded::explore(setup, len, number, &mut total.coverage).err()?;
             let ops = show(&bounded::sequence(len, number).0);
-            Some(format!("--bounded {len} --from {number} --to {} --variant {}\n{failure}\n{ops}", number + 1, args.variant))
+            Some(format!(
+                "--bounded {len} --from {number} --to {} --variant {}\n{failure}\n{ops}",
+                number + 1,
+                args.variant
+            ))
         });
         reached.fetch_max(number + 1, Ordering::Relaxed);
         true
@@ -356,7 +380,7 @@ fn main() -> Result<()> {
         if args.once && seed > args.seed {
             return false;
         }
-        let all = vec![Kind::Model, Kind::Full, Kind::Crash, Kind::Grow];
+        let all = vec![Kind::Model, Kind::Full, Kind::Crash, Kind::Grow, Kind::Modes, Kind::Mkfs];
         for kind in args.only.map_or(all, |kind| vec![kind]) {
             piece(format!("--only {kind:?} --seed {seed}").to_lowercase(), &mut |total| {
                 total.sequences += 1;

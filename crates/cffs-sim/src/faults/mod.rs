@@ -156,8 +156,7 @@ impl Plan {
         if self.fault == Some(Fault::Gone) && self.hit.is_some() {
             return Verdict::Fail(rustix::io::Errno::NODEV.into(), 0);
         }
-        let mut hit =
-            Hit { request: Request::Read, dev, kind: Some(kind), offset, len: len as u64, to: None };
+        let mut hit = Hit { request: Request::Read, dev, kind: Some(kind), offset, len: len as u64, to: None };
         let verdict = match self.fault {
             Some(Fault::Error) if due => Verdict::Fail(Plan::io_error(), 0),
             Some(Fault::Gone) if due => Verdict::Fail(rustix::io::Errno::NODEV.into(), 0),
@@ -169,7 +168,8 @@ impl Plan {
             Some(Fault::Unreadable) if due => {
                 let (at, n) = self.sectors(len);
                 (hit.offset, hit.len) = (offset + at as u64, n as u64);
-                self.bad.push((dev, hit.offset, hit.len));
+                let sectors = (hit.offset..hit.offset + hit.len).step_by(SECTOR);
+                self.bad.extend(sectors.map(|at| (dev, at, SECTOR as u64)));
                 Verdict::Fail(Plan::io_error(), 0)
             }
             _ => {

@@ -4,6 +4,7 @@
 //! of the engine. POSIX does not say which error is returned when several apply, so a failing operation returns all
 //! that do ([`Fail`]); the engine must return one of them.
 
+pub mod acl;
 mod content;
 mod namespace;
 
@@ -385,6 +386,10 @@ impl Model {
             changed: self.clock,
         };
         self.inodes.insert(id, inode);
+        if file_type != FileType::Symlink {
+            let perm = self.inherit_acl(dir, id, perm);
+            self.inode(id).perm = perm;
+        }
         self.insert(dir, name, id);
         if is_dir {
             self.inode(dir).nlink += 1;
@@ -670,6 +675,9 @@ impl Model {
         }
         checks.done()?;
         self.changed(id, set.size.is_some());
+        if let Some(perm) = set.perm {
+            self.chmod_acl(id, perm);
+        }
         let i = self.inode(id);
         if let (Some(size), Body::File(c)) = (set.size, &mut i.body) {
             c.resize(size);

@@ -35,7 +35,7 @@ mod xattrs;
 pub(crate) use start::copies_of;
 
 use super::{CheckOptions, Class, Phase, Progress, Report, check};
-use crate::device::Device;
+use crate::device::{Device, IoKind, OverlayDevice};
 use crate::error::{Error, Result};
 use crate::format::dirblock::{entries as block_entries, validate};
 use crate::format::geometry::INODE_SLOT_SIZE;
@@ -46,8 +46,9 @@ use crate::format::{
     Superblock, verify_block,
 };
 use crate::journal::recovery::replay;
-use crate::journal::{read_headers, reset_headers};
+use crate::journal::{log_place, read_headers, reset_headers};
 use crate::mkfs::write_superblock;
+use cffs_buf::AlignedBuf;
 use intervals::Intervals;
 use maps::Map;
 use serde::Serialize;
@@ -255,15 +256,39 @@ fn empty_log(
         // Replaying does so.
         session.must(Class::LogHeader, "log", what, "write it anew")?;
     }
+    let mut unreadable = false;
     let what = match start::log_header(log, sb) {
         Err(what) => what,
         Ok(_) => match replay(&**dev, external.map(|l| &**l), sb, g) {
             Ok(summary) => return Ok((summary.header, summary.transactions)),
             Err(Error::Corrupt(c)) => c.0,
+            // An error of the moment must not cost what the log holds; what cannot be read again is lost.
+            Err(Error::Io(_)) => match replay_in_memory(dev, external, sb, g) {
+                Err(e @ (Error::Io(_) | Error::Corrupt(_))) => {
+                    unreadable = true;
+                    e.to_string()
+                }
+                Err(e) => return Err(e),
+                Ok(()) => {
+                    return Err(Error::Io(std::io::Error::other(
+                        "the device failed while the log was replayed: try again",
+                    )));
+                }
+            },
             Err(e) => return Err(e),
         },
     };
     session.must(Class::LogHeader, "log", what, "make it empty; changes that are in it alone are lost")?;
+    if unreadable {
+        // A device gives bad sectors another place when they are written. The next mount reads the log.
+        let (at, len) = log_place(sb);
+        let zeros = AlignedBuf::zeroed(1 << 20);
+        for from in (0..len).step_by(zeros.len()) {
+            let n = (len - from).min(zeros.len() as u64) as usize;
+            log.write_at(IoKind::Log, at + from, &zeros[..n])?;
+        }
+        log.flush()?;
+    }
     Ok((reset_headers(log, sb, 0, (now / 1000).max(1) as u64)?, 0))
 }
 
@@ -271,6 +296,18 @@ fn empty_log(
 pub(super) fn lost_header(log: &dyn Device, sb: &Superblock) -> Result<Option<String>> {
     let lost = read_headers(log, sb)?.into_iter().find_map(Result::err);
     Ok(lost.map(|e| format!("one of its two headers: {e}")))
+}
+
+/// Whether the log, and all that it changes, can be read.
+fn replay_in_memory(
+    dev: &Arc<dyn Device>,
+    external: Option<&Arc<dyn Device>>,
+    sb: &Superblock,
+    g: &Geometry,
+) -> Result<()> {
+    let over = OverlayDevice::new(dev.clone());
+    let log = external.map(|log| OverlayDevice::new(log.clone()));
+    replay(&over, log.as_ref().map(|l| l as &dyn Device), sb, g).map(drop)
 }
 
 /// What is asked and told.

@@ -34,10 +34,14 @@ impl Device for View {
         self.inner.max_request()
     }
     fn read_vectored(&self, kind: IoKind, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<()> {
-        self.inner.read_vectored(kind, offset, bufs)?;
+        let below = self.inner.read_vectored(kind, offset, bufs);
         let len: usize = bufs.iter().map(|b| b.len()).sum();
         let end = offset + len as u64;
         let blocks = self.blocks.read();
+        // What the device cannot give any more does not matter where all of it is written anew.
+        if !(offset >> self.shift..end.div_ceil(1 << self.shift)).all(|addr| blocks.contains_key(&addr)) {
+            below?;
+        }
         for (addr, changed) in blocks.range(offset >> self.shift..end.div_ceil(1 << self.shift)) {
             let block_start = addr << self.shift;
             let mut at = offset;

@@ -1,0 +1,58 @@
+//! A fault of the device at any request: see [`cffs_sim::faults::history`] for what must hold.
+
+use cffs_sim::faults::Fault;
+use cffs_sim::faults::history::{Case, Phase, Tally, cases, operations, requests, run, setup};
+use cffs_sim::ops::{parse, show};
+
+#[test]
+fn whatever_the_device_does() {
+    let mut tally = Tally::default();
+    for seed in 0..12 {
+        let (setup, ops) = (setup(seed), operations(seed));
+        let requests = requests(setup, &ops).unwrap_or_else(|e| panic!("seed {seed}: {e}\n{}", show(&ops)));
+        for case in cases(requests, seed) {
+            if let Err(e) = run(setup, &ops, case, &mut tally) {
+                panic!("--faults --once --seed {seed}: {setup}\n{case}: {e}\n{}", show(&ops));
+            }
+        }
+    }
+    println!("{tally:?}");
+    assert!(tally.histories > 1500 && tally.struck > tally.histories * 3 / 4, "{tally:?}");
+    assert!(tally.errors > 500 && tally.read_only > 100 && tally.files > 30, "{tally:?}");
+}
+
+/// Histories that once failed: what was wrong, the number of the setup, fault, operations.
+const REGRESSIONS: [(&str, u64, Fault, &str); 3] = [
+    (
+        "a repair could not do without what stands in unreadable sectors of the log",
+        8,
+        Fault::Unreadable,
+        "remount true",
+    ),
+    (
+        "a repair did not find its own result clean over an unreadable bitmap",
+        8,
+        Fault::Unreadable,
+        "setxattr / user.a 2237 7340040",
+    ),
+    (
+        "a quota record alone was wrong, and the repair left it so (seed 6 of --faults)",
+        6,
+        Fault::Astray,
+        "create /e 600 0\nwrite /e 0 107 31457287\nremount true\nwrite /e 0 1405 31457293",
+    ),
+];
+
+#[test]
+fn regressions() {
+    for (what, number, fault, text) in REGRESSIONS {
+        let (setup, ops) = (setup(number), parse(text).unwrap());
+        let [(_, n), ..] = requests(setup, &ops).unwrap();
+        for (at, seed) in (0..n).flat_map(|at| (0..6).map(move |seed| (at, seed * 77 + at))) {
+            let case = Case { phase: Phase::Use, fault, at, seed };
+            if let Err(e) = run(setup, &ops, case, &mut Tally::default()) {
+                panic!("{what}\n{case}: {e}\n{text}");
+            }
+        }
+    }
+}
