@@ -130,7 +130,12 @@ pub fn operations(seed: u64) -> Vec<Op> {
     let profile = Profile::ALL[seed as usize / 3 % 4];
     let mut ops = generate(seed, profile, 30, Bounds { write: 30_000, many: 8 });
     ops.insert(15, Op::Remount { forget: true });
-    ops
+    // Some that were promised before.
+    let kept =
+        "mkdir /kept 755 0\ncreatemany /kept 0 6 3000 9\nmkdir /kept/b 755 0\ncreatemany /kept/b 0 4 200 9\nsync";
+    let mut all = ops::parse(kept).expect("these are operations");
+    all.extend(ops);
+    all
 }
 
 /// Runs a history and judges it. The text says what does not hold.
