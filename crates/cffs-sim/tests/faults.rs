@@ -22,7 +22,7 @@ fn whatever_the_device_does() {
 }
 
 /// Histories that once failed: what was wrong, the number of the setup, fault, operations.
-const REGRESSIONS: [(&str, u64, Fault, &str); 3] = [
+const REGRESSIONS: [(&str, u64, Fault, &str); 6] = [
     (
         "a repair could not do without what stands in unreadable sectors of the log",
         8,
@@ -40,6 +40,24 @@ const REGRESSIONS: [(&str, u64, Fault, &str); 3] = [
         6,
         Fault::Astray,
         "create /e 600 0\nwrite /e 0 107 31457287\nremount true\nwrite /e 0 1405 31457293",
+    ),
+    (
+        "a bad sector in one half of a block of inodes cost those in the other (seed 1075)",
+        3,
+        Fault::Unreadable,
+        "create /a 755 0\nremount true\nread /a 0 1866",
+    ),
+    (
+        "a bad sector in a fragment cost the files in the others of its block (seed 1078)",
+        6,
+        Fault::Unreadable,
+        "create /d 755 0\nwrite /d 112016 1 1\nfsync /d\nremount true\nwrite /d 0 1 2",
+    ),
+    (
+        "a write that met an error half way, and said how far it came, was taken for a failure (the judge's; seed 1079)",
+        7,
+        Fault::Error,
+        "create /b 755 0\nwrite /b 10231 10041 1\nremount true\nwrite /b 0 12551 2",
     ),
 ];
 

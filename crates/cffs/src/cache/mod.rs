@@ -501,26 +501,43 @@ impl Cache {
         let region_blocks = 1u64 << (REGION_SHIFT - self.geo.block_shift);
         let transfer = (TRANSFER_MAX >> self.geo.block_shift).max(1);
         for block in first..=last {
+            let n = (self.geo.block_size() - skip).min(out.len() - done);
             let buf = match self.cached_or_wait(block) {
                 Some(b) => {
                     self.touch(&b, &self.data_policy);
-                    b
+                    Ok(b)
                 }
-                None if grouped => self.get(IoKind::Data, block)?,
+                None if grouped => self.get(IoKind::Data, block),
                 None => {
                     // One request for what is missing of the run, cut where the parts of the cache meet.
                     let region_end = (block / region_blocks + 1) * region_blocks;
                     let end = (last + 1).min(block + transfer).min(region_end);
                     self.counters.misses.fetch_add(1, Ordering::Relaxed);
-                    self.fill(IoKind::Data, block..end, block..end, false)?;
-                    self.get(IoKind::Data, block)?
+                    // If that fails, the block alone: the others may be the ones that cannot be read.
+                    let _ = self.fill(IoKind::Data, block..end, block..end, false);
+                    self.get(IoKind::Data, block)
                 }
             };
-            let n = (self.geo.block_size() - skip).min(out.len() - done);
-            if let Some(check) = check {
-                self.compare(&buf, skip / fs..(skip + n).div_ceil(fs), check)?;
+            match buf {
+                Ok(buf) => {
+                    if let Some(check) = check {
+                        self.compare(&buf, skip / fs..(skip + n).div_ceil(fs), check)?;
+                    }
+                    out[done..done + n].copy_from_slice(&buf.read()[skip..skip + n]);
+                }
+                // The bad sector may be in a fragment of somebody else.
+                Err(Error::Io(_)) if n.next_multiple_of(fs) < self.geo.block_size() => {
+                    let mut own = AlignedBuf::zeroed(n.next_multiple_of(fs));
+                    let at = (block << self.geo.block_shift) + skip as u64;
+                    self.dev.read_at(IoKind::Data, at, &mut own)?;
+                    if let Some(check) = check {
+                        let sums = self.expected(block, check)?;
+                        self.judge(block, skip / fs..(skip + n).div_ceil(fs), &own, &sums, 0, check)?;
+                    }
+                    out[done..done + n].copy_from_slice(&own[..n]);
+                }
+                Err(e) => return Err(e),
             }
-            out[done..done + n].copy_from_slice(&buf.read()[skip..skip + n]);
             done += n;
             skip = 0;
         }
@@ -534,28 +551,50 @@ impl Cache {
             return Ok(());
         }
         // Asked for before the block is locked: this may read from the device.
-        let mut sums = [0; 8];
-        let sums = &mut sums[..self.geo.frags_per_block() as usize];
-        check.expected(buf.addr(), sums)?;
-        let (fs, base) = (self.geo.frag_size(), self.geo.frag_of_block(buf.addr()));
+        let sums = self.expected(buf.addr(), check)?;
+        let fs = self.geo.frag_size();
         let bytes = buf.read();
         let trusted = buf.trusted.load(Ordering::Acquire);
+        let own = &bytes[frags.start * fs..frags.end * fs];
+        let good = self.judge(buf.addr(), frags, own, &sums, trusted, check)?;
+        buf.trusted.fetch_or(good, Ordering::AcqRel);
+        Ok(())
+    }
+
+    /// The sums of the fragments of a block.
+    fn expected(&self, block: BlockAddr, check: &dyn DataCheck) -> Result<[u32; 8]> {
+        let mut sums = [0; 8];
+        check.expected(block, &mut sums[..self.geo.frags_per_block() as usize])?;
+        Ok(sums)
+    }
+
+    /// Compares fragments of a block, which have these bytes, with the sums of the block, but for those that are trusted.
+    /// Returns the ones that are good, a bit each.
+    fn judge(
+        &self,
+        block: BlockAddr,
+        frags: Range<usize>,
+        bytes: &[u8],
+        sums: &[u32],
+        trusted: u8,
+        check: &dyn DataCheck,
+    ) -> Result<u8> {
+        let base = self.geo.frag_of_block(block);
         let mut good = 0;
-        for f in frags {
+        for (f, bytes) in frags.zip(bytes.chunks_exact(self.geo.frag_size())) {
             let bit = 1 << f;
             if trusted & bit != 0 {
                 continue;
             }
             let outcome = match sums[f] {
                 format::sums::NONE => Comparison::Unknown,
-                sum if sum == format::sums::sum_of(&bytes[f * fs..(f + 1) * fs]) => Comparison::Same,
+                sum if sum == format::sums::sum_of(bytes) => Comparison::Same,
                 _ => Comparison::Different,
             };
             check.compared(base + f as u64, outcome)?;
             good |= bit;
         }
-        buf.trusted.fetch_or(good, Ordering::AcqRel);
-        Ok(())
+        Ok(good)
     }
 
     /// Fetches a run of data ahead of a sequential reader, in the background where there is one.

@@ -89,6 +89,22 @@ impl<'a> Reader<'a> {
         Ok(Block { window, from, len: bs })
     }
 
+    /// What can be read of a block that cannot be read as a whole, sector by sector, the rest as zeros; `None` if nothing
+    /// can.
+    pub(super) fn pieces(&mut self, addr: BlockAddr) -> Option<Vec<u8>> {
+        let mut bytes = vec![0; self.g.block_size()];
+        let start = addr.checked_mul(bytes.len() as u64).filter(|_| addr < self.g.total_blocks)?;
+        let sector = (self.dev.sector_size() as usize).min(bytes.len());
+        let mut any = false;
+        for (n, piece) in bytes.chunks_mut(sector).enumerate() {
+            match self.dev.read_at(IoKind::Meta, start + (n * sector) as u64, piece) {
+                Ok(()) => any = true,
+                Err(_) => piece.fill(0),
+            }
+        }
+        any.then_some(bytes)
+    }
+
     /// A metadata block with the right checksum and identity.
     pub(crate) fn meta(&mut self, id: BlockId) -> Result<Block, String> {
         let block = self.block(id.addr)?;

@@ -128,7 +128,16 @@ impl<'a> Volume<'a> {
 
     /// A metadata block that is what it should be.
     pub(super) fn meta(&mut self, id: BlockId) -> Result<Vec<u8>, Bad> {
-        let block = self.get(id.addr).map_err(Bad::Unreadable)?;
+        let block = match self.get(id.addr) {
+            Ok(block) => block,
+            // One bad sector must not cost what stands in the others.
+            Err(what) => {
+                return Err(match self.reader.pieces(id.addr) {
+                    Some(bytes) => Bad::Damaged(what, bytes),
+                    None => Bad::Unreadable(what),
+                });
+            }
+        };
         match verify_block(&block, self.g.fsid, id) {
             Ok(()) => Ok(block),
             Err(c) if crc_ok(&block) && get_u64(&block, 8) == self.g.fsid => Err(Bad::Foreign(c.0)),
