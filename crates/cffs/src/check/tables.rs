@@ -75,6 +75,8 @@ impl Checker<'_> {
                 if map.as_ref().is_none_or(|m| m.first_data != first_data) {
                     self.finish_map(table.ino, map.take());
                     map = Some(Map { first_data, block: None, seen: Vec::new() });
+                    let missing = shape.map_of_data(data).0;
+                    self.inode_problem(Class::TableMap, table.ino, || format!("map {missing} is missing"));
                 }
                 let counted = map.as_mut().map_or(0, |m| m.take_count(data, shape));
                 let id = BlockId { kind, addr, owner: table.ino };

@@ -508,7 +508,8 @@ impl Repairer<'_> {
     ) -> Outcome<()> {
         let place = inode_place(ino);
         let mut maps: BTreeMap<u64, Vec<u8>> = BTreeMap::new();
-        for (data, count) in counts.iter().filter(|(_, c)| **c > 0) {
+        // A block that is there needs its map, also if nothing in it is in use.
+        for (data, count) in counts.iter().filter(|(d, c)| **c > 0 || blocks.contains_key(&shape.block_of_data(**d))) {
             let (lblock, offset) = shape.map_of_data(*data);
             let b = maps.entry(lblock).or_insert_with(|| vec![0; self.g.block_size()]);
             b[offset..offset + 2].copy_from_slice(&encode_count(*count));
