@@ -9,7 +9,8 @@ ARGS   ?=
 ROUNDS ?= 100
 # How often `make soak` cuts the power of a disk.
 CUTS   ?= 500
-# How long `make soak` runs random sequences against the reference model, and crashes them, in seconds.
+# How long `make soak` runs random sequences against the reference model, and crashes them, then faults of the device,
+# then short sequences by number, in seconds each.
 CAMPAIGN ?= 300
 # How long `make soak` fuzzes decoders, log replay and whole images, in seconds.
 FUZZ ?= 120
@@ -25,14 +26,15 @@ mount_helper = $(DESTDIR)/sbin/mount.cffs
 remount_helper = $(DESTDIR)/sbin/mount.fuse.cffs
 umount_helper = $(DESTDIR)/sbin/umount.fuse.cffs
 
-.PHONY: help build demo test lint soak conformance bench bench-peers report install uninstall clean
+.PHONY: help build demo test lint soak shuttle conformance bench bench-peers report install uninstall clean
 
 help:
 	@echo 'make demo         format, mount, copy a real tree in, kill, recover, compare'
 	@echo 'make test         lint and all tests'
 	@echo 'make bench        benchmarks of the library'
 	@echo 'make bench-peers  cffs, ext4, xfs and btrfs over one slow disk (root)'
-	@echo 'make soak         random sequences and crashes for CAMPAIGN seconds; then kill the'
+	@echo 'make shuttle      the locks in thousands of orders of the threads'
+	@echo 'make soak         random sequences, crashes and faults for CAMPAIGN seconds each; then kill the'
 	@echo '                  mount process ROUNDS times under load, and cut the power CUTS times (root)'
 	@echo "make report       the papers' experiments on simulated disks, as one HTML page"
 	@echo 'make conformance  test suites, stress and real programs on a mounted file system (root; an hour)'
@@ -60,9 +62,15 @@ soak:
 	scripts/setup.sh
 	$(CARGO) build --release -p cffs-cli -p cffs-lab
 	$(CARGO) run --release -p cffs-sim --bin campaign -- --seconds $(CAMPAIGN) --seed $$(date +%s)
+	$(CARGO) run --release -p cffs-sim --bin campaign -- --faults --seconds $(CAMPAIGN) --seed $$(date +%s)
+	$(CARGO) run --release -p cffs-sim --bin campaign -- --bounded 2 --seconds $(CAMPAIGN)
 	$(CARGO) run --profile fuzz -p cffs-sim --bin fuzz -- --seconds $(FUZZ) --seed $$(date +%s)
 	target/release/cffs-lab soak --rounds $(ROUNDS) $(ARGS)
 	target/release/cffs-lab powercut --rounds $(CUTS) --seed $$(date +%s)
+
+# Everything is compiled once more, with other locks.
+shuttle:
+	RUSTFLAGS="--cfg shuttle" $(CARGO) test --target-dir target/shuttle -p cffs-sim --test shuttle
 
 # pjdfstest, fsx, fio, a stress of eight processes, and programs with the checks they bring.
 conformance:

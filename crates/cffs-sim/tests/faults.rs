@@ -22,7 +22,7 @@ fn whatever_the_device_does() {
 }
 
 /// Histories that once failed: what was wrong, the number of the setup, fault, operations.
-const REGRESSIONS: [(&str, u64, Fault, &str); 6] = [
+const REGRESSIONS: [(&str, u64, Fault, &str); 7] = [
     (
         "a repair could not do without what stands in unreadable sectors of the log",
         8,
@@ -58,6 +58,12 @@ const REGRESSIONS: [(&str, u64, Fault, &str); 6] = [
         7,
         Fault::Error,
         "create /b 755 0\nwrite /b 10231 10041 1\nremount true\nwrite /b 0 12551 2",
+    ),
+    (
+        "a flush that failed for the superblock's sake lost data that the next fsync then promised",
+        0,
+        Fault::Error,
+        "create /f 644 0\nwrite /f 0 120000 1\nwrite /f 120000 120000 2\nmkdir /d 755 0\nacl /d true 2\nfsync /f\nsync",
     ),
 ];
 

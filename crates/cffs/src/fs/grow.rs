@@ -4,7 +4,6 @@
 //! is that of the new size, which is a transaction (see `space::grow`). Until that, the size in the counters is what
 //! counts, so a crash anywhere leaves a whole file system of one size or the other, and a mount goes on with the last step.
 
-use super::mount::write_superblock;
 use super::{Error, Fs, Result, Superblock};
 use crate::device::Device;
 use crate::format::Geometry;
@@ -62,7 +61,7 @@ impl Fs {
             mkfs::write_superblock(&*self.dev, &g, &Superblock { copy: ag, state: State::Clean, ..new.clone() })?;
         }
         self.dev.flush()?;
-        write_superblock(&*self.dev, &new)?;
+        self.put_superblock(&new)?;
         *sb = new;
         Ok(())
     }

@@ -342,7 +342,7 @@ impl Fs {
         let mut sb = self.sb.lock();
         if sb.ro_compat & RO_COMPAT_ACL == 0 {
             let with = Superblock { ro_compat: sb.ro_compat | RO_COMPAT_ACL, ..sb.clone() };
-            write_superblock(&*self.dev, &with)?;
+            self.put_superblock(&with)?;
             *sb = with;
         }
         Ok(())

@@ -1,6 +1,5 @@
 //! Settings changed while the file system is in use, and space that it does not use given back to the device.
 
-use super::mount::write_superblock;
 use super::{Error, Fs, Result, Superblock};
 use crate::device::Device;
 use crate::tune::Tune;
@@ -37,7 +36,7 @@ impl Fs {
         let (before, mut after) = (sb.clone(), sb.clone());
         tune.apply(&mut after);
         if after != before {
-            write_superblock(&*self.dev, &after)?;
+            self.put_superblock(&after)?;
             *sb = after.clone();
             self.space.set_root_reserve(after.reserve_bp);
         }

@@ -234,7 +234,8 @@ impl Journal {
         self.failed.load(Ordering::Acquire)
     }
 
-    fn fail(&self, what: &str, e: &Error) {
+    /// Nothing may be promised any more.
+    pub(crate) fn fail(&self, what: &str, e: &Error) {
         // Before the flag, so that who sees that can tell why.
         let _ = self.failure.set(format!("{what}: {e}"));
         if !self.failed.swap(true, Ordering::AcqRel) {
