@@ -60,7 +60,8 @@ impl Fs {
         for ag in mkfs::backup_ags(&g) {
             mkfs::write_superblock(&*self.dev, &g, &Superblock { copy: ag, state: State::Clean, ..new.clone() })?;
         }
-        self.dev.flush()?;
+        let flushed = self.dev.flush().map_err(Error::from);
+        flushed.inspect_err(|e| self.journal.fail("growing failed", e))?;
         self.put_superblock(&new)?;
         *sb = new;
         Ok(())
