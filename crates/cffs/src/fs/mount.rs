@@ -332,9 +332,15 @@ impl Fs {
         let mut sb = self.sb.lock();
         if sb.state != State::Error {
             sb.state = State::Error;
-            write_superblock(&*self.dev, &sb)?;
+            self.put_superblock(&sb)?;
         }
         Ok(())
+    }
+
+    /// Writes the superblock of the mounted file system. A flush that fails may have lost data that was on its way, too,
+    /// and the next one would say that all is well: as after a failed commit, nothing is promised any more.
+    pub(super) fn put_superblock(&self, sb: &Superblock) -> Result<()> {
+        write_superblock(&*self.dev, sb).inspect_err(|e| self.journal.fail("writing the superblock failed", e))
     }
 
     /// Notes in the superblock that there are access control lists, before the first of them.
