@@ -121,7 +121,7 @@ impl SideBySide {
     /// Makes and mounts a file system.
     pub fn new(setup: Setup) -> Check<SideBySide> {
         let made = now();
-        let trace = Trace::new(setup.make()?);
+        let trace = Trace::new(setup.make_new()?);
         SideBySide::on(setup, trace, made)
     }
 

@@ -151,7 +151,8 @@ impl Setup {
         })
     }
 
-    fn make_new(&self) -> Result<Vec<Image>, String> {
+    /// The same, made now.
+    pub(crate) fn make_new(&self) -> Result<Vec<Image>, String> {
         let trace = Trace::new(self.blank());
         self.make_on(&trace, *b"cffs-sim uuid 01")?;
         Ok(trace.images())

@@ -22,7 +22,7 @@ fn whatever_the_device_does() {
 }
 
 /// Histories that once failed: what was wrong, the number of the setup, fault, operations.
-const REGRESSIONS: [(&str, u64, Fault, &str); 7] = [
+const REGRESSIONS: [(&str, u64, Fault, &str); 8] = [
     (
         "a repair could not do without what stands in unreadable sectors of the log",
         8,
@@ -64,6 +64,12 @@ const REGRESSIONS: [(&str, u64, Fault, &str); 7] = [
         0,
         Fault::Error,
         "create /f 644 0\nwrite /f 0 120000 1\nwrite /f 120000 120000 2\nmkdir /d 755 0\nacl /d true 2\nfsync /f\nsync",
+    ),
+    (
+        "a repair took the last fragment of the largest file for one behind its end (seed 10)",
+        2,
+        Fault::Lost,
+        "create /f 644 0\nwrite /f 9223372036854775000 807 1\nwrite /f 0 3000 2\nsync\nwrite /f 9000 3000 3\nsync",
     ),
 ];
 

@@ -297,18 +297,21 @@ fn aftermath(setup: Setup, run: &Run, case: Case, rng: &mut Rng, tally: &mut Tal
     };
     let after = Trace::new(images.clone());
     after.arm(run.plan.clone());
-    fix(setup, &after, tally).map_err(|t| context(format!("repair: {t}")))?;
+    let did = fix(setup, &after, tally).map_err(|t| context(format!("repair: {t}")))?;
     let log = crate::setup::log_range(&h.before);
     let in_log = |offset: u64| hit.dev == log.0 && log.1.contains(&offset);
-    if in_log(hit.offset) || hit.to.is_some_and(in_log) {
-        // What the log held is lost; that was all of it that the device had.
+    if in_log(hit.offset) || hit.to.is_some_and(in_log) || did.contains("[log-header]") {
+        // What the log held is lost: it was hit, or a block that it changes cannot be read.
         return Ok(());
     }
     // What is to be had where those places hold nothing: for old metadata with a good checksum without a repair, which
     // could find things again that are then said not to be there.
     let intended = if survival == Survival::All { as_intended(h.before.clone(), &h.events) } else { images };
     let mut without = intended;
-    without[hit.dev].fill(hit.offset, hit.len, 0xa5);
+    // Contents are read by fragments: what lies behind the end of a file makes its last one unreadable, too.
+    let unit = if case.fault == Fault::Unreadable { u64::from(setup.sizes.1) } else { 1 };
+    let (from, to) = (hit.offset / unit * unit, (hit.offset + hit.len).next_multiple_of(unit));
+    without[hit.dev].fill(from, to - from, 0xa5);
     if let Some(to) = hit.to {
         without[hit.dev].fill(to, hit.len, 0xa5);
     }
@@ -321,7 +324,7 @@ fn aftermath(setup: Setup, run: &Run, case: Case, rng: &mut Rng, tally: &mut Tal
     tally.files += must.len() as u64;
     match must.difference(&are).next() {
         Some(lost) => Err(context(format!(
-            "{} is not whole after the repair, and was not hit ({hit:?})",
+            "{} is not whole after the repair, and was not hit ({hit:?})\ndone:{did}",
             String::from_utf8_lossy(lost)
         ))),
         None => Ok(()),
@@ -329,19 +332,19 @@ fn aftermath(setup: Setup, run: &Run, case: Case, rng: &mut Rng, tally: &mut Tal
 }
 
 /// Repairs, and checks that nothing is left to repair.
-fn fix(setup: Setup, trace: &Trace, tally: &mut Tally) -> Result<(), String> {
+fn fix(setup: Setup, trace: &Trace, tally: &mut Tally) -> Result<String, String> {
     tally.repairs += 1;
     let log = || setup.external_log.then(|| trace.device(1) as Arc<dyn Device>);
     let done = repair(trace.device(0), log(), &RepairOptions::default(), &mut |_| true, &|_, _, _| {})
         .map_err(|e| e.to_string())?;
+    let did: String = done.actions.iter().take(20).map(|a| format!("\n  {a}")).collect();
     let report = cffs::check::check(trace.device(0), log(), &Default::default(), &|_, _, _| {})
         .map_err(|e| format!("cannot be checked: {e}"))?;
     if !report.is_clean() || report.state != "clean" {
         let lines: Vec<String> = report.problems.iter().take(5).map(|p| format!("\n  {p}")).collect();
-        let did: Vec<String> = done.actions.iter().take(20).map(|a| format!("\n  {a}")).collect();
-        return Err(format!("state {}, left:{}\ndone:{}", report.state, lines.concat(), did.concat()));
+        return Err(format!("state {}, left:{}\ndone:{did}", report.state, lines.concat()));
     }
-    Ok(())
+    Ok(did)
 }
 
 /// The paths under which whole files stand.
