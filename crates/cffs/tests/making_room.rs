@@ -3,7 +3,7 @@
 use cffs::device::{Device, MemoryDevice};
 use cffs::error::Error;
 use cffs::format::ROOT_INO;
-use cffs::fs::{Caller, Fallocate, Fs, MountOptions};
+use cffs::fs::{Caller, Fallocate, Fs, MountOptions, RenameFlags, SetAttr};
 use cffs::mkfs::{MkfsOptions, mkfs};
 use std::sync::Arc;
 
@@ -185,4 +185,60 @@ fn removing_a_directory_takes_no_space_that_data_was_promised() {
     fs.close().unwrap();
     drop(fs);
     clean(&dev, "after the directory went");
+}
+
+#[test]
+fn the_reserve_is_for_the_privileged_also_where_only_a_name_is_made() {
+    const USER: Caller = Caller { uid: 1000, gid: 1000 };
+    let dev = fresh(24 << 20, &MkfsOptions { reserve_bp: 1000, ..MkfsOptions::default() });
+    let fs = mount(&dev);
+    let dir = |name: &[u8]| {
+        let attr = fs.mkdir(ROOT, ROOT_INO, name, 0o777).unwrap();
+        fs.setattr(ROOT, attr.ino, SetAttr { uid: Some(1000), ..SetAttr::default() }).unwrap();
+        attr.ino
+    };
+    let (from, to) = (dir(b"from"), dir(b"to"));
+    let file = fs.create(USER, from, b"file", 0o600).unwrap().ino;
+    let names: Vec<String> = (0..40).map(|i| format!("{i:0>240}")).collect();
+    for name in &names {
+        let attr = fs.create(USER, from, name.as_bytes(), 0o600).unwrap();
+        fs.forget(attr.ino, 1);
+    }
+    // A user takes all that he gets; then the directory `to` must grow for most of the names that come.
+    let filler = fs.create(USER, ROOT_INO, b"filler", 0o600).unwrap().ino;
+    let (mut at, mut piece) = (0, 1 << 16);
+    while piece >= 512 {
+        match fs.write(USER, filler, at, &vec![1; piece]) {
+            Ok(n) => at += n as u64,
+            Err(Error::NoSpace) => piece /= 2,
+            Err(e) => panic!("{e}"),
+        }
+    }
+    fs.sync().unwrap();
+    let kept = fs.statfs();
+    assert!(kept.available == 0 && kept.free > 0, "{kept:?}");
+    let refused = |outcome: Result<(), Error>| match outcome {
+        Ok(()) => 0,
+        Err(Error::NoSpace) => 1,
+        Err(e) => panic!("{e}"),
+    };
+    let linked: usize =
+        names.iter().map(|n| refused(fs.link(USER, file, to, format!("l{}", &n[1..]).as_bytes()).map(drop))).sum();
+    let moved: usize = names
+        .iter()
+        .map(|n| refused(fs.rename(USER, from, n.as_bytes(), to, n.as_bytes(), RenameFlags::default())))
+        .sum();
+    assert!(linked > 20 && moved > 20, "{linked} links and {moved} renames were refused");
+    let after = fs.statfs();
+    assert!(kept.free - after.free <= u64::from(kept.block_size / kept.frag_size) * 2, "{kept:?}, then {after:?}");
+    // The privileged go on where the others were stopped.
+    for n in &names {
+        match fs.rename(ROOT, from, n.as_bytes(), to, n.as_bytes(), RenameFlags::default()) {
+            Ok(()) | Err(Error::NotFound) => {}
+            Err(e) => panic!("root moves {n}: {e}"),
+        }
+    }
+    fs.close().unwrap();
+    drop(fs);
+    clean(&dev, "after names in the reserve");
 }

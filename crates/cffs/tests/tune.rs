@@ -1,8 +1,9 @@
 //! Settings changed after mkfs, mounted and not, and free space given back to the device.
 
 use cffs::check::{CheckOptions, check};
-use cffs::device::{Device, FileDevice, MemoryDevice, OpenMode};
+use cffs::device::{CountingDevice, Device, FileDevice, MemoryDevice, OpenMode};
 use cffs::error::Error;
+use cffs::format::ROOT_INO;
 use cffs::fs::{Caller, Fs, MountOptions, TrimRange, path};
 use cffs::mkfs::{MkfsOptions, mkfs, read_superblock};
 use cffs::tune::{Tune, tune};
@@ -233,6 +234,43 @@ fn writers_go_on_while_it_trims() {
             }
         }
     }
+    fs.close().unwrap();
+    clean(dev);
+}
+
+#[test]
+fn what_is_freed_is_discarded_when_its_removal_is_durable() {
+    let dev = Arc::new(CountingDevice::new(MemoryDevice::new(48 * MIB)));
+    mkfs(&*dev, None, &MkfsOptions::default()).unwrap();
+    let discarded = || dev.snapshot().discard_bytes;
+    let fs = Fs::open(dev.clone(), None, MountOptions { discard: true, ..options() }).unwrap();
+    let start = discarded();
+    for i in 0..40 {
+        path::write_file(&fs, ROOT, format!("/f{i}").as_bytes(), &[i; 100_000]).unwrap();
+    }
+    fs.sync().unwrap();
+    path::write_file(&fs, ROOT, b"/stays", &[9; 300_000]).unwrap();
+    fs.sync().unwrap();
+    let free = fs.statfs();
+    for i in 0..40 {
+        fs.unlink(ROOT_INO, format!("f{i}").as_bytes()).unwrap();
+    }
+    assert_eq!(discarded(), start, "a crash would bring the files back");
+    fs.sync().unwrap();
+    let freed = (fs.statfs().free - free.free) * u64::from(free.frag_size);
+    assert!(freed >= 40 * 100_000);
+    assert!(discarded() - start >= freed, "{} of {freed} bytes", discarded() - start);
+    // The space is as good as any other.
+    path::write_file(&fs, ROOT, b"/new", &[3; 3_000_000]).unwrap();
+    fs.sync().unwrap();
+    fs.close().unwrap();
+    let fs = Fs::open(dev.clone(), None, options()).unwrap();
+    assert_eq!(path::read_file(&fs, b"/new").unwrap(), vec![3; 3_000_000]);
+    assert_eq!(path::read_file(&fs, b"/stays").unwrap(), vec![9; 300_000]);
+    let before = discarded();
+    fs.unlink(ROOT_INO, b"new").unwrap();
+    fs.sync().unwrap();
+    assert_eq!(discarded(), before, "only where it is asked for");
     fs.close().unwrap();
     clean(dev);
 }

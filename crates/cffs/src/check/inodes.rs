@@ -3,6 +3,7 @@
 use super::Checker;
 use super::extents::MapWalk;
 use super::report::Class;
+use crate::format::inode::FLAGS;
 use crate::format::{
     BlockAddr, BlockId, BlockKind, FIRST_USER_INO, FileType, Ino, Inode, InodeFormat, QuotaKind, ROOT_INO, SYMLINK_MAX,
 };
@@ -113,6 +114,9 @@ impl Checker<'_> {
         let mut wrong = |what: &dyn Fn() -> String| self.inode_problem(Class::InodeField, inode.ino, what);
         if inode.generation == 0 {
             wrong(&|| "generation 0".into());
+        }
+        if inode.flags & !FLAGS != 0 {
+            wrong(&|| format!("unknown flags {:#x}", inode.flags & !FLAGS));
         }
         if inode.index_buckets != 0 && !dir {
             wrong(&|| format!("{} index buckets, but not a directory", inode.index_buckets));

@@ -257,6 +257,7 @@ fn system() -> Vec<Case> {
 fn inodes() -> Vec<Case> {
     vec![
         case("inode: generation 0", Class::InodeField, WHOLE, |i| inode(i, FILE, |x| x.generation = 0)),
+        case("inode: unknown flags", Class::InodeField, WHOLE, |i| inode(i, FILE, |x| x.flags |= 0x400)),
         case("inode: auxiliary field", Class::InodeField, WHOLE, |i| inode(i, FILE, |x| x.aux = 4)),
         case("inode: index buckets of a file", Class::InodeField, WHOLE, |i| inode(i, FILE, |x| x.index_buckets = 4)),
         case("inode: size too small", Class::InodeSize, &[SPARSE], |i| inode(i, SPARSE, |x| x.size = 60_000)),

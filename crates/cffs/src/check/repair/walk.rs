@@ -9,6 +9,7 @@ use crate::format::dirblock::{
     DIR_BLOCKS_MAX, DIR_LBLOCK, EntryKind, Plain, entries, known_entry, make_link, remove, set_link, validate,
 };
 use crate::format::dirindex::name_hash;
+use crate::format::inode::FLAGS;
 use crate::format::table::Location;
 use crate::format::{
     BlockAddr, BlockId, BlockKind, Extent, FIRST_USER_INO, FileType, Ino, Inode, InodeFormat, QuotaKind, SYMLINK_MAX,
@@ -589,6 +590,12 @@ impl Repairer<'_> {
         let device = matches!(file_type, FileType::CharDevice | FileType::BlockDevice);
         if inode.generation == 0 && self.fix(Class::InodeField, place, "generation 0".into(), "make it 1")? {
             inode.generation = 1;
+        }
+        if inode.flags & !FLAGS != 0 {
+            let what = format!("unknown flags {:#x}", inode.flags & !FLAGS);
+            if self.fix(Class::InodeField, place, what, "clear them")? {
+                inode.flags &= FLAGS;
+            }
         }
         if inode.index_buckets != 0 && !dir {
             let what = format!("{} index buckets, but not a directory", inode.index_buckets);
