@@ -8,6 +8,7 @@ mod checktime;
 mod compare;
 mod conformance;
 mod experiments;
+mod layout;
 mod peers;
 mod powercut;
 mod process;
@@ -44,6 +45,8 @@ enum Command {
     Report(experiments::ReportArgs),
     /// A simulated disk as a file that any program can use
     Disk(served::DiskArgs),
+    /// How the files of a cffs image or of a mounted file system lie, and a map
+    Layout(layout::LayoutArgs),
     /// Compare two trees strictly: bytes, modes, owners, times, links
     Compare(compare::Args),
     /// Make a tree of real files found on this machine
@@ -79,6 +82,7 @@ fn main() -> ExitCode {
         Command::Run(args) => experiments::run_named(&args),
         Command::Report(args) => experiments::write_report(&args),
         Command::Disk(args) => served::run_disk(&args),
+        Command::Layout(args) => layout::run_layout(&args),
         Command::Compare(args) => compare::run(&args),
         Command::Tree(args) => tree::run(&args),
         Command::Readall(args) => readall::run(&args),

@@ -25,7 +25,8 @@ const PER_DIR: u64 = 100;
 const SIZES: [(u64, u64); 7] =
     [(1 << 10, 25), (2 << 10, 42), (4 << 10, 59), (8 << 10, 74), (16 << 10, 86), (64 << 10, 97), (512 << 10, 100)];
 
-fn size(random: &mut Random) -> usize {
+/// The size of one more file.
+pub fn size(random: &mut Random) -> usize {
     let share = random.below(100);
     let at = SIZES.iter().position(|(_, up_to)| share < *up_to).unwrap_or(0);
     let from = if at == 0 { 1 } else { SIZES[at - 1].0 };
@@ -33,7 +34,10 @@ fn size(random: &mut Random) -> usize {
 }
 
 /// Fills to `level` (a share of the space), then works on around it.
-fn age(fs: &Fs, level: f64, operations: u64) -> Result<()> {
+///
+/// # Errors
+/// Those of the engine.
+pub fn age(fs: &Fs, level: f64, operations: u64) -> Result<()> {
     let mut random = Random::new(1997);
     let dirs = (0..DIRS).map(|n| make_dir(fs, &format!("old{n}"))).collect::<Result<Vec<_>>>()?;
     let mut files: Vec<(usize, String)> = Vec::new();

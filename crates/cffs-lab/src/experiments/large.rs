@@ -14,10 +14,21 @@ const PIECE: usize = 64 << 10;
 const PHASES: [&str; 3] = ["write", "read", "overwrite"];
 
 /// Writes, reads and overwrites a file of so many bytes; MB/s.
-fn benchmark(rig: &mut Rig, bytes: u64) -> Result<[f64; 3]> {
-    let content = vec![7; PIECE];
+///
+/// # Errors
+/// Those of the engine.
+pub fn benchmark(rig: &mut Rig, bytes: u64) -> Result<[f64; 3]> {
+    in_pieces(rig, bytes, PIECE)
+}
+
+/// The same with calls of so many bytes each.
+///
+/// # Errors
+/// Those of the engine.
+pub fn in_pieces(rig: &mut Rig, bytes: u64, piece: usize) -> Result<[f64; 3]> {
+    let content = vec![7; piece];
     let write = |fs: &Fs, ino: Ino| -> cffs::error::Result<()> {
-        for at in (0..bytes).step_by(PIECE) {
+        for at in (0..bytes).step_by(piece) {
             fs.write(Caller::ROOT, ino, at, &content)?;
         }
         Ok(())
@@ -30,9 +41,9 @@ fn benchmark(rig: &mut Rig, bytes: u64) -> Result<[f64; 3]> {
         Ok(result?)
     })?;
     let read = rig.phase(|fs| {
-        let mut buf = vec![0; PIECE];
+        let mut buf = vec![0; piece];
         with(fs, ROOT_INO, "large", |ino| {
-            (0..bytes).step_by(PIECE).try_for_each(|at| fs.read(ino, at, &mut buf).map(drop))
+            (0..bytes).step_by(piece).try_for_each(|at| fs.read(ino, at, &mut buf).map(drop))
         })
     })?;
     let overwritten = rig.phase(|fs| with(fs, ROOT_INO, "large", |ino| write(fs, ino)))?;
@@ -40,7 +51,7 @@ fn benchmark(rig: &mut Rig, bytes: u64) -> Result<[f64; 3]> {
 }
 
 /// What the disk itself gives for so many bytes at the same place in its largest requests: reads and writes, MB/s.
-fn raw(profile: &str, bytes: u64, at: u64) -> [f64; 2] {
+pub fn raw(profile: &str, bytes: u64, at: u64) -> [f64; 2] {
     [false, true].map(|write| {
         let Some(mut model) = profiles::find(profile).map(|p| p.model()) else { return 0.0 };
         let each = model.request_max();

@@ -71,6 +71,51 @@ pub struct Outcome {
     pub charts: Vec<Chart>,
     /// What has to be known to read them.
     pub notes: Vec<String>,
+    /// Claims that cannot be tested here, and why.
+    #[serde(default)]
+    pub untested: Vec<(String, String)>,
+    /// Maps of disks.
+    #[serde(default)]
+    pub maps: Vec<DiskMap>,
+}
+
+impl Outcome {
+    /// A table, and the chart of the same figures.
+    pub fn add(
+        &mut self,
+        title: &str,
+        unit: &str,
+        rows_are: &str,
+        at: &[String],
+        rows: Vec<(String, Vec<f64>)>,
+        lines: bool,
+    ) {
+        self.charts.push(Chart {
+            title: title.to_string(),
+            unit: unit.to_string(),
+            lines,
+            at: at.to_vec(),
+            series: rows.clone(),
+        });
+        self.table(format!("{title} ({unit})"), rows_are, at, rows);
+    }
+
+    /// A table alone.
+    pub fn table(&mut self, title: impl Into<String>, rows_are: &str, at: &[String], rows: Vec<(String, Vec<f64>)>) {
+        let columns = std::iter::once(rows_are.to_string()).chain(at.iter().cloned()).collect();
+        self.tables.push(Table { title: title.into(), columns, rows });
+    }
+}
+
+/// Which directory owns which part of a disk.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct DiskMap {
+    /// What it shows.
+    pub title: String,
+    /// Bytes of a cell.
+    pub cell: u64,
+    /// For each cell: 0 nothing of files, 1 files of several directories, from 2 on the number of the only directory there.
+    pub owners: Vec<u32>,
 }
 
 /// Three significant digits.
@@ -86,6 +131,13 @@ pub fn shown(value: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_result_of_an_older_version_is_still_read() {
+        let old: Outcome =
+            serde_json::from_str(r#"{"name":"x","claims":[],"tables":[],"charts":[],"notes":[]}"#).unwrap();
+        assert!(old.untested.is_empty() && old.maps.is_empty());
+    }
 
     #[test]
     fn a_claim_holds_in_its_own_direction() {

@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 use super::outcome::{Chart, Outcome, Table, shown};
+use crate::layout::map::svg;
 
 const STYLE: &str = "body{font:15px/1.5 sans-serif;max-width:60em;margin:2em auto;padding:0 1em;color:#222}\
 table{border-collapse:collapse;margin:1em 0}td,th{border:1px solid #ccc;padding:.2em .6em;text-align:right}\
@@ -31,6 +32,7 @@ pub fn page(results: &[(&str, Outcome)]) -> String {
         let _ = writeln!(html, "<h2 id=\"{}\">{}</h2>", escape(&outcome.name), escape(title));
         claims_table(&mut html, outcome);
         outcome.charts.iter().for_each(|chart| draw(&mut html, chart));
+        outcome.maps.iter().for_each(|map| html.push_str(&svg(&map.title, map.cell, &map.owners)));
         outcome.tables.iter().for_each(|table| figures(&mut html, table));
         for note in &outcome.notes {
             let _ = writeln!(html, "<p class=\"note\">{}</p>", escape(note));
@@ -53,6 +55,10 @@ fn claims_table(html: &mut String, outcome: &Outcome) {
             shown(claim.ours),
             shown(claim.ours / claim.paper)
         );
+    }
+    for (claim, why) in &outcome.untested {
+        let (claim, why) = (escape(claim), escape(why));
+        let _ = writeln!(html, "<tr><td>{claim}</td><td></td><td></td><td></td><td>not tested: {why}</td></tr>");
     }
     html.push_str("</table>\n");
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 use cffs::format::{Ino, ROOT_INO};
 use cffs::fs::Fs;
-use cffs::fs::api::{AtimeMode, Caller, MetadataMode, MountOptions};
+use cffs::fs::api::{AtimeMode, Caller, MetadataMode, MountOptions, PrefetchMode};
 use cffs::mkfs::{MkfsOptions, mkfs};
 use cffs_disk::{Clock, Counters, SimDevice, profiles};
 
@@ -63,13 +63,49 @@ pub struct Setup {
     pub cache: usize,
     /// Whether the conventional placement spreads files as the 1997 measurements did.
     pub scatter: bool,
+    /// Fetching of groups.
+    pub prefetch: PrefetchMode,
+    /// Whether fsync puts small files into the log.
+    pub fsync_in_log: bool,
+    /// Size of the log in bytes; `None` for that of mkfs.
+    pub log: Option<u64>,
 }
 
 impl Setup {
+    /// What a user of today gets, with a cache that the experiments do not fit into.
+    pub fn today(profile: &'static str) -> Setup {
+        let defaults = MountOptions::default();
+        Setup {
+            profile,
+            bytes: 1 << 30,
+            variant: Variant::BOTH,
+            metadata: defaults.metadata,
+            block: 4096,
+            fragment: 1024,
+            group: MkfsOptions::default().group_size,
+            cache: 32 << 20,
+            scatter: false,
+            prefetch: defaults.prefetch,
+            fsync_in_log: defaults.fsync_in_log,
+            log: None,
+        }
+    }
+
+    /// That of the measurements of 1995: 8 KiB blocks with 1 KiB fragments on a machine with 40 MB.
+    pub fn seltzer(variant: Variant) -> Setup {
+        Setup {
+            bytes: 900_000_000 / 8192 * 8192,
+            variant,
+            block: 8192,
+            group: 64 << 10,
+            cache: 16 << 20,
+            ..Setup::today("dsp3105")
+        }
+    }
+
     /// That of the 1997 paper: 4 KiB blocks without fragments, groups of 64 KiB, a machine with 32 MiB.
     pub fn ganger(variant: Variant, metadata: MetadataMode) -> Setup {
         Setup {
-            profile: "st31200",
             bytes: 1_000_000_000 / 4096 * 4096,
             variant,
             metadata,
@@ -78,13 +114,13 @@ impl Setup {
             group: 64 << 10,
             cache: 16 << 20,
             scatter: true,
+            ..Setup::today("st31200")
         }
     }
 
     /// That of the 1998 thesis: 8 KiB blocks with 1 KiB fragments, a buffer cache of 17 MB.
     pub fn sapuntzakis(variant: Variant) -> Setup {
         Setup {
-            profile: "atlas2",
             bytes: 2 << 30,
             variant,
             metadata: MetadataMode::Sync,
@@ -92,7 +128,7 @@ impl Setup {
             fragment: 1024,
             group: 64 << 10,
             cache: 17 << 20,
-            scatter: false,
+            ..Setup::today("atlas2")
         }
     }
 }
@@ -116,6 +152,7 @@ impl Rig {
             block_size: setup.block,
             frag_size: Some(setup.fragment),
             group_size: setup.group,
+            log_bytes: setup.log,
             uuid: Some([9; 16]),
             hash_seed: Some([3, 4]),
             now_ns: Some(1_000_000_000),
@@ -131,6 +168,8 @@ impl Rig {
             lazytime: true,
             cache_bytes: setup.cache,
             metadata: setup.metadata,
+            prefetch: setup.prefetch,
+            fsync_in_log: setup.fsync_in_log,
             scatter: (setup.scatter && !setup.variant.group).then_some(1997),
             ..MountOptions::default()
         };
@@ -152,14 +191,46 @@ impl Rig {
         Ok(self.device.counters() - before)
     }
 
+    /// Works, and then everything in memory is lost. Returns what the work returns.
+    ///
+    /// # Errors
+    /// Those of the work and of the engine.
+    pub fn crash<T>(&mut self, work: impl FnOnce(&Fs) -> Result<T>) -> Result<T> {
+        let fs = Fs::open(self.device.clone(), None, self.options.clone())?;
+        work(&fs)
+    }
+
+    /// Bytes that are in use.
+    ///
+    /// # Errors
+    /// Those of the engine.
+    pub fn used_bytes(&self) -> Result<u64> {
+        let fs = Fs::open(self.device.clone(), None, MountOptions { read_only: true, ..self.options.clone() })?;
+        let s = fs.statfs();
+        Ok((s.total - s.free) * u64::from(s.frag_size))
+    }
+
+    /// The disk.
+    pub fn device(&self) -> &Arc<SimDevice> {
+        &self.device
+    }
+
+    /// What a check finds out about the layout, unmounted.
+    ///
+    /// # Errors
+    /// When something is wrong with the file system.
+    pub fn layout(&self) -> Result<cffs::check::Layout> {
+        let report = cffs::check::check(self.device.clone(), None, &Default::default(), &|_, _, _| {})?;
+        anyhow::ensure!(report.is_clean(), "the file system is damaged after the experiment: {:?}", report.problems);
+        Ok(report.layout)
+    }
+
     /// Checks it, unmounted.
     ///
     /// # Errors
     /// When something is wrong with it.
     pub fn check(&self) -> Result<()> {
-        let report = cffs::check::check(self.device.clone(), None, &Default::default(), &|_, _, _| {})?;
-        anyhow::ensure!(report.is_clean(), "the file system is damaged after the experiment: {:?}", report.problems);
-        Ok(())
+        self.layout().map(drop)
     }
 }
 
