@@ -115,3 +115,101 @@ fn a_close_that_failed_says_so_again() {
     assert!(matches!(fs.close(), Err(Error::Io(_))));
     assert!(matches!(fs.close(), Err(Error::Io(_))), "the second call does not know better");
 }
+
+/// Numbers that look random and are the same each time.
+fn shuffle<T>(items: &mut [T], seed: &mut u64) {
+    for i in (1..items.len()).rev() {
+        *seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        items.swap(i, (*seed >> 33) as usize % (i + 1));
+    }
+}
+
+#[test]
+fn directories_go_on_a_full_device_although_files_that_were_in_them_are_open() {
+    let mut seed = 3;
+    for round in 0..12 {
+        let options = MkfsOptions {
+            reserve_bp: 0,
+            no_embed: round % 3 == 2,
+            quota: if round % 2 == 0 { vec![cffs::format::QuotaKind::User] } else { vec![] },
+            ..MkfsOptions::default()
+        };
+        let dev = Arc::new(MemoryDevice::new(24 << 20));
+        mkfs(&*dev, None, &options).unwrap();
+        let fs = mount(&dev).unwrap();
+        // The tables for what is no longer in a directory have to be there already, or never come.
+        fs.sync().unwrap();
+        let before = fs.statfs();
+        // Directories in directories, and in each small files, a long link and a larger file.
+        let mut dirs = vec![(ROOT_INO, Vec::new(), ROOT_INO)];
+        let mut open = Vec::new();
+        for d in 0..8u64 {
+            let parent = dirs[(d / 2) as usize].2;
+            let name = format!("d{d}").into_bytes();
+            let ino = fs.mkdir(ROOT, parent, &name, 0o700).unwrap().ino;
+            dirs.push((parent, name, ino));
+            for f in 0..30u64 {
+                let ino = fs.create(ROOT, ino, format!("f{f}").as_bytes(), 0o600).unwrap().ino;
+                fs.write(ROOT, ino, 0, &vec![f as u8; if f == 7 { 200_000 } else { f as usize * 9 }]).unwrap();
+                open.push((ino, f));
+            }
+            open.push((fs.symlink(ROOT, ino, b"link", &[b'l'; 700]).unwrap().ino, 99));
+        }
+        fs.sync().unwrap();
+        let filler = fs.create(ROOT, ROOT_INO, b"filler", 0o600).unwrap().ino;
+        let (mut at, mut piece) = (0, 1 << 16);
+        while piece >= 512 {
+            match fs.write(ROOT, filler, at, &vec![1; piece]) {
+                Ok(n) => at += n as u64,
+                Err(Error::NoSpace) => piece /= 2,
+                Err(e) => panic!("{e}"),
+            }
+        }
+        fs.sync().unwrap();
+        assert_eq!(fs.statfs().free, 0);
+        for (_, _, dir) in &dirs[1..] {
+            (0..30).for_each(|f| fs.unlink(*dir, format!("f{f}").as_bytes()).unwrap());
+            fs.unlink(*dir, b"link").unwrap();
+        }
+        for (parent, name, _) in dirs[1..].iter().rev() {
+            fs.rmdir(*parent, name).unwrap_or_else(|e| panic!("round {round}: rmdir on a full file system: {e}"));
+        }
+        for (ino, f) in &open {
+            if *f < 30 {
+                let mut bytes = vec![0; 10];
+                let n = fs.read(*ino, 0, &mut bytes).unwrap();
+                assert!(bytes[..n].iter().all(|b| *b == *f as u8) && n == (*f as usize * 9).min(10) || *f == 7);
+            }
+            let made = fs.create(ROOT, dirs[1].2, b"new", 0o600);
+            assert!(matches!(made, Err(Error::NotFound)), "in a directory that was removed: {made:?}");
+        }
+        fs.sync().unwrap();
+        let report = cffs::check::check(dev.clone(), None, &Default::default(), &|_, _, _| {}).unwrap();
+        assert!(report.is_clean(), "round {round}: {:#?}", report.problems);
+        assert!(report.counts.orphans >= open.len() as u64);
+        fs.unlink(ROOT_INO, b"filler").unwrap();
+        fs.forget(filler, 1);
+        if round % 4 == 3 {
+            // The system stops here, and the next mount does the rest.
+            fs.sync().unwrap();
+            drop(fs);
+        } else {
+            // In any order, directories and files.
+            let mut held: Vec<u64> = open.iter().map(|(ino, _)| *ino).chain(dirs[1..].iter().map(|d| d.2)).collect();
+            shuffle(&mut held, &mut seed);
+            held.into_iter().for_each(|ino| fs.forget(ino, 1));
+            fs.sync().unwrap();
+            let after = fs.statfs();
+            assert_eq!((after.free, after.inodes_free), (before.free, before.inodes_free), "round {round}");
+            fs.close().unwrap();
+            drop(fs);
+        }
+        let fs = mount(&dev).unwrap();
+        fs.sync().unwrap();
+        assert_eq!(fs.statfs().free, before.free, "round {round}, mounted again");
+        fs.close().unwrap();
+        drop(fs);
+        let report = cffs::check::check(dev.clone(), None, &Default::default(), &|_, _, _| {}).unwrap();
+        assert!(report.is_clean() && report.counts.orphans == 0, "round {round}: {:#?}", report.problems);
+    }
+}

@@ -3,8 +3,8 @@
 use super::{DirCtx, DirState, blocks};
 use crate::cache::BufRef;
 use crate::error::Result;
-use crate::format::dirblock::{self, Entry, EntryKind};
-use crate::format::{BlockAddr, Ino, Inode};
+use crate::format::Inode;
+use crate::format::dirblock::{self, Entry};
 
 /// Position of an entry, for [`read`]: never 0, as entries stand behind the header of their block.
 fn cookie_of(lblock: u64, offset: usize) -> u64 {
@@ -48,18 +48,13 @@ pub fn read(
     })
 }
 
-/// The orphans of a directory as (block, byte offset of the entry, inode number).
-pub fn orphans_in(cx: &DirCtx<'_>, inode: &Inode, state: &DirState) -> Result<Vec<(BlockAddr, usize, Ino)>> {
-    let mut found = Vec::new();
+/// Whether orphans stand in the blocks of a directory.
+pub fn has_orphans(cx: &DirCtx<'_>, inode: &Inode, state: &DirState) -> Result<bool> {
+    let mut found = false;
     let end = blocks::size_blocks(cx, inode);
     blocks::for_each(cx, inode, state, 0..end, &mut |lblock, addr| {
-        let buf = blocks::read_at(cx, inode, lblock, addr)?;
-        let b = buf.read();
-        if dirblock::orphans(&b) > 0 {
-            let orphans = dirblock::entries(&b).filter(|e| e.kind == EntryKind::Orphan);
-            found.extend(orphans.map(|e| (addr, e.offset, e.ino)));
-        }
-        Ok(true)
+        found = dirblock::orphans(&blocks::read_at(cx, inode, lblock, addr)?.read()) > 0;
+        Ok(!found)
     })?;
     Ok(found)
 }

@@ -30,7 +30,7 @@ mod state;
 #[cfg(test)]
 mod tests;
 
-pub use list::{orphans_in, read};
+pub use list::{has_orphans, read};
 pub use state::DirState;
 
 use crate::cache::{BufRef, Cache};

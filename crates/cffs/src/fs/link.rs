@@ -128,9 +128,6 @@ impl Fs {
             self.inodes.external.free(txn, &self.space, slot.index)?;
             return Err(e);
         }
-        if st.orphan {
-            st.inode.hint = self.after_orphan(ino);
-        }
         let size = std::mem::replace(&mut st.inode.size, st.disk_size);
         crate::inode::write_inode(txn, &slot.buf, slot.offset, &st.inode, false);
         st.inode.size = size;

@@ -93,18 +93,6 @@ impl Fs {
         list.links.get(&before).map(|b| b.home)
     }
 
-    /// An orphan's inode has moved.
-    pub(super) fn moved_orphan(&self, ino: Ino, home: Home) {
-        if let Some(l) = self.orphans.lock().links.get_mut(&ino) {
-            l.home = home;
-        }
-    }
-
-    /// The next orphan in the list, for a copy of its inode.
-    pub(super) fn after_orphan(&self, ino: Ino) -> Ino {
-        self.orphans.lock().links.get(&ino).map_or(0, |l| l.after)
-    }
-
     /// Drops references. A file without a name goes with the last one.
     pub fn forget(&self, ino: Ino, n: u64) {
         if let Some(node) = self.inodes.cached(ino) {
@@ -132,17 +120,19 @@ impl Fs {
         }
     }
 
-    /// Gives back everything an orphan has.
+    /// Gives back everything an orphan has; and the orphans that only waited for it, since it stood in their blocks.
     pub(super) fn reclaim(&self, node: &Arc<Node>) -> Result<()> {
+        let mut next = node.clone();
         loop {
-            let home = { node.state.read().home };
-            if !self.reclaim_contents(node)? {
+            if !self.reclaim_contents(&next)? {
                 return Ok(());
             }
-            self.reclaim_xattrs(node)?;
-            if self.remove_orphan(node, home)? {
+            self.reclaim_xattrs(&next)?;
+            let Some(dir) = self.remove_orphan(&next)? else { return Ok(()) };
+            if dir.refs.load(Ordering::Acquire) > 0 || !dir.state.read().orphan {
                 return Ok(());
             }
+            next = dir;
         }
     }
 
@@ -179,11 +169,11 @@ impl Fs {
         }
     }
 
-    /// Frees the inode itself, which has no contents. False, and nothing is changed, if it is no longer at home: an inode
-    /// that moves to the external table, because its directory goes away, may get a fragment for the target that was
-    /// inline, since slots there are smaller.
-    pub(super) fn remove_orphan(&self, node: &Arc<Node>, home: Home) -> Result<bool> {
+    /// Frees the inode itself, which has no contents; a directory only if no orphans stand in its blocks. Returns the
+    /// directory that it stood in.
+    fn remove_orphan(&self, node: &Arc<Node>) -> Result<Option<Arc<Node>>> {
         let ino = node.ino;
+        let home = { node.state.read().home };
         // The directory of an embedded orphan is changed with it.
         let dir = match home {
             Home::Embedded { block, .. } => {
@@ -194,8 +184,8 @@ impl Fs {
                 };
                 match read() {
                     Ok(dir) => Some(dir),
-                    // It was moved out of a directory that went away.
-                    Err(_) if node.state.read().home != home => return Ok(false),
+                    // Another thread was faster, and the block is gone with the last that stood in it.
+                    Err(_) if node.state.read().dead => return Ok(None),
                     Err(e) => return Err(e),
                 }
             }
@@ -208,13 +198,13 @@ impl Fs {
         {
             let st = locked.get(ino)?;
             // A writeback of times alone may be on its way; it finds the node dead and leaves its place alone.
-            if st.home != home {
-                return Ok(false);
-            }
             if st.dead || node.refs.load(Ordering::Acquire) > 0 {
-                return Ok(true);
+                return Ok(None);
             }
-            st.data.clear(&self.file_cx());
+            if st.inode.is_dir() && !self.release_blocks(&txn, &mut locked, ino)? {
+                return Ok(None);
+            }
+            locked.get(ino)?.data.clear(&self.file_cx());
         }
         // What the changes below need to read is held, so that none of them fails half way.
         let mut held = vec![self.home_block(home)?.0];
@@ -268,7 +258,8 @@ impl Fs {
         self.space.with_counters(|c| c.inodes = c.inodes.saturating_sub(1));
         self.store_tables(&txn)?;
         txn.done();
-        Ok(true)
+        drop(locked);
+        Ok(dir)
     }
 
     /// Frees a slot of the external inode table.

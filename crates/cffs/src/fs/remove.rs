@@ -3,10 +3,10 @@
 use super::{Fs, Locked, as_dir, flags, now};
 use crate::dir::{self, Found};
 use crate::error::{Error, Result};
+use crate::format::Ino;
 use crate::format::dirblock::EntryKind;
 use crate::format::inode::{FLAG_APPEND, FLAG_IMMUTABLE};
-use crate::format::{BlockKind, Corrupt, Ino};
-use crate::inode::{Home, Node};
+use crate::inode::Node;
 use crate::journal::Txn;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -26,7 +26,7 @@ impl Fs {
         self.writable()?;
         Self::check_name(name)?;
         let dir_node = self.node(parent)?;
-        // Only a directory with unlinked files that are open needs space, for their inodes.
+        // What is freed may cut an extent tree in two.
         self.with_space(|| self.remove_name_once(&dir_node, name, directory))
     }
 
@@ -51,11 +51,8 @@ impl Fs {
                 flags::forbid(st, FLAG_IMMUTABLE | FLAG_APPEND)?;
                 flags::forbid(locked.get(parent)?, FLAG_IMMUTABLE | FLAG_APPEND)?;
             }
-            if directory && !self.with_tables(&txn, self.empty_of_orphans(&txn, &mut locked, node.ino))? {
-                drop(locked);
-                drop(txn);
-                std::thread::yield_now();
-                continue;
+            if directory {
+                self.release_blocks(&txn, &mut locked, node.ino)?;
             }
             let now = now();
             txn.arm();
@@ -124,38 +121,19 @@ impl Fs {
         crate::inode::store(txn, st)
     }
 
-    /// Before a directory goes: orphans in its blocks move to the external inode table, one in each transaction. False
-    /// when there may be more, or one is just being freed: the caller lets go of everything and tries again.
-    pub(super) fn empty_of_orphans(&self, txn: &Txn<'_>, locked: &mut Locked<'_>, dir: Ino) -> Result<bool> {
-        let orphans = {
-            let (inode, state) = as_dir(locked.get(dir)?)?;
-            if inode.frags == 0 {
-                return Ok(true);
-            }
-            dir::orphans_in(&self.dir_cx(), inode, state)?
-        };
-        if let Some((block, entry, ino)) = orphans.first().copied() {
-            let node = self.inodes.cached(ino).ok_or(Error::Stale)?;
-            // Out of order, so without waiting: whoever holds the orphan may be waiting for the directory.
-            let Some(mut st) = node.state.try_write() else { return Ok(false) };
-            let home = Home::Embedded { block, entry, inode: self.inode_offset(block, entry)? };
-            if st.home != home {
-                return Err(
-                    Corrupt(format!("inode {ino}: an orphan at {home:?} is known to be at {:?}", st.home)).into()
-                );
-            }
-            self.move_to_slot(txn, &mut st)?;
-            self.moved_orphan(ino, st.home);
-            let dir_st = locked.get(dir)?;
-            let (inode, state) = as_dir(dir_st)?;
-            dir::remove_orphan(&self.dir_cx(), txn, &self.space, inode, state, block, entry)?;
-            dir_st.disk_size = dir_st.inode.size;
-            crate::inode::store(txn, dir_st)?;
-            return Ok(false);
-        }
-        // Blocks that a creation left behind when it failed.
+    /// When a directory loses its name, or goes for good: gives back the blocks that it may still have, because there was
+    /// no space for doing so before or a creation failed. False, and nothing is changed, while orphans stand in them:
+    /// directory and blocks stay, without a name, until the last of those goes ([`Fs::reclaim`]). So a removal needs no
+    /// space.
+    pub(super) fn release_blocks(&self, txn: &Txn<'_>, locked: &mut Locked<'_>, dir: Ino) -> Result<bool> {
         let st = locked.get(dir)?;
         let (inode, state) = as_dir(st)?;
+        if inode.frags == 0 {
+            return Ok(true);
+        }
+        if dir::has_orphans(&self.dir_cx(), inode, state)? {
+            return Ok(false);
+        }
         let frags = inode.frags;
         let outcome = dir::release(&self.dir_cx(), txn, &self.space, inode, state);
         if inode.frags != frags {
@@ -163,14 +141,6 @@ impl Fs {
             st.disk_size = st.inode.size;
             crate::inode::store(txn, st)?;
         }
-        outcome?;
-        Ok(true)
-    }
-
-    fn inode_offset(&self, block: u64, entry: usize) -> Result<usize> {
-        let buf = self.cache.read_meta_any_owner(BlockKind::Dir, block)?;
-        let b = buf.read();
-        let e = crate::format::dirblock::entry_at(&b, entry).ok_or(Error::Stale)?;
-        Ok(e.inode_offset())
+        outcome.map(|()| true)
     }
 }

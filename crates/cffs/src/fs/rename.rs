@@ -144,8 +144,8 @@ impl Fs {
                 (true, false) => return Err(Error::NotDir),
                 (false, true) => return Err(Error::IsDir),
                 (true, true) if !dir::is_empty(&st.inode) => return Err(Error::NotEmpty),
-                (true, true) if !self.with_tables(&txn, self.empty_of_orphans(&txn, &mut locked, found_to.ino))? => {
-                    return Ok(false);
+                (true, true) => {
+                    self.release_blocks(&txn, &mut locked, found_to.ino)?;
                 }
                 _ => {}
             }

@@ -116,38 +116,8 @@ fn an_empty_directory_that_gives_its_blocks_back_is_stored_without_them() {
     {
         let txn = fs.journal.begin(log_bytes).unwrap();
         let mut locked = Locked::new(&[&node]);
-        assert!(fs.empty_of_orphans(&txn, &mut locked, ino).unwrap());
+        assert!(fs.release_blocks(&txn, &mut locked, ino).unwrap());
     }
     let now = stored();
     assert_eq!((now.frags, now.size), (0, 0), "{now:?}");
-}
-
-#[test]
-fn an_orphan_that_gets_contents_while_it_is_reclaimed_gives_them_back() {
-    let fs = fresh(false);
-    let used = |fs: &Fs| {
-        fs.sync().unwrap();
-        (fs.statfs().free, fs.statfs().inodes_free)
-    };
-    let round = || {
-        let d = fs.mkdir(Caller::ROOT, ROOT_INO, b"d", 0o755).unwrap();
-        // Fits an entry, and no slot of the external table.
-        let link = fs.symlink(Caller::ROOT, d.ino, b"link", &[b't'; 700]).unwrap();
-        assert_eq!(link.blocks, 0, "the target is inline");
-        fs.unlink(d.ino, b"link").unwrap();
-        let node = fs.node(link.ino).unwrap();
-        let home = { node.state.read().home };
-        // Here a first thread has seen that there is nothing to be cut off. Another removes the directory.
-        fs.rmdir(ROOT_INO, b"d").unwrap();
-        assert!(node.state.read().inode.frags > 0, "the target has moved to a fragment");
-        node.refs.store(0, std::sync::atomic::Ordering::Release);
-        assert!(!fs.remove_orphan(&node, home).unwrap(), "the first must not go on with what it saw");
-        fs.reclaim(&node).unwrap();
-        fs.forget(d.ino, 1);
-    };
-    // The external table comes into being, and stays.
-    round();
-    let before = used(&fs);
-    round();
-    assert_eq!(used(&fs), before);
 }
