@@ -52,6 +52,9 @@ pub struct FsckArgs {
     /// not what was written stays as it is: reading it is an error
     #[arg(long)]
     data: bool,
+    /// Threads that read and verify, 0 for as many as there are processors; what is found and done does not depend on it
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    jobs: usize,
     /// Check even if the file system is marked clean
     #[arg(short)]
     force: bool,
@@ -148,7 +151,7 @@ pub fn run(args: &FsckArgs) -> anyhow::Result<u8> {
     }
     let mut outcome = Outcome { before: None, repaired: None, settled: None };
     if state.is_some() {
-        match check_device(dev.clone(), log_dev.clone(), args.data) {
+        match check_device(dev.clone(), log_dev.clone(), args.data, args.jobs) {
             Ok(report) => outcome.before = Some(report),
             // A log that cannot be replayed.
             Err(Error::Corrupt(c)) if writes => eprintln!("{name}: {c}"),
@@ -225,7 +228,8 @@ fn repair_device(
             _ => false,
         }
     };
-    let options = RepairOptions { scavenge: args.scavenge, data: args.data, ..RepairOptions::default() };
+    let options =
+        RepairOptions { scavenge: args.scavenge, data: args.data, jobs: args.jobs, ..RepairOptions::default() };
     let done = repair(dev, log_dev, &options, &mut answer, &|phase, done, total| {
         steps.show(phase.name(), done, total);
     });
@@ -252,12 +256,17 @@ fn question(text: &str) -> Option<char> {
 /// Checks an open image.
 pub fn check_image(image: &Image, name: &str) -> anyhow::Result<Report> {
     let log_dev = image.log_dev.clone().map(|d| d as Arc<dyn Device>);
-    check_device(image.dev.clone(), log_dev, false).about(|| name)
+    check_device(image.dev.clone(), log_dev, false, 0).about(|| name)
 }
 
-fn check_device(dev: Arc<dyn Device>, log_dev: Option<Arc<dyn Device>>, data: bool) -> cffs::error::Result<Report> {
+fn check_device(
+    dev: Arc<dyn Device>,
+    log_dev: Option<Arc<dyn Device>>,
+    data: bool,
+    jobs: usize,
+) -> cffs::error::Result<Report> {
     let steps = Steps::new();
-    let options = CheckOptions { data, ..CheckOptions::default() };
+    let options = CheckOptions { data, jobs, ..CheckOptions::default() };
     check(dev, log_dev, &options, &|phase, done, total| steps.show(phase.name(), done, total))
 }
 

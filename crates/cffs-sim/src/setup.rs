@@ -245,9 +245,13 @@ pub(crate) fn log_range(images: &[Image]) -> (usize, std::ops::Range<u64>) {
 pub fn check(images: &[Image]) -> Result<Report, String> {
     let trace = Trace::new(images.to_vec());
     let log = (images.len() > 1).then(|| trace.device(1) as Arc<dyn Device>);
-    let report =
-        cffs::check::check(trace.device(0), log, &CheckOptions { max_problems: 10, data: true }, &|_, _, _| {})
-            .map_err(|e| format!("cannot be checked: {e}"))?;
+    let report = cffs::check::check(
+        trace.device(0),
+        log,
+        &CheckOptions { max_problems: 10, data: true, jobs: 1 },
+        &|_, _, _| {},
+    )
+    .map_err(|e| format!("cannot be checked: {e}"))?;
     if !report.is_clean() {
         let lines: Vec<String> = report.problems.iter().map(|p| format!("\n  {p}")).collect();
         return Err(format!("{} problems:{}", report.problems_total, lines.concat()));

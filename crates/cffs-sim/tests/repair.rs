@@ -74,7 +74,7 @@ fn work(fs: &Fs, rng: &mut Rng, steps: usize) {
 }
 
 fn look(trace: &Trace) -> Result<Report, String> {
-    check(trace.device(0), None, &CheckOptions { max_problems: 20, data: false }, &|_, _, _| {})
+    check(trace.device(0), None, &CheckOptions { max_problems: 20, data: false, jobs: 1 }, &|_, _, _| {})
         .map_err(|e| e.to_string())
 }
 

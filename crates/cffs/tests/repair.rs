@@ -21,8 +21,18 @@ fn pristine(no_embed: bool) -> &'static Image {
     IMAGES[usize::from(no_embed)].get_or_init(|| Image::new(no_embed))
 }
 
+/// Checks with one thread and with four: both say the same.
 fn look(dev: &Arc<MemoryDevice>) -> Result<Report> {
-    check(dev.clone(), None, &CheckOptions::default(), &|_, _, _| {})
+    let [one, four] = [1, 4].map(|jobs| {
+        let report = check(dev.clone(), None, &CheckOptions { jobs, ..CheckOptions::default() }, &|_, _, _| {});
+        report.map(|r| Report { phases: Vec::new(), ..r })
+    });
+    let text = |r: &Result<Report>| match r {
+        Ok(r) => format!("{r:?}"),
+        Err(e) => e.to_string(),
+    };
+    assert_eq!(text(&one), text(&four), "one thread, and four");
+    one
 }
 
 fn lines<T: ToString>(list: &[T]) -> String {
@@ -31,8 +41,13 @@ fn lines<T: ToString>(list: &[T]) -> String {
 
 /// Repairs with yes to all; then there is nothing left to find.
 fn repaired(dev: &Arc<MemoryDevice>, what: &str) -> Repaired {
-    let done = repair(dev.clone(), None, &RepairOptions::default(), &mut |_| true, &|_, _, _| {});
-    let done = done.unwrap_or_else(|e| panic!("{what}: {e}"));
+    let other = Arc::new(dev.duplicate());
+    let [done, four] = [(dev, 1), (&other, 4)].map(|(dev, jobs)| {
+        let options = RepairOptions { jobs, ..RepairOptions::default() };
+        let done = repair(dev.clone(), None, &options, &mut |_| true, &|_, _, _| {});
+        done.unwrap_or_else(|e| panic!("{what}: {e}"))
+    });
+    assert_eq!((&done.actions, done.blocks_written), (&four.actions, four.blocks_written), "{what}: four threads");
     let second = look(dev).unwrap_or_else(|e| panic!("{what}: second check: {e}"));
     let (told, left) = (lines(&done.actions), lines(&second.problems));
     assert!(second.is_clean(), "{what}: repaired\n  {told}\nleft\n  {left}");

@@ -50,7 +50,8 @@ fn truncate(fs: &Fs, ino: Ino, size: u64) {
 
 fn close(fs: &Fs, dev: &Arc<MemoryDevice>) {
     fs.close().unwrap();
-    let report = check(dev.clone(), None, &CheckOptions { max_problems: 10, data: true }, &|_, _, _| {}).unwrap();
+    let report =
+        check(dev.clone(), None, &CheckOptions { max_problems: 10, data: true, jobs: 1 }, &|_, _, _| {}).unwrap();
     assert!(report.is_clean(), "{:?}", report.problems);
 }
 

@@ -302,7 +302,7 @@ fn check_image(path: &Path, log: &LogArgs) -> anyhow::Result<u8> {
         bail!("{}: keeps no quotas", path.display());
     }
     let log_dev = image.log_dev.map(|d| d as Arc<dyn Device>);
-    let all = CheckOptions { max_problems: usize::MAX, data: false };
+    let all = CheckOptions { max_problems: usize::MAX, data: false, jobs: 0 };
     let report = check(image.dev, log_dev, &all, &|_, _, _| {}).with_context(|| path.display().to_string())?;
     let (quota, others): (Vec<_>, Vec<_>) =
         report.problems.iter().partition(|p| matches!(p.class, Class::QuotaUsage | Class::QuotaBlock));

@@ -206,7 +206,7 @@ fn repaired(
 ) -> Result<(), Failure> {
     let d = Stage::new(name, devices);
     let outcome = d.call(done, || {
-        let o = RepairOptions { max_problems: 30, scavenge, data: false };
+        let o = RepairOptions { max_problems: 30, scavenge, data: false, jobs: 1 };
         repair(d.devices[0].clone(), d.devices.get(1).cloned(), &o, &mut |_| true, &|_, _, _| {})
     })?;
     let r = match outcome {
@@ -259,7 +259,12 @@ fn open(devices: &[Arc<dyn Device>], read_only: bool) -> cffs::error::Result<Arc
 }
 
 fn look(devices: &[Arc<dyn Device>]) -> cffs::error::Result<Report> {
-    check(devices[0].clone(), devices.get(1).cloned(), &CheckOptions { max_problems: 30, data: true }, &|_, _, _| {})
+    check(
+        devices[0].clone(),
+        devices.get(1).cloned(),
+        &CheckOptions { max_problems: 30, data: true, jobs: 1 },
+        &|_, _, _| {},
+    )
 }
 
 /// Mounts, reads, changes, unmounts. Tells what the file system said of damage.

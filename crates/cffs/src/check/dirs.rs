@@ -3,11 +3,13 @@
 use super::Checker;
 use super::extents::BlockMap;
 use super::inodes::{DataPlace, Found, Role};
+use super::pool::{Ahead, Context, Ticket};
+use super::reader::Block;
 use super::report::{Class, Phase};
 use crate::format::dirblock::{DIR_BLOCKS_MAX, DIR_LBLOCK, Entry, EntryKind, entries, known_entry, validate};
-use crate::format::dirindex::name_hash;
-use crate::format::{BlockAddr, BlockId, BlockKind, FileType, Ino, Inode, get_u64};
-use std::collections::HashMap;
+use crate::format::dirindex::name_hash_long;
+use crate::format::{BlockAddr, BlockId, BlockKind, Extent, FileType, Ino, Inode, InodeFormat, get_u64};
+use std::collections::BTreeMap;
 
 /// Damaged blocks after which the rest of a directory is not read: an image that maps nothing but zeros must not make
 /// the check read a petabyte.
@@ -16,7 +18,10 @@ pub(super) const DAMAGED_BLOCKS_MAX: u64 = 16;
 /// A name of the directory being checked.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Name {
+    /// As the entry has it.
     pub(super) hash: u32,
+    /// Another hash of the name: those with the same name have both alike, and hardly any others.
+    other: u32,
     pub(super) lblock: u32,
     offset: u32,
     block: BlockAddr,
@@ -35,20 +40,107 @@ struct Gathered {
     complete: bool,
 }
 
+/// A block of a directory: its number within it, and its address.
+type DirBlock = (u64, BlockAddr);
+
+/// What a block of a directory says by itself.
+struct Scanned {
+    block: Block,
+    entries: Vec<ScannedEntry>,
+}
+
+/// An entry that is not free.
+struct ScannedEntry {
+    offset: u32,
+    /// Hash of the name, if it is one.
+    hash: u64,
+    /// The embedded inode.
+    inode: Option<Inode>,
+}
+
+/// What came of reading a block.
+type ScannedBlock = (DirBlock, Result<Scanned, String>);
+
+/// Reads a block of a directory and decodes what is in it.
+fn scan(context: &Context<'_>, dir: Ino, (lblock, addr): DirBlock) -> Result<Scanned, String> {
+    let block = context.fetch.meta(BlockId { kind: BlockKind::Dir, addr, owner: dir })?;
+    let found = get_u64(&block, DIR_LBLOCK);
+    if found != lblock {
+        return Err(format!("directory block at {addr} is number {found} instead of {lblock}"));
+    }
+    validate(&block).map_err(|c| c.0)?;
+    let used = entries(&block).filter(|e| e.kind != EntryKind::Free);
+    let entries = used.map(|e| ScannedEntry {
+        offset: e.offset as u32,
+        hash: if e.is_name() { name_hash_long(context.hash_seed, e.name) } else { 0 },
+        inode: match e.kind {
+            EntryKind::Link => None,
+            _ => Inode::decode(&block[e.inode_offset()..e.offset + e.len]).ok(),
+        },
+    });
+    Ok(Scanned { entries: entries.collect(), block })
+}
+
+/// A directory that is to be checked; perhaps its first blocks are being read already.
+struct Pending {
+    inode: Inode,
+    begun: Option<Begun>,
+    /// Nothing was begun, and nothing is to be.
+    passed: bool,
+}
+
+struct Begun {
+    blocks: Vec<DirBlock>,
+    ticket: Ticket<Vec<ScannedBlock>>,
+}
+
 impl Checker<'_> {
     /// Goes through a directory that was registered, and all below it.
     pub(super) fn walk_tree(&mut self, top: Inode) {
-        let mut stack = vec![top];
+        let mut stack = vec![Pending { inode: top, begun: None, passed: false }];
         while let Some(dir) = stack.pop() {
-            let children = self.check_dir(&dir);
-            stack.extend(children.into_iter().rev());
+            self.begin_next(&mut stack);
+            let children = self.check_dir(dir);
+            stack.extend(children.into_iter().rev().map(|inode| Pending { inode, begun: None, passed: false }));
             self.progress(Phase::Tree, self.register.list.len() as u64, self.expected_inodes);
         }
     }
 
+    /// Has the first blocks of the directories that come next read.
+    fn begin_next(&self, stack: &mut [Pending]) {
+        let next = stack.len().saturating_sub(self.pool.depth() * 4);
+        for dir in stack[next..].iter_mut().rev().filter(|d| d.begun.is_none() && !d.passed) {
+            let blocks = self.first_blocks(&dir.inode);
+            if blocks.is_empty() {
+                dir.passed = true;
+                continue;
+            }
+            let (ino, list) = (dir.inode.ino, blocks.clone());
+            let ticket = self.pool.spawn(move |context| list.into_iter().map(|b| (b, scan(context, ino, b))).collect());
+            dir.begun = Some(Begun { blocks, ticket });
+        }
+    }
+
+    /// The blocks that will be read first, as far as that can be told without claiming or reading anything. Whether they
+    /// are the directory's is found out later.
+    fn first_blocks(&self, dir: &Inode) -> Vec<DirBlock> {
+        let InodeFormat::Extents(list) = &dir.format else { return Vec::new() };
+        let per = self.g.frags_per_block();
+        let end = (dir.size >> self.g.block_shift).min(DIR_BLOCKS_MAX);
+        let fits = |e: &&Extent| {
+            (e.logical | e.start | e.len).is_multiple_of(per) && !e.unwritten && self.g.contains(e.start, e.len)
+        };
+        let blocks = list
+            .iter()
+            .take_while(fits)
+            .flat_map(|e| (0..e.len / per).map(move |n| (e.logical / per + n, e.start / per + n)));
+        blocks.take_while(|(lblock, _)| *lblock < end).take(self.pool.piece_blocks()).collect()
+    }
+
     /// Checks one directory; returns its subdirectories.
-    fn check_dir(&mut self, dir: &Inode) -> Vec<Inode> {
-        let ino = dir.ino;
+    fn check_dir(&mut self, dir: Pending) -> Vec<Inode> {
+        let Pending { inode: dir, begun, .. } = dir;
+        let (dir, ino) = (&dir, dir.ino);
         let map = BlockMap::read(self, dir);
         self.check_space(dir, map.frags, map.complete);
         let bs = self.g.block_size() as u64;
@@ -60,13 +152,24 @@ impl Checker<'_> {
         let mut got = Gathered { complete: map.complete, ..Gathered::default() };
         let mut damaged = 0;
         let mut last = None;
-        'runs: for run in &map.runs {
-            for n in 0..run.len {
-                if run.lblock + n >= blocks {
-                    break 'runs;
-                }
-                last = Some(run.lblock + n);
-                if let Err(what) = self.check_dir_block(dir, run.lblock + n, run.block + n, &mut got) {
+        let mut list = map.blocks().take_while(move |(lblock, _)| *lblock < blocks);
+        let (pool, piece) = (self.pool, self.pool.piece_blocks());
+        let work = move |context: &Context<'_>, b: DirBlock| (b, scan(context, ino, b));
+        let first: Vec<DirBlock> = list.by_ref().take(piece).collect();
+        let ticket = match begun {
+            Some(begun) if begun.blocks == first => Some(begun.ticket),
+            begun => {
+                begun.inspect(|b| pool.cancel(&b.ticket));
+                let read = move |context: &Context<'_>| first.into_iter().map(|b| work(context, b)).collect();
+                Some(pool.spawn(read))
+            }
+        };
+        for ((lblock, addr), scanned) in Ahead::new(pool, list, piece, work).begun(ticket) {
+            last = Some(lblock);
+            self.note_seen(addr);
+            match scanned {
+                Ok(scanned) => self.check_dir_block(dir, lblock, addr, scanned, &mut got),
+                Err(what) => {
                     self.inode_problem(Class::DirBlock, ino, || what);
                     got.complete = false;
                     damaged += 1;
@@ -74,7 +177,7 @@ impl Checker<'_> {
                         self.inode_problem(Class::DirBlock, ino, || {
                             "too many damaged blocks: the rest is not read".into()
                         });
-                        break 'runs;
+                        break;
                     }
                 }
             }
@@ -96,38 +199,33 @@ impl Checker<'_> {
         if dir.nlink == 0 && !got.names.is_empty() {
             self.inode_problem(Class::DirCount, ino, || "removed, but not empty".into());
         }
-        got.names.sort_unstable_by_key(|n| (n.hash, n.lblock, n.offset));
+        got.names.sort_unstable_by_key(|n| (n.hash, n.other, n.lblock, n.offset));
         self.find_duplicates(ino, &got.names);
         self.check_index(dir, &map, &mut got.names, got.complete);
         self.rate_places(&got.places);
         got.children
     }
 
-    fn check_dir_block(&mut self, dir: &Inode, lblock: u64, addr: BlockAddr, got: &mut Gathered) -> Result<(), String> {
-        let block = self.reader.meta(BlockId { kind: BlockKind::Dir, addr, owner: dir.ino })?;
-        let found = get_u64(&block, DIR_LBLOCK);
-        if found != lblock {
-            return Err(format!("directory block at {addr} is number {found} instead of {lblock}"));
-        }
-        validate(&block).map_err(|c| c.0)?;
-        for e in entries(&block).filter(|e| e.kind != EntryKind::Free) {
+    fn check_dir_block(&mut self, dir: &Inode, lblock: u64, addr: BlockAddr, scanned: Scanned, got: &mut Gathered) {
+        let Scanned { block, entries } = scanned;
+        for ScannedEntry { offset, hash, inode } in entries {
+            let e = known_entry(&block, offset as usize);
             if e.is_name() {
-                self.check_name(dir.ino, &e);
-                got.names.push(Name { hash: e.hash, lblock: lblock as u32, offset: e.offset as u32, block: addr });
+                self.check_name(dir.ino, &e, hash as u32);
+                let other = (hash >> 32) as u32;
+                got.names.push(Name { hash: e.hash, other, lblock: lblock as u32, offset, block: addr });
                 got.subdirs += u64::from(e.file_type == Some(FileType::Directory));
             }
             if e.kind == EntryKind::Link {
                 self.counts.links += 1;
                 self.follow_link(dir.ino, &e, got);
-            } else if let Ok(inode) = Inode::decode(&block[e.inode_offset()..e.offset + e.len]) {
+            } else if let Some(inode) = inode {
                 self.check_embedded(dir.ino, addr, &e, inode, got);
             }
         }
-        Ok(())
     }
 
-    fn check_name(&mut self, dir: Ino, e: &Entry<'_>) {
-        let hash = name_hash(self.sb.hash_seed, e.name);
+    fn check_name(&mut self, dir: Ino, e: &Entry<'_>, hash: u32) {
         if hash != e.hash {
             self.inode_problem(Class::NameHash, dir, || {
                 format!("name {:?} has hash {:#010x} instead of {hash:#010x}", shown(e.name), e.hash)
@@ -183,7 +281,7 @@ impl Checker<'_> {
         }
         if !first {
             self.inode_problem(Class::InodeLinks, e.ino, || format!("a directory with a second name in {dir}"));
-        } else if let Some(inode) = self.read_external(&target) {
+        } else if let Some(inode) = self.external_dirs.remove(&e.ino) {
             self.check_parent(&inode, dir, true);
             got.children.push(inode);
         }
@@ -200,17 +298,18 @@ impl Checker<'_> {
             if e.nlink > 0 {
                 self.inode_problem(Class::DirUnreachable, e.ino, || "no name leads to this directory".into());
             }
-            if let Some(inode) = self.read_external(&e) {
+            if let Some(inode) = self.external_dirs.remove(&e.ino) {
                 self.walk_tree(inode);
             }
         }
     }
 
     fn find_duplicates(&mut self, dir: Ino, names: &[Name]) {
-        for same in names.chunk_by(|a, b| a.hash == b.hash).filter(|same| same.len() > 1) {
-            let mut seen: HashMap<Vec<u8>, u64> = HashMap::with_capacity(same.len());
+        let alike = |a: &Name, b: &Name| (a.hash, a.other) == (b.hash, b.other);
+        for same in names.chunk_by(alike).filter(|same| same.len() > 1) {
+            let mut seen: BTreeMap<Vec<u8>, u64> = BTreeMap::new();
             for n in same {
-                let Ok(block) = self.reader.block(n.block) else { continue };
+                let Ok(block) = self.pool.context.fetch.block(n.block) else { continue };
                 let name = known_entry(&block, n.offset as usize).name;
                 *seen.entry(name.to_vec()).or_default() += 1;
             }

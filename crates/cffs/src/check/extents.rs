@@ -158,7 +158,7 @@ impl MapWalk {
 
     fn read(&mut self, ck: &mut Checker<'_>, block: BlockAddr, level: u16) -> Result<Node, String> {
         let id = BlockId { kind: BlockKind::ExtentNode, addr: block, owner: self.ino };
-        let bytes = ck.reader.meta(id)?;
+        let bytes = ck.meta(id)?;
         decode_node(&bytes, level).map_err(|c| format!("extent tree node at block {block}: {}", c.0))
     }
 }
@@ -202,6 +202,11 @@ impl BlockMap {
             }
         }
         BlockMap { runs, frags: walk.frags, complete: complete && walk.complete }
+    }
+
+    /// The blocks in order, each with its number within the file.
+    pub(super) fn blocks(&self) -> impl Iterator<Item = (u64, BlockAddr)> + use<> {
+        self.runs.clone().into_iter().flat_map(|r| (0..r.len).map(move |n| (r.lblock + n, r.block + n)))
     }
 
     /// Device block of a block of the file.

@@ -3,10 +3,12 @@
 use super::Checker;
 use super::dirs::{DAMAGED_BLOCKS_MAX, Name};
 use super::extents::BlockMap;
+use super::pool::{Ahead, Context};
+use super::reader::Block;
 use super::report::Class;
 use crate::format::dirblock::DIR_BLOCKS_MAX;
 use crate::format::dirindex::{BUCKET_FLAGS, BUCKET_NUMBER, BUCKET_OVERFLOWED, bucket_of, pairs, validate};
-use crate::format::{BlockId, BlockKind, Inode, get_u32};
+use crate::format::{BlockAddr, BlockId, BlockKind, Inode, get_u32};
 
 impl Checker<'_> {
     /// `complete`: all names are known, so that a pair without one is stale.
@@ -18,11 +20,17 @@ impl Checker<'_> {
         names.sort_unstable_by_key(|n| (bucket_of(n.hash, buckets), n.hash, n.lblock));
         let mut rest: &[Name] = names;
         let mut damaged = 0;
-        for bucket in 0..buckets {
+        let owner = dir.ino;
+        let places = (0..buckets).map(|b| map.find(DIR_BLOCKS_MAX + u64::from(b)));
+        let read = move |context: &Context<'_>, addr: Option<BlockAddr>| {
+            addr.map(|addr| (addr, context.fetch.meta(BlockId { kind: BlockKind::DirIndex, addr, owner })))
+        };
+        let blocks = Ahead::new(self.pool, places, self.pool.piece_blocks(), read);
+        for (bucket, read) in (0..buckets).zip(blocks) {
             let count = rest.partition_point(|n| bucket_of(n.hash, buckets) <= bucket);
             let (mine, others) = rest.split_at(count);
             rest = others;
-            if let Err(what) = self.check_bucket(dir, map, bucket, mine, complete) {
+            if let Err(what) = self.check_bucket(dir, bucket, read, mine, complete) {
                 self.inode_problem(Class::IndexBucket, dir.ino, || what);
                 damaged += 1;
                 if damaged >= DAMAGED_BLOCKS_MAX {
@@ -38,15 +46,16 @@ impl Checker<'_> {
     fn check_bucket(
         &mut self,
         dir: &Inode,
-        map: &BlockMap,
         bucket: u32,
+        read: Option<(BlockAddr, Result<Block, String>)>,
         names: &[Name],
         complete: bool,
     ) -> Result<(), String> {
-        let Some(addr) = map.find(DIR_BLOCKS_MAX + u64::from(bucket)) else {
+        let Some((addr, block)) = read else {
             return Err(format!("index bucket {bucket} is missing"));
         };
-        let block = self.reader.meta(BlockId { kind: BlockKind::DirIndex, addr, owner: dir.ino })?;
+        self.note_seen(addr);
+        let block = block?;
         validate(&block).map_err(|c| c.0)?;
         let number = get_u32(&block, BUCKET_NUMBER);
         if number != bucket {

@@ -195,7 +195,7 @@ impl Checker<'_> {
     /// Reads a system inode.
     pub(super) fn read_system_inode(&mut self, ino: Ino) -> Option<Inode> {
         let (addr, offset) = self.g.system_inode(ino);
-        let block = match self.reader.meta(BlockId { kind: BlockKind::SystemInodes, addr, owner: 0 }) {
+        let block = match self.meta(BlockId { kind: BlockKind::SystemInodes, addr, owner: 0 }) {
             Ok(block) => block,
             Err(what) => {
                 self.inode_problem(Class::SystemInode, ino, || what);

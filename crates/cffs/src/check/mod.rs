@@ -11,15 +11,23 @@
 //!    tables of data checksums (`sums`);
 //! 6. if asked for, the data of all files against its checksums (`sums`).
 //!
+//! Each metadata block is read once ([`fetch`] says what is not), in requests of the size of a group. Reading, checksums
+//! and decoding are spread over threads ([`mod@pool`]); one thread compares, in an order that does not depend on them, so the
+//! report is the same however many there are.
+//!
 //! The image is not trusted. Depth is held in lists, not on the stack; no block is followed that has an owner already,
-//! so the work is bounded by the device; what is remembered is a few dozen bytes for each inode and extent; structures
-//! with many damaged blocks are given up.
+//! so the work is bounded by the device; structures with many damaged blocks are given up. Memory: 64 MiB and 16 bytes for
+//! each inode for blocks that wait to be looked at; about 30 bytes for each inode, 40 for each gap in the used space,
+//! 24 for each name of the directory that is looked at, 300 for each directory whose inode is in the external table; a
+//! megabyte for each thread.
 
 mod claims;
 mod dirs;
 mod extents;
+mod fetch;
 mod index;
 mod inodes;
+mod pool;
 mod quota;
 mod reader;
 pub mod repair;
@@ -34,22 +42,21 @@ mod xattrs;
 pub(crate) use reader::{Block, Reader};
 pub use report::{Class, Counts, Layout, Phase, PhaseTime, Problem, Report};
 
-use crate::device::{Device, IoKind, OverlayDevice};
+use crate::device::{Device, OverlayDevice};
 use crate::error::{Error, Result};
 use crate::format::superblock::{INCOMPAT_EXTERNAL_LOG, INCOMPAT_METADATA_UUID, State};
 use crate::format::system::Counters;
-use crate::format::{
-    BlockAddr, BlockId, BlockKind, Corrupt, Geometry, Ino, QuotaKind, ROOT_INO, Superblock, verify_block,
-};
+use crate::format::{BlockAddr, BlockId, BlockKind, Corrupt, Geometry, Ino, Inode, QuotaKind, ROOT_INO, Superblock};
 use crate::journal::choose_header;
 use crate::journal::recovery::replay;
 use crate::mkfs::{backup_ags, read_superblock, read_superblock_copy};
-use cffs_buf::AlignedBuf;
 use claims::{Claims, Conflict, FIXED};
+use fetch::Fetcher;
 use inodes::Register;
+use pool::Pool;
 use quota::Quotas;
 use report::Problems;
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Instant;
 use tables::External;
@@ -61,11 +68,14 @@ pub struct CheckOptions {
     pub max_problems: usize,
     /// Read the data of all files too, and compare it with its checksums. Takes 32 bytes of memory for each extent.
     pub data: bool,
+    /// Threads that read and verify, at most 64; 0: as many as there are processors. The report does not depend on it.
+    pub jobs: usize,
 }
 
 impl Default for CheckOptions {
+    /// One thread.
     fn default() -> Self {
-        CheckOptions { max_problems: 1000, data: false }
+        CheckOptions { max_problems: 1000, data: false, jobs: 1 }
     }
 }
 
@@ -84,42 +94,15 @@ pub fn check(
 ) -> Result<Report> {
     let sb = read_superblock(&*dev)?;
     let g = Geometry::new(&sb)?;
-    let mut first = Checker::new(&*dev, sb.clone(), g, options.max_problems, Vec::new(), progress);
-    let (view, replayed) = first.replayed_view(&dev, log_dev.as_ref())?;
-    let g = size_by_counters(&*view, g);
-    let (problems, started) = (first.problems, Instant::now());
-
-    let mut ck = Checker::new(&*view, sb.clone(), g, options.max_problems, Vec::new(), progress);
-    ck.problems = problems;
-    ck.started = started;
-    ck.data = options.data.then(Vec::new);
-    let counters = ck.walk_all();
-    let conflicts = ck.claims.take_conflicts();
-    if !conflicts.is_empty() {
-        // The same walk again, this time asking each owner of space whether it is one of those.
-        let mut again = Checker::new(&*view, sb.clone(), g, 0, conflicts, &|_, _, _| {});
-        again.walk_all();
-        let found = again.claims.take_found();
-        ck.report_shared(&found);
-    }
-    ck.check_free_space(counters);
-    ck.phase_done(Phase::Space);
-    if options.data {
-        ck.check_data();
-        ck.phase_done(Phase::Data);
-    }
-
-    ck.counts.frags_used = ck.claims.total + g.ag_count * g.ag_header_blocks() * g.frags_per_block();
-    ck.counts.frags_total = g.total_frags();
-    Ok(Report {
-        problems_total: ck.problems.total,
-        by_class: ck.problems.by_class,
-        problems: ck.problems.list,
-        state: state_name(sb.state),
-        replayed,
-        counts: ck.counts,
-        layout: ck.layout,
-        phases: ck.phases,
+    let started = Instant::now();
+    let mut problems = Problems::new(options.max_problems);
+    let (view, replayed) = replayed_view(&mut problems, &sb, &g, &dev, log_dev.as_ref())?;
+    let pool = Pool::new(fetcher(&*view, &sb, g), sb.hash_seed, options.jobs);
+    pool.run(|| {
+        let mut ck = Checker::new(&pool, &*view, sb.clone(), problems, Vec::new(), progress);
+        ck.started = started;
+        ck.data = options.data.then(Vec::new);
+        Ok(ck.check_all(options, replayed))
     })
 }
 
@@ -131,12 +114,13 @@ pub(crate) fn metadata_blocks(
     g: &Geometry,
     progress: Progress<'_>,
 ) -> Vec<BlockAddr> {
-    let g = size_by_counters(dev, *g);
-    let mut ck = Checker::new(dev, sb.clone(), g, 0, Vec::new(), progress);
-    ck.reader.seen = Some(HashSet::new());
+    let pool = Pool::new(fetcher(dev, sb, *g), sb.hash_seed, 1);
+    let mut ck = Checker::new(&pool, dev, sb.clone(), Problems::new(0), Vec::new(), progress);
+    let g = ck.g;
+    ck.seen = Some(HashSet::new());
     let counters = ck.walk_all();
     ck.check_free_space(counters);
-    let mut list: Vec<BlockAddr> = ck.reader.seen.take().into_iter().flatten().collect();
+    let mut list: Vec<BlockAddr> = ck.seen.take().into_iter().flatten().collect();
     for ag in 0..counters.map_or(g.ag_count, |c| c.ags.min(g.ag_count)) {
         list.push(g.ag_header(ag));
         list.extend((0..g.bitmap_blocks()).map(|i| g.bitmap_block(ag, i)));
@@ -146,16 +130,64 @@ pub(crate) fn metadata_blocks(
     list
 }
 
-/// The geometry with the size that the counters tell, which is smaller than the superblock's while the file system grows.
-/// What is wrong with them is found later.
-fn size_by_counters(dev: &dyn Device, g: Geometry) -> Geometry {
-    let mut block = AlignedBuf::zeroed(g.block_size());
-    let id = BlockId { kind: BlockKind::Counters, addr: g.counters_block(), owner: 0 };
-    let read = dev.read_at(IoKind::Meta, id.addr << g.block_shift, &mut block);
-    if read.is_err() || verify_block(&block, g.fsid, id).is_err() {
-        return g;
+/// Reads for a check: what is no metadata block, or read elsewhere, is left out. The geometry is that of the counters.
+fn fetcher<'a>(dev: &'a dyn Device, sb: &Superblock, g: Geometry) -> Fetcher<'a> {
+    let mut fetch = Fetcher::new(dev, g);
+    fetch.pass_over(0, 1);
+    for ag in backup_ags(&g) {
+        fetch.pass_over(g.ag_start(ag), 1);
     }
-    g.of_counters(&Counters::decode(&block)).unwrap_or(g)
+    if sb.log_start != 0 {
+        fetch.pass_over(sb.log_start, sb.log_blocks);
+    }
+    let id = BlockId { kind: BlockKind::Counters, addr: g.counters_block(), owner: 0 };
+    if let Ok(block) = fetch.meta(id) {
+        // The size that the counters tell is smaller than the superblock's while the file system grows. What is wrong with
+        // them is found later.
+        let counters = Counters::decode(&block);
+        if let Ok(g) = g.of_counters(&counters) {
+            fetch.set_geometry(g);
+        }
+        fetch.expect_inodes(counters.inodes);
+    }
+    fetch
+}
+
+/// The device as it is after recovery, and how many transactions that took. The only place that knows about replay.
+fn replayed_view(
+    problems: &mut Problems,
+    sb: &Superblock,
+    g: &Geometry,
+    dev: &Arc<dyn Device>,
+    log_dev: Option<&Arc<dyn Device>>,
+) -> Result<(Arc<dyn Device>, u64)> {
+    let external = sb.incompat & INCOMPAT_EXTERNAL_LOG != 0;
+    let clean = sb.state == State::Clean;
+    let log = match log_dev {
+        Some(log) if external => log,
+        _ if !external => dev,
+        _ if clean => return Ok((dev.clone(), 0)),
+        _ => return Error::invalid("not unmounted, and its log is on another device, which was not given"),
+    };
+    if let Err(e) = choose_header(&**log, sb) {
+        problems.add(Class::LogHeader, || "log".into(), || e.to_string());
+        return Ok((dev.clone(), 0));
+    }
+    // While mounted one of the two may be half written.
+    if clean && let Some(what) = repair::lost_header(&**log, sb)? {
+        problems.add(Class::LogHeader, || "log".into(), || what);
+    }
+    let view: Arc<dyn Device> = Arc::new(OverlayDevice::new(dev.clone()));
+    let log_view = external.then(|| OverlayDevice::new(log.clone()));
+    let summary = replay(&*view, log_view.as_ref().map(|d| d as &dyn Device), sb, g)?;
+    if clean && summary.transactions > 0 {
+        problems.add(
+            Class::LogHeader,
+            || "log".into(),
+            || format!("{} transactions although the file system was unmounted", summary.transactions),
+        );
+    }
+    Ok((view, summary.transactions))
 }
 
 /// What a state is called in reports.
@@ -178,19 +210,29 @@ struct Checker<'a> {
     g: Geometry,
     sb: Superblock,
     dev: &'a dyn Device,
-    reader: Reader<'a>,
+    pool: &'a Pool<'a>,
+    /// The blocks that were asked for, where somebody wants to know.
+    seen: Option<HashSet<BlockAddr>>,
     problems: Problems,
     claims: Claims,
     register: Register,
     /// Inodes of the external table, in order of their numbers.
     external: Vec<External>,
+    /// Those of them that are directories, until they are walked.
+    external_dirs: HashMap<Ino, Inode>,
+    /// Fragments of attribute blocks of inodes whose space was not counted yet, and whether these are all there are.
+    chains: HashMap<Ino, (u64, bool)>,
     expected_inodes: u64,
     /// In the order of [`QuotaKind::ALL`].
     quotas: [Quotas; 3],
     /// Written data, if it is to be read.
     data: Option<Vec<sums::Written>>,
     /// The table of checksums that was needed last: allocation group, index, and the block if it is good.
-    sum_table: Option<(u64, u64, Option<reader::Block>)>,
+    sum_table: Option<(u64, u64, Option<Block>)>,
+    /// Tables of checksums that are verified when their sums are needed, the last first: allocation group and index.
+    sum_tables: Vec<(u64, u64)>,
+    /// How many are damaged in the allocation group of the last one.
+    damaged_sums: (u64, u64),
     /// Allocation groups that count as initialized.
     ags: u64,
     counts: Counts,
@@ -202,26 +244,32 @@ struct Checker<'a> {
 
 impl<'a> Checker<'a> {
     fn new(
+        pool: &'a Pool<'a>,
         dev: &'a dyn Device,
         sb: Superblock,
-        g: Geometry,
-        max_problems: usize,
+        problems: Problems,
         search: Vec<Conflict>,
         report_progress: Progress<'a>,
     ) -> Checker<'a> {
+        let g = *pool.context.fetch.geometry();
         Checker {
             g,
             sb,
             dev,
-            reader: Reader::new(dev, g),
-            problems: Problems::new(max_problems),
+            pool,
+            seen: None,
+            problems,
             claims: Claims::new(g, search),
             register: Register::default(),
             external: Vec::new(),
+            external_dirs: HashMap::new(),
+            chains: HashMap::new(),
             expected_inodes: 0,
             quotas: Default::default(),
             data: None,
             sum_table: None,
+            sum_tables: Vec::new(),
+            damaged_sums: (0, 0),
             ags: 0,
             counts: Counts::default(),
             layout: Layout::default(),
@@ -250,39 +298,55 @@ impl<'a> Checker<'a> {
         self.claims.claim(self.g.frag_of_block(block), self.g.frags_per_block(), owner)
     }
 
-    /// The device as it is after recovery, and how many transactions that took. The only place that knows about replay.
-    fn replayed_view(
-        &mut self,
-        dev: &Arc<dyn Device>,
-        log_dev: Option<&Arc<dyn Device>>,
-    ) -> Result<(Arc<dyn Device>, u64)> {
-        let external = self.sb.incompat & INCOMPAT_EXTERNAL_LOG != 0;
-        let clean = self.sb.state == State::Clean;
-        let log = match log_dev {
-            Some(log) if external => log,
-            _ if !external => dev,
-            _ if clean => return Ok((dev.clone(), 0)),
-            _ => return Error::invalid("not unmounted, and its log is on another device, which was not given"),
-        };
-        if let Err(e) = choose_header(&**log, &self.sb) {
-            self.problems.add(Class::LogHeader, || "log".into(), || e.to_string());
-            return Ok((dev.clone(), 0));
+    /// Everything, in the order of the phases.
+    fn check_all(mut self, options: &CheckOptions, replayed: u64) -> Report {
+        let counters = self.walk_all();
+        let conflicts = self.claims.take_conflicts();
+        if !conflicts.is_empty() {
+            let found = self.find_owners(conflicts);
+            self.report_shared(&found);
         }
-        // While mounted one of the two may be half written.
-        if clean && let Some(what) = repair::lost_header(&**log, &self.sb)? {
-            self.problems.add(Class::LogHeader, || "log".into(), || what);
+        self.check_free_space(counters);
+        self.phase_done(Phase::Space);
+        if options.data {
+            self.check_data();
+            self.phase_done(Phase::Data);
         }
-        let view: Arc<dyn Device> = Arc::new(OverlayDevice::new(dev.clone()));
-        let log_view = external.then(|| OverlayDevice::new(log.clone()));
-        let summary = replay(&*view, log_view.as_ref().map(|d| d as &dyn Device), &self.sb, &self.g)?;
-        if clean && summary.transactions > 0 {
-            self.problems.add(
-                Class::LogHeader,
-                || "log".into(),
-                || format!("{} transactions although the file system was unmounted", summary.transactions),
-            );
+        let g = self.g;
+        self.counts.frags_used = self.claims.total + g.ag_count * g.ag_header_blocks() * g.frags_per_block();
+        self.counts.frags_total = g.total_frags();
+        Report {
+            problems_total: self.problems.total,
+            by_class: self.problems.by_class,
+            problems: self.problems.list,
+            state: state_name(self.sb.state),
+            replayed,
+            counts: self.counts,
+            layout: self.layout,
+            phases: self.phases,
         }
-        Ok((view, summary.transactions))
+    }
+
+    /// The same walk again, this time asking each owner of space whether it is one of those.
+    fn find_owners(&self, conflicts: Vec<Conflict>) -> Vec<Conflict> {
+        let pool = Pool::new(fetcher(self.dev, &self.sb, self.g), self.sb.hash_seed, 1);
+        let mut again = Checker::new(&pool, self.dev, self.sb.clone(), Problems::new(0), conflicts, &|_, _, _| {});
+        again.walk_all();
+        again.claims.take_found()
+    }
+
+    /// A metadata block with the right checksum and identity.
+    fn meta(&mut self, id: BlockId) -> std::result::Result<Block, String> {
+        self.note_seen(id.addr);
+        self.pool.context.fetch.meta(id)
+    }
+
+    fn note_seen(&mut self, addr: BlockAddr) {
+        if let Some(seen) = &mut self.seen
+            && addr < self.g.total_blocks
+        {
+            seen.insert(addr);
+        }
     }
 
     /// All phases that find space in use.
@@ -315,7 +379,7 @@ impl<'a> Checker<'a> {
             self.claims.claim(self.sb.log_start * fpb, self.sb.log_blocks * fpb, FIXED);
         }
         let addr = self.g.counters_block();
-        let counters = match self.reader.meta(BlockId { kind: BlockKind::Counters, addr, owner: 0 }) {
+        let counters = match self.meta(BlockId { kind: BlockKind::Counters, addr, owner: 0 }) {
             Ok(block) => {
                 let counters = Counters::decode(&block);
                 let size = Geometry::new(&self.sb).and_then(|g| g.of_counters(&counters));

@@ -32,7 +32,7 @@ impl Checker<'_> {
             for n in 0..run.len {
                 let (lblock, addr) = (run.lblock + n, run.block + n);
                 let id = BlockId { kind: BlockKind::Quota, addr, owner: inode.ino };
-                let wrong = match self.reader.meta(id) {
+                let wrong = match self.meta(id) {
                     _ if lblock >= end || lblock > last => Some(format!("block {lblock} lies behind the end")),
                     Err(what) => Some(what),
                     Ok(b) if get_u64(&b, QUOTA_LBLOCK) != lblock => {

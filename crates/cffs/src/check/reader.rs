@@ -1,10 +1,11 @@
-//! Reads metadata in group-sized requests, with a small cache of them.
+//! Reads metadata in group-sized requests, with a small cache of them: for those who come back to a block, as a repair
+//! does. (The check does not: [`super::fetch`].)
 
 use crate::device::{Device, IoKind};
 use crate::format::{BlockAddr, BlockId, Geometry, verify_block};
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::ops::Deref;
-use std::rc::Rc;
+use std::sync::Arc;
 
 /// Memory for windows in bytes.
 const CACHE_BYTES: usize = 32 << 20;
@@ -12,12 +13,31 @@ const CACHE_BYTES: usize = 32 << 20;
 const WINDOW_MIN: u64 = 64 << 10;
 const WINDOW_MAX: u64 = 1 << 20;
 
+/// Bytes of a window on a device: a group, as far as requests of that size are good and possible.
+pub(super) fn window_bytes(dev: &dyn Device, g: &Geometry) -> u64 {
+    let most = (dev.max_request() as u64).clamp(WINDOW_MIN, WINDOW_MAX);
+    (g.group_size() as u64).clamp(WINDOW_MIN, most)
+}
+
 /// A block in a window; cheap to keep.
 #[derive(Clone)]
 pub(crate) struct Block {
-    window: Rc<Vec<u8>>,
+    window: Arc<Vec<u8>>,
     from: usize,
     len: usize,
+}
+
+impl Block {
+    /// A block among others.
+    pub(super) fn part(window: &Arc<Vec<u8>>, from: usize, len: usize) -> Block {
+        Block { window: window.clone(), from, len }
+    }
+
+    /// A block of its own.
+    pub(super) fn alone(bytes: Vec<u8>) -> Block {
+        let len = bytes.len();
+        Block { window: Arc::new(bytes), from: 0, len }
+    }
 }
 
 impl Deref for Block {
@@ -31,17 +51,14 @@ pub(crate) struct Reader<'a> {
     dev: &'a dyn Device,
     g: Geometry,
     window_blocks: u64,
-    windows: HashMap<u64, (u64, Rc<Vec<u8>>)>,
+    windows: HashMap<u64, (u64, Arc<Vec<u8>>)>,
     capacity: usize,
     clock: u64,
-    /// The blocks that were asked for, where somebody wants to know.
-    pub(crate) seen: Option<HashSet<BlockAddr>>,
 }
 
 impl<'a> Reader<'a> {
     pub(crate) fn new(dev: &'a dyn Device, g: Geometry) -> Reader<'a> {
-        let most = (dev.max_request() as u64).clamp(WINDOW_MIN, WINDOW_MAX);
-        let bytes = (g.group_size() as u64).clamp(WINDOW_MIN, most);
+        let bytes = window_bytes(dev, &g);
         Reader {
             dev,
             g,
@@ -49,7 +66,6 @@ impl<'a> Reader<'a> {
             windows: HashMap::new(),
             capacity: CACHE_BYTES / bytes as usize,
             clock: 0,
-            seen: None,
         }
     }
 
@@ -58,9 +74,6 @@ impl<'a> Reader<'a> {
         let bs = self.g.block_size();
         if addr >= self.g.total_blocks {
             return Err(format!("block {addr} lies outside the file system"));
-        }
-        if let Some(seen) = &mut self.seen {
-            seen.insert(addr);
         }
         let n = addr / self.window_blocks;
         let from = (addr % self.window_blocks) as usize * bs;
@@ -76,7 +89,7 @@ impl<'a> Reader<'a> {
             // Something in the window cannot be read; that need not be this block.
             let mut one = vec![0; bs];
             return match self.dev.read_at(IoKind::Meta, addr << self.g.block_shift, &mut one) {
-                Ok(()) => Ok(Block { window: Rc::new(one), from: 0, len: bs }),
+                Ok(()) => Ok(Block::alone(one)),
                 Err(e) => Err(format!("block {addr} cannot be read: {e}")),
             };
         }
@@ -84,7 +97,7 @@ impl<'a> Reader<'a> {
             let oldest = self.windows.iter().min_by_key(|(_, (used, _))| *used).map(|(n, _)| *n);
             oldest.map(|n| self.windows.remove(&n));
         }
-        let window = Rc::new(bytes);
+        let window = Arc::new(bytes);
         self.windows.insert(n, (self.clock, window.clone()));
         Ok(Block { window, from, len: bs })
     }

@@ -2,17 +2,41 @@
 
 use super::Checker;
 use super::dirs::DAMAGED_BLOCKS_MAX;
+use super::pool::{Ahead, Context};
+use super::reader::Block;
 use super::report::{Class, Phase};
 use crate::format::ag::{BITMAP_BITS, BITMAP_INDEX, ag_free, free_runs, set_bits};
 use crate::format::{BlockId, BlockKind, get_u64};
+
+/// What is read of an allocation group.
+struct GroupBlocks {
+    header: Result<Block, String>,
+    bitmaps: Vec<Result<Block, String>>,
+}
+
+impl GroupBlocks {
+    fn read(context: &Context<'_>, ag: u64) -> GroupBlocks {
+        let (fetch, g) = (&context.fetch, *context.fetch.geometry());
+        let id = |kind, addr| BlockId { kind, addr, owner: ag };
+        GroupBlocks {
+            header: fetch.meta(id(BlockKind::AgHeader, g.ag_header(ag))),
+            bitmaps: (0..g.bitmap_blocks())
+                .map(|index| fetch.meta(id(BlockKind::Bitmap, g.bitmap_block(ag, index))))
+                .collect(),
+        }
+    }
+}
 
 impl Checker<'_> {
     /// Checks groups `0..ags`, which count as initialized. Returns the free fragments of the file system by the
     /// bitmaps; `None` if some could not be read.
     pub(super) fn check_space_maps(&mut self, ags: u64) -> Option<u64> {
         let (mut free, mut damaged) = (0, 0);
-        for ag in 0..ags {
-            match self.check_group(ag) {
+        let groups = Ahead::new(self.pool, 0..ags, 1, |context: &Context<'_>, ag| (ag, GroupBlocks::read(context, ag)));
+        for (ag, blocks) in groups {
+            self.note_seen(self.g.ag_header(ag));
+            (0..blocks.bitmaps.len() as u64).for_each(|i| self.note_seen(self.g.bitmap_block(ag, i)));
+            match self.check_group(ag, blocks) {
                 Some(n) => free += n,
                 None => damaged += 1,
             }
@@ -45,14 +69,13 @@ impl Checker<'_> {
     }
 
     /// Returns the number of free fragments by the bitmap.
-    fn check_group(&mut self, ag: u64) -> Option<u64> {
+    fn check_group(&mut self, ag: u64, blocks: GroupBlocks) -> Option<u64> {
         let g = self.g;
         let fpb = g.frags_per_block();
         let first = g.ag_start(ag) * fpb;
         let frags = g.ag_len(ag) * fpb;
         let name = || format!("allocation group {ag}");
-        let id = |kind, addr| BlockId { kind, addr, owner: ag };
-        let said = match self.reader.meta(id(BlockKind::AgHeader, g.ag_header(ag))) {
+        let said = match blocks.header {
             Ok(block) => {
                 self.check_sum_tables(ag, &block);
                 Some(ag_free(&block))
@@ -66,13 +89,12 @@ impl Checker<'_> {
         let (mut complete, mut damaged) = (true, 0);
         let bits = g.bits_per_bitmap();
         let mut expected = vec![0u8; (bits / 8) as usize];
-        for index in 0..g.bitmap_blocks() {
+        for (index, block) in (0..g.bitmap_blocks()).zip(blocks.bitmaps) {
             if damaged >= DAMAGED_BLOCKS_MAX {
                 self.problems.add(Class::Bitmap, name, || "too many damaged blocks: the rest is not read".into());
                 break;
             }
-            let addr = g.bitmap_block(ag, index);
-            let block = self.reader.meta(id(BlockKind::Bitmap, addr)).and_then(|block| {
+            let block = block.and_then(|block| {
                 let found = get_u64(&block, BITMAP_INDEX);
                 if found == index { Ok(block) } else { Err(format!("bitmap block {index} says it is number {found}")) }
             });

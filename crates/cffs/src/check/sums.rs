@@ -2,6 +2,8 @@
 
 use super::Checker;
 use super::dirs::DAMAGED_BLOCKS_MAX;
+use super::pool::{Ahead, Context};
+use super::reader::Block;
 use super::report::{Class, Phase};
 use crate::device::IoKind;
 use crate::format::sums::{self, NONE, SUMS_INDEX};
@@ -53,9 +55,18 @@ impl Checker<'_> {
             }
             return;
         }
+        if self.data.is_some() {
+            // Read when their sums are needed.
+            self.sum_tables.extend(tables.into_iter().map(|index| (ag, index)));
+            return;
+        }
         let mut damaged = 0;
-        for index in tables {
-            let read = self.reader.meta(table_id(&g, ag, index)).and_then(|b| check_index(&b, index));
+        let read = move |context: &Context<'_>, index: u64| {
+            let id = table_id(&g, ag, index);
+            (id.addr, context.fetch.meta(id).and_then(|b| check_index(&b, index)))
+        };
+        for (addr, read) in Ahead::new(self.pool, tables.into_iter(), self.pool.piece_blocks(), read) {
+            self.note_seen(addr);
             if let Err(what) = read {
                 self.problems.add(Class::SumTable, name, || what);
                 damaged += 1;
@@ -81,6 +92,7 @@ impl Checker<'_> {
     pub(super) fn check_data(&mut self) {
         let Some(mut list) = self.data.take().filter(|_| self.g.data_sums) else { return };
         list.sort_unstable_by_key(|w| w.start);
+        self.sum_tables.reverse();
         let total: u64 = list.iter().map(|w| w.len).sum();
         let (mut done, mut buf) = (0, cffs_buf::AlignedBuf::zeroed(READ_MAX as usize));
         let per_read = READ_MAX >> self.g.frag_shift;
@@ -122,6 +134,34 @@ impl Checker<'_> {
             self.report_data(&w, bad);
             done += w.len;
         }
+        // Those of data that nobody has.
+        while let Some((ag, index)) = self.sum_tables.pop() {
+            self.read_sum_table(ag, index);
+        }
+    }
+
+    /// Reads a table that exists, and reports it if it is damaged.
+    fn read_sum_table(&mut self, ag: u64, index: u64) -> Option<Block> {
+        if self.damaged_sums.0 != ag {
+            self.damaged_sums = (ag, 0);
+        }
+        if self.damaged_sums.1 >= DAMAGED_BLOCKS_MAX {
+            return None;
+        }
+        let table = self.meta(table_id(&self.g, ag, index));
+        match table.and_then(|b| check_index(&b, index).map(|()| b)) {
+            Ok(block) => Some(block),
+            Err(what) => {
+                let name = || format!("allocation group {ag}");
+                self.problems.add(Class::SumTable, name, || what);
+                self.damaged_sums.1 += 1;
+                if self.damaged_sums.1 == DAMAGED_BLOCKS_MAX {
+                    let text = || "too many damaged tables of data checksums: the rest is not read".to_string();
+                    self.problems.add(Class::SumTable, name, text);
+                }
+                None
+            }
+        }
     }
 
     fn report_data(&mut self, w: &Written, bad: Option<(u64, u64, &'static str)>) {
@@ -134,7 +174,7 @@ impl Checker<'_> {
         });
     }
 
-    /// The sum of a fragment; `None` if none is known. (That tables are damaged was said before.)
+    /// The sum of a fragment; `None` if none is known. Fragments are asked for in order.
     fn sum(&mut self, frag: FragAddr) -> Option<u32> {
         let g = self.g;
         if self.sb.state == State::Unjournaled {
@@ -142,9 +182,11 @@ impl Checker<'_> {
         }
         let (ag, index, n) = g.sum_place(frag);
         if self.sum_table.as_ref().is_none_or(|(a, i, _)| (*a, *i) != (ag, index)) {
-            let header = BlockId { kind: BlockKind::AgHeader, addr: g.ag_header(ag), owner: ag };
-            let exists = ag < self.ags && self.reader.meta(header).is_ok_and(|b| sums::exists(&b, index));
-            let table = exists.then(|| self.reader.meta(table_id(&g, ag, index)).ok()).flatten();
+            let mut table = None;
+            while let Some(next) = self.sum_tables.pop_if(|next| *next <= (ag, index)) {
+                let read = self.read_sum_table(next.0, next.1);
+                table = read.filter(|_| next == (ag, index));
+            }
             self.sum_table = Some((ag, index, table));
         }
         let (_, _, table) = self.sum_table.as_ref()?;

@@ -4,6 +4,7 @@ use super::Checker;
 use super::dirs::DAMAGED_BLOCKS_MAX;
 use super::extents::BlockMap;
 use super::inodes::{DataPlace, Found, Role, place};
+use super::pool::{Ahead, Context};
 use super::reader::Block;
 use super::report::{Class, Phase};
 use crate::format::geometry::INODE_SLOT_SIZE;
@@ -17,8 +18,6 @@ use std::collections::HashMap;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct External {
     pub(super) ino: Ino,
-    block: BlockAddr,
-    offset: u32,
     pub(super) nlink: u32,
     /// Names found that lead here.
     pub(super) names: u32,
@@ -52,70 +51,81 @@ impl Checker<'_> {
         let end = table.size.div_ceil(self.g.block_size() as u64);
         let mut map: Option<Map> = None;
         let mut damaged = 0;
-        'runs: for run in &blocks.runs {
-            for n in 0..run.len {
-                let (lblock, addr) = (run.lblock + n, run.block + n);
-                // Holes are filled before a table grows, so it never has more blocks than the device.
-                if lblock >= end.min(self.g.total_blocks) {
-                    self.inode_problem(Class::InodeSize, table.ino, || {
-                        format!("size {} but there is a block {lblock}", table.size)
+        let owner = table.ino;
+        let read = move |context: &Context<'_>, (lblock, addr): (u64, BlockAddr)| {
+            let kind = if shape.data_of_block(lblock).is_none() { BlockKind::TableMap } else { kind };
+            // Those behind the end are not looked at.
+            let beyond = lblock >= end.min(context.fetch.geometry().total_blocks);
+            let block = if beyond { Err(String::new()) } else { context.fetch.meta(BlockId { kind, addr, owner }) };
+            (lblock, addr, block)
+        };
+        for (lblock, addr, read) in Ahead::new(self.pool, blocks.blocks(), self.pool.piece_blocks(), read) {
+            // Holes are filled before a table grows, so it never has more blocks than the device.
+            if lblock >= end.min(self.g.total_blocks) {
+                self.inode_problem(Class::InodeSize, table.ino, || {
+                    format!("size {} but there is a block {lblock}", table.size)
+                });
+                break;
+            }
+            if damaged >= DAMAGED_BLOCKS_MAX {
+                self.inode_problem(bad_block, table.ino, || "too many damaged blocks: the rest is not read".into());
+                break;
+            }
+            self.note_seen(addr);
+            let Some(data) = shape.data_of_block(lblock) else {
+                self.finish_map(table.ino, map.take());
+                map = Some(self.take_map(table.ino, (lblock, addr, read), shape, &mut damaged));
+                continue;
+            };
+            let first_data = data / shape.per_map * shape.per_map;
+            if map.as_ref().is_none_or(|m| m.first_data != first_data) {
+                self.finish_map(table.ino, map.take());
+                map = Some(Map { first_data, block: None, seen: Vec::new() });
+                let missing = shape.map_of_data(data).0;
+                self.inode_problem(Class::TableMap, table.ino, || format!("map {missing} is missing"));
+            }
+            let counted = map.as_mut().map_or(0, |m| m.take_count(data, shape));
+            let block = match read {
+                Ok(b) if get_u64(&b, TABLE_LBLOCK) == lblock => b,
+                Ok(b) => {
+                    let found = get_u64(&b, TABLE_LBLOCK);
+                    self.inode_problem(bad_block, table.ino, || {
+                        format!("block at {addr} is number {found} instead of {lblock}")
                     });
-                    break 'runs;
-                }
-                if damaged >= DAMAGED_BLOCKS_MAX {
-                    self.inode_problem(bad_block, table.ino, || "too many damaged blocks: the rest is not read".into());
-                    break 'runs;
-                }
-                let Some(data) = shape.data_of_block(lblock) else {
-                    self.finish_map(table.ino, map.take());
-                    map = Some(self.read_map(table.ino, lblock, addr, shape, &mut damaged));
+                    damaged += 1;
                     continue;
-                };
-                let first_data = data / shape.per_map * shape.per_map;
-                if map.as_ref().is_none_or(|m| m.first_data != first_data) {
-                    self.finish_map(table.ino, map.take());
-                    map = Some(Map { first_data, block: None, seen: Vec::new() });
-                    let missing = shape.map_of_data(data).0;
-                    self.inode_problem(Class::TableMap, table.ino, || format!("map {missing} is missing"));
                 }
-                let counted = map.as_mut().map_or(0, |m| m.take_count(data, shape));
-                let id = BlockId { kind, addr, owner: table.ino };
-                let block = match self.reader.meta(id) {
-                    Ok(b) if get_u64(&b, TABLE_LBLOCK) == lblock => b,
-                    Ok(b) => {
-                        let found = get_u64(&b, TABLE_LBLOCK);
-                        self.inode_problem(bad_block, table.ino, || {
-                            format!("block at {addr} is number {found} instead of {lblock}")
-                        });
-                        damaged += 1;
-                        continue;
-                    }
-                    Err(what) => {
-                        self.inode_problem(bad_block, table.ino, || what);
-                        damaged += 1;
-                        continue;
-                    }
-                };
-                let says = u64::from(used(&block));
-                let has = f(self, (data, addr, block));
-                if has != says {
-                    self.inode_problem(Class::TableCount, table.ino, || {
-                        format!("block at {addr} says {says} slots are in use, but {has} are")
-                    });
+                Err(what) => {
+                    self.inode_problem(bad_block, table.ino, || what);
+                    damaged += 1;
+                    continue;
                 }
-                if has != counted {
-                    self.inode_problem(Class::TableCount, table.ino, || {
-                        format!("the map says {counted} slots are in use in block {lblock}, but {has} are")
-                    });
-                }
+            };
+            let says = u64::from(used(&block));
+            let has = f(self, (data, addr, block));
+            if has != says {
+                self.inode_problem(Class::TableCount, table.ino, || {
+                    format!("block at {addr} says {says} slots are in use, but {has} are")
+                });
+            }
+            if has != counted {
+                self.inode_problem(Class::TableCount, table.ino, || {
+                    format!("the map says {counted} slots are in use in block {lblock}, but {has} are")
+                });
             }
         }
         self.finish_map(table.ino, map);
     }
 
-    fn read_map(&mut self, table: Ino, lblock: u64, addr: BlockAddr, shape: TableShape, damaged: &mut u64) -> Map {
+    fn take_map(
+        &mut self,
+        table: Ino,
+        (lblock, addr, read): (u64, BlockAddr, Result<Block, String>),
+        shape: TableShape,
+        damaged: &mut u64,
+    ) -> Map {
         let first_data = lblock / (shape.per_map + 1) * shape.per_map;
-        let block = match self.reader.meta(BlockId { kind: BlockKind::TableMap, addr, owner: table }) {
+        let block = match read {
             Ok(b) if get_u64(&b, TABLE_LBLOCK) == lblock => Some(b),
             Ok(b) => {
                 let found = get_u64(&b, TABLE_LBLOCK);
@@ -181,27 +191,15 @@ impl Checker<'_> {
         let found = Found { ino: inode.ino, block, offset, external: true };
         let Some(data) = self.check_inode(inode, found, Role::External) else { return };
         let file_type = inode.file_type();
-        self.external.push(External {
-            ino: inode.ino,
-            block,
-            offset,
-            nlink: inode.nlink,
-            names: 0,
-            file_type,
-            place: data,
-        });
+        if inode.is_dir() {
+            self.external_dirs.insert(inode.ino, inode.clone());
+        }
+        self.external.push(External { ino: inode.ino, nlink: inode.nlink, names: 0, file_type, place: data });
     }
 
     /// Position in the list of external inodes.
     pub(super) fn external_index(&self, ino: Ino) -> Option<usize> {
         self.external.binary_search_by_key(&ino, |e| e.ino).ok()
-    }
-
-    /// The inode again, as a whole; it was decoded once before.
-    pub(super) fn read_external(&mut self, e: &External) -> Option<Inode> {
-        let id = BlockId { kind: BlockKind::ExternalInodes, addr: e.block, owner: EXTERNAL_INO };
-        let block = self.reader.meta(id).ok()?;
-        Inode::decode(&block[e.offset as usize..e.offset as usize + INODE_SLOT_SIZE]).ok()
     }
 
     /// Compares the link counts of external inodes with the names found.

@@ -29,7 +29,7 @@ impl Checker<'_> {
                 chain.broken = Some("the chain does not end".into());
                 break;
             }
-            let block = self.reader.meta(BlockId { kind: BlockKind::Xattr, addr, owner: inode.ino });
+            let block = self.meta(BlockId { kind: BlockKind::Xattr, addr, owner: inode.ino });
             let head = block.and_then(|b| match ChainBlock::decode(&b) {
                 Ok(head) if head.index as usize != index => Err(format!("block {addr} is number {}", head.index)),
                 Ok(head) => Ok((head, b[META_HEADER_SIZE..META_HEADER_SIZE + head.used].to_vec())),
@@ -57,8 +57,8 @@ impl Checker<'_> {
         if inode.xattr_block == 0 {
             return (0, true);
         }
-        let chain = self.chain(inode);
-        (chain.blocks.len() as u64 * self.g.frags_per_block(), chain.broken.is_none())
+        // It was read a moment ago, and is not read again.
+        self.chains.remove(&inode.ino).unwrap_or((0, false))
     }
 
     pub(super) fn check_xattr(&mut self, inode: &Inode) {
@@ -70,6 +70,10 @@ impl Checker<'_> {
             self.claim_block(*addr, inode.ino);
         }
         let whole = chain.broken.is_none();
+        if inode.xattr_block != 0 {
+            let frags = chain.blocks.len() as u64 * self.g.frags_per_block();
+            self.chains.insert(inode.ino, (frags, whole));
+        }
         if let Some(what) = chain.broken {
             self.inode_problem(Class::XattrBlock, inode.ino, || what);
         }

@@ -41,9 +41,14 @@ pub fn bucket_of(hash: u32, buckets: u32) -> u32 {
 
 /// Hash of a name: SipHash-1-3 keyed with the superblock's seed, its lower 32 bits.
 pub fn name_hash(seed: [u64; 2], name: &[u8]) -> u32 {
+    name_hash_long(seed, name) as u32
+}
+
+/// The whole hash, of which [`name_hash`] is the lower half.
+pub(crate) fn name_hash_long(seed: [u64; 2], name: &[u8]) -> u64 {
     let mut h = siphasher::sip::SipHasher13::new_with_keys(seed[0], seed[1]);
     h.write(name);
-    h.finish() as u32
+    h.finish()
 }
 
 /// Checks a bucket read from the device.

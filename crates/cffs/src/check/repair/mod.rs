@@ -70,11 +70,13 @@ pub struct RepairOptions {
     pub scavenge: bool,
     /// In the check afterwards, read the data of all files too ([`CheckOptions::data`]).
     pub data: bool,
+    /// Threads that read and verify ([`CheckOptions::jobs`]). What is done does not depend on it.
+    pub jobs: usize,
 }
 
 impl Default for RepairOptions {
     fn default() -> Self {
-        RepairOptions { max_problems: 1000, scavenge: false, data: false }
+        RepairOptions { max_problems: 1000, scavenge: false, data: false, jobs: 1 }
     }
 }
 
@@ -159,7 +161,7 @@ pub fn repair(
     r.scavenging = options.scavenge;
     r.work()?;
     let view: Arc<View> = r.vol.view.clone();
-    let check_options = CheckOptions { max_problems: options.max_problems, data: options.data };
+    let check_options = CheckOptions { max_problems: options.max_problems, data: options.data, jobs: options.jobs };
     let look = || check(view.clone(), external.then(|| log.clone()), &check_options, progress);
     let mut after = look()?;
     if after.by_class.contains_key(&Class::QuotaUsage) {

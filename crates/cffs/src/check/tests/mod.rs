@@ -486,7 +486,8 @@ fn problems_are_capped_and_counted() {
             hashes.into_iter().for_each(|at| b[at] ^= 0x55);
         });
     }
-    let report = check(image.dev.clone(), None, &CheckOptions { max_problems: 5, data: false }, &|_, _, _| {}).unwrap();
+    let report =
+        check(image.dev.clone(), None, &CheckOptions { max_problems: 5, data: false, jobs: 1 }, &|_, _, _| {}).unwrap();
     assert_eq!(report.problems.len(), 5);
     assert!(report.problems_total > 60);
 }
