@@ -1,4 +1,4 @@
-//! `cffs scrub`: has the process that serves a mount verify all metadata on the device.
+//! `cffs scrub`: has the process that serves a mount verify what is on the device.
 
 use crate::exit::{self, ExitCodeExt, with_code};
 use crate::progress::Steps;
@@ -18,7 +18,7 @@ use std::time::Duration;
 const EXIT_CODES: &str = "\
 Exit codes:
   0   Nothing is wrong (with --background: it runs)
-  4   Something is wrong: unmount, and run cffs fsck
+  4   Something is wrong: what, is printed; unless it is contents of files only, unmount and run cffs fsck
   8   The scrub could not be done, or not to the end
   16  Wrong usage
   32  Interrupted";
@@ -26,12 +26,15 @@ Exit codes:
 /// How often to ask how far it is.
 const INTERVAL: Duration = Duration::from_millis(200);
 
-/// Verify all metadata of a mounted file system
+/// Verify all metadata of a mounted file system, and data that has checksums
 ///
 /// Reads every block of metadata from the device, not from memory, and checks what it says of itself: kind, checksum,
 /// place, owner, contents; and where memory has the block too, that the device has the same. The file system is in use
 /// meanwhile. What is wrong is printed, logged by the process that serves the mount, and noted in the superblock, so that
-/// the file system counts as in need of fsck. The log, which is replaced all the time, and data of files are not read.
+/// the file system counts as in need of fsck. The log, which is replaced all the time, is not read.
+///
+/// Where data of files has checksums (mkfs --data-sums) it is read too and compared with them. What is not what was written
+/// is named by inode, bytes and, where that is known, path. Nothing puts it right: write such files anew, from a backup.
 ///
 /// It takes root, or the user who mounted. An interrupt stops it.
 #[derive(Args, Debug)]
@@ -40,14 +43,17 @@ pub struct ScrubArgs {
     /// Most bytes to read in a second
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     rate: Option<u64>,
+    /// Leave out the data of files
+    #[arg(long)]
+    metadata_only: bool,
     /// Return at once; --status tells how far it is
     #[arg(long)]
     background: bool,
     /// Only tell how far the scrub is that runs, or what the last one came to
-    #[arg(long, conflicts_with_all = ["rate", "background"])]
+    #[arg(long, conflicts_with_all = ["rate", "metadata_only", "background"])]
     status: bool,
     /// Only stop the scrub that runs
-    #[arg(long, conflicts_with_all = ["rate", "background", "status"])]
+    #[arg(long, conflicts_with_all = ["rate", "metadata_only", "background", "status"])]
     stop: bool,
     /// Print the result as JSON
     #[arg(long)]
@@ -77,7 +83,7 @@ pub fn run(args: &ScrubArgs) -> anyhow::Result<u8> {
     for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
         signal_hook::flag::register(signal, interrupted.clone())?;
     }
-    let start = Request::ScrubStart(ScrubOptions { rate: args.rate });
+    let start = Request::ScrubStart(ScrubOptions { rate: args.rate, metadata_only: args.metadata_only });
     control.call::<()>(&start).exit_code(exit::fsck::OPERATIONAL)?;
     if args.background {
         return Ok(0);
@@ -119,7 +125,8 @@ fn report(args: &ScrubArgs, name: &str, s: &ScrubStatus) -> anyhow::Result<u8> {
     } else {
         let mut out = io::stdout().lock();
         for f in &s.findings {
-            writeln!(out, "{name}: {}: {}", f.object, printable(f.what.as_bytes()))?;
+            let path = f.path.as_ref().map_or(String::new(), |p| format!(" ({})", printable(p.as_bytes())));
+            writeln!(out, "{name}: {}{path}: {}", f.object, printable(f.what.as_bytes()))?;
         }
         if s.findings_total > s.findings.len() as u64 {
             writeln!(out, "{name}: and {} more", s.findings_total - s.findings.len() as u64)?;
@@ -138,10 +145,21 @@ fn report(args: &ScrubArgs, name: &str, s: &ScrubStatus) -> anyhow::Result<u8> {
             if s.findings_total == 1 { "" } else { "s" },
             human(s.bytes)
         )?;
+        if s.data_verified + s.data_unsummed + s.data_newer + s.data_failed > 0 {
+            let [good, bad, none, newer] = [s.data_verified, s.data_failed, s.data_unsummed, s.data_newer].map(human);
+            writeln!(
+                out,
+                "{name}: data: {good} have their checksums, {bad} have not, of {none} none is known, {newer} are newer in memory"
+            )?;
+        }
         out.flush()?;
     }
     if s.findings_total > 0 {
-        eprintln!("cffs: {name}: needs a check: unmount it, and run cffs fsck");
+        if s.marked {
+            eprintln!("cffs: {name}: needs a check: unmount it, and run cffs fsck");
+        } else {
+            eprintln!("cffs: {name}: contents of files are damaged: write these anew, from a backup");
+        }
         return Ok(exit::fsck::ERRORS_LEFT);
     }
     Ok(match s.outcome {

@@ -4,7 +4,7 @@ use cffs::device::{Device, FailingDevice, Fault, IoKind, MemoryDevice, Operation
 use cffs::error::Error;
 use cffs::format::superblock::State;
 use cffs::format::*;
-use cffs::fs::api::{Caller, MetadataMode, MountOptions, SetXattr};
+use cffs::fs::api::{Caller, MetadataMode, MountOptions, SetAttr, SetXattr};
 use cffs::fs::path::{resolve, write_file};
 use cffs::fs::{Fs, Scrub, ScrubOptions, ScrubOutcome, ScrubStatus};
 use cffs::mkfs::{MkfsOptions, mkfs};
@@ -34,10 +34,16 @@ fn path(p: impl Into<String>) -> Vec<u8> {
 
 /// A file system with every kind of block.
 fn filled(no_embed: bool) -> Arc<MemoryDevice> {
+    filled_with(no_embed, false)
+}
+
+/// The same, perhaps with checksums of data.
+fn filled_with(no_embed: bool, data_sums: bool) -> Arc<MemoryDevice> {
     let dev = Arc::new(MemoryDevice::new(64 << 20));
     // A small log: blocks go home often.
     let o = MkfsOptions {
         no_embed,
+        data_sums,
         quota: vec![QuotaKind::User],
         group_size: 64 << 10,
         log_bytes: Some(2 << 20),
@@ -113,11 +119,11 @@ fn all_is_well_and_everything_was_read() {
 
 #[test]
 fn damage_of_every_kind_of_block_is_found() {
-    for no_embed in [false, true] {
-        let original = filled(no_embed);
+    for (no_embed, data_sums) in [(false, true), (true, false)] {
+        let original = filled_with(no_embed, data_sums);
         let blocks = catalogue(&original);
         assert!(
-            blocks.len() == BlockKind::ALL.len() || blocks.len() + 1 >= BlockKind::ALL.len(),
+            blocks.len() + 1 >= BlockKind::ALL.len() && blocks.contains_key(&BlockKind::DataSums) == data_sums,
             "{:?}",
             blocks.keys()
         );
@@ -214,14 +220,17 @@ fn sectors_that_cannot_be_read_are_found() {
 fn it_stops_when_told_and_when_the_file_system_is_closed() {
     let dev = filled(false);
     let fs = open(&dev);
-    assert!(matches!(fs.scrub(&ScrubOptions { rate: Some(0) }, &Scrub::new()), Err(Error::Invalid(_))));
+    assert!(matches!(
+        fs.scrub(&ScrubOptions { rate: Some(0), ..ScrubOptions::default() }, &Scrub::new()),
+        Err(Error::Invalid(_))
+    ));
     for close in [false, true] {
         let scrub = Arc::new(Scrub::new());
         assert!(!scrub.is_over());
         let thread = {
             let (fs, scrub) = (fs.clone(), scrub.clone());
             // Hours, if it went on.
-            std::thread::spawn(move || fs.scrub(&ScrubOptions { rate: Some(100) }, &scrub))
+            std::thread::spawn(move || fs.scrub(&ScrubOptions { rate: Some(100), ..ScrubOptions::default() }, &scrub))
         };
         while scrub.status().bytes == 0 {
             std::thread::yield_now();
@@ -254,9 +263,10 @@ fn change(fs: &Fs, dirs: &[Ino], r: &mut Rng) {
     let name = format!("writer's file {}", r.below(80)).into_bytes();
     let other = format!("writer's file {}", r.below(80)).into_bytes();
     let to = dirs[r.below(dirs.len() as u64) as usize];
-    let outcome = match r.below(10) {
+    let outcome = match r.below(13) {
         0..3 => fs.create(ME, dir, &name, 0o644).and_then(|a| {
-            let written = fs.write(ME, a.ino, r.below(1 << 20), &vec![3; r.below(20_000) as usize]).map(drop);
+            let written =
+                fs.write(ME, a.ino, r.below(1 << 20), &vec![r.below(256) as u8; r.below(20_000) as usize]).map(drop);
             fs.forget(a.ino, 1);
             written
         }),
@@ -274,6 +284,21 @@ fn change(fs: &Fs, dirs: &[Ino], r: &mut Rng) {
             let set = fs.setxattr(ME, a.ino, b"user.x", &value, SetXattr::default());
             fs.forget(a.ino, 1);
             set
+        }),
+        9 => fs.lookup(dir, &name).and_then(|a| {
+            let cut = fs.setattr(ME, a.ino, SetAttr { size: Some(r.below(1 << 20)), ..SetAttr::default() }).map(drop);
+            fs.forget(a.ino, 1);
+            cut
+        }),
+        // Over what is there, with and without the log.
+        10..12 => fs.lookup(dir, &name).and_then(|a| {
+            let size = a.size.max(1);
+            let mut outcome = fs.write(ME, a.ino, r.below(size), &vec![r.below(256) as u8; 3000]).map(drop);
+            if r.below(2) == 0 {
+                outcome = outcome.and(fs.fsync(a.ino, true));
+            }
+            fs.forget(a.ino, 1);
+            outcome
         }),
         _ => fs.lookup(dir, &name).and_then(|a| {
             // Many extents: a tree that grows and goes.
@@ -296,13 +321,14 @@ fn change(fs: &Fs, dirs: &[Ino], r: &mut Rng) {
 /// Nothing is damaged, whatever the writers do meanwhile: then nothing is found.
 #[test]
 fn writers_are_no_damage() {
-    for (metadata, no_embed, cache_bytes) in [
-        (MetadataMode::Journal, false, 16 << 20),
-        (MetadataMode::Journal, true, 1 << 20),
-        (MetadataMode::Sync, false, 2 << 20),
-        (MetadataMode::Delayed, false, 2 << 20),
+    for (metadata, no_embed, data_sums, cache_bytes) in [
+        (MetadataMode::Journal, false, true, 16 << 20),
+        (MetadataMode::Journal, false, true, 2 << 20),
+        (MetadataMode::Journal, true, false, 1 << 20),
+        (MetadataMode::Sync, false, true, 2 << 20),
+        (MetadataMode::Delayed, false, true, 2 << 20),
     ] {
-        let dev = filled(no_embed);
+        let dev = filled_with(no_embed, data_sums);
         let fs =
             Fs::open(dev.clone(), None, MountOptions { metadata, cache_bytes, background: true, ..options() }).unwrap();
         let dirs: Vec<Ino> =
@@ -321,7 +347,7 @@ fn writers_are_no_damage() {
                     }
                 });
             }
-            let mut blocks = 0;
+            let (mut blocks, mut verified) = (0, 0);
             // Each round meets writers at work.
             for round in 0..12 {
                 let before = changes.load(Ordering::Relaxed);
@@ -334,14 +360,17 @@ fn writers_are_no_damage() {
                     panic!("{metadata:?}, no_embed {no_embed}, round {round}: {:?} {:?}", s.outcome, s.findings);
                 }
                 blocks += s.blocks;
+                verified += s.data_verified;
             }
             stop.store(true, Ordering::Relaxed);
+            assert_eq!(verified > 1 << 20, data_sums, "{verified} bytes of data");
             blocks
         });
         assert!(total > 1000, "{total}");
         assert_ne!(fs.superblock().state, State::Error);
         fs.close().unwrap();
-        let r = cffs::check::check(dev, None, &Default::default(), &|_, _, _| {}).unwrap();
+        let all = cffs::check::CheckOptions { data: true, ..Default::default() };
+        let r = cffs::check::check(dev, None, &all, &|_, _, _| {}).unwrap();
         assert!(r.is_clean(), "{:?}", r.problems);
     }
 }
@@ -367,4 +396,72 @@ fn damage_is_found_among_writers() {
         s
     });
     assert!(s.findings.len() == 1 && s.findings[0].block == victim, "{:?}", s.findings);
+}
+
+/// A file in a directory, whose contents stand nowhere else on the device, and its first byte there.
+fn victim(dev: &Arc<MemoryDevice>) -> (Ino, u64) {
+    let fs = open(dev);
+    write_file(&fs, ME, b"/dir/below/victim", &[0xa7; 9000]).unwrap();
+    let ino = resolve(&fs, b"/dir/below/victim").unwrap().ino;
+    fs.sync().unwrap();
+    fs.close().unwrap();
+    let mut all = vec![0; dev.len() as usize];
+    dev.read_at(IoKind::Data, 0, &mut all).unwrap();
+    (ino, all.windows(2000).position(|w| w == [0xa7; 2000]).unwrap() as u64)
+}
+
+#[test]
+fn damaged_data_is_found_where_it_has_checksums() {
+    let dev = filled_with(false, true);
+    let (ino, at) = victim(&dev);
+    let fs = open(&dev);
+    let good = scrub(&fs);
+    assert!(good.findings.is_empty() && good.data_verified > 100_000 && good.data_failed == 0, "{good:?}");
+    // A byte of the second fragment and one of the last, which is not full; a file of which no sum is known.
+    let mut sector = vec![0; 512];
+    for byte in [at + 1500, at + 8999] {
+        let start = byte / 512 * 512;
+        dev.read_at(IoKind::Data, start, &mut sector).unwrap();
+        sector[(byte - start) as usize] ^= 4;
+        dev.write_at(IoKind::Data, start, &sector).unwrap();
+    }
+    let s = scrub(&fs);
+    assert_eq!(
+        (s.outcome, s.findings_total, s.data_failed),
+        (Some(ScrubOutcome::Complete), 2, 2048),
+        "{:?}",
+        s.findings
+    );
+    for (f, bytes) in s.findings.iter().zip(["bytes 1024 to 2047", "bytes 8192 to 9215"]) {
+        assert!(f.what.contains(bytes) && f.what.contains("checksum does not match"), "{f:?}");
+        assert_eq!((f.inode, f.path.as_deref()), (Some(ino), Some("/dir/below/victim")));
+        assert!((at / 4096..=(at + 9000) / 4096).contains(&f.block));
+    }
+    // Nothing that a check could put right.
+    assert!(!s.marked && fs.superblock().state != State::Error);
+    assert_eq!(s.data_verified + s.data_failed, good.data_verified);
+    let leave = Scrub::new();
+    fs.scrub(&ScrubOptions { metadata_only: true, ..ScrubOptions::default() }, &leave).unwrap();
+    let without = leave.status();
+    assert!(without.findings.is_empty() && without.data_verified == 0, "{without:?}");
+    assert!(without.bytes + 100_000 < s.bytes, "data counts for the rate: {} and {}", without.bytes, s.bytes);
+    // What is written anew is as good as ever.
+    write_file(&fs, ME, b"/dir/below/victim", &[0xa8; 9000]).unwrap();
+    fs.sync().unwrap();
+    assert!(scrub(&fs).findings.is_empty());
+    fs.close().unwrap();
+}
+
+#[test]
+fn data_that_cannot_be_read_is_found() {
+    let inner = filled_with(false, true);
+    let (ino, at) = victim(&inner);
+    let dev = Arc::new(FailingDevice::new(inner.clone()));
+    let fs = Fs::open(dev.clone(), None, options()).unwrap();
+    let from = at / 1024 * 1024;
+    dev.set(Operation::Read, Fault::from_now_on().in_range(from, from + 1024));
+    let s = scrub(&fs);
+    let [f] = &s.findings[..] else { panic!("{:?}", s.findings) };
+    assert!(f.inode == Some(ino) && f.what.contains("bytes 0 to 1023") && f.what.contains("cannot be read"), "{f:?}");
+    assert_eq!(s.data_failed, 1024);
 }

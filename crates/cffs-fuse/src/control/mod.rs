@@ -102,7 +102,7 @@ pub enum Request {
     },
     /// Gives free space back to the device, as [`cffs::fs::Fs::trim`]. The answer is the number of bytes.
     Trim(TrimRange),
-    /// Begins to read and verify all metadata in the background, as [`cffs::fs::Fs::scrub`]; one at a time.
+    /// Begins to read and verify all metadata, and data that has checksums, in the background, as [`cffs::fs::Fs::scrub`]; one at a time.
     ScrubStart(ScrubOptions),
     /// How far the scrub is that runs, or what the last one came to: a [`cffs::fs::ScrubStatus`], null if there was none
     /// since the mount.
@@ -274,8 +274,8 @@ mod tests {
         assert_eq!(serde_json::from_str::<Request>(&json(&trim)).unwrap(), trim);
         let tune = Request::Tune(Tune { uuid: Some([7; 16]), label: Some("x".into()), ..Tune::default() });
         assert_eq!(serde_json::from_str::<Request>(&json(&tune)).unwrap(), tune);
-        let scrub = Request::ScrubStart(ScrubOptions { rate: Some(7) });
-        assert_eq!(json(&scrub), r#"{"op":"scrub-start","rate":7}"#);
+        let scrub = Request::ScrubStart(ScrubOptions { rate: Some(7), metadata_only: true });
+        assert_eq!(json(&scrub), r#"{"op":"scrub-start","rate":7,"metadata_only":true}"#);
         assert_eq!(serde_json::from_str::<Request>(&json(&scrub)).unwrap(), scrub);
         assert!(scrub.changes() && !Request::ScrubStatus.changes());
         assert!([grow, trim, tune].iter().all(Request::changes) && !Request::Info.changes());

@@ -41,6 +41,7 @@ mod xattrs;
 
 pub(crate) use reader::{Block, Reader};
 pub use report::{Class, Counts, Layout, Phase, PhaseTime, Problem, Report};
+pub(crate) use sums::check_index;
 
 use crate::device::{Device, OverlayDevice};
 use crate::error::{Error, Result};

@@ -28,7 +28,7 @@ pub(super) fn table_id(g: &Geometry, ag: u64, index: u64) -> BlockId {
 }
 
 /// Says what is wrong with a table block's own number.
-pub(super) fn check_index(block: &[u8], index: u64) -> Result<(), String> {
+pub(crate) fn check_index(block: &[u8], index: u64) -> Result<(), String> {
     match get_u64(block, SUMS_INDEX) {
         found if found == index => Ok(()),
         found => Err(format!("table of data checksums {index} says it is number {found}")),

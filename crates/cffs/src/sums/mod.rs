@@ -156,6 +156,17 @@ impl Sums {
         Ok(buf)
     }
 
+    /// Whether a table block exists. The device may fail, or the header of the allocation group be damaged.
+    pub(crate) fn has_table(&self, ag: u64, index: u64) -> Result<bool> {
+        Ok(self.group(ag)?.is_some_and(|group| group.has(index)))
+    }
+
+    /// The sum of a fragment; [`NONE`] if none is known.
+    pub(crate) fn sum(&self, frag: FragAddr) -> Result<u32> {
+        let (ag, index, n) = self.cache.geometry().sum_place(frag);
+        Ok(self.find(ag, index)?.map_or(NONE, |buf| table::get(&buf.read(), n)))
+    }
+
     /// Makes a table block, in which nothing is known, unless it exists.
     fn make(&self, txn: &Txn<'_>, ag: u64, index: u64) -> Result<BufRef> {
         self.space.put_on_device(txn, ag);

@@ -1,4 +1,5 @@
-//! Verifying the metadata of a file system in use: every block is read from the device and compared with what it has to be.
+//! Verifying a file system in use: every block of metadata is read from the device and compared with what it has to be, and
+//! all data with its checksums, if there are any.
 //!
 //! The walk goes by what the device says, so it needs neither the cache nor, while all is well, any lock that others wait
 //! for. What it finds may be of a moment ago: a block that was freed, moved or is just being written looks damaged too. So
@@ -9,6 +10,7 @@
 //! What is only in the log has not been written home and is not verified; a checkpoint at the beginning makes that little.
 //! What comes into being while the walk goes on may be left out.
 
+mod data;
 mod recheck;
 mod volume;
 mod walk;
@@ -17,7 +19,9 @@ use super::Fs;
 use crate::check::Reader;
 use crate::device::{Device, IoKind};
 use crate::error::{Error, Result};
-use crate::format::{BlockAddr, BlockId, Geometry, Ino};
+use crate::format::dirblock::{EntryKind, entry_at};
+use crate::format::table::Location;
+use crate::format::{BlockAddr, BlockId, BlockKind, Geometry, Ino, ROOT_INO};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use std::collections::HashSet;
@@ -27,6 +31,8 @@ use std::time::{Duration, Instant};
 
 /// Findings that are kept; more are counted only.
 const FINDINGS_MAX: usize = 1000;
+/// Directories above each other for which a path is looked up.
+const DEPTH_MAX: usize = 1000;
 /// Longest sleep between two looks whether to stop.
 const NAP: Duration = Duration::from_millis(50);
 
@@ -35,6 +41,9 @@ const NAP: Duration = Duration::from_millis(50);
 pub struct ScrubOptions {
     /// Most bytes to read in a second, at least one; as many as the device gives if there is none.
     pub rate: Option<u64>,
+    /// Leave out the data of files, also where it has checksums.
+    #[serde(default)]
+    pub metadata_only: bool,
 }
 
 /// Something that is wrong on the device.
@@ -48,6 +57,10 @@ pub struct Finding {
     pub inode: Option<Ino>,
     /// Its block.
     pub block: BlockAddr,
+    /// A name of the inode, from the root, as far as that is known without a search: not for what stands outside
+    /// directories.
+    #[serde(default)]
+    pub path: Option<String>,
 }
 
 /// How a scrub ended.
@@ -77,10 +90,25 @@ pub struct ScrubStatus {
     pub bytes: u64,
     /// Blocks that are newer in memory and in the log than on the device.
     pub newer: u64,
+    /// Bytes of data that had their checksums, in whole fragments as all of these.
+    #[serde(default)]
+    pub data_verified: u64,
+    /// Bytes of data of which no checksum is known.
+    #[serde(default)]
+    pub data_unsummed: u64,
+    /// Bytes of data that looked wrong because memory has them newer.
+    #[serde(default)]
+    pub data_newer: u64,
+    /// Bytes of data that are not what was written, or cannot be read.
+    #[serde(default)]
+    pub data_failed: u64,
     /// What is wrong.
     pub findings: Vec<Finding>,
     /// How much is wrong; the list has not more than a thousand.
     pub findings_total: u64,
+    /// Something else than contents of files is wrong: the file system needs a check.
+    #[serde(default)]
+    pub marked: bool,
     /// Seconds since the beginning.
     pub seconds: f64,
     /// How it ended; none while it runs.
@@ -217,11 +245,16 @@ struct Walk<'a> {
     reader: Reader<'a>,
     /// Blocks that were reported.
     reported: HashSet<BlockAddr>,
+    /// Data is compared too.
+    with_data: bool,
+    /// Data that was found and not read yet.
+    pieces: Vec<data::Piece>,
     began: Instant,
 }
 
 impl Fs {
-    /// Reads all metadata from the device and verifies it, while the file system is in use; also a read-only one. Returns
+    /// Reads all metadata from the device and verifies it, and all data that has checksums, while the file system is in use;
+    /// also a read-only one. Damaged data does not mark the file system as in need of a check, which could not put it right. Returns
     /// when it is done or was stopped. What came of it, and what is wrong, stands in `scrub`, also while it goes on.
     ///
     /// Fails with [`Error::Invalid`] if the rate is zero; whatever else happens is the outcome in the status.
@@ -233,7 +266,9 @@ impl Fs {
         let dev = Throttled { fs: self, scrub, rate: options.rate, paid: Mutex::new(began) };
         let g = *self.geometry();
         let reader = Reader::new(&dev, g);
-        let mut walk = Walk { fs: self, scrub, dev: &dev, g, reader, reported: HashSet::new(), began };
+        let with_data = self.sums.is_some() && !options.metadata_only;
+        let (reported, pieces) = (HashSet::new(), Vec::new());
+        let mut walk = Walk { fs: self, scrub, dev: &dev, g, reader, reported, with_data, pieces, began };
         let outcome = walk.all();
         let mut status = scrub.status.lock();
         status.seconds = began.elapsed().as_secs_f64();
@@ -266,7 +301,7 @@ impl Walk<'_> {
         self.groups()?;
         self.phase("tables");
         let locator = self.tables()?;
-        self.phase("inodes");
+        self.phase(if self.with_data { "inodes and data" } else { "inodes" });
         self.inodes(&locator)
     }
 
@@ -298,12 +333,49 @@ impl Walk<'_> {
         if let Err(e) = self.fs.mark_damaged(&format!("scrub: {object}: {what}")) {
             tracing::error!("scrub: the superblock could not be marked: {e}");
         }
+        self.count(|s| s.marked = true);
+        self.list(object, what, inode, block);
+    }
+
+    /// Contents of a file are wrong, which a check could not put right.
+    fn report_contents(&mut self, object: String, what: String, ino: Ino, block: BlockAddr) {
+        if self.dev.stopped() {
+            return;
+        }
+        tracing::error!("scrub: {object}: {what}");
+        self.list(object, what, Some(ino), block);
+    }
+
+    fn list(&mut self, object: String, what: String, inode: Option<Ino>, block: BlockAddr) {
+        let path = inode.and_then(|ino| self.path_of(ino));
         self.count(|s| {
             s.findings_total += 1;
             if s.findings.len() < FINDINGS_MAX {
-                s.findings.push(Finding { object, what, inode, block });
+                s.findings.push(Finding { object, what, inode, block, path });
             }
         });
+    }
+
+    /// A path of an inode, by the entries that it and its directories stand in. Names may change meanwhile: it is for a
+    /// person to read.
+    fn path_of(&self, ino: Ino) -> Option<String> {
+        let fs = self.fs;
+        let (mut at, mut names) = (ino, Vec::new());
+        while at != ROOT_INO {
+            let Location::Embedded { block, offset } = fs.inodes.locate(&fs.cache, at).ok()? else { return None };
+            let parent = self.with_inode(at, |inode| Ok(inode.parent)).ok()?;
+            let buf = fs.cache.read_meta(BlockId { kind: BlockKind::Dir, addr: block, owner: parent }).ok()?;
+            let bytes = buf.read();
+            let entry = entry_at(&bytes, offset).filter(|e| e.kind == EntryKind::Embedded && e.ino == at)?;
+            names.push(String::from_utf8_lossy(entry.name).into_owned());
+            if names.len() > DEPTH_MAX {
+                return None;
+            }
+            at = parent;
+        }
+        names.push(String::new());
+        names.reverse();
+        Some(if names.len() == 1 { "/".into() } else { names.join("/") })
     }
 
     fn report_block(&mut self, id: BlockId, place: Place, what: String) {

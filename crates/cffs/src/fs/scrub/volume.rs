@@ -74,7 +74,14 @@ impl Walk<'_> {
             std::iter::once(header).chain(bitmaps)
         });
         for id in system.chain(groups) {
-            self.meta(id, Place::Fixed)?;
+            let block = self.meta(id, Place::Fixed)?;
+            if id.kind == BlockKind::AgHeader && g.data_sums {
+                // One that is newer in memory than on the device.
+                let cached = || self.fs.cache.peek(id.addr).filter(|b| b.is_verified()).map(|b| b.read().to_vec());
+                if let Some(header) = block.map(|b| b.to_vec()).or_else(cached) {
+                    self.sum_tables(id.owner, &header)?;
+                }
+            }
         }
         Ok(())
     }

@@ -115,7 +115,7 @@ impl Walk<'_> {
             self.count(|s| s.inodes += n);
         }
         batch.clear();
-        Ok(())
+        self.data()
     }
 
     /// An inode that is not where the device says: moved, gone, newer, or lost.
@@ -137,7 +137,7 @@ impl Walk<'_> {
         }
     }
 
-    /// Everything that belongs to an inode but its data.
+    /// Everything that belongs to an inode; of its data only where it is, if it is to be read.
     fn inode(&mut self, inode: &Inode) -> Result<()> {
         if inode.xattr_block != 0 {
             self.chain(inode)?;
@@ -154,6 +154,8 @@ impl Walk<'_> {
                 };
                 self.meta(BlockId { kind, addr, owner: inode.ino }, Place::Block(inode.ino, lblock))?;
             }
+        } else if self.with_data {
+            self.note_data(inode)?;
         } else if matches!(inode.format, InodeFormat::Tree { .. }) {
             self.extents(inode, &mut |_| ())?;
         }
