@@ -228,7 +228,7 @@ fn scrub_runs_beside_writers_and_stops() {
     let control = Control::open(m.dir()).unwrap();
     assert_eq!(control.call::<Option<ScrubStatus>>(&Request::ScrubStatus).unwrap(), None);
     assert_eq!(control.call::<Option<ScrubStatus>>(&Request::ScrubStop).unwrap(), None);
-    let zero = control.call::<()>(&Request::ScrubStart(ScrubOptions { rate: Some(0) }));
+    let zero = control.call::<()>(&Request::ScrubStart(ScrubOptions { rate: Some(0), ..ScrubOptions::default() }));
     assert!(matches!(zero, Err(ControlError::Refused { refusal, .. }) if refusal.errno == Errno::INVAL.raw_os_error()));
     for round in 0..5 {
         control.call::<()>(&Request::ScrubStart(ScrubOptions::default())).unwrap();
@@ -244,7 +244,7 @@ fn scrub_runs_beside_writers_and_stops() {
         assert_eq!((status.outcome, status.findings), (Some(ScrubOutcome::Complete), Vec::new()));
     }
     // One that would take hours: there is no second one beside it, and unmounting does not wait for it.
-    let slow = Request::ScrubStart(ScrubOptions { rate: Some(10) });
+    let slow = Request::ScrubStart(ScrubOptions { rate: Some(10), ..ScrubOptions::default() });
     control.call::<()>(&slow).unwrap();
     let second = control.call::<()>(&slow);
     assert!(

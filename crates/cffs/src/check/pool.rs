@@ -63,7 +63,7 @@ impl Drop for Closing<'_, '_> {
 }
 
 /// So many threads as are asked for; 0: as many as there are processors.
-fn threads(jobs: usize) -> usize {
+pub(super) fn threads(jobs: usize) -> usize {
     let wanted = if jobs > 0 { jobs } else { std::thread::available_parallelism().map_or(1, |n| n.get()) };
     wanted.min(JOBS_MAX)
 }

@@ -3,12 +3,15 @@
 
 use crate::device::{Device, IoKind};
 use crate::format::{BlockAddr, BlockId, Geometry, verify_block};
-use std::collections::HashMap;
+use parking_lot::{Condvar, Mutex};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::ops::Deref;
 use std::sync::Arc;
 
 /// Memory for windows in bytes.
 const CACHE_BYTES: usize = 32 << 20;
+/// Windows that wait to be read ahead, at most.
+const WANTED_MAX: usize = 32;
 /// Sizes of a window, as far as the block allows.
 const WINDOW_MIN: u64 = 64 << 10;
 const WINDOW_MAX: u64 = 1 << 20;
@@ -51,9 +54,36 @@ pub(crate) struct Reader<'a> {
     dev: &'a dyn Device,
     g: Geometry,
     window_blocks: u64,
-    windows: HashMap<u64, (u64, Arc<Vec<u8>>)>,
     capacity: usize,
+    state: Mutex<Windows>,
+    /// A window was read.
+    arrived: Condvar,
+    /// There is something to read ahead, or it is over.
+    wake: Condvar,
+}
+
+#[derive(Default)]
+struct Windows {
+    /// With the time of its last use.
+    map: HashMap<u64, (u64, Arc<Vec<u8>>)>,
     clock: u64,
+    /// Those that somebody is reading.
+    busy: HashSet<u64>,
+    /// Those that will be needed, if anybody reads ahead.
+    wanted: VecDeque<u64>,
+    ahead: bool,
+}
+
+/// Ends reading ahead, whatever happened.
+struct Ending<'r, 'a>(&'r Reader<'a>);
+
+impl Drop for Ending<'_, '_> {
+    fn drop(&mut self) {
+        let mut state = self.0.state.lock();
+        state.ahead = false;
+        state.wanted.clear();
+        self.0.wake.notify_all();
+    }
 }
 
 impl<'a> Reader<'a> {
@@ -63,48 +93,111 @@ impl<'a> Reader<'a> {
             dev,
             g,
             window_blocks: bytes >> g.block_shift,
-            windows: HashMap::new(),
             capacity: CACHE_BYTES / bytes as usize,
-            clock: 0,
+            state: Mutex::default(),
+            arrived: Condvar::new(),
+            wake: Condvar::new(),
         }
     }
 
+    /// Runs `f` while so many other threads read ahead what [`Reader::want`] is told.
+    pub(super) fn reading_ahead<T>(&self, threads: usize, f: impl FnOnce() -> T) -> T {
+        std::thread::scope(|scope| {
+            let _ending = Ending(self);
+            self.state.lock().ahead = threads > 0;
+            for n in 1..=threads {
+                let thread = std::thread::Builder::new().name(format!("cffs-check-{n}"));
+                // It is no more than a help.
+                if thread.spawn_scoped(scope, || self.serve()).is_err() {
+                    break;
+                }
+            }
+            f()
+        })
+    }
+
+    fn serve(&self) {
+        let mut state = self.state.lock();
+        while state.ahead {
+            match state.wanted.pop_front() {
+                None => self.wake.wait(&mut state),
+                Some(n) => {
+                    drop(state);
+                    self.window(n);
+                    state = self.state.lock();
+                }
+            }
+        }
+    }
+
+    /// This block will be asked for soon.
+    pub(super) fn want(&self, addr: BlockAddr) {
+        let n = addr / self.window_blocks;
+        let mut state = self.state.lock();
+        let known = state.map.contains_key(&n) || state.busy.contains(&n) || state.wanted.contains(&n);
+        // Not so much that what comes first leaves before it is used.
+        if state.ahead && addr < self.g.total_blocks && !known && state.wanted.len() < self.capacity.min(WANTED_MAX) {
+            state.wanted.push_back(n);
+            self.wake.notify_one();
+        }
+    }
+
+    /// A window, if all of it can be read.
+    fn window(&self, n: u64) -> Option<Arc<Vec<u8>>> {
+        let mut state = self.state.lock();
+        loop {
+            state.clock += 1;
+            let now = state.clock;
+            if let Some((used, window)) = state.map.get_mut(&n) {
+                *used = now;
+                return Some(window.clone());
+            }
+            if state.busy.insert(n) {
+                break;
+            }
+            self.arrived.wait(&mut state);
+        }
+        drop(state);
+        let first = n * self.window_blocks;
+        let blocks = self.window_blocks.min(self.g.total_blocks.saturating_sub(first));
+        let mut bytes = vec![0; (blocks << self.g.block_shift) as usize];
+        let read = self.dev.read_at(IoKind::Meta, first << self.g.block_shift, &mut bytes);
+        let window = read.is_ok().then(|| Arc::new(bytes));
+        let mut state = self.state.lock();
+        state.busy.remove(&n);
+        if let Some(window) = &window {
+            if state.map.len() >= self.capacity {
+                let oldest = state.map.iter().min_by_key(|(_, (used, _))| *used).map(|(n, _)| *n);
+                oldest.map(|n| state.map.remove(&n));
+            }
+            let now = state.clock;
+            state.map.insert(n, (now, window.clone()));
+        }
+        self.arrived.notify_all();
+        window
+    }
+
     /// A block as it is.
-    pub(crate) fn block(&mut self, addr: BlockAddr) -> Result<Block, String> {
+    pub(crate) fn block(&self, addr: BlockAddr) -> Result<Block, String> {
         let bs = self.g.block_size();
         if addr >= self.g.total_blocks {
             return Err(format!("block {addr} lies outside the file system"));
         }
-        let n = addr / self.window_blocks;
         let from = (addr % self.window_blocks) as usize * bs;
-        self.clock += 1;
-        if let Some((used, window)) = self.windows.get_mut(&n) {
-            *used = self.clock;
-            return Ok(Block { window: window.clone(), from, len: bs });
+        if let Some(window) = self.window(addr / self.window_blocks) {
+            return Ok(Block::part(&window, from, bs));
         }
-        let first = n * self.window_blocks;
-        let blocks = self.window_blocks.min(self.g.total_blocks - first);
-        let mut bytes = vec![0; blocks as usize * bs];
-        if self.dev.read_at(IoKind::Meta, first << self.g.block_shift, &mut bytes).is_err() {
-            // Something in the window cannot be read; that need not be this block.
-            let mut one = vec![0; bs];
-            return match self.dev.read_at(IoKind::Meta, addr << self.g.block_shift, &mut one) {
-                Ok(()) => Ok(Block::alone(one)),
-                Err(e) => Err(format!("block {addr} cannot be read: {e}")),
-            };
+        // Something in the window cannot be read; that need not be this block.
+        let mut one = vec![0; bs];
+        match self.dev.read_at(IoKind::Meta, addr << self.g.block_shift, &mut one) {
+            Ok(()) => Ok(Block::alone(one)),
+            Err(e) => Err(format!("block {addr} cannot be read: {e}")),
         }
-        if self.windows.len() >= self.capacity {
-            let oldest = self.windows.iter().min_by_key(|(_, (used, _))| *used).map(|(n, _)| *n);
-            oldest.map(|n| self.windows.remove(&n));
-        }
-        let window = Arc::new(bytes);
-        self.windows.insert(n, (self.clock, window.clone()));
-        Ok(Block { window, from, len: bs })
     }
 
     /// What can be read of a block that cannot be read as a whole, sector by sector, the rest as zeros; `None` if nothing
     /// can.
-    pub(super) fn pieces(&mut self, addr: BlockAddr) -> Option<Vec<u8>> {
+    pub(super) fn pieces(&self, addr: BlockAddr) -> Option<Vec<u8>> {
         let mut bytes = vec![0; self.g.block_size()];
         let start = addr.checked_mul(bytes.len() as u64).filter(|_| addr < self.g.total_blocks)?;
         let sector = (self.dev.sector_size() as usize).min(bytes.len());
@@ -119,7 +212,7 @@ impl<'a> Reader<'a> {
     }
 
     /// A metadata block with the right checksum and identity.
-    pub(crate) fn meta(&mut self, id: BlockId) -> Result<Block, String> {
+    pub(crate) fn meta(&self, id: BlockId) -> Result<Block, String> {
         let block = self.block(id.addr)?;
         verify_block(&block, self.g.fsid, id).map_err(|c| c.0)?;
         Ok(block)

@@ -34,7 +34,7 @@ mod xattrs;
 
 pub(crate) use start::copies_of;
 
-use super::{CheckOptions, Class, Phase, Progress, Report, check};
+use super::{CheckOptions, Class, Phase, Progress, Reader, Report, check};
 use crate::device::{Device, IoKind, OverlayDevice};
 use crate::error::{Error, Result};
 use crate::format::dirblock::{entries as block_entries, validate};
@@ -70,7 +70,8 @@ pub struct RepairOptions {
     pub scavenge: bool,
     /// In the check afterwards, read the data of all files too ([`CheckOptions::data`]).
     pub data: bool,
-    /// Threads that read and verify ([`CheckOptions::jobs`]). What is done does not depend on it.
+    /// Threads that read ahead, and that verify in the check afterwards ([`CheckOptions::jobs`]). What is done does not
+    /// depend on it.
     pub jobs: usize,
 }
 
@@ -157,9 +158,10 @@ pub fn repair(
     let now = crate::mkfs::now_ns();
     let (header, replayed) = empty_log(&mut session, &dev, external.then_some(&log), &sb, &g, now)?;
 
-    let mut r = Repairer::new(session, Volume::new(&dev, g), &sb, g, now, progress);
+    let reader = Reader::new(&*dev, g);
+    let mut r = Repairer::new(session, Volume::new(&dev, &reader, g), &sb, g, now, progress);
     r.scavenging = options.scavenge;
-    r.work()?;
+    reader.reading_ahead(super::pool::threads(options.jobs) - 1, || r.work())?;
     let view: Arc<View> = r.vol.view.clone();
     let check_options = CheckOptions { max_problems: options.max_problems, data: options.data, jobs: options.jobs };
     let look = || check(view.clone(), external.then(|| log.clone()), &check_options, progress);

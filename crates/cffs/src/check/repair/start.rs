@@ -135,8 +135,8 @@ fn same_file_system(a: &Superblock, b: &Superblock) -> bool {
 /// How many structures are where a superblock says.
 fn agreement(dev: &dyn Device, log_dev: Option<&dyn Device>, sb: &Superblock) -> u32 {
     let Ok(g) = Geometry::new(sb) else { return 0 };
-    let mut reader = Reader::new(dev, g);
-    let mut good = |kind, addr| u32::from(reader.meta(BlockId { kind, addr, owner: 0 }).is_ok());
+    let reader = Reader::new(dev, g);
+    let good = |kind, addr| u32::from(reader.meta(BlockId { kind, addr, owner: 0 }).is_ok());
     let mut points = good(BlockKind::AgHeader, g.ag_header(0)) + good(BlockKind::Bitmap, g.bitmap_block(0, 0));
     for first in (ROOT_INO..=LAST_SYSTEM_INO).step_by(g.inodes_per_block() as usize) {
         points += good(BlockKind::SystemInodes, g.system_inode(first).0);
@@ -146,11 +146,11 @@ fn agreement(dev: &dyn Device, log_dev: Option<&dyn Device>, sb: &Superblock) ->
     if let Ok(b) = reader.meta(BlockId { kind: BlockKind::Counters, addr: g.counters_block(), owner: 0 }) {
         points += 1 + u32::from(g.of_counters(&Counters::decode(&b)).is_ok());
     }
-    points + u32::from(names_fit(&mut reader, sb, &g))
+    points + u32::from(names_fit(&reader, sb, &g))
 }
 
 /// Whether names of the root have the hashes that the superblock's key gives.
-fn names_fit(reader: &mut Reader<'_>, sb: &Superblock, g: &Geometry) -> bool {
+fn names_fit(reader: &Reader<'_>, sb: &Superblock, g: &Geometry) -> bool {
     let (addr, offset) = g.system_inode(ROOT_INO);
     let Ok(block) = reader.meta(BlockId { kind: BlockKind::SystemInodes, addr, owner: 0 }) else { return false };
     let Ok(root) = Inode::decode(&block[offset..offset + INODE_SLOT_SIZE]) else { return false };

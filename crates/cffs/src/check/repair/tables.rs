@@ -24,6 +24,9 @@ pub(super) struct Witness {
     last: Option<(u64, Vec<u8>)>,
 }
 
+/// Extents of a table that are read ahead.
+const EXTENTS_AHEAD: usize = 16;
+
 /// The map of a table; its good blocks by their number; and blocks with a wrong checksum.
 type TableBlocks = (Map, BTreeMap<u64, BlockAddr>, Vec<(u64, BlockAddr, Vec<u8>)>);
 
@@ -214,12 +217,18 @@ impl Repairer<'_> {
         let fpb = self.g.frags_per_block();
         let (mut good, mut damaged) = (BTreeMap::new(), Vec::new());
         let mut useless = 0u64;
+        // The extents of a table lie scattered: some are read ahead.
+        let mut coming = map.extents.iter().map(|e| e.start / fpb);
+        coming.by_ref().take(EXTENTS_AHEAD).for_each(|addr| self.vol.want(addr));
         for e in &map.extents {
             if !(e.logical | e.start | e.len).is_multiple_of(fpb) {
                 continue;
             }
             for n in 0..e.len / fpb {
                 let (lblock, addr) = (e.logical / fpb + n, e.start / fpb + n);
+                if n == 0 {
+                    coming.by_ref().take(1).for_each(|addr| self.vol.want(addr));
+                }
                 // Holes are filled before a table grows, so it never has more blocks than the device.
                 let possible = lblock < self.g.total_blocks;
                 let kind = if shape.data_of_block(lblock).is_some() { kind } else { BlockKind::TableMap };

@@ -98,7 +98,7 @@ pub(super) struct Copy {
 
 pub(super) struct Volume<'a> {
     pub(super) g: Geometry,
-    reader: Reader<'a>,
+    reader: &'a Reader<'a>,
     pub(super) view: Arc<View>,
     /// While set, nothing is changed: the first walk only looks.
     pub(super) frozen: bool,
@@ -108,9 +108,14 @@ pub(super) struct Volume<'a> {
 }
 
 impl<'a> Volume<'a> {
-    pub(super) fn new(base: &'a Arc<dyn Device>, g: Geometry) -> Volume<'a> {
+    pub(super) fn new(base: &Arc<dyn Device>, reader: &'a Reader<'a>, g: Geometry) -> Volume<'a> {
         let view = Arc::new(View { inner: base.clone(), shift: g.block_shift, blocks: RwLock::default() });
-        Volume { g, reader: Reader::new(&**base, g), view, frozen: false, changes: 0, copies: Vec::new() }
+        Volume { g, reader, view, frozen: false, changes: 0, copies: Vec::new() }
+    }
+
+    /// This block will be asked for soon.
+    pub(super) fn want(&self, addr: BlockAddr) {
+        self.reader.want(addr);
     }
 
     /// A block as it is.

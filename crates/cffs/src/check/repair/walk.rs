@@ -402,6 +402,12 @@ impl Repairer<'_> {
         if inode.is_dir() {
             got.subdirs += 1;
             got.children.push(inode.ino);
+            // It is walked next, or soon.
+            if let InodeFormat::Extents(list) = &inode.format
+                && let Some(e) = list.first()
+            {
+                self.vol.want(self.g.block_of_frag(e.start));
+            }
         }
         Ok(Fate::Keep)
     }

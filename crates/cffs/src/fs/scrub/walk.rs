@@ -188,7 +188,7 @@ impl Walk<'_> {
     }
 
     /// Verifies the nodes of an inode's extent tree; calls `f` with every extent.
-    fn extents(&mut self, inode: &Inode, f: &mut dyn FnMut(Extent)) -> Result<()> {
+    pub(super) fn extents(&mut self, inode: &Inode, f: &mut dyn FnMut(Extent)) -> Result<()> {
         let g = self.g;
         let mut take = |e: Extent| {
             if e.len > 0 && g.contains(e.start, e.len) {
