@@ -12,6 +12,11 @@ use std::ops::{Deref, DerefMut};
 use std::sync::TryLockError;
 use std::time::Duration;
 
+/// Lets others go on: who waits without a lock must do so, or a test may let nobody else run.
+pub fn yield_now() {
+    shuttle::thread::yield_now();
+}
+
 /// A mutex.
 pub struct Mutex<T: ?Sized>(imp::Mutex<T>);
 
@@ -87,13 +92,13 @@ impl Condvar {
     }
 
     /// Lets go of the mutex until it is notified.
-    pub fn wait<T: ?Sized>(&self, guard: &mut MutexGuard<'_, T>) {
+    pub fn wait<T>(&self, guard: &mut MutexGuard<'_, T>) {
         let inner = guard.0.take().expect("only a wait takes it, and gives it back");
         guard.0 = Some(self.0.wait(inner).unwrap_or_else(|e| e.into_inner()));
     }
 
     /// The same; time does not pass here, so it never ends by itself.
-    pub fn wait_for<T: ?Sized>(&self, guard: &mut MutexGuard<'_, T>, _timeout: Duration) {
+    pub fn wait_for<T>(&self, guard: &mut MutexGuard<'_, T>, _timeout: Duration) {
         self.wait(guard);
     }
 

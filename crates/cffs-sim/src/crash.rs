@@ -127,6 +127,8 @@ pub(crate) struct History {
     replacements: Vec<(usize, Id)>,
     /// Files of which an operation on their contents failed, and the first of their versions that may show since.
     doubt: BTreeMap<Id, usize>,
+    /// Namespaces in memory when an operation had failed only after it was done: it was to be durable at once.
+    perhaps: BTreeSet<u64>,
     /// Files of which nothing can be said any more: what was in doubt was moved.
     pub(crate) unknown: BTreeSet<Id>,
 }
@@ -164,6 +166,7 @@ impl History {
             in_steps: BTreeMap::new(),
             replacements: Vec::new(),
             doubt: BTreeMap::new(),
+            perhaps: BTreeSet::new(),
             unknown: BTreeSet::new(),
         }
     }
@@ -190,6 +193,14 @@ impl History {
         }
         self.digests.push(side.state.namespace(&side.inos).digest());
         self.ops.push(op);
+    }
+
+    /// After [`History::failed`], where the operation was to be durable when it returns (`FS_SYNC_FL`, `FS_DIRSYNC_FL`) and
+    /// that is what failed: all of it may be found too.
+    pub(crate) fn failed_when_done(&mut self, side: &SideBySide) {
+        if let Ok(found) = crate::walk::walk(&side.engine.fs) {
+            self.perhaps.insert(found.namespace.digest());
+        }
     }
 
     /// An operation after which nothing is compared any more.
@@ -259,6 +270,10 @@ impl History {
         for done in 0..=self.ops.len() {
             if range.contains(&done) {
                 let mut inos = inos.clone();
+                // What was never made on the device.
+                for (id, _) in state.model.inodes() {
+                    inos.entry(id).or_insert(0);
+                }
                 inos.insert(crate::model::ROOT, cffs::format::ROOT_INO);
                 out.push((done, state.namespace(&inos)));
             }
@@ -277,10 +292,15 @@ impl History {
         // Operations that had begun.
         let high = self.starts.partition_point(|s| *s < event);
         let digest = found.namespace.digest();
-        let Some(prefix) = (low..=high.max(low)).find(|p| self.digests[*p] == digest) else {
+        let done = (low..=high.max(low)).find(|p| self.digests[*p] == digest);
+        let perhaps = self.perhaps.contains(&digest).then_some(high.max(low));
+        let Some(prefix) = done.or(perhaps) else {
             return Err(self.explain(low, high.max(low), &found.namespace));
         };
         for (ino, (attr, path)) in &found.files {
+            if done.is_none() && !self.ids.contains_key(&(*ino, attr.generation)) {
+                continue; // made by the operation that failed
+            }
             self.judge_file(event, prefix, fs, *ino, attr)
                 .map_err(|t| format!("{} (inode {ino}): {t}", String::from_utf8_lossy(path)))?;
         }
@@ -291,7 +311,10 @@ impl History {
     pub(crate) fn judge_file(&self, event: usize, prefix: usize, fs: &Fs, ino: Ino, attr: &Attr) -> Result<(), String> {
         let given: Vec<&Promise> = self.promises.iter().filter(|p| p.event <= event).collect();
         let high = self.starts.partition_point(|s| *s < event);
-        let Some(id) = self.ids.get(&(ino, attr.generation)) else {
+        // A repair gives another number to the second of two.
+        let renumbered =
+            || self.ids.iter().find(|((_, generation), _)| *generation == attr.generation).map(|(_, id)| id);
+        let Some(id) = self.ids.get(&(ino, attr.generation)).or_else(renumbered) else {
             return Err(format!("generation {} was never made", attr.generation));
         };
         if self.unknown.contains(id) {

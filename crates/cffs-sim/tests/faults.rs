@@ -22,7 +22,7 @@ fn whatever_the_device_does() {
 }
 
 /// Histories that once failed: what was wrong, the number of the setup, fault, operations.
-const REGRESSIONS: [(&str, u64, Fault, &str); 8] = [
+const REGRESSIONS: [(&str, u64, Fault, &str); 11] = [
     (
         "a repair could not do without what stands in unreadable sectors of the log",
         8,
@@ -70,6 +70,24 @@ const REGRESSIONS: [(&str, u64, Fault, &str); 8] = [
         2,
         Fault::Lost,
         "create /f 644 0\nwrite /f 9223372036854775000 807 1\nwrite /f 0 3000 2\nsync\nwrite /f 9000 3000 3\nsync",
+    ),
+    (
+        "a file that a repair left in its place was missed in lost+found, where more damage would have put it (the judge's; seed 500005)",
+        5,
+        Fault::FlippedMedium,
+        "mkdir /kept 755 0\ncreatemany /kept 0 6 0 9\nmkdir /kept/b 755 0\ncreatemany /kept/b 0 1 0 9\nremount true\ncreate /a/a 755 0",
+    ),
+    (
+        "a file that got another number, being the second with it, was taken for lost (the judge's; seed 500021)",
+        5,
+        Fault::Lost,
+        "mkdir /g 755 1000\nmkdir /g/g 700 0\nremount true\ncreate /g/g/f 755 0\nremount true\ncreate /c 755 1000",
+    ),
+    (
+        "a file whose directory is synchronous was made, and only then the device failed (the judge's; seed 500029)",
+        13,
+        Fault::Error,
+        "flags / 8\ncreate /f 600 1000\nremount true",
     ),
 ];
 

@@ -6,6 +6,10 @@
 /// For tests that try the orders in which threads can run, the locks are shuttle's.
 #[cfg(shuttle)]
 extern crate cffs_shuttle as parking_lot;
+#[cfg(shuttle)]
+pub(crate) use parking_lot::yield_now;
+#[cfg(not(shuttle))]
+pub(crate) use std::thread::yield_now;
 
 pub mod acl;
 pub mod cache;

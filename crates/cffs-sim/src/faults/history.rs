@@ -28,7 +28,7 @@ use cffs::device::{Device, IoKind};
 use cffs::error::Error;
 use cffs::fs::Fallocate;
 use fastrand::Rng;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
@@ -264,6 +264,9 @@ fn operate(
                 }
                 let lost = matches!(op, Op::Remount { .. });
                 h.failed(side, op, doubtful);
+                if side.engine.fs.is_read_only() && !was_read_only {
+                    h.failed_when_done(side);
+                }
                 if lost {
                     return Ok(false);
                 }
@@ -322,10 +325,15 @@ fn aftermath(setup: Setup, run: &Run, case: Case, rng: &mut Rng, tally: &mut Tal
     let Ok(must) = whole(setup, &without, h) else { return Ok(()) };
     let are = whole(setup, &after, h).map_err(|t| context(format!("after the repair: {t}")))?;
     tally.files += must.len() as u64;
-    match must.difference(&are).next() {
-        Some(lost) => Err(context(format!(
+    // With less damage a file may be found in its place that otherwise has lost its name.
+    let in_place: BTreeSet<u32> = are.values().copied().collect();
+    let lost = |(path, generation): &(&Vec<u8>, &u32)| {
+        !(are.contains_key(*path) || path.starts_with(b"/lost+found/") && in_place.contains(generation))
+    };
+    match must.iter().find(lost) {
+        Some((path, _)) => Err(context(format!(
             "{} is not whole after the repair, and was not hit ({hit:?})\ndone:{did}",
-            String::from_utf8_lossy(lost)
+            String::from_utf8_lossy(path)
         ))),
         None => Ok(()),
     }
@@ -347,13 +355,13 @@ fn fix(setup: Setup, trace: &Trace, tally: &mut Tally) -> Result<String, String>
     Ok(did)
 }
 
-/// The paths under which whole files stand.
-fn whole(setup: Setup, trace: &Trace, h: &History) -> Result<BTreeSet<Vec<u8>>, String> {
+/// The paths under which whole files stand, with their generation numbers.
+fn whole(setup: Setup, trace: &Trace, h: &History) -> Result<BTreeMap<Vec<u8>, u32>, String> {
     let fs = setup.mount_read_only(trace).map_err(|e| format!("mount: {e}"))?;
     let event = h.events.len();
     let files = survivors(&fs).into_iter();
     let good = files.filter(|(_, attr)| h.judge_file(event, h.ops.len(), &fs, attr.ino, attr).is_ok());
-    Ok(good.map(|(path, _)| path).collect())
+    Ok(good.map(|(path, attr)| (path, attr.generation)).collect())
 }
 
 /// Requests of the recovery.

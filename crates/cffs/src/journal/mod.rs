@@ -207,7 +207,7 @@ impl Journal {
                 }
             }
             self.commit()?;
-            std::thread::yield_now();
+            crate::yield_now();
         }
         let running = self.barrier.read();
         Ok(Txn::new(self, self.next_seq.load(Ordering::Acquire), reserve, running))

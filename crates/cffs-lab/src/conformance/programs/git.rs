@@ -49,7 +49,8 @@ pub fn run(args: &Args, job: &Job, site: &mut Site) -> Result<String> {
     git(job, site.root(), &["clone", "--quiet", &clone.to_string_lossy(), &second.to_string_lossy()])?;
     git(job, &second, &["checkout", "--quiet", head.trim()])?;
     git(job, &second, &["fsck", "--full", "--strict"])?;
-    let tree = |dir| git(job, dir, &["rev-parse", "HEAD^{tree}"]);
+    // Of the commit that was HEAD when this began: the repository may be worked in.
+    let tree = |dir| git(job, dir, &["rev-parse", &format!("{}^{{tree}}", head.trim())]);
     ensure!(tree(&second)? == tree(&args.repo)?, "the clone has another tree");
     Ok(format!("{} commits cloned, {checked_out} checked out, two gc, three fsck, a second clone", all.len()))
 }
