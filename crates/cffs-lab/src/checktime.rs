@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use serde::Serialize;
 
-use crate::process::{Server, find_program, is_mounted, run, run_command};
+use crate::process::{find_program, run, run_command};
+use crate::rig::{Rig, write_json};
 use crate::served::{Counted, Counters, Served, Sparse};
 use crate::undo::{Guard, Undo};
 
@@ -83,11 +84,8 @@ struct Row {
 /// When it cannot run, or a check finds something.
 pub fn run_checktime(args: &Args) -> Result<ExitCode> {
     ensure!(rustix::process::geteuid().is_root(), "takes root: it mounts");
-    let cffs = std::path::absolute(&args.cffs)?;
-    ensure!(cffs.is_file(), "{} is not there (cargo build --release, or --cffs)", cffs.display());
-    let dir = tempfile::Builder::new().prefix("cffs-lab-check-").tempdir_in(&args.dir)?.keep();
-    let _dir_guard = Guard::new(Undo::RemoveDir(dir.clone()));
-    let rig = Rig { cffs: cffs.to_string_lossy().into_owned(), image: dir.join("image"), dir };
+    let rig = Rig::new("check", &args.dir, &args.cffs)?;
+    let rig = Checks { image: rig.dir.join("image"), rig };
     let mut rows = Vec::new();
     println!("check          files       time     memory     reads  read bytes  blocks read  more than once");
     for &kind in &args.only {
@@ -121,10 +119,7 @@ pub fn run_checktime(args: &Args) -> Result<ExitCode> {
             );
         }
     }
-    if let Some(path) = &args.json {
-        fs::write(path, serde_json::to_vec_pretty(&rows)?)
-            .with_context(|| format!("cannot write {}", path.display()))?;
-    }
+    write_json(args.json.as_deref(), &rows)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -146,13 +141,12 @@ impl Kind {
     }
 }
 
-struct Rig {
-    cffs: String,
-    dir: PathBuf,
+struct Checks {
+    rig: Rig,
     image: PathBuf,
 }
 
-impl Rig {
+impl Checks {
     fn measure(&self, args: &Args, kind: Kind) -> Result<Row> {
         self.make(args, kind)?;
         let mut fastest = f64::MAX;
@@ -163,7 +157,7 @@ impl Rig {
             memory = memory.max(peak);
         }
         let medium = Arc::new(Counted::new(Sparse::open(&self.image)?));
-        let at = self.dir.join("disk");
+        let at = self.rig.dir.join("disk");
         fs::create_dir(&at)?;
         let served = Served::start(medium.clone(), &at)?;
         medium.watch_blocks();
@@ -182,7 +176,7 @@ impl Rig {
         let image = self.image.to_string_lossy().into_owned();
         drop(Sparse::create(&self.image, args.size << 30)?);
         match kind {
-            Kind::Cffs => run(&[&self.cffs, "mkfs", "--force", &image], LIMIT)?,
+            Kind::Cffs => run(&[&self.rig.cffs, "mkfs", "--force", &image], LIMIT)?,
             // As many inodes as the tree needs, whatever the size.
             Kind::Ext4 => {
                 let inodes = (args.files + args.files / 50 + 1000).to_string();
@@ -190,37 +184,26 @@ impl Rig {
             }
             Kind::Xfs => run(&["mkfs.xfs", "-q", "-f", &image], LIMIT)?,
         };
-        let root = self.dir.join("mnt");
+        if kind == Kind::Cffs {
+            let mounted = self.rig.mount(&self.image, LIMIT)?;
+            populate(&mounted.root, args.files, args.bytes)?;
+            return mounted.unmount(LIMIT);
+        }
+        let root = self.rig.dir.join("mnt");
         fs::create_dir_all(&root)?;
         let guard = Guard::new(Undo::Unmount(root.clone()));
-        let server = match kind {
-            Kind::Cffs => {
-                let mut command = Command::new(&self.cffs);
-                command.args(["mount", "-f", &image]).arg(&root);
-                let mut server = Server::start(command)?;
-                server.wait_until(LIMIT, || is_mounted(&root))?;
-                Some(server)
-            }
-            _ => {
-                run(&["mount", "-o", "loop", &image, &root.to_string_lossy()], LIMIT)?;
-                None
-            }
-        };
+        run(&["mount", "-o", "loop", &image, &root.to_string_lossy()], LIMIT)?;
         populate(&root, args.files, args.bytes)?;
         run(&["umount", &root.to_string_lossy()], LIMIT)?;
         guard.disarm();
-        if let Some(server) = server {
-            let status = server.wait_end(LIMIT)?;
-            ensure!(status.success(), "the mount process ended with {status}");
-        }
         Ok(())
     }
 
     /// The time, and the peak memory where time(1) is there to say it.
     fn check(&self, kind: Kind, image: &Path) -> Result<(f64, u64)> {
-        let report = self.dir.join("memory");
+        let report = self.rig.dir.join("memory");
         let mut argv: Vec<&str> = match kind {
-            Kind::Cffs => vec![&self.cffs, "fsck", "-n"],
+            Kind::Cffs => vec![&self.rig.cffs, "fsck", "-n"],
             Kind::Ext4 => vec!["e2fsck", "-f", "-n"],
             Kind::Xfs => vec!["xfs_repair", "-n"],
         };

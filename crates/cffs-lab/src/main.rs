@@ -16,6 +16,7 @@ mod quota;
 mod random;
 mod readall;
 mod recovery;
+mod rig;
 mod served;
 mod soak;
 mod tree;

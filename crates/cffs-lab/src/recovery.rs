@@ -7,7 +7,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -19,9 +19,9 @@ use cffs::fs::api::{Caller, MountOptions, SetAttr};
 use cffs::mkfs::{MkfsOptions, mkfs};
 use serde::Serialize;
 
-use crate::process::{Server, is_mounted, run};
+use crate::process::run;
+use crate::rig::{Rig, write_json};
 use crate::served::{Counted, Counters, Served, Sparse};
-use crate::undo::{Guard, Undo};
 
 const LIMIT: Duration = Duration::from_secs(600);
 const BUFFERED: OpenMode = OpenMode { read_only: false, direct: Direct::Never, lock: Lock::Auto };
@@ -94,18 +94,14 @@ struct Row {
 /// When it cannot run.
 pub fn run_recovery(args: &Args) -> Result<ExitCode> {
     ensure!(Path::new("/dev/fuse").exists(), "there is no /dev/fuse here: nothing can be mounted");
-    let cffs = std::path::absolute(&args.cffs)?;
-    ensure!(cffs.is_file(), "{} is not there (cargo build --release, or --cffs)", cffs.display());
-    let dir = tempfile::Builder::new().prefix("cffs-lab-recovery-").tempdir_in(&args.dir)?.keep();
-    let _dir_guard = Guard::new(Undo::RemoveDir(dir.clone()));
-    let rig = Rig { cffs: cffs.to_string_lossy().into_owned(), dir };
+    let rig = Rig::new("recovery", &args.dir, &args.cffs)?;
     let mut rows = Vec::new();
     println!(
         "load      device     operations  log read   recovery  clean mount  reading alone  reads  read bytes   writes  flushes"
     );
     for &load in &args.load {
         for &size in &args.sizes {
-            let row = rig.measure(args, load, size)?;
+            let row = measure(&rig, args, load, size)?;
             println!(
                 "{:8} {:6} GiB {:12} {:6.1} MiB {:8.3} s {:10.3} s {:12.3} s {:6} {:7.1} MiB {:8} {:8}",
                 format!("{load:?}").to_lowercase(),
@@ -123,10 +119,7 @@ pub fn run_recovery(args: &Args) -> Result<ExitCode> {
             rows.push(row);
         }
     }
-    if let Some(path) = &args.json {
-        fs::write(path, serde_json::to_vec_pretty(&rows)?)
-            .with_context(|| format!("cannot write {}", path.display()))?;
-    }
+    write_json(args.json.as_deref(), &rows)?;
     let slow: Vec<&Row> = rows.iter().filter(|row| row.recovery - row.reading > 1.0).collect();
     for row in &slow {
         println!("MISSED: {:?} on {} GiB took more than 1 s beyond reading the log", row.load, row.size_gib);
@@ -134,80 +127,64 @@ pub fn run_recovery(args: &Args) -> Result<ExitCode> {
     Ok(if slow.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-struct Rig {
-    cffs: String,
-    dir: PathBuf,
+fn measure(rig: &Rig, args: &Args, load: Load, size: u64) -> Result<Row> {
+    let image = rig.dir.join("image");
+    let make = |steps| crash(&image, size << 30, args.log << 20, load, steps);
+    // The first time to see when the log would be emptied; the second time stops right before.
+    let (until, _) = make(STEPS_MAX)?;
+    let (operations, log_bytes) = make(until - 1)?;
+    ensure!(operations == until - 1, "the log was emptied earlier than the first time: not the same history");
+
+    let kept = rig.dir.join("kept");
+    let mut best: Option<(f64, Counters)> = None;
+    let mut clean: Option<(f64, Counters)> = None;
+    let mut reading = f64::MAX;
+    for _ in 0..args.repeat {
+        run(&["cp", "--sparse=always", &image.to_string_lossy(), &kept.to_string_lossy()], LIMIT)?;
+        let medium = Arc::new(Counted::new(Sparse::open(&kept)?));
+        let at = rig.dir.join("disk");
+        fs::create_dir(&at)?;
+        let served = Served::start(medium.clone(), &at)?;
+        reading = reading.min(read_alone(&served.file(), log_bytes)?);
+        let (time, requests) = timed_mount(rig, &medium, &served.file())?;
+        if best.is_none_or(|(fastest, _)| time < fastest) {
+            best = Some((time, requests));
+        }
+        let (time, requests) = timed_mount(rig, &medium, &served.file())?;
+        if clean.is_none_or(|(fastest, _)| time < fastest) {
+            clean = Some((time, requests));
+        }
+        served.stop()?;
+        run(&[&rig.cffs, "fsck", "-n", &kept.to_string_lossy()], LIMIT).context("the check is not clean")?;
+        fs::remove_file(&kept)?;
+        fs::remove_dir(&at)?;
+    }
+    fs::remove_file(&image)?;
+    let ((recovery, requests), (clean, clean_requests)) = best.zip(clean).context("--repeat 0 measures nothing")?;
+    Ok(Row {
+        load,
+        size_gib: size,
+        log_mib: args.log,
+        log_bytes,
+        operations,
+        recovery,
+        clean,
+        reading,
+        requests,
+        clean_requests,
+    })
 }
 
-impl Rig {
-    fn measure(&self, args: &Args, load: Load, size: u64) -> Result<Row> {
-        let image = self.dir.join("image");
-        let make = |steps| crash(&image, size << 30, args.log << 20, load, steps);
-        // The first time to see when the log would be emptied; the second time stops right before.
-        let (until, _) = make(STEPS_MAX)?;
-        let (operations, log_bytes) = make(until - 1)?;
-        ensure!(operations == until - 1, "the log was emptied earlier than the first time: not the same history");
-
-        let kept = self.dir.join("kept");
-        let mut best: Option<(f64, Counters)> = None;
-        let mut clean: Option<(f64, Counters)> = None;
-        let mut reading = f64::MAX;
-        for _ in 0..args.repeat {
-            run(&["cp", "--sparse=always", &image.to_string_lossy(), &kept.to_string_lossy()], LIMIT)?;
-            let medium = Arc::new(Counted::new(Sparse::open(&kept)?));
-            let at = self.dir.join("disk");
-            fs::create_dir(&at)?;
-            let served = Served::start(medium.clone(), &at)?;
-            reading = reading.min(read_alone(&served.file(), log_bytes)?);
-            let (time, requests) = self.mount(&medium, &served.file())?;
-            if best.is_none_or(|(fastest, _)| time < fastest) {
-                best = Some((time, requests));
-            }
-            let (time, requests) = self.mount(&medium, &served.file())?;
-            if clean.is_none_or(|(fastest, _)| time < fastest) {
-                clean = Some((time, requests));
-            }
-            served.stop()?;
-            run(&[&self.cffs, "fsck", "-n", &kept.to_string_lossy()], LIMIT).context("the check is not clean")?;
-            fs::remove_file(&kept)?;
-            fs::remove_dir(&at)?;
-        }
-        fs::remove_file(&image)?;
-        let ((recovery, requests), (clean, clean_requests)) = best.zip(clean).context("--repeat 0 measures nothing")?;
-        Ok(Row {
-            load,
-            size_gib: size,
-            log_mib: args.log,
-            log_bytes,
-            operations,
-            recovery,
-            clean,
-            reading,
-            requests,
-            clean_requests,
-        })
-    }
-
-    /// Mounts, until the first request is answered, and unmounts; the time and the requests of the former.
-    fn mount(&self, medium: &Counted<Sparse>, disk: &Path) -> Result<(f64, Counters)> {
-        let root = self.dir.join("mnt");
-        fs::create_dir_all(&root)?;
-        let before = medium.counters();
-        let clock = Instant::now();
-        let mut command = Command::new(&self.cffs);
-        command.args(["mount", "-f"]).arg(disk).arg(&root);
-        let mut server = Server::start(command)?;
-        let guard = Guard::new(Undo::Unmount(root.clone()));
-        server.wait_until(LIMIT, || is_mounted(&root))?;
-        rustix::fs::statfs(&root).context("the mount does not serve")?;
-        let time = clock.elapsed().as_secs_f64();
-        let requests = medium.counters() - before;
-        run(&["umount", &root.to_string_lossy()], LIMIT)?;
-        guard.disarm();
-        let status = server.wait_end(LIMIT)?;
-        ensure!(status.success(), "the mount process ended with {status}");
-        Ok((time, requests))
-    }
+/// Mounts, until the first request is answered, and unmounts; the time and the requests of the former.
+fn timed_mount(rig: &Rig, medium: &Counted<Sparse>, disk: &Path) -> Result<(f64, Counters)> {
+    let before = medium.counters();
+    let clock = Instant::now();
+    let mounted = rig.mount(disk, LIMIT)?;
+    rustix::fs::statfs(&mounted.root).context("the mount does not serve")?;
+    let time = clock.elapsed().as_secs_f64();
+    let requests = medium.counters() - before;
+    mounted.unmount(LIMIT)?;
+    Ok((time, requests))
 }
 
 /// Reads so many bytes from the start of the disk in large requests, as recovery reads the log.

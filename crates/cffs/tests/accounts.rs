@@ -1,50 +1,20 @@
 //! The accounts of free space as a program sees them, statvfs(3) and `st_blocks`: right at each moment, whatever is on its
 //! way, with data that has no place yet.
 
-use cffs::device::{Device, IoKind, MemoryDevice};
+#[path = "common/interrupted.rs"]
+mod interrupted;
+
+use cffs::device::{Device, MemoryDevice, Operation};
 use cffs::error::Error;
 use cffs::format::{Ino, ROOT_INO};
 use cffs::fs::{Caller, Fallocate, Fs, MountOptions, SetAttr};
 use cffs::mkfs::{MkfsOptions, mkfs};
-use std::io::{self, IoSlice, IoSliceMut};
+use interrupted::Interrupted;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 
 const ROOT: Caller = Caller::ROOT;
 const USER: Caller = Caller { uid: 1000, gid: 1000 };
-
-type Action = Box<dyn FnOnce() + Send>;
-
-/// Runs an action in the middle of the next write of file data.
-struct Interrupted {
-    inner: Arc<MemoryDevice>,
-    action: Mutex<Option<Action>>,
-}
-
-impl Device for Interrupted {
-    fn len(&self) -> u64 {
-        self.inner.len()
-    }
-    fn sector_size(&self) -> u32 {
-        self.inner.sector_size()
-    }
-    fn read_vectored(&self, kind: IoKind, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<()> {
-        self.inner.read_vectored(kind, offset, bufs)
-    }
-    fn write_vectored(&self, kind: IoKind, offset: u64, bufs: &[IoSlice<'_>]) -> io::Result<()> {
-        let action = (kind == IoKind::Data).then(|| self.action.lock().unwrap().take()).flatten();
-        if let Some(action) = action {
-            action();
-        }
-        self.inner.write_vectored(kind, offset, bufs)
-    }
-    fn flush(&self) -> io::Result<()> {
-        self.inner.flush()
-    }
-    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
-        self.inner.discard(offset, len)
-    }
-}
 
 /// The four variants of the format.
 fn variants() -> impl Iterator<Item = MkfsOptions> {
@@ -58,7 +28,7 @@ fn variants() -> impl Iterator<Item = MkfsOptions> {
 fn fresh(size: u64, options: &MkfsOptions) -> (Arc<Interrupted>, Arc<Fs>) {
     let inner = Arc::new(MemoryDevice::new(size));
     mkfs(&*inner, None, options).unwrap();
-    let dev = Arc::new(Interrupted { inner, action: Mutex::default() });
+    let dev = Interrupted::new(inner, Operation::Write);
     let mount = MountOptions { background: false, ..MountOptions::default() };
     let fs = Fs::open(dev.clone() as Arc<dyn Device>, None, mount).unwrap();
     (dev, fs)
@@ -89,7 +59,7 @@ fn what_is_on_its_way_to_the_device_is_counted_once() {
         assert_eq!(blocks, len as u64 / 512);
         let (seen, at) = (Arc::new(Mutex::new(None)), fs.clone());
         let note = seen.clone();
-        *dev.action.lock().unwrap() = Some(Box::new(move || {
+        dev.meanwhile(move || {
             let s = at.statfs();
             let blocks = at.getattr(file).unwrap().blocks;
             // What is told to be there can be had, and no more.
@@ -97,9 +67,10 @@ fn what_is_on_its_way_to_the_device_is_counted_once() {
             let allocate = Fallocate::Allocate { keep_size: true };
             let taken = at.fallocate(USER, other, allocate, 0, room);
             *note.lock().unwrap() = Some((s.free, s.available, blocks, taken, at.statfs().available));
-        }));
+        });
         fs.fsync(file, false).unwrap();
-        let (free, available, blocks_then, taken, left) = seen.lock().unwrap().take().expect("data was written");
+        assert!(dev.happened(), "data was written");
+        let (free, available, blocks_then, taken, left) = seen.lock().unwrap().take().unwrap();
         assert_eq!((free, available, blocks_then), (before.free, before.available, blocks), "{options:?}");
         taken.unwrap_or_else(|e| panic!("{options:?}: {available} fragments were available: {e}"));
         assert_eq!(left, 0, "{options:?}");

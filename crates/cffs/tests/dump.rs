@@ -12,15 +12,10 @@ use cffs::dump::{Dumper, Value, Which, superblocks};
 use cffs::error::Error;
 use cffs::format::*;
 use cffs::fs::api::{Caller, SetXattr};
-use image::Image;
-use std::sync::{Arc, OnceLock};
+use image::{Image, pristine};
+use std::sync::Arc;
 
 const ME: Caller = Caller::ROOT;
-
-fn pristine(no_embed: bool) -> &'static Image {
-    static IMAGES: [OnceLock<Image>; 2] = [OnceLock::new(), OnceLock::new()];
-    IMAGES[usize::from(no_embed)].get_or_init(|| Image::new(no_embed))
-}
 
 fn path(p: &str) -> Which {
     Which::Path(p.as_bytes().to_vec())

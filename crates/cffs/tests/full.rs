@@ -1,30 +1,18 @@
 //! Full devices: who is told that there is no space, when, and that everything comes back.
 
-use cffs::device::{Device, MemoryDevice};
+#[path = "common/plain.rs"]
+mod plain;
+
+use cffs::device::MemoryDevice;
 use cffs::error::Error;
 use cffs::format::{FileType, QuotaKind, ROOT_INO};
 use cffs::fs::api::SetXattr;
-use cffs::fs::{Caller, Fs, MountOptions, RenameFlags, SetAttr};
-use cffs::mkfs::{MkfsOptions, mkfs};
+use cffs::fs::{Caller, Fs, RenameFlags, SetAttr};
+use cffs::mkfs::MkfsOptions;
+use plain::{clean, fresh, mount};
 use std::sync::Arc;
 
 const ROOT: Caller = Caller::ROOT;
-
-fn mount(dev: &Arc<MemoryDevice>) -> Arc<Fs> {
-    let options = MountOptions { background: false, ..MountOptions::default() };
-    Fs::open(dev.clone() as Arc<dyn Device>, None, options).unwrap()
-}
-
-fn fresh(size: u64, options: &MkfsOptions) -> Arc<MemoryDevice> {
-    let dev = Arc::new(MemoryDevice::new(size));
-    mkfs(&*dev, None, options).unwrap();
-    dev
-}
-
-fn clean(dev: &Arc<MemoryDevice>, what: &str) {
-    let report = cffs::check::check(dev.clone(), None, &Default::default(), &|_, _, _| {}).unwrap();
-    assert!(report.problems.is_empty(), "{what}: {:#?}", report.problems);
-}
 
 /// The four format combinations with a few sizes of block and fragment.
 fn formats() -> Vec<MkfsOptions> {

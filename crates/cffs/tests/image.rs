@@ -13,16 +13,11 @@ use cffs::error::Result;
 use cffs::format::*;
 use cffs::fs::api::{Caller, SetXattr};
 use cffs::image::{Copied, Devices, ImageOptions, Scrambler, copy_metadata};
-use image::Image;
+use image::{Image, pristine};
 use std::collections::{BTreeMap, HashSet};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 const ME: Caller = Caller::ROOT;
-
-fn pristine(no_embed: bool) -> &'static Image {
-    static IMAGES: [OnceLock<Image>; 2] = [OnceLock::new(), OnceLock::new()];
-    IMAGES[usize::from(no_embed)].get_or_init(|| Image::new(no_embed))
-}
 
 fn options(scramble: bool) -> ImageOptions {
     ImageOptions { scramble: scramble.then(|| Scrambler::new([11, 12])), keep_damaged: false }

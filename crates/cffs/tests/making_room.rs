@@ -1,29 +1,15 @@
 //! Little space: what was promised for the worst case, or was freed a moment ago, serves whoever needs space now.
 
-use cffs::device::{Device, MemoryDevice};
+#[path = "common/plain.rs"]
+mod plain;
+
 use cffs::error::Error;
 use cffs::format::ROOT_INO;
-use cffs::fs::{Caller, Fallocate, Fs, MountOptions, RenameFlags, SetAttr};
-use cffs::mkfs::{MkfsOptions, mkfs};
-use std::sync::Arc;
+use cffs::fs::{Caller, Fallocate, Fs, RenameFlags, SetAttr};
+use cffs::mkfs::MkfsOptions;
+use plain::{clean, fresh, mount};
 
 const ROOT: Caller = Caller::ROOT;
-
-fn mount(dev: &Arc<MemoryDevice>) -> Arc<Fs> {
-    let options = MountOptions { background: false, ..MountOptions::default() };
-    Fs::open(dev.clone() as Arc<dyn Device>, None, options).unwrap()
-}
-
-fn fresh(size: u64, options: &MkfsOptions) -> Arc<MemoryDevice> {
-    let dev = Arc::new(MemoryDevice::new(size));
-    mkfs(&*dev, None, options).unwrap();
-    dev
-}
-
-fn clean(dev: &Arc<MemoryDevice>, what: &str) {
-    let report = cffs::check::check(dev.clone(), None, &Default::default(), &|_, _, _| {}).unwrap();
-    assert!(report.problems.is_empty(), "{what}: {:#?}", report.problems);
-}
 
 /// Fills the device with the files `fill0`, `fill1`, ... of a directory, until not even a small write finds space.
 fn fill(fs: &Fs, dir: u64) {

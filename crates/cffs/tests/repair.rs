@@ -12,14 +12,9 @@ use cffs::device::{Device, IoKind, MemoryDevice};
 use cffs::error::Result;
 use cffs::format::Geometry;
 use classes::Case;
-use image::{Image, Tree, tree};
+use image::{Image, Tree, pristine, tree};
 use std::collections::BTreeMap;
-use std::sync::{Arc, OnceLock};
-
-fn pristine(no_embed: bool) -> &'static Image {
-    static IMAGES: [OnceLock<Image>; 2] = [OnceLock::new(), OnceLock::new()];
-    IMAGES[usize::from(no_embed)].get_or_init(|| Image::new(no_embed))
-}
+use std::sync::Arc;
 
 /// Checks with one thread and with four: both say the same.
 fn look(dev: &Arc<MemoryDevice>) -> Result<Report> {

@@ -13,7 +13,7 @@ use cffs::fs::api::{Caller, MountOptions};
 use cffs::journal::recovery::replay;
 use cffs::mkfs::{MkfsOptions, mkfs, read_superblock};
 use std::collections::{BTreeMap, HashMap};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 const ME: Caller = Caller { uid: 1000, gid: 100 };
 
@@ -52,6 +52,12 @@ pub struct Image {
     pub blocks: BTreeMap<(BlockKind, u64, u64), BlockAddr>,
     /// Inodes without a name.
     pub orphans: Vec<Ino>,
+}
+
+/// An image that nobody damages: copies are.
+pub fn pristine(no_embed: bool) -> &'static Image {
+    static IMAGES: [OnceLock<Image>; 2] = [OnceLock::new(), OnceLock::new()];
+    IMAGES[usize::from(no_embed)].get_or_init(|| Image::new(no_embed))
 }
 
 fn hash(bytes: &[u8]) -> u64 {
