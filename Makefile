@@ -88,9 +88,9 @@ bench-peers:
 	$(CARGO) build --release -p cffs-cli -p cffs-lab
 	target/release/cffs-lab peers $(ARGS)
 
-# The papers' experiments, from nothing to one page.
+# The papers' experiments, from nothing to one page. As root with the peers' programs (scripts/setup.sh peers) also those.
 report:
-	$(CARGO) build --release -p cffs-lab
+	$(CARGO) build --release -p cffs-cli -p cffs-lab
 	target/release/cffs-lab run --all
 	target/release/cffs-lab report
 

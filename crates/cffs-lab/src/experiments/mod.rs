@@ -5,9 +5,12 @@ mod ablation;
 mod aging;
 mod apps;
 mod classic;
+mod history;
 mod large;
+mod model;
 mod outcome;
 mod placement;
+mod questions;
 mod report;
 mod rig;
 mod scale;
@@ -33,7 +36,7 @@ struct Experiment {
     run: fn(scale: u64) -> Result<Outcome>,
 }
 
-const EXPERIMENTS: [Experiment; 17] = [
+const EXPERIMENTS: [Experiment; 19] = [
     Experiment {
         name: "ganger97-fig2",
         title: "Ganger and Kaashoek 1997, figure 2: service time by request size",
@@ -110,7 +113,17 @@ const EXPERIMENTS: [Experiment; 17] = [
         title: "Seltzer et al. 1995, figure 5, and Ganger and Kaashoek 1997, section 2.2: how files lie after aging",
         run: placement::layout,
     },
+    Experiment {
+        name: "history",
+        title: "Aging by a real history: the revisions of a git repository",
+        run: history::replay,
+    },
     Experiment { name: "ablation", title: "What each mechanism is worth, on all disks", run: ablation::ablation },
+    Experiment {
+        name: "peers",
+        title: "ext4, xfs, btrfs, fuse2fs and cffs on the same simulated disks (root)",
+        run: model::peers,
+    },
 ];
 
 /// Arguments of `cffs-lab run`.
@@ -180,7 +193,8 @@ pub fn run_named(args: &RunArgs) -> Result<ExitCode> {
         outcome.name = experiment.name.to_string();
         print_outcome(experiment.title, &outcome);
         eprintln!("({:.1} s)", clock.elapsed().as_secs_f64());
-        if !args.quick {
+        // What could not run here has nothing to keep, and may run another time.
+        if !args.quick && !outcome.tables.is_empty() {
             fs::create_dir_all(&args.results).with_context(|| format!("cannot make {}", args.results.display()))?;
             // Under another name first: what is there is whole.
             let part = path.with_extension("part");

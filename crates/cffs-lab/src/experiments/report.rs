@@ -3,12 +3,13 @@
 use std::fmt::Write;
 
 use super::outcome::{Chart, Outcome, Table, shown};
+use super::questions::answers;
 use crate::layout::map::svg;
 
 const STYLE: &str = "body{font:15px/1.5 sans-serif;max-width:60em;margin:2em auto;padding:0 1em;color:#222}\
 table{border-collapse:collapse;margin:1em 0}td,th{border:1px solid #ccc;padding:.2em .6em;text-align:right}\
 td:first-child,th:first-child{text-align:left}.yes{color:#16703a}.no{color:#b3261e;font-weight:bold}\
-svg{display:block;margin:1em 0}h2{margin-top:2.5em}.note{color:#555}";
+svg{display:block;margin:1em 0}h2{margin-top:2.5em}.note{color:#555}dt{font-weight:bold;margin-top:.6em}";
 /// Told apart also without colour.
 const COLOURS: [&str; 6] = ["#9aa5b1", "#5b8def", "#e0a030", "#2a7d4f", "#a0522d", "#7a4fbf"];
 
@@ -27,7 +28,15 @@ pub fn page(results: &[(&str, Outcome)]) -> String {
         let (name, title) = (escape(&outcome.name), escape(title));
         let _ = writeln!(html, "<li><a href=\"#{name}\">{title}</a>: {held} of {}</li>", outcome.claims.len());
     }
-    html.push_str("</ul>\n");
+    html.push_str("</ul>\n<h2>The eight questions of the thesis of 1998</h2>\n<dl>\n");
+    for answer in answers(results) {
+        let text = match answer.answer {
+            Ok(text) => escape(&text),
+            Err(missing) => format!("No figures yet: <code>cffs-lab run {missing}</code>."),
+        };
+        let _ = writeln!(html, "<dt>{}</dt><dd>{text}</dd>", escape(answer.question));
+    }
+    html.push_str("</dl>\n");
     for (title, outcome) in results {
         let _ = writeln!(html, "<h2 id=\"{}\">{}</h2>", escape(&outcome.name), escape(title));
         claims_table(&mut html, outcome);

@@ -1,8 +1,9 @@
 //! A simulated disk for any program: contents in a file, time from a model.
 //!
-//! In virtual time nobody waits; a clock adds up what the disk would have taken. Requests that are there at the same time
-//! were issued at the same time, so the model's queue sees them together. In real time each answer waits until the
-//! disk would have given it.
+//! In virtual time nobody waits for the disk; a clock adds up what it would have taken. A request is issued, as far as the model
+//! is concerned, when the last answer was given that came before it: so requests that are there at the same time share the
+//! disk's queue, and those of a program that waits for each answer do not. An answer is held back for a moment of real time, so
+//! that what was issued together arrives together. In real time each answer waits until the disk would have given it.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -42,17 +43,19 @@ pub struct Charged {
 struct State {
     model: Model,
     counters: Counters,
-    /// Requests that are being worked on, and when the first of them was issued.
-    outstanding: u64,
-    issued: Ns,
+    /// The latest end of a request that was answered.
+    answered: Ns,
     /// When all are done.
     done: Ns,
 }
 
+/// How long an answer is held back in virtual time.
+const TOGETHER: Duration = Duration::from_micros(60);
+
 impl Charged {
     /// `realtime`: answers wait.
     pub fn new(contents: Sparse, model: Model, realtime: bool) -> Self {
-        let state = State { model, counters: Counters::default(), outstanding: 0, issued: 0, done: 0 };
+        let state = State { model, counters: Counters::default(), answered: 0, done: 0 };
         Charged { contents, began: realtime.then(Instant::now), state: Mutex::new(state) }
     }
 
@@ -71,23 +74,31 @@ impl Charged {
         let real = self.began.map(|began| began.elapsed().as_nanos() as Ns);
         let end = {
             let mut state = self.lock();
-            if let Some(real) = real {
-                state.issued = real;
-            } else if state.outstanding == 0 {
-                state.issued = state.done;
-            }
-            state.outstanding += 1;
-            let issued = state.issued;
+            let issued = real.unwrap_or(state.answered);
             let end = cost(&mut state.model, issued);
             state.done = state.done.max(end);
             end
         };
         let result = work();
-        if let Some(began) = self.began {
-            std::thread::sleep(Duration::from_nanos(end).saturating_sub(began.elapsed()));
+        match self.began {
+            Some(began) => std::thread::sleep(Duration::from_nanos(end).saturating_sub(began.elapsed())),
+            None => std::thread::sleep(TOGETHER),
         }
-        self.lock().outstanding -= 1;
+        let mut state = self.lock();
+        state.answered = state.answered.max(end);
         result
+    }
+
+    fn count(&self, request: Request) {
+        let mut state = self.lock();
+        let bytes = request.sectors * cffs_disk::SECTOR;
+        let requests = bytes.div_ceil(state.model.request_max());
+        let counters = &mut state.counters;
+        let (n, b) = match request.write {
+            true => (&mut counters.writes, &mut counters.written_bytes),
+            false => (&mut counters.reads, &mut counters.read_bytes),
+        };
+        (*n, *b) = (*n + requests, *b + bytes);
     }
 }
 
@@ -98,19 +109,13 @@ impl Medium for Charged {
 
     fn read(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
         let request = Request::read(offset, buf.len() as u64);
-        let mut state = self.lock();
-        state.counters.reads += 1;
-        state.counters.read_bytes += buf.len() as u64;
-        drop(state);
+        self.count(request);
         self.charge(|model, now| model.serve(now, &[request]), || self.contents.read(offset, buf))
     }
 
     fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
         let request = Request::write(offset, data.len() as u64);
-        let mut state = self.lock();
-        state.counters.writes += 1;
-        state.counters.written_bytes += data.len() as u64;
-        drop(state);
+        self.count(request);
         self.charge(|model, now| model.serve(now, &[request]), || self.contents.write(offset, data))
     }
 

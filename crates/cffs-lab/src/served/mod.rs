@@ -9,7 +9,7 @@
 mod charged;
 mod counting;
 
-pub use charged::{Args as DiskArgs, run_disk};
+pub use charged::{Args as DiskArgs, Charged, run_disk};
 pub use counting::{Counted, Counters, Sparse};
 
 use std::ffi::OsStr;
@@ -47,7 +47,7 @@ const NAME: &str = "disk";
 const TTL: Duration = Duration::from_secs(3600);
 /// The largest request the kernel passes on whole.
 const MAX_REQUEST: u32 = 1 << 20;
-const THREADS: usize = 4;
+const THREADS: usize = 16;
 
 /// The one file, as fuser sees it.
 struct DiskFile<M> {

@@ -1,0 +1,299 @@
+//! Aging as it really happens: the revisions of a git repository, checked out one after the other.
+
+use std::collections::{BTreeMap, HashMap};
+use std::io::Write;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail, ensure};
+use cffs::error::Error;
+use cffs::format::{Ino, ROOT_INO};
+use cffs::fs::Fs;
+use cffs::fs::api::Caller;
+use cffs_disk::Counters;
+
+use super::outcome::{Claim, Outcome};
+use super::rig::{Rig, Setup, Variant, create};
+use super::source::{search, walk};
+
+/// Revisions that are replayed: the first ones, so that a history that goes on gives the same figures.
+const REVISIONS: usize = 200;
+/// Clones that follow the history side by side, each some revisions behind the one before it.
+const CLONES: usize = 12;
+const BEHIND: usize = 7;
+/// How full the disk is in the end.
+const LEVEL: f64 = 0.7;
+/// Files at most so large are small, in bytes.
+const SMALL: u64 = 16 << 10;
+
+/// A change of a path: its new size, or none when it is removed.
+type Change = (String, Option<u64>);
+
+fn git(args: &[&str], input: Option<&str>) -> Result<String> {
+    let mut command = Command::new("git");
+    command.args(["-c", "safe.directory=*"]).args(args).stderr(Stdio::null()).stdout(Stdio::piped());
+    command.stdin(if input.is_some() { Stdio::piped() } else { Stdio::null() });
+    let mut child = command.spawn().context("cannot start git")?;
+    let writer = child.stdin.take().zip(input.map(str::to_string)).map(|(mut pipe, text)| {
+        // Beside the reading: git answers before it has read everything.
+        std::thread::spawn(move || pipe.write_all(text.as_bytes()))
+    });
+    let out = child.wait_with_output()?;
+    if let Some(writer) = writer {
+        let _ = writer.join();
+    }
+    ensure!(out.status.success(), "`git {}` failed", args.join(" "));
+    Ok(String::from_utf8_lossy(&out.stdout).into_owned())
+}
+
+/// The first revisions of the repository here, each with its changes against the one before it.
+fn revisions() -> Result<Vec<Vec<Change>>> {
+    let log = git(
+        &[
+            "log",
+            "--reverse",
+            "--first-parent",
+            "-m",
+            "--raw",
+            "-r",
+            "--no-renames",
+            "--no-abbrev",
+            "--format=tformat:@",
+            "HEAD",
+        ],
+        None,
+    )?;
+    let mut raw: Vec<Vec<(String, String)>> = Vec::new();
+    for line in log.lines() {
+        if line == "@" {
+            if raw.len() == REVISIONS {
+                break;
+            }
+            raw.push(Vec::new());
+        } else if let (Some(fields), Some(revision)) = (line.strip_prefix(':'), raw.last_mut()) {
+            // `100644 100644 OLD NEW M<tab>path`
+            let Some((fields, path)) = fields.split_once('\t') else { continue };
+            let fields: Vec<&str> = fields.split(' ').collect();
+            if fields.len() == 5 && !path.starts_with('"') && fields[1] != "160000" {
+                revision.push((path.to_string(), fields[3].to_string()));
+            }
+        }
+    }
+    let mut blobs: Vec<&str> = raw.iter().flatten().map(|(_, blob)| blob.as_str()).collect();
+    blobs.sort_unstable();
+    blobs.dedup();
+    let asked = blobs.join("\n") + "\n";
+    let sizes: HashMap<String, u64> = git(&["cat-file", "--batch-check"], Some(&asked))?
+        .lines()
+        .filter_map(|line| {
+            let words: Vec<&str> = line.split(' ').collect();
+            Some((words.first()?.to_string(), words.get(2)?.parse().ok()?))
+        })
+        .collect();
+    let revision = |changes: Vec<(String, String)>| {
+        changes.into_iter().map(|(path, blob)| (path, sizes.get(&blob).copied())).collect()
+    };
+    Ok(raw.into_iter().map(revision).collect())
+}
+
+/// The directory of a path below `top`, made where it is missing.
+fn directory(fs: &Fs, top: Ino, path: &str) -> Result<Ino> {
+    let mut at = top;
+    let parts: Vec<&str> = path.split('/').collect();
+    for part in &parts[..parts.len() - 1] {
+        at = match fs.lookup(at, part.as_bytes()) {
+            Ok(attr) => attr.ino,
+            Err(Error::NotFound) => fs.mkdir(Caller::ROOT, at, part.as_bytes(), 0o755)?.ino,
+            Err(error) => return Err(error.into()),
+        };
+        // The tree stays in memory while a revision is checked out; the reference is not needed.
+        fs.forget(at, 1);
+    }
+    Ok(at)
+}
+
+/// What `git checkout` does with a changed file: remove the old one, write the new one.
+fn check_out(fs: &Fs, top: Ino, changes: &[Change], content: &[u8]) -> Result<()> {
+    for (path, size) in changes {
+        let dir = directory(fs, top, path)?;
+        let name = path.rsplit('/').next().unwrap_or(path);
+        match fs.unlink(dir, name.as_bytes()) {
+            Ok(()) | Err(Error::NotFound) => {}
+            Err(error) => return Err(error.into()),
+        }
+        if let Some(size) = size {
+            create(fs, dir, name, &content[..*size as usize])?;
+        }
+    }
+    Ok(())
+}
+
+/// The tree that a prefix of the history leaves.
+fn tree(revisions: &[Vec<Change>]) -> Vec<Change> {
+    let mut files: BTreeMap<&str, u64> = BTreeMap::new();
+    for (path, size) in revisions.iter().flatten() {
+        match size {
+            Some(size) => files.insert(path, *size),
+            None => files.remove(path.as_str()),
+        };
+    }
+    files.into_iter().map(|(path, size)| (path.to_string(), Some(size))).collect()
+}
+
+/// Searches and walks everything.
+fn read_all(rig: &mut Rig) -> Result<[Counters; 2]> {
+    let searched = rig.phase(|fs| search(fs, ROOT_INO).map(drop))?;
+    let walked = rig.phase(|fs| walk(fs, ROOT_INO).map(drop))?;
+    Ok([searched, walked])
+}
+
+fn clone_name(n: usize) -> String {
+    format!("clone{n}")
+}
+
+/// Replays the history, and reads; then the same trees on a fresh disk.
+fn measure(variant: Variant, revisions: &[Vec<Change>], bytes: u64, content: &[u8]) -> Result<[[Counters; 2]; 2]> {
+    let setup = Setup { bytes, variant, log: Some(4 << 20), ..Setup::today("hdd-2026") };
+    let end = |n: usize| revisions.len().saturating_sub(n * BEHIND);
+    let mut aged = Rig::new(&setup)?;
+    aged.phase(|fs| {
+        let tops = (0..CLONES)
+            .map(|n| Ok(fs.mkdir(Caller::ROOT, ROOT_INO, clone_name(n).as_bytes(), 0o755)?.ino))
+            .collect::<Result<Vec<_>>>()?;
+        for at in 0..revisions.len() {
+            for (n, top) in tops.iter().enumerate().filter(|(n, _)| at >= n * BEHIND) {
+                check_out(fs, *top, &revisions[at - n * BEHIND], content)?;
+            }
+            fs.sync()?;
+        }
+        tops.into_iter().for_each(|ino| fs.forget(ino, 1));
+        Ok(())
+    })?;
+    let old = read_all(&mut aged)?;
+    aged.check()?;
+    let mut fresh = Rig::new(&setup)?;
+    fresh.phase(|fs| {
+        for n in 0..CLONES {
+            let top = fs.mkdir(Caller::ROOT, ROOT_INO, clone_name(n).as_bytes(), 0o755)?.ino;
+            check_out(fs, top, &tree(&revisions[..end(n)]), content)?;
+            fs.forget(top, 1);
+        }
+        Ok(())
+    })?;
+    let new = read_all(&mut fresh)?;
+    fresh.check()?;
+    Ok([new, old])
+}
+
+/// Share of changed files in revisions with another changed file in the same directory, in %.
+fn together(revisions: &[Vec<Change>]) -> f64 {
+    let (mut with, mut all) = (0, 0);
+    for changes in &revisions[1.min(revisions.len())..] {
+        let mut dirs: HashMap<&str, u64> = HashMap::new();
+        for (path, _) in changes {
+            *dirs.entry(path.rsplit_once('/').map_or("", |(dir, _)| dir)).or_default() += 1;
+        }
+        with += dirs.values().filter(|n| **n > 1).sum::<u64>();
+        all += changes.len() as u64;
+    }
+    with as f64 / all.max(1) as f64 * 100.0
+}
+
+/// The replay.
+///
+/// # Errors
+/// Those of the engine.
+pub fn replay(scale: u64) -> Result<Outcome> {
+    let mut outcome = Outcome::default();
+    let revisions = match revisions() {
+        Ok(revisions) if revisions.len() >= 20 => revisions,
+        found => {
+            let why = match found {
+                Ok(few) => format!("the repository here has {} revisions (a shallow clone?); 20 are needed", few.len()),
+                Err(error) => format!("{error:#}: this is to be run in a git repository"),
+            };
+            eprintln!("SKIPPED: replay of a git history: {why}");
+            outcome.untested.push(("aging by a real history".into(), why));
+            return Ok(outcome);
+        }
+    };
+    let revisions = &revisions[..revisions.len() / scale as usize];
+    if revisions.is_empty() {
+        bail!("no revisions are left");
+    }
+    let last = tree(revisions);
+    let sizes = || last.iter().filter_map(|(_, size)| *size);
+    let most = revisions.iter().flatten().filter_map(|(_, size)| *size).max().unwrap_or(0);
+    let content = vec![0x5a; most as usize];
+    let in_clones: u64 = (0..CLONES)
+        .flat_map(|n| tree(&revisions[..revisions.len().saturating_sub(n * BEHIND)]))
+        .map(|(_, size)| size.unwrap_or(0).next_multiple_of(1024) + 256)
+        .sum();
+    let bytes = (((in_clones as f64 / LEVEL) as u64) + (6 << 20)).next_multiple_of(1 << 20);
+    let names = ["search", "walk"];
+    let mut rows = Vec::new();
+    let mut ours = [0.0; 2];
+    for (variant, name) in [(Variant::BOTH, "cffs"), (Variant::NEITHER, "conventional")] {
+        let [new, old] = measure(variant, revisions, bytes, &content)?;
+        for (state, c) in [("written at once", new), ("after the history", old)] {
+            rows.push((format!("{name}, {state}"), c.iter().map(Counters::seconds).collect::<Vec<f64>>()));
+        }
+        if variant == Variant::BOTH {
+            ours = [0, 1].map(|i| (1.0 - new[i].seconds() / old[i].seconds()) * 100.0);
+        }
+    }
+    outcome.claims = vec![
+        Claim::at_most("reading all files after the history: loss in % (our target at 70%)", 15.0, ours[0]),
+        Claim::at_most("walking all directories after the history: loss in % (our target at 70%)", 15.0, ours[1]),
+    ];
+    outcome.add("Disk time", "s", "state", &names.map(str::to_string), rows, false);
+    let small = sizes().filter(|s| *s <= SMALL);
+    let shares = vec![
+        small.clone().count() as f64 / last.len().max(1) as f64 * 100.0,
+        small.sum::<u64>() as f64 / sizes().sum::<u64>().max(1) as f64 * 100.0,
+        together(revisions),
+    ];
+    let columns = ["files at most 16 KiB", "bytes in them", "changed together with a neighbour"].map(str::to_string);
+    outcome.table("The history (%)", "", &columns, vec![("last revision".into(), shares)]);
+    outcome.notes = vec![format!(
+        "The first {} revisions of the repository in which this runs, {} files at the end; {CLONES} clones, each {BEHIND} revisions behind the one \
+         before it, so that they take turns; the files that a revision changes are removed and written anew, and the disk \
+         (hdd-2026, {} MiB) is synced after each. Contents are made up.",
+        revisions.len(),
+        last.len(),
+        bytes >> 20
+    )];
+    Ok(outcome)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn change(path: &str, size: Option<u64>) -> Change {
+        (path.to_string(), size)
+    }
+
+    #[test]
+    fn the_log_of_git_is_understood() {
+        let found = revisions();
+        // Sources without their history are sources too.
+        let Ok(found) = found else { return eprintln!("SKIPPED: no git repository here: {found:?}") };
+        assert!(!found.is_empty());
+        let files = tree(&found);
+        assert!(
+            files.iter().any(|(path, size)| path == "Cargo.toml" && size.is_some_and(|s| s > 100)) || found.len() < 20
+        );
+    }
+
+    #[test]
+    fn a_history_leaves_the_tree_of_its_end() {
+        let revisions = vec![
+            vec![change("a", Some(1)), change("d/b", Some(2)), change("d/c", Some(3))],
+            vec![change("d/b", None), change("a", Some(9)), change("d/c", Some(4))],
+        ];
+        assert_eq!(tree(&revisions), [change("a", Some(9)), change("d/c", Some(4))]);
+        assert_eq!(together(&revisions), 2.0 / 3.0 * 100.0);
+        let [new, old] = measure(Variant::BOTH, &revisions, 32 << 20, &[7; 16]).unwrap();
+        assert!(new[0].requests() > 0 && old[0].requests() > 0);
+    }
+}

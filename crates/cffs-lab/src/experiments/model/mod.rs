@@ -1,0 +1,207 @@
+//! The file systems of today's kernel, `fuse2fs` and cffs on the same simulated disks: real mounts over a loop device with
+//! direct I/O on a file that charges every request in virtual time.
+//!
+//! Programs and the kernel run in real time, so that requests come in another order each time: the figures differ between
+//! runs by some percent, and only here.
+
+mod session;
+mod work;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use cffs_disk::Counters;
+
+use super::outcome::{Claim, DiskMap, Outcome};
+use super::source::Tree;
+use crate::layout::Layout;
+use crate::undo::{Guard, Undo};
+use session::{Kind, Session};
+
+/// Bytes of the disk: a little more than the least that xfs takes.
+pub const BYTES: u64 = 384 << 20;
+const DISKS: [&str; 3] = ["hdd-2026", "volume-1ms", "sd-card"];
+const STATES: [(&str, f64); 3] = [("fresh", 0.0), ("aged to 70%", 0.7), ("aged to 90%", 0.9)];
+/// What is measured, in this order.
+pub const WORK: [&str; 5] = ["unpack", "cold read", "tree walk", "overwrite", "create + fsync"];
+/// Creations and deletions of the aging.
+const OPERATIONS: u64 = 4000;
+
+/// Costs of the work: until it was synced, and until it was unmounted.
+pub type Costs = [(Counters, Counters); 5];
+
+/// The cffs program beside this one.
+fn cffs_program() -> Option<PathBuf> {
+    let beside = std::env::current_exe().ok()?.parent()?.join("cffs");
+    beside.is_file().then_some(beside)
+}
+
+/// Where images go: memory, where there is some.
+fn images() -> PathBuf {
+    let memory = Path::new("/dev/shm");
+    if memory.is_dir() { memory.to_path_buf() } else { std::env::temp_dir() }
+}
+
+/// Peers on the disk model. Without root, FUSE or loop devices an outcome without figures.
+///
+/// # Errors
+/// When something that is there does not work.
+pub fn peers(scale: u64) -> Result<Outcome> {
+    let mut outcome = Outcome::default();
+    let why = if !rustix::process::geteuid().is_root() {
+        Some("mounting needs root")
+    } else if !Path::new("/dev/fuse").exists() || !Path::new("/dev/loop-control").exists() {
+        Some("there is no /dev/fuse or no loop device here")
+    } else {
+        None
+    };
+    let program = cffs_program();
+    if let Some(why) =
+        why.or(program.is_none().then_some("there is no program `cffs` beside this one (cargo build -p cffs-cli)"))
+    {
+        eprintln!("SKIPPED: peers on the disk model: {why}: nothing measured");
+        outcome.untested.push(("cffs first in disk time".into(), why.into()));
+        return Ok(outcome);
+    }
+    let program = program.context("no cffs program")?;
+    let dir = tempfile::Builder::new().prefix("cffs-lab-model-").tempdir_in(images())?.keep();
+    let _guard = Guard::new(Undo::RemoveDir(dir.clone()));
+    let tree = Tree::new(1000 / scale, 80 / scale, 2026);
+    let mut costs: BTreeMap<(usize, usize), Vec<(Kind, Costs)>> = BTreeMap::new();
+    let mut layouts = Vec::new();
+    for kind in Kind::ALL {
+        if let Some(why) = kind.missing() {
+            eprintln!("SKIPPED: {}: {why}", kind.name());
+            outcome.untested.push((format!("{} as a peer", kind.name()), why));
+            continue;
+        }
+        for (s, (state, level)) in STATES.iter().enumerate() {
+            let image = dir.join("aged");
+            let session = Session::new(kind, &program, &dir, &image, "nvme", true)?;
+            let found = age(session, *level, OPERATIONS / scale)
+                .with_context(|| format!("aging {} to {state}", kind.name()))?;
+            if let Some(found) = found {
+                let all = found.score().last().map_or(0.0, |(share, _)| *share);
+                let a = found.adjacency();
+                layouts.push((format!("{}, {state}", kind.name()), vec![all, a.listed, a.alphabetical, a.best]));
+                if *level == 0.9 {
+                    let (cell, owners) = found.map(BYTES, 4096);
+                    outcome.maps.push(DiskMap { title: format!("{}, {state}", kind.name()), cell, owners });
+                }
+            }
+            for (d, disk) in DISKS.iter().enumerate() {
+                let copy = dir.join("copy");
+                crate::process::run(
+                    &["cp", "--sparse=always", &image.to_string_lossy(), &copy.to_string_lossy()],
+                    session::LIMIT,
+                )?;
+                let session = Session::new(kind, &program, &dir, &copy, disk, false)?;
+                let measured = match work::measure(session, &tree, scale) {
+                    Ok(measured) => measured,
+                    // A peer that is full earlier than its statistics say has no figure there; the others have.
+                    Err(error) if kind != Kind::Cffs && is_full(&error) => {
+                        eprintln!("  {:8} {disk:10} {state:12} SKIPPED: {error:#}", kind.name());
+                        outcome.untested.push((format!("{}, {disk}, {state}", kind.name()), format!("{error:#}")));
+                        std::fs::remove_file(&copy)?;
+                        continue;
+                    }
+                    Err(error) => return Err(error).with_context(|| format!("{} on {disk}, {state}", kind.name())),
+                };
+                let seconds: Vec<String> =
+                    WORK.iter().zip(&measured).map(|(w, (c, _))| format!("{w} {:.3}", c.seconds())).collect();
+                eprintln!("  {:8} {disk:10} {state:12} {}", kind.name(), seconds.join(", "));
+                costs.entry((d, s)).or_default().push((kind, measured));
+                std::fs::remove_file(&copy)?;
+            }
+            std::fs::remove_file(&image)?;
+        }
+    }
+    report(&mut outcome, &costs);
+    let columns = ["layout score", "follows as listed", "alphabetical", "by address"].map(str::to_string);
+    outcome.table("How the aged files lie (%)", "file system", &columns, layouts);
+    outcome.notes = vec![
+        format!(
+            "{} MiB of each disk; {} files of C-source sizes in {} directories, {:.1} MB; {} files fsynced one by one. Each from a cold \
+             mount, until everything is on the medium. cffs through FUSE with its default options, the kernel's with theirs.",
+            BYTES >> 20,
+            tree.files.len(),
+            tree.parents.len(),
+            tree.bytes() as f64 / 1e6,
+            work::SYNCED / scale
+        ),
+        format!(
+            "Aged: filled to the level with files of the distribution of figure 7, then {OPERATIONS} creations and deletions around it. The \
+             same image serves on all disks."
+        ),
+        "Programs and the kernel run in real time here, so the figures differ by some percent between runs; everything else in this report \
+         is the same to the last digit."
+            .into(),
+    ];
+    Ok(outcome)
+}
+
+/// Whether the disk was full.
+fn is_full(error: &anyhow::Error) -> bool {
+    let full = Some(rustix::io::Errno::NOSPC.raw_os_error());
+    error.chain().filter_map(|e| e.downcast_ref::<std::io::Error>()).any(|e| e.raw_os_error() == full)
+        || error.chain().any(|e| e.downcast_ref::<rustix::io::Errno>() == Some(&rustix::io::Errno::NOSPC))
+}
+
+/// Fills and ages; how the files lie then.
+fn age(mut session: Session, level: f64, operations: u64) -> Result<Option<Layout>> {
+    if level == 0.0 {
+        session.close()?;
+        return Ok(None);
+    }
+    session.mount()?;
+    work::age(&session.root(), level, operations)?;
+    // What is not on the disk yet has no place.
+    session.unmount()?;
+    let layout = session.layout()?;
+    session.check()?;
+    session.close()?;
+    Ok(layout)
+}
+
+fn report(outcome: &mut Outcome, costs: &BTreeMap<(usize, usize), Vec<(Kind, Costs)>>) {
+    let columns = WORK.map(str::to_string);
+    let (mut all, mut first) = (0.0, 0.0);
+    for ((d, s), runs) in costs {
+        let place = format!("{}, {}", DISKS[*d], STATES[*s].0);
+        let rows = |of: &dyn Fn(&(Counters, Counters)) -> f64| -> Vec<(String, Vec<f64>)> {
+            runs.iter().map(|(kind, costs)| (kind.name().to_string(), costs.iter().map(of).collect())).collect()
+        };
+        outcome.add(&format!("{place}: disk time"), "s", "file system", &columns, rows(&|c| c.0.seconds()), false);
+        outcome.table(format!("{place}: requests"), "file system", &columns, rows(&|c| c.0.requests() as f64));
+        outcome.table(
+            format!("{place}: disk time with the unmount (s)"),
+            "file system",
+            &columns,
+            rows(&|c| c.1.seconds()),
+        );
+        let Some((_, ours)) = runs.iter().find(|(kind, _)| *kind == Kind::Cffs) else { continue };
+        for (w, work) in WORK.iter().enumerate() {
+            let best = runs
+                .iter()
+                .filter(|(kind, _)| *kind != Kind::Cffs)
+                .map(|(kind, costs)| (costs[w].0.seconds(), kind.name()))
+                .min_by(|a, b| a.0.total_cmp(&b.0));
+            if let Some((seconds, name)) = best {
+                let text = format!("{place}: {work}: disk time in % of the best peer's ({name})");
+                let share = ours[w].0.seconds() / seconds.max(1e-9) * 100.0;
+                all += 1.0;
+                first += f64::from(share <= 100.0);
+                outcome.claims.push(Claim::at_most(text, 100.0, share));
+            }
+        }
+    }
+    if all > 0.0 {
+        outcome.table(
+            "cffs first in disk time",
+            "",
+            &["first".to_string(), "of".to_string()],
+            vec![("disk, state and work".into(), vec![first, all])],
+        );
+    }
+}

@@ -1,0 +1,170 @@
+//! Aging and the measured work, with plain system calls in one thread.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+use cffs_disk::Counters;
+
+use super::session::Session;
+use super::{BYTES, Costs};
+use crate::experiments::aging::size;
+use crate::experiments::source::{Tree, file_name};
+use crate::random::Random;
+
+/// Files that are created and fsynced one by one, and those in one directory.
+pub const SYNCED: u64 = 200;
+const PER_DIR: u64 = 20;
+/// Directories that the aging works in.
+const DIRS: u64 = 50;
+/// Files of which one part is small: those are overwritten.
+const SMALL: usize = 16 << 10;
+
+/// Fills to `level` and works on around it, as figure 7 does.
+///
+/// # Errors
+/// When a call fails, but for a full disk.
+pub fn age(root: &Path, level: f64, operations: u64) -> Result<()> {
+    let mut random = Random::new(1997);
+    for n in 0..DIRS {
+        fs::create_dir(root.join(format!("old{n}")))?;
+    }
+    let content: Vec<u8> = (0..512 << 10).map(|i: u32| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+    let used = || -> Result<f64> {
+        let s = rustix::fs::statvfs(root)?;
+        Ok(1.0 - (s.f_bfree * s.f_frsize) as f64 / BYTES as f64)
+    };
+    let mut files: Vec<PathBuf> = Vec::new();
+    let (mut next, mut done, mut reached, mut now) = (0u64, 0, false, used()?);
+    while done < operations {
+        if (next + done).is_multiple_of(16) {
+            now = used()?;
+        }
+        reached |= now >= level;
+        done += u64::from(reached);
+        let creates = !reached || files.is_empty() || (random.below(1000) as f64) < 500.0 + (level - now) * 10_000.0;
+        if creates {
+            let path = root.join(format!("old{}/f{next}", random.below(DIRS)));
+            next += 1;
+            match File::create_new(&path).and_then(|mut f| f.write_all(&content[..size(&mut random)])) {
+                Ok(()) => files.push(path),
+                // Fuller than its statistics say.
+                Err(error) if error.raw_os_error() == Some(rustix::io::Errno::NOSPC.raw_os_error()) => {
+                    let _ = fs::remove_file(&path);
+                    reached = true;
+                    now = 1.0;
+                }
+                Err(error) => return Err(error).with_context(|| format!("cannot create {}", path.display())),
+            }
+        } else {
+            let path = files.swap_remove(random.below(files.len() as u64) as usize);
+            fs::remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))?;
+        }
+        // A file that is removed before it is written leaves no trace.
+        if (next + done).is_multiple_of(50) {
+            sync(root)?;
+        }
+    }
+    sync(root)
+}
+
+/// Everything on the disk; a FUSE server does not hear of syncfs(2).
+fn sync(root: &Path) -> Result<()> {
+    let dir = File::open(root)?;
+    rustix::fs::syncfs(&dir).context("cannot sync")?;
+    dir.sync_all().context("cannot sync the top directory")
+}
+
+/// All the work, each part from a cold mount; then everything is taken down.
+///
+/// # Errors
+/// When a call fails.
+pub fn measure(mut session: Session, tree: &Tree, scale: u64) -> Result<Costs> {
+    let root = session.root();
+    let paths = paths(tree, &root.join("tree"));
+    let content = vec![0x5a; tree.files.iter().map(|(_, size)| *size).max().unwrap_or(0)];
+    let new = vec![0xa5; SMALL];
+    let unpack = phase(&mut session, || {
+        for dir in &paths.0 {
+            fs::create_dir(dir)?;
+        }
+        for (path, (_, size)) in paths.1.iter().zip(&tree.files) {
+            File::create_new(path)?.write_all(&content[..*size])?;
+        }
+        sync(&root)
+    })?;
+    let mut buffer = Vec::new();
+    let read = phase(&mut session, || {
+        for (path, (_, size)) in paths.1.iter().zip(&tree.files) {
+            buffer.clear();
+            File::open(path)?.read_to_end(&mut buffer)?;
+            ensure!(buffer == content[..*size], "{} has wrong bytes", path.display());
+        }
+        Ok(())
+    })?;
+    let walked = phase(&mut session, || {
+        let seen = walk(&root.join("tree"))?;
+        ensure!(seen == tree.files.len() + tree.parents.len() - 1, "{seen} names in the tree");
+        Ok(())
+    })?;
+    let overwritten = phase(&mut session, || {
+        for (path, (_, size)) in paths.1.iter().zip(&tree.files).filter(|(_, (_, size))| *size <= SMALL) {
+            OpenOptions::new().write(true).open(path)?.write_all(&new[..*size])?;
+        }
+        sync(&root)
+    })?;
+    let synced = phase(&mut session, || {
+        for n in 0..SYNCED / scale {
+            let dir = root.join(format!("synced{}", n / PER_DIR));
+            if n.is_multiple_of(PER_DIR) {
+                fs::create_dir(&dir)?;
+            }
+            let mut file = File::create_new(dir.join(format!("file{n}")))?;
+            file.write_all(&new[..4096])?;
+            file.sync_all()?;
+        }
+        Ok(())
+    })?;
+    session.check()?;
+    session.close()?;
+    Ok([unpack, read, walked, overwritten, synced])
+}
+
+/// Directories, each before what is in it, and files in the order in which they are made.
+fn paths(tree: &Tree, top: &Path) -> (Vec<PathBuf>, Vec<PathBuf>) {
+    let mut dirs: Vec<PathBuf> = Vec::new();
+    for (n, parent) in tree.parents.iter().enumerate() {
+        dirs.push(if n == 0 { top.to_path_buf() } else { dirs[*parent].join(format!("dir{n}")) });
+    }
+    let files = tree.files.iter().enumerate().map(|(n, (dir, _))| dirs[*dir].join(file_name(n))).collect();
+    (dirs, files)
+}
+
+/// Attributes of everything below; returns how many.
+fn walk(dir: &Path) -> io::Result<usize> {
+    let mut seen = 0;
+    let mut below = Vec::new();
+    for entry in fs::read_dir(dir)? {
+        let entry = entry?;
+        seen += 1;
+        if entry.metadata()?.is_dir() {
+            below.push(entry.path());
+        }
+    }
+    for dir in below {
+        seen += walk(&dir)?;
+    }
+    Ok(seen)
+}
+
+/// What the disk was asked from the mount's end to the end of the work, and to that of the unmount.
+fn phase(session: &mut Session, work: impl FnOnce() -> Result<()>) -> Result<(Counters, Counters)> {
+    session.mount()?;
+    let before = session.settled()?;
+    work()?;
+    let done = session.settled()?;
+    session.unmount()?;
+    let unmounted = session.settled()?;
+    Ok((done - before, unmounted - before))
+}
