@@ -169,6 +169,10 @@ impl Session {
     /// # Errors
     /// When the disk fails.
     pub fn settled(&self) -> Result<Counters> {
+        // fuse2fs writes through the page cache of the device, and its fsync leaves it there.
+        if self.kind == Kind::Fuse2fs {
+            std::fs::File::open(&self.device)?.sync_all()?;
+        }
         self.medium.flush()?;
         Ok(self.medium.counters())
     }
