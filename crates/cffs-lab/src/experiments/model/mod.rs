@@ -2,7 +2,7 @@
 //! direct I/O on a file that charges every request in virtual time.
 //!
 //! Programs and the kernel run in real time, so that requests come in another order each time: the figures differ between
-//! runs by some percent, and only here.
+//! runs, and only here.
 
 mod session;
 mod work;
@@ -134,7 +134,7 @@ pub fn peers(scale: u64) -> Result<Outcome> {
             "Aged: filled to the level with files of the distribution of figure 7, then {OPERATIONS} creations and deletions around it. The \
              same image serves on all disks."
         ),
-        "Programs and the kernel run in real time here, so the figures differ by some percent between runs; everything else in this report \
+        "Programs and the kernel run in real time here, so the figures differ between runs, where writeback came at other moments up to a factor of two; everything else in this report \
          is the same to the last digit."
             .into(),
     ];
