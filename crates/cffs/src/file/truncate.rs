@@ -6,7 +6,7 @@ use crate::extent;
 use crate::format::extent::{EXTENT_LEN_MAX, LOGICAL_END};
 use crate::format::inode::{INLINE_MAX, INODE_CORE_SIZE};
 use crate::format::{Inode, InodeFormat};
-use crate::inode::{self, NodeState};
+use crate::inode::{self, Home, NodeState};
 use crate::journal::Txn;
 use crate::space::Run;
 use std::sync::Arc;
@@ -44,7 +44,7 @@ fn cut_point(cx: &FileCtx<'_>, inode: &Inode, from: u64, limit: usize) -> Result
 pub fn shrink_step(cx: &FileCtx<'_>, txn: &Txn<'_>, st: &mut NodeState, size: u64, limit: usize) -> Result<bool> {
     let g = *cx.cache.geometry();
     let bs = g.block_size() as u64;
-    let (mut more, mut disk_end) = (false, size);
+    let (mut more, mut frees, mut disk_end) = (false, false, size);
     match &mut st.inode.format {
         InodeFormat::Inline(_) if size == 0 => st.inode.format = InodeFormat::Extents(Vec::new()),
         InodeFormat::Inline(d) => d.truncate(size as usize),
@@ -55,6 +55,7 @@ pub fn shrink_step(cx: &FileCtx<'_>, txn: &Txn<'_>, st: &mut NodeState, size: u6
             more = extent::remove(txn, cx.space, &mut st.inode, cut..LOGICAL_END, limit, &mut freed)?;
             more |= cut > g.frags_for(size);
             disk_end = if more { (cut << g.frag_shift).max(size) } else { size };
+            frees = !freed.is_empty();
             for run in freed {
                 txn.free_data(run);
                 cx.space.free(txn, run)?;
@@ -87,5 +88,9 @@ pub fn shrink_step(cx: &FileCtx<'_>, txn: &Txn<'_>, st: &mut NodeState, size: u6
     // Without room for more the reservation stays as it is; the inode has to follow extents and bitmap all the same.
     let _ = super::reserve_tree(cx, st, true);
     inode::store(txn, st)?;
+    // metadata=sync: as in FFS, an inode apart from its name is written when it loses what it had.
+    if let (true, Home::External { block, .. }) = (frees, st.home) {
+        txn.write_at_once(block);
+    }
     Ok(more)
 }

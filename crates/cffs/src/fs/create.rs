@@ -11,7 +11,7 @@ use crate::format::dirblock::{self, NewEntry};
 use crate::format::inode::{
     FLAG_IMMUTABLE, FLAG_PROJECT_INHERIT, FLAGS_INHERITED, FLAGS_OF_DIRS, INLINE_MAX, INODE_CORE_SIZE,
 };
-use crate::format::{Extent, FileType, FragAddr, Ino, Inode, InodeFormat, LINK_MAX, SYMLINK_MAX};
+use crate::format::{BlockAddr, Extent, FileType, FragAddr, Ino, Inode, InodeFormat, LINK_MAX, SYMLINK_MAX};
 use crate::inode::{Home, Node, NodeState, table};
 use crate::journal::{Purse, Txn};
 use crate::quota::{Hold, Ids};
@@ -19,6 +19,15 @@ use crate::space::Run;
 use crate::sums::{Summed, Tables};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+
+/// metadata=sync: a block in which names of a directory have changed goes to the device with the transaction, and then
+/// what points to it, if the directory has blocks more or less than the `frags` fragments it had.
+pub(super) fn write_names_at_once(txn: &Txn<'_>, dir: &NodeState, block: BlockAddr, frags: u64) {
+    txn.write_at_once(block);
+    if let (true, Some(block)) = (dir.inode.frags != frags, dir.home.block()) {
+        txn.write_at_once(block);
+    }
+}
 
 /// What is to be made.
 pub(super) struct NewFile<'a> {
@@ -247,6 +256,7 @@ impl Fs {
             self.placement.learn(dir_inode);
         }
         let room = if self.embeds() { inode.encoded_len() } else { 0 };
+        let blocks = dir_inode.frags;
         let slot = dir::prepare_insert(&cx, txn, &self.space, &placer, dir_inode, dir_state, name, room)?;
         let goal = slot.block;
         let locator = match self.inodes.locator.alloc(txn, &self.space, goal) {
@@ -296,6 +306,7 @@ impl Fs {
             inode: self.embeds().then_some(&inode),
             inode_room: room,
         };
+        let entry_block = slot.block;
         dir::insert(&cx, txn, dir_inode, dir_state, slot, &entry)?;
         table::write_location(txn, &locator.buf, locator.offset, &crate::inode::location_of(home));
         self.space.with_counters(|n| n.inodes += 1);
@@ -309,6 +320,11 @@ impl Fs {
         node.refs.fetch_add(1, Ordering::AcqRel);
         self.changed_dir(txn, st, now)?;
         self.store_tables(txn)?;
+        // Name and inode in one block cannot come apart. Else the inode is there before its name.
+        if let Home::External { block, .. } = home {
+            txn.write_at_once(block);
+            write_names_at_once(txn, st, entry_block, blocks);
+        }
         Ok(node)
     }
 

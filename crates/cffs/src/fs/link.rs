@@ -1,7 +1,7 @@
 //! Hard links. An inode with several names stands in the external inode table; all its names are external links. When
 //! one name is left, the inode moves back into that name's directory, the next time the name is looked up.
 
-use super::create::Funds;
+use super::create::{Funds, write_names_at_once};
 use super::quota::{LimitedPlacer, handed_down};
 use super::{Attr, Caller, Fs, Locked, as_dir, flags, now};
 use crate::dir;
@@ -61,8 +61,10 @@ impl Fs {
         }
         flags::forbid(locked.get(parent)?, FLAG_IMMUTABLE)?;
         // Read before anything changes.
-        let _home = self.home_block(locked.get(ino)?.home)?;
+        let old_home = locked.get(ino)?.home;
+        let _home = self.home_block(old_home)?;
         let dir_st = locked.get(parent)?;
+        let frags = dir_st.inode.frags;
         let placer = LimitedPlacer::new(self, c, dir_st);
         let (dir_inode, dir_state) = as_dir(dir_st)?;
         // The new name keeps room for the inode, which may come to it one day.
@@ -84,6 +86,10 @@ impl Fs {
             }
         };
         txn.arm();
+        // The inode, its old name if that had it, then the new name.
+        let home = locked.get(ino)?.home;
+        [home.block(), old_home.block()].into_iter().flatten().for_each(|b| txn.write_at_once(b));
+        let slot_block = slot.block;
         let file_type = locked.get(ino)?.inode.file_type();
         let entry = NewEntry { name, hash: 0, ino, file_type, inode: None, inode_room: room };
         let dir_st = locked.get(parent)?;
@@ -91,6 +97,7 @@ impl Fs {
         dir::insert(&cx, &txn, dir_inode, dir_state, slot, &entry)?;
         let now = now();
         self.changed_dir(&txn, dir_st, now)?;
+        write_names_at_once(&txn, dir_st, slot_block, frags);
         let st = locked.get(ino)?;
         st.inode.nlink += 1;
         st.inode.ctime = now;
@@ -186,6 +193,8 @@ impl Fs {
         dirblock::make_embedded(&mut txn.edit(found.buf()), found.offset, &st.inode);
         st.inode.size = size;
         st.home = Home::Embedded { block: found.block, entry: found.offset, inode: at };
+        // Before its slot is another's.
+        txn.write_at_once(found.block);
         self.inodes.relocate(&txn, node.ino, st.home)?;
         self.store_tables(&txn)?;
         txn.done();

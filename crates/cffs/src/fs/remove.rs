@@ -1,5 +1,6 @@
 //! Removing names: unlink and rmdir.
 
+use super::create::write_names_at_once;
 use super::{Fs, Locked, as_dir, flags, now};
 use crate::dir::{self, Found};
 use crate::error::{Error, Result};
@@ -104,6 +105,7 @@ impl Fs {
         let last = st.inode.is_dir() || st.inode.nlink <= 1;
         // Read before anything changes.
         let _home = self.home_block(st.home)?;
+        let frags = dir_st.inode.frags;
         {
             let (inode, state) = as_dir(dir_st)?;
             if found.kind == EntryKind::Embedded {
@@ -112,6 +114,10 @@ impl Fs {
             } else {
                 dir::remove(&cx, txn, &self.space, inode, state, found, name)?;
             }
+        }
+        if found.kind != EntryKind::Embedded {
+            // The name is gone before the inode is another's.
+            write_names_at_once(txn, dir_st, found.block, frags);
         }
         st.inode.nlink = if last { 0 } else { st.inode.nlink - 1 };
         st.inode.ctime = now;

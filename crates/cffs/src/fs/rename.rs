@@ -1,6 +1,6 @@
 //! Rename, with its flags.
 
-use super::create::Funds;
+use super::create::{Funds, write_names_at_once};
 use super::quota::{LimitedPlacer, handed_down};
 use super::{Caller, Fs, Locked, RenameFlags, as_dir, now};
 use crate::dir::{self, Found};
@@ -197,7 +197,9 @@ impl Fs {
         );
         if embedded && !dir::fits(&self.geo, b.name.len(), locked.get(ino)?.inode.encoded_len()) {
             // A long name in a small block leaves no room for this inode.
-            self.externalize(txn, locked.get(ino)?)?;
+            let st = locked.get(ino)?;
+            self.externalize(txn, st)?;
+            st.home.block().into_iter().for_each(|b| txn.write_at_once(b));
             embedded = false;
         }
         let (room, file_type, is_dir) = {
@@ -208,6 +210,7 @@ impl Fs {
             };
             (room, st.inode.file_type(), st.inode.is_dir())
         };
+        let frags = locked.get(b.dir.ino)?.inode.frags;
         let slot = {
             let st = locked.get(b.dir.ino)?;
             let placer = LimitedPlacer::new(self, c, st);
@@ -224,6 +227,7 @@ impl Fs {
         txn.arm();
         let at = slot.offset + dirblock::ENTRY_HEADER + crate::format::align8(b.name.len());
         let home = Home::Embedded { block: slot.block, entry: slot.offset, inode: at };
+        let (block, apart) = (slot.block, slot.block != found.block);
         let image = {
             let st = locked.get(ino)?;
             st.inode.parent = b.dir.ino;
@@ -235,8 +239,13 @@ impl Fs {
         let inode = embedded.then_some(&image);
         let entry = NewEntry { name: b.name, hash: 0, ino, file_type, inode, inode_room: room };
         {
-            let (inode, state) = as_dir(locked.get(b.dir.ino)?)?;
+            // The new name first, then the old one goes.
+            let st = locked.get(b.dir.ino)?;
+            let (inode, state) = as_dir(st)?;
             dir::insert(&cx, txn, inode, state, slot, &entry)?;
+            if apart {
+                write_names_at_once(txn, st, block, frags);
+            }
         }
         if embedded {
             let st = locked.get(ino)?;
@@ -253,8 +262,13 @@ impl Fs {
         }
         {
             // The old entry goes as a whole: its inode is a copy by now.
-            let (inode, state) = as_dir(locked.get(a.dir.ino)?)?;
+            let st = locked.get(a.dir.ino)?;
+            let frags = st.inode.frags;
+            let (inode, state) = as_dir(st)?;
             dir::remove(&cx, txn, &self.space, inode, state, found, a.name)?;
+            if apart {
+                write_names_at_once(txn, st, found.block, frags);
+            }
         }
         if is_dir && a.dir.ino != b.dir.ino {
             let (from, to) = locked.pair(a.dir.ino, b.dir.ino)?;
@@ -313,6 +327,7 @@ impl Fs {
             st.inode.parent = dir;
             st.inode.ctime = now;
             dirblock::set_link(&mut txn.edit(other.buf()), other.offset, f.ino, f.file_type);
+            txn.write_at_once(other.block);
             if f.kind == EntryKind::Embedded {
                 let size = std::mem::replace(&mut st.inode.size, st.disk_size);
                 dirblock::make_embedded(&mut txn.edit(other.buf()), other.offset, &st.inode);
@@ -351,11 +366,14 @@ impl Fs {
         now: i64,
     ) -> Result<()> {
         for f in [found, found_to] {
-            self.externalize(txn, locked.get(f.ino)?)?;
+            let st = locked.get(f.ino)?;
+            self.externalize(txn, st)?;
+            st.home.block().into_iter().for_each(|b| txn.write_at_once(b));
         }
         txn.arm();
         for (f, other, dir) in [(found, found_to, b.dir.ino), (found_to, found, a.dir.ino)] {
             dirblock::set_link(&mut txn.edit(other.buf()), other.offset, f.ino, f.file_type);
+            txn.write_at_once(other.block);
             let st = locked.get(f.ino)?;
             st.inode.parent = dir;
             st.inode.ctime = now;

@@ -46,6 +46,16 @@ pub enum Home {
     },
 }
 
+impl Home {
+    /// The block with the inode. Those of the system area are at fixed places, and changed by all: `None`.
+    pub fn block(self) -> Option<BlockAddr> {
+        match self {
+            Home::System => None,
+            Home::Embedded { block, .. } | Home::External { block, .. } => Some(block),
+        }
+    }
+}
+
 /// What of a node its lock protects.
 pub struct NodeState {
     /// The inode as programs see it; its size may run ahead of the device.

@@ -1,6 +1,6 @@
 //! The checkpoint: committed blocks go home, neighbours in one request.
 
-use super::{Journal, txn};
+use super::Journal;
 use crate::cache::{AddrMap, BufInner, BufRef};
 use crate::device::IoKind;
 use crate::error::Result;
@@ -106,18 +106,24 @@ impl Journal {
         });
     }
 
-    /// metadata=sync: writes the blocks of a transaction that has ended, one after another, except those that can be
-    /// rebuilt from the others.
-    pub(super) fn write_in_order(&self, order: &[BufRef]) {
-        for buf in order {
+    /// metadata=sync: writes blocks of a transaction that has ended, one after another. What it has not changed, or freed in
+    /// the end, is left out.
+    pub(super) fn write_in_order(&self, blocks: &[BlockAddr]) {
+        for addr in blocks {
+            let Some(buf) = self.cache.peek(*addr) else { continue };
+            // A commit that is under way may have an older copy yet to write: then the block is written once more by the
+            // next. (Looked at first: the lock of the blocks that wait comes before a block's.)
+            let on_its_way = self.dirty.lock().contains_key(addr);
             // Locked until it is written: of two transactions that changed the block the later one writes it last.
             let mut guard = buf.lock();
             let inner = &mut *guard;
             let Some(log) = &mut inner.log else { continue };
-            if log.freed || !log.in_txn || log.data || txn::is_derived(&inner.bytes) {
+            if log.freed || !log.in_txn || log.data {
                 continue;
             }
-            log.dirty.fill(0);
+            if !on_its_way {
+                log.dirty.fill(0);
+            }
             let mut copy = AlignedBuf::from_slice(&inner.bytes);
             format::seal(&mut copy, self.running_seq());
             let offset = buf.addr() << self.cache.geometry().block_shift;

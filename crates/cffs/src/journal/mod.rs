@@ -10,9 +10,9 @@
 //!   are copied in the same moment as the commit that precedes it.
 //! - *Recovery* ([`recovery`]) applies the log's records, in order, to the blocks at home.
 //!
-//! The modes `sync` and `delayed` use the same transactions without a log: in `sync` each transaction's blocks are
-//! written at once, in the order they were changed, except those that can be rebuilt; in `delayed` all wait for the next
-//! commit. After a crash both need fsck.
+//! The modes `sync` and `delayed` use the same transactions without a log. Changed blocks wait for the next commit, which
+//! writes them home; in `sync` those that a transaction names ([`Txn::write_at_once`]) are written at its end, in that
+//! order. After a crash both need fsck.
 //!
 //! Lock order: a transaction is begun before any inode or allocation group is locked, and never inside another.
 

@@ -4,7 +4,7 @@ use super::{Journal, Purse};
 use crate::cache::{BufInner, BufRef, Cache, LogState};
 use crate::format::dirblock::BlockEdit;
 use crate::format::log::{RANGE_UNIT, RECORD_HEADER};
-use crate::format::{self, BlockAddr, BlockId, BlockKind, FragAddr};
+use crate::format::{self, BlockAddr, BlockId, FragAddr};
 use crate::space::run::Run;
 use parking_lot::{RwLockReadGuard, RwLockWriteGuard};
 use std::cell::{Cell, RefCell};
@@ -24,16 +24,16 @@ pub struct Txn<'a> {
     armed: Cell<bool>,
     /// What may be allocated.
     purse: RefCell<Option<Purse>>,
-    /// Blocks in the order of their first change (only where they are to be written in that order).
-    order: RefCell<Vec<BufRef>>,
+    /// Blocks to be written when it ends, in this order (metadata=sync).
+    at_once: RefCell<Vec<BlockAddr>>,
     _running: RwLockReadGuard<'a, ()>,
 }
 
 impl<'a> Txn<'a> {
     pub(super) fn new(journal: &'a Journal, seq: u64, reserved: usize, running: RwLockReadGuard<'a, ()>) -> Self {
-        let (logged, armed, order) = (Cell::new(0), Cell::new(false), RefCell::default());
+        let (logged, armed, at_once) = (Cell::new(0), Cell::new(false), RefCell::default());
         let purse = RefCell::default();
-        Txn { journal, seq, reserved, logged, armed, purse, order, _running: running }
+        Txn { journal, seq, reserved, logged, armed, purse, at_once, _running: running }
     }
 
     /// From here to [`Txn::done`] the transaction must not end: if it does after a change (an error in the middle), half
@@ -45,6 +45,16 @@ impl<'a> Txn<'a> {
     /// The operation is complete, or was given up in a state that is as good.
     pub fn done(&self) {
         self.armed.set(false);
+    }
+
+    /// metadata=sync: when the transaction ends, this block is written as it is then, after those that were named before
+    /// it. Of two blocks that depend on each other the one that the other's contents rely on is named first; what depends
+    /// on nothing is not named, and waits for the commit. In the other modes this does nothing.
+    pub fn write_at_once(&self, addr: BlockAddr) {
+        let mut blocks = self.at_once.borrow_mut();
+        if self.journal.writes_in_order() && blocks.last() != Some(&addr) {
+            blocks.push(addr);
+        }
     }
 
     /// From here on metadata is allocated out of this purse. Without one a transaction gets what is promised to nobody,
@@ -143,12 +153,6 @@ impl<'a> Txn<'a> {
         if first {
             self.journal.running.lock().bufs.push(buf.clone());
         }
-        if self.journal.writes_in_order() {
-            let mut order = self.order.borrow_mut();
-            if !order.iter().any(|b| b.addr() == buf.addr()) {
-                order.push(buf.clone());
-            }
-        }
     }
 }
 
@@ -164,27 +168,11 @@ impl Drop for Txn<'_> {
             debug_assert!(false, "a transaction logged {logged} bytes and had reserved {}", self.reserved);
         }
         self.journal.end(self.reserved, logged);
-        let order = std::mem::take(&mut *self.order.borrow_mut());
-        if !order.is_empty() {
-            self.journal.write_in_order(&order);
+        let at_once = std::mem::take(&mut *self.at_once.borrow_mut());
+        if !at_once.is_empty() {
+            self.journal.write_in_order(&at_once);
         }
     }
-}
-
-/// Whether a block can be rebuilt from others: such blocks need not be written in order (metadata=sync).
-pub(super) fn is_derived(block: &[u8]) -> bool {
-    matches!(
-        BlockKind::from_magic(format::get_u32(block, 0)),
-        Some(
-            BlockKind::Bitmap
-                | BlockKind::AgHeader
-                | BlockKind::Counters
-                | BlockKind::Locator
-                | BlockKind::TableMap
-                | BlockKind::Quota
-                | BlockKind::DataSums
-        )
-    )
 }
 
 /// Write access to a block within a transaction. Bytes are changed through [`BlockEdit::range`], which records them.
