@@ -30,7 +30,7 @@ Mount options:
   ro, rw                    Read-only, or not (default)
   cache=SIZE                Memory for metadata, group transfers and unwritten data (default: 256M)
   metadata=journal          Metadata go through the log: after a crash the next mount recovers (default)
-  metadata=sync             Metadata are written at once, in the order that fsck can put right
+  metadata=sync             What has to be in order is written at once; after a crash fsck puts it right
   metadata=delayed          Metadata are written at some time; for data that may be lost
   commit=SECONDS            Interval of the asynchronous commit (default: 5)
   logdev=FILE               Device of the log, if it is not in the image

@@ -35,6 +35,10 @@ use std::sync::{Arc, mpsc};
 const SHARDS: usize = 64;
 /// log2 of the bytes of device space that map to one part, so that a transfer stays within one.
 const REGION_SHIFT: u32 = 22;
+/// When there is too much, at most one in so many blocks of a part is looked at before the next part's turn.
+const EVICT_SHARE: usize = 8;
+/// Blocks looked at before it is left at that: most of them are pinned then.
+const EVICT_LOOKS: usize = 16_384;
 /// Longest transfer in bytes.
 const TRANSFER_MAX: u64 = 1 << 20;
 
@@ -117,6 +121,8 @@ pub struct Cache {
     shards: Box<[LockedShard]>,
     limit: usize,
     blocks: AtomicUsize,
+    /// The part whose turn it is to lose blocks.
+    hand: AtomicUsize,
     /// Bytes of dirty data held by inodes; they count against the limit.
     dirty_data: AtomicUsize,
     meta_policy: Prefetch,
@@ -139,6 +145,7 @@ impl Cache {
             shards: (0..SHARDS).map(|_| shard()).collect(),
             limit,
             blocks: AtomicUsize::new(0),
+            hand: AtomicUsize::new(0),
             dirty_data: AtomicUsize::new(0),
             meta_policy: Prefetch::new(mode),
             data_policy: Prefetch::new(mode),
@@ -271,14 +278,30 @@ impl Cache {
             let group = self.geo.group_of(addr);
             let blocks = self.geo.group_blocks();
             if policy.wants_group(group, blocks) {
-                let window = group..(group + blocks).min(self.geo.total_blocks);
-                self.fill(kind, addr..addr + 1, window, false)?;
                 let ahead = policy.fetched(group, blocks);
+                let threaded = self.ahead.lock().is_some();
+                // Without the thread the next group comes in the same request. One: where a directory ends, what follows is
+                // another's, and would be waited for.
+                let along = if threaded || ahead == 0 { 0 } else { self.in_one_transfer(group, 1) };
+                let window = group..(group + (1 + along) * blocks).min(self.geo.total_blocks);
+                self.fill(kind, addr..addr + 1, window, false)?;
+                if along > 0 {
+                    policy.reached(group + along * blocks);
+                }
                 self.fetch_ahead(kind, group + blocks, ahead);
             } else {
                 self.fill(kind, addr..addr + 1, addr..addr + 1, false)?;
             }
         }
+    }
+
+    /// How many of the `groups` groups behind one a transfer takes along: it has a greatest length, and stays in one part of
+    /// the cache.
+    fn in_one_transfer(&self, group: BlockAddr, groups: u64) -> u64 {
+        let blocks = self.geo.group_blocks();
+        let region_end = (self.region(group) + 1) << (REGION_SHIFT - self.geo.block_shift);
+        let most = (TRANSFER_MAX >> self.geo.block_shift).min(region_end - group);
+        groups.min((most / blocks).saturating_sub(1))
     }
 
     /// Asks the background thread for the next `groups` groups from `from` on.
@@ -369,7 +392,8 @@ impl Cache {
                     self.counters.group_reads.fetch_add(1, Ordering::Relaxed);
                     self.counters.group_blocks.fetch_add(count, Ordering::Relaxed);
                 }
-                self.evict(shard);
+                drop(shard);
+                self.evict();
                 drop(kept);
                 ls.changed.notify_all();
                 Ok(())
@@ -415,28 +439,31 @@ impl Cache {
         self.limit.saturating_sub(self.dirty_data()).max(self.limit / 8) >> self.geo.block_shift
     }
 
-    /// Drops blocks until the limit is met: first from this part, then from others that are not locked.
-    fn evict(&self, shard: MutexGuard<'_, Shard>) {
+    /// Drops blocks until the limit is met. One hand goes around all parts, and takes of each a share of what it has: so
+    /// the parts together are like one clock. (Taking from the part at hand first would drop what a group transfer has just
+    /// brought, and keep what was used long ago elsewhere.)
+    fn evict(&self) {
         let allowed = self.allowed_blocks();
-        if self.blocks.load(Ordering::Relaxed) <= allowed {
-            return;
-        }
-        self.evict_from(shard, allowed);
-        for other in self.shards.iter() {
-            if self.blocks.load(Ordering::Relaxed) <= allowed {
+        let mut looks = EVICT_LOOKS;
+        // Twice around every clock: what was asked for lately is spared once.
+        for _ in 0..2 * SHARDS * EVICT_SHARE {
+            if looks == 0 || self.blocks.load(Ordering::Relaxed) <= allowed {
                 return;
             }
-            if let Some(shard) = other.shard.try_lock() {
-                self.evict_from(shard, allowed);
+            let at = self.hand.fetch_add(1, Ordering::Relaxed) & (SHARDS - 1);
+            if let Some(shard) = self.shards[at].shard.try_lock() {
+                looks -= self.evict_from(shard, allowed, looks);
             }
         }
     }
 
-    fn evict_from(&self, mut shard: MutexGuard<'_, Shard>, allowed: usize) {
-        let mut steps = shard.clock.len().min(512);
+    /// Looks at the oldest blocks of a part; how many it looked at.
+    fn evict_from(&self, mut shard: MutexGuard<'_, Shard>, allowed: usize, most: usize) -> usize {
+        let share = shard.clock.len().div_ceil(EVICT_SHARE).min(most);
+        let mut steps = share;
         while steps > 0 && self.blocks.load(Ordering::Relaxed) > allowed {
             steps -= 1;
-            let Some(addr) = shard.clock.pop_front() else { return };
+            let Some(addr) = shard.clock.pop_front() else { break };
             let keep = match shard.map.get(&addr) {
                 Some(Slot::Ready(b)) => {
                     Arc::strong_count(b) > 1 || b.is_pinned() || b.referenced.swap(false, Ordering::Relaxed)
@@ -450,6 +477,7 @@ impl Cache {
                 self.counters.evicted.fetch_add(1, Ordering::Relaxed);
             }
         }
+        share - steps
     }
 
     /// A metadata block, checked against its identity.
@@ -626,7 +654,8 @@ impl Cache {
         }
         self.insert(&mut shard, buf.clone());
         buf.pinned.store(true, Ordering::Release);
-        self.evict(shard);
+        drop(shard);
+        self.evict();
         buf
     }
 

@@ -72,6 +72,11 @@ impl Prefetch {
         if self.mode == PrefetchMode::Off { 0 } else { s.streak }
     }
 
+    /// The request for the group that was fetched last brought those up to this one too.
+    pub(crate) fn reached(&self, group: BlockAddr) {
+        self.state.lock().last_group = group;
+    }
+
     /// A block that only came along was asked for.
     pub(crate) fn used(&self) {
         let mut s = self.state.lock();

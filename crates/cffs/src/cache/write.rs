@@ -121,7 +121,8 @@ impl Cache {
                     buf.trusted.store(trusted, Ordering::Release);
                     self.insert(&mut shard, buf.clone());
                     kept.push(buf);
-                    self.evict(shard);
+                    drop(shard);
+                    self.evict();
                 }
                 _ => {
                     shard.map.insert(addr, Slot::Busy);

@@ -8,12 +8,12 @@
 //! happens (see [`crate::sums`]).
 
 use super::FileCtx;
-use crate::cache::{BufRef, DataRun};
+use crate::cache::{AddrMap, BufRef, DataRun};
 use crate::error::{Error, Result};
 use crate::extent::{self, Mapping};
 use crate::format::dirblock::BlockEdit;
 use crate::format::inode::{INLINE_MAX, INODE_CORE_SIZE};
-use crate::format::{Extent, FileType, InodeFormat};
+use crate::format::{Extent, FileType, Ino, InodeFormat};
 use crate::inode::{self, Node, NodeState};
 use crate::journal::Txn;
 use crate::placement::Placed;
@@ -79,10 +79,32 @@ fn name_space_order(node: &Node) -> (u64, u64, usize) {
 pub fn write_back(cx: &FileCtx<'_>, nodes: Vec<Arc<Node>>) -> Result<()> {
     let mut ordered: Vec<_> = nodes.into_iter().map(|n| (name_space_order(&n), n)).collect();
     ordered.sort_by_key(|(k, _)| *k);
+    let coming = coming(cx, ordered.iter().map(|(_, n)| n));
+    cx.placement.expect(&coming);
+    let outcome = write_ordered(cx, ordered.into_iter().map(|(_, n)| n));
+    cx.placement.expect_no_more(&coming);
+    outcome
+}
+
+/// Bytes of new small files, by directory.
+fn coming<'a>(cx: &FileCtx<'_>, nodes: impl Iterator<Item = &'a Arc<Node>>) -> AddrMap<Ino, u64> {
+    let mut coming = AddrMap::default();
+    for node in nodes {
+        let st = node.state.read();
+        let placed = !matches!(&st.inode.format, InodeFormat::Inline(_)) && st.inode.frags > 0;
+        let size = st.inode.size;
+        if !placed && size <= cx.placement.small_max() && st.inode.file_type() == FileType::Regular {
+            *coming.entry(st.inode.parent).or_default() += size;
+        }
+    }
+    coming
+}
+
+fn write_ordered(cx: &FileCtx<'_>, nodes: impl Iterator<Item = Arc<Node>>) -> Result<()> {
     let mut first_error = None;
     let mut jobs = Vec::new();
     let mut bytes = 0;
-    let mut iter = ordered.into_iter().map(|(_, n)| n).peekable();
+    let mut iter = nodes.peekable();
     while let Some(node) = iter.next() {
         match take_with_retry(cx, &node, false) {
             Ok(Some(job)) => {

@@ -319,12 +319,12 @@ impl Fs {
         let node = self.inodes.insert(txn, inode, home, owner.promised);
         node.refs.fetch_add(1, Ordering::AcqRel);
         self.changed_dir(txn, st, now)?;
-        self.store_tables(txn)?;
         // Name and inode in one block cannot come apart. Else the inode is there before its name.
-        if let Home::External { block, .. } = home {
-            txn.write_at_once(block);
+        if let Home::External { .. } = home {
+            self.inode_at_once(txn, home)?;
             write_names_at_once(txn, st, entry_block, blocks);
         }
+        self.store_tables(txn)?;
         Ok(node)
     }
 
@@ -335,6 +335,12 @@ impl Fs {
         st.disk_size = st.inode.size;
         st.inode.hint = if st.orphan { st.inode.hint } else { self.placement.hint(st.inode.ino) };
         crate::inode::store(txn, st)
+    }
+
+    /// metadata=sync: the block of an inode goes to the device with the transaction, and what leads to it.
+    pub(super) fn inode_at_once(&self, txn: &Txn<'_>, home: Home) -> Result<()> {
+        home.block().into_iter().for_each(|b| txn.write_at_once(b));
+        self.inodes.external.store_inode(txn)
     }
 
     pub(super) fn store_tables(&self, txn: &Txn<'_>) -> Result<()> {

@@ -88,7 +88,8 @@ impl Fs {
         txn.arm();
         // The inode, its old name if that had it, then the new name.
         let home = locked.get(ino)?.home;
-        [home.block(), old_home.block()].into_iter().flatten().for_each(|b| txn.write_at_once(b));
+        self.inode_at_once(&txn, home)?;
+        old_home.block().into_iter().for_each(|b| txn.write_at_once(b));
         let slot_block = slot.block;
         let file_type = locked.get(ino)?.inode.file_type();
         let entry = NewEntry { name, hash: 0, ino, file_type, inode: None, inode_room: room };

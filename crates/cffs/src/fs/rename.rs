@@ -199,7 +199,7 @@ impl Fs {
             // A long name in a small block leaves no room for this inode.
             let st = locked.get(ino)?;
             self.externalize(txn, st)?;
-            st.home.block().into_iter().for_each(|b| txn.write_at_once(b));
+            self.inode_at_once(txn, st.home)?;
             embedded = false;
         }
         let (room, file_type, is_dir) = {
@@ -368,7 +368,7 @@ impl Fs {
         for f in [found, found_to] {
             let st = locked.get(f.ino)?;
             self.externalize(txn, st)?;
-            st.home.block().into_iter().for_each(|b| txn.write_at_once(b));
+            self.inode_at_once(txn, st.home)?;
         }
         txn.arm();
         for (f, other, dir) in [(found, found_to, b.dir.ino), (found_to, found, a.dir.ino)] {

@@ -562,6 +562,10 @@ impl SlotTable {
         let mut st = self.state.lock();
         if std::mem::take(&mut st.changed) {
             store_system_inode(txn, &st.inode)?;
+            if st.inode.ino == crate::format::EXTERNAL_INO {
+                // metadata=sync: nothing but the table's map leads to an inode that a name only numbers.
+                txn.write_at_once(txn.cache().geometry().system_inode(st.inode.ino).0);
+            }
         }
         Ok(())
     }

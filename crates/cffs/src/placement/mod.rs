@@ -31,18 +31,27 @@ const OWNERS_MAX: usize = 65_536;
 /// Steps up the tree that the search for an owner takes.
 const ASCENT_MAX: usize = 64;
 
+/// Where no group is wholly free, one is opened that has at least one in so many parts free.
+const EMPTY_SHARE: u64 = 8;
+/// For what comes together so many free groups one after the other are looked for at most.
+const RUN_MAX: u64 = 16;
+/// Groups of a directory that are remembered, to be filled again when files in them have gone.
+const GROUPS_MAX: usize = 32;
+
 /// What is known of a directory's placement.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Default)]
 struct Owner {
     parent: Ino,
     /// Open group for file data, 0 for none.
     data_group: BlockAddr,
-    /// Fragments before this one in the open group may be in use; those from here on were free when it was opened.
-    fresh_from: FragAddr,
     /// Open group for directory blocks.
     dir_group: BlockAddr,
+    /// The groups for file data that were open last, the newest at the end.
+    groups: Vec<BlockAddr>,
     /// Bytes of small files placed for this directory.
     data_bytes: u64,
+    /// Bytes that the writeback under way has yet to place for it.
+    expected: u64,
     /// Bytes of directory blocks placed for it.
     dir_bytes: u64,
 }
@@ -52,6 +61,24 @@ struct Table {
     owners: AddrMap<Ino, Owner>,
     /// Where the next large extent is looked for, by allocation group.
     large: AddrMap<u64, FragAddr>,
+    /// The open group in which the writeback under way placed its last small file.
+    last: Option<BlockAddr>,
+}
+
+impl Table {
+    /// A group is open for the data of a directory.
+    fn open(&mut self, owner: Ino, group: BlockAddr) {
+        let o = self.owners.entry(owner).or_default();
+        if o.data_group != group {
+            o.groups.retain(|g| *g != group);
+            if o.groups.len() >= GROUPS_MAX {
+                o.groups.remove(0);
+            }
+            o.groups.push(group);
+        }
+        o.data_group = group;
+        self.last = Some(group);
+    }
 }
 
 /// Placement of one mounted file system.
@@ -124,7 +151,7 @@ impl Placement {
         o.parent = dir.parent;
         if o.data_group == 0 && valid && dir.hint != 0 {
             o.data_group = dir.hint;
-            o.fresh_from = FragAddr::MAX;
+            o.groups = vec![dir.hint];
             // It had a group of its own, so it had outgrown its parent's.
             o.data_bytes = o.data_bytes.max(self.outgrown());
         }
@@ -138,6 +165,29 @@ impl Placement {
     /// The group to remember in a directory's inode.
     pub fn hint(&self, dir: Ino) -> BlockAddr {
         self.table.lock().owners.get(&dir).map_or(0, |o| o.data_group)
+    }
+
+    /// A writeback begins that brings so many bytes of small files for each of these directories. One that gets enough for
+    /// groups of its own has them from its first file on, and begins where the directory before it ends.
+    pub fn expect(&self, coming: &AddrMap<Ino, u64>) {
+        let mut t = self.table.lock();
+        t.last = None;
+        for (dir, bytes) in coming {
+            if let Some(o) = t.owners.get_mut(dir) {
+                o.expected = *bytes;
+            }
+        }
+    }
+
+    /// That writeback is over.
+    pub fn expect_no_more(&self, coming: &AddrMap<Ino, u64>) {
+        let mut t = self.table.lock();
+        t.last = None;
+        for dir in coming.keys() {
+            if let Some(o) = t.owners.get_mut(dir) {
+                o.expected = 0;
+            }
+        }
     }
 
     fn outgrown(&self) -> u64 {
@@ -172,19 +222,35 @@ impl Placement {
             return self.place_conventional(dir, frags);
         }
         let mut t = self.table.lock();
-        t.owners.entry(dir).or_default().data_bytes += frags << self.geo.frag_shift;
+        let bytes = frags << self.geo.frag_shift;
+        let o = t.owners.entry(dir).or_default();
+        o.data_bytes += bytes;
+        o.expected = o.expected.saturating_sub(bytes);
         let limit = self.outgrown();
-        let owner = self.owner(&t, dir, |o| o.data_bytes >= limit);
+        let owner = self.owner(&t, dir, |o| o.data_bytes + o.expected >= limit);
         let goal = self.goal(&t, dir);
-        let (group, fresh_from) = t.owners.get(&owner).map_or((0, 0), |o| (o.data_group, o.fresh_from));
+        let mut group = t.owners.get(&owner).map_or(0, |o| o.data_group);
+        if group == 0 {
+            // What comes together is read together: the first files go where the last ones of the directory before went.
+            group = t.last.or_else(|| self.open_above(&t, owner)).unwrap_or(0);
+        }
         let gb = self.geo.group_blocks();
         if group != 0
             && let Some(run) = self.space.alloc_in(self.window(group, 1), frags)?
         {
-            return Ok(Some(self.took(&mut t, (owner, group, fresh_from), run, cache, fresh)));
+            t.open(owner, group);
+            return Ok(Some(self.took(run, cache, fresh)));
+        }
+        let expected = t.owners.get(&dir).map_or(0, |o| self.geo.frags_for(o.expected));
+        if let Some((again, run)) = self.refill(&t, owner, frags, expected)? {
+            if expected > 0 {
+                t.open(owner, again);
+            }
+            return Ok(Some(self.took(run, cache, fresh)));
         }
         let near = if group != 0 { group + gb } else { goal };
-        if let Some(next) = self.space.find_free_group(near)? {
+        let want = (frags + expected).div_ceil(self.geo.frag_of_block(gb)).min(RUN_MAX);
+        if let Some(next) = self.space.find_free_groups(near, want)? {
             // Next to the old one, a file may lie across the border: both groups are read anyway.
             let joined = group != 0 && next == group + gb;
             let found = match joined {
@@ -192,14 +258,66 @@ impl Placement {
                 false => self.space.alloc_in(self.window(next, 1), frags)?,
             };
             if let Some(run) = found {
-                let fresh_from = if joined { fresh_from } else { self.geo.frag_of_block(next) };
-                return Ok(Some(self.took(&mut t, (owner, next, fresh_from), run, cache, fresh)));
+                t.open(owner, next);
+                return Ok(Some(self.took(run, cache, fresh)));
             }
         }
+        // No free group is left. What is read with one request need not be free from end to end: the group with the most
+        // space takes many files, where the nearest holes would take a file each.
+        let group_frags = self.geo.frag_of_block(gb);
+        if let Some((next, free)) = self.space.emptiest_group(near)?
+            && free >= group_frags / EMPTY_SHARE
+            && let Some(run) = self.space.alloc_in(self.window(next, 1), frags)?
+        {
+            t.open(owner, next);
+            return Ok(Some(self.took(run, cache, fresh)));
+        }
         drop(t);
-        // No free group is left: the nearest hole that takes all of it, else the largest piece there is.
+        // The nearest hole that takes all of it, else the largest piece there is.
         let at = self.geo.frag_of_block(if group != 0 { group } else { goal });
         Ok(self.space.alloc_near(at, frags, 1)?.map(|run| Placed { run }))
+    }
+
+    /// The open group of the nearest directory above one.
+    fn open_above(&self, t: &Table, dir: Ino) -> Option<BlockAddr> {
+        let mut at = dir;
+        for _ in 0..ASCENT_MAX {
+            let o = t.owners.get(&at)?;
+            if o.data_group != 0 {
+                return Some(o.data_group);
+            }
+            if o.parent == at || o.parent == 0 {
+                return None;
+            }
+            at = o.parent;
+        }
+        None
+    }
+
+    /// A place in a group that a directory has filled before, if files in it have gone since: what is there is read with
+    /// the file anyway. A file that comes alone costs one request wherever it goes, so it goes into the fullest such group
+    /// that has a place for it: the emptier ones may become free as a whole. If more are `expected`, it takes a group with
+    /// a place for them all, or one as empty as groups are on average, which is as good as others.
+    fn refill(&self, t: &Table, owner: Ino, frags: u64, expected: u64) -> Result<Option<(BlockAddr, Run)>> {
+        let Some(o) = t.owners.get(&owner) else { return Ok(None) };
+        let group_frags = self.geo.frag_of_block(self.geo.group_blocks());
+        let average = self.space.free_frags() * group_frags / self.geo.total_frags().max(1);
+        let least = average.min(frags + expected).max(frags);
+        let mut again: Vec<(u64, BlockAddr)> = Vec::new();
+        for group in o.groups.iter().filter(|g| **g != o.data_group) {
+            // A damaged allocation group has nothing to offer.
+            let free = self.space.free_in_group(*group).unwrap_or(0);
+            if free >= least {
+                again.push((free, *group));
+            }
+        }
+        again.sort_unstable();
+        for (_, group) in again {
+            if let Some(run) = self.space.alloc_in(self.window(group, 1), frags)? {
+                return Ok(Some((group, run)));
+            }
+        }
+        Ok(None)
     }
 
     fn window(&self, group: BlockAddr, groups: u64) -> std::ops::Range<FragAddr> {
@@ -207,17 +325,10 @@ impl Placement {
         self.geo.frag_of_block(group)..self.geo.frag_of_block(end)
     }
 
-    fn took(
-        &self,
-        t: &mut Table,
-        (owner, group, fresh_from): (Ino, BlockAddr, FragAddr),
-        run: Run,
-        cache: Option<&Cache>,
-        fresh: &mut Vec<BufRef>,
-    ) -> Placed {
+    /// Makes blocks of a run that was taken, and in which nobody else has anything, in the cache.
+    fn took(&self, run: Run, cache: Option<&Cache>, fresh: &mut Vec<BufRef>) -> Placed {
         let fpb = self.geo.frags_per_block();
-        // Without a next block nothing is fresh: in a group that was in use before the mount.
-        let mut frag = run.start.max(fresh_from).checked_next_multiple_of(fpb).unwrap_or(FragAddr::MAX);
+        let mut frag = run.start.next_multiple_of(fpb);
         while let Some(cache) = cache.filter(|_| frag < run.end()) {
             // Of the last block others may have the rest: groups are shared, and a full disk is filled wherever there is
             // a hole. Their bytes, perhaps not home yet, must not become zeros.
@@ -227,9 +338,6 @@ impl Placement {
             }
             frag += fpb;
         }
-        let o = t.owners.entry(owner).or_default();
-        o.data_group = group;
-        o.fresh_from = fresh_from.max(run.end());
         Placed { run }
     }
 
@@ -273,6 +381,11 @@ impl Placement {
         let middle = self.geo.frag_of_block(self.geo.ag_start(ag) + self.geo.ag_len(ag) / 2);
         let goal = after.or_else(|| t.large.get(&ag).copied()).unwrap_or(middle);
         let whole = (frags / fpb).min(EXTENT_LEN_MAX / fpb);
+        if after.is_none()
+            && let Some(run) = self.space.alloc_tight(self.geo.block_of_frag(goal), whole)?
+        {
+            return Ok(Some(Placed { run }));
+        }
         let run = if whole > 0 {
             self.space.alloc_blocks_near(self.geo.block_of_frag(goal + fpb - 1), whole, 1)?
         } else {
@@ -314,8 +427,7 @@ impl DirPlacer for Placement {
         let limit = self.outgrown();
         let owner = self.owner(&t, dir.ino, |o| if with_data { o.data_bytes >= limit } else { o.dir_bytes >= limit });
         t.owners.entry(dir.ino).or_default().dir_bytes += want_blocks << self.geo.block_shift;
-        let o = t.owners.get(&owner).copied().unwrap_or_default();
-        let group = if with_data { o.data_group } else { o.dir_group };
+        let group = t.owners.get(&owner).map_or(0, |o| if with_data { o.data_group } else { o.dir_group });
         // A large directory grows in runs of its own size; groups are for the small ones.
         if want_blocks * 2 > self.geo.group_blocks() {
             return self.space.alloc_meta_near(purse, near, want_blocks, min);
@@ -328,14 +440,21 @@ impl DirPlacer for Placement {
         }
         let gb = self.geo.group_blocks();
         let from = if group != 0 { group + gb } else { near };
-        if let Some(next) = self.space.find_free_group(from)?
+        let group_frags = self.geo.frag_of_block(gb);
+        let next = match self.space.find_free_group(from)? {
+            Some(free) => Some(free),
+            None => {
+                let emptiest = self.space.emptiest_group(from)?;
+                emptiest.filter(|(_, free)| *free >= group_frags / EMPTY_SHARE).map(|(group, _)| group)
+            }
+        };
+        if let Some(next) = next
             && let Some(run) = in_window(next)?
         {
-            let o = t.owners.entry(owner).or_default();
             if with_data {
-                (o.data_group, o.fresh_from) = (next, run.end());
+                t.open(owner, next);
             } else {
-                o.dir_group = next;
+                t.owners.entry(owner).or_default().dir_group = next;
             }
             return Ok(Some(run));
         }

@@ -11,6 +11,8 @@ use std::sync::atomic::Ordering;
 
 /// Groups from the goal on that are searched for all that is wanted before an unused group is opened.
 const NEAR_GROUPS: usize = 8;
+/// A gap that is at most so many times as long as what goes into it is a tight one.
+const TIGHT: u32 = 4;
 /// Times that a search is repeated whose find was promised to others in between.
 const TRIES: usize = 8;
 /// Times that a search is repeated while space turned up where it had looked already.
@@ -196,6 +198,28 @@ impl Space {
         self.alloc(goal, want, min, 0, Right::Data)
     }
 
+    /// Whole aligned blocks of data in the shortest free extent of an allocation group near `goal` that has so many, and not
+    /// several times as many: a large file goes into the gap that one like it has left, and the long free runs last. Looks
+    /// only at what is in memory. The promise of the run ends, as with [`Space::alloc_near`].
+    pub fn alloc_tight(&self, goal: BlockAddr, blocks: u64) -> Result<Option<Run>> {
+        let shift = self.g.block_shift - self.g.frag_shift;
+        let Ok(want) = u32::try_from(blocks << shift) else { return Ok(None) };
+        if want == 0 || u64::from(want) > EXTENT_LEN_MAX >> 3 << 3 {
+            return Ok(None);
+        }
+        let goal_ag = self.g.ag_of(goal.min(self.g.total_blocks - 1));
+        let found = self.search(goal_ag, true, |group, _| {
+            if group.is_virgin() || !group.is_loaded() {
+                return Ok(None);
+            }
+            self.with(group, |set| {
+                let start = set.find_tight(want, shift, want.saturating_mul(TIGHT))?;
+                self.take(group, set, start, want, Right::Data)
+            })
+        })?;
+        Ok(found.and_then(|found| if let Found::Run(run) = found { Some(run) } else { None }))
+    }
+
     /// As [`Space::alloc_near`], in whole aligned blocks. The run, and the promise, are in fragments.
     pub fn alloc_blocks_near(&self, goal: BlockAddr, want_blocks: u64, min: u64) -> Result<Option<Run>> {
         self.alloc_blocks(goal, want_blocks, min, Right::Data)
@@ -271,6 +295,63 @@ impl Space {
             Ok(found.map(|offset| group.start() + u64::from(offset)))
         })?;
         Ok(found.map(|frag| self.g.block_of_frag(frag)))
+    }
+
+    /// As [`Space::find_free_group`], for what takes several groups: where so many are free one after the other, or as many
+    /// as there are. Looks at what is in memory of the allocation groups from the goal on; where those have no free group,
+    /// anywhere.
+    pub fn find_free_groups(&self, goal: BlockAddr, want: u64) -> Result<Option<BlockAddr>> {
+        let goal_frag = self.g.frag_of_block(goal.min(self.g.total_blocks - 1));
+        let goal_ag = self.g.ag_of(self.g.block_of_frag(goal_frag));
+        let mut best: Option<(FragAddr, u32)> = None;
+        if want > 1 {
+            let found = self.search(goal_ag, true, |group, here| {
+                if !here && (group.is_virgin() || !group.is_loaded()) {
+                    return Ok(None);
+                }
+                let from = if here { (goal_frag - group.start()) as u32 } else { 0 };
+                let want = want as u32;
+                let found = self.with(group, |set| {
+                    let behind = set.find_groups(from, want);
+                    // The next group continues what is open: nothing is better.
+                    let next = behind.filter(|(start, len)| *len >= want || here && *start == from);
+                    next.map(|(start, _)| (start, want)).or_else(|| set.find_groups(0, want))
+                })?;
+                let Some((start, len)) = found else { return Ok(None) };
+                let found = (group.start() + u64::from(start), len);
+                best = best.filter(|(_, most)| *most >= len).or(Some(found));
+                Ok((len >= want).then_some(found))
+            })?;
+            best = found.or(best);
+        }
+        match best {
+            Some((frag, _)) => Ok(Some(self.g.block_of_frag(frag))),
+            None => self.find_free_group(goal),
+        }
+    }
+
+    /// The group near `goal` with the most free fragments, and how many those are. For when no group is wholly free: looks
+    /// at the allocation groups from the goal on, and takes the first in which a group has a quarter free.
+    pub fn emptiest_group(&self, goal: BlockAddr) -> Result<Option<(BlockAddr, u64)>> {
+        let goal = self.g.frag_of_block(goal.min(self.g.total_blocks - 1));
+        let goal_ag = self.g.ag_of(self.g.block_of_frag(goal));
+        let enough = self.g.frag_of_block(self.g.group_blocks()) / 4;
+        let mut best: Option<(FragAddr, u64)> = None;
+        let found = self.search(goal_ag, true, |group, here| {
+            let from = if here { (goal - group.start()) as u32 } else { 0 };
+            let Some((start, free)) = self.with(group, |set| set.emptiest_group(from))? else { return Ok(None) };
+            let here = (group.start() + u64::from(start), u64::from(free));
+            best = best.filter(|(_, most)| *most >= here.1).or(Some(here));
+            Ok(best.filter(|(_, most)| *most >= enough))
+        })?;
+        Ok(found.or(best).map(|(frag, free)| (self.g.block_of_frag(frag), free)))
+    }
+
+    /// Free fragments of a group.
+    pub fn free_in_group(&self, group: BlockAddr) -> Result<u64> {
+        let frag = self.g.frag_of_block(group);
+        let of = self.group_of(Run { start: frag, len: 1 })?;
+        self.with(&of, |set| u64::from(set.group_free((frag - of.start()) as u32)))
     }
 
     /// Runs `f` if nobody has any of the fragments from `start` on to before `end`, which lie in one allocation group.

@@ -11,10 +11,12 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Extents looked at in each direction from the goal before the best fit by length is taken instead.
 const NEAR_EXTENTS: usize = 16;
 
-/// Which aligned groups of an allocation group are wholly free: one bit each.
+/// Which aligned groups of an allocation group are wholly free: one bit each; and how much of each is.
 #[derive(Debug, Default)]
 struct GroupMap {
     words: Vec<u64>,
+    /// Free fragments of each, and of what remains at the end.
+    free: Vec<u32>,
     /// Whole groups of the allocation group; what remains at the end of the last one is never a group.
     len: u32,
     shift: u32,
@@ -23,7 +25,7 @@ struct GroupMap {
 impl GroupMap {
     fn new(frags: u32, shift: u32) -> GroupMap {
         let len = frags >> shift;
-        GroupMap { words: vec![0; (len as usize).div_ceil(64)], len, shift }
+        GroupMap { words: vec![0; (len as usize).div_ceil(64)], free: vec![0; len as usize + 1], len, shift }
     }
 
     /// Groups that the fragments `start..end` touch.
@@ -31,19 +33,54 @@ impl GroupMap {
         start >> self.shift..(((end - 1) >> self.shift) + 1).min(self.len)
     }
 
+    /// The same, with what remains at the end.
+    fn all_touched(&self, start: u32, end: u32) -> std::ops::Range<u32> {
+        start >> self.shift..((end - 1) >> self.shift) + 1
+    }
+
+    /// Fragments of a group in `start..end`.
+    fn part(&self, g: u32, start: u32, end: u32) -> u32 {
+        let (from, to) = (u64::from(g) << self.shift, (u64::from(g) + 1) << self.shift);
+        (u64::from(end).min(to) - u64::from(start).max(from)) as u32
+    }
+
     fn used(&mut self, start: u32, end: u32) {
         for g in self.touched(start, end) {
             self.words[g as usize / 64] &= !(1 << (g % 64));
+        }
+        for g in self.all_touched(start, end) {
+            self.free[g as usize] -= self.part(g, start, end);
         }
     }
 
     /// `start..end` was freed and is now part of the free extent `ext_start..ext_end`.
     fn freed(&mut self, start: u32, end: u32, ext_start: u32, ext_end: u32) {
+        for g in self.all_touched(start, end) {
+            self.free[g as usize] += self.part(g, start, end);
+        }
         for g in self.touched(start, end) {
             if g << self.shift >= ext_start && (u64::from(g) + 1) << self.shift <= u64::from(ext_end) {
                 self.words[g as usize / 64] |= 1 << (g % 64);
             }
         }
+    }
+
+    /// The first run of `want` wholly free groups at or after one, or else the longest: where it begins, and its length.
+    fn run_from(&self, group: u32, want: u32) -> Option<(u32, u32)> {
+        let mut best: Option<(u32, u32)> = None;
+        let mut at = self.first_from(group);
+        while let Some(start) = at {
+            let is_free = |g: u32| g < self.len && self.words[g as usize / 64] >> (g % 64) & 1 == 1;
+            let end = (start + 1..).find(|g| g - start >= want || !is_free(*g))?;
+            if best.is_none_or(|(_, len)| end - start > len) {
+                best = Some((start, end - start));
+            }
+            if end - start >= want {
+                break;
+            }
+            at = self.first_from(end);
+        }
+        best
     }
 
     fn first_from(&self, group: u32) -> Option<u32> {
@@ -103,6 +140,7 @@ impl FreeSet {
     pub fn extend(&mut self, frags: u32) {
         self.groups.len = frags >> self.groups.shift;
         self.groups.words.resize((self.groups.len as usize).div_ceil(64), 0);
+        self.groups.free.resize(self.groups.len as usize + 1, 0);
     }
 
     /// Blocks of `start..end` that lie in it whole.
@@ -249,10 +287,40 @@ impl FreeSet {
         })
     }
 
+    /// The shortest extent that has a place for `want` fragments, aligned to `1 << align`, and is no longer than `most`: where
+    /// that place begins.
+    pub fn find_tight(&self, want: u32, align: u32, most: u32) -> Option<u32> {
+        self.by_len.range((want, 0)..).take_while(|(len, _)| *len <= most).find_map(|&(len, e)| {
+            let start = round_up(e - len, align);
+            (e >= start && e - start >= want).then_some(start)
+        })
+    }
+
     /// First fragment of the first wholly free group at or after `goal`.
     pub fn find_group(&self, goal: u32) -> Option<u32> {
         let first = self.groups.first_from(round_up(goal, self.groups.shift) >> self.groups.shift)?;
         Some(first << self.groups.shift)
+    }
+
+    /// The first run of `want` wholly free groups at or after `goal`, or else the longest: where it begins, and how many
+    /// groups of those that are wanted it has.
+    pub fn find_groups(&self, goal: u32, want: u32) -> Option<(u32, u32)> {
+        let (first, len) = self.groups.run_from(round_up(goal, self.groups.shift) >> self.groups.shift, want)?;
+        Some((first << self.groups.shift, len))
+    }
+
+    /// Free fragments of the group that begins at `start`; 0 for one that is not whole.
+    pub fn group_free(&self, start: u32) -> u32 {
+        let g = start >> self.groups.shift;
+        if g < self.groups.len { self.groups.free[g as usize] } else { 0 }
+    }
+
+    /// The group with the most free fragments, of several the one nearest to `goal`: where it begins, and how many.
+    pub fn emptiest_group(&self, goal: u32) -> Option<(u32, u32)> {
+        let at = goal >> self.groups.shift;
+        let all = self.groups.free.iter().zip(0..self.groups.len);
+        let (free, g) = all.max_by_key(|(free, g)| (**free, std::cmp::Reverse((g.abs_diff(at), *g))))?;
+        (*free > 0).then_some((g << self.groups.shift, *free))
     }
 
     /// Extents (start, end) in order.
@@ -294,7 +362,24 @@ mod tests {
                 .map(|g| g * 32)
                 .find(|&s| s >= goal && model[s as usize..s as usize + 32].iter().all(|f| *f));
             assert_eq!(set.find_group(goal), expected, "group from {goal}");
+            for want in 1..5 {
+                let is_free = |g: u32| (g + 1) * 32 <= FRAGS && model[g as usize * 32..][..32].iter().all(|f| *f);
+                let len = |g: u32| (g..g + want).take_while(|g| is_free(*g)).count() as u32;
+                let starts = (goal.div_ceil(32)..FRAGS / 32).filter(|g| is_free(*g));
+                let whole = starts.clone().find(|g| len(*g) == want);
+                let longest = starts.max_by_key(|g| (len(*g), std::cmp::Reverse(*g)));
+                let expected = whole.or(longest).map(|g| (g * 32, len(g)));
+                assert_eq!(set.find_groups(goal, want), expected, "{want} groups from {goal}");
+            }
+            let free = |g: u32| model[g as usize * 32..][..32].iter().filter(|f| **f).count() as u32;
+            let most = (0..FRAGS / 32).map(free).max().unwrap();
+            let nearest = (0..FRAGS / 32).filter(|g| free(*g) == most).min_by_key(|g| g.abs_diff(goal / 32)).unwrap();
+            assert_eq!(set.emptiest_group(goal), (most > 0).then_some((nearest * 32, most)), "from {goal}");
         }
+        (0..FRAGS / 32).for_each(|g| {
+            let free = model[g as usize * 32..][..32].iter().filter(|f| **f).count();
+            assert_eq!(set.group_free(g * 32), free as u32, "group {g}");
+        });
     }
 
     /// Wholly free blocks of four fragments.
@@ -351,6 +436,12 @@ mod tests {
                     let unit = round_up(len, align);
                     prop_assert!(!(0..FRAGS).step_by(1 << align).any(|s| fits(s, unit)));
                 }
+                let tight = runs(&model).into_iter().filter(|(s, e)| {
+                    let start = round_up(*s, align);
+                    e - s <= 4 * len && *e >= start && e - start >= len
+                });
+                let shortest = tight.min_by_key(|(s, e)| (e - s, *e)).map(|(s, _)| round_up(s, align));
+                prop_assert_eq!(set.find_tight(len, align, 4 * len), shortest);
                 prop_assert_eq!(set.blocks(), u64::from(blocks(&model)));
                 match set.find_partial(len, 1) {
                     Some((s, n)) => prop_assert!(n > 0 && n <= len && (s..s + n).all(|f| partial(&model, f))),
