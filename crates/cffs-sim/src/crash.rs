@@ -129,6 +129,8 @@ pub(crate) struct History {
     doubt: BTreeMap<Id, usize>,
     /// Namespaces in memory when an operation had failed only after it was done: it was to be durable at once.
     perhaps: BTreeSet<u64>,
+    /// Operations that were done when the device lost a write without saying so: of what was made later nothing is said.
+    blind_since: Option<usize>,
     /// Files of which nothing can be said any more: what was in doubt was moved.
     pub(crate) unknown: BTreeSet<Id>,
 }
@@ -167,6 +169,7 @@ impl History {
             replacements: Vec::new(),
             doubt: BTreeMap::new(),
             perhaps: BTreeSet::new(),
+            blind_since: None,
             unknown: BTreeSet::new(),
         }
     }
@@ -201,6 +204,26 @@ impl History {
         if let Ok(found) = crate::walk::walk(&side.engine.fs) {
             self.perhaps.insert(found.namespace.digest());
         }
+    }
+
+    /// The device has lost a write without saying so, or will during the next operation.
+    pub(crate) fn blind_from_here(&mut self) {
+        self.blind_since.get_or_insert(self.ops.len());
+    }
+
+    /// Whether a file was made when the device had lost a write already, or an operation since then names its path: numbers
+    /// may have been given twice, and one file taken for another.
+    pub(crate) fn made_blindly(&self, path: &[u8], ino: Ino, generation: u32) -> bool {
+        let named = self.ops.iter().skip(self.blind_since.unwrap_or(usize::MAX)).any(|op| {
+            let op = op.to_string();
+            let paths = op.split(' ').filter(|w| w.len() > 1 && w.starts_with('/')).map(str::as_bytes);
+            paths.into_iter().any(|p| path.starts_with(p) || p.starts_with(path))
+        });
+        if named {
+            return true;
+        }
+        let made = self.ids.get(&(ino, generation)).and_then(|id| self.contents.get(id)?.first());
+        matches!((self.blind_since, made), (Some(since), Some((op, _))) if *op > since)
     }
 
     /// An operation after which nothing is compared any more.

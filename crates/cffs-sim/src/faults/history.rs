@@ -243,6 +243,9 @@ fn operate(
         let hit = || struck(trace);
         let tolerated = |e: &Error| hit().is_some() && is_due(case.fault, e);
         let outcome = side.attempt(&op, Some(&tolerated));
+        if hit().is_some_and(|hit| !case.fault.is_told() && hit.request == Request::Write) {
+            h.blind_from_here();
+        }
         let promises = matches!(op, Op::Fsync { .. } | Op::Fdatasync { .. } | Op::Sync) && !after.synced.is_empty();
         if was_read_only && promises && matches!(outcome, Ok(None)) {
             return Err(format!("`{op}` says yes on a file system that has turned read-only"));
@@ -332,8 +335,9 @@ fn aftermath(setup: Setup, run: &Run, case: Case, rng: &mut Rng, tally: &mut Tal
     };
     match must.iter().find(lost) {
         Some((path, _)) => Err(context(format!(
-            "{} is not whole after the repair, and was not hit ({hit:?})\ndone:{did}",
-            String::from_utf8_lossy(path)
+            "{} is not whole after the repair ({}), and was not hit ({hit:?})\ndone:{did}",
+            String::from_utf8_lossy(path),
+            why(setup, &after, h, path)
         ))),
         None => Ok(()),
     }
@@ -360,8 +364,21 @@ fn whole(setup: Setup, trace: &Trace, h: &History) -> Result<BTreeMap<Vec<u8>, u
     let fs = setup.mount_read_only(trace).map_err(|e| format!("mount: {e}"))?;
     let event = h.events.len();
     let files = survivors(&fs).into_iter();
-    let good = files.filter(|(_, attr)| h.judge_file(event, h.ops.len(), &fs, attr.ino, attr).is_ok());
+    let said = files.filter(|(path, attr)| !h.made_blindly(path, attr.ino, attr.generation));
+    let good = said.filter(|(_, attr)| h.judge_file(event, h.ops.len(), &fs, attr.ino, attr).is_ok());
     Ok(good.map(|(path, attr)| (path, attr.generation)).collect())
+}
+
+/// What is wrong with a file.
+fn why(setup: Setup, trace: &Trace, h: &History, path: &[u8]) -> String {
+    let Ok(fs) = setup.mount_read_only(trace) else { return "it cannot be mounted".into() };
+    match survivors(&fs).get(path) {
+        Some(attr) => {
+            let judged = h.judge_file(h.events.len(), h.ops.len(), &fs, attr.ino, attr);
+            format!("inode {}, generation {}: {judged:?}", attr.ino, attr.generation)
+        }
+        None => "it is not there".into(),
+    }
 }
 
 /// Requests of the recovery.

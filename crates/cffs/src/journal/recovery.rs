@@ -312,10 +312,13 @@ pub fn replay(
     // The first pass finds where the log ends and what was revoked; the second applies. Neither holds the log in memory.
     let mut found: Vec<(u64, u64)> = Vec::new();
     let mut changes = Changes::default();
-    let (mut pos, mut seq, mut log_bytes) = (header.tail, header.tail_seq, 0);
+    let (mut pos, mut seq, mut log_bytes, mut passed_over) = (header.tail, header.tail_seq, 0, false);
     while let Some(txn) = reader.transaction(pos, seq)? {
         // The log ends where it would lie over itself, and where another header begins to count.
         if log_bytes + txn.bytes.len() as u64 > reader.ring || txn.header.epoch != header.epoch {
+            // The header that it belongs to was lost. The one to be written now may get the same epoch, and must not take it
+            // for its own.
+            passed_over = true;
             break;
         }
         for r in txn.records(geo)? {
@@ -372,7 +375,7 @@ pub fn replay(
     summary.damaged.dedup();
     if !found.is_empty() || other_lost {
         dev.flush()?;
-        summary.header = header.next(pos, seq);
+        summary.header = header.next(pos, seq.wrapping_add(passed_over.into()));
         super::write_header(log_dev, super::log_place(sb).0, summary.header)?;
         log_dev.flush()?;
     }

@@ -228,7 +228,7 @@ impl Repairer<'_> {
                     && self.g.contains(e.start, e.len)
                     && !self.used.overlaps(e.start, e.start + e.len)
                     && !self.fixed.overlaps(e.start, e.start + e.len);
-                if possible && add_extents(&mut list, [e]) > 0 {
+                if possible && (!inode.is_dir() || self.is_of_directory(ino, &e)) && add_extents(&mut list, [e]) > 0 {
                     self.claim_data(e.start, e.len);
                     added += 1;
                 }
@@ -242,6 +242,17 @@ impl Repairer<'_> {
         self.set_map(&mut inode, &map, list)?;
         self.store(&inode);
         Ok(())
+    }
+
+    /// Whether the blocks of an extent say that they are this directory's. Others would be given up by the next walk over it,
+    /// which would leave their node to be found again.
+    fn is_of_directory(&mut self, ino: Ino, e: &Extent) -> bool {
+        let blocks = self.g.block_of_frag(e.start)..self.g.block_of_frag(e.start + e.len);
+        !blocks.is_empty()
+            && blocks.into_iter().all(|addr| {
+                let named = |b: &[u8]| BlockKind::from_magic(get_u32(b, 0)).is_some() && block_owner(b) == ino;
+                self.vol.get(addr).is_ok_and(|b| named(&b))
+            })
     }
 
     /// A directory that has lost its inode, with the blocks that are left of it.
