@@ -484,13 +484,19 @@ fn write_log_header(dev: &dyn Device, sb: &Superblock, g: &Geometry, seq: u64) -
     Ok(())
 }
 
-/// Zeroes the places where file systems, partition tables and volume managers put their signatures.
+/// Zeroes the places where file systems, partition tables and volume managers put their signatures. The first sector alone
+/// at first, with a superblock of ours: it must not lead to what is half gone.
 fn wipe(dev: &dyn Device) -> Result<()> {
     let sector = u64::from(dev.sector_size());
     let end = dev.len() / sector * sector;
     let first = WIPE_START.next_multiple_of(sector).min(end);
     let last = end.saturating_sub(WIPE_END.next_multiple_of(sector)).max(first);
-    for (from, to) in [(0, first), (last, end)] {
+    let alone = sector.min(first);
+    if alone > 0 {
+        dev.write_at(IoKind::Super, 0, &vec![0; alone as usize])?;
+        dev.flush()?;
+    }
+    for (from, to) in [(alone, first), (last, end)] {
         if from < to {
             dev.write_at(IoKind::Super, from, &vec![0; (to - from) as usize])?;
         }
