@@ -23,7 +23,7 @@ fn whatever_the_device_does() {
 }
 
 /// Histories that once failed: what was wrong, the number of the setup, fault, operations.
-const REGRESSIONS: [(&str, u64, Fault, &str); 12] = [
+const REGRESSIONS: [(&str, u64, Fault, &str); 13] = [
     (
         "a repair could not do without what stands in unreadable sectors of the log",
         8,
@@ -89,6 +89,12 @@ const REGRESSIONS: [(&str, u64, Fault, &str); 12] = [
         10,
         Fault::Lost,
         "create /L1 755 0\nremount true\nwrite /L1 0 77 1\nfsync /L1\nwrite /L1 0 1 3\nfsync /",
+    ),
+    (
+        "half a removal went unnoticed that had changed only bytes that were to be logged already (seed 600039)",
+        15,
+        Fault::FlippedMedium,
+        "mkdir /a 1777 0\ncreate /a/e 600 1000\nremount true\nremount true\nlink /a/e /c\nrename /a/e /a/b replace\nrename /a/b /a/a replace\nunlink /a/a\nmkdir /a/a 700 0",
     ),
     (
         "a file whose directory is synchronous was made, and only then the device failed (the judge's; seed 500029)",

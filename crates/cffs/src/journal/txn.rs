@@ -20,6 +20,8 @@ pub struct Txn<'a> {
     pub(super) seq: u64,
     reserved: usize,
     logged: Cell<usize>,
+    /// Something was changed; perhaps only what others of the group had changed before, which logs nothing more.
+    changed: Cell<bool>,
     /// Set while stopping here would leave an operation half done.
     armed: Cell<bool>,
     /// What may be allocated.
@@ -33,7 +35,7 @@ impl<'a> Txn<'a> {
     pub(super) fn new(journal: &'a Journal, seq: u64, reserved: usize, running: RwLockReadGuard<'a, ()>) -> Self {
         let (logged, armed, at_once) = (Cell::new(0), Cell::new(false), RefCell::default());
         let purse = RefCell::default();
-        Txn { journal, seq, reserved, logged, armed, purse, at_once, _running: running }
+        Txn { journal, seq, reserved, logged, changed: Cell::new(false), armed, purse, at_once, _running: running }
     }
 
     /// From here to [`Txn::done`] the transaction must not end: if it does after a change (an error in the middle), half
@@ -103,6 +105,7 @@ impl<'a> Txn<'a> {
     }
 
     fn edit_as<'b>(&'b self, buf: &'b BufRef, data: bool) -> BlockEditGuard<'b> {
+        self.changed.set(true);
         let mut inner = buf.lock();
         let size = inner.bytes.len();
         inner.log.get_or_insert_with(|| LogState::new(size, data));
@@ -140,11 +143,13 @@ impl<'a> Txn<'a> {
 
     /// Space freed by this transaction: it may be allocated again when the transaction is durable.
     pub fn note_freed(&self, run: Run) {
+        self.changed.set(true);
         self.journal.running.lock().freed.push(run);
     }
 
     /// Bytes of the log that the commit will need because of this transaction, beside what it edits itself.
     pub(crate) fn note_bytes(&self, bytes: usize) {
+        self.changed.set(true);
         self.logged.set(self.logged.get() + bytes);
     }
 
@@ -159,7 +164,7 @@ impl<'a> Txn<'a> {
 impl Drop for Txn<'_> {
     fn drop(&mut self) {
         let logged = self.logged.get();
-        if self.armed.get() && logged > 0 {
+        if self.armed.get() && self.changed.get() {
             let e = std::io::Error::other("an operation stopped half way");
             self.journal.fail("transaction failed", &e.into());
         }
