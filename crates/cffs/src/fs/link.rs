@@ -124,7 +124,7 @@ impl Fs {
     }
 
     /// Gives an embedded inode a slot of the external inode table. What becomes of its entry is the caller's.
-    pub(super) fn move_to_slot(&self, txn: &Txn<'_>, st: &mut NodeState) -> Result<()> {
+    fn move_to_slot(&self, txn: &Txn<'_>, st: &mut NodeState) -> Result<()> {
         let Home::Embedded { block, .. } = st.home else { return Ok(()) };
         let ino = st.inode.ino;
         // What the changes below need to read is held, so that none of them fails half way.
