@@ -21,6 +21,7 @@ mod served;
 mod soak;
 mod tree;
 mod undo;
+mod watched;
 
 use std::process::ExitCode;
 

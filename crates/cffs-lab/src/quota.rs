@@ -14,11 +14,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use rustix::io::Errno;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Signal, kill_process};
 
-use crate::process::{Server, is_mounted, run, wait_for};
+use crate::process::{run, wait_for};
 use crate::random::Random;
 use crate::undo::{Guard, Undo};
+use crate::watched::{MountLog, Watched};
 
 const LIMIT: Duration = Duration::from_secs(120);
 /// The users; the last one has no limits, and is given files by root.
@@ -69,6 +70,7 @@ struct Campaign {
     cffs: String,
     image: String,
     mount: PathBuf,
+    log: MountLog,
     lab: PathBuf,
     options: String,
 }
@@ -93,6 +95,7 @@ pub fn run_campaign(args: &Args) -> Result<ExitCode> {
         cffs: cffs.to_string_lossy().into_owned(),
         image: dir.join("image").to_string_lossy().into_owned(),
         mount: dir.join("mnt"),
+        log: MountLog::new(dir.join("mount.log"))?,
         lab,
         options: args.cffs_options.clone(),
     };
@@ -143,22 +146,8 @@ struct Found {
 }
 
 impl Campaign {
-    fn mount(&self) -> Result<(Server, Guard)> {
-        let mut command = Command::new(&self.cffs);
-        command.args(["mount", "-f", "-o", &self.options, &self.image]).arg(&self.mount);
-        let mut server = Server::start(command)?;
-        let guard = Guard::new(Undo::Unmount(self.mount.clone()));
-        server.wait_until(LIMIT, || is_mounted(&self.mount))?;
-        rustix::fs::statfs(&self.mount).context("the mount does not serve")?;
-        Ok((server, guard))
-    }
-
-    fn unmount(&self, server: Server, guard: Guard) -> Result<()> {
-        run(&["umount", &self.mount.to_string_lossy()], LIMIT)?;
-        guard.disarm();
-        let status = server.wait_end(LIMIT)?;
-        ensure!(status.success(), "the mount process ended with {status}");
-        Ok(())
+    fn mount(&self) -> Result<Watched> {
+        Watched::start(&self.cffs, &self.options, &self.image, &self.mount, &self.log, LIMIT)
     }
 
     fn at(&self) -> String {
@@ -171,7 +160,7 @@ impl Campaign {
 
     /// Homes and limits.
     fn prepare(&self) -> Result<()> {
-        let (server, guard) = self.mount()?;
+        let mount = self.mount()?;
         fs::set_permissions(&self.mount, fs::Permissions::from_mode(0o755))?;
         for (n, (user, (bytes, inodes))) in USERS.into_iter().zip(HARD).enumerate() {
             let home = self.home(user);
@@ -187,7 +176,7 @@ impl Campaign {
         let project = self.home(USERS[3]);
         run(&[&self.cffs, "quota", "project", &PROJECT.to_string(), &project.to_string_lossy()], LIMIT)?;
         run(&[&self.cffs, "quota", "set", &format!("project:{PROJECT}"), "--hard", "3M", &self.at()], LIMIT)?;
-        self.unmount(server, guard)
+        mount.unmount(LIMIT)
     }
 
     fn start_load(&self, user: u32, group: u32, seed: u64) -> Result<Child> {
@@ -199,7 +188,7 @@ impl Campaign {
     }
 
     fn round(&self, args: &Args, random: &mut Random) -> Result<Found> {
-        let (server, guard) = self.mount().context("cannot mount for the load")?;
+        let mount = self.mount().context("cannot mount for the load")?;
         let mut children = Vec::new();
         for (n, user) in USERS.into_iter().enumerate() {
             children.push(self.start_load(user, GROUPS[n % 2], random.next())?);
@@ -209,9 +198,7 @@ impl Campaign {
         while clock.elapsed() < load {
             self.give_away(random);
         }
-        if let Some(pid) = i32::try_from(server.pid()).ok().and_then(Pid::from_raw) {
-            kill_process(pid, Signal::KILL)?;
-        }
+        kill_process(mount.pid()?, Signal::KILL)?;
         let (mut operations, mut refused) = (0, 0);
         for mut child in children {
             let mut text = String::new();
@@ -225,16 +212,15 @@ impl Campaign {
             operations += numbers.first().unwrap_or(&0);
             refused += numbers.get(1).unwrap_or(&0);
         }
-        server.wait_end(LIMIT)?;
-        run(&["umount", "-l", &self.at()], LIMIT)?;
-        guard.disarm();
+        mount.kill(LIMIT)?;
 
         // As the kill left it: the log is replayed in memory, everything is counted.
         run(&[&self.cffs, "quota", "check", &self.image], LIMIT)?;
-        let (server, guard) = self.mount().context("cannot mount after the kill")?;
+        let mount = self.mount().context("cannot mount after the kill")?;
         let (ids, inodes) = self.compare()?;
-        self.unmount(server, guard)?;
+        mount.unmount(LIMIT)?;
         run(&[&self.cffs, "fsck", "-n", &self.image], LIMIT).context("the check is not clean")?;
+        self.log.expect_no_errors()?;
         Ok(Found { load, operations, refused, ids, inodes })
     }
 
@@ -276,16 +262,16 @@ impl Campaign {
 
     /// Removes everything: nobody but the owner of the root directory uses anything then.
     fn empty(&self) -> Result<()> {
-        let (server, guard) = self.mount()?;
+        let mount = self.mount()?;
         for user in USERS {
             fs::remove_dir_all(self.home(user))?;
         }
-        self.unmount(server, guard)?;
+        mount.unmount(LIMIT)?;
         // What the kernel remembers of the root directory is gone with the mount.
-        let (server, guard) = self.mount()?;
+        let mount = self.mount()?;
         let (ids, inodes) = self.compare()?;
         ensure!((ids, inodes) == (2, 1), "{ids} ids still use {inodes} inodes");
-        self.unmount(server, guard)?;
+        mount.unmount(LIMIT)?;
         run(&[&self.cffs, "fsck", "-n", &self.image], LIMIT)?;
         Ok(())
     }

@@ -6,17 +6,18 @@ use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Signal, kill_process};
 
-use crate::process::{Server, is_mounted, run};
+use crate::process::run;
 use crate::random::Random;
 use crate::undo::{Guard, Undo};
+use crate::watched::{MountLog, Watched};
 
 const LIMIT: Duration = Duration::from_secs(120);
 /// Contents are made of records: the file's id, and the record's offset.
@@ -68,6 +69,7 @@ pub fn run_soak(args: &Args) -> Result<ExitCode> {
         cffs: cffs.to_string_lossy().into_owned(),
         image: dir.join("image").to_string_lossy().into_owned(),
         root: dir.join("mnt"),
+        log: MountLog::new(dir.join("mount.log"))?,
         options: args.cffs_options.clone(),
     };
     fs::create_dir(&soak.root)?;
@@ -112,6 +114,7 @@ struct Soak {
     cffs: String,
     image: String,
     root: PathBuf,
+    log: MountLog,
     options: String,
 }
 
@@ -125,18 +128,12 @@ struct Found {
 }
 
 impl Soak {
-    fn mount(&self) -> Result<(Server, Guard)> {
-        let mut command = Command::new(&self.cffs);
-        command.args(["mount", "-f", "-o", &self.options, &self.image]).arg(&self.root);
-        let mut server = Server::start(command)?;
-        let guard = Guard::new(Undo::Unmount(self.root.clone()));
-        server.wait_until(LIMIT, || is_mounted(&self.root))?;
-        rustix::fs::statfs(&self.root).context("the mount does not serve")?;
-        Ok((server, guard))
+    fn mount(&self) -> Result<Watched> {
+        Watched::start(&self.cffs, &self.options, &self.image, &self.root, &self.log, LIMIT)
     }
 
     fn round(&self, args: &Args, round: u32, random: &mut Random, ledger: &Ledger, ids: &AtomicU64) -> Result<Found> {
-        let (server, guard) = self.mount().context("cannot mount for the load")?;
+        let mount = self.mount().context("cannot mount for the load")?;
         let load = Duration::from_millis(20 + random.below(args.longest.max(1)));
         let stop = AtomicBool::new(false);
         let operations = AtomicU64::new(0);
@@ -168,28 +165,24 @@ impl Soak {
             }
             std::thread::sleep(load);
             stop.store(true, Ordering::Relaxed);
-            if let Some(pid) = i32::try_from(server.pid()).ok().and_then(Pid::from_raw) {
+            if let Ok(pid) = mount.pid() {
                 let _ = kill_process(pid, Signal::KILL);
             }
         });
         if let Some(error) = lock(&broken).take() {
             return Err(error).context("an operation failed before the kill");
         }
-        server.wait_end(LIMIT)?;
-        run(&["umount", "-l", &self.root.to_string_lossy()], LIMIT)?;
-        guard.disarm();
+        mount.kill(LIMIT)?;
 
         let clock = Instant::now();
-        let (server, guard) = self.mount().context("cannot mount after the kill")?;
+        let mount = self.mount().context("cannot mount after the kill")?;
         let recovery = clock.elapsed();
         let promised = self.check_promises(ledger)?;
         let mut looked_at = 0;
         check_contents(&self.root, &mut looked_at)?;
-        run(&["umount", &self.root.to_string_lossy()], LIMIT)?;
-        guard.disarm();
-        let status = server.wait_end(LIMIT)?;
-        ensure!(status.success(), "the mount process ended with {status}");
+        mount.unmount(LIMIT)?;
         run(&[&self.cffs, "fsck", "-n", &self.image], LIMIT).context("the check is not clean")?;
+        self.log.expect_no_errors()?;
         Ok(Found { load, operations: operations.into_inner(), recovery, promised, looked_at })
     }
 

@@ -218,3 +218,32 @@ fn directories_go_on_a_full_device_although_files_that_were_in_them_are_open() {
         assert!(report.is_clean() && report.counts.orphans == 0, "round {round}: {:#?}", report.problems);
     }
 }
+
+/// An orphan's neighbours on the list come and go, and the blocks they stood in with them: each thread has a directory of
+/// its own, whose only block goes with the only file.
+#[test]
+fn orphans_go_side_by_side() {
+    let dev = Arc::new(MemoryDevice::new(64 << 20));
+    mkfs(&*dev, None, &MkfsOptions::default()).unwrap();
+    let options = MountOptions { cache_bytes: 1 << 20, ..MountOptions::default() };
+    let fs = Fs::open(dev.clone() as Arc<dyn Device>, None, options).unwrap();
+    let dirs: Vec<u64> = (0..16u8).map(|i| fs.mkdir(ROOT, ROOT_INO, &[b'a' + i], 0o700).unwrap().ino).collect();
+    let before = fs.statfs();
+    std::thread::scope(|s| {
+        for &dir in &dirs {
+            let fs = &fs;
+            s.spawn(move || {
+                for _ in 0..10_000 {
+                    let file = fs.create(ROOT, dir, b"only", 0o600).unwrap();
+                    fs.unlink(dir, b"only").unwrap();
+                    fs.forget(file.ino, 1);
+                    // The number may be another's by now.
+                    let found = fs.getattr(file.ino).map(|a| a.generation);
+                    assert!(found.as_ref().map_or(true, |g| *g != file.generation), "{found:?}: still there");
+                }
+            });
+        }
+    });
+    assert_eq!(fs.statfs().inodes, before.inodes, "none was left behind");
+    fs.close().unwrap();
+}

@@ -3,14 +3,14 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
-use rustix::process::{Pid, Signal, kill_process};
+use anyhow::{Context, Result};
+use rustix::process::Pid;
 
-use crate::process::{Server, is_mounted, run};
+use crate::process::run;
 use crate::undo::{Guard, Undo};
+use crate::watched::{MountLog, Watched};
 
 const LIMIT: Duration = Duration::from_secs(300);
 
@@ -21,8 +21,9 @@ pub struct Site {
     options: String,
     dir: PathBuf,
     root: PathBuf,
+    log: MountLog,
     // In the order in which they have to go.
-    mounted: Option<(Guard, Server)>,
+    mounted: Option<Watched>,
     dir_guard: Option<Guard>,
 }
 
@@ -40,6 +41,7 @@ impl Site {
             cffs: cffs.to_string_lossy().into_owned(),
             image: dir.join("image").to_string_lossy().into_owned(),
             options: options.to_owned(),
+            log: MountLog::new(dir.join("mount.log"))?,
             dir,
             root,
             mounted: None,
@@ -79,25 +81,14 @@ impl Site {
 
     /// Mounts it (again).
     pub fn mount(&mut self) -> Result<()> {
-        let mut command = Command::new(&self.cffs);
-        command.args(["mount", "-f", "-o", &self.options, &self.image]).arg(&self.root);
-        let mut server = Server::start(command)?;
-        let guard = Guard::new(Undo::Unmount(self.root.clone()));
-        server.wait_until(LIMIT, || is_mounted(&self.root))?;
-        rustix::fs::statfs(&self.root).context("the mount does not serve")?;
-        self.mounted = Some((guard, server));
+        let mount = Watched::start(&self.cffs, &self.options, &self.image, &self.root, &self.log, LIMIT)?;
+        self.mounted = Some(mount);
         Ok(())
     }
 
     /// Unmounts it in an orderly way.
     pub fn unmount(&mut self) -> Result<()> {
-        let Some((guard, server)) = self.mounted.take() else { return Ok(()) };
-        let root = self.root.to_string_lossy().into_owned();
-        run(&["umount", &root], LIMIT).context("cannot unmount")?;
-        guard.disarm();
-        let status = server.wait_end(LIMIT)?;
-        ensure!(status.success(), "the mount process ended with {status}");
-        Ok(())
+        self.mounted.take().map_or(Ok(()), |mount| mount.unmount(LIMIT))
     }
 
     /// Unmounts and mounts: what was cached is gone.
@@ -108,28 +99,19 @@ impl Site {
 
     /// The process id of the mount, for who ends it at a moment of his own.
     pub fn server(&self) -> Result<Pid> {
-        let (_, server) = self.mounted.as_ref().context("it is not mounted")?;
-        i32::try_from(server.pid()).ok().and_then(Pid::from_raw).context("no process id")
+        self.mounted.as_ref().context("it is not mounted")?.pid()
     }
 
     /// Kills the process that serves the mount, as a crash of the machine would, and clears the mount away.
     pub fn kill(&mut self) -> Result<()> {
-        // It may have been killed already.
-        let _ = kill_process(self.server()?, Signal::KILL);
-        let Some((guard, server)) = self.mounted.take() else { return Ok(()) };
-        server.wait_end(LIMIT)?;
-        run(&["umount", "-l", &self.root.to_string_lossy()], LIMIT)?;
-        guard.disarm();
-        Ok(())
+        self.mounted.take().map_or(Ok(()), |mount| mount.kill(LIMIT))
     }
 
-    /// Unmounts it if it is mounted, and checks the image.
+    /// Unmounts it if it is mounted, and checks the image and what the mount has said.
     pub fn check(&mut self) -> Result<()> {
-        if let Err(e) = self.unmount() {
-            bail!("{e:#}");
-        }
+        self.unmount()?;
         run(&[&self.cffs, "fsck", "-n", &self.image], LIMIT).context("the check is not clean")?;
-        Ok(())
+        self.log.expect_no_errors()
     }
 
     /// Leaves everything where it is, for a look at it.

@@ -7,6 +7,7 @@
 pub mod acl;
 mod content;
 mod namespace;
+mod removed;
 
 pub use content::Content;
 pub use namespace::{Namespace, Node as NamespaceNode};
@@ -162,6 +163,7 @@ pub enum NewFile<'a> {
 #[derive(Clone, Debug)]
 pub struct Model {
     inodes: BTreeMap<Id, Inode>,
+    removed: removed::Removed,
     next_id: Id,
     clock: u64,
     /// What ranges that are collapsed or inserted consist of, in bytes.
@@ -193,7 +195,8 @@ impl Model {
             ctime: Time::Step(0),
             changed: 0,
         };
-        Model { inodes: BTreeMap::from([(ROOT, root)]), next_id: ROOT + 1, clock: 0, block_size: 4096 }
+        let inodes = BTreeMap::from([(ROOT, root)]);
+        Model { inodes, removed: Default::default(), next_id: ROOT + 1, clock: 0, block_size: 4096 }
     }
 
     /// Advances the clock: times and changes of one operation carry the same step.
@@ -249,8 +252,10 @@ impl Model {
     }
 
     fn drop_if_unused(&mut self, id: Id) {
-        if self.inodes.get(&id).is_some_and(|i| i.nlink == 0 && i.refs == 0) {
-            self.inodes.remove(&id);
+        if self.inodes.get(&id).is_some_and(|i| i.nlink == 0 && i.refs == 0)
+            && let Some(inode) = self.inodes.remove(&id)
+        {
+            self.removed.gone(id, &inode);
         }
     }
 
@@ -271,6 +276,7 @@ impl Model {
             i.refs = 0;
             i.nlink > 0
         });
+        self.removed = Default::default();
     }
 
     /// The file under a name.
@@ -453,6 +459,9 @@ impl Model {
             self.inode(dir).nlink -= 1;
         } else {
             self.inode(id).nlink -= 1;
+        }
+        if self.get(id).nlink == 0 {
+            self.removed.unnamed(id, dir);
         }
         self.drop_if_unused(id);
     }

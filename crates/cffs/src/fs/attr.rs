@@ -82,10 +82,7 @@ impl Fs {
             flags::forbid(&node.state.read(), forbidden)?;
         }
         if let Some(size) = set.size {
-            match self.set_size(c, &node, size) {
-                Err(Error::NoSpace) if self.make_room()? => self.set_size(c, &node, size)?,
-                outcome => outcome?,
-            }
+            self.with_space(|| self.set_size(c, &node, size))?;
         }
         let rest = SetAttr { size: None, ..set };
         let others = rest.perm.is_some()

@@ -359,8 +359,9 @@ impl Fs {
     /// Does what needs space. With none left, what was promised for the worst case and what was freed a moment ago is made
     /// to count ([`Fs::make_room`]), and it is tried once more. Nothing may be locked, but [`Node::resize`] may.
     pub(super) fn with_space<R>(&self, mut attempt: impl FnMut() -> Result<R>) -> Result<R> {
+        let before = self.space.moment();
         match attempt() {
-            Err(Error::NoSpace) if self.make_room()? => attempt(),
+            Err(Error::NoSpace) if self.make_room(before)? => attempt(),
             outcome => outcome,
         }
     }
@@ -368,11 +369,12 @@ impl Fs {
     /// As [`Fs::with_space`], for an operation that makes a name. With a promise for the worst case nothing is done in
     /// vain; where there is none to be had, the operation is tried without: most names need no new block.
     pub(super) fn with_name_space<R>(&self, mut attempt: impl FnMut(Funds) -> Result<R>) -> Result<R> {
+        let before = self.space.moment();
         match attempt(Funds::Promised) {
             Err(Error::NoSpace) => {}
             outcome => return outcome,
         }
-        if self.make_room()? {
+        if self.make_room(before)? {
             match attempt(Funds::Promised) {
                 Err(Error::NoSpace) => {}
                 outcome => return outcome,

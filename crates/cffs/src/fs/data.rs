@@ -6,6 +6,7 @@ use crate::file::{self, writeback};
 use crate::format::inode::{FLAG_APPEND, FLAG_IMMUTABLE, FLAG_SYNC};
 use crate::format::{FileType, Ino, ROOT_INO};
 use crate::inode::Node;
+use crate::space::Moment;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -37,11 +38,7 @@ impl Fs {
         self.writable()?;
         let node = self.node(ino)?;
         self.throttle(data.len())?;
-        let n = match self.write_once(c, &node, offset, data) {
-            // What others promised themselves for the worst case may be needed no more once they are written back.
-            Err(Error::NoSpace) if self.make_room()? => self.write_once(c, &node, offset, data)?,
-            outcome => outcome?,
-        };
+        let n = self.with_space(|| self.write_once(c, &node, offset, data))?;
         self.list_dirty(&node);
         if n > 0 && node.state.read().inode.flags & FLAG_SYNC != 0 {
             self.fsync(ino, true)?;
@@ -96,12 +93,12 @@ impl Fs {
         written
     }
 
-    /// For whoever finds no space: promises that were made for the worst case end by writing back what they were made
-    /// for, and freed space becomes usable by a commit. False when there is nothing to be had by that. Nothing may be
-    /// locked.
-    pub(super) fn make_room(&self) -> Result<bool> {
+    /// For whoever has found no space since the moment `since`: promises that were made for the worst case end by writing
+    /// back what they were made for, and freed space becomes usable by a commit. False when there is nothing to be had by
+    /// that, and nobody else has made room in between. Nothing may be locked.
+    pub(super) fn make_room(&self, since: Moment) -> Result<bool> {
         let (_, reserved) = self.space.free_and_reserved();
-        if reserved == 0 && self.space.pending_frees() == 0 {
+        if reserved == 0 && !self.space.more_since(since) {
             return Ok(false);
         }
         if reserved > 0 {

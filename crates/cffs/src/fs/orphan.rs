@@ -27,6 +27,15 @@ struct Link {
     home: Home,
 }
 
+impl OrphanList {
+    /// Where the orphan before this one stands. Once it is off the list, its block may go as well: good while the list is
+    /// locked.
+    fn before(&self, ino: Ino) -> Result<Option<Home>> {
+        let link = self.links.get(&ino).ok_or_else(|| Corrupt(format!("inode {ino} is not on the orphan list")))?;
+        Ok(self.links.get(&link.before).map(|b| b.home))
+    }
+}
+
 impl Fs {
     /// The block that an inode stands in, and its offset there. Who holds the block can change the inode in a
     /// transaction without an error.
@@ -62,35 +71,22 @@ impl Fs {
         Ok(())
     }
 
-    /// Takes a file off the list.
-    fn pull_orphan(&self, txn: &Txn<'_>, ino: Ino) -> Result<()> {
-        let mut list = self.orphans.lock();
-        let Some(link) = list.links.get(&ino) else {
-            return Err(Corrupt(format!("inode {ino} is not on the orphan list")).into());
-        };
-        let (before, after) = (link.before, link.after);
-        match list.links.get(&before).map(|b| b.home) {
-            Some(home) => self.write_link(txn, home, after)?,
+    /// Takes a file off the list, which is the caller's from when it has read `before` ([`OrphanList::before`]) on.
+    fn pull_orphan(&self, txn: &Txn<'_>, list: &mut OrphanList, ino: Ino, before: Option<&(BufRef, usize)>) {
+        let Some(link) = list.links.remove(&ino) else { return };
+        match before {
+            Some((buf, at)) => put_u64(txn.edit(buf).range(at + INODE_HINT, 8), 0, link.after),
             None => {
-                list.head = after;
-                self.space.with_counters(|c| c.orphan_head = after);
+                list.head = link.after;
+                self.space.with_counters(|c| c.orphan_head = link.after);
             }
         }
-        list.links.remove(&ino);
-        if let Some(b) = list.links.get_mut(&before) {
-            b.after = after;
+        if let Some(b) = list.links.get_mut(&link.before) {
+            b.after = link.after;
         }
-        if let Some(a) = list.links.get_mut(&after) {
-            a.before = before;
+        if let Some(a) = list.links.get_mut(&link.after) {
+            a.before = link.before;
         }
-        Ok(())
-    }
-
-    /// Where the orphan before this one on the list is.
-    fn before_orphan(&self, ino: Ino) -> Option<Home> {
-        let list = self.orphans.lock();
-        let before = list.links.get(&ino)?.before;
-        list.links.get(&before).map(|b| b.home)
     }
 
     /// Drops references. A file without a name goes with the last one.
@@ -209,7 +205,6 @@ impl Fs {
         // What the changes below need to read is held, so that none of them fails half way.
         let mut held = vec![self.home_block(home)?.0];
         held.extend(self.inodes.locator.prepare_free(&self.cache, ino)?);
-        held.extend(self.before_orphan(ino).map(|home| self.home_block(home)).transpose()?.map(|(buf, _)| buf));
         match (home, &dir) {
             (Home::Embedded { block, entry, .. }, Some(dir)) => {
                 let st = locked.get(dir.ino)?;
@@ -226,8 +221,12 @@ impl Fs {
             }
             _ => {}
         }
-        txn.arm();
-        self.pull_orphan(&txn, ino)?;
+        {
+            let mut list = self.orphans.lock();
+            let before = list.before(ino)?.map(|home| self.home_block(home)).transpose()?;
+            txn.arm();
+            self.pull_orphan(&txn, &mut list, ino, before.as_ref());
+        }
         match (home, &dir) {
             (Home::Embedded { block, entry, .. }, Some(dir)) => {
                 let st = locked.get(dir.ino)?;

@@ -20,6 +20,13 @@ enum State {
     Ready(FreeSet),
 }
 
+/// The bitmap has another number of free fragments than the header. The bitmap is the truth: allocation is safe, and fsck
+/// corrects the count.
+struct Miscount {
+    free: u64,
+    counted: u64,
+}
+
 /// Blocks of the group that are in use by transactions. Held here, so that setting a bit needs no look into the cache.
 #[derive(Default)]
 struct Blocks {
@@ -96,7 +103,14 @@ impl Group {
             state = self.state.lock();
             if let State::Unloaded = *state {
                 match read {
-                    Ok(set) => {
+                    Ok((set, miscount)) => {
+                        // Said by the one whose set is taken: who comes too late may have read in the middle of a change.
+                        if let Some(Miscount { free, counted }) = miscount {
+                            tracing::warn!(
+                                "allocation group {}: {free} fragments are free, its header says {counted}",
+                                self.ag
+                            );
+                        }
                         loaded(&set);
                         *state = State::Ready(set);
                     }
@@ -120,8 +134,9 @@ impl Group {
         !matches!(*self.state.lock(), State::Unloaded)
     }
 
-    fn load(&self, cache: &Cache) -> Result<FreeSet> {
+    fn load(&self, cache: &Cache) -> Result<(FreeSet, Option<Miscount>)> {
         let g = cache.geometry();
+        let mut miscount = None;
         let mut extents: Vec<(u32, u32)> = Vec::new();
         let fixed = fixed_ranges(g, self.ag);
         if self.is_virgin() {
@@ -156,13 +171,11 @@ impl Group {
                 }
             }
             let free: u64 = extents.iter().map(|e| u64::from(e.1 - e.0)).sum();
-            if free != counted {
-                // The bitmap is the truth: allocation is safe, and fsck corrects the count.
-                tracing::warn!("allocation group {}: {free} fragments are free, its header says {counted}", self.ag);
-            }
+            miscount = (free != counted).then_some(Miscount { free, counted });
         }
         let frag_shift = g.frag_shift;
-        Ok(FreeSet::new(self.frags() as u32, g.group_shift - frag_shift, g.block_shift - frag_shift, &extents))
+        let set = FreeSet::new(self.frags() as u32, g.group_shift - frag_shift, g.block_shift - frag_shift, &extents);
+        Ok((set, miscount))
     }
 
     fn read_bitmap(&self, cache: &Cache, index: u64) -> Result<BufRef> {

@@ -1,0 +1,107 @@
+//! A mount of cffs under test: served by a process of ours, which must not report errors.
+
+use std::fs::{self, OpenOptions};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::process::{Server, is_mounted, run};
+use crate::undo::{Guard, Undo};
+
+/// Takes the log of the mounts of an image: what the programs on it do not notice, it tells.
+pub struct MountLog(PathBuf);
+
+impl MountLog {
+    /// An empty log in this file.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn new(path: PathBuf) -> Result<MountLog> {
+        fs::write(&path, "").with_context(|| format!("cannot write {}", path.display()))?;
+        Ok(MountLog(path))
+    }
+
+    /// Begins anew.
+    ///
+    /// # Errors
+    /// When a mount has logged an error since the last time, with the first of them.
+    pub fn expect_no_errors(&self) -> Result<()> {
+        let text = fs::read_to_string(&self.0).with_context(|| format!("cannot read {}", self.0.display()))?;
+        fs::write(&self.0, "")?;
+        let errors: Vec<&str> = text.lines().filter(|l| l.contains(" ERROR ") || l.contains("panicked")).collect();
+        if let Some(first) = errors.first() {
+            bail!("the mount logged {} errors, first: {first}", errors.len());
+        }
+        Ok(())
+    }
+}
+
+/// A mount and the process that serves it; goes when dropped.
+pub struct Watched {
+    root: PathBuf,
+    // In the order in which they have to go.
+    guard: Guard,
+    server: Server,
+}
+
+impl Watched {
+    /// Mounts `image` at `root`, and waits until it is.
+    ///
+    /// # Errors
+    /// When it is not mounted within `limit`.
+    pub fn start(
+        cffs: &str,
+        options: &str,
+        image: &str,
+        root: &Path,
+        log: &MountLog,
+        limit: Duration,
+    ) -> Result<Watched> {
+        let mut command = Command::new(cffs);
+        command.args(["mount", "-f", "-o", options, image]).arg(root);
+        command.stderr(OpenOptions::new().append(true).open(&log.0)?);
+        let mut server = Server::start(command)?;
+        let guard = Guard::new(Undo::Unmount(root.to_owned()));
+        if let Err(e) = server.wait_until(limit, || is_mounted(root)) {
+            let said = fs::read_to_string(&log.0).unwrap_or_default();
+            return Err(e.context(said.trim().to_owned()));
+        }
+        rustix::fs::statfs(root).context("the mount does not serve")?;
+        Ok(Watched { root: root.to_owned(), guard, server })
+    }
+
+    /// The process that serves it, for who ends it at a moment of his own.
+    ///
+    /// # Errors
+    /// Never on a system where process ids are positive.
+    pub fn pid(&self) -> Result<Pid> {
+        i32::try_from(self.server.pid()).ok().and_then(Pid::from_raw).context("no process id")
+    }
+
+    /// Unmounts in an orderly way, and waits for the end of the process.
+    ///
+    /// # Errors
+    /// When it cannot be unmounted within `limit`, or the process tells of an error.
+    pub fn unmount(self, limit: Duration) -> Result<()> {
+        run(&["umount", &self.root.to_string_lossy()], limit).context("cannot unmount")?;
+        self.guard.disarm();
+        let status = self.server.wait_end(limit)?;
+        ensure!(status.success(), "the mount process ended with {status}");
+        Ok(())
+    }
+
+    /// Kills the process, as a crash of the machine would, unless that was done before, and clears the mount away.
+    ///
+    /// # Errors
+    /// When it does not end within `limit`.
+    pub fn kill(self, limit: Duration) -> Result<()> {
+        let _ = kill_process(self.pid()?, Signal::KILL);
+        self.server.wait_end(limit)?;
+        run(&["umount", "-l", &self.root.to_string_lossy()], limit)?;
+        self.guard.disarm();
+        Ok(())
+    }
+}
