@@ -21,6 +21,19 @@ fn a_crash_of_mkfs_leaves_one_file_system_the_other_or_none() {
     assert!(coverage.states > 500, "{coverage:?}");
 }
 
+/// Numbers of `campaign --only mkfs` that once failed: a new superblock stood over structures half wiped, or the old one over
+/// structures half written.
+#[test]
+fn crashes_of_mkfs_that_left_neither() {
+    for seed in [4265, 4286, 910_001, 910_004] {
+        let ops = generate(seed, Profile::ALL[(seed / 4) as usize % Profile::ALL.len()], 100, BOUNDS);
+        let setup = Setup::numbered(seed);
+        if let Err(f) = formatting::explore(setup, &ops, seed, &mut Coverage::default()) {
+            panic!("campaign --only mkfs --seed {seed}: {setup}\n{f}");
+        }
+    }
+}
+
 #[test]
 fn a_repair_brings_mounts_without_a_journal_back() {
     let mut coverage = Coverage::default();
