@@ -1,15 +1,15 @@
 //! The accounts of free space as a program sees them, statvfs(3) and `st_blocks`: right at each moment, whatever is on its
 //! way, with data that has no place yet.
 
-#[path = "common/interrupted.rs"]
-mod interrupted;
+#[path = "common/observed.rs"]
+mod observed;
 
 use cffs::device::{Device, MemoryDevice, Operation};
 use cffs::error::Error;
 use cffs::format::{Ino, ROOT_INO};
 use cffs::fs::{Caller, Fallocate, Fs, MountOptions, SetAttr};
 use cffs::mkfs::{MkfsOptions, mkfs};
-use interrupted::Interrupted;
+use observed::Observed;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 
@@ -25,16 +25,16 @@ fn variants() -> impl Iterator<Item = MkfsOptions> {
     })
 }
 
-fn fresh(size: u64, options: &MkfsOptions) -> (Arc<Interrupted>, Arc<Fs>) {
+fn fresh(size: u64, options: &MkfsOptions) -> (Arc<Observed>, Arc<Fs>) {
     let inner = Arc::new(MemoryDevice::new(size));
     mkfs(&*inner, None, options).unwrap();
-    let dev = Interrupted::new(inner, Operation::Write);
+    let dev = Observed::interrupted(inner, Operation::Write);
     let mount = MountOptions { background: false, ..MountOptions::default() };
     let fs = Fs::open(dev.clone() as Arc<dyn Device>, None, mount).unwrap();
     (dev, fs)
 }
 
-fn close(dev: &Interrupted, fs: &Fs) {
+fn close(dev: &Observed, fs: &Fs) {
     fs.close().unwrap();
     let report = cffs::check::check(dev.inner.clone(), None, &Default::default(), &|_, _, _| {}).unwrap();
     assert!(report.problems.is_empty(), "{:#?}", report.problems);

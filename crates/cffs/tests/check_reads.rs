@@ -1,5 +1,8 @@
 //! What a check asks of the device: each metadata block once, however many threads there are, and with the same result.
 
+#[path = "common/observed.rs"]
+mod observed;
+
 use cffs::check::{CheckOptions, Report, check};
 use cffs::device::{Device, IoKind, MemoryDevice};
 use cffs::format::{Geometry, QuotaKind, ROOT_INO};
@@ -7,47 +10,34 @@ use cffs::fs::Fs;
 use cffs::fs::api::{Caller, MountOptions, SetXattr};
 use cffs::fs::path::{resolve, write_file};
 use cffs::mkfs::{MkfsOptions, mkfs, read_superblock};
+use observed::{Observed, Seen};
 use std::collections::BTreeMap;
-use std::io::{self, IoSlice, IoSliceMut};
 use std::sync::{Arc, Mutex};
 
 const ME: Caller = Caller::ROOT;
 
-/// Counts how often each block was transferred, and the requests.
-struct Watched {
-    inner: Arc<MemoryDevice>,
-    block: u64,
-    reads: Mutex<(u64, BTreeMap<u64, u32>)>,
-}
+/// Requests, and how often each block was transferred.
+type Reads = Arc<Mutex<(u64, BTreeMap<u64, u32>)>>;
 
-impl Device for Watched {
-    fn len(&self) -> u64 {
-        self.inner.len()
-    }
-    fn sector_size(&self) -> u32 {
-        self.inner.sector_size()
-    }
-    fn read_vectored(&self, kind: IoKind, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<()> {
-        let bytes: usize = bufs.iter().map(|b| b.len()).sum();
+/// Counts the reads of metadata; a check does nothing else to a device.
+fn watched(inner: Arc<MemoryDevice>, block: u64) -> (Arc<Observed>, Reads) {
+    let reads = Reads::default();
+    let counted = reads.clone();
+    let dev = Observed::new(inner, move |seen| match seen {
         // Contents of files are read where that is asked for, and may have been in a request before.
-        if kind != IoKind::Data {
-            let mut reads = self.reads.lock().unwrap();
+        Seen::Read(IoKind::Data, ..) => {}
+        Seen::Read(_, offset, bytes) => {
+            let mut reads = counted.lock().unwrap();
             reads.0 += 1;
-            for block in offset / self.block..(offset + bytes as u64).div_ceil(self.block) {
-                *reads.1.entry(block).or_default() += 1;
+            for at in offset / block..(offset + bytes as u64).div_ceil(block) {
+                *reads.1.entry(at).or_default() += 1;
             }
         }
-        self.inner.read_vectored(kind, offset, bufs)
-    }
-    fn write_vectored(&self, _: IoKind, _: u64, _: &[IoSlice<'_>]) -> io::Result<()> {
-        panic!("a check writes nothing")
-    }
-    fn flush(&self) -> io::Result<()> {
-        Ok(())
-    }
-    fn discard(&self, _: u64, _: u64) -> io::Result<()> {
-        panic!("a check discards nothing")
-    }
+        Seen::Write(..) | Seen::Written(_) => panic!("a check writes nothing"),
+        Seen::Flush => {}
+        Seen::Discard => panic!("a check discards nothing"),
+    });
+    (dev, reads)
 }
 
 /// One of everything, in an order that scatters it: two branches grow at the same time.
@@ -132,14 +122,13 @@ fn every_metadata_block_is_read_once() {
         for data in [false, true] {
             let mut first = None;
             for jobs in [1, 2, 4] {
-                let dev =
-                    Arc::new(Watched { inner: inner.clone(), block: g.block_size() as u64, reads: Mutex::default() });
+                let (dev, reads) = watched(inner.clone(), g.block_size() as u64);
                 let options = CheckOptions { data, jobs, ..CheckOptions::default() };
                 let report = check(dev.clone(), log.clone().map(|l| l as Arc<dyn Device>), &options, &|_, _, _| {});
                 let report = report.unwrap();
                 assert!(report.is_clean(), "{name}: {:?}", report.problems);
                 assert!(report.counts.extent_nodes > 0 && report.counts.links > 400 && report.counts.files > 4000);
-                let reads = dev.reads.lock().unwrap();
+                let reads = reads.lock().unwrap();
                 // The superblock is what tells how to read; of the log its header says that it is empty.
                 let log = sb.log_start..sb.log_start + if sb.log_start > 0 { sb.log_blocks } else { 0 };
                 let again: Vec<_> = reads.1.iter().filter(|(b, n)| **n > 1 && **b != 0 && !log.contains(b)).collect();

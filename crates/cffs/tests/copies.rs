@@ -1,13 +1,13 @@
 //! Copies inside the file system, while others write.
 
-#[path = "common/interrupted.rs"]
-mod interrupted;
+#[path = "common/observed.rs"]
+mod observed;
 
 use cffs::device::{Device, MemoryDevice, Operation};
 use cffs::format::ROOT_INO;
 use cffs::fs::{Caller, Fs, MountOptions};
 use cffs::mkfs::{MkfsOptions, mkfs};
-use interrupted::Interrupted;
+use observed::Observed;
 use std::sync::Arc;
 
 const ROOT: Caller = Caller::ROOT;
@@ -17,7 +17,7 @@ const MIB: u64 = 1 << 20;
 fn a_hole_is_copied_over_what_another_writer_put_there_meanwhile() {
     let inner = Arc::new(MemoryDevice::new(64 << 20));
     mkfs(&*inner, None, &MkfsOptions::default()).unwrap();
-    let dev = Interrupted::new(inner, Operation::Read);
+    let dev = Observed::interrupted(inner, Operation::Read);
     let mount = MountOptions { background: false, ..MountOptions::default() };
     let fs = Fs::open(dev.clone() as Arc<dyn Device>, None, mount).unwrap();
     let from = fs.create(ROOT, ROOT_INO, b"from", 0o644).unwrap().ino;

@@ -1,11 +1,14 @@
 //! What happens while a writeback is on its way to the device, and what is left when it fails.
 
+#[path = "common/observed.rs"]
+mod observed;
+
 use cffs::check::{CheckOptions, check};
 use cffs::device::{Device, FailingDevice, Fault, IoKind, MemoryDevice, Operation};
 use cffs::format::{Ino, ROOT_INO};
 use cffs::fs::{Caller, Fs, MountOptions, SetAttr, path};
 use cffs::mkfs::{MkfsOptions, mkfs};
-use std::io::{self, IoSlice, IoSliceMut};
+use observed::{Observed, Seen};
 use std::sync::{Arc, Mutex};
 
 const ROOT: Caller = Caller::ROOT;
@@ -36,78 +39,38 @@ fn file(fs: &Fs, name: &[u8], data: &[u8]) -> Ino {
     ino
 }
 
-type Action = Box<dyn FnOnce() + Send>;
-
-/// Runs an action in the middle of the next write of file data, and lists what passes.
-struct Interrupted {
-    inner: Arc<MemoryDevice>,
-    action: Mutex<Option<Action>>,
-    events: Mutex<Vec<char>>,
-}
-
-impl Interrupted {
-    fn new(inner: Arc<MemoryDevice>) -> Arc<Interrupted> {
-        Arc::new(Interrupted { inner, action: Mutex::default(), events: Mutex::default() })
-    }
-
-    fn set(&self, action: impl FnOnce() + Send + 'static) {
-        *self.action.lock().unwrap() = Some(Box::new(action));
-        self.events.lock().unwrap().clear();
-    }
-
-    fn note(&self, event: char) {
-        self.events.lock().unwrap().push(event);
-    }
-}
-
-impl Device for Interrupted {
-    fn len(&self) -> u64 {
-        self.inner.len()
-    }
-    fn sector_size(&self) -> u32 {
-        self.inner.sector_size()
-    }
-    fn read_vectored(&self, kind: IoKind, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<()> {
-        self.inner.read_vectored(kind, offset, bufs)
-    }
-    fn write_vectored(&self, kind: IoKind, offset: u64, bufs: &[IoSlice<'_>]) -> io::Result<()> {
-        if kind == IoKind::Data {
-            let action = self.action.lock().unwrap().take();
-            if let Some(action) = action {
-                action();
-            }
-        }
-        self.inner.write_vectored(kind, offset, bufs)?;
-        match kind {
-            IoKind::Data => self.note('D'),
-            IoKind::Log => self.note('L'),
-            _ => {}
-        }
-        Ok(())
-    }
-    fn flush(&self) -> io::Result<()> {
-        self.note('F');
-        self.inner.flush()
-    }
-    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
-        self.inner.discard(offset, len)
-    }
+/// A device that lists what passes: data, log, flush.
+fn listed(inner: Arc<MemoryDevice>) -> (Arc<Observed>, Arc<Mutex<String>>) {
+    let events: Arc<Mutex<String>> = Arc::default();
+    let list = events.clone();
+    let dev = Observed::new(inner, move |seen| {
+        let event = match seen {
+            Seen::Written(IoKind::Data) => 'D',
+            Seen::Written(IoKind::Log) => 'L',
+            Seen::Flush => 'F',
+            _ => return,
+        };
+        list.lock().unwrap().push(event);
+    });
+    (dev, events)
 }
 
 #[test]
 fn data_is_flushed_before_the_log_speaks_of_it_although_a_flush_passed_meanwhile() {
-    let dev = Interrupted::new(fresh(64 << 20));
+    let (dev, events) = listed(fresh(64 << 20));
     let fs = mount(dev.clone());
     let dir = fs.mkdir(ROOT, ROOT_INO, b"d", 0o755).unwrap().ino;
     fs.sync().unwrap();
     file(&fs, b"big", &vec![1; 300_000]);
     let other = fs.clone();
-    dev.set(move || {
+    events.lock().unwrap().clear();
+    dev.meanwhile(move || {
         other.mkdir(ROOT, dir, b"e", 0o755).unwrap();
         other.fsync(dir, false).unwrap();
     });
     fs.sync().unwrap();
-    let events: String = dev.events.lock().unwrap().iter().collect();
+    assert!(dev.happened(), "data was written");
+    let events = events.lock().unwrap();
     let data = events.rfind('D').expect("data was written");
     let logged = data + events[data..].find('L').expect("the log was written after it");
     assert!(events[data..logged].contains('F'), "{events}: no flush between the data and the log");
@@ -116,14 +79,14 @@ fn data_is_flushed_before_the_log_speaks_of_it_although_a_flush_passed_meanwhile
 #[test]
 fn a_file_removed_while_its_access_time_is_on_its_way_leaves_its_place_alone() {
     let memory = fresh(64 << 20);
-    let dev = Interrupted::new(memory.clone());
+    let dev = Observed::interrupted(memory.clone(), Operation::Write);
     let fs = mount(dev.clone());
     let old = file(&fs, b"old", b"inline");
     fs.sync().unwrap();
     fs.read(old, 0, &mut [0; 6]).unwrap(); // its access time is written next
     file(&fs, b"big", &vec![1; 300_000]);
     let other = fs.clone();
-    dev.set(move || {
+    dev.meanwhile(move || {
         other.forget(old, 1);
         other.unlink(ROOT_INO, b"old").unwrap();
         // Takes the place of the entry that has just gone.
@@ -131,6 +94,7 @@ fn a_file_removed_while_its_access_time_is_on_its_way_leaves_its_place_alone() {
         other.fsync(new, false).unwrap(); // nothing more is written of it
     });
     fs.sync().unwrap();
+    assert!(dev.happened(), "data was written");
     fs.close().unwrap();
     assert_clean(&memory);
     let fs = mount(memory);

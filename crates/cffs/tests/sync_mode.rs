@@ -1,54 +1,37 @@
 //! What `metadata=sync` writes at once, and in which order.
 
+#[path = "common/observed.rs"]
+mod observed;
+
 use cffs::check::repair::{RepairOptions, repair};
 use cffs::device::{Device, IoKind, MemoryDevice};
 use cffs::format::{BlockKind, ROOT_INO};
 use cffs::fs::{AtimeMode, Caller, Fs, MetadataMode, MountOptions, RenameFlags};
 use cffs::mkfs::{MkfsOptions, mkfs};
-use std::io::{self, IoSlice, IoSliceMut};
+use observed::{Observed, Seen};
 use std::sync::{Arc, Mutex};
 
 const ROOT: Caller = Caller::ROOT;
 
-/// Notes the kind of each block of metadata that is written, and its address.
-struct Recorder {
-    inner: MemoryDevice,
-    written: Mutex<Vec<(BlockKind, u64)>>,
-}
-
-impl Device for Recorder {
-    fn len(&self) -> u64 {
-        self.inner.len()
-    }
-    fn sector_size(&self) -> u32 {
-        self.inner.sector_size()
-    }
-    fn read_vectored(&self, kind: IoKind, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<()> {
-        self.inner.read_vectored(kind, offset, bufs)
-    }
-    fn write_vectored(&self, kind: IoKind, offset: u64, bufs: &[IoSlice<'_>]) -> io::Result<()> {
-        if kind == IoKind::Meta {
-            let magic = u32::from_le_bytes(bufs[0][..4].try_into().unwrap());
-            self.written.lock().unwrap().push((BlockKind::from_magic(magic).expect("metadata"), offset));
-        }
-        self.inner.write_vectored(kind, offset, bufs)
-    }
-    fn flush(&self) -> io::Result<()> {
-        self.inner.flush()
-    }
-    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
-        self.inner.discard(offset, len)
-    }
-}
+/// The kind of each block of metadata that was written, and its address.
+type Written = Arc<Mutex<Vec<(BlockKind, u64)>>>;
 
 struct Site {
-    device: Arc<Recorder>,
+    device: Arc<Observed>,
+    written: Written,
     fs: Arc<Fs>,
 }
 
 impl Site {
     fn new(no_embed: bool) -> Site {
-        let device = Arc::new(Recorder { inner: MemoryDevice::new(64 << 20), written: Mutex::default() });
+        let written = Written::default();
+        let list = written.clone();
+        let device = Observed::new(Arc::new(MemoryDevice::new(64 << 20)), move |seen| {
+            if let Seen::Write(IoKind::Meta, offset, bufs) = seen {
+                let magic = u32::from_le_bytes(bufs[0][..4].try_into().unwrap());
+                list.lock().unwrap().push((BlockKind::from_magic(magic).expect("metadata"), offset));
+            }
+        });
         mkfs(&*device, None, &MkfsOptions { no_embed, ..MkfsOptions::default() }).unwrap();
         let options = MountOptions {
             background: false,
@@ -60,14 +43,14 @@ impl Site {
         // The first name brings the first block, and the first inode its table.
         create(&fs, ROOT_INO, "first");
         fs.sync().unwrap();
-        Site { device, fs }
+        Site { device, written, fs }
     }
 
     /// What an operation writes before it returns.
     fn writes(&self, operation: impl FnOnce(&Fs)) -> Vec<BlockKind> {
-        self.device.written.lock().unwrap().clear();
+        self.written.lock().unwrap().clear();
         operation(&self.fs);
-        self.device.written.lock().unwrap().iter().map(|(kind, _)| *kind).collect()
+        self.written.lock().unwrap().iter().map(|(kind, _)| *kind).collect()
     }
 
     /// Crashes, repairs, and lists the root.
@@ -133,12 +116,12 @@ fn a_rename_writes_the_new_name_before_the_old_one_goes() {
     let dir = s.fs.mkdir(ROOT, ROOT_INO, b"d", 0o755).unwrap().ino;
     create(&s.fs, dir, "first");
     s.fs.sync().unwrap();
-    s.device.written.lock().unwrap().clear();
+    s.written.lock().unwrap().clear();
     s.fs.rename(ROOT, ROOT_INO, b"first", dir, b"moved", RenameFlags::default()).unwrap();
-    let at: Vec<u64> = s.device.written.lock().unwrap().iter().map(|(_, at)| *at).collect();
-    s.device.written.lock().unwrap().clear();
+    let at: Vec<u64> = s.written.lock().unwrap().iter().map(|(_, at)| *at).collect();
+    s.written.lock().unwrap().clear();
     s.fs.rename(ROOT, dir, b"moved", ROOT_INO, b"back", RenameFlags::default()).unwrap();
-    let back: Vec<u64> = s.device.written.lock().unwrap().iter().map(|(_, at)| *at).collect();
+    let back: Vec<u64> = s.written.lock().unwrap().iter().map(|(_, at)| *at).collect();
     assert_eq!(at.len(), 2);
     assert_eq!(back, [at[1], at[0]], "each time the block of the new name comes first");
 }
