@@ -15,7 +15,7 @@ pub use failing::{FailingDevice, Fault, Operation};
 pub use file::{Direct, FileDevice, Lock, OpenMode};
 pub use memory::MemoryDevice;
 pub use overlay::OverlayDevice;
-pub use probe::{FALLBACK_GROUP_SIZE, Probe, ProbeSample, probe_group_size};
+pub use probe::{FALLBACK_GROUP_SIZE, Probe, ProbeSample, choose_group_size, probe_group_size};
 
 use std::io::{self, IoSlice, IoSliceMut};
 

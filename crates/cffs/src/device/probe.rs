@@ -52,7 +52,7 @@ pub struct Probe {
 /// single read takes longer.
 pub fn probe_group_size(dev: &dyn Device) -> io::Result<Probe> {
     let samples = measure(dev)?;
-    Ok(recommend(samples))
+    Ok(choose_group_size(samples))
 }
 
 /// Scattered positions that do not repeat soon: multiples of the golden ratio of the device.
@@ -126,7 +126,8 @@ fn fit(samples: &[ProbeSample]) -> Option<(f64, f64)> {
     (per_byte > 0.0).then(|| (latency.max(0.0), 1.0 / per_byte))
 }
 
-fn recommend(samples: Vec<ProbeSample>) -> Probe {
+/// The group size that these times speak for, and why.
+pub fn choose_group_size(samples: Vec<ProbeSample>) -> Probe {
     let fallback = |samples, latency, bandwidth, why: String| Probe {
         group_size: FALLBACK_GROUP_SIZE,
         latency,
@@ -211,12 +212,12 @@ mod tests {
 
     #[test]
     fn recommends_the_knee() {
-        let group = |latency, bandwidth| recommend(model(latency, bandwidth)).group_size;
+        let group = |latency, bandwidth| choose_group_size(model(latency, bandwidth)).group_size;
         assert_eq!(group(1e-3, 250e6), 256 << 10);
         assert_eq!(group(1e-3, 500e6), 512 << 10);
         assert_eq!(group(8e-3, 200e6), 1 << 20, "1.6 MB, limited");
         assert_eq!(group(100e-6, 100e6), 64 << 10, "10 KB, limited");
-        let probe = recommend(model(8e-3, 200e6));
+        let probe = choose_group_size(model(8e-3, 200e6));
         assert!(probe.reason.contains("above the largest"), "{}", probe.reason);
         assert!((probe.latency.unwrap().as_secs_f64() / 8e-3 - 1.0).abs() < 0.01);
     }
@@ -225,7 +226,7 @@ mod tests {
     fn without_a_visible_transfer_time_the_largest() {
         let mut samples = model(2e-3, 1e9);
         samples.iter_mut().for_each(|s| s.median = Duration::from_millis(2));
-        assert_eq!(recommend(samples).group_size, 1 << 20);
+        assert_eq!(choose_group_size(samples).group_size, 1 << 20);
     }
 
     #[test]

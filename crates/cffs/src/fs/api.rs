@@ -216,6 +216,9 @@ pub struct MountOptions {
     /// Only with the conventional placement, to repeat measurements of 1997 which did the same: half of the files begin where
     /// the file before them in the directory ends, half at a random place of the allocation group, from this seed.
     pub scatter: Option<u64>,
+    /// Small directories of a subtree share groups. Off, each directory has groups of its own, as in the papers: to measure
+    /// what sharing is worth.
+    pub subtrees: bool,
 }
 
 impl Default for MountOptions {
@@ -232,6 +235,7 @@ impl Default for MountOptions {
             background: true,
             fsync_in_log: true,
             scatter: None,
+            subtrees: true,
         }
     }
 }

@@ -140,7 +140,7 @@ impl Fs {
             journal.reserve_for_records(quota::LOG_BYTES);
         }
         journal.connect(Box::new(Hook { space: space.clone(), quota: quota.clone(), discard }), counters_buf);
-        let placement = Arc::new(Placement::new(space.clone(), &sb, opts.scatter));
+        let placement = Arc::new(Placement::new(space.clone(), &sb, opts.scatter, opts.subtrees));
         let sums = sb.has_data_sums().then(|| Arc::new(Sums::new(cache.clone(), space.clone())));
         let chunk = if sb.embeds_inodes() { 1 } else { INODE_CHUNK };
         let inodes = Inodes::load(&cache, chunk, opts.cache_bytes, quota.clone())?;

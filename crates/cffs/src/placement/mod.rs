@@ -87,6 +87,7 @@ pub struct Placement {
     geo: Arc<LiveGeometry>,
     grouping: bool,
     dirs_with_data: bool,
+    subtrees: bool,
     table: Mutex<Table>,
     scatter: Option<Mutex<Scatter>>,
 }
@@ -124,12 +125,20 @@ pub struct Placed {
 }
 
 impl Placement {
-    /// The policy that the superblock asks for.
-    pub fn new(space: Arc<Space>, sb: &Superblock, scatter: Option<u64>) -> Placement {
+    /// The policy that the superblock asks for; `scatter` and `subtrees` as in [`MountOptions`](crate::fs::api::MountOptions).
+    pub fn new(space: Arc<Space>, sb: &Superblock, scatter: Option<u64>, subtrees: bool) -> Placement {
         let geo = space.live_geometry();
         let dirs_with_data = sb.compat & crate::format::superblock::COMPAT_DIRS_WITH_DATA != 0;
         let scatter = scatter.map(|seed| Mutex::new(Scatter { random: seed | 1, last: HashMap::new() }));
-        Placement { space, geo, grouping: sb.groups_files(), dirs_with_data, table: Mutex::default(), scatter }
+        Placement {
+            space,
+            geo,
+            grouping: sb.groups_files(),
+            dirs_with_data,
+            subtrees,
+            table: Mutex::default(),
+            scatter,
+        }
     }
 
     /// Files up to this size are grouped.
@@ -195,6 +204,9 @@ impl Placement {
     }
 
     fn owner(&self, t: &Table, dir: Ino, own: impl Fn(&Owner) -> bool) -> Ino {
+        if !self.subtrees {
+            return dir;
+        }
         let mut at = dir;
         for _ in 0..ASCENT_MAX {
             match t.owners.get(&at) {
@@ -230,7 +242,7 @@ impl Placement {
         let owner = self.owner(&t, dir, |o| o.data_bytes + o.expected >= limit);
         let goal = self.goal(&t, dir);
         let mut group = t.owners.get(&owner).map_or(0, |o| o.data_group);
-        if group == 0 {
+        if group == 0 && self.subtrees {
             // What comes together is read together: the first files go where the last ones of the directory before went.
             group = t.last.or_else(|| self.open_above(&t, owner)).unwrap_or(0);
         }

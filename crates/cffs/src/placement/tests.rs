@@ -14,7 +14,7 @@ fn a_block_in_which_another_file_has_a_part_is_not_taken_for_fresh() {
     assert!(fpb >= 4);
     let cache = f.journal.cache();
     f.space.reserve(4 * fpb, true).unwrap();
-    let p = Placement::new(f.space.clone(), &f.sb, None);
+    let p = Placement::new(f.space.clone(), &f.sb, None, true);
     let mut fresh = Vec::new();
     let first = p.place_small(ROOT_INO, fpb, Some(cache), &mut fresh).unwrap().unwrap().run;
     assert_eq!(fresh.len(), 1, "a whole block of a free group");
