@@ -11,6 +11,7 @@
 
 mod device;
 pub mod layout;
+pub mod measure;
 pub mod mechanical;
 pub mod priced;
 pub mod profiles;

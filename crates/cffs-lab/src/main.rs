@@ -9,6 +9,7 @@ mod compare;
 mod conformance;
 mod experiments;
 mod layout;
+mod mounted;
 mod peers;
 mod powercut;
 mod process;

@@ -6,7 +6,8 @@ use cffs::fs::Fs;
 use cffs::fs::api::MetadataMode;
 use cffs_disk::Counters;
 
-use super::outcome::{Claim, Outcome};
+use super::large::raw;
+use super::outcome::{Claim, Outcome, asked, shown};
 use super::rig::{Rig, Setup, Variant, create};
 use super::source::{Tree, file_name, read_whole, remove_below, search};
 
@@ -109,7 +110,21 @@ pub fn figure9(files: u64) -> Result<Outcome> {
         for phase in [0, 3] {
             let less = (1.0 - both[phase].seconds() / neither[phase].seconds()) * 100.0;
             let text = format!("{}, {name} metadata: less time, in % (paper: 50 to 66)", FIGURE9[phase]);
-            outcome.claims.push(Claim::at_least(text, 50.0, less));
+            outcome.claims.push(Claim::at_least(text, 50.0, less).because(|| {
+                let (ours, other) = (&both[phase], &neither[phase]);
+                let bytes = other.written_bytes.min(ours.written_bytes);
+                let [_, write] = raw("st31200", bytes.max(1 << 20), 0);
+                format!(
+                    "Both: {}, {} s. Neither: {}, {} s. On a fresh disk the conventional placement is contiguous too, and delayed metadata are written \
+                     once: {} MB take {} s at the disk's bandwidth, whatever the variant.",
+                    asked(ours),
+                    shown(ours.seconds()),
+                    asked(other),
+                    shown(other.seconds()),
+                    shown(bytes as f64 / 1e6),
+                    shown(bytes as f64 / write / 1e6)
+                )
+            }));
         }
     }
     outcome.untested = vec![(
@@ -172,6 +187,14 @@ pub fn table43(scale: u64) -> Result<Outcome> {
     }
     let (neither, both) = (runs[0].1, runs[2].1);
     let less = |a: u64, b: u64| (1.0 - b as f64 / a.max(1) as f64) * 100.0;
+    let side_by_side = |phase: usize| {
+        format!(
+            "Both: {}. Neither: {}. The tree was written at once on a fresh disk, so that the conventional placement has its files side by side, \
+             and one read brings several: there is little left to save.",
+            asked(&both[phase]),
+            asked(&neither[phase])
+        )
+    };
     outcome.claims = vec![
         Claim::at_least("checkout: fewer writes, in %", 46.0, less(neither[0].writes, both[0].writes)),
         Claim::at_most(
@@ -180,8 +203,10 @@ pub fn table43(scale: u64) -> Result<Outcome> {
             both[0].seconds() / neither[0].seconds() * 100.0,
         ),
         Claim::at_least("compile: fewer writes, in %", 30.0, less(neither[1].writes, both[1].writes)),
-        Claim::at_least("compile: fewer reads, in %", 34.0, less(neither[1].reads, both[1].reads)),
-        Claim::at_least("search: fewer reads, in %", 60.0, less(neither[2].reads, both[2].reads)),
+        Claim::at_least("compile: fewer reads, in %", 34.0, less(neither[1].reads, both[1].reads))
+            .because(|| side_by_side(1)),
+        Claim::at_least("search: fewer reads, in %", 60.0, less(neither[2].reads, both[2].reads))
+            .because(|| side_by_side(2)),
         Claim::at_most(
             "search: time, in % of the conventional one's",
             92.9,

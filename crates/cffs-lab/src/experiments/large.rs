@@ -26,6 +26,14 @@ pub fn benchmark(rig: &mut Rig, bytes: u64) -> Result<[f64; 3]> {
 /// # Errors
 /// Those of the engine.
 pub fn in_pieces(rig: &mut Rig, bytes: u64, piece: usize) -> Result<[f64; 3]> {
+    Ok(phases(rig, bytes, piece)?.map(|c| bytes as f64 / c.seconds() / 1e6))
+}
+
+/// What each of the three asked of the disk.
+///
+/// # Errors
+/// Those of the engine.
+pub fn phases(rig: &mut Rig, bytes: u64, piece: usize) -> Result<[Counters; 3]> {
     let content = vec![7; piece];
     let write = |fs: &Fs, ino: Ino| -> cffs::error::Result<()> {
         for at in (0..bytes).step_by(piece) {
@@ -33,7 +41,6 @@ pub fn in_pieces(rig: &mut Rig, bytes: u64, piece: usize) -> Result<[f64; 3]> {
         }
         Ok(())
     };
-    let mbs = |c: Counters| bytes as f64 / c.seconds() / 1e6;
     let written = rig.phase(|fs| {
         let ino = fs.create(Caller::ROOT, ROOT_INO, b"large", 0o644)?.ino;
         let result = write(fs, ino);
@@ -47,7 +54,7 @@ pub fn in_pieces(rig: &mut Rig, bytes: u64, piece: usize) -> Result<[f64; 3]> {
         })
     })?;
     let overwritten = rig.phase(|fs| with(fs, ROOT_INO, "large", |ino| write(fs, ino)))?;
-    Ok([mbs(written), mbs(read), mbs(overwritten)])
+    Ok([written, read, overwritten])
 }
 
 /// What the disk itself gives for so many bytes at the same place in its largest requests: reads and writes, MB/s.

@@ -1,5 +1,6 @@
 //! What an experiment found: claims of a paper beside our figures, tables and charts. Plain data, kept as JSON.
 
+use cffs_disk::Counters;
 use serde::{Deserialize, Serialize};
 
 /// A claim of a paper (or a target of ours), and our figure.
@@ -13,17 +14,29 @@ pub struct Claim {
     pub ours: f64,
     /// Whether a smaller figure is the better one.
     pub smaller: bool,
+    /// Where it is not borne out: the cause, with measurements.
+    #[serde(default)]
+    pub why: Option<String>,
 }
 
 impl Claim {
     /// Ours must be at least the paper's.
     pub fn at_least(text: impl Into<String>, paper: f64, ours: f64) -> Claim {
-        Claim { text: text.into(), paper, ours, smaller: false }
+        Claim { text: text.into(), paper, ours, smaller: false, why: None }
     }
 
     /// Ours must be at most the paper's.
     pub fn at_most(text: impl Into<String>, paper: f64, ours: f64) -> Claim {
-        Claim { text: text.into(), paper, ours, smaller: true }
+        Claim { text: text.into(), paper, ours, smaller: true, why: None }
+    }
+
+    /// Keeps the cause, if it is not borne out.
+    #[must_use]
+    pub fn because(mut self, why: impl FnOnce() -> String) -> Claim {
+        if !self.holds() {
+            self.why = Some(why());
+        }
+        self
     }
 
     /// Whether our run bears it out.
@@ -116,6 +129,22 @@ pub struct DiskMap {
     pub cell: u64,
     /// For each cell: 0 nothing of files, 1 files of several directories, from 2 on the number of the only directory there.
     pub owners: Vec<u32>,
+}
+
+/// What a disk was asked, in words.
+pub fn asked(c: &Counters) -> String {
+    let kind = |n: u64, bytes: u64, what: &str| match n {
+        0 => None,
+        1 => Some(format!("1 {what} of {} KB", shown(bytes as f64 / 1e3))),
+        _ => Some(format!("{n} {what}s of {} KB", shown(bytes as f64 / n as f64 / 1e3))),
+    };
+    let parts: Vec<String> =
+        [kind(c.reads, c.read_bytes, "read"), kind(c.writes, c.written_bytes, "write")].into_iter().flatten().collect();
+    let each = c.seconds() * 1e3 / c.requests().max(1) as f64;
+    match parts.is_empty() {
+        true => "no request".into(),
+        false => format!("{}, {} ms for each", parts.join(" and "), shown(each)),
+    }
 }
 
 /// Three significant digits.

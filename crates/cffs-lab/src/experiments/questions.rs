@@ -168,7 +168,7 @@ pub fn answers(results: &[(&str, Outcome)]) -> Vec<Answer> {
                     let (ours, other) = (time("Disk time", "both", what)?, time("Disk time", "neither", what)?);
                     words.push(format!("{what} takes {} disk time", compared(ours, other)));
                 }
-                let off = r.figure("ablation", "prefetch", "off", "all fresh disks")?;
+                let off = r.figure("ablation", "How the defaults", "prefetch: off", "all fresh disks")?;
                 Ok(format!(
                     "On a fresh disk, with synchronous metadata: {}. Without prefetching, reading takes {} of the time with it, over all fresh disks.",
                     words.join(", "),

@@ -2,14 +2,14 @@
 
 use std::fmt::Write;
 
-use super::outcome::{Chart, Outcome, Table, shown};
+use super::outcome::{Chart, Claim, Outcome, Table, shown};
 use super::questions::answers;
 use crate::layout::map::svg;
 
 const STYLE: &str = "body{font:15px/1.5 sans-serif;max-width:60em;margin:2em auto;padding:0 1em;color:#222}\
 table{border-collapse:collapse;margin:1em 0}td,th{border:1px solid #ccc;padding:.2em .6em;text-align:right}\
 td:first-child,th:first-child{text-align:left}.yes{color:#16703a}.no{color:#b3261e;font-weight:bold}\
-svg{display:block;margin:1em 0}h2{margin-top:2.5em}.note{color:#555}dt{font-weight:bold;margin-top:.6em}";
+svg{display:block;margin:1em 0}h2{margin-top:2.5em}.note{color:#555}.why{color:#555;font-size:.9em;padding-left:2em}td.why:first-child{text-align:left}dt{font-weight:bold;margin-top:.6em}";
 /// Told apart also without colour.
 const COLOURS: [&str; 6] = ["#9aa5b1", "#5b8def", "#e0a030", "#2a7d4f", "#a0522d", "#7a4fbf"];
 
@@ -62,14 +62,26 @@ fn claims_table(html: &mut String, outcome: &Outcome) {
             escape(&claim.text),
             shown(claim.paper),
             shown(claim.ours),
-            shown(claim.ours / claim.paper)
+            ratio(claim)
         );
+        if !claim.holds() {
+            let why = claim.why.as_deref().unwrap_or("the cause is not known yet");
+            let _ = writeln!(html, "<tr><td colspan=\"5\" class=\"why\">{}</td></tr>", escape(why));
+        }
     }
     for (claim, why) in &outcome.untested {
         let (claim, why) = (escape(claim), escape(why));
         let _ = writeln!(html, "<tr><td>{claim}</td><td></td><td></td><td></td><td>not tested: {why}</td></tr>");
     }
     html.push_str("</table>\n");
+}
+
+/// Ours by the paper's, where that says something.
+pub fn ratio(claim: &Claim) -> String {
+    match claim.paper > 0.0 && claim.ours >= 0.0 {
+        true => shown(claim.ours / claim.paper),
+        false => String::new(),
+    }
 }
 
 fn figures(html: &mut String, table: &Table) {

@@ -67,6 +67,8 @@ pub struct Setup {
     pub prefetch: PrefetchMode,
     /// Whether fsync puts small files into the log.
     pub fsync_in_log: bool,
+    /// Whether small directories share groups.
+    pub subtrees: bool,
     /// Size of the log in bytes; `None` for that of mkfs.
     pub log: Option<u64>,
 }
@@ -82,11 +84,13 @@ impl Setup {
             metadata: defaults.metadata,
             block: 4096,
             fragment: 1024,
-            group: MkfsOptions::default().group_size,
+            // What `mkfs` chooses when it times such a disk.
+            group: super::disks::probe(profile).map_or(MkfsOptions::default().group_size, |p| p.group_size),
             cache: 32 << 20,
             scatter: false,
             prefetch: defaults.prefetch,
             fsync_in_log: defaults.fsync_in_log,
+            subtrees: defaults.subtrees,
             log: None,
         }
     }
@@ -170,6 +174,7 @@ impl Rig {
             metadata: setup.metadata,
             prefetch: setup.prefetch,
             fsync_in_log: setup.fsync_in_log,
+            subtrees: setup.subtrees,
             scatter: (setup.scatter && !setup.variant.group).then_some(1997),
             ..MountOptions::default()
         };
@@ -215,14 +220,26 @@ impl Rig {
         &self.device
     }
 
+    fn report(&self) -> Result<cffs::check::Report> {
+        let report = cffs::check::check(self.device.clone(), None, &Default::default(), &|_, _, _| {})?;
+        anyhow::ensure!(report.is_clean(), "the file system is damaged after the experiment: {:?}", report.problems);
+        Ok(report)
+    }
+
     /// What a check finds out about the layout, unmounted.
     ///
     /// # Errors
     /// When something is wrong with the file system.
     pub fn layout(&self) -> Result<cffs::check::Layout> {
-        let report = cffs::check::check(self.device.clone(), None, &Default::default(), &|_, _, _| {})?;
-        anyhow::ensure!(report.is_clean(), "the file system is damaged after the experiment: {:?}", report.problems);
-        Ok(report.layout)
+        Ok(self.report()?.layout)
+    }
+
+    /// What a check counts, unmounted.
+    ///
+    /// # Errors
+    /// When something is wrong with the file system.
+    pub fn counts(&self) -> Result<cffs::check::Counts> {
+        Ok(self.report()?.counts)
     }
 
     /// Checks it, unmounted.
@@ -230,7 +247,7 @@ impl Rig {
     /// # Errors
     /// When something is wrong with it.
     pub fn check(&self) -> Result<()> {
-        self.layout().map(drop)
+        self.report().map(drop)
     }
 }
 

@@ -80,7 +80,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let mut skipped = Vec::new();
     let mut peers = Vec::new();
     for &peer in &args.only {
-        match peer.missing(&cffs) {
+        match peer.missing(&cffs.program) {
             None => peers.push(peer),
             Some(why) => {
                 eprintln!("SKIPPED: {peer}: {why}");

@@ -16,6 +16,9 @@ use crate::random::Random;
 /// Files that are created and fsynced one by one, and those in one directory.
 pub const SYNCED: u64 = 200;
 const PER_DIR: u64 = 20;
+/// Bytes of the large file, and of a call.
+pub const LARGE: usize = 16 << 20;
+const PIECE: usize = 1 << 20;
 /// Directories that the aging works in.
 const DIRS: u64 = 50;
 /// Files of which one part is small: those are overwritten.
@@ -126,9 +129,28 @@ pub fn measure(mut session: Session, tree: &Tree, scale: u64) -> Result<Costs> {
         }
         Ok(())
     })?;
+    let removed = phase(&mut session, || {
+        fs::remove_dir_all(root.join("tree"))?;
+        sync(&root)
+    })?;
+    let (large, piece) = (root.join("large"), vec![0x5a; PIECE]);
+    let written = phase(&mut session, || {
+        let mut file = File::create_new(&large)?;
+        (0..LARGE / PIECE).try_for_each(|_| file.write_all(&piece))?;
+        sync(&root)
+    })?;
+    let mut back = vec![0; PIECE];
+    let large_read = phase(&mut session, || {
+        let mut file = File::open(&large)?;
+        for _ in 0..LARGE / PIECE {
+            file.read_exact(&mut back)?;
+            ensure!(back == piece, "the large file has wrong bytes");
+        }
+        Ok(())
+    })?;
     session.check()?;
     session.close()?;
-    Ok([unpack, read, walked, overwritten, synced])
+    Ok([unpack, read, walked, overwritten, synced, removed, written, large_read])
 }
 
 /// Directories, each before what is in it, and files in the order in which they are made.

@@ -1,0 +1,256 @@
+//! Large files against what the disk itself gives, on fresh file systems and on aged ones: in virtual time, and on a real file.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Instant;
+
+use anyhow::{Context, Result, ensure};
+use cffs::device::{Device, FileDevice, IoKind, OpenMode};
+use cffs::format::ROOT_INO;
+use cffs::fs::Fs;
+use cffs::fs::api::{Caller, MountOptions};
+use cffs::mkfs::{MkfsOptions, mkfs};
+
+use super::aging::age;
+use super::large::{self, raw};
+use super::outcome::{Claim, Outcome, asked, shown};
+use super::rig::{Rig, Setup};
+
+/// Disks in virtual time, with MiB of the disk and of the file: transferring it takes long against a seek.
+const DISKS: [(&str, u64, u64); 5] =
+    [("st31200", 900, 32), ("hdd-2026", 2048, 160), ("volume-1ms", 900, 32), ("sd-card", 900, 32), ("nvme", 2048, 160)];
+/// How full the file system is before the file is written.
+const STATES: [(&str, f64); 3] = [("fresh", 0.0), ("aged to 70%", 0.7), ("aged to 90%", 0.9)];
+/// Creations and deletions of the aging.
+const OPERATIONS: u64 = 5000;
+/// Bytes of the image and of the file in real time.
+const BYTES: u64 = 900 << 20;
+const FILE: u64 = 32 << 20;
+/// Bytes of a call.
+const PIECE: usize = 1 << 20;
+const PHASES: [&str; 3] = ["write", "read", "overwrite"];
+const ALIGNED: usize = 4096;
+/// Share of the disk's bandwidth in %.
+const TARGET: f64 = 95.0;
+/// Rounds on a real file, of which the median counts.
+const ROUNDS: usize = 7;
+
+/// The least of the three with its name.
+fn least(shares: &[f64; 3]) -> (f64, &'static str) {
+    let at = (0..3).min_by(|a, b| shares[*a].total_cmp(&shares[*b])).unwrap_or(0);
+    (shares[at], PHASES[at])
+}
+
+/// In virtual time.
+///
+/// # Errors
+/// Those of the engine.
+pub fn model(scale: u64) -> Result<Outcome> {
+    let mut outcome = Outcome::default();
+    let (mut rates, mut lies) = (Vec::new(), Vec::new());
+    for (profile, disk_mib, file_mib) in DISKS {
+        let (bytes, length) = ((disk_mib << 20) / scale, (file_mib << 20) / scale / PIECE as u64 * PIECE as u64);
+        let [raw_read, raw_write] = raw(profile, length, 0);
+        let itself = [raw_write, raw_read, raw_write];
+        for (state, level) in STATES {
+            let mut rig = Rig::new(&Setup { bytes, ..Setup::today(profile) })?;
+            if level > 0.0 {
+                rig.phase(|fs| age(fs, level, OPERATIONS / scale))?;
+            }
+            let before = rig.counts()?.extents;
+            let asked_for = large::phases(&mut rig, length, PIECE)?;
+            let found = asked_for.map(|c| length as f64 / c.seconds() / 1e6);
+            let extents = rig.counts()?.extents - before;
+            let shares = [0, 1, 2].map(|i| found[i] / itself[i] * 100.0);
+            let (share, phase) = least(&shares);
+            let text = format!("{profile}, {state}: worst of write, read and overwrite, share of the disk in %");
+            let run = length as f64 / extents.max(1) as f64 / 1024.0;
+            outcome.claims.push(Claim::at_least(text, TARGET, share).because(|| {
+                let at = PHASES.iter().position(|p| *p == phase).unwrap_or(0);
+                let (c, alone) = (&asked_for[at], length as f64 / itself[at] / 1e6);
+                let more = format!(
+                    "{phase}: {} MB in {}, {} flushes; {} ms more than the file alone takes at its best.",
+                    shown((c.read_bytes + c.written_bytes) as f64 / 1e6),
+                    asked(c),
+                    c.flushes,
+                    shown((c.seconds() - alone) * 1e3)
+                );
+                match extents > 8 {
+                    true => format!(
+                        "{more} The file is in {extents} extents, {} KiB on average: the free space of the aged file system has no longer runs, and \
+                         nothing makes any.",
+                        shown(run)
+                    ),
+                    false => format!("{more} The file lies together; this is the way to it, its metadata and the log."),
+                }
+            }));
+            rates.push((format!("{profile}, {state}"), found.to_vec()));
+            lies.push((format!("{profile}, {state}"), [&shares[..], &[extents as f64, run]].concat()));
+        }
+        rates.push((format!("{profile}, the disk itself"), itself.to_vec()));
+    }
+    let at = PHASES.map(str::to_string);
+    outcome.table("Bandwidth (MB/s)", "disk", &at, rates);
+    let columns =
+        ["write, % of the disk", "read, % of the disk", "overwrite, % of the disk", "extents", "mean extent, KiB"];
+    outcome.table("Shares, and how the file lies", "disk", &columns.map(str::to_string), lies);
+    outcome.notes = vec![
+        format!(
+            "In calls of 1 MiB: {}. Aged: filled to the level with files of the distribution of figure 7, then {OPERATIONS} creations and deletions.",
+            DISKS.map(|(name, disk, file)| format!("{file} MiB on {disk} MiB of {name}")).join(", ")
+        ),
+        "The disk itself: the same bytes at the beginning of the disk, in its largest requests, one after the other."
+            .into(),
+    ];
+    Ok(outcome)
+}
+
+/// A directory on a disk, not in memory, if there is one.
+fn place() -> PathBuf {
+    let target = PathBuf::from("target");
+    if target.is_dir() { target } else { std::env::temp_dir() }
+}
+
+/// MB/s of something.
+fn rate(bytes: u64, work: impl FnOnce() -> Result<()>) -> Result<f64> {
+    let clock = Instant::now();
+    work()?;
+    Ok(bytes as f64 / clock.elapsed().as_secs_f64() / 1e6)
+}
+
+fn median(values: impl Iterator<Item = f64>) -> f64 {
+    let mut values: Vec<f64> = values.collect();
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(0.0)
+}
+
+/// A file of the host with all its blocks there, as a device.
+fn file(path: &std::path::Path, bytes: u64) -> Result<FileDevice> {
+    std::fs::File::create_new(path)
+        .and_then(|f| f.set_len(bytes))
+        .with_context(|| format!("cannot make {}", path.display()))?;
+    let device = FileDevice::open(path, OpenMode::READ_WRITE)?;
+    // Written once: what the host's file system does at the first write to a block is not ours.
+    let zeros = vec![0; PIECE];
+    for at in (0..bytes).step_by(PIECE) {
+        device.write_at(IoKind::Data, at, &zeros)?;
+    }
+    device.flush()?;
+    Ok(device)
+}
+
+/// Write, read and write again in one request after the other, without a file system.
+fn raw_round(device: &FileDevice, bytes: u64, piece: &mut [u8]) -> Result<[f64; 3]> {
+    let write = || {
+        rate(bytes, || {
+            (0..bytes).step_by(PIECE).try_for_each(|at| device.write_at(IoKind::Data, at, piece))?;
+            Ok(device.flush()?)
+        })
+    };
+    let (first, second) = (write()?, write()?);
+    let read =
+        rate(bytes, || Ok((0..bytes).step_by(PIECE).try_for_each(|at| device.read_at(IoKind::Data, at, piece))?))?;
+    Ok([first, read, second])
+}
+
+fn round(fs: &Fs, bytes: u64, piece: &mut [u8]) -> Result<[f64; 3]> {
+    let ino = fs.create(Caller::ROOT, ROOT_INO, b"large", 0o644)?.ino;
+    fs.sync()?;
+    let write = |piece: &[u8]| {
+        rate(bytes, || {
+            (0..bytes).step_by(PIECE).try_for_each(|at| fs.write(Caller::ROOT, ino, at, piece).map(drop))?;
+            Ok(fs.fsync(ino, false)?)
+        })
+    };
+    let written = write(piece)?;
+    fs.sync()?;
+    fs.drop_caches();
+    let read = rate(bytes, || Ok((0..bytes).step_by(PIECE).try_for_each(|at| fs.read(ino, at, piece).map(drop))?))?;
+    fs.drop_caches();
+    let over = write(piece)?;
+    fs.forget(ino, 1);
+    fs.unlink(ROOT_INO, b"large")?;
+    fs.sync()?;
+    Ok([written, read, over])
+}
+
+/// On a real file, in real time.
+///
+/// # Errors
+/// Those of the engine and of the file.
+pub fn real(scale: u64) -> Result<Outcome> {
+    let mut outcome = Outcome::default();
+    let dir = tempfile::Builder::new().prefix("cffs-lab-real-").tempdir_in(place())?;
+    let (bytes, length) = (BYTES / scale / PIECE as u64 * PIECE as u64, FILE / scale / PIECE as u64 * PIECE as u64);
+    ensure!(length > 0, "the file is smaller than a call");
+    let beside = file(&dir.path().join("raw"), length)?;
+    // Direct I/O is without copies where the memory is aligned.
+    let mut memory = vec![7; PIECE + ALIGNED];
+    let from = memory.as_ptr().align_offset(ALIGNED);
+    let piece = &mut memory[from..from + PIECE];
+    let mut rows = Vec::new();
+    for (state, level) in STATES {
+        let path = dir.path().join("image");
+        let device = Arc::new(file(&path, bytes)?);
+        mkfs(&*device, None, &MkfsOptions::default())?;
+        if level > 0.0 {
+            let options = MountOptions { background: false, ..MountOptions::default() };
+            let fs = Fs::open(device.clone(), None, options)?;
+            age(&fs, level, OPERATIONS / scale)?;
+            fs.close()?;
+        }
+        let fs = Fs::open(device.clone(), None, MountOptions::default())?;
+        // In turn, so that what else goes on on this machine is in both.
+        let mut rounds: Vec<([f64; 3], [f64; 3])> = Vec::new();
+        for _ in 0..ROUNDS {
+            rounds.push((raw_round(&beside, length, piece)?, round(&fs, length, piece)?));
+        }
+        fs.close()?;
+        drop(fs);
+        let report = cffs::check::check(device, None, &Default::default(), &|_, _, _| {})?;
+        ensure!(report.is_clean(), "the file system is damaged after the experiment: {:?}", report.problems);
+        std::fs::remove_file(&path)?;
+        let shares = [0, 1, 2].map(|i| median(rounds.iter().map(|(raw, ours)| ours[i] / raw[i] * 100.0)));
+        for (phase, share) in PHASES.iter().zip(shares) {
+            let text = format!("{state}: {phase}, share of the file itself in %");
+            outcome.claims.push(Claim::at_least(text, TARGET, share).because(|| {
+                let all: Vec<f64> = rounds
+                    .iter()
+                    .map(|(raw, ours)| PHASES.iter().position(|p| p == phase).map_or(0.0, |i| ours[i] / raw[i] * 100.0))
+                    .collect();
+                let (low, high) = all.iter().fold((f64::MAX, 0f64), |(l, h), v| (l.min(*v), h.max(*v)));
+                format!("between {} and {}% in {ROUNDS} rounds.", shown(low), shown(high))
+            }));
+        }
+        let (raw, ours): (Vec<_>, Vec<_>) = rounds.into_iter().unzip();
+        for (name, rates) in [("cffs", ours), ("the file itself", raw)] {
+            let rates = (0..3).map(|i| median(rates.iter().map(|r: &[f64; 3]| r[i]))).collect();
+            rows.push((format!("{name}, {state}"), rates));
+        }
+    }
+    let at = PHASES.map(str::to_string);
+    outcome.table("Bandwidth (MB/s)", "", &at, rows);
+    outcome.notes = vec![
+        format!(
+            "{} MiB in an image of {} MiB on a disk of this machine, through the library with its default options; calls of 1 MiB, then \
+             fsync. Beside it the same bytes written to and read from a file of the host without a file system of ours, one request of 1 MiB \
+             after the other, with {} I/O; medians of {ROUNDS} rounds in turn.",
+            length >> 20,
+            bytes >> 20,
+            if beside.is_direct() { "direct" } else { "buffered" }
+        ),
+        "Real time on a real disk: other figures in each run, and on each machine.".into(),
+    ];
+    Ok(outcome)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_worst_and_the_middle_are_found() {
+        assert_eq!(least(&[99.0, 97.0, 98.0]), (97.0, "read"));
+        assert_eq!(median([3.0, 1.0, 2.0].into_iter()), 2.0);
+    }
+}
