@@ -93,6 +93,11 @@ pub struct Outcome {
 }
 
 impl Outcome {
+    /// Nothing was measured.
+    pub fn is_empty(&self) -> bool {
+        self.claims.is_empty() && self.tables.is_empty() && self.charts.is_empty()
+    }
+
     /// A table, and the chart of the same figures.
     pub fn add(
         &mut self,
@@ -153,6 +158,7 @@ pub fn shown(value: f64) -> String {
         v if v >= 100.0 || v == 0.0 => format!("{value:.0}"),
         v if v >= 10.0 => format!("{value:.1}"),
         v if v >= 0.1 => format!("{value:.2}"),
+        v if v < 0.00005 => "0".into(),
         _ => format!("{value:.4}"),
     }
 }
@@ -172,6 +178,6 @@ mod tests {
     fn a_claim_holds_in_its_own_direction() {
         assert!(Claim::at_least("", 7.0, 7.5).holds() && !Claim::at_least("", 7.0, 6.9).holds());
         assert!(Claim::at_most("", 15.0, 3.0).holds() && !Claim::at_most("", 15.0, 16.0).holds());
-        assert_eq!([1234.5, 12.34, 1.234, 0.01234, 0.0].map(shown), ["1234", "12.3", "1.23", "0.0123", "0"]);
+        assert_eq!([1234.5, 12.34, 1.234, 0.01234, 0.00001].map(shown), ["1234", "12.3", "1.23", "0.0123", "0"]);
     }
 }

@@ -3,7 +3,7 @@
 use anyhow::Result;
 
 use super::aging;
-use super::outcome::{Claim, DiskMap, Outcome, shown};
+use super::outcome::{Chart, Claim, DiskMap, Outcome, shown};
 use super::rig::{Rig, Setup, Variant};
 use super::source::Tree;
 use crate::layout::{CLASSES, Layout};
@@ -42,12 +42,15 @@ fn aged(variant: Variant, level: f64, scale: u64) -> Result<(Layout, cffs::check
 /// Those of the engine.
 pub fn layout(scale: u64) -> Result<Outcome> {
     let mut outcome = Outcome::default();
-    let (mut scores, mut adjacent, mut fills) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut scores, mut adjacent, mut fills) = (Vec::<(String, Vec<f64>)>::new(), Vec::new(), Vec::new());
+    // Sizes that there are files of in each state.
+    let mut there = [true; CLASSES.len()];
     let mut worst: Option<(Vec<f64>, crate::layout::Adjacency, f64)> = None;
     for (variant, name) in [(Variant::NEITHER, "conventional"), (Variant::BOTH, "cffs")] {
         for (level, state) in [(0.0, "fresh"), (0.7, "70%"), (0.9, "90%")] {
             let (found, checked) = aged(variant, level, scale)?;
             let title = format!("{name}, {state}");
+            there.iter_mut().zip(found.score()).for_each(|(there, (_, blocks))| *there &= blocks > 0);
             let score: Vec<f64> = found.score().into_iter().map(|(share, _)| share / 100.0).collect();
             let a = found.adjacency();
             scores.push((title.clone(), score.clone()));
@@ -95,7 +98,21 @@ pub fn layout(scale: u64) -> Result<Outcome> {
         from = most.saturating_add(1);
     }
     at.push("all".into());
-    outcome.add("Layout score by file size in blocks of 4 KiB", "share", "state", &at, scores, true);
+    let title = "Layout score by file size in blocks of 4 KiB";
+    let drawn = |values: &[String]| -> Vec<String> {
+        values.iter().zip(there).filter(|(_, t)| *t).map(|(v, _)| v.clone()).collect()
+    };
+    outcome.charts.push(Chart {
+        title: title.into(),
+        unit: "share".into(),
+        lines: true,
+        at: drawn(&at),
+        series: scores
+            .iter()
+            .map(|(name, v)| (name.clone(), v.iter().zip(there).filter(|(_, t)| *t).map(|(v, _)| *v).collect()))
+            .collect(),
+    });
+    outcome.table(format!("{title} (share)"), "state", &at, scores);
     let columns =
         ["as listed", "alphabetical", "by address", "directory to first file", "in one group with a neighbour"];
     outcome.table(

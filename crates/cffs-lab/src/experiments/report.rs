@@ -52,7 +52,9 @@ pub fn page(results: &[(&str, Outcome)]) -> String {
 }
 
 fn claims_table(html: &mut String, outcome: &Outcome) {
-    html.push_str("<table>\n<tr><th>claim</th><th>paper</th><th>ours</th><th>ratio</th><th>verdict</th></tr>\n");
+    html.push_str(
+        "<table>\n<tr><th>claim</th><th>paper or target</th><th>ours</th><th>ratio</th><th>verdict</th></tr>\n",
+    );
     for claim in &outcome.claims {
         let (class, verdict) = if claim.holds() { ("yes", "borne out") } else { ("no", "not borne out") };
         let sign = if claim.smaller { "&le; " } else { "&ge; " };
@@ -102,7 +104,7 @@ const BOTTOM: f64 = 40.0;
 const TOP: f64 = 30.0;
 
 fn draw(html: &mut String, chart: &Chart) {
-    let most = chart.series.iter().flat_map(|(_, v)| v).copied().fold(0.0, f64::max).max(1e-9);
+    let most = highest(chart);
     let step = tick(most);
     let top = (most / step).ceil() * step;
     let plot = HEIGHT - TOP - BOTTOM;
@@ -128,11 +130,14 @@ fn draw(html: &mut String, chart: &Chart) {
         at += step;
     }
     let cluster = (WIDTH - LEFT) / chart.at.len().max(1) as f64;
+    // Names that would run into each other are smaller.
+    let longest = chart.at.iter().map(|name| name.chars().count()).max().unwrap_or(1).max(1);
+    let size = (cluster / longest as f64 / 0.62).clamp(7.0, 12.0);
     for (i, name) in chart.at.iter().enumerate() {
         let x = LEFT + cluster * (i as f64 + 0.5);
         let _ = writeln!(
             html,
-            "<text x=\"{x:.1}\" y=\"{}\" text-anchor=\"middle\">{}</text>",
+            "<text x=\"{x:.1}\" y=\"{}\" text-anchor=\"middle\" font-size=\"{size:.1}\">{}</text>",
             HEIGHT - BOTTOM + 18.0,
             escape(name)
         );
@@ -155,15 +160,28 @@ fn draw(html: &mut String, chart: &Chart) {
             let bar = cluster * 0.8 / chart.series.len() as f64;
             for (i, v) in values.iter().enumerate() {
                 let x = LEFT + cluster * (i as f64 + 0.1) + bar * s as f64;
+                let drawn = y(v.min(top));
                 let _ = writeln!(
                     html,
-                    "<rect x=\"{x:.1}\" y=\"{:.1}\" width=\"{:.1}\" height=\"{:.1}\" fill=\"{colour}\"><title>{}: {}</title></rect>",
-                    y(*v),
+                    "<rect x=\"{x:.1}\" y=\"{drawn:.1}\" width=\"{:.1}\" height=\"{:.1}\" fill=\"{colour}\"><title>{}: {}</title></rect>",
                     bar * 0.95,
-                    (HEIGHT - BOTTOM - y(*v)).max(0.5),
+                    (HEIGHT - BOTTOM - drawn).max(0.5),
                     escape(name),
                     shown(*v)
                 );
+                // Cut off: the figure stands above it.
+                if *v > top {
+                    let _ = writeln!(
+                        html,
+                        "<path d=\"M{x:.1} {:.1}l{:.1} -6v4l-{1:.1} 6z\" fill=\"#fff\"/><text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"middle\" \
+                         font-size=\"10\">{}</text>",
+                        TOP + 14.0,
+                        bar * 0.95,
+                        x + bar * 0.48,
+                        TOP - 3.0,
+                        shown(*v)
+                    );
+                }
             }
         }
         let line = HEIGHT + 18.0 * s as f64;
@@ -179,6 +197,17 @@ fn draw(html: &mut String, chart: &Chart) {
     html.push_str("</svg>\n");
 }
 
+/// The highest value that is drawn. A cluster of bars that would make those of all others invisible is cut off.
+fn highest(chart: &Chart) -> f64 {
+    let mut most: Vec<f64> = (0..chart.at.len())
+        .map(|i| chart.series.iter().filter_map(|(_, v)| v.get(i)).copied().fold(0.0, f64::max))
+        .collect();
+    most.sort_by(f64::total_cmp);
+    let (last, before) = (most.pop().unwrap_or(0.0), most.pop().unwrap_or(0.0));
+    let drawn = if !chart.lines && before > 0.0 && last > 4.0 * before { before * 1.1 } else { last };
+    drawn.max(1e-9)
+}
+
 /// A round distance between lines, so that there are four to ten of them.
 fn tick(most: f64) -> f64 {
     let power = 10f64.powf((most / 5.0).log10().floor());
@@ -187,4 +216,27 @@ fn tick(most: f64) -> f64 {
 
 fn escape(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cluster_that_hides_the_others_is_cut_off() {
+        let chart = |values: Vec<f64>, lines| Chart {
+            title: String::new(),
+            unit: String::new(),
+            lines,
+            at: values.iter().map(|_| "x".to_string()).collect(),
+            series: vec![("a".into(), values)],
+        };
+        assert_eq!(highest(&chart(vec![1.0, 3.0], false)), 3.0);
+        assert_eq!(highest(&chart(vec![1.0, 100.0], true)), 100.0);
+        let cut = chart(vec![10.0, 700.0, 2.0], false);
+        assert_eq!(highest(&cut), 11.0);
+        let mut html = String::new();
+        draw(&mut html, &cut);
+        assert!(html.contains(">700</text>"), "{html}");
+    }
 }

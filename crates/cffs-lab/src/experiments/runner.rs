@@ -185,7 +185,7 @@ fn run_one(args: &RunArgs, experiment: &'static Experiment, progress: &Progress)
     };
     outcome.name = experiment.name.to_string();
     // What could not run here has nothing to keep, and may run another time.
-    if !args.quick && !outcome.tables.is_empty() {
+    if !args.quick && !outcome.is_empty() {
         keep(&path(args, experiment), &outcome)?;
     }
     progress.end(experiment.name, Some((experiment.title, &outcome)));

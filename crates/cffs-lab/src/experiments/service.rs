@@ -4,7 +4,7 @@ use anyhow::{Result, bail};
 use cffs_disk::measure::{service, service_by_sheet};
 use cffs_disk::profiles::{self, Kind};
 
-use super::outcome::{Chart, Claim, Outcome, shown};
+use super::outcome::{Claim, Outcome, shown};
 
 const SIZES: [u64; 10] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512];
 
@@ -47,13 +47,8 @@ pub fn figure2() -> Result<Outcome> {
             let text = format!("{name}, {}: 64 KB as many times as 8 KB", lines[line + 1].0);
             outcome.claims.push(Claim::at_most(text, 2.0, at(line + 1, 64) / at(line + 1, 8)));
         }
-        outcome.charts.push(Chart {
-            title: format!("Service time on {name}"),
-            unit: "ms".to_string(),
-            lines: true,
-            at: SIZES.iter().map(|s| format!("{s} KB")).collect(),
-            series,
-        });
+        let sizes = SIZES.map(|s| format!("{s} KB"));
+        outcome.add(&format!("Service time on {name}"), "ms", "seek", &sizes, series, true);
     }
     outcome.notes.push(
         "Computed from the disk model with the paper's table 1, read seeks, no overheads, outermost zone.".into(),

@@ -82,7 +82,8 @@ fn worst_dip(rates: &[f64]) -> f64 {
 /// Those of the engine.
 pub fn figures(scale: u64) -> Result<Outcome> {
     let total = (32 << 20) / scale;
-    let at: Vec<String> = SIZES.iter().map(|kib| format!("{kib} KB")).collect();
+    let at: Vec<String> =
+        SIZES.iter().map(|kib| if *kib < 1024 { format!("{kib} KB") } else { format!("{} MB", kib >> 10) }).collect();
     let mut outcome = Outcome::default();
     let mut rows: Vec<Vec<(String, Vec<f64>)>> = vec![Vec::new(); 3];
     for variant in [Variant::BOTH, Variant::NEITHER] {
