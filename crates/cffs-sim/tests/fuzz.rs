@@ -50,3 +50,14 @@ fn samples_without_damage_are_in_order_and_have_everything() {
         assert!(here > 0, "no {}", kind.name());
     }
 }
+
+/// Cases that once failed: a log that wrote over itself when it was replayed; superblocks that had no good place for a log and
+/// were taken for good.
+#[test]
+fn cases_that_once_failed() {
+    for (target, seed, case) in [(Target::Log, 555, 1024), (Target::Image, 9001, 244)] {
+        if let Err(f) = run_case(&CORPUS, target, seed, case) {
+            panic!("--seed {seed} --only {} --case {case}: {}", target.name(), f.text);
+        }
+    }
+}

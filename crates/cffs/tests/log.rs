@@ -4,11 +4,11 @@ use cffs::check::repair::{RepairOptions, repair};
 use cffs::check::{Report, check};
 use cffs::device::{Device, IoKind, MemoryDevice};
 use cffs::error::Error;
-use cffs::format::log::LOG_HEADER_SLOTS;
+use cffs::format::log::{LOG_HEADER_SLOTS, LogHeader, SEQ_START_MAX};
 use cffs::format::superblock::State;
 use cffs::format::{BlockKind, Geometry, ROOT_INO, Superblock, crc_ok, get_u32, get_u64};
 use cffs::fs::{Caller, Fs, MountOptions, path};
-use cffs::journal::{read_header, read_headers};
+use cffs::journal::{log_place, read_header, read_headers, write_header};
 use cffs::mkfs::{MkfsOptions, mkfs, read_superblock};
 use std::sync::Arc;
 
@@ -221,5 +221,34 @@ fn a_checkpoint_torn_at_any_sector_is_made_whole_by_the_log() {
         if mask % 16 == 5 {
             clean(&torn, "after recovery");
         }
+    }
+}
+
+/// What follows such a header could not be told from a damaged one.
+#[test]
+fn a_header_that_no_log_gets_to_is_refused_and_repaired() {
+    let (dev, sb) = fresh(64 << 20);
+    let fs = mount(&dev).unwrap();
+    put(&fs, "kept");
+    fs.close().unwrap();
+    let header = read_header(&*dev, &sb).unwrap();
+    let step = SEQ_START_MAX + 2;
+    for far in [
+        LogHeader { epoch: header.epoch + step, ..header },
+        LogHeader { tail_seq: header.tail_seq + step, epoch: header.epoch + 2, ..header },
+    ] {
+        let dev = Arc::new(dev.duplicate());
+        write_header(&*dev, log_place(&sb).0, far).unwrap();
+        assert!(matches!(mount(&dev), Err(Error::Corrupt(c)) if c.0.contains("gets that far")));
+        repair(dev.clone(), None, &RepairOptions::default(), &mut |_| true, &|_, _, _| {}).unwrap();
+        clean(&dev, "repaired");
+        let fs = mount(&dev).unwrap();
+        assert!(has(&fs, "kept"));
+        put(&fs, "later");
+        drop(fs);
+        let fs = mount(&dev).unwrap();
+        assert!(has(&fs, "later"));
+        fs.close().unwrap();
+        clean(&dev, "unmounted");
     }
 }

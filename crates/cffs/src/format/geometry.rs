@@ -1,5 +1,6 @@
 //! Sizes and places that follow from the superblock.
 
+use super::log::LOG_HEADER_AREA;
 use super::superblock::INCOMPAT_EXTERNAL_LOG;
 use super::{BlockAddr, Corrupt, FragAddr, Ino, LAST_SYSTEM_INO, META_HEADER_SIZE, Superblock, corrupt, sums};
 
@@ -96,6 +97,9 @@ impl Geometry {
         if sb.log_blocks > LOG_SIZE_MAX >> bs {
             return corrupt(format!("superblock: a log of {} blocks is too long", sb.log_blocks));
         }
+        if sb.log_blocks << bs <= 2 * LOG_HEADER_AREA {
+            return corrupt(format!("superblock: a log of {} blocks is too short", sb.log_blocks));
+        }
         let external = sb.incompat & INCOMPAT_EXTERNAL_LOG != 0;
         if external != (sb.log_start == 0) {
             return corrupt("superblock: the log is on a device of its own and has a place on this one, or neither");
@@ -105,6 +109,11 @@ impl Geometry {
             return corrupt("superblock: the log is not where it must be");
         }
         Ok(g)
+    }
+
+    /// Whether a block is one of the log's.
+    pub fn is_log(&self, addr: BlockAddr) -> bool {
+        self.log_start != 0 && (self.log_start..self.log_start + self.log_blocks).contains(&addr)
     }
 
     /// Block size in bytes.

@@ -22,6 +22,8 @@ pub const TXN_HEADER: usize = 48;
 pub const RECORD_HEADER: usize = 16;
 /// No log gets as far as this sequence number, or epoch: a header with a greater one is damaged.
 const SEQ_MAX: u64 = 1 << 62;
+/// Where a log is found to begin its sequence number and epoch are at most this: what a mount adds stays below the other.
+pub const SEQ_START_MAX: u64 = SEQ_MAX / 2;
 /// Unit of the byte ranges in a block record, in bytes.
 pub const RANGE_UNIT: usize = 8;
 
@@ -121,7 +123,8 @@ pub fn txn_header(b: &[u8], fsid: u64, seq: u64, ring: u64) -> Option<TxnHeader>
         return None;
     }
     let (len, payload, epoch) = (get_u64(b, 24), get_u64(b, 32), get_u64(b, 40));
-    (len <= ring && payload.checked_add(TXN_HEADER as u64)? <= len).then_some(TxnHeader { seq, len, payload, epoch })
+    let possible = seq <= SEQ_MAX && epoch <= SEQ_MAX && len <= ring && payload.checked_add(TXN_HEADER as u64)? <= len;
+    possible.then_some(TxnHeader { seq, len, payload, epoch })
 }
 
 /// Checks the checksum over a whole transaction.

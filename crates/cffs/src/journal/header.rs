@@ -9,7 +9,7 @@
 use super::recovery::LogReader;
 use crate::device::{Device, IoKind};
 use crate::error::Result;
-use crate::format::log::{LOG_HEADER_AREA, LOG_HEADER_SIZE, LOG_HEADER_SLOTS, LogHeader};
+use crate::format::log::{LOG_HEADER_AREA, LOG_HEADER_SIZE, LOG_HEADER_SLOTS, LogHeader, SEQ_START_MAX};
 use crate::format::{Corrupt, Superblock};
 use cffs_buf::AlignedBuf;
 
@@ -56,6 +56,17 @@ pub struct Chosen {
 ///
 /// Fails if there is none.
 pub fn choose_header(dev: &dyn Device, sb: &Superblock) -> Result<Chosen> {
+    let chosen = choose(dev, sb)?;
+    let h = chosen.header;
+    if h.epoch > SEQ_START_MAX || h.tail_seq > SEQ_START_MAX {
+        // The headers to come could not be told from damaged ones.
+        let what = format!("log header {}, sequence number {}: no log gets that far", h.epoch, h.tail_seq);
+        return Err(Corrupt(what).into());
+    }
+    Ok(chosen)
+}
+
+fn choose(dev: &dyn Device, sb: &Superblock) -> Result<Chosen> {
     match read_headers(dev, sb)? {
         [Ok(a), Ok(b)] => {
             Ok(Chosen { header: if a.epoch > b.epoch { a } else { b }, remade: false, other_lost: false })
@@ -113,7 +124,7 @@ pub fn write_header(dev: &dyn Device, log_at: u64, header: LogHeader) -> Result<
 
 /// Writes both headers, whatever stood there. The log is empty from `tail` on. Returns the one that counts.
 pub fn reset_headers(dev: &dyn Device, sb: &Superblock, tail: u64, tail_seq: u64) -> Result<LogHeader> {
-    let newest = read_headers(dev, sb)?.into_iter().flatten().map(|h| h.epoch).max();
+    let newest = read_headers(dev, sb)?.into_iter().flatten().map(|h| h.epoch).filter(|e| *e <= SEQ_START_MAX).max();
     let first = LogHeader { tail, ..LogHeader::first(sb.fsid(), tail_seq) };
     let first = LogHeader { epoch: first.epoch.max(newest.unwrap_or(0) + 1), ..first };
     let header = first.next(tail, tail_seq);

@@ -326,7 +326,10 @@ pub fn replay(
                 Record::Revoke { frag, len } if len > 0 && geo.contains(frag, len) => {
                     revoked.add(frag, frag + len, seq)
                 }
-                Record::Block { addr, init, .. } if addr > 0 && addr < geo.total_blocks => changes.add(addr, init),
+                // Neither the superblock nor the log itself.
+                Record::Block { addr, init, .. } if addr > 0 && addr < geo.total_blocks && !geo.is_log(addr) => {
+                    changes.add(addr, init)
+                }
                 _ => return Err(format::Corrupt(format!("log: a record of transaction {seq} points outside")).into()),
             }
         }
