@@ -181,9 +181,10 @@ impl Mechanical {
         written.max(start + self.on_bus(r.sectors))
     }
 
-    /// The arm leaves; what was read ahead until then stays in the buffer.
+    /// The arm leaves; what was read ahead until then stays in the buffer. Once it has left, it is where the requests since
+    /// have taken it.
     fn stop_reading_ahead(&mut self, now: Ns) {
-        if let Some(a) = self.ahead {
+        if let Some(a) = self.ahead.filter(|a| a.from < a.until) {
             let reached = self.reached(&a, now);
             self.go_to(&self.layout.place(reached.saturating_sub(1)).clone());
             self.ahead = Some(ReadAhead { from: reached, at: now, until: reached, ..a });

@@ -117,3 +117,22 @@ fn the_write_cache_answers_at_once_and_writes_in_one_sweep() {
     let read = cached.serve(now, &[Request::read(4096, 4096)]);
     assert!(read - now < 200_000, "{}", read - now);
 }
+
+#[test]
+fn what_was_read_before_costs_only_the_first_write_a_way() {
+    let (_, sheet) = sheets().remove(0);
+    let writes = |read_first: bool| {
+        let mut model = Model::Mechanical(Box::new(sheet.disk(false)));
+        let far = model.capacity() / 4096 * 4096 - (1 << 20);
+        let mut now = if read_first { model.serve(0, &[Request::read(far, 4096)]) } else { 0 };
+        now = model.serve(now, &[Request::write(0, 4096)]);
+        let begin = now;
+        for i in 1..100 {
+            now = model.serve(now, &[Request::write(i * 8192, 4096)]);
+        }
+        now - begin
+    };
+    // The arm went to the first write and stays there; only the angle differs, by what rounding makes of it.
+    let (plain, after) = (writes(false), writes(true));
+    assert!(after.abs_diff(plain) < plain / 100, "{after} after a read, {plain} without one");
+}
