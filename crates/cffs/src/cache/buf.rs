@@ -22,6 +22,8 @@ pub struct Buf {
     pub(crate) trusted: AtomicU8,
     /// Came along with a group transfer and nobody has asked for it yet.
     pub(crate) speculative: AtomicBool,
+    /// It is not of the directory for which the transfer was made.
+    pub(crate) foreign: AtomicBool,
     /// Used since the clock hand last passed.
     pub(crate) referenced: AtomicBool,
 }
@@ -116,6 +118,7 @@ impl Buf {
             verified: AtomicBool::new(false),
             trusted: AtomicU8::new(0),
             speculative: AtomicBool::new(speculative),
+            foreign: AtomicBool::new(false),
             // What a group transfer brought along too: in a full cache it would be the first to go, before anybody could
             // ask for it.
             referenced: AtomicBool::new(true),

@@ -11,10 +11,12 @@
 
 mod buf;
 mod prefetch;
+mod span;
 mod write;
 
 pub use buf::{Buf, BufRead, BufRef};
 pub(crate) use buf::{BufInner, LogState};
+pub use span::{Own, Siblings};
 pub use write::DataRun;
 
 use crate::device::{Device, IoKind};
@@ -242,6 +244,9 @@ impl Cache {
         if buf.speculative.load(Ordering::Relaxed) && buf.speculative.swap(false, Ordering::Relaxed) {
             self.counters.speculative_used.fetch_add(1, Ordering::Relaxed);
             policy.used();
+            if buf.foreign.load(Ordering::Relaxed) {
+                policy.used_foreign();
+            }
         }
         self.counters.hits.fetch_add(1, Ordering::Relaxed);
     }
@@ -261,11 +266,17 @@ impl Cache {
 
     /// The block, read if need be (with its group, where the policy says so).
     fn get(&self, kind: IoKind, addr: BlockAddr) -> Result<BufRef> {
-        self.get_by(kind, self.policy(kind), addr)
+        self.get_by(kind, self.policy(kind), addr, None)
     }
 
-    /// The same by a certain policy.
-    fn get_by(&self, kind: IoKind, policy: &Prefetch, addr: BlockAddr) -> Result<BufRef> {
+    /// The same by a certain policy. With `around` a group transfer may leave out what is not the directory's.
+    fn get_by(
+        &self,
+        kind: IoKind,
+        policy: &Prefetch,
+        addr: BlockAddr,
+        around: Option<&dyn Siblings>,
+    ) -> Result<BufRef> {
         if addr >= self.geo.total_blocks {
             return Err(corrupt::<()>(format!("block {addr} lies outside the file system")).unwrap_err().into());
         }
@@ -278,6 +289,11 @@ impl Cache {
             let group = self.geo.group_of(addr);
             let blocks = self.geo.group_blocks();
             if policy.wants_group(group, blocks) {
+                if let Some(own) = around.and_then(Siblings::own)
+                    && self.fill_span(kind, policy, addr, &own)?
+                {
+                    continue;
+                }
                 let ahead = policy.fetched(group, blocks);
                 let threaded = self.ahead.lock().is_some();
                 // Without the thread the next group comes in the same request. One: where a directory ends, what follows is
@@ -483,7 +499,7 @@ impl Cache {
     /// A metadata block, checked against its identity.
     pub fn read_meta(&self, id: BlockId) -> Result<BufRef> {
         let policy = if id.kind == BlockKind::DataSums { &self.sums_policy } else { &self.meta_policy };
-        let buf = self.get_by(IoKind::Meta, policy, id.addr)?;
+        let buf = self.get_by(IoKind::Meta, policy, id.addr, None)?;
         {
             let bytes = buf.read();
             if !buf.verified.load(Ordering::Acquire) {
@@ -507,13 +523,13 @@ impl Cache {
     }
 
     /// Copies file data from `frag` on into `out`. What is missing is read in requests of up to 1 MiB; for a file that
-    /// stands in a group (`grouped`), in group transfers as the policy decides. Fragments that come from the device are
+    /// stands in a group, with siblings (`around`), in group transfers as the policy decides. Fragments that come from the device are
     /// compared with `check` when they are first asked for.
     pub fn read_data(
         &self,
         frag: FragAddr,
         out: &mut [u8],
-        grouped: bool,
+        around: Option<&dyn Siblings>,
         check: Option<&dyn DataCheck>,
     ) -> Result<()> {
         let fs = self.geo.frag_size();
@@ -535,7 +551,7 @@ impl Cache {
                     self.touch(&b, &self.data_policy);
                     Ok(b)
                 }
-                None if grouped => self.get(IoKind::Data, block),
+                None if around.is_some() => self.get_by(IoKind::Data, &self.data_policy, block, around),
                 None => {
                     // One request for what is missing of the run, cut where the parts of the cache meet.
                     let region_end = (block / region_blocks + 1) * region_blocks;

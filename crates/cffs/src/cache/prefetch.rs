@@ -4,8 +4,11 @@
 //! one more of its blocks gets used before it is dropped. While that holds, misses fetch groups. When it does not
 //! (one random small file per directory), misses fetch single blocks; a second miss in a group that was missed shortly
 //! before fetches the whole group, and if those turn out well, groups are back.
+//!
+//! Where it is known which blocks of a group are the directory's that is read, the others are judged by themselves: they
+//! come along while one in [`FOREIGN_SHARE`] of them is used.
 
-use crate::format::BlockAddr;
+use crate::format::{BlockAddr, Ino};
 use crate::fs::api::PrefetchMode;
 use parking_lot::Mutex;
 
@@ -17,6 +20,14 @@ const SCORE_WARMUP: u32 = 12;
 const MISS_TABLE: usize = 1024;
 /// Groups fetched ahead once a walk in order has been recognized.
 const AHEAD_MAX: u64 = 4;
+/// Of the blocks of others that come along one in so many is to be used. Those used lie side by side mostly, and save a
+/// request together.
+const FOREIGN_SHARE: u64 = 8;
+/// Blocks of others, in groups, before that is trusted; and those after which half is forgotten.
+const FOREIGN_WARMUP: u64 = 4;
+const FOREIGN_MEMORY: u64 = 64;
+/// While they do not pay, one group in so many is fetched whole all the same: things may have changed.
+const FOREIGN_PROBE: u64 = 16;
 
 struct State {
     fetches: u32,
@@ -24,6 +35,14 @@ struct State {
     misses: Vec<BlockAddr>,
     last_group: BlockAddr,
     streak: u64,
+    /// Directory of the last fetch that knew one, and the groups that the next one for it may have.
+    dir: Ino,
+    reach: u64,
+    /// Blocks of others that came along, those of them that were used, and what they are measured in: groups.
+    foreign: u64,
+    foreign_used: u64,
+    foreign_warmup: u64,
+    trimmed: u64,
 }
 
 /// The policy of one kind of block.
@@ -34,7 +53,19 @@ pub(crate) struct Prefetch {
 
 impl Prefetch {
     pub(crate) fn new(mode: PrefetchMode) -> Prefetch {
-        let state = State { fetches: 0, used: 0, misses: vec![u64::MAX; MISS_TABLE], last_group: u64::MAX, streak: 0 };
+        let state = State {
+            fetches: 0,
+            used: 0,
+            misses: vec![u64::MAX; MISS_TABLE],
+            last_group: u64::MAX,
+            streak: 0,
+            dir: 0,
+            reach: 0,
+            foreign: 0,
+            foreign_used: 0,
+            foreign_warmup: 0,
+            trimmed: 0,
+        };
         Prefetch { mode, state: Mutex::new(state) }
     }
 
@@ -77,6 +108,44 @@ impl Prefetch {
         self.state.lock().last_group = group;
     }
 
+    /// Groups that a fetch for this directory may have: one, and more while its files are read on.
+    pub(crate) fn reach(&self, dir: Ino) -> u64 {
+        let mut s = self.state.lock();
+        s.reach = if s.dir == dir { (s.reach * 2).min(AHEAD_MAX) } else { 1 };
+        s.dir = dir;
+        s.reach
+    }
+
+    /// Whether what is not the directory's is to come along.
+    pub(crate) fn wants_foreign(&self) -> bool {
+        if self.mode == PrefetchMode::Always {
+            return true;
+        }
+        let mut s = self.state.lock();
+        if s.foreign < s.foreign_warmup || s.foreign == 0 || s.foreign_used * FOREIGN_SHARE >= s.foreign {
+            return true;
+        }
+        s.trimmed += 1;
+        s.trimmed.is_multiple_of(FOREIGN_PROBE)
+    }
+
+    /// So many blocks of others came along.
+    pub(crate) fn brought_foreign(&self, blocks: u64, group_blocks: u64) {
+        let mut s = self.state.lock();
+        s.foreign_warmup = FOREIGN_WARMUP * group_blocks;
+        s.foreign += blocks;
+        if s.foreign >= FOREIGN_MEMORY * group_blocks {
+            s.foreign /= 2;
+            s.foreign_used /= 2;
+        }
+    }
+
+    /// A block that came along, and was not the directory's for which it was fetched, was asked for.
+    pub(crate) fn used_foreign(&self) {
+        let mut s = self.state.lock();
+        s.foreign_used = (s.foreign_used + 1).min(s.foreign);
+    }
+
     /// A block that only came along was asked for.
     pub(crate) fn used(&self) {
         let mut s = self.state.lock();
@@ -108,6 +177,25 @@ mod tests {
             }
         }
         assert!(p.wants_group(1 << 30, 64), "a walk through directories must bring group fetches back");
+    }
+
+    #[test]
+    fn what_is_not_the_directorys_comes_along_while_it_is_used() {
+        let p = Prefetch::new(PrefetchMode::Adaptive);
+        assert!(p.wants_foreign(), "nothing is known yet");
+        (0..4).for_each(|_| p.brought_foreign(16, 16));
+        let tries = 10 * FOREIGN_PROBE;
+        assert_eq!((0..tries).filter(|_| p.wants_foreign()).count(), 10, "only to find out");
+        (0..8).for_each(|_| p.used_foreign());
+        assert!(p.wants_foreign());
+        assert!(Prefetch::new(PrefetchMode::Always).wants_foreign());
+    }
+
+    #[test]
+    fn a_directory_that_is_read_on_gets_longer_transfers() {
+        let p = Prefetch::new(PrefetchMode::Adaptive);
+        let reach: Vec<u64> = [5, 5, 5, 5, 6, 6].iter().map(|dir| p.reach(*dir)).collect();
+        assert_eq!(reach, [1, 2, 4, 4, 1, 2]);
     }
 
     #[test]

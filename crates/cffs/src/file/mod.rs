@@ -6,10 +6,11 @@
 //! with its old size.
 
 pub mod allocate;
+mod siblings;
 pub mod truncate;
 pub mod writeback;
 
-use crate::cache::{Cache, DataCheck};
+use crate::cache::{Cache, DataCheck, Siblings};
 use crate::error::{Error, Result};
 use crate::extent::{self, Mapping};
 use crate::format::extent::node_capacity;
@@ -284,6 +285,8 @@ fn read_disk(cx: &FileCtx<'_>, st: &NodeState, offset: u64, out: &mut [u8], ahea
     let g = cx.cache.geometry();
     let fs = g.frag_size() as u64;
     let grouped = st.inode.size <= cx.placement.small_max();
+    let around = siblings::Around::new(cx, st);
+    let around = grouped.then_some(&around as &dyn Siblings);
     let check = cx.sums.map(|sums| sums.reading(st.inode.ino));
     let mut done = 0;
     while done < out.len() {
@@ -307,7 +310,7 @@ fn read_disk(cx: &FileCtx<'_>, st: &NodeState, offset: u64, out: &mut [u8], ahea
                     if let Some(check) = &check {
                         check.maps(frag, logical);
                     }
-                    read_run(cx, frag, (at % fs) as usize, &mut out[done..done + n], grouped, check.as_ref())?;
+                    read_run(cx, frag, (at % fs) as usize, &mut out[done..done + n], around, check.as_ref())?;
                     if ahead > 0 && !grouped {
                         let from = frag + g.frags_for(at % fs + n as u64);
                         let left = (e.start + e.len).saturating_sub(from);
@@ -329,20 +332,20 @@ fn read_run(
     frag: u64,
     skip: usize,
     out: &mut [u8],
-    grouped: bool,
+    around: Option<&dyn Siblings>,
     check: Option<&Reading<'_>>,
 ) -> Result<()> {
     let check = check.map(|c| c as &dyn DataCheck);
     if skip == 0 {
-        return cx.cache.read_data(frag, out, grouped, check);
+        return cx.cache.read_data(frag, out, around, check);
     }
     let fs = cx.cache.geometry().frag_size();
     let mut first = vec![0; fs.min(skip + out.len())];
-    cx.cache.read_data(frag, &mut first, grouped, check)?;
+    cx.cache.read_data(frag, &mut first, around, check)?;
     let n = (fs - skip).min(out.len());
     out[..n].copy_from_slice(&first[skip..skip + n]);
     if n < out.len() {
-        cx.cache.read_data(frag + 1, &mut out[n..], grouped, check)?;
+        cx.cache.read_data(frag + 1, &mut out[n..], around, check)?;
     }
     Ok(())
 }

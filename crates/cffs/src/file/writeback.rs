@@ -86,15 +86,16 @@ pub fn write_back(cx: &FileCtx<'_>, nodes: Vec<Arc<Node>>) -> Result<()> {
     outcome
 }
 
-/// Bytes of new small files, by directory.
+/// Bytes of the fragments that new small files will have, by directory.
 fn coming<'a>(cx: &FileCtx<'_>, nodes: impl Iterator<Item = &'a Arc<Node>>) -> AddrMap<Ino, u64> {
+    let g = *cx.cache.geometry();
     let mut coming = AddrMap::default();
     for node in nodes {
         let st = node.state.read();
         let placed = !matches!(&st.inode.format, InodeFormat::Inline(_)) && st.inode.frags > 0;
         let size = st.inode.size;
         if !placed && size <= cx.placement.small_max() && st.inode.file_type() == FileType::Regular {
-            *coming.entry(st.inode.parent).or_default() += size;
+            *coming.entry(st.inode.parent).or_default() += g.frags_for(size) << g.frag_shift;
         }
     }
     coming

@@ -31,12 +31,18 @@ const OWNERS_MAX: usize = 65_536;
 /// Steps up the tree that the search for an owner takes.
 const ASCENT_MAX: usize = 64;
 
-/// Where no group is wholly free, one is opened that has at least one in so many parts free.
+/// A partly used group is opened if it has at least one in so many parts free.
 const EMPTY_SHARE: u64 = 8;
 /// For what comes together so many free groups one after the other are looked for at most.
 const RUN_MAX: u64 = 16;
 /// Groups of a directory that are remembered, to be filled again when files in them have gone.
 const GROUPS_MAX: usize = 32;
+/// The same of all directories together, 8 bytes each; beyond that all are forgotten but the open ones.
+const REMEMBERED_MAX: usize = 131_072;
+/// Free runs of so many groups are as good as longer ones: a transfer is no longer.
+const LONG_RUN: u64 = 4;
+/// Free runs that are looked at for one file.
+const RUN_TRIES: usize = 16;
 
 /// What is known of a directory's placement.
 #[derive(Clone, Default)]
@@ -52,8 +58,20 @@ struct Owner {
     data_bytes: u64,
     /// Bytes that the writeback under way has yet to place for it.
     expected: u64,
+    /// Its part of the writeback under way goes into long free runs, with that of others.
+    gathers: bool,
     /// Bytes of directory blocks placed for it.
     dir_bytes: u64,
+}
+
+/// The way of a writeback of many small files through the long free runs.
+#[derive(Clone, Copy)]
+struct Sweep {
+    /// What is left of the run it is in.
+    at: FragAddr,
+    end: FragAddr,
+    /// Runs shorter than that, in fragments, are passed over.
+    least: u64,
 }
 
 #[derive(Default)]
@@ -63,21 +81,38 @@ struct Table {
     large: AddrMap<u64, FragAddr>,
     /// The open group in which the writeback under way placed its last small file.
     last: Option<BlockAddr>,
+    /// Fragments that the writeback under way has yet to place in long free runs, and how far it is.
+    gathered: u64,
+    sweep: Option<Sweep>,
+    /// Groups that are remembered for all directories.
+    remembered: usize,
 }
 
 impl Table {
     /// A group is open for the data of a directory.
     fn open(&mut self, owner: Ino, group: BlockAddr) {
+        if self.remembered >= REMEMBERED_MAX {
+            self.owners.values_mut().for_each(|o| o.groups = Vec::new());
+            self.remembered = 0;
+        }
         let o = self.owners.entry(owner).or_default();
         if o.data_group != group {
+            let before = o.groups.len();
             o.groups.retain(|g| *g != group);
             if o.groups.len() >= GROUPS_MAX {
                 o.groups.remove(0);
             }
             o.groups.push(group);
+            self.remembered = (self.remembered + o.groups.len()).saturating_sub(before);
         }
         o.data_group = group;
         self.last = Some(group);
+    }
+
+    /// Something is forgotten of all directories but those that `kept` wants.
+    fn retain(&mut self, kept: impl Fn(Ino, &Owner) -> bool) {
+        self.owners.retain(|ino, o| kept(*ino, o));
+        self.remembered = self.owners.values().map(|o| o.groups.len()).sum();
     }
 }
 
@@ -150,9 +185,9 @@ impl Placement {
     pub fn learn(&self, dir: &Inode) {
         let mut t = self.table.lock();
         if t.owners.len() >= OWNERS_MAX {
-            t.owners.retain(|ino, o| *ino == ROOT_INO || (o.data_bytes > 0 && o.parent != 0));
+            t.retain(|ino, o| ino == ROOT_INO || (o.data_bytes > 0 && o.parent != 0));
             if t.owners.len() >= OWNERS_MAX {
-                t.owners.clear();
+                t.retain(|_, _| false);
             }
         }
         let valid = dir.hint.is_multiple_of(self.geo.group_blocks()) && dir.hint < self.geo.total_blocks;
@@ -160,15 +195,19 @@ impl Placement {
         o.parent = dir.parent;
         if o.data_group == 0 && valid && dir.hint != 0 {
             o.data_group = dir.hint;
-            o.groups = vec![dir.hint];
+            let before = std::mem::replace(&mut o.groups, vec![dir.hint]).len();
             // It had a group of its own, so it had outgrown its parent's.
             o.data_bytes = o.data_bytes.max(self.outgrown());
+            t.remembered = (t.remembered + 1).saturating_sub(before);
         }
     }
 
     /// A directory is gone.
     pub fn forget(&self, dir: Ino) {
-        self.table.lock().owners.remove(&dir);
+        let mut t = self.table.lock();
+        if let Some(o) = t.owners.remove(&dir) {
+            t.remembered = t.remembered.saturating_sub(o.groups.len());
+        }
     }
 
     /// The group to remember in a directory's inode.
@@ -177,13 +216,25 @@ impl Placement {
     }
 
     /// A writeback begins that brings so many bytes of small files for each of these directories. One that gets enough for
-    /// groups of its own has them from its first file on, and begins where the directory before it ends.
+    /// groups of its own has them from its first file on, and begins where the directory before it ends. What is more than
+    /// some groups, of a directory or of several that share groups, goes into long free runs.
     pub fn expect(&self, coming: &AddrMap<Ino, u64>) {
         let mut t = self.table.lock();
         t.last = None;
+        t.sweep = None;
+        t.gathered = 0;
+        let limit = self.outgrown();
+        let mut shared: AddrMap<Ino, u64> = AddrMap::default();
         for (dir, bytes) in coming {
+            *shared.entry(self.owner(&t, *dir, |o| o.data_bytes >= limit)).or_default() += bytes;
+        }
+        for (dir, bytes) in coming {
+            let owner = self.owner(&t, *dir, |o| o.data_bytes >= limit);
+            let gathers = self.grouping && shared[&owner] > LONG_RUN * self.geo.group_size() as u64;
             if let Some(o) = t.owners.get_mut(dir) {
                 o.expected = *bytes;
+                o.gathers = gathers;
+                t.gathered += if gathers { self.geo.frags_for(*bytes) } else { 0 };
             }
         }
     }
@@ -192,9 +243,12 @@ impl Placement {
     pub fn expect_no_more(&self, coming: &AddrMap<Ino, u64>) {
         let mut t = self.table.lock();
         t.last = None;
+        t.sweep = None;
+        t.gathered = 0;
         for dir in coming.keys() {
             if let Some(o) = t.owners.get_mut(dir) {
                 o.expected = 0;
+                o.gathers = false;
             }
         }
     }
@@ -247,6 +301,12 @@ impl Placement {
             group = t.last.or_else(|| self.open_above(&t, owner)).unwrap_or(0);
         }
         let gb = self.geo.group_blocks();
+        if t.owners.get(&dir).is_some_and(|o| o.gathers)
+            && let Some(run) = self.sweep(&mut t, if group != 0 { group } else { goal }, frags)?
+        {
+            t.open(owner, self.geo.group_of(self.geo.block_of_frag(run.start)));
+            return Ok(Some(self.took(run, cache, fresh)));
+        }
         if group != 0
             && let Some(run) = self.space.alloc_in(self.window(group, 1), frags)?
         {
@@ -261,7 +321,17 @@ impl Placement {
             return Ok(Some(self.took(run, cache, fresh)));
         }
         let near = if group != 0 { group + gb } else { goal };
-        let want = (frags + expected).div_ceil(self.geo.frag_of_block(gb)).min(RUN_MAX);
+        let group_frags = self.geo.frag_of_block(gb);
+        // A tiny file that comes alone needs no group of its own. The fullest one with some room is opened: what is free in
+        // it is of least use for anything else, and the emptier ones are there for what comes together.
+        if frags + expected <= group_frags / EMPTY_SHARE
+            && let Some(next) = self.space.fullest_group(near, group_frags / EMPTY_SHARE)?
+            && let Some(run) = self.space.alloc_in(self.window(next, 1), frags)?
+        {
+            t.open(owner, next);
+            return Ok(Some(self.took(run, cache, fresh)));
+        }
+        let want = (frags + expected).div_ceil(group_frags).min(RUN_MAX);
         if let Some(next) = self.space.find_free_groups(near, want)? {
             // Next to the old one, a file may lie across the border: both groups are read anyway.
             let joined = group != 0 && next == group + gb;
@@ -276,7 +346,6 @@ impl Placement {
         }
         // No free group is left. What is read with one request need not be free from end to end: the group with the most
         // space takes many files, where the nearest holes would take a file each.
-        let group_frags = self.geo.frag_of_block(gb);
         if let Some((next, free)) = self.space.emptiest_group(near)?
             && free >= group_frags / EMPTY_SHARE
             && let Some(run) = self.space.alloc_in(self.window(next, 1), frags)?
@@ -288,6 +357,35 @@ impl Placement {
         // The nearest hole that takes all of it, else the largest piece there is.
         let at = self.geo.frag_of_block(if group != 0 { group } else { goal });
         Ok(self.space.alloc_near(at, frags, 1)?.map(|run| Placed { run }))
+    }
+
+    /// The next place in the long free runs for a file of a writeback that gathers. `None` where there are none.
+    fn sweep(&self, t: &mut Table, near: BlockAddr, frags: u64) -> Result<Option<Run>> {
+        let gathered = t.gathered;
+        t.gathered = gathered.saturating_sub(frags);
+        let mut sweep = match t.sweep {
+            Some(sweep) => sweep,
+            None => {
+                let enough = LONG_RUN * self.geo.frag_of_block(self.geo.group_blocks());
+                let Some(least) = self.space.run_length(near, gathered.max(frags), enough)? else { return Ok(None) };
+                let at = self.geo.frag_of_block(near);
+                Sweep { at, end: at, least }
+            }
+        };
+        for _ in 0..RUN_TRIES {
+            if sweep.at + frags <= sweep.end
+                && let Some(run) = self.space.alloc_in(sweep.at..sweep.end, frags)?
+            {
+                sweep.at = run.end();
+                t.sweep = Some(sweep);
+                return Ok(Some(run));
+            }
+            let Some(next) = self.space.next_run(sweep.end, sweep.least.max(frags))? else { break };
+            (sweep.at, sweep.end) = (next.start, next.end());
+        }
+        // Others took what was there, or the file is longer than the runs are. The next one looks anew.
+        t.sweep = None;
+        Ok(None)
     }
 
     /// The open group of the nearest directory above one.

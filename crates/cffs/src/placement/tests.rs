@@ -1,4 +1,4 @@
-//! Blocks that are put into the cache without being read.
+//! What is put where, and blocks that are put into the cache without being read.
 
 use super::*;
 use crate::cache::DataRun;
@@ -28,6 +28,80 @@ fn a_block_in_which_another_file_has_a_part_is_not_taken_for_fresh() {
     assert_eq!(second, Run { start: first.end(), len: fpb - 1 });
     assert!(fresh.is_empty());
     let mut back = vec![0; fs];
-    cache.read_data(theirs, &mut back, false, None).unwrap();
+    cache.read_data(theirs, &mut back, None, None).unwrap();
     assert!(back.iter().all(|b| *b == 7), "the other file's bytes became zeros");
+}
+
+/// A file system of one allocation group, of which all is taken but these runs of blocks; behind the first group.
+fn with_holes(holes: &[(u64, u64)]) -> (Fixture, u64, u64) {
+    let f = Fixture::new(16 << 20, &MkfsOptions { group_size: 64 << 10, ..MkfsOptions::default() });
+    let g = f.geometry();
+    let fpb = g.frags_per_block();
+    let first = f.space.find_free_group(0).unwrap().unwrap() + g.group_blocks();
+    let mut at = g.frag_of_block(first);
+    while f.alloc_in(0..at, 1).unwrap().is_some() {}
+    let end = (g.frag_of_block(g.ag_start(1)), 0);
+    let holes = holes.iter().map(|(block, len)| ((first + block) * fpb, len * fpb));
+    for (start, len) in holes.chain([end]) {
+        if start > at {
+            assert!(f.alloc_in(at..start, start - at).unwrap().is_some(), "{at}..{start} was not free");
+        }
+        at = start + len;
+    }
+    (f, first, fpb)
+}
+
+fn placed(p: &Placement, dir: Ino, frags: u64) -> Run {
+    p.place_small(dir, frags, None, &mut Vec::new()).unwrap().expect("a place").run
+}
+
+fn directory(p: &Placement, ino: Ino) {
+    let mut dir = Inode::new(ino, 0o040_755, 1);
+    dir.parent = ROOT_INO;
+    p.learn(&dir);
+}
+
+#[test]
+fn what_comes_together_goes_into_the_long_runs_in_order() {
+    let (f, first, fpb) = with_holes(&[(0, 2), (4, 40), (60, 3), (80, 50), (140, 10)]);
+    let p = Placement::new(f.space.clone(), &f.sb, None);
+    directory(&p, 7);
+    let total = 85;
+    f.space.reserve(total * fpb, true).unwrap();
+    let coming = AddrMap::from_iter([(7, (total * fpb) << f.geometry().frag_shift)]);
+    p.expect(&coming);
+    let starts: Vec<u64> = (0..total).map(|_| placed(&p, 7, fpb).start / fpb - first).collect();
+    p.expect_no_more(&coming);
+    let expected: Vec<u64> = (4..44).chain(80..125).collect();
+    assert_eq!(starts, expected);
+}
+
+#[test]
+fn a_file_that_comes_alone_leaves_the_long_runs_alone() {
+    let (f, first, fpb) = with_holes(&[(0, 32), (50, 3), (66, 9)]);
+    let p = Placement::new(f.space.clone(), &f.sb, None);
+    directory(&p, 7);
+    f.space.reserve(6 * fpb, true).unwrap();
+    let place = |frags| placed(&p, 7, frags).start / fpb - first;
+    assert_eq!(place(fpb), 50, "the fullest group with room for some files");
+    assert_eq!(place(fpb), 51, "it is open now");
+    assert_eq!(place(4 * fpb), 0, "what does not fit there, and is no tiny file, opens a free group");
+}
+
+#[test]
+fn the_groups_that_are_remembered_are_bounded() {
+    let (f, _, _) = with_holes(&[(0, 32)]);
+    let p = Placement::new(f.space.clone(), &f.sb, None);
+    let gb = f.geometry().group_blocks();
+    let mut t = p.table.lock();
+    for n in 0..(3 * REMEMBERED_MAX as u64 / 2) {
+        t.open(10 + n % 9000, (1 + n) * gb);
+        assert!(t.remembered <= REMEMBERED_MAX);
+    }
+    assert_eq!(t.remembered, t.owners.values().map(|o| o.groups.len()).sum::<usize>());
+    assert!(t.owners.values().all(|o| o.data_group != 0 && o.groups.len() <= GROUPS_MAX));
+    drop(t);
+    p.forget(10);
+    let t = p.table.lock();
+    assert_eq!(t.remembered, t.owners.values().map(|o| o.groups.len()).sum::<usize>());
 }

@@ -10,7 +10,7 @@ use std::ops::Range;
 use std::sync::atomic::Ordering;
 
 /// Groups from the goal on that are searched for all that is wanted before an unused group is opened.
-const NEAR_GROUPS: usize = 8;
+pub(super) const NEAR_GROUPS: usize = 8;
 /// A gap that is at most so many times as long as what goes into it is a tight one.
 const TIGHT: u32 = 4;
 /// Times that a search is repeated whose find was promised to others in between.
@@ -345,6 +345,23 @@ impl Space {
             Ok(best.filter(|(_, most)| *most >= enough))
         })?;
         Ok(found.or(best).map(|(frag, free)| (self.g.block_of_frag(frag), free)))
+    }
+
+    /// The fullest group near `goal` with `least` free fragments or more: the emptier ones are left to what takes more. Looks at
+    /// what is in memory of the allocation groups from the goal on, and takes the first that has such a group.
+    pub fn fullest_group(&self, goal: BlockAddr, least: u64) -> Result<Option<BlockAddr>> {
+        let goal = self.g.frag_of_block(goal.min(self.g.total_blocks - 1));
+        let goal_ag = self.g.ag_of(self.g.block_of_frag(goal));
+        let least = u32::try_from(least).unwrap_or(u32::MAX);
+        let found = self.search(goal_ag, true, |group, here| {
+            if group.is_virgin() || !group.is_loaded() {
+                return Ok(None);
+            }
+            let from = if here { (goal - group.start()) as u32 } else { 0 };
+            let found = self.with(group, |set| set.fullest_group(from, least))?;
+            Ok(found.map(|start| group.start() + u64::from(start)))
+        })?;
+        Ok(found.map(|frag| self.g.block_of_frag(frag)))
     }
 
     /// Free fragments of a group.

@@ -11,6 +11,9 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Extents looked at in each direction from the goal before the best fit by length is taken instead.
 const NEAR_EXTENTS: usize = 16;
 
+/// Most extents that [`FreeSet::longest`] counts.
+const LONGEST: usize = 4096;
+
 /// Which aligned groups of an allocation group are wholly free: one bit each; and how much of each is.
 #[derive(Debug, Default)]
 struct GroupMap {
@@ -248,13 +251,15 @@ impl FreeSet {
         start >= end || self.by_end.range(end..).next().is_some_and(|(_, s)| *s <= start)
     }
 
-    /// First place for `want` fragments inside `lo..hi`, aligned to `1 << align`. Without alignment densely, whatever block
-    /// borders lie between: a gap in a group would cut the one request that writes it in two.
+    /// A place for `want` fragments inside `lo..hi`, aligned to `1 << align`: in the shortest free extent that has one, of
+    /// several the first, so that long ones last. Without alignment densely, whatever block borders lie between: a gap in a
+    /// group would cut the one request that writes it in two.
     pub fn find_in(&self, lo: u32, hi: u32, want: u32, align: u32) -> Option<u32> {
         let behind = self.by_end.range(lo.checked_add(1)?..).take_while(|(_, s)| **s < hi);
         behind
             .map(|(&e, &s)| (round_up(s.max(lo), align), e.min(hi)))
-            .find(|(start, end)| end.checked_sub(*start).is_some_and(|len| len >= want))
+            .filter(|(start, end)| end.checked_sub(*start).is_some_and(|len| len >= want))
+            .min_by_key(|(start, end)| end - start)
             .map(|(start, _)| start)
     }
 
@@ -296,6 +301,26 @@ impl FreeSet {
         })
     }
 
+    /// Adds the lengths of the longest extents, as many as it takes for `need` fragments.
+    pub fn longest(&self, need: u64, out: &mut Vec<u32>) {
+        let mut sum = 0;
+        for (len, _) in self.by_len.iter().rev().take(LONGEST) {
+            out.push(*len);
+            sum += u64::from(*len);
+            if sum >= need {
+                break;
+            }
+        }
+    }
+
+    /// The first free extent (start, end) of at least `min` fragments behind `from`, without what lies before that.
+    pub fn find_run(&self, from: u32, min: u32) -> Option<(u32, u32)> {
+        // Nearly full, and nothing so long in it: no need to look at each.
+        self.by_len.range((min, 0)..).next()?;
+        let behind = self.by_end.range(from.checked_add(1)?..).map(|(&e, &s)| (s.max(from), e));
+        behind.into_iter().find(|(start, end)| end - start >= min)
+    }
+
     /// First fragment of the first wholly free group at or after `goal`.
     pub fn find_group(&self, goal: u32) -> Option<u32> {
         let first = self.groups.first_from(round_up(goal, self.groups.shift) >> self.groups.shift)?;
@@ -321,6 +346,14 @@ impl FreeSet {
         let all = self.groups.free.iter().zip(0..self.groups.len);
         let (free, g) = all.max_by_key(|(free, g)| (**free, std::cmp::Reverse((g.abs_diff(at), *g))))?;
         (*free > 0).then_some((g << self.groups.shift, *free))
+    }
+
+    /// The group with the fewest free fragments, but `least` or more, of several the one nearest to `goal`: where it begins.
+    pub fn fullest_group(&self, goal: u32, least: u32) -> Option<u32> {
+        let at = goal >> self.groups.shift;
+        let all = self.groups.free.iter().zip(0..self.groups.len).filter(|(free, _)| **free >= least);
+        let (_, g) = all.min_by_key(|(free, g)| (**free, g.abs_diff(at), *g))?;
+        Some(g << self.groups.shift)
     }
 
     /// Extents (start, end) in order.
@@ -375,6 +408,11 @@ mod tests {
             let most = (0..FRAGS / 32).map(free).max().unwrap();
             let nearest = (0..FRAGS / 32).filter(|g| free(*g) == most).min_by_key(|g| g.abs_diff(goal / 32)).unwrap();
             assert_eq!(set.emptiest_group(goal), (most > 0).then_some((nearest * 32, most)), "from {goal}");
+            for least in [1, 8, 32] {
+                let enough = (0..FRAGS / 32).filter(|g| free(*g) >= least);
+                let fullest = enough.min_by_key(|g| (free(*g), g.abs_diff(goal / 32), *g)).map(|g| g * 32);
+                assert_eq!(set.fullest_group(goal, least), fullest, "of {least} free from {goal}");
+            }
         }
         (0..FRAGS / 32).for_each(|g| {
             let free = model[g as usize * 32..][..32].iter().filter(|f| **f).count();
@@ -426,10 +464,17 @@ mod tests {
                     prop_assert!(fits(s, len) && s % (1 << align) == 0);
                 }
                 let hi = (start + 100).min(FRAGS);
-                let inside: Vec<u32> =
-                    (start..hi).filter(|&s| s % (1 << align) == 0 && s + len <= hi && fits(s, len)).collect();
-                let found = set.find_in(start, hi, len, align);
-                prop_assert_eq!(found, inside.first().copied());
+                let inside = runs(&model).into_iter().map(|(s, e)| (round_up(s.max(start), align), e.min(hi)));
+                let shortest = inside.filter(|(s, e)| s + len <= *e).min_by_key(|(s, e)| (e - s, *s)).map(|(s, _)| s);
+                prop_assert_eq!(set.find_in(start, hi, len, align), shortest);
+                let long = runs(&model).into_iter().map(|(s, e)| (s.max(start), e)).find(|(s, e)| *e >= s + len);
+                prop_assert_eq!(set.find_run(start, len), long);
+                let mut lens: Vec<u32> = runs(&model).into_iter().map(|(s, e)| e - s).collect();
+                lens.sort_unstable_by(|a, b| b.cmp(a));
+                let mut longest = Vec::new();
+                set.longest(len.into(), &mut longest);
+                prop_assert_eq!(&longest[..], &lens[..longest.len()]);
+                prop_assert!(longest.iter().sum::<u32>() >= len.min(lens.iter().sum()));
                 if let Some((s, n)) = set.find_largest(len, align) {
                     prop_assert!(fits(s, n) && n >= len && s % (1 << align) == 0 && n % (1 << align) == 0);
                 } else {

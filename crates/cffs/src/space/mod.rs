@@ -16,6 +16,7 @@
 mod alloc;
 mod books;
 mod free_set;
+mod gather;
 mod group;
 mod grow;
 pub mod layout;

@@ -210,6 +210,97 @@ fn unused_groups_are_initialized_in_order_when_needed() {
     assert_eq!(f.alloc_in(window(2), 8).unwrap().unwrap().start, second.end());
 }
 
+/// Takes everything but these runs of blocks (first, length) behind a place, in the first allocation group.
+fn holes_in(f: &Fixture, behind: u64, holes: &[(u64, u64)]) {
+    let g = f.geometry();
+    let fpb = g.frags_per_block();
+    let mut at = g.frag_of_block(behind);
+    let end = g.frag_of_block(g.ag_start(1));
+    // What lies before, piece by piece, and between the holes in one each.
+    while let Some(run) = f.alloc_in(0..at, 1).unwrap() {
+        assert!(run.end() <= at);
+    }
+    for (first, len) in holes.iter().map(|(first, len)| (first * fpb, len * fpb)).chain([(end, 0)]) {
+        if first > at {
+            assert!(f.alloc_in(at..first, first - at).unwrap().is_some(), "{at}..{first} was not free");
+        }
+        at = first + len;
+    }
+}
+
+/// A file system of one allocation group, the first block behind its fixed ones that begins a group, and a group in blocks.
+fn one_group() -> (Fixture, u64, u64) {
+    let f = Fixture::new(16 << 20, &MkfsOptions { group_size: 64 << 10, ..MkfsOptions::default() });
+    let g = f.geometry();
+    let gb = g.group_blocks();
+    let first = f.space.find_free_group(0).unwrap().unwrap() + gb;
+    (f, first, gb)
+}
+
+#[test]
+fn a_large_file_goes_into_the_tightest_gap_and_not_into_a_long_one() {
+    let (f, first, gb) = one_group();
+    let fpb = f.geometry().frags_per_block();
+    holes_in(&f, first, &[(first, 4), (first + gb, 9), (first + 2 * gb, 6), (first + 4 * gb, 40)]);
+    let tight = |blocks: u64| f.promised(blocks * fpb, || f.space.alloc_tight(first, blocks)).unwrap();
+    assert_eq!(tight(0), None);
+    assert_eq!(tight(5), Some(Run { start: (first + 2 * gb) * fpb, len: 5 * fpb }));
+    assert_eq!(tight(5), Some(Run { start: (first + gb) * fpb, len: 5 * fpb }));
+    assert_eq!(tight(5), None, "the long one is more than four times as long");
+    assert_eq!(tight(10), Some(Run { start: (first + 4 * gb) * fpb, len: 10 * fpb }));
+}
+
+#[test]
+fn groups_are_found_by_how_much_of_them_is_free() {
+    let (f, first, gb) = one_group();
+    let fpb = f.geometry().frags_per_block();
+    holes_in(&f, first, &[(first, 3), (first + gb, 2), (first + 2 * gb + 1, 5), (first + 3 * gb, 4)]);
+    assert_eq!(f.space.find_free_group(first).unwrap(), None);
+    assert_eq!(f.space.emptiest_group(first).unwrap(), Some((first + 2 * gb, 5 * fpb)));
+    assert_eq!(f.space.fullest_group(first, 1).unwrap(), Some(first + gb));
+    assert_eq!(f.space.fullest_group(first, 3 * fpb).unwrap(), Some(first));
+    assert_eq!(f.space.fullest_group(first, 4 * fpb).unwrap(), Some(first + 3 * gb));
+    assert_eq!(f.space.fullest_group(first, 6 * fpb).unwrap(), None);
+}
+
+#[test]
+fn long_runs_are_found_in_the_order_of_the_device_and_around_its_end() {
+    let (f, first, gb) = one_group();
+    let g = f.geometry();
+    let fpb = g.frags_per_block();
+    holes_in(&f, first, &[(first, 8), (first + gb, 2), (first + 2 * gb, 6), (first + 3 * gb, 3)]);
+    let length = |need: u64, enough: u64| f.space.run_length(first, need * fpb, enough * fpb).unwrap();
+    assert_eq!(length(8, 100), Some(8 * fpb));
+    assert_eq!(length(14, 100), Some(6 * fpb));
+    assert_eq!(length(15, 100), Some(3 * fpb));
+    assert_eq!(length(14, 4), Some(4 * fpb), "longer ones are as good");
+    assert_eq!(length(1, 100), Some(fpb), "one fits anywhere");
+    assert_eq!(length(20, 100), None, "there is not so much");
+    let next = |from: u64, least: u64| f.space.next_run(from * fpb, least * fpb).unwrap();
+    let run = |block: u64, len: u64| Some(Run { start: block * fpb, len: len * fpb });
+    assert_eq!(next(first, 3), run(first, 8));
+    assert_eq!(next(first + 3, 3), run(first + 3, 5), "what is left of it");
+    assert_eq!(next(first + 8, 3), run(first + 2 * gb, 6));
+    assert_eq!(next(first + 2 * gb + 6, 3), run(first + 3 * gb, 3));
+    assert_eq!(next(first + 3 * gb + 1, 3), run(first, 8), "around the end");
+    assert_eq!(next(first, 9), None);
+}
+
+#[test]
+fn where_allocation_groups_were_never_used_no_short_run_is_asked_for() {
+    let f = Fixture::new(16 << 20, &tiny());
+    let g = f.geometry();
+    assert!(g.ag_count > 1);
+    let first = f.space.find_free_group(0).unwrap().unwrap();
+    let run = f.space.next_run(g.frag_of_block(first), 1).unwrap().unwrap();
+    assert_eq!(f.space.run_length(first, run.len, run.len).unwrap(), Some(run.len));
+    // Two runs would have to be used, one of them short: the next allocation group has a long one.
+    let middle = run.start + run.len - 2;
+    assert!(f.alloc_in(middle..middle + 1, 1).unwrap().is_some());
+    let length = f.space.run_length(first, run.len - 1, run.len).unwrap();
+    assert!(length.is_none_or(|len| len == run.len - 1), "{length:?}");
+}
+
 #[test]
 fn wrong_frees_and_allocations_are_errors_and_change_nothing() {
     let f = Fixture::new(8 << 20, &tiny());
