@@ -328,3 +328,33 @@ fn filling_to_the_last_fragment_and_emptying_leaks_nothing() {
         clean(&dev, &what);
     }
 }
+
+#[test]
+fn inodes_of_a_full_allocation_group_share_chunks_in_another() {
+    let options = MkfsOptions { no_embed: true, no_group: true, reserve_bp: 0, ..MkfsOptions::default() };
+    let dev = fresh(40 << 20, &options);
+    let fs = mount(&dev);
+    let used = || {
+        fs.sync().unwrap();
+        let s = fs.statfs();
+        (s.total - s.free) * u64::from(s.frag_size)
+    };
+    let mut n = 0;
+    while used() < 20 << 20 {
+        for _ in 0..20 {
+            put(&fs, ROOT_INO, &format!("fill{n}"), 1, 100_000).unwrap();
+            n += 1;
+        }
+    }
+    // The first of two allocation groups of 16 MiB and more is full, and the root directory is there.
+    let before = used();
+    for n in 0..400 {
+        put(&fs, ROOT_INO, &format!("empty{n}"), 0, 0).unwrap();
+    }
+    let taken = used() - before;
+    // 256 bytes each, and their names.
+    assert!(taken < 400 * 512 + (64 << 10), "400 inodes took {taken} bytes");
+    fs.close().unwrap();
+    drop(fs);
+    clean(&dev, "inodes in another allocation group");
+}

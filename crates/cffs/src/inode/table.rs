@@ -28,6 +28,14 @@ pub struct SlotTable {
     state: Mutex<TableState>,
 }
 
+/// What [`SlotTable::grow`] came to.
+enum Grown {
+    /// A new table block.
+    Block(u64),
+    /// None: blocks of this neighbourhood have room.
+    RoomNear(u64),
+}
+
 struct TableState {
     inode: Inode,
     changed: bool,
@@ -264,10 +272,19 @@ impl SlotTable {
                 return Ok(slot);
             }
         }
-        match self.grow(txn, space, st, goal) {
-            Ok(data) => self.slot(txn, st, |_| Some(data))?.ok_or(Error::NoSpace),
-            Err(Error::NoSpace) => self.slot(txn, st, Rooms::anywhere)?.ok_or(Error::NoSpace),
-            Err(e) => Err(e),
+        let mut rooms_elsewhere = true;
+        loop {
+            match self.grow(txn, space, st, goal, rooms_elsewhere) {
+                Ok(Grown::Block(data)) => return self.slot(txn, st, |_| Some(data))?.ok_or(Error::NoSpace),
+                Ok(Grown::RoomNear(other)) => {
+                    if let Some(slot) = self.slot(txn, st, |rooms| rooms.near(other))? {
+                        return Ok(slot);
+                    }
+                    rooms_elsewhere = false;
+                }
+                Err(Error::NoSpace) => return self.slot(txn, st, Rooms::anywhere)?.ok_or(Error::NoSpace),
+                Err(e) => return Err(e),
+            }
         }
     }
 
@@ -306,8 +323,17 @@ impl SlotTable {
         Ok(SlotRef { index, offset, buf })
     }
 
-    /// Adds a chunk, or what of it there is space for in one piece, in a hole or at the end; returns its first block.
-    fn grow(&self, txn: &Txn<'_>, space: &Space, st: &mut TableState, goal: BlockAddr) -> Result<u64> {
+    /// Adds a chunk, or what of it there is space for in one piece, in a hole or at the end; returns its first block. Nothing
+    /// is added if the space that is found lies elsewhere, with `rooms_elsewhere`, and there is room there: where an
+    /// allocation group is full each of its new inodes would get a chunk.
+    fn grow(
+        &self,
+        txn: &Txn<'_>,
+        space: &Space,
+        st: &mut TableState,
+        goal: BlockAddr,
+        rooms_elsewhere: bool,
+    ) -> Result<Grown> {
         let cache = txn.cache();
         let g = *cache.geometry();
         let end = self.end(cache, st);
@@ -315,6 +341,7 @@ impl SlotTable {
             Some(hole) => (hole.start, hole.end - hole.start),
             None => (end, u64::MAX),
         };
+        let wanted = self.near(&g, goal);
         let before = data.checked_sub(1).and_then(|d| st.places.get(&self.shape.block_of_data(d)).copied());
         let goal = if self.chunk == 1 { before.map_or(goal, |a| a + 1) } else { goal };
         // A chunk stays within what one map describes, so that one map block at most is added with it.
@@ -329,6 +356,11 @@ impl SlotTable {
                 space.cancel_meta(&purse, Run { start, len: run.end() - start });
             }
         };
+        let found = self.near(&g, chunk);
+        if rooms_elsewhere && found != wanted && self.load(cache, st)?.near(found).is_some() {
+            give_back(0);
+            return Ok(Grown::RoomNear(found));
+        }
         self.add_map_for(txn, space, st, data, goal).inspect_err(|_| give_back(0))?;
         for i in 0..blocks {
             let lblock = self.shape.block_of_data(data + i);
@@ -344,7 +376,7 @@ impl SlotTable {
             rooms.fill(data + i, 1);
             rooms.add(near, data + i);
         }
-        Ok(data)
+        Ok(Grown::Block(data))
     }
 
     fn add_map_for(&self, txn: &Txn<'_>, space: &Space, st: &mut TableState, data: u64, goal: BlockAddr) -> Result<()> {
