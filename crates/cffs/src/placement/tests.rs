@@ -64,7 +64,7 @@ fn directory(p: &Placement, ino: Ino) {
 #[test]
 fn what_comes_together_goes_into_the_long_runs_in_order() {
     let (f, first, fpb) = with_holes(&[(0, 2), (4, 40), (60, 3), (80, 50), (140, 10)]);
-    let p = Placement::new(f.space.clone(), &f.sb, None);
+    let p = Placement::new(f.space.clone(), &f.sb, None, true);
     directory(&p, 7);
     let total = 85;
     f.space.reserve(total * fpb, true).unwrap();
@@ -79,7 +79,7 @@ fn what_comes_together_goes_into_the_long_runs_in_order() {
 #[test]
 fn a_file_that_comes_alone_leaves_the_long_runs_alone() {
     let (f, first, fpb) = with_holes(&[(0, 32), (50, 3), (66, 9)]);
-    let p = Placement::new(f.space.clone(), &f.sb, None);
+    let p = Placement::new(f.space.clone(), &f.sb, None, true);
     directory(&p, 7);
     f.space.reserve(6 * fpb, true).unwrap();
     let place = |frags| placed(&p, 7, frags).start / fpb - first;
@@ -91,7 +91,7 @@ fn a_file_that_comes_alone_leaves_the_long_runs_alone() {
 #[test]
 fn the_groups_that_are_remembered_are_bounded() {
     let (f, _, _) = with_holes(&[(0, 32)]);
-    let p = Placement::new(f.space.clone(), &f.sb, None);
+    let p = Placement::new(f.space.clone(), &f.sb, None, true);
     let gb = f.geometry().group_blocks();
     let mut t = p.table.lock();
     for n in 0..(3 * REMEMBERED_MAX as u64 / 2) {
