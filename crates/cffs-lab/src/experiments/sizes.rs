@@ -117,6 +117,10 @@ pub fn figures(scale: u64) -> Result<Outcome> {
     ));
     let synced = rows[2][0].1[last] / rows[1][0].1[last] * 100.0;
     outcome.claims.push(Claim::at_least("write with fsync of 4 MB files, in % of that without", 85.0, synced));
+    outcome.untested = vec![(
+        "figure 4: transactions (TPC-B) with and without the cleaner".into(),
+        "it compares with a log-structured file system, which cffs does not have as a policy".into(),
+    )];
     outcome.notes = vec![
         "Write-ahead log, 8 KiB blocks with 1 KiB fragments, groups of 64 KiB, at most 56 KB a request; writes go to files that exist."
             .into(),
