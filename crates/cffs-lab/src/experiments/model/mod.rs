@@ -205,16 +205,21 @@ fn cause(ours: &Counters, theirs: &Counters, kind: Kind) -> String {
         bytes(ours) / bytes(theirs).max(1.0),
         each(ours) / each(theirs).max(1e-9),
     ];
-    let why = if larger > 1.2 && ours.read_bytes > ours.written_bytes {
+    let reading = ours.read_bytes > ours.written_bytes;
+    let why = if more > 1.1 && more >= larger {
+        format!(
+            "{} times the requests for {} times the bytes: the files are in more places",
+            shown(more),
+            shown(larger)
+        )
+    } else if larger > 1.02 && reading {
         format!(
             "{} times the bytes in {} times the requests: groups are read whole, and what in them is others' is read in vain",
             shown(larger),
             shown(more)
         )
-    } else if larger > 1.2 {
+    } else if larger > 1.02 {
         format!("{} times the bytes: the log, and groups that are read before they are changed", shown(larger))
-    } else if more > 1.1 {
-        format!("{} times the requests for about the same bytes: the files are in more places", shown(more))
     } else if ours.flushes > theirs.flushes {
         format!("{} flushes where {kind} has {}", ours.flushes, theirs.flushes)
     } else {
@@ -264,5 +269,24 @@ fn report(outcome: &mut Outcome, costs: &BTreeMap<(usize, usize), Vec<(Kind, Cos
         let rows = [format!("{} (our target)", WORK[..TARGET].join(", ")), "all work".into()];
         let rows = rows.into_iter().zip(first.map(|f| f.to_vec())).collect();
         outcome.table("cffs first in disk time", "", &["first".to_string(), "of".to_string()], rows);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_cause_is_what_the_counters_say() {
+        let c = |reads, read_bytes, ms| Counters { reads, read_bytes, time: ms * 1_000_000, ..Counters::default() };
+        let best = c(100, 10_000_000, 500);
+        for (ours, words) in [
+            (c(250, 65_000_000, 900), "6.50 times the bytes in 2.50 times the requests"),
+            (c(400, 10_000_000, 900), "4.00 times the requests"),
+            (c(100, 10_000_000, 900), "1.80 times as long"),
+        ] {
+            let why = cause(&ours, &best, Kind::Xfs);
+            assert!(why.contains(words) && why.contains("xfs: 100 reads of 100 KB"), "{why}");
+        }
     }
 }
