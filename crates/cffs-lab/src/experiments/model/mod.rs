@@ -278,7 +278,8 @@ mod tests {
 
     #[test]
     fn the_cause_is_what_the_counters_say() {
-        let c = |reads, read_bytes, ms| Counters { reads, read_bytes, time: ms * 1_000_000, ..Counters::default() };
+        let c =
+            |reads, read_bytes, ms: u64| Counters { reads, read_bytes, time: ms * 1_000_000, ..Counters::default() };
         let best = c(100, 10_000_000, 500);
         for (ours, words) in [
             (c(250, 65_000_000, 900), "6.50 times the bytes in 2.50 times the requests"),
