@@ -169,16 +169,21 @@ fn draw(html: &mut String, chart: &Chart) {
                     escape(name),
                     shown(*v)
                 );
-                // Cut off: the figure stands above it.
+                // Cut off: the figure stands above it, or in it where it is narrow.
                 if *v > top {
+                    let (wide, middle) = (bar * 0.95, x + bar * 0.48);
+                    let at = match bar > 30.0 {
+                        true => format!("x=\"{middle:.1}\" y=\"{:.1}\" text-anchor=\"middle\"", TOP - 3.0),
+                        false => format!(
+                            "transform=\"translate({:.1} {:.1}) rotate(-90)\" text-anchor=\"end\" fill=\"#fff\"",
+                            middle + 3.5,
+                            TOP + 20.0
+                        ),
+                    };
                     let _ = writeln!(
                         html,
-                        "<path d=\"M{x:.1} {:.1}l{:.1} -6v4l-{1:.1} 6z\" fill=\"#fff\"/><text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"middle\" \
-                         font-size=\"10\">{}</text>",
+                        "<path d=\"M{x:.1} {:.1}l{wide:.1} -6v4l-{wide:.1} 6z\" fill=\"#fff\"/><text {at} font-size=\"10\">{}</text>",
                         TOP + 14.0,
-                        bar * 0.95,
-                        x + bar * 0.48,
-                        TOP - 3.0,
                         shown(*v)
                     );
                 }
