@@ -4,6 +4,7 @@ use crate::mounting::{fuse_works, mount_point, umount};
 use crate::tools::*;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
+use std::process::Command;
 
 #[test]
 fn tune_says_what_changed_and_keeps_it() {
@@ -103,4 +104,67 @@ fn a_mount_is_changed_by_its_directory() {
     assert_eq!(cache(&name), 16 << 20, "the mount has the last word");
     umount(&name);
     assert_eq!(json(&ok(&["info", "--quick", "--json", &image]))["label"], "live");
+}
+
+/// A block device, detached when dropped.
+struct LoopDevice(String);
+
+impl LoopDevice {
+    fn new(image: &str) -> Option<LoopDevice> {
+        let out = Command::new("losetup").args(["--find", "--show", image]).output().ok()?;
+        out.status.success().then(|| LoopDevice(String::from_utf8_lossy(&out.stdout).trim().to_owned()))
+    }
+
+    /// Takes over the size of its file.
+    fn resize(&self) {
+        assert!(Command::new("losetup").args(["--set-capacity", &self.0]).status().unwrap().success());
+    }
+}
+
+impl Drop for LoopDevice {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup").args(["--detach", &self.0]).status();
+    }
+}
+
+#[test]
+fn a_block_device_grows_and_is_trimmed_under_its_mount() {
+    const NAME: &str = "a_block_device_grows_and_is_trimmed_under_its_mount";
+    if !fuse_works(NAME) {
+        return;
+    }
+    let dir = temp_dir();
+    let image = dir.path().join("device").to_str().unwrap().to_owned();
+    fs::File::create(&image).unwrap().set_len(64 << 20).unwrap();
+    let Some(device) = LoopDevice::new(&image) else {
+        return skipped(NAME, "no loop device can be made here (needs root and losetup)");
+    };
+    ok(&["mkfs", &device.0]);
+    let (path, name) = mount_point(dir.path());
+    let _mounted = Mounted(path.clone());
+    ok(&["mount", &device.0, &name]);
+    fs::write(path.join("kept"), vec![7; 5 << 20]).unwrap();
+    fails(&["grow", "--size", "96M", &name], 1, &[&device.0]);
+    assert!(ok(&["grow", &name]).contains("nothing to gain"));
+    fs::OpenOptions::new().write(true).open(&image).unwrap().set_len(160 << 20).unwrap();
+    device.resize();
+    assert!(ok(&["grow", &name]).contains("160 MiB (was 64 MiB)"));
+    // More than there was room for before.
+    fs::write(path.join("gone"), vec![8; 100 << 20]).unwrap();
+    fs::File::open(path.join("gone")).unwrap().sync_all().unwrap();
+    let full = fs::metadata(&image).unwrap().blocks() * 512;
+    fs::remove_file(path.join("gone")).unwrap();
+    let trimmed = run(&["trim", &name]);
+    if trimmed.status.success() {
+        let now = fs::metadata(&image).unwrap().blocks() * 512;
+        assert!(now + (90 << 20) < full, "{now} of {full}");
+    } else {
+        assert!(stderr(&trimmed).contains("not supported"), "{}", stderr(&trimmed));
+        skipped(&format!("{NAME}: trim"), "the loop device cannot discard");
+    }
+    umount(&name);
+    ok(&["fsck", "-n", &device.0]);
+    ok(&["mount", &device.0, &name]);
+    assert_eq!(fs::read(path.join("kept")).unwrap(), vec![7; 5 << 20]);
+    umount(&name);
 }
