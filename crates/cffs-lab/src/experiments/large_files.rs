@@ -218,6 +218,8 @@ pub fn real(scale: u64) -> Result<Outcome> {
             processor += processor_seconds() - before;
         }
         // Each round moves the file three times.
+        let seconds = |rates: &[f64; 3]| rates.iter().map(|r| length as f64 / r / 1e6).sum::<f64>();
+        let elapsed: f64 = rounds.iter().map(|(_, ours)| seconds(ours)).sum();
         let per_processor = (3 * ROUNDS as u64 * length) as f64 / processor.max(0.01) / 1e6;
         fs.close()?;
         drop(fs);
@@ -235,16 +237,16 @@ pub fn real(scale: u64) -> Result<Outcome> {
                 let (low, high) = all.iter().fold((f64::MAX, 0f64), |(l, h), v| (l.min(*v), h.max(*v)));
                 let at = PHASES.iter().position(|p| p == phase).unwrap_or(0);
                 let alone = median(rounds.iter().map(|(raw, _)| raw[at]));
-                let limit = match per_processor < 1.5 * alone {
-                    true => "so the processor is the limit, not the disk",
-                    false => "the rest is waiting: for flushes, and for other work of this machine",
-                };
                 format!(
-                    "Between {} and {}% in {ROUNDS} rounds. A second of processor time moves {} MB here, and the file alone {} MB in a second: {limit}.",
+                    "Between {} and {}% in {ROUNDS} rounds. A second of processor time moves {} MB here, so that one thread could have {}% of the {} \
+                     MB/s of the file alone; of the time that it took, {}% was processor time, the rest waiting: for flushes, and for what else this \
+                     machine does.",
                     shown(low),
                     shown(high),
                     shown(per_processor),
-                    shown(alone)
+                    shown((per_processor / alone * 100.0).min(100.0)),
+                    shown(alone),
+                    shown(processor / elapsed * 100.0)
                 )
             }));
         }
