@@ -94,10 +94,12 @@ fn judge(setup: Setup, images: Vec<Image>, old: Option<u64>, ended: bool, rng: &
                 return Err("a device without a good superblock was mounted".into());
             }
             if rng.u8(..4) == 0 {
-                // Whatever a repair makes of what is left: it comes to an end, and what it calls clean is clean.
+                // Whatever a repair makes of what is left: it comes to an end, and what it calls clean is clean. Contents may be
+                // overwritten already; it has to look at those that have checksums to know.
                 let trace = Trace::new(images.clone());
                 let log = setup.external_log.then(|| trace.device(1) as Arc<dyn Device>);
-                let done = repair(trace.device(0), log, &RepairOptions::default(), &mut |_| true, &|_, _, _| {});
+                let o = RepairOptions { data: true, ..RepairOptions::default() };
+                let done = repair(trace.device(0), log, &o, &mut |_| true, &|_, _, _| {});
                 if done.is_ok_and(|d| d.after.is_clean()) {
                     check(&trace.images()).map_err(|t| format!("repair of what was left: {t}"))?;
                 }
