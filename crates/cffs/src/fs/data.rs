@@ -95,7 +95,8 @@ impl Fs {
 
     /// For whoever has found no space since the moment `since`: promises that were made for the worst case end by writing
     /// back what they were made for, and freed space becomes usable by a commit. False when there is nothing to be had by
-    /// that, and nobody else has made room in between. Nothing may be locked.
+    /// that, and nothing has come back in between (what the attempt itself gave back counts too: then it is made once in
+    /// vain). Nothing may be locked.
     pub(super) fn make_room(&self, since: Moment) -> Result<bool> {
         let (_, reserved) = self.space.free_and_reserved();
         if reserved == 0 && !self.space.more_since(since) {
