@@ -24,6 +24,7 @@
 mod config;
 pub mod control;
 mod convert;
+mod crew;
 mod flags;
 mod ioctl;
 mod kernel;

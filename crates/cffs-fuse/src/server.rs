@@ -3,6 +3,7 @@
 use crate::config::MountConfig;
 use crate::control::Asker;
 use crate::convert;
+use crate::crew::Crew;
 use crate::ioctl;
 use crate::kernel::{self, Abilities};
 use crate::messages::Message;
@@ -34,6 +35,7 @@ pub(crate) struct Server {
     pub(crate) shared: Arc<Shared>,
     pub(crate) config: MountConfig,
     pub(crate) abilities: Abilities,
+    crew: Arc<Crew>,
 }
 
 thread_local! {
@@ -56,7 +58,8 @@ fn reserved(parent: INodeNo, name: &OsStr) -> Result<()> {
 
 impl Server {
     pub(crate) fn new(shared: Arc<Shared>, config: &MountConfig) -> Server {
-        Server { shared, config: config.clone(), abilities: Abilities::default() }
+        let crew = Crew::new(config.threads.max(1));
+        Server { shared, config: config.clone(), abilities: Abilities::default(), crew }
     }
 
     fn ttl(&self) -> &Duration {
@@ -104,6 +107,7 @@ impl Filesystem for Server {
     }
 
     fn lookup(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        let _turn = self.crew.turn();
         if is_stats(parent, name) {
             match self.shared.stats_text() {
                 // The attributes of a snapshot stay; the name means another one next time.
@@ -122,6 +126,7 @@ impl Filesystem for Server {
     }
 
     fn forget(&self, _req: &Request, ino: INodeNo, nlookup: u64) {
+        let _turn = self.crew.turn();
         if is_snapshot(ino.0) {
             self.shared.snapshots.forget(ino.0);
         } else {
@@ -134,6 +139,7 @@ impl Filesystem for Server {
     }
 
     fn getattr(&self, _req: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
+        let _turn = self.crew.turn();
         let result = self.shared.call(Message::GetAttr, ino.0, |fs| {
             if is_snapshot(ino.0) { self.shared.snapshots.attr(ino.0).ok_or(Error::Stale) } else { fs.getattr(ino.0) }
         });
@@ -159,6 +165,7 @@ impl Filesystem for Server {
         _flags: Option<BsdFileFlags>,
         reply: ReplyAttr,
     ) {
+        let _turn = self.crew.turn();
         let result = self.shared.call(Message::SetAttr, ino.0, |fs| {
             if is_snapshot(ino.0) {
                 return Err(Error::NotPermitted);
@@ -170,6 +177,7 @@ impl Filesystem for Server {
     }
 
     fn readlink(&self, _req: &Request, ino: INodeNo, reply: ReplyData) {
+        let _turn = self.crew.turn();
         match self.shared.call(Message::ReadLink, ino.0, |fs| fs.readlink(ino.0)) {
             Ok(target) => reply.data(&target),
             Err(e) => reply.error(e),
@@ -177,6 +185,7 @@ impl Filesystem for Server {
     }
 
     fn mknod(&self, req: &Request, parent: INodeNo, name: &OsStr, mode: u32, umask: u32, rdev: u32, reply: ReplyEntry) {
+        let _turn = self.crew.turn();
         let result = self.shared.call(Message::MkNod, parent.0, |fs| {
             reserved(parent, name)?;
             let perm = self.new_permissions(mode, umask);
@@ -191,6 +200,7 @@ impl Filesystem for Server {
     }
 
     fn mkdir(&self, req: &Request, parent: INodeNo, name: &OsStr, mode: u32, umask: u32, reply: ReplyEntry) {
+        let _turn = self.crew.turn();
         let result = self.shared.call(Message::MkDir, parent.0, |fs| {
             reserved(parent, name)?;
             fs.mkdir(caller(req), parent.0, name.as_bytes(), self.new_permissions(mode, umask))
@@ -199,6 +209,7 @@ impl Filesystem for Server {
     }
 
     fn unlink(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        let _turn = self.crew.turn();
         let result = self.shared.call(Message::Unlink, parent.0, |fs| {
             reserved(parent, name)?;
             fs.unlink(parent.0, name.as_bytes())
@@ -207,10 +218,12 @@ impl Filesystem for Server {
     }
 
     fn rmdir(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        let _turn = self.crew.turn();
         reply_empty(self.shared.call(Message::RmDir, parent.0, |fs| fs.rmdir(parent.0, name.as_bytes())), reply);
     }
 
     fn symlink(&self, req: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
+        let _turn = self.crew.turn();
         let result = self.shared.call(Message::SymLink, parent.0, |fs| {
             reserved(parent, name)?;
             fs.symlink(caller(req), parent.0, name.as_bytes(), target.as_os_str().as_bytes())
@@ -228,6 +241,7 @@ impl Filesystem for Server {
         flags: RenameFlags,
         reply: ReplyEmpty,
     ) {
+        let _turn = self.crew.turn();
         let result = self.shared.call(Message::Rename, parent.0, |fs| {
             reserved(parent, name)?;
             reserved(new_parent, new_name)?;
@@ -245,6 +259,7 @@ impl Filesystem for Server {
     }
 
     fn link(&self, req: &Request, ino: INodeNo, new_parent: INodeNo, new_name: &OsStr, reply: ReplyEntry) {
+        let _turn = self.crew.turn();
         let result = self.shared.call(Message::Link, ino.0, |fs| {
             reserved(new_parent, new_name)?;
             if is_snapshot(ino.0) {
@@ -256,6 +271,7 @@ impl Filesystem for Server {
     }
 
     fn open(&self, _req: &Request, _ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
+        let _turn = self.crew.turn();
         self.shared.count(Message::Open);
         if self.abilities.no_open {
             reply.error(Errno::ENOSYS);
@@ -277,6 +293,7 @@ impl Filesystem for Server {
         _lock_owner: Option<LockOwner>,
         reply: ReplyData,
     ) {
+        let _turn = self.crew.turn();
         if is_snapshot(ino.0) {
             match self.shared.snapshots.text(ino.0) {
                 Some(text) => {
@@ -312,6 +329,7 @@ impl Filesystem for Server {
         _lock_owner: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
+        let _turn = self.crew.turn();
         let result = self.shared.call(Message::Write, ino.0, |fs| {
             if is_snapshot(ino.0) {
                 return Err(Error::NotPermitted);
@@ -328,6 +346,7 @@ impl Filesystem for Server {
     }
 
     fn flush(&self, _req: &Request, _ino: INodeNo, _fh: FileHandle, _lock_owner: LockOwner, reply: ReplyEmpty) {
+        let _turn = self.crew.turn();
         self.shared.count(Message::Flush);
         reply.error(Errno::ENOSYS);
     }
@@ -342,11 +361,13 @@ impl Filesystem for Server {
         _flush: bool,
         reply: ReplyEmpty,
     ) {
+        let _turn = self.crew.turn();
         self.shared.count(Message::Release);
         reply.ok();
     }
 
     fn fsync(&self, _req: &Request, ino: INodeNo, _fh: FileHandle, data_only: bool, reply: ReplyEmpty) {
+        let _turn = self.crew.turn();
         let result = self
             .shared
             .call(Message::Fsync, ino.0, |fs| if is_snapshot(ino.0) { Ok(()) } else { fs.fsync(ino.0, data_only) });
@@ -354,6 +375,7 @@ impl Filesystem for Server {
     }
 
     fn opendir(&self, _req: &Request, _ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
+        let _turn = self.crew.turn();
         self.shared.count(Message::OpenDir);
         if self.abilities.no_opendir {
             reply.error(Errno::ENOSYS);
@@ -364,6 +386,7 @@ impl Filesystem for Server {
     }
 
     fn readdir(&self, _req: &Request, ino: INodeNo, _fh: FileHandle, offset: u64, mut reply: ReplyDirectory) {
+        let _turn = self.crew.turn();
         let result = self.shared.call(Message::ReadDir, ino.0, |fs| {
             let dir = fuser::FileType::Directory;
             if offset < DOT && reply.add(ino, DOT, dir, ".") {
@@ -383,6 +406,7 @@ impl Filesystem for Server {
     }
 
     fn readdirplus(&self, _req: &Request, ino: INodeNo, _fh: FileHandle, offset: u64, mut reply: ReplyDirectoryPlus) {
+        let _turn = self.crew.turn();
         let mut added = 0usize;
         let result = self.shared.call(Message::ReadDirPlus, ino.0, |fs| {
             // The kernel takes nothing but number and type from these two, and no reference.
@@ -417,11 +441,13 @@ impl Filesystem for Server {
     }
 
     fn releasedir(&self, _req: &Request, _ino: INodeNo, _fh: FileHandle, _flags: OpenFlags, reply: ReplyEmpty) {
+        let _turn = self.crew.turn();
         self.shared.count(Message::ReleaseDir);
         reply.ok();
     }
 
     fn fsyncdir(&self, _req: &Request, ino: INodeNo, _fh: FileHandle, data_only: bool, reply: ReplyEmpty) {
+        let _turn = self.crew.turn();
         let result = self.shared.call(Message::FsyncDir, ino.0, |fs| {
             // Linux tells a FUSE server nothing of sync(2) and syncfs(2). This is the way to ask for the same: `sync DIR`
             // on the mount point.
@@ -431,6 +457,7 @@ impl Filesystem for Server {
     }
 
     fn statfs(&self, _req: &Request, ino: INodeNo, reply: ReplyStatfs) {
+        let _turn = self.crew.turn();
         match self.shared.call(Message::StatFs, ino.0, |fs| Ok(fs.statfs())) {
             Ok(s) => {
                 let name_max = cffs::format::NAME_MAX as u32;
@@ -459,6 +486,7 @@ impl Filesystem for Server {
         _flags: i32,
         reply: ReplyCreate,
     ) {
+        let _turn = self.crew.turn();
         if self.abilities.no_open {
             // MKNOD and an open without a message: one message, where CREATE brings a RELEASE with it.
             self.shared.count(Message::Create);
@@ -485,6 +513,7 @@ impl Filesystem for Server {
     }
 
     fn lseek(&self, _req: &Request, ino: INodeNo, _fh: FileHandle, offset: i64, whence: i32, reply: ReplyLseek) {
+        let _turn = self.crew.turn();
         const SEEK_DATA: i32 = 3;
         const SEEK_HOLE: i32 = 4;
         let result = self.shared.call(Message::Lseek, ino.0, |fs| {
@@ -513,6 +542,7 @@ impl Filesystem for Server {
     // Not asked twice: after ENOSYS the kernel answers these itself (EOPNOTSUPP, or by copying through the page cache).
 
     fn access(&self, _req: &Request, _ino: INodeNo, _mask: AccessFlags, reply: ReplyEmpty) {
+        let _turn = self.crew.turn();
         self.unsupported(|e| reply.error(e));
     }
 
@@ -526,18 +556,22 @@ impl Filesystem for Server {
         _position: u32,
         reply: ReplyEmpty,
     ) {
+        let _turn = self.crew.turn();
         self.set_attribute(req, ino, name, value, flags, reply);
     }
 
     fn getxattr(&self, _req: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
+        let _turn = self.crew.turn();
         self.get_attribute(ino, name, size, reply);
     }
 
     fn listxattr(&self, req: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
+        let _turn = self.crew.turn();
         self.list_attributes(req, ino, size, reply);
     }
 
     fn removexattr(&self, req: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        let _turn = self.crew.turn();
         self.remove_attribute(req, ino, name, reply);
     }
 
@@ -551,6 +585,7 @@ impl Filesystem for Server {
         mode: i32,
         reply: ReplyEmpty,
     ) {
+        let _turn = self.crew.turn();
         reply_empty(
             ranges::fallocate(&self.shared, caller(req), ino.0, offset..offset.saturating_add(length), mode),
             reply,
@@ -570,6 +605,7 @@ impl Filesystem for Server {
         _flags: CopyFileRangeFlags,
         reply: ReplyWrite,
     ) {
+        let _turn = self.crew.turn();
         match ranges::copy(&self.shared, caller(req), (ino_in.0, offset_in), (ino_out.0, offset_out), len) {
             Ok(n) => reply.written(n),
             Err(e) => reply.error(e),
@@ -586,6 +622,7 @@ impl Filesystem for Server {
         _flags: PollFlags,
         reply: ReplyPoll,
     ) {
+        let _turn = self.crew.turn();
         self.unsupported(|e| reply.error(e));
     }
 
@@ -600,6 +637,7 @@ impl Filesystem for Server {
         out_size: u32,
         reply: ReplyIoctl,
     ) {
+        let _turn = self.crew.turn();
         let asker = Asker { uid: req.uid() };
         let out_size = out_size as usize;
         let call = ioctl::Call { asker, caller: caller(req), ino: ino.0, cmd, input: in_data, out_size };

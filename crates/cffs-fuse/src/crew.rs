@@ -1,0 +1,219 @@
+//! Few threads wait for messages, the others stand by.
+//!
+//! There are more threads than processors, because each waits for the device alone ([`crate::MountConfig::threads`]). The
+//! kernel gives a message to the thread that has waited longest: one program that sends a message after the other, as most
+//! do, would meet all threads in turn, and each of them with what it needs no longer in the processor's caches. So a thread
+//! that has answered goes back to the kernel only if fewer than [`READY`] wait there, and stands by otherwise. When the last one
+//! that waits is given a message, it sends one of those that stand by in its place, before it does anything else.
+//! Creating a file with 1 KB and fsync, on a device in memory: 185 microseconds with eight threads that wait, 140 with three,
+//! 155 with two, 146 with four (medians of 12 runs in turn).
+
+use parking_lot::{Condvar, Mutex};
+use std::cell::OnceCell;
+use std::sync::Arc;
+
+/// Threads that wait for a message at the same time.
+const READY: usize = 3;
+
+#[derive(Default)]
+struct State {
+    /// Threads that the session has.
+    threads: usize,
+    /// Threads that have had a message. Nobody stands by before all had: then the end of each is noticed.
+    known: usize,
+    /// Threads that wait for a message, or are about to.
+    ready: usize,
+    standing_by: usize,
+    /// Of those, the ones that were sent for.
+    called: usize,
+    /// A thread has ended: the session is over.
+    over: bool,
+}
+
+/// The threads of a session.
+pub(crate) struct Crew {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+/// A thread of the crew has ended.
+struct Member(Arc<Crew>);
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        self.0.state.lock().over = true;
+        self.0.changed.notify_all();
+    }
+}
+
+thread_local! {
+    static MEMBER: OnceCell<Member> = const { OnceCell::new() };
+}
+
+impl Crew {
+    pub(crate) fn new(threads: usize) -> Arc<Crew> {
+        let state = State { threads, ready: threads, ..State::default() };
+        Arc::new(Crew { state: Mutex::new(state), changed: Condvar::new() })
+    }
+
+    /// This thread was given a message. It goes back to wait for the next when the answer, which has to be given before
+    /// that, is dropped.
+    pub(crate) fn turn(self: &Arc<Self>) -> Turn<'_> {
+        MEMBER.with(|m| {
+            m.get_or_init(|| {
+                self.state.lock().known += 1;
+                Member(self.clone())
+            });
+        });
+        let mut s = self.state.lock();
+        s.ready = s.ready.saturating_sub(1);
+        if s.ready == 0 && s.standing_by > s.called {
+            s.called += 1;
+            s.ready += 1;
+            drop(s);
+            self.changed.notify_one();
+        }
+        Turn(self)
+    }
+
+    fn end_turn(&self) {
+        let mut s = self.state.lock();
+        if s.ready < READY || s.known < s.threads || s.over {
+            s.ready += 1;
+            return;
+        }
+        s.standing_by += 1;
+        while s.called == 0 && !s.over {
+            self.changed.wait(&mut s);
+        }
+        s.standing_by -= 1;
+        if s.called > 0 {
+            s.called -= 1;
+        }
+    }
+}
+
+/// From a message to its answer.
+pub(crate) struct Turn<'a>(&'a Crew);
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.0.end_turn();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::mpsc::{Receiver, Sender, channel};
+    use std::thread::{JoinHandle, spawn};
+    use std::time::{Duration, Instant};
+
+    /// Threads that read messages from a queue as fuser's do, until it is closed.
+    struct Session {
+        crew: Arc<Crew>,
+        send: Sender<Box<dyn FnOnce() + Send>>,
+        waiting: Arc<AtomicUsize>,
+        threads: Vec<JoinHandle<()>>,
+    }
+
+    fn session(threads: usize) -> Session {
+        let (send, receive) = channel::<Box<dyn FnOnce() + Send>>();
+        let receive: Arc<Mutex<Receiver<_>>> = Arc::new(Mutex::new(receive));
+        let (crew, waiting) = (Crew::new(threads), Arc::new(AtomicUsize::new(0)));
+        let threads = (0..threads)
+            .map(|_| {
+                let (crew, receive, waiting) = (crew.clone(), receive.clone(), waiting.clone());
+                spawn(move || {
+                    loop {
+                        waiting.fetch_add(1, Ordering::SeqCst);
+                        let message = receive.lock().recv();
+                        waiting.fetch_sub(1, Ordering::SeqCst);
+                        let Ok(message) = message else { break };
+                        let _turn = crew.turn();
+                        message();
+                    }
+                })
+            })
+            .collect();
+        Session { crew, send, waiting, threads }
+    }
+
+    impl Session {
+        fn until(&self, what: &str, holds: impl Fn(&Session) -> bool) {
+            let end = Instant::now() + Duration::from_secs(60);
+            while !holds(self) {
+                assert!(Instant::now() < end, "{what}");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+
+        /// Has every thread hold a message at the same time.
+        fn all_at_once(&self) {
+            let (arrived, go) = (Arc::new(AtomicUsize::new(0)), Arc::new(Mutex::new(())));
+            let held = go.lock();
+            for _ in 0..self.threads.len() {
+                let (arrived, go) = (arrived.clone(), go.clone());
+                let message = move || {
+                    arrived.fetch_add(1, Ordering::SeqCst);
+                    drop(go.lock());
+                };
+                self.send.send(Box::new(message)).unwrap();
+            }
+            self.until("every thread takes a message", |s| arrived.load(Ordering::SeqCst) == s.threads.len());
+            drop(held);
+        }
+
+        fn end(self) {
+            drop(self.send);
+            self.threads.into_iter().for_each(|t| t.join().unwrap());
+        }
+    }
+
+    #[test]
+    fn a_few_wait_and_the_others_come_when_they_are_needed() {
+        let s = session(8);
+        for _ in 0..20 {
+            s.all_at_once();
+            s.until("the others stand by", |s| s.crew.state.lock().standing_by == 8 - READY);
+            s.until("the rest wait", |s| s.waiting.load(Ordering::SeqCst) == READY);
+        }
+        s.end();
+    }
+
+    #[test]
+    fn small_crews_never_stand_by() {
+        let s = session(READY);
+        s.all_at_once();
+        s.until("all wait", |s| s.waiting.load(Ordering::SeqCst) == READY);
+        s.end();
+    }
+
+    #[test]
+    fn messages_one_after_the_other_and_many_at_once_are_all_answered() {
+        let s = session(6);
+        let answered = Arc::new(AtomicUsize::new(0));
+        for i in 0..2000 {
+            let done = answered.clone();
+            s.send
+                .send(Box::new(move || {
+                    let _ = done.fetch_add(1, Ordering::SeqCst);
+                }))
+                .unwrap();
+            if i % 7 == 0 {
+                s.until("each is answered", |_| answered.load(Ordering::SeqCst) > i);
+            }
+        }
+        s.until("all are answered", |_| answered.load(Ordering::SeqCst) == 2000);
+        s.end();
+    }
+
+    #[test]
+    fn the_end_of_one_is_the_end_of_all() {
+        let s = session(5);
+        s.all_at_once();
+        s.until("some stand by", |s| s.crew.state.lock().standing_by == 2);
+        s.end();
+    }
+}
