@@ -44,5 +44,9 @@ use std::process::ExitCode;
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
+    // The allocator asks for huge pages. A cache is touched piece by piece, a huge page is cleared as a whole, by every
+    // thread for every size that it allocates: a mount has twice the memory then, and where the host has to find that memory
+    // first, a creation takes two and a half times as long. Not being able to switch them off is no reason to do nothing.
+    let _ = rustix::thread::disable_transparent_huge_pages(true);
     ExitCode::from(cli::run(std::env::args_os().collect()))
 }

@@ -364,6 +364,8 @@ fn sums_cost(image: Option<&std::path::Path>) {
 }
 
 fn main() {
+    // As in the `cffs` program.
+    let _ = rustix::thread::disable_transparent_huge_pages(true);
     if std::env::args().any(|a| a == "sums") {
         let image = std::env::args().skip_while(|a| a != "sums").nth(1).filter(|a| !a.starts_with('-'));
         return sums_cost(image.as_deref().map(std::path::Path::new));
