@@ -88,8 +88,9 @@ bench-peers:
 	$(CARGO) build --release -p cffs-cli -p cffs-lab
 	target/release/cffs-lab peers $(ARGS)
 
-# The papers' experiments, from nothing to one page. As root with the peers' programs (scripts/setup.sh peers) also those.
+# The papers' experiments, from nothing to one page; as root also today's file systems on the same disks.
 report:
+	scripts/setup.sh peers
 	$(CARGO) build --release -p cffs-cli -p cffs-lab
 	target/release/cffs-lab run --all
 	target/release/cffs-lab report

@@ -20,7 +20,7 @@ wanted=(
 if [ "${1:-}" = peers ]; then
     wanted+=(
         mkfs.xfs:xfsprogs mkfs.btrfs:btrfs-progs nbdkit:nbdkit nbdfuse:libnbd-bin
-        losetup:mount
+        losetup:mount fuse2fs:fuse2fs
     )
 fi
 
@@ -68,7 +68,8 @@ if [ ! -e /dev/fuse ]; then
     echo "setup: there is no /dev/fuse here: nothing can be mounted, and what needs a mount is skipped"
 fi
 
-# Test suites from crates.io, into target/tools; what runs them passes over one that is missing.
+# Test suites from crates.io, into target/tools; what runs them passes over one that is missing. The comparison does not.
+[ "${1:-}" != peers ] || exit 0
 cd "$(dirname "$0")/.."
 for suite in pjdfstest@0.2.2 fsx@0.3.2; do
     if [ ! -x "target/tools/bin/${suite%%@*}" ]; then
