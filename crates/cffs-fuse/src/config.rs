@@ -35,6 +35,8 @@ pub struct MountConfig {
     pub readahead: u32,
     /// Requests that the kernel keeps in flight in the background (readahead, asynchronous direct I/O).
     pub max_background: u16,
+    /// Messages come through io_uring where the kernel allows it.
+    pub io_uring: bool,
 }
 
 impl Default for MountConfig {
@@ -57,6 +59,7 @@ impl Default for MountConfig {
             max_transfer: 1 << 20,
             readahead: 1 << 20,
             max_background: 64,
+            io_uring: false,
         }
     }
 }

@@ -14,6 +14,8 @@ pub(crate) struct Abilities {
     pub(crate) acl: bool,
     /// Set-id bits and capabilities of a file that is written, cut or given away are for us to drop.
     pub(crate) drops_privileges: bool,
+    /// Messages go through io_uring, and wait until it is set up.
+    pub(crate) io_uring: bool,
 }
 
 /// Wanted where the kernel has it.
@@ -61,7 +63,9 @@ pub(crate) fn negotiate(kernel: &mut KernelConfig, config: &MountConfig) -> Abil
     // there is nothing to drop; and it may only where the server does the dropping. Without extended attributes it never
     // asks, and drops set-id bits itself, with a SETATTR before it writes, truncates or changes the owner.
     let drops_privileges = config.xattr && kernel.add_capabilities(InitFlags::FUSE_HANDLE_KILLPRIV_V2).is_ok();
+    let io_uring = config.io_uring && kernel.add_capabilities(InitFlags::FUSE_OVER_IO_URING).is_ok();
     Abilities {
+        io_uring,
         no_open: has.contains(InitFlags::FUSE_NO_OPEN_SUPPORT),
         no_opendir: has.contains(InitFlags::FUSE_NO_OPENDIR_SUPPORT),
         acl,

@@ -2,6 +2,8 @@
 
 use crate::config::MountConfig;
 use crate::mountpoint::{self, Event, Unmounter};
+use crate::ops::Ops;
+use crate::ring::Rings;
 use crate::server::Server;
 use crate::shared::Shared;
 use cffs::fs::Fs;
@@ -24,6 +26,15 @@ pub enum Error {
     /// The connection with the kernel broke.
     #[error("connection with the kernel failed: {0}")]
     Connection(#[source] io::Error),
+    /// The kernel does not offer io_uring to FUSE.
+    #[error(
+        "this kernel has no FUSE over io_uring, or does not allow it: that takes Linux 6.14 and \
+         `echo Y > /sys/module/fuse/parameters/enable_uring`"
+    )]
+    NoRing,
+    /// Setting up io_uring failed.
+    #[error("cannot set up io_uring: {0}")]
+    Ring(#[source] io::Error),
     /// Closing the engine failed: not everything has reached the image.
     #[error("writing to the image failed at unmount: {0}")]
     Close(#[source] cffs::error::Error),
@@ -55,16 +66,23 @@ fn start(
     config: &MountConfig,
 ) -> Result<Session> {
     let shared = Arc::new(Shared::new(fs, config.fsname.clone()));
+    let ops = Arc::new(Ops::new(shared.clone(), config));
     let mut fuser_config = fuser::Config::default();
     fuser_config.n_threads = Some(config.threads.max(1));
     // A descriptor of its own for each thread: replies then find their request without a common lock.
     fuser_config.clone_fd = std::fs::OpenOptions::new().read(true).write(true).open("/dev/fuse").is_ok();
+    let fuse = connection.try_clone().map_err(Error::Connection)?;
     // Who may come in at all is the kernel's to check (`allow_other`), and it lets its own requests through, which fuser's
     // check would refuse.
-    let session =
-        fuser::Session::from_fd(Server::new(shared.clone(), config), connection, fuser::SessionACL::All, fuser_config)
-            .map_err(Error::Connection)?;
+    let session = fuser::Session::from_fd(Server::new(ops.clone()), connection, fuser::SessionACL::All, fuser_config)
+        .map_err(Error::Connection)?;
     shared.set_notifier(session.notifier());
+    if ops.abilities().io_uring {
+        shared.set_rings(Rings::start(&ops, &fuse).map_err(Error::Ring)?);
+    } else if config.io_uring {
+        return Err(Error::NoRing);
+    }
+    drop(fuse);
     let (sender, events) = channel();
     let unmounter = unmounter.clone().with_session(sender.clone(), shared.over());
     std::thread::Builder::new()

@@ -2,6 +2,7 @@
 
 use crate::control::Answers;
 use crate::messages::{Message, Messages};
+use crate::ring::Rings;
 use crate::snapshot::{ServerProcess, Snapshots, is_snapshot};
 use cffs::error::{Error, Result};
 use cffs::format::Ino;
@@ -26,6 +27,8 @@ pub(crate) struct Shared {
     /// What is mounted.
     image: String,
     notifier: OnceLock<Notifier>,
+    /// Where messages come through io_uring.
+    rings: OnceLock<Rings>,
     serving: AtomicBool,
     panicked: AtomicBool,
     /// The kernel has let go of the connection.
@@ -45,6 +48,7 @@ impl Shared {
             answers: Answers::default(),
             image,
             notifier: OnceLock::new(),
+            rings: OnceLock::new(),
             serving: AtomicBool::new(false),
             panicked: AtomicBool::new(false),
             over: Arc::default(),
@@ -56,6 +60,11 @@ impl Shared {
     pub(crate) fn set_notifier(&self, notifier: Notifier) {
         // Set once per session, and there is one session.
         let _ = self.notifier.set(notifier);
+    }
+
+    pub(crate) fn set_rings(&self, rings: Rings) {
+        // Set once per session, as above.
+        let _ = self.rings.set(rings);
     }
 
     /// From now on the end of the session closes the engine.
@@ -126,6 +135,9 @@ impl Shared {
     /// The kernel has closed the connection: closes the engine and leaves the result for [`Shared::close`].
     pub(crate) fn end(&self) {
         self.over.store(true, Ordering::Release);
+        if let Some(rings) = self.rings.get() {
+            rings.join();
+        }
         self.stop_scrub();
         if self.serving.load(Ordering::Acquire) && !self.panicked() {
             // A panic here would end the thread that reports the end of the session, which everybody waits for.

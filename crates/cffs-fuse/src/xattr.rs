@@ -6,16 +6,15 @@
 
 use crate::convert;
 use crate::messages::Message;
-use crate::server::{Server, caller, reply_empty};
+use crate::ops::{Answer, Ops, Who};
 use crate::snapshot::is_snapshot;
 use cffs::error::{Error, Result};
 use cffs::format::FileType;
+use cffs::format::Ino;
 use cffs::format::xattr::Namespace;
 use cffs::fs::Fs;
 use cffs::fs::api::{Attr, NewPerm, SetAttr, SetXattr};
-use fuser::{Errno, INodeNo, ReplyEmpty, ReplyXattr, Request};
-use std::ffi::OsStr;
-use std::os::unix::ffi::OsStrExt as _;
+use fuser::Errno;
 
 /// Flags of setxattr(2).
 const CREATE: i32 = 1;
@@ -27,91 +26,87 @@ fn set_id_bits(perm: u16) -> u16 {
 }
 
 /// Whether the caller of a message is in a group. What cannot be found out is no.
-fn in_group(req: &Request, gid: u32) -> bool {
-    if req.uid() == 0 || req.gid() == gid {
+fn in_group(who: Who, gid: u32) -> bool {
+    if who.uid == 0 || who.gid == gid {
         return true;
     }
     // The message carries one group; the others are the process's.
-    let status = std::fs::read_to_string(format!("/proc/{}/status", req.pid())).unwrap_or_default();
+    let status = std::fs::read_to_string(format!("/proc/{}/status", who.pid)).unwrap_or_default();
     let groups = status.lines().find_map(|l| l.strip_prefix("Groups:")).unwrap_or_default();
     groups.split_whitespace().any(|g| g.parse() == Ok(gid))
 }
 
-fn reply_bytes(result: std::result::Result<Vec<u8>, Errno>, size: u32, reply: ReplyXattr) {
-    match result {
-        Ok(bytes) if size == 0 => reply.size(bytes.len() as u32),
-        Ok(bytes) if bytes.len() > size as usize => reply.error(Errno::ERANGE),
-        Ok(bytes) => reply.data(&bytes),
-        Err(e) => reply.error(e),
+/// What a program that has asked for an attribute or the names of all gets.
+pub(crate) enum Bytes {
+    /// The number of bytes there are: it has asked with no room.
+    Size(u32),
+    /// The bytes.
+    All(Vec<u8>),
+}
+
+fn fit(bytes: Vec<u8>, size: u32) -> Answer<Bytes> {
+    match size {
+        0 => Ok(Bytes::Size(bytes.len() as u32)),
+        n if bytes.len() > n as usize => Err(Errno::ERANGE),
+        _ => Ok(Bytes::All(bytes)),
     }
 }
 
-impl Server {
+impl Ops {
     /// Permissions for a new file, of which the umask is still to be taken if the kernel has left it to us.
     pub(crate) fn new_permissions(&self, mode: u32, umask: u32) -> NewPerm {
-        let umask = if self.abilities.acl { convert::permissions(umask) & 0o777 } else { 0 };
+        let umask = if self.abilities().acl { convert::permissions(umask) & 0o777 } else { 0 };
         NewPerm { bits: convert::permissions(mode), umask }
     }
 
-    /// Access control lists of a mount without them are neither shown nor set.
-    fn known(&self, name: &OsStr) -> Result<()> {
-        let acl = Namespace::split(name.as_bytes()).is_some_and(|(n, _)| n.is_acl());
-        if acl && !self.abilities.acl { Err(Error::Unsupported) } else { Ok(()) }
+    fn with_attributes(&self) -> Answer<()> {
+        if self.config.xattr { Ok(()) } else { Err(self.unsupported()) }
     }
 
-    pub(crate) fn set_attribute(
-        &self,
-        req: &Request,
-        ino: INodeNo,
-        name: &OsStr,
-        value: &[u8],
-        flags: i32,
-        reply: ReplyEmpty,
-    ) {
-        if !self.config.xattr {
-            return self.unsupported(|e| reply.error(e));
-        }
-        let result = self.shared.call(Message::SetXattr, ino.0, |fs| {
-            if is_snapshot(ino.0) {
+    /// Access control lists of a mount without them are neither shown nor set.
+    fn known(&self, name: &[u8]) -> Result<()> {
+        let acl = Namespace::split(name).is_some_and(|(n, _)| n.is_acl());
+        if acl && !self.abilities().acl { Err(Error::Unsupported) } else { Ok(()) }
+    }
+
+    pub(crate) fn set_attribute(&self, who: Who, ino: Ino, name: &[u8], value: &[u8], flags: i32) -> Answer<()> {
+        self.with_attributes()?;
+        self.shared.call(Message::SetXattr, ino, |fs| {
+            if is_snapshot(ino) {
                 return Err(Error::NotPermitted);
             }
             self.known(name)?;
-            let is_list = name.as_bytes() == Namespace::AclAccess.prefix();
+            let is_list = name == Namespace::AclAccess.prefix();
             let drop_sgid = is_list && {
-                let a: Attr = fs.getattr(ino.0)?;
-                a.perm & 0o2000 != 0 && !in_group(req, a.gid)
+                let a: Attr = fs.getattr(ino)?;
+                a.perm & 0o2000 != 0 && !in_group(who, a.gid)
             };
             let how = SetXattr { create: flags & CREATE != 0, replace: flags & REPLACE != 0, drop_sgid };
-            fs.setxattr(caller(req), ino.0, name.as_bytes(), value, how)
-        });
-        reply_empty(result, reply);
+            fs.setxattr(who.caller(), ino, name, value, how)
+        })
     }
 
-    pub(crate) fn get_attribute(&self, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
-        if !self.config.xattr {
-            return self.unsupported(|e| reply.error(e));
-        }
-        let result = self.shared.call(Message::GetXattr, ino.0, |fs| {
-            if is_snapshot(ino.0) {
+    pub(crate) fn get_attribute(&self, ino: Ino, name: &[u8], size: u32) -> Answer<Bytes> {
+        self.with_attributes()?;
+        let value = self.shared.call(Message::GetXattr, ino, |fs| {
+            if is_snapshot(ino) {
                 return Err(Error::NoAttribute);
             }
             self.known(name)?;
-            fs.getxattr(ino.0, name.as_bytes())
+            fs.getxattr(ino, name)
         });
-        reply_bytes(result, size, reply);
+        fit(value?, size)
     }
 
-    pub(crate) fn list_attributes(&self, req: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
-        if !self.config.xattr {
-            return self.unsupported(|e| reply.error(e));
-        }
-        let result = self.shared.call(Message::ListXattr, ino.0, |fs| {
-            let names = if is_snapshot(ino.0) { Vec::new() } else { fs.listxattr(ino.0)? };
+    pub(crate) fn list_attributes(&self, who: Who, ino: Ino, size: u32) -> Answer<Bytes> {
+        self.with_attributes()?;
+        let list = self.shared.call(Message::ListXattr, ino, |fs| {
+            let names = if is_snapshot(ino) { Vec::new() } else { fs.listxattr(ino)? };
             let mut list = Vec::new();
             for name in names {
                 let hidden = match Namespace::split(&name) {
-                    Some((Namespace::Trusted, _)) => req.uid() != 0,
-                    Some((n, _)) => n.is_acl() && !self.abilities.acl,
+                    Some((Namespace::Trusted, _)) => who.uid != 0,
+                    Some((n, _)) => n.is_acl() && !self.abilities().acl,
                     None => false,
                 };
                 if !hidden {
@@ -121,36 +116,33 @@ impl Server {
             }
             Ok(list)
         });
-        reply_bytes(result, size, reply);
+        fit(list?, size)
     }
 
-    pub(crate) fn remove_attribute(&self, req: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        if !self.config.xattr {
-            return self.unsupported(|e| reply.error(e));
-        }
-        let result = self.shared.call(Message::RemoveXattr, ino.0, |fs| {
-            if is_snapshot(ino.0) {
+    pub(crate) fn remove_attribute(&self, who: Who, ino: Ino, name: &[u8]) -> Answer<()> {
+        self.with_attributes()?;
+        self.shared.call(Message::RemoveXattr, ino, |fs| {
+            if is_snapshot(ino) {
                 return Err(Error::NotPermitted);
             }
             self.known(name)?;
-            fs.removexattr(caller(req), ino.0, name.as_bytes())
-        });
-        reply_empty(result, reply);
+            fs.removexattr(who.caller(), ino, name)
+        })
     }
 
     /// Adds to a change of attributes what falls away with it, where the kernel leaves that to us: set-id bits when the
     /// owner changes, and when somebody without privileges changes the size. (What privileges are, the kernel says with
     /// a flag that fuser does not pass on. Any user but the superuser counts as without.)
-    pub(crate) fn drop_privileges(&self, fs: &Fs, req: &Request, ino: INodeNo, set: SetAttr) -> Result<SetAttr> {
-        if !self.abilities.drops_privileges {
+    pub(crate) fn drop_privileges(&self, fs: &Fs, who: Who, ino: Ino, set: SetAttr) -> Result<SetAttr> {
+        if !self.abilities().drops_privileges {
             return Ok(set);
         }
-        if set.size.is_some() && req.uid() != 0 {
-            fs.clear_set_id(ino.0)?;
+        if set.size.is_some() && who.uid != 0 {
+            fs.clear_set_id(ino)?;
         }
         let mut set = set;
         if (set.uid.is_some() || set.gid.is_some()) && set.perm.is_none() {
-            let a = fs.getattr(ino.0)?;
+            let a = fs.getattr(ino)?;
             let drop = set_id_bits(a.perm);
             if drop != 0 && a.file_type != FileType::Directory {
                 set.perm = Some(a.perm & !drop);

@@ -4,7 +4,7 @@ mod common;
 
 use cffs::fs::api::{Caller, MountOptions, SetAttr};
 use cffs_fuse::{Error, MountConfig, Remount, remount};
-use common::{Image, can_mount};
+use common::{Image, can_mount, test_name};
 use rustix::fs::StatVfsMountFlags;
 use rustix::io::Errno;
 use std::fs;
@@ -280,9 +280,9 @@ fn users_mount_with_the_helper() {
     fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
     // A device file that users may open, in a mount namespace of its own: the machine's may be closed to them.
     let script = "mknod fuse c 10 229 && chmod 666 fuse && mount --bind fuse /dev/fuse && \
-        exec setpriv --reuid=1000 --regid=1000 --clear-groups ./program --exact as_user --nocapture";
+        exec setpriv --reuid=1000 --regid=1000 --clear-groups ./program --exact \"$0\" --nocapture";
     let out = Command::new("unshare")
-        .args(["--mount", "sh", "-c", script])
+        .args(["--mount", "sh", "-c", script, &test_name(module_path!(), "as_user")])
         .env(UNPRIVILEGED, "1")
         .env("TMPDIR", tmp.path())
         .current_dir(tmp.path())

@@ -22,14 +22,41 @@ pub struct Mounted {
     dir: PathBuf,
 }
 
+/// Whether the kernel lets FUSE use io_uring; it counts when a connection is set up.
+const ENABLE_URING: &str = "/sys/module/fuse/parameters/enable_uring";
+
+/// Messages are to come through io_uring: in the test program of that name.
+fn by_ring() -> bool {
+    let program = std::env::current_exe().unwrap();
+    program.file_name().unwrap().to_str().unwrap().starts_with("ring-")
+}
+
 /// False, with a message that cannot be overlooked, where this machine cannot mount.
 pub fn can_mount() -> bool {
     let fuse = Path::new("/dev/fuse").exists();
     let root = rustix::process::geteuid().is_root();
     if !fuse || !root {
         eprintln!("SKIPPED: needs root and /dev/fuse (root: {root}, /dev/fuse: {fuse})");
+        return false;
     }
-    fuse && root
+    let ring = !by_ring() || Path::new(ENABLE_URING).exists();
+    if !ring {
+        eprintln!("SKIPPED: needs a kernel with FUSE over io_uring (there is no {ENABLE_URING})");
+    }
+    ring
+}
+
+/// Mounts by io_uring, which the kernel is told to allow for as long as that takes.
+fn mount_by_ring(engine: Arc<Fs>, dir: &Path, config: &MountConfig) -> Session {
+    let config = MountConfig { io_uring: true, ..config.clone() };
+    // Tests of other programs may do the same.
+    let lock = std::fs::File::create(std::env::temp_dir().join("cffs-test-enable-uring")).unwrap();
+    lock.lock().unwrap();
+    let before = std::fs::read_to_string(ENABLE_URING).unwrap();
+    std::fs::write(ENABLE_URING, "Y").unwrap();
+    let session = cffs_fuse::mount(engine, dir, &config);
+    std::fs::write(ENABLE_URING, before.trim()).unwrap();
+    session.unwrap()
 }
 
 impl Image {
@@ -78,9 +105,17 @@ impl Image {
 
     pub fn mount_engine(&self, engine: Arc<Fs>, config: &MountConfig) -> Mounted {
         let dir = self.dir();
-        let session = cffs_fuse::mount(engine, &dir, config).unwrap();
+        let session = match by_ring() {
+            true => mount_by_ring(engine, &dir, config),
+            false => cffs_fuse::mount(engine, &dir, config).unwrap(),
+        };
         Mounted { session: Some(session), dir }
     }
+}
+
+/// What a test of a module is called where tests are chosen, for those that run themselves again.
+pub fn test_name(module: &str, test: &str) -> String {
+    module.split_once("::").map_or_else(|| test.to_owned(), |(_, inside)| format!("{inside}::{test}"))
 }
 
 /// Runs a script in the mount; it must succeed.

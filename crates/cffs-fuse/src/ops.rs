@@ -1,0 +1,362 @@
+//! What the kernel asks, carried out: one function for each message, whichever way it came.
+//!
+//! [`crate::server`] brings messages that fuser has read from `/dev/fuse`, [`crate::ring`] those that come through io_uring.
+
+use crate::config::MountConfig;
+use crate::control::Asker;
+use crate::convert;
+use crate::ioctl;
+use crate::kernel::Abilities;
+use crate::messages::Message;
+use crate::ranges;
+use crate::shared::Shared;
+use crate::snapshot::{STATS_FILE, is_snapshot};
+use cffs::error::{Error, Result};
+use cffs::format::{FileType, Ino, ROOT_INO};
+use cffs::fs::api::{Attr, Caller, RenameFlags, SetAttr, StatFs};
+use fuser::{Errno, INodeNo};
+use std::sync::{Arc, OnceLock};
+
+/// Positions in a listing that the engine does not know: it counts from 64.
+const DOT: u64 = 1;
+const DOT_DOT: u64 = 2;
+
+/// `whence` of lseek(2), of the kinds that the kernel does not keep to itself.
+const SEEK_DATA: i32 = 3;
+const SEEK_HOLE: i32 = 4;
+
+/// `RENAME_NOREPLACE` and `RENAME_EXCHANGE` of renameat2(2).
+const NOREPLACE: u32 = 1;
+const EXCHANGE: u32 = 2;
+
+/// What the sender of a message gets.
+pub(crate) type Answer<T> = std::result::Result<T, Errno>;
+
+/// The sender of a message.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Who {
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
+    pub(crate) pid: u32,
+}
+
+impl Who {
+    pub(crate) fn caller(self) -> Caller {
+        Caller { uid: self.uid, gid: self.gid }
+    }
+}
+
+/// What stands under a name.
+pub(crate) enum Found {
+    Entry(Attr),
+    /// The attributes stay, the name means something else next time.
+    Passing(Attr),
+    /// There is no such name, and the kernel may remember that.
+    Nothing,
+}
+
+/// An entry of a listing.
+pub(crate) struct Listed<'a> {
+    pub(crate) name: &'a [u8],
+    pub(crate) ino: Ino,
+    pub(crate) file_type: FileType,
+    /// Where the listing goes on behind it.
+    pub(crate) next: u64,
+    /// For a listing with attributes. The kernel then has one more reference; it takes none to the directory itself and
+    /// the one above, which have no attributes here.
+    pub(crate) attr: Option<&'a Attr>,
+}
+
+/// A mounted file system, as the kernel sees it.
+pub(crate) struct Ops {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) config: MountConfig,
+    abilities: OnceLock<Abilities>,
+}
+
+/// The name of the statistics belongs to us.
+fn is_stats(parent: Ino, name: &[u8]) -> bool {
+    parent == ROOT_INO && name == STATS_FILE.as_bytes()
+}
+
+fn reserved(parent: Ino, name: &[u8]) -> Result<()> {
+    if is_stats(parent, name) { Err(Error::NotPermitted) } else { Ok(()) }
+}
+
+fn not_a_snapshot(ino: Ino) -> Result<()> {
+    if is_snapshot(ino) { Err(Error::NotPermitted) } else { Ok(()) }
+}
+
+impl Ops {
+    pub(crate) fn new(shared: Arc<Shared>, config: &MountConfig) -> Ops {
+        Ops { shared, config: config.clone(), abilities: OnceLock::new() }
+    }
+
+    /// What was agreed on with the kernel, once.
+    pub(crate) fn agreed(&self, abilities: Abilities) {
+        let _ = self.abilities.set(abilities);
+    }
+
+    pub(crate) fn abilities(&self) -> Abilities {
+        self.abilities.get().copied().unwrap_or_default()
+    }
+
+    /// Counts a message that is declined for good: after ENOSYS the kernel does not ask again.
+    pub(crate) fn unsupported(&self) -> Errno {
+        self.shared.count(Message::Unsupported);
+        Errno::ENOSYS
+    }
+
+    pub(crate) fn lookup(&self, parent: Ino, name: &[u8]) -> Answer<Found> {
+        if is_stats(parent, name) {
+            return match self.shared.stats_text() {
+                Ok(text) => Ok(Found::Passing(self.shared.snapshots.make(text))),
+                Err(e) => Err(Errno::from_i32(e.errno())),
+            };
+        }
+        match self.shared.call(Message::Lookup, parent, |fs| fs.lookup(parent, name)) {
+            Ok(a) => Ok(Found::Entry(a)),
+            Err(e) if e == Errno::ENOENT => Ok(Found::Nothing),
+            Err(e) => Err(e),
+        }
+    }
+
+    pub(crate) fn forget(&self, ino: Ino, nlookup: u64) {
+        if is_snapshot(ino) {
+            self.shared.snapshots.forget(ino);
+        } else {
+            // Nobody hears of an error here, and none of the engine's is one that matters.
+            let _ = self.shared.call(Message::Forget, ino, |fs| {
+                fs.forget(ino, nlookup);
+                Ok(())
+            });
+        }
+    }
+
+    pub(crate) fn getattr(&self, ino: Ino) -> Answer<Attr> {
+        self.shared.call(Message::GetAttr, ino, |fs| {
+            if is_snapshot(ino) { self.shared.snapshots.attr(ino).ok_or(Error::Stale) } else { fs.getattr(ino) }
+        })
+    }
+
+    pub(crate) fn setattr(&self, who: Who, ino: Ino, set: SetAttr) -> Answer<Attr> {
+        self.shared.call(Message::SetAttr, ino, |fs| {
+            not_a_snapshot(ino)?;
+            fs.setattr(who.caller(), ino, self.drop_privileges(fs, who, ino, set)?)
+        })
+    }
+
+    pub(crate) fn readlink(&self, ino: Ino) -> Answer<Vec<u8>> {
+        self.shared.call(Message::ReadLink, ino, |fs| fs.readlink(ino))
+    }
+
+    /// Also open(2) with `O_CREAT` comes to this, where CREATE is declined.
+    pub(crate) fn mknod(&self, who: Who, parent: Ino, name: &[u8], mode: u32, umask: u32, rdev: u32) -> Answer<Attr> {
+        self.shared.call(Message::MkNod, parent, |fs| {
+            reserved(parent, name)?;
+            let perm = self.new_permissions(mode, umask);
+            match convert::mode_type(mode) {
+                None => Err(Error::Invalid(format!("mode {mode:o} has no file type"))),
+                Some(FileType::Regular) => fs.create(who.caller(), parent, name, perm),
+                Some(t) => fs.mknod(who.caller(), parent, name, t, perm, rdev),
+            }
+        })
+    }
+
+    pub(crate) fn mkdir(&self, who: Who, parent: Ino, name: &[u8], mode: u32, umask: u32) -> Answer<Attr> {
+        self.shared.call(Message::MkDir, parent, |fs| {
+            reserved(parent, name)?;
+            fs.mkdir(who.caller(), parent, name, self.new_permissions(mode, umask))
+        })
+    }
+
+    pub(crate) fn unlink(&self, parent: Ino, name: &[u8]) -> Answer<()> {
+        self.shared.call(Message::Unlink, parent, |fs| {
+            reserved(parent, name)?;
+            fs.unlink(parent, name)
+        })
+    }
+
+    pub(crate) fn rmdir(&self, parent: Ino, name: &[u8]) -> Answer<()> {
+        self.shared.call(Message::RmDir, parent, |fs| fs.rmdir(parent, name))
+    }
+
+    pub(crate) fn symlink(&self, who: Who, parent: Ino, name: &[u8], target: &[u8]) -> Answer<Attr> {
+        self.shared.call(Message::SymLink, parent, |fs| {
+            reserved(parent, name)?;
+            fs.symlink(who.caller(), parent, name, target)
+        })
+    }
+
+    pub(crate) fn rename(&self, who: Who, from: (Ino, &[u8]), to: (Ino, &[u8]), flags: u32) -> Answer<()> {
+        self.shared.call(Message::Rename, from.0, |fs| {
+            reserved(from.0, from.1)?;
+            reserved(to.0, to.1)?;
+            let both = NOREPLACE | EXCHANGE;
+            if flags & !both != 0 || flags == both {
+                return Err(Error::Invalid(format!("rename flags {flags:#x}")));
+            }
+            let flags = RenameFlags { no_replace: flags & NOREPLACE != 0, exchange: flags & EXCHANGE != 0 };
+            fs.rename(who.caller(), from.0, from.1, to.0, to.1, flags)
+        })
+    }
+
+    pub(crate) fn link(&self, who: Who, ino: Ino, parent: Ino, name: &[u8]) -> Answer<Attr> {
+        self.shared.call(Message::Link, ino, |fs| {
+            reserved(parent, name)?;
+            not_a_snapshot(ino)?;
+            fs.link(who.caller(), ino, parent, name)
+        })
+    }
+
+    /// Whether OPEN is answered at all. If so, whether the pages stay.
+    pub(crate) fn open(&self) -> Answer<bool> {
+        self.shared.count(Message::Open);
+        // With strictatime the pages go at each open, so that a READ tells of the access.
+        if self.abilities().no_open { Err(Errno::ENOSYS) } else { Ok(!self.shared.strict_atime()) }
+    }
+
+    /// The same for OPENDIR.
+    pub(crate) fn opendir(&self) -> Answer<bool> {
+        self.shared.count(Message::OpenDir);
+        if self.abilities().no_opendir { Err(Errno::ENOSYS) } else { Ok(!self.shared.strict_atime()) }
+    }
+
+    /// FLUSH has nothing to do.
+    pub(crate) fn flush(&self) -> Errno {
+        self.shared.count(Message::Flush);
+        Errno::ENOSYS
+    }
+
+    pub(crate) fn release(&self) {
+        self.shared.count(Message::Release);
+    }
+
+    pub(crate) fn releasedir(&self) {
+        self.shared.count(Message::ReleaseDir);
+    }
+
+    pub(crate) fn create(&self, who: Who, parent: Ino, name: &[u8], mode: u32, umask: u32) -> Answer<Attr> {
+        if self.abilities().no_open {
+            // MKNOD and an open without a message: one message, where CREATE brings a RELEASE with it.
+            self.shared.count(Message::Create);
+            return Err(Errno::ENOSYS);
+        }
+        self.shared.call(Message::Create, parent, |fs| {
+            reserved(parent, name)?;
+            fs.create(who.caller(), parent, name, self.new_permissions(mode, umask))
+        })
+    }
+
+    /// Fills `out` from `offset` on; returns how much of it.
+    pub(crate) fn read(&self, ino: Ino, offset: u64, out: &mut [u8]) -> Answer<usize> {
+        if is_snapshot(ino) {
+            let text = self.shared.snapshots.text(ino).ok_or(Errno::ESTALE)?;
+            let from = usize::try_from(offset).unwrap_or(usize::MAX).min(text.len());
+            let n = out.len().min(text.len() - from);
+            out[..n].copy_from_slice(&text.as_bytes()[from..from + n]);
+            return Ok(n);
+        }
+        self.shared.call(Message::Read, ino, |fs| fs.read(ino, offset, out))
+    }
+
+    /// With `privileges_fall`, set-id bits and capabilities of the file go.
+    pub(crate) fn write(&self, who: Who, ino: Ino, offset: u64, data: &[u8], privileges_fall: bool) -> Answer<usize> {
+        self.shared.call(Message::Write, ino, |fs| {
+            not_a_snapshot(ino)?;
+            if privileges_fall && fs.clear_set_id(ino)? {
+                self.shared.attributes_changed(INodeNo(ino));
+            }
+            fs.write(who.caller(), ino, offset, data)
+        })
+    }
+
+    pub(crate) fn fsync(&self, ino: Ino, data_only: bool) -> Answer<()> {
+        self.shared.call(Message::Fsync, ino, |fs| if is_snapshot(ino) { Ok(()) } else { fs.fsync(ino, data_only) })
+    }
+
+    pub(crate) fn fsyncdir(&self, ino: Ino, data_only: bool) -> Answer<()> {
+        self.shared.call(Message::FsyncDir, ino, |fs| {
+            // Linux tells a FUSE server nothing of sync(2) and syncfs(2). This is the way to ask for the same: `sync DIR`
+            // on the mount point.
+            if ino == ROOT_INO { fs.sync() } else { fs.fsync(ino, data_only) }
+        })
+    }
+
+    /// Lists a directory from a position on, until `add` says that there is no room for an entry.
+    pub(crate) fn readdir(
+        &self,
+        ino: Ino,
+        offset: u64,
+        with_attr: bool,
+        add: &mut dyn FnMut(Listed<'_>) -> bool,
+    ) -> Answer<()> {
+        let message = if with_attr { Message::ReadDirPlus } else { Message::ReadDir };
+        self.shared.call(message, ino, |fs| {
+            let mut dot = |ino, next, name| add(Listed { name, ino, file_type: FileType::Directory, next, attr: None });
+            if offset < DOT && dot(ino, DOT, b".") {
+                return Ok(());
+            }
+            if offset < DOT_DOT && dot(fs.parent(ino)?, DOT_DOT, b"..") {
+                return Ok(());
+            }
+            fs.readdir(ino, engine_position(offset), with_attr, &mut |e| {
+                let attr = e.attr.as_ref();
+                if with_attr && attr.is_none() {
+                    return false;
+                }
+                !add(Listed { name: &e.name, ino: e.ino, file_type: e.file_type, next: e.cookie, attr })
+            })
+        })
+    }
+
+    pub(crate) fn statfs(&self, ino: Ino) -> Answer<StatFs> {
+        self.shared.call(Message::StatFs, ino, |fs| Ok(fs.statfs()))
+    }
+
+    pub(crate) fn lseek(&self, ino: Ino, offset: i64, whence: i32) -> Answer<u64> {
+        let result = self.shared.call(Message::Lseek, ino, |fs| {
+            let (Ok(from), SEEK_DATA | SEEK_HOLE) = (u64::try_from(offset), whence) else {
+                return Error::invalid(format!("seek to {offset}, whence {whence}"));
+            };
+            if is_snapshot(ino) {
+                let size = self.shared.snapshots.attr(ino).ok_or(Error::Stale)?.size;
+                return match from {
+                    _ if from >= size => Err(Error::NotFound),
+                    _ => Ok(if whence == SEEK_DATA { from } else { size }),
+                };
+            }
+            if whence == SEEK_DATA { fs.seek_data(ino, from) } else { fs.seek_hole(ino, from) }
+        });
+        // Nothing from there on; lseek(2) has a number of its own for this.
+        result.map_err(|e| if e == Errno::ENOENT { Errno::ENXIO } else { e })
+    }
+
+    pub(crate) fn fallocate(&self, who: Who, ino: Ino, offset: u64, length: u64, mode: i32) -> Answer<()> {
+        ranges::fallocate(&self.shared, who.caller(), ino, offset..offset.saturating_add(length), mode)
+    }
+
+    pub(crate) fn copy(&self, who: Who, from: (Ino, u64), to: (Ino, u64), len: u64) -> Answer<u32> {
+        ranges::copy(&self.shared, who.caller(), from, to, len)
+    }
+
+    pub(crate) fn ioctl(&self, who: Who, ino: Ino, cmd: u32, input: &[u8], out_size: usize) -> Answer<Vec<u8>> {
+        let asker = Asker { uid: who.uid };
+        ioctl::dispatch(&self.shared, &ioctl::Call { asker, caller: who.caller(), ino, cmd, input, out_size })
+    }
+}
+
+/// Where the engine has to go on after `offset`.
+fn engine_position(offset: u64) -> u64 {
+    if offset <= DOT_DOT { 0 } else { offset }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn positions_of_a_listing() {
+        assert_eq!([0, 1, 2, 64, 65].map(engine_position), [0, 0, 0, 64, 65]);
+    }
+}
