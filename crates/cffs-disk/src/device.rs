@@ -1,7 +1,7 @@
 //! A disk for the engine: contents in memory, time from a model.
 
 use crate::{Model, Ns, Request};
-use cffs::device::{Device, IoKind, MemoryDevice, WriteRequest};
+use cffs::device::{Device, IoKind, MemoryDevice, ReadRequest, WriteRequest};
 use parking_lot::Mutex;
 use serde::Serialize;
 use std::io::{self, IoSlice, IoSliceMut};
@@ -144,6 +144,13 @@ impl Device for SimDevice {
         self.contents.write_batch(requests)?;
         let charged: Vec<Request> =
             requests.iter().map(|r| Request::write(r.offset, r.bufs.iter().map(|b| b.len() as u64).sum())).collect();
+        self.charge(&charged);
+        Ok(())
+    }
+
+    fn read_batch(&self, requests: &mut [ReadRequest<'_>]) -> io::Result<()> {
+        self.contents.read_batch(requests)?;
+        let charged: Vec<Request> = requests.iter().map(|r| Request::read(r.offset, r.buf.len() as u64)).collect();
         self.charge(&charged);
         Ok(())
     }

@@ -10,12 +10,14 @@
 //! This module never decides what a block means, beyond checking the identity it is asked for.
 
 mod buf;
+mod direct;
 mod prefetch;
 mod span;
 mod write;
 
 pub use buf::{Buf, BufRead, BufRef};
 pub(crate) use buf::{BufInner, LogState};
+pub use direct::ReadRun;
 pub use span::{Own, Siblings};
 pub use write::DataRun;
 
@@ -96,6 +98,8 @@ pub(crate) struct CacheCounters {
 
 /// What file data read from the device is compared with.
 pub trait DataCheck {
+    /// What is compared next is mapped so: a fragment of the device, and which of the file it is. For messages.
+    fn maps(&self, frag: FragAddr, logical: u64);
     /// The sums of all fragments of a block, [`format::sums::NONE`] where none is known. May read from the device.
     fn expected(&self, block: BlockAddr, sums: &mut [u32]) -> Result<()>;
     /// A fragment was compared, and what came of it. An error is passed to the reader.
@@ -534,10 +538,7 @@ impl Cache {
     ) -> Result<()> {
         let fs = self.geo.frag_size();
         let frags = self.geo.frags_for(out.len() as u64);
-        if !self.geo.contains(frag, frags) {
-            let what = format!("data at fragment {frag} lies outside the file system");
-            return Err(Error::Corrupt(format::Corrupt(what)));
-        }
+        self.must_contain(frag, frags)?;
         let first = self.geo.block_of_frag(frag);
         let last = self.geo.block_of_frag(frag + frags - 1);
         let mut skip = (frag - self.geo.frag_of_block(first)) as usize * fs;
@@ -584,6 +585,15 @@ impl Cache {
             }
             done += n;
             skip = 0;
+        }
+        Ok(())
+    }
+
+    /// Refuses what a damaged file says it has outside of the file system.
+    fn must_contain(&self, frag: FragAddr, frags: u64) -> Result<()> {
+        if !self.geo.contains(frag, frags) {
+            let what = format!("data at fragment {frag} lies outside the file system");
+            return Err(Error::Corrupt(format::Corrupt(what)));
         }
         Ok(())
     }
@@ -639,6 +649,11 @@ impl Cache {
             good |= bit;
         }
         Ok(good)
+    }
+
+    /// Whether anybody does what [`Cache::read_ahead`] asks for.
+    pub fn fetches_ahead(&self) -> bool {
+        self.ahead.lock().is_some()
     }
 
     /// Fetches a run of data ahead of a sequential reader, in the background where there is one.

@@ -14,8 +14,6 @@ use std::sync::atomic::Ordering;
 
 /// Most buffers gathered into one request.
 const GATHER_MAX: usize = 512;
-/// Data in runs up to this many bytes stay cached after they were written; longer ones would push out everything else.
-const KEEP_MAX: usize = 256 << 10;
 
 /// A run of fragments to be written.
 pub struct DataRun {
@@ -27,6 +25,8 @@ pub struct DataRun {
     pub from: usize,
     /// Length in bytes: whole fragments.
     pub len: usize,
+    /// Stays in the cache. What is written of a large file would push out everything else.
+    pub keep: bool,
 }
 
 impl DataRun {
@@ -86,7 +86,7 @@ impl Cache {
         for of_block in pieces.chunk_by(|a, b| a.block == b.block) {
             let addr = of_block[0].block;
             let whole = of_block.iter().map(|p| p.len).sum::<usize>() == bs;
-            let keep = whole && of_block.iter().all(|p| runs[p.run].len <= KEEP_MAX);
+            let keep = whole && of_block.iter().all(|p| runs[p.run].keep);
             let ls = self.shard(addr);
             let mut shard = ls.shard.lock();
             // Claims are taken in the order of addresses, so two writers cannot wait for each other.

@@ -1,7 +1,7 @@
 //! A wrapper that counts requests, bytes, errors and latencies.
 
 use super::range::{total, total_mut};
-use super::{Device, IoKind, WriteRequest};
+use super::{Device, IoKind, ReadRequest, WriteRequest};
 use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -397,6 +397,22 @@ impl<D: Device> Device for CountingDevice<D> {
         self.write_latency.record(start.elapsed(), requests.len() as u64);
         if result.is_err() {
             add(&self.kinds[first.kind.index()].write_errors, 1);
+        }
+        result
+    }
+
+    fn read_batch(&self, requests: &mut [ReadRequest<'_>]) -> io::Result<()> {
+        let Some(first) = requests.first().map(|r| r.kind) else { return Ok(()) };
+        for r in requests.iter() {
+            let counters = &self.kinds[r.kind.index()];
+            add(&counters.read_requests, 1);
+            add(&counters.read_bytes, r.buf.len() as u64);
+        }
+        let start = Instant::now();
+        let result = self.inner.read_batch(requests);
+        self.read_latency.record(start.elapsed(), requests.len() as u64);
+        if result.is_err() {
+            add(&self.kinds[first.index()].read_errors, 1);
         }
         result
     }

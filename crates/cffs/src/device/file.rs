@@ -2,7 +2,7 @@
 
 use super::lock::{in_use, lock};
 use super::range::{check_read, check_write, clip_discard, total, total_mut};
-use super::{Device, IoKind, WriteRequest};
+use super::{Device, IoKind, ReadRequest, WriteRequest};
 use cffs_buf::{AlignedBuf, WorkerPool, discard_blocks};
 use parking_lot::Mutex;
 use rustix::fs::{
@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 /// Largest request, and the size of the buffer that unaligned memory goes through.
 const MAX_REQUEST: usize = 1 << 20;
-/// Writes of a batch that are in flight at once.
+/// Requests of a batch that are in flight at once.
 const QUEUE_DEPTH: usize = 16;
 /// Sector size of buffered I/O, where the kernel's page cache does the rest.
 const BUFFERED_SECTOR: u32 = 512;
@@ -154,7 +154,7 @@ impl FileDevice {
             sector: AtomicU32::new(BUFFERED_SECTOR),
             memory_align: 1,
             can_discard: AtomicBool::new(true),
-            pool: WorkerPool::new("cffs-write", QUEUE_DEPTH),
+            pool: WorkerPool::new("cffs-io", QUEUE_DEPTH),
         };
         dev.len = AtomicU64::new(dev.actual_len()?);
         if mode.direct == Direct::Auto {
@@ -562,6 +562,23 @@ impl Device for FileDevice {
             // A buffered write copies into the page cache under a lock of the file: threads would only queue for it.
             (0..requests.len()).for_each(write);
         }
+        first_error.into_inner().map_or(Ok(()), |(_, e)| Err(e))
+    }
+
+    fn read_batch(&self, requests: &mut [ReadRequest<'_>]) -> io::Result<()> {
+        let first_error: Mutex<Option<(u64, io::Error)>> = Mutex::new(None);
+        // Each is taken by one thread; the lock only tells the compiler so.
+        let each: Vec<Mutex<&mut ReadRequest<'_>>> = requests.iter_mut().map(Mutex::new).collect();
+        let read = |i: usize| {
+            let r = &mut *each[i].lock();
+            if let Err(e) = self.read_at(r.kind, r.offset, r.buf) {
+                let mut first = first_error.lock();
+                if first.as_ref().is_none_or(|(at, _)| r.offset < *at) {
+                    *first = Some((r.offset, e));
+                }
+            }
+        };
+        self.pool.run(each.len(), &read);
         first_error.into_inner().map_or(Ok(()), |(_, e)| Err(e))
     }
 

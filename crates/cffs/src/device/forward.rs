@@ -1,6 +1,6 @@
 //! [`Device`] for pointers to devices, so that a wrapper can hold `Arc<dyn Device>` or a device itself.
 
-use super::{Device, IoKind, WriteRequest};
+use super::{Device, IoKind, ReadRequest, WriteRequest};
 use std::io::{self, IoSlice, IoSliceMut};
 use std::sync::Arc;
 
@@ -24,6 +24,9 @@ macro_rules! forward {
             }
             fn write_batch(&self, requests: &[WriteRequest<'_>]) -> io::Result<()> {
                 (**self).write_batch(requests)
+            }
+            fn read_batch(&self, requests: &mut [ReadRequest<'_>]) -> io::Result<()> {
+                (**self).read_batch(requests)
             }
             fn flush(&self) -> io::Result<()> {
                 (**self).flush()

@@ -42,6 +42,16 @@ pub struct WriteRequest<'a> {
     pub bufs: Vec<IoSlice<'a>>,
 }
 
+/// One read of a batch.
+pub struct ReadRequest<'a> {
+    /// What the request carries.
+    pub kind: IoKind,
+    /// Byte offset on the device.
+    pub offset: u64,
+    /// Where the bytes go.
+    pub buf: &'a mut [u8],
+}
+
 /// A block device: positioned, exact transfers in whole sectors.
 ///
 /// A transfer that returns `Ok` has moved all of its bytes. A completed write is durable only after a later
@@ -70,6 +80,11 @@ pub trait Device: Send + Sync {
             }
         }
         first_error.map_or(Ok(()), Err)
+    }
+    /// Performs all reads, several in flight where the device can; returns when all have ended. After an error nothing is
+    /// known of the contents of any buffer.
+    fn read_batch(&self, requests: &mut [ReadRequest<'_>]) -> io::Result<()> {
+        requests.iter_mut().try_for_each(|r| self.read_at(r.kind, r.offset, r.buf))
     }
     /// Makes every completed write durable.
     fn flush(&self) -> io::Result<()>;

@@ -10,7 +10,7 @@ mod siblings;
 pub mod truncate;
 pub mod writeback;
 
-use crate::cache::{Cache, DataCheck, Siblings};
+use crate::cache::{Cache, DataCheck, ReadRun, Siblings};
 use crate::error::{Error, Result};
 use crate::extent::{self, Mapping};
 use crate::format::extent::node_capacity;
@@ -288,38 +288,73 @@ fn read_disk(cx: &FileCtx<'_>, st: &NodeState, offset: u64, out: &mut [u8], ahea
     let around = siblings::Around::new(cx, st);
     let around = grouped.then_some(&around as &dyn Siblings);
     let check = cx.sums.map(|sums| sums.reading(st.inode.ino));
-    let mut done = 0;
-    while done < out.len() {
-        let at = offset + done as u64;
+    // A long read of a large file gathers what it needs from all its extents, and asks for it at once.
+    let past = !grouped && cx.cache.reads_past(st.inode.size, out.len());
+    let mut runs: Vec<ReadRun<'_>> = Vec::new();
+    let (mut at, mut rest) = (offset, out);
+    while !rest.is_empty() {
         let logical = at >> g.frag_shift;
+        let skip = at % fs;
         match extent::lookup(cx.cache, &st.inode, logical)? {
             Mapping::Hole { until } => {
                 // A hole may reach to the end of the address space: count in bytes only what is asked for.
-                let hole = (until - logical).min(g.frags_for(out.len() as u64) + 1) << g.frag_shift;
-                let n = (hole - at % fs).min((out.len() - done) as u64) as usize;
-                out[done..done + n].fill(0);
-                done += n;
+                let hole = (until - logical).min(g.frags_for(rest.len() as u64) + 1) << g.frag_shift;
+                let part = split_off(&mut rest, hole - skip);
+                at += part.len() as u64;
+                part.fill(0);
             }
             Mapping::Data(e) => {
-                let end = (e.end() << g.frag_shift).min(offset + out.len() as u64);
-                let n = (end - at) as usize;
+                let left = ((e.end() - logical) << g.frag_shift) - skip;
+                let frag = e.start + (logical - e.logical);
+                // What begins within a fragment is read by way of the cache, up to that one's end.
+                let left = if past && skip > 0 { fs - skip } else { left };
+                let part = split_off(&mut rest, left);
+                at += part.len() as u64;
                 if e.unwritten {
-                    out[done..done + n].fill(0);
+                    part.fill(0);
+                } else if past && skip == 0 {
+                    runs.push(ReadRun { frag, logical, out: part });
                 } else {
-                    let frag = e.start + (logical - e.logical);
                     if let Some(check) = &check {
                         check.maps(frag, logical);
                     }
-                    read_run(cx, frag, (at % fs) as usize, &mut out[done..done + n], around, check.as_ref())?;
-                    if ahead > 0 && !grouped {
-                        let from = frag + g.frags_for(at % fs + n as u64);
-                        let left = (e.start + e.len).saturating_sub(from);
-                        if left > 0 {
-                            cx.cache.read_ahead(from, left.min(ahead >> g.frag_shift).max(1));
-                        }
-                    }
+                    read_run(cx, frag, skip as usize, part, around, check.as_ref())?;
                 }
-                done += n;
+            }
+        }
+    }
+    if past {
+        return cx.cache.read_runs(runs, check.as_ref().map(|c| c as &dyn DataCheck));
+    }
+    if ahead > 0 && !grouped && cx.cache.fetches_ahead() {
+        // A failure is met again, and told, by who reads there.
+        let _ = fetch_beyond(cx, st, at, ahead);
+    }
+    Ok(())
+}
+
+/// Takes up to `n` bytes off the front of `rest`.
+fn split_off<'a>(rest: &mut &'a mut [u8], n: u64) -> &'a mut [u8] {
+    let n = n.min(rest.len() as u64) as usize;
+    let (head, tail) = std::mem::take(rest).split_at_mut(n);
+    *rest = tail;
+    head
+}
+
+/// Fetches the next `ahead` bytes of a file from `offset` on, from as many extents as have them.
+fn fetch_beyond(cx: &FileCtx<'_>, st: &NodeState, offset: u64, ahead: u64) -> Result<()> {
+    let g = cx.cache.geometry();
+    let mut logical = g.frags_for(offset);
+    let end = g.frags_for((offset + ahead).min(st.disk_size));
+    while logical < end {
+        match extent::lookup(cx.cache, &st.inode, logical)? {
+            Mapping::Hole { until } => logical = until,
+            Mapping::Data(e) => {
+                let n = e.end().min(end) - logical;
+                if !e.unwritten {
+                    cx.cache.read_ahead(e.start + (logical - e.logical), n);
+                }
+                logical += n;
             }
         }
     }

@@ -46,6 +46,8 @@ struct Job {
     inline: Option<Vec<u8>>,
     /// New blocks made in the cache for data that goes through the log.
     fresh: Vec<BufRef>,
+    /// What is written stays in the cache.
+    keep: bool,
     bytes: usize,
 }
 
@@ -179,6 +181,7 @@ fn take(cx: &FileCtx<'_>, node: &Arc<Node>, for_log: bool) -> Result<Taken> {
             size: st.inode.size,
             inline: None,
             fresh: Vec::new(),
+            keep: !cx.cache.is_large(st.inode.size),
             bytes: 0,
         };
         job.bytes = job.pages.iter().map(|(_, dirty, _)| dirty.len()).sum();
@@ -303,7 +306,7 @@ fn add_runs(g: &crate::format::Geometry, st: &NodeState, job: &mut Job, logical:
         if let Some(p) = st.data.pages.get(&page) {
             let from = (at - page * fpb) as usize * fs;
             let frag = run.start + (at - logical);
-            job.runs.push(DataRun { frag, bytes: p.bytes.clone(), from, len: n as usize * fs });
+            job.runs.push(DataRun { frag, bytes: p.bytes.clone(), from, len: n as usize * fs, keep: job.keep });
         }
         at += n;
     }

@@ -22,7 +22,7 @@ fn a_block_in_which_another_file_has_a_part_is_not_taken_for_fresh() {
     let theirs = first.end() + fpb - 1;
     assert_eq!(f.alloc_in(theirs..theirs + 1, 1).unwrap().unwrap().start, theirs);
     let bytes = Arc::new(AlignedBuf::from_slice(&vec![7; fs]));
-    cache.write_data(&mut [DataRun { frag: theirs, bytes, from: 0, len: fs }]).unwrap();
+    cache.write_data(&mut [DataRun { frag: theirs, bytes, from: 0, len: fs, keep: true }]).unwrap();
     fresh.clear();
     let second = p.place_small(ROOT_INO, fpb - 1, Some(cache), &mut fresh).unwrap().unwrap().run;
     assert_eq!(second, Run { start: first.end(), len: fpb - 1 });

@@ -335,14 +335,11 @@ pub struct Reading<'a> {
     at: Cell<(FragAddr, u64)>,
 }
 
-impl Reading<'_> {
-    /// What is read next is mapped so: for messages.
-    pub fn maps(&self, frag: FragAddr, logical: u64) {
+impl DataCheck for Reading<'_> {
+    fn maps(&self, frag: FragAddr, logical: u64) {
         self.at.set((frag, logical));
     }
-}
 
-impl DataCheck for Reading<'_> {
     fn expected(&self, block: BlockAddr, sums: &mut [u32]) -> Result<()> {
         let g = self.sums.cache.geometry();
         let (ag, index, first) = g.sum_place(g.frag_of_block(block));

@@ -1,0 +1,166 @@
+//! Long reads past the cache: from the device straight to where the reader wants the bytes.
+//!
+//! Through the cache each byte of a large file would be copied once more, into buffers that are made for it and pushed
+//! out by the next ones, together with what is read again and again. Runs of data that are written leave nothing in the
+//! cache either ([`super::write`]).
+//!
+//! Nothing is claimed, and no other transfer waits. That is right because the node is locked: of the fragments that are
+//! read nobody changes one, in the cache or on the device. What has not left memory is a page of the node, or (after an
+//! fsync through the log) a block of the cache that stays there until it is home.
+
+use super::{BufRef, Cache, DataCheck, LockedShard, Slot};
+use crate::device::{IoKind, ReadRequest};
+use crate::error::Result;
+use crate::format::{BlockAddr, FragAddr};
+use std::ops::Range;
+use std::sync::atomic::Ordering;
+
+/// Shortest read that goes past the cache. Shorter ones gain more by what is fetched ahead of them.
+const PAST_MIN: usize = 256 << 10;
+/// The same as a share of the cache, where that is small.
+const PAST_SHARE: usize = 16;
+/// Files of more than such a share of the cache count as large: with a few of them in it there is room for nothing else.
+const LARGE_SHARE: usize = 8;
+
+/// A run of fragments of a file to be read.
+pub struct ReadRun<'a> {
+    /// First fragment.
+    pub frag: FragAddr,
+    /// Which fragment of the file that is.
+    pub logical: u64,
+    /// Where the bytes go: as many as there are, the last fragment perhaps in part.
+    pub out: &'a mut [u8],
+}
+
+/// Bytes of a run that come from one place: a cached block, or, without one, the device.
+struct Part {
+    bytes: Range<usize>,
+    block: BlockAddr,
+    cached: Option<BufRef>,
+}
+
+impl Cache {
+    /// Whether contents of a file of `size` bytes do not stay in the cache when they are written, and long reads of them
+    /// leave nothing there.
+    pub fn is_large(&self, size: u64) -> bool {
+        size > (self.limit / LARGE_SHARE) as u64
+    }
+
+    /// Whether a read of `len` bytes of a file of `size` goes past the cache.
+    pub fn reads_past(&self, size: u64, len: usize) -> bool {
+        self.is_large(size) && len >= PAST_MIN.min(self.limit / PAST_SHARE)
+    }
+
+    /// Reads runs of a file whose node is locked. What is cached is copied from there; the rest comes from the device into its
+    /// place, all of it in one batch, and is compared with `check`.
+    pub fn read_runs(&self, runs: Vec<ReadRun<'_>>, check: Option<&dyn DataCheck>) -> Result<()> {
+        let fs = self.geo.frag_size();
+        let max = self.dev.max_request() / fs * fs;
+        let mut requests: Vec<ReadRequest<'_>> = Vec::new();
+        // Of each request the first fragment, on the device and of the file.
+        let mut places: Vec<(FragAddr, u64)> = Vec::new();
+        let maps = |(frag, logical)| {
+            if let Some(check) = check {
+                check.maps(frag, logical);
+            }
+        };
+        for run in runs {
+            let ReadRun { frag, logical, out } = run;
+            self.must_contain(frag, self.geo.frags_for(out.len() as u64))?;
+            let place = |at: usize| (frag + (at / fs) as u64, logical + (at / fs) as u64);
+            let whole = out.len() / fs * fs;
+            let (mut out, tail) = out.split_at_mut(whole);
+            if !tail.is_empty() {
+                maps(place(whole));
+                self.read_data(place(whole).0, tail, None, check)?;
+            }
+            for part in self.parts(frag, whole) {
+                let at = part.bytes.start;
+                let (mut here, rest) = std::mem::take(&mut out).split_at_mut(part.bytes.len());
+                out = rest;
+                if let Some(buf) = part.cached {
+                    self.touch(&buf, &self.data_policy);
+                    let skip = (place(at).0 - self.geo.frag_of_block(part.block)) as usize * fs;
+                    if let Some(check) = check {
+                        maps(place(at));
+                        self.compare(&buf, skip / fs..(skip + here.len()) / fs, check)?;
+                    }
+                    here.copy_from_slice(&buf.read()[skip..skip + here.len()]);
+                    continue;
+                }
+                self.counters.misses.fetch_add(1, Ordering::Relaxed);
+                let mut at = at;
+                while !here.is_empty() {
+                    let n = here.len().min(max);
+                    let (buf, rest) = std::mem::take(&mut here).split_at_mut(n);
+                    let offset = place(at).0 << self.geo.frag_shift;
+                    requests.push(ReadRequest { kind: IoKind::Data, offset, buf });
+                    places.push(place(at));
+                    (here, at) = (rest, at + n);
+                }
+            }
+        }
+        let read = if requests.is_empty() { Ok(()) } else { self.dev.read_batch(&mut requests) };
+        for (r, place) in requests.into_iter().zip(places) {
+            maps(place);
+            match (&read, check) {
+                (Ok(()), None) => {}
+                (Ok(()), Some(check)) => self.judge_run(place.0, r.buf, check)?,
+                // Somewhere is a bad sector: piece by piece, so that it hides nothing else.
+                (Err(_), _) => self.read_data(place.0, r.buf, None, check)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// The parts of `len` bytes, whole fragments, from `frag` on.
+    fn parts(&self, frag: FragAddr, len: usize) -> Vec<Part> {
+        let (bs, fs) = (self.geo.block_size(), self.geo.frag_size());
+        let mut parts: Vec<Part> = Vec::new();
+        let mut at = 0;
+        let mut locked: Option<(&LockedShard, _)> = None;
+        while at < len {
+            let here = frag + (at / fs) as u64;
+            let block = self.geo.block_of_frag(here);
+            let end = (at + bs - (here - self.geo.frag_of_block(block)) as usize * fs).min(len);
+            let ls = self.shard(block);
+            let guard = match &mut locked {
+                Some((of, guard)) if std::ptr::eq(*of, ls) => guard,
+                other => {
+                    // One at a time.
+                    *other = None;
+                    &mut other.insert((ls, ls.shard.lock())).1
+                }
+            };
+            let cached = loop {
+                match guard.map.get(&block) {
+                    Some(Slot::Ready(b)) => break Some(b.clone()),
+                    Some(Slot::Busy) => ls.changed.wait(guard),
+                    None => break None,
+                }
+            };
+            match parts.last_mut() {
+                Some(last) if last.cached.is_none() && cached.is_none() => last.bytes.end = end,
+                _ => parts.push(Part { bytes: at..end, block, cached }),
+            }
+            at = end;
+        }
+        parts
+    }
+
+    /// Compares what was read from `frag` on, whole fragments, with its sums.
+    fn judge_run(&self, frag: FragAddr, bytes: &[u8], check: &dyn DataCheck) -> Result<()> {
+        let (bs, fs) = (self.geo.block_size(), self.geo.frag_size());
+        let (mut frag, mut bytes) = (frag, bytes);
+        while !bytes.is_empty() {
+            let block = self.geo.block_of_frag(frag);
+            let first = (frag - self.geo.frag_of_block(block)) as usize;
+            let (own, rest) = bytes.split_at(bytes.len().min(bs - first * fs));
+            let sums = self.expected(block, check)?;
+            self.judge(block, first..first + own.len() / fs, own, &sums, 0, check)?;
+            frag += (own.len() / fs) as u64;
+            bytes = rest;
+        }
+        Ok(())
+    }
+}
