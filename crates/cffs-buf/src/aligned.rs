@@ -4,6 +4,7 @@
 //! allocation, so that two aligned ones never lie next to each other: a buffer of 4 KiB takes 8 KiB, one of 1 KiB nearly
 //! two, and a cache of them twice the memory it was allowed. mimalloc packs them without a gap and is 2 to 4 times faster.
 
+use crate::kept;
 use mimalloc::MiMalloc;
 use std::alloc::{GlobalAlloc, Layout, handle_alloc_error};
 use std::fmt;
@@ -50,6 +51,11 @@ impl AlignedBuf {
             return Self::empty();
         }
         let layout = Self::layout(len);
+        if let Some(ptr) = kept::take(layout) {
+            // SAFETY: `ptr` is an allocation of `layout`, which has `len` bytes at least, and nobody else's.
+            unsafe { ptr.write_bytes(0, len) };
+            return AlignedBuf { ptr, len };
+        }
         // SAFETY: `layout` has a size other than 0.
         let ptr = unsafe { MiMalloc.alloc_zeroed(layout) };
         let Some(ptr) = NonNull::new(ptr) else { handle_alloc_error(layout) };
@@ -62,10 +68,12 @@ impl AlignedBuf {
             return Self::empty();
         }
         let layout = Self::layout(src.len());
-        // SAFETY: `layout` has a size other than 0.
-        let ptr = unsafe { MiMalloc.alloc(layout) };
-        let Some(ptr) = NonNull::new(ptr) else { handle_alloc_error(layout) };
-        // SAFETY: `ptr` is a new allocation of `src.len()` bytes, so it is valid for that many writes and does not
+        let ptr = kept::take(layout).unwrap_or_else(|| {
+            // SAFETY: `layout` has a size other than 0.
+            let ptr = unsafe { MiMalloc.alloc(layout) };
+            NonNull::new(ptr).unwrap_or_else(|| handle_alloc_error(layout))
+        });
+        // SAFETY: `ptr` is an allocation of `src.len()` bytes that is nobody else's, so it is valid for that many writes and does not
         // overlap `src`; after the copy every byte of it is initialised.
         unsafe { ptr.copy_from_nonoverlapping(NonNull::from(src).cast(), src.len()) };
         AlignedBuf { ptr, len: src.len() }
@@ -88,8 +96,9 @@ impl AlignedBuf {
 
 impl Drop for AlignedBuf {
     fn drop(&mut self) {
-        if self.len != 0 {
-            // SAFETY: a buffer of a length other than 0 was allocated with `layout(len)`, and `len` never changes.
+        if self.len != 0 && !kept::keep(self.ptr, Self::layout(self.len)) {
+            // SAFETY: a buffer of a length other than 0 was allocated with `layout(len)`, and `len` never changes. Nobody
+            // has kept it.
             unsafe { MiMalloc.dealloc(self.ptr.as_ptr(), Self::layout(self.len)) };
         }
     }
@@ -233,6 +242,19 @@ mod tests {
         let mut buf = AlignedBuf::from_slice(b"abc");
         buf.resize_zeroed(0);
         assert!(buf.is_empty());
+    }
+
+    #[test]
+    fn memory_that_was_used_before_is_zeroed_and_never_anybody_elses() {
+        for round in 0..3 {
+            // Freed by another thread than the one that made them.
+            let dirty: Vec<AlignedBuf> = (0..64).map(|_| AlignedBuf::from_slice(&[0xff; 4096])).collect();
+            std::thread::spawn(move || drop(dirty)).join().unwrap();
+            let mut all: Vec<AlignedBuf> = (0..128).map(|_| AlignedBuf::zeroed(4000 + 96 * (round % 2))).collect();
+            assert!(all.iter().all(|b| b.iter().all(|&byte| byte == 0)));
+            all.iter_mut().enumerate().for_each(|(i, b)| b.fill(i as u8));
+            assert!(all.iter().enumerate().all(|(i, b)| b.iter().all(|&byte| byte == i as u8)));
+        }
     }
 
     #[test]

@@ -5,6 +5,7 @@
 mod aligned;
 mod blkdev;
 mod control;
+mod kept;
 mod pool;
 mod ring;
 

@@ -3,11 +3,12 @@
 //! Neighbours on the device become one request (the group write of C-FFS 1997, section 3.2), however many files they
 //! belong to.
 
-use super::{Buf, BufRef, Cache, Slot};
+use super::{Buf, BufRef, Cache, LockedShard, Shard, Slot};
 use crate::device::{IoKind, WriteRequest};
 use crate::error::Result;
 use crate::format::{BlockAddr, FragAddr};
 use cffs_buf::AlignedBuf;
+use parking_lot::MutexGuard;
 use std::io::IoSlice;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -55,9 +56,11 @@ impl Cache {
         let (busy, kept) = self.prepare_write(runs);
         let outcome = self.submit(IoKind::Data, runs);
         drop(kept);
-        for addr in busy {
-            let ls = self.shard(addr);
-            ls.shard.lock().map.remove(&addr);
+        for of_part in busy.chunk_by(|a, b| self.region(*a) == self.region(*b)) {
+            let ls = self.shard(of_part[0]);
+            let mut shard = ls.shard.lock();
+            of_part.iter().for_each(|addr| drop(shard.map.remove(addr)));
+            drop(shard);
             ls.changed.notify_all();
         }
         outcome
@@ -83,15 +86,21 @@ impl Cache {
             }
         }
         let (mut busy, mut kept) = (Vec::new(), Vec::new());
+        // The part that the last block is in: neighbours are in the same one mostly.
+        let mut held: Option<(&LockedShard, MutexGuard<'_, Shard>)> = None;
         for of_block in pieces.chunk_by(|a, b| a.block == b.block) {
             let addr = of_block[0].block;
             let whole = of_block.iter().map(|p| p.len).sum::<usize>() == bs;
             let keep = whole && of_block.iter().all(|p| runs[p.run].keep);
             let ls = self.shard(addr);
-            let mut shard = ls.shard.lock();
+            if held.as_ref().is_none_or(|(of, _)| !std::ptr::eq::<LockedShard>(*of, ls)) {
+                drop(held.take());
+                held = Some((ls, ls.shard.lock()));
+            }
+            let Some((_, shard)) = &mut held else { continue };
             // Claims are taken in the order of addresses, so two writers cannot wait for each other.
             while let Some(Slot::Busy) = shard.map.get(&addr) {
-                ls.changed.wait(&mut shard);
+                ls.changed.wait(shard);
             }
             let copy = |bytes: &mut [u8]| {
                 for p in of_block {
@@ -104,7 +113,7 @@ impl Cache {
             match shard.map.get(&addr) {
                 Some(Slot::Ready(b)) => {
                     let b = b.clone();
-                    drop(shard);
+                    held = None;
                     {
                         let mut inner = b.lock();
                         // On a damaged image metadata can stand here: what a user wrote over it is to be checked anew.
@@ -119,9 +128,9 @@ impl Cache {
                     copy(&mut bytes);
                     let buf = Buf::new(addr, bytes, false);
                     buf.trusted.store(trusted, Ordering::Release);
-                    self.insert(&mut shard, buf.clone());
+                    self.insert(shard, buf.clone());
                     kept.push(buf);
-                    drop(shard);
+                    held = None;
                     self.evict();
                 }
                 _ => {

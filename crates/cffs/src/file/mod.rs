@@ -6,6 +6,7 @@
 //! with its old size.
 
 pub mod allocate;
+mod bulk;
 mod siblings;
 pub mod truncate;
 pub mod writeback;
@@ -79,6 +80,8 @@ pub struct FileData {
     /// Fragments reserved for what is in the writeback that is under way, and of which the inode was not told yet: as many
     /// new extents at most.
     pub(crate) in_flight: u64,
+    /// Pages that the writeback under way has taken.
+    pub(crate) taken: usize,
     /// The last page was taken although there is no promise for the worst that could happen to the extent tree, because
     /// the tree has room now: it is to be written back before anything else happens to the file.
     pub(crate) tight: bool,
@@ -112,6 +115,9 @@ impl FileData {
 
     /// Takes back a promise of [`FileData::reserve`]: so many fragments are not needed.
     pub fn release(&self, cx: &FileCtx<'_>, frags: u64) {
+        if frags == 0 {
+            return;
+        }
         cx.space.unreserve(frags);
         if let Some(a) = &self.account {
             a.release(frags);
@@ -136,6 +142,11 @@ impl FileData {
         self.pages.values().map(|p| p.bytes.len()).sum()
     }
 
+    /// Pages in memory that no writeback has taken, about: what was written again while it was on its way is not counted.
+    pub fn waiting_pages(&self) -> usize {
+        self.pages.len() - self.taken.min(self.pages.len())
+    }
+
     /// Bytes that a writeback would write.
     pub fn dirty_bytes(&self) -> usize {
         self.pages.values().map(|p| p.dirty.len()).sum()
@@ -153,10 +164,10 @@ impl FileData {
         has(index.checked_sub(1)) + has(index.checked_add(1))
     }
 
-    /// Nodes of one level of the extent tree, at most, that the extents of the pages go to, with one page more. Those of a
+    /// Nodes of one level of the extent tree, at most, that the extents of the pages go to, with `more` pages in one run more. Those of a
     /// run of pages lie in two, and beyond that in nodes whose entries all lie between them.
-    fn places(&self, g: &crate::format::Geometry) -> u64 {
-        let entries = (self.pages.len() as u64 + 1) * g.frags_per_block();
+    fn places(&self, g: &crate::format::Geometry, more: u64) -> u64 {
+        let entries = (self.pages.len() as u64 + more) * g.frags_per_block();
         2 * (self.runs + 1) + entries / node_capacity(g.block_size()) as u64
     }
 
@@ -190,6 +201,7 @@ impl FileData {
             p.writing = true;
             taken.push((*index, std::mem::replace(&mut p.dirty, 0..0), reserved));
         }
+        self.taken = taken.len();
         taken
     }
 
@@ -207,14 +219,14 @@ impl FileData {
 /// Brings the reservation for the extent tree up to what the dirty pages may need at worst.
 pub(crate) fn reserve_tree(cx: &FileCtx<'_>, st: &mut NodeState, privileged: bool) -> Result<()> {
     let frags = st.data.pages_reserved + st.data.pages_splits;
-    reserve_tree_for(cx, st, frags, privileged)
+    reserve_tree_for(cx, st, frags, 1, privileged)
 }
 
-/// The same for `frags` new extents at most.
-fn reserve_tree_for(cx: &FileCtx<'_>, st: &mut NodeState, frags: u64, privileged: bool) -> Result<()> {
+/// The same for `frags` new extents at most, with `more` pages in one run to come.
+fn reserve_tree_for(cx: &FileCtx<'_>, st: &mut NodeState, frags: u64, more: u64, privileged: bool) -> Result<()> {
     let g = cx.cache.geometry();
     // What is on its way will have changed the tree when these pages follow: the promise is for all of it.
-    let need = extent::worst_case_blocks(g, &st.inode, st.data.places(g), frags + st.data.in_flight);
+    let need = extent::worst_case_blocks(g, &st.inode, st.data.places(g, more), frags + st.data.in_flight);
     let have = st.data.tree_reserved / g.frags_per_block();
     if need > have {
         cx.space.reserve_blocks(need - have, privileged)?;
@@ -492,7 +504,7 @@ fn dirty_page(
     st.data.reserve(cx, more, privileged)?;
     // Before the page changes: a write that finds no space leaves the file as it was.
     let all = st.data.pages_reserved + st.data.pages_splits + more + more_splits;
-    if let Err(e) = reserve_tree_for(cx, st, all, privileged) {
+    if let Err(e) = reserve_tree_for(cx, st, all, 1, privileged) {
         // The last fragments of a device: what this page really needs counts.
         let alone = st.data.in_flight == 0 && st.data.pages.keys().all(|i| *i == index);
         st.data.tight = alone && matches!(e, Error::NoSpace) && extent::has_room(cx.cache, &st.inode, frags, all)?;
@@ -585,6 +597,14 @@ pub fn write(cx: &FileCtx<'_>, st: &mut NodeState, offset: u64, data: &[u8], pri
     while done < data.len() {
         let at = offset + done as u64;
         let within = (at % bs) as usize;
+        if within == 0 {
+            let taken = bulk::write(cx, st, at / bs, &data[done..], privileged)?;
+            if taken > 0 {
+                done += taken;
+                st.inode.size = st.inode.size.max(at + taken as u64);
+                continue;
+            }
+        }
         let n = (bs as usize - within).min(data.len() - done);
         // A file that grows inside its last fragment must not carry old bytes along.
         if at == st.inode.size && !at.is_multiple_of(fs as u64) {

@@ -314,7 +314,7 @@ fn add_runs(g: &crate::format::Geometry, st: &NodeState, job: &mut Job, logical:
 
 /// Undoes [`take`]: pages are dirty again, places that nobody was told of are given back. The node is locked.
 fn give_back(cx: &FileCtx<'_>, st: &mut NodeState, job: &mut Job) {
-    st.data.in_flight = 0;
+    (st.data.in_flight, st.data.taken) = (0, 0);
     job.fresh.drain(..).for_each(|b| cx.cache.release_new(&b));
     for e in job.extents.drain(..).filter(|e| !e.unwritten) {
         cx.space.cancel(Run { start: e.start, len: e.len });
@@ -594,7 +594,7 @@ fn finish_pages(cx: &FileCtx<'_>, st: &mut NodeState, job: &mut Job) {
             st.data.drop_page(cx, index);
         }
     }
-    st.data.in_flight = 0;
+    (st.data.in_flight, st.data.taken) = (0, 0);
     // Without room for more the promise stays as it is: it was for these pages too.
     let _ = super::reserve_tree(cx, st, true);
 }

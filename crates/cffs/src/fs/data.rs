@@ -14,6 +14,10 @@ use std::sync::atomic::Ordering;
 const FSYNC_LOG_MAX: usize = 64 << 10;
 /// Bytes fetched ahead of a sequential reader of a large file.
 const READ_AHEAD: u64 = 2 << 20;
+/// Shortest write that counts as part of a stream.
+const STREAM_WRITE: usize = 256 << 10;
+/// A stream is written back while it comes once it has this share of the cache in memory.
+const STREAM_SHARE: usize = 32;
 
 impl Fs {
     /// Reads from a file; returns the number of bytes, 0 at its end.
@@ -40,10 +44,23 @@ impl Fs {
         self.throttle(data.len())?;
         let n = self.with_space(|| self.write_once(c, &node, offset, data))?;
         self.list_dirty(&node);
+        self.keep_flowing(&node, n);
         if n > 0 && node.state.read().inode.flags & FLAG_SYNC != 0 {
             self.fsync(ino, true)?;
         }
         Ok(n)
+    }
+
+    /// After a write of `len` bytes: a file that comes in long writes goes to the device while the program makes the rest, and not
+    /// when memory is full. What a slow device does not take stays together, and gets its places together.
+    fn keep_flowing(&self, node: &Arc<Node>, len: usize) {
+        if len < STREAM_WRITE || !self.opts.background {
+            return;
+        }
+        let pages = node.state.read().data.waiting_pages();
+        if pages << self.geo.block_shift >= self.opts.cache_bytes / STREAM_SHARE {
+            self.poke_stream(node);
+        }
     }
 
     /// After pages of a file were changed: with so little space that its extent tree got no promise ([`FileData::tight`]),

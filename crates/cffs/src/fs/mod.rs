@@ -99,6 +99,8 @@ struct Background {
 struct BackgroundState {
     stop: bool,
     poked: bool,
+    /// Files that long writes go to, and that have enough in memory to begin with.
+    streams: Vec<Arc<Node>>,
 }
 
 /// Nanoseconds since 1970.

@@ -19,6 +19,7 @@ use cffs_buf::AlignedBuf;
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::Instant;
 
 /// Inodes in a chunk of the external table with `--no-embed`, as in XFS.
 const INODE_CHUNK: u64 = 64;
@@ -223,18 +224,27 @@ impl Fs {
         let weak = Arc::downgrade(self);
         let interval = self.opts.commit_interval;
         let body = move || {
+            let mut last = Instant::now();
             loop {
                 let Some(fs) = weak.upgrade() else { return };
-                {
+                let (streams, poked) = {
                     let mut s = fs.background.state.lock();
-                    if !s.stop && !s.poked {
-                        fs.background.wake.wait_for(&mut s, interval);
+                    if !s.stop && !s.poked && s.streams.is_empty() {
+                        fs.background.wake.wait_for(&mut s, interval.saturating_sub(last.elapsed()));
                     }
                     if s.stop {
                         return;
                     }
-                    s.poked = false;
+                    (std::mem::take(&mut s.streams), std::mem::take(&mut s.poked))
+                };
+                if !streams.is_empty() {
+                    let cx = crate::file::FileCtx { lazy: fs.opts.lazytime, ..fs.file_cx() };
+                    let _ = writeback::write_back(&cx, streams);
+                    if !poked && last.elapsed() < interval {
+                        continue;
+                    }
                 }
+                last = Instant::now();
                 // Errors are kept where fsync and the next operations find them. A file that cannot be written must
                 // not keep the others' changes from becoming durable.
                 let _ = fs.write_back_all(fs.opts.lazytime);
@@ -258,8 +268,21 @@ impl Fs {
         }
     }
 
+    /// Asks the background thread to begin with this file, of which more is coming.
+    pub(super) fn poke_stream(&self, node: &Arc<Node>) {
+        let mut s = self.background.state.lock();
+        if !s.stop && !s.streams.iter().any(|n| Arc::ptr_eq(n, node)) {
+            s.streams.push(node.clone());
+            self.background.wake.notify_one();
+        }
+    }
+
     fn stop_background(&self) {
-        self.background.state.lock().stop = true;
+        {
+            let mut s = self.background.state.lock();
+            s.stop = true;
+            s.streams.clear();
+        }
         self.background.wake.notify_all();
         if let Some(thread) = self.background.thread.lock().take() {
             // The thread itself may be the one that drops the last reference.
