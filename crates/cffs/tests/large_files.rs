@@ -248,3 +248,68 @@ fn a_bad_sector_and_a_flipped_bit_hide_nothing_else() {
     fs.forget(ino, 1);
     fs.close().unwrap();
 }
+
+#[test]
+fn long_writes_go_to_the_device_while_they_come_and_are_what_was_written() {
+    for data_sums in [false, true] {
+        let dev = made(data_sums);
+        let with_threads = MountOptions { background: true, ..options() };
+        let fs = Fs::open(dev.clone(), None, with_threads).unwrap();
+        let ino = create(&fs, "large");
+        let mut all = vec![0; 24 * MIB];
+        for round in 0..3 {
+            for i in 0..24 {
+                // New places, then the same ones, at last with other pieces across the borders of blocks in between.
+                let piece = bytes(round * 100 + i as u64, MIB);
+                write_all(&fs, ino, (i * MIB) as u64, &piece);
+                all[i * MIB..][..MIB].copy_from_slice(&piece);
+                if round == 2 {
+                    let at = i * MIB + 5000 * i;
+                    write_all(&fs, ino, at as u64, &piece[..3000]);
+                    all[at..][..3000].copy_from_slice(&piece[..3000]);
+                }
+                let from = i * MIB / 2;
+                let mut out = vec![1; 300 * KIB];
+                assert_eq!(fs.read(ino, from as u64, &mut out).unwrap(), out.len());
+                assert!(out[..] == all[from..][..300 * KIB], "round {round}, behind {i}, sums {data_sums}");
+            }
+            fs.fsync(ino, false).unwrap();
+        }
+        fs.forget(ino, 1);
+        fs.close().unwrap();
+        assert_clean(&dev);
+        let fs = Fs::open(dev.clone(), None, options()).unwrap();
+        assert!(path::read_file(&fs, b"/large").unwrap() == all, "sums {data_sums}");
+        fs.close().unwrap();
+    }
+}
+
+#[test]
+fn bitmaps_that_a_search_will_need_are_one_batch() {
+    let memory = Arc::new(MemoryDevice::new(96 << 20));
+    mkfs(&*memory, None, &MkfsOptions { ag_blocks: Some(2048), ..MkfsOptions::default() }).unwrap();
+    let fs = Fs::open(memory.clone(), None, options()).unwrap();
+    // A dozen allocation groups of 8 MiB, each with little left.
+    let files: Vec<Ino> = (0..11).map(|i| create(&fs, &format!("file{i}"))).collect();
+    for ino in &files {
+        write_all(&fs, *ino, 0, &bytes(*ino, 6 * MIB));
+        fs.sync().unwrap();
+    }
+    files.iter().for_each(|ino| fs.forget(*ino, 1));
+    fs.close().unwrap();
+    let dev = Noting::new(memory.clone());
+    let fs = Fs::open(dev.clone(), None, options()).unwrap();
+    let ino = create(&fs, "large");
+    dev.take();
+    let content = bytes(5, 7 * MIB);
+    write_all(&fs, ino, 0, &content);
+    fs.sync().unwrap();
+    let (batches, _) = dev.take();
+    assert!(batches.iter().any(|n| *n > 2), "{batches:?}");
+    fs.forget(ino, 1);
+    fs.close().unwrap();
+    assert_clean(&memory);
+    let fs = Fs::open(memory.clone(), None, options()).unwrap();
+    assert!(path::read_file(&fs, b"/large").unwrap() == content);
+    fs.close().unwrap();
+}

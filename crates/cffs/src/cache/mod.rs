@@ -13,6 +13,7 @@ mod buf;
 mod direct;
 mod prefetch;
 mod span;
+mod together;
 mod write;
 
 pub use buf::{Buf, BufRead, BufRef};

@@ -2,6 +2,7 @@
 
 use super::group::Group;
 use super::{Right, Run, Space};
+use crate::cache::BufRef;
 use crate::error::{Error, Result};
 use crate::format::extent::EXTENT_LEN_MAX;
 use crate::format::{BlockAddr, FragAddr};
@@ -25,6 +26,16 @@ enum Found {
     Promised,
 }
 
+/// What a search has loaded.
+#[derive(Default)]
+struct Loads {
+    /// A group, of which nothing was of use.
+    in_vain: bool,
+    /// Groups whose bitmaps were fetched last, and what came.
+    fetched: Vec<u64>,
+    held: Vec<BufRef>,
+}
+
 /// What is looked for: so many fragments near a place.
 #[derive(Clone, Copy)]
 struct Wish {
@@ -44,6 +55,7 @@ impl Space {
         mut f: impl FnMut(&Group, bool) -> Result<Option<R>>,
     ) -> Result<Option<R>> {
         let mut failed = None;
+        let mut loads = Loads::default();
         let mut visit = |ag: u64| match f(&self.group(ag), ag == goal_ag) {
             Ok(found) => found,
             Err(Error::Corrupt(_)) => None,
@@ -56,24 +68,51 @@ impl Space {
             let end = self.usable();
             // A goal beyond what is open opens nothing by itself.
             let goal = goal_ag.min(self.open.load(Ordering::Acquire).min(end) - 1);
-            let mut near = (goal..end).take(NEAR_GROUPS).chain([end - 1]);
-            if let Some(found) = near.find_map(&mut visit) {
+            let near = (goal..end).take(NEAR_GROUPS).chain([end - 1]);
+            if let Some((_, found)) = self.visit_in_turn(near, &mut loads, &mut visit) {
                 return Ok(Some(found));
             }
             if near_only {
                 return Ok(None);
             }
             let roam = self.roam.load(Ordering::Relaxed).min(end - 1);
-            for ag in (roam..end).chain(0..roam) {
-                if let Some(found) = visit(ag) {
-                    self.roam.store(ag, Ordering::Relaxed);
-                    return Ok(Some(found));
-                }
+            let all = (roam..end).chain(0..roam);
+            if let Some((ag, found)) = self.visit_in_turn(all, &mut loads, &mut visit) {
+                self.roam.store(ag, Ordering::Relaxed);
+                return Ok(Some(found));
             }
             if self.usable() == end {
                 return failed.map_or(Ok(None), Err);
             }
             // A group was opened meanwhile, by this search or by another: one more can be.
+        }
+    }
+
+    /// Visits groups until there is something, and says where. A search that has read the bitmaps of one group in vain will
+    /// read those of the next ones too: they are fetched together.
+    fn visit_in_turn<R>(
+        &self,
+        ags: impl Iterator<Item = u64> + Clone,
+        loads: &mut Loads,
+        mut visit: impl FnMut(u64) -> Option<R>,
+    ) -> Option<(u64, R)> {
+        let mut rest = ags;
+        loop {
+            let from_here = rest.clone();
+            let ag = rest.next()?;
+            let group = self.group(ag);
+            let to_load = !group.is_virgin() && !group.is_loaded();
+            if to_load && loads.in_vain && !loads.fetched.contains(&ag) {
+                let next = from_here.take(NEAR_GROUPS).map(|ag| self.group(ag));
+                let next: Vec<_> = next.filter(|g| !g.is_virgin() && !g.is_loaded()).collect();
+                // For as long as the search takes at most: what was not visited may go.
+                loads.held = self.cache.fetch_together(next.iter().filter_map(|g| g.bitmap_run(&self.g)));
+                loads.fetched = next.iter().map(|g| g.ag()).collect();
+            }
+            if let Some(found) = visit(ag) {
+                return Some((ag, found));
+            }
+            loads.in_vain |= to_load && group.is_loaded();
         }
     }
 

@@ -7,7 +7,7 @@ use crate::cache::{BufRef, Cache};
 use crate::error::{Error, Result};
 use crate::format::ag::{AG_FREE_FRAGS, BITMAP_BITS, BITMAP_INDEX, ag_free, free_runs};
 use crate::format::dirblock::BlockEdit;
-use crate::format::{BlockId, BlockKind, Corrupt, FragAddr, Geometry, get_u64, put_u64};
+use crate::format::{BlockAddr, BlockId, BlockKind, Corrupt, FragAddr, Geometry, get_u64, put_u64};
 use crate::journal::Txn;
 use parking_lot::Mutex;
 use std::ops::Range;
@@ -132,6 +132,13 @@ impl Group {
     /// Whether the free extents are in memory, or known to be damaged.
     pub fn is_loaded(&self) -> bool {
         !matches!(*self.state.lock(), State::Unloaded)
+    }
+
+    /// Where header and bitmaps are, if they lie together.
+    pub(super) fn bitmap_run(&self, g: &Geometry) -> Option<Range<BlockAddr>> {
+        let (start, bitmaps) = (g.ag_header(self.ag), g.bitmap_blocks());
+        let together = bitmaps > 0 && (0..bitmaps).all(|i| g.bitmap_block(self.ag, i) == start + 1 + i);
+        together.then_some(start..start + 1 + bitmaps)
     }
 
     fn load(&self, cache: &Cache) -> Result<(FreeSet, Option<Miscount>)> {
