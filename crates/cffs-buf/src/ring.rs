@@ -64,16 +64,22 @@ pub struct RingMessage<'a> {
     pub len: usize,
 }
 
+/// Commands of 128 bytes; completions are made when the one thread that uses it waits for them.
+fn ring(entries: u32) -> io::Result<IoUring<Entry128, cqueue::Entry>> {
+    IoUring::builder().dontfork().setup_single_issuer().setup_defer_taskrun().build(entries)
+}
+
 impl FuseRing {
+    /// Whether rings can be made here at all: the kernel may lack io_uring, or forbid it to this process.
+    pub fn possible() -> io::Result<()> {
+        ring(1).map(drop)
+    }
+
     /// Registers a slot with `payload` bytes for each of `queues` with the connection `fuse`. The kernel must have agreed to
     /// io_uring when the connection was set up, and `payload` must be as large as any message may become.
     pub fn new(fuse: OwnedFd, queues: &[u16], payload: usize) -> io::Result<FuseRing> {
         let entries = (queues.len() as u32).max(1).next_power_of_two();
-        let ring = IoUring::<Entry128, cqueue::Entry>::builder()
-            .dontfork()
-            .setup_single_issuer()
-            .setup_defer_taskrun()
-            .build(entries)?;
+        let ring = ring(entries)?;
         let slots = queues.iter().map(|queue| Slot::new(*queue, payload)).collect();
         let mut this = FuseRing { ring, fuse, slots };
         for slot in 0..this.slots.len() {

@@ -41,7 +41,8 @@ Mount options:
   noatime, strictatime      Access times are not kept, or exactly
   discard, nodiscard        Tell the device what is no longer used, or not (default)
   threads=N                 Threads that answer the kernel
-  io_uring, noio_uring      Messages go through io_uring, or /dev/fuse (default); takes Linux 6.14 and fuse.enable_uring=Y
+  io_uring, noio_uring      Messages come through io_uring, or there is no mount; or never. Default: where Linux
+                            (from 6.14 on) allows it in /sys/module/fuse/parameters/enable_uring
   log=LEVEL                 Messages from this level on: error, warn (default), info, debug, trace
   allow_other               Other users may use the mount (default for root); opposite: noallow_other
   default_permissions       The kernel checks permissions (default); opposite: nodefault_permissions

@@ -2,7 +2,7 @@
 
 use crate::size::parse_size;
 use cffs::fs::api::{AtimeMode, MetadataMode, MountOptions, PrefetchMode};
-use cffs_fuse::MountConfig;
+use cffs_fuse::{IoUring, MountConfig};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -182,8 +182,8 @@ impl Options {
                 Ok(n @ 1..=THREADS_MAX) => config.threads = n,
                 _ => return wrong("must be a number of threads from 1 to 1024"),
             },
-            ("io_uring", None) => config.io_uring = true,
-            ("noio_uring", None) => config.io_uring = false,
+            ("io_uring", None) => config.io_uring = IoUring::Required,
+            ("noio_uring", None) => config.io_uring = IoUring::Off,
             ("allow_other", None) => config.allow_other = true,
             ("noallow_other", None) => config.allow_other = false,
             ("default_permissions", None) => config.default_permissions = true,

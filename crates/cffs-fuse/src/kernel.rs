@@ -1,6 +1,7 @@
 //! What is negotiated with the kernel when a session starts.
 
-use crate::config::MountConfig;
+use crate::config::{IoUring, MountConfig};
+use cffs_buf::FuseRing;
 use fuser::{InitFlags, KernelConfig};
 
 /// What the kernel can do without a message.
@@ -63,7 +64,10 @@ pub(crate) fn negotiate(kernel: &mut KernelConfig, config: &MountConfig) -> Abil
     // there is nothing to drop; and it may only where the server does the dropping. Without extended attributes it never
     // asks, and drops set-id bits itself, with a SETATTR before it writes, truncates or changes the owner.
     let drops_privileges = config.xattr && kernel.add_capabilities(InitFlags::FUSE_HANDLE_KILLPRIV_V2).is_ok();
-    let io_uring = config.io_uring && kernel.add_capabilities(InitFlags::FUSE_OVER_IO_URING).is_ok();
+    // After this is agreed on there is no way back: all messages wait for the rings.
+    let io_uring = config.io_uring != IoUring::Off
+        && FuseRing::possible().inspect_err(|error| tracing::debug!(%error, "no io_uring")).is_ok()
+        && kernel.add_capabilities(InitFlags::FUSE_OVER_IO_URING).is_ok();
     Abilities {
         io_uring,
         no_open: has.contains(InitFlags::FUSE_NO_OPEN_SUPPORT),

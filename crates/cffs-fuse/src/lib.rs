@@ -40,7 +40,7 @@ mod shared;
 mod snapshot;
 mod xattr;
 
-pub use config::MountConfig;
+pub use config::{IoUring, MountConfig};
 pub use mountpoint::Unmounter;
 pub use remount::{Remount, remount};
 pub use session::{Error, Result, Session, mount};

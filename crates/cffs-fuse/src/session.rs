@@ -1,6 +1,6 @@
 //! A mounted file system, from mount to the closing of the engine.
 
-use crate::config::MountConfig;
+use crate::config::{IoUring, MountConfig};
 use crate::mountpoint::{self, Event, Unmounter};
 use crate::ops::Ops;
 use crate::ring::Rings;
@@ -33,7 +33,7 @@ pub enum Error {
     )]
     NoRing,
     /// Setting up io_uring failed.
-    #[error("cannot set up io_uring: {0}")]
+    #[error("cannot set up io_uring (mount with noio_uring to do without): {0}")]
     Ring(#[source] io::Error),
     /// Closing the engine failed: not everything has reached the image.
     #[error("writing to the image failed at unmount: {0}")]
@@ -78,8 +78,8 @@ fn start(
         .map_err(Error::Connection)?;
     shared.set_notifier(session.notifier());
     if ops.abilities().io_uring {
-        shared.set_rings(Rings::start(&ops, &fuse).map_err(Error::Ring)?);
-    } else if config.io_uring {
+        shared.set_rings(Rings::start(&ops, &fuse, unmounter).map_err(Error::Ring)?);
+    } else if config.io_uring == IoUring::Required {
         return Err(Error::NoRing);
     }
     drop(fuse);

@@ -25,6 +25,8 @@ pub enum Undo {
     End(u32),
     /// A directory of our own, removed with what is in it.
     RemoveDir(PathBuf),
+    /// A setting of the kernel, and what it was.
+    Set(PathBuf, String),
 }
 
 static REGISTER: Mutex<Vec<(u64, Undo)>> = Mutex::new(Vec::new());
@@ -112,6 +114,11 @@ fn carry_out(undo: &Undo) {
             let _ = run(&["losetup", "-d", device], Duration::from_secs(20));
         }
         Undo::End(pid) => end(*pid),
+        Undo::Set(file, value) => {
+            if let Err(error) = std::fs::write(file, value) {
+                eprintln!("cffs-lab: {} was {value}, and cannot be set back: {error}", file.display());
+            }
+        }
         Undo::RemoveDir(dir) => {
             // Never through a mount that would not go away: that would remove
             // the mounted file system's files.

@@ -1,4 +1,4 @@
-//! Messages by io_uring (`mount -o io_uring`, Linux 6.14 with `fuse.enable_uring`).
+//! Messages by io_uring (Linux 6.14, if `fuse.enable_uring` is set).
 //!
 //! Each processor has a queue, and [`queues`] as many threads of ours as are to answer at the same time, each with one slot and
 //! bound to that processor: so a message is answered where it was sent, by one system call instead of two, and the kernel
@@ -7,6 +7,7 @@
 
 mod wire;
 
+use crate::mountpoint::Unmounter;
 use crate::ops::{Answer, Found, Ops};
 use crate::xattr::Bytes;
 use cffs::format::Ino;
@@ -82,13 +83,14 @@ pub(crate) struct Rings {
 impl Rings {
     /// Registers slots for all queues. Until that is done the kernel holds back all messages, so an error here is the end of
     /// the mount.
-    pub(crate) fn start(ops: &Arc<Ops>, fuse: &OwnedFd) -> io::Result<Rings> {
+    pub(crate) fn start(ops: &Arc<Ops>, fuse: &OwnedFd, unmounter: &Unmounter) -> io::Result<Rings> {
         let allowed = sched_getaffinity(None)?;
         let payload = ops.config.max_transfer as usize + PAYLOAD_EXTRA;
         let (sender, ready) = channel();
         let mut threads = Vec::new();
         for (i, own) in queues(processors()?, &allowed, ops.config.threads).into_iter().enumerate() {
             let (ops, fuse, sender) = (ops.clone(), fuse.try_clone()?, sender.clone());
+            let unmounter = unmounter.clone();
             let thread = std::thread::Builder::new().name(format!("cffs-ring-{i}")).spawn(move || {
                 if let Some(cpu) = own.cpu {
                     bind(cpu);
@@ -98,7 +100,9 @@ impl Rings {
                         let _ = sender.send(Ok(()));
                         drop(sender);
                         if let Err(error) = serve(&ops, ring) {
-                            tracing::error!(%error, "io_uring");
+                            // Messages may wait for this thread for ever. Better that the mount ends, in good order.
+                            tracing::error!(%error, "io_uring failed; the mount ends");
+                            let _ = unmounter.abort();
                         }
                     }
                     Err(e) => drop(sender.send(Err(e))),

@@ -5,7 +5,7 @@ use cffs::device::MemoryDevice;
 use cffs::fs::Fs;
 use cffs::fs::api::MountOptions;
 use cffs::mkfs::{MkfsOptions, mkfs};
-use cffs_fuse::{MountConfig, Session};
+use cffs_fuse::{IoUring, MountConfig, Session};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -48,7 +48,7 @@ pub fn can_mount() -> bool {
 
 /// Mounts by io_uring, which the kernel is told to allow for as long as that takes.
 fn mount_by_ring(engine: Arc<Fs>, dir: &Path, config: &MountConfig) -> Session {
-    let config = MountConfig { io_uring: true, ..config.clone() };
+    let config = MountConfig { io_uring: IoUring::Required, ..config.clone() };
     // Tests of other programs may do the same.
     let lock = std::fs::File::create(std::env::temp_dir().join("cffs-test-enable-uring")).unwrap();
     lock.lock().unwrap();
@@ -107,7 +107,7 @@ impl Image {
         let dir = self.dir();
         let session = match by_ring() {
             true => mount_by_ring(engine, &dir, config),
-            false => cffs_fuse::mount(engine, &dir, config).unwrap(),
+            false => cffs_fuse::mount(engine, &dir, &MountConfig { io_uring: IoUring::Off, ..config.clone() }).unwrap(),
         };
         Mounted { session: Some(session), dir }
     }
