@@ -6,6 +6,7 @@ use crate::kernel;
 use crate::ops::{Answer, Found, Ops, Who};
 use crate::xattr::Bytes;
 use cffs::fs::api::Attr;
+use cffs_buf::AlignedBuf;
 use fuser::{
     AccessFlags, BsdFileFlags, CopyFileRangeFlags, FileHandle, Filesystem, FopenFlags, Generation, INodeNo, IoctlFlags,
     KernelConfig, LockOwner, OpenFlags, PollEvents, PollFlags, PollNotifier, RenameFlags, ReplyAttr, ReplyCreate,
@@ -26,8 +27,8 @@ pub(crate) struct Server {
 }
 
 thread_local! {
-    /// The answer to a READ; kept, so that it is cleared once and not for every message.
-    static BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+    /// The answer to a READ; kept, so that it is cleared once and not for every message. Long reads go straight there.
+    static BUFFER: RefCell<AlignedBuf> = const { RefCell::new(AlignedBuf::empty()) };
 }
 
 fn who(req: &Request) -> Who {
@@ -216,7 +217,7 @@ impl Filesystem for Server {
         let _turn = self.crew.turn();
         BUFFER.with_borrow_mut(|buffer| {
             if buffer.len() < size as usize {
-                buffer.resize(size as usize, 0);
+                *buffer = AlignedBuf::zeroed(size as usize);
             }
             let buffer = &mut buffer[..size as usize];
             match self.ops.read(ino.0, offset, buffer) {
