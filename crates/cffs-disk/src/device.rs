@@ -1,6 +1,6 @@
 //! A disk for the engine: contents in memory, time from a model.
 
-use crate::{Model, Ns, Request};
+use crate::{Model, Ns, Request, Spent};
 use cffs::device::{Device, IoKind, MemoryDevice, ReadRequest, WriteRequest};
 use parking_lot::Mutex;
 use serde::Serialize;
@@ -40,6 +40,8 @@ pub struct Counters {
     pub flushes: u64,
     /// Virtual time in nanoseconds.
     pub time: Ns,
+    /// Where it went, on a disk with an arm.
+    pub spent: Spent,
 }
 
 impl Counters {
@@ -65,6 +67,7 @@ impl Sub for Counters {
             written_bytes: self.written_bytes - before.written_bytes,
             flushes: self.flushes - before.flushes,
             time: self.time - before.time,
+            spent: self.spent - before.spent,
         }
     }
 }
@@ -92,8 +95,9 @@ impl SimDevice {
 
     /// All until now.
     pub fn counters(&self) -> Counters {
-        let mut counters = self.state.lock().1;
-        counters.time = self.clock.now();
+        let state = self.state.lock();
+        let mut counters = state.1;
+        (counters.time, counters.spent) = (self.clock.now(), state.0.spent());
         counters
     }
 
@@ -109,7 +113,30 @@ impl SimDevice {
             };
             (*n, *b) = (*n + split, *b + bytes);
         }
-        self.clock.advance_to(model.serve(self.clock.now(), requests));
+        let (issued, before) = (self.clock.now(), model.spent()); // TRACE
+        let done = model.serve(issued, requests); // TRACE
+        if std::env::var_os("TRACE").is_some() {
+            // TRACE
+            let spent = model.spent() - before;
+            let ms = |n: u64| n as f64 / 1e6; // TRACE
+            for q in requests {
+                eprint!(
+                    "{} {:.1}+{:.1}K ",
+                    if q.write { "W" } else { "R" },
+                    q.start as f64 / 2.0,
+                    q.sectors as f64 / 2.0
+                );
+            } // TRACE
+            eprintln!(
+                ": {:.2} cmd {:.2} seek {:.2} rot {:.2} xfer {:.2}",
+                ms(done - issued),
+                ms(spent.command),
+                ms(spent.seek),
+                ms(spent.rotation),
+                ms(spent.transfer)
+            ); // TRACE
+        } // TRACE
+        self.clock.advance_to(done); // TRACE
     }
 }
 

@@ -18,7 +18,7 @@ pub mod profiles;
 pub mod seek;
 
 pub use device::{Clock, Counters, SimDevice};
-pub use mechanical::Mechanical;
+pub use mechanical::{Mechanical, Spent};
 pub use priced::Priced;
 
 /// Virtual time in nanoseconds.
@@ -88,6 +88,14 @@ impl Model {
         match self {
             Model::Mechanical(m) => m.flush(now),
             Model::Priced(p) => p.flush(now),
+        }
+    }
+
+    /// Where the time of all requests until now went, on a disk with an arm.
+    pub fn spent(&self) -> Spent {
+        match self {
+            Model::Mechanical(m) => m.spent(),
+            Model::Priced(_) => Spent::default(),
         }
     }
 

@@ -50,6 +50,40 @@ struct ReadAhead {
     until: u64,
 }
 
+/// Where the time of requests went. Transfers include changes of heads and cylinders within a request; what the buffer
+/// gave is part of `command`, since it takes the bus only.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Spent {
+    /// Overhead of the commands, and the bus.
+    pub command: Ns,
+    /// The way of the arm, and settling.
+    pub seek: Ns,
+    /// Waiting for the first sector to come around.
+    pub rotation: Ns,
+    /// Sectors under the head, and what passes from one track to the next.
+    pub transfer: Ns,
+}
+
+impl Spent {
+    /// All of it.
+    pub fn total(&self) -> Ns {
+        self.command + self.seek + self.rotation + self.transfer
+    }
+}
+
+impl std::ops::Sub for Spent {
+    type Output = Spent;
+
+    fn sub(self, before: Spent) -> Spent {
+        Spent {
+            command: self.command - before.command,
+            seek: self.seek - before.seek,
+            rotation: self.rotation - before.rotation,
+            transfer: self.transfer - before.transfer,
+        }
+    }
+}
+
 /// One such disk.
 #[derive(Clone, Debug)]
 pub struct Mechanical {
@@ -64,12 +98,29 @@ pub struct Mechanical {
     /// Writes in the cache: first sector to the one after the last; never overlapping.
     cache: BTreeMap<u64, u64>,
     cached: u64,
+    spent: Spent,
 }
 
 impl Mechanical {
     /// A disk at rest at its outermost track.
     pub fn new(spec: Spec, layout: Layout, seek: SeekCurve) -> Mechanical {
-        Mechanical { spec, layout, seek, cylinder: 0, head: 0, free: 0, ahead: None, cache: BTreeMap::new(), cached: 0 }
+        Mechanical {
+            spec,
+            layout,
+            seek,
+            cylinder: 0,
+            head: 0,
+            free: 0,
+            ahead: None,
+            cache: BTreeMap::new(),
+            cached: 0,
+            spent: Spent::default(),
+        }
+    }
+
+    /// Where the time of all requests until now went.
+    pub fn spent(&self) -> Spent {
+        self.spent
     }
 
     /// What it is like.
@@ -107,6 +158,7 @@ impl Mechanical {
     /// What is in the cache goes to the medium.
     pub fn flush(&mut self, now: Ns) -> Ns {
         let start = now.max(self.free) + self.spec.overhead;
+        self.spent.command += self.spec.overhead;
         if self.cache.is_empty() { start } else { self.write_out(start) }
     }
 
@@ -117,7 +169,8 @@ impl Mechanical {
     }
 
     fn one(&mut self, now: Ns, r: Request) -> Ns {
-        let start = now.max(self.free) + self.spec.overhead;
+        let (begun, before) = (now.max(self.free), self.spent.total());
+        let start = begun + self.spec.overhead;
         let end = if !r.write {
             if self.in_cache(r) {
                 start + self.on_bus(r.sectors)
@@ -139,6 +192,8 @@ impl Mechanical {
             }
         };
         self.free = end;
+        let medium = self.spent.total() - before;
+        self.spent.command += (end - begun).saturating_sub(medium);
         end
     }
 
@@ -157,6 +212,7 @@ impl Mechanical {
             // The rest passes by under the head, unless it has stopped before.
             if r.start <= reached && reached < a.until {
                 let passed = self.stream(a.at, a.from, r.end());
+                self.spent.transfer += passed.saturating_sub(start);
                 let keep = self.spec.read_ahead / SECTOR;
                 let start_kept = a.start.max(r.end().saturating_sub(keep));
                 let until = (r.end() + keep).min(self.layout.sectors());
@@ -247,13 +303,23 @@ impl Mechanical {
             let place = self.layout.place(sector);
             let count = (place.track - place.sector).min(r.end() - sector);
             let distance = self.cylinder.abs_diff(place.cylinder);
+            let begun = at;
             if distance > 0 {
                 at += self.seek.time(distance) + settle;
             } else if self.head != place.head {
                 at += self.spec.head_switch;
             }
             self.go_to(&place);
-            at += self.rotate(at, &place, count);
+            let (there, turns) = (at, self.rotate(at, &place, count));
+            at += turns;
+            let passing = ((count as f64 / place.track as f64 * self.spec.rotation as f64) as Ns).min(turns);
+            if sector == r.start {
+                self.spent.seek += there - begun;
+                self.spent.rotation += turns - passing;
+                self.spent.transfer += passing;
+            } else {
+                self.spent.transfer += at - begun;
+            }
             sector += count;
         }
         at

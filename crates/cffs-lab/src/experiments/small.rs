@@ -8,7 +8,7 @@ use cffs::fs::api::{Caller, MetadataMode};
 use cffs_disk::Counters;
 
 use super::large::raw;
-use super::outcome::{Chart, Claim, Outcome, Table, asked, shown};
+use super::outcome::{Chart, Claim, Outcome, Table, asked, shown, went};
 use super::rig::{Rig, Setup, Variant, create, make_dir, with};
 
 /// Names of the phases.
@@ -21,15 +21,7 @@ pub const PHASES: [&str; 4] = ["create", "read", "overwrite", "remove"];
 pub fn benchmark(rig: &mut Rig, files: u64, per_dir: u64, bytes: usize) -> Result<[Counters; 4]> {
     let old = vec![0x5a; bytes];
     let new = vec![0xa5; bytes];
-    let made = rig.phase(|fs| {
-        each(
-            fs,
-            files,
-            per_dir,
-            |fs| Box::new(|name: &str| make_dir(fs, name)),
-            |dir, name| create(fs, dir, name, &old),
-        )
-    })?;
+    let made = rig.phase(|fs| each(fs, files, per_dir, maker, |dir, name| create(fs, dir, name, &old)))?;
     let read = rig.phase(|fs| {
         let mut buf = vec![0; bytes + 1];
         each(fs, files, per_dir, find, |dir, name| {
@@ -48,6 +40,10 @@ pub fn benchmark(rig: &mut Rig, files: u64, per_dir: u64, bytes: usize) -> Resul
 }
 
 type Opener<'a> = Box<dyn FnMut(&str) -> Result<Ino> + 'a>;
+
+fn maker(fs: &Fs) -> Opener<'_> {
+    Box::new(move |name| make_dir(fs, name))
+}
 
 fn find(fs: &Fs) -> Opener<'_> {
     Box::new(|name| Ok(fs.lookup(ROOT_INO, name.as_bytes())?.ino))
@@ -210,6 +206,22 @@ pub fn figure6(files: u64) -> Result<Outcome> {
     Ok(outcome)
 }
 
+/// Bytes of the directories of table 4.2 and of the root.
+fn directory_bytes(files: u64) -> Result<u64> {
+    let mut rig = Rig::new(&Setup::sapuntzakis(Variant::BOTH))?;
+    let per_dir = files / 10;
+    let mut bytes = 0;
+    rig.phase(|fs| {
+        each(fs, files, per_dir, maker, |dir, name| create(fs, dir, name, &[1; 4096]))?;
+        bytes = fs.getattr(ROOT_INO)?.size;
+        for n in 0..files.div_ceil(per_dir) {
+            bytes += with(fs, ROOT_INO, &format!("dir{n}"), |ino| Ok(fs.getattr(ino)?.size))?;
+        }
+        Ok(())
+    })?;
+    Ok(bytes)
+}
+
 /// Sapuntzakis 1998, table 4.2. `large` is the bandwidth of reading a large file there, in MB/s.
 ///
 /// # Errors
@@ -234,7 +246,6 @@ pub fn table42(files: u64, large: f64) -> Result<Outcome> {
     }
     let of = |name: &str| runs.iter().find(|(n, _)| *n == name).map(|(_, p)| *p).unwrap_or_default();
     let both = of("both");
-    let bandwidth = (files * 4096) as f64 / both[1].seconds() / 1e6;
     for (phase, most) in PHASES.iter().zip([185.0, 182.0, 302.0, 1040.0]) {
         let at = PHASES.iter().position(|p| p == phase).unwrap_or(0);
         outcome.claims.push(Claim::at_most(format!("{phase}: requests"), most, per_thousand(files, &both[at])));
@@ -246,28 +257,45 @@ pub fn table42(files: u64, large: f64) -> Result<Outcome> {
             .claims
             .push(Claim::at_least(text, least, gain).because(|| bound(&runs, "neither", at, files, "atlas2", 4096)));
     }
+    let read = &both[1];
+    let share = |bytes: f64, seconds: f64| bytes / seconds / 1e6 / large * 100.0;
     outcome.claims.push(
         Claim::at_least(
-            "small-file reads, share of large-file bandwidth in % (thesis: 90; target: 95)",
+            "small-file reads: what comes off the disk, share of large-file bandwidth in % (thesis: 90; target: 95)",
             95.0,
-            bandwidth / large * 100.0,
+            share(read.read_bytes as f64, read.seconds()),
+        )
+        .because(|| format!("{}; {}.", asked(read), went(read))),
+    );
+    // Contents alone: the names and inodes must come too, so a single sweep over both is the best that there is.
+    let (contents, directories) = ((files * 4096) as f64, directory_bytes(files)? as f64);
+    let positions = read.seconds() - (read.read_bytes as f64 / 1e6 / large);
+    let sweep = (contents + directories) / 1e6 / large;
+    outcome.claims.push(
+        Claim::at_least(
+            "the same, the contents of files alone, in % (target: 95)",
+            95.0,
+            share(contents, read.seconds()),
         )
         .because(|| {
-            let c = &both[1];
-            let transfer = c.read_bytes as f64 / large / 1e6;
             format!(
-                "{}; {} MB are {} s at the bandwidth of a large file, and the whole took {}: the rest is the way of the arm to the directory blocks \
-                 and from one run of groups to the next, {} ms for each request.",
-                asked(c),
-                shown(c.read_bytes as f64 / 1e6),
-                shown(transfer),
-                shown(c.seconds()),
-                shown((c.seconds() - transfer) * 1e3 / c.requests().max(1) as f64)
+                "{} MB of contents come with {} MB of directory blocks, so the most that any layout could have is {}%, without a request but those of \
+                 the transfers and without the superblock that is written in the end. {}; {} MB were read, and all but their transfer took {} ms: {}.",
+                shown(contents / 1e6),
+                shown(directories / 1e6),
+                shown(share(contents, sweep)),
+                asked(read),
+                shown(read.read_bytes as f64 / 1e6),
+                shown(positions * 1e3),
+                went(read)
             )
         }),
     );
     outcome.notes = vec![
         disk_note(),
+        "The thesis reckons its share of the large-file bandwidth from what comes off the disk: 680 files/s, each a block of 8 KB, \
+         are 5.4 MB/s, \"90% of the large file bandwidth\"."
+            .to_string(),
         "The thesis measured on a Quantum Atlas of 2 GB; here it is its successor, so rates are higher and only ratios and requests \
          compare."
             .to_string(),

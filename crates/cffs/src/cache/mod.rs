@@ -305,6 +305,7 @@ impl Cache {
                 // another's, and would be waited for.
                 let along = if threaded || ahead == 0 { 0 } else { self.in_one_transfer(group, 1) };
                 let window = group..(group + (1 + along) * blocks).min(self.geo.total_blocks);
+                policy.brings(window.clone().filter(|a| *a != addr && !self.contains(*a)).count() as u64);
                 self.fill(kind, addr..addr + 1, window, false)?;
                 if along > 0 {
                     policy.reached(group + along * blocks);
@@ -503,8 +504,13 @@ impl Cache {
 
     /// A metadata block, checked against its identity.
     pub fn read_meta(&self, id: BlockId) -> Result<BufRef> {
+        self.read_meta_among(id, None)
+    }
+
+    /// The same for a block of a directory, with the directories beside it.
+    pub fn read_meta_among(&self, id: BlockId, around: Option<&dyn Siblings>) -> Result<BufRef> {
         let policy = if id.kind == BlockKind::DataSums { &self.sums_policy } else { &self.meta_policy };
-        let buf = self.get_by(IoKind::Meta, policy, id.addr, None)?;
+        let buf = self.get_by(IoKind::Meta, policy, id.addr, around)?;
         {
             let bytes = buf.read();
             if !buf.verified.load(Ordering::Acquire) {

@@ -20,6 +20,8 @@ const SCORE_WARMUP: u32 = 12;
 const MISS_TABLE: usize = 1024;
 /// Groups fetched ahead once a walk in order has been recognized.
 const AHEAD_MAX: u64 = 4;
+/// Where one in so many of the blocks that came with the last fetch was used, the next one may have several groups.
+const WALK_SHARE: u64 = 2;
 /// Of the blocks of others that come along one in so many is to be used. Those used lie side by side mostly, and save a
 /// request together.
 const FOREIGN_SHARE: u64 = 8;
@@ -35,6 +37,9 @@ struct State {
     misses: Vec<BlockAddr>,
     last_group: BlockAddr,
     streak: u64,
+    /// Blocks that came along with the last fetch, and those that were used since, of whichever.
+    came: u64,
+    used_since: u64,
     /// Directory of the last fetch that knew one, and the groups that the next one for it may have.
     dir: Ino,
     reach: u64,
@@ -59,6 +64,8 @@ impl Prefetch {
             misses: vec![u64::MAX; MISS_TABLE],
             last_group: u64::MAX,
             streak: 0,
+            came: 0,
+            used_since: 0,
             dir: 0,
             reach: 0,
             foreign: 0,
@@ -103,15 +110,26 @@ impl Prefetch {
         if self.mode == PrefetchMode::Off { 0 } else { s.streak }
     }
 
+    /// So many blocks come along with what is fetched now.
+    pub(crate) fn brings(&self, blocks: u64) {
+        let mut s = self.state.lock();
+        (s.came, s.used_since) = (blocks, 0);
+    }
+
     /// The request for the group that was fetched last brought those up to this one too.
     pub(crate) fn reached(&self, group: BlockAddr) {
         self.state.lock().last_group = group;
     }
 
-    /// Groups that a fetch for this directory may have: one, and more while its files are read on.
-    pub(crate) fn reach(&self, dir: Ino) -> u64 {
+    /// Groups that a fetch for this directory may have: one, and more while its files are read on. `walk`: the most, when it
+    /// goes on behind the last fetch, of whichever directory, and what came with that was used.
+    pub(crate) fn reach(&self, dir: Ino, walk: bool) -> u64 {
         let mut s = self.state.lock();
+        let walks = walk && s.streak > 0 && s.came > 0 && s.used_since * WALK_SHARE >= s.came;
         s.reach = if s.dir == dir { (s.reach * 2).min(AHEAD_MAX) } else { 1 };
+        if walks {
+            s.reach = AHEAD_MAX;
+        }
         s.dir = dir;
         s.reach
     }
@@ -150,6 +168,7 @@ impl Prefetch {
     pub(crate) fn used(&self) {
         let mut s = self.state.lock();
         s.used = s.used.saturating_add(1).min(s.fetches * 64 + 64);
+        s.used_since += 1;
     }
 }
 
@@ -194,8 +213,26 @@ mod tests {
     #[test]
     fn a_directory_that_is_read_on_gets_longer_transfers() {
         let p = Prefetch::new(PrefetchMode::Adaptive);
-        let reach: Vec<u64> = [5, 5, 5, 5, 6, 6].iter().map(|dir| p.reach(*dir)).collect();
+        let reach: Vec<u64> = [5, 5, 5, 5, 6, 6].iter().map(|dir| p.reach(*dir, false)).collect();
         assert_eq!(reach, [1, 2, 4, 4, 1, 2]);
+    }
+
+    #[test]
+    fn a_walk_that_used_what_came_gets_the_longest_transfers_at_once() {
+        let p = Prefetch::new(PrefetchMode::Adaptive);
+        p.fetched(0, 16);
+        p.brings(15);
+        p.fetched(16, 16);
+        (0..7).for_each(|_| p.used());
+        assert_eq!(p.reach(5, true), 1, "less than half of it");
+        p.used();
+        assert_eq!(p.reach(6, false), 1, "files are no walk");
+        assert_eq!(p.reach(7, true), AHEAD_MAX);
+        p.fetched(640, 16);
+        assert_eq!(p.reach(8, true), 1, "elsewhere");
+        p.fetched(656, 16);
+        p.brings(63);
+        assert_eq!(p.reach(9, true), 1, "nothing is known of what came last");
     }
 
     #[test]

@@ -58,12 +58,16 @@ impl Cache {
     /// Brings in a missing block with what else belongs to its directory nearby; with the rest of its group too while
     /// that is worth it. False, and nothing done, if the block is not among those that are known.
     pub(super) fn fill_span(&self, kind: IoKind, policy: &Prefetch, addr: BlockAddr, own: &Own) -> Result<bool> {
+        if !own.has(addr) {
+            return Ok(false);
+        }
         let blocks = self.geo.group_blocks();
         let group = self.geo.group_of(addr);
         let per_region = 1u64 << (REGION_SHIFT - self.geo.block_shift);
         let region = self.region(addr) * per_region..((self.region(addr) + 1) * per_region).min(self.geo.total_blocks);
         let most = (TRANSFER_MAX >> self.geo.block_shift).max(1);
-        let reach = (policy.reach(own.dir) * blocks).min(most);
+        let ahead = policy.fetched(group, blocks);
+        let reach = (policy.reach(own.dir, kind == IoKind::Meta) * blocks).min(most);
         let limit = group.max(region.start)..(addr + reach).min(region.end);
         let Some(mut window) = own.span(addr, blocks / GAP_SHARE, &limit) else { return Ok(false) };
         let whole = policy.wants_foreign();
@@ -71,7 +75,6 @@ impl Cache {
             let end = (group + blocks).min(region.end);
             window = window.start.min(group)..window.end.max(end);
         }
-        let ahead = policy.fetched(group, blocks);
         let threaded = self.ahead.lock().is_some();
         // Without the thread the next group comes in the same request. One: where a directory ends, what follows is
         // another's, and would be waited for.
@@ -79,6 +82,7 @@ impl Cache {
             let along = self.in_one_transfer(group, 1);
             window.end = window.end.max((group + (1 + along) * blocks).min(region.end));
         }
+        policy.brings(window.clone().filter(|a| *a != addr && !self.contains(*a)).count() as u64);
         self.fill(kind, addr..addr + 1, window.clone(), false)?;
         let mut foreign = 0;
         for a in window.clone().filter(|a| !own.has(*a)) {

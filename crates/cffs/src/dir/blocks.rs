@@ -1,12 +1,13 @@
 //! The blocks of a directory: where they are, new ones, and giving them back.
 
 use super::state::damaged;
-use super::{DirCtx, DirPlacer, DirState};
-use crate::cache::BufRef;
+use super::{DirCtx, DirPlacer, DirState, UNINDEXED_BLOCKS};
+use crate::cache::{BufRef, Siblings};
 use crate::error::{Error, Result};
 use crate::extent::{self, Mapping};
 use crate::format::dirblock::{self, DIR_BLOCKS_MAX, DIR_LBLOCK};
-use crate::format::{BlockAddr, BlockId, BlockKind, Extent, Inode, extent::LOGICAL_END, get_u64};
+use crate::format::{BlockAddr, BlockId, BlockKind, Extent, FileType, Inode, extent::LOGICAL_END, get_u64};
+use crate::inode::beside::Beside;
 use crate::journal::Txn;
 use crate::space::{Run, Space};
 use std::ops::Range;
@@ -139,7 +140,10 @@ fn last_below(cx: &DirCtx<'_>, inode: &Inode, state: &DirState, lblock: u64) -> 
 
 /// A block of entries at a known address.
 pub(super) fn read_at(cx: &DirCtx<'_>, inode: &Inode, lblock: u64, addr: BlockAddr) -> Result<BufRef> {
-    let buf = cx.cache.read_meta(BlockId { kind: BlockKind::Dir, addr, owner: inode.ino })?;
+    let small = UNINDEXED_BLOCKS << cx.cache.geometry().block_shift;
+    let around = Beside::new(cx.cache, cx.home, FileType::Directory, small);
+    let around = (inode.size <= small).then_some(&around as &dyn Siblings);
+    let buf = cx.cache.read_meta_among(BlockId { kind: BlockKind::Dir, addr, owner: inode.ino }, around)?;
     let found = get_u64(&buf.read(), DIR_LBLOCK);
     if found != lblock {
         return damaged(inode.ino, format_args!("block {addr} is number {found}, expected {lblock}"));

@@ -40,6 +40,7 @@ use crate::format::log::RECORD_HEADER;
 use crate::format::{
     BlockAddr, BlockId, BlockKind, FileType, Geometry, Ino, Inode, META_HEADER_SIZE, NAME_MAX, dirindex,
 };
+use crate::inode::Home;
 use crate::journal::{Purse, Txn};
 use crate::space::{Run, Space};
 use blocks::Growth;
@@ -55,6 +56,8 @@ pub struct DirCtx<'a> {
     pub cache: &'a Cache,
     /// Key of the name hash, from the superblock.
     pub seed: [u64; 2],
+    /// Where the inode of the directory stands, for whoever reads its blocks: beside it stand those of its siblings.
+    pub home: Home,
 }
 
 impl DirCtx<'_> {

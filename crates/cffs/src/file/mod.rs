@@ -7,7 +7,6 @@
 
 pub mod allocate;
 mod bulk;
-mod siblings;
 pub mod truncate;
 pub mod writeback;
 
@@ -15,8 +14,9 @@ use crate::cache::{Cache, DataCheck, ReadRun, Siblings};
 use crate::error::{Error, Result};
 use crate::extent::{self, Mapping};
 use crate::format::extent::node_capacity;
-use crate::format::{FILE_SIZE_MAX, InodeFormat};
+use crate::format::{FILE_SIZE_MAX, FileType, InodeFormat};
 use crate::inode::NodeState;
+use crate::inode::beside::Beside;
 use crate::journal::{Journal, Purse};
 use crate::placement::Placement;
 use crate::quota::Account;
@@ -297,7 +297,7 @@ fn read_disk(cx: &FileCtx<'_>, st: &NodeState, offset: u64, out: &mut [u8], ahea
     let g = cx.cache.geometry();
     let fs = g.frag_size() as u64;
     let grouped = st.inode.size <= cx.placement.small_max();
-    let around = siblings::Around::new(cx, st);
+    let around = Beside::new(cx.cache, st.home, FileType::Regular, cx.placement.small_max());
     let around = grouped.then_some(&around as &dyn Siblings);
     let check = cx.sums.map(|sums| sums.reading(st.inode.ino));
     // A long read of a large file gathers what it needs from all its extents, and asks for it at once.

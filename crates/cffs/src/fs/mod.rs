@@ -41,7 +41,7 @@ use crate::dir::DirCtx;
 use crate::error::{Error, Result};
 use crate::file::FileCtx;
 use crate::format::{Geometry, Ino, LiveGeometry, Superblock};
-use crate::inode::{Inodes, Node, NodeState};
+use crate::inode::{Home, Inodes, Node, NodeState};
 use crate::journal::Journal;
 use crate::placement::Placement;
 use crate::quota::Quota;
@@ -148,7 +148,12 @@ impl Fs {
     }
 
     fn dir_cx(&self) -> DirCtx<'_> {
-        DirCtx { cache: &self.cache, seed: self.seed }
+        DirCtx { cache: &self.cache, seed: self.seed, home: Home::System }
+    }
+
+    /// The same for a search in a directory whose inode stands there.
+    fn search_cx(&self, home: Home) -> DirCtx<'_> {
+        DirCtx { home, ..self.dir_cx() }
     }
 
     /// The node of a number that a caller holds a reference to.

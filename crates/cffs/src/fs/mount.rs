@@ -64,8 +64,12 @@ fn random_u32() -> Result<u32> {
 }
 
 pub(super) fn write_superblock(dev: &dyn Device, sb: &Superblock) -> Result<()> {
-    let mut b = AlignedBuf::zeroed(4096.max(dev.sector_size() as usize));
-    dev.read_at(IoKind::Super, 0, &mut b)?;
+    // Whole sectors. What else a large one holds stays as it is; of a small one nothing is left, and nothing is read.
+    let len = SUPERBLOCK_SIZE.next_multiple_of(dev.sector_size() as usize);
+    let mut b = AlignedBuf::zeroed(len);
+    if len > SUPERBLOCK_SIZE {
+        dev.read_at(IoKind::Super, 0, &mut b)?;
+    }
     b[..SUPERBLOCK_SIZE].copy_from_slice(&sb.encode());
     dev.write_at(IoKind::Super, 0, &b)?;
     dev.flush()?;

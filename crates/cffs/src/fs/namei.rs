@@ -57,7 +57,7 @@ impl Fs {
         if st.dead {
             return Ok(None);
         }
-        let Some(found) = dir::lookup(&self.dir_cx(), &st.inode, state, name)? else { return Ok(None) };
+        let Some(found) = dir::lookup(&self.search_cx(st.home), &st.inode, state, name)? else { return Ok(None) };
         if found.kind == EntryKind::Embedded {
             return self.embedded(found.buf(), found.offset, found.ino).map(Some);
         }
@@ -117,7 +117,7 @@ impl Fs {
                     return Ok(());
                 }
                 self.note_access(&node, &st);
-                dir::read(&self.dir_cx(), &st.inode, state, cookie, &mut |e: &Entry<'_>, cookie, buf| {
+                dir::read(&self.search_cx(st.home), &st.inode, state, cookie, &mut |e: &Entry<'_>, cookie, buf| {
                     let Some(file_type) = e.file_type else { return Ok(true) };
                     let node = match e.kind {
                         _ if !with_attr => None,

@@ -85,8 +85,9 @@ impl Fs {
         if st.dead || st.orphan {
             return Ok(None);
         }
+        let home = st.home;
         let (inode, state) = as_dir(st)?;
-        dir::lookup(&self.dir_cx(), inode, state, name)
+        dir::lookup(&self.search_cx(home), inode, state, name)
     }
 
     /// Takes the name `found` from its file, which becomes an orphan if it was the last. Both are locked; the caller

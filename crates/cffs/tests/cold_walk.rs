@@ -1,0 +1,67 @@
+//! What a walk through directories that are not cached asks of the device.
+
+use cffs::device::{CountingDevice, Device, DeviceStats, IoKind, MemoryDevice};
+use cffs::format::ROOT_INO;
+use cffs::fs::{Caller, Fs, MountOptions, path};
+use cffs::mkfs::{MkfsOptions, mkfs};
+use std::sync::Arc;
+
+const ROOT: Caller = Caller::ROOT;
+const GROUP: u64 = 64 << 10;
+const BLOCK: u64 = 4096;
+/// Their names fit one block of the root.
+const DIRS: u64 = 18;
+/// Eight blocks of entries for each: as many as a directory has without an index.
+const FILES: u64 = 144;
+
+type Counted = Arc<CountingDevice<MemoryDevice>>;
+
+fn mount(dev: &Counted) -> Arc<Fs> {
+    let options = MountOptions { background: false, ..MountOptions::default() };
+    Fs::open(dev.clone() as Arc<dyn Device>, None, options).unwrap()
+}
+
+/// Directories with tiny files, which have no data of their own, and what a cold mount reads to do something with them.
+fn cold(work: impl Fn(&Fs)) -> (DeviceStats, u64) {
+    let dev = Arc::new(CountingDevice::new(MemoryDevice::new(64 << 20)));
+    mkfs(&*dev, None, &MkfsOptions { group_size: GROUP as u32, ..MkfsOptions::default() }).unwrap();
+    let fs = mount(&dev);
+    for d in 0..DIRS {
+        fs.mkdir(ROOT, ROOT_INO, format!("dir{d}").as_bytes(), 0o755).unwrap();
+        for f in 0..FILES {
+            path::write_file(&fs, ROOT, format!("/dir{d}/file{f}").as_bytes(), &[7; 40]).unwrap();
+        }
+    }
+    let of = |d: u64| fs.lookup(ROOT_INO, format!("dir{d}").as_bytes()).unwrap().size;
+    let bytes = (0..DIRS).map(of).sum::<u64>() + fs.getattr(ROOT_INO).unwrap().size;
+    fs.close().unwrap();
+    let fs = mount(&dev);
+    let before = dev.snapshot();
+    work(&fs);
+    (dev.snapshot().since(&before), bytes)
+}
+
+fn look(fs: &Fs, d: u64) {
+    let dir = fs.lookup(ROOT_INO, format!("dir{d}").as_bytes()).unwrap().ino;
+    fs.lookup(dir, format!("file{}", FILES - 1).as_bytes()).unwrap();
+}
+
+#[test]
+fn a_walk_in_order_takes_long_requests_and_ends_where_the_directories_end() {
+    let (read, bytes) = cold(|fs| (0..DIRS).for_each(|d| look(fs, d)));
+    let meta = read.kind(IoKind::Meta);
+    let groups = bytes.div_ceil(GROUP);
+    assert!(groups >= 8, "{groups} groups of directory blocks");
+    // The first brings a group, then each brings four.
+    assert!(meta.read_requests <= 1 + groups.div_ceil(4), "{} requests for {groups} groups", meta.read_requests);
+    assert!(meta.read_bytes <= bytes + 2 * GROUP, "{} bytes for {bytes} of directories", meta.read_bytes);
+}
+
+#[test]
+fn directories_in_no_order_do_not_bring_more_than_their_groups() {
+    let (read, _) = cold(|fs| [16, 2, 12, 7].into_iter().for_each(|d| look(fs, d)));
+    let meta = read.kind(IoKind::Meta);
+    // A group or two for each of them and for the root; the one after them is not fetched ahead.
+    assert!(meta.read_bytes <= 10 * GROUP, "{} bytes for four directories and the root", meta.read_bytes);
+    assert!(meta.read_bytes >= 4 * 8 * BLOCK);
+}
