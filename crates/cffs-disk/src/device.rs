@@ -101,6 +101,11 @@ impl SimDevice {
         counters
     }
 
+    /// The contents, to be looked at without time passing.
+    pub fn contents(&self) -> &dyn Device {
+        &self.contents
+    }
+
     fn charge(&self, requests: &[Request]) {
         let mut state = self.state.lock();
         let (model, counters) = &mut *state;

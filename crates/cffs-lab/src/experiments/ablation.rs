@@ -13,8 +13,22 @@ use super::source::{Tree, file_name, read_whole, remove_below, search, walk};
 use crate::random::Random;
 
 /// What is done, each time from a cold cache.
-const WORK: [&str; 7] =
-    ["unpack", "search", "walk", "one file of each directory", "overwrite", "create + fsync", "remove"];
+const WORK: [&str; 8] = [
+    "unpack",
+    "search",
+    "walk",
+    "one file of each directory",
+    "overwrite",
+    "create + fsync",
+    "remove",
+    "a few files of a large tree",
+];
+/// The last of them, which has a disk of its own.
+const FEW: usize = 7;
+/// Files and directories of the large tree, bytes of its disk, and files that are read.
+const LARGE: (u64, u64) = (16_000, 1280);
+const LARGE_BYTES: u64 = 900 << 20;
+const FEW_FILES: u64 = 40;
 /// Files that are created and fsynced, and files in one directory of them.
 const SYNCED: u64 = 200;
 const PER_DIR: u64 = 20;
@@ -78,7 +92,7 @@ fn mechanisms(profile: &'static str, aged: bool) -> Vec<Mechanism> {
             ]
             .map(|(prefetch, name)| (name.to_string(), Setup { prefetch, ..today.clone() }))
             .to_vec(),
-            work: &[1, 2, 3, 4],
+            work: &[1, 2, 3, 4, FEW],
         },
         Mechanism {
             name: "group size",
@@ -99,11 +113,11 @@ fn mechanisms(profile: &'static str, aged: bool) -> Vec<Mechanism> {
 /// What one setup needs for the work: disk time of each, and the bytes on the disk after unpacking.
 #[derive(Clone, Copy)]
 struct Cost {
-    phases: [Counters; 7],
+    phases: [Counters; 8],
     used: u64,
 }
 
-fn run(setup: &Setup, tree: &Tree, aging: u64) -> Result<Cost> {
+fn run(setup: &Setup, tree: &Tree, aging: u64, large: Option<&Tree>) -> Result<Cost> {
     let mut rig = Rig::new(setup)?;
     if aging > 0 {
         rig.phase(|fs| age(fs, LEVEL, aging))?;
@@ -150,7 +164,29 @@ fn run(setup: &Setup, tree: &Tree, aging: u64) -> Result<Cost> {
     })?;
     let removed = rig.phase(|fs| top(fs, &|dir| remove_below(fs, dir)))?;
     rig.check()?;
-    Ok(Cost { phases: [unpack, searched, walked, scattered, overwritten, synced, removed], used })
+    let few = large.map(|tree| few(setup, tree, aging)).transpose()?.unwrap_or_default();
+    Ok(Cost { phases: [unpack, searched, walked, scattered, overwritten, synced, removed, few], used })
+}
+
+/// Reads a few files of a large tree, in no order: hardly two of a group, and never the next one.
+fn few(setup: &Setup, tree: &Tree, aging: u64) -> Result<Counters> {
+    let mut rig = Rig::new(&Setup { bytes: LARGE_BYTES, ..setup.clone() })?;
+    if aging > 0 {
+        rig.phase(|fs| age(fs, LEVEL, aging))?;
+    }
+    rig.phase(|fs| tree.unpack(fs, "tree"))?;
+    let mut random = Random::new(8);
+    let chosen: Vec<usize> = (0..FEW_FILES).map(|_| random.below(tree.files.len() as u64) as usize).collect();
+    rig.phase(|fs| {
+        let top = fs.lookup(ROOT_INO, b"tree")?.ino;
+        for n in &chosen {
+            tree.within(fs, top, tree.files[*n].0, &mut |dir| {
+                with(fs, dir, &file_name(*n), |ino| read_whole(fs, ino)).map(drop)
+            })?;
+        }
+        fs.forget(top, 1);
+        Ok(())
+    })
 }
 
 /// Reads one file of each directory, the directories in no order.
@@ -197,6 +233,7 @@ fn means(row: &Row) -> [f64; 3] {
 /// Those of the engine.
 pub fn ablation(scale: u64) -> Result<Outcome> {
     let tree = Tree::new(2000 / scale, (160 / scale).max(4), 26);
+    let large = Tree::new(LARGE.0 / scale, (LARGE.1 / scale).max(4), 27);
     let disks: Vec<&'static str> = profiles::all().iter().map(|p| p.name).collect();
     let mut outcome = Outcome::default();
     let mut tables: Vec<(&'static str, &'static [usize], Vec<Row>)> = Vec::new();
@@ -206,7 +243,8 @@ pub fn ablation(scale: u64) -> Result<Outcome> {
         let aging = if aged { (OPERATIONS / scale).max(1) } else { 0 };
         for profile in &disks {
             let place = format!("{profile}{}", if aged { ", aged" } else { "" });
-            let default = run(&Setup { bytes: BYTES[usize::from(aged)], ..Setup::today(profile) }, &tree, aging)?;
+            let default =
+                run(&Setup { bytes: BYTES[usize::from(aged)], ..Setup::today(profile) }, &tree, aging, Some(&large))?;
             // Several names may stand for the same size.
             let mut groups: Vec<(u32, Option<Cost>)> = Vec::new();
             for (m, mechanism) in mechanisms(profile, aged).into_iter().enumerate() {
@@ -219,7 +257,7 @@ pub fn ablation(scale: u64) -> Result<Outcome> {
                     let cost = match (s, known) {
                         (0, _) => Some(default),
                         (_, Some((_, cost))) => *cost,
-                        _ => match run(setup, &tree, aging) {
+                        _ => match run(setup, &tree, aging, mechanism.work.contains(&FEW).then_some(&large)) {
                             Ok(cost) => Some(cost),
                             // Aged, some settings leave no room for the tree: a finding, not the end of the others.
                             Err(error) if matches!(error.downcast_ref(), Some(cffs::error::Error::NoSpace)) => {
@@ -241,7 +279,8 @@ pub fn ablation(scale: u64) -> Result<Outcome> {
                     let ratio = |w: usize| cost.phases[w].seconds().max(1e-6) / default.phases[w].seconds().max(1e-6);
                     column.push(mean(mechanism.work.iter().map(|w| ratio(*w))));
                     if *profile == "hdd-2026" {
-                        let row = (0..WORK.len()).map(|w| ratio(w) * 100.0).collect();
+                        let was_done = |w: &usize| *w != FEW || mechanism.work.contains(w);
+                        let row = (0..WORK.len()).map(|w| if was_done(&w) { ratio(w) * 100.0 } else { 0.0 }).collect();
                         by_work[usize::from(aged)].push((format!("{}: {name}", mechanism.name), row));
                         if !aged && ["fragment size", "embedding and grouping"].contains(&mechanism.name) {
                             let waste = (cost.used as f64 / tree.bytes() as f64 - 1.0) * 100.0;
@@ -283,9 +322,13 @@ pub fn ablation(scale: u64) -> Result<Outcome> {
         .collect();
     outcome.notes = vec![
         format!(
-            "{} files of C-source sizes in {} directories, {:.1} MB; write-ahead log, blocks of 4 KiB, 32 MiB of cache; 512 MiB of each disk, \
+            "{FEW_FILES} files are read of a large tree of {} files, {:.1} MB, on {} MiB of each disk, fresh and aged; for prefetch only. All else: {} files of \
+             C-source sizes in {} directories, {:.1} MB; write-ahead log, blocks of 4 KiB, 32 MiB of cache; 512 MiB of each disk, \
              fresh, and 192 MiB of each, aged to 70% by {OPERATIONS} creations and deletions. Figures are geometric means over the work that \
              a setting is there for. {}.",
+            large.files.len(),
+            large.bytes() as f64 / 1e6,
+            LARGE_BYTES >> 20,
             tree.files.len(),
             tree.parents.len(),
             tree.bytes() as f64 / 1e6,

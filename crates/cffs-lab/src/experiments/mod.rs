@@ -4,6 +4,7 @@
 mod ablation;
 mod aging;
 mod apps;
+mod bound;
 mod classic;
 mod disks;
 mod history;

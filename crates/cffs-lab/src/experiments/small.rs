@@ -19,9 +19,24 @@ pub const PHASES: [&str; 4] = ["create", "read", "overwrite", "remove"];
 /// # Errors
 /// Those of the engine.
 pub fn benchmark(rig: &mut Rig, files: u64, per_dir: u64, bytes: usize) -> Result<[Counters; 4]> {
+    benchmark_with(rig, files, per_dir, bytes, &mut |_| Ok(()))
+}
+
+/// The same, with a look at the disk when all files are there.
+///
+/// # Errors
+/// Those of the engine and of the look.
+pub fn benchmark_with(
+    rig: &mut Rig,
+    files: u64,
+    per_dir: u64,
+    bytes: usize,
+    created: &mut dyn FnMut(&Rig) -> Result<()>,
+) -> Result<[Counters; 4]> {
     let old = vec![0x5a; bytes];
     let new = vec![0xa5; bytes];
     let made = rig.phase(|fs| each(fs, files, per_dir, maker, |dir, name| create(fs, dir, name, &old)))?;
+    created(rig)?;
     let read = rig.phase(|fs| {
         let mut buf = vec![0; bytes + 1];
         each(fs, files, per_dir, find, |dir, name| {

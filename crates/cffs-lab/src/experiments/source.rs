@@ -81,6 +81,24 @@ impl Tree {
     }
 }
 
+impl Tree {
+    /// Does something in one of the directories, on the way to which only those above it are looked up.
+    ///
+    /// # Errors
+    /// Those of the engine and of the work.
+    pub fn within(&self, fs: &Fs, top: Ino, dir: usize, work: &mut dyn FnMut(Ino) -> Result<()>) -> Result<()> {
+        if dir == 0 {
+            return work(top);
+        }
+        self.within(fs, top, self.parents[dir], &mut |parent| {
+            let ino = fs.lookup(parent, dir_name(dir).as_bytes())?.ino;
+            let outcome = work(ino);
+            fs.forget(ino, 1);
+            outcome
+        })
+    }
+}
+
 /// The size of one more file.
 fn size(random: &mut Random) -> usize {
     let share = random.below(100);

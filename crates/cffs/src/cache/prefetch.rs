@@ -6,7 +6,7 @@
 //! before fetches the whole group, and if those turn out well, groups are back.
 //!
 //! Where it is known which blocks of a group are the directory's that is read, the others are judged by themselves: they
-//! come along while one in [`FOREIGN_SHARE`] of them is used.
+//! come along while one of them is used for each half of a group ([`FOREIGN_SHARE`]).
 
 use crate::format::{BlockAddr, Ino};
 use crate::fs::api::PrefetchMode;
@@ -22,9 +22,11 @@ const MISS_TABLE: usize = 1024;
 const AHEAD_MAX: u64 = 4;
 /// Where one in so many of the blocks that came with the last fetch was used, the next one may have several groups.
 const WALK_SHARE: u64 = 2;
-/// Of the blocks of others that come along one in so many is to be used. Those used lie side by side mostly, and save a
-/// request together.
-const FOREIGN_SHARE: u64 = 8;
+/// For so many blocks of others that come along, as a part of a group, one is to be used. At the knee the whole group would pay
+/// with one request that it saves; those used lie side by side mostly, and save a request together.
+const FOREIGN_SHARE: u64 = 2;
+/// Groups of fewer blocks are judged as if they had so many: what is used of them is too little to count.
+const FOREIGN_BLOCKS: u64 = 16;
 /// Blocks of others, in groups, before that is trusted; and those after which half is forgotten.
 const FOREIGN_WARMUP: u64 = 4;
 const FOREIGN_MEMORY: u64 = 64;
@@ -135,12 +137,15 @@ impl Prefetch {
     }
 
     /// Whether what is not the directory's is to come along.
-    pub(crate) fn wants_foreign(&self) -> bool {
+    pub(crate) fn wants_foreign(&self, group_blocks: u64) -> bool {
         if self.mode == PrefetchMode::Always {
             return true;
         }
         let mut s = self.state.lock();
-        if s.foreign < s.foreign_warmup || s.foreign == 0 || s.foreign_used * FOREIGN_SHARE >= s.foreign {
+        if s.foreign < s.foreign_warmup
+            || s.foreign == 0
+            || s.foreign_used * group_blocks.max(FOREIGN_BLOCKS) >= s.foreign * FOREIGN_SHARE
+        {
             return true;
         }
         s.trimmed += 1;
@@ -201,13 +206,13 @@ mod tests {
     #[test]
     fn what_is_not_the_directorys_comes_along_while_it_is_used() {
         let p = Prefetch::new(PrefetchMode::Adaptive);
-        assert!(p.wants_foreign(), "nothing is known yet");
+        assert!(p.wants_foreign(16), "nothing is known yet");
         (0..4).for_each(|_| p.brought_foreign(16, 16));
         let tries = 10 * FOREIGN_PROBE;
-        assert_eq!((0..tries).filter(|_| p.wants_foreign()).count(), 10, "only to find out");
+        assert_eq!((0..tries).filter(|_| p.wants_foreign(16)).count(), 10, "only to find out");
         (0..8).for_each(|_| p.used_foreign());
-        assert!(p.wants_foreign());
-        assert!(Prefetch::new(PrefetchMode::Always).wants_foreign());
+        assert!(p.wants_foreign(16));
+        assert!(Prefetch::new(PrefetchMode::Always).wants_foreign(16));
     }
 
     #[test]

@@ -70,7 +70,7 @@ impl Cache {
         let reach = (policy.reach(own.dir, kind == IoKind::Meta) * blocks).min(most);
         let limit = group.max(region.start)..(addr + reach).min(region.end);
         let Some(mut window) = own.span(addr, blocks / GAP_SHARE, &limit) else { return Ok(false) };
-        let whole = policy.wants_foreign();
+        let whole = policy.wants_foreign(blocks);
         if whole {
             let end = (group + blocks).min(region.end);
             window = window.start.min(group)..window.end.max(end);
