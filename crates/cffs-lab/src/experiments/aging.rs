@@ -123,7 +123,7 @@ impl Bound {
         });
         format!(
             "There were {} free blocks in {} runs, of which {} were taken. With {} ms for a place (a command, the shortest way of the arm, half a \
-             rotation) and {} for each block that passes, wanted or not, no choice among them takes less than {} ms (fresh: {}), a loss of {}%: {}.{angles}",
+             rotation) and {} for each block that passes, wanted or not, the best choice among them takes {} ms on average (fresh: {}), a loss of {}%: {}.{angles}",
             self.free,
             self.runs,
             self.taken,
@@ -133,7 +133,7 @@ impl Bound {
             shown(fresh.least.unwrap_or(0.0)),
             shown(loss),
             if loss > most {
-                "a choice of places does not meet the target"
+                "no choice of places can be expected to meet the target"
             } else {
                 "a better choice of places could meet the target"
             }
