@@ -266,6 +266,11 @@ mod tests {
         assert_eq!(o.engine.commit_interval, Duration::from_secs(30));
         assert_eq!(o.config.threads, 3);
         assert_eq!(o.log_device, Some("a,b".into()));
+        let io_uring = |text: &str| Options::parse([text], false).map(|o| o.config.io_uring);
+        assert!(matches!(io_uring("ro"), Ok(IoUring::Allowed)), "where the kernel allows it");
+        assert!(matches!(io_uring("noio_uring,io_uring"), Ok(IoUring::Required)));
+        assert!(matches!(io_uring("io_uring,noio_uring"), Ok(IoUring::Off)));
+        assert!(io_uring("io_uring=1").is_err());
     }
 
     #[test]

@@ -17,6 +17,9 @@
 //! A cold read of a small file is one READ. The writeback cache of the kernel stays off: it would own size and times, report
 //! a full disk at `close` instead of at `write`, and send a SETATTR with every new file; the engine delays allocation anyway.
 //!
+//! Messages come by `/dev/fuse`, read by fuser (`server`), or through io_uring where the kernel allows it (`ring`, [`IoUring`]); what is
+//! done about them is the same (`ops`).
+//!
 //! [`mount`] starts a [`Session`]; [`Session::wait`] returns after the unmount, when the engine has been closed.
 //! [`control`] is the way to a mounted file system from outside: questions, and changes that no system call stands for.
 #![forbid(unsafe_code)]

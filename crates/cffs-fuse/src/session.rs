@@ -29,7 +29,7 @@ pub enum Error {
     /// The kernel does not offer io_uring to FUSE.
     #[error(
         "this kernel has no FUSE over io_uring, or does not allow it: that takes Linux 6.14 and \
-         `echo Y > /sys/module/fuse/parameters/enable_uring`"
+         `echo Y > /sys/module/fuse/parameters/enable_uring`, and io_uring itself (kernel.io_uring_disabled)"
     )]
     NoRing,
     /// Setting up io_uring failed.
