@@ -1,8 +1,9 @@
 //! The engine through the library: memory device, one thread, no mount.
 //!
 //! `cargo bench -p cffs --bench library` (or `make bench`). Prints rates; nothing is asserted. With `-- create` only the
-//! creations are run, five times, for a profiler; with `-- quota` what quotas cost; with `-- sums [FILE]` what checksums of
-//! data cost, in time and requests, on a memory device or on a new image of that name.
+//! creations are run, five times, for a profiler; with `-- names N` a million creations in directories of N names, five
+//! times; with `-- quota` what quotas cost; with `-- sums [FILE]` what checksums of data cost, in time and requests, on a
+//! memory device or on a new image of that name.
 
 use cffs::device::{Device, FileDevice, MemoryDevice, OpenMode};
 use cffs::format::{QuotaKind, ROOT_INO};
@@ -372,6 +373,13 @@ fn main() {
     }
     if std::env::args().any(|a| a == "quota") {
         return quota_cost();
+    }
+    if let Some(n) = std::env::args().skip_while(|a| a != "names").nth(1) {
+        let n = n.parse().expect("number of names");
+        for _ in 0..5 {
+            one_directory(n);
+        }
+        return;
     }
     let dirs = 2000;
     if std::env::args().any(|a| a == "create") {

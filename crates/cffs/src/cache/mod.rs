@@ -12,6 +12,7 @@
 mod buf;
 mod direct;
 mod prefetch;
+mod remembered;
 mod span;
 mod together;
 mod write;
@@ -19,6 +20,7 @@ mod write;
 pub use buf::{Buf, BufRead, BufRef};
 pub(crate) use buf::{BufInner, LogState};
 pub use direct::ReadRun;
+pub use remembered::Remembered;
 pub use span::{Own, Siblings};
 pub use write::DataRun;
 
@@ -492,10 +494,9 @@ impl Cache {
                 }
                 _ => continue,
             };
-            if keep {
+            if keep || !self.drop_unheld(&mut shard, addr) {
                 shard.clock.push_back(addr);
             } else {
-                self.remove(&mut shard, addr);
                 self.counters.evicted.fetch_add(1, Ordering::Relaxed);
             }
         }
@@ -728,7 +729,7 @@ impl Cache {
             let clean = |s: &Slot| matches!(s, Slot::Ready(b) if Arc::strong_count(b) == 1 && !b.is_pinned());
             let gone: Vec<BlockAddr> = shard.map.iter().filter(|(_, s)| clean(s)).map(|(a, _)| *a).collect();
             for a in gone {
-                self.remove(&mut shard, a);
+                self.drop_unheld(&mut shard, a);
             }
         }
     }

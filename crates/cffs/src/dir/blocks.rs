@@ -209,6 +209,7 @@ pub(super) fn claim(
     }
     let block = g.block_of_frag(run.start);
     state.map.write().add(lblock, run.len / per, block);
+    state.forget_buckets(&(lblock..lblock + run.len / per));
     Ok(block)
 }
 
@@ -237,6 +238,7 @@ pub(super) fn punch(
     let logical = range.start * per..(range.end.saturating_mul(per)).min(LOGICAL_END);
     loop {
         let mut freed = Vec::new();
+        state.forget_buckets(&range);
         let outcome = extent::remove(txn, space, inode, logical.clone(), EXTENTS_AT_ONCE, &mut freed);
         let done = !freed.is_empty();
         give_back(cx, txn, space, &freed)?;

@@ -22,6 +22,9 @@ fn id(inode: &Inode, addr: BlockAddr) -> BlockId {
 
 /// A bucket by number.
 fn read(cx: &DirCtx<'_>, inode: &Inode, state: &DirState, number: u32) -> Result<BufRef> {
+    if let Some(buf) = state.known_bucket(cx.cache, inode.ino, number) {
+        return Ok(buf);
+    }
     let Some(addr) = blocks::resolve(cx, inode, state, DIR_BLOCKS_MAX + u64::from(number))? else {
         return damaged(inode.ino, format_args!("index bucket {number} is missing"));
     };
@@ -30,6 +33,7 @@ fn read(cx: &DirCtx<'_>, inode: &Inode, state: &DirState, number: u32) -> Result
     if found != number {
         return damaged(inode.ino, format_args!("index bucket at block {addr} is number {found}, expected {number}"));
     }
+    state.saw_bucket(number, &buf);
     Ok(buf)
 }
 

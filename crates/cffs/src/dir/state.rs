@@ -1,8 +1,10 @@
 //! What is remembered of a directory while its inode is in memory. All of it can be rebuilt from the device.
 
-use crate::cache::AddrMap;
+use crate::cache::{AddrMap, BufRef, Cache, Remembered};
 use crate::error::Result;
-use crate::format::{BlockAddr, Corrupt};
+use crate::format::dirblock::DIR_BLOCKS_MAX;
+use crate::format::dirindex::BUCKET_NUMBER;
+use crate::format::{BlockAddr, BlockKind, Corrupt, Ino, get_u32};
 use parking_lot::{Mutex, RwLock};
 use std::ops::Range;
 
@@ -10,6 +12,8 @@ use std::ops::Range;
 const ROOMS_MAX: usize = 16;
 /// Runs of the mapping that are remembered; a directory in more pieces than that starts over.
 const RUNS_MAX: usize = 4096;
+/// Places for buckets of the index that are remembered; several buckets share one where there are more.
+const BUCKETS_MAX: u32 = 8192;
 
 /// In-core helpers of one directory; lives beside its in-core inode.
 ///
@@ -20,6 +24,7 @@ pub struct DirState {
     /// Names of a directory without an index; `None` until the first lookup, and for indexed directories.
     pub(super) names: RwLock<Option<NameMap>>,
     pub(super) rooms: Mutex<Rooms>,
+    buckets: RwLock<Vec<Remembered>>,
 }
 
 impl DirState {
@@ -28,6 +33,40 @@ impl DirState {
         *self.map.write() = Map::default();
         *self.names.write() = None;
         *self.rooms.lock() = Rooms::default();
+        *self.buckets.write() = Vec::new();
+    }
+
+    /// A bucket of the index that was looked at before, if it is still in memory.
+    pub(super) fn known_bucket(&self, cache: &Cache, dir: Ino, number: u32) -> Option<BufRef> {
+        let known = self.buckets.read();
+        let buf = cache.again(known.get((number % BUCKETS_MAX) as usize)?, BlockKind::DirIndex, dir)?;
+        let found = get_u32(&buf.read(), BUCKET_NUMBER);
+        (found == number).then_some(buf)
+    }
+
+    /// A bucket was read or made.
+    pub(super) fn saw_bucket(&self, number: u32, buf: &BufRef) {
+        let at = (number % BUCKETS_MAX) as usize;
+        let mut known = self.buckets.write();
+        if known.len() <= at {
+            known.resize(at + 1, Remembered::default());
+        }
+        known[at] = Remembered::of(buf);
+    }
+
+    /// Blocks of the directory are no longer what they were.
+    pub(super) fn forget_buckets(&self, blocks: &Range<u64>) {
+        let mut known = self.buckets.write();
+        if known.is_empty() {
+            return;
+        }
+        let first = blocks.start.max(DIR_BLOCKS_MAX);
+        for lblock in first..blocks.end.min(first + u64::from(BUCKETS_MAX)) {
+            let at = (lblock - DIR_BLOCKS_MAX) % u64::from(BUCKETS_MAX);
+            if let Some(place) = known.get_mut(at as usize) {
+                *place = Remembered::default();
+            }
+        }
     }
 
     /// A lookup came across a block with room; remembered if nobody is busy with the list.

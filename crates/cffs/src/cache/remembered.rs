@@ -1,0 +1,148 @@
+//! Blocks that somebody remembers: found again without the way through the cache's map.
+//!
+//! Who looks at the same blocks again and again (the buckets of a large directory's index are each a miss of the
+//! processor's caches) keeps [`Remembered`]s. They hold no block in memory. A block that leaves the cache to make room
+//! cannot be found through them any more: that is decided at one moment, in [`Cache::drop_unheld`]. A block that leaves
+//! because it was freed may be found as long as somebody holds it; who frees blocks forgets what is remembered of them.
+
+use super::{Buf, BufRef, Cache, Shard, Slot};
+use crate::format::{self, BlockAddr, BlockKind, Ino};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
+
+/// A block that was looked at before, or nothing.
+#[derive(Clone, Default)]
+pub struct Remembered(Weak<Buf>);
+
+impl Remembered {
+    /// Remembers a block.
+    pub fn of(buf: &BufRef) -> Remembered {
+        Remembered(Arc::downgrade(buf))
+    }
+}
+
+impl Cache {
+    /// The remembered block if it is still cached, and still a checked block of this kind and owner.
+    pub fn again(&self, block: &Remembered, kind: BlockKind, owner: Ino) -> Option<BufRef> {
+        let buf = block.0.upgrade()?;
+        {
+            let bytes = buf.read();
+            let same = format::get_u32(&bytes, 0) == kind as u32 && format::block_owner(&bytes) == owner;
+            if !same || !buf.is_verified() {
+                return None;
+            }
+        }
+        self.touch(&buf, &self.meta_policy);
+        Some(buf)
+    }
+
+    /// Drops a block that nobody holds and that has no changes. False where it has to stay after all.
+    ///
+    /// Somebody who remembers it may take hold of it at any moment, change it and let go of it again: it goes only if
+    /// the cache's hold on it was the last one, and if nothing had changed by then.
+    pub(super) fn drop_unheld(&self, shard: &mut Shard, addr: BlockAddr) -> bool {
+        let Some(slot) = shard.map.remove(&addr) else { return false };
+        let stays = match slot {
+            Slot::Busy => slot,
+            Slot::Ready(buf) => match Arc::try_unwrap(buf) {
+                Ok(buf) if !buf.is_pinned() => {
+                    self.blocks.fetch_sub(1, Ordering::Relaxed);
+                    return true;
+                }
+                Ok(buf) => Slot::Ready(Arc::new(buf)),
+                Err(buf) => Slot::Ready(buf),
+            },
+        };
+        shard.map.insert(addr, stays);
+        false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::{Device, MemoryDevice};
+    use crate::format::{BlockId, Geometry};
+    use crate::fs::api::PrefetchMode;
+    use crate::mkfs::{MkfsOptions, mkfs};
+
+    const ADDR: BlockAddr = 1000;
+    const OWNER: Ino = 77;
+
+    fn cache() -> Cache {
+        let dev = Arc::new(MemoryDevice::new(32 << 20));
+        let sb = mkfs(&*dev, None, &MkfsOptions::default()).unwrap();
+        Cache::new(dev as Arc<dyn Device>, Geometry::new(&sb).unwrap(), 8 << 20, PrefetchMode::Adaptive)
+    }
+
+    /// A block of a directory's index that is as on the device.
+    fn block(cache: &Cache, addr: BlockAddr) -> BufRef {
+        let buf = cache.install_new(addr);
+        let id = BlockId { kind: BlockKind::DirIndex, addr, owner: OWNER };
+        format::init_block(&mut buf.lock().bytes, cache.geometry().fsid, id);
+        buf.verified.store(true, Ordering::Release);
+        cache.release_new(&buf);
+        buf
+    }
+
+    #[test]
+    fn what_leaves_the_cache_is_not_found_again() {
+        let cache = cache();
+        let held = block(&cache, ADDR);
+        let known = Remembered::of(&held);
+        let again = |kind, owner| cache.again(&known, kind, owner);
+        assert!(again(BlockKind::DirIndex, OWNER).is_some_and(|b| Arc::ptr_eq(&b, &held)));
+        assert!(again(BlockKind::DirIndex, OWNER + 1).is_none() && again(BlockKind::Dir, OWNER).is_none());
+        cache.drop_clean();
+        assert!(again(BlockKind::DirIndex, OWNER).is_some(), "held, so it stays");
+        drop(held);
+        assert!(again(BlockKind::DirIndex, OWNER).is_some(), "the cache holds it");
+        cache.drop_clean();
+        assert!(again(BlockKind::DirIndex, OWNER).is_none());
+        assert!(cache.peek(ADDR).is_none());
+        assert!(cache.again(&Remembered::default(), BlockKind::DirIndex, OWNER).is_none());
+    }
+
+    #[test]
+    fn a_block_with_changes_stays_even_if_they_came_late() {
+        let cache = cache();
+        drop(block(&cache, ADDR));
+        let blocks = cache.used_bytes();
+        // As if somebody had changed it after it was chosen to go, and let go of it.
+        cache.peek(ADDR).unwrap().pinned.store(true, Ordering::Release);
+        let ls = cache.shard(ADDR);
+        assert!(!cache.drop_unheld(&mut ls.shard.lock(), ADDR));
+        let buf = cache.peek(ADDR).expect("it stays");
+        assert!(buf.is_pinned() && cache.used_bytes() == blocks);
+    }
+
+    /// Whoever finds a block again may change it: so it must be the one that the cache has.
+    #[test]
+    fn nobody_finds_a_block_that_is_just_leaving() {
+        let cache = &cache();
+        let lost = std::thread::scope(|s| {
+            let (send, receive) = std::sync::mpsc::sync_channel::<(BlockAddr, Remembered)>(64);
+            let finder = s.spawn(move || {
+                let (mut found, mut lost) = (0, 0u64);
+                while let Ok((addr, known)) = receive.recv() {
+                    for buf in (0..200).map_while(|_| cache.again(&known, BlockKind::DirIndex, OWNER)) {
+                        found += 1;
+                        lost += u64::from(!cache.peek(addr).is_some_and(|b| Arc::ptr_eq(&b, &buf)));
+                    }
+                }
+                (found, lost)
+            });
+            for n in 0..6_000 {
+                let addr = ADDR + n;
+                let known = Remembered::of(&block(cache, addr));
+                send.send((addr, known)).unwrap();
+                cache.drop_clean();
+            }
+            drop(send);
+            let (found, lost) = finder.join().unwrap();
+            assert!(found > 0, "not a single one was found in time");
+            lost
+        });
+        assert_eq!(lost, 0, "blocks were found that the cache no longer had");
+    }
+}
