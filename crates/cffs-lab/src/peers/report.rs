@@ -50,6 +50,17 @@ fn best_kernel(rows: &[Row], workload: Workload) -> Option<&Row> {
         .max_by(|a, b| a.rate().total_cmp(&b.rate()))
 }
 
+/// Puts in place of each row the one in the middle of it and its repetitions, by time.
+pub fn take_medians(rows: &mut [Row], repetitions: Vec<Row>) {
+    for row in rows {
+        let same = |r: &&Row| (r.peer, r.workload) == (row.peer, row.workload);
+        let mut all: Vec<Row> = repetitions.iter().filter(same).cloned().collect();
+        all.push(row.clone());
+        all.sort_by(|a, b| a.seconds.total_cmp(&b.seconds));
+        *row = all.swap_remove(all.len() / 2);
+    }
+}
+
 /// The tables, one for each workload.
 pub fn tables(rows: &[Row], plan: &[Workload]) -> String {
     let mut out = String::new();
@@ -208,6 +219,16 @@ mod tests {
         assert_eq!(found[3].measured, Some(2.0));
         let table = verdict_table(&found);
         assert!(table.contains("NO") && table.contains("not measured"));
+    }
+
+    #[test]
+    fn the_row_in_the_middle_counts() {
+        let fsync = |peer, seconds| row(peer, Workload::Fsync, seconds, 0, 0);
+        let mut rows = vec![fsync(Peer::Cffs, 9.0), fsync(Peer::Xfs, 2.0), row(Peer::Cffs, Workload::Read, 7.0, 0, 0)];
+        let again = vec![fsync(Peer::Cffs, 1.0), fsync(Peer::Xfs, 3.0), fsync(Peer::Cffs, 1.5), fsync(Peer::Xfs, 2.5)];
+        take_medians(&mut rows, again);
+        assert_eq!(rows.iter().map(|r| r.seconds).collect::<Vec<_>>(), [1.5, 2.5, 7.0]);
+        assert_eq!(rows.iter().map(|r| r.peer).collect::<Vec<_>>(), [Peer::Cffs, Peer::Xfs, Peer::Cffs]);
     }
 
     #[test]
