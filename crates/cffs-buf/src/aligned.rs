@@ -51,9 +51,11 @@ impl AlignedBuf {
             return Self::empty();
         }
         let layout = Self::layout(len);
-        if let Some(ptr) = kept::take(layout) {
-            // SAFETY: `ptr` is an allocation of `layout`, which has `len` bytes at least, and nobody else's.
-            unsafe { ptr.write_bytes(0, len) };
+        if let Some((ptr, zeros)) = kept::take(layout) {
+            if !zeros {
+                // SAFETY: `ptr` is an allocation of `layout`, which has `len` bytes at least, and nobody else's.
+                unsafe { ptr.write_bytes(0, len) };
+            }
             return AlignedBuf { ptr, len };
         }
         // SAFETY: `layout` has a size other than 0.
@@ -68,7 +70,7 @@ impl AlignedBuf {
             return Self::empty();
         }
         let layout = Self::layout(src.len());
-        let ptr = kept::take(layout).unwrap_or_else(|| {
+        let ptr = kept::take(layout).map(|(ptr, _)| ptr).unwrap_or_else(|| {
             // SAFETY: `layout` has a size other than 0.
             let ptr = unsafe { MiMalloc.alloc(layout) };
             NonNull::new(ptr).unwrap_or_else(|| handle_alloc_error(layout))

@@ -32,6 +32,9 @@ pub enum Reply {
     ListRest(Vec<DirEntry>, BTreeSet<Vec<u8>>),
 }
 
+/// Operations after which a forgetful setup forgets.
+const FORGETS_EVERY: u64 = 3;
+
 struct Listing {
     dir: Ino,
     cookie: u64,
@@ -47,13 +50,15 @@ pub struct Engine {
     trace: Trace,
     setup: Setup,
     listing: Option<Listing>,
+    /// Operations until now.
+    applied: u64,
 }
 
 impl Engine {
     /// Mounts.
     pub fn mount(setup: Setup, trace: &Trace) -> Result<Engine> {
         let fs = setup.mount(trace)?;
-        Ok(Engine { fs, slots: [None; SLOTS], trace: trace.clone(), setup, listing: None })
+        Ok(Engine { fs, slots: [None; SLOTS], trace: trace.clone(), setup, listing: None, applied: 0 })
     }
 
     fn start(&self, path: &Path) -> Held<'_> {
@@ -117,6 +122,10 @@ impl Engine {
     /// Applies an operation (one that the model has not skipped).
     pub fn apply(&mut self, op: &Op) -> Result<Reply> {
         let fs = &self.fs;
+        self.applied += 1;
+        if self.setup.forgetful && self.applied.is_multiple_of(FORGETS_EVERY) {
+            fs.drop_caches();
+        }
         match op {
             Op::Create { path, perm, uid } => {
                 let (dir, name) = self.parent(path)?;

@@ -51,6 +51,8 @@ pub struct Setup {
     pub quota: bool,
     /// Data has checksums.
     pub data_sums: bool,
+    /// Now and then all that can be read again leaves memory, inodes that are held among it.
+    pub forgetful: bool,
 }
 
 impl Default for Setup {
@@ -73,6 +75,7 @@ impl Default for Setup {
             lying: false,
             quota: false,
             data_sums: false,
+            forgetful: false,
         }
     }
 }
@@ -117,6 +120,7 @@ impl Setup {
             lying: false,
             quota: pick(2) == 0,
             data_sums: pick(2) == 0,
+            forgetful: pick(3) == 0,
         }
     }
 

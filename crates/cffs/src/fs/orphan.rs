@@ -91,7 +91,7 @@ impl Fs {
 
     /// Drops references. A file without a name goes with the last one.
     pub fn forget(&self, ino: Ino, n: u64) {
-        if let Some(node) = self.inodes.cached(ino) {
+        if let Some(node) = self.inodes.release(ino, n) {
             self.forget_node(&node, n);
         }
     }

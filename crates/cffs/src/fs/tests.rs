@@ -48,6 +48,81 @@ fn a_node_that_is_gone_takes_no_other_of_the_same_number_along() {
     assert_eq!(fs.getattr(b.ino).unwrap().generation, b.generation);
 }
 
+/// What the kernel holds is a number and a count: the inode itself can leave memory and come back.
+#[test]
+fn references_outlive_what_is_in_memory() {
+    for no_embed in [false, true] {
+        let fs = fresh(no_embed);
+        let free = fs.statfs().free;
+        let refs = |ino| fs.inodes.cached(ino).map(|n| n.refs.load(std::sync::atomic::Ordering::Relaxed));
+        let leave = |ino| {
+            fs.sync().unwrap();
+            fs.drop_caches();
+            assert!(refs(ino).is_none(), "inode {ino} stays in memory");
+        };
+        let a = fs.create(Caller::ROOT, ROOT_INO, b"a", 0o644).unwrap();
+        fs.write(Caller::ROOT, a.ino, 0, &[7; 5000]).unwrap();
+        fs.lookup(ROOT_INO, b"a").unwrap();
+        leave(a.ino);
+        fs.forget(a.ino, 1);
+        assert!(refs(a.ino).is_none(), "nobody needs it for that");
+        fs.getattr(a.ino).unwrap();
+        assert_eq!(refs(a.ino), Some(1));
+
+        // Without a name it stays, for it is held; and it stays in memory, for something depends on the count.
+        leave(a.ino);
+        fs.unlink(ROOT_INO, b"a").unwrap();
+        fs.sync().unwrap();
+        fs.drop_caches();
+        assert_eq!(refs(a.ino), Some(1));
+        let mut back = [0; 5000];
+        assert_eq!(fs.read(a.ino, 0, &mut back).unwrap(), 5000);
+        assert!(back.iter().all(|b| *b == 7));
+        fs.forget(a.ino, 1);
+        assert!(matches!(fs.getattr(a.ino), Err(Error::Stale)));
+        fs.sync().unwrap();
+
+        // One that was given back while it was not in memory goes with its name.
+        let b = fs.create(Caller::ROOT, ROOT_INO, b"b", 0o644).unwrap();
+        fs.write(Caller::ROOT, b.ino, 0, &[7; 5000]).unwrap();
+        leave(b.ino);
+        fs.forget(b.ino, 1);
+        fs.unlink(ROOT_INO, b"b").unwrap();
+        assert!(matches!(fs.getattr(b.ino), Err(Error::Stale)));
+        fs.sync().unwrap();
+        assert_eq!(fs.statfs().free, free);
+        fs.close().unwrap();
+    }
+}
+
+#[test]
+fn inodes_that_are_held_do_not_fill_the_memory() {
+    let dev = Arc::new(MemoryDevice::new(128 << 20));
+    mkfs(&*dev, None, &MkfsOptions::default()).unwrap();
+    let opts = MountOptions { background: false, cache_bytes: 16 << 20, ..MountOptions::default() };
+    let fs = Fs::open(dev as Arc<dyn Device>, None, opts).unwrap();
+    let mut held = Vec::new();
+    for d in 0..40 {
+        let dir = fs.mkdir(Caller::ROOT, ROOT_INO, format!("d{d}").as_bytes(), 0o755).unwrap();
+        for f in 0..500 {
+            let a = fs.create(Caller::ROOT, dir.ino, format!("f{f}").as_bytes(), 0o644).unwrap();
+            fs.getattr(a.ino).unwrap();
+            held.push((dir.ino, format!("f{f}"), a));
+        }
+        fs.sync().unwrap();
+    }
+    // 4,096 is the least that may be in memory; with each part of the table a little above its share.
+    assert!(fs.inodes.len() < 6000, "{} of 20,000 inodes are in memory", fs.inodes.len());
+    for (dir, name, a) in &held {
+        assert_eq!(fs.getattr(a.ino).unwrap().generation, a.generation);
+        fs.unlink(*dir, name.as_bytes()).unwrap();
+        assert_eq!(fs.getattr(a.ino).unwrap().nlink, 0, "it is held");
+        fs.forget(a.ino, 1);
+        assert!(matches!(fs.getattr(a.ino), Err(Error::Stale)));
+    }
+    fs.close().unwrap();
+}
+
 #[test]
 fn an_inode_that_leaves_its_entry_between_two_looks_is_found() {
     let fs = fresh(false);

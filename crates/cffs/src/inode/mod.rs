@@ -19,6 +19,7 @@ use crate::journal::Txn;
 use crate::quota::{Account, Hold, Quota};
 use parking_lot::{Condvar, Mutex, RwLock};
 use std::collections::VecDeque;
+use std::collections::hash_map::Entry;
 use std::hash::Hasher;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering};
@@ -81,8 +82,10 @@ pub struct NodeState {
 pub struct Node {
     /// Its number.
     pub ino: Ino,
-    /// References held by callers of the engine.
+    /// References held by callers of the engine. They outlive the node: a caller holds a number, see [`Inodes::release`].
     pub refs: AtomicU64,
+    /// Asked for since the clock's hand last passed.
+    used: AtomicBool,
     /// On the list of nodes with something to write.
     pub listed: AtomicBool,
     /// Guarded state.
@@ -117,6 +120,7 @@ impl Node {
         Node {
             ino: state.inode.ino,
             refs: AtomicU64::new(0),
+            used: AtomicBool::new(false),
             listed: AtomicBool::new(false),
             state: RwLock::new(state),
             resize: Mutex::new(()),
@@ -136,9 +140,9 @@ impl Node {
         }
     }
 
+    /// As on the device, but for its references.
     fn evictable(&self) -> bool {
-        self.refs.load(Ordering::Acquire) == 0
-            && !self.listed.load(Ordering::Acquire)
+        !self.listed.load(Ordering::Acquire)
             && self.state.try_read().is_some_and(|s| !s.dirty && s.data.is_clean() && !s.orphan)
     }
 }
@@ -254,10 +258,24 @@ const SHARDS: usize = 64;
 #[derive(Default)]
 struct Shard {
     map: AddrMap<Ino, Arc<Node>>,
+    /// References to inodes that are not in memory. The kernel keeps some hundred thousands for as long as it has room.
+    held: AddrMap<Ino, u64>,
     /// Changes when a node leaves: what was read from the device before that may be old.
     departures: u64,
     /// The nodes in the order in which they are looked at for eviction.
     clock: VecDeque<Ino>,
+}
+
+impl Shard {
+    /// The node if it is in memory.
+    fn find(&self, ino: Ino) -> Option<&Arc<Node>> {
+        // A plain load first: a hot node must not bounce between cores.
+        self.map.get(&ino).inspect(|n| {
+            if !n.used.load(Ordering::Relaxed) {
+                n.used.store(true, Ordering::Relaxed);
+            }
+        })
+    }
 }
 
 /// The inodes in memory, and the tables to find the others.
@@ -272,10 +290,10 @@ pub struct Inodes {
     pub external: SlotTable,
 }
 
-/// Unreferenced inodes are dropped when more than this many are in memory.
+/// Inodes are dropped when more than this many are in memory.
 const INODES_MIN: usize = 4096;
-/// Nodes looked at when one is added to a part that is over its share.
-const EVICT_STEPS: usize = 3;
+/// Nodes looked at when one is added to a part that is over its share: each may be spared once.
+const EVICT_STEPS: usize = 4;
 
 impl Inodes {
     /// Reads the system inodes. `chunk` is the number of inodes in a chunk of the external table.
@@ -310,21 +328,29 @@ impl Inodes {
 
     /// The node if it is in memory.
     pub fn cached(&self, ino: Ino) -> Option<Arc<Node>> {
-        self.shard(ino).lock().map.get(&ino).cloned()
+        self.shard(ino).lock().find(ino).cloned()
     }
 
-    /// The node if it is in memory, with one more reference.
-    pub fn cached_ref(&self, ino: Ino) -> Option<Arc<Node>> {
-        let shard = self.shard(ino).lock();
-        let node = shard.map.get(&ino)?;
-        node.refs.fetch_add(1, Ordering::AcqRel);
-        Some(node.clone())
+    /// Takes references from an inode that is not in memory: then nothing depends on them, since whatever goes with its last
+    /// reference stays in memory until then. The node of one that is, for the caller to do it.
+    pub fn release(&self, ino: Ino, n: u64) -> Option<Arc<Node>> {
+        let mut shard = self.shard(ino).lock();
+        if let Some(node) = shard.map.get(&ino) {
+            return Some(node.clone());
+        }
+        if let Entry::Occupied(mut held) = shard.held.entry(ino) {
+            match held.get().saturating_sub(n) {
+                0 => drop(held.remove()),
+                left => *held.get_mut() = left,
+            }
+        }
+        None
     }
 
     /// The node, made from what `load` finds in a block at hand if it is not in memory. `load` does no I/O.
     pub fn get_or_load(&self, ino: Ino, load: impl FnOnce() -> Result<(Inode, Home)>) -> Result<Arc<Node>> {
         let mut shard = self.shard(ino).lock();
-        if let Some(n) = shard.map.get(&ino) {
+        if let Some(n) = shard.find(ino) {
             return Ok(n.clone());
         }
         let (inode, home) = load()?;
@@ -339,7 +365,7 @@ impl Inodes {
         loop {
             let departures = {
                 let shard = self.shard(ino).lock();
-                if let Some(n) = shard.map.get(&ino) {
+                if let Some(n) = shard.find(ino) {
                     return Ok(n.clone());
                 }
                 shard.departures
@@ -412,6 +438,9 @@ impl Inodes {
     /// so that many nodes in use cost nobody much.
     fn put(&self, shard: &mut Shard, node: Arc<Node>) {
         let ino = node.ino;
+        if let Some(refs) = shard.held.remove(&ino) {
+            node.refs.store(refs, Ordering::Release);
+        }
         if shard.map.insert(ino, node).is_none() {
             shard.clock.push_back(ino);
             self.count.fetch_add(1, Ordering::Relaxed);
@@ -426,7 +455,12 @@ impl Inodes {
             let Some(ino) = shard.clock.pop_front() else { return };
             match shard.map.get(&ino) {
                 None => {}
-                Some(n) if Arc::strong_count(n) == 1 && n.evictable() => {
+                // Nobody has it, so nobody changes its references.
+                Some(n) if Arc::strong_count(n) == 1 && !n.used.swap(false, Ordering::Relaxed) && n.evictable() => {
+                    match n.refs.load(Ordering::Acquire) {
+                        0 => {}
+                        refs => drop(shard.held.insert(ino, refs)),
+                    }
                     shard.map.remove(&ino);
                     shard.departures += 1;
                     self.count.fetch_sub(1, Ordering::Relaxed);
@@ -440,7 +474,8 @@ impl Inodes {
     pub fn drop_clean(&self) {
         for shard in self.shards.iter() {
             let mut shard = shard.lock();
-            let steps = shard.clock.len();
+            // Each is spared once.
+            let steps = 2 * shard.clock.len();
             self.evict(&mut shard, steps);
         }
     }

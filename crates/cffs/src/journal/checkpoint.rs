@@ -9,6 +9,9 @@ use cffs_buf::AlignedBuf;
 use parking_lot::MutexGuard;
 use std::sync::atomic::Ordering;
 
+/// Most bytes of copies that are made at a time while others go on.
+const COPIES_MAX: usize = 8 << 20;
+
 /// A copy of a block on its way home.
 pub(super) struct Home {
     buf: BufRef,
@@ -30,17 +33,21 @@ fn copy_home(buf: &BufRef, inner: &mut BufInner) -> Option<Home> {
 }
 
 impl Journal {
-    /// Copies of the blocks that the running group has not touched.
-    pub(super) fn collect_cold(&self) -> Vec<Home> {
-        let bufs: Vec<BufRef> = self.dirty.lock().values().cloned().collect();
-        let mut out = Vec::with_capacity(bufs.len());
-        for buf in bufs {
-            let mut inner = buf.lock();
-            if inner.log.as_ref().is_some_and(|l| l.waits_home && !l.in_txn && !l.freed) {
-                out.extend(copy_home(&buf, &mut inner));
+    /// Writes the blocks home that the running group has not touched, in the order of the device.
+    pub(super) fn write_cold(&self) -> Result<()> {
+        let mut bufs: Vec<BufRef> = self.dirty.lock().values().cloned().collect();
+        bufs.sort_unstable_by_key(|b| b.addr());
+        for some in bufs.chunks((COPIES_MAX >> self.cache.geometry().block_shift).max(1)) {
+            let mut home = Vec::with_capacity(some.len());
+            for buf in some {
+                let mut inner = buf.lock();
+                if inner.log.as_ref().is_some_and(|l| l.waits_home && !l.in_txn && !l.freed) {
+                    home.extend(copy_home(buf, &mut inner));
+                }
             }
+            self.write_home(home)?;
         }
-        out
+        Ok(())
     }
 
     /// Copies of all blocks that wait; nothing is running.

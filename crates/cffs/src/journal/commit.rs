@@ -88,8 +88,7 @@ impl Journal {
     fn commit_steps(&self, writer: &mut Writer, home: bool) -> Result<()> {
         if home && self.has_log() {
             // Blocks that nobody is changing go home before anybody is made to wait.
-            let cold = self.collect_cold();
-            self.write_home(cold)?;
+            self.write_cold()?;
         }
         let mut group = self.take_group(home);
         // One of its transactions may have failed half way.
