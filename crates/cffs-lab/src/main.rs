@@ -5,6 +5,7 @@
 //! compiles them.
 
 mod checktime;
+mod cold;
 mod compare;
 mod conformance;
 mod experiments;

@@ -307,8 +307,7 @@ impl Cache {
                 // another's, and would be waited for.
                 let along = if threaded || ahead == 0 { 0 } else { self.in_one_transfer(group, 1) };
                 let window = group..(group + (1 + along) * blocks).min(self.geo.total_blocks);
-                policy.brings(window.clone().filter(|a| *a != addr && !self.contains(*a)).count() as u64);
-                self.fill(kind, addr..addr + 1, window, false)?;
+                policy.brings(self.fill(kind, addr..addr + 1, window, false)?);
                 if along > 0 {
                     policy.reached(group + along * blocks);
                 }
@@ -362,8 +361,9 @@ impl Cache {
         }
     }
 
-    /// Brings in the missing blocks of `need`, with one request that may reach out within `window`.
-    fn fill(&self, kind: IoKind, need: Range<BlockAddr>, window: Range<BlockAddr>, speculative: bool) -> Result<()> {
+    /// Brings in the missing blocks of `need`, with one request that may reach out within `window`. Returns how many came along
+    /// that nobody needed.
+    fn fill(&self, kind: IoKind, need: Range<BlockAddr>, window: Range<BlockAddr>, speculative: bool) -> Result<u64> {
         debug_assert_eq!(self.region(window.start), self.region(window.end - 1));
         let ls = self.shard(need.start);
         let mut claimed: Vec<BlockAddr> = Vec::new();
@@ -371,7 +371,7 @@ impl Cache {
             let mut shard = ls.shard.lock();
             let missing = |s: &Shard, a| !s.map.contains_key(&a);
             let Some(first) = need.clone().find(|a| missing(&shard, *a)) else {
-                return Ok(());
+                return Ok(0);
             };
             let busy = |s: &Shard, a| matches!(s.map.get(&a), Some(Slot::Busy));
             // Blocks under transfer are a border: nobody may read around them.
@@ -398,13 +398,15 @@ impl Cache {
         match outcome {
             Ok(()) => {
                 let mut claimed = claimed.into_iter().peekable();
-                let mut count = 0;
+                let (mut count, mut along) = (0, 0);
                 // What was asked for must outlast the eviction, however small the cache: the caller looks for it next.
                 let mut kept: Vec<BufRef> = Vec::new();
                 for (a, bytes) in range.clone().zip(bufs) {
                     if claimed.next_if_eq(&a).is_some() {
-                        let extra = speculative || !need.contains(&a);
+                        let needed = need.contains(&a);
+                        let extra = speculative || !needed;
                         let buf = Buf::new(a, bytes, extra);
+                        along += u64::from(!needed);
                         if !extra {
                             kept.push(buf.clone());
                         }
@@ -420,7 +422,7 @@ impl Cache {
                 self.evict();
                 drop(kept);
                 ls.changed.notify_all();
-                Ok(())
+                Ok(along)
             }
             Err(e) => {
                 for a in claimed {

@@ -112,7 +112,7 @@ impl Prefetch {
         if self.mode == PrefetchMode::Off { 0 } else { s.streak }
     }
 
-    /// So many blocks come along with what is fetched now.
+    /// So many blocks came along with what was fetched last.
     pub(crate) fn brings(&self, blocks: u64) {
         let mut s = self.state.lock();
         (s.came, s.used_since) = (blocks, 0);

@@ -82,8 +82,7 @@ impl Cache {
             let along = self.in_one_transfer(group, 1);
             window.end = window.end.max((group + (1 + along) * blocks).min(region.end));
         }
-        policy.brings(window.clone().filter(|a| *a != addr && !self.contains(*a)).count() as u64);
-        self.fill(kind, addr..addr + 1, window.clone(), false)?;
+        policy.brings(self.fill(kind, addr..addr + 1, window.clone(), false)?);
         let mut foreign = 0;
         for a in window.clone().filter(|a| !own.has(*a)) {
             if let Some(buf) = self.peek(a)

@@ -23,7 +23,7 @@ use crate::format::{BlockAddr, FragAddr, Ino, Inode, LiveGeometry, ROOT_INO, Sup
 use crate::journal::Purse;
 use crate::space::{Run, Space};
 use parking_lot::Mutex;
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 /// Directories whose placement is remembered; beyond that the oldest knowledge is dropped.
@@ -41,6 +41,9 @@ const GROUPS_MAX: usize = 32;
 const REMEMBERED_MAX: usize = 131_072;
 /// Free runs of so many groups are as good as longer ones: a transfer is no longer.
 const LONG_RUN: u64 = 4;
+/// A new position costs as much as one in so many parts of a group: at the knee a request far away costs a whole one, and a
+/// writeback goes through the device in order. What a read takes along between two pieces of a directory is as long.
+const PLACE_SHARE: u64 = 2;
 /// Free runs that are looked at for one file.
 const RUN_TRIES: usize = 16;
 
@@ -65,13 +68,17 @@ struct Owner {
 }
 
 /// The way of a writeback of many small files through the long free runs.
-#[derive(Clone, Copy)]
 struct Sweep {
-    /// What is left of the run it is in.
-    at: FragAddr,
-    end: FragAddr,
-    /// Runs shorter than that, in fragments, are passed over.
-    least: u64,
+    /// The runs it comes to next, with what is left of them.
+    runs: VecDeque<Run>,
+    /// Behind those it takes all runs of at least so many fragments, from a place on; `None` where the runs were chosen.
+    then: Option<(FragAddr, u64)>,
+}
+
+impl Sweep {
+    fn goes_on(&self) -> bool {
+        !self.runs.is_empty() || self.then.is_some()
+    }
 }
 
 #[derive(Default)]
@@ -359,33 +366,60 @@ impl Placement {
         Ok(self.space.alloc_near(at, frags, 1)?.map(|run| Placed { run }))
     }
 
-    /// The next place in the long free runs for a file of a writeback that gathers. `None` where there are none.
+    /// The next place on the way of a writeback that gathers, for a file of it. `None` where there are none.
     fn sweep(&self, t: &mut Table, near: BlockAddr, frags: u64) -> Result<Option<Run>> {
         let gathered = t.gathered;
         t.gathered = gathered.saturating_sub(frags);
-        let mut sweep = match t.sweep {
+        let mut sweep = match t.sweep.take() {
             Some(sweep) => sweep,
-            None => {
-                let enough = LONG_RUN * self.geo.frag_of_block(self.geo.group_blocks());
-                let Some(least) = self.space.run_length(near, gathered.max(frags), enough)? else { return Ok(None) };
-                let at = self.geo.frag_of_block(near);
-                Sweep { at, end: at, least }
-            }
+            None => match self.begin_sweep(near, gathered.max(frags))? {
+                Some(sweep) => sweep,
+                None => return Ok(None),
+            },
         };
         for _ in 0..RUN_TRIES {
-            if sweep.at + frags <= sweep.end
-                && let Some(run) = self.space.alloc_in(sweep.at..sweep.end, frags)?
+            if let Some((from, least)) = sweep.then
+                && sweep.runs.front().is_none_or(|run| run.len < frags)
             {
-                sweep.at = run.end();
-                t.sweep = Some(sweep);
+                let Some(next) = self.space.next_run(from, least.max(frags))? else { return Ok(None) };
+                sweep = Sweep { runs: VecDeque::from([next]), then: Some((next.end(), least)) };
+            }
+            // In their order: what follows each other in a directory is to do so on the device.
+            let next = sweep.runs.len().min(RUN_TRIES);
+            let Some(at) = sweep.runs.iter().take(next).position(|run| frags <= run.len) else {
+                sweep.runs.drain(..next);
+                t.sweep = Some(sweep).filter(Sweep::goes_on);
+                return Ok(None);
+            };
+            sweep.runs.drain(..at);
+            let Run { start, len } = sweep.runs[0];
+            if let Some(run) = self.space.alloc_in(start..start + len, frags)? {
+                sweep.runs[0] = Run { start: run.end(), len: start + len - run.end() };
+                if sweep.runs[0].len == 0 {
+                    sweep.runs.pop_front();
+                }
+                t.sweep = Some(sweep).filter(Sweep::goes_on);
                 return Ok(Some(run));
             }
-            let Some(next) = self.space.next_run(sweep.end, sweep.least.max(frags))? else { break };
-            (sweep.at, sweep.end) = (next.start, next.end());
+            // Others took what was there.
+            sweep.runs.pop_front();
         }
-        // Others took what was there, or the file is longer than the runs are. The next one looks anew.
-        t.sweep = None;
+        // The next one looks anew.
         Ok(None)
+    }
+
+    /// The way through the free space near a place for so many fragments: long runs in their order, or where there are none such
+    /// the runs that can be had at the least cost.
+    fn begin_sweep(&self, near: BlockAddr, frags: u64) -> Result<Option<Sweep>> {
+        let group = self.geo.frag_of_block(self.geo.group_blocks());
+        let enough = LONG_RUN * group;
+        let Some(least) = self.space.run_length(near, frags, enough)? else { return Ok(None) };
+        if least >= enough.min(frags) {
+            let then = Some((self.geo.frag_of_block(near), least));
+            return Ok(Some(Sweep { runs: VecDeque::new(), then }));
+        }
+        let runs: VecDeque<Run> = self.space.cheapest_runs(near, frags, group / PLACE_SHARE)?.into();
+        Ok(Some(Sweep { runs, then: None }).filter(Sweep::goes_on))
     }
 
     /// The open group of the nearest directory above one.

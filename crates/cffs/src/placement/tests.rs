@@ -77,6 +77,25 @@ fn what_comes_together_goes_into_the_long_runs_in_order() {
 }
 
 #[test]
+fn where_no_runs_are_long_those_are_taken_that_lie_beside_each_other() {
+    let beside: Vec<(u64, u64)> = (0..13).map(|n| (8 * n, 6)).collect();
+    let (f, first, fpb) = with_holes(&[&beside[..], &[(130, 12), (170, 12)]].concat());
+    let p = Placement::new(f.space.clone(), &f.sb, None, true);
+    directory(&p, 7);
+    f.space.reserve(72 * fpb, true).unwrap();
+    let coming = AddrMap::from_iter([(7, (72 * fpb) << f.geometry().frag_shift)]);
+    p.expect(&coming);
+    let place = |blocks: u64| placed(&p, 7, blocks * fpb).start / fpb - first;
+    let starts: Vec<u64> = (0..64).map(|_| place(1)).collect();
+    let expected: Vec<u64> = (0..64).map(|n| 8 * (n / 6) + n % 6).collect();
+    assert_eq!(starts, expected);
+    assert_eq!(place(3), 88, "behind what is left of this run, which is too short");
+    assert_eq!(place(3), 91);
+    assert_ne!(place(7), 96, "no run there takes that");
+    p.expect_no_more(&coming);
+}
+
+#[test]
 fn a_file_that_comes_alone_leaves_the_long_runs_alone() {
     let (f, first, fpb) = with_holes(&[(0, 32), (50, 3), (66, 9)]);
     let p = Placement::new(f.space.clone(), &f.sb, None, true);

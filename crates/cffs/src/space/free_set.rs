@@ -321,6 +321,12 @@ impl FreeSet {
         behind.into_iter().find(|(start, end)| end - start >= min)
     }
 
+    /// All free extents behind `from`, without what lies before that, in their order: start and length.
+    pub fn runs_behind(&self, from: u32) -> impl Iterator<Item = (u32, u32)> + '_ {
+        let behind = self.by_end.range((std::ops::Bound::Excluded(from), std::ops::Bound::Unbounded));
+        behind.map(move |(&end, &start)| (start.max(from), end - start.max(from)))
+    }
+
     /// First fragment of the first wholly free group at or after `goal`.
     pub fn find_group(&self, goal: u32) -> Option<u32> {
         let first = self.groups.first_from(round_up(goal, self.groups.shift) >> self.groups.shift)?;

@@ -10,6 +10,13 @@ use crate::error::{Error, Result};
 use crate::format::{BlockAddr, FragAddr};
 use std::sync::atomic::Ordering;
 
+/// Parts of a fragment's passing in which costs are reckoned.
+const PARTS: u64 = 16;
+/// Where there is so many times what is needed, no more allocation groups are looked at.
+const CHOICE: u64 = 8;
+/// Most runs that are chosen from.
+const RUNS_MAX: usize = 65_536;
+
 impl Space {
     /// Allocation groups that are open, from that of a place on around the end, at most [`NEAR_GROUPS`].
     fn around(&self, goal: FragAddr) -> impl Iterator<Item = u64> + use<> {
@@ -47,6 +54,50 @@ impl Space {
         Ok(shortest.filter(|_| self.open.load(Ordering::Acquire) >= self.g.ag_count))
     }
 
+    /// The free runs around `goal` that take `need` fragments at the least cost, from the goal on in the order of the device.
+    /// What passes under the head costs its length, wanted or not; a new position costs as much as `place` fragments. So short
+    /// runs are taken that lie beside each other, and are read with one request, before one that is a little longer and far
+    /// from all others. Empty where there is too little.
+    pub fn cheapest_runs(&self, goal: BlockAddr, need: u64, place: u64) -> Result<Vec<Run>> {
+        // What is less than a block would be written with a request for next to nothing.
+        let least = self.g.frags_per_block();
+        let goal = self.g.frag_of_block(goal);
+        let first = self.around(goal).next();
+        let mut runs: Vec<Run> = Vec::new();
+        let mut sum = 0;
+        // The rest of the first one, the others, and its beginning.
+        for (n, ag) in self.around(goal).chain(first).enumerate() {
+            let group = self.group(ag);
+            let at_goal = goal.saturating_sub(group.start()).min(u64::from(u32::MAX)) as u32;
+            let (from, end) = match n {
+                0 => (at_goal, u32::MAX),
+                _ if Some(ag) == first => (0, at_goal),
+                _ => (0, u32::MAX),
+            };
+            let mut take = |start: u32, len: u32| {
+                let len = u64::from(len.min(end - start));
+                if len >= least {
+                    sum += len;
+                    runs.push(Run { start: group.start() + u64::from(start), len });
+                }
+            };
+            let looked = self.with(&group, |set| {
+                let behind = set.runs_behind(from).take_while(|(start, _)| *start < end);
+                behind.take(RUNS_MAX / NEAR_GROUPS).for_each(|(start, len)| take(start, len));
+            });
+            match looked {
+                // A damaged allocation group has nothing to offer.
+                Ok(()) | Err(Error::Corrupt(_)) => {}
+                Err(e) => return Err(e),
+            }
+            // Enough to choose from: what lies farther away costs longer ways.
+            if sum >= need.saturating_mul(CHOICE) {
+                break;
+            }
+        }
+        Ok(cheapest(&runs, need, place))
+    }
+
     /// The first free run of at least `min` fragments from a place on, around the end of what [`Space::run_length`] looks
     /// at. It is not allocated.
     pub fn next_run(&self, from: FragAddr, min: u64) -> Result<Option<Run>> {
@@ -65,5 +116,118 @@ impl Space {
             }
         }
         Ok(None)
+    }
+}
+
+/// Of these runs those that take `need` fragments at the least cost.
+fn cheapest(runs: &[Run], need: u64, place: u64) -> Vec<Run> {
+    let brings = |chosen: &[Run]| chosen.iter().map(|r| r.len).sum::<u64>() >= need;
+    // What is paid for a free fragment decides which runs are worth taking; the least that brings enough is looked for.
+    // At the highest price a single fragment is worth a position.
+    let (mut low, mut high) = (0, (place + 1) * PARTS + 1);
+    let mut found = worth(runs, high, place);
+    if !brings(&found) {
+        return Vec::new();
+    }
+    while high - low > 1 {
+        let paid = (low + high) / 2;
+        let chosen = worth(runs, paid, place);
+        if brings(&chosen) {
+            (high, found) = (paid, chosen);
+        } else {
+            low = paid;
+        }
+    }
+    found
+}
+
+/// The runs that are worth their cost when so much is paid for each fragment, in [`PARTS`].
+fn worth(runs: &[Run], paid: u64, place: u64) -> Vec<Run> {
+    let signed = |n: u64| i64::try_from(n).unwrap_or(i64::MAX / 4);
+    let cost = |frags: u64| signed(frags.saturating_mul(PARTS));
+    // The best gain with a run as the last that is taken, and whether what lies before it is passed; and the best until then,
+    // and which run was its last.
+    let mut with: Vec<(i64, bool)> = Vec::with_capacity(runs.len());
+    let mut best: Vec<(i64, Option<usize>)> = Vec::with_capacity(runs.len());
+    for (n, run) in runs.iter().enumerate() {
+        let before = n.checked_sub(1);
+        let (gain, last) = before.map_or((0, None), |b| best[b]);
+        // Once around the end there is no passing.
+        let passed = before.and_then(|b| Some(with[b].0 - cost(run.start.checked_sub(runs[b].end())?)));
+        let anew = gain - cost(place);
+        let along = passed.is_some_and(|p| p >= anew);
+        let here = passed.filter(|_| along).unwrap_or(anew) + signed(run.len * paid) - cost(run.len);
+        with.push((here, along));
+        best.push(if here > gain { (here, Some(n)) } else { (gain, last) });
+    }
+    let mut taken = Vec::new();
+    let mut at = best.last().and_then(|(_, last)| *last);
+    while let Some(n) = at {
+        taken.push(runs[n]);
+        let before = n.checked_sub(1);
+        at = if with[n].1 { before } else { before.and_then(|b| best[b].1) };
+    }
+    taken.reverse();
+    taken
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn runs(all: &[(u64, u64)]) -> Vec<Run> {
+        all.iter().map(|(start, len)| Run { start: *start, len: *len }).collect()
+    }
+
+    /// Fragments, and what it costs to get at them.
+    fn priced(runs: &[Run], place: u64) -> (u64, u64) {
+        let mut cost = 0;
+        for (n, run) in runs.iter().enumerate() {
+            let gap = n.checked_sub(1).and_then(|b| run.start.checked_sub(runs[b].end()));
+            cost += run.len + gap.map_or(place, |gap| gap.min(place));
+        }
+        (runs.iter().map(|r| r.len).sum(), cost)
+    }
+
+    #[test]
+    fn runs_beside_each_other_are_taken_before_longer_ones_far_away() {
+        let all = runs(&[(100, 10), (500, 6), (508, 6), (516, 6), (900, 10)]);
+        assert_eq!(cheapest(&all, 18, 8), all[1..4]);
+        assert_eq!(cheapest(&all, 10, 8).len(), 3, "cheaper for each fragment than one of ten");
+        let far = runs(&[(100, 10), (500, 6), (540, 6), (580, 6), (900, 10)]);
+        assert_eq!(cheapest(&far, 20, 8), [far[0], far[4]]);
+        assert!(cheapest(&all, 39, 8).is_empty(), "there are 38");
+        assert_eq!(cheapest(&all, 38, 8), all);
+    }
+
+    #[test]
+    fn nothing_that_has_as_much_is_cheaper() {
+        let mut state = 7_u64;
+        let mut random = |below: u64| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) % below
+        };
+        for _ in 0..200 {
+            let mut at = 0;
+            let mut all: Vec<Run> = Vec::new();
+            for _ in 0..9 {
+                at += 1 + random(20);
+                let run = Run { start: at, len: 1 + random(6) };
+                at = run.end();
+                all.push(run);
+            }
+            // From a goal on, and then what lies before it.
+            all.rotate_left(random(9) as usize);
+            let place = 1 + random(12);
+            let need = 1 + random(all.iter().map(|r| r.len).sum());
+            let found = cheapest(&all, need, place);
+            let (has, cost) = priced(&found, place);
+            assert!(has >= need, "{has} of {need}");
+            for set in 1_u32..1 << all.len() {
+                let some: Vec<Run> = (0..all.len()).filter(|n| set >> n & 1 == 1).map(|n| all[n]).collect();
+                let (have, least) = priced(&some, place);
+                assert!(have < has || least >= cost, "{some:?} for {least}, {found:?} for {cost}, place {place}");
+            }
+        }
     }
 }

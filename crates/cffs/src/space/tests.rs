@@ -287,6 +287,20 @@ fn long_runs_are_found_in_the_order_of_the_device_and_around_its_end() {
 }
 
 #[test]
+fn the_cheapest_runs_are_found_around_the_end_too() {
+    let (f, first, gb) = one_group();
+    let fpb = f.geometry().frags_per_block();
+    holes_in(&f, first, &[(first, 3), (first + gb, 2), (first + gb + 3, 3), (first + 3 * gb, 2)]);
+    let cheapest = |from: u64, need: u64| f.space.cheapest_runs(from, need * fpb, 4 * fpb).unwrap();
+    let run = |block: u64, len: u64| Run { start: block * fpb, len: len * fpb };
+    assert_eq!(cheapest(first, 5), [run(first + gb, 2), run(first + gb + 3, 3)]);
+    let all = [run(first + gb, 2), run(first + gb + 3, 3), run(first + 3 * gb, 2), run(first, 3)];
+    assert_eq!(cheapest(first + gb, 10), all);
+    assert_eq!(cheapest(first + 1, 10)[0], run(first + 1, 2), "what is left of it, then the others");
+    assert!(cheapest(first, 11).is_empty());
+}
+
+#[test]
 fn where_allocation_groups_were_never_used_no_short_run_is_asked_for() {
     let f = Fixture::new(16 << 20, &tiny());
     let g = f.geometry();

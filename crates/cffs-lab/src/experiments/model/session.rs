@@ -10,6 +10,7 @@ use cffs::fs::api::MountOptions;
 use cffs_disk::{Counters, profiles};
 
 use super::BYTES;
+use crate::cold;
 use crate::layout::Layout;
 pub use crate::mounted::{Kind, LIMIT};
 use crate::mounted::{Loop, Mounted};
@@ -76,11 +77,12 @@ impl Session {
         Ok(self.medium.counters())
     }
 
-    /// Mounts it; nothing of it is in memory.
+    /// Mounts it; nothing of it is in memory, as far as that can be brought about.
     ///
     /// # Errors
     /// When mounting fails.
     pub fn mount(&mut self) -> Result<()> {
+        cold::cool(self.over.device())?;
         self.mount = Some(self.kind.mount(&self.program, "", self.over.device(), &self.root)?);
         Ok(())
     }
