@@ -511,6 +511,34 @@ impl Placement {
         Ok(run.map(|run| Placed { run }))
     }
 
+    /// Places a part of a large file of which more is coming piece by piece: behind `after` as far as that is free; else where
+    /// there is room for `ahead` fragments more, if there is such a place. That room is not taken: who else looks for a place
+    /// begins behind it, and the next piece finds it as long as space lasts.
+    pub fn place_stream(&self, dir: Ino, after: Option<FragAddr>, frags: u64, ahead: u64) -> Result<Option<Placed>> {
+        let fpb = self.geo.frags_per_block();
+        if let Some(after) = after.filter(|a| a.is_multiple_of(fpb))
+            && let Some(run) = self.space.next_run(after, fpb)?
+            && run.start == after
+        {
+            let here = run.len.min(frags) / fpb * fpb;
+            if let Some(run) = self.space.alloc_in(after..after + here, here)? {
+                return Ok(Some(Placed { run }));
+            }
+        }
+        let ahead = if self.space.reserve(ahead, false).is_ok() { ahead } else { 0 };
+        let placed = self.place_large(dir, after, frags + ahead).map(|placed| {
+            placed.map(|Placed { run }| {
+                let len = run.len.min(frags);
+                if run.len > len {
+                    self.space.cancel(Run { start: run.start + len, len: run.len - len });
+                }
+                Placed { run: Run { len, ..run } }
+            })
+        });
+        self.space.unreserve(ahead);
+        placed
+    }
+
     /// Where a new inode chunk of a directory goes (`--no-embed`).
     pub fn inode_goal(&self, dir: Ino) -> BlockAddr {
         let t = self.table.lock();
