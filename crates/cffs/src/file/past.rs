@@ -23,9 +23,6 @@ use std::ops::Range;
 use std::sync::Arc;
 use writeback::Job;
 
-/// Most bytes of a file for which room is looked for beyond what is being written.
-const AHEAD_MAX: u64 = 32 << 20;
-
 /// What is to be written, in whole blocks.
 struct Blocks<'a> {
     first: u64,
@@ -176,7 +173,7 @@ fn place<'a>(cx: &FileCtx<'_>, st: &NodeState, job: &mut Job<'a>, blocks: &Block
             Mapping::Hole { .. } => None,
         },
     };
-    let ahead = g.frag_of_block(blocks.end.min(AHEAD_MAX) >> g.block_shift);
+    let ahead = g.frag_of_block(blocks.end.min(writeback::AHEAD_MAX) >> g.block_shift);
     let (mut at, mut rest) = (start, blocks.data);
     while at < end {
         let placed = cx.placement.place_stream(st.inode.parent, after, end - at, ahead)?;

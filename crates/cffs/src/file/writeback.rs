@@ -16,7 +16,7 @@ use crate::format::inode::{INLINE_MAX, INODE_CORE_SIZE};
 use crate::format::{Extent, FileType, Ino, InodeFormat};
 use crate::inode::{self, Node, NodeState};
 use crate::journal::Txn;
-use crate::placement::Placed;
+use crate::placement::{LONG, Placed};
 use crate::space::Run;
 use crate::sums::{Summed, Sums, Tables};
 use std::ops::Range;
@@ -25,6 +25,8 @@ use std::sync::atomic::Ordering;
 
 /// Data written in one go, in bytes; bounds the memory that writeback holds on to.
 const BATCH_BYTES: usize = 32 << 20;
+/// Most bytes of a file for which room is looked for beyond what is being written.
+pub(super) const AHEAD_MAX: u64 = 32 << 20;
 /// Extents told in one transaction.
 pub(super) const EXTENTS_PER_TXN: usize = 16;
 
@@ -294,7 +296,14 @@ fn place(cx: &FileCtx<'_>, st: &mut NodeState, job: &mut Job<'_>, for_log: bool)
                     },
                     None => None,
                 };
-                cx.placement.place_large(st.inode.parent, after, left)?
+                // What is long already may well become as long again.
+                match logical << g.frag_shift {
+                    so_far if so_far < LONG => cx.placement.place_large(st.inode.parent, after, left)?,
+                    so_far => {
+                        let ahead = so_far.min(AHEAD_MAX) >> g.frag_shift;
+                        cx.placement.place_stream(st.inode.parent, after, left, ahead)?
+                    }
+                }
             };
             let Some(Placed { run }) = placed else { return Err(Error::NoSpace) };
             job.extents.push(Extent { logical, start: run.start, len: run.len, unwritten: false });
