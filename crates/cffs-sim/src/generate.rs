@@ -376,6 +376,20 @@ impl Generator {
         }
     }
 
+    /// Offset and length of a write of whole blocks, now and then with a rest behind them, which goes on where the file ends,
+    /// or over what it has. It may go past the cache.
+    fn whole_blocks(&mut self, path: &Path) -> (u64, usize) {
+        let unit = if self.chance(4) && self.bounds.write >= 1 << 16 { 1 << 16 } else { 4096 };
+        let units = self.size(path) / unit as u64;
+        let offset = match self.rng.u32(..4) {
+            0 => 0,
+            1 if units > 0 => self.rng.u64(..units),
+            _ => units,
+        };
+        let len = unit * self.rng.usize(1..=(self.bounds.write / unit).max(1));
+        (offset.min(1 << 30) * unit as u64, len + if self.chance(4) { self.rng.usize(1..unit) } else { 0 })
+    }
+
     fn op(&mut self, kind: Kind) -> Op {
         let uid = if self.chance(3) { 1000 } else { 0 };
         match kind {
@@ -420,7 +434,9 @@ impl Generator {
             }
             Write => {
                 let path = self.file();
-                Op::Write { offset: self.offset(&path), len: self.length(), tag: self.next_tag(), path }
+                let (offset, len) =
+                    if self.chance(5) { self.whole_blocks(&path) } else { (self.offset(&path), self.length()) };
+                Op::Write { offset, len, tag: self.next_tag(), path }
             }
             Truncate => {
                 let path = self.file();

@@ -5,7 +5,7 @@ use cffs::check::{CheckOptions, Report};
 use cffs::device::Device;
 use cffs::format::QuotaKind;
 use cffs::fs::Fs;
-use cffs::fs::api::{AtimeMode, MetadataMode, MountOptions, PrefetchMode};
+use cffs::fs::api::{AtimeMode, MetadataMode, MountOptions, PrefetchMode, WritePast};
 use cffs::mkfs::{MkfsOptions, mkfs};
 use std::cell::RefCell;
 use std::fmt;
@@ -51,6 +51,8 @@ pub struct Setup {
     pub quota: bool,
     /// Data has checksums.
     pub data_sums: bool,
+    /// Whole blocks go to the device while they are written, wherever that is possible.
+    pub write_past: bool,
     /// Now and then all that can be read again leaves memory, inodes that are held among it.
     pub forgetful: bool,
 }
@@ -75,6 +77,7 @@ impl Default for Setup {
             lying: false,
             quota: false,
             data_sums: false,
+            write_past: false,
             forgetful: false,
         }
     }
@@ -120,6 +123,7 @@ impl Setup {
             lying: false,
             quota: pick(2) == 0,
             data_sums: pick(2) == 0,
+            write_past: pick(2) == 0,
             forgetful: pick(3) == 0,
         }
     }
@@ -209,6 +213,7 @@ impl Setup {
             discard: self.discard,
             background: false,
             fsync_in_log: self.fsync_in_log,
+            write_past: if self.write_past { WritePast::Always } else { WritePast::Off },
             ..MountOptions::default()
         }
     }

@@ -92,6 +92,19 @@ pub fn runs(free: &[bool]) -> usize {
     free.iter().zip(std::iter::once(&false).chain(free)).filter(|(now, before)| **now && !**before).count()
 }
 
+/// How many of the longest runs of free blocks it takes to hold `need` blocks: the fewest pieces that a file of so many can
+/// lie in. `None` if there are not so many.
+pub fn fewest_runs(free: &[bool], need: u64) -> Option<usize> {
+    let mut lens: Vec<u64> = free.split(|f| !f).map(|run| run.len() as u64).filter(|len| *len > 0).collect();
+    lens.sort_unstable_by(|a, b| b.cmp(a));
+    let mut sum = 0;
+    let last = lens.iter().position(|len| {
+        sum += len;
+        sum >= need
+    })?;
+    Some(last + 1)
+}
+
 /// A time, in milliseconds, that no choice of `need` free blocks can be below. `None` if there are not so many.
 pub fn least(free: &[bool], need: u64, price: Price) -> Option<f64> {
     if (free.iter().filter(|f| **f).count() as u64) < need {
@@ -237,5 +250,8 @@ mod tests {
         assert!((least(&of(3), 8, price).unwrap() - (7.0 + 11.0)).abs() < 1e-3);
         assert!((least(&of(30), 8, price).unwrap() - (14.0 + 8.0)).abs() < 1e-3);
         assert_eq!((runs(&of(3)), runs(&[true]), runs(&[])), (2, 1, 0));
+        let free = [of(3), vec![false], vec![true; 2]].concat();
+        let fewest = [1, 4, 5, 8, 9, 10, 11].map(|need| fewest_runs(&free, need));
+        assert_eq!(fewest, [Some(1), Some(1), Some(2), Some(2), Some(3), Some(3), None]);
     }
 }

@@ -12,6 +12,7 @@ use cffs::fs::api::{Caller, MountOptions};
 use cffs::mkfs::{MkfsOptions, mkfs};
 
 use super::aging::age;
+use super::bound;
 use super::large::{self, raw};
 use super::outcome::{Claim, Outcome, asked, shown};
 use super::rig::{Rig, Setup};
@@ -33,6 +34,8 @@ const FILE: u64 = 160 << 20;
 const PIECE: usize = 1 << 20;
 const PHASES: [&str; 3] = ["write", "read", "overwrite"];
 const ALIGNED: usize = 4096;
+/// Bytes of a block of the file systems.
+const BLOCK: u64 = 4096;
 /// Share of the disk's bandwidth in %.
 const TARGET: f64 = 95.0;
 /// Rounds on a real file, of which the median counts.
@@ -61,6 +64,7 @@ pub fn model(scale: u64) -> Result<Outcome> {
                 let operations = OPERATIONS * disk_mib.div_ceil(OPERATIONS_UP_TO_MIB);
                 rig.phase(|fs| age(fs, level, operations / scale))?;
             }
+            let best = Best::of(&rig, profile, length, raw_read)?;
             let before = rig.counts()?.extents;
             let asked_for = large::phases(&mut rig, length, PIECE)?;
             let found = asked_for.map(|c| length as f64 / c.seconds() / 1e6);
@@ -81,22 +85,31 @@ pub fn model(scale: u64) -> Result<Outcome> {
                 );
                 match extents > 8 {
                     true => format!(
-                        "{more} The file is in {extents} extents, {} KiB on average: the free space of the aged file system has no longer runs, and \
-                         nothing makes any.",
-                        shown(run)
+                        "{more} The file is in {extents} extents, {} KiB on average. {}",
+                        shown(run),
+                        best.told()
                     ),
                     false => format!("{more} The file lies together; this is the way to it, its metadata and the log."),
                 }
             }));
             rates.push((format!("{profile}, {state}"), found.to_vec()));
-            lies.push((format!("{profile}, {state}"), [&shares[..], &[extents as f64, run]].concat()));
+            let best = [best.pieces as f64, best.share.unwrap_or(f64::NAN), best.of_free];
+            lies.push((format!("{profile}, {state}"), [&shares[..], &[extents as f64, run], &best].concat()));
         }
         rates.push((format!("{profile}, the disk itself"), itself.to_vec()));
     }
     let at = PHASES.map(str::to_string);
     outcome.table("Bandwidth (MB/s)", "disk", &at, rates);
-    let columns =
-        ["write, % of the disk", "read, % of the disk", "overwrite, % of the disk", "extents", "mean extent, KiB"];
+    let columns = [
+        "write, % of the disk",
+        "read, % of the disk",
+        "overwrite, % of the disk",
+        "extents",
+        "mean extent, KiB",
+        "fewest pieces in free space",
+        "best read, % of the disk",
+        "file, % of free space",
+    ];
     outcome.table("Shares, and how the file lies", "disk", &columns.map(str::to_string), lies);
     outcome.notes = vec![
         format!(
@@ -108,6 +121,43 @@ pub fn model(scale: u64) -> Result<Outcome> {
             .into(),
     ];
     Ok(outcome)
+}
+
+/// What the best choice of places could make of the free space that there is.
+struct Best {
+    /// The longest free runs that have room for the file.
+    pieces: usize,
+    /// Share of the disk's bandwidth in % with which any choice of places can be read, on a disk with an arm.
+    share: Option<f64>,
+    /// The file in % of the free space.
+    of_free: f64,
+}
+
+impl Best {
+    fn of(rig: &Rig, profile: &str, length: u64, rate: f64) -> Result<Best> {
+        let free = bound::free_blocks(rig.device())?;
+        let need = length / BLOCK;
+        let time = bound::Price::of(profile, BLOCK).ok().and_then(|price| bound::least(&free, need, price));
+        Ok(Best {
+            pieces: bound::fewest_runs(&free, need).unwrap_or(0),
+            share: time.map(|ms| (length as f64 / rate / 1e6) / (ms / 1e3) * 100.0),
+            of_free: need as f64 / free.iter().filter(|f| **f).count() as f64 * 100.0,
+        })
+    }
+
+    fn told(&self) -> String {
+        let share = self.share.map_or(String::new(), |share| {
+            format!(
+                ", and no choice of places can be expected to be read at more than {}% of the disk, without metadata",
+                shown(share)
+            )
+        });
+        format!(
+            "It takes {}% of the free blocks that it meets: the longest free runs hold it in {} pieces{share}.",
+            shown(self.of_free),
+            self.pieces
+        )
+    }
 }
 
 /// A directory on a disk, not in memory, if there is one.

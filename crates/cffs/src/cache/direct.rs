@@ -1,4 +1,5 @@
-//! Long reads past the cache: from the device straight to where the reader wants the bytes.
+//! Long reads past the cache: from the device straight to where the reader wants the bytes. And what long writes past it
+//! ([`crate::file::past`]) have to ask.
 //!
 //! Through the cache each byte of a large file would be copied once more, into buffers that are made for it and pushed
 //! out by the next ones, together with what is read again and again. Runs of data that are written leave nothing in the
@@ -21,6 +22,8 @@ const PAST_MIN: usize = 256 << 10;
 const PAST_SHARE: usize = 16;
 /// Files of more than such a share of the cache count as large: with a few of them in it there is room for nothing else.
 const LARGE_SHARE: usize = 8;
+/// Files of more than such a share of the cache are written past it, where that is faster.
+const LONG_SHARE: usize = 128;
 
 /// A run of fragments of a file to be read.
 pub struct ReadRun<'a> {
@@ -49,6 +52,27 @@ impl Cache {
     /// Whether a read of `len` bytes of a file of `size` goes past the cache.
     pub fn reads_past(&self, size: u64, len: usize) -> bool {
         self.is_large(size) && len >= PAST_MIN.min(self.limit / PAST_SHARE)
+    }
+
+    /// Whether a file of `size` bytes is long enough for long writes to it to go past the cache. Shorter ones may be gone before
+    /// they are ever written, or be read at once.
+    pub fn is_long(&self, size: u64) -> bool {
+        size > (self.limit / LONG_SHARE) as u64
+    }
+
+    /// Whether the device takes long writes so fast, as far as is known, that copying them costs more than waiting for it.
+    pub fn is_fast(&self) -> bool {
+        self.pace.is_fast()
+    }
+
+    /// Whether writes from this memory need no copy on their way to the device.
+    pub fn takes(&self, memory: &[u8]) -> bool {
+        self.dev.takes(memory)
+    }
+
+    /// Longest request of the device.
+    pub fn max_request(&self) -> usize {
+        self.dev.max_request()
     }
 
     /// Reads runs of a file whose node is locked. What is cached is copied from there; the rest comes from the device into its

@@ -11,6 +11,7 @@
 
 mod buf;
 mod direct;
+mod pace;
 mod prefetch;
 mod remembered;
 mod span;
@@ -22,7 +23,7 @@ pub(crate) use buf::{BufInner, LogState};
 pub use direct::ReadRun;
 pub use remembered::Remembered;
 pub use span::{Own, Siblings};
-pub use write::DataRun;
+pub use write::{DataRun, Source};
 
 use crate::device::{Device, IoKind};
 use crate::error::{Error, Result};
@@ -96,6 +97,7 @@ pub(crate) struct CacheCounters {
     pub(crate) group_reads: AtomicU64,
     pub(crate) group_blocks: AtomicU64,
     pub(crate) speculative_used: AtomicU64,
+    pub(crate) written_past: AtomicU64,
     pub(crate) evicted: AtomicU64,
 }
 
@@ -142,6 +144,8 @@ pub struct Cache {
     pub(crate) counters: CacheCounters,
     /// Completed writes that no flush has covered yet.
     pub(crate) unflushed: AtomicBool,
+    /// How fast long writes are.
+    pace: pace::Pace,
 }
 
 impl Cache {
@@ -162,6 +166,7 @@ impl Cache {
             ahead: Mutex::new(None),
             counters: CacheCounters::default(),
             unflushed: AtomicBool::new(false),
+            pace: pace::Pace::default(),
         }
     }
 

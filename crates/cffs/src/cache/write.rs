@@ -9,20 +9,41 @@ use crate::error::Result;
 use crate::format::{BlockAddr, FragAddr};
 use cffs_buf::AlignedBuf;
 use parking_lot::MutexGuard;
+use std::collections::hash_map::Entry;
 use std::io::IoSlice;
+use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 /// Most buffers gathered into one request.
 const GATHER_MAX: usize = 512;
 
+/// Memory that is written from.
+pub enum Source<'a> {
+    /// A page's.
+    Page(Arc<AlignedBuf>),
+    /// That of the program that writes.
+    Caller(&'a [u8]),
+}
+
+impl Deref for Source<'_> {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        match self {
+            Source::Page(bytes) => bytes,
+            Source::Caller(bytes) => bytes,
+        }
+    }
+}
+
 /// A run of fragments to be written.
-pub struct DataRun {
+pub struct DataRun<'a> {
     /// First fragment.
     pub frag: FragAddr,
-    /// Buffer that holds the bytes.
-    pub bytes: Arc<AlignedBuf>,
-    /// Offset of the run in the buffer.
+    /// Memory that holds the bytes.
+    pub bytes: Source<'a>,
+    /// Offset of the run in it.
     pub from: usize,
     /// Length in bytes: whole fragments.
     pub len: usize,
@@ -30,7 +51,7 @@ pub struct DataRun {
     pub keep: bool,
 }
 
-impl DataRun {
+impl DataRun<'_> {
     fn slice(&self) -> &[u8] {
         &self.bytes[self.from..self.from + self.len]
     }
@@ -48,7 +69,7 @@ struct Piece {
 impl Cache {
     /// Writes file data to its place. Runs must not overlap. On return the data has left for the device (durable after
     /// the next flush) and whatever part of it was cached has the new contents.
-    pub fn write_data(&self, runs: &mut [DataRun]) -> Result<()> {
+    pub fn write_data(&self, runs: &mut [DataRun<'_>]) -> Result<()> {
         if runs.is_empty() {
             return Ok(());
         }
@@ -69,9 +90,10 @@ impl Cache {
     /// Brings the cached contents of the blocks up to date, and claims those that are not cached as a whole so that
     /// nobody reads them before the write is through. Returns the claimed blocks, and references to the cached ones: an
     /// eviction before the write is through would let the old contents be read again.
-    fn prepare_write(&self, runs: &[DataRun]) -> (Vec<BlockAddr>, Vec<BufRef>) {
+    fn prepare_write(&self, runs: &[DataRun<'_>]) -> (Vec<BlockAddr>, Vec<BufRef>) {
         let (bs, fs) = (self.geo.block_size(), self.geo.frag_size());
-        let mut pieces: Vec<Piece> = Vec::with_capacity(runs.len());
+        let bytes: usize = runs.iter().map(|r| r.len).sum();
+        let mut pieces: Vec<Piece> = Vec::with_capacity(runs.len() + bytes / bs);
         for (i, r) in runs.iter().enumerate() {
             let mut frag = r.frag;
             let mut from = r.from;
@@ -85,7 +107,7 @@ impl Cache {
                 frag += (len / fs) as u64;
             }
         }
-        let (mut busy, mut kept) = (Vec::new(), Vec::new());
+        let (mut busy, mut kept) = (Vec::with_capacity(bytes / bs), Vec::new());
         // The part that the last block is in: neighbours are in the same one mostly.
         let mut held: Option<(&LockedShard, MutexGuard<'_, Shard>)> = None;
         for of_block in pieces.chunk_by(|a, b| a.block == b.block) {
@@ -98,6 +120,11 @@ impl Cache {
                 held = Some((ls, ls.shard.lock()));
             }
             let Some((_, shard)) = &mut held else { continue };
+            if !keep && let Entry::Vacant(place) = shard.map.entry(addr) {
+                place.insert(Slot::Busy);
+                busy.push(addr);
+                continue;
+            }
             // Claims are taken in the order of addresses, so two writers cannot wait for each other.
             while let Some(Slot::Busy) = shard.map.get(&addr) {
                 ls.changed.wait(shard);
@@ -142,10 +169,19 @@ impl Cache {
         (busy, kept)
     }
 
-    fn submit(&self, kind: IoKind, runs: &[DataRun]) -> Result<()> {
+    fn submit(&self, kind: IoKind, runs: &[DataRun<'_>]) -> Result<()> {
         let shift = self.geo.frag_shift;
         let pieces = runs.iter().map(|r| (r.frag << shift, r.slice()));
-        self.write_sorted(kind, pieces)
+        let began = Instant::now();
+        self.write_sorted(kind, pieces)?;
+        let bytes: u64 = runs.iter().map(|r| r.len as u64).sum();
+        let gaps = runs.windows(2).filter(|w| w[0].frag + (w[0].len as u64 >> shift) != w[1].frag).count() as u64;
+        let past = runs.iter().all(|r| matches!(r.bytes, Source::Caller(_)));
+        if past {
+            self.counters.written_past.fetch_add(bytes, Ordering::Relaxed);
+        }
+        self.pace.note(past, bytes, 1 + gaps, began.elapsed());
+        Ok(())
     }
 
     /// Writes pieces that are sorted by offset, neighbours in one request.

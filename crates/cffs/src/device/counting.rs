@@ -363,6 +363,10 @@ impl<D: Device> Device for CountingDevice<D> {
         self.inner.max_request()
     }
 
+    fn takes(&self, memory: &[u8]) -> bool {
+        self.inner.takes(memory)
+    }
+
     fn read_vectored(&self, kind: IoKind, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<()> {
         let counters = &self.kinds[kind.index()];
         add(&counters.read_requests, 1);

@@ -154,6 +154,10 @@ impl Device for FailingDevice {
         self.inner.max_request()
     }
 
+    fn takes(&self, memory: &[u8]) -> bool {
+        self.inner.takes(memory)
+    }
+
     fn read_vectored(&self, kind: IoKind, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<()> {
         self.check(Operation::Read, Some(kind), Some((offset, super::range::total_mut(bufs) as u64)))?;
         self.inner.read_vectored(kind, offset, bufs)

@@ -545,6 +545,10 @@ impl Device for FileDevice {
         }
     }
 
+    fn takes(&self, memory: &[u8]) -> bool {
+        !self.needs_bounce([memory])
+    }
+
     fn write_batch(&self, requests: &[WriteRequest<'_>]) -> io::Result<()> {
         let first_error: Mutex<Option<(usize, io::Error)>> = Mutex::new(None);
         let write = |i: usize| {

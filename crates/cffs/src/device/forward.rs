@@ -25,6 +25,9 @@ macro_rules! forward {
             fn write_batch(&self, requests: &[WriteRequest<'_>]) -> io::Result<()> {
                 (**self).write_batch(requests)
             }
+            fn takes(&self, memory: &[u8]) -> bool {
+                (**self).takes(memory)
+            }
             fn read_batch(&self, requests: &mut [ReadRequest<'_>]) -> io::Result<()> {
                 (**self).read_batch(requests)
             }

@@ -81,6 +81,10 @@ pub trait Device: Send + Sync {
         }
         first_error.map_or(Ok(()), Err)
     }
+    /// Whether a write from this memory goes out as it is, without a copy on the way.
+    fn takes(&self, _memory: &[u8]) -> bool {
+        true
+    }
     /// Performs all reads, several in flight where the device can; returns when all have ended. After an error nothing is
     /// known of the contents of any buffer.
     fn read_batch(&self, requests: &mut [ReadRequest<'_>]) -> io::Result<()> {

@@ -7,6 +7,7 @@
 
 pub mod allocate;
 mod bulk;
+pub mod past;
 pub mod truncate;
 pub mod writeback;
 

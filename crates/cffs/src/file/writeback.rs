@@ -8,7 +8,7 @@
 //! happens (see [`crate::sums`]).
 
 use super::FileCtx;
-use crate::cache::{AddrMap, BufRef, DataRun};
+use crate::cache::{AddrMap, BufRef, DataRun, Source};
 use crate::error::{Error, Result};
 use crate::extent::{self, Mapping};
 use crate::format::dirblock::BlockEdit;
@@ -16,32 +16,35 @@ use crate::format::inode::{INLINE_MAX, INODE_CORE_SIZE};
 use crate::format::{Extent, FileType, Ino, InodeFormat};
 use crate::inode::{self, Node, NodeState};
 use crate::journal::Txn;
-use crate::placement::Placed;
+use crate::placement::{LONG, Placed};
 use crate::space::Run;
 use crate::sums::{Summed, Sums, Tables};
-use cffs_buf::AlignedBuf;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// Data written in one go, in bytes; bounds the memory that writeback holds on to.
 const BATCH_BYTES: usize = 32 << 20;
+/// Most bytes of a file for which room is looked for beyond what is being written.
+pub(super) const AHEAD_MAX: u64 = 32 << 20;
 /// Extents told in one transaction.
-const EXTENTS_PER_TXN: usize = 16;
+pub(super) const EXTENTS_PER_TXN: usize = 16;
 
 /// What of one file is on its way.
-struct Job {
-    node: Arc<Node>,
+pub(super) struct Job<'a> {
+    pub(super) node: Arc<Node>,
     /// Pages taken: index, what was dirty, what was reserved.
-    pages: Vec<(u64, Range<usize>, u64)>,
-    runs: Vec<DataRun>,
+    pub(super) pages: Vec<(u64, Range<usize>, u64)>,
+    pub(super) runs: Vec<DataRun<'a>>,
     /// Places to be told of, in the order of the file: new ones, and parts of unwritten extents (marked as such) that become
     /// written.
-    extents: Vec<Extent>,
+    pub(super) extents: Vec<Extent>,
     /// Places that the file has already, unwritten ones among them.
     overwritten: Vec<Run>,
-    /// Size when the pages were taken.
-    size: u64,
+    /// Size when the pages were taken; of a program's own write, the size that it makes.
+    pub(super) size: u64,
+    /// The bytes are not in pages but still with the program that writes them ([`super::past`]): the time of that.
+    by_caller: Option<i64>,
     /// The contents, where they fit the inode.
     inline: Option<Vec<u8>>,
     /// New blocks made in the cache for data that goes through the log.
@@ -51,11 +54,35 @@ struct Job {
     bytes: usize,
 }
 
+impl<'a> Job<'a> {
+    /// Nothing yet, of a file that gets the given size.
+    fn new(node: Arc<Node>, size: u64, keep: bool) -> Job<'a> {
+        Job {
+            node,
+            pages: Vec::new(),
+            runs: Vec::new(),
+            extents: Vec::new(),
+            overwritten: Vec::new(),
+            size,
+            by_caller: None,
+            inline: None,
+            fresh: Vec::new(),
+            keep,
+            bytes: 0,
+        }
+    }
+
+    /// What a program writes into a hole or at the end of a file, which has so many fragments reserved for it.
+    pub(super) fn by_caller(node: Arc<Node>, size: u64, first_page: u64, reserved: u64, now: i64) -> Job<'a> {
+        Job { pages: vec![(first_page, 0..0, reserved)], by_caller: Some(now), ..Job::new(node, size, false) }
+    }
+}
+
 /// Outcome of taking a file's pages.
 enum Taken {
     /// Nothing to do.
     Nothing,
-    Job(Job),
+    Job(Job<'static>),
     /// Space is there, but only after the next commit.
     NeedsCommit,
 }
@@ -130,7 +157,7 @@ fn write_ordered(cx: &FileCtx<'_>, nodes: impl Iterator<Item = Arc<Node>>) -> Re
     first_error.map_or(Ok(()), Err)
 }
 
-fn take_with_retry(cx: &FileCtx<'_>, node: &Arc<Node>, for_log: bool) -> Result<Option<Job>> {
+fn take_with_retry(cx: &FileCtx<'_>, node: &Arc<Node>, for_log: bool) -> Result<Option<Job<'static>>> {
     let mut strict = None;
     for _ in 0..super::COMMITS_FOR_SPACE {
         match take(cx, node, for_log)? {
@@ -172,18 +199,8 @@ fn take(cx: &FileCtx<'_>, node: &Arc<Node>, for_log: bool) -> Result<Taken> {
         if st.data.pages.is_empty() && !st.dirty {
             return Ok(Taken::Nothing);
         }
-        let mut job = Job {
-            node: node.clone(),
-            pages: st.data.take_dirty(),
-            runs: Vec::new(),
-            extents: Vec::new(),
-            overwritten: Vec::new(),
-            size: st.inode.size,
-            inline: None,
-            fresh: Vec::new(),
-            keep: !cx.cache.is_large(st.inode.size),
-            bytes: 0,
-        };
+        let keep = !cx.cache.is_large(st.inode.size);
+        let mut job = Job { pages: st.data.take_dirty(), ..Job::new(node.clone(), st.inode.size, keep) };
         job.bytes = job.pages.iter().map(|(_, dirty, _)| dirty.len()).sum();
         st.data.in_flight = job.pages.iter().map(|(_, _, reserved)| reserved).sum();
         let began = cx.space.moment();
@@ -202,7 +219,7 @@ fn take(cx: &FileCtx<'_>, node: &Arc<Node>, for_log: bool) -> Result<Taken> {
 }
 
 /// Finds places for the pages of a job, and lists what is to be written where.
-fn place(cx: &FileCtx<'_>, st: &mut NodeState, job: &mut Job, for_log: bool) -> Result<()> {
+fn place(cx: &FileCtx<'_>, st: &mut NodeState, job: &mut Job<'_>, for_log: bool) -> Result<()> {
     let g = *cx.cache.geometry();
     let fs = g.frag_size();
     let no_space_yet = match &st.inode.format {
@@ -279,7 +296,14 @@ fn place(cx: &FileCtx<'_>, st: &mut NodeState, job: &mut Job, for_log: bool) -> 
                     },
                     None => None,
                 };
-                cx.placement.place_large(st.inode.parent, after, left)?
+                // What is long already may well become as long again.
+                match logical << g.frag_shift {
+                    so_far if so_far < LONG => cx.placement.place_large(st.inode.parent, after, left)?,
+                    so_far => {
+                        let ahead = so_far.min(AHEAD_MAX) >> g.frag_shift;
+                        cx.placement.place_stream(st.inode.parent, after, left, ahead)?
+                    }
+                }
             };
             let Some(Placed { run }) = placed else { return Err(Error::NoSpace) };
             job.extents.push(Extent { logical, start: run.start, len: run.len, unwritten: false });
@@ -296,7 +320,7 @@ fn place(cx: &FileCtx<'_>, st: &mut NodeState, job: &mut Job, for_log: bool) -> 
 }
 
 /// Lists the bytes of a run of logical fragments, page by page.
-fn add_runs(g: &crate::format::Geometry, st: &NodeState, job: &mut Job, logical: u64, run: Run) {
+fn add_runs(g: &crate::format::Geometry, st: &NodeState, job: &mut Job<'_>, logical: u64, run: Run) {
     let fs = g.frag_size();
     let fpb = g.frags_per_block();
     let mut at = logical;
@@ -306,14 +330,20 @@ fn add_runs(g: &crate::format::Geometry, st: &NodeState, job: &mut Job, logical:
         if let Some(p) = st.data.pages.get(&page) {
             let from = (at - page * fpb) as usize * fs;
             let frag = run.start + (at - logical);
-            job.runs.push(DataRun { frag, bytes: p.bytes.clone(), from, len: n as usize * fs, keep: job.keep });
+            job.runs.push(DataRun {
+                frag,
+                bytes: Source::Page(p.bytes.clone()),
+                from,
+                len: n as usize * fs,
+                keep: job.keep,
+            });
         }
         at += n;
     }
 }
 
 /// Undoes [`take`]: pages are dirty again, places that nobody was told of are given back. The node is locked.
-fn give_back(cx: &FileCtx<'_>, st: &mut NodeState, job: &mut Job) {
+pub(super) fn give_back(cx: &FileCtx<'_>, st: &mut NodeState, job: &mut Job<'_>) {
     (st.data.in_flight, st.data.taken) = (0, 0);
     job.fresh.drain(..).for_each(|b| cx.cache.release_new(&b));
     for e in job.extents.drain(..).filter(|e| !e.unwritten) {
@@ -332,12 +362,12 @@ fn give_back(cx: &FileCtx<'_>, st: &mut NodeState, job: &mut Job) {
     }
 }
 
-fn end_writeback(node: &Node) {
+pub(super) fn end_writeback(node: &Node) {
     *node.in_writeback.lock() = false;
     node.writeback_done.notify_all();
 }
 
-fn write_jobs(cx: &FileCtx<'_>, mut jobs: Vec<Job>) -> Result<()> {
+pub(super) fn write_jobs(cx: &FileCtx<'_>, mut jobs: Vec<Job<'_>>) -> Result<()> {
     if jobs.is_empty() {
         return Ok(());
     }
@@ -362,7 +392,7 @@ fn write_jobs(cx: &FileCtx<'_>, mut jobs: Vec<Job>) -> Result<()> {
             }
         });
     }
-    let mut runs: Vec<DataRun> = jobs.iter_mut().flat_map(|j| std::mem::take(&mut j.runs)).collect();
+    let mut runs: Vec<DataRun<'_>> = jobs.iter_mut().flat_map(|j| std::mem::take(&mut j.runs)).collect();
     let suspend = || match cx.sums {
         Some(sums) => sums.suspend(cx.journal, &tables, jobs.iter().flat_map(|j| j.overwritten.iter().copied())),
         None => Ok(()),
@@ -389,13 +419,16 @@ fn write_jobs(cx: &FileCtx<'_>, mut jobs: Vec<Job>) -> Result<()> {
 
 /// Ends a job that cannot be done: what is not known to be in its place stays dirty, so that no later fsync takes it for
 /// written.
-fn fail(cx: &FileCtx<'_>, job: &mut Job, e: Error) -> Result<()> {
+fn fail(cx: &FileCtx<'_>, job: &mut Job<'_>, e: Error) -> Result<()> {
     let node = job.node.clone();
-    tracing::error!("writeback of inode {}: {e}", node.ino);
     {
         let mut st = node.state.write();
         give_back(cx, &mut st, job);
-        st.data.error.get_or_insert(e.duplicate());
+        // The program that waits for this has the bytes still, and goes on otherwise.
+        if job.by_caller.is_none() {
+            tracing::error!("writeback of inode {}: {e}", node.ino);
+            st.data.error.get_or_insert(e.duplicate());
+        }
     }
     end_writeback(&node);
     Err(e)
@@ -438,7 +471,7 @@ pub(super) fn tell_bytes(cx: &FileCtx<'_>, node: &Node, extents: &[Extent]) -> u
 }
 
 /// After the data is written: extents, bitmap, size. After an error the job holds what was not told.
-fn tell(cx: &FileCtx<'_>, job: &mut Job) -> Result<()> {
+fn tell(cx: &FileCtx<'_>, job: &mut Job<'_>) -> Result<()> {
     let limit = cx.journal.reserve_max() / 4;
     let node = job.node.clone();
     if cx.lazy && job.extents.is_empty() && job.inline.is_none() {
@@ -484,7 +517,7 @@ struct Told {
 /// Tells of the first `n` extents of a job, takes them from it and ends the reservation for them. After an error the
 /// inode is stored with those that were told before it: the extent tree and the root in the inode change together or not
 /// at all.
-fn insert_extents(cx: &FileCtx<'_>, txn: &Txn<'_>, st: &mut NodeState, job: &mut Job, n: usize) -> Result<()> {
+fn insert_extents(cx: &FileCtx<'_>, txn: &Txn<'_>, st: &mut NodeState, job: &mut Job<'_>, n: usize) -> Result<()> {
     // The tree takes its blocks from what was promised to it.
     let purse = super::tree_purse(cx, st);
     txn.fund(&purse);
@@ -498,6 +531,7 @@ fn insert_extents(cx: &FileCtx<'_>, txn: &Txn<'_>, st: &mut NodeState, job: &mut
         Some(inline) if told.end == 0 => st.inode.format = inline,
         _ => {
             st.disk_size = st.disk_size.max((told.end << cx.cache.geometry().frag_shift).min(job.size));
+            grow_by_caller(st, job, st.disk_size);
             inode::store(txn, st)?;
         }
     }
@@ -508,7 +542,7 @@ fn insert_funded(
     cx: &FileCtx<'_>,
     txn: &Txn<'_>,
     st: &mut NodeState,
-    job: &mut Job,
+    job: &mut Job<'_>,
     n: usize,
     told: &mut Told,
 ) -> Result<()> {
@@ -548,7 +582,7 @@ fn insert_funded(
 }
 
 /// Ends what the pages of a job have reserved for so many fragments: those are the inode's.
-fn convert(st: &mut NodeState, job: &mut Job, frags: u64) {
+fn convert(st: &mut NodeState, job: &mut Job<'_>, frags: u64) {
     let mut left = frags;
     for (_, _, reserved) in &mut job.pages {
         let n = left.min(*reserved);
@@ -569,11 +603,12 @@ fn make_written(txn: &Txn<'_>, cx: &FileCtx<'_>, st: &mut NodeState, e: Extent) 
     Ok(())
 }
 
-fn tell_last(cx: &FileCtx<'_>, txn: &Txn<'_>, st: &mut NodeState, job: &mut Job) -> Result<()> {
+fn tell_last(cx: &FileCtx<'_>, txn: &Txn<'_>, st: &mut NodeState, job: &mut Job<'_>) -> Result<()> {
     insert_extents(cx, txn, st, job, job.extents.len())?;
     if let Some(bytes) = job.inline.take() {
         st.inode.format = InodeFormat::Inline(bytes);
     }
+    grow_by_caller(st, job, job.size);
     // A file that is being cut has extents up to a greater size on the device. A directory's size is its own business:
     // it may have shrunk since its times were taken.
     if st.dir.is_none() {
@@ -583,9 +618,17 @@ fn tell_last(cx: &FileCtx<'_>, txn: &Txn<'_>, st: &mut NodeState, job: &mut Job)
     inode::store(txn, st)
 }
 
+/// What a program wrote past the pages is the file's from here on, up to `size`.
+fn grow_by_caller(st: &mut NodeState, job: &Job<'_>, size: u64) {
+    if let Some(now) = job.by_caller {
+        st.inode.size = st.inode.size.max(size);
+        (st.inode.mtime, st.inode.ctime) = (now, now);
+    }
+}
+
 /// The pages of a job are home. What they had reserved beyond what was placed, for places that were there after all or for
 /// contents that go into the inode, is not needed.
-fn finish_pages(cx: &FileCtx<'_>, st: &mut NodeState, job: &mut Job) {
+fn finish_pages(cx: &FileCtx<'_>, st: &mut NodeState, job: &mut Job<'_>) {
     for (index, _, reserved) in job.pages.drain(..) {
         st.data.release(cx, reserved);
         let Some(p) = st.data.pages.get_mut(&index) else { continue };
@@ -625,7 +668,7 @@ pub fn through_log(cx: &FileCtx<'_>, node: &Arc<Node>) -> Result<()> {
 
 /// False when the log has no room for so much at once: the job is to be written to its place. After an error the job
 /// holds what was not told.
-fn log_job(cx: &FileCtx<'_>, node: &Arc<Node>, job: &mut Job) -> Result<bool> {
+fn log_job(cx: &FileCtx<'_>, node: &Arc<Node>, job: &mut Job<'_>) -> Result<bool> {
     let g = *cx.cache.geometry();
     let pieces = job.runs.iter().map(|r| r.len + (r.len / g.block_size() + 2) * 64).sum::<usize>();
     let frags = job.runs.iter().map(|r| (r.len >> g.frag_shift) as u64);
@@ -639,7 +682,7 @@ fn log_job(cx: &FileCtx<'_>, node: &Arc<Node>, job: &mut Job) -> Result<bool> {
     let summed = cx.sums.map_or(Ok(Vec::new()), |sums| sum_up(cx, sums, job, &mut tables))?;
     let runs = std::mem::take(&mut job.runs);
     // The blocks are brought in before the transaction: parts of them may be other files'.
-    let mut pieces: Vec<(BufRef, usize, &DataRun, usize, usize)> = Vec::new();
+    let mut pieces: Vec<(BufRef, usize, &DataRun<'_>, usize, usize)> = Vec::new();
     for r in &runs {
         let mut done = 0;
         while done < r.len {
@@ -658,7 +701,7 @@ fn log_job(cx: &FileCtx<'_>, node: &Arc<Node>, job: &mut Job) -> Result<bool> {
         return Ok(true);
     }
     for (buf, at, run, from, n) in &pieces {
-        let bytes: &AlignedBuf = &run.bytes;
+        let bytes: &[u8] = &run.bytes;
         let from = run.from + from;
         txn.edit_data(buf).range(*at, *n).copy_from_slice(&bytes[from..from + n]);
         // After the change: a checkpoint that ends meanwhile forgets the blocks without one.

@@ -189,6 +189,19 @@ pub enum PrefetchMode {
     Always,
 }
 
+/// Long writes of large files without a copy in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum WritePast {
+    /// Where the device is known to be so fast that waiting for it takes less than copying; only with
+    /// [`MountOptions::background`], since nothing else depends on time.
+    #[default]
+    Fast,
+    /// Never.
+    Off,
+    /// Whenever it is possible, also for short files: to test it.
+    Always,
+}
+
 /// Settings of a mount.
 #[derive(Clone, Debug)]
 pub struct MountOptions {
@@ -219,6 +232,8 @@ pub struct MountOptions {
     /// Small directories of a subtree share groups. Off, each directory has groups of its own, as in the papers: to measure
     /// what sharing is worth.
     pub subtrees: bool,
+    /// Long writes past the cache.
+    pub write_past: WritePast,
 }
 
 impl Default for MountOptions {
@@ -236,6 +251,7 @@ impl Default for MountOptions {
             fsync_in_log: true,
             scatter: None,
             subtrees: true,
+            write_past: WritePast::default(),
         }
     }
 }

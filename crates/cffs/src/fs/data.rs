@@ -1,11 +1,12 @@
 //! Reading and writing file contents, and making them durable.
 
+use super::api::WritePast;
 use super::{Caller, Fs, MetadataMode, flags, now};
 use crate::error::{Error, Result};
 use crate::file::{self, writeback};
 use crate::format::inode::{FLAG_APPEND, FLAG_IMMUTABLE, FLAG_SYNC};
-use crate::format::{FileType, Ino, ROOT_INO};
-use crate::inode::Node;
+use crate::format::{FILE_SIZE_MAX, FileType, Ino, ROOT_INO};
+use crate::inode::{Node, NodeState};
 use crate::space::Moment;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -18,6 +19,20 @@ const READ_AHEAD: u64 = 2 << 20;
 const STREAM_WRITE: usize = 256 << 10;
 /// A stream is written back while it comes once it has this share of the cache in memory.
 const STREAM_SHARE: usize = 32;
+
+/// Whether the file can be written from this offset on.
+fn may_write(st: &NodeState, offset: u64) -> Result<()> {
+    match st.inode.file_type() {
+        FileType::Regular => {}
+        FileType::Directory => return Err(Error::IsDir),
+        _ => return Error::invalid("not a regular file"),
+    }
+    if st.dead {
+        return Err(Error::Stale);
+    }
+    flags::forbid(st, FLAG_IMMUTABLE)?;
+    if offset != st.inode.size { flags::forbid(st, FLAG_APPEND) } else { Ok(()) }
+}
 
 impl Fs {
     /// Reads from a file; returns the number of bytes, 0 at its end.
@@ -78,23 +93,40 @@ impl Fs {
 
     fn write_once(&self, c: Caller, node: &Arc<Node>, offset: u64, data: &[u8]) -> Result<usize> {
         let _resize = node.resize.lock();
+        if self.write_past(c, node, offset, data)? { Ok(data.len()) } else { self.write_pages(c, node, offset, data) }
+    }
+
+    /// Writes past the cache, where that is possible and the better way; false where it is not.
+    fn write_past(&self, c: Caller, node: &Arc<Node>, offset: u64, data: &[u8]) -> Result<bool> {
+        let long = || {
+            let end = offset.saturating_add(data.len() as u64);
+            data.len() >= STREAM_WRITE && self.cache.is_long(end.max(node.state.read().inode.size))
+        };
+        let wanted = match self.opts.write_past {
+            WritePast::Off => false,
+            WritePast::Fast => self.opts.background && long() && self.cache.is_fast(),
+            WritePast::Always => true,
+        };
+        let possible = || offset.checked_add(data.len() as u64).is_some_and(|end| end <= FILE_SIZE_MAX);
+        if !wanted || data.is_empty() || !possible() || !self.cache.takes(data) {
+            return Ok(false);
+        }
+        may_write(&node.state.read(), offset)?;
+        let written = file::past::write(&self.file_cx(), node, offset, data, c.privileged(), now());
+        if written {
+            self.list_dirty(node);
+        }
+        Ok(written)
+    }
+
+    /// Leaves bytes in pages. [`Node::resize`] is held.
+    fn write_pages(&self, c: Caller, node: &Arc<Node>, offset: u64, data: &[u8]) -> Result<usize> {
         let (written, tight) = {
             let mut st = node.state.write();
-            match st.inode.file_type() {
-                FileType::Regular => {}
-                FileType::Directory => return Err(Error::IsDir),
-                _ => return Error::invalid("not a regular file"),
-            }
-            if st.dead {
-                return Err(Error::Stale);
-            }
-            flags::forbid(&st, FLAG_IMMUTABLE)?;
             if data.is_empty() {
-                return Ok(0);
+                return may_write(&st, st.inode.size).map(|()| 0);
             }
-            if offset != st.inode.size {
-                flags::forbid(&st, FLAG_APPEND)?;
-            }
+            may_write(&st, offset)?;
             let written = file::write(&self.file_cx(), &mut st, offset, data, c.privileged());
             // Before an error there may have been zeros behind the old end.
             self.list_dirty(node);

@@ -26,6 +26,8 @@ use parking_lot::Mutex;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
+/// Bytes from which on a file takes the longest free runs: it is not one of many of its length that all find a tight gap.
+pub const LONG: u64 = 8 << 20;
 /// Directories whose placement is remembered; beyond that the oldest knowledge is dropped.
 const OWNERS_MAX: usize = 65_536;
 /// Steps up the tree that the search for an owner takes.
@@ -543,6 +545,54 @@ impl Placement {
             t.large.insert(ag, run.end());
         }
         Ok(run.map(|run| Placed { run }))
+    }
+
+    /// Places a part of a large file of which more is coming piece by piece, perhaps `ahead` fragments more: behind `after` as
+    /// far as that is free; then, if the file is long ([`LONG`]), in the longest free runs, as many as this part takes, in the
+    /// order of the device; else where there is room for `ahead` more. That room is not taken: who else looks for a place begins
+    /// behind it, and the next piece finds it as long as space lasts.
+    pub fn place_stream(&self, dir: Ino, after: Option<FragAddr>, frags: u64, ahead: u64) -> Result<Option<Placed>> {
+        let fpb = self.geo.frags_per_block();
+        if let Some(after) = after.filter(|a| a.is_multiple_of(fpb)) {
+            if let Some(run) = self.space.next_run(after, fpb)?
+                && run.start == after
+                && let Some(run) = self.take_blocks(run, frags)?
+            {
+                return Ok(Some(Placed { run }));
+            }
+            let long = LONG >> self.geo.frag_shift;
+            let need = frags.max(long);
+            if ahead >= long
+                && let Some(least) = self.space.run_length(self.geo.block_of_frag(after), need, need)?
+                && let Some(found) = self.space.next_run(after, least)?
+                && let Some(run) = self.take_blocks(found, frags)?
+            {
+                let mut t = self.table.lock();
+                let ag = self.geo.ag_of(self.goal(&t, dir));
+                t.large.insert(ag, found.end().min(run.end() + ahead));
+                return Ok(Some(Placed { run }));
+            }
+        }
+        let ahead = if self.space.reserve(ahead, false).is_ok() { ahead } else { 0 };
+        let placed = self.place_large(dir, after, frags + ahead).map(|placed| {
+            placed.map(|Placed { run }| {
+                let len = run.len.min(frags);
+                if run.len > len {
+                    self.space.cancel(Run { start: run.start + len, len: run.len - len });
+                }
+                Placed { run: Run { len, ..run } }
+            })
+        });
+        self.space.unreserve(ahead);
+        placed
+    }
+
+    /// The first whole blocks of a free run, at most so many fragments, if they are still to be had.
+    fn take_blocks(&self, free: Run, frags: u64) -> Result<Option<Run>> {
+        let fpb = self.geo.frags_per_block();
+        let start = free.start.next_multiple_of(fpb);
+        let len = free.end().saturating_sub(start).min(frags).min(EXTENT_LEN_MAX / fpb * fpb) / fpb * fpb;
+        if len == 0 { Ok(None) } else { self.space.alloc_in(start..start + len, len) }
     }
 
     /// Where a new inode chunk of a directory goes (`--no-embed`).

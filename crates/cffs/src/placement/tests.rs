@@ -1,7 +1,7 @@
 //! What is put where, and blocks that are put into the cache without being read.
 
 use super::*;
-use crate::cache::DataRun;
+use crate::cache::{DataRun, Source};
 use crate::mkfs::MkfsOptions;
 use crate::space::tests::Fixture;
 use cffs_buf::AlignedBuf;
@@ -21,7 +21,7 @@ fn a_block_in_which_another_file_has_a_part_is_not_taken_for_fresh() {
     // Somebody who found no free group anywhere gets the last fragment of the next block.
     let theirs = first.end() + fpb - 1;
     assert_eq!(f.alloc_in(theirs..theirs + 1, 1).unwrap().unwrap().start, theirs);
-    let bytes = Arc::new(AlignedBuf::from_slice(&vec![7; fs]));
+    let bytes = Source::Page(Arc::new(AlignedBuf::from_slice(&vec![7; fs])));
     cache.write_data(&mut [DataRun { frag: theirs, bytes, from: 0, len: fs, keep: true }]).unwrap();
     fresh.clear();
     let second = p.place_small(ROOT_INO, fpb - 1, Some(cache), &mut fresh).unwrap().unwrap().run;
