@@ -23,7 +23,7 @@ fn whatever_the_device_does() {
 }
 
 /// Histories that once failed: what was wrong, the number of the setup, fault, operations.
-const REGRESSIONS: [(&str, u64, Fault, &str); 13] = [
+const REGRESSIONS: [(&str, u64, Fault, &str); 14] = [
     (
         "a repair could not do without what stands in unreadable sectors of the log",
         8,
@@ -101,6 +101,12 @@ const REGRESSIONS: [(&str, u64, Fault, &str); 13] = [
         13,
         Fault::Error,
         "flags / 8\ncreate /f 600 1000\nremount true",
+    ),
+    (
+        "where a range could not be zeroed, what had been written there last was gone, and older contents back (seed 5015)",
+        7,
+        Fault::Error,
+        "mkdir /g 1777 0\nfsync /g\ncreate /g/f 600 0\nrename /g/f /g/h replace\nremount true\nwrite /g/h 8992 2841 1\nfsync /g/h\nwrite /g/h 0 16880 2\nfallocate /g/h zeroahead 10669 785",
     ),
 ];
 

@@ -300,9 +300,8 @@ pub fn make_unwritten(cx: &FileCtx<'_>, node: &Node, frags: Range<u64>, promise:
     Ok(())
 }
 
-/// Drops the pages that lie wholly in a range of bytes (one that reaches the end of the file holds its last page). True if
-/// others overlap it.
-pub fn drop_pages(cx: &FileCtx<'_>, st: &mut NodeState, bytes: &Range<u64>) -> bool {
+/// Drops the pages that lie wholly in a range of bytes (one that reaches the end of the file holds its last page).
+pub fn drop_pages(cx: &FileCtx<'_>, st: &mut NodeState, bytes: &Range<u64>) {
     let bs = cx.cache.geometry().block_size() as u64;
     let to_the_end = bytes.end >= st.inode.size;
     let touched = bytes.start / bs..bytes.end.div_ceil(bs);
@@ -312,7 +311,6 @@ pub fn drop_pages(cx: &FileCtx<'_>, st: &mut NodeState, bytes: &Range<u64>) -> b
     // It may have gone on from a page that is no more.
     st.data.change_page(touched.end, |p| p.splits += 2);
     let _ = reserve_tree(cx, st, true);
-    st.data.pages.range(touched).next().is_some()
 }
 
 /// Whether pages overlap a range of bytes.

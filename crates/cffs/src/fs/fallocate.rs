@@ -111,17 +111,19 @@ impl Fs {
         if size > st.inode.size { file::extend(&self.file_cx(), &mut st, size, c.privileged()) } else { Ok(()) }
     }
 
-    /// Drops the pages inside the range and writes back those at its edges.
+    /// Leaves no page in the range. They go to their places first: after an error the file has what was written to it last, not
+    /// what the device had before that.
     fn drop_range(&self, node: &Arc<Node>, bytes: &Range<u64>) -> Result<()> {
         let cx = self.file_cx();
-        let others = {
-            let _exclusive = Exclusive::new(node);
-            let mut st = node.state.write();
-            // A size that these pages had brought has to reach the device all the same.
-            st.dirty = true;
-            allocate::drop_pages(&cx, &mut st, bytes)
-        };
-        if others { writeback::write_back(&cx, vec![node.clone()]) } else { Ok(()) }
+        if allocate::has_pages(&cx, &node.state.read(), bytes) {
+            writeback::write_back(&cx, vec![node.clone()])?;
+        }
+        let _exclusive = Exclusive::new(node);
+        let mut st = node.state.write();
+        // A size that these pages had brought has to reach the device all the same.
+        st.dirty = true;
+        allocate::drop_pages(&cx, &mut st, bytes);
+        Ok(())
     }
 
     fn punch(&self, c: Caller, node: &Arc<Node>, bytes: Range<u64>) -> Result<()> {

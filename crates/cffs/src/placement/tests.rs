@@ -82,7 +82,7 @@ fn where_no_runs_are_long_those_are_taken_that_lie_beside_each_other() {
     let (f, first, fpb) = with_holes(&[&beside[..], &[(130, 12), (170, 12)]].concat());
     let p = Placement::new(f.space.clone(), &f.sb, None, true);
     directory(&p, 7);
-    f.space.reserve(72 * fpb, true).unwrap();
+    f.space.reserve(77 * fpb, true).unwrap();
     let coming = AddrMap::from_iter([(7, (72 * fpb) << f.geometry().frag_shift)]);
     p.expect(&coming);
     let place = |blocks: u64| placed(&p, 7, blocks * fpb).start / fpb - first;
