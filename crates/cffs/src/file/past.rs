@@ -173,7 +173,9 @@ fn place<'a>(cx: &FileCtx<'_>, st: &NodeState, job: &mut Job<'a>, blocks: &Block
             Mapping::Hole { .. } => None,
         },
     };
-    let ahead = g.frag_of_block(blocks.end.min(writeback::AHEAD_MAX) >> g.block_shift);
+    // Holes do not make a file long.
+    let so_far = blocks.end.min((st.inode.frags << g.frag_shift) + ((end - start) << g.frag_shift));
+    let ahead = g.frag_of_block(so_far.min(writeback::AHEAD_MAX) >> g.block_shift);
     let (mut at, mut rest) = (start, blocks.data);
     while at < end {
         let placed = cx.placement.place_stream(st.inode.parent, after, end - at, ahead)?;

@@ -296,8 +296,10 @@ fn place(cx: &FileCtx<'_>, st: &mut NodeState, job: &mut Job<'_>, for_log: bool)
                     },
                     None => None,
                 };
-                // What is long already may well become as long again.
-                match logical << g.frag_shift {
+                // What is long already may well become as long again; holes do not make a file long.
+                let has = |job: &Job<'_>| st.inode.frags + job.extents.iter().map(|e| e.len).sum::<u64>();
+                let so_far = if logical << g.frag_shift < LONG { 0 } else { logical.min(has(job)) << g.frag_shift };
+                match so_far {
                     so_far if so_far < LONG => cx.placement.place_large(st.inode.parent, after, left)?,
                     so_far => {
                         let ahead = so_far.min(AHEAD_MAX) >> g.frag_shift;
