@@ -118,30 +118,7 @@ impl SimDevice {
             };
             (*n, *b) = (*n + split, *b + bytes);
         }
-        let (issued, before) = (self.clock.now(), model.spent()); // TRACE
-        let done = model.serve(issued, requests); // TRACE
-        if std::env::var_os("TRACE").is_some() {
-            // TRACE
-            let spent = model.spent() - before;
-            let ms = |n: u64| n as f64 / 1e6; // TRACE
-            for q in requests {
-                eprint!(
-                    "{} {:.1}+{:.1}K ",
-                    if q.write { "W" } else { "R" },
-                    q.start as f64 / 2.0,
-                    q.sectors as f64 / 2.0
-                );
-            } // TRACE
-            eprintln!(
-                ": {:.2} cmd {:.2} seek {:.2} rot {:.2} xfer {:.2}",
-                ms(done - issued),
-                ms(spent.command),
-                ms(spent.seek),
-                ms(spent.rotation),
-                ms(spent.transfer)
-            ); // TRACE
-        } // TRACE
-        self.clock.advance_to(done); // TRACE
+        self.clock.advance_to(model.serve(self.clock.now(), requests));
     }
 }
 
