@@ -1,7 +1,7 @@
 //! What a walk through directories that are not cached asks of the device.
 
 use cffs::device::{CountingDevice, Device, DeviceStats, IoKind, MemoryDevice};
-use cffs::format::ROOT_INO;
+use cffs::format::{Geometry, ROOT_INO};
 use cffs::fs::{Caller, Fs, MountOptions, path};
 use cffs::mkfs::{MkfsOptions, mkfs};
 use std::sync::Arc;
@@ -64,4 +64,28 @@ fn directories_in_no_order_do_not_bring_more_than_their_groups() {
     // A group or two for each of them and for the root; the one after them is not fetched ahead.
     assert!(meta.read_bytes <= 10 * GROUP, "{} bytes for four directories and the root", meta.read_bytes);
     assert!(meta.read_bytes >= 4 * 8 * BLOCK);
+}
+
+#[test]
+fn what_describes_free_space_comes_in_one_request_and_nothing_with_it() {
+    let dev = Arc::new(CountingDevice::new(MemoryDevice::new(128 << 20)));
+    let sb = mkfs(&*dev, None, &MkfsOptions { group_size: GROUP as u32, ..MkfsOptions::default() }).unwrap();
+    let ags = Geometry::new(&sb).unwrap().ag_count;
+    let contents = vec![7; 80 << 20];
+    let fs = mount(&dev);
+    path::write_file(&fs, ROOT, b"/large", &contents).unwrap();
+    fs.sync().unwrap();
+    fs.unlink(ROOT_INO, b"large").unwrap();
+    fs.close().unwrap();
+    let before = dev.snapshot();
+    let fs = mount(&dev);
+    let mounted = dev.snapshot();
+    path::write_file(&fs, ROOT, b"/large", &contents).unwrap();
+    fs.sync().unwrap();
+    let [mount, write] = [mounted.since(&before), dev.snapshot().since(&mounted)].map(|s| *s.kind(IoKind::Meta));
+    // The block of the root with its group, and header and bitmap of each allocation group.
+    assert!(ags >= 4, "{ags} allocation groups");
+    assert!(write.read_requests <= 1 + ags, "{} requests for {ags} allocation groups", write.read_requests);
+    assert!(write.read_bytes <= GROUP + ags * 3 * BLOCK, "{} bytes for {ags} allocation groups", write.read_bytes);
+    assert!(write.read_requests >= 3 && mount.read_bytes <= 16 * BLOCK, "{} bytes at mount", mount.read_bytes);
 }
