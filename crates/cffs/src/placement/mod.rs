@@ -35,6 +35,9 @@ const ASCENT_MAX: usize = 64;
 
 /// A partly used group is opened if it has at least one in so many parts free.
 const EMPTY_SHARE: u64 = 8;
+/// Space is scarce where less than one in so many parts of it is free: long free runs are then worth more than that files of one
+/// directory that come one at a time lie together.
+const SCARCE_SHARE: u64 = 4;
 /// For what comes together so many free groups one after the other are looked for at most.
 const RUN_MAX: u64 = 16;
 /// Groups of a directory that are remembered, to be filled again when files in them have gone.
@@ -95,6 +98,8 @@ struct Table {
     sweep: Option<Sweep>,
     /// Groups that are remembered for all directories.
     remembered: usize,
+    /// Open groups for directory blocks, and whose they are.
+    dir_groups: AddrMap<BlockAddr, Ino>,
 }
 
 impl Table {
@@ -118,10 +123,25 @@ impl Table {
         self.last = Some(group);
     }
 
+    /// A group is open for the blocks of a directory, and of those that share it.
+    fn open_for_dirs(&mut self, owner: Ino, group: BlockAddr) {
+        let before = std::mem::replace(&mut self.owners.entry(owner).or_default().dir_group, group);
+        self.close_for_dirs(owner, before);
+        self.dir_groups.insert(group, owner);
+    }
+
+    fn close_for_dirs(&mut self, owner: Ino, group: BlockAddr) {
+        if self.dir_groups.get(&group) == Some(&owner) {
+            self.dir_groups.remove(&group);
+        }
+    }
+
     /// Something is forgotten of all directories but those that `kept` wants.
     fn retain(&mut self, kept: impl Fn(Ino, &Owner) -> bool) {
         self.owners.retain(|ino, o| kept(*ino, o));
         self.remembered = self.owners.values().map(|o| o.groups.len()).sum();
+        let owners = &self.owners;
+        self.dir_groups.retain(|_, owner| owners.contains_key(owner));
     }
 }
 
@@ -216,6 +236,7 @@ impl Placement {
         let mut t = self.table.lock();
         if let Some(o) = t.owners.remove(&dir) {
             t.remembered = t.remembered.saturating_sub(o.groups.len());
+            t.close_for_dirs(dir, o.dir_group);
         }
     }
 
@@ -331,6 +352,14 @@ impl Placement {
         }
         let near = if group != 0 { group + gb } else { goal };
         let group_frags = self.geo.frag_of_block(gb);
+        if frags + expected <= group_frags
+            && let Some(run) = self.gap(&t, near, frags, frags + expected)?
+        {
+            if expected > 0 {
+                t.open(owner, self.geo.group_of(self.geo.block_of_frag(run.start)));
+            }
+            return Ok(Some(self.took(run, cache, fresh)));
+        }
         // A tiny file that comes alone needs no group of its own. The fullest one with some room is opened: what is free in
         // it is of least use for anything else, and the emptier ones are there for what comes together.
         if frags + expected <= group_frags / EMPTY_SHARE
@@ -464,6 +493,17 @@ impl Placement {
             }
         }
         Ok(None)
+    }
+
+    /// Where space is scarce, a place in the shortest free run with `room`: what comes alone costs one request wherever it goes,
+    /// and the long runs, of which fewer are left each time that one is begun, are there for what comes together and for long
+    /// files. The room in the open groups of directories is left to their blocks.
+    fn gap(&self, t: &Table, near: BlockAddr, frags: u64, room: u64) -> Result<Option<Run>> {
+        if self.space.free_frags() >= self.geo.total_frags() / SCARCE_SHARE {
+            return Ok(None);
+        }
+        let most = self.geo.frag_of_block(self.geo.group_blocks());
+        self.space.alloc_gap(near, frags, room..most, |group| t.dir_groups.contains_key(&group))
     }
 
     fn window(&self, group: BlockAddr, groups: u64) -> std::ops::Range<FragAddr> {
@@ -648,7 +688,7 @@ impl DirPlacer for Placement {
             if with_data {
                 t.open(owner, next);
             } else {
-                t.owners.entry(owner).or_default().dir_group = next;
+                t.open_for_dirs(owner, next);
             }
             return Ok(Some(run));
         }

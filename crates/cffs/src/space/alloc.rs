@@ -259,6 +259,59 @@ impl Space {
         Ok(found.and_then(|found| if let Found::Run(run) = found { Some(run) } else { None }))
     }
 
+    /// So many fragments of data at the beginning of the shortest free extent with a length in `room`, outside of the groups that
+    /// are `kept`. Looks only at what is in memory, of allocation groups from the goal on and of as many others, which are others
+    /// once there is nothing left in them. The promise of the run ends, as with [`Space::alloc_near`].
+    pub fn alloc_gap(
+        &self,
+        goal: BlockAddr,
+        frags: u64,
+        room: Range<u64>,
+        kept: impl Fn(BlockAddr) -> bool,
+    ) -> Result<Option<Run>> {
+        let short = |n: u64| u32::try_from(n).unwrap_or(u32::MAX);
+        let (want, lens) = (short(frags), short(room.start)..short(room.end));
+        if want > lens.start {
+            return Ok(None);
+        }
+        let find = |group: &Group, set: &super::FreeSet| {
+            set.find_gap(lens.clone(), |start| {
+                kept(self.g.group_of(self.g.block_of_frag(group.start() + u64::from(start))))
+            })
+        };
+        let end = self.usable();
+        let near = self.g.ag_of(goal.min(self.g.total_blocks - 1)).min(end - 1);
+        let far = self.gaps.load(Ordering::Relaxed) % end;
+        let mut best: Option<(u32, usize, u64)> = None;
+        let mut found_far = false;
+        for (n, ag) in (near..end).chain(0..near).take(NEAR_GROUPS).chain((far..end).take(NEAR_GROUPS)).enumerate() {
+            let group = self.group(ag);
+            if group.is_virgin() || !group.is_loaded() {
+                continue;
+            }
+            let found = match self.with(&group, |set| find(&group, set)) {
+                Ok(found) => found,
+                // A damaged allocation group has nothing to offer.
+                Err(Error::Corrupt(_)) => None,
+                Err(e) => return Err(e),
+            };
+            found_far |= found.is_some() && n >= NEAR_GROUPS;
+            // Of those as short the nearest.
+            best = best.into_iter().chain(found.map(|(_, len)| (len, n, ag))).min();
+        }
+        if !found_far {
+            self.gaps.store((far + NEAR_GROUPS as u64) % end, Ordering::Relaxed);
+        }
+        let Some((_, _, ag)) = best else { return Ok(None) };
+        let group = self.group(ag);
+        // Others may have taken it meanwhile.
+        let found = self.with(&group, |set| {
+            let (start, _) = find(&group, set)?;
+            self.take(&group, set, start, want, Right::Data)
+        })?;
+        Ok(found.and_then(|found| if let Found::Run(run) = found { Some(run) } else { None }))
+    }
+
     /// As [`Space::alloc_near`], in whole aligned blocks. The run, and the promise, are in fragments.
     pub fn alloc_blocks_near(&self, goal: BlockAddr, want_blocks: u64, min: u64) -> Result<Option<Run>> {
         self.alloc_blocks(goal, want_blocks, min, Right::Data)

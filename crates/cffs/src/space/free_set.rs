@@ -7,9 +7,13 @@
 //! beside them answers the placement policy's question for an empty group.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
 /// Extents looked at in each direction from the goal before the best fit by length is taken instead.
 const NEAR_EXTENTS: usize = 16;
+
+/// Extents that [`FreeSet::find_gap`] looks at.
+const GAP_TRIES: usize = 64;
 
 /// Most extents that [`FreeSet::longest`] counts.
 const LONGEST: usize = 4096;
@@ -32,12 +36,12 @@ impl GroupMap {
     }
 
     /// Groups that the fragments `start..end` touch.
-    fn touched(&self, start: u32, end: u32) -> std::ops::Range<u32> {
+    fn touched(&self, start: u32, end: u32) -> Range<u32> {
         start >> self.shift..(((end - 1) >> self.shift) + 1).min(self.len)
     }
 
     /// The same, with what remains at the end.
-    fn all_touched(&self, start: u32, end: u32) -> std::ops::Range<u32> {
+    fn all_touched(&self, start: u32, end: u32) -> Range<u32> {
         start >> self.shift..((end - 1) >> self.shift) + 1
     }
 
@@ -299,6 +303,12 @@ impl FreeSet {
             let start = round_up(e - len, align);
             (e >= start && e - start >= want).then_some(start)
         })
+    }
+
+    /// The shortest extent (start, length) with a length in `lens` that is not `kept` for others.
+    pub fn find_gap(&self, lens: Range<u32>, kept: impl Fn(u32) -> bool) -> Option<(u32, u32)> {
+        let fit = self.by_len.range((lens.start, 0)..(lens.end.max(lens.start), 0)).take(GAP_TRIES);
+        fit.map(|(len, end)| (end - len, *len)).find(|(start, _)| !kept(*start))
     }
 
     /// Adds the lengths of the longest extents, as many as it takes for `need` fragments.

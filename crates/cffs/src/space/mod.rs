@@ -72,6 +72,8 @@ pub struct Space {
     open: AtomicU64,
     /// Where a search beyond the near groups last succeeded, and the next one begins.
     roam: AtomicU64,
+    /// Where a search for gaps looks beside the near groups.
+    gaps: AtomicU64,
     /// Serializes the initialization of groups on the device.
     init: Mutex<()>,
     held: Mutex<VecDeque<Arc<Group>>>,
@@ -112,6 +114,7 @@ impl Space {
             loaded_to: AtomicU64::new(0),
             open: AtomicU64::new(counters.ags),
             roam: AtomicU64::new(0),
+            gaps: AtomicU64::new(0),
             init: Mutex::default(),
             held: Mutex::default(),
             trimming: Mutex::default(),
