@@ -520,11 +520,24 @@ pub(crate) fn guarded<T>(f: impl FnOnce() -> Result<T, String>) -> Result<T, Str
 
 /// Runs the sequence once and crashes it in many ways.
 pub fn explore(setup: Setup, ops: &[Op], seed: u64, effort: Effort, coverage: &mut Coverage) -> Result<(), Failure> {
+    explore_after(setup, ops, 0, seed, effort, coverage)
+}
+
+/// The same, with crashes only behind the first `base` operations (those that stand for many counted one by one).
+pub fn explore_after(
+    setup: Setup,
+    ops: &[Op],
+    base: usize,
+    seed: u64,
+    effort: Effort,
+    coverage: &mut Coverage,
+) -> Result<(), Failure> {
     let h = guarded(|| History::record(setup, ops));
     let h = h.map_err(|text| Failure { event: 0, op: None, survival: None, second: None, text })?;
     let mut rng = Rng::with_seed(seed);
     let mut states = CrashStates::new(h.before.clone(), &h.events);
-    for event in points(&h, effort.points, &mut rng) {
+    let from = if base == 0 { 0 } else { h.starts.get(base).copied().unwrap_or(h.events.len()) };
+    for event in points(&h, from, effort.points, &mut rng) {
         states.advance(event);
         let op = h.starts.partition_point(|s| *s < event).checked_sub(1).map(|i| Box::new((i, h.ops[i].clone())));
         let failure =
@@ -551,20 +564,20 @@ pub fn explore(setup: Setup, ops: &[Op], seed: u64, effort: Effort, coverage: &m
     Ok(())
 }
 
-/// Where to crash: around every flush, and between them, as far as the number allows.
-fn points(h: &History, most: usize, rng: &mut Rng) -> Vec<usize> {
+/// Where to crash, not before `from`: around every flush, and between them, as far as the number allows.
+fn points(h: &History, from: usize, most: usize, rng: &mut Rng) -> Vec<usize> {
     let n = h.events.len();
     // A mount that has not ended promises nothing; the last mkfs is durable.
-    let all: BTreeSet<usize> = if n < most {
-        (0..=n).collect()
+    let all: BTreeSet<usize> = if n - from < most {
+        (from..=n).collect()
     } else {
-        let flushes: Vec<usize> = (0..n).filter(|i| matches!(h.events[*i], Event::Flush { .. })).collect();
+        let flushes: Vec<usize> = (from..n).filter(|i| matches!(h.events[*i], Event::Flush { .. })).collect();
         let mut chosen = BTreeSet::from([n]);
         let mut candidates: Vec<usize> = flushes.iter().flat_map(|f| [*f, *f + 1]).collect();
         rng.shuffle(&mut candidates);
         chosen.extend(candidates.into_iter().take(most * 2 / 3));
         while chosen.len() < most {
-            chosen.insert(rng.usize(..=n));
+            chosen.insert(rng.usize(from..=n));
         }
         chosen
     };

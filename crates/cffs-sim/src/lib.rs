@@ -1,6 +1,7 @@
 //! Proof for the engine: a reference model that random operation sequences are compared with, and a simulated device
 //! on which every crash can be tried; and damaged images ([`fuzz`]).
 
+pub mod aged;
 pub mod bounded;
 pub mod crash;
 pub mod disk;

@@ -66,6 +66,7 @@ pub struct Stage {
     clock: AtomicU64,
     start: State,
     known: BTreeMap<Id, (Ino, u32)>,
+    forgetful: bool,
 }
 
 fn start_ops() -> Vec<Op> {
@@ -76,8 +77,9 @@ fn start_ops() -> Vec<Op> {
 }
 
 impl Stage {
-    /// A new file system on a device in memory. Without `embed` inodes stand outside the directories.
-    pub fn new(embed: bool) -> Result<Stage> {
+    /// A new file system on a device in memory. Without `embed` inodes stand outside the directories. With `forgetful`, each
+    /// thread, after each of its calls, lets leave memory what can be read again, inodes that others use among it.
+    pub fn new(embed: bool, forgetful: bool) -> Result<Stage> {
         let device = Arc::new(MemoryDevice::new(8 << 20));
         let options = MkfsOptions { no_embed: !embed, log_bytes: Some(2 << 20), ..MkfsOptions::default() };
         mkfs(&*device, None, &options)?;
@@ -101,7 +103,12 @@ impl Stage {
             }
         }
         let (dir, files) = (dir.ino, [f.ino, g.ino]);
-        Ok(Stage { fs, device, dir, files, clock: AtomicU64::new(0), start, known })
+        if forgetful {
+            // What has something to write stays.
+            fs.sync()?;
+            fs.drop_caches();
+        }
+        Ok(Stage { fs, device, dir, files, clock: AtomicU64::new(0), start, known, forgetful })
     }
 
     /// Performs an operation and notes what came of it.
@@ -109,7 +116,23 @@ impl Stage {
         let began = self.clock.fetch_add(1, Ordering::SeqCst);
         let answer = self.perform(op).unwrap_or_else(|e| Answer::Error(e.errno()));
         let ended = self.clock.fetch_add(1, Ordering::SeqCst);
+        if self.forgetful {
+            self.fs.drop_caches();
+        }
         Call { thread, op: op.clone(), time: (began, ended), answer }
+    }
+
+    /// Gives the open files back and unmounts, after all threads have ended. A file without a name is there until then, and not
+    /// longer.
+    pub fn finish(&self) -> std::result::Result<(), String> {
+        for (n, ino) in self.files.into_iter().enumerate() {
+            let attr = self.fs.getattr(ino).map_err(|e| format!("open file {n} is gone: {e}"))?;
+            self.fs.forget(ino, 1);
+            if (attr.nlink > 0) != self.fs.getattr(ino).is_ok() {
+                return Err(format!("open file {n} with {} names, after it was given back", attr.nlink));
+            }
+        }
+        self.fs.close().map_err(|e| format!("unmount: {e}"))
     }
 
     fn place(&self, path: &Path) -> (Ino, Vec<u8>) {
@@ -333,7 +356,7 @@ mod tests {
 
     #[test]
     fn what_no_order_explains_is_found() {
-        let stage = Stage::new(true).unwrap();
+        let stage = Stage::new(true, false).unwrap();
         let exists = rustix::io::Errno::EXIST.raw_os_error();
         let twice = |second| {
             vec![
@@ -357,7 +380,7 @@ mod tests {
     #[test]
     fn threads_get_answers_that_an_order_explains() {
         for seed in 0..200 {
-            let stage = Stage::new(seed % 2 == 0).unwrap();
+            let stage = Stage::new(seed % 2 == 0, seed % 3 == 0).unwrap();
             let calls: Vec<Call> = std::thread::scope(|s| {
                 let threads: Vec<_> = plan(seed, 4, 8)
                     .into_iter()
@@ -369,8 +392,7 @@ mod tests {
                     .collect();
                 threads.into_iter().flat_map(|t| t.join().unwrap()).collect()
             });
-            stage.check(calls).unwrap_or_else(|e| panic!("seed {seed}: {e}"));
-            stage.fs.close().unwrap();
+            stage.check(calls).and_then(|()| stage.finish()).unwrap_or_else(|e| panic!("seed {seed}: {e}"));
         }
     }
 }

@@ -1,8 +1,12 @@
 //! Crashes everywhere: within sequences, in every way to lose unflushed writes, and within recovery.
 
+use cffs::device::IoKind;
+use cffs_sim::aged;
 use cffs_sim::crash::{Coverage, Effort, explore, explore_and_shrink};
+use cffs_sim::disk::{Event, Trace};
 use cffs_sim::generate::{Bounds, Profile, generate, with_growth};
-use cffs_sim::ops::show;
+use cffs_sim::ops::{Op, expand_all, parse, show};
+use cffs_sim::run::SideBySide;
 use cffs_sim::setup::Setup;
 
 #[test]
@@ -42,7 +46,7 @@ fn every_write_of_growing_can_be_the_last() {
     // Filled before, so that the groups are on the device and their bitmaps change.
     let text = "mkdir /a 755 0\ncreatemany /a 0 24 60000 1\nsync\ngrow 3\ncreatemany /a 50 8 60000 2\ngrow 60\n\
                 create /b 644 0\nwrite /b 0 90000 3\nfsync /b\ngrow 100\nunlinkmany /a 0 20\nsync";
-    let ops = cffs_sim::ops::parse(text).unwrap();
+    let ops = parse(text).unwrap();
     let effort = Effort { points: 100_000, survivals: 2, in_recovery: 2 };
     for n in 0..6 {
         // One group, shortened; and a short last one.
@@ -54,6 +58,45 @@ fn every_write_of_growing_can_be_the_last() {
             }
         }
     }
+}
+
+/// The lengths of the writes of data by which these operations become durable, after others.
+fn data_writes(setup: Setup, before: &[Op], ops: &[Op]) -> Vec<usize> {
+    let trace = Trace::new(setup.make().unwrap());
+    let mut side = SideBySide::on(setup, trace.clone(), 0).unwrap();
+    let mut apply = |ops| {
+        for op in expand_all(ops) {
+            side.apply(&op).unwrap_or_else(|e| panic!("{op}: {e}"));
+        }
+        trace.len()
+    };
+    let from = apply(before);
+    apply(ops);
+    let data = |e: &Event| match e {
+        Event::Write { kind: IoKind::Data, data, .. } => Some(data.len()),
+        _ => None,
+    };
+    trace.events()[from..].iter().filter_map(data).collect()
+}
+
+#[test]
+fn a_crash_on_an_aged_file_system_leaves_what_was_promised() {
+    let together = parse("mkdir /n 755 0\ncreatemany /n 0 100 9000 2\nsync").unwrap();
+    let mut coverage = Coverage::default();
+    for seed in 0..12 {
+        let setup = aged::setup(seed);
+        let new = data_writes(setup, &[], &together);
+        let pieces = data_writes(setup, &aged::ageing(), &together);
+        assert!(new.len() < 12, "{setup}: {new:?}");
+        assert!(pieces.len() > 15, "{setup}: is not in pieces: {pieces:?}");
+        let effort = Effort { points: 12, ..Effort::default() };
+        if let Err(e) = aged::explore(setup, aged::operations(seed), seed, effort, &mut coverage) {
+            let (ops, f) = *e;
+            panic!("aged, seed {seed}, {setup}\n{f}\nsmallest sequence, after the ageing:\n{}", show(&ops));
+        }
+    }
+    println!("{coverage:?}");
+    assert!(coverage.states > 400, "{coverage:?}");
 }
 
 /// Sequences that once failed, and what was wrong.
@@ -72,7 +115,7 @@ const REGRESSIONS: [(&str, &str); 3] = [
 #[test]
 fn regressions() {
     for (what, text) in REGRESSIONS {
-        let ops = cffs_sim::ops::parse(text).unwrap();
+        let ops = parse(text).unwrap();
         let effort = Effort { points: 200, survivals: 4, in_recovery: 1 };
         for n in 0..8 {
             if let Err(f) = explore(Setup::numbered(n), &ops, n, effort, &mut Coverage::default()) {
@@ -88,7 +131,7 @@ fn overwriting_in_place_leaves_data_readable() {
     let text = "create /f 644 0\nwrite /f 0 200000 1\nsync\nwrite /f 3000 90000 2\nfsync /f\nwrite /f 500 100 3\nfsync /f\n\
                 write /f 0 150000 4\nsync\nfallocate /f zero 8192 40960\nwrite /f 10000 20000 5\nsync\n\
                 fallocate /f punch 60000 9000\nwrite /f 61000 3000 6\nfdatasync /f\nwrite /f 0 100000 7";
-    let ops = cffs_sim::ops::parse(text).unwrap();
+    let ops = parse(text).unwrap();
     let effort = Effort { points: 400, survivals: 6, in_recovery: 1 };
     for n in 0..4 {
         let sizes = cffs_sim::setup::SIZES[[0, 1, 2, 4][n as usize]];
@@ -104,7 +147,7 @@ fn overwriting_in_place_leaves_data_readable() {
 #[test]
 fn a_device_that_ignores_flushes_is_found_out() {
     let setup = Setup { lying: true, ..Setup::default() };
-    let ops = cffs_sim::ops::parse("mkdir /a 755 0\ncreate /a/b 644 0\nwrite /a/b 0 9000 1\nfsync /a/b\nsync").unwrap();
+    let ops = parse("mkdir /a 755 0\ncreate /a/b 644 0\nwrite /a/b 0 9000 1\nfsync /a/b\nsync").unwrap();
     let found = (0..20).any(|seed| explore(setup, &ops, seed, Effort::default(), &mut Coverage::default()).is_err());
     assert!(found);
 }

@@ -23,7 +23,7 @@ fn whatever_the_device_does() {
 }
 
 /// Histories that once failed: what was wrong, the number of the setup, fault, operations.
-const REGRESSIONS: [(&str, u64, Fault, &str); 14] = [
+const REGRESSIONS: [(&str, u64, Fault, &str); 15] = [
     (
         "a repair could not do without what stands in unreadable sectors of the log",
         8,
@@ -95,6 +95,13 @@ const REGRESSIONS: [(&str, u64, Fault, &str); 14] = [
         15,
         Fault::FlippedMedium,
         "mkdir /a 1777 0\ncreate /a/e 600 1000\nremount true\nremount true\nlink /a/e /c\nrename /a/e /a/b replace\nrename /a/b /a/a replace\nunlink /a/a\nmkdir /a/a 700 0",
+    ),
+    (
+        "a lost write left the locator table at what it said before a directory was moved, and a repair believed it: the bytes there, \
+         in free space, told of the directory still (seed 7800015)",
+        15,
+        Fault::Lost,
+        "setxattr / trusted.t 1811 1\nremount true\nmkdir /M1 1777 1000\nremount true\nrename /M1 /h replace\ncreate /h/e 600 0",
     ),
     (
         "a file whose directory is synchronous was made, and only then the device failed (the judge's; seed 500029)",

@@ -20,7 +20,7 @@ fn explore(scheduler: impl Scheduler + 'static, seed: u64, threads: usize, calls
     config.stack_size = 1 << 20;
     let runner = Runner::new(scheduler, config);
     runner.run(move || {
-        let stage = Arc::new(Stage::new(seed.is_multiple_of(2)).unwrap());
+        let stage = Arc::new(Stage::new(seed.is_multiple_of(2), seed.is_multiple_of(3)).unwrap());
         // Not a lock of shuttle's: nobody waits for it.
         let all = Arc::new(Mutex::new(Vec::new()));
         let running: Vec<_> = plan(seed, threads, calls)
@@ -38,8 +38,7 @@ fn explore(scheduler: impl Scheduler + 'static, seed: u64, threads: usize, calls
             .collect();
         running.into_iter().for_each(|t| t.join().unwrap());
         let calls = std::mem::take(&mut *all.lock().unwrap());
-        stage.check(calls).unwrap_or_else(|e| panic!("plan {seed}: {e}"));
-        stage.fs.close().unwrap();
+        stage.check(calls).and_then(|()| stage.finish()).unwrap_or_else(|e| panic!("plan {seed}: {e}"));
     });
 }
 

@@ -1,46 +1,19 @@
 //! Long reads of large files go past the cache, and see all the same what is nowhere but in memory.
 
-use cffs::check::{CheckOptions, check};
+#[path = "common/large.rs"]
+mod large;
+
 use cffs::device::{Device, FailingDevice, Fault, IoKind, MemoryDevice, Operation, ReadRequest};
 use cffs::error::Error;
-use cffs::format::{Ino, ROOT_INO};
-use cffs::fs::{AtimeMode, Caller, Fallocate, Fs, MountOptions, path};
+use cffs::format::Ino;
+use cffs::fs::{Fallocate, Fs, MountOptions, path};
 use cffs::mkfs::{MkfsOptions, mkfs};
+use large::{KIB, MIB, ROOT, assert_clean, bytes, create, made, small_cache};
 use std::io::{self, IoSlice, IoSliceMut};
 use std::sync::{Arc, Mutex};
 
-const ROOT: Caller = Caller::ROOT;
-const KIB: usize = 1 << 10;
-const MIB: usize = 1 << 20;
-
-/// Files of more than 1 MiB are large, reads of 256 KiB long.
-fn options() -> MountOptions {
-    MountOptions { background: false, atime: AtimeMode::Noatime, cache_bytes: 8 << 20, ..MountOptions::default() }
-}
-
-fn made(data_sums: bool) -> Arc<MemoryDevice> {
-    let dev = Arc::new(MemoryDevice::new(96 << 20));
-    mkfs(&*dev, None, &MkfsOptions { data_sums, ..MkfsOptions::default() }).unwrap();
-    dev
-}
-
-/// Bytes that differ from place to place.
-fn bytes(seed: u64, len: usize) -> Vec<u8> {
-    (0..len as u64).map(|i| (i.wrapping_mul(0x9e37_79b9).wrapping_add(seed * 0x5_1234_5677) >> 13) as u8).collect()
-}
-
-fn create(fs: &Fs, name: &str) -> Ino {
-    fs.create(ROOT, ROOT_INO, name.as_bytes(), 0o644).unwrap().ino
-}
-
 fn write_all(fs: &Fs, ino: Ino, offset: u64, data: &[u8]) {
     assert_eq!(fs.write(ROOT, ino, offset, data).unwrap(), data.len());
-}
-
-fn assert_clean(dev: &Arc<MemoryDevice>) {
-    let report =
-        check(dev.clone(), None, &CheckOptions { data: true, ..CheckOptions::default() }, &|_, _, _| {}).unwrap();
-    assert!(report.is_clean(), "{:#?}", report.problems);
 }
 
 /// What stands where, and the same on the file system: written in one go, in pieces, allocated ahead, not at all.
@@ -66,7 +39,7 @@ fn lay_out(fs: &Fs, ino: Ino) -> Vec<u8> {
 fn long_reads_see_what_is_nowhere_but_in_memory() {
     for data_sums in [false, true] {
         let dev = made(data_sums);
-        let fs = Fs::open(dev.clone(), None, options()).unwrap();
+        let fs = Fs::open(dev.clone(), None, small_cache()).unwrap();
         let ino = create(&fs, "large");
         let mut all = lay_out(&fs, ino);
         fs.drop_caches();
@@ -109,7 +82,7 @@ fn long_reads_see_what_is_nowhere_but_in_memory() {
         fs.forget(ino, 1);
         fs.close().unwrap();
         assert_clean(&dev);
-        let fs = Fs::open(dev.clone(), None, options()).unwrap();
+        let fs = Fs::open(dev.clone(), None, small_cache()).unwrap();
         assert!(path::read_file(&fs, b"/large").unwrap() == all, "after a mount, sums {data_sums}");
         fs.close().unwrap();
     }
@@ -162,7 +135,7 @@ impl Device for Noting {
 #[test]
 fn what_lies_in_many_places_is_one_batch_and_leaves_the_cache_alone() {
     let dev = Noting::new(made(false));
-    let fs = Fs::open(dev.clone(), None, options()).unwrap();
+    let fs = Fs::open(dev.clone(), None, small_cache()).unwrap();
     let small = create(&fs, "small");
     write_all(&fs, small, 0, &bytes(1, 5000));
     // Two files that grow in turn, a piece with each sync, so that neither lies together.
@@ -210,7 +183,7 @@ fn what_lies_in_many_places_is_one_batch_and_leaves_the_cache_alone() {
 fn a_bad_sector_and_a_flipped_bit_hide_nothing_else() {
     let memory = made(true);
     let dev = Arc::new(FailingDevice::new(memory.clone()));
-    let fs = Fs::open(dev.clone(), None, options()).unwrap();
+    let fs = Fs::open(dev.clone(), None, small_cache()).unwrap();
     let ino = create(&fs, "large");
     let content = bytes(3, 4 * MIB);
     write_all(&fs, ino, 0, &content);
@@ -253,7 +226,7 @@ fn a_bad_sector_and_a_flipped_bit_hide_nothing_else() {
 fn long_writes_go_to_the_device_while_they_come_and_are_what_was_written() {
     for data_sums in [false, true] {
         let dev = made(data_sums);
-        let with_threads = MountOptions { background: true, ..options() };
+        let with_threads = MountOptions { background: true, ..small_cache() };
         let fs = Fs::open(dev.clone(), None, with_threads).unwrap();
         let ino = create(&fs, "large");
         let mut all = vec![0; 24 * MIB];
@@ -278,7 +251,7 @@ fn long_writes_go_to_the_device_while_they_come_and_are_what_was_written() {
         fs.forget(ino, 1);
         fs.close().unwrap();
         assert_clean(&dev);
-        let fs = Fs::open(dev.clone(), None, options()).unwrap();
+        let fs = Fs::open(dev.clone(), None, small_cache()).unwrap();
         assert!(path::read_file(&fs, b"/large").unwrap() == all, "sums {data_sums}");
         fs.close().unwrap();
     }
@@ -288,7 +261,7 @@ fn long_writes_go_to_the_device_while_they_come_and_are_what_was_written() {
 fn bitmaps_that_a_search_will_need_are_one_batch() {
     let memory = Arc::new(MemoryDevice::new(96 << 20));
     mkfs(&*memory, None, &MkfsOptions { ag_blocks: Some(2048), ..MkfsOptions::default() }).unwrap();
-    let fs = Fs::open(memory.clone(), None, options()).unwrap();
+    let fs = Fs::open(memory.clone(), None, small_cache()).unwrap();
     // A dozen allocation groups of 8 MiB, each with little left.
     let files: Vec<Ino> = (0..11).map(|i| create(&fs, &format!("file{i}"))).collect();
     for ino in &files {
@@ -298,7 +271,7 @@ fn bitmaps_that_a_search_will_need_are_one_batch() {
     files.iter().for_each(|ino| fs.forget(*ino, 1));
     fs.close().unwrap();
     let dev = Noting::new(memory.clone());
-    let fs = Fs::open(dev.clone(), None, options()).unwrap();
+    let fs = Fs::open(dev.clone(), None, small_cache()).unwrap();
     let ino = create(&fs, "large");
     dev.take();
     let content = bytes(5, 7 * MIB);
@@ -309,7 +282,7 @@ fn bitmaps_that_a_search_will_need_are_one_batch() {
     fs.forget(ino, 1);
     fs.close().unwrap();
     assert_clean(&memory);
-    let fs = Fs::open(memory.clone(), None, options()).unwrap();
+    let fs = Fs::open(memory.clone(), None, small_cache()).unwrap();
     assert!(path::read_file(&fs, b"/large").unwrap() == content);
     fs.close().unwrap();
 }

@@ -1,53 +1,24 @@
 //! Long writes past the cache: what is read afterwards, from wherever, is what was written; and when they are made.
 
-use cffs::check::{CheckOptions, check};
+#[path = "common/large.rs"]
+mod large;
+
 use cffs::device::{Device, FailingDevice, Fault, IoKind, MemoryDevice, Operation, WriteRequest};
 use cffs::error::Error;
 use cffs::format::{Ino, ROOT_INO};
-use cffs::fs::{AtimeMode, Caller, Fallocate, Fs, MountOptions, PrefetchMode, SetAttr, WritePast, path};
-use cffs::mkfs::{MkfsOptions, mkfs};
+use cffs::fs::{Fallocate, Fs, MountOptions, PrefetchMode, SetAttr, WritePast, path};
+use large::{KIB, MIB, ROOT, assert_clean, bytes, create, made, small_cache};
 use std::io::{self, IoSlice, IoSliceMut};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-const ROOT: Caller = Caller::ROOT;
-const KIB: usize = 1 << 10;
-const MIB: usize = 1 << 20;
-
 fn options() -> MountOptions {
-    MountOptions {
-        background: false,
-        atime: AtimeMode::Noatime,
-        cache_bytes: 8 << 20,
-        write_past: WritePast::Always,
-        ..MountOptions::default()
-    }
-}
-
-fn made(data_sums: bool) -> Arc<MemoryDevice> {
-    let dev = Arc::new(MemoryDevice::new(96 << 20));
-    mkfs(&*dev, None, &MkfsOptions { data_sums, ..MkfsOptions::default() }).unwrap();
-    dev
-}
-
-/// Bytes that differ from place to place.
-fn bytes(seed: u64, len: usize) -> Vec<u8> {
-    (0..len as u64).map(|i| (i.wrapping_mul(0x9e37_79b9).wrapping_add(seed * 0x5_1234_5677) >> 13) as u8).collect()
-}
-
-fn create(fs: &Fs, name: &str) -> Ino {
-    fs.create(ROOT, ROOT_INO, name.as_bytes(), 0o644).unwrap().ino
+    MountOptions { write_past: WritePast::Always, ..small_cache() }
 }
 
 fn past(fs: &Fs) -> u64 {
     fs.stats().cache.written_past
-}
-
-fn assert_clean(dev: &Arc<MemoryDevice>) {
-    let report =
-        check(dev.clone(), None, &CheckOptions { data: true, ..CheckOptions::default() }, &|_, _, _| {}).unwrap();
-    assert!(report.is_clean(), "{:#?}", report.problems);
 }
 
 /// Writes both to the file and to the copy of what it should have; whether it went past the cache.

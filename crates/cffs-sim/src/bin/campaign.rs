@@ -92,6 +92,8 @@ enum Kind {
     Modes,
     /// Crashes of mkfs.
     Mkfs,
+    /// Crashes of an aged file system: almost full, with its free space in short pieces.
+    Aged,
 }
 
 /// Setup of a seed, alike in every run of the program.
@@ -106,6 +108,7 @@ fn setup(kind: Kind, seed: u64) -> Setup {
         Kind::Model => Setup { metadata, ..setup },
         Kind::Full => Setup { metadata, ..setup }.small(),
         Kind::Crash | Kind::Mkfs => setup,
+        Kind::Aged => cffs_sim::aged::setup(seed),
         Kind::Modes => Setup { metadata: [MetadataMode::Sync, MetadataMode::Delayed][seed as usize % 2], ..setup },
         Kind::Grow if seed.is_multiple_of(2) => setup.growing(seed),
         Kind::Grow => Setup { metadata, ..setup }.small().growing(seed),
@@ -126,6 +129,16 @@ fn one(
         format!("--only {name} --seed {seed}: {profile:?}, {setup}\n{text}\nsmallest sequence:\n{}", show(ops))
     };
     let woven = |ops| if kind == Kind::Grow { with_growth(ops, seed) } else { ops };
+    if kind == Kind::Aged {
+        let mut ops = given.map_or_else(|| cffs_sim::aged::operations(seed), <[_]>::to_vec);
+        ops.truncate(args.first);
+        if args.print {
+            print!("{}", show(&ops));
+            return None;
+        }
+        let effort = Effort { points: 12, survivals: 2, in_recovery: 1 };
+        return cffs_sim::aged::explore(setup, ops, seed, effort, coverage).err().map(|e| head(e.1.to_string(), &e.0));
+    }
     if matches!(kind, Kind::Modes | Kind::Mkfs) {
         let mut ops = given
             .map_or_else(|| generate(seed, profile, args.len / 2, Bounds { write: 30_000, many: 20 }), <[_]>::to_vec);
@@ -380,7 +393,7 @@ fn main() -> Result<()> {
         if args.once && seed > args.seed {
             return false;
         }
-        let all = vec![Kind::Model, Kind::Full, Kind::Crash, Kind::Grow, Kind::Modes, Kind::Mkfs];
+        let all = vec![Kind::Model, Kind::Full, Kind::Crash, Kind::Grow, Kind::Modes, Kind::Mkfs, Kind::Aged];
         for kind in args.only.map_or(all, |kind| vec![kind]) {
             piece(format!("--only {kind:?} --seed {seed}").to_lowercase(), &mut |total| {
                 total.sequences += 1;

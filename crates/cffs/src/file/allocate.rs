@@ -6,7 +6,7 @@
 //! The steps here are transactions of their own; between them the file is whole, though perhaps not all done. Whoever takes
 //! them holds [`Node::resize`] and an [`Exclusive`], and no page of the file overlaps what is changed.
 
-use super::{FileCtx, dirty_page, needs, reserve_tree, truncate, writeback};
+use super::{FileCtx, dirty_page, needs, truncate, writeback};
 use crate::error::{Error, Result};
 use crate::extent::{self, Mapping};
 use crate::format::extent::LOGICAL_END;
@@ -298,19 +298,6 @@ pub fn make_unwritten(cx: &FileCtx<'_>, node: &Node, frags: Range<u64>, promise:
         })?;
     }
     Ok(())
-}
-
-/// Drops the pages that lie wholly in a range of bytes (one that reaches the end of the file holds its last page).
-pub fn drop_pages(cx: &FileCtx<'_>, st: &mut NodeState, bytes: &Range<u64>) {
-    let bs = cx.cache.geometry().block_size() as u64;
-    let to_the_end = bytes.end >= st.inode.size;
-    let touched = bytes.start / bs..bytes.end.div_ceil(bs);
-    let within = |i: u64| i * bs >= bytes.start && (to_the_end || (i + 1) * bs <= bytes.end);
-    let gone: Vec<u64> = st.data.pages.range(touched.clone()).map(|(i, _)| *i).filter(|i| within(*i)).collect();
-    gone.into_iter().for_each(|i| st.data.drop_page(cx, i));
-    // It may have gone on from a page that is no more.
-    st.data.change_page(touched.end, |p| p.splits += 2);
-    let _ = reserve_tree(cx, st, true);
 }
 
 /// Whether pages overlap a range of bytes.

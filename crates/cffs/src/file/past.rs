@@ -120,46 +120,39 @@ enum Taken<'a> {
 
 /// Finds places for blocks where the file has none, and makes a writeback of them.
 fn take<'a>(cx: &FileCtx<'_>, node: &Arc<Node>, blocks: &Blocks<'a>, privileged: bool, now: i64) -> Taken<'a> {
-    loop {
-        node.wait_writeback();
-        let mut guard = node.state.write();
-        let mut busy = node.in_writeback.lock();
-        if *busy {
-            continue;
-        }
-        let st = &mut *guard;
-        let start = blocks.end - blocks.data.len() as u64;
-        let inline = matches!(&st.inode.format, InodeFormat::Inline(d) if !d.is_empty());
-        if st.dead || inline || start > st.inode.size || blocks.end <= cx.placement.small_max() {
-            return Taken::Nothing;
-        }
-        let places = blocks.frags.end - blocks.frags.start;
-        match needs(cx, st, blocks.frags.clone()) {
-            Ok(need) if need.places == places && need.splits == 0 => {}
-            _ => return Taken::Nothing,
-        }
-        if !st.data.pages.is_empty() {
-            return Taken::Pages;
-        }
-        if st.data.reserve(cx, places, privileged).is_err() {
-            return Taken::Nothing;
-        }
-        let pages = places / cx.cache.geometry().frags_per_block();
-        if reserve_tree_for(cx, st, places, pages, privileged).is_err() {
-            st.data.release(cx, places);
-            return Taken::Nothing;
-        }
-        st.data.in_flight = places;
-        let size = st.inode.size.max(blocks.end);
-        let mut job = Job::by_caller(node.clone(), size, blocks.first, places, now);
-        if !matches!(place(cx, st, &mut job, blocks), Ok(true)) {
-            writeback::give_back(cx, st, &mut job);
-            let _ = reserve_tree(cx, st, privileged); // less than before
-            return Taken::Nothing;
-        }
-        *busy = true;
-        return Taken::Job(job);
+    let (mut guard, mut busy) = node.lock_for_writeback();
+    let st = &mut *guard;
+    let start = blocks.end - blocks.data.len() as u64;
+    let inline = matches!(&st.inode.format, InodeFormat::Inline(d) if !d.is_empty());
+    if st.dead || inline || start > st.inode.size || blocks.end <= cx.placement.small_max() {
+        return Taken::Nothing;
     }
+    let places = blocks.frags.end - blocks.frags.start;
+    match needs(cx, st, blocks.frags.clone()) {
+        Ok(need) if need.places == places && need.splits == 0 => {}
+        _ => return Taken::Nothing,
+    }
+    if !st.data.pages.is_empty() {
+        return Taken::Pages;
+    }
+    if st.data.reserve(cx, places, privileged).is_err() {
+        return Taken::Nothing;
+    }
+    let pages = places / cx.cache.geometry().frags_per_block();
+    if reserve_tree_for(cx, st, places, pages, privileged).is_err() {
+        st.data.release(cx, places);
+        return Taken::Nothing;
+    }
+    st.data.in_flight = places;
+    let size = st.inode.size.max(blocks.end);
+    let mut job = Job::by_caller(node.clone(), size, blocks.first, places, now);
+    if !matches!(place(cx, st, &mut job, blocks), Ok(true)) {
+        writeback::give_back(cx, st, &mut job);
+        let _ = reserve_tree(cx, st, privileged); // less than before
+        return Taken::Nothing;
+    }
+    *busy = true;
+    Taken::Job(job)
 }
 
 /// Places for all of the blocks; false if that takes more than one transaction can tell of, or there is no space.

@@ -178,44 +178,37 @@ fn take_with_retry(cx: &FileCtx<'_>, node: &Arc<Node>, for_log: bool) -> Result<
 
 /// Takes the dirty pages of a file and finds places for them.
 fn take(cx: &FileCtx<'_>, node: &Arc<Node>, for_log: bool) -> Result<Taken> {
-    loop {
-        node.wait_writeback();
-        let mut guard = node.state.write();
-        let mut busy = node.in_writeback.lock();
-        if *busy {
-            continue;
-        }
-        let st = &mut *guard;
-        // A file without a name goes away with its last reference; until then its data must be able to leave memory.
-        let held = node.refs.load(std::sync::atomic::Ordering::Acquire) > 0;
-        if st.dead || (st.orphan && !held) {
-            return Ok(Taken::Nothing);
-        }
-        let accessed = node.accessed.swap(i64::MIN, Ordering::Relaxed);
-        if accessed > st.inode.atime {
-            st.inode.atime = accessed;
-            st.dirty = true;
-        }
-        if st.data.pages.is_empty() && !st.dirty {
-            return Ok(Taken::Nothing);
-        }
-        let keep = !cx.cache.is_large(st.inode.size);
-        let mut job = Job { pages: st.data.take_dirty(), ..Job::new(node.clone(), st.inode.size, keep) };
-        job.bytes = job.pages.iter().map(|(_, dirty, _)| dirty.len()).sum();
-        st.data.in_flight = job.pages.iter().map(|(_, _, reserved)| reserved).sum();
-        let began = cx.space.moment();
-        if let Err(e) = place(cx, st, &mut job, for_log) {
-            let more = cx.space.more_since(began);
-            give_back(cx, st, &mut job);
-            if matches!(e, Error::NoSpace) && more {
-                return Ok(Taken::NeedsCommit);
-            }
-            st.data.error.get_or_insert(e.duplicate());
-            return Err(e);
-        }
-        *busy = true;
-        return Ok(Taken::Job(job));
+    let (mut guard, mut busy) = node.lock_for_writeback();
+    let st = &mut *guard;
+    // A file without a name goes away with its last reference; until then its data must be able to leave memory.
+    let held = node.refs.load(std::sync::atomic::Ordering::Acquire) > 0;
+    if st.dead || (st.orphan && !held) {
+        return Ok(Taken::Nothing);
     }
+    let accessed = node.accessed.swap(i64::MIN, Ordering::Relaxed);
+    if accessed > st.inode.atime {
+        st.inode.atime = accessed;
+        st.dirty = true;
+    }
+    if st.data.pages.is_empty() && !st.dirty {
+        return Ok(Taken::Nothing);
+    }
+    let keep = !cx.cache.is_large(st.inode.size);
+    let mut job = Job { pages: st.data.take_dirty(), ..Job::new(node.clone(), st.inode.size, keep) };
+    job.bytes = job.pages.iter().map(|(_, dirty, _)| dirty.len()).sum();
+    st.data.in_flight = job.pages.iter().map(|(_, _, reserved)| reserved).sum();
+    let began = cx.space.moment();
+    if let Err(e) = place(cx, st, &mut job, for_log) {
+        let more = cx.space.more_since(began);
+        give_back(cx, st, &mut job);
+        if matches!(e, Error::NoSpace) && more {
+            return Ok(Taken::NeedsCommit);
+        }
+        st.data.error.get_or_insert(e.duplicate());
+        return Err(e);
+    }
+    *busy = true;
+    Ok(Taken::Job(job))
 }
 
 /// Finds places for the pages of a job, and lists what is to be written where.

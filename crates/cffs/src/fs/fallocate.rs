@@ -95,9 +95,7 @@ impl Fs {
     fn allocate(&self, c: Caller, node: &Arc<Node>, bytes: Range<u64>, keep_size: bool) -> Result<()> {
         let cx = self.file_cx();
         // Pages there have space of their own to come.
-        if allocate::has_pages(&cx, &node.state.read(), &bytes) {
-            writeback::write_back(&cx, vec![node.clone()])?;
-        }
+        self.settle_range(node, &bytes)?;
         let _exclusive = Exclusive::new(node);
         self.leave_inode(c, node)?;
         let frags = self.frag_range(&bytes);
@@ -111,18 +109,18 @@ impl Fs {
         if size > st.inode.size { file::extend(&self.file_cx(), &mut st, size, c.privileged()) } else { Ok(()) }
     }
 
-    /// Leaves no page in the range. They go to their places first: after an error the file has what was written to it last, not
-    /// what the device had before that.
-    fn drop_range(&self, node: &Arc<Node>, bytes: &Range<u64>) -> Result<()> {
+    /// Leaves no page in the range: they go to their places, so that after an error the file has what was written to it last, not
+    /// what the device had before that. New ones are made only with [`Node::resize`], which the caller holds.
+    fn settle_range(&self, node: &Arc<Node>, bytes: &Range<u64>) -> Result<()> {
         let cx = self.file_cx();
-        if allocate::has_pages(&cx, &node.state.read(), bytes) {
+        let has_pages = || allocate::has_pages(&cx, &node.state.read(), bytes);
+        if has_pages() {
             writeback::write_back(&cx, vec![node.clone()])?;
+            // Only those of a file that nobody has any more stay, until it is gone.
+            if has_pages() {
+                return Err(Error::Stale);
+            }
         }
-        let _exclusive = Exclusive::new(node);
-        let mut st = node.state.write();
-        // A size that these pages had brought has to reach the device all the same.
-        st.dirty = true;
-        allocate::drop_pages(&cx, &mut st, bytes);
         Ok(())
     }
 
@@ -130,14 +128,14 @@ impl Fs {
         let cx = self.file_cx();
         // What can fail for want of space comes first.
         let nodes = Promise::for_cut(&cx, node)?;
-        self.drop_range(node, &bytes)?;
+        self.settle_range(node, &bytes)?;
         let _exclusive = Exclusive::new(node);
         let too_long = {
             let st = node.state.read();
             st.inode.size > st.inode.data_room() as u64
         };
         if too_long {
-            // The pages that were to take their place are gone.
+            // Pages outside the range are to take the place of these contents, and may do so before the range is cut or after.
             self.leave_inode(c, node)?;
         }
         let inside = {
@@ -164,7 +162,7 @@ impl Fs {
             self.leave_inode(c, node)?;
             Promise::for_range(&cx, node, frags.clone(), c.privileged())?
         };
-        self.drop_range(node, &bytes)?;
+        self.settle_range(node, &bytes)?;
         let _exclusive = Exclusive::new(node);
         self.leave_inode(c, node)?;
         let inside = allocate::zero_edges(&cx, &mut node.state.write(), &bytes, c.privileged())?;

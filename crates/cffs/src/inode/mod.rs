@@ -17,7 +17,7 @@ use crate::format::{
 };
 use crate::journal::Txn;
 use crate::quota::{Account, Hold, Quota};
-use parking_lot::{Condvar, Mutex, RwLock};
+use parking_lot::{Condvar, Mutex, MutexGuard, RwLock, RwLockWriteGuard};
 use std::collections::VecDeque;
 use std::collections::hash_map::Entry;
 use std::hash::Hasher;
@@ -137,6 +137,20 @@ impl Node {
         let mut busy = self.in_writeback.lock();
         while *busy {
             self.writeback_done.wait(&mut busy);
+        }
+    }
+
+    /// The state, and the mark to set for a writeback that is to begin: none is under way, and none begins before both are let
+    /// go. The caller holds no lock that writeback needs.
+    pub fn lock_for_writeback(&self) -> (RwLockWriteGuard<'_, NodeState>, MutexGuard<'_, bool>) {
+        loop {
+            self.wait_writeback();
+            let state = self.state.write();
+            let busy = self.in_writeback.lock();
+            // Somebody else may have begun one before the node was locked.
+            if !*busy {
+                return (state, busy);
+            }
         }
     }
 

@@ -34,7 +34,14 @@ fn a_block_in_which_another_file_has_a_part_is_not_taken_for_fresh() {
 
 /// A file system of one allocation group, of which all is taken but these runs of blocks; behind the first group.
 fn with_holes(holes: &[(u64, u64)]) -> (Fixture, u64, u64) {
-    let f = Fixture::new(16 << 20, &MkfsOptions { group_size: 64 << 10, ..MkfsOptions::default() });
+    with_holes_on(16 << 20, holes)
+}
+
+/// The same on a device of so many bytes.
+fn with_holes_on(size: u64, holes: &[(u64, u64)]) -> (Fixture, u64, u64) {
+    let options = MkfsOptions { group_size: 64 << 10, ag_blocks: Some(size / 4096), ..MkfsOptions::default() };
+    let f = Fixture::new(size, &options);
+    assert_eq!(f.geometry().ag_count, 1);
     let g = f.geometry();
     let fpb = g.frags_per_block();
     let first = f.space.find_free_group(0).unwrap().unwrap() + g.group_blocks();
@@ -179,4 +186,31 @@ fn the_groups_that_are_remembered_are_bounded() {
     p.forget(10);
     let t = p.table.lock();
     assert_eq!(t.remembered, t.owners.values().map(|o| o.groups.len()).sum::<usize>());
+}
+
+#[test]
+fn a_long_file_takes_the_longest_free_runs_in_their_order() {
+    let holes = [(0, 100), (200, 900), (1300, 300), (1800, 1500), (3500, 1300), (5000, 50)];
+    let (f, first, fpb) = with_holes_on(64 << 20, &holes);
+    let long = LONG >> f.geometry().frag_shift;
+    assert_eq!(long, 2048 * fpb, "what follows reckons with it");
+    let p = Placement::new(f.space.clone(), &f.sb, None, true);
+    f.space.reserve(3000 * fpb, true).unwrap();
+    // The next part of a file that ends before a block, with so much more to come: where it begins, and how much of it is there.
+    let place = |end: u64, blocks: u64, ahead: u64| {
+        let placed = p.place_stream(ROOT_INO, Some((first + end) * fpb), blocks * fpb, ahead).unwrap();
+        placed.map(|Placed { run }| (run.start / fpb - first, run.len / fpb))
+    };
+    assert_eq!(place(150, 10, 0), Some((200, 10)), "one that is not long takes what is next");
+    assert_eq!(place(150, 10, long - 1), Some((210, 10)), "still not");
+    assert_eq!(place(0, 10, long), Some((0, 10)), "what is free behind it is taken, however short");
+    assert_eq!(place(150, 64, long), Some((1800, 64)), "two runs take 8 MiB, and this is the first of them");
+    assert_eq!(place(1864, 3000, long), Some((1864, 1436)), "it goes on there to the end of it");
+    // From here on 1300 and 880 blocks are the longest.
+    assert_eq!(place(3300, 64, long), Some((3500, 64)));
+    // Of 1236 and 880 the next around the end.
+    assert_eq!(place(4900, 64, long), Some((220, 64)), "not at 5000");
+    assert_eq!(place(3564, 1236, long), Some((3564, 1236)));
+    // With 816, 300, 90 and 50 blocks there are no 8 MiB left: what is next is as good.
+    assert_eq!(place(4800, 40, long), Some((5000, 40)));
 }

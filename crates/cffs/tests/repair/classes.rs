@@ -114,6 +114,18 @@ fn bits(i: &Image, path: &str) -> (BlockAddr, u64, u64) {
     (i.g.bitmap_block(ag, index), within % i.g.bits_per_bitmap(), e.len)
 }
 
+/// A block of the first allocation group that is not in use.
+fn free_block(i: &Image) -> BlockAddr {
+    let fpb = i.g.frags_per_block();
+    let is_free = |addr: &BlockAddr| {
+        let frag = i.g.frag_of_block(*addr);
+        let bits = i.read(i.g.bitmap_block(0, frag / i.g.bits_per_bitmap()));
+        let at = frag % i.g.bits_per_bitmap();
+        (at..at + fpb).all(|bit| bits[BITMAP_BITS + bit as usize / 8] >> (bit % 8) & 1 == 0)
+    };
+    (0..i.g.ag_blocks).rev().find(is_free).expect("there is space")
+}
+
 /// The table with the checksums of the beginning of a file.
 fn sum_table(i: &Image, path: &str) -> BlockAddr {
     let (ag, index, _) = i.g.sum_place(first_extent(i, path).start);
@@ -497,6 +509,13 @@ fn tables() -> Vec<Case> {
         }),
         case("locator: entry of another kind", Class::LocatorWrong, WHOLE, |i| {
             locator(i, i.ino(FILE), Location::External { block: 9, offset: 64 });
+        }),
+        // Where the inode of a directory stood before it was moved, its bytes are found for a while.
+        case("locator: entry of before a move", Class::LocatorWrong, WHOLE, |i| {
+            let (place, before) = (&i.places[&i.ino("/src/package0")], free_block(i));
+            i.write(before, &i.read(place.block));
+            i.edit(before, |b| put_u64(b, 16, before));
+            locator(i, i.ino("/src/package0"), Location::Embedded { block: before, offset: place.offset });
         }),
         case("locator: entry of nothing", Class::LocatorStale, WHOLE, |i| {
             let unused = i.places.keys().max().unwrap() + 7;

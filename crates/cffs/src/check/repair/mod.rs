@@ -637,16 +637,20 @@ impl<'a> Repairer<'a> {
             return Inode::decode(&b[offset..offset + INODE_SLOT_SIZE]).ok().filter(|i| i.ino == ino);
         }
         let k = *self.inodes.get(&ino)?;
-        let b = self.vol.get(k.block).ok()?;
-        let room = self.room(&b, &k)?;
-        Inode::decode(&b[room.0..room.1]).ok().filter(|i| i.ino == ino)
+        self.load_from(ino, k.block, k.offset as usize, k.external)
+    }
+
+    /// Reads an inode of which it is said where it stands.
+    fn load_from(&mut self, ino: Ino, block: BlockAddr, offset: usize, external: bool) -> Option<Inode> {
+        let b = self.vol.get(block).ok()?;
+        let (from, to) = self.room(&b, block, offset, external)?;
+        Inode::decode(&b[from..to]).ok().filter(|i| i.ino == ino)
     }
 
     /// Where the bytes of an inode are in its block.
-    fn room(&self, b: &[u8], k: &Known) -> Option<(usize, usize)> {
-        let offset = k.offset as usize;
-        if k.external {
-            let id = BlockId { kind: BlockKind::ExternalInodes, addr: k.block, owner: EXTERNAL_INO };
+    fn room(&self, b: &[u8], addr: BlockAddr, offset: usize, external: bool) -> Option<(usize, usize)> {
+        if external {
+            let id = BlockId { kind: BlockKind::ExternalInodes, addr, owner: EXTERNAL_INO };
             verify_block(b, self.g.fsid, id).ok()?;
             return (offset + INODE_SLOT_SIZE <= b.len()).then_some((offset, offset + INODE_SLOT_SIZE));
         }
@@ -666,7 +670,7 @@ impl<'a> Repairer<'a> {
         } else {
             self.inodes.get(&inode.ino).copied().and_then(|k| {
                 let b = self.vol.get(k.block).ok()?;
-                let room = self.room(&b, &k)?;
+                let room = self.room(&b, k.block, k.offset as usize, k.external)?;
                 Some((k.block, b, room))
             })
         };

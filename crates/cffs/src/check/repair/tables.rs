@@ -313,18 +313,39 @@ impl Repairer<'_> {
         list.into_iter().any(|(ino, offset)| self.located(ino) == Some(Location::External { block: addr, offset }))
     }
 
-    /// Whether an inode really stands at another place, as the locator says.
+    /// Whether an inode really stands at another place, as the locator table says. The table may be what is old: where the inode
+    /// stood before, its bytes are found until somebody else gets the space. So a block in free space counts only if the
+    /// directory that it names maps it.
     pub(super) fn stands_elsewhere(&mut self, ino: Ino, block: BlockAddr, offset: u32) -> bool {
         match self.located(ino) {
             Some(Location::Embedded { block: b, offset: o }) if (b, o) != (block, offset as usize) => {
                 let Ok(there) = self.vol.get(b) else { return false };
-                let id = BlockId { kind: BlockKind::Dir, addr: b, owner: crate::format::block_owner(&there) };
+                let owner = crate::format::block_owner(&there);
+                let id = BlockId { kind: BlockKind::Dir, addr: b, owner };
                 verify_block(&there, self.g.fsid, id).is_ok()
                     && validate(&there).is_ok()
                     && entries(&there).any(|e| e.offset == o && e.ino == ino && e.kind == EntryKind::Embedded)
+                    && (self.old_bit(self.g.frag_of_block(b)) != Some(false) || self.maps_block(owner, b))
             }
             _ => false,
         }
+    }
+
+    /// Whether a directory maps a block, as far as the directory has been met or the locator table knows where it is.
+    fn maps_block(&mut self, dir: Ino, addr: BlockAddr) -> bool {
+        let Some(inode) = self.load(dir).or_else(|| self.load_located(dir)) else { return false };
+        let frag = self.g.frag_of_block(addr);
+        inode.is_dir() && self.gather(&inode).extents.iter().any(|e| (e.start..e.start + e.len).contains(&frag))
+    }
+
+    /// The inode that stands where the locator table says.
+    fn load_located(&mut self, ino: Ino) -> Option<Inode> {
+        let (block, offset, external) = match self.located(ino)? {
+            Location::Embedded { block, offset } => (block, offset, false),
+            Location::External { block, offset } => (block, offset, true),
+            Location::Free => return None,
+        };
+        self.load_from(ino, block, offset, external)
     }
 
     pub(super) fn external_shape(&self) -> TableShape {
