@@ -27,6 +27,9 @@ pub struct MkfsArgs {
     #[arg(long, value_name = "SIZE", default_value = "4K", value_parser = parse_size_u32)]
     block_size: u32,
     /// Unit of allocation: a power of two from an eighth of the block to the block [default: a quarter of the block]
+    ///
+    /// 512 bytes take as long as 1K and save 256 bytes for each file on average, but double the bitmaps and checksums: for
+    /// trees of small files.
     #[arg(long, value_name = "SIZE", value_parser = parse_size_u32)]
     fragment_size: Option<u32>,
     /// Unit of co-location: a power of two from 16K to 4M, or auto to time the device and take the size from which on

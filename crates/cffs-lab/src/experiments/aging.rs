@@ -41,7 +41,15 @@ pub fn size(random: &mut Random) -> usize {
 /// # Errors
 /// Those of the engine.
 pub fn age(fs: &Fs, level: f64, operations: u64) -> Result<()> {
-    let mut random = Random::new(1997);
+    age_as(fs, level, operations, 1997)
+}
+
+/// The same with other files and another order.
+///
+/// # Errors
+/// Those of the engine.
+pub fn age_as(fs: &Fs, level: f64, operations: u64, seed: u64) -> Result<()> {
+    let mut random = Random::new(seed);
     let dirs = (0..DIRS).map(|n| make_dir(fs, &format!("old{n}"))).collect::<Result<Vec<_>>>()?;
     let mut files: Vec<(usize, String)> = Vec::new();
     let content = vec![1; 512 << 10];

@@ -278,16 +278,18 @@ impl Cache {
 
     /// The block, read if need be (with its group, where the policy says so).
     fn get(&self, kind: IoKind, addr: BlockAddr) -> Result<BufRef> {
-        self.get_by(kind, self.policy(kind), addr, None)
+        self.get_by(kind, self.policy(kind), addr, None, false)
     }
 
-    /// The same by a certain policy. With `around` a group transfer may leave out what is not the directory's.
+    /// The same by a certain policy. With `around` a group transfer may leave out what is not the directory's; not where
+    /// directories are `listed`.
     fn get_by(
         &self,
         kind: IoKind,
         policy: &Prefetch,
         addr: BlockAddr,
         around: Option<&dyn Siblings>,
+        listed: bool,
     ) -> Result<BufRef> {
         if addr >= self.geo.total_blocks {
             return Err(corrupt::<()>(format!("block {addr} lies outside the file system")).unwrap_err().into());
@@ -300,9 +302,9 @@ impl Cache {
             self.counters.misses.fetch_add(1, Ordering::Relaxed);
             let group = self.geo.group_of(addr);
             let blocks = self.geo.group_blocks();
-            if policy.wants_group(group, blocks) {
+            if policy.wants_group(group, blocks, listed) {
                 if let Some(own) = around.and_then(Siblings::own)
-                    && self.fill_span(kind, policy, addr, &own)?
+                    && self.fill_span(kind, policy, addr, &own, listed)?
                 {
                     continue;
                 }
@@ -512,13 +514,13 @@ impl Cache {
 
     /// A metadata block, checked against its identity.
     pub fn read_meta(&self, id: BlockId) -> Result<BufRef> {
-        self.read_meta_among(id, None)
+        self.read_dir_block(id, None, false)
     }
 
-    /// The same for a block of a directory, with the directories beside it.
-    pub fn read_meta_among(&self, id: BlockId, around: Option<&dyn Siblings>) -> Result<BufRef> {
+    /// The same for a block of a directory, with the directories beside it. `listed`: the directory is read from end to end.
+    pub fn read_dir_block(&self, id: BlockId, around: Option<&dyn Siblings>, listed: bool) -> Result<BufRef> {
         let policy = if id.kind == BlockKind::DataSums { &self.sums_policy } else { &self.meta_policy };
-        let buf = self.get_by(IoKind::Meta, policy, id.addr, around)?;
+        let buf = self.get_by(IoKind::Meta, policy, id.addr, around, listed)?;
         {
             let bytes = buf.read();
             if !buf.verified.load(Ordering::Acquire) {
@@ -567,7 +569,7 @@ impl Cache {
                     self.touch(&b, &self.data_policy);
                     Ok(b)
                 }
-                None if around.is_some() => self.get_by(IoKind::Data, &self.data_policy, block, around),
+                None if around.is_some() => self.get_by(IoKind::Data, &self.data_policy, block, around, false),
                 None => {
                     // One request for what is missing of the run, cut where the parts of the cache meet.
                     let region_end = (block / region_blocks + 1) * region_blocks;

@@ -7,6 +7,10 @@
 //!
 //! Where it is known which blocks of a group are the directory's that is read, the others are judged by themselves: they
 //! come along while one of them is used for each half of a group ([`FOREIGN_SHARE`]).
+//!
+//! Neither is judged where a directory is listed: who lists one mostly lists those below it too, and then those below its
+//! neighbours. Until a walk comes to what a group brought, it has fetched many more, and nothing that came along seems to be
+//! of use.
 
 use crate::format::{BlockAddr, Ino};
 use crate::fs::api::PrefetchMode;
@@ -78,11 +82,12 @@ impl Prefetch {
         Prefetch { mode, state: Mutex::new(state) }
     }
 
-    /// A block was missed: fetch its whole group?
-    pub(crate) fn wants_group(&self, group: BlockAddr, group_blocks: u64) -> bool {
+    /// A block was missed, perhaps of a directory that is `listed`: fetch its whole group?
+    pub(crate) fn wants_group(&self, group: BlockAddr, group_blocks: u64, listed: bool) -> bool {
         match self.mode {
             PrefetchMode::Off => return false,
             PrefetchMode::Always => return true,
+            PrefetchMode::Adaptive if listed => return true,
             PrefetchMode::Adaptive => {}
         }
         let mut s = self.state.lock();
@@ -137,8 +142,8 @@ impl Prefetch {
     }
 
     /// Whether what is not the directory's is to come along.
-    pub(crate) fn wants_foreign(&self, group_blocks: u64) -> bool {
-        if self.mode == PrefetchMode::Always {
+    pub(crate) fn wants_foreign(&self, group_blocks: u64, listed: bool) -> bool {
+        if listed || self.mode == PrefetchMode::Always {
             return true;
         }
         let mut s = self.state.lock();
@@ -186,7 +191,7 @@ mod tests {
         let p = Prefetch::new(PrefetchMode::Adaptive);
         let mut groups = 0;
         for i in 0..200u64 {
-            if p.wants_group(i * 640, 64) {
+            if p.wants_group(i * 640, 64, false) {
                 p.fetched(i * 640, 64);
                 groups += 1;
             }
@@ -194,25 +199,37 @@ mod tests {
         assert!(groups <= SCORE_WARMUP + 1, "{groups} groups fetched in vain");
         for i in 1000..1040u64 {
             for _ in 0..2 {
-                if p.wants_group(i * 64, 64) {
+                if p.wants_group(i * 64, 64, false) {
                     p.fetched(i * 64, 64);
                     (0..30).for_each(|_| p.used());
                 }
             }
         }
-        assert!(p.wants_group(1 << 30, 64), "a walk through directories must bring group fetches back");
+        assert!(p.wants_group(1 << 30, 64, false), "a walk through directories must bring group fetches back");
     }
 
     #[test]
     fn what_is_not_the_directorys_comes_along_while_it_is_used() {
         let p = Prefetch::new(PrefetchMode::Adaptive);
-        assert!(p.wants_foreign(16), "nothing is known yet");
+        assert!(p.wants_foreign(16, false), "nothing is known yet");
         (0..4).for_each(|_| p.brought_foreign(16, 16));
         let tries = 10 * FOREIGN_PROBE;
-        assert_eq!((0..tries).filter(|_| p.wants_foreign(16)).count(), 10, "only to find out");
+        assert_eq!((0..tries).filter(|_| p.wants_foreign(16, false)).count(), 10, "only to find out");
         (0..8).for_each(|_| p.used_foreign());
-        assert!(p.wants_foreign(16));
-        assert!(Prefetch::new(PrefetchMode::Always).wants_foreign(16));
+        assert!(p.wants_foreign(16, false));
+        assert!(Prefetch::new(PrefetchMode::Always).wants_foreign(16, false));
+    }
+
+    #[test]
+    fn a_listing_gets_whole_groups_whatever_became_of_those_before() {
+        let p = Prefetch::new(PrefetchMode::Adaptive);
+        (0..SCORE_WARMUP).for_each(|i| {
+            p.fetched(u64::from(i) * 640, 64);
+        });
+        p.brought_foreign(FOREIGN_WARMUP * 64, 64);
+        assert!(!p.wants_group(1 << 20, 64, false) && !p.wants_foreign(64, false), "nothing was used");
+        assert!(p.wants_group(1 << 20, 64, true) && p.wants_foreign(64, true));
+        assert!(!Prefetch::new(PrefetchMode::Off).wants_group(0, 64, true));
     }
 
     #[test]

@@ -56,8 +56,15 @@ impl Own {
 
 impl Cache {
     /// Brings in a missing block with what else belongs to its directory nearby; with the rest of its group too while
-    /// that is worth it. False, and nothing done, if the block is not among those that are known.
-    pub(super) fn fill_span(&self, kind: IoKind, policy: &Prefetch, addr: BlockAddr, own: &Own) -> Result<bool> {
+    /// that is worth it, or where directories are `listed`. False, and nothing done, if the block is not among those that are known.
+    pub(super) fn fill_span(
+        &self,
+        kind: IoKind,
+        policy: &Prefetch,
+        addr: BlockAddr,
+        own: &Own,
+        listed: bool,
+    ) -> Result<bool> {
         if !own.has(addr) {
             return Ok(false);
         }
@@ -70,7 +77,7 @@ impl Cache {
         let reach = (policy.reach(own.dir, kind == IoKind::Meta) * blocks).min(most);
         let limit = group.max(region.start)..(addr + reach).min(region.end);
         let Some(mut window) = own.span(addr, blocks / GAP_SHARE, &limit) else { return Ok(false) };
-        let whole = policy.wants_foreign(blocks);
+        let whole = policy.wants_foreign(blocks, listed);
         if whole {
             let end = (group + blocks).min(region.end);
             window = window.start.min(group)..window.end.max(end);

@@ -140,10 +140,19 @@ fn last_below(cx: &DirCtx<'_>, inode: &Inode, state: &DirState, lblock: u64) -> 
 
 /// A block of entries at a known address.
 pub(super) fn read_at(cx: &DirCtx<'_>, inode: &Inode, lblock: u64, addr: BlockAddr) -> Result<BufRef> {
+    read_for(cx, inode, lblock, addr, false)
+}
+
+/// The same where the directory is listed from end to end.
+pub(super) fn read_listed(cx: &DirCtx<'_>, inode: &Inode, lblock: u64, addr: BlockAddr) -> Result<BufRef> {
+    read_for(cx, inode, lblock, addr, true)
+}
+
+fn read_for(cx: &DirCtx<'_>, inode: &Inode, lblock: u64, addr: BlockAddr, listed: bool) -> Result<BufRef> {
     let small = UNINDEXED_BLOCKS << cx.cache.geometry().block_shift;
     let around = Beside::new(cx.cache, cx.home, FileType::Directory, small);
     let around = (inode.size <= small).then_some(&around as &dyn Siblings);
-    let buf = cx.cache.read_meta_among(BlockId { kind: BlockKind::Dir, addr, owner: inode.ino }, around)?;
+    let buf = cx.cache.read_dir_block(BlockId { kind: BlockKind::Dir, addr, owner: inode.ino }, around, listed)?;
     let found = get_u64(&buf.read(), DIR_LBLOCK);
     if found != lblock {
         return damaged(inode.ino, format_args!("block {addr} is number {found}, expected {lblock}"));
