@@ -135,8 +135,8 @@ fn free_used_and_promised_are_the_whole_at_each_moment() {
                 }
             });
             let poller = s.spawn(move || {
-                let mut looks = 0u64;
-                while !stop.load(SeqCst) {
+                // On a busy machine the writers may be through before this thread has its turn: it looks once at least.
+                loop {
                     let (w, c) = (written.done.load(SeqCst), cut.done.load(SeqCst));
                     let free = fs.statfs().free;
                     let most = total - w + cut.begun.load(SeqCst);
@@ -145,14 +145,15 @@ fn free_used_and_promised_are_the_whole_at_each_moment() {
                         stop.store(true, SeqCst);
                         panic!("{free} fragments free, not {least} to {most}");
                     }
-                    looks += 1;
+                    if stop.load(SeqCst) {
+                        break;
+                    }
                 }
-                looks
             });
             let ended: Vec<_> = writers.into_iter().map(|t| t.join()).collect();
             stop.store(true, SeqCst);
             ended.into_iter().for_each(|e| e.unwrap());
-            assert!(poller.join().unwrap() > 0);
+            poller.join().unwrap();
         });
         assert_eq!(fs.statfs().free, total, "{options:?}");
         close(&dev, &fs);
