@@ -53,6 +53,7 @@ pub struct Table {
     /// Heads of the columns; the first is that of the rows' names.
     pub columns: Vec<String>,
     /// Rows: name and figures.
+    #[serde(deserialize_with = "with_gaps")]
     pub rows: Vec<(String, Vec<f64>)>,
 }
 
@@ -169,6 +170,7 @@ pub fn went(c: &Counters) -> String {
 /// Three significant digits.
 pub fn shown(value: f64) -> String {
     match value.abs() {
+        v if v.is_nan() => "-".into(),
         v if v >= 100.0 || v == 0.0 => format!("{value:.0}"),
         v if v >= 10.0 => format!("{value:.1}"),
         v if v >= 0.1 => format!("{value:.2}"),
@@ -177,9 +179,26 @@ pub fn shown(value: f64) -> String {
     }
 }
 
+/// Rows in which a figure may be missing: JSON has no way to write that it is not a number.
+fn with_gaps<'de, D: serde::Deserializer<'de>>(rows: D) -> std::result::Result<Vec<(String, Vec<f64>)>, D::Error> {
+    let rows = Vec::<(String, Vec<Option<f64>>)>::deserialize(rows)?;
+    let filled = |figures: Vec<Option<f64>>| figures.into_iter().map(|f| f.unwrap_or(f64::NAN)).collect();
+    Ok(rows.into_iter().map(|(name, figures)| (name, filled(figures))).collect())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_figure_that_is_missing_is_missing_when_read_again() {
+        let mut outcome = Outcome::default();
+        outcome.table("t", "rows", &["a".into(), "b".into()], vec![("one".into(), vec![f64::NAN, 2.0])]);
+        let read: Outcome = serde_json::from_slice(&serde_json::to_vec(&outcome).unwrap()).unwrap();
+        let figures = &read.tables[0].rows[0].1;
+        assert!(figures[0].is_nan() && figures[1] == 2.0);
+        assert_eq!(shown(figures[0]), "-");
+    }
 
     #[test]
     fn a_result_of_an_older_version_is_still_read() {
