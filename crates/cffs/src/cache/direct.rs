@@ -9,7 +9,7 @@
 //! read nobody changes one, in the cache or on the device. What has not left memory is a page of the node, or (after an
 //! fsync through the log) a block of the cache that stays there until it is home.
 
-use super::{BufRef, Cache, DataCheck, LockedShard, Slot};
+use super::{BufRef, Cache, DataCheck, LockedShard};
 use crate::device::{IoKind, ReadRequest};
 use crate::error::Result;
 use crate::format::{BlockAddr, FragAddr};
@@ -22,8 +22,8 @@ const PAST_MIN: usize = 256 << 10;
 const PAST_SHARE: usize = 16;
 /// Files of more than such a share of the cache count as large: with a few of them in it there is room for nothing else.
 const LARGE_SHARE: usize = 8;
-/// Files of more than such a share of the cache are written past it, where that is faster.
-const LONG_SHARE: usize = 128;
+/// Files of at least such a share of the cache are written past it, where that is faster.
+const LONG_SHARE: usize = 256;
 
 /// A run of fragments of a file to be read.
 pub struct ReadRun<'a> {
@@ -57,7 +57,7 @@ impl Cache {
     /// Whether a file of `size` bytes is long enough for long writes to it to go past the cache. Shorter ones may be gone before
     /// they are ever written, or be read at once.
     pub fn is_long(&self, size: u64) -> bool {
-        size > (self.limit / LONG_SHARE) as u64
+        size >= (self.limit / LONG_SHARE) as u64
     }
 
     /// Whether the device takes long writes so fast, as far as is known, that copying them costs more than waiting for it.
@@ -156,13 +156,7 @@ impl Cache {
                     &mut other.insert((ls, ls.shard.lock())).1
                 }
             };
-            let cached = loop {
-                match guard.map.get(&block) {
-                    Some(Slot::Ready(b)) => break Some(b.clone()),
-                    Some(Slot::Busy) => ls.changed.wait(guard),
-                    None => break None,
-                }
-            };
+            let cached = ls.cached_or_wait(guard, block);
             match parts.last_mut() {
                 Some(last) if last.cached.is_none() && cached.is_none() => last.bytes.end = end,
                 _ => parts.push(Part { bytes: at..end, block, cached }),

@@ -10,6 +10,7 @@
 //! This module never decides what a block means, beyond checking the identity it is asked for.
 
 mod buf;
+mod claims;
 mod direct;
 mod pace;
 mod prefetch;
@@ -30,6 +31,7 @@ use crate::error::{Error, Result};
 use crate::format::{self, BlockAddr, BlockId, BlockKind, FragAddr, Geometry, LiveGeometry, corrupt};
 use crate::fs::api::PrefetchMode;
 use cffs_buf::AlignedBuf;
+use claims::Claims;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use prefetch::Prefetch;
 use std::collections::{HashMap, VecDeque};
@@ -72,21 +74,59 @@ impl Hasher for AddrHasher {
 /// A map keyed by numbers that are not chosen by an adversary.
 pub type AddrMap<K, V> = HashMap<K, V, BuildHasherDefault<AddrHasher>>;
 
-enum Slot {
-    Ready(BufRef),
-    /// A transfer that involves this block is under way.
-    Busy,
-}
-
 #[derive(Default)]
 struct Shard {
-    map: AddrMap<BlockAddr, Slot>,
+    map: AddrMap<BlockAddr, BufRef>,
+    /// Blocks that are not in the map and that a transfer is under way of.
+    claims: Claims,
     clock: VecDeque<BlockAddr>,
+}
+
+impl Shard {
+    /// Whether the block is here or on its way.
+    fn has(&self, addr: BlockAddr) -> bool {
+        self.map.contains_key(&addr) || self.claims.holds(addr)
+    }
+
+    /// How many blocks at the beginning of a run are neither here nor claimed.
+    fn free_from(&self, run: Range<BlockAddr>) -> u64 {
+        let end = self.claims.first_in(run.clone()).unwrap_or(run.end);
+        (run.start..end).find(|addr| self.map.contains_key(addr)).unwrap_or(end) - run.start
+    }
+
+    /// Claims the blocks of a run that are neither here nor claimed; which ones.
+    fn claim_missing(&mut self, run: Range<BlockAddr>) -> Vec<Range<BlockAddr>> {
+        let mut claimed: Vec<Range<BlockAddr>> = Vec::new();
+        for addr in run {
+            match claimed.last_mut() {
+                _ if self.has(addr) => {}
+                Some(last) if last.end == addr => last.end += 1,
+                _ => claimed.push(addr..addr + 1),
+            }
+        }
+        claimed.iter().for_each(|run| self.claims.add(run.clone()));
+        claimed
+    }
 }
 
 struct LockedShard {
     shard: Mutex<Shard>,
     changed: Condvar,
+}
+
+impl LockedShard {
+    /// Waits until no transfer of the block is under way; the block, if it is here then.
+    fn cached_or_wait(&self, shard: &mut MutexGuard<'_, Shard>, addr: BlockAddr) -> Option<BufRef> {
+        loop {
+            if let Some(buf) = shard.map.get(&addr) {
+                return Some(buf.clone());
+            }
+            if !shard.claims.holds(addr) {
+                return None;
+            }
+            self.changed.wait(shard);
+        }
+    }
 }
 
 /// Counters of the cache.
@@ -242,6 +282,11 @@ impl Cache {
         addr >> (REGION_SHIFT - self.geo.block_shift)
     }
 
+    /// The first block behind the region of one.
+    fn region_end(&self, addr: BlockAddr) -> BlockAddr {
+        (self.region(addr) + 1) << (REGION_SHIFT - self.geo.block_shift)
+    }
+
     fn shard(&self, addr: BlockAddr) -> &LockedShard {
         let mut h = AddrHasher::default();
         h.write_u64(self.region(addr));
@@ -270,10 +315,7 @@ impl Cache {
     /// The block if it is cached.
     pub fn peek(&self, addr: BlockAddr) -> Option<BufRef> {
         let shard = self.shard(addr).shard.lock();
-        match shard.map.get(&addr) {
-            Some(Slot::Ready(b)) => Some(b.clone()),
-            _ => None,
-        }
+        shard.map.get(&addr).cloned()
     }
 
     /// The block, read if need be (with its group, where the policy says so).
@@ -329,8 +371,7 @@ impl Cache {
     /// the cache.
     fn in_one_transfer(&self, group: BlockAddr, groups: u64) -> u64 {
         let blocks = self.geo.group_blocks();
-        let region_end = (self.region(group) + 1) << (REGION_SHIFT - self.geo.block_shift);
-        let most = (TRANSFER_MAX >> self.geo.block_shift).min(region_end - group);
+        let most = (TRANSFER_MAX >> self.geo.block_shift).min(self.region_end(group) - group);
         groups.min((most / blocks).saturating_sub(1))
     }
 
@@ -352,20 +393,14 @@ impl Cache {
         }
     }
 
+    /// Whether the block is here or on its way.
     fn contains(&self, addr: BlockAddr) -> bool {
-        self.shard(addr).shard.lock().map.contains_key(&addr)
+        self.shard(addr).shard.lock().has(addr)
     }
 
     fn cached_or_wait(&self, addr: BlockAddr) -> Option<BufRef> {
         let ls = self.shard(addr);
-        let mut shard = ls.shard.lock();
-        loop {
-            match shard.map.get(&addr) {
-                Some(Slot::Ready(b)) => return Some(b.clone()),
-                Some(Slot::Busy) => ls.changed.wait(&mut shard),
-                None => return None,
-            }
-        }
+        ls.cached_or_wait(&mut ls.shard.lock(), addr)
     }
 
     /// Brings in the missing blocks of `need`, with one request that may reach out within `window`. Returns how many came along
@@ -373,26 +408,18 @@ impl Cache {
     fn fill(&self, kind: IoKind, need: Range<BlockAddr>, window: Range<BlockAddr>, speculative: bool) -> Result<u64> {
         debug_assert_eq!(self.region(window.start), self.region(window.end - 1));
         let ls = self.shard(need.start);
-        let mut claimed: Vec<BlockAddr> = Vec::new();
-        let range = {
+        let (range, claimed) = {
             let mut shard = ls.shard.lock();
             let missing = |s: &Shard, a| !s.map.contains_key(&a);
-            let Some(first) = need.clone().find(|a| missing(&shard, *a)) else {
+            let Some(first) = need.clone().find(|a| !shard.has(*a)) else {
                 return Ok(0);
             };
-            let busy = |s: &Shard, a| matches!(s.map.get(&a), Some(Slot::Busy));
             // Blocks under transfer are a border: nobody may read around them.
-            let start = (window.start..first).rev().find(|a| busy(&shard, *a)).map_or(window.start, |a| a + 1);
-            let end = (first..window.end).find(|a| busy(&shard, *a)).unwrap_or(window.end);
+            let start = shard.claims.last_in(window.start..first).map_or(window.start, |a| a + 1);
+            let end = shard.claims.first_in(first..window.end).unwrap_or(window.end);
             let start = (start..=first).find(|a| missing(&shard, *a)).unwrap_or(first);
             let end = (first..end).rev().find(|a| missing(&shard, *a)).map_or(first + 1, |a| a + 1);
-            for a in start..end {
-                if missing(&shard, a) {
-                    shard.map.insert(a, Slot::Busy);
-                    claimed.push(a);
-                }
-            }
-            start..end
+            (start..end, shard.claim_missing(start..end))
         };
         let bs = self.geo.block_size();
         let mut bufs: Vec<AlignedBuf> = range.clone().map(|_| AlignedBuf::zeroed(bs)).collect();
@@ -402,9 +429,10 @@ impl Cache {
             self.dev.read_vectored(kind, offset, &mut slices)
         };
         let mut shard = ls.shard.lock();
+        claimed.iter().for_each(|run| shard.claims.remove(run.clone()));
         match outcome {
             Ok(()) => {
-                let mut claimed = claimed.into_iter().peekable();
+                let mut claimed = claimed.into_iter().flatten().peekable();
                 let (mut count, mut along) = (0, 0);
                 // What was asked for must outlast the eviction, however small the cache: the caller looks for it next.
                 let mut kept: Vec<BufRef> = Vec::new();
@@ -432,9 +460,6 @@ impl Cache {
                 Ok(along)
             }
             Err(e) => {
-                for a in claimed {
-                    shard.map.remove(&a);
-                }
                 drop(shard);
                 ls.changed.notify_all();
                 if window != need {
@@ -449,11 +474,12 @@ impl Cache {
 
     fn insert(&self, shard: &mut Shard, buf: BufRef) {
         let addr = buf.addr();
-        if !matches!(shard.map.insert(addr, Slot::Ready(buf)), Some(Slot::Ready(_))) {
+        debug_assert!(!shard.claims.holds(addr), "block {addr} comes while another transfer of it is under way");
+        if shard.map.insert(addr, buf).is_none() {
             shard.clock.push_back(addr);
             if shard.clock.len() > 2 * shard.map.len() + 1024 {
                 // Blocks that were forgotten and came again have several places.
-                let Shard { map, clock } = shard;
+                let Shard { map, clock, .. } = shard;
                 clock.clear();
                 clock.extend(map.keys());
             }
@@ -462,7 +488,7 @@ impl Cache {
     }
 
     fn remove(&self, shard: &mut Shard, addr: BlockAddr) {
-        if let Some(Slot::Ready(_)) = shard.map.remove(&addr) {
+        if shard.map.remove(&addr).is_some() {
             self.blocks.fetch_sub(1, Ordering::Relaxed);
         }
     }
@@ -497,12 +523,8 @@ impl Cache {
         while steps > 0 && self.blocks.load(Ordering::Relaxed) > allowed {
             steps -= 1;
             let Some(addr) = shard.clock.pop_front() else { break };
-            let keep = match shard.map.get(&addr) {
-                Some(Slot::Ready(b)) => {
-                    Arc::strong_count(b) > 1 || b.is_pinned() || b.referenced.swap(false, Ordering::Relaxed)
-                }
-                _ => continue,
-            };
+            let Some(b) = shard.map.get(&addr) else { continue };
+            let keep = Arc::strong_count(b) > 1 || b.is_pinned() || b.referenced.swap(false, Ordering::Relaxed);
             if keep || !self.drop_unheld(&mut shard, addr) {
                 shard.clock.push_back(addr);
             } else {
@@ -560,7 +582,6 @@ impl Cache {
         let last = self.geo.block_of_frag(frag + frags - 1);
         let mut skip = (frag - self.geo.frag_of_block(first)) as usize * fs;
         let mut done = 0;
-        let region_blocks = 1u64 << (REGION_SHIFT - self.geo.block_shift);
         let transfer = (TRANSFER_MAX >> self.geo.block_shift).max(1);
         for block in first..=last {
             let n = (self.geo.block_size() - skip).min(out.len() - done);
@@ -572,8 +593,7 @@ impl Cache {
                 None if around.is_some() => self.get_by(IoKind::Data, &self.data_policy, block, around, false),
                 None => {
                     // One request for what is missing of the run, cut where the parts of the cache meet.
-                    let region_end = (block / region_blocks + 1) * region_blocks;
-                    let end = (last + 1).min(block + transfer).min(region_end);
+                    let end = (last + 1).min(block + transfer).min(self.region_end(block));
                     self.counters.misses.fetch_add(1, Ordering::Relaxed);
                     // If that fails, the block alone: the others may be the ones that cannot be read.
                     let _ = self.fill(IoKind::Data, block..end, block..end, false);
@@ -679,12 +699,10 @@ impl Cache {
         let (first, last) = (self.geo.block_of_frag(frag), self.geo.block_of_frag(end.saturating_sub(1)));
         let guard = self.ahead.lock();
         let Some(send) = &*guard else { return };
-        let region_blocks = 1u64 << (REGION_SHIFT - self.geo.block_shift);
         let transfer = (TRANSFER_MAX >> self.geo.block_shift).max(1);
         let mut block = first;
         while block <= last {
-            let region_end = (block / region_blocks + 1) * region_blocks;
-            let end = (last + 1).min(block + transfer).min(region_end);
+            let end = (last + 1).min(block + transfer).min(self.region_end(block));
             if !self.contains(block) && send.try_send((IoKind::Data, block..end)).is_err() {
                 return;
             }
@@ -697,9 +715,7 @@ impl Cache {
         let buf = Buf::new(addr, AlignedBuf::zeroed(self.geo.block_size()), false);
         let ls = self.shard(addr);
         let mut shard = ls.shard.lock();
-        while let Some(Slot::Busy) = shard.map.get(&addr) {
-            ls.changed.wait(&mut shard);
-        }
+        drop(ls.cached_or_wait(&mut shard, addr));
         self.insert(&mut shard, buf.clone());
         buf.pinned.store(true, Ordering::Release);
         drop(shard);
@@ -725,9 +741,7 @@ impl Cache {
     pub(crate) fn forget_block(&self, addr: BlockAddr) {
         let ls = self.shard(addr);
         let mut shard = ls.shard.lock();
-        while let Some(Slot::Busy) = shard.map.get(&addr) {
-            ls.changed.wait(&mut shard);
-        }
+        drop(ls.cached_or_wait(&mut shard, addr));
         self.remove(&mut shard, addr);
     }
 
@@ -735,8 +749,8 @@ impl Cache {
     pub fn drop_clean(&self) {
         for ls in self.shards.iter() {
             let mut shard = ls.shard.lock();
-            let clean = |s: &Slot| matches!(s, Slot::Ready(b) if Arc::strong_count(b) == 1 && !b.is_pinned());
-            let gone: Vec<BlockAddr> = shard.map.iter().filter(|(_, s)| clean(s)).map(|(a, _)| *a).collect();
+            let clean = |b: &BufRef| Arc::strong_count(b) == 1 && !b.is_pinned();
+            let gone: Vec<BlockAddr> = shard.map.iter().filter(|(_, b)| clean(b)).map(|(a, _)| *a).collect();
             for a in gone {
                 self.drop_unheld(&mut shard, a);
             }

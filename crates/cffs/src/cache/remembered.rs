@@ -5,7 +5,7 @@
 //! cannot be found through them any more: that is decided at one moment, in [`Cache::drop_unheld`]. A block that leaves
 //! because it was freed may be found as long as somebody holds it; who frees blocks forgets what is remembered of them.
 
-use super::{Buf, BufRef, Cache, Shard, Slot};
+use super::{Buf, BufRef, Cache, Shard};
 use crate::format::{self, BlockAddr, BlockKind, Ino};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
@@ -41,17 +41,14 @@ impl Cache {
     /// Somebody who remembers it may take hold of it at any moment, change it and let go of it again: it goes only if
     /// the cache's hold on it was the last one, and if nothing had changed by then.
     pub(super) fn drop_unheld(&self, shard: &mut Shard, addr: BlockAddr) -> bool {
-        let Some(slot) = shard.map.remove(&addr) else { return false };
-        let stays = match slot {
-            Slot::Busy => slot,
-            Slot::Ready(buf) => match Arc::try_unwrap(buf) {
-                Ok(buf) if !buf.is_pinned() => {
-                    self.blocks.fetch_sub(1, Ordering::Relaxed);
-                    return true;
-                }
-                Ok(buf) => Slot::Ready(Arc::new(buf)),
-                Err(buf) => Slot::Ready(buf),
-            },
+        let Some(buf) = shard.map.remove(&addr) else { return false };
+        let stays = match Arc::try_unwrap(buf) {
+            Ok(buf) if !buf.is_pinned() => {
+                self.blocks.fetch_sub(1, Ordering::Relaxed);
+                return true;
+            }
+            Ok(buf) => Arc::new(buf),
+            Err(buf) => buf,
         };
         shard.map.insert(addr, stays);
         false

@@ -113,13 +113,11 @@ impl Cache {
     fn fetch_own(&self, kind: IoKind, own: &Own, from: BlockAddr, most: u64, gap: u64) {
         let guard = self.ahead.lock();
         let Some(send) = &*guard else { return };
-        let per_region = 1u64 << (REGION_SHIFT - self.geo.block_shift);
         let (mut at, mut left) = (from, most);
         while left > 0 {
             let next = own.blocks.partition_point(|r| r.end <= at);
             let Some(next) = own.blocks.get(next).map(|r| r.start.max(at)) else { return };
-            let region_end = ((next / per_region) + 1) * per_region;
-            let limit = next..(next + left).min(region_end).min(self.geo.total_blocks);
+            let limit = next..(next + left).min(self.region_end(next)).min(self.geo.total_blocks);
             let Some(span) = own.span(next, gap, &limit).filter(|s| !s.is_empty()) else { return };
             left -= (span.end - span.start).min(left);
             at = span.end;

@@ -1,6 +1,6 @@
 //! Metadata of several places in one batch.
 
-use super::{Buf, BufRef, Cache, Slot};
+use super::{Buf, BufRef, Cache};
 use crate::device::{IoKind, ReadRequest};
 use crate::format::BlockAddr;
 use cffs_buf::AlignedBuf;
@@ -36,14 +36,11 @@ impl Cache {
         for (run, bytes) in claimed {
             let ls = self.shard(run.start);
             let mut shard = ls.shard.lock();
-            for (addr, bytes) in run.zip(bytes.chunks_exact(self.geo.block_size())) {
-                if read {
-                    let buf = Buf::new(addr, AlignedBuf::from_slice(bytes), false);
-                    came.push(Arc::clone(&buf));
-                    self.insert(&mut shard, buf);
-                } else {
-                    shard.map.remove(&addr);
-                }
+            shard.claims.remove(run.clone());
+            for (addr, bytes) in run.zip(bytes.chunks_exact(self.geo.block_size())).filter(|_| read) {
+                let buf = Buf::new(addr, AlignedBuf::from_slice(bytes), false);
+                came.push(Arc::clone(&buf));
+                self.insert(&mut shard, buf);
             }
             drop(shard);
             ls.changed.notify_all();
@@ -58,10 +55,11 @@ impl Cache {
             return false;
         }
         let mut shard = self.shard(run.start).shard.lock();
-        if run.clone().any(|addr| shard.map.contains_key(&addr)) {
-            return false;
+        let nothing =
+            shard.claims.first_in(run.clone()).is_none() && !run.clone().any(|addr| shard.map.contains_key(&addr));
+        if nothing {
+            shard.claims.add(run.clone());
         }
-        run.clone().for_each(|addr| drop(shard.map.insert(addr, Slot::Busy)));
-        true
+        nothing
     }
 }

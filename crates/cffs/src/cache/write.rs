@@ -3,15 +3,14 @@
 //! Neighbours on the device become one request (the group write of C-FFS 1997, section 3.2), however many files they
 //! belong to.
 
-use super::{Buf, BufRef, Cache, LockedShard, Shard, Slot};
+use super::{Buf, BufRef, Cache, LockedShard, Shard};
 use crate::device::{IoKind, WriteRequest};
 use crate::error::Result;
 use crate::format::{BlockAddr, FragAddr};
 use cffs_buf::AlignedBuf;
 use parking_lot::MutexGuard;
-use std::collections::hash_map::Entry;
 use std::io::IoSlice;
-use std::ops::Deref;
+use std::ops::{Deref, Range};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -57,13 +56,58 @@ impl DataRun<'_> {
     }
 }
 
-/// Pieces of one block that a batch covers.
+/// Whole blocks of one run that are not kept, or a part of one block.
 struct Piece {
-    block: BlockAddr,
-    at: usize,
+    blocks: Range<BlockAddr>,
     run: usize,
+    /// Where the bytes begin: in the first block, and in the memory of the run.
+    at: usize,
     from: usize,
+    /// Bytes in each of the blocks.
     len: usize,
+}
+
+/// What a batch has of the blocks that it writes, until it is through.
+#[derive(Default)]
+struct Prepared {
+    /// Blocks claimed, so that nobody reads them. Each run is in one region.
+    claimed: Vec<Range<BlockAddr>>,
+    /// Cached blocks: an eviction before the write is through would let the old contents be read again.
+    kept: Vec<BufRef>,
+}
+
+/// The part of the cache at hand, locked: neighbours are in the same one mostly.
+#[derive(Default)]
+struct AtHand<'a>(Option<(&'a LockedShard, MutexGuard<'a, Shard>)>);
+
+impl<'a> AtHand<'a> {
+    /// Locks the part that a block is in, and no other.
+    fn lock(&mut self, cache: &'a Cache, addr: BlockAddr) -> &mut (&'a LockedShard, MutexGuard<'a, Shard>) {
+        let ls = cache.shard(addr);
+        match self.0.take() {
+            Some(same) if std::ptr::eq(same.0, ls) => self.0.insert(same),
+            other => {
+                drop(other);
+                self.0.insert((ls, ls.shard.lock()))
+            }
+        }
+    }
+}
+
+impl Prepared {
+    /// Claims a run of blocks that are neither cached nor claimed.
+    fn claim(&mut self, cache: &Cache, shard: &mut Shard, run: Range<BlockAddr>) {
+        if let Some(last) = self.claimed.last_mut()
+            && last.end == run.start
+            && cache.region(last.start) == cache.region(run.start)
+        {
+            shard.claims.extend(last.clone(), run.end);
+            last.end = run.end;
+        } else {
+            shard.claims.add(run.clone());
+            self.claimed.push(run);
+        }
+    }
 }
 
 impl Cache {
@@ -74,99 +118,113 @@ impl Cache {
             return Ok(());
         }
         runs.sort_unstable_by_key(|r| r.frag);
-        let (busy, kept) = self.prepare_write(runs);
+        let Prepared { claimed, kept } = self.prepare_write(runs);
         let outcome = self.submit(IoKind::Data, runs);
         drop(kept);
-        for of_part in busy.chunk_by(|a, b| self.region(*a) == self.region(*b)) {
-            let ls = self.shard(of_part[0]);
+        for of_part in claimed.chunk_by(|a, b| self.region(a.start) == self.region(b.start)) {
+            let ls = self.shard(of_part[0].start);
             let mut shard = ls.shard.lock();
-            of_part.iter().for_each(|addr| drop(shard.map.remove(addr)));
+            of_part.iter().for_each(|run| shard.claims.remove(run.clone()));
             drop(shard);
             ls.changed.notify_all();
         }
         outcome
     }
 
-    /// Brings the cached contents of the blocks up to date, and claims those that are not cached as a whole so that
-    /// nobody reads them before the write is through. Returns the claimed blocks, and references to the cached ones: an
-    /// eviction before the write is through would let the old contents be read again.
-    fn prepare_write(&self, runs: &[DataRun<'_>]) -> (Vec<BlockAddr>, Vec<BufRef>) {
+    /// Cuts runs into what is in one block, and what is whole blocks of one region.
+    fn pieces(&self, runs: &[DataRun<'_>]) -> Vec<Piece> {
         let (bs, fs) = (self.geo.block_size(), self.geo.frag_size());
-        let bytes: usize = runs.iter().map(|r| r.len).sum();
-        let mut pieces: Vec<Piece> = Vec::with_capacity(runs.len() + bytes / bs);
-        for (i, r) in runs.iter().enumerate() {
-            let mut frag = r.frag;
-            let mut from = r.from;
-            let end = r.from + r.len;
+        let mut pieces = Vec::with_capacity(runs.len() + 1);
+        for (run, r) in runs.iter().enumerate() {
+            let (mut frag, mut from, end) = (r.frag, r.from, r.from + r.len);
             while from < end {
                 let block = self.geo.block_of_frag(frag);
                 let at = (frag - self.geo.frag_of_block(block)) as usize * fs;
-                let len = (bs - at).min(end - from);
-                pieces.push(Piece { block, at, run: i, from, len });
-                from += len;
-                frag += (len / fs) as u64;
+                let left = end - from;
+                let count = if at > 0 || left < bs || r.keep {
+                    1
+                } else {
+                    (left / bs).min((self.region_end(block) - block) as usize)
+                };
+                let len = (bs - at).min(left);
+                pieces.push(Piece { blocks: block..block + count as u64, run, at, from, len });
+                from += count * len;
+                frag += (count * len / fs) as u64;
             }
         }
-        let (mut busy, mut kept) = (Vec::with_capacity(bytes / bs), Vec::new());
-        // The part that the last block is in: neighbours are in the same one mostly.
-        let mut held: Option<(&LockedShard, MutexGuard<'_, Shard>)> = None;
-        for of_block in pieces.chunk_by(|a, b| a.block == b.block) {
-            let addr = of_block[0].block;
+        pieces
+    }
+
+    /// Brings the cached contents of the blocks up to date, and claims those that are not cached as a whole so that
+    /// nobody reads them before the write is through. Claims are taken in the order of addresses, so two writers cannot
+    /// wait for each other.
+    fn prepare_write(&self, runs: &[DataRun<'_>]) -> Prepared {
+        let bs = self.geo.block_size();
+        let pieces = self.pieces(runs);
+        let mut prepared = Prepared::default();
+        let mut at_hand = AtHand::default();
+        for of_block in pieces.chunk_by(|a, b| a.blocks.start == b.blocks.start) {
+            let Piece { blocks, .. } = &of_block[0];
             let whole = of_block.iter().map(|p| p.len).sum::<usize>() == bs;
             let keep = whole && of_block.iter().all(|p| runs[p.run].keep);
-            let ls = self.shard(addr);
-            if held.as_ref().is_none_or(|(of, _)| !std::ptr::eq::<LockedShard>(*of, ls)) {
-                drop(held.take());
-                held = Some((ls, ls.shard.lock()));
-            }
-            let Some((_, shard)) = &mut held else { continue };
-            if !keep && let Entry::Vacant(place) = shard.map.entry(addr) {
-                place.insert(Slot::Busy);
-                busy.push(addr);
-                continue;
-            }
-            // Claims are taken in the order of addresses, so two writers cannot wait for each other.
-            while let Some(Slot::Busy) = shard.map.get(&addr) {
-                ls.changed.wait(shard);
-            }
-            let copy = |bytes: &mut [u8]| {
-                for p in of_block {
-                    bytes[p.at..p.at + p.len].copy_from_slice(&runs[p.run].bytes[p.from..p.from + p.len]);
+            let mut addr = blocks.start;
+            while addr < blocks.end {
+                let (_, shard) = at_hand.lock(self, addr);
+                let free = if keep { 0 } else { shard.free_from(addr..blocks.end) };
+                if free > 0 {
+                    prepared.claim(self, shard, addr..addr + free);
+                    addr += free;
+                    continue;
                 }
-            };
-            // What was copied into the cache is what the file has.
-            let bits = |p: &Piece| (u8::MAX >> (8 - p.len / fs)) << (p.at / fs);
-            let trusted = of_block.iter().fold(0, |all, p| all | bits(p));
-            match shard.map.get(&addr) {
-                Some(Slot::Ready(b)) => {
-                    let b = b.clone();
-                    held = None;
-                    {
-                        let mut inner = b.lock();
-                        // On a damaged image metadata can stand here: what a user wrote over it is to be checked anew.
-                        b.verified.store(false, Ordering::Release);
-                        copy(&mut inner.bytes);
-                        b.trusted.fetch_or(trusted, Ordering::AcqRel);
-                    }
-                    kept.push(b);
-                }
-                _ if keep => {
-                    let mut bytes = AlignedBuf::zeroed(bs);
-                    copy(&mut bytes);
-                    let buf = Buf::new(addr, bytes, false);
-                    buf.trusted.store(trusted, Ordering::Release);
-                    self.insert(shard, buf.clone());
-                    kept.push(buf);
-                    held = None;
-                    self.evict();
-                }
-                _ => {
-                    shard.map.insert(addr, Slot::Busy);
-                    busy.push(addr);
-                }
+                let skip = (addr - blocks.start) as usize * bs;
+                let bytes = |p: &Piece| (p.at, &runs[p.run].bytes[p.from + skip..p.from + skip + p.len]);
+                self.bring_up(&mut at_hand, addr, of_block.iter().map(bytes), keep, &mut prepared);
+                addr += 1;
             }
         }
-        (busy, kept)
+        prepared
+    }
+
+    /// Brings one block up to date that is cached, on its way or to be kept. Of what is written there is for each piece where it
+    /// begins in the block, and its bytes.
+    fn bring_up<'a, 'b>(
+        &'a self,
+        at_hand: &mut AtHand<'a>,
+        addr: BlockAddr,
+        pieces: impl Iterator<Item = (usize, &'b [u8])> + Clone,
+        keep: bool,
+        prepared: &mut Prepared,
+    ) {
+        let fs = self.geo.frag_size();
+        let copy =
+            |bytes: &mut [u8]| pieces.clone().for_each(|(at, new)| bytes[at..at + new.len()].copy_from_slice(new));
+        // What was copied into the cache is what the file has.
+        let trusted = pieces.clone().fold(0, |all, (at, new)| all | (u8::MAX >> (8 - new.len() / fs)) << (at / fs));
+        let (ls, shard) = at_hand.lock(self, addr);
+        match ls.cached_or_wait(shard, addr) {
+            Some(buf) => {
+                *at_hand = AtHand::default();
+                {
+                    let mut inner = buf.lock();
+                    // On a damaged image metadata can stand here: what a user wrote over it is to be checked anew.
+                    buf.verified.store(false, Ordering::Release);
+                    copy(&mut inner.bytes);
+                    buf.trusted.fetch_or(trusted, Ordering::AcqRel);
+                }
+                prepared.kept.push(buf);
+            }
+            None if keep => {
+                let mut bytes = AlignedBuf::zeroed(self.geo.block_size());
+                copy(&mut bytes);
+                let buf = Buf::new(addr, bytes, false);
+                buf.trusted.store(trusted, Ordering::Release);
+                self.insert(shard, buf.clone());
+                prepared.kept.push(buf);
+                *at_hand = AtHand::default();
+                self.evict();
+            }
+            None => prepared.claim(self, shard, addr..addr + 1),
+        }
     }
 
     fn submit(&self, kind: IoKind, runs: &[DataRun<'_>]) -> Result<()> {

@@ -187,8 +187,8 @@ fn place<'a>(cx: &FileCtx<'_>, st: &NodeState, job: &mut Job<'a>, blocks: &Block
 
 /// Writes a job and tells of it; false after an error, with which the file is as it was.
 fn send(cx: &FileCtx<'_>, node: &Arc<Node>, mut job: Job<'_>) -> bool {
-    // Told of in parts, the file would have a part of what was written when the rest fails.
-    if writeback::tell_bytes(cx, node, &job.extents) > cx.journal.reserve_max() / 4 {
+    // Told of in parts, the file would have a part of what was written when the rest fails. One extent is no parts.
+    if job.extents.len() > 1 && writeback::tell_bytes(cx, node, &job.extents) > cx.journal.reserve_max() / 4 {
         writeback::give_back(cx, &mut node.state.write(), &mut job);
         writeback::end_writeback(node);
         return false;
