@@ -3,6 +3,7 @@
 //! A set bit is a fragment in use. Bit `i` of bitmap block `n` is fragment `n * bits_per_bitmap + i` of the group.
 
 use super::{META_HEADER_SIZE, META_SPECIFIC, get_u64, put_u64};
+use std::ops::Range;
 
 /// Offset in the header block of the number of free fragments (`u64`). Derived: the bitmap is the truth.
 pub const AG_FREE_FRAGS: usize = META_HEADER_SIZE;
@@ -21,22 +22,35 @@ pub fn set_ag_free(block: &mut [u8], free: u64) {
     put_u64(block, AG_FREE_FRAGS, free);
 }
 
+/// The bits `from..to` of a bitmap: parts of a byte at both ends, as (index, mask) with an empty mask where there is none, and
+/// the whole bytes between.
+fn parts(from: u64, to: u64) -> ([(usize, u8); 2], Range<usize>) {
+    let (first, last) = ((from / 8) as usize, (to / 8) as usize);
+    let (head, tail) = (u8::MAX << (from % 8), !(u8::MAX << (to % 8)));
+    match first == last {
+        _ if from >= to => ([(0, 0); 2], 0..0),
+        true => ([(first, head & tail), (0, 0)], 0..0),
+        false if head == u8::MAX => ([(0, 0), (last, tail)], first..last),
+        false => ([(first, head), (last, tail)], first + 1..last),
+    }
+}
+
+/// Whether the bits `from..to` of a bitmap all have this value.
+pub fn bits_are(bits: &[u8], from: u64, to: u64, used: bool) -> bool {
+    let (ends, whole) = parts(from, to);
+    let all = if used { u8::MAX } else { 0 };
+    let same = |(at, mask): &(usize, u8)| *mask == 0 || bits[*at] & mask == all & mask;
+    ends.iter().all(same) && bits[whole].iter().all(|byte| *byte == all)
+}
+
 /// Sets or clears the bits `from..to` of a bitmap (the bytes after the header). True if each of them changed.
 pub fn set_bits(bits: &mut [u8], from: u64, to: u64, used: bool) -> bool {
-    let mut all_changed = true;
-    let mut i = from;
-    while i < to {
-        let byte = (i / 8) as usize;
-        let n = (8 - i % 8).min(to - i);
-        let mask = (((1u16 << n) - 1) as u8) << (i % 8);
-        all_changed &= if used { bits[byte] & mask == 0 } else { bits[byte] & mask == mask };
-        if used {
-            bits[byte] |= mask;
-        } else {
-            bits[byte] &= !mask;
-        }
-        i += n;
+    let all_changed = bits_are(bits, from, to, !used);
+    let (ends, whole) = parts(from, to);
+    for (at, mask) in ends.into_iter().filter(|(_, mask)| *mask != 0) {
+        bits[at] = if used { bits[at] | mask } else { bits[at] & !mask };
     }
+    bits[whole].fill(if used { u8::MAX } else { 0 });
     all_changed
 }
 
@@ -71,6 +85,26 @@ pub fn free_runs(bits: &[u8], len: u64) -> impl Iterator<Item = (u64, u64)> + '_
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn bits_by_bytes_are_as_bit_by_bit() {
+        for (from, to) in (0..40).flat_map(|from| (from..=40).map(move |to| (from, to))) {
+            let run = |bit: u64| (from..to).contains(&bit);
+            let of = |bits: &[u8], bit: u64| bits[bit as usize / 8] >> (bit % 8) & 1 == 1;
+            let mut bits = [0; 5];
+            assert!(set_bits(&mut bits, from, to, true), "{from}..{to}");
+            assert!((0..40).all(|bit| of(&bits, bit) == run(bit)), "{from}..{to}: {bits:x?}");
+            assert!(bits_are(&bits, from, to, true) && (from == to || !bits_are(&bits, from, to, false)));
+            for odd in 0..40 {
+                let mut other = bits;
+                other[odd / 8] ^= 1 << (odd % 8);
+                assert_eq!(bits_are(&other, from, to, true), !run(odd as u64), "{from}..{to}, bit {odd}");
+            }
+            let mut bits = [0xff; 5];
+            assert!(set_bits(&mut bits, from, to, false));
+            assert!((0..40).all(|bit| of(&bits, bit) != run(bit)), "{from}..{to}: {bits:x?}");
+        }
+    }
 
     #[test]
     fn runs_are_what_was_left_clear() {

@@ -1,11 +1,11 @@
 //! One allocation group: its free extents once loaded, and its blocks on the device.
 
 use super::free_set::FreeSet;
-use super::layout::{self, ag_frags, bits_are, edit_bits, fixed_ranges};
+use super::layout::{self, ag_frags, edit_bits, fixed_ranges};
 use super::run::Run;
 use crate::cache::{BufRef, Cache};
 use crate::error::{Error, Result};
-use crate::format::ag::{AG_FREE_FRAGS, BITMAP_BITS, BITMAP_INDEX, ag_free, free_runs};
+use crate::format::ag::{AG_FREE_FRAGS, BITMAP_BITS, BITMAP_INDEX, ag_free, bits_are, free_runs};
 use crate::format::dirblock::BlockEdit;
 use crate::format::{BlockAddr, BlockId, BlockKind, Corrupt, FragAddr, Geometry, get_u64, put_u64};
 use crate::journal::Txn;

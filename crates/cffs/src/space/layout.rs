@@ -1,7 +1,7 @@
 //! What an allocation group looks like before anything was allocated in it: used by mkfs for group 0, and by the
 //! allocator for every later group when it is first needed.
 
-use crate::format::ag::{AG_FREE_FRAGS, BITMAP_BITS, BITMAP_INDEX, set_bits};
+use crate::format::ag::{AG_FREE_FRAGS, BITMAP_BITS, BITMAP_INDEX, bits_are, set_bits};
 use crate::format::dirblock::BlockEdit;
 use crate::format::{FragAddr, Geometry, put_u64};
 use std::ops::Range;
@@ -95,19 +95,4 @@ pub(super) fn edit_bits(block: &mut impl BlockEdit, from: u64, to: u64, used: bo
         return false;
     }
     set_bits(block.range(BITMAP_BITS + first, end - first), from, to, used)
-}
-
-/// Whether the bits `from..to` all have this value.
-pub(super) fn bits_are(bits: &[u8], from: u64, to: u64, used: bool) -> bool {
-    let mut i = from;
-    while i < to {
-        let n = (8 - i % 8).min(to - i);
-        let mask = (((1u16 << n) - 1) as u8) << (i % 8);
-        let byte = bits[(i / 8) as usize];
-        if byte & mask != if used { mask } else { 0 } {
-            return false;
-        }
-        i += n;
-    }
-    true
 }
