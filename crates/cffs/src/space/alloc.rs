@@ -284,7 +284,10 @@ impl Space {
         let far = self.gaps.load(Ordering::Relaxed) % end;
         let mut best: Option<(u32, usize, u64)> = None;
         let mut found_far = false;
-        for (n, ag) in (near..end).chain(0..near).take(NEAR_GROUPS).chain((far..end).take(NEAR_GROUPS)).enumerate() {
+        let is_near = |ag: u64| (ag + end - near) % end < NEAR_GROUPS as u64;
+        let near_ones = (near..end).chain(0..near).take(NEAR_GROUPS);
+        let far_ones = (far..end).take(NEAR_GROUPS).filter(|ag| !is_near(*ag));
+        for (n, ag) in near_ones.chain(far_ones).enumerate() {
             let group = self.group(ag);
             if group.is_virgin() || !group.is_loaded() {
                 continue;
@@ -295,7 +298,7 @@ impl Space {
                 Err(Error::Corrupt(_)) => None,
                 Err(e) => return Err(e),
             };
-            found_far |= found.is_some() && n >= NEAR_GROUPS;
+            found_far |= found.is_some() && !is_near(ag);
             // Of those as short the nearest.
             best = best.into_iter().chain(found.map(|(_, len)| (len, n, ag))).min();
         }

@@ -250,6 +250,50 @@ fn a_large_file_goes_into_the_tightest_gap_and_not_into_a_long_one() {
     assert_eq!(tight(10), Some(Run { start: (first + 4 * gb) * fpb, len: 10 * fpb }));
 }
 
+/// Takes everything of an allocation group but a run of blocks at `at` from its beginning.
+fn gap_in(f: &Fixture, ag: u64, at: u64, len: u64) {
+    let g = f.geometry();
+    let gap = g.frag_of_block(g.ag_start(ag) + at)..g.frag_of_block(g.ag_start(ag) + at + len);
+    for window in [g.frag_of_block(g.ag_start(ag))..gap.start, gap.end..g.frag_of_block(g.ag_start(ag + 1))] {
+        let mut want = window.end - window.start;
+        while want > 0 {
+            match f.alloc_in(window.clone(), want).unwrap() {
+                Some(run) => f.commit_alloc(run),
+                None => want /= 2,
+            }
+        }
+    }
+}
+
+#[test]
+fn the_shortest_gap_is_found_also_far_from_the_goal() {
+    let f = Fixture::new(256 << 20, &MkfsOptions { ag_blocks: Some(2048), ..MkfsOptions::default() });
+    let g = f.geometry();
+    let fpb = g.frags_per_block();
+    assert!(g.ag_count > 24, "{} allocation groups", g.ag_count);
+    let gaps = |ag: u64| match ag {
+        2 => 9,
+        20 => 5,
+        22 => 7,
+        _ => 0,
+    };
+    (0..24).for_each(|ag| gap_in(&f, ag, 1000, gaps(ag)));
+    let start = |ag: u64| (g.ag_start(ag) + 1000) * fpb;
+    let gap = |kept: Option<u64>| {
+        let find = || f.space.alloc_gap(0, 3 * fpb, 4 * fpb..16 * fpb, |group| Some(group) == kept);
+        f.promised(3 * fpb, find).unwrap()
+    };
+    let run = |ag: u64, at: u64| Some(Run { start: start(ag) + at * fpb, len: 3 * fpb });
+    let in_turn: Vec<_> = (0..3).map(|_| gap(None)).collect();
+    // Of the near ones there are 6 blocks left at first, and the others' turn comes late.
+    assert_eq!(in_turn, [run(2, 0), run(2, 3), run(20, 0)]);
+    assert_eq!(gap(Some(g.group_of(g.ag_start(22) + 1000))), None, "it is kept for a directory");
+    // Once around all the others.
+    assert_eq!((0..4).find_map(|_| gap(None)), run(22, 0));
+    assert_eq!(gap(None), run(22, 3));
+    assert_eq!(gap(None), None, "what is left is too short");
+}
+
 #[test]
 fn groups_are_found_by_how_much_of_them_is_free() {
     let (f, first, gb) = one_group();
