@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use cffs::device::{Device, FileDevice, IoKind, OpenMode};
-use cffs::format::ROOT_INO;
+use cffs::format::{Ino, ROOT_INO};
 use cffs::fs::Fs;
 use cffs::fs::api::{Caller, MountOptions};
 use cffs::mkfs::{MkfsOptions, mkfs};
@@ -33,6 +33,8 @@ const BYTES: u64 = 4 << 30;
 const FILE: u64 = 320 << 20;
 /// Bytes of a call.
 const PIECE: usize = 1 << 20;
+/// Bytes of one file that are moved before the other's turn comes.
+const SLICE: u64 = 16 << 20;
 const PHASES: [&str; 3] = ["write", "read", "overwrite"];
 const ALIGNED: usize = 4096;
 /// Bytes of a block of the file systems.
@@ -167,13 +169,6 @@ fn place() -> PathBuf {
     if target.is_dir() { target } else { std::env::temp_dir() }
 }
 
-/// MB/s of something.
-fn rate(bytes: u64, work: impl FnOnce() -> Result<()>) -> Result<f64> {
-    let clock = Instant::now();
-    work()?;
-    Ok(bytes as f64 / clock.elapsed().as_secs_f64() / 1e6)
-}
-
 /// Processor time of this process until now, with that of the kernel for it, in seconds; 0 where /proc does not tell.
 fn processor_seconds() -> f64 {
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
@@ -203,39 +198,111 @@ fn file(path: &std::path::Path, bytes: u64) -> Result<FileDevice> {
     Ok(device)
 }
 
-/// Write, read and write again in one request after the other, without a file system.
-fn raw_round(device: &FileDevice, bytes: u64, piece: &mut [u8]) -> Result<[f64; 3]> {
-    let write = || {
-        rate(bytes, || {
-            (0..bytes).step_by(PIECE).try_for_each(|at| device.write_at(IoKind::Data, at, piece))?;
-            Ok(device.flush()?)
-        })
-    };
-    let (first, second) = (write()?, write()?);
-    let read =
-        rate(bytes, || Ok((0..bytes).step_by(PIECE).try_for_each(|at| device.read_at(IoKind::Data, at, piece))?))?;
-    Ok([first, read, second])
+/// What moves the file: ours, or the file of the host without a file system.
+trait Mover {
+    /// Moves one piece.
+    fn piece(&self, at: u64, piece: &mut [u8]) -> Result<()>;
+    /// Makes what was written durable.
+    fn end(&self) -> Result<()>;
 }
 
-fn round(fs: &Fs, bytes: u64, piece: &mut [u8]) -> Result<[f64; 3]> {
+/// A file of a file system of ours.
+struct OfFs<'a> {
+    fs: &'a Fs,
+    ino: Ino,
+    writes: bool,
+}
+
+impl Mover for OfFs<'_> {
+    fn piece(&self, at: u64, piece: &mut [u8]) -> Result<()> {
+        let n = match self.writes {
+            true => self.fs.write(Caller::ROOT, self.ino, at, piece)?,
+            false => self.fs.read(self.ino, at, piece)?,
+        };
+        ensure!(n == piece.len(), "{n} bytes at {at} of {}", piece.len());
+        Ok(())
+    }
+
+    fn end(&self) -> Result<()> {
+        if self.writes {
+            self.fs.fsync(self.ino, false)?;
+        }
+        Ok(())
+    }
+}
+
+/// A file of the host.
+struct Itself<'a> {
+    device: &'a FileDevice,
+    writes: bool,
+}
+
+impl Mover for Itself<'_> {
+    fn piece(&self, at: u64, piece: &mut [u8]) -> Result<()> {
+        match self.writes {
+            true => self.device.write_at(IoKind::Data, at, piece)?,
+            false => self.device.read_at(IoKind::Data, at, piece)?,
+        }
+        Ok(())
+    }
+
+    fn end(&self) -> Result<()> {
+        if self.writes {
+            self.device.flush()?;
+        }
+        Ok(())
+    }
+}
+
+/// Seconds, on the clock and of the processor.
+#[derive(Clone, Copy, Default)]
+struct Took {
+    clock: f64,
+    processor: f64,
+}
+
+impl Took {
+    fn add(&mut self, work: impl FnOnce() -> Result<()>) -> Result<()> {
+        let (processor, clock) = (processor_seconds(), Instant::now());
+        work()?;
+        self.clock += clock.elapsed().as_secs_f64();
+        self.processor += processor_seconds() - processor;
+        Ok(())
+    }
+}
+
+/// Moves two files in turn, a slice of the one and a slice of the other: what else goes on on this machine, and on that which it
+/// is a guest of, meets both.
+fn in_turn(bytes: u64, piece: &mut [u8], both: [&dyn Mover; 2]) -> Result<[Took; 2]> {
+    let mut took = [Took::default(); 2];
+    for (turn, slice) in (0..bytes).step_by(SLICE as usize).enumerate() {
+        // Nobody is always the first.
+        for i in [turn % 2, 1 - turn % 2] {
+            let mut pieces = (slice..bytes.min(slice + SLICE)).step_by(PIECE);
+            took[i].add(|| pieces.try_for_each(|at| both[i].piece(at, piece)))?;
+        }
+    }
+    for (took, mover) in took.iter_mut().zip(both) {
+        took.add(|| mover.end())?;
+    }
+    Ok(took)
+}
+
+/// Write, read and write again, ours and the file itself.
+fn round(fs: &Fs, beside: &FileDevice, bytes: u64, piece: &mut [u8]) -> Result<[[Took; 2]; 3]> {
     let ino = fs.create(Caller::ROOT, ROOT_INO, b"large", 0o644)?.ino;
     fs.sync()?;
-    let write = |piece: &[u8]| {
-        rate(bytes, || {
-            (0..bytes).step_by(PIECE).try_for_each(|at| fs.write(Caller::ROOT, ino, at, piece).map(drop))?;
-            Ok(fs.fsync(ino, false)?)
-        })
+    let mut phase = |writes| {
+        let took = in_turn(bytes, piece, [&OfFs { fs, ino, writes }, &Itself { device: beside, writes }])?;
+        fs.sync()?;
+        fs.drop_caches();
+        Ok::<_, anyhow::Error>(took)
     };
-    let written = write(piece)?;
-    fs.sync()?;
-    fs.drop_caches();
-    let read = rate(bytes, || Ok((0..bytes).step_by(PIECE).try_for_each(|at| fs.read(ino, at, piece).map(drop))?))?;
-    fs.drop_caches();
-    let over = write(piece)?;
+    let took = [phase(true)?, phase(false)?, phase(true)?];
     fs.forget(ino, 1);
     fs.unlink(ROOT_INO, b"large")?;
     fs.sync()?;
-    Ok([written, read, over])
+    Ok(took)
 }
 
 /// On a real file, in real time.
@@ -264,35 +331,25 @@ pub fn real(scale: u64) -> Result<Outcome> {
             fs.close()?;
         }
         let fs = Fs::open(device.clone(), None, MountOptions::default())?;
-        // In turn, so that what else goes on on this machine is in both.
-        let mut rounds: Vec<([f64; 3], [f64; 3])> = Vec::new();
-        let mut processor = 0.0;
-        for _ in 0..ROUNDS {
-            let alone = raw_round(&beside, length, piece)?;
-            let before = processor_seconds();
-            rounds.push((alone, round(&fs, length, piece)?));
-            processor += processor_seconds() - before;
-        }
-        // Each round moves the file three times.
-        let seconds = |rates: &[f64; 3]| rates.iter().map(|r| length as f64 / r / 1e6).sum::<f64>();
-        let elapsed: f64 = rounds.iter().map(|(_, ours)| seconds(ours)).sum();
+        let rounds: Vec<[[Took; 2]; 3]> =
+            (0..ROUNDS).map(|_| round(&fs, &beside, length, piece)).collect::<Result<_>>()?;
+        let of_ours = || rounds.iter().flatten().map(|[ours, _]| ours);
+        let elapsed: f64 = of_ours().map(|t| t.clock).sum();
+        let processor: f64 = of_ours().map(|t| t.processor).sum();
         let per_processor = (3 * ROUNDS as u64 * length) as f64 / processor.max(0.01) / 1e6;
         fs.close()?;
         drop(fs);
         let report = cffs::check::check(device, None, &Default::default(), &|_, _, _| {})?;
         ensure!(report.is_clean(), "the file system is damaged after the experiment: {:?}", report.problems);
         std::fs::remove_file(&path)?;
-        let shares = [0, 1, 2].map(|i| median(rounds.iter().map(|(raw, ours)| ours[i] / raw[i] * 100.0)));
-        for (phase, share) in PHASES.iter().zip(shares) {
+        let rate = |took: &Took| length as f64 / took.clock / 1e6;
+        for (i, phase) in PHASES.iter().enumerate() {
+            let shares = || rounds.iter().map(|r| r[i][1].clock / r[i][0].clock * 100.0);
+            let share = median(shares());
             let text = format!("{state}: {phase}, share of the file itself in %");
             outcome.claims.push(Claim::at_least(text, TARGET, share).because(|| {
-                let all: Vec<f64> = rounds
-                    .iter()
-                    .map(|(raw, ours)| PHASES.iter().position(|p| p == phase).map_or(0.0, |i| ours[i] / raw[i] * 100.0))
-                    .collect();
-                let (low, high) = all.iter().fold((f64::MAX, 0f64), |(l, h), v| (l.min(*v), h.max(*v)));
-                let at = PHASES.iter().position(|p| p == phase).unwrap_or(0);
-                let alone = median(rounds.iter().map(|(raw, _)| raw[at]));
+                let (low, high) = shares().fold((f64::MAX, 0f64), |(l, h), v| (l.min(v), h.max(v)));
+                let alone = median(rounds.iter().map(|r| rate(&r[i][1])));
                 format!(
                     "Between {} and {}% in {ROUNDS} rounds. A second of processor time moves {} MB here, so that one thread could have {}% of the {} \
                      MB/s of the file alone; of the time that it took, {}% was processor time, the rest waiting: for flushes, and for what else this \
@@ -306,9 +363,8 @@ pub fn real(scale: u64) -> Result<Outcome> {
                 )
             }));
         }
-        let (raw, ours): (Vec<_>, Vec<_>) = rounds.into_iter().unzip();
-        for (name, rates) in [("cffs", ours), ("the file itself", raw)] {
-            let rates = (0..3).map(|i| median(rates.iter().map(|r: &[f64; 3]| r[i]))).collect();
+        for (side, name) in ["cffs", "the file itself"].iter().enumerate() {
+            let rates = (0..3).map(|i| median(rounds.iter().map(|r| rate(&r[i][side])))).collect();
             rows.push((format!("{name}, {state}"), rates));
         }
     }
@@ -318,10 +374,11 @@ pub fn real(scale: u64) -> Result<Outcome> {
         format!(
             "{} MiB in an image of {} MiB on a disk of this machine, through the library with its default options; calls of 1 MiB, then \
              fsync. Beside it the same bytes written to and read from a file of the host without a file system of ours, one request of 1 MiB \
-             after the other, with {} I/O; medians of {ROUNDS} rounds in turn.",
+             after the other, with {} I/O; of both in turn {} MiB. Medians of {ROUNDS} rounds.",
             length >> 20,
             bytes >> 20,
-            if beside.is_direct() { "direct" } else { "buffered" }
+            if beside.is_direct() { "direct" } else { "buffered" },
+            SLICE >> 20
         ),
         "Real time on a real disk: other figures in each run, and on each machine.".into(),
     ];
