@@ -17,8 +17,8 @@ impl Repairer<'_> {
         }
         let mut taken = super::intervals::Intervals::default();
         let mut inos: Vec<Ino> = self.inodes.keys().copied().collect();
-        // Those whose maps are a guess come last.
-        inos.sort_unstable_by_key(|ino| (self.guessed.contains(ino), *ino));
+        // Those whose maps are a guess come late, and last those that it shows of.
+        inos.sort_unstable_by_key(|ino| (self.doubtful.contains(ino), self.guessed.contains(ino), *ino));
         inos.push(crate::format::ROOT_INO);
         for ino in inos {
             let Some(inode) = self.load(ino) else { continue };
@@ -33,10 +33,11 @@ impl Repairer<'_> {
             if !extents.iter().any(|e| self.shared.overlaps(e.start, e.start + e.len)) {
                 continue;
             }
+            let guessed = self.guessed.contains(&ino) || self.doubtful.contains(&ino);
             let (mut out, mut lost, mut copied) = (Vec::new(), 0, 0);
             for e in extents {
                 let dir = inode.is_dir().then_some(ino);
-                self.share_extent(e, dir, self.guessed.contains(&ino), &mut taken, &mut out, &mut lost, &mut copied);
+                self.share_extent(e, dir, guessed, &mut taken, &mut out, &mut lost, &mut copied);
             }
             if lost + copied == 0 {
                 continue;

@@ -441,6 +441,8 @@ struct Repairer<'a> {
     damaged_maps: HashSet<Ino>,
     tried: HashSet<BlockAddr>,
     guessed: HashSet<Ino>,
+    /// Their own numbers contradict each other: the map is what is wrong, or the number.
+    doubtful: HashSet<Ino>,
     alloc_cursor: u64,
 }
 
@@ -492,6 +494,7 @@ impl<'a> Repairer<'a> {
             damaged_maps: HashSet::new(),
             tried: HashSet::new(),
             guessed: HashSet::new(),
+            doubtful: HashSet::new(),
             alloc_cursor: 0,
         }
     }

@@ -15,6 +15,7 @@ use crate::format::{
     BlockAddr, BlockId, BlockKind, Extent, FIRST_USER_INO, FileType, Ino, Inode, InodeFormat, QuotaKind, SYMLINK_MAX,
     block_owner, get_u64, put_u32, put_u64,
 };
+use std::ops::Range;
 
 /// Useless blocks of one directory after which the rest of it is given up: an image that maps a petabyte of zeros must not
 /// make the repair read it.
@@ -171,6 +172,13 @@ impl Repairer<'_> {
                         wrong.get_or_insert("too many useless blocks: the rest is given up".into());
                         break;
                     }
+                    if useless < USELESS_MAX && self.has_entries_of(inode.ino, addr + n..addr + count) {
+                        wrong.get_or_insert(format!(
+                            "block {} has entries, which are not mapped so far behind",
+                            addr + n
+                        ));
+                        break;
+                    }
                     // Buckets, and what is allocated ahead.
                     let to = if lblock < DIR_BLOCKS_MAX { count.min(DIR_BLOCKS_MAX - first) } else { count };
                     let rest = Extent { len: (to - n) * fpb, ..one };
@@ -197,6 +205,15 @@ impl Repairer<'_> {
             }
         }
         Ok(end * bs)
+    }
+
+    /// Whether one of the blocks has entries of the directory, as the locator table says. No more are looked at than behind its size.
+    fn has_entries_of(&mut self, ino: Ino, blocks: Range<BlockAddr>) -> bool {
+        blocks.take(BEHIND_MAX as usize).any(|addr| {
+            let id = BlockId { kind: BlockKind::Dir, addr, owner: ino };
+            let block = self.vol.meta(id);
+            block.is_ok_and(|block| self.located_entries(addr, &block))
+        })
     }
 
     /// One block of entries.
@@ -555,7 +572,7 @@ impl Repairer<'_> {
             self.remap_owner.insert(inode.ino, owner);
         } else if inode.frags != map.frags(&self.g) + xattr {
             // Its map may be what is wrong: if others claim the same space, they are believed.
-            self.guessed.insert(inode.ino);
+            self.doubtful.insert(inode.ino);
             let frags = map.frags(&self.g) + xattr;
             let what = format!("says {} fragments are allocated, but {frags} are", inode.frags);
             if self.fix(Class::InodeSpace, &place, what, "correct it")? {
@@ -565,7 +582,8 @@ impl Repairer<'_> {
         Ok(true)
     }
 
-    /// Written space behind the size: if the count of fragments does not fit the map either, the map is what is wrong.
+    /// Written space behind the size: if the count of fragments does not fit the map either, the map is what is wrong. What is left
+    /// ends with a block, or, if that makes the count right, with the size.
     fn drop_beyond_size(&mut self, inode: &Inode, map: &mut Map) {
         let fpb = self.g.frags_per_block();
         let xattr = self.xattr_frags(inode);
@@ -574,12 +592,20 @@ impl Repairer<'_> {
             return;
         }
         map.wrong.get_or_insert("extents behind the size, and another number of fragments".into());
-        map.extents.retain_mut(|e| {
-            if !e.unwritten && e.end() > end {
-                e.len = end.saturating_sub(e.logical);
-            }
-            e.len > 0
-        });
+        self.doubtful.insert(inode.ino);
+        let mut cut = |end: u64| {
+            map.extents.retain_mut(|e| {
+                if !e.unwritten && e.end() > end {
+                    e.len = end.saturating_sub(e.logical);
+                }
+                e.len > 0
+            });
+            map.frags(&self.g) + xattr
+        };
+        let end = self.g.frags_for(inode.size);
+        if cut(end.next_multiple_of(fpb)) > inode.frags {
+            cut(end);
+        }
     }
 
     /// Fields and attributes of a file of the system.
