@@ -156,6 +156,7 @@ impl Repairer<'_> {
         let (bs, fpb) = (self.g.block_size() as u64, self.g.frags_per_block());
         let by_size = inode.size.div_ceil(bs);
         let (mut useless, mut end) = (0, 0);
+        let mut looks = BEHIND_MAX;
         for e in &map.extents {
             if !(e.logical | e.start | e.len).is_multiple_of(fpb) || e.unwritten {
                 wrong.get_or_insert(format!("extent at fragment {} does not hold whole written blocks", e.logical));
@@ -172,7 +173,7 @@ impl Repairer<'_> {
                         wrong.get_or_insert("too many useless blocks: the rest is given up".into());
                         break;
                     }
-                    if useless < USELESS_MAX && self.has_entries_of(inode.ino, addr + n..addr + count) {
+                    if useless < USELESS_MAX && self.has_entries_of(inode.ino, addr + n..addr + count, &mut looks) {
                         wrong.get_or_insert(format!(
                             "block {} has entries, which are not mapped so far behind",
                             addr + n
@@ -207,13 +208,17 @@ impl Repairer<'_> {
         Ok(end * bs)
     }
 
-    /// Whether one of the blocks has entries of the directory, as the locator table says. No more are looked at than behind its size.
-    fn has_entries_of(&mut self, ino: Ino, blocks: Range<BlockAddr>) -> bool {
-        blocks.take(BEHIND_MAX as usize).any(|addr| {
+    /// Whether one of the blocks has entries of the directory, as the locator table says. `looks`: how many more are read of this
+    /// directory; its index may have many, and a hostile map the same ones again and again.
+    fn has_entries_of(&mut self, ino: Ino, blocks: Range<BlockAddr>, looks: &mut u64) -> bool {
+        for addr in blocks.take(*looks as usize) {
+            *looks -= 1;
             let id = BlockId { kind: BlockKind::Dir, addr, owner: ino };
-            let block = self.vol.meta(id);
-            block.is_ok_and(|block| self.located_entries(addr, &block))
-        })
+            if self.vol.meta(id).is_ok_and(|block| self.located_entries(addr, &block)) {
+                return true;
+            }
+        }
+        false
     }
 
     /// One block of entries.
