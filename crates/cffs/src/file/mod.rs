@@ -9,6 +9,7 @@ pub mod allocate;
 mod bulk;
 pub mod past;
 pub mod truncate;
+mod untold;
 pub mod writeback;
 
 use crate::cache::{Cache, DataCheck, ReadRun, Siblings};
@@ -27,6 +28,9 @@ use cffs_buf::AlignedBuf;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
+use untold::Untold;
+
+pub use untold::settle;
 
 /// Memory that a page takes beside its bytes, with its share of the inode in memory.
 const PAGE_OVERHEAD: usize = 1024;
@@ -66,7 +70,7 @@ pub(crate) struct Page {
     pub(crate) writing: bool,
 }
 
-/// Contents of a file that have no place yet.
+/// Contents of a file that its inode does not have yet.
 #[derive(Default)]
 pub struct FileData {
     pub(crate) pages: BTreeMap<u64, Page>,
@@ -83,6 +87,8 @@ pub struct FileData {
     pub(crate) in_flight: u64,
     /// Pages that the writeback under way has taken.
     pub(crate) taken: usize,
+    /// Places at the end, with their bytes, that the inode was not told of.
+    pub(crate) untold: Untold,
     /// The last page was taken although there is no promise for the worst that could happen to the extent tree, because
     /// the tree has room now: it is to be written back before anything else happens to the file.
     pub(crate) tight: bool,
@@ -133,9 +139,14 @@ impl FileData {
         }
     }
 
-    /// Nothing is dirty or on its way.
+    /// Nothing is dirty or on its way, or untold.
     pub fn is_clean(&self) -> bool {
-        self.pages.is_empty() && self.error.is_none()
+        self.has_all_told() && self.error.is_none()
+    }
+
+    /// Everything is in places that the inode knows.
+    pub fn has_all_told(&self) -> bool {
+        self.pages.is_empty() && self.untold.is_empty()
     }
 
     /// Bytes held in memory.
@@ -156,7 +167,7 @@ impl FileData {
     /// Fragments reserved for the contents, also where they are on their way. What the extent tree may need at worst is left
     /// out: programs compare the space of a file with its size to find out whether it has holes.
     pub fn reserved(&self) -> u64 {
-        self.pages_reserved + self.in_flight
+        self.pages_reserved + self.in_flight + self.untold.frags()
     }
 
     /// Pages that there are directly before and behind a place.
@@ -208,6 +219,7 @@ impl FileData {
 
     /// Drops everything (the file is gone).
     pub(crate) fn clear(&mut self, cx: &FileCtx<'_>) {
+        self.drop_untold(cx);
         let pages: Vec<u64> = self.pages.keys().copied().collect();
         pages.into_iter().for_each(|i| self.drop_page(cx, i));
         debug_assert_eq!((self.pages_reserved, self.pages_splits), (0, 0), "sums over no pages");
@@ -226,8 +238,9 @@ pub(crate) fn reserve_tree(cx: &FileCtx<'_>, st: &mut NodeState, privileged: boo
 /// The same for `frags` new extents at most, with `more` pages in one run to come.
 fn reserve_tree_for(cx: &FileCtx<'_>, st: &mut NodeState, frags: u64, more: u64, privileged: bool) -> Result<()> {
     let g = cx.cache.geometry();
-    // What is on its way will have changed the tree when these pages follow: the promise is for all of it.
-    let need = extent::worst_case_blocks(g, &st.inode, st.data.places(g, more), frags + st.data.in_flight);
+    // What is on its way or untold will have changed the tree when these pages follow: the promise is for all of it.
+    let earlier = st.data.in_flight + st.data.untold.extents().len() as u64;
+    let need = extent::worst_case_blocks(g, &st.inode, st.data.places(g, more), frags + earlier);
     let have = st.data.tree_reserved / g.frags_per_block();
     if need > have {
         cx.space.reserve_blocks(need - have, privileged)?;
@@ -285,7 +298,7 @@ pub fn read(cx: &FileCtx<'_>, st: &NodeState, offset: u64, out: &mut [u8], ahead
 
 /// Reads what the device has of a range; holes and what lies beyond the size on the device read as zeros.
 fn read_disk(cx: &FileCtx<'_>, st: &NodeState, offset: u64, out: &mut [u8], ahead: u64) -> Result<()> {
-    let have = st.disk_size.saturating_sub(offset).min(out.len() as u64) as usize;
+    let have = untold::written_size(st).saturating_sub(offset).min(out.len() as u64) as usize;
     let (out, beyond) = out.split_at_mut(have);
     beyond.fill(0);
     if let InodeFormat::Inline(data) = &st.inode.format {
@@ -308,7 +321,7 @@ fn read_disk(cx: &FileCtx<'_>, st: &NodeState, offset: u64, out: &mut [u8], ahea
     while !rest.is_empty() {
         let logical = at >> g.frag_shift;
         let skip = at % fs;
-        match extent::lookup(cx.cache, &st.inode, logical)? {
+        match untold::lookup(cx, st, logical)? {
             Mapping::Hole { until } => {
                 // A hole may reach to the end of the address space: count in bytes only what is asked for.
                 let hole = (until - logical).min(g.frags_for(rest.len() as u64) + 1) << g.frag_shift;
@@ -358,9 +371,9 @@ fn split_off<'a>(rest: &mut &'a mut [u8], n: u64) -> &'a mut [u8] {
 fn fetch_beyond(cx: &FileCtx<'_>, st: &NodeState, offset: u64, ahead: u64) -> Result<()> {
     let g = cx.cache.geometry();
     let mut logical = g.frags_for(offset);
-    let end = g.frags_for((offset + ahead).min(st.disk_size));
+    let end = g.frags_for((offset + ahead).min(untold::written_size(st)));
     while logical < end {
-        match extent::lookup(cx.cache, &st.inode, logical)? {
+        match untold::lookup(cx, st, logical)? {
             Mapping::Hole { until } => logical = until,
             Mapping::Data(e) => {
                 let n = e.end().min(end) - logical;
@@ -660,7 +673,7 @@ pub fn seek(cx: &FileCtx<'_>, st: &NodeState, offset: u64) -> Result<(bool, u64)
         return Ok((true, (index + 1) * bs));
     }
     let next_page = st.data.pages.range(index..).next().map_or(u64::MAX, |(i, _)| i * bs);
-    let (data, end) = match extent::lookup(cx.cache, &st.inode, offset >> g.frag_shift)? {
+    let (data, end) = match untold::lookup(cx, st, offset >> g.frag_shift)? {
         Mapping::Data(e) => (!e.unwritten, e.end()),
         Mapping::Hole { until } => (false, until),
     };

@@ -5,14 +5,15 @@
 //! write returns, and nothing of them is in memory then:
 //!
 //! - *Into a hole or at the end* this is a writeback of its own, in the same order: places in memory, the data, then a
-//!   transaction that tells of them and of the new size. Until that nobody sees any of it. All that the file had in pages
-//!   went before, so the size on the device never covers what is not there.
+//!   transaction that tells of them and of the new size. All that the file had in pages went before, so the size on the
+//!   device never covers what is not there. At the end of a file that is growing already the transaction comes later, for
+//!   many writes at once ([`super::untold`]).
 //! - *Over what is written* the node stays locked meanwhile, since readers would see the one or the other. There is nothing
 //!   to tell but times.
 //!
 //! Whatever is not that plain, and all that fails, goes by way of pages, which know all cases and how errors are told.
 
-use super::{FileCtx, needs, reserve_tree, reserve_tree_for, writeback};
+use super::{FileCtx, reserve_tree, reserve_tree_for, untold, writeback};
 use crate::cache::{DataRun, Source};
 use crate::error::Result;
 use crate::extent::{self, Mapping};
@@ -43,7 +44,20 @@ pub fn write(cx: &FileCtx<'_>, node: &Arc<Node>, offset: u64, data: &[u8], privi
     let (fpb, first) = (g.frags_per_block(), offset >> g.block_shift);
     let frags = first * fpb..(first + (data.len() / bs) as u64) * fpb;
     let blocks = Blocks { first, data, frags, end: offset + data.len() as u64 };
-    over(cx, node, &blocks, now).unwrap_or_else(|| beyond(cx, node, &blocks, privileged, now))
+    for in_the_way in [true, false] {
+        if let Some(written) = over(cx, node, &blocks, now) {
+            return written;
+        }
+        match take(cx, node, &blocks, privileged, now) {
+            Taken::Job(job) => return send(cx, node, job),
+            Taken::NotYet if in_the_way => {
+                // An error is kept for fsync, and what was to go first is there still.
+                let _ = writeback::write_back(cx, vec![node.clone()]);
+            }
+            Taken::NotYet | Taken::Nothing => break,
+        }
+    }
+    false
 }
 
 /// Cuts bytes that go to a run of the device into requests.
@@ -95,26 +109,11 @@ fn over(cx: &FileCtx<'_>, node: &Node, blocks: &Blocks<'_>, now: i64) -> Option<
     Some(true)
 }
 
-/// Writes where the file has nothing.
-fn beyond(cx: &FileCtx<'_>, node: &Arc<Node>, blocks: &Blocks<'_>, privileged: bool, now: i64) -> bool {
-    for pages_first in [true, false] {
-        match take(cx, node, blocks, privileged, now) {
-            Taken::Job(job) => return send(cx, node, job),
-            Taken::Pages if pages_first => {
-                // An error is kept for fsync, and the pages are there still.
-                let _ = writeback::write_back(cx, vec![node.clone()]);
-            }
-            Taken::Pages | Taken::Nothing => break,
-        }
-    }
-    false
-}
-
 enum Taken<'a> {
     /// Not here.
     Nothing,
-    /// Not while the file has pages.
-    Pages,
+    /// Not before a writeback of the file: it has pages, or places that are to be told of first.
+    NotYet,
     Job(Job<'a>),
 }
 
@@ -127,25 +126,30 @@ fn take<'a>(cx: &FileCtx<'_>, node: &Arc<Node>, blocks: &Blocks<'a>, privileged:
     if st.dead || inline || start > st.inode.size || blocks.end <= cx.placement.small_max() {
         return Taken::Nothing;
     }
-    let places = blocks.frags.end - blocks.frags.start;
-    match needs(cx, st, blocks.frags.clone()) {
-        Ok(need) if need.places == places && need.splits == 0 => {}
-        _ => return Taken::Nothing,
+    let g = cx.cache.geometry();
+    if !st.data.untold.is_empty() && !st.data.untold.goes_on(g, &blocks.frags) {
+        return Taken::NotYet;
     }
+    let Some(free_until) = free_until(cx, st, &blocks.frags) else { return Taken::Nothing };
     if !st.data.pages.is_empty() {
-        return Taken::Pages;
+        return Taken::NotYet;
     }
+    let places = blocks.frags.end - blocks.frags.start;
     if st.data.reserve(cx, places, privileged).is_err() {
         return Taken::Nothing;
     }
-    let pages = places / cx.cache.geometry().frags_per_block();
+    let pages = places / g.frags_per_block();
     if reserve_tree_for(cx, st, places, pages, privileged).is_err() {
         st.data.release(cx, places);
         return Taken::Nothing;
     }
     st.data.in_flight = places;
+    // The first write of a file is told of at once, and it has a list of extents then. Sums are stored with a transaction,
+    // and telling costs little more.
+    let at_end = start == untold::written_size(st) && start == st.inode.size;
+    let later = at_end && cx.sums.is_none() && !matches!(st.inode.format, InodeFormat::Inline(_));
     let size = st.inode.size.max(blocks.end);
-    let mut job = Job::by_caller(node.clone(), size, blocks.first, places, now);
+    let mut job = Job::by_caller(node.clone(), size, blocks.first, places, now, later.then_some(free_until));
     if !matches!(place(cx, st, &mut job, blocks), Ok(true)) {
         writeback::give_back(cx, st, &mut job);
         let _ = reserve_tree(cx, st, privileged); // less than before
@@ -155,19 +159,30 @@ fn take<'a>(cx: &FileCtx<'_>, node: &Arc<Node>, blocks: &Blocks<'a>, privileged:
     Taken::Job(job)
 }
 
+/// Up to where nothing is mapped, if that is all of these fragments. What is untold ends where they begin.
+fn free_until(cx: &FileCtx<'_>, st: &NodeState, frags: &Range<u64>) -> Option<u64> {
+    let known = st.data.untold.free_until();
+    let until = known.or_else(|| match extent::lookup(cx.cache, &st.inode, frags.start) {
+        Ok(Mapping::Hole { until }) => Some(until),
+        _ => None,
+    });
+    until.filter(|until| *until >= frags.end)
+}
+
 /// Places for all of the blocks; false if that takes more than one transaction can tell of, or there is no space.
 fn place<'a>(cx: &FileCtx<'_>, st: &NodeState, job: &mut Job<'a>, blocks: &Blocks<'a>) -> Result<bool> {
     let g = *cx.cache.geometry();
     let Range { start, end } = blocks.frags;
     let mut after = match start.checked_sub(1) {
         None => None,
-        Some(before) => match extent::lookup(cx.cache, &st.inode, before)? {
+        Some(before) => match untold::lookup(cx, st, before)? {
             Mapping::Data(e) => Some(e.start + (start - e.logical)),
             Mapping::Hole { .. } => None,
         },
     };
     // Holes do not make a file long.
-    let so_far = blocks.end.min((st.inode.frags << g.frag_shift) + ((end - start) << g.frag_shift));
+    let has = st.inode.frags + st.data.untold.frags() + (end - start);
+    let so_far = blocks.end.min(has << g.frag_shift);
     let ahead = g.frag_of_block(so_far.min(writeback::AHEAD_MAX) >> g.block_shift);
     let (mut at, mut rest) = (start, blocks.data);
     while at < end {
@@ -188,7 +203,10 @@ fn place<'a>(cx: &FileCtx<'_>, st: &NodeState, job: &mut Job<'a>, blocks: &Block
 /// Writes a job and tells of it; false after an error, with which the file is as it was.
 fn send(cx: &FileCtx<'_>, node: &Arc<Node>, mut job: Job<'_>) -> bool {
     // Told of in parts, the file would have a part of what was written when the rest fails. One extent is no parts.
-    if job.extents.len() > 1 && writeback::tell_bytes(cx, node, &job.extents) > cx.journal.reserve_max() / 4 {
+    if job.later.is_none()
+        && job.extents.len() > 1
+        && writeback::tell_bytes(cx, node, &job.extents) > cx.journal.reserve_max() / 4
+    {
         writeback::give_back(cx, &mut node.state.write(), &mut job);
         writeback::end_writeback(node);
         return false;

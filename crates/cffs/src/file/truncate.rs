@@ -62,6 +62,8 @@ pub fn shrink_step(cx: &FileCtx<'_>, txn: &Txn<'_>, st: &mut NodeState, size: u6
             }
         }
     }
+    // Of a file that is written to it was told before; what nobody holds loses all of it.
+    st.data.drop_untold(cx);
     // Pages beyond the end go; the page with the end in it loses its tail.
     let first_gone = size.div_ceil(bs);
     let gone: Vec<u64> = st.data.pages.range(first_gone..).map(|(i, _)| *i).collect();

@@ -4,10 +4,12 @@
 //! So whatever a commit makes durable points to data that left for the device before it. An fsync of a small file takes
 //! another way: the same places, but the data goes into the log with the transaction ([`through_log`]).
 //!
+//! What a program adds to a long file is told of later, together ([`super::untold`]).
+//!
 //! Where data has checksums they come between data and extents, and what is overwritten in its place has none while that
 //! happens (see [`crate::sums`]).
 
-use super::FileCtx;
+use super::{FileCtx, untold};
 use crate::cache::{AddrMap, BufRef, DataRun, Source};
 use crate::error::{Error, Result};
 use crate::extent::{self, Mapping};
@@ -45,6 +47,10 @@ pub(super) struct Job<'a> {
     pub(super) size: u64,
     /// The bytes are not in pages but still with the program that writes them ([`super::past`]): the time of that.
     by_caller: Option<i64>,
+    /// The places stay untold once they are written ([`super::untold`]); up to where nothing is mapped behind them.
+    pub(super) later: Option<u64>,
+    /// The places are those that the node has untold: the bytes are there.
+    of_untold: bool,
     /// The contents, where they fit the inode.
     inline: Option<Vec<u8>>,
     /// New blocks made in the cache for data that goes through the log.
@@ -65,6 +71,8 @@ impl<'a> Job<'a> {
             overwritten: Vec::new(),
             size,
             by_caller: None,
+            later: None,
+            of_untold: false,
             inline: None,
             fresh: Vec::new(),
             keep,
@@ -73,8 +81,15 @@ impl<'a> Job<'a> {
     }
 
     /// What a program writes into a hole or at the end of a file, which has so many fragments reserved for it.
-    pub(super) fn by_caller(node: Arc<Node>, size: u64, first_page: u64, reserved: u64, now: i64) -> Job<'a> {
-        Job { pages: vec![(first_page, 0..0, reserved)], by_caller: Some(now), ..Job::new(node, size, false) }
+    pub(super) fn by_caller(
+        node: Arc<Node>,
+        size: u64,
+        first_page: u64,
+        reserved: u64,
+        now: i64,
+        later: Option<u64>,
+    ) -> Job<'a> {
+        Job { pages: vec![(first_page, 0..0, reserved)], by_caller: Some(now), later, ..Job::new(node, size, false) }
     }
 }
 
@@ -190,13 +205,19 @@ fn take(cx: &FileCtx<'_>, node: &Arc<Node>, for_log: bool) -> Result<Taken> {
         st.inode.atime = accessed;
         st.dirty = true;
     }
-    if st.data.pages.is_empty() && !st.dirty {
+    if st.data.has_all_told() && !st.dirty {
         return Ok(Taken::Nothing);
     }
     let keep = !cx.cache.is_large(st.inode.size);
     let mut job = Job { pages: st.data.take_dirty(), ..Job::new(node.clone(), st.inode.size, keep) };
     job.bytes = job.pages.iter().map(|(_, dirty, _)| dirty.len()).sum();
     st.data.in_flight = job.pages.iter().map(|(_, _, reserved)| reserved).sum();
+    if !st.data.untold.is_empty() {
+        debug_assert!(job.pages.is_empty(), "pages of a file that has untold places");
+        (job.extents, job.of_untold) = (st.data.untold.extents().to_vec(), true);
+        *busy = true;
+        return Ok(Taken::Job(job));
+    }
     let began = cx.space.moment();
     if let Err(e) = place(cx, st, &mut job, for_log) {
         let more = cx.space.more_since(began);
@@ -337,11 +358,13 @@ fn add_runs(g: &crate::format::Geometry, st: &NodeState, job: &mut Job<'_>, logi
     }
 }
 
-/// Undoes [`take`]: pages are dirty again, places that nobody was told of are given back. The node is locked.
+/// Undoes [`take`]: pages are dirty again, places that nobody was told of are given back, or stay untold. The node is
+/// locked.
 pub(super) fn give_back(cx: &FileCtx<'_>, st: &mut NodeState, job: &mut Job<'_>) {
     (st.data.in_flight, st.data.taken) = (0, 0);
     job.fresh.drain(..).for_each(|b| cx.cache.release_new(&b));
-    for e in job.extents.drain(..).filter(|e| !e.unwritten) {
+    let of_untold = job.of_untold;
+    for e in job.extents.drain(..).filter(|e| !e.unwritten && !of_untold) {
         cx.space.cancel(Run { start: e.start, len: e.len });
     }
     for (index, dirty, reserved) in job.pages.drain(..) {
@@ -469,6 +492,16 @@ pub(super) fn tell_bytes(cx: &FileCtx<'_>, node: &Node, extents: &[Extent]) -> u
 fn tell(cx: &FileCtx<'_>, job: &mut Job<'_>) -> Result<()> {
     let limit = cx.journal.reserve_max() / 4;
     let node = job.node.clone();
+    if let Some(free_until) = job.later {
+        let mut st = node.state.write();
+        if st.dead {
+            give_back(cx, &mut st, job);
+        } else {
+            grow_by_caller(&mut st, job, job.size);
+            untold::keep(cx, &mut st, job, free_until);
+        }
+        return Ok(());
+    }
     if cx.lazy && job.extents.is_empty() && job.inline.is_none() {
         let mut st = node.state.write();
         if !st.dead && st.disk_size == job.size && st.inode.size == job.size {
@@ -555,6 +588,14 @@ fn insert_funded(
             told.end = e.end();
             continue;
         }
+        if job.of_untold {
+            if let Err(e) = tell_of_untold(txn, cx, st, e) {
+                job.extents.drain(..at);
+                return Err(e);
+            }
+            (told.frags, told.end) = (told.frags + e.len, e.end());
+            continue;
+        }
         // The bitmap first: if the second step fails a run is lost, and not given to two files.
         if let Err(e) = cx.space.commit_alloc(txn, run) {
             job.extents.drain(..at);
@@ -576,8 +617,23 @@ fn insert_funded(
     Ok(())
 }
 
+/// The inode gets an extent that was untold. Its bytes are there and nowhere else: an error leaves it untold.
+fn tell_of_untold(txn: &Txn<'_>, cx: &FileCtx<'_>, st: &mut NodeState, e: Extent) -> Result<()> {
+    let run = Run { start: e.start, len: e.len };
+    cx.space.prepare_commit(run)?;
+    // Fails before it changes anything.
+    extent::insert(txn, cx.space, &mut st.inode, e)?;
+    txn.arm();
+    cx.space.commit_alloc(txn, run)?;
+    txn.done();
+    Ok(())
+}
+
 /// Ends what the pages of a job have reserved for so many fragments: those are the inode's.
 fn convert(st: &mut NodeState, job: &mut Job<'_>, frags: u64) {
+    if job.of_untold {
+        return st.data.note_told(frags);
+    }
     let mut left = frags;
     for (_, _, reserved) in &mut job.pages {
         let n = left.min(*reserved);

@@ -150,7 +150,7 @@ impl Fs {
         if size > FILE_SIZE_MAX {
             return Err(Error::FileTooLarge);
         }
-        let _resize = node.resize.lock();
+        let _resize = self.lock_resize(node)?;
         let outcome = self.with_space(|| self.set_size_once(c, node, size));
         self.settle_tight(node);
         outcome

@@ -8,6 +8,7 @@ use crate::format::inode::{FLAG_APPEND, FLAG_IMMUTABLE, FLAG_SYNC};
 use crate::format::{FILE_SIZE_MAX, FileType, Ino, ROOT_INO};
 use crate::inode::{Node, NodeState};
 use crate::space::Moment;
+use parking_lot::MutexGuard;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -93,7 +94,19 @@ impl Fs {
 
     fn write_once(&self, c: Caller, node: &Arc<Node>, offset: u64, data: &[u8]) -> Result<usize> {
         let _resize = node.resize.lock();
-        if self.write_past(c, node, offset, data)? { Ok(data.len()) } else { self.write_pages(c, node, offset, data) }
+        if self.write_past(c, node, offset, data)? {
+            return Ok(data.len());
+        }
+        file::settle(&self.file_cx(), node)?;
+        self.write_pages(c, node, offset, data)
+    }
+
+    /// Keeps writers and cutters away from a file, for a change of its space or of the room in its inode: what it has is
+    /// in pages, or the inode knows of it.
+    pub(super) fn lock_resize<'a>(&self, node: &'a Arc<Node>) -> Result<MutexGuard<'a, ()>> {
+        let resize = node.resize.lock();
+        file::settle(&self.file_cx(), node)?;
+        Ok(resize)
     }
 
     /// Writes past the cache, where that is possible and the better way; false where it is not.
@@ -201,7 +214,7 @@ impl Fs {
     pub(super) fn settle_data(&self, node: &Arc<Node>) -> Result<()> {
         let small = {
             let st = node.state.read();
-            if st.data.pages.is_empty() && !st.dirty {
+            if st.data.has_all_told() && !st.dirty {
                 drop(st);
                 // It may be on its way already.
                 node.wait_writeback();

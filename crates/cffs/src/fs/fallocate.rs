@@ -42,7 +42,7 @@ impl Fs {
     pub fn fallocate(&self, c: Caller, ino: Ino, what: Fallocate, offset: u64, len: u64) -> Result<()> {
         self.writable()?;
         let node = self.node(ino)?;
-        let _resize = node.resize.lock();
+        let _resize = self.lock_resize(&node)?;
         {
             let st = node.state.read();
             match st.inode.file_type() {

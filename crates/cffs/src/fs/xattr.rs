@@ -292,7 +292,7 @@ impl Fs {
         edit: &dyn Fn(&mut Inode, &mut Vec<Xattr>) -> Result<bool>,
     ) -> Result<()> {
         // Nobody else changes the attributes meanwhile, and no data comes that would count on the room in the inode.
-        let _resize = node.resize.lock();
+        let _resize = self.lock_resize(node)?;
         while !self.with_space(|| self.change_xattrs_once(c, node, edit))? {}
         Ok(())
     }
