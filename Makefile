@@ -62,7 +62,9 @@ soak:
 	scripts/setup.sh
 	$(CARGO) build --release -p cffs-cli -p cffs-lab
 	$(CARGO) run --release -p cffs-sim --bin campaign -- --seconds $(CAMPAIGN) --seed $$(date +%s)
+	$(CARGO) run --release -p cffs-sim --bin campaign -- --streams --seconds $(CAMPAIGN) --seed $$(date +%s)
 	$(CARGO) run --release -p cffs-sim --bin campaign -- --faults --seconds $(CAMPAIGN) --seed $$(date +%s)
+	$(CARGO) run --release -p cffs-sim --bin campaign -- --faults --streams --seconds $(CAMPAIGN) --seed $$(date +%s)
 	$(CARGO) run --release -p cffs-sim --bin campaign -- --bounded 2 --seconds $(CAMPAIGN)
 	$(CARGO) run --profile fuzz -p cffs-sim --bin fuzz -- --seconds $(FUZZ) --seed $$(date +%s)
 	target/release/cffs-lab soak --rounds $(ROUNDS) $(ARGS)

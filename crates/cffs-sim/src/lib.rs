@@ -19,5 +19,6 @@ pub mod run;
 pub mod setup;
 pub mod shrink;
 pub mod state;
+pub mod streams;
 pub mod unjournaled;
 pub mod walk;

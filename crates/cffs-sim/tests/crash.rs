@@ -8,6 +8,7 @@ use cffs_sim::generate::{Bounds, Profile, generate, with_growth};
 use cffs_sim::ops::{Op, expand_all, parse, show};
 use cffs_sim::run::SideBySide;
 use cffs_sim::setup::Setup;
+use cffs_sim::streams::{self, with_streams};
 
 #[test]
 fn every_crash_leaves_what_was_promised() {
@@ -23,6 +24,24 @@ fn every_crash_leaves_what_was_promised() {
     }
     println!("{coverage:?}");
     assert!(coverage.states > 5000 && coverage.promises > 20_000, "{coverage:?}");
+}
+
+/// Long writes past the cache, of which the inode is told later.
+#[test]
+fn a_crash_between_long_writes_leaves_what_was_promised() {
+    let mut coverage = Coverage::default();
+    for seed in 0..40 {
+        let setup = streams::setup(Setup::numbered(seed), seed);
+        let profile = Profile::ALL[seed as usize % Profile::ALL.len()];
+        let bounds = Bounds { write: 60_000, many: 30 };
+        let ops = with_streams(generate(seed, profile, 40, bounds), seed, setup.sizes.0, bounds.write);
+        if let Err(e) = explore_and_shrink(setup, ops, seed, Effort::default(), &mut coverage) {
+            let (ops, f) = *e;
+            panic!("seed {seed}, {profile:?}, {setup}\n{f}\nsmallest sequence:\n{}", show(&ops));
+        }
+    }
+    println!("{coverage:?}");
+    assert!(coverage.states > 2000, "{coverage:?}");
 }
 
 #[test]

@@ -4,18 +4,22 @@ use cffs::format::ROOT_INO;
 use cffs::fs::api::{Attr, Caller, MetadataMode, PrefetchMode};
 use cffs_sim::disk::Trace;
 use cffs_sim::generate::{Bounds, Profile, generate};
-use cffs_sim::ops::{parse, show};
+use cffs_sim::ops::{Op, parse, show};
 use cffs_sim::pattern::bytes;
 use cffs_sim::run::run;
 use cffs_sim::setup::{SIZES, Setup, check, check_unmounted};
 use cffs_sim::shrink::{Sequences, shrink};
 use cffs_sim::state::link_target;
+use cffs_sim::streams::{self, with_streams};
 use cffs_sim::walk::read;
 use proptest::prelude::*;
 
 /// Runs a sequence; on failure shrinks it and says how to repeat it.
 fn agree(setup: Setup, seed: u64, profile: Profile, len: usize, bounds: Bounds) {
-    let ops = generate(seed, profile, len, bounds);
+    agree_on(setup, seed, profile, generate(seed, profile, len, bounds));
+}
+
+fn agree_on(setup: Setup, seed: u64, profile: Profile, ops: Vec<Op>) {
     if let Err(first) = run(setup, &ops) {
         let smallest = shrink(ops, 500, |ops| run(setup, ops).is_err());
         let last = run(setup, &smallest).err().unwrap_or(first);
@@ -46,6 +50,19 @@ fn the_other_metadata_modes() {
                 agree(setup, 1000 + i as u64, profile, 150, Bounds::default());
             }
         }
+    }
+}
+
+/// Long writes past the cache, and what comes between them.
+#[test]
+fn files_that_come_in_long_writes() {
+    for seed in 0..48 {
+        let numbered = Setup::numbered(seed);
+        let setup = streams::setup(if seed % 4 == 3 { numbered.small() } else { numbered }, seed);
+        let profile = Profile::ALL[seed as usize / 4 % Profile::ALL.len()];
+        let bounds = Bounds { write: [200_000, 2_000_000][seed as usize % 2], many: 100 };
+        let ops = with_streams(generate(seed, profile, 100, bounds), seed, setup.sizes.0, bounds.write);
+        agree_on(setup, seed, profile, ops);
     }
 }
 

@@ -10,6 +10,7 @@ use cffs_sim::ops::{parse, show};
 use cffs_sim::run::run;
 use cffs_sim::setup::Setup;
 use cffs_sim::shrink::shrink;
+use cffs_sim::streams::{self, with_streams};
 use clap::Parser;
 use std::path::PathBuf;
 use std::sync::Mutex;
@@ -34,6 +35,9 @@ struct Args {
     /// What to do.
     #[arg(long, value_enum)]
     only: Option<Kind>,
+    /// Weave files that come in long writes into every sequence, on mounts that write past the cache.
+    #[arg(long)]
+    streams: bool,
     /// Threads.
     #[arg(long, default_value_t = 1)]
     jobs: usize,
@@ -97,8 +101,9 @@ enum Kind {
 }
 
 /// Setup of a seed, alike in every run of the program.
-fn setup(kind: Kind, seed: u64) -> Setup {
+fn setup(kind: Kind, seed: u64, streams: bool) -> Setup {
     let setup = Setup::numbered(seed);
+    let setup = if streams { streams::setup(setup, seed) } else { setup };
     let metadata = match seed % 7 {
         5 => MetadataMode::Sync,
         6 => MetadataMode::Delayed,
@@ -122,13 +127,18 @@ fn one(
     given: Option<&[cffs_sim::ops::Op]>,
     coverage: &mut Coverage,
 ) -> Option<String> {
-    let setup = setup(kind, seed);
+    let setup = setup(kind, seed, args.streams);
     let profile = Profile::ALL[(seed / 4) as usize % Profile::ALL.len()];
     let name = format!("{kind:?}").to_lowercase();
     let head = |text: String, ops: &[cffs_sim::ops::Op]| {
-        format!("--only {name} --seed {seed}: {profile:?}, {setup}\n{text}\nsmallest sequence:\n{}", show(ops))
+        let streams = if args.streams { " --streams" } else { "" };
+        format!("--only {name}{streams} --seed {seed}: {profile:?}, {setup}\n{text}\nsmallest sequence:\n{}", show(ops))
     };
-    let woven = |ops| if kind == Kind::Grow { with_growth(ops, seed) } else { ops };
+    let generate = |len: usize, bounds: Bounds| {
+        let ops = generate(seed, profile, len, bounds);
+        let ops = if args.streams { with_streams(ops, seed, setup.sizes.0, bounds.write) } else { ops };
+        if kind == Kind::Grow { with_growth(ops, seed) } else { ops }
+    };
     if kind == Kind::Aged {
         let mut ops = given.map_or_else(|| cffs_sim::aged::operations(seed), <[_]>::to_vec);
         ops.truncate(args.first);
@@ -140,8 +150,7 @@ fn one(
         return cffs_sim::aged::explore(setup, ops, seed, effort, coverage).err().map(|e| head(e.1.to_string(), &e.0));
     }
     if matches!(kind, Kind::Modes | Kind::Mkfs) {
-        let mut ops = given
-            .map_or_else(|| generate(seed, profile, args.len / 2, Bounds { write: 30_000, many: 20 }), <[_]>::to_vec);
+        let mut ops = given.map_or_else(|| generate(args.len / 2, Bounds { write: 30_000, many: 20 }), <[_]>::to_vec);
         ops.truncate(args.first);
         if args.print {
             print!("{}", show(&ops));
@@ -158,7 +167,7 @@ fn one(
     }
     if kind == Kind::Crash || kind == Kind::Grow && seed.is_multiple_of(2) {
         let bounds = Bounds { write: 60_000, many: 30 };
-        let mut ops = given.map_or_else(|| woven(generate(seed, profile, args.len / 2, bounds)), <[_]>::to_vec);
+        let mut ops = given.map_or_else(|| generate(args.len / 2, bounds), <[_]>::to_vec);
         ops.truncate(args.first);
         if args.print {
             print!("{}", show(&ops));
@@ -172,7 +181,7 @@ fn one(
     } else {
         Bounds::default()
     };
-    let mut ops = given.map_or_else(|| woven(generate(seed, profile, args.len, bounds)), <[_]>::to_vec);
+    let mut ops = given.map_or_else(|| generate(args.len, bounds), <[_]>::to_vec);
     ops.truncate(args.first);
     if args.print {
         print!("{}", show(&ops));
@@ -343,10 +352,15 @@ fn faults(args: &Args) -> Result<()> {
         if args.once && seed > args.seed || driver.histories() >= args.histories {
             return false;
         }
-        let (setup, ops) = (history::setup(seed), history::operations(seed));
+        let (mut setup, mut ops) = (history::setup(seed), history::operations(seed));
+        if args.streams {
+            setup = streams::setup(setup, seed);
+            ops = with_streams(ops, seed, setup.sizes.0, 100_000);
+        }
         let requests = history::requests(setup, &ops);
         let head = |what: String, ops: &[cffs_sim::ops::Op]| {
-            format!("--faults --once --seed {seed}: {setup}\n{what}\nsmallest sequence:\n{}", show(ops))
+            let streams = if args.streams { " --streams" } else { "" };
+            format!("--faults{streams} --once --seed {seed}: {setup}\n{what}\nsmallest sequence:\n{}", show(ops))
         };
         let cases = match requests {
             Ok(requests) => history::cases(requests, seed),

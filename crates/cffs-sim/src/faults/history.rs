@@ -26,6 +26,7 @@ use crate::walk::survivors;
 use cffs::check::repair::{RepairOptions, repair};
 use cffs::device::{Device, IoKind};
 use cffs::error::Error;
+use cffs::format::{BlockKind, META_HEADER_SIZE, get_u32, get_u64};
 use cffs::fs::Fallocate;
 use fastrand::Rng;
 use std::collections::{BTreeMap, BTreeSet};
@@ -185,7 +186,7 @@ fn in_use(setup: Setup, ops: &[Op], case: Case, quiet: bool, tally: &mut Tally) 
         }
         Ok(mut side) => {
             let mut history = History::begin(setup, before.clone(), &side, trace.len());
-            let ended = operate(&mut side, &mut history, &trace, ops, case, tally)?;
+            let ended = operate(setup, &mut side, &mut history, &trace, ops, case, tally)?;
             tally.read_only += u64::from(side.engine.fs.is_read_only());
             if ended && (quiet || rng.bool()) {
                 side.engine.forget_all();
@@ -222,8 +223,20 @@ fn in_use(setup: Setup, ops: &[Op], case: Case, quiet: bool, tally: &mut Tally) 
     Ok((run, requests))
 }
 
+/// Whether what was hit has no checksum. A request for metadata can bring in what lies around it too.
+fn in_data(images: &[Image], setup: Setup, hit: Hit) -> bool {
+    let block_size = u64::from(setup.sizes.0);
+    let addr = hit.offset / block_size;
+    let mut header = [0; META_HEADER_SIZE];
+    images[hit.dev].read(addr * block_size, &mut header);
+    // Every block of metadata says what and where it is: one bit cannot have changed both.
+    let foreign = BlockKind::from_magic(get_u32(&header, 0)).is_none() && get_u64(&header, 16) != addr;
+    hit.kind == Some(IoKind::Data) || hit.kind == Some(IoKind::Meta) && foreign
+}
+
 /// Applies the operations; false if the file system was lost on the way, by a remount that failed.
 fn operate(
+    setup: Setup,
     side: &mut SideBySide,
     h: &mut History,
     trace: &Trace,
@@ -232,7 +245,8 @@ fn operate(
     tally: &mut Tally,
 ) -> Result<bool, String> {
     // What cannot be told any more: after a lost write anything may come back.
-    let blind = |hit: Hit| !case.fault.is_told() && (hit.request == Request::Write || hit.kind == Some(IoKind::Data));
+    let in_data = |hit| in_data(&trace.images(), setup, hit);
+    let blind = |hit: Hit| !case.fault.is_told() && (hit.request == Request::Write || in_data(hit));
     for op in ops::expand_all(ops) {
         let was_read_only = side.engine.fs.is_read_only();
         h.starts.push(trace.len());
@@ -279,7 +293,7 @@ fn operate(
                 h.stopped(op);
                 return Ok(true);
             }
-            Err(text) => return Err(format!("operation {}, `{op}`: {text}", h.ops.len() + 1)),
+            Err(text) => return Err(format!("operation {}, `{op}`: {text}; {:?}", h.ops.len() + 1, hit())),
         }
     }
     Ok(true)

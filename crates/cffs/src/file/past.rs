@@ -144,8 +144,8 @@ fn take<'a>(cx: &FileCtx<'_>, node: &Arc<Node>, blocks: &Blocks<'a>, privileged:
         return Taken::Nothing;
     }
     st.data.in_flight = places;
-    // The first write of a file is told of at once, and it has a list of extents then. Sums are stored with a transaction,
-    // and telling costs little more.
+    // With sums there is a transaction for each write anyway. A file without a list of extents gets one with the first that is
+    // told.
     let at_end = start == untold::written_size(st) && start == st.inode.size;
     let later = at_end && cx.sums.is_none() && !matches!(st.inode.format, InodeFormat::Inline(_));
     let size = st.inode.size.max(blocks.end);

@@ -62,7 +62,8 @@ pub fn shrink_step(cx: &FileCtx<'_>, txn: &Txn<'_>, st: &mut NodeState, size: u6
             }
         }
     }
-    // Of a file that is written to it was told before; what nobody holds loses all of it.
+    // It lies behind the size that the device shows, and so behind the new one.
+    debug_assert!(st.data.untold.is_empty() || size <= st.disk_size, "a cut in what is untold");
     st.data.drop_untold(cx);
     // Pages beyond the end go; the page with the end in it loses its tail.
     let first_gone = size.div_ceil(bs);

@@ -13,7 +13,7 @@
 
 use super::writeback::{self, Job};
 use super::{FileCtx, FileData};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::extent::{self, Mapping};
 use crate::format::extent::EXTENT_LEN_MAX;
 use crate::format::{Extent, Geometry};
@@ -22,7 +22,7 @@ use crate::space::Run;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Bytes of a file that stay untold at most: what they log is little beside what a transaction can have.
+/// Bytes to which others are added while all of them are untold: what they log is little beside what a transaction can have.
 const BYTES_MAX: u64 = 128 << 20;
 
 /// Places of a file that its inode was not told of, in the order of the file, without gaps.
@@ -134,7 +134,9 @@ pub fn settle(cx: &FileCtx<'_>, node: &Arc<Node>) -> Result<()> {
     if node.state.read().data.untold.is_empty() {
         return Ok(());
     }
-    writeback::write_back(cx, vec![node.clone()])
+    writeback::write_back(cx, vec![node.clone()])?;
+    // Only that of a file that nobody has any more stays, until it is gone.
+    if node.state.read().data.untold.is_empty() { Ok(()) } else { Err(Error::Stale) }
 }
 
 impl FileData {

@@ -623,10 +623,7 @@ fn tell_of_untold(txn: &Txn<'_>, cx: &FileCtx<'_>, st: &mut NodeState, e: Extent
     cx.space.prepare_commit(run)?;
     // Fails before it changes anything.
     extent::insert(txn, cx.space, &mut st.inode, e)?;
-    txn.arm();
-    cx.space.commit_alloc(txn, run)?;
-    txn.done();
-    Ok(())
+    cx.space.commit_alloc(txn, run).inspect_err(|e| cx.journal.fail("an extent is not in the bitmap", e))
 }
 
 /// Ends what the pages of a job have reserved for so many fragments: those are the inode's.

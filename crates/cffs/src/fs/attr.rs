@@ -150,7 +150,11 @@ impl Fs {
         if size > FILE_SIZE_MAX {
             return Err(Error::FileTooLarge);
         }
-        let _resize = self.lock_resize(node)?;
+        let _resize = node.resize.lock();
+        // What is cut off need not be told before.
+        if size > node.state.read().disk_size {
+            crate::file::settle(&self.file_cx(), node)?;
+        }
         let outcome = self.with_space(|| self.set_size_once(c, node, size));
         self.settle_tight(node);
         outcome
