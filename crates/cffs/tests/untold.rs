@@ -263,3 +263,32 @@ fn a_device_that_fills_up_has_all_that_it_took() {
     assert_eq!(fs.statfs().free, 0);
     end(fs, &dev, ino, &all, "full");
 }
+
+/// What is taken ahead of a file that grows counts as free, and others get it.
+#[test]
+fn what_is_taken_ahead_is_there_for_others() {
+    let dev = made(false);
+    let fs = open(dev.clone());
+    let other = create(&fs, "other");
+    fs.sync().unwrap();
+    let free = fs.statfs().free;
+    let (ino, all) = stream(&fs, "stream", 8);
+    // Beside the blocks that the extent tree could need.
+    let gone = free - fs.statfs().free;
+    assert!((8 * 1024..9 * 1024).contains(&gone), "{gone} KiB for a file of 8 MiB");
+    // Short writes by way of memory, as far as there is space; the first file is never told of on purpose.
+    let mut filled = Vec::new();
+    let error = loop {
+        let piece = bytes(filled.len() as u64, 100_000);
+        match fs.write(ROOT, other, filled.len() as u64, &piece) {
+            Ok(n) => filled.extend(&piece[..n]),
+            Err(e) => break e,
+        }
+    };
+    assert!(matches!(error, Error::NoSpace), "{error}");
+    fs.sync().unwrap();
+    assert_eq!(fs.statfs().free, 0, "to the last fragment");
+    assert_reads(&fs, other, &filled, "the one that fills");
+    fs.forget(other, 1);
+    end(fs, &dev, ino, &all, "beside one that fills");
+}
