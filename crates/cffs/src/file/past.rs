@@ -109,6 +109,7 @@ fn over(cx: &FileCtx<'_>, node: &Node, blocks: &Blocks<'_>, now: i64) -> Option<
     Some(true)
 }
 
+#[expect(clippy::large_enum_variant, reason = "one at a time, on the stack")]
 enum Taken<'a> {
     /// Not here.
     Nothing,

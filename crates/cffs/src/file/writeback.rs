@@ -97,6 +97,7 @@ impl<'a> Job<'a> {
 }
 
 /// Outcome of taking a file's pages.
+#[expect(clippy::large_enum_variant, reason = "one at a time, on the stack")]
 enum Taken {
     /// Nothing to do.
     Nothing,
