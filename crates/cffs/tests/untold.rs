@@ -264,9 +264,9 @@ fn a_device_that_fills_up_has_all_that_it_took() {
     end(fs, &dev, ino, &all, "full");
 }
 
-/// What is taken ahead of a file that grows counts as free, and others get it.
+/// What is promised to the extent tree for it ends when others need the space.
 #[test]
-fn what_is_taken_ahead_is_there_for_others() {
+fn others_fill_the_device_to_the_last_fragment() {
     let dev = made(false);
     let fs = open(dev.clone());
     let other = create(&fs, "other");

@@ -245,8 +245,8 @@ fn operate(
     tally: &mut Tally,
 ) -> Result<bool, String> {
     // What cannot be told any more: after a lost write anything may come back.
-    let in_data = |hit| in_data(&trace.images(), setup, hit);
-    let blind = |hit: Hit| !case.fault.is_told() && (hit.request == Request::Write || in_data(hit));
+    // As it was when it was hit: later something else may stand there.
+    let mut hit_data = None;
     for op in ops::expand_all(ops) {
         let was_read_only = side.engine.fs.is_read_only();
         h.starts.push(trace.len());
@@ -257,6 +257,10 @@ fn operate(
         let hit = || struck(trace);
         let tolerated = |e: &Error| hit().is_some() && is_due(case.fault, e);
         let outcome = side.attempt(&op, Some(&tolerated));
+        if let (None, Some(hit)) = (hit_data, hit()) {
+            hit_data = Some(in_data(&trace.images(), setup, hit));
+        }
+        let blind = |hit: Hit| !case.fault.is_told() && (hit.request == Request::Write || hit_data == Some(true));
         if hit().is_some_and(|hit| !case.fault.is_told() && hit.request == Request::Write) {
             h.blind_from_here();
         }

@@ -136,13 +136,12 @@ fn take<'a>(cx: &FileCtx<'_>, node: &Arc<Node>, blocks: &Blocks<'a>, privileged:
         return Taken::NotYet;
     }
     let places = blocks.frags.end - blocks.frags.start;
-    let pages = places / g.frags_per_block();
-    if reserve_tree_for(cx, st, places, pages, privileged).is_err() {
+    if st.data.reserve(cx, places, privileged).is_err() {
         return Taken::Nothing;
     }
-    let ahead = st.data.untold.use_ahead(cx, places);
-    if ahead.is_none() && st.data.reserve(cx, places, privileged).is_err() {
-        let _ = reserve_tree(cx, st, privileged); // less than before
+    let pages = places / g.frags_per_block();
+    if reserve_tree_for(cx, st, places, pages, privileged).is_err() {
+        st.data.release(cx, places);
         return Taken::Nothing;
     }
     st.data.in_flight = places;
@@ -152,10 +151,7 @@ fn take<'a>(cx: &FileCtx<'_>, node: &Arc<Node>, blocks: &Blocks<'a>, privileged:
     let later = at_end && cx.sums.is_none() && !matches!(st.inode.format, InodeFormat::Inline(_));
     let size = st.inode.size.max(blocks.end);
     let mut job = Job::by_caller(node.clone(), size, blocks.first, places, now, later.then_some(free_until));
-    if let Some(run) = ahead {
-        job.extents.push(Extent { logical: blocks.frags.start, start: run.start, len: run.len, unwritten: false });
-        add_runs(cx, &mut job.runs, run.start, blocks.data);
-    } else if !matches!(place(cx, st, &mut job, blocks), Ok(true)) {
+    if !matches!(place(cx, st, &mut job, blocks), Ok(true)) {
         writeback::give_back(cx, st, &mut job);
         let _ = reserve_tree(cx, st, privileged); // less than before
         return Taken::Nothing;
@@ -201,9 +197,6 @@ fn place<'a>(cx: &FileCtx<'_>, st: &NodeState, job: &mut Job<'a>, blocks: &Block
         let (here, more) = rest.split_at((run.len << g.frag_shift) as usize);
         add_runs(cx, &mut job.runs, run.start, here);
         (rest, at, after) = (more, at + run.len, Some(run.end()));
-    }
-    if let (Some(_), Some(behind)) = (job.later, after) {
-        job.ahead = untold::take_ahead(cx, st, behind, ahead);
     }
     Ok(true)
 }

@@ -4,10 +4,6 @@
 //! the device with it. So what it adds past the cache ([`super::past`]) stays *untold* at first: the bytes are in their
 //! places, and those are known in memory alone. The next writeback of the file tells of the places of many writes at once.
 //!
-//! Behind it free space is taken *ahead* for the writes that follow, as much as the file has up to a limit: most of them then
-//! look for no place. It goes back with the writeback that tells, and who finds no space asks for one
-//! ([`Space::taken_ahead`](crate::space::Space::taken_ahead)).
-//!
 //! Untold is to a crash what pages are: as if never written. While a file has some,
 //!
 //! - it lies at the end, from [`NodeState::disk_size`] to the size, in whole blocks, and nothing is mapped there;
@@ -36,8 +32,6 @@ pub(crate) struct Untold {
     frags: u64,
     /// Nothing is mapped behind them up to here.
     free_until: u64,
-    /// Taken ahead.
-    ahead: Option<Run>,
 }
 
 impl Untold {
@@ -72,29 +66,6 @@ impl Untold {
         self.last().is_some_and(|last| last.end() == frags.start)
             && bytes <= BYTES_MAX
             && self.extents.len() < writeback::EXTENTS_PER_TXN
-    }
-
-    /// So many fragments of those taken ahead, if they lie right behind the last place. If not, nothing is taken ahead any
-    /// more: the next place is looked for there, too.
-    pub(super) fn use_ahead(&mut self, cx: &FileCtx<'_>, frags: u64) -> Option<Run> {
-        let ahead = self.ahead.take()?;
-        let behind = self.last().map(|last| last.start + last.len);
-        if Some(ahead.start) != behind || ahead.len < frags {
-            give_back_ahead(cx, ahead);
-            return None;
-        }
-        let used = Run { len: frags, ..ahead };
-        let left = Run { start: used.end(), len: ahead.len - frags };
-        self.ahead = (left.len > 0).then_some(left);
-        cx.space.end_ahead(frags);
-        Some(used)
-    }
-
-    /// Gives back what was taken ahead.
-    pub(super) fn drop_ahead(&mut self, cx: &FileCtx<'_>) {
-        if let Some(run) = self.ahead.take() {
-            give_back_ahead(cx, run);
-        }
     }
 
     /// Adds places that go on where these end.
@@ -144,27 +115,6 @@ pub(super) fn lookup(cx: &FileCtx<'_>, st: &NodeState, logical: u64) -> Result<M
     })
 }
 
-/// Takes up to so many fragments ahead, directly behind a place. Where quotas are kept it would be others' loss.
-pub(super) fn take_ahead(cx: &FileCtx<'_>, st: &NodeState, behind: u64, frags: u64) -> Option<Run> {
-    // Not where others would soon have to ask for it.
-    let free = frags.saturating_mul(4);
-    if st.data.account.is_some() || frags == 0 || cx.space.reserve(free, false).is_err() {
-        return None;
-    }
-    let found = cx.placement.place_behind(behind, frags).ok().flatten();
-    let taken = found.map_or(0, |run| run.len);
-    cx.space.unreserve(free - taken);
-    cx.space.note_ahead(taken);
-    found
-}
-
-/// Gives back what [`take_ahead`] has taken.
-pub(super) fn give_back_ahead(cx: &FileCtx<'_>, run: Run) {
-    cx.space.end_ahead(run.len);
-    cx.space.cancel(run);
-    cx.space.unreserve(run.len);
-}
-
 /// Up to where the device has the file's bytes.
 pub(super) fn written_size(st: &NodeState) -> u64 {
     if st.data.untold.is_empty() { st.disk_size } else { st.inode.size }
@@ -174,10 +124,6 @@ pub(super) fn written_size(st: &NodeState) -> u64 {
 pub(super) fn keep(cx: &FileCtx<'_>, st: &mut NodeState, job: &mut Job<'_>, free_until: u64) {
     st.data.untold.free_until = free_until;
     st.data.untold.add(cx.cache.geometry(), job.extents.drain(..));
-    if let Some(ahead) = job.ahead.take() {
-        debug_assert!(st.data.untold.ahead.is_none(), "taken ahead twice");
-        st.data.untold.ahead = Some(ahead);
-    }
     job.pages.clear();
     (st.data.in_flight, st.data.taken) = (0, 0);
     st.dirty = true;
@@ -202,7 +148,6 @@ impl FileData {
 
     /// Gives back what was not told of (the file is gone).
     pub(super) fn drop_untold(&mut self, cx: &FileCtx<'_>) {
-        self.untold.drop_ahead(cx);
         let Untold { extents, frags, .. } = std::mem::take(&mut self.untold);
         extents.iter().for_each(|e| cx.space.cancel(Run { start: e.start, len: e.len }));
         self.release(cx, frags);

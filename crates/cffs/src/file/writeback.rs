@@ -49,8 +49,6 @@ pub(super) struct Job<'a> {
     by_caller: Option<i64>,
     /// The places stay untold once they are written ([`super::untold`]); up to where nothing is mapped behind them.
     pub(super) later: Option<u64>,
-    /// Space behind them, taken for what comes next.
-    pub(super) ahead: Option<Run>,
     /// The places are those that the node has untold: the bytes are there.
     of_untold: bool,
     /// The contents, where they fit the inode.
@@ -74,7 +72,6 @@ impl<'a> Job<'a> {
             size,
             by_caller: None,
             later: None,
-            ahead: None,
             of_untold: false,
             inline: None,
             fresh: Vec::new(),
@@ -218,7 +215,6 @@ fn take(cx: &FileCtx<'_>, node: &Arc<Node>, for_log: bool) -> Result<Taken> {
     st.data.in_flight = job.pages.iter().map(|(_, _, reserved)| reserved).sum();
     if !st.data.untold.is_empty() {
         debug_assert!(job.pages.is_empty(), "pages of a file that has untold places");
-        st.data.untold.drop_ahead(cx);
         (job.extents, job.of_untold) = (st.data.untold.extents().to_vec(), true);
         *busy = true;
         return Ok(Taken::Job(job));
@@ -368,9 +364,6 @@ fn add_runs(g: &crate::format::Geometry, st: &NodeState, job: &mut Job<'_>, logi
 pub(super) fn give_back(cx: &FileCtx<'_>, st: &mut NodeState, job: &mut Job<'_>) {
     (st.data.in_flight, st.data.taken) = (0, 0);
     job.fresh.drain(..).for_each(|b| cx.cache.release_new(&b));
-    if let Some(ahead) = job.ahead.take() {
-        untold::give_back_ahead(cx, ahead);
-    }
     let of_untold = job.of_untold;
     for e in job.extents.drain(..).filter(|e| !e.unwritten && !of_untold) {
         cx.space.cancel(Run { start: e.start, len: e.len });

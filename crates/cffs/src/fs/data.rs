@@ -161,11 +161,10 @@ impl Fs {
     /// vain). Nothing may be locked.
     pub(super) fn make_room(&self, since: Moment) -> Result<bool> {
         let (_, reserved) = self.space.free_and_reserved();
-        let given_back = reserved > 0 || self.space.taken_ahead() > 0;
-        if !given_back && !self.space.more_since(since) {
+        if reserved == 0 && !self.space.more_since(since) {
             return Ok(false);
         }
-        if given_back {
+        if reserved > 0 {
             // An error is told to those whose data it is, by fsync.
             let _ = self.write_back_all(self.opts.lazytime);
         }

@@ -594,7 +594,7 @@ impl Placement {
     pub fn place_stream(&self, dir: Ino, after: Option<FragAddr>, frags: u64, ahead: u64) -> Result<Option<Placed>> {
         let fpb = self.geo.frags_per_block();
         if let Some(after) = after.filter(|a| a.is_multiple_of(fpb)) {
-            if let Some(run) = self.place_behind(after, frags)? {
+            if let Some(run) = self.space.alloc_from(after, frags)? {
                 return Ok(Some(Placed { run }));
             }
             let long = LONG >> self.geo.frag_shift;
@@ -622,12 +622,6 @@ impl Placement {
         });
         self.space.unreserve(ahead);
         placed
-    }
-
-    /// Whole blocks directly behind a place, which is a block's end; at most so many fragments, which were promised.
-    pub fn place_behind(&self, after: FragAddr, frags: u64) -> Result<Option<Run>> {
-        let free = self.space.next_run(after, self.geo.frags_per_block())?;
-        free.filter(|run| run.start == after).map_or(Ok(None), |run| self.take_blocks(run, frags))
     }
 
     /// The first whole blocks of a free run, at most so many fragments, if they are still to be had.

@@ -333,6 +333,28 @@ impl Space {
         self.alloc(goal << shift, frags(want), frags(min.max(1)), shift, right)
     }
 
+    /// What is free from a block on, at most `want` fragments, in whole blocks. For data, to which as much was promised; for
+    /// what is found the promise ends.
+    pub fn alloc_from(&self, start: FragAddr, want: u64) -> Result<Option<Run>> {
+        let shift = self.g.block_shift - self.g.frag_shift;
+        let ag = self.g.ag_of(self.g.block_of_frag(start));
+        if ag >= self.open.load(Ordering::Acquire) || !start.is_multiple_of(1 << shift) {
+            return Ok(None);
+        }
+        let group = self.group(ag);
+        let from = (start - group.start()) as u32;
+        let found = self.with(&group, |set| {
+            let (free, end) = set.next_extent(from)?;
+            let len = u64::from(end - free).min(want).min(EXTENT_LEN_MAX) >> shift << shift;
+            if free == from && len > 0 { self.take(&group, set, free, len as u32, Right::Data) } else { None }
+        });
+        match found {
+            Ok(Some(Found::Run(run))) => Ok(Some(run)),
+            Ok(None | Some(Found::Promised)) | Err(Error::Corrupt(_)) => Ok(None),
+            Err(e) => Err(e),
+        }
+    }
+
     /// Exactly `want` fragments of data inside the window: the first place there is, packed densely. They were promised, and
     /// their promise ends.
     pub fn alloc_in(&self, window: Range<FragAddr>, want: u64) -> Result<Option<Run>> {

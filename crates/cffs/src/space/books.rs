@@ -31,8 +31,6 @@ pub(super) struct Books {
     pub reserved: u64,
     /// Whole blocks promised.
     pub promised: u64,
-    /// Taken by those who write long files, for what may come next: they give it back when space is short.
-    pub ahead: u64,
     /// Freed, but not durable yet.
     pub pending: u64,
     /// Grows whenever space turns up that was not there before: fragments that come back, blocks that are promised to nobody
@@ -54,7 +52,6 @@ impl Books {
             free_blocks,
             reserved: 0,
             promised: 0,
-            ahead: 0,
             pending: 0,
             turned_up: 0,
             strict: 0,

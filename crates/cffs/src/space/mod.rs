@@ -412,24 +412,7 @@ impl Space {
     /// Free fragments and the promised ones among them, of one moment.
     pub fn free_and_reserved(&self) -> (u64, u64) {
         let books = self.books.lock();
-        (books.available + books.ahead, books.promised_frags())
-    }
-
-    /// Fragments that are taken only for what may come: a writeback gives them back.
-    pub fn taken_ahead(&self) -> u64 {
-        self.books.lock().ahead
-    }
-
-    /// Notes that an allocated run is only for what may come.
-    pub(crate) fn note_ahead(&self, frags: u64) {
-        self.books.lock().ahead += frags;
-    }
-
-    /// Such fragments are put to use, or given back.
-    pub(crate) fn end_ahead(&self, frags: u64) {
-        let books = &mut *self.books.lock();
-        debug_assert!(books.ahead >= frags, "{frags} of {} fragments taken ahead", books.ahead);
-        books.ahead = books.ahead.saturating_sub(frags);
+        (books.available, books.promised_frags())
     }
 
     /// Fragments kept for privileged users.
