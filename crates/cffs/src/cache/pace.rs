@@ -10,12 +10,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 const MIB: u64 = 1 << 20;
-/// Time for a MiB, in nanoseconds, up to which a device is fast by what is known of batches.
-const FAST: u64 = 1_000_000;
-/// The same for what goes past the cache already. More, since a machine with much to do makes either way slower.
+/// Time for a MiB, in nanoseconds, up to which a device may be fast by what is known of batches. Those share the processors and
+/// the memory with the program that brings more, and take about twice as long as what goes past; to try that costs little.
+const FAST_BATCHES: u64 = 2_000_000;
+/// The same for what goes past the cache already. A machine with much to do makes either way slower.
 const FAST_PAST: u64 = 1_500_000;
+/// What is expected of writes past the cache before there are any: one that was slow is not the device's word.
+const EXPECTED: u64 = 1_000_000;
 /// What one write counts at most: a program that was stopped for a while says nothing of the device.
-const MOST: u64 = 4 * FAST;
+const MOST: u64 = 4_000_000;
 /// Weight of what was before, against one write.
 const WEIGHT: u64 = 15;
 /// Bytes after which the way past the cache is tried again.
@@ -47,7 +50,8 @@ impl Pace {
         let each = ((took.as_nanos() * u128::from(MIB) / u128::from(bytes)) as u64).clamp(1, MOST);
         let known = if past { &self.past } else { &self.batches };
         let new = match known.load(Ordering::Relaxed) {
-            0 => each,
+            0 if !past => each,
+            0 => (EXPECTED * WEIGHT + each) / (WEIGHT + 1),
             old => (old * WEIGHT + each) / (WEIGHT + 1),
         };
         known.store(new, Ordering::Relaxed);
@@ -62,7 +66,7 @@ impl Pace {
         // What was tried, and was good, needs no other witness.
         let tried = self.past.load(Ordering::Relaxed) != 0;
         let batches = self.batches.load(Ordering::Relaxed);
-        self.rest.load(Ordering::Relaxed) == 0 && (tried || batches != 0 && batches <= FAST)
+        self.rest.load(Ordering::Relaxed) == 0 && (tried || batches != 0 && batches <= FAST_BATCHES)
     }
 }
 
@@ -83,8 +87,10 @@ mod tests {
         pace.note(false, 8 * MIB, 8, ms(80));
         assert!(!pace.is_fast(), "100 MiB/s");
         let pace = Pace::default();
-        pace.note(false, 8 * MIB, 8, ms(4));
-        assert!(pace.is_fast(), "2 GiB/s");
+        pace.note(false, 8 * MIB, 8, ms(12));
+        assert!(pace.is_fast(), "700 MiB/s beside a program that fills memory");
+        pace.note(true, MIB, 1, ms(3));
+        assert!(pace.is_fast(), "the first one was slow");
     }
 
     #[test]
