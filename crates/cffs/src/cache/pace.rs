@@ -11,7 +11,7 @@ use std::time::Duration;
 
 const MIB: u64 = 1 << 20;
 /// Time for a MiB, in nanoseconds, up to which a device may be fast by what is known of batches. Those share the processors and
-/// the memory with the program that brings more, and take about twice as long as what goes past; to try that costs little.
+/// the memory with the program that brings more, and take longer than what goes past; to try that costs a few writes.
 const FAST_BATCHES: u64 = 2_000_000;
 /// The same for what goes past the cache already. A machine with much to do makes either way slower.
 const FAST_PAST: u64 = 1_500_000;
