@@ -2,8 +2,8 @@
 
 use crate::image::{EngineResultExt, ImagePath, LogArgs, open_read_only};
 use anyhow::bail;
-use cffs::format::FileType;
-use cffs::fs::path::resolve;
+use cffs::FileType;
+use cffs::path::resolve;
 use clap::Args;
 use std::ffi::OsString;
 use std::io::{self, Write};

@@ -5,10 +5,10 @@ use crate::image::{EngineResultExt, Image, LogArgs, open_device};
 use crate::progress::Steps;
 use crate::text::print_json;
 use anyhow::anyhow;
+use cffs::Error;
 use cffs::check::repair::{Action, RepairOptions, Repaired, has_superblock, repair, settle};
 use cffs::check::{CheckOptions, Report, check};
 use cffs::device::{Device, OpenMode};
-use cffs::error::Error;
 use cffs::format::superblock::State;
 use clap::Args;
 use serde_json::{Value, json};
@@ -228,8 +228,7 @@ fn repair_device(
             _ => false,
         }
     };
-    let options =
-        RepairOptions { scavenge: args.scavenge, data: args.data, jobs: args.jobs, ..RepairOptions::default() };
+    let options = RepairOptions::default().scavenge(args.scavenge).data(args.data).jobs(args.jobs);
     let done = repair(dev, log_dev, &options, &mut answer, &|phase, done, total| {
         steps.show(phase.name(), done, total);
     });
@@ -264,9 +263,9 @@ fn check_device(
     log_dev: Option<Arc<dyn Device>>,
     data: bool,
     jobs: usize,
-) -> cffs::error::Result<Report> {
+) -> cffs::Result<Report> {
     let steps = Steps::new();
-    let options = CheckOptions { data, jobs, ..CheckOptions::default() };
+    let options = CheckOptions::default().data(data).jobs(jobs);
     check(dev, log_dev, &options, &|phase, done, total| steps.show(phase.name(), done, total))
 }
 

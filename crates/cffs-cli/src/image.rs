@@ -3,11 +3,8 @@
 use crate::{leaving, signature};
 use anyhow::{Context, anyhow, bail};
 use cffs::device::{Device, FileDevice, IoKind, OpenMode};
-use cffs::error::Error;
 use cffs::format::superblock::{INCOMPAT_EXTERNAL_LOG, SUPERBLOCK_SIZE};
-use cffs::format::{Geometry, Superblock};
-use cffs::fs::Fs;
-use cffs::fs::api::MountOptions;
+use cffs::{Error, Fs, Geometry, MountOptions, Superblock};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -160,8 +157,7 @@ fn use_sectors_of_the_format(dev: &FileDevice) -> anyhow::Result<()> {
 
 /// Opens the file system of an image for reading; nothing is written to it, other readers may be there.
 pub fn open_read_only(path: &Path, log: &LogArgs) -> anyhow::Result<Arc<Fs>> {
-    Image::open(path, log.log_device.as_deref(), OpenMode::READ_ONLY)?
-        .mount(MountOptions { read_only: true, ..MountOptions::default() })
+    Image::open(path, log.log_device.as_deref(), OpenMode::READ_ONLY)?.mount(MountOptions::default().read_only(true))
 }
 
 /// Opens the file system of an image for changes, alone.
@@ -186,7 +182,7 @@ pub trait EngineResultExt<T> {
     fn about<S: AsRef<str>>(self, object: impl FnOnce() -> S) -> anyhow::Result<T>;
 }
 
-impl<T> EngineResultExt<T> for cffs::error::Result<T> {
+impl<T> EngineResultExt<T> for cffs::Result<T> {
     fn about<S: AsRef<str>>(self, object: impl FnOnce() -> S) -> anyhow::Result<T> {
         self.map_err(|e| engine_error(e, object().as_ref()))
     }

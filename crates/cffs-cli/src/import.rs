@@ -6,11 +6,8 @@ use crate::progress::Progress;
 use crate::size::human;
 use crate::text::encode_device;
 use anyhow::{Context, anyhow, bail};
-use cffs::error::Error;
-use cffs::format::{FileType, Ino};
-use cffs::fs::Fs;
-use cffs::fs::api::{Attr, Caller, SetAttr, SetXattr, TimeSpec};
-use cffs::fs::path::resolve;
+use cffs::path::resolve;
+use cffs::{Attr, Caller, Error, FileType, Fs, Ino, SetAttr, SetXattr, TimeSpec};
 use clap::Args;
 use rustix::fs::SeekFrom;
 use std::collections::HashMap;
@@ -114,7 +111,7 @@ fn source<T, E: Into<anyhow::Error>>(result: Result<T, E>, path: &Path) -> Step<
 }
 
 /// Errors of the image.
-fn image<T>(result: cffs::error::Result<T>, path: &Path) -> Step<T> {
+fn image<T>(result: cffs::Result<T>, path: &Path) -> Step<T> {
     result.about(|| path.display().to_string()).map_err(Trouble::Image)
 }
 
@@ -311,21 +308,19 @@ impl Import<'_> {
         }
         if written_to < len {
             // The file ends with a hole.
-            image(self.fs.setattr(Caller::ROOT, ino, SetAttr { size: Some(len), ..SetAttr::default() }), path)?;
+            image(self.fs.setattr(Caller::ROOT, ino, SetAttr::default().size(Some(len))), path)?;
         }
         Ok(())
     }
 
     fn set_attributes(&self, path: &Path, meta: &Metadata, ino: Ino) -> Step<()> {
         let owner = self.owner(meta);
-        let set = SetAttr {
-            perm: (!meta.is_symlink()).then_some((meta.mode() & 0o7777) as u16),
-            uid: Some(owner.uid),
-            gid: Some(owner.gid),
-            size: None,
-            atime: Some(TimeSpec::At(nanoseconds(meta.atime(), meta.atime_nsec()))),
-            mtime: Some(TimeSpec::At(nanoseconds(meta.mtime(), meta.mtime_nsec()))),
-        };
+        let set = SetAttr::default()
+            .perm((!meta.is_symlink()).then_some((meta.mode() & 0o7777) as u16))
+            .uid(Some(owner.uid))
+            .gid(Some(owner.gid))
+            .atime(Some(TimeSpec::At(nanoseconds(meta.atime(), meta.atime_nsec()))))
+            .mtime(Some(TimeSpec::At(nanoseconds(meta.mtime(), meta.mtime_nsec()))));
         image(self.fs.setattr(Caller::ROOT, ino, set), path)?;
         // After the owner, and after the mode, which an access control list contains.
         self.set_xattrs(path, ino)

@@ -8,7 +8,7 @@ use anyhow::Context;
 use cffs::check::Report;
 use cffs::device::OpenMode;
 use cffs::format::superblock::State;
-use cffs::format::{Geometry, Superblock};
+use cffs::{Geometry, Superblock};
 use cffs_fuse::control::{Control, MountInfo};
 use clap::Args;
 use serde_json::{Value, json};

@@ -2,10 +2,8 @@
 
 use crate::image::{EngineResultExt, ImagePath, LogArgs, open_read_only};
 use crate::text::{device_numbers, mode_string, print_json, printable, put_name, time_string, type_name};
-use cffs::format::FileType;
-use cffs::fs::Fs;
-use cffs::fs::api::Attr;
-use cffs::fs::path::resolve;
+use cffs::path::resolve;
+use cffs::{Attr, FileType, Fs};
 use clap::Args;
 use serde_json::{Map, Value, json};
 use std::ffi::OsString;

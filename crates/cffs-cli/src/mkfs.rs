@@ -6,8 +6,8 @@ use crate::size::{human, parse_size, parse_size_u32};
 use crate::text::print_json;
 use anyhow::{Context, anyhow, bail};
 use cffs::device::{Device, FileDevice, MemoryDevice, OpenMode, Probe, probe_group_size};
-use cffs::format::{Geometry, QuotaKind, Superblock};
-use cffs::mkfs::{MkfsOptions, mkfs, plan};
+use cffs::mkfs::plan;
+use cffs::{Geometry, MkfsOptions, QuotaKind, Superblock, mkfs};
 use clap::{Args, ValueEnum};
 use serde_json::json;
 use std::fs;
@@ -141,23 +141,21 @@ impl Drop for Created<'_> {
 pub fn run(args: &MkfsArgs) -> anyhow::Result<u8> {
     let image = args.image.as_path();
     let name = image.display().to_string();
-    let mut options = MkfsOptions {
-        block_size: args.block_size,
-        frag_size: args.fragment_size,
-        log_bytes: args.journal_size,
-        label: args.label.clone(),
-        uuid: args.uuid,
-        reserve_bp: args.reserve,
-        no_embed: args.no_embed,
-        no_group: args.no_group,
-        dirs_with_data: args.dir_blocks == DirBlocks::WithData,
-        data_sums: args.data_sums == Switch::On,
-        quota: args.quota.clone(),
+    let mut options = MkfsOptions::default()
+        .block_size(args.block_size)
+        .frag_size(args.fragment_size)
+        .log_bytes(args.journal_size)
+        .label(args.label.clone())
+        .uuid(args.uuid)
+        .reserve_bp(args.reserve)
+        .no_embed(args.no_embed)
+        .no_group(args.no_group)
+        .dirs_with_data(args.dir_blocks == DirBlocks::WithData)
+        .data_sums(args.data_sums == Switch::On)
+        .quota(args.quota.clone())
         // As mkfs.ext4 -E root_owner: who may write to the image owns what is in it.
-        root_uid: rustix::process::geteuid().as_raw(),
-        root_gid: rustix::process::getegid().as_raw(),
-        ..MkfsOptions::default()
-    };
+        .root_uid(rustix::process::geteuid().as_raw())
+        .root_gid(rustix::process::getegid().as_raw());
     if let GroupSize::Bytes(n) = args.group_size {
         options.group_size = n;
     }
@@ -234,7 +232,7 @@ fn check(
     name: &str,
 ) -> anyhow::Result<()> {
     let like = MemoryDevice::with_sector_size(len, sectors.sector_size().min(options.block_size.clamp(512, 65536)));
-    let smallest_group = MkfsOptions { group_size: options.block_size.max(16 << 10), ..options.clone() };
+    let smallest_group = options.clone().group_size(options.block_size.max(16 << 10));
     // With --group-size=auto the group is not known yet, but never an obstacle.
     let result = plan(&like, log, options).or_else(|e| plan(&like, log, &smallest_group).map_err(|_| e));
     result.map(drop).map_err(|e| engine_error(e, name))

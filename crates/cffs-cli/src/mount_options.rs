@@ -1,7 +1,7 @@
 //! The options of `-o`: ours, and the generic ones that mount(8) and /etc/fstab hand to every file system.
 
 use crate::size::parse_size;
-use cffs::fs::api::{AtimeMode, MetadataMode, MountOptions, PrefetchMode};
+use cffs::{AtimeMode, MetadataMode, MountOptions, PrefetchMode};
 use cffs_fuse::{IoUring, MountConfig};
 use std::path::PathBuf;
 use std::time::Duration;

@@ -3,10 +3,8 @@
 use crate::image::{EngineResultExt, ImagePath, LogArgs, open_read_write};
 use crate::text::printable;
 use anyhow::bail;
-use cffs::error::Error;
-use cffs::format::{FileType, Ino};
-use cffs::fs::Fs;
-use cffs::fs::path::resolve;
+use cffs::path::resolve;
+use cffs::{Error, FileType, Fs, Ino};
 use clap::Args;
 use std::ffi::OsString;
 

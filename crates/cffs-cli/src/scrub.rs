@@ -5,7 +5,7 @@ use crate::progress::Steps;
 use crate::size::{human, parse_size};
 use crate::text::{print_json, printable};
 use anyhow::{Context, anyhow};
-use cffs::fs::{ScrubOptions, ScrubOutcome, ScrubStatus};
+use cffs::{ScrubOptions, ScrubOutcome, ScrubStatus};
 use cffs_fuse::control::{Control, Request};
 use clap::Args;
 use serde_json::json;
@@ -83,7 +83,7 @@ pub fn run(args: &ScrubArgs) -> anyhow::Result<u8> {
     for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
         signal_hook::flag::register(signal, interrupted.clone())?;
     }
-    let start = Request::ScrubStart(ScrubOptions { rate: args.rate, metadata_only: args.metadata_only });
+    let start = Request::ScrubStart(ScrubOptions::default().rate(args.rate).metadata_only(args.metadata_only));
     control.call::<()>(&start).exit_code(exit::fsck::OPERATIONAL)?;
     if args.background {
         return Ok(0);

@@ -3,8 +3,8 @@
 use crate::image::{EngineResultExt, ImagePath, LogArgs, open_read_only};
 use crate::ls::put_attr;
 use crate::text::{device_numbers, mode_string, print_json, printable, put_name, time_string, type_name};
-use cffs::format::FileType;
-use cffs::fs::path::resolve;
+use cffs::FileType;
+use cffs::path::resolve;
 use clap::Args;
 use serde_json::{Map, Value};
 use std::ffi::OsString;
@@ -33,7 +33,7 @@ pub fn run(args: &StatArgs) -> anyhow::Result<u8> {
         _ => None,
     };
     let names = fs.listxattr(a.ino).about(|| at.display())?;
-    let xattrs = names.into_iter().map(|n| Ok((fs.getxattr(a.ino, &n)?, n))).collect::<cffs::error::Result<Vec<_>>>();
+    let xattrs = names.into_iter().map(|n| Ok((fs.getxattr(a.ino, &n)?, n))).collect::<cffs::Result<Vec<_>>>();
     let xattrs = xattrs.about(|| at.display())?;
     fs.forget(a.ino, 1);
     fs.close().about(|| at.display())?;

@@ -2,8 +2,8 @@
 
 use crate::image::{Image, LogArgs};
 use anyhow::anyhow;
+use cffs::Fs;
 use cffs::device::OpenMode;
-use cffs::fs::Fs;
 use cffs_fuse::control::Control;
 use std::path::Path;
 use std::sync::Arc;
@@ -32,5 +32,5 @@ impl Target {
 
 /// Opens the file system of an image for something that is not a mount, alone.
 pub fn engine(image: Image) -> anyhow::Result<Arc<Fs>> {
-    image.mount(cffs::fs::api::MountOptions { background: false, ..Default::default() })
+    image.mount(cffs::MountOptions::default().background(false))
 }

@@ -1,6 +1,6 @@
 //! Output: names, modes and times as text and JSON, and standard output that may go away.
 
-use cffs::format::FileType;
+use cffs::FileType;
 use serde_json::{Map, Value, json};
 use std::io::{self, Write};
 

@@ -5,7 +5,7 @@ use crate::size::{human, parse_size};
 use crate::target::{Target, engine};
 use crate::text::print_json;
 use anyhow::Context;
-use cffs::fs::TrimRange;
+use cffs::TrimRange;
 use cffs_fuse::control::Request;
 use clap::Args;
 use serde_json::json;

@@ -6,8 +6,7 @@ use crate::mount_options::check_defaults;
 use crate::target::Target;
 use crate::text::{print_json, printable};
 use anyhow::Context;
-use cffs::format::Superblock;
-use cffs::tune::Tune;
+use cffs::{Superblock, Tune};
 use cffs_fuse::control::{Request, Tuned};
 use clap::Args;
 use serde_json::{Map, Value, json};
@@ -54,19 +53,18 @@ fn parse_new_uuid(text: &str) -> Result<[u8; 16], String> {
 pub fn run(args: &TuneArgs) -> anyhow::Result<u8> {
     crate::log::start(0);
     let name = args.path.display().to_string();
-    let change = Tune {
-        label: args.label.clone(),
-        reserve_bp: args.reserve,
-        mount_options: args.mount_options.clone(),
-        uuid: args.uuid,
-    };
+    let change = Tune::default()
+        .label(args.label.clone())
+        .reserve_bp(args.reserve)
+        .mount_options(args.mount_options.clone())
+        .uuid(args.uuid);
     let (before, after) = match Target::open(&args.path, &args.log)? {
         Target::Mounted(control) => {
             let tuned: Tuned = control.call(&Request::Tune(change))?;
             let decode = |bytes: &[u8]| Superblock::decode(bytes).with_context(|| name.clone());
             (decode(&tuned.before)?, decode(&tuned.after)?)
         }
-        Target::Image(image) => cffs::tune::tune(&*image.dev, &change).about(|| &name)?,
+        Target::Image(image) => cffs::tune(&*image.dev, &change).about(|| &name)?,
     };
     let (before, after) = (settings(&before), settings(&after));
     if args.json {

@@ -15,7 +15,7 @@ pub enum IoUring {
     Off,
 }
 
-/// How to mount. Whether the mount is read-only is the engine's business: see [`cffs::fs::Fs::is_read_only`].
+/// How to mount. Whether the mount is read-only is the engine's business: see [`cffs::Fs::is_read_only`].
 #[derive(Clone, Debug)]
 pub struct MountConfig {
     /// What `mount` and `df` show as the device: the image.

@@ -1,7 +1,6 @@
 //! Between the engine's types and the ones of FUSE.
 
-use cffs::format::FileType;
-use cffs::fs::api::{Attr, SetAttr, TimeSpec};
+use cffs::{Attr, FileType, SetAttr, TimeSpec};
 use fuser::{FileAttr, INodeNo, TimeOrNow};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -93,7 +92,13 @@ pub(crate) fn set_attr(
     atime: Option<TimeOrNow>,
     mtime: Option<TimeOrNow>,
 ) -> SetAttr {
-    SetAttr { perm: mode.map(permissions), uid, gid, size, atime: atime.map(time), mtime: mtime.map(time) }
+    SetAttr::default()
+        .perm(mode.map(permissions))
+        .uid(uid)
+        .gid(gid)
+        .size(size)
+        .atime(atime.map(time))
+        .mtime(mtime.map(time))
 }
 
 /// The twelve permission bits of a mode.

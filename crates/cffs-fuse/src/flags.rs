@@ -7,9 +7,8 @@ use crate::ioctl::Call;
 use crate::messages::Message;
 use crate::shared::Shared;
 use crate::snapshot::is_snapshot;
-use cffs::error::{Error, Result};
 use cffs::format::inode::{FLAG_APPEND, FLAG_IMMUTABLE, FLAG_NOATIME, FLAG_NODUMP, FLAG_PROJECT_INHERIT, FLAG_SYNC};
-use cffs::fs::Fs;
+use cffs::{Error, Fs, Result};
 use fuser::Errno;
 
 const GET_FLAGS: u32 = 0x8008_6601;

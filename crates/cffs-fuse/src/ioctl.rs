@@ -7,11 +7,7 @@ use crate::control::{self, Asker};
 use crate::flags;
 use crate::messages::Message;
 use crate::shared::Shared;
-use cffs::error::Error;
-use cffs::format::Ino;
-use cffs::fs::api::Caller;
-use cffs::fs::{Fs, TrimRange};
-use cffs::tune::Tune;
+use cffs::{Caller, Error, Fs, Ino, TrimRange, Tune};
 use fuser::Errno;
 
 /// `FITRIM` of `linux/fs.h`: `_IOWR('X', 121, struct fstrim_range)`.
@@ -78,6 +74,6 @@ fn trim(fs: &Fs, input: &[u8]) -> Result<Vec<u8>, Error> {
 fn set_label(fs: &Fs, input: &[u8]) -> Result<Vec<u8>, Error> {
     let end = input.iter().position(|b| *b == 0).unwrap_or(input.len());
     let label = std::str::from_utf8(&input[..end]).map_err(|_| Error::Invalid("a label is UTF-8".into()))?;
-    fs.tune(&Tune { label: Some(label.to_owned()), ..Tune::default() })?;
+    fs.tune(&Tune::default().label(Some(label.to_owned())))?;
     Ok(Vec::new())
 }

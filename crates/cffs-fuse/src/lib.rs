@@ -1,7 +1,7 @@
 //! Mounts a cffs file system through FUSE.
 //!
 //! ```text
-//!   program ──system call──► kernel (dentry, attribute and page cache) ──message──► this crate ──call──► cffs::fs::Fs
+//!   program ──system call──► kernel (dentry, attribute and page cache) ──message──► this crate ──call──► cffs::Fs
 //! ```
 //!
 //! A message is a round trip between two processes, and for a small file it costs more than the work it asks for. We are

@@ -11,9 +11,7 @@ use crate::messages::Message;
 use crate::ranges;
 use crate::shared::Shared;
 use crate::snapshot::{STATS_FILE, is_snapshot};
-use cffs::error::{Error, Result};
-use cffs::format::{FileType, Ino, ROOT_INO};
-use cffs::fs::api::{Attr, Caller, RenameFlags, SetAttr, StatFs};
+use cffs::{Attr, Caller, Error, FileType, Ino, ROOT_INO, RenameFlags, Result, SetAttr, StatFs};
 use fuser::{Errno, INodeNo};
 use std::sync::{Arc, OnceLock};
 

@@ -3,10 +3,7 @@
 use crate::messages::Message;
 use crate::shared::Shared;
 use crate::snapshot::is_snapshot;
-use cffs::error::{Error, Result};
-use cffs::format::Ino;
-use cffs::fs::api::Caller;
-use cffs::fs::{Fallocate, Fs};
+use cffs::{Caller, Error, Fallocate, Fs, Ino, Result};
 use fuser::{Errno, INodeNo};
 use std::ops::Range;
 

@@ -5,7 +5,7 @@ use crate::crew::Crew;
 use crate::kernel;
 use crate::ops::{Answer, Found, Ops, Who};
 use crate::xattr::Bytes;
-use cffs::fs::api::Attr;
+use cffs::Attr;
 use cffs_buf::AlignedBuf;
 use fuser::{
     AccessFlags, BsdFileFlags, CopyFileRangeFlags, FileHandle, Filesystem, FopenFlags, Generation, INodeNo, IoctlFlags,
@@ -332,7 +332,7 @@ impl Filesystem for Server {
         let _turn = self.crew.turn();
         match self.ops.statfs(ino.0) {
             Ok(s) => {
-                let name_max = cffs::format::NAME_MAX as u32;
+                let name_max = cffs::NAME_MAX as u32;
                 reply.statfs(
                     s.total,
                     s.free,

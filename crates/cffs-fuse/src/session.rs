@@ -6,7 +6,7 @@ use crate::ops::Ops;
 use crate::ring::Rings;
 use crate::server::Server;
 use crate::shared::Shared;
-use cffs::fs::Fs;
+use cffs::Fs;
 use parking_lot::Mutex;
 use std::io;
 use std::path::Path;
@@ -37,7 +37,7 @@ pub enum Error {
     Ring(#[source] io::Error),
     /// Closing the engine failed: not everything has reached the image.
     #[error("writing to the image failed at unmount: {0}")]
-    Close(#[source] cffs::error::Error),
+    Close(#[source] cffs::Error),
     /// An operation hit a bug. The image was left as after a crash: the next mount recovers it.
     #[error("an internal error occurred; the image was left for recovery by the next mount")]
     Internal,

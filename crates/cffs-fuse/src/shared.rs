@@ -4,9 +4,7 @@ use crate::control::Answers;
 use crate::messages::{Message, Messages};
 use crate::ring::Rings;
 use crate::snapshot::{ServerProcess, Snapshots, is_snapshot};
-use cffs::error::{Error, Result};
-use cffs::format::Ino;
-use cffs::fs::{AtimeMode, Fs, Scrub, ScrubOptions, ScrubStatus};
+use cffs::{AtimeMode, Error, Fs, Ino, Result, Scrub, ScrubOptions, ScrubStatus};
 use fuser::{Errno, INodeNo, Notifier};
 use parking_lot::Mutex;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -232,12 +230,12 @@ impl Shared {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use cffs::MountOptions;
     use cffs::device::MemoryDevice;
-    use cffs::fs::api::MountOptions;
 
     fn shared() -> Shared {
         let device = Arc::new(MemoryDevice::new(64 << 20));
-        cffs::mkfs::mkfs(&*device, None, &cffs::mkfs::MkfsOptions::default()).unwrap();
+        cffs::mkfs(&*device, None, &cffs::MkfsOptions::default()).unwrap();
         Shared::new(Fs::open(device, None, MountOptions::default()).unwrap(), "image".into())
     }
 

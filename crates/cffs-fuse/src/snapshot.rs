@@ -5,8 +5,7 @@
 //! attribute would be the other way, but a file system that answers GETXATTR once is asked before every write.
 
 use crate::mountpoint::Unmounter;
-use cffs::format::{FileType, Ino};
-use cffs::fs::api::Attr;
+use cffs::{Attr, FileType, Ino};
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags};
 use rustix::process::{Pid, PidfdFlags};
@@ -173,7 +172,7 @@ mod tests {
         let a = s.make("one".into());
         let b = s.make("three".into());
         assert_ne!(a.ino, b.ino);
-        assert!(is_snapshot(a.ino) && is_snapshot(b.ino) && !is_snapshot(cffs::format::ROOT_INO));
+        assert!(is_snapshot(a.ino) && is_snapshot(b.ino) && !is_snapshot(cffs::ROOT_INO));
         assert_eq!((a.size, b.size), (3, 5));
         assert_eq!(s.text(a.ino).as_deref(), Some("one"));
         s.forget(a.ino);

@@ -8,12 +8,8 @@ use crate::convert;
 use crate::messages::Message;
 use crate::ops::{Answer, Ops, Who};
 use crate::snapshot::is_snapshot;
-use cffs::error::{Error, Result};
-use cffs::format::FileType;
-use cffs::format::Ino;
 use cffs::format::xattr::Namespace;
-use cffs::fs::Fs;
-use cffs::fs::api::{Attr, NewPerm, SetAttr, SetXattr};
+use cffs::{Attr, Error, FileType, Fs, Ino, NewPerm, Result, SetAttr, SetXattr};
 use fuser::Errno;
 
 /// Flags of setxattr(2).

@@ -2,10 +2,7 @@
 
 mod common;
 
-use cffs::format::Superblock;
-use cffs::fs::api::MountOptions;
-use cffs::fs::{Grown, ScrubOptions, ScrubOutcome, ScrubStatus, TrimRange};
-use cffs::tune::Tune;
+use cffs::{Grown, MountOptions, ScrubOptions, ScrubOutcome, ScrubStatus, Superblock, TrimRange, Tune};
 use cffs_fuse::MountConfig;
 use cffs_fuse::control::{Control, ControlError, Request, Tuned};
 use common::{Image, can_mount, script, test_name};
@@ -92,16 +89,15 @@ fn settings_change_under_the_mount() {
     let m = image.mount();
     let control = Control::open(m.dir()).unwrap();
     let (total, available) = space(&m);
-    let change = Tune { reserve_bp: Some(0), label: Some("here".into()), ..Tune::default() };
+    let change = Tune::default().reserve_bp(Some(0)).label(Some("here".into()));
     let tuned: Tuned = control.call(&Request::Tune(change)).unwrap();
     assert_eq!(Superblock::decode(&tuned.before).unwrap().reserve_bp, 500);
     assert_eq!(Superblock::decode(&tuned.after).unwrap().label_str(), "here");
     assert!(space(&m).1 > available + total / 25, "the reserve is free for all");
-    let refused =
-        control.call::<Tuned>(&Request::Tune(Tune { reserve_bp: Some(9000), ..Tune::default() })).unwrap_err();
+    let refused = control.call::<Tuned>(&Request::Tune(Tune::default().reserve_bp(Some(9000)))).unwrap_err();
     assert_eq!(refused.errno(), Some(Errno::INVAL.raw_os_error()));
     assert!(refused.to_string().contains("90%"), "{refused}");
-    let refused = control.call::<Tuned>(&Request::Tune(Tune { uuid: Some([1; 16]), ..Tune::default() })).unwrap_err();
+    let refused = control.call::<Tuned>(&Request::Tune(Tune::default().uuid(Some([1; 16])))).unwrap_err();
     assert_eq!(refused.errno(), Some(Errno::BUSY.raw_os_error()));
     drop(control);
     m.unmount();
@@ -169,7 +165,7 @@ fn as_another_user(dir: &Path) {
     let control = Control::open(dir).unwrap();
     assert!(control.stats().unwrap().is_object(), "asking is for everybody");
     for request in [
-        Request::Tune(Tune { reserve_bp: Some(0), ..Tune::default() }),
+        Request::Tune(Tune::default().reserve_bp(Some(0))),
         Request::Grow { size: None },
         Request::Trim(TrimRange::default()),
     ] {
@@ -206,7 +202,7 @@ fn freed_space_is_discarded_where_the_mount_asks_for_it() {
     }
     for discard in [true, false] {
         let image = Image::new();
-        let m = image.mount_with(MountOptions { discard, ..MountOptions::default() }, &MountConfig::default());
+        let m = image.mount_with(MountOptions::default().discard(discard), &MountConfig::default());
         fs::write(m.path("large"), vec![1; 20 << 20]).unwrap();
         fs::File::open(m.path("large")).unwrap().sync_all().unwrap();
         let full = image.allocated_bytes();
@@ -236,7 +232,7 @@ fn scrub_runs_beside_writers_and_stops() {
     let control = Control::open(m.dir()).unwrap();
     assert_eq!(control.call::<Option<ScrubStatus>>(&Request::ScrubStatus).unwrap(), None);
     assert_eq!(control.call::<Option<ScrubStatus>>(&Request::ScrubStop).unwrap(), None);
-    let zero = control.call::<()>(&Request::ScrubStart(ScrubOptions { rate: Some(0), ..ScrubOptions::default() }));
+    let zero = control.call::<()>(&Request::ScrubStart(ScrubOptions::default().rate(Some(0))));
     assert!(matches!(zero, Err(ControlError::Refused { refusal, .. }) if refusal.errno == Errno::INVAL.raw_os_error()));
     for round in 0..5 {
         control.call::<()>(&Request::ScrubStart(ScrubOptions::default())).unwrap();
@@ -252,7 +248,7 @@ fn scrub_runs_beside_writers_and_stops() {
         assert_eq!((status.outcome, status.findings), (Some(ScrubOutcome::Complete), Vec::new()));
     }
     // One that would take hours: there is no second one beside it, and unmounting does not wait for it.
-    let slow = Request::ScrubStart(ScrubOptions { rate: Some(10), ..ScrubOptions::default() });
+    let slow = Request::ScrubStart(ScrubOptions::default().rate(Some(10)));
     control.call::<()>(&slow).unwrap();
     let second = control.call::<()>(&slow);
     assert!(

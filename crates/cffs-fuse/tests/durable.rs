@@ -19,11 +19,8 @@ fn after_crash(image: &Image, name: &str) -> Option<Vec<u8>> {
 
 fn mounted() -> (Image, Mounted) {
     let image = Image::new();
-    let options = cffs::fs::api::MountOptions {
-        // Nothing becomes durable by itself while the test runs.
-        commit_interval: std::time::Duration::from_secs(3600),
-        ..Default::default()
-    };
+    // Nothing becomes durable by itself while the test runs.
+    let options = cffs::MountOptions::default().commit_interval(std::time::Duration::from_secs(3600));
     let m = image.mount_with(options, &cffs_fuse::MountConfig::default());
     (image, m)
 }

@@ -124,8 +124,7 @@ fn synchronous_files_and_directories_are_durable_at_once() {
         return;
     }
     let image = Image::new();
-    let options =
-        cffs::fs::api::MountOptions { commit_interval: std::time::Duration::from_secs(3600), ..Default::default() };
+    let options = cffs::MountOptions::default().commit_interval(std::time::Duration::from_secs(3600));
     let m = image.mount_with(options, &cffs_fuse::MountConfig::default());
     fs::write(m.path("f"), b"old").unwrap();
     fs::create_dir(m.path("d")).unwrap();
@@ -147,7 +146,7 @@ fn noatime_of_a_file() {
         return;
     }
     let image = Image::new();
-    let options = cffs::fs::api::MountOptions { atime: cffs::fs::AtimeMode::Strictatime, ..Default::default() };
+    let options = cffs::MountOptions::default().atime(cffs::AtimeMode::Strictatime);
     let m = image.mount_with(options, &cffs_fuse::MountConfig::default());
     fs::write(m.path("f"), b"x").unwrap();
     let atime = || fs::metadata(m.path("f")).map(|a| (a.atime(), a.atime_nsec())).unwrap();

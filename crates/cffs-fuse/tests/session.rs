@@ -2,7 +2,7 @@
 
 mod common;
 
-use cffs::fs::api::{Caller, MountOptions, SetAttr};
+use cffs::{Caller, MountOptions, SetAttr};
 use cffs_fuse::{Error, MountConfig, Remount, remount};
 use common::{Image, can_mount, test_name};
 use rustix::fs::StatVfsMountFlags;
@@ -105,7 +105,7 @@ fn a_read_only_mount_refuses_changes() {
     let m = image.mount();
     fs::write(m.path("f"), b"kept").unwrap();
     m.unmount();
-    let m = image.mount_with(MountOptions { read_only: true, ..MountOptions::default() }, &MountConfig::default());
+    let m = image.mount_with(MountOptions::default().read_only(true), &MountConfig::default());
     assert_eq!(fs::read(m.path("f")).unwrap(), b"kept");
     let e = fs::write(m.path("g"), b"").unwrap_err();
     assert_eq!(e.raw_os_error(), Some(Errno::ROFS.raw_os_error()));
@@ -142,8 +142,8 @@ fn a_mount_becomes_read_only_and_writable_again() {
     assert_eq!(fs::write(m.path("f"), b"new").unwrap_err().raw_os_error(), rofs);
     assert_eq!(fs::remove_file(m.path("f")).unwrap_err().raw_os_error(), rofs);
     // What was written before is on the image: a look at it as after a crash shows it.
-    let copy = image.engine(MountOptions { read_only: true, ..MountOptions::default() });
-    let root = cffs::format::ROOT_INO;
+    let copy = image.engine(MountOptions::default().read_only(true));
+    let root = cffs::ROOT_INO;
     assert_eq!(copy.lookup(root, b"f").unwrap().size, 4);
     copy.close().unwrap();
     set(false).unwrap();
@@ -166,7 +166,7 @@ fn what_was_mounted_read_only_does_not_become_writable() {
         return;
     }
     let image = Image::new();
-    let m = image.mount_with(MountOptions { read_only: true, ..MountOptions::default() }, &MountConfig::default());
+    let m = image.mount_with(MountOptions::default().read_only(true), &MountConfig::default());
     let e = remount(m.dir(), Remount { read_only: Some(false), ..Remount::default() }).unwrap_err();
     assert_eq!(e.raw_os_error(), Some(Errno::ROFS.raw_os_error()));
     assert!(rustix::fs::statvfs(m.dir()).unwrap().f_flag.contains(StatVfsMountFlags::RDONLY));
@@ -302,8 +302,8 @@ fn as_user() {
     let config = MountConfig { fsname: "my,image".into(), ..MountConfig::default() };
     assert!(!config.allow_other);
     let engine = image.engine(MountOptions::default());
-    let mine = SetAttr { uid: Some(1000), gid: Some(1000), ..SetAttr::default() };
-    engine.setattr(Caller::ROOT, cffs::format::ROOT_INO, mine).unwrap();
+    let mine = SetAttr::default().uid(Some(1000)).gid(Some(1000));
+    engine.setattr(Caller::ROOT, cffs::ROOT_INO, mine).unwrap();
     let m = image.mount_engine(engine, &config);
     fs::write(m.path("f"), b"mine").unwrap();
     let table = fs::read_to_string("/proc/self/mounts").unwrap();

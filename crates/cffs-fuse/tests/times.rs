@@ -2,7 +2,7 @@
 
 mod common;
 
-use cffs::fs::api::{AtimeMode, MountOptions};
+use cffs::{AtimeMode, MountOptions};
 use common::{Image, Mounted, can_mount};
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::{FileExt as _, MetadataExt as _, PermissionsExt as _};
@@ -25,7 +25,7 @@ fn times(path: &Path) -> Times {
 
 fn mounted(atime: AtimeMode, lazytime: bool) -> (Image, Mounted) {
     let image = Image::new();
-    let options = MountOptions { atime, lazytime, ..MountOptions::default() };
+    let options = MountOptions::default().atime(atime).lazytime(lazytime);
     let m = image.mount_with(options, &cffs_fuse::MountConfig::default());
     (image, m)
 }
@@ -137,20 +137,15 @@ fn lazytime_writes_times_at_fsync_and_at_unmount_only() {
         return;
     }
     let image = Image::new();
-    let options = |atime| MountOptions {
-        atime,
-        lazytime: true,
-        commit_interval: Duration::from_millis(50),
-        ..MountOptions::default()
-    };
+    let options =
+        |atime| MountOptions::default().atime(atime).lazytime(true).commit_interval(Duration::from_millis(50));
     let m = image.mount_with(options(AtimeMode::Strictatime), &cffs_fuse::MountConfig::default());
     let f = m.path("f");
     fs::write(&f, vec![1; 10_000]).unwrap();
     fs::File::open(m.dir()).unwrap().sync_all().unwrap();
     let on_device = |image: &Image| {
         let copy = image.as_after_a_crash();
-        let m =
-            copy.mount_with(MountOptions { atime: AtimeMode::Noatime, ..MountOptions::default() }, &Default::default());
+        let m = copy.mount_with(MountOptions::default().atime(AtimeMode::Noatime), &Default::default());
         let t = times(&m.path("f"));
         m.unmount();
         t

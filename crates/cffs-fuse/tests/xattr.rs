@@ -2,7 +2,7 @@
 
 mod common;
 
-use cffs::fs::api::MountOptions;
+use cffs::MountOptions;
 use cffs_fuse::MountConfig;
 use common::{Image, Mounted, can_mount};
 use rustix::fs::XattrFlags;

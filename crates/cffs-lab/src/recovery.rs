@@ -13,10 +13,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use cffs::device::{Direct, FileDevice, Lock, OpenMode};
-use cffs::format::ROOT_INO;
-use cffs::fs::Fs;
-use cffs::fs::api::{Caller, MountOptions, SetAttr};
-use cffs::mkfs::{MkfsOptions, mkfs};
+use cffs::{Caller, Fs, MkfsOptions, MountOptions, ROOT_INO, SetAttr, mkfs};
 use serde::Serialize;
 
 use crate::process::run;
@@ -208,16 +205,14 @@ fn read_alone(disk: &Path, bytes: u64) -> Result<f64> {
 fn crash(image: &Path, size: u64, log: u64, load: Load, steps: u64) -> Result<(u64, u64)> {
     let _ = fs::remove_file(image);
     let dev = Arc::new(FileDevice::create(image, size, BUFFERED)?);
-    let options = MkfsOptions {
-        log_bytes: Some(log),
-        uuid: Some([7; 16]),
-        hash_seed: Some([1, 2]),
-        now_ns: Some(1_000_000_000),
-        ..MkfsOptions::default()
-    };
+    let options = MkfsOptions::default()
+        .log_bytes(Some(log))
+        .uuid(Some([7; 16]))
+        .hash_seed(Some([1, 2]))
+        .now_ns(Some(1_000_000_000));
     mkfs(&*dev, None, &options)?;
     // A cache that does not force the log to be emptied before it is full.
-    let options = MountOptions { background: false, cache_bytes: 2 << 30, ..MountOptions::default() };
+    let options = MountOptions::default().background(false).cache_bytes(2 << 30);
     let fs = Fs::open(dev, None, options)?;
     let start = fs.stats().log;
     let mut dir = ROOT_INO;
@@ -235,7 +230,7 @@ fn crash(image: &Path, size: u64, log: u64, load: Load, steps: u64) -> Result<(u
                 fs.fsync(ino, false)?;
             }
             Load::Metadata => {
-                let set = SetAttr { perm: Some(0o600), ..SetAttr::default() };
+                let set = SetAttr::default().perm(Some(0o600));
                 fs.setattr(Caller::ROOT, ino, set)?;
                 if step % 10 == 9 {
                     fs.fsync(ino, false)?;
@@ -271,9 +266,8 @@ mod tests {
             assert_eq!(steps, until - 1);
             assert!(bytes > log * 2 / 5, "{bytes} bytes of a log of {log}");
             let dev = Arc::new(FileDevice::open(&image, BUFFERED).unwrap());
-            let fs = Fs::open(dev, None, MountOptions { background: false, ..MountOptions::default() }).unwrap();
-            let last =
-                cffs::fs::path::resolve(&fs, format!("/d{}/file{}", (steps - 1) / DIR_FILES, steps - 1).as_bytes());
+            let fs = Fs::open(dev, None, MountOptions::default().background(false)).unwrap();
+            let last = cffs::path::resolve(&fs, format!("/d{}/file{}", (steps - 1) / DIR_FILES, steps - 1).as_bytes());
             assert!(last.is_ok(), "what the last step promised is there");
             fs.close().unwrap();
             seen.push(steps);

@@ -6,7 +6,7 @@ use crate::crash::{Coverage, Effort, Failure, explore_after};
 use crate::ops::{Op, expand_all, parse};
 use crate::setup::{SIZES, Setup};
 use crate::shrink::shrink;
-use cffs::fs::api::PrefetchMode;
+use cffs::PrefetchMode;
 use fastrand::Rng;
 use std::fmt::Write;
 

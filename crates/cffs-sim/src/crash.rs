@@ -16,9 +16,7 @@ use crate::ops::{self, Op};
 use crate::run::{SideBySide, panic_text};
 use crate::setup::{Setup, check, check_unmounted};
 use crate::walk::{Found, read, resolve, walk};
-use cffs::format::{FileType, Ino};
-use cffs::fs::api::{Attr, Caller};
-use cffs::fs::{Fallocate, Fs};
+use cffs::{Attr, Caller, Fallocate, FileType, Fs, Ino};
 use fastrand::Rng;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -297,7 +295,7 @@ impl History {
                 for (id, _) in state.model.inodes() {
                     inos.entry(id).or_insert(0);
                 }
-                inos.insert(crate::model::ROOT, cffs::format::ROOT_INO);
+                inos.insert(crate::model::ROOT, cffs::ROOT_INO);
                 out.push((done, state.namespace(&inos)));
             }
             if let Some(op) = self.ops.get(done) {
@@ -491,7 +489,7 @@ pub(crate) fn recover(
 
 /// New files after recovery must not come in anybody's way: the check that follows sees doubly used space.
 pub(crate) fn use_again(fs: &Fs, found: &Found) -> Result<(), String> {
-    let fail = |what: &str, e: cffs::error::Error| format!("after recovery, {what}: {e}");
+    let fail = |what: &str, e: cffs::Error| format!("after recovery, {what}: {e}");
     let dir = found.dirs.last().map_or(&b"/"[..], |d| d);
     let dir = resolve(fs, dir).map_err(|e| fail("resolve", e))?;
     fs.set_flags(Caller::ROOT, dir.ino, 0).map_err(|e| fail("set_flags", e))?;

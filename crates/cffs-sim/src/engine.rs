@@ -6,10 +6,7 @@ use crate::pattern;
 use crate::state;
 use crate::walk::{Held, read};
 use crate::{disk::Trace, setup::Setup};
-use cffs::error::Result;
-use cffs::format::{Ino, ROOT_INO};
-use cffs::fs::Fs;
-use cffs::fs::api::{Attr, Caller, DirEntry, SetAttr, SetXattr, TimeSpec};
+use cffs::{Attr, Caller, DirEntry, Fs, Ino, ROOT_INO, Result, SetAttr, SetXattr, TimeSpec};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -177,7 +174,7 @@ impl Engine {
                 let copied = fs.copy_range(Caller::ROOT, from.ino, *offset, to.ino, *to_offset, *len)?;
                 Ok(Reply::Written(copied as usize))
             }
-            Op::Truncate { path, size } => self.setattr(path, |_| SetAttr { size: Some(*size), ..SetAttr::default() }),
+            Op::Truncate { path, size } => self.setattr(path, |_| SetAttr::default().size(Some(*size))),
             Op::Read { path, offset, len } => {
                 let file = self.resolve(path)?;
                 read(fs, file.ino, *offset, *len).map(Reply::Bytes)
@@ -217,13 +214,10 @@ impl Engine {
                 Ok(Reply::ListRest(rest?, listing.seen))
             }
             Op::Lookup { path } => fs.getattr(self.resolve(path)?.ino).map(Reply::File),
-            Op::Chmod { path, perm } => self.setattr(path, |a| SetAttr {
-                perm: Some(state::settable(*perm, a.file_type == cffs::format::FileType::Directory)),
-                ..SetAttr::default()
+            Op::Chmod { path, perm } => self.setattr(path, |a| {
+                SetAttr::default().perm(Some(state::settable(*perm, a.file_type == cffs::FileType::Directory)))
             }),
-            Op::Chown { path, uid, gid } => {
-                self.setattr(path, |_| SetAttr { uid: Some(*uid), gid: Some(*gid), ..SetAttr::default() })
-            }
+            Op::Chown { path, uid, gid } => self.setattr(path, |_| SetAttr::default().uid(Some(*uid)).gid(Some(*gid))),
             Op::SetXattr { path, name, len, tag } => {
                 let (file, value) = (self.resolve(path)?, pattern::bytes(*tag, 0, *len));
                 fs.setxattr(Caller::ROOT, file.ino, name.as_bytes(), &value, SetXattr::default())?;
@@ -246,9 +240,7 @@ impl Engine {
                 fs.getattr(file.ino).map(Reply::File)
             }
             Op::Flags { path, flags } => fs.set_flags(Caller::ROOT, self.resolve(path)?.ino, *flags).map(Reply::File),
-            Op::Utime { path, mtime } => {
-                self.setattr(path, |_| SetAttr { mtime: Some(TimeSpec::At(*mtime)), ..SetAttr::default() })
-            }
+            Op::Utime { path, mtime } => self.setattr(path, |_| SetAttr::default().mtime(Some(TimeSpec::At(*mtime)))),
             Op::Fsync { path } => fs.fsync(self.resolve(path)?.ino, false).map(|()| Reply::Done),
             Op::Fdatasync { path } => fs.fsync(self.resolve(path)?.ino, true).map(|()| Reply::Done),
             Op::Sync => fs.sync().map(|()| Reply::Done),
@@ -274,7 +266,7 @@ impl Engine {
                 self.fs = self.setup.mount(&self.trace)?;
                 Ok(Reply::Done)
             }
-            Op::Trim => fs.trim(cffs::fs::TrimRange::default()).map(|_| Reply::Done),
+            Op::Trim => fs.trim(cffs::TrimRange::default()).map(|_| Reply::Done),
             Op::Grow { percent } => {
                 let made = self.setup.made.unwrap_or(self.setup.device);
                 let to = made + (self.setup.device - made) * u64::from(*percent) / 100;

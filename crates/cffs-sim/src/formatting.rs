@@ -8,9 +8,9 @@ use crate::disk::{CrashStates, Image, Survival, Trace};
 use crate::ops::Op;
 use crate::setup::{Setup, check, check_unmounted};
 use crate::walk::walk;
+use cffs::ROOT_INO;
 use cffs::check::repair::{RepairOptions, repair};
 use cffs::device::Device;
-use cffs::format::ROOT_INO;
 use cffs::mkfs::read_superblock;
 use fastrand::Rng;
 use std::sync::Arc;
@@ -98,7 +98,7 @@ fn judge(setup: Setup, images: Vec<Image>, old: Option<u64>, ended: bool, rng: &
                 // overwritten already; it has to look at those that have checksums to know.
                 let trace = Trace::new(images.clone());
                 let log = setup.external_log.then(|| trace.device(1) as Arc<dyn Device>);
-                let o = RepairOptions { data: true, ..RepairOptions::default() };
+                let o = RepairOptions::default().data(true);
                 let done = repair(trace.device(0), log, &o, &mut |_| true, &|_, _, _| {});
                 if done.is_ok_and(|d| d.after.is_clean()) {
                     check(&trace.images()).map_err(|t| format!("repair of what was left: {t}"))?;

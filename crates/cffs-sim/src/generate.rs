@@ -8,9 +8,8 @@ use crate::model::acl::LISTS;
 use crate::model::{Body, Id, ROOT};
 use crate::ops::{self, Op, Path, SLOTS, Special};
 use crate::state::State;
-use cffs::format::{FILE_SIZE_MAX, FileType};
-use cffs::fs::Fallocate as Space;
-use cffs::fs::api::RenameFlags;
+use cffs::Fallocate as Space;
+use cffs::{FILE_SIZE_MAX, FileType, RenameFlags};
 use fastrand::Rng;
 
 /// What a sequence is mostly made of.

@@ -4,8 +4,7 @@
 
 use crate::ops::{Op, Path, code};
 use crate::state::State;
-use cffs::fs::Fallocate;
-use cffs::fs::api::RenameFlags;
+use cffs::{Fallocate, RenameFlags};
 use fastrand::Rng;
 use std::collections::VecDeque;
 

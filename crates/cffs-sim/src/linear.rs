@@ -13,11 +13,7 @@ use crate::pattern;
 use crate::state::{Outcome, State};
 use crate::walk::read;
 use cffs::device::{Device, MemoryDevice};
-use cffs::error::Result;
-use cffs::format::{Ino, ROOT_INO};
-use cffs::fs::Fs;
-use cffs::fs::api::{Attr, Caller, MountOptions, RenameFlags, SetAttr, SetXattr};
-use cffs::mkfs::{MkfsOptions, mkfs};
+use cffs::{Attr, Caller, Fs, Ino, MkfsOptions, MountOptions, ROOT_INO, RenameFlags, Result, SetAttr, SetXattr, mkfs};
 use fastrand::Rng;
 use std::collections::{BTreeMap, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -81,9 +77,9 @@ impl Stage {
     /// thread, after each of its calls, lets leave memory what can be read again, inodes that others use among it.
     pub fn new(embed: bool, forgetful: bool) -> Result<Stage> {
         let device = Arc::new(MemoryDevice::new(8 << 20));
-        let options = MkfsOptions { no_embed: !embed, log_bytes: Some(2 << 20), ..MkfsOptions::default() };
+        let options = MkfsOptions::default().no_embed(!embed).log_bytes(Some(2 << 20));
         mkfs(&*device, None, &options)?;
-        let options = MountOptions { background: false, cache_bytes: 1 << 20, ..MountOptions::default() };
+        let options = MountOptions::default().background(false).cache_bytes(1 << 20);
         let fs = Fs::open(device.clone() as Arc<dyn Device>, None, options)?;
         let dir = fs.mkdir(Caller::ROOT, ROOT_INO, b"d", 0o755)?;
         let f = fs.create(Caller::ROOT, ROOT_INO, b"f", 0o644)?;
@@ -191,7 +187,7 @@ impl Stage {
             }
             Op::Read { path, offset, len } => Answer::Bytes(read(fs, self.file(path), *offset, *len)?),
             Op::Truncate { path, size } => {
-                of(fs.setattr(root, self.file(path), SetAttr { size: Some(*size), ..SetAttr::default() })?)
+                of(fs.setattr(root, self.file(path), SetAttr::default().size(Some(*size)))?)
             }
             Op::SetXattr { path, name, len, tag } => {
                 let value = pattern::bytes(*tag, 0, *len);

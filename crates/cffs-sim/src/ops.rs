@@ -2,8 +2,7 @@
 //!
 //! Operations name files by path, so that leaving some out of a sequence leaves a meaningful sequence.
 
-use cffs::fs::Fallocate;
-use cffs::fs::api::RenameFlags;
+use cffs::{Fallocate, RenameFlags};
 use std::fmt;
 use std::str::FromStr;
 

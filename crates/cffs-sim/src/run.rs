@@ -7,10 +7,7 @@ use crate::ops::{self, Op};
 use crate::setup::{Setup, check_unmounted};
 use crate::state::{Outcome, State};
 use crate::walk::{read, remove_all, xattrs};
-use cffs::error::Error;
-use cffs::format::{FileType, Ino};
-use cffs::fs::Fs;
-use cffs::fs::api::{Attr, DirEntry};
+use cffs::{Attr, DirEntry, Error, FileType, Fs, Ino};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -129,7 +126,7 @@ impl SideBySide {
     pub fn on(setup: Setup, trace: Trace, made: i64) -> Check<SideBySide> {
         let engine = Engine::mount(setup, &trace).map_err(|e| format!("mount: {e}"))?;
         let used_at_first = in_use(&engine.fs);
-        let root = engine.fs.getattr(cffs::format::ROOT_INO).map_err(|e| format!("getattr /: {e}"))?;
+        let root = engine.fs.getattr(cffs::ROOT_INO).map_err(|e| format!("getattr /: {e}"))?;
         let mut state = State::default();
         state.model.block_size = u64::from(setup.sizes.0);
         Ok(SideBySide {
@@ -345,7 +342,7 @@ impl SideBySide {
         let alive: Vec<Id> = self.state.model.inodes().map(|(id, _)| id).collect();
         self.inos.retain(|id, _| alive.binary_search(id).is_ok());
         self.generations.retain(|id, _| alive.binary_search(id).is_ok());
-        self.verify_dir(ROOT, cffs::format::ROOT_INO, cffs::format::ROOT_INO, "/")?;
+        self.verify_dir(ROOT, cffs::ROOT_INO, cffs::ROOT_INO, "/")?;
         for slot in 0..ops::SLOTS {
             if let (Some(id), Some(ino)) = (self.state.slots[slot], self.engine.slots[slot]) {
                 let attr = self.engine.fs.getattr(ino).map_err(|e| format!("getattr @{slot}: {e}"))?;

@@ -3,10 +3,7 @@
 use crate::disk::{Image, Trace};
 use cffs::check::{CheckOptions, Report};
 use cffs::device::Device;
-use cffs::format::QuotaKind;
-use cffs::fs::Fs;
-use cffs::fs::api::{AtimeMode, MetadataMode, MountOptions, PrefetchMode, WritePast};
-use cffs::mkfs::{MkfsOptions, mkfs};
+use cffs::{AtimeMode, Fs, MetadataMode, MkfsOptions, MountOptions, PrefetchMode, QuotaKind, WritePast, mkfs};
 use std::cell::RefCell;
 use std::fmt;
 use std::sync::Arc;
@@ -177,21 +174,19 @@ impl Setup {
 
     /// Makes a file system on the devices of a trace.
     pub fn make_on(&self, trace: &Trace, uuid: [u8; 16]) -> Result<(), String> {
-        let options = MkfsOptions {
-            block_size: self.sizes.0,
-            frag_size: Some(self.sizes.1),
-            group_size: self.sizes.2,
-            log_bytes: self.log,
-            size: self.made,
-            uuid: Some(uuid),
-            hash_seed: Some([1, 2]),
-            no_embed: self.no_embed,
-            no_group: self.no_group,
-            dirs_with_data: self.dirs_with_data,
-            data_sums: self.data_sums,
-            quota: if self.quota { QuotaKind::ALL.to_vec() } else { Vec::new() },
-            ..MkfsOptions::default()
-        };
+        let options = MkfsOptions::default()
+            .block_size(self.sizes.0)
+            .frag_size(Some(self.sizes.1))
+            .group_size(self.sizes.2)
+            .log_bytes(self.log)
+            .size(self.made)
+            .uuid(Some(uuid))
+            .hash_seed(Some([1, 2]))
+            .no_embed(self.no_embed)
+            .no_group(self.no_group)
+            .dirs_with_data(self.dirs_with_data)
+            .data_sums(self.data_sums)
+            .quota(if self.quota { QuotaKind::ALL.to_vec() } else { Vec::new() });
         let log = self.external_log.then(|| trace.device(1));
         let log = log.as_ref().map(|d| &**d as &dyn Device);
         mkfs(&*trace.device(0), log, &options).map_err(|e| format!("mkfs: {e}")).map(drop)
@@ -204,31 +199,29 @@ impl Setup {
 
     /// Settings of the mount.
     pub fn options(&self) -> MountOptions {
-        MountOptions {
-            cache_bytes: self.cache,
-            metadata: self.metadata,
-            atime: AtimeMode::Noatime,
-            commit_interval: Duration::from_secs(3600),
-            prefetch: self.prefetch,
-            discard: self.discard,
-            background: false,
-            fsync_in_log: self.fsync_in_log,
-            write_past: if self.write_past { WritePast::Always } else { WritePast::Off },
-            ..MountOptions::default()
-        }
+        MountOptions::default()
+            .cache_bytes(self.cache)
+            .metadata(self.metadata)
+            .atime(AtimeMode::Noatime)
+            .commit_interval(Duration::from_secs(3600))
+            .prefetch(self.prefetch)
+            .discard(self.discard)
+            .background(false)
+            .fsync_in_log(self.fsync_in_log)
+            .write_past(if self.write_past { WritePast::Always } else { WritePast::Off })
     }
 
     /// Mounts the devices of a trace.
-    pub fn mount(&self, trace: &Trace) -> cffs::error::Result<Arc<Fs>> {
+    pub fn mount(&self, trace: &Trace) -> cffs::Result<Arc<Fs>> {
         self.mount_with(trace, self.options())
     }
 
     /// Mounts without writing.
-    pub fn mount_read_only(&self, trace: &Trace) -> cffs::error::Result<Arc<Fs>> {
-        self.mount_with(trace, MountOptions { read_only: true, ..self.options() })
+    pub fn mount_read_only(&self, trace: &Trace) -> cffs::Result<Arc<Fs>> {
+        self.mount_with(trace, self.options().read_only(true))
     }
 
-    fn mount_with(&self, trace: &Trace, options: MountOptions) -> cffs::error::Result<Arc<Fs>> {
+    fn mount_with(&self, trace: &Trace, options: MountOptions) -> cffs::Result<Arc<Fs>> {
         if self.lying {
             trace.ignore_flushes();
         }
@@ -257,7 +250,7 @@ pub fn check(images: &[Image]) -> Result<Report, String> {
     let report = cffs::check::check(
         trace.device(0),
         log,
-        &CheckOptions { max_problems: 10, data: true, jobs: 1 },
+        &CheckOptions::default().max_problems(10).data(true).jobs(1),
         &|_, _, _| {},
     )
     .map_err(|e| format!("cannot be checked: {e}"))?;

@@ -4,8 +4,7 @@ use crate::model::acl::LISTS;
 use crate::model::{Fail, Id, Model, NewFile, ROOT, Result};
 use crate::ops::{Op, Path, SLOTS, Special};
 use crate::pattern;
-use cffs::format::{FileType, Ino};
-use cffs::fs::api::{Caller, SetAttr, TimeSpec};
+use cffs::{Caller, FileType, Ino, SetAttr, TimeSpec};
 use rustix::io::Errno;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -206,7 +205,7 @@ impl State {
                     return Ok(Outcome::Skipped);
                 }
                 s.written = Some(id);
-                s.model.setattr(id, SetAttr { size: Some(*size), ..SetAttr::default() })?;
+                s.model.setattr(id, SetAttr::default().size(Some(*size)))?;
                 Ok(Outcome::File(id))
             }),
             Op::Read { path, offset, len } => self.with_file(path, |s, id| {
@@ -235,12 +234,11 @@ impl State {
             }),
             Op::ListRest => Ok(self.list_rest()),
             Op::Lookup { path } => self.with_file(path, |_, id| Ok(Outcome::File(id))),
-            Op::Chmod { path, perm } => self.setattr(path, |m, id| SetAttr {
-                perm: Some(settable(*perm, m.get(id).is_dir())),
-                ..SetAttr::default()
-            }),
+            Op::Chmod { path, perm } => {
+                self.setattr(path, |m, id| SetAttr::default().perm(Some(settable(*perm, m.get(id).is_dir()))))
+            }
             Op::Chown { path, uid, gid } => {
-                self.setattr(path, |_, _| SetAttr { uid: Some(*uid), gid: Some(*gid), ..SetAttr::default() })
+                self.setattr(path, |_, _| SetAttr::default().uid(Some(*uid)).gid(Some(*gid)))
             }
             Op::SetXattr { path, name, len, tag } => self.with_file(path, |s, id| {
                 s.model.set_xattr(id, name, pattern::bytes(*tag, 0, *len)).map(|()| Outcome::File(id))
@@ -259,7 +257,7 @@ impl State {
                 self.with_file(path, |s, id| s.model.set_flags(id, *flags).map(|()| Outcome::File(id)))
             }
             Op::Utime { path, mtime } => {
-                self.setattr(path, |_, _| SetAttr { mtime: Some(TimeSpec::At(*mtime)), ..SetAttr::default() })
+                self.setattr(path, |_, _| SetAttr::default().mtime(Some(TimeSpec::At(*mtime))))
             }
             Op::Fsync { path } | Op::Fdatasync { path } => self.with_file(path, |s, id| {
                 s.synced.push(id);

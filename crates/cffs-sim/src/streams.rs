@@ -3,8 +3,7 @@
 
 use crate::ops::{FALLOCATE, Op, Path, SLOTS};
 use crate::setup::Setup;
-use cffs::fs::Fallocate;
-use cffs::fs::RenameFlags;
+use cffs::{Fallocate, RenameFlags};
 use fastrand::Rng;
 
 /// A file that is being written, from its start to `end`.

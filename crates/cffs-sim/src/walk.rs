@@ -1,9 +1,7 @@
 //! Reads a mounted file system through the engine: everything that its names lead to.
 
 use crate::model::{Namespace, NamespaceNode};
-use cffs::format::{FileType, Ino, ROOT_INO};
-use cffs::fs::Fs;
-use cffs::fs::api::{Attr, Caller};
+use cffs::{Attr, Caller, FileType, Fs, Ino, ROOT_INO};
 use std::collections::BTreeMap;
 
 /// What a walk found.
@@ -60,7 +58,7 @@ pub fn walk(fs: &Fs) -> Result<Found, String> {
 
 fn visit(fs: &Fs, attr: Attr, path: Vec<u8>, found: &mut Found) -> Result<(), String> {
     let shown = String::from_utf8_lossy(&path).into_owned();
-    let fail = |what: &str, e: cffs::error::Error| format!("{what} {shown} (inode {}): {e}", attr.ino);
+    let fail = |what: &str, e: cffs::Error| format!("{what} {shown} (inode {}): {e}", attr.ino);
     let target = match attr.file_type {
         FileType::Symlink => fs.readlink(attr.ino).map_err(|e| fail("readlink", e))?,
         _ => Vec::new(),
@@ -138,19 +136,19 @@ pub fn survivors(fs: &Fs) -> BTreeMap<Vec<u8>, Attr> {
 }
 
 /// The extended attributes of a file.
-pub fn xattrs(fs: &Fs, ino: Ino) -> cffs::error::Result<BTreeMap<String, Vec<u8>>> {
+pub fn xattrs(fs: &Fs, ino: Ino) -> cffs::Result<BTreeMap<String, Vec<u8>>> {
     let names = fs.listxattr(ino)?.into_iter();
     names.map(|n| Ok((String::from_utf8_lossy(&n).into_owned(), fs.getxattr(ino, &n)?))).collect()
 }
 
 /// The file under an absolute path.
-pub fn resolve<'a>(fs: &'a Fs, path: &[u8]) -> cffs::error::Result<Held<'a>> {
+pub fn resolve<'a>(fs: &'a Fs, path: &[u8]) -> cffs::Result<Held<'a>> {
     let mut names = path.split(|b| *b == b'/').filter(|n| !n.is_empty());
     names.try_fold(Held::borrowed(fs, ROOT_INO), |dir, name| Ok(Held::new(fs, fs.lookup(dir.ino, name)?.ino)))
 }
 
 /// Reads a range of a file; short at its end only.
-pub fn read(fs: &Fs, ino: Ino, offset: u64, len: usize) -> cffs::error::Result<Vec<u8>> {
+pub fn read(fs: &Fs, ino: Ino, offset: u64, len: usize) -> cffs::Result<Vec<u8>> {
     let mut buf = vec![0xa5; len];
     let n = fs.read(ino, offset, &mut buf)?;
     buf.truncate(n);
@@ -168,13 +166,13 @@ pub fn remove_all(fs: &Fs) -> Result<(), String> {
 
 fn remove_below(fs: &Fs, dir: Ino) -> Result<(), String> {
     let mut entries = Vec::new();
-    let fail = |what: &str, e: cffs::error::Error| format!("{what} in inode {dir}: {e}");
+    let fail = |what: &str, e: cffs::Error| format!("{what} in inode {dir}: {e}");
     let listed = fs.readdir(dir, 0, false, &mut |e| {
         entries.push(e);
         true
     });
     listed.map_err(|e| fail("readdir", e))?;
-    let writable = |ino| fs.set_flags(cffs::fs::Caller::ROOT, ino, 0).map(drop);
+    let writable = |ino| fs.set_flags(cffs::Caller::ROOT, ino, 0).map(drop);
     writable(dir).map_err(|e| fail("set_flags", e))?;
     for e in entries {
         if e.file_type == FileType::Regular {

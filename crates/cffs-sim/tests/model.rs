@@ -1,7 +1,6 @@
 //! The engine against the reference model.
 
-use cffs::format::ROOT_INO;
-use cffs::fs::api::{Attr, Caller, MetadataMode, PrefetchMode};
+use cffs::{Attr, Caller, MetadataMode, PrefetchMode, ROOT_INO};
 use cffs_sim::disk::Trace;
 use cffs_sim::generate::{Bounds, Profile, generate};
 use cffs_sim::ops::{Op, parse, show};

@@ -1,6 +1,6 @@
 //! Crashes of mkfs, and of mounts without a journal.
 
-use cffs::fs::api::MetadataMode;
+use cffs::MetadataMode;
 use cffs_sim::crash::Coverage;
 use cffs_sim::generate::{Bounds, Profile, generate};
 use cffs_sim::setup::Setup;

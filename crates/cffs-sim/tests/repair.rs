@@ -3,10 +3,9 @@
 use cffs::check::repair::{RepairOptions, Repaired, repair};
 use cffs::check::{CheckOptions, Report, check};
 use cffs::device::{Device, IoKind};
-use cffs::format::{BlockKind, Geometry, Ino, ROOT_INO, get_u32, seal};
-use cffs::fs::Fs;
-use cffs::fs::api::{Caller, MetadataMode, MountOptions, RenameFlags};
-use cffs::mkfs::{MkfsOptions, mkfs, read_superblock};
+use cffs::format::{BlockKind, get_u32, seal};
+use cffs::mkfs::read_superblock;
+use cffs::{Caller, Fs, Geometry, Ino, MetadataMode, MkfsOptions, MountOptions, ROOT_INO, RenameFlags, mkfs};
 use cffs_sim::disk::{CrashStates, Image, Survival, Trace};
 use fastrand::Rng;
 use std::collections::BTreeMap;
@@ -16,13 +15,13 @@ const ME: Caller = Caller { uid: 7, gid: 7 };
 const SIZE: u64 = 12 << 20;
 
 fn mount(trace: &Trace, metadata: MetadataMode) -> Arc<Fs> {
-    let o = MountOptions { background: false, metadata, cache_bytes: 8 << 20, ..MountOptions::default() };
+    let o = MountOptions::default().background(false).metadata(metadata).cache_bytes(8 << 20);
     Fs::open(trace.device(0), None, o).unwrap()
 }
 
 fn made(no_embed: bool) -> Image {
     let trace = Trace::new(vec![Image::new(SIZE)]);
-    let o = MkfsOptions { no_embed, log_bytes: Some(2 << 20), group_size: 64 << 10, ..MkfsOptions::default() };
+    let o = MkfsOptions::default().no_embed(no_embed).log_bytes(Some(2 << 20)).group_size(64 << 10);
     mkfs(&*trace.device(0), None, &o).unwrap();
     trace.images().remove(0)
 }
@@ -74,7 +73,7 @@ fn work(fs: &Fs, rng: &mut Rng, steps: usize) {
 }
 
 fn look(trace: &Trace) -> Result<Report, String> {
-    check(trace.device(0), None, &CheckOptions { max_problems: 20, data: false, jobs: 1 }, &|_, _, _| {})
+    check(trace.device(0), None, &CheckOptions::default().max_problems(20).data(false).jobs(1), &|_, _, _| {})
         .map_err(|e| e.to_string())
 }
 
@@ -89,7 +88,7 @@ fn fix(trace: &Trace, what: &str) -> Repaired {
 
 /// Contents by path.
 fn tree(trace: &Trace) -> BTreeMap<String, Vec<u8>> {
-    let o = MountOptions { background: false, read_only: true, cache_bytes: 8 << 20, ..MountOptions::default() };
+    let o = MountOptions::default().background(false).read_only(true).cache_bytes(8 << 20);
     let fs = Fs::open(trace.device(0), None, o).unwrap();
     let mut out = BTreeMap::new();
     let mut stack = vec![(ROOT_INO, String::new())];
@@ -105,14 +104,14 @@ fn tree(trace: &Trace) -> BTreeMap<String, Vec<u8>> {
             let path = format!("{path}/{}", String::from_utf8_lossy(&name));
             let mut data = vec![0; a.size.min(1 << 20) as usize];
             match a.file_type {
-                cffs::format::FileType::Directory => stack.push((a.ino, path.clone())),
-                cffs::format::FileType::Regular => {
+                cffs::FileType::Directory => stack.push((a.ino, path.clone())),
+                cffs::FileType::Regular => {
                     let n = fs.read(a.ino, 0, &mut data).unwrap();
                     data.truncate(n);
                 }
                 _ => data = fs.readlink(a.ino).unwrap_or_default(),
             }
-            if a.file_type == cffs::format::FileType::Directory {
+            if a.file_type == cffs::FileType::Directory {
                 data.clear();
             }
             out.insert(path, data);

@@ -6,9 +6,7 @@
 //! memory device or on a new image of that name.
 
 use cffs::device::{Device, FileDevice, MemoryDevice, OpenMode};
-use cffs::format::{QuotaKind, ROOT_INO};
-use cffs::fs::{Caller, Fs, MountOptions, QuotaLimits};
-use cffs::mkfs::{MkfsOptions, mkfs};
+use cffs::{Caller, Fs, MkfsOptions, MountOptions, QuotaKind, QuotaLimits, ROOT_INO, mkfs};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -26,7 +24,7 @@ fn fresh(gib: u64) -> (Arc<MemoryDevice>, Arc<Fs>) {
 }
 
 fn mount(dev: &Arc<MemoryDevice>, cache_bytes: usize) -> Arc<Fs> {
-    let opts = MountOptions { cache_bytes, ..MountOptions::default() };
+    let opts = MountOptions::default().cache_bytes(cache_bytes);
     Fs::open(dev.clone() as Arc<dyn Device>, None, opts).expect("mount")
 }
 
@@ -161,7 +159,7 @@ fn quota_round(on: bool) -> (f64, f64) {
     let user = Caller { uid: 1000, gid: 1000 };
     let dev = Arc::new(MemoryDevice::new(4 << 30));
     let quota = if on { QuotaKind::ALL.to_vec() } else { Vec::new() };
-    mkfs(&*dev, None, &MkfsOptions { quota, ..MkfsOptions::default() }).expect("mkfs");
+    mkfs(&*dev, None, &MkfsOptions::default().quota(quota)).expect("mkfs");
     let fs = mount(&dev, 1 << 30);
     for kind in fs.quota_kinds() {
         let limits =
@@ -243,8 +241,8 @@ fn sums_round(on: bool, image: Option<&std::path::Path>) -> Vec<Took> {
             Arc::new(FileDevice::create(path, 4 << 30, OpenMode::READ_WRITE).expect("image"))
         }
     };
-    mkfs(&*dev, None, &MkfsOptions { data_sums: on, ..MkfsOptions::default() }).expect("mkfs");
-    let opts = || MountOptions { cache_bytes: 1 << 30, background: false, ..MountOptions::default() };
+    mkfs(&*dev, None, &MkfsOptions::default().data_sums(on)).expect("mkfs");
+    let opts = || MountOptions::default().cache_bytes(1 << 30).background(false);
     let fs = Fs::open(dev.clone(), None, opts()).expect("mount");
     // A new mount: nothing is in memory, also not what waited for its way home.
     let again = |fs: Arc<Fs>| {

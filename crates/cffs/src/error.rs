@@ -5,6 +5,7 @@ use std::io;
 
 /// Why an operation failed. [`Error::errno`] is what a system call would return.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum Error {
     /// No such file or directory.
     #[error("no such file or directory")]

@@ -11,25 +11,47 @@ pub(crate) use parking_lot::yield_now;
 #[cfg(not(shuttle))]
 pub(crate) use std::thread::yield_now;
 
-pub mod acl;
-pub mod cache;
+#[macro_use]
+mod setters;
+
+// What programs use.
 pub mod check;
 pub mod device;
-pub mod dir;
-pub mod dump;
-pub mod error;
-pub mod extent;
-pub mod file;
-pub mod format;
-pub mod fs;
-pub mod image;
-pub mod inode;
-pub mod journal;
-pub mod mkfs;
-pub mod placement;
-pub mod quota;
-pub mod space;
+mod error;
+mod fs;
 pub mod stats;
-pub mod sums;
-pub mod tune;
-pub mod xattr;
+mod tune;
+
+pub use error::{Error, Result};
+pub use format::{
+    Corrupt, FILE_SIZE_MAX, FileType, Geometry, Ino, LINK_MAX, NAME_MAX, QuotaKind, ROOT_INO, SYMLINK_MAX, Superblock,
+};
+pub use fs::*;
+pub use mkfs::{MkfsOptions, mkfs};
+pub use tune::{Tune, tune};
+
+// Private to the workspace, though its other crates see it: the checkers, the simulation and the program `cffs` read and
+// write structures as they stand on the device. Nothing here is promised to programs.
+#[doc(hidden)]
+pub mod acl;
+#[doc(hidden)]
+pub mod dump;
+#[doc(hidden)]
+pub mod format;
+#[doc(hidden)]
+pub mod image;
+#[doc(hidden)]
+pub mod journal;
+#[doc(hidden)]
+pub mod mkfs;
+
+mod cache;
+mod dir;
+mod extent;
+mod file;
+mod inode;
+mod placement;
+mod quota;
+mod space;
+mod sums;
+mod xattr;

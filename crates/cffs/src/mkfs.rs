@@ -33,6 +33,7 @@ const LOG_WIPE: u64 = 64 << 10;
 
 /// What a new file system is to be like.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct MkfsOptions {
     /// Block size in bytes: a power of two, 512 to 65536.
     pub block_size: u32,
@@ -73,6 +74,27 @@ pub struct MkfsOptions {
     /// Group of the root directory.
     pub root_gid: u32,
 }
+
+setters!(MkfsOptions {
+    block_size: u32,
+    frag_size: Option<u32>,
+    group_size: u32,
+    log_bytes: Option<u64>,
+    label: String,
+    uuid: Option<[u8; 16]>,
+    hash_seed: Option<[u64; 2]>,
+    reserve_bp: u32,
+    no_embed: bool,
+    no_group: bool,
+    dirs_with_data: bool,
+    data_sums: bool,
+    quota: Vec<QuotaKind>,
+    now_ns: Option<i64>,
+    size: Option<u64>,
+    ag_blocks: Option<u64>,
+    root_uid: u32,
+    root_gid: u32,
+});
 
 impl Default for MkfsOptions {
     fn default() -> Self {

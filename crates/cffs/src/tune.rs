@@ -14,6 +14,7 @@ pub const RESERVE_MAX: u32 = 5000;
 
 /// What to change; `None` leaves a setting as it is.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[non_exhaustive]
 pub struct Tune {
     /// Name of the file system, at most 64 bytes.
     pub label: Option<String>,
@@ -25,6 +26,13 @@ pub struct Tune {
     /// Identity; only while it is not mounted. Metadata keeps the identity it was made with.
     pub uuid: Option<[u8; 16]>,
 }
+
+setters!(Tune {
+    label: Option<String>,
+    reserve_bp: Option<u32>,
+    mount_options: Option<String>,
+    uuid: Option<[u8; 16]>,
+});
 
 impl Tune {
     /// Checks the settings by themselves.

@@ -5,10 +5,7 @@
 mod observed;
 
 use cffs::device::{Device, MemoryDevice, Operation};
-use cffs::error::Error;
-use cffs::format::{Ino, ROOT_INO};
-use cffs::fs::{Caller, Fallocate, Fs, MountOptions, SetAttr};
-use cffs::mkfs::{MkfsOptions, mkfs};
+use cffs::{Caller, Error, Fallocate, Fs, Ino, MkfsOptions, MountOptions, ROOT_INO, SetAttr, mkfs};
 use observed::Observed;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
@@ -18,18 +15,16 @@ const USER: Caller = Caller { uid: 1000, gid: 1000 };
 
 /// The four variants of the format.
 fn variants() -> impl Iterator<Item = MkfsOptions> {
-    [(false, false), (true, false), (false, true), (true, true)].into_iter().map(|(no_embed, no_group)| MkfsOptions {
-        no_embed,
-        no_group,
-        ..MkfsOptions::default()
-    })
+    [(false, false), (true, false), (false, true), (true, true)]
+        .into_iter()
+        .map(|(no_embed, no_group)| MkfsOptions::default().no_embed(no_embed).no_group(no_group))
 }
 
 fn fresh(size: u64, options: &MkfsOptions) -> (Arc<Observed>, Arc<Fs>) {
     let inner = Arc::new(MemoryDevice::new(size));
     mkfs(&*inner, None, options).unwrap();
     let dev = Observed::interrupted(inner, Operation::Write);
-    let mount = MountOptions { background: false, ..MountOptions::default() };
+    let mount = MountOptions::default().background(false);
     let fs = Fs::open(dev.clone() as Arc<dyn Device>, None, mount).unwrap();
     (dev, fs)
 }
@@ -122,7 +117,7 @@ fn free_used_and_promised_are_the_whole_at_each_moment() {
                             }
                             for (i, ino) in inos.iter().enumerate().filter(|(i, _)| i % 3 == t) {
                                 let n = 1 + (i + round) % 4;
-                                let empty = SetAttr { size: Some(0), ..SetAttr::default() };
+                                let empty = SetAttr::default().size(Some(0));
                                 cut.by(n as u64, || fs.setattr(ROOT, *ino, empty)).unwrap();
                             }
                         }

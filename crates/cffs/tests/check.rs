@@ -2,10 +2,7 @@
 
 use cffs::check::{CheckOptions, Report, check};
 use cffs::device::MemoryDevice;
-use cffs::format::ROOT_INO;
-use cffs::fs::Fs;
-use cffs::fs::api::{Caller, MountOptions, RenameFlags, SetAttr};
-use cffs::mkfs::{MkfsOptions, mkfs};
+use cffs::{Caller, Fs, MkfsOptions, MountOptions, ROOT_INO, RenameFlags, SetAttr, mkfs};
 use std::sync::Arc;
 
 const ME: Caller = Caller { uid: 1000, gid: 1000 };
@@ -22,7 +19,7 @@ fn assert_clean(dev: &Arc<MemoryDevice>, when: &str) -> Report {
 }
 
 fn open(dev: &Arc<MemoryDevice>) -> Arc<Fs> {
-    Fs::open(dev.clone(), None, MountOptions { background: false, ..MountOptions::default() }).unwrap()
+    Fs::open(dev.clone(), None, MountOptions::default().background(false)).unwrap()
 }
 
 fn file(fs: &Fs, dir: u64, name: &str, size: usize) -> u64 {
@@ -79,7 +76,7 @@ fn work(fs: &Fs, round: u64) -> Vec<u64> {
         fs.write(ME, big, (4 << 20) + n * 20_000, b"scattered").unwrap();
     }
     fs.sync().unwrap();
-    fs.setattr(ME, big, SetAttr { size: Some((4 << 20) + 333_333), ..SetAttr::default() }).unwrap();
+    fs.setattr(ME, big, SetAttr::default().size(Some((4 << 20) + 333_333))).unwrap();
     fs.forget(a.ino, 1);
 
     // Enough names for an index, and then few.
@@ -108,7 +105,8 @@ fn what_the_engine_writes_is_clean() {
     ] {
         let what = format!("no_embed {no_embed} no_group {no_group} blocks of {block_size}");
         let dev = Arc::new(MemoryDevice::new(256 << 20));
-        mkfs(&*dev, None, &MkfsOptions { no_embed, no_group, block_size, ..MkfsOptions::default() }).unwrap();
+        mkfs(&*dev, None, &MkfsOptions::default().no_embed(no_embed).no_group(no_group).block_size(block_size))
+            .unwrap();
         let fs = open(&dev);
         work(&fs, 0);
         fs.close().unwrap();
@@ -159,7 +157,7 @@ fn remove_all(fs: &Fs, dir: u64) {
     })
     .unwrap();
     for (name, ino, file_type) in names {
-        if file_type == cffs::format::FileType::Directory {
+        if file_type == cffs::FileType::Directory {
             let a = fs.lookup(dir, &name).unwrap();
             remove_all(fs, ino);
             fs.forget(a.ino, 1);

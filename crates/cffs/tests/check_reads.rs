@@ -5,11 +5,9 @@ mod observed;
 
 use cffs::check::{CheckOptions, Report, check};
 use cffs::device::{Device, IoKind, MemoryDevice};
-use cffs::format::{Geometry, QuotaKind, ROOT_INO};
-use cffs::fs::Fs;
-use cffs::fs::api::{Caller, MountOptions, SetXattr};
-use cffs::fs::path::{resolve, write_file};
-use cffs::mkfs::{MkfsOptions, mkfs, read_superblock};
+use cffs::mkfs::read_superblock;
+use cffs::path::{resolve, write_file};
+use cffs::{Caller, Fs, Geometry, MkfsOptions, MountOptions, QuotaKind, ROOT_INO, SetXattr, mkfs};
 use observed::{Observed, Seen};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -42,10 +40,10 @@ fn watched(inner: Arc<MemoryDevice>, block: u64) -> (Arc<Observed>, Reads) {
 
 /// One of everything, in an order that scatters it: two branches grow at the same time.
 fn fill(dev: &Arc<MemoryDevice>, log: Option<Arc<dyn Device>>) {
-    let o = MountOptions { background: false, cache_bytes: 16 << 20, ..MountOptions::default() };
+    let o = MountOptions::default().background(false).cache_bytes(16 << 20);
     let fs = Fs::open(dev.clone(), log, o).unwrap();
     let dir = |path: &str| {
-        let (parent, name) = cffs::fs::path::resolve_parent(&fs, path.as_bytes()).unwrap();
+        let (parent, name) = cffs::path::resolve_parent(&fs, path.as_bytes()).unwrap();
         let a = fs.mkdir(ME, parent.ino, name, 0o755).unwrap();
         fs.forget(a.ino, 1);
         a.ino
@@ -95,22 +93,18 @@ fn without_times(mut report: Report) -> String {
 
 #[test]
 fn every_metadata_block_is_read_once() {
-    let plain = || MkfsOptions { group_size: 64 << 10, log_bytes: Some(2 << 20), ..MkfsOptions::default() };
+    let plain = || MkfsOptions::default().group_size(64 << 10).log_bytes(Some(2 << 20));
     let formats = [
         ("plain", plain(), false),
         ("external log", plain(), true),
-        ("inodes outside directories", MkfsOptions { no_embed: true, ..plain() }, false),
-        ("no groups", MkfsOptions { no_group: true, ..plain() }, false),
-        ("directories with data", MkfsOptions { dirs_with_data: true, ..plain() }, false),
-        ("quotas", MkfsOptions { quota: QuotaKind::ALL.to_vec(), ..plain() }, false),
-        ("checksums of data", MkfsOptions { data_sums: true, ..plain() }, false),
-        ("large groups", MkfsOptions { group_size: 1 << 20, ..plain() }, false),
-        ("small blocks", MkfsOptions { block_size: 1024, ..plain() }, false),
-        (
-            "large blocks",
-            MkfsOptions { block_size: 16384, no_embed: true, data_sums: true, log_bytes: None, ..plain() },
-            false,
-        ),
+        ("inodes outside directories", plain().no_embed(true), false),
+        ("no groups", plain().no_group(true), false),
+        ("directories with data", plain().dirs_with_data(true), false),
+        ("quotas", plain().quota(QuotaKind::ALL.to_vec()), false),
+        ("checksums of data", plain().data_sums(true), false),
+        ("large groups", plain().group_size(1 << 20), false),
+        ("small blocks", plain().block_size(1024), false),
+        ("large blocks", plain().block_size(16384).no_embed(true).data_sums(true).log_bytes(None), false),
     ];
     for (name, o, external_log) in formats {
         let inner = Arc::new(MemoryDevice::new(160 << 20));
@@ -123,7 +117,7 @@ fn every_metadata_block_is_read_once() {
             let mut first = None;
             for jobs in [1, 2, 4] {
                 let (dev, reads) = watched(inner.clone(), g.block_size() as u64);
-                let options = CheckOptions { data, jobs, ..CheckOptions::default() };
+                let options = CheckOptions::default().data(data).jobs(jobs);
                 let report = check(dev.clone(), log.clone().map(|l| l as Arc<dyn Device>), &options, &|_, _, _| {});
                 let report = report.unwrap();
                 assert!(report.is_clean(), "{name}: {:?}", report.problems);

@@ -1,9 +1,7 @@
 //! What a walk through directories that are not cached asks of the device.
 
 use cffs::device::{CountingDevice, Device, DeviceStats, IoKind, MemoryDevice};
-use cffs::format::{Geometry, ROOT_INO};
-use cffs::fs::{Caller, Fs, MountOptions, path};
-use cffs::mkfs::{MkfsOptions, mkfs};
+use cffs::{Caller, Fs, Geometry, MkfsOptions, MountOptions, ROOT_INO, mkfs, path};
 use std::sync::Arc;
 
 const ROOT: Caller = Caller::ROOT;
@@ -17,14 +15,14 @@ const FILES: u64 = 144;
 type Counted = Arc<CountingDevice<MemoryDevice>>;
 
 fn mount(dev: &Counted) -> Arc<Fs> {
-    let options = MountOptions { background: false, ..MountOptions::default() };
+    let options = MountOptions::default().background(false);
     Fs::open(dev.clone() as Arc<dyn Device>, None, options).unwrap()
 }
 
 /// Directories with tiny files, which have no data of their own, and what a cold mount reads to do something with them.
 fn cold(work: impl Fn(&Fs)) -> (DeviceStats, u64) {
     let dev = Arc::new(CountingDevice::new(MemoryDevice::new(64 << 20)));
-    mkfs(&*dev, None, &MkfsOptions { group_size: GROUP as u32, ..MkfsOptions::default() }).unwrap();
+    mkfs(&*dev, None, &MkfsOptions::default().group_size(GROUP as u32)).unwrap();
     let fs = mount(&dev);
     for d in 0..DIRS {
         fs.mkdir(ROOT, ROOT_INO, format!("dir{d}").as_bytes(), 0o755).unwrap();
@@ -69,7 +67,7 @@ fn directories_in_no_order_do_not_bring_more_than_their_groups() {
 #[test]
 fn what_describes_free_space_comes_in_one_request_and_nothing_with_it() {
     let dev = Arc::new(CountingDevice::new(MemoryDevice::new(128 << 20)));
-    let sb = mkfs(&*dev, None, &MkfsOptions { group_size: GROUP as u32, ..MkfsOptions::default() }).unwrap();
+    let sb = mkfs(&*dev, None, &MkfsOptions::default().group_size(GROUP as u32)).unwrap();
     let ags = Geometry::new(&sb).unwrap().ag_count;
     let contents = vec![7; 80 << 20];
     let fs = mount(&dev);

@@ -4,9 +4,7 @@
 mod observed;
 
 use cffs::device::{Device, MemoryDevice, Operation};
-use cffs::format::ROOT_INO;
-use cffs::fs::{Caller, Fs, MountOptions};
-use cffs::mkfs::{MkfsOptions, mkfs};
+use cffs::{Caller, Fs, MkfsOptions, MountOptions, ROOT_INO, mkfs};
 use observed::Observed;
 use std::sync::Arc;
 
@@ -18,7 +16,7 @@ fn a_hole_is_copied_over_what_another_writer_put_there_meanwhile() {
     let inner = Arc::new(MemoryDevice::new(64 << 20));
     mkfs(&*inner, None, &MkfsOptions::default()).unwrap();
     let dev = Observed::interrupted(inner, Operation::Read);
-    let mount = MountOptions { background: false, ..MountOptions::default() };
+    let mount = MountOptions::default().background(false);
     let fs = Fs::open(dev.clone() as Arc<dyn Device>, None, mount).unwrap();
     let from = fs.create(ROOT, ROOT_INO, b"from", 0o644).unwrap().ino;
     let to = fs.create(ROOT, ROOT_INO, b"to", 0o644).unwrap().ino;

@@ -3,18 +3,20 @@
 use cffs::check::repair::{RepairOptions, repair};
 use cffs::check::{CheckOptions, Class, Report, check};
 use cffs::device::{Device, FailingDevice, Fault, IoKind, MemoryDevice, Operation};
-use cffs::error::Error;
 use cffs::format::sums::{self, NONE};
-use cffs::format::{BlockAddr, BlockId, BlockKind, Geometry, ROOT_INO, Superblock, put_u64, seal, verify_block};
-use cffs::fs::{AtimeMode, Caller, Fallocate, Fs, MetadataMode, MountOptions, SetAttr, path};
-use cffs::mkfs::{MkfsOptions, mkfs, read_superblock};
+use cffs::format::{BlockAddr, BlockId, BlockKind, put_u64, seal, verify_block};
+use cffs::mkfs::read_superblock;
+use cffs::{
+    AtimeMode, Caller, Error, Fallocate, Fs, Geometry, MetadataMode, MkfsOptions, MountOptions, ROOT_INO, SetAttr,
+    Superblock, mkfs, path,
+};
 use std::sync::Arc;
 
 const ROOT: Caller = Caller::ROOT;
 const MIB: usize = 1 << 20;
 
 fn options() -> MountOptions {
-    MountOptions { background: false, atime: AtimeMode::Noatime, cache_bytes: 8 << 20, ..MountOptions::default() }
+    MountOptions::default().background(false).atime(AtimeMode::Noatime).cache_bytes(8 << 20)
 }
 
 fn mount(dev: &Arc<MemoryDevice>) -> Arc<Fs> {
@@ -28,7 +30,7 @@ fn made_as(o: &MkfsOptions) -> Arc<MemoryDevice> {
 }
 
 fn made() -> Arc<MemoryDevice> {
-    made_as(&MkfsOptions { data_sums: true, ..MkfsOptions::default() })
+    made_as(&MkfsOptions::default().data_sums(true))
 }
 
 fn geometry(dev: &MemoryDevice) -> (Superblock, Geometry) {
@@ -78,7 +80,7 @@ fn flip(dev: &MemoryDevice, byte: u64, bit: u8) {
 }
 
 fn look(dev: &Arc<MemoryDevice>) -> Report {
-    check(dev.clone(), None, &CheckOptions { data: true, ..CheckOptions::default() }, &|_, _, _| {}).unwrap()
+    check(dev.clone(), None, &CheckOptions::default().data(true), &|_, _, _| {}).unwrap()
 }
 
 fn assert_clean(dev: &Arc<MemoryDevice>) -> Report {
@@ -87,7 +89,7 @@ fn assert_clean(dev: &Arc<MemoryDevice>) -> Report {
     report
 }
 
-fn is_eio<T: std::fmt::Debug>(outcome: cffs::error::Result<T>) -> bool {
+fn is_eio<T: std::fmt::Debug>(outcome: cffs::Result<T>) -> bool {
     matches!(&outcome, Err(e @ Error::Corrupt(c)) if e.errno() == 5 && c.0.contains("checksum"))
 }
 
@@ -179,14 +181,12 @@ fn part_of_a_damaged_block_cannot_be_written_and_all_of_it_heals_it() {
 fn every_way_to_write_leaves_sums_that_fit() {
     for (block_size, frag_size) in [(4096, 1024), (512, 512), (4096, 4096), (65536, 8192)] {
         for no_embed in [false, true] {
-            let o = MkfsOptions {
-                block_size,
-                frag_size: Some(frag_size),
-                data_sums: true,
-                no_embed,
-                no_group: no_embed,
-                ..MkfsOptions::default()
-            };
+            let o = MkfsOptions::default()
+                .block_size(block_size)
+                .frag_size(Some(frag_size))
+                .data_sums(true)
+                .no_embed(no_embed)
+                .no_group(no_embed);
             let dev = Arc::new(MemoryDevice::new(256 << 20));
             mkfs(&*dev, None, &o).unwrap();
             let fs = mount(&dev);
@@ -208,9 +208,9 @@ fn every_way_to_write_leaves_sums_that_fit() {
             fs.sync().unwrap();
             write(&fs, 330_000, 5, 1000); // into the hole
             fs.sync().unwrap();
-            fs.setattr(ROOT, f, SetAttr { size: Some(7777), ..SetAttr::default() }).unwrap();
+            fs.setattr(ROOT, f, SetAttr::default().size(Some(7777))).unwrap();
             model.truncate(7777);
-            fs.setattr(ROOT, f, SetAttr { size: Some(20_000), ..SetAttr::default() }).unwrap();
+            fs.setattr(ROOT, f, SetAttr::default().size(Some(20_000))).unwrap();
             model.resize(20_000, 0);
             fs.sync().unwrap();
             fs.fallocate(ROOT, f, Fallocate::Allocate { keep_size: false }, 0, 600_000).unwrap();
@@ -387,12 +387,12 @@ fn damaged_tables_are_found_and_dropped_and_cost_no_data() {
 fn after_a_crash_without_a_journal_sums_are_dropped() {
     for metadata in [MetadataMode::Delayed, MetadataMode::Sync] {
         let dev = made();
-        let fs = Fs::open(dev.clone(), None, MountOptions { metadata, ..options() }).unwrap();
+        let fs = Fs::open(dev.clone(), None, options().metadata(metadata)).unwrap();
         let (old, new) = (bytes(1, 100_000), bytes(2, 100_000));
         path::write_file(&fs, ROOT, b"/file", &old).unwrap();
         fs.close().unwrap();
         assert_eq!(assert_clean(&dev).counts.frags_unsummed, 0, "unmounting leaves sums");
-        let fs = Fs::open(dev.clone(), None, MountOptions { metadata, ..options() }).unwrap();
+        let fs = Fs::open(dev.clone(), None, options().metadata(metadata)).unwrap();
         let file = path::resolve(&fs, b"/file").unwrap();
         fs.write(ROOT, file.ino, 0, &new).unwrap();
         fs.sync().unwrap();
@@ -416,7 +416,7 @@ fn after_a_crash_without_a_journal_sums_are_dropped() {
 
 #[test]
 fn file_systems_without_the_feature_are_as_before_and_a_new_group_gets_its_tables_when_needed() {
-    let plain = made_as(&MkfsOptions { ag_blocks: Some(4096), ..MkfsOptions::default() });
+    let plain = made_as(&MkfsOptions::default().ag_blocks(Some(4096)));
     let (sb, without) = geometry(&plain);
     assert!(!sb.has_data_sums() && without.sum_blocks() == 0);
     let fs = mount(&plain);
@@ -425,7 +425,7 @@ fn file_systems_without_the_feature_are_as_before_and_a_new_group_gets_its_table
     fs.close().unwrap();
     assert_eq!(assert_clean(&plain).counts.frags_verified, 0);
 
-    let o = MkfsOptions { ag_blocks: Some(4096), size: Some(40 << 20), data_sums: true, ..MkfsOptions::default() };
+    let o = MkfsOptions::default().ag_blocks(Some(4096)).size(Some(40 << 20)).data_sums(true);
     let dev = made_as(&o);
     let (sb, g) = geometry(&dev);
     assert!(sb.feature_names().contains(&"data-sums"));

@@ -9,9 +9,8 @@ mod image;
 
 use cffs::device::{Device, IoKind, MemoryDevice};
 use cffs::dump::{Dumper, Value, Which, superblocks};
-use cffs::error::Error;
 use cffs::format::*;
-use cffs::fs::api::{Caller, SetXattr};
+use cffs::{Caller, Error, SetXattr};
 use image::{Image, pristine};
 use std::sync::Arc;
 
@@ -49,7 +48,7 @@ fn everything(dev: &dyn Device, image: &Image) -> (Vec<Value>, Vec<String>) {
         Ok(d) => d,
         Err(e) => return (shown, vec![e.to_string()]),
     };
-    let mut take = |r: cffs::error::Result<Value>| match r {
+    let mut take = |r: cffs::Result<Value>| match r {
         Ok(v) => shown.push(v),
         Err(e) => errors.push(e.to_string()),
     };
@@ -233,10 +232,10 @@ fn hostile_contents_are_shown() {
 #[test]
 fn the_log_of_a_file_system_that_was_not_unmounted() {
     let dev = Arc::new(MemoryDevice::new(48 << 20));
-    cffs::mkfs::mkfs(&*dev, None, &cffs::mkfs::MkfsOptions::default()).unwrap();
+    cffs::mkfs(&*dev, None, &cffs::MkfsOptions::default()).unwrap();
     let fs = image::mount(&dev, false);
-    cffs::fs::path::write_file(&fs, ME, b"/file", &[7; 10_000]).unwrap();
-    let ino = cffs::fs::path::resolve(&fs, b"/file").unwrap().ino;
+    cffs::path::write_file(&fs, ME, b"/file", &[7; 10_000]).unwrap();
+    let ino = cffs::path::resolve(&fs, b"/file").unwrap().ino;
     fs.setxattr(ME, ino, b"user.small", b"value", SetXattr::default()).unwrap();
     fs.setxattr(ME, ino, b"user.large", &[9; 9000], SetXattr::default()).unwrap();
     fs.sync().unwrap();

@@ -1,16 +1,13 @@
 //! The engine through its public interface, on a memory device.
 
 use cffs::device::{Device, MemoryDevice};
-use cffs::error::Error;
-use cffs::format::ROOT_INO;
-use cffs::fs::{Attr, Caller, Fs, MountOptions, RenameFlags, SetAttr, path};
-use cffs::mkfs::{MkfsOptions, mkfs};
+use cffs::{Attr, Caller, Error, Fs, MkfsOptions, MountOptions, ROOT_INO, RenameFlags, SetAttr, mkfs, path};
 use std::sync::Arc;
 
 const ROOT: Caller = Caller::ROOT;
 
 fn options() -> MountOptions {
-    MountOptions { background: false, ..MountOptions::default() }
+    MountOptions::default().background(false)
 }
 
 fn fresh(size: u64, o: &MkfsOptions) -> Arc<MemoryDevice> {
@@ -39,7 +36,7 @@ fn pattern(seed: u64, len: usize) -> Vec<u8> {
 fn variants() -> Vec<MkfsOptions> {
     [(false, false), (true, false), (false, true), (true, true)]
         .into_iter()
-        .map(|(no_embed, no_group)| MkfsOptions { no_embed, no_group, ..MkfsOptions::default() })
+        .map(|(no_embed, no_group)| MkfsOptions::default().no_embed(no_embed).no_group(no_group))
         .collect()
 }
 
@@ -202,7 +199,7 @@ fn sparse_and_truncated_files_read_back() {
     assert_eq!(fs.read(f.ino, far, &mut one).unwrap(), 1);
     assert_eq!(&one, b"x");
     assert_eq!(fs.seek_data(f.ino, 0).unwrap() / 4096, far / 4096);
-    let size = |s| SetAttr { size: Some(s), ..Default::default() };
+    let size = |s| SetAttr::default().size(Some(s));
     fs.setattr(ROOT, f.ino, size(0)).unwrap();
     fs.write(ROOT, f.ino, 0, &pattern(3, 10_000)).unwrap();
     fs.sync().unwrap();

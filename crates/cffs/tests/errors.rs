@@ -1,17 +1,14 @@
 //! Errors of the device: somebody is told, and nothing is promised afterwards that does not hold.
 
 use cffs::device::{Device, FailingDevice, Fault, IoKind, MemoryDevice, Operation};
-use cffs::error::Error;
-use cffs::format::ROOT_INO;
-use cffs::fs::{AtimeMode, Caller, Fallocate, Fs, MountOptions, path};
-use cffs::mkfs::{MkfsOptions, mkfs};
+use cffs::{AtimeMode, Caller, Error, Fallocate, Fs, MkfsOptions, MountOptions, ROOT_INO, mkfs, path};
 use std::sync::Arc;
 
 const ROOT: Caller = Caller::ROOT;
 
 fn options() -> MountOptions {
     // Noatime: reading must not be what lists a file as dirty.
-    MountOptions { background: false, atime: AtimeMode::Noatime, ..MountOptions::default() }
+    MountOptions::default().background(false).atime(AtimeMode::Noatime)
 }
 
 fn fresh() -> (Arc<MemoryDevice>, Arc<FailingDevice>, Arc<Fs>) {

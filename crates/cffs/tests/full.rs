@@ -4,11 +4,7 @@
 mod plain;
 
 use cffs::device::MemoryDevice;
-use cffs::error::Error;
-use cffs::format::{FileType, QuotaKind, ROOT_INO};
-use cffs::fs::api::SetXattr;
-use cffs::fs::{Caller, Fs, RenameFlags, SetAttr};
-use cffs::mkfs::MkfsOptions;
+use cffs::{Caller, Error, FileType, Fs, MkfsOptions, QuotaKind, ROOT_INO, RenameFlags, SetAttr, SetXattr};
 use plain::{clean, fresh, mount};
 use std::sync::Arc;
 
@@ -21,14 +17,14 @@ fn formats() -> Vec<MkfsOptions> {
     let mut all = Vec::new();
     for (no_embed, no_group) in switches {
         for (block, frag) in sizes {
-            all.push(MkfsOptions {
-                no_embed,
-                no_group,
-                block_size: block,
-                frag_size: Some(frag),
-                reserve_bp: 0,
-                ..MkfsOptions::default()
-            });
+            all.push(
+                MkfsOptions::default()
+                    .no_embed(no_embed)
+                    .no_group(no_group)
+                    .block_size(block)
+                    .frag_size(Some(frag))
+                    .reserve_bp(0),
+            );
         }
     }
     all
@@ -239,7 +235,7 @@ fn empty(fs: &Fs, mut tree: Tree, r: &mut Numbers, what: &str) {
     }
     for ino in tree.files.iter().step_by(7) {
         let Ok(attr) = fs.getattr(*ino) else { continue };
-        let set = SetAttr { size: Some(attr.size / 2), ..SetAttr::default() };
+        let set = SetAttr::default().size(Some(attr.size / 2));
         fs.setattr(ROOT, *ino, set).unwrap_or_else(|e| told("truncate", e));
     }
     // Files before the directories that they are in; half of them from the end.
@@ -331,7 +327,7 @@ fn filling_to_the_last_fragment_and_emptying_leaks_nothing() {
 
 #[test]
 fn inodes_of_a_full_allocation_group_share_chunks_in_another() {
-    let options = MkfsOptions { no_embed: true, no_group: true, reserve_bp: 0, ..MkfsOptions::default() };
+    let options = MkfsOptions::default().no_embed(true).no_group(true).reserve_bp(0);
     let dev = fresh(40 << 20, &options);
     let fs = mount(&dev);
     let used = || {

@@ -2,10 +2,8 @@
 
 use cffs::check::{CheckOptions, check};
 use cffs::device::{Device, FileDevice, MemoryDevice, OpenMode};
-use cffs::error::Error;
-use cffs::format::ROOT_INO;
-use cffs::fs::{Caller, Fs, Grown, MountOptions, path};
-use cffs::mkfs::{MkfsOptions, backup_ags, mkfs, read_superblock, read_superblock_copy};
+use cffs::mkfs::{backup_ags, read_superblock, read_superblock_copy};
+use cffs::{Caller, Error, Fs, Grown, MkfsOptions, MountOptions, ROOT_INO, mkfs, path};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -14,7 +12,7 @@ const ROOT: Caller = Caller::ROOT;
 const USER: Caller = Caller { uid: 1000, gid: 1000 };
 
 fn options() -> MountOptions {
-    MountOptions { background: false, ..MountOptions::default() }
+    MountOptions::default().background(false)
 }
 
 fn mount(dev: &Arc<MemoryDevice>) -> Arc<Fs> {
@@ -48,11 +46,9 @@ fn fill(fs: &Fs, prefix: &str) -> u64 {
 }
 
 fn variants() -> impl Iterator<Item = MkfsOptions> {
-    [(false, false), (true, false), (false, true), (true, true)].into_iter().map(|(no_embed, no_group)| MkfsOptions {
-        no_embed,
-        no_group,
-        ..MkfsOptions::default()
-    })
+    [(false, false), (true, false), (false, true), (true, true)]
+        .into_iter()
+        .map(|(no_embed, no_group)| MkfsOptions::default().no_embed(no_embed).no_group(no_group))
 }
 
 #[test]
@@ -62,7 +58,7 @@ fn what_is_added_can_be_used_at_once_and_stays() {
         for o in variants() {
             for full in [false, true] {
                 let dev = Arc::new(MemoryDevice::new(before * MIB));
-                mkfs(&*dev, None, &MkfsOptions { size: Some(before * MIB), ..o.clone() }).unwrap();
+                mkfs(&*dev, None, &o.clone().size(Some(before * MIB))).unwrap();
                 let fs = mount(&dev);
                 if full {
                     fill(&fs, "first");
@@ -118,7 +114,7 @@ fn it_never_shrinks_and_a_rest_too_small_is_left() {
     fs.close().unwrap();
     assert!(matches!(fs.grow(None), Err(Error::ReadOnly)));
     clean(&dev);
-    let fs = Fs::open(dev.clone(), None, MountOptions { read_only: true, ..options() }).unwrap();
+    let fs = Fs::open(dev.clone(), None, options().read_only(true)).unwrap();
     assert!(matches!(fs.grow(Some(64 * MIB)), Err(Error::ReadOnly)));
     assert_eq!(dev.len(), 50 * MIB);
 }
@@ -126,7 +122,7 @@ fn it_never_shrinks_and_a_rest_too_small_is_left() {
 #[test]
 fn the_reserve_grows_along() {
     let dev = Arc::new(MemoryDevice::new(32 * MIB));
-    mkfs(&*dev, None, &MkfsOptions { reserve_bp: 1000, ..MkfsOptions::default() }).unwrap();
+    mkfs(&*dev, None, &MkfsOptions::default().reserve_bp(1000)).unwrap();
     let fs = mount(&dev);
     let kept = |fs: &Fs| fs.statfs().free - fs.statfs().available;
     let before = kept(&fs);
@@ -175,7 +171,7 @@ fn a_failed_step_leaves_the_old_size_and_the_next_mount_finishes() {
     let copies = report.problems.iter().filter(|p| p.class != cffs::check::Class::SuperblockCopy).count();
     assert_eq!(copies, 0, "{:?}", report.problems);
     assert_eq!(report.counts.frags_total, before);
-    let read_only = Fs::open(dev.clone(), None, MountOptions { read_only: true, ..options() }).unwrap();
+    let read_only = Fs::open(dev.clone(), None, options().read_only(true)).unwrap();
     assert_eq!(read_only.statfs().total, before);
     drop(read_only);
     let fs = mount(&dev);
@@ -187,7 +183,7 @@ fn a_failed_step_leaves_the_old_size_and_the_next_mount_finishes() {
 #[test]
 fn writers_go_on_while_it_grows() {
     let dev = Arc::new(MemoryDevice::new(20 * MIB));
-    mkfs(&*dev, None, &MkfsOptions { reserve_bp: 0, ..MkfsOptions::default() }).unwrap();
+    mkfs(&*dev, None, &MkfsOptions::default().reserve_bp(0)).unwrap();
     let fs = Fs::open(dev.clone(), None, MountOptions::default()).unwrap();
     let over = AtomicBool::new(false);
     std::thread::scope(|s| {

@@ -7,10 +7,7 @@
 mod plain;
 
 use cffs::device::Device;
-use cffs::error::Error;
-use cffs::format::{Ino, ROOT_INO};
-use cffs::fs::{Caller, Fs, MountOptions, SetAttr};
-use cffs::mkfs::MkfsOptions;
+use cffs::{Caller, Error, Fs, Ino, MkfsOptions, MountOptions, ROOT_INO, SetAttr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -79,7 +76,7 @@ fn work(fs: &Fs, files: &[File], seed: u64) -> Vec<u64> {
                 let file = &files[held[random(&mut state, len)]];
                 // With something to write it stays in memory.
                 let perm = Some(0o600 + random(&mut state, 8) as u16);
-                fs.setattr(ROOT, file.ino, SetAttr { perm, ..SetAttr::default() }).unwrap();
+                fs.setattr(ROOT, file.ino, SetAttr::default().perm(perm)).unwrap();
             }
         }
         if step % 500 == 0 {
@@ -92,9 +89,9 @@ fn work(fs: &Fs, files: &[File], seed: u64) -> Vec<u64> {
 #[test]
 fn references_outlive_the_nodes_that_threads_evict() {
     for no_embed in [false, true] {
-        let dev = plain::fresh(64 << 20, &MkfsOptions { no_embed, ..MkfsOptions::default() });
+        let dev = plain::fresh(64 << 20, &MkfsOptions::default().no_embed(no_embed));
         // Of the smallest cache an inode each 8 KiB, and some thousands at least.
-        let options = MountOptions { background: false, cache_bytes: 4 << 20, ..MountOptions::default() };
+        let options = MountOptions::default().background(false).cache_bytes(4 << 20);
         let fs = Fs::open(dev.clone() as Arc<dyn Device>, None, options).unwrap();
         let before = fs.statfs();
         // What mkdir returns is a reference, and is kept.

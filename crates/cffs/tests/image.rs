@@ -9,10 +9,9 @@ mod image;
 
 use cffs::check::{CheckOptions, Class, Report, check};
 use cffs::device::{Device, IoKind, MemoryDevice};
-use cffs::error::Result;
 use cffs::format::*;
-use cffs::fs::api::{Caller, SetXattr};
 use cffs::image::{Copied, Devices, ImageOptions, Scrambler, copy_metadata};
+use cffs::{Caller, Result, SetXattr};
 use image::{Image, pristine};
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -187,11 +186,11 @@ fn the_same_with_random_damage() {
 #[test]
 fn a_log_is_copied_without_contents() {
     let dev = Arc::new(MemoryDevice::new(48 << 20));
-    cffs::mkfs::mkfs(&*dev, None, &cffs::mkfs::MkfsOptions::default()).unwrap();
+    cffs::mkfs(&*dev, None, &cffs::MkfsOptions::default()).unwrap();
     let fs = image::mount(&dev, false);
     let path = |p: String| p.into_bytes();
     for n in 0..400 {
-        cffs::fs::path::write_file(&fs, ME, &path(format!("/early{n}")), &[b'e'; 3000]).unwrap();
+        cffs::path::write_file(&fs, ME, &path(format!("/early{n}")), &[b'e'; 3000]).unwrap();
     }
     fs.sync().unwrap();
     for n in 0..300 {
@@ -199,10 +198,10 @@ fn a_log_is_copied_without_contents() {
             fs.unlink(ROOT_INO, format!("early{n}").as_bytes()).unwrap();
         }
         let name = path(format!("/confidential{n}"));
-        cffs::fs::path::write_file(&fs, ME, &name, b"SECRET-OF-A-SMALL-FILE").unwrap();
+        cffs::path::write_file(&fs, ME, &name, b"SECRET-OF-A-SMALL-FILE").unwrap();
         let name = path(format!("/other{n}"));
-        cffs::fs::path::write_file(&fs, ME, &name, &b"SECRET-OF-A-LARGER-FILE ".repeat(40)).unwrap();
-        let ino = cffs::fs::path::resolve(&fs, &name).unwrap().ino;
+        cffs::path::write_file(&fs, ME, &name, &b"SECRET-OF-A-LARGER-FILE ".repeat(40)).unwrap();
+        let ino = cffs::path::resolve(&fs, &name).unwrap().ino;
         fs.fsync(ino, false).unwrap();
         let value = format!("SECRET-VALUE-{n}").repeat(if n % 10 == 0 { 600 } else { 1 });
         fs.setxattr(ME, ino, b"user.attribute", value.as_bytes(), SetXattr::default()).unwrap();
@@ -235,11 +234,11 @@ fn a_log_is_copied_without_contents() {
 #[test]
 fn a_log_on_another_device_goes_to_another_copy() {
     let (dev, log) = (Arc::new(MemoryDevice::new(32 << 20)), Arc::new(MemoryDevice::new(4 << 20)));
-    cffs::mkfs::mkfs(&*dev, Some(&*log), &cffs::mkfs::MkfsOptions::default()).unwrap();
-    let o = cffs::fs::api::MountOptions { background: false, ..Default::default() };
-    let fs = cffs::fs::Fs::open(dev.clone(), Some(log.clone()), o).unwrap();
+    cffs::mkfs(&*dev, Some(&*log), &cffs::MkfsOptions::default()).unwrap();
+    let o = cffs::MountOptions::default().background(false);
+    let fs = cffs::Fs::open(dev.clone(), Some(log.clone()), o).unwrap();
     for n in 0..50 {
-        cffs::fs::path::write_file(&fs, ME, format!("/file{n}").as_bytes(), &[b'd'; 500]).unwrap();
+        cffs::path::write_file(&fs, ME, format!("/file{n}").as_bytes(), &[b'd'; 500]).unwrap();
     }
     fs.sync().unwrap();
     drop(fs);

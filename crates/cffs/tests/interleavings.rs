@@ -5,9 +5,7 @@ mod observed;
 
 use cffs::check::{CheckOptions, check};
 use cffs::device::{Device, FailingDevice, Fault, IoKind, MemoryDevice, Operation};
-use cffs::format::{Ino, ROOT_INO};
-use cffs::fs::{Caller, Fs, MountOptions, SetAttr, path};
-use cffs::mkfs::{MkfsOptions, mkfs};
+use cffs::{Caller, Fs, Ino, MkfsOptions, MountOptions, ROOT_INO, SetAttr, mkfs, path};
 use observed::{Observed, Seen};
 use std::sync::{Arc, Mutex};
 
@@ -20,7 +18,7 @@ fn fresh(size: u64) -> Arc<MemoryDevice> {
 }
 
 fn options() -> MountOptions {
-    MountOptions { background: false, ..MountOptions::default() }
+    MountOptions::default().background(false)
 }
 
 fn mount(dev: Arc<dyn Device>) -> Arc<Fs> {
@@ -145,7 +143,7 @@ fn a_file_that_cannot_be_written_does_not_keep_the_rest_from_the_disk() {
 #[test]
 fn an_open_file_without_a_name_does_not_fill_the_memory() {
     let memory = fresh(128 << 20);
-    let fs = Fs::open(memory, None, MountOptions { cache_bytes: 4 << 20, ..options() }).expect("mount");
+    let fs = Fs::open(memory, None, options().cache_bytes(4 << 20)).expect("mount");
     let ino = fs.create(ROOT, ROOT_INO, b"temporary", 0o600).unwrap().ino;
     fs.unlink(ROOT_INO, b"temporary").unwrap();
     let piece: Vec<u8> = (0..65536).map(|i| (i / 9) as u8).collect();
@@ -168,7 +166,7 @@ fn an_inline_file_that_was_made_longer_and_shorter_has_its_size_on_the_device() 
     let memory = fresh(64 << 20);
     let fs = mount(memory.clone());
     let ino = file(&fs, b"f", b"0123456789");
-    let cut = |size| fs.setattr(ROOT, ino, SetAttr { size: Some(size), ..SetAttr::default() }).unwrap();
+    let cut = |size| fs.setattr(ROOT, ino, SetAttr::default().size(Some(size))).unwrap();
     fs.fsync(ino, false).unwrap();
     cut(50);
     fs.fsync(ino, false).unwrap();
@@ -185,11 +183,11 @@ fn an_inline_file_that_was_made_longer_and_shorter_has_its_size_on_the_device() 
 
 #[test]
 fn changed_metadata_does_not_fill_the_memory() {
-    let o = MkfsOptions { log_bytes: Some(64 << 20), ..MkfsOptions::default() };
+    let o = MkfsOptions::default().log_bytes(Some(64 << 20));
     let memory = Arc::new(MemoryDevice::new(512 << 20));
     mkfs(&*memory, None, &o).expect("mkfs");
     let limit = 2 << 20;
-    let fs = Fs::open(memory.clone(), None, MountOptions { cache_bytes: limit, ..options() }).expect("mount");
+    let fs = Fs::open(memory.clone(), None, options().cache_bytes(limit)).expect("mount");
     // Directories have a block each: little to log, much to keep.
     for i in 0..3000 {
         let dir = fs.mkdir(ROOT, ROOT_INO, format!("d{i}").as_bytes(), 0o755).unwrap().ino;

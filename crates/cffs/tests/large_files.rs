@@ -4,10 +4,7 @@
 mod large;
 
 use cffs::device::{Device, FailingDevice, Fault, IoKind, MemoryDevice, Operation, ReadRequest};
-use cffs::error::Error;
-use cffs::format::Ino;
-use cffs::fs::{Fallocate, Fs, MountOptions, path};
-use cffs::mkfs::{MkfsOptions, mkfs};
+use cffs::{Error, Fallocate, Fs, Ino, MkfsOptions, mkfs, path};
 use large::{KIB, MIB, ROOT, assert_clean, bytes, create, made, small_cache};
 use std::io::{self, IoSlice, IoSliceMut};
 use std::sync::{Arc, Mutex};
@@ -226,7 +223,7 @@ fn a_bad_sector_and_a_flipped_bit_hide_nothing_else() {
 fn long_writes_go_to_the_device_while_they_come_and_are_what_was_written() {
     for data_sums in [false, true] {
         let dev = made(data_sums);
-        let with_threads = MountOptions { background: true, ..small_cache() };
+        let with_threads = small_cache().background(true);
         let fs = Fs::open(dev.clone(), None, with_threads).unwrap();
         let ino = create(&fs, "large");
         let mut all = vec![0; 24 * MIB];
@@ -260,7 +257,7 @@ fn long_writes_go_to_the_device_while_they_come_and_are_what_was_written() {
 #[test]
 fn bitmaps_that_a_search_will_need_are_one_batch() {
     let memory = Arc::new(MemoryDevice::new(96 << 20));
-    mkfs(&*memory, None, &MkfsOptions { ag_blocks: Some(2048), ..MkfsOptions::default() }).unwrap();
+    mkfs(&*memory, None, &MkfsOptions::default().ag_blocks(Some(2048))).unwrap();
     let fs = Fs::open(memory.clone(), None, small_cache()).unwrap();
     // A dozen allocation groups of 8 MiB, each with little left.
     let files: Vec<Ino> = (0..11).map(|i| create(&fs, &format!("file{i}"))).collect();

@@ -4,9 +4,7 @@
 mod large;
 
 use cffs::device::{Device, FailingDevice, Fault, IoKind, MemoryDevice, Operation, WriteRequest};
-use cffs::error::Error;
-use cffs::format::{Ino, ROOT_INO};
-use cffs::fs::{Fallocate, Fs, MountOptions, PrefetchMode, SetAttr, WritePast, path};
+use cffs::{Error, Fallocate, Fs, Ino, MountOptions, PrefetchMode, ROOT_INO, SetAttr, WritePast, path};
 use large::{KIB, MIB, ROOT, assert_clean, bytes, create, made, small_cache};
 use std::io::{self, IoSlice, IoSliceMut};
 use std::sync::Arc;
@@ -14,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 fn options() -> MountOptions {
-    MountOptions { write_past: WritePast::Always, ..small_cache() }
+    small_cache().write_past(WritePast::Always)
 }
 
 fn past(fs: &Fs) -> u64 {
@@ -94,7 +92,7 @@ impl Punch for Fs {
 fn nothing_stale_stays_in_the_cache() {
     let dev = made(false);
     let old = bytes(20, 8 * MIB);
-    let fs = Fs::open(dev.clone(), None, MountOptions { prefetch: PrefetchMode::Always, ..options() }).unwrap();
+    let fs = Fs::open(dev.clone(), None, options().prefetch(PrefetchMode::Always)).unwrap();
     let mut all = Vec::new();
     for round in 0..6_u64 {
         let (ino, name) = (create(&fs, "one"), format!("small{round}"));
@@ -220,7 +218,7 @@ fn readers_see_all_of_a_write_or_nothing() {
                         fs.fsync(ino, false).unwrap();
                     }
                     if round % 7 == 6 {
-                        fs.setattr(ROOT, ino, SetAttr { size: Some(0), ..SetAttr::default() }).unwrap();
+                        fs.setattr(ROOT, ino, SetAttr::default().size(Some(0))).unwrap();
                     }
                 }
             })
@@ -267,7 +265,7 @@ impl Device for Slow {
 fn without_being_told_only_on_a_device_that_is_fast_and_only_long_files() {
     let stream = |each: Duration, piece: usize, background: bool| {
         let dev = Arc::new(Slow(made(false), each));
-        let options = MountOptions { background, write_past: WritePast::Fast, cache_bytes: 16 << 20, ..options() };
+        let options = options().background(background).write_past(WritePast::Fast).cache_bytes(16 << 20);
         let fs = Fs::open(dev.clone(), None, options).unwrap();
         for name in ["first", "second"] {
             let (ino, data) = (create(&fs, name), bytes(3, piece));

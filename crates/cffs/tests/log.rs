@@ -3,20 +3,19 @@
 use cffs::check::repair::{RepairOptions, repair};
 use cffs::check::{Report, check};
 use cffs::device::{Device, IoKind, MemoryDevice};
-use cffs::error::Error;
 use cffs::format::log::{LOG_HEADER_SLOTS, LogHeader, SEQ_START_MAX};
 use cffs::format::superblock::State;
-use cffs::format::{BlockKind, Geometry, ROOT_INO, Superblock, crc_ok, get_u32, get_u64};
-use cffs::fs::{Caller, Fs, MountOptions, path};
+use cffs::format::{BlockKind, crc_ok, get_u32, get_u64};
 use cffs::journal::{log_place, read_header, read_headers, write_header};
-use cffs::mkfs::{MkfsOptions, mkfs, read_superblock};
+use cffs::mkfs::read_superblock;
+use cffs::{Caller, Error, Fs, Geometry, MkfsOptions, MountOptions, ROOT_INO, Superblock, mkfs, path};
 use std::sync::Arc;
 
 const ROOT: Caller = Caller::ROOT;
 const BS: u64 = 4096;
 
 fn mount(dev: &Arc<MemoryDevice>) -> Result<Arc<Fs>, Error> {
-    let options = MountOptions { background: false, ..MountOptions::default() };
+    let options = MountOptions::default().background(false);
     Fs::open(dev.clone() as Arc<dyn Device>, None, options)
 }
 

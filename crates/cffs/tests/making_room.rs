@@ -3,10 +3,7 @@
 #[path = "common/plain.rs"]
 mod plain;
 
-use cffs::error::Error;
-use cffs::format::ROOT_INO;
-use cffs::fs::{Caller, Fallocate, Fs, RenameFlags, SetAttr};
-use cffs::mkfs::MkfsOptions;
+use cffs::{Caller, Error, Fallocate, Fs, MkfsOptions, ROOT_INO, RenameFlags, SetAttr};
 use plain::{clean, fresh, mount};
 
 const ROOT: Caller = Caller::ROOT;
@@ -34,7 +31,7 @@ fn removing_files_of_a_full_device_works_where_tables_cannot_be_cut() {
     for (no_embed, block_size, frag_size) in [(false, 4096, 1024), (true, 1024, 512)] {
         let dev = fresh(
             24 << 20,
-            &MkfsOptions { no_embed, block_size, frag_size: Some(frag_size), reserve_bp: 0, ..MkfsOptions::default() },
+            &MkfsOptions::default().no_embed(no_embed).block_size(block_size).frag_size(Some(frag_size)).reserve_bp(0),
         );
         let fs = mount(&dev);
         let record = if no_embed { cffs::format::geometry::INODE_SLOT_SIZE } else { 16 };
@@ -82,7 +79,7 @@ fn removing_files_of_a_full_device_works_where_tables_cannot_be_cut() {
 
 #[test]
 fn a_new_name_finds_the_space_that_was_promised_for_the_worst_case() {
-    let dev = fresh(24 << 20, &MkfsOptions { reserve_bp: 0, ..MkfsOptions::default() });
+    let dev = fresh(24 << 20, &MkfsOptions::default().reserve_bp(0));
     let fs = mount(&dev);
     // Each page promises more nodes of the extent tree than it comes to need.
     let sparse = fs.create(ROOT, ROOT_INO, b"sparse", 0o600).unwrap().ino;
@@ -105,7 +102,7 @@ fn a_new_name_finds_the_space_that_was_promised_for_the_worst_case() {
 
 #[test]
 fn space_is_punched_and_allocated_where_a_file_was_removed_a_moment_ago() {
-    let options = MkfsOptions { reserve_bp: 0, ..MkfsOptions::default() };
+    let options = MkfsOptions::default().reserve_bp(0);
     let steps = [
         (Fallocate::PunchHole, 300_000, 4096),
         (Fallocate::Allocate { keep_size: true }, 5_000_000, 100_000),
@@ -136,7 +133,7 @@ fn space_is_punched_and_allocated_where_a_file_was_removed_a_moment_ago() {
 
 #[test]
 fn removing_a_directory_takes_no_space_that_data_was_promised() {
-    let dev = fresh(24 << 20, &MkfsOptions { reserve_bp: 0, ..MkfsOptions::default() });
+    let dev = fresh(24 << 20, &MkfsOptions::default().reserve_bp(0));
     let fs = mount(&dev);
     // The external inode table is there, with room.
     let file = fs.create(ROOT, ROOT_INO, b"file", 0o600).unwrap().ino;
@@ -176,11 +173,11 @@ fn removing_a_directory_takes_no_space_that_data_was_promised() {
 #[test]
 fn the_reserve_is_for_the_privileged_also_where_only_a_name_is_made() {
     const USER: Caller = Caller { uid: 1000, gid: 1000 };
-    let dev = fresh(24 << 20, &MkfsOptions { reserve_bp: 1000, ..MkfsOptions::default() });
+    let dev = fresh(24 << 20, &MkfsOptions::default().reserve_bp(1000));
     let fs = mount(&dev);
     let dir = |name: &[u8]| {
         let attr = fs.mkdir(ROOT, ROOT_INO, name, 0o777).unwrap();
-        fs.setattr(ROOT, attr.ino, SetAttr { uid: Some(1000), ..SetAttr::default() }).unwrap();
+        fs.setattr(ROOT, attr.ino, SetAttr::default().uid(Some(1000))).unwrap();
         attr.ino
     };
     let (from, to) = (dir(b"from"), dir(b"to"));

@@ -2,21 +2,18 @@
 
 use cffs::check::{CheckOptions, check};
 use cffs::device::{Device, MemoryDevice};
-use cffs::error::Error;
-use cffs::format::ROOT_INO;
-use cffs::fs::{Caller, Fs, MountOptions, RenameFlags, SetAttr, path};
-use cffs::mkfs::{MkfsOptions, mkfs};
+use cffs::{Caller, Error, Fs, MkfsOptions, MountOptions, ROOT_INO, RenameFlags, SetAttr, mkfs, path};
 use std::sync::Arc;
 
 const ROOT: Caller = Caller::ROOT;
 
 fn options() -> MountOptions {
-    MountOptions { background: false, ..MountOptions::default() }
+    MountOptions::default().background(false)
 }
 
 fn fresh(size: u64, no_embed: bool) -> Arc<MemoryDevice> {
     let dev = Arc::new(MemoryDevice::new(size));
-    mkfs(&*dev, None, &MkfsOptions { no_embed, ..MkfsOptions::default() }).expect("mkfs");
+    mkfs(&*dev, None, &MkfsOptions::default().no_embed(no_embed)).expect("mkfs");
     dev
 }
 
@@ -116,7 +113,7 @@ fn a_long_symbolic_link_is_whole_after_any_commit() {
 #[test]
 fn an_unlinked_open_file_does_not_fill_the_memory() {
     let dev = fresh(64 << 20, false);
-    let fs = mount(&dev, MountOptions { cache_bytes: 4 << 20, ..options() });
+    let fs = mount(&dev, options().cache_bytes(4 << 20));
     let before = fs.statfs();
     let f = fs.create(ROOT, ROOT_INO, b"f", 0o644).unwrap();
     fs.unlink(ROOT_INO, b"f").unwrap();
@@ -185,7 +182,7 @@ fn a_write_that_finds_no_space_changes_nothing() {
     }
     // How many are left that the filler cannot take depends on where everything lies.
     if fs.statfs().free < 2 {
-        let size = SetAttr { size: Some(at - 4096), ..SetAttr::default() };
+        let size = SetAttr::default().size(Some(at - 4096));
         fs.setattr(ROOT, filler, size).unwrap();
     }
     // Two fragments are left: room for the data, but not for the tree of extents that this may need.
@@ -210,7 +207,7 @@ fn a_write_that_finds_no_space_changes_nothing() {
         }
     }
     assert!(failed > 0);
-    let size = SetAttr { size: Some(40_000), ..SetAttr::default() };
+    let size = SetAttr::default().size(Some(40_000));
     if fs.setattr(ROOT, file, size).is_ok() {
         model.resize(40_000, 0);
     }

@@ -1,17 +1,15 @@
 //! Unlinked files that are still open when the system stops, and what damage to one of them does to a mount.
 
 use cffs::device::{Device, FailingDevice, Fault, IoKind, MemoryDevice, Operation};
-use cffs::error::Error;
 use cffs::format::superblock::State;
-use cffs::format::{BlockKind, ROOT_INO, block_owner};
-use cffs::fs::{Caller, Fs, MountOptions, path};
-use cffs::mkfs::{MkfsOptions, mkfs};
+use cffs::format::{BlockKind, block_owner};
+use cffs::{Caller, Error, Fs, MkfsOptions, MountOptions, ROOT_INO, mkfs, path};
 use std::sync::Arc;
 
 const ROOT: Caller = Caller::ROOT;
 
 fn mount(dev: &Arc<MemoryDevice>) -> Result<Arc<Fs>, Error> {
-    let options = MountOptions { background: false, ..MountOptions::default() };
+    let options = MountOptions::default().background(false);
     Fs::open(dev.clone() as Arc<dyn Device>, None, options)
 }
 
@@ -108,7 +106,7 @@ fn an_orphan_list_that_breaks_off_is_left_to_fsck() {
 fn a_close_that_failed_says_so_again() {
     let dev = device();
     let failing = Arc::new(FailingDevice::new(dev as Arc<dyn Device>));
-    let options = MountOptions { background: false, ..MountOptions::default() };
+    let options = MountOptions::default().background(false);
     let fs = Fs::open(failing.clone(), None, options).unwrap();
     path::write_file(&fs, ROOT, b"/new", &[1; 10_000]).unwrap();
     failing.set(Operation::Write, Fault::from_now_on());
@@ -128,12 +126,11 @@ fn shuffle<T>(items: &mut [T], seed: &mut u64) {
 fn directories_go_on_a_full_device_although_files_that_were_in_them_are_open() {
     let mut seed = 3;
     for round in 0..12 {
-        let options = MkfsOptions {
-            reserve_bp: 0,
-            no_embed: round % 3 == 2,
-            quota: if round % 2 == 0 { vec![cffs::format::QuotaKind::User] } else { vec![] },
-            ..MkfsOptions::default()
-        };
+        let options = MkfsOptions::default().reserve_bp(0).no_embed(round % 3 == 2).quota(if round % 2 == 0 {
+            vec![cffs::QuotaKind::User]
+        } else {
+            vec![]
+        });
         let dev = Arc::new(MemoryDevice::new(24 << 20));
         mkfs(&*dev, None, &options).unwrap();
         let fs = mount(&dev).unwrap();
@@ -225,7 +222,7 @@ fn directories_go_on_a_full_device_although_files_that_were_in_them_are_open() {
 fn orphans_go_side_by_side() {
     let dev = Arc::new(MemoryDevice::new(64 << 20));
     mkfs(&*dev, None, &MkfsOptions::default()).unwrap();
-    let options = MountOptions { cache_bytes: 1 << 20, ..MountOptions::default() };
+    let options = MountOptions::default().cache_bytes(1 << 20);
     let fs = Fs::open(dev.clone() as Arc<dyn Device>, None, options).unwrap();
     let dirs: Vec<u64> = (0..16u8).map(|i| fs.mkdir(ROOT, ROOT_INO, &[b'a' + i], 0o700).unwrap().ino).collect();
     let before = fs.statfs();

@@ -2,12 +2,10 @@
 
 use cffs::check::{CheckOptions, check};
 use cffs::device::{Device, MemoryDevice};
-use cffs::error::Error;
-use cffs::format::{FileType, Ino, QuotaKind, ROOT_INO};
-use cffs::fs::Fs;
-use cffs::fs::api::{Caller, MountOptions, SetAttr};
-use cffs::fs::{QuotaGrace, QuotaLimits};
-use cffs::mkfs::{MkfsOptions, mkfs};
+use cffs::{
+    Caller, Error, FileType, Fs, Ino, MkfsOptions, MountOptions, QuotaGrace, QuotaKind, QuotaLimits, ROOT_INO, SetAttr,
+    mkfs,
+};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -23,11 +21,11 @@ fn make(options: MkfsOptions) -> Arc<MemoryDevice> {
 }
 
 fn with_quota() -> Arc<MemoryDevice> {
-    make(MkfsOptions { quota: KINDS.to_vec(), root_uid: 1000, ..MkfsOptions::default() })
+    make(MkfsOptions::default().quota(KINDS.to_vec()).root_uid(1000))
 }
 
 fn open(dev: &Arc<MemoryDevice>) -> Arc<Fs> {
-    Fs::open(dev.clone(), None, MountOptions { background: false, ..MountOptions::default() }).unwrap()
+    Fs::open(dev.clone(), None, MountOptions::default().background(false)).unwrap()
 }
 
 fn assert_clean(dev: &Arc<MemoryDevice>, when: &str) {
@@ -57,8 +55,8 @@ fn work(fs: &Fs, round: u64) {
         let ino = file(fs, c, top, &format!("a file with a longer name {n}"), (n * n * 7) as usize);
         match n % 7 {
             0 => fs.fsync(ino, false).unwrap(),
-            1 => drop(fs.setattr(Caller::ROOT, ino, SetAttr { uid: Some(5), ..SetAttr::default() }).unwrap()),
-            2 => drop(fs.setattr(c, ino, SetAttr { size: Some(n * 100), ..SetAttr::default() }).unwrap()),
+            1 => drop(fs.setattr(Caller::ROOT, ino, SetAttr::default().uid(Some(5))).unwrap()),
+            2 => drop(fs.setattr(c, ino, SetAttr::default().size(Some(n * 100))).unwrap()),
             3 => drop(fs.link(c, ino, ROOT_INO, format!("link {round} {n}").as_bytes()).unwrap()),
             4 => fs.unlink(top, format!("a file with a longer name {n}").as_bytes()).unwrap(),
             5 => drop(fs.symlink(c, top, format!("symlink {n}").as_bytes(), &vec![b'x'; 1 + n as usize * 20]).unwrap()),
@@ -80,14 +78,14 @@ fn work(fs: &Fs, round: u64) {
 fn records_agree_with_the_inodes_after_unmounts_and_crashes_in_all_kinds_of_file_system() {
     for no_embed in [false, true] {
         for (block_size, frag_size) in [(4096, 1024), (512, 512)] {
-            let dev = make(MkfsOptions {
-                quota: KINDS.to_vec(),
-                block_size,
-                frag_size: Some(frag_size),
-                no_embed,
-                root_uid: 1000,
-                ..MkfsOptions::default()
-            });
+            let dev = make(
+                MkfsOptions::default()
+                    .quota(KINDS.to_vec())
+                    .block_size(block_size)
+                    .frag_size(Some(frag_size))
+                    .no_embed(no_embed)
+                    .root_uid(1000),
+            );
             assert_clean(&dev, "new");
             let fs = open(&dev);
             work(&fs, 0);
@@ -151,7 +149,7 @@ fn unlinked_files_count_until_they_are_closed() {
 
 #[test]
 fn what_was_never_counted_is_counted_at_the_next_mount() {
-    let dev = make(MkfsOptions { root_uid: 1000, ..MkfsOptions::default() });
+    let dev = make(MkfsOptions::default().root_uid(1000));
     let fs = open(&dev);
     assert!(fs.quota_kinds().is_empty());
     assert!(matches!(fs.quota(QuotaKind::User, 1000), Err(Error::Invalid(_))));
@@ -216,7 +214,7 @@ fn at_the_hard_limit_write_fails_and_nothing_later_does() {
         fs.write(BOB, f.ino, 5000, &[1; 20_000]).unwrap();
         fs.sync().unwrap();
         assert!(matches!(fs.write(BOB, f.ino, 200 << 10, b"x"), Err(Error::Quota)));
-        fs.setattr(BOB, f.ino, SetAttr { size: Some(50 << 10), ..SetAttr::default() }).unwrap();
+        fs.setattr(BOB, f.ino, SetAttr::default().size(Some(50 << 10))).unwrap();
         fs.write(BOB, f.ino, 50 << 10, &[1; 10 << 10]).unwrap();
         // The superuser is not refused.
         fs.write(Caller::ROOT, f.ino, 60 << 10, &vec![1; 100 << 10]).unwrap();
@@ -244,14 +242,14 @@ fn a_limit_on_inodes_stops_everything_that_makes_one() {
     assert!(matches!(fs.create(BOB, ROOT_INO, b"d", 0o644), Err(Error::Quota)));
     assert!(matches!(fs.mkdir(BOB, ROOT_INO, b"d", 0o755), Err(Error::Quota)));
     assert!(matches!(fs.symlink(BOB, ROOT_INO, b"d", b"target"), Err(Error::Quota)));
-    assert!(matches!(fs.mknod(BOB, ROOT_INO, b"d", cffs::format::FileType::Fifo, 0o644, 0), Err(Error::Quota)));
+    assert!(matches!(fs.mknod(BOB, ROOT_INO, b"d", cffs::FileType::Fifo, 0o644, 0), Err(Error::Quota)));
     let a = fs.lookup(ROOT_INO, b"a").unwrap();
     fs.link(BOB, a.ino, ROOT_INO, b"another name of a").unwrap();
     fs.unlink(ROOT_INO, b"b").unwrap();
     fs.create(BOB, ROOT_INO, b"d", 0o644).unwrap();
     // A gift is refused too, but not from the superuser.
     let e = file(&fs, ALICE, ROOT_INO, "e", 10);
-    let give = SetAttr { uid: Some(BOB.uid), ..SetAttr::default() };
+    let give = SetAttr::default().uid(Some(BOB.uid));
     assert!(matches!(fs.setattr(ALICE, e, give), Err(Error::Quota)));
     assert_eq!(fs.getattr(e).unwrap().uid, ALICE.uid);
     fs.setattr(Caller::ROOT, e, give).unwrap();
@@ -269,9 +267,9 @@ fn a_change_of_owner_takes_along_what_has_no_place_yet() {
     fs.sync().unwrap();
     let before = used(&fs, ALICE);
     fs.write(ALICE, f.ino, 0, &vec![1; 70 << 10]).unwrap();
-    let give = SetAttr { uid: Some(BOB.uid), ..SetAttr::default() };
+    let give = SetAttr::default().uid(Some(BOB.uid));
     assert!(matches!(fs.setattr(ALICE, f.ino, give), Err(Error::Quota)));
-    fs.setattr(ALICE, f.ino, SetAttr { size: Some(40 << 10), ..SetAttr::default() }).unwrap();
+    fs.setattr(ALICE, f.ino, SetAttr::default().size(Some(40 << 10))).unwrap();
     fs.setattr(ALICE, f.ino, give).unwrap();
     assert_eq!(used(&fs, BOB), (40 << 10, 1));
     assert_eq!(used(&fs, ALICE), (before.0, before.1 - 1));
@@ -319,7 +317,7 @@ fn grace_begins_at_the_soft_limit_and_ends_with_it() {
     let week = fs.quota(kind, BOB.uid).unwrap().bytes_deadline.unwrap();
     fs.write(BOB, f.ino, 11 << 10, &[1; 4096]).unwrap();
     assert_eq!(fs.quota(kind, BOB.uid).unwrap().bytes_deadline, Some(week), "it runs on");
-    fs.setattr(BOB, f.ino, SetAttr { size: Some(1000), ..SetAttr::default() }).unwrap();
+    fs.setattr(BOB, f.ino, SetAttr::default().size(Some(1000))).unwrap();
     assert_eq!(fs.quota(kind, BOB.uid).unwrap().bytes_deadline, None);
     // The shortest grace there is.
     fs.set_quota_grace(kind, QuotaGrace { bytes: 1, inodes: 1 }).unwrap();
@@ -379,7 +377,7 @@ fn records_that_are_wrong_or_damaged_are_found_and_counted_anew() {
     let good = { open(&dev).quota(QuotaKind::User, 5).unwrap() };
     open(&dev).close().unwrap();
     // The blocks of the user quota file, by kind and owner.
-    let g = cffs::format::Geometry::new(&cffs::mkfs::read_superblock(&*dev).unwrap()).unwrap();
+    let g = cffs::Geometry::new(&cffs::mkfs::read_superblock(&*dev).unwrap()).unwrap();
     let mut blocks = Vec::new();
     for addr in 0..g.total_blocks {
         let mut b = vec![0; 4096];
@@ -457,7 +455,7 @@ fn threads_of_several_users_never_pass_a_limit() {
         let (file_bytes, hard, nodes) =
             if seed % 2 == 0 { (2000, 60 << 10, 0) } else { (90_000, 300 << 10, INODES * 4096) };
         let dev = with_quota();
-        let options = MountOptions { commit_interval: Duration::from_millis(3), ..MountOptions::default() };
+        let options = MountOptions::default().commit_interval(Duration::from_millis(3));
         let fs = Fs::open(dev.clone(), None, options).unwrap();
         let users: Vec<Caller> = (0..4).map(|n| Caller { uid: 500 + n, gid: 600 + n % 2 }).collect();
         let heir = 999;
@@ -489,7 +487,7 @@ fn threads_of_several_users_never_pass_a_limit() {
                 let mut n = 0u32;
                 while !stop.load(Ordering::Relaxed) {
                     n += 1;
-                    let to = SetAttr { uid: Some(heir), gid: Some(600 + n % 3), ..SetAttr::default() };
+                    let to = SetAttr::default().uid(Some(heir)).gid(Some(600 + n % 3));
                     let found = fs.lookup(ROOT_INO, format!("u{}-{}", 500 + n % 4, n % 20).as_bytes());
                     if let Ok(a) = found {
                         let _ = fs.setattr(Caller::ROOT, a.ino, to); // it may be gone by now
@@ -554,9 +552,7 @@ fn user_of_quota(fs: &Fs, c: Caller, seed: u64, file_bytes: u64, refused: &Atomi
                 let (at, len) = (rng.below(file_bytes * 2 / 3), rng.below(file_bytes / 3) as usize);
                 check(with(&|ino| fs.write(c, ino, at, &vec![3; len]).map(drop)));
             }
-            7 => check(with(&|ino| {
-                fs.setattr(c, ino, SetAttr { size: Some(seed * 7 % 5000), ..SetAttr::default() }).map(drop)
-            })),
+            7 => check(with(&|ino| fs.setattr(c, ino, SetAttr::default().size(Some(seed * 7 % 5000))).map(drop))),
             8 => check(with(&|ino| fs.fsync(ino, false))),
             9 => check(fs.unlink(ROOT_INO, name.as_bytes())),
             10 => {

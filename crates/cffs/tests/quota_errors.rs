@@ -2,24 +2,22 @@
 
 use cffs::check::{CheckOptions, check};
 use cffs::device::{Device, FailingDevice, Fault, IoKind, MemoryDevice, Operation};
-use cffs::error::Error;
-use cffs::format::{Geometry, Inode, QuotaKind, ROOT_INO};
-use cffs::fs::api::{Caller, MountOptions};
-use cffs::fs::{Fs, QuotaLimits};
-use cffs::mkfs::{MkfsOptions, mkfs, read_superblock};
+use cffs::format::Inode;
+use cffs::mkfs::read_superblock;
+use cffs::{Caller, Error, Fs, Geometry, MkfsOptions, MountOptions, QuotaKind, QuotaLimits, ROOT_INO, mkfs};
 use std::sync::Arc;
 
 const ALICE: Caller = Caller { uid: 1000, gid: 100 };
 
 fn open(dev: Arc<dyn Device>) -> Arc<Fs> {
-    Fs::open(dev, None, MountOptions { background: false, ..MountOptions::default() }).unwrap()
+    Fs::open(dev, None, MountOptions::default().background(false)).unwrap()
 }
 
 /// A file system that keeps user quotas, with a file of 50 fragments of Alice's, not mounted.
 fn with_file() -> Arc<MemoryDevice> {
     let dev = Arc::new(MemoryDevice::new(64 << 20));
-    let options = MkfsOptions { quota: vec![QuotaKind::User], ..MkfsOptions::default() };
-    mkfs(&*dev, None, &MkfsOptions { frag_size: Some(1024), root_uid: 1000, ..options }).unwrap();
+    let options = MkfsOptions::default().quota(vec![QuotaKind::User]);
+    mkfs(&*dev, None, &options.frag_size(Some(1024)).root_uid(1000)).unwrap();
     let fs = open(dev.clone());
     let keep = fs.create(ALICE, ROOT_INO, b"keep", 0o600).unwrap().ino;
     fs.write(ALICE, keep, 0, &[1; 50 << 10]).unwrap();

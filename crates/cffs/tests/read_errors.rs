@@ -1,10 +1,10 @@
 //! A device that fails to read in the middle of an operation: the operation fails, or is done; nothing else is lost by it.
 
 use cffs::device::{Device, FailingDevice, Fault, MemoryDevice, Operation};
-use cffs::error::Error;
-use cffs::format::{Ino, ROOT_INO};
-use cffs::fs::{Caller, Fallocate, Fs, MountOptions, PrefetchMode, RenameFlags, SetAttr, SetXattr};
-use cffs::mkfs::{MkfsOptions, mkfs};
+use cffs::{
+    Caller, Error, Fallocate, Fs, Ino, MkfsOptions, MountOptions, PrefetchMode, ROOT_INO, RenameFlags, SetAttr,
+    SetXattr, mkfs,
+};
 use std::sync::Arc;
 
 const ROOT: Caller = Caller::ROOT;
@@ -12,7 +12,7 @@ const ROOT: Caller = Caller::ROOT;
 const FILES: u64 = 900;
 
 fn mount(dev: Arc<dyn Device>, prefetch: PrefetchMode) -> Arc<Fs> {
-    Fs::open(dev, None, MountOptions { background: false, prefetch, ..MountOptions::default() }).unwrap()
+    Fs::open(dev, None, MountOptions::default().background(false).prefetch(prefetch)).unwrap()
 }
 
 fn name(i: u64) -> Vec<u8> {
@@ -21,7 +21,7 @@ fn name(i: u64) -> Vec<u8> {
 
 /// A file system with something of everything, unmounted.
 fn image(no_embed: bool) -> Arc<MemoryDevice> {
-    let options = MkfsOptions { no_embed, block_size: 1024, frag_size: Some(512), ..MkfsOptions::default() };
+    let options = MkfsOptions::default().no_embed(no_embed).block_size(1024).frag_size(Some(512));
     let dev = Arc::new(MemoryDevice::new(48 << 20));
     mkfs(&*dev, None, &options).unwrap();
     let fs = mount(dev.clone(), PrefetchMode::Off);
@@ -87,7 +87,7 @@ const OPERATIONS: [(&str, Act); 11] = [
     ("setxattr", |fs| fs.setxattr(ROOT, fs.lookup(dir(fs)?, b"707")?.ino, b"user.a", &[7; 3000], SetXattr::default())),
     ("truncate", |fs| {
         let ino = fs.lookup(ROOT_INO, b"many")?.ino;
-        fs.setattr(ROOT, ino, SetAttr { size: Some(100_001), ..SetAttr::default() }).map(|_| ())
+        fs.setattr(ROOT, ino, SetAttr::default().size(Some(100_001))).map(|_| ())
     }),
     ("punch", |fs| fs.fallocate(ROOT, fs.lookup(ROOT_INO, b"many")?.ino, Fallocate::PunchHole, 50_000, 300_000)),
     ("write and fsync", |fs| {
@@ -158,7 +158,7 @@ fn half_an_operation_is_never_committed() {
             let memory = Arc::new(image.duplicate());
             let failing = Arc::new(FailingDevice::new(memory.clone() as Arc<dyn Device>));
             let fs = mount(failing.clone() as Arc<dyn Device>, PrefetchMode::Off);
-            cffs::fs::path::write_file(&fs, ROOT, b"/promised", &[5; 3000]).unwrap();
+            cffs::path::write_file(&fs, ROOT, b"/promised", &[5; 3000]).unwrap();
             fs.sync().unwrap();
             fs.drop_caches();
             failing.set(Operation::Read, Fault::from_nth(n));
@@ -170,13 +170,13 @@ fn half_an_operation_is_never_committed() {
                 assert!(fs.is_read_only());
                 assert!(matches!(fs.create(ROOT, ROOT_INO, b"x", 0o644), Err(Error::ReadOnly)), "read {n}");
                 assert!(fs.sync().is_err() && fs.close().is_err(), "read {n}: nothing is promised any more");
-                assert_eq!(cffs::fs::path::read_file(&fs, b"/promised").unwrap(), [5; 3000], "reading goes on");
+                assert_eq!(cffs::path::read_file(&fs, b"/promised").unwrap(), [5; 3000], "reading goes on");
             } else {
                 fs.close().unwrap();
             }
             drop(fs);
             let fs = mount(memory.clone() as Arc<dyn Device>, PrefetchMode::Off);
-            assert_eq!(cffs::fs::path::read_file(&fs, b"/promised").unwrap(), [5; 3000], "read {n}");
+            assert_eq!(cffs::path::read_file(&fs, b"/promised").unwrap(), [5; 3000], "read {n}");
             let there = fs.lookup(dir(&fs).unwrap(), b"new").is_ok();
             assert_eq!(there, made.is_ok(), "read {n}");
             fs.close().unwrap();

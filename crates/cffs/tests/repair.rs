@@ -9,8 +9,7 @@ mod image;
 use cffs::check::repair::{RepairOptions, Repaired, repair};
 use cffs::check::{CheckOptions, Report, check};
 use cffs::device::{Device, IoKind, MemoryDevice};
-use cffs::error::Result;
-use cffs::format::Geometry;
+use cffs::{Geometry, Result};
 use classes::Case;
 use image::{Image, Tree, pristine, tree};
 use std::collections::BTreeMap;
@@ -19,7 +18,7 @@ use std::sync::Arc;
 /// Checks with one thread and with four: both say the same.
 fn look(dev: &Arc<MemoryDevice>) -> Result<Report> {
     let [one, four] = [1, 4].map(|jobs| {
-        let report = check(dev.clone(), None, &CheckOptions { jobs, ..CheckOptions::default() }, &|_, _, _| {});
+        let report = check(dev.clone(), None, &CheckOptions::default().jobs(jobs), &|_, _, _| {});
         report.map(|r| Report { phases: Vec::new(), ..r })
     });
     let text = |r: &Result<Report>| match r {
@@ -38,7 +37,7 @@ fn lines<T: ToString>(list: &[T]) -> String {
 fn repaired(dev: &Arc<MemoryDevice>, what: &str) -> Repaired {
     let other = Arc::new(dev.duplicate());
     let [done, four] = [(dev, 1), (&other, 4)].map(|(dev, jobs)| {
-        let options = RepairOptions { jobs, ..RepairOptions::default() };
+        let options = RepairOptions::default().jobs(jobs);
         let done = repair(dev.clone(), None, &options, &mut |_| true, &|_, _, _| {});
         done.unwrap_or_else(|e| panic!("{what}: {e}"))
     });
@@ -65,11 +64,11 @@ fn whole(before: &Tree, after: &Tree, hit: &[&str], moved: &[&str]) -> std::resu
     }
     let mut found: BTreeMap<_, u64> = BTreeMap::new();
     for (path, f) in after.iter().filter(|(p, _)| p.starts_with("/lost+found/")) {
-        if f.file_type != cffs::format::FileType::Directory as u8 {
+        if f.file_type != cffs::FileType::Directory as u8 {
             *found.entry((f, path.is_empty())).or_default() += 1;
         }
     }
-    let directory = cffs::format::FileType::Directory as u8;
+    let directory = cffs::FileType::Directory as u8;
     for (path, was) in before.iter().filter(|(p, f)| below(p, moved) && f.file_type != directory) {
         match found.get_mut(&(was, false)) {
             Some(n) if *n > 0 => *n -= 1,
@@ -104,7 +103,7 @@ fn run(case: &Case) {
     }
     // And it can be used.
     let fs = image::mount(&image.dev, false);
-    cffs::fs::path::write_file(&fs, cffs::fs::api::Caller::ROOT, b"/after", &[1; 5000]).unwrap();
+    cffs::path::write_file(&fs, cffs::Caller::ROOT, b"/after", &[1; 5000]).unwrap();
     fs.close().unwrap();
     let report = look(&image.dev).unwrap();
     assert!(report.is_clean(), "{name}: after use\n  {}", lines(&report.problems));
@@ -139,13 +138,14 @@ fn the_undamaged_image_is_clean_and_has_one_of_everything() {
 /// Quota records that are wrong while everything that they follow from is right (seed 1, case 917 of the fuzzing campaign).
 #[test]
 fn wrong_quota_records_alone_are_counted_again() {
+    use cffs::QuotaKind;
     use cffs::format::quota::{QUOTA_RECORD_SIZE, place};
-    use cffs::format::{BlockKind, META_HEADER_SIZE, QuotaKind, get_u32, put_u64, seal};
+    use cffs::format::{BlockKind, META_HEADER_SIZE, get_u32, put_u64, seal};
     let dev = Arc::new(MemoryDevice::new(16 << 20));
-    let o = cffs::mkfs::MkfsOptions { quota: QuotaKind::ALL.to_vec(), log_bytes: Some(2 << 20), ..Default::default() };
-    let g = Geometry::new(&cffs::mkfs::mkfs(&*dev, None, &o).unwrap()).unwrap();
+    let o = cffs::MkfsOptions::default().quota(QuotaKind::ALL.to_vec()).log_bytes(Some(2 << 20));
+    let g = Geometry::new(&cffs::mkfs(&*dev, None, &o).unwrap()).unwrap();
     let fs = image::mount(&dev, false);
-    cffs::fs::path::write_file(&fs, cffs::fs::api::Caller { uid: 7, gid: 8 }, b"/file", &[1; 5000]).unwrap();
+    cffs::path::write_file(&fs, cffs::Caller { uid: 7, gid: 8 }, b"/file", &[1; 5000]).unwrap();
     fs.close().unwrap();
     drop(fs);
     let mut b = vec![0; g.block_size()];
@@ -172,7 +172,7 @@ fn wrong_quota_records_alone_are_counted_again() {
 #[test]
 fn a_file_system_with_unknown_features_is_left_alone() {
     let image = pristine(false).copy();
-    let sb = cffs::format::Superblock { ro_compat: image.sb.ro_compat | 1 << 40, ..image.sb.clone() };
+    let sb = cffs::Superblock { ro_compat: image.sb.ro_compat | 1 << 40, ..image.sb.clone() };
     cffs::mkfs::write_superblock(&*image.dev, &image.g, &sb).unwrap();
     let before = image.read(image.g.counters_block());
     let e = repair(image.dev.clone(), None, &RepairOptions::default(), &mut |_| true, &|_, _, _| {}).unwrap_err();
@@ -188,20 +188,19 @@ fn a_file_system_with_unknown_features_is_left_alone() {
 fn what_is_not_destroyed_is_scavenged() {
     const LOST: u64 = 64 << 20;
     let dev = Arc::new(MemoryDevice::new(1 << 30));
-    cffs::mkfs::mkfs(&*dev, None, &cffs::mkfs::MkfsOptions::default()).unwrap();
+    cffs::mkfs(&*dev, None, &cffs::MkfsOptions::default()).unwrap();
     let fs = image::mount(&dev, false);
-    let me = cffs::fs::api::Caller::ROOT;
+    let me = cffs::Caller::ROOT;
     for top in 0..10 {
-        fs.mkdir(me, cffs::format::ROOT_INO, format!("top{top}").as_bytes(), 0o755).unwrap();
+        fs.mkdir(me, cffs::ROOT_INO, format!("top{top}").as_bytes(), 0o755).unwrap();
         for dir in 0..20 {
             let path = format!("/top{top}/dir{dir}");
-            let (parent, name) = cffs::fs::path::resolve_parent(&fs, path.as_bytes()).unwrap();
+            let (parent, name) = cffs::path::resolve_parent(&fs, path.as_bytes()).unwrap();
             fs.mkdir(me, parent.ino, name, 0o755).unwrap();
             for file in 0..50u64 {
                 let seed = top * 1000 + dir * 50 + file + 1;
                 let data: Vec<u8> = (0..2000 + seed * 7919 % 30_000).map(|i| ((i * seed) >> 5) as u8).collect();
-                cffs::fs::path::write_file(&fs, me, format!("{path}/file{top}-{dir}-{file}").as_bytes(), &data)
-                    .unwrap();
+                cffs::path::write_file(&fs, me, format!("{path}/file{top}-{dir}-{file}").as_bytes(), &data).unwrap();
             }
         }
         fs.sync().unwrap();
@@ -220,7 +219,7 @@ fn what_is_not_destroyed_is_scavenged() {
         };
         data && image.places[&ino].block << image.g.block_shift >= LOST
     };
-    let files = || image.tree.iter().filter(|(_, f)| f.file_type == cffs::format::FileType::Regular as u8);
+    let files = || image.tree.iter().filter(|(_, f)| f.file_type == cffs::FileType::Regular as u8);
     let expected: Vec<_> = files().filter(|(path, _)| survives(image.ino(path))).collect();
     assert!(
         expected.len() > 3000,
@@ -232,7 +231,7 @@ fn what_is_not_destroyed_is_scavenged() {
     for at in (0..LOST).step_by(1 << 20) {
         cffs::device::Device::write_at(&*image.dev, cffs::device::IoKind::Data, at, &vec![0; 1 << 20]).unwrap();
     }
-    let options = cffs::check::repair::RepairOptions { scavenge: true, ..Default::default() };
+    let options = cffs::check::repair::RepairOptions::default().scavenge(true);
     let done = repair(image.dev.clone(), None, &options, &mut |_| true, &|_, _, _| {}).unwrap();
     let second = look(&image.dev).unwrap();
     assert!(second.is_clean(), "{}", lines(&second.problems));

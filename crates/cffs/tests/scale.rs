@@ -2,9 +2,7 @@
 
 use cffs::check::{CheckOptions, check};
 use cffs::device::{Device, MemoryDevice};
-use cffs::format::ROOT_INO;
-use cffs::fs::{Caller, Fs, MountOptions, SetAttr, path};
-use cffs::mkfs::{MkfsOptions, mkfs};
+use cffs::{Caller, Fs, MkfsOptions, MountOptions, ROOT_INO, SetAttr, mkfs, path};
 use std::sync::Arc;
 
 const ROOT: Caller = Caller::ROOT;
@@ -16,7 +14,7 @@ fn fresh(size: u64) -> Arc<MemoryDevice> {
 }
 
 fn mount(dev: &Arc<MemoryDevice>) -> Arc<Fs> {
-    let opts = MountOptions { background: false, cache_bytes: 64 << 20, ..MountOptions::default() };
+    let opts = MountOptions::default().background(false).cache_bytes(64 << 20);
     Fs::open(dev.clone() as Arc<dyn Device>, None, opts).expect("mount")
 }
 
@@ -67,7 +65,7 @@ fn a_file_of_100_000_extents_reads_back_and_goes_away() {
     assert_clean(&dev);
     let fs = mount(&dev);
     let a = fs.lookup(ROOT_INO, b"holes").unwrap();
-    fs.setattr(ROOT, a.ino, SetAttr { size: Some(50_000 * 4096), ..Default::default() }).unwrap();
+    fs.setattr(ROOT, a.ino, SetAttr::default().size(Some(50_000 * 4096))).unwrap();
     assert_eq!(fs.read(a.ino, 49_999 * 4096, &mut buf).unwrap(), 4096);
     assert_eq!(&buf[..1024], &content(49_999));
     fs.unlink(ROOT_INO, b"holes").unwrap();

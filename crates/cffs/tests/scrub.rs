@@ -1,13 +1,13 @@
 //! Scrubs: whatever is damaged on the device is found while the file system is in use, and nothing else is.
 
 use cffs::device::{Device, FailingDevice, Fault, IoKind, MemoryDevice, Operation};
-use cffs::error::Error;
 use cffs::format::superblock::State;
 use cffs::format::*;
-use cffs::fs::api::{Caller, MetadataMode, MountOptions, SetAttr, SetXattr};
-use cffs::fs::path::{resolve, write_file};
-use cffs::fs::{Fs, Scrub, ScrubOptions, ScrubOutcome, ScrubStatus};
-use cffs::mkfs::{MkfsOptions, mkfs};
+use cffs::path::{resolve, write_file};
+use cffs::{
+    Caller, Error, Fs, MetadataMode, MkfsOptions, MountOptions, Scrub, ScrubOptions, ScrubOutcome, ScrubStatus,
+    SetAttr, SetXattr, mkfs,
+};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 const ME: Caller = Caller::ROOT;
 
 fn options() -> MountOptions {
-    MountOptions { background: false, cache_bytes: 16 << 20, ..MountOptions::default() }
+    MountOptions::default().background(false).cache_bytes(16 << 20)
 }
 
 fn open(dev: &Arc<MemoryDevice>) -> Arc<Fs> {
@@ -41,18 +41,16 @@ fn filled(no_embed: bool) -> Arc<MemoryDevice> {
 fn filled_with(no_embed: bool, data_sums: bool) -> Arc<MemoryDevice> {
     let dev = Arc::new(MemoryDevice::new(64 << 20));
     // A small log: blocks go home often.
-    let o = MkfsOptions {
-        no_embed,
-        data_sums,
-        quota: vec![QuotaKind::User],
-        group_size: 64 << 10,
-        log_bytes: Some(2 << 20),
-        ..MkfsOptions::default()
-    };
+    let o = MkfsOptions::default()
+        .no_embed(no_embed)
+        .data_sums(data_sums)
+        .quota(vec![QuotaKind::User])
+        .group_size(64 << 10)
+        .log_bytes(Some(2 << 20));
     mkfs(&*dev, None, &o).unwrap();
     let fs = open(&dev);
     for d in ["/dir", "/dir/below", "/large"] {
-        let (parent, name) = cffs::fs::path::resolve_parent(&fs, d.as_bytes()).unwrap();
+        let (parent, name) = cffs::path::resolve_parent(&fs, d.as_bytes()).unwrap();
         fs.mkdir(ME, parent.ino, name, 0o755).unwrap();
     }
     for n in 0..60 {
@@ -106,7 +104,7 @@ fn all_is_well_and_everything_was_read() {
         let dev = filled(no_embed);
         let blocks: usize = catalogue(&dev).values().map(Vec::len).sum();
         for read_only in [false, true] {
-            let fs = Fs::open(dev.clone(), None, MountOptions { read_only, ..options() }).unwrap();
+            let fs = Fs::open(dev.clone(), None, options().read_only(read_only)).unwrap();
             let s = scrub(&fs);
             assert_eq!((s.outcome, s.findings), (Some(ScrubOutcome::Complete), Vec::new()));
             // Directory blocks are met as what their inodes stand in, and as the directory's.
@@ -151,7 +149,7 @@ fn a_read_only_mount_tells_and_writes_nothing() {
     let addr = catalogue(&dev)[&BlockKind::DirIndex][0];
     flip(&dev, addr);
     let before = dev.duplicate();
-    let fs = Fs::open(dev.clone(), None, MountOptions { read_only: true, ..options() }).unwrap();
+    let fs = Fs::open(dev.clone(), None, options().read_only(true)).unwrap();
     let s = scrub(&fs);
     assert!(s.findings.len() == 1 && s.findings[0].block == addr, "{:?}", s.findings);
     fs.close().unwrap();
@@ -220,17 +218,14 @@ fn sectors_that_cannot_be_read_are_found() {
 fn it_stops_when_told_and_when_the_file_system_is_closed() {
     let dev = filled(false);
     let fs = open(&dev);
-    assert!(matches!(
-        fs.scrub(&ScrubOptions { rate: Some(0), ..ScrubOptions::default() }, &Scrub::new()),
-        Err(Error::Invalid(_))
-    ));
+    assert!(matches!(fs.scrub(&ScrubOptions::default().rate(Some(0)), &Scrub::new()), Err(Error::Invalid(_))));
     for close in [false, true] {
         let scrub = Arc::new(Scrub::new());
         assert!(!scrub.is_over());
         let thread = {
             let (fs, scrub) = (fs.clone(), scrub.clone());
             // Hours, if it went on.
-            std::thread::spawn(move || fs.scrub(&ScrubOptions { rate: Some(100), ..ScrubOptions::default() }, &scrub))
+            std::thread::spawn(move || fs.scrub(&ScrubOptions::default().rate(Some(100)), &scrub))
         };
         while scrub.status().bytes == 0 {
             std::thread::yield_now();
@@ -286,7 +281,7 @@ fn change(fs: &Fs, dirs: &[Ino], r: &mut Rng) {
             set
         }),
         9 => fs.lookup(dir, &name).and_then(|a| {
-            let cut = fs.setattr(ME, a.ino, SetAttr { size: Some(r.below(1 << 20)), ..SetAttr::default() }).map(drop);
+            let cut = fs.setattr(ME, a.ino, SetAttr::default().size(Some(r.below(1 << 20)))).map(drop);
             fs.forget(a.ino, 1);
             cut
         }),
@@ -329,8 +324,8 @@ fn writers_are_no_damage() {
         (MetadataMode::Delayed, false, true, 2 << 20),
     ] {
         let dev = filled_with(no_embed, data_sums);
-        let fs =
-            Fs::open(dev.clone(), None, MountOptions { metadata, cache_bytes, background: true, ..options() }).unwrap();
+        let fs = Fs::open(dev.clone(), None, options().metadata(metadata).cache_bytes(cache_bytes).background(true))
+            .unwrap();
         let dirs: Vec<Ino> =
             ["/", "/dir", "/dir/below", "/large"].iter().map(|p| resolve(&fs, p.as_bytes()).unwrap().ino).collect();
         let (stop, changes) = (AtomicBool::new(false), AtomicU64::new(0));
@@ -369,7 +364,7 @@ fn writers_are_no_damage() {
         assert!(total > 1000, "{total}");
         assert_ne!(fs.superblock().state, State::Error);
         fs.close().unwrap();
-        let all = cffs::check::CheckOptions { data: true, ..Default::default() };
+        let all = cffs::check::CheckOptions::default().data(true);
         let r = cffs::check::check(dev, None, &all, &|_, _, _| {}).unwrap();
         assert!(r.is_clean(), "{:?}", r.problems);
     }
@@ -441,7 +436,7 @@ fn damaged_data_is_found_where_it_has_checksums() {
     assert!(!s.marked && fs.superblock().state != State::Error);
     assert_eq!(s.data_verified + s.data_failed, good.data_verified);
     let leave = Scrub::new();
-    fs.scrub(&ScrubOptions { metadata_only: true, ..ScrubOptions::default() }, &leave).unwrap();
+    fs.scrub(&ScrubOptions::default().metadata_only(true), &leave).unwrap();
     let without = leave.status();
     assert!(without.findings.is_empty() && without.data_verified == 0, "{without:?}");
     assert!(without.bytes + 100_000 < s.bytes, "data counts for the rate: {} and {}", without.bytes, s.bytes);

@@ -2,10 +2,7 @@
 
 use cffs::check::{CheckOptions, check};
 use cffs::device::{Device, MemoryDevice};
-use cffs::error::Error;
-use cffs::format::{Ino, ROOT_INO};
-use cffs::fs::{Attr, Caller, Fallocate, Fs, MountOptions, SetAttr};
-use cffs::mkfs::{MkfsOptions, mkfs};
+use cffs::{Attr, Caller, Error, Fallocate, Fs, Ino, MkfsOptions, MountOptions, ROOT_INO, SetAttr, mkfs};
 use std::sync::Arc;
 
 const ROOT: Caller = Caller::ROOT;
@@ -21,7 +18,7 @@ fn fresh(size: u64) -> Arc<MemoryDevice> {
 }
 
 fn mount(dev: &Arc<MemoryDevice>) -> Arc<Fs> {
-    let options = MountOptions { background: false, ..MountOptions::default() };
+    let options = MountOptions::default().background(false);
     Fs::open(dev.clone() as Arc<dyn Device>, None, options).unwrap()
 }
 
@@ -45,13 +42,13 @@ fn attr(fs: &Fs, ino: Ino) -> Attr {
 }
 
 fn truncate(fs: &Fs, ino: Ino, size: u64) {
-    fs.setattr(ROOT, ino, SetAttr { size: Some(size), ..SetAttr::default() }).unwrap();
+    fs.setattr(ROOT, ino, SetAttr::default().size(Some(size))).unwrap();
 }
 
 fn close(fs: &Fs, dev: &Arc<MemoryDevice>) {
     fs.close().unwrap();
     let report =
-        check(dev.clone(), None, &CheckOptions { max_problems: 10, data: true, jobs: 1 }, &|_, _, _| {}).unwrap();
+        check(dev.clone(), None, &CheckOptions::default().max_problems(10).data(true).jobs(1), &|_, _, _| {}).unwrap();
     assert!(report.is_clean(), "{:?}", report.problems);
 }
 
@@ -241,7 +238,7 @@ fn copying_a_hole_never_cuts_off_what_another_thread_appends() {
     let fs = mount(&dev);
     let source = fs.create(ROOT, ROOT_INO, b"source", 0o644).unwrap().ino;
     fs.write(ROOT, source, 0, &[1; 10_000]).unwrap();
-    fs.setattr(ROOT, source, SetAttr { size: Some(END), ..SetAttr::default() }).unwrap();
+    fs.setattr(ROOT, source, SetAttr::default().size(Some(END))).unwrap();
     for round in 0..300 {
         let target = fs.create(ROOT, ROOT_INO, format!("{round}").as_bytes(), 0o644).unwrap().ino;
         let start = std::sync::Barrier::new(2);

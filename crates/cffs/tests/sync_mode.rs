@@ -5,9 +5,8 @@ mod observed;
 
 use cffs::check::repair::{RepairOptions, repair};
 use cffs::device::{Device, IoKind, MemoryDevice};
-use cffs::format::{BlockKind, ROOT_INO};
-use cffs::fs::{AtimeMode, Caller, Fs, MetadataMode, MountOptions, RenameFlags};
-use cffs::mkfs::{MkfsOptions, mkfs};
+use cffs::format::BlockKind;
+use cffs::{AtimeMode, Caller, Fs, MetadataMode, MkfsOptions, MountOptions, ROOT_INO, RenameFlags, mkfs};
 use observed::{Observed, Seen};
 use std::sync::{Arc, Mutex};
 
@@ -32,13 +31,8 @@ impl Site {
                 list.lock().unwrap().push((BlockKind::from_magic(magic).expect("metadata"), offset));
             }
         });
-        mkfs(&*device, None, &MkfsOptions { no_embed, ..MkfsOptions::default() }).unwrap();
-        let options = MountOptions {
-            background: false,
-            atime: AtimeMode::Noatime,
-            metadata: MetadataMode::Sync,
-            ..MountOptions::default()
-        };
+        mkfs(&*device, None, &MkfsOptions::default().no_embed(no_embed)).unwrap();
+        let options = MountOptions::default().background(false).atime(AtimeMode::Noatime).metadata(MetadataMode::Sync);
         let fs = Fs::open(device.clone() as Arc<dyn Device>, None, options).unwrap();
         // The first name brings the first block, and the first inode its table.
         create(&fs, ROOT_INO, "first");
@@ -59,7 +53,7 @@ impl Site {
         repair(copy.clone(), None, &RepairOptions::default(), &mut |_| true, &|_, _, _| {}).unwrap();
         let report = cffs::check::check(copy.clone(), None, &Default::default(), &|_, _, _| {}).unwrap();
         assert!(report.is_clean(), "{:#?}", report.problems);
-        let fs = Fs::open(copy, None, MountOptions { background: false, ..MountOptions::default() }).unwrap();
+        let fs = Fs::open(copy, None, MountOptions::default().background(false)).unwrap();
         let mut names: Vec<String> = ["first", "a", "b", "c"]
             .into_iter()
             .filter(|n| fs.lookup(ROOT_INO, n.as_bytes()).is_ok())

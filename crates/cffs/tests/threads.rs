@@ -10,10 +10,10 @@
 
 use cffs::check::{CheckOptions, check};
 use cffs::device::{Device, MemoryDevice};
-use cffs::error::{Error, Result};
-use cffs::format::{FileType, Ino, ROOT_INO};
-use cffs::fs::{Attr, Caller, DirEntry, Fs, MetadataMode, MountOptions, RenameFlags, SetAttr, StatFs};
-use cffs::mkfs::{MkfsOptions, mkfs};
+use cffs::{
+    Attr, Caller, DirEntry, Error, FileType, Fs, Ino, MetadataMode, MkfsOptions, MountOptions, ROOT_INO, RenameFlags,
+    Result, SetAttr, StatFs, mkfs,
+};
 use std::io::Write;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -368,7 +368,7 @@ impl<'a> Worker<'a> {
         let len = self.files[i].data.len();
         let size = if self.rng.one_in(3) { len + self.rng.index(30_000) } else { self.rng.index(len + 1) };
         self.doing(format!("truncate {:?} {size}", self.files[i].names));
-        let set = SetAttr { size: Some(size as u64), ..SetAttr::default() };
+        let set = SetAttr::default().size(Some(size as u64));
         if self.full(self.fs.setattr(ROOT, held.attr.ino, set)).is_some() {
             self.files[i].data.resize(size, 0);
         }
@@ -600,7 +600,7 @@ impl<'a> Worker<'a> {
         let Some(attr) = self.allowed(self.fs.lookup(dir, name.as_bytes())) else { return };
         let held = self.held(attr);
         let size = if self.rng.one_in(2) { 0 } else { self.rng.below(SHARED_FILE_MAX / RECORD as u64) * RECORD as u64 };
-        let set = SetAttr { size: Some(size), perm: Some(0o640), ..SetAttr::default() };
+        let set = SetAttr::default().size(Some(size)).perm(Some(0o640));
         self.allowed(self.fs.setattr(ROOT, held.attr.ino, set));
     }
 
@@ -654,14 +654,12 @@ impl Drop for Leave<'_> {
 }
 
 fn mount(dev: &Arc<MemoryDevice>, setup: &Setup) -> Arc<Fs> {
-    let opts = MountOptions {
-        cache_bytes: setup.cache,
-        metadata: setup.metadata,
-        commit_interval: Duration::from_millis(20),
-        fsync_in_log: setup.fsync_in_log,
-        background: true,
-        ..MountOptions::default()
-    };
+    let opts = MountOptions::default()
+        .cache_bytes(setup.cache)
+        .metadata(setup.metadata)
+        .commit_interval(Duration::from_millis(20))
+        .fsync_in_log(setup.fsync_in_log)
+        .background(true);
     Fs::open(dev.clone() as Arc<dyn Device>, None, opts).expect("mount")
 }
 
@@ -701,7 +699,7 @@ fn settled(fs: &Fs) -> StatFs {
 fn round(setup: &Setup, seed: u64, length: Duration) -> u64 {
     let title = format!("{}, no_embed: {}, seed {seed}", setup.name, setup.no_embed);
     let dev = Arc::new(MemoryDevice::new(setup.device));
-    mkfs(&*dev, None, &MkfsOptions { no_embed: setup.no_embed, ..MkfsOptions::default() }).expect("mkfs");
+    mkfs(&*dev, None, &MkfsOptions::default().no_embed(setup.no_embed)).expect("mkfs");
     let fs = mount(&dev, setup);
     let fresh = settled(&fs);
     let make = |name: String| fs.mkdir(ROOT, ROOT_INO, name.as_bytes(), 0o755).unwrap().ino;

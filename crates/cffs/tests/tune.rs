@@ -2,11 +2,8 @@
 
 use cffs::check::{CheckOptions, check};
 use cffs::device::{CountingDevice, Device, FileDevice, MemoryDevice, OpenMode};
-use cffs::error::Error;
-use cffs::format::ROOT_INO;
-use cffs::fs::{Caller, Fs, MountOptions, TrimRange, path};
-use cffs::mkfs::{MkfsOptions, mkfs, read_superblock};
-use cffs::tune::{Tune, tune};
+use cffs::mkfs::read_superblock;
+use cffs::{Caller, Error, Fs, MkfsOptions, MountOptions, ROOT_INO, TrimRange, Tune, mkfs, path, tune};
 use std::os::unix::fs::MetadataExt as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,7 +13,7 @@ const ROOT: Caller = Caller::ROOT;
 const USER: Caller = Caller { uid: 1000, gid: 1000 };
 
 fn options() -> MountOptions {
-    MountOptions { background: false, ..MountOptions::default() }
+    MountOptions::default().background(false)
 }
 
 fn fresh(o: &MkfsOptions) -> Arc<MemoryDevice> {
@@ -37,16 +34,15 @@ fn clean(dev: Arc<dyn Device>) {
 
 #[test]
 fn settings_change_under_a_mount_and_stay() {
-    let dev = fresh(&MkfsOptions { reserve_bp: 0, label: "before".into(), ..MkfsOptions::default() });
+    let dev = fresh(&MkfsOptions::default().reserve_bp(0).label("before".into()));
     let fs = mount(&dev);
     let s = fs.statfs();
     assert_eq!(s.available, s.free);
-    let change = Tune {
-        label: Some("after".into()),
-        reserve_bp: Some(2500),
-        mount_options: Some("noatime,commit=30".into()),
-        uuid: None,
-    };
+    let change = Tune::default()
+        .label(Some("after".into()))
+        .reserve_bp(Some(2500))
+        .mount_options(Some("noatime,commit=30".into()))
+        .uuid(None);
     let (before, after) = fs.tune(&change).unwrap();
     assert_eq!((before.label_str(), after.label_str()), ("before".into(), "after".into()));
     let s = fs.statfs();
@@ -64,7 +60,7 @@ fn settings_change_under_a_mount_and_stay() {
     assert!(refused > 20, "{refused}");
     path::write_file(&fs, ROOT, b"/root", &[1; 200_000]).unwrap();
     // And when it is made smaller, everybody gets it again.
-    fs.tune(&Tune { reserve_bp: Some(0), ..Tune::default() }).unwrap();
+    fs.tune(&Tune::default().reserve_bp(Some(0))).unwrap();
     path::write_file(&fs, USER, b"/user", &[1; 200_000]).unwrap();
     let unchanged = fs.tune(&Tune::default()).unwrap();
     assert_eq!(unchanged.0, unchanged.1);
@@ -81,17 +77,17 @@ fn impossible_settings_change_nothing() {
     let dev = fresh(&MkfsOptions::default());
     let before = read_superblock(&*dev).unwrap();
     let bad = [
-        Tune { label: Some("x".repeat(65)), ..Tune::default() },
-        Tune { label: Some("a\0b".into()), ..Tune::default() },
-        Tune { reserve_bp: Some(5001), label: Some("good".into()), ..Tune::default() },
-        Tune { mount_options: Some("x".repeat(129)), ..Tune::default() },
-        Tune { uuid: Some([0; 16]), ..Tune::default() },
+        Tune::default().label(Some("x".repeat(65))),
+        Tune::default().label(Some("a\0b".into())),
+        Tune::default().reserve_bp(Some(5001)).label(Some("good".into())),
+        Tune::default().mount_options(Some("x".repeat(129))),
+        Tune::default().uuid(Some([0; 16])),
     ];
     let fs = mount(&dev);
     for t in &bad {
         assert!(matches!(fs.tune(t), Err(Error::Invalid(_))), "{t:?}");
     }
-    assert!(matches!(fs.tune(&Tune { uuid: Some([1; 16]), ..Tune::default() }), Err(Error::Busy(_))));
+    assert!(matches!(fs.tune(&Tune::default().uuid(Some([1; 16]))), Err(Error::Busy(_))));
     fs.close().unwrap();
     for t in &bad {
         assert!(matches!(tune(&*dev, t), Err(Error::Invalid(_))), "{t:?}");
@@ -109,7 +105,7 @@ fn a_new_uuid_keeps_the_metadata_readable() {
     fs.sync().unwrap();
     // As after a crash: the log still has to be replayed.
     drop(fs);
-    let (before, after) = tune(&*dev, &Tune { uuid: Some([7; 16]), ..Tune::default() }).unwrap();
+    let (before, after) = tune(&*dev, &Tune::default().uuid(Some([7; 16]))).unwrap();
     assert_eq!((after.uuid, after.fsid()), ([7; 16], before.fsid()));
     assert_eq!(after.feature_names(), ["metadata-uuid"]);
     clean(dev.clone());
@@ -120,9 +116,9 @@ fn a_new_uuid_keeps_the_metadata_readable() {
     fs.close().unwrap();
     clean(dev.clone());
     // A second one, and back to the first.
-    tune(&*dev, &Tune { uuid: Some([9; 16]), ..Tune::default() }).unwrap();
+    tune(&*dev, &Tune::default().uuid(Some([9; 16]))).unwrap();
     clean(dev.clone());
-    let (_, after) = tune(&*dev, &Tune { uuid: Some(before.uuid), ..Tune::default() }).unwrap();
+    let (_, after) = tune(&*dev, &Tune::default().uuid(Some(before.uuid))).unwrap();
     assert!(after.feature_names().is_empty());
     clean(dev.clone());
     assert_eq!(path::read_file(&mount(&dev), b"/other").unwrap(), b"more");
@@ -191,7 +187,7 @@ fn an_image_in_a_file_gets_holes() {
 fn writers_go_on_while_it_trims() {
     let dev = Arc::new(MemoryDevice::new(32 * MIB));
     mkfs(&*dev, None, &MkfsOptions::default()).unwrap();
-    let fs = Fs::open(dev.clone(), None, MountOptions { discard: true, ..MountOptions::default() }).unwrap();
+    let fs = Fs::open(dev.clone(), None, MountOptions::default().discard(true)).unwrap();
     let over = AtomicBool::new(false);
     std::thread::scope(|s| {
         let writers: Vec<_> = (0..3u8)
@@ -243,7 +239,7 @@ fn what_is_freed_is_discarded_when_its_removal_is_durable() {
     let dev = Arc::new(CountingDevice::new(MemoryDevice::new(48 * MIB)));
     mkfs(&*dev, None, &MkfsOptions::default()).unwrap();
     let discarded = || dev.snapshot().discard_bytes;
-    let fs = Fs::open(dev.clone(), None, MountOptions { discard: true, ..options() }).unwrap();
+    let fs = Fs::open(dev.clone(), None, options().discard(true)).unwrap();
     let start = discarded();
     for i in 0..40 {
         path::write_file(&fs, ROOT, format!("/f{i}").as_bytes(), &[i; 100_000]).unwrap();

@@ -4,17 +4,17 @@
 mod large;
 
 use cffs::device::{Device, FailingDevice, Fault, IoKind, MemoryDevice, Operation};
-use cffs::error::Error;
-use cffs::format::{Ino, QuotaKind, ROOT_INO};
-use cffs::fs::{Caller, Fallocate, Fs, MountOptions, RenameFlags, SetAttr, SetXattr, WritePast, path};
-use cffs::mkfs::{MkfsOptions, mkfs};
+use cffs::{
+    Caller, Error, Fallocate, Fs, Ino, MkfsOptions, QuotaKind, ROOT_INO, RenameFlags, SetAttr, SetXattr, WritePast,
+    mkfs, path,
+};
 use large::{KIB, MIB, ROOT, assert_clean, bytes, create, made, small_cache};
 use std::sync::Arc;
 
 const ALICE: Caller = Caller { uid: 1000, gid: 100 };
 
 fn open(dev: Arc<dyn Device>) -> Arc<Fs> {
-    Fs::open(dev, None, MountOptions { write_past: WritePast::Always, ..small_cache() }).unwrap()
+    Fs::open(dev, None, small_cache().write_past(WritePast::Always)).unwrap()
 }
 
 /// A file of so many MiB, written one by one: nobody was told of one.
@@ -106,15 +106,15 @@ fn whatever_comes_in_between_finds_all_of_it() {
         ("sync", |fs, _, _| fs.sync().unwrap()),
         ("a cut within it", |fs, ino, all| {
             all.truncate(3 * MIB);
-            fs.setattr(ROOT, ino, SetAttr { size: Some(all.len() as u64), ..SetAttr::default() }).unwrap();
+            fs.setattr(ROOT, ino, SetAttr::default().size(Some(all.len() as u64))).unwrap();
         }),
         ("a cut to nothing", |fs, ino, all| {
             all.clear();
-            fs.setattr(ROOT, ino, SetAttr { size: Some(0), ..SetAttr::default() }).unwrap();
+            fs.setattr(ROOT, ino, SetAttr::default().size(Some(0))).unwrap();
         }),
         ("a hole behind it", |fs, ino, all| {
             all.resize(all.len() + MIB, 0);
-            fs.setattr(ROOT, ino, SetAttr { size: Some(all.len() as u64), ..SetAttr::default() }).unwrap();
+            fs.setattr(ROOT, ino, SetAttr::default().size(Some(all.len() as u64))).unwrap();
         }),
         ("a few bytes in the middle", |fs, ino, all| {
             fs.write(ROOT, ino, 2 * MIB as u64 + 77, b"in pages").unwrap();
@@ -143,7 +143,7 @@ fn whatever_comes_in_between_finds_all_of_it() {
             fs.rename(ROOT, ROOT_INO, b"stream", ROOT_INO, b"other", RenameFlags::default()).unwrap();
             fs.link(ROOT, ino, ROOT_INO, b"stream").unwrap();
             fs.forget(ino, 1);
-            fs.setattr(ROOT, ino, SetAttr { uid: Some(1000), ..SetAttr::default() }).unwrap();
+            fs.setattr(ROOT, ino, SetAttr::default().uid(Some(1000))).unwrap();
         }),
         ("the place of another", |fs, _, _| {
             let old = create(fs, "old");
@@ -173,7 +173,7 @@ fn whatever_comes_in_between_finds_all_of_it() {
 #[test]
 fn what_was_never_told_of_is_given_back() {
     let dev = Arc::new(MemoryDevice::new(96 << 20));
-    let options = MkfsOptions { quota: QuotaKind::ALL.to_vec(), root_uid: 1000, ..MkfsOptions::default() };
+    let options = MkfsOptions::default().quota(QuotaKind::ALL.to_vec()).root_uid(1000);
     mkfs(&*dev, None, &options).unwrap();
     let fs = open(dev.clone());
     // The directory and the quotas have what they take.

@@ -2,11 +2,9 @@
 
 use cffs::check::{CheckOptions, check};
 use cffs::device::{Device, MemoryDevice};
-use cffs::error::{Error, Result};
-use cffs::format::{FileType, Ino, ROOT_INO};
-use cffs::fs::Fs;
-use cffs::fs::api::{Caller, MountOptions, NewPerm, SetAttr, SetXattr};
-use cffs::mkfs::{MkfsOptions, mkfs};
+use cffs::{
+    Caller, Error, FileType, Fs, Ino, MkfsOptions, MountOptions, NewPerm, ROOT_INO, Result, SetAttr, SetXattr, mkfs,
+};
 use rustix::io::Errno;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -30,7 +28,7 @@ impl Image {
     }
 
     fn open(dev: &Arc<MemoryDevice>) -> Arc<Fs> {
-        let options = MountOptions { background: false, ..MountOptions::default() };
+        let options = MountOptions::default().background(false);
         Fs::open(dev.clone() as Arc<dyn Device>, None, options).unwrap()
     }
 
@@ -60,13 +58,10 @@ impl Image {
 }
 
 fn variants() -> Vec<MkfsOptions> {
-    let with = |block_size, fragment_size| MkfsOptions {
-        block_size,
-        frag_size: Some(fragment_size),
-        group_size: 256 << 10,
-        ..MkfsOptions::default()
+    let with = |block_size, fragment_size| {
+        MkfsOptions::default().block_size(block_size).frag_size(Some(fragment_size)).group_size(256 << 10)
     };
-    vec![with(4096, 1024), with(512, 512), with(16384, 2048), MkfsOptions { no_embed: true, ..with(4096, 4096) }]
+    vec![with(4096, 1024), with(512, 512), with(16384, 2048), with(4096, 4096).no_embed(true)]
 }
 
 fn value(len: usize, seed: usize) -> Vec<u8> {
@@ -281,7 +276,7 @@ fn access_lists_and_permission_bits_follow_each_other() {
     let perm = |ino| fs.getattr(ino).unwrap().perm;
     fs.setxattr(ME, ino, ACCESS, &acl(&[(1, 6), (2, 7), (4, 4), (16, 6), (32, 0)]), ANY).unwrap();
     assert_eq!(perm(ino), 0o660);
-    fs.setattr(ME, ino, SetAttr { perm: Some(0o2604), ..SetAttr::default() }).unwrap();
+    fs.setattr(ME, ino, SetAttr::default().perm(Some(0o2604))).unwrap();
     assert_eq!(fs.getxattr(ino, ACCESS).unwrap(), acl(&[(1, 6), (2, 7), (4, 4), (16, 0), (32, 4)]));
     // A minimal list is the mode.
     let kill = SetXattr { drop_sgid: true, ..ANY };

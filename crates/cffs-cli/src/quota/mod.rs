@@ -10,8 +10,7 @@ use crate::text::print_json;
 use anyhow::{Context, bail};
 use cffs::check::{CheckOptions, Class, check};
 use cffs::device::{Device, OpenMode};
-use cffs::format::QuotaKind;
-use cffs::fs::{Fs, QuotaGrace, QuotaLimits, QuotaStatus};
+use cffs::{Fs, QuotaGrace, QuotaKind, QuotaLimits, QuotaStatus};
 use cffs_fuse::control::{Control, Request};
 use clap::{Args, Subcommand};
 use serde_json::json;
@@ -302,7 +301,7 @@ fn check_image(path: &Path, log: &LogArgs) -> anyhow::Result<u8> {
         bail!("{}: keeps no quotas", path.display());
     }
     let log_dev = image.log_dev.map(|d| d as Arc<dyn Device>);
-    let all = CheckOptions { max_problems: usize::MAX, data: false, jobs: 0 };
+    let all = CheckOptions::default().max_problems(usize::MAX).data(false).jobs(0);
     let report = check(image.dev, log_dev, &all, &|_, _, _| {}).with_context(|| path.display().to_string())?;
     let (quota, others): (Vec<_>, Vec<_>) =
         report.problems.iter().partition(|p| matches!(p.class, Class::QuotaUsage | Class::QuotaBlock));

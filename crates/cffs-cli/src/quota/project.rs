@@ -2,10 +2,8 @@
 
 use crate::image::{EngineResultExt, ImagePath, LogArgs, open_read_write};
 use anyhow::Context;
-use cffs::format::FileType;
-use cffs::fs::Fs;
-use cffs::fs::api::Caller;
-use cffs::fs::path::resolve;
+use cffs::path::resolve;
+use cffs::{Caller, FileType, Fs};
 use cffs_fuse::control::{Control, Request};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;

@@ -1,6 +1,6 @@
 //! Users, groups and projects by name, and times, on the command line.
 
-use cffs::format::QuotaKind;
+use cffs::QuotaKind;
 
 /// Whose quota.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,8 +2,7 @@
 
 use super::subject::names;
 use crate::size::human;
-use cffs::format::QuotaKind;
-use cffs::fs::QuotaStatus;
+use cffs::{QuotaKind, QuotaStatus};
 use serde_json::{Value, json as value};
 use std::collections::HashMap;
 use std::io::{self, Write};

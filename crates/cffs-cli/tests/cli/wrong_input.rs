@@ -1,8 +1,8 @@
 //! Images and arguments that are wrong: a message that says what and what to do, the right exit code, nothing changed.
 
 use crate::tools::*;
+use cffs::Superblock;
 use cffs::device::{FileDevice, OpenMode};
-use cffs::format::Superblock;
 use cffs::format::superblock::{FORMAT_VERSION, INCOMPAT_NO_EMBED, SUPERBLOCK_SIZE};
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::FileExt;

@@ -30,9 +30,7 @@ mod service;
 pub use client::{Control, ControlError};
 pub(crate) use service::{Asker, answer};
 
-use cffs::format::QuotaKind;
-use cffs::fs::{QuotaGrace, QuotaLimits, ScrubOptions, TrimRange};
-use cffs::tune::Tune;
+use cffs::{QuotaGrace, QuotaKind, QuotaLimits, ScrubOptions, TrimRange, Tune};
 use cffs_buf::CONTROL_LEN;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -61,7 +59,7 @@ pub enum Request {
     Sync,
     /// The kinds of quota that are kept: a list of [`QuotaKind`].
     QuotaKinds,
-    /// What one user, group or project uses and may use, or all of them do: a list of [`cffs::fs::QuotaStatus`]. Whoever
+    /// What one user, group or project uses and may use, or all of them do: a list of [`cffs::QuotaStatus`]. Whoever
     /// may not change the file system sees what that user has.
     QuotaReport {
         /// User, group or project.
@@ -69,7 +67,7 @@ pub enum Request {
         /// Which one; all where it is missing.
         id: Option<u32>,
     },
-    /// Sets limits; the answer is a [`cffs::fs::QuotaStatus`].
+    /// Sets limits; the answer is a [`cffs::QuotaStatus`].
     QuotaSet {
         /// User, group or project.
         kind: QuotaKind,
@@ -92,19 +90,19 @@ pub enum Request {
         /// Inode numbers, and for each whether it is a directory that hands the project down.
         files: Vec<(u64, bool)>,
     },
-    /// Changes settings in the superblock, as [`cffs::fs::Fs::tune`]. The answer is a [`Tuned`].
+    /// Changes settings in the superblock, as [`cffs::Fs::tune`]. The answer is a [`Tuned`].
     Tune(Tune),
-    /// Makes the file system larger, as [`cffs::fs::Fs::grow`]: to `size` bytes, or to what the device has by now. The answer
-    /// is a [`cffs::fs::Grown`].
+    /// Makes the file system larger, as [`cffs::Fs::grow`]: to `size` bytes, or to what the device has by now. The answer
+    /// is a [`cffs::Grown`].
     Grow {
         /// Size in bytes.
         size: Option<u64>,
     },
-    /// Gives free space back to the device, as [`cffs::fs::Fs::trim`]. The answer is the number of bytes.
+    /// Gives free space back to the device, as [`cffs::Fs::trim`]. The answer is the number of bytes.
     Trim(TrimRange),
-    /// Begins to read and verify all metadata, and data that has checksums, in the background, as [`cffs::fs::Fs::scrub`]; one at a time.
+    /// Begins to read and verify all metadata, and data that has checksums, in the background, as [`cffs::Fs::scrub`]; one at a time.
     ScrubStart(ScrubOptions),
-    /// How far the scrub is that runs, or what the last one came to: a [`cffs::fs::ScrubStatus`], null if there was none
+    /// How far the scrub is that runs, or what the last one came to: a [`cffs::ScrubStatus`], null if there was none
     /// since the mount.
     ScrubStatus,
     /// Stops the scrub that runs. The answer is as that of [`Request::ScrubStatus`].
@@ -125,7 +123,7 @@ impl Request {
     }
 }
 
-/// The superblock before and after a change, encoded as on the device ([`cffs::format::Superblock::decode`]).
+/// The superblock before and after a change, encoded as on the device ([`cffs::Superblock::decode`]).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tuned {
     /// Before.
@@ -145,7 +143,7 @@ pub struct MountInfo {
     pub uid: u32,
     /// The image or device.
     pub image: String,
-    /// The superblock as it is in memory now, encoded as on the device ([`cffs::format::Superblock::decode`]).
+    /// The superblock as it is in memory now, encoded as on the device ([`cffs::Superblock::decode`]).
     pub superblock: Vec<u8>,
     /// Whether nothing can be written.
     pub read_only: bool,
@@ -272,9 +270,9 @@ mod tests {
         assert_eq!(serde_json::from_str::<Request>(r#"{"op":"grow"}"#).unwrap(), Request::Grow { size: None });
         let trim = Request::Trim(TrimRange { start: 1, len: u64::MAX, min_len: 2 });
         assert_eq!(serde_json::from_str::<Request>(&json(&trim)).unwrap(), trim);
-        let tune = Request::Tune(Tune { uuid: Some([7; 16]), label: Some("x".into()), ..Tune::default() });
+        let tune = Request::Tune(Tune::default().uuid(Some([7; 16])).label(Some("x".into())));
         assert_eq!(serde_json::from_str::<Request>(&json(&tune)).unwrap(), tune);
-        let scrub = Request::ScrubStart(ScrubOptions { rate: Some(7), metadata_only: true });
+        let scrub = Request::ScrubStart(ScrubOptions::default().rate(Some(7)).metadata_only(true));
         assert_eq!(json(&scrub), r#"{"op":"scrub-start","rate":7,"metadata_only":true}"#);
         assert_eq!(serde_json::from_str::<Request>(&json(&scrub)).unwrap(), scrub);
         assert!(scrub.changes() && !Request::ScrubStatus.changes());

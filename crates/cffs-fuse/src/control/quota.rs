@@ -1,9 +1,7 @@
 //! Requests about quotas.
 
 use super::{Asker, Request};
-use cffs::error::{Error, Result};
-use cffs::format::QuotaKind;
-use cffs::fs::{Caller, Fs};
+use cffs::{Caller, Error, Fs, QuotaKind, Result};
 use serde_json::Value;
 
 fn json(value: impl serde::Serialize) -> Result<Value> {

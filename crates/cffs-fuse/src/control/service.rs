@@ -2,8 +2,7 @@
 
 use super::{Frame, MountInfo, Refusal, Reply, Request, Tuned};
 use crate::shared::Shared;
-use cffs::error::{Error, Result};
-use cffs::fs::Fs;
+use cffs::{Error, Fs, Result};
 use cffs_buf::CONTROL_LEN;
 use serde::Serialize;
 use serde_json::Value;

@@ -10,7 +10,7 @@ mod wire;
 use crate::mountpoint::Unmounter;
 use crate::ops::{Answer, Found, Ops};
 use crate::xattr::Bytes;
-use cffs::format::Ino;
+use cffs::Ino;
 use cffs_buf::{FuseRing, RingMessage};
 use fuser::Errno;
 use parking_lot::Mutex;
@@ -308,14 +308,14 @@ fn answer(ops: &Ops, header: &Header, message: &mut RingMessage<'_>) -> Answer<u
     }
 }
 
-fn entry(a: Answer<cffs::fs::api::Attr>, ttl: Duration, message: &mut RingMessage<'_>) -> Answer<usize> {
+fn entry(a: Answer<cffs::Attr>, ttl: Duration, message: &mut RingMessage<'_>) -> Answer<usize> {
     let a = a?;
     let mut out = Writer::new(message.payload);
     out.entry_out(Some(&a), ttl, ttl);
     Ok(out.len())
 }
 
-fn attributes(a: Answer<cffs::fs::api::Attr>, ttl: Duration, message: &mut RingMessage<'_>) -> Answer<usize> {
+fn attributes(a: Answer<cffs::Attr>, ttl: Duration, message: &mut RingMessage<'_>) -> Answer<usize> {
     let a = a?;
     let mut out = Writer::new(message.payload);
     out.attr_out(&a, ttl);

@@ -4,8 +4,7 @@
 //! refuses what makes no sense.
 
 use crate::ops::Who;
-use cffs::format::Ino;
-use cffs::fs::api::{Attr, SetAttr, StatFs, TimeSpec};
+use cffs::{Attr, Ino, SetAttr, StatFs, TimeSpec};
 use std::time::Duration;
 
 /// Bytes of `struct fuse_attr`, `fuse_entry_out` and `fuse_dirent` without its name.
@@ -99,14 +98,13 @@ pub(super) fn set_attr(op: &[u8]) -> SetAttr {
         (true, true) => Some(TimeSpec::Now),
         (true, false) => Some(time(i)),
     };
-    SetAttr {
-        perm: has(0).then_some((mode & 0o7777) as u16),
-        uid: has(1).then_some(uid),
-        gid: has(2).then_some(gid),
-        size: has(3).then_some(size),
-        atime: when(4, 7, 0),
-        mtime: when(5, 8, 1),
-    }
+    SetAttr::default()
+        .perm(has(0).then_some((mode & 0o7777) as u16))
+        .uid(has(1).then_some(uid))
+        .gid(has(2).then_some(gid))
+        .size(has(3).then_some(size))
+        .atime(when(4, 7, 0))
+        .mtime(when(5, 8, 1))
 }
 
 /// Writes an answer into the memory that the kernel will read.
@@ -180,7 +178,7 @@ impl<'a> Writer<'a> {
     /// `struct fuse_kstatfs`.
     pub(super) fn statfs(&mut self, s: &StatFs) {
         [s.total, s.free, s.available, s.inodes, s.inodes_free].iter().for_each(|n| self.u64(*n));
-        [s.block_size, cffs::format::NAME_MAX as u32, s.frag_size].iter().for_each(|n| self.u32(*n));
+        [s.block_size, cffs::NAME_MAX as u32, s.frag_size].iter().for_each(|n| self.u32(*n));
         self.put(&[0; 28]);
     }
 
@@ -210,7 +208,7 @@ impl<'a> Writer<'a> {
 mod tests {
     use super::*;
     use crate::ops::Listed;
-    use cffs::format::FileType;
+    use cffs::FileType;
 
     fn attr() -> Attr {
         Attr {

@@ -2,9 +2,7 @@
 #![allow(dead_code, reason = "each test program uses its part")]
 
 use cffs::device::MemoryDevice;
-use cffs::fs::Fs;
-use cffs::fs::api::MountOptions;
-use cffs::mkfs::{MkfsOptions, mkfs};
+use cffs::{Fs, MkfsOptions, MountOptions, mkfs};
 use cffs_fuse::{IoUring, MountConfig, Session};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};

@@ -3,9 +3,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::Result;
-use cffs::format::ROOT_INO;
-use cffs::fs::Fs;
-use cffs::fs::api::{Caller, PrefetchMode};
+use cffs::{Caller, Fs, PrefetchMode, ROOT_INO};
 use cffs_disk::{Counters, profiles};
 
 use super::aging::age_as;
@@ -325,7 +323,7 @@ fn measure(place: Place, trees: &Trees) -> Result<Measured> {
                 _ => match trees.run(setup, aged, mechanism.work.contains(&FEW)) {
                     Ok(costs) => Some(costs),
                     // Aged, some settings leave no room for the tree: a finding, not the end of the others.
-                    Err(error) if matches!(error.downcast_ref(), Some(cffs::error::Error::NoSpace)) => {
+                    Err(error) if matches!(error.downcast_ref(), Some(cffs::Error::NoSpace)) => {
                         let at = format!("{}: {name} on {}", mechanism.name, place.name());
                         measured.untested.push((at, format!("{error:#}")));
                         None

@@ -2,8 +2,7 @@
 //! benchmark of small files afterwards.
 
 use anyhow::Result;
-use cffs::fs::Fs;
-use cffs::fs::api::MetadataMode;
+use cffs::{Fs, MetadataMode};
 
 use cffs_disk::Counters;
 

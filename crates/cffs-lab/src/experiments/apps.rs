@@ -1,9 +1,7 @@
 //! What developers do with a source tree: unpack or check out, compile, clean, search, remove.
 
 use anyhow::Result;
-use cffs::format::Ino;
-use cffs::fs::Fs;
-use cffs::fs::api::MetadataMode;
+use cffs::{Fs, Ino, MetadataMode};
 use cffs_disk::Counters;
 
 use super::large::raw;

@@ -10,9 +10,10 @@
 //! their order on the disk: from one to the next the arm moves, and waits for as long as that sector takes to come.
 
 use anyhow::{Context, Result};
+use cffs::Geometry;
 use cffs::device::IoKind;
 use cffs::format::ag::{BITMAP_BITS, free_runs};
-use cffs::format::{BlockKind, Geometry, get_u32};
+use cffs::format::{BlockKind, get_u32};
 use cffs::mkfs::read_superblock;
 use cffs_disk::{Mechanical, Model, SECTOR, SimDevice, profiles};
 

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::Result;
-use cffs::fs::api::MetadataMode;
+use cffs::MetadataMode;
 
 use super::large::{self, raw};
 use super::outcome::{Claim, Outcome, shown};

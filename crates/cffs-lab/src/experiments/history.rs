@@ -5,10 +5,7 @@ use std::io::Write;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
-use cffs::error::Error;
-use cffs::format::{Ino, ROOT_INO};
-use cffs::fs::Fs;
-use cffs::fs::api::Caller;
+use cffs::{Caller, Error, Fs, Ino, ROOT_INO};
 use cffs_disk::Counters;
 
 use super::aging::compared;

@@ -1,9 +1,7 @@
 //! Large files: both techniques must change nothing, and the disk's bandwidth must come through.
 
 use anyhow::Result;
-use cffs::format::{Ino, ROOT_INO};
-use cffs::fs::Fs;
-use cffs::fs::api::{Caller, MetadataMode};
+use cffs::{Caller, Fs, Ino, MetadataMode, ROOT_INO};
 use cffs_disk::{Counters, Request, profiles};
 
 use super::outcome::{Chart, Claim, Outcome, Table};
@@ -35,7 +33,7 @@ pub fn in_pieces(rig: &mut Rig, bytes: u64, piece: usize) -> Result<[f64; 3]> {
 /// Those of the engine.
 pub fn phases(rig: &mut Rig, bytes: u64, piece: usize) -> Result<[Counters; 3]> {
     let content = vec![7; piece];
-    let write = |fs: &Fs, ino: Ino| -> cffs::error::Result<()> {
+    let write = |fs: &Fs, ino: Ino| -> cffs::Result<()> {
         for at in (0..bytes).step_by(piece) {
             fs.write(Caller::ROOT, ino, at, &content)?;
         }

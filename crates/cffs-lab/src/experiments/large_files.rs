@@ -6,10 +6,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use cffs::device::{Device, FileDevice, IoKind, OpenMode};
-use cffs::format::{Ino, ROOT_INO};
-use cffs::fs::Fs;
-use cffs::fs::api::{Caller, MountOptions};
-use cffs::mkfs::{MkfsOptions, mkfs};
+use cffs::{Caller, Fs, Ino, MkfsOptions, MountOptions, ROOT_INO, mkfs};
 
 use super::aging::age;
 use super::bound;
@@ -349,7 +346,7 @@ pub fn real(scale: u64) -> Result<Outcome> {
         let device = Arc::new(file(&path, bytes)?);
         mkfs(&*device, None, &MkfsOptions::default())?;
         if level > 0.0 {
-            let options = MountOptions { background: false, ..MountOptions::default() };
+            let options = MountOptions::default().background(false);
             let fs = Fs::open(device.clone(), None, options)?;
             age(&fs, level, OPERATIONS * (BYTES >> 20).div_ceil(OPERATIONS_UP_TO_MIB) / scale)?;
             fs.close()?;

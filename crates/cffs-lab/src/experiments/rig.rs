@@ -3,10 +3,7 @@
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use cffs::format::{Ino, ROOT_INO};
-use cffs::fs::Fs;
-use cffs::fs::api::{AtimeMode, Caller, MetadataMode, MountOptions, PrefetchMode};
-use cffs::mkfs::{MkfsOptions, mkfs};
+use cffs::{AtimeMode, Caller, Fs, Ino, MetadataMode, MkfsOptions, MountOptions, PrefetchMode, ROOT_INO, mkfs};
 use cffs_disk::{Clock, Counters, SimDevice, profiles};
 
 /// The four combinations of the two techniques.
@@ -152,32 +149,28 @@ impl Rig {
     pub fn new(setup: &Setup) -> Result<Rig> {
         let profile = profiles::find(setup.profile).with_context(|| format!("no disk is called {}", setup.profile))?;
         let device = Arc::new(SimDevice::new(profile.model(), setup.bytes, Arc::new(Clock::default())));
-        let made = MkfsOptions {
-            block_size: setup.block,
-            frag_size: Some(setup.fragment),
-            group_size: setup.group,
-            log_bytes: setup.log,
-            uuid: Some([9; 16]),
-            hash_seed: Some([3, 4]),
-            now_ns: Some(1_000_000_000),
-            no_embed: !setup.variant.embed,
-            no_group: !setup.variant.group,
-            ..MkfsOptions::default()
-        };
+        let made = MkfsOptions::default()
+            .block_size(setup.block)
+            .frag_size(Some(setup.fragment))
+            .group_size(setup.group)
+            .log_bytes(setup.log)
+            .uuid(Some([9; 16]))
+            .hash_seed(Some([3, 4]))
+            .now_ns(Some(1_000_000_000))
+            .no_embed(!setup.variant.embed)
+            .no_group(!setup.variant.group);
         mkfs(&*device, None, &made)?;
         // The papers' file systems wrote times with the inode's next change, and no access times for each file read.
-        let options = MountOptions {
-            background: false,
-            atime: AtimeMode::Noatime,
-            lazytime: true,
-            cache_bytes: setup.cache,
-            metadata: setup.metadata,
-            prefetch: setup.prefetch,
-            fsync_in_log: setup.fsync_in_log,
-            subtrees: setup.subtrees,
-            scatter: (setup.scatter && !setup.variant.group).then_some(1997),
-            ..MountOptions::default()
-        };
+        let options = MountOptions::default()
+            .background(false)
+            .atime(AtimeMode::Noatime)
+            .lazytime(true)
+            .cache_bytes(setup.cache)
+            .metadata(setup.metadata)
+            .prefetch(setup.prefetch)
+            .fsync_in_log(setup.fsync_in_log)
+            .subtrees(setup.subtrees)
+            .scatter((setup.scatter && !setup.variant.group).then_some(1997));
         Ok(Rig { device, options, fs: None })
     }
 
@@ -210,7 +203,7 @@ impl Rig {
     /// # Errors
     /// Those of the engine.
     pub fn used_bytes(&self) -> Result<u64> {
-        let fs = Fs::open(self.device.clone(), None, MountOptions { read_only: true, ..self.options.clone() })?;
+        let fs = Fs::open(self.device.clone(), None, self.options.clone().read_only(true))?;
         let s = fs.statfs();
         Ok((s.total - s.free) * u64::from(s.frag_size))
     }
@@ -276,7 +269,7 @@ pub fn make_dir(fs: &Fs, name: &str) -> Result<Ino> {
 ///
 /// # Errors
 /// Those of the engine.
-pub fn with<T>(fs: &Fs, dir: Ino, name: &str, work: impl FnOnce(Ino) -> cffs::error::Result<T>) -> Result<T> {
+pub fn with<T>(fs: &Fs, dir: Ino, name: &str, work: impl FnOnce(Ino) -> cffs::Result<T>) -> Result<T> {
     let ino = fs.lookup(dir, name.as_bytes())?.ino;
     let result = work(ino);
     fs.forget(ino, 1);

@@ -1,9 +1,7 @@
 //! Sweeney et al. 1996: large directories, huge and sparse files, large transfers, recovery.
 
 use anyhow::{Result, ensure};
-use cffs::format::{Ino, ROOT_INO};
-use cffs::fs::Fs;
-use cffs::fs::api::{Caller, MountOptions};
+use cffs::{Caller, Fs, Ino, MountOptions, ROOT_INO};
 
 use super::large::{self, raw};
 use super::outcome::{Claim, Outcome};
@@ -235,7 +233,7 @@ fn recovery(gib: u64, fill: f64) -> Result<(f64, f64)> {
     })?;
     let device = rig.device().clone();
     let before = device.counters();
-    let fs = Fs::open(device.clone(), None, MountOptions { background: false, ..MountOptions::default() })?;
+    let fs = Fs::open(device.clone(), None, MountOptions::default().background(false))?;
     let took = device.counters() - before;
     fs.close()?;
     drop(fs);

@@ -1,9 +1,7 @@
 //! Seltzer et al. 1995: bandwidth by file size.
 
 use anyhow::Result;
-use cffs::format::{Ino, ROOT_INO};
-use cffs::fs::Fs;
-use cffs::fs::api::Caller;
+use cffs::{Caller, Fs, Ino, ROOT_INO};
 use cffs_disk::Counters;
 
 use super::large::raw;
@@ -50,7 +48,7 @@ fn measure(setup: &Setup, total: u64, size: u64) -> Result<[f64; 3]> {
     Ok([rate(read), rate(written), rate(synced)])
 }
 
-fn each(rig: &mut Rig, files: u64, work: impl Fn(&Fs, Ino) -> cffs::error::Result<()>) -> Result<Counters> {
+fn each(rig: &mut Rig, files: u64, work: impl Fn(&Fs, Ino) -> cffs::Result<()>) -> Result<Counters> {
     rig.phase(|fs| {
         let mut dir = ROOT_INO;
         for n in 0..files {

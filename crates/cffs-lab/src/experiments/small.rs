@@ -2,9 +2,7 @@
 //! made of it.
 
 use anyhow::{Result, ensure};
-use cffs::format::{Ino, ROOT_INO};
-use cffs::fs::Fs;
-use cffs::fs::api::{Caller, MetadataMode};
+use cffs::{Caller, Fs, Ino, MetadataMode, ROOT_INO};
 use cffs_disk::Counters;
 
 use super::large::raw;

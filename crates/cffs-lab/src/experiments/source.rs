@@ -1,9 +1,7 @@
 //! Trees of source files, made up but the same on every machine, and what developers do with them.
 
 use anyhow::Result;
-use cffs::format::{Ino, ROOT_INO};
-use cffs::fs::Fs;
-use cffs::fs::api::Caller;
+use cffs::{Caller, Fs, Ino, ROOT_INO};
 
 use super::rig::create;
 use crate::random::Random;
@@ -120,7 +118,7 @@ pub fn file_name(n: usize) -> String {
 ///
 /// # Errors
 /// Those of the engine.
-pub fn read_whole(fs: &Fs, ino: Ino) -> cffs::error::Result<u64> {
+pub fn read_whole(fs: &Fs, ino: Ino) -> cffs::Result<u64> {
     let mut buf = vec![0; PIECE];
     let mut at = 0;
     loop {
@@ -185,7 +183,7 @@ fn list(fs: &Fs, dir: Ino) -> Result<Vec<(Vec<u8>, bool)>> {
     let mut names = Vec::new();
     fs.readdir(dir, 0, false, &mut |entry| {
         if entry.name != b"." && entry.name != b".." {
-            names.push((entry.name, entry.file_type == cffs::format::FileType::Directory));
+            names.push((entry.name, entry.file_type == cffs::FileType::Directory));
         }
         true
     })?;

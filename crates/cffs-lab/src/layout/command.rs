@@ -7,8 +7,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use cffs::device::{Device, Direct, FileDevice, Lock, OpenMode};
-use cffs::fs::Fs;
-use cffs::fs::api::MountOptions;
+use cffs::{Fs, MountOptions};
 
 use super::{CLASSES, Layout, map};
 
@@ -61,9 +60,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
 fn of_image(path: &Path) -> Result<(Layout, u64)> {
     let mode = OpenMode { read_only: true, direct: Direct::Never, lock: Lock::Auto };
     let device = Arc::new(FileDevice::open(path, mode).with_context(|| format!("cannot open {}", path.display()))?);
-    let fs =
-        Fs::open(device.clone(), None, MountOptions { read_only: true, background: false, ..MountOptions::default() })
-            .with_context(|| format!("cannot read {}", path.display()))?;
+    let fs = Fs::open(device.clone(), None, MountOptions::default().read_only(true).background(false))
+        .with_context(|| format!("cannot read {}", path.display()))?;
     let names = Layout::names(&fs);
     fs.close()?;
     Ok((Layout::of_image(&*device, &names?)?, device.len()))

@@ -13,8 +13,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use cffs::device::Device;
 use cffs::dump::{Dumper, Value, Which};
-use cffs::format::{FileType, Ino, ROOT_INO};
-use cffs::fs::Fs;
+use cffs::{FileType, Fs, Ino, ROOT_INO};
 
 use crate::process::run_command;
 

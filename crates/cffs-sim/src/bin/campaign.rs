@@ -1,7 +1,7 @@
 //! Long campaigns: sequences against the reference model, crashes, and faults of the device, until the time is up.
 
 use anyhow::{Result, bail};
-use cffs::fs::api::MetadataMode;
+use cffs::MetadataMode;
 use cffs_sim::bounded;
 use cffs_sim::crash::{Coverage, Effort, explore_and_shrink};
 use cffs_sim::faults::history::{self, Tally};

@@ -4,10 +4,11 @@ use super::decode::Shelf;
 use super::units::{Unit, UnitKind, find_units};
 use super::work::bytes;
 use cffs::device::{Device, MemoryDevice, OverlayDevice};
-use cffs::format::{FileType, Geometry, Ino, QuotaKind, ROOT_INO, Superblock};
-use cffs::fs::api::{Caller, MountOptions, SetXattr};
-use cffs::fs::{Fallocate, Fs, QuotaLimits};
-use cffs::mkfs::{MkfsOptions, log_bytes_min, mkfs, read_superblock};
+use cffs::mkfs::{log_bytes_min, read_superblock};
+use cffs::{
+    Caller, Fallocate, FileType, Fs, Geometry, Ino, MkfsOptions, MountOptions, QuotaKind, QuotaLimits, ROOT_INO,
+    SetXattr, Superblock, mkfs,
+};
 use std::sync::Arc;
 
 const MIB: u64 = 1 << 20;
@@ -125,22 +126,20 @@ impl Sample {
     pub fn new(recipe: &Recipe) -> Sample {
         let dev = Arc::new(MemoryDevice::new(recipe.device));
         let log = recipe.external_log.then(|| Arc::new(MemoryDevice::new(2 * MIB)));
-        let o = MkfsOptions {
-            block_size: recipe.sizes.0,
-            frag_size: Some(recipe.sizes.1),
-            group_size: recipe.sizes.2,
-            log_bytes: Some(log_bytes_min(recipe.sizes.0)),
-            ag_blocks: Some(recipe.ag / u64::from(recipe.sizes.0)),
-            label: "fuzz".into(),
-            uuid: Some(*b"cffs-fuzz uuid 1"),
-            hash_seed: Some([3, 4]),
-            now_ns: Some(5_000_000),
-            no_embed: recipe.no_embed,
-            no_group: recipe.no_group,
-            dirs_with_data: recipe.dirs_with_data,
-            quota: if recipe.quota { QuotaKind::ALL.to_vec() } else { Vec::new() },
-            ..MkfsOptions::default()
-        };
+        let o = MkfsOptions::default()
+            .block_size(recipe.sizes.0)
+            .frag_size(Some(recipe.sizes.1))
+            .group_size(recipe.sizes.2)
+            .log_bytes(Some(log_bytes_min(recipe.sizes.0)))
+            .ag_blocks(Some(recipe.ag / u64::from(recipe.sizes.0)))
+            .label("fuzz".into())
+            .uuid(Some(*b"cffs-fuzz uuid 1"))
+            .hash_seed(Some([3, 4]))
+            .now_ns(Some(5_000_000))
+            .no_embed(recipe.no_embed)
+            .no_group(recipe.no_group)
+            .dirs_with_data(recipe.dirs_with_data)
+            .quota(if recipe.quota { QuotaKind::ALL.to_vec() } else { Vec::new() });
         mkfs(&*dev, log.as_deref().map(|d| d as &dyn Device), &o).expect("mkfs of a sample");
         let log_dyn = log.clone().map(|d| d as Arc<dyn Device>);
         let fs = Fs::open(dev.clone(), log_dyn.clone(), options()).expect("mount of a sample");
@@ -176,13 +175,13 @@ pub fn layers(below: &[Arc<dyn Device>]) -> Vec<Arc<dyn Device>> {
 
 /// Settings of a mount: nothing happens on its own.
 pub fn options() -> MountOptions {
-    MountOptions { background: false, cache_bytes: 8 << 20, ..MountOptions::default() }
+    MountOptions::default().background(false).cache_bytes(8 << 20)
 }
 
 /// A tree with everything on it that the format knows. Returns the inodes that were unlinked while in use.
 fn fill(fs: &Fs, r: &Recipe) -> Vec<Ino> {
     let bs = r.sizes.0 as usize;
-    let done = |a: cffs::fs::api::Attr| {
+    let done = |a: cffs::Attr| {
         fs.forget(a.ino, 1);
         a.ino
     };

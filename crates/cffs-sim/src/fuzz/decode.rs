@@ -17,9 +17,10 @@ use cffs::format::system::{COUNT_FREE_FRAGS, COUNTERS_LEN, Counters};
 use cffs::format::table::{LOCATOR_SIZE, Location, TableShape};
 use cffs::format::xattr::{ChainBlock, Namespace, XATTR_NEXT, decode_list};
 use cffs::format::{
-    BlockId, BlockKind, Extent, FileType, Geometry, Inode, META_HEADER_SIZE, QuotaRecord, Superblock, ag, block_owner,
-    dirindex, extent, get_u32, get_u64, quota, sums, table, verify_block,
+    BlockId, BlockKind, Extent, Inode, META_HEADER_SIZE, QuotaRecord, ag, block_owner, dirindex, extent, get_u32,
+    get_u64, quota, sums, table, verify_block,
 };
+use cffs::{FileType, Geometry, Superblock};
 use fastrand::Rng;
 
 /// Bytes, and what they were before the damage.

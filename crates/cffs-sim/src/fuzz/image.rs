@@ -15,11 +15,8 @@ use cffs::check::repair::{RepairOptions, Repaired, has_superblock, repair};
 use cffs::check::{CheckOptions, Report, check};
 use cffs::device::Device;
 use cffs::dump::{Dumper, Which, superblocks};
-use cffs::error::Error;
-use cffs::format::QuotaKind;
-use cffs::fs::Fs;
-use cffs::fs::api::{MetadataMode, MountOptions};
 use cffs::mkfs::read_superblock;
+use cffs::{Error, Fs, MetadataMode, QuotaKind};
 use fastrand::Rng;
 use std::sync::Arc;
 
@@ -187,7 +184,7 @@ fn without_log(done: &mut Done, devices: &[Arc<dyn Device>], rng: &mut Rng) -> R
     let mut lot = rng.fork();
     let metadata = [MetadataMode::Sync, MetadataMode::Delayed][rng.usize(..2)];
     d.call(done, || {
-        let o = MountOptions { metadata, ..options() };
+        let o = options().metadata(metadata);
         let fs = Fs::open(d.devices[0].clone(), d.devices.get(1).cloned(), o)?;
         let w = walk(&fs);
         Ok::<_, Error>(work(&fs, &w, &mut lot, 30))
@@ -206,7 +203,7 @@ fn repaired(
 ) -> Result<(), Failure> {
     let d = Stage::new(name, devices);
     let outcome = d.call(done, || {
-        let o = RepairOptions { max_problems: 30, scavenge, data: false, jobs: 1 };
+        let o = RepairOptions::default().max_problems(30).scavenge(scavenge).data(false).jobs(1);
         repair(d.devices[0].clone(), d.devices.get(1).cloned(), &o, &mut |_| true, &|_, _, _| {})
     })?;
     let r = match outcome {
@@ -254,21 +251,21 @@ fn classes(r: &Report) -> String {
     r.by_class.keys().map(|c| c.id()).collect::<Vec<_>>().join(" ")
 }
 
-fn open(devices: &[Arc<dyn Device>], read_only: bool) -> cffs::error::Result<Arc<Fs>> {
-    Fs::open(devices[0].clone(), devices.get(1).cloned(), MountOptions { read_only, ..options() })
+fn open(devices: &[Arc<dyn Device>], read_only: bool) -> cffs::Result<Arc<Fs>> {
+    Fs::open(devices[0].clone(), devices.get(1).cloned(), options().read_only(read_only))
 }
 
-fn look(devices: &[Arc<dyn Device>]) -> cffs::error::Result<Report> {
+fn look(devices: &[Arc<dyn Device>]) -> cffs::Result<Report> {
     check(
         devices[0].clone(),
         devices.get(1).cloned(),
-        &CheckOptions { max_problems: 30, data: true, jobs: 1 },
+        &CheckOptions::default().max_problems(30).data(true).jobs(1),
         &|_, _, _| {},
     )
 }
 
 /// Mounts, reads, changes, unmounts. Tells what the file system said of damage.
-fn in_use(devices: &[Arc<dyn Device>], rng: &mut Rng) -> cffs::error::Result<Vec<String>> {
+fn in_use(devices: &[Arc<dyn Device>], rng: &mut Rng) -> cffs::Result<Vec<String>> {
     let fs = open(devices, false)?;
     let w = walk(&fs);
     let mut errors = w.errors.clone();
@@ -280,7 +277,7 @@ fn in_use(devices: &[Arc<dyn Device>], rng: &mut Rng) -> cffs::error::Result<Vec
 }
 
 /// It worked, and nobody spoke of damage.
-fn sound(name: &str, outcome: cffs::error::Result<Vec<String>>) -> Result<(), Failure> {
+fn sound(name: &str, outcome: cffs::Result<Vec<String>>) -> Result<(), Failure> {
     match outcome {
         Ok(errors) if errors.is_empty() => Ok(()),
         Ok(errors) => {

@@ -9,11 +9,11 @@ use cffs::format::log::{
 };
 use cffs::format::superblock::SUPERBLOCK_SIZE;
 use cffs::format::{
-    BlockKind, Geometry, META_CRC, META_HEADER_SIZE, Superblock, align8, block_seq, get_u16, get_u32, get_u64, put_u32,
-    seal,
+    BlockKind, META_CRC, META_HEADER_SIZE, align8, block_seq, get_u16, get_u32, get_u64, put_u32, seal,
 };
 use cffs::journal::{log_place, read_header};
 use cffs::mkfs::backup_ags;
+use cffs::{Geometry, Superblock};
 use std::sync::Arc;
 
 /// What a unit is.

@@ -1,9 +1,8 @@
 //! What is done with a mounted image: everything is read, and then changed here and there.
 
-use cffs::error::Error;
-use cffs::format::{FileType, Ino, QuotaKind, ROOT_INO};
-use cffs::fs::api::{Attr, Caller, DirEntry, RenameFlags, SetAttr, SetXattr};
-use cffs::fs::{Fallocate, Fs};
+use cffs::{
+    Attr, Caller, DirEntry, Error, Fallocate, FileType, Fs, Ino, QuotaKind, ROOT_INO, RenameFlags, SetAttr, SetXattr,
+};
 use fastrand::Rng;
 use std::collections::HashSet;
 
@@ -182,10 +181,10 @@ pub fn work(fs: &Fs, w: &Walked, rng: &mut Rng, steps: usize) -> Vec<String> {
             12 => ("link", fs.link(c, file, to, &fresh).map(drop)),
             13 => ("truncate", {
                 let size = Some([0, 1, 5000, 100_000, 1 << 41][rng.usize(..5)]);
-                fs.setattr(c, file, SetAttr { size, ..SetAttr::default() }).map(drop)
+                fs.setattr(c, file, SetAttr::default().size(size)).map(drop)
             }),
             14 => ("setattr", {
-                let set = SetAttr { perm: Some(0o600), uid: Some(1001), ..SetAttr::default() };
+                let set = SetAttr::default().perm(Some(0o600)).uid(Some(1001));
                 fs.setattr(Caller::ROOT, ino, set).map(drop)
             }),
             15 => ("setxattr", {

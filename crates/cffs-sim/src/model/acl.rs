@@ -1,7 +1,7 @@
 //! POSIX access control lists in the model: what they have to do with permission bits and new files (acl(5)).
 
 use super::{Errno, FLAG_APPEND, FLAG_IMMUTABLE, Id, Model, Result};
-use cffs::format::FileType;
+use cffs::FileType;
 
 /// Names of the attributes that hold lists.
 pub const ACCESS: &str = "system.posix_acl_access";
@@ -149,7 +149,7 @@ impl Model {
 mod tests {
     use super::*;
     use crate::model::{NewFile, ROOT};
-    use cffs::fs::api::Caller;
+    use cffs::Caller;
 
     #[test]
     fn lists_bits_and_new_files() {

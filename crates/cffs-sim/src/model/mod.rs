@@ -13,9 +13,9 @@ pub use content::Content;
 pub use namespace::{Namespace, Node as NamespaceNode};
 
 use cffs::format::inode::{FLAG_APPEND, FLAG_IMMUTABLE, FLAGS, FLAGS_INHERITED, FLAGS_OF_DIRS};
-use cffs::format::{FILE_SIZE_MAX, FileType, LINK_MAX, NAME_MAX, SYMLINK_MAX};
-use cffs::fs::Fallocate;
-use cffs::fs::api::{Caller, RenameFlags, SetAttr, TimeSpec};
+use cffs::{
+    Caller, FILE_SIZE_MAX, Fallocate, FileType, LINK_MAX, NAME_MAX, RenameFlags, SYMLINK_MAX, SetAttr, TimeSpec,
+};
 use rustix::io::Errno;
 use std::collections::BTreeMap;
 

@@ -1,7 +1,7 @@
 //! What can be seen of a file system by walking it: names and attributes, without contents and times.
 
 use super::{Body, Id, Model, ROOT};
-use cffs::format::FileType;
+use cffs::FileType;
 use std::collections::BTreeMap;
 use std::hash::{Hash, Hasher};
 

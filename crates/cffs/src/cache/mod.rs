@@ -19,7 +19,7 @@ mod span;
 mod together;
 mod write;
 
-pub use buf::{Buf, BufRead, BufRef};
+pub use buf::{Buf, BufRef};
 pub(crate) use buf::{BufInner, LogState};
 pub use direct::ReadRun;
 pub use remembered::Remembered;

@@ -64,6 +64,7 @@ use tables::External;
 
 /// Settings of a check.
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct CheckOptions {
     /// Problems listed in the report; more are counted only.
     pub max_problems: usize,
@@ -72,6 +73,8 @@ pub struct CheckOptions {
     /// Threads that read and verify, at most 64; 0: as many as there are processors. The report does not depend on it.
     pub jobs: usize,
 }
+
+setters!(CheckOptions { max_problems: usize, data: bool, jobs: usize });
 
 impl Default for CheckOptions {
     /// One thread.

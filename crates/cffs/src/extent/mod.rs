@@ -146,27 +146,6 @@ pub fn last(cache: &Cache, inode: &Inode, from: u64, limit: usize) -> Result<Vec
     Ok(out)
 }
 
-/// Calls `f` with the block of every node of the tree.
-pub fn for_each_node(cache: &Cache, inode: &Inode, mut f: impl FnMut(crate::format::BlockAddr)) -> Result<()> {
-    if !matches!(inode.format, InodeFormat::Tree { .. }) {
-        return Ok(());
-    }
-    let mut last: Vec<u64> = Vec::new();
-    let mut at = 0;
-    while at < LOGICAL_END {
-        let path = descend(cache, inode, at)?;
-        let blocks: Vec<u64> = path.steps.iter().map(|s| s.buf.addr()).collect();
-        for (i, b) in blocks.iter().enumerate() {
-            if last.get(i) != Some(b) {
-                f(*b);
-            }
-        }
-        last = blocks;
-        at = path.leaf().hi;
-    }
-    Ok(())
-}
-
 fn inline_contents<T>(inode: &Inode) -> Result<T> {
     Error::invalid(format!("inode {} has inline contents and no extents", inode.ino))
 }

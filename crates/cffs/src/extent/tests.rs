@@ -16,6 +16,27 @@ fn inode() -> Inode {
     Inode::new(40, FileType::Regular.mode_bits() | 0o644, 0)
 }
 
+/// Calls `f` with the block of every node of the tree.
+fn for_each_node(cache: &Cache, inode: &Inode, mut f: impl FnMut(BlockAddr)) -> Result<()> {
+    if !matches!(inode.format, InodeFormat::Tree { .. }) {
+        return Ok(());
+    }
+    let mut last: Vec<u64> = Vec::new();
+    let mut at = 0;
+    while at < LOGICAL_END {
+        let path = descend(cache, inode, at)?;
+        let blocks: Vec<u64> = path.steps.iter().map(|s| s.buf.addr()).collect();
+        for (i, b) in blocks.iter().enumerate() {
+            if last.get(i) != Some(b) {
+                f(*b);
+            }
+        }
+        last = blocks;
+        at = path.leaf().hi;
+    }
+    Ok(())
+}
+
 /// A file under test: the fixture, the inode, and what both should say.
 struct File {
     f: Fixture,

@@ -149,11 +149,6 @@ impl FileData {
         self.pages.is_empty() && self.untold.is_empty()
     }
 
-    /// Bytes held in memory.
-    pub fn bytes(&self) -> usize {
-        self.pages.values().map(|p| p.bytes.len()).sum()
-    }
-
     /// Pages in memory that no writeback has taken, about: what was written again while it was on its way is not counted.
     pub fn waiting_pages(&self) -> usize {
         self.pages.len() - self.taken.min(self.pages.len())

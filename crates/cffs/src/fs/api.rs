@@ -95,6 +95,7 @@ pub enum TimeSpec {
 
 /// Attributes to change; `None` leaves one as it is.
 #[derive(Clone, Copy, Debug, Default)]
+#[non_exhaustive]
 pub struct SetAttr {
     /// Permission bits (12).
     pub perm: Option<u16>,
@@ -109,6 +110,15 @@ pub struct SetAttr {
     /// Modification time.
     pub mtime: Option<TimeSpec>,
 }
+
+setters!(SetAttr {
+    perm: Option<u16>,
+    uid: Option<u32>,
+    gid: Option<u32>,
+    size: Option<u64>,
+    atime: Option<TimeSpec>,
+    mtime: Option<TimeSpec>,
+});
 
 /// One entry of a directory listing.
 #[derive(Clone, Debug)]
@@ -204,6 +214,7 @@ pub enum WritePast {
 
 /// Settings of a mount.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct MountOptions {
     /// Write nothing, not even a replay of the log (it is replayed in memory).
     pub read_only: bool,
@@ -235,6 +246,22 @@ pub struct MountOptions {
     /// Long writes past the cache.
     pub write_past: WritePast,
 }
+
+setters!(MountOptions {
+    read_only: bool,
+    cache_bytes: usize,
+    metadata: MetadataMode,
+    atime: AtimeMode,
+    lazytime: bool,
+    commit_interval: std::time::Duration,
+    prefetch: PrefetchMode,
+    discard: bool,
+    background: bool,
+    fsync_in_log: bool,
+    scatter: Option<u64>,
+    subtrees: bool,
+    write_past: WritePast,
+});
 
 impl Default for MountOptions {
     fn default() -> Self {

@@ -6,7 +6,7 @@
 //! Locks: an operation first begins its transaction, then locks the inodes it works on, in the order of their numbers.
 //! Reading operations begin no transaction. Nobody begins a transaction while holding an inode.
 
-pub mod api;
+pub(crate) mod api;
 mod attr;
 mod copy;
 mod create;
@@ -18,6 +18,7 @@ mod link;
 mod mount;
 mod namei;
 mod orphan;
+#[doc(hidden)]
 pub mod path;
 mod quota;
 mod remove;

@@ -443,11 +443,6 @@ impl Inodes {
         self.count.load(Ordering::Relaxed)
     }
 
-    /// Whether none is in memory.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
     /// Puts a node into its part, and drops others there if it is over its share: a few steps of the clock at a time,
     /// so that many nodes in use cost nobody much.
     fn put(&self, shard: &mut Shard, node: Arc<Node>) {

@@ -173,11 +173,6 @@ impl Hold {
     pub(super) fn new(quota: Arc<Quota>, ids: Ids, frags: u64, inodes: u64) -> Hold {
         Hold { quota, ids, frags, inodes, only: None }
     }
-
-    /// The ids it is for.
-    pub fn ids(&self) -> Ids {
-        self.ids
-    }
 }
 
 impl Drop for Hold {

@@ -50,6 +50,7 @@ pub fn is_fixed(g: &Geometry, run: Range<FragAddr>) -> bool {
 }
 
 /// Free fragments of a new file system: what the counters start with.
+#[cfg(test)]
 pub fn initial_free_frags(g: &Geometry) -> u64 {
     // Only the groups that system area and log lie in have more fixed fragments than their header.
     let areas = areas(g);

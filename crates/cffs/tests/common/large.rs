@@ -2,9 +2,7 @@
 
 use cffs::check::{CheckOptions, check};
 use cffs::device::MemoryDevice;
-use cffs::format::{Ino, ROOT_INO};
-use cffs::fs::{AtimeMode, Caller, Fs, MountOptions};
-use cffs::mkfs::{MkfsOptions, mkfs};
+use cffs::{AtimeMode, Caller, Fs, Ino, MkfsOptions, MountOptions, ROOT_INO, mkfs};
 use std::sync::Arc;
 
 pub const ROOT: Caller = Caller::ROOT;
@@ -13,12 +11,12 @@ pub const MIB: usize = 1 << 20;
 
 /// Files of more than 1 MiB are large, reads of 256 KiB long.
 pub fn small_cache() -> MountOptions {
-    MountOptions { background: false, atime: AtimeMode::Noatime, cache_bytes: 8 << 20, ..MountOptions::default() }
+    MountOptions::default().background(false).atime(AtimeMode::Noatime).cache_bytes(8 << 20)
 }
 
 pub fn made(data_sums: bool) -> Arc<MemoryDevice> {
     let dev = Arc::new(MemoryDevice::new(96 << 20));
-    mkfs(&*dev, None, &MkfsOptions { data_sums, ..MkfsOptions::default() }).unwrap();
+    mkfs(&*dev, None, &MkfsOptions::default().data_sums(data_sums)).unwrap();
     dev
 }
 
@@ -32,7 +30,6 @@ pub fn create(fs: &Fs, name: &str) -> Ino {
 }
 
 pub fn assert_clean(dev: &Arc<MemoryDevice>) {
-    let report =
-        check(dev.clone(), None, &CheckOptions { data: true, ..CheckOptions::default() }, &|_, _, _| {}).unwrap();
+    let report = check(dev.clone(), None, &CheckOptions::default().data(true), &|_, _, _| {}).unwrap();
     assert!(report.is_clean(), "{:#?}", report.problems);
 }

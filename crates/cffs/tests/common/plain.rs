@@ -1,13 +1,12 @@
 //! File systems in memory: made, mounted without a background thread, checked.
 
 use cffs::device::{Device, MemoryDevice};
-use cffs::fs::{Fs, MountOptions};
-use cffs::mkfs::{MkfsOptions, mkfs};
+use cffs::{Fs, MkfsOptions, MountOptions, mkfs};
 use std::sync::Arc;
 
 /// Mounts one.
 pub fn mount(dev: &Arc<MemoryDevice>) -> Arc<Fs> {
-    let options = MountOptions { background: false, ..MountOptions::default() };
+    let options = MountOptions::default().background(false);
     Fs::open(dev.clone() as Arc<dyn Device>, None, options).unwrap()
 }
 

@@ -207,8 +207,8 @@ fn system() -> Vec<Case> {
         case("counters: more inodes than possible", Class::CounterInodes, WHOLE, |i| {
             counters(i, COUNT_INODES, u64::MAX - 1);
             // A mount says so, instead of counting on.
-            let o = cffs::fs::api::MountOptions { background: false, ..Default::default() };
-            let Err(e) = cffs::fs::Fs::open(i.dev.clone(), None, o) else { panic!("mounted") };
+            let o = cffs::MountOptions::default().background(false);
+            let Err(e) = cffs::Fs::open(i.dev.clone(), None, o) else { panic!("mounted") };
             assert!(e.to_string().contains("inodes"), "{e}");
         }),
         case("counters: no group initialized", Class::CounterGroups, WHOLE, |i| counters(i, COUNT_AGS, 0)),

@@ -1,17 +1,15 @@
 //! An image with a tree on it that looks like a real one, ways to find its structures and to damage them, and what is in it.
 
 use cffs::device::{Device, IoKind, MemoryDevice};
-use cffs::error::Error;
 use cffs::format::dirblock::{DIR_LBLOCK, EntryKind, entries, validate};
 use cffs::format::dirindex::BUCKET_NUMBER;
 use cffs::format::extent::NODE_LEVEL;
 use cffs::format::geometry::INODE_SLOT_SIZE;
 use cffs::format::table::TABLE_LBLOCK;
 use cffs::format::*;
-use cffs::fs::Fs;
-use cffs::fs::api::{Caller, MountOptions};
 use cffs::journal::recovery::replay;
-use cffs::mkfs::{MkfsOptions, mkfs, read_superblock};
+use cffs::mkfs::read_superblock;
+use cffs::{Caller, Error, Fs, MkfsOptions, MountOptions, mkfs};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, OnceLock};
 
@@ -65,7 +63,7 @@ fn hash(bytes: &[u8]) -> u64 {
 }
 
 pub fn mount(dev: &Arc<MemoryDevice>, read_only: bool) -> Arc<Fs> {
-    let o = MountOptions { background: false, read_only, cache_bytes: 16 << 20, ..MountOptions::default() };
+    let o = MountOptions::default().background(false).read_only(read_only).cache_bytes(16 << 20);
     Fs::open(dev.clone(), None, o).unwrap()
 }
 
@@ -164,17 +162,14 @@ impl Filler<'_> {
 impl Image {
     pub fn new(no_embed: bool) -> Image {
         let dev = Arc::new(MemoryDevice::new(48 << 20));
-        let o = MkfsOptions {
-            no_embed,
-            now_ns: Some(5),
-            hash_seed: Some([3, 4]),
-            group_size: 64 << 10,
-            log_bytes: Some(2 << 20),
-            ag_blocks: Some(1024),
-            // One of the two images has checksums of data, the other has not.
-            data_sums: !no_embed,
-            ..MkfsOptions::default()
-        };
+        let o = MkfsOptions::default()
+            .no_embed(no_embed)
+            .now_ns(Some(5))
+            .hash_seed(Some([3, 4]))
+            .group_size(64 << 10)
+            .log_bytes(Some(2 << 20))
+            .ag_blocks(Some(1024)) // One of the two images has checksums of data, the other has not.
+            .data_sums(!no_embed);
         mkfs(&*dev, None, &o).unwrap();
         let fs = mount(&dev, false);
         let orphans = Filler { fs: &fs, made: 0 }.fill();
@@ -193,7 +188,7 @@ impl Image {
             Image { dev, sb, g, tree, inos: HashMap::new(), places: HashMap::new(), blocks: BTreeMap::new(), orphans };
         let fs = mount(&image.dev, true);
         for path in image.tree.keys() {
-            image.inos.insert(path.clone(), cffs::fs::path::resolve(&fs, path.as_bytes()).unwrap().ino);
+            image.inos.insert(path.clone(), cffs::path::resolve(&fs, path.as_bytes()).unwrap().ino);
         }
         image.catalogue();
         image

@@ -5,8 +5,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
 use cffs::device::{Direct, FileDevice, Lock, OpenMode};
-use cffs::fs::Fs;
-use cffs::fs::api::MountOptions;
+use cffs::{Fs, MountOptions};
 use cffs_disk::{Counters, profiles};
 
 use super::BYTES;
@@ -103,7 +102,7 @@ impl Session {
         if self.kind == Kind::Cffs {
             let mode = OpenMode { read_only: true, direct: Direct::Never, lock: Lock::Auto };
             let device = Arc::new(FileDevice::open(&self.image, mode)?);
-            let options = MountOptions { read_only: true, background: false, ..MountOptions::default() };
+            let options = MountOptions::default().read_only(true).background(false);
             let fs = Fs::open(device.clone(), None, options)?;
             let names = Layout::names(&fs);
             fs.close()?;

@@ -62,6 +62,7 @@ const ROUNDS_MAX: u32 = 12;
 
 /// Settings of a repair.
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct RepairOptions {
     /// Actions, and problems of the check afterwards, that are listed in the report; more are counted only.
     pub max_problems: usize,
@@ -74,6 +75,8 @@ pub struct RepairOptions {
     /// depend on it.
     pub jobs: usize,
 }
+
+setters!(RepairOptions { max_problems: usize, scavenge: bool, data: bool, jobs: usize });
 
 impl Default for RepairOptions {
     fn default() -> Self {

@@ -38,6 +38,7 @@ const NAP: Duration = Duration::from_millis(50);
 
 /// Settings of a scrub.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct ScrubOptions {
     /// Most bytes to read in a second, at least one; as many as the device gives if there is none.
     pub rate: Option<u64>,
@@ -45,6 +46,11 @@ pub struct ScrubOptions {
     #[serde(default)]
     pub metadata_only: bool,
 }
+
+setters!(ScrubOptions {
+    rate: Option<u64>,
+    metadata_only: bool,
+});
 
 /// Something that is wrong on the device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
