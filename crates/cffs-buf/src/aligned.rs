@@ -4,7 +4,7 @@
 //! allocation, so that two aligned ones never lie next to each other: a buffer of 4 KiB takes 8 KiB, one of 1 KiB nearly
 //! two, and a cache of them twice the memory it was allowed. mimalloc packs them without a gap and is 2 to 4 times faster.
 
-use crate::kept;
+use crate::free_list;
 use mimalloc::MiMalloc;
 use std::alloc::{GlobalAlloc, Layout, handle_alloc_error};
 use std::fmt;
@@ -51,7 +51,7 @@ impl AlignedBuf {
             return Self::empty();
         }
         let layout = Self::layout(len);
-        if let Some((ptr, zeros)) = kept::take(layout) {
+        if let Some((ptr, zeros)) = free_list::take(layout) {
             if !zeros {
                 // SAFETY: `ptr` is an allocation of `layout`, which has `len` bytes at least, and nobody else's.
                 unsafe { ptr.write_bytes(0, len) };
@@ -70,7 +70,7 @@ impl AlignedBuf {
             return Self::empty();
         }
         let layout = Self::layout(src.len());
-        let ptr = kept::take(layout).map(|(ptr, _)| ptr).unwrap_or_else(|| {
+        let ptr = free_list::take(layout).map(|(ptr, _)| ptr).unwrap_or_else(|| {
             // SAFETY: `layout` has a size other than 0.
             let ptr = unsafe { MiMalloc.alloc(layout) };
             NonNull::new(ptr).unwrap_or_else(|| handle_alloc_error(layout))
@@ -98,7 +98,7 @@ impl AlignedBuf {
 
 impl Drop for AlignedBuf {
     fn drop(&mut self) {
-        if self.len != 0 && !kept::keep(self.ptr, Self::layout(self.len)) {
+        if self.len != 0 && !free_list::put(self.ptr, Self::layout(self.len)) {
             // SAFETY: a buffer of a length other than 0 was allocated with `layout(len)`, and `len` never changes. Nobody
             // has kept it.
             unsafe { MiMalloc.dealloc(self.ptr.as_ptr(), Self::layout(self.len)) };

@@ -5,7 +5,7 @@
 mod aligned;
 mod blkdev;
 mod control;
-mod kept;
+mod free_list;
 mod pool;
 mod ring;
 

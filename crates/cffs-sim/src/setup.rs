@@ -239,7 +239,7 @@ impl fmt::Display for Setup {
 /// Where the log stands: the number of its device, and its bytes.
 pub(crate) fn log_range(images: &[Image]) -> (usize, std::ops::Range<u64>) {
     let trace = Trace::new(images.to_vec());
-    let (at, len) = cffs::mkfs::read_superblock(&*trace.device(0)).map_or((0, 0), |sb| cffs::journal::log_place(&sb));
+    let (at, len) = cffs::mkfs::read_superblock(&*trace.device(0)).map_or((0, 0), |sb| cffs::journal::log_extent(&sb));
     (images.len() - 1, at..at + len)
 }
 

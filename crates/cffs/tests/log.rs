@@ -6,7 +6,7 @@ use cffs::device::{Device, IoKind, MemoryDevice};
 use cffs::format::log::{LOG_HEADER_SLOTS, LogHeader, SEQ_START_MAX};
 use cffs::format::superblock::State;
 use cffs::format::{BlockKind, crc_ok, get_u32, get_u64};
-use cffs::journal::{log_place, read_header, read_headers, write_header};
+use cffs::journal::{log_extent, read_header, read_headers, write_header};
 use cffs::mkfs::read_superblock;
 use cffs::{Caller, Error, Fs, Geometry, MkfsOptions, MountOptions, ROOT_INO, Superblock, mkfs, path};
 use std::sync::Arc;
@@ -237,7 +237,7 @@ fn a_header_that_no_log_gets_to_is_refused_and_repaired() {
         LogHeader { tail_seq: header.tail_seq + step, epoch: header.epoch + 2, ..header },
     ] {
         let dev = Arc::new(dev.duplicate());
-        write_header(&*dev, log_place(&sb).0, far).unwrap();
+        write_header(&*dev, log_extent(&sb).0, far).unwrap();
         assert!(matches!(mount(&dev), Err(Error::Corrupt(c)) if c.0.contains("gets that far")));
         repair(dev.clone(), None, &RepairOptions::default(), &mut |_| true, &|_, _, _| {}).unwrap();
         clean(&dev, "repaired");

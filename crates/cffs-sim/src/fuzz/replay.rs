@@ -10,7 +10,7 @@ use super::{Done, Failure};
 use cffs::device::{Device, IoKind};
 use cffs::format::log::{LOG_HEADER_AREA, LogHeader, Record, TXN_HEADER, put_block, put_revoke, records, seal_txn};
 use cffs::format::{get_u64, put_u64};
-use cffs::journal::log_place;
+use cffs::journal::log_extent;
 use cffs::journal::recovery::replay;
 use fastrand::Rng;
 use std::sync::Arc;
@@ -113,7 +113,7 @@ fn rewrite(rng: &mut Rng, s: &Sample, devices: &[Arc<dyn Device>]) {
     for _ in 0..rng.usize(1..12) {
         change(rng, s, &mut groups);
     }
-    let (at, len) = log_place(&s.sb);
+    let (at, len) = log_extent(&s.sb);
     let ring = len - LOG_HEADER_AREA;
     let log = &devices[devices.len() - 1];
     let unit = s.g.frag_size() as u64;

@@ -11,7 +11,7 @@ use cffs::format::superblock::SUPERBLOCK_SIZE;
 use cffs::format::{
     BlockKind, META_CRC, META_HEADER_SIZE, align8, block_seq, get_u16, get_u32, get_u64, put_u32, seal,
 };
-use cffs::journal::{log_place, read_header};
+use cffs::journal::{log_extent, read_header};
 use cffs::mkfs::backup_ags;
 use cffs::{Geometry, Superblock};
 use std::sync::Arc;
@@ -217,7 +217,7 @@ pub fn find_units(devices: &[Arc<dyn Device>], sb: &Superblock, g: &Geometry) ->
         });
     }
     let log_device = devices.len() - 1;
-    let (log_at, log_len) = log_place(sb);
+    let (log_at, log_len) = log_extent(sb);
     let in_log = |at: u64| log_device == 0 && (log_at..log_at + log_len).contains(&at);
     let heads =
         (0..g.ag_count).flat_map(|ag| (g.ag_start(ag)..g.ag_start(ag) + g.ag_header_blocks()).collect::<Vec<_>>());
@@ -256,7 +256,7 @@ pub fn find_units(devices: &[Arc<dyn Device>], sb: &Superblock, g: &Geometry) ->
 /// The transactions that count, as byte offset on the log's device and length; one that wraps ends the list.
 pub fn transactions(devices: &[Arc<dyn Device>], sb: &Superblock, g: &Geometry) -> Vec<(u64, usize)> {
     let dev = &devices[devices.len() - 1];
-    let (at, len) = log_place(sb);
+    let (at, len) = log_extent(sb);
     let ring = len - LOG_HEADER_AREA;
     let mut out = Vec::new();
     let Ok(h) = read_header(&**dev, sb) else { return out };

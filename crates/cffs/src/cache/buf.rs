@@ -50,9 +50,9 @@ pub(crate) struct LogState {
     /// Sequence number of the last transaction with changes of it (0: none committed yet).
     pub(crate) last_seq: u64,
     /// Committed changes wait for their way home.
-    pub(crate) waits_home: bool,
+    pub(crate) awaits_checkpoint: bool,
     /// Fragments of a data block that are to be written home, one bit each (metadata go home whole).
-    pub(crate) home_frags: u8,
+    pub(crate) checkpoint_frags: u8,
 }
 
 impl LogState {

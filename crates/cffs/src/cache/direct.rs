@@ -50,7 +50,7 @@ impl Cache {
     }
 
     /// Whether a read of `len` bytes of a file of `size` goes past the cache.
-    pub fn reads_past(&self, size: u64, len: usize) -> bool {
+    pub fn reads_direct(&self, size: u64, len: usize) -> bool {
         self.is_large(size) && len >= PAST_MIN.min(self.limit / PAST_SHARE)
     }
 

@@ -14,16 +14,16 @@ mod claims;
 mod direct;
 mod pace;
 mod prefetch;
-mod remembered;
 mod span;
 mod together;
+mod weak;
 mod write;
 
 pub use buf::{Buf, BufRef};
 pub(crate) use buf::{BufInner, LogState};
 pub use direct::ReadRun;
-pub use remembered::Remembered;
 pub use span::{Own, Siblings};
+pub use weak::WeakBufRef;
 pub use write::{DataRun, Source};
 
 use crate::device::{Device, IoKind};
@@ -137,7 +137,7 @@ pub(crate) struct CacheCounters {
     pub(crate) group_reads: AtomicU64,
     pub(crate) group_blocks: AtomicU64,
     pub(crate) speculative_used: AtomicU64,
-    pub(crate) written_past: AtomicU64,
+    pub(crate) direct_bytes: AtomicU64,
     pub(crate) evicted: AtomicU64,
 }
 
@@ -210,8 +210,8 @@ impl Cache {
         }
     }
 
-    /// Starts the thread that fetches groups ahead. It ends when the cache is dropped or [`Cache::stop_ahead`] is called.
-    pub fn start_ahead(self: &Arc<Self>) {
+    /// Starts the thread that fetches groups ahead. It ends when the cache is dropped or [`Cache::stop_readahead`] is called.
+    pub fn start_readahead(self: &Arc<Self>) {
         let (send, receive) = mpsc::sync_channel::<Ahead>(8);
         let weak = Arc::downgrade(self);
         *self.ahead.lock() = Some(send);
@@ -228,8 +228,8 @@ impl Cache {
             .unwrap_or_else(|e| tracing::warn!("no read-ahead: {e}"));
     }
 
-    /// Ends the thread of [`Cache::start_ahead`].
-    pub fn stop_ahead(&self) {
+    /// Ends the thread of [`Cache::start_readahead`].
+    pub fn stop_readahead(&self) {
         *self.ahead.lock() = None;
     }
 
@@ -688,13 +688,13 @@ impl Cache {
         Ok(good)
     }
 
-    /// Whether anybody does what [`Cache::read_ahead`] asks for.
-    pub fn fetches_ahead(&self) -> bool {
+    /// Whether anybody does what [`Cache::readahead`] asks for.
+    pub fn has_readahead(&self) -> bool {
         self.ahead.lock().is_some()
     }
 
     /// Fetches a run of data ahead of a sequential reader, in the background where there is one.
-    pub fn read_ahead(&self, frag: FragAddr, frags: u64) {
+    pub fn readahead(&self, frag: FragAddr, frags: u64) {
         let end = (frag + frags).min(self.geo.total_frags());
         let (first, last) = (self.geo.block_of_frag(frag), self.geo.block_of_frag(end.saturating_sub(1)));
         let guard = self.ahead.lock();

@@ -11,7 +11,7 @@ impl Cache {
     /// Brings in runs of metadata blocks that are about to be read one after the other, several requests in flight. Runs of which
     /// something is here already, or on its way, are left out. Returns what came: it stays while it is held. A failure is met
     /// again, and told, by who reads the block.
-    pub(crate) fn fetch_together(&self, runs: impl Iterator<Item = Range<BlockAddr>>) -> Vec<BufRef> {
+    pub(crate) fn prefetch_batch(&self, runs: impl Iterator<Item = Range<BlockAddr>>) -> Vec<BufRef> {
         let mut claimed: Vec<(Range<BlockAddr>, AlignedBuf)> = runs
             .filter(|run| self.claim_all(run))
             .map(|run| {

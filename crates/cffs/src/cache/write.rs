@@ -249,7 +249,7 @@ impl Cache {
         let gaps = runs.windows(2).filter(|w| w[0].frag + (w[0].len as u64 >> shift) != w[1].frag).count() as u64;
         let past = runs.iter().all(|r| matches!(r.bytes, Source::Caller(_)));
         if past {
-            self.counters.written_past.fetch_add(bytes, Ordering::Relaxed);
+            self.counters.direct_bytes.fetch_add(bytes, Ordering::Relaxed);
         }
         self.pace.note(past, bytes, 1 + gaps, began.elapsed());
         Ok(())

@@ -48,7 +48,7 @@ use crate::error::{Error, Result};
 use crate::format::superblock::{INCOMPAT_EXTERNAL_LOG, INCOMPAT_METADATA_UUID, State};
 use crate::format::system::Counters;
 use crate::format::{BlockAddr, BlockId, BlockKind, Corrupt, Geometry, Ino, Inode, QuotaKind, ROOT_INO, Superblock};
-use crate::journal::choose_header;
+use crate::journal::current_header;
 use crate::journal::recovery::replay;
 use crate::mkfs::{backup_ags, read_superblock, read_superblock_copy};
 use claims::{Claims, Conflict, FIXED};
@@ -173,7 +173,7 @@ fn replayed_view(
         _ if clean => return Ok((dev.clone(), 0)),
         _ => return Error::invalid("not unmounted, and its log is on another device, which was not given"),
     };
-    if let Err(e) = choose_header(&**log, sb) {
+    if let Err(e) = current_header(&**log, sb) {
         problems.add(Class::LogHeader, || "log".into(), || e.to_string());
         return Ok((dev.clone(), 0));
     }

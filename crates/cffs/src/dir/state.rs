@@ -1,6 +1,6 @@
 //! What is remembered of a directory while its inode is in memory. All of it can be rebuilt from the device.
 
-use crate::cache::{AddrMap, BufRef, Cache, Remembered};
+use crate::cache::{AddrMap, BufRef, Cache, WeakBufRef};
 use crate::error::Result;
 use crate::format::dirblock::DIR_BLOCKS_MAX;
 use crate::format::dirindex::BUCKET_NUMBER;
@@ -24,7 +24,7 @@ pub struct DirState {
     /// Names of a directory without an index; `None` until the first lookup, and for indexed directories.
     pub(super) names: RwLock<Option<NameMap>>,
     pub(super) rooms: Mutex<Rooms>,
-    buckets: RwLock<Vec<Remembered>>,
+    buckets: RwLock<Vec<WeakBufRef>>,
 }
 
 impl DirState {
@@ -39,7 +39,7 @@ impl DirState {
     /// A bucket of the index that was looked at before, if it is still in memory.
     pub(super) fn known_bucket(&self, cache: &Cache, dir: Ino, number: u32) -> Option<BufRef> {
         let known = self.buckets.read();
-        let buf = cache.again(known.get((number % BUCKETS_MAX) as usize)?, BlockKind::DirIndex, dir)?;
+        let buf = cache.upgrade(known.get((number % BUCKETS_MAX) as usize)?, BlockKind::DirIndex, dir)?;
         let found = get_u32(&buf.read(), BUCKET_NUMBER);
         (found == number).then_some(buf)
     }
@@ -49,9 +49,9 @@ impl DirState {
         let at = (number % BUCKETS_MAX) as usize;
         let mut known = self.buckets.write();
         if known.len() <= at {
-            known.resize(at + 1, Remembered::default());
+            known.resize(at + 1, WeakBufRef::default());
         }
-        known[at] = Remembered::of(buf);
+        known[at] = WeakBufRef::new(buf);
     }
 
     /// Blocks of the directory are no longer what they were.
@@ -64,7 +64,7 @@ impl DirState {
         for lblock in first..blocks.end.min(first + u64::from(BUCKETS_MAX)) {
             let at = (lblock - DIR_BLOCKS_MAX) % u64::from(BUCKETS_MAX);
             if let Some(place) = known.get_mut(at as usize) {
-                *place = Remembered::default();
+                *place = WeakBufRef::default();
             }
         }
     }

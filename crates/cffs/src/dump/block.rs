@@ -16,7 +16,7 @@ use crate::format::system::Counters;
 use crate::format::table::{LOCATOR_SIZE, Location, TABLE_LBLOCK, TABLE_USED, TableShape, map_count};
 use crate::format::xattr::{ChainBlock, XATTR_INDEX, XATTR_NEXT, XATTR_USED, Xattr, decode_list};
 use crate::format::*;
-use crate::journal::log_place;
+use crate::journal::log_extent;
 
 /// Bytes of something unknown that are shown.
 const SHOWN: usize = 256;
@@ -45,7 +45,7 @@ impl Dumper<'_> {
         if let Some(bits) = self.used_bits(addr) {
             f.put("fragments_in_use", bits);
         }
-        let (log_at, log_len) = log_place(&self.sb);
+        let (log_at, log_len) = log_extent(&self.sb);
         let at = addr << self.g.block_shift;
         if within == 0 && bytes[..8] == superblock::MAGIC {
             f.put("kind", "superblock");

@@ -6,7 +6,7 @@ use crate::format::log::{LOG_HEADER_AREA, LOG_HEADER_SLOTS, Record, TXN_MAGIC, t
 use crate::format::superblock::INCOMPAT_EXTERNAL_LOG;
 use crate::format::{get_u32, get_u64};
 use crate::journal::recovery::LogReader;
-use crate::journal::{GROUP_SHARE_MAX, choose_header, log_place, read_headers};
+use crate::journal::{COMMIT_SHARE_MAX, current_header, log_extent, read_headers};
 use cffs_buf::AlignedBuf;
 
 impl Dumper<'_> {
@@ -19,7 +19,7 @@ impl Dumper<'_> {
             problems(&mut f, vec!["it is on another device, which was not given".into()]);
             return Ok(f.into());
         };
-        let (at, len) = log_place(&self.sb);
+        let (at, len) = log_extent(&self.sb);
         f.put("byte", at).put("bytes", len);
         if len <= 2 * LOG_HEADER_AREA || at.checked_add(len).is_none_or(|end| end > dev.len()) {
             f.put("replayable", false);
@@ -42,7 +42,7 @@ impl Dumper<'_> {
             headers.push(h);
         }
         f.put("ring_bytes", ring).put("headers", headers);
-        let header = match choose_header(dev, &self.sb) {
+        let header = match current_header(dev, &self.sb) {
             Ok(chosen) => chosen.header,
             Err(e) => {
                 f.put("replayable", false);
@@ -140,7 +140,7 @@ impl Dumper<'_> {
         if get_u64(&head, 8) != self.g.fsid {
             return format!("what begins at {pos} belongs to another file system");
         }
-        match txn_header(&head, self.g.fsid, seq, ring / GROUP_SHARE_MAX) {
+        match txn_header(&head, self.g.fsid, seq, ring / COMMIT_SHARE_MAX) {
             None if get_u64(&head, 16) != seq => {
                 format!("what begins at {pos} has number {} instead of {seq}: an old one", get_u64(&head, 16))
             }

@@ -227,7 +227,7 @@ fn insert(cx: &FileCtx<'_>, node: &Node, extents: Vec<Extent>, promise: &mut Pro
                 // Fails before it changes anything.
                 outcome = extent::insert(&txn, cx.space, &mut st.inode, *e);
                 if outcome.is_ok() {
-                    txn.arm();
+                    txn.begin_critical();
                     cx.space.commit_alloc(&txn, run)?;
                     promise.told(&st, run.len);
                     rest = &rest[1..];
@@ -236,7 +236,7 @@ fn insert(cx: &FileCtx<'_>, node: &Node, extents: Vec<Extent>, promise: &mut Pro
                 }
             }
             inode::store(&txn, &mut st)?;
-            txn.done();
+            txn.end_critical();
             outcome
         };
         let mut step = step;
@@ -261,7 +261,7 @@ pub fn remove(cx: &FileCtx<'_>, node: &Node, frags: Range<u64>, promise: &Promis
             let (limit, log_bytes) = truncate::plan(cx, &node.state.read().inode);
             let txn = cx.journal.begin(log_bytes)?;
             txn.fund(&promise.nodes);
-            txn.arm();
+            txn.begin_critical();
             let mut st = node.state.write();
             let mut freed = Vec::new();
             let more = extent::remove(&txn, cx.space, &mut st.inode, frags.clone(), limit, &mut freed)?;
@@ -270,7 +270,7 @@ pub fn remove(cx: &FileCtx<'_>, node: &Node, frags: Range<u64>, promise: &Promis
                 cx.space.free(&txn, run)?;
             }
             inode::store(&txn, &mut st)?;
-            txn.done();
+            txn.end_critical();
             Ok(more)
         })?;
         if !more {
@@ -367,7 +367,7 @@ pub fn shift_down(cx: &FileCtx<'_>, node: &Node, from: u64, by: u64) -> Result<(
     while let Some(from) = at {
         let (leaves, log_bytes) = leaves(cx, node);
         let txn = cx.journal.begin(log_bytes)?;
-        txn.arm();
+        txn.begin_critical();
         let mut st = node.state.write();
         at = extent::shift_down(&txn, cx.space, &mut st.inode, from, by, leaves)?;
         if at.is_none() {
@@ -376,7 +376,7 @@ pub fn shift_down(cx: &FileCtx<'_>, node: &Node, from: u64, by: u64) -> Result<(
             st.disk_size = st.inode.size;
         }
         inode::store(&txn, &mut st)?;
-        txn.done();
+        txn.end_critical();
     }
     Ok(())
 }
@@ -408,14 +408,14 @@ pub fn shift_up(cx: &FileCtx<'_>, node: &Node, from: u64, by: u64) -> Result<()>
     while let Some(end) = below {
         let (leaves, log_bytes) = leaves(cx, node);
         let txn = cx.journal.begin(log_bytes)?;
-        txn.arm();
+        txn.begin_critical();
         let mut st = node.state.write();
         // The size first: no extent comes to lie behind it.
         st.inode.size += std::mem::take(&mut longer);
         st.disk_size = st.inode.size;
         below = extent::shift_up(&txn, cx.space, &mut st.inode, from, by, end, leaves)?;
         inode::store(&txn, &mut st)?;
-        txn.done();
+        txn.end_critical();
     }
     Ok(())
 }

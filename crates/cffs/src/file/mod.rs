@@ -310,7 +310,7 @@ fn read_disk(cx: &FileCtx<'_>, st: &NodeState, offset: u64, out: &mut [u8], ahea
     let around = grouped.then_some(&around as &dyn Siblings);
     let check = cx.sums.map(|sums| sums.reading(st.inode.ino));
     // A long read of a large file gathers what it needs from all its extents, and asks for it at once.
-    let past = !grouped && cx.cache.reads_past(st.inode.size, out.len());
+    let past = !grouped && cx.cache.reads_direct(st.inode.size, out.len());
     let mut runs: Vec<ReadRun<'_>> = Vec::new();
     let (mut at, mut rest) = (offset, out);
     while !rest.is_empty() {
@@ -347,7 +347,7 @@ fn read_disk(cx: &FileCtx<'_>, st: &NodeState, offset: u64, out: &mut [u8], ahea
     if past {
         return cx.cache.read_runs(runs, check.as_ref().map(|c| c as &dyn DataCheck));
     }
-    if ahead > 0 && !grouped && cx.cache.fetches_ahead() {
+    if ahead > 0 && !grouped && cx.cache.has_readahead() {
         // A failure is met again, and told, by who reads there.
         let _ = fetch_beyond(cx, st, at, ahead);
     }
@@ -373,7 +373,7 @@ fn fetch_beyond(cx: &FileCtx<'_>, st: &NodeState, offset: u64, ahead: u64) -> Re
             Mapping::Data(e) => {
                 let n = e.end().min(end) - logical;
                 if !e.unwritten {
-                    cx.cache.read_ahead(e.start + (logical - e.logical), n);
+                    cx.cache.readahead(e.start + (logical - e.logical), n);
                 }
                 logical += n;
             }

@@ -93,7 +93,7 @@ pub fn shrink_step(cx: &FileCtx<'_>, txn: &Txn<'_>, st: &mut NodeState, size: u6
     inode::store(txn, st)?;
     // metadata=sync: as in FFS, an inode apart from its name is written when it loses what it had.
     if let (true, Home::External { block, .. }) = (frees, st.home) {
-        txn.write_at_once(block);
+        txn.write_ordered(block);
     }
     Ok(more)
 }

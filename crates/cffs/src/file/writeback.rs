@@ -20,7 +20,7 @@ use crate::inode::{self, Node, NodeState};
 use crate::journal::Txn;
 use crate::placement::{LONG, Placed};
 use crate::space::Run;
-use crate::sums::{Summed, Sums, Tables};
+use crate::sums::{ChecksumRun, PinnedTables, Sums};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -398,7 +398,7 @@ pub(super) fn write_jobs(cx: &FileCtx<'_>, mut jobs: Vec<Job<'_>>) -> Result<()>
     let checkpoint = if in_log { cx.journal.checkpoint() } else { Ok(()) };
     let mut outcome = Ok(());
     let mut summed = Vec::new();
-    let mut tables = Tables::default();
+    let mut tables = PinnedTables::default();
     if let Some(sums) = cx.sums {
         jobs.retain_mut(|job| match sum_up(cx, sums, job, &mut tables) {
             Ok(mut of_job) => {
@@ -413,7 +413,7 @@ pub(super) fn write_jobs(cx: &FileCtx<'_>, mut jobs: Vec<Job<'_>>) -> Result<()>
     }
     let mut runs: Vec<DataRun<'_>> = jobs.iter_mut().flat_map(|j| std::mem::take(&mut j.runs)).collect();
     let suspend = || match cx.sums {
-        Some(sums) => sums.suspend(cx.journal, &tables, jobs.iter().flat_map(|j| j.overwritten.iter().copied())),
+        Some(sums) => sums.invalidate(cx.journal, &tables, jobs.iter().flat_map(|j| j.overwritten.iter().copied())),
         None => Ok(()),
     };
     let store = || match cx.sums {
@@ -454,18 +454,18 @@ fn fail(cx: &FileCtx<'_>, job: &mut Job<'_>, e: Error) -> Result<()> {
 }
 
 /// The checksums of what a job writes, and the tables that they go to.
-fn sum_up(cx: &FileCtx<'_>, sums: &Sums, job: &Job, tables: &mut Tables) -> Result<Vec<Summed>> {
+fn sum_up(cx: &FileCtx<'_>, sums: &Sums, job: &Job, tables: &mut PinnedTables) -> Result<Vec<ChecksumRun>> {
     let fs = cx.cache.geometry().frag_size();
-    let mut all: Vec<Summed> = Vec::new();
+    let mut all: Vec<ChecksumRun> = Vec::new();
     for r in &job.runs {
-        let mut summed = Summed::of(r.frag, &r.bytes[r.from..r.from + r.len], fs);
+        let mut summed = ChecksumRun::of(r.frag, &r.bytes[r.from..r.from + r.len], fs);
         match all.last_mut() {
             Some(last) if last.frag + last.sums.len() as u64 == r.frag => last.sums.append(&mut summed.sums),
             _ => all.push(summed),
         }
     }
     for s in &all {
-        sums.require(cx.journal, tables, Run { start: s.frag, len: s.sums.len() as u64 })?;
+        sums.pin_or_create(cx.journal, tables, Run { start: s.frag, len: s.sums.len() as u64 })?;
     }
     Ok(all)
 }
@@ -727,7 +727,7 @@ fn log_job(cx: &FileCtx<'_>, node: &Arc<Node>, job: &mut Job<'_>) -> Result<bool
         job.fresh.drain(..).for_each(|b| cx.cache.release_new(&b));
         return Ok(false);
     }
-    let mut tables = Tables::default();
+    let mut tables = PinnedTables::default();
     let summed = cx.sums.map_or(Ok(Vec::new()), |sums| sum_up(cx, sums, job, &mut tables))?;
     let runs = std::mem::take(&mut job.runs);
     // The blocks are brought in before the transaction: parts of them may be other files'.

@@ -199,7 +199,7 @@ impl Fs {
             let (limit, log_bytes) = truncate::plan(&cx, &node.state.read().inode);
             node.wait_writeback();
             let txn = self.journal.begin(log_bytes)?;
-            txn.arm();
+            txn.begin_critical();
             let mut st = node.state.write();
             if *node.in_writeback.lock() {
                 continue;
@@ -207,7 +207,7 @@ impl Fs {
             let now = now();
             (st.inode.mtime, st.inode.ctime) = (now, now);
             let more = truncate::shrink_step(&cx, &txn, &mut st, size, limit)?;
-            txn.done();
+            txn.end_critical();
             if !more {
                 return Ok(());
             }

@@ -16,16 +16,16 @@ use crate::inode::{Home, Node, NodeState, table};
 use crate::journal::{Purse, Txn};
 use crate::quota::{Hold, Ids};
 use crate::space::Run;
-use crate::sums::{Summed, Tables};
+use crate::sums::{ChecksumRun, PinnedTables};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// metadata=sync: a block in which names of a directory have changed goes to the device with the transaction, and then
 /// what points to it, if the directory has blocks more or less than the `frags` fragments it had.
 pub(super) fn write_names_at_once(txn: &Txn<'_>, dir: &NodeState, block: BlockAddr, frags: u64) {
-    txn.write_at_once(block);
+    txn.write_ordered(block);
     if let (true, Some(block)) = (dir.inode.frags != frags, dir.home.block()) {
-        txn.write_at_once(block);
+        txn.write_ordered(block);
     }
 }
 
@@ -159,7 +159,7 @@ impl Fs {
             if self.default_acl(&st.inode)? != inherited.default {
                 return Ok(None);
             }
-            txn.arm();
+            txn.begin_critical();
             let owner = Owner { c, ids, promised: promised.as_mut() };
             let made = self.make_in(&txn, owner, &mut st, name, new, contents.as_ref(), &inherited, &mut attributes);
             if made.is_err() {
@@ -167,7 +167,7 @@ impl Fs {
             }
             // Without space everything is as before, but for blocks that the directory may have got.
             if !matches!(made, Err(Error::Io(_) | Error::Corrupt(_))) {
-                txn.done();
+                txn.end_critical();
             }
             made.map(Some)
         });
@@ -321,7 +321,7 @@ impl Fs {
         self.changed_dir(txn, st, now)?;
         // Name and inode in one block cannot come apart. Else the inode is there before its name.
         if let Home::External { .. } = home {
-            self.inode_at_once(txn, home)?;
+            self.write_inode_ordered(txn, home)?;
             write_names_at_once(txn, st, entry_block, blocks);
         }
         self.store_tables(txn)?;
@@ -338,8 +338,8 @@ impl Fs {
     }
 
     /// metadata=sync: the block of an inode goes to the device with the transaction, and what leads to it.
-    pub(super) fn inode_at_once(&self, txn: &Txn<'_>, home: Home) -> Result<()> {
-        home.block().into_iter().for_each(|b| txn.write_at_once(b));
+    pub(super) fn write_inode_ordered(&self, txn: &Txn<'_>, home: Home) -> Result<()> {
+        home.block().into_iter().for_each(|b| txn.write_ordered(b));
         self.inodes.external.store_inode(txn)
     }
 
@@ -407,11 +407,11 @@ impl Fs {
         let mut contents = Contents { data, run, pieces: Vec::new(), sums: None };
         let outcome = self.space.prepare_commit(run).and_then(|()| {
             if let Some(sums) = &self.sums {
-                let mut tables = Tables::default();
-                sums.hold(&mut tables, run)?;
+                let mut tables = PinnedTables::default();
+                sums.pin(&mut tables, run)?;
                 let mut bytes = data.to_vec();
                 bytes.resize((run.len as usize) << g.frag_shift, 0);
-                contents.sums = Some((tables, Summed::of(run.start, &bytes, g.frag_size())));
+                contents.sums = Some((tables, ChecksumRun::of(run.start, &bytes, g.frag_size())));
             }
             let fpb = g.frags_per_block();
             let mut frag = run.start;
@@ -489,7 +489,7 @@ pub(super) struct Contents<'a> {
     /// First fragment, end, and the block where it has other owners too.
     pieces: Vec<(FragAddr, FragAddr, Option<BufRef>)>,
     /// Their checksums, and where those go.
-    sums: Option<(Tables, Summed)>,
+    sums: Option<(PinnedTables, ChecksumRun)>,
 }
 
 /// Room for inline contents in a slot of the external inode table.

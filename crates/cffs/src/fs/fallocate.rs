@@ -244,14 +244,14 @@ impl Fs {
                 release(e)
             })?;
             let mut st = node.state.write();
-            txn.arm();
+            txn.begin_critical();
             let size = st.inode.size;
             st.data.convert(frags);
             let outcome = self.log_contents(&txn, &mut st.inode, &contents);
             st.inode.size = size;
             outcome?;
             crate::inode::store(&txn, &mut st)?;
-            txn.done();
+            txn.end_critical();
             Ok(())
         })
     }

@@ -85,11 +85,11 @@ impl Fs {
                 return Err(e);
             }
         };
-        txn.arm();
+        txn.begin_critical();
         // The inode, its old name if that had it, then the new name.
         let home = locked.get(ino)?.home;
-        self.inode_at_once(&txn, home)?;
-        old_home.block().into_iter().for_each(|b| txn.write_at_once(b));
+        self.write_inode_ordered(&txn, home)?;
+        old_home.block().into_iter().for_each(|b| txn.write_ordered(b));
         let slot_block = slot.block;
         let file_type = locked.get(ino)?.inode.file_type();
         let entry = NewEntry { name, hash: 0, ino, file_type, inode: None, inode_room: room };
@@ -104,7 +104,7 @@ impl Fs {
         st.inode.ctime = now;
         crate::inode::store(&txn, st)?;
         self.store_tables(&txn)?;
-        txn.done();
+        txn.end_critical();
         node.refs.fetch_add(1, Ordering::AcqRel);
         Ok(self.attr(node, st))
     }
@@ -187,7 +187,7 @@ impl Fs {
         };
         // What can fail comes first; the slot's contents are in memory.
         let _held = self.inodes.locator.find(&self.cache, node.ino)?;
-        txn.arm();
+        txn.begin_critical();
         self.free_external(&txn, block, offset)?;
         st.inode.parent = dir_node.ino;
         let size = std::mem::replace(&mut st.inode.size, st.disk_size);
@@ -195,10 +195,10 @@ impl Fs {
         st.inode.size = size;
         st.home = Home::Embedded { block: found.block, entry: found.offset, inode: at };
         // Before its slot is another's.
-        txn.write_at_once(found.block);
+        txn.write_ordered(found.block);
         self.inodes.relocate(&txn, node.ino, st.home)?;
         self.store_tables(&txn)?;
-        txn.done();
+        txn.end_critical();
         Ok(())
     }
 

@@ -201,7 +201,7 @@ impl Fs {
                 group_reads: get(&c.group_reads),
                 group_blocks: get(&c.group_blocks),
                 group_blocks_used: get(&c.speculative_used),
-                written_past: get(&c.written_past),
+                written_past: get(&c.direct_bytes),
                 evicted: get(&c.evicted),
                 bytes: self.cache.used_bytes() as u64,
                 dirty_data_bytes: self.cache.dirty_data() as u64,
@@ -211,7 +211,7 @@ impl Fs {
                 commits: get(&j.commits),
                 bytes: get(&j.log_bytes),
                 checkpoints: get(&j.checkpoints),
-                home_blocks: get(&j.home_blocks),
+                home_blocks: get(&j.checkpointed_blocks),
                 dirty_blocks: self.journal.dirty_blocks() as u64,
             },
             data_sums: self.sums.as_ref().map(|s| {

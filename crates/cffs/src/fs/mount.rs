@@ -165,7 +165,7 @@ impl Fs {
             write_superblock(&*dev, &sb)?;
             // Of a file system that says it was unmounted both headers are whole: only now one of them may be torn.
             let log: &dyn Device = log_dev.as_ref().map_or(&*dev as &dyn Device, |d| &**d);
-            journal::write_header(log, journal::log_place(&sb).0, header)?;
+            journal::write_header(log, journal::log_extent(&sb).0, header)?;
             log.flush()?;
         }
         let background = opts.background;
@@ -216,7 +216,7 @@ impl Fs {
             fs.reclaim_orphans(counters.orphan_head)?;
         }
         if background {
-            fs.cache.start_ahead();
+            fs.cache.start_readahead();
             if !read_only {
                 fs.start_background()?;
             }
@@ -398,7 +398,7 @@ impl Fs {
 
     fn close_now(&self) -> Result<()> {
         self.stop_background();
-        self.cache.stop_ahead();
+        self.cache.stop_readahead();
         if self.opts.read_only {
             return Ok(());
         }
@@ -424,6 +424,6 @@ impl Fs {
 impl Drop for Fs {
     fn drop(&mut self) {
         self.stop_background();
-        self.cache.stop_ahead();
+        self.cache.stop_readahead();
     }
 }

@@ -149,7 +149,7 @@ impl Fs {
             };
             node.wait_writeback();
             let txn = self.journal.begin(log_bytes)?;
-            txn.arm();
+            txn.begin_critical();
             let mut st = node.state.write();
             if *node.in_writeback.lock() {
                 continue;
@@ -158,7 +158,7 @@ impl Fs {
                 return Ok(false);
             }
             let more = crate::file::truncate::shrink_step(&cx, &txn, &mut st, 0, limit)?;
-            txn.done();
+            txn.end_critical();
             if !more {
                 return Ok(true);
             }
@@ -224,7 +224,7 @@ impl Fs {
         {
             let mut list = self.orphans.lock();
             let before = list.before(ino)?.map(|home| self.home_block(home)).transpose()?;
-            txn.arm();
+            txn.begin_critical();
             self.pull_orphan(&txn, &mut list, ino, before.as_ref());
         }
         match (home, &dir) {
@@ -256,7 +256,7 @@ impl Fs {
         self.inodes.locator.free(&txn, &self.space, ino)?;
         self.space.with_counters(|c| c.inodes = c.inodes.saturating_sub(1));
         self.store_tables(&txn)?;
-        txn.done();
+        txn.end_critical();
         drop(locked);
         Ok(dir)
     }

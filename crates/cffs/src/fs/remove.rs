@@ -56,7 +56,7 @@ impl Fs {
                 self.release_blocks(&txn, &mut locked, node.ino)?;
             }
             let now = now();
-            txn.arm();
+            txn.begin_critical();
             self.drop_name(&txn, &mut locked, parent, &found, name, now)?;
             let dir_st = locked.get(parent)?;
             if directory {
@@ -64,7 +64,7 @@ impl Fs {
             }
             self.changed_dir(&txn, dir_st, now)?;
             self.store_tables(&txn)?;
-            txn.done();
+            txn.end_critical();
             drop(locked);
             drop(txn);
             self.reclaim_if_unused(&node);

@@ -131,7 +131,7 @@ impl Fs {
                 return Ok(true);
             }
             self.with_tables(&txn, self.exchange(&txn, &mut locked, a, b, &found, found_to, now))?;
-            txn.done();
+            txn.end_critical();
             return Ok(true);
         }
         if let Some(found_to) = &found_to {
@@ -164,7 +164,7 @@ impl Fs {
             outcome => outcome,
         };
         self.with_tables(&txn, moved)?;
-        txn.done();
+        txn.end_critical();
         drop(locked);
         drop(txn);
         if let Some(t) = target {
@@ -199,7 +199,7 @@ impl Fs {
             // A long name in a small block leaves no room for this inode.
             let st = locked.get(ino)?;
             self.externalize(txn, st)?;
-            self.inode_at_once(txn, st.home)?;
+            self.write_inode_ordered(txn, st.home)?;
             embedded = false;
         }
         let (room, file_type, is_dir) = {
@@ -224,7 +224,7 @@ impl Fs {
                 return Err(e);
             }
         };
-        txn.arm();
+        txn.begin_critical();
         let at = slot.offset + dirblock::ENTRY_HEADER + crate::format::align8(b.name.len());
         let home = Home::Embedded { block: slot.block, entry: slot.offset, inode: at };
         let (block, apart) = (slot.block, slot.block != found.block);
@@ -321,13 +321,13 @@ impl Fs {
             self.home_block(locked.get(found.ino)?.home)?,
             self.home_block(locked.get(to.ino)?.home)?,
         );
-        txn.arm();
+        txn.begin_critical();
         for ((f, other, dir), inode) in sides.into_iter().zip(places) {
             let st = locked.get(f.ino)?;
             st.inode.parent = dir;
             st.inode.ctime = now;
             dirblock::set_link(&mut txn.edit(other.buf()), other.offset, f.ino, f.file_type);
-            txn.write_at_once(other.block);
+            txn.write_ordered(other.block);
             if f.kind == EntryKind::Embedded {
                 let size = std::mem::replace(&mut st.inode.size, st.disk_size);
                 dirblock::make_embedded(&mut txn.edit(other.buf()), other.offset, &st.inode);
@@ -368,12 +368,12 @@ impl Fs {
         for f in [found, found_to] {
             let st = locked.get(f.ino)?;
             self.externalize(txn, st)?;
-            self.inode_at_once(txn, st.home)?;
+            self.write_inode_ordered(txn, st.home)?;
         }
-        txn.arm();
+        txn.begin_critical();
         for (f, other, dir) in [(found, found_to, b.dir.ino), (found_to, found, a.dir.ino)] {
             dirblock::set_link(&mut txn.edit(other.buf()), other.offset, f.ino, f.file_type);
-            txn.write_at_once(other.block);
+            txn.write_ordered(other.block);
             let st = locked.get(f.ino)?;
             st.inode.parent = dir;
             st.inode.ctime = now;

@@ -389,11 +389,11 @@ impl Fs {
                 return Ok(false);
             }
         }
-        txn.arm();
+        txn.begin_critical();
         let st = locked.get(node.ino)?;
         xattr::write_chain(&txn, &self.space, &mut st.inode, &chain, fresh, &packed.chain)?;
         crate::inode::store(&txn, st)?;
-        txn.done();
+        txn.end_critical();
         Ok(true)
     }
 
@@ -428,11 +428,11 @@ impl Fs {
             return Ok(());
         }
         let _home = self.home_block(st.home)?;
-        txn.arm();
+        txn.begin_critical();
         let fresh = Fresh::take(g, &self.space, 0, 0, true)?;
         xattr::write_chain(&txn, &self.space, &mut st.inode, &chain, fresh, &[])?;
         crate::inode::store(&txn, &mut st)?;
-        txn.done();
+        txn.end_critical();
         Ok(())
     }
 }

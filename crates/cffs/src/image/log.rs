@@ -11,7 +11,7 @@ use crate::format::log::{
     RECORD_HEADER, TAG_BLOCK, TAG_REVOKE, TXN_HEADER, block_sum, seal_txn,
 };
 use crate::format::{BlockAddr, Geometry, Superblock, align8, get_u16, get_u64, put_u32};
-use crate::journal::log_place;
+use crate::journal::log_extent;
 use crate::journal::recovery::LogReader;
 use cffs_buf::AlignedBuf;
 use std::collections::HashSet;
@@ -33,7 +33,7 @@ impl<'a> Log<'a> {
     /// Calls `f` with each transaction that counts: where it begins in the ring, its number, its bytes.
     fn each(&self, mut f: impl FnMut(u64, u64, &[u8]) -> Result<()>) -> Result<()> {
         let Some(header) = self.header else { return Ok(()) };
-        let ring = log_place(self.sb).1 - LOG_HEADER_AREA;
+        let ring = log_extent(self.sb).1 - LOG_HEADER_AREA;
         let mut reader = LogReader::new(self.dev, self.sb);
         let (mut pos, mut seq, mut total) = (header.tail, header.tail_seq, 0);
         // One that cannot be read is where the copy ends.
@@ -77,7 +77,7 @@ impl<'a> Log<'a> {
         after: Option<&dyn Fn(BlockAddr) -> Option<Vec<u8>>>,
         no_new: bool,
     ) -> Result<u64> {
-        let (at, len) = log_place(self.sb);
+        let (at, len) = log_extent(self.sb);
         if at.checked_add(LOG_HEADER_AREA).is_none_or(|end| end > self.dev.len()) {
             return Ok(0);
         }

@@ -596,7 +596,7 @@ impl SlotTable {
             store_system_inode(txn, &st.inode)?;
             if st.inode.ino == crate::format::EXTERNAL_INO {
                 // metadata=sync: nothing but the table's map leads to an inode that a name only numbers.
-                txn.write_at_once(txn.cache().geometry().system_inode(st.inode.ino).0);
+                txn.write_ordered(txn.cache().geometry().system_inode(st.inode.ino).0);
             }
         }
         Ok(())

@@ -23,12 +23,12 @@ pub(super) struct Home {
 /// Copies a committed block. The caller holds its lock and knows that it carries no uncommitted change.
 fn copy_home(buf: &BufRef, inner: &mut BufInner) -> Option<Home> {
     let log = inner.log.as_mut()?;
-    log.waits_home = false;
+    log.awaits_checkpoint = false;
     let mut bytes = AlignedBuf::from_slice(&inner.bytes);
     if !log.data {
         format::seal(&mut bytes, log.last_seq);
     }
-    let frags = log.data.then(|| std::mem::take(&mut log.home_frags));
+    let frags = log.data.then(|| std::mem::take(&mut log.checkpoint_frags));
     Some(Home { buf: buf.clone(), bytes, frags })
 }
 
@@ -41,7 +41,7 @@ impl Journal {
             let mut home = Vec::with_capacity(some.len());
             for buf in some {
                 let mut inner = buf.lock();
-                if inner.log.as_ref().is_some_and(|l| l.waits_home && !l.in_txn && !l.freed) {
+                if inner.log.as_ref().is_some_and(|l| l.awaits_checkpoint && !l.in_txn && !l.freed) {
                     home.extend(copy_home(buf, &mut inner));
                 }
             }
@@ -55,7 +55,7 @@ impl Journal {
         let mut out = Vec::with_capacity(dirty.len());
         for buf in dirty.values() {
             let mut inner = buf.lock();
-            if inner.log.as_ref().is_some_and(|l| l.waits_home) {
+            if inner.log.as_ref().is_some_and(|l| l.awaits_checkpoint) {
                 out.extend(copy_home(buf, &mut inner));
             }
         }
@@ -88,16 +88,16 @@ impl Journal {
                 self.cache.write_sorted(kind, pieces.into_iter())?;
             }
         }
-        self.counters.home_blocks.fetch_add(home.len() as u64, Ordering::Relaxed);
+        self.counters.checkpointed_blocks.fetch_add(home.len() as u64, Ordering::Relaxed);
         let mut dirty = self.dirty.lock();
         for h in home {
             let mut inner = h.buf.lock();
-            let done = inner.log.as_ref().is_none_or(|l| !l.in_txn && !l.waits_home);
+            let done = inner.log.as_ref().is_none_or(|l| !l.in_txn && !l.awaits_checkpoint);
             if done {
                 inner.log = None;
                 h.buf.pinned.store(false, Ordering::Release);
             }
-            let waits = inner.log.as_ref().is_some_and(|l| l.waits_home);
+            let waits = inner.log.as_ref().is_some_and(|l| l.awaits_checkpoint);
             if !waits && dirty.get(&h.buf.addr()).is_some_and(|b| std::sync::Arc::ptr_eq(b, &h.buf)) {
                 dirty.remove(&h.buf.addr());
             }
@@ -115,7 +115,7 @@ impl Journal {
 
     /// metadata=sync: writes blocks of a transaction that has ended, one after another. What it has not changed, or freed in
     /// the end, is left out.
-    pub(super) fn write_in_order(&self, blocks: &[BlockAddr]) {
+    pub(super) fn write_ordered(&self, blocks: &[BlockAddr]) {
         for addr in blocks {
             let Some(buf) = self.cache.peek(*addr) else { continue };
             // A commit that is under way may have an older copy yet to write: then the block is written once more by the

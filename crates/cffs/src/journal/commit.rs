@@ -61,7 +61,7 @@ impl Journal {
     }
 
     /// Calls `f` while nothing is committed, nothing is written home, and no transaction is open. `f` begins none.
-    pub(crate) fn still<T>(&self, f: impl FnOnce() -> T) -> T {
+    pub(crate) fn quiesce<T>(&self, f: impl FnOnce() -> T) -> T {
         let _writer = self.writer.lock();
         let _exclusive = self.barrier.write();
         f()
@@ -143,7 +143,7 @@ impl Journal {
             state.take_runs(&mut runs);
             let init = std::mem::take(&mut state.init);
             if std::mem::take(&mut state.freed) || runs.is_empty() {
-                if !state.waits_home {
+                if !state.awaits_checkpoint {
                     inner.log = None;
                     buf.pinned.store(false, Ordering::Release);
                 }
@@ -156,10 +156,10 @@ impl Journal {
             if state.data {
                 for (first, count) in &runs {
                     let (from, to) = (*first as usize / frag_units, (first + count - 1) as usize / frag_units);
-                    (from..=to).for_each(|f| state.home_frags |= 1 << f);
+                    (from..=to).for_each(|f| state.checkpoint_frags |= 1 << f);
                 }
             }
-            state.waits_home = true;
+            state.awaits_checkpoint = true;
             dirty.insert(buf.addr(), buf.clone());
         }
         for (frag, len) in &running.revoked {
@@ -215,7 +215,7 @@ impl Journal {
 
     fn write_log(&self, writer: &mut Writer, group: &mut Group) -> Result<()> {
         let len = group.bytes.len() as u64;
-        if writer.used + len > self.ring_len || len > self.ring_len / super::GROUP_SHARE_MAX {
+        if writer.used + len > self.ring_len || len > self.ring_len / super::COMMIT_SHARE_MAX {
             // Reservations make this impossible; writing over live records, or a group that recovery takes for
             // damaged, would lose promises.
             return Err(Error::Io(std::io::Error::other(format!(

@@ -14,14 +14,14 @@ use crate::format::{Corrupt, Superblock};
 use cffs_buf::AlignedBuf;
 
 /// Byte offset of the log on its device, and its length in bytes.
-pub fn log_place(sb: &Superblock) -> (u64, u64) {
+pub fn log_extent(sb: &Superblock) -> (u64, u64) {
     (sb.log_start << sb.block_shift, sb.log_blocks << sb.block_shift)
 }
 
 /// Reads both headers, or says what stands there instead. Fails only if the log cannot be
 /// where the superblock says.
 pub fn read_headers(dev: &dyn Device, sb: &Superblock) -> Result<[Result<LogHeader>; 2]> {
-    let (at, len) = log_place(sb);
+    let (at, len) = log_extent(sb);
     if len <= 2 * LOG_HEADER_AREA || at.checked_add(len).is_none_or(|end| end > dev.len()) {
         return Err(Corrupt(format!("superblock: a log of {len} bytes at {at} is not possible")).into());
     }
@@ -43,11 +43,11 @@ pub fn read_headers(dev: &dyn Device, sb: &Superblock) -> Result<[Result<LogHead
 
 /// The header that counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Chosen {
+pub struct CurrentHeader {
     /// It.
     pub header: LogHeader,
     /// It was lost, and is known from its transactions: it has to be written before anything else is.
-    pub remade: bool,
+    pub reconstructed: bool,
     /// The other place has no whole header: the next one goes there.
     pub other_lost: bool,
 }
@@ -55,7 +55,7 @@ pub struct Chosen {
 /// Finds the header that counts. Where one of the two cannot be read, all of the log is looked through.
 ///
 /// Fails if there is none.
-pub fn choose_header(dev: &dyn Device, sb: &Superblock) -> Result<Chosen> {
+pub fn current_header(dev: &dyn Device, sb: &Superblock) -> Result<CurrentHeader> {
     let chosen = choose(dev, sb)?;
     let h = chosen.header;
     if h.epoch > SEQ_START_MAX || h.tail_seq > SEQ_START_MAX {
@@ -66,10 +66,10 @@ pub fn choose_header(dev: &dyn Device, sb: &Superblock) -> Result<Chosen> {
     Ok(chosen)
 }
 
-fn choose(dev: &dyn Device, sb: &Superblock) -> Result<Chosen> {
+fn choose(dev: &dyn Device, sb: &Superblock) -> Result<CurrentHeader> {
     match read_headers(dev, sb)? {
         [Ok(a), Ok(b)] => {
-            Ok(Chosen { header: if a.epoch > b.epoch { a } else { b }, remade: false, other_lost: false })
+            Ok(CurrentHeader { header: if a.epoch > b.epoch { a } else { b }, reconstructed: false, other_lost: false })
         }
         [Ok(h), Err(e)] | [Err(e), Ok(h)] => {
             let newer = remake(dev, sb, h.epoch)?;
@@ -79,7 +79,11 @@ fn choose(dev: &dyn Device, sb: &Superblock) -> Result<Chosen> {
                 }
                 None => tracing::info!("one of the two log headers was not written to its end ({e}); the other counts"),
             }
-            Ok(Chosen { header: newer.unwrap_or(h), remade: newer.is_some(), other_lost: newer.is_none() })
+            Ok(CurrentHeader {
+                header: newer.unwrap_or(h),
+                reconstructed: newer.is_some(),
+                other_lost: newer.is_none(),
+            })
         }
         [Err(e), Err(_)] => Err(e),
     }
@@ -111,7 +115,7 @@ fn remake(dev: &dyn Device, sb: &Superblock, epoch: u64) -> Result<Option<LogHea
 
 /// Reads the log header that counts.
 pub fn read_header(dev: &dyn Device, sb: &Superblock) -> Result<LogHeader> {
-    Ok(choose_header(dev, sb)?.header)
+    Ok(current_header(dev, sb)?.header)
 }
 
 /// Writes a log header to its place; it counts from the next flush on. `log_at` is where the log begins.
@@ -129,7 +133,7 @@ pub fn reset_headers(dev: &dyn Device, sb: &Superblock, tail: u64, tail_seq: u64
     let first = LogHeader { epoch: first.epoch.max(newest.unwrap_or(0) + 1), ..first };
     let header = first.next(tail, tail_seq);
     for h in [first, header] {
-        write_header(dev, log_place(sb).0, h)?;
+        write_header(dev, log_extent(sb).0, h)?;
         dev.flush()?;
     }
     Ok(header)

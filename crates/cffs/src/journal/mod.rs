@@ -11,7 +11,7 @@
 //! - *Recovery* ([`recovery`]) applies the log's records, in order, to the blocks at home.
 //!
 //! The modes `sync` and `delayed` use the same transactions without a log. Changed blocks wait for the next commit, which
-//! writes them home; in `sync` those that a transaction names ([`Txn::write_at_once`]) are written at its end, in that
+//! writes them home; in `sync` those that a transaction names ([`Txn::write_ordered`]) are written at its end, in that
 //! order. After a crash both need fsck.
 //!
 //! Lock order: a transaction is begun before any inode or allocation group is locked, and never inside another.
@@ -24,7 +24,7 @@ mod purse;
 pub mod recovery;
 mod txn;
 
-pub use header::{Chosen, choose_header, log_place, read_header, read_headers, reset_headers, write_header};
+pub use header::{CurrentHeader, current_header, log_extent, read_header, read_headers, reset_headers, write_header};
 pub use purse::Purse;
 pub use txn::{BlockEditGuard, Txn};
 
@@ -69,7 +69,7 @@ pub(crate) struct JournalCounters {
     pub(crate) commits: AtomicU64,
     pub(crate) log_bytes: AtomicU64,
     pub(crate) checkpoints: AtomicU64,
-    pub(crate) home_blocks: AtomicU64,
+    pub(crate) checkpointed_blocks: AtomicU64,
 }
 
 /// The journal of a mounted file system.
@@ -110,7 +110,7 @@ pub struct Journal {
 /// (see below, and one more group) this leaves room for padding.
 const TXN_SHARE: u64 = 5;
 /// Recovery takes no group for one that has more than one of so many parts of the log: its memory is bounded.
-pub(crate) const GROUP_SHARE_MAX: u64 = 4;
+pub(crate) const COMMIT_SHARE_MAX: u64 = 4;
 /// Blocks that may wait in memory for a commit, and then for their way home, however small the cache.
 const PINNED_MIN: usize = 64;
 /// The log is emptied when more than one in so many parts is used.
@@ -125,7 +125,7 @@ impl Journal {
         header: LogHeader,
         mode: MetadataMode,
     ) -> Journal {
-        let (header_at, log_len) = log_place(sb);
+        let (header_at, log_len) = log_extent(sb);
         let external = log_dev.is_some();
         Journal {
             log_dev: log_dev.unwrap_or_else(|| cache.device().clone()),
@@ -172,7 +172,7 @@ impl Journal {
         self.mode == MetadataMode::Journal
     }
 
-    fn writes_in_order(&self) -> bool {
+    fn orders_writes(&self) -> bool {
         self.mode == MetadataMode::Sync
     }
 
@@ -321,7 +321,7 @@ impl Journal {
                     log.dirty[unit / 64] &= !(1 << (unit % 64));
                 }
                 for frag in from..to {
-                    log.home_frags &= !(1 << frag);
+                    log.checkpoint_frags &= !(1 << frag);
                 }
             }
         }

@@ -3,7 +3,7 @@
 //! Time and memory depend on what is in the log only, not on the size of the file system. A crash during recovery does
 //! no harm: it is done again.
 
-use super::Chosen;
+use super::CurrentHeader;
 use super::ahead::Changes;
 use crate::device::{Device, IoKind, WriteRequest};
 use crate::error::Result;
@@ -83,7 +83,7 @@ pub(crate) struct LogReader<'a> {
 impl<'a> LogReader<'a> {
     /// A reader of the log on `dev`, whose place was checked.
     pub(crate) fn new(dev: &'a dyn Device, sb: &'a Superblock) -> LogReader<'a> {
-        let (at, len) = super::log_place(sb);
+        let (at, len) = super::log_extent(sb);
         let (start, ring) = (at + log::LOG_HEADER_AREA, len - log::LOG_HEADER_AREA);
         LogReader { dev, sb, start, ring, piece: (u64::MAX, AlignedBuf::default()), window: READ_MIN }
     }
@@ -135,7 +135,7 @@ impl<'a> LogReader<'a> {
         self.read(pos, &mut head)?;
         let seq = format::get_u64(&head, 16);
         // A commit takes at most a fifth of the ring, and a little padding.
-        let most = self.ring / super::GROUP_SHARE_MAX;
+        let most = self.ring / super::COMMIT_SHARE_MAX;
         let header =
             log::txn_header(&head, self.sb.fsid(), seq, most).filter(|h| wanted(seq) && h.len % unit == 0 && h.len > 0);
         let Some(header) = header else { return Ok(None) };
@@ -301,10 +301,10 @@ pub fn replay(
     geo: &Geometry,
 ) -> Result<ReplaySummary> {
     let log_dev = log_dev.unwrap_or(dev);
-    let Chosen { header, remade, other_lost } = super::choose_header(log_dev, sb)?;
-    if remade {
+    let CurrentHeader { header, reconstructed, other_lost } = super::current_header(log_dev, sb)?;
+    if reconstructed {
         // As long as it is missing, the next one must not take the place of the one before it.
-        super::write_header(log_dev, super::log_place(sb).0, header)?;
+        super::write_header(log_dev, super::log_extent(sb).0, header)?;
         log_dev.flush()?;
     }
     let mut reader = LogReader::new(log_dev, sb);
@@ -379,7 +379,7 @@ pub fn replay(
     if !found.is_empty() || other_lost {
         dev.flush()?;
         summary.header = header.next(pos, seq.wrapping_add(passed_over.into()));
-        super::write_header(log_dev, super::log_place(sb).0, summary.header)?;
+        super::write_header(log_dev, super::log_extent(sb).0, summary.header)?;
         log_dev.flush()?;
     }
     Ok(summary)

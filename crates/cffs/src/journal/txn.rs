@@ -23,38 +23,38 @@ pub struct Txn<'a> {
     /// Something was changed; perhaps only what others of the group had changed before, which logs nothing more.
     changed: Cell<bool>,
     /// Set while stopping here would leave an operation half done.
-    armed: Cell<bool>,
+    critical: Cell<bool>,
     /// What may be allocated.
     purse: RefCell<Option<Purse>>,
     /// Blocks to be written when it ends, in this order (metadata=sync).
-    at_once: RefCell<Vec<BlockAddr>>,
+    ordered: RefCell<Vec<BlockAddr>>,
     _running: RwLockReadGuard<'a, ()>,
 }
 
 impl<'a> Txn<'a> {
     pub(super) fn new(journal: &'a Journal, seq: u64, reserved: usize, running: RwLockReadGuard<'a, ()>) -> Self {
-        let (logged, armed, at_once) = (Cell::new(0), Cell::new(false), RefCell::default());
+        let (logged, critical, ordered) = (Cell::new(0), Cell::new(false), RefCell::default());
         let purse = RefCell::default();
-        Txn { journal, seq, reserved, logged, changed: Cell::new(false), armed, purse, at_once, _running: running }
+        Txn { journal, seq, reserved, logged, changed: Cell::new(false), critical, purse, ordered, _running: running }
     }
 
-    /// From here to [`Txn::done`] the transaction must not end: if it does after a change (an error in the middle), half
+    /// From here to [`Txn::end_critical`] the transaction must not end: if it does after a change (an error in the middle), half
     /// an operation would be committed. The journal fails instead, before that can happen.
-    pub fn arm(&self) {
-        self.armed.set(true);
+    pub fn begin_critical(&self) {
+        self.critical.set(true);
     }
 
     /// The operation is complete, or was given up in a state that is as good.
-    pub fn done(&self) {
-        self.armed.set(false);
+    pub fn end_critical(&self) {
+        self.critical.set(false);
     }
 
     /// metadata=sync: when the transaction ends, this block is written as it is then, after those that were named before
     /// it. Of two blocks that depend on each other the one that the other's contents rely on is named first; what depends
     /// on nothing is not named, and waits for the commit. In the other modes this does nothing.
-    pub fn write_at_once(&self, addr: BlockAddr) {
-        let mut blocks = self.at_once.borrow_mut();
-        if self.journal.writes_in_order() && blocks.last() != Some(&addr) {
+    pub fn write_ordered(&self, addr: BlockAddr) {
+        let mut blocks = self.ordered.borrow_mut();
+        if self.journal.orders_writes() && blocks.last() != Some(&addr) {
             blocks.push(addr);
         }
     }
@@ -125,7 +125,7 @@ impl<'a> Txn<'a> {
             let mut inner = buf.lock();
             if let Some(log) = &mut inner.log {
                 log.freed = true;
-                log.waits_home = false;
+                log.awaits_checkpoint = false;
             }
             buf.pinned.store(false, Ordering::Release);
         }
@@ -164,7 +164,7 @@ impl<'a> Txn<'a> {
 impl Drop for Txn<'_> {
     fn drop(&mut self) {
         let logged = self.logged.get();
-        if self.armed.get() && self.changed.get() {
+        if self.critical.get() && self.changed.get() {
             let e = std::io::Error::other("an operation stopped half way");
             self.journal.fail("transaction failed", &e.into());
         }
@@ -173,9 +173,9 @@ impl Drop for Txn<'_> {
             debug_assert!(false, "a transaction logged {logged} bytes and had reserved {}", self.reserved);
         }
         self.journal.end(self.reserved, logged);
-        let at_once = std::mem::take(&mut *self.at_once.borrow_mut());
-        if !at_once.is_empty() {
-            self.journal.write_in_order(&at_once);
+        let ordered = std::mem::take(&mut *self.ordered.borrow_mut());
+        if !ordered.is_empty() {
+            self.journal.write_ordered(&ordered);
         }
     }
 }

@@ -139,7 +139,7 @@ impl QuotaFile {
             Err(Error::NoSpace) => return Ok(()),
             outcome => drop(outcome?),
         }
-        txn.arm();
+        txn.begin_critical();
         txn.free_block(addr);
         for run in freed {
             space.free(txn, run)?;
@@ -151,7 +151,7 @@ impl QuotaFile {
         })?;
         self.inode.size = end << g.block_shift;
         store_system_inode(txn, &self.inode)?;
-        txn.done();
+        txn.end_critical();
         Ok(())
     }
 
@@ -210,13 +210,13 @@ impl QuotaFile {
             space.cancel_meta(&txn.purse(), run);
             return Err(e);
         }
-        txn.arm();
+        txn.begin_critical();
         space.commit_alloc(txn, Run { start: run.start, len: run.len })?;
         let addr = g.block_of_frag(run.start);
         self.init(txn, lblock, addr);
         self.inode.size = self.inode.size.max((lblock + 1) << g.block_shift);
         store_system_inode(txn, &self.inode)?;
-        txn.done();
+        txn.end_critical();
         Ok((addr, offset))
     }
 }

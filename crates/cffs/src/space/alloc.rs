@@ -106,7 +106,7 @@ impl Space {
                 let next = from_here.take(NEAR_GROUPS).map(|ag| self.group(ag));
                 let next: Vec<_> = next.filter(|g| !g.is_virgin() && !g.is_loaded()).collect();
                 // For as long as the search takes at most: what was not visited may go.
-                loads.held = self.cache.fetch_together(next.iter().filter_map(|g| g.bitmap_run(&self.g)));
+                loads.held = self.cache.prefetch_batch(next.iter().filter_map(|g| g.bitmap_run(&self.g)));
                 loads.fetched = next.iter().map(|g| g.ag()).collect();
             }
             if let Some(found) = visit(ag) {

@@ -152,7 +152,7 @@ impl Group {
             extents.extend(ends.zip(starts).filter(|(s, e)| s < e).map(|(s, e)| (s as u32, e as u32)));
         } else {
             // Header and bitmaps are wanted together, and nothing of what else their group has.
-            let _came = cache.fetch_together(self.bitmap_run(g).into_iter());
+            let _came = cache.prefetch_batch(self.bitmap_run(g).into_iter());
             // A damaged header is found now, not in the middle of a transaction.
             let header =
                 cache.read_meta(BlockId { kind: BlockKind::AgHeader, addr: g.ag_header(self.ag), owner: self.ag })?;
@@ -206,7 +206,7 @@ impl Group {
             }
         }
         // Read without the lock: others may want blocks that are here.
-        let _came = cache.fetch_together(self.bitmap_run(cache.geometry()).into_iter());
+        let _came = cache.prefetch_batch(self.bitmap_run(cache.geometry()).into_iter());
         let addr = cache.geometry().ag_header(self.ag);
         let header = cache.read_meta(BlockId { kind: BlockKind::AgHeader, addr, owner: self.ag })?;
         let bitmap = self.read_bitmap(cache, index)?;

@@ -6,7 +6,7 @@
 //! can leave.** So
 //!
 //! - data that gets a new place is written first, then come its sums, then the extent that leads to it;
-//! - before data is overwritten in its place, a commit has made its sums unknown ([`Sums::suspend`]);
+//! - before data is overwritten in its place, a commit has made its sums unknown ([`Sums::invalidate`]);
 //! - data that goes through the log has its sums in the same transaction ([`Sums::put`]).
 //!
 //! Sums of space that nobody maps mean nothing: whoever gets it next says the new ones before it maps it.
@@ -64,21 +64,21 @@ pub struct Sums {
 
 /// Table blocks held in memory, so that changing them cannot fail.
 #[derive(Default)]
-pub struct Tables(BTreeMap<BlockAddr, BufRef>);
+pub struct PinnedTables(BTreeMap<BlockAddr, BufRef>);
 
 /// Sums of fragments that follow each other.
-pub struct Summed {
+pub struct ChecksumRun {
     /// The first fragment.
     pub frag: FragAddr,
     /// Their sums.
     pub sums: Vec<u32>,
 }
 
-impl Summed {
+impl ChecksumRun {
     /// The sums of contents: whole fragments of `frag_size` bytes.
-    pub fn of(frag: FragAddr, bytes: &[u8], frag_size: usize) -> Summed {
+    pub fn of(frag: FragAddr, bytes: &[u8], frag_size: usize) -> ChecksumRun {
         debug_assert!(bytes.len().is_multiple_of(frag_size));
-        Summed { frag, sums: bytes.chunks_exact(frag_size).map(table::sum_of).collect() }
+        ChecksumRun { frag, sums: bytes.chunks_exact(frag_size).map(table::sum_of).collect() }
     }
 
     fn run(&self) -> Run {
@@ -192,7 +192,7 @@ impl Sums {
     }
 
     /// Brings the table blocks of a run into memory that exist. The device may fail, or a table be damaged.
-    pub fn hold(&self, tables: &mut Tables, run: Run) -> Result<()> {
+    pub fn pin(&self, tables: &mut PinnedTables, run: Run) -> Result<()> {
         let g = self.cache.geometry();
         for (ag, index, _, _) in parts(g, run) {
             let addr = g.sum_block(ag, index);
@@ -206,7 +206,7 @@ impl Sums {
     }
 
     /// The same, and makes those that do not exist, in transactions of their own. No transaction is open, nothing locked.
-    pub fn require(&self, journal: &Journal, tables: &mut Tables, run: Run) -> Result<()> {
+    pub fn pin_or_create(&self, journal: &Journal, tables: &mut PinnedTables, run: Run) -> Result<()> {
         let g = self.cache.geometry();
         for (ag, index, _, _) in parts(g, run) {
             let addr = g.sum_block(ag, index);
@@ -231,9 +231,9 @@ impl Sums {
         frags as usize * SUM_SIZE + blocks as usize * (RANGE_OVERHEAD + CREATE_BYTES)
     }
 
-    /// Stores sums in a transaction. Table blocks that are not held ([`Sums::hold`]) are made; the allocation group is on
+    /// Stores sums in a transaction. Table blocks that are not held ([`Sums::pin`]) are made; the allocation group is on
     /// the device or open.
-    pub fn put(&self, txn: &Txn<'_>, tables: &Tables, summed: &Summed) -> Result<()> {
+    pub fn put(&self, txn: &Txn<'_>, tables: &PinnedTables, summed: &ChecksumRun) -> Result<()> {
         let g = self.cache.geometry();
         for (ag, index, frag, n) in parts(g, summed.run()) {
             let buf = match tables.0.get(&g.sum_block(ag, index)) {
@@ -246,9 +246,9 @@ impl Sums {
         Ok(())
     }
 
-    /// Stores sums, in transactions of their own. Their tables are held ([`Sums::require`]); no transaction is open,
+    /// Stores sums, in transactions of their own. Their tables are held ([`Sums::pin_or_create`]); no transaction is open,
     /// nothing locked.
-    pub fn store(&self, journal: &Journal, tables: &Tables, all: &[&Summed]) -> Result<()> {
+    pub fn store(&self, journal: &Journal, tables: &PinnedTables, all: &[&ChecksumRun]) -> Result<()> {
         let g = self.cache.geometry();
         let limit = TXN_MAX.min(journal.reserve_max() / 4);
         let per_part = ((limit / 2).saturating_sub(RANGE_OVERHEAD) / SUM_SIZE).max(1);
@@ -284,16 +284,16 @@ impl Sums {
 
     /// Before runs are overwritten in their places: from now on, durably, nothing is known of them. Their tables are held;
     /// no transaction is open, nothing locked. The commit that this takes is left out where nothing was known anyway.
-    pub fn suspend(&self, journal: &Journal, tables: &Tables, runs: impl Iterator<Item = Run>) -> Result<()> {
+    pub fn invalidate(&self, journal: &Journal, tables: &PinnedTables, runs: impl Iterator<Item = Run>) -> Result<()> {
         let g = self.cache.geometry();
-        let mut known: Vec<Summed> = Vec::new();
+        let mut known: Vec<ChecksumRun> = Vec::new();
         for run in runs {
             for (ag, index, frag, n) in parts(g, run) {
                 let Some(buf) = tables.0.get(&g.sum_block(ag, index)) else { continue };
                 let bytes = buf.read();
                 let first = g.sum_place(frag).2;
                 if (first..first + n).any(|i| table::get(&bytes, i) != NONE) {
-                    known.push(Summed { frag, sums: vec![NONE; n as usize] });
+                    known.push(ChecksumRun { frag, sums: vec![NONE; n as usize] });
                 }
             }
         }

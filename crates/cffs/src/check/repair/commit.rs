@@ -9,7 +9,7 @@ use crate::device::{Device, IoKind, WriteRequest};
 use crate::error::{Error, Result};
 use crate::format::log::{LOG_HEADER_AREA, LogHeader, RECORD_HEADER, TXN_HEADER, put_block, seal_txn};
 use crate::format::{BlockAddr, BlockKind, Geometry, Superblock, get_u32, seal};
-use crate::journal::{log_place, write_header};
+use crate::journal::{log_extent, write_header};
 use cffs_buf::AlignedBuf;
 use std::collections::BTreeMap;
 use std::io::IoSlice;
@@ -52,7 +52,7 @@ impl Writer<'_> {
         self.dev.flush()?;
         let mut order: Vec<(u8, BlockAddr)> = blocks.iter().map(|(addr, c)| (rank(c), *addr)).collect();
         order.sort_unstable();
-        let (_, log_len) = log_place(self.sb);
+        let (_, log_len) = log_extent(self.sb);
         let ring = log_len.saturating_sub(LOG_HEADER_AREA);
         let each = self.g.block_size() as u64 + RECORD_HEADER as u64 + 8;
         let unit = self.g.frag_size() as u64;
@@ -87,7 +87,7 @@ impl Writer<'_> {
         per_txn: usize,
         blocks: &mut BTreeMap<BlockAddr, Changed>,
     ) -> Result<()> {
-        let (log_at, _) = log_place(self.sb);
+        let (log_at, _) = log_extent(self.sb);
         let first_seq = self.seq;
         self.header = self.header.next(0, first_seq);
         write_header(self.log, log_at, self.header)?;

@@ -46,7 +46,7 @@ use crate::format::{
     Superblock, verify_block,
 };
 use crate::journal::recovery::replay;
-use crate::journal::{log_place, read_headers, reset_headers};
+use crate::journal::{log_extent, read_headers, reset_headers};
 use crate::mkfs::write_superblock;
 use cffs_buf::AlignedBuf;
 use intervals::Intervals;
@@ -288,7 +288,7 @@ fn empty_log(
     session.must(Class::LogHeader, "log", what, "make it empty; changes that are in it alone are lost")?;
     if unreadable {
         // A device gives bad sectors another place when they are written. The next mount reads the log.
-        let (at, len) = log_place(sb);
+        let (at, len) = log_extent(sb);
         let zeros = AlignedBuf::zeroed(1 << 20);
         for from in (0..len).step_by(zeros.len()) {
             let n = (len - from).min(zeros.len() as u64) as usize;

@@ -9,7 +9,7 @@ use crate::format::geometry::{GROUP_SIZE_MIN, INODE_SLOT_SIZE};
 use crate::format::superblock::{MAGIC, State};
 use crate::format::system::Counters;
 use crate::format::{BlockId, BlockKind, Geometry, Inode, InodeFormat, LAST_SYSTEM_INO, ROOT_INO, Superblock};
-use crate::journal::choose_header;
+use crate::journal::current_header;
 use crate::mkfs::{backup_ags, find_copies, read_superblock};
 use cffs_buf::AlignedBuf;
 
@@ -163,5 +163,5 @@ fn names_fit(reader: &Reader<'_>, sb: &Superblock, g: &Geometry) -> bool {
 
 /// Whether the log has a header that counts; what is wrong if not.
 pub(super) fn log_header(log: &dyn Device, sb: &Superblock) -> std::result::Result<(), String> {
-    choose_header(log, sb).map(|_| ()).map_err(|e| e.to_string())
+    current_header(log, sb).map(|_| ()).map_err(|e| e.to_string())
 }

@@ -202,7 +202,7 @@ impl Walk<'_> {
     fn look_again(&self, ino: Ino, logical: u64, frag: FragAddr) -> Verdict {
         let (fs, g) = (self.fs, self.g);
         let Some(sums) = fs.sums.as_deref() else { return Verdict::Unknown };
-        fs.journal.still(|| {
+        fs.journal.quiesce(|| {
             let look = || -> Result<Verdict> {
                 let node = fs.node(ino)?;
                 let st = node.state.read();

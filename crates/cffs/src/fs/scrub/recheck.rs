@@ -110,7 +110,7 @@ impl Walk<'_> {
         if let Ok(bytes) = self.fresh(id, place) {
             return Verdict::Good(bytes);
         }
-        self.fs.journal.still(|| {
+        self.fs.journal.quiesce(|| {
             let refers = match self.refers(id, place) {
                 Ok(refers) => refers,
                 Err(Error::Stale | Error::NotFound) => false,

@@ -45,7 +45,7 @@ impl Walk<'_> {
         self.go_on()?;
         let sb = self.fs.superblock();
         let dev: &dyn Device = self.fs.log_dev.as_ref().map_or(&*self.fs.dev as &dyn Device, |d| &**d);
-        let wrong: Vec<Error> = match self.fs.journal.still(|| crate::journal::read_headers(dev, &sb)) {
+        let wrong: Vec<Error> = match self.fs.journal.quiesce(|| crate::journal::read_headers(dev, &sb)) {
             Ok(both) => both.into_iter().filter_map(Result::err).collect(),
             Err(e) => vec![e],
         };

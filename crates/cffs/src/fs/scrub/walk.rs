@@ -127,7 +127,7 @@ impl Walk<'_> {
             Err(_) => {}
         }
         // Something may have been on its way: what is wrong while nothing moves is wrong.
-        match self.fs.journal.still(|| look(self)) {
+        match self.fs.journal.quiesce(|| look(self)) {
             Ok(inode) => Ok(Some(inode)),
             Err(Error::Stale | Error::NotFound) => Ok(None),
             Err(e) => {

@@ -22,32 +22,33 @@ const SIZES: usize = (LARGEST / SMALLEST).trailing_zeros() as usize + 1;
 const BYTES_MAX: usize = 16 << 20;
 
 /// Allocations of one layout that nobody uses.
-struct Kept {
+struct FreeList {
     ready: Vec<NonNull<u8>>,
     /// Those without memory: they read as zeros.
-    bare: Vec<NonNull<u8>>,
+    decommitted: Vec<NonNull<u8>>,
 }
 
 // SAFETY: the pointers are allocations that only the lists own; which thread frees or uses them does not matter.
-unsafe impl Send for Kept {}
+unsafe impl Send for FreeList {}
 
-static KEPT: [Mutex<Kept>; SIZES] = [const { Mutex::new(Kept { ready: Vec::new(), bare: Vec::new() }) }; SIZES];
+static FREE_LISTS: [Mutex<FreeList>; SIZES] =
+    [const { Mutex::new(FreeList { ready: Vec::new(), decommitted: Vec::new() }) }; SIZES];
 
 /// The list for a layout; the size alone decides, since buffers of at least [`SMALLEST`] bytes have one alignment.
-fn list(layout: Layout) -> Option<&'static Mutex<Kept>> {
+fn list(layout: Layout) -> Option<&'static Mutex<FreeList>> {
     let size = layout.size();
     let fits = size.is_power_of_two() && (SMALLEST..=LARGEST).contains(&size);
-    fits.then(|| &KEPT[(size / SMALLEST).trailing_zeros() as usize])
+    fits.then(|| &FREE_LISTS[(size / SMALLEST).trailing_zeros() as usize])
 }
 
 /// An allocation of this layout if one is kept, and whether it has zeros in it; else any bytes.
 pub(crate) fn take(layout: Layout) -> Option<(NonNull<u8>, bool)> {
     let mut list = list(layout)?.lock();
-    list.ready.pop().map(|ptr| (ptr, false)).or_else(|| list.bare.pop().map(|ptr| (ptr, true)))
+    list.ready.pop().map(|ptr| (ptr, false)).or_else(|| list.decommitted.pop().map(|ptr| (ptr, true)))
 }
 
 /// Keeps an allocation of this layout, which its owner gives up with the call; false if it is to be freed instead.
-pub(crate) fn keep(ptr: NonNull<u8>, layout: Layout) -> bool {
+pub(crate) fn put(ptr: NonNull<u8>, layout: Layout) -> bool {
     let Some(list) = list(layout) else { return false };
     {
         let mut list = list.lock();
@@ -60,7 +61,7 @@ pub(crate) fn keep(ptr: NonNull<u8>, layout: Layout) -> bool {
     // smallest of them; elsewhere the call fails and changes nothing.
     let gone = unsafe { madvise(ptr.as_ptr().cast(), layout.size(), Advice::LinuxDontNeed) }.is_ok();
     if gone {
-        list.lock().bare.push(ptr);
+        list.lock().decommitted.push(ptr);
     }
     gone
 }
@@ -75,7 +76,7 @@ mod tests {
 
     fn lengths() -> (usize, usize) {
         let list = list(Layout::from_size_align(SIZE, 4096).unwrap()).unwrap().lock();
-        (list.ready.len(), list.bare.len())
+        (list.ready.len(), list.decommitted.len())
     }
 
     #[test]

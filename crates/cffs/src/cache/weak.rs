@@ -1,7 +1,7 @@
 //! Blocks that somebody remembers: found again without the way through the cache's map.
 //!
 //! Who looks at the same blocks again and again (the buckets of a large directory's index are each a miss of the
-//! processor's caches) keeps [`Remembered`]s. They hold no block in memory. A block that leaves the cache to make room
+//! processor's caches) keeps [`WeakBufRef`]s. They hold no block in memory. A block that leaves the cache to make room
 //! cannot be found through them any more: that is decided at one moment, in [`Cache::drop_unheld`]. A block that leaves
 //! because it was freed may be found as long as somebody holds it; who frees blocks forgets what is remembered of them.
 
@@ -12,18 +12,18 @@ use std::sync::{Arc, Weak};
 
 /// A block that was looked at before, or nothing.
 #[derive(Clone, Default)]
-pub struct Remembered(Weak<Buf>);
+pub struct WeakBufRef(Weak<Buf>);
 
-impl Remembered {
+impl WeakBufRef {
     /// Remembers a block.
-    pub fn of(buf: &BufRef) -> Remembered {
-        Remembered(Arc::downgrade(buf))
+    pub fn new(buf: &BufRef) -> WeakBufRef {
+        WeakBufRef(Arc::downgrade(buf))
     }
 }
 
 impl Cache {
     /// The remembered block if it is still cached, and still a checked block of this kind and owner.
-    pub fn again(&self, block: &Remembered, kind: BlockKind, owner: Ino) -> Option<BufRef> {
+    pub fn upgrade(&self, block: &WeakBufRef, kind: BlockKind, owner: Ino) -> Option<BufRef> {
         let buf = block.0.upgrade()?;
         {
             let bytes = buf.read();
@@ -86,8 +86,8 @@ mod tests {
     fn what_leaves_the_cache_is_not_found_again() {
         let cache = cache();
         let held = block(&cache, ADDR);
-        let known = Remembered::of(&held);
-        let again = |kind, owner| cache.again(&known, kind, owner);
+        let known = WeakBufRef::new(&held);
+        let again = |kind, owner| cache.upgrade(&known, kind, owner);
         assert!(again(BlockKind::DirIndex, OWNER).is_some_and(|b| Arc::ptr_eq(&b, &held)));
         assert!(again(BlockKind::DirIndex, OWNER + 1).is_none() && again(BlockKind::Dir, OWNER).is_none());
         cache.drop_clean();
@@ -97,7 +97,7 @@ mod tests {
         cache.drop_clean();
         assert!(again(BlockKind::DirIndex, OWNER).is_none());
         assert!(cache.peek(ADDR).is_none());
-        assert!(cache.again(&Remembered::default(), BlockKind::DirIndex, OWNER).is_none());
+        assert!(cache.upgrade(&WeakBufRef::default(), BlockKind::DirIndex, OWNER).is_none());
     }
 
     #[test]
@@ -118,11 +118,11 @@ mod tests {
     fn nobody_finds_a_block_that_is_just_leaving() {
         let cache = &cache();
         let lost = std::thread::scope(|s| {
-            let (send, receive) = std::sync::mpsc::sync_channel::<(BlockAddr, Remembered)>(64);
+            let (send, receive) = std::sync::mpsc::sync_channel::<(BlockAddr, WeakBufRef)>(64);
             let finder = s.spawn(move || {
                 let (mut found, mut lost) = (0, 0u64);
                 while let Ok((addr, known)) = receive.recv() {
-                    for buf in (0..200).map_while(|_| cache.again(&known, BlockKind::DirIndex, OWNER)) {
+                    for buf in (0..200).map_while(|_| cache.upgrade(&known, BlockKind::DirIndex, OWNER)) {
                         found += 1;
                         lost += u64::from(!cache.peek(addr).is_some_and(|b| Arc::ptr_eq(&b, &buf)));
                     }
@@ -131,7 +131,7 @@ mod tests {
             });
             for n in 0..6_000 {
                 let addr = ADDR + n;
-                let known = Remembered::of(&block(cache, addr));
+                let known = WeakBufRef::new(&block(cache, addr));
                 send.send((addr, known)).unwrap();
                 cache.drop_clean();
             }
