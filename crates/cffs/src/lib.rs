@@ -52,6 +52,7 @@ mod file;
 mod inode;
 mod placement;
 mod quota;
+mod reservation;
 mod space;
 mod sums;
 mod xattr;

@@ -10,7 +10,8 @@ use crate::error::{Error, Result};
 use crate::format::dirblock::BlockEdit;
 use crate::format::xattr::{ChainBlock, Namespace, XATTR_NEXT, Xattr, chain_max, decode_list, payload};
 use crate::format::{BlockAddr, BlockId, BlockKind, Corrupt, Geometry, Ino, Inode, META_HEADER_SIZE};
-use crate::journal::{Purse, Txn};
+use crate::journal::Txn;
+use crate::reservation::Reservation;
 use crate::space::{Run, Space};
 
 /// The blocks of an inode's chain, and the list in them.
@@ -115,22 +116,27 @@ pub fn blocks_for(g: &Geometry, list: &[u8]) -> usize {
 /// Blocks with a place that nothing points to yet: given back when dropped.
 pub struct Fresh<'a> {
     space: &'a Space,
-    purse: Purse,
+    reservation: Reservation,
     runs: Vec<Run>,
 }
 
 impl<'a> Fresh<'a> {
-    /// Finds places for `n` blocks near `goal`, ready to be committed.
+    /// Allocates `n` blocks near `goal` out of a reservation, ready to be committed.
     ///
     /// # Errors
     /// [`Error::NoSpace`], or what reading a bitmap brings; nothing has changed then.
-    pub fn take(g: &Geometry, space: &'a Space, goal: BlockAddr, n: usize, privileged: bool) -> Result<Fresh<'a>> {
+    pub fn take(
+        g: &Geometry,
+        space: &'a Space,
+        reservation: &Reservation,
+        goal: BlockAddr,
+        n: usize,
+    ) -> Result<Fresh<'a>> {
         let n = n as u64;
-        space.reserve_blocks(n, privileged)?;
-        let mut fresh = Fresh { space, purse: Purse::new(n, privileged), runs: Vec::new() };
+        let mut fresh = Fresh { space, reservation: reservation.clone(), runs: Vec::new() };
         let mut left = n;
         while left > 0 {
-            let run = space.alloc_meta_near(&fresh.purse, goal, left, 1)?.ok_or(Error::NoSpace)?;
+            let run = space.alloc_meta_near(&fresh.reservation, goal, left, 1)?.ok_or(Error::NoSpace)?;
             fresh.runs.push(run);
             space.prepare_commit(run)?;
             left -= run.len / g.frags_per_block();
@@ -141,8 +147,7 @@ impl<'a> Fresh<'a> {
 
 impl Drop for Fresh<'_> {
     fn drop(&mut self) {
-        self.runs.drain(..).for_each(|run| self.space.cancel_meta(&self.purse, run));
-        self.space.unreserve_blocks(self.purse.empty());
+        self.runs.drain(..).for_each(|run| self.space.cancel_meta(&self.reservation, run));
     }
 }
 

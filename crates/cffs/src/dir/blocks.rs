@@ -198,8 +198,8 @@ pub(super) fn claim(
         0 | DIR_BLOCKS_MAX => None,
         n => resolve(cx, inode, state, n - 1)?,
     };
-    let purse = grow.txn.purse();
-    let Some(run) = grow.placer.place_dir_blocks(&purse, inode, before.map(|b| b + 1), want, 1)? else {
+    let reservation = grow.txn.reservation();
+    let Some(run) = grow.placer.place_dir_blocks(&reservation, inode, before.map(|b| b + 1), want, 1)? else {
         return Err(Error::NoSpace);
     };
     let g = cx.cache.geometry();
@@ -207,13 +207,13 @@ pub(super) fn claim(
     debug_assert!((run.start | run.len) % per == 0 && run.len > 0 && run.len <= want * per);
     let e = Extent { logical: lblock * per, start: run.start, len: run.len, unwritten: false };
     if let Err(err) = extent::insert(grow.txn, grow.space, inode, e) {
-        grow.space.cancel_meta(&purse, run);
+        grow.space.cancel_meta(&reservation, run);
         return Err(err);
     }
     if let Err(err) = grow.space.commit_alloc(grow.txn, run) {
         // The group that the run lies in cannot be read: take the run out again.
         extent::remove(grow.txn, grow.space, inode, e.logical..e.end(), usize::MAX, &mut Vec::new())?;
-        grow.space.cancel_meta(&purse, run);
+        grow.space.cancel_meta(&reservation, run);
         return Err(err);
     }
     let block = g.block_of_frag(run.start);

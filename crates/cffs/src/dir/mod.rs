@@ -41,7 +41,8 @@ use crate::format::{
     BlockAddr, BlockId, BlockKind, FileType, Geometry, Ino, Inode, META_HEADER_SIZE, NAME_MAX, dirindex,
 };
 use crate::inode::Home;
-use crate::journal::{Purse, Txn};
+use crate::journal::Txn;
+use crate::reservation::Reservation;
 use crate::space::{Run, Space};
 use blocks::Growth;
 use state::{Cursor, NameMap, Rooms};
@@ -99,7 +100,7 @@ pub trait DirPlacer {
     /// is the address behind the directory's preceding block, where there is one.
     fn place_dir_blocks(
         &self,
-        purse: &Purse,
+        reservation: &Reservation,
         dir: &Inode,
         goal: Option<BlockAddr>,
         want_blocks: u64,

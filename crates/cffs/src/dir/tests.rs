@@ -31,13 +31,13 @@ struct NearPlacer<'a>(&'a Space);
 impl DirPlacer for NearPlacer<'_> {
     fn place_dir_blocks(
         &self,
-        purse: &Purse,
+        reservation: &Reservation,
         _: &Inode,
         goal: Option<BlockAddr>,
         want: u64,
         min: u64,
     ) -> Result<Option<Run>> {
-        self.0.alloc_meta_near(purse, goal.unwrap_or(0), want, min)
+        self.0.alloc_meta_near(reservation, goal.unwrap_or(0), want, min)
     }
 }
 

@@ -8,7 +8,8 @@ use crate::cache::{BufRef, Cache};
 use crate::error::{Error, Result};
 use crate::format::extent::{Child, LOGICAL_END, TREE_HEIGHT_MAX, node_capacity};
 use crate::format::{BlockAddr, BlockId, BlockKind, Corrupt, Extent, Inode, InodeFormat};
-use crate::journal::{Purse, Txn};
+use crate::journal::Txn;
+use crate::reservation::Reservation;
 use crate::space::{Run, Space};
 
 /// A node on the way from the root to a leaf.
@@ -73,16 +74,16 @@ fn corrupt(inode: &Inode, what: &str) -> Error {
 /// Blocks for new nodes, allocated in memory. What is not taken is given back.
 pub(super) struct Pool<'a> {
     space: &'a Space,
-    purse: Purse,
+    reservation: Reservation,
     blocks: Vec<BlockAddr>,
 }
 
 impl<'a> Pool<'a> {
     pub fn new(txn: &Txn<'_>, space: &'a Space, goal: BlockAddr, nodes: usize) -> Result<Pool<'a>> {
-        let mut pool = Pool { space, purse: txn.purse(), blocks: Vec::new() };
+        let mut pool = Pool { space, reservation: txn.reservation(), blocks: Vec::new() };
         while pool.blocks.len() < nodes {
             let missing = (nodes - pool.blocks.len()) as u64;
-            let run = space.alloc_meta_near(&pool.purse, goal, missing, 1)?.ok_or(Error::NoSpace)?;
+            let run = space.alloc_meta_near(&pool.reservation, goal, missing, 1)?.ok_or(Error::NoSpace)?;
             let per = space.frags_per_block();
             pool.blocks.extend((0..run.len / per).map(|i| run.start / per + i));
             space.prepare_commit(run)?;
@@ -106,7 +107,7 @@ impl<'a> Pool<'a> {
 impl Drop for Pool<'_> {
     fn drop(&mut self) {
         for addr in self.blocks.drain(..) {
-            self.space.cancel_meta(&self.purse, block_run(self.space, addr));
+            self.space.cancel_meta(&self.reservation, block_run(self.space, addr));
         }
     }
 }

@@ -13,7 +13,7 @@ use crate::format::extent::LOGICAL_END;
 use crate::format::inode::{INLINE_MAX, INODE_CORE_SIZE};
 use crate::format::{Extent, InodeFormat};
 use crate::inode::{self, Node, NodeState};
-use crate::journal::Purse;
+use crate::reservation::Reservation;
 use crate::space::Run;
 use std::ops::Range;
 use std::sync::Arc;
@@ -47,74 +47,25 @@ impl Drop for Exclusive<'_> {
     }
 }
 
-/// Fragments promised for a while: of the file system, and where they become the file's, of its quotas.
-pub struct Promise<'a> {
-    cx: FileCtx<'a>,
-    node: &'a Node,
-    frags: u64,
-    /// Promised by quotas too.
-    charged: u64,
-    /// Blocks for nodes of the tree.
-    nodes: Purse,
+/// Reserves blocks for nodes of the extent tree, when `extents` come up at `places` places. The quotas do not refuse them.
+fn reserve_nodes(cx: &FileCtx<'_>, st: &NodeState, places: u64, extents: u64) -> Result<Reservation> {
+    let reservation = st.data.new_reservation(cx, true);
+    let blocks = extent::worst_case_blocks(cx.cache.geometry(), &st.inode, places, extents);
+    reservation.reserve_blocks(blocks, true)?;
+    Ok(reservation)
 }
 
-impl<'a> Promise<'a> {
-    /// For nodes of the extent tree, when `extents` come up at `places` places. They are the file's in the eyes of its quotas,
-    /// which do not refuse them.
-    fn tree(cx: &FileCtx<'a>, node: &'a Node, places: u64, extents: u64) -> Result<Promise<'a>> {
-        let g = cx.cache.geometry();
-        let blocks = extent::worst_case_blocks(g, &node.state.read().inode, places, extents);
-        cx.space.reserve_blocks(blocks, true)?;
-        Ok(Promise { cx: *cx, node, frags: 0, charged: 0, nodes: Purse::new(blocks, true) })
-    }
-
-    /// For nodes of the tree, when a hole in the middle of an extent makes two of it.
-    pub fn for_cut(cx: &FileCtx<'a>, node: &'a Node) -> Result<Promise<'a>> {
-        Promise::tree(cx, node, 2, 4)
-    }
-
-    /// For the holes in a range, and for nodes of the tree that it takes to cut extents at its ends.
-    pub fn for_range(cx: &FileCtx<'a>, node: &'a Node, frags: Range<u64>, privileged: bool) -> Result<Promise<'a>> {
-        let mut promise = Promise::for_cut(cx, node)?;
-        let st = node.state.read();
-        let holes = needs(cx, &st, frags)?.places;
-        st.data.reserve(cx, holes, privileged)?;
-        promise.frags += holes;
-        promise.charged += holes;
-        Ok(promise)
-    }
-
-    /// These have a place: with that their promise has ended.
-    fn placed(&mut self, extents: &[Extent]) {
-        self.frags = self.frags.saturating_sub(extents.iter().map(|e| e.len).sum());
-    }
-
-    /// These are given back, and are promised again.
-    fn cancel(&mut self, extents: &[Extent]) {
-        cancel(&self.cx, extents);
-        self.frags += extents.iter().map(|e| e.len).sum::<u64>();
-    }
-
-    /// So many become the file's in the transaction that is open, which stores the inode.
-    fn told(&mut self, st: &NodeState, frags: u64) {
-        let frags = frags.min(self.charged);
-        self.charged -= frags;
-        if let Some(a) = &st.data.account {
-            a.convert(frags);
-        }
-    }
+/// Reserves nodes of the tree for a hole in the middle of an extent, which makes two of it.
+pub fn reserve_for_cut(cx: &FileCtx<'_>, node: &Node) -> Result<Reservation> {
+    reserve_nodes(cx, &node.state.read(), 2, 4)
 }
 
-impl Drop for Promise<'_> {
-    fn drop(&mut self) {
-        self.cx.space.unreserve(self.frags);
-        self.cx.space.unreserve_blocks(self.nodes.empty());
-        if self.charged > 0
-            && let Some(a) = &self.node.state.read().data.account
-        {
-            a.release(self.charged);
-        }
-    }
+/// Reserves space for the holes in a range, and nodes of the tree for the extents that are cut at its ends.
+pub fn reserve_for_range(cx: &FileCtx<'_>, node: &Node, frags: Range<u64>, privileged: bool) -> Result<Reservation> {
+    let st = node.state.read();
+    let reservation = reserve_nodes(cx, &st, 2, 4)?;
+    reservation.reserve(needs(cx, &st, frags)?.places, privileged)?;
+    Ok(reservation)
 }
 
 /// Does what needs space; with none at hand, again when what was freed can be used.
@@ -141,14 +92,14 @@ fn log_bytes_inode() -> usize {
 
 /// Gives every hole in a range of fragments its place, as unwritten extents.
 ///
-/// They are promised ([`Promise::for_range`]). [`Error::NoSpace`] if the extent tree finds no block: then a part of the
+/// They are reserved ([`reserve_for_range`]). [`Error::NoSpace`] if the extent tree finds no block: then a part of the
 /// range may have got its place.
-pub fn allocate(cx: &FileCtx<'_>, node: &Node, frags: Range<u64>, mut promise: Promise<'_>) -> Result<()> {
+pub fn allocate(cx: &FileCtx<'_>, node: &Node, frags: Range<u64>, reservation: &Reservation) -> Result<()> {
     let mut at = frags.start;
     while at < frags.end {
         let (extents, next) = with_space(cx, || find_places(cx, node, at..frags.end))?;
-        promise.placed(&extents);
-        insert(cx, node, extents, &mut promise)?;
+        reservation.allocated(extents.iter().map(|e| e.len).sum());
+        insert(cx, node, extents, reservation)?;
         at = next;
     }
     Ok(())
@@ -205,7 +156,7 @@ fn cancel(cx: &FileCtx<'_>, extents: &[Extent]) {
 }
 
 /// Tells bitmap and inode of places that were found.
-fn insert(cx: &FileCtx<'_>, node: &Node, extents: Vec<Extent>, promise: &mut Promise<'_>) -> Result<()> {
+fn insert(cx: &FileCtx<'_>, node: &Node, extents: Vec<Extent>, reservation: &Reservation) -> Result<()> {
     let mut rest = &extents[..];
     // New ones, in the eyes of who estimates what is logged.
     let as_new: Vec<Extent> = extents.iter().map(|e| Extent { unwritten: false, ..*e }).collect();
@@ -217,9 +168,9 @@ fn insert(cx: &FileCtx<'_>, node: &Node, extents: Vec<Extent>, promise: &mut Pro
             n /= 2;
         }
         let step = || -> Result<()> {
-            let promised = Promise::tree(cx, node, n as u64, n as u64)?;
+            let nodes = reserve_nodes(cx, &node.state.read(), n as u64, n as u64)?;
             let txn = cx.journal.begin(writeback::tell_bytes(cx, node, &new[..n]))?;
-            txn.fund(&promised.nodes);
+            txn.draw_on(&nodes);
             let mut st = node.state.write();
             let mut outcome = Ok(());
             for e in &rest[..n] {
@@ -229,7 +180,7 @@ fn insert(cx: &FileCtx<'_>, node: &Node, extents: Vec<Extent>, promise: &mut Pro
                 if outcome.is_ok() {
                     txn.begin_critical();
                     cx.space.commit_alloc(&txn, run)?;
-                    promise.told(&st, run.len);
+                    reservation.charge(run.len);
                     rest = &rest[1..];
                 } else {
                     break;
@@ -244,14 +195,17 @@ fn insert(cx: &FileCtx<'_>, node: &Node, extents: Vec<Extent>, promise: &mut Pro
         if let Err(e) = step() {
             let retry = matches!(e, Error::NoSpace) && cx.space.more_since(began);
             let retried = if retry { cx.journal.commit() } else { Err(e) };
-            retried.inspect_err(|_| promise.cancel(rest))?;
+            retried.inspect_err(|_| {
+                cancel(cx, rest);
+                reservation.deallocated(rest.iter().map(|e| e.len).sum());
+            })?;
         }
     }
     Ok(())
 }
 
-/// Takes back what is allocated in a range of fragments. Nodes of the tree are promised ([`Promise::for_cut`]).
-pub fn remove(cx: &FileCtx<'_>, node: &Node, frags: Range<u64>, promise: &Promise<'_>) -> Result<()> {
+/// Takes back what is allocated in a range of fragments. Nodes of the tree are reserved ([`reserve_for_cut`]).
+pub fn remove(cx: &FileCtx<'_>, node: &Node, frags: Range<u64>, reservation: &Reservation) -> Result<()> {
     // A damaged tree or bitmap shows before anything has changed.
     extent::for_each(cx.cache, &node.state.read().inode, frags.clone(), |e| {
         cx.space.prepare_free(Run { start: e.start, len: e.len })
@@ -260,7 +214,7 @@ pub fn remove(cx: &FileCtx<'_>, node: &Node, frags: Range<u64>, promise: &Promis
         let more = with_space(cx, || {
             let (limit, log_bytes) = truncate::plan(cx, &node.state.read().inode);
             let txn = cx.journal.begin(log_bytes)?;
-            txn.fund(&promise.nodes);
+            txn.draw_on(reservation);
             txn.begin_critical();
             let mut st = node.state.write();
             let mut freed = Vec::new();
@@ -280,8 +234,8 @@ pub fn remove(cx: &FileCtx<'_>, node: &Node, frags: Range<u64>, promise: &Promis
 }
 
 /// Makes what is allocated in a range of fragments unwritten: it reads as zeros and keeps its place. Nodes of the tree are
-/// promised ([`Promise::for_cut`]).
-pub fn make_unwritten(cx: &FileCtx<'_>, node: &Node, frags: Range<u64>, promise: &Promise<'_>) -> Result<()> {
+/// reserved ([`reserve_for_cut`]).
+pub fn make_unwritten(cx: &FileCtx<'_>, node: &Node, frags: Range<u64>, reservation: &Reservation) -> Result<()> {
     let mut at = frags.start;
     while at < frags.end {
         at = with_space(cx, || {
@@ -290,7 +244,7 @@ pub fn make_unwritten(cx: &FileCtx<'_>, node: &Node, frags: Range<u64>, promise:
                 extent::log_bytes_for_convert(cx.cache.geometry(), cx.space, &st.inode) + log_bytes_inode()
             };
             let txn = cx.journal.begin(log_bytes)?;
-            txn.fund(&promise.nodes);
+            txn.draw_on(reservation);
             let mut st = node.state.write();
             let next = extent::convert(&txn, cx.space, &mut st.inode, at..frags.end, true)?;
             inode::store(&txn, &mut st)?;
@@ -388,17 +342,17 @@ pub fn shift_up(cx: &FileCtx<'_>, node: &Node, from: u64, by: u64) -> Result<()>
     if end + by > LOGICAL_END {
         // Allocated ahead, behind the end of the file: that has to go.
         let size = node.state.read().inode.size;
-        let nodes = Promise::for_cut(cx, node)?;
+        let nodes = reserve_for_cut(cx, node)?;
         remove(cx, node, cx.cache.geometry().frags_for(size)..LOGICAL_END, &nodes)?;
     }
     with_space(cx, || {
-        let promised = Promise::tree(cx, node, 1, 2)?;
+        let nodes = reserve_nodes(cx, &node.state.read(), 1, 2)?;
         let log_bytes = {
             let st = node.state.read();
             extent::log_bytes_for_convert(cx.cache.geometry(), cx.space, &st.inode) + log_bytes_inode()
         };
         let txn = cx.journal.begin(log_bytes)?;
-        txn.fund(&promised.nodes);
+        txn.draw_on(&nodes);
         let mut st = node.state.write();
         extent::split(&txn, cx.space, &mut st.inode, from)?;
         inode::store(&txn, &mut st)

@@ -43,8 +43,9 @@ pub(super) fn write(cx: &FileCtx<'_>, st: &mut NodeState, first: u64, data: &[u8
     let all = st.data.pages_reserved + st.data.pages_splits + need.places;
     let promised = st
         .data
-        .reserve(cx, need.places, privileged)
-        .and_then(|()| reserve_tree_for(cx, st, all, n, privileged).inspect_err(|_| st.data.release(cx, need.places)));
+        .reservation(cx)
+        .reserve(need.places, privileged)
+        .and_then(|()| reserve_tree_for(cx, st, all, n, privileged).inspect_err(|_| st.data.release(need.places)));
     match promised {
         Ok(()) => {}
         // For so many at once; page by page there may be space for some.

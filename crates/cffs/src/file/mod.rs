@@ -19,9 +19,10 @@ use crate::format::extent::node_capacity;
 use crate::format::{FILE_SIZE_MAX, FileType, InodeFormat};
 use crate::inode::NodeState;
 use crate::inode::beside::Beside;
-use crate::journal::{Journal, Purse};
+use crate::journal::Journal;
 use crate::placement::Placement;
 use crate::quota::Account;
+use crate::reservation::{QuotaPool, Reservation};
 use crate::space::Space;
 use crate::sums::{Reading, Sums};
 use cffs_buf::AlignedBuf;
@@ -47,7 +48,7 @@ pub struct FileCtx<'a> {
     /// The journal.
     pub journal: &'a Journal,
     /// The space manager.
-    pub space: &'a Space,
+    pub space: &'a Arc<Space>,
     /// The placement policy.
     pub placement: &'a Placement,
     /// The checksums of data, if they are kept.
@@ -80,10 +81,10 @@ pub struct FileData {
     pages_reserved: u64,
     /// Sum of [`Page::splits`].
     pages_splits: u64,
-    /// Fragments reserved for the extent tree: those of whole blocks.
-    pub(crate) tree_reserved: u64,
-    /// Fragments reserved for what is in the writeback that is under way, and of which the inode was not told yet: as many
-    /// new extents at most.
+    /// Fragments for the pages, blocks for the extent tree, and the quotas of both. None before anything is dirty.
+    reservation: Option<Reservation>,
+    /// Fragments that the writeback under way had reserved and whose mapping is not committed yet: as many new extents at
+    /// most.
     pub(crate) in_flight: u64,
     /// Pages that the writeback under way has taken.
     pub(crate) taken: usize,
@@ -104,38 +105,31 @@ impl FileData {
         FileData { account: account.map(Arc::new), ..FileData::default() }
     }
 
-    /// Promises fragments to this file's contents: space of the file system, and of the quotas of its owner, group and
-    /// project. `privileged` callers get the file system's reserve and are not refused by quotas.
-    ///
-    /// Each promise ends once: by [`FileData::release`] if it is not needed; or that of the file system when places are
-    /// found, and that of the quotas by [`FileData::convert`] when they become the inode's. [`Error::NoSpace`] or [`Error::Quota`] before anything has changed.
-    pub fn reserve(&self, cx: &FileCtx<'_>, frags: u64, privileged: bool) -> Result<()> {
-        cx.space.reserve(frags, privileged)?;
-        if let Some(a) = &self.account
-            && let Err(e) = a.reserve(frags, privileged)
-        {
-            cx.space.unreserve(frags);
-            return Err(e);
-        }
-        Ok(())
+    /// An empty reservation for this file's contents.
+    pub(crate) fn new_reservation(&self, cx: &FileCtx<'_>, privileged: bool) -> Reservation {
+        cx.space.reservation(self.account.clone().map(|a| a as Arc<dyn QuotaPool>), privileged)
     }
 
-    /// Takes back a promise of [`FileData::reserve`]: so many fragments are not needed.
-    pub fn release(&self, cx: &FileCtx<'_>, frags: u64) {
-        if frags == 0 {
-            return;
+    /// What is reserved for pages, deferred extents and the extent tree. For the tree the file system's reserve may be used.
+    pub(crate) fn reservation(&mut self, cx: &FileCtx<'_>) -> &Reservation {
+        if self.reservation.is_none() {
+            self.reservation = Some(self.new_reservation(cx, true));
         }
-        cx.space.unreserve(frags);
-        if let Some(a) = &self.account {
-            a.release(frags);
+        // It has just been made.
+        self.reservation.as_ref().unwrap_or_else(|| unreachable!())
+    }
+
+    /// Gives back fragments that were reserved for pages.
+    pub(crate) fn release(&self, frags: u64) {
+        if let Some(r) = &self.reservation {
+            r.release(frags);
         }
     }
 
-    /// So many promised fragments, which have a place, become the inode's in the transaction that is open: they are charged
-    /// to the quotas when the inode is stored ([`crate::inode::store`]), which must follow in the same transaction.
-    pub fn convert(&self, frags: u64) {
-        if let Some(a) = &self.account {
-            a.convert(frags);
+    /// So many deferred fragments are committed in the open transaction, which stores the inode.
+    pub(crate) fn charge(&self, frags: u64) {
+        if let Some(r) = &self.reservation {
+            r.charge(frags);
         }
     }
 
@@ -185,7 +179,7 @@ impl FileData {
             cx.cache.sub_dirty_data(p.bytes.len() + PAGE_OVERHEAD);
             self.pages_reserved -= p.reserved;
             self.pages_splits -= p.splits;
-            self.release(cx, p.reserved);
+            self.release(p.reserved);
         }
     }
 
@@ -218,8 +212,7 @@ impl FileData {
         let pages: Vec<u64> = self.pages.keys().copied().collect();
         pages.into_iter().for_each(|i| self.drop_page(cx, i));
         debug_assert_eq!((self.pages_reserved, self.pages_splits), (0, 0), "sums over no pages");
-        let per_block = cx.cache.geometry().frags_per_block();
-        cx.space.unreserve_blocks(std::mem::take(&mut self.tree_reserved) / per_block);
+        self.reservation = None;
         self.error = None;
     }
 }
@@ -236,24 +229,7 @@ fn reserve_tree_for(cx: &FileCtx<'_>, st: &mut NodeState, frags: u64, more: u64,
     // What is on its way or untold will have changed the tree when these pages follow: the promise is for all of it.
     let earlier = st.data.in_flight + st.data.untold.extents().len() as u64;
     let need = extent::worst_case_blocks(g, &st.inode, st.data.places(g, more), frags + earlier);
-    let have = st.data.tree_reserved / g.frags_per_block();
-    if need > have {
-        cx.space.reserve_blocks(need - have, privileged)?;
-    } else {
-        cx.space.unreserve_blocks(have - need);
-    }
-    st.data.tree_reserved = need * g.frags_per_block();
-    Ok(())
-}
-
-/// The promise for the extent tree as the purse of a transaction; [`keep_purse`] takes back what it leaves.
-pub(crate) fn tree_purse(cx: &FileCtx<'_>, st: &mut NodeState) -> Purse {
-    Purse::new(std::mem::take(&mut st.data.tree_reserved) / cx.cache.geometry().frags_per_block(), true)
-}
-
-/// Ends [`tree_purse`].
-pub(crate) fn keep_purse(cx: &FileCtx<'_>, st: &mut NodeState, purse: &Purse) {
-    st.data.tree_reserved += purse.empty() * cx.cache.geometry().frags_per_block();
+    st.data.reservation(cx).set_blocks(need, privileged)
 }
 
 /// Copies from the file into `out`, up to its end; returns the number of bytes. `ahead` is how many bytes to fetch
@@ -510,7 +486,7 @@ fn dirty_page(
     let privileged = privileged || need.places == 0;
     let more = need.places.saturating_sub(had);
     let more_splits = need.splits.saturating_sub(had_splits);
-    st.data.reserve(cx, more, privileged)?;
+    st.data.reservation(cx).reserve(more, privileged)?;
     // Before the page changes: a write that finds no space leaves the file as it was.
     let all = st.data.pages_reserved + st.data.pages_splits + more + more_splits;
     if let Err(e) = reserve_tree_for(cx, st, all, 1, privileged) {
@@ -518,7 +494,7 @@ fn dirty_page(
         let alone = st.data.in_flight == 0 && st.data.pages.keys().all(|i| *i == index);
         st.data.tight = alone && matches!(e, Error::NoSpace) && extent::has_room(cx.cache, &st.inode, frags, all)?;
         if !st.data.tight {
-            st.data.release(cx, more);
+            st.data.release(more);
             return Err(e);
         }
     }
@@ -536,7 +512,7 @@ fn dirty_page(
         });
     }
     if outcome.is_err() {
-        st.data.release(cx, more);
+        st.data.release(more);
         let _ = reserve_tree(cx, st, privileged); // less than before
     }
     outcome

@@ -17,7 +17,7 @@ use super::{FileCtx, reserve_tree, reserve_tree_for, untold, writeback};
 use crate::cache::{DataRun, Source};
 use crate::error::Result;
 use crate::extent::{self, Mapping};
-use crate::format::{Extent, InodeFormat};
+use crate::format::InodeFormat;
 use crate::inode::{Node, NodeState};
 use crate::space::Run;
 use std::ops::Range;
@@ -136,12 +136,12 @@ fn take<'a>(cx: &FileCtx<'_>, node: &Arc<Node>, blocks: &Blocks<'a>, privileged:
         return Taken::NotYet;
     }
     let places = blocks.frags.end - blocks.frags.start;
-    if st.data.reserve(cx, places, privileged).is_err() {
+    let reservation = st.data.new_reservation(cx, privileged);
+    if reservation.reserve(places, privileged).is_err() {
         return Taken::Nothing;
     }
     let pages = places / g.frags_per_block();
     if reserve_tree_for(cx, st, places, pages, privileged).is_err() {
-        st.data.release(cx, places);
         return Taken::Nothing;
     }
     st.data.in_flight = places;
@@ -150,7 +150,7 @@ fn take<'a>(cx: &FileCtx<'_>, node: &Arc<Node>, blocks: &Blocks<'a>, privileged:
     let at_end = start == untold::written_size(st) && start == st.inode.size;
     let later = at_end && cx.sums.is_none() && !matches!(st.inode.format, InodeFormat::Inline(_));
     let size = st.inode.size.max(blocks.end);
-    let mut job = Job::by_caller(node.clone(), size, blocks.first, places, now, later.then_some(free_until));
+    let mut job = Job::by_caller(node.clone(), size, blocks.first, reservation, now, later.then_some(free_until));
     if !matches!(place(cx, st, &mut job, blocks), Ok(true)) {
         writeback::give_back(cx, st, &mut job);
         let _ = reserve_tree(cx, st, privileged); // less than before
@@ -189,7 +189,7 @@ fn place<'a>(cx: &FileCtx<'_>, st: &NodeState, job: &mut Job<'a>, blocks: &Block
     while at < end {
         let placed = cx.placement.place_stream(st.inode.parent, after, end - at, ahead)?;
         let Some(run) = placed.map(|p| p.run) else { return Ok(false) };
-        job.extents.push(Extent { logical: at, start: run.start, len: run.len, unwritten: false });
+        job.allocated(at, run);
         let whole = run.start.is_multiple_of(g.frags_per_block()) && run.len.is_multiple_of(g.frags_per_block());
         if !whole || job.extents.len() > writeback::EXTENTS_PER_TXN {
             return Ok(false);

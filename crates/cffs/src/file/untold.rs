@@ -125,6 +125,9 @@ pub(super) fn keep(cx: &FileCtx<'_>, st: &mut NodeState, job: &mut Job<'_>, free
     st.data.untold.free_until = free_until;
     st.data.untold.add(cx.cache.geometry(), job.extents.drain(..));
     job.pages.clear();
+    if let Some(reservation) = job.reservation.take() {
+        st.data.reservation(cx).merge(reservation);
+    }
     (st.data.in_flight, st.data.taken) = (0, 0);
     st.dirty = true;
 }
@@ -143,13 +146,18 @@ impl FileData {
     /// The first so many untold fragments have become the inode's, in the transaction that is open.
     pub(super) fn note_told(&mut self, frags: u64) {
         self.untold.told(frags);
-        self.convert(frags);
+        self.charge(frags);
     }
 
     /// Gives back what was not told of (the file is gone).
     pub(super) fn drop_untold(&mut self, cx: &FileCtx<'_>) {
         let Untold { extents, frags, .. } = std::mem::take(&mut self.untold);
+        if frags == 0 {
+            return;
+        }
         extents.iter().for_each(|e| cx.space.cancel(Run { start: e.start, len: e.len }));
-        self.release(cx, frags);
+        let reservation = self.reservation(cx);
+        reservation.deallocated(frags);
+        reservation.release(frags);
     }
 }

@@ -19,6 +19,7 @@ use crate::format::{Extent, FileType, Ino, InodeFormat};
 use crate::inode::{self, Node, NodeState};
 use crate::journal::Txn;
 use crate::placement::{LONG, Placed};
+use crate::reservation::Reservation;
 use crate::space::Run;
 use crate::sums::{ChecksumRun, PinnedTables, Sums};
 use std::ops::Range;
@@ -37,6 +38,8 @@ pub(super) struct Job<'a> {
     pub(super) node: Arc<Node>,
     /// Pages taken: index, what was dirty, what was reserved.
     pub(super) pages: Vec<(u64, Range<usize>, u64)>,
+    /// What was reserved for all of it; none for deferred extents, whose reservation is the file's.
+    pub(super) reservation: Option<Reservation>,
     pub(super) runs: Vec<DataRun<'a>>,
     /// Places to be told of, in the order of the file: new ones, and parts of unwritten extents (marked as such) that become
     /// written.
@@ -66,6 +69,7 @@ impl<'a> Job<'a> {
         Job {
             node,
             pages: Vec::new(),
+            reservation: None,
             runs: Vec::new(),
             extents: Vec::new(),
             overwritten: Vec::new(),
@@ -85,11 +89,25 @@ impl<'a> Job<'a> {
         node: Arc<Node>,
         size: u64,
         first_page: u64,
-        reserved: u64,
+        reservation: Reservation,
         now: i64,
         later: Option<u64>,
     ) -> Job<'a> {
-        Job { pages: vec![(first_page, 0..0, reserved)], by_caller: Some(now), later, ..Job::new(node, size, false) }
+        Job {
+            pages: vec![(first_page, 0..0, reservation.uncharged())],
+            reservation: Some(reservation),
+            by_caller: Some(now),
+            later,
+            ..Job::new(node, size, false)
+        }
+    }
+
+    /// A run was allocated for what the file has at this fragment.
+    pub(super) fn allocated(&mut self, logical: u64, run: Run) {
+        if let Some(reservation) = &self.reservation {
+            reservation.allocated(run.len);
+        }
+        self.extents.push(Extent { logical, start: run.start, len: run.len, unwritten: false });
     }
 }
 
@@ -213,6 +231,8 @@ fn take(cx: &FileCtx<'_>, node: &Arc<Node>, for_log: bool) -> Result<Taken> {
     let mut job = Job { pages: st.data.take_dirty(), ..Job::new(node.clone(), st.inode.size, keep) };
     job.bytes = job.pages.iter().map(|(_, dirty, _)| dirty.len()).sum();
     st.data.in_flight = job.pages.iter().map(|(_, _, reserved)| reserved).sum();
+    let in_flight = st.data.in_flight;
+    job.reservation = (!job.pages.is_empty()).then(|| st.data.reservation(cx).split(in_flight));
     if !st.data.untold.is_empty() {
         debug_assert!(job.pages.is_empty(), "pages of a file that has untold places");
         (job.extents, job.of_untold) = (st.data.untold.extents().to_vec(), true);
@@ -323,7 +343,7 @@ fn place(cx: &FileCtx<'_>, st: &mut NodeState, job: &mut Job<'_>, for_log: bool)
                 }
             };
             let Some(Placed { run }) = placed else { return Err(Error::NoSpace) };
-            job.extents.push(Extent { logical, start: run.start, len: run.len, unwritten: false });
+            job.allocated(logical, run);
             add_runs(&g, st, job, logical, run);
             logical += run.len;
             left -= run.len;
@@ -367,6 +387,12 @@ pub(super) fn give_back(cx: &FileCtx<'_>, st: &mut NodeState, job: &mut Job<'_>)
     let of_untold = job.of_untold;
     for e in job.extents.drain(..).filter(|e| !e.unwritten && !of_untold) {
         cx.space.cancel(Run { start: e.start, len: e.len });
+        if let Some(reservation) = &job.reservation {
+            reservation.deallocated(e.len);
+        }
+    }
+    if let Some(reservation) = job.reservation.take() {
+        st.data.reservation(cx).merge(reservation);
     }
     for (index, dirty, reserved) in job.pages.drain(..) {
         let kept = st.data.change_page(index, |p| {
@@ -376,7 +402,7 @@ pub(super) fn give_back(cx: &FileCtx<'_>, st: &mut NodeState, job: &mut Job<'_>)
             p.reserved += reserved;
         });
         if kept.is_none() {
-            st.data.release(cx, reserved);
+            st.data.release(reserved);
         }
     }
 }
@@ -547,13 +573,11 @@ struct Told {
 /// inode is stored with those that were told before it: the extent tree and the root in the inode change together or not
 /// at all.
 fn insert_extents(cx: &FileCtx<'_>, txn: &Txn<'_>, st: &mut NodeState, job: &mut Job<'_>, n: usize) -> Result<()> {
-    // The tree takes its blocks from what was promised to it.
-    let purse = super::tree_purse(cx, st);
-    txn.fund(&purse);
+    // The tree takes its blocks from what was reserved for it.
+    txn.draw_on(st.data.reservation(cx));
     let inline = matches!(st.inode.format, InodeFormat::Inline(_)).then(|| st.inode.format.clone());
     let mut told = Told::default();
     let outcome = insert_funded(cx, txn, st, job, n, &mut told);
-    super::keep_purse(cx, st, &purse);
     convert(st, job, told.frags);
     let Err(e) = outcome else { return Ok(()) };
     match inline {
@@ -605,6 +629,9 @@ fn insert_funded(
         if let Err(e) = extent::insert(txn, cx.space, &mut st.inode, e) {
             txn.free_data(run);
             // Its page still counts on it.
+            if let Some(reservation) = &job.reservation {
+                reservation.deallocated(run.len);
+            }
             if let Err(e) = cx.space.uncommit_alloc(txn, run) {
                 tracing::error!("{run} of inode {} is lost until fsck: {e}", st.inode.ino);
             }
@@ -640,7 +667,9 @@ fn convert(st: &mut NodeState, job: &mut Job<'_>, frags: u64) {
     }
     debug_assert_eq!(left, 0, "fragments placed that no page had reserved");
     st.data.in_flight = st.data.in_flight.saturating_sub(frags);
-    st.data.convert(frags);
+    if let Some(reservation) = &job.reservation {
+        reservation.charge(frags);
+    }
 }
 
 /// A part of an unwritten extent has its contents.
@@ -678,8 +707,8 @@ fn grow_by_caller(st: &mut NodeState, job: &Job<'_>, size: u64) {
 /// The pages of a job are home. What they had reserved beyond what was placed, for places that were there after all or for
 /// contents that go into the inode, is not needed.
 fn finish_pages(cx: &FileCtx<'_>, st: &mut NodeState, job: &mut Job<'_>) {
-    for (index, _, reserved) in job.pages.drain(..) {
-        st.data.release(cx, reserved);
+    job.reservation = None;
+    for (index, _, _) in job.pages.drain(..) {
         let Some(p) = st.data.pages.get_mut(&index) else { continue };
         p.writing = false;
         if p.dirty.is_empty() {

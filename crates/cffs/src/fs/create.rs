@@ -13,10 +13,12 @@ use crate::format::inode::{
 };
 use crate::format::{BlockAddr, Extent, FileType, FragAddr, Ino, Inode, InodeFormat, LINK_MAX, SYMLINK_MAX};
 use crate::inode::{Home, Node, NodeState, table};
-use crate::journal::{Purse, Txn};
-use crate::quota::{Hold, Ids};
-use crate::space::Run;
+use crate::journal::Txn;
+use crate::quota::Ids;
+use crate::reservation::Reservation;
+use crate::space::{Run, Space};
 use crate::sums::{ChecksumRun, PinnedTables};
+use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -107,11 +109,11 @@ impl Fs {
         8 + self.inodes.locator.blocks_for_growth() + self.inodes.external.blocks_for_growth()
     }
 
-    /// Sets space aside for a new name, for as long as the guard lives.
-    pub(super) fn reserve_for_name(&self, privileged: bool, funds: Funds) -> Result<NameReserve<'_>> {
-        let blocks = if funds == Funds::Promised { self.blocks_for_name() } else { 0 };
-        self.space.reserve_blocks(blocks, privileged)?;
-        Ok(NameReserve { fs: self, purse: Purse::new(blocks, privileged) })
+    /// Reserves blocks for an operation on names ([`Fs::with_name_space`]).
+    pub(super) fn reserve_for_name(&self, privileged: bool, blocks: u64) -> Result<Reservation> {
+        let reservation = self.space.reservation(None, privileged);
+        reservation.reserve_blocks(blocks, privileged)?;
+        Ok(reservation)
     }
 
     fn make(&self, c: Caller, parent: Ino, name: &[u8], new: NewFile<'_>) -> Result<Attr> {
@@ -119,7 +121,7 @@ impl Fs {
         Self::check_name(name)?;
         let dir_node = self.node(parent)?;
         loop {
-            if let Some(node) = self.with_name_space(|funds| self.make_once(c, funds, &dir_node, name, &new))? {
+            if let Some(node) = self.with_name_space(|blocks| self.make_once(c, blocks, &dir_node, name, &new))? {
                 self.sync_names(&[&dir_node])?;
                 let st = node.state.read();
                 return Ok(self.attr(&node, &st));
@@ -131,36 +133,34 @@ impl Fs {
     fn make_once(
         &self,
         c: Caller,
-        funds: Funds,
+        blocks: u64,
         dir_node: &Arc<Node>,
         name: &[u8],
         new: &NewFile<'_>,
     ) -> Result<Option<Arc<Node>>> {
         let inherited = self.inherit(dir_node, new.file_type, new.perm)?;
         let long = new.target.filter(|t| t.len() > self.inline_max(name.len()));
-        let reserve = self.reserve_for_name(c.privileged(), funds)?;
+        let reservation = self.reserve_for_name(c.privileged(), blocks)?;
         let inline_max = self.inline_max(name.len());
-        let mut attributes = self.place_inherited(c, dir_node, &inherited, inline_max)?;
-        let frags = long.map_or(0, |t| self.geo.frags_for(t.len() as u64))
-            + attributes.blocks as u64 * self.geo.frags_per_block();
+        let mut attributes = self.place_inherited(c, &reservation, dir_node, &inherited, inline_max)?;
         let ids = ids_of_new(c, &dir_node.state.read().inode);
-        let mut promised = self.quota_for_new(c, ids, frags)?;
-        let contents = long.map(|t| self.place_contents(dir_node.ino, t, c.privileged())).transpose()?;
-        let names = match funds {
-            Funds::Promised => self.log_bytes_names(),
-            Funds::AsNeeded => self.log_bytes_remove(), // a block that comes may have to go again
-        };
+        if let Some(quota) = self.quota_for_new(c, ids, attributes.blocks as u64 * self.geo.frags_per_block())? {
+            reservation.merge(quota);
+        }
+        let contents = long.map(|t| self.place_contents(&reservation, dir_node.ino, t)).transpose()?;
+        // Without a reservation a block that comes may have to go again.
+        let names = if blocks > 0 { self.log_bytes_names() } else { self.log_bytes_remove() };
         let log_bytes = names
             + contents.as_ref().map_or(0, |c| self.log_bytes_contents(c))
             + crate::xattr::log_bytes(&self.geo, &self.space, 0, attributes.blocks);
-        let made = self.journal.begin(log_bytes).and_then(|txn| {
-            txn.fund(&reserve.purse);
+        self.journal.begin(log_bytes).and_then(|txn| {
+            txn.draw_on(&reservation);
             let mut st = dir_node.state.write();
             if self.default_acl(&st.inode)? != inherited.default {
                 return Ok(None);
             }
             txn.begin_critical();
-            let owner = Owner { c, ids, promised: promised.as_mut() };
+            let owner = Owner { c, ids, reservation: &reservation };
             let made = self.make_in(&txn, owner, &mut st, name, new, contents.as_ref(), &inherited, &mut attributes);
             if made.is_err() {
                 self.keep_grown(&txn, &mut st)?;
@@ -170,11 +170,7 @@ impl Fs {
                 txn.end_critical();
             }
             made.map(Some)
-        });
-        if let (Err(_) | Ok(None), Some(contents)) = (&made, &contents) {
-            self.give_back_contents(contents);
-        }
-        made
+        })
     }
 
     /// After a failure: blocks that the directory or a table got meanwhile stay theirs.
@@ -316,7 +312,7 @@ impl Fs {
             self.placement.forget(inode.ino);
             self.placement.learn(&inode);
         }
-        let node = self.inodes.insert(txn, inode, home, owner.promised);
+        let node = self.inodes.insert(txn, inode, home, Some(owner.reservation));
         node.refs.fetch_add(1, Ordering::AcqRel);
         self.changed_dir(txn, st, now)?;
         // Name and inode in one block cannot come apart. Else the inode is there before its name.
@@ -366,72 +362,59 @@ impl Fs {
         }
     }
 
-    /// As [`Fs::with_space`], for an operation that makes a name. With a promise for the worst case nothing is done in
-    /// vain; where there is none to be had, the operation is tried without: most names need no new block.
-    pub(super) fn with_name_space<R>(&self, mut attempt: impl FnMut(Funds) -> Result<R>) -> Result<R> {
-        let before = self.space.moment();
-        match attempt(Funds::Promised) {
-            Err(Error::NoSpace) => {}
-            outcome => return outcome,
+    /// As [`Fs::with_space`], for an operation that makes a name: `attempt` gets the number of blocks to reserve. With a
+    /// reservation for the worst case nothing is done in vain. If there is no space for that, the operation is tried with
+    /// none, because most names need no new block.
+    pub(super) fn with_name_space<R>(&self, mut attempt: impl FnMut(u64) -> Result<R>) -> Result<R> {
+        match self.with_space(|| attempt(self.blocks_for_name())) {
+            Err(Error::NoSpace) => attempt(0),
+            outcome => outcome,
         }
-        if self.make_room(before)? {
-            match attempt(Funds::Promised) {
-                Err(Error::NoSpace) => {}
-                outcome => return outcome,
-            }
-        }
-        attempt(Funds::AsNeeded)
     }
 
-    /// Finds a place for contents that are to be durable with the inode they belong to: the target of a symbolic link
-    /// that is too long for the inode. Whoever does not hand it to [`Fs::log_contents`] gives it back
-    /// ([`Fs::give_back_contents`]).
-    pub(super) fn place_contents<'a>(&self, dir: Ino, data: &'a [u8], privileged: bool) -> Result<Contents<'a>> {
-        let frags = self.geo.frags_for(data.len() as u64);
-        self.space.reserve(frags, privileged)?;
-        self.place_promised(dir, data).inspect_err(|_| self.space.unreserve(frags))
-    }
-
-    /// Gives back what [`Fs::place_contents`] found.
-    pub(super) fn give_back_contents(&self, c: &Contents<'_>) {
-        self.space.cancel(c.run);
-        self.space.unreserve(c.run.len);
-    }
-
-    /// As [`Fs::place_contents`] for who has the promise of space already; it is his again after an error.
-    pub(super) fn place_promised<'a>(&self, dir: Ino, data: &'a [u8]) -> Result<Contents<'a>> {
+    /// Allocates space for contents that are to be durable with the inode they belong to, such as the target of a symbolic
+    /// link that is too long for the inode. They become the inode's with [`Fs::log_contents`]; if they are dropped before,
+    /// their space goes back to the reservation.
+    pub(super) fn place_contents<'a>(
+        &'a self,
+        reservation: &Reservation,
+        dir: Ino,
+        data: &'a [u8],
+    ) -> Result<Contents<'a>> {
         let g = &self.geo;
         let goal = g.frag_of_block(self.placement.inode_goal(dir));
         let frags = g.frags_for(data.len() as u64);
+        reservation.reserve(frags, reservation.privileged())?;
         let run = self.space.alloc_near(goal, frags, frags)?.ok_or(Error::NoSpace)?;
-        let mut contents = Contents { data, run, pieces: Vec::new(), sums: None };
-        let outcome = self.space.prepare_commit(run).and_then(|()| {
-            if let Some(sums) = &self.sums {
-                let mut tables = PinnedTables::default();
-                sums.pin(&mut tables, run)?;
-                let mut bytes = data.to_vec();
-                bytes.resize((run.len as usize) << g.frag_shift, 0);
-                contents.sums = Some((tables, ChecksumRun::of(run.start, &bytes, g.frag_size())));
-            }
-            let fpb = g.frags_per_block();
-            let mut frag = run.start;
-            while frag < run.end() {
-                let block = g.block_of_frag(frag);
-                let end = g.frag_of_block(block + 1).min(run.end());
-                // Of a block that is not all its own, the other files' part is needed too.
-                let shared = if end - frag < fpb { Some(self.cache.data_block(block)?) } else { None };
-                contents.pieces.push((frag, end, shared));
-                frag = end;
-            }
-            Ok(())
-        });
-        match outcome {
-            Ok(()) => Ok(contents),
-            Err(e) => {
-                self.space.cancel(run);
-                Err(e)
-            }
+        reservation.allocated(frags);
+        let mut contents = Contents {
+            space: &self.space,
+            reservation: reservation.clone(),
+            data,
+            run,
+            committed: Cell::new(false),
+            pieces: Vec::new(),
+            sums: None,
+        };
+        self.space.prepare_commit(run)?;
+        if let Some(sums) = &self.sums {
+            let mut tables = PinnedTables::default();
+            sums.pin(&mut tables, run)?;
+            let mut bytes = data.to_vec();
+            bytes.resize((run.len as usize) << g.frag_shift, 0);
+            contents.sums = Some((tables, ChecksumRun::of(run.start, &bytes, g.frag_size())));
         }
+        let fpb = g.frags_per_block();
+        let mut frag = run.start;
+        while frag < run.end() {
+            let block = g.block_of_frag(frag);
+            let end = g.frag_of_block(block + 1).min(run.end());
+            // Of a block that is not all its own, the other files' part is needed too.
+            let shared = if end - frag < fpb { Some(self.cache.data_block(block)?) } else { None };
+            contents.pieces.push((frag, end, shared));
+            frag = end;
+        }
+        Ok(contents)
     }
 
     /// Most bytes that [`Fs::log_contents`] logs.
@@ -448,6 +431,7 @@ impl Fs {
         let e = Extent { logical: 0, start: c.run.start, len: c.run.len, unwritten: false };
         crate::extent::insert(txn, &self.space, inode, e)?;
         self.space.commit_alloc(txn, c.run)?;
+        c.committed.set(true);
         if let (Some(sums), Some((tables, summed))) = (&self.sums, &c.sums) {
             sums.put(txn, tables, summed)?;
         }
@@ -471,8 +455,8 @@ impl Fs {
 struct Owner<'a> {
     c: Caller,
     ids: Ids,
-    /// What its quotas promised.
-    promised: Option<&'a mut Hold>,
+    /// What was reserved for it.
+    reservation: &'a Reservation,
 }
 
 /// Owner, group and project of what is made in a directory.
@@ -482,38 +466,29 @@ fn ids_of_new(c: Caller, dir: &Inode) -> Ids {
     [c.uid, gid, project]
 }
 
-/// Contents with a place.
+/// Contents with space of their own, allocated and not committed yet.
 pub(super) struct Contents<'a> {
+    space: &'a Space,
+    reservation: Reservation,
     data: &'a [u8],
-    pub(super) run: Run,
+    run: Run,
+    committed: Cell<bool>,
     /// First fragment, end, and the block where it has other owners too.
     pieces: Vec<(FragAddr, FragAddr, Option<BufRef>)>,
     /// Their checksums, and where those go.
     sums: Option<(PinnedTables, ChecksumRun)>,
 }
 
+impl Drop for Contents<'_> {
+    fn drop(&mut self) {
+        if !self.committed.get() {
+            self.space.cancel(self.run);
+            self.reservation.deallocated(self.run.len);
+        }
+    }
+}
+
 /// Room for inline contents in a slot of the external inode table.
 const fn table_inline_max() -> usize {
     crate::format::geometry::INODE_SLOT_SIZE - INODE_CORE_SIZE
-}
-
-/// Where an operation on names has its blocks from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Funds {
-    /// A promise for the worst case.
-    Promised,
-    /// What is free and promised to nobody, block by block.
-    AsNeeded,
-}
-
-/// Blocks set aside for a new name.
-pub(super) struct NameReserve<'a> {
-    fs: &'a Fs,
-    pub(super) purse: Purse,
-}
-
-impl Drop for NameReserve<'_> {
-    fn drop(&mut self) {
-        self.fs.space.unreserve_blocks(self.purse.empty());
-    }
 }

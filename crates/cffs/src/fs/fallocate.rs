@@ -2,7 +2,7 @@
 
 use super::{Caller, Fs, flags, now};
 use crate::error::{Error, Result};
-use crate::file::allocate::{self, Exclusive, Promise};
+use crate::file::allocate::{self, Exclusive};
 use crate::file::{self, writeback};
 use crate::format::inode::{FLAG_APPEND, FLAG_IMMUTABLE, INLINE_MAX, INODE_CORE_SIZE};
 use crate::format::{FILE_SIZE_MAX, FileType, Ino, InodeFormat};
@@ -99,8 +99,9 @@ impl Fs {
         let _exclusive = Exclusive::new(node);
         self.leave_inode(c, node)?;
         let frags = self.frag_range(&bytes);
-        let promise = Promise::for_range(&cx, node, frags.clone(), c.privileged())?;
-        allocate::allocate(&cx, node, frags, promise)?;
+        let reservation = allocate::reserve_for_range(&cx, node, frags.clone(), c.privileged())?;
+        allocate::allocate(&cx, node, frags, &reservation)?;
+        drop(reservation);
         self.extend_to(c, node, if keep_size { 0 } else { bytes.end })
     }
 
@@ -127,7 +128,7 @@ impl Fs {
     fn punch(&self, c: Caller, node: &Arc<Node>, bytes: Range<u64>) -> Result<()> {
         let cx = self.file_cx();
         // What can fail for want of space comes first.
-        let nodes = Promise::for_cut(&cx, node)?;
+        let nodes = allocate::reserve_for_cut(&cx, node)?;
         self.settle_range(node, &bytes)?;
         let _exclusive = Exclusive::new(node);
         let too_long = {
@@ -157,17 +158,18 @@ impl Fs {
         let cx = self.file_cx();
         let frags = self.frag_range(&bytes);
         // What can fail for want of space comes first.
-        let promise = {
+        let reservation = {
             let _exclusive = Exclusive::new(node);
             self.leave_inode(c, node)?;
-            Promise::for_range(&cx, node, frags.clone(), c.privileged())?
+            allocate::reserve_for_range(&cx, node, frags.clone(), c.privileged())?
         };
         self.settle_range(node, &bytes)?;
         let _exclusive = Exclusive::new(node);
         self.leave_inode(c, node)?;
         let inside = allocate::zero_edges(&cx, &mut node.state.write(), &bytes, c.privileged())?;
-        allocate::make_unwritten(&cx, node, inside, &promise)?;
-        allocate::allocate(&cx, node, frags, promise)?;
+        allocate::make_unwritten(&cx, node, inside, &reservation)?;
+        allocate::allocate(&cx, node, frags, &reservation)?;
+        drop(reservation);
         self.extend_to(c, node, if keep_size { 0 } else { bytes.end })
     }
 
@@ -193,7 +195,7 @@ impl Fs {
             return Error::invalid("a range to collapse that reaches the end of the file");
         }
         let frags = self.settle(node, &bytes, "collapse")?;
-        let nodes = self.with_space(|| Promise::for_cut(&cx, node))?;
+        let nodes = self.with_space(|| allocate::reserve_for_cut(&cx, node))?;
         let _exclusive = Exclusive::new(node);
         self.leave_inode(c, node)?;
         allocate::remove(&cx, node, frags.clone(), &nodes)?;
@@ -231,22 +233,14 @@ impl Fs {
         let cx = self.file_cx();
         // Writeback is kept away from the file: others' promises have to be ended by the caller.
         allocate::with_space(&cx, || {
-            let frags = self.geo.frags_for(data.len() as u64);
-            node.state.read().data.reserve(&cx, frags, c.privileged())?;
-            let release = |e: Error| {
-                node.state.read().data.release(&cx, frags);
-                e
-            };
-            let contents = self.place_promised(dir, &data).map_err(release)?;
+            let reservation = node.state.read().data.new_reservation(&cx, c.privileged());
+            let contents = self.place_contents(&reservation, dir, &data)?;
             let log_bytes = self.log_bytes_contents(&contents) + self.space.log_bytes_for_init() + inode_bytes;
-            let txn = self.journal.begin(log_bytes).map_err(|e| {
-                self.space.cancel(contents.run);
-                release(e)
-            })?;
+            let txn = self.journal.begin(log_bytes)?;
             let mut st = node.state.write();
             txn.begin_critical();
             let size = st.inode.size;
-            st.data.convert(frags);
+            reservation.charge(reservation.uncharged());
             let outcome = self.log_contents(&txn, &mut st.inode, &contents);
             st.inode.size = size;
             outcome?;

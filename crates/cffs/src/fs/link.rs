@@ -1,7 +1,7 @@
 //! Hard links. An inode with several names stands in the external inode table; all its names are external links. When
 //! one name is left, the inode moves back into that name's directory, the next time the name is looked up.
 
-use super::create::{Funds, write_names_at_once};
+use super::create::write_names_at_once;
 use super::quota::{LimitedPlacer, handed_down};
 use super::{Attr, Caller, Fs, Locked, as_dir, flags, now};
 use crate::dir;
@@ -21,16 +21,16 @@ impl Fs {
         Self::check_name(name)?;
         let node = self.node(ino)?;
         let dir_node = self.node(parent)?;
-        let attr = self.with_name_space(|funds| self.link_once(c, funds, &node, &dir_node, name))?;
+        let attr = self.with_name_space(|blocks| self.link_once(c, blocks, &node, &dir_node, name))?;
         self.sync_names(&[&dir_node])?;
         Ok(attr)
     }
 
-    fn link_once(&self, c: Caller, funds: Funds, node: &Arc<Node>, dir_node: &Arc<Node>, name: &[u8]) -> Result<Attr> {
+    fn link_once(&self, c: Caller, blocks: u64, node: &Arc<Node>, dir_node: &Arc<Node>, name: &[u8]) -> Result<Attr> {
         let (ino, parent) = (node.ino, dir_node.ino);
-        let reserve = self.reserve_for_name(c.privileged(), funds)?;
+        let reservation = self.reserve_for_name(c.privileged(), blocks)?;
         let txn = self.journal.begin(self.log_bytes_names() + self.log_bytes_remove())?;
-        txn.fund(&reserve.purse);
+        txn.draw_on(&reservation);
         let mut locked = Locked::new(&[dir_node, node]);
         {
             let st = locked.get(ino)?;
@@ -153,10 +153,11 @@ impl Fs {
         else {
             return Err(Error::Unsupported);
         };
-        let contents = match self.place_contents(st.inode.parent, &data, true) {
+        let reservation = self.space.reservation(None, true);
+        let contents = match self.place_contents(&reservation, st.inode.parent, &data) {
             Ok(contents) => contents,
             Err(e) => {
-                st.inode.format = InodeFormat::Inline(data);
+                st.inode.format = InodeFormat::Inline(data.clone());
                 return Err(e);
             }
         };

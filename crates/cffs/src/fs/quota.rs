@@ -9,8 +9,8 @@ use crate::format::extent::LOGICAL_END;
 use crate::format::inode::{FLAG_PROJECT_INHERIT, INLINE_MAX, INODE_CORE_SIZE};
 use crate::format::{BlockAddr, Corrupt, FIRST_USER_INO, FragAddr, Ino, Inode, QuotaKind, QuotaRecord, ROOT_INO};
 use crate::inode::NodeState;
-use crate::journal::Purse;
-use crate::quota::{Account, Hold, Ids, Quota, ids_of};
+use crate::quota::{Account, Ids, Quota, ids_of};
+use crate::reservation::Reservation;
 use crate::space::Run;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -170,18 +170,18 @@ impl Fs {
     }
 
     /// Promises an inode with `frags` fragments to those whose it will be. Nothing is locked.
-    pub(super) fn quota_for_new(&self, c: Caller, ids: Ids, frags: u64) -> Result<Option<Hold>> {
+    pub(super) fn quota_for_new(&self, c: Caller, ids: Ids, frags: u64) -> Result<Option<Reservation>> {
         let Some(quota) = &self.quota else { return Ok(None) };
         self.prepare_quota(ids)?;
-        Ok(Some(quota.hold(ids, frags, 1, c.privileged())?))
+        Ok(Some(quota.reservation(ids, frags, 1, c.privileged())?))
     }
 
     /// Promises all that an inode has to those among `ids` whose it is not yet: it is about to change hands. Their
     /// records were prepared.
-    pub(super) fn quota_for_new_owner(&self, c: Caller, st: &NodeState, ids: Ids) -> Result<Vec<Hold>> {
+    pub(super) fn quota_for_new_owner(&self, c: Caller, st: &NodeState, ids: Ids) -> Result<Option<Reservation>> {
         match &st.data.account {
-            Some(account) if ids != ids_of(&st.inode) => account.hold_for(ids, c.privileged()),
-            _ => Ok(Vec::new()),
+            Some(account) if ids != ids_of(&st.inode) => account.reservation_for(ids, c.privileged()).map(Some),
+            _ => Ok(None),
         }
     }
 
@@ -362,7 +362,7 @@ impl<'a> LimitedPlacer<'a> {
 impl DirPlacer for LimitedPlacer<'_> {
     fn place_dir_blocks(
         &self,
-        purse: &Purse,
+        reservation: &Reservation,
         dir: &Inode,
         goal: Option<BlockAddr>,
         want_blocks: u64,
@@ -370,21 +370,21 @@ impl DirPlacer for LimitedPlacer<'_> {
     ) -> Result<Option<Run>> {
         let placement = &self.fs.placement;
         let (Some(account), Some(quota)) = (&self.account, &self.fs.quota) else {
-            return placement.place_dir_blocks(purse, dir, goal, want_blocks, min);
+            return placement.place_dir_blocks(reservation, dir, goal, want_blocks, min);
         };
         let fpb = self.fs.geo.frags_per_block();
         let fits = quota.room(&ids_of(dir)) / fpb;
         let mut want = want_blocks.min(fits.max(min));
         // Others may take of the same room meanwhile: the least that will do is asked for last.
-        if account.reserve(want * fpb, false).is_err() {
-            account.reserve(min * fpb, false)?;
+        let charge = Reservation::of_quota(account.clone(), 0, 0);
+        if charge.reserve(want * fpb, false).is_err() {
+            charge.reserve(min * fpb, false)?;
             want = min;
         }
-        let placed = placement.place_dir_blocks(purse, dir, goal, want, min);
+        let placed = placement.place_dir_blocks(reservation, dir, goal, want, min);
         let len = placed.as_ref().map_or(0, |run| run.map_or(0, |r| r.len));
         // Charged when the directory is stored.
-        account.convert(len);
-        account.release(want * fpb - len);
+        charge.charge(len);
         placed
     }
 }

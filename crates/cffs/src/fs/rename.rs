@@ -1,6 +1,6 @@
 //! Rename, with its flags.
 
-use super::create::{Funds, write_names_at_once};
+use super::create::write_names_at_once;
 use super::quota::{LimitedPlacer, handed_down};
 use super::{Caller, Fs, Locked, RenameFlags, as_dir, now};
 use crate::dir::{self, Found};
@@ -52,7 +52,7 @@ impl Fs {
             if target.is_some() && !flags.exchange {
                 self.settle_data(&node)?;
             }
-            if self.with_name_space(|funds| self.rename_once(c, funds, &a, &b, &node, target.as_ref(), flags))? {
+            if self.with_name_space(|blocks| self.rename_once(c, blocks, &a, &b, &node, target.as_ref(), flags))? {
                 return self.sync_names(&[a.dir, b.dir]);
             }
         }
@@ -63,7 +63,7 @@ impl Fs {
     fn rename_once(
         &self,
         c: Caller,
-        funds: Funds,
+        blocks: u64,
         a: &Side<'_>,
         b: &Side<'_>,
         node: &Arc<Node>,
@@ -88,9 +88,9 @@ impl Fs {
                 };
             }
         }
-        let reserve = self.reserve_for_name(c.privileged(), funds)?;
+        let reservation = self.reserve_for_name(c.privileged(), blocks)?;
         let txn = self.journal.begin(2 * self.log_bytes_remove())?;
-        txn.fund(&reserve.purse);
+        txn.draw_on(&reservation);
         let mut all = vec![a.dir, b.dir, node];
         all.extend(target);
         let mut locked = Locked::new(&all);
@@ -154,7 +154,7 @@ impl Fs {
             return Err(Error::TooManyLinks);
         }
         let moved = match self.move_name(&txn, c, &mut locked, a, b, &found, found_to.as_ref(), now) {
-            Err(Error::NoSpace) if funds == Funds::AsNeeded && found_to.is_some() => {
+            Err(Error::NoSpace) if blocks == 0 && found_to.is_some() => {
                 match self.replace_in_place(&txn, &mut locked, a, b, now) {
                     Ok(true) => Ok(()),
                     Ok(false) => Err(Error::NoSpace),

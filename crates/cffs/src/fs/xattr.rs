@@ -13,6 +13,7 @@ use crate::format::xattr::{Namespace, XATTR_LIST_MAX, XATTR_NAME_MAX, XATTR_TOTA
 use crate::format::{BlockKind, FileType, Ino, Inode, InodeFormat, align8, block_owner};
 use crate::inode::{Home, Node, table};
 use crate::quota::ids_of;
+use crate::reservation::Reservation;
 use crate::xattr::{self, Fresh, Packed};
 use std::sync::Arc;
 
@@ -154,10 +155,11 @@ impl Fs {
         Ok(Inherited { default, perm, all })
     }
 
-    /// Finds places for what a new file inherits. Its inline area can be `inline_max` bytes long.
+    /// Allocates space for what a new file inherits. Its inline area can be `inline_max` bytes long.
     pub(super) fn place_inherited(
         &self,
         c: Caller,
+        reservation: &Reservation,
         dir: &Arc<Node>,
         inherited: &Inherited,
         inline_max: usize,
@@ -166,7 +168,8 @@ impl Fs {
         let (packed, inline_len) = place(&inherited.all, 0, INLINE_DEFAULT.min(inline_max), inline_max);
         let blocks = xattr::blocks_for(g, &packed.chain);
         let goal = self.placement.inode_goal(dir.ino);
-        let fresh = if blocks > 0 { Some(Fresh::take(g, &self.space, goal, blocks, c.privileged())?) } else { None };
+        reservation.reserve_blocks(blocks as u64, c.privileged())?;
+        let fresh = if blocks > 0 { Some(Fresh::take(g, &self.space, reservation, goal, blocks)?) } else { None };
         Ok(Attributes { packed, inline_len, blocks, fresh })
     }
 
@@ -334,13 +337,13 @@ impl Fs {
             Home::Embedded { block, .. } | Home::External { block, .. } => block,
             Home::System => g.sys_start,
         };
-        let fresh = Fresh::take(g, &self.space, goal, more, c.privileged())?;
-        let _growth = match &self.quota {
-            Some(quota) if more > 0 => {
-                Some(quota.hold(ids_of(&new), more as u64 * g.frags_per_block(), 0, c.privileged())?)
-            }
-            _ => None,
-        };
+        let reservation = self.space.reservation(None, c.privileged());
+        reservation.reserve_blocks(more as u64, c.privileged())?;
+        let fresh = Fresh::take(g, &self.space, &reservation, goal, more)?;
+        if let (Some(quota), true) = (&self.quota, more > 0) {
+            let frags = more as u64 * g.frags_per_block();
+            reservation.merge(quota.reservation(ids_of(&new), frags, 0, c.privileged())?);
+        }
         let log_bytes = INODE_CORE_SIZE + INLINE_MAX + 256 + xattr::log_bytes(g, &self.space, have, need);
         let dir = match home {
             Home::Embedded { block, .. } if len > old.inline_len => {
@@ -429,7 +432,7 @@ impl Fs {
         }
         let _home = self.home_block(st.home)?;
         txn.begin_critical();
-        let fresh = Fresh::take(g, &self.space, 0, 0, true)?;
+        let fresh = Fresh::take(g, &self.space, &Reservation::none(), 0, 0)?;
         xattr::write_chain(&txn, &self.space, &mut st.inode, &chain, fresh, &[])?;
         crate::inode::store(&txn, &mut st)?;
         txn.end_critical();

@@ -16,7 +16,8 @@ use crate::format::{
     BlockAddr, BlockKind, Corrupt, EXTERNAL_INO, Geometry, Ino, Inode, LAST_SYSTEM_INO, LOCATOR_INO, ROOT_INO,
 };
 use crate::journal::Txn;
-use crate::quota::{Account, Hold, Quota};
+use crate::quota::{Account, Quota};
+use crate::reservation::Reservation;
 use parking_lot::{Condvar, Mutex, MutexGuard, RwLock, RwLockWriteGuard};
 use std::collections::VecDeque;
 use std::collections::hash_map::Entry;
@@ -416,12 +417,13 @@ impl Inodes {
         Ok(())
     }
 
-    /// A new node (its inode was just made, in this transaction). It is charged to its ids; `hold` promised that.
-    pub fn insert(&self, txn: &Txn<'_>, inode: Inode, home: Home, hold: Option<&mut Hold>) -> Arc<Node> {
+    /// A new node (its inode was just made, in this transaction). Its ids are charged, out of `reserved` if that was done
+    /// before.
+    pub fn insert(&self, txn: &Txn<'_>, inode: Inode, home: Home, reserved: Option<&Reservation>) -> Arc<Node> {
         let ino = inode.ino;
         let account = self.quota.clone().map(|q| Account::of_new(q, &inode));
         if let Some(a) = &account {
-            a.settle_holding(txn, &inode, hold);
+            a.settle_holding(txn, &inode, reserved);
         }
         let node = Arc::new(Node::new(inode, home, account));
         self.put(&mut self.shard(ino).lock(), node.clone());

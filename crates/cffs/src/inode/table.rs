@@ -346,14 +346,14 @@ impl SlotTable {
         let goal = if self.chunk == 1 { before.map_or(goal, |a| a + 1) } else { goal };
         // A chunk stays within what one map describes, so that one map block at most is added with it.
         let left = self.shape.per_map - data % self.shape.per_map;
-        let purse = txn.purse();
+        let reservation = txn.reservation();
         let want = self.chunk.min(left).min(most);
-        let run = space.alloc_meta_near(&purse, goal, want, 1)?.ok_or(Error::NoSpace)?;
+        let run = space.alloc_meta_near(&reservation, goal, want, 1)?.ok_or(Error::NoSpace)?;
         let (chunk, blocks) = (g.block_of_frag(run.start), g.block_of_frag(run.len));
         let give_back = |from: u64| {
             let start = g.frag_of_block(chunk + from);
             if start < run.end() {
-                space.cancel_meta(&purse, Run { start, len: run.end() - start });
+                space.cancel_meta(&reservation, Run { start, len: run.end() - start });
             }
         };
         let found = self.near(&g, chunk);
@@ -382,11 +382,11 @@ impl SlotTable {
     fn add_map_for(&self, txn: &Txn<'_>, space: &Space, st: &mut TableState, data: u64, goal: BlockAddr) -> Result<()> {
         let (map, _) = self.shape.map_of_data(data);
         if self.place(txn.cache(), st, map)?.is_none() {
-            let purse = txn.purse();
-            let run = space.alloc_meta_near(&purse, goal, 1, 1)?.ok_or(Error::NoSpace)?;
+            let reservation = txn.reservation();
+            let run = space.alloc_meta_near(&reservation, goal, 1, 1)?.ok_or(Error::NoSpace)?;
             let addr = txn.cache().geometry().block_of_frag(run.start);
             self.add_block(txn, space, st, map, BlockKind::TableMap, addr)
-                .inspect_err(|_| space.cancel_meta(&purse, run))?;
+                .inspect_err(|_| space.cancel_meta(&reservation, run))?;
         }
         Ok(())
     }

@@ -20,12 +20,10 @@ mod ahead;
 mod checkpoint;
 mod commit;
 mod header;
-mod purse;
 pub mod recovery;
 mod txn;
 
 pub use header::{CurrentHeader, current_header, log_extent, read_header, read_headers, reset_headers, write_header};
-pub use purse::Purse;
 pub use txn::{BlockEditGuard, Txn};
 
 use crate::cache::{AddrMap, BufRef, Cache};

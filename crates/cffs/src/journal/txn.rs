@@ -1,10 +1,11 @@
 //! Transactions: the only way to change metadata.
 
-use super::{Journal, Purse};
+use super::Journal;
 use crate::cache::{BufInner, BufRef, Cache, LogState};
 use crate::format::dirblock::BlockEdit;
 use crate::format::log::{RANGE_UNIT, RECORD_HEADER};
 use crate::format::{self, BlockAddr, BlockId, FragAddr};
+use crate::reservation::Reservation;
 use crate::space::run::Run;
 use parking_lot::{RwLockReadGuard, RwLockWriteGuard};
 use std::cell::{Cell, RefCell};
@@ -25,7 +26,7 @@ pub struct Txn<'a> {
     /// Set while stopping here would leave an operation half done.
     critical: Cell<bool>,
     /// What may be allocated.
-    purse: RefCell<Option<Purse>>,
+    reservation: RefCell<Option<Reservation>>,
     /// Blocks to be written when it ends, in this order (metadata=sync).
     ordered: RefCell<Vec<BlockAddr>>,
     _running: RwLockReadGuard<'a, ()>,
@@ -34,8 +35,18 @@ pub struct Txn<'a> {
 impl<'a> Txn<'a> {
     pub(super) fn new(journal: &'a Journal, seq: u64, reserved: usize, running: RwLockReadGuard<'a, ()>) -> Self {
         let (logged, critical, ordered) = (Cell::new(0), Cell::new(false), RefCell::default());
-        let purse = RefCell::default();
-        Txn { journal, seq, reserved, logged, changed: Cell::new(false), critical, purse, ordered, _running: running }
+        let reservation = RefCell::default();
+        Txn {
+            journal,
+            seq,
+            reserved,
+            logged,
+            changed: Cell::new(false),
+            critical,
+            reservation,
+            ordered,
+            _running: running,
+        }
     }
 
     /// From here to [`Txn::end_critical`] the transaction must not end: if it does after a change (an error in the middle), half
@@ -59,15 +70,16 @@ impl<'a> Txn<'a> {
         }
     }
 
-    /// From here on metadata is allocated out of this purse. Without one a transaction gets what is promised to nobody,
-    /// the reserve included: it belongs to the file system itself.
-    pub fn fund(&self, purse: &Purse) {
-        *self.purse.borrow_mut() = Some(purse.clone());
+    /// Allocates metadata out of this reservation from here on. Without one a transaction gets what is reserved by nobody,
+    /// the file system's reserve included, because it belongs to the file system itself.
+    pub fn draw_on(&self, reservation: &Reservation) {
+        reservation.start_use();
+        *self.reservation.borrow_mut() = Some(reservation.clone());
     }
 
     /// What the transaction may allocate.
-    pub fn purse(&self) -> Purse {
-        self.purse.borrow().clone().unwrap_or_else(|| Purse::new(0, true))
+    pub fn reservation(&self) -> Reservation {
+        self.reservation.borrow().clone().unwrap_or_else(Reservation::none)
     }
 
     /// The cache below.

@@ -20,7 +20,7 @@ use crate::dir::DirPlacer;
 use crate::error::Result;
 use crate::format::extent::EXTENT_LEN_MAX;
 use crate::format::{BlockAddr, FragAddr, Ino, Inode, LiveGeometry, ROOT_INO, Superblock};
-use crate::journal::Purse;
+use crate::reservation::Reservation;
 use crate::space::{Run, Space};
 use parking_lot::Mutex;
 use std::collections::{HashMap, VecDeque};
@@ -610,18 +610,16 @@ impl Placement {
                 return Ok(Some(Placed { run }));
             }
         }
-        let ahead = if self.space.reserve(ahead, false).is_ok() { ahead } else { 0 };
-        let placed = self.place_large(dir, after, frags + ahead).map(|placed| {
-            placed.map(|Placed { run }| {
-                let len = run.len.min(frags);
-                if run.len > len {
-                    self.space.cancel(Run { start: run.start + len, len: run.len - len });
-                }
-                Placed { run: Run { len, ..run } }
-            })
-        });
-        self.space.unreserve(ahead);
-        placed
+        let room = self.space.reservation(None, false);
+        let ahead = if room.reserve(ahead, false).is_ok() { ahead } else { 0 };
+        let placed = self.place_large(dir, after, frags + ahead)?;
+        Ok(placed.map(|Placed { run }| {
+            let len = run.len.min(frags);
+            if run.len > len {
+                self.space.cancel(Run { start: run.start + len, len: run.len - len });
+            }
+            Placed { run: Run { len, ..run } }
+        }))
     }
 
     /// The first whole blocks of a free run, at most so many fragments, if they are still to be had.
@@ -642,7 +640,7 @@ impl Placement {
 impl DirPlacer for Placement {
     fn place_dir_blocks(
         &self,
-        purse: &Purse,
+        reservation: &Reservation,
         dir: &Inode,
         goal: Option<BlockAddr>,
         want_blocks: u64,
@@ -651,7 +649,7 @@ impl DirPlacer for Placement {
         let mut t = self.table.lock();
         let near = goal.unwrap_or_else(|| self.goal(&t, dir.ino));
         if !self.grouping {
-            return self.space.alloc_meta_near(purse, near, want_blocks, min);
+            return self.space.alloc_meta_near(reservation, near, want_blocks, min);
         }
         t.owners.entry(dir.ino).or_default().parent = dir.parent;
         let with_data = self.dirs_with_data;
@@ -661,9 +659,9 @@ impl DirPlacer for Placement {
         let group = t.owners.get(&owner).map_or(0, |o| if with_data { o.data_group } else { o.dir_group });
         // A large directory grows in runs of its own size; groups are for the small ones.
         if want_blocks * 2 > self.geo.group_blocks() {
-            return self.space.alloc_meta_near(purse, near, want_blocks, min);
+            return self.space.alloc_meta_near(reservation, near, want_blocks, min);
         }
-        let in_window = |group| self.space.alloc_meta_in(purse, self.window(group, 1), want_blocks);
+        let in_window = |group| self.space.alloc_meta_in(reservation, self.window(group, 1), want_blocks);
         if group != 0
             && let Some(run) = in_window(group)?
         {
@@ -690,6 +688,6 @@ impl DirPlacer for Placement {
             return Ok(Some(run));
         }
         drop(t);
-        self.space.alloc_meta_near(purse, near, want_blocks, min)
+        self.space.alloc_meta_near(reservation, near, want_blocks, min)
     }
 }

@@ -3,6 +3,7 @@
 use super::*;
 use crate::cache::{DataRun, Source};
 use crate::mkfs::MkfsOptions;
+use crate::reservation::SpacePool;
 use crate::space::tests::Fixture;
 use cffs_buf::AlignedBuf;
 
@@ -13,7 +14,7 @@ fn a_block_in_which_another_file_has_a_part_is_not_taken_for_fresh() {
     let (fpb, fs) = (g.frags_per_block(), g.frag_size());
     assert!(fpb >= 4);
     let cache = f.journal.cache();
-    f.space.reserve(4 * fpb, true).unwrap();
+    f.space.reserve_frags(4 * fpb, true).unwrap();
     let p = Placement::new(f.space.clone(), &f.sb, None, true);
     let mut fresh = Vec::new();
     let first = p.place_small(ROOT_INO, fpb, Some(cache), &mut fresh).unwrap().unwrap().run;
@@ -74,7 +75,7 @@ fn what_comes_together_goes_into_the_long_runs_in_order() {
     let p = Placement::new(f.space.clone(), &f.sb, None, true);
     directory(&p, 7);
     let total = 85;
-    f.space.reserve(total * fpb, true).unwrap();
+    f.space.reserve_frags(total * fpb, true).unwrap();
     let coming = AddrMap::from_iter([(7, (total * fpb) << f.geometry().frag_shift)]);
     p.expect(&coming);
     let starts: Vec<u64> = (0..total).map(|_| placed(&p, 7, fpb).start / fpb - first).collect();
@@ -89,7 +90,7 @@ fn where_no_runs_are_long_those_are_taken_that_lie_beside_each_other() {
     let (f, first, fpb) = with_holes(&[&beside[..], &[(130, 12), (170, 12)]].concat());
     let p = Placement::new(f.space.clone(), &f.sb, None, true);
     directory(&p, 7);
-    f.space.reserve(77 * fpb, true).unwrap();
+    f.space.reserve_frags(77 * fpb, true).unwrap();
     let coming = AddrMap::from_iter([(7, (72 * fpb) << f.geometry().frag_shift)]);
     p.expect(&coming);
     let place = |blocks: u64| placed(&p, 7, blocks * fpb).start / fpb - first;
@@ -118,7 +119,7 @@ fn where_space_is_scarce_a_file_that_comes_alone_takes_the_shortest_gap() {
     let (f, first, fpb) = with_holes(&holes);
     let p = Placement::new(f.space.clone(), &f.sb, None, true);
     directory(&p, 7);
-    f.space.reserve(30 * fpb, true).unwrap();
+    f.space.reserve_frags(30 * fpb, true).unwrap();
     let place = |blocks: u64| placed(&p, 7, blocks * fpb).start / fpb - first;
     assert_eq!(place(5), 50);
     assert_eq!(place(5), 66, "one block is left of this one");
@@ -141,13 +142,13 @@ fn gaps_in_the_open_groups_of_directories_are_left_to_their_blocks() {
     directory(&p, 8);
     let group = |blocks: u64| f.geometry().group_of(first + blocks);
     p.table.lock().open_for_dirs(8, group(50));
-    f.space.reserve(5 * fpb, true).unwrap();
+    f.space.reserve_frags(5 * fpb, true).unwrap();
     let kept = placed(&p, 7, 5 * fpb);
     assert_eq!(kept.start / fpb - first, 0);
     f.space.cancel(kept);
     // With another group open, this one is like any other.
     p.table.lock().open_for_dirs(8, group(200));
-    f.space.reserve(5 * fpb, true).unwrap();
+    f.space.reserve_frags(5 * fpb, true).unwrap();
     let taken = placed(&p, 7, 5 * fpb);
     assert_eq!(taken.start / fpb - first, 50);
     p.table.lock().open_for_dirs(8, group(50));
@@ -160,7 +161,7 @@ fn a_file_that_comes_alone_leaves_the_long_runs_alone() {
     let (f, first, fpb) = with_holes_and_space(&[(0, 32), (50, 3), (66, 9)]);
     let p = Placement::new(f.space.clone(), &f.sb, None, true);
     directory(&p, 7);
-    f.space.reserve(6 * fpb, true).unwrap();
+    f.space.reserve_frags(6 * fpb, true).unwrap();
     let place = |frags| placed(&p, 7, frags).start / fpb - first;
     assert_eq!(place(fpb), 50, "the fullest group with room for some files");
     assert_eq!(place(fpb), 51, "it is open now");
@@ -195,7 +196,7 @@ fn a_long_file_takes_the_longest_free_runs_in_their_order() {
     let long = LONG >> f.geometry().frag_shift;
     assert_eq!(long, 2048 * fpb, "what follows reckons with it");
     let p = Placement::new(f.space.clone(), &f.sb, None, true);
-    f.space.reserve(3000 * fpb, true).unwrap();
+    f.space.reserve_frags(3000 * fpb, true).unwrap();
     // The next part of a file that ends before a block, with so much more to come: where it begins, and how much of it is there.
     let place = |end: u64, blocks: u64, ahead: u64| {
         let placed = p.place_stream(ROOT_INO, Some((first + end) * fpb), blocks * fpb, ahead).unwrap();

@@ -203,11 +203,11 @@ impl QuotaFile {
         if let Some(addr) = self.locate(cache, lblock)? {
             return Ok((addr, offset));
         }
-        let run = space.alloc_meta_near(&txn.purse(), g.sys_start, 1, 1)?.ok_or(Error::NoSpace)?;
+        let run = space.alloc_meta_near(&txn.reservation(), g.sys_start, 1, 1)?.ok_or(Error::NoSpace)?;
         let prepared = space.prepare_commit(run);
         let e = Extent { logical: g.frag_of_block(lblock), start: run.start, len: run.len, unwritten: false };
         if let Err(e) = prepared.and_then(|()| extent::insert(txn, space, &mut self.inode, e)) {
-            space.cancel_meta(&txn.purse(), run);
+            space.cancel_meta(&txn.reservation(), run);
             return Err(e);
         }
         txn.begin_critical();

@@ -23,14 +23,15 @@ mod account;
 mod file;
 mod ledger;
 
-pub use account::{Account, Hold};
+pub use account::Account;
 
 use crate::cache::{BufRef, Cache};
 use crate::error::{Error, Result};
 use crate::format::log::RECORD_HEADER;
 use crate::format::quota::{QUOTA_GRACE_DEFAULT, QUOTA_RECORD_SIZE};
 use crate::format::{Inode, QuotaKind, QuotaRecord, Superblock};
-use crate::journal::{Purse, Txn};
+use crate::journal::Txn;
+use crate::reservation::{QuotaPool, Reservation};
 use crate::space::Space;
 use file::QuotaFile;
 use ledger::{Known, Ledger, LedgerState};
@@ -125,7 +126,7 @@ impl Quota {
     }
 
     /// The books with the id that an inode has in each.
-    fn books<'a>(&'a self, ids: &'a Ids) -> impl Iterator<Item = (&'a Book, u32)> {
+    fn books<'a>(&'a self, ids: &'a Ids) -> impl Iterator<Item = (&'a Book, u32)> + Clone {
         self.kinds.iter().map(|b| (b, ids[b.kind.index()]))
     }
 
@@ -233,25 +234,25 @@ impl Quota {
     /// of its own: called before the one that brings a new owner, with nothing locked.
     ///
     /// [`Error::NoSpace`] if the file system has no room for a record.
-    pub fn prepare(&self, journal: &crate::journal::Journal, space: &Space, ids: &Ids) -> Result<()> {
+    pub fn prepare(&self, journal: &crate::journal::Journal, space: &Arc<Space>, ids: &Ids) -> Result<()> {
         for (book, id) in self.books(ids) {
             self.prepare_one(journal, space, book, id)?;
         }
         Ok(())
     }
 
-    fn prepare_one(&self, journal: &crate::journal::Journal, space: &Space, book: &Book, id: u32) -> Result<()> {
+    fn prepare_one(&self, journal: &crate::journal::Journal, space: &Arc<Space>, book: &Book, id: u32) -> Result<()> {
         if self.with(book, id, |_, st| st.known == Known::Damaged || st.place.is_some()) {
             return Ok(());
         }
-        space.reserve_blocks(QuotaFile::BLOCKS_FOR_GROWTH, true)?;
-        let purse = Purse::new(QuotaFile::BLOCKS_FOR_GROWTH, true);
+        let reservation = space.reservation(None, true);
+        reservation.reserve_blocks(QuotaFile::BLOCKS_FOR_GROWTH, true)?;
         let log_bytes = book.file.lock().log_bytes(self.cache.geometry(), space);
         let made = journal.begin(log_bytes).and_then(|txn| {
-            txn.fund(&purse);
+            txn.draw_on(&reservation);
             book.file.lock().make(&txn, space, id)
         });
-        space.unreserve_blocks(purse.empty());
+        drop(reservation);
         let place = made?;
         // What it was made for may fail.
         book.emptied.store(true, Ordering::Relaxed);
@@ -297,11 +298,17 @@ impl Quota {
         });
     }
 
-    /// Promises fragments and inodes to the ids, if their limits allow it; `privileged` callers are not refused.
-    fn reserve(&self, ids: &Ids, frags: u64, inodes: u64, privileged: bool) -> Result<()> {
-        for (done, (book, id)) in self.books(ids).enumerate() {
+    /// Reserves fragments and inodes in these books, or in none; `privileged` callers are not refused.
+    fn reserve<'a>(
+        &self,
+        books: impl Iterator<Item = (&'a Book, u32)> + Clone,
+        frags: u64,
+        inodes: u64,
+        privileged: bool,
+    ) -> Result<()> {
+        for (done, (book, id)) in books.clone().enumerate() {
             if let Err(e) = self.reserve_one(book, id, frags, inodes, privileged) {
-                for (book, id) in self.books(ids).take(done) {
+                for (book, id) in books.take(done) {
                     self.unreserve_one(book, id, frags, inodes);
                 }
                 return Err(e);
@@ -347,11 +354,28 @@ impl Quota {
         }
     }
 
-    /// Promises `frags` fragments and `inodes` inodes to the ids for as long as the guard lives, or until what it
-    /// stands for is charged. [`Error::Quota`] if a limit forbids it; `privileged` callers are not refused.
-    pub fn hold(self: &Arc<Self>, ids: Ids, frags: u64, inodes: u64, privileged: bool) -> Result<Hold> {
-        self.reserve(&ids, frags, inodes, privileged)?;
-        Ok(Hold::new(self.clone(), ids, frags, inodes))
+    /// Reserves fragments and inodes for the ids, until they are charged or the reservation is dropped.
+    ///
+    /// # Errors
+    /// [`Error::Quota`] if a limit forbids it; `privileged` callers are not refused.
+    pub fn reservation(self: &Arc<Self>, ids: Ids, frags: u64, inodes: u64, privileged: bool) -> Result<Reservation> {
+        let pool = IdsPool { quota: self.clone(), ids, kinds: self.kinds().collect() };
+        pool.reserve_all(frags, inodes, privileged)?;
+        Ok(Reservation::of_quota(Arc::new(pool), frags, inodes))
+    }
+
+    /// As [`Quota::reservation`], in quotas of those kinds alone in which `ids` differ from `old`.
+    pub(crate) fn reservation_for_new_ids(
+        self: &Arc<Self>,
+        old: &Ids,
+        ids: Ids,
+        frags: u64,
+        privileged: bool,
+    ) -> Result<Reservation> {
+        let kinds = self.kinds().filter(|k| old[k.index()] != ids[k.index()]).collect();
+        let pool = IdsPool { quota: self.clone(), ids, kinds };
+        pool.reserve_all(frags, 1, privileged)?;
+        Ok(Reservation::of_quota(Arc::new(pool), frags, 1))
     }
 
     /// Fragments that the ids may still take.
@@ -424,7 +448,7 @@ impl Quota {
     pub(crate) fn prepare_id(
         &self,
         journal: &crate::journal::Journal,
-        space: &Space,
+        space: &Arc<Space>,
         kind: QuotaKind,
         id: u32,
     ) -> Result<()> {
@@ -494,4 +518,34 @@ struct Change {
     inodes: i64,
     reserved_frags: u64,
     reserved_inodes: u64,
+}
+
+/// Some ids of some kinds, as a reservation sees them.
+struct IdsPool {
+    quota: Arc<Quota>,
+    ids: Ids,
+    kinds: Vec<QuotaKind>,
+}
+
+impl IdsPool {
+    fn books(&self) -> impl Iterator<Item = (&Book, u32)> + Clone {
+        self.quota.books(&self.ids).filter(|(book, _)| self.kinds.contains(&book.kind))
+    }
+
+    fn reserve_all(&self, frags: u64, inodes: u64, privileged: bool) -> Result<()> {
+        self.quota.reserve(self.books(), frags, inodes, privileged)
+    }
+}
+
+impl QuotaPool for IdsPool {
+    fn reserve(&self, frags: u64, privileged: bool) -> Result<()> {
+        self.reserve_all(frags, 0, privileged)
+    }
+
+    fn release(&self, frags: u64, inodes: u64) {
+        self.books().for_each(|(book, id)| self.quota.unreserve_one(book, id, frags, inodes));
+    }
+
+    /// These ids belong to no inode yet, or not any more: what is charged to them is taken out of the reservation.
+    fn convert(&self, _frags: u64) {}
 }

@@ -6,7 +6,7 @@ use crate::cache::BufRef;
 use crate::error::{Error, Result};
 use crate::format::extent::EXTENT_LEN_MAX;
 use crate::format::{BlockAddr, FragAddr};
-use crate::journal::Purse;
+use crate::reservation::Reservation;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
@@ -231,7 +231,7 @@ impl Space {
     }
 
     /// A free run of `want` fragments near `goal`, at any alignment; where there is none, one of `min` or more. Never
-    /// more than fits into an extent. For data, to which as much was promised ([`Space::reserve`]); for what is found the
+    /// more than fits into an extent. For data, to which as much was promised ([`crate::reservation`]); for what is found the
     /// promise ends. `None`: not even `min` anywhere; a commit may change that ([`Space::more_since`]).
     pub fn alloc_near(&self, goal: FragAddr, want: u64, min: u64) -> Result<Option<Run>> {
         self.alloc(goal, want, min, 0, Right::Data)
@@ -320,10 +320,16 @@ impl Space {
         self.alloc_blocks(goal, want_blocks, min, Right::Data)
     }
 
-    /// As [`Space::alloc_blocks_near`], for metadata: out of what was promised to the purse's owner, and beyond that of
-    /// what is promised to nobody. While the purse has blocks, one at least is found.
-    pub fn alloc_meta_near(&self, purse: &Purse, goal: BlockAddr, want_blocks: u64, min: u64) -> Result<Option<Run>> {
-        self.alloc_blocks(goal, want_blocks, min, Right::Meta(purse))
+    /// As [`Space::alloc_blocks_near`], for metadata: out of what was promised to the reservation's owner, and beyond that of
+    /// what is promised to nobody. While the reservation has blocks, one at least is found.
+    pub fn alloc_meta_near(
+        &self,
+        reservation: &Reservation,
+        goal: BlockAddr,
+        want_blocks: u64,
+        min: u64,
+    ) -> Result<Option<Run>> {
+        self.alloc_blocks(goal, want_blocks, min, Right::Meta(reservation))
     }
 
     fn alloc_blocks(&self, goal: BlockAddr, want: u64, min: u64, right: Right<'_>) -> Result<Option<Run>> {
@@ -362,10 +368,10 @@ impl Space {
     }
 
     /// Exactly `want` blocks of metadata inside the window (of fragments): the first place there is.
-    pub fn alloc_meta_in(&self, purse: &Purse, window: Range<FragAddr>, want: u64) -> Result<Option<Run>> {
+    pub fn alloc_meta_in(&self, reservation: &Reservation, window: Range<FragAddr>, want: u64) -> Result<Option<Run>> {
         let shift = self.g.block_shift - self.g.frag_shift;
         let want = want.min(self.g.total_blocks) << shift;
-        self.alloc_inside(window, want, shift, Right::Meta(purse))
+        self.alloc_inside(window, want, shift, Right::Meta(reservation))
     }
 
     fn alloc_inside(&self, window: Range<FragAddr>, want: u64, align: u32, right: Right<'_>) -> Result<Option<Run>> {

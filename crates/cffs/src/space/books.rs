@@ -14,7 +14,7 @@
 use super::Right;
 use crate::error::{Error, Result};
 use crate::format::system::Counters;
-use crate::journal::Purse;
+use crate::reservation::Reservation;
 
 /// The accounts. One lock for all, so that every look at them adds up.
 pub(super) struct Books {
@@ -119,7 +119,7 @@ impl Books {
     pub fn limit(&self, right: Right<'_>) -> u64 {
         match right {
             Right::Data => self.spare_blocks(),
-            Right::Meta(purse) => purse.blocks() + self.spare_blocks().min(self.affordable(purse)),
+            Right::Meta(reservation) => reservation.blocks() + self.spare_blocks().min(self.affordable(reservation)),
         }
     }
 
@@ -127,13 +127,13 @@ impl Books {
     pub fn wants_blocks(&self, right: Right<'_>) -> bool {
         match right {
             Right::Data => true,
-            Right::Meta(purse) => self.spare_blocks() < self.affordable(purse),
+            Right::Meta(reservation) => self.spare_blocks() < self.affordable(reservation),
         }
     }
 
-    /// Blocks that the sum of fragments leaves to the owner of a purse, beyond what is in it.
-    fn affordable(&self, purse: &Purse) -> u64 {
-        let kept = if purse.privileged() { 0 } else { self.root_reserve };
+    /// Blocks that the sum of fragments leaves to the owner of a reservation, beyond what is in it.
+    fn affordable(&self, reservation: &Reservation) -> u64 {
+        let kept = if reservation.privileged() { 0 } else { self.root_reserve };
         self.available.saturating_sub(self.promised_frags()).saturating_sub(kept) / self.fpb
     }
 
@@ -147,13 +147,14 @@ impl Books {
                 // In the same step: never is a fragment taken and promised too.
                 self.unreserve(frags);
             }
-            Right::Meta(purse) => {
-                let own = purse.blocks().min(lost);
+            Right::Meta(reservation) => {
+                let own = reservation.blocks().min(lost);
                 let rest = lost - own;
-                if rest > 0 && (rest > self.spare_blocks() || !self.affords(rest * self.fpb, purse.privileged())) {
+                if rest > 0 && (rest > self.spare_blocks() || !self.affords(rest * self.fpb, reservation.privileged()))
+                {
                     return false;
                 }
-                self.promised = self.promised.saturating_sub(purse.spend(own));
+                self.promised = self.promised.saturating_sub(reservation.take_blocks(own));
             }
         }
         self.available = self.available.saturating_sub(frags);
@@ -168,9 +169,9 @@ impl Books {
         self.reserved += frags;
     }
 
-    /// Puts whole blocks of metadata back that were not needed. What had come out of the purse is promised to its owner
+    /// Puts whole blocks of metadata back that were not needed. What had come out of the reservation is promised to its owner
     /// again.
-    pub fn put_back(&mut self, blocks: u64, purse: &Purse) {
-        self.promised += purse.put(blocks);
+    pub fn put_back(&mut self, blocks: u64, reservation: &Reservation) {
+        self.promised += reservation.refund_blocks(blocks);
     }
 }

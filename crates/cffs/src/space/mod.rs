@@ -7,7 +7,7 @@
 //! bring its old owner back.
 //!
 //! Whoever will need space later, and must not be told then that there is none, gets a promise first: of fragments
-//! ([`Space::reserve`]) or of whole blocks ([`Space::reserve_blocks`]). See [`books`] for what the promises rest on.
+//! or of whole blocks ([`crate::reservation`]). See [`books`] for what the promises rest on.
 //!
 //! Allocation groups load when first needed. Those that were never used are not on the device at all: they are opened
 //! in order (group `n` only when all before it are open), and the first `commit_alloc` in one writes header and bitmap
@@ -32,7 +32,8 @@ use crate::error::{Error, Result};
 use crate::format::log::RECORD_HEADER;
 use crate::format::system::Counters;
 use crate::format::{Corrupt, Geometry, LiveGeometry};
-use crate::journal::{Purse, Txn};
+use crate::journal::Txn;
+use crate::reservation::{QuotaPool, Reservation, SpacePool};
 use books::Books;
 use free_set::FreeSet;
 use group::Group;
@@ -52,8 +53,8 @@ enum Right<'a> {
     /// For data, to which fragments were promised: any of them, as long as promised blocks stay whole. The promise ends with
     /// the taking.
     Data,
-    /// Whole blocks for metadata, out of a purse first.
-    Meta(&'a Purse),
+    /// Whole blocks for metadata, out of a reservation first.
+    Meta(&'a Reservation),
 }
 
 /// The free space of a file system.
@@ -168,11 +169,11 @@ impl Space {
         }
     }
 
-    /// Gives back whole blocks that were allocated for metadata, to the purse they came out of.
-    pub fn cancel_meta(&self, purse: &Purse, run: Run) {
+    /// Gives back whole blocks that were allocated for metadata, to the reservation they came out of.
+    pub fn cancel_meta(&self, reservation: &Reservation, run: Run) {
         self.give_back(run, |books, blocks| {
             books.available += run.len;
-            books.put_back(blocks, purse);
+            books.put_back(blocks, reservation);
         });
     }
 
@@ -336,30 +337,9 @@ impl Space {
         }
     }
 
-    /// Promises `n` fragments. Unprivileged callers leave the reserve alone.
-    pub fn reserve(&self, n: u64, privileged: bool) -> Result<()> {
-        self.books.lock().reserve(n, privileged)
-    }
-
-    /// Promises `n` whole blocks, anywhere. May read bitmaps that were not needed before, until it has seen enough free
-    /// blocks; [`Error::NoSpace`] when there are not so many.
-    pub fn reserve_blocks(&self, n: u64, privileged: bool) -> Result<()> {
-        if n == 0 {
-            return Ok(());
-        }
-        while self.books.lock().reserve_blocks(n, privileged)? > 0 {
-            if !self.load_another()? {
-                return Err(Error::NoSpace);
-            }
-        }
-        Ok(())
-    }
-
-    /// Takes a promise of blocks back.
-    pub fn unreserve_blocks(&self, n: u64) {
-        if n > 0 {
-            self.books.lock().unreserve_blocks(n);
-        }
+    /// An empty reservation of this space; see [`Reservation::new`].
+    pub fn reservation(self: &Arc<Self>, quota: Option<Arc<dyn QuotaPool>>, privileged: bool) -> Reservation {
+        Reservation::new(self.clone(), quota, privileged)
     }
 
     /// Loads one more group that is on the device; false when all are.
@@ -392,11 +372,6 @@ impl Space {
     /// Fragments in a block.
     pub(crate) fn frags_per_block(&self) -> u64 {
         self.g.frags_per_block()
-    }
-
-    /// Takes a promise back: the fragments are not needed. (Allocating them ends it by itself.)
-    pub fn unreserve(&self, n: u64) {
-        self.books.lock().unreserve(n);
     }
 
     /// Free fragments, promised ones and those freed but not durable included.
@@ -473,6 +448,30 @@ impl Space {
         // The bits that are set: the file system's own structures, and what lies beyond the end of the last group.
         let bits = blocks * self.g.bits_per_bitmap() - layout::initial_ag_free(&self.g, ag);
         bits.div_ceil(8) as usize + (blocks as usize + 1) * (3 * RANGE_OVERHEAD)
+    }
+}
+
+impl SpacePool for Space {
+    fn reserve_frags(&self, n: u64, privileged: bool) -> Result<()> {
+        self.books.lock().reserve(n, privileged)
+    }
+
+    fn release_frags(&self, n: u64) {
+        self.books.lock().unreserve(n);
+    }
+
+    /// May read bitmaps that were not needed before, until it has seen enough free blocks.
+    fn reserve_blocks(&self, n: u64, privileged: bool) -> Result<()> {
+        while self.books.lock().reserve_blocks(n, privileged)? > 0 {
+            if !self.load_another()? {
+                return Err(Error::NoSpace);
+            }
+        }
+        Ok(())
+    }
+
+    fn release_blocks(&self, n: u64) {
+        self.books.lock().unreserve_blocks(n);
     }
 }
 

@@ -80,7 +80,7 @@ impl Fixture {
     fn promised(&self, want: u64, alloc: impl FnOnce() -> Result<Option<Run>>) -> Result<Option<Run>> {
         self.space.books.lock().reserved += want;
         let found = alloc();
-        self.space.unreserve(want - found.as_ref().map_or(0, |run| run.map_or(0, |run| run.len)));
+        self.space.release_frags(want - found.as_ref().map_or(0, |run| run.map_or(0, |run| run.len)));
         found
     }
 
@@ -98,7 +98,7 @@ impl Fixture {
 
     pub fn cancel(&self, run: Run) {
         self.space.cancel(run);
-        self.space.unreserve(run.len);
+        self.space.release_frags(run.len);
     }
 
     /// Free fragments by the bitmaps of all groups; header counts must agree.
@@ -484,17 +484,17 @@ fn reservations_keep_the_reserve_and_never_exceed_the_free_space() {
     let space = Space::load(f.space.cache.clone(), f.space.counters(), 500).unwrap();
     let (free, kept) = (space.free_frags(), f.geometry().total_frags() / 20);
     assert_eq!(space.root_reserve(), kept);
-    space.reserve(free - kept, false).unwrap();
-    assert!(matches!(space.reserve(1, false), Err(Error::NoSpace)));
-    space.reserve(kept, true).unwrap();
-    assert!(matches!(space.reserve(1, true), Err(Error::NoSpace)));
-    assert!(matches!(space.reserve(u64::MAX, true), Err(Error::NoSpace)));
-    space.unreserve(free);
+    space.reserve_frags(free - kept, false).unwrap();
+    assert!(matches!(space.reserve_frags(1, false), Err(Error::NoSpace)));
+    space.reserve_frags(kept, true).unwrap();
+    assert!(matches!(space.reserve_frags(1, true), Err(Error::NoSpace)));
+    assert!(matches!(space.reserve_frags(u64::MAX, true), Err(Error::NoSpace)));
+    space.release_frags(free);
     assert_eq!((space.reserved(), space.free_frags()), (0, free));
 
     // Many threads at once: exactly as many promises as there is space.
     let granted: u64 = std::thread::scope(|s| {
-        let grab = || (0..free).take_while(|_| space.reserve(7, true).is_ok()).count() as u64;
+        let grab = || (0..free).take_while(|_| space.reserve_frags(7, true).is_ok()).count() as u64;
         let threads: Vec<_> = (0..8).map(|_| s.spawn(grab)).collect();
         threads.into_iter().map(|t| t.join().unwrap()).sum()
     });
