@@ -40,6 +40,12 @@ pub enum Error {
     /// The file would become larger than the largest possible.
     #[error("file too large")]
     FileTooLarge,
+    /// A path leads through more than 40 symbolic links.
+    #[error("too many levels of symbolic links")]
+    TooManySymlinks,
+    /// A file that is open for reading alone was written, or the other way round.
+    #[error("file not open for this operation")]
+    NotOpenForThis,
     /// The link count is at its limit.
     #[error("too many links")]
     TooManyLinks,
@@ -78,7 +84,24 @@ pub enum Error {
     Corrupt(#[from] Corrupt),
     /// The device failed.
     #[error("input/output error: {0}")]
-    Io(#[from] io::Error),
+    Io(#[source] io::Error),
+}
+
+/// The way back: an [`Error`] that went through [`std::io`] comes out as it was.
+impl From<io::Error> for Error {
+    fn from(e: io::Error) -> Error {
+        e.downcast::<Error>().unwrap_or_else(Error::Io)
+    }
+}
+
+/// An I/O error of the device comes out as it is; any other has the kind of its errno and the [`Error`] inside.
+impl From<Error> for io::Error {
+    fn from(e: Error) -> io::Error {
+        match e {
+            Error::Io(e) => e,
+            e => io::Error::new(io::Error::from_raw_os_error(e.errno()).kind(), e),
+        }
+    }
 }
 
 /// Result of an engine operation.
@@ -100,6 +123,8 @@ impl Error {
             Error::Invalid(_) => Errno::INVAL,
             Error::NameTooLong => Errno::NAMETOOLONG,
             Error::FileTooLarge => Errno::FBIG,
+            Error::TooManySymlinks => Errno::LOOP,
+            Error::NotOpenForThis => Errno::BADF,
             Error::TooManyLinks => Errno::MLINK,
             Error::NotPermitted => Errno::PERM,
             Error::Denied => Errno::ACCESS,

@@ -19,6 +19,7 @@ pub mod check;
 pub mod device;
 mod error;
 mod fs;
+mod handle;
 pub mod stats;
 mod tune;
 
@@ -27,6 +28,7 @@ pub use format::{
     Corrupt, FILE_SIZE_MAX, FileType, Geometry, Ino, LINK_MAX, NAME_MAX, QuotaKind, ROOT_INO, SYMLINK_MAX, Superblock,
 };
 pub use fs::*;
+pub use handle::{Dir, Entries, File, OpenOptions};
 pub use mkfs::{MkfsOptions, mkfs};
 pub use tune::{Tune, tune};
 

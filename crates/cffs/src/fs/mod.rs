@@ -54,7 +54,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// A mounted file system. Dropping it without [`Fs::close`] is like a crash.
+/// A mounted file system.
+///
+/// Its operations take inode numbers; [`Fs::root`] has handles and paths. Whoever gets an inode's attributes from an
+/// operation that finds or creates it holds a reference, and releases it with [`Fs::forget`]; a handle does so by itself.
+///
+/// **[`Fs::close`] unmounts. Dropping the last reference without it is like a crash**: what was not made durable by
+/// [`Fs::sync`], [`Fs::fsync`] or the background thread is lost, and the next mount recovers the rest from the log. A
+/// warning is logged (with `tracing`), because there is nobody left to return an error to.
+#[must_use = "a file system that is dropped without `close` is left as after a crash"]
 pub struct Fs {
     dev: Arc<CountingDevice<Arc<dyn Device>>>,
     log_dev: Option<Arc<CountingDevice<Arc<dyn Device>>>>,

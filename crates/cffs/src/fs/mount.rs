@@ -423,6 +423,11 @@ impl Fs {
 
 impl Drop for Fs {
     fn drop(&mut self) {
+        if !self.is_read_only() {
+            tracing::warn!(
+                "a file system was dropped without being closed: the next mount recovers it as after a crash"
+            );
+        }
         self.stop_background();
         self.cache.stop_readahead();
     }

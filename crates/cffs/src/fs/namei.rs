@@ -93,6 +93,15 @@ impl Fs {
         if left { self.linked(ino) } else { node }
     }
 
+    /// Attributes of an inode with one more reference: of the root, or of one that cannot go meanwhile because the caller
+    /// holds a reference to it or to something in it.
+    pub fn reference(&self, ino: Ino) -> Result<Attr> {
+        let node = self.node(ino)?;
+        node.refs.fetch_add(1, Ordering::AcqRel);
+        let st = node.state.read();
+        Ok(self.attr(&node, &st))
+    }
+
     /// The directory above a directory (the root's is the root).
     pub fn parent(&self, dir: Ino) -> Result<Ino> {
         let node = self.node(dir)?;

@@ -3,21 +3,14 @@
 use super::{Attr, Caller, Fs};
 use crate::error::{Error, Result};
 use crate::format::{FileType, ROOT_INO};
-use std::sync::atomic::Ordering;
 
 /// Follows a path from the root, without following symbolic links. The attributes come with one reference, which the
 /// caller gives back with [`Fs::forget`].
 pub fn resolve(fs: &Fs, path: &[u8]) -> Result<Attr> {
-    let root = fs.node(ROOT_INO)?;
-    root.refs.fetch_add(1, Ordering::AcqRel);
-    let mut at = fs.getattr(ROOT_INO)?;
+    let mut at = fs.reference(ROOT_INO)?;
     for name in path.split(|b| *b == b'/').filter(|n| !n.is_empty() && *n != b".") {
         let next = if name == b".." {
-            fs.parent(at.ino).and_then(|up| {
-                let node = fs.node(up)?;
-                node.refs.fetch_add(1, Ordering::AcqRel);
-                fs.getattr(up)
-            })
+            fs.parent(at.ino).and_then(|up| fs.reference(up))
         } else if at.file_type != FileType::Directory {
             Err(Error::NotDir)
         } else {
