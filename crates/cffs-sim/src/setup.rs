@@ -3,7 +3,7 @@
 use crate::disk::{Image, Trace};
 use cffs::check::{CheckOptions, Report};
 use cffs::device::Device;
-use cffs::{AtimeMode, Fs, MetadataMode, MkfsOptions, MountOptions, PrefetchMode, QuotaKind, WritePast, mkfs};
+use cffs::{AtimeMode, DirectWrite, Fs, MetadataMode, MkfsOptions, MountOptions, PrefetchMode, QuotaKind, mkfs};
 use std::cell::RefCell;
 use std::fmt;
 use std::sync::Arc;
@@ -49,7 +49,7 @@ pub struct Setup {
     /// Data has checksums.
     pub data_sums: bool,
     /// Whole blocks go to the device while they are written, wherever that is possible.
-    pub write_past: bool,
+    pub direct_write: bool,
     /// Now and then all that can be read again leaves memory, inodes that are held among it.
     pub forgetful: bool,
 }
@@ -74,7 +74,7 @@ impl Default for Setup {
             lying: false,
             quota: false,
             data_sums: false,
-            write_past: false,
+            direct_write: false,
             forgetful: false,
         }
     }
@@ -120,7 +120,7 @@ impl Setup {
             lying: false,
             quota: pick(2) == 0,
             data_sums: pick(2) == 0,
-            write_past: pick(2) == 0,
+            direct_write: pick(2) == 0,
             forgetful: pick(3) == 0,
         }
     }
@@ -208,7 +208,7 @@ impl Setup {
             .discard(self.discard)
             .background(false)
             .fsync_in_log(self.fsync_in_log)
-            .write_past(if self.write_past { WritePast::Always } else { WritePast::Off })
+            .direct_write(if self.direct_write { DirectWrite::Always } else { DirectWrite::Off })
     }
 
     /// Mounts the devices of a trace.

@@ -1,4 +1,4 @@
-//! Files that come in long writes, woven into a sequence: with mounts that write past the cache ([`Setup::write_past`])
+//! Files that come in long writes, woven into a sequence: with mounts that write past the cache ([`Setup::direct_write`])
 //! their places are told of many writes later, and everything can happen between two of them.
 
 use crate::ops::{FALLOCATE, Op, Path, SLOTS};
@@ -17,7 +17,7 @@ struct Stream {
 /// The setup in which such files go past the cache.
 pub fn setup(setup: Setup, seed: u64) -> Setup {
     // With sums they are told of at once.
-    Setup { write_past: true, data_sums: setup.data_sums && seed.is_multiple_of(4), ..setup }
+    Setup { direct_write: true, data_sums: setup.data_sums && seed.is_multiple_of(4), ..setup }
 }
 
 /// Puts long writes to two files between the operations of a sequence, and what else can happen to them. No write is longer than

@@ -72,7 +72,7 @@ pub struct CacheStats {
     pub group_blocks_used: u64,
     /// Bytes of file data that went to the device while they were written, past the cache.
     #[serde(default)]
-    pub written_past: u64,
+    pub written_direct: u64,
     /// Blocks dropped to stay within the limit.
     pub evicted: u64,
     /// Bytes of cached blocks.

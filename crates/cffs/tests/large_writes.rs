@@ -4,7 +4,7 @@
 mod large;
 
 use cffs::device::{Device, FailingDevice, Fault, IoKind, MemoryDevice, Operation, WriteRequest};
-use cffs::{Error, Fallocate, Fs, Ino, MountOptions, PrefetchMode, ROOT_INO, SetAttr, WritePast, path};
+use cffs::{DirectWrite, Error, Fallocate, Fs, Ino, MountOptions, PrefetchMode, ROOT_INO, SetAttr, path};
 use large::{KIB, MIB, ROOT, assert_clean, bytes, create, made, small_cache};
 use std::io::{self, IoSlice, IoSliceMut};
 use std::sync::Arc;
@@ -12,11 +12,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 fn options() -> MountOptions {
-    small_cache().write_past(WritePast::Always)
+    small_cache().direct_write(DirectWrite::Always)
 }
 
 fn past(fs: &Fs) -> u64 {
-    fs.stats().cache.written_past
+    fs.stats().cache.written_direct
 }
 
 /// Writes both to the file and to the copy of what it should have; whether it went past the cache.
@@ -265,7 +265,7 @@ impl Device for Slow {
 fn without_being_told_only_on_a_device_that_is_fast_and_only_long_files() {
     let stream = |each: Duration, piece: usize, background: bool| {
         let dev = Arc::new(Slow(made(false), each));
-        let options = options().background(background).write_past(WritePast::Fast).cache_bytes(16 << 20);
+        let options = options().background(background).direct_write(DirectWrite::Fast).cache_bytes(16 << 20);
         let fs = Fs::open(dev.clone(), None, options).unwrap();
         for name in ["first", "second"] {
             let (ino, data) = (create(&fs, name), bytes(3, piece));

@@ -5,7 +5,7 @@ mod large;
 
 use cffs::device::{Device, FailingDevice, Fault, IoKind, MemoryDevice, Operation};
 use cffs::{
-    Caller, Error, Fallocate, Fs, Ino, MkfsOptions, QuotaKind, ROOT_INO, RenameFlags, SetAttr, SetXattr, WritePast,
+    Caller, DirectWrite, Error, Fallocate, Fs, Ino, MkfsOptions, QuotaKind, ROOT_INO, RenameFlags, SetAttr, SetXattr,
     mkfs, path,
 };
 use large::{KIB, MIB, ROOT, assert_clean, bytes, create, made, small_cache};
@@ -14,7 +14,7 @@ use std::sync::Arc;
 const ALICE: Caller = Caller { uid: 1000, gid: 100 };
 
 fn open(dev: Arc<dyn Device>) -> Arc<Fs> {
-    Fs::open(dev, None, small_cache().write_past(WritePast::Always)).unwrap()
+    Fs::open(dev, None, small_cache().direct_write(DirectWrite::Always)).unwrap()
 }
 
 /// A file of so many MiB, written one by one: nobody was told of one.
@@ -26,11 +26,11 @@ fn stream(fs: &Fs, name: &str, mib: usize) -> (Ino, Vec<u8>) {
 }
 
 fn append(fs: &Fs, ino: Ino, all: &[u8], from: usize) {
-    let before = fs.stats().cache.written_past;
+    let before = fs.stats().cache.written_direct;
     for at in (from..all.len()).step_by(MIB) {
         assert_eq!(fs.write(ROOT, ino, at as u64, &all[at..at + MIB]).unwrap(), MIB);
     }
-    assert_eq!(fs.stats().cache.written_past - before, (all.len() - from) as u64, "not past the cache");
+    assert_eq!(fs.stats().cache.written_direct - before, (all.len() - from) as u64, "not past the cache");
 }
 
 fn assert_reads(fs: &Fs, ino: Ino, all: &[u8], when: &str) {

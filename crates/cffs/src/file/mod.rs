@@ -5,11 +5,11 @@
 //! before that never touch the device (XFS 1996, section 6.1; design decision 6). Until then the device shows the file
 //! with its old size.
 
-pub mod allocate;
 mod bulk;
-pub mod past;
+mod deferred;
+pub mod direct;
+pub mod preallocate;
 pub mod truncate;
-mod untold;
 pub mod writeback;
 
 use crate::cache::{Cache, DataCheck, ReadRun, Siblings};
@@ -26,12 +26,12 @@ use crate::reservation::{QuotaPool, Reservation};
 use crate::space::Space;
 use crate::sums::{Reading, Sums};
 use cffs_buf::AlignedBuf;
+use deferred::DeferredExtents;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
-use untold::Untold;
 
-pub use untold::settle;
+pub use deferred::flush_deferred;
 
 /// Memory that a page takes beside its bytes, with its share of the inode in memory.
 const PAGE_OVERHEAD: usize = 1024;
@@ -89,7 +89,7 @@ pub struct FileData {
     /// Pages that the writeback under way has taken.
     pub(crate) taken: usize,
     /// Places at the end, with their bytes, that the inode was not told of.
-    pub(crate) untold: Untold,
+    pub(crate) deferred: DeferredExtents,
     /// The last page was taken although there is no promise for the worst that could happen to the extent tree, because
     /// the tree has room now: it is to be written back before anything else happens to the file.
     pub(crate) tight: bool,
@@ -133,14 +133,14 @@ impl FileData {
         }
     }
 
-    /// Nothing is dirty or on its way, or untold.
+    /// Nothing is dirty or on its way, or deferred.
     pub fn is_clean(&self) -> bool {
-        self.has_all_told() && self.error.is_none()
+        self.is_mapped() && self.error.is_none()
     }
 
     /// Everything is in places that the inode knows.
-    pub fn has_all_told(&self) -> bool {
-        self.pages.is_empty() && self.untold.is_empty()
+    pub fn is_mapped(&self) -> bool {
+        self.pages.is_empty() && self.deferred.is_empty()
     }
 
     /// Pages in memory that no writeback has taken, about: what was written again while it was on its way is not counted.
@@ -156,7 +156,7 @@ impl FileData {
     /// Fragments reserved for the contents, also where they are on their way. What the extent tree may need at worst is left
     /// out: programs compare the space of a file with its size to find out whether it has holes.
     pub fn reserved(&self) -> u64 {
-        self.pages_reserved + self.in_flight + self.untold.frags()
+        self.pages_reserved + self.in_flight + self.deferred.frags()
     }
 
     /// Pages that there are directly before and behind a place.
@@ -208,7 +208,7 @@ impl FileData {
 
     /// Drops everything (the file is gone).
     pub(crate) fn clear(&mut self, cx: &FileCtx<'_>) {
-        self.drop_untold(cx);
+        self.drop_deferred(cx);
         let pages: Vec<u64> = self.pages.keys().copied().collect();
         pages.into_iter().for_each(|i| self.drop_page(cx, i));
         debug_assert_eq!((self.pages_reserved, self.pages_splits), (0, 0), "sums over no pages");
@@ -226,8 +226,8 @@ pub(crate) fn reserve_tree(cx: &FileCtx<'_>, st: &mut NodeState, privileged: boo
 /// The same for `frags` new extents at most, with `more` pages in one run to come.
 fn reserve_tree_for(cx: &FileCtx<'_>, st: &mut NodeState, frags: u64, more: u64, privileged: bool) -> Result<()> {
     let g = cx.cache.geometry();
-    // What is on its way or untold will have changed the tree when these pages follow: the promise is for all of it.
-    let earlier = st.data.in_flight + st.data.untold.extents().len() as u64;
+    // What is on its way or deferred will have changed the tree when these pages follow: the promise is for all of it.
+    let earlier = st.data.in_flight + st.data.deferred.extents().len() as u64;
     let need = extent::worst_case_blocks(g, &st.inode, st.data.places(g, more), frags + earlier);
     st.data.reservation(cx).set_blocks(need, privileged)
 }
@@ -269,7 +269,7 @@ pub fn read(cx: &FileCtx<'_>, st: &NodeState, offset: u64, out: &mut [u8], ahead
 
 /// Reads what the device has of a range; holes and what lies beyond the size on the device read as zeros.
 fn read_disk(cx: &FileCtx<'_>, st: &NodeState, offset: u64, out: &mut [u8], ahead: u64) -> Result<()> {
-    let have = untold::written_size(st).saturating_sub(offset).min(out.len() as u64) as usize;
+    let have = deferred::written_size(st).saturating_sub(offset).min(out.len() as u64) as usize;
     let (out, beyond) = out.split_at_mut(have);
     beyond.fill(0);
     if let InodeFormat::Inline(data) = &st.inode.format {
@@ -292,7 +292,7 @@ fn read_disk(cx: &FileCtx<'_>, st: &NodeState, offset: u64, out: &mut [u8], ahea
     while !rest.is_empty() {
         let logical = at >> g.frag_shift;
         let skip = at % fs;
-        match untold::lookup(cx, st, logical)? {
+        match deferred::lookup(cx, st, logical)? {
             Mapping::Hole { until } => {
                 // A hole may reach to the end of the address space: count in bytes only what is asked for.
                 let hole = (until - logical).min(g.frags_for(rest.len() as u64) + 1) << g.frag_shift;
@@ -342,9 +342,9 @@ fn split_off<'a>(rest: &mut &'a mut [u8], n: u64) -> &'a mut [u8] {
 fn fetch_beyond(cx: &FileCtx<'_>, st: &NodeState, offset: u64, ahead: u64) -> Result<()> {
     let g = cx.cache.geometry();
     let mut logical = g.frags_for(offset);
-    let end = g.frags_for((offset + ahead).min(untold::written_size(st)));
+    let end = g.frags_for((offset + ahead).min(deferred::written_size(st)));
     while logical < end {
-        match untold::lookup(cx, st, logical)? {
+        match deferred::lookup(cx, st, logical)? {
             Mapping::Hole { until } => logical = until,
             Mapping::Data(e) => {
                 let n = e.end().min(end) - logical;
@@ -644,7 +644,7 @@ pub fn seek(cx: &FileCtx<'_>, st: &NodeState, offset: u64) -> Result<(bool, u64)
         return Ok((true, (index + 1) * bs));
     }
     let next_page = st.data.pages.range(index..).next().map_or(u64::MAX, |(i, _)| i * bs);
-    let (data, end) = match untold::lookup(cx, st, offset >> g.frag_shift)? {
+    let (data, end) = match deferred::lookup(cx, st, offset >> g.frag_shift)? {
         Mapping::Data(e) => (!e.unwritten, e.end()),
         Mapping::Hole { until } => (false, until),
     };

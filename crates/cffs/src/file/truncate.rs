@@ -63,8 +63,8 @@ pub fn shrink_step(cx: &FileCtx<'_>, txn: &Txn<'_>, st: &mut NodeState, size: u6
         }
     }
     // It lies behind the size that the device shows, and so behind the new one.
-    debug_assert!(st.data.untold.is_empty() || size <= st.disk_size, "a cut in what is untold");
-    st.data.drop_untold(cx);
+    debug_assert!(st.data.deferred.is_empty() || size <= st.disk_size, "a cut in what is deferred");
+    st.data.drop_deferred(cx);
     // Pages beyond the end go; the page with the end in it loses its tail.
     let first_gone = size.div_ceil(bs);
     let gone: Vec<u64> = st.data.pages.range(first_gone..).map(|(i, _)| *i).collect();

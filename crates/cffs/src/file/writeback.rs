@@ -4,12 +4,12 @@
 //! So whatever a commit makes durable points to data that left for the device before it. An fsync of a small file takes
 //! another way: the same places, but the data goes into the log with the transaction ([`through_log`]).
 //!
-//! What a program adds to a long file is told of later, together ([`super::untold`]).
+//! What a program adds to a long file is told of later, together ([`super::deferred`]).
 //!
 //! Where data has checksums they come between data and extents, and what is overwritten in its place has none while that
 //! happens (see [`crate::sums`]).
 
-use super::{FileCtx, untold};
+use super::{FileCtx, deferred};
 use crate::cache::{AddrMap, BufRef, DataRun, Source};
 use crate::error::{Error, Result};
 use crate::extent::{self, Mapping};
@@ -48,12 +48,12 @@ pub(super) struct Job<'a> {
     overwritten: Vec<Run>,
     /// Size when the pages were taken; of a program's own write, the size that it makes.
     pub(super) size: u64,
-    /// The bytes are not in pages but still with the program that writes them ([`super::past`]): the time of that.
+    /// The bytes are not in pages but still with the program that writes them ([`super::direct`]): the time of that.
     by_caller: Option<i64>,
-    /// The places stay untold once they are written ([`super::untold`]); up to where nothing is mapped behind them.
+    /// The places stay deferred once they are written ([`super::deferred`]); up to where nothing is mapped behind them.
     pub(super) later: Option<u64>,
-    /// The places are those that the node has untold: the bytes are there.
-    of_untold: bool,
+    /// The places are those that the node has deferred: the bytes are there.
+    of_deferred: bool,
     /// The contents, where they fit the inode.
     inline: Option<Vec<u8>>,
     /// New blocks made in the cache for data that goes through the log.
@@ -76,7 +76,7 @@ impl<'a> Job<'a> {
             size,
             by_caller: None,
             later: None,
-            of_untold: false,
+            of_deferred: false,
             inline: None,
             fresh: Vec::new(),
             keep,
@@ -224,7 +224,7 @@ fn take(cx: &FileCtx<'_>, node: &Arc<Node>, for_log: bool) -> Result<Taken> {
         st.inode.atime = accessed;
         st.dirty = true;
     }
-    if st.data.has_all_told() && !st.dirty {
+    if st.data.is_mapped() && !st.dirty {
         return Ok(Taken::Nothing);
     }
     let keep = !cx.cache.is_large(st.inode.size);
@@ -233,16 +233,16 @@ fn take(cx: &FileCtx<'_>, node: &Arc<Node>, for_log: bool) -> Result<Taken> {
     st.data.in_flight = job.pages.iter().map(|(_, _, reserved)| reserved).sum();
     let in_flight = st.data.in_flight;
     job.reservation = (!job.pages.is_empty()).then(|| st.data.reservation(cx).split(in_flight));
-    if !st.data.untold.is_empty() {
-        debug_assert!(job.pages.is_empty(), "pages of a file that has untold places");
-        (job.extents, job.of_untold) = (st.data.untold.extents().to_vec(), true);
+    if !st.data.deferred.is_empty() {
+        debug_assert!(job.pages.is_empty(), "pages of a file that has deferred places");
+        (job.extents, job.of_deferred) = (st.data.deferred.extents().to_vec(), true);
         *busy = true;
         return Ok(Taken::Job(job));
     }
     let began = cx.space.moment();
     if let Err(e) = place(cx, st, &mut job, for_log) {
         let more = cx.space.more_since(began);
-        give_back(cx, st, &mut job);
+        abort(cx, st, &mut job);
         if matches!(e, Error::NoSpace) && more {
             return Ok(Taken::NeedsCommit);
         }
@@ -379,13 +379,13 @@ fn add_runs(g: &crate::format::Geometry, st: &NodeState, job: &mut Job<'_>, logi
     }
 }
 
-/// Undoes [`take`]: pages are dirty again, places that nobody was told of are given back, or stay untold. The node is
+/// Undoes [`take`]: pages are dirty again, places that nobody was told of are given back, or stay deferred. The node is
 /// locked.
-pub(super) fn give_back(cx: &FileCtx<'_>, st: &mut NodeState, job: &mut Job<'_>) {
+pub(super) fn abort(cx: &FileCtx<'_>, st: &mut NodeState, job: &mut Job<'_>) {
     (st.data.in_flight, st.data.taken) = (0, 0);
     job.fresh.drain(..).for_each(|b| cx.cache.release_new(&b));
-    let of_untold = job.of_untold;
-    for e in job.extents.drain(..).filter(|e| !e.unwritten && !of_untold) {
+    let of_deferred = job.of_deferred;
+    for e in job.extents.drain(..).filter(|e| !e.unwritten && !of_deferred) {
         cx.space.cancel(Run { start: e.start, len: e.len });
         if let Some(reservation) = &job.reservation {
             reservation.deallocated(e.len);
@@ -468,7 +468,7 @@ fn fail(cx: &FileCtx<'_>, job: &mut Job<'_>, e: Error) -> Result<()> {
     let node = job.node.clone();
     {
         let mut st = node.state.write();
-        give_back(cx, &mut st, job);
+        abort(cx, &mut st, job);
         // The program that waits for this has the bytes still, and goes on otherwise.
         if job.by_caller.is_none() {
             tracing::error!("writeback of inode {}: {e}", node.ino);
@@ -497,7 +497,7 @@ fn sum_up(cx: &FileCtx<'_>, sums: &Sums, job: &Job, tables: &mut PinnedTables) -
 }
 
 /// Most bytes that telling of these extents logs.
-pub(super) fn tell_bytes(cx: &FileCtx<'_>, node: &Node, extents: &[Extent]) -> usize {
+pub(super) fn log_bytes_for_mapping(cx: &FileCtx<'_>, node: &Node, extents: &[Extent]) -> usize {
     let g = cx.cache.geometry();
     let st = node.state.read();
     let inode = &st.inode;
@@ -522,10 +522,10 @@ fn tell(cx: &FileCtx<'_>, job: &mut Job<'_>) -> Result<()> {
     if let Some(free_until) = job.later {
         let mut st = node.state.write();
         if st.dead {
-            give_back(cx, &mut st, job);
+            abort(cx, &mut st, job);
         } else {
             grow_by_caller(&mut st, job, job.size);
-            untold::keep(cx, &mut st, job, free_until);
+            deferred::keep(cx, &mut st, job, free_until);
         }
         return Ok(());
     }
@@ -539,18 +539,18 @@ fn tell(cx: &FileCtx<'_>, job: &mut Job<'_>) -> Result<()> {
     }
     loop {
         let mut n = job.extents.len().min(EXTENTS_PER_TXN);
-        while n > 1 && tell_bytes(cx, &node, &job.extents[..n]) > limit {
+        while n > 1 && log_bytes_for_mapping(cx, &node, &job.extents[..n]) > limit {
             n /= 2;
         }
-        let txn = cx.journal.begin(tell_bytes(cx, &node, &job.extents[..n]))?;
+        let txn = cx.journal.begin(log_bytes_for_mapping(cx, &node, &job.extents[..n]))?;
         let mut st = node.state.write();
         if st.dead {
             // Removed meanwhile: where its inode stood another's may stand.
-            give_back(cx, &mut st, job);
+            abort(cx, &mut st, job);
             return Ok(());
         }
         if n == job.extents.len() {
-            return tell_last(cx, &txn, &mut st, job);
+            return commit_rest(cx, &txn, &mut st, job);
         }
         let end = job.extents.get(n).map_or(job.size, |e| e.logical << cx.cache.geometry().frag_shift);
         insert_extents(cx, &txn, &mut st, job, n)?;
@@ -613,8 +613,8 @@ fn insert_funded(
             told.end = e.end();
             continue;
         }
-        if job.of_untold {
-            if let Err(e) = tell_of_untold(txn, cx, st, e) {
+        if job.of_deferred {
+            if let Err(e) = commit_deferred(txn, cx, st, e) {
                 job.extents.drain(..at);
                 return Err(e);
             }
@@ -645,8 +645,8 @@ fn insert_funded(
     Ok(())
 }
 
-/// The inode gets an extent that was untold. Its bytes are there and nowhere else: an error leaves it untold.
-fn tell_of_untold(txn: &Txn<'_>, cx: &FileCtx<'_>, st: &mut NodeState, e: Extent) -> Result<()> {
+/// The inode gets an extent that was deferred. Its bytes are there and nowhere else: an error leaves it deferred.
+fn commit_deferred(txn: &Txn<'_>, cx: &FileCtx<'_>, st: &mut NodeState, e: Extent) -> Result<()> {
     let run = Run { start: e.start, len: e.len };
     cx.space.prepare_commit(run)?;
     // Fails before it changes anything.
@@ -656,8 +656,8 @@ fn tell_of_untold(txn: &Txn<'_>, cx: &FileCtx<'_>, st: &mut NodeState, e: Extent
 
 /// Ends what the pages of a job have reserved for so many fragments: those are the inode's.
 fn convert(st: &mut NodeState, job: &mut Job<'_>, frags: u64) {
-    if job.of_untold {
-        return st.data.note_told(frags);
+    if job.of_deferred {
+        return st.data.note_committed(frags);
     }
     let mut left = frags;
     for (_, _, reserved) in &mut job.pages {
@@ -681,7 +681,7 @@ fn make_written(txn: &Txn<'_>, cx: &FileCtx<'_>, st: &mut NodeState, e: Extent) 
     Ok(())
 }
 
-fn tell_last(cx: &FileCtx<'_>, txn: &Txn<'_>, st: &mut NodeState, job: &mut Job<'_>) -> Result<()> {
+fn commit_rest(cx: &FileCtx<'_>, txn: &Txn<'_>, st: &mut NodeState, job: &mut Job<'_>) -> Result<()> {
     insert_extents(cx, txn, st, job, job.extents.len())?;
     if let Some(bytes) = job.inline.take() {
         st.inode.format = InodeFormat::Inline(bytes);
@@ -735,7 +735,7 @@ pub fn through_log(cx: &FileCtx<'_>, node: &Arc<Node>) -> Result<()> {
         Ok(false) => return write_jobs(cx, vec![job]),
         Err(e) => {
             let mut st = node.state.write();
-            give_back(cx, &mut st, &mut job);
+            abort(cx, &mut st, &mut job);
             st.data.error.get_or_insert(e.duplicate());
             Err(e)
         }
@@ -751,7 +751,7 @@ fn log_job(cx: &FileCtx<'_>, node: &Arc<Node>, job: &mut Job<'_>) -> Result<bool
     let pieces = job.runs.iter().map(|r| r.len + (r.len / g.block_size() + 2) * 64).sum::<usize>();
     let frags = job.runs.iter().map(|r| (r.len >> g.frag_shift) as u64);
     let for_sums = cx.sums.map_or(0, |s| frags.map(|n| s.log_bytes(n)).sum());
-    let log_bytes = pieces + for_sums + tell_bytes(cx, node, &job.extents);
+    let log_bytes = pieces + for_sums + log_bytes_for_mapping(cx, node, &job.extents);
     if log_bytes > cx.journal.reserve_max() / 2 {
         job.fresh.drain(..).for_each(|b| cx.cache.release_new(&b));
         return Ok(false);
@@ -775,7 +775,7 @@ fn log_job(cx: &FileCtx<'_>, node: &Arc<Node>, job: &mut Job<'_>) -> Result<bool
     let txn = cx.journal.begin(log_bytes)?;
     let mut st = node.state.write();
     if st.dead {
-        give_back(cx, &mut st, job);
+        abort(cx, &mut st, job);
         return Ok(true);
     }
     for (buf, at, run, from, n) in &pieces {
@@ -786,7 +786,7 @@ fn log_job(cx: &FileCtx<'_>, node: &Arc<Node>, job: &mut Job<'_>) -> Result<bool
         cx.journal.note_data_block(buf.addr());
     }
     let put = cx.sums.map_or(Ok(()), |sums| summed.iter().try_for_each(|s| sums.put(&txn, &tables, s)));
-    put.and_then(|()| tell_last(cx, &txn, &mut st, job)).inspect_err(|_| {
+    put.and_then(|()| commit_rest(cx, &txn, &mut st, job)).inspect_err(|_| {
         // What nothing points to must neither go home nor be replayed: the space will be another's.
         job.extents.iter().for_each(|e| txn.free_data(Run { start: e.start, len: e.len }));
     })?;

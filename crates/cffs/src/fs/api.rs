@@ -201,7 +201,7 @@ pub enum PrefetchMode {
 
 /// Long writes of large files without a copy in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum WritePast {
+pub enum DirectWrite {
     /// Where the device is known to be so fast that waiting for it takes less than copying; only with
     /// [`MountOptions::background`], since nothing else depends on time.
     #[default]
@@ -244,7 +244,7 @@ pub struct MountOptions {
     /// what sharing is worth.
     pub subtrees: bool,
     /// Long writes past the cache.
-    pub write_past: WritePast,
+    pub direct_write: DirectWrite,
 }
 
 setters!(MountOptions {
@@ -260,7 +260,7 @@ setters!(MountOptions {
     fsync_in_log: bool,
     scatter: Option<u64>,
     subtrees: bool,
-    write_past: WritePast,
+    direct_write: DirectWrite,
 });
 
 impl Default for MountOptions {
@@ -278,7 +278,7 @@ impl Default for MountOptions {
             fsync_in_log: true,
             scatter: None,
             subtrees: true,
-            write_past: WritePast::default(),
+            direct_write: DirectWrite::default(),
         }
     }
 }

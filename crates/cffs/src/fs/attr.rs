@@ -153,10 +153,10 @@ impl Fs {
         let _resize = node.resize.lock();
         // What is cut off need not be told before.
         if size > node.state.read().disk_size {
-            crate::file::settle(&self.file_cx(), node)?;
+            crate::file::flush_deferred(&self.file_cx(), node)?;
         }
         let outcome = self.with_space(|| self.set_size_once(c, node, size));
-        self.settle_tight(node);
+        self.flush_if_needed(node);
         outcome
     }
 
@@ -174,7 +174,7 @@ impl Fs {
                 return Err(Error::Stale);
             }
             // To its own size: what was allocated behind the end goes.
-            let trims = size == st.inode.size && crate::file::allocate::has_space_behind_end(&cx, &st)?;
+            let trims = size == st.inode.size && crate::file::preallocate::has_space_behind_end(&cx, &st)?;
             if size >= st.inode.size && !trims {
                 let now = now();
                 if size > st.inode.size

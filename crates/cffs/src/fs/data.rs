@@ -1,6 +1,6 @@
 //! Reading and writing file contents, and making them durable.
 
-use super::api::WritePast;
+use super::api::DirectWrite;
 use super::{Caller, Fs, MetadataMode, flags, now};
 use crate::error::{Error, Result};
 use crate::file::{self, writeback};
@@ -83,7 +83,7 @@ impl Fs {
     /// they are written back before anything else happens to it. [`Node::resize`] is held, the node is not locked.
     ///
     /// [`FileData::tight`]: crate::file::FileData::tight
-    pub(super) fn settle_tight(&self, node: &Arc<Node>) {
+    pub(super) fn flush_if_needed(&self, node: &Arc<Node>) {
         let tight = { std::mem::take(&mut node.state.write().data.tight) };
         if tight {
             self.list_dirty(node);
@@ -94,10 +94,10 @@ impl Fs {
 
     fn write_once(&self, c: Caller, node: &Arc<Node>, offset: u64, data: &[u8]) -> Result<usize> {
         let _resize = node.resize.lock();
-        if self.write_past(c, node, offset, data)? {
+        if self.direct_write(c, node, offset, data)? {
             return Ok(data.len());
         }
-        file::settle(&self.file_cx(), node)?;
+        file::flush_deferred(&self.file_cx(), node)?;
         self.write_pages(c, node, offset, data)
     }
 
@@ -105,27 +105,27 @@ impl Fs {
     /// in pages, or the inode knows of it.
     pub(super) fn lock_resize<'a>(&self, node: &'a Arc<Node>) -> Result<MutexGuard<'a, ()>> {
         let resize = node.resize.lock();
-        file::settle(&self.file_cx(), node)?;
+        file::flush_deferred(&self.file_cx(), node)?;
         Ok(resize)
     }
 
     /// Writes past the cache, where that is possible and the better way; false where it is not.
-    fn write_past(&self, c: Caller, node: &Arc<Node>, offset: u64, data: &[u8]) -> Result<bool> {
+    fn direct_write(&self, c: Caller, node: &Arc<Node>, offset: u64, data: &[u8]) -> Result<bool> {
         let long = || {
             let end = offset.saturating_add(data.len() as u64);
             data.len() >= STREAM_WRITE && self.cache.is_long(end.max(node.state.read().inode.size))
         };
-        let wanted = match self.opts.write_past {
-            WritePast::Off => false,
-            WritePast::Fast => self.opts.background && long() && self.cache.is_fast(),
-            WritePast::Always => true,
+        let wanted = match self.opts.direct_write {
+            DirectWrite::Off => false,
+            DirectWrite::Fast => self.opts.background && long() && self.cache.is_fast(),
+            DirectWrite::Always => true,
         };
         let possible = || offset.checked_add(data.len() as u64).is_some_and(|end| end <= FILE_SIZE_MAX);
         if !wanted || data.is_empty() || !possible() || !self.cache.takes(data) {
             return Ok(false);
         }
         may_write(&node.state.read(), offset)?;
-        let written = file::past::write(&self.file_cx(), node, offset, data, c.privileged(), now());
+        let written = file::direct::write(&self.file_cx(), node, offset, data, c.privileged(), now());
         if written {
             self.list_dirty(node);
         }
@@ -150,7 +150,7 @@ impl Fs {
             (written, st.data.tight)
         };
         if tight {
-            self.settle_tight(node);
+            self.flush_if_needed(node);
         }
         written
     }
@@ -202,7 +202,7 @@ impl Fs {
             return self.sync();
         }
         let node = self.node(ino)?;
-        let settled = self.settle_data(&node);
+        let settled = self.flush_node(&node);
         // An error is told once; what could not be written stays dirty.
         let earlier = node.state.write().data.error.take();
         settled?;
@@ -211,10 +211,10 @@ impl Fs {
     }
 
     /// Brings a file's dirty data to where the next commit makes it durable.
-    pub(super) fn settle_data(&self, node: &Arc<Node>) -> Result<()> {
+    pub(super) fn flush_node(&self, node: &Arc<Node>) -> Result<()> {
         let small = {
             let st = node.state.read();
-            if st.data.has_all_told() && !st.dirty {
+            if st.data.is_mapped() && !st.dirty {
                 drop(st);
                 // It may be on its way already.
                 node.wait_writeback();

@@ -2,7 +2,7 @@
 
 use super::{Caller, Fs, flags, now};
 use crate::error::{Error, Result};
-use crate::file::allocate::{self, Exclusive};
+use crate::file::preallocate::{self, Exclusive};
 use crate::file::{self, writeback};
 use crate::format::inode::{FLAG_APPEND, FLAG_IMMUTABLE, INLINE_MAX, INODE_CORE_SIZE};
 use crate::format::{FILE_SIZE_MAX, FileType, Ino, InodeFormat};
@@ -71,7 +71,7 @@ impl Fs {
         };
         // What was done before an error may have left dirty pages too.
         self.list_dirty(&node);
-        self.settle_tight(&node);
+        self.flush_if_needed(&node);
         outcome?;
         {
             let mut st = node.state.write();
@@ -95,12 +95,12 @@ impl Fs {
     fn allocate(&self, c: Caller, node: &Arc<Node>, bytes: Range<u64>, keep_size: bool) -> Result<()> {
         let cx = self.file_cx();
         // Pages there have space of their own to come.
-        self.settle_range(node, &bytes)?;
+        self.flush_range(node, &bytes)?;
         let _exclusive = Exclusive::new(node);
         self.leave_inode(c, node)?;
         let frags = self.frag_range(&bytes);
-        let reservation = allocate::reserve_for_range(&cx, node, frags.clone(), c.privileged())?;
-        allocate::allocate(&cx, node, frags, &reservation)?;
+        let reservation = preallocate::reserve_for_range(&cx, node, frags.clone(), c.privileged())?;
+        preallocate::allocate(&cx, node, frags, &reservation)?;
         drop(reservation);
         self.extend_to(c, node, if keep_size { 0 } else { bytes.end })
     }
@@ -112,9 +112,9 @@ impl Fs {
 
     /// Leaves no page in the range: they go to their places, so that after an error the file has what was written to it last, not
     /// what the device had before that. New ones are made only with [`Node::resize`], which the caller holds.
-    fn settle_range(&self, node: &Arc<Node>, bytes: &Range<u64>) -> Result<()> {
+    fn flush_range(&self, node: &Arc<Node>, bytes: &Range<u64>) -> Result<()> {
         let cx = self.file_cx();
-        let has_pages = || allocate::has_pages(&cx, &node.state.read(), bytes);
+        let has_pages = || preallocate::has_pages(&cx, &node.state.read(), bytes);
         if has_pages() {
             writeback::write_back(&cx, vec![node.clone()])?;
             // Only those of a file that nobody has any more stay, until it is gone.
@@ -128,8 +128,8 @@ impl Fs {
     fn punch(&self, c: Caller, node: &Arc<Node>, bytes: Range<u64>) -> Result<()> {
         let cx = self.file_cx();
         // What can fail for want of space comes first.
-        let nodes = allocate::reserve_for_cut(&cx, node)?;
-        self.settle_range(node, &bytes)?;
+        let nodes = preallocate::reserve_for_cut(&cx, node)?;
+        self.flush_range(node, &bytes)?;
         let _exclusive = Exclusive::new(node);
         let too_long = {
             let st = node.state.read();
@@ -149,9 +149,9 @@ impl Fs {
                 }
                 return Ok(());
             }
-            allocate::zero_edges(&cx, &mut st, &bytes, c.privileged())?
+            preallocate::zero_edges(&cx, &mut st, &bytes, c.privileged())?
         };
-        allocate::remove(&cx, node, inside, &nodes)
+        preallocate::remove(&cx, node, inside, &nodes)
     }
 
     fn zero_range(&self, c: Caller, node: &Arc<Node>, bytes: Range<u64>, keep_size: bool) -> Result<()> {
@@ -161,14 +161,14 @@ impl Fs {
         let reservation = {
             let _exclusive = Exclusive::new(node);
             self.leave_inode(c, node)?;
-            allocate::reserve_for_range(&cx, node, frags.clone(), c.privileged())?
+            preallocate::reserve_for_range(&cx, node, frags.clone(), c.privileged())?
         };
-        self.settle_range(node, &bytes)?;
+        self.flush_range(node, &bytes)?;
         let _exclusive = Exclusive::new(node);
         self.leave_inode(c, node)?;
-        let inside = allocate::zero_edges(&cx, &mut node.state.write(), &bytes, c.privileged())?;
-        allocate::make_unwritten(&cx, node, inside, &reservation)?;
-        allocate::allocate(&cx, node, frags, &reservation)?;
+        let inside = preallocate::zero_edges(&cx, &mut node.state.write(), &bytes, c.privileged())?;
+        preallocate::make_unwritten(&cx, node, inside, &reservation)?;
+        preallocate::allocate(&cx, node, frags, &reservation)?;
         drop(reservation);
         self.extend_to(c, node, if keep_size { 0 } else { bytes.end })
     }
@@ -195,11 +195,11 @@ impl Fs {
             return Error::invalid("a range to collapse that reaches the end of the file");
         }
         let frags = self.settle(node, &bytes, "collapse")?;
-        let nodes = self.with_space(|| allocate::reserve_for_cut(&cx, node))?;
+        let nodes = self.with_space(|| preallocate::reserve_for_cut(&cx, node))?;
         let _exclusive = Exclusive::new(node);
         self.leave_inode(c, node)?;
-        allocate::remove(&cx, node, frags.clone(), &nodes)?;
-        allocate::shift_down(&cx, node, frags.end, frags.end - frags.start)
+        preallocate::remove(&cx, node, frags.clone(), &nodes)?;
+        preallocate::shift_down(&cx, node, frags.end, frags.end - frags.start)
     }
 
     fn insert_range(&self, c: Caller, node: &Arc<Node>, bytes: Range<u64>) -> Result<()> {
@@ -211,7 +211,7 @@ impl Fs {
         let frags = self.settle(node, &bytes, "insert")?;
         let _exclusive = Exclusive::new(node);
         self.leave_inode(c, node)?;
-        allocate::shift_up(&self.file_cx(), node, frags.start, frags.end - frags.start)
+        preallocate::shift_up(&self.file_cx(), node, frags.start, frags.end - frags.start)
     }
 
     /// Contents that stand in the inode get a place of their own, by way of the log.
@@ -232,7 +232,7 @@ impl Fs {
         }
         let cx = self.file_cx();
         // Writeback is kept away from the file: others' promises have to be ended by the caller.
-        allocate::with_space(&cx, || {
+        preallocate::with_space(&cx, || {
             let reservation = node.state.read().data.new_reservation(&cx, c.privileged());
             let contents = self.place_contents(&reservation, dir, &data)?;
             let log_bytes = self.log_bytes_contents(&contents) + self.space.log_bytes_for_init() + inode_bytes;

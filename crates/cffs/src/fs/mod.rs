@@ -209,7 +209,7 @@ impl Fs {
                 group_reads: get(&c.group_reads),
                 group_blocks: get(&c.group_blocks),
                 group_blocks_used: get(&c.speculative_used),
-                written_past: get(&c.direct_bytes),
+                written_direct: get(&c.direct_bytes),
                 evicted: get(&c.evicted),
                 bytes: self.cache.used_bytes() as u64,
                 dirty_data_bytes: self.cache.dirty_data() as u64,

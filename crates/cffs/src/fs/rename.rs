@@ -50,7 +50,7 @@ impl Fs {
             }
             // A file that replaces another brings its contents: a crash must not leave the name with an empty file.
             if target.is_some() && !flags.exchange {
-                self.settle_data(&node)?;
+                self.flush_node(&node)?;
             }
             if self.with_name_space(|blocks| self.rename_once(c, blocks, &a, &b, &node, target.as_ref(), flags))? {
                 return self.sync_names(&[a.dir, b.dir]);

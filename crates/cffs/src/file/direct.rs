@@ -7,13 +7,13 @@
 //! - *Into a hole or at the end* this is a writeback of its own, in the same order: places in memory, the data, then a
 //!   transaction that tells of them and of the new size. All that the file had in pages went before, so the size on the
 //!   device never covers what is not there. At the end of a file that is growing already the transaction comes later, for
-//!   many writes at once ([`super::untold`]).
+//!   many writes at once ([`super::deferred`]).
 //! - *Over what is written* the node stays locked meanwhile, since readers would see the one or the other. There is nothing
 //!   to tell but times.
 //!
 //! Whatever is not that plain, and all that fails, goes by way of pages, which know all cases and how errors are told.
 
-use super::{FileCtx, reserve_tree, reserve_tree_for, untold, writeback};
+use super::{FileCtx, deferred, reserve_tree, reserve_tree_for, writeback};
 use crate::cache::{DataRun, Source};
 use crate::error::Result;
 use crate::extent::{self, Mapping};
@@ -128,7 +128,7 @@ fn take<'a>(cx: &FileCtx<'_>, node: &Arc<Node>, blocks: &Blocks<'a>, privileged:
         return Taken::Nothing;
     }
     let g = cx.cache.geometry();
-    if !st.data.untold.is_empty() && !st.data.untold.goes_on(g, &blocks.frags) {
+    if !st.data.deferred.is_empty() && !st.data.deferred.continues_with(g, &blocks.frags) {
         return Taken::NotYet;
     }
     let Some(free_until) = free_until(cx, st, &blocks.frags) else { return Taken::Nothing };
@@ -147,12 +147,12 @@ fn take<'a>(cx: &FileCtx<'_>, node: &Arc<Node>, blocks: &Blocks<'a>, privileged:
     st.data.in_flight = places;
     // With sums there is a transaction for each write anyway. A file without a list of extents gets one with the first that is
     // told.
-    let at_end = start == untold::written_size(st) && start == st.inode.size;
+    let at_end = start == deferred::written_size(st) && start == st.inode.size;
     let later = at_end && cx.sums.is_none() && !matches!(st.inode.format, InodeFormat::Inline(_));
     let size = st.inode.size.max(blocks.end);
     let mut job = Job::by_caller(node.clone(), size, blocks.first, reservation, now, later.then_some(free_until));
     if !matches!(place(cx, st, &mut job, blocks), Ok(true)) {
-        writeback::give_back(cx, st, &mut job);
+        writeback::abort(cx, st, &mut job);
         let _ = reserve_tree(cx, st, privileged); // less than before
         return Taken::Nothing;
     }
@@ -160,9 +160,9 @@ fn take<'a>(cx: &FileCtx<'_>, node: &Arc<Node>, blocks: &Blocks<'a>, privileged:
     Taken::Job(job)
 }
 
-/// Up to where nothing is mapped, if that is all of these fragments. What is untold ends where they begin.
+/// Up to where nothing is mapped, if that is all of these fragments. What is deferred ends where they begin.
 fn free_until(cx: &FileCtx<'_>, st: &NodeState, frags: &Range<u64>) -> Option<u64> {
-    let known = st.data.untold.free_until();
+    let known = st.data.deferred.free_until();
     let until = known.or_else(|| match extent::lookup(cx.cache, &st.inode, frags.start) {
         Ok(Mapping::Hole { until }) => Some(until),
         _ => None,
@@ -176,13 +176,13 @@ fn place<'a>(cx: &FileCtx<'_>, st: &NodeState, job: &mut Job<'a>, blocks: &Block
     let Range { start, end } = blocks.frags;
     let mut after = match start.checked_sub(1) {
         None => None,
-        Some(before) => match untold::lookup(cx, st, before)? {
+        Some(before) => match deferred::lookup(cx, st, before)? {
             Mapping::Data(e) => Some(e.start + (start - e.logical)),
             Mapping::Hole { .. } => None,
         },
     };
     // Holes do not make a file long.
-    let has = st.inode.frags + st.data.untold.frags() + (end - start);
+    let has = st.inode.frags + st.data.deferred.frags() + (end - start);
     let so_far = blocks.end.min(has << g.frag_shift);
     let ahead = g.frag_of_block(so_far.min(writeback::AHEAD_MAX) >> g.block_shift);
     let (mut at, mut rest) = (start, blocks.data);
@@ -206,9 +206,9 @@ fn send(cx: &FileCtx<'_>, node: &Arc<Node>, mut job: Job<'_>) -> bool {
     // Told of in parts, the file would have a part of what was written when the rest fails. One extent is no parts.
     if job.later.is_none()
         && job.extents.len() > 1
-        && writeback::tell_bytes(cx, node, &job.extents) > cx.journal.reserve_max() / 4
+        && writeback::log_bytes_for_mapping(cx, node, &job.extents) > cx.journal.reserve_max() / 4
     {
-        writeback::give_back(cx, &mut node.state.write(), &mut job);
+        writeback::abort(cx, &mut node.state.write(), &mut job);
         writeback::end_writeback(node);
         return false;
     }

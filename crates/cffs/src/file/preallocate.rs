@@ -164,12 +164,12 @@ fn insert(cx: &FileCtx<'_>, node: &Node, extents: Vec<Extent>, reservation: &Res
         let limit = cx.journal.reserve_max() / 4;
         let new = &as_new[extents.len() - rest.len()..];
         let mut n = rest.len();
-        while n > 1 && writeback::tell_bytes(cx, node, &new[..n]) > limit {
+        while n > 1 && writeback::log_bytes_for_mapping(cx, node, &new[..n]) > limit {
             n /= 2;
         }
         let step = || -> Result<()> {
             let nodes = reserve_nodes(cx, &node.state.read(), n as u64, n as u64)?;
-            let txn = cx.journal.begin(writeback::tell_bytes(cx, node, &new[..n]))?;
+            let txn = cx.journal.begin(writeback::log_bytes_for_mapping(cx, node, &new[..n]))?;
             txn.draw_on(&nodes);
             let mut st = node.state.write();
             let mut outcome = Ok(());

@@ -1,14 +1,14 @@
 //! What long writes have added to the end of a file, and its inode was not told of yet.
 //!
 //! To tell of places takes a transaction. A program that writes a long file would wait for one after each of its writes, and
-//! the device with it. So what it adds past the cache ([`super::past`]) stays *untold* at first: the bytes are in their
+//! the device with it. So what it adds past the cache ([`super::direct`]) stays *deferred* at first: the bytes are in their
 //! places, and those are known in memory alone. The next writeback of the file tells of the places of many writes at once.
 //!
-//! Untold is to a crash what pages are: as if never written. While a file has some,
+//! DeferredExtents is to a crash what pages are: as if never written. While a file has some,
 //!
 //! - it lies at the end, from [`NodeState::disk_size`] to the size, in whole blocks, and nothing is mapped there;
 //! - the file has no pages. Whoever makes some, or changes what is mapped, holds [`Node::resize`] and has it told before
-//!   that ([`settle`]);
+//!   that ([`flush_deferred`]);
 //! - it stays in the node until the transaction that tells of it, and readers look it up there ([`lookup`]).
 
 use super::writeback::{self, Job};
@@ -22,19 +22,19 @@ use crate::space::Run;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Bytes to which others are added while all of them are untold: what they log is little beside what a transaction can have.
+/// Bytes to which others are added while all of them are deferred: what they log is little beside what a transaction can have.
 const BYTES_MAX: u64 = 128 << 20;
 
 /// Places of a file that its inode was not told of, in the order of the file, without gaps.
 #[derive(Default)]
-pub(crate) struct Untold {
+pub(crate) struct DeferredExtents {
     extents: Vec<Extent>,
     frags: u64,
     /// Nothing is mapped behind them up to here.
     free_until: u64,
 }
 
-impl Untold {
+impl DeferredExtents {
     /// There is nothing to tell.
     pub(crate) fn is_empty(&self) -> bool {
         self.extents.is_empty()
@@ -61,7 +61,7 @@ impl Untold {
     }
 
     /// Whether places for these fragments can be added to those that there are.
-    pub(super) fn goes_on(&self, g: &Geometry, frags: &Range<u64>) -> bool {
+    pub(super) fn continues_with(&self, g: &Geometry, frags: &Range<u64>) -> bool {
         let bytes = (self.frags + (frags.end - frags.start)) << g.frag_shift;
         self.last().is_some_and(|last| last.end() == frags.start)
             && bytes <= BYTES_MAX
@@ -89,7 +89,7 @@ impl Untold {
     }
 
     /// The first so many fragments are the inode's: whole extents.
-    fn told(&mut self, frags: u64) {
+    fn committed(&mut self, frags: u64) {
         let mut left = frags;
         self.extents.retain(|e| {
             let told = left > 0;
@@ -103,7 +103,7 @@ impl Untold {
 
 /// What the file has at a fragment, told or not.
 pub(super) fn lookup(cx: &FileCtx<'_>, st: &NodeState, logical: u64) -> Result<Mapping> {
-    let extents = st.data.untold.extents();
+    let extents = st.data.deferred.extents();
     if let Some(e) = extents.iter().find(|e| (e.logical..e.end()).contains(&logical)) {
         return Ok(Mapping::Data(*e));
     }
@@ -117,13 +117,13 @@ pub(super) fn lookup(cx: &FileCtx<'_>, st: &NodeState, logical: u64) -> Result<M
 
 /// Up to where the device has the file's bytes.
 pub(super) fn written_size(st: &NodeState) -> u64 {
-    if st.data.untold.is_empty() { st.disk_size } else { st.inode.size }
+    if st.data.deferred.is_empty() { st.disk_size } else { st.inode.size }
 }
 
 /// Keeps the places of a job whose bytes are there.
 pub(super) fn keep(cx: &FileCtx<'_>, st: &mut NodeState, job: &mut Job<'_>, free_until: u64) {
-    st.data.untold.free_until = free_until;
-    st.data.untold.add(cx.cache.geometry(), job.extents.drain(..));
+    st.data.deferred.free_until = free_until;
+    st.data.deferred.add(cx.cache.geometry(), job.extents.drain(..));
     job.pages.clear();
     if let Some(reservation) = job.reservation.take() {
         st.data.reservation(cx).merge(reservation);
@@ -133,25 +133,25 @@ pub(super) fn keep(cx: &FileCtx<'_>, st: &mut NodeState, job: &mut Job<'_>, free
 }
 
 /// Has everything told. [`Node::resize`] is held, so nothing comes after it.
-pub fn settle(cx: &FileCtx<'_>, node: &Arc<Node>) -> Result<()> {
-    if node.state.read().data.untold.is_empty() {
+pub fn flush_deferred(cx: &FileCtx<'_>, node: &Arc<Node>) -> Result<()> {
+    if node.state.read().data.deferred.is_empty() {
         return Ok(());
     }
     writeback::write_back(cx, vec![node.clone()])?;
     // Only that of a file that nobody has any more stays, until it is gone.
-    if node.state.read().data.untold.is_empty() { Ok(()) } else { Err(Error::Stale) }
+    if node.state.read().data.deferred.is_empty() { Ok(()) } else { Err(Error::Stale) }
 }
 
 impl FileData {
-    /// The first so many untold fragments have become the inode's, in the transaction that is open.
-    pub(super) fn note_told(&mut self, frags: u64) {
-        self.untold.told(frags);
+    /// The first so many deferred fragments have become the inode's, in the transaction that is open.
+    pub(super) fn note_committed(&mut self, frags: u64) {
+        self.deferred.committed(frags);
         self.charge(frags);
     }
 
     /// Gives back what was not told of (the file is gone).
-    pub(super) fn drop_untold(&mut self, cx: &FileCtx<'_>) {
-        let Untold { extents, frags, .. } = std::mem::take(&mut self.untold);
+    pub(super) fn drop_deferred(&mut self, cx: &FileCtx<'_>) {
+        let DeferredExtents { extents, frags, .. } = std::mem::take(&mut self.deferred);
         if frags == 0 {
             return;
         }
