@@ -1,5 +1,8 @@
 //! The library as a program uses it: handles and paths, what they hold and release, and the examples.
 
+#[path = "library/examples.rs"]
+mod examples;
+
 use cffs::check::{CheckOptions, check};
 use cffs::device::MemoryDevice;
 use cffs::{Caller, Dir, Error, File, FileType, Fs, MkfsOptions, MountOptions, OpenOptions, SetAttr, mkfs};

@@ -21,7 +21,7 @@
 //! Anybody who can open the directory may ask. To change something ([`Request::changes`]) one has to be root or the user
 //! whose process serves the mount.
 //!
-//! Programs send with [`Control`]; the serving side is [`Answers`] and the module `service`.
+//! Programs send with [`Control`]; the serving side is `Answers` and the module `service`.
 
 mod client;
 mod quota;

@@ -11,8 +11,8 @@
 //!    tables of data checksums (`sums`);
 //! 6. if asked for, the data of all files against its checksums (`sums`).
 //!
-//! Each metadata block is read once ([`fetch`] says what is not), in requests of the size of a group. Reading, checksums
-//! and decoding are spread over threads ([`mod@pool`]); one thread compares, in an order that does not depend on them, so the
+//! Each metadata block is read once (`fetch` says what is not), in requests of the size of a group. Reading, checksums
+//! and decoding are spread over threads (`pool`); one thread compares, in an order that does not depend on them, so the
 //! report is the same however many there are.
 //!
 //! The image is not trusted. Depth is held in lists, not on the stack; no block is followed that has an owner already,
