@@ -1,6 +1,7 @@
 //! One cached block.
 
-use crate::format::{BlockAddr, log::RANGE_UNIT};
+use super::log_state::LogState;
+use crate::format::BlockAddr;
 use cffs_buf::AlignedBuf;
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::ops::Deref;
@@ -14,18 +15,13 @@ pub type BufRef = Arc<Buf>;
 pub struct Buf {
     addr: BlockAddr,
     inner: RwLock<BufInner>,
-    /// Has changes that are not home yet: must stay in the cache.
-    pub(crate) pinned: AtomicBool,
-    /// Contents were checked against the kind of block they were asked for.
-    pub(crate) verified: AtomicBool,
-    /// Fragments of file data, one bit each, whose contents are known to be what was written.
-    pub(crate) trusted: AtomicU8,
-    /// Came along with a group transfer and nobody has asked for it yet.
-    pub(crate) speculative: AtomicBool,
-    /// It is not of the directory for which the transfer was made.
-    pub(crate) foreign: AtomicBool,
+    /// Has changes that are not checkpointed yet: must stay in the cache.
+    pinned: AtomicBool,
+    verified: Verified,
+    /// A [`Demand`].
+    demand: AtomicU8,
     /// Used since the clock hand last passed.
-    pub(crate) referenced: AtomicBool,
+    referenced: AtomicBool,
 }
 
 pub(crate) struct BufInner {
@@ -34,69 +30,25 @@ pub(crate) struct BufInner {
     pub(crate) log: Option<Box<LogState>>,
 }
 
-/// What the journal knows of a changed block.
+/// Which checks the contents have passed.
 #[derive(Default)]
-pub(crate) struct LogState {
-    /// Units of [`RANGE_UNIT`] bytes changed in the running transaction, one bit each.
-    pub(crate) dirty: Box<[u64]>,
-    /// On the running transaction's list.
-    pub(crate) in_txn: bool,
-    /// Made new in the running transaction.
-    pub(crate) init: bool,
-    /// File contents: no header, no checksum.
-    pub(crate) data: bool,
-    /// Freed in the running transaction: nothing of it is logged any more.
-    pub(crate) freed: bool,
-    /// Sequence number of the last transaction with changes of it (0: none committed yet).
-    pub(crate) last_seq: u64,
-    /// Committed changes wait for their way home.
-    pub(crate) awaits_checkpoint: bool,
-    /// Fragments of a data block that are to be written home, one bit each (metadata go home whole).
-    pub(crate) checkpoint_frags: u8,
+struct Verified {
+    /// Those of a metadata block: checksum, identity and structure.
+    metadata: AtomicBool,
+    /// Fragments of file data, one bit each, whose contents are known to be what was written.
+    frags: AtomicU8,
 }
 
-impl LogState {
-    pub(crate) fn new(block_size: usize, data: bool) -> Box<LogState> {
-        let words = (block_size / RANGE_UNIT).div_ceil(64);
-        Box::new(LogState { dirty: vec![0; words].into_boxed_slice(), data, ..LogState::default() })
-    }
-
-    /// Marks units as changed; returns how many were not before.
-    pub(crate) fn mark(&mut self, offset: usize, len: usize) -> usize {
-        let (first, end) = (offset / RANGE_UNIT, (offset + len).div_ceil(RANGE_UNIT));
-        let mut new = 0;
-        let mut unit = first;
-        while unit < end {
-            let (word, bit) = (unit / 64, unit % 64);
-            let n = (64 - bit).min(end - unit);
-            let mask = (u64::MAX >> (64 - n)) << bit;
-            new += (mask & !self.dirty[word]).count_ones() as usize;
-            self.dirty[word] |= mask;
-            unit += n;
-        }
-        new
-    }
-
-    /// The runs of changed units as (first, count), and clears them.
-    pub(crate) fn take_runs(&mut self, out: &mut Vec<(u32, u32)>) {
-        out.clear();
-        for w in 0..self.dirty.len() {
-            let mut word = std::mem::take(&mut self.dirty[w]);
-            let mut base = w as u32 * 64;
-            while word != 0 {
-                let skip = word.trailing_zeros();
-                word >>= skip;
-                base += skip;
-                let n = word.trailing_ones();
-                match out.last_mut() {
-                    Some((first, count)) if *first + *count == base => *count += n,
-                    _ => out.push((base, n)),
-                }
-                word = if n == 64 { 0 } else { word >> n };
-                base += n;
-            }
-        }
-    }
+/// Whether somebody has asked for a block, or a transfer only brought it along.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum Demand {
+    /// It was asked for.
+    Requested,
+    /// It was prefetched, and nobody has asked for it yet.
+    Prefetched,
+    /// The same, and it does not belong to the directory for which the transfer was made.
+    Unrelated,
 }
 
 /// Read access to a block.
@@ -110,17 +62,15 @@ impl Deref for BufRead<'_> {
 }
 
 impl Buf {
-    pub(crate) fn new(addr: BlockAddr, bytes: AlignedBuf, speculative: bool) -> BufRef {
+    pub(super) fn new(addr: BlockAddr, bytes: AlignedBuf, demand: Demand) -> BufRef {
         Arc::new(Buf {
             addr,
             inner: RwLock::new(BufInner { bytes, log: None }),
             pinned: AtomicBool::new(false),
-            verified: AtomicBool::new(false),
-            trusted: AtomicU8::new(0),
-            speculative: AtomicBool::new(speculative),
-            foreign: AtomicBool::new(false),
-            // What a group transfer brought along too: in a full cache it would be the first to go, before anybody could
-            // ask for it.
+            verified: Verified::default(),
+            demand: AtomicU8::new(demand as u8),
+            // Prefetched blocks too: in a full cache they would be the first to be evicted, before anybody could ask for
+            // them.
             referenced: AtomicBool::new(true),
         })
     }
@@ -141,31 +91,64 @@ impl Buf {
 
     /// Whether the contents were checked, or made here, as those of a metadata block.
     pub(crate) fn is_verified(&self) -> bool {
-        self.verified.load(Ordering::Acquire)
+        self.verified.metadata.load(Ordering::Acquire)
     }
 
-    /// Whether changes of the block are not home yet.
+    /// Notes whether the contents are known to be those of a metadata block.
+    pub(crate) fn set_verified(&self, verified: bool) {
+        self.verified.metadata.store(verified, Ordering::Release);
+    }
+
+    /// Fragments of file data, one bit each, whose checksums were verified, or that were written here.
+    pub(super) fn verified_frags(&self) -> u8 {
+        self.verified.frags.load(Ordering::Acquire)
+    }
+
+    pub(super) fn add_verified_frags(&self, frags: u8) {
+        self.verified.frags.fetch_or(frags, Ordering::AcqRel);
+    }
+
+    /// Whether the block has changes that are not checkpointed yet.
     pub fn is_pinned(&self) -> bool {
         self.pinned.load(Ordering::Acquire)
     }
-}
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+    /// Keeps the block in the cache, because it has changes that are not checkpointed yet.
+    pub(crate) fn pin(&self) {
+        self.pinned.store(true, Ordering::Release);
+    }
 
-    #[test]
-    fn marked_units_come_back_as_runs() {
-        let mut s = LogState::new(4096, false);
-        assert_eq!(s.mark(0, 1), 1);
-        assert_eq!(s.mark(4, 8), 1, "unit 0 is marked already");
-        assert_eq!(s.mark(500, 30), 5);
-        assert_eq!(s.mark(4088, 8), 1);
-        assert_eq!(s.mark(1024, 1024), 128);
-        let mut runs = Vec::new();
-        s.take_runs(&mut runs);
-        assert_eq!(runs, [(0, 2), (62, 5), (128, 128), (511, 1)]);
-        s.take_runs(&mut runs);
-        assert!(runs.is_empty());
+    /// Allows the eviction of the block.
+    pub(crate) fn unpin(&self) {
+        self.pinned.store(false, Ordering::Release);
+    }
+
+    /// Notes that somebody asked for the block. Returns what was known before.
+    pub(super) fn request(&self) -> Demand {
+        // Plain loads first: a hot block must not bounce between cores.
+        if !self.referenced.load(Ordering::Relaxed) {
+            self.referenced.store(true, Ordering::Relaxed);
+        }
+        let requested = Demand::Requested as u8;
+        if self.demand.load(Ordering::Relaxed) == requested {
+            return Demand::Requested;
+        }
+        match self.demand.swap(requested, Ordering::Relaxed) {
+            n if n == Demand::Prefetched as u8 => Demand::Prefetched,
+            n if n == Demand::Unrelated as u8 => Demand::Unrelated,
+            _ => Demand::Requested,
+        }
+    }
+
+    /// Notes that a prefetched block does not belong to the directory for which it was read. False if somebody has asked
+    /// for it, or it was noted before.
+    pub(super) fn mark_unrelated(&self) -> bool {
+        let (old, new) = (Demand::Prefetched as u8, Demand::Unrelated as u8);
+        self.demand.compare_exchange(old, new, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+    }
+
+    /// Whether the block was used since the last call.
+    pub(super) fn take_referenced(&self) -> bool {
+        self.referenced.swap(false, Ordering::Relaxed)
     }
 }

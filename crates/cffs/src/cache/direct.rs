@@ -1,28 +1,31 @@
-//! Long reads past the cache: from the device straight to where the reader wants the bytes. And what long writes past it
-//! ([`crate::file::past`]) have to ask.
+//! Direct reads: long runs go from the device straight to where the reader wants the bytes. And the conditions of direct
+//! writes ([`crate::file::direct`]).
 //!
-//! Through the cache each byte of a large file would be copied once more, into buffers that are made for it and pushed
-//! out by the next ones, together with what is read again and again. Runs of data that are written leave nothing in the
+//! Through the cache each byte of a large file would be copied once more, into buffers that are allocated for it and evicted
+//! by the next ones, together with what is read again and again. Runs of data that are written leave nothing in the
 //! cache either ([`super::write`]).
 //!
-//! Nothing is claimed, and no other transfer waits. That is right because the node is locked: of the fragments that are
-//! read nobody changes one, in the cache or on the device. What has not left memory is a page of the node, or (after an
-//! fsync through the log) a block of the cache that stays there until it is home.
+//! A direct read marks nothing as in flight, and no other transfer waits for it. That is right because the node is locked: nobody
+//! changes one of the fragments that are read, in the cache or on the device. Data that is not written back yet is a page of the
+//! node, or (after an fsync through the log) a block of the cache that stays there until it is checkpointed.
 
-use super::{BufRef, Cache, DataCheck, LockedShard};
+use super::block_cache::Cache;
+use super::buf::BufRef;
+use super::shard::LockedShard;
+use super::verify::DataVerifier;
 use crate::device::{IoKind, ReadRequest};
 use crate::error::Result;
 use crate::format::{BlockAddr, FragAddr};
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
-/// Shortest read that goes past the cache. Shorter ones gain more by what is fetched ahead of them.
-const PAST_MIN: usize = 256 << 10;
+/// Shortest direct read in bytes. Shorter ones gain more from readahead.
+const DIRECT_MIN: usize = 256 << 10;
 /// The same as a share of the cache, where that is small.
-const PAST_SHARE: usize = 16;
+const DIRECT_SHARE: usize = 16;
 /// Files of more than such a share of the cache count as large: with a few of them in it there is room for nothing else.
 const LARGE_SHARE: usize = 8;
-/// Files of at least such a share of the cache are written past it, where that is faster.
+/// Files of at least such a share of the cache are written directly, where that is faster.
 const LONG_SHARE: usize = 256;
 
 /// A run of fragments of a file to be read.
@@ -49,18 +52,18 @@ impl Cache {
         size > (self.limit / LARGE_SHARE) as u64
     }
 
-    /// Whether a read of `len` bytes of a file of `size` goes past the cache.
+    /// Whether a read of `len` bytes of a file of `size` is direct.
     pub fn reads_direct(&self, size: u64, len: usize) -> bool {
-        self.is_large(size) && len >= PAST_MIN.min(self.limit / PAST_SHARE)
+        self.is_large(size) && len >= DIRECT_MIN.min(self.limit / DIRECT_SHARE)
     }
 
-    /// Whether a file of `size` bytes is long enough for long writes to it to go past the cache. Shorter ones may be gone before
-    /// they are ever written, or be read at once.
+    /// Whether a file of `size` bytes is long enough for direct writes. Shorter ones may be removed before they are written
+    /// back, or be read at once.
     pub fn is_long(&self, size: u64) -> bool {
         size >= (self.limit / LONG_SHARE) as u64
     }
 
-    /// Whether the device takes long writes so fast, as far as is known, that copying them costs more than waiting for it.
+    /// Whether the device writes so fast, as far as is known, that copying long writes costs more than waiting for it.
     pub fn is_fast(&self) -> bool {
         self.pace.is_fast()
     }
@@ -76,16 +79,16 @@ impl Cache {
     }
 
     /// Reads runs of a file whose node is locked. What is cached is copied from there; the rest comes from the device into its
-    /// place, all of it in one batch, and is compared with `check`.
-    pub fn read_runs(&self, runs: Vec<ReadRun<'_>>, check: Option<&dyn DataCheck>) -> Result<()> {
+    /// place, all of it in one batch, and is verified.
+    pub fn read_runs(&self, runs: Vec<ReadRun<'_>>, verifier: Option<&dyn DataVerifier>) -> Result<()> {
         let fs = self.geo.frag_size();
         let max = self.dev.max_request() / fs * fs;
         let mut requests: Vec<ReadRequest<'_>> = Vec::new();
         // Of each request the first fragment, on the device and of the file.
         let mut places: Vec<(FragAddr, u64)> = Vec::new();
-        let maps = |(frag, logical)| {
-            if let Some(check) = check {
-                check.maps(frag, logical);
+        let set_position = |(frag, logical)| {
+            if let Some(verifier) = verifier {
+                verifier.set_position(frag, logical);
             }
         };
         for run in runs {
@@ -95,8 +98,8 @@ impl Cache {
             let whole = out.len() / fs * fs;
             let (mut out, tail) = out.split_at_mut(whole);
             if !tail.is_empty() {
-                maps(place(whole));
-                self.read_data(place(whole).0, tail, None, check)?;
+                set_position(place(whole));
+                self.read_data(place(whole).0, tail, verifier)?;
             }
             for part in self.parts(frag, whole) {
                 let at = part.bytes.start;
@@ -105,9 +108,9 @@ impl Cache {
                 if let Some(buf) = part.cached {
                     self.touch(&buf, &self.data_policy);
                     let skip = (place(at).0 - self.geo.frag_of_block(part.block)) as usize * fs;
-                    if let Some(check) = check {
-                        maps(place(at));
-                        self.compare(&buf, skip / fs..(skip + here.len()) / fs, check)?;
+                    if let Some(verifier) = verifier {
+                        set_position(place(at));
+                        self.verify_cached(&buf, skip / fs..(skip + here.len()) / fs, verifier)?;
                     }
                     here.copy_from_slice(&buf.read()[skip..skip + here.len()]);
                     continue;
@@ -126,12 +129,12 @@ impl Cache {
         }
         let read = if requests.is_empty() { Ok(()) } else { self.dev.read_batch(&mut requests) };
         for (r, place) in requests.into_iter().zip(places) {
-            maps(place);
-            match (&read, check) {
+            set_position(place);
+            match (&read, verifier) {
                 (Ok(()), None) => {}
-                (Ok(()), Some(check)) => self.judge_run(place.0, r.buf, check)?,
-                // Somewhere is a bad sector: piece by piece, so that it hides nothing else.
-                (Err(_), _) => self.read_data(place.0, r.buf, None, check)?,
+                (Ok(()), Some(verifier)) => self.verify_run(place.0, r.buf, verifier)?,
+                // Somewhere is a bad sector: block by block, so that it hides nothing else.
+                (Err(_), _) => self.read_data(place.0, r.buf, verifier)?,
             }
         }
         Ok(())
@@ -164,21 +167,5 @@ impl Cache {
             at = end;
         }
         parts
-    }
-
-    /// Compares what was read from `frag` on, whole fragments, with its sums.
-    fn judge_run(&self, frag: FragAddr, bytes: &[u8], check: &dyn DataCheck) -> Result<()> {
-        let (bs, fs) = (self.geo.block_size(), self.geo.frag_size());
-        let (mut frag, mut bytes) = (frag, bytes);
-        while !bytes.is_empty() {
-            let block = self.geo.block_of_frag(frag);
-            let first = (frag - self.geo.frag_of_block(block)) as usize;
-            let (own, rest) = bytes.split_at(bytes.len().min(bs - first * fs));
-            let sums = self.expected(block, check)?;
-            self.judge(block, first..first + own.len() / fs, own, &sums, 0, check)?;
-            frag += (own.len() / fs) as u64;
-            bytes = rest;
-        }
-        Ok(())
     }
 }

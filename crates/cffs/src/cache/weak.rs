@@ -1,28 +1,29 @@
-//! Blocks that somebody remembers: found again without the way through the cache's map.
+//! Weak references to blocks: they find a block without the way through the cache's map.
 //!
-//! Who looks at the same blocks again and again (the buckets of a large directory's index are each a miss of the
-//! processor's caches) keeps [`WeakBufRef`]s. They hold no block in memory. A block that leaves the cache to make room
-//! cannot be found through them any more: that is decided at one moment, in [`Cache::drop_unheld`]. A block that leaves
-//! because it was freed may be found as long as somebody holds it; who frees blocks forgets what is remembered of them.
+//! Code that looks at the same blocks again and again (the buckets of a large directory's index are each a miss of the
+//! processor's caches) keeps [`WeakBufRef`]s. They hold no block in memory. An evicted block cannot be upgraded any more: that
+//! is decided at one moment, in [`Cache::drop_unheld`]. A block that leaves the cache because it was freed may be
+//! upgraded as long as somebody holds it; so the code that frees blocks drops its weak references to them.
 
-use super::{Buf, BufRef, Cache, Shard};
-use crate::format::{self, BlockAddr, BlockKind, Ino};
-use std::sync::atomic::Ordering;
+use super::block_cache::Cache;
+use super::buf::{Buf, BufRef};
+use crate::device::IoKind;
+use crate::format::{self, BlockKind, Ino};
 use std::sync::{Arc, Weak};
 
-/// A block that was looked at before, or nothing.
+/// A weak reference to a block, or to none.
 #[derive(Clone, Default)]
 pub struct WeakBufRef(Weak<Buf>);
 
 impl WeakBufRef {
-    /// Remembers a block.
+    /// A weak reference to this block.
     pub fn new(buf: &BufRef) -> WeakBufRef {
         WeakBufRef(Arc::downgrade(buf))
     }
 }
 
 impl Cache {
-    /// The remembered block if it is still cached, and still a checked block of this kind and owner.
+    /// The block if it is still cached, and still a verified block of this kind and owner.
     pub fn upgrade(&self, block: &WeakBufRef, kind: BlockKind, owner: Ino) -> Option<BufRef> {
         let buf = block.0.upgrade()?;
         {
@@ -32,26 +33,8 @@ impl Cache {
                 return None;
             }
         }
-        self.touch(&buf, &self.meta_policy);
+        self.touch(&buf, self.policy(IoKind::Meta));
         Some(buf)
-    }
-
-    /// Drops a block that nobody holds and that has no changes. False where it has to stay after all.
-    ///
-    /// Somebody who remembers it may take hold of it at any moment, change it and let go of it again: it goes only if
-    /// the cache's hold on it was the last one, and if nothing had changed by then.
-    pub(super) fn drop_unheld(&self, shard: &mut Shard, addr: BlockAddr) -> bool {
-        let Some(buf) = shard.map.remove(&addr) else { return false };
-        let stays = match Arc::try_unwrap(buf) {
-            Ok(buf) if !buf.is_pinned() => {
-                self.blocks.fetch_sub(1, Ordering::Relaxed);
-                return true;
-            }
-            Ok(buf) => Arc::new(buf),
-            Err(buf) => buf,
-        };
-        shard.map.insert(addr, stays);
-        false
     }
 }
 
@@ -59,7 +42,7 @@ impl Cache {
 mod tests {
     use super::*;
     use crate::device::{Device, MemoryDevice};
-    use crate::format::{BlockId, Geometry};
+    use crate::format::{BlockAddr, BlockId, Geometry};
     use crate::fs::api::PrefetchMode;
     use crate::mkfs::{MkfsOptions, mkfs};
 
@@ -77,25 +60,25 @@ mod tests {
         let buf = cache.install_new(addr);
         let id = BlockId { kind: BlockKind::DirIndex, addr, owner: OWNER };
         format::init_block(&mut buf.lock().bytes, cache.geometry().fsid, id);
-        buf.verified.store(true, Ordering::Release);
+        buf.set_verified(true);
         cache.release_new(&buf);
         buf
     }
 
     #[test]
-    fn what_leaves_the_cache_is_not_found_again() {
+    fn an_evicted_block_cannot_be_upgraded() {
         let cache = cache();
         let held = block(&cache, ADDR);
         let known = WeakBufRef::new(&held);
-        let again = |kind, owner| cache.upgrade(&known, kind, owner);
-        assert!(again(BlockKind::DirIndex, OWNER).is_some_and(|b| Arc::ptr_eq(&b, &held)));
-        assert!(again(BlockKind::DirIndex, OWNER + 1).is_none() && again(BlockKind::Dir, OWNER).is_none());
+        let upgrade = |kind, owner| cache.upgrade(&known, kind, owner);
+        assert!(upgrade(BlockKind::DirIndex, OWNER).is_some_and(|b| Arc::ptr_eq(&b, &held)));
+        assert!(upgrade(BlockKind::DirIndex, OWNER + 1).is_none() && upgrade(BlockKind::Dir, OWNER).is_none());
         cache.drop_clean();
-        assert!(again(BlockKind::DirIndex, OWNER).is_some(), "held, so it stays");
+        assert!(upgrade(BlockKind::DirIndex, OWNER).is_some(), "held, so it stays");
         drop(held);
-        assert!(again(BlockKind::DirIndex, OWNER).is_some(), "the cache holds it");
+        assert!(upgrade(BlockKind::DirIndex, OWNER).is_some(), "the cache holds it");
         cache.drop_clean();
-        assert!(again(BlockKind::DirIndex, OWNER).is_none());
+        assert!(upgrade(BlockKind::DirIndex, OWNER).is_none());
         assert!(cache.peek(ADDR).is_none());
         assert!(cache.upgrade(&WeakBufRef::default(), BlockKind::DirIndex, OWNER).is_none());
     }
@@ -105,17 +88,17 @@ mod tests {
         let cache = cache();
         drop(block(&cache, ADDR));
         let blocks = cache.used_bytes();
-        // As if somebody had changed it after it was chosen to go, and let go of it.
-        cache.peek(ADDR).unwrap().pinned.store(true, Ordering::Release);
+        // As if somebody had changed it after it was chosen for eviction, and let go of it.
+        cache.peek(ADDR).unwrap().pin();
         let ls = cache.shard(ADDR);
         assert!(!cache.drop_unheld(&mut ls.shard.lock(), ADDR));
         let buf = cache.peek(ADDR).expect("it stays");
         assert!(buf.is_pinned() && cache.used_bytes() == blocks);
     }
 
-    /// Whoever finds a block again may change it: so it must be the one that the cache has.
+    /// Who upgrades a reference may change the block: so it must be the one that the cache has.
     #[test]
-    fn nobody_finds_a_block_that_is_just_leaving() {
+    fn no_upgrade_succeeds_while_a_block_is_evicted() {
         let cache = &cache();
         let lost = std::thread::scope(|s| {
             let (send, receive) = std::sync::mpsc::sync_channel::<(BlockAddr, WeakBufRef)>(64);

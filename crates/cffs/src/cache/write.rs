@@ -1,9 +1,11 @@
-//! Writing home: data placed by writeback, and blocks that the journal has made durable.
+//! Writes to the device: data that writeback has allocated space for, and blocks that the journal has committed.
 //!
 //! Neighbours on the device become one request (the group write of C-FFS 1997, section 3.2), however many files they
 //! belong to.
 
-use super::{Buf, BufRef, Cache, LockedShard, Shard};
+use super::block_cache::Cache;
+use super::buf::{Buf, BufRef, Demand};
+use super::shard::{LockedShard, Shard};
 use crate::device::{IoKind, WriteRequest};
 use crate::error::Result;
 use crate::format::{BlockAddr, FragAddr};
@@ -15,8 +17,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-/// Most buffers gathered into one request.
-const GATHER_MAX: usize = 512;
+/// Most buffers of one request.
+const REQUEST_BUFS_MAX: usize = 512;
 
 /// Memory that is written from.
 pub enum Source<'a> {
@@ -46,7 +48,7 @@ pub struct DataRun<'a> {
     pub from: usize,
     /// Length in bytes: whole fragments.
     pub len: usize,
-    /// Stays in the cache. What is written of a large file would push out everything else.
+    /// Stays in the cache. (What is written of a large file would evict everything else.)
     pub keep: bool,
 }
 
@@ -67,20 +69,20 @@ struct Piece {
     len: usize,
 }
 
-/// What a batch has of the blocks that it writes, until it is through.
+/// The blocks that a batch writes, until the write is complete.
 #[derive(Default)]
 struct Prepared {
-    /// Blocks claimed, so that nobody reads them. Each run is in one region.
+    /// Blocks in flight, so that nobody reads them. Each run is in one region.
     claimed: Vec<Range<BlockAddr>>,
-    /// Cached blocks: an eviction before the write is through would let the old contents be read again.
-    kept: Vec<BufRef>,
+    /// Cached blocks: an eviction before the write is complete would let the old contents be read again.
+    held: Vec<BufRef>,
 }
 
-/// The part of the cache at hand, locked: neighbours are in the same one mostly.
+/// The locked part of the cache: neighbours are in the same one mostly.
 #[derive(Default)]
-struct AtHand<'a>(Option<(&'a LockedShard, MutexGuard<'a, Shard>)>);
+struct CurrentShard<'a>(Option<(&'a LockedShard, MutexGuard<'a, Shard>)>);
 
-impl<'a> AtHand<'a> {
+impl<'a> CurrentShard<'a> {
     /// Locks the part that a block is in, and no other.
     fn lock(&mut self, cache: &'a Cache, addr: BlockAddr) -> &mut (&'a LockedShard, MutexGuard<'a, Shard>) {
         let ls = cache.shard(addr);
@@ -95,16 +97,16 @@ impl<'a> AtHand<'a> {
 }
 
 impl Prepared {
-    /// Claims a run of blocks that are neither cached nor claimed.
+    /// Marks a run of blocks as in flight that are neither cached nor in flight.
     fn claim(&mut self, cache: &Cache, shard: &mut Shard, run: Range<BlockAddr>) {
         if let Some(last) = self.claimed.last_mut()
             && last.end == run.start
             && cache.region(last.start) == cache.region(run.start)
         {
-            shard.claims.extend(last.clone(), run.end);
+            shard.in_flight.extend(last.clone(), run.end);
             last.end = run.end;
         } else {
-            shard.claims.add(run.clone());
+            shard.in_flight.add(run.clone());
             self.claimed.push(run);
         }
     }
@@ -131,13 +133,13 @@ impl Cache {
 
     /// Writes sorted runs that do not overlap.
     fn write_disjoint(&self, runs: &[DataRun<'_>]) -> Result<()> {
-        let Prepared { claimed, kept } = self.prepare_write(runs);
+        let Prepared { claimed, held } = self.prepare_write(runs);
         let outcome = self.submit(IoKind::Data, runs);
-        drop(kept);
+        drop(held);
         for of_part in claimed.chunk_by(|a, b| self.region(a.start) == self.region(b.start)) {
             let ls = self.shard(of_part[0].start);
             let mut shard = ls.shard.lock();
-            of_part.iter().for_each(|run| shard.claims.remove(run.clone()));
+            of_part.iter().for_each(|run| shard.in_flight.remove(run.clone()));
             drop(shard);
             ls.changed.notify_all();
         }
@@ -168,41 +170,40 @@ impl Cache {
         pieces
     }
 
-    /// Brings the cached contents of the blocks up to date, and claims those that are not cached as a whole so that
-    /// nobody reads them before the write is through. Claims are taken in the order of addresses, so two writers cannot
-    /// wait for each other.
+    /// Updates the cached contents of the blocks, and marks those that are not cached as in flight, so that nobody reads
+    /// them before the write is complete. Blocks are marked in the order of addresses, so two writers cannot wait for each
+    /// other.
     fn prepare_write(&self, runs: &[DataRun<'_>]) -> Prepared {
         let bs = self.geo.block_size();
         let pieces = self.pieces(runs);
         let mut prepared = Prepared::default();
-        let mut at_hand = AtHand::default();
+        let mut current = CurrentShard::default();
         for of_block in pieces.chunk_by(|a, b| a.blocks.start == b.blocks.start) {
             let Piece { blocks, .. } = &of_block[0];
             let whole = of_block.iter().map(|p| p.len).sum::<usize>() == bs;
             let keep = whole && of_block.iter().all(|p| runs[p.run].keep);
             let mut addr = blocks.start;
             while addr < blocks.end {
-                let (_, shard) = at_hand.lock(self, addr);
-                let free = if keep { 0 } else { shard.free_from(addr..blocks.end) };
-                if free > 0 {
-                    prepared.claim(self, shard, addr..addr + free);
-                    addr += free;
+                let (_, shard) = current.lock(self, addr);
+                let absent = if keep { 0 } else { shard.absent_prefix(addr..blocks.end) };
+                if absent > 0 {
+                    prepared.claim(self, shard, addr..addr + absent);
+                    addr += absent;
                     continue;
                 }
                 let skip = (addr - blocks.start) as usize * bs;
                 let bytes = |p: &Piece| (p.at, &runs[p.run].bytes[p.from + skip..p.from + skip + p.len]);
-                self.bring_up(&mut at_hand, addr, of_block.iter().map(bytes), keep, &mut prepared);
+                self.update_cached(&mut current, addr, of_block.iter().map(bytes), keep, &mut prepared);
                 addr += 1;
             }
         }
         prepared
     }
 
-    /// Brings one block up to date that is cached, on its way or to be kept. Of what is written there is for each piece where it
-    /// begins in the block, and its bytes.
-    fn bring_up<'a, 'b>(
+    /// Updates one block that is cached, in flight or to be kept. Each piece has its offset in the block, and its bytes.
+    fn update_cached<'a, 'b>(
         &'a self,
-        at_hand: &mut AtHand<'a>,
+        current: &mut CurrentShard<'a>,
         addr: BlockAddr,
         pieces: impl Iterator<Item = (usize, &'b [u8])> + Clone,
         keep: bool,
@@ -212,28 +213,28 @@ impl Cache {
         let copy =
             |bytes: &mut [u8]| pieces.clone().for_each(|(at, new)| bytes[at..at + new.len()].copy_from_slice(new));
         // What was copied into the cache is what the file has.
-        let trusted = pieces.clone().fold(0, |all, (at, new)| all | (u8::MAX >> (8 - new.len() / fs)) << (at / fs));
-        let (ls, shard) = at_hand.lock(self, addr);
+        let verified = pieces.clone().fold(0, |all, (at, new)| all | (u8::MAX >> (8 - new.len() / fs)) << (at / fs));
+        let (ls, shard) = current.lock(self, addr);
         match ls.cached_or_wait(shard, addr) {
             Some(buf) => {
-                *at_hand = AtHand::default();
+                *current = CurrentShard::default();
                 {
                     let mut inner = buf.lock();
                     // On a damaged image metadata can stand here: what a user wrote over it is to be checked anew.
-                    buf.verified.store(false, Ordering::Release);
+                    buf.set_verified(false);
                     copy(&mut inner.bytes);
-                    buf.trusted.fetch_or(trusted, Ordering::AcqRel);
+                    buf.add_verified_frags(verified);
                 }
-                prepared.kept.push(buf);
+                prepared.held.push(buf);
             }
             None if keep => {
                 let mut bytes = AlignedBuf::zeroed(self.geo.block_size());
                 copy(&mut bytes);
-                let buf = Buf::new(addr, bytes, false);
-                buf.trusted.store(trusted, Ordering::Release);
+                let buf = Buf::new(addr, bytes, Demand::Requested);
+                buf.add_verified_frags(verified);
                 self.insert(shard, buf.clone());
-                prepared.kept.push(buf);
-                *at_hand = AtHand::default();
+                prepared.held.push(buf);
+                *current = CurrentShard::default();
                 self.evict();
             }
             None => prepared.claim(self, shard, addr..addr + 1),
@@ -247,11 +248,11 @@ impl Cache {
         self.write_sorted(kind, pieces)?;
         let bytes: u64 = runs.iter().map(|r| r.len as u64).sum();
         let gaps = runs.windows(2).filter(|w| w[0].frag + (w[0].len as u64 >> shift) != w[1].frag).count() as u64;
-        let past = runs.iter().all(|r| matches!(r.bytes, Source::Caller(_)));
-        if past {
+        let direct = runs.iter().all(|r| matches!(r.bytes, Source::Caller(_)));
+        if direct {
             self.counters.direct_bytes.fetch_add(bytes, Ordering::Relaxed);
         }
-        self.pace.note(past, bytes, 1 + gaps, began.elapsed());
+        self.pace.note(direct, bytes, 1 + gaps, began.elapsed());
         Ok(())
     }
 
@@ -263,7 +264,7 @@ impl Cache {
         for (offset, bytes) in pieces {
             let joins = offset == end && len + bytes.len() <= max;
             match requests.last_mut() {
-                Some(r) if joins && r.bufs.len() < GATHER_MAX => r.bufs.push(IoSlice::new(bytes)),
+                Some(r) if joins && r.bufs.len() < REQUEST_BUFS_MAX => r.bufs.push(IoSlice::new(bytes)),
                 _ => {
                     requests.push(WriteRequest { kind, offset, bufs: vec![IoSlice::new(bytes)] });
                     len = 0;
@@ -289,7 +290,7 @@ mod tests {
 
     /// A damaged image maps a block twice, and both are dirty: this once hung (seed 1795400483 of --faults).
     #[test]
-    fn what_is_mapped_twice_is_written_one_after_the_other() {
+    fn blocks_mapped_twice_are_written_one_after_the_other() {
         let dev = Arc::new(MemoryDevice::new(32 << 20));
         let sb = mkfs(&*dev, None, &MkfsOptions::default()).unwrap();
         let geo = Geometry::new(&sb).unwrap();
@@ -306,10 +307,10 @@ mod tests {
             };
             cache.write_data(&mut [run(1001, &short), run(1000, &long)]).unwrap();
             let mut all = vec![0; 3 * bs];
-            cache.read_data(1000 * fpb, &mut all, None, None).unwrap();
+            cache.read_data(1000 * fpb, &mut all, None).unwrap();
             assert_eq!(all, [&long[..bs], &short, &long[..bs]].concat(), "keep: {keep}");
             cache.drop_clean();
-            cache.read_data(1000 * fpb, &mut all, None, None).unwrap();
+            cache.read_data(1000 * fpb, &mut all, None).unwrap();
             assert_eq!(all, [&long[..bs], &short, &long[..bs]].concat(), "on the device, keep: {keep}");
         }
     }

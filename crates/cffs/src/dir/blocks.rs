@@ -2,12 +2,12 @@
 
 use super::state::damaged;
 use super::{DirCtx, DirPlacer, DirState, UNINDEXED_BLOCKS};
-use crate::cache::{BufRef, Siblings};
+use crate::cache::{BufRef, LocalityHint};
 use crate::error::{Error, Result};
 use crate::extent::{self, Mapping};
 use crate::format::dirblock::{self, DIR_BLOCKS_MAX, DIR_LBLOCK};
 use crate::format::{BlockAddr, BlockId, BlockKind, Extent, FileType, Inode, extent::LOGICAL_END, get_u64};
-use crate::inode::beside::Beside;
+use crate::inode::locality::dir_extents;
 use crate::journal::Txn;
 use crate::space::{Run, Space};
 use std::ops::Range;
@@ -144,15 +144,21 @@ pub(super) fn read_at(cx: &DirCtx<'_>, inode: &Inode, lblock: u64, addr: BlockAd
 }
 
 /// The same where the directory is listed from end to end.
-pub(super) fn read_listed(cx: &DirCtx<'_>, inode: &Inode, lblock: u64, addr: BlockAddr) -> Result<BufRef> {
+pub(super) fn read_sequential(cx: &DirCtx<'_>, inode: &Inode, lblock: u64, addr: BlockAddr) -> Result<BufRef> {
     read_for(cx, inode, lblock, addr, true)
 }
 
-fn read_for(cx: &DirCtx<'_>, inode: &Inode, lblock: u64, addr: BlockAddr, listed: bool) -> Result<BufRef> {
-    let small = UNINDEXED_BLOCKS << cx.cache.geometry().block_shift;
-    let around = Beside::new(cx.cache, cx.home, FileType::Directory, small);
-    let around = (inode.size <= small).then_some(&around as &dyn Siblings);
-    let buf = cx.cache.read_dir_block(BlockId { kind: BlockKind::Dir, addr, owner: inode.ino }, around, listed)?;
+fn read_for(cx: &DirCtx<'_>, inode: &Inode, lblock: u64, addr: BlockAddr, sequential: bool) -> Result<BufRef> {
+    let id = BlockId { kind: BlockKind::Dir, addr, owner: inode.ino };
+    let buf = match cx.cache.cached_meta(id)? {
+        Some(buf) => buf,
+        None => {
+            let small = UNINDEXED_BLOCKS << cx.cache.geometry().block_shift;
+            let extents = || dir_extents(cx.cache, cx.home, FileType::Directory, small);
+            let extents = if inode.size <= small { extents() } else { None };
+            cx.cache.read_meta_near(id, &LocalityHint { extents, sequential })?
+        }
+    };
     let found = get_u64(&buf.read(), DIR_LBLOCK);
     if found != lblock {
         return damaged(inode.ino, format_args!("block {addr} is number {found}, expected {lblock}"));

@@ -28,7 +28,7 @@ pub fn read(
     let end = blocks::size_blocks(cx, inode);
     let mut copy = Vec::new();
     blocks::for_each(cx, inode, state, first..end, &mut |lblock, addr| {
-        let buf = blocks::read_listed(cx, inode, lblock, addr)?;
+        let buf = blocks::read_sequential(cx, inode, lblock, addr)?;
         {
             let b = buf.read();
             let free = dirblock::free_bytes(&b);

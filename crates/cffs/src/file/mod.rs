@@ -12,13 +12,13 @@ pub mod preallocate;
 pub mod truncate;
 pub mod writeback;
 
-use crate::cache::{Cache, DataCheck, ReadRun, Siblings};
+use crate::cache::{Cache, DataVerifier, LocalityHint, ReadRun};
 use crate::error::{Error, Result};
 use crate::extent::{self, Mapping};
 use crate::format::extent::node_capacity;
 use crate::format::{FILE_SIZE_MAX, FileType, InodeFormat};
 use crate::inode::NodeState;
-use crate::inode::beside::Beside;
+use crate::inode::locality::dir_extents;
 use crate::journal::Journal;
 use crate::placement::Placement;
 use crate::quota::Account;
@@ -281,9 +281,7 @@ fn read_disk(cx: &FileCtx<'_>, st: &NodeState, offset: u64, out: &mut [u8], ahea
     }
     let g = cx.cache.geometry();
     let fs = g.frag_size() as u64;
-    let grouped = st.inode.size <= cx.placement.small_max();
-    let around = Beside::new(cx.cache, st.home, FileType::Regular, cx.placement.small_max());
-    let around = grouped.then_some(&around as &dyn Siblings);
+    let grouped = is_grouped(cx, st);
     let check = cx.sums.map(|sums| sums.reading(st.inode.ino));
     // A long read of a large file gathers what it needs from all its extents, and asks for it at once.
     let past = !grouped && cx.cache.reads_direct(st.inode.size, out.len());
@@ -313,15 +311,15 @@ fn read_disk(cx: &FileCtx<'_>, st: &NodeState, offset: u64, out: &mut [u8], ahea
                     runs.push(ReadRun { frag, logical, out: part });
                 } else {
                     if let Some(check) = &check {
-                        check.maps(frag, logical);
+                        check.set_position(frag, logical);
                     }
-                    read_run(cx, frag, skip as usize, part, around, check.as_ref())?;
+                    read_run(cx, st, frag, skip as usize, part, check.as_ref())?;
                 }
             }
         }
     }
     if past {
-        return cx.cache.read_runs(runs, check.as_ref().map(|c| c as &dyn DataCheck));
+        return cx.cache.read_runs(runs, check.as_ref().map(|c| c as &dyn DataVerifier));
     }
     if ahead > 0 && !grouped && cx.cache.has_readahead() {
         // A failure is met again, and told, by who reads there.
@@ -361,23 +359,53 @@ fn fetch_beyond(cx: &FileCtx<'_>, st: &NodeState, offset: u64, ahead: u64) -> Re
 /// Reads from a run of fragments, from byte `skip` of its first one on.
 fn read_run(
     cx: &FileCtx<'_>,
+    st: &NodeState,
     frag: u64,
     skip: usize,
     out: &mut [u8],
-    around: Option<&dyn Siblings>,
     check: Option<&Reading<'_>>,
 ) -> Result<()> {
-    let check = check.map(|c| c as &dyn DataCheck);
+    let check = check.map(|c| c as &dyn DataVerifier);
     if skip == 0 {
-        return cx.cache.read_data(frag, out, around, check);
+        return read_fragments(cx, st, frag, out, check);
     }
     let fs = cx.cache.geometry().frag_size();
     let mut first = vec![0; fs.min(skip + out.len())];
-    cx.cache.read_data(frag, &mut first, around, check)?;
+    read_fragments(cx, st, frag, &mut first, check)?;
     let n = (fs - skip).min(out.len());
     out[..n].copy_from_slice(&first[skip..skip + n]);
     if n < out.len() {
-        cx.cache.read_data(frag + 1, &mut out[n..], around, check)?;
+        read_fragments(cx, st, frag + 1, &mut out[n..], check)?;
+    }
+    Ok(())
+}
+
+/// Whether the file is so small that it lies in a group.
+fn is_grouped(cx: &FileCtx<'_>, st: &NodeState) -> bool {
+    st.inode.size <= cx.placement.small_max()
+}
+
+/// Reads a run of whole fragments, the last one perhaps in part. What is missing of a small file is read with its group.
+fn read_fragments(
+    cx: &FileCtx<'_>,
+    st: &NodeState,
+    frag: u64,
+    out: &mut [u8],
+    check: Option<&dyn DataVerifier>,
+) -> Result<()> {
+    if !is_grouped(cx, st) {
+        return cx.cache.read_data(frag, out, check);
+    }
+    let shift = cx.cache.geometry().frag_shift;
+    let at = |done: usize| frag + (done >> shift) as u64;
+    let mut done = 0;
+    while done < out.len() {
+        done += cx.cache.read_cached_data(at(done), &mut out[done..], check)?;
+        if done < out.len() {
+            let extents = dir_extents(cx.cache, st.home, FileType::Regular, cx.placement.small_max());
+            let hint = LocalityHint { extents, sequential: false };
+            done += cx.cache.read_data_near(at(done), &mut out[done..], &hint, check)?;
+        }
     }
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! Inodes in memory, wherever they stand on the device: embedded in a directory entry, in the external inode table, or
 //! in the system area.
 
-pub mod beside;
+pub mod locality;
 mod rooms;
 pub mod table;
 

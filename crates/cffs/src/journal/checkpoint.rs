@@ -95,7 +95,7 @@ impl Journal {
             let done = inner.log.as_ref().is_none_or(|l| !l.in_txn && !l.awaits_checkpoint);
             if done {
                 inner.log = None;
-                h.buf.pinned.store(false, Ordering::Release);
+                h.buf.unpin();
             }
             let waits = inner.log.as_ref().is_some_and(|l| l.awaits_checkpoint);
             if !waits && dirty.get(&h.buf.addr()).is_some_and(|b| std::sync::Arc::ptr_eq(b, &h.buf)) {

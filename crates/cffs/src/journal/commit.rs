@@ -145,7 +145,7 @@ impl Journal {
             if std::mem::take(&mut state.freed) || runs.is_empty() {
                 if !state.awaits_checkpoint {
                     inner.log = None;
-                    buf.pinned.store(false, Ordering::Release);
+                    buf.unpin();
                 }
                 continue;
             }
@@ -207,7 +207,7 @@ impl Journal {
             }
         }
         inner.bytes[place].copy_from_slice(bytes);
-        buf.pinned.store(true, Ordering::Release);
+        buf.pin();
         if !std::mem::replace(&mut state.in_txn, true) {
             self.running.lock().bufs.push(buf.clone());
         }

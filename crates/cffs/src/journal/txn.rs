@@ -10,7 +10,6 @@ use crate::space::run::Run;
 use parking_lot::{RwLockReadGuard, RwLockWriteGuard};
 use std::cell::{Cell, RefCell};
 use std::ops::Deref;
-use std::sync::atomic::Ordering;
 
 /// A change of metadata that happens as a whole or not at all. It joins the running group of transactions, which the
 /// next commit makes durable together.
@@ -95,7 +94,7 @@ impl<'a> Txn<'a> {
     /// A new metadata block: zeros and its identity. Whatever was at its address is not read.
     pub fn init_block(&self, id: BlockId) -> BufRef {
         let buf = self.cache().install_new(id.addr);
-        buf.verified.store(true, Ordering::Release);
+        buf.set_verified(true);
         {
             let mut e = self.edit(&buf);
             format::init_block(e.range(0, format::META_HEADER_SIZE), self.cache().geometry().fsid, id);
@@ -139,7 +138,7 @@ impl<'a> Txn<'a> {
                 log.freed = true;
                 log.awaits_checkpoint = false;
             }
-            buf.pinned.store(false, Ordering::Release);
+            buf.unpin();
         }
         cache.forget_block(addr);
         let geo = cache.geometry();
@@ -236,7 +235,7 @@ impl Drop for BlockEditGuard<'_> {
             log.in_txn = true;
         }
         if first {
-            self.buf.pinned.store(true, Ordering::Release);
+            self.buf.pin();
         }
         // A run costs four bytes in the record; two of the header's words may be padding.
         let bytes = self.units * RANGE_UNIT + self.ranges * 8 + if first { RECORD_HEADER + 8 } else { 0 };

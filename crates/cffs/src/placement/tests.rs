@@ -29,7 +29,7 @@ fn a_block_in_which_another_file_has_a_part_is_not_taken_for_fresh() {
     assert_eq!(second, Run { start: first.end(), len: fpb - 1 });
     assert!(fresh.is_empty());
     let mut back = vec![0; fs];
-    cache.read_data(theirs, &mut back, None, None).unwrap();
+    cache.read_data(theirs, &mut back, None).unwrap();
     assert!(back.iter().all(|b| *b == 7), "the other file's bytes became zeros");
 }
 

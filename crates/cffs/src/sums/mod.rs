@@ -11,7 +11,7 @@
 //!
 //! Sums of space that nobody maps mean nothing: whoever gets it next says the new ones before it maps it.
 
-use crate::cache::{AddrMap, BufRef, Cache, Comparison, DataCheck};
+use crate::cache::{AddrMap, BufRef, Cache, Comparison, DataVerifier};
 use crate::error::Result;
 use crate::format::dirblock::BlockEdit;
 use crate::format::log::RECORD_HEADER;
@@ -335,8 +335,8 @@ pub struct Reading<'a> {
     at: Cell<(FragAddr, u64)>,
 }
 
-impl DataCheck for Reading<'_> {
-    fn maps(&self, frag: FragAddr, logical: u64) {
+impl DataVerifier for Reading<'_> {
+    fn set_position(&self, frag: FragAddr, logical: u64) {
         self.at.set((frag, logical));
     }
 

@@ -1,0 +1,87 @@
+//! Eviction: clean blocks leave the cache when it is full.
+
+use super::block_cache::{Cache, SHARDS};
+use super::buf::BufRef;
+use super::shard::Shard;
+use crate::format::BlockAddr;
+use parking_lot::MutexGuard;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// At most one in so many blocks of a part is looked at before the next part's turn.
+const EVICT_SHARE: usize = 8;
+/// Blocks that one call looks at. If all of them stay, most of the cache is pinned.
+const EVICT_LOOKS: usize = 16_384;
+
+impl Cache {
+    /// Blocks that may be cached now. At least an eighth of the limit is left, however much data is dirty.
+    fn allowed_blocks(&self) -> usize {
+        self.limit.saturating_sub(self.dirty_data()).max(self.limit / 8) >> self.geo.block_shift
+    }
+
+    /// Drops blocks until the limit is met. One hand goes around all parts, and takes of each a share of what it has: so
+    /// the parts together are like one clock. (Taking from the part at hand first would drop what a group transfer has just
+    /// brought, and keep what was used long ago elsewhere.)
+    pub(super) fn evict(&self) {
+        let allowed = self.allowed_blocks();
+        let mut looks = EVICT_LOOKS;
+        // Twice around every clock: what was asked for lately is spared once.
+        for _ in 0..2 * SHARDS * EVICT_SHARE {
+            if looks == 0 || self.blocks.load(Ordering::Relaxed) <= allowed {
+                return;
+            }
+            let at = self.hand.fetch_add(1, Ordering::Relaxed) & (SHARDS - 1);
+            if let Some(shard) = self.shards[at].shard.try_lock() {
+                looks -= self.evict_from(shard, allowed, looks);
+            }
+        }
+    }
+
+    /// Looks at the oldest blocks of a part, at most `most`; how many it looked at.
+    fn evict_from(&self, mut shard: MutexGuard<'_, Shard>, allowed: usize, most: usize) -> usize {
+        let share = shard.clock.len().div_ceil(EVICT_SHARE).min(most);
+        let mut steps = share;
+        while steps > 0 && self.blocks.load(Ordering::Relaxed) > allowed {
+            steps -= 1;
+            let Some(addr) = shard.clock.pop_front() else { break };
+            let Some(b) = shard.map.get(&addr) else { continue };
+            let keep = Arc::strong_count(b) > 1 || b.is_pinned() || b.take_referenced();
+            if keep || !self.drop_unheld(&mut shard, addr) {
+                shard.clock.push_back(addr);
+            } else {
+                self.counters.evicted.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        share - steps
+    }
+
+    /// Drops a block that nobody holds and that has no changes. False where it has to stay after all.
+    ///
+    /// Somebody with a weak reference may upgrade it at any moment, change the block and let go of it again: it goes only if
+    /// the cache's reference was the last one, and if nothing had changed by then.
+    pub(super) fn drop_unheld(&self, shard: &mut Shard, addr: BlockAddr) -> bool {
+        let Some(buf) = shard.map.remove(&addr) else { return false };
+        let stays = match Arc::try_unwrap(buf) {
+            Ok(buf) if !buf.is_pinned() => {
+                self.blocks.fetch_sub(1, Ordering::Relaxed);
+                return true;
+            }
+            Ok(buf) => Arc::new(buf),
+            Err(buf) => buf,
+        };
+        shard.map.insert(addr, stays);
+        false
+    }
+
+    /// Drops every block that is as on the device (for measurements of a cold cache).
+    pub fn drop_clean(&self) {
+        for ls in self.shards.iter() {
+            let mut shard = ls.shard.lock();
+            let clean = |b: &BufRef| Arc::strong_count(b) == 1 && !b.is_pinned();
+            let gone: Vec<BlockAddr> = shard.map.iter().filter(|(_, b)| clean(b)).map(|(a, _)| *a).collect();
+            for a in gone {
+                self.drop_unheld(&mut shard, a);
+            }
+        }
+    }
+}

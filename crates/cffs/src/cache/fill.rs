@@ -1,0 +1,174 @@
+//! Misses: what is read with a missing block, and the one request that reads it.
+
+use super::block_cache::Cache;
+use super::buf::{Buf, BufRef, Demand};
+use super::locality::LocalityHint;
+use super::prefetch::Prefetch;
+use super::shard::LockedShard;
+use crate::device::IoKind;
+use crate::error::Result;
+use crate::format::{BlockAddr, corrupt};
+use cffs_buf::AlignedBuf;
+use std::io::IoSliceMut;
+use std::ops::Range;
+use std::sync::atomic::Ordering;
+
+impl Cache {
+    /// The block, read if need be (with its group, where the policy says so).
+    pub(super) fn get(&self, kind: IoKind, addr: BlockAddr) -> Result<BufRef> {
+        self.get_near(kind, self.policy(kind), addr, &LocalityHint::default())
+    }
+
+    /// The same by a certain policy, with what is known of the blocks around it.
+    pub(super) fn get_near(
+        &self,
+        kind: IoKind,
+        policy: &Prefetch,
+        addr: BlockAddr,
+        hint: &LocalityHint,
+    ) -> Result<BufRef> {
+        if addr >= self.geo.total_blocks {
+            return Err(corrupt::<()>(format!("block {addr} lies outside the file system")).unwrap_err().into());
+        }
+        loop {
+            if let Some(buf) = self.cached_or_wait(addr) {
+                self.touch(&buf, policy);
+                return Ok(buf);
+            }
+            self.counters.misses.fetch_add(1, Ordering::Relaxed);
+            self.fetch(kind, policy, addr, hint)?;
+        }
+    }
+
+    /// Reads a missing block: alone, with its group, or with what belongs to its directory.
+    fn fetch(&self, kind: IoKind, policy: &Prefetch, addr: BlockAddr, hint: &LocalityHint) -> Result<()> {
+        let (group, blocks) = (self.geo.group_of(addr), self.geo.group_blocks());
+        if !policy.wants_group(group, blocks, hint.sequential) {
+            return self.fill(kind, addr..addr + 1, addr..addr + 1, false).map(drop);
+        }
+        if let Some(dir) = &hint.extents
+            && self.fill_near(kind, policy, addr, dir, hint.sequential)?
+        {
+            return Ok(());
+        }
+        let ahead = policy.note_group(group, blocks);
+        // Without the thread the next group comes in the same request. One: where a directory ends, what follows is
+        // another's, and would be waited for.
+        let along = if self.has_readahead() || ahead == 0 { 0 } else { self.groups_in_transfer(group, 1) };
+        let window = group..(group + (1 + along) * blocks).min(self.geo.total_blocks);
+        policy.note_prefetched(self.fill(kind, addr..addr + 1, window, false)?);
+        if along > 0 {
+            policy.note_last_group(group + along * blocks);
+        }
+        self.readahead_groups(kind, group + blocks, ahead);
+        Ok(())
+    }
+
+    /// How many of the `groups` groups behind one fit into its transfer: that has a greatest length, and stays in one part of
+    /// the cache.
+    pub(super) fn groups_in_transfer(&self, group: BlockAddr, groups: u64) -> u64 {
+        let most = self.transfer_blocks().min(self.region_end(group) - group);
+        groups.min((most / self.geo.group_blocks()).saturating_sub(1))
+    }
+
+    /// Reads the missing blocks of `need`, with one request that may be extended within `window`. Returns how many blocks were
+    /// read that nobody needed.
+    ///
+    /// `speculative`: nobody needs those of `need` yet either.
+    pub(super) fn fill(
+        &self,
+        kind: IoKind,
+        need: Range<BlockAddr>,
+        window: Range<BlockAddr>,
+        speculative: bool,
+    ) -> Result<u64> {
+        debug_assert_eq!(self.region(window.start), self.region(window.end - 1));
+        let ls = self.shard(need.start);
+        let Some((range, claimed)) = claim_window(ls, &need, &window) else { return Ok(0) };
+        let bs = self.geo.block_size();
+        let mut bufs: Vec<AlignedBuf> = range.clone().map(|_| AlignedBuf::zeroed(bs)).collect();
+        let offset = range.start << self.geo.block_shift;
+        let outcome = {
+            let mut slices: Vec<IoSliceMut<'_>> = bufs.iter_mut().map(|b| IoSliceMut::new(b)).collect();
+            self.dev.read_vectored(kind, offset, &mut slices)
+        };
+        match outcome {
+            Ok(()) => Ok(self.insert_filled(ls, claimed, range.zip(bufs), &need, speculative)),
+            Err(e) => {
+                let mut shard = ls.shard.lock();
+                claimed.iter().for_each(|run| shard.in_flight.remove(run.clone()));
+                drop(shard);
+                ls.changed.notify_all();
+                if window != need {
+                    // A bad sector elsewhere in the group must not hide this block.
+                    return self.fill(kind, need.clone(), need, speculative);
+                }
+                tracing::error!("reading block {}: {e}", need.start);
+                Err(e.into())
+            }
+        }
+    }
+
+    /// Puts the blocks that were read into the cache, as far as they were claimed. Returns how many of them nobody needed.
+    fn insert_filled(
+        &self,
+        ls: &LockedShard,
+        claimed: Vec<Range<BlockAddr>>,
+        read: impl Iterator<Item = (BlockAddr, AlignedBuf)>,
+        need: &Range<BlockAddr>,
+        speculative: bool,
+    ) -> u64 {
+        let mut shard = ls.shard.lock();
+        claimed.iter().for_each(|run| shard.in_flight.remove(run.clone()));
+        let mut claimed = claimed.into_iter().flatten().peekable();
+        let (mut count, mut along) = (0, 0);
+        // What was asked for must outlast the eviction, however small the cache: the caller looks for it next.
+        let mut held: Vec<BufRef> = Vec::new();
+        for (addr, bytes) in read {
+            if claimed.next_if_eq(&addr).is_none() {
+                continue;
+            }
+            let needed = need.contains(&addr);
+            let requested = needed && !speculative;
+            let buf = Buf::new(addr, bytes, if requested { Demand::Requested } else { Demand::Prefetched });
+            along += u64::from(!needed);
+            if requested {
+                held.push(buf.clone());
+            }
+            self.insert(&mut shard, buf);
+            count += 1;
+        }
+        if count > need.end - need.start {
+            self.counters.group_reads.fetch_add(1, Ordering::Relaxed);
+            self.counters.group_blocks.fetch_add(count, Ordering::Relaxed);
+        }
+        drop(shard);
+        self.evict();
+        drop(held);
+        ls.changed.notify_all();
+        along
+    }
+
+    /// A block of file data, read if need be.
+    pub(crate) fn data_block(&self, addr: BlockAddr) -> Result<BufRef> {
+        self.get(IoKind::Data, addr)
+    }
+}
+
+/// The range to read for the missing blocks of `need`, from the first to the last missing block of `window`, and the blocks
+/// of it that were missing and are now in flight. `None` if nothing of `need` is missing.
+fn claim_window(
+    ls: &LockedShard,
+    need: &Range<BlockAddr>,
+    window: &Range<BlockAddr>,
+) -> Option<(Range<BlockAddr>, Vec<Range<BlockAddr>>)> {
+    let mut shard = ls.shard.lock();
+    let first = need.clone().find(|a| !shard.has(*a))?;
+    // Blocks in flight are a border: nobody may read around them.
+    let start = shard.in_flight.last_in(window.start..first).map_or(window.start, |a| a + 1);
+    let end = shard.in_flight.first_in(first..window.end).unwrap_or(window.end);
+    let missing = |a: &BlockAddr| !shard.map.contains_key(a);
+    let start = (start..=first).find(missing).unwrap_or(first);
+    let end = (first..end).rev().find(missing).map_or(first + 1, |a| a + 1);
+    Some((start..end, shard.claim_missing(start..end)))
+}

@@ -1,0 +1,91 @@
+//! Readahead: a thread that reads groups, and the next parts of files, before somebody asks for them.
+
+use super::block_cache::{Cache, ReadaheadRequest};
+use super::locality::DirExtents;
+use crate::device::IoKind;
+use crate::format::{BlockAddr, FragAddr};
+use std::sync::{Arc, mpsc};
+
+/// Requests that may wait for the thread. A full queue means the device is busy enough.
+const QUEUE_MAX: usize = 8;
+
+impl Cache {
+    /// Starts the readahead thread. It ends when the cache is dropped or [`Cache::stop_readahead`] is called.
+    pub fn start_readahead(self: &Arc<Self>) {
+        let (send, receive) = mpsc::sync_channel::<ReadaheadRequest>(QUEUE_MAX);
+        let weak = Arc::downgrade(self);
+        *self.readahead.lock() = Some(send);
+        std::thread::Builder::new()
+            .name("cffs-ahead".into())
+            .spawn(move || {
+                while let Ok((kind, range)) = receive.recv() {
+                    let Some(cache) = weak.upgrade() else { break };
+                    // The reader that needs the block meets a failure again, and reports it.
+                    let _ = cache.fill(kind, range.clone(), range, true);
+                }
+            })
+            .map(drop)
+            .unwrap_or_else(|e| tracing::warn!("no read-ahead: {e}"));
+    }
+
+    /// Ends the thread of [`Cache::start_readahead`].
+    pub fn stop_readahead(&self) {
+        *self.readahead.lock() = None;
+    }
+
+    /// Whether there is a readahead thread.
+    pub fn has_readahead(&self) -> bool {
+        self.readahead.lock().is_some()
+    }
+
+    /// Asks the thread for the next `groups` groups from `from` on.
+    pub(super) fn readahead_groups(&self, kind: IoKind, from: BlockAddr, groups: u64) {
+        if groups == 0 {
+            return;
+        }
+        let guard = self.readahead.lock();
+        let Some(send) = &*guard else { return };
+        let blocks = self.geo.group_blocks();
+        for i in 0..groups {
+            let start = from + i * blocks;
+            let end = (start + blocks).min(self.geo.total_blocks);
+            if start < end && !self.contains(start) {
+                let _ = send.try_send((kind, start..end));
+            }
+        }
+    }
+
+    /// Asks the thread for the directory's next extents behind `from`, `most` blocks in all. What lies between two of them
+    /// is read with them if it is at most `gap` blocks.
+    pub(super) fn readahead_extents(&self, kind: IoKind, dir: &DirExtents, from: BlockAddr, most: u64, gap: u64) {
+        let guard = self.readahead.lock();
+        let Some(send) = &*guard else { return };
+        let (mut at, mut left) = (from, most);
+        while left > 0 {
+            let Some(next) = dir.next(at) else { return };
+            let limit = next..(next + left).min(self.region_end(next)).min(self.geo.total_blocks);
+            let Some(span) = dir.span(next, gap, &limit).filter(|s| !s.is_empty()) else { return };
+            left -= (span.end - span.start).min(left);
+            at = span.end;
+            if !self.contains(span.start) && send.try_send((kind, span)).is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Asks the thread for a run of data ahead of a sequential reader.
+    pub fn readahead(&self, frag: FragAddr, frags: u64) {
+        let end = (frag + frags).min(self.geo.total_frags());
+        let (first, last) = (self.geo.block_of_frag(frag), self.geo.block_of_frag(end.saturating_sub(1)));
+        let guard = self.readahead.lock();
+        let Some(send) = &*guard else { return };
+        let mut block = first;
+        while block <= last {
+            let end = (last + 1).min(block + self.transfer_blocks()).min(self.region_end(block));
+            if !self.contains(block) && send.try_send((IoKind::Data, block..end)).is_err() {
+                return;
+            }
+            block = end;
+        }
+    }
+}

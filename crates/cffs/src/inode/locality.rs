@@ -1,0 +1,73 @@
+//! Locality hints: where the small files, or the directories, of a directory lie, as far as cached directory blocks say.
+//!
+//! Embedded inodes tell it without a request: the block with an entry has the inodes of its neighbours, and the
+//! directory's other blocks stand next to that one. A group read so knows which part of a group is the directory's, and a
+//! walk how far the blocks of the directories reach that it comes to next.
+
+use super::Home;
+use crate::cache::{Cache, DirExtents};
+use crate::format::dirblock::{EntryKind, entries};
+use crate::format::{BlockAddr, BlockId, BlockKind, FileType, Inode, InodeFormat};
+use crate::format::{block_owner, get_u32, verify_block, verify_contents};
+use std::ops::Range;
+
+/// Blocks of the directory that are looked at, on each side of the one with the entry.
+const DIR_BLOCKS: u64 = 8;
+
+/// Where those of one type, up to a size, lie that have their entries around the inode at `home`. `None` if that inode is not
+/// embedded, or the block with its entry is not cached. Makes no request, because the caller is about to make one.
+pub fn dir_extents(cache: &Cache, home: Home, file_type: FileType, size_max: u64) -> Option<DirExtents> {
+    let Home::Embedded { block: home, .. } = home else { return None };
+    let dir = block_owner(&cache.peek(home)?.read());
+    let mut blocks = Vec::new();
+    let mut add =
+        |addr| add_extents(cache, BlockId { kind: BlockKind::Dir, addr, owner: dir }, file_type, size_max, &mut blocks);
+    if !add(home) {
+        return None;
+    }
+    (home + 1..home + DIR_BLOCKS).find(|a| !add(*a));
+    (home.saturating_sub(DIR_BLOCKS)..home).rev().find(|a| !add(*a));
+    blocks.sort_unstable_by_key(|r| r.start);
+    blocks.dedup_by(|next, before| {
+        let joins = next.start <= before.end;
+        if joins {
+            before.end = before.end.max(next.end);
+        }
+        joins
+    });
+    Some(DirExtents { dir, blocks })
+}
+
+/// Adds the blocks of the files in a directory block; false if it is not cached, or not of this directory.
+fn add_extents(
+    cache: &Cache,
+    id: BlockId,
+    file_type: FileType,
+    size_max: u64,
+    out: &mut Vec<Range<BlockAddr>>,
+) -> bool {
+    // Nothing counts as used: nobody has asked for the names.
+    let Some(buf) = cache.peek(id.addr) else { return false };
+    let g = cache.geometry();
+    let bytes = buf.read();
+    if block_owner(&bytes) != id.owner || get_u32(&bytes, 0) != id.kind as u32 {
+        return false;
+    }
+    let sound = || verify_block(&bytes, g.fsid, id).and_then(|()| verify_contents(&bytes, id.kind));
+    if !buf.is_verified() && sound().is_err() {
+        return false;
+    }
+    for e in entries(&bytes).filter(|e| e.kind == EntryKind::Embedded && e.file_type == Some(file_type)) {
+        let room = e.inode_offset()..e.offset + e.len;
+        let Ok(inode) = Inode::decode(&bytes[room]) else { continue };
+        if inode.size > size_max {
+            continue;
+        }
+        let InodeFormat::Extents(list) = &inode.format else { continue };
+        // A damaged inode with a right checksum is reported when its file is asked for; here it counts for nothing.
+        for x in list.iter().filter(|x| !x.unwritten && x.len > 0 && g.contains(x.start, x.len)) {
+            out.push(g.block_of_frag(x.start)..g.block_of_frag(x.start + x.len - 1) + 1);
+        }
+    }
+    true
+}
