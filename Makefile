@@ -26,7 +26,7 @@ mount_helper = $(DESTDIR)/sbin/mount.cffs
 remount_helper = $(DESTDIR)/sbin/mount.fuse.cffs
 umount_helper = $(DESTDIR)/sbin/umount.fuse.cffs
 
-.PHONY: help build demo test lint soak shuttle conformance bench bench-peers report install uninstall clean
+.PHONY: help build demo test lint package soak shuttle conformance bench bench-peers report install uninstall clean
 
 help:
 	@echo 'make demo         format, mount, copy a real tree in, kill, recover, compare'
@@ -38,6 +38,7 @@ help:
 	@echo '                  mount process ROUNDS times under load, and cut the power CUTS times (root)'
 	@echo "make report       the papers' experiments on simulated disks, as one HTML page"
 	@echo 'make conformance  test suites, stress and real programs on a mounted file system (root; an hour)'
+	@echo 'make package      the crates as they would be published, built from their packages'
 	@echo 'make install      to PREFIX=$(PREFIX), DESTDIR honoured'
 
 build:
@@ -58,6 +59,10 @@ lint:
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --quiet
+
+# The crates that can be published, each built as it would be from the registry.
+package:
+	$(CARGO) package --workspace --exclude cffs-disk --exclude cffs-lab --exclude cffs-sim
 
 soak:
 	scripts/setup.sh
