@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 
 /// How long requests took, in microseconds.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct LatencyStats {
     /// Number of requests.
     pub count: u64,
@@ -37,6 +38,7 @@ impl From<&Latency> for LatencyStats {
 
 /// Requests to a device.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct DeviceCounters {
     /// Requests and bytes by what they carried.
     pub kinds: BTreeMap<String, KindStats>,
@@ -59,6 +61,7 @@ impl From<&DeviceStats> for DeviceCounters {
 
 /// Counters of the cache.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct CacheStats {
     /// Blocks found in the cache.
     pub hits: u64,
@@ -85,6 +88,7 @@ pub struct CacheStats {
 
 /// Counters of the journal.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct LogStats {
     /// Commits written to the log.
     pub commits: u64,
@@ -100,6 +104,7 @@ pub struct LogStats {
 
 /// Fragments of file data compared with their checksums when they came from the device.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct SumStats {
     /// They were as they had been written.
     pub verified: u64,
@@ -111,6 +116,7 @@ pub struct SumStats {
 
 /// Counters of a mounted file system since it was mounted.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct FsStats {
     /// Requests, bytes and latencies by kind.
     pub device: DeviceCounters,

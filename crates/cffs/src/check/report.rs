@@ -171,6 +171,7 @@ impl Class {
 
 /// One thing that is wrong.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct Problem {
     /// What kind of thing.
     pub class: Class,
@@ -188,6 +189,7 @@ impl std::fmt::Display for Problem {
 
 /// What there is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct Counts {
     /// Regular files.
     pub files: u64,
@@ -219,6 +221,7 @@ pub struct Counts {
 
 /// How well things lie.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[non_exhaustive]
 pub struct Layout {
     /// Small files (at most a group of data) with a small neighbour in their directory.
     pub small_files: u64,
@@ -248,6 +251,7 @@ impl Layout {
 /// Phase of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
+#[non_exhaustive]
 pub enum Phase {
     /// Superblock, log, system area.
     System,
@@ -282,6 +286,7 @@ impl Phase {
 
 /// How long a phase took.
 #[derive(Clone, Copy, Debug, Serialize)]
+#[non_exhaustive]
 pub struct PhaseTime {
     /// The phase.
     pub phase: Phase,
@@ -291,6 +296,7 @@ pub struct PhaseTime {
 
 /// Result of a check.
 #[derive(Clone, Debug, Serialize)]
+#[non_exhaustive]
 pub struct Report {
     /// What is wrong, at most as many as the options say.
     pub problems: Vec<Problem>,

@@ -122,6 +122,7 @@ setters!(SetAttr {
 
 /// One entry of a directory listing.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct DirEntry {
     /// The name.
     pub name: Vec<u8>,
@@ -137,6 +138,7 @@ pub struct DirEntry {
 
 /// Numbers of statvfs(3), counted in fragments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct StatFs {
     /// Block size in bytes.
     pub block_size: u32,
@@ -165,6 +167,7 @@ pub struct RenameFlags {
 
 /// How metadata reaches the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub enum MetadataMode {
     /// Through the write-ahead log.
     #[default]
@@ -177,6 +180,7 @@ pub enum MetadataMode {
 
 /// When reading updates access times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub enum AtimeMode {
     /// If older than the last change, or than a day.
     #[default]
@@ -189,6 +193,7 @@ pub enum AtimeMode {
 
 /// Prefetching of groups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub enum PrefetchMode {
     /// By how much of what was fetched gets used.
     #[default]
@@ -201,6 +206,7 @@ pub enum PrefetchMode {
 
 /// Long writes of large files without a copy in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub enum DirectWrite {
     /// Where the device is known to be so fast that waiting for it takes less than copying; only with
     /// [`MountOptions::background`], since nothing else depends on time.
