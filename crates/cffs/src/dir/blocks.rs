@@ -212,16 +212,7 @@ pub(super) fn claim(
     let per = g.frags_per_block();
     debug_assert!((run.start | run.len) % per == 0 && run.len > 0 && run.len <= want * per);
     let e = Extent { logical: lblock * per, start: run.start, len: run.len, unwritten: false };
-    if let Err(err) = extent::insert(grow.txn, grow.space, inode, e) {
-        grow.space.cancel_meta(&reservation, run);
-        return Err(err);
-    }
-    if let Err(err) = grow.space.commit_alloc(grow.txn, run) {
-        // The group that the run lies in cannot be read: take the run out again.
-        extent::remove(grow.txn, grow.space, inode, e.logical..e.end(), usize::MAX, &mut Vec::new())?;
-        grow.space.cancel_meta(&reservation, run);
-        return Err(err);
-    }
+    extent::map(grow.txn, grow.space, inode, e).inspect_err(|_| grow.space.cancel_meta(&reservation, run))?;
     let block = g.block_of_frag(run.start);
     state.map.write().add(lblock, run.len / per, block);
     state.forget_buckets(&(lblock..lblock + run.len / per));

@@ -150,6 +150,17 @@ fn inline_contents<T>(inode: &Inode) -> Result<T> {
     Error::invalid(format!("inode {} has inline contents and no extents", inode.ino))
 }
 
+/// Gives an inode an extent that was allocated for it: bitmap and extents change together. After an error both are as they
+/// were, and the run is still the caller's.
+///
+/// # Errors
+/// As [`insert`], and what reading the bitmap brings.
+pub fn map(txn: &Txn<'_>, space: &Space, inode: &mut Inode, e: Extent) -> Result<()> {
+    let run = Run { start: e.start, len: e.len };
+    space.commit_alloc(txn, run)?;
+    insert(txn, space, inode, e).inspect_err(|_| space.uncommit_alloc(txn, run))
+}
+
 /// Adds an extent, joined with its neighbours where they continue each other. Its range must be a hole.
 ///
 /// [`Error::NoSpace`] when the tree needs a block and there is none; nothing has changed then.

@@ -11,8 +11,9 @@
 //!   that ([`flush_deferred`]);
 //! - it stays in the node until the transaction that tells of it, and readers look it up there ([`lookup`]).
 
-use super::writeback::{self, Job};
-use super::{FileCtx, FileData};
+use super::mapping::EXTENTS_PER_TXN;
+use super::unit::Unit;
+use super::{FileCtx, FileData, writeback};
 use crate::error::{Error, Result};
 use crate::extent::{self, Mapping};
 use crate::format::extent::EXTENT_LEN_MAX;
@@ -65,7 +66,7 @@ impl DeferredExtents {
         let bytes = (self.frags + (frags.end - frags.start)) << g.frag_shift;
         self.last().is_some_and(|last| last.end() == frags.start)
             && bytes <= BYTES_MAX
-            && self.extents.len() < writeback::EXTENTS_PER_TXN
+            && self.extents.len() < EXTENTS_PER_TXN
     }
 
     /// Adds places that go on where these end.
@@ -121,11 +122,10 @@ pub(super) fn written_size(st: &NodeState) -> u64 {
 }
 
 /// Keeps the places of a job whose bytes are there.
-pub(super) fn keep(cx: &FileCtx<'_>, st: &mut NodeState, job: &mut Job<'_>, free_until: u64) {
+pub(super) fn keep(cx: &FileCtx<'_>, st: &mut NodeState, unit: &mut Unit<'_>, free_until: u64) {
     st.data.deferred.free_until = free_until;
-    st.data.deferred.add(cx.cache.geometry(), job.extents.drain(..));
-    job.pages.clear();
-    if let Some(reservation) = job.reservation.take() {
+    st.data.deferred.add(cx.cache.geometry(), unit.extents.drain(..).map(|p| p.extent));
+    if let Some(reservation) = unit.reservation.take() {
         st.data.reservation(cx).merge(reservation);
     }
     (st.data.in_flight, st.data.taken) = (0, 0);

@@ -6,10 +6,15 @@
 //! with its old size.
 
 mod bulk;
+mod collect;
 mod deferred;
 pub mod direct;
+mod log_write;
+mod mapping;
 pub mod preallocate;
+mod retry;
 pub mod truncate;
+mod unit;
 pub mod writeback;
 
 use crate::cache::{Cache, DataVerifier, LocalityHint, ReadRun};
@@ -32,13 +37,12 @@ use std::ops::Range;
 use std::sync::Arc;
 
 pub use deferred::flush_deferred;
+pub use log_write::{fits_log, write_through_journal};
+pub use retry::{Reclaim, with_space};
+use unit::TakenPage;
 
 /// Memory that a page takes beside its bytes, with its share of the inode in memory.
 const PAGE_OVERHEAD: usize = 1024;
-/// Commits after which whoever was promised space stops waiting for it. What a commit sets free may go to others who were
-/// promised space before; while one insists there are no new promises of freed space ([`crate::space::Space::strict`]), so
-/// those others become fewer.
-const COMMITS_FOR_SPACE: usize = 100;
 
 /// What file operations work with.
 #[derive(Clone, Copy)]
@@ -194,13 +198,13 @@ impl FileData {
     }
 
     /// Hands what is dirty to a writeback, page by page: the place, the dirty bytes and what was reserved for them.
-    pub(crate) fn take_dirty(&mut self) -> Vec<(u64, Range<usize>, u64)> {
+    pub(super) fn take_dirty(&mut self) -> Vec<TakenPage> {
         let mut taken = Vec::new();
         for (index, p) in self.pages.iter_mut().filter(|(_, p)| !p.dirty.is_empty()) {
             let reserved = std::mem::take(&mut p.reserved);
             self.pages_reserved -= reserved;
             p.writing = true;
-            taken.push((*index, std::mem::replace(&mut p.dirty, 0..0), reserved));
+            taken.push(TakenPage { index: *index, dirty: std::mem::replace(&mut p.dirty, 0..0), reserved });
         }
         self.taken = taken.len();
         taken
@@ -678,4 +682,13 @@ pub fn seek(cx: &FileCtx<'_>, st: &NodeState, offset: u64) -> Result<(bool, u64)
     };
     let end = end.saturating_mul(g.frag_size() as u64);
     Ok((data, end.min(next_page)))
+}
+
+/// Where the device goes on behind what the file has before a fragment, if it has something there.
+fn preceding(cx: &FileCtx<'_>, st: &NodeState, logical: u64) -> Result<Option<u64>> {
+    let Some(before) = logical.checked_sub(1) else { return Ok(None) };
+    Ok(match deferred::lookup(cx, st, before)? {
+        Mapping::Data(e) => Some(e.start + (logical - e.logical)),
+        Mapping::Hole { .. } => None,
+    })
 }

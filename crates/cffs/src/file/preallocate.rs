@@ -6,7 +6,10 @@
 //! The steps here are transactions of their own; between them the file is whole, though perhaps not all done. Whoever takes
 //! them holds [`Node::resize`] and an [`Exclusive`], and no page of the file overlaps what is changed.
 
-use super::{FileCtx, dirty_page, needs, truncate, writeback};
+use super::mapping::{self, EXTENTS_PER_TXN};
+use super::retry::{Reclaim, with_space};
+use super::unit::{Origin, Unit};
+use super::{FileCtx, dirty_page, needs, preceding, truncate};
 use crate::error::{Error, Result};
 use crate::extent::{self, Mapping};
 use crate::format::extent::LOGICAL_END;
@@ -18,8 +21,6 @@ use crate::space::Run;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Extents told in one transaction.
-const EXTENTS_PER_TXN: usize = 16;
 /// Leaves of an extent tree shifted in one transaction, at most.
 const LEAVES_PER_TXN: usize = 256;
 
@@ -68,38 +69,28 @@ pub fn reserve_for_range(cx: &FileCtx<'_>, node: &Node, frags: Range<u64>, privi
     Ok(reservation)
 }
 
-/// Does what needs space; with none at hand, again when what was freed can be used.
-pub fn with_space<R>(cx: &FileCtx<'_>, mut attempt: impl FnMut() -> Result<R>) -> Result<R> {
-    let mut strict = None;
-    for _ in 0..super::COMMITS_FOR_SPACE {
-        let began = cx.space.moment();
-        match attempt() {
-            Err(Error::NoSpace) if cx.space.more_since(began) => {
-                // Nobody else gets a promise of freed space meanwhile.
-                strict.get_or_insert_with(|| cx.space.strict());
-                cx.journal.commit()?;
-            }
-            outcome => return outcome,
-        }
-    }
-    attempt()
-}
-
 /// Log bytes of an inode that is stored.
 fn log_bytes_inode() -> usize {
     INODE_CORE_SIZE + INLINE_MAX + 64
 }
 
-/// Gives every hole in a range of fragments its place, as unwritten extents.
+/// Gives every hole in a range of fragments space, as unwritten extents. It was reserved with [`reserve_for_range`].
 ///
-/// They are reserved ([`reserve_for_range`]). [`Error::NoSpace`] if the extent tree finds no block: then a part of the
-/// range may have got its place.
-pub fn allocate(cx: &FileCtx<'_>, node: &Node, frags: Range<u64>, reservation: &Reservation) -> Result<()> {
+/// # Errors
+/// [`Error::NoSpace`] if the extent tree finds no block; a part of the range may have got its space then.
+pub fn allocate(cx: &FileCtx<'_>, node: &Arc<Node>, frags: Range<u64>, reservation: &Reservation) -> Result<()> {
     let mut at = frags.start;
     while at < frags.end {
-        let (extents, next) = with_space(cx, || find_places(cx, node, at..frags.end))?;
-        reservation.allocated(extents.iter().map(|e| e.len).sum());
-        insert(cx, node, extents, reservation)?;
+        let (extents, next) = with_space(cx, Reclaim::Commit, || find_places(cx, node, at..frags.end))?;
+        let mut unit = Unit::new(node.clone(), Origin::Preallocated, node.state.read().disk_size);
+        unit.reservation = Some(reservation.split(extents.iter().map(|e| e.len).sum()));
+        extents.into_iter().for_each(|e| unit.add_allocated(e));
+        with_space(cx, Reclaim::Commit, || {
+            let n = unit.extents.len() as u64;
+            unit.tree = Some(reserve_nodes(cx, &node.state.read(), n, n)?);
+            mapping::commit(cx, &mut unit)
+        })
+        .inspect_err(|_| unit.abort(cx, &mut node.state.write()))?;
         at = next;
     }
     Ok(())
@@ -127,10 +118,7 @@ fn find_places(cx: &FileCtx<'_>, node: &Node, frags: Range<u64>) -> Result<(Vec<
         let placed = if small {
             cx.placement.place_small(st.inode.parent, hole, None, &mut Vec::new())
         } else {
-            let before = match at.checked_sub(1).map(|l| extent::lookup(cx.cache, &st.inode, l)) {
-                Some(Ok(Mapping::Data(e))) => Some(e.start + (at - e.logical)),
-                _ => None,
-            };
+            let before = preceding(cx, &st, at).unwrap_or(None);
             let after = found.last().filter(|e| e.end() == at).map(|e| e.start + e.len).or(before);
             cx.placement.place_large(st.inode.parent, after, hole)
         };
@@ -139,7 +127,7 @@ fn find_places(cx: &FileCtx<'_>, node: &Node, frags: Range<u64>) -> Result<(Vec<
                 found.push(Extent { logical: at, start: p.run.start, len: p.run.len, unwritten: true });
                 at += p.run.len;
             }
-            // What was found is told first.
+            // What was found is committed first.
             Ok(None) if !found.is_empty() => break,
             Ok(None) => return Err(Error::NoSpace),
             Err(e) => {
@@ -155,55 +143,6 @@ fn cancel(cx: &FileCtx<'_>, extents: &[Extent]) {
     extents.iter().for_each(|e| cx.space.cancel(Run { start: e.start, len: e.len }));
 }
 
-/// Tells bitmap and inode of places that were found.
-fn insert(cx: &FileCtx<'_>, node: &Node, extents: Vec<Extent>, reservation: &Reservation) -> Result<()> {
-    let mut rest = &extents[..];
-    // New ones, in the eyes of who estimates what is logged.
-    let as_new: Vec<Extent> = extents.iter().map(|e| Extent { unwritten: false, ..*e }).collect();
-    while !rest.is_empty() {
-        let limit = cx.journal.reserve_max() / 4;
-        let new = &as_new[extents.len() - rest.len()..];
-        let mut n = rest.len();
-        while n > 1 && writeback::log_bytes_for_mapping(cx, node, &new[..n]) > limit {
-            n /= 2;
-        }
-        let step = || -> Result<()> {
-            let nodes = reserve_nodes(cx, &node.state.read(), n as u64, n as u64)?;
-            let txn = cx.journal.begin(writeback::log_bytes_for_mapping(cx, node, &new[..n]))?;
-            txn.draw_on(&nodes);
-            let mut st = node.state.write();
-            let mut outcome = Ok(());
-            for e in &rest[..n] {
-                let run = Run { start: e.start, len: e.len };
-                // Fails before it changes anything.
-                outcome = extent::insert(&txn, cx.space, &mut st.inode, *e);
-                if outcome.is_ok() {
-                    txn.begin_critical();
-                    cx.space.commit_alloc(&txn, run)?;
-                    reservation.charge(run.len);
-                    rest = &rest[1..];
-                } else {
-                    break;
-                }
-            }
-            inode::store(&txn, &mut st)?;
-            txn.end_critical();
-            outcome
-        };
-        let mut step = step;
-        let began = cx.space.moment();
-        if let Err(e) = step() {
-            let retry = matches!(e, Error::NoSpace) && cx.space.more_since(began);
-            let retried = if retry { cx.journal.commit() } else { Err(e) };
-            retried.inspect_err(|_| {
-                cancel(cx, rest);
-                reservation.deallocated(rest.iter().map(|e| e.len).sum());
-            })?;
-        }
-    }
-    Ok(())
-}
-
 /// Takes back what is allocated in a range of fragments. Nodes of the tree are reserved ([`reserve_for_cut`]).
 pub fn remove(cx: &FileCtx<'_>, node: &Node, frags: Range<u64>, reservation: &Reservation) -> Result<()> {
     // A damaged tree or bitmap shows before anything has changed.
@@ -211,7 +150,7 @@ pub fn remove(cx: &FileCtx<'_>, node: &Node, frags: Range<u64>, reservation: &Re
         cx.space.prepare_free(Run { start: e.start, len: e.len })
     })?;
     loop {
-        let more = with_space(cx, || {
+        let more = with_space(cx, Reclaim::Commit, || {
             let (limit, log_bytes) = truncate::plan(cx, &node.state.read().inode);
             let txn = cx.journal.begin(log_bytes)?;
             txn.draw_on(reservation);
@@ -238,7 +177,7 @@ pub fn remove(cx: &FileCtx<'_>, node: &Node, frags: Range<u64>, reservation: &Re
 pub fn make_unwritten(cx: &FileCtx<'_>, node: &Node, frags: Range<u64>, reservation: &Reservation) -> Result<()> {
     let mut at = frags.start;
     while at < frags.end {
-        at = with_space(cx, || {
+        at = with_space(cx, Reclaim::Commit, || {
             let log_bytes = {
                 let st = node.state.read();
                 extent::log_bytes_for_convert(cx.cache.geometry(), cx.space, &st.inode) + log_bytes_inode()
@@ -345,7 +284,7 @@ pub fn shift_up(cx: &FileCtx<'_>, node: &Node, from: u64, by: u64) -> Result<()>
         let nodes = reserve_for_cut(cx, node)?;
         remove(cx, node, cx.cache.geometry().frags_for(size)..LOGICAL_END, &nodes)?;
     }
-    with_space(cx, || {
+    with_space(cx, Reclaim::Commit, || {
         let nodes = reserve_nodes(cx, &node.state.read(), 1, 2)?;
         let log_bytes = {
             let st = node.state.read();

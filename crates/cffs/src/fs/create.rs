@@ -6,6 +6,7 @@ use super::{Attr, Caller, Fs, NewPerm, as_dir, now};
 use crate::cache::BufRef;
 use crate::dir;
 use crate::error::{Error, Result};
+use crate::file::{Reclaim, with_space};
 use crate::format::dirblock::BlockEdit;
 use crate::format::dirblock::{self, NewEntry};
 use crate::format::inode::{
@@ -352,14 +353,12 @@ impl Fs {
         stored.map(|()| done)
     }
 
-    /// Does what needs space. With none left, what was promised for the worst case and what was freed a moment ago is made
-    /// to count ([`Fs::make_room`]), and it is tried once more. Nothing may be locked, but [`Node::resize`] may.
-    pub(super) fn with_space<R>(&self, mut attempt: impl FnMut() -> Result<R>) -> Result<R> {
-        let before = self.space.moment();
-        match attempt() {
-            Err(Error::NoSpace) if self.make_room(before)? => attempt(),
-            outcome => outcome,
-        }
+    /// Does what needs space. If there is none, everything is written back and committed, and it is tried once more.
+    /// Nothing may be locked, but [`Node::resize`] may.
+    pub(super) fn with_space<R>(&self, attempt: impl FnMut() -> Result<R>) -> Result<R> {
+        // An error is reported to those whose data it is, by fsync.
+        let write_back = || drop(self.write_back_all(self.opts.lazytime));
+        with_space(&self.file_cx(), Reclaim::WriteBack(&write_back), attempt)
     }
 
     /// As [`Fs::with_space`], for an operation that makes a name: `attempt` gets the number of blocks to reserve. With a
@@ -429,8 +428,7 @@ impl Fs {
         inode.size = c.data.len() as u64;
         inode.format = InodeFormat::Extents(Vec::new());
         let e = Extent { logical: 0, start: c.run.start, len: c.run.len, unwritten: false };
-        crate::extent::insert(txn, &self.space, inode, e)?;
-        self.space.commit_alloc(txn, c.run)?;
+        crate::extent::map(txn, &self.space, inode, e)?;
         c.committed.set(true);
         if let (Some(sums), Some((tables, summed))) = (&self.sums, &c.sums) {
             sums.put(txn, tables, summed)?;

@@ -7,7 +7,6 @@ use crate::file::{self, writeback};
 use crate::format::inode::{FLAG_APPEND, FLAG_IMMUTABLE, FLAG_SYNC};
 use crate::format::{FILE_SIZE_MAX, FileType, Ino, ROOT_INO};
 use crate::inode::{Node, NodeState};
-use crate::space::Moment;
 use parking_lot::MutexGuard;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -155,25 +154,6 @@ impl Fs {
         written
     }
 
-    /// For whoever has found no space since the moment `since`: promises that were made for the worst case end by writing
-    /// back what they were made for, and freed space becomes usable by a commit. False when there is nothing to be had by
-    /// that, and nothing has come back in between (what the attempt itself gave back counts too: then it is made once in
-    /// vain). Nothing may be locked.
-    pub(super) fn make_room(&self, since: Moment) -> Result<bool> {
-        let (_, reserved) = self.space.free_and_reserved();
-        if reserved == 0 && !self.space.more_since(since) {
-            return Ok(false);
-        }
-        if reserved > 0 {
-            // An error is told to those whose data it is, by fsync.
-            let _ = self.write_back_all(self.opts.lazytime);
-        }
-        if self.space.pending_frees() > 0 {
-            self.journal.commit()?;
-        }
-        Ok(true)
-    }
-
     /// Keeps dirty data within its share of the cache: above a quarter the background thread starts, above half the
     /// writer itself writes back.
     fn throttle(&self, more: usize) -> Result<()> {
@@ -220,11 +200,11 @@ impl Fs {
                 node.wait_writeback();
                 return Ok(());
             }
-            writeback::fits_log(&st, FSYNC_LOG_MAX)
+            file::fits_log(&st, FSYNC_LOG_MAX)
         };
         let cx = self.file_cx();
         if small && self.opts.fsync_in_log && self.opts.metadata == MetadataMode::Journal {
-            writeback::through_log(&cx, node)
+            file::write_through_journal(&cx, node)
         } else {
             writeback::write_back(&cx, vec![node.clone()])
         }

@@ -3,7 +3,7 @@
 use super::{Caller, Fs, flags, now};
 use crate::error::{Error, Result};
 use crate::file::preallocate::{self, Exclusive};
-use crate::file::{self, writeback};
+use crate::file::{self, Reclaim, writeback};
 use crate::format::inode::{FLAG_APPEND, FLAG_IMMUTABLE, INLINE_MAX, INODE_CORE_SIZE};
 use crate::format::{FILE_SIZE_MAX, FileType, Ino, InodeFormat};
 use crate::inode::Node;
@@ -232,7 +232,7 @@ impl Fs {
         }
         let cx = self.file_cx();
         // Writeback is kept away from the file: others' promises have to be ended by the caller.
-        preallocate::with_space(&cx, || {
+        file::with_space(&cx, Reclaim::Commit, || {
             let reservation = node.state.read().data.new_reservation(&cx, c.privileged());
             let contents = self.place_contents(&reservation, dir, &data)?;
             let log_bytes = self.log_bytes_contents(&contents) + self.space.log_bytes_for_init() + inode_bytes;

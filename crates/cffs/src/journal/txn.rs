@@ -2,6 +2,7 @@
 
 use super::Journal;
 use crate::cache::{BufInner, BufRef, Cache, LogState};
+use crate::error::Error;
 use crate::format::dirblock::BlockEdit;
 use crate::format::log::{RANGE_UNIT, RECORD_HEADER};
 use crate::format::{self, BlockAddr, BlockId, FragAddr};
@@ -79,6 +80,11 @@ impl<'a> Txn<'a> {
     /// What the transaction may allocate.
     pub fn reservation(&self) -> Reservation {
         self.reservation.borrow().clone().unwrap_or_else(Reservation::none)
+    }
+
+    /// Makes the file system read-only, because the transaction cannot be completed nor taken back.
+    pub(crate) fn fail(&self, what: &str, e: &Error) {
+        self.journal.fail(what, e);
     }
 
     /// The cache below.

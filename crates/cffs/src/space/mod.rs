@@ -275,20 +275,20 @@ impl Space {
         }
     }
 
+    /// Takes [`Space::commit_alloc`] back in the same transaction: the run is allocated in memory alone again.
+    pub(crate) fn uncommit_alloc(&self, txn: &Txn<'_>, run: Run) {
+        match self.group_of(run).and_then(|group| group.mark(txn, run, false)) {
+            Ok(_) => {
+                let counters = &mut self.books.lock().committed;
+                counters.free_frags = counters.free_frags.saturating_add(run.len);
+            }
+            // The bits were set a moment ago, in blocks that the transaction holds.
+            Err(e) => txn.fail("an allocation cannot be taken back", &e),
+        }
+    }
+
     /// Marks a used run as free. It can be allocated again when the transaction is durable.
     pub fn free(&self, txn: &Txn<'_>, run: Run) -> Result<()> {
-        self.free_noting(txn, run, |_| ())
-    }
-
-    /// Takes [`Space::commit_alloc`] of data back, in the same transaction. The fragments are promised to the caller again,
-    /// after an error too.
-    pub(crate) fn uncommit_alloc(&self, txn: &Txn<'_>, run: Run) -> Result<()> {
-        self.free_noting(txn, run, |books| books.reserved += run.len)
-            .inspect_err(|_| self.books.lock().reserved += run.len)
-    }
-
-    /// As [`Space::free`]; `note` is called with the books in which the run has just become free.
-    fn free_noting(&self, txn: &Txn<'_>, run: Run, note: impl FnOnce(&mut Books)) -> Result<()> {
         let group = self.group_of(run)?;
         let bad = |what: &str| Err(Error::Corrupt(Corrupt(format!("{run} to be freed: {what}"))));
         if group.is_virgin() {
@@ -306,7 +306,6 @@ impl Space {
             books.available += run.len;
             books.pending += run.len;
             books.committed.free_frags = books.committed.free_frags.saturating_add(run.len);
-            note(books);
         }
         if held {
             self.hold(group);

@@ -1,0 +1,217 @@
+//! Collecting the dirty pages of a file for a writeback, and allocating extents for them.
+
+use super::retry::{Reclaim, with_space};
+use super::unit::{Change, Origin, Pending, Unit};
+use super::{FileCtx, preceding};
+use crate::cache::{DataRun, Source};
+use crate::error::{Error, Result};
+use crate::extent::{self, Mapping};
+use crate::format::{Extent, FileType, InodeFormat};
+use crate::inode::{Node, NodeState};
+use crate::placement::{LONG, Placed};
+use crate::space::Run;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// Most bytes of a file for which space is looked for beyond what is being written.
+pub(super) const AHEAD_MAX: u64 = 32 << 20;
+
+/// Collects what is dirty of a file, with extents allocated for it. None if nothing is. `for_log`: new blocks are made in the
+/// cache, for data that goes through the journal. An error is kept for fsync.
+pub(super) fn collect(cx: &FileCtx<'_>, node: &Arc<Node>, for_log: bool) -> Result<Option<Unit<'static>>> {
+    with_space(cx, Reclaim::Commit, || collect_once(cx, node, for_log)).inspect_err(|e| {
+        node.state.write().data.error.get_or_insert(e.duplicate());
+    })
+}
+
+fn collect_once(cx: &FileCtx<'_>, node: &Arc<Node>, for_log: bool) -> Result<Option<Unit<'static>>> {
+    let (mut guard, mut busy) = node.lock_for_writeback();
+    let st = &mut *guard;
+    // A file without a name goes away with its last reference; until then its data must be able to leave memory.
+    let referenced = node.refs.load(Ordering::Acquire) > 0;
+    if st.dead || (st.orphan && !referenced) {
+        return Ok(None);
+    }
+    let accessed = node.accessed.swap(i64::MIN, Ordering::Relaxed);
+    if accessed > st.inode.atime {
+        st.inode.atime = accessed;
+        st.dirty = true;
+    }
+    if st.data.is_mapped() && !st.dirty {
+        return Ok(None);
+    }
+    let mut unit = Unit::new(node.clone(), Origin::Pages, st.inode.size);
+    unit.keep = !cx.cache.is_large(st.inode.size);
+    unit.pages = st.data.take_dirty();
+    if !st.data.deferred.is_empty() {
+        debug_assert!(unit.pages.is_empty(), "pages of a file that has deferred extents");
+        unit.origin = Origin::Deferred;
+        unit.extents = st.data.deferred.extents().iter().copied().map(Pending::map).collect();
+        *busy = true;
+        return Ok(Some(unit));
+    }
+    let in_flight = unit.pages.iter().map(|p| p.reserved).sum();
+    st.data.in_flight = in_flight;
+    if !unit.pages.is_empty() {
+        unit.reservation = Some(st.data.reservation(cx).split(in_flight));
+        if let Err(e) = allocate(cx, st, &mut unit, for_log) {
+            unit.abort(cx, st);
+            return Err(e);
+        }
+    }
+    *busy = true;
+    Ok(Some(unit))
+}
+
+/// A piece of a file that has no extent.
+struct Unmapped {
+    logical: u64,
+    len: u64,
+}
+
+/// Allocates extents for the pages of a unit, and lists what is to be written where.
+fn allocate(cx: &FileCtx<'_>, st: &NodeState, unit: &mut Unit<'_>, for_log: bool) -> Result<()> {
+    if let Some(bytes) = inline_contents(st) {
+        unit.inline = Some(bytes);
+        return Ok(());
+    }
+    let unmapped = list_mapped(cx, st, unit)?;
+    for Unmapped { mut logical, mut len } in unmapped {
+        while len > 0 {
+            let placed = allocate_part(cx, st, unit, logical, len, for_log)?;
+            let Some(Placed { run }) = placed else { return Err(Error::NoSpace) };
+            unit.add_allocated(Extent { logical, start: run.start, len: run.len, unwritten: false });
+            add_runs(cx, st, unit, logical, run);
+            logical += run.len;
+            len -= run.len;
+        }
+    }
+    // Parts of unwritten extents were listed before the new ones.
+    unit.extents.sort_unstable_by_key(|p| p.extent.logical);
+    Ok(())
+}
+
+/// The contents of a file that fit into its inode, if it has no extents.
+fn inline_contents(st: &NodeState) -> Option<Vec<u8>> {
+    let no_extents = match &st.inode.format {
+        InodeFormat::Inline(_) => true,
+        InodeFormat::Extents(list) => list.is_empty(),
+        InodeFormat::Tree { .. } => false,
+    };
+    let fits = st.inode.file_type() == FileType::Regular && st.inode.size as usize <= st.inode.data_room();
+    if !no_extents || !fits {
+        return None;
+    }
+    let mut bytes = vec![0; st.inode.size as usize];
+    if let Some(p) = st.data.pages.get(&0) {
+        let n = bytes.len().min(p.bytes.len());
+        bytes[..n].copy_from_slice(&p.bytes[..n]);
+    }
+    Some(bytes)
+}
+
+/// Lists what the pages of a unit overwrite, and the parts of unwritten extents that become written by that. Returns the
+/// pieces that have no extent.
+fn list_mapped(cx: &FileCtx<'_>, st: &NodeState, unit: &mut Unit<'_>) -> Result<Vec<Unmapped>> {
+    let g = *cx.cache.geometry();
+    let fs = g.frag_size();
+    let mut unmapped: Vec<Unmapped> = Vec::new();
+    let mut mapped: Vec<(u64, Run)> = Vec::new();
+    // Where the unwritten extent of the last part ends. Each part is of one extent, so that it is in one leaf.
+    let mut part_of = 0;
+    for p in &unit.pages {
+        let base = (p.index << g.block_shift) >> g.frag_shift;
+        let mut at = base + (p.dirty.start / fs) as u64;
+        let end = base + p.dirty.end.div_ceil(fs) as u64;
+        while at < end {
+            let found = match &st.inode.format {
+                InodeFormat::Inline(_) => Mapping::Hole { until: end },
+                _ => extent::lookup(cx.cache, &st.inode, at)?,
+            };
+            let until = match found {
+                Mapping::Hole { until } => {
+                    let until = until.min(end);
+                    match unmapped.last_mut() {
+                        Some(u) if u.logical + u.len == at => u.len += until - at,
+                        _ => unmapped.push(Unmapped { logical: at, len: until - at }),
+                    }
+                    until
+                }
+                Mapping::Data(e) => {
+                    let until = e.end().min(end);
+                    let run = Run { start: e.start + (at - e.logical), len: until - at };
+                    if e.unwritten {
+                        match unit.extents.last_mut() {
+                            Some(c) if c.extent.end() == at && part_of == e.end() => c.extent.len += run.len,
+                            _ => {
+                                let extent = Extent { logical: at, start: run.start, len: run.len, unwritten: true };
+                                unit.extents.push(Pending { extent, change: Change::Convert });
+                            }
+                        }
+                        part_of = e.end();
+                    }
+                    mapped.push((at, run));
+                    until
+                }
+            };
+            at = until;
+        }
+    }
+    for (logical, run) in mapped {
+        add_runs(cx, st, unit, logical, run);
+        if cx.sums.is_some() {
+            unit.overwritten.push(run);
+        }
+    }
+    Ok(unmapped)
+}
+
+/// Allocates a run for the beginning of a piece.
+fn allocate_part(
+    cx: &FileCtx<'_>,
+    st: &NodeState,
+    unit: &mut Unit<'_>,
+    logical: u64,
+    len: u64,
+    for_log: bool,
+) -> Result<Option<Placed>> {
+    let parent = st.inode.parent;
+    if st.inode.size <= cx.placement.small_max() {
+        return cx.placement.place_small(parent, len, for_log.then_some(cx.cache), &mut unit.fresh);
+    }
+    let new = || unit.extents.iter().filter(|p| p.change == Change::Map);
+    let after = match new().next_back() {
+        Some(p) => Some(p.run().end()),
+        None => preceding(cx, st, logical)?,
+    };
+    // A file that is long already may well become as long again. Holes do not make a file long.
+    let shift = cx.cache.geometry().frag_shift;
+    let has = st.inode.frags + new().map(|p| p.extent.len).sum::<u64>();
+    let so_far = if logical << shift < LONG { 0 } else { logical.min(has) << shift };
+    if so_far < LONG {
+        cx.placement.place_large(parent, after, len)
+    } else {
+        cx.placement.place_stream(parent, after, len, so_far.min(AHEAD_MAX) >> shift)
+    }
+}
+
+/// Lists the bytes of a run of logical fragments, page by page.
+fn add_runs(cx: &FileCtx<'_>, st: &NodeState, unit: &mut Unit<'_>, logical: u64, run: Run) {
+    let g = cx.cache.geometry();
+    let (fs, fpb) = (g.frag_size(), g.frags_per_block());
+    let mut at = logical;
+    while at < logical + run.len {
+        let page = at / fpb;
+        let n = ((page + 1) * fpb).min(logical + run.len) - at;
+        if let Some(p) = st.data.pages.get(&page) {
+            unit.runs.push(DataRun {
+                frag: run.start + (at - logical),
+                bytes: Source::Page(p.bytes.clone()),
+                from: (at - page * fpb) as usize * fs,
+                len: n as usize * fs,
+                keep: unit.keep,
+            });
+        }
+        at += n;
+    }
+}

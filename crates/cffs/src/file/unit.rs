@@ -1,0 +1,185 @@
+//! A writeback unit: what of one file is on its way to the device, and the mapping that is to be committed for it.
+
+use super::FileCtx;
+use crate::cache::{BufRef, DataRun};
+use crate::format::Extent;
+use crate::inode::{Node, NodeState};
+use crate::reservation::Reservation;
+use crate::space::Run;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Where the data of a unit comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Origin {
+    /// Dirty pages of the file.
+    Pages,
+    /// The memory of a program that waits for it: a direct write, which makes the file this long and changes its times.
+    Direct {
+        /// Time of the write, in nanoseconds since 1970.
+        mtime: i64,
+        /// The mapping is committed later. Nothing is mapped behind it up to this fragment.
+        deferred_until: Option<u64>,
+    },
+    /// Earlier direct writes: the data is in place, and the node holds the extents until their mapping is committed.
+    Deferred,
+    /// None: space is allocated ahead, and reads as zeros.
+    Preallocated,
+}
+
+/// How the mapping of an extent changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Change {
+    /// The extent is new, written or not as it says.
+    Map,
+    /// A part of an unwritten extent becomes written.
+    Convert,
+}
+
+/// An extent whose mapping is not committed yet.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Pending {
+    pub(super) extent: Extent,
+    pub(super) change: Change,
+}
+
+impl Pending {
+    pub(super) fn map(extent: Extent) -> Pending {
+        Pending { extent, change: Change::Map }
+    }
+
+    pub(super) fn run(&self) -> Run {
+        Run { start: self.extent.start, len: self.extent.len }
+    }
+}
+
+/// A page that a unit writes.
+pub(crate) struct TakenPage {
+    pub(super) index: u64,
+    /// Bytes of the page that were dirty.
+    pub(super) dirty: Range<usize>,
+    /// Fragments of the unit's reservation that were made for it, and whose mapping is not committed.
+    pub(super) reserved: u64,
+}
+
+/// What of one file is on its way.
+pub(super) struct Unit<'a> {
+    pub(super) node: Arc<Node>,
+    pub(super) origin: Origin,
+    pub(super) pages: Vec<TakenPage>,
+    /// What was reserved for the data. Deferred extents have theirs with the file.
+    pub(super) reservation: Option<Reservation>,
+    /// Blocks for the extent tree; the file's own reservation if there is none.
+    pub(super) tree: Option<Reservation>,
+    /// What is to be written.
+    pub(super) runs: Vec<DataRun<'a>>,
+    /// Extents to commit, in the order of the file.
+    pub(super) extents: Vec<Pending>,
+    /// Runs that the file has already, unwritten ones among them, if their checksums are to be invalidated.
+    pub(super) overwritten: Vec<Run>,
+    /// Size when the pages were taken; of a direct write, the size that it makes.
+    pub(super) size: u64,
+    /// The contents, where they fit into the inode.
+    pub(super) inline: Option<Vec<u8>>,
+    /// New blocks made in the cache for data that is written through the journal.
+    pub(super) fresh: Vec<BufRef>,
+    /// What is written stays in the cache.
+    pub(super) keep: bool,
+}
+
+impl<'a> Unit<'a> {
+    /// An empty unit of a file that gets the given size.
+    pub(super) fn new(node: Arc<Node>, origin: Origin, size: u64) -> Unit<'a> {
+        Unit {
+            node,
+            origin,
+            pages: Vec::new(),
+            reservation: None,
+            tree: None,
+            runs: Vec::new(),
+            extents: Vec::new(),
+            overwritten: Vec::new(),
+            size,
+            inline: None,
+            fresh: Vec::new(),
+            keep: false,
+        }
+    }
+
+    /// Bytes of its pages that were dirty.
+    pub(super) fn bytes(&self) -> usize {
+        self.pages.iter().map(|p| p.dirty.len()).sum()
+    }
+
+    /// Adds an extent that was allocated out of the reservation.
+    pub(super) fn add_allocated(&mut self, extent: Extent) {
+        if let Some(reservation) = &self.reservation {
+            reservation.allocated(extent.len);
+        }
+        self.extents.push(Pending::map(extent));
+    }
+
+    /// So many fragments are the inode's in the transaction that is open.
+    pub(super) fn note_committed(&mut self, st: &mut NodeState, frags: u64) {
+        if self.origin == Origin::Deferred {
+            return st.data.note_committed(frags);
+        }
+        let mut left = frags;
+        for p in &mut self.pages {
+            let n = left.min(p.reserved);
+            p.reserved -= n;
+            left -= n;
+        }
+        debug_assert!(self.pages.is_empty() || left == 0, "fragments allocated that no page had reserved");
+        st.data.in_flight = st.data.in_flight.saturating_sub(frags);
+        if let Some(reservation) = &self.reservation {
+            reservation.charge(frags);
+        }
+    }
+
+    /// Gives up what is not committed: pages are dirty again, allocated extents go back to free space, deferred ones stay
+    /// with the node. The node is locked.
+    pub(super) fn abort(&mut self, cx: &FileCtx<'_>, st: &mut NodeState) {
+        (st.data.in_flight, st.data.taken) = (0, 0);
+        self.fresh.drain(..).for_each(|b| cx.cache.release_new(&b));
+        let origin = self.origin;
+        for p in self.extents.drain(..).filter(|p| p.change == Change::Map && origin != Origin::Deferred) {
+            cx.space.cancel(p.run());
+            if let Some(reservation) = &self.reservation {
+                reservation.deallocated(p.extent.len);
+            }
+        }
+        let Some(reservation) = self.reservation.take() else { return };
+        if origin != Origin::Pages {
+            return; // nothing needs it any more
+        }
+        st.data.reservation(cx).merge(reservation);
+        for TakenPage { index, dirty, reserved } in self.pages.drain(..) {
+            let kept = st.data.change_page(index, |p| {
+                p.writing = false;
+                p.dirty =
+                    if p.dirty.is_empty() { dirty } else { p.dirty.start.min(dirty.start)..p.dirty.end.max(dirty.end) };
+                p.reserved += reserved;
+            });
+            if kept.is_none() {
+                st.data.release(reserved);
+            }
+        }
+    }
+
+    /// The data is in place and the mapping committed. What was reserved beyond what was allocated, for space that was there
+    /// after all or for contents that go into the inode, is not needed.
+    pub(super) fn finish(&mut self, cx: &FileCtx<'_>, st: &mut NodeState) {
+        self.reservation = None;
+        for TakenPage { index, .. } in self.pages.drain(..) {
+            let Some(p) = st.data.pages.get_mut(&index) else { continue };
+            p.writing = false;
+            if p.dirty.is_empty() {
+                st.data.drop_page(cx, index);
+            }
+        }
+        (st.data.in_flight, st.data.taken) = (0, 0);
+        // Without space for more the reservation stays as it is: it was for these pages too.
+        let _ = super::reserve_tree(cx, st, true);
+    }
+}
