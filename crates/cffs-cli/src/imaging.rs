@@ -6,7 +6,7 @@ use crate::size::human;
 use crate::text::print_json;
 use anyhow::{Context, anyhow, bail};
 use cffs::device::{Device, Direct, FileDevice, OpenMode};
-use cffs::image::{Copied, Devices, ImageOptions, Scrambler, copy_metadata};
+use cffs::metadump::{Copied, Devices, MetadumpOptions, Obfuscator, copy_metadata};
 use clap::Args;
 use serde_json::json;
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -22,15 +22,15 @@ use std::sync::Arc;
 /// TARGET becomes a sparse file as large as the image, with superblocks, groups, bitmaps, directories, inodes, tables,
 /// extent trees, extended attributes, quotas and the log, and without anything that stood in a file: contents within
 /// inodes and in the log are zeros. `cffs fsck -n` finds in it what it finds in the image. Names, targets of symbolic links,
-/// owners, sizes and times are in it; with --scramble, names, targets, extended attributes and the label are replaced by
+/// owners, sizes and times are in it; with --obfuscate, names, targets, extended attributes and the label are replaced by
 /// others of the same length. The image is only read; it must not be mounted.
 #[derive(Args, Debug)]
 pub struct ImageArgs {
     /// Replace names, targets of symbolic links, extended attributes and the label; each by the same wherever it stands
-    #[arg(long)]
-    scramble: bool,
-    /// With --scramble: take the key from this file, so that another copy has the same names. Without, nobody knows the key
-    #[arg(long, value_name = "FILE", requires = "scramble")]
+    #[arg(long, visible_alias = "scramble")]
+    obfuscate: bool,
+    /// With --obfuscate: take the key from this file, so that another copy has the same names. Without, nobody knows the key
+    #[arg(long, value_name = "FILE", requires = "obfuscate")]
     key_file: Option<PathBuf>,
     /// Copy blocks with a wrong checksum whole, not only their header: parts of files may be in them
     #[arg(long)]
@@ -91,8 +91,8 @@ impl Drop for Part {
     }
 }
 
-fn scrambler(args: &ImageArgs) -> anyhow::Result<Option<Scrambler>> {
-    if !args.scramble {
+fn obfuscator(args: &ImageArgs) -> anyhow::Result<Option<Obfuscator>> {
+    if !args.obfuscate {
         return Ok(None);
     }
     Ok(Some(match &args.key_file {
@@ -101,9 +101,9 @@ fn scrambler(args: &ImageArgs) -> anyhow::Result<Option<Scrambler>> {
             if key.len() < 8 {
                 bail!("{}: a key has at least 8 bytes, this one {}", file.display(), key.len());
             }
-            Scrambler::from_bytes(&key)
+            Obfuscator::from_bytes(&key)
         }
-        None => Scrambler::from_bytes(&cffs::mkfs::random_uuid()?),
+        None => Obfuscator::from_bytes(&cffs::mkfs::random_uuid()?),
     }))
 }
 
@@ -117,7 +117,7 @@ pub fn run(args: &ImageArgs) -> anyhow::Result<u8> {
         Ok(Arc::new(dev))
     };
     let source = Devices { dev: open(&args.source)?, log: args.log.log_device.as_deref().map(open).transpose()? };
-    let options = ImageOptions { scramble: scrambler(args)?, keep_damaged: args.keep_damaged };
+    let options = MetadumpOptions { obfuscate: obfuscator(args)?, keep_damaged: args.keep_damaged };
     let same = |a: &Path, b: &Path| fs::canonicalize(a).ok().is_some_and(|a| fs::canonicalize(b).is_ok_and(|b| a == b));
     if same(&args.source, &args.target) {
         bail!("{name}: source and target are the same");
@@ -158,12 +158,12 @@ fn report(args: &ImageArgs, name: &str, c: &Copied) -> anyhow::Result<()> {
         let object = value.as_object_mut().ok_or_else(|| anyhow!("no object"))?;
         object.insert("source".into(), json!(name));
         object.insert("target".into(), json!(args.target.display().to_string()));
-        object.insert("scrambled".into(), json!(args.scramble));
+        object.insert("scrambled".into(), json!(args.obfuscate));
         return Ok(print_json(&value)?);
     }
     let mut out = io::stdout().lock();
     let target = args.target.display();
-    let names = if args.scramble { "scrambled" } else { "as they are" };
+    let names = if args.obfuscate { "obfuscated" } else { "as they are" };
     writeln!(out, "{target}: {} of metadata in {} blocks, names {names}", human(c.bytes), c.blocks)?;
     for (n, what) in [
         (c.transactions, "transactions in the log, without contents of files"),

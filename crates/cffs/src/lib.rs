@@ -133,9 +133,9 @@ pub mod dump;
 #[doc(hidden)]
 pub mod format;
 #[doc(hidden)]
-pub mod image;
-#[doc(hidden)]
 pub mod journal;
+#[doc(hidden)]
+pub mod metadump;
 #[doc(hidden)]
 pub mod mkfs;
 

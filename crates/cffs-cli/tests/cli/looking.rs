@@ -108,7 +108,7 @@ fn image_copies_the_metadata_and_nothing_else() {
 
     let other = dir.path().join("other").to_str().unwrap().to_owned();
     fails(&["image", &image, &copy], 1, &[&copy, "already", "--force"]);
-    let json_said = json(&ok(&["image", "--json", "--force", "--scramble", &image, &copy]));
+    let json_said = json(&ok(&["image", "--json", "--force", "--obfuscate", &image, &copy]));
     assert!(json_said["blocks"].as_u64().unwrap() > 5 && json_said["scrambled"] == true);
     assert!(!holds(&copy, "letter") && !holds(&copy, "where"));
     assert_eq!(verdict(&copy).1, Some(0));
@@ -120,6 +120,7 @@ fn image_copies_the_metadata_and_nothing_else() {
     // The same key makes the same names; a random one others.
     let key = dir.path().join("key");
     std::fs::write(&key, "a key of my own").unwrap();
+    // `--scramble` is the older name of `--obfuscate`.
     let names = |args: &[&str]| {
         ok(&[&["image", "--force", "--scramble"], args, &[&image, &other]].concat());
         ok(&["ls", &format!("{other}:/")])
@@ -141,7 +142,7 @@ fn image_of_a_damaged_image_has_the_same_problems() {
     file.write_all_at(b"!", inode["in_block"].as_u64().unwrap() * 4096 + 4000).unwrap();
     assert_eq!(verdict(&image).1, Some(4));
     let copy = dir.path().join("copy").to_str().unwrap().to_owned();
-    for options in [&[][..], &["--scramble"], &["--keep-damaged"]] {
+    for options in [&[][..], &["--obfuscate"], &["--keep-damaged"]] {
         let said = ok(&[&["image", "-f"], options, &[&image, &copy]].concat());
         assert!(said.contains("1 blocks with a wrong checksum"), "{said}");
         assert_eq!(verdict(&copy), verdict(&image));
@@ -160,9 +161,9 @@ fn image_names_what_is_wrong_with_its_arguments() {
     fails(&["image", "--force", &image, &image], 1, &["the same"]);
     fails(&["image", "--force", &image, &path("tree")], 1, &["tree", "not a regular file"]);
     fails(&["image", &image, &path("no/where")], 1, &["where"]);
-    fails(&["image", "--key-file", &text, &image, &copy], 2, &["--scramble"]);
+    fails(&["image", "--key-file", &text, &image, &copy], 2, &["--obfuscate"]);
     std::fs::write(path("key"), "short").unwrap();
-    fails(&["image", "--scramble", "--key-file", &path("key"), &image, &copy], 1, &["key", "at least 8 bytes"]);
+    fails(&["image", "--obfuscate", "--key-file", &path("key"), &image, &copy], 1, &["key", "at least 8 bytes"]);
     assert!(!dir.path().join("copy").exists() && !dir.path().join("copy.part").exists());
 }
 

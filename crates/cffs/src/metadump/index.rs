@@ -1,8 +1,8 @@
-//! The index of a directory after its names were scrambled: the same pairs, for the new hashes.
+//! The index of a directory after its names were obfuscated: the same pairs, for the new hashes.
 //!
 //! What a check says of the index stays: a pair that led nowhere leads nowhere, a name without a pair has none.
 
-use super::blank::IndexedName;
+use super::redact::IndexedName;
 use crate::format::dirindex::{
     BUCKET_COUNT, BUCKET_FLAGS, BUCKET_NUMBER, BUCKET_OVERFLOWED, PAIR_SIZE, bucket_capacity, bucket_of, pairs,
 };

@@ -3,7 +3,7 @@
 //! What a check has to say of the block stays what it was: whatever was impossible stays impossible, and a checksum that
 //! did not match does not match afterwards.
 
-use super::scramble::Scrambler;
+use super::obfuscate::Obfuscator;
 use crate::dump::entry_chain;
 use crate::format::dirblock::{self, DIR_LBLOCK, ENTRY_HEADER};
 use crate::format::dirindex::name_hash;
@@ -35,10 +35,10 @@ pub(super) struct Seen {
 }
 
 /// Takes out what may not leave.
-pub(super) struct Blanker {
+pub(super) struct Redactor {
     pub(super) fsid: u64,
     pub(super) seed: [u64; 2],
-    pub(super) scramble: Option<Scrambler>,
+    pub(super) obfuscate: Option<Obfuscator>,
     /// Copy blocks whole whose checksum does not match.
     pub(super) keep_damaged: bool,
 }
@@ -49,7 +49,7 @@ fn keep_wrong(b: &mut [u8]) {
     }
 }
 
-impl Blanker {
+impl Redactor {
     /// A block as it goes into the copy; `None` for what is no metadata of this file system.
     pub(super) fn block(&self, raw: &[u8], seen: &mut Seen) -> Option<Vec<u8>> {
         let kind = BlockKind::from_magic(get_u32(raw, 0)).filter(|_| get_u64(raw, 8) == self.fsid)?;
@@ -75,7 +75,7 @@ impl Blanker {
             // Checksums of contents tell something of them: the copy says that none is known.
             BlockKind::DataSums => b[META_HEADER_SIZE..].fill(0),
             // Those that are part of a chain are written with it.
-            BlockKind::Xattr if self.scramble.is_some() => b[META_HEADER_SIZE..].fill(0),
+            BlockKind::Xattr if self.obfuscate.is_some() => b[META_HEADER_SIZE..].fill(0),
             _ => {}
         }
         if good {
@@ -97,7 +97,7 @@ impl Blanker {
             match e.kind {
                 0 => b[e.offset + 4..end].fill(0),
                 1..=3 => {
-                    if let Some(s) = &self.scramble {
+                    if let Some(s) = &self.obfuscate {
                         s.name(&mut b[body..name_end]);
                         let stored = get_u32(raw, e.offset + 4);
                         // A hash that was wrong stays wrong.
@@ -128,7 +128,7 @@ impl Blanker {
         let link = inode.file_type() == FileType::Symlink;
         match &mut inode.format {
             InodeFormat::Inline(target) if link => {
-                if let Some(s) = &self.scramble {
+                if let Some(s) = &self.obfuscate {
                     s.target(target);
                 }
             }
@@ -138,7 +138,7 @@ impl Blanker {
             }
             _ => {}
         }
-        if self.scramble.is_some() {
+        if self.obfuscate.is_some() {
             self.attributes(&mut inode.xattrs, true);
             if inode.xattr_block != 0 {
                 seen.chains.push((inode.ino, inode.xattr_block));
@@ -167,7 +167,7 @@ impl Blanker {
 
     /// A list of extended attributes, as far as it decodes; the rest becomes something that does not decode either.
     pub(super) fn attributes(&self, list: &mut [u8], padded: bool) {
-        let Some(s) = &self.scramble else { return };
+        let Some(s) = &self.obfuscate else { return };
         let mut at = 0;
         while list.len() - at >= 4 {
             let word = get_u32(list, at);

@@ -3,7 +3,7 @@
 //!
 //! So a replay of the copy ends where one of the original ends, and one that was not possible is not.
 
-use super::blank::{Blanker, Seen};
+use super::redact::{Redactor, Seen};
 use crate::device::{Device, IoKind};
 use crate::error::Result;
 use crate::format::log::{
@@ -73,7 +73,7 @@ impl<'a> Log<'a> {
         &self,
         target: &dyn Device,
         g: &Geometry,
-        blanker: &Blanker,
+        redactor: &Redactor,
         after: Option<&dyn Fn(BlockAddr) -> Option<Vec<u8>>>,
         no_new: bool,
     ) -> Result<u64> {
@@ -102,7 +102,7 @@ impl<'a> Log<'a> {
                 range.fill(0);
                 let (Some(after), true) = (after, head[1] & FLAG_DATA == 0) else { return };
                 if last.as_ref().is_none_or(|(a, _)| *a != addr) {
-                    last = Some((addr, after(addr).and_then(|b| blanker.block(&b, &mut Seen::default()))));
+                    last = Some((addr, after(addr).and_then(|b| redactor.block(&b, &mut Seen::default()))));
                 }
                 if let Some((_, Some(block))) = &last {
                     range.copy_from_slice(&block[offset..offset + range.len()]);

@@ -3,14 +3,14 @@
 //!
 //! The copy is as large as the original and sparse. A check of it finds the same as one of the original. What is copied is
 //! what the check reads ([`crate::check`] says what that is), and the log with the contents of files taken out. Names,
-//! targets of symbolic links and extended attributes can be scrambled ([`Scrambler`]).
+//! targets of symbolic links and extended attributes can be obfuscated ([`Obfuscator`]).
 
-mod blank;
 mod index;
 mod log;
-mod scramble;
+mod obfuscate;
+mod redact;
 
-pub use scramble::Scrambler;
+pub use obfuscate::Obfuscator;
 
 use crate::check::metadata_blocks;
 use crate::check::repair::copies_of;
@@ -21,9 +21,9 @@ use crate::format::xattr::{ChainBlock, chain_max};
 use crate::format::*;
 use crate::journal::recovery::replay;
 use crate::mkfs::{backup_ags, find_copies};
-use blank::{Blanker, LongLink, Seen};
 use cffs_buf::AlignedBuf;
 use log::Log;
+use redact::{LongLink, Redactor, Seen};
 use serde::Serialize;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -35,9 +35,9 @@ const PROGRESS_STEP: u64 = 256;
 
 /// Settings of a copy.
 #[derive(Clone, Debug, Default)]
-pub struct ImageOptions {
-    /// Scramble names, targets and values.
-    pub scramble: Option<Scrambler>,
+pub struct MetadumpOptions {
+    /// Obfuscate names, targets and values.
+    pub obfuscate: Option<Obfuscator>,
     /// Copy blocks with a wrong checksum whole. Without, only their header is: parts of a file may be in them.
     pub keep_damaged: bool,
 }
@@ -77,7 +77,7 @@ struct Copier<'a> {
     /// The original as it is after a replay.
     view: &'a dyn Device,
     target: &'a dyn Device,
-    blanker: Blanker,
+    redactor: Redactor,
     seen: Seen,
     copied: Copied,
 }
@@ -87,7 +87,7 @@ struct Copier<'a> {
 pub fn copy_metadata(
     source: &Devices<Arc<dyn Device>>,
     target: &Devices<&dyn Device>,
-    options: &ImageOptions,
+    options: &MetadumpOptions,
     progress: Progress<'_>,
 ) -> Result<Copied> {
     let (sb, g) = superblock_to_go_by(&*source.dev)?;
@@ -99,10 +99,10 @@ pub fn copy_metadata(
         (None, true) => return Error::invalid("not unmounted, and its log is on another device, which was not given"),
         (Some(_), false) => return Error::invalid("this file system has its log within itself: give no other"),
     };
-    let blanker = Blanker {
+    let redactor = Redactor {
         fsid: g.fsid,
         seed: sb.hash_seed,
-        scramble: options.scramble.clone(),
+        obfuscate: options.obfuscate.clone(),
         keep_damaged: options.keep_damaged,
     };
     // A check replays in memory what can be replayed, and so does this.
@@ -117,20 +117,20 @@ pub fn copy_metadata(
     }
     let view = replayed.as_ref().unwrap_or(&source.dev);
     let mut copier =
-        Copier { g, view: &**view, target: target.dev, blanker, seen: Seen::default(), copied: Copied::default() };
+        Copier { g, view: &**view, target: target.dev, redactor, seen: Seen::default(), copied: Copied::default() };
     copier.superblocks(&*source.dev)?;
     let walk = |phase: crate::check::Phase, done, total| progress(phase.name(), done, total);
     let blocks = metadata_blocks(&**view, &sb, &g, &walk);
     let in_log = log.as_ref().map(|l| l.blocks(g.block_size())).transpose()?.unwrap_or_default();
     copier.blocks(&blocks, &*source.dev, &in_log, progress)?;
     if let (Some(log), Some(to)) = (&log, if external { target.log } else { Some(target.dev) }) {
-        let scrambles = options.scramble.is_some();
+        let obfuscates = options.obfuscate.is_some();
         let at_home = |addr| read_block(target.dev, &g, addr);
         let after = |addr| read_block(&**view, &g, addr);
-        // What was scrambled is at home in its last form already, and the records say the same.
-        let read: &dyn Fn(BlockAddr) -> Option<Vec<u8>> = if scrambles { &at_home } else { &after };
-        let plain = Blanker { scramble: None, keep_damaged: true, ..copier.blanker };
-        copier.copied.transactions = log.copy(to, &g, &plain, replayed.as_ref().map(|_| read), scrambles)?;
+        // What was obfuscated is at home in its last form already, and the records say the same.
+        let read: &dyn Fn(BlockAddr) -> Option<Vec<u8>> = if obfuscates { &at_home } else { &after };
+        let plain = Redactor { obfuscate: None, keep_damaged: true, ..copier.redactor };
+        copier.copied.transactions = log.copy(to, &g, &plain, replayed.as_ref().map(|_| read), obfuscates)?;
         to.flush()?;
     }
     target.dev.flush()?;
@@ -178,8 +178,8 @@ impl Copier<'_> {
         for at in places {
             let Some(b) = read_super(source, at).filter(|b| b[..MAGIC.len()] == MAGIC) else { continue };
             let mut sb = b[..SUPERBLOCK_SIZE].to_vec();
-            if let Some(s) = &self.blanker.scramble {
-                scramble_label(s, &mut sb);
+            if let Some(s) = &self.redactor.obfuscate {
+                obfuscate_label(s, &mut sb);
             }
             self.target.write_at(IoKind::Super, at, &sb)?;
         }
@@ -193,9 +193,9 @@ impl Copier<'_> {
         in_log: &HashSet<BlockAddr>,
         progress: Progress<'_>,
     ) -> Result<()> {
-        let scrambles = self.blanker.scramble.is_some();
+        let obfuscates = self.redactor.obfuscate.is_some();
         let mut buckets: Vec<BlockAddr> = Vec::new();
-        if scrambles {
+        if obfuscates {
             // Which directories have an index has to be known before their names are seen.
             self.each(self.view, list, "directory indexes", progress, |me, addr, b| {
                 if b.is_some_and(|b| me.is_ours(b, BlockKind::DirIndex)) {
@@ -205,21 +205,21 @@ impl Copier<'_> {
                 Ok(())
             })?;
         }
-        let from = if scrambles { self.view } else { source };
+        let from = if obfuscates { self.view } else { source };
         let view = self.view;
         self.each(from, list, "copying", progress, |me, addr, b| {
             let Some(mut raw) = b.map(<[u8]>::to_vec) else {
                 me.copied.unreadable += 1;
                 return Ok(());
             };
-            if scrambles && me.is_ours(&raw, BlockKind::DirIndex) && crc_ok(&raw) {
+            if obfuscates && me.is_ours(&raw, BlockKind::DirIndex) && crc_ok(&raw) {
                 return Ok(()); // comes with the whole index
             }
             // What has come home only in part, or not at all, is replaced by what a replay makes of it.
             if in_log.contains(&addr) && !(me.is_ours_at_all(&raw) && crc_ok(&raw)) {
                 raw = read_block(view, &me.g, addr).unwrap_or(raw);
             }
-            match me.blanker.block(&raw, &mut me.seen) {
+            match me.redactor.block(&raw, &mut me.seen) {
                 Some(copy) => {
                     me.copied.damaged += u64::from(!crc_ok(&raw));
                     me.write(addr, &copy)?;
@@ -298,7 +298,7 @@ impl Copier<'_> {
             blocks.push((addr, head.used, b));
             addr = head.next;
         }
-        self.blanker.attributes(&mut list, false);
+        self.redactor.attributes(&mut list, false);
         let mut rest = &list[..];
         for (addr, used, mut b) in blocks {
             let (mine, others) = rest.split_at(used);
@@ -313,7 +313,7 @@ impl Copier<'_> {
         Ok(())
     }
 
-    /// The indexes of directories whose names were scrambled.
+    /// The indexes of directories whose names were obfuscated.
     fn indexes(&mut self, list: &[BlockAddr]) -> Result<()> {
         let mut by_owner: HashMap<Ino, HashMap<u32, (BlockAddr, Vec<u8>)>> = HashMap::new();
         let mut others = Vec::new();
@@ -373,7 +373,7 @@ impl Copier<'_> {
             return Ok(());
         }
         rest.fill(0);
-        if let Some(s) = &self.blanker.scramble {
+        if let Some(s) = &self.redactor.obfuscate {
             s.target(text);
         }
         for e in &link.extents {
@@ -386,7 +386,7 @@ impl Copier<'_> {
 }
 
 /// The label is a name too.
-fn scramble_label(s: &Scrambler, sb: &mut [u8]) {
+fn obfuscate_label(s: &Obfuscator, sb: &mut [u8]) {
     let crc = |sb: &[u8]| {
         let mut copy = sb.to_vec();
         copy[8..12].fill(0);

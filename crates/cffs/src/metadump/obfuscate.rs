@@ -15,7 +15,7 @@ const WORD: &[u8; 63] = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ01
 
 /// The key of the names of one copy.
 #[derive(Clone, Debug)]
-pub struct Scrambler {
+pub struct Obfuscator {
     key: [u64; 2],
 }
 
@@ -35,20 +35,20 @@ fn byte(n: u8, class: u8) -> u8 {
     if class == 128 { n + 0x80 } else { WORD[n as usize] }
 }
 
-impl Scrambler {
-    /// A scrambler with this key. Who knows the key can find the names again.
-    pub fn new(key: [u64; 2]) -> Scrambler {
-        Scrambler { key }
+impl Obfuscator {
+    /// A obfuscator with this key. Who knows the key can find the names again.
+    pub fn new(key: [u64; 2]) -> Obfuscator {
+        Obfuscator { key }
     }
 
-    /// A scrambler whose key is made from any bytes.
-    pub fn from_bytes(bytes: &[u8]) -> Scrambler {
+    /// A obfuscator whose key is made from any bytes.
+    pub fn from_bytes(bytes: &[u8]) -> Obfuscator {
         let word = |n: u64| {
             let mut h = SipHasher24::new_with_keys(n, !n);
             h.write(bytes);
             h.finish()
         };
-        Scrambler::new([word(1), word(2)])
+        Obfuscator::new([word(1), word(2)])
     }
 
     fn hash(&self, use_for: u8, words: &[u64], bytes: &[u8]) -> u64 {
@@ -61,7 +61,7 @@ impl Scrambler {
         h.finish()
     }
 
-    /// Scrambles a name in place.
+    /// Obfuscates a name in place.
     pub fn name(&self, name: &mut [u8]) {
         let mut others = name.to_vec();
         for pass in 0..PASSES {
@@ -76,7 +76,7 @@ impl Scrambler {
         }
     }
 
-    /// Scrambles the steps of a symbolic link's target, each as the name that it is.
+    /// Obfuscates the steps of a symbolic link's target, each as the name that it is.
     pub fn target(&self, target: &mut [u8]) {
         target.split_mut(|b| *b == b'/').for_each(|step| self.name(step));
     }
@@ -98,7 +98,7 @@ mod tests {
     use proptest::prelude::*;
     use std::collections::HashSet;
 
-    fn scrambled(s: &Scrambler, name: &[u8]) -> Vec<u8> {
+    fn obfuscated(s: &Obfuscator, name: &[u8]) -> Vec<u8> {
         let mut n = name.to_vec();
         s.name(&mut n);
         n
@@ -106,36 +106,36 @@ mod tests {
 
     #[test]
     fn different_names_stay_different() {
-        let s = Scrambler::new([1, 2]);
-        let one: HashSet<Vec<u8>> = (0..=255u8).map(|b| scrambled(&s, &[b])).collect();
+        let s = Obfuscator::new([1, 2]);
+        let one: HashSet<Vec<u8>> = (0..=255u8).map(|b| obfuscated(&s, &[b])).collect();
         assert_eq!(one.len(), 256);
-        let two: HashSet<Vec<u8>> = (0..=0xffffu32).map(|b| scrambled(&s, &[b as u8, (b >> 8) as u8])).collect();
+        let two: HashSet<Vec<u8>> = (0..=0xffffu32).map(|b| obfuscated(&s, &[b as u8, (b >> 8) as u8])).collect();
         assert_eq!(two.len(), 65536);
-        assert_ne!(scrambled(&s, b"letter.txt"), scrambled(&Scrambler::new([1, 3]), b"letter.txt"));
-        assert_eq!(scrambled(&s, b".."), b"..");
+        assert_ne!(obfuscated(&s, b"letter.txt"), obfuscated(&Obfuscator::new([1, 3]), b"letter.txt"));
+        assert_eq!(obfuscated(&s, b".."), b"..");
         let mut target = b"/usr/../letter.txt".to_vec();
         s.target(&mut target);
-        assert!(target.ends_with(&scrambled(&s, b"letter.txt")) && target.starts_with(b"/"), "{target:?}");
+        assert!(target.ends_with(&obfuscated(&s, b"letter.txt")) && target.starts_with(b"/"), "{target:?}");
     }
 
     proptest! {
         #[test]
         fn what_can_be_a_name_stays_one(name in proptest::collection::vec(any::<u8>(), 1..40), key: [u64; 2]) {
-            let s = Scrambler::new(key);
-            let new = scrambled(&s, &name);
+            let s = Obfuscator::new(key);
+            let new = obfuscated(&s, &name);
             prop_assert_eq!(new.len(), name.len());
             prop_assert_eq!(check_name(&name).is_ok(), check_name(&new).is_ok());
-            prop_assert_eq!(&new, &scrambled(&s, &name));
+            prop_assert_eq!(&new, &obfuscated(&s, &name));
         }
 
         #[test]
         fn a_byte_changes_them_all(name in proptest::collection::vec(b'a'..=b'z', 6..20), at: prop::sample::Index) {
             // Not by a shift of each byte for itself: two names that differ in one byte have little in common.
-            let s = Scrambler::new([7, 8]);
+            let s = Obfuscator::new([7, 8]);
             let mut other = name.clone();
             let i = at.index(name.len());
             other[i] = if other[i] == b'z' { b'a' } else { other[i] + 1 };
-            let (a, b) = (scrambled(&s, &name), scrambled(&s, &other));
+            let (a, b) = (obfuscated(&s, &name), obfuscated(&s, &other));
             prop_assert_ne!(&a, &b);
             let same = a.iter().zip(&b).filter(|(x, y)| x == y).count();
             prop_assert!(same < name.len() - 1, "{:?} {:?}", a, b);

@@ -10,7 +10,7 @@ mod image;
 use cffs::check::{CheckOptions, Class, Report, check};
 use cffs::device::{Device, IoKind, MemoryDevice};
 use cffs::format::*;
-use cffs::image::{Copied, Devices, ImageOptions, Scrambler, copy_metadata};
+use cffs::metadump::{Copied, Devices, MetadumpOptions, Obfuscator, copy_metadata};
 use cffs::{Caller, Result, SetXattr};
 use image::{Image, pristine};
 use std::collections::{BTreeMap, HashSet};
@@ -18,11 +18,11 @@ use std::sync::Arc;
 
 const ME: Caller = Caller::ROOT;
 
-fn options(scramble: bool) -> ImageOptions {
-    ImageOptions { scramble: scramble.then(|| Scrambler::new([11, 12])), keep_damaged: false }
+fn options(obfuscate: bool) -> MetadumpOptions {
+    MetadumpOptions { obfuscate: obfuscate.then(|| Obfuscator::new([11, 12])), keep_damaged: false }
 }
 
-fn copy_of(dev: &Arc<MemoryDevice>, o: &ImageOptions) -> (Arc<MemoryDevice>, Copied) {
+fn copy_of(dev: &Arc<MemoryDevice>, o: &MetadumpOptions) -> (Arc<MemoryDevice>, Copied) {
     let target = Arc::new(MemoryDevice::new(dev.len()));
     let source = Devices { dev: dev.clone() as Arc<dyn Device>, log: None };
     let to = Devices { dev: &*target as &dyn Device, log: None };
@@ -82,11 +82,11 @@ fn nothing_of_the_contents_is_in_a_copy_and_all_of_the_structure_is() {
         let original = pristine(no_embed);
         let secrets = beginnings(original);
         assert!(secrets.len() > 500 && contains(&original.dev, &secrets) >= secrets.len());
-        for scramble in [false, true] {
-            let (copy, copied) = copy_of(&original.dev, &options(scramble));
-            assert_eq!(contains(&copy, &secrets), 0, "scrambled: {scramble}");
-            assert_eq!(has_text(&copy, b"messages"), !scramble);
-            assert_eq!(has_text(&copy, b"xxxxxxxxxxxxxxxx"), !scramble, "targets of symbolic links");
+        for obfuscate in [false, true] {
+            let (copy, copied) = copy_of(&original.dev, &options(obfuscate));
+            assert_eq!(contains(&copy, &secrets), 0, "obfuscated: {obfuscate}");
+            assert_eq!(has_text(&copy, b"messages"), !obfuscate);
+            assert_eq!(has_text(&copy, b"xxxxxxxxxxxxxxxx"), !obfuscate, "targets of symbolic links");
             assert!(copied.blocks > 50, "{copied:?}");
             assert_eq!((copied.foreign, copied.unreadable, copied.damaged), (0, 0, 0));
             assert!(copy.allocated_bytes() < original.dev.allocated_bytes() / 2);
@@ -128,12 +128,12 @@ fn a_check_finds_the_same_in_the_copy_for_every_class_of_corruption() {
         let damaged = pristine(case.no_embed).copy();
         (case.damage)(&damaged);
         let wanted = verdict(&damaged.dev);
-        for scramble in [false, true] {
+        for obfuscate in [false, true] {
             for keep_damaged in [false, true] {
-                let (copy, _) = copy_of(&damaged.dev, &ImageOptions { keep_damaged, ..options(scramble) });
+                let (copy, _) = copy_of(&damaged.dev, &MetadumpOptions { keep_damaged, ..options(obfuscate) });
                 if verdict(&copy) != wanted {
                     failed.push(format!(
-                        "{}, scrambled: {scramble}, damaged blocks whole: {keep_damaged}\n{}instead of\n{}",
+                        "{}, obfuscated: {obfuscate}, damaged blocks whole: {keep_damaged}\n{}instead of\n{}",
                         case.name,
                         listing(&copy),
                         listing(&damaged.dev)
@@ -168,12 +168,12 @@ fn the_same_with_random_damage() {
         }
         let classes =
             |dev: &Arc<MemoryDevice>| verdict(dev).map(|(classes, ..)| classes.into_keys().collect::<Vec<_>>());
-        for scramble in [false, true] {
-            let (copy, _) = copy_of(&damaged.dev, &options(scramble));
+        for obfuscate in [false, true] {
+            let (copy, _) = copy_of(&damaged.dev, &options(obfuscate));
             assert_eq!(
                 classes(&copy),
                 classes(&damaged.dev),
-                "round {round}, scrambled: {scramble}\n{}instead of\n{}",
+                "round {round}, obfuscated: {obfuscate}\n{}instead of\n{}",
                 listing(&copy),
                 listing(&damaged.dev)
             );
@@ -211,13 +211,13 @@ fn a_log_is_copied_without_contents() {
     assert!(has_text(&crashed, b"SECRET-OF-A-SMALL-FILE") && has_text(&crashed, b"SECRET-OF-A-LARGER"));
     let wanted = verdict(&crashed);
     assert!(matches!(&wanted, Ok((classes, replayed, _)) if classes.is_empty() && *replayed > 100), "{wanted:?}");
-    for scramble in [false, true] {
-        let (copy, copied) = copy_of(&crashed, &options(scramble));
+    for obfuscate in [false, true] {
+        let (copy, copied) = copy_of(&crashed, &options(obfuscate));
         assert_eq!(verdict(&copy), wanted, "{}", listing(&copy));
         assert_eq!(Ok(copied.transactions), wanted.as_ref().map(|w| w.1));
-        assert!(!has_text(&copy, b"SECRET-OF-A"), "scrambled: {scramble}");
-        assert_eq!(has_text(&copy, b"SECRET-VALUE"), !scramble);
-        assert_eq!(has_text(&copy, b"confidential"), !scramble);
+        assert!(!has_text(&copy, b"SECRET-OF-A"), "obfuscated: {obfuscate}");
+        assert_eq!(has_text(&copy, b"SECRET-VALUE"), !obfuscate);
+        assert_eq!(has_text(&copy, b"confidential"), !obfuscate);
         let fs = image::mount(&copy, false);
         let mut names = 0;
         fs.readdir(ROOT_INO, 0, false, &mut |_| {
@@ -246,11 +246,11 @@ fn a_log_on_another_device_goes_to_another_copy() {
     let to = Devices { dev: &*dev as &dyn Device, log: None };
     let without = copy_metadata(&source(None), &to, &options(false), &|_, _, _| {});
     assert!(without.unwrap_err().to_string().contains("another device"));
-    for scramble in [false, true] {
+    for obfuscate in [false, true] {
         let (copy, log_copy) = (Arc::new(MemoryDevice::new(dev.len())), Arc::new(MemoryDevice::new(log.len())));
         let to = Devices { dev: &*copy as &dyn Device, log: Some(&*log_copy as &dyn Device) };
         let source = source(Some(log.clone() as Arc<dyn Device>));
-        copy_metadata(&source, &to, &options(scramble), &|_, _, _| {}).unwrap();
+        copy_metadata(&source, &to, &options(obfuscate), &|_, _, _| {}).unwrap();
         let see = |d: &Arc<MemoryDevice>, l: &Arc<MemoryDevice>| {
             let r = check(d.clone(), Some(l.clone()), &CheckOptions::default(), &|_, _, _| {}).unwrap();
             (r.by_class, r.replayed, r.counts)
