@@ -6,7 +6,7 @@ use crate::progress::Steps;
 use crate::text::print_json;
 use anyhow::anyhow;
 use cffs::Error;
-use cffs::check::repair::{Action, RepairOptions, Repaired, has_superblock, repair, settle};
+use cffs::check::repair::{Action, RepairOptions, Repaired, has_superblock, recover_log, repair};
 use cffs::check::{CheckOptions, Report, check};
 use cffs::device::{Device, OpenMode};
 use cffs::format::superblock::State;
@@ -91,7 +91,7 @@ struct Outcome {
     before: Option<Report>,
     repaired: Option<Repaired>,
     /// Nothing was wrong but that the file system was not unmounted: the log was replayed, if there was one.
-    settled: Option<u64>,
+    recovered: Option<u64>,
 }
 
 impl Outcome {
@@ -103,11 +103,11 @@ impl Outcome {
     }
     /// Whether the image is another one than before.
     fn changed(&self) -> bool {
-        self.settled.is_some() || self.repaired.as_ref().is_some_and(|r| r.actions_total > 0 || r.replayed > 0)
+        self.recovered.is_some() || self.repaired.as_ref().is_some_and(|r| r.actions_total > 0 || r.replayed > 0)
     }
     /// Transactions replayed on the image.
     fn replayed(&self) -> u64 {
-        self.settled.or(self.repaired.as_ref().map(|r| r.replayed)).unwrap_or(0)
+        self.recovered.or(self.repaired.as_ref().map(|r| r.replayed)).unwrap_or(0)
     }
 }
 
@@ -145,11 +145,11 @@ pub fn run(args: &FsckArgs) -> anyhow::Result<u8> {
     }
     // After a crash the log has all that is missing.
     if quick && state == Some(State::Journaled) {
-        let replayed = settle(&*dev, log_dev.as_deref()).about(|| &name).exit_code(exit::fsck::OPERATIONAL)?;
+        let replayed = recover_log(&*dev, log_dev.as_deref()).about(|| &name).exit_code(exit::fsck::OPERATIONAL)?;
         writeln!(io::stdout(), "{name}: the log was replayed ({replayed} transactions): clean")?;
         return Ok(exit::fsck::CORRECTED);
     }
-    let mut outcome = Outcome { before: None, repaired: None, settled: None };
+    let mut outcome = Outcome { before: None, repaired: None, recovered: None };
     if state.is_some() {
         match check_device(dev.clone(), log_dev.clone(), args.data, args.jobs) {
             Ok(report) => outcome.before = Some(report),
@@ -161,8 +161,8 @@ pub fn run(args: &FsckArgs) -> anyhow::Result<u8> {
     match &outcome.before {
         Some(report) if report.is_sound() => {
             if writes && state != Some(State::Clean) {
-                let settled = settle(&*dev, log_dev.as_deref());
-                outcome.settled = Some(settled.about(|| &name).exit_code(exit::fsck::OPERATIONAL)?);
+                let recovered = recover_log(&*dev, log_dev.as_deref());
+                outcome.recovered = Some(recovered.about(|| &name).exit_code(exit::fsck::OPERATIONAL)?);
             }
         }
         before => {
@@ -316,7 +316,7 @@ fn print(outcome: &Outcome, name: &str) -> io::Result<()> {
             let (changes, blocks) = (r.actions_total, r.blocks_written);
             writeln!(io::stdout(), "{name}: REPAIRED: {changes} changes, {blocks} blocks written{named}")?;
         }
-        None if report.replayed > 0 && outcome.settled.is_none() => {
+        None if report.replayed > 0 && outcome.recovered.is_none() => {
             let n = report.replayed;
             writeln!(io::stdout(), "{name}: checked as after a replay of its log ({n} transactions)")?;
         }

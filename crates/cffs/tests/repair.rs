@@ -180,7 +180,7 @@ fn a_file_system_with_unknown_features_is_left_alone() {
     let before = image.read(image.g.counters_block());
     let e = repair(image.dev.clone(), None, &RepairOptions::default(), &mut |_| true, &|_, _, _| {}).unwrap_err();
     assert!(e.to_string().contains("unknown feature bit 40"), "{e}");
-    let e = cffs::check::repair::settle(&*image.dev, None).unwrap_err();
+    let e = cffs::check::repair::recover_log(&*image.dev, None).unwrap_err();
     assert!(e.to_string().contains("unknown feature bit 40"), "{e}");
     assert_eq!(image.read(image.g.counters_block()), before);
 }

@@ -113,7 +113,7 @@ impl MapWalk {
         }
         self.frags += e.len;
         ck.counts.extents += 1;
-        let fresh = ck.claims.claim(e.start, e.len, self.ino);
+        let fresh = ck.ownership.claim(e.start, e.len, self.ino);
         Some((e, fresh))
     }
 

@@ -21,12 +21,12 @@
 //! 24 for each name of the directory that is looked at, 300 for each directory whose inode is in the external table; a
 //! megabyte for each thread.
 
-mod claims;
 mod dirs;
 mod extents;
 mod fetch;
 mod index;
 mod inodes;
+mod ownership;
 mod pool;
 mod quota;
 mod reader;
@@ -51,9 +51,9 @@ use crate::format::{BlockAddr, BlockId, BlockKind, Corrupt, Geometry, Ino, Inode
 use crate::journal::current_header;
 use crate::journal::recovery::replay;
 use crate::mkfs::{backup_ags, read_superblock, read_superblock_copy};
-use claims::{Claims, Conflict, FIXED};
 use fetch::Fetcher;
 use inodes::Register;
+use ownership::{Conflict, FIXED, OwnershipMap};
 use pool::Pool;
 use quota::Quotas;
 use report::Problems;
@@ -218,7 +218,7 @@ struct Checker<'a> {
     /// The blocks that were asked for, where somebody wants to know.
     seen: Option<HashSet<BlockAddr>>,
     problems: Problems,
-    claims: Claims,
+    ownership: OwnershipMap,
     register: Register,
     /// Inodes of the external table, in order of their numbers.
     external: Vec<External>,
@@ -263,7 +263,7 @@ impl<'a> Checker<'a> {
             pool,
             seen: None,
             problems,
-            claims: Claims::new(g, search),
+            ownership: OwnershipMap::new(g, search),
             register: Register::default(),
             external: Vec::new(),
             external_dirs: HashMap::new(),
@@ -299,13 +299,13 @@ impl<'a> Checker<'a> {
 
     /// Claims a whole block. False if it has an owner.
     fn claim_block(&mut self, block: BlockAddr, owner: u64) -> bool {
-        self.claims.claim(self.g.frag_of_block(block), self.g.frags_per_block(), owner)
+        self.ownership.claim(self.g.frag_of_block(block), self.g.frags_per_block(), owner)
     }
 
     /// Everything, in the order of the phases.
     fn check_all(mut self, options: &CheckOptions, replayed: u64) -> Report {
         let counters = self.walk_all();
-        let conflicts = self.claims.take_conflicts();
+        let conflicts = self.ownership.take_conflicts();
         if !conflicts.is_empty() {
             let found = self.find_owners(conflicts);
             self.report_shared(&found);
@@ -317,7 +317,7 @@ impl<'a> Checker<'a> {
             self.phase_done(Phase::Data);
         }
         let g = self.g;
-        self.counts.frags_used = self.claims.total + g.ag_count * g.ag_header_blocks() * g.frags_per_block();
+        self.counts.frags_used = self.ownership.total + g.ag_count * g.ag_header_blocks() * g.frags_per_block();
         self.counts.frags_total = g.total_frags();
         Report {
             problems_total: self.problems.total,
@@ -336,7 +336,7 @@ impl<'a> Checker<'a> {
         let pool = Pool::new(fetcher(self.dev, &self.sb, self.g), self.sb.hash_seed, 1);
         let mut again = Checker::new(&pool, self.dev, self.sb.clone(), Problems::new(0), conflicts, &|_, _, _| {});
         again.walk_all();
-        again.claims.take_found()
+        again.ownership.take_found()
     }
 
     /// A metadata block with the right checksum and identity.
@@ -378,9 +378,9 @@ impl<'a> Checker<'a> {
         self.check_superblock_copies();
         let fpb = self.g.frags_per_block();
         // The headers of the groups need no claim: no claim may touch them.
-        self.claims.claim(self.g.sys_start * fpb, self.g.sys_blocks() * fpb, FIXED);
+        self.ownership.claim(self.g.sys_start * fpb, self.g.sys_blocks() * fpb, FIXED);
         if self.sb.log_start != 0 {
-            self.claims.claim(self.sb.log_start * fpb, self.sb.log_blocks * fpb, FIXED);
+            self.ownership.claim(self.sb.log_start * fpb, self.sb.log_blocks * fpb, FIXED);
         }
         let addr = self.g.counters_block();
         let counters = match self.meta(BlockId { kind: BlockKind::Counters, addr, owner: 0 }) {

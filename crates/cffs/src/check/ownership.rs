@@ -20,7 +20,7 @@ pub(super) struct Conflict {
     pub(super) owners: Vec<u64>,
 }
 
-pub(super) struct Claims {
+pub(super) struct OwnershipMap {
     g: Geometry,
     used: BTreeMap<FragAddr, FragAddr>,
     conflicts: Vec<Conflict>,
@@ -29,10 +29,10 @@ pub(super) struct Claims {
     pub(super) total: u64,
 }
 
-impl Claims {
+impl OwnershipMap {
     /// `search`: conflicts of an earlier walk whose owners are to be found in this one.
-    pub(super) fn new(g: Geometry, search: Vec<Conflict>) -> Claims {
-        Claims { g, used: BTreeMap::new(), conflicts: Vec::new(), search, total: 0 }
+    pub(super) fn new(g: Geometry, search: Vec<Conflict>) -> OwnershipMap {
+        OwnershipMap { g, used: BTreeMap::new(), conflicts: Vec::new(), search, total: 0 }
     }
 
     /// Claims a run inside the file system. False if some of it has an owner already.
@@ -139,19 +139,19 @@ mod tests {
     proptest! {
         #[test]
         fn equals_a_set(runs in proptest::collection::vec((1000u64..1400, 1u64..40), 1..60)) {
-            let mut claims = Claims::new(geometry(), Vec::new());
+            let mut ownership = OwnershipMap::new(geometry(), Vec::new());
             let mut model = std::collections::BTreeSet::new();
             let mut shared = std::collections::BTreeSet::new();
             for (start, len) in runs {
                 let fresh = (start..start + len).all(|f| !model.contains(&f));
                 shared.extend((start..start + len).filter(|f| model.contains(f)));
                 model.extend(start..start + len);
-                prop_assert_eq!(claims.claim(start, len, 7), fresh);
+                prop_assert_eq!(ownership.claim(start, len, 7), fresh);
             }
-            prop_assert_eq!(claims.total, model.len() as u64);
-            let used: Vec<u64> = claims.within(1100, 1300).flat_map(|(s, e)| s..e).collect();
+            prop_assert_eq!(ownership.total, model.len() as u64);
+            let used: Vec<u64> = ownership.within(1100, 1300).flat_map(|(s, e)| s..e).collect();
             prop_assert_eq!(used, model.range(1100..1300).copied().collect::<Vec<_>>());
-            let found: Vec<u64> = claims.take_conflicts().into_iter().flat_map(|c| c.start..c.end).collect();
+            let found: Vec<u64> = ownership.take_conflicts().into_iter().flat_map(|c| c.start..c.end).collect();
             prop_assert_eq!(found, shared.into_iter().collect::<Vec<_>>());
         }
     }
@@ -160,12 +160,12 @@ mod tests {
     fn headers_of_groups_are_taken_and_owners_found() {
         let g = geometry();
         let ag = g.ag_blocks * g.frags_per_block();
-        let mut claims = Claims::new(g, Vec::new());
-        assert!(claims.claim(ag - 10, 10, 5));
-        assert!(!claims.claim(ag - 4, 8, 6), "overlaps the run and the next header");
-        let conflicts = claims.take_conflicts();
+        let mut ownership = OwnershipMap::new(g, Vec::new());
+        assert!(ownership.claim(ag - 10, 10, 5));
+        assert!(!ownership.claim(ag - 4, 8, 6), "overlaps the run and the next header");
+        let conflicts = ownership.take_conflicts();
         assert_eq!(conflicts.iter().map(|c| (c.start, c.end)).collect::<Vec<_>>(), [(ag - 4, ag + 4)]);
-        let mut again = Claims::new(g, conflicts);
+        let mut again = OwnershipMap::new(g, conflicts);
         again.claim(ag - 10, 10, 5);
         again.claim(ag - 4, 8, 6);
         assert_eq!(again.take_found()[0].owners, [5, 6, FIXED]);

@@ -53,7 +53,7 @@ impl Checker<'_> {
         let fpb = self.g.frags_per_block();
         if ags < self.g.ag_count {
             let start = self.g.ag_start(ags);
-            if let Some(frag) = self.claims.first_from(start * fpb) {
+            if let Some(frag) = self.ownership.first_from(start * fpb) {
                 let ag = self.g.ag_of(frag / fpb);
                 self.problems.add(
                     Class::GroupVirgin,
@@ -112,7 +112,7 @@ impl Checker<'_> {
             expected.fill(0);
             set_bits(&mut expected, 0, within(g.ag_header_blocks() * fpb), true);
             set_bits(&mut expected, within(frags), bits, true);
-            for (s, e) in self.claims.within(first + from, first + (from + bits).min(frags).max(from)) {
+            for (s, e) in self.ownership.within(first + from, first + (from + bits).min(frags).max(from)) {
                 set_bits(&mut expected, within(s - first), within(e - first), true);
             }
             let found = &block[BITMAP_BITS..];
@@ -155,7 +155,7 @@ impl Checker<'_> {
     }
 
     /// Reports fragments with several owners.
-    pub(super) fn report_shared(&mut self, conflicts: &[super::claims::Conflict]) {
+    pub(super) fn report_shared(&mut self, conflicts: &[super::ownership::Conflict]) {
         for c in conflicts {
             let owners: Vec<String> = c.owners.iter().map(|o| owner_text(*o)).collect();
             self.problems.add(
@@ -173,7 +173,7 @@ fn run_text(first: u64, len: u64) -> String {
 
 fn owner_text(owner: u64) -> String {
     match owner {
-        super::claims::FIXED => "the file system itself".into(),
+        super::ownership::FIXED => "the file system itself".into(),
         ino => format!("inode {ino}"),
     }
 }

@@ -6,19 +6,20 @@
 use super::maps::join;
 use super::volume::Copy;
 use super::walk::inode_place;
-use super::{Class, Outcome, Repairer};
+use super::{Class, Repairer};
+use crate::error::Result;
 use crate::format::{BlockId, BlockKind, Extent, Ino, InodeFormat};
 
 impl Repairer<'_> {
     /// Decides who keeps shared space. What files shall map instead goes to `remap`.
-    pub(super) fn resolve_shared(&mut self) -> Outcome<()> {
+    pub(super) fn resolve_shared(&mut self) -> Result<()> {
         if self.shared.is_empty() {
             return Ok(());
         }
         let mut taken = super::intervals::Intervals::default();
         let mut inos: Vec<Ino> = self.inodes.keys().copied().collect();
         // Those whose maps are a guess come late, and last those that it shows of.
-        inos.sort_unstable_by_key(|ino| (self.doubtful.contains(ino), self.guessed.contains(ino), *ino));
+        inos.sort_unstable_by_key(|ino| (self.inconsistent.contains(ino), self.guessed.contains(ino), *ino));
         inos.push(crate::format::ROOT_INO);
         for ino in inos {
             let Some(inode) = self.load(ino) else { continue };
@@ -28,12 +29,12 @@ impl Repairer<'_> {
             let owner = self.remap_owner.get(&ino).copied().unwrap_or(ino);
             let extents = match self.remap.get(&ino) {
                 Some(list) => list.clone(),
-                None => self.gather_as(&inode, owner).extents,
+                None => self.read_map_as(&inode, owner).extents,
             };
             if !extents.iter().any(|e| self.shared.overlaps(e.start, e.start + e.len)) {
                 continue;
             }
-            let guessed = self.guessed.contains(&ino) || self.doubtful.contains(&ino);
+            let guessed = self.guessed.contains(&ino) || self.inconsistent.contains(&ino);
             let (mut out, mut lost, mut copied) = (Vec::new(), 0, 0);
             for e in extents {
                 let dir = inode.is_dir().then_some(ino);
@@ -102,7 +103,7 @@ impl Repairer<'_> {
                     out.push(piece(*a, *b));
                 }
                 for (a, b) in theirs {
-                    let to = if guessed || self.vol.frozen { None } else { self.alloc(b - a, 1) };
+                    let to = if guessed || self.vol.surveying { None } else { self.alloc(b - a, 1) };
                     match to {
                         Some(to) => {
                             if !e.unwritten {
@@ -120,11 +121,11 @@ impl Repairer<'_> {
     }
 
     /// Writes the maps that are to change.
-    pub(super) fn write_maps(&mut self) -> Outcome<()> {
+    pub(super) fn write_maps(&mut self) -> Result<()> {
         for (ino, extents) in std::mem::take(&mut self.remap) {
             let Some(mut inode) = self.load(ino) else { continue };
             let owner = self.remap_owner.get(&ino).copied().unwrap_or(ino);
-            let old = self.gather_as(&inode, owner);
+            let old = self.read_map_as(&inode, owner);
             self.set_map(&mut inode, &old, extents)?;
             self.store(&inode);
         }

@@ -97,7 +97,7 @@ pub(super) fn set_counts(block: &mut [u8]) {
     put_u16(block, DIR_ORPHANS, orphans);
 }
 
-/// Finds the entries. After the first that makes no sense, every place at which one could begin is tried.
+/// Finds the entries. After the first that makes no sense, every place at which one could begin is tried_blocks.
 fn find(block: &[u8], seed: [u64; 2], g: &Geometry, trusted: bool) -> Vec<Piece> {
     let (mut at, mut out, mut chained) = (META_HEADER_SIZE, Vec::new(), trusted);
     while at + ENTRY_HEADER <= block.len() {

@@ -3,7 +3,8 @@
 use super::maps::Map;
 use super::maps::add_extents;
 use super::walk::Name;
-use super::{Class, Outcome, Repairer};
+use super::{Class, Repairer};
+use crate::error::Result;
 use crate::format::dirblock::{DIR_BLOCKS_MAX, DIR_LBLOCK, entries, validate};
 use crate::format::dirindex::{
     BUCKET_COUNT, BUCKET_FLAGS, BUCKET_NUMBER, BUCKET_OVERFLOWED, PAIR_SIZE, bucket_capacity, bucket_of, bucket_target,
@@ -65,13 +66,13 @@ impl Repairer<'_> {
     }
 
     /// Writes the index of a directory anew, in new blocks, or leaves it away if the directory is small.
-    pub(super) fn rebuild_index(&mut self, ino: Ino) -> Outcome<()> {
+    pub(super) fn rebuild_index(&mut self, ino: Ino) -> Result<()> {
         let place = super::walk::inode_place(ino);
         if !self.fix(Class::IndexBucket, &place, "the index does not say what the names say".into(), "write it anew")? {
             return Ok(());
         }
         let Some(mut inode) = self.load(ino) else { return Ok(()) };
-        let map = self.gather(&inode);
+        let map = self.read_map(&inode);
         let fpb = self.g.frags_per_block();
         let mut list = Vec::new();
         for e in &map.extents {

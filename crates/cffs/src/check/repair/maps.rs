@@ -1,7 +1,8 @@
 //! Extent maps: what of one makes sense, who else claims it, and writing one anew.
 
-use super::volume::Bad;
-use super::{Outcome, Repairer};
+use super::Repairer;
+use super::volume::BlockError;
+use crate::error::Result;
 use crate::format::extent::{
     Child, EXTENT_LEN_MAX, EXTENT_SIZE, Extent, LOGICAL_END, NODE_COUNT, node_capacity, node_entry, set_node_header,
 };
@@ -45,17 +46,17 @@ fn node_entries(block: &[u8]) -> Vec<[u8; EXTENT_SIZE]> {
 
 impl Repairer<'_> {
     /// Reads the map of an inode, leaving out what cannot be. Nothing is claimed.
-    pub(super) fn gather(&mut self, inode: &Inode) -> Map {
-        self.gather_as(inode, inode.ino)
+    pub(super) fn read_map(&mut self, inode: &Inode) -> Map {
+        self.read_map_as(inode, inode.ino)
     }
 
     /// The same for an inode whose nodes carry another number.
-    pub(super) fn gather_as(&mut self, inode: &Inode, owner: Ino) -> Map {
+    pub(super) fn read_map_as(&mut self, inode: &Inode, owner: Ino) -> Map {
         let mut map = Map::default();
         let mut at = 0;
         match &inode.format {
             InodeFormat::Inline(_) => {}
-            InodeFormat::Extents(list) => self.gather_extents(&mut map, list, &mut at, LOGICAL_END),
+            InodeFormat::Extents(list) => self.read_extents(&mut map, list, &mut at, LOGICAL_END),
             InodeFormat::Tree { height, children } => {
                 let mut seen = HashSet::new();
                 let mut stack = vec![(children.clone(), u16::from(*height) - 1, LOGICAL_END, 0usize)];
@@ -85,7 +86,7 @@ impl Repairer<'_> {
                     at = child.key;
                     if level == 0 {
                         let list: Vec<Extent> = entries.iter().map(|e| Extent::decode(e)).collect();
-                        self.gather_extents(&mut map, &list, &mut at, bound);
+                        self.read_extents(&mut map, &list, &mut at, bound);
                     } else {
                         let list: Vec<Child> = entries.iter().map(|e| Child::decode(e)).collect();
                         stack.push((list, level - 1, bound, 0));
@@ -108,7 +109,7 @@ impl Repairer<'_> {
                 let what = format!("extent tree node at block {addr}: level {found} with {count} entries");
                 (what, Some(block))
             }
-            Err(Bad::Damaged(what, block)) => {
+            Err(BlockError::Damaged(what, block)) => {
                 let mine = crate::format::get_u32(&block, 0) == BlockKind::ExtentNode as u32
                     && get_u64(&block, 8) == self.g.fsid
                     && get_u64(&block, 16) == addr
@@ -124,7 +125,7 @@ impl Repairer<'_> {
         block
     }
 
-    fn gather_extents(&mut self, map: &mut Map, list: &[Extent], at: &mut u64, high: u64) {
+    fn read_extents(&mut self, map: &mut Map, list: &[Extent], at: &mut u64, high: u64) {
         for e in list {
             let end = e.logical.saturating_add(e.len);
             if e.len == 0 || e.len > EXTENT_LEN_MAX || e.logical < *at || end > high {
@@ -254,7 +255,7 @@ impl Repairer<'_> {
 
     /// Writes a map into an inode: in the inode itself if it fits, else a new tree. `old` is what it had; its nodes become
     /// free. What does not fit any more is lost, and told.
-    pub(super) fn set_map(&mut self, inode: &mut Inode, old: &Map, extents: Vec<Extent>) -> Outcome<()> {
+    pub(super) fn set_map(&mut self, inode: &mut Inode, old: &Map, extents: Vec<Extent>) -> Result<()> {
         let mut list = join(extents);
         for node in &old.nodes {
             self.release_block(*node);

@@ -22,12 +22,12 @@ mod conflicts;
 mod entries;
 mod index;
 mod intervals;
-mod lost;
 mod maps;
 mod space;
 mod start;
 mod sums;
 mod tables;
+mod unmapped;
 mod volume;
 mod walk;
 mod xattrs;
@@ -54,7 +54,7 @@ use maps::Map;
 use serde::Serialize;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
-use tables::Witness;
+use tables::OldLocator;
 use volume::{View, Volume};
 
 /// Walks after which a repair that still finds something gives up.
@@ -219,7 +219,7 @@ pub fn has_superblock(dev: &dyn Device, log_dev: Option<&dyn Device>) -> bool {
 /// # Errors
 ///
 /// There is no good superblock, the log cannot be replayed or is on a device that was not given, or a device fails.
-pub fn settle(dev: &dyn Device, log_dev: Option<&dyn Device>) -> Result<u64> {
+pub fn recover_log(dev: &dyn Device, log_dev: Option<&dyn Device>) -> Result<u64> {
     let mut sb = crate::mkfs::read_superblock(dev)?;
     start::writable(&sb)?;
     let g = Geometry::new(&sb)?;
@@ -356,9 +356,6 @@ impl Session<'_> {
     }
 }
 
-/// Result of a step.
-type Outcome<T> = Result<T>;
-
 fn no_space(what: &str) -> Error {
     Error::Invalid(format!("no space left for {what}: make room, or repair a copy on a larger device"))
 }
@@ -392,7 +389,7 @@ impl Known {
 }
 
 /// An inode that waits for a name in lost+found.
-struct Lost {
+struct Disconnected {
     ino: Ino,
     file_type: FileType,
     /// The inode, if it stands nowhere any more.
@@ -425,27 +422,27 @@ struct Repairer<'a> {
     /// A directory could not be walked.
     incomplete: bool,
     /// Directories that no name leads to, other than from below them.
-    tops: HashSet<Ino>,
+    unreachable_roots: HashSet<Ino>,
     /// Maps to be written, and the number that the old nodes carry where it is another.
     remap: BTreeMap<Ino, Vec<Extent>>,
     remap_owner: HashMap<Ino, Ino>,
     reindex: Vec<Ino>,
-    lost: Vec<Lost>,
-    displaced: HashSet<Ino>,
+    disconnected: Vec<Disconnected>,
+    disconnected_inos: HashSet<Ino>,
     external_map: Map,
     external_blocks: BTreeMap<u64, BlockAddr>,
     locator_map: Map,
-    witness: Witness,
+    old_locator: OldLocator,
     old_bitmap: Option<(u64, u64, Option<Vec<u8>>)>,
     named: u64,
     /// Everything that looks like one of ours is believed to be.
     scavenging: bool,
     max_ino: Ino,
     damaged_maps: HashSet<Ino>,
-    tried: HashSet<BlockAddr>,
+    tried_blocks: HashSet<BlockAddr>,
     guessed: HashSet<Ino>,
     /// Their own numbers contradict each other: the map is what is wrong, or the number.
-    doubtful: HashSet<Ino>,
+    inconsistent: HashSet<Ino>,
     alloc_cursor: u64,
 }
 
@@ -480,31 +477,31 @@ impl<'a> Repairer<'a> {
             inodes: HashMap::new(),
             walked: HashSet::new(),
             incomplete: false,
-            tops: HashSet::new(),
+            unreachable_roots: HashSet::new(),
             remap: BTreeMap::new(),
             remap_owner: HashMap::new(),
             reindex: Vec::new(),
-            lost: Vec::new(),
-            displaced: HashSet::new(),
+            disconnected: Vec::new(),
+            disconnected_inos: HashSet::new(),
             external_map: Map::default(),
             external_blocks: BTreeMap::new(),
             locator_map: Map::default(),
-            witness: Witness::default(),
+            old_locator: OldLocator::default(),
             old_bitmap: None,
             named: 0,
             scavenging: false,
             max_ino: 0,
             damaged_maps: HashSet::new(),
-            tried: HashSet::new(),
+            tried_blocks: HashSet::new(),
             guessed: HashSet::new(),
-            doubtful: HashSet::new(),
+            inconsistent: HashSet::new(),
             alloc_cursor: 0,
         }
     }
 
     /// Finds out what is to change.
-    fn work(&mut self) -> Outcome<()> {
-        self.look_around()?;
+    fn work(&mut self) -> Result<()> {
+        self.survey()?;
         for n in 1..=ROUNDS_MAX {
             // The last one ends with what there is: another repair goes on from there.
             if self.round(n == ROUNDS_MAX)? {
@@ -515,17 +512,17 @@ impl<'a> Repairer<'a> {
     }
 
     /// Walks without changing anything, and gives back to damaged maps what can be found of them, until nothing is found.
-    fn look_around(&mut self) -> Outcome<()> {
+    fn survey(&mut self) -> Result<()> {
         for _ in 0..ROUNDS_MAX {
-            self.forget();
+            self.begin_walk();
             self.system_inodes()?;
-            self.vol.frozen = true;
+            self.vol.surveying = true;
             let walked = self.walk_all();
-            self.vol.frozen = false;
+            self.vol.surveying = false;
             walked?;
             // While something could not be walked, what is below it only seems to be lost.
-            let complete = !self.incomplete && self.displaced.is_empty();
-            if !self.adopt(complete)? {
+            let complete = !self.incomplete && self.disconnected_inos.is_empty();
+            if !self.reattach(complete)? {
                 break;
             }
         }
@@ -533,20 +530,20 @@ impl<'a> Repairer<'a> {
     }
 
     /// One walk with changes, and what follows from it. True if the walk changed nothing, so that all is done.
-    fn round(&mut self, last: bool) -> Outcome<bool> {
-        self.forget();
+    fn round(&mut self, last: bool) -> Result<bool> {
+        self.begin_walk();
         let before = self.vol.changes;
         self.system_inodes()?;
         self.walk_all()?;
-        self.claim_lost();
+        self.claim_disconnected();
         self.resolve_shared()?;
         self.write_maps()?;
         for ino in std::mem::take(&mut self.reindex) {
             self.rebuild_index(ino)?;
         }
-        self.name_lost()?;
+        self.reconnect()?;
         self.finish_external()?;
-        let changed = self.vol.changes != before || self.adopt(true)?;
+        let changed = self.vol.changes != before || self.reattach(true)?;
         if changed && !last {
             return Ok(false);
         }
@@ -563,7 +560,7 @@ impl<'a> Repairer<'a> {
     }
 
     /// Begins a walk: what an earlier one found is no longer true.
-    fn forget(&mut self) {
+    fn begin_walk(&mut self) {
         self.rounds += 1;
         self.used = Intervals::default();
         self.meta = Intervals::default();
@@ -571,22 +568,22 @@ impl<'a> Repairer<'a> {
         self.inodes.clear();
         self.walked.clear();
         self.incomplete = false;
-        self.tops.clear();
+        self.unreachable_roots.clear();
         self.remap.clear();
         self.remap_owner.clear();
         self.reindex.clear();
-        self.lost.clear();
-        self.displaced.clear();
+        self.disconnected.clear();
+        self.disconnected_inos.clear();
         self.external_map = Map::default();
         self.external_blocks.clear();
         self.locator_map = Map::default();
-        self.witness = Witness::default();
+        self.old_locator = OldLocator::default();
         self.old_bitmap = None;
     }
 
     /// One walk through everything that names and tables lead to.
-    fn walk_all(&mut self) -> Outcome<()> {
-        self.read_witness();
+    fn walk_all(&mut self) -> Result<()> {
+        self.read_old_locator();
         self.external_table()?;
         self.quota_files()?;
         if let Some(mut root) = self.load(ROOT_INO) {
@@ -597,11 +594,11 @@ impl<'a> Repairer<'a> {
             }
         }
         self.walk_tree(ROOT_INO, ROOT_INO)?;
-        let tops = self.unreachable_tops();
-        for ino in tops {
+        let roots = self.unreachable_roots();
+        for ino in roots {
             if !self.walked.contains(&ino) && self.load(ino).is_some_and(|i| i.nlink > 0 || self.has_names(&i)) {
                 // Its name will be the one in lost+found: a link from below it would be a second one.
-                self.tops.insert(ino);
+                self.unreachable_roots.insert(ino);
                 if let Some(k) = self.inodes.get_mut(&ino) {
                     k.names = 1;
                 }
@@ -613,13 +610,13 @@ impl<'a> Repairer<'a> {
     }
 
     /// Asks whether to change something. Never asks, and never changes, while only looking.
-    fn fix(&mut self, class: Class, place: &str, text: String, action: &str) -> Outcome<bool> {
-        Ok(!self.vol.frozen && self.session.fix(class, place, text, action))
+    fn fix(&mut self, class: Class, place: &str, text: String, action: &str) -> Result<bool> {
+        Ok(!self.vol.surveying && self.session.fix(class, place, text, action))
     }
 
     /// The same for something that all else depends on.
-    fn must_fix(&mut self, class: Class, place: &str, text: String, action: &str) -> Outcome<()> {
-        if self.vol.frozen { Ok(()) } else { self.session.must(class, place, text, action) }
+    fn must_fix(&mut self, class: Class, place: &str, text: String, action: &str) -> Result<()> {
+        if self.vol.surveying { Ok(()) } else { self.session.must(class, place, text, action) }
     }
 
     fn note(&mut self, class: Class, place: &str, text: String, action: &str) {
@@ -627,12 +624,12 @@ impl<'a> Repairer<'a> {
         self.session.note(action);
     }
 
-    fn tell(&self, phase: Phase, done: u64, total: u64) {
+    fn report_progress(&self, phase: Phase, done: u64, total: u64) {
         (self.progress)(phase, done, total.max(done));
     }
 
-    fn tell_progress(&self) {
-        self.tell(Phase::Tree, self.inodes.len() as u64, self.inodes.len() as u64);
+    fn report_tree_progress(&self) {
+        self.report_progress(Phase::Tree, self.inodes.len() as u64, self.inodes.len() as u64);
     }
 
     /// Reads an inode where it stands.
@@ -667,7 +664,7 @@ impl<'a> Repairer<'a> {
 
     /// Writes an inode where it stands.
     fn store(&mut self, inode: &Inode) {
-        if self.vol.frozen {
+        if self.vol.surveying {
             return;
         }
         let place = if (ROOT_INO..=LAST_SYSTEM_INO).contains(&inode.ino) {

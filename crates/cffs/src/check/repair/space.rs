@@ -1,6 +1,7 @@
 //! What follows from who uses what: bitmaps, headers of allocation groups, counters, copies of the superblock.
 
-use super::{Class, Outcome, Repairer};
+use super::{Class, Repairer};
+use crate::error::Result;
 use crate::format::ag::{AG_FREE_FRAGS, BITMAP_BITS, BITMAP_INDEX, free_runs, set_bits};
 use crate::format::sums::AG_SUM_BLOCKS;
 use crate::format::superblock::SUPERBLOCK_SIZE;
@@ -62,7 +63,7 @@ impl Repairer<'_> {
     }
 
     /// Makes bitmaps and headers of all groups in use agree with the claims. Returns the free fragments.
-    pub(super) fn rebuild_space(&mut self, ags: u64) -> Outcome<u64> {
+    pub(super) fn rebuild_space(&mut self, ags: u64) -> Result<u64> {
         let g = self.g;
         let fpb = g.frags_per_block();
         let mut free_total = 0;
@@ -111,7 +112,7 @@ impl Repairer<'_> {
                 self.vol.put(id.addr, b);
             }
             free_total += free;
-            self.tell(super::Phase::Space, ag + 1, ags);
+            self.report_progress(super::Phase::Space, ag + 1, ags);
         }
         if ags < g.ag_count {
             let blocks = g.total_blocks - g.ag_start(ags);
@@ -121,7 +122,7 @@ impl Repairer<'_> {
     }
 
     /// Makes the counters agree with what was found.
-    pub(super) fn rebuild_counters(&mut self, free_frags: u64, ags: u64) -> Outcome<()> {
+    pub(super) fn rebuild_counters(&mut self, free_frags: u64, ags: u64) -> Result<()> {
         let inodes = self.inodes.len() as u64 + 1;
         let new = Counters { free_frags, inodes, ags, orphan_head: 0, blocks: self.g.total_blocks };
         let id = self.counters_id();
@@ -135,7 +136,7 @@ impl Repairer<'_> {
     }
 
     /// Makes the copies of the superblock agree with the primary.
-    pub(super) fn rebuild_copies(&mut self) -> Outcome<()> {
+    pub(super) fn rebuild_copies(&mut self) -> Result<()> {
         let g = self.g;
         for ag in backup_ags(&g) {
             let addr = self.g.ag_start(ag);

@@ -2,8 +2,9 @@
 //! taken as they are.
 
 use super::super::sums::{check_index, table_id};
-use super::volume::Bad;
-use super::{Class, Outcome, Repairer};
+use super::volume::BlockError;
+use super::{Class, Repairer};
+use crate::error::Result;
 use crate::format::sums::{self, AG_SUM_BLOCKS, NONE, SUM_SIZE, sum_offset};
 use crate::format::superblock::State;
 use crate::format::{BlockId, BlockKind, FragAddr};
@@ -11,7 +12,7 @@ use crate::format::{BlockId, BlockKind, FragAddr};
 impl Repairer<'_> {
     /// Which table blocks of an allocation group exist, as its header has it, without those that cannot be used. Empty if
     /// the feature is off.
-    pub(super) fn usable_sums(&mut self, ag: u64, place: &str) -> Outcome<Vec<u8>> {
+    pub(super) fn usable_sums(&mut self, ag: u64, place: &str) -> Result<Vec<u8>> {
         let g = self.g;
         if !g.data_sums {
             return Ok(Vec::new());
@@ -26,7 +27,7 @@ impl Repairer<'_> {
             self.fix(Class::SumsUntrusted, place, text, "drop them; data gets new ones when it is written")?
         };
         for index in exist.into_iter().filter(|_| !dropped) {
-            let good = self.vol.meta(table_id(&g, ag, index)).map_err(Bad::text);
+            let good = self.vol.meta(table_id(&g, ag, index)).map_err(BlockError::text);
             let good = good.and_then(|b| check_index(&b, index));
             let drop = match good {
                 Ok(()) => false,

@@ -2,9 +2,10 @@
 
 use super::entries::mend_inode;
 use super::maps::Map;
-use super::volume::Bad;
+use super::volume::BlockError;
 use super::walk::{Numbered, Role, inode_place};
-use super::{Class, Known, Lost, Outcome, Repairer};
+use super::{Class, Disconnected, Known, Repairer};
+use crate::error::Result;
 use crate::format::dirblock::{EntryKind, entries, validate};
 use crate::format::geometry::INODE_SLOT_SIZE;
 use crate::format::quota::{QUOTA_LBLOCK, place};
@@ -16,9 +17,9 @@ use crate::format::{
 };
 use std::collections::BTreeMap;
 
-/// The locator table as it stood before the repair: a witness, asked where structures contradict each other.
+/// The locator table as it stood before the repair: a old_locator, asked where structures contradict each other.
 #[derive(Default)]
-pub(super) struct Witness {
+pub(super) struct OldLocator {
     blocks: BTreeMap<u64, BlockAddr>,
     /// The block asked last.
     last: Option<(u64, Vec<u8>)>,
@@ -36,14 +37,14 @@ impl Repairer<'_> {
     }
 
     /// Makes the system inodes something that can be worked with.
-    pub(super) fn system_inodes(&mut self) -> Outcome<()> {
+    pub(super) fn system_inodes(&mut self) -> Result<()> {
         let per = self.g.inodes_per_block();
         for first in (ROOT_INO..=LAST_SYSTEM_INO).step_by(per as usize) {
             let id = self.system_block_id(first);
             let last = (first + per - 1).min(LAST_SYSTEM_INO);
             let (old, trusted, what) = match self.vol.meta(id) {
                 Ok(b) => (b, true, None),
-                Err(Bad::Damaged(what, b)) => (b, false, Some(what)),
+                Err(BlockError::Damaged(what, b)) => (b, false, Some(what)),
                 Err(bad) => (vec![0; self.g.block_size()], false, Some(bad.text())),
             };
             let mut new = vec![0; self.g.block_size()];
@@ -70,7 +71,7 @@ impl Repairer<'_> {
         Ok(())
     }
 
-    fn system_inode(&mut self, ino: Ino, slot: &[u8], trusted: bool) -> Outcome<Inode> {
+    fn system_inode(&mut self, ino: Ino, slot: &[u8], trusted: bool) -> Result<Inode> {
         let want = if ino == ROOT_INO { FileType::Directory } else { FileType::Regular };
         let mut bytes = slot.to_vec();
         if get_u64(&bytes, 0) != ino && trusted {
@@ -137,7 +138,7 @@ impl Repairer<'_> {
 
     /// Quota files: their blocks stay as far as they say that they are theirs. What the records count is not looked at:
     /// where anything else was wrong they are marked to be counted again, which the next mount does.
-    pub(super) fn quota_files(&mut self) -> Outcome<()> {
+    pub(super) fn quota_files(&mut self) -> Result<()> {
         let (bs, fpb) = (self.g.block_size() as u64, self.g.frags_per_block());
         let last_block = place(self.g.block_size(), u32::MAX).0;
         for kind in QuotaKind::ALL {
@@ -149,7 +150,7 @@ impl Repairer<'_> {
                 inode.aux = 0;
             }
             self.contents_of_system_file(&mut inode)?;
-            let map = self.gather(&inode);
+            let map = self.read_map(&inode);
             let (mut keep, mut wrong, mut end) = (Vec::new(), map.wrong.clone(), 0);
             for node in &map.nodes {
                 self.claim_meta(*node);
@@ -175,7 +176,7 @@ impl Repairer<'_> {
                     }
                 }
             }
-            if self.vol.frozen {
+            if self.vol.surveying {
                 continue;
             }
             if let Some(what) = wrong {
@@ -197,7 +198,7 @@ impl Repairer<'_> {
     }
 
     /// After all changes: quota records that were exact are to be counted again, if anything was changed.
-    pub(super) fn recount_quotas(&mut self) -> Outcome<()> {
+    pub(super) fn recount_quotas(&mut self) -> Result<()> {
         for kind in QuotaKind::ALL {
             let Some(mut inode) = self.load(kind.ino()) else { continue };
             if self.sb.has_quota(kind) && inode.aux == 1 {
@@ -213,7 +214,7 @@ impl Repairer<'_> {
 
     /// The blocks of a table that say they are its own, by their number; what else it maps is told.
     fn table_blocks(&mut self, inode: &Inode, kind: BlockKind, shape: TableShape) -> TableBlocks {
-        let map = self.gather(inode);
+        let map = self.read_map(inode);
         let fpb = self.g.frags_per_block();
         let (mut good, mut damaged) = (BTreeMap::new(), Vec::new());
         let mut useless = 0u64;
@@ -236,7 +237,7 @@ impl Repairer<'_> {
                     Ok(b) if possible && get_u64(&b, TABLE_LBLOCK) == lblock => {
                         good.insert(lblock, addr);
                     }
-                    Err(Bad::Damaged(_, b)) if possible => {
+                    Err(BlockError::Damaged(_, b)) if possible => {
                         useless += 1;
                         damaged.push((lblock, addr, b));
                     }
@@ -252,7 +253,7 @@ impl Repairer<'_> {
     }
 
     /// Reads the locator table as it is, to be asked later.
-    pub(super) fn read_witness(&mut self) {
+    pub(super) fn read_old_locator(&mut self) {
         let Some(inode) = self.load(LOCATOR_INO) else { return };
         let (map, good, _) = self.table_blocks(&inode, BlockKind::Locator, self.locator_shape());
         for node in &map.nodes {
@@ -262,7 +263,7 @@ impl Repairer<'_> {
             self.claim_meta(*addr);
         }
         self.locator_map = map;
-        self.witness = Witness { blocks: good, last: None };
+        self.old_locator = OldLocator { blocks: good, last: None };
     }
 
     fn locator_shape(&self) -> TableShape {
@@ -272,12 +273,12 @@ impl Repairer<'_> {
     /// Where the locator table says an inode is; `None` if it cannot be asked.
     pub(super) fn located(&mut self, ino: Ino) -> Option<Location> {
         let (lblock, offset) = self.locator_shape().place(ino);
-        if self.witness.last.as_ref().is_none_or(|(l, _)| *l != lblock) {
-            let addr = *self.witness.blocks.get(&lblock)?;
+        if self.old_locator.last.as_ref().is_none_or(|(l, _)| *l != lblock) {
+            let addr = *self.old_locator.blocks.get(&lblock)?;
             let block = self.vol.old(addr).ok()?;
-            self.witness.last = Some((lblock, block));
+            self.old_locator.last = Some((lblock, block));
         }
-        let (_, block) = self.witness.last.as_ref()?;
+        let (_, block) = self.old_locator.last.as_ref()?;
         Location::decode(&block[offset..offset + LOCATOR_SIZE], ino, self.g.block_size()).ok()
     }
 
@@ -335,7 +336,7 @@ impl Repairer<'_> {
     fn maps_block(&mut self, dir: Ino, addr: BlockAddr) -> bool {
         let Some(inode) = self.load(dir).or_else(|| self.load_located(dir)) else { return false };
         let frag = self.g.frag_of_block(addr);
-        inode.is_dir() && self.gather(&inode).extents.iter().any(|e| (e.start..e.start + e.len).contains(&frag))
+        inode.is_dir() && self.read_map(&inode).extents.iter().any(|e| (e.start..e.start + e.len).contains(&frag))
     }
 
     /// The inode that stands where the locator table says.
@@ -353,7 +354,7 @@ impl Repairer<'_> {
     }
 
     /// The external inode table: its blocks, and the inodes in them.
-    pub(super) fn external_table(&mut self) -> Outcome<()> {
+    pub(super) fn external_table(&mut self) -> Result<()> {
         let shape = self.external_shape();
         let Some(inode) = self.load(EXTERNAL_INO) else { return Ok(()) };
         let (map, good, damaged) = self.table_blocks(&inode, BlockKind::ExternalInodes, shape);
@@ -395,7 +396,7 @@ impl Repairer<'_> {
         Ok(())
     }
 
-    fn external_block(&mut self, lblock: u64, addr: BlockAddr, old: Vec<u8>, guessed: bool) -> Outcome<()> {
+    fn external_block(&mut self, lblock: u64, addr: BlockAddr, old: Vec<u8>, guessed: bool) -> Result<()> {
         let shape = self.external_shape();
         let place = format!("external inode table, block {addr}");
         let mut new = vec![0; self.g.block_size()];
@@ -448,7 +449,7 @@ impl Repairer<'_> {
     }
 
     /// After the walk: link counts of external inodes, and those that no name leads to.
-    pub(super) fn external_links(&mut self) -> Outcome<()> {
+    pub(super) fn external_links(&mut self) -> Result<()> {
         let list: Vec<(Ino, Known)> = {
             let mut list: Vec<(Ino, Known)> =
                 self.inodes.iter().filter(|(_, k)| k.external).map(|(i, k)| (*i, *k)).collect();
@@ -459,7 +460,7 @@ impl Repairer<'_> {
             let dir = k.file_type == FileType::Directory;
             let Some(mut inode) = self.load(ino) else { continue };
             let place = inode_place(ino);
-            if k.names == 0 || self.tops.contains(&ino) {
+            if k.names == 0 || self.unreachable_roots.contains(&ino) {
                 if inode.nlink == 0 && !self.has_names(&inode) {
                     self.must_fix(
                         Class::OrphanList,
@@ -473,9 +474,9 @@ impl Repairer<'_> {
                 }
                 let class = if dir { Class::DirUnreachable } else { Class::InodeLinks };
                 self.must_fix(class, &place, "no name leads to it".into(), "give it a name in lost+found")?;
-                if !self.vol.frozen {
-                    let lost = Lost { inode: None, ino, file_type: k.file_type, from: 0, name: None };
-                    self.lost.push(lost);
+                if !self.vol.surveying {
+                    let lost = Disconnected { inode: None, ino, file_type: k.file_type, from: 0, name: None };
+                    self.disconnected.push(lost);
                 }
                 continue;
             }
@@ -491,7 +492,7 @@ impl Repairer<'_> {
     }
 
     /// Directories of the external table that the walk from the root did not come to: the tops of what is lost.
-    pub(super) fn unreachable_tops(&mut self) -> Vec<Ino> {
+    pub(super) fn unreachable_roots(&mut self) -> Vec<Ino> {
         let mut lost: Vec<Ino> = self
             .inodes
             .iter()
@@ -514,7 +515,7 @@ impl Repairer<'_> {
     }
 
     /// Maps and inode of the external table, as its blocks demand.
-    pub(super) fn finish_external(&mut self) -> Outcome<()> {
+    pub(super) fn finish_external(&mut self) -> Result<()> {
         let shape = self.external_shape();
         let mut counts = BTreeMap::new();
         for (lblock, addr) in self.external_blocks.clone() {
@@ -535,7 +536,7 @@ impl Repairer<'_> {
         counts: &BTreeMap<u64, u16>,
         blocks: &mut BTreeMap<u64, BlockAddr>,
         old: Map,
-    ) -> Outcome<()> {
+    ) -> Result<()> {
         let place = inode_place(ino);
         let mut maps: BTreeMap<u64, Vec<u8>> = BTreeMap::new();
         // A block that is there needs its map, also if nothing in it is in use.
@@ -606,11 +607,11 @@ impl Repairer<'_> {
     }
 
     /// Writes the locator table anew, from the inodes that were found. The last structure that takes space.
-    pub(super) fn rebuild_locator(&mut self) -> Outcome<()> {
+    pub(super) fn rebuild_locator(&mut self) -> Result<()> {
         let shape = self.locator_shape();
         let mut inos: Vec<Ino> = self.inodes.keys().copied().filter(|i| *i >= FIRST_USER_INO).collect();
         inos.sort_unstable();
-        let (map, mut blocks) = (std::mem::take(&mut self.locator_map), std::mem::take(&mut self.witness.blocks));
+        let (map, mut blocks) = (std::mem::take(&mut self.locator_map), std::mem::take(&mut self.old_locator.blocks));
         let mut counts = BTreeMap::new();
         let total = inos.len() as u64;
         let mut done = 0;
@@ -651,7 +652,7 @@ impl Repairer<'_> {
                 self.vol.put(addr, b);
             }
             done += chunk.len() as u64;
-            self.tell(super::Phase::Locator, done, total);
+            self.report_progress(super::Phase::Locator, done, total);
         }
         if wrong > 0 {
             let what = format!("{wrong} of its blocks are missing or wrong");

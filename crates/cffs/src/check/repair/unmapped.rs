@@ -2,7 +2,8 @@
 
 use super::maps::{add_extents, join};
 use super::walk::inode_place;
-use super::{Class, Known, Lost, Outcome, Repairer};
+use super::{Class, Disconnected, Known, Repairer};
+use crate::error::Result;
 use crate::format::dirblock::{
     DIR_LBLOCK, EntryKind, NewEntry, Plain, entries, entry_len, find_space, format_empty, insert, validate,
 };
@@ -22,7 +23,7 @@ const LOST_FOUND: &str = "lost+found";
 
 /// Blocks that nobody maps, by what they say they are.
 #[derive(Default)]
-pub(super) struct Stray {
+pub(super) struct UnmappedBlocks {
     /// Directory, logical block: address and sequence number.
     dirs: BTreeMap<Ino, BTreeMap<u64, (BlockAddr, u64)>>,
     /// Directories whose inodes stand in those blocks.
@@ -33,8 +34,8 @@ pub(super) struct Stray {
 
 impl Repairer<'_> {
     /// Looks through the space that is marked as used but that nobody claims.
-    fn find_stray(&mut self) -> Stray {
-        let mut stray = Stray::default();
+    fn find_unmapped(&mut self) -> UnmappedBlocks {
+        let mut unmapped = UnmappedBlocks::default();
         let fpb = self.g.frags_per_block();
         let ags = self.groups_in_use();
         for ag in 0..ags {
@@ -44,17 +45,17 @@ impl Repairer<'_> {
                 let mut frag = s.next_multiple_of(fpb);
                 while frag + fpb <= e {
                     if self.old_bit(frag) != Some(false) && !self.fixed.overlaps(frag, frag + fpb) {
-                        self.look_at_stray(frag / fpb, &mut stray);
+                        self.note_unmapped(frag / fpb, &mut unmapped);
                     }
                     frag += fpb;
                 }
             }
-            self.tell(super::Phase::Lost, ag + 1, ags);
+            self.report_progress(super::Phase::Lost, ag + 1, ags);
         }
-        stray
+        unmapped
     }
 
-    fn look_at_stray(&mut self, addr: BlockAddr, stray: &mut Stray) {
+    fn note_unmapped(&mut self, addr: BlockAddr, unmapped: &mut UnmappedBlocks) {
         let Ok(b) = self.vol.get(addr) else { return };
         if get_u64(&b, 8) != self.g.fsid || get_u64(&b, 16) != addr || !crc_ok(&b) {
             return;
@@ -68,51 +69,55 @@ impl Repairer<'_> {
             Some(BlockKind::Dir) if validate(&b).is_ok() && entries(&b).any(|e| e.kind != EntryKind::Free) => {
                 for e in entries(&b).filter(|e| e.kind == EntryKind::Embedded && e.ino != owner) {
                     if e.file_type == Some(FileType::Directory) {
-                        stray.inside.insert(e.ino);
+                        unmapped.inside.insert(e.ino);
                     }
                     if e.ino <= self.ino_max {
                         self.max_ino = self.max_ino.max(e.ino);
                     }
                 }
-                if self.tried.contains(&addr) {
+                if self.tried_blocks.contains(&addr) {
                     return;
                 }
                 let (lblock, seq) = (get_u64(&b, DIR_LBLOCK), block_seq(&b));
-                let slot = stray.dirs.entry(owner).or_default().entry(lblock).or_insert((addr, seq));
+                let slot = unmapped.dirs.entry(owner).or_default().entry(lblock).or_insert((addr, seq));
                 if seq > slot.1 {
                     *slot = (addr, seq);
                 }
             }
-            _ if self.tried.contains(&addr) => {}
+            _ if self.tried_blocks.contains(&addr) => {}
             Some(BlockKind::ExtentNode) if get_u16(&b, NODE_LEVEL) == 0 => {
-                stray.leaves.entry(owner).or_default().push(addr);
+                unmapped.leaves.entry(owner).or_default().push(addr);
             }
             Some(BlockKind::ExternalInodes) if owner == EXTERNAL_INO => {
-                stray.external.insert(get_u64(&b, TABLE_LBLOCK), addr);
+                unmapped.external.insert(get_u64(&b, TABLE_LBLOCK), addr);
             }
             _ => {}
         }
     }
 
-    /// Gives stray blocks back to those whose maps have lost them; and, with `unknown`, makes directories anew for blocks of
+    /// Gives unmapped blocks back to those whose maps have lost them; and, with `unknown`, makes directories anew for blocks of
     /// directories that are gone. True if anything was found.
-    pub(super) fn adopt(&mut self, unknown: bool) -> Outcome<bool> {
-        let stray = self.find_stray();
+    pub(super) fn reattach(&mut self, unknown: bool) -> Result<bool> {
+        let unmapped = self.find_unmapped();
         let before = self.vol.changes;
         let damaged = self.damaged_maps.contains(&EXTERNAL_INO);
-        let external: Vec<(u64, BlockAddr)> =
-            stray.external.iter().map(|(l, a)| (*l, *a)).filter(|(_, a)| damaged || self.located_slots(*a)).collect();
+        let external: Vec<(u64, BlockAddr)> = unmapped
+            .external
+            .iter()
+            .map(|(l, a)| (*l, *a))
+            .filter(|(_, a)| damaged || self.located_slots(*a))
+            .collect();
         if !external.is_empty() {
             let external = self.possible_numbers(external);
-            self.adopt_blocks(EXTERNAL_INO, external)?;
+            self.reattach_blocks(EXTERNAL_INO, external)?;
         }
-        for (ino, leaves) in stray.leaves {
+        for (ino, leaves) in unmapped.leaves {
             if self.damaged_maps.contains(&ino) {
-                self.adopt_leaves(ino, leaves)?;
+                self.reattach_leaves(ino, leaves)?;
             }
         }
-        let mut homeless = Vec::new();
-        for (ino, blocks) in stray.dirs {
+        let mut without_inode = Vec::new();
+        for (ino, blocks) in unmapped.dirs {
             let mut list: Vec<(u64, BlockAddr)> = blocks.into_iter().map(|(l, (a, _))| (l, a)).collect();
             if ino == ROOT_INO || self.inodes.contains_key(&ino) {
                 if !self.damaged_maps.contains(&ino) {
@@ -123,20 +128,20 @@ impl Repairer<'_> {
                     });
                 }
                 if !list.is_empty() {
-                    self.adopt_blocks(ino, list)?;
+                    self.reattach_blocks(ino, list)?;
                 }
             } else if (FIRST_USER_INO..=self.ino_max).contains(&ino)
-                && !self.displaced.contains(&ino)
-                && !stray.inside.contains(&ino)
+                && !self.disconnected_inos.contains(&ino)
+                && !unmapped.inside.contains(&ino)
                 && !self.stands_elsewhere(ino, 0, 0)
             {
-                homeless.push((ino, list));
+                without_inode.push((ino, list));
             }
         }
         if unknown && self.vol.changes == before {
             // What was found so far may lead to them.
-            for (ino, list) in homeless {
-                self.adopt_directory(ino, list)?;
+            for (ino, list) in without_inode {
+                self.recreate_directory(ino, list)?;
             }
         }
         Ok(self.vol.changes != before)
@@ -172,15 +177,15 @@ impl Repairer<'_> {
     }
 
     /// Blocks of a directory or table whose map has lost them.
-    fn adopt_blocks(&mut self, ino: Ino, blocks: Vec<(u64, BlockAddr)>) -> Outcome<()> {
+    fn reattach_blocks(&mut self, ino: Ino, blocks: Vec<(u64, BlockAddr)>) -> Result<()> {
         let Some(mut inode) = self.load(ino) else { return Ok(()) };
-        let map = self.gather(&inode);
+        let map = self.read_map(&inode);
         let mut list = map.extents.clone();
         let fpb = self.g.frags_per_block();
         let bs = self.g.block_size() as u64;
         let (mut added, mut end) = (0, inode.size);
         for (lblock, addr) in blocks {
-            self.tried.insert(addr);
+            self.tried_blocks.insert(addr);
             if lblock >= LOGICAL_END / fpb / 2 {
                 continue;
             }
@@ -212,13 +217,13 @@ impl Repairer<'_> {
     }
 
     /// Leaves of the extent tree of a file whose upper nodes are gone.
-    fn adopt_leaves(&mut self, ino: Ino, leaves: Vec<BlockAddr>) -> Outcome<()> {
+    fn reattach_leaves(&mut self, ino: Ino, leaves: Vec<BlockAddr>) -> Result<()> {
         let Some(mut inode) = self.load(ino) else { return Ok(()) };
-        let map = self.gather(&inode);
+        let map = self.read_map(&inode);
         let mut list = map.extents.clone();
         let mut added = 0;
         for addr in leaves {
-            self.tried.insert(addr);
+            self.tried_blocks.insert(addr);
             let Ok(b) = self.vol.get(addr) else { continue };
             let Ok((_, count)) = node_header(&b) else { continue };
             for i in 0..count {
@@ -256,10 +261,10 @@ impl Repairer<'_> {
     }
 
     /// A directory that has lost its inode, with the blocks that are left of it.
-    fn adopt_directory(&mut self, ino: Ino, blocks: Vec<(u64, BlockAddr)>) -> Outcome<()> {
+    fn recreate_directory(&mut self, ino: Ino, blocks: Vec<(u64, BlockAddr)>) -> Result<()> {
         let mut real = false;
         for (_, addr) in &blocks {
-            self.tried.insert(*addr);
+            self.tried_blocks.insert(*addr);
             let block = self.vol.get(*addr).unwrap_or_default();
             real |= self.scavenging || self.confirmed_block(*addr, &block);
         }
@@ -278,19 +283,25 @@ impl Repairer<'_> {
         }
         (inode.nlink, inode.size) = (2, end * self.g.block_size() as u64);
         self.set_map(&mut inode, &super::maps::Map::default(), join(list))?;
-        self.give_name(Lost { ino, file_type: FileType::Directory, inode: Some(Box::new(inode)), from: 0, name: None })
+        self.give_name(Disconnected {
+            ino,
+            file_type: FileType::Directory,
+            inode: Some(Box::new(inode)),
+            from: 0,
+            name: None,
+        })
     }
 
     /// Claims everything below inodes that wait for a name, so that nothing of it is given out.
-    pub(super) fn claim_lost(&mut self) {
-        let mut stack: Vec<Inode> = self.lost.iter().filter_map(|l| l.inode.as_deref().cloned()).collect();
+    pub(super) fn claim_disconnected(&mut self) {
+        let mut stack: Vec<Inode> = self.disconnected.iter().filter_map(|l| l.inode.as_deref().cloned()).collect();
         let mut seen = HashSet::new();
         let fpb = self.g.frags_per_block();
         while let Some(inode) = stack.pop() {
             if !seen.insert(inode.ino) {
                 continue;
             }
-            let map = self.gather(&inode);
+            let map = self.read_map(&inode);
             for node in &map.nodes {
                 self.claim_meta(*node);
             }
@@ -317,15 +328,15 @@ impl Repairer<'_> {
     }
 
     /// Gives names in lost+found to all inodes that wait for one.
-    pub(super) fn name_lost(&mut self) -> Outcome<()> {
-        for lost in std::mem::take(&mut self.lost) {
+    pub(super) fn reconnect(&mut self) -> Result<()> {
+        for lost in std::mem::take(&mut self.disconnected) {
             self.give_name(lost)?;
         }
         Ok(())
     }
 
-    fn give_name(&mut self, lost: Lost) -> Outcome<()> {
-        if self.vol.frozen {
+    fn give_name(&mut self, lost: Disconnected) -> Result<()> {
+        if self.vol.surveying {
             return Ok(());
         }
         let Some(dir) = self.lost_and_found()? else { return Err(super::no_space("lost+found")) };
@@ -360,7 +371,7 @@ impl Repairer<'_> {
     }
 
     /// The directory lost+found in the root; made if it is not there.
-    fn lost_and_found(&mut self) -> Outcome<Option<Ino>> {
+    fn lost_and_found(&mut self) -> Result<Option<Ino>> {
         let mut name = LOST_FOUND.to_string();
         for n in 1.. {
             match self.find_name(ROOT_INO, name.as_bytes()) {
@@ -387,7 +398,7 @@ impl Repairer<'_> {
     fn entry_blocks(&mut self, inode: &Inode) -> Vec<(u64, BlockAddr)> {
         let fpb = self.g.frags_per_block();
         let blocks = inode.size / self.g.block_size() as u64;
-        let map = self.gather(inode);
+        let map = self.read_map(inode);
         let mut out = Vec::new();
         for e in map.extents.iter().filter(|e| (e.logical | e.start | e.len).is_multiple_of(fpb)) {
             for n in 0..e.len / fpb {
@@ -426,7 +437,7 @@ impl Repairer<'_> {
         ino: Ino,
         file_type: FileType,
         inode: Option<&Inode>,
-    ) -> Outcome<()> {
+    ) -> Result<()> {
         let Some(mut d) = self.load(dir) else { return Err(super::no_space("lost+found")) };
         let hash = name_hash(self.sb.hash_seed, name);
         let inode_room = inode.map_or(0, Inode::encoded_len);
@@ -451,7 +462,7 @@ impl Repairer<'_> {
         let Some(offset) = find_space(&b, need) else { return Err(super::no_space("an entry")) };
         insert(&mut Plain(&mut b), offset, &new);
         self.vol.put(addr, b);
-        let map = self.gather(&d);
+        let map = self.read_map(&d);
         let mut list = map.extents.clone();
         let e = self.block_extent(lblock, addr);
         // Blocks allocated ahead make way.
@@ -473,7 +484,7 @@ impl Repairer<'_> {
     }
 
     /// Puts an inode into a free slot of the external table.
-    fn place_external(&mut self, inode: &mut Inode) -> Outcome<()> {
+    fn place_external(&mut self, inode: &mut Inode) -> Result<()> {
         let shape = self.external_shape();
         if inode.encoded_len() > INODE_SLOT_SIZE {
             // Only targets of symbolic links are that long.

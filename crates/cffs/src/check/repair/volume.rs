@@ -71,7 +71,7 @@ impl Device for View {
 }
 
 /// Why a block is not what it should be.
-pub(super) enum Bad {
+pub(super) enum BlockError {
     /// It is somebody else's, and whole.
     Foreign(String),
     /// Its checksum is wrong; the bytes may still say something.
@@ -80,10 +80,10 @@ pub(super) enum Bad {
     Unreadable(String),
 }
 
-impl Bad {
+impl BlockError {
     pub(super) fn text(self) -> String {
         match self {
-            Bad::Foreign(what) | Bad::Damaged(what, _) | Bad::Unreadable(what) => what,
+            BlockError::Foreign(what) | BlockError::Damaged(what, _) | BlockError::Unreadable(what) => what,
         }
     }
 }
@@ -101,7 +101,7 @@ pub(super) struct Volume<'a> {
     reader: &'a Reader<'a>,
     pub(super) view: Arc<View>,
     /// While set, nothing is changed: the first walk only looks.
-    pub(super) frozen: bool,
+    pub(super) surveying: bool,
     /// Blocks changed so far, counted each time.
     pub(super) changes: u64,
     pub(super) copies: Vec<Copy>,
@@ -110,7 +110,7 @@ pub(super) struct Volume<'a> {
 impl<'a> Volume<'a> {
     pub(super) fn new(base: &Arc<dyn Device>, reader: &'a Reader<'a>, g: Geometry) -> Volume<'a> {
         let view = Arc::new(View { inner: base.clone(), shift: g.block_shift, blocks: RwLock::default() });
-        Volume { g, reader, view, frozen: false, changes: 0, copies: Vec::new() }
+        Volume { g, reader, view, surveying: false, changes: 0, copies: Vec::new() }
     }
 
     /// This block will be asked for soon.
@@ -132,21 +132,21 @@ impl<'a> Volume<'a> {
     }
 
     /// A metadata block that is what it should be.
-    pub(super) fn meta(&mut self, id: BlockId) -> Result<Vec<u8>, Bad> {
+    pub(super) fn meta(&mut self, id: BlockId) -> Result<Vec<u8>, BlockError> {
         let block = match self.get(id.addr) {
             Ok(block) => block,
             // One bad sector must not cost what stands in the others.
             Err(what) => {
                 return Err(match self.reader.pieces(id.addr) {
-                    Some(bytes) => Bad::Damaged(what, bytes),
-                    None => Bad::Unreadable(what),
+                    Some(bytes) => BlockError::Damaged(what, bytes),
+                    None => BlockError::Unreadable(what),
                 });
             }
         };
         match verify_block(&block, self.g.fsid, id) {
             Ok(()) => Ok(block),
-            Err(c) if crc_ok(&block) && get_u64(&block, 8) == self.g.fsid => Err(Bad::Foreign(c.0)),
-            Err(c) => Err(Bad::Damaged(c.0, block)),
+            Err(c) if crc_ok(&block) && get_u64(&block, 8) == self.g.fsid => Err(BlockError::Foreign(c.0)),
+            Err(c) => Err(BlockError::Damaged(c.0, block)),
         }
     }
 
@@ -164,7 +164,7 @@ impl<'a> Volume<'a> {
 
     fn put_as(&mut self, addr: BlockAddr, bytes: Vec<u8>, raw: bool) {
         debug_assert!(addr < self.g.total_blocks && bytes.len() == self.g.block_size());
-        if self.frozen || self.get(addr).is_ok_and(|now| now == bytes) {
+        if self.surveying || self.get(addr).is_ok_and(|now| now == bytes) {
             return;
         }
         self.changes += 1;

@@ -3,8 +3,9 @@
 
 use super::entries::{rebuild, set_counts};
 use super::maps::{Map, join};
-use super::volume::Bad;
-use super::{Class, Known, Lost, Outcome, Repairer};
+use super::volume::BlockError;
+use super::{Class, Disconnected, Known, Repairer};
+use crate::error::Result;
 use crate::format::dirblock::{
     DIR_BLOCKS_MAX, DIR_LBLOCK, EntryKind, Plain, entries, known_entry, make_link, remove, set_link, validate,
 };
@@ -31,11 +32,11 @@ pub(super) enum Role {
 }
 
 /// What becomes of an entry.
-enum Fate {
+enum EntryAction {
     Keep,
     Remove,
     MakeLink,
-    Displace(Box<Inode>),
+    Disconnect(Box<Inode>),
 }
 
 /// A name of a directory.
@@ -48,13 +49,13 @@ pub(super) struct Name {
 }
 
 #[derive(Default)]
-struct Gathered {
+struct DirContents {
     names: Vec<Name>,
     subdirs: u32,
     children: Vec<Ino>,
 }
 
-enum BlockFate {
+enum DirBlockUse {
     /// In use, with entries.
     Live,
     /// Behind the size and never written.
@@ -69,17 +70,17 @@ pub(super) fn inode_place(ino: Ino) -> String {
 
 impl Repairer<'_> {
     /// Walks a directory and all below it.
-    pub(super) fn walk_tree(&mut self, top: Ino, parent: Ino) -> Outcome<()> {
+    pub(super) fn walk_tree(&mut self, top: Ino, parent: Ino) -> Result<()> {
         let mut stack = vec![(top, parent)];
         while let Some((ino, parent)) = stack.pop() {
             let children = self.directory(ino, parent)?;
             stack.extend(children.into_iter().rev().map(|c| (c, ino)));
-            self.tell_progress();
+            self.report_tree_progress();
         }
         Ok(())
     }
 
-    fn directory(&mut self, ino: Ino, parent: Ino) -> Outcome<Vec<Ino>> {
+    fn directory(&mut self, ino: Ino, parent: Ino) -> Result<Vec<Ino>> {
         let Some(mut inode) = self.load(ino) else {
             self.incomplete = true;
             return Ok(Vec::new());
@@ -88,10 +89,10 @@ impl Repairer<'_> {
             return Ok(Vec::new());
         }
         let before = inode.clone();
-        let map = self.gather(&inode);
+        let map = self.read_map(&inode);
         self.claim_nodes(&map);
         let mut keep = Vec::new();
-        let mut got = Gathered::default();
+        let mut got = DirContents::default();
         let mut wrong = map.wrong.clone();
         let size = self.directory_blocks(&inode, &map, &mut keep, &mut wrong, &mut got)?;
         self.note_map(ino, &map);
@@ -151,8 +152,8 @@ impl Repairer<'_> {
         map: &Map,
         keep: &mut Vec<Extent>,
         wrong: &mut Option<String>,
-        got: &mut Gathered,
-    ) -> Outcome<u64> {
+        got: &mut DirContents,
+    ) -> Result<u64> {
         let (bs, fpb) = (self.g.block_size() as u64, self.g.frags_per_block());
         let by_size = inode.size.div_ceil(bs);
         let (mut useless, mut end) = (0, 0);
@@ -189,15 +190,15 @@ impl Repairer<'_> {
                     continue;
                 }
                 match self.directory_block(inode.ino, lblock, addr + n, lblock < by_size, got)? {
-                    BlockFate::Live => {
+                    DirBlockUse::Live => {
                         keep.push(one);
                         end = lblock + 1;
                     }
-                    BlockFate::Ahead => {
+                    DirBlockUse::Ahead => {
                         self.claim_data(one.start, one.len);
                         keep.push(one);
                     }
-                    BlockFate::Gone => {
+                    DirBlockUse::Gone => {
                         useless += 1;
                         wrong.get_or_insert(format!("block {} is none of its blocks", addr + n));
                     }
@@ -228,8 +229,8 @@ impl Repairer<'_> {
         lblock: u64,
         addr: BlockAddr,
         within: bool,
-        got: &mut Gathered,
-    ) -> Outcome<BlockFate> {
+        got: &mut DirContents,
+    ) -> Result<DirBlockUse> {
         let id = BlockId { kind: BlockKind::Dir, addr, owner: ino };
         let place = || format!("directory {ino}, block {addr}");
         let mut guessed = false;
@@ -243,46 +244,46 @@ impl Repairer<'_> {
                 match rebuild(&b, id, lblock, self.sb.hash_seed, &self.g, true) {
                     Some(r) => {
                         self.must_fix(Class::DirBlock, &place(), what, "keep the entries that make sense")?;
-                        self.displace_all(ino, r.nameless);
+                        self.disconnect_all(ino, r.nameless);
                         r.block
                     }
                     None => {
                         self.must_fix(Class::DirBlock, &place(), what, "give the block up")?;
-                        return Ok(BlockFate::Gone);
+                        return Ok(DirBlockUse::Gone);
                     }
                 }
             }
-            Err(Bad::Damaged(what, b)) if within => {
+            Err(BlockError::Damaged(what, b)) if within => {
                 guessed = true;
                 match rebuild(&b, id, lblock, self.sb.hash_seed, &self.g, false) {
                     Some(r) => {
                         self.must_fix(Class::DirBlock, &place(), what, "keep the entries that can be read")?;
-                        self.displace_all(ino, r.nameless);
+                        self.disconnect_all(ino, r.nameless);
                         r.block
                     }
                     None => {
                         self.must_fix(Class::DirBlock, &place(), what, "give the block up: no entry can be read")?;
-                        return Ok(BlockFate::Gone);
+                        return Ok(DirBlockUse::Gone);
                     }
                 }
             }
             Err(bad) if within => {
                 self.must_fix(Class::DirBlock, &place(), bad.text(), "give the block up")?;
-                return Ok(BlockFate::Gone);
+                return Ok(DirBlockUse::Gone);
             }
-            _ => return Ok(BlockFate::Ahead),
+            _ => return Ok(DirBlockUse::Ahead),
         };
         if !within && !self.confirmed_block(addr, &block) {
-            return Ok(BlockFate::Ahead);
+            return Ok(DirBlockUse::Ahead);
         }
         if !self.claim_meta(addr) {
             let what = "is mapped twice".to_string();
             self.must_fix(Class::FragmentsShared, &place(), what, "keep it in one place")?;
-            return Ok(BlockFate::Gone);
+            return Ok(DirBlockUse::Gone);
         }
         self.entries_of(ino, lblock, addr, guessed, &mut block, got)?;
         self.vol.put(addr, block);
-        Ok(BlockFate::Live)
+        Ok(DirBlockUse::Live)
     }
 
     /// The entries of a valid block.
@@ -293,22 +294,22 @@ impl Repairer<'_> {
         addr: BlockAddr,
         guessed: bool,
         block: &mut [u8],
-        got: &mut Gathered,
-    ) -> Outcome<()> {
+        got: &mut DirContents,
+    ) -> Result<()> {
         let offsets: Vec<usize> = entries(block).filter(|e| e.kind != EntryKind::Free).map(|e| e.offset).collect();
         for offset in offsets {
             let e = known_entry(block, offset);
             let (kind, said, hash) = (e.kind, e.hash, name_hash(self.sb.hash_seed, e.name));
             let shown = super::super::dirs::shown(e.name);
-            let fate = if kind == EntryKind::Link {
+            let action = if kind == EntryKind::Link {
                 self.link(dir, block, offset, &shown, got)?
             } else {
                 self.embedded(dir, addr, block, offset, guessed, got)?
             };
             let place = || format!("directory {dir}");
-            match fate {
-                Fate::Keep | Fate::MakeLink => {
-                    if let Fate::MakeLink = fate {
+            match action {
+                EntryAction::Keep | EntryAction::MakeLink => {
+                    if let EntryAction::MakeLink = action {
                         make_link(&mut Plain(block), offset);
                     }
                     let is_name = known_entry(block, offset).is_name();
@@ -325,9 +326,9 @@ impl Repairer<'_> {
                         got.names.push(name);
                     }
                 }
-                Fate::Remove => remove(&mut Plain(block), offset),
-                Fate::Displace(inode) => {
-                    self.displace(dir, Some(shown), *inode);
+                EntryAction::Remove => remove(&mut Plain(block), offset),
+                EntryAction::Disconnect(inode) => {
+                    self.disconnect(dir, Some(shown), *inode);
                     remove(&mut Plain(block), offset);
                 }
             }
@@ -338,20 +339,27 @@ impl Repairer<'_> {
     }
 
     /// A name that leads to an inode elsewhere.
-    fn link(&mut self, dir: Ino, block: &mut [u8], offset: usize, shown: &str, got: &mut Gathered) -> Outcome<Fate> {
+    fn link(
+        &mut self,
+        dir: Ino,
+        block: &mut [u8],
+        offset: usize,
+        shown: &str,
+        got: &mut DirContents,
+    ) -> Result<EntryAction> {
         let e = known_entry(block, offset);
         let (ino, said) = (e.ino, e.file_type);
         let place = format!("directory {dir}");
         let Some(k) = self.inodes.get_mut(&ino).filter(|k| k.external) else {
             let what = format!("name {shown:?} leads to inode {ino}, which is not there");
             self.must_fix(Class::NameDangling, &place, what, "remove the name")?;
-            return Ok(Fate::Remove);
+            return Ok(EntryAction::Remove);
         };
         let file_type = k.file_type;
         if file_type == FileType::Directory && (k.names > 0 || ino == dir) {
             let what = format!("name {shown:?} is a second name of directory {ino}");
             self.must_fix(Class::InodeLinks, &place, what, "remove the name")?;
-            return Ok(Fate::Remove);
+            return Ok(EntryAction::Remove);
         }
         k.names += 1;
         if said != Some(file_type) {
@@ -364,7 +372,7 @@ impl Repairer<'_> {
             got.subdirs += 1;
             got.children.push(ino);
         }
-        Ok(Fate::Keep)
+        Ok(EntryAction::Keep)
     }
 
     /// An inode in a directory entry.
@@ -375,22 +383,22 @@ impl Repairer<'_> {
         block: &mut [u8],
         offset: usize,
         guessed: bool,
-        got: &mut Gathered,
-    ) -> Outcome<Fate> {
+        got: &mut DirContents,
+    ) -> Result<EntryAction> {
         let e = known_entry(block, offset);
         let (at, room_end, orphan) = (e.inode_offset(), e.offset + e.len, e.kind == EntryKind::Orphan);
         let has_name = crate::format::dirblock::check_name(e.name).is_ok();
-        let Ok(mut inode) = Inode::decode(&block[at..room_end]) else { return Ok(Fate::Remove) };
+        let Ok(mut inode) = Inode::decode(&block[at..room_end]) else { return Ok(EntryAction::Remove) };
         let place = format!("directory {dir}, block {addr}");
         if orphan {
             if inode.nlink == 0 && !self.has_names(&inode) {
                 let what = format!("inode {} has no name", inode.ino);
                 self.must_fix(Class::OrphanList, &place, what, "free it, as the next mount would")?;
-                return Ok(Fate::Remove);
+                return Ok(EntryAction::Remove);
             }
             let what = format!("inode {} has link count {} but no name", inode.ino, inode.nlink);
             self.must_fix(Class::InodeLinks, &place, what, "give it a name in lost+found")?;
-            return Ok(Fate::Displace(Box::new(inode)));
+            return Ok(EntryAction::Disconnect(Box::new(inode)));
         }
         debug_assert!(has_name);
         let before = inode.clone();
@@ -398,8 +406,8 @@ impl Repairer<'_> {
         match self.number(&mut inode, addr, offset as u32, &place)? {
             Numbered::Same => {}
             Numbered::Another => {}
-            Numbered::Remove => return Ok(Fate::Remove),
-            Numbered::Link => return Ok(Fate::MakeLink),
+            Numbered::Remove => return Ok(EntryAction::Remove),
+            Numbered::Link => return Ok(EntryAction::MakeLink),
         }
         if inode.is_dir() {
             owner = inode.ino;
@@ -415,7 +423,7 @@ impl Repairer<'_> {
         }
         if !self.contents(&mut inode, owner, role)? {
             self.inodes.remove(&inode.ino);
-            return Ok(Fate::Remove);
+            return Ok(EntryAction::Remove);
         }
         if inode != before {
             put_u64(block, offset + 8, inode.ino);
@@ -431,7 +439,7 @@ impl Repairer<'_> {
                 self.vol.want(self.g.block_of_frag(e.start));
             }
         }
-        Ok(Fate::Keep)
+        Ok(EntryAction::Keep)
     }
 
     /// Whether a directory that should have none has names all the same.
@@ -439,7 +447,7 @@ impl Repairer<'_> {
         if !inode.is_dir() || inode.size == 0 {
             return false;
         }
-        let map = self.gather(inode);
+        let map = self.read_map(inode);
         let fpb = self.g.frags_per_block();
         let blocks = inode.size / self.g.block_size() as u64;
         let inside = map.extents.iter().filter(|e| (e.logical | e.start | e.len).is_multiple_of(fpb));
@@ -461,13 +469,7 @@ impl Repairer<'_> {
     }
 
     /// Checks an inode's number; gives it another one if it cannot have this one.
-    pub(super) fn number(
-        &mut self,
-        inode: &mut Inode,
-        block: BlockAddr,
-        offset: u32,
-        place: &str,
-    ) -> Outcome<Numbered> {
+    pub(super) fn number(&mut self, inode: &mut Inode, block: BlockAddr, offset: u32, place: &str) -> Result<Numbered> {
         let ino = inode.ino;
         let known = self.inodes.get(&ino).copied();
         if let Some(k) = known
@@ -518,7 +520,7 @@ impl Repairer<'_> {
 
     /// The directory whose blocks an inode maps, if that has no inode so far.
     fn owner_of_blocks(&mut self, inode: &Inode) -> Option<Ino> {
-        let first = *self.gather(inode).extents.first()?;
+        let first = *self.read_map(inode).extents.first()?;
         let block = self.vol.get(self.g.block_of_frag(first.start)).ok()?;
         let owner = block_owner(&block);
         let id = BlockId { kind: BlockKind::Dir, addr: self.g.block_of_frag(first.start), owner };
@@ -528,7 +530,7 @@ impl Repairer<'_> {
 
     /// Fields and contents of an inode, whatever its role. `owner`: number that its metadata blocks carry. False if
     /// nothing useful is left of it.
-    pub(super) fn contents(&mut self, inode: &mut Inode, owner: Ino, role: Role) -> Outcome<bool> {
+    pub(super) fn contents(&mut self, inode: &mut Inode, owner: Ino, role: Role) -> Result<bool> {
         let place = inode_place(inode.ino);
         if !self.fields(inode, role, &place)? {
             return Ok(false);
@@ -537,7 +539,7 @@ impl Repairer<'_> {
         if inode.is_dir() {
             return Ok(true);
         }
-        let mut map = self.gather_as(inode, owner);
+        let mut map = self.read_map_as(inode, owner);
         self.drop_beyond_size(inode, &mut map);
         self.claim_nodes(&map);
         for e in &map.extents {
@@ -577,7 +579,7 @@ impl Repairer<'_> {
             self.remap_owner.insert(inode.ino, owner);
         } else if inode.frags != map.frags(&self.g) + xattr {
             // Its map may be what is wrong: if others claim the same space, they are believed.
-            self.doubtful.insert(inode.ino);
+            self.inconsistent.insert(inode.ino);
             let frags = map.frags(&self.g) + xattr;
             let what = format!("says {} fragments are allocated, but {frags} are", inode.frags);
             if self.fix(Class::InodeSpace, &place, what, "correct it")? {
@@ -597,7 +599,7 @@ impl Repairer<'_> {
             return;
         }
         map.wrong.get_or_insert("extents behind the size, and another number of fragments".into());
-        self.doubtful.insert(inode.ino);
+        self.inconsistent.insert(inode.ino);
         let mut cut = |end: u64| {
             map.extents.retain_mut(|e| {
                 if !e.unwritten && e.end() > end {
@@ -614,14 +616,14 @@ impl Repairer<'_> {
     }
 
     /// Fields and attributes of a file of the system.
-    pub(super) fn contents_of_system_file(&mut self, inode: &mut Inode) -> Outcome<()> {
+    pub(super) fn contents_of_system_file(&mut self, inode: &mut Inode) -> Result<()> {
         let place = inode_place(inode.ino);
         self.fields(inode, Role::External, &place)?;
         self.attributes(inode, inode.ino, &place)
     }
 
     /// Fields that depend on nothing else. False if nothing useful is left.
-    fn fields(&mut self, inode: &mut Inode, role: Role, place: &str) -> Outcome<bool> {
+    fn fields(&mut self, inode: &mut Inode, role: Role, place: &str) -> Result<bool> {
         let file_type = inode.file_type();
         let dir = file_type == FileType::Directory;
         let device = matches!(file_type, FileType::CharDevice | FileType::BlockDevice);
@@ -691,7 +693,7 @@ impl Repairer<'_> {
     }
 
     /// Names that stand twice in a directory: the later one goes to lost+found.
-    fn duplicates(&mut self, dir: Ino, got: &mut Gathered) -> Outcome<()> {
+    fn duplicates(&mut self, dir: Ino, got: &mut DirContents) -> Result<()> {
         got.names.sort_unstable();
         let mut drop = Vec::new();
         for same in got.names.chunk_by(|a, b| a.hash == b.hash).filter(|s| s.len() > 1) {
@@ -711,7 +713,7 @@ impl Repairer<'_> {
             let shown = super::super::dirs::shown(&name);
             let what = format!("name {shown:?} stands twice");
             self.must_fix(Class::NameDuplicate, &format!("directory {dir}"), what, "move the second to lost+found")?;
-            if self.vol.frozen {
+            if self.vol.surveying {
                 continue;
             }
             let Ok(mut block) = self.vol.get(n.block) else { continue };
@@ -720,7 +722,7 @@ impl Repairer<'_> {
             if kind == EntryKind::Embedded
                 && let Ok(inode) = Inode::decode(&block[at..end])
             {
-                self.displace(dir, Some(shown), inode);
+                self.disconnect(dir, Some(shown), inode);
             } else if let Some(k) = self.inodes.get_mut(&ino) {
                 k.names = k.names.saturating_sub(1);
             }
@@ -731,17 +733,17 @@ impl Repairer<'_> {
         Ok(())
     }
 
-    fn displace_all(&mut self, dir: Ino, list: Vec<Inode>) {
+    fn disconnect_all(&mut self, dir: Ino, list: Vec<Inode>) {
         for inode in list {
-            self.displace(dir, None, inode);
+            self.disconnect(dir, None, inode);
         }
     }
 
     /// Keeps an inode that has lost its name until lost+found is there.
-    pub(super) fn displace(&mut self, dir: Ino, name: Option<String>, inode: Inode) {
-        self.displaced.insert(inode.ino);
-        if !self.vol.frozen {
-            self.lost.push(Lost {
+    pub(super) fn disconnect(&mut self, dir: Ino, name: Option<String>, inode: Inode) {
+        self.disconnected_inos.insert(inode.ino);
+        if !self.vol.surveying {
+            self.disconnected.push(Disconnected {
                 inode: Some(Box::new(inode.clone())),
                 ino: inode.ino,
                 file_type: inode.file_type(),

@@ -1,7 +1,8 @@
 //! Extended attributes: what is damaged goes; a mode that contradicts its access control list follows the list.
 
-use super::{Class, Outcome, Repairer};
+use super::{Class, Repairer};
 use crate::acl::Acl;
+use crate::error::Result;
 use crate::format::xattr::{ChainBlock, Namespace, Xattr, chain_max, decode_list};
 use crate::format::{BlockAddr, BlockId, BlockKind, FileType, Ino, Inode, META_HEADER_SIZE};
 
@@ -68,7 +69,7 @@ impl Repairer<'_> {
     }
 
     /// Checks and claims the attributes of an inode.
-    pub(super) fn attributes(&mut self, inode: &mut Inode, owner: Ino, place: &str) -> Outcome<()> {
+    pub(super) fn attributes(&mut self, inode: &mut Inode, owner: Ino, place: &str) -> Result<()> {
         if !inode.has_xattrs() {
             return Ok(());
         }
