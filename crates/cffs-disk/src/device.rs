@@ -1,7 +1,7 @@
 //! A disk for the engine: contents in memory, time from a model.
 
 use crate::{Model, Ns, Request, Spent};
-use cffs::device::{Device, IoKind, MemoryDevice, ReadRequest, WriteRequest};
+use cffs_device::{Device, IoKind, MemoryDevice, ReadRequest, WriteRequest};
 use parking_lot::Mutex;
 use serde::Serialize;
 use std::io::{self, IoSlice, IoSliceMut};

@@ -1,7 +1,7 @@
 //! Simulated disks: what a request costs on a given disk, in virtual time.
 //!
 //! A [`Model`] answers one question: requests that are issued at a time, when are they done? It knows nothing of contents.
-//! [`SimDevice`] puts one behind a [`cffs::device::Device`], so that the engine runs on it; a virtual clock stands still but
+//! [`SimDevice`] puts one behind a [`cffs_device::Device`], so that the engine runs on it; a virtual clock stands still but
 //! for the requests, so every run gives the same figures on any machine. [`profiles`] has the disks.
 //!
 //! Two kinds of disks: [`mechanical`] ones, with arm, rotation, zones, track buffer and write cache; and those with a price

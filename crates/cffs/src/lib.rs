@@ -108,7 +108,7 @@ mod setters;
 
 // What programs use.
 pub mod check;
-pub mod device;
+pub use cffs_device as device;
 mod error;
 mod fs;
 mod handle;

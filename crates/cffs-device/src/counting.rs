@@ -1,7 +1,7 @@
 //! A wrapper that counts requests, bytes, errors and latencies.
 
-use super::range::{total, total_mut};
-use super::{Device, IoKind, ReadRequest, WriteRequest};
+use crate::device::{Device, IoKind, ReadRequest, WriteRequest};
+use crate::range::{total, total_mut};
 use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -454,7 +454,7 @@ impl<D: Device> Device for CountingDevice<D> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::{FailingDevice, Fault, MemoryDevice, Operation};
+    use crate::{FailingDevice, Fault, MemoryDevice, Operation};
     use std::sync::Arc;
 
     fn histogram(ns: impl IntoIterator<Item = u64>) -> Latency {

@@ -1,6 +1,6 @@
 //! A device for tests that fails on demand.
 
-use super::{Device, IoKind};
+use crate::device::{Device, IoKind};
 use parking_lot::Mutex;
 use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut};
@@ -200,7 +200,7 @@ impl fmt::Debug for FailingDevice {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::{MemoryDevice, WriteRequest};
+    use crate::{MemoryDevice, WriteRequest};
 
     fn device() -> FailingDevice {
         FailingDevice::new(Arc::new(MemoryDevice::new(1 << 20)))

@@ -1,7 +1,7 @@
 //! A device in memory that costs only what was written to it.
 
-use super::range::{check_read, check_write, chunks, clip_discard, total, total_mut};
-use super::{Device, IoKind};
+use crate::device::{Device, IoKind};
+use crate::range::{check_read, check_write, chunks, clip_discard, total, total_mut};
 use parking_lot::RwLock;
 use std::collections::HashMap;
 use std::fmt;

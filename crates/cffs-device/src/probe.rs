@@ -1,6 +1,6 @@
 //! Timing a device to choose the group size: how many bytes a request should move so that its fixed cost is paid back.
 
-use super::{Device, IoKind};
+use crate::device::{Device, IoKind};
 use cffs_buf::AlignedBuf;
 use std::io;
 use std::time::{Duration, Instant};
@@ -186,7 +186,7 @@ pub fn choose_group_size(samples: Vec<ProbeSample>) -> Probe {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::{CountingDevice, MemoryDevice};
+    use crate::{CountingDevice, MemoryDevice};
     use std::io::{IoSlice, IoSliceMut};
 
     fn model(latency: f64, bandwidth: f64) -> Vec<ProbeSample> {
@@ -291,7 +291,7 @@ mod tests {
 
     #[test]
     fn errors_are_passed_on() {
-        use crate::device::{FailingDevice, Fault, Operation};
+        use crate::{FailingDevice, Fault, Operation};
         let dev = FailingDevice::new(std::sync::Arc::new(MemoryDevice::new(1 << 30)));
         dev.set(Operation::Read, Fault::nth(4));
         assert!(probe_group_size(&dev).is_err());

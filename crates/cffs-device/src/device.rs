@@ -1,21 +1,4 @@
-//! Block devices behind one trait: what the engine needs of storage, and nothing more.
-
-mod counting;
-mod failing;
-mod file;
-mod forward;
-mod lock;
-mod memory;
-mod overlay;
-mod probe;
-mod range;
-
-pub use counting::{CountingDevice, DeviceStats, KindStats, Latency};
-pub use failing::{FailingDevice, Fault, Operation};
-pub use file::{Direct, FileDevice, Lock, OpenMode};
-pub use memory::MemoryDevice;
-pub use overlay::OverlayDevice;
-pub use probe::{FALLBACK_GROUP_SIZE, Probe, ProbeSample, choose_group_size, probe_group_size};
+//! The trait that everything above is written against.
 
 use std::io::{self, IoSlice, IoSliceMut};
 

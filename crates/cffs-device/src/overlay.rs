@@ -1,7 +1,7 @@
 //! A device whose writes stay in memory, over another that is only read.
 
-use super::range::{check_read, check_write, chunks, total, total_mut};
-use super::{Device, IoKind};
+use crate::device::{Device, IoKind};
+use crate::range::{check_read, check_write, chunks, total, total_mut};
 use parking_lot::RwLock;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -174,7 +174,7 @@ impl fmt::Debug for OverlayDevice {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::{CountingDevice, MemoryDevice};
+    use crate::{CountingDevice, MemoryDevice};
     use proptest::prelude::*;
 
     fn patterned(len: usize) -> (Arc<MemoryDevice>, Vec<u8>) {

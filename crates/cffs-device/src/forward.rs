@@ -1,6 +1,6 @@
 //! [`Device`] for pointers to devices, so that a wrapper can hold `Arc<dyn Device>` or a device itself.
 
-use super::{Device, IoKind, ReadRequest, WriteRequest};
+use crate::device::{Device, IoKind, ReadRequest, WriteRequest};
 use std::io::{self, IoSlice, IoSliceMut};
 use std::sync::Arc;
 

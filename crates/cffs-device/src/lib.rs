@@ -1,0 +1,29 @@
+//! Block devices behind one trait: what a file system needs of storage, and nothing more.
+//!
+//! [`Device`] is a positioned, exact transfer in whole sectors. [`FileDevice`] is an image file or a block device,
+//! [`MemoryDevice`] is memory; the others wrap a device: they count ([`CountingDevice`]), fail on request
+//! ([`FailingDevice`]) or keep what is written to themselves ([`OverlayDevice`]). [`probe_group_size`] times a device.
+#![forbid(unsafe_code)]
+
+/// For tests that try the orders in which threads can run, the locks are shuttle's.
+#[cfg(shuttle)]
+extern crate cffs_shuttle as parking_lot;
+
+mod counting;
+mod device;
+mod failing;
+mod file;
+mod forward;
+mod lock;
+mod memory;
+mod overlay;
+mod probe;
+mod range;
+
+pub use counting::{CountingDevice, DeviceStats, KindStats, Latency};
+pub use device::{Device, IoKind, ReadRequest, WriteRequest};
+pub use failing::{FailingDevice, Fault, Operation};
+pub use file::{Direct, FileDevice, Lock, OpenMode};
+pub use memory::MemoryDevice;
+pub use overlay::OverlayDevice;
+pub use probe::{FALLBACK_GROUP_SIZE, Probe, ProbeSample, choose_group_size, probe_group_size};
