@@ -1,8 +1,8 @@
 //! Walks the tree of directories: blocks, names, and the inodes embedded in them.
 
-use super::Checker;
+use super::checker::{Checker, DAMAGED_BLOCKS_MAX};
 use super::extents::BlockMap;
-use super::inodes::{DataPlace, Found, Role};
+use super::inventory::{DataPlace, Found, Role};
 use super::pool::{Ahead, Context, Ticket};
 use super::reader::Block;
 use super::report::{Class, Phase};
@@ -10,10 +10,6 @@ use crate::format::dirblock::{DIR_BLOCKS_MAX, DIR_LBLOCK, Entry, EntryKind, entr
 use crate::format::dirindex::name_hash_long;
 use crate::format::{BlockAddr, BlockId, BlockKind, Extent, FileType, Ino, Inode, InodeFormat, get_u64};
 use std::collections::BTreeMap;
-
-/// Damaged blocks after which the rest of a directory is not read: an image that maps nothing but zeros must not make
-/// the check read a petabyte.
-pub(super) const DAMAGED_BLOCKS_MAX: u64 = 16;
 
 /// A name of the directory being checked.
 #[derive(Clone, Copy, Debug)]
@@ -102,7 +98,7 @@ impl Checker<'_> {
             self.begin_next(&mut stack);
             let children = self.check_dir(dir);
             stack.extend(children.into_iter().rev().map(|inode| Pending { inode, begun: None, passed: false }));
-            self.progress(Phase::Tree, self.register.list.len() as u64, self.expected_inodes);
+            self.progress(Phase::Tree, self.inventory.register.list.len() as u64, self.inventory.expected);
         }
     }
 
@@ -166,7 +162,7 @@ impl Checker<'_> {
         };
         for ((lblock, addr), scanned) in Ahead::new(pool, list, piece, work).begun(ticket) {
             last = Some(lblock);
-            self.note_seen(addr);
+            self.note_block_read(addr);
             match scanned {
                 Ok(scanned) => self.check_dir_block(dir, lblock, addr, scanned, &mut got),
                 Err(what) => {
@@ -217,7 +213,7 @@ impl Checker<'_> {
                 got.subdirs += u64::from(e.file_type == Some(FileType::Directory));
             }
             if e.kind == EntryKind::Link {
-                self.counts.links += 1;
+                self.findings.counts.links += 1;
                 self.follow_link(dir.ino, &e, got);
             } else if let Some(inode) = inode {
                 self.check_embedded(dir.ino, addr, &e, inode, got);
@@ -261,7 +257,7 @@ impl Checker<'_> {
             });
             return;
         };
-        let target = &mut self.external[i];
+        let target = &mut self.inventory.external[i];
         target.names += 1;
         let (target, first) = (*target, target.names == 1);
         got.places.push(target.place);
@@ -281,7 +277,7 @@ impl Checker<'_> {
         }
         if !first {
             self.inode_problem(Class::InodeLinks, e.ino, || format!("a directory with a second name in {dir}"));
-        } else if let Some(inode) = self.external_dirs.remove(&e.ino) {
+        } else if let Some(inode) = self.inventory.external_dirs.remove(&e.ino) {
             self.check_parent(&inode, dir, true);
             got.children.push(inode);
         }
@@ -289,8 +285,8 @@ impl Checker<'_> {
 
     /// Directories in the external table that no name led to.
     pub(super) fn walk_unreachable(&mut self) {
-        for i in 0..self.external.len() {
-            let e = self.external[i];
+        for i in 0..self.inventory.external.len() {
+            let e = self.inventory.external[i];
             // Those below another lost directory are found through it.
             if e.file_type != FileType::Directory || e.names > 0 {
                 continue;
@@ -298,7 +294,7 @@ impl Checker<'_> {
             if e.nlink > 0 {
                 self.inode_problem(Class::DirUnreachable, e.ino, || "no name leads to this directory".into());
             }
-            if let Some(inode) = self.external_dirs.remove(&e.ino) {
+            if let Some(inode) = self.inventory.external_dirs.remove(&e.ino) {
                 self.walk_tree(inode);
             }
         }
@@ -329,9 +325,9 @@ impl Checker<'_> {
         }
         for (i, p) in small.iter().enumerate() {
             let neighbours = [i.checked_sub(1).map(|j| small[j]), small.get(i + 1).copied()];
-            self.layout.small_files += 1;
+            self.findings.layout.small_files += 1;
             let shares = matches!(p, DataPlace::Group(_)) && neighbours.contains(&Some(*p));
-            self.layout.co_located += u64::from(shares);
+            self.findings.layout.co_located += u64::from(shares);
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Walks the extent map of an inode, and claims what it maps.
 
-use super::Checker;
+use super::checker::Checker;
 use super::report::Class;
 use crate::format::extent::{
     Child, EXTENT_LEN_MAX, EXTENT_SIZE, Extent, LOGICAL_END, TREE_HEIGHT_MAX, node_entry, node_header,
@@ -112,7 +112,7 @@ impl MapWalk {
             return None;
         }
         self.frags += e.len;
-        ck.counts.extents += 1;
+        ck.findings.counts.extents += 1;
         let fresh = ck.ownership.claim(e.start, e.len, self.ino);
         Some((e, fresh))
     }
@@ -137,7 +137,7 @@ impl MapWalk {
         }
         match self.read(ck, block, level) {
             Ok(node) => {
-                ck.counts.extent_nodes += 1;
+                ck.findings.counts.extent_nodes += 1;
                 self.at = child.key;
                 let first = match &node {
                     Node::Leaf(list) => list.first().map(|e| e.logical),

@@ -83,7 +83,7 @@ impl<'a> Fetcher<'a> {
         fetcher
     }
 
-    /// The file system is smaller than was thought.
+    /// Sets the geometry: by the counters the file system is smaller than by the superblock.
     pub(super) fn set_geometry(&mut self, g: Geometry) {
         self.g = g;
     }
@@ -92,17 +92,17 @@ impl<'a> Fetcher<'a> {
         &self.g
     }
 
-    /// So many inodes there are, as the counters say: more than there is room for do not count.
+    /// Sizes the memory for waiting blocks by the number of inodes in the counters, as far as that is possible.
     pub(super) fn expect_inodes(&self, inodes: u64) {
-        let possible = inodes.min(super::ino_max(&self.g));
+        let possible = inodes.min(self.g.inodes_max());
         let bytes = WAITING_BYTES + possible.saturating_mul(WAITING_BYTES_PER_INODE);
         self.state.lock().capacity = (bytes >> self.g.block_shift) as usize;
     }
 
-    /// These blocks are no metadata, or were read already.
-    pub(super) fn pass_over(&self, first: BlockAddr, count: u64) {
+    /// Excludes blocks from being read along with others: they are no metadata, or were read already.
+    pub(super) fn skip(&self, first: BlockAddr, count: u64) {
         let mut state = self.state.lock();
-        // A whole window needs no note: nobody asks for anything in it.
+        // Only the windows at the ends need a note: nobody asks for a block in the others.
         let ends = [first, first + count.max(1) - 1].map(|b| b / self.window_blocks);
         for n in ends {
             let start = n * self.window_blocks;

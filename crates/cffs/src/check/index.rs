@@ -1,7 +1,7 @@
 //! Compares a directory's hashed index with its names.
 
-use super::Checker;
-use super::dirs::{DAMAGED_BLOCKS_MAX, Name};
+use super::checker::{Checker, DAMAGED_BLOCKS_MAX};
+use super::dirs::Name;
 use super::extents::BlockMap;
 use super::pool::{Ahead, Context};
 use super::reader::Block;
@@ -54,7 +54,7 @@ impl Checker<'_> {
         let Some((addr, block)) = read else {
             return Err(format!("index bucket {bucket} is missing"));
         };
-        self.note_seen(addr);
+        self.note_block_read(addr);
         let block = block?;
         validate(&block).map_err(|c| c.0)?;
         let number = get_u32(&block, BUCKET_NUMBER);

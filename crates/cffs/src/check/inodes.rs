@@ -1,81 +1,26 @@
-//! Inodes: their fields, their space, and the register of all of them.
+//! Inodes: their fields and their space.
 
-use super::Checker;
+use super::checker::Checker;
 use super::extents::MapWalk;
+use super::inventory::{DataPlace, Found, Role, place};
 use super::report::Class;
 use crate::format::inode::FLAGS;
 use crate::format::{
-    BlockAddr, BlockId, BlockKind, FIRST_USER_INO, FileType, Ino, Inode, InodeFormat, QuotaKind, ROOT_INO, SYMLINK_MAX,
+    BlockId, BlockKind, FIRST_USER_INO, FileType, Ino, Inode, InodeFormat, QuotaKind, ROOT_INO, SYMLINK_MAX,
 };
-use std::collections::HashMap;
-
-/// An inode that was found, as much of it as later phases need.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Found {
-    pub(super) ino: Ino,
-    pub(super) block: BlockAddr,
-    pub(super) offset: u32,
-    pub(super) external: bool,
-}
-
-/// All inodes found so far, system inodes left out.
-#[derive(Default)]
-pub(super) struct Register {
-    pub(super) list: Vec<Found>,
-    /// Bit set of numbers, in chunks of 4096 that exist where a number does.
-    seen: HashMap<u64, Box<[u64; 64]>>,
-    /// Orphans and the next of each.
-    pub(super) orphans: Vec<(Ino, Ino)>,
-}
-
-impl Register {
-    /// Adds an inode; false if its number was there already.
-    fn add(&mut self, found: Found) -> bool {
-        let chunk = self.seen.entry(found.ino >> 12).or_insert_with(|| Box::new([0; 64]));
-        let (word, bit) = ((found.ino >> 6 & 63) as usize, 1u64 << (found.ino & 63));
-        if chunk[word] & bit != 0 {
-            return false;
-        }
-        chunk[word] |= bit;
-        self.list.push(found);
-        true
-    }
-}
-
-/// How an inode was found.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Role {
-    /// Embedded with a name.
-    Named,
-    /// Embedded without a name.
-    Orphan,
-    /// In a slot of the external inode table.
-    External,
-}
-
-/// Group of a small file's data.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum DataPlace {
-    /// No data outside the inode, or a large file.
-    None,
-    /// All in the group that starts at this block.
-    Group(BlockAddr),
-    /// A small file in more than one group.
-    Spread,
-}
 
 impl Checker<'_> {
     /// Checks an inode that is not a system inode, except for a directory's contents. False if its number is
     /// unusable or taken, so that nothing below it may be looked at.
     pub(super) fn check_inode(&mut self, inode: &Inode, found: Found, role: Role) -> Option<DataPlace> {
         let ino = inode.ino;
-        if !(FIRST_USER_INO..=super::ino_max(&self.g)).contains(&ino) {
+        if !(FIRST_USER_INO..=self.g.inodes_max()).contains(&ino) {
             self.inode_problem(Class::InodeNumber, ino, || {
                 format!("a file at {} with an impossible number", place(found))
             });
             return None;
         }
-        if !self.register.add(found) {
+        if !self.inventory.register.add(found) {
             self.inode_problem(Class::InodeNumber, ino, || {
                 format!("a second inode with this number at {}", place(found))
             });
@@ -84,14 +29,14 @@ impl Checker<'_> {
         self.count_for_quota(inode);
         let orphan = role == Role::Orphan || role == Role::External && inode.nlink == 0;
         if orphan {
-            self.counts.orphans += 1;
-            self.register.orphans.push((ino, inode.hint));
+            self.findings.counts.orphans += 1;
+            self.inventory.register.orphans.push((ino, inode.hint));
         }
         match inode.file_type() {
-            FileType::Regular => self.counts.files += 1,
-            FileType::Directory => self.counts.dirs += 1,
-            FileType::Symlink => self.counts.symlinks += 1,
-            _ => self.counts.special += 1,
+            FileType::Regular => self.findings.counts.files += 1,
+            FileType::Directory => self.findings.counts.dirs += 1,
+            FileType::Symlink => self.findings.counts.symlinks += 1,
+            _ => self.findings.counts.special += 1,
         }
         let links_ok = match role {
             Role::Orphan => inode.nlink == 0,
@@ -175,8 +120,8 @@ impl Checker<'_> {
         }
         let blocks = data.div_ceil(per);
         if blocks > 1 {
-            self.layout.following_blocks += blocks - 1;
-            self.layout.contiguous_blocks += (blocks - 1).saturating_sub(breaks);
+            self.findings.layout.following_blocks += blocks - 1;
+            self.findings.layout.contiguous_blocks += (blocks - 1).saturating_sub(breaks);
         }
         if inode.size > self.g.group_size() as u64 { DataPlace::None } else { group }
     }
@@ -234,8 +179,4 @@ impl Checker<'_> {
             }
         }
     }
-}
-
-pub(super) fn place(found: Found) -> String {
-    format!("byte {} of block {}", found.offset, found.block)
 }

@@ -1,21 +1,12 @@
 //! Quota files: their blocks, and what they say against what all inodes together have.
 
-use super::Checker;
-use super::dirs::DAMAGED_BLOCKS_MAX;
+use super::checker::{Checker, DAMAGED_BLOCKS_MAX};
 use super::extents::BlockMap;
+use super::inventory::QuotaTotals;
 use super::report::Class;
 use crate::format::quota::{QUOTA_LBLOCK, place, records};
-use crate::format::{BlockId, BlockKind, Inode, QuotaKind, QuotaRecord, get_u64};
+use crate::format::{BlockId, BlockKind, Inode, QuotaKind, get_u64};
 use std::collections::HashMap;
-
-/// What was found of one kind of quota.
-#[derive(Default)]
-pub(super) struct Quotas {
-    /// Records by id; `None` if they are not to be compared: off, not counted, or incomplete.
-    records: Option<HashMap<u32, QuotaRecord>>,
-    /// Fragments and inodes of each id, added up over all inodes.
-    usage: HashMap<u32, (u64, u64)>,
-}
 
 impl Checker<'_> {
     /// Checks a quota file and keeps its records.
@@ -54,14 +45,14 @@ impl Checker<'_> {
             }
         }
         if self.sb.has_quota(kind) && inode.aux == 1 && complete {
-            self.quotas[kind.index()].records = Some(list);
+            self.inventory.quotas[kind.index()].records = Some(list);
         }
     }
 
     /// Adds an inode to what its ids have.
     pub(super) fn count_for_quota(&mut self, inode: &Inode) {
         let ids = crate::quota::ids_of(inode);
-        for (kind, quotas) in QuotaKind::ALL.into_iter().zip(&mut self.quotas) {
+        for (kind, quotas) in QuotaKind::ALL.into_iter().zip(&mut self.inventory.quotas) {
             if self.sb.has_quota(kind) {
                 let sum = quotas.usage.entry(ids[kind.index()]).or_default();
                 sum.0 = sum.0.saturating_add(inode.frags);
@@ -73,7 +64,7 @@ impl Checker<'_> {
     /// Compares the records with what was added up.
     pub(super) fn check_quotas(&mut self) {
         for kind in QuotaKind::ALL {
-            let Quotas { records, usage } = std::mem::take(&mut self.quotas[kind.index()]);
+            let QuotaTotals { records, usage } = std::mem::take(&mut self.inventory.quotas[kind.index()]);
             let Some(records) = records else { continue };
             let mut ids: Vec<u32> = usage.keys().chain(records.keys()).copied().collect();
             ids.sort_unstable();
@@ -82,7 +73,7 @@ impl Checker<'_> {
                 let r = records.get(&id).copied().unwrap_or_default();
                 let found = usage.get(&id).copied().unwrap_or_default();
                 if (r.frags, r.inodes) != found {
-                    self.problems.add(
+                    self.problem(
                         Class::QuotaUsage,
                         || format!("quota of {} {id}", kind.name()),
                         || {

@@ -1,5 +1,6 @@
 //! What a check found.
 
+use crate::format::superblock::State;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -248,6 +249,16 @@ impl Layout {
     }
 }
 
+/// What a state is called in reports.
+pub(super) fn state_name(state: State) -> &'static str {
+    match state {
+        State::Clean => "clean",
+        State::Journaled => "journaled",
+        State::Unjournaled => "unjournaled",
+        State::Error => "error",
+    }
+}
+
 /// Phase of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -333,27 +344,6 @@ impl Report {
     /// Problems of one class among those listed.
     pub fn of_class(&self, class: Class) -> impl Iterator<Item = &Problem> {
         self.problems.iter().filter(move |p| p.class == class)
-    }
-}
-
-/// Collects problems, and counts those beyond the limit.
-pub(super) struct Problems {
-    pub(super) list: Vec<Problem>,
-    pub(super) total: u64,
-    pub(super) by_class: BTreeMap<Class, u64>,
-    limit: usize,
-}
-
-impl Problems {
-    pub(super) fn new(limit: usize) -> Problems {
-        Problems { list: Vec::new(), total: 0, by_class: BTreeMap::new(), limit }
-    }
-    pub(super) fn add(&mut self, class: Class, place: impl FnOnce() -> String, text: impl FnOnce() -> String) {
-        self.total += 1;
-        *self.by_class.entry(class).or_default() += 1;
-        if self.list.len() < self.limit {
-            self.list.push(Problem { class, place: place(), text: text() });
-        }
     }
 }
 

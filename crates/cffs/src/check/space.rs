@@ -1,7 +1,6 @@
 //! Compares the bitmaps and free counts of the allocation groups with what is in use.
 
-use super::Checker;
-use super::dirs::DAMAGED_BLOCKS_MAX;
+use super::checker::{Checker, DAMAGED_BLOCKS_MAX};
 use super::pool::{Ahead, Context};
 use super::reader::Block;
 use super::report::{Class, Phase};
@@ -34,14 +33,14 @@ impl Checker<'_> {
         let (mut free, mut damaged) = (0, 0);
         let groups = Ahead::new(self.pool, 0..ags, 1, |context: &Context<'_>, ag| (ag, GroupBlocks::read(context, ag)));
         for (ag, blocks) in groups {
-            self.note_seen(self.g.ag_header(ag));
-            (0..blocks.bitmaps.len() as u64).for_each(|i| self.note_seen(self.g.bitmap_block(ag, i)));
+            self.note_block_read(self.g.ag_header(ag));
+            (0..blocks.bitmaps.len() as u64).for_each(|i| self.note_block_read(self.g.bitmap_block(ag, i)));
             match self.check_group(ag, blocks) {
                 Some(n) => free += n,
                 None => damaged += 1,
             }
             if damaged >= DAMAGED_BLOCKS_MAX {
-                self.problems.add(
+                self.problem(
                     Class::GroupHeader,
                     || format!("allocation group {ag}"),
                     || "too many damaged groups: the rest is not read".into(),
@@ -55,7 +54,7 @@ impl Checker<'_> {
             let start = self.g.ag_start(ags);
             if let Some(frag) = self.ownership.first_from(start * fpb) {
                 let ag = self.g.ag_of(frag / fpb);
-                self.problems.add(
+                self.problem(
                     Class::GroupVirgin,
                     || format!("allocation group {ag}"),
                     || format!("fragment {frag} is in use, but only {ags} groups are initialized"),
@@ -63,7 +62,7 @@ impl Checker<'_> {
             }
             let blocks = self.g.total_blocks - start;
             free += (blocks - (self.g.ag_count - ags) * self.g.ag_header_blocks()) * fpb;
-            self.layout.virgin_groups = blocks / self.g.group_blocks();
+            self.findings.layout.virgin_groups = blocks / self.g.group_blocks();
         }
         (damaged == 0).then_some(free)
     }
@@ -81,7 +80,7 @@ impl Checker<'_> {
                 Some(ag_free(&block))
             }
             Err(what) => {
-                self.problems.add(Class::GroupHeader, name, || what);
+                self.problem(Class::GroupHeader, name, || what);
                 None
             }
         };
@@ -91,7 +90,7 @@ impl Checker<'_> {
         let mut expected = vec![0u8; (bits / 8) as usize];
         for (index, block) in (0..g.bitmap_blocks()).zip(blocks.bitmaps) {
             if damaged >= DAMAGED_BLOCKS_MAX {
-                self.problems.add(Class::Bitmap, name, || "too many damaged blocks: the rest is not read".into());
+                self.problem(Class::Bitmap, name, || "too many damaged blocks: the rest is not read".into());
                 break;
             }
             let block = block.and_then(|block| {
@@ -101,7 +100,7 @@ impl Checker<'_> {
             let block = match block {
                 Ok(block) => block,
                 Err(what) => {
-                    self.problems.add(Class::Bitmap, name, || what);
+                    self.problem(Class::Bitmap, name, || what);
                     complete = false;
                     damaged += 1;
                     continue;
@@ -127,9 +126,9 @@ impl Checker<'_> {
             return None;
         }
         let free = fill.total;
-        fill.add_to(&mut self.layout.group_fill);
+        fill.add_to(&mut self.findings.layout.group_fill);
         if let Some(said) = said.filter(|said| *said != free) {
-            self.problems.add(Class::GroupFree, name, || {
+            self.problem(Class::GroupFree, name, || {
                 format!("the header says {said} fragments are free, the bitmap {free}")
             });
         }
@@ -142,13 +141,13 @@ impl Checker<'_> {
         let bits = found.len() as u64 * 8;
         let leaked: Vec<u8> = found.iter().zip(expected).map(|(f, e)| !(f & !e)).collect();
         for (start, len) in free_runs(&leaked, bits) {
-            self.problems.add(Class::FragmentsLeaked, name, || {
+            self.problem(Class::FragmentsLeaked, name, || {
                 format!("{} marked used, but nothing uses them", run_text(first + start, len))
             });
         }
         let unmarked: Vec<u8> = found.iter().zip(expected).map(|(f, e)| !(e & !f)).collect();
         for (start, len) in free_runs(&unmarked, bits) {
-            self.problems.add(Class::FragmentsUnmarked, name, || {
+            self.problem(Class::FragmentsUnmarked, name, || {
                 format!("{} in use, but marked free", run_text(first + start, len))
             });
         }
@@ -158,7 +157,7 @@ impl Checker<'_> {
     pub(super) fn report_shared(&mut self, conflicts: &[super::ownership::Conflict]) {
         for c in conflicts {
             let owners: Vec<String> = c.owners.iter().map(|o| owner_text(*o)).collect();
-            self.problems.add(
+            self.problem(
                 Class::FragmentsShared,
                 || run_text(c.start, c.end - c.start),
                 || format!("used by {}", owners.join(" and ")),

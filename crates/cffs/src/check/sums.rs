@@ -1,39 +1,17 @@
 //! Tables of data checksums, and, where that is asked for, the data itself.
 
-use super::Checker;
-use super::dirs::DAMAGED_BLOCKS_MAX;
+use super::checker::{Checker, DAMAGED_BLOCKS_MAX};
+use super::data_sums::{WrittenRun, check_index, table_id};
 use super::pool::{Ahead, Context};
 use super::reader::Block;
 use super::report::{Class, Phase};
 use crate::device::IoKind;
-use crate::format::sums::{self, NONE, SUMS_INDEX};
+use crate::format::sums::{self, NONE};
 use crate::format::superblock::State;
-use crate::format::{BlockId, BlockKind, Extent, FragAddr, Geometry, Ino, get_u64};
+use crate::format::{Extent, FragAddr, Ino};
 
 /// Data read at a time, in bytes.
 const READ_MAX: u64 = 1 << 20;
-
-/// Written data of a file.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Written {
-    start: FragAddr,
-    len: u64,
-    ino: Ino,
-    logical: u64,
-}
-
-/// Identity of a table block.
-pub(super) fn table_id(g: &Geometry, ag: u64, index: u64) -> BlockId {
-    BlockId { kind: BlockKind::DataSums, addr: g.sum_block(ag, index), owner: ag }
-}
-
-/// Says what is wrong with a table block's own number.
-pub(crate) fn check_index(block: &[u8], index: u64) -> Result<(), String> {
-    match get_u64(block, SUMS_INDEX) {
-        found if found == index => Ok(()),
-        found => Err(format!("table of data checksums {index} says it is number {found}")),
-    }
-}
 
 impl Checker<'_> {
     /// Checks the tables that the header of an allocation group says exist.
@@ -45,19 +23,19 @@ impl Checker<'_> {
         let name = || format!("allocation group {ag}");
         if (g.sum_blocks()..sums::blocks_max(g.block_size())).any(|i| sums::exists(header, i)) {
             let text = || "the header tells of tables of data checksums that cannot be".to_string();
-            self.problems.add(Class::GroupHeader, name, text);
+            self.problem(Class::GroupHeader, name, text);
         }
         let tables: Vec<u64> = (0..g.sum_blocks()).filter(|i| sums::exists(header, *i)).collect();
         if self.sb.state == State::Unjournaled {
             if !tables.is_empty() {
                 let text = || "data checksums cannot be trusted after a crash of a mount without a journal".to_string();
-                self.problems.add(Class::SumsUntrusted, name, text);
+                self.problem(Class::SumsUntrusted, name, text);
             }
             return;
         }
-        if self.data.is_some() {
+        if self.data_sums.written.is_some() {
             // Read when their sums are needed.
-            self.sum_tables.extend(tables.into_iter().map(|index| (ag, index)));
+            self.data_sums.unread.extend(tables.into_iter().map(|index| (ag, index)));
             return;
         }
         let mut damaged = 0;
@@ -66,13 +44,13 @@ impl Checker<'_> {
             (id.addr, context.fetch.meta(id).and_then(|b| check_index(&b, index)))
         };
         for (addr, read) in Ahead::new(self.pool, tables.into_iter(), self.pool.piece_blocks(), read) {
-            self.note_seen(addr);
+            self.note_block_read(addr);
             if let Err(what) = read {
-                self.problems.add(Class::SumTable, name, || what);
+                self.problem(Class::SumTable, name, || what);
                 damaged += 1;
                 if damaged >= DAMAGED_BLOCKS_MAX {
                     let text = || "too many damaged tables of data checksums: the rest is not read".to_string();
-                    self.problems.add(Class::SumTable, name, text);
+                    self.problem(Class::SumTable, name, text);
                     return;
                 }
             }
@@ -81,18 +59,18 @@ impl Checker<'_> {
 
     /// Notes written data of a file, if it is to be read.
     pub(super) fn note_data(&mut self, ino: Ino, e: &Extent) {
-        if let Some(list) = &mut self.data
+        if let Some(list) = &mut self.data_sums.written
             && !e.unwritten
         {
-            list.push(Written { start: e.start, len: e.len, ino, logical: e.logical });
+            list.push(WrittenRun { start: e.start, len: e.len, ino, logical: e.logical });
         }
     }
 
     /// Reads all data that was noted, in the order of the device, and compares it with its checksums.
     pub(super) fn check_data(&mut self) {
-        let Some(mut list) = self.data.take().filter(|_| self.g.data_sums) else { return };
+        let Some(mut list) = self.data_sums.written.take().filter(|_| self.g.data_sums) else { return };
         list.sort_unstable_by_key(|w| w.start);
-        self.sum_tables.reverse();
+        self.data_sums.unread.reverse();
         let total: u64 = list.iter().map(|w| w.len).sum();
         let (mut done, mut buf) = (0, cffs_buf::AlignedBuf::zeroed(READ_MAX as usize));
         let per_read = READ_MAX >> self.g.frag_shift;
@@ -111,11 +89,11 @@ impl Checker<'_> {
                     let wrong = match self.sum(frag) {
                         _ if !readable => Some("cannot be read"),
                         None => {
-                            self.counts.frags_unsummed += 1;
+                            self.findings.counts.frags_unsummed += 1;
                             None
                         }
                         Some(sum) if sum == sums::sum_of(piece) => {
-                            self.counts.frags_verified += 1;
+                            self.findings.counts.frags_verified += 1;
                             None
                         }
                         Some(_) => Some("is not what was written: its checksum does not match"),
@@ -135,17 +113,17 @@ impl Checker<'_> {
             done += w.len;
         }
         // Those of data that nobody has.
-        while let Some((ag, index)) = self.sum_tables.pop() {
+        while let Some((ag, index)) = self.data_sums.unread.pop() {
             self.read_sum_table(ag, index);
         }
     }
 
     /// Reads a table that exists, and reports it if it is damaged.
     fn read_sum_table(&mut self, ag: u64, index: u64) -> Option<Block> {
-        if self.damaged_sums.0 != ag {
-            self.damaged_sums = (ag, 0);
+        if self.data_sums.damaged.0 != ag {
+            self.data_sums.damaged = (ag, 0);
         }
-        if self.damaged_sums.1 >= DAMAGED_BLOCKS_MAX {
+        if self.data_sums.damaged.1 >= DAMAGED_BLOCKS_MAX {
             return None;
         }
         let table = self.meta(table_id(&self.g, ag, index));
@@ -153,20 +131,20 @@ impl Checker<'_> {
             Ok(block) => Some(block),
             Err(what) => {
                 let name = || format!("allocation group {ag}");
-                self.problems.add(Class::SumTable, name, || what);
-                self.damaged_sums.1 += 1;
-                if self.damaged_sums.1 == DAMAGED_BLOCKS_MAX {
+                self.problem(Class::SumTable, name, || what);
+                self.data_sums.damaged.1 += 1;
+                if self.data_sums.damaged.1 == DAMAGED_BLOCKS_MAX {
                     let text = || "too many damaged tables of data checksums: the rest is not read".to_string();
-                    self.problems.add(Class::SumTable, name, text);
+                    self.problem(Class::SumTable, name, text);
                 }
                 None
             }
         }
     }
 
-    fn report_data(&mut self, w: &Written, bad: Option<(u64, u64, &'static str)>) {
+    fn report_data(&mut self, w: &WrittenRun, bad: Option<(u64, u64, &'static str)>) {
         let Some((from, len, what)) = bad else { return };
-        self.counts.frags_failed += len;
+        self.findings.counts.frags_failed += len;
         let shift = self.g.frag_shift;
         let (first, frag) = ((w.logical + from) << shift, w.start + from);
         self.inode_problem(Class::DataSum, w.ino, || {
@@ -181,15 +159,15 @@ impl Checker<'_> {
             return None;
         }
         let (ag, index, n) = g.sum_place(frag);
-        if self.sum_table.as_ref().is_none_or(|(a, i, _)| (*a, *i) != (ag, index)) {
+        if self.data_sums.current.as_ref().is_none_or(|(a, i, _)| (*a, *i) != (ag, index)) {
             let mut table = None;
-            while let Some(next) = self.sum_tables.pop_if(|next| *next <= (ag, index)) {
+            while let Some(next) = self.data_sums.unread.pop_if(|next| *next <= (ag, index)) {
                 let read = self.read_sum_table(next.0, next.1);
                 table = read.filter(|_| next == (ag, index));
             }
-            self.sum_table = Some((ag, index, table));
+            self.data_sums.current = Some((ag, index, table));
         }
-        let (_, _, table) = self.sum_table.as_ref()?;
+        let (_, _, table) = self.data_sums.current.as_ref()?;
         Some(sums::get(table.as_ref()?, n)).filter(|sum| *sum != NONE)
     }
 }

@@ -1,9 +1,8 @@
 //! The slotted tables: external inodes and the inode locator; and the orphan list.
 
-use super::Checker;
-use super::dirs::DAMAGED_BLOCKS_MAX;
+use super::checker::{Checker, DAMAGED_BLOCKS_MAX};
 use super::extents::BlockMap;
-use super::inodes::{DataPlace, Found, Role, place};
+use super::inventory::{External, Found, Role, place};
 use super::pool::{Ahead, Context};
 use super::reader::Block;
 use super::report::{Class, Phase};
@@ -13,17 +12,6 @@ use crate::format::{
     BlockAddr, BlockId, BlockKind, EXTERNAL_INO, FileType, Ino, Inode, LOCATOR_INO, META_HEADER_SIZE, get_u64,
 };
 use std::collections::HashMap;
-
-/// An inode of the external table.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct External {
-    pub(super) ino: Ino,
-    pub(super) nlink: u32,
-    /// Names found that lead here.
-    pub(super) names: u32,
-    pub(super) file_type: FileType,
-    pub(super) place: DataPlace,
-}
 
 /// A map block of a table: the counts of the blocks behind it.
 struct Map {
@@ -71,7 +59,7 @@ impl Checker<'_> {
                 self.inode_problem(bad_block, table.ino, || "too many damaged blocks: the rest is not read".into());
                 break;
             }
-            self.note_seen(addr);
+            self.note_block_read(addr);
             let Some(data) = shape.data_of_block(lblock) else {
                 self.finish_map(table.ino, map.take());
                 map = Some(self.take_map(table.ino, (lblock, addr, read), shape, &mut damaged));
@@ -174,17 +162,17 @@ impl Checker<'_> {
                 in_use += 1;
                 match Inode::decode(bytes) {
                     Ok(inode) => ck.add_external(&inode, addr, offset as u32),
-                    Err(c) => ck.problems.add(
+                    Err(c) => ck.problem(
                         Class::InodeDamaged,
                         || format!("external inode table, block {addr}, byte {offset}"),
                         || c.0,
                     ),
                 }
             }
-            ck.progress(Phase::External, ck.register.list.len() as u64, ck.expected_inodes);
+            ck.progress(Phase::External, ck.inventory.register.list.len() as u64, ck.inventory.expected);
             in_use
         });
-        self.external.sort_unstable_by_key(|e| e.ino);
+        self.inventory.external.sort_unstable_by_key(|e| e.ino);
     }
 
     fn add_external(&mut self, inode: &Inode, block: BlockAddr, offset: u32) {
@@ -192,20 +180,20 @@ impl Checker<'_> {
         let Some(data) = self.check_inode(inode, found, Role::External) else { return };
         let file_type = inode.file_type();
         if inode.is_dir() {
-            self.external_dirs.insert(inode.ino, inode.clone());
+            self.inventory.external_dirs.insert(inode.ino, inode.clone());
         }
-        self.external.push(External { ino: inode.ino, nlink: inode.nlink, names: 0, file_type, place: data });
+        self.inventory.external.push(External { ino: inode.ino, nlink: inode.nlink, names: 0, file_type, place: data });
     }
 
     /// Position in the list of external inodes.
     pub(super) fn external_index(&self, ino: Ino) -> Option<usize> {
-        self.external.binary_search_by_key(&ino, |e| e.ino).ok()
+        self.inventory.external.binary_search_by_key(&ino, |e| e.ino).ok()
     }
 
     /// Compares the link counts of external inodes with the names found.
     pub(super) fn check_links(&mut self) {
-        for i in 0..self.external.len() {
-            let e = self.external[i];
+        for i in 0..self.inventory.external.len() {
+            let e = self.inventory.external[i];
             // The count of a directory follows from its subdirectories; that there is one name was seen in the walk.
             if e.file_type != FileType::Directory && e.nlink != e.names {
                 self.inode_problem(Class::InodeLinks, e.ino, || {
@@ -220,13 +208,16 @@ impl Checker<'_> {
 
     /// Follows the list of orphans.
     pub(super) fn check_orphans(&mut self, head: Ino) {
-        let mut left: HashMap<Ino, Ino> = self.register.orphans.iter().copied().collect();
+        let mut left: HashMap<Ino, Ino> = self.inventory.register.orphans.iter().copied().collect();
         let mut at = head;
         while at != 0 {
             let Some(next) = left.remove(&at) else {
-                let what =
-                    if self.register.orphans.iter().any(|o| o.0 == at) { "stands on it twice" } else { "is no orphan" };
-                self.problems.add(Class::OrphanList, || "orphan list".into(), || format!("inode {at} {what}"));
+                let what = if self.inventory.register.orphans.iter().any(|o| o.0 == at) {
+                    "stands on it twice"
+                } else {
+                    "is no orphan"
+                };
+                self.problem(Class::OrphanList, || "orphan list".into(), || format!("inode {at} {what}"));
                 break;
             };
             at = next;
@@ -243,7 +234,7 @@ impl Checker<'_> {
     /// Compares the locator table with the inodes found.
     pub(super) fn check_locator(&mut self, table: &Inode) {
         let shape = TableShape::new(self.g.block_size(), LOCATOR_SIZE);
-        let mut inodes = std::mem::take(&mut self.register.list);
+        let mut inodes = std::mem::take(&mut self.inventory.register.list);
         inodes.sort_unstable_by_key(|f| f.ino);
         let mut next = 0;
         let total = inodes.len() as u64;
@@ -264,7 +255,7 @@ impl Checker<'_> {
                     Ok(said) => said,
                     Err(c) => {
                         in_use += 1;
-                        ck.problems.add(Class::LocatorWrong, || format!("locator table, block {addr}"), || c.0);
+                        ck.problem(Class::LocatorWrong, || format!("locator table, block {addr}"), || c.0);
                         continue;
                     }
                 };
@@ -277,7 +268,7 @@ impl Checker<'_> {
         for f in &inodes[next..] {
             self.not_located(*f);
         }
-        self.register.list = inodes;
+        self.inventory.register.list = inodes;
     }
 
     fn not_located(&mut self, f: Found) {

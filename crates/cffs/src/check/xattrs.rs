@@ -1,6 +1,6 @@
 //! Extended attributes: the chain of blocks, the lists, and what access control lists say.
 
-use super::Checker;
+use super::checker::Checker;
 use super::report::Class;
 use crate::acl::Acl;
 use crate::format::xattr::{ChainBlock, Namespace, Xattr, chain_max, decode_list};
@@ -58,7 +58,7 @@ impl Checker<'_> {
             return (0, true);
         }
         // It was read a moment ago, and is not read again.
-        self.chains.remove(&inode.ino).unwrap_or((0, false))
+        self.inventory.xattr_chains.remove(&inode.ino).unwrap_or((0, false))
     }
 
     pub(super) fn check_xattr(&mut self, inode: &Inode) {
@@ -72,7 +72,7 @@ impl Checker<'_> {
         let whole = chain.broken.is_none();
         if inode.xattr_block != 0 {
             let frags = chain.blocks.len() as u64 * self.g.frags_per_block();
-            self.chains.insert(inode.ino, (frags, whole));
+            self.inventory.xattr_chains.insert(inode.ino, (frags, whole));
         }
         if let Some(what) = chain.broken {
             self.inode_problem(Class::XattrBlock, inode.ino, || what);

@@ -46,7 +46,7 @@ use crate::format::{
     Superblock, verify_block,
 };
 use crate::journal::recovery::replay;
-use crate::journal::{log_extent, read_headers, reset_headers};
+use crate::journal::{log_extent, reset_headers};
 use crate::mkfs::write_superblock;
 use cffs_buf::AlignedBuf;
 use intervals::Intervals;
@@ -195,7 +195,7 @@ pub fn repair(
         write_superblock(&*dev, &g, &sb)?;
         dev.flush()?;
     }
-    after.state = super::state_name(state);
+    after.state = super::report::state_name(state);
     Ok(Repaired {
         actions: session.actions,
         actions_total: session.total,
@@ -258,7 +258,7 @@ fn empty_log(
     let log: &dyn Device = external.map_or(&**dev, |l| &**l);
     if sb.state == State::Clean
         && start::log_header(log, sb).is_ok()
-        && let Some(what) = lost_header(log, sb)?
+        && let Some(what) = super::recovered::lost_header(log, sb)?
     {
         // Replaying does so.
         session.must(Class::LogHeader, "log", what, "write it anew")?;
@@ -297,12 +297,6 @@ fn empty_log(
         log.flush()?;
     }
     Ok((reset_headers(log, sb, 0, (now / 1000).max(1) as u64)?, 0))
-}
-
-/// What is wrong with one of the two log headers, if something is.
-pub(super) fn lost_header(log: &dyn Device, sb: &Superblock) -> Result<Option<String>> {
-    let lost = read_headers(log, sb)?.into_iter().find_map(Result::err);
-    Ok(lost.map(|e| format!("one of its two headers: {e}")))
 }
 
 /// Whether the log, and all that it changes, can be read.
@@ -469,7 +463,7 @@ impl<'a> Repairer<'a> {
             g,
             now,
             progress,
-            ino_max: super::ino_max(&g),
+            ino_max: g.inodes_max(),
             fixed,
             used: Intervals::default(),
             meta: Intervals::default(),

@@ -1,7 +1,7 @@
 //! Tables of data checksums. What is wrong with one costs the sums in it, never data: where none is known, contents are
 //! taken as they are.
 
-use super::super::sums::{check_index, table_id};
+use super::super::data_sums::{check_index, table_id};
 use super::volume::BlockError;
 use super::{Class, Repairer};
 use crate::error::Result;
