@@ -5,7 +5,7 @@ use crate::error::Result;
 use crate::format::log::{LOG_HEADER_AREA, LOG_HEADER_SLOTS, Record, TXN_MAGIC, txn_header};
 use crate::format::superblock::INCOMPAT_EXTERNAL_LOG;
 use crate::format::{get_u32, get_u64};
-use crate::journal::recovery::LogReader;
+use crate::journal::LogReader;
 use crate::journal::{COMMIT_SHARE_MAX, current_header, log_extent, read_headers};
 use cffs_buf::AlignedBuf;
 

@@ -1,6 +1,6 @@
-//! The checkpoint: committed blocks go home, neighbours in one request.
+//! The checkpoint: committed blocks are written in place, neighbours in one request.
 
-use super::Journal;
+use super::manager::Journal;
 use crate::cache::{AddrMap, BufInner, BufRef};
 use crate::device::IoKind;
 use crate::error::Result;
@@ -12,8 +12,8 @@ use std::sync::atomic::Ordering;
 /// Most bytes of copies that are made at a time while others go on.
 const COPIES_MAX: usize = 8 << 20;
 
-/// A copy of a block on its way home.
-pub(super) struct Home {
+/// A copy of a committed block that is to be written in place.
+pub(super) struct BlockCopy {
     buf: BufRef,
     bytes: AlignedBuf,
     /// Fragments to write; `None` for the whole block (metadata).
@@ -21,7 +21,7 @@ pub(super) struct Home {
 }
 
 /// Copies a committed block. The caller holds its lock and knows that it carries no uncommitted change.
-fn copy_home(buf: &BufRef, inner: &mut BufInner) -> Option<Home> {
+fn copy_block(buf: &BufRef, inner: &mut BufInner) -> Option<BlockCopy> {
     let log = inner.log.as_mut()?;
     log.awaits_checkpoint = false;
     let mut bytes = AlignedBuf::from_slice(&inner.bytes);
@@ -29,57 +29,57 @@ fn copy_home(buf: &BufRef, inner: &mut BufInner) -> Option<Home> {
         format::seal(&mut bytes, log.last_seq);
     }
     let frags = log.data.then(|| std::mem::take(&mut log.checkpoint_frags));
-    Some(Home { buf: buf.clone(), bytes, frags })
+    Some(BlockCopy { buf: buf.clone(), bytes, frags })
 }
 
 impl Journal {
-    /// Writes the blocks home that the running group has not touched, in the order of the device.
-    pub(super) fn write_cold(&self) -> Result<()> {
+    /// Writes the committed blocks in place that the running transaction has not touched, in the order of the device.
+    pub(super) fn write_idle(&self) -> Result<()> {
         let mut bufs: Vec<BufRef> = self.dirty.lock().values().cloned().collect();
         bufs.sort_unstable_by_key(|b| b.addr());
         for some in bufs.chunks((COPIES_MAX >> self.cache.geometry().block_shift).max(1)) {
-            let mut home = Vec::with_capacity(some.len());
+            let mut copies = Vec::with_capacity(some.len());
             for buf in some {
                 let mut inner = buf.lock();
                 if inner.log.as_ref().is_some_and(|l| l.awaits_checkpoint && !l.in_txn && !l.freed) {
-                    home.extend(copy_home(buf, &mut inner));
+                    copies.extend(copy_block(buf, &mut inner));
                 }
             }
-            self.write_home(home)?;
+            self.write_in_place(copies)?;
         }
         Ok(())
     }
 
-    /// Copies of all blocks that wait; nothing is running.
-    pub(super) fn collect_home(&self, dirty: &mut MutexGuard<'_, AddrMap<BlockAddr, BufRef>>) -> Vec<Home> {
+    /// Copies of all committed blocks; no transaction is open.
+    pub(super) fn copy_committed(&self, dirty: &mut MutexGuard<'_, AddrMap<BlockAddr, BufRef>>) -> Vec<BlockCopy> {
         let mut out = Vec::with_capacity(dirty.len());
         for buf in dirty.values() {
             let mut inner = buf.lock();
             if inner.log.as_ref().is_some_and(|l| l.awaits_checkpoint) {
-                out.extend(copy_home(buf, &mut inner));
+                out.extend(copy_block(buf, &mut inner));
             }
         }
         out
     }
 
     /// Writes copies to their places and releases the blocks that did not change meanwhile.
-    pub(super) fn write_home(&self, mut home: Vec<Home>) -> Result<()> {
-        if home.is_empty() {
+    pub(super) fn write_in_place(&self, mut copies: Vec<BlockCopy>) -> Result<()> {
+        if copies.is_empty() {
             return Ok(());
         }
-        home.sort_unstable_by_key(|h| h.buf.addr());
+        copies.sort_unstable_by_key(|copy| copy.buf.addr());
         let geo = *self.cache.geometry();
         let (shift, fs) = (geo.block_shift, geo.frag_size());
         // File data and metadata may be neighbours; a request is counted as what it begins with.
         for (kind, data) in [(IoKind::Meta, false), (IoKind::Data, true)] {
-            let mut pieces: Vec<(u64, &[u8])> = Vec::with_capacity(home.len());
-            for h in home.iter().filter(|h| h.frags.is_some() == data) {
-                let offset = h.buf.addr() << shift;
-                match h.frags {
-                    None => pieces.push((offset, &h.bytes)),
+            let mut pieces: Vec<(u64, &[u8])> = Vec::with_capacity(copies.len());
+            for copy in copies.iter().filter(|copy| copy.frags.is_some() == data) {
+                let offset = copy.buf.addr() << shift;
+                match copy.frags {
+                    None => pieces.push((offset, &copy.bytes)),
                     Some(mask) => {
                         for f in (0..geo.frags_per_block() as usize).filter(|f| mask >> f & 1 == 1) {
-                            pieces.push((offset + (f * fs) as u64, &h.bytes[f * fs..(f + 1) * fs]));
+                            pieces.push((offset + (f * fs) as u64, &copy.bytes[f * fs..(f + 1) * fs]));
                         }
                     }
                 }
@@ -88,24 +88,24 @@ impl Journal {
                 self.cache.write_sorted(kind, pieces.into_iter())?;
             }
         }
-        self.counters.checkpointed_blocks.fetch_add(home.len() as u64, Ordering::Relaxed);
+        self.counters.checkpointed_blocks.fetch_add(copies.len() as u64, Ordering::Relaxed);
         let mut dirty = self.dirty.lock();
-        for h in home {
-            let mut inner = h.buf.lock();
+        for copy in copies {
+            let mut inner = copy.buf.lock();
             let done = inner.log.as_ref().is_none_or(|l| !l.in_txn && !l.awaits_checkpoint);
             if done {
                 inner.log = None;
-                h.buf.unpin();
+                copy.buf.unpin();
             }
             let waits = inner.log.as_ref().is_some_and(|l| l.awaits_checkpoint);
-            if !waits && dirty.get(&h.buf.addr()).is_some_and(|b| std::sync::Arc::ptr_eq(b, &h.buf)) {
-                dirty.remove(&h.buf.addr());
+            if !waits && dirty.get(&copy.buf.addr()).is_some_and(|b| std::sync::Arc::ptr_eq(b, &copy.buf)) {
+                dirty.remove(&copy.buf.addr());
             }
         }
         Ok(())
     }
 
-    /// After the log was emptied: only the running group's data blocks still matter.
+    /// After the log was emptied: only the running transaction's data blocks still matter.
     pub(super) fn retain_running_data_blocks(&self) {
         let mut blocks = self.data_blocks.lock();
         blocks.retain(|addr, ()| {
@@ -119,8 +119,8 @@ impl Journal {
         for addr in blocks {
             let Some(buf) = self.cache.peek(*addr) else { continue };
             // A commit that is under way may have an older copy yet to write: then the block is written once more by the
-            // next. (Looked at first: the lock of the blocks that wait comes before a block's.)
-            let on_its_way = self.dirty.lock().contains_key(addr);
+            // next. (Looked at first: the lock of the committed blocks comes before a block's.)
+            let in_commit = self.dirty.lock().contains_key(addr);
             // Locked until it is written: of two transactions that changed the block the later one writes it last.
             let mut guard = buf.lock();
             let inner = &mut *guard;
@@ -128,7 +128,7 @@ impl Journal {
             if log.freed || !log.in_txn || log.data {
                 continue;
             }
-            if !on_its_way {
+            if !in_commit {
                 log.dirty.fill(0);
             }
             let mut copy = AlignedBuf::from_slice(&inner.bytes);

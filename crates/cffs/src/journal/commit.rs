@@ -1,43 +1,27 @@
-//! The commit: one group of transactions becomes durable.
+//! The commit: the running transaction becomes durable.
 
-use super::checkpoint::Home;
-use super::{CHECKPOINT_SHARE, Journal, Running};
-use crate::cache::BufRef;
-use crate::device::{IoKind, WriteRequest};
-use crate::error::{Error, Result};
-use crate::format::log::{self, LogHeader, TXN_HEADER};
+use super::checkpoint::BlockCopy;
+use super::log_writer::LogPosition;
+use super::manager::{Journal, Running};
+use crate::cache::{BufRef, LogState};
+use crate::error::Result;
+use crate::format::log::{self, TXN_HEADER};
 use crate::format::system::COUNT_FREE_FRAGS;
 use cffs_buf::AlignedBuf;
-use std::io::IoSlice;
 use std::sync::atomic::Ordering;
 
-/// Longest single write to the log in bytes.
-const LOG_REQUEST_MAX: usize = 1 << 20;
+/// The log is emptied when more than one in so many parts is used, in the background when half as much is.
+const CHECKPOINT_SHARE: u64 = 2;
 
-/// State of whoever writes the log: one thread at a time.
-pub(super) struct Writer {
-    /// Offset in the ring where the next transaction goes.
-    pub(super) head: u64,
-    /// Bytes of the ring in use.
-    pub(super) used: u64,
-    /// The header that counts.
-    header: LogHeader,
-}
-
-impl Writer {
-    pub(super) fn new(header: LogHeader) -> Writer {
-        Writer { head: header.tail, used: 0, header }
-    }
-}
-
-/// A group taken out of the running state.
-struct Group {
+/// What a commit took out of the running state.
+struct Committing {
     seq: u64,
     /// Header, records, padding; empty without a log.
     bytes: AlignedBuf,
     payload: u64,
     running: Running,
-    home: Vec<Home>,
+    /// Committed blocks to be written in place after it.
+    copies: Vec<BlockCopy>,
 }
 
 impl Journal {
@@ -50,17 +34,17 @@ impl Journal {
         if self.durable.load(Ordering::Acquire) >= target {
             return Ok(());
         }
-        self.commit_group(&mut writer, false)
+        self.commit_running(&mut writer, false)
     }
 
-    /// Commits, then writes every block home and empties the log.
+    /// Commits, then writes every committed block in place and empties the log.
     pub fn checkpoint(&self) -> Result<()> {
         let mut writer = self.writer.lock();
         self.check()?;
-        self.commit_group(&mut writer, true)
+        self.commit_running(&mut writer, true)
     }
 
-    /// Calls `f` while nothing is committed, nothing is written home, and no transaction is open. `f` begins none.
+    /// Calls `f` while no commit or checkpoint is under way and no transaction is open. `f` begins none.
     pub(crate) fn quiesce<T>(&self, f: impl FnOnce() -> T) -> T {
         let _writer = self.writer.lock();
         let _exclusive = self.barrier.write();
@@ -71,55 +55,55 @@ impl Journal {
     pub fn wants_checkpoint(&self) -> bool {
         let share = self.cache.limit() / 4;
         self.has_log()
-            && (self.writer.lock().used > self.ring_len / TWICE_CHECKPOINT_SHARE
+            && (self.writer.lock().used > self.log.len / (2 * CHECKPOINT_SHARE)
                 || self.dirty_blocks() << self.cache.geometry().block_shift > share)
     }
 
-    fn commit_group(&self, writer: &mut Writer, force: bool) -> Result<()> {
-        let full = writer.used > self.ring_len / CHECKPOINT_SHARE || self.dirty_blocks() > 2 * self.pinned_max();
-        let home = force || !self.has_log() || full;
-        let outcome = self.commit_steps(writer, home);
+    fn commit_running(&self, writer: &mut LogPosition, force: bool) -> Result<()> {
+        let full = writer.used > self.log.len / CHECKPOINT_SHARE || self.dirty_blocks() > 2 * self.pinned_max();
+        let checkpoint = force || !self.has_log() || full;
+        let outcome = self.commit_steps(writer, checkpoint);
         if let Err(e) = &outcome {
             self.fail("commit failed", e);
         }
         outcome
     }
 
-    fn commit_steps(&self, writer: &mut Writer, home: bool) -> Result<()> {
-        if home && self.has_log() {
-            // Blocks that nobody is changing go home before anybody is made to wait.
-            self.write_cold()?;
+    fn commit_steps(&self, writer: &mut LogPosition, checkpoint: bool) -> Result<()> {
+        if checkpoint && self.has_log() {
+            // Blocks that nobody is changing are written before anybody is made to wait.
+            self.write_idle()?;
         }
-        let mut group = self.take_group(home);
-        // One of its transactions may have failed half way.
+        let mut commit = self.take_running(checkpoint);
+        // One of its operations may have failed half way.
         self.check()?;
-        // Data that the group points to, and blocks gone home, must be on the device before the log says so.
+        // Data that the transaction points to, and blocks written in place, must be durable before the log says so.
         if self.cache.unflushed.load(Ordering::Acquire) {
             self.cache.flush()?;
         }
-        let len = group.bytes.len() as u64;
+        let len = commit.bytes.len() as u64;
         if len > 0 {
-            self.write_log(writer, &mut group)?;
+            self.log.append(writer, &mut commit.bytes, commit.seq, commit.payload)?;
             self.counters.commits.fetch_add(1, Ordering::Relaxed);
             self.counters.log_bytes.fetch_add(len, Ordering::Relaxed);
         }
         if !self.has_log() {
-            self.write_home(std::mem::take(&mut group.home))?;
+            self.write_in_place(std::mem::take(&mut commit.copies))?;
             self.cache.flush()?;
         }
-        self.durable.store(group.seq, Ordering::Release);
-        if let Some(hook) = self.hook.get().filter(|_| !group.running.freed.is_empty()) {
-            hook.committed(std::mem::take(&mut group.running.freed));
+        self.durable.store(commit.seq, Ordering::Release);
+        if let Some(hook) = self.hook.get().filter(|_| !commit.running.freed.is_empty()) {
+            hook.committed(std::mem::take(&mut commit.running.freed));
         }
-        if home && self.has_log() && (writer.used > 0 || !group.home.is_empty()) {
-            self.write_home(std::mem::take(&mut group.home))?;
-            self.empty_log(writer, group.seq)?;
+        if checkpoint && self.has_log() && (writer.used > 0 || !commit.copies.is_empty()) {
+            self.write_in_place(std::mem::take(&mut commit.copies))?;
+            self.empty_log(writer, commit.seq)?;
         }
         Ok(())
     }
 
     /// Stops transactions for a moment and copies what they changed.
-    fn take_group(&self, home: bool) -> Group {
+    fn take_running(&self, checkpoint: bool) -> Committing {
         let _exclusive = self.barrier.write();
         self.note_counters();
         let mut running = {
@@ -134,38 +118,15 @@ impl Journal {
         bytes.resize(TXN_HEADER, 0);
         let mut runs = Vec::new();
         let mut dirty = self.dirty.lock();
-        let frag_units = self.cache.geometry().frag_size() / log::RANGE_UNIT;
         for buf in running.bufs.drain(..) {
-            let mut inner = buf.lock();
-            let inner = &mut *inner;
-            let Some(state) = &mut inner.log else { continue };
-            state.in_txn = false;
-            state.take_runs(&mut runs);
-            let init = std::mem::take(&mut state.init);
-            if std::mem::take(&mut state.freed) || runs.is_empty() {
-                if !state.awaits_checkpoint {
-                    inner.log = None;
-                    buf.unpin();
-                }
-                continue;
+            if self.log_block(&buf, seq, &mut bytes, &mut runs) {
+                dirty.insert(buf.addr(), buf);
             }
-            if self.has_log() {
-                log::put_block(&mut bytes, buf.addr(), init, state.data, &inner.bytes, &runs);
-            }
-            state.last_seq = seq;
-            if state.data {
-                for (first, count) in &runs {
-                    let (from, to) = (*first as usize / frag_units, (first + count - 1) as usize / frag_units);
-                    (from..=to).for_each(|f| state.checkpoint_frags |= 1 << f);
-                }
-            }
-            state.awaits_checkpoint = true;
-            dirty.insert(buf.addr(), buf.clone());
         }
         for (frag, len) in &running.revoked {
             log::put_revoke(&mut bytes, *frag, *len);
         }
-        let copies = if home { self.collect_home(&mut dirty) } else { Vec::new() };
+        let copies = if checkpoint { self.copy_committed(&mut dirty) } else { Vec::new() };
         drop(dirty);
         let payload = (bytes.len() - TXN_HEADER) as u64;
         let unit = self.cache.geometry().frag_size();
@@ -174,24 +135,54 @@ impl Journal {
             sealed = AlignedBuf::zeroed(bytes.len().div_ceil(unit) * unit);
             sealed[..bytes.len()].copy_from_slice(&bytes);
         }
-        // With nothing to log the number stays with the next group: the log has no gaps.
+        // With nothing to log the number stays with the next transaction: the log has no gaps.
         let advance = payload > 0 || !self.has_log();
         if advance {
             self.next_seq.store(seq + 1, Ordering::Release);
         }
         let seq = if advance { seq } else { seq - 1 };
-        Group { seq, bytes: sealed, payload, running, home: copies }
+        Committing { seq, bytes: sealed, payload, running, copies }
     }
 
-    /// Brings the counters block up to date, and what else is brought up to date once in a commit. No transaction is open.
+    /// Appends what changed of a block to the records of transaction `seq`. False if nothing did, or the block was freed.
+    fn log_block(&self, buf: &BufRef, seq: u64, records: &mut Vec<u8>, runs: &mut Vec<(u32, u32)>) -> bool {
+        let mut inner = buf.lock();
+        let inner = &mut *inner;
+        let Some(state) = &mut inner.log else { return false };
+        state.in_txn = false;
+        state.take_runs(runs);
+        let init = std::mem::take(&mut state.init);
+        if std::mem::take(&mut state.freed) || runs.is_empty() {
+            if !state.awaits_checkpoint {
+                inner.log = None;
+                buf.unpin();
+            }
+            return false;
+        }
+        if self.has_log() {
+            log::put_block(records, buf.addr(), init, state.data, &inner.bytes, runs);
+        }
+        state.last_seq = seq;
+        if state.data {
+            let frag_units = self.cache.geometry().frag_size() / log::RANGE_UNIT;
+            for (first, count) in runs {
+                let (from, to) = (*first as usize / frag_units, (*first + *count - 1) as usize / frag_units);
+                (from..=to).for_each(|f| state.checkpoint_frags |= 1 << f);
+            }
+        }
+        state.awaits_checkpoint = true;
+        true
+    }
+
+    /// Updates the counters block, and what else is updated once in a commit. No transaction is open.
     fn note_counters(&self) {
         let (Some(hook), Some(buf)) = (self.hook.get(), self.counters_buf.get()) else { return };
-        self.put_in_group(buf, COUNT_FREE_FRAGS, &hook.counters().encode());
-        hook.records(&mut |buf, offset, bytes| self.put_in_group(buf, offset, bytes));
+        self.add_record(buf, COUNT_FREE_FRAGS, &hook.counters().encode());
+        hook.records(&mut |buf, offset, bytes| self.add_record(buf, offset, bytes));
     }
 
-    /// Changes bytes of a block in the group that is about to be committed.
-    fn put_in_group(&self, buf: &BufRef, offset: usize, bytes: &[u8]) {
+    /// Changes bytes of a block in the transaction that is about to be committed.
+    fn add_record(&self, buf: &BufRef, offset: usize, bytes: &[u8]) {
         let mut inner = buf.lock();
         let inner = &mut *inner;
         let place = offset..offset + bytes.len();
@@ -199,7 +190,7 @@ impl Journal {
             return;
         }
         let size = inner.bytes.len();
-        let state = inner.log.get_or_insert_with(|| crate::cache::LogState::new(size, false));
+        let state = inner.log.get_or_insert_with(|| LogState::new(size, false));
         for (i, word) in bytes.chunks_exact(8).enumerate() {
             let at = offset + i * 8;
             if inner.bytes[at..at + 8] != *word {
@@ -213,51 +204,12 @@ impl Journal {
         }
     }
 
-    fn write_log(&self, writer: &mut Writer, group: &mut Group) -> Result<()> {
-        let len = group.bytes.len() as u64;
-        if writer.used + len > self.ring_len || len > self.ring_len / super::COMMIT_SHARE_MAX {
-            // Reservations make this impossible; writing over live records, or a group that recovery takes for
-            // damaged, would lose promises.
-            return Err(Error::Io(std::io::Error::other(format!(
-                "a commit of {len} bytes does not fit the log ({} of {} bytes in use)",
-                writer.used, self.ring_len
-            ))));
-        }
-        log::seal_txn(&mut group.bytes, self.fsid, group.seq, writer.header.epoch, group.payload);
-        let mut requests = Vec::new();
-        let mut at = 0;
-        while at < group.bytes.len() {
-            let pos = (writer.head + at as u64) % self.ring_len;
-            let n = (group.bytes.len() - at).min(LOG_REQUEST_MAX).min((self.ring_len - pos) as usize);
-            let bufs = vec![IoSlice::new(&group.bytes[at..at + n])];
-            requests.push(WriteRequest { kind: IoKind::Log, offset: self.ring_start + pos, bufs });
-            at += n;
-        }
-        self.log_dev.write_batch(&requests)?;
-        self.log_dev.flush()?;
-        writer.head = (writer.head + len) % self.ring_len;
-        writer.used += len;
-        Ok(())
-    }
-
-    /// Everything is home: the log starts anew behind group `seq`.
-    fn empty_log(&self, writer: &mut Writer, seq: u64) -> Result<()> {
+    /// Empties the log after everything of it was written in place. The next transaction comes behind `seq`.
+    fn empty_log(&self, writer: &mut LogPosition, seq: u64) -> Result<()> {
         self.cache.flush()?;
-        let header = writer.header.next(writer.head, seq + 1);
-        super::write_header(&*self.log_dev, self.header_at, header)?;
-        // Before this is durable, the old records must not be overwritten.
-        self.log_dev.flush()?;
-        writer.header = header;
-        writer.used = 0;
+        self.log.empty(writer, seq)?;
         self.counters.checkpoints.fetch_add(1, Ordering::Relaxed);
         self.retain_running_data_blocks();
         Ok(())
     }
-
-    /// Whether the log is on a device of its own.
-    pub fn log_is_external(&self) -> bool {
-        self.external
-    }
 }
-
-const TWICE_CHECKPOINT_SHARE: u64 = CHECKPOINT_SHARE * 2;

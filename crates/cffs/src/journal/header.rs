@@ -1,22 +1,18 @@
-//! The two headers of the log: which one counts, and what to do when a crash or the device has spoiled one of them.
+//! The two headers of the log: which one is current, and what to do when a crash or the device has spoiled one of them.
 //!
 //! They are written in turn, so that there is a whole one at each moment. A header that cannot be read was either being
-//! written when the power failed; then the one before it counts, and nothing was overwritten that it leads to. Or the device
-//! has lost it later; then the log goes on behind it, and the one before it leads astray: to transactions that are home, and
-//! whose data may have been overwritten since. Transactions carry the epoch of their header, so the two can be told apart,
-//! and in the second case the header be made again.
+//! written when the power failed; then the one before it is current, and nothing was overwritten that it leads to. Or the device
+//! has lost it later; then the log goes on behind it, and the one before it leads astray: to transactions that are checkpointed,
+//! and whose data may have been overwritten since. Transactions carry the epoch of their header, so the two can be told apart,
+//! and in the second case the header be reconstructed.
 
-use super::recovery::LogReader;
+use super::log_reader::LogReader;
+use super::log_ring::log_extent;
 use crate::device::{Device, IoKind};
 use crate::error::Result;
 use crate::format::log::{LOG_HEADER_AREA, LOG_HEADER_SIZE, LOG_HEADER_SLOTS, LogHeader, SEQ_START_MAX};
 use crate::format::{Corrupt, Superblock};
 use cffs_buf::AlignedBuf;
-
-/// Byte offset of the log on its device, and its length in bytes.
-pub fn log_extent(sb: &Superblock) -> (u64, u64) {
-    (sb.log_start << sb.block_shift, sb.log_blocks << sb.block_shift)
-}
 
 /// Reads both headers, or says what stands there instead. Fails only if the log cannot be
 /// where the superblock says.
@@ -41,18 +37,18 @@ pub fn read_headers(dev: &dyn Device, sb: &Superblock) -> Result<[Result<LogHead
     }))
 }
 
-/// The header that counts.
+/// The current header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CurrentHeader {
-    /// It.
+    /// The header.
     pub header: LogHeader,
-    /// It was lost, and is known from its transactions: it has to be written before anything else is.
+    /// It was lost, and is known from its transactions: it has to be written before anything else.
     pub reconstructed: bool,
     /// The other place has no whole header: the next one goes there.
     pub other_lost: bool,
 }
 
-/// Finds the header that counts. Where one of the two cannot be read, all of the log is looked through.
+/// Finds the current header. Where one of the two cannot be read, all of the log is searched.
 ///
 /// Fails if there is none.
 pub fn current_header(dev: &dyn Device, sb: &Superblock) -> Result<CurrentHeader> {
@@ -72,7 +68,7 @@ fn choose(dev: &dyn Device, sb: &Superblock) -> Result<CurrentHeader> {
             Ok(CurrentHeader { header: if a.epoch > b.epoch { a } else { b }, reconstructed: false, other_lost: false })
         }
         [Ok(h), Err(e)] | [Err(e), Ok(h)] => {
-            let newer = remake(dev, sb, h.epoch)?;
+            let newer = reconstruct(dev, sb, h.epoch)?;
             match newer {
                 Some(_) => {
                     tracing::warn!("one of the two log headers is lost ({e}); its transactions tell what it was")
@@ -90,22 +86,22 @@ fn choose(dev: &dyn Device, sb: &Superblock) -> Result<CurrentHeader> {
 }
 
 /// The header of the newest epoch behind `epoch` that has transactions in the log.
-fn remake(dev: &dyn Device, sb: &Superblock, epoch: u64) -> Result<Option<LogHeader>> {
+fn reconstruct(dev: &dyn Device, sb: &Superblock, epoch: u64) -> Result<Option<LogHeader>> {
     let mut reader = LogReader::new(dev, sb);
     let unit = 1u64 << sb.frag_shift;
     let mut newest: Option<LogHeader> = None;
-    let mut twice = false;
+    let mut ambiguous = false;
     for tail in (0..reader.ring() / unit).map(|n| n * unit) {
         let Some(h) = reader.any_transaction(tail)?.filter(|h| h.epoch > epoch) else { continue };
         let this = LogHeader { fsid: sb.fsid(), tail, tail_seq: h.seq, epoch: h.epoch };
         let order = |h: &LogHeader| (h.epoch, std::cmp::Reverse(h.tail_seq));
         match &newest {
             Some(best) if order(best) > order(&this) => {}
-            Some(best) if order(best) == order(&this) => twice = true,
-            _ => (newest, twice) = (Some(this), false),
+            Some(best) if order(best) == order(&this) => ambiguous = true,
+            _ => (newest, ambiguous) = (Some(this), false),
         }
     }
-    if let Some(h) = newest.filter(|_| twice) {
+    if let Some(h) = newest.filter(|_| ambiguous) {
         // Contents of a file can look like a transaction.
         let what = format!("log header {}: it is lost, and transaction {} is there twice", h.epoch, h.tail_seq);
         return Err(Corrupt(what).into());
@@ -113,12 +109,12 @@ fn remake(dev: &dyn Device, sb: &Superblock, epoch: u64) -> Result<Option<LogHea
     Ok(newest)
 }
 
-/// Reads the log header that counts.
+/// Reads the current log header.
 pub fn read_header(dev: &dyn Device, sb: &Superblock) -> Result<LogHeader> {
     Ok(current_header(dev, sb)?.header)
 }
 
-/// Writes a log header to its place; it counts from the next flush on. `log_at` is where the log begins.
+/// Writes a log header to its place; it is current from the next flush on. `log_at` is where the log begins.
 pub fn write_header(dev: &dyn Device, log_at: u64, header: LogHeader) -> Result<()> {
     let mut b = AlignedBuf::zeroed(4096.max(dev.sector_size() as usize));
     b[..LOG_HEADER_SIZE].copy_from_slice(&header.encode());
@@ -126,7 +122,7 @@ pub fn write_header(dev: &dyn Device, log_at: u64, header: LogHeader) -> Result<
     Ok(())
 }
 
-/// Writes both headers, whatever stood there. The log is empty from `tail` on. Returns the one that counts.
+/// Writes both headers, whatever stood there. The log is empty from `tail` on. Returns the current one.
 pub fn reset_headers(dev: &dyn Device, sb: &Superblock, tail: u64, tail_seq: u64) -> Result<LogHeader> {
     let newest = read_headers(dev, sb)?.into_iter().flatten().map(|h| h.epoch).filter(|e| *e <= SEQ_START_MAX).max();
     let first = LogHeader { tail, ..LogHeader::first(sb.fsid(), tail_seq) };

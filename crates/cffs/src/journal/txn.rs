@@ -1,27 +1,28 @@
 //! Transactions: the only way to change metadata.
 
-use super::Journal;
+use super::manager::Journal;
 use crate::cache::{BufInner, BufRef, Cache, LogState};
-use crate::error::Error;
+use crate::error::{Error, Result};
 use crate::format::dirblock::BlockEdit;
 use crate::format::log::{RANGE_UNIT, RECORD_HEADER};
-use crate::format::{self, BlockAddr, BlockId, FragAddr};
+use crate::format::{self, BlockAddr, BlockId};
 use crate::reservation::Reservation;
 use crate::space::run::Run;
 use parking_lot::{RwLockReadGuard, RwLockWriteGuard};
 use std::cell::{Cell, RefCell};
 use std::ops::Deref;
+use std::sync::atomic::Ordering;
 
-/// A change of metadata that happens as a whole or not at all. It joins the running group of transactions, which the
-/// next commit makes durable together.
+/// A change of metadata that happens as a whole or not at all. It becomes a part of the running transaction, which the
+/// next commit makes durable.
 ///
 /// There is no way back: whatever can fail is checked before the first edit. Dropping the transaction ends it.
 pub struct Txn<'a> {
-    pub(super) journal: &'a Journal,
-    pub(super) seq: u64,
+    journal: &'a Journal,
+    seq: u64,
     reserved: usize,
     logged: Cell<usize>,
-    /// Something was changed; perhaps only what others of the group had changed before, which logs nothing more.
+    /// Something was changed; perhaps only what others had changed before in the running transaction, which logs nothing more.
     changed: Cell<bool>,
     /// Set while stopping here would leave an operation half done.
     critical: Cell<bool>,
@@ -32,8 +33,48 @@ pub struct Txn<'a> {
     _running: RwLockReadGuard<'a, ()>,
 }
 
+impl Journal {
+    /// Begins a transaction that will log at most `reserve` bytes. Waits for a commit if the log lacks room. The caller
+    /// holds no lock that an open transaction may want, and has no transaction open.
+    pub fn begin(&self, reserve: usize) -> Result<Txn<'_>> {
+        // Estimates add up the worst of everything, which never comes together. With the smallest logs the largest of them
+        // is more than a commit may take: such a transaction gets a commit to itself.
+        let asked = reserve + self.records_bytes.load(Ordering::Relaxed);
+        let reserve =
+            if self.has_log() && asked <= 2 * self.reserve_max() { asked.min(self.reserve_max()) } else { asked };
+        if self.has_log() && reserve > self.reserve_max() {
+            return Error::invalid(format!(
+                "the log is too small: an operation needs {reserve} bytes of it, {} are available",
+                self.reserve_max()
+            ));
+        }
+        loop {
+            self.check()?;
+            {
+                let mut r = self.running.lock();
+                let room = !self.has_log() || r.bytes + r.reserved + reserve <= self.reserve_max();
+                // Blocks with uncommitted changes cannot leave memory.
+                if room && r.bufs.len() <= self.pinned_max() {
+                    r.reserved += reserve;
+                    break;
+                }
+            }
+            self.commit()?;
+            crate::yield_now();
+        }
+        let running = self.barrier.read();
+        Ok(Txn::new(self, self.next_seq.load(Ordering::Acquire), reserve, running))
+    }
+
+    fn end(&self, reserved: usize, logged: usize) {
+        let mut r = self.running.lock();
+        r.reserved -= reserved;
+        r.bytes += logged;
+    }
+}
+
 impl<'a> Txn<'a> {
-    pub(super) fn new(journal: &'a Journal, seq: u64, reserved: usize, running: RwLockReadGuard<'a, ()>) -> Self {
+    fn new(journal: &'a Journal, seq: u64, reserved: usize, running: RwLockReadGuard<'a, ()>) -> Self {
         let (logged, critical, ordered) = (Cell::new(0), Cell::new(false), RefCell::default());
         let reservation = RefCell::default();
         Txn {
@@ -153,7 +194,7 @@ impl<'a> Txn<'a> {
     }
 
     /// Fragments of file data are no longer used: log records of them, if there are any, are revoked, and the journal
-    /// no longer writes them home.
+    /// no longer writes them in place.
     pub fn free_data(&self, run: Run) {
         self.journal.forget_data(run);
     }
@@ -248,6 +289,3 @@ impl Drop for BlockEditGuard<'_> {
         self.txn.note_edit(self.buf, first, bytes);
     }
 }
-
-/// A run of revoked fragments waiting for the commit.
-pub(super) type Revoked = std::collections::BTreeMap<FragAddr, u64>;

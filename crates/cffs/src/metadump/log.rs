@@ -11,8 +11,8 @@ use crate::format::log::{
     RECORD_HEADER, TAG_BLOCK, TAG_REVOKE, TXN_HEADER, block_sum, seal_txn,
 };
 use crate::format::{BlockAddr, Geometry, Superblock, align8, get_u16, get_u64, put_u32};
+use crate::journal::LogReader;
 use crate::journal::log_extent;
-use crate::journal::recovery::LogReader;
 use cffs_buf::AlignedBuf;
 use std::collections::HashSet;
 
