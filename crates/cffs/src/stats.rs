@@ -67,20 +67,20 @@ pub struct CacheStats {
     pub hits: u64,
     /// Blocks that had to be read.
     pub misses: u64,
-    /// Transfers that brought in more than was asked for.
+    /// Reads of a group, or of a part of one, for a single block.
     pub group_reads: u64,
-    /// Blocks brought in by them.
+    /// Blocks that these reads brought beside the wanted one.
     pub group_blocks: u64,
-    /// Of the blocks that came along, those that were used later.
+    /// Of these blocks, those that were used later.
     pub group_blocks_used: u64,
-    /// Bytes of file data that went to the device while they were written, past the cache.
+    /// Bytes of file data written directly, without a copy in the cache.
     #[serde(default)]
     pub written_direct: u64,
     /// Blocks dropped to stay within the limit.
     pub evicted: u64,
     /// Bytes of cached blocks.
     pub bytes: u64,
-    /// Bytes of file data without a place yet.
+    /// Bytes of dirty file data.
     pub dirty_data_bytes: u64,
     /// The limit in bytes.
     pub limit_bytes: u64,
@@ -94,11 +94,12 @@ pub struct LogStats {
     pub commits: u64,
     /// Bytes written to the log.
     pub bytes: u64,
-    /// Times the log was emptied.
+    /// Checkpoints: how often the log was emptied.
     pub checkpoints: u64,
-    /// Metadata and logged data blocks written home.
-    pub home_blocks: u64,
-    /// Blocks that wait for their way home.
+    /// Blocks of metadata and logged data written in place.
+    #[serde(rename = "home_blocks")]
+    pub checkpointed_blocks: u64,
+    /// Blocks that wait for a checkpoint.
     pub dirty_blocks: u64,
 }
 
@@ -106,11 +107,11 @@ pub struct LogStats {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct SumStats {
-    /// They were as they had been written.
+    /// Fragments as they were written.
     pub verified: u64,
-    /// They were not: reading them was an error.
+    /// Damaged fragments: reading them was an error.
     pub failed: u64,
-    /// No checksum was known.
+    /// Fragments without a known checksum.
     pub unknown: u64,
 }
 

@@ -1,8 +1,9 @@
-//! Types that callers of [`crate::fs::Fs`] see.
+//! Arguments and results of the operations of [`crate::fs::Fs`], and the options of a mount.
 
 use crate::format::{FileType, Ino};
 
-/// Who asks: owner of what is created, and whether the reserve may be used.
+/// The user for whom an operation is done: the owner of a new file, charged by quotas. Only the superuser may use the
+/// reserve of free space.
 #[derive(Clone, Copy, Debug)]
 pub struct Caller {
     /// User.
@@ -15,18 +16,18 @@ impl Caller {
     /// The superuser.
     pub const ROOT: Caller = Caller { uid: 0, gid: 0 };
 
-    /// Whether the free-space reserve is for this caller.
+    /// Whether this is the superuser, who may use the reserve.
     pub fn privileged(&self) -> bool {
         self.uid == 0
     }
 }
 
-/// Permissions that a new file is asked to have. A plain number stands for these very bits.
+/// Permissions of a new file. A plain number converts into it, with a umask of 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NewPerm {
     /// Permission bits (12).
     pub bits: u16,
-    /// Bits to leave out, unless the directory has a default access control list: that takes the place of a umask.
+    /// Bits to remove, unless the directory has a default access control list, which replaces the umask.
     pub umask: u16,
 }
 
@@ -43,7 +44,7 @@ pub struct SetXattr {
     pub create: bool,
     /// Fail if it is not there.
     pub replace: bool,
-    /// With an access control list: the caller is not in the file's group, so set-group-id goes.
+    /// For an access control list: remove the set-group-id bit, because the caller is not in the file's group.
     pub drop_sgid: bool,
 }
 
@@ -52,7 +53,7 @@ pub struct SetXattr {
 pub struct Attr {
     /// Inode number: constant for the file's life.
     pub ino: Ino,
-    /// Generation: another file under the same number has another one.
+    /// Generation: differs between files that have had the same number.
     pub generation: u32,
     /// Type.
     pub file_type: FileType,
@@ -195,7 +196,7 @@ pub enum AtimeMode {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum PrefetchMode {
-    /// By how much of what was fetched gets used.
+    /// Fetch groups while enough of what they bring is used.
     #[default]
     Adaptive,
     /// Single blocks only.
@@ -204,17 +205,17 @@ pub enum PrefetchMode {
     Always,
 }
 
-/// Long writes of large files without a copy in memory.
+/// Direct writes: long writes go to the device without a copy in the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum DirectWrite {
-    /// Where the device is known to be so fast that waiting for it takes less than copying; only with
-    /// [`MountOptions::background`], since nothing else depends on time.
+    /// On a device that is measured to be faster than the copy. Only with [`MountOptions::background`], because without the
+    /// thread nothing depends on time.
     #[default]
     Fast,
     /// Never.
     Off,
-    /// Whenever it is possible, also for short files: to test it.
+    /// Whenever possible, also for short files. For tests.
     Always,
 }
 
@@ -222,34 +223,35 @@ pub enum DirectWrite {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct MountOptions {
-    /// Write nothing, not even a replay of the log (it is replayed in memory).
+    /// Write nothing. A log that has to be replayed is replayed in memory.
     pub read_only: bool,
-    /// Cache size in bytes (metadata, group transfers and dirty data together).
+    /// Cache size in bytes, for metadata, data and dirty pages together. Inodes in memory come on top.
     pub cache_bytes: usize,
     /// How metadata reaches the device.
     pub metadata: MetadataMode,
     /// Access times.
     pub atime: AtimeMode,
-    /// Times alone are not worth a write: a change of nothing else waits in memory until the inode is written for another
-    /// reason, for fsync, [`crate::fs::Fs::sync`] or the unmount, or for a day.
+    /// Keep changes of nothing but times in memory until the inode is written for another reason, for fsync,
+    /// [`crate::fs::Fs::sync`], the unmount, or a day.
     pub lazytime: bool,
-    /// Interval of the asynchronous commit.
+    /// Interval of the background thread's writeback and commit: what a crash can undo of work that was not synced.
     pub commit_interval: std::time::Duration,
     /// Prefetching.
     pub prefetch: PrefetchMode,
-    /// Tell the device about freed space.
+    /// Discard freed space on the device.
     pub discard: bool,
-    /// Background thread for periodic writeback and commit. Off in deterministic tests, which call `sync` themselves.
+    /// Run the threads for writeback, commits and readahead. Without them nothing happens that the caller did not ask for,
+    /// which deterministic tests need.
     pub background: bool,
-    /// fsync of small files puts their contents into the log (design decision 8).
+    /// Let fsync put the contents of small files into the log (design decision 8).
     pub fsync_in_log: bool,
-    /// Only with the conventional placement, to repeat measurements of 1997 which did the same: half of the files begin where
-    /// the file before them in the directory ends, half at a random place of the allocation group, from this seed.
+    /// For measurements of conventional placement as in 1997: half of the files begin where the previous file of the directory
+    /// ends, half at a random place of the allocation group. The value is the seed.
     pub scatter: Option<u64>,
-    /// Small directories of a subtree share groups. Off, each directory has groups of its own, as in the papers: to measure
-    /// what sharing is worth.
+    /// Small directories of a subtree share groups. Without it each directory has groups of its own, as in the papers, to
+    /// measure what sharing is worth.
     pub subtrees: bool,
-    /// Long writes past the cache.
+    /// Direct writes.
     pub direct_write: DirectWrite,
 }
 

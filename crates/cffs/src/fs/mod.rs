@@ -1,7 +1,7 @@
 //! POSIX operations: namespace, data, attributes.
 //!
-//! [`Fs`] is a mounted file system. Its operations take inode numbers and count references as FUSE does: who gets an
-//! inode holds a reference until [`Fs::forget`], and an unlinked file lives as long as it has references.
+//! [`Fs`] is a mounted file system. Its operations take inode numbers and count references as FUSE does: a caller that
+//! gets an inode holds a reference until [`Fs::forget`], and an unlinked file lives as long as it has references.
 //!
 //! Locks: an operation first begins its transaction, then locks the inodes it works on, in the order of their numbers.
 //! Reading operations begin no transaction. Nobody begins a transaction while holding an inode.
@@ -219,7 +219,7 @@ impl Fs {
                 commits: get(&j.commits),
                 bytes: get(&j.log_bytes),
                 checkpoints: get(&j.checkpoints),
-                home_blocks: get(&j.checkpointed_blocks),
+                checkpointed_blocks: get(&j.checkpointed_blocks),
                 dirty_blocks: self.journal.dirty_blocks() as u64,
             },
             data_sums: self.sums.as_ref().map(|s| {
