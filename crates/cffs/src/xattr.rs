@@ -7,12 +7,13 @@
 
 use crate::cache::{BufRef, Cache};
 use crate::error::{Error, Result};
+use crate::format::Run;
 use crate::format::dirblock::BlockEdit;
 use crate::format::xattr::{ChainBlock, Namespace, XATTR_NEXT, Xattr, chain_max, decode_list, payload};
 use crate::format::{BlockAddr, BlockId, BlockKind, Corrupt, Geometry, Ino, Inode, META_HEADER_SIZE};
 use crate::journal::Txn;
 use crate::reservation::Reservation;
-use crate::space::{Run, Space};
+use crate::space::Space;
 
 /// The blocks of an inode's chain, and the list in them.
 #[derive(Default)]

@@ -38,6 +38,7 @@ pub use buf::BufRef;
 pub use direct::ReadRun;
 pub use locality::{DirExtents, LocalityHint};
 pub(crate) use log_state::LogState;
+pub use prefetch::PrefetchMode;
 pub use verify::{Comparison, DataVerifier};
 pub use weak::WeakBufRef;
 pub use write::{DataRun, Source};

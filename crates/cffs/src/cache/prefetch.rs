@@ -13,8 +13,20 @@
 //! that was prefetched seems to be of use.
 
 use crate::format::{BlockAddr, Ino};
-use crate::fs::api::PrefetchMode;
 use parking_lot::Mutex;
+
+/// Prefetching of groups.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum PrefetchMode {
+    /// By how much of what was fetched gets used.
+    #[default]
+    Adaptive,
+    /// Single blocks only.
+    Off,
+    /// Whole groups, always.
+    Always,
+}
 
 /// Group reads after which half of the score is forgotten.
 const SCORE_MEMORY: u32 = 64;

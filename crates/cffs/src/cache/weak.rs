@@ -41,9 +41,9 @@ impl Cache {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cache::PrefetchMode;
     use crate::device::{Device, MemoryDevice};
     use crate::format::{BlockAddr, BlockId, Geometry};
-    use crate::fs::api::PrefetchMode;
     use crate::mkfs::{MkfsOptions, mkfs};
 
     const ADDR: BlockAddr = 1000;

@@ -283,9 +283,9 @@ impl Cache {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cache::PrefetchMode;
     use crate::device::{Device, MemoryDevice};
     use crate::format::Geometry;
-    use crate::fs::api::PrefetchMode;
     use crate::mkfs::{MkfsOptions, mkfs};
 
     /// A damaged image maps a block twice, and both are dirty: this once hung (seed 1795400483 of --faults).

@@ -5,11 +5,12 @@ use super::{DirCtx, DirPlacer, DirState, UNINDEXED_BLOCKS};
 use crate::cache::{BufRef, LocalityHint};
 use crate::error::{Error, Result};
 use crate::extent::{self, Mapping};
+use crate::format::Run;
 use crate::format::dirblock::{self, DIR_BLOCKS_MAX, DIR_LBLOCK};
 use crate::format::{BlockAddr, BlockId, BlockKind, Extent, FileType, Inode, extent::LOGICAL_END, get_u64};
 use crate::inode::locality::dir_extents;
 use crate::journal::Txn;
-use crate::space::{Run, Space};
+use crate::space::Space;
 use std::ops::Range;
 
 /// Size from which on blocks are allocated ahead.

@@ -35,6 +35,7 @@ pub use state::DirState;
 
 use crate::cache::{BufRef, Cache};
 use crate::error::{Error, Result};
+use crate::format::Run;
 use crate::format::dirblock::{self, BlockEdit, DIR_BLOCKS_MAX, ENTRY_HEADER, Entry, EntryKind, NewEntry, entry_len};
 use crate::format::log::RECORD_HEADER;
 use crate::format::{
@@ -43,7 +44,7 @@ use crate::format::{
 use crate::inode::Home;
 use crate::journal::Txn;
 use crate::reservation::Reservation;
-use crate::space::{Run, Space};
+use crate::space::Space;
 use blocks::Growth;
 use state::{Cursor, NameMap, Rooms};
 

@@ -2,13 +2,14 @@
 
 use super::*;
 use crate::cache::Cache;
+use crate::cache::PrefetchMode;
 use crate::device::{Device, MemoryDevice};
 use crate::extent::{self, Mapping};
 use crate::format::dirindex::{BUCKET_FLAGS, BUCKET_OVERFLOWED, bucket_of, bucket_target, pairs};
 use crate::format::extent::LOGICAL_END;
 use crate::format::system::Counters;
 use crate::format::{Extent, InodeFormat, get_u32};
-use crate::fs::api::{MetadataMode, PrefetchMode};
+use crate::journal::MetadataMode;
 use crate::journal::{CommitHook, Journal, read_header};
 use crate::mkfs::{MkfsOptions, mkfs};
 use proptest::prelude::*;

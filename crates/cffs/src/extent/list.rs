@@ -1,8 +1,8 @@
 //! What inserting, removing and converting do to one ordered list of extents, be it an inode's own or a leaf's.
 
 use crate::format::Extent;
+use crate::format::Run;
 use crate::format::extent::EXTENT_LEN_MAX;
-use crate::space::Run;
 use std::ops::Range;
 
 /// `b` continues `a` in the file and on the device, and one extent can hold both.

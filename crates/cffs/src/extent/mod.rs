@@ -14,10 +14,11 @@ mod tree;
 
 use crate::cache::{BufRef, Cache};
 use crate::error::{Error, Result};
+use crate::format::Run;
 use crate::format::extent::{EXTENT_LEN_MAX, LOGICAL_END, node_capacity};
 use crate::format::{BlockAddr, Corrupt, Extent, Geometry, Inode, InodeFormat};
 use crate::journal::Txn;
-use crate::space::{Run, Space};
+use crate::space::Space;
 use node::{count, entries, entry, possible, upper_bound};
 pub use shift::{shift_down, shift_up, split};
 use std::ops::Range;

@@ -6,11 +6,12 @@
 use super::node::{self, count, entries, entry, upper_bound};
 use crate::cache::{BufRef, Cache};
 use crate::error::{Error, Result};
+use crate::format::Run;
 use crate::format::extent::{Child, LOGICAL_END, TREE_HEIGHT_MAX, node_capacity};
 use crate::format::{BlockAddr, BlockId, BlockKind, Corrupt, Extent, Inode, InodeFormat};
 use crate::journal::Txn;
 use crate::reservation::Reservation;
-use crate::space::{Run, Space};
+use crate::space::Space;
 
 /// A node on the way from the root to a leaf.
 pub(super) struct Step {

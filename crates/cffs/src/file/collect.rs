@@ -6,10 +6,10 @@ use super::{FileCtx, preceding};
 use crate::cache::{DataRun, Source};
 use crate::error::{Error, Result};
 use crate::extent::{self, Mapping};
+use crate::format::Run;
 use crate::format::{Extent, FileType, InodeFormat};
 use crate::inode::{Node, NodeState};
 use crate::placement::{LONG, Placed};
-use crate::space::Run;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 

@@ -16,10 +16,10 @@ use super::unit::Unit;
 use super::{FileCtx, FileData, writeback};
 use crate::error::{Error, Result};
 use crate::extent::{self, Mapping};
+use crate::format::Run;
 use crate::format::extent::EXTENT_LEN_MAX;
 use crate::format::{Extent, Geometry};
 use crate::inode::{Node, NodeState};
-use crate::space::Run;
 use std::ops::Range;
 use std::sync::Arc;
 

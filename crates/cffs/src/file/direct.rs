@@ -20,9 +20,9 @@ use super::{FileCtx, deferred, preceding, reserve_tree, reserve_tree_for, writeb
 use crate::cache::{DataRun, Source};
 use crate::error::{Error, Result};
 use crate::extent::{self, Mapping};
+use crate::format::Run;
 use crate::format::{Extent, InodeFormat};
 use crate::inode::{Node, NodeState};
-use crate::space::Run;
 use std::ops::Range;
 use std::sync::Arc;
 

@@ -12,12 +12,12 @@ use super::unit::{Origin, Unit};
 use super::{FileCtx, dirty_page, needs, preceding, truncate};
 use crate::error::{Error, Result};
 use crate::extent::{self, Mapping};
+use crate::format::Run;
 use crate::format::extent::LOGICAL_END;
 use crate::format::inode::{INLINE_MAX, INODE_CORE_SIZE};
 use crate::format::{Extent, InodeFormat};
 use crate::inode::{self, Node, NodeState};
 use crate::reservation::Reservation;
-use crate::space::Run;
 use std::ops::Range;
 use std::sync::Arc;
 

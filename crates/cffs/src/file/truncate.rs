@@ -3,12 +3,12 @@
 use super::FileCtx;
 use crate::error::Result;
 use crate::extent;
+use crate::format::Run;
 use crate::format::extent::{EXTENT_LEN_MAX, LOGICAL_END};
 use crate::format::inode::{INLINE_MAX, INODE_CORE_SIZE};
 use crate::format::{Inode, InodeFormat};
 use crate::inode::{self, Home, NodeState};
 use crate::journal::Txn;
-use crate::space::Run;
 use std::sync::Arc;
 
 /// Most extents freed in one transaction; a file with more is cut in several, the size going first.

@@ -3,9 +3,9 @@
 use super::FileCtx;
 use crate::cache::{BufRef, DataRun};
 use crate::format::Extent;
+use crate::format::Run;
 use crate::inode::{Node, NodeState};
 use crate::reservation::Reservation;
-use crate::space::Run;
 use std::ops::Range;
 use std::sync::Arc;
 

@@ -10,9 +10,9 @@ use super::unit::{Origin, Unit};
 use super::{FileCtx, collect, mapping};
 use crate::cache::{AddrMap, DataRun};
 use crate::error::{Error, Result};
+use crate::format::Run;
 use crate::format::{FileType, Ino, InodeFormat};
 use crate::inode::{self, Node};
-use crate::space::Run;
 use crate::sums::{ChecksumRun, PinnedTables, Sums};
 use std::sync::Arc;
 

@@ -2,14 +2,13 @@
 
 use super::log::LOG_HEADER_AREA;
 use super::superblock::INCOMPAT_EXTERNAL_LOG;
+pub use super::types::FRAGMENT_SIZE_MIN;
 use super::{BlockAddr, Corrupt, FragAddr, Ino, LAST_SYSTEM_INO, META_HEADER_SIZE, Superblock, corrupt, sums};
 
 /// Smallest block in bytes.
 pub const BLOCK_SIZE_MIN: u32 = 512;
 /// Largest block in bytes.
 pub const BLOCK_SIZE_MAX: u32 = 64 * 1024;
-/// Smallest fragment in bytes.
-pub const FRAGMENT_SIZE_MIN: u32 = 512;
 /// Smallest group in bytes.
 pub const GROUP_SIZE_MIN: u32 = 16 * 1024;
 /// Largest group in bytes.

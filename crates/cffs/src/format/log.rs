@@ -4,6 +4,7 @@
 //! to a multiple of the log unit (the fragment size). One checksum covers all of it, so a transaction needs no commit
 //! record: it is there whole or not at all.
 
+use super::types::FRAGMENT_SIZE_MIN;
 use super::{BlockAddr, Corrupt, FragAddr, META_CRC, META_SEQ, align8, corrupt};
 use super::{get_u16, get_u32, get_u64, put_u16, put_u32, put_u64};
 
@@ -82,7 +83,7 @@ impl LogHeader {
             return corrupt("log header: the log belongs to another file system");
         }
         // Where a transaction can begin depends on the size of a fragment, which the reader knows.
-        let aligned = tail.is_multiple_of(u64::from(super::geometry::FRAGMENT_SIZE_MIN));
+        let aligned = tail.is_multiple_of(u64::from(FRAGMENT_SIZE_MIN));
         if tail >= ring || !aligned || tail_seq == 0 || tail_seq > SEQ_MAX || epoch > SEQ_MAX {
             return corrupt(format!("log header {epoch}: tail {tail} of {ring}, sequence number {tail_seq}"));
         }

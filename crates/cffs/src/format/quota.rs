@@ -3,7 +3,7 @@
 //! The record of an id stands at a place that follows from the id, so the file is sparse. The record of id 0, whose
 //! limits are never enforced, holds the grace periods of the kind in its deadline fields.
 
-use super::superblock::{RO_COMPAT_GROUP_QUOTA, RO_COMPAT_PROJECT_QUOTA, RO_COMPAT_USER_QUOTA};
+use super::features::{RO_COMPAT_GROUP_QUOTA, RO_COMPAT_PROJECT_QUOTA, RO_COMPAT_USER_QUOTA};
 use super::{GROUP_QUOTA_INO, Ino, META_HEADER_SIZE, META_SPECIFIC, PROJECT_QUOTA_INO, USER_QUOTA_INO};
 use super::{get_u64, put_u64};
 use serde::{Deserialize, Serialize};

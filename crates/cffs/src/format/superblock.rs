@@ -1,5 +1,7 @@
 //! The superblock: 512 bytes at the start of the device and of every initialized allocation group.
 
+pub use super::features::*;
+use super::features::{COMPAT_NAMES, INCOMPAT_NAMES, RO_COMPAT_NAMES};
 use super::{Corrupt, corrupt, get_u32, get_u64, put_u32, put_u64};
 
 /// Bytes of an encoded superblock.
@@ -12,43 +14,6 @@ pub const FORMAT_VERSION: u32 = 1;
 pub const MOUNT_OPTIONS_MAX: usize = 128;
 /// Longest label in bytes.
 pub const LABEL_MAX: usize = 64;
-
-/// Incompatible feature: inodes stand in chunks outside the directories (`--no-embed`).
-pub const INCOMPAT_NO_EMBED: u64 = 1 << 0;
-/// Incompatible feature: the log is on a device of its own.
-pub const INCOMPAT_EXTERNAL_LOG: u64 = 1 << 1;
-/// Incompatible feature: metadata carries another identity than the uuid's, since that was changed.
-pub const INCOMPAT_METADATA_UUID: u64 = 1 << 2;
-/// Incompatible feature: file data has checksums, in tables that take space at the start of each allocation group.
-pub const INCOMPAT_DATA_SUMS: u64 = 1 << 3;
-/// Compatible feature: conventional placement instead of groups (`--no-group`).
-pub const COMPAT_NO_GROUP: u64 = 1 << 0;
-/// Compatible feature: directory blocks stand in the data groups (`--dir-blocks=with-data`, the 1997 placement).
-pub const COMPAT_DIRS_WITH_DATA: u64 = 1 << 1;
-
-/// Read-only compatible feature: what each user uses is kept in a quota file, and limited.
-pub const RO_COMPAT_USER_QUOTA: u64 = 1 << 0;
-/// The same for groups.
-pub const RO_COMPAT_GROUP_QUOTA: u64 = 1 << 1;
-/// The same for projects.
-pub const RO_COMPAT_PROJECT_QUOTA: u64 = 1 << 2;
-/// Read-only compatible feature: there are, or were, access control lists. Who writes must keep them in step with the
-/// permission bits, and who mounts must have the kernel enforce them.
-pub const RO_COMPAT_ACL: u64 = 1 << 3;
-
-const INCOMPAT_NAMES: [(u64, &str); 4] = [
-    (INCOMPAT_NO_EMBED, "no-embed"),
-    (INCOMPAT_EXTERNAL_LOG, "external-log"),
-    (INCOMPAT_METADATA_UUID, "metadata-uuid"),
-    (INCOMPAT_DATA_SUMS, "data-sums"),
-];
-const COMPAT_NAMES: [(u64, &str); 2] = [(COMPAT_NO_GROUP, "no-group"), (COMPAT_DIRS_WITH_DATA, "dirs-with-data")];
-const RO_COMPAT_NAMES: [(u64, &str); 4] = [
-    (RO_COMPAT_USER_QUOTA, "user-quota"),
-    (RO_COMPAT_GROUP_QUOTA, "group-quota"),
-    (RO_COMPAT_PROJECT_QUOTA, "project-quota"),
-    (RO_COMPAT_ACL, "acl"),
-];
 
 /// Whether the file system was left in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,6 +1,8 @@
 //! Arguments and results of the operations of [`crate::fs::Fs`], and the options of a mount.
 
+pub use crate::cache::PrefetchMode;
 use crate::format::{FileType, Ino};
+pub use crate::journal::MetadataMode;
 
 /// The user for whom an operation is done: the owner of a new file, charged by quotas. Only the superuser may use the
 /// reserve of free space.
@@ -166,19 +168,6 @@ pub struct RenameFlags {
     pub exchange: bool,
 }
 
-/// How metadata reaches the device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-#[non_exhaustive]
-pub enum MetadataMode {
-    /// Through the write-ahead log.
-    #[default]
-    Journal,
-    /// What has to be in order at once, in that order, the rest with the data (FFS 1984, C-FFS 1997 section 4.2).
-    Sync,
-    /// With the data, in no order (the emulation of soft updates of C-FFS 1997).
-    Delayed,
-}
-
 /// When reading updates access times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
@@ -190,19 +179,6 @@ pub enum AtimeMode {
     Noatime,
     /// Always.
     Strictatime,
-}
-
-/// Prefetching of groups.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-#[non_exhaustive]
-pub enum PrefetchMode {
-    /// Fetch groups while enough of what they bring is used.
-    #[default]
-    Adaptive,
-    /// Single blocks only.
-    Off,
-    /// Whole groups, always.
-    Always,
 }
 
 /// Direct writes: long writes go to the device without a copy in the cache.

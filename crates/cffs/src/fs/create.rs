@@ -7,6 +7,7 @@ use crate::cache::BufRef;
 use crate::dir;
 use crate::error::{Error, Result};
 use crate::file::{Reclaim, with_space};
+use crate::format::Run;
 use crate::format::dirblock::BlockEdit;
 use crate::format::dirblock::{self, NewEntry};
 use crate::format::inode::{
@@ -17,7 +18,7 @@ use crate::inode::{Home, Node, NodeState, table};
 use crate::journal::Txn;
 use crate::quota::Ids;
 use crate::reservation::Reservation;
-use crate::space::{Run, Space};
+use crate::space::Space;
 use crate::sums::{ChecksumRun, PinnedTables};
 use std::cell::Cell;
 use std::sync::Arc;

@@ -7,13 +7,14 @@ use super::rooms::Rooms;
 use crate::cache::{AddrMap, BufRef, Cache};
 use crate::error::{Error, Result};
 use crate::extent;
+use crate::format::Run;
 use crate::format::dirblock::BlockEdit;
 use crate::format::table::{self, TABLE_LBLOCK, TABLE_USED, TableShape};
 use crate::format::{
     BlockAddr, BlockId, BlockKind, Corrupt, Extent, Geometry, Ino, Inode, get_u64, put_u16, put_u32, put_u64,
 };
 use crate::journal::Txn;
-use crate::space::{Run, Space};
+use crate::space::Space;
 use parking_lot::Mutex;
 
 /// Places of blocks that are remembered.

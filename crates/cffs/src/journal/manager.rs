@@ -1,14 +1,14 @@
 //! The journal's state: the running transaction, the committed blocks that are not checkpointed yet, and what failed.
 
 use super::log_writer::{LogPosition, LogRing};
+use super::mode::MetadataMode;
 use crate::cache::{AddrMap, BufRef, Cache};
 use crate::device::Device;
 use crate::error::{Error, Result};
+use crate::format::Run;
 use crate::format::log::LogHeader;
 use crate::format::system::Counters;
 use crate::format::{BlockAddr, FragAddr, Superblock};
-use crate::fs::api::MetadataMode;
-use crate::space::run::Run;
 use parking_lot::{Mutex, RwLock};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};

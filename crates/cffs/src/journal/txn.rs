@@ -3,11 +3,11 @@
 use super::manager::Journal;
 use crate::cache::{BufInner, BufRef, Cache, LogState};
 use crate::error::{Error, Result};
+use crate::format::Run;
 use crate::format::dirblock::BlockEdit;
 use crate::format::log::{RANGE_UNIT, RECORD_HEADER};
 use crate::format::{self, BlockAddr, BlockId};
 use crate::reservation::Reservation;
-use crate::space::run::Run;
 use parking_lot::{RwLockReadGuard, RwLockWriteGuard};
 use std::cell::{Cell, RefCell};
 use std::ops::Deref;

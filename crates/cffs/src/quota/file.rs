@@ -3,13 +3,14 @@
 use crate::cache::{BufRef, Cache};
 use crate::error::{Error, Result};
 use crate::extent::{self, Mapping};
+use crate::format::Run;
 use crate::format::extent::LOGICAL_END;
 use crate::format::inode::{INLINE_MAX, INODE_AUX, INODE_CORE_SIZE};
 use crate::format::quota::{self, QUOTA_LBLOCK, QUOTA_RECORD_SIZE};
 use crate::format::{BlockAddr, BlockId, BlockKind, Corrupt, Extent, Geometry, Inode, QuotaKind, QuotaRecord, get_u64};
 use crate::inode::table::{load_system_inode, store_system_inode};
 use crate::journal::Txn;
-use crate::space::{Run, Space};
+use crate::space::Space;
 
 pub(super) struct QuotaFile {
     kind: QuotaKind,

@@ -2,9 +2,9 @@
 
 use super::free_set::FreeSet;
 use super::layout::{self, ag_frags, edit_bits, fixed_ranges};
-use super::run::Run;
 use crate::cache::{BufRef, Cache};
 use crate::error::{Error, Result};
+use crate::format::Run;
 use crate::format::ag::{AG_FREE_FRAGS, BITMAP_BITS, BITMAP_INDEX, ag_free, bits_are, free_runs};
 use crate::format::dirblock::BlockEdit;
 use crate::format::{BlockAddr, BlockId, BlockKind, Corrupt, FragAddr, Geometry, get_u64, put_u64};

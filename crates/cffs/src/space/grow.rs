@@ -5,8 +5,8 @@
 //! is nothing to write for them. The bits of a long group take several transactions, each of which is a size of its own.
 
 use super::Space;
-use super::run::Run;
 use crate::error::Result;
+use crate::format::Run;
 use crate::journal::{Journal, Txn};
 use std::sync::atomic::Ordering;
 

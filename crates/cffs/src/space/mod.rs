@@ -20,12 +20,11 @@ mod gather;
 mod group;
 mod grow;
 pub mod layout;
-pub mod run;
 #[cfg(test)]
 pub(crate) mod tests;
 mod trim;
 
-pub use run::Run;
+pub use crate::format::Run;
 
 use crate::cache::{AddrMap, Cache};
 use crate::error::{Error, Result};

@@ -1,11 +1,12 @@
 use super::*;
+use crate::cache::PrefetchMode;
 use crate::device::Device;
 use crate::device::MemoryDevice;
 use crate::format::ag::{BITMAP_BITS, ag_free};
 use crate::format::system::{COUNT_FREE_FRAGS, Counters};
 use crate::format::{BlockId, BlockKind, Superblock, get_u64};
 use crate::format::{FragAddr, Geometry};
-use crate::fs::api::{MetadataMode, PrefetchMode};
+use crate::journal::MetadataMode;
 use crate::journal::{CommitHook, Journal, read_header};
 use crate::mkfs::{MkfsOptions, mkfs};
 use proptest::prelude::*;

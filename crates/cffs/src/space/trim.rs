@@ -4,8 +4,8 @@
 //! while the device works. Only one run is out at a time, and who then finds no space waits for it.
 
 use super::Space;
-use super::run::Run;
 use crate::error::{Error, Result};
+use crate::format::Run;
 use crate::format::{FragAddr, Geometry};
 use std::ops::Range;
 use std::sync::atomic::Ordering;

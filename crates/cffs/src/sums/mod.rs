@@ -13,12 +13,13 @@
 
 use crate::cache::{AddrMap, BufRef, Cache, Comparison, DataVerifier};
 use crate::error::Result;
+use crate::format::Run;
 use crate::format::dirblock::BlockEdit;
 use crate::format::log::RECORD_HEADER;
 use crate::format::sums::{self as table, NONE, SUM_SIZE, SUMS_INDEX};
 use crate::format::{BlockAddr, BlockId, BlockKind, Corrupt, FragAddr, Geometry, Ino, get_u64, put_u64};
 use crate::journal::{Journal, Txn};
-use crate::space::{Run, Space};
+use crate::space::Space;
 use parking_lot::{Mutex, RwLock};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;

@@ -1,6 +1,6 @@
 //! A run of fragments on the device.
 
-use crate::format::FragAddr;
+use super::types::FragAddr;
 use std::fmt;
 
 /// Neighbouring fragments on the device.
