@@ -50,6 +50,7 @@ use crate::space::Space;
 use crate::sums::Sums;
 use orphan::OrphanList;
 use parking_lot::{Condvar, Mutex, RwLockWriteGuard};
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -117,6 +118,12 @@ fn now() -> i64 {
     match SystemTime::now().duration_since(UNIX_EPOCH) {
         Ok(d) => i64::try_from(d.as_nanos()).unwrap_or(i64::MAX),
         Err(e) => -i64::try_from(e.duration().as_nanos()).unwrap_or(i64::MAX),
+    }
+}
+
+impl fmt::Debug for Fs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Fs").field("read_only", &self.is_read_only()).finish_non_exhaustive()
     }
 }
 

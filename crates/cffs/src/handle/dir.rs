@@ -16,6 +16,7 @@ use std::sync::Arc;
 const DIR_MODE: u16 = 0o755;
 
 /// An open directory. All paths that its methods are given begin here.
+#[derive(Debug)]
 pub struct Dir {
     inode: InodeRef,
     caller: Caller,

@@ -12,6 +12,7 @@ const BATCH: usize = 128;
 ///
 /// An entry that is created or removed meanwhile may be seen or not; every other one is seen once. An error ends the
 /// iteration.
+#[derive(Debug)]
 #[must_use = "iterators are lazy and read nothing unless they are used"]
 pub struct Entries {
     dir: InodeRef,

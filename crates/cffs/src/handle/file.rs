@@ -100,6 +100,7 @@ impl OpenOptions {
 ///
 /// What is written is in memory at first; [`File::sync_all`] makes it durable. Dropping the handle loses nothing, but
 /// reports nothing either.
+#[derive(Debug)]
 pub struct File {
     inode: InodeRef,
     caller: Caller,

@@ -3,6 +3,7 @@
 use crate::error::Result;
 use crate::format::{FileType, Ino, ROOT_INO};
 use crate::fs::{Attr, Fs};
+use std::fmt;
 use std::sync::Arc;
 
 /// One reference to an inode.
@@ -40,6 +41,12 @@ impl InodeRef {
 
     pub(super) fn is_dir(&self) -> bool {
         self.file_type == FileType::Directory
+    }
+}
+
+impl fmt::Debug for InodeRef {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("InodeRef").field("ino", &self.ino).field("file_type", &self.file_type).finish_non_exhaustive()
     }
 }
 
