@@ -445,7 +445,7 @@ fn file_systems_without_the_feature_are_as_before_and_a_new_group_gets_its_table
     let id = BlockId { kind: BlockKind::DataSums, addr: g.sum_block(ag, index), owner: ag };
     edit(&dev, id.addr, |b| {
         verify_block(b, g.fsid, id).unwrap();
-        assert_eq!(sums::get(b, n), crc32c::crc32c(&big[..1024]));
+        assert_eq!(sums::get(b, n), cffs::format::crc32c(&big[..1024]));
         assert_ne!(sums::get(b, n), NONE);
     });
 }

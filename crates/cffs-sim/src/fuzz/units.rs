@@ -94,7 +94,7 @@ impl Unit {
 
 fn crc_at(b: &mut [u8], at: usize) {
     put_u32(b, at, 0);
-    let crc = crc32c::crc32c(b);
+    let crc = cffs::format::crc32c(b);
     put_u32(b, at, crc);
 }
 

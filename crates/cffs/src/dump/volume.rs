@@ -37,7 +37,7 @@ pub(super) fn superblock_fields(b: &[u8]) -> Fields {
     let mut wrong: Vec<String> = decoded.as_ref().err().map(|c| c.0.clone()).into_iter().collect();
     let mut whole = b[..crate::format::superblock::SUPERBLOCK_SIZE].to_vec();
     whole[8..12].fill(0);
-    let crc_ok = crc32c::crc32c(&whole) == get_u32(b, 8);
+    let crc_ok = crate::format::crc32c(&whole) == get_u32(b, 8);
     f.put("magic_ok", magic_ok);
     if !magic_ok {
         problems(&mut f, wrong);

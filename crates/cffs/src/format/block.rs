@@ -1,5 +1,6 @@
 //! Metadata blocks: the header that each begins with, its checksum, and the check of both.
 
+use super::crc::crc32c_without;
 use super::types::{BlockAddr, Corrupt, corrupt, get_u32, get_u64, put_u32, put_u64};
 
 /// Size in bytes of the header that every metadata block starts with.
@@ -117,11 +118,10 @@ pub fn block_seq(block: &[u8]) -> u64 {
 }
 
 fn block_crc(block: &[u8]) -> u32 {
-    let c = crc32c::crc32c(&block[..META_CRC]);
-    crc32c::crc32c_append(crc32c::crc32c_append(c, &[0; 4]), &block[META_CRC + 4..])
+    crc32c_without(block, &[(META_CRC, 4)])
 }
 
-/// Sets sequence number and checksum; the last thing done before a block goes home.
+/// Sets sequence number and checksum; the last thing done before a block is written in place.
 pub fn seal(block: &mut [u8], seq: u64) {
     put_u64(block, META_SEQ, seq);
     let crc = block_crc(block);

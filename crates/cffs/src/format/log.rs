@@ -4,6 +4,7 @@
 //! to a multiple of the log unit (the fragment size). One checksum covers all of it, so a transaction needs no commit
 //! record: it is there whole or not at all.
 
+use super::crc::{crc32c, crc32c_without};
 use super::types::FRAGMENT_SIZE_MIN;
 use super::{BlockAddr, Corrupt, FragAddr, META_CRC, META_SEQ, align8, corrupt};
 use super::{get_u16, get_u32, get_u64, put_u16, put_u32, put_u64};
@@ -62,7 +63,7 @@ impl LogHeader {
         put_u64(&mut b, 24, self.tail);
         put_u64(&mut b, 32, self.tail_seq);
         put_u64(&mut b, 40, self.epoch);
-        let crc = crc32c::crc32c(&b);
+        let crc = crc32c(&b);
         put_u32(&mut b, 8, crc);
         b
     }
@@ -74,7 +75,7 @@ impl LogHeader {
         let mut copy = [0; LOG_HEADER_SIZE];
         copy.copy_from_slice(&b[..LOG_HEADER_SIZE]);
         put_u32(&mut copy, 8, 0);
-        if crc32c::crc32c(&copy) != get_u32(b, 8) {
+        if crc32c(&copy) != get_u32(b, 8) {
             return corrupt("log header: checksum does not match");
         }
         let (tail, tail_seq, epoch) = (get_u64(b, 24), get_u64(b, 32), get_u64(b, 40));
@@ -114,7 +115,7 @@ pub fn seal_txn(b: &mut [u8], fsid: u64, seq: u64, epoch: u64, payload: u64) {
     put_u64(b, 24, len);
     put_u64(b, 32, payload);
     put_u64(b, 40, epoch);
-    let crc = crc32c::crc32c(b);
+    let crc = crc32c(b);
     put_u32(b, 4, crc);
 }
 
@@ -130,8 +131,7 @@ pub fn txn_header(b: &[u8], fsid: u64, seq: u64, ring: u64) -> Option<TxnHeader>
 
 /// Checks the checksum over a whole transaction.
 pub fn txn_crc_ok(b: &[u8]) -> bool {
-    let crc = crc32c::crc32c_append(crc32c::crc32c_append(crc32c::crc32c(&b[..4]), &[0; 4]), &b[8..]);
-    crc == get_u32(b, 4)
+    crc32c_without(b, &[(4, 4)]) == get_u32(b, 4)
 }
 
 /// A record of a transaction.
@@ -164,11 +164,9 @@ pub(crate) const TAG_REVOKE: u8 = 2;
 pub(crate) const FLAG_INIT: u8 = 1;
 pub(crate) const FLAG_DATA: u8 = 2;
 
-/// CRC32C of a metadata block without what its way home changes: checksum and sequence number count as zeros.
+/// CRC32C of a metadata block without what sealing it changes: checksum and sequence number count as zeros.
 pub fn block_sum(block: &[u8]) -> u32 {
-    let c = crc32c::crc32c_append(crc32c::crc32c(&block[..META_CRC]), &[0; 4]);
-    let c = crc32c::crc32c_append(crc32c::crc32c_append(c, &block[META_CRC + 4..META_SEQ]), &[0; 8]);
-    crc32c::crc32c_append(c, &block[META_SEQ + 8..])
+    crc32c_without(block, &[(META_CRC, 4), (META_SEQ, 8)])
 }
 
 /// Appends a block record. `runs` are (first, count) in units of [`RANGE_UNIT`].

@@ -5,6 +5,7 @@
 
 pub mod ag;
 mod block;
+mod crc;
 pub mod dirblock;
 pub mod dirindex;
 pub mod extent;
@@ -26,6 +27,7 @@ pub use block::{
     BlockId, BlockKind, META_CRC, META_HEADER_SIZE, META_SEQ, META_SPECIFIC, block_owner, block_seq, crc_ok,
     init_block, seal, spoil, verify_block,
 };
+pub use crc::{crc32c, crc32c_without};
 pub use extent::Extent;
 pub use geometry::{Geometry, LiveGeometry};
 pub use inode::{FileType, Inode, InodeFormat};

@@ -1,5 +1,6 @@
 //! The superblock: 512 bytes at the start of the device and of every initialized allocation group.
 
+use super::crc::crc32c;
 pub use super::features::*;
 use super::features::{COMPAT_NAMES, INCOMPAT_NAMES, RO_COMPAT_NAMES};
 use super::{Corrupt, corrupt, get_u32, get_u64, put_u32, put_u64};
@@ -117,7 +118,7 @@ impl Superblock {
         put_u64(&mut b, 224, self.mounted as u64);
         put_u64(&mut b, 232, self.metadata_fsid);
         b[256..256 + MOUNT_OPTIONS_MAX].copy_from_slice(&self.mount_options);
-        let crc = crc32c::crc32c(&b);
+        let crc = crc32c(&b);
         put_u32(&mut b, 8, crc);
         b
     }
@@ -131,7 +132,7 @@ impl Superblock {
         copy.copy_from_slice(&b[..SUPERBLOCK_SIZE]);
         put_u32(&mut copy, 8, 0);
         let version = get_u32(b, 12);
-        if crc32c::crc32c(&copy) != get_u32(b, 8) {
+        if crc32c(&copy) != get_u32(b, 8) {
             return corrupt("superblock: checksum does not match");
         }
         if version == 0 || version > FORMAT_VERSION {

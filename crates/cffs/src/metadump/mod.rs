@@ -390,7 +390,7 @@ fn obfuscate_label(s: &Obfuscator, sb: &mut [u8]) {
     let crc = |sb: &[u8]| {
         let mut copy = sb.to_vec();
         copy[8..12].fill(0);
-        crc32c::crc32c(&copy)
+        crate::format::crc32c(&copy)
     };
     let good = crc(sb) == get_u32(sb, 8);
     let label = &mut sb[32..32 + LABEL_MAX];
