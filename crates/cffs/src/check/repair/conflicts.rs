@@ -3,38 +3,42 @@
 //! Metadata that says itself whose it is stays where it is; contents of a file that lie on it are lost. Of several files
 //! the first keeps the space, the others get copies of what is there: one of them is right, and nobody can say which.
 
-use super::maps::join;
+use super::extent_map::join;
+use super::findings::inode_place;
+use super::intervals::Intervals;
+use super::repairer::Repairer;
 use super::volume::Copy;
-use super::walk::inode_place;
-use super::{Class, Repairer};
+use crate::check::Class;
 use crate::error::Result;
 use crate::format::{BlockId, BlockKind, Extent, Ino, InodeFormat};
 
 impl Repairer<'_> {
     /// Decides who keeps shared space. What files shall map instead goes to `remap`.
     pub(super) fn resolve_shared(&mut self) -> Result<()> {
-        if self.shared.is_empty() {
+        if self.space.shared.is_empty() {
             return Ok(());
         }
-        let mut taken = super::intervals::Intervals::default();
-        let mut inos: Vec<Ino> = self.inodes.keys().copied().collect();
+        let mut taken = Intervals::default();
+        let mut inos: Vec<Ino> = self.found.inodes.keys().copied().collect();
         // Those whose maps are a guess come late, and last those that it shows of.
-        inos.sort_unstable_by_key(|ino| (self.inconsistent.contains(ino), self.guessed.contains(ino), *ino));
+        inos.sort_unstable_by_key(|ino| {
+            (self.evidence.inconsistent.contains(ino), self.evidence.guessed.contains(ino), *ino)
+        });
         inos.push(crate::format::ROOT_INO);
         for ino in inos {
             let Some(inode) = self.load(ino) else { continue };
             if matches!(inode.format, InodeFormat::Inline(_)) {
                 continue;
             }
-            let owner = self.remap_owner.get(&ino).copied().unwrap_or(ino);
-            let extents = match self.remap.get(&ino) {
+            let owner = self.planned.node_owners.get(&ino).copied().unwrap_or(ino);
+            let extents = match self.planned.maps.get(&ino) {
                 Some(list) => list.clone(),
                 None => self.read_map_as(&inode, owner).extents,
             };
-            if !extents.iter().any(|e| self.shared.overlaps(e.start, e.start + e.len)) {
+            if !extents.iter().any(|e| self.space.shared.overlaps(e.start, e.start + e.len)) {
                 continue;
             }
-            let guessed = self.guessed.contains(&ino) || self.inconsistent.contains(&ino);
+            let guessed = self.evidence.guessed.contains(&ino) || self.evidence.inconsistent.contains(&ino);
             let (mut out, mut lost, mut copied) = (Vec::new(), 0, 0);
             for e in extents {
                 let dir = inode.is_dir().then_some(ino);
@@ -51,7 +55,7 @@ impl Repairer<'_> {
                 _ => format!("give it copies of {}, leave {} out", fragments(copied), fragments(lost)),
             };
             self.must_fix(Class::FragmentsShared, &inode_place(ino), what, &how)?;
-            self.remap.insert(ino, join(out));
+            self.planned.maps.insert(ino, join(out));
         }
         Ok(())
     }
@@ -62,7 +66,7 @@ impl Repairer<'_> {
         e: Extent,
         dir: Option<Ino>,
         guessed: bool,
-        taken: &mut super::intervals::Intervals,
+        taken: &mut Intervals,
         out: &mut Vec<Extent>,
         lost: &mut u64,
         copied: &mut u64,
@@ -70,8 +74,8 @@ impl Repairer<'_> {
         let end = e.start + e.len;
         let piece = |s: u64, t: u64| Extent { logical: e.logical + (s - e.start), start: s, len: t - s, ..e };
         let mut pieces: Vec<(u64, u64, bool)> =
-            self.shared.gaps(e.start, end).into_iter().map(|(s, t)| (s, t, false)).collect();
-        pieces.extend(self.shared.within(e.start, end).map(|(s, t)| (s, t, true)));
+            self.space.shared.gaps(e.start, end).into_iter().map(|(s, t)| (s, t, false)).collect();
+        pieces.extend(self.space.shared.within(e.start, end).map(|(s, t)| (s, t, true)));
         pieces.sort_unstable();
         for (s, t, shared) in pieces {
             if !shared {
@@ -81,8 +85,8 @@ impl Repairer<'_> {
             if let Some(owner) = dir {
                 // A directory keeps the blocks that say they are its own, and no others.
                 let fpb = self.g.frags_per_block();
-                *lost += self.meta.gaps(s, t).iter().map(|(a, b)| b - a).sum::<u64>();
-                for (a, b) in self.meta.within(s, t).collect::<Vec<_>>() {
+                *lost += self.space.meta.gaps(s, t).iter().map(|(a, b)| b - a).sum::<u64>();
+                for (a, b) in self.space.meta.within(s, t).collect::<Vec<_>>() {
                     for addr in a / fpb..b.div_ceil(fpb) {
                         let (from, to) = (a.max(addr * fpb), b.min((addr + 1) * fpb));
                         if self.vol.meta(BlockId { kind: BlockKind::Dir, addr, owner }).is_ok() {
@@ -94,8 +98,8 @@ impl Repairer<'_> {
                 }
                 continue;
             }
-            *lost += self.meta.within(s, t).map(|(a, b)| b - a).sum::<u64>();
-            for (a, b) in self.meta.gaps(s, t) {
+            *lost += self.space.meta.within(s, t).map(|(a, b)| b - a).sum::<u64>();
+            for (a, b) in self.space.meta.gaps(s, t) {
                 let mine = taken.gaps(a, b);
                 let theirs: Vec<(u64, u64)> = taken.within(a, b).collect();
                 for (a, b) in &mine {
@@ -122,9 +126,9 @@ impl Repairer<'_> {
 
     /// Writes the maps that are to change.
     pub(super) fn write_maps(&mut self) -> Result<()> {
-        for (ino, extents) in std::mem::take(&mut self.remap) {
+        for (ino, extents) in std::mem::take(&mut self.planned.maps) {
             let Some(mut inode) = self.load(ino) else { continue };
-            let owner = self.remap_owner.get(&ino).copied().unwrap_or(ino);
+            let owner = self.planned.node_owners.get(&ino).copied().unwrap_or(ino);
             let old = self.read_map_as(&inode, owner);
             self.set_map(&mut inode, &old, extents)?;
             self.store(&inode);

@@ -1,9 +1,10 @@
 //! Directory indexes: compared with the names, and written anew where they differ.
 
-use super::maps::Map;
-use super::maps::add_extents;
-use super::walk::Name;
-use super::{Class, Repairer};
+use super::directories::Name;
+use super::extent_map::{Map, add_extents};
+use super::findings::inode_place;
+use super::repairer::Repairer;
+use crate::check::Class;
 use crate::error::Result;
 use crate::format::dirblock::{DIR_BLOCKS_MAX, DIR_LBLOCK, entries, validate};
 use crate::format::dirindex::{
@@ -67,7 +68,7 @@ impl Repairer<'_> {
 
     /// Writes the index of a directory anew, in new blocks, or leaves it away if the directory is small.
     pub(super) fn rebuild_index(&mut self, ino: Ino) -> Result<()> {
-        let place = super::walk::inode_place(ino);
+        let place = inode_place(ino);
         if !self.fix(Class::IndexBucket, &place, "the index does not say what the names say".into(), "write it anew")? {
             return Ok(());
         }
@@ -79,7 +80,7 @@ impl Repairer<'_> {
             if e.logical < DIR_BLOCKS_MAX * fpb {
                 list.push(Extent { len: e.len.min(DIR_BLOCKS_MAX * fpb - e.logical), ..*e });
             } else {
-                self.used.remove(e.start, e.start + e.len);
+                self.space.used.remove(e.start, e.start + e.len);
             }
         }
         let names = self.names_of(&inode, &list);
@@ -95,7 +96,7 @@ impl Repairer<'_> {
         }
         if addrs.len() < buckets as usize {
             // Without an index every lookup searches: slow, but right.
-            addrs.drain(..).for_each(|a| self.release_block(a));
+            addrs.drain(..).for_each(|a| self.space.release_block(a));
             buckets = 0;
         }
         self.write_buckets(ino, buckets, &addrs, names);

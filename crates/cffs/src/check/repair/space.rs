@@ -1,12 +1,13 @@
 //! What follows from who uses what: bitmaps, headers of allocation groups, counters, copies of the superblock.
 
-use super::{Class, Repairer};
+use super::repairer::Repairer;
+use crate::check::{Class, Phase};
 use crate::error::Result;
 use crate::format::ag::{AG_FREE_FRAGS, BITMAP_BITS, BITMAP_INDEX, free_runs, set_bits};
 use crate::format::sums::AG_SUM_BLOCKS;
 use crate::format::superblock::SUPERBLOCK_SIZE;
 use crate::format::system::{COUNT_FREE_FRAGS, COUNTERS_LEN, Counters};
-use crate::format::{BlockId, BlockKind, FragAddr, Superblock, block_seq, get_u64, init_block, put_u64};
+use crate::format::{BlockId, BlockKind, FragAddr, Superblock, block_seq, init_block, put_u64};
 use crate::mkfs::backup_ags;
 
 impl Repairer<'_> {
@@ -40,7 +41,7 @@ impl Repairer<'_> {
                 }
             }
         }
-        let used = self.used.last().map_or(0, |f| self.g.ag_of(self.g.block_of_frag(f)));
+        let used = self.space.used.last().map_or(0, |f| self.g.ag_of(self.g.block_of_frag(f)));
         used.max(plausible.unwrap_or(0)) + 1
     }
 
@@ -77,8 +78,8 @@ impl Repairer<'_> {
                 let within = |frag: u64| frag.saturating_sub(from).min(bits);
                 let mut runs: Vec<(FragAddr, FragAddr)> = vec![(0, g.ag_header_blocks() * fpb), (frags, from + bits)];
                 let end = (from + bits).min(frags).max(from);
-                runs.extend(self.used.within(first + from, first + end).map(|(s, e)| (s - first, e - first)));
-                runs.extend(self.fixed.within(first + from, first + end).map(|(s, e)| (s - first, e - first)));
+                runs.extend(self.space.used.within(first + from, first + end).map(|(s, e)| (s - first, e - first)));
+                runs.extend(self.space.fixed.within(first + from, first + end).map(|(s, e)| (s - first, e - first)));
                 let id = BlockId { kind: BlockKind::Bitmap, addr: g.bitmap_block(ag, index), owner: ag };
                 let mut count = 0;
                 let changed = self.derive(id, |b| {
@@ -112,7 +113,7 @@ impl Repairer<'_> {
                 self.vol.put(id.addr, b);
             }
             free_total += free;
-            self.report_progress(super::Phase::Space, ag + 1, ags);
+            self.report_progress(Phase::Space, ag + 1, ags);
         }
         if ags < g.ag_count {
             let blocks = g.total_blocks - g.ag_start(ags);
@@ -123,7 +124,7 @@ impl Repairer<'_> {
 
     /// Makes the counters agree with what was found.
     pub(super) fn rebuild_counters(&mut self, free_frags: u64, ags: u64) -> Result<()> {
-        let inodes = self.inodes.len() as u64 + 1;
+        let inodes = self.found.inodes.len() as u64 + 1;
         let new = Counters { free_frags, inodes, ags, orphan_head: 0, blocks: self.g.total_blocks };
         let id = self.counters_id();
         if let Some(b) =
@@ -165,30 +166,5 @@ impl Repairer<'_> {
             }
         }
         Ok(())
-    }
-
-    /// Last fragment of a run that was in use before the repair, by its bitmap; `None` if none was or nobody can say.
-    pub(super) fn old_use(&mut self, start: FragAddr, len: u64) -> Option<FragAddr> {
-        (start..start + len).rev().find(|f| self.old_bit(*f) == Some(true))
-    }
-
-    /// Whether a fragment was marked as used before the repair; `None` if its bitmap cannot be read.
-    pub(super) fn old_bit(&mut self, frag: FragAddr) -> Option<bool> {
-        let fpb = self.g.frags_per_block();
-        let ag = self.g.ag_of(frag / fpb);
-        let within = frag - self.g.ag_start(ag) * fpb;
-        let (index, bit) = (within / self.g.bits_per_bitmap(), within % self.g.bits_per_bitmap());
-        if self.old_bitmap.as_ref().is_none_or(|(a, i, _)| (*a, *i) != (ag, index)) {
-            let addr = self.g.bitmap_block(ag, index);
-            let id = BlockId { kind: BlockKind::Bitmap, addr, owner: ag };
-            let block = self.vol.old(addr).ok();
-            let good = block.filter(|b| {
-                crate::format::verify_block(b, self.g.fsid, id).is_ok() && get_u64(b, BITMAP_INDEX) == index
-            });
-            self.old_bitmap = Some((ag, index, good));
-        }
-        let (_, _, block) = self.old_bitmap.as_ref()?;
-        let bits = &block.as_ref()?[BITMAP_BITS..];
-        Some(bits[(bit / 8) as usize] >> (bit % 8) & 1 == 1)
     }
 }

@@ -1,6 +1,6 @@
 //! What a repair begins with: a superblock to go by, and a log that is empty.
 
-use super::super::reader::Reader;
+use crate::check::reader::Reader;
 use crate::device::{Device, IoKind};
 use crate::error::{Error, Result};
 use crate::format::dirblock::{entries, validate};

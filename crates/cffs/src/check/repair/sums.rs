@@ -1,9 +1,10 @@
 //! Tables of data checksums. What is wrong with one costs the sums in it, never data: where none is known, contents are
 //! taken as they are.
 
-use super::super::data_sums::{check_index, table_id};
+use super::repairer::Repairer;
 use super::volume::BlockError;
-use super::{Class, Repairer};
+use crate::check::Class;
+use crate::check::data_sums::{check_index, table_id};
 use crate::error::Result;
 use crate::format::sums::{self, AG_SUM_BLOCKS, NONE, SUM_SIZE, sum_offset};
 use crate::format::superblock::State;

@@ -1,25 +1,18 @@
 //! What has lost its place: blocks that say whose they are but that nobody maps, and inodes without a name.
 
-use super::maps::{add_extents, join};
-use super::walk::inode_place;
-use super::{Class, Disconnected, Known, Repairer};
+use super::extent_map::{Map, add_extents, cut_out, join};
+use super::findings::{Disconnected, inode_place};
+use super::repairer::Repairer;
+use crate::check::{Class, Phase};
 use crate::error::Result;
-use crate::format::dirblock::{
-    DIR_LBLOCK, EntryKind, NewEntry, Plain, entries, entry_len, find_space, format_empty, insert, validate,
-};
-use crate::format::dirindex::name_hash;
+use crate::format::dirblock::{DIR_LBLOCK, EntryKind, entries, validate};
 use crate::format::extent::{EXTENT_LEN_MAX, EXTENT_SIZE, LOGICAL_END, NODE_LEVEL, node_entry, node_header};
-use crate::format::geometry::INODE_SLOT_SIZE;
-use crate::format::table::{TABLE_LBLOCK, TABLE_USED};
+use crate::format::table::TABLE_LBLOCK;
 use crate::format::{
-    BlockAddr, BlockId, BlockKind, EXTERNAL_INO, Extent, FIRST_USER_INO, FileType, Ino, Inode, InodeFormat,
-    META_HEADER_SIZE, ROOT_INO, block_owner, block_seq, crc_ok, get_u16, get_u32, get_u64, init_block, put_u32,
-    put_u64,
+    BlockAddr, BlockKind, EXTERNAL_INO, Extent, FIRST_USER_INO, FileType, Ino, Inode, ROOT_INO, block_owner, block_seq,
+    crc_ok, get_u16, get_u32, get_u64, put_u64,
 };
-use std::collections::{BTreeMap, BTreeSet, HashSet};
-
-/// Name of the directory for what has lost its name.
-const LOST_FOUND: &str = "lost+found";
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Blocks that nobody maps, by what they say they are.
 #[derive(Default)]
@@ -41,16 +34,16 @@ impl Repairer<'_> {
         for ag in 0..ags {
             let first = (self.g.ag_start(ag) + self.g.ag_header_blocks()) * fpb;
             let end = (self.g.ag_start(ag) + self.g.ag_len(ag)) * fpb;
-            for (s, e) in self.used.gaps(first, end) {
+            for (s, e) in self.space.used.gaps(first, end) {
                 let mut frag = s.next_multiple_of(fpb);
                 while frag + fpb <= e {
-                    if self.old_bit(frag) != Some(false) && !self.fixed.overlaps(frag, frag + fpb) {
+                    if self.old_bit(frag) != Some(false) && !self.space.fixed.overlaps(frag, frag + fpb) {
                         self.note_unmapped(frag / fpb, &mut unmapped);
                     }
                     frag += fpb;
                 }
             }
-            self.report_progress(super::Phase::Lost, ag + 1, ags);
+            self.report_progress(Phase::Lost, ag + 1, ags);
         }
         unmapped
     }
@@ -61,9 +54,9 @@ impl Repairer<'_> {
             return;
         }
         let owner = block_owner(&b);
-        if (FIRST_USER_INO..=self.ino_max).contains(&owner) {
+        if (FIRST_USER_INO..=self.g.inodes_max()).contains(&owner) {
             // New numbers are others than these.
-            self.max_ino = self.max_ino.max(owner);
+            self.evidence.max_ino = self.evidence.max_ino.max(owner);
         }
         match BlockKind::from_magic(get_u32(&b, 0)) {
             Some(BlockKind::Dir) if validate(&b).is_ok() && entries(&b).any(|e| e.kind != EntryKind::Free) => {
@@ -71,11 +64,11 @@ impl Repairer<'_> {
                     if e.file_type == Some(FileType::Directory) {
                         unmapped.inside.insert(e.ino);
                     }
-                    if e.ino <= self.ino_max {
-                        self.max_ino = self.max_ino.max(e.ino);
+                    if e.ino <= self.g.inodes_max() {
+                        self.evidence.max_ino = self.evidence.max_ino.max(e.ino);
                     }
                 }
-                if self.tried_blocks.contains(&addr) {
+                if self.evidence.tried_blocks.contains(&addr) {
                     return;
                 }
                 let (lblock, seq) = (get_u64(&b, DIR_LBLOCK), block_seq(&b));
@@ -84,7 +77,7 @@ impl Repairer<'_> {
                     *slot = (addr, seq);
                 }
             }
-            _ if self.tried_blocks.contains(&addr) => {}
+            _ if self.evidence.tried_blocks.contains(&addr) => {}
             Some(BlockKind::ExtentNode) if get_u16(&b, NODE_LEVEL) == 0 => {
                 unmapped.leaves.entry(owner).or_default().push(addr);
             }
@@ -100,7 +93,7 @@ impl Repairer<'_> {
     pub(super) fn reattach(&mut self, unknown: bool) -> Result<bool> {
         let unmapped = self.find_unmapped();
         let before = self.vol.changes;
-        let damaged = self.damaged_maps.contains(&EXTERNAL_INO);
+        let damaged = self.evidence.damaged_maps.contains(&EXTERNAL_INO);
         let external: Vec<(u64, BlockAddr)> = unmapped
             .external
             .iter()
@@ -112,15 +105,15 @@ impl Repairer<'_> {
             self.reattach_blocks(EXTERNAL_INO, external)?;
         }
         for (ino, leaves) in unmapped.leaves {
-            if self.damaged_maps.contains(&ino) {
+            if self.evidence.damaged_maps.contains(&ino) {
                 self.reattach_leaves(ino, leaves)?;
             }
         }
         let mut without_inode = Vec::new();
         for (ino, blocks) in unmapped.dirs {
             let mut list: Vec<(u64, BlockAddr)> = blocks.into_iter().map(|(l, (a, _))| (l, a)).collect();
-            if ino == ROOT_INO || self.inodes.contains_key(&ino) {
-                if !self.damaged_maps.contains(&ino) {
+            if ino == ROOT_INO || self.found.inodes.contains_key(&ino) {
+                if !self.evidence.damaged_maps.contains(&ino) {
                     // The map looks whole: only what the locator table knows is more than a remnant.
                     list.retain(|(_, addr)| {
                         let block = self.vol.get(*addr).unwrap_or_default();
@@ -130,8 +123,8 @@ impl Repairer<'_> {
                 if !list.is_empty() {
                     self.reattach_blocks(ino, list)?;
                 }
-            } else if (FIRST_USER_INO..=self.ino_max).contains(&ino)
-                && !self.disconnected_inos.contains(&ino)
+            } else if (FIRST_USER_INO..=self.g.inodes_max()).contains(&ino)
+                && !self.found.disconnected_inos.contains(&ino)
                 && !unmapped.inside.contains(&ino)
                 && !self.stands_elsewhere(ino, 0, 0)
             {
@@ -152,7 +145,7 @@ impl Repairer<'_> {
     fn possible_numbers(&mut self, blocks: Vec<(u64, BlockAddr)>) -> Vec<(u64, BlockAddr)> {
         let shape = self.external_shape();
         let most = self.g.total_blocks;
-        let known = self.external_blocks.keys().chain(blocks.iter().map(|(l, _)| l)).copied();
+        let known = self.found.external_blocks.keys().chain(blocks.iter().map(|(l, _)| l)).copied();
         let mut next = known.filter(|l| *l < most).filter_map(|l| shape.data_of_block(l)).max().map_or(0, |d| d + 1);
         let mut out = Vec::with_capacity(blocks.len());
         for (lblock, addr) in blocks {
@@ -171,7 +164,7 @@ impl Repairer<'_> {
         out
     }
 
-    fn block_extent(&self, lblock: u64, addr: BlockAddr) -> Extent {
+    pub(super) fn block_extent(&self, lblock: u64, addr: BlockAddr) -> Extent {
         let fpb = self.g.frags_per_block();
         Extent { logical: lblock * fpb, start: addr * fpb, len: fpb, unwritten: false }
     }
@@ -185,7 +178,7 @@ impl Repairer<'_> {
         let bs = self.g.block_size() as u64;
         let (mut added, mut end) = (0, inode.size);
         for (lblock, addr) in blocks {
-            self.tried_blocks.insert(addr);
+            self.evidence.tried_blocks.insert(addr);
             if lblock >= LOGICAL_END / fpb / 2 {
                 continue;
             }
@@ -193,7 +186,7 @@ impl Repairer<'_> {
             // What the map has there now may be nothing of this file.
             if let Some(i) = list.iter().position(|l| l.logical < e.end() && e.logical < l.end()) {
                 let there = list[i].start + e.logical.saturating_sub(list[i].logical);
-                let known = list[i].logical <= e.logical && self.meta.overlaps(there, there + fpb);
+                let known = list[i].logical <= e.logical && self.space.meta.overlaps(there, there + fpb);
                 if known {
                     continue;
                 }
@@ -202,7 +195,7 @@ impl Repairer<'_> {
             if add_extents(&mut list, [e]) > 0 {
                 added += 1;
                 end = end.max((lblock + 1) * bs);
-                self.claim_meta(addr);
+                self.space.claim_meta(addr);
             }
         }
         if added == 0 {
@@ -223,7 +216,7 @@ impl Repairer<'_> {
         let mut list = map.extents.clone();
         let mut added = 0;
         for addr in leaves {
-            self.tried_blocks.insert(addr);
+            self.evidence.tried_blocks.insert(addr);
             let Ok(b) = self.vol.get(addr) else { continue };
             let Ok((_, count)) = node_header(&b) else { continue };
             for i in 0..count {
@@ -231,10 +224,10 @@ impl Repairer<'_> {
                 let possible = (1..=EXTENT_LEN_MAX).contains(&e.len)
                     && e.end() <= LOGICAL_END
                     && self.g.contains(e.start, e.len)
-                    && !self.used.overlaps(e.start, e.start + e.len)
-                    && !self.fixed.overlaps(e.start, e.start + e.len);
+                    && !self.space.used.overlaps(e.start, e.start + e.len)
+                    && !self.space.fixed.overlaps(e.start, e.start + e.len);
                 if possible && (!inode.is_dir() || self.is_of_directory(ino, &e)) && add_extents(&mut list, [e]) > 0 {
-                    self.claim_data(e.start, e.len);
+                    self.space.claim_data(e.start, e.len);
                     added += 1;
                 }
             }
@@ -264,7 +257,7 @@ impl Repairer<'_> {
     fn recreate_directory(&mut self, ino: Ino, blocks: Vec<(u64, BlockAddr)>) -> Result<()> {
         let mut real = false;
         for (_, addr) in &blocks {
-            self.tried_blocks.insert(*addr);
+            self.evidence.tried_blocks.insert(*addr);
             let block = self.vol.get(*addr).unwrap_or_default();
             real |= self.scavenging || self.confirmed_block(*addr, &block);
         }
@@ -279,10 +272,10 @@ impl Repairer<'_> {
         let what = format!("{} blocks of a directory without an inode", blocks.len());
         self.must_fix(Class::DirUnreachable, &inode_place(ino), what, "make its inode anew, in lost+found")?;
         for e in &list {
-            self.claim_meta(e.start / fpb);
+            self.space.claim_meta(e.start / fpb);
         }
         (inode.nlink, inode.size) = (2, end * self.g.block_size() as u64);
-        self.set_map(&mut inode, &super::maps::Map::default(), join(list))?;
+        self.set_map(&mut inode, &Map::default(), join(list))?;
         self.give_name(Disconnected {
             ino,
             file_type: FileType::Directory,
@@ -291,264 +284,4 @@ impl Repairer<'_> {
             name: None,
         })
     }
-
-    /// Claims everything below inodes that wait for a name, so that nothing of it is given out.
-    pub(super) fn claim_disconnected(&mut self) {
-        let mut stack: Vec<Inode> = self.disconnected.iter().filter_map(|l| l.inode.as_deref().cloned()).collect();
-        let mut seen = HashSet::new();
-        let fpb = self.g.frags_per_block();
-        while let Some(inode) = stack.pop() {
-            if !seen.insert(inode.ino) {
-                continue;
-            }
-            let map = self.read_map(&inode);
-            for node in &map.nodes {
-                self.claim_meta(*node);
-            }
-            for block in self.xattr_blocks(&inode) {
-                self.used.insert(block * fpb, (block + 1) * fpb);
-            }
-            for e in &map.extents {
-                self.used.insert(e.start, e.start + e.len);
-                if !inode.is_dir() {
-                    continue;
-                }
-                for addr in e.start / fpb..(e.start + e.len) / fpb {
-                    let Ok(b) = self.vol.meta(BlockId { kind: BlockKind::Dir, addr, owner: inode.ino }) else {
-                        continue;
-                    };
-                    if validate(&b).is_err() {
-                        continue;
-                    }
-                    let embedded = entries(&b).filter(|e| e.kind == EntryKind::Embedded);
-                    stack.extend(embedded.filter_map(|e| Inode::decode(&b[e.inode_offset()..e.offset + e.len]).ok()));
-                }
-            }
-        }
-    }
-
-    /// Gives names in lost+found to all inodes that wait for one.
-    pub(super) fn reconnect(&mut self) -> Result<()> {
-        for lost in std::mem::take(&mut self.disconnected) {
-            self.give_name(lost)?;
-        }
-        Ok(())
-    }
-
-    fn give_name(&mut self, lost: Disconnected) -> Result<()> {
-        if self.vol.surveying {
-            return Ok(());
-        }
-        let Some(dir) = self.lost_and_found()? else { return Err(super::no_space("lost+found")) };
-        let mut n = 0;
-        let name = loop {
-            let name = if n == 0 { format!("#{}", lost.ino) } else { format!("#{}-{n}", lost.ino) };
-            if self.find_name(dir, name.as_bytes()).is_none() {
-                break name;
-            }
-            n += 1;
-        };
-        let mut text = format!("found as {LOST_FOUND}/{name}");
-        if let Some(old) = &lost.name {
-            text += &format!(", was {old:?} in directory {}", lost.from);
-        }
-        self.note(Class::DirUnreachable, &inode_place(lost.ino), "it had no name".into(), &text);
-        self.named += 1;
-        let Some(mut inode) = lost.inode else {
-            return self.insert_name(dir, name.as_bytes(), lost.ino, lost.file_type, None);
-        };
-        inode.parent = dir;
-        inode.hint = 0;
-        if !inode.is_dir() {
-            inode.nlink = 1;
-        }
-        if self.sb.embeds_inodes() && inode.encoded_len() + 64 < self.g.block_size() - META_HEADER_SIZE {
-            self.insert_name(dir, name.as_bytes(), lost.ino, lost.file_type, Some(&inode))
-        } else {
-            self.place_external(&mut inode)?;
-            self.insert_name(dir, name.as_bytes(), lost.ino, lost.file_type, None)
-        }
-    }
-
-    /// The directory lost+found in the root; made if it is not there.
-    fn lost_and_found(&mut self) -> Result<Option<Ino>> {
-        let mut name = LOST_FOUND.to_string();
-        for n in 1.. {
-            match self.find_name(ROOT_INO, name.as_bytes()) {
-                Some((ino, FileType::Directory)) if self.load(ino).is_some() => return Ok(Some(ino)),
-                None => break,
-                Some(_) if n > 99 => return Ok(None),
-                Some(_) => name = format!("{LOST_FOUND}.{n}"),
-            }
-        }
-        let ino = self.new_ino();
-        let mut inode = Inode::new(ino, FileType::Directory.mode_bits() | 0o700, self.now);
-        (inode.nlink, inode.parent) = (2, ROOT_INO);
-        self.note(Class::DirUnreachable, &inode_place(ino), format!("there is no /{name}"), "make it");
-        if self.sb.embeds_inodes() {
-            self.insert_name(ROOT_INO, name.as_bytes(), ino, FileType::Directory, Some(&inode))?;
-        } else {
-            self.place_external(&mut inode)?;
-            self.insert_name(ROOT_INO, name.as_bytes(), ino, FileType::Directory, None)?;
-        }
-        Ok(Some(ino))
-    }
-
-    /// The blocks of a directory that are valid, in order.
-    fn entry_blocks(&mut self, inode: &Inode) -> Vec<(u64, BlockAddr)> {
-        let fpb = self.g.frags_per_block();
-        let blocks = inode.size / self.g.block_size() as u64;
-        let map = self.read_map(inode);
-        let mut out = Vec::new();
-        for e in map.extents.iter().filter(|e| (e.logical | e.start | e.len).is_multiple_of(fpb)) {
-            for n in 0..e.len / fpb {
-                let (lblock, addr) = (e.logical / fpb + n, e.start / fpb + n);
-                if lblock >= blocks {
-                    return out;
-                }
-                out.push((lblock, addr));
-            }
-        }
-        out
-    }
-
-    fn entry_block(&mut self, dir: Ino, addr: BlockAddr) -> Option<Vec<u8>> {
-        let b = self.vol.meta(BlockId { kind: BlockKind::Dir, addr, owner: dir }).ok()?;
-        validate(&b).is_ok().then_some(b)
-    }
-
-    fn find_name(&mut self, dir: Ino, name: &[u8]) -> Option<(Ino, FileType)> {
-        let inode = self.load(dir)?;
-        let hash = name_hash(self.sb.hash_seed, name);
-        for (_, addr) in self.entry_blocks(&inode) {
-            let Some(b) = self.entry_block(dir, addr) else { continue };
-            if let Some(e) = crate::format::dirblock::find(&b, hash, name) {
-                return Some((e.ino, e.file_type?));
-            }
-        }
-        None
-    }
-
-    /// Enters a name. The next walk corrects counts and index.
-    fn insert_name(
-        &mut self,
-        dir: Ino,
-        name: &[u8],
-        ino: Ino,
-        file_type: FileType,
-        inode: Option<&Inode>,
-    ) -> Result<()> {
-        let Some(mut d) = self.load(dir) else { return Err(super::no_space("lost+found")) };
-        let hash = name_hash(self.sb.hash_seed, name);
-        let inode_room = inode.map_or(0, Inode::encoded_len);
-        let new = NewEntry { name, hash, ino, file_type, inode, inode_room };
-        let need = entry_len(name.len(), inode_room);
-        let blocks = self.entry_blocks(&d);
-        // The last blocks are those with room.
-        for (_, addr) in blocks.iter().rev().take(4) {
-            let Some(mut b) = self.entry_block(dir, *addr) else { continue };
-            if let Some(offset) = find_space(&b, need) {
-                insert(&mut Plain(&mut b), offset, &new);
-                self.vol.put(*addr, b);
-                self.note_place(inode, *addr, offset);
-                return Ok(());
-            }
-        }
-        let Some(addr) = self.alloc_meta() else { return Err(super::no_space("a directory block")) };
-        let lblock = d.size.div_ceil(self.g.block_size() as u64);
-        let mut b = vec![0; self.g.block_size()];
-        init_block(&mut b, self.g.fsid, BlockId { kind: BlockKind::Dir, addr, owner: dir });
-        format_empty(&mut Plain(&mut b), lblock);
-        let Some(offset) = find_space(&b, need) else { return Err(super::no_space("an entry")) };
-        insert(&mut Plain(&mut b), offset, &new);
-        self.vol.put(addr, b);
-        let map = self.read_map(&d);
-        let mut list = map.extents.clone();
-        let e = self.block_extent(lblock, addr);
-        // Blocks allocated ahead make way.
-        cut_out(&mut list, e.logical, e.end());
-        add_extents(&mut list, [e]);
-        self.set_map(&mut d, &map, list)?;
-        d.size = (lblock + 1) * self.g.block_size() as u64;
-        self.store(&d);
-        self.note_place(inode, addr, offset);
-        Ok(())
-    }
-
-    /// Notes where an inode stands that was entered just now, so that it can be read again.
-    fn note_place(&mut self, inode: Option<&Inode>, block: BlockAddr, offset: usize) {
-        if let Some(i) = inode {
-            let known = Known { block, offset: offset as u32, file_type: i.file_type(), names: 1, ..Known::of(i) };
-            self.register(i, known);
-        }
-    }
-
-    /// Puts an inode into a free slot of the external table.
-    fn place_external(&mut self, inode: &mut Inode) -> Result<()> {
-        let shape = self.external_shape();
-        if inode.encoded_len() > INODE_SLOT_SIZE {
-            // Only targets of symbolic links are that long.
-            inode.inline_len = INODE_SLOT_SIZE - crate::format::inode::INODE_CORE_SIZE;
-            if let InodeFormat::Inline(data) = &mut inode.format {
-                data.truncate(inode.inline_len);
-                inode.size = data.len() as u64;
-            }
-        }
-        let list: Vec<(u64, BlockAddr)> = self.external_blocks.iter().map(|(l, a)| (*l, *a)).collect();
-        let with_room = list.iter().rev().filter(|(l, _)| shape.data_of_block(*l).is_some()).find_map(|(_, addr)| {
-            let b = self.vol.get(*addr).ok()?;
-            (u64::from(get_u32(&b, TABLE_USED)) < shape.per_block).then_some((*addr, b))
-        });
-        let (addr, mut b) = match with_room {
-            Some(found) => found,
-            None => {
-                let Some(addr) = self.alloc_meta() else { return Err(super::no_space("the external inode table")) };
-                let next = list.iter().filter_map(|(l, _)| shape.data_of_block(*l)).max().map_or(0, |d| d + 1);
-                let lblock = shape.block_of_data(next);
-                let mut b = vec![0; self.g.block_size()];
-                init_block(&mut b, self.g.fsid, BlockId { kind: BlockKind::ExternalInodes, addr, owner: EXTERNAL_INO });
-                put_u64(&mut b, TABLE_LBLOCK, lblock);
-                self.external_blocks.insert(lblock, addr);
-                (addr, b)
-            }
-        };
-        let Some(offset) = (0..shape.per_block as usize)
-            .map(|s| META_HEADER_SIZE + s * INODE_SLOT_SIZE)
-            .find(|o| get_u64(&b, *o) == 0)
-        else {
-            return Err(super::no_space("the external inode table"));
-        };
-        inode.encode(&mut b[offset..offset + inode.encoded_len()]);
-        let used = get_u32(&b, TABLE_USED) + 1;
-        put_u32(&mut b, TABLE_USED, used);
-        self.vol.put(addr, b);
-        let known = Known {
-            block: addr,
-            offset: offset as u32,
-            external: true,
-            file_type: inode.file_type(),
-            names: 1,
-            ..Known::of(inode)
-        };
-        self.register(inode, known);
-        Ok(())
-    }
-}
-
-/// Takes a range of logical fragments out of a list of extents.
-fn cut_out(list: &mut Vec<Extent>, from: u64, to: u64) {
-    let mut out = Vec::with_capacity(list.len() + 1);
-    for e in list.drain(..) {
-        if e.end() <= from || e.logical >= to {
-            out.push(e);
-            continue;
-        }
-        if e.logical < from {
-            out.push(Extent { len: from - e.logical, ..e });
-        }
-        if e.end() > to {
-            out.push(Extent { logical: to, start: e.start + (to - e.logical), len: e.end() - to, ..e });
-        }
-    }
-    *list = out;
 }

@@ -1,7 +1,7 @@
 //! The image as it will be: the device, and over it the blocks that the repair has changed. Nothing reaches the device
 //! before [`super::commit`].
 
-use super::super::reader::Reader;
+use crate::check::reader::Reader;
 use crate::device::{Device, IoKind};
 use crate::format::{BlockAddr, BlockId, FragAddr, Geometry, block_seq, crc_ok, get_u64, seal, verify_block};
 use parking_lot::RwLock;

@@ -1,7 +1,8 @@
 //! Extended attributes: what is damaged goes; a mode that contradicts its access control list follows the list.
 
-use super::{Class, Repairer};
+use super::repairer::Repairer;
 use crate::acl::Acl;
+use crate::check::Class;
 use crate::error::Result;
 use crate::format::xattr::{ChainBlock, Namespace, Xattr, chain_max, decode_list};
 use crate::format::{BlockAddr, BlockId, BlockKind, FileType, Ino, Inode, META_HEADER_SIZE};
@@ -104,14 +105,14 @@ impl Repairer<'_> {
             if wrong.is_none() {
                 let mut claimed = Vec::new();
                 for addr in &chain.blocks {
-                    if !self.claim_meta(*addr) {
+                    if !self.space.claim_meta(*addr) {
                         wrong = Some((Class::XattrBlock, format!("attribute block {addr} is used twice")));
                         break;
                     }
                     claimed.push(*addr);
                 }
                 if wrong.is_some() {
-                    claimed.into_iter().for_each(|addr| self.release_block(addr));
+                    claimed.into_iter().for_each(|addr| self.space.release_block(addr));
                 }
             }
             if let Some((class, what)) = wrong {

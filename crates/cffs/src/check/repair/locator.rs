@@ -1,0 +1,177 @@
+//! The inode locator table: asked as it was before the repair, and written anew from the inodes that were found.
+
+use super::findings::OldLocator;
+use super::repairer::{Repairer, no_space};
+use super::tables::TableBlocks;
+use crate::check::{Class, Phase};
+use crate::error::Result;
+use crate::format::dirblock::{EntryKind, entries, validate};
+use crate::format::geometry::INODE_SLOT_SIZE;
+use crate::format::table::{LOCATOR_SIZE, Location, TABLE_LBLOCK, TABLE_USED, TableShape};
+use crate::format::{
+    BlockAddr, BlockId, BlockKind, FIRST_USER_INO, Ino, Inode, LOCATOR_INO, META_HEADER_SIZE, block_seq, get_u64,
+    init_block, put_u32, put_u64, verify_block,
+};
+use std::collections::BTreeMap;
+
+impl Repairer<'_> {
+    /// Reads the locator table as it is, to be asked later.
+    pub(super) fn read_old_locator(&mut self) {
+        let Some(inode) = self.load(LOCATOR_INO) else { return };
+        let TableBlocks { map, good, .. } = self.table_blocks(&inode, BlockKind::Locator, self.locator_shape());
+        for node in &map.nodes {
+            self.space.claim_meta(*node);
+        }
+        for addr in good.values() {
+            self.space.claim_meta(*addr);
+        }
+        self.found.locator_map = map;
+        self.found.old_locator = OldLocator { blocks: good, last: None };
+    }
+
+    pub(super) fn locator_shape(&self) -> TableShape {
+        TableShape::new(self.g.block_size(), LOCATOR_SIZE)
+    }
+
+    /// Where the locator table says an inode is; `None` if it cannot be asked.
+    pub(super) fn located(&mut self, ino: Ino) -> Option<Location> {
+        let (lblock, offset) = self.locator_shape().place(ino);
+        if self.found.old_locator.last.as_ref().is_none_or(|(l, _)| *l != lblock) {
+            let addr = *self.found.old_locator.blocks.get(&lblock)?;
+            let block = self.vol.old(addr).ok()?;
+            self.found.old_locator.last = Some((lblock, block));
+        }
+        let (_, block) = self.found.old_locator.last.as_ref()?;
+        Location::decode(&block[offset..offset + LOCATOR_SIZE], ino, self.g.block_size()).ok()
+    }
+
+    /// Whether the locator table knows an entry of a directory block.
+    pub(super) fn confirmed_block(&mut self, addr: BlockAddr, block: &[u8]) -> bool {
+        if validate(block).is_err() {
+            return false;
+        }
+        let list: Vec<(Ino, usize, EntryKind)> =
+            entries(block).filter(|e| e.kind != EntryKind::Free).map(|e| (e.ino, e.offset, e.kind)).collect();
+        list.into_iter().any(|(ino, at, kind)| match (self.located(ino), kind) {
+            (Some(Location::Embedded { block, offset }), _) => block == addr && offset == at,
+            (Some(Location::External { .. }), EntryKind::Link) | (None, _) => true,
+            _ => false,
+        })
+    }
+
+    /// The same, strictly: an entry with an inode stands where the locator table says.
+    pub(super) fn located_entries(&mut self, addr: BlockAddr, block: &[u8]) -> bool {
+        if validate(block).is_err() {
+            return false;
+        }
+        let list: Vec<(Ino, usize)> =
+            entries(block).filter(|e| e.kind == EntryKind::Embedded).map(|e| (e.ino, e.offset)).collect();
+        list.into_iter().any(|(ino, offset)| self.located(ino) == Some(Location::Embedded { block: addr, offset }))
+    }
+
+    /// Whether an inode of a block of the external table stands where the locator table says.
+    pub(super) fn located_slots(&mut self, addr: BlockAddr) -> bool {
+        let Ok(block) = self.vol.get(addr) else { return false };
+        let slots = (0..self.external_shape().per_block as usize).map(|s| META_HEADER_SIZE + s * INODE_SLOT_SIZE);
+        let list: Vec<(Ino, usize)> = slots.map(|o| (get_u64(&block, o), o)).filter(|(ino, _)| *ino != 0).collect();
+        list.into_iter().any(|(ino, offset)| self.located(ino) == Some(Location::External { block: addr, offset }))
+    }
+
+    /// Whether an inode really stands at another place, as the locator table says. The table may be what is old: where the inode
+    /// stood before, its bytes are found until somebody else gets the space. So a block in free space counts only if the
+    /// directory that it names maps it.
+    pub(super) fn stands_elsewhere(&mut self, ino: Ino, block: BlockAddr, offset: u32) -> bool {
+        match self.located(ino) {
+            Some(Location::Embedded { block: b, offset: o }) if (b, o) != (block, offset as usize) => {
+                let Ok(there) = self.vol.get(b) else { return false };
+                let owner = crate::format::block_owner(&there);
+                let id = BlockId { kind: BlockKind::Dir, addr: b, owner };
+                verify_block(&there, self.g.fsid, id).is_ok()
+                    && validate(&there).is_ok()
+                    && entries(&there).any(|e| e.offset == o && e.ino == ino && e.kind == EntryKind::Embedded)
+                    && (self.old_bit(self.g.frag_of_block(b)) != Some(false) || self.maps_block(owner, b))
+            }
+            _ => false,
+        }
+    }
+
+    /// Whether a directory maps a block, as far as the directory has been met or the locator table knows where it is.
+    pub(super) fn maps_block(&mut self, dir: Ino, addr: BlockAddr) -> bool {
+        let Some(inode) = self.load(dir).or_else(|| self.load_located(dir)) else { return false };
+        let frag = self.g.frag_of_block(addr);
+        inode.is_dir() && self.read_map(&inode).extents.iter().any(|e| (e.start..e.start + e.len).contains(&frag))
+    }
+
+    /// The inode that stands where the locator table says.
+    pub(super) fn load_located(&mut self, ino: Ino) -> Option<Inode> {
+        let (block, offset, external) = match self.located(ino)? {
+            Location::Embedded { block, offset } => (block, offset, false),
+            Location::External { block, offset } => (block, offset, true),
+            Location::Free => return None,
+        };
+        self.load_from(ino, block, offset, external)
+    }
+
+    /// Writes the locator table anew, from the inodes that were found. The last structure that takes space.
+    pub(super) fn rebuild_locator(&mut self) -> Result<()> {
+        let shape = self.locator_shape();
+        let mut inos: Vec<Ino> = self.found.inodes.keys().copied().filter(|i| *i >= FIRST_USER_INO).collect();
+        inos.sort_unstable();
+        let (map, mut blocks) =
+            (std::mem::take(&mut self.found.locator_map), std::mem::take(&mut self.found.old_locator.blocks));
+        let mut counts = BTreeMap::new();
+        let total = inos.len() as u64;
+        let mut done = 0;
+        let mut wrong = 0u64;
+        for chunk in inos.chunk_by(|a, b| a / shape.per_block == b / shape.per_block) {
+            let data = chunk[0] / shape.per_block;
+            let lblock = shape.block_of_data(data);
+            counts.insert(data, chunk.len() as u16);
+            let mut b = vec![0; self.g.block_size()];
+            let addr = match blocks.get(&lblock) {
+                Some(addr) => *addr,
+                None => {
+                    let Some(addr) = self.alloc_meta() else { return Err(no_space("the inode locator table")) };
+                    blocks.insert(lblock, addr);
+                    addr
+                }
+            };
+            init_block(&mut b, self.g.fsid, BlockId { kind: BlockKind::Locator, addr, owner: LOCATOR_INO });
+            put_u64(&mut b, TABLE_LBLOCK, lblock);
+            put_u32(&mut b, TABLE_USED, chunk.len() as u32);
+            for ino in chunk {
+                let k = self.found.inodes[ino];
+                let (block, offset) = (k.block, k.offset as usize);
+                let at = if k.external {
+                    Location::External { block, offset }
+                } else {
+                    Location::Embedded { block, offset }
+                };
+                let (_, offset) = shape.place(*ino);
+                b[offset..offset + LOCATOR_SIZE].copy_from_slice(&at.encode());
+            }
+            let now = self.vol.get(addr).unwrap_or_default();
+            if now.len() == b.len() {
+                put_u64(&mut b, 32, block_seq(&now));
+            }
+            if now.len() != b.len() || now[40..] != b[40..] {
+                wrong += 1;
+                self.vol.put(addr, b);
+            }
+            done += chunk.len() as u64;
+            self.report_progress(Phase::Locator, done, total);
+        }
+        if wrong > 0 {
+            let what = format!("{wrong} of its blocks are missing or wrong");
+            self.must_fix(Class::LocatorWrong, "inode locator table", what, "write them anew")?;
+        }
+        let needed = |l: &u64| shape.data_of_block(*l).is_none_or(|d| counts.contains_key(&d));
+        let unused: Vec<u64> = blocks.keys().copied().filter(|l| !needed(l)).collect();
+        for lblock in unused {
+            if let Some(addr) = blocks.remove(&lblock) {
+                self.space.release_block(addr);
+            }
+        }
+        self.finish_table(LOCATOR_INO, shape, &counts, &mut blocks, map)
+    }
+}

@@ -1,0 +1,72 @@
+//! Settings of a repair, what it asks, and what it did.
+
+use crate::check::{Class, Report};
+use serde::Serialize;
+
+/// Settings of a repair.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct RepairOptions {
+    /// Actions, and problems of the check afterwards, that are listed in the report; more are counted only.
+    pub max_problems: usize,
+    /// Bring back all directories whose blocks are found in space that is not known to be free, also where nothing else
+    /// confirms that they were there at last: for a device whose superblocks, tables or directories are destroyed.
+    pub scavenge: bool,
+    /// In the check afterwards, read the data of all files too ([`CheckOptions::data`]).
+    pub data: bool,
+    /// Threads that read ahead, and that verify in the check afterwards ([`CheckOptions::jobs`]). What is done does not
+    /// depend on it.
+    pub jobs: usize,
+}
+
+setters!(RepairOptions { max_problems: usize, scavenge: bool, data: bool, jobs: usize });
+
+impl Default for RepairOptions {
+    fn default() -> Self {
+        RepairOptions { max_problems: 1000, scavenge: false, data: false, jobs: 1 }
+    }
+}
+
+/// Something that is wrong, and what a repair would do about it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Action {
+    /// What kind of thing is wrong.
+    pub class: Class,
+    /// The structure it was found in.
+    pub place: String,
+    /// What is wrong with it.
+    pub text: String,
+    /// What is done about it.
+    pub action: String,
+}
+
+impl std::fmt::Display for Action {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}: {}: {} [{}]", self.place, self.text, self.action, self.class.id())
+    }
+}
+
+/// Asked before each change; `false` leaves the thing as it is. A change without which nothing else can go on ends
+/// the repair when it is refused: then nothing has been written.
+pub type Ask<'a> = &'a mut dyn FnMut(&Action) -> bool;
+
+/// What a repair did.
+#[derive(Clone, Debug, Serialize)]
+pub struct Repaired {
+    /// What was put right, in order; at most as many as the options say.
+    pub actions: Vec<Action>,
+    /// How many there were in all.
+    pub actions_total: u64,
+    /// Inodes that were given a name in lost+found.
+    pub named: u64,
+    /// Blocks of metadata written.
+    pub blocks_written: u64,
+    /// Fragments of contents that were copied, for files that shared them.
+    pub fragments_copied: u64,
+    /// Transactions of the log that were replayed first.
+    pub replayed: u64,
+    /// Walks through the tree.
+    pub rounds: u32,
+    /// The check of the result.
+    pub after: Report,
+}
