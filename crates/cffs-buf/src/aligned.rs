@@ -99,8 +99,8 @@ impl AlignedBuf {
 impl Drop for AlignedBuf {
     fn drop(&mut self) {
         if self.len != 0 && !free_list::put(self.ptr, Self::layout(self.len)) {
-            // SAFETY: a buffer of a length other than 0 was allocated with `layout(len)`, and `len` never changes. Nobody
-            // has kept it.
+            // SAFETY: a buffer of a length other than 0 was allocated with `layout(len)`, and `len` never changes. No
+            // free list has taken it over.
             unsafe { MiMalloc.dealloc(self.ptr.as_ptr(), Self::layout(self.len)) };
         }
     }

@@ -1,12 +1,12 @@
-//! Memory of buffers that were freed, kept for the next ones of the same size.
+//! Free lists: memory of freed buffers, for the next ones of the same size.
 //!
 //! A file that is written passes through memory: one thread fills buffers, another frees them when they are on the device.
-//! The allocator brings memory that another thread freed back late, and returns to the kernel what is not used at once; so
-//! each block of a long file came from the kernel anew, which clears it first, and that took longer than the copy. Here it
-//! goes from one to the other directly.
+//! The allocator reuses memory that another thread freed late, and returns unused memory to the kernel; so
+//! each block of a long file came from the kernel anew, which clears it first, and that took longer than the copy. Through
+//! these lists a buffer goes from one thread to the other directly.
 //!
-//! What is beyond [`BYTES_MAX`] gives its memory back to the kernel and keeps the addresses. Freed to the allocator it would
-//! stay with the thread that once asked for it, and each thread that answers messages would hold what it needed at its
+//! Beyond [`BYTES_MAX`] buffers are decommitted: the kernel gets the memory back, the list keeps the addresses. Freed to the
+//! allocator the memory would stay with the thread that once asked for it, and each thread that answers messages would hold what it needed at its
 //! busiest: a cache of 256 MiB took 100 MiB more.
 
 use parking_lot::Mutex;
@@ -14,17 +14,17 @@ use rustix::mm::{Advice, madvise};
 use std::alloc::Layout;
 use std::ptr::NonNull;
 
-/// Smallest and largest size that is kept: the sizes of blocks. Powers of two.
+/// Smallest and largest size with a list: the sizes of blocks. Powers of two.
 const SMALLEST: usize = 4096;
 const LARGEST: usize = 64 << 10;
 const SIZES: usize = (LARGEST / SMALLEST).trailing_zeros() as usize + 1;
-/// Most bytes kept of one size with their memory; a file system has one size of blocks.
+/// Most bytes of one size that are not decommitted; a file system has one size of blocks.
 const BYTES_MAX: usize = 16 << 20;
 
 /// Allocations of one layout that nobody uses.
 struct FreeList {
     ready: Vec<NonNull<u8>>,
-    /// Those without memory: they read as zeros.
+    /// Those whose memory the kernel has taken back: they read as zeros.
     decommitted: Vec<NonNull<u8>>,
 }
 
@@ -41,13 +41,13 @@ fn list(layout: Layout) -> Option<&'static Mutex<FreeList>> {
     fits.then(|| &FREE_LISTS[(size / SMALLEST).trailing_zeros() as usize])
 }
 
-/// An allocation of this layout if one is kept, and whether it has zeros in it; else any bytes.
+/// A free allocation of this layout, if there is one, and whether it is zeroed; otherwise it has any bytes.
 pub(crate) fn take(layout: Layout) -> Option<(NonNull<u8>, bool)> {
     let mut list = list(layout)?.lock();
     list.ready.pop().map(|ptr| (ptr, false)).or_else(|| list.decommitted.pop().map(|ptr| (ptr, true)))
 }
 
-/// Keeps an allocation of this layout, which its owner gives up with the call; false if it is to be freed instead.
+/// Takes over an allocation of this layout; false if the owner is to free it instead.
 pub(crate) fn put(ptr: NonNull<u8>, layout: Layout) -> bool {
     let Some(list) = list(layout) else { return false };
     {
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_freed_beyond_the_limit_has_no_memory_any_more() {
+    fn buffers_freed_beyond_the_limit_are_decommitted() {
         let full = || -> Vec<AlignedBuf> { (0..1024).map(|_| AlignedBuf::from_slice(&vec![0xa5; SIZE])).collect() };
         let ready = BYTES_MAX / SIZE;
         let all = full();

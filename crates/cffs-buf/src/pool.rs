@@ -37,16 +37,16 @@ struct Queue {
 /// One call of [`WorkerPool::run`].
 struct Batch {
     /// The caller's closure with its lifetime erased. May be dereferenced only by whoever holds an index below
-    /// `count` that it took from `next` and has not yet counted in `ended`: until then the caller waits.
+    /// `count` that it took from `next` and has not yet counted in `completed`: until then the caller waits.
     body: *const (dyn Fn(usize) + Sync),
     count: usize,
     next: AtomicUsize,
-    ended: Mutex<Ended>,
-    all_ended: Condvar,
+    completed: Mutex<Completed>,
+    all_completed: Condvar,
 }
 
 #[derive(Default)]
-struct Ended {
+struct Completed {
     count: usize,
     panic: Option<Box<dyn Any + Send>>,
 }
@@ -65,17 +65,17 @@ impl Batch {
             if index >= self.count {
                 return;
             }
-            // SAFETY: `index` is below `count` and was handed to this thread alone. `run` returns only after `ended`
+            // SAFETY: `index` is below `count` and was handed to this thread alone. `run` returns only after `completed`
             // has counted every index, this one included, and it is counted below, after the call: so the closure
             // that `body` points to is alive during the call.
             let result = catch_unwind(AssertUnwindSafe(|| unsafe { (*self.body)(index) }));
-            let mut ended = self.ended.lock();
-            ended.count += 1;
+            let mut completed = self.completed.lock();
+            completed.count += 1;
             if let Err(panic) = result {
-                ended.panic.get_or_insert(panic);
+                completed.panic.get_or_insert(panic);
             }
-            if ended.count == self.count {
-                self.all_ended.notify_all();
+            if completed.count == self.count {
+                self.all_completed.notify_all();
             }
         }
     }
@@ -112,24 +112,24 @@ impl WorkerPool {
             body,
             count,
             next: AtomicUsize::new(0),
-            ended: Mutex::default(),
-            all_ended: Condvar::new(),
+            completed: Mutex::default(),
+            all_completed: Condvar::new(),
         });
-        self.enlist(&batch);
+        self.enqueue(&batch);
         batch.work();
-        let mut ended = batch.ended.lock();
-        while ended.count < count {
-            batch.all_ended.wait(&mut ended);
+        let mut completed = batch.completed.lock();
+        while completed.count < count {
+            batch.all_completed.wait(&mut completed);
         }
-        if let Some(panic) = ended.panic.take() {
-            drop(ended);
+        if let Some(panic) = completed.panic.take() {
+            drop(completed);
             resume_unwind(panic);
         }
     }
 
     /// Queues a batch, wakes as many threads as it can use, and starts those that are missing. Whatever happens here,
     /// the caller can run the whole batch alone.
-    fn enlist(&self, batch: &Arc<Batch>) {
+    fn enqueue(&self, batch: &Arc<Batch>) {
         let wanted = (batch.count - 1).min(self.limit);
         let mut queue = self.shared.queue.lock();
         queue.batches.push_back(batch.clone());

@@ -1,8 +1,8 @@
 //! Messages of a FUSE connection that come and go through io_uring (Linux 6.14, `Documentation/filesystems/fuse-io-uring`).
 //!
 //! Memory for one message, a *slot*, is handed to the kernel for one of the connection's queues, of which each processor
-//! has its own. The kernel fills it with a message that was sent on that processor and gives it back; the answer is written
-//! into the same memory, and handing that over asks for the next message. So answering one and waiting for the next are a
+//! has its own. The kernel fills it with a message that was sent on that processor and gives it back; the reply is written
+//! into the same memory, and handing that over asks for the next message. So replying to one and waiting for the next are a
 //! single system call, on the processor of the sender.
 
 use crate::AlignedBuf;
@@ -16,7 +16,7 @@ use std::os::fd::{AsRawFd as _, OwnedFd};
 const REGISTER: u32 = 1;
 const COMMIT_AND_FETCH: u32 = 2;
 
-/// `struct fuse_uring_req_header`: the header of the message (or of its answer), the arguments of its kind, and what ring
+/// `struct fuse_uring_req_header`: the header of the message (or of its reply), the arguments of its kind, and what ring
 /// and server tell each other: flags, the number to commit it by, and the length of the payload.
 const COMMIT_ID_AT: usize = 264;
 const PAYLOAD_LEN_AT: usize = 272;
@@ -28,16 +28,16 @@ const OUT_HEADER: usize = 16;
 const SQE_LEN_AT: usize = 24;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
-    /// Whoever has the ring may read and write the memory.
-    Ours,
-    /// The kernel may.
-    Kernels,
+enum Owner {
+    /// This process: it may read and write the memory.
+    Process,
+    /// The kernel.
+    Kernel,
 }
 
 struct Slot {
     queue: u16,
-    state: State,
+    owner: Owner,
     header: AlignedBuf,
     payload: AlignedBuf,
     /// `struct iovec` for each of them; read by the kernel when the slot is registered.
@@ -58,7 +58,7 @@ pub struct RingMessage<'a> {
     pub header: &'a [u8; 128],
     /// The arguments that each message of this kind has; what is behind them means nothing.
     pub op: &'a [u8; 128],
-    /// Room for the rest of the message and then for the answer.
+    /// Room for the rest of the message and then for the reply.
     pub payload: &'a mut [u8],
     /// How much of `payload` belongs to the message.
     pub len: usize,
@@ -89,7 +89,7 @@ impl FuseRing {
         Ok(this)
     }
 
-    /// Hands over the slots that were answered and waits for a message; returns its slot. `None` once the connection has
+    /// Hands over the slots with a reply and waits for a message; returns its slot. `None` once the connection has
     /// ended and no slot is left with the kernel; an error if a slot is refused.
     pub fn wait(&mut self) -> io::Result<Option<usize>> {
         loop {
@@ -97,7 +97,7 @@ impl FuseRing {
                 // The number is ours, and the index of a slot.
                 let slot = usize::try_from(done.user_data()).unwrap_or(usize::MAX);
                 let Some(s) = self.slots.get_mut(slot) else { continue };
-                s.state = State::Ours;
+                s.owner = Owner::Process;
                 match done.result() {
                     0 => return Ok(Some(slot)),
                     // Unmounted, or aborted: the others come back in the same way.
@@ -105,7 +105,7 @@ impl FuseRing {
                     e => return Err(io::Error::from_raw_os_error(-e)),
                 }
             }
-            if self.slots.iter().all(|s| s.state == State::Ours) {
+            if self.slots.iter().all(|s| s.owner == Owner::Process) {
                 return Ok(None);
             }
             match self.ring.submit_and_wait(1) {
@@ -116,10 +116,10 @@ impl FuseRing {
         }
     }
 
-    /// The message in a slot that [`FuseRing::wait`] has returned and that was not answered yet.
+    /// The message in a slot that [`FuseRing::wait`] has returned and that has no reply yet.
     pub fn message(&mut self, slot: usize) -> RingMessage<'_> {
         let s = &mut self.slots[slot];
-        assert_eq!(s.state, State::Ours, "the slot is the kernel's");
+        assert_eq!(s.owner, Owner::Process, "the slot is the kernel's");
         let len = u32_at(&s.header, PAYLOAD_LEN_AT) as usize;
         let len = len.min(s.payload.len());
         let (header, rest) = s.header.split_first_chunk().expect("as long as the structure");
@@ -127,11 +127,11 @@ impl FuseRing {
         RingMessage { header, op, payload: &mut s.payload, len }
     }
 
-    /// Answers the message `unique` in a slot: with an error (a negative number of errno(3)), or 0 and the first `len` bytes of
+    /// Replies to the message `unique` in a slot: with an error (a negative number of errno(3)), or 0 and the first `len` bytes of
     /// the payload. The kernel gets it with the next [`FuseRing::wait`].
-    pub fn answer(&mut self, slot: usize, unique: u64, error: i32, len: usize) -> io::Result<()> {
+    pub fn reply(&mut self, slot: usize, unique: u64, error: i32, len: usize) -> io::Result<()> {
         let s = &mut self.slots[slot];
-        assert_eq!(s.state, State::Ours, "the slot is the kernel's");
+        assert_eq!(s.owner, Owner::Process, "the slot is the kernel's");
         let commit_id = u64_at(&s.header, COMMIT_ID_AT);
         s.header[..4].copy_from_slice(&((OUT_HEADER + len) as u32).to_ne_bytes());
         s.header[4..8].copy_from_slice(&error.to_ne_bytes());
@@ -156,10 +156,10 @@ impl FuseRing {
             .user_data(slot as u64);
         // SAFETY: an Entry128 is a `struct io_uring_sqe` of 128 bytes, which has a u32 of any value there: the number of iovecs.
         unsafe { (&raw mut entry).byte_add(SQE_LEN_AT).cast::<u32>().write(2) };
-        s.state = State::Kernels;
+        s.owner = Owner::Kernel;
         // SAFETY: the command names the descriptor, which is open as long as `self`, and the memory of the slot, which is
-        // neither read, written, moved nor freed before its completion has come: `message` and `answer` look at the
-        // state, and `drop` keeps what the kernel has.
+        // neither read, written, moved nor freed before its completion has come: `message` and `reply` look at the
+        // owner, and `drop` keeps what the kernel has.
         unsafe { self.ring.submission().push(&entry) }.map_err(io::Error::other)
     }
 }
@@ -167,7 +167,7 @@ impl FuseRing {
 impl Drop for FuseRing {
     fn drop(&mut self) {
         // The kernel takes commands back in its own time after the ring is closed; it may write until then.
-        for s in self.slots.drain(..).filter(|s| s.state == State::Kernels) {
+        for s in self.slots.drain(..).filter(|s| s.owner == Owner::Kernel) {
             std::mem::forget(s);
         }
     }
@@ -177,7 +177,7 @@ impl Slot {
     fn new(queue: u16, payload: usize) -> Slot {
         let (header, payload) = (AlignedBuf::zeroed(HEADER_LEN), AlignedBuf::zeroed(payload));
         let iovecs = Box::new([header.as_ptr() as usize, header.len(), payload.as_ptr() as usize, payload.len()]);
-        Slot { queue, state: State::Ours, header, payload, iovecs }
+        Slot { queue, owner: Owner::Process, header, payload, iovecs }
     }
 }
 

@@ -173,7 +173,7 @@ fn serve(ops: &Ops, mut ring: FuseRing) -> io::Result<()> {
             Ok(len) => (0, len),
             Err(e) => (-e.code(), 0),
         };
-        ring.answer(slot, header.unique, error, len)?;
+        ring.reply(slot, header.unique, error, len)?;
     }
     Ok(())
 }

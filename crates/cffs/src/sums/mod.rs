@@ -5,11 +5,11 @@
 //! fragment that a written extent maps is that of its contents, or says that nothing is known, in every state that a crash
 //! can leave.** So
 //!
-//! - data that gets a new place is written first, then come its sums, then the extent that leads to it;
-//! - before data is overwritten in its place, a commit has made its sums unknown ([`Sums::invalidate`]);
+//! - newly allocated data is written first, then its sums, then the extent that maps it;
+//! - before data is overwritten in place, a commit has made its sums unknown ([`Sums::invalidate`]);
 //! - data that goes through the log has its sums in the same transaction ([`Sums::put`]).
 //!
-//! Sums of space that nobody maps mean nothing: whoever gets it next says the new ones before it maps it.
+//! Sums of unmapped space mean nothing, because new sums are stored before the space is mapped again.
 
 use crate::cache::{AddrMap, BufRef, Cache, Comparison, DataVerifier};
 use crate::error::Result;
@@ -28,20 +28,20 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Log bytes around the sums of one table block: record header, range, rounding at both ends.
 const RANGE_OVERHEAD: usize = RECORD_HEADER + 48;
-/// Log bytes for a table block that comes into being, with its bit in the header of the allocation group.
+/// Log bytes for creating a table block, with its bit in the header of the allocation group.
 const CREATE_BYTES: usize = 2 * RANGE_OVERHEAD + crate::format::META_HEADER_SIZE;
 /// Most log bytes of one transaction that does nothing but store sums.
 const TXN_MAX: usize = 256 << 10;
 
-/// What is known of the tables of an allocation group.
-struct Group {
+/// The tables of an allocation group.
+struct GroupTables {
     /// A bit for each table block that exists.
     exists: Box<[AtomicU64]>,
-    /// Held while one is made.
-    making: Mutex<()>,
+    /// Held while one is created.
+    creating: Mutex<()>,
 }
 
-impl Group {
+impl GroupTables {
     fn has(&self, index: u64) -> bool {
         self.exists[(index / 64) as usize].load(Ordering::Acquire) >> (index % 64) & 1 == 1
     }
@@ -59,11 +59,11 @@ struct Counters {
 pub struct Sums {
     cache: Arc<Cache>,
     space: Arc<Space>,
-    groups: RwLock<AddrMap<u64, Arc<Group>>>,
+    groups: RwLock<AddrMap<u64, Arc<GroupTables>>>,
     counters: Counters,
 }
 
-/// Table blocks held in memory, so that changing them cannot fail.
+/// Table blocks that are pinned in memory, so that changing them cannot fail.
 #[derive(Default)]
 pub struct PinnedTables(BTreeMap<BlockAddr, BufRef>);
 
@@ -110,14 +110,14 @@ impl Sums {
         Sums { cache, space, groups: RwLock::default(), counters: Counters::default() }
     }
 
-    /// Fragments compared since the mount: that had their sums, that had other ones, of which none was known.
+    /// Fragments compared since the mount: with the right sum, with another one, without a known one.
     pub fn compared(&self) -> [u64; 3] {
         let c = &self.counters;
         [&c.verified, &c.failed, &c.unknown].map(|n| n.load(Ordering::Relaxed))
     }
 
-    /// What is known of an allocation group's tables; `None` for one that was never used.
-    fn group(&self, ag: u64) -> Result<Option<Arc<Group>>> {
+    /// The tables of an allocation group; `None` for one that was never used.
+    fn group(&self, ag: u64) -> Result<Option<Arc<GroupTables>>> {
         if let Some(group) = self.groups.read().get(&ag) {
             return Ok(Some(group.clone()));
         }
@@ -132,9 +132,9 @@ impl Sums {
             let word = |w: u64| (0..64).fold(0, |word, b| word | bit(w * 64 + b) << b);
             (0..g.sum_blocks().div_ceil(64)).map(|w| AtomicU64::new(word(w))).collect()
         };
-        // Bits change through what is in this map only, so whoever comes first has the right ones.
+        // Bits change only through the value in this map, so the first thread has the right ones.
         let mut groups = self.groups.write();
-        let group = groups.entry(ag).or_insert_with(|| Arc::new(Group { exists, making: Mutex::new(()) }));
+        let group = groups.entry(ag).or_insert_with(|| Arc::new(GroupTables { exists, creating: Mutex::new(()) }));
         Ok(Some(group.clone()))
     }
 
@@ -168,13 +168,13 @@ impl Sums {
         Ok(self.find(ag, index)?.map_or(NONE, |buf| table::get(&buf.read(), n)))
     }
 
-    /// Makes a table block, in which nothing is known, unless it exists.
-    fn make(&self, txn: &Txn<'_>, ag: u64, index: u64) -> Result<BufRef> {
+    /// Creates a table block without known sums, unless it exists.
+    fn create(&self, txn: &Txn<'_>, ag: u64, index: u64) -> Result<BufRef> {
         self.space.put_on_device(txn, ag);
         let Some(group) = self.group(ag)? else {
             return Err(Corrupt(format!("allocation group {ag} is used but not open")).into());
         };
-        let _one = group.making.lock();
+        let _one = group.creating.lock();
         if group.has(index) {
             return self.read(ag, index);
         }
@@ -192,7 +192,7 @@ impl Sums {
         Ok(buf)
     }
 
-    /// Brings the table blocks of a run into memory that exist. The device may fail, or a table be damaged.
+    /// Pins the existing table blocks of a run. The device may fail, or a table be damaged.
     pub fn pin(&self, tables: &mut PinnedTables, run: Run) -> Result<()> {
         let g = self.cache.geometry();
         for (ag, index, _, _) in parts(g, run) {
@@ -206,7 +206,7 @@ impl Sums {
         Ok(())
     }
 
-    /// The same, and makes those that do not exist, in transactions of their own. No transaction is open, nothing locked.
+    /// The same, and creates those that do not exist, in transactions of their own. No transaction is open, nothing locked.
     pub fn pin_or_create(&self, journal: &Journal, tables: &mut PinnedTables, run: Run) -> Result<()> {
         let g = self.cache.geometry();
         for (ag, index, _, _) in parts(g, run) {
@@ -218,7 +218,7 @@ impl Sums {
                 Some(buf) => buf,
                 None => {
                     let txn = journal.begin(CREATE_BYTES + self.space.log_bytes_for_init())?;
-                    self.make(&txn, ag, index)?
+                    self.create(&txn, ag, index)?
                 }
             };
             tables.0.insert(addr, buf);
@@ -226,20 +226,20 @@ impl Sums {
         Ok(())
     }
 
-    /// Most log bytes that [`Sums::put`] for so many fragments needs, making table blocks included.
+    /// Most log bytes that [`Sums::put`] for so many fragments needs, creating table blocks included.
     pub fn log_bytes(&self, frags: u64) -> usize {
         let blocks = frags / self.cache.geometry().sums_per_block() + 2;
         frags as usize * SUM_SIZE + blocks as usize * (RANGE_OVERHEAD + CREATE_BYTES)
     }
 
-    /// Stores sums in a transaction. Table blocks that are not held ([`Sums::pin`]) are made; the allocation group is on
+    /// Stores sums in a transaction. Table blocks that are not pinned ([`Sums::pin`]) are created; the allocation group is on
     /// the device or open.
     pub fn put(&self, txn: &Txn<'_>, tables: &PinnedTables, summed: &ChecksumRun) -> Result<()> {
         let g = self.cache.geometry();
         for (ag, index, frag, n) in parts(g, summed.run()) {
             let buf = match tables.0.get(&g.sum_block(ag, index)) {
                 Some(buf) => buf.clone(),
-                None => self.make(txn, ag, index)?,
+                None => self.create(txn, ag, index)?,
             };
             let from = (frag - summed.frag) as usize;
             write(txn, &buf, g.sum_place(frag).2, &summed.sums[from..from + n as usize]);
@@ -247,7 +247,7 @@ impl Sums {
         Ok(())
     }
 
-    /// Stores sums, in transactions of their own. Their tables are held ([`Sums::pin_or_create`]); no transaction is open,
+    /// Stores sums, in transactions of their own. Their tables are pinned ([`Sums::pin_or_create`]); no transaction is open,
     /// nothing locked.
     pub fn store(&self, journal: &Journal, tables: &PinnedTables, all: &[&ChecksumRun]) -> Result<()> {
         let g = self.cache.geometry();
@@ -283,8 +283,8 @@ impl Sums {
         Ok(())
     }
 
-    /// Before runs are overwritten in their places: from now on, durably, nothing is known of them. Their tables are held;
-    /// no transaction is open, nothing locked. The commit that this takes is left out where nothing was known anyway.
+    /// Makes the sums of runs durably unknown, before the runs are overwritten in place. Their tables are pinned;
+    /// no transaction is open, nothing locked. Where no sum was known there is no commit.
     pub fn invalidate(&self, journal: &Journal, tables: &PinnedTables, runs: impl Iterator<Item = Run>) -> Result<()> {
         let g = self.cache.geometry();
         let mut known: Vec<ChecksumRun> = Vec::new();
@@ -303,12 +303,12 @@ impl Sums {
             return Ok(());
         }
         let stored = self.store(journal, tables, &known.iter().collect::<Vec<_>>());
-        // Also when not all were stored: nobody may find one unknown, and overwrite its data, before that is durable.
+        // Also when not all were stored: nobody may find a sum unknown, and overwrite its data, before that is durable.
         journal.commit()?;
         stored
     }
 
-    /// What data of a file is compared with while it is read.
+    /// The verifier for a read of a file.
     pub fn reading(&self, ino: Ino) -> Reading<'_> {
         Reading { sums: self, ino, table: RefCell::default(), at: Cell::default() }
     }
@@ -330,7 +330,7 @@ fn write(txn: &Txn<'_>, buf: &BufRef, first: u64, sums: &[u32]) {
 pub struct Reading<'a> {
     sums: &'a Sums,
     ino: Ino,
-    /// The table block that was needed last; none if it does not exist.
+    /// The table block that was needed last; `None` in it if it does not exist.
     table: RefCell<Option<(BlockAddr, Option<BufRef>)>>,
     /// A fragment of the device, and which of the file it is.
     at: Cell<(FragAddr, u64)>,
