@@ -108,6 +108,7 @@ mod setters;
 
 // What programs use.
 pub mod check;
+#[doc(inline)]
 pub use cffs_device as device;
 mod error;
 mod fs;

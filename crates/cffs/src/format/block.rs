@@ -24,9 +24,9 @@ pub enum BlockKind {
     DirIndex = 0x5844_4643,
     /// Node of an extent B+tree; owner is the file.
     ExtentNode = 0x5845_4643,
-    /// Block of the inode locator table; owner is [`LOCATOR_INO`].
+    /// Block of the inode locator table; owner is `LOCATOR_INO`.
     Locator = 0x4F4C_4643,
-    /// Block of the external inode table; owner is [`EXTERNAL_INO`].
+    /// Block of the external inode table; owner is `EXTERNAL_INO`.
     ExternalInodes = 0x4945_4643,
     /// Occupancy map of a slotted table; owner is the table.
     TableMap = 0x4D54_4643,
