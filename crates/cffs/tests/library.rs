@@ -1,7 +1,9 @@
-//! The library as a program uses it: handles and paths, what they hold and release, and the examples.
+//! The library as a program uses it: handles and paths, what they hold and release, the examples, the pages.
 
 #[path = "library/examples.rs"]
 mod examples;
+#[path = "library/pages.rs"]
+mod pages;
 
 use cffs::check::{CheckOptions, check};
 use cffs::device::MemoryDevice;
