@@ -150,4 +150,5 @@ mod quota;
 mod reservation;
 mod space;
 mod sums;
+mod superblocks;
 mod xattr;

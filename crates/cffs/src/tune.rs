@@ -6,7 +6,7 @@ use crate::device::{Device, IoKind};
 use crate::error::{Error, Result};
 use crate::format::Superblock;
 use crate::format::superblock::{INCOMPAT_METADATA_UUID, LABEL_MAX, MOUNT_OPTIONS_MAX, SUPERBLOCK_SIZE};
-use crate::mkfs::read_superblock;
+use crate::superblocks::read_superblock;
 use cffs_buf::AlignedBuf;
 
 /// Most of the space that can be kept for privileged users, in 1/10,000.

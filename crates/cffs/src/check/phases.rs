@@ -14,7 +14,7 @@ use crate::error::Result;
 use crate::format::superblock::INCOMPAT_METADATA_UUID;
 use crate::format::system::Counters;
 use crate::format::{BlockAddr, BlockId, BlockKind, Corrupt, Geometry, QuotaKind, ROOT_INO, Superblock};
-use crate::mkfs::{backup_ags, read_superblock, read_superblock_copy};
+use crate::superblocks::{backup_ags, read_superblock, read_superblock_copy};
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Instant;

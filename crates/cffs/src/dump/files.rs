@@ -1,8 +1,10 @@
 //! Files: finding an inode by number or path, and what belongs to it.
 
-use super::block::{attribute, entry_chain, location};
+use super::dumper::Dumper;
+use super::entries::entry_chain;
 use super::inode::inode_value;
-use super::{Dumper, Fields, Value, problems};
+use super::records::{attribute, location};
+use super::value::{Fields, Value, problems};
 use crate::error::{Error, Result};
 use crate::format::dirblock::DIR_BLOCKS_MAX;
 use crate::format::extent::{Child, EXTENT_SIZE, Extent, NODE_COUNT, node_capacity, node_entry};

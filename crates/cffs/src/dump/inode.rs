@@ -1,7 +1,7 @@
 //! Inodes: their fields, also of those that do not decode.
 
-use super::block::{attribute, child, extent};
-use super::{Fields, Value, hex, problems};
+use super::records::{attribute, child, extent};
+use super::value::{Fields, Value, hex, problems};
 use crate::format::inode::{FLAGS, INODE_AUX, INODE_CORE_SIZE, INODE_HINT};
 use crate::format::xattr::decode_list;
 use crate::format::{FileType, Inode, InodeFormat, get_u16, get_u32, get_u64};

@@ -1,8 +1,10 @@
 //! The log: its header, and the transactions that a replay would apply.
 
-use super::{Dumper, Fields, Value, problems};
+use super::dumper::Dumper;
+use super::value::{Fields, Value, problems};
+use crate::device::{Device, IoKind};
 use crate::error::Result;
-use crate::format::log::{LOG_HEADER_AREA, LOG_HEADER_SLOTS, Record, TXN_MAGIC, txn_header};
+use crate::format::log::{LOG_HEADER_AREA, LOG_HEADER_SLOTS, LogHeader, Record, TXN_MAGIC, txn_header};
 use crate::format::superblock::INCOMPAT_EXTERNAL_LOG;
 use crate::format::{get_u32, get_u64};
 use crate::journal::LogReader;
@@ -27,21 +29,7 @@ impl Dumper<'_> {
             return Ok(f.into());
         }
         let ring = len - LOG_HEADER_AREA;
-        let mut headers = Vec::new();
-        for (slot, header) in LOG_HEADER_SLOTS.iter().zip(read_headers(dev, &self.sb)?) {
-            let mut h = Fields::new();
-            let mut b = AlignedBuf::zeroed(4096);
-            // An error is among the problems.
-            let _ = dev.read_at(crate::device::IoKind::Super, at + slot, &mut b);
-            h.put("at", *slot)
-                .put("fsid", Value::hex(get_u64(&b, 16), 16))
-                .put("tail", get_u64(&b, 24))
-                .put("tail_sequence", get_u64(&b, 32))
-                .put("epoch", get_u64(&b, 40));
-            problems(&mut h, header.err().map(|e| e.to_string()).into_iter().collect());
-            headers.push(h);
-        }
-        f.put("ring_bytes", ring).put("headers", headers);
+        f.put("ring_bytes", ring).put("headers", self.log_headers(dev, at)?);
         let header = match current_header(dev, &self.sb) {
             Ok(chosen) => chosen.header,
             Err(e) => {
@@ -51,6 +39,32 @@ impl Dumper<'_> {
             }
         };
         f.put("tail", header.tail).put("tail_sequence", header.tail_seq).put("epoch", header.epoch);
+        f.append(self.transactions(dev, &header, ring));
+        Ok(f.into())
+    }
+
+    /// Both copies of the header.
+    fn log_headers(&self, dev: &dyn Device, at: u64) -> Result<Vec<Fields>> {
+        let mut headers = Vec::new();
+        for (slot, header) in LOG_HEADER_SLOTS.iter().zip(read_headers(dev, &self.sb)?) {
+            let mut h = Fields::new();
+            let mut b = AlignedBuf::zeroed(4096);
+            // An error is among the problems.
+            let _ = dev.read_at(IoKind::Super, at + slot, &mut b);
+            h.put("at", *slot)
+                .put("fsid", Value::hex(get_u64(&b, 16), 16))
+                .put("tail", get_u64(&b, 24))
+                .put("tail_sequence", get_u64(&b, 32))
+                .put("epoch", get_u64(&b, 40));
+            problems(&mut h, header.err().map(|e| e.to_string()).into_iter().collect());
+            headers.push(h);
+        }
+        Ok(headers)
+    }
+
+    /// The transactions of the log, and why there are no more.
+    fn transactions(&self, dev: &dyn Device, header: &LogHeader, ring: u64) -> Fields {
+        let mut f = Fields::new();
         let mut reader = LogReader::new(dev, &self.sb);
         let (mut pos, mut seq, mut total) = (header.tail, header.tail_seq, 0);
         let (mut list, mut wrong) = (Vec::new(), Vec::new());
@@ -94,7 +108,7 @@ impl Dumper<'_> {
         f.put("replayable", wrong.is_empty()).put("transactions", list.len()).put("transaction_bytes", total);
         f.put("end", end).put("list", list);
         problems(&mut f, wrong);
-        Ok(f.into())
+        f
     }
 
     fn record(&self, r: &Record<'_>, seq: u64, wrong: &mut Vec<String>) -> Fields {

@@ -7,112 +7,18 @@
 //! A [`Value`] is what comes out: named values in order. Their names are those of `docs/format.md` where that has some.
 
 mod block;
+mod contents;
+mod dumper;
+mod entries;
 mod files;
 mod inode;
 mod log;
+mod records;
 mod value;
 mod volume;
 
-pub(crate) use block::entry_chain;
+pub use dumper::Dumper;
+pub(crate) use entries::entry_chain;
 pub use files::Which;
 pub use value::{Fields, Value, hex};
-
-use crate::check::repair::copies_of;
-use crate::device::{Device, IoKind};
-use crate::error::{Error, Result};
-use crate::format::superblock::SUPERBLOCK_SIZE;
-use crate::format::{BlockAddr, Corrupt, Geometry, Superblock};
-use cffs_buf::AlignedBuf;
-
-/// An image to look into.
-pub struct Dumper<'a> {
-    dev: &'a dyn Device,
-    log_dev: Option<&'a dyn Device>,
-    sb: Superblock,
-    g: Geometry,
-    notes: Vec<String>,
-}
-
-impl<'a> Dumper<'a> {
-    /// Opens an image by its superblock, or where that is damaged by one of its copies ([`Dumper::notes`] says so then).
-    /// `log_dev` is the device of an external log; without it only the log cannot be shown.
-    pub fn open(dev: &'a dyn Device, log_dev: Option<&'a dyn Device>) -> Result<Dumper<'a>> {
-        let primary = read_super(dev, 0).and_then(|b| {
-            let sb = Superblock::decode(&b)?;
-            let g = Geometry::new(&sb)?;
-            Ok((sb, g))
-        });
-        let mut notes = Vec::new();
-        let (sb, g) = match primary {
-            Ok(found) => found,
-            Err(e) => {
-                let usable = copies_of(dev).into_iter().find_map(|(at, sb)| Some((at, Geometry::new(&sb).ok()?, sb)));
-                let Some((at, g, sb)) = usable else { return Err(e) };
-                notes.push(format!("{e}; the copy at byte {at} is used"));
-                (sb, g)
-            }
-        };
-        if dev.len() < g.total_bytes() {
-            notes.push(format!(
-                "the device is truncated: it has {} bytes, the file system {}",
-                dev.len(),
-                g.total_bytes()
-            ));
-        }
-        Ok(Dumper { dev, log_dev, sb, g, notes })
-    }
-
-    /// What is remarkable about the image as a whole.
-    pub fn notes(&self) -> &[String] {
-        &self.notes
-    }
-
-    /// The superblock that everything else goes by.
-    pub fn superblock(&self) -> &Superblock {
-        &self.sb
-    }
-
-    /// What follows from it.
-    pub fn geometry(&self) -> &Geometry {
-        &self.g
-    }
-
-    /// Replays the log on the devices, which are to be views that keep what is written to themselves.
-    pub fn replay(&self) -> Result<()> {
-        crate::journal::recovery::replay(self.dev, self.log_dev, &self.sb, &self.g).map(drop)
-    }
-
-    /// The bytes of a block.
-    fn read(&self, addr: BlockAddr) -> Result<Vec<u8>> {
-        if addr >= self.g.total_blocks {
-            return Error::invalid(format!("block {addr}: the file system has {} blocks", self.g.total_blocks));
-        }
-        let mut bytes = vec![0; self.g.block_size()];
-        self.dev.read_at(IoKind::Meta, addr << self.g.block_shift, &mut bytes)?;
-        Ok(bytes)
-    }
-}
-
-/// The bytes of a superblock at a byte offset.
-fn read_super(dev: &dyn Device, at: u64) -> Result<Vec<u8>> {
-    let sector = u64::from(dev.sector_size());
-    let len = (SUPERBLOCK_SIZE as u64).max(sector);
-    if !at.is_multiple_of(sector) || at.checked_add(len).is_none_or(|end| end > dev.len()) {
-        return Err(Corrupt(format!("superblock: the device has {} bytes, none at {at}", dev.len())).into());
-    }
-    let mut b = AlignedBuf::zeroed(len as usize);
-    dev.read_at(IoKind::Super, at, &mut b)?;
-    Ok(b[..SUPERBLOCK_SIZE].to_vec())
-}
-
-/// The bytes of superblocks, where they are and where they should be: works without any that is good.
-pub fn superblocks(dev: &dyn Device) -> Vec<Value> {
-    volume::superblocks(dev)
-}
-
-/// What is wrong, as a list that is left out where it is empty.
-fn problems(fields: &mut Fields, list: Vec<String>) {
-    if !list.is_empty() {
-        fields.put("problems", list);
-    }
-}
+pub use volume::superblocks;

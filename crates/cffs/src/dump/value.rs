@@ -58,6 +58,13 @@ impl Fields {
     }
 }
 
+/// What is wrong, as a list that is left out where it is empty.
+pub(super) fn problems(fields: &mut Fields, list: Vec<String>) {
+    if !list.is_empty() {
+        fields.put("problems", list);
+    }
+}
+
 impl Value {
     /// A number in hexadecimal with eight or sixteen digits: magic numbers, hashes, identities.
     pub fn hex(n: impl Into<u64>, digits: usize) -> Value {

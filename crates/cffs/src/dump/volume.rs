@@ -1,16 +1,17 @@
 //! Structures of the file system as a whole: superblocks, counters, allocation groups.
 
-use super::{Dumper, Fields, Value, problems, read_super};
+use super::dumper::{Dumper, read_super};
+use super::value::{Fields, Value, hex, problems};
 use crate::check::repair::copies_of;
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::format::superblock::{LABEL_MAX, MAGIC, MOUNT_OPTIONS_MAX};
 use crate::format::system::Counters;
 use crate::format::{BlockId, BlockKind, Geometry, Superblock, get_u32, get_u64, verify_block};
-use crate::mkfs::backup_ags;
+use crate::superblocks::backup_ags;
 
-/// All superblocks that there should be, and what is at their places.
-pub(super) fn superblocks(dev: &dyn Device) -> Vec<Value> {
+/// The superblocks, where they are and where they should be. Works without any that is good.
+pub fn superblocks(dev: &dyn Device) -> Vec<Value> {
     let decoded = |at: u64| read_super(dev, at).ok().and_then(|b| Superblock::decode(&b).ok());
     let g = decoded(0).and_then(|sb| Geometry::new(&sb).ok());
     let g = g.or_else(|| copies_of(dev).into_iter().find_map(|(_, sb)| Geometry::new(&sb).ok()));
@@ -44,7 +45,7 @@ pub(super) fn superblock_fields(b: &[u8]) -> Fields {
         return f;
     }
     f.put("checksum_ok", crc_ok).put("version", get_u32(b, 12));
-    f.put("uuid", super::hex(&b[16..32])).put("label", text(&b[32..32 + LABEL_MAX]));
+    f.put("uuid", hex(&b[16..32])).put("label", text(&b[32..32 + LABEL_MAX]));
     f.put("compat", Value::hex(get_u64(b, 96), 16)).put("ro_compat", Value::hex(get_u64(b, 104), 16));
     f.put("incompat", Value::hex(get_u64(b, 112), 16));
     if let Ok(sb) = &decoded {
@@ -54,7 +55,7 @@ pub(super) fn superblock_fields(b: &[u8]) -> Fields {
     let state = ["clean", "journaled", "unjournaled", "error"].get(b[123] as usize);
     f.put("state", state.map_or_else(|| format!("unknown ({})", b[123]), |s| (*s).to_string()));
     f.put("total_blocks", get_u64(b, 128)).put("ag_blocks", get_u64(b, 136)).put("copy", get_u64(b, 144));
-    f.put("log_start", get_u64(b, 152)).put("log_blocks", get_u64(b, 160)).put("log_uuid", super::hex(&b[168..184]));
+    f.put("log_start", get_u64(b, 152)).put("log_blocks", get_u64(b, 160)).put("log_uuid", hex(&b[168..184]));
     f.put("sys_start", get_u64(b, 184));
     f.put("hash_seed", vec![Value::hex(get_u64(b, 192), 16), Value::hex(get_u64(b, 200), 16)]);
     f.put("reserve_bp", get_u32(b, 208)).put("mount_count", get_u32(b, 212));

@@ -229,7 +229,7 @@ impl Fs {
         }
         fs.close()?;
         drop(fs);
-        let mut sb = crate::mkfs::read_superblock(&*dev)?;
+        let mut sb = crate::superblocks::read_superblock(&*dev)?;
         for kind in QuotaKind::ALL {
             sb.ro_compat &= !kind.feature();
             sb.ro_compat |= if kinds.contains(&kind) { kind.feature() } else { 0 };

@@ -20,7 +20,7 @@ use crate::format::superblock::{INCOMPAT_EXTERNAL_LOG, LABEL_MAX, MAGIC, SUPERBL
 use crate::format::xattr::{ChainBlock, chain_max};
 use crate::format::*;
 use crate::journal::recovery::replay;
-use crate::mkfs::{backup_ags, find_copies};
+use crate::superblocks::{backup_ags, find_copies};
 use cffs_buf::AlignedBuf;
 use log::Log;
 use redact::{LongLink, Redactor, Seen};

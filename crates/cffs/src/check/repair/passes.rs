@@ -16,7 +16,7 @@ use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::format::ROOT_INO;
 use crate::format::superblock::{INCOMPAT_EXTERNAL_LOG, State};
-use crate::mkfs::write_superblock;
+use crate::superblocks::write_superblock;
 use std::collections::HashSet;
 use std::sync::Arc;
 

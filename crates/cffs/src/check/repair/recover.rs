@@ -11,7 +11,7 @@ use crate::format::superblock::{INCOMPAT_EXTERNAL_LOG, State};
 use crate::format::{Geometry, Superblock};
 use crate::journal::recovery::replay;
 use crate::journal::{log_extent, reset_headers};
-use crate::mkfs::write_superblock;
+use crate::superblocks::write_superblock;
 use cffs_buf::AlignedBuf;
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ use std::sync::Arc;
 ///
 /// There is no good superblock, the log cannot be replayed or is on a device that was not given, or a device fails.
 pub fn recover_log(dev: &dyn Device, log_dev: Option<&dyn Device>) -> Result<u64> {
-    let mut sb = crate::mkfs::read_superblock(dev)?;
+    let mut sb = crate::superblocks::read_superblock(dev)?;
     start::writable(&sb)?;
     let g = Geometry::new(&sb)?;
     if (sb.incompat & INCOMPAT_EXTERNAL_LOG != 0) != log_dev.is_some() {

@@ -8,7 +8,7 @@ use crate::format::sums::AG_SUM_BLOCKS;
 use crate::format::superblock::SUPERBLOCK_SIZE;
 use crate::format::system::{COUNT_FREE_FRAGS, COUNTERS_LEN, Counters};
 use crate::format::{BlockId, BlockKind, FragAddr, Superblock, block_seq, init_block, put_u64};
-use crate::mkfs::backup_ags;
+use crate::superblocks::backup_ags;
 
 impl Repairer<'_> {
     /// Allocation groups that count as initialized: as many as the counters say, if the last of them looks like it, and

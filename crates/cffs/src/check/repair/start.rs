@@ -10,7 +10,7 @@ use crate::format::superblock::{MAGIC, State};
 use crate::format::system::Counters;
 use crate::format::{BlockId, BlockKind, Geometry, Inode, InodeFormat, LAST_SYSTEM_INO, ROOT_INO, Superblock};
 use crate::journal::current_header;
-use crate::mkfs::{backup_ags, find_copies, read_superblock};
+use crate::superblocks::{backup_ags, find_copies, read_superblock};
 use cffs_buf::AlignedBuf;
 
 /// How far the device is searched for a copy of the superblock, in bytes: groups are at most 1 GiB, unless a log is larger.

@@ -12,7 +12,8 @@ use crate::format::system::{COUNT_AGS, COUNT_BLOCKS, COUNT_FREE_FRAGS, COUNT_INO
 use crate::format::table::{LOCATOR_SIZE, Location, TABLE_LBLOCK, TABLE_USED};
 use crate::format::xattr::{ChainBlock, Namespace, XATTR_INDEX, XATTR_NEXT, payload};
 use crate::format::*;
-use crate::mkfs::{MkfsOptions, mkfs, write_superblock};
+use crate::mkfs::{MkfsOptions, mkfs};
+use crate::superblocks::write_superblock;
 use image::*;
 use std::sync::Arc;
 

@@ -4,7 +4,7 @@ use super::{Place, Walk};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::format::{BlockId, BlockKind, Superblock};
-use crate::mkfs::{backup_ags, read_superblock, read_superblock_copy};
+use crate::superblocks::{backup_ags, read_superblock, read_superblock_copy};
 
 /// What a superblock may differ in from another is not in this.
 fn identity(sb: &Superblock) -> impl PartialEq + use<> {

@@ -1,7 +1,13 @@
 use super::*;
-use crate::device::{CountingDevice, MemoryDevice};
-use crate::format::ag::{ag_free, free_runs};
-use crate::format::{crc_ok, verify_block};
+use crate::device::{CountingDevice, Device, IoKind, MemoryDevice};
+use crate::error::Error;
+use crate::format::ag::{BITMAP_BITS, ag_free, free_runs};
+use crate::format::geometry::INODE_SLOT_SIZE;
+use crate::format::log::{LOG_HEADER_AREA, LogHeader};
+use crate::format::system::Counters;
+use crate::format::{
+    BlockAddr, BlockId, BlockKind, Geometry, Inode, LAST_SYSTEM_INO, ROOT_INO, Superblock, crc_ok, verify_block,
+};
 use std::sync::Arc;
 
 fn options() -> MkfsOptions {
