@@ -145,6 +145,7 @@ mod dir;
 mod extent;
 mod file;
 mod inode;
+mod node;
 mod placement;
 mod quota;
 mod reservation;

@@ -1,6 +1,6 @@
 //! Counters of a mounted file system, as plain data.
 
-use crate::device::{DeviceStats, IoKind, KindStats, Latency};
+use cffs_device::{DeviceStats, IoKind, KindStats, Latency};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 

@@ -1,10 +1,10 @@
 //! The superblock of a device and its copies: read, checked, written, and looked for.
 
-use crate::device::{Device, IoKind};
 use crate::error::{Error, Result};
 use crate::format::geometry::{BLOCK_SIZE_MAX, BLOCK_SIZE_MIN, GROUP_SIZE_MAX, GROUP_SIZE_MIN};
 use crate::format::superblock::{MAGIC, SUPERBLOCK_SIZE};
 use crate::format::{Corrupt, Geometry, Superblock};
+use cffs_device::{Device, IoKind};
 
 /// Allocation groups that hold a copy of the superblock: 1 and the last one, where they exist.
 pub fn backup_ags(g: &Geometry) -> impl Iterator<Item = u64> {

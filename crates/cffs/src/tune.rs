@@ -2,12 +2,12 @@
 //!
 //! [`tune`] is for a file system that is not mounted; [`crate::fs::Fs::tune`] does the same while it is in use.
 
-use crate::device::{Device, IoKind};
 use crate::error::{Error, Result};
 use crate::format::Superblock;
 use crate::format::superblock::{INCOMPAT_METADATA_UUID, LABEL_MAX, MOUNT_OPTIONS_MAX, SUPERBLOCK_SIZE};
 use crate::superblocks::read_superblock;
 use cffs_buf::AlignedBuf;
+use cffs_device::{Device, IoKind};
 
 /// Most of the space that can be kept for privileged users, in 1/10,000.
 pub const RESERVE_MAX: u32 = 5000;

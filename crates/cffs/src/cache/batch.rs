@@ -2,9 +2,9 @@
 
 use super::block_cache::Cache;
 use super::buf::{Buf, BufRef, Demand};
-use crate::device::{IoKind, ReadRequest};
 use crate::format::BlockAddr;
 use cffs_buf::AlignedBuf;
+use cffs_device::{IoKind, ReadRequest};
 use std::ops::Range;
 use std::sync::Arc;
 

@@ -13,9 +13,9 @@ use super::block_cache::Cache;
 use super::buf::BufRef;
 use super::shard::LockedShard;
 use super::verify::DataVerifier;
-use crate::device::{IoKind, ReadRequest};
 use crate::error::Result;
 use crate::format::{BlockAddr, FragAddr};
+use cffs_device::{IoKind, ReadRequest};
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 

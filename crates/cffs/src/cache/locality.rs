@@ -9,9 +9,9 @@
 
 use super::block_cache::Cache;
 use super::prefetch::Prefetch;
-use crate::device::IoKind;
 use crate::error::Result;
 use crate::format::{BlockAddr, Ino};
+use cffs_device::IoKind;
 use std::ops::Range;
 
 /// A gap between two extents of a directory is read with them if it is at most one in so many parts of a group.

@@ -4,10 +4,10 @@ use super::block_cache::Cache;
 use super::buf::BufRef;
 use super::locality::LocalityHint;
 use super::verify::DataVerifier;
-use crate::device::IoKind;
 use crate::error::{Error, Result};
 use crate::format::{self, BlockAddr, BlockId, BlockKind, FragAddr};
 use cffs_buf::AlignedBuf;
+use cffs_device::IoKind;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 

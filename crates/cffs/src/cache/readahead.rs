@@ -2,8 +2,8 @@
 
 use super::block_cache::{Cache, ReadaheadRequest};
 use super::locality::DirExtents;
-use crate::device::IoKind;
 use crate::format::{BlockAddr, FragAddr};
+use cffs_device::IoKind;
 use std::sync::{Arc, mpsc};
 
 /// Requests that may wait for the thread. A full queue means the device is busy enough.

@@ -7,8 +7,8 @@
 
 use super::block_cache::Cache;
 use super::buf::{Buf, BufRef};
-use crate::device::IoKind;
 use crate::format::{self, BlockKind, Ino};
+use cffs_device::IoKind;
 use std::sync::{Arc, Weak};
 
 /// A weak reference to a block, or to none.
@@ -42,9 +42,9 @@ impl Cache {
 mod tests {
     use super::*;
     use crate::cache::PrefetchMode;
-    use crate::device::{Device, MemoryDevice};
     use crate::format::{BlockAddr, BlockId, Geometry};
     use crate::mkfs::{MkfsOptions, mkfs};
+    use cffs_device::{Device, MemoryDevice};
 
     const ADDR: BlockAddr = 1000;
     const OWNER: Ino = 77;

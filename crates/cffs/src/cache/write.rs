@@ -6,10 +6,10 @@
 use super::block_cache::Cache;
 use super::buf::{Buf, BufRef, Demand};
 use super::shard::{LockedShard, Shard};
-use crate::device::{IoKind, WriteRequest};
 use crate::error::Result;
 use crate::format::{BlockAddr, FragAddr};
 use cffs_buf::AlignedBuf;
+use cffs_device::{IoKind, WriteRequest};
 use parking_lot::MutexGuard;
 use std::io::IoSlice;
 use std::ops::{Deref, Range};
@@ -284,9 +284,9 @@ impl Cache {
 mod tests {
     use super::*;
     use crate::cache::PrefetchMode;
-    use crate::device::{Device, MemoryDevice};
     use crate::format::Geometry;
     use crate::mkfs::{MkfsOptions, mkfs};
+    use cffs_device::{Device, MemoryDevice};
 
     /// A damaged image maps a block twice, and both are dirty: this once hung (seed 1795400483 of --faults).
     #[test]

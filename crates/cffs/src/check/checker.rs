@@ -8,8 +8,8 @@ use super::ownership::{Conflict, OwnershipMap};
 use super::pool::Pool;
 use super::reader::Block;
 use super::report::{Class, Phase};
-use crate::device::Device;
 use crate::format::{BlockAddr, BlockId, Geometry, Ino, Superblock};
+use cffs_device::Device;
 use std::collections::HashSet;
 
 /// Damaged blocks after which the rest of a structure is not read: an image that maps nothing but zeros must not make the

@@ -14,8 +14,8 @@
 //! - what is dropped as said.
 
 use super::reader::{Block, window_bytes};
-use crate::device::{Device, IoKind};
 use crate::format::{BlockAddr, BlockId, BlockKind, Geometry, get_u32, get_u64, verify_block};
+use cffs_device::{Device, IoKind};
 use parking_lot::{Condvar, Mutex};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;

@@ -127,8 +127,8 @@ impl OwnershipMap {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::MemoryDevice;
     use crate::mkfs::{MkfsOptions, plan};
+    use cffs_device::MemoryDevice;
     use proptest::prelude::*;
 
     fn geometry() -> Geometry {

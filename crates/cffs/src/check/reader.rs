@@ -1,8 +1,8 @@
 //! Reads metadata in group-sized requests, with a small cache of them: for those who come back to a block, as a repair
 //! does. (The check does not: [`super::fetch`].)
 
-use crate::device::{Device, IoKind};
 use crate::format::{BlockAddr, BlockId, Geometry, verify_block};
+use cffs_device::{Device, IoKind};
 use parking_lot::{Condvar, Mutex};
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::ops::Deref;

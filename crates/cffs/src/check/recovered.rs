@@ -2,12 +2,12 @@
 
 use super::findings::Problems;
 use super::report::Class;
-use crate::device::{Device, OverlayDevice};
 use crate::error::{Error, Result};
 use crate::format::superblock::{INCOMPAT_EXTERNAL_LOG, State};
 use crate::format::{Geometry, Superblock};
 use crate::journal::recovery::replay;
 use crate::journal::{current_header, read_headers};
+use cffs_device::{Device, OverlayDevice};
 use std::sync::Arc;
 
 /// The device as it is after recovery, and the number of transactions replayed in memory.

@@ -5,10 +5,10 @@ use super::data_sums::{WrittenRun, check_index, table_id};
 use super::pool::{Ahead, Context};
 use super::reader::Block;
 use super::report::{Class, Phase};
-use crate::device::IoKind;
 use crate::format::sums::{self, NONE};
 use crate::format::superblock::State;
 use crate::format::{Extent, FragAddr, Ino};
+use cffs_device::IoKind;
 
 /// Data read at a time, in bytes.
 const READ_MAX: u64 = 1 << 20;

@@ -1,7 +1,6 @@
 //! The blocks of a directory: where they are, new ones, and giving them back.
 
-use super::state::damaged;
-use super::{DirCtx, DirPlacer, DirState, UNINDEXED_BLOCKS};
+use super::{DirCtx, DirState, UNINDEXED_BLOCKS};
 use crate::cache::{BufRef, LocalityHint};
 use crate::error::{Error, Result};
 use crate::extent::{self, Mapping};
@@ -10,6 +9,8 @@ use crate::format::dirblock::{self, DIR_BLOCKS_MAX, DIR_LBLOCK};
 use crate::format::{BlockAddr, BlockId, BlockKind, Extent, FileType, Inode, extent::LOGICAL_END, get_u64};
 use crate::inode::locality::dir_extents;
 use crate::journal::Txn;
+use crate::node::damaged;
+use crate::placement::DirPlacer;
 use crate::space::Space;
 use std::ops::Range;
 

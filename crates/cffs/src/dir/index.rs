@@ -1,7 +1,6 @@
 //! The hash index of a large directory: reading, adding and removing pairs; buckets come and go one at a time.
 
 use super::blocks::{self, Growth};
-use super::state::damaged;
 use super::{DirCtx, DirState};
 use crate::cache::BufRef;
 use crate::error::Result;
@@ -12,6 +11,7 @@ use crate::format::dirindex::{
 };
 use crate::format::{BlockAddr, BlockId, BlockKind, Inode, META_HEADER_SIZE, get_u32, put_u32};
 use crate::journal::Txn;
+use crate::node::damaged;
 use crate::space::Space;
 
 type Pair = (u32, u32);

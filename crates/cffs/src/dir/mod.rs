@@ -24,50 +24,27 @@
 //! have added a block or split a bucket, so the inode is to be written back even if nothing is inserted in the end.
 
 mod blocks;
+mod context;
 mod index;
 mod list;
-mod state;
 #[cfg(test)]
 mod tests;
 
+pub use context::{DirCtx, UNINDEXED_BLOCKS};
 pub use list::{has_orphans, read};
-pub use state::DirState;
 
-use crate::cache::{BufRef, Cache};
+use crate::cache::BufRef;
 use crate::error::{Error, Result};
-use crate::format::Run;
 use crate::format::dirblock::{self, BlockEdit, DIR_BLOCKS_MAX, ENTRY_HEADER, Entry, EntryKind, NewEntry, entry_len};
 use crate::format::log::RECORD_HEADER;
 use crate::format::{
     BlockAddr, BlockId, BlockKind, FileType, Geometry, Ino, Inode, META_HEADER_SIZE, NAME_MAX, dirindex,
 };
-use crate::inode::Home;
 use crate::journal::Txn;
-use crate::reservation::Reservation;
+use crate::node::{Cursor, DirState, NameMap, Rooms, damaged};
+use crate::placement::DirPlacer;
 use crate::space::Space;
 use blocks::Growth;
-use state::{Cursor, NameMap, Rooms};
-
-/// Entry blocks that a directory can have before it gets an index.
-pub const UNINDEXED_BLOCKS: u64 = 8;
-
-/// What every operation on a directory needs.
-#[derive(Clone, Copy)]
-pub struct DirCtx<'a> {
-    /// The block cache.
-    pub cache: &'a Cache,
-    /// Key of the name hash, from the superblock.
-    pub seed: [u64; 2],
-    /// Where the inode of the directory stands, for whoever reads its blocks: beside it stand those of its siblings.
-    pub home: Home,
-}
-
-impl DirCtx<'_> {
-    /// Hash of a name.
-    pub fn hash(&self, name: &[u8]) -> u32 {
-        dirindex::name_hash(self.seed, name)
-    }
-}
 
 /// A name that was found. It stays good while the directory is locked, also across insertion of other names.
 #[derive(Clone)]
@@ -93,20 +70,6 @@ impl Found {
     pub fn buf(&self) -> &BufRef {
         &self.buf
     }
-}
-
-/// Decides where new blocks of directories go.
-pub trait DirPlacer {
-    /// Allocates (in memory, see [`Space::alloc_meta_near`]) between `min` and `want_blocks` blocks in one run. `goal`
-    /// is the address behind the directory's preceding block, where there is one.
-    fn place_dir_blocks(
-        &self,
-        reservation: &Reservation,
-        dir: &Inode,
-        goal: Option<BlockAddr>,
-        want_blocks: u64,
-        min: u64,
-    ) -> Result<Option<Run>>;
 }
 
 /// A place for a name, reserved by [`prepare_insert`].
@@ -615,12 +578,12 @@ pub fn find_orphan(
     let lblock = {
         let b = buf.read();
         if !dirblock::entry_at(&b, offset).is_some_and(|e| e.kind == EntryKind::Orphan) {
-            return state::damaged(inode.ino, format_args!("no orphan at byte {offset} of block {block}"));
+            return damaged(inode.ino, format_args!("no orphan at byte {offset} of block {block}"));
         }
         crate::format::get_u64(&b, dirblock::DIR_LBLOCK)
     };
     if lblock >= blocks::size_blocks(cx, inode) || blocks::resolve(cx, inode, state, lblock)? != Some(block) {
-        return state::damaged(inode.ino, format_args!("block {block} is not its block {lblock}"));
+        return damaged(inode.ino, format_args!("block {block} is not its block {lblock}"));
     }
     Ok((buf, lblock))
 }

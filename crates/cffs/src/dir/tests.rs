@@ -3,15 +3,18 @@
 use super::*;
 use crate::cache::Cache;
 use crate::cache::PrefetchMode;
-use crate::device::{Device, MemoryDevice};
 use crate::extent::{self, Mapping};
+use crate::format::Run;
 use crate::format::dirindex::{BUCKET_FLAGS, BUCKET_OVERFLOWED, bucket_of, bucket_target, pairs};
 use crate::format::extent::LOGICAL_END;
 use crate::format::system::Counters;
 use crate::format::{Extent, InodeFormat, get_u32};
+use crate::inode::Home;
 use crate::journal::MetadataMode;
 use crate::journal::{CommitHook, Journal, read_header};
 use crate::mkfs::{MkfsOptions, mkfs};
+use crate::reservation::Reservation;
+use cffs_device::{Device, MemoryDevice};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -586,7 +589,7 @@ fn a_damaged_block_hides_only_its_own_names() {
             dirblock::entries(&b).filter(|e| e.is_name()).map(|e| e.name.to_vec()).collect()
         };
         w.forget_memory();
-        w.dev.write_at(crate::device::IoKind::Meta, block << 12, &[0xa5; 512]).unwrap();
+        w.dev.write_at(cffs_device::IoKind::Meta, block << 12, &[0xa5; 512]).unwrap();
         for (name, ino) in &w.names {
             match w.lookup(name) {
                 Ok(Some(f)) => assert!(f.ino == *ino && !inside.contains(name)),

@@ -1,11 +1,11 @@
 //! An image that is looked into: how its superblock and blocks are reached.
 
 use crate::check::repair::copies_of;
-use crate::device::{Device, IoKind};
 use crate::error::{Error, Result};
 use crate::format::superblock::SUPERBLOCK_SIZE;
 use crate::format::{BlockAddr, Corrupt, Geometry, Superblock};
 use cffs_buf::AlignedBuf;
+use cffs_device::{Device, IoKind};
 
 /// An image to look into.
 pub struct Dumper<'a> {

@@ -2,7 +2,6 @@
 
 use super::dumper::Dumper;
 use super::value::{Fields, Value, problems};
-use crate::device::{Device, IoKind};
 use crate::error::Result;
 use crate::format::log::{LOG_HEADER_AREA, LOG_HEADER_SLOTS, LogHeader, Record, TXN_MAGIC, txn_header};
 use crate::format::superblock::INCOMPAT_EXTERNAL_LOG;
@@ -10,6 +9,7 @@ use crate::format::{get_u32, get_u64};
 use crate::journal::LogReader;
 use crate::journal::{COMMIT_SHARE_MAX, current_header, log_extent, read_headers};
 use cffs_buf::AlignedBuf;
+use cffs_device::{Device, IoKind};
 
 impl Dumper<'_> {
     /// The log: `replayable` says whether mounting could apply it, and `end` why it ends where it does.

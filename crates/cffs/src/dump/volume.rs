@@ -3,12 +3,12 @@
 use super::dumper::{Dumper, read_super};
 use super::value::{Fields, Value, hex, problems};
 use crate::check::repair::copies_of;
-use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::format::superblock::{LABEL_MAX, MAGIC, MOUNT_OPTIONS_MAX};
 use crate::format::system::Counters;
 use crate::format::{BlockId, BlockKind, Geometry, Superblock, get_u32, get_u64, verify_block};
 use crate::superblocks::backup_ags;
+use cffs_device::Device;
 
 /// The superblocks, where they are and where they should be. Works without any that is good.
 pub fn superblocks(dev: &dyn Device) -> Vec<Value> {

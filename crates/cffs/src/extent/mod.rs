@@ -151,6 +151,9 @@ fn inline_contents<T>(inode: &Inode) -> Result<T> {
     Error::invalid(format!("inode {} has inline contents and no extents", inode.ino))
 }
 
+/// Extents of a file that are mapped in one transaction, at most.
+pub const EXTENTS_PER_TXN: usize = 16;
+
 /// Gives an inode an extent that was allocated for it: bitmap and extents change together. After an error both are as they
 /// were, and the run is still the caller's.
 ///

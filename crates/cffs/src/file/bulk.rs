@@ -4,10 +4,11 @@
 //! once. Whatever is not plain (pages that are there already, space allocated ahead, space that runs out) is left to
 //! [`super::dirty_page`], which knows all cases.
 
-use super::{FileCtx, PAGE_OVERHEAD, Page, needs, reserve_tree_for};
+use super::FileCtx;
+use super::reserve::{needs, reserve_tree_for};
 use crate::error::{Error, Result};
 use crate::format::InodeFormat;
-use crate::inode::NodeState;
+use crate::node::{NodeState, PAGE_OVERHEAD, Page};
 use cffs_buf::AlignedBuf;
 use std::sync::Arc;
 
@@ -43,7 +44,7 @@ pub(super) fn write(cx: &FileCtx<'_>, st: &mut NodeState, first: u64, data: &[u8
     let all = st.data.pages_reserved + st.data.pages_splits + need.places;
     let promised = st
         .data
-        .reservation(cx)
+        .reservation(cx.space)
         .reserve(need.places, privileged)
         .and_then(|()| reserve_tree_for(cx, st, all, n, privileged).inspect_err(|_| st.data.release(need.places)));
     match promised {

@@ -1,14 +1,15 @@
 //! Collecting the dirty pages of a file for a writeback, and allocating extents for them.
 
+use super::FileCtx;
+use super::reserve::preceding;
 use super::retry::{Reclaim, with_space};
 use super::unit::{Change, Origin, Pending, Unit};
-use super::{FileCtx, preceding};
 use crate::cache::{DataRun, Source};
 use crate::error::{Error, Result};
 use crate::extent::{self, Mapping};
 use crate::format::Run;
 use crate::format::{Extent, FileType, InodeFormat};
-use crate::inode::{Node, NodeState};
+use crate::node::{Node, NodeState};
 use crate::placement::{LONG, Placed};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -53,7 +54,7 @@ fn collect_once(cx: &FileCtx<'_>, node: &Arc<Node>, for_log: bool) -> Result<Opt
     let in_flight = unit.pages.iter().map(|p| p.reserved).sum();
     st.data.in_flight = in_flight;
     if !unit.pages.is_empty() {
-        unit.reservation = Some(st.data.reservation(cx).split(in_flight));
+        unit.reservation = Some(st.data.reservation(cx.space).split(in_flight));
         if let Err(e) = allocate(cx, st, &mut unit, for_log) {
             unit.abort(cx, st);
             return Err(e);

@@ -14,15 +14,16 @@
 //! Whatever is not that plain, and all that fails, goes by way of pages, which know all cases and how errors are reported.
 
 use super::collect::AHEAD_MAX;
-use super::mapping::{self, EXTENTS_PER_TXN};
+use super::mapping;
+use super::reserve::{preceding, reserve_tree, reserve_tree_for};
 use super::unit::{Origin, Unit};
-use super::{FileCtx, deferred, preceding, reserve_tree, reserve_tree_for, writeback};
+use super::{FileCtx, deferred, writeback};
 use crate::cache::{DataRun, Source};
 use crate::error::{Error, Result};
-use crate::extent::{self, Mapping};
+use crate::extent::{self, EXTENTS_PER_TXN, Mapping};
 use crate::format::Run;
 use crate::format::{Extent, InodeFormat};
-use crate::inode::{Node, NodeState};
+use crate::node::{Node, NodeState};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -137,7 +138,7 @@ fn prepare<'a>(cx: &FileCtx<'_>, node: &Arc<Node>, blocks: &Blocks<'a>, privileg
         return Prepared::AfterWriteback;
     }
     let frags = blocks.frags.end - blocks.frags.start;
-    let reservation = st.data.new_reservation(cx, privileged);
+    let reservation = st.data.new_reservation(cx.space, privileged);
     if reservation.reserve(frags, privileged).is_err()
         || reserve_tree_for(cx, st, frags, frags / g.frags_per_block(), privileged).is_err()
     {

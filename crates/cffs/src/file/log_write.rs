@@ -7,7 +7,7 @@ use super::{FileCtx, collect, mapping};
 use crate::cache::{BufRef, DataRun};
 use crate::error::Result;
 use crate::format::dirblock::BlockEdit;
-use crate::inode::{Node, NodeState};
+use crate::node::{Node, NodeState};
 use crate::sums::PinnedTables;
 use std::sync::Arc;
 

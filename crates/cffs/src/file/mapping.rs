@@ -4,17 +4,14 @@
 //! it ends as a [`Unit`] with pending extents. A transaction then changes bitmap, extents and inode together. The data
 //! left for the device before the transaction commits, so nothing on the device points to data that is not there.
 
+use super::FileCtx;
 use super::unit::{Change, Origin, Pending, Unit};
-use super::{FileCtx, deferred};
 use crate::error::Result;
-use crate::extent;
+use crate::extent::{self, EXTENTS_PER_TXN};
 use crate::format::inode::{INLINE_MAX, INODE_CORE_SIZE};
 use crate::format::{Extent, InodeFormat};
-use crate::inode::{self, Node, NodeState};
 use crate::journal::Txn;
-
-/// Extents committed in one transaction.
-pub(super) const EXTENTS_PER_TXN: usize = 16;
+use crate::node::{self, Node, NodeState};
 
 /// Most bytes that committing these extents logs.
 pub(super) fn log_bytes(cx: &FileCtx<'_>, node: &Node, extents: &[Pending]) -> usize {
@@ -54,7 +51,7 @@ pub(super) fn commit(cx: &FileCtx<'_>, unit: &mut Unit<'_>) -> Result<()> {
             unit.abort(cx, &mut st);
         } else {
             set_size_and_times(&mut st, unit, unit.size);
-            deferred::keep(cx, &mut st, unit, until);
+            defer(cx, &mut st, unit, until);
         }
         return Ok(());
     }
@@ -85,8 +82,19 @@ pub(super) fn commit(cx: &FileCtx<'_>, unit: &mut Unit<'_>) -> Result<()> {
         map_extents(cx, &txn, &mut st, unit, n)?;
         // All before the next extent is written: no extent lies beyond the end that the device shows.
         st.disk_size = st.disk_size.max(end.min(unit.size));
-        inode::store(&txn, &mut st)?;
+        node::store(&txn, &mut st)?;
     }
+}
+
+/// The node keeps the extents of a unit, whose data is in place, until their mapping is committed.
+fn defer(cx: &FileCtx<'_>, st: &mut NodeState, unit: &mut Unit<'_>, free_until: u64) {
+    st.data.deferred.free_until = free_until;
+    st.data.deferred.add(cx.cache.geometry(), unit.extents.drain(..).map(|p| p.extent));
+    if let Some(reservation) = unit.reservation.take() {
+        st.data.reservation(cx.space).merge(reservation);
+    }
+    (st.data.in_flight, st.data.taken) = (0, 0);
+    st.dirty = true;
 }
 
 /// As [`commit`], in the transaction that is open.
@@ -102,7 +110,7 @@ pub(super) fn commit_in(cx: &FileCtx<'_>, txn: &Txn<'_>, st: &mut NodeState, uni
         st.disk_size = st.disk_size.max(unit.size);
     }
     unit.finish(cx, st);
-    inode::store(txn, st)
+    node::store(txn, st)
 }
 
 /// What a direct write wrote is the file's from here on, up to `size`.
@@ -119,7 +127,7 @@ fn map_extents(cx: &FileCtx<'_>, txn: &Txn<'_>, st: &mut NodeState, unit: &mut U
     // The tree takes its blocks from what was reserved for it.
     match &unit.tree {
         Some(tree) => txn.draw_on(tree),
-        None => txn.draw_on(st.data.reservation(cx)),
+        None => txn.draw_on(st.data.reservation(cx.space)),
     }
     let inline = matches!(st.inode.format, InodeFormat::Inline(_)).then(|| st.inode.format.clone());
     if inline.is_some() && n > 0 {
@@ -146,7 +154,7 @@ fn map_extents(cx: &FileCtx<'_>, txn: &Txn<'_>, st: &mut NodeState, unit: &mut U
             _ => {
                 st.disk_size = st.disk_size.max((end << cx.cache.geometry().frag_shift).min(unit.size));
                 set_size_and_times(st, unit, st.disk_size);
-                inode::store(txn, st)?;
+                node::store(txn, st)?;
             }
         }
     }

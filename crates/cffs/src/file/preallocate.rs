@@ -6,17 +6,19 @@
 //! The steps here are transactions of their own; between them the file is whole, though perhaps not all done. Whoever takes
 //! them holds [`Node::resize`] and an [`Exclusive`], and no page of the file overlaps what is changed.
 
-use super::mapping::{self, EXTENTS_PER_TXN};
+use super::buffered::dirty_page;
+use super::mapping;
+use super::reserve::{needs, preceding};
 use super::retry::{Reclaim, with_space};
 use super::unit::{Origin, Unit};
-use super::{FileCtx, dirty_page, needs, preceding, truncate};
+use super::{FileCtx, truncate};
 use crate::error::{Error, Result};
-use crate::extent::{self, Mapping};
+use crate::extent::{self, EXTENTS_PER_TXN, Mapping};
 use crate::format::Run;
 use crate::format::extent::LOGICAL_END;
 use crate::format::inode::{INLINE_MAX, INODE_CORE_SIZE};
 use crate::format::{Extent, InodeFormat};
-use crate::inode::{self, Node, NodeState};
+use crate::node::{self, Node, NodeState};
 use crate::reservation::Reservation;
 use std::ops::Range;
 use std::sync::Arc;
@@ -50,7 +52,7 @@ impl Drop for Exclusive<'_> {
 
 /// Reserves blocks for nodes of the extent tree, when `extents` come up at `places` places. The quotas do not refuse them.
 fn reserve_nodes(cx: &FileCtx<'_>, st: &NodeState, places: u64, extents: u64) -> Result<Reservation> {
-    let reservation = st.data.new_reservation(cx, true);
+    let reservation = st.data.new_reservation(cx.space, true);
     let blocks = extent::worst_case_blocks(cx.cache.geometry(), &st.inode, places, extents);
     reservation.reserve_blocks(blocks, true)?;
     Ok(reservation)
@@ -162,7 +164,7 @@ pub fn remove(cx: &FileCtx<'_>, node: &Node, frags: Range<u64>, reservation: &Re
                 txn.free_data(run);
                 cx.space.free(&txn, run)?;
             }
-            inode::store(&txn, &mut st)?;
+            node::store(&txn, &mut st)?;
             txn.end_critical();
             Ok(more)
         })?;
@@ -186,7 +188,7 @@ pub fn make_unwritten(cx: &FileCtx<'_>, node: &Node, frags: Range<u64>, reservat
             txn.draw_on(reservation);
             let mut st = node.state.write();
             let next = extent::convert(&txn, cx.space, &mut st.inode, at..frags.end, true)?;
-            inode::store(&txn, &mut st)?;
+            node::store(&txn, &mut st)?;
             Ok(next)
         })?;
     }
@@ -268,7 +270,7 @@ pub fn shift_down(cx: &FileCtx<'_>, node: &Node, from: u64, by: u64) -> Result<(
             st.inode.size -= bytes;
             st.disk_size = st.inode.size;
         }
-        inode::store(&txn, &mut st)?;
+        node::store(&txn, &mut st)?;
         txn.end_critical();
     }
     Ok(())
@@ -294,7 +296,7 @@ pub fn shift_up(cx: &FileCtx<'_>, node: &Node, from: u64, by: u64) -> Result<()>
         txn.draw_on(&nodes);
         let mut st = node.state.write();
         extent::split(&txn, cx.space, &mut st.inode, from)?;
-        inode::store(&txn, &mut st)
+        node::store(&txn, &mut st)
     })?;
     let mut below = Some(LOGICAL_END);
     let mut longer = by << cx.cache.geometry().frag_shift;
@@ -307,7 +309,7 @@ pub fn shift_up(cx: &FileCtx<'_>, node: &Node, from: u64, by: u64) -> Result<()>
         st.inode.size += std::mem::take(&mut longer);
         st.disk_size = st.inode.size;
         below = extent::shift_up(&txn, cx.space, &mut st.inode, from, by, end, leaves)?;
-        inode::store(&txn, &mut st)?;
+        node::store(&txn, &mut st)?;
         txn.end_critical();
     }
     Ok(())

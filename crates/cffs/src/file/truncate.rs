@@ -7,8 +7,9 @@ use crate::format::Run;
 use crate::format::extent::{EXTENT_LEN_MAX, LOGICAL_END};
 use crate::format::inode::{INLINE_MAX, INODE_CORE_SIZE};
 use crate::format::{Inode, InodeFormat};
-use crate::inode::{self, Home, NodeState};
+use crate::inode::Home;
 use crate::journal::Txn;
+use crate::node::{self, NodeState};
 use std::sync::Arc;
 
 /// Most extents freed in one transaction; a file with more is cut in several, the size going first.
@@ -64,11 +65,11 @@ pub fn shrink_step(cx: &FileCtx<'_>, txn: &Txn<'_>, st: &mut NodeState, size: u6
     }
     // It lies behind the size that the device shows, and so behind the new one.
     debug_assert!(st.data.deferred.is_empty() || size <= st.disk_size, "a cut in what is deferred");
-    st.data.drop_deferred(cx);
+    st.data.drop_deferred(cx.space);
     // Pages beyond the end go; the page with the end in it loses its tail.
     let first_gone = size.div_ceil(bs);
     let gone: Vec<u64> = st.data.pages.range(first_gone..).map(|(i, _)| *i).collect();
-    gone.into_iter().for_each(|i| st.data.drop_page(cx, i));
+    gone.into_iter().for_each(|i| st.data.drop_page(cx.cache, i));
     let within = (size % bs) as usize;
     if within > 0
         && let Some(p) = st.data.pages.get_mut(&(size / bs))
@@ -83,14 +84,14 @@ pub fn shrink_step(cx: &FileCtx<'_>, txn: &Txn<'_>, st: &mut NodeState, size: u6
         }
         p.dirty.end = p.dirty.end.min(keep);
         if p.dirty.start >= p.dirty.end {
-            st.data.drop_page(cx, size / bs);
+            st.data.drop_page(cx.cache, size / bs);
         }
     }
     st.inode.size = size;
     st.disk_size = st.disk_size.min(disk_end);
     // Without room for more the reservation stays as it is; the inode has to follow extents and bitmap all the same.
-    let _ = super::reserve_tree(cx, st, true);
-    inode::store(txn, st)?;
+    let _ = super::reserve::reserve_tree(cx, st, true);
+    node::store(txn, st)?;
     // metadata=sync: as in FFS, an inode apart from its name is written when it loses what it had.
     if let (true, Home::External { block, .. }) = (frees, st.home) {
         txn.write_ordered(block);

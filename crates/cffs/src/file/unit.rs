@@ -4,9 +4,8 @@ use super::FileCtx;
 use crate::cache::{BufRef, DataRun};
 use crate::format::Extent;
 use crate::format::Run;
-use crate::inode::{Node, NodeState};
+use crate::node::{Node, NodeState, TakenPage};
 use crate::reservation::Reservation;
-use std::ops::Range;
 use std::sync::Arc;
 
 /// Where the data of a unit comes from.
@@ -51,15 +50,6 @@ impl Pending {
     pub(super) fn run(&self) -> Run {
         Run { start: self.extent.start, len: self.extent.len }
     }
-}
-
-/// A page that a unit writes.
-pub(crate) struct TakenPage {
-    pub(super) index: u64,
-    /// Bytes of the page that were dirty.
-    pub(super) dirty: Range<usize>,
-    /// Fragments of the unit's reservation that were made for it, and whose mapping is not committed.
-    pub(super) reserved: u64,
 }
 
 /// What of one file is on its way.
@@ -153,7 +143,7 @@ impl<'a> Unit<'a> {
         if origin != Origin::Pages {
             return; // nothing needs it any more
         }
-        st.data.reservation(cx).merge(reservation);
+        st.data.reservation(cx.space).merge(reservation);
         for TakenPage { index, dirty, reserved } in self.pages.drain(..) {
             let kept = st.data.change_page(index, |p| {
                 p.writing = false;
@@ -175,11 +165,11 @@ impl<'a> Unit<'a> {
             let Some(p) = st.data.pages.get_mut(&index) else { continue };
             p.writing = false;
             if p.dirty.is_empty() {
-                st.data.drop_page(cx, index);
+                st.data.drop_page(cx.cache, index);
             }
         }
         (st.data.in_flight, st.data.taken) = (0, 0);
         // Without space for more the reservation stays as it is: it was for these pages too.
-        let _ = super::reserve_tree(cx, st, true);
+        let _ = super::reserve::reserve_tree(cx, st, true);
     }
 }

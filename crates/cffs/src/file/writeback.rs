@@ -12,7 +12,8 @@ use crate::cache::{AddrMap, DataRun};
 use crate::error::{Error, Result};
 use crate::format::Run;
 use crate::format::{FileType, Ino, InodeFormat};
-use crate::inode::{self, Node};
+use crate::inode;
+use crate::node::Node;
 use crate::sums::{ChecksumRun, PinnedTables, Sums};
 use std::sync::Arc;
 
@@ -173,4 +174,14 @@ pub(super) fn checksums_of(
         sums.pin_or_create(cx.journal, tables, Run { start: s.frag, len: s.sums.len() as u64 })?;
     }
     Ok(all)
+}
+
+/// Has everything told. [`Node::resize`] is held, so nothing comes after it.
+pub fn flush_deferred(cx: &FileCtx<'_>, node: &Arc<Node>) -> Result<()> {
+    if node.state.read().data.deferred.is_empty() {
+        return Ok(());
+    }
+    write_back(cx, vec![node.clone()])?;
+    // Only that of a file that nobody has any more stays, until it is gone.
+    if node.state.read().data.deferred.is_empty() { Ok(()) } else { Err(Error::Stale) }
 }

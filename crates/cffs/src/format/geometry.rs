@@ -345,8 +345,8 @@ impl std::ops::Deref for LiveGeometry {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::MemoryDevice;
     use crate::mkfs::{MkfsOptions, plan};
+    use cffs_device::MemoryDevice;
 
     fn geometry() -> Geometry {
         Geometry::new(&plan(&MemoryDevice::new(40 << 20), None, &MkfsOptions::default()).unwrap()).unwrap()

@@ -7,7 +7,7 @@ use crate::file::truncate;
 use crate::format::inode::{FLAG_APPEND, FLAG_IMMUTABLE, FLAG_NOATIME, INLINE_MAX, INODE_CORE_SIZE};
 use crate::format::xattr::Namespace;
 use crate::format::{FILE_SIZE_MAX, FileType, Ino, Inode};
-use crate::inode::{Node, NodeState};
+use crate::node::{Node, NodeState};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -140,7 +140,7 @@ impl Fs {
             if rest.atime.is_some() {
                 node.accessed.store(i64::MIN, Ordering::Relaxed);
             }
-            crate::inode::store(&txn, &mut st)?;
+            crate::node::store(&txn, &mut st)?;
             return Ok(self.attr(&node, &st));
         }
     }
@@ -249,7 +249,7 @@ impl Fs {
         }
         st.inode.mode &= !set_id_bits(st.inode.mode);
         st.inode.ctime = now();
-        crate::inode::store(&txn, &mut st)?;
+        crate::node::store(&txn, &mut st)?;
         Ok(true)
     }
 }

@@ -14,8 +14,9 @@ use crate::format::inode::{
     FLAG_IMMUTABLE, FLAG_PROJECT_INHERIT, FLAGS_INHERITED, FLAGS_OF_DIRS, INLINE_MAX, INODE_CORE_SIZE,
 };
 use crate::format::{BlockAddr, Extent, FileType, FragAddr, Ino, Inode, InodeFormat, LINK_MAX, SYMLINK_MAX};
-use crate::inode::{Home, Node, NodeState, table};
+use crate::inode::{Home, table};
 use crate::journal::Txn;
+use crate::node::{Node, NodeState};
 use crate::quota::Ids;
 use crate::reservation::Reservation;
 use crate::space::Space;
@@ -179,7 +180,7 @@ impl Fs {
     pub(super) fn keep_grown(&self, txn: &Txn<'_>, dir: &mut NodeState) -> Result<()> {
         if !dir.dead && dir.dir.is_some() {
             dir.disk_size = dir.inode.size;
-            crate::inode::store(txn, dir)?;
+            crate::node::store(txn, dir)?;
         }
         self.store_tables(txn)
     }
@@ -332,7 +333,7 @@ impl Fs {
         st.inode.ctime = now;
         st.disk_size = st.inode.size;
         st.inode.hint = if st.orphan { st.inode.hint } else { self.placement.hint(st.inode.ino) };
-        crate::inode::store(txn, st)
+        crate::node::store(txn, st)
     }
 
     /// metadata=sync: the block of an inode goes to the device with the transaction, and what leads to it.

@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::file::{self, writeback};
 use crate::format::inode::{FLAG_APPEND, FLAG_IMMUTABLE, FLAG_SYNC};
 use crate::format::{FILE_SIZE_MAX, FileType, Ino, ROOT_INO};
-use crate::inode::{Node, NodeState};
+use crate::node::{Node, NodeState};
 use parking_lot::MutexGuard;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -262,7 +262,7 @@ impl Fs {
                 let txn = self.journal.begin(1024)?;
                 let mut st = node.state.write();
                 st.inode.hint = hint;
-                crate::inode::store(&txn, &mut st)?;
+                crate::node::store(&txn, &mut st)?;
             }
         }
         Ok(())

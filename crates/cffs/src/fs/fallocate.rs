@@ -6,7 +6,7 @@ use crate::file::preallocate::{self, Exclusive};
 use crate::file::{self, Reclaim, writeback};
 use crate::format::inode::{FLAG_APPEND, FLAG_IMMUTABLE, INLINE_MAX, INODE_CORE_SIZE};
 use crate::format::{FILE_SIZE_MAX, FileType, Ino, InodeFormat};
-use crate::inode::Node;
+use crate::node::Node;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -228,12 +228,12 @@ impl Fs {
             let txn = self.journal.begin(inode_bytes)?;
             let mut st = node.state.write();
             st.inode.format = InodeFormat::Extents(Vec::new());
-            return crate::inode::store(&txn, &mut st);
+            return crate::node::store(&txn, &mut st);
         }
         let cx = self.file_cx();
         // Writeback is kept away from the file: others' promises have to be ended by the caller.
         file::with_space(&cx, Reclaim::Commit, || {
-            let reservation = node.state.read().data.new_reservation(&cx, c.privileged());
+            let reservation = node.state.read().data.new_reservation(cx.space, c.privileged());
             let contents = self.place_contents(&reservation, dir, &data)?;
             let log_bytes = self.log_bytes_contents(&contents) + self.space.log_bytes_for_init() + inode_bytes;
             let txn = self.journal.begin(log_bytes)?;
@@ -244,7 +244,7 @@ impl Fs {
             let outcome = self.log_contents(&txn, &mut st.inode, &contents);
             st.inode.size = size;
             outcome?;
-            crate::inode::store(&txn, &mut st)?;
+            crate::node::store(&txn, &mut st)?;
             txn.end_critical();
             Ok(())
         })

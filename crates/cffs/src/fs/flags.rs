@@ -6,7 +6,7 @@ use crate::format::inode::{
     FLAG_APPEND, FLAG_DIRSYNC, FLAG_IMMUTABLE, FLAG_SYNC, FLAGS, FLAGS_OF_DIRS, INLINE_MAX, INODE_CORE_SIZE,
 };
 use crate::format::{FileType, Ino, Inode};
-use crate::inode::{Node, NodeState};
+use crate::node::{Node, NodeState};
 use std::sync::Arc;
 
 /// [`Error::NotPermitted`] if the file has one of the flags.
@@ -47,7 +47,7 @@ impl Fs {
         }
         st.inode.flags = flags;
         st.inode.ctime = now();
-        crate::inode::store(&txn, &mut st)?;
+        crate::node::store(&txn, &mut st)?;
         Ok(self.attr(&node, &st))
     }
 

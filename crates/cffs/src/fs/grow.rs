@@ -5,10 +5,10 @@
 //! counts, so a crash anywhere leaves a whole file system of one size or the other, and a mount goes on with the last step.
 
 use super::{Error, Fs, Result, Superblock};
-use crate::device::Device;
 use crate::format::Geometry;
 use crate::format::superblock::State;
 use crate::mkfs;
+use cffs_device::Device;
 
 /// What growing came to, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]

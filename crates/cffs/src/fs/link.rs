@@ -9,8 +9,9 @@ use crate::error::{Error, Result};
 use crate::format::dirblock::{self, EntryKind, NewEntry};
 use crate::format::inode::{FLAG_APPEND, FLAG_IMMUTABLE, INLINE_DEFAULT};
 use crate::format::{BlockKind, Ino, LINK_MAX};
-use crate::inode::{Home, Node, NodeState};
+use crate::inode::Home;
 use crate::journal::Txn;
+use crate::node::{Node, NodeState};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -102,7 +103,7 @@ impl Fs {
         let st = locked.get(ino)?;
         st.inode.nlink += 1;
         st.inode.ctime = now;
-        crate::inode::store(&txn, st)?;
+        crate::node::store(&txn, st)?;
         self.store_tables(&txn)?;
         txn.end_critical();
         node.refs.fetch_add(1, Ordering::AcqRel);

@@ -18,6 +18,7 @@ mod link;
 mod mount;
 mod namei;
 mod orphan;
+mod orphan_list;
 #[doc(hidden)]
 pub mod path;
 mod quota;
@@ -37,18 +38,19 @@ pub use scrub::{Finding, Scrub, ScrubOptions, ScrubOutcome, ScrubStatus};
 pub use tune::TrimRange;
 
 use crate::cache::Cache;
-use crate::device::{CountingDevice, Device};
 use crate::dir::DirCtx;
 use crate::error::{Error, Result};
 use crate::file::FileCtx;
 use crate::format::{Geometry, Ino, LiveGeometry, Superblock};
-use crate::inode::{Home, Inodes, Node, NodeState};
+use crate::inode::Home;
 use crate::journal::Journal;
+use crate::node::{InodeCache, Node, NodeState};
 use crate::placement::Placement;
 use crate::quota::Quota;
 use crate::space::Space;
 use crate::sums::Sums;
-use orphan::OrphanList;
+use cffs_device::{CountingDevice, Device};
+use orphan_list::OrphanList;
 use parking_lot::{Condvar, Mutex, RwLockWriteGuard};
 use std::fmt;
 use std::sync::Arc;
@@ -74,7 +76,7 @@ pub struct Fs {
     journal: Arc<Journal>,
     space: Arc<Space>,
     placement: Arc<Placement>,
-    inodes: Inodes,
+    inodes: InodeCache,
     /// Checksums of data; none if they are not kept.
     sums: Option<Arc<Sums>>,
     /// What users, groups and projects use and may use; none while no quotas are kept.
@@ -287,7 +289,7 @@ impl<'a> Locked<'a> {
 }
 
 /// A directory's parts: its inode, and what is known of its names.
-fn as_dir(st: &mut NodeState) -> Result<(&mut crate::format::Inode, &crate::dir::DirState)> {
+fn as_dir(st: &mut NodeState) -> Result<(&mut crate::format::Inode, &crate::node::DirState)> {
     match &st.dir {
         Some(d) => Ok((&mut st.inode, d)),
         None => Err(Error::NotDir),

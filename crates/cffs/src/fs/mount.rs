@@ -1,28 +1,29 @@
 //! Mounting and unmounting, and the background thread.
 
-use super::{Background, Fs, MetadataMode, MountOptions, now, orphan};
+use super::orphan_list::OrphanList;
+use super::{Background, Fs, MetadataMode, MountOptions, now};
 use crate::cache::{BufRef, Cache};
-use crate::device::{CountingDevice, Device, IoKind, OverlayDevice};
 use crate::error::{Error, Result};
 use crate::file::writeback;
 use crate::format::Run;
 use crate::format::superblock::{INCOMPAT_EXTERNAL_LOG, RO_COMPAT_ACL, SUPERBLOCK_SIZE, State};
 use crate::format::system::Counters;
 use crate::format::{BlockId, BlockKind, Geometry, ROOT_INO, Superblock};
-use crate::inode::{Inodes, Node};
 use crate::journal::{self, CommitHook, Journal};
+use crate::node::{InodeCache, Node};
 use crate::placement::Placement;
 use crate::quota::{self, Quota};
 use crate::space::Space;
 use crate::sums::Sums;
 use crate::superblocks::read_superblock;
 use cffs_buf::AlignedBuf;
+use cffs_device::{CountingDevice, Device, IoKind, OverlayDevice};
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Instant;
 
-/// Inodes in a chunk of the external table with `--no-embed`, as in XFS.
+/// InodeCache in a chunk of the external table with `--no-embed`, as in XFS.
 const INODE_CHUNK: u64 = 64;
 /// With lazytime, times wait in memory so long, in nanoseconds: a day.
 const LAZY_NS: i64 = 24 * 3600 * 1_000_000_000;
@@ -149,7 +150,7 @@ impl Fs {
         let placement = Arc::new(Placement::new(space.clone(), &sb, opts.scatter, opts.subtrees));
         let sums = sb.has_data_sums().then(|| Arc::new(Sums::new(cache.clone(), space.clone())));
         let chunk = if sb.embeds_inodes() { 1 } else { INODE_CHUNK };
-        let inodes = Inodes::load(&cache, chunk, opts.cache_bytes, quota.clone())?;
+        let inodes = InodeCache::load(&cache, chunk, opts.cache_bytes, quota.clone())?;
 
         let before = sb.state;
         sb.mounted = now();
@@ -185,7 +186,7 @@ impl Fs {
             inodes,
             sums,
             quota,
-            orphans: Mutex::new(orphan::OrphanList::default()),
+            orphans: Mutex::new(OrphanList::default()),
             dirty: Mutex::default(),
             writing_back: Mutex::new(()),
             moving: Mutex::new(()),

@@ -6,7 +6,8 @@ use crate::dir;
 use crate::error::{Error, Result};
 use crate::format::dirblock::{self, Entry, EntryKind};
 use crate::format::{Corrupt, Ino, Inode, NAME_MAX};
-use crate::inode::{Home, Node};
+use crate::inode::Home;
+use crate::node::Node;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 

@@ -1,6 +1,7 @@
 //! Orphans: files without a name that still have references. They form a list on the device, so that a mount after a
 //! crash finds them.
 
+use super::orphan_list::{Link, OrphanList};
 use super::{Fs, Locked};
 use crate::cache::BufRef;
 use crate::dir;
@@ -8,33 +9,11 @@ use crate::error::{Error, Result};
 use crate::format::dirblock::BlockEdit;
 use crate::format::inode::INODE_HINT;
 use crate::format::{BlockId, BlockKind, Corrupt, EXTERNAL_INO, Ino, put_u64};
-use crate::inode::{Home, Node, NodeState};
+use crate::inode::Home;
 use crate::journal::Txn;
-use std::collections::HashMap;
+use crate::node::{Node, NodeState};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-
-/// The list as it stands on the device: head in the counters, links in the inodes' hint fields.
-#[derive(Default)]
-pub(super) struct OrphanList {
-    head: Ino,
-    links: HashMap<Ino, Link>,
-}
-
-struct Link {
-    before: Ino,
-    after: Ino,
-    home: Home,
-}
-
-impl OrphanList {
-    /// Where the orphan before this one stands. Once it is off the list, its block may go as well: good while the list is
-    /// locked.
-    fn before(&self, ino: Ino) -> Result<Option<Home>> {
-        let link = self.links.get(&ino).ok_or_else(|| Corrupt(format!("inode {ino} is not on the orphan list")))?;
-        Ok(self.links.get(&link.before).map(|b| b.home))
-    }
-}
 
 impl Fs {
     /// The block that an inode stands in, and its offset there. Who holds the block can change the inode in a
@@ -200,7 +179,7 @@ impl Fs {
             if st.inode.is_dir() && !self.release_blocks(&txn, &mut locked, ino)? {
                 return Ok(None);
             }
-            locked.get(ino)?.data.clear(&self.file_cx());
+            locked.get(ino)?.data.clear(&self.cache, &self.space);
         }
         // What the changes below need to read is held, so that none of them fails half way.
         let mut held = vec![self.home_block(home)?.0];
@@ -235,7 +214,7 @@ impl Fs {
                     dir::remove_orphan(&self.dir_cx(), &txn, &self.space, inode, state, block, entry)?;
                 }
                 st.disk_size = st.inode.size;
-                crate::inode::store(&txn, st)?;
+                crate::node::store(&txn, st)?;
             }
             (Home::External { block, offset }, _) => self.free_external(&txn, block, offset)?,
             _ => return Err(Error::NotPermitted),

@@ -1,17 +1,17 @@
 //! Quotas as programs see them: reports, limits, counting anew.
 
 use super::{Caller, Fs, MountOptions, now};
-use crate::device::Device;
-use crate::dir::DirPlacer;
 use crate::error::{Error, Result};
 use crate::extent;
 use crate::format::Run;
 use crate::format::extent::LOGICAL_END;
 use crate::format::inode::{FLAG_PROJECT_INHERIT, INLINE_MAX, INODE_CORE_SIZE};
 use crate::format::{BlockAddr, Corrupt, FIRST_USER_INO, FragAddr, Ino, Inode, QuotaKind, QuotaRecord, ROOT_INO};
-use crate::inode::NodeState;
+use crate::node::NodeState;
+use crate::placement::DirPlacer;
 use crate::quota::{Account, Ids, Quota, ids_of};
 use crate::reservation::Reservation;
+use cffs_device::Device;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ pub struct QuotaStatus {
     pub id: u32,
     /// Bytes in use, with those promised to data that has no place yet; a multiple of the fragment size.
     pub bytes: u64,
-    /// Inodes in use.
+    /// InodeCache in use.
     pub inodes: u64,
     /// Limits.
     pub limits: QuotaLimits,
@@ -42,9 +42,9 @@ pub struct QuotaLimits {
     pub soft_bytes: u64,
     /// Bytes that are never exceeded.
     pub hard_bytes: u64,
-    /// Inodes that may be exceeded for the grace period.
+    /// InodeCache that may be exceeded for the grace period.
     pub soft_inodes: u64,
-    /// Inodes that are never exceeded.
+    /// InodeCache that are never exceeded.
     pub hard_inodes: u64,
 }
 
@@ -66,7 +66,7 @@ pub struct QuotaMismatch {
     pub id: u32,
     /// Bytes by the record, and by the inodes.
     pub bytes: [u64; 2],
-    /// Inodes by the record, and counted.
+    /// InodeCache by the record, and counted.
     pub inodes: [u64; 2],
 }
 
@@ -215,7 +215,7 @@ impl Fs {
         st.inode.flags &= !FLAG_PROJECT_INHERIT;
         st.inode.flags |= if inherit { FLAG_PROJECT_INHERIT } else { 0 };
         st.inode.ctime = now();
-        crate::inode::store(&txn, &mut st)
+        crate::node::store(&txn, &mut st)
     }
 
     /// Changes which quotas a file system keeps, which is not mounted. What is switched on is counted; of what is switched

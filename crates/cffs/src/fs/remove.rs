@@ -7,8 +7,8 @@ use crate::error::{Error, Result};
 use crate::format::Ino;
 use crate::format::dirblock::EntryKind;
 use crate::format::inode::{FLAG_APPEND, FLAG_IMMUTABLE};
-use crate::inode::Node;
 use crate::journal::Txn;
+use crate::node::Node;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -125,7 +125,7 @@ impl Fs {
         if last {
             self.push_orphan(txn, st)?;
         }
-        crate::inode::store(txn, st)
+        crate::node::store(txn, st)
     }
 
     /// When a directory loses its name, or goes for good: gives back the blocks that it may still have, because there was
@@ -146,7 +146,7 @@ impl Fs {
         if inode.frags != frags {
             // At once: the caller may be refused what it wants, and the directory stays.
             st.disk_size = st.inode.size;
-            crate::inode::store(txn, st)?;
+            crate::node::store(txn, st)?;
         }
         outcome.map(|()| true)
     }

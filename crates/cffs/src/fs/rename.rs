@@ -8,8 +8,9 @@ use crate::error::{Error, Result};
 use crate::format::dirblock::{self, EntryKind, NewEntry};
 use crate::format::inode::{FLAG_APPEND, FLAG_IMMUTABLE};
 use crate::format::{Ino, LINK_MAX};
-use crate::inode::{Home, Node};
+use crate::inode::Home;
 use crate::journal::Txn;
+use crate::node::Node;
 use std::sync::Arc;
 
 /// One side of a rename.
@@ -276,7 +277,7 @@ impl Fs {
             to.inode.nlink += 1;
         }
         let st = locked.get(ino)?;
-        crate::inode::store(txn, st)?;
+        crate::node::store(txn, st)?;
         if is_dir {
             self.placement.learn(&st.inode);
         }
@@ -335,7 +336,7 @@ impl Fs {
                 st.home = Home::Embedded { block: other.block, entry: other.offset, inode };
                 self.inodes.relocate(txn, f.ino, st.home)?;
             }
-            crate::inode::store(txn, st)?;
+            crate::node::store(txn, st)?;
         }
         let is_dir = locked.get(found.ino)?.inode.is_dir();
         if is_dir {
@@ -377,7 +378,7 @@ impl Fs {
             let st = locked.get(f.ino)?;
             st.inode.parent = dir;
             st.inode.ctime = now;
-            crate::inode::store(txn, st)?;
+            crate::node::store(txn, st)?;
             if st.inode.is_dir() {
                 self.placement.learn(&st.inode);
             }

@@ -2,10 +2,10 @@
 
 use super::quota::LimitedPlacer;
 use super::{Caller, Fs, Locked, MountOptions, RenameFlags, as_dir};
-use crate::device::{Device, MemoryDevice};
 use crate::error::Error;
 use crate::format::{LINK_MAX, ROOT_INO};
 use crate::mkfs::{MkfsOptions, mkfs};
+use cffs_device::{Device, MemoryDevice};
 use std::sync::Arc;
 
 fn fresh(no_embed: bool) -> Arc<Fs> {
@@ -185,7 +185,7 @@ fn an_empty_directory_that_gives_its_blocks_back_is_stored_without_them() {
         let (inode, state) = as_dir(&mut st).unwrap();
         crate::dir::prepare_insert(&fs.dir_cx(), &txn, &fs.space, &placer, inode, state, b"name", 200).unwrap();
         st.disk_size = st.inode.size;
-        crate::inode::store(&txn, &mut st).unwrap();
+        crate::node::store(&txn, &mut st).unwrap();
     }
     assert!(stored().frags > 0);
     {

@@ -1,8 +1,8 @@
 //! Settings changed while the file system is in use, and space that it does not use given back to the device.
 
 use super::{Error, Fs, Result, Superblock};
-use crate::device::Device;
 use crate::tune::Tune;
+use cffs_device::Device;
 
 /// What [`Fs::trim`] may give back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]

@@ -11,7 +11,8 @@ use crate::format::geometry::INODE_SLOT_SIZE;
 use crate::format::inode::{FLAG_APPEND, FLAG_IMMUTABLE, INLINE_DEFAULT, INLINE_MAX, INODE_CORE_SIZE};
 use crate::format::xattr::{Namespace, XATTR_LIST_MAX, XATTR_NAME_MAX, XATTR_TOTAL_MAX, XATTR_VALUE_MAX, Xattr};
 use crate::format::{BlockKind, FileType, Ino, Inode, InodeFormat, align8, block_owner};
-use crate::inode::{Home, Node, table};
+use crate::inode::{Home, table};
+use crate::node::Node;
 use crate::quota::ids_of;
 use crate::reservation::Reservation;
 use crate::xattr::{self, Fresh, Packed};
@@ -395,7 +396,7 @@ impl Fs {
         txn.begin_critical();
         let st = locked.get(node.ino)?;
         xattr::write_chain(&txn, &self.space, &mut st.inode, &chain, fresh, &packed.chain)?;
-        crate::inode::store(&txn, st)?;
+        crate::node::store(&txn, st)?;
         txn.end_critical();
         Ok(true)
     }
@@ -434,7 +435,7 @@ impl Fs {
         txn.begin_critical();
         let fresh = Fresh::take(g, &self.space, &Reservation::none(), 0, 0)?;
         xattr::write_chain(&txn, &self.space, &mut st.inode, &chain, fresh, &[])?;
-        crate::inode::store(&txn, &mut st)?;
+        crate::node::store(&txn, &mut st)?;
         txn.end_critical();
         Ok(())
     }

@@ -3,7 +3,7 @@
 //! See [`mod@crate::format::table`] for the shape. Which blocks have room is kept in memory once the maps were read. The
 //! tables shrink by giving back blocks without used slots, and fill the holes that this leaves before they grow.
 
-use super::rooms::Rooms;
+use super::free_slots::FreeSlots;
 use crate::cache::{AddrMap, BufRef, Cache};
 use crate::error::{Error, Result};
 use crate::extent;
@@ -41,7 +41,7 @@ struct TableState {
     inode: Inode,
     changed: bool,
     /// Where there are free slots; `None` until the maps were read.
-    rooms: Option<Rooms>,
+    free_slots: Option<FreeSlots>,
     /// Where the blocks of the file are.
     places: AddrMap<u64, BlockAddr>,
     /// Where the search for a free slot goes on in the block that was last allocated from.
@@ -63,8 +63,13 @@ impl SlotTable {
     /// The table whose system inode is given.
     pub fn new(g: &Geometry, kind: BlockKind, record: usize, chunk_records: u64, inode: Inode) -> SlotTable {
         let shape = TableShape::new(g.block_size(), record);
-        let state =
-            TableState { inode, changed: false, rooms: None, places: AddrMap::default(), next_slot: (u64::MAX, 0) };
+        let state = TableState {
+            inode,
+            changed: false,
+            free_slots: None,
+            places: AddrMap::default(),
+            next_slot: (u64::MAX, 0),
+        };
         SlotTable { kind, shape, chunk: chunk_records.div_ceil(shape.per_block).max(1), state: Mutex::new(state) }
     }
 
@@ -143,14 +148,14 @@ impl SlotTable {
     }
 
     /// Reads how full the blocks are, as far as that is not known.
-    fn load<'a>(&self, cache: &Cache, st: &'a mut TableState) -> Result<&'a mut Rooms> {
-        if st.rooms.is_none() {
-            st.rooms = Some(self.scan(cache, st)?);
+    fn load<'a>(&self, cache: &Cache, st: &'a mut TableState) -> Result<&'a mut FreeSlots> {
+        if st.free_slots.is_none() {
+            st.free_slots = Some(self.scan(cache, st)?);
         }
-        Ok(st.rooms.get_or_insert_default())
+        Ok(st.free_slots.get_or_insert_default())
     }
 
-    fn scan(&self, cache: &Cache, st: &mut TableState) -> Result<Rooms> {
+    fn scan(&self, cache: &Cache, st: &mut TableState) -> Result<FreeSlots> {
         let g = cache.geometry();
         let blocks = st.inode.size >> g.block_shift;
         if blocks > g.total_blocks {
@@ -158,7 +163,7 @@ impl SlotTable {
             let what = format!("table {}: {blocks} blocks on a device of {}", st.inode.ino, g.total_blocks);
             return Err(Corrupt(what).into());
         }
-        let mut rooms = Rooms::default();
+        let mut rooms = FreeSlots::default();
         let mut map: Option<(u64, BufRef)> = None;
         let mut at = 0;
         while at < blocks {
@@ -268,7 +273,7 @@ impl SlotTable {
             return Ok(slot);
         }
         if self.load(txn.cache(), st)?.partial {
-            st.rooms = None;
+            st.free_slots = None;
             if let Some(slot) = self.slot(txn, st, |rooms| rooms.near(near))? {
                 return Ok(slot);
             }
@@ -283,7 +288,7 @@ impl SlotTable {
                     }
                     rooms_elsewhere = false;
                 }
-                Err(Error::NoSpace) => return self.slot(txn, st, Rooms::anywhere)?.ok_or(Error::NoSpace),
+                Err(Error::NoSpace) => return self.slot(txn, st, FreeSlots::anywhere)?.ok_or(Error::NoSpace),
                 Err(e) => return Err(e),
             }
         }
@@ -294,7 +299,7 @@ impl SlotTable {
         &self,
         txn: &Txn<'_>,
         st: &mut TableState,
-        choose: impl Fn(&Rooms) -> Option<u64>,
+        choose: impl Fn(&FreeSlots) -> Option<u64>,
     ) -> Result<Option<SlotRef>> {
         let cache = txn.cache();
         while let Some(data) = choose(self.load(cache, st)?) {
@@ -624,7 +629,7 @@ pub fn load_system_inode(cache: &Cache, ino: Ino) -> Result<Inode> {
 pub fn store_system_inode(txn: &Txn<'_>, inode: &Inode) -> Result<()> {
     let (addr, offset) = txn.cache().geometry().system_inode(inode.ino);
     let buf = txn.cache().read_meta(BlockId { kind: BlockKind::SystemInodes, addr, owner: 0 })?;
-    super::write_inode(txn, &buf, offset, inode, false);
+    super::image::write_inode(txn, &buf, offset, inode, false);
     Ok(())
 }
 

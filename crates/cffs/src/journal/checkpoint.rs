@@ -2,10 +2,10 @@
 
 use super::manager::Journal;
 use crate::cache::{AddrMap, BufInner, BufRef};
-use crate::device::IoKind;
 use crate::error::Result;
 use crate::format::{self, BlockAddr};
 use cffs_buf::AlignedBuf;
+use cffs_device::IoKind;
 use parking_lot::MutexGuard;
 use std::sync::atomic::Ordering;
 

@@ -8,11 +8,11 @@
 
 use super::log_reader::LogReader;
 use super::log_ring::log_extent;
-use crate::device::{Device, IoKind};
 use crate::error::Result;
 use crate::format::log::{LOG_HEADER_AREA, LOG_HEADER_SIZE, LOG_HEADER_SLOTS, LogHeader, SEQ_START_MAX};
 use crate::format::{Corrupt, Superblock};
 use cffs_buf::AlignedBuf;
+use cffs_device::{Device, IoKind};
 
 /// Reads both headers, or says what stands there instead. Fails only if the log cannot be
 /// where the superblock says.

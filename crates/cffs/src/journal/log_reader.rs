@@ -1,11 +1,11 @@
 //! Reading the log: whole transactions, one after another.
 
 use super::log_ring::{COMMIT_SHARE_MAX, log_extent};
-use crate::device::{Device, IoKind};
 use crate::error::Result;
 use crate::format::log::{self, Record, TxnHeader};
 use crate::format::{self, Geometry, Superblock};
 use cffs_buf::AlignedBuf;
+use cffs_device::{Device, IoKind};
 
 /// Longest read in bytes.
 const READ_MAX: u64 = 1 << 20;

@@ -2,11 +2,11 @@
 
 use super::header::write_header;
 use super::log_ring::{COMMIT_SHARE_MAX, log_extent};
-use crate::device::{Device, IoKind, WriteRequest};
 use crate::error::{Error, Result};
 use crate::format::Superblock;
 use crate::format::log::{self, LOG_HEADER_AREA, LogHeader};
 use cffs_buf::AlignedBuf;
+use cffs_device::{Device, IoKind, WriteRequest};
 use std::io::IoSlice;
 use std::sync::Arc;
 

@@ -3,12 +3,12 @@
 use super::log_writer::{LogPosition, LogRing};
 use super::mode::MetadataMode;
 use crate::cache::{AddrMap, BufRef, Cache};
-use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::format::Run;
 use crate::format::log::LogHeader;
 use crate::format::system::Counters;
 use crate::format::{BlockAddr, FragAddr, Superblock};
+use cffs_device::Device;
 use parking_lot::{Mutex, RwLock};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};

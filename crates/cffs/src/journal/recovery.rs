@@ -9,10 +9,10 @@ use super::log_ring::log_extent;
 use super::replay_readahead::ReplayReadahead;
 use super::replay_target::{ReplayTarget, revokes_block};
 use super::revocations::Revocations;
-use crate::device::Device;
 use crate::error::Result;
 use crate::format::log::{LogHeader, Record};
 use crate::format::{BlockAddr, Corrupt, Geometry, Superblock};
+use cffs_device::Device;
 
 /// Most bytes of blocks in memory before they are written in place.
 const BATCH_MAX: usize = 64 << 20;

@@ -1,11 +1,11 @@
 //! Blocks in memory to which recovery applies the records of the log.
 
 use super::revocations::Revocations;
-use crate::device::{Device, IoKind, WriteRequest};
 use crate::error::Result;
 use crate::format::log::{self, Record};
 use crate::format::{self, BlockAddr, Geometry};
 use cffs_buf::AlignedBuf;
+use cffs_device::{Device, IoKind, WriteRequest};
 use std::collections::BTreeMap;
 use std::io::{IoSlice, IoSliceMut};
 

@@ -4,7 +4,6 @@
 //! So a replay of the copy ends where one of the original ends, and one that was not possible is not.
 
 use super::redact::{Redactor, Seen};
-use crate::device::{Device, IoKind};
 use crate::error::Result;
 use crate::format::log::{
     FLAG_DATA, FLAG_INIT, LOG_HEADER_AREA, LOG_HEADER_SIZE, LOG_HEADER_SLOTS, LOG_MAGIC, LogHeader, RANGE_UNIT,
@@ -14,6 +13,7 @@ use crate::format::{BlockAddr, Geometry, Superblock, align8, get_u16, get_u64, p
 use crate::journal::LogReader;
 use crate::journal::log_extent;
 use cffs_buf::AlignedBuf;
+use cffs_device::{Device, IoKind};
 use std::collections::HashSet;
 
 /// The log as it was found.

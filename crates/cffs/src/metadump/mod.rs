@@ -14,7 +14,6 @@ pub use obfuscate::Obfuscator;
 
 use crate::check::metadata_blocks;
 use crate::check::repair::copies_of;
-use crate::device::{Device, IoKind, OverlayDevice};
 use crate::error::{Error, Result};
 use crate::format::superblock::{INCOMPAT_EXTERNAL_LOG, LABEL_MAX, MAGIC, SUPERBLOCK_SIZE, State};
 use crate::format::xattr::{ChainBlock, chain_max};
@@ -22,6 +21,7 @@ use crate::format::*;
 use crate::journal::recovery::replay;
 use crate::superblocks::{backup_ags, find_copies};
 use cffs_buf::AlignedBuf;
+use cffs_device::{Device, IoKind, OverlayDevice};
 use log::Log;
 use redact::{LongLink, Redactor, Seen};
 use serde::Serialize;

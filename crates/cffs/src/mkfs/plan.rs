@@ -2,7 +2,6 @@
 
 use super::options::MkfsOptions;
 use super::random::{now_ns, random, random_uuid};
-use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::format::geometry::{
     BLOCK_SIZE_MAX, BLOCK_SIZE_MIN, FRAGMENT_SIZE_MIN, GROUP_SIZE_MAX, GROUP_SIZE_MIN, INODE_SLOT_SIZE,
@@ -13,6 +12,7 @@ use crate::format::superblock::{
     INCOMPAT_NO_EMBED, LABEL_MAX, MOUNT_OPTIONS_MAX, State,
 };
 use crate::format::{Geometry, LAST_SYSTEM_INO, META_HEADER_SIZE, Superblock, sums};
+use cffs_device::Device;
 
 const MIB: u64 = 1 << 20;
 /// Largest internal log. More would not help: it is replayed at mount, and that has to take about a second.

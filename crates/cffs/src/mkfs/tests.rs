@@ -1,5 +1,4 @@
 use super::*;
-use crate::device::{CountingDevice, Device, IoKind, MemoryDevice};
 use crate::error::Error;
 use crate::format::ag::{BITMAP_BITS, ag_free, free_runs};
 use crate::format::geometry::INODE_SLOT_SIZE;
@@ -8,6 +7,7 @@ use crate::format::system::Counters;
 use crate::format::{
     BlockAddr, BlockId, BlockKind, Geometry, Inode, LAST_SYSTEM_INO, ROOT_INO, Superblock, crc_ok, verify_block,
 };
+use cffs_device::{CountingDevice, Device, IoKind, MemoryDevice};
 use std::sync::Arc;
 
 fn options() -> MkfsOptions {

@@ -2,7 +2,6 @@
 
 use super::options::MkfsOptions;
 use super::plan::plan;
-use crate::device::{Device, IoKind};
 use crate::error::{Error, Result};
 use crate::format::ag::{AG_FREE_FRAGS, BITMAP_BITS, BITMAP_INDEX, set_bits};
 use crate::format::log::{LOG_HEADER_AREA, LOG_HEADER_SIZE, LOG_HEADER_SLOTS, LogHeader};
@@ -12,6 +11,7 @@ use crate::format::{
     put_u64, seal,
 };
 use crate::superblocks::{backup_ags, write_superblock};
+use cffs_device::{Device, IoKind};
 
 const MIB: u64 = 1 << 20;
 /// Bytes at the start of the device in which other file systems and partition tables keep their signatures

@@ -12,11 +12,13 @@
 //!
 //! All of this is a hint: nothing else in the file system depends on where something is.
 
+mod dir_placer;
 #[cfg(test)]
 mod tests;
 
+pub use dir_placer::DirPlacer;
+
 use crate::cache::{AddrMap, BufRef, Cache};
-use crate::dir::DirPlacer;
 use crate::error::Result;
 use crate::format::Run;
 use crate::format::extent::EXTENT_LEN_MAX;

@@ -1,6 +1,5 @@
 //! What is known of one id: its record, and what is promised.
 
-use super::now;
 use crate::cache::BufRef;
 use crate::error::{Error, Result};
 use crate::format::{BlockAddr, QuotaKind, QuotaRecord};
@@ -173,6 +172,12 @@ impl LedgerState {
 fn warn_and_start(ledger: &Ledger, what: &str, grace: i64) -> i64 {
     tracing::warn!("{ledger} is over its soft quota of {what}; {} s of grace begin", grace / 1_000_000_000);
     now().saturating_add(grace).max(1)
+}
+
+/// Nanoseconds since 1970.
+pub(super) fn now() -> i64 {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    since.map_or(0, |d| i64::try_from(d.as_nanos()).unwrap_or(i64::MAX))
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@
 //! a change of owner; it stands in memory only, and is compared with the limits together with what is used. So a write
 //! is refused when it is made, and writeback never.
 //!
-//! **Whoever changes the space of an inode need not know of quotas.** [`crate::inode::store`], which writes an inode to
+//! **Whoever changes the space of an inode need not know of quotas.** [`crate::node::store`], which writes an inode to
 //! its place, compares it with what its [`Account`] was charged for last (fragments, owner, group, project) and charges
 //! the difference. Whoever *asks* for space calls [`FileData::reserve`] before, and [`FileData::release`] or
 //! [`FileData::convert`] after; for what is not file data [`Quota::hold`] gives a guard.
@@ -78,12 +78,6 @@ struct Book {
     grace: [AtomicI64; 2],
     /// Since the mount a record was made or has become empty: its block may be without records.
     emptied: AtomicBool,
-}
-
-/// Nanoseconds since 1970.
-fn now() -> i64 {
-    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    since.map_or(0, |d| i64::try_from(d.as_nanos()).unwrap_or(i64::MAX))
 }
 
 impl Quota {

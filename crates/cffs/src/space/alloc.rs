@@ -1,7 +1,8 @@
 //! Finding free space: the searches over allocation groups.
 
+use super::class::AllocationClass;
 use super::group::Group;
-use super::{Right, Run, Space};
+use super::{Run, Space};
 use crate::cache::BufRef;
 use crate::error::{Error, Result};
 use crate::format::extent::EXTENT_LEN_MAX;
@@ -117,7 +118,14 @@ impl Space {
     }
 
     /// Takes `start..start + len` of a group out, if it may be taken.
-    fn take(&self, group: &Group, set: &mut super::FreeSet, start: u32, len: u32, right: Right<'_>) -> Option<Found> {
+    fn take(
+        &self,
+        group: &Group,
+        set: &mut super::FreeSet,
+        start: u32,
+        len: u32,
+        right: AllocationClass<'_>,
+    ) -> Option<Found> {
         let lost = u64::from(set.blocks_lost(start, len));
         if !self.books.lock().take(len.into(), lost, right) {
             return Some(Found::Promised);
@@ -127,7 +135,14 @@ impl Space {
         Some(Found::Run(Run { start: group.start() + u64::from(start), len: len.into() }))
     }
 
-    fn alloc(&self, goal: FragAddr, want: u64, min: u64, align: u32, right: Right<'_>) -> Result<Option<Run>> {
+    fn alloc(
+        &self,
+        goal: FragAddr,
+        want: u64,
+        min: u64,
+        align: u32,
+        right: AllocationClass<'_>,
+    ) -> Result<Option<Run>> {
         let found = self.alloc_exact(goal, want, min, align, right)?;
         if found.is_some() {
             return Ok(found);
@@ -137,7 +152,14 @@ impl Space {
     }
 
     /// A search takes many steps, and others take and give back between them. `None`: at one moment there was nothing.
-    fn alloc_exact(&self, goal: FragAddr, want: u64, min: u64, align: u32, right: Right<'_>) -> Result<Option<Run>> {
+    fn alloc_exact(
+        &self,
+        goal: FragAddr,
+        want: u64,
+        min: u64,
+        align: u32,
+        right: AllocationClass<'_>,
+    ) -> Result<Option<Run>> {
         for _ in 0..REPEATS {
             let before = self.books.lock().turned_up;
             let found = self.alloc_now(goal, want, min, align, right)?;
@@ -148,7 +170,14 @@ impl Space {
         Ok(None)
     }
 
-    fn alloc_now(&self, goal: FragAddr, want: u64, min: u64, align: u32, right: Right<'_>) -> Result<Option<Run>> {
+    fn alloc_now(
+        &self,
+        goal: FragAddr,
+        want: u64,
+        min: u64,
+        align: u32,
+        right: AllocationClass<'_>,
+    ) -> Result<Option<Run>> {
         // More than an unused group has, no search can find; whole blocks, so that the next run starts at one.
         let most = self.g.frag_of_block(self.g.ag_blocks.saturating_sub(self.g.ag_header_blocks()));
         let want = want.min(most).min(EXTENT_LEN_MAX >> 3 << 3);
@@ -194,7 +223,7 @@ impl Space {
     }
 
     /// All that is wished for, near the goal or far away; else the largest piece of the minimum or more.
-    fn find(&self, wish: Wish, right: Right<'_>) -> Result<Option<Found>> {
+    fn find(&self, wish: Wish, right: AllocationClass<'_>) -> Result<Option<Found>> {
         let Wish { goal, want, min, align } = wish;
         let goal_ag = self.g.ag_of(self.g.block_of_frag(goal));
         let goal_offset = |group: &Group, here: bool| if here { (goal - group.start()) as u32 } else { 0 };
@@ -224,7 +253,7 @@ impl Space {
         let found = self.search(goal_ag, false, |group, _| {
             self.with(group, |set| {
                 let (start, len) = set.find_partial(wish.want, wish.min)?;
-                self.take(group, set, start, len, Right::Data)
+                self.take(group, set, start, len, AllocationClass::Data)
             })
         })?;
         Ok(found.and_then(|found| if let Found::Run(run) = found { Some(run) } else { None }))
@@ -234,7 +263,7 @@ impl Space {
     /// more than fits into an extent. For data, to which as much was promised ([`crate::reservation`]); for what is found the
     /// promise ends. `None`: not even `min` anywhere; a commit may change that ([`Space::more_since`]).
     pub fn alloc_near(&self, goal: FragAddr, want: u64, min: u64) -> Result<Option<Run>> {
-        self.alloc(goal, want, min, 0, Right::Data)
+        self.alloc(goal, want, min, 0, AllocationClass::Data)
     }
 
     /// Whole aligned blocks of data in the shortest free extent of an allocation group near `goal` that has so many, and not
@@ -253,7 +282,7 @@ impl Space {
             }
             self.with(group, |set| {
                 let start = set.find_tight(want, shift, want.saturating_mul(TIGHT))?;
-                self.take(group, set, start, want, Right::Data)
+                self.take(group, set, start, want, AllocationClass::Data)
             })
         })?;
         Ok(found.and_then(|found| if let Found::Run(run) = found { Some(run) } else { None }))
@@ -310,14 +339,14 @@ impl Space {
         // Others may have taken it meanwhile.
         let found = self.with(&group, |set| {
             let (start, _) = find(&group, set)?;
-            self.take(&group, set, start, want, Right::Data)
+            self.take(&group, set, start, want, AllocationClass::Data)
         })?;
         Ok(found.and_then(|found| if let Found::Run(run) = found { Some(run) } else { None }))
     }
 
     /// As [`Space::alloc_near`], in whole aligned blocks. The run, and the promise, are in fragments.
     pub fn alloc_blocks_near(&self, goal: BlockAddr, want_blocks: u64, min: u64) -> Result<Option<Run>> {
-        self.alloc_blocks(goal, want_blocks, min, Right::Data)
+        self.alloc_blocks(goal, want_blocks, min, AllocationClass::Data)
     }
 
     /// As [`Space::alloc_blocks_near`], for metadata: out of what was promised to the reservation's owner, and beyond that of
@@ -329,10 +358,10 @@ impl Space {
         want_blocks: u64,
         min: u64,
     ) -> Result<Option<Run>> {
-        self.alloc_blocks(goal, want_blocks, min, Right::Meta(reservation))
+        self.alloc_blocks(goal, want_blocks, min, AllocationClass::Meta(reservation))
     }
 
-    fn alloc_blocks(&self, goal: BlockAddr, want: u64, min: u64, right: Right<'_>) -> Result<Option<Run>> {
+    fn alloc_blocks(&self, goal: BlockAddr, want: u64, min: u64, right: AllocationClass<'_>) -> Result<Option<Run>> {
         let shift = self.g.block_shift - self.g.frag_shift;
         let goal = goal.min(self.g.total_blocks - 1);
         let frags = |blocks: u64| blocks.min(self.g.total_blocks) << shift;
@@ -352,7 +381,7 @@ impl Space {
         let found = self.with(&group, |set| {
             let (free, end) = set.next_extent(from)?;
             let len = u64::from(end - free).min(want).min(EXTENT_LEN_MAX) >> shift << shift;
-            if free == from && len > 0 { self.take(&group, set, free, len as u32, Right::Data) } else { None }
+            if free == from && len > 0 { self.take(&group, set, free, len as u32, AllocationClass::Data) } else { None }
         });
         match found {
             Ok(Some(Found::Run(run))) => Ok(Some(run)),
@@ -364,17 +393,23 @@ impl Space {
     /// Exactly `want` fragments of data inside the window: the first place there is, packed densely. They were promised, and
     /// their promise ends.
     pub fn alloc_in(&self, window: Range<FragAddr>, want: u64) -> Result<Option<Run>> {
-        self.alloc_inside(window, want, 0, Right::Data)
+        self.alloc_inside(window, want, 0, AllocationClass::Data)
     }
 
     /// Exactly `want` blocks of metadata inside the window (of fragments): the first place there is.
     pub fn alloc_meta_in(&self, reservation: &Reservation, window: Range<FragAddr>, want: u64) -> Result<Option<Run>> {
         let shift = self.g.block_shift - self.g.frag_shift;
         let want = want.min(self.g.total_blocks) << shift;
-        self.alloc_inside(window, want, shift, Right::Meta(reservation))
+        self.alloc_inside(window, want, shift, AllocationClass::Meta(reservation))
     }
 
-    fn alloc_inside(&self, window: Range<FragAddr>, want: u64, align: u32, right: Right<'_>) -> Result<Option<Run>> {
+    fn alloc_inside(
+        &self,
+        window: Range<FragAddr>,
+        want: u64,
+        align: u32,
+        right: AllocationClass<'_>,
+    ) -> Result<Option<Run>> {
         let end = window.end.min(self.g.total_frags());
         let Ok(want) = u32::try_from(want) else { return Ok(None) };
         if window.start >= end || want == 0 {

@@ -11,7 +11,7 @@
 //! data finds room in the pieces. So whoever has a promise is served, however scattered free space is: writeback does not
 //! run out of it (design decision 6).
 
-use super::Right;
+use super::class::AllocationClass;
 use crate::error::{Error, Result};
 use crate::format::system::Counters;
 use crate::reservation::Reservation;
@@ -116,18 +116,20 @@ impl Books {
     }
 
     /// Blocks that can be taken by a right.
-    pub fn limit(&self, right: Right<'_>) -> u64 {
+    pub fn limit(&self, right: AllocationClass<'_>) -> u64 {
         match right {
-            Right::Data => self.spare_blocks(),
-            Right::Meta(reservation) => reservation.blocks() + self.spare_blocks().min(self.affordable(reservation)),
+            AllocationClass::Data => self.spare_blocks(),
+            AllocationClass::Meta(reservation) => {
+                reservation.blocks() + self.spare_blocks().min(self.affordable(reservation))
+            }
         }
     }
 
     /// Whether more known free blocks would raise [`Books::limit`].
-    pub fn wants_blocks(&self, right: Right<'_>) -> bool {
+    pub fn wants_blocks(&self, right: AllocationClass<'_>) -> bool {
         match right {
-            Right::Data => true,
-            Right::Meta(reservation) => self.spare_blocks() < self.affordable(reservation),
+            AllocationClass::Data => true,
+            AllocationClass::Meta(reservation) => self.spare_blocks() < self.affordable(reservation),
         }
     }
 
@@ -138,16 +140,16 @@ impl Books {
     }
 
     /// Takes `frags` fragments out, which `lost` free blocks end with. False if they are promised to others.
-    pub fn take(&mut self, frags: u64, lost: u64, right: Right<'_>) -> bool {
+    pub fn take(&mut self, frags: u64, lost: u64, right: AllocationClass<'_>) -> bool {
         match right {
-            Right::Data => {
+            AllocationClass::Data => {
                 if lost > 0 && lost > self.spare_blocks() {
                     return false;
                 }
                 // In the same step: never is a fragment taken and promised too.
                 self.unreserve(frags);
             }
-            Right::Meta(reservation) => {
+            AllocationClass::Meta(reservation) => {
                 let own = reservation.blocks().min(lost);
                 let rest = lost - own;
                 if rest > 0 && (rest > self.spare_blocks() || !self.affords(rest * self.fpb, reservation.privileged()))

@@ -15,6 +15,7 @@
 
 mod alloc;
 mod books;
+mod class;
 mod free_set;
 mod gather;
 mod group;
@@ -45,16 +46,6 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 const HELD_GROUPS: usize = 64;
 /// Log bytes around a range of a block: record header, range header, rounding at both ends.
 const RANGE_OVERHEAD: usize = RECORD_HEADER + 16 + 16;
-
-/// By what right space is taken.
-#[derive(Clone, Copy)]
-enum Right<'a> {
-    /// For data, to which fragments were promised: any of them, as long as promised blocks stay whole. The promise ends with
-    /// the taking.
-    Data,
-    /// Whole blocks for metadata, out of a reservation first.
-    Meta(&'a Reservation),
-}
 
 /// The free space of a file system.
 pub struct Space {

@@ -1,7 +1,5 @@
 use super::*;
 use crate::cache::PrefetchMode;
-use crate::device::Device;
-use crate::device::MemoryDevice;
 use crate::format::ag::{BITMAP_BITS, ag_free};
 use crate::format::system::{COUNT_FREE_FRAGS, Counters};
 use crate::format::{BlockId, BlockKind, Superblock, get_u64};
@@ -9,6 +7,8 @@ use crate::format::{FragAddr, Geometry};
 use crate::journal::MetadataMode;
 use crate::journal::{CommitHook, Journal, read_header};
 use crate::mkfs::{MkfsOptions, mkfs};
+use cffs_device::Device;
+use cffs_device::MemoryDevice;
 use proptest::prelude::*;
 use std::sync::Arc;
 
@@ -429,7 +429,7 @@ fn a_damaged_group_is_passed_over() {
     }
     let f = f.reopen();
     let offset = g.bitmap_block(1, 0) << g.block_shift;
-    f.dev.write_at(crate::device::IoKind::Meta, offset, &[0u8; 1024]).unwrap();
+    f.dev.write_at(cffs_device::IoKind::Meta, offset, &[0u8; 1024]).unwrap();
     assert_eq!(f.alloc_in(in_1..in_1 + 1000, 1).unwrap(), None);
     let run = f.alloc_near(in_1, 8, 8).unwrap().unwrap();
     assert_eq!(g.ag_of(g.block_of_frag(run.start)), 2, "the next group serves");
@@ -452,11 +452,11 @@ fn a_bitmap_that_frees_what_it_must_not_is_damaged() {
         let addr = g.bitmap_block(ag, bit / g.bits_per_bitmap());
         let offset = addr << g.block_shift;
         let mut block = vec![0; g.block_size()];
-        f.dev.read_at(crate::device::IoKind::Meta, offset, &mut block).unwrap();
+        f.dev.read_at(cffs_device::IoKind::Meta, offset, &mut block).unwrap();
         let bit = bit % g.bits_per_bitmap();
         assert!(crate::format::ag::set_bits(&mut block[BITMAP_BITS..], bit, bit + 1, false));
         crate::format::seal(&mut block, 1);
-        f.dev.write_at(crate::device::IoKind::Meta, offset, &block).unwrap();
+        f.dev.write_at(cffs_device::IoKind::Meta, offset, &block).unwrap();
         let Err(Error::Corrupt(c)) = f.space.group(ag).with(&f.space.cache, |_| (), |_| ()) else {
             panic!("bit {bit} of group {ag} went unnoticed");
         };
@@ -583,7 +583,7 @@ fn counters_of_other_layers_go_with_the_commit() {
     let f = f.reopen();
     assert_eq!(f.space.counters().inodes, 42);
     let mut block = vec![0; f.geometry().block_size()];
-    dev.read_at(crate::device::IoKind::Meta, addr << f.geometry().block_shift, &mut block).unwrap();
+    dev.read_at(cffs_device::IoKind::Meta, addr << f.geometry().block_shift, &mut block).unwrap();
     assert_eq!(get_u64(&block, COUNT_FREE_FRAGS), free);
 }
 

@@ -5,12 +5,12 @@
 //! goes in several such steps, what holds names and contents before what follows from it.
 
 use super::volume::{Changed, Copy};
-use crate::device::{Device, IoKind, WriteRequest};
 use crate::error::{Error, Result};
 use crate::format::log::{LOG_HEADER_AREA, LogHeader, RECORD_HEADER, TXN_HEADER, put_block, seal_txn};
 use crate::format::{BlockAddr, BlockKind, Geometry, Superblock, get_u32, seal};
 use crate::journal::{log_extent, write_header};
 use cffs_buf::AlignedBuf;
+use cffs_device::{Device, IoKind, WriteRequest};
 use std::collections::BTreeMap;
 use std::io::IoSlice;
 

@@ -12,11 +12,11 @@ use super::volume::{View, Volume};
 use crate::check::reader::Reader;
 use crate::check::report::state_name;
 use crate::check::{CheckOptions, Class, Progress, check, pool};
-use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::format::ROOT_INO;
 use crate::format::superblock::{INCOMPAT_EXTERNAL_LOG, State};
 use crate::superblocks::write_superblock;
+use cffs_device::Device;
 use std::collections::HashSet;
 use std::sync::Arc;
 

@@ -4,7 +4,6 @@ use super::session::Session;
 use super::start;
 use crate::check::Class;
 use crate::check::recovered::lost_header;
-use crate::device::{Device, IoKind, OverlayDevice};
 use crate::error::{Error, Result};
 use crate::format::log::LogHeader;
 use crate::format::superblock::{INCOMPAT_EXTERNAL_LOG, State};
@@ -13,6 +12,7 @@ use crate::journal::recovery::replay;
 use crate::journal::{log_extent, reset_headers};
 use crate::superblocks::write_superblock;
 use cffs_buf::AlignedBuf;
+use cffs_device::{Device, IoKind, OverlayDevice};
 use std::sync::Arc;
 
 /// Replays the log and marks the file system as clean: all there is to do where a check has found nothing wrong, or after

@@ -1,7 +1,6 @@
 //! What a repair begins with: a superblock to go by, and a log that is empty.
 
 use crate::check::reader::Reader;
-use crate::device::{Device, IoKind};
 use crate::error::{Error, Result};
 use crate::format::dirblock::{entries, validate};
 use crate::format::dirindex::name_hash;
@@ -12,6 +11,7 @@ use crate::format::{BlockId, BlockKind, Geometry, Inode, InodeFormat, LAST_SYSTE
 use crate::journal::current_header;
 use crate::superblocks::{backup_ags, find_copies, read_superblock};
 use cffs_buf::AlignedBuf;
+use cffs_device::{Device, IoKind};
 
 /// How far the device is searched for a copy of the superblock, in bytes: groups are at most 1 GiB, unless a log is larger.
 const SEARCH_MAX: u64 = 2 << 30;

@@ -2,8 +2,8 @@
 //! before [`super::commit`].
 
 use crate::check::reader::Reader;
-use crate::device::{Device, IoKind};
 use crate::format::{BlockAddr, BlockId, FragAddr, Geometry, block_seq, crc_ok, get_u64, seal, verify_block};
+use cffs_device::{Device, IoKind};
 use parking_lot::RwLock;
 use std::collections::BTreeMap;
 use std::io::{self, IoSlice, IoSliceMut};

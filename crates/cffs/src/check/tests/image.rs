@@ -1,6 +1,5 @@
 //! A small populated image made by hand, with one of everything.
 
-use crate::device::{Device, IoKind, MemoryDevice};
 use crate::format::ag::{AG_FREE_FRAGS, BITMAP_BITS, ag_free, set_bits};
 use crate::format::dirblock::{
     DIR_BLOCKS_MAX, NewEntry, Plain, entry_len, find_space, format_empty, insert, make_orphan,
@@ -13,6 +12,7 @@ use crate::format::table::{LOCATOR_SIZE, Location, TABLE_LBLOCK, TABLE_USED, Tab
 use crate::format::xattr::{ChainBlock, Namespace, XATTR_NEXT, Xattr};
 use crate::format::*;
 use crate::mkfs::{MkfsOptions, mkfs};
+use cffs_device::{Device, IoKind, MemoryDevice};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 

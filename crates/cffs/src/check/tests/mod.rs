@@ -2,7 +2,6 @@ mod image;
 
 use super::repair::{RepairOptions, Repaired, repair};
 use super::{CheckOptions, Class, Report, check};
-use crate::device::{CountingDevice, Device, IoKind, MemoryDevice};
 use crate::format::ag::{AG_FREE_FRAGS, BITMAP_BITS, BITMAP_INDEX, set_bits};
 use crate::format::dirblock::{DIR_LBLOCK, DIR_NAMES, Plain, entries, find, remove, set_link};
 use crate::format::dirindex::{BUCKET_COUNT, BUCKET_FLAGS, BUCKET_NUMBER, name_hash};
@@ -14,6 +13,7 @@ use crate::format::xattr::{ChainBlock, Namespace, XATTR_INDEX, XATTR_NEXT, paylo
 use crate::format::*;
 use crate::mkfs::{MkfsOptions, mkfs};
 use crate::superblocks::write_superblock;
+use cffs_device::{CountingDevice, Device, IoKind, MemoryDevice};
 use image::*;
 use std::sync::Arc;
 

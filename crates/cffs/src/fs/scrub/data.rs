@@ -4,15 +4,16 @@
 //! else the device. A file that is being written, cut or removed meanwhile may look damaged: such a fragment is looked at
 //! again with its file locked and nothing committed or written home, by the map in memory.
 
+use super::piece::Piece;
 use super::{Place, Walk};
 use crate::check::check_index;
-use crate::device::{Device, IoKind};
 use crate::error::{Error, Result};
 use crate::extent::{self, Mapping};
 use crate::format::sums::{self as table, NONE, sum_of};
 use crate::format::*;
 use crate::sums::Sums;
 use cffs_buf::AlignedBuf;
+use cffs_device::{Device, IoKind};
 
 /// Data read at a time, in bytes.
 const READ_MAX: u64 = 1 << 20;
@@ -20,15 +21,6 @@ const READ_MAX: u64 = 1 << 20;
 const GAP_MAX: u64 = 32 << 10;
 /// Pieces that are noted before they are read.
 const PIECES_MAX: usize = 1 << 16;
-
-/// Written data of a file, where it was a moment ago.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Piece {
-    start: FragAddr,
-    len: u64,
-    ino: Ino,
-    logical: u64,
-}
 
 /// What the comparison of a fragment came to.
 enum Verdict {

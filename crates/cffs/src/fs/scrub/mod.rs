@@ -11,17 +11,18 @@
 //! What comes into being while the walk goes on may be left out.
 
 mod data;
+mod piece;
 mod recheck;
 mod volume;
 mod walk;
 
 use super::Fs;
 use crate::check::Reader;
-use crate::device::{Device, IoKind};
 use crate::error::{Error, Result};
 use crate::format::dirblock::{EntryKind, entry_at};
 use crate::format::table::Location;
 use crate::format::{BlockAddr, BlockId, BlockKind, Geometry, Ino, ROOT_INO};
+use cffs_device::{Device, IoKind};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use std::collections::HashSet;
@@ -86,9 +87,9 @@ pub enum ScrubOutcome {
 pub struct ScrubStatus {
     /// What it is reading.
     pub phase: String,
-    /// Inodes whose metadata was read.
+    /// InodeCache whose metadata was read.
     pub inodes: u64,
-    /// Inodes there are.
+    /// InodeCache there are.
     pub inodes_total: u64,
     /// Metadata blocks that were verified.
     pub blocks: u64,
@@ -254,7 +255,7 @@ struct Walk<'a> {
     /// Data is compared too.
     with_data: bool,
     /// Data that was found and not read yet.
-    pieces: Vec<data::Piece>,
+    pieces: Vec<piece::Piece>,
     began: Instant,
 }
 

@@ -2,7 +2,6 @@
 
 use super::{Place, Walk};
 use crate::check::Block;
-use crate::device::{Device, IoKind};
 use crate::error::{Error, Result};
 use crate::extent::{self, Mapping};
 use crate::format::table::Location;
@@ -12,6 +11,7 @@ use crate::format::{
 };
 use crate::inode::table::load_system_inode;
 use cffs_buf::AlignedBuf;
+use cffs_device::{Device, IoKind};
 
 /// What a second look has shown.
 pub(super) enum Verdict {

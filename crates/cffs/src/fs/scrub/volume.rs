@@ -1,10 +1,10 @@
 //! What stands at places of its own: superblocks, the log's header, counters, system inodes, allocation groups.
 
 use super::{Place, Walk};
-use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::format::{BlockId, BlockKind, Superblock};
 use crate::superblocks::{backup_ags, read_superblock, read_superblock_copy};
+use cffs_device::Device;
 
 /// What a superblock may differ in from another is not in this.
 fn identity(sb: &Superblock) -> impl PartialEq + use<> {

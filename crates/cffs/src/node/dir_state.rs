@@ -20,10 +20,10 @@ const BUCKETS_MAX: u32 = 8192;
 /// Lookups under a shared lock of the directory fill it in too, hence the locks inside.
 #[derive(Default)]
 pub struct DirState {
-    pub(super) map: RwLock<Map>,
+    pub(crate) map: RwLock<Map>,
     /// Names of a directory without an index; `None` until the first lookup, and for indexed directories.
-    pub(super) names: RwLock<Option<NameMap>>,
-    pub(super) rooms: Mutex<Rooms>,
+    pub(crate) names: RwLock<Option<NameMap>>,
+    pub(crate) rooms: Mutex<Rooms>,
     buckets: RwLock<Vec<WeakBufRef>>,
 }
 
@@ -37,7 +37,7 @@ impl DirState {
     }
 
     /// A bucket of the index that was looked at before, if it is still in memory.
-    pub(super) fn known_bucket(&self, cache: &Cache, dir: Ino, number: u32) -> Option<BufRef> {
+    pub(crate) fn known_bucket(&self, cache: &Cache, dir: Ino, number: u32) -> Option<BufRef> {
         let known = self.buckets.read();
         let buf = cache.upgrade(known.get((number % BUCKETS_MAX) as usize)?, BlockKind::DirIndex, dir)?;
         let found = get_u32(&buf.read(), BUCKET_NUMBER);
@@ -45,7 +45,7 @@ impl DirState {
     }
 
     /// A bucket was read or made.
-    pub(super) fn saw_bucket(&self, number: u32, buf: &BufRef) {
+    pub(crate) fn saw_bucket(&self, number: u32, buf: &BufRef) {
         let at = (number % BUCKETS_MAX) as usize;
         let mut known = self.buckets.write();
         if known.len() <= at {
@@ -55,7 +55,7 @@ impl DirState {
     }
 
     /// Blocks of the directory are no longer what they were.
-    pub(super) fn forget_buckets(&self, blocks: &Range<u64>) {
+    pub(crate) fn forget_buckets(&self, blocks: &Range<u64>) {
         let mut known = self.buckets.write();
         if known.is_empty() {
             return;
@@ -70,7 +70,7 @@ impl DirState {
     }
 
     /// A lookup came across a block with room; remembered if nobody is busy with the list.
-    pub(super) fn saw_room(&self, lblock: u64, free: usize) {
+    pub(crate) fn saw_room(&self, lblock: u64, free: usize) {
         if let Some(mut rooms) = self.rooms.try_lock() {
             rooms.offer(lblock, free);
         }
@@ -81,7 +81,7 @@ impl DirState {
 ///
 /// A sorted vector: it is searched for every block that is read, and changes rarely.
 #[derive(Default)]
-pub(super) struct Map(Vec<MapRun>);
+pub(crate) struct Map(Vec<MapRun>);
 
 #[derive(Clone, Copy)]
 struct MapRun {
@@ -102,13 +102,13 @@ impl MapRun {
 }
 
 impl Map {
-    pub(super) fn get(&self, lblock: u64) -> Option<BlockAddr> {
+    pub(crate) fn get(&self, lblock: u64) -> Option<BlockAddr> {
         let at = self.0.partition_point(|r| r.lblock <= lblock);
         let run = &self.0[at.checked_sub(1)?];
         (lblock < run.end()).then(|| run.block + (lblock - run.lblock))
     }
 
-    pub(super) fn add(&mut self, lblock: u64, len: u64, block: BlockAddr) {
+    pub(crate) fn add(&mut self, lblock: u64, len: u64, block: BlockAddr) {
         if self.0.len() >= RUNS_MAX {
             self.0.clear();
         }
@@ -124,7 +124,7 @@ impl Map {
         }
     }
 
-    pub(super) fn remove(&mut self, range: Range<u64>) {
+    pub(crate) fn remove(&mut self, range: Range<u64>) {
         let first = self.0.partition_point(|r| r.end() <= range.start);
         let end = self.0.partition_point(|r| r.lblock < range.end);
         if first >= end {
@@ -139,7 +139,7 @@ impl Map {
 
 /// Hash -> place of every name of a small directory.
 #[derive(Default)]
-pub(super) struct NameMap {
+pub(crate) struct NameMap {
     /// Keyed by the hash alone, which an adversary cannot choose.
     first: AddrMap<u64, u32>,
     /// Names whose hash another name has too: hardly ever any.
@@ -152,13 +152,13 @@ fn place(lblock: u64, offset: usize) -> u32 {
 }
 
 impl NameMap {
-    pub(super) fn insert(&mut self, hash: u32, lblock: u64, offset: usize) {
+    pub(crate) fn insert(&mut self, hash: u32, lblock: u64, offset: usize) {
         if let Some(old) = self.first.insert(u64::from(hash), place(lblock, offset)) {
             self.others.push((hash, old));
         }
     }
 
-    pub(super) fn remove(&mut self, hash: u32, lblock: u64, offset: usize) {
+    pub(crate) fn remove(&mut self, hash: u32, lblock: u64, offset: usize) {
         let place = place(lblock, offset);
         if self.first.get(&u64::from(hash)) != Some(&place) {
             self.others.retain(|o| *o != (hash, place));
@@ -173,7 +173,7 @@ impl NameMap {
     }
 
     /// Places of the names with this hash, as (block within the directory, byte offset).
-    pub(super) fn find(&self, hash: u32) -> impl Iterator<Item = (u64, usize)> + '_ {
+    pub(crate) fn find(&self, hash: u32) -> impl Iterator<Item = (u64, usize)> + '_ {
         let first = self.first.get(&u64::from(hash)).copied();
         let others = self.others.iter().filter(move |o| o.0 == hash).map(|o| o.1);
         first.into_iter().chain(others).map(|p| (u64::from(p >> 16), (p & 0xffff) as usize))
@@ -182,27 +182,27 @@ impl NameMap {
 
 /// The free entry that names are put into one after the other.
 #[derive(Clone, Copy)]
-pub(super) struct Cursor {
-    pub(super) lblock: u64,
-    pub(super) offset: usize,
-    pub(super) room: usize,
+pub(crate) struct Cursor {
+    pub(crate) lblock: u64,
+    pub(crate) offset: usize,
+    pub(crate) room: usize,
 }
 
 /// Where there is room for a name: one place at hand and a few blocks worth looking into.
 #[derive(Default)]
-pub(super) struct Rooms {
-    pub(super) cursor: Option<Cursor>,
+pub(crate) struct Rooms {
+    pub(crate) cursor: Option<Cursor>,
     /// (Block within the directory, upper bound of its largest free entry).
     list: Vec<(u64, usize)>,
     /// The directory was looked at for room since it came into memory.
-    pub(super) seeded: bool,
+    pub(crate) seeded: bool,
     /// Below this block no hole is known.
-    pub(super) hole_from: u64,
+    pub(crate) hole_from: u64,
 }
 
 impl Rooms {
     /// Remembers that a block has room, if that is worth it.
-    pub(super) fn note(&mut self, lblock: u64, free: usize) {
+    pub(crate) fn note(&mut self, lblock: u64, free: usize) {
         if self.cursor.is_some_and(|c| c.lblock == lblock) {
             return;
         }
@@ -225,12 +225,12 @@ impl Rooms {
     }
 
     /// A block that may have an entry of `need` bytes free.
-    pub(super) fn candidate(&self, need: usize) -> Option<u64> {
+    pub(crate) fn candidate(&self, need: usize) -> Option<u64> {
         self.list.iter().rev().find(|r| r.1 >= need).map(|r| r.0)
     }
 
     /// Puts names into this free entry from now on.
-    pub(super) fn set_cursor(&mut self, cursor: Cursor) {
+    pub(crate) fn set_cursor(&mut self, cursor: Cursor) {
         self.list.retain(|r| r.0 != cursor.lblock);
         if let Some(old) = self.cursor.replace(cursor)
             && old.lblock != cursor.lblock
@@ -240,7 +240,7 @@ impl Rooms {
     }
 
     /// An entry of `len` bytes was put at a place.
-    pub(super) fn used(&mut self, lblock: u64, offset: usize, len: usize) {
+    pub(crate) fn used(&mut self, lblock: u64, offset: usize, len: usize) {
         if let Some(c) = &mut self.cursor
             && (c.lblock, c.offset) == (lblock, offset)
         {
@@ -250,7 +250,7 @@ impl Rooms {
     }
 
     /// The block is gone, or changed so that a remembered place in it may not be one any more.
-    pub(super) fn forget(&mut self, lblock: u64) {
+    pub(crate) fn forget(&mut self, lblock: u64) {
         self.list.retain(|r| r.0 != lblock);
         if self.cursor.is_some_and(|c| c.lblock == lblock) {
             self.cursor = None;
@@ -258,14 +258,14 @@ impl Rooms {
     }
 
     /// The blocks from this one on are gone.
-    pub(super) fn forget_from(&mut self, lblock: u64) {
+    pub(crate) fn forget_from(&mut self, lblock: u64) {
         self.list.retain(|r| r.0 < lblock);
         self.cursor = self.cursor.filter(|c| c.lblock < lblock);
     }
 }
 
 /// Shorthand for an error about a directory.
-pub(super) fn damaged<T>(dir: u64, what: impl std::fmt::Display) -> Result<T> {
+pub(crate) fn damaged<T>(dir: u64, what: impl std::fmt::Display) -> Result<T> {
     Err(Corrupt(format!("directory {dir}: {what}")).into())
 }
 

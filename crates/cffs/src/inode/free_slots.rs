@@ -9,7 +9,7 @@ const KNOWN_MAX: usize = 1 << 16;
 
 /// Numbers here are those of table blocks (maps left out).
 #[derive(Default)]
-pub(super) struct Rooms {
+pub(super) struct FreeSlots {
     /// (Neighbourhood, block) of blocks with a free slot.
     blocks: BTreeSet<(u64, u64)>,
     /// First block to end of the holes.
@@ -18,7 +18,7 @@ pub(super) struct Rooms {
     pub(super) partial: bool,
 }
 
-impl Rooms {
+impl FreeSlots {
     /// A block of this neighbourhood has room.
     pub(super) fn add(&mut self, near: u64, block: u64) {
         if self.blocks.len() < KNOWN_MAX {
@@ -100,7 +100,7 @@ mod tests {
 
     #[test]
     fn holes_join_and_shrink() {
-        let mut r = Rooms::default();
+        let mut r = FreeSlots::default();
         r.add_hole(5..7);
         r.add_hole(9..12);
         r.add_hole(7..9);
@@ -117,7 +117,7 @@ mod tests {
 
     #[test]
     fn what_is_remembered_is_bounded() {
-        let mut r = Rooms::default();
+        let mut r = FreeSlots::default();
         for n in 0..2 * KNOWN_MAX as u64 {
             r.add(n % 3, n);
             r.add_hole(3 * n..3 * n + 1);

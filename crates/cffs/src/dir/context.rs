@@ -1,0 +1,26 @@
+//! What operations on a directory work with.
+
+use crate::cache::Cache;
+use crate::format::dirindex;
+use crate::inode::Home;
+
+/// Entry blocks that a directory can have before it gets an index.
+pub const UNINDEXED_BLOCKS: u64 = 8;
+
+/// What every operation on a directory needs.
+#[derive(Clone, Copy)]
+pub struct DirCtx<'a> {
+    /// The block cache.
+    pub cache: &'a Cache,
+    /// Key of the name hash, from the superblock.
+    pub seed: [u64; 2],
+    /// Where the inode of the directory stands, for whoever reads its blocks: beside it stand those of its siblings.
+    pub home: Home,
+}
+
+impl DirCtx<'_> {
+    /// Hash of a name.
+    pub fn hash(&self, name: &[u8]) -> u32 {
+        dirindex::name_hash(self.seed, name)
+    }
+}

@@ -1,0 +1,208 @@
+//! Reading: pages in memory first, then what the device has.
+
+use super::{FileCtx, deferred};
+use crate::cache::{DataVerifier, LocalityHint, ReadRun};
+use crate::error::Result;
+use crate::extent::Mapping;
+use crate::format::{FileType, InodeFormat};
+use crate::inode::locality::dir_extents;
+use crate::node::NodeState;
+use crate::sums::Reading;
+
+/// Copies from the file into `out`, up to its end; returns the number of bytes. `ahead` is how many bytes to fetch
+/// beyond for a sequential reader.
+pub fn read(cx: &FileCtx<'_>, st: &NodeState, offset: u64, out: &mut [u8], ahead: u64) -> Result<usize> {
+    let size = st.inode.size;
+    if offset >= size || out.is_empty() {
+        return Ok(0);
+    }
+    let len = (out.len() as u64).min(size - offset) as usize;
+    let out = &mut out[..len];
+    if st.data.pages.is_empty() {
+        read_disk(cx, st, offset, out, ahead)?;
+        return Ok(len);
+    }
+    let bs = cx.cache.geometry().block_size();
+    let mut done = 0;
+    while done < len {
+        let at = offset + done as u64;
+        let (index, within) = (at / bs as u64, (at % bs as u64) as usize);
+        if let Some(p) = st.data.pages.get(&index) {
+            let n = (bs - within).min(len - done);
+            let valid = p.bytes.len().saturating_sub(within).min(n);
+            let from = within.min(p.bytes.len());
+            out[done..done + valid].copy_from_slice(&p.bytes[from..from + valid]);
+            out[done + valid..done + n].fill(0);
+            done += n;
+        } else {
+            let next = st.data.pages.range(index..).next().map_or(u64::MAX, |(i, _)| i * bs as u64);
+            let n = (next - at).min((len - done) as u64) as usize;
+            read_disk(cx, st, at, &mut out[done..done + n], ahead)?;
+            done += n;
+        }
+    }
+    Ok(len)
+}
+
+/// Reads what the device has of a range; holes and what lies beyond the size on the device read as zeros.
+pub(super) fn read_disk(cx: &FileCtx<'_>, st: &NodeState, offset: u64, out: &mut [u8], ahead: u64) -> Result<()> {
+    let have = deferred::written_size(st).saturating_sub(offset).min(out.len() as u64) as usize;
+    let (out, beyond) = out.split_at_mut(have);
+    beyond.fill(0);
+    if let InodeFormat::Inline(data) = &st.inode.format {
+        let from = (offset as usize).min(data.len());
+        let n = (data.len() - from).min(out.len());
+        out[..n].copy_from_slice(&data[from..from + n]);
+        out[n..].fill(0);
+        return Ok(());
+    }
+    let g = cx.cache.geometry();
+    let fs = g.frag_size() as u64;
+    let grouped = is_grouped(cx, st);
+    let check = cx.sums.map(|sums| sums.reading(st.inode.ino));
+    // A long read of a large file gathers what it needs from all its extents, and asks for it at once.
+    let past = !grouped && cx.cache.reads_direct(st.inode.size, out.len());
+    let mut runs: Vec<ReadRun<'_>> = Vec::new();
+    let (mut at, mut rest) = (offset, out);
+    while !rest.is_empty() {
+        let logical = at >> g.frag_shift;
+        let skip = at % fs;
+        match deferred::lookup(cx, st, logical)? {
+            Mapping::Hole { until } => {
+                // A hole may reach to the end of the address space: count in bytes only what is asked for.
+                let hole = (until - logical).min(g.frags_for(rest.len() as u64) + 1) << g.frag_shift;
+                let part = split_off(&mut rest, hole - skip);
+                at += part.len() as u64;
+                part.fill(0);
+            }
+            Mapping::Data(e) => {
+                let left = ((e.end() - logical) << g.frag_shift) - skip;
+                let frag = e.start + (logical - e.logical);
+                // What begins within a fragment is read by way of the cache, up to that one's end.
+                let left = if past && skip > 0 { fs - skip } else { left };
+                let part = split_off(&mut rest, left);
+                at += part.len() as u64;
+                if e.unwritten {
+                    part.fill(0);
+                } else if past && skip == 0 {
+                    runs.push(ReadRun { frag, logical, out: part });
+                } else {
+                    if let Some(check) = &check {
+                        check.set_position(frag, logical);
+                    }
+                    read_run(cx, st, frag, skip as usize, part, check.as_ref())?;
+                }
+            }
+        }
+    }
+    if past {
+        return cx.cache.read_runs(runs, check.as_ref().map(|c| c as &dyn DataVerifier));
+    }
+    if ahead > 0 && !grouped && cx.cache.has_readahead() {
+        // A failure is met again, and told, by who reads there.
+        let _ = fetch_beyond(cx, st, at, ahead);
+    }
+    Ok(())
+}
+
+/// Takes up to `n` bytes off the front of `rest`.
+fn split_off<'a>(rest: &mut &'a mut [u8], n: u64) -> &'a mut [u8] {
+    let n = n.min(rest.len() as u64) as usize;
+    let (head, tail) = std::mem::take(rest).split_at_mut(n);
+    *rest = tail;
+    head
+}
+
+/// Fetches the next `ahead` bytes of a file from `offset` on, from as many extents as have them.
+fn fetch_beyond(cx: &FileCtx<'_>, st: &NodeState, offset: u64, ahead: u64) -> Result<()> {
+    let g = cx.cache.geometry();
+    let mut logical = g.frags_for(offset);
+    let end = g.frags_for((offset + ahead).min(deferred::written_size(st)));
+    while logical < end {
+        match deferred::lookup(cx, st, logical)? {
+            Mapping::Hole { until } => logical = until,
+            Mapping::Data(e) => {
+                let n = e.end().min(end) - logical;
+                if !e.unwritten {
+                    cx.cache.readahead(e.start + (logical - e.logical), n);
+                }
+                logical += n;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Reads from a run of fragments, from byte `skip` of its first one on.
+fn read_run(
+    cx: &FileCtx<'_>,
+    st: &NodeState,
+    frag: u64,
+    skip: usize,
+    out: &mut [u8],
+    check: Option<&Reading<'_>>,
+) -> Result<()> {
+    let check = check.map(|c| c as &dyn DataVerifier);
+    if skip == 0 {
+        return read_fragments(cx, st, frag, out, check);
+    }
+    let fs = cx.cache.geometry().frag_size();
+    let mut first = vec![0; fs.min(skip + out.len())];
+    read_fragments(cx, st, frag, &mut first, check)?;
+    let n = (fs - skip).min(out.len());
+    out[..n].copy_from_slice(&first[skip..skip + n]);
+    if n < out.len() {
+        read_fragments(cx, st, frag + 1, &mut out[n..], check)?;
+    }
+    Ok(())
+}
+
+/// Whether the file is so small that it lies in a group.
+fn is_grouped(cx: &FileCtx<'_>, st: &NodeState) -> bool {
+    st.inode.size <= cx.placement.small_max()
+}
+
+/// Reads a run of whole fragments, the last one perhaps in part. What is missing of a small file is read with its group.
+fn read_fragments(
+    cx: &FileCtx<'_>,
+    st: &NodeState,
+    frag: u64,
+    out: &mut [u8],
+    check: Option<&dyn DataVerifier>,
+) -> Result<()> {
+    if !is_grouped(cx, st) {
+        return cx.cache.read_data(frag, out, check);
+    }
+    let shift = cx.cache.geometry().frag_shift;
+    let at = |done: usize| frag + (done >> shift) as u64;
+    let mut done = 0;
+    while done < out.len() {
+        done += cx.cache.read_cached_data(at(done), &mut out[done..], check)?;
+        if done < out.len() {
+            let extents = dir_extents(cx.cache, st.home, FileType::Regular, cx.placement.small_max());
+            let hint = LocalityHint { extents, sequential: false };
+            done += cx.cache.read_data_near(at(done), &mut out[done..], &hint, check)?;
+        }
+    }
+    Ok(())
+}
+
+/// Whether a position lies in data or in a hole, and where that ends: `(is_data, end)`, both by fragment.
+pub fn seek(cx: &FileCtx<'_>, st: &NodeState, offset: u64) -> Result<(bool, u64)> {
+    let g = cx.cache.geometry();
+    let bs = g.block_size() as u64;
+    if let InodeFormat::Inline(_) = st.inode.format {
+        return Ok((true, st.inode.size));
+    }
+    let index = offset / bs;
+    if st.data.pages.contains_key(&index) {
+        return Ok((true, (index + 1) * bs));
+    }
+    let next_page = st.data.pages.range(index..).next().map_or(u64::MAX, |(i, _)| i * bs);
+    let (data, end) = match deferred::lookup(cx, st, offset >> g.frag_shift)? {
+        Mapping::Data(e) => (!e.unwritten, e.end()),
+        Mapping::Hole { until } => (false, until),
+    };
+    let end = end.saturating_mul(g.frag_size() as u64);
+    Ok((data, end.min(next_page)))
+}

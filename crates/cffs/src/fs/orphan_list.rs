@@ -1,0 +1,28 @@
+//! The list of orphans in memory.
+
+use crate::error::Result;
+use crate::format::{Corrupt, Ino};
+use crate::inode::Home;
+use std::collections::HashMap;
+
+/// The list as it stands on the device: head in the counters, links in the inodes' hint fields.
+#[derive(Default)]
+pub(super) struct OrphanList {
+    pub(super) head: Ino,
+    pub(super) links: HashMap<Ino, Link>,
+}
+
+pub(super) struct Link {
+    pub(super) before: Ino,
+    pub(super) after: Ino,
+    pub(super) home: Home,
+}
+
+impl OrphanList {
+    /// Where the orphan before this one stands. Once it is off the list, its block may go as well: good while the list is
+    /// locked.
+    pub(super) fn before(&self, ino: Ino) -> Result<Option<Home>> {
+        let link = self.links.get(&ino).ok_or_else(|| Corrupt(format!("inode {ino} is not on the orphan list")))?;
+        Ok(self.links.get(&link.before).map(|b| b.home))
+    }
+}

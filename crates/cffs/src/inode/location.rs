@@ -1,0 +1,46 @@
+//! Where an inode stands.
+
+use crate::format::BlockAddr;
+use crate::format::table::Location;
+
+/// Where an inode stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Home {
+    /// In the system area.
+    System,
+    /// In the directory block `block`; the entry begins at byte `entry`, the inode at byte `inode`.
+    Embedded {
+        /// Device block.
+        block: BlockAddr,
+        /// Byte offset of the entry.
+        entry: usize,
+        /// Byte offset of the inode.
+        inode: usize,
+    },
+    /// In a slot of the external inode table.
+    External {
+        /// Device block.
+        block: BlockAddr,
+        /// Byte offset of the slot.
+        offset: usize,
+    },
+}
+
+impl Home {
+    /// The block with the inode. Those of the system area are at fixed places, and changed by all: `None`.
+    pub fn block(self) -> Option<BlockAddr> {
+        match self {
+            Home::System => None,
+            Home::Embedded { block, .. } | Home::External { block, .. } => Some(block),
+        }
+    }
+}
+
+/// The part of a home that the locator table keeps.
+pub fn location_of(home: Home) -> Location {
+    match home {
+        Home::System => Location::Free,
+        Home::Embedded { block, entry, .. } => Location::Embedded { block, offset: entry },
+        Home::External { block, offset } => Location::External { block, offset },
+    }
+}

@@ -1,0 +1,71 @@
+//! Inodes as they stand on the device: reading one, and writing what differs.
+
+use super::image::write_inode;
+use super::location::Home;
+use super::table;
+use crate::cache::Cache;
+use crate::error::{Error, Result};
+use crate::format::dirblock::{self, EntryKind};
+use crate::format::table::Location;
+use crate::format::{BlockId, BlockKind, Corrupt, EXTERNAL_INO, Geometry, Ino, Inode, InodeFormat};
+use crate::journal::Txn;
+
+/// Reads the inode at a location.
+pub fn load_at(cache: &Cache, ino: Ino, location: Location) -> Result<(Inode, Home)> {
+    let stale = |what: &str| Error::Corrupt(Corrupt(format!("inode {ino}: {what}")));
+    let (inode, home) = match location {
+        Location::Free => return Err(Error::Stale),
+        Location::Embedded { block, offset } => {
+            let buf = cache.read_meta_any_owner(BlockKind::Dir, block)?;
+            let b = buf.read();
+            let e =
+                dirblock::entry_at(&b, offset).filter(|e| matches!(e.kind, EntryKind::Embedded | EntryKind::Orphan));
+            let e = e.ok_or_else(|| stale("the locator table points to no entry"))?;
+            let at = e.inode_offset();
+            (Inode::decode(&b[at..e.offset + e.len])?, Home::Embedded { block, entry: offset, inode: at })
+        }
+        Location::External { block, offset } => {
+            let id = BlockId { kind: BlockKind::ExternalInodes, addr: block, owner: EXTERNAL_INO };
+            let buf = cache.read_meta(id)?;
+            let b = buf.read();
+            let end = offset + crate::format::geometry::INODE_SLOT_SIZE;
+            let slot = b.get(offset..end).ok_or_else(|| stale("slot outside its block"))?;
+            (Inode::decode(slot)?, Home::External { block, offset })
+        }
+    };
+    if inode.ino != ino {
+        return Err(stale(&format!("inode {} stands in its place", inode.ino)));
+    }
+    // What was read may lie where the file system has grown just before.
+    check(cache.geometry(), &inode)?;
+    Ok((inode, home))
+}
+
+/// Checks what later code relies on.
+pub(crate) fn check(g: &Geometry, inode: &Inode) -> Result<()> {
+    if let InodeFormat::Extents(list) = &inode.format
+        && let Some(e) = list.iter().find(|e| !g.contains(e.start, e.len))
+    {
+        let what = format!("inode {}: extent at fragment {} lies outside the file system", inode.ino, e.start);
+        return Err(Corrupt(what).into());
+    }
+    Ok(())
+}
+
+/// Writes an inode to where it stands. That of an `orphan` keeps its hint field.
+pub fn store(txn: &Txn<'_>, location: Home, inode: &Inode, orphan: bool) -> Result<()> {
+    match location {
+        Home::System => table::store_system_inode(txn, inode),
+        Home::Embedded { block, inode: at, .. } => {
+            let buf = txn.cache().read_meta_any_owner(BlockKind::Dir, block)?;
+            write_inode(txn, &buf, at, inode, orphan);
+            Ok(())
+        }
+        Home::External { block, offset } => {
+            let id = BlockId { kind: BlockKind::ExternalInodes, addr: block, owner: EXTERNAL_INO };
+            let buf = txn.cache().read_meta(id)?;
+            write_inode(txn, &buf, offset, inode, orphan);
+            Ok(())
+        }
+    }
+}

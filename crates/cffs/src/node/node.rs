@@ -1,0 +1,130 @@
+//! One inode in memory.
+
+use super::data::FileData;
+use super::dir_state::DirState;
+use crate::error::Result;
+use crate::format::{Ino, Inode};
+use crate::inode::{self, Home};
+use crate::journal::Txn;
+use crate::quota::Account;
+use parking_lot::{Condvar, Mutex, MutexGuard, RwLock, RwLockWriteGuard};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+
+/// What of a node its lock protects.
+pub struct NodeState {
+    /// The inode as programs see it; its size may run ahead of the device.
+    pub inode: Inode,
+    /// Where it stands.
+    pub home: Home,
+    /// Size that the device may show: data up to here is written.
+    pub disk_size: u64,
+    /// Times or size in memory are newer than the device's.
+    pub dirty: bool,
+    /// Unlinked, waiting for its last reference.
+    pub orphan: bool,
+    /// Gone: the number may be another file's already.
+    pub dead: bool,
+    /// Contents that have no place yet.
+    pub data: FileData,
+    /// What is known of the names in it, for a directory.
+    pub dir: Option<Box<DirState>>,
+}
+
+/// An inode in memory.
+pub struct Node {
+    /// Its number.
+    pub ino: Ino,
+    /// References held by callers of the engine. They outlive the node: a caller holds a number, see [`super::InodeCache::release`].
+    pub refs: AtomicU64,
+    /// Asked for since the clock's hand last passed.
+    pub(super) used: AtomicBool,
+    /// On the list of nodes with something to write.
+    pub listed: AtomicBool,
+    /// Guarded state.
+    pub state: RwLock<NodeState>,
+    /// Held by whoever writes to the file or cuts it: a cut takes several transactions. Taken before anything else.
+    pub resize: Mutex<()>,
+    /// Set while writeback has pages of it in flight.
+    pub in_writeback: Mutex<bool>,
+    /// Signalled when writeback has ended.
+    pub writeback_done: Condvar,
+    /// Access time that the inode does not have yet, the least for none (readers hold the lock shared only).
+    pub accessed: AtomicI64,
+    /// With lazytime: since when times wait to be written; 0 if they do not.
+    pub lazy_since: AtomicI64,
+    /// End of the last read: whoever goes on from there reads sequentially.
+    pub last_read: AtomicU64,
+}
+
+impl Node {
+    pub(super) fn new(inode: Inode, home: Home, account: Option<Account>) -> Node {
+        let dir = inode.is_dir().then(Box::default);
+        let state = NodeState {
+            disk_size: inode.size,
+            home,
+            dirty: false,
+            orphan: inode.nlink == 0,
+            dead: false,
+            data: FileData::new(account),
+            dir,
+            inode,
+        };
+        Node {
+            ino: state.inode.ino,
+            refs: AtomicU64::new(0),
+            used: AtomicBool::new(false),
+            listed: AtomicBool::new(false),
+            state: RwLock::new(state),
+            resize: Mutex::new(()),
+            in_writeback: Mutex::new(false),
+            writeback_done: Condvar::new(),
+            accessed: AtomicI64::new(i64::MIN),
+            lazy_since: AtomicI64::new(0),
+            last_read: AtomicU64::new(0),
+        }
+    }
+
+    /// Waits until no page of the node is in flight. The caller holds no lock that writeback needs.
+    pub fn wait_writeback(&self) {
+        let mut busy = self.in_writeback.lock();
+        while *busy {
+            self.writeback_done.wait(&mut busy);
+        }
+    }
+
+    /// The state, and the mark to set for a writeback that is to begin: none is under way, and none begins before both are let
+    /// go. The caller holds no lock that writeback needs.
+    pub fn lock_for_writeback(&self) -> (RwLockWriteGuard<'_, NodeState>, MutexGuard<'_, bool>) {
+        loop {
+            self.wait_writeback();
+            let state = self.state.write();
+            let busy = self.in_writeback.lock();
+            // Somebody else may have begun one before the node was locked.
+            if !*busy {
+                return (state, busy);
+            }
+        }
+    }
+
+    /// As on the device, but for its references.
+    pub(super) fn evictable(&self) -> bool {
+        !self.listed.load(Ordering::Acquire)
+            && self.state.try_read().is_some_and(|s| !s.dirty && s.data.is_clean() && !s.orphan)
+    }
+}
+
+/// Writes a node's inode to where it stands. On the device the size is [`NodeState::disk_size`]. What the inode takes
+/// more or less than when it was last stored is charged to its owner's, group's and project's quota, in the same
+/// transaction: whoever changes `Inode::frags` has nothing else to do for that.
+pub fn store(txn: &Txn<'_>, st: &mut NodeState) -> Result<()> {
+    let size = std::mem::replace(&mut st.inode.size, st.disk_size);
+    let outcome = inode::store(txn, st.home, &st.inode, st.orphan);
+    st.inode.size = size;
+    if outcome.is_ok() && st.disk_size == size {
+        st.dirty = false;
+    }
+    if let Some(account) = &st.data.account {
+        account.settle(txn, &st.inode);
+    }
+    outcome
+}
