@@ -1,7 +1,8 @@
 //! Settings changed after mkfs, mounted and not, and free space given back to the device.
 
+use cffs::check::repair::{RepairOptions, repair};
 use cffs::check::{CheckOptions, check};
-use cffs::device::{CountingDevice, Device, FileDevice, MemoryDevice, OpenMode};
+use cffs::device::{CountingDevice, Device, FileDevice, IoKind, MemoryDevice, OpenMode};
 use cffs::mkfs::read_superblock;
 use cffs::{Caller, Error, Fs, MkfsOptions, MountOptions, ROOT_INO, TrimRange, Tune, mkfs, path, tune};
 use std::os::unix::fs::MetadataExt as _;
@@ -122,6 +123,23 @@ fn a_new_uuid_keeps_the_metadata_readable() {
     assert!(after.feature_names().is_empty());
     clean(dev.clone());
     assert_eq!(path::read_file(&mount(&dev), b"/other").unwrap(), b"more");
+}
+
+/// The copies of the superblock do not follow what is tuned, so a repair must not take the primary for a foreign one.
+#[test]
+fn a_repair_keeps_what_was_tuned() {
+    let dev = fresh(&MkfsOptions::default());
+    let change = Tune::default().label(Some("mail".into())).reserve_bp(Some(100)).uuid(Some([7; 16]));
+    let (_, tuned) = tune(&*dev, &change.mount_options(Some("noatime".into()))).unwrap();
+    // A bit of the bitmap of allocation group 0.
+    let mut sector = [0; 4096];
+    dev.read_at(IoKind::Meta, 2 * 4096, &mut sector).unwrap();
+    sector[100] ^= 1;
+    dev.write_at(IoKind::Meta, 2 * 4096, &sector).unwrap();
+    let done = repair(dev.clone(), None, &RepairOptions::default(), &mut |_| true, &|_, _, _| {}).unwrap();
+    assert_eq!(done.actions.len(), 1, "{:?}", done.actions);
+    assert_eq!(read_superblock(&*dev).unwrap(), tuned);
+    clean(dev);
 }
 
 #[test]

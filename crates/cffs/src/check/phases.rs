@@ -10,7 +10,6 @@ use super::pool::Pool;
 use super::recovered::replayed_view;
 use super::report::{Class, Phase, Report, state_name};
 use crate::error::Result;
-use crate::format::superblock::INCOMPAT_METADATA_UUID;
 use crate::format::system::Counters;
 use crate::format::{BlockAddr, BlockId, BlockKind, Corrupt, Geometry, QuotaKind, ROOT_INO, Superblock};
 use crate::superblocks::{backup_ags, read_superblock, read_superblock_copy};
@@ -195,23 +194,11 @@ impl Checker<'_> {
                 Err(e) => Some(e.to_string()),
                 Ok(copy) => {
                     let sb = &self.sb;
-                    // What mounting and tuning change is kept up to date in the primary only.
                     let as_it_should_be = Superblock {
                         copy: ag,
-                        state: copy.state,
-                        label: copy.label,
-                        compat: copy.compat,
-                        ro_compat: copy.ro_compat,
-                        reserve_bp: copy.reserve_bp,
-                        mount_options: copy.mount_options,
-                        uuid: copy.uuid,
-                        incompat: sb.incompat & !INCOMPAT_METADATA_UUID | copy.incompat & INCOMPAT_METADATA_UUID,
-                        metadata_fsid: copy.metadata_fsid,
                         // Growing writes the copies first, and may have got no further.
                         total_blocks: copy.total_blocks.max(sb.total_blocks),
-                        mount_count: copy.mount_count,
-                        mounted: copy.mounted,
-                        ..sb.clone()
+                        ..sb.as_in_copy(&copy)
                     };
                     (copy != as_it_should_be || copy.fsid() != sb.fsid())
                         .then(|| "says something else than the primary".into())

@@ -89,6 +89,27 @@ impl Superblock {
         if self.incompat & INCOMPAT_METADATA_UUID != 0 { self.metadata_fsid } else { get_u64(&self.uuid, 0) }
     }
 
+    /// This superblock with the fields of a copy that the copies do not follow: what mounting and tuning change is kept up to
+    /// date in the primary alone. The identity that metadata carries is not among them.
+    pub fn as_in_copy(&self, copy: &Superblock) -> Superblock {
+        let own_uuid = INCOMPAT_METADATA_UUID;
+        Superblock {
+            copy: copy.copy,
+            state: copy.state,
+            label: copy.label,
+            compat: copy.compat,
+            ro_compat: copy.ro_compat,
+            reserve_bp: copy.reserve_bp,
+            mount_options: copy.mount_options,
+            uuid: copy.uuid,
+            incompat: self.incompat & !own_uuid | copy.incompat & own_uuid,
+            metadata_fsid: copy.metadata_fsid,
+            mount_count: copy.mount_count,
+            mounted: copy.mounted,
+            ..self.clone()
+        }
+    }
+
     /// Encodes with checksum.
     pub fn encode(&self) -> [u8; SUPERBLOCK_SIZE] {
         let mut b = [0u8; SUPERBLOCK_SIZE];

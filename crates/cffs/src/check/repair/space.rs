@@ -144,11 +144,8 @@ impl Repairer<'_> {
             let old = self.vol.get(addr).ok();
             let said = old.as_deref().and_then(|b| Superblock::decode(b).ok());
             let mut copy = Superblock { copy: ag, ..self.sb.clone() };
-            if let Some(said) = said {
-                // What mounting changes is kept in the primary only.
-                (copy.state, copy.mount_count, copy.mounted) = (said.state, said.mount_count, said.mounted);
-                (copy.label, copy.compat, copy.ro_compat, copy.reserve_bp) =
-                    (said.label, said.compat, said.ro_compat, said.reserve_bp);
+            if let Some(said) = said.filter(|said| said.fsid() == self.sb.fsid()) {
+                copy = Superblock { copy: ag, ..self.sb.as_in_copy(&said) };
                 // Growing writes the copies first, and may have got no further.
                 if copy == said
                     || (Superblock { total_blocks: said.total_blocks, ..copy.clone() } == said

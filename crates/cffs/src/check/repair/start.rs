@@ -73,7 +73,15 @@ pub(super) fn choose(dev: &dyn Device, log_dev: Option<&dyn Device>) -> Result<C
         (_, None) => sb,
         // Nobody knows in what state the file system was left.
         (Ok(old), Some(_)) => {
-            Superblock { copy: 0, state: State::Error, label: old.label, reserve_bp: old.reserve_bp.min(5000), ..sb }
+            let (label, mount_options) = (old.label, old.mount_options);
+            Superblock {
+                copy: 0,
+                state: State::Error,
+                label,
+                mount_options,
+                reserve_bp: old.reserve_bp.min(5000),
+                ..sb
+            }
         }
         (Err(_), Some(_)) => Superblock { copy: 0, state: State::Error, ..sb },
     };
@@ -114,22 +122,11 @@ fn search_copy(dev: &dyn Device) -> Option<(u64, Superblock)> {
     None
 }
 
-/// What never changes is alike.
+/// Whether two superblocks, or copies, are of one file system: what never changes is the same.
 fn same_file_system(a: &Superblock, b: &Superblock) -> bool {
-    let fixed = |s: &Superblock| Superblock {
-        copy: 0,
-        state: State::Clean,
-        label: [0; 64],
-        compat: 0,
-        ro_compat: 0,
-        reserve_bp: 0,
-        mount_count: 0,
-        mounted: 0,
-        // Growing writes the copies first; whether a size is possible the counters say.
-        total_blocks: 0,
-        ..s.clone()
-    };
-    fixed(a) == fixed(b)
+    // Growing writes the copies first; whether a size is possible the counters say.
+    let expected = Superblock { total_blocks: b.total_blocks, ..a.as_in_copy(b) };
+    expected == *b && a.fsid() == b.fsid()
 }
 
 /// How many structures are where a superblock says.
