@@ -2,10 +2,9 @@
 
 use super::addr_map::AddrHasher;
 use super::buf::{Buf, BufRef, Demand};
-use super::pace::Pace;
-use super::prefetch::Prefetch;
-use super::prefetch::PrefetchMode;
+use super::prefetch::{Prefetch, PrefetchMode};
 use super::shard::{LockedShard, Shard};
+use super::write_latency::WriteLatency;
 use crate::error::Result;
 use crate::format::{BlockAddr, BlockKind, Geometry, LiveGeometry};
 use cffs_buf::AlignedBuf;
@@ -59,8 +58,7 @@ pub struct Cache {
     pub(crate) counters: CacheCounters,
     /// There are completed writes that no flush has covered yet.
     pub(crate) unflushed: AtomicBool,
-    /// How fast long writes are.
-    pub(super) pace: Pace,
+    pub(super) write_latency: WriteLatency,
 }
 
 impl Cache {
@@ -80,7 +78,7 @@ impl Cache {
             readahead: Mutex::new(None),
             counters: CacheCounters::default(),
             unflushed: AtomicBool::new(false),
-            pace: Pace::default(),
+            write_latency: WriteLatency::default(),
         }
     }
 

@@ -63,9 +63,9 @@ impl Cache {
         size >= (self.limit / LONG_SHARE) as u64
     }
 
-    /// Whether the device writes so fast, as far as is known, that copying long writes costs more than waiting for it.
-    pub fn is_fast(&self) -> bool {
-        self.pace.is_fast()
+    /// Whether the device writes so fast, by a running estimate, that copying long writes costs more than waiting for it.
+    pub fn favours_direct_writes(&self) -> bool {
+        self.write_latency.favours_direct()
     }
 
     /// Whether writes from this memory need no copy on their way to the device.

@@ -22,7 +22,6 @@ mod fill;
 mod in_flight;
 mod locality;
 mod log_state;
-mod pace;
 mod prefetch;
 mod read;
 mod readahead;
@@ -30,6 +29,7 @@ mod shard;
 mod verify;
 mod weak;
 mod write;
+mod write_latency;
 
 pub use addr_map::{AddrHasher, AddrMap};
 pub use block_cache::Cache;

@@ -252,7 +252,7 @@ impl Cache {
         if direct {
             self.counters.direct_bytes.fetch_add(bytes, Ordering::Relaxed);
         }
-        self.pace.note(direct, bytes, 1 + gaps, began.elapsed());
+        self.write_latency.note(direct, bytes, 1 + gaps, began.elapsed());
         Ok(())
     }
 

@@ -116,7 +116,7 @@ impl Fs {
         };
         let wanted = match self.opts.direct_write {
             DirectWrite::Off => false,
-            DirectWrite::Fast => self.opts.background && long() && self.cache.is_fast(),
+            DirectWrite::Fast => self.opts.background && long() && self.cache.favours_direct_writes(),
             DirectWrite::Always => true,
         };
         let possible = || offset.checked_add(data.len() as u64).is_some_and(|end| end <= FILE_SIZE_MAX);
