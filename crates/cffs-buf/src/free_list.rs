@@ -2,7 +2,7 @@
 //!
 //! A file that is written passes through memory: one thread fills buffers, another frees them when they are on the device.
 //! The allocator reuses memory that another thread freed late, and returns unused memory to the kernel; so
-//! each block of a long file came from the kernel anew, which clears it first, and that took longer than the copy. Through
+//! the kernel supplied and cleared memory for each block of a long file anew, and that took longer than the copy. Through
 //! these lists a buffer goes from one thread to the other directly.
 //!
 //! Beyond [`BYTES_MAX`] buffers are decommitted: the kernel gets the memory back, the list keeps the addresses. Freed to the

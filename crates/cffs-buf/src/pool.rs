@@ -105,8 +105,8 @@ impl WorkerPool {
             return;
         }
         let body: *const (dyn Fn(usize) + Sync + '_) = body;
-        // SAFETY: only the lifetime in the type changes, and a raw pointer promises nothing about it; when it may be
-        // dereferenced is told at `Batch::body`.
+        // SAFETY: only the lifetime in the type changes, and a raw pointer promises nothing about it; `Batch::body`
+        // says when it may be dereferenced.
         let body: *const (dyn Fn(usize) + Sync + 'static) = unsafe { std::mem::transmute(body) };
         let batch = Arc::new(Batch {
             body,

@@ -1,6 +1,6 @@
 //! Group transfers that know which blocks belong to the directory that is read.
 //!
-//! A group is shared: by small directories on a fresh device, by whoever found a hole in it on an aged one. In the first
+//! A group is shared: by small directories on a fresh device, by files that filled its holes on an aged one. In the first
 //! case all of it is wanted soon, in the second a part only. The directory's extents, which the caller knows from cached
 //! entries, tell that part. Whether the rest is worth its time is decided by what became of the rest of earlier groups (see
 //! [`super::prefetch`]).
@@ -28,7 +28,7 @@ pub struct DirExtents {
 /// What is known of the blocks around one that is missing.
 #[derive(Default)]
 pub struct LocalityHint {
-    /// Those of its directory, if they can be told without a request. A group transfer may then leave out the others.
+    /// Those of its directory, if they are known without a request. A group transfer may then leave out the others.
     pub extents: Option<DirExtents>,
     /// The directory is read from end to end, and mostly those below it and beside it too: groups are read as a whole.
     pub sequential: bool,

@@ -137,7 +137,7 @@ impl Prefetch {
     }
 
     /// Groups that a read for this directory may have: one, and more while its files are read on. `walk`: the most, when it
-    /// goes on behind the last read, of whichever directory, and enough of what that prefetched was used.
+    /// continues the last read, of any directory, and enough of what that prefetched was used.
     pub(super) fn window(&self, dir: Ino, walk: bool) -> u64 {
         let mut s = self.state.lock();
         let walks = walk && s.streak > 0 && s.prefetched > 0 && s.used_since * WALK_SHARE >= s.prefetched;

@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::format::{self, BlockAddr, FragAddr};
 use std::ops::Range;
 
-/// What knows the checksums of file data, and is told the outcome of each comparison.
+/// Supplies the checksums of file data, and takes the outcome of each comparison.
 pub trait DataVerifier {
     /// What is compared next is mapped so: a fragment of the device, and which of the file it is. For messages.
     fn set_position(&self, frag: FragAddr, logical: u64);

@@ -2,8 +2,8 @@
 //!
 //! They are written in turn, so that there is a whole one at each moment. A header that cannot be read was either being
 //! written when the power failed; then the one before it is current, and nothing was overwritten that it leads to. Or the device
-//! has lost it later; then the log goes on behind it, and the one before it leads astray: to transactions that are checkpointed,
-//! and whose data may have been overwritten since. Transactions carry the epoch of their header, so the two can be told apart,
+//! has lost it later; then the log continues behind it, and the one before it leads to transactions that are checkpointed, and
+//! whose data may have been overwritten since. Transactions carry the epoch of their header, so the two can be told apart,
 //! and in the second case the header be reconstructed.
 
 use super::log_reader::LogReader;
@@ -29,7 +29,7 @@ pub fn read_headers(dev: &dyn Device, sb: &Superblock) -> Result<[Result<LogHead
             // Nothing would be found there, and the next commit would be written to where no transaction can begin.
             return Err(Corrupt(format!("log header {}: tail {} is not at a fragment", h.epoch, h.tail)).into());
         }
-        // In the wrong place it is another one's remains.
+        // In the wrong place it is the remains of another log.
         match LOG_HEADER_SLOTS[h.slot()] == slot {
             true => Ok(h),
             false => Err(Corrupt(format!("log header {}: in the wrong place", h.epoch)).into()),
@@ -55,7 +55,7 @@ pub fn current_header(dev: &dyn Device, sb: &Superblock) -> Result<CurrentHeader
     let chosen = choose(dev, sb)?;
     let h = chosen.header;
     if h.epoch > SEQ_START_MAX || h.tail_seq > SEQ_START_MAX {
-        // The headers to come could not be told from damaged ones.
+        // Later headers could not be distinguished from damaged ones.
         let what = format!("log header {}, sequence number {}: no log gets that far", h.epoch, h.tail_seq);
         return Err(Corrupt(what).into());
     }
