@@ -1,0 +1,12 @@
+//! Checks of the source tree itself.
+//!
+//! [`Sources`] reads the files of a crate, [`arrows`] says which file uses which, [`circles`] finds those that use each
+//! other, and [`upward`] those that use a layer above their own. The tests in `tests/` hold the workspace to it.
+
+mod graph;
+mod layers;
+mod sources;
+
+pub use graph::{Arrow, arrows, circles};
+pub use layers::{Layer, upward};
+pub use sources::{Sources, crate_sources};
