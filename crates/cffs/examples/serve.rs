@@ -33,7 +33,7 @@ pub fn open(image: &Path) -> Result<Arc<Dir>, Box<dyn Error>> {
     Ok(Arc::new(fs.root()?))
 }
 
-/// Answers whoever connects, each in a thread of its own.
+/// Answers every connection in a thread of its own.
 pub fn serve(root: &Arc<Dir>, listener: &TcpListener) {
     for stream in listener.incoming() {
         let root = root.clone();

@@ -81,7 +81,7 @@ fn read_sector(dev: &dyn Device, at: u64) -> Result<Option<Vec<u8>>> {
     Ok(Some(bytes))
 }
 
-/// Looks for superblock copies where [`mkfs`] puts group 1 by default, and where the damaged primary says that groups begin. Each comes
+/// Looks for superblock copies where [`mkfs`](fn@crate::mkfs) puts group 1 by default, and where the damaged primary says that groups begin. Each comes
 /// with its byte offset on the device.
 pub fn find_copies(dev: &dyn Device) -> Vec<(u64, Superblock)> {
     let mut places = std::collections::BTreeSet::new();

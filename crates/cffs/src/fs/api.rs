@@ -153,9 +153,9 @@ pub struct StatFs {
     pub free: u64,
     /// Free for unprivileged users.
     pub available: u64,
-    /// InodeCache that there are or could be.
+    /// Inodes that there are or could be.
     pub inodes: u64,
-    /// InodeCache that could still be made.
+    /// Inodes that could still be made.
     pub inodes_free: u64,
 }
 
@@ -201,7 +201,7 @@ pub enum DirectWrite {
 pub struct MountOptions {
     /// Write nothing. A log that has to be replayed is replayed in memory.
     pub read_only: bool,
-    /// Cache size in bytes, for metadata, data and dirty pages together. InodeCache in memory come on top.
+    /// Cache size in bytes, for metadata, data and dirty pages together. Inodes in memory come on top.
     pub cache_bytes: usize,
     /// How metadata reaches the device.
     pub metadata: MetadataMode,

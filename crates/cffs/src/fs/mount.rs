@@ -23,7 +23,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Instant;
 
-/// InodeCache in a chunk of the external table with `--no-embed`, as in XFS.
+/// Inodes in a chunk of the external table with `--no-embed`, as in XFS.
 const INODE_CHUNK: u64 = 64;
 /// With lazytime, times wait in memory so long, in nanoseconds: a day.
 const LAZY_NS: i64 = 24 * 3600 * 1_000_000_000;

@@ -25,7 +25,7 @@ pub struct QuotaStatus {
     pub id: u32,
     /// Bytes in use, with those promised to data that has no place yet; a multiple of the fragment size.
     pub bytes: u64,
-    /// InodeCache in use.
+    /// Inodes in use.
     pub inodes: u64,
     /// Limits.
     pub limits: QuotaLimits,
@@ -42,9 +42,9 @@ pub struct QuotaLimits {
     pub soft_bytes: u64,
     /// Bytes that are never exceeded.
     pub hard_bytes: u64,
-    /// InodeCache that may be exceeded for the grace period.
+    /// Inodes that may be exceeded for the grace period.
     pub soft_inodes: u64,
-    /// InodeCache that are never exceeded.
+    /// Inodes that are never exceeded.
     pub hard_inodes: u64,
 }
 
@@ -66,7 +66,7 @@ pub struct QuotaMismatch {
     pub id: u32,
     /// Bytes by the record, and by the inodes.
     pub bytes: [u64; 2],
-    /// InodeCache by the record, and counted.
+    /// Inodes by the record, and counted.
     pub inodes: [u64; 2],
 }
 

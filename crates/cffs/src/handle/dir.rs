@@ -212,12 +212,12 @@ impl Dir {
 
     /// The entries of this directory: names and types.
     pub fn entries(&self) -> Result<Entries> {
-        Ok(Entries::new(self.inode.again()?, false))
+        Ok(Entries::new(self.inode.duplicate()?, false))
     }
 
     /// The entries of this directory with their attributes, which mostly stand beside the names.
     pub fn entries_with_attributes(&self) -> Result<Entries> {
-        Ok(Entries::new(self.inode.again()?, true))
+        Ok(Entries::new(self.inode.duplicate()?, true))
     }
 
     /// Makes the names in this directory durable; for the root, everything in the file system.

@@ -14,7 +14,7 @@ pub(super) struct InodeRef {
 }
 
 impl InodeRef {
-    /// Takes over the reference that came with the attributes.
+    /// Adopts the reference that an operation handed out with the attributes.
     pub(super) fn adopt(fs: &Arc<Fs>, attr: &Attr) -> InodeRef {
         InodeRef { fs: fs.clone(), ino: attr.ino, file_type: attr.file_type }
     }
@@ -25,7 +25,7 @@ impl InodeRef {
     }
 
     /// One more reference to the same inode.
-    pub(super) fn again(&self) -> Result<InodeRef> {
+    pub(super) fn duplicate(&self) -> Result<InodeRef> {
         Ok(Self::adopt(&self.fs, &self.fs.reference(self.ino)?))
     }
 

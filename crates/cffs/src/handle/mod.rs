@@ -5,7 +5,7 @@
 //!
 //! A path begins at the directory it is given to; a leading `/` stands for the root of the file system, and `..` never leads
 //! out of it. Symbolic links are followed within the file system, at most 40 of them; operations on names (remove, rename,
-//! link) work on the link itself. Permissions are not checked: whoever has the [`Fs`](crate::Fs) may do everything.
+//! link) work on the link itself. Permissions are not checked: a program that has the [`Fs`](crate::Fs) may do everything.
 
 mod dir;
 mod entries;

@@ -67,7 +67,7 @@ pub(super) fn walk(start: &InodeRef, path: &[u8], last: LastLink) -> Result<Targ
     }
     let mut wants_dir = path.ends_with(b"/");
     let mut todo: Vec<Vec<u8>> = parts(path).collect();
-    let mut dir = if path[0] == b'/' { InodeRef::root(&start.fs)? } else { start.again()? };
+    let mut dir = if path[0] == b'/' { InodeRef::root(&start.fs)? } else { start.duplicate()? };
     let mut links = 0;
     while let Some(name) = todo.pop() {
         if !dir.is_dir() {

@@ -33,7 +33,7 @@ fn power_of_two(what: &str, value: u32, min: u32, max: u32) -> Result<u32> {
     Ok(value.trailing_zeros())
 }
 
-/// The superblock that [`mkfs`] would write, with every option checked. Touches no device.
+/// The superblock that [`mkfs`](fn@crate::mkfs) would write, with every option checked. Touches no device.
 pub fn plan(dev: &dyn Device, log_dev: Option<&dyn Device>, o: &MkfsOptions) -> Result<Superblock> {
     let block_shift = power_of_two("block size", o.block_size, BLOCK_SIZE_MIN, BLOCK_SIZE_MAX)?;
     if dev.sector_size() > o.block_size {

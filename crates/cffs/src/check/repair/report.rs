@@ -12,9 +12,9 @@ pub struct RepairOptions {
     /// Bring back all directories whose blocks are found in space that is not known to be free, also where nothing else
     /// confirms that they were there at last: for a device whose superblocks, tables or directories are destroyed.
     pub scavenge: bool,
-    /// In the check afterwards, read the data of all files too ([`CheckOptions::data`]).
+    /// In the check afterwards, read the data of all files too ([`CheckOptions::data`](crate::check::CheckOptions::data)).
     pub data: bool,
-    /// Threads that read ahead, and that verify in the check afterwards ([`CheckOptions::jobs`]). What is done does not
+    /// Threads that read ahead, and that verify in the check afterwards ([`CheckOptions::jobs`](crate::check::CheckOptions::jobs)). What is done does not
     /// depend on it.
     pub jobs: usize,
 }

@@ -87,9 +87,9 @@ pub enum ScrubOutcome {
 pub struct ScrubStatus {
     /// What it is reading.
     pub phase: String,
-    /// InodeCache whose metadata was read.
+    /// Inodes whose metadata was read.
     pub inodes: u64,
-    /// InodeCache there are.
+    /// Inodes there are.
     pub inodes_total: u64,
     /// Metadata blocks that were verified.
     pub blocks: u64,

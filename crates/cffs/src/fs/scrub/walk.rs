@@ -1,4 +1,4 @@
-//! InodeCache and what belongs to them: found through the locator table, so that none is missed however names move.
+//! Inodes and what belongs to them: found through the locator table, so that none is missed however names move.
 
 use super::{Place, Walk};
 use crate::error::{Error, Result};
@@ -10,7 +10,7 @@ use crate::format::xattr::{ChainBlock, chain_max};
 use crate::format::*;
 use std::collections::HashSet;
 
-/// InodeCache that are looked at together, in the order of their places.
+/// Inodes that are looked at together, in the order of their places.
 const BATCH: usize = 16_384;
 
 /// A block of a table: its number within the file, and its address.
