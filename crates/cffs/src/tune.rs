@@ -1,4 +1,4 @@
-//! Settings of a file system that can be changed after it was made: what stands in the superblock and nowhere else.
+//! Settings that can be changed after mkfs: fields of the superblock.
 //!
 //! [`tune`] is for a file system that is not mounted; [`crate::fs::Fs::tune`] does the same while it is in use.
 
@@ -68,7 +68,7 @@ impl Tune {
         }
         sb.reserve_bp = self.reserve_bp.unwrap_or(sb.reserve_bp);
         if let Some(uuid) = self.uuid {
-            // What metadata blocks carry stays: rewriting all of them is nothing a crash may interrupt.
+            // Metadata blocks keep the identity they were written with, because a crash must not interrupt rewriting them all.
             sb.metadata_fsid = sb.fsid();
             sb.uuid = uuid;
             sb.incompat |= INCOMPAT_METADATA_UUID;

@@ -94,7 +94,7 @@ fn work(fs: &Fs, round: u64) -> Vec<u64> {
 }
 
 #[test]
-fn what_the_engine_writes_is_clean() {
+fn images_written_by_the_engine_pass_the_check() {
     for (no_embed, no_group, block_size) in [
         (false, false, 4096),
         (false, true, 4096),

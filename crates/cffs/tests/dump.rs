@@ -152,7 +152,7 @@ fn an_undamaged_image_is_shown_as_it_is() {
 }
 
 #[test]
-fn what_does_not_exist_is_said_so() {
+fn an_error_names_what_does_not_exist() {
     let d_image = pristine(false);
     let d = Dumper::open(&*d_image.dev, None).unwrap();
     for (result, words) in [
@@ -173,7 +173,7 @@ fn what_does_not_exist_is_said_so() {
 }
 
 #[test]
-fn every_class_of_corruption_can_be_looked_at() {
+fn every_class_of_corruption_can_be_dumped() {
     // What only shows when structures are compared with each other: each of them is in order by itself.
     let mut in_order = Vec::new();
     for case in classes::all() {

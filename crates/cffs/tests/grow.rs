@@ -52,7 +52,7 @@ fn variants() -> impl Iterator<Item = MkfsOptions> {
 }
 
 #[test]
-fn what_is_added_can_be_used_at_once_and_stays() {
+fn added_space_can_be_used_at_once_and_stays() {
     // The last group is a whole one, a short one, the only one.
     for (before, after) in [(48, 112), (40, 41), (40, 48), (40, 112), (10, 12), (10, 100)] {
         for o in variants() {
@@ -96,7 +96,7 @@ fn what_is_added_can_be_used_at_once_and_stays() {
 }
 
 #[test]
-fn it_never_shrinks_and_a_rest_too_small_is_left() {
+fn growing_never_shrinks_and_leaves_a_rest_that_is_too_small() {
     let dev = Arc::new(MemoryDevice::new(48 * MIB));
     let sb = mkfs(&*dev, None, &MkfsOptions::default()).unwrap();
     let fs = mount(&dev);

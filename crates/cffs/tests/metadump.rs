@@ -77,7 +77,7 @@ fn has_text(dev: &MemoryDevice, text: &[u8]) -> bool {
 }
 
 #[test]
-fn nothing_of_the_contents_is_in_a_copy_and_all_of_the_structure_is() {
+fn a_metadata_image_has_all_structures_and_no_contents() {
     for no_embed in [false, true] {
         let original = pristine(no_embed);
         let secrets = beginnings(original);
@@ -146,7 +146,7 @@ fn a_check_finds_the_same_in_the_copy_for_every_class_of_corruption() {
 }
 
 #[test]
-fn the_same_with_random_damage() {
+fn a_check_finds_the_same_in_the_copy_after_random_damage() {
     let original = pristine(false);
     let blocks: Vec<BlockAddr> = original.blocks.values().copied().collect();
     let mut x = 0x2545_f491_4f6c_dd1du64;
@@ -232,7 +232,7 @@ fn a_log_is_copied_without_contents() {
 }
 
 #[test]
-fn a_log_on_another_device_goes_to_another_copy() {
+fn an_external_log_is_copied_to_a_device_of_its_own() {
     let (dev, log) = (Arc::new(MemoryDevice::new(32 << 20)), Arc::new(MemoryDevice::new(4 << 20)));
     cffs::mkfs(&*dev, Some(&*log), &cffs::MkfsOptions::default()).unwrap();
     let o = cffs::MountOptions::default().background(false);
@@ -262,7 +262,7 @@ fn a_log_on_another_device_goes_to_another_copy() {
 }
 
 #[test]
-fn what_is_no_file_system_is_refused() {
+fn a_device_without_a_usable_superblock_is_refused() {
     let empty = Arc::new(MemoryDevice::new(1 << 20));
     let source = Devices { dev: empty.clone() as Arc<dyn Device>, log: None };
     let to = Devices { dev: &*empty as &dyn Device, log: None };

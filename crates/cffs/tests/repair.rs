@@ -188,7 +188,7 @@ fn a_file_system_with_unknown_features_is_left_alone() {
 /// The first 64 MiB of a device of 1 GiB are gone, and with them superblock, log, tables and root directory: every file
 /// whose inode and contents stood behind them comes back under its name, with its contents.
 #[test]
-fn what_is_not_destroyed_is_scavenged() {
+fn scavenging_brings_back_what_is_not_destroyed() {
     const LOST: u64 = 64 << 20;
     let dev = Arc::new(MemoryDevice::new(1 << 30));
     cffs::mkfs(&*dev, None, &cffs::MkfsOptions::default()).unwrap();

@@ -1,10 +1,13 @@
 //! Settings changed after mkfs, mounted and not, and free space given back to the device.
 
+#[path = "common/plain.rs"]
+mod plain;
+
 use cffs::check::repair::{RepairOptions, repair};
-use cffs::check::{CheckOptions, check};
 use cffs::device::{CountingDevice, Device, FileDevice, IoKind, MemoryDevice, OpenMode};
 use cffs::mkfs::read_superblock;
 use cffs::{Caller, Error, Fs, MkfsOptions, MountOptions, ROOT_INO, TrimRange, Tune, mkfs, path, tune};
+use plain::{clean, fresh, mount};
 use std::os::unix::fs::MetadataExt as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,25 +20,9 @@ fn options() -> MountOptions {
     MountOptions::default().background(false)
 }
 
-fn fresh(o: &MkfsOptions) -> Arc<MemoryDevice> {
-    let dev = Arc::new(MemoryDevice::new(48 * MIB));
-    mkfs(&*dev, None, o).unwrap();
-    dev
-}
-
-fn mount(dev: &Arc<MemoryDevice>) -> Arc<Fs> {
-    Fs::open(dev.clone(), None, options()).unwrap()
-}
-
-#[track_caller]
-fn clean(dev: Arc<dyn Device>) {
-    let report = check(dev, None, &CheckOptions::default(), &|_, _, _| {}).unwrap();
-    assert!(report.is_clean(), "{:#?}", report.problems);
-}
-
 #[test]
 fn settings_change_under_a_mount_and_stay() {
-    let dev = fresh(&MkfsOptions::default().reserve_bp(0).label("before".into()));
+    let dev = fresh(48 * MIB, &MkfsOptions::default().reserve_bp(0).label("before".into()));
     let fs = mount(&dev);
     let s = fs.statfs();
     assert_eq!(s.available, s.free);
@@ -70,12 +57,12 @@ fn settings_change_under_a_mount_and_stay() {
     let sb = read_superblock(&*dev).unwrap();
     assert_eq!((sb.label_str(), sb.reserve_bp), ("after".into(), 0));
     assert_eq!(sb.mount_options_str(), "noatime,commit=30");
-    clean(dev);
+    clean(&dev, "afterwards");
 }
 
 #[test]
 fn impossible_settings_change_nothing() {
-    let dev = fresh(&MkfsOptions::default());
+    let dev = fresh(48 * MIB, &MkfsOptions::default());
     let before = read_superblock(&*dev).unwrap();
     let bad = [
         Tune::default().label(Some("x".repeat(65))),
@@ -100,7 +87,7 @@ fn impossible_settings_change_nothing() {
 
 #[test]
 fn a_new_uuid_keeps_the_metadata_readable() {
-    let dev = fresh(&MkfsOptions::default());
+    let dev = fresh(48 * MIB, &MkfsOptions::default());
     let fs = mount(&dev);
     path::write_file(&fs, ROOT, b"/file", b"contents").unwrap();
     fs.sync().unwrap();
@@ -109,26 +96,26 @@ fn a_new_uuid_keeps_the_metadata_readable() {
     let (before, after) = tune(&*dev, &Tune::default().uuid(Some([7; 16]))).unwrap();
     assert_eq!((after.uuid, after.fsid()), ([7; 16], before.fsid()));
     assert_eq!(after.feature_names(), ["metadata-uuid"]);
-    clean(dev.clone());
+    clean(&dev, "afterwards");
     let fs = mount(&dev);
     assert_eq!(path::read_file(&fs, b"/file").unwrap(), b"contents");
     path::write_file(&fs, ROOT, b"/other", b"more").unwrap();
     fs.grow(Some(80 * MIB)).unwrap();
     fs.close().unwrap();
-    clean(dev.clone());
+    clean(&dev, "afterwards");
     // A second one, and back to the first.
     tune(&*dev, &Tune::default().uuid(Some([9; 16]))).unwrap();
-    clean(dev.clone());
+    clean(&dev, "afterwards");
     let (_, after) = tune(&*dev, &Tune::default().uuid(Some(before.uuid))).unwrap();
     assert!(after.feature_names().is_empty());
-    clean(dev.clone());
+    clean(&dev, "afterwards");
     assert_eq!(path::read_file(&mount(&dev), b"/other").unwrap(), b"more");
 }
 
 /// The copies of the superblock do not follow what is tuned, so a repair must not take the primary for a foreign one.
 #[test]
 fn a_repair_keeps_what_was_tuned() {
-    let dev = fresh(&MkfsOptions::default());
+    let dev = fresh(48 * MIB, &MkfsOptions::default());
     let change = Tune::default().label(Some("mail".into())).reserve_bp(Some(100)).uuid(Some([7; 16]));
     let (_, tuned) = tune(&*dev, &change.mount_options(Some("noatime".into()))).unwrap();
     // A bit of the bitmap of allocation group 0.
@@ -139,7 +126,7 @@ fn a_repair_keeps_what_was_tuned() {
     let done = repair(dev.clone(), None, &RepairOptions::default(), &mut |_| true, &|_, _, _| {}).unwrap();
     assert_eq!(done.actions.len(), 1, "{:?}", done.actions);
     assert_eq!(read_superblock(&*dev).unwrap(), tuned);
-    clean(dev);
+    clean(&dev, "afterwards");
 }
 
 #[test]
@@ -175,7 +162,7 @@ fn trim_gives_back_all_that_is_free_and_nothing_else() {
     assert!(matches!(fs.trim(TrimRange { start: total, ..TrimRange::default() }), Err(Error::Invalid(_))));
     fs.close().unwrap();
     assert!(matches!(fs.trim(TrimRange::default()), Err(Error::ReadOnly)));
-    clean(dev.clone());
+    clean(&dev, "afterwards");
     let fs = mount(&dev);
     assert!(path::read_file(&fs, b"/a").unwrap() == data && path::read_file(&fs, b"/c").unwrap() == data);
 }
@@ -249,11 +236,11 @@ fn writers_go_on_while_it_trims() {
         }
     }
     fs.close().unwrap();
-    clean(dev);
+    clean(&dev, "afterwards");
 }
 
 #[test]
-fn what_is_freed_is_discarded_when_its_removal_is_durable() {
+fn freed_space_is_discarded_once_its_removal_is_durable() {
     let dev = Arc::new(CountingDevice::new(MemoryDevice::new(48 * MIB)));
     mkfs(&*dev, None, &MkfsOptions::default()).unwrap();
     let discarded = || dev.snapshot().discard_bytes;
@@ -286,5 +273,5 @@ fn what_is_freed_is_discarded_when_its_removal_is_durable() {
     fs.sync().unwrap();
     assert_eq!(discarded(), before, "only where it is asked for");
     fs.close().unwrap();
-    clean(dev);
+    clean(&dev, "afterwards");
 }

@@ -253,7 +253,7 @@ impl Checker<'_> {
     fn follow_link(&mut self, dir: Ino, e: &Entry<'_>, got: &mut Gathered) {
         let Some(i) = self.external_index(e.ino) else {
             self.inode_problem(Class::NameDangling, dir, || {
-                format!("name {:?} leads to inode {}, which is not there", shown(e.name), e.ino)
+                format!("name {:?} refers to inode {}, which does not exist", shown(e.name), e.ino)
             });
             return;
         };
@@ -292,7 +292,7 @@ impl Checker<'_> {
                 continue;
             }
             if e.nlink > 0 {
-                self.inode_problem(Class::DirUnreachable, e.ino, || "no name leads to this directory".into());
+                self.inode_problem(Class::DirUnreachable, e.ino, || "no name refers to this directory".into());
             }
             if let Some(inode) = self.inventory.external_dirs.remove(&e.ino) {
                 self.walk_tree(inode);
@@ -311,7 +311,7 @@ impl Checker<'_> {
             }
             for (name, count) in seen.into_iter().filter(|(_, n)| *n > 1) {
                 self.inode_problem(Class::NameDuplicate, dir, || {
-                    format!("name {:?} stands {count} times", shown(&name))
+                    format!("name {:?} occurs {count} times", shown(&name))
                 });
             }
         }

@@ -64,7 +64,7 @@ impl MapWalk {
         ck.inode_problem(class, self.ino, text);
     }
 
-    /// The next extent, and whether its space belongs to nobody else.
+    /// The next extent, and whether its space had no owner so far.
     pub(super) fn next(&mut self, ck: &mut Checker<'_>) -> Option<(Extent, bool)> {
         loop {
             match self.stack.last_mut()? {
@@ -130,7 +130,7 @@ impl MapWalk {
             return;
         }
         self.frags += ck.g.frags_per_block();
-        // A node that belongs to somebody is not read: so no node is read twice, and the walk ends.
+        // A node with an owner is not read again, so the walk ends.
         if !ck.claim_block(block, self.ino) {
             self.complete = false;
             return;
@@ -174,7 +174,7 @@ pub(super) struct BlockRun {
     pub(super) block: BlockAddr,
 }
 
-/// The blocks of a directory or table that belong to nobody else.
+/// The blocks of a directory or table that had no owner so far.
 pub(super) struct BlockMap {
     pub(super) runs: Vec<BlockRun>,
     /// Fragments mapped and in tree nodes.

@@ -38,7 +38,7 @@ pub(super) struct Fetcher<'a> {
 #[derive(Default)]
 struct State {
     windows: HashMap<u64, Window>,
-    /// Blocks that were read and that nobody has asked for yet.
+    /// Blocks that were read along with others and are not used yet.
     waiting: HashMap<BlockAddr, Block>,
     /// Windows in the order in which they were read; some of their blocks may wait.
     order: VecDeque<u64>,
@@ -203,7 +203,7 @@ impl<'a> Fetcher<'a> {
         })
     }
 
-    /// Notes what was transferred, and keeps what somebody will ask for after the block `wanted`.
+    /// Notes which blocks were read, and keeps those that look like metadata, except the block `wanted`.
     fn take_in(&self, state: &mut State, n: u64, first: BlockAddr, bytes: Vec<u8>, wanted: BlockAddr) {
         let start = n * self.window_blocks;
         let mut any = false;

@@ -1,7 +1,7 @@
-//! Who uses which fragment: every fragment has at most one owner.
+//! The block ownership map: every fragment has at most one owner.
 //!
-//! Owners are not remembered, only what is in use, as joined intervals: that keeps memory far below the size of the
-//! metadata. Where two meet, a second walk with a list of the conflicts finds out who they are.
+//! The map keeps only which fragments are in use, as joined intervals, and not their owners. So its memory stays far below the
+//! size of the metadata. If fragments have several owners, a second walk with the list of conflicts finds them.
 
 use crate::format::{FragAddr, Geometry};
 use std::collections::BTreeMap;
@@ -20,6 +20,7 @@ pub(super) struct Conflict {
     pub(super) owners: Vec<u64>,
 }
 
+/// The fragments in use, and those that were claimed twice.
 pub(super) struct OwnershipMap {
     g: Geometry,
     used: BTreeMap<FragAddr, FragAddr>,

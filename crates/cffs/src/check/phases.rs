@@ -200,8 +200,7 @@ impl Checker<'_> {
                         total_blocks: copy.total_blocks.max(sb.total_blocks),
                         ..sb.as_in_copy(&copy)
                     };
-                    (copy != as_it_should_be || copy.fsid() != sb.fsid())
-                        .then(|| "says something else than the primary".into())
+                    (copy != as_it_should_be || copy.fsid() != sb.fsid()).then(|| "differs from the primary".into())
                 }
             };
             if let Some(what) = wrong {

@@ -1,8 +1,7 @@
-//! Work in several threads whose results come in order.
+//! Threads that verify and decode blocks ahead, with results in order.
 //!
-//! What the phases compare with each other is compared by one thread, in one order: so a report does not depend on how many
-//! threads there are. What each block says by itself (is it what it has to be, what are its entries) is found out ahead by
-//! others, in pieces.
+//! One thread compares structures with each other, in a fixed order, so the report does not depend on the number of threads.
+//! The others read, verify and decode blocks ahead of it, in pieces.
 
 use super::fetch::Fetcher;
 use parking_lot::{Condvar, Mutex};
@@ -15,7 +14,7 @@ const PIECE_BYTES: usize = 256 << 10;
 /// Most threads: more do not help one thread that compares.
 const JOBS_MAX: usize = 64;
 
-/// What everybody works with.
+/// What all threads use.
 pub(super) struct Context<'a> {
     pub(super) fetch: Fetcher<'a>,
     /// Key of the name hash.
@@ -40,14 +39,14 @@ pub(super) struct Pool<'a> {
     wake: Condvar,
 }
 
-/// A result to come.
+/// A result that is still being worked out.
 pub(super) struct Ticket<T> {
     number: u64,
     slot: Arc<Slot<T>>,
 }
 
 struct Slot<T> {
-    /// A panic goes on where the result is waited for.
+    /// A panic of the work resumes in the thread that waits for the result.
     value: Mutex<Option<std::thread::Result<T>>>,
     filled: Condvar,
 }
@@ -62,7 +61,7 @@ impl Drop for Closing<'_, '_> {
     }
 }
 
-/// So many threads as are asked for; 0: as many as there are processors.
+/// The number of threads: `jobs`, or that of the processors for 0.
 pub(super) fn threads(jobs: usize) -> usize {
     let wanted = if jobs > 0 { jobs } else { std::thread::available_parallelism().map_or(1, |n| n.get()) };
     wanted.min(JOBS_MAX)
@@ -84,7 +83,7 @@ impl<'a> Pool<'a> {
             let _closing = Closing(self);
             for n in 1..self.jobs {
                 let thread = std::thread::Builder::new().name(format!("cffs-check-{n}"));
-                // With fewer threads than wanted the others do the work, in the end the caller.
+                // Fewer threads are enough: in the end the caller does the work.
                 if thread.spawn_scoped(scope, || self.serve()).is_err() {
                     break;
                 }
@@ -120,7 +119,7 @@ impl<'a> Pool<'a> {
         (PIECE_BYTES >> self.context.fetch.geometry().block_shift).max(1)
     }
 
-    /// Has something done, by whoever has time.
+    /// Queues work for the next free thread.
     pub(super) fn spawn<T: Send + 'static>(&self, f: impl FnOnce(&Context<'_>) -> T + Send + 'static) -> Ticket<T> {
         let slot = Arc::new(Slot { value: Mutex::new(None), filled: Condvar::new() });
         let filled = slot.clone();
@@ -138,7 +137,7 @@ impl<'a> Pool<'a> {
         Ticket { number, slot }
     }
 
-    /// The result. What nobody has begun yet is done here, so that this works without other threads too.
+    /// Waits for the result. Work that no thread has begun is done here, so that this also works without other threads.
     pub(super) fn wait<T>(&self, ticket: Ticket<T>) -> T {
         let mine = {
             let mut queue = self.queue.lock();
@@ -158,7 +157,7 @@ impl<'a> Pool<'a> {
         }
     }
 
-    /// Takes back what nobody has begun and nobody wants any more.
+    /// Removes work from the queue if no thread has begun it.
     pub(super) fn cancel<T>(&self, ticket: &Ticket<T>) {
         self.queue.lock().list.retain(|(n, _)| *n != ticket.number);
     }

@@ -1,5 +1,5 @@
-//! Reads metadata in group-sized requests, with a small cache of them: for those who come back to a block, as a repair
-//! does. (The check does not: [`super::fetch`].)
+//! Reads metadata in group-sized requests through a small cache, for repair and scrub, which read blocks repeatedly. (The check
+//! reads each block once: [`super::fetch`].)
 
 use crate::format::{BlockAddr, BlockId, Geometry, verify_block};
 use cffs_device::{Device, IoKind};
@@ -64,12 +64,12 @@ pub(crate) struct Reader<'a> {
 
 #[derive(Default)]
 struct Windows {
-    /// With the time of its last use.
+    /// Windows with the time of their last use.
     map: HashMap<u64, (u64, Arc<Vec<u8>>)>,
     clock: u64,
-    /// Those that somebody is reading.
+    /// Windows being read.
     busy: HashSet<u64>,
-    /// Those that will be needed, if anybody reads ahead.
+    /// Windows to read ahead.
     wanted: VecDeque<u64>,
     ahead: bool,
 }
@@ -100,14 +100,14 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Runs `f` while so many other threads read ahead what [`Reader::want`] is told.
+    /// Runs `f` while `threads` other threads read ahead the blocks passed to [`Reader::want`].
     pub(super) fn reading_ahead<T>(&self, threads: usize, f: impl FnOnce() -> T) -> T {
         std::thread::scope(|scope| {
             let _ending = Ending(self);
             self.state.lock().ahead = threads > 0;
             for n in 1..=threads {
                 let thread = std::thread::Builder::new().name(format!("cffs-check-{n}"));
-                // It is no more than a help.
+                // Reading ahead is optional.
                 if thread.spawn_scoped(scope, || self.serve()).is_err() {
                     break;
                 }
@@ -130,12 +130,12 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// This block will be asked for soon.
+    /// Queues a block to be read ahead.
     pub(super) fn want(&self, addr: BlockAddr) {
         let n = addr / self.window_blocks;
         let mut state = self.state.lock();
         let known = state.map.contains_key(&n) || state.busy.contains(&n) || state.wanted.contains(&n);
-        // Not so much that what comes first leaves before it is used.
+        // The queue is short, so that no window is evicted before it is used.
         if state.ahead && addr < self.g.total_blocks && !known && state.wanted.len() < self.capacity.min(WANTED_MAX) {
             state.wanted.push_back(n);
             self.wake.notify_one();
@@ -187,7 +187,7 @@ impl<'a> Reader<'a> {
         if let Some(window) = self.window(addr / self.window_blocks) {
             return Ok(Block::part(&window, from, bs));
         }
-        // Something in the window cannot be read; that need not be this block.
+        // The read error may concern another block of the window.
         let mut one = vec![0; bs];
         match self.dev.read_at(IoKind::Meta, addr << self.g.block_shift, &mut one) {
             Ok(()) => Ok(Block::alone(one)),
@@ -195,8 +195,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// What can be read of a block that cannot be read as a whole, sector by sector, the rest as zeros; `None` if nothing
-    /// can.
+    /// Reads a block sector by sector, with zeros for unreadable sectors; `None` if all are unreadable.
     pub(super) fn pieces(&self, addr: BlockAddr) -> Option<Vec<u8>> {
         let mut bytes = vec![0; self.g.block_size()];
         let start = addr.checked_mul(bytes.len() as u64).filter(|_| addr < self.g.total_blocks)?;

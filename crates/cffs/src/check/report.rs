@@ -30,7 +30,7 @@ macro_rules! classes {
 classes! {
     /// The superblock is damaged or does not fit the file system.
     Superblock = "superblock",
-    /// A copy of the superblock is damaged or says something else than the primary.
+    /// A copy of the superblock is damaged or differs from the primary.
     SuperblockCopy = "superblock-copy",
     /// The log's header is damaged.
     LogHeader = "log-header",
@@ -188,7 +188,7 @@ impl std::fmt::Display for Problem {
     }
 }
 
-/// What there is.
+/// What the file system holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Counts {
@@ -220,7 +220,7 @@ pub struct Counts {
     pub frags_unsummed: u64,
 }
 
-/// How well things lie.
+/// How well files are placed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct Layout {
@@ -272,7 +272,7 @@ pub enum Phase {
     Tree,
     /// Inode locator table.
     Locator,
-    /// Space that is marked as used, searched for what nobody maps any more (repair only).
+    /// Search for unmapped blocks in space that is marked as used (repair only).
     Lost,
     /// Free space.
     Space,
@@ -319,9 +319,9 @@ pub struct Report {
     pub state: &'static str,
     /// Transactions of the log that were replayed in memory before looking.
     pub replayed: u64,
-    /// What there is.
+    /// What the file system holds.
     pub counts: Counts,
-    /// How well it lies.
+    /// How well files are placed.
     pub layout: Layout,
     /// Where the time went.
     pub phases: Vec<PhaseTime>,
@@ -332,7 +332,7 @@ impl Report {
     pub fn is_clean(&self) -> bool {
         self.problems_total == 0
     }
-    /// Nothing is wrong but contents of files, which nobody can put right: all structures are in order.
+    /// All structures are in order. Contents of files may be damaged, which no repair can correct.
     pub fn is_sound(&self) -> bool {
         self.by_class.keys().all(|c| *c == Class::DataSum)
     }

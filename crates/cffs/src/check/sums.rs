@@ -22,7 +22,7 @@ impl Checker<'_> {
         }
         let name = || format!("allocation group {ag}");
         if (g.sum_blocks()..sums::blocks_max(g.block_size())).any(|i| sums::exists(header, i)) {
-            let text = || "the header tells of tables of data checksums that cannot be".to_string();
+            let text = || "the header lists impossible tables of data checksums".to_string();
             self.problem(Class::GroupHeader, name, text);
         }
         let tables: Vec<u64> = (0..g.sum_blocks()).filter(|i| sums::exists(header, *i)).collect();
@@ -112,7 +112,7 @@ impl Checker<'_> {
             self.report_data(&w, bad);
             done += w.len;
         }
-        // Those of data that nobody has.
+        // The remaining tables have sums of free space only.
         while let Some((ag, index)) = self.data_sums.unread.pop() {
             self.read_sum_table(ag, index);
         }

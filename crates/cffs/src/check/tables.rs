@@ -197,11 +197,11 @@ impl Checker<'_> {
             // The count of a directory follows from its subdirectories; that there is one name was seen in the walk.
             if e.file_type != FileType::Directory && e.nlink != e.names {
                 self.inode_problem(Class::InodeLinks, e.ino, || {
-                    format!("link count {}, but {} names lead here", e.nlink, e.names)
+                    format!("link count {}, but {} names refer to it", e.nlink, e.names)
                 });
             }
             if e.file_type == FileType::Directory && e.nlink == 0 && e.names > 0 {
-                self.inode_problem(Class::InodeLinks, e.ino, || "link count 0, but a name leads here".into());
+                self.inode_problem(Class::InodeLinks, e.ino, || "link count 0, but a name refers to it".into());
             }
         }
     }
@@ -213,7 +213,7 @@ impl Checker<'_> {
         while at != 0 {
             let Some(next) = left.remove(&at) else {
                 let what = if self.inventory.register.orphans.iter().any(|o| o.0 == at) {
-                    "stands on it twice"
+                    "is on it twice"
                 } else {
                     "is no orphan"
                 };
@@ -286,10 +286,10 @@ impl Checker<'_> {
             _ if said == is => {}
             (Location::Free, Some(f)) => self.not_located(f),
             (_, None) => self.inode_problem(Class::LocatorStale, ino, || {
-                format!("the locator table has it as {said:?}, but it was not found")
+                format!("the locator table says {said:?}, but the inode was not found")
             }),
             (_, Some(_)) => self.inode_problem(Class::LocatorWrong, ino, || {
-                format!("the locator table has it as {said:?}, but it is {is:?}")
+                format!("the locator table says {said:?}, but it is {is:?}")
             }),
         }
     }

@@ -1,10 +1,10 @@
-//! Structures of an image as they stand there, for people and programs that look for what is wrong with it.
+//! Prints the structures of an image as they are on the device, to find out what is wrong with it.
 //!
-//! Nothing is written and nothing is trusted: what decodes is shown field by field, also behind a wrong checksum, and what
-//! does not is named under `problems`. An error comes only where there is nothing to show at all. Work is bounded by the
-//! device: no block is followed twice.
+//! Nothing is written and nothing is trusted. Fields are shown even if the checksum is wrong; what does not decode is listed
+//! under `problems`. An error is returned only if there is nothing to show. Work is bounded by the device, because no block is
+//! followed twice.
 //!
-//! A [`Value`] is what comes out: named values in order. Their names are those of `docs/format.md` where that has some.
+//! The result is a [`Value`]: named values in order. The names are those of `docs/format.md`, where it has them.
 
 mod block;
 mod contents;

@@ -1,6 +1,6 @@
 //! The index of a directory after its names were obfuscated: the same pairs, for the new hashes.
 //!
-//! What a check says of the index stays: a pair that led nowhere leads nowhere, a name without a pair has none.
+//! A check finds the same in it: a stale pair stays stale, and a name without a pair gets none.
 
 use super::redact::IndexedName;
 use crate::format::dirindex::{

@@ -1,7 +1,7 @@
-//! The log of a copy: the same transactions with the same records, of which those for metadata carry what the block is to
-//! have after the replay, and those for contents of files zeros.
+//! The log of a metadata image: the same transactions with the same records. Records of metadata carry the block as it is
+//! after the replay, and records of contents of files carry zeros.
 //!
-//! So a replay of the copy ends where one of the original ends, and one that was not possible is not.
+//! So a replay of the copy succeeds or fails as one of the original does, with the same result.
 
 use super::redact::{Redactor, Seen};
 use crate::error::Result;
@@ -36,7 +36,7 @@ impl<'a> Log<'a> {
         let ring = log_extent(self.sb).1 - LOG_HEADER_AREA;
         let mut reader = LogReader::new(self.dev, self.sb);
         let (mut pos, mut seq, mut total) = (header.tail, header.tail_seq, 0);
-        // One that cannot be read is where the copy ends.
+        // The copy ends at a transaction that cannot be read.
         while let Ok(Some(txn)) = reader.transaction(pos, seq) {
             let bytes = txn.len() as u64;
             if total + bytes > ring || txn.epoch() != header.epoch {
@@ -67,8 +67,8 @@ impl<'a> Log<'a> {
     }
 
     /// Writes header and transactions to the copy; returns how many there are. `after` reads blocks as they are after a
-    /// replay; without it (there can be none) the records carry zeros. `no_new`: blocks need not start as zeros, since they
-    /// are at home already.
+    /// replay; without it (there can be none) the records carry zeros. `no_new`: blocks need not start as zeros, because they are
+    /// in place already.
     pub(super) fn copy(
         &self,
         target: &dyn Device,
@@ -83,7 +83,7 @@ impl<'a> Log<'a> {
         }
         for slot in LOG_HEADER_SLOTS.map(|slot| at + slot) {
             let mut head = AlignedBuf::zeroed(4096);
-            // Whatever stands there instead, a copy without header is as bad.
+            // A log without a header in the copy is as unusable as a damaged one.
             if self.dev.read_at(IoKind::Super, slot, &mut head).is_ok() && get_u64(&head, 0) == LOG_MAGIC {
                 head[LOG_HEADER_SIZE..].fill(0);
                 target.write_at(IoKind::Super, slot, &head)?;

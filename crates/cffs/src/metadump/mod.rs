@@ -1,9 +1,8 @@
-//! Copies of the metadata of a file system, for those who are to find out what is wrong with it: everything that a check
-//! looks at, and nothing that anybody wrote into a file.
+//! Metadata images: copies of a file system for bug reports, with everything that a check reads and without contents of files.
 //!
-//! The copy is as large as the original and sparse. A check of it finds the same as one of the original. What is copied is
-//! what the check reads ([`crate::check`] says what that is), and the log with the contents of files taken out. Names,
-//! targets of symbolic links and extended attributes can be obfuscated ([`Obfuscator`]).
+//! The copy is sparse and as large as the original. A check of it finds the same problems. It has the blocks that the check
+//! reads ([`crate::check`]), and the log with contents of files replaced by zeros. Names, targets of symbolic links and
+//! extended attributes can be obfuscated ([`Obfuscator`]).
 
 mod index;
 mod log;
@@ -127,7 +126,7 @@ pub fn copy_metadata(
         let obfuscates = options.obfuscate.is_some();
         let at_home = |addr| read_block(target.dev, &g, addr);
         let after = |addr| read_block(&**view, &g, addr);
-        // What was obfuscated is at home in its last form already, and the records say the same.
+        // Obfuscated blocks are in place in their last version already. The records repeat them.
         let read: &dyn Fn(BlockAddr) -> Option<Vec<u8>> = if obfuscates { &at_home } else { &after };
         let plain = Redactor { obfuscate: None, keep_damaged: true, ..copier.redactor };
         copier.copied.transactions = log.copy(to, &g, &plain, replayed.as_ref().map(|_| read), obfuscates)?;
@@ -196,7 +195,7 @@ impl Copier<'_> {
         let obfuscates = self.redactor.obfuscate.is_some();
         let mut buckets: Vec<BlockAddr> = Vec::new();
         if obfuscates {
-            // Which directories have an index has to be known before their names are seen.
+            // The indexed directories have to be known before their names are read.
             self.each(self.view, list, "directory indexes", progress, |me, addr, b| {
                 if b.is_some_and(|b| me.is_ours(b, BlockKind::DirIndex)) {
                     buckets.push(addr);
@@ -213,9 +212,9 @@ impl Copier<'_> {
                 return Ok(());
             };
             if obfuscates && me.is_ours(&raw, BlockKind::DirIndex) && crc_ok(&raw) {
-                return Ok(()); // comes with the whole index
+                return Ok(()); // copied with the whole index
             }
-            // What has come home only in part, or not at all, is replaced by what a replay makes of it.
+            // A block that was not checkpointed, or only in part, is replaced by the result of the replay.
             if in_log.contains(&addr) && !(me.is_ours_at_all(&raw) && crc_ok(&raw)) {
                 raw = read_block(view, &me.g, addr).unwrap_or(raw);
             }
@@ -233,7 +232,7 @@ impl Copier<'_> {
             self.chain(ino, first)?;
         }
         self.indexes(&buckets)?;
-        // After the metadata is known, and never over it.
+        // Targets of links never overwrite metadata.
         let taken: HashSet<BlockAddr> = list.iter().copied().collect();
         for link in std::mem::take(&mut self.seen.links) {
             self.long_link(&link, &taken)?;
@@ -341,7 +340,7 @@ impl Copier<'_> {
                 self.write(addr, &block)?;
             }
         }
-        // Hashes tell something of names: of what is no bucket only the header stays.
+        // Hashes reveal names. Of blocks that are no valid bucket only the header stays.
         for (addr, mut b) in others {
             b[META_HEADER_SIZE..].fill(0);
             let seq = block_seq(&b);
@@ -351,7 +350,7 @@ impl Copier<'_> {
         Ok(())
     }
 
-    /// The target of a symbolic link that stands in data blocks.
+    /// Copies the target of a symbolic link in data blocks.
     fn long_link(&mut self, link: &LongLink, taken: &HashSet<BlockAddr>) -> Result<()> {
         let fs = self.g.frag_size();
         let frags = self.g.frags_for(link.size as u64);
@@ -367,7 +366,7 @@ impl Copier<'_> {
                 return Ok(());
             }
         }
-        // Where the map is damaged something else may stand there: what cannot be a target is not copied.
+        // With a damaged map the data may be something else. What cannot be a target is not copied.
         let (text, rest) = target.split_at_mut(link.size);
         if text.iter().any(|b| b.is_ascii_control()) {
             return Ok(());

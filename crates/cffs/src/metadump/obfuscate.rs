@@ -1,4 +1,4 @@
-//! Names that tell nothing: another name of the same length for each name, under a key.
+//! Obfuscation: replaces each name by another one of the same length, under a key.
 //!
 //! The map is one-to-one, so what was different stays different, and the same name becomes the same everywhere: in every
 //! directory, and as a step of a symbolic link's target. Letters, digits and `_` become such, bytes above ASCII become such,

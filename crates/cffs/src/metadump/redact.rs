@@ -1,7 +1,6 @@
-//! What of a block may leave: everything but contents of files, and names only under another name where that is asked for.
+//! Redaction: removes contents of files from a block, and obfuscates names if that is asked for.
 //!
-//! What a check has to say of the block stays what it was: whatever was impossible stays impossible, and a checksum that
-//! did not match does not match afterwards.
+//! A check finds the same in the redacted block: an impossible value stays impossible, and a wrong checksum stays wrong.
 
 use super::obfuscate::Obfuscator;
 use crate::dump::entry_chain;
@@ -22,7 +21,7 @@ pub(super) struct LongLink {
     pub(super) size: usize,
 }
 
-/// What was seen on the way and is dealt with elsewhere.
+/// Structures met in the blocks that are copied separately.
 #[derive(Default)]
 pub(super) struct Seen {
     /// Names of the directories that have an entry here.
@@ -34,7 +33,7 @@ pub(super) struct Seen {
     pub(super) chains: Vec<(Ino, BlockAddr)>,
 }
 
-/// Takes out what may not leave.
+/// Removes what must not be in a metadata image.
 pub(super) struct Redactor {
     pub(super) fsid: u64,
     pub(super) seed: [u64; 2],
@@ -56,7 +55,7 @@ impl Redactor {
         let good = crc_ok(raw);
         let mut b = raw.to_vec();
         if !good && !self.keep_damaged {
-            // Part of it may be another file's by now.
+            // Part of the block may be contents of a file by now.
             b[META_HEADER_SIZE..].fill(0);
             keep_wrong(&mut b);
             return Some(b);
@@ -72,9 +71,9 @@ impl Redactor {
                     }
                 }
             }
-            // Checksums of contents tell something of them: the copy says that none is known.
+            // Checksums reveal contents, so the copy has none.
             BlockKind::DataSums => b[META_HEADER_SIZE..].fill(0),
-            // Those that are part of a chain are written with it.
+            // Blocks of a chain are written later, with the whole chain.
             BlockKind::Xattr if self.obfuscate.is_some() => b[META_HEADER_SIZE..].fill(0),
             _ => {}
         }
@@ -152,7 +151,7 @@ impl Redactor {
         b[len..].fill(0);
     }
 
-    /// Of an inode that does not decode the fields stay, and extents; they are what is wrong with it.
+    /// Keeps the fields and extents of an inode that does not decode, because a check reports them.
     fn damaged_inode(&self, b: &mut [u8]) {
         if b.len() < INODE_CORE_SIZE {
             return b.fill(0);

@@ -1,4 +1,4 @@
-//! Making a file system, and reading the superblock of one.
+//! Making a file system.
 //!
 //! The cost does not depend on the size of the device: only allocation group 0 is written, and copies of the
 //! superblock in group 1 and in the last one. All other groups stay as they are until space is first needed in them.

@@ -2,7 +2,7 @@
 
 use crate::format::QuotaKind;
 
-/// What a new file system is to be like.
+/// Settings of a new file system.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct MkfsOptions {

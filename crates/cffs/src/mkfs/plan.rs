@@ -130,7 +130,7 @@ fn place(
             dev.len().min(o.size.unwrap_or(u64::MAX))
         ))
     };
-    // Four times the log, since a log that takes more than a quarter of the device is not what anybody wants.
+    // Four times the log, because a log of more than a quarter of the device would be a waste.
     let need =
         if o.log_bytes.is_some() { internal * 2 } else { internal * 4 }.max(MIB).max(u64::from(o.group_size) * 4);
     if size < need {
@@ -142,7 +142,7 @@ fn place(
         None => {
             let default =
                 Geometry::default_ag_blocks(sb.total_blocks, shift.into(), sb.frag_shift.into(), sb.group_shift.into());
-            // The log stands in group 0 as a whole, and should leave half of it to files.
+            // The log lies in allocation group 0 as a whole, and leaves half of it to files.
             default.max((2 * (internal >> shift)).next_multiple_of(group_blocks))
         }
     };

@@ -13,7 +13,7 @@ pub(super) fn random<const N: usize>() -> Result<[u8; N]> {
     Ok(b)
 }
 
-/// A number that nobody can know beforehand.
+/// A number that cannot be predicted.
 pub(crate) fn random_u32() -> Result<u32> {
     Ok(u32::from_ne_bytes(random()?))
 }

@@ -5,8 +5,8 @@ use crate::format::ag::{BITMAP_BITS, BITMAP_INDEX};
 use crate::format::{BlockAddr, BlockId, BlockKind, FragAddr, get_u64, verify_block};
 
 impl Repairer<'_> {
-    /// Takes space that nothing claims; at first what was free before the repair too, so that a copy never overwrites
-    /// what an interrupted repair still needs.
+    /// Allocates space that nothing claims. Space that was free before the repair comes first, so that a copy never
+    /// overwrites what an interrupted repair still needs.
     pub(super) fn alloc(&mut self, len: u64, align: u64) -> Option<FragAddr> {
         for old_too in [false, true] {
             let from = if old_too { 0 } else { self.alloc_cursor };
@@ -29,7 +29,7 @@ impl Repairer<'_> {
         let end = (self.g.ag_start(ag) + self.g.ag_len(ag)) * fpb;
         let mut at = if old_too { first } else { first.max(self.alloc_cursor) };
         loop {
-            // The log and the system area are in use as well.
+            // The log and the system area are in use, but not in the set.
             at = self.space.used.find_gap(at, end, len, align)?;
             if let Some((_, e)) = self.space.fixed.within(at, at + len).last() {
                 at = e.next_multiple_of(align);
@@ -45,20 +45,20 @@ impl Repairer<'_> {
         }
     }
 
-    /// A whole block.
+    /// Allocates a whole block.
     pub(super) fn alloc_block(&mut self) -> Option<BlockAddr> {
         let fpb = self.g.frags_per_block();
         self.alloc(fpb, fpb).map(|f| f / fpb)
     }
 
-    /// A whole block for metadata.
+    /// Allocates a whole block for metadata.
     pub(super) fn alloc_meta(&mut self) -> Option<BlockAddr> {
         let block = self.alloc_block()?;
         self.space.meta.insert(self.g.frag_of_block(block), self.g.frag_of_block(block + 1));
         Some(block)
     }
 
-    /// Last fragment of a run that was in use before the repair, by its bitmap; `None` if none was or nobody can say.
+    /// Last fragment of a run that was in use before the repair, by its bitmap; `None` if none was, or if the bitmap cannot be read.
     pub(super) fn old_use(&mut self, start: FragAddr, len: u64) -> Option<FragAddr> {
         (start..start + len).rev().find(|f| self.old_bit(*f) == Some(true))
     }

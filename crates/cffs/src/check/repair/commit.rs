@@ -1,8 +1,8 @@
-//! Brings the changes to the device so that a crash leaves the file system as it was before, or as it is after.
+//! Writes the changes so that a crash leaves the file system either as it was or repaired.
 //!
-//! All changed blocks go into the log first, whole, as transactions; the first of them is written last, and replay begins
-//! with it: as long as it is missing the others do not count. Only then the blocks go home. What is too much for the log
-//! goes in several such steps, what holds names and contents before what follows from it.
+//! All changed blocks are written to the log first, whole, as transactions. The first transaction is written last: replay
+//! begins with it, so without it the others do not count. Then the blocks are written in place. Changes that exceed the log
+//! are written in several such steps: names and contents first, then what is derived from them.
 
 use super::volume::{Changed, Copy};
 use crate::error::{Error, Result};
@@ -31,7 +31,7 @@ pub(super) struct Writer<'a> {
     pub(super) header: LogHeader,
 }
 
-/// In several steps, what is written first: contents and names, then what leads to them, then what follows from both.
+/// The order in which blocks are written: file maps and tables, then names, then derived structures.
 fn rank(changed: &Changed) -> u8 {
     if changed.raw {
         return 2;
@@ -72,7 +72,7 @@ impl Writer<'_> {
         while done < c.len {
             let n = (c.len - done).min(COPY_MAX >> shift).max(1);
             let mut buf = AlignedBuf::zeroed((n << shift) as usize);
-            // What cannot be read is zeros in the copy.
+            // Fragments that cannot be read become zeros in the copy.
             let _ = self.dev.read_at(IoKind::Data, (c.from + done) << shift, &mut buf);
             self.dev.write_at(IoKind::Data, (c.to + done) << shift, &buf)?;
             done += n;
@@ -80,7 +80,7 @@ impl Writer<'_> {
         Ok(())
     }
 
-    /// One step: into the log, home, log empty.
+    /// One step: writes the blocks to the log, then in place, and empties the log.
     fn step(
         &mut self,
         step: &[(u8, BlockAddr)],

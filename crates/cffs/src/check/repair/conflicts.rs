@@ -1,7 +1,7 @@
-//! Space that several claim, and maps that have to be written anew.
+//! Space with several owners, and maps that have to be written anew.
 //!
-//! Metadata that says itself whose it is stays where it is; contents of a file that lie on it are lost. Of several files
-//! the first keeps the space, the others get copies of what is there: one of them is right, and nobody can say which.
+//! Metadata keeps its space, because it names its owner; contents of a file in the same place are lost. Of several files the
+//! first keeps the space and the others get copies of it: the contents belong to one of them, and nothing tells to which.
 
 use super::extent_map::join;
 use super::findings::inode_place;
@@ -13,14 +13,14 @@ use crate::error::Result;
 use crate::format::{BlockId, BlockKind, Extent, Ino, InodeFormat};
 
 impl Repairer<'_> {
-    /// Decides who keeps shared space. What files shall map instead goes to `remap`.
+    /// Decides who keeps shared space, and plans new maps for the others.
     pub(super) fn resolve_shared(&mut self) -> Result<()> {
         if self.space.shared.is_empty() {
             return Ok(());
         }
         let mut taken = Intervals::default();
         let mut inos: Vec<Ino> = self.found.inodes.keys().copied().collect();
-        // Those whose maps are a guess come late, and last those that it shows of.
+        // Inodes read from damaged blocks come late, and those with inconsistent maps last.
         inos.sort_unstable_by_key(|ino| {
             (self.evidence.inconsistent.contains(ino), self.evidence.guessed.contains(ino), *ino)
         });

@@ -1,5 +1,4 @@
-//! The walk: from the root through all directories, putting right what each structure says about itself, and noting whose
-//! every fragment is. Repeated until it changes nothing.
+//! The walk through all directories: corrects their blocks, entries and counts, and claims their space.
 
 use super::entries::{rebuild, set_counts};
 use super::extent_map::{Map, join};
@@ -19,13 +18,13 @@ use crate::format::{
 };
 use std::ops::Range;
 
-/// Useless blocks of one directory after which the rest of it is given up: an image that maps a petabyte of zeros must not
-/// make the repair read it.
+/// Useless blocks of a directory after which the rest of it is given up. Otherwise the repair would read a petabyte that an
+/// image maps to zeros.
 const USELESS_MAX: u64 = 1 << 16;
-/// Blocks behind the size of a directory that are looked at: its size may be what is wrong.
+/// Blocks behind the size of a directory that are read, because the size may be wrong.
 const BEHIND_MAX: u64 = 4096;
 
-/// What becomes of an entry.
+/// What is done with an entry.
 enum EntryAction {
     Keep,
     Remove,
@@ -52,9 +51,9 @@ struct DirContents {
 enum DirBlockUse {
     /// In use, with entries.
     Live,
-    /// Behind the size and never written.
+    /// Preallocated behind the size and never written.
     Ahead,
-    /// Nothing of this directory.
+    /// Not a block of this directory.
     Gone,
 }
 
@@ -171,7 +170,7 @@ impl Repairer<'_> {
                         ));
                         break;
                     }
-                    // Buckets, and what is allocated ahead.
+                    // Index buckets and preallocated blocks.
                     let to = if lblock < DIR_BLOCKS_MAX { count.min(DIR_BLOCKS_MAX - first) } else { count };
                     let rest = Extent { len: (to - n) * fpb, ..one };
                     self.space.claim_data(rest.start, rest.len);
@@ -190,7 +189,7 @@ impl Repairer<'_> {
                     }
                     DirBlockUse::Gone => {
                         useless += 1;
-                        wrong.get_or_insert(format!("block {} is none of its blocks", addr + n));
+                        wrong.get_or_insert(format!("block {} does not belong to it", addr + n));
                     }
                 }
                 n += 1;
@@ -233,7 +232,7 @@ impl Repairer<'_> {
                 };
                 match rebuild(&b, id, lblock, self.sb.hash_seed, &self.g, true) {
                     Some(r) => {
-                        self.must_fix(Class::DirBlock, &place(), what, "keep the entries that make sense")?;
+                        self.must_fix(Class::DirBlock, &place(), what, "keep the valid entries")?;
                         self.disconnect_all(ino, r.nameless);
                         r.block
                     }
@@ -323,7 +322,7 @@ impl Repairer<'_> {
                 }
             }
         }
-        // `remove` counts by the kind it finds.
+        // `remove` has changed the counts by the kinds that it found.
         set_counts(block);
         Ok(())
     }
@@ -341,7 +340,7 @@ impl Repairer<'_> {
         let (ino, said) = (e.ino, e.file_type);
         let place = format!("directory {dir}");
         let Some(k) = self.found.inodes.get_mut(&ino).filter(|k| k.external) else {
-            let what = format!("name {shown:?} leads to inode {ino}, which is not there");
+            let what = format!("name {shown:?} refers to inode {ino}, which does not exist");
             self.must_fix(Class::NameDangling, &place, what, "remove the name")?;
             return Ok(EntryAction::Remove);
         };
@@ -422,7 +421,7 @@ impl Repairer<'_> {
         if inode.is_dir() {
             got.subdirs += 1;
             got.children.push(inode.ino);
-            // It is walked next, or soon.
+            // The directory is walked soon.
             if let InodeFormat::Extents(list) = &inode.format
                 && let Some(e) = list.first()
             {
@@ -451,7 +450,7 @@ impl Repairer<'_> {
         }
         for (n, name) in drop {
             let shown = shown(&name);
-            let what = format!("name {shown:?} stands twice");
+            let what = format!("name {shown:?} occurs twice");
             self.must_fix(Class::NameDuplicate, &format!("directory {dir}"), what, "move the second to lost+found")?;
             if self.vol.surveying {
                 continue;

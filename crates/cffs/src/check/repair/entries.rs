@@ -1,4 +1,4 @@
-//! Directory blocks that are not in order: what can be read of one is kept in its place, the rest becomes free.
+//! Damaged directory blocks: entries that can be read stay in their places, the rest becomes free.
 //!
 //! Entries of a block with the right checksum are believed as far as they make sense. In a block with a wrong checksum, or
 //! behind a break of the chain, an entry counts only if the hash stored with its name is that of the name.

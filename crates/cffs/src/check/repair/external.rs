@@ -84,7 +84,7 @@ impl Repairer<'_> {
             };
             if Inode::decode(&old[offset..offset + INODE_SLOT_SIZE]).is_err() {
                 let what = format!("inode {} is damaged", inode.ino);
-                self.must_fix(Class::InodeDamaged, &place, what, "keep what makes sense")?;
+                self.must_fix(Class::InodeDamaged, &place, what, "keep the valid fields")?;
             }
             let owner = inode.ino;
             match self.number(&mut inode, addr, offset as u32, &place)? {
@@ -140,7 +140,7 @@ impl Repairer<'_> {
                     continue;
                 }
                 let class = if dir { Class::DirUnreachable } else { Class::InodeLinks };
-                self.must_fix(class, &place, "no name leads to it".into(), "give it a name in lost+found")?;
+                self.must_fix(class, &place, "no name refers to it".into(), "give it a name in lost+found")?;
                 if !self.vol.surveying {
                     let lost = Disconnected { inode: None, ino, file_type: k.file_type, from: 0, name: None };
                     self.found.disconnected.push(lost);
@@ -148,7 +148,7 @@ impl Repairer<'_> {
                 continue;
             }
             if !dir && inode.nlink != k.names {
-                let what = format!("link count {}, but {} names lead to it", inode.nlink, k.names);
+                let what = format!("link count {}, but {} names refer to it", inode.nlink, k.names);
                 if self.fix(Class::InodeLinks, &place, what, "correct it")? {
                     inode.nlink = k.names;
                     self.store(&inode);

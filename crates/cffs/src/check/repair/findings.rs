@@ -91,7 +91,7 @@ impl Known {
 pub(super) struct Disconnected {
     pub(super) ino: Ino,
     pub(super) file_type: FileType,
-    /// The inode, if it stands nowhere any more.
+    /// The inode, if it is in no block any more.
     pub(super) inode: Option<Box<Inode>>,
     /// The directory and the name it had.
     pub(super) from: Ino,

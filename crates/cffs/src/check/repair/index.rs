@@ -19,7 +19,7 @@ use crate::format::{
 const INDEXED_BLOCKS: u64 = 8;
 
 impl Repairer<'_> {
-    /// Whether the index says what the names say.
+    /// Whether the index agrees with the names.
     pub(super) fn index_is_right(&mut self, inode: &Inode, map: &Map, names: &mut [Name]) -> bool {
         let buckets = inode.index_buckets;
         if buckets == 0 {
@@ -66,10 +66,10 @@ impl Repairer<'_> {
         overflowed || wanted.next().is_none()
     }
 
-    /// Writes the index of a directory anew, in new blocks, or leaves it away if the directory is small.
+    /// Rebuilds the index of a directory in new blocks, or removes it if the directory is small.
     pub(super) fn rebuild_index(&mut self, ino: Ino) -> Result<()> {
         let place = inode_place(ino);
-        if !self.fix(Class::IndexBucket, &place, "the index does not say what the names say".into(), "write it anew")? {
+        if !self.fix(Class::IndexBucket, &place, "the index does not match the names".into(), "write it anew")? {
             return Ok(());
         }
         let Some(mut inode) = self.load(ino) else { return Ok(()) };
@@ -95,7 +95,7 @@ impl Repairer<'_> {
             }
         }
         if addrs.len() < buckets as usize {
-            // Without an index every lookup searches: slow, but right.
+            // There is no space for an index. Lookups search the directory, which is slow but correct.
             addrs.drain(..).for_each(|a| self.space.release_block(a));
             buckets = 0;
         }

@@ -36,7 +36,7 @@ impl Repairer<'_> {
             && (k.generation, k.btime, k.file_type) == (inode.generation, inode.btime, inode.file_type())
         {
             if k.external {
-                let what = format!("inode {ino} stands in its entry and in the external table");
+                let what = format!("inode {ino} is both in its entry and in the external table");
                 self.must_fix(Class::InodeNumber, place, what, "make the entry a link")?;
                 if inode.is_dir() && k.names > 0 {
                     return Ok(Numbered::Remove);
@@ -56,11 +56,11 @@ impl Repairer<'_> {
         }
         let what = match known {
             Some(_) => format!("a second inode with number {ino}"),
-            None if possible => format!("the inode with number {ino} stands elsewhere"),
+            None if possible => format!("the inode with number {ino} is elsewhere, by the locator table"),
             None => format!("a file with the impossible number {ino}"),
         };
         if inode.is_dir() {
-            // Its own blocks know whose they are.
+            // The blocks of a directory name their owner.
             if let Some(owner) = self.owner_of_blocks(inode) {
                 self.must_fix(Class::InodeNumber, place, what, "give it the number that its blocks carry")?;
                 inode.ino = owner;
@@ -78,7 +78,7 @@ impl Repairer<'_> {
         Ok(Numbered::Another)
     }
 
-    /// The directory whose blocks an inode maps, if that has no inode so far.
+    /// The directory whose blocks an inode maps, if no inode of that directory was found so far.
     pub(super) fn owner_of_blocks(&mut self, inode: &Inode) -> Option<Ino> {
         let first = *self.read_map(inode).extents.first()?;
         let block = self.vol.get(self.g.block_of_frag(first.start)).ok()?;
@@ -138,7 +138,7 @@ impl Repairer<'_> {
             self.planned.maps.insert(inode.ino, map.extents.clone());
             self.planned.node_owners.insert(inode.ino, owner);
         } else if inode.frags != map.frags(&self.g) + xattr {
-            // Its map may be what is wrong: if others claim the same space, they are believed.
+            // The map may be wrong instead: other claims of the same space win.
             self.evidence.inconsistent.insert(inode.ino);
             let frags = map.frags(&self.g) + xattr;
             let what = format!("says {} fragments are allocated, but {frags} are", inode.frags);
@@ -149,8 +149,8 @@ impl Repairer<'_> {
         Ok(true)
     }
 
-    /// Written space behind the size: if the count of fragments does not fit the map either, the map is what is wrong. What is left
-    /// ends with a block, or, if that makes the count right, with the size.
+    /// Drops written space behind the size, if the count of fragments contradicts the map too: then the map is wrong. What is
+    /// left ends with a block, or with the size if that makes the count right.
     pub(super) fn drop_beyond_size(&mut self, inode: &Inode, map: &mut Map) {
         let fpb = self.g.frags_per_block();
         let xattr = self.xattr_frags(inode);
@@ -232,7 +232,7 @@ impl Repairer<'_> {
 
     pub(super) fn claim_nodes(&mut self, map: &Map) {
         for node in &map.nodes {
-            // Nodes say whose they are, so that nobody else can have claimed them as such.
+            // Nodes name their owner, so that no other inode can have claimed them as its nodes.
             self.space.claim_meta(*node);
         }
     }
@@ -252,7 +252,7 @@ impl Repairer<'_> {
         }
     }
 
-    /// Keeps an inode that has lost its name until lost+found is there.
+    /// Keeps an inode that has lost its name until it gets one in lost+found.
     pub(super) fn disconnect(&mut self, dir: Ino, name: Option<String>, inode: Inode) {
         self.found.disconnected_inos.insert(inode.ino);
         if !self.vol.surveying {
@@ -266,16 +266,16 @@ impl Repairer<'_> {
         }
     }
 
-    /// Notes an inode by its number.
+    /// Registers an inode by its number.
     pub(super) fn register(&mut self, inode: &Inode, known: Known) {
         self.evidence.max_ino = self.evidence.max_ino.max(inode.ino);
         self.found.inodes.insert(inode.ino, known);
     }
 
-    /// A number that nobody has.
+    /// An unused inode number.
     pub(super) fn new_ino(&mut self) -> Ino {
         let mut next = self.evidence.max_ino.max(FIRST_USER_INO - 1) + 1;
-        // Nor one that somebody has who was not found so far.
+        // An inode with the number may not be found yet: the locator table knows.
         while next <= self.g.inodes_max() && self.located(next).is_some_and(|at| at != Location::Free) {
             next += 1;
         }

@@ -15,7 +15,7 @@ use crate::format::{
 use std::collections::BTreeMap;
 
 impl Repairer<'_> {
-    /// Reads the locator table as it is, to be asked later.
+    /// Reads the locator table as it was before the repair.
     pub(super) fn read_old_locator(&mut self) {
         let Some(inode) = self.load(LOCATOR_INO) else { return };
         let TableBlocks { map, good, .. } = self.table_blocks(&inode, BlockKind::Locator, self.locator_shape());
@@ -45,7 +45,7 @@ impl Repairer<'_> {
         Location::decode(&block[offset..offset + LOCATOR_SIZE], ino, self.g.block_size()).ok()
     }
 
-    /// Whether the locator table knows an entry of a directory block.
+    /// Whether the locator table confirms an entry of a directory block, or cannot tell.
     pub(super) fn confirmed_block(&mut self, addr: BlockAddr, block: &[u8]) -> bool {
         if validate(block).is_err() {
             return false;
@@ -59,7 +59,7 @@ impl Repairer<'_> {
         })
     }
 
-    /// The same, strictly: an entry with an inode stands where the locator table says.
+    /// Whether an entry with an inode stands exactly where the locator table says.
     pub(super) fn located_entries(&mut self, addr: BlockAddr, block: &[u8]) -> bool {
         if validate(block).is_err() {
             return false;
@@ -77,9 +77,9 @@ impl Repairer<'_> {
         list.into_iter().any(|(ino, offset)| self.located(ino) == Some(Location::External { block: addr, offset }))
     }
 
-    /// Whether an inode really stands at another place, as the locator table says. The table may be what is old: where the inode
-    /// stood before, its bytes are found until somebody else gets the space. So a block in free space counts only if the
-    /// directory that it names maps it.
+    /// Whether an inode stands at another place, as the locator table says. The table may be outdated: the bytes of an inode
+    /// remain at its former place until the space is reused. So a block in free space counts only if the directory that it
+    /// names maps it.
     pub(super) fn stands_elsewhere(&mut self, ino: Ino, block: BlockAddr, offset: u32) -> bool {
         match self.located(ino) {
             Some(Location::Embedded { block: b, offset: o }) if (b, o) != (block, offset as usize) => {
@@ -112,7 +112,7 @@ impl Repairer<'_> {
         self.load_from(ino, block, offset, external)
     }
 
-    /// Writes the locator table anew, from the inodes that were found. The last structure that takes space.
+    /// Rebuilds the locator table from the inodes that were found. No structure allocates space after it.
     pub(super) fn rebuild_locator(&mut self) -> Result<()> {
         let shape = self.locator_shape();
         let mut inos: Vec<Ino> = self.found.inodes.keys().copied().filter(|i| *i >= FIRST_USER_INO).collect();

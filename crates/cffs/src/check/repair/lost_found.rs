@@ -16,7 +16,7 @@ use std::collections::HashSet;
 const LOST_FOUND: &str = "lost+found";
 
 impl Repairer<'_> {
-    /// Claims everything below inodes that wait for a name, so that nothing of it is given out.
+    /// Claims everything below the inodes that wait for a name, so that none of it is allocated.
     pub(super) fn claim_disconnected(&mut self) {
         let mut stack: Vec<Inode> =
             self.found.disconnected.iter().filter_map(|l| l.inode.as_deref().cloned()).collect();
@@ -154,7 +154,7 @@ impl Repairer<'_> {
         None
     }
 
-    /// Enters a name. The next walk corrects counts and index.
+    /// Inserts a name. The next walk corrects counts and index.
     pub(super) fn insert_name(
         &mut self,
         dir: Ino,
@@ -169,7 +169,7 @@ impl Repairer<'_> {
         let new = NewEntry { name, hash, ino, file_type, inode, inode_room };
         let need = entry_len(name.len(), inode_room);
         let blocks = self.entry_blocks(&d);
-        // The last blocks are those with room.
+        // Free space is most likely in the last blocks.
         for (_, addr) in blocks.iter().rev().take(4) {
             let Some(mut b) = self.entry_block(dir, *addr) else { continue };
             if let Some(offset) = find_space(&b, need) {
@@ -190,7 +190,7 @@ impl Repairer<'_> {
         let map = self.read_map(&d);
         let mut list = map.extents.clone();
         let e = self.block_extent(lblock, addr);
-        // Blocks allocated ahead make way.
+        // The new block replaces a preallocated one.
         cut_out(&mut list, e.logical, e.end());
         add_extents(&mut list, [e]);
         self.set_map(&mut d, &map, list)?;
@@ -200,7 +200,7 @@ impl Repairer<'_> {
         Ok(())
     }
 
-    /// Notes where an inode stands that was entered just now, so that it can be read again.
+    /// Registers the place of an inode that was just inserted, so that it can be read again.
     pub(super) fn note_place(&mut self, inode: Option<&Inode>, block: BlockAddr, offset: usize) {
         if let Some(i) = inode {
             let known = Known { block, offset: offset as u32, file_type: i.file_type(), names: 1, ..Known::of(i) };

@@ -50,7 +50,7 @@ impl Repairer<'_> {
                         continue;
                     }
                     if child.block == 0 || child.block >= self.g.total_blocks || !seen.insert(child.block) {
-                        map.wrong = Some(format!("extent tree node at block {} cannot be there", child.block));
+                        map.wrong = Some(format!("extent tree node at block {} is impossible", child.block));
                         map.lost_nodes = true;
                         continue;
                     }
@@ -105,7 +105,7 @@ impl Repairer<'_> {
         for e in list {
             let end = e.logical.saturating_add(e.len);
             if e.len == 0 || e.len > EXTENT_LEN_MAX || e.logical < *at || end > high {
-                map.wrong = Some(format!("extent of {} fragments at fragment {} cannot be there", e.len, e.logical));
+                map.wrong = Some(format!("extent of {} fragments at fragment {} is impossible", e.len, e.logical));
                 continue;
             }
             if end > self.g.frags_for(crate::format::FILE_SIZE_MAX) {
@@ -128,7 +128,7 @@ impl Repairer<'_> {
     }
 
     /// Writes a map into an inode: in the inode itself if it fits, else a new tree. `old` is what it had; its nodes become
-    /// free. What does not fit any more is lost, and told.
+    /// free. Extents that do not fit any more are lost, which is reported.
     pub(super) fn set_map(&mut self, inode: &mut Inode, old: &Map, extents: Vec<Extent>) -> Result<()> {
         let mut list = join(extents);
         for node in &old.nodes {

@@ -1,21 +1,21 @@
-//! Repair: brings a damaged file system into order, trusting nothing that can be found out otherwise.
+//! Repair of a damaged file system. Derived structures are never trusted: they are rebuilt from the primary ones.
 //!
-//! Nothing is written while the repair thinks. All changes are kept beside the device (`volume`), the check looks at the
-//! result through them, and then they reach the device through the log (`commit`): a crash leaves the file system as it
-//! was or as it is to be, and another repair goes on from there.
+//! The repair decides everything before it writes anything. It collects its changes in memory (`volume`), the check verifies
+//! the result through them, and `commit` writes them through the log. So a crash leaves the file system either as it was or
+//! repaired, or another repair continues from there.
 //!
-//! 1. `start`: a superblock to go by, chosen among the primary and its copies by what agrees with it; the log is replayed,
-//!    or emptied if that is not possible.
-//! 2. A walk that only looks. What says whose it is but is mapped by nobody (`lost`) is given back to those whose maps are
-//!    damaged, before anything is decided on what seems to be missing.
-//! 3. Walks (`walk`, `tables`) that put right what each structure says about itself: entries, numbers, fields, maps, link
-//!    counts. After each: shared space (`conflicts`), maps (`maps`), indexes (`index`), what has lost its name
-//!    (`lost`), and again, until a walk changes nothing.
-//! 4. What follows from that walk is written wholesale: locator table, bitmaps and headers, counters, superblock copies
-//!    (`space`).
+//! 1. `start` chooses a superblock, the primary or a copy, by how many structures agree with it. `recover` replays the log,
+//!    or empties it if it cannot be replayed.
+//! 2. The survey: walks without changes. Blocks that name their owner but are not mapped (`unmapped`) are reattached to
+//!    owners with damaged maps. This comes first, because what seems to be missing may only be unmapped.
+//! 3. The walks with changes correct what each structure says about itself: entries, numbers, fields, maps, link counts
+//!    (`system`, `external`, `directories`, `inodes`). After each walk follow shared space (`conflicts`), maps (`maps`),
+//!    indexes (`index`) and names for disconnected inodes (`lost_found`). Walks are repeated until one changes nothing.
+//! 4. The derived structures are rebuilt from the last walk: locator table (`locator`), bitmaps, group headers, counters and
+//!    superblock copies (`space`).
 //!
-//! Memory: about 150 bytes for each inode, 32 for each gap in the used space, 32 MiB of cache, the blocks that change, and
-//! the extents of the file that is looked at.
+//! Memory: about 150 bytes for each inode, 32 for each gap in the used space, 32 MiB of cache, the changed blocks, and the
+//! extents of one file.
 
 mod alloc;
 mod commit;

@@ -73,12 +73,12 @@ impl<'a> Repairer<'a> {
         }
     }
 
-    /// Asks whether to change something. Never asks, and never changes, while only looking.
+    /// Asks whether to change something. The survey never asks and never changes anything.
     pub(super) fn fix(&mut self, class: Class, place: &str, text: String, action: &str) -> Result<bool> {
         Ok(!self.vol.surveying && self.session.fix(class, place, text, action))
     }
 
-    /// The same for something that all else depends on.
+    /// Asks for a change that all others depend on. Refusing it ends the repair.
     pub(super) fn must_fix(&mut self, class: Class, place: &str, text: String, action: &str) -> Result<()> {
         if self.vol.surveying { Ok(()) } else { self.session.must(class, place, text, action) }
     }
@@ -107,14 +107,14 @@ impl<'a> Repairer<'a> {
         self.load_from(ino, k.block, k.offset as usize, k.external)
     }
 
-    /// Reads an inode of which it is said where it stands.
+    /// Reads an inode from a given place.
     pub(super) fn load_from(&mut self, ino: Ino, block: BlockAddr, offset: usize, external: bool) -> Option<Inode> {
         let b = self.vol.get(block).ok()?;
         let (from, to) = self.room(&b, block, offset, external)?;
         Inode::decode(&b[from..to]).ok().filter(|i| i.ino == ino)
     }
 
-    /// Where the bytes of an inode are in its block.
+    /// The range of bytes of an inode in its block.
     pub(super) fn room(&self, b: &[u8], addr: BlockAddr, offset: usize, external: bool) -> Option<(usize, usize)> {
         if external {
             let id = BlockId { kind: BlockKind::ExternalInodes, addr, owner: EXTERNAL_INO };

@@ -5,7 +5,7 @@ use crate::check::Class;
 use crate::error::{Error, Result};
 use std::collections::HashSet;
 
-/// What is asked and told.
+/// The questions of a repair and their answers.
 pub(super) struct Session<'a> {
     pub(super) ask: Ask<'a>,
     pub(super) refused: HashSet<(Class, String, String)>,

@@ -1,4 +1,4 @@
-//! What follows from who uses what: bitmaps, headers of allocation groups, counters, copies of the superblock.
+//! Derived structures of free space: bitmaps, headers of allocation groups, counters, copies of the superblock.
 
 use super::repairer::Repairer;
 use crate::check::{Class, Phase};

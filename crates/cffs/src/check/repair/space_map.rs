@@ -8,9 +8,9 @@ pub(super) struct SpaceMap {
     g: Geometry,
     /// System area and log.
     pub(super) fixed: Intervals,
-    /// All space that somebody claims.
+    /// All space that was claimed.
     pub(super) used: Intervals,
-    /// The part of it that says itself whose it is.
+    /// The part of it that is metadata, which names its owner.
     pub(super) meta: Intervals,
     /// The part of it that was claimed more than once.
     pub(super) shared: Intervals,
@@ -35,7 +35,7 @@ impl SpaceMap {
         self.shared = Intervals::default();
     }
 
-    /// Claims a metadata block that says itself whose it is. False if it was claimed before, so that it is mapped twice.
+    /// Claims a metadata block. False if it was claimed before, so that it is mapped twice.
     pub(super) fn claim_meta(&mut self, block: BlockAddr) -> bool {
         let (start, end) = (self.g.frag_of_block(block), self.g.frag_of_block(block + 1));
         if self.meta.overlaps(start, end) || self.fixed.overlaps(start, end) {
@@ -46,7 +46,7 @@ impl SpaceMap {
         true
     }
 
-    /// Claims what nothing but a map says belongs to somebody.
+    /// Claims contents of a file. Only the map of the file says whose they are.
     pub(super) fn claim_data(&mut self, start: FragAddr, len: u64) {
         self.claim_run(start, start + len);
     }

@@ -1,4 +1,4 @@
-//! What a repair begins with: a superblock to go by, and a log that is empty.
+//! The superblock that a repair goes by.
 
 use crate::check::reader::Reader;
 use crate::error::{Error, Result};
@@ -20,7 +20,7 @@ const SEARCH_MAX: u64 = 2 << 30;
 pub(super) struct Choice {
     pub(super) superblock: Superblock,
     pub(super) g: Geometry,
-    /// Why not the primary, and where the copy stands; `None` if it is the primary.
+    /// What is wrong with the primary, and the byte offset of the copy; `None` if it is the primary.
     pub(super) instead: Option<(String, u64)>,
 }
 
@@ -39,7 +39,7 @@ pub(super) fn choose(dev: &dyn Device, log_dev: Option<&dyn Device>) -> Result<C
     if let Err(Error::Corrupt(c)) = &primary
         && c.0.contains("use a newer")
     {
-        // Not damage: the format of the future.
+        // It is a newer format, not damage.
         return Err(Error::Corrupt(c.clone()));
     }
     let mut candidates: Vec<(Option<u64>, Superblock)> = Vec::new();
@@ -71,7 +71,7 @@ pub(super) fn choose(dev: &dyn Device, log_dev: Option<&dyn Device>) -> Result<C
     });
     let superblock = match (&primary, at) {
         (_, None) => sb,
-        // Nobody knows in what state the file system was left.
+        // The state in which the file system was left is unknown.
         (Ok(old), Some(_)) => {
             let (label, mount_options) = (old.label, old.mount_options);
             Superblock {
@@ -96,14 +96,14 @@ pub(super) fn writable(sb: &Superblock) -> Result<()> {
     }
 }
 
-/// Looks for a copy wherever a group can begin: mkfs was told another size of groups than it would choose.
+/// Looks for a copy wherever an allocation group can begin, because mkfs may have been given another size than its default.
 fn search_copy(dev: &dyn Device) -> Option<(u64, Superblock)> {
     let end = dev.len().min(SEARCH_MAX);
     let step = GROUP_SIZE_MIN as usize;
     let mut buf = AlignedBuf::zeroed(1 << 20);
     for start in (0..end).step_by(buf.len()) {
         let len = ((end - start) as usize).min(buf.len()) / step * step;
-        // What cannot be read has nothing in it.
+        // An unreadable piece cannot hold a usable copy.
         if dev.read_at(IoKind::Super, start, &mut buf[..len]).is_err() {
             continue;
         }
@@ -122,7 +122,7 @@ fn search_copy(dev: &dyn Device) -> Option<(u64, Superblock)> {
     None
 }
 
-/// Whether two superblocks, or copies, are of one file system: what never changes is the same.
+/// Whether two superblocks are of one file system: the fields that never change are equal.
 fn same_file_system(a: &Superblock, b: &Superblock) -> bool {
     // Growing writes the copies first; whether a size is possible the counters say.
     let expected = Superblock { total_blocks: b.total_blocks, ..a.as_in_copy(b) };

@@ -1,5 +1,5 @@
-//! Tables of data checksums. What is wrong with one costs the sums in it, never data: where none is known, contents are
-//! taken as they are.
+//! Tables of data checksums. A damaged table is dropped. That loses its checksums but no data: contents without a checksum
+//! are accepted as they are.
 
 use super::repairer::Repairer;
 use super::volume::BlockError;
@@ -44,7 +44,7 @@ impl Repairer<'_> {
         Ok(bits.split_off(AG_SUM_BLOCKS))
     }
 
-    /// Copies of contents have the sums of what they are copies of.
+    /// Gives copied fragments the checksums of their originals.
     pub(super) fn copy_sums(&mut self) {
         if !self.g.data_sums {
             return;

@@ -79,12 +79,12 @@ impl Repairer<'_> {
         let mut inode = match found {
             Some((i, false)) if same(&i) => i,
             Some((i, _)) => {
-                self.must_fix(Class::SystemInode, &place, "it is damaged".into(), "keep what makes sense")?;
+                self.must_fix(Class::SystemInode, &place, "the inode is damaged".into(), "keep the valid fields")?;
                 self.evidence.damaged_maps.insert(ino);
                 i
             }
             None => {
-                self.must_fix(Class::SystemInode, &place, "it cannot be read".into(), "make it anew, empty")?;
+                self.must_fix(Class::SystemInode, &place, "the inode cannot be read".into(), "create it anew, empty")?;
                 self.evidence.damaged_maps.insert(ino);
                 let bits = if ino == ROOT_INO { 0o755 } else { 0o600 };
                 let mut i = Inode::new(ino, want.mode_bits() | bits, self.now);
@@ -153,7 +153,7 @@ impl Repairer<'_> {
                         end = (lblock + 1) * bs;
                     } else {
                         useless += 1;
-                        wrong.get_or_insert(format!("block {addr} is none of its blocks"));
+                        wrong.get_or_insert(format!("block {addr} does not belong to it"));
                         if useless > 1 << 14 {
                             break;
                         }
@@ -164,7 +164,7 @@ impl Repairer<'_> {
                 continue;
             }
             if let Some(what) = wrong {
-                self.must_fix(Class::QuotaBlock, &name, what, "leave out what is not in order")?;
+                self.must_fix(Class::QuotaBlock, &name, what, "leave out the damaged blocks")?;
                 self.set_map(&mut inode, &map, join(keep))?;
                 inode.aux = 0;
             } else {
@@ -186,7 +186,7 @@ impl Repairer<'_> {
         for kind in QuotaKind::ALL {
             let Some(mut inode) = self.load(kind.ino()) else { continue };
             if self.sb.has_quota(kind) && inode.aux == 1 {
-                let what = "what it counts may be wrong or have changed".to_string();
+                let what = "its counts may be wrong".to_string();
                 if self.fix(Class::QuotaUsage, &inode_place(kind.ino()), what, "count again at the next mount")? {
                     inode.aux = 0;
                     self.store(&inode);

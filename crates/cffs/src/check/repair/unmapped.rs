@@ -1,4 +1,4 @@
-//! What has lost its place: blocks that say whose they are but that nobody maps, and inodes without a name.
+//! Unmapped blocks: metadata blocks that name their owner but that no map leads to. They are reattached to their owners.
 
 use super::extent_map::{Map, add_extents, cut_out, join};
 use super::findings::{Disconnected, inode_place};
@@ -14,7 +14,7 @@ use crate::format::{
 };
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Blocks that nobody maps, by what they say they are.
+/// Unmapped blocks by their kind.
 #[derive(Default)]
 pub(super) struct UnmappedBlocks {
     /// Directory, logical block: address and sequence number.
@@ -26,7 +26,7 @@ pub(super) struct UnmappedBlocks {
 }
 
 impl Repairer<'_> {
-    /// Looks through the space that is marked as used but that nobody claims.
+    /// Searches the space that the old bitmaps mark as used but that nothing claims.
     fn find_unmapped(&mut self) -> UnmappedBlocks {
         let mut unmapped = UnmappedBlocks::default();
         let fpb = self.g.frags_per_block();
@@ -55,7 +55,7 @@ impl Repairer<'_> {
         }
         let owner = block_owner(&b);
         if (FIRST_USER_INO..=self.g.inodes_max()).contains(&owner) {
-            // New numbers are others than these.
+            // New inodes must not get these numbers.
             self.evidence.max_ino = self.evidence.max_ino.max(owner);
         }
         match BlockKind::from_magic(get_u32(&b, 0)) {
@@ -88,8 +88,8 @@ impl Repairer<'_> {
         }
     }
 
-    /// Gives unmapped blocks back to those whose maps have lost them; and, with `unknown`, makes directories anew for blocks of
-    /// directories that are gone. True if anything was found.
+    /// Reattaches unmapped blocks to owners with damaged maps. With `unknown`, recreates directories that have blocks but no
+    /// inode. True if anything was found.
     pub(super) fn reattach(&mut self, unknown: bool) -> Result<bool> {
         let unmapped = self.find_unmapped();
         let before = self.vol.changes;
@@ -114,7 +114,7 @@ impl Repairer<'_> {
             let mut list: Vec<(u64, BlockAddr)> = blocks.into_iter().map(|(l, (a, _))| (l, a)).collect();
             if ino == ROOT_INO || self.found.inodes.contains_key(&ino) {
                 if !self.evidence.damaged_maps.contains(&ino) {
-                    // The map looks whole: only what the locator table knows is more than a remnant.
+                    // The map looks complete, so blocks are remnants unless the locator table refers to them.
                     list.retain(|(_, addr)| {
                         let block = self.vol.get(*addr).unwrap_or_default();
                         self.located_entries(*addr, &block)
@@ -132,7 +132,7 @@ impl Repairer<'_> {
             }
         }
         if unknown && self.vol.changes == before {
-            // What was found so far may lead to them.
+            // Only if nothing else was found: what was found may lead to them.
             for (ino, list) in without_inode {
                 self.recreate_directory(ino, list)?;
             }
@@ -140,8 +140,8 @@ impl Repairer<'_> {
         Ok(self.vol.changes != before)
     }
 
-    /// Blocks of the external table whose number is not possible get another one, behind all others: which number it is
-    /// does not matter, since inodes are found through the locator table.
+    /// Gives blocks of the external table with an impossible number another one, behind all others. Any number will do,
+    /// because inodes are found through the locator table.
     fn possible_numbers(&mut self, blocks: Vec<(u64, BlockAddr)>) -> Vec<(u64, BlockAddr)> {
         let shape = self.external_shape();
         let most = self.g.total_blocks;
@@ -169,7 +169,7 @@ impl Repairer<'_> {
         Extent { logical: lblock * fpb, start: addr * fpb, len: fpb, unwritten: false }
     }
 
-    /// Blocks of a directory or table whose map has lost them.
+    /// Maps blocks of a directory or table again.
     fn reattach_blocks(&mut self, ino: Ino, blocks: Vec<(u64, BlockAddr)>) -> Result<()> {
         let Some(mut inode) = self.load(ino) else { return Ok(()) };
         let map = self.read_map(&inode);
@@ -183,7 +183,7 @@ impl Repairer<'_> {
                 continue;
             }
             let e = self.block_extent(lblock, addr);
-            // What the map has there now may be nothing of this file.
+            // What the map has there now may not belong to this file.
             if let Some(i) = list.iter().position(|l| l.logical < e.end() && e.logical < l.end()) {
                 let there = list[i].start + e.logical.saturating_sub(list[i].logical);
                 let known = list[i].logical <= e.logical && self.space.meta.overlaps(there, there + fpb);
@@ -201,7 +201,7 @@ impl Repairer<'_> {
         if added == 0 {
             return Ok(());
         }
-        let what = format!("{added} blocks of it are mapped by nobody");
+        let what = format!("{added} of its blocks are not mapped");
         self.must_fix(Class::Extent, &inode_place(ino), what, "map them again")?;
         self.set_map(&mut inode, &map, list)?;
         inode.size = end;
@@ -209,7 +209,7 @@ impl Repairer<'_> {
         Ok(())
     }
 
-    /// Leaves of the extent tree of a file whose upper nodes are gone.
+    /// Maps the extents of unmapped leaves of a file's extent tree again.
     fn reattach_leaves(&mut self, ino: Ino, leaves: Vec<BlockAddr>) -> Result<()> {
         let Some(mut inode) = self.load(ino) else { return Ok(()) };
         let map = self.read_map(&inode);
@@ -235,15 +235,15 @@ impl Repairer<'_> {
         if added == 0 {
             return Ok(());
         }
-        let what = format!("{added} of its extents stand in nodes that nothing leads to");
+        let what = format!("{added} of its extents are in nodes that its tree does not refer to");
         self.must_fix(Class::ExtentNode, &inode_place(ino), what, "map them again")?;
         self.set_map(&mut inode, &map, list)?;
         self.store(&inode);
         Ok(())
     }
 
-    /// Whether the blocks of an extent say that they are this directory's. Others would be given up by the next walk over it,
-    /// which would leave their node to be found again.
+    /// Whether all blocks of an extent name this directory as their owner. The next walk would drop others from the map, and
+    /// their node would be found again.
     fn is_of_directory(&mut self, ino: Ino, e: &Extent) -> bool {
         let blocks = self.g.block_of_frag(e.start)..self.g.block_of_frag(e.start + e.len);
         !blocks.is_empty()
@@ -253,7 +253,7 @@ impl Repairer<'_> {
             })
     }
 
-    /// A directory that has lost its inode, with the blocks that are left of it.
+    /// Creates an inode for a directory that has lost its own, with the blocks that are left of it.
     fn recreate_directory(&mut self, ino: Ino, blocks: Vec<(u64, BlockAddr)>) -> Result<()> {
         let mut real = false;
         for (_, addr) in &blocks {

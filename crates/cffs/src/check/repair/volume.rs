@@ -1,5 +1,5 @@
-//! The image as it will be: the device, and over it the blocks that the repair has changed. Nothing reaches the device
-//! before [`super::commit`].
+//! The image as it will be after the repair: the device with the changed blocks over it. Only [`super::commit`] writes to the
+//! device.
 
 use crate::check::reader::Reader;
 use crate::format::{BlockAddr, BlockId, FragAddr, Geometry, block_seq, crc_ok, get_u64, seal, verify_block};
@@ -16,7 +16,7 @@ pub(super) struct Changed {
     pub(super) raw: bool,
 }
 
-/// The changed blocks over a device, as a device that can be read: the check looks through it.
+/// A read-only device that shows the changed blocks over another device. The check reads it.
 pub(super) struct View {
     inner: Arc<dyn Device>,
     shift: u32,
@@ -38,7 +38,7 @@ impl Device for View {
         let len: usize = bufs.iter().map(|b| b.len()).sum();
         let end = offset + len as u64;
         let blocks = self.blocks.read();
-        // What the device cannot give any more does not matter where all of it is written anew.
+        // A read error does not matter if all blocks of the range are rewritten.
         if !(offset >> self.shift..end.div_ceil(1 << self.shift)).all(|addr| blocks.contains_key(&addr)) {
             below?;
         }
@@ -72,11 +72,11 @@ impl Device for View {
 
 /// Why a block is not what it should be.
 pub(super) enum BlockError {
-    /// It is somebody else's, and whole.
+    /// It is valid, but another block than the expected one.
     Foreign(String),
-    /// Its checksum is wrong; the bytes may still say something.
+    /// Its checksum is wrong. The bytes may still be of use.
     Damaged(String, Vec<u8>),
-    /// The device does not give it.
+    /// The device cannot read it.
     Unreadable(String),
 }
 
@@ -88,7 +88,7 @@ impl BlockError {
     }
 }
 
-/// Contents of a file that get a second place.
+/// Contents of a file that are to be copied.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Copy {
     pub(super) from: FragAddr,
@@ -100,9 +100,9 @@ pub(super) struct Volume<'a> {
     pub(super) g: Geometry,
     reader: &'a Reader<'a>,
     pub(super) view: Arc<View>,
-    /// While set, nothing is changed: the first walk only looks.
+    /// While set, nothing is changed: the survey only reads.
     pub(super) surveying: bool,
-    /// Blocks changed so far, counted each time.
+    /// Changes of blocks so far.
     pub(super) changes: u64,
     pub(super) copies: Vec<Copy>,
 }
@@ -113,7 +113,7 @@ impl<'a> Volume<'a> {
         Volume { g, reader, view, surveying: false, changes: 0, copies: Vec::new() }
     }
 
-    /// This block will be asked for soon.
+    /// Starts reading ahead a block that will be needed soon.
     pub(super) fn want(&self, addr: BlockAddr) {
         self.reader.want(addr);
     }
@@ -131,11 +131,11 @@ impl<'a> Volume<'a> {
         self.reader.block(addr).map(|b| b.to_vec())
     }
 
-    /// A metadata block that is what it should be.
+    /// A metadata block with the right checksum and identity.
     pub(super) fn meta(&mut self, id: BlockId) -> Result<Vec<u8>, BlockError> {
         let block = match self.get(id.addr) {
             Ok(block) => block,
-            // One bad sector must not cost what stands in the others.
+            // The other sectors of the block may be readable.
             Err(what) => {
                 return Err(match self.reader.pieces(id.addr) {
                     Some(bytes) => BlockError::Damaged(what, bytes),
@@ -150,7 +150,7 @@ impl<'a> Volume<'a> {
         }
     }
 
-    /// Changes a metadata block. Nothing happens if it has these contents already.
+    /// Changes a metadata block, unless it has these contents already.
     pub(super) fn put(&mut self, addr: BlockAddr, mut bytes: Vec<u8>) {
         let seq = block_seq(&bytes);
         seal(&mut bytes, seq);

@@ -1,4 +1,4 @@
-//! Extended attributes: what is damaged goes; a mode that contradicts its access control list follows the list.
+//! Extended attributes: damaged ones are removed, and a mode that contradicts its access control list is corrected.
 
 use super::repairer::Repairer;
 use crate::acl::Acl;

@@ -71,7 +71,7 @@ fn a_petabyte_is_checked_with_few_requests() {
 }
 
 #[test]
-fn an_external_log_is_looked_at() {
+fn an_external_log_is_checked() {
     let (dev, log) = (Arc::new(MemoryDevice::new(40 << 20)), Arc::new(MemoryDevice::new(4 << 20)));
     let sb = mkfs(&*dev, Some(&*log), &MkfsOptions::default()).unwrap();
     let options = CheckOptions::default();
