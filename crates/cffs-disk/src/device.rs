@@ -1,6 +1,6 @@
 //! A disk for the engine: contents in memory, time from a model.
 
-use crate::{Model, Ns, Request, Spent};
+use crate::{Model, Ns, Request, TimeBreakdown};
 use cffs_device::{Device, IoKind, MemoryDevice, ReadRequest, WriteRequest};
 use parking_lot::Mutex;
 use serde::Serialize;
@@ -41,7 +41,7 @@ pub struct Counters {
     /// Virtual time in nanoseconds.
     pub time: Ns,
     /// Where it went, on a disk with an arm.
-    pub spent: Spent,
+    pub breakdown: TimeBreakdown,
 }
 
 impl Counters {
@@ -67,7 +67,7 @@ impl Sub for Counters {
             written_bytes: self.written_bytes - before.written_bytes,
             flushes: self.flushes - before.flushes,
             time: self.time - before.time,
-            spent: self.spent - before.spent,
+            breakdown: self.breakdown - before.breakdown,
         }
     }
 }
@@ -97,7 +97,7 @@ impl SimDevice {
     pub fn counters(&self) -> Counters {
         let state = self.state.lock();
         let mut counters = state.1;
-        (counters.time, counters.spent) = (self.clock.now(), state.0.spent());
+        (counters.time, counters.breakdown) = (self.clock.now(), state.0.breakdown());
         counters
     }
 

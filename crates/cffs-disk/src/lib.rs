@@ -5,21 +5,21 @@
 //! for the requests, so every run gives the same figures on any machine. [`profiles`] has the disks.
 //!
 //! Two kinds of disks: [`mechanical`] ones, with arm, rotation, zones, track buffer and write cache; and those with a price
-//! list ([`priced`]): latency, bandwidth, requests per second.
+//! list ([`flat_cost`]): latency, bandwidth, requests per second.
 //!
 //! What is not modelled: errors, defects, recalibration, the processor. A virtual second holds disk time only.
 
 mod device;
+pub mod flat_cost;
 pub mod layout;
 pub mod measure;
 pub mod mechanical;
-pub mod priced;
 pub mod profiles;
 pub mod seek;
 
 pub use device::{Clock, Counters, SimDevice};
-pub use mechanical::{Mechanical, Spent};
-pub use priced::Priced;
+pub use flat_cost::FlatCost;
+pub use mechanical::{Mechanical, TimeBreakdown};
 
 /// Virtual time in nanoseconds.
 pub type Ns = u64;
@@ -71,7 +71,7 @@ pub enum Model {
     /// With an arm and a rotating medium.
     Mechanical(Box<Mechanical>),
     /// With a price for each request.
-    Priced(Priced),
+    FlatCost(FlatCost),
 }
 
 impl Model {
@@ -79,7 +79,7 @@ impl Model {
     pub fn serve(&mut self, now: Ns, requests: &[Request]) -> Ns {
         match self {
             Model::Mechanical(m) => m.serve(now, requests),
-            Model::Priced(p) => p.serve(now, requests),
+            Model::FlatCost(p) => p.serve(now, requests),
         }
     }
 
@@ -87,15 +87,15 @@ impl Model {
     pub fn flush(&mut self, now: Ns) -> Ns {
         match self {
             Model::Mechanical(m) => m.flush(now),
-            Model::Priced(p) => p.flush(now),
+            Model::FlatCost(p) => p.flush(now),
         }
     }
 
     /// Where the time of all requests until now went, on a disk with an arm.
-    pub fn spent(&self) -> Spent {
+    pub fn breakdown(&self) -> TimeBreakdown {
         match self {
-            Model::Mechanical(m) => m.spent(),
-            Model::Priced(_) => Spent::default(),
+            Model::Mechanical(m) => m.breakdown(),
+            Model::FlatCost(_) => TimeBreakdown::default(),
         }
     }
 
@@ -103,7 +103,7 @@ impl Model {
     pub fn request_max(&self) -> u64 {
         match self {
             Model::Mechanical(m) => m.spec().request_max,
-            Model::Priced(p) => p.spec().request_max,
+            Model::FlatCost(p) => p.spec().request_max,
         }
     }
 
@@ -111,7 +111,7 @@ impl Model {
     pub fn capacity(&self) -> u64 {
         match self {
             Model::Mechanical(m) => m.layout().sectors() * SECTOR,
-            Model::Priced(p) => p.spec().capacity,
+            Model::FlatCost(p) => p.spec().capacity,
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Disks measured as a benchmark program would measure them: by requests and the time they take.
 
-use crate::profiles::Sheet;
+use crate::profiles::DataSheet;
 use crate::{Mechanical, Model, Ns, Request, SECTOR};
 
 /// The same numbers everywhere.
@@ -16,8 +16,8 @@ impl Random {
 }
 
 /// A disk without what is not in data sheets: no overhead, no buffer, no write cache, a fast bus.
-pub fn bare(sheet: &Sheet, zero_latency: bool) -> Mechanical {
-    Sheet { overhead: 0.0, buffer: 0, write_cache: 0, bus: 1_000_000, request_max: 1 << 20, ..sheet.clone() }
+pub fn without_overheads(sheet: &DataSheet, zero_latency: bool) -> Mechanical {
+    DataSheet { overhead: 0.0, buffer: 0, write_cache: 0, bus: 1_000_000, request_max: 1 << 20, ..sheet.clone() }
         .disk(zero_latency)
 }
 
@@ -56,7 +56,7 @@ pub fn sequential(model: &mut Model, start: u64, bytes: u64, each: u64, write: b
 
 /// MB/s of the medium with tracks of so many sectors, by the data sheet: a whole cylinder passes in a turn for each head, and the
 /// skew at each change.
-pub fn medium(sheet: &Sheet, track: u64) -> f64 {
+pub fn medium(sheet: &DataSheet, track: u64) -> f64 {
     let turn = 60.0 / sheet.rpm as f64;
     let heads = sheet.surfaces as f64 * (turn + sheet.head_switch / 1e3);
     let per_cylinder = heads + (sheet.seek[0] - sheet.head_switch).max(0.0) / 1e3;
@@ -65,9 +65,9 @@ pub fn medium(sheet: &Sheet, track: u64) -> f64 {
 
 /// Mean time in milliseconds of a read of so many KiB with a seek of the given time before it, over all angles, in the outermost
 /// zone and without overheads.
-pub fn service(sheet: &Sheet, kib: u64, seek: f64, zero_latency: bool) -> f64 {
-    let flat = Sheet { seek: [seek; 3], track_shortest: sheet.track_longest, ..sheet.clone() };
-    let mut disk = bare(&flat, zero_latency);
+pub fn service(sheet: &DataSheet, kib: u64, seek: f64, zero_latency: bool) -> f64 {
+    let flat = DataSheet { seek: [seek; 3], track_shortest: sheet.track_longest, ..sheet.clone() };
+    let mut disk = without_overheads(&flat, zero_latency);
     let cylinder = sheet.surfaces * sheet.track_longest;
     let (mut random, mut now, mut total) = (Random(7), 0, 0);
     let count = 4000;
@@ -81,7 +81,7 @@ pub fn service(sheet: &Sheet, kib: u64, seek: f64, zero_latency: bool) -> f64 {
 }
 
 /// That time by the data sheet: the seek, half a rotation, and the sectors themselves.
-pub fn service_by_sheet(sheet: &Sheet, kib: u64, seek: f64) -> f64 {
+pub fn service_by_data_sheet(sheet: &DataSheet, kib: u64, seek: f64) -> f64 {
     let turn = 60_000.0 / sheet.rpm as f64;
     seek + turn / 2.0 + (kib * 2) as f64 / sheet.track_longest as f64 * turn
 }

@@ -53,7 +53,7 @@ struct ReadAhead {
 /// Where the time of requests went. Transfers include changes of heads and cylinders within a request; what the buffer
 /// gave is part of `command`, since it takes the bus only.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Spent {
+pub struct TimeBreakdown {
     /// Overhead of the commands, and the bus.
     pub command: Ns,
     /// The way of the arm, and settling.
@@ -64,18 +64,18 @@ pub struct Spent {
     pub transfer: Ns,
 }
 
-impl Spent {
+impl TimeBreakdown {
     /// All of it.
     pub fn total(&self) -> Ns {
         self.command + self.seek + self.rotation + self.transfer
     }
 }
 
-impl std::ops::Sub for Spent {
-    type Output = Spent;
+impl std::ops::Sub for TimeBreakdown {
+    type Output = TimeBreakdown;
 
-    fn sub(self, before: Spent) -> Spent {
-        Spent {
+    fn sub(self, before: TimeBreakdown) -> TimeBreakdown {
+        TimeBreakdown {
             command: self.command - before.command,
             seek: self.seek - before.seek,
             rotation: self.rotation - before.rotation,
@@ -98,7 +98,7 @@ pub struct Mechanical {
     /// Writes in the cache: first sector to the one after the last; never overlapping.
     cache: BTreeMap<u64, u64>,
     cached: u64,
-    spent: Spent,
+    breakdown: TimeBreakdown,
 }
 
 impl Mechanical {
@@ -114,13 +114,13 @@ impl Mechanical {
             ahead: None,
             cache: BTreeMap::new(),
             cached: 0,
-            spent: Spent::default(),
+            breakdown: TimeBreakdown::default(),
         }
     }
 
     /// Where the time of all requests until now went.
-    pub fn spent(&self) -> Spent {
-        self.spent
+    pub fn breakdown(&self) -> TimeBreakdown {
+        self.breakdown
     }
 
     /// What it is like.
@@ -158,7 +158,7 @@ impl Mechanical {
     /// What is in the cache goes to the medium.
     pub fn flush(&mut self, now: Ns) -> Ns {
         let start = now.max(self.free) + self.spec.overhead;
-        self.spent.command += self.spec.overhead;
+        self.breakdown.command += self.spec.overhead;
         if self.cache.is_empty() { start } else { self.write_out(start) }
     }
 
@@ -169,7 +169,7 @@ impl Mechanical {
     }
 
     fn one(&mut self, now: Ns, r: Request) -> Ns {
-        let (begun, before) = (now.max(self.free), self.spent.total());
+        let (begun, before) = (now.max(self.free), self.breakdown.total());
         let start = begun + self.spec.overhead;
         let end = if !r.write {
             if self.in_cache(r) {
@@ -192,8 +192,8 @@ impl Mechanical {
             }
         };
         self.free = end;
-        let medium = self.spent.total() - before;
-        self.spent.command += (end - begun).saturating_sub(medium);
+        let medium = self.breakdown.total() - before;
+        self.breakdown.command += (end - begun).saturating_sub(medium);
         end
     }
 
@@ -212,7 +212,7 @@ impl Mechanical {
             // The rest passes by under the head, unless it has stopped before.
             if r.start <= reached && reached < a.until {
                 let passed = self.stream(a.at, a.from, r.end());
-                self.spent.transfer += passed.saturating_sub(start);
+                self.breakdown.transfer += passed.saturating_sub(start);
                 let keep = self.spec.read_ahead / SECTOR;
                 let start_kept = a.start.max(r.end().saturating_sub(keep));
                 let until = (r.end() + keep).min(self.layout.sectors());
@@ -314,11 +314,11 @@ impl Mechanical {
             at += turns;
             let passing = ((count as f64 / place.track as f64 * self.spec.rotation as f64) as Ns).min(turns);
             if sector == r.start {
-                self.spent.seek += there - begun;
-                self.spent.rotation += turns - passing;
-                self.spent.transfer += passing;
+                self.breakdown.seek += there - begun;
+                self.breakdown.rotation += turns - passing;
+                self.breakdown.transfer += passing;
             } else {
-                self.spent.transfer += at - begun;
+                self.breakdown.transfer += at - begun;
             }
             sector += count;
         }

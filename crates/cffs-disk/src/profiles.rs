@@ -3,16 +3,16 @@
 //! Where a source gives no figure, the one chosen is named in the comment. Overheads of commands are not in data sheets;
 //! 0.3 ms for the disks of the 1990s and 0.1 ms for today's are assumed.
 
+use crate::flat_cost::{self, FlatCost};
 use crate::layout::{Layout, Zone};
 use crate::mechanical::{Mechanical, Spec};
-use crate::priced::{self, Priced};
 use crate::seek::SeekCurve;
 use crate::{Model, Ns, ms};
 use serde::Serialize;
 
 /// Figures of a mechanical disk as its data sheet has them.
 #[derive(Clone, Debug, Serialize)]
-pub struct Sheet {
+pub struct DataSheet {
     /// Cylinders.
     pub cylinders: u64,
     /// Recording surfaces.
@@ -46,9 +46,9 @@ pub struct Sheet {
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
     /// Mechanical.
-    Mechanical(Sheet),
+    Mechanical(DataSheet),
     /// A price for each request.
-    Priced(priced::Spec),
+    FlatCost(flat_cost::Spec),
 }
 
 /// A named disk.
@@ -69,12 +69,12 @@ impl Profile {
     pub fn model(&self) -> Model {
         match &self.kind {
             Kind::Mechanical(sheet) => Model::Mechanical(Box::new(sheet.disk(false))),
-            Kind::Priced(spec) => Model::Priced(Priced::new(spec.clone())),
+            Kind::FlatCost(spec) => Model::FlatCost(FlatCost::new(spec.clone())),
         }
     }
 }
 
-impl Sheet {
+impl DataSheet {
     /// A disk like this; `zero_latency`: sectors of a track are taken in the order in which they come.
     pub fn disk(&self, zero_latency: bool) -> Mechanical {
         let rotation: Ns = 60_000_000_000 / self.rpm;
@@ -101,7 +101,7 @@ impl Sheet {
 
 /// All of them.
 pub fn all() -> Vec<Profile> {
-    let sheet = Sheet {
+    let sheet = DataSheet {
         cylinders: 0,
         surfaces: 0,
         track_longest: 0,
@@ -117,13 +117,13 @@ pub fn all() -> Vec<Profile> {
         request_max: 128,
     };
     let mechanical = |name, about, source, sheet| Profile { name, about, source, kind: Kind::Mechanical(sheet) };
-    let priced = |name, about, source, spec| Profile { name, about, source, kind: Kind::Priced(spec) };
+    let flat_cost = |name, about, source, spec| Profile { name, about, source, kind: Kind::FlatCost(spec) };
     vec![
         mechanical(
             "st31200",
             "Seagate ST31200, 1 GB, the disk of the 1997 measurements",
             "Ganger and Kaashoek 1997, table 2; head switch, buffer (256 KiB) and bus (10 MB/s) assumed",
-            Sheet {
+            DataSheet {
                 cylinders: 2700,
                 surfaces: 9,
                 track_longest: 84,
@@ -139,7 +139,7 @@ pub fn all() -> Vec<Profile> {
             "hp-c3653a",
             "Hewlett-Packard C3653a, 8.7 GB",
             "Ganger and Kaashoek 1997, table 1; one-cylinder seek and head switch, there \"< 1 ms\", taken as 0.9 ms",
-            Sheet {
+            DataSheet {
                 cylinders: 5371,
                 surfaces: 20,
                 track_longest: 173,
@@ -154,7 +154,7 @@ pub fn all() -> Vec<Profile> {
             "barracuda",
             "Seagate Barracuda, 9.1 GB",
             "Ganger and Kaashoek 1997, table 1; head switch 0.6 ms assumed",
-            Sheet {
+            DataSheet {
                 cylinders: 5333,
                 surfaces: 20,
                 track_longest: 239,
@@ -170,7 +170,7 @@ pub fn all() -> Vec<Profile> {
             "atlas2",
             "Quantum Atlas II, 9.1 GB",
             "Ganger and Kaashoek 1997, table 1; head switch 0.9 ms assumed",
-            Sheet {
+            DataSheet {
                 cylinders: 5964,
                 surfaces: 20,
                 track_longest: 180,
@@ -184,7 +184,7 @@ pub fn all() -> Vec<Profile> {
             "dsp3105",
             "DEC DSP3105, 1 GB, of the 1995 measurements",
             "Seltzer et al. 1995, table 1; one-cylinder seek 1 ms, full stroke 22 ms, head switch assumed",
-            Sheet {
+            DataSheet {
                 cylinders: 2568,
                 surfaces: 14,
                 track_longest: 57,
@@ -202,7 +202,7 @@ pub fn all() -> Vec<Profile> {
             "7200 rpm drive of today, 4 TB, 250 MB/s in the outer zone, write cache on",
             "7200 rpm drives' manuals: seek 8.5 ms read and 9.5 ms write (Hitachi 7K1000.C); 250 MB/s sustained, 4.16 ms \
              latency, 256 MB cache (Seagate Exos class); cylinders, single-cylinder (0.5 ms) and full-stroke (18 ms) seek assumed",
-            Sheet {
+            DataSheet {
                 cylinders: 430_000,
                 surfaces: 6,
                 track_longest: 4300,
@@ -218,12 +218,12 @@ pub fn all() -> Vec<Profile> {
                 ..sheet
             },
         ),
-        priced(
+        flat_cost(
             "volume-1ms",
             "network volume: 1 ms a request, 3,000 requests/s, 125 MB/s",
             "baseline of general-purpose cloud volumes: 3,000 IOPS, 125 MiB/s, \"single-digit millisecond\" latency (AWS EBS gp3); 1 ms and \
              256 KiB requests taken",
-            priced::Spec {
+            flat_cost::Spec {
                 capacity: 1 << 40,
                 read_latency: ms(1.0),
                 write_latency: ms(1.0),
@@ -235,12 +235,12 @@ pub fn all() -> Vec<Profile> {
                 request_max: 256 << 10,
             },
         ),
-        priced(
+        flat_cost(
             "sd-card",
             "SD card of application class A1",
             "SD Association, application class A1: 1,500 reads/s and 500 writes/s of 4 KiB, 10 MB/s sustained writes; reads at the 90 MB/s of a \
              UHS-I card",
-            priced::Spec {
+            flat_cost::Spec {
                 capacity: 64 << 30,
                 read_latency: ms(0.62),
                 write_latency: ms(1.59),
@@ -252,11 +252,11 @@ pub fn all() -> Vec<Profile> {
                 request_max: 512 << 10,
             },
         ),
-        priced(
+        flat_cost(
             "nvme",
             "NVMe SSD",
             "order of magnitude of PCIe 3.0 client drives' data sheets: 500,000 requests/s, 3.5 GB/s read, 3 GB/s write; 80 and 20 microseconds",
-            priced::Spec {
+            flat_cost::Spec {
                 capacity: 1 << 40,
                 read_latency: ms(0.08),
                 write_latency: ms(0.02),

@@ -54,7 +54,7 @@ impl Price {
 fn disk(profile: &str) -> Result<Box<Mechanical>> {
     match profiles::find(profile).with_context(|| format!("no disk is called {profile}"))?.model() {
         Model::Mechanical(disk) => Ok(disk),
-        Model::Priced(_) => anyhow::bail!("{profile} has no arm"),
+        Model::FlatCost(_) => anyhow::bail!("{profile} has no arm"),
     }
 }
 

@@ -5,10 +5,11 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use cffs::device::{Probe, ProbeSample, choose_group_size};
 use cffs_disk::measure::{
-    bare, medium, random_access, requests_per_second, rotation, scattered_read, sequential, service, service_by_sheet,
+    medium, random_access, requests_per_second, rotation, scattered_read, sequential, service, service_by_data_sheet,
+    without_overheads,
 };
-use cffs_disk::profiles::{self, Kind, Profile, Sheet};
-use cffs_disk::{Model, priced};
+use cffs_disk::profiles::{self, DataSheet, Kind, Profile};
+use cffs_disk::{Model, flat_cost};
 
 use super::outcome::{Claim, Outcome};
 
@@ -41,13 +42,13 @@ fn worst(pairs: &[(f64, f64)]) -> f64 {
     pairs.iter().map(|(said, seen)| (seen / said - 1.0).abs() * 100.0).fold(0.0, f64::max)
 }
 
-fn mechanical(name: &str, sheet: &Sheet, rows: &mut [Vec<(String, Vec<f64>)>; 2]) -> [(String, f64, f64); 4] {
+fn mechanical(name: &str, sheet: &DataSheet, rows: &mut [Vec<(String, Vec<f64>)>; 2]) -> [(String, f64, f64); 4] {
     let mut seen_access = Vec::new();
     for (write, settle) in [(false, 0.0), (true, sheet.write_settle)] {
         let said = sheet.seek[1] + settle + 30_000.0 / sheet.rpm as f64;
-        seen_access.push((said, random_access(&mut bare(sheet, false), write, REQUESTS)));
+        seen_access.push((said, random_access(&mut without_overheads(sheet, false), write, REQUESTS)));
     }
-    let turn = (60_000.0 / sheet.rpm as f64, rotation(&mut bare(sheet, false)) as f64 / 1e6);
+    let turn = (60_000.0 / sheet.rpm as f64, rotation(&mut without_overheads(sheet, false)) as f64 / 1e6);
     let zones = [(0.0, sheet.track_longest), (0.999, sheet.track_shortest)].map(|(at, track)| {
         let mut model = Model::Mechanical(Box::new(sheet.disk(false)));
         let start = (model.capacity() as f64 * at) as u64 / 4096 * 4096;
@@ -56,7 +57,7 @@ fn mechanical(name: &str, sheet: &Sheet, rows: &mut [Vec<(String, Vec<f64>)>; 2]
     });
     let sizes = SIZES.map(|kib| {
         let seek = sheet.seek[1];
-        (service_by_sheet(sheet, kib, seek), service(sheet, kib, seek, false))
+        (service_by_data_sheet(sheet, kib, seek), service(sheet, kib, seek, false))
     });
     let all = [seen_access[0], seen_access[1], turn, zones[0], zones[1]];
     rows[0].push((format!("{name}: data sheet"), all.iter().map(|(said, _)| *said).collect()));
@@ -76,7 +77,7 @@ fn mechanical(name: &str, sheet: &Sheet, rows: &mut [Vec<(String, Vec<f64>)>; 2]
     ]
 }
 
-fn priced_row(profile: &Profile, spec: &priced::Spec) -> [(f64, f64); 4] {
+fn flat_cost_row(profile: &Profile, spec: &flat_cost::Spec) -> [(f64, f64); 4] {
     let run = |write, bytes, depth| requests_per_second(&mut profile.model(), write, bytes, depth);
     let limit = spec.requests_per_second as f64;
     let alone = |latency: u64, bandwidth: u64| 1.0 / (latency as f64 / 1e9 + 4096.0 / bandwidth as f64);
@@ -115,8 +116,8 @@ pub fn sheets(_scale: u64) -> Result<Outcome> {
                     outcome.claims.push(Claim::at_most(format!("{name}: {text}"), most, seen));
                 }
             }
-            Kind::Priced(spec) => {
-                let pairs = priced_row(&profile, spec);
+            Kind::FlatCost(spec) => {
+                let pairs = flat_cost_row(&profile, spec);
                 priced_rows.push((format!("{name}: prices"), pairs.iter().map(|(said, _)| *said).collect()));
                 priced_rows.push((format!("{name}: measured"), pairs.iter().map(|(_, seen)| *seen).collect()));
                 let text = format!("{name}: requests per second and bandwidth: deviation from the prices in %");

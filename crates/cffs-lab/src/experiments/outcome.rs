@@ -156,7 +156,7 @@ pub fn asked(c: &Counters) -> String {
 /// Where a disk's time went, in words.
 pub fn went(c: &Counters) -> String {
     let ms = |ns: u64| shown(ns as f64 / 1e6);
-    let s = &c.spent;
+    let s = &c.breakdown;
     format!(
         "{} ms: {} under the head, {} on the way of the arm, {} waiting for the sector, {} for commands and the bus",
         ms(c.time),

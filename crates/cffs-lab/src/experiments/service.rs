@@ -1,7 +1,7 @@
 //! Ganger and Kaashoek 1997, figure 2: what a request costs by its size.
 
 use anyhow::{Result, bail};
-use cffs_disk::measure::{service, service_by_sheet};
+use cffs_disk::measure::{service, service_by_data_sheet};
 use cffs_disk::profiles::{self, Kind};
 
 use super::outcome::{Claim, Outcome, shown};
@@ -34,7 +34,7 @@ pub fn figure2() -> Result<Outcome> {
         for line in [0, 2] {
             let text = format!("{name}, {}: 16 KB cost more than 8 KB, in %", lines[line].0);
             let more = (at(line, 16) / at(line, 8) - 1.0) * 100.0;
-            let by_sheet = |kib| service_by_sheet(&sheet, kib, lines[line].1);
+            let by_sheet = |kib| service_by_data_sheet(&sheet, kib, lines[line].1);
             outcome.claims.push(Claim::at_most(text, 10.0, more).because(|| {
                 format!(
                     "It follows from the paper's own table 1: by that, 8 KB take {} ms with this seek and 16 KB {} ms, {}% more. Its \"even \

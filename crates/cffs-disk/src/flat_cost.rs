@@ -28,20 +28,20 @@ pub struct Spec {
 
 /// One such disk.
 #[derive(Clone, Debug)]
-pub struct Priced {
+pub struct FlatCost {
     spec: Spec,
-    /// When each place of the queue is free.
-    places: Vec<Ns>,
+    /// When each slot of the queue is free.
+    slots: Vec<Ns>,
     /// When the next request may begin.
     next_start: Ns,
     /// When the channel for data is free.
     channel: Ns,
 }
 
-impl Priced {
+impl FlatCost {
     /// A disk with these prices, at rest.
-    pub fn new(spec: Spec) -> Priced {
-        Priced { places: vec![0; spec.queue_depth.max(1)], next_start: 0, channel: 0, spec }
+    pub fn new(spec: Spec) -> FlatCost {
+        FlatCost { slots: vec![0; spec.queue_depth.max(1)], next_start: 0, channel: 0, spec }
     }
 
     /// Its price list.
@@ -56,7 +56,7 @@ impl Priced {
 
     /// What was written is durable when it is done.
     pub fn flush(&mut self, now: Ns) -> Ns {
-        let written = self.places.iter().copied().max().unwrap_or(now).max(now);
+        let written = self.slots.iter().copied().max().unwrap_or(now).max(now);
         written + self.spec.flush_latency
     }
 
@@ -78,14 +78,14 @@ impl Priced {
         } else {
             (self.spec.read_latency, self.spec.read_bandwidth)
         };
-        // The place that is free first; among equals the first, so that runs are the same.
-        let place = (0..self.places.len()).min_by_key(|i| self.places[*i]).unwrap_or(0);
-        let start = now.max(self.places[place]).max(self.next_start);
+        // The slot that is free first; among equals the first, so that runs are the same.
+        let slot = (0..self.slots.len()).min_by_key(|i| self.slots[*i]).unwrap_or(0);
+        let start = now.max(self.slots[slot]).max(self.next_start);
         self.next_start = start + 1_000_000_000 / self.spec.requests_per_second.max(1);
         let transfer = (u128::from(bytes) * 1_000_000_000 / u128::from(bandwidth.max(1))) as Ns;
         let end = (start + latency).max(self.channel) + transfer;
         self.channel = end;
-        self.places[place] = end;
+        self.slots[slot] = end;
         end
     }
 }
@@ -94,8 +94,8 @@ impl Priced {
 mod tests {
     use super::*;
 
-    fn volume() -> Priced {
-        Priced::new(Spec {
+    fn volume() -> FlatCost {
+        FlatCost::new(Spec {
             capacity: 1 << 40,
             read_latency: 1_000_000,
             write_latency: 1_000_000,

@@ -2,15 +2,15 @@
 //! they take.
 
 use cffs_disk::measure::{
-    bare, medium, random_access, requests_per_second, rotation, sequential, service, service_by_sheet,
+    medium, random_access, requests_per_second, rotation, sequential, service, service_by_data_sheet, without_overheads,
 };
-use cffs_disk::profiles::{Kind, Sheet, all, find};
+use cffs_disk::profiles::{DataSheet, Kind, all, find};
 use cffs_disk::{Model, Request};
 
-fn sheets() -> Vec<(&'static str, Sheet)> {
+fn sheets() -> Vec<(&'static str, DataSheet)> {
     let sheet = |kind| match kind {
         Kind::Mechanical(sheet) => Some(sheet),
-        Kind::Priced(_) => None,
+        Kind::FlatCost(_) => None,
     };
     all().into_iter().filter_map(|p| Some((p.name, sheet(p.kind)?))).collect()
 }
@@ -20,7 +20,7 @@ fn random_access_is_average_seek_and_half_a_rotation() {
     for (name, sheet) in sheets() {
         let half_turn = 30_000.0 / sheet.rpm as f64;
         for (write, settle) in [(false, 0.0), (true, sheet.write_settle)] {
-            let seen = random_access(&mut bare(&sheet, false), write, 20_000);
+            let seen = random_access(&mut without_overheads(&sheet, false), write, 20_000);
             let expected = sheet.seek[1] + settle + half_turn;
             // Zones make requests fall on outer cylinders more often, so that seeks are a little shorter.
             assert!((0.93..1.02).contains(&(seen / expected)), "{name}: {seen:.2} ms, by the data sheet {expected:.2}");
@@ -31,7 +31,7 @@ fn random_access_is_average_seek_and_half_a_rotation() {
 #[test]
 fn a_rotation_takes_what_the_speed_says() {
     for (name, sheet) in sheets() {
-        let seen = rotation(&mut bare(&sheet, false));
+        let seen = rotation(&mut without_overheads(&sheet, false));
         let turn = 60_000_000_000 / sheet.rpm;
         assert!(seen.abs_diff(turn) < 1000, "{name}: the same sector comes again after {seen} ns");
     }
@@ -63,7 +63,7 @@ fn sequential_reads_have_the_bandwidth_of_the_medium() {
 fn without_read_ahead_a_rotation_is_lost_between_requests() {
     let (_, sheet) = sheets().remove(0);
     let with = sequential(&mut Model::Mechanical(Box::new(sheet.disk(false))), 0, 4 << 20, 8192, false);
-    let without = Sheet { buffer: 0, ..sheet };
+    let without = DataSheet { buffer: 0, ..sheet };
     let without = sequential(&mut Model::Mechanical(Box::new(without.disk(false))), 0, 4 << 20, 8192, false);
     assert!(without < 0.8 && with > 3.0, "{without} and {with} MB/s");
 }
@@ -74,7 +74,7 @@ fn larger_requests_cost_little_more_as_figure_2_of_1997_has_it() {
         let Some(Kind::Mechanical(sheet)) = find(name).map(|p| p.kind) else { panic!("{name}") };
         for seek in [sheet.seek[0], sheet.seek[1]] {
             let at = |kib, immediate| service(&sheet, kib, seek, immediate);
-            let formula = service_by_sheet(&sheet, 8, seek);
+            let formula = service_by_data_sheet(&sheet, 8, seek);
             assert!((at(8, false) / formula - 1.0).abs() < 0.06, "{name}: {} and {formula} ms", at(8, false));
             // The paper: under 10%, also with the shortest seek. That seek alone makes 16 sectors more than 10% on two of
             // its three disks, by its own table; with the average seek it holds on all.
@@ -103,7 +103,7 @@ fn priced_disks_meet_their_prices() {
 fn the_write_cache_answers_at_once_and_writes_in_one_sweep() {
     let mut cached = find("hdd-2026").unwrap().model();
     let Some(Kind::Mechanical(sheet)) = find("hdd-2026").map(|p| p.kind) else { panic!() };
-    let mut plain = Model::Mechanical(Box::new(Sheet { write_cache: 0, ..sheet }.disk(false)));
+    let mut plain = Model::Mechanical(Box::new(DataSheet { write_cache: 0, ..sheet }.disk(false)));
     let scattered: Vec<Request> =
         (0..500).map(|i| Request::write((i * 7919 % 500) * 8_000_000_000 / 4096 * 4096, 4096)).collect();
     let each = |model: &mut Model| scattered.iter().fold(0, |now, r| model.serve(now, &[*r]));
