@@ -10,7 +10,7 @@ use crate::format::{BlockAddr, BlockId, BlockKind, Extent, FileType, Inode, exte
 use crate::inode::locality::dir_extents;
 use crate::journal::Txn;
 use crate::node::damaged;
-use crate::placement::DirPlacer;
+use crate::placement::DirAllocator;
 use crate::space::Space;
 use std::ops::Range;
 
@@ -180,7 +180,7 @@ pub(super) fn read(cx: &DirCtx<'_>, inode: &Inode, state: &DirState, lblock: u64
 pub(super) struct Growth<'a> {
     pub(super) txn: &'a Txn<'a>,
     pub(super) space: &'a Space,
-    pub(super) placer: &'a dyn DirPlacer,
+    pub(super) allocator: &'a dyn DirAllocator,
 }
 
 /// Makes sure that a block of the directory's address space is allocated, with up to `want` from there on. The caller
@@ -207,7 +207,7 @@ pub(super) fn claim(
         n => resolve(cx, inode, state, n - 1)?,
     };
     let reservation = grow.txn.reservation();
-    let Some(run) = grow.placer.place_dir_blocks(&reservation, inode, before.map(|b| b + 1), want, 1)? else {
+    let Some(run) = grow.allocator.allocate_dir_blocks(&reservation, inode, before.map(|b| b + 1), want, 1)? else {
         return Err(Error::NoSpace);
     };
     let g = cx.cache.geometry();

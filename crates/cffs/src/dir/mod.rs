@@ -42,7 +42,7 @@ use crate::format::{
 };
 use crate::journal::Txn;
 use crate::node::{Cursor, DirState, NameMap, Rooms, damaged};
-use crate::placement::DirPlacer;
+use crate::placement::DirAllocator;
 use crate::space::Space;
 use blocks::Growth;
 
@@ -270,7 +270,7 @@ pub fn prepare_insert(
     cx: &DirCtx<'_>,
     txn: &Txn<'_>,
     space: &Space,
-    placer: &dyn DirPlacer,
+    allocator: &dyn DirAllocator,
     inode: &mut Inode,
     state: &DirState,
     name: &[u8],
@@ -287,7 +287,7 @@ pub fn prepare_insert(
     }
     let need = entry_len(name.len(), inode_room);
     let hash = cx.hash(name);
-    let grow = Growth { txn, space, placer };
+    let grow = Growth { txn, space, allocator };
     let (lblock, buf, offset, new_block) = match find_room(cx, inode, state, need)? {
         Some((lblock, buf, offset)) => (lblock, buf, offset, false),
         None => {

@@ -30,10 +30,10 @@ impl CommitHook for Hook {
     }
 }
 
-struct NearPlacer<'a>(&'a Space);
+struct NearAllocator<'a>(&'a Space);
 
-impl DirPlacer for NearPlacer<'_> {
-    fn place_dir_blocks(
+impl DirAllocator for NearAllocator<'_> {
+    fn allocate_dir_blocks(
         &self,
         reservation: &Reservation,
         _: &Inode,
@@ -130,9 +130,9 @@ impl World {
         let room = if embed { file.encoded_len() } else { 0 };
         let cx = DirCtx { cache: &self.cache, seed: self.seed, home: Home::System };
         let txn = self.journal.begin(log_bytes_for_insert(&g) + self.space.log_bytes_for_init() + 4096)?;
-        let placer = NearPlacer(&self.space);
+        let allocator = NearAllocator(&self.space);
         let (inode, state) = (&mut self.inode, &self.state);
-        let slot = prepare_insert(&cx, &txn, &self.space, &placer, inode, state, name, room)?;
+        let slot = prepare_insert(&cx, &txn, &self.space, &allocator, inode, state, name, room)?;
         let inode = embed.then_some(&file);
         let new = NewEntry { name, hash: 0, ino, file_type: FileType::Regular, inode, inode_room: room };
         insert(&cx, &txn, &mut self.inode, &self.state, slot, &new)?;
@@ -656,8 +656,8 @@ fn what_a_failed_creation_leaves_can_be_released() {
     for round in 0..2 {
         let cx = DirCtx { cache: &w.cache, seed: w.seed, home: Home::System };
         let txn = w.journal.begin(log_bytes_for_insert(&w.geo()) + w.space.log_bytes_for_init()).unwrap();
-        let placer = NearPlacer(&w.space);
-        let slot = prepare_insert(&cx, &txn, &w.space, &placer, &mut w.inode, &w.state, b"a", 184).unwrap();
+        let allocator = NearAllocator(&w.space);
+        let slot = prepare_insert(&cx, &txn, &w.space, &allocator, &mut w.inode, &w.state, b"a", 184).unwrap();
         assert_eq!((slot.new_block, slot.offset), (round == 0, META_HEADER_SIZE), "the block is used again");
     }
     assert!(is_empty(&w.inode) && w.inode.size == 4096);

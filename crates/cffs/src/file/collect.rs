@@ -10,7 +10,7 @@ use crate::extent::{self, Mapping};
 use crate::format::Run;
 use crate::format::{Extent, FileType, InodeFormat};
 use crate::node::{Node, NodeState};
-use crate::placement::{LONG, Placed};
+use crate::placement::STREAM_MIN;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -79,8 +79,7 @@ fn allocate(cx: &FileCtx<'_>, st: &NodeState, unit: &mut Unit<'_>, for_log: bool
     let unmapped = list_mapped(cx, st, unit)?;
     for Unmapped { mut logical, mut len } in unmapped {
         while len > 0 {
-            let placed = allocate_part(cx, st, unit, logical, len, for_log)?;
-            let Some(Placed { run }) = placed else { return Err(Error::NoSpace) };
+            let run = allocate_part(cx, st, unit, logical, len, for_log)?.ok_or(Error::NoSpace)?;
             unit.add_allocated(Extent { logical, start: run.start, len: run.len, unwritten: false });
             add_runs(cx, st, unit, logical, run);
             logical += run.len;
@@ -175,10 +174,10 @@ fn allocate_part(
     logical: u64,
     len: u64,
     for_log: bool,
-) -> Result<Option<Placed>> {
+) -> Result<Option<Run>> {
     let parent = st.inode.parent;
     if st.inode.size <= cx.placement.small_max() {
-        return cx.placement.place_small(parent, len, for_log.then_some(cx.cache), &mut unit.fresh);
+        return cx.placement.allocate_small(parent, len, for_log.then_some(cx.cache), &mut unit.fresh);
     }
     let new = || unit.extents.iter().filter(|p| p.change == Change::Map);
     let after = match new().next_back() {
@@ -188,11 +187,11 @@ fn allocate_part(
     // A file that is long already may well become as long again. Holes do not make a file long.
     let shift = cx.cache.geometry().frag_shift;
     let has = st.inode.frags + new().map(|p| p.extent.len).sum::<u64>();
-    let so_far = if logical << shift < LONG { 0 } else { logical.min(has) << shift };
-    if so_far < LONG {
-        cx.placement.place_large(parent, after, len)
+    let so_far = if logical << shift < STREAM_MIN { 0 } else { logical.min(has) << shift };
+    if so_far < STREAM_MIN {
+        cx.placement.allocate_large(parent, after, len)
     } else {
-        cx.placement.place_stream(parent, after, len, so_far.min(AHEAD_MAX) >> shift)
+        cx.placement.allocate_stream(parent, after, len, so_far.min(AHEAD_MAX) >> shift)
     }
 }
 

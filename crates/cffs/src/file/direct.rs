@@ -183,8 +183,7 @@ fn allocate<'a>(cx: &FileCtx<'_>, st: &NodeState, unit: &mut Unit<'a>, blocks: &
     let ahead = g.frag_of_block(so_far.min(AHEAD_MAX) >> g.block_shift);
     let (mut at, mut rest) = (start, blocks.data);
     while at < end {
-        let placed = cx.placement.place_stream(st.inode.parent, after, end - at, ahead)?;
-        let run = placed.ok_or(Error::NoSpace)?.run;
+        let run = cx.placement.allocate_stream(st.inode.parent, after, end - at, ahead)?.ok_or(Error::NoSpace)?;
         unit.add_allocated(Extent { logical: at, start: run.start, len: run.len, unwritten: false });
         let whole = run.start.is_multiple_of(g.frags_per_block()) && run.len.is_multiple_of(g.frags_per_block());
         if !whole || unit.extents.len() > EXTENTS_PER_TXN {

@@ -117,17 +117,17 @@ fn find_places(cx: &FileCtx<'_>, node: &Node, frags: Range<u64>) -> Result<(Vec<
                 return Err(e);
             }
         };
-        let placed = if small {
-            cx.placement.place_small(st.inode.parent, hole, None, &mut Vec::new())
+        let allocated = if small {
+            cx.placement.allocate_small(st.inode.parent, hole, None, &mut Vec::new())
         } else {
             let before = preceding(cx, &st, at).unwrap_or(None);
             let after = found.last().filter(|e| e.end() == at).map(|e| e.start + e.len).or(before);
-            cx.placement.place_large(st.inode.parent, after, hole)
+            cx.placement.allocate_large(st.inode.parent, after, hole)
         };
-        match placed {
-            Ok(Some(p)) => {
-                found.push(Extent { logical: at, start: p.run.start, len: p.run.len, unwritten: true });
-                at += p.run.len;
+        match allocated {
+            Ok(Some(run)) => {
+                found.push(Extent { logical: at, start: run.start, len: run.len, unwritten: true });
+                at += run.len;
             }
             // What was found is committed first.
             Ok(None) if !found.is_empty() => break,

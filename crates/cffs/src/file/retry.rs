@@ -4,7 +4,7 @@ use super::FileCtx;
 use crate::error::{Error, Result};
 
 /// Commits after which an operation that has its space reserved stops waiting for it. What a commit frees may go to others
-/// who had reserved before. While one operation insists nobody reserves freed space ([`crate::space::Space::strict`]), so
+/// who had reserved before. While one operation insists nobody reserves freed space ([`crate::space::Space::freeze_reservations`]), so
 /// those others become fewer.
 const COMMITS_MAX: usize = 100;
 
@@ -26,16 +26,16 @@ pub fn with_space<R>(cx: &FileCtx<'_>, reclaim: Reclaim<'_>, mut attempt: impl F
     let attempts = if matches!(reclaim, Reclaim::Commit) { COMMITS_MAX } else { 1 };
     let mut freeze = None;
     for _ in 0..attempts {
-        let began = cx.space.moment();
+        let began = cx.space.epoch();
         match attempt() {
             Err(Error::NoSpace) => {}
             outcome => return outcome,
         }
         // What the attempt itself gave back counts too; then the next one may be in vain.
-        let freed = cx.space.more_since(began);
+        let freed = cx.space.freed_since(began);
         match reclaim {
             Reclaim::Commit if freed => {
-                freeze.get_or_insert_with(|| cx.space.strict());
+                freeze.get_or_insert_with(|| cx.space.freeze_reservations());
                 cx.journal.commit()?;
             }
             Reclaim::WriteBack(write_back) if freed || cx.space.reserved() > 0 => {

@@ -36,9 +36,9 @@ pub fn write_back(cx: &FileCtx<'_>, nodes: Vec<Arc<Node>>) -> Result<()> {
     let mut ordered: Vec<_> = nodes.into_iter().map(|n| (name_space_order(&n), n)).collect();
     ordered.sort_by_key(|(k, _)| *k);
     let sizes = new_small_files(cx, ordered.iter().map(|(_, n)| n));
-    cx.placement.expect(&sizes);
+    cx.placement.begin_batch(&sizes);
     let outcome = write_ordered(cx, ordered.into_iter().map(|(_, n)| n));
-    cx.placement.expect_no_more(&sizes);
+    cx.placement.end_batch(&sizes);
     outcome
 }
 

@@ -1,6 +1,6 @@
 //! Making files: create, mkdir, mknod, symlink.
 
-use super::quota::LimitedPlacer;
+use super::quota::LimitedAllocator;
 use super::xattr::{Attributes, Inherited};
 use super::{Attr, Caller, Fs, NewPerm, as_dir, now};
 use crate::cache::BufRef;
@@ -145,12 +145,12 @@ impl Fs {
         let long = new.target.filter(|t| t.len() > self.inline_max(name.len()));
         let reservation = self.reserve_for_name(c.privileged(), blocks)?;
         let inline_max = self.inline_max(name.len());
-        let mut attributes = self.place_inherited(c, &reservation, dir_node, &inherited, inline_max)?;
+        let mut attributes = self.allocate_inherited(c, &reservation, dir_node, &inherited, inline_max)?;
         let ids = ids_of_new(c, &dir_node.state.read().inode);
         if let Some(quota) = self.quota_for_new(c, ids, attributes.blocks as u64 * self.geo.frags_per_block())? {
             reservation.merge(quota);
         }
-        let contents = long.map(|t| self.place_contents(&reservation, dir_node.ino, t)).transpose()?;
+        let contents = long.map(|t| self.allocate_contents(&reservation, dir_node.ino, t)).transpose()?;
         // Without a reservation a block that comes may have to go again.
         let names = if blocks > 0 { self.log_bytes_names() } else { self.log_bytes_remove() };
         let log_bytes = names
@@ -215,7 +215,7 @@ impl Fs {
         let cx = self.dir_cx();
         let now = now();
         let is_dir = new.file_type == FileType::Directory;
-        let placer = LimitedPlacer::new(self, owner.c, st);
+        let allocator = LimitedAllocator::new(self, owner.c, st);
         let (dir_inode, dir_state) = as_dir(st)?;
         if dir::lookup(&cx, dir_inode, dir_state, name)?.is_some() {
             return Err(Error::Exists);
@@ -252,11 +252,11 @@ impl Fs {
         }
         if is_dir {
             // Known before the first block is placed.
-            self.placement.learn(dir_inode);
+            self.placement.track(dir_inode);
         }
         let room = if self.embeds() { inode.encoded_len() } else { 0 };
         let blocks = dir_inode.frags;
-        let slot = dir::prepare_insert(&cx, txn, &self.space, &placer, dir_inode, dir_state, name, room)?;
+        let slot = dir::prepare_insert(&cx, txn, &self.space, &allocator, dir_inode, dir_state, name, room)?;
         let goal = slot.block;
         let locator = match self.inodes.locator.alloc(txn, &self.space, goal) {
             Ok(place) => place,
@@ -312,8 +312,8 @@ impl Fs {
         if is_dir {
             dir_inode.nlink += 1;
             // What an earlier directory of the same number left behind is not this one's.
-            self.placement.forget(inode.ino);
-            self.placement.learn(&inode);
+            self.placement.untrack(inode.ino);
+            self.placement.track(&inode);
         }
         let node = self.inodes.insert(txn, inode, home, Some(owner.reservation));
         node.refs.fetch_add(1, Ordering::AcqRel);
@@ -376,7 +376,7 @@ impl Fs {
     /// Allocates space for contents that are to be durable with the inode they belong to, such as the target of a symbolic
     /// link that is too long for the inode. They become the inode's with [`Fs::log_contents`]; if they are dropped before,
     /// their space goes back to the reservation.
-    pub(super) fn place_contents<'a>(
+    pub(super) fn allocate_contents<'a>(
         &'a self,
         reservation: &Reservation,
         dir: Ino,

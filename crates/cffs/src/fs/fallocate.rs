@@ -234,7 +234,7 @@ impl Fs {
         // Writeback is kept away from the file: others' promises have to be ended by the caller.
         file::with_space(&cx, Reclaim::Commit, || {
             let reservation = node.state.read().data.new_reservation(cx.space, c.privileged());
-            let contents = self.place_contents(&reservation, dir, &data)?;
+            let contents = self.allocate_contents(&reservation, dir, &data)?;
             let log_bytes = self.log_bytes_contents(&contents) + self.space.log_bytes_for_init() + inode_bytes;
             let txn = self.journal.begin(log_bytes)?;
             let mut st = node.state.write();

@@ -2,7 +2,7 @@
 //! one name is left, the inode moves back into that name's directory, the next time the name is looked up.
 
 use super::create::write_names_at_once;
-use super::quota::{LimitedPlacer, handed_down};
+use super::quota::{LimitedAllocator, handed_down};
 use super::{Attr, Caller, Fs, Locked, as_dir, flags, now};
 use crate::dir;
 use crate::error::{Error, Result};
@@ -66,11 +66,11 @@ impl Fs {
         let _home = self.home_block(old_home)?;
         let dir_st = locked.get(parent)?;
         let frags = dir_st.inode.frags;
-        let placer = LimitedPlacer::new(self, c, dir_st);
+        let allocator = LimitedAllocator::new(self, c, dir_st);
         let (dir_inode, dir_state) = as_dir(dir_st)?;
         // The new name keeps room for the inode, which may come to it one day.
         let room = self.link_room(name.len());
-        let slot = dir::prepare_insert(&cx, &txn, &self.space, &placer, dir_inode, dir_state, name, room);
+        let slot = dir::prepare_insert(&cx, &txn, &self.space, &allocator, dir_inode, dir_state, name, room);
         let outside = slot.and_then(|slot| match self.externalize(&txn, locked.get(ino)?) {
             Ok(()) => Ok(slot),
             Err(e) => {
@@ -155,7 +155,7 @@ impl Fs {
             return Err(Error::Unsupported);
         };
         let reservation = self.space.reservation(None, true);
-        let contents = match self.place_contents(&reservation, st.inode.parent, &data) {
+        let contents = match self.allocate_contents(&reservation, st.inode.parent, &data) {
             Ok(contents) => contents,
             Err(e) => {
                 st.inode.format = InodeFormat::Inline(data.clone());

@@ -203,7 +203,7 @@ impl Fs {
             if !st.inode.is_dir() {
                 return Err(crate::format::Corrupt("the root is not a directory".into()).into());
             }
-            fs.placement.learn(&st.inode);
+            fs.placement.track(&st.inode);
         }
         if !read_only {
             if !replayed.damaged.is_empty() {

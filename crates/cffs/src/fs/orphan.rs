@@ -230,7 +230,7 @@ impl Fs {
         // Before the number is free: whoever gets it next puts a node of its own there.
         self.inodes.remove(node);
         if was_dir {
-            self.placement.forget(ino);
+            self.placement.untrack(ino);
         }
         self.inodes.locator.free(&txn, &self.space, ino)?;
         self.space.with_counters(|c| c.inodes = c.inodes.saturating_sub(1));

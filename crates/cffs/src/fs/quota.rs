@@ -8,7 +8,7 @@ use crate::format::extent::LOGICAL_END;
 use crate::format::inode::{FLAG_PROJECT_INHERIT, INLINE_MAX, INODE_CORE_SIZE};
 use crate::format::{BlockAddr, Corrupt, FIRST_USER_INO, FragAddr, Ino, Inode, QuotaKind, QuotaRecord, ROOT_INO};
 use crate::node::NodeState;
-use crate::placement::DirPlacer;
+use crate::placement::DirAllocator;
 use crate::quota::{Account, Ids, Quota, ids_of};
 use crate::reservation::Reservation;
 use cffs_device::Device;
@@ -346,21 +346,21 @@ pub(super) fn handed_down(dir: &Inode) -> Option<u32> {
 }
 
 /// Places blocks of a directory as far as the quotas of its owner, group and project allow.
-pub(super) struct LimitedPlacer<'a> {
+pub(super) struct LimitedAllocator<'a> {
     fs: &'a Fs,
     /// Of the directory; none if nothing limits it.
     account: Option<Arc<Account>>,
 }
 
-impl<'a> LimitedPlacer<'a> {
+impl<'a> LimitedAllocator<'a> {
     /// For a change of the directory `st`, which is stored in the same transaction, also when the change fails.
-    pub(super) fn new(fs: &'a Fs, c: Caller, st: &NodeState) -> LimitedPlacer<'a> {
-        LimitedPlacer { fs, account: st.data.account.clone().filter(|_| !c.privileged()) }
+    pub(super) fn new(fs: &'a Fs, c: Caller, st: &NodeState) -> LimitedAllocator<'a> {
+        LimitedAllocator { fs, account: st.data.account.clone().filter(|_| !c.privileged()) }
     }
 }
 
-impl DirPlacer for LimitedPlacer<'_> {
-    fn place_dir_blocks(
+impl DirAllocator for LimitedAllocator<'_> {
+    fn allocate_dir_blocks(
         &self,
         reservation: &Reservation,
         dir: &Inode,
@@ -370,7 +370,7 @@ impl DirPlacer for LimitedPlacer<'_> {
     ) -> Result<Option<Run>> {
         let placement = &self.fs.placement;
         let (Some(account), Some(quota)) = (&self.account, &self.fs.quota) else {
-            return placement.place_dir_blocks(reservation, dir, goal, want_blocks, min);
+            return placement.allocate_dir_blocks(reservation, dir, goal, want_blocks, min);
         };
         let fpb = self.fs.geo.frags_per_block();
         let fits = quota.room(&ids_of(dir)) / fpb;
@@ -381,7 +381,7 @@ impl DirPlacer for LimitedPlacer<'_> {
             charge.reserve(min * fpb, false)?;
             want = min;
         }
-        let placed = placement.place_dir_blocks(reservation, dir, goal, want, min);
+        let placed = placement.allocate_dir_blocks(reservation, dir, goal, want, min);
         let len = placed.as_ref().map_or(0, |run| run.map_or(0, |r| r.len));
         // Charged when the directory is stored.
         charge.charge(len);

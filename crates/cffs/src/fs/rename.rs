@@ -1,7 +1,7 @@
 //! Rename, with its flags.
 
 use super::create::write_names_at_once;
-use super::quota::{LimitedPlacer, handed_down};
+use super::quota::{LimitedAllocator, handed_down};
 use super::{Caller, Fs, Locked, RenameFlags, as_dir, now};
 use crate::dir::{self, Found};
 use crate::error::{Error, Result};
@@ -214,9 +214,9 @@ impl Fs {
         let frags = locked.get(b.dir.ino)?.inode.frags;
         let slot = {
             let st = locked.get(b.dir.ino)?;
-            let placer = LimitedPlacer::new(self, c, st);
+            let allocator = LimitedAllocator::new(self, c, st);
             let (inode, state) = as_dir(st)?;
-            dir::prepare_insert(&cx, txn, &self.space, &placer, inode, state, b.name, room)
+            dir::prepare_insert(&cx, txn, &self.space, &allocator, inode, state, b.name, room)
         };
         let slot = match slot {
             Ok(slot) => slot,
@@ -279,7 +279,7 @@ impl Fs {
         let st = locked.get(ino)?;
         crate::node::store(txn, st)?;
         if is_dir {
-            self.placement.learn(&st.inode);
+            self.placement.track(&st.inode);
         }
         self.changed_dir(txn, locked.get(a.dir.ino)?, now)?;
         if a.dir.ino != b.dir.ino {
@@ -342,7 +342,7 @@ impl Fs {
         if is_dir {
             let st = locked.get(a.dir.ino)?;
             st.inode.nlink = st.inode.nlink.saturating_sub(1);
-            self.placement.learn(&locked.get(found.ino)?.inode);
+            self.placement.track(&locked.get(found.ino)?.inode);
         }
         let old = self.find_locked(locked, a.dir.ino, a.name)?.ok_or(Error::Stale)?;
         self.drop_name(txn, locked, a.dir.ino, &old, a.name, now)?;
@@ -380,7 +380,7 @@ impl Fs {
             st.inode.ctime = now;
             crate::node::store(txn, st)?;
             if st.inode.is_dir() {
-                self.placement.learn(&st.inode);
+                self.placement.track(&st.inode);
             }
         }
         if a.dir.ino != b.dir.ino {

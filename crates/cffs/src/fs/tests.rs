@@ -1,6 +1,6 @@
 //! What several threads could do to each other, step by step.
 
-use super::quota::LimitedPlacer;
+use super::quota::LimitedAllocator;
 use super::{Caller, Fs, Locked, MountOptions, RenameFlags, as_dir};
 use crate::error::Error;
 use crate::format::{LINK_MAX, ROOT_INO};
@@ -181,9 +181,9 @@ fn an_empty_directory_that_gives_its_blocks_back_is_stored_without_them() {
         // A block without names, as an error after its allocation leaves it behind.
         let txn = fs.journal.begin(log_bytes).unwrap();
         let mut st = node.state.write();
-        let placer = LimitedPlacer::new(&fs, Caller::ROOT, &st);
+        let allocator = LimitedAllocator::new(&fs, Caller::ROOT, &st);
         let (inode, state) = as_dir(&mut st).unwrap();
-        crate::dir::prepare_insert(&fs.dir_cx(), &txn, &fs.space, &placer, inode, state, b"name", 200).unwrap();
+        crate::dir::prepare_insert(&fs.dir_cx(), &txn, &fs.space, &allocator, inode, state, b"name", 200).unwrap();
         st.disk_size = st.inode.size;
         crate::node::store(&txn, &mut st).unwrap();
     }

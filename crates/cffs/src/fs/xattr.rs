@@ -157,7 +157,7 @@ impl Fs {
     }
 
     /// Allocates space for what a new file inherits. Its inline area can be `inline_max` bytes long.
-    pub(super) fn place_inherited(
+    pub(super) fn allocate_inherited(
         &self,
         c: Caller,
         reservation: &Reservation,

@@ -17,7 +17,7 @@ fn a_block_in_which_another_file_has_a_part_is_not_taken_for_fresh() {
     f.space.reserve_frags(4 * fpb, true).unwrap();
     let p = Placement::new(f.space.clone(), &f.sb, None, true);
     let mut fresh = Vec::new();
-    let first = p.place_small(ROOT_INO, fpb, Some(cache), &mut fresh).unwrap().unwrap().run;
+    let first = p.allocate_small(ROOT_INO, fpb, Some(cache), &mut fresh).unwrap().unwrap();
     assert_eq!(fresh.len(), 1, "a whole block of a free group");
     // Somebody who found no free group anywhere gets the last fragment of the next block.
     let theirs = first.end() + fpb - 1;
@@ -25,7 +25,7 @@ fn a_block_in_which_another_file_has_a_part_is_not_taken_for_fresh() {
     let bytes = Source::Page(Arc::new(AlignedBuf::from_slice(&vec![7; fs])));
     cache.write_data(&mut [DataRun { frag: theirs, bytes, from: 0, len: fs, keep: true }]).unwrap();
     fresh.clear();
-    let second = p.place_small(ROOT_INO, fpb - 1, Some(cache), &mut fresh).unwrap().unwrap().run;
+    let second = p.allocate_small(ROOT_INO, fpb - 1, Some(cache), &mut fresh).unwrap().unwrap();
     assert_eq!(second, Run { start: first.end(), len: fpb - 1 });
     assert!(fresh.is_empty());
     let mut back = vec![0; fs];
@@ -60,13 +60,13 @@ fn with_holes_on(size: u64, holes: &[(u64, u64)]) -> (Fixture, u64, u64) {
 }
 
 fn placed(p: &Placement, dir: Ino, frags: u64) -> Run {
-    p.place_small(dir, frags, None, &mut Vec::new()).unwrap().expect("a place").run
+    p.allocate_small(dir, frags, None, &mut Vec::new()).unwrap().expect("free space")
 }
 
 fn directory(p: &Placement, ino: Ino) {
     let mut dir = Inode::new(ino, 0o040_755, 1);
     dir.parent = ROOT_INO;
-    p.learn(&dir);
+    p.track(&dir);
 }
 
 #[test]
@@ -77,11 +77,11 @@ fn what_comes_together_goes_into_the_long_runs_in_order() {
     let total = 85;
     f.space.reserve_frags(total * fpb, true).unwrap();
     let coming = AddrMap::from_iter([(7, (total * fpb) << f.geometry().frag_shift)]);
-    p.expect(&coming);
+    p.begin_batch(&coming);
     let starts: Vec<u64> = (0..total).map(|_| placed(&p, 7, fpb).start / fpb - first).collect();
-    p.expect_no_more(&coming);
-    let expected: Vec<u64> = (4..44).chain(80..125).collect();
-    assert_eq!(starts, expected);
+    p.end_batch(&coming);
+    let batch_bytes: Vec<u64> = (4..44).chain(80..125).collect();
+    assert_eq!(starts, batch_bytes);
 }
 
 #[test]
@@ -92,15 +92,15 @@ fn where_no_runs_are_long_those_are_taken_that_lie_beside_each_other() {
     directory(&p, 7);
     f.space.reserve_frags(77 * fpb, true).unwrap();
     let coming = AddrMap::from_iter([(7, (72 * fpb) << f.geometry().frag_shift)]);
-    p.expect(&coming);
+    p.begin_batch(&coming);
     let place = |blocks: u64| placed(&p, 7, blocks * fpb).start / fpb - first;
     let starts: Vec<u64> = (0..64).map(|_| place(1)).collect();
-    let expected: Vec<u64> = (0..64).map(|n| 8 * (n / 6) + n % 6).collect();
-    assert_eq!(starts, expected);
+    let batch_bytes: Vec<u64> = (0..64).map(|n| 8 * (n / 6) + n % 6).collect();
+    assert_eq!(starts, batch_bytes);
     assert_eq!(place(3), 88, "behind what is left of this run, which is too short");
     assert_eq!(place(3), 91);
     assert_ne!(place(7), 96, "no run there takes that");
-    p.expect_no_more(&coming);
+    p.end_batch(&coming);
 }
 
 /// As [`with_holes`], and more than a quarter of all is free: behind the rest.
@@ -127,10 +127,10 @@ fn where_space_is_scarce_a_file_that_comes_alone_takes_the_shortest_gap() {
     assert_eq!(place(4), 100);
     // What comes with others of its directory goes where there is room for them all.
     let coming = AddrMap::from_iter([(7, (9 * fpb) << f.geometry().frag_shift)]);
-    p.expect(&coming);
+    p.begin_batch(&coming);
     assert_eq!(place(4), 81);
     assert_eq!(place(5), 85);
-    p.expect_no_more(&coming);
+    p.end_batch(&coming);
     assert_eq!(place(5), 0, "no gap is left, so a free group is opened");
 }
 
@@ -152,7 +152,7 @@ fn gaps_in_the_open_groups_of_directories_are_left_to_their_blocks() {
     let taken = placed(&p, 7, 5 * fpb);
     assert_eq!(taken.start / fpb - first, 50);
     p.table.lock().open_for_dirs(8, group(50));
-    p.forget(8);
+    p.untrack(8);
     assert!(p.table.lock().dir_groups.is_empty());
 }
 
@@ -177,30 +177,30 @@ fn the_groups_that_are_remembered_are_bounded() {
     let p = Placement::new(f.space.clone(), &f.sb, None, true);
     let gb = f.geometry().group_blocks();
     let mut t = p.table.lock();
-    for n in 0..(3 * REMEMBERED_MAX as u64 / 2) {
+    for n in 0..(3 * TRACKED_GROUPS_MAX as u64 / 2) {
         t.open(10 + n % 9000, (1 + n) * gb);
-        assert!(t.remembered <= REMEMBERED_MAX);
+        assert!(t.tracked_groups <= TRACKED_GROUPS_MAX);
     }
-    assert_eq!(t.remembered, t.owners.values().map(|o| o.groups.len()).sum::<usize>());
-    assert!(t.owners.values().all(|o| o.data_group != 0 && o.groups.len() <= GROUPS_MAX));
+    assert_eq!(t.tracked_groups, t.dirs.values().map(|o| o.groups.len()).sum::<usize>());
+    assert!(t.dirs.values().all(|o| o.data_group != 0 && o.groups.len() <= GROUPS_MAX));
     drop(t);
-    p.forget(10);
+    p.untrack(10);
     let t = p.table.lock();
-    assert_eq!(t.remembered, t.owners.values().map(|o| o.groups.len()).sum::<usize>());
+    assert_eq!(t.tracked_groups, t.dirs.values().map(|o| o.groups.len()).sum::<usize>());
 }
 
 #[test]
 fn a_long_file_takes_the_longest_free_runs_in_their_order() {
     let holes = [(0, 100), (200, 900), (1300, 300), (1800, 1500), (3500, 1300), (5000, 50)];
     let (f, first, fpb) = with_holes_on(64 << 20, &holes);
-    let long = LONG >> f.geometry().frag_shift;
+    let long = STREAM_MIN >> f.geometry().frag_shift;
     assert_eq!(long, 2048 * fpb, "what follows reckons with it");
     let p = Placement::new(f.space.clone(), &f.sb, None, true);
     f.space.reserve_frags(3000 * fpb, true).unwrap();
     // The next part of a file that ends before a block, with so much more to come: where it begins, and how much of it is there.
     let place = |end: u64, blocks: u64, ahead: u64| {
-        let placed = p.place_stream(ROOT_INO, Some((first + end) * fpb), blocks * fpb, ahead).unwrap();
-        placed.map(|Placed { run }| (run.start / fpb - first, run.len / fpb))
+        let placed = p.allocate_stream(ROOT_INO, Some((first + end) * fpb), blocks * fpb, ahead).unwrap();
+        placed.map(|run| (run.start / fpb - first, run.len / fpb))
     };
     assert_eq!(place(150, 10, 0), Some((200, 10)), "one that is not long takes what is next");
     assert_eq!(place(150, 10, long - 1), Some((210, 10)), "still not");

@@ -14,17 +14,17 @@ use std::sync::atomic::Ordering;
 /// Groups from the goal on that are searched for all that is wanted before an unused group is opened.
 pub(super) const NEAR_GROUPS: usize = 8;
 /// A gap that is at most so many times as long as what goes into it is a tight one.
-const TIGHT: u32 = 4;
+const BEST_FIT_SLACK: u32 = 4;
 /// Times that a search is repeated whose find was promised to others in between.
-const TRIES: usize = 8;
+const RETRIES: usize = 8;
 /// Times that a search is repeated while space turned up where it had looked already.
-const REPEATS: usize = 100;
+const SEARCHES_MAX: usize = 100;
 
 /// What a search came upon.
 enum Found {
     Run(Run),
     /// There is space, but it is promised to others.
-    Promised,
+    Reserved,
 }
 
 /// What a search has loaded.
@@ -39,7 +39,7 @@ struct Loads {
 
 /// What is looked for: so many fragments near a place.
 #[derive(Clone, Copy)]
-struct Wish {
+struct AllocationRequest {
     goal: FragAddr,
     want: u32,
     min: u32,
@@ -76,10 +76,10 @@ impl Space {
             if near_only {
                 return Ok(None);
             }
-            let roam = self.roam.load(Ordering::Relaxed).min(end - 1);
-            let all = (roam..end).chain(0..roam);
+            let rotor = self.rotor.load(Ordering::Relaxed).min(end - 1);
+            let all = (rotor..end).chain(0..rotor);
             if let Some((ag, found)) = self.visit_in_turn(all, &mut loads, &mut visit) {
-                self.roam.store(ag, Ordering::Relaxed);
+                self.rotor.store(ag, Ordering::Relaxed);
                 return Ok(Some(found));
             }
             if self.usable() == end {
@@ -124,11 +124,11 @@ impl Space {
         set: &mut super::FreeSet,
         start: u32,
         len: u32,
-        right: AllocationClass<'_>,
+        class: AllocationClass<'_>,
     ) -> Option<Found> {
         let lost = u64::from(set.blocks_lost(start, len));
-        if !self.books.lock().take(len.into(), lost, right) {
-            return Some(Found::Promised);
+        if !self.accounting.lock().take(len.into(), lost, class) {
+            return Some(Found::Reserved);
         }
         let taken = set.take(start, len);
         debug_assert!(taken, "a search found what is not free");
@@ -141,14 +141,14 @@ impl Space {
         want: u64,
         min: u64,
         align: u32,
-        right: AllocationClass<'_>,
+        class: AllocationClass<'_>,
     ) -> Result<Option<Run>> {
-        let found = self.alloc_exact(goal, want, min, align, right)?;
+        let found = self.alloc_exact(goal, want, min, align, class)?;
         if found.is_some() {
             return Ok(found);
         }
         // What is there may be out to be discarded.
-        self.while_nothing_is_out(|| self.alloc_exact(goal, want, min, align, right))
+        self.with_trim_paused(|| self.alloc_exact(goal, want, min, align, class))
     }
 
     /// A search takes many steps, and others take and give back between them. `None`: at one moment there was nothing.
@@ -158,12 +158,12 @@ impl Space {
         want: u64,
         min: u64,
         align: u32,
-        right: AllocationClass<'_>,
+        class: AllocationClass<'_>,
     ) -> Result<Option<Run>> {
-        for _ in 0..REPEATS {
-            let before = self.books.lock().turned_up;
-            let found = self.alloc_now(goal, want, min, align, right)?;
-            if found.is_some() || self.books.lock().turned_up == before {
+        for _ in 0..SEARCHES_MAX {
+            let before = self.accounting.lock().epoch;
+            let found = self.alloc_now(goal, want, min, align, class)?;
+            if found.is_some() || self.accounting.lock().epoch == before {
                 return Ok(found);
             }
         }
@@ -176,7 +176,7 @@ impl Space {
         want: u64,
         min: u64,
         align: u32,
-        right: AllocationClass<'_>,
+        class: AllocationClass<'_>,
     ) -> Result<Option<Run>> {
         // More than an unused group has, no search can find; whole blocks, so that the next run starts at one.
         let most = self.g.frag_of_block(self.g.ag_blocks.saturating_sub(self.g.ag_header_blocks()));
@@ -185,53 +185,53 @@ impl Space {
             return Ok(None);
         }
         let goal = goal.min(self.g.total_frags() - 1);
-        let mut wish = Wish { goal, want: want as u32, min: min.max(1) as u32, align };
-        match self.find(wish, right)? {
+        let mut request = AllocationRequest { goal, want: want as u32, min: min.max(1) as u32, align };
+        match self.find(request, class)? {
             None => return Ok(None),
             Some(Found::Run(run)) => return Ok(Some(run)),
-            Some(Found::Promised) => {}
+            Some(Found::Reserved) => {}
         }
         // Nearly full: the free blocks that are left are promised. Data goes between them.
         let shift = self.g.block_shift - self.g.frag_shift;
-        for _ in 0..TRIES {
+        for _ in 0..RETRIES {
             if align == 0
-                && let Some(run) = self.find_partial(wish)?
+                && let Some(run) = self.find_partial(request)?
             {
                 return Ok(Some(run));
             }
             // Groups that were not loaded yet may have blocks that nobody was promised.
             let spare = loop {
                 let (spare, more) = {
-                    let books = self.books.lock();
-                    (books.limit(right) << shift, books.wants_blocks(right))
+                    let accounting = self.accounting.lock();
+                    (accounting.limit(class) << shift, accounting.wants_blocks(class))
                 };
-                if spare >= u64::from(wish.min) {
+                if spare >= u64::from(request.min) {
                     break spare;
                 }
                 if !more || !self.load_another()? {
                     return Ok(None);
                 }
             };
-            wish = Wish { want: spare.min(want) as u32, align: shift, ..wish };
-            match self.find(wish, right)? {
+            request = AllocationRequest { want: spare.min(want) as u32, align: shift, ..request };
+            match self.find(request, class)? {
                 None => return Ok(None),
                 Some(Found::Run(run)) => return Ok(Some(run)),
-                Some(Found::Promised) => {} // somebody was faster
+                Some(Found::Reserved) => {} // somebody was faster
             }
         }
         Ok(None)
     }
 
     /// All that is wished for, near the goal or far away; else the largest piece of the minimum or more.
-    fn find(&self, wish: Wish, right: AllocationClass<'_>) -> Result<Option<Found>> {
-        let Wish { goal, want, min, align } = wish;
+    fn find(&self, request: AllocationRequest, class: AllocationClass<'_>) -> Result<Option<Found>> {
+        let AllocationRequest { goal, want, min, align } = request;
         let goal_ag = self.g.ag_of(self.g.block_of_frag(goal));
         let goal_offset = |group: &Group, here: bool| if here { (goal - group.start()) as u32 } else { 0 };
         let near = self.search(goal_ag, true, |group, here| {
             let goal = goal_offset(group, here);
             self.with(group, |set| {
                 let start = set.find_fit(goal, want, align)?;
-                self.take(group, set, start, want, right)
+                self.take(group, set, start, want, class)
             })
         })?;
         if near.is_some() {
@@ -242,17 +242,17 @@ impl Space {
             self.with(group, |set| {
                 let fit = set.find_fit(goal, want, align).map(|start| (start, want));
                 let (start, len) = fit.or_else(|| set.find_largest(min, align))?;
-                self.take(group, set, start, len.min(want), right)
+                self.take(group, set, start, len.min(want), class)
             })
         })
     }
 
     /// Free fragments of blocks that are not wholly free: any data may have them.
-    fn find_partial(&self, wish: Wish) -> Result<Option<Run>> {
-        let goal_ag = self.g.ag_of(self.g.block_of_frag(wish.goal));
+    fn find_partial(&self, request: AllocationRequest) -> Result<Option<Run>> {
+        let goal_ag = self.g.ag_of(self.g.block_of_frag(request.goal));
         let found = self.search(goal_ag, false, |group, _| {
             self.with(group, |set| {
-                let (start, len) = set.find_partial(wish.want, wish.min)?;
+                let (start, len) = set.find_partial(request.want, request.min)?;
                 self.take(group, set, start, len, AllocationClass::Data)
             })
         })?;
@@ -261,7 +261,7 @@ impl Space {
 
     /// A free run of `want` fragments near `goal`, at any alignment; where there is none, one of `min` or more. Never
     /// more than fits into an extent. For data, to which as much was promised ([`crate::reservation`]); for what is found the
-    /// promise ends. `None`: not even `min` anywhere; a commit may change that ([`Space::more_since`]).
+    /// promise ends. `None`: not even `min` anywhere; a commit may change that ([`Space::freed_since`]).
     pub fn alloc_near(&self, goal: FragAddr, want: u64, min: u64) -> Result<Option<Run>> {
         self.alloc(goal, want, min, 0, AllocationClass::Data)
     }
@@ -269,7 +269,7 @@ impl Space {
     /// Whole aligned blocks of data in the shortest free extent of an allocation group near `goal` that has so many, and not
     /// several times as many: a large file goes into the gap that one like it has left, and the long free runs last. Looks
     /// only at what is in memory. The promise of the run ends, as with [`Space::alloc_near`].
-    pub fn alloc_tight(&self, goal: BlockAddr, blocks: u64) -> Result<Option<Run>> {
+    pub fn alloc_blocks_best_fit(&self, goal: BlockAddr, blocks: u64) -> Result<Option<Run>> {
         let shift = self.g.block_shift - self.g.frag_shift;
         let Ok(want) = u32::try_from(blocks << shift) else { return Ok(None) };
         if want == 0 || u64::from(want) > EXTENT_LEN_MAX >> 3 << 3 {
@@ -281,7 +281,7 @@ impl Space {
                 return Ok(None);
             }
             self.with(group, |set| {
-                let start = set.find_tight(want, shift, want.saturating_mul(TIGHT))?;
+                let start = set.find_best_fit_aligned(want, shift, want.saturating_mul(BEST_FIT_SLACK))?;
                 self.take(group, set, start, want, AllocationClass::Data)
             })
         })?;
@@ -291,7 +291,7 @@ impl Space {
     /// So many fragments of data at the beginning of the shortest free extent with a length in `room`, outside of the groups that
     /// are `kept`. Looks only at what is in memory, of allocation groups from the goal on and of as many others, which are others
     /// once there is nothing left in them. The promise of the run ends, as with [`Space::alloc_near`].
-    pub fn alloc_gap(
+    pub fn alloc_best_fit(
         &self,
         goal: BlockAddr,
         frags: u64,
@@ -304,13 +304,13 @@ impl Space {
             return Ok(None);
         }
         let find = |group: &Group, set: &super::FreeSet| {
-            set.find_gap(lens.clone(), |start| {
+            set.find_best_fit(lens.clone(), |start| {
                 kept(self.g.group_of(self.g.block_of_frag(group.start() + u64::from(start))))
             })
         };
         let end = self.usable();
         let near = self.g.ag_of(goal.min(self.g.total_blocks - 1)).min(end - 1);
-        let far = self.gaps.load(Ordering::Relaxed) % end;
+        let far = self.best_fit_rotor.load(Ordering::Relaxed) % end;
         let mut best: Option<(u32, usize, u64)> = None;
         let mut found_far = false;
         let is_near = |ag: u64| (ag + end - near) % end < NEAR_GROUPS as u64;
@@ -332,7 +332,7 @@ impl Space {
             best = best.into_iter().chain(found.map(|(_, len)| (len, n, ag))).min();
         }
         if !found_far {
-            self.gaps.store((far + NEAR_GROUPS as u64) % end, Ordering::Relaxed);
+            self.best_fit_rotor.store((far + NEAR_GROUPS as u64) % end, Ordering::Relaxed);
         }
         let Some((_, _, ag)) = best else { return Ok(None) };
         let group = self.group(ag);
@@ -361,11 +361,11 @@ impl Space {
         self.alloc_blocks(goal, want_blocks, min, AllocationClass::Meta(reservation))
     }
 
-    fn alloc_blocks(&self, goal: BlockAddr, want: u64, min: u64, right: AllocationClass<'_>) -> Result<Option<Run>> {
+    fn alloc_blocks(&self, goal: BlockAddr, want: u64, min: u64, class: AllocationClass<'_>) -> Result<Option<Run>> {
         let shift = self.g.block_shift - self.g.frag_shift;
         let goal = goal.min(self.g.total_blocks - 1);
         let frags = |blocks: u64| blocks.min(self.g.total_blocks) << shift;
-        self.alloc(goal << shift, frags(want), frags(min.max(1)), shift, right)
+        self.alloc(goal << shift, frags(want), frags(min.max(1)), shift, class)
     }
 
     /// What is free from a block on, at most `want` fragments, in whole blocks. For data, to which as much was promised; for
@@ -385,7 +385,7 @@ impl Space {
         });
         match found {
             Ok(Some(Found::Run(run))) => Ok(Some(run)),
-            Ok(None | Some(Found::Promised)) | Err(Error::Corrupt(_)) => Ok(None),
+            Ok(None | Some(Found::Reserved)) | Err(Error::Corrupt(_)) => Ok(None),
             Err(e) => Err(e),
         }
     }
@@ -408,7 +408,7 @@ impl Space {
         window: Range<FragAddr>,
         want: u64,
         align: u32,
-        right: AllocationClass<'_>,
+        class: AllocationClass<'_>,
     ) -> Result<Option<Run>> {
         let end = window.end.min(self.g.total_frags());
         let Ok(want) = u32::try_from(want) else { return Ok(None) };
@@ -423,11 +423,11 @@ impl Space {
             let part = group.clip(&window);
             let found = self.with(&group, |set| {
                 let start = set.find_in(part.start, part.end, want, align)?;
-                self.take(&group, set, start, want, right)
+                self.take(&group, set, start, want, class)
             });
             match found {
                 Ok(Some(Found::Run(run))) => return Ok(Some(run)),
-                Ok(Some(Found::Promised)) => return Ok(None),
+                Ok(Some(Found::Reserved)) => return Ok(None),
                 Ok(None) | Err(Error::Corrupt(_)) => {}
                 Err(e) => return Err(e),
             }

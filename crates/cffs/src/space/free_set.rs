@@ -12,8 +12,8 @@ use std::ops::Range;
 /// Extents looked at in each direction from the goal before the best fit by length is taken instead.
 const NEAR_EXTENTS: usize = 16;
 
-/// Extents that [`FreeSet::find_gap`] looks at.
-const GAP_TRIES: usize = 64;
+/// Extents that [`FreeSet::find_best_fit`] looks at.
+const BEST_FIT_TRIES: usize = 64;
 
 /// Most extents that [`FreeSet::longest`] counts.
 const LONGEST: usize = 4096;
@@ -298,7 +298,7 @@ impl FreeSet {
 
     /// The shortest extent that has a place for `want` fragments, aligned to `1 << align`, and is no longer than `most`: where
     /// that place begins.
-    pub fn find_tight(&self, want: u32, align: u32, most: u32) -> Option<u32> {
+    pub fn find_best_fit_aligned(&self, want: u32, align: u32, most: u32) -> Option<u32> {
         self.by_len.range((want, 0)..).take_while(|(len, _)| *len <= most).find_map(|&(len, e)| {
             let start = round_up(e - len, align);
             (e >= start && e - start >= want).then_some(start)
@@ -306,8 +306,8 @@ impl FreeSet {
     }
 
     /// The shortest extent (start, length) with a length in `lens` that is not `kept` for others.
-    pub fn find_gap(&self, lens: Range<u32>, kept: impl Fn(u32) -> bool) -> Option<(u32, u32)> {
-        let fit = self.by_len.range((lens.start, 0)..(lens.end.max(lens.start), 0)).take(GAP_TRIES);
+    pub fn find_best_fit(&self, lens: Range<u32>, kept: impl Fn(u32) -> bool) -> Option<(u32, u32)> {
+        let fit = self.by_len.range((lens.start, 0)..(lens.end.max(lens.start), 0)).take(BEST_FIT_TRIES);
         fit.map(|(len, end)| (end - len, *len)).find(|(start, _)| !kept(*start))
     }
 
@@ -332,7 +332,7 @@ impl FreeSet {
     }
 
     /// All free extents behind `from`, without what lies before that, in their order: start and length.
-    pub fn runs_behind(&self, from: u32) -> impl Iterator<Item = (u32, u32)> + '_ {
+    pub fn runs_from(&self, from: u32) -> impl Iterator<Item = (u32, u32)> + '_ {
         let behind = self.by_end.range((std::ops::Bound::Excluded(from), std::ops::Bound::Unbounded));
         behind.map(move |(&end, &start)| (start.max(from), end - start.max(from)))
     }
@@ -502,7 +502,7 @@ mod tests {
                     e - s <= 4 * len && *e >= start && e - start >= len
                 });
                 let shortest = tight.min_by_key(|(s, e)| (e - s, *e)).map(|(s, _)| round_up(s, align));
-                prop_assert_eq!(set.find_tight(len, align, 4 * len), shortest);
+                prop_assert_eq!(set.find_best_fit_aligned(len, align, 4 * len), shortest);
                 prop_assert_eq!(set.blocks(), u64::from(blocks(&model)));
                 match set.find_partial(len, 1) {
                     Some((s, n)) => prop_assert!(n > 0 && n <= len && (s..s + n).all(|f| partial(&model, f))),

@@ -81,18 +81,18 @@ impl Space {
 
     /// The size and the accounts change in one moment: who finds a place in the new part settles it in the new accounts.
     fn enlarge(&self, total_blocks: u64, blocks: u64) {
-        let books = &mut *self.books.lock();
+        let accounting = &mut *self.accounting.lock();
         self.g.grow(total_blocks);
-        books.enlarge(blocks);
-        books.committed.blocks = total_blocks;
-        books.root_reserve = self.share(self.reserve_bp.load(Ordering::Relaxed));
+        accounting.enlarge(blocks);
+        accounting.committed.blocks = total_blocks;
+        accounting.root_reserve = self.share(self.reserve_bp.load(Ordering::Relaxed));
     }
 
     /// Changes the share of the whole that only privileged users get, in 1/10,000.
     pub(crate) fn set_root_reserve(&self, reserve_bp: u32) {
-        let books = &mut *self.books.lock();
+        let accounting = &mut *self.accounting.lock();
         self.reserve_bp.store(reserve_bp, Ordering::Relaxed);
-        books.root_reserve = self.share(reserve_bp);
+        accounting.root_reserve = self.share(reserve_bp);
     }
 
     fn share(&self, reserve_bp: u32) -> u64 {

@@ -7,17 +7,17 @@
 //! bring its old owner back.
 //!
 //! Whoever will need space later, and must not be told then that there is none, gets a promise first: of fragments
-//! or of whole blocks ([`crate::reservation`]). See [`books`] for what the promises rest on.
+//! or of whole blocks ([`crate::reservation`]). See [`accounting`] for what the promises rest on.
 //!
 //! Allocation groups load when first needed. Those that were never used are not on the device at all: they are opened
 //! in order (group `n` only when all before it are open), and the first `commit_alloc` in one writes header and bitmap
 //! of it and of all open ones before it, so that the counter of initialized groups stays a high-water mark.
 
+mod accounting;
 mod alloc;
-mod books;
+mod batch;
 mod class;
 mod free_set;
-mod gather;
 mod group;
 mod grow;
 pub mod layout;
@@ -34,7 +34,7 @@ use crate::format::system::Counters;
 use crate::format::{Corrupt, Geometry, LiveGeometry};
 use crate::journal::Txn;
 use crate::reservation::{QuotaPool, Reservation, SpacePool};
-use books::Books;
+use accounting::Accounting;
 use free_set::FreeSet;
 use group::Group;
 use parking_lot::{Mutex, RwLock};
@@ -43,7 +43,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// Groups that keep their bitmap blocks in memory beside the cache; the oldest gives them back.
-const HELD_GROUPS: usize = 64;
+const PINNED_GROUPS: usize = 64;
 /// Log bytes around a range of a block: record header, range header, rounding at both ends.
 const RANGE_OVERHEAD: usize = RECORD_HEADER + 16 + 16;
 
@@ -52,7 +52,7 @@ pub struct Space {
     cache: Arc<Cache>,
     g: Arc<LiveGeometry>,
     groups: RwLock<AddrMap<u64, Arc<Group>>>,
-    books: Mutex<Books>,
+    accounting: Mutex<Accounting>,
     /// Share of the whole that only privileged users get, in 1/10,000.
     reserve_bp: AtomicU32,
     /// The first group that was not on the device at mount.
@@ -62,9 +62,9 @@ pub struct Space {
     /// Groups that are on the device or open in memory; the one after them is the next to be opened.
     open: AtomicU64,
     /// Where a search beyond the near groups last succeeded, and the next one begins.
-    roam: AtomicU64,
+    rotor: AtomicU64,
     /// Where a search for gaps looks beside the near groups.
-    gaps: AtomicU64,
+    best_fit_rotor: AtomicU64,
     /// Serializes the initialization of groups on the device.
     init: Mutex<()>,
     held: Mutex<VecDeque<Arc<Group>>>,
@@ -94,18 +94,18 @@ impl Space {
             let what = format!("superblock: allocation groups of {} blocks are too large", g.ag_blocks);
             return Err(Corrupt(what).into());
         }
-        let books = Books::new(g.frags_per_block(), counters, virgin_blocks(&g, counters.ags));
+        let accounting = Accounting::new(g.frags_per_block(), counters, virgin_blocks(&g, counters.ags));
         let space = Space {
             cache,
             g,
             groups: RwLock::default(),
-            books: Mutex::new(books),
+            accounting: Mutex::new(accounting),
             reserve_bp: AtomicU32::new(0),
             first_virgin: counters.ags,
             loaded_to: AtomicU64::new(0),
             open: AtomicU64::new(counters.ags),
-            roam: AtomicU64::new(0),
-            gaps: AtomicU64::new(0),
+            rotor: AtomicU64::new(0),
+            best_fit_rotor: AtomicU64::new(0),
             init: Mutex::default(),
             held: Mutex::default(),
             trimming: Mutex::default(),
@@ -144,7 +144,7 @@ impl Space {
         let loaded = |set: &FreeSet| {
             // What was never used before the mount was counted then.
             if group.ag() < self.first_virgin {
-                self.books.lock().free_blocks += set.blocks();
+                self.accounting.lock().free_blocks += set.blocks();
             }
         };
         group.with(&self.cache, loaded, f)
@@ -153,22 +153,22 @@ impl Space {
     /// Gives back what an allocation of data returned and no transaction has committed. The fragments are promised to the
     /// caller again.
     pub fn cancel(&self, run: Run) {
-        if !self.give_back(run, |books, _| books.put_back_data(run.len)) {
+        if !self.return_run(run, |accounting, _| accounting.refund_data(run.len)) {
             // Lost until the next mount. The caller ends the promise all the same.
-            self.books.lock().reserved += run.len;
+            self.accounting.lock().reserved_frags += run.len;
         }
     }
 
     /// Gives back whole blocks that were allocated for metadata, to the reservation they came out of.
     pub fn cancel_meta(&self, reservation: &Reservation, run: Run) {
-        self.give_back(run, |books, blocks| {
-            books.available += run.len;
-            books.put_back(blocks, reservation);
+        self.return_run(run, |accounting, blocks| {
+            accounting.available += run.len;
+            accounting.refund_blocks(blocks, reservation);
         });
     }
 
-    /// Puts a run into the free extents. `note` is told of the blocks that are wholly free since, with the books open.
-    fn give_back(&self, run: Run, note: impl FnOnce(&mut Books, u64)) -> bool {
+    /// Puts a run into the free extents. `note` is told of the blocks that are wholly free since, with the accounting open.
+    fn return_run(&self, run: Run, note: impl FnOnce(&mut Accounting, u64)) -> bool {
         let Ok(group) = self.group_of(run) else {
             tracing::error!("{run} given back: not in the file system");
             return false;
@@ -176,10 +176,10 @@ impl Space {
         let start = (run.start - group.start()) as u32;
         let put = |set: &mut FreeSet| {
             let blocks = set.insert(start, run.len as u32).map(u64::from)?;
-            let books = &mut *self.books.lock();
-            books.free_blocks += blocks;
-            books.turned_up += 1;
-            note(books, blocks);
+            let accounting = &mut *self.accounting.lock();
+            accounting.free_blocks += blocks;
+            accounting.epoch += 1;
+            note(accounting, blocks);
             Some(())
         };
         match self.with(&group, put) {
@@ -239,7 +239,7 @@ impl Space {
         }
         let held = group.mark(txn, run, true)?;
         {
-            let counters = &mut self.books.lock().committed;
+            let counters = &mut self.accounting.lock().committed;
             counters.free_frags = counters.free_frags.saturating_sub(run.len);
         }
         if held {
@@ -249,7 +249,7 @@ impl Space {
     }
 
     /// Puts an open group on the device, if it is not there.
-    pub(crate) fn put_on_device(&self, txn: &Txn<'_>, ag: u64) {
+    pub(crate) fn ensure_initialized(&self, txn: &Txn<'_>, ag: u64) {
         if ag >= self.counters().ags && ag < self.open.load(Ordering::Acquire) {
             self.init_groups(txn, ag);
         }
@@ -258,10 +258,10 @@ impl Space {
     /// Puts the groups up to `ag` that are not on the device there. All of them are open.
     fn init_groups(&self, txn: &Txn<'_>, ag: u64) {
         let _serialized = self.init.lock();
-        let first = self.books.lock().committed.ags;
+        let first = self.accounting.lock().committed.ags;
         for n in first..=ag {
             self.group(n).init(txn);
-            self.books.lock().committed.ags = n + 1;
+            self.accounting.lock().committed.ags = n + 1;
         }
     }
 
@@ -269,7 +269,7 @@ impl Space {
     pub(crate) fn uncommit_alloc(&self, txn: &Txn<'_>, run: Run) {
         match self.group_of(run).and_then(|group| group.mark(txn, run, false)) {
             Ok(_) => {
-                let counters = &mut self.books.lock().committed;
+                let counters = &mut self.accounting.lock().committed;
                 counters.free_frags = counters.free_frags.saturating_add(run.len);
             }
             // The bits were set a moment ago, in blocks that the transaction holds.
@@ -292,10 +292,10 @@ impl Space {
         let held = group.mark(txn, run, false)?;
         txn.note_freed(run);
         {
-            let books = &mut *self.books.lock();
-            books.available += run.len;
-            books.pending += run.len;
-            books.committed.free_frags = books.committed.free_frags.saturating_add(run.len);
+            let accounting = &mut *self.accounting.lock();
+            accounting.available += run.len;
+            accounting.pending += run.len;
+            accounting.committed.free_frags = accounting.committed.free_frags.saturating_add(run.len);
         }
         if held {
             self.hold(group);
@@ -307,7 +307,7 @@ impl Space {
         let oldest = {
             let mut held = self.held.lock();
             held.push_back(group);
-            (held.len() > HELD_GROUPS).then(|| held.pop_front()).flatten()
+            (held.len() > PINNED_GROUPS).then(|| held.pop_front()).flatten()
         };
         if let Some(group) = oldest {
             group.release_blocks();
@@ -318,10 +318,10 @@ impl Space {
     pub fn on_commit(&self, freed: Vec<Run>) {
         for run in freed {
             // In one step: what is not pending any more can be allocated.
-            if !self.give_back(run, |books, _| books.pending = books.pending.saturating_sub(run.len)) {
-                let books = &mut *self.books.lock();
-                books.pending = books.pending.saturating_sub(run.len);
-                books.available = books.available.saturating_sub(run.len);
+            if !self.return_run(run, |accounting, _| accounting.pending = accounting.pending.saturating_sub(run.len)) {
+                let accounting = &mut *self.accounting.lock();
+                accounting.pending = accounting.pending.saturating_sub(run.len);
+                accounting.available = accounting.available.saturating_sub(run.len);
             }
         }
     }
@@ -353,9 +353,9 @@ impl Space {
 
     /// While the guard lives, space whose freeing is not durable is not promised to anybody: who waits for a commit finds
     /// its space then.
-    pub fn strict(&self) -> Strict<'_> {
-        self.books.lock().strict += 1;
-        Strict(self)
+    pub fn freeze_reservations(&self) -> ReservationFreeze<'_> {
+        self.accounting.lock().freezes += 1;
+        ReservationFreeze(self)
     }
 
     /// Fragments in a block.
@@ -365,50 +365,50 @@ impl Space {
 
     /// Free fragments, promised ones and those freed but not durable included.
     pub fn free_frags(&self) -> u64 {
-        self.books.lock().available
+        self.accounting.lock().available
     }
 
     /// Promised fragments, those of promised blocks included.
     pub fn reserved(&self) -> u64 {
-        self.books.lock().promised_frags()
+        self.accounting.lock().reserved_total()
     }
 
     /// Free fragments and the promised ones among them, of one moment.
     pub fn free_and_reserved(&self) -> (u64, u64) {
-        let books = self.books.lock();
-        (books.available, books.promised_frags())
+        let accounting = self.accounting.lock();
+        (accounting.available, accounting.reserved_total())
     }
 
     /// Fragments kept for privileged users.
     pub fn root_reserve(&self) -> u64 {
-        self.books.lock().root_reserve
+        self.accounting.lock().root_reserve
     }
 
     /// Fragments that become allocatable with the next commits.
     pub fn pending_frees(&self) -> u64 {
-        self.books.lock().pending
+        self.accounting.lock().pending
     }
 
-    /// A moment to compare with later ([`Space::more_since`]).
-    pub fn moment(&self) -> Moment {
-        Moment(self.books.lock().turned_up)
+    /// A moment to compare with later ([`Space::freed_since`]).
+    pub fn epoch(&self) -> FreeSpaceEpoch {
+        FreeSpaceEpoch(self.accounting.lock().epoch)
     }
 
     /// Whether a search that began at this moment, and found too little, may find more when it is repeated after a commit:
     /// freed space waits for one, or has become usable meanwhile behind the search's back.
-    pub fn more_since(&self, moment: Moment) -> bool {
-        let books = self.books.lock();
-        books.pending > 0 || books.turned_up != moment.0
+    pub fn freed_since(&self, moment: FreeSpaceEpoch) -> bool {
+        let accounting = self.accounting.lock();
+        accounting.pending > 0 || accounting.epoch != moment.0
     }
 
     /// The counters as the transactions so far leave them.
     pub fn counters(&self) -> Counters {
-        self.books.lock().committed
+        self.accounting.lock().committed
     }
 
     /// Changes the counters that are not about space: inodes and orphan list.
     pub fn with_counters<R>(&self, f: impl FnOnce(&mut Counters) -> R) -> R {
-        f(&mut self.books.lock().committed)
+        f(&mut self.accounting.lock().committed)
     }
 
     /// Most log bytes that [`Space::commit_alloc`] or [`Space::free`] of a run of this length needs, first use of a
@@ -442,16 +442,16 @@ impl Space {
 
 impl SpacePool for Space {
     fn reserve_frags(&self, n: u64, privileged: bool) -> Result<()> {
-        self.books.lock().reserve(n, privileged)
+        self.accounting.lock().reserve(n, privileged)
     }
 
     fn release_frags(&self, n: u64) {
-        self.books.lock().unreserve(n);
+        self.accounting.lock().unreserve(n);
     }
 
     /// May read bitmaps that were not needed before, until it has seen enough free blocks.
     fn reserve_blocks(&self, n: u64, privileged: bool) -> Result<()> {
-        while self.books.lock().reserve_blocks(n, privileged)? > 0 {
+        while self.accounting.lock().reserve_blocks(n, privileged)? > 0 {
             if !self.load_another()? {
                 return Err(Error::NoSpace);
             }
@@ -460,7 +460,7 @@ impl SpacePool for Space {
     }
 
     fn release_blocks(&self, n: u64) {
-        self.books.lock().unreserve_blocks(n);
+        self.accounting.lock().unreserve_blocks(n);
     }
 }
 
@@ -474,15 +474,15 @@ fn virgin_blocks(g: &Geometry, first: u64) -> u64 {
     (g.ag_count - 1 - first) * blocks(first) + blocks(g.ag_count - 1)
 }
 
-/// See [`Space::moment`].
+/// See [`Space::epoch`].
 #[derive(Clone, Copy, Debug)]
-pub struct Moment(u64);
+pub struct FreeSpaceEpoch(u64);
 
-/// See [`Space::strict`].
-pub struct Strict<'a>(&'a Space);
+/// See [`Space::freeze_reservations`].
+pub struct ReservationFreeze<'a>(&'a Space);
 
-impl Drop for Strict<'_> {
+impl Drop for ReservationFreeze<'_> {
     fn drop(&mut self) {
-        self.0.books.lock().strict -= 1;
+        self.0.accounting.lock().freezes -= 1;
     }
 }

@@ -78,23 +78,23 @@ impl Fixture {
     }
 
     /// Allocates data, with a promise as everybody who does.
-    fn promised(&self, want: u64, alloc: impl FnOnce() -> Result<Option<Run>>) -> Result<Option<Run>> {
-        self.space.books.lock().reserved += want;
+    fn reserved(&self, want: u64, alloc: impl FnOnce() -> Result<Option<Run>>) -> Result<Option<Run>> {
+        self.space.accounting.lock().reserved_frags += want;
         let found = alloc();
         self.space.release_frags(want - found.as_ref().map_or(0, |run| run.map_or(0, |run| run.len)));
         found
     }
 
     pub fn alloc_near(&self, goal: FragAddr, want: u64, min: u64) -> Result<Option<Run>> {
-        self.promised(want, || self.space.alloc_near(goal, want, min))
+        self.reserved(want, || self.space.alloc_near(goal, want, min))
     }
 
     pub fn alloc_blocks_near(&self, goal: u64, want: u64, min: u64) -> Result<Option<Run>> {
-        self.promised(want * self.space.frags_per_block(), || self.space.alloc_blocks_near(goal, want, min))
+        self.reserved(want * self.space.frags_per_block(), || self.space.alloc_blocks_near(goal, want, min))
     }
 
     pub fn alloc_in(&self, window: std::ops::Range<FragAddr>, want: u64) -> Result<Option<Run>> {
-        self.promised(want, || self.space.alloc_in(window, want))
+        self.reserved(want, || self.space.alloc_in(window, want))
     }
 
     pub fn cancel(&self, run: Run) {
@@ -243,7 +243,7 @@ fn a_large_file_goes_into_the_tightest_gap_and_not_into_a_long_one() {
     let (f, first, gb) = one_group();
     let fpb = f.geometry().frags_per_block();
     holes_in(&f, first, &[(first, 4), (first + gb, 9), (first + 2 * gb, 6), (first + 4 * gb, 40)]);
-    let tight = |blocks: u64| f.promised(blocks * fpb, || f.space.alloc_tight(first, blocks)).unwrap();
+    let tight = |blocks: u64| f.reserved(blocks * fpb, || f.space.alloc_blocks_best_fit(first, blocks)).unwrap();
     assert_eq!(tight(0), None);
     assert_eq!(tight(5), Some(Run { start: (first + 2 * gb) * fpb, len: 5 * fpb }));
     assert_eq!(tight(5), Some(Run { start: (first + gb) * fpb, len: 5 * fpb }));
@@ -281,8 +281,8 @@ fn the_shortest_gap_is_found_also_far_from_the_goal() {
     (0..24).for_each(|ag| gap_in(&f, ag, 1000, gaps(ag)));
     let start = |ag: u64| (g.ag_start(ag) + 1000) * fpb;
     let gap = |kept: Option<u64>| {
-        let find = || f.space.alloc_gap(0, 3 * fpb, 4 * fpb..16 * fpb, |group| Some(group) == kept);
-        f.promised(3 * fpb, find).unwrap()
+        let find = || f.space.alloc_best_fit(0, 3 * fpb, 4 * fpb..16 * fpb, |group| Some(group) == kept);
+        f.reserved(3 * fpb, find).unwrap()
     };
     let run = |ag: u64, at: u64| Some(Run { start: start(ag) + at * fpb, len: 3 * fpb });
     let in_turn: Vec<_> = (0..3).map(|_| gap(None)).collect();
@@ -314,14 +314,14 @@ fn long_runs_are_found_in_the_order_of_the_device_and_around_its_end() {
     let g = f.geometry();
     let fpb = g.frags_per_block();
     holes_in(&f, first, &[(first, 8), (first + gb, 2), (first + 2 * gb, 6), (first + 3 * gb, 3)]);
-    let length = |need: u64, enough: u64| f.space.run_length(first, need * fpb, enough * fpb).unwrap();
+    let length = |need: u64, enough: u64| f.space.min_run_length(first, need * fpb, enough * fpb).unwrap();
     assert_eq!(length(8, 100), Some(8 * fpb));
     assert_eq!(length(14, 100), Some(6 * fpb));
     assert_eq!(length(15, 100), Some(3 * fpb));
     assert_eq!(length(14, 4), Some(4 * fpb), "longer ones are as good");
     assert_eq!(length(1, 100), Some(fpb), "one fits anywhere");
     assert_eq!(length(20, 100), None, "there is not so much");
-    let next = |from: u64, least: u64| f.space.next_run(from * fpb, least * fpb).unwrap();
+    let next = |from: u64, least: u64| f.space.next_free_run(from * fpb, least * fpb).unwrap();
     let run = |block: u64, len: u64| Some(Run { start: block * fpb, len: len * fpb });
     assert_eq!(next(first, 3), run(first, 8));
     assert_eq!(next(first + 3, 3), run(first + 3, 5), "what is left of it");
@@ -351,12 +351,12 @@ fn where_allocation_groups_were_never_used_no_short_run_is_asked_for() {
     let g = f.geometry();
     assert!(g.ag_count > 1);
     let first = f.space.find_free_group(0).unwrap().unwrap();
-    let run = f.space.next_run(g.frag_of_block(first), 1).unwrap().unwrap();
-    assert_eq!(f.space.run_length(first, run.len, run.len).unwrap(), Some(run.len));
+    let run = f.space.next_free_run(g.frag_of_block(first), 1).unwrap().unwrap();
+    assert_eq!(f.space.min_run_length(first, run.len, run.len).unwrap(), Some(run.len));
     // Two runs would have to be used, one of them short: the next allocation group has a long one.
     let middle = run.start + run.len - 2;
     assert!(f.alloc_in(middle..middle + 1, 1).unwrap().is_some());
-    let length = f.space.run_length(first, run.len - 1, run.len).unwrap();
+    let length = f.space.min_run_length(first, run.len - 1, run.len).unwrap();
     assert!(length.is_none_or(|len| len == run.len - 1), "{length:?}");
 }
 

@@ -88,7 +88,7 @@ impl Space {
     }
 
     /// Runs `f` while nothing is out for a discard.
-    pub(super) fn while_nothing_is_out<R>(&self, f: impl FnOnce() -> R) -> R {
+    pub(super) fn with_trim_paused<R>(&self, f: impl FnOnce() -> R) -> R {
         let _one = self.trimming.lock();
         f()
     }

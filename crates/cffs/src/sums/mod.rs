@@ -170,7 +170,7 @@ impl Sums {
 
     /// Creates a table block without known sums, unless it exists.
     fn create(&self, txn: &Txn<'_>, ag: u64, index: u64) -> Result<BufRef> {
-        self.space.put_on_device(txn, ag);
+        self.space.ensure_initialized(txn, ag);
         let Some(group) = self.group(ag)? else {
             return Err(Corrupt(format!("allocation group {ag} is used but not open")).into());
         };

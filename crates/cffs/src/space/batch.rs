@@ -13,9 +13,9 @@ use std::sync::atomic::Ordering;
 /// Parts of a fragment's passing in which costs are reckoned.
 const PARTS: u64 = 16;
 /// Where there is so many times what is needed, no more allocation groups are looked at.
-const CHOICE: u64 = 8;
+const CANDIDATE_FACTOR: u64 = 8;
 /// Most runs that are chosen from.
-const RUNS_MAX: usize = 65_536;
+const CANDIDATES_MAX: usize = 65_536;
 
 impl Space {
     /// Allocation groups that are open, from that of a place on around the end, at most [`NEAR_GROUPS`].
@@ -28,7 +28,7 @@ impl Space {
     /// How short the free runs are, in fragments, that have to be used when `need` fragments go into the longest ones near
     /// `goal`; at most `enough`: longer ones are as good as that. `None` where allocation groups that were never used have
     /// longer ones, or where there is too little.
-    pub fn run_length(&self, goal: BlockAddr, need: u64, enough: u64) -> Result<Option<u64>> {
+    pub fn min_run_length(&self, goal: BlockAddr, need: u64, enough: u64) -> Result<Option<u64>> {
         let enough = enough.min(need);
         let mut lens: Vec<u32> = Vec::new();
         let mut shortest = None;
@@ -82,8 +82,8 @@ impl Space {
                 }
             };
             let looked = self.with(&group, |set| {
-                let behind = set.runs_behind(from).take_while(|(start, _)| *start < end);
-                behind.take(RUNS_MAX / NEAR_GROUPS).for_each(|(start, len)| take(start, len));
+                let behind = set.runs_from(from).take_while(|(start, _)| *start < end);
+                behind.take(CANDIDATES_MAX / NEAR_GROUPS).for_each(|(start, len)| take(start, len));
             });
             match looked {
                 // A damaged allocation group has nothing to offer.
@@ -91,16 +91,16 @@ impl Space {
                 Err(e) => return Err(e),
             }
             // Enough to choose from: what lies farther away costs longer ways.
-            if sum >= need.saturating_mul(CHOICE) {
+            if sum >= need.saturating_mul(CANDIDATE_FACTOR) {
                 break;
             }
         }
         Ok(cheapest(&runs, need, place))
     }
 
-    /// The first free run of at least `min` fragments from a place on, around the end of what [`Space::run_length`] looks
+    /// The first free run of at least `min` fragments from a place on, around the end of what [`Space::min_run_length`] looks
     /// at. It is not allocated.
-    pub fn next_run(&self, from: FragAddr, min: u64) -> Result<Option<Run>> {
+    pub fn next_free_run(&self, from: FragAddr, min: u64) -> Result<Option<Run>> {
         let min = u32::try_from(min).unwrap_or(u32::MAX).max(1);
         let first = self.around(from).next();
         // The rest of the first one, the others, and its beginning.

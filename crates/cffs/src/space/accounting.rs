@@ -17,7 +17,7 @@ use crate::format::system::Counters;
 use crate::reservation::Reservation;
 
 /// The accounts. One lock for all, so that every look at them adds up.
-pub(super) struct Books {
+pub(super) struct Accounting {
     /// Fragments in a block.
     fpb: u64,
     /// Fragments that only privileged users get.
@@ -28,33 +28,33 @@ pub(super) struct Books {
     /// count.
     pub free_blocks: u64,
     /// Fragments promised anywhere.
-    pub reserved: u64,
+    pub reserved_frags: u64,
     /// Whole blocks promised.
-    pub promised: u64,
+    pub reserved_blocks: u64,
     /// Freed, but not durable yet.
     pub pending: u64,
     /// Grows whenever space turns up that was not there before: fragments that come back, blocks that are promised to nobody
     /// any more, the rest of a block that is broken up. A search that found nothing while this stood still has seen all
     /// there was; another may have looked in each place at the wrong moment.
-    pub turned_up: u64,
+    pub epoch: u64,
     /// While somebody waits for freed space to become usable, nobody gets a promise of such space.
-    pub strict: u32,
+    pub freezes: u32,
     pub committed: Counters,
 }
 
-impl Books {
-    pub fn new(fpb: u64, committed: Counters, free_blocks: u64) -> Books {
+impl Accounting {
+    pub fn new(fpb: u64, committed: Counters, free_blocks: u64) -> Accounting {
         let available = committed.free_frags;
-        Books {
+        Accounting {
             fpb,
             root_reserve: 0,
             available,
             free_blocks,
-            reserved: 0,
-            promised: 0,
+            reserved_frags: 0,
+            reserved_blocks: 0,
             pending: 0,
-            turned_up: 0,
-            strict: 0,
+            epoch: 0,
+            freezes: 0,
             committed,
         }
     }
@@ -63,33 +63,33 @@ impl Books {
     pub fn enlarge(&mut self, blocks: u64) {
         self.available += blocks * self.fpb;
         self.free_blocks += blocks;
-        self.turned_up += 1;
+        self.epoch += 1;
         self.committed.free_frags += blocks * self.fpb;
     }
 
     /// Fragments that are promised, in either currency.
-    pub fn promised_frags(&self) -> u64 {
-        self.reserved + self.promised * self.fpb
+    pub fn reserved_total(&self) -> u64 {
+        self.reserved_frags + self.reserved_blocks * self.fpb
     }
 
     /// Whether `n` more fragments can be promised or taken without a promise.
     fn affords(&self, n: u64, privileged: bool) -> bool {
         let kept = if privileged { 0 } else { self.root_reserve };
-        let later = if self.strict > 0 { self.pending } else { 0 };
-        self.promised_frags().saturating_add(kept).saturating_add(later).saturating_add(n) <= self.available
+        let later = if self.freezes > 0 { self.pending } else { 0 };
+        self.reserved_total().saturating_add(kept).saturating_add(later).saturating_add(n) <= self.available
     }
 
     pub fn reserve(&mut self, n: u64, privileged: bool) -> Result<()> {
         if !self.affords(n, privileged) {
             return Err(Error::NoSpace);
         }
-        self.reserved += n;
+        self.reserved_frags += n;
         Ok(())
     }
 
     pub fn unreserve(&mut self, n: u64) {
-        debug_assert!(self.reserved >= n, "{n} of {} fragments unreserved", self.reserved);
-        self.reserved = self.reserved.saturating_sub(n);
+        debug_assert!(self.reserved_frags >= n, "{n} of {} fragments unreserved", self.reserved_frags);
+        self.reserved_frags = self.reserved_frags.saturating_sub(n);
     }
 
     /// Blocks without which a promise of `n` more cannot be made; 0 when it was made.
@@ -97,53 +97,53 @@ impl Books {
         if !self.affords(n.saturating_mul(self.fpb), privileged) {
             return Err(Error::NoSpace);
         }
-        let missing = (self.promised + n).saturating_sub(self.free_blocks);
+        let missing = (self.reserved_blocks + n).saturating_sub(self.free_blocks);
         if missing == 0 {
-            self.promised += n;
+            self.reserved_blocks += n;
         }
         Ok(missing)
     }
 
     pub fn unreserve_blocks(&mut self, n: u64) {
-        debug_assert!(self.promised >= n, "{n} of {} blocks unreserved", self.promised);
-        self.promised = self.promised.saturating_sub(n);
-        self.turned_up += 1;
+        debug_assert!(self.reserved_blocks >= n, "{n} of {} blocks unreserved", self.reserved_blocks);
+        self.reserved_blocks = self.reserved_blocks.saturating_sub(n);
+        self.epoch += 1;
     }
 
     /// Free blocks that data may break up.
-    pub fn spare_blocks(&self) -> u64 {
-        self.free_blocks.saturating_sub(self.promised)
+    pub fn unreserved_blocks(&self) -> u64 {
+        self.free_blocks.saturating_sub(self.reserved_blocks)
     }
 
-    /// Blocks that can be taken by a right.
-    pub fn limit(&self, right: AllocationClass<'_>) -> u64 {
-        match right {
-            AllocationClass::Data => self.spare_blocks(),
+    /// Blocks that can be taken by a class.
+    pub fn limit(&self, class: AllocationClass<'_>) -> u64 {
+        match class {
+            AllocationClass::Data => self.unreserved_blocks(),
             AllocationClass::Meta(reservation) => {
-                reservation.blocks() + self.spare_blocks().min(self.affordable(reservation))
+                reservation.blocks() + self.unreserved_blocks().min(self.affordable(reservation))
             }
         }
     }
 
-    /// Whether more known free blocks would raise [`Books::limit`].
-    pub fn wants_blocks(&self, right: AllocationClass<'_>) -> bool {
-        match right {
+    /// Whether more known free blocks would raise [`Accounting::limit`].
+    pub fn wants_blocks(&self, class: AllocationClass<'_>) -> bool {
+        match class {
             AllocationClass::Data => true,
-            AllocationClass::Meta(reservation) => self.spare_blocks() < self.affordable(reservation),
+            AllocationClass::Meta(reservation) => self.unreserved_blocks() < self.affordable(reservation),
         }
     }
 
     /// Blocks that the sum of fragments leaves to the owner of a reservation, beyond what is in it.
     fn affordable(&self, reservation: &Reservation) -> u64 {
         let kept = if reservation.privileged() { 0 } else { self.root_reserve };
-        self.available.saturating_sub(self.promised_frags()).saturating_sub(kept) / self.fpb
+        self.available.saturating_sub(self.reserved_total()).saturating_sub(kept) / self.fpb
     }
 
     /// Takes `frags` fragments out, which `lost` free blocks end with. False if they are promised to others.
-    pub fn take(&mut self, frags: u64, lost: u64, right: AllocationClass<'_>) -> bool {
-        match right {
+    pub fn take(&mut self, frags: u64, lost: u64, class: AllocationClass<'_>) -> bool {
+        match class {
             AllocationClass::Data => {
-                if lost > 0 && lost > self.spare_blocks() {
+                if lost > 0 && lost > self.unreserved_blocks() {
                     return false;
                 }
                 // In the same step: never is a fragment taken and promised too.
@@ -152,28 +152,29 @@ impl Books {
             AllocationClass::Meta(reservation) => {
                 let own = reservation.blocks().min(lost);
                 let rest = lost - own;
-                if rest > 0 && (rest > self.spare_blocks() || !self.affords(rest * self.fpb, reservation.privileged()))
+                if rest > 0
+                    && (rest > self.unreserved_blocks() || !self.affords(rest * self.fpb, reservation.privileged()))
                 {
                     return false;
                 }
-                self.promised = self.promised.saturating_sub(reservation.take_blocks(own));
+                self.reserved_blocks = self.reserved_blocks.saturating_sub(reservation.take_blocks(own));
             }
         }
         self.available = self.available.saturating_sub(frags);
         self.free_blocks = self.free_blocks.saturating_sub(lost);
-        self.turned_up += u64::from(lost > 0);
+        self.epoch += u64::from(lost > 0);
         true
     }
 
     /// Data that had been placed is without a place again: its promise is made once more.
-    pub fn put_back_data(&mut self, frags: u64) {
+    pub fn refund_data(&mut self, frags: u64) {
         self.available += frags;
-        self.reserved += frags;
+        self.reserved_frags += frags;
     }
 
     /// Puts whole blocks of metadata back that were not needed. What had come out of the reservation is promised to its owner
     /// again.
-    pub fn put_back(&mut self, blocks: u64, reservation: &Reservation) {
-        self.promised += reservation.refund_blocks(blocks);
+    pub fn refund_blocks(&mut self, blocks: u64, reservation: &Reservation) {
+        self.reserved_blocks += reservation.refund_blocks(blocks);
     }
 }
