@@ -62,7 +62,7 @@ lint:
 
 # The crates that can be published, each built as it would be from the registry.
 package:
-	$(CARGO) package --workspace --exclude cffs-disk --exclude cffs-lab --exclude cffs-sim
+	$(CARGO) package --workspace --exclude cffs-disk --exclude cffs-lab --exclude cffs-sim --exclude cffs-tidy
 
 soak:
 	scripts/setup.sh

@@ -1,9 +1,7 @@
-//! The library as a program uses it: handles and paths, what they hold and release, the examples, the pages.
+//! The library as a program uses it: handles and paths, what they hold and release, and the examples.
 
 #[path = "library/examples.rs"]
 mod examples;
-#[path = "library/pages.rs"]
-mod pages;
 
 use cffs::check::{CheckOptions, check};
 use cffs::device::MemoryDevice;
