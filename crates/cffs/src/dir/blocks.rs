@@ -156,7 +156,7 @@ fn read_for(cx: &DirCtx<'_>, inode: &Inode, lblock: u64, addr: BlockAddr, sequen
         Some(buf) => buf,
         None => {
             let small = UNINDEXED_BLOCKS << cx.cache.geometry().block_shift;
-            let extents = || dir_extents(cx.cache, cx.home, FileType::Directory, small);
+            let extents = || dir_extents(cx.cache, cx.location, FileType::Directory, small);
             let extents = if inode.size <= small { extents() } else { None };
             cx.cache.read_meta_near(id, &LocalityHint { extents, sequential })?
         }

@@ -2,7 +2,7 @@
 
 use crate::cache::Cache;
 use crate::format::dirindex;
-use crate::inode::Home;
+use crate::inode::InodeLocation;
 
 /// Entry blocks that a directory can have before it gets an index.
 pub const UNINDEXED_BLOCKS: u64 = 8;
@@ -15,7 +15,7 @@ pub struct DirCtx<'a> {
     /// Key of the name hash, from the superblock.
     pub seed: [u64; 2],
     /// Where the inode of the directory stands, for whoever reads its blocks: beside it stand those of its siblings.
-    pub home: Home,
+    pub location: InodeLocation,
 }
 
 impl DirCtx<'_> {

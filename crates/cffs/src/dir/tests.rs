@@ -9,7 +9,7 @@ use crate::format::dirindex::{BUCKET_FLAGS, BUCKET_OVERFLOWED, bucket_of, bucket
 use crate::format::extent::LOGICAL_END;
 use crate::format::system::Counters;
 use crate::format::{Extent, InodeFormat, get_u32};
-use crate::inode::Home;
+use crate::inode::InodeLocation;
 use crate::journal::MetadataMode;
 use crate::journal::{CommitHook, Journal, read_header};
 use crate::mkfs::{MkfsOptions, mkfs};
@@ -105,7 +105,7 @@ impl World {
     }
 
     fn cx(&self) -> DirCtx<'_> {
-        DirCtx { cache: &self.cache, seed: self.seed, home: Home::System }
+        DirCtx { cache: &self.cache, seed: self.seed, location: InodeLocation::System }
     }
 
     fn lookup(&self, name: &[u8]) -> Result<Option<Found>> {
@@ -128,7 +128,7 @@ impl World {
             file.inline_len = 16;
         }
         let room = if embed { file.encoded_len() } else { 0 };
-        let cx = DirCtx { cache: &self.cache, seed: self.seed, home: Home::System };
+        let cx = DirCtx { cache: &self.cache, seed: self.seed, location: InodeLocation::System };
         let txn = self.journal.begin(log_bytes_for_insert(&g) + self.space.log_bytes_for_init() + 4096)?;
         let allocator = NearAllocator(&self.space);
         let (inode, state) = (&mut self.inode, &self.state);
@@ -146,7 +146,7 @@ impl World {
             assert!(!self.names.contains_key(name), "{name:?} is lost");
             return Ok(());
         };
-        let cx = DirCtx { cache: &self.cache, seed: self.seed, home: Home::System };
+        let cx = DirCtx { cache: &self.cache, seed: self.seed, location: InodeLocation::System };
         let txn = self.journal.begin(log_bytes_for_remove(&self.geo()))?;
         remove(&cx, &txn, &self.space, &mut self.inode, &self.state, &found, name)?;
         assert_eq!(self.names.remove(name), Some(found.ino));
@@ -155,7 +155,7 @@ impl World {
 
     fn orphan(&mut self, name: &[u8]) -> Result<()> {
         let Some(found) = self.lookup(name)?.filter(|f| f.kind == EntryKind::Embedded) else { return Ok(()) };
-        let cx = DirCtx { cache: &self.cache, seed: self.seed, home: Home::System };
+        let cx = DirCtx { cache: &self.cache, seed: self.seed, location: InodeLocation::System };
         let txn = self.journal.begin(log_bytes_for_remove(&self.geo()))?;
         orphan(&cx, &txn, &mut self.inode, &self.state, &found, name)?;
         self.names.remove(name);
@@ -165,7 +165,7 @@ impl World {
 
     fn remove_orphan(&mut self, ino: Ino) -> Result<()> {
         let Some((block, offset)) = self.orphans.remove(&ino) else { return Ok(()) };
-        let cx = DirCtx { cache: &self.cache, seed: self.seed, home: Home::System };
+        let cx = DirCtx { cache: &self.cache, seed: self.seed, location: InodeLocation::System };
         let txn = self.journal.begin(log_bytes_for_remove(&self.geo()))?;
         remove_orphan(&cx, &txn, &self.space, &mut self.inode, &self.state, block, offset)
     }
@@ -648,13 +648,13 @@ fn names_that_cannot_be_are_refused() {
 fn what_a_failed_creation_leaves_can_be_released() {
     let mut w = World::new(4096, 16);
     let release = |w: &mut World| {
-        let cx = DirCtx { cache: &w.cache, seed: w.seed, home: Home::System };
+        let cx = DirCtx { cache: &w.cache, seed: w.seed, location: InodeLocation::System };
         let txn = w.journal.begin(log_bytes_for_remove(&w.geo())).unwrap();
         release(&cx, &txn, &w.space, &mut w.inode, &w.state)
     };
     release(&mut w).unwrap();
     for round in 0..2 {
-        let cx = DirCtx { cache: &w.cache, seed: w.seed, home: Home::System };
+        let cx = DirCtx { cache: &w.cache, seed: w.seed, location: InodeLocation::System };
         let txn = w.journal.begin(log_bytes_for_insert(&w.geo()) + w.space.log_bytes_for_init()).unwrap();
         let allocator = NearAllocator(&w.space);
         let slot = prepare_insert(&cx, &txn, &w.space, &allocator, &mut w.inode, &w.state, b"a", 184).unwrap();
@@ -687,12 +687,12 @@ fn replacing_a_name_inserts_before_it_removes() {
         let old = w.lookup(&name(i)).unwrap().unwrap();
         w.create_unseen(&name(i), false).unwrap();
         let new_ino = w.names[&name(i)];
-        let cx = DirCtx { cache: &w.cache, seed: w.seed, home: Home::System };
+        let cx = DirCtx { cache: &w.cache, seed: w.seed, location: InodeLocation::System };
         let txn = w.journal.begin(log_bytes_for_remove(&w.geo())).unwrap();
         remove(&cx, &txn, &w.space, &mut w.inode, &w.state, &old, &name(i)).unwrap();
         drop(txn);
         assert_eq!(w.lookup(&name(i)).unwrap().unwrap().ino, new_ino);
-        let again = DirCtx { cache: &w.cache, seed: w.seed, home: Home::System };
+        let again = DirCtx { cache: &w.cache, seed: w.seed, location: InodeLocation::System };
         let txn = w.journal.begin(log_bytes_for_remove(&w.geo())).unwrap();
         let twice = remove(&again, &txn, &w.space, &mut w.inode, &w.state, &old, &name(i));
         assert!(matches!(twice, Err(Error::NotFound)));
@@ -731,7 +731,7 @@ fn lookups_run_in_parallel_from_cold() {
         std::thread::scope(|s| {
             for t in 0..4 {
                 s.spawn(move || {
-                    let cx = DirCtx { cache, seed, home: Home::System };
+                    let cx = DirCtx { cache, seed, location: InodeLocation::System };
                     for i in 0..n {
                         let name = name((i * 7 + t * 31) % n);
                         let found = lookup(&cx, inode, state, &name).unwrap().expect("the name is there");

@@ -1,6 +1,6 @@
 //! Many whole blocks at once: what a long write brings for places where the file has no pages yet.
 //!
-//! Page by page each block would ask the books, the extents and the tree of pages several times over. Here they are asked
+//! Page by page each block would ask the space accounting, the extents and the tree of pages several times over. Here they are asked
 //! once. Whatever is not plain (pages that are there already, space allocated ahead, space that runs out) is left to
 //! [`super::dirty_page`], which knows all cases.
 

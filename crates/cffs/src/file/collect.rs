@@ -30,10 +30,10 @@ fn collect_once(cx: &FileCtx<'_>, node: &Arc<Node>, for_log: bool) -> Result<Opt
     let st = &mut *guard;
     // A file without a name goes away with its last reference; until then its data must be able to leave memory.
     let referenced = node.refs.load(Ordering::Acquire) > 0;
-    if st.dead || (st.orphan && !referenced) {
+    if st.freed || (st.orphan && !referenced) {
         return Ok(None);
     }
-    let accessed = node.accessed.swap(i64::MIN, Ordering::Relaxed);
+    let accessed = node.pending_atime.swap(i64::MIN, Ordering::Relaxed);
     if accessed > st.inode.atime {
         st.inode.atime = accessed;
         st.dirty = true;

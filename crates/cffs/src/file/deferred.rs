@@ -7,7 +7,7 @@
 //! DeferredExtents is to a crash what pages are: as if never written. While a file has some,
 //!
 //! - it lies at the end, from [`NodeState::disk_size`] to the size, in whole blocks, and nothing is mapped there;
-//! - the file has no pages. Whoever makes some, or changes what is mapped, holds [`Node::resize`] and has it told before
+//! - the file has no pages. Whoever makes some, or changes what is mapped, holds [`Node::write_lock`] and has it told before
 //!   that ([`flush_deferred`]);
 //! - it stays in the node until the transaction that tells of it, and readers look it up there ([`lookup`]).
 

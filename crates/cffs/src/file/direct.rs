@@ -36,7 +36,7 @@ struct Blocks<'a> {
 
 /// Writes whole blocks at a time that becomes the file's; false, and nothing has happened, if that is not possible. With a
 /// part of a block at its end a write goes by way of pages as a whole: after a crash the file has all of its length or none.
-/// [`Node::resize`] is held, and the node is not locked.
+/// [`Node::write_lock`] is held, and the node is not locked.
 pub fn write(cx: &FileCtx<'_>, node: &Arc<Node>, offset: u64, data: &[u8], privileged: bool, now: i64) -> bool {
     let g = *cx.cache.geometry();
     let bs = g.block_size();
@@ -85,7 +85,7 @@ fn overwrite(cx: &FileCtx<'_>, node: &Node, blocks: &Blocks<'_>, now: i64) -> Op
         return None;
     }
     let pages = st.data.pages.range(frags.start / fpb..).next().is_some_and(|(i, _)| i * fpb < frags.end);
-    if st.dead || pages {
+    if st.freed || pages {
         return Some(false);
     }
     let mut runs = Vec::new();
@@ -126,7 +126,7 @@ fn prepare<'a>(cx: &FileCtx<'_>, node: &Arc<Node>, blocks: &Blocks<'a>, privileg
     let st = &mut *guard;
     let start = blocks.end - blocks.data.len() as u64;
     let inline = matches!(&st.inode.format, InodeFormat::Inline(d) if !d.is_empty());
-    if st.dead || inline || start > st.inode.size || blocks.end <= cx.placement.small_max() {
+    if st.freed || inline || start > st.inode.size || blocks.end <= cx.placement.small_max() {
         return Prepared::No;
     }
     let g = cx.cache.geometry();

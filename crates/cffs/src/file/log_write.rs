@@ -79,7 +79,7 @@ fn log_unit(cx: &FileCtx<'_>, node: &Arc<Node>, unit: &mut Unit<'_>, log_bytes: 
     let pieces = pieces(cx, &runs)?;
     let txn = cx.journal.begin(log_bytes)?;
     let mut st = node.state.write();
-    if st.dead {
+    if st.freed {
         unit.abort(cx, &mut st);
         return Ok(());
     }

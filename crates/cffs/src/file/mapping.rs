@@ -47,7 +47,7 @@ pub(super) fn commit(cx: &FileCtx<'_>, unit: &mut Unit<'_>) -> Result<()> {
     let node = unit.node.clone();
     if let Origin::Direct { deferred_until: Some(until), .. } = unit.origin {
         let mut st = node.state.write();
-        if st.dead {
+        if st.freed {
             unit.abort(cx, &mut st);
         } else {
             set_size_and_times(&mut st, unit, unit.size);
@@ -57,7 +57,7 @@ pub(super) fn commit(cx: &FileCtx<'_>, unit: &mut Unit<'_>) -> Result<()> {
     }
     if cx.lazy && unit.extents.is_empty() && unit.inline.is_none() {
         let mut st = node.state.write();
-        if !st.dead && st.disk_size == unit.size && st.inode.size == unit.size {
+        if !st.freed && st.disk_size == unit.size && st.inode.size == unit.size {
             // Overwritten: the inode has nothing new but times, and stays dirty.
             unit.finish(cx, &mut st);
             return Ok(());
@@ -70,7 +70,7 @@ pub(super) fn commit(cx: &FileCtx<'_>, unit: &mut Unit<'_>) -> Result<()> {
         }
         let txn = cx.journal.begin(log_bytes(cx, &node, &unit.extents[..n]))?;
         let mut st = node.state.write();
-        if st.dead {
+        if st.freed {
             // Removed meanwhile: another inode may stand where it stood.
             unit.abort(cx, &mut st);
             return Ok(());

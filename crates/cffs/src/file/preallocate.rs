@@ -4,7 +4,7 @@
 //! the transaction that follows the data (see [`super::writeback`]), so a crash never shows what stood there before.
 //!
 //! The steps here are transactions of their own; between them the file is whole, though perhaps not all done. Whoever takes
-//! them holds [`Node::resize`] and an [`Exclusive`], and no page of the file overlaps what is changed.
+//! them holds [`Node::write_lock`] and an [`Exclusive`], and no page of the file overlaps what is changed.
 
 use super::buffered::dirty_page;
 use super::mapping;

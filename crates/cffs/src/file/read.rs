@@ -179,7 +179,7 @@ fn read_fragments(
     while done < out.len() {
         done += cx.cache.read_cached_data(at(done), &mut out[done..], check)?;
         if done < out.len() {
-            let extents = dir_extents(cx.cache, st.home, FileType::Regular, cx.placement.small_max());
+            let extents = dir_extents(cx.cache, st.location, FileType::Regular, cx.placement.small_max());
             let hint = LocalityHint { extents, sequential: false };
             done += cx.cache.read_data_near(at(done), &mut out[done..], &hint, check)?;
         }

@@ -7,7 +7,7 @@ use crate::format::Run;
 use crate::format::extent::{EXTENT_LEN_MAX, LOGICAL_END};
 use crate::format::inode::{INLINE_MAX, INODE_CORE_SIZE};
 use crate::format::{Inode, InodeFormat};
-use crate::inode::Home;
+use crate::inode::InodeLocation;
 use crate::journal::Txn;
 use crate::node::{self, NodeState};
 use std::sync::Arc;
@@ -93,7 +93,7 @@ pub fn shrink_step(cx: &FileCtx<'_>, txn: &Txn<'_>, st: &mut NodeState, size: u6
     let _ = super::reserve::reserve_tree(cx, st, true);
     node::store(txn, st)?;
     // metadata=sync: as in FFS, an inode apart from its name is written when it loses what it had.
-    if let (true, Home::External { block, .. }) = (frees, st.home) {
+    if let (true, InodeLocation::External { block, .. }) = (frees, st.location) {
         txn.write_ordered(block);
     }
     Ok(more)

@@ -23,10 +23,10 @@ const BATCH_BYTES: usize = 32 << 20;
 /// The order of the name space: by directory, then by position in it.
 fn name_space_order(node: &Node) -> (u64, u64, usize) {
     let st = node.state.read();
-    match st.home {
-        inode::Home::Embedded { block, entry, .. } => (st.inode.parent, block, entry),
-        inode::Home::External { block, offset } => (st.inode.parent, block, offset),
-        inode::Home::System => (0, 0, 0),
+    match st.location {
+        inode::InodeLocation::Embedded { block, entry, .. } => (st.inode.parent, block, entry),
+        inode::InodeLocation::External { block, offset } => (st.inode.parent, block, offset),
+        inode::InodeLocation::System => (0, 0, 0),
     }
 }
 
@@ -176,7 +176,7 @@ pub(super) fn checksums_of(
     Ok(all)
 }
 
-/// Has everything told. [`Node::resize`] is held, so nothing comes after it.
+/// Has everything told. [`Node::write_lock`] is held, so nothing comes after it.
 pub fn flush_deferred(cx: &FileCtx<'_>, node: &Arc<Node>) -> Result<()> {
     if node.state.read().data.deferred.is_empty() {
         return Ok(());

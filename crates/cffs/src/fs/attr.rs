@@ -33,7 +33,7 @@ impl Fs {
             rdev: if device { i.aux as u32 } else { 0 },
             size: i.size,
             blocks: (frags << self.geo.frag_shift) / 512,
-            atime: i.atime.max(node.accessed.load(Ordering::Relaxed)),
+            atime: i.atime.max(node.pending_atime.load(Ordering::Relaxed)),
             mtime: i.mtime,
             ctime: i.ctime,
             btime: i.btime,
@@ -46,7 +46,7 @@ impl Fs {
     pub fn getattr(&self, ino: Ino) -> Result<Attr> {
         let node = self.node(ino)?;
         let st = node.state.read();
-        if st.dead {
+        if st.freed {
             return Err(Error::Stale);
         }
         Ok(self.attr(&node, &st))
@@ -64,7 +64,7 @@ impl Fs {
         let now = now();
         let stale = i.atime <= i.mtime || i.atime <= i.ctime || now.saturating_sub(i.atime) > RELATIME_MAX_NS;
         if self.opts.atime == AtimeMode::Strictatime || stale {
-            node.accessed.store(now, Ordering::Relaxed);
+            node.pending_atime.store(now, Ordering::Relaxed);
             self.list_dirty(node);
         }
     }
@@ -123,13 +123,13 @@ impl Fs {
                     Ok(true)
                 })?;
                 if rest.atime.is_some() {
-                    node.accessed.store(i64::MIN, Ordering::Relaxed);
+                    node.pending_atime.store(i64::MIN, Ordering::Relaxed);
                 }
                 return Ok(self.attr(&node, &node.state.read()));
             }
             let txn = self.journal.begin(INODE_CORE_SIZE + INLINE_MAX + 256)?;
             let mut st = node.state.write();
-            if st.dead {
+            if st.freed {
                 return Err(Error::Stale);
             }
             if rest.perm.is_some() && st.inode.has_xattrs() {
@@ -138,7 +138,7 @@ impl Fs {
             let _promised = self.quota_for_new_owner(c, &st, ids(&st.inode))?;
             apply(&mut st.inode);
             if rest.atime.is_some() {
-                node.accessed.store(i64::MIN, Ordering::Relaxed);
+                node.pending_atime.store(i64::MIN, Ordering::Relaxed);
             }
             crate::node::store(&txn, &mut st)?;
             return Ok(self.attr(&node, &st));
@@ -150,7 +150,7 @@ impl Fs {
         if size > FILE_SIZE_MAX {
             return Err(Error::FileTooLarge);
         }
-        let _resize = node.resize.lock();
+        let _write_lock = node.write_lock.lock();
         // What is cut off need not be told before.
         if size > node.state.read().disk_size {
             crate::file::flush_deferred(&self.file_cx(), node)?;
@@ -160,7 +160,7 @@ impl Fs {
         outcome
     }
 
-    /// [`Node::resize`] is held.
+    /// [`Node::write_lock`] is held.
     fn set_size_once(&self, c: Caller, node: &Arc<Node>, size: u64) -> Result<()> {
         let cx = self.file_cx();
         let grows = {
@@ -170,7 +170,7 @@ impl Fs {
                 FileType::Directory => return Err(Error::IsDir),
                 _ => return Error::invalid("only regular files have a size to set"),
             }
-            if st.dead {
+            if st.freed {
                 return Err(Error::Stale);
             }
             // To its own size: what was allocated behind the end goes.
@@ -244,7 +244,7 @@ impl Fs {
         self.writable()?;
         let txn = self.journal.begin(INODE_CORE_SIZE + INLINE_MAX + 256)?;
         let mut st = node.state.write();
-        if st.dead {
+        if st.freed {
             return Err(Error::Stale);
         }
         st.inode.mode &= !set_id_bits(st.inode.mode);

@@ -54,10 +54,10 @@ impl Fs {
     /// Makes the file so long if it is shorter. Others may write to it at the same time: what they append stays.
     fn extend_if_shorter(&self, c: Caller, ino: Ino, size: u64) -> Result<()> {
         let node = self.node(ino)?;
-        let _resize = self.lock_resize(&node)?;
+        let _write_lock = self.lock_for_change(&node)?;
         {
             let mut st = node.state.write();
-            if st.dead {
+            if st.freed {
                 return Err(Error::Stale);
             }
             if size <= st.inode.size {

@@ -14,7 +14,7 @@ use crate::format::inode::{
     FLAG_IMMUTABLE, FLAG_PROJECT_INHERIT, FLAGS_INHERITED, FLAGS_OF_DIRS, INLINE_MAX, INODE_CORE_SIZE,
 };
 use crate::format::{BlockAddr, Extent, FileType, FragAddr, Ino, Inode, InodeFormat, LINK_MAX, SYMLINK_MAX};
-use crate::inode::{Home, table};
+use crate::inode::{InodeLocation, table};
 use crate::journal::Txn;
 use crate::node::{Node, NodeState};
 use crate::quota::Ids;
@@ -29,7 +29,7 @@ use std::sync::atomic::Ordering;
 /// what points to it, if the directory has blocks more or less than the `frags` fragments it had.
 pub(super) fn write_names_at_once(txn: &Txn<'_>, dir: &NodeState, block: BlockAddr, frags: u64) {
     txn.write_ordered(block);
-    if let (true, Some(block)) = (dir.inode.frags != frags, dir.home.block()) {
+    if let (true, Some(block)) = (dir.inode.frags != frags, dir.location.block()) {
         txn.write_ordered(block);
     }
 }
@@ -178,7 +178,7 @@ impl Fs {
 
     /// After a failure: blocks that the directory or a table got meanwhile stay theirs.
     pub(super) fn keep_grown(&self, txn: &Txn<'_>, dir: &mut NodeState) -> Result<()> {
-        if !dir.dead && dir.dir.is_some() {
+        if !dir.freed && dir.dir.is_some() {
             dir.disk_size = dir.inode.size;
             crate::node::store(txn, dir)?;
         }
@@ -209,7 +209,7 @@ impl Fs {
         inherited: &Inherited,
         attributes: &mut Attributes<'_>,
     ) -> Result<Arc<Node>> {
-        if st.dead || st.orphan {
+        if st.freed || st.orphan {
             return Err(Error::NotFound);
         }
         let cx = self.dir_cx();
@@ -286,15 +286,15 @@ impl Fs {
             let list = &attributes.packed.chain;
             crate::xattr::write_chain(txn, &self.space, &mut inode, &Default::default(), fresh, list)?;
         }
-        let home = match &slot_outside {
-            None => Home::Embedded {
+        let location = match &slot_outside {
+            None => InodeLocation::Embedded {
                 block: slot.block,
                 entry: slot.offset,
                 inode: slot.offset + dirblock::ENTRY_HEADER + crate::format::align8(name.len()),
             },
             Some(place) => {
                 crate::inode::write_inode(txn, &place.buf, place.offset, &inode, false);
-                Home::External { block: place.buf.addr(), offset: place.offset }
+                InodeLocation::External { block: place.buf.addr(), offset: place.offset }
             }
         };
         let entry = NewEntry {
@@ -307,7 +307,7 @@ impl Fs {
         };
         let entry_block = slot.block;
         dir::insert(&cx, txn, dir_inode, dir_state, slot, &entry)?;
-        table::write_location(txn, &locator.buf, locator.offset, &crate::inode::location_of(home));
+        table::write_location(txn, &locator.buf, locator.offset, &crate::inode::location_record(location));
         self.space.with_counters(|n| n.inodes += 1);
         if is_dir {
             dir_inode.nlink += 1;
@@ -315,12 +315,12 @@ impl Fs {
             self.placement.untrack(inode.ino);
             self.placement.track(&inode);
         }
-        let node = self.inodes.insert(txn, inode, home, Some(owner.reservation));
+        let node = self.inodes.insert(txn, inode, location, Some(owner.reservation));
         node.refs.fetch_add(1, Ordering::AcqRel);
         self.changed_dir(txn, st, now)?;
         // Name and inode in one block cannot come apart. Else the inode is there before its name.
-        if let Home::External { .. } = home {
-            self.write_inode_ordered(txn, home)?;
+        if let InodeLocation::External { .. } = location {
+            self.write_inode_ordered(txn, location)?;
             write_names_at_once(txn, st, entry_block, blocks);
         }
         self.store_tables(txn)?;
@@ -337,8 +337,8 @@ impl Fs {
     }
 
     /// metadata=sync: the block of an inode goes to the device with the transaction, and what leads to it.
-    pub(super) fn write_inode_ordered(&self, txn: &Txn<'_>, home: Home) -> Result<()> {
-        home.block().into_iter().for_each(|b| txn.write_ordered(b));
+    pub(super) fn write_inode_ordered(&self, txn: &Txn<'_>, location: InodeLocation) -> Result<()> {
+        location.block().into_iter().for_each(|b| txn.write_ordered(b));
         self.inodes.external.store_inode(txn)
     }
 
@@ -356,7 +356,7 @@ impl Fs {
     }
 
     /// Does what needs space. If there is none, everything is written back and committed, and it is tried once more.
-    /// Nothing may be locked, but [`Node::resize`] may.
+    /// Nothing may be locked, but [`Node::write_lock`] may.
     pub(super) fn with_space<R>(&self, attempt: impl FnMut() -> Result<R>) -> Result<R> {
         // An error is reported to those whose data it is, by fsync.
         let write_back = || drop(self.write_back_all(self.opts.lazytime));

@@ -27,7 +27,7 @@ fn may_write(st: &NodeState, offset: u64) -> Result<()> {
         FileType::Directory => return Err(Error::IsDir),
         _ => return Error::invalid("not a regular file"),
     }
-    if st.dead {
+    if st.freed {
         return Err(Error::Stale);
     }
     flags::forbid(st, FLAG_IMMUTABLE)?;
@@ -79,7 +79,7 @@ impl Fs {
     }
 
     /// After pages of a file were changed: with so little space that its extent tree got no promise ([`FileData::tight`]),
-    /// they are written back before anything else happens to it. [`Node::resize`] is held, the node is not locked.
+    /// they are written back before anything else happens to it. [`Node::write_lock`] is held, the node is not locked.
     ///
     /// [`FileData::tight`]: crate::file::FileData::tight
     pub(super) fn flush_if_needed(&self, node: &Arc<Node>) {
@@ -92,7 +92,7 @@ impl Fs {
     }
 
     fn write_once(&self, c: Caller, node: &Arc<Node>, offset: u64, data: &[u8]) -> Result<usize> {
-        let _resize = node.resize.lock();
+        let _write_lock = node.write_lock.lock();
         if self.direct_write(c, node, offset, data)? {
             return Ok(data.len());
         }
@@ -102,8 +102,8 @@ impl Fs {
 
     /// Keeps writers and cutters away from a file, for a change of its space or of the room in its inode: what it has is
     /// in pages, or the inode knows of it.
-    pub(super) fn lock_resize<'a>(&self, node: &'a Arc<Node>) -> Result<MutexGuard<'a, ()>> {
-        let resize = node.resize.lock();
+    pub(super) fn lock_for_change<'a>(&self, node: &'a Arc<Node>) -> Result<MutexGuard<'a, ()>> {
+        let resize = node.write_lock.lock();
         file::flush_deferred(&self.file_cx(), node)?;
         Ok(resize)
     }
@@ -131,7 +131,7 @@ impl Fs {
         Ok(written)
     }
 
-    /// Leaves bytes in pages. [`Node::resize`] is held.
+    /// Leaves bytes in pages. [`Node::write_lock`] is held.
     fn write_pages(&self, c: Caller, node: &Arc<Node>, offset: u64, data: &[u8]) -> Result<usize> {
         let (written, tight) = {
             let mut st = node.state.write();
@@ -256,7 +256,7 @@ impl Fs {
             let hint = self.placement.hint(node.ino);
             let wanted = {
                 let st = node.state.read();
-                st.inode.is_dir() && !st.orphan && !st.dead && hint != 0 && st.inode.hint != hint
+                st.inode.is_dir() && !st.orphan && !st.freed && hint != 0 && st.inode.hint != hint
             };
             if wanted {
                 let txn = self.journal.begin(1024)?;

@@ -42,7 +42,7 @@ impl Fs {
     pub fn fallocate(&self, c: Caller, ino: Ino, what: Fallocate, offset: u64, len: u64) -> Result<()> {
         self.writable()?;
         let node = self.node(ino)?;
-        let _resize = self.lock_resize(&node)?;
+        let _write_lock = self.lock_for_change(&node)?;
         {
             let st = node.state.read();
             match st.inode.file_type() {
@@ -50,7 +50,7 @@ impl Fs {
                 FileType::Directory => return Err(Error::IsDir),
                 _ => return Error::invalid("only regular files have space to allocate"),
             }
-            if st.dead {
+            if st.freed {
                 return Err(Error::Stale);
             }
             let fixed = if matches!(what, Fallocate::Allocate { .. }) { 0 } else { FLAG_APPEND };
@@ -111,7 +111,7 @@ impl Fs {
     }
 
     /// Leaves no page in the range: they go to their places, so that after an error the file has what was written to it last, not
-    /// what the device had before that. New ones are made only with [`Node::resize`], which the caller holds.
+    /// what the device had before that. New ones are made only with [`Node::write_lock`], which the caller holds.
     fn flush_range(&self, node: &Arc<Node>, bytes: &Range<u64>) -> Result<()> {
         let cx = self.file_cx();
         let has_pages = || preallocate::has_pages(&cx, &node.state.read(), bytes);

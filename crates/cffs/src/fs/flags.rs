@@ -29,7 +29,7 @@ impl Fs {
         let node = self.node(ino)?;
         let txn = self.journal.begin(INODE_CORE_SIZE + INLINE_MAX + 256)?;
         let mut st = node.state.write();
-        if st.dead {
+        if st.freed {
             return Err(Error::Stale);
         }
         let allowed = match st.inode.file_type() {

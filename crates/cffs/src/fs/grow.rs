@@ -28,7 +28,7 @@ impl Fs {
     /// the device are passed on. After an error the file system has its old size, or one in between.
     pub fn grow(&self, size: Option<u64>) -> Result<Grown> {
         self.writable()?;
-        let _one = self.resizing.lock();
+        let _one = self.grow_lock.lock();
         let from = self.geo.total_bytes();
         if let Some(size) = size.filter(|size| *size < from) {
             return Error::invalid(format!("the file system has {from} bytes and cannot shrink to {size}"));

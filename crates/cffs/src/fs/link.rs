@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::format::dirblock::{self, EntryKind, NewEntry};
 use crate::format::inode::{FLAG_APPEND, FLAG_IMMUTABLE, INLINE_DEFAULT};
 use crate::format::{BlockKind, Ino, LINK_MAX};
-use crate::inode::Home;
+use crate::inode::InodeLocation;
 use crate::journal::Txn;
 use crate::node::{Node, NodeState};
 use std::sync::Arc;
@@ -38,7 +38,7 @@ impl Fs {
             if st.inode.is_dir() {
                 return Err(Error::NotPermitted);
             }
-            if st.dead || st.orphan {
+            if st.freed || st.orphan {
                 return Err(Error::NotFound);
             }
             flags::forbid(st, FLAG_IMMUTABLE | FLAG_APPEND)?;
@@ -47,7 +47,7 @@ impl Fs {
             }
         }
         let dir_st = locked.get(parent)?;
-        if dir_st.dead || dir_st.orphan {
+        if dir_st.freed || dir_st.orphan {
             return Err(Error::NotFound);
         }
         let project = handed_down(&dir_st.inode);
@@ -62,8 +62,8 @@ impl Fs {
         }
         flags::forbid(locked.get(parent)?, FLAG_IMMUTABLE)?;
         // Read before anything changes.
-        let old_home = locked.get(ino)?.home;
-        let _home = self.home_block(old_home)?;
+        let old_home = locked.get(ino)?.location;
+        let _home = self.inode_block(old_home)?;
         let dir_st = locked.get(parent)?;
         let frags = dir_st.inode.frags;
         let allocator = LimitedAllocator::new(self, c, dir_st);
@@ -88,8 +88,8 @@ impl Fs {
         };
         txn.begin_critical();
         // The inode, its old name if that had it, then the new name.
-        let home = locked.get(ino)?.home;
-        self.write_inode_ordered(&txn, home)?;
+        let location = locked.get(ino)?.location;
+        self.write_inode_ordered(&txn, location)?;
         old_home.block().into_iter().for_each(|b| txn.write_ordered(b));
         let slot_block = slot.block;
         let file_type = locked.get(ino)?.inode.file_type();
@@ -117,7 +117,7 @@ impl Fs {
 
     /// Moves an embedded inode into the external inode table; its entry becomes an external link.
     pub(super) fn externalize(&self, txn: &Txn<'_>, st: &mut NodeState) -> Result<()> {
-        let Home::Embedded { block, entry, .. } = st.home else { return Ok(()) };
+        let InodeLocation::Embedded { block, entry, .. } = st.location else { return Ok(()) };
         let buf = self.cache.read_meta_any_owner(BlockKind::Dir, block)?;
         self.move_to_slot(txn, st)?;
         dirblock::make_link(&mut txn.edit(&buf), entry);
@@ -126,7 +126,7 @@ impl Fs {
 
     /// Gives an embedded inode a slot of the external inode table. What becomes of its entry is the caller's.
     fn move_to_slot(&self, txn: &Txn<'_>, st: &mut NodeState) -> Result<()> {
-        let Home::Embedded { block, .. } = st.home else { return Ok(()) };
+        let InodeLocation::Embedded { block, .. } = st.location else { return Ok(()) };
         let ino = st.inode.ino;
         // What the changes below need to read is held, so that none of them fails half way.
         let _held = self.inodes.locator.find(&self.cache, ino)?;
@@ -141,10 +141,10 @@ impl Fs {
         crate::inode::write_inode(txn, &slot.buf, slot.offset, &st.inode, false);
         st.inode.size = size;
         if let Some(account) = &st.data.account {
-            account.settle(txn, &st.inode); // long contents may have got a block
+            account.charge_delta(txn, &st.inode); // long contents may have got a block
         }
-        st.home = Home::External { block: slot.buf.addr(), offset: slot.offset };
-        self.inodes.relocate(txn, ino, st.home)
+        st.location = InodeLocation::External { block: slot.buf.addr(), offset: slot.offset };
+        self.inodes.relocate(txn, ino, st.location)
     }
 
     /// An inode with a longer inline area than a slot has (a symbolic link) keeps its contents in a block instead.
@@ -175,8 +175,8 @@ impl Fs {
             return Ok(());
         }
         let st = locked.get(node.ino)?;
-        let Home::External { block, offset } = st.home else { return Ok(()) };
-        if st.inode.nlink != 1 || st.dead || st.orphan {
+        let InodeLocation::External { block, offset } = st.location else { return Ok(()) };
+        if st.inode.nlink != 1 || st.freed || st.orphan {
             return Ok(());
         }
         let at = {
@@ -195,10 +195,10 @@ impl Fs {
         let size = std::mem::replace(&mut st.inode.size, st.disk_size);
         dirblock::make_embedded(&mut txn.edit(found.buf()), found.offset, &st.inode);
         st.inode.size = size;
-        st.home = Home::Embedded { block: found.block, entry: found.offset, inode: at };
+        st.location = InodeLocation::Embedded { block: found.block, entry: found.offset, inode: at };
         // Before its slot is another's.
         txn.write_ordered(found.block);
-        self.inodes.relocate(&txn, node.ino, st.home)?;
+        self.inodes.relocate(&txn, node.ino, st.location)?;
         self.store_tables(&txn)?;
         txn.end_critical();
         Ok(())
@@ -210,8 +210,8 @@ impl Fs {
             && st.inode.nlink == 1
             && !st.inode.is_dir()
             && !st.orphan
-            && !st.dead
-            && matches!(st.home, Home::External { .. })
+            && !st.freed
+            && matches!(st.location, InodeLocation::External { .. })
             && !self.is_read_only()
     }
 }

@@ -42,7 +42,7 @@ use crate::dir::DirCtx;
 use crate::error::{Error, Result};
 use crate::file::FileCtx;
 use crate::format::{Geometry, Ino, LiveGeometry, Superblock};
-use crate::inode::Home;
+use crate::inode::InodeLocation;
 use crate::journal::Journal;
 use crate::node::{InodeCache, Node, NodeState};
 use crate::placement::Placement;
@@ -87,9 +87,9 @@ pub struct Fs {
     /// One writeback of everything at a time.
     writing_back: Mutex<()>,
     /// One rename that moves a directory at a time: the tree must not change while its ancestors are looked at.
-    moving: Mutex<()>,
+    rename_lock: Mutex<()>,
     /// One at a time makes the file system larger.
-    resizing: Mutex<()>,
+    grow_lock: Mutex<()>,
     generation: AtomicU32,
     seed: [u64; 2],
     embeds: bool,
@@ -166,12 +166,12 @@ impl Fs {
     }
 
     fn dir_cx(&self) -> DirCtx<'_> {
-        DirCtx { cache: &self.cache, seed: self.seed, home: Home::System }
+        DirCtx { cache: &self.cache, seed: self.seed, location: InodeLocation::System }
     }
 
     /// The same for a search in a directory whose inode stands there.
-    fn search_cx(&self, home: Home) -> DirCtx<'_> {
-        DirCtx { home, ..self.dir_cx() }
+    fn search_cx(&self, location: InodeLocation) -> DirCtx<'_> {
+        DirCtx { location, ..self.dir_cx() }
     }
 
     /// The node of a number that a caller holds a reference to.
@@ -181,7 +181,7 @@ impl Fs {
 
     /// Puts a node on the list of those with something to write.
     fn list_dirty(&self, node: &Arc<Node>) {
-        if !node.listed.swap(true, Ordering::AcqRel) {
+        if !node.on_dirty_list.swap(true, Ordering::AcqRel) {
             self.dirty.lock().push(node.clone());
         }
     }

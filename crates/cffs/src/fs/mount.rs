@@ -189,8 +189,8 @@ impl Fs {
             orphans: Mutex::new(OrphanList::default()),
             dirty: Mutex::default(),
             writing_back: Mutex::new(()),
-            moving: Mutex::new(()),
-            resizing: Mutex::new(()),
+            rename_lock: Mutex::new(()),
+            grow_lock: Mutex::new(()),
             generation: AtomicU32::new(generation),
             closed: AtomicBool::new(false),
             close_outcome: Mutex::new(None),
@@ -303,7 +303,7 @@ impl Fs {
         let _one = self.writing_back.lock();
         let mut nodes = std::mem::take(&mut *self.dirty.lock());
         for n in &nodes {
-            n.listed.store(false, Ordering::Release);
+            n.on_dirty_list.store(false, Ordering::Release);
         }
         if lazy {
             self.leave_times(&mut nodes);
@@ -314,14 +314,14 @@ impl Fs {
         if lazy {
             let waits = |n: &&Arc<Node>| {
                 let st = n.state.read();
-                st.dirty && !st.dead && !st.orphan
+                st.dirty && !st.freed && !st.orphan
             };
             kept.iter().filter(waits).for_each(|n| self.list_dirty(n));
         }
         if outcome.is_err() {
             // What could not be written stays on the list.
             for n in kept {
-                let again = n.state.try_read().is_none_or(|s| !s.dead && (s.dirty || !s.data.is_clean()));
+                let again = n.state.try_read().is_none_or(|s| !s.freed && (s.dirty || !s.data.is_clean()));
                 if again {
                     self.list_dirty(&n);
                 }
@@ -338,7 +338,7 @@ impl Fs {
         nodes.retain(|n| {
             let only_times = {
                 let st = n.state.read();
-                st.data.is_clean() && !st.dead && !st.orphan && (st.dir.is_some() || st.disk_size == st.inode.size)
+                st.data.is_clean() && !st.freed && !st.orphan && (st.dir.is_some() || st.disk_size == st.inode.size)
             };
             let since = n.lazy_since.load(Ordering::Relaxed);
             if only_times && left < LAZY_MAX && (since == 0 || now.saturating_sub(since) < LAZY_NS) {

@@ -6,7 +6,7 @@ use crate::dir;
 use crate::error::{Error, Result};
 use crate::format::dirblock::{self, Entry, EntryKind};
 use crate::format::{Corrupt, Ino, Inode, NAME_MAX};
-use crate::inode::Home;
+use crate::inode::InodeLocation;
 use crate::node::Node;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -34,7 +34,7 @@ impl Fs {
             let Some(node) = self.find_node(&dir, name)? else { return Err(Error::NotFound) };
             node.refs.fetch_add(1, Ordering::AcqRel);
             let st = node.state.read();
-            if st.dead || st.orphan {
+            if st.freed || st.orphan {
                 drop(st);
                 self.forget_node(&node, 1);
                 continue;
@@ -55,10 +55,10 @@ impl Fs {
     pub(super) fn find_node(&self, dir: &Arc<Node>, name: &[u8]) -> Result<Option<Arc<Node>>> {
         let st = dir.state.read();
         let Some(state) = &st.dir else { return Err(Error::NotDir) };
-        if st.dead {
+        if st.freed {
             return Ok(None);
         }
-        let Some(found) = dir::lookup(&self.search_cx(st.home), &st.inode, state, name)? else { return Ok(None) };
+        let Some(found) = dir::lookup(&self.search_cx(st.location), &st.inode, state, name)? else { return Ok(None) };
         if found.kind == EntryKind::Embedded {
             return self.embedded(found.buf(), found.offset, found.ino).map(Some);
         }
@@ -89,7 +89,7 @@ impl Fs {
             let at = e.inode_offset();
             let inode = Inode::decode(&b[at..e.offset + e.len])?;
             crate::inode::check(&self.geo, &inode)?;
-            Ok((inode, Home::Embedded { block: buf.addr(), entry, inode: at }))
+            Ok((inode, InodeLocation::Embedded { block: buf.addr(), entry, inode: at }))
         });
         if left { self.linked(ino) } else { node }
     }
@@ -123,11 +123,11 @@ impl Fs {
             let walked = {
                 let st = node.state.read();
                 let Some(state) = &st.dir else { return Err(Error::NotDir) };
-                if st.dead {
+                if st.freed {
                     return Ok(());
                 }
                 self.note_access(&node, &st);
-                dir::read(&self.search_cx(st.home), &st.inode, state, cookie, &mut |e: &Entry<'_>, cookie, buf| {
+                dir::read(&self.search_cx(st.location), &st.inode, state, cookie, &mut |e: &Entry<'_>, cookie, buf| {
                     let Some(file_type) = e.file_type else { return Ok(true) };
                     let node = match e.kind {
                         _ if !with_attr => None,
@@ -166,7 +166,7 @@ impl Fs {
     fn entry_attr(&self, node: &Arc<Node>) -> Option<Attr> {
         node.refs.fetch_add(1, Ordering::AcqRel);
         let st = node.state.read();
-        if st.dead || st.orphan {
+        if st.freed || st.orphan {
             drop(st);
             self.forget_node(node, 1);
             return None;

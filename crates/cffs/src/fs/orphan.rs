@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::format::dirblock::BlockEdit;
 use crate::format::inode::INODE_HINT;
 use crate::format::{BlockId, BlockKind, Corrupt, EXTERNAL_INO, Ino, put_u64};
-use crate::inode::Home;
+use crate::inode::InodeLocation;
 use crate::journal::Txn;
 use crate::node::{Node, NodeState};
 use std::sync::Arc;
@@ -18,19 +18,21 @@ use std::sync::atomic::Ordering;
 impl Fs {
     /// The block that an inode stands in, and its offset there. Who holds the block can change the inode in a
     /// transaction without an error.
-    pub(super) fn home_block(&self, home: Home) -> Result<(BufRef, usize)> {
-        match home {
-            Home::Embedded { block, inode, .. } => Ok((self.cache.read_meta_any_owner(BlockKind::Dir, block)?, inode)),
-            Home::External { block, offset } => {
+    pub(super) fn inode_block(&self, location: InodeLocation) -> Result<(BufRef, usize)> {
+        match location {
+            InodeLocation::Embedded { block, inode, .. } => {
+                Ok((self.cache.read_meta_any_owner(BlockKind::Dir, block)?, inode))
+            }
+            InodeLocation::External { block, offset } => {
                 let id = BlockId { kind: BlockKind::ExternalInodes, addr: block, owner: EXTERNAL_INO };
                 Ok((self.cache.read_meta(id)?, offset))
             }
-            Home::System => Err(Error::NotPermitted),
+            InodeLocation::System => Err(Error::NotPermitted),
         }
     }
 
-    fn write_link(&self, txn: &Txn<'_>, home: Home, next: Ino) -> Result<()> {
-        let (buf, at) = self.home_block(home)?;
+    fn write_link(&self, txn: &Txn<'_>, location: InodeLocation, next: Ino) -> Result<()> {
+        let (buf, at) = self.inode_block(location)?;
         put_u64(txn.edit(&buf).range(at + INODE_HINT, 8), 0, next);
         Ok(())
     }
@@ -39,11 +41,11 @@ impl Fs {
     pub(super) fn push_orphan(&self, txn: &Txn<'_>, st: &mut NodeState) -> Result<()> {
         let mut list = self.orphans.lock();
         let (ino, after) = (st.inode.ino, list.head);
-        self.write_link(txn, st.home, after)?;
+        self.write_link(txn, st.location, after)?;
         if let Some(l) = list.links.get_mut(&after) {
             l.before = ino;
         }
-        list.links.insert(ino, Link { before: 0, after, home: st.home });
+        list.links.insert(ino, Link { before: 0, after, location: st.location });
         list.head = ino;
         st.orphan = true;
         self.space.with_counters(|c| c.orphan_head = ino);
@@ -118,7 +120,7 @@ impl Fs {
         loop {
             let (limit, log_bytes) = {
                 let st = node.state.read();
-                if st.dead || !st.orphan || node.refs.load(Ordering::Acquire) > 0 {
+                if st.freed || !st.orphan || node.refs.load(Ordering::Acquire) > 0 {
                     return Ok(false);
                 }
                 if st.inode.is_dir() || (st.inode.frags == 0 && st.data.is_clean()) {
@@ -133,7 +135,7 @@ impl Fs {
             if *node.in_writeback.lock() {
                 continue;
             }
-            if st.dead || node.refs.load(Ordering::Acquire) > 0 {
+            if st.freed || node.refs.load(Ordering::Acquire) > 0 {
                 return Ok(false);
             }
             let more = crate::file::truncate::shrink_step(&cx, &txn, &mut st, 0, limit)?;
@@ -148,10 +150,10 @@ impl Fs {
     /// directory that it stood in.
     fn remove_orphan(&self, node: &Arc<Node>) -> Result<Option<Arc<Node>>> {
         let ino = node.ino;
-        let home = { node.state.read().home };
+        let location = { node.state.read().location };
         // The directory of an embedded orphan is changed with it.
-        let dir = match home {
-            Home::Embedded { block, .. } => {
+        let dir = match location {
+            InodeLocation::Embedded { block, .. } => {
                 let read = || {
                     let buf = self.cache.read_meta_any_owner(BlockKind::Dir, block)?;
                     let owner = crate::format::block_owner(&buf.read());
@@ -160,7 +162,7 @@ impl Fs {
                 match read() {
                     Ok(dir) => Some(dir),
                     // Another thread was faster, and the block is gone with the last that stood in it.
-                    Err(_) if node.state.read().dead => return Ok(None),
+                    Err(_) if node.state.read().freed => return Ok(None),
                     Err(e) => return Err(e),
                 }
             }
@@ -173,7 +175,7 @@ impl Fs {
         {
             let st = locked.get(ino)?;
             // A writeback of times alone may be on its way; it finds the node dead and leaves its place alone.
-            if st.dead || node.refs.load(Ordering::Acquire) > 0 {
+            if st.freed || node.refs.load(Ordering::Acquire) > 0 {
                 return Ok(None);
             }
             if st.inode.is_dir() && !self.release_blocks(&txn, &mut locked, ino)? {
@@ -182,18 +184,18 @@ impl Fs {
             locked.get(ino)?.data.clear(&self.cache, &self.space);
         }
         // What the changes below need to read is held, so that none of them fails half way.
-        let mut held = vec![self.home_block(home)?.0];
+        let mut held = vec![self.inode_block(location)?.0];
         held.extend(self.inodes.locator.prepare_free(&self.cache, ino)?);
-        match (home, &dir) {
-            (Home::Embedded { block, entry, .. }, Some(dir)) => {
+        match (location, &dir) {
+            (InodeLocation::Embedded { block, entry, .. }, Some(dir)) => {
                 let st = locked.get(dir.ino)?;
-                if let Home::Embedded { .. } | Home::External { .. } = st.home {
-                    held.push(self.home_block(st.home)?.0);
+                if let InodeLocation::Embedded { .. } | InodeLocation::External { .. } = st.location {
+                    held.push(self.inode_block(st.location)?.0);
                 }
                 let (inode, state) = super::as_dir(st)?;
                 dir::find_orphan(&self.dir_cx(), inode, state, block, entry)?;
             }
-            (Home::External { offset, .. }, _) => {
+            (InodeLocation::External { offset, .. }, _) => {
                 let index = self.inodes.external.index_at(&held[0], offset);
                 let index = index.ok_or_else(|| Corrupt(format!("inode {ino}: its block is not in its table")))?;
                 held.extend(self.inodes.external.prepare_free(&self.cache, index)?);
@@ -202,12 +204,12 @@ impl Fs {
         }
         {
             let mut list = self.orphans.lock();
-            let before = list.before(ino)?.map(|home| self.home_block(home)).transpose()?;
+            let before = list.before(ino)?.map(|location| self.inode_block(location)).transpose()?;
             txn.begin_critical();
             self.pull_orphan(&txn, &mut list, ino, before.as_ref());
         }
-        match (home, &dir) {
-            (Home::Embedded { block, entry, .. }, Some(dir)) => {
+        match (location, &dir) {
+            (InodeLocation::Embedded { block, entry, .. }, Some(dir)) => {
                 let st = locked.get(dir.ino)?;
                 {
                     let (inode, state) = super::as_dir(st)?;
@@ -216,11 +218,11 @@ impl Fs {
                 st.disk_size = st.inode.size;
                 crate::node::store(&txn, st)?;
             }
-            (Home::External { block, offset }, _) => self.free_external(&txn, block, offset)?,
+            (InodeLocation::External { block, offset }, _) => self.free_external(&txn, block, offset)?,
             _ => return Err(Error::NotPermitted),
         }
         let st = locked.get(ino)?;
-        st.dead = true;
+        st.freed = true;
         st.orphan = false;
         if let Some(account) = &st.data.account {
             account.close(&txn);
@@ -277,7 +279,7 @@ impl Fs {
                 let mut st = node.state.write();
                 st.orphan = true;
                 let after = st.inode.hint;
-                list.links.insert(ino, Link { before, after, home: st.home });
+                list.links.insert(ino, Link { before, after, location: st.location });
                 drop(st);
                 (before, ino) = (ino, after);
                 nodes.push(node);

@@ -2,7 +2,7 @@
 
 use crate::error::Result;
 use crate::format::{Corrupt, Ino};
-use crate::inode::Home;
+use crate::inode::InodeLocation;
 use std::collections::HashMap;
 
 /// The list as it stands on the device: head in the counters, links in the inodes' hint fields.
@@ -15,14 +15,14 @@ pub(super) struct OrphanList {
 pub(super) struct Link {
     pub(super) before: Ino,
     pub(super) after: Ino,
-    pub(super) home: Home,
+    pub(super) location: InodeLocation,
 }
 
 impl OrphanList {
     /// Where the orphan before this one stands. Once it is off the list, its block may go as well: good while the list is
     /// locked.
-    pub(super) fn before(&self, ino: Ino) -> Result<Option<Home>> {
+    pub(super) fn before(&self, ino: Ino) -> Result<Option<InodeLocation>> {
         let link = self.links.get(&ino).ok_or_else(|| Corrupt(format!("inode {ino} is not on the orphan list")))?;
-        Ok(self.links.get(&link.before).map(|b| b.home))
+        Ok(self.links.get(&link.before).map(|b| b.location))
     }
 }

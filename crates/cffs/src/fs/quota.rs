@@ -9,7 +9,7 @@ use crate::format::inode::{FLAG_PROJECT_INHERIT, INLINE_MAX, INODE_CORE_SIZE};
 use crate::format::{BlockAddr, Corrupt, FIRST_USER_INO, FragAddr, Ino, Inode, QuotaKind, QuotaRecord, ROOT_INO};
 use crate::node::NodeState;
 use crate::placement::DirAllocator;
-use crate::quota::{Account, Ids, Quota, ids_of};
+use crate::quota::{Ids, InodeCharge, Quota, ids_of};
 use crate::reservation::Reservation;
 use cffs_device::Device;
 use serde::{Deserialize, Serialize};
@@ -204,7 +204,7 @@ impl Fs {
         self.prepare_quota(before)?;
         let txn = self.journal.begin(INODE_CORE_SIZE + INLINE_MAX + 256)?;
         let mut st = node.state.write();
-        if st.dead {
+        if st.freed {
             return Err(Error::Stale);
         }
         if inherit && !st.inode.is_dir() {
@@ -349,7 +349,7 @@ pub(super) fn handed_down(dir: &Inode) -> Option<u32> {
 pub(super) struct LimitedAllocator<'a> {
     fs: &'a Fs,
     /// Of the directory; none if nothing limits it.
-    account: Option<Arc<Account>>,
+    account: Option<Arc<InodeCharge>>,
 }
 
 impl<'a> LimitedAllocator<'a> {

@@ -38,7 +38,7 @@ impl Fs {
             let txn = self.journal.begin(self.log_bytes_remove())?;
             let mut locked = Locked::new(&[dir_node, &node]);
             let Some(found) = self.find_locked(&mut locked, parent, name)? else { return Err(Error::NotFound) };
-            if found.ino != node.ino || locked.get(node.ino)?.dead {
+            if found.ino != node.ino || locked.get(node.ino)?.freed {
                 continue; // the name went to another file in between, perhaps one with the same number
             }
             {
@@ -82,12 +82,12 @@ impl Fs {
     /// Looks for a name in a directory that is locked.
     pub(super) fn find_locked(&self, locked: &mut Locked<'_>, dir: Ino, name: &[u8]) -> Result<Option<Found>> {
         let st = locked.get(dir)?;
-        if st.dead || st.orphan {
+        if st.freed || st.orphan {
             return Ok(None);
         }
-        let home = st.home;
+        let location = st.location;
         let (inode, state) = as_dir(st)?;
-        dir::lookup(&self.search_cx(home), inode, state, name)
+        dir::lookup(&self.search_cx(location), inode, state, name)
     }
 
     /// Takes the name `found` from its file, which becomes an orphan if it was the last. Both are locked; the caller
@@ -105,7 +105,7 @@ impl Fs {
         let (dir_st, st) = locked.pair(dir, found.ino)?;
         let last = st.inode.is_dir() || st.inode.nlink <= 1;
         // Read before anything changes.
-        let _home = self.home_block(st.home)?;
+        let _home = self.inode_block(st.location)?;
         let frags = dir_st.inode.frags;
         {
             let (inode, state) = as_dir(dir_st)?;

@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::format::dirblock::{self, EntryKind, NewEntry};
 use crate::format::inode::{FLAG_APPEND, FLAG_IMMUTABLE};
 use crate::format::{Ino, LINK_MAX};
-use crate::inode::Home;
+use crate::inode::InodeLocation;
 use crate::journal::Txn;
 use crate::node::Node;
 use std::sync::Arc;
@@ -74,7 +74,7 @@ impl Fs {
         let across = a.dir.ino != b.dir.ino;
         let is_dir = |n: &Arc<Node>| n.state.read().inode.is_dir();
         // Only who moves a directory to another one can make a loop; the tree stands still while that is ruled out.
-        let _moving = (across && (is_dir(node) || target.is_some_and(is_dir))).then(|| self.moving.lock());
+        let _moving = (across && (is_dir(node) || target.is_some_and(is_dir))).then(|| self.rename_lock.lock());
         if across {
             if is_dir(node) && self.is_within(b.dir.ino, node.ino)? {
                 return Error::invalid("a directory cannot move into itself");
@@ -100,11 +100,11 @@ impl Fs {
         if found.ino != node.ino || found_to.as_ref().map(|f| f.ino) != target.map(|t| t.ino) {
             return Ok(false);
         }
-        if locked.get(node.ino)?.dead || target.is_some_and(|t| locked.get(t.ino).is_ok_and(|st| st.dead)) {
+        if locked.get(node.ino)?.freed || target.is_some_and(|t| locked.get(t.ino).is_ok_and(|st| st.freed)) {
             return Ok(false); // the name has another file of the same number
         }
         {
-            let dead = |st: &super::NodeState| st.dead || st.orphan;
+            let dead = |st: &super::NodeState| st.freed || st.orphan;
             if dead(locked.get(a.dir.ino)?) || dead(locked.get(b.dir.ino)?) {
                 return Err(Error::NotFound);
             }
@@ -193,14 +193,14 @@ impl Fs {
         // What the changes below need to read is held, so that none of them fails half way.
         let _held = (
             self.inodes.locator.find(&self.cache, ino)?,
-            self.home_block(locked.get(ino)?.home)?,
-            found_to.map(|to| self.home_block(locked.get(to.ino)?.home)).transpose()?,
+            self.inode_block(locked.get(ino)?.location)?,
+            found_to.map(|to| self.inode_block(locked.get(to.ino)?.location)).transpose()?,
         );
         if embedded && !dir::fits(&self.geo, b.name.len(), locked.get(ino)?.inode.encoded_len()) {
             // A long name in a small block leaves no room for this inode.
             let st = locked.get(ino)?;
             self.externalize(txn, st)?;
-            self.write_inode_ordered(txn, st.home)?;
+            self.write_inode_ordered(txn, st.location)?;
             embedded = false;
         }
         let (room, file_type, is_dir) = {
@@ -227,7 +227,7 @@ impl Fs {
         };
         txn.begin_critical();
         let at = slot.offset + dirblock::ENTRY_HEADER + crate::format::align8(b.name.len());
-        let home = Home::Embedded { block: slot.block, entry: slot.offset, inode: at };
+        let location = InodeLocation::Embedded { block: slot.block, entry: slot.offset, inode: at };
         let (block, apart) = (slot.block, slot.block != found.block);
         let image = {
             let st = locked.get(ino)?;
@@ -250,8 +250,8 @@ impl Fs {
         }
         if embedded {
             let st = locked.get(ino)?;
-            st.home = home;
-            self.inodes.relocate(txn, ino, home)?;
+            st.location = location;
+            self.inodes.relocate(txn, ino, location)?;
         }
         if let Some(to) = found_to {
             let was_dir = locked.get(to.ino)?.inode.is_dir();
@@ -319,8 +319,8 @@ impl Fs {
         let _held = (
             self.inodes.locator.find(&self.cache, found.ino)?,
             self.inodes.locator.find(&self.cache, to.ino)?,
-            self.home_block(locked.get(found.ino)?.home)?,
-            self.home_block(locked.get(to.ino)?.home)?,
+            self.inode_block(locked.get(found.ino)?.location)?,
+            self.inode_block(locked.get(to.ino)?.location)?,
         );
         txn.begin_critical();
         for ((f, other, dir), inode) in sides.into_iter().zip(places) {
@@ -333,8 +333,8 @@ impl Fs {
                 let size = std::mem::replace(&mut st.inode.size, st.disk_size);
                 dirblock::make_embedded(&mut txn.edit(other.buf()), other.offset, &st.inode);
                 st.inode.size = size;
-                st.home = Home::Embedded { block: other.block, entry: other.offset, inode };
-                self.inodes.relocate(txn, f.ino, st.home)?;
+                st.location = InodeLocation::Embedded { block: other.block, entry: other.offset, inode };
+                self.inodes.relocate(txn, f.ino, st.location)?;
             }
             crate::node::store(txn, st)?;
         }
@@ -369,7 +369,7 @@ impl Fs {
         for f in [found, found_to] {
             let st = locked.get(f.ino)?;
             self.externalize(txn, st)?;
-            self.write_inode_ordered(txn, st.home)?;
+            self.write_inode_ordered(txn, st.location)?;
         }
         txn.begin_critical();
         for (f, other, dir) in [(found, found_to, b.dir.ino), (found_to, found, a.dir.ino)] {

@@ -11,7 +11,7 @@ use crate::format::geometry::INODE_SLOT_SIZE;
 use crate::format::inode::{FLAG_APPEND, FLAG_IMMUTABLE, INLINE_DEFAULT, INLINE_MAX, INODE_CORE_SIZE};
 use crate::format::xattr::{Namespace, XATTR_LIST_MAX, XATTR_NAME_MAX, XATTR_TOTAL_MAX, XATTR_VALUE_MAX, Xattr};
 use crate::format::{BlockKind, FileType, Ino, Inode, InodeFormat, align8, block_owner};
-use crate::inode::{Home, table};
+use crate::inode::{InodeLocation, table};
 use crate::node::Node;
 use crate::quota::ids_of;
 use crate::reservation::Reservation;
@@ -182,7 +182,7 @@ impl Fs {
         let (namespace, rest) = split(name)?;
         let node = self.node(ino)?;
         let st = node.state.read();
-        if st.dead {
+        if st.freed {
             return Err(Error::Stale);
         }
         match allowed(namespace, st.inode.file_type()) {
@@ -196,7 +196,7 @@ impl Fs {
     pub fn listxattr(&self, ino: Ino) -> Result<Vec<Vec<u8>>> {
         let node = self.node(ino)?;
         let st = node.state.read();
-        if st.dead {
+        if st.freed {
             return Err(Error::Stale);
         }
         if !st.inode.has_xattrs() {
@@ -296,7 +296,7 @@ impl Fs {
         edit: &dyn Fn(&mut Inode, &mut Vec<Xattr>) -> Result<bool>,
     ) -> Result<()> {
         // Nobody else changes the attributes meanwhile, and no data comes that would count on the room in the inode.
-        let _resize = self.lock_resize(node)?;
+        let _write_lock = self.lock_for_change(node)?;
         while !self.with_space(|| self.change_xattrs_once(c, node, edit))? {}
         Ok(())
     }
@@ -309,13 +309,13 @@ impl Fs {
         edit: &dyn Fn(&mut Inode, &mut Vec<Xattr>) -> Result<bool>,
     ) -> Result<bool> {
         node.wait_writeback();
-        let (old, home, mut all, chain) = {
+        let (old, location, mut all, chain) = {
             let st = node.state.read();
-            if st.dead {
+            if st.freed {
                 return Err(Error::Stale);
             }
             let (all, chain) = xattr::load(&self.cache, &st.inode)?;
-            (st.inode.clone(), st.home, all, chain)
+            (st.inode.clone(), st.location, all, chain)
         };
         let mut new = old.clone();
         let before: usize = all.iter().map(Xattr::encoded_len).sum();
@@ -328,15 +328,15 @@ impl Fs {
         if total > before && (total > XATTR_TOTAL_MAX || names > XATTR_LIST_MAX) {
             return Err(Error::NoSpace);
         }
-        let (packed, len) = place(&all, inline_need(&old), old.inline_len, self.inline_most(&old, home)?);
+        let (packed, len) = place(&all, inline_need(&old), old.inline_len, self.inline_most(&old, location)?);
         (new.xattrs, new.inline_len) = (packed.inline, len);
 
         let g = &self.geo;
         let (have, need) = (chain.blocks.len(), xattr::blocks_for(g, &packed.chain));
         let more = need.saturating_sub(have);
-        let goal = match home {
-            Home::Embedded { block, .. } | Home::External { block, .. } => block,
-            Home::System => g.sys_start,
+        let goal = match location {
+            InodeLocation::Embedded { block, .. } | InodeLocation::External { block, .. } => block,
+            InodeLocation::System => g.sys_start,
         };
         let reservation = self.space.reservation(None, c.privileged());
         reservation.reserve_blocks(more as u64, c.privileged())?;
@@ -346,13 +346,13 @@ impl Fs {
             reservation.merge(quota.reservation(ids_of(&new), frags, 0, c.privileged())?);
         }
         let log_bytes = INODE_CORE_SIZE + INLINE_MAX + 256 + xattr::log_bytes(g, &self.space, have, need);
-        let dir = match home {
-            Home::Embedded { block, .. } if len > old.inline_len => {
+        let dir = match location {
+            InodeLocation::Embedded { block, .. } if len > old.inline_len => {
                 let owner = block_owner(&self.cache.read_meta_any_owner(BlockKind::Dir, block)?.read());
                 match self.node(owner) {
                     Ok(dir) => Some(dir),
                     // Moved out of a directory that went away.
-                    Err(_) if node.state.read().home != home => return Ok(false),
+                    Err(_) if node.state.read().location != location => return Ok(false),
                     Err(e) => return Err(e),
                 }
             }
@@ -364,16 +364,16 @@ impl Fs {
         let mut locked = Locked::new(&nodes);
         let _promised = self.quota_for_new_owner(c, locked.get(node.ino)?, ids_of(&new))?;
         // Read before anything changes.
-        let _home = match home {
-            Home::System => table::load_system_inode(&self.cache, node.ino).map(|_| None)?,
-            home => Some(self.home_block(home)?),
+        let _home = match location {
+            InodeLocation::System => table::load_system_inode(&self.cache, node.ino).map(|_| None)?,
+            location => Some(self.inode_block(location)?),
         };
         {
             let st = locked.get(node.ino)?;
-            if st.dead {
+            if st.freed {
                 return Err(Error::Stale);
             }
-            if *node.in_writeback.lock() || st.inode != old || st.home != home {
+            if *node.in_writeback.lock() || st.inode != old || st.location != location {
                 return Ok(false);
             }
             // Extents that wait for their places may need blocks for what now finds no room in the inode.
@@ -385,7 +385,7 @@ impl Fs {
                 return Err(e);
             }
         }
-        if let (Home::Embedded { block, entry, inode }, Some(dir)) = (home, &dir) {
+        if let (InodeLocation::Embedded { block, entry, inode }, Some(dir)) = (location, &dir) {
             let (dir_inode, state) = as_dir(locked.get(dir.ino)?)?;
             let entry_len = inode - entry + dirblock::inode_room(len);
             if !dir::grow_entry(&self.dir_cx(), &txn, dir_inode, state, block, entry, entry_len)? {
@@ -402,8 +402,8 @@ impl Fs {
     }
 
     /// How long the inline area of an inode can be at its place.
-    fn inline_most(&self, inode: &Inode, home: Home) -> Result<usize> {
-        let Home::Embedded { block, entry, inode: at } = home else { return Ok(INLINE_WITH_XATTRS) };
+    fn inline_most(&self, inode: &Inode, location: InodeLocation) -> Result<usize> {
+        let InodeLocation::Embedded { block, entry, inode: at } = location else { return Ok(INLINE_WITH_XATTRS) };
         let buf = self.cache.read_meta_any_owner(BlockKind::Dir, block)?;
         let b = buf.read();
         let free = match dirblock::entry_at(&b, entry) {
@@ -418,7 +418,7 @@ impl Fs {
     pub(super) fn reclaim_xattrs(&self, node: &Arc<Node>) -> Result<()> {
         let chain = {
             let st = node.state.read();
-            if st.dead || st.inode.xattr_block == 0 {
+            if st.freed || st.inode.xattr_block == 0 {
                 return Ok(());
             }
             xattr::read_chain(&self.cache, &st.inode)?
@@ -428,10 +428,10 @@ impl Fs {
         let txn = self.journal.begin(bytes)?;
         let mut st = node.state.write();
         let unused = node.refs.load(std::sync::atomic::Ordering::Acquire) == 0;
-        if st.dead || !unused || st.inode.xattr_block != chain.blocks.first().map_or(0, |b| b.addr()) {
+        if st.freed || !unused || st.inode.xattr_block != chain.blocks.first().map_or(0, |b| b.addr()) {
             return Ok(());
         }
-        let _home = self.home_block(st.home)?;
+        let _home = self.inode_block(st.location)?;
         txn.begin_critical();
         let fresh = Fresh::take(g, &self.space, &Reservation::none(), 0, 0)?;
         xattr::write_chain(&txn, &self.space, &mut st.inode, &chain, fresh, &[])?;

@@ -4,7 +4,7 @@
 //! directory's other blocks stand next to that one. A group read so knows which part of a group is the directory's, and a
 //! walk how far the blocks of the directories reach that it comes to next.
 
-use super::Home;
+use super::InodeLocation;
 use crate::cache::{Cache, DirExtents};
 use crate::format::dirblock::{EntryKind, entries};
 use crate::format::{BlockAddr, BlockId, BlockKind, FileType, Inode, InodeFormat};
@@ -14,19 +14,19 @@ use std::ops::Range;
 /// Blocks of the directory that are looked at, on each side of the one with the entry.
 const DIR_BLOCKS: u64 = 8;
 
-/// Where those of one type, up to a size, lie that have their entries around the inode at `home`. `None` if that inode is not
+/// Where those of one type, up to a size, lie that have their entries around the inode at `location`. `None` if that inode is not
 /// embedded, or the block with its entry is not cached. Makes no request, because the caller is about to make one.
-pub fn dir_extents(cache: &Cache, home: Home, file_type: FileType, size_max: u64) -> Option<DirExtents> {
-    let Home::Embedded { block: home, .. } = home else { return None };
-    let dir = block_owner(&cache.peek(home)?.read());
+pub fn dir_extents(cache: &Cache, location: InodeLocation, file_type: FileType, size_max: u64) -> Option<DirExtents> {
+    let InodeLocation::Embedded { block: own, .. } = location else { return None };
+    let dir = block_owner(&cache.peek(own)?.read());
     let mut blocks = Vec::new();
     let mut add =
         |addr| add_extents(cache, BlockId { kind: BlockKind::Dir, addr, owner: dir }, file_type, size_max, &mut blocks);
-    if !add(home) {
+    if !add(own) {
         return None;
     }
-    (home + 1..home + DIR_BLOCKS).find(|a| !add(*a));
-    (home.saturating_sub(DIR_BLOCKS)..home).rev().find(|a| !add(*a));
+    (own + 1..own + DIR_BLOCKS).find(|a| !add(*a));
+    (own.saturating_sub(DIR_BLOCKS)..own).rev().find(|a| !add(*a));
     blocks.sort_unstable_by_key(|r| r.start);
     blocks.dedup_by(|next, before| {
         let joins = next.start <= before.end;

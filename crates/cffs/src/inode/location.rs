@@ -5,7 +5,7 @@ use crate::format::table::Location;
 
 /// Where an inode stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Home {
+pub enum InodeLocation {
     /// In the system area.
     System,
     /// In the directory block `block`; the entry begins at byte `entry`, the inode at byte `inode`.
@@ -26,21 +26,21 @@ pub enum Home {
     },
 }
 
-impl Home {
+impl InodeLocation {
     /// The block with the inode. Those of the system area are at fixed places, and changed by all: `None`.
     pub fn block(self) -> Option<BlockAddr> {
         match self {
-            Home::System => None,
-            Home::Embedded { block, .. } | Home::External { block, .. } => Some(block),
+            InodeLocation::System => None,
+            InodeLocation::Embedded { block, .. } | InodeLocation::External { block, .. } => Some(block),
         }
     }
 }
 
 /// The part of a home that the locator table keeps.
-pub fn location_of(home: Home) -> Location {
-    match home {
-        Home::System => Location::Free,
-        Home::Embedded { block, entry, .. } => Location::Embedded { block, offset: entry },
-        Home::External { block, offset } => Location::External { block, offset },
+pub fn location_record(location: InodeLocation) -> Location {
+    match location {
+        InodeLocation::System => Location::Free,
+        InodeLocation::Embedded { block, entry, .. } => Location::Embedded { block, offset: entry },
+        InodeLocation::External { block, offset } => Location::External { block, offset },
     }
 }

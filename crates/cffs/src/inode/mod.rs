@@ -10,6 +10,6 @@ mod stored;
 pub mod table;
 
 pub use image::write_inode;
-pub use location::{Home, location_of};
+pub use location::{InodeLocation, location_record};
 pub(crate) use stored::check;
 pub use stored::{load_at, store};

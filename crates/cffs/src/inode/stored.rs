@@ -1,7 +1,7 @@
 //! Inodes as they stand on the device: reading one, and writing what differs.
 
 use super::image::write_inode;
-use super::location::Home;
+use super::location::InodeLocation;
 use super::table;
 use crate::cache::Cache;
 use crate::error::{Error, Result};
@@ -11,9 +11,9 @@ use crate::format::{BlockId, BlockKind, Corrupt, EXTERNAL_INO, Geometry, Ino, In
 use crate::journal::Txn;
 
 /// Reads the inode at a location.
-pub fn load_at(cache: &Cache, ino: Ino, location: Location) -> Result<(Inode, Home)> {
+pub fn load_at(cache: &Cache, ino: Ino, location: Location) -> Result<(Inode, InodeLocation)> {
     let stale = |what: &str| Error::Corrupt(Corrupt(format!("inode {ino}: {what}")));
-    let (inode, home) = match location {
+    let (inode, location) = match location {
         Location::Free => return Err(Error::Stale),
         Location::Embedded { block, offset } => {
             let buf = cache.read_meta_any_owner(BlockKind::Dir, block)?;
@@ -22,7 +22,7 @@ pub fn load_at(cache: &Cache, ino: Ino, location: Location) -> Result<(Inode, Ho
                 dirblock::entry_at(&b, offset).filter(|e| matches!(e.kind, EntryKind::Embedded | EntryKind::Orphan));
             let e = e.ok_or_else(|| stale("the locator table points to no entry"))?;
             let at = e.inode_offset();
-            (Inode::decode(&b[at..e.offset + e.len])?, Home::Embedded { block, entry: offset, inode: at })
+            (Inode::decode(&b[at..e.offset + e.len])?, InodeLocation::Embedded { block, entry: offset, inode: at })
         }
         Location::External { block, offset } => {
             let id = BlockId { kind: BlockKind::ExternalInodes, addr: block, owner: EXTERNAL_INO };
@@ -30,7 +30,7 @@ pub fn load_at(cache: &Cache, ino: Ino, location: Location) -> Result<(Inode, Ho
             let b = buf.read();
             let end = offset + crate::format::geometry::INODE_SLOT_SIZE;
             let slot = b.get(offset..end).ok_or_else(|| stale("slot outside its block"))?;
-            (Inode::decode(slot)?, Home::External { block, offset })
+            (Inode::decode(slot)?, InodeLocation::External { block, offset })
         }
     };
     if inode.ino != ino {
@@ -38,7 +38,7 @@ pub fn load_at(cache: &Cache, ino: Ino, location: Location) -> Result<(Inode, Ho
     }
     // What was read may lie where the file system has grown just before.
     check(cache.geometry(), &inode)?;
-    Ok((inode, home))
+    Ok((inode, location))
 }
 
 /// Checks what later code relies on.
@@ -53,15 +53,15 @@ pub(crate) fn check(g: &Geometry, inode: &Inode) -> Result<()> {
 }
 
 /// Writes an inode to where it stands. That of an `orphan` keeps its hint field.
-pub fn store(txn: &Txn<'_>, location: Home, inode: &Inode, orphan: bool) -> Result<()> {
+pub fn store(txn: &Txn<'_>, location: InodeLocation, inode: &Inode, orphan: bool) -> Result<()> {
     match location {
-        Home::System => table::store_system_inode(txn, inode),
-        Home::Embedded { block, inode: at, .. } => {
+        InodeLocation::System => table::store_system_inode(txn, inode),
+        InodeLocation::Embedded { block, inode: at, .. } => {
             let buf = txn.cache().read_meta_any_owner(BlockKind::Dir, block)?;
             write_inode(txn, &buf, at, inode, orphan);
             Ok(())
         }
-        Home::External { block, offset } => {
+        InodeLocation::External { block, offset } => {
             let id = BlockId { kind: BlockKind::ExternalInodes, addr: block, owner: EXTERNAL_INO };
             let buf = txn.cache().read_meta(id)?;
             write_inode(txn, &buf, offset, inode, orphan);

@@ -5,7 +5,7 @@ use crate::cache::Cache;
 use crate::error::Error;
 use crate::format::extent::node_capacity;
 use crate::format::{Geometry, Run};
-use crate::quota::Account;
+use crate::quota::InodeCharge;
 use crate::reservation::{QuotaPool, Reservation};
 use crate::space::Space;
 use cffs_buf::AlignedBuf;
@@ -64,12 +64,12 @@ pub struct FileData {
     /// Writeback failed; told to the next fsync.
     pub(crate) error: Option<Error>,
     /// The quota side of the inode; none while no quotas are kept.
-    pub(crate) account: Option<Arc<Account>>,
+    pub(crate) account: Option<Arc<InodeCharge>>,
 }
 
 impl FileData {
     /// No contents yet.
-    pub(crate) fn new(account: Option<Account>) -> FileData {
+    pub(crate) fn new(account: Option<InodeCharge>) -> FileData {
         FileData { account: account.map(Arc::new), ..FileData::default() }
     }
 
@@ -200,6 +200,6 @@ impl FileData {
     }
 }
 
-fn new_reservation(space: &Arc<Space>, account: Option<&Arc<Account>>, privileged: bool) -> Reservation {
+fn new_reservation(space: &Arc<Space>, account: Option<&Arc<InodeCharge>>, privileged: bool) -> Reservation {
     space.reservation(account.map(|a| a.clone() as Arc<dyn QuotaPool>), privileged)
 }

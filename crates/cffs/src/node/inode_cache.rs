@@ -6,9 +6,9 @@ use crate::error::{Error, Result};
 use crate::format::table::{LOCATOR_SIZE, Location};
 use crate::format::{BlockKind, Corrupt, EXTERNAL_INO, Ino, Inode, LAST_SYSTEM_INO, LOCATOR_INO, ROOT_INO};
 use crate::inode::table::{self, SlotTable};
-use crate::inode::{Home, load_at, location_of};
+use crate::inode::{InodeLocation, load_at, location_record};
 use crate::journal::Txn;
-use crate::quota::{Account, Quota};
+use crate::quota::{InodeCharge, Quota};
 use crate::reservation::Reservation;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
@@ -78,10 +78,10 @@ impl InodeCache {
     }
 
     /// The account of an inode that was read. Of the system inodes only the root counts.
-    fn account(&self, inode: &Inode) -> Option<Account> {
+    fn account(&self, inode: &Inode) -> Option<InodeCharge> {
         let quota = self.quota.as_ref()?;
         let counts = inode.ino == ROOT_INO || inode.ino > LAST_SYSTEM_INO;
-        counts.then(|| Account::of_existing(quota.clone(), inode))
+        counts.then(|| InodeCharge::of_existing(quota.clone(), inode))
     }
 
     fn shard(&self, ino: Ino) -> &Mutex<Shard> {
@@ -112,14 +112,14 @@ impl InodeCache {
     }
 
     /// The node, made from what `load` finds in a block at hand if it is not in memory. `load` does no I/O.
-    pub fn get_or_load(&self, ino: Ino, load: impl FnOnce() -> Result<(Inode, Home)>) -> Result<Arc<Node>> {
+    pub fn get_or_load(&self, ino: Ino, load: impl FnOnce() -> Result<(Inode, InodeLocation)>) -> Result<Arc<Node>> {
         let mut shard = self.shard(ino).lock();
         if let Some(n) = shard.find(ino) {
             return Ok(n.clone());
         }
-        let (inode, home) = load()?;
+        let (inode, location) = load()?;
         let account = self.account(&inode);
-        let node = Arc::new(Node::new(inode, home, account));
+        let node = Arc::new(Node::new(inode, location, account));
         self.put(&mut shard, node.clone());
         Ok(node)
     }
@@ -135,7 +135,7 @@ impl InodeCache {
                 shard.departures
             };
             let loaded = if (1..=LAST_SYSTEM_INO).contains(&ino) {
-                table::load_system_inode(cache, ino).map(|inode| (inode, Home::System))
+                table::load_system_inode(cache, ino).map(|inode| (inode, InodeLocation::System))
             } else {
                 self.locate(cache, ino).and_then(|location| load_at(cache, ino, location))
             };
@@ -143,9 +143,9 @@ impl InodeCache {
             if shard.departures != departures || shard.map.contains_key(&ino) {
                 continue; // somebody else had it meanwhile and may have changed or moved it: errors do not count either
             }
-            let (inode, home) = loaded?;
+            let (inode, location) = loaded?;
             let account = self.account(&inode);
-            let node = Arc::new(Node::new(inode, home, account));
+            let node = Arc::new(Node::new(inode, location, account));
             self.put(&mut shard, node.clone());
             return Ok(node);
         }
@@ -159,22 +159,28 @@ impl InodeCache {
     }
 
     /// Notes where an inode has moved.
-    pub fn relocate(&self, txn: &Txn<'_>, ino: Ino, home: Home) -> Result<()> {
+    pub fn relocate(&self, txn: &Txn<'_>, ino: Ino, location: InodeLocation) -> Result<()> {
         let found = self.locator.find(txn.cache(), ino)?;
         let (buf, offset) = found.ok_or_else(|| Corrupt(format!("inode {ino} is not in the locator table")))?;
-        table::write_location(txn, &buf, offset, &location_of(home));
+        table::write_location(txn, &buf, offset, &location_record(location));
         Ok(())
     }
 
     /// A new node (its inode was just made, in this transaction). Its ids are charged, out of `reserved` if that was done
     /// before.
-    pub fn insert(&self, txn: &Txn<'_>, inode: Inode, home: Home, reserved: Option<&Reservation>) -> Arc<Node> {
+    pub fn insert(
+        &self,
+        txn: &Txn<'_>,
+        inode: Inode,
+        location: InodeLocation,
+        reserved: Option<&Reservation>,
+    ) -> Arc<Node> {
         let ino = inode.ino;
-        let account = self.quota.clone().map(|q| Account::of_new(q, &inode));
+        let account = self.quota.clone().map(|q| InodeCharge::of_new(q, &inode));
         if let Some(a) = &account {
-            a.settle_holding(txn, &inode, reserved);
+            a.charge_delta_from(txn, &inode, reserved);
         }
-        let node = Arc::new(Node::new(inode, home, account));
+        let node = Arc::new(Node::new(inode, location, account));
         self.put(&mut self.shard(ino).lock(), node.clone());
         node
     }

@@ -4,9 +4,9 @@ use super::data::FileData;
 use super::dir_state::DirState;
 use crate::error::Result;
 use crate::format::{Ino, Inode};
-use crate::inode::{self, Home};
+use crate::inode::{self, InodeLocation};
 use crate::journal::Txn;
-use crate::quota::Account;
+use crate::quota::InodeCharge;
 use parking_lot::{Condvar, Mutex, MutexGuard, RwLock, RwLockWriteGuard};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 
@@ -15,7 +15,7 @@ pub struct NodeState {
     /// The inode as programs see it; its size may run ahead of the device.
     pub inode: Inode,
     /// Where it stands.
-    pub home: Home,
+    pub location: InodeLocation,
     /// Size that the device may show: data up to here is written.
     pub disk_size: u64,
     /// Times or size in memory are newer than the device's.
@@ -23,7 +23,7 @@ pub struct NodeState {
     /// Unlinked, waiting for its last reference.
     pub orphan: bool,
     /// Gone: the number may be another file's already.
-    pub dead: bool,
+    pub freed: bool,
     /// Contents that have no place yet.
     pub data: FileData,
     /// What is known of the names in it, for a directory.
@@ -39,17 +39,17 @@ pub struct Node {
     /// Asked for since the clock's hand last passed.
     pub(super) used: AtomicBool,
     /// On the list of nodes with something to write.
-    pub listed: AtomicBool,
+    pub on_dirty_list: AtomicBool,
     /// Guarded state.
     pub state: RwLock<NodeState>,
     /// Held by whoever writes to the file or cuts it: a cut takes several transactions. Taken before anything else.
-    pub resize: Mutex<()>,
+    pub write_lock: Mutex<()>,
     /// Set while writeback has pages of it in flight.
     pub in_writeback: Mutex<bool>,
     /// Signalled when writeback has ended.
     pub writeback_done: Condvar,
     /// Access time that the inode does not have yet, the least for none (readers hold the lock shared only).
-    pub accessed: AtomicI64,
+    pub pending_atime: AtomicI64,
     /// With lazytime: since when times wait to be written; 0 if they do not.
     pub lazy_since: AtomicI64,
     /// End of the last read: whoever goes on from there reads sequentially.
@@ -57,14 +57,14 @@ pub struct Node {
 }
 
 impl Node {
-    pub(super) fn new(inode: Inode, home: Home, account: Option<Account>) -> Node {
+    pub(super) fn new(inode: Inode, location: InodeLocation, account: Option<InodeCharge>) -> Node {
         let dir = inode.is_dir().then(Box::default);
         let state = NodeState {
             disk_size: inode.size,
-            home,
+            location,
             dirty: false,
             orphan: inode.nlink == 0,
-            dead: false,
+            freed: false,
             data: FileData::new(account),
             dir,
             inode,
@@ -73,12 +73,12 @@ impl Node {
             ino: state.inode.ino,
             refs: AtomicU64::new(0),
             used: AtomicBool::new(false),
-            listed: AtomicBool::new(false),
+            on_dirty_list: AtomicBool::new(false),
             state: RwLock::new(state),
-            resize: Mutex::new(()),
+            write_lock: Mutex::new(()),
             in_writeback: Mutex::new(false),
             writeback_done: Condvar::new(),
-            accessed: AtomicI64::new(i64::MIN),
+            pending_atime: AtomicI64::new(i64::MIN),
             lazy_since: AtomicI64::new(0),
             last_read: AtomicU64::new(0),
         }
@@ -108,7 +108,7 @@ impl Node {
 
     /// As on the device, but for its references.
     pub(super) fn evictable(&self) -> bool {
-        !self.listed.load(Ordering::Acquire)
+        !self.on_dirty_list.load(Ordering::Acquire)
             && self.state.try_read().is_some_and(|s| !s.dirty && s.data.is_clean() && !s.orphan)
     }
 }
@@ -118,13 +118,13 @@ impl Node {
 /// transaction: whoever changes `Inode::frags` has nothing else to do for that.
 pub fn store(txn: &Txn<'_>, st: &mut NodeState) -> Result<()> {
     let size = std::mem::replace(&mut st.inode.size, st.disk_size);
-    let outcome = inode::store(txn, st.home, &st.inode, st.orphan);
+    let outcome = inode::store(txn, st.location, &st.inode, st.orphan);
     st.inode.size = size;
     if outcome.is_ok() && st.disk_size == size {
         st.dirty = false;
     }
     if let Some(account) = &st.data.account {
-        account.settle(txn, &st.inode);
+        account.charge_delta(txn, &st.inode);
     }
     outcome
 }

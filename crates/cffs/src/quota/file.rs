@@ -16,7 +16,7 @@ pub(super) struct QuotaFile {
     kind: QuotaKind,
     inode: Inode,
     /// The block that the inode stands in, and where: held, so that [`QuotaFile::clear_counted`] cannot fail.
-    home: (BufRef, usize),
+    location: (BufRef, usize),
 }
 
 /// A block of a quota file.
@@ -30,7 +30,7 @@ impl QuotaFile {
         crate::inode::check(cache.geometry(), &inode)?;
         let (addr, offset) = cache.geometry().system_inode(kind.ino());
         let buf = cache.read_meta(BlockId { kind: BlockKind::SystemInodes, addr, owner: 0 })?;
-        Ok(QuotaFile { kind, inode, home: (buf, offset) })
+        Ok(QuotaFile { kind, inode, location: (buf, offset) })
     }
 
     pub(super) fn is_counted(&self) -> bool {
@@ -48,7 +48,7 @@ impl QuotaFile {
             return false;
         }
         self.inode.aux = 0;
-        let (buf, offset) = &self.home;
+        let (buf, offset) = &self.location;
         txn.write(buf, offset + INODE_AUX, &0u64.to_le_bytes());
         true
     }

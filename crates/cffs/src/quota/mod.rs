@@ -6,7 +6,7 @@
 //! is refused when it is made, and writeback never.
 //!
 //! **Whoever changes the space of an inode need not know of quotas.** [`crate::node::store`], which writes an inode to
-//! its place, compares it with what its [`Account`] was charged for last (fragments, owner, group, project) and charges
+//! its place, compares it with what its [`InodeCharge`] was charged for last (fragments, owner, group, project) and charges
 //! the difference. Whoever *asks* for space calls [`FileData::reserve`] before, and [`FileData::release`] or
 //! [`FileData::convert`] after; for what is not file data [`Quota::hold`] gives a guard.
 //!
@@ -19,11 +19,11 @@
 //! [`FileData::release`]: crate::file::FileData::release
 //! [`FileData::convert`]: crate::file::FileData::convert
 
-mod account;
+mod charge;
+mod dquot;
 mod file;
-mod ledger;
 
-pub use account::Account;
+pub use charge::InodeCharge;
 
 use crate::cache::{BufRef, Cache};
 use crate::error::{Error, Result};
@@ -33,8 +33,8 @@ use crate::format::{Inode, QuotaKind, QuotaRecord, Superblock};
 use crate::journal::Txn;
 use crate::reservation::{QuotaPool, Reservation};
 use crate::space::Space;
+use dquot::{Dquot, DquotState, Known};
 use file::QuotaFile;
-use ledger::{Known, Ledger, LedgerState};
 use parking_lot::{Mutex, RwLock};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -63,17 +63,17 @@ pub fn ids_of(inode: &Inode) -> Ids {
 /// Quotas of a mounted file system, of the kinds that it keeps.
 pub struct Quota {
     cache: Arc<Cache>,
-    kinds: Vec<Book>,
+    kinds: Vec<QuotaType>,
     /// Ledgers with changes that no commit has taken yet.
-    changed: Mutex<Vec<Arc<Ledger>>>,
+    changed: Mutex<Vec<Arc<Dquot>>>,
     refused: AtomicU64,
 }
 
 /// One kind of quota.
-struct Book {
+struct QuotaType {
     kind: QuotaKind,
     file: Mutex<QuotaFile>,
-    ledgers: RwLock<HashMap<u32, Arc<Ledger>>>,
+    dquots: RwLock<HashMap<u32, Arc<Dquot>>>,
     /// Length of grace periods in nanoseconds: space, inodes.
     grace: [AtomicI64; 2],
     /// Since the mount a record was made or has become empty: its block may be without records.
@@ -85,10 +85,10 @@ impl Quota {
     pub fn load(cache: &Arc<Cache>, sb: &Superblock) -> Result<Option<Arc<Quota>>> {
         let mut kinds = Vec::new();
         for kind in QuotaKind::ALL.into_iter().filter(|k| sb.has_quota(*k)) {
-            kinds.push(Book {
+            kinds.push(QuotaType {
                 kind,
                 file: Mutex::new(QuotaFile::load(cache, kind)?),
-                ledgers: RwLock::default(),
+                dquots: RwLock::default(),
                 grace: [AtomicI64::new(QUOTA_GRACE_DEFAULT), AtomicI64::new(QUOTA_GRACE_DEFAULT)],
                 emptied: AtomicBool::new(false),
             });
@@ -98,8 +98,8 @@ impl Quota {
         }
         let quota =
             Arc::new(Quota { cache: cache.clone(), kinds, changed: Mutex::default(), refused: AtomicU64::new(0) });
-        for book in &quota.kinds {
-            quota.note_grace(book);
+        for quota_type in &quota.kinds {
+            quota.note_grace(quota_type);
         }
         Ok(Some(quota))
     }
@@ -114,29 +114,29 @@ impl Quota {
         self.refused.load(Ordering::Relaxed)
     }
 
-    fn book(&self, kind: QuotaKind) -> Result<&Book> {
+    fn quota_type(&self, kind: QuotaKind) -> Result<&QuotaType> {
         let found = self.kinds.iter().find(|b| b.kind == kind);
         found.ok_or_else(|| Error::Invalid(format!("{} quotas are off", kind.name())))
     }
 
-    /// The books with the id that an inode has in each.
-    fn books<'a>(&'a self, ids: &'a Ids) -> impl Iterator<Item = (&'a Book, u32)> + Clone {
+    /// The types with the id that an inode has in each.
+    fn types<'a>(&'a self, ids: &'a Ids) -> impl Iterator<Item = (&'a QuotaType, u32)> + Clone {
         self.kinds.iter().map(|b| (b, ids[b.kind.index()]))
     }
 
-    fn ledger(&self, book: &Book, id: u32) -> Arc<Ledger> {
-        if let Some(l) = book.ledgers.read().get(&id) {
+    fn dquot(&self, quota_type: &QuotaType, id: u32) -> Arc<Dquot> {
+        if let Some(l) = quota_type.dquots.read().get(&id) {
             return l.clone();
         }
-        book.ledgers.write().entry(id).or_insert_with(|| Arc::new(Ledger::new(book.kind, id))).clone()
+        quota_type.dquots.write().entry(id).or_insert_with(|| Arc::new(Dquot::new(quota_type.kind, id))).clone()
     }
 
     /// Runs `f` on the state of an id, whose record is read before if it was not yet.
-    fn with<R>(&self, book: &Book, id: u32, f: impl FnOnce(&Arc<Ledger>, &mut LedgerState) -> R) -> R {
-        let ledger = self.ledger(book, id);
-        let mut st = ledger.state.lock();
+    fn with<R>(&self, quota_type: &QuotaType, id: u32, f: impl FnOnce(&Arc<Dquot>, &mut DquotState) -> R) -> R {
+        let dquot = self.dquot(quota_type, id);
+        let mut st = dquot.state.lock();
         if st.known == Known::Unread {
-            st.known = match book.file.lock().read(&self.cache, id) {
+            st.known = match quota_type.file.lock().read(&self.cache, id) {
                 Ok(None) => Known::Good,
                 Ok(Some((addr, offset, record))) => {
                     (st.place, st.record) = (Some((addr, offset)), record);
@@ -144,29 +144,32 @@ impl Quota {
                 }
                 // Perhaps it can be read the next time.
                 Err(e @ Error::Io(_)) => {
-                    tracing::error!("quota of {ledger}: {e}; its limits are not kept as long as this goes on");
+                    tracing::error!("quota of {dquot}: {e}; its limits are not kept as long as this goes on");
                     Known::Unread
                 }
                 Err(e) => {
-                    tracing::error!("quota of {ledger}: {e}; its limits are not kept until `cffs quota repair`");
+                    tracing::error!("quota of {dquot}: {e}; its limits are not kept until `cffs quota repair`");
                     Known::Damaged
                 }
             };
         }
-        f(&ledger, &mut st)
+        f(&dquot, &mut st)
     }
 
     /// Notes, in the transaction that makes it so, that the records of a kind are not exact any more: the next mount
     /// counts anew. Until then they are not compared with the inodes.
-    fn distrust(&self, txn: &Txn<'_>, book: &Book) {
-        if book.file.lock().clear_counted(txn) {
-            tracing::error!("{} quotas are not exact any more; the next mount counts them anew", book.kind.name());
+    fn mark_inconsistent(&self, txn: &Txn<'_>, quota_type: &QuotaType) {
+        if quota_type.file.lock().clear_counted(txn) {
+            tracing::error!(
+                "{} quotas are not exact any more; the next mount counts them anew",
+                quota_type.kind.name()
+            );
         }
     }
 
-    /// Puts a ledger on the list of those that the next commit writes. Its block is held until then. False if the next
+    /// Puts a dquot on the list of those that the next commit writes. Its block is held until then. False if the next
     /// commit cannot write it.
-    fn touch(&self, ledger: &Arc<Ledger>, st: &mut LedgerState, txn: Option<&Txn<'_>>) -> bool {
+    fn touch(&self, dquot: &Arc<Dquot>, st: &mut DquotState, txn: Option<&Txn<'_>>) -> bool {
         if st.known != Known::Good {
             return false;
         }
@@ -179,23 +182,23 @@ impl Quota {
         }
         let held = match st.place {
             None => Err(Error::Corrupt(crate::format::Corrupt("there is no record".into()))),
-            Some((addr, _)) => file::read_block(&self.cache, ledger.kind, addr),
+            Some((addr, _)) => file::read_block(&self.cache, dquot.kind, addr),
         };
         match held {
             Ok(buf) => {
                 st.held = Some(buf);
                 st.listed = true;
                 st.unreserved = txn.is_none();
-                self.changed.lock().push(ledger.clone());
+                self.changed.lock().push(dquot.clone());
                 true
             }
             Err(e @ Error::Io(_)) => {
                 // What is in memory is right, and the next change tries again.
-                tracing::error!("quota of {ledger}: {e}");
+                tracing::error!("quota of {dquot}: {e}");
                 false
             }
             Err(e) => {
-                tracing::error!("quota of {ledger}: {e}; its limits are not kept until `cffs quota repair`");
+                tracing::error!("quota of {dquot}: {e}; its limits are not kept until `cffs quota repair`");
                 st.known = Known::Damaged;
                 false
             }
@@ -207,12 +210,12 @@ impl Quota {
         let list = std::mem::take(&mut *self.changed.lock());
         let mut later = Vec::new();
         let mut unreserved = 0;
-        for ledger in list {
-            let mut st = ledger.state.lock();
+        for dquot in list {
+            let mut st = dquot.state.lock();
             unreserved += usize::from(st.unreserved);
             if st.unreserved && unreserved > UNRESERVED_MAX {
                 drop(st);
-                later.push(ledger);
+                later.push(dquot);
                 continue;
             }
             st.listed = false;
@@ -229,36 +232,42 @@ impl Quota {
     ///
     /// [`Error::NoSpace`] if the file system has no room for a record.
     pub fn prepare(&self, journal: &crate::journal::Journal, space: &Arc<Space>, ids: &Ids) -> Result<()> {
-        for (book, id) in self.books(ids) {
-            self.prepare_one(journal, space, book, id)?;
+        for (quota_type, id) in self.types(ids) {
+            self.prepare_one(journal, space, quota_type, id)?;
         }
         Ok(())
     }
 
-    fn prepare_one(&self, journal: &crate::journal::Journal, space: &Arc<Space>, book: &Book, id: u32) -> Result<()> {
-        if self.with(book, id, |_, st| st.known == Known::Damaged || st.place.is_some()) {
+    fn prepare_one(
+        &self,
+        journal: &crate::journal::Journal,
+        space: &Arc<Space>,
+        quota_type: &QuotaType,
+        id: u32,
+    ) -> Result<()> {
+        if self.with(quota_type, id, |_, st| st.known == Known::Damaged || st.place.is_some()) {
             return Ok(());
         }
         let reservation = space.reservation(None, true);
         reservation.reserve_blocks(QuotaFile::BLOCKS_FOR_GROWTH, true)?;
-        let log_bytes = book.file.lock().log_bytes(self.cache.geometry(), space);
+        let log_bytes = quota_type.file.lock().log_bytes(self.cache.geometry(), space);
         let made = journal.begin(log_bytes).and_then(|txn| {
             txn.draw_on(&reservation);
-            book.file.lock().make(&txn, space, id)
+            quota_type.file.lock().make(&txn, space, id)
         });
         drop(reservation);
         let place = made?;
         // What it was made for may fail.
-        book.emptied.store(true, Ordering::Relaxed);
-        self.with(book, id, |_, st| {
+        quota_type.emptied.store(true, Ordering::Relaxed);
+        self.with(quota_type, id, |_, st| {
             st.place.get_or_insert(place);
         });
         Ok(())
     }
 
     /// Charges what an inode takes more or less than before.
-    fn charge(&self, txn: &Txn<'_>, book: &Book, id: u32, change: &Change) {
-        self.with(book, id, |ledger, st| {
+    fn charge(&self, txn: &Txn<'_>, quota_type: &QuotaType, id: u32, change: &Change) {
+        self.with(quota_type, id, |dquot, st| {
             st.reserved_frags = st.reserved_frags.saturating_sub(change.reserved_frags);
             st.reserved_inodes = st.reserved_inodes.saturating_sub(change.reserved_inodes);
             if change.frags == 0 && change.inodes == 0 {
@@ -267,43 +276,43 @@ impl Quota {
             if st.known != Known::Good {
                 // If it can be read later, it lacks this.
                 st.known = Known::Damaged;
-                self.distrust(txn, book);
+                self.mark_inconsistent(txn, quota_type);
                 return;
             }
             let mut exact = true;
             let mut add = |n: &mut u64, d: i64| match n.checked_add_signed(d) {
                 Some(sum) => *n = sum,
                 None => {
-                    tracing::error!("quota of {ledger}: {n} in use, {d} more");
+                    tracing::error!("quota of {dquot}: {n} in use, {d} more");
                     *n = 0;
                     exact = false;
                 }
             };
             add(&mut st.record.frags, change.frags);
             add(&mut st.record.inodes, change.inodes);
-            st.settle_deadlines();
+            st.end_grace_periods();
             if st.record.is_empty() {
-                book.emptied.store(true, Ordering::Relaxed);
+                quota_type.emptied.store(true, Ordering::Relaxed);
             }
-            exact &= self.touch(ledger, st, Some(txn));
+            exact &= self.touch(dquot, st, Some(txn));
             if !exact {
-                self.distrust(txn, book);
+                self.mark_inconsistent(txn, quota_type);
             }
         });
     }
 
-    /// Reserves fragments and inodes in these books, or in none; `privileged` callers are not refused.
+    /// Reserves fragments and inodes in these types, or in none; `privileged` callers are not refused.
     fn reserve<'a>(
         &self,
-        books: impl Iterator<Item = (&'a Book, u32)> + Clone,
+        types: impl Iterator<Item = (&'a QuotaType, u32)> + Clone,
         frags: u64,
         inodes: u64,
         privileged: bool,
     ) -> Result<()> {
-        for (done, (book, id)) in books.clone().enumerate() {
-            if let Err(e) = self.reserve_one(book, id, frags, inodes, privileged) {
-                for (book, id) in books.take(done) {
-                    self.unreserve_one(book, id, frags, inodes);
+        for (done, (quota_type, id)) in types.clone().enumerate() {
+            if let Err(e) = self.reserve_one(quota_type, id, frags, inodes, privileged) {
+                for (quota_type, id) in types.take(done) {
+                    self.unreserve_one(quota_type, id, frags, inodes);
                 }
                 return Err(e);
             }
@@ -311,13 +320,13 @@ impl Quota {
         Ok(())
     }
 
-    fn reserve_one(&self, book: &Book, id: u32, frags: u64, inodes: u64, privileged: bool) -> Result<()> {
-        let grace = [0, 1].map(|i| book.grace[i].load(Ordering::Relaxed));
-        let outcome = self.with(book, id, |ledger, st| {
+    fn reserve_one(&self, quota_type: &QuotaType, id: u32, frags: u64, inodes: u64, privileged: bool) -> Result<()> {
+        let grace = [0, 1].map(|i| quota_type.grace[i].load(Ordering::Relaxed));
+        let outcome = self.with(quota_type, id, |dquot, st| {
             let before = (st.record.frags_deadline, st.record.inodes_deadline);
-            let outcome = st.reserve(ledger, frags, inodes, grace, privileged);
+            let outcome = st.reserve(dquot, frags, inodes, grace, privileged);
             if before != (st.record.frags_deadline, st.record.inodes_deadline) {
-                self.touch(ledger, st, None);
+                self.touch(dquot, st, None);
             }
             outcome
         });
@@ -328,23 +337,23 @@ impl Quota {
     }
 
     /// Promises without a look at limits.
-    fn promise(&self, book: &Book, id: u32, frags: u64) {
-        self.with(book, id, |_, st| st.reserved_frags += frags);
+    fn promise(&self, quota_type: &QuotaType, id: u32, frags: u64) {
+        self.with(quota_type, id, |_, st| st.reserved_frags += frags);
     }
 
-    fn unreserve_one(&self, book: &Book, id: u32, frags: u64, inodes: u64) {
-        self.with(book, id, |ledger, st| {
+    fn unreserve_one(&self, quota_type: &QuotaType, id: u32, frags: u64, inodes: u64) {
+        self.with(quota_type, id, |dquot, st| {
             st.reserved_frags = st.reserved_frags.saturating_sub(frags);
             st.reserved_inodes = st.reserved_inodes.saturating_sub(inodes);
-            if st.settle_deadlines() {
-                self.touch(ledger, st, None);
+            if st.end_grace_periods() {
+                self.touch(dquot, st, None);
             }
         });
     }
 
     fn unreserve(&self, ids: &Ids, frags: u64, inodes: u64) {
-        for (book, id) in self.books(ids) {
-            self.unreserve_one(book, id, frags, inodes);
+        for (quota_type, id) in self.types(ids) {
+            self.unreserve_one(quota_type, id, frags, inodes);
         }
     }
 
@@ -374,24 +383,27 @@ impl Quota {
 
     /// Fragments that the ids may still take.
     pub fn room(&self, ids: &Ids) -> u64 {
-        self.books(ids).map(|(book, id)| self.with(book, id, |l, st| st.room(l.id))).min().unwrap_or(u64::MAX)
+        self.types(ids)
+            .map(|(quota_type, id)| self.with(quota_type, id, |l, st| st.room(l.id)))
+            .min()
+            .unwrap_or(u64::MAX)
     }
 
     /// What an id uses (reserved included) and its limits.
     pub fn get(&self, kind: QuotaKind, id: u32) -> Result<QuotaRecord> {
-        self.with(self.book(kind)?, id, |ledger, st| match st.known {
-            Known::Unread => Err(unread(ledger)),
+        self.with(self.quota_type(kind)?, id, |dquot, st| match st.known {
+            Known::Unread => Err(unread(dquot)),
             _ => Ok(st.seen()),
         })
     }
 
     /// All ids of a kind whose records say something, in order.
     pub fn list(&self, kind: QuotaKind) -> Result<Vec<(u32, QuotaRecord)>> {
-        let book = self.book(kind)?;
-        let stored = book.file.lock().list(&self.cache)?;
+        let quota_type = self.quota_type(kind)?;
+        let stored = quota_type.file.lock().list(&self.cache)?;
         let mut all: BTreeMap<u32, QuotaRecord> = stored.into_iter().collect();
-        let ledgers: Vec<Arc<Ledger>> = book.ledgers.read().values().cloned().collect();
-        for l in ledgers {
+        let dquots: Vec<Arc<Dquot>> = quota_type.dquots.read().values().cloned().collect();
+        for l in dquots {
             let st = l.state.lock();
             if st.known != Known::Unread {
                 all.insert(l.id, st.seen());
@@ -409,31 +421,31 @@ impl Quota {
         id: u32,
         f: impl FnOnce(&mut QuotaRecord),
     ) -> Result<()> {
-        let book = self.book(kind)?;
-        let grace = [0, 1].map(|i| book.grace[i].load(Ordering::Relaxed));
-        self.with(book, id, |ledger, st| {
+        let quota_type = self.quota_type(kind)?;
+        let grace = [0, 1].map(|i| quota_type.grace[i].load(Ordering::Relaxed));
+        self.with(quota_type, id, |dquot, st| {
             match st.known {
                 Known::Good => {}
-                Known::Unread => return Err(unread(ledger)),
+                Known::Unread => return Err(unread(dquot)),
                 Known::Damaged => {
-                    let what = format!("the quota record of {ledger} cannot be read");
+                    let what = format!("the quota record of {dquot} cannot be read");
                     return Err(Error::Corrupt(crate::format::Corrupt(what)));
                 }
             }
             let before = st.record;
             f(&mut st.record);
-            st.start_deadlines(ledger, grace);
+            st.start_grace_periods(dquot, grace);
             if st.record.is_empty() {
-                book.emptied.store(true, Ordering::Relaxed);
+                quota_type.emptied.store(true, Ordering::Relaxed);
             }
-            if !self.touch(ledger, st, Some(txn)) {
+            if !self.touch(dquot, st, Some(txn)) {
                 st.record = before;
-                return Err(unread(ledger));
+                return Err(unread(dquot));
             }
             Ok(())
         })?;
         if id == 0 {
-            self.note_grace(book);
+            self.note_grace(quota_type);
         }
         Ok(())
     }
@@ -446,18 +458,18 @@ impl Quota {
         kind: QuotaKind,
         id: u32,
     ) -> Result<()> {
-        self.prepare_one(journal, space, self.book(kind)?, id)
+        self.prepare_one(journal, space, self.quota_type(kind)?, id)
     }
 
     /// Length of grace periods in nanoseconds: space, inodes.
     pub fn grace(&self, kind: QuotaKind) -> Result<[i64; 2]> {
-        let book = self.book(kind)?;
-        Ok([0, 1].map(|i| book.grace[i].load(Ordering::Relaxed)))
+        let quota_type = self.quota_type(kind)?;
+        Ok([0, 1].map(|i| quota_type.grace[i].load(Ordering::Relaxed)))
     }
 
-    fn note_grace(&self, book: &Book) {
-        let r = self.with(book, 0, |_, st| st.record);
-        for (place, set) in book.grace.iter().zip([r.frags_deadline, r.inodes_deadline]) {
+    fn note_grace(&self, quota_type: &QuotaType) {
+        let r = self.with(quota_type, 0, |_, st| st.record);
+        for (place, set) in quota_type.grace.iter().zip([r.frags_deadline, r.inodes_deadline]) {
             place.store(if set > 0 { set } else { QUOTA_GRACE_DEFAULT }, Ordering::Relaxed);
         }
     }
@@ -465,12 +477,12 @@ impl Quota {
     /// At unmount, when nothing changes any more and everything is committed: gives back blocks without records, if
     /// there may be new ones since the mount.
     pub(crate) fn trim(&self, journal: &crate::journal::Journal, space: &Space) -> Result<()> {
-        for book in self.kinds.iter().filter(|b| b.emptied.swap(false, Ordering::Relaxed)) {
-            let blocks = book.file.lock().empty_blocks(&self.cache)?;
+        for quota_type in self.kinds.iter().filter(|b| b.emptied.swap(false, Ordering::Relaxed)) {
+            let blocks = quota_type.file.lock().empty_blocks(&self.cache)?;
             for lblock in blocks {
-                let log_bytes = book.file.lock().log_bytes_to_remove(self.cache.geometry(), space);
+                let log_bytes = quota_type.file.lock().log_bytes_to_remove(self.cache.geometry(), space);
                 let txn = journal.begin(log_bytes)?;
-                book.file.lock().remove(&txn, space, lblock)?;
+                quota_type.file.lock().remove(&txn, space, lblock)?;
             }
         }
         Ok(())
@@ -479,30 +491,30 @@ impl Quota {
     /// Empties the blocks of a kind that are damaged; their limits are lost, with a line in the log. For who counts
     /// anew.
     pub(crate) fn empty_damaged(&self, journal: &crate::journal::Journal, kind: QuotaKind) -> Result<()> {
-        let book = self.book(kind)?;
-        let damaged = book.file.lock().damaged(&self.cache)?;
+        let quota_type = self.quota_type(kind)?;
+        let damaged = quota_type.file.lock().damaged(&self.cache)?;
         for (lblock, addr) in damaged {
             let txn = journal.begin(512)?;
-            book.file.lock().empty(&txn, lblock, addr);
+            quota_type.file.lock().empty(&txn, lblock, addr);
         }
-        book.ledgers.write().retain(|_, l| l.state.lock().known != Known::Damaged);
+        quota_type.dquots.write().retain(|_, l| l.state.lock().known != Known::Damaged);
         Ok(())
     }
 
     /// Whether the records of a kind were counted since the kind was switched on.
     pub fn is_counted(&self, kind: QuotaKind) -> Result<bool> {
-        Ok(self.book(kind)?.file.lock().is_counted())
+        Ok(self.quota_type(kind)?.file.lock().is_counted())
     }
 
     /// Notes whether the records of a kind are exact. A file system whose are not counts them at the next mount.
     pub(crate) fn set_counted(&self, txn: &Txn<'_>, kind: QuotaKind, counted: bool) -> Result<()> {
-        self.book(kind)?.file.lock().set_counted(txn, counted)
+        self.quota_type(kind)?.file.lock().set_counted(txn, counted)
     }
 }
 
 /// The device failed to read a record.
-fn unread(ledger: &Ledger) -> Error {
-    Error::Io(std::io::Error::other(format!("the quota record of {ledger} could not be read: try again")))
+fn unread(dquot: &Dquot) -> Error {
+    Error::Io(std::io::Error::other(format!("the quota record of {dquot} could not be read: try again")))
 }
 
 /// What an inode takes more or less, and how much of it was promised.
@@ -522,12 +534,12 @@ struct IdsPool {
 }
 
 impl IdsPool {
-    fn books(&self) -> impl Iterator<Item = (&Book, u32)> + Clone {
-        self.quota.books(&self.ids).filter(|(book, _)| self.kinds.contains(&book.kind))
+    fn types(&self) -> impl Iterator<Item = (&QuotaType, u32)> + Clone {
+        self.quota.types(&self.ids).filter(|(quota_type, _)| self.kinds.contains(&quota_type.kind))
     }
 
     fn reserve_all(&self, frags: u64, inodes: u64, privileged: bool) -> Result<()> {
-        self.quota.reserve(self.books(), frags, inodes, privileged)
+        self.quota.reserve(self.types(), frags, inodes, privileged)
     }
 }
 
@@ -537,7 +549,7 @@ impl QuotaPool for IdsPool {
     }
 
     fn release(&self, frags: u64, inodes: u64) {
-        self.books().for_each(|(book, id)| self.quota.unreserve_one(book, id, frags, inodes));
+        self.types().for_each(|(quota_type, id)| self.quota.unreserve_one(quota_type, id, frags, inodes));
     }
 
     /// These ids belong to no inode yet, or not any more: what is charged to them is taken out of the reservation.

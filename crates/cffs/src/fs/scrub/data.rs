@@ -198,7 +198,7 @@ impl Walk<'_> {
             let look = || -> Result<Verdict> {
                 let node = fs.node(ino)?;
                 let st = node.state.read();
-                if st.dead {
+                if st.freed {
                     return Ok(Verdict::Gone);
                 }
                 match extent::lookup(&fs.cache, &st.inode, logical)? {

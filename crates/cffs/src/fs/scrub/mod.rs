@@ -230,7 +230,7 @@ enum Place {
     /// Block of the chain of extended attributes of an inode, by its number.
     Chain(Ino, usize),
     /// Where an inode stands.
-    Home(Ino),
+    InodeLocation(Ino),
 }
 
 impl Place {
@@ -238,7 +238,7 @@ impl Place {
     fn inode(self) -> Option<Ino> {
         match self {
             Place::Fixed => None,
-            Place::Block(ino, _) | Place::Node(ino, _) | Place::Chain(ino, _) | Place::Home(ino) => Some(ino),
+            Place::Block(ino, _) | Place::Node(ino, _) | Place::Chain(ino, _) | Place::InodeLocation(ino) => Some(ino),
         }
     }
 }

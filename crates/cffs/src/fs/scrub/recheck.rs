@@ -77,7 +77,7 @@ impl Walk<'_> {
     /// Checks bytes that the device gave: by themselves, and against the copy in memory if there is one that is to be
     /// the same. A write that never arrived leaves a block that is good by itself.
     fn verify(&self, bytes: &[u8], id: BlockId, place: Place) -> std::result::Result<(), Corrupt> {
-        let own = matches!(place, Place::Home(_)) && id.kind == BlockKind::Dir;
+        let own = matches!(place, Place::InodeLocation(_)) && id.kind == BlockKind::Dir;
         let id = if own { BlockId { owner: block_owner(bytes), ..id } } else { id };
         verify_block(bytes, self.g.fsid, id)?;
         verify_contents(bytes, id.kind)?;
@@ -147,7 +147,7 @@ impl Walk<'_> {
                 let chain = crate::xattr::read_chain(cache, inode)?;
                 Ok(chain.blocks.get(index).is_some_and(|b| b.addr() == id.addr))
             }),
-            Place::Home(ino) => Ok(match self.fs.inodes.locate(cache, ino)? {
+            Place::InodeLocation(ino) => Ok(match self.fs.inodes.locate(cache, ino)? {
                 Location::Embedded { block, .. } => block == id.addr && id.kind == BlockKind::Dir,
                 Location::External { block, .. } => block == id.addr && id.kind == BlockKind::ExternalInodes,
                 Location::Free => false,
@@ -166,7 +166,7 @@ impl Walk<'_> {
             _ => {
                 let node = fs.node(ino)?;
                 let st = node.state.read();
-                if st.dead { Err(Error::Stale) } else { f(&st.inode) }
+                if st.freed { Err(Error::Stale) } else { f(&st.inode) }
             }
         }
     }

@@ -17,7 +17,7 @@ impl Walk<'_> {
         self.go_on()?;
         let found = {
             // Neither does the file system grow now, nor are settings written.
-            let _resizing = self.fs.resizing.lock();
+            let _grow_lock = self.fs.grow_lock.lock();
             let sb = self.fs.sb.lock();
             let g = crate::format::Geometry::new(&sb)?;
             let dev: &dyn Device = &*self.fs.dev;

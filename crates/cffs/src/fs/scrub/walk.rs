@@ -103,7 +103,7 @@ impl Walk<'_> {
                 read.map_or(0, |b| block_owner(&b))
             };
             let kind = if external { BlockKind::ExternalInodes } else { BlockKind::Dir };
-            let block = self.meta(BlockId { kind, addr, owner }, Place::Home(ino))?;
+            let block = self.meta(BlockId { kind, addr, owner }, Place::InodeLocation(ino))?;
             for (_, offset, _, ino) in same {
                 let here = block.as_ref().and_then(|b| inode_at(b, *offset, external, *ino));
                 match here.map_or_else(|| self.by_memory(*ino, addr), |inode| Ok(Some(inode)))? {

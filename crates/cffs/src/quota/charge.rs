@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use std::sync::Arc;
 
 /// The quota side of an inode in memory: what its ids were charged for it, and what is promised for its dirty data.
-pub struct Account {
+pub struct InodeCharge {
     quota: Arc<Quota>,
     state: Mutex<State>,
 }
@@ -28,29 +28,29 @@ struct State {
     closed: bool,
 }
 
-impl Account {
+impl InodeCharge {
     /// The account of an inode that came from the device, which was charged for as it is.
-    pub(crate) fn of_existing(quota: Arc<Quota>, inode: &Inode) -> Account {
-        Account::new(quota, inode, inode.frags, true)
+    pub(crate) fn of_existing(quota: Arc<Quota>, inode: &Inode) -> InodeCharge {
+        InodeCharge::new(quota, inode, inode.frags, true)
     }
 
     /// The account of an inode that was just made: nothing is charged yet.
-    pub(crate) fn of_new(quota: Arc<Quota>, inode: &Inode) -> Account {
-        Account::new(quota, inode, 0, false)
+    pub(crate) fn of_new(quota: Arc<Quota>, inode: &Inode) -> InodeCharge {
+        InodeCharge::new(quota, inode, 0, false)
     }
 
-    fn new(quota: Arc<Quota>, inode: &Inode, frags: u64, counted: bool) -> Account {
+    fn new(quota: Arc<Quota>, inode: &Inode, frags: u64, counted: bool) -> InodeCharge {
         let state = State { ids: ids_of(inode), frags, counted, reserved: 0, converting: 0, closed: false };
-        Account { quota, state: Mutex::new(state) }
+        InodeCharge { quota, state: Mutex::new(state) }
     }
 
     /// Charges what the inode has become since the last time. It is being written in this transaction.
-    pub(crate) fn settle(&self, txn: &Txn<'_>, inode: &Inode) {
-        self.settle_holding(txn, inode, None);
+    pub(crate) fn charge_delta(&self, txn: &Txn<'_>, inode: &Inode) {
+        self.charge_delta_from(txn, inode, None);
     }
 
-    /// As [`Account::settle`]; the inode is charged instead of the guard.
-    pub(crate) fn settle_holding(&self, txn: &Txn<'_>, inode: &Inode, reserved: Option<&Reservation>) {
+    /// As [`InodeCharge::charge_delta`]; the inode is charged instead of the guard.
+    pub(crate) fn charge_delta_from(&self, txn: &Txn<'_>, inode: &Inode, reserved: Option<&Reservation>) {
         let st = &mut *self.state.lock();
         let ids = ids_of(inode);
         if st.closed || st.counted && st.frags == inode.frags && st.ids == ids && st.converting == 0 {
@@ -58,8 +58,8 @@ impl Account {
         }
         let taken = reserved.map_or((0, 0), |r| r.take_quota(inode.frags.saturating_sub(st.frags), 1));
         let (before, after) = (st.reserved, st.reserved - st.converting);
-        for book in &self.quota.kinds {
-            let (old, new) = (st.ids[book.kind.index()], ids[book.kind.index()]);
+        for quota_type in &self.quota.kinds {
+            let (old, new) = (st.ids[quota_type.kind.index()], ids[quota_type.kind.index()]);
             let inodes = i64::from(!st.counted);
             if old == new {
                 let change = Change {
@@ -68,7 +68,7 @@ impl Account {
                     reserved_frags: taken.0 + st.converting,
                     reserved_inodes: taken.1,
                 };
-                self.quota.charge(txn, book, old, &change);
+                self.quota.charge(txn, quota_type, old, &change);
             } else {
                 let gone = Change {
                     frags: -(st.frags as i64),
@@ -76,11 +76,11 @@ impl Account {
                     reserved_frags: before,
                     reserved_inodes: 0,
                 };
-                self.quota.charge(txn, book, old, &gone);
+                self.quota.charge(txn, quota_type, old, &gone);
                 // Promised to the new one before it is charged: this may pass a limit, which its guard stands for.
-                self.quota.promise(book, new, after);
+                self.quota.promise(quota_type, new, after);
                 let come = Change { frags: inode.frags as i64, inodes: 1, ..Change::default() };
-                self.quota.charge(txn, book, new, &come);
+                self.quota.charge(txn, quota_type, new, &come);
             }
         }
         (st.ids, st.frags, st.counted) = (ids, inode.frags, true);
@@ -100,8 +100,8 @@ impl Account {
             reserved_frags: std::mem::take(&mut st.reserved),
             reserved_inodes: 0,
         };
-        for book in &self.quota.kinds {
-            self.quota.charge(txn, book, st.ids[book.kind.index()], &gone);
+        for quota_type in &self.quota.kinds {
+            self.quota.charge(txn, quota_type, st.ids[quota_type.kind.index()], &gone);
         }
         st.converting = 0;
     }
@@ -117,13 +117,13 @@ impl Account {
     }
 }
 
-impl QuotaPool for Account {
+impl QuotaPool for InodeCharge {
     fn reserve(&self, frags: u64, privileged: bool) -> Result<()> {
         if frags == 0 {
             return Ok(());
         }
         let st = &mut *self.state.lock();
-        self.quota.reserve(self.quota.books(&st.ids), frags, 0, privileged)?;
+        self.quota.reserve(self.quota.types(&st.ids), frags, 0, privileged)?;
         st.reserved += frags;
         Ok(())
     }

@@ -17,19 +17,19 @@ pub(super) enum Known {
     Damaged,
 }
 
-pub(super) struct Ledger {
+pub(super) struct Dquot {
     pub(super) kind: QuotaKind,
     pub(super) id: u32,
-    pub(super) state: Mutex<LedgerState>,
+    pub(super) state: Mutex<DquotState>,
 }
 
-impl fmt::Display for Ledger {
+impl fmt::Display for Dquot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}", self.kind.name(), self.id)
     }
 }
 
-pub(super) struct LedgerState {
+pub(super) struct DquotState {
     pub(super) known: Known,
     pub(super) record: QuotaRecord,
     /// Block and offset of the record, once it has a place.
@@ -59,9 +59,9 @@ impl Limits {
     }
 }
 
-impl Ledger {
-    pub(super) fn new(kind: QuotaKind, id: u32) -> Ledger {
-        let state = LedgerState {
+impl Dquot {
+    pub(super) fn new(kind: QuotaKind, id: u32) -> Dquot {
+        let state = DquotState {
             known: Known::Unread,
             record: QuotaRecord::default(),
             place: None,
@@ -71,11 +71,11 @@ impl Ledger {
             unreserved: false,
             held: None,
         };
-        Ledger { kind, id, state: Mutex::new(state) }
+        Dquot { kind, id, state: Mutex::new(state) }
     }
 }
 
-impl LedgerState {
+impl DquotState {
     /// The record as programs see it: with what is reserved.
     pub(super) fn seen(&self) -> QuotaRecord {
         QuotaRecord {
@@ -107,7 +107,7 @@ impl LedgerState {
     /// Promises fragments and inodes.
     pub(super) fn reserve(
         &mut self,
-        ledger: &Ledger,
+        dquot: &Dquot,
         frags: u64,
         inodes: u64,
         grace: [i64; 2],
@@ -115,7 +115,7 @@ impl LedgerState {
     ) -> Result<()> {
         let space = self.record.frags.saturating_add(self.reserved_frags).saturating_add(frags);
         let count = self.record.inodes.saturating_add(self.reserved_inodes).saturating_add(inodes);
-        if ledger.id != 0 && self.known == Known::Good {
+        if dquot.id != 0 && self.known == Known::Good {
             let (space_limits, inode_limits) = (self.space_limits(), self.inode_limits());
             let over_soft = [frags > 0 && space_limits.over_soft(space), inodes > 0 && inode_limits.over_soft(count)];
             let deadlines = [self.record.frags_deadline, self.record.inodes_deadline];
@@ -127,10 +127,10 @@ impl LedgerState {
                 }
             }
             if over_soft[0] && deadlines[0] == 0 {
-                self.record.frags_deadline = warn_and_start(ledger, "space", grace[0]);
+                self.record.frags_deadline = warn_and_start(dquot, "space", grace[0]);
             }
             if over_soft[1] && deadlines[1] == 0 {
-                self.record.inodes_deadline = warn_and_start(ledger, "inodes", grace[1]);
+                self.record.inodes_deadline = warn_and_start(dquot, "inodes", grace[1]);
             }
         }
         self.reserved_frags += frags;
@@ -139,7 +139,7 @@ impl LedgerState {
     }
 
     /// Grace periods end when the soft limit is kept again. True if one did.
-    pub(super) fn settle_deadlines(&mut self) -> bool {
+    pub(super) fn end_grace_periods(&mut self) -> bool {
         let seen = self.seen();
         let mut ended = false;
         if seen.frags_deadline != 0 && !self.space_limits().over_soft(seen.frags) {
@@ -154,23 +154,23 @@ impl LedgerState {
     }
 
     /// After limits changed: begins the grace periods of soft limits that are exceeded, ends the others.
-    pub(super) fn start_deadlines(&mut self, ledger: &Ledger, grace: [i64; 2]) {
-        if ledger.id == 0 {
+    pub(super) fn start_grace_periods(&mut self, dquot: &Dquot, grace: [i64; 2]) {
+        if dquot.id == 0 {
             return; // these are the periods themselves
         }
-        self.settle_deadlines();
+        self.end_grace_periods();
         let seen = self.seen();
         if seen.frags_deadline == 0 && self.space_limits().over_soft(seen.frags) {
-            self.record.frags_deadline = warn_and_start(ledger, "space", grace[0]);
+            self.record.frags_deadline = warn_and_start(dquot, "space", grace[0]);
         }
         if seen.inodes_deadline == 0 && self.inode_limits().over_soft(seen.inodes) {
-            self.record.inodes_deadline = warn_and_start(ledger, "inodes", grace[1]);
+            self.record.inodes_deadline = warn_and_start(dquot, "inodes", grace[1]);
         }
     }
 }
 
-fn warn_and_start(ledger: &Ledger, what: &str, grace: i64) -> i64 {
-    tracing::warn!("{ledger} is over its soft quota of {what}; {} s of grace begin", grace / 1_000_000_000);
+fn warn_and_start(dquot: &Dquot, what: &str, grace: i64) -> i64 {
+    tracing::warn!("{dquot} is over its soft quota of {what}; {} s of grace begin", grace / 1_000_000_000);
     now().saturating_add(grace).max(1)
 }
 
@@ -187,8 +187,8 @@ mod tests {
     /// Every number can stand in a record on the device.
     #[test]
     fn what_no_file_system_can_hold_is_over_every_limit() {
-        let ledger = Ledger::new(QuotaKind::User, 7);
-        let mut st = ledger.state.lock();
+        let dquot = Dquot::new(QuotaKind::User, 7);
+        let mut st = dquot.state.lock();
         st.known = Known::Good;
         st.record = QuotaRecord {
             frags: u64::MAX,
@@ -199,9 +199,9 @@ mod tests {
             inodes_deadline: i64::MAX,
             ..QuotaRecord::default()
         };
-        st.reserve(&ledger, 1, 1, [1, 1], false).unwrap();
+        st.reserve(&dquot, 1, 1, [1, 1], false).unwrap();
         assert_eq!((st.seen().frags, st.seen().inodes), (u64::MAX, u64::MAX));
-        assert!(!st.settle_deadlines(), "the soft limits are passed still");
+        assert!(!st.end_grace_periods(), "the soft limits are passed still");
         assert_eq!((st.record.frags_deadline, st.record.inodes_deadline), (i64::MAX, i64::MAX));
     }
 }
