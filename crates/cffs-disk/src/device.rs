@@ -1,6 +1,8 @@
-//! A disk for the engine: contents in memory, time from a model.
+//! A disk for the engine: its contents are in memory, its time comes from a model.
 
-use crate::{Model, Ns, Request, TimeBreakdown};
+use crate::mechanical::TimeBreakdown;
+use crate::model::Model;
+use crate::request::{Ns, Request, SECTOR};
 use cffs_device::{Device, IoKind, MemoryDevice, ReadRequest, WriteRequest};
 use parking_lot::Mutex;
 use serde::Serialize;
@@ -9,7 +11,7 @@ use std::ops::Sub;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Virtual time, which several disks may share.
+/// A virtual clock. Several disks may share it.
 #[derive(Debug, Default)]
 pub struct Clock(AtomicU64);
 
@@ -19,13 +21,13 @@ impl Clock {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// Time passes until `then`, if that is not past.
+    /// Advances to `then`, unless that is past.
     pub fn advance_to(&self, then: Ns) {
         self.0.fetch_max(then, Ordering::Relaxed);
     }
 }
 
-/// What a disk was asked, and how long it took.
+/// Requests to a disk, and the time they took.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Counters {
     /// Read requests.
@@ -40,7 +42,7 @@ pub struct Counters {
     pub flushes: u64,
     /// Virtual time in nanoseconds.
     pub time: Ns,
-    /// Where it went, on a disk with an arm.
+    /// Where the time went. Zero on a flat-cost disk.
     pub breakdown: TimeBreakdown,
 }
 
@@ -81,7 +83,7 @@ pub struct SimDevice {
 }
 
 impl SimDevice {
-    /// A disk of `len` bytes, at most the model's capacity, full of zeros.
+    /// A disk of `len` bytes, all zero. `len` is at most the model's capacity.
     pub fn new(model: Model, len: u64, clock: Arc<Clock>) -> SimDevice {
         assert!(len <= model.capacity(), "a disk of {} bytes cannot have {len}", model.capacity());
         let request_max = model.request_max() as usize;
@@ -93,7 +95,7 @@ impl SimDevice {
         }
     }
 
-    /// All until now.
+    /// Requests and time since the beginning.
     pub fn counters(&self) -> Counters {
         let state = self.state.lock();
         let mut counters = state.1;
@@ -101,7 +103,7 @@ impl SimDevice {
         counters
     }
 
-    /// The contents, to be looked at without time passing.
+    /// The contents. Reading them takes no virtual time.
     pub fn contents(&self) -> &dyn Device {
         &self.contents
     }
@@ -110,7 +112,7 @@ impl SimDevice {
         let mut state = self.state.lock();
         let (model, counters) = &mut *state;
         for r in requests {
-            let bytes = r.sectors * crate::SECTOR;
+            let bytes = r.sectors * SECTOR;
             let split = bytes.div_ceil(self.request_max as u64);
             let (n, b) = match r.write {
                 true => (&mut counters.writes, &mut counters.written_bytes),
@@ -172,7 +174,7 @@ impl Device for SimDevice {
         Ok(())
     }
 
-    // Costs nothing on these disks, and changes nothing.
+    // These disks ignore discards.
     fn discard(&self, _offset: u64, _len: u64) -> io::Result<()> {
         Ok(())
     }

@@ -1,9 +1,9 @@
-//! Disks without a mechanism, or with one that nobody sees: each request has its price. Network volumes, flash cards, SSDs.
+//! Devices whose requests cost the same wherever they go: network volumes, flash cards, SSDs.
 
-use crate::{Ns, Request, SECTOR};
+use crate::request::{Ns, Request, SECTOR};
 use serde::Serialize;
 
-/// The price list.
+/// What requests cost.
 #[derive(Clone, Debug, Serialize)]
 pub struct Spec {
     /// Capacity in bytes.
@@ -18,43 +18,43 @@ pub struct Spec {
     pub read_bandwidth: u64,
     /// Bytes written per second.
     pub write_bandwidth: u64,
-    /// Requests that are begun per second, at most.
+    /// Most requests that start in a second.
     pub requests_per_second: u64,
-    /// Requests that are worked on at once.
+    /// Most requests that are served at once.
     pub queue_depth: usize,
-    /// Most bytes of a request; longer ones are several.
+    /// Largest request in bytes. Longer ones are split.
     pub request_max: u64,
 }
 
-/// One such disk.
+/// A flat-cost disk.
 #[derive(Clone, Debug)]
 pub struct FlatCost {
     spec: Spec,
-    /// When each slot of the queue is free.
+    /// When each queue slot becomes free.
     slots: Vec<Ns>,
-    /// When the next request may begin.
+    /// When the next request may start.
     next_start: Ns,
-    /// When the channel for data is free.
+    /// When the data channel becomes free.
     channel: Ns,
 }
 
 impl FlatCost {
-    /// A disk with these prices, at rest.
+    /// An idle disk with these costs.
     pub fn new(spec: Spec) -> FlatCost {
         FlatCost { slots: vec![0; spec.queue_depth.max(1)], next_start: 0, channel: 0, spec }
     }
 
-    /// Its price list.
+    /// What its requests cost.
     pub fn spec(&self) -> &Spec {
         &self.spec
     }
 
-    /// Requests issued together at `now`; returns when the last of them is done.
+    /// Serves requests that are issued together at `now`. Returns when the last of them completes.
     pub fn serve(&mut self, now: Ns, requests: &[Request]) -> Ns {
         requests.iter().map(|r| self.one(now, r)).max().unwrap_or(now)
     }
 
-    /// What was written is durable when it is done.
+    /// Flushes at `now`: waits for the requests under way, then takes the flush latency.
     pub fn flush(&mut self, now: Ns) -> Ns {
         let written = self.slots.iter().copied().max().unwrap_or(now).max(now);
         written + self.spec.flush_latency

@@ -1,7 +1,7 @@
-//! Where a sector lies: zones of cylinders with the same number of sectors to a track, and skew, so that after a change of
-//! head or cylinder the next sector has not just passed.
+//! Disk geometry: zones of cylinders with equally long tracks, and skew. Without skew the next sector would just have passed
+//! after a head or cylinder switch.
 
-/// Cylinders with equally long tracks.
+/// A zone: cylinders with equally long tracks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Zone {
     /// Number of cylinders.
@@ -10,7 +10,7 @@ pub struct Zone {
     pub track: u64,
 }
 
-/// A place on a disk.
+/// The position of a sector.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Place {
     /// Cylinder, 0 is the outermost.
@@ -25,7 +25,7 @@ pub struct Place {
     pub angle: f64,
 }
 
-/// All zones, with where they begin.
+/// The geometry of a disk.
 #[derive(Clone, Debug)]
 pub struct Layout {
     heads: u64,
@@ -33,13 +33,13 @@ pub struct Layout {
     zones: Vec<(u64, u64, Zone)>,
     sectors: u64,
     cylinders: u64,
-    /// Share of a rotation that the first sector of a track lies behind that of the track before it.
+    /// Head skew: how far the first sector of a track lies behind that of the track before it, as a share of a rotation.
     head_skew: f64,
     cylinder_skew: f64,
 }
 
 impl Layout {
-    /// A disk with these zones, from the outside. The skews are shares of a rotation.
+    /// A disk with these zones, the outermost first. The skews are shares of a rotation.
     pub fn new(heads: u64, zones: &[Zone], head_skew: f64, cylinder_skew: f64) -> Layout {
         let (mut sectors, mut cylinders) = (0, 0);
         let mut list = Vec::new();
@@ -51,7 +51,7 @@ impl Layout {
         Layout { heads, zones: list, sectors, cylinders, head_skew, cylinder_skew }
     }
 
-    /// Zones of equal numbers of cylinders, with tracks from `longest` down to `shortest`.
+    /// Zones with equal numbers of cylinders, and tracks from `longest` down to `shortest` sectors.
     pub fn even_zones(cylinders: u64, longest: u64, shortest: u64, zones: u64) -> Vec<Zone> {
         let zones = if longest == shortest { 1 } else { zones };
         (0..zones)
@@ -72,7 +72,7 @@ impl Layout {
         self.cylinders
     }
 
-    /// Where a sector lies; sectors beyond the end are taken for the last.
+    /// The position of a sector. Sectors beyond the end are taken for the last one.
     pub fn place(&self, sector: u64) -> Place {
         let sector = sector.min(self.sectors - 1);
         let at = self.zones.partition_point(|(first, _, _)| *first <= sector) - 1;

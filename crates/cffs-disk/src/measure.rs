@@ -1,9 +1,11 @@
-//! Disks measured as a benchmark program would measure them: by requests and the time they take.
+//! Measures disks as a benchmark program would: by requests and the time they take.
 
+use crate::mechanical::Mechanical;
+use crate::model::Model;
 use crate::profiles::DataSheet;
-use crate::{Mechanical, Model, Ns, Request, SECTOR};
+use crate::request::{Ns, Request, SECTOR};
 
-/// The same numbers everywhere.
+/// A generator with the same numbers on every machine.
 struct Random(u64);
 
 impl Random {
@@ -15,7 +17,7 @@ impl Random {
     }
 }
 
-/// A disk without what is not in data sheets: no overhead, no buffer, no write cache, a fast bus.
+/// A disk with nothing that data sheets leave out: no overhead, buffer or write cache, and a fast bus.
 pub fn without_overheads(sheet: &DataSheet, zero_latency: bool) -> Mechanical {
     DataSheet { overhead: 0.0, buffer: 0, write_cache: 0, bus: 1_000_000, request_max: 1 << 20, ..sheet.clone() }
         .disk(zero_latency)
@@ -27,7 +29,7 @@ pub fn random_access(disk: &mut Mechanical, write: bool, count: u64) -> f64 {
     let (mut random, mut now, mut total) = (Random(12345), 0, 0);
     for n in 0..2 * count {
         let r = Request { write, start: random.below(sectors), sectors: 1 };
-        // A pause of any length: the rotation has no memory of the request before.
+        // A random pause makes the angle independent of the request before.
         let start = now + random.below(30_000_000);
         now = disk.serve(start, &[r]).max(start);
         // The first half warms up.
@@ -36,14 +38,14 @@ pub fn random_access(disk: &mut Mechanical, write: bool, count: u64) -> f64 {
     total as f64 / count.max(1) as f64 / 1e6
 }
 
-/// How long the same sector takes to come again.
+/// Time until the same sector passes again.
 pub fn rotation(disk: &mut Mechanical) -> Ns {
     let r = Request { write: false, start: 10, sectors: 1 };
     let first = disk.serve(0, &[r]);
     disk.serve(first, &[r]) - first
 }
 
-/// MB/s of reading or writing so many bytes from `start` on in requests of `each` bytes.
+/// MB/s when `bytes` are read or written from `start` on in requests of `each` bytes.
 pub fn sequential(model: &mut Model, start: u64, bytes: u64, each: u64, write: bool) -> f64 {
     let mut now = model.serve(0, &[Request { write, start: start / SECTOR, sectors: 1 }]);
     let began = now;
@@ -54,8 +56,8 @@ pub fn sequential(model: &mut Model, start: u64, bytes: u64, each: u64, write: b
     bytes as f64 / ((now - began) as f64 / 1e9) / 1e6
 }
 
-/// MB/s of the medium with tracks of so many sectors, by the data sheet: a whole cylinder passes in a turn for each head, and the
-/// skew at each change.
+/// MB/s of the medium with tracks of `track` sectors, by the data sheet: a cylinder takes one turn for each head, and the
+/// skew at each switch.
 pub fn medium(sheet: &DataSheet, track: u64) -> f64 {
     let turn = 60.0 / sheet.rpm as f64;
     let heads = sheet.surfaces as f64 * (turn + sheet.head_switch / 1e3);
@@ -63,8 +65,8 @@ pub fn medium(sheet: &DataSheet, track: u64) -> f64 {
     (sheet.surfaces * track * SECTOR) as f64 / per_cylinder / 1e6
 }
 
-/// Mean time in milliseconds of a read of so many KiB with a seek of the given time before it, over all angles, in the outermost
-/// zone and without overheads.
+/// Mean time in milliseconds of a read of `kib` KiB after a seek of `seek` milliseconds: over all angles, in the outermost
+/// zone, without overheads.
 pub fn service(sheet: &DataSheet, kib: u64, seek: f64, zero_latency: bool) -> f64 {
     let flat = DataSheet { seek: [seek; 3], track_shortest: sheet.track_longest, ..sheet.clone() };
     let mut disk = without_overheads(&flat, zero_latency);
@@ -80,13 +82,13 @@ pub fn service(sheet: &DataSheet, kib: u64, seek: f64, zero_latency: bool) -> f6
     total as f64 / count as f64 / 1e6
 }
 
-/// That time by the data sheet: the seek, half a rotation, and the sectors themselves.
+/// The same by the data sheet: seek, half a rotation, and transfer.
 pub fn service_by_data_sheet(sheet: &DataSheet, kib: u64, seek: f64) -> f64 {
     let turn = 60_000.0 / sheet.rpm as f64;
     seek + turn / 2.0 + (kib * 2) as f64 / sheet.track_longest as f64 * turn
 }
 
-/// Requests per second of a number of bytes each, so many at a time, one behind the other.
+/// Sequential requests of `bytes` per second, with `depth` at a time.
 pub fn requests_per_second(model: &mut Model, write: bool, bytes: u64, depth: u64) -> f64 {
     let (mut now, rounds) = (0, 2000 / depth.max(1));
     for i in 0..rounds {
@@ -97,7 +99,7 @@ pub fn requests_per_second(model: &mut Model, write: bool, bytes: u64, depth: u6
     (rounds * depth) as f64 / (now as f64 / 1e9)
 }
 
-/// Median time of a read of so many bytes at places all over the disk.
+/// Median time of reads of `bytes` at random places.
 pub fn scattered_read(model: &mut Model, bytes: u64) -> Ns {
     let places = (model.capacity() / bytes).max(1);
     let (mut random, mut now) = (Random(99), 0);

@@ -1,47 +1,48 @@
 //! A disk with an arm and a rotating medium.
 //!
-//! A request costs the command's overhead, the way of the arm (or a change of heads), the wait for the sector to come
-//! around, the transfer track by track, and what of the transfer over the bus does not overlap. A disk may take the sectors
-//! of a track in the order in which they come (zero-latency access).
+//! The time of a request is the sum of command overhead, seek (or head switch), rotational delay, transfer track by track,
+//! and the part of the bus transfer that does not overlap with these. A disk with zero-latency access transfers the sectors
+//! of a track in the order in which they pass under the head.
 //!
-//! After a read it goes on reading into its buffer until that is full or the next request wants the arm; a read that
-//! continues there finds its data there or waits for it to pass. With the write cache a write is done when it is in the
-//! cache; it goes to the medium in one sweep of the arm when the cache is full, or at a flush, or when a read wants it.
-//! Several requests at once are taken in one sweep from the lowest address above the arm, and once more from the start (C-LOOK).
+//! After a read the disk reads ahead into its buffer until the buffer is full or the next request needs the arm. A read that
+//! continues there takes its data from the buffer, or waits until it passes under the head. With a write cache, a write
+//! completes when its data is in the cache. The cache is written to the medium in one sweep of the arm when it is full, at a
+//! flush, or when a read needs part of it. Requests that are issued together are served in C-LOOK order: from the arm
+//! upwards, then from the lowest address on.
 
 use crate::layout::{Layout, Place};
+use crate::request::{Ns, Request, SECTOR};
 use crate::seek::SeekCurve;
-use crate::{Ns, Request, SECTOR};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// What a mechanical disk is like. Times in nanoseconds.
+/// Properties of a mechanical disk. Times are in nanoseconds.
 #[derive(Clone, Debug, Serialize)]
 pub struct Spec {
     /// Heads.
     pub heads: u64,
-    /// Time of a rotation.
+    /// Time of one rotation.
     pub rotation: Ns,
-    /// Change to another head of the same cylinder.
+    /// Time to switch to another head of the same cylinder.
     pub head_switch: Ns,
-    /// What a write takes longer to settle after the arm has moved.
+    /// Additional settle time of a write after a seek.
     pub write_settle: Ns,
-    /// Command processing of a request.
+    /// Time to process a command.
     pub overhead: Ns,
     /// Bytes per second of the bus.
     pub bus: u64,
-    /// Sectors of a track are taken in the order in which they come.
+    /// Zero-latency access: sectors of a track are transferred in the order in which they pass.
     pub zero_latency: bool,
-    /// Bytes that are read ahead at most; 0: no read-ahead.
+    /// Most bytes that are read ahead. 0: no read-ahead.
     pub read_ahead: u64,
-    /// Bytes of the write cache; 0: none.
+    /// Bytes of the write cache. 0: none.
     pub write_cache: u64,
-    /// Most bytes of a request; longer ones are several.
+    /// Largest request in bytes. Longer ones are split.
     pub request_max: u64,
 }
 
-/// What the disk reads ahead since a read: sectors from `start` on are in the buffer; at `at` it was at `from`, and it
-/// stops at `until`.
+/// Read-ahead after a read: the buffer holds sectors from `start` on. At time `at` the head was at sector `from`; reading
+/// ahead stops at sector `until`.
 #[derive(Clone, Copy, Debug)]
 struct ReadAhead {
     start: u64,
@@ -50,22 +51,22 @@ struct ReadAhead {
     until: u64,
 }
 
-/// Where the time of requests went. Transfers include changes of heads and cylinders within a request; what the buffer
-/// gave is part of `command`, since it takes the bus only.
+/// Where the time of requests went. `transfer` includes head and cylinder switches within a request. A read from the
+/// buffer counts as `command`, because it uses the bus only.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct TimeBreakdown {
-    /// Overhead of the commands, and the bus.
+    /// Command overhead and bus.
     pub command: Ns,
-    /// The way of the arm, and settling.
+    /// Seek and settle time.
     pub seek: Ns,
-    /// Waiting for the first sector to come around.
+    /// Rotational delay before the first sector.
     pub rotation: Ns,
-    /// Sectors under the head, and what passes from one track to the next.
+    /// Sectors passing under the head, and switches from one track to the next.
     pub transfer: Ns,
 }
 
 impl TimeBreakdown {
-    /// All of it.
+    /// The sum.
     pub fn total(&self) -> Ns {
         self.command + self.seek + self.rotation + self.transfer
     }
@@ -84,7 +85,7 @@ impl std::ops::Sub for TimeBreakdown {
     }
 }
 
-/// One such disk.
+/// A mechanical disk.
 #[derive(Clone, Debug)]
 pub struct Mechanical {
     spec: Spec,
@@ -92,17 +93,17 @@ pub struct Mechanical {
     seek: SeekCurve,
     cylinder: u64,
     head: u64,
-    /// When the arm is free.
+    /// When the arm becomes free.
     free: Ns,
     ahead: Option<ReadAhead>,
-    /// Writes in the cache: first sector to the one after the last; never overlapping.
+    /// Dirty sectors in the write cache: first sector to end. The ranges do not overlap.
     cache: BTreeMap<u64, u64>,
     cached: u64,
     breakdown: TimeBreakdown,
 }
 
 impl Mechanical {
-    /// A disk at rest at its outermost track.
+    /// An idle disk with its arm at the outermost track.
     pub fn new(spec: Spec, layout: Layout, seek: SeekCurve) -> Mechanical {
         Mechanical {
             spec,
@@ -123,12 +124,12 @@ impl Mechanical {
         self.breakdown
     }
 
-    /// What it is like.
+    /// Its properties.
     pub fn spec(&self) -> &Spec {
         &self.spec
     }
 
-    /// Where its sectors lie.
+    /// Its geometry.
     pub fn layout(&self) -> &Layout {
         &self.layout
     }
@@ -138,7 +139,7 @@ impl Mechanical {
         &self.seek
     }
 
-    /// Requests issued together at `now`; returns when the last of them is done.
+    /// Serves requests that are issued together at `now`. Returns when the last of them completes.
     pub fn serve(&mut self, now: Ns, requests: &[Request]) -> Ns {
         let mut parts: Vec<Request> = Vec::new();
         let most = (self.spec.request_max / SECTOR).max(1);
@@ -155,14 +156,14 @@ impl Mechanical {
         end
     }
 
-    /// What is in the cache goes to the medium.
+    /// Writes the cache to the medium.
     pub fn flush(&mut self, now: Ns) -> Ns {
         let start = now.max(self.free) + self.spec.overhead;
         self.breakdown.command += self.spec.overhead;
         if self.cache.is_empty() { start } else { self.write_out(start) }
     }
 
-    /// C-LOOK: from where the arm is upwards, then from the lowest on.
+    /// Sorts requests into C-LOOK order: from the arm upwards, then from the lowest address on.
     fn sweep(&self, parts: &mut [Request]) {
         let here = self.cylinder;
         parts.sort_by_key(|r| (self.layout.place(r.start).cylinder < here, r.start));
@@ -209,7 +210,7 @@ impl Mechanical {
             if r.end() <= reached {
                 return start + self.on_bus(r.sectors);
             }
-            // The rest passes by under the head, unless it has stopped before.
+            // Read-ahead is still running: the rest passes under the head.
             if r.start <= reached && reached < a.until {
                 let passed = self.stream(a.at, a.from, r.end());
                 self.breakdown.transfer += passed.saturating_sub(start);
@@ -227,7 +228,7 @@ impl Mechanical {
             let until = (r.end() + self.spec.read_ahead / SECTOR).min(self.layout.sectors());
             self.ahead = Some(ReadAhead { start: r.start, from: r.end(), at: read, until });
         }
-        // The bus follows the medium, and is never ahead of it.
+        // The bus cannot transfer a sector before the head has read it.
         (read + self.on_bus(1)).max(start + self.on_bus(r.sectors))
     }
 
@@ -237,8 +238,8 @@ impl Mechanical {
         written.max(start + self.on_bus(r.sectors))
     }
 
-    /// The arm leaves; what was read ahead until then stays in the buffer. Once it has left, it is where the requests since
-    /// have taken it.
+    /// Stops read-ahead because the arm is needed. The buffer keeps what was read until now. A stopped read-ahead does not
+    /// move the arm again.
     fn stop_reading_ahead(&mut self, now: Ns) {
         if let Some(a) = self.ahead.filter(|a| a.from < a.until) {
             let reached = self.reached(&a, now);
@@ -251,7 +252,7 @@ impl Mechanical {
         (self.cylinder, self.head) = (place.cylinder, place.head);
     }
 
-    /// How far reading ahead has come.
+    /// The sector that read-ahead has reached at `now`.
     fn reached(&self, a: &ReadAhead, now: Ns) -> u64 {
         let (mut at, mut sector) = (a.at, a.from);
         while sector < a.until {
@@ -268,7 +269,7 @@ impl Mechanical {
         sector
     }
 
-    /// When the sectors from `from` (under the head at `at`) up to `to` have passed.
+    /// When the sectors `from..to` have passed, if `from` is under the head at `at`.
     fn stream(&self, at: Ns, from: u64, to: u64) -> Ns {
         let (mut at, mut sector) = (at, from);
         while sector < to {
@@ -283,7 +284,7 @@ impl Mechanical {
         at
     }
 
-    /// What passes between the last sector of a track and this one, if it is the first of its track.
+    /// Skew before this sector, if it is the first of its track.
     fn skew_wait(&self, sector: u64) -> Ns {
         if sector == 0 || sector >= self.layout.sectors() {
             return 0;
@@ -296,7 +297,7 @@ impl Mechanical {
         ((first.angle - end).rem_euclid(1.0) * self.spec.rotation as f64) as Ns
     }
 
-    /// Moves the arm and transfers; returns when the last sector has passed.
+    /// Moves the arm and transfers. Returns when the last sector has passed.
     fn transfer(&mut self, start: Ns, r: Request, settle: Ns) -> Ns {
         let (mut at, mut sector) = (start, r.start);
         while sector < r.end() {
@@ -325,14 +326,14 @@ impl Mechanical {
         at
     }
 
-    /// From now until `count` sectors from `place` on have passed.
+    /// Time from `now` until `count` sectors from `place` on have passed.
     fn rotate(&self, now: Ns, place: &Place, count: u64) -> Ns {
         let rotation = self.spec.rotation as f64;
         let under = (now % self.spec.rotation) as f64 / rotation;
         let wait = (place.angle - under).rem_euclid(1.0);
         let share = count as f64 / place.track as f64;
         let whole = wait + share;
-        // In the middle of what is wanted: the rest of it now, its beginning when it comes around.
+        // The head is within the wanted sectors: their end is read now, their beginning after the turn.
         let turns = if self.spec.zero_latency && whole > 1.0 { 1.0_f64.max(share) } else { whole };
         (turns * rotation) as Ns
     }
@@ -345,7 +346,7 @@ impl Mechanical {
         self.cache.range(..r.end()).next_back().is_some_and(|(_, end)| *end > r.start)
     }
 
-    /// Neighbours become one.
+    /// Adds a write to the cache and merges it with its neighbours.
     fn put_in_cache(&mut self, r: Request) {
         let (mut start, mut end) = (r.start, r.end());
         while let Some((s, e)) =
@@ -359,7 +360,7 @@ impl Mechanical {
         self.cached += end - start;
     }
 
-    /// The whole cache in one sweep.
+    /// Writes the whole cache in one sweep.
     fn write_out(&mut self, start: Ns) -> Ns {
         self.stop_reading_ahead(start);
         let mut parts: Vec<Request> = std::mem::take(&mut self.cache)

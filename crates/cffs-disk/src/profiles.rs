@@ -1,4 +1,4 @@
-//! The disks: those of the papers, and of today.
+//! Disk profiles: the papers' disks, and today's.
 //!
 //! Where a source gives no figure, the one chosen is named in the comment. Overheads of commands are not in data sheets;
 //! 0.3 ms for the disks of the 1990s and 0.1 ms for today's are assumed.
@@ -6,11 +6,12 @@
 use crate::flat_cost::{self, FlatCost};
 use crate::layout::{Layout, Zone};
 use crate::mechanical::{Mechanical, Spec};
+use crate::model::Model;
+use crate::request::{Ns, ms};
 use crate::seek::SeekCurve;
-use crate::{Model, Ns, ms};
 use serde::Serialize;
 
-/// Figures of a mechanical disk as its data sheet has them.
+/// Data sheet of a mechanical disk.
 #[derive(Clone, Debug, Serialize)]
 pub struct DataSheet {
     /// Cylinders.
@@ -19,15 +20,15 @@ pub struct DataSheet {
     pub surfaces: u64,
     /// Sectors to a track in the outermost zone.
     pub track_longest: u64,
-    /// In the innermost.
+    /// Sectors to a track in the innermost zone.
     pub track_shortest: u64,
     /// Rotations per minute.
     pub rpm: u64,
     /// Single-cylinder, average and maximum seek for reads, in milliseconds.
     pub seek: [f64; 3],
-    /// What writes take longer after a seek, in milliseconds.
+    /// Additional settle time of writes after a seek, in milliseconds.
     pub write_settle: f64,
-    /// Change of heads, in milliseconds.
+    /// Head switch, in milliseconds.
     pub head_switch: f64,
     /// Bus, in MB/s.
     pub bus: u64,
@@ -37,17 +38,17 @@ pub struct DataSheet {
     pub write_cache: u64,
     /// Command overhead, in milliseconds.
     pub overhead: f64,
-    /// Most KiB of a request.
+    /// Largest request in KiB.
     pub request_max: u64,
 }
 
-/// What a profile is made of.
+/// The figures of a profile.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
-    /// Mechanical.
+    /// A mechanical disk.
     Mechanical(DataSheet),
-    /// A price for each request.
+    /// A device whose requests cost the same wherever they go.
     FlatCost(flat_cost::Spec),
 }
 
@@ -56,7 +57,7 @@ pub enum Kind {
 pub struct Profile {
     /// Its name.
     pub name: &'static str,
-    /// What it is.
+    /// What disk it is.
     pub about: &'static str,
     /// Where the figures are from.
     pub source: &'static str,
@@ -65,7 +66,7 @@ pub struct Profile {
 }
 
 impl Profile {
-    /// A disk like this, at rest.
+    /// An idle disk with this profile.
     pub fn model(&self) -> Model {
         match &self.kind {
             Kind::Mechanical(sheet) => Model::Mechanical(Box::new(sheet.disk(false))),
@@ -75,10 +76,10 @@ impl Profile {
 }
 
 impl DataSheet {
-    /// A disk like this; `zero_latency`: sectors of a track are taken in the order in which they come.
+    /// An idle disk with this data sheet. `zero_latency`: see [`Spec::zero_latency`].
     pub fn disk(&self, zero_latency: bool) -> Mechanical {
         let rotation: Ns = 60_000_000_000 / self.rpm;
-        // The next track begins as soon as the head can be there.
+        // Skew: the next track begins as soon as the head can be there.
         let share = |time: f64| ms(time) as f64 / rotation as f64 + 1.0 / self.track_shortest as f64;
         let zones: Vec<Zone> = Layout::even_zones(self.cylinders, self.track_longest, self.track_shortest, 8);
         let layout = Layout::new(self.surfaces, &zones, share(self.head_switch), share(self.seek[0]));
@@ -99,9 +100,14 @@ impl DataSheet {
     }
 }
 
-/// All of them.
+/// All profiles.
 pub fn all() -> Vec<Profile> {
-    let sheet = DataSheet {
+    [disks_of_1997(), other_disks(), flat_cost_devices()].concat()
+}
+
+/// A mechanical disk with what most of the data sheets have in common.
+fn unspecified() -> DataSheet {
+    DataSheet {
         cylinders: 0,
         surfaces: 0,
         track_longest: 0,
@@ -115,9 +121,19 @@ pub fn all() -> Vec<Profile> {
         write_cache: 0,
         overhead: 0.3,
         request_max: 128,
-    };
-    let mechanical = |name, about, source, sheet| Profile { name, about, source, kind: Kind::Mechanical(sheet) };
-    let flat_cost = |name, about, source, spec| Profile { name, about, source, kind: Kind::FlatCost(spec) };
+    }
+}
+
+fn mechanical(name: &'static str, about: &'static str, source: &'static str, sheet: DataSheet) -> Profile {
+    Profile { name, about, source, kind: Kind::Mechanical(sheet) }
+}
+
+fn flat_cost(name: &'static str, about: &'static str, source: &'static str, spec: flat_cost::Spec) -> Profile {
+    Profile { name, about, source, kind: Kind::FlatCost(spec) }
+}
+
+/// The disks of Ganger and Kaashoek 1997.
+fn disks_of_1997() -> Vec<Profile> {
     vec![
         mechanical(
             "st31200",
@@ -132,7 +148,7 @@ pub fn all() -> Vec<Profile> {
                 seek: [1.0, 9.0, 22.0],
                 write_settle: 1.5,
                 buffer: 256,
-                ..sheet.clone()
+                ..unspecified()
             },
         ),
         mechanical(
@@ -147,7 +163,7 @@ pub fn all() -> Vec<Profile> {
                 seek: [0.9, 8.7, 16.5],
                 write_settle: 0.8,
                 bus: 20,
-                ..sheet.clone()
+                ..unspecified()
             },
         ),
         mechanical(
@@ -163,7 +179,7 @@ pub fn all() -> Vec<Profile> {
                 write_settle: 1.5,
                 head_switch: 0.6,
                 bus: 20,
-                ..sheet.clone()
+                ..unspecified()
             },
         ),
         mechanical(
@@ -177,9 +193,15 @@ pub fn all() -> Vec<Profile> {
                 track_shortest: 108,
                 seek: [1.0, 7.9, 18.0],
                 bus: 20,
-                ..sheet.clone()
+                ..unspecified()
             },
         ),
+    ]
+}
+
+/// A disk of the 1995 measurements, and one of today.
+fn other_disks() -> Vec<Profile> {
+    vec![
         mechanical(
             "dsp3105",
             "DEC DSP3105, 1 GB, of the 1995 measurements",
@@ -194,7 +216,7 @@ pub fn all() -> Vec<Profile> {
                 write_settle: 1.0,
                 buffer: 256,
                 request_max: 56,
-                ..sheet.clone()
+                ..unspecified()
             },
         ),
         mechanical(
@@ -215,9 +237,15 @@ pub fn all() -> Vec<Profile> {
                 write_cache: 128 << 10,
                 overhead: 0.1,
                 request_max: 1 << 10,
-                ..sheet
+                ..unspecified()
             },
         ),
+    ]
+}
+
+/// Devices without an arm.
+fn flat_cost_devices() -> Vec<Profile> {
+    vec![
         flat_cost(
             "volume-1ms",
             "network volume: 1 ms a request, 3,000 requests/s, 125 MB/s",

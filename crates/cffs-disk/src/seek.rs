@@ -1,12 +1,12 @@
-//! Seek time by distance, from the three figures that data sheets give.
+//! Seek time by distance, fitted to the three figures of a data sheet.
 //!
 //! For short distances the arm accelerates half of the way and brakes the other half, so the time grows with the root of
 //! the distance; for long ones it coasts, so it grows with the distance. The curve a + b sqrt(d-1) + c (d-1) is put through
 //! the single-cylinder seek, the full stroke, and a mean over all pairs of cylinders that is the average seek.
 
-use crate::{Ns, ms};
+use crate::request::{Ns, ms};
 
-/// A fitted curve.
+/// A seek curve.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SeekCurve {
     single: f64,
@@ -15,7 +15,7 @@ pub struct SeekCurve {
 }
 
 impl SeekCurve {
-    /// Through these times in milliseconds, for a disk of so many cylinders (three or more).
+    /// Fits a curve to these seek times in milliseconds, for a disk of `cylinders` (three or more).
     pub fn fit(cylinders: u64, single: f64, average: f64, maximum: f64) -> SeekCurve {
         let n = cylinders as f64;
         // Over all pairs of different cylinders, distance d has the weight 2 (n - d) / (n (n - 1)).
@@ -35,7 +35,7 @@ impl SeekCurve {
         }
     }
 
-    /// Time for a distance in cylinders; nothing for none.
+    /// Time for a distance in cylinders. 0 for 0.
     pub fn time(&self, distance: u64) -> Ns {
         if distance == 0 {
             return 0;

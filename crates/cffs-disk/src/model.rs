@@ -1,0 +1,56 @@
+//! One type for all kinds of disks.
+
+use crate::flat_cost::FlatCost;
+use crate::mechanical::{Mechanical, TimeBreakdown};
+use crate::request::{Ns, Request, SECTOR};
+
+/// The timing model of a disk: when its requests complete.
+#[derive(Clone, Debug)]
+pub enum Model {
+    /// A disk with an arm and a rotating medium.
+    Mechanical(Box<Mechanical>),
+    /// A device whose requests cost the same wherever they go.
+    FlatCost(FlatCost),
+}
+
+impl Model {
+    /// Serves requests that are issued together at `now`. Returns when the last of them completes.
+    pub fn serve(&mut self, now: Ns, requests: &[Request]) -> Ns {
+        match self {
+            Model::Mechanical(m) => m.serve(now, requests),
+            Model::FlatCost(p) => p.serve(now, requests),
+        }
+    }
+
+    /// Flushes the write cache at `now`. Returns when that completes.
+    pub fn flush(&mut self, now: Ns) -> Ns {
+        match self {
+            Model::Mechanical(m) => m.flush(now),
+            Model::FlatCost(p) => p.flush(now),
+        }
+    }
+
+    /// Where the time of all requests until now went. Zero on a flat-cost disk.
+    pub fn breakdown(&self) -> TimeBreakdown {
+        match self {
+            Model::Mechanical(m) => m.breakdown(),
+            Model::FlatCost(_) => TimeBreakdown::default(),
+        }
+    }
+
+    /// Largest request in bytes. Longer ones are split.
+    pub fn request_max(&self) -> u64 {
+        match self {
+            Model::Mechanical(m) => m.spec().request_max,
+            Model::FlatCost(p) => p.spec().request_max,
+        }
+    }
+
+    /// Capacity in bytes.
+    pub fn capacity(&self) -> u64 {
+        match self {
+            Model::Mechanical(m) => m.layout().sectors() * SECTOR,
+            Model::FlatCost(p) => p.spec().capacity,
+        }
+    }
+}
