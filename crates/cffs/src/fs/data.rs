@@ -59,7 +59,7 @@ impl Fs {
         self.throttle(data.len())?;
         let n = self.with_space(|| self.write_once(c, &node, offset, data))?;
         self.list_dirty(&node);
-        self.keep_flowing(&node, n);
+        self.start_writeback(&node, n);
         if n > 0 && node.state.read().inode.flags & FLAG_SYNC != 0 {
             self.fsync(ino, true)?;
         }
@@ -68,13 +68,13 @@ impl Fs {
 
     /// After a write of `len` bytes: a file that comes in long writes goes to the device while the program makes the rest, and not
     /// when memory is full. What a slow device does not take stays together, and gets its places together.
-    fn keep_flowing(&self, node: &Arc<Node>, len: usize) {
+    fn start_writeback(&self, node: &Arc<Node>, len: usize) {
         if len < STREAM_WRITE || !self.opts.background {
             return;
         }
         let pages = node.state.read().data.waiting_pages();
         if pages << self.geo.block_shift >= self.opts.cache_bytes / STREAM_SHARE {
-            self.poke_stream(node);
+            self.write_back_stream(node);
         }
     }
 
@@ -166,7 +166,7 @@ impl Fs {
                 return Err(e);
             }
         } else if dirty > self.opts.cache_bytes / 4 && self.opts.background {
-            self.poke_background();
+            self.wake_background();
         }
         Ok(())
     }

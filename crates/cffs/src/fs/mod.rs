@@ -8,11 +8,13 @@
 
 pub(crate) mod api;
 mod attr;
+mod background;
 mod copy;
 mod create;
 mod data;
 mod fallocate;
 mod flags;
+mod flusher;
 mod grow;
 mod link;
 mod mount;
@@ -49,9 +51,10 @@ use crate::placement::Placement;
 use crate::quota::Quota;
 use crate::space::Space;
 use crate::sums::Sums;
+use background::Background;
 use cffs_device::{CountingDevice, Device};
 use orphan_list::OrphanList;
-use parking_lot::{Condvar, Mutex, RwLockWriteGuard};
+use parking_lot::{Mutex, RwLockWriteGuard};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -97,22 +100,6 @@ pub struct Fs {
     /// Why [`Fs::close`] failed. Held while it runs.
     close_outcome: Mutex<Option<Error>>,
     background: Background,
-}
-
-/// The thread that writes back and commits from time to time.
-#[derive(Default)]
-struct Background {
-    state: Mutex<BackgroundState>,
-    wake: Condvar,
-    thread: Mutex<Option<std::thread::JoinHandle<()>>>,
-}
-
-#[derive(Default)]
-struct BackgroundState {
-    stop: bool,
-    poked: bool,
-    /// Files that long writes go to, and that have enough in memory to begin with.
-    streams: Vec<Arc<Node>>,
 }
 
 /// Nanoseconds since 1970.

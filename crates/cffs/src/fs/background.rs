@@ -1,0 +1,21 @@
+//! The background thread's state.
+
+use crate::node::Node;
+use parking_lot::{Condvar, Mutex};
+use std::sync::Arc;
+
+/// The thread that writes back and commits from time to time.
+#[derive(Default)]
+pub(super) struct Background {
+    pub(super) state: Mutex<BackgroundState>,
+    pub(super) wake: Condvar,
+    pub(super) thread: Mutex<Option<std::thread::JoinHandle<()>>>,
+}
+
+#[derive(Default)]
+pub(super) struct BackgroundState {
+    pub(super) stop: bool,
+    pub(super) woken: bool,
+    /// Files that long writes go to, and that have enough in memory to begin with.
+    pub(super) streams: Vec<Arc<Node>>,
+}

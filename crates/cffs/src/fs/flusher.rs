@@ -1,0 +1,142 @@
+//! Writing back: the background thread, and everything at once.
+
+use super::{Fs, now};
+use crate::error::Result;
+use crate::file::{FileCtx, writeback};
+use crate::node::Node;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+/// With lazytime, times wait in memory so long, in nanoseconds: a day.
+const LAZY_NS: i64 = 24 * 3600 * 1_000_000_000;
+/// With lazytime, inodes whose times wait, at most: they take memory.
+const LAZY_MAX: usize = 16_384;
+
+impl Fs {
+    pub(super) fn start_background(self: &Arc<Self>) -> Result<()> {
+        let weak = Arc::downgrade(self);
+        let interval = self.opts.commit_interval;
+        let body = move || {
+            let mut last = Instant::now();
+            loop {
+                let Some(fs) = weak.upgrade() else { return };
+                let (streams, woken) = {
+                    let mut s = fs.background.state.lock();
+                    if !s.stop && !s.woken && s.streams.is_empty() {
+                        fs.background.wake.wait_for(&mut s, interval.saturating_sub(last.elapsed()));
+                    }
+                    if s.stop {
+                        return;
+                    }
+                    (std::mem::take(&mut s.streams), std::mem::take(&mut s.woken))
+                };
+                if !streams.is_empty() {
+                    let cx = FileCtx { lazy: fs.opts.lazytime, ..fs.file_cx() };
+                    let _ = writeback::write_back(&cx, streams);
+                    if !woken && last.elapsed() < interval {
+                        continue;
+                    }
+                }
+                last = Instant::now();
+                // Errors are kept where fsync and the next operations find them. A file that cannot be written must
+                // not keep the others' changes from becoming durable.
+                let _ = fs.write_back_all(fs.opts.lazytime);
+                if fs.journal.commit().is_ok() && fs.journal.wants_checkpoint() {
+                    let _ = fs.journal.checkpoint();
+                }
+                drop(fs);
+            }
+        };
+        let thread = std::thread::Builder::new().name("cffs-writeback".into()).spawn(body)?;
+        *self.background.thread.lock() = Some(thread);
+        Ok(())
+    }
+
+    /// Asks the background thread to write back now.
+    pub(super) fn wake_background(&self) {
+        let mut s = self.background.state.lock();
+        if !s.woken {
+            s.woken = true;
+            self.background.wake.notify_one();
+        }
+    }
+
+    /// Asks the background thread to begin with this file, of which more is coming.
+    pub(super) fn write_back_stream(&self, node: &Arc<Node>) {
+        let mut s = self.background.state.lock();
+        if !s.stop && !s.streams.iter().any(|n| Arc::ptr_eq(n, node)) {
+            s.streams.push(node.clone());
+            self.background.wake.notify_one();
+        }
+    }
+
+    pub(super) fn stop_background(&self) {
+        {
+            let mut s = self.background.state.lock();
+            s.stop = true;
+            s.streams.clear();
+        }
+        self.background.wake.notify_all();
+        if let Some(thread) = self.background.thread.lock().take() {
+            // The thread itself may be the one that drops the last reference.
+            if thread.thread().id() != std::thread::current().id() {
+                let _ = thread.join();
+            }
+        }
+    }
+
+    /// Writes back everything that is dirty, in the order of the name space. With `lazy`, changes of times alone stay.
+    pub(super) fn write_back_all(&self, lazy: bool) -> Result<()> {
+        let _one = self.writing_back.lock();
+        let mut nodes = std::mem::take(&mut *self.dirty.lock());
+        for n in &nodes {
+            n.on_dirty_list.store(false, Ordering::Release);
+        }
+        if lazy {
+            self.leave_times(&mut nodes);
+        }
+        let kept: Vec<_> = nodes.clone();
+        let cx = FileCtx { lazy, ..self.file_cx() };
+        let outcome = writeback::write_back(&cx, nodes);
+        if lazy {
+            let waits = |n: &&Arc<Node>| {
+                let st = n.state.read();
+                st.dirty && !st.freed && !st.orphan
+            };
+            kept.iter().filter(waits).for_each(|n| self.list_dirty(n));
+        }
+        if outcome.is_err() {
+            // What could not be written stays on the list.
+            for n in kept {
+                let again = n.state.try_read().is_none_or(|s| !s.freed && (s.dirty || !s.data.is_clean()));
+                if again {
+                    self.list_dirty(&n);
+                }
+            }
+        }
+        outcome
+    }
+
+    /// Takes nodes off the list that have nothing but times to write, and puts them back on the file system's, unless they
+    /// wait for a day already or are too many.
+    fn leave_times(&self, nodes: &mut Vec<Arc<Node>>) {
+        let now = now();
+        let mut left = 0;
+        nodes.retain(|n| {
+            let only_times = {
+                let st = n.state.read();
+                st.data.is_clean() && !st.freed && !st.orphan && (st.dir.is_some() || st.disk_size == st.inode.size)
+            };
+            let since = n.lazy_since.load(Ordering::Relaxed);
+            if only_times && left < LAZY_MAX && (since == 0 || now.saturating_sub(since) < LAZY_NS) {
+                n.lazy_since.store(if since == 0 { now } else { since }, Ordering::Relaxed);
+                self.list_dirty(n);
+                left += 1;
+                return false;
+            }
+            n.lazy_since.store(0, Ordering::Relaxed);
+            true
+        });
+    }
+}
