@@ -1,27 +1,23 @@
 //! Making files: create, mkdir, mknod, symlink.
 
+use super::contents::Contents;
 use super::quota::LimitedAllocator;
 use super::xattr::{Attributes, Inherited};
 use super::{Attr, Caller, Fs, NewPerm, as_dir, now};
-use crate::cache::BufRef;
 use crate::dir;
 use crate::error::{Error, Result};
 use crate::file::{Reclaim, with_space};
-use crate::format::Run;
-use crate::format::dirblock::BlockEdit;
 use crate::format::dirblock::{self, NewEntry};
 use crate::format::inode::{
     FLAG_IMMUTABLE, FLAG_PROJECT_INHERIT, FLAGS_INHERITED, FLAGS_OF_DIRS, INLINE_MAX, INODE_CORE_SIZE,
 };
-use crate::format::{BlockAddr, Extent, FileType, FragAddr, Ino, Inode, InodeFormat, LINK_MAX, SYMLINK_MAX};
-use crate::inode::{InodeLocation, table};
+use crate::format::{BlockAddr, FileType, Ino, Inode, InodeFormat, LINK_MAX, SYMLINK_MAX};
+use crate::inode::InodeLocation;
+use crate::inode::table::{self, SlotRef};
 use crate::journal::Txn;
 use crate::node::{Node, NodeState};
 use crate::quota::Ids;
 use crate::reservation::Reservation;
-use crate::space::Space;
-use crate::sums::{ChecksumRun, PinnedTables};
-use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -226,30 +222,7 @@ impl Fs {
         if is_dir && dir_inode.nlink >= LINK_MAX {
             return Err(Error::TooManyLinks);
         }
-        let mut inode = Inode::new(0, new.file_type.mode_bits() | (inherited.perm & 0o7777), now);
-        inode.generation = self.next_generation();
-        [inode.uid, inode.gid, inode.projid] = owner.ids;
-        if is_dir {
-            // A set-gid directory hands the bit down to directories, as its group to all (System V and Linux).
-            inode.mode |= dir_inode.mode & 0o2000;
-        }
-        inode.flags = dir_inode.flags & if is_dir { FLAGS_INHERITED } else { FLAGS_INHERITED & !FLAGS_OF_DIRS };
-        if !matches!(new.file_type, FileType::Regular | FileType::Directory) {
-            inode.flags = 0;
-        }
-        inode.parent = dir_inode.ino;
-        inode.nlink = if is_dir { 2 } else { 1 };
-        if matches!(new.file_type, FileType::CharDevice | FileType::BlockDevice) {
-            inode.aux = u64::from(new.rdev);
-        }
-        // The longest names leave little room in the smallest blocks.
-        inode.inline_len = attributes.inline_len;
-        inode.xattrs = std::mem::take(&mut attributes.packed.inline);
-        if let Some(target) = new.target.filter(|_| contents.is_none()) {
-            inode.inline_len = crate::format::align8(target.len()).max(inode.inline_len);
-            inode.size = target.len() as u64;
-            inode.format = InodeFormat::Inline(target.to_vec());
-        }
+        let mut inode = self.new_inode(&owner, dir_inode, new, contents.is_none(), inherited, attributes, now);
         if is_dir {
             // Known before the first block is placed.
             self.placement.track(dir_inode);
@@ -257,28 +230,14 @@ impl Fs {
         let room = if self.embeds() { inode.encoded_len() } else { 0 };
         let blocks = dir_inode.frags;
         let slot = dir::prepare_insert(&cx, txn, &self.space, &allocator, dir_inode, dir_state, name, room)?;
-        let goal = slot.block;
-        let locator = match self.inodes.locator.alloc(txn, &self.space, goal) {
-            Ok(place) => place,
+        let (locator, slot_outside) = match self.allocate_inode(txn, dir_inode.ino, slot.block) {
+            Ok(slots) => slots,
             Err(e) => {
                 dir::give_up(&cx, txn, &self.space, dir_inode, dir_state, slot)?;
                 return Err(e);
             }
         };
         inode.ino = locator.index;
-        let slot_outside = if self.embeds() {
-            None
-        } else {
-            let near = self.placement.inode_goal(dir_inode.ino);
-            match self.inodes.external.alloc(txn, &self.space, near) {
-                Ok(place) => Some(place),
-                Err(e) => {
-                    self.inodes.locator.free(txn, &self.space, inode.ino)?;
-                    dir::give_up(&cx, txn, &self.space, dir_inode, dir_state, slot)?;
-                    return Err(e);
-                }
-            }
-        };
         if let Some(contents) = contents {
             self.log_contents(txn, &mut inode, contents)?;
         }
@@ -327,6 +286,61 @@ impl Fs {
         Ok(node)
     }
 
+    /// The inode of a new file in a directory; it has no number yet. `inline_target`: that of a symbolic link fits into it.
+    #[expect(clippy::too_many_arguments, reason = "what was prepared for it")]
+    fn new_inode(
+        &self,
+        owner: &Owner<'_>,
+        dir: &Inode,
+        new: &NewFile<'_>,
+        inline_target: bool,
+        inherited: &Inherited,
+        attributes: &mut Attributes<'_>,
+        now: i64,
+    ) -> Inode {
+        let is_dir = new.file_type == FileType::Directory;
+        let mut inode = Inode::new(0, new.file_type.mode_bits() | (inherited.perm & 0o7777), now);
+        inode.generation = self.next_generation();
+        [inode.uid, inode.gid, inode.projid] = owner.ids;
+        if is_dir {
+            // A set-gid directory hands the bit down to directories, as its group to all (System V and Linux).
+            inode.mode |= dir.mode & 0o2000;
+        }
+        inode.flags = dir.flags & if is_dir { FLAGS_INHERITED } else { FLAGS_INHERITED & !FLAGS_OF_DIRS };
+        if !matches!(new.file_type, FileType::Regular | FileType::Directory) {
+            inode.flags = 0;
+        }
+        inode.parent = dir.ino;
+        inode.nlink = if is_dir { 2 } else { 1 };
+        if matches!(new.file_type, FileType::CharDevice | FileType::BlockDevice) {
+            inode.aux = u64::from(new.rdev);
+        }
+        // The longest names leave little room in the smallest blocks.
+        inode.inline_len = attributes.inline_len;
+        inode.xattrs = std::mem::take(&mut attributes.packed.inline);
+        if let Some(target) = new.target.filter(|_| inline_target) {
+            inode.inline_len = crate::format::align8(target.len()).max(inode.inline_len);
+            inode.size = target.len() as u64;
+            inode.format = InodeFormat::Inline(target.to_vec());
+        }
+        inode
+    }
+
+    /// Allocates a number near a directory block, and a slot of the external table where inodes are not embedded.
+    fn allocate_inode(&self, txn: &Txn<'_>, dir: Ino, near: BlockAddr) -> Result<(SlotRef, Option<SlotRef>)> {
+        let locator = self.inodes.locator.alloc(txn, &self.space, near)?;
+        if self.embeds() {
+            return Ok((locator, None));
+        }
+        match self.inodes.external.alloc(txn, &self.space, self.placement.inode_goal(dir)) {
+            Ok(slot) => Ok((locator, Some(slot))),
+            Err(e) => {
+                self.inodes.locator.free(txn, &self.space, locator.index)?;
+                Err(e)
+            }
+        }
+    }
+
     /// A directory's contents changed: times, size, and the group its files go to.
     pub(super) fn changed_dir(&self, txn: &Txn<'_>, st: &mut NodeState, now: i64) -> Result<()> {
         st.inode.mtime = now;
@@ -372,83 +386,6 @@ impl Fs {
             outcome => outcome,
         }
     }
-
-    /// Allocates space for contents that are to be durable with the inode they belong to, such as the target of a symbolic
-    /// link that is too long for the inode. They become the inode's with [`Fs::log_contents`]; if they are dropped before,
-    /// their space goes back to the reservation.
-    pub(super) fn allocate_contents<'a>(
-        &'a self,
-        reservation: &Reservation,
-        dir: Ino,
-        data: &'a [u8],
-    ) -> Result<Contents<'a>> {
-        let g = &self.geo;
-        let goal = g.frag_of_block(self.placement.inode_goal(dir));
-        let frags = g.frags_for(data.len() as u64);
-        reservation.reserve(frags, reservation.privileged())?;
-        let run = self.space.alloc_near(goal, frags, frags)?.ok_or(Error::NoSpace)?;
-        reservation.allocated(frags);
-        let mut contents = Contents {
-            space: &self.space,
-            reservation: reservation.clone(),
-            data,
-            run,
-            committed: Cell::new(false),
-            pieces: Vec::new(),
-            sums: None,
-        };
-        self.space.prepare_commit(run)?;
-        if let Some(sums) = &self.sums {
-            let mut tables = PinnedTables::default();
-            sums.pin(&mut tables, run)?;
-            let mut bytes = data.to_vec();
-            bytes.resize((run.len as usize) << g.frag_shift, 0);
-            contents.sums = Some((tables, ChecksumRun::of(run.start, &bytes, g.frag_size())));
-        }
-        let fpb = g.frags_per_block();
-        let mut frag = run.start;
-        while frag < run.end() {
-            let block = g.block_of_frag(frag);
-            let end = g.frag_of_block(block + 1).min(run.end());
-            // Of a block that is not all its own, the other files' part is needed too.
-            let shared = if end - frag < fpb { Some(self.cache.data_block(block)?) } else { None };
-            contents.pieces.push((frag, end, shared));
-            frag = end;
-        }
-        Ok(contents)
-    }
-
-    /// Most bytes that [`Fs::log_contents`] logs.
-    pub(super) fn log_bytes_contents(&self, c: &Contents<'_>) -> usize {
-        let sums = self.sums.as_ref().map_or(0, |s| s.log_bytes(c.run.len));
-        ((c.run.len as usize) << self.geo.frag_shift) + 64 * c.pieces.len() + self.space.log_bytes(c.run.len) + sums
-    }
-
-    /// Gives contents to an inode, by way of the log: they are durable with the transaction.
-    pub(super) fn log_contents(&self, txn: &Txn<'_>, inode: &mut Inode, c: &Contents<'_>) -> Result<()> {
-        let g = &self.geo;
-        inode.size = c.data.len() as u64;
-        inode.format = InodeFormat::Extents(Vec::new());
-        let e = Extent { logical: 0, start: c.run.start, len: c.run.len, unwritten: false };
-        crate::extent::map(txn, &self.space, inode, e)?;
-        c.committed.set(true);
-        if let (Some(sums), Some((tables, summed))) = (&self.sums, &c.sums) {
-            sums.put(txn, tables, summed)?;
-        }
-        for (frag, end, shared) in &c.pieces {
-            let block = g.block_of_frag(*frag);
-            let buf = shared.clone().unwrap_or_else(|| self.cache.install_new(block));
-            self.journal.note_data_block(block);
-            let at = ((frag - g.frag_of_block(block)) as usize) << g.frag_shift;
-            let from = ((frag - c.run.start) as usize) << g.frag_shift;
-            let mut edit = txn.edit_data(&buf);
-            let out = edit.range(at, ((end - frag) as usize) << g.frag_shift);
-            let n = out.len().min(c.data.len() - from);
-            out[..n].copy_from_slice(&c.data[from..from + n]);
-            out[n..].fill(0);
-        }
-        Ok(())
-    }
 }
 
 /// Whose a new file is.
@@ -464,28 +401,6 @@ fn ids_of_new(c: Caller, dir: &Inode) -> Ids {
     let gid = if dir.mode & 0o2000 != 0 { dir.gid } else { c.gid };
     let project = if dir.flags & FLAG_PROJECT_INHERIT != 0 { dir.projid } else { 0 };
     [c.uid, gid, project]
-}
-
-/// Contents with space of their own, allocated and not committed yet.
-pub(super) struct Contents<'a> {
-    space: &'a Space,
-    reservation: Reservation,
-    data: &'a [u8],
-    run: Run,
-    committed: Cell<bool>,
-    /// First fragment, end, and the block where it has other owners too.
-    pieces: Vec<(FragAddr, FragAddr, Option<BufRef>)>,
-    /// Their checksums, and where those go.
-    sums: Option<(PinnedTables, ChecksumRun)>,
-}
-
-impl Drop for Contents<'_> {
-    fn drop(&mut self) {
-        if !self.committed.get() {
-            self.space.cancel(self.run);
-            self.reservation.deallocated(self.run.len);
-        }
-    }
 }
 
 /// Room for inline contents in a slot of the external inode table.

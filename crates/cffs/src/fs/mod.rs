@@ -9,6 +9,7 @@
 pub(crate) mod api;
 mod attr;
 mod background;
+mod contents;
 mod copy;
 mod create;
 mod data;
