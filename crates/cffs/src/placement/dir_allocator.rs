@@ -1,13 +1,13 @@
-//! Where new blocks of directories go.
+//! The trait through which directories allocate blocks.
 
 use crate::error::Result;
 use crate::format::{BlockAddr, Inode, Run};
 use crate::reservation::Reservation;
 
-/// Decides where new blocks of directories go.
+/// Allocates blocks for directories.
 pub trait DirAllocator {
-    /// Allocates (in memory, see [`Space::alloc_meta_near`]) between `min` and `want_blocks` blocks in one run. `goal`
-    /// is the address behind the directory's preceding block, where there is one.
+    /// Allocates a run of `min` to `want_blocks` blocks, in memory only (see [`crate::space::Space::alloc_meta_near`]).
+    /// `goal` is the address after the directory's preceding block, if there is one.
     fn allocate_dir_blocks(
         &self,
         reservation: &Reservation,

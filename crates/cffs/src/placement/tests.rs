@@ -1,14 +1,18 @@
-//! What is put where, and blocks that are put into the cache without being read.
+//! Where data is placed, and which blocks are installed in the cache without being read.
 
-use super::*;
-use crate::cache::{DataRun, Source};
+use super::small::SCARCE_SHARE;
+use super::table::{GROUPS_MAX, TRACKED_GROUPS_MAX};
+use super::{Placement, STREAM_MIN};
+use crate::cache::{AddrMap, DataRun, Source};
+use crate::format::{Ino, Inode, ROOT_INO, Run};
 use crate::mkfs::MkfsOptions;
 use crate::reservation::SpacePool;
 use crate::space::tests::Fixture;
 use cffs_buf::AlignedBuf;
+use std::sync::Arc;
 
 #[test]
-fn a_block_in_which_another_file_has_a_part_is_not_taken_for_fresh() {
+fn a_block_that_another_file_shares_is_not_installed_as_fresh() {
     let f = Fixture::new(64 << 20, &MkfsOptions::default());
     let g = f.geometry();
     let (fpb, fs) = (g.frags_per_block(), g.frag_size());
@@ -19,7 +23,7 @@ fn a_block_in_which_another_file_has_a_part_is_not_taken_for_fresh() {
     let mut fresh = Vec::new();
     let first = p.allocate_small(ROOT_INO, fpb, Some(cache), &mut fresh).unwrap().unwrap();
     assert_eq!(fresh.len(), 1, "a whole block of a free group");
-    // Somebody who found no free group anywhere gets the last fragment of the next block.
+    // Another file gets the last fragment of the next block.
     let theirs = first.end() + fpb - 1;
     assert_eq!(f.alloc_in(theirs..theirs + 1, 1).unwrap().unwrap().start, theirs);
     let bytes = Source::Page(Arc::new(AlignedBuf::from_slice(&vec![7; fs])));
@@ -59,7 +63,7 @@ fn with_holes_on(size: u64, holes: &[(u64, u64)]) -> (Fixture, u64, u64) {
     (f, first, fpb)
 }
 
-fn placed(p: &Placement, dir: Ino, frags: u64) -> Run {
+fn allocated(p: &Placement, dir: Ino, frags: u64) -> Run {
     p.allocate_small(dir, frags, None, &mut Vec::new()).unwrap().expect("free space")
 }
 
@@ -70,37 +74,37 @@ fn directory(p: &Placement, ino: Ino) {
 }
 
 #[test]
-fn what_comes_together_goes_into_the_long_runs_in_order() {
+fn a_batch_fills_the_long_free_runs_in_order() {
     let (f, first, fpb) = with_holes(&[(0, 2), (4, 40), (60, 3), (80, 50), (140, 10)]);
     let p = Placement::new(f.space.clone(), &f.sb, None, true);
     directory(&p, 7);
     let total = 85;
     f.space.reserve_frags(total * fpb, true).unwrap();
-    let coming = AddrMap::from_iter([(7, (total * fpb) << f.geometry().frag_shift)]);
-    p.begin_batch(&coming);
-    let starts: Vec<u64> = (0..total).map(|_| placed(&p, 7, fpb).start / fpb - first).collect();
-    p.end_batch(&coming);
+    let sizes = AddrMap::from_iter([(7, (total * fpb) << f.geometry().frag_shift)]);
+    p.begin_batch(&sizes);
+    let starts: Vec<u64> = (0..total).map(|_| allocated(&p, 7, fpb).start / fpb - first).collect();
+    p.end_batch(&sizes);
     let batch_bytes: Vec<u64> = (4..44).chain(80..125).collect();
     assert_eq!(starts, batch_bytes);
 }
 
 #[test]
-fn where_no_runs_are_long_those_are_taken_that_lie_beside_each_other() {
+fn without_long_runs_a_batch_fills_runs_that_lie_close_together() {
     let beside: Vec<(u64, u64)> = (0..13).map(|n| (8 * n, 6)).collect();
     let (f, first, fpb) = with_holes(&[&beside[..], &[(130, 12), (170, 12)]].concat());
     let p = Placement::new(f.space.clone(), &f.sb, None, true);
     directory(&p, 7);
     f.space.reserve_frags(77 * fpb, true).unwrap();
-    let coming = AddrMap::from_iter([(7, (72 * fpb) << f.geometry().frag_shift)]);
-    p.begin_batch(&coming);
-    let place = |blocks: u64| placed(&p, 7, blocks * fpb).start / fpb - first;
+    let sizes = AddrMap::from_iter([(7, (72 * fpb) << f.geometry().frag_shift)]);
+    p.begin_batch(&sizes);
+    let place = |blocks: u64| allocated(&p, 7, blocks * fpb).start / fpb - first;
     let starts: Vec<u64> = (0..64).map(|_| place(1)).collect();
     let batch_bytes: Vec<u64> = (0..64).map(|n| 8 * (n / 6) + n % 6).collect();
     assert_eq!(starts, batch_bytes);
     assert_eq!(place(3), 88, "behind what is left of this run, which is too short");
     assert_eq!(place(3), 91);
     assert_ne!(place(7), 96, "no run there takes that");
-    p.end_batch(&coming);
+    p.end_batch(&sizes);
 }
 
 /// As [`with_holes`], and more than a quarter of all is free: behind the rest.
@@ -114,28 +118,28 @@ fn with_holes_and_space(holes: &[(u64, u64)]) -> (Fixture, u64, u64) {
 }
 
 #[test]
-fn where_space_is_scarce_a_file_that_comes_alone_takes_the_shortest_gap() {
+fn where_space_is_scarce_an_isolated_file_is_placed_best_fit() {
     let holes = [(0, 32), (50, 5), (66, 6), (81, 9), (100, 4)];
     let (f, first, fpb) = with_holes(&holes);
     let p = Placement::new(f.space.clone(), &f.sb, None, true);
     directory(&p, 7);
     f.space.reserve_frags(30 * fpb, true).unwrap();
-    let place = |blocks: u64| placed(&p, 7, blocks * fpb).start / fpb - first;
+    let place = |blocks: u64| allocated(&p, 7, blocks * fpb).start / fpb - first;
     assert_eq!(place(5), 50);
     assert_eq!(place(5), 66, "one block is left of this one");
     assert_eq!(place(1), 71);
     assert_eq!(place(4), 100);
-    // What comes with others of its directory goes where there is room for them all.
-    let coming = AddrMap::from_iter([(7, (9 * fpb) << f.geometry().frag_shift)]);
-    p.begin_batch(&coming);
+    // The files of one batch go where there is room for them all.
+    let sizes = AddrMap::from_iter([(7, (9 * fpb) << f.geometry().frag_shift)]);
+    p.begin_batch(&sizes);
     assert_eq!(place(4), 81);
     assert_eq!(place(5), 85);
-    p.end_batch(&coming);
+    p.end_batch(&sizes);
     assert_eq!(place(5), 0, "no gap is left, so a free group is opened");
 }
 
 #[test]
-fn gaps_in_the_open_groups_of_directories_are_left_to_their_blocks() {
+fn free_space_in_open_groups_of_directories_is_left_to_directory_blocks() {
     let (f, first, fpb) = with_holes(&[(0, 6), (50, 5)]);
     let p = Placement::new(f.space.clone(), &f.sb, None, true);
     directory(&p, 7);
@@ -143,13 +147,13 @@ fn gaps_in_the_open_groups_of_directories_are_left_to_their_blocks() {
     let group = |blocks: u64| f.geometry().group_of(first + blocks);
     p.table.lock().open_for_dirs(8, group(50));
     f.space.reserve_frags(5 * fpb, true).unwrap();
-    let kept = placed(&p, 7, 5 * fpb);
+    let kept = allocated(&p, 7, 5 * fpb);
     assert_eq!(kept.start / fpb - first, 0);
     f.space.cancel(kept);
     // With another group open, this one is like any other.
     p.table.lock().open_for_dirs(8, group(200));
     f.space.reserve_frags(5 * fpb, true).unwrap();
-    let taken = placed(&p, 7, 5 * fpb);
+    let taken = allocated(&p, 7, 5 * fpb);
     assert_eq!(taken.start / fpb - first, 50);
     p.table.lock().open_for_dirs(8, group(50));
     p.untrack(8);
@@ -157,12 +161,12 @@ fn gaps_in_the_open_groups_of_directories_are_left_to_their_blocks() {
 }
 
 #[test]
-fn a_file_that_comes_alone_leaves_the_long_runs_alone() {
+fn an_isolated_file_does_not_break_up_long_runs() {
     let (f, first, fpb) = with_holes_and_space(&[(0, 32), (50, 3), (66, 9)]);
     let p = Placement::new(f.space.clone(), &f.sb, None, true);
     directory(&p, 7);
     f.space.reserve_frags(6 * fpb, true).unwrap();
-    let place = |frags| placed(&p, 7, frags).start / fpb - first;
+    let place = |frags| allocated(&p, 7, frags).start / fpb - first;
     assert_eq!(place(fpb), 50, "the fullest group with room for some files");
     assert_eq!(place(fpb), 51, "it is open now");
     assert!(
@@ -172,7 +176,7 @@ fn a_file_that_comes_alone_leaves_the_long_runs_alone() {
 }
 
 #[test]
-fn the_groups_that_are_remembered_are_bounded() {
+fn the_number_of_tracked_groups_is_bounded() {
     let (f, _, _) = with_holes(&[(0, 32)]);
     let p = Placement::new(f.space.clone(), &f.sb, None, true);
     let gb = f.geometry().group_blocks();
@@ -199,8 +203,8 @@ fn a_long_file_takes_the_longest_free_runs_in_their_order() {
     f.space.reserve_frags(3000 * fpb, true).unwrap();
     // The next part of a file that ends before a block, with so much more to come: where it begins, and how much of it is there.
     let place = |end: u64, blocks: u64, ahead: u64| {
-        let placed = p.allocate_stream(ROOT_INO, Some((first + end) * fpb), blocks * fpb, ahead).unwrap();
-        placed.map(|run| (run.start / fpb - first, run.len / fpb))
+        let run = p.allocate_stream(ROOT_INO, Some((first + end) * fpb), blocks * fpb, ahead).unwrap();
+        run.map(|run| (run.start / fpb - first, run.len / fpb))
     };
     assert_eq!(place(150, 10, 0), Some((200, 10)), "one that is not long takes what is next");
     assert_eq!(place(150, 10, long - 1), Some((210, 10)), "still not");

@@ -1,0 +1,84 @@
+//! Batch allocation: the small files of one writeback go through the long free runs, in the order of the device.
+
+use crate::error::Result;
+use crate::format::{BlockAddr, FragAddr, LiveGeometry, Run};
+use crate::space::Space;
+use std::collections::VecDeque;
+
+/// Free runs of this many groups are as good as longer ones, because a transfer is no longer.
+pub(super) const LONG_RUN_GROUPS: u64 = 4;
+/// A seek costs as much as transferring this part of a group. At the knee of the service time curve a distant request costs
+/// a whole group, but a writeback crosses the device in order. A read also takes along gaps of this length.
+const SEEK_SHARE: u64 = 2;
+/// Free runs that are tried for one file.
+const RUN_TRIES: usize = 16;
+
+/// The writeback under way, as far as it concerns placement.
+#[derive(Default)]
+pub(super) struct Batch {
+    /// The group of its last small file.
+    pub last_group: Option<BlockAddr>,
+    /// Fragments that it still has to allocate in long free runs.
+    pub frags: u64,
+    /// Where its next file goes.
+    pub cursor: Option<BatchCursor>,
+}
+
+/// The position of a batch in free space.
+pub(super) struct BatchCursor {
+    /// The next free runs, as far as they are not allocated yet.
+    runs: VecDeque<Run>,
+    /// The batch continues with free runs from this address on that have at least this many fragments. `None` if all runs
+    /// were chosen in advance.
+    then: Option<(FragAddr, u64)>,
+}
+
+impl BatchCursor {
+    /// Plans a batch of `frags` fragments near a block: through the long free runs in their order or, where there are none,
+    /// through the runs that cost least.
+    pub fn plan(space: &Space, geo: &LiveGeometry, near: BlockAddr, frags: u64) -> Result<Option<BatchCursor>> {
+        let group = geo.frag_of_block(geo.group_blocks());
+        let enough = LONG_RUN_GROUPS * group;
+        let Some(least) = space.min_run_length(near, frags, enough)? else { return Ok(None) };
+        if least >= enough.min(frags) {
+            let then = Some((geo.frag_of_block(near), least));
+            return Ok(Some(BatchCursor { runs: VecDeque::new(), then }));
+        }
+        let runs = space.cheapest_runs(near, frags, group / SEEK_SHARE)?.into();
+        Ok(BatchCursor { runs, then: None }.unless_finished())
+    }
+
+    /// Allocates a run for the next file. Returns the cursor too, unless the batch has to be planned anew.
+    pub fn allocate(mut self, space: &Space, frags: u64) -> Result<(Option<BatchCursor>, Option<Run>)> {
+        for _ in 0..RUN_TRIES {
+            if let Some((from, least)) = self.then
+                && self.runs.front().is_none_or(|run| run.len < frags)
+            {
+                let Some(next) = space.next_free_run(from, least.max(frags))? else { return Ok((None, None)) };
+                self = BatchCursor { runs: VecDeque::from([next]), then: Some((next.end(), least)) };
+            }
+            // The runs are used in order, because files that follow each other in a directory are to do so on the device.
+            let tried = self.runs.len().min(RUN_TRIES);
+            let Some(at) = self.runs.iter().take(tried).position(|run| frags <= run.len) else {
+                self.runs.drain(..tried);
+                return Ok((self.unless_finished(), None));
+            };
+            self.runs.drain(..at);
+            let free = self.runs[0];
+            if let Some(run) = space.alloc_in(free.start..free.end(), frags)? {
+                self.runs[0] = Run { start: run.end(), len: free.end() - run.end() };
+                if self.runs[0].len == 0 {
+                    self.runs.pop_front();
+                }
+                return Ok((self.unless_finished(), Some(run)));
+            }
+            // Somebody else has allocated this run.
+            self.runs.pop_front();
+        }
+        Ok((None, None))
+    }
+
+    fn unless_finished(self) -> Option<BatchCursor> {
+        (!self.runs.is_empty() || self.then.is_some()).then_some(self)
+    }
+}

@@ -1,0 +1,93 @@
+//! Placement of large files, in whole blocks.
+
+use super::policy::Placement;
+use crate::error::Result;
+use crate::format::extent::EXTENT_LEN_MAX;
+use crate::format::{FragAddr, Ino, Run};
+
+/// The stream threshold: files of this many bytes and more take the longest free runs. Smaller ones are placed best-fit,
+/// because many files of such a length would each find a gap that fits.
+pub const STREAM_MIN: u64 = 8 << 20;
+
+impl Placement {
+    /// Allocates a part of a large file in whole blocks: behind `after` if that is free, else near the large files of the
+    /// directory's allocation group.
+    pub fn allocate_large(&self, dir: Ino, after: Option<FragAddr>, frags: u64) -> Result<Option<Run>> {
+        let fpb = self.geo.frags_per_block();
+        let mut t = self.table.lock();
+        let ag = self.geo.ag_of(self.goal(&t, dir));
+        let middle = self.geo.frag_of_block(self.geo.ag_start(ag) + self.geo.ag_len(ag) / 2);
+        let goal = after.or_else(|| t.large.get(&ag).copied()).unwrap_or(middle);
+        let whole = (frags / fpb).min(EXTENT_LEN_MAX / fpb);
+        if after.is_none()
+            && let Some(run) = self.space.alloc_blocks_best_fit(self.geo.block_of_frag(goal), whole)?
+        {
+            return Ok(Some(run));
+        }
+        let run = if whole > 0 {
+            self.space.alloc_blocks_near(self.geo.block_of_frag(goal + fpb - 1), whole, 1)?
+        } else {
+            None
+        };
+        let run = match run {
+            Some(run) => Some(run),
+            None => self.space.alloc_near(goal, frags.min(fpb), 1)?,
+        };
+        if let Some(run) = run {
+            t.large.insert(ag, run.end());
+        }
+        Ok(run)
+    }
+
+    /// Allocates a part of a large file that is written piece by piece, of which perhaps `ahead` more fragments will come.
+    ///
+    /// The part goes behind `after` as far as that is free. Otherwise, if the file is long ([`STREAM_MIN`]), it goes into
+    /// the longest free runs, as many as it needs, in the order of the device. Otherwise it goes where `ahead` more fragments
+    /// have room. That room is not allocated, but other searches begin behind it, so the next piece finds it while space
+    /// lasts.
+    pub fn allocate_stream(&self, dir: Ino, after: Option<FragAddr>, frags: u64, ahead: u64) -> Result<Option<Run>> {
+        if let Some(after) = after.filter(|a| a.is_multiple_of(self.geo.frags_per_block())) {
+            if let Some(run) = self.space.alloc_from(after, frags)? {
+                return Ok(Some(run));
+            }
+            if let Some(run) = self.allocate_in_long_run(dir, after, frags, ahead)? {
+                return Ok(Some(run));
+            }
+        }
+        let room = self.space.reservation(None, false);
+        let ahead = if room.reserve(ahead, false).is_ok() { ahead } else { 0 };
+        let run = self.allocate_large(dir, after, frags + ahead)?;
+        Ok(run.map(|run| {
+            let len = run.len.min(frags);
+            if run.len > len {
+                self.space.cancel(Run { start: run.start + len, len: run.len - len });
+            }
+            Run { len, ..run }
+        }))
+    }
+
+    /// For a long file: whole blocks in the next one of the longest free runs.
+    fn allocate_in_long_run(&self, dir: Ino, after: FragAddr, frags: u64, ahead: u64) -> Result<Option<Run>> {
+        let long = STREAM_MIN >> self.geo.frag_shift;
+        let need = frags.max(long);
+        if ahead >= long
+            && let Some(least) = self.space.min_run_length(self.geo.block_of_frag(after), need, need)?
+            && let Some(free) = self.space.next_free_run(after, least)?
+            && let Some(run) = self.allocate_blocks_of(free, frags)?
+        {
+            let mut t = self.table.lock();
+            let ag = self.geo.ag_of(self.goal(&t, dir));
+            t.large.insert(ag, free.end().min(run.end() + ahead));
+            return Ok(Some(run));
+        }
+        Ok(None)
+    }
+
+    /// The first whole blocks of a free run, at most `frags` fragments. `None` if somebody else has allocated them.
+    fn allocate_blocks_of(&self, free: Run, frags: u64) -> Result<Option<Run>> {
+        let fpb = self.geo.frags_per_block();
+        let start = free.start.next_multiple_of(fpb);
+        let len = free.end().saturating_sub(start).min(frags).min(EXTENT_LEN_MAX / fpb * fpb) / fpb * fpb;
+        if len == 0 { Ok(None) } else { self.space.alloc_in(start..start + len, len) }
+    }
+}

@@ -1,0 +1,137 @@
+//! The placement of one mounted file system.
+
+use super::batch::{Batch, LONG_RUN_GROUPS};
+use super::scatter::Scatter;
+use super::table::{DirPlacement, Table};
+use crate::cache::AddrMap;
+use crate::format::superblock::COMPAT_DIRS_WITH_DATA;
+use crate::format::{BlockAddr, FragAddr, Ino, Inode, LiveGeometry, Superblock};
+use crate::space::Space;
+use parking_lot::Mutex;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// A group that is partly in use is opened only if at least one in this many parts is free.
+pub(super) const EMPTY_SHARE: u64 = 8;
+
+/// Placement of one mounted file system.
+pub struct Placement {
+    pub(super) space: Arc<Space>,
+    pub(super) geo: Arc<LiveGeometry>,
+    /// Small files are grouped.
+    pub(super) grouping: bool,
+    /// Directory blocks go into the groups of file data.
+    pub(super) dirs_with_data: bool,
+    /// Small directories share the groups of their parents.
+    pub(super) subtrees: bool,
+    pub(super) table: Mutex<Table>,
+    /// Random placement, for experiments.
+    pub(super) scatter: Option<Mutex<Scatter>>,
+}
+
+impl Placement {
+    /// The policy that the superblock asks for. With a seed in `scatter`, files of a file system without groups are placed at
+    /// random. With `subtrees`, small directories share the groups of their parents.
+    pub fn new(space: Arc<Space>, sb: &Superblock, scatter: Option<u64>, subtrees: bool) -> Placement {
+        let geo = space.live_geometry();
+        Placement {
+            space,
+            geo,
+            grouping: sb.groups_files(),
+            dirs_with_data: sb.compat & COMPAT_DIRS_WITH_DATA != 0,
+            subtrees,
+            table: Mutex::default(),
+            scatter: scatter.map(|seed| Mutex::new(Scatter::new(seed))),
+        }
+    }
+
+    /// Files up to this many bytes are small: they are grouped.
+    pub fn small_max(&self) -> u64 {
+        self.geo.group_size() as u64
+    }
+
+    /// Tracks a directory: its parent, and the group of its last file.
+    pub fn track(&self, dir: &Inode) {
+        let valid = dir.hint.is_multiple_of(self.geo.group_blocks()) && dir.hint < self.geo.total_blocks;
+        let hint = if valid { dir.hint } else { 0 };
+        self.table.lock().track(dir.ino, dir.parent, hint, self.own_group_min());
+    }
+
+    /// Stops tracking a directory that was removed.
+    pub fn untrack(&self, dir: Ino) {
+        self.table.lock().untrack(dir);
+    }
+
+    /// The group to store in a directory's inode.
+    pub fn hint(&self, dir: Ino) -> BlockAddr {
+        self.table.lock().dirs.get(&dir).map_or(0, |d| d.data_group)
+    }
+
+    /// Announces a writeback: how many bytes of small files it will allocate for each directory.
+    ///
+    /// A directory that gets enough for groups of its own has them from its first file on, and begins where the directory
+    /// before it ends. If a directory, or several that share groups, gets more than some groups, its files go into long free
+    /// runs.
+    pub fn begin_batch(&self, sizes: &AddrMap<Ino, u64>) {
+        let mut t = self.table.lock();
+        t.batch = Batch::default();
+        let limit = self.own_group_min();
+        let mut by_group_dir: AddrMap<Ino, u64> = AddrMap::default();
+        for (dir, bytes) in sizes {
+            *by_group_dir.entry(self.group_dir(&t, *dir, |d| d.data_bytes >= limit)).or_default() += bytes;
+        }
+        for (dir, bytes) in sizes {
+            let group_dir = self.group_dir(&t, *dir, |d| d.data_bytes >= limit);
+            let batched = self.grouping && by_group_dir[&group_dir] > LONG_RUN_GROUPS * self.geo.group_size() as u64;
+            if let Some(d) = t.dirs.get_mut(dir) {
+                d.batch_bytes = *bytes;
+                d.batched = batched;
+                t.batch.frags += if batched { self.geo.frags_for(*bytes) } else { 0 };
+            }
+        }
+    }
+
+    /// Ends the writeback that [`Placement::begin_batch`] announced.
+    pub fn end_batch(&self, sizes: &AddrMap<Ino, u64>) {
+        let mut t = self.table.lock();
+        t.batch = Batch::default();
+        for dir in sizes.keys() {
+            if let Some(d) = t.dirs.get_mut(dir) {
+                d.batch_bytes = 0;
+                d.batched = false;
+            }
+        }
+    }
+
+    /// Goal for a new inode chunk of a directory (`--no-embed`).
+    pub fn inode_goal(&self, dir: Ino) -> BlockAddr {
+        self.goal(&self.table.lock(), dir)
+    }
+
+    /// A directory with this many bytes has groups of its own.
+    pub(super) fn own_group_min(&self) -> u64 {
+        self.geo.group_size() as u64 / 2
+    }
+
+    /// The directory whose groups a directory uses. `has_own` says which have groups of their own.
+    pub(super) fn group_dir(&self, t: &Table, dir: Ino, has_own: impl Fn(&DirPlacement) -> bool) -> Ino {
+        if self.subtrees { t.group_dir(dir, has_own) } else { dir }
+    }
+
+    /// Where the search for a directory's space begins: its open group, the nearest one above it, or the start of the data
+    /// in allocation group 0.
+    pub(super) fn goal(&self, t: &Table, dir: Ino) -> BlockAddr {
+        t.any_group_above(dir).unwrap_or_else(|| self.geo.fixed_blocks_of_ag0())
+    }
+
+    /// Fragments of a group.
+    pub(super) fn group_frags(&self) -> u64 {
+        self.geo.frag_of_block(self.geo.group_blocks())
+    }
+
+    /// The fragments of `groups` groups from `group` on.
+    pub(super) fn window(&self, group: BlockAddr, groups: u64) -> Range<FragAddr> {
+        let end = (group + groups * self.geo.group_blocks()).min(self.geo.total_blocks);
+        self.geo.frag_of_block(group)..self.geo.frag_of_block(end)
+    }
+}
