@@ -1,6 +1,6 @@
 //! Reservations: what an operation may use, set aside before anything changes.
 //!
-//! A reservation holds fragments for data, whole blocks for metadata, and the same in the quotas of whoever will own them.
+//! A reservation holds fragments for data, whole blocks for metadata, and the same in the quotas of their owner.
 //! It is made where an error can still be returned: at write, create or fallocate, not at writeback. What it still holds
 //! when it is dropped goes back. (Log bytes are reserved by [`crate::journal::Journal::begin`] and belong to the
 //! transaction alone, because a commit may come between two transactions of one operation.)

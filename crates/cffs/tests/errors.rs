@@ -63,7 +63,7 @@ fn data_that_cannot_be_written_is_told_by_fsync_and_kept() {
     failing.set(Operation::Write, Fault::from_now_on().of_kind(IoKind::Data));
     assert!(matches!(fs.fsync(f.ino, false), Err(Error::Io(_))));
     failing.clear();
-    fs.fsync(f.ino, false).expect("the data is still there and goes home now");
+    fs.fsync(f.ino, false).expect("the data is still there and is written in place now");
     drop(fs);
     let fs = Fs::open(memory as Arc<dyn Device>, None, options()).unwrap();
     assert!(path::read_file(&fs, b"/large").unwrap() == data);

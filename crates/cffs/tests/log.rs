@@ -1,4 +1,4 @@
-//! The log on a device that loses things: one of its headers, or a block at home that the log has changes of.
+//! The log on a device that loses things: one of its headers, or a block in place that the log has changes of.
 
 use cffs::check::repair::{RepairOptions, repair};
 use cffs::check::{Report, check};

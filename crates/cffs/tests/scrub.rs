@@ -40,7 +40,7 @@ fn filled(no_embed: bool) -> Arc<MemoryDevice> {
 /// The same, perhaps with checksums of data.
 fn filled_with(no_embed: bool, data_sums: bool) -> Arc<MemoryDevice> {
     let dev = Arc::new(MemoryDevice::new(64 << 20));
-    // A small log: blocks go home often.
+    // A small log: checkpoints are frequent.
     let o = MkfsOptions::default()
         .no_embed(no_embed)
         .data_sums(data_sums)

@@ -15,14 +15,14 @@ const ROOT: Caller = Caller::ROOT;
 /// The kind of each block of metadata that was written, and its address.
 type Written = Arc<Mutex<Vec<(BlockKind, u64)>>>;
 
-struct Site {
+struct SyncMount {
     device: Arc<Observed>,
     written: Written,
     fs: Arc<Fs>,
 }
 
-impl Site {
-    fn new(no_embed: bool) -> Site {
+impl SyncMount {
+    fn new(no_embed: bool) -> SyncMount {
         let written = Written::default();
         let list = written.clone();
         let device = Observed::new(Arc::new(MemoryDevice::new(64 << 20)), move |seen| {
@@ -37,7 +37,7 @@ impl Site {
         // The first name brings the first block, and the first inode its table.
         create(&fs, ROOT_INO, "first");
         fs.sync().unwrap();
-        Site { device, written, fs }
+        SyncMount { device, written, fs }
     }
 
     /// What an operation writes before it returns.
@@ -72,7 +72,7 @@ fn create(fs: &Fs, dir: u64, name: &str) {
 
 #[test]
 fn an_inode_beside_its_name_needs_no_order() {
-    let s = Site::new(false);
+    let s = SyncMount::new(false);
     assert_eq!(s.writes(|fs| create(fs, ROOT_INO, "a")), []);
     assert_eq!(s.writes(|fs| fs.rename(ROOT, ROOT_INO, b"a", ROOT_INO, b"b", RenameFlags::default()).unwrap()), []);
     assert_eq!(s.writes(|fs| fs.unlink(ROOT_INO, b"b").unwrap()), []);
@@ -81,7 +81,7 @@ fn an_inode_beside_its_name_needs_no_order() {
 
 #[test]
 fn an_inode_apart_is_there_before_its_name_and_goes_after_it() {
-    let s = Site::new(true);
+    let s = SyncMount::new(true);
     assert_eq!(s.writes(|fs| create(fs, ROOT_INO, "a")), [BlockKind::ExternalInodes, BlockKind::Dir]);
     create(&s.fs, ROOT_INO, "b");
     let ino = s.fs.lookup(ROOT_INO, b"b").unwrap().ino;
@@ -95,7 +95,7 @@ fn an_inode_apart_is_there_before_its_name_and_goes_after_it() {
 
 #[test]
 fn a_second_name_comes_after_its_inode() {
-    let s = Site::new(false);
+    let s = SyncMount::new(false);
     let ino = s.fs.lookup(ROOT_INO, b"first").unwrap().ino;
     let linked = s.writes(|fs| fs.forget(fs.link(ROOT, ino, ROOT_INO, b"a").unwrap().ino, 1));
     // The table gets its first block, to which only its own inode leads.
@@ -106,7 +106,7 @@ fn a_second_name_comes_after_its_inode() {
 
 #[test]
 fn a_rename_writes_the_new_name_before_the_old_one_goes() {
-    let s = Site::new(false);
+    let s = SyncMount::new(false);
     let dir = s.fs.mkdir(ROOT, ROOT_INO, b"d", 0o755).unwrap().ino;
     create(&s.fs, dir, "first");
     s.fs.sync().unwrap();

@@ -286,8 +286,8 @@ pub(super) fn trim_to(
     if next < region_end && next - end >= slack { region_end } else { from }
 }
 
-/// After an entry has gone from a block: remembers the room, or gives the block back if it was the last entry.
-pub(super) fn settle(
+/// After an entry was removed from a block: remembers the room, or frees the block if it was the last entry.
+pub(super) fn release_room(
     cx: &DirCtx<'_>,
     txn: &Txn<'_>,
     space: &Space,
@@ -297,9 +297,9 @@ pub(super) fn settle(
     buf: &BufRef,
 ) -> Result<()> {
     let (used, free) = usage(buf);
-    state.rooms.lock().forget(lblock);
+    state.room_hints.lock().forget(lblock);
     if used {
-        state.rooms.lock().note(lblock, free);
+        state.room_hints.lock().note(lblock, free);
         return Ok(());
     }
     let size = size_blocks(cx, inode);
@@ -316,7 +316,7 @@ pub(super) fn settle(
         (end..to, end)
     };
     if !punch(cx, txn, space, inode, state, range.clone())? {
-        state.rooms.lock().note(lblock, free);
+        state.room_hints.lock().note(lblock, free);
         return Ok(());
     }
     set_size_blocks(cx, inode, end);
@@ -325,7 +325,7 @@ pub(super) fn settle(
         state.reset();
         return Ok(());
     }
-    let mut rooms = state.rooms.lock();
+    let mut rooms = state.room_hints.lock();
     rooms.hole_from = rooms.hole_from.min(lblock);
     if lblock + 1 == size {
         rooms.forget_from(range.start);

@@ -14,7 +14,8 @@ pub struct DirCtx<'a> {
     pub cache: &'a Cache,
     /// Key of the name hash, from the superblock.
     pub seed: [u64; 2],
-    /// Where the inode of the directory stands, for whoever reads its blocks: beside it stand those of its siblings.
+    /// Where the inode of the directory is. Reading its blocks uses that as a locality hint, because the inodes of its siblings
+    /// are next to it.
     pub location: InodeLocation,
 }
 

@@ -41,7 +41,7 @@ use crate::format::{
     BlockAddr, BlockId, BlockKind, FileType, Geometry, Ino, Inode, META_HEADER_SIZE, NAME_MAX, dirindex,
 };
 use crate::journal::Txn;
-use crate::node::{Cursor, DirState, NameMap, Rooms, damaged};
+use crate::node::{Cursor, DirState, NameMap, RoomHints, damaged};
 use crate::placement::DirAllocator;
 use crate::space::Space;
 use blocks::Growth;
@@ -218,7 +218,7 @@ fn know_names(cx: &DirCtx<'_>, inode: &Inode, state: &DirState) -> Result<bool> 
         return Ok(true);
     }
     let mut names = NameMap::default();
-    let mut rooms = Rooms::default();
+    let mut rooms = RoomHints::default();
     rooms.seeded = true;
     let end = blocks::size_blocks(cx, inode);
     let mut whole = true;
@@ -236,7 +236,7 @@ fn know_names(cx: &DirCtx<'_>, inode: &Inode, state: &DirState) -> Result<bool> 
     })?;
     if whole {
         *known = Some(names);
-        let mut old = state.rooms.lock();
+        let mut old = state.room_hints.lock();
         if !old.seeded {
             *old = rooms;
         }
@@ -310,13 +310,13 @@ fn find_room(cx: &DirCtx<'_>, inode: &Inode, state: &DirState, need: usize) -> R
     if end == 0 {
         return Ok(None);
     }
-    let mut rooms = state.rooms.lock();
+    let mut rooms = state.room_hints.lock();
     if !rooms.seeded {
         drop(rooms);
         if inode.index_buckets == 0 && end <= UNINDEXED_BLOCKS {
             know_names(cx, inode, state)?;
         }
-        rooms = state.rooms.lock();
+        rooms = state.room_hints.lock();
         if !rooms.seeded {
             rooms.seeded = true;
             rooms.note(end - 1, cx.cache.geometry().block_size());
@@ -381,7 +381,7 @@ fn add_block(cx: &DirCtx<'_>, grow: &Growth<'_>, inode: &mut Inode, state: &DirS
     if lblock >= end {
         blocks::set_size_blocks(cx, inode, lblock + 1);
     }
-    let mut rooms = state.rooms.lock();
+    let mut rooms = state.room_hints.lock();
     rooms.seeded = true;
     let room = cx.cache.geometry().block_size() - META_HEADER_SIZE;
     rooms.set_cursor(Cursor { lblock, offset: META_HEADER_SIZE, room });
@@ -399,7 +399,7 @@ fn find_hole(cx: &DirCtx<'_>, inode: &Inode, state: &DirState, end: u64) -> Resu
     if !small && end < DIR_BLOCKS_MAX && end <= 2 * allocated + 2 * UNINDEXED_BLOCKS {
         return Ok(None);
     }
-    let mut rooms = state.rooms.lock();
+    let mut rooms = state.room_hints.lock();
     if rooms.hole_from >= end {
         rooms.hole_from = 0;
     }
@@ -417,7 +417,7 @@ pub fn give_up(
     state: &DirState,
     slot: Slot,
 ) -> Result<()> {
-    if slot.new_block { blocks::settle(cx, txn, space, inode, state, slot.lblock, &slot.buf) } else { Ok(()) }
+    if slot.new_block { blocks::release_room(cx, txn, space, inode, state, slot.lblock, &slot.buf) } else { Ok(()) }
 }
 
 /// Puts a name into the place prepared for it. The hash of `new` is set here.
@@ -450,7 +450,7 @@ pub fn insert(
             }
         }
     }
-    state.rooms.lock().used(lblock, offset, len);
+    state.room_hints.lock().used(lblock, offset, len);
     Ok(buf)
 }
 
@@ -502,7 +502,7 @@ pub fn remove(
     drop(bucket);
     dirblock::remove(&mut txn.edit(&found.buf), found.offset);
     index::shrink(cx, txn, space, inode, state)?;
-    blocks::settle(cx, txn, space, inode, state, found.lblock, &found.buf)
+    blocks::release_room(cx, txn, space, inode, state, found.lblock, &found.buf)
 }
 
 /// Takes the name from an embedded inode, which stays in its place as an orphan.
@@ -541,7 +541,7 @@ pub fn grow_entry(
     dirblock::grow(&mut txn.edit(&buf), offset, len);
     let b = buf.read();
     let lblock = crate::format::get_u64(&b, dirblock::DIR_LBLOCK);
-    let mut rooms = state.rooms.lock();
+    let mut rooms = state.room_hints.lock();
     // The place where the next name was to go may have been this one.
     rooms.forget(lblock);
     rooms.note(lblock, dirblock::free_bytes(&b));
@@ -562,7 +562,7 @@ pub fn remove_orphan(
     dirblock::remove(&mut txn.edit(&buf), offset);
     // The index may have stayed too large while orphans kept the directory from becoming empty.
     index::shrink(cx, txn, space, inode, state)?;
-    blocks::settle(cx, txn, space, inode, state, lblock, &buf)
+    blocks::release_room(cx, txn, space, inode, state, lblock, &buf)
 }
 
 /// The block of an orphan, and its number in the directory. Once it was found, [`remove_orphan`] finds it too as long as the

@@ -87,8 +87,8 @@ pub(super) fn dirty_page(
     if let Err(e) = reserve_tree_for(cx, st, all, 1, privileged) {
         // The last fragments of a device: what this page really needs counts.
         let alone = st.data.in_flight == 0 && st.data.pages.keys().all(|i| *i == index);
-        st.data.tight = alone && matches!(e, Error::NoSpace) && extent::has_room(cx.cache, &st.inode, frags, all)?;
-        if !st.data.tight {
+        st.data.must_flush = alone && matches!(e, Error::NoSpace) && extent::has_room(cx.cache, &st.inode, frags, all)?;
+        if !st.data.must_flush {
             st.data.release(more);
             return Err(e);
         }
@@ -161,7 +161,7 @@ fn leave_inode(cx: &FileCtx<'_>, st: &mut NodeState, size: u64, privileged: bool
 }
 
 /// Writes into the file's pages. Returns the bytes taken; fewer than asked for only when an error stopped it after some, or
-/// when space is so short that these are to be written back first ([`FileData::tight`]).
+/// when space is so short that these are to be written back first ([`crate::node::FileData::must_flush`]).
 pub fn write(cx: &FileCtx<'_>, st: &mut NodeState, offset: u64, data: &[u8], privileged: bool) -> Result<usize> {
     offset.checked_add(data.len() as u64).filter(|e| *e <= FILE_SIZE_MAX).ok_or(Error::FileTooLarge)?;
     if data.is_empty() {
@@ -203,7 +203,7 @@ pub fn write(cx: &FileCtx<'_>, st: &mut NodeState, offset: u64, data: &[u8], pri
             Ok(taken) => {
                 done += taken;
                 st.inode.size = st.inode.size.max(at + taken as u64);
-                if taken < n || st.data.tight {
+                if taken < n || st.data.must_flush {
                     break;
                 }
             }

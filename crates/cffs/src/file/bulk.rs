@@ -12,7 +12,7 @@ use crate::node::{NodeState, PAGE_OVERHEAD, Page};
 use cffs_buf::AlignedBuf;
 use std::sync::Arc;
 
-/// Blocks taken at once: bounds what is promised before it is needed.
+/// Blocks taken at once: bounds what is reserved before it is needed.
 const BLOCKS_MAX: usize = 1024;
 
 /// Puts the whole blocks that `data` begins with into new pages from `first` on; returns how many bytes it took, 0 if it
@@ -42,12 +42,12 @@ pub(super) fn write(cx: &FileCtx<'_>, st: &mut NodeState, first: u64, data: &[u8
     // As for one page: what has its place can be written, for the tree the reserve is there.
     let privileged = privileged || need.places == 0;
     let all = st.data.pages_reserved + st.data.pages_splits + need.places;
-    let promised = st
+    let reserved = st
         .data
         .reservation(cx.space)
         .reserve(need.places, privileged)
         .and_then(|()| reserve_tree_for(cx, st, all, n, privileged).inspect_err(|_| st.data.release(need.places)));
-    match promised {
+    match reserved {
         Ok(()) => {}
         // For so many at once; page by page there may be space for some.
         Err(Error::NoSpace | Error::Quota) => return Ok(0),

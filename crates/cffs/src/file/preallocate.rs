@@ -3,8 +3,8 @@
 //! What is allocated ahead is an *unwritten* extent: it has its place and reads as zeros. Writeback makes it written, in
 //! the transaction that follows the data (see [`super::writeback`]), so a crash never shows what stood there before.
 //!
-//! The steps here are transactions of their own; between them the file is whole, though perhaps not all done. Whoever takes
-//! them holds [`Node::write_lock`] and an [`Exclusive`], and no page of the file overlaps what is changed.
+//! The steps here are transactions of their own. Between them the file is consistent, though perhaps not all is done. The
+//! caller holds [`Node::write_lock`] and an [`Exclusive`], and no page of the file overlaps what is changed.
 
 use super::buffered::dirty_page;
 use super::mapping;

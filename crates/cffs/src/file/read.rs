@@ -99,7 +99,7 @@ pub(super) fn read_disk(cx: &FileCtx<'_>, st: &NodeState, offset: u64, out: &mut
         return cx.cache.read_runs(runs, check.as_ref().map(|c| c as &dyn DataVerifier));
     }
     if ahead > 0 && !grouped && cx.cache.has_readahead() {
-        // A failure is met again, and told, by who reads there.
+        // A read of that part meets a failure again, and returns it.
         let _ = fetch_beyond(cx, st, at, ahead);
     }
     Ok(())

@@ -22,7 +22,7 @@ pub(super) fn reserve_tree_for(
     privileged: bool,
 ) -> Result<()> {
     let g = cx.cache.geometry();
-    // What is on its way or deferred will have changed the tree when these pages follow: the promise is for all of it.
+    // What is in flight or deferred changes the tree before these pages do, so all of it is reserved for.
     let earlier = st.data.in_flight + st.data.deferred.extents().len() as u64;
     let need = extent::worst_case_blocks(g, &st.inode, st.data.places(g, more), frags + earlier);
     st.data.reservation(cx.space).set_blocks(need, privileged)

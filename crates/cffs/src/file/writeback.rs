@@ -84,7 +84,7 @@ fn write_ordered(cx: &FileCtx<'_>, nodes: impl Iterator<Item = Arc<Node>>) -> Re
     first_error.map_or(Ok(()), Err)
 }
 
-/// Ends the writeback of a node; whoever waits for that goes on.
+/// Ends the writeback of a node. Threads that wait for that go on.
 pub(super) fn end_writeback(node: &Node) {
     *node.in_writeback.lock() = false;
     node.writeback_done.notify_all();
@@ -176,12 +176,12 @@ pub(super) fn checksums_of(
     Ok(all)
 }
 
-/// Has everything told. [`Node::write_lock`] is held, so nothing comes after it.
+/// Commits the mapping of all deferred extents. [`Node::write_lock`] is held, so no others follow.
 pub fn flush_deferred(cx: &FileCtx<'_>, node: &Arc<Node>) -> Result<()> {
     if node.state.read().data.deferred.is_empty() {
         return Ok(());
     }
     write_back(cx, vec![node.clone()])?;
-    // Only that of a file that nobody has any more stays, until it is gone.
+    // Only those of a file without names and references stay, until it is freed.
     if node.state.read().data.deferred.is_empty() { Ok(()) } else { Err(Error::Stale) }
 }

@@ -151,7 +151,7 @@ impl Fs {
             return Err(Error::FileTooLarge);
         }
         let _write_lock = node.write_lock.lock();
-        // What is cut off need not be told before.
+        // What is cut off need not be committed before.
         if size > node.state.read().disk_size {
             crate::file::flush_deferred(&self.file_cx(), node)?;
         }

@@ -78,13 +78,11 @@ impl Fs {
         }
     }
 
-    /// After pages of a file were changed: with so little space that its extent tree got no promise ([`FileData::tight`]),
-    /// they are written back before anything else happens to it. [`Node::write_lock`] is held, the node is not locked.
-    ///
-    /// [`FileData::tight`]: crate::file::FileData::tight
+    /// Writes back a file whose pages were changed when there was too little space to reserve blocks for its extent tree.
+    /// [`Node::write_lock`] is held, the node is not locked.
     pub(super) fn flush_if_needed(&self, node: &Arc<Node>) {
-        let tight = { std::mem::take(&mut node.state.write().data.tight) };
-        if tight {
+        let must_flush = { std::mem::take(&mut node.state.write().data.must_flush) };
+        if must_flush {
             self.list_dirty(node);
             // An error is kept for fsync.
             let _ = writeback::write_back(&self.file_cx(), vec![node.clone()]);
@@ -133,7 +131,7 @@ impl Fs {
 
     /// Leaves bytes in pages. [`Node::write_lock`] is held.
     fn write_pages(&self, c: Caller, node: &Arc<Node>, offset: u64, data: &[u8]) -> Result<usize> {
-        let (written, tight) = {
+        let (written, must_flush) = {
             let mut st = node.state.write();
             if data.is_empty() {
                 return may_write(&st, st.inode.size).map(|()| 0);
@@ -146,9 +144,9 @@ impl Fs {
                 let now = now();
                 (st.inode.mtime, st.inode.ctime) = (now, now);
             }
-            (written, st.data.tight)
+            (written, st.data.must_flush)
         };
-        if tight {
+        if must_flush {
             self.flush_if_needed(node);
         }
         written
@@ -159,7 +157,7 @@ impl Fs {
     fn throttle(&self, more: usize) -> Result<()> {
         let dirty = self.cache.dirty_data() + more;
         if dirty > self.opts.cache_bytes / 2 {
-            // An error is told to those whose data it is, by fsync; here it counts if memory stays full.
+            // fsync returns an error to those whose data it is. Here it counts if memory stays full.
             if let Err(e) = self.write_back_all(self.opts.lazytime)
                 && self.cache.dirty_data() + more > self.opts.cache_bytes / 2
             {
@@ -182,10 +180,10 @@ impl Fs {
             return self.sync();
         }
         let node = self.node(ino)?;
-        let settled = self.flush_node(&node);
-        // An error is told once; what could not be written stays dirty.
+        let flushed = self.flush_node(&node);
+        // An error is returned once; what could not be written stays dirty.
         let earlier = node.state.write().data.error.take();
-        settled?;
+        flushed?;
         self.journal.commit()?;
         earlier.map_or(Ok(()), Err)
     }

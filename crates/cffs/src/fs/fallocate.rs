@@ -173,17 +173,17 @@ impl Fs {
         self.extend_to(c, node, if keep_size { 0 } else { bytes.end })
     }
 
-    /// Brings everything of the file to the device's state, and offset and length of a range into fragments.
-    fn settle(&self, node: &Arc<Node>, bytes: &Range<u64>, what: &str) -> Result<Range<u64>> {
+    /// Writes back the whole file before its extents are shifted. Returns the range in fragments.
+    fn flush_for_shift(&self, node: &Arc<Node>, bytes: &Range<u64>, what: &str) -> Result<Range<u64>> {
         let bs = self.geo.block_size() as u64;
         if !bytes.start.is_multiple_of(bs) || !bytes.end.is_multiple_of(bs) {
             return Error::invalid(format!("a range to {what} that does not consist of whole blocks of {bs} bytes"));
         }
-        let unsettled = {
+        let dirty = {
             let st = node.state.read();
             st.dirty || !st.data.pages.is_empty()
         };
-        if unsettled {
+        if dirty {
             writeback::write_back(&self.file_cx(), vec![node.clone()])?;
         }
         Ok(bytes.start >> self.geo.frag_shift..bytes.end >> self.geo.frag_shift)
@@ -194,7 +194,7 @@ impl Fs {
         if bytes.end >= node.state.read().inode.size {
             return Error::invalid("a range to collapse that reaches the end of the file");
         }
-        let frags = self.settle(node, &bytes, "collapse")?;
+        let frags = self.flush_for_shift(node, &bytes, "collapse")?;
         let nodes = self.with_space(|| preallocate::reserve_for_cut(&cx, node))?;
         let _exclusive = Exclusive::new(node);
         self.leave_inode(c, node)?;
@@ -208,7 +208,7 @@ impl Fs {
             return Error::invalid("a gap to insert at the end of the file or behind it");
         }
         size.checked_add(bytes.end - bytes.start).filter(|s| *s <= FILE_SIZE_MAX).ok_or(Error::FileTooLarge)?;
-        let frags = self.settle(node, &bytes, "insert")?;
+        let frags = self.flush_for_shift(node, &bytes, "insert")?;
         let _exclusive = Exclusive::new(node);
         self.leave_inode(c, node)?;
         preallocate::shift_up(&self.file_cx(), node, frags.start, frags.end - frags.start)
@@ -231,7 +231,7 @@ impl Fs {
             return crate::node::store(&txn, &mut st);
         }
         let cx = self.file_cx();
-        // Writeback is kept away from the file: others' promises have to be ended by the caller.
+        // Writeback is kept away from the file, so its reservations must be released by the caller.
         file::with_space(&cx, Reclaim::Commit, || {
             let reservation = node.state.read().data.new_reservation(cx.space, c.privileged());
             let contents = self.allocate_contents(&reservation, dir, &data)?;

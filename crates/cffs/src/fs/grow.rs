@@ -40,7 +40,7 @@ impl Fs {
             total = total.min(usable(self.dev.grow(Some(total << self.geo.block_shift))?));
         }
         if total > self.geo.total_blocks {
-            // Once the new size is told, each mount goes on with growing.
+            // Once the superblock has the new size, each mount goes on with growing.
             self.space.prepare_growth()?;
             self.announce_size(total)?;
             self.finish_growth()?;
@@ -67,7 +67,7 @@ impl Fs {
         Ok(())
     }
 
-    /// Brings the free space up to the size that the superblock tells.
+    /// Brings the free space up to the size in the superblock.
     pub(super) fn finish_growth(&self) -> Result<()> {
         let total = self.sb.lock().total_blocks;
         if total > self.geo.total_blocks {

@@ -29,7 +29,7 @@ const INODE_CHUNK: u64 = 64;
 struct Hook {
     space: Arc<Space>,
     quota: Option<Arc<Quota>>,
-    /// The device to tell of freed space, with the log2 of the fragment size.
+    /// The device whose freed space is discarded, with the log2 of the fragment size.
     discard: Option<(Arc<dyn Device>, u32)>,
 }
 
@@ -279,7 +279,7 @@ impl Fs {
     }
 
     /// Writes the superblock of the mounted file system. A flush that fails may have lost data that was on its way, too,
-    /// and the next one would say that all is well: as after a failed commit, nothing is promised any more.
+    /// and the next one would say that all is well: as after a failed commit, no fsync succeeds any more.
     pub(super) fn put_superblock(&self, sb: &Superblock) -> Result<()> {
         write_superblock(&*self.dev, sb).inspect_err(|e| self.journal.fail("writing the superblock failed", e))
     }

@@ -154,7 +154,7 @@ impl Fs {
                     return Ok(());
                 }
             }
-            // What stands before a damaged block was shown; now the damage is told.
+            // The names before a damaged block were returned; now the error is.
             walked?;
             if !more {
                 return Ok(());

@@ -23,7 +23,7 @@ pub struct QuotaStatus {
     pub kind: QuotaKind,
     /// Its number.
     pub id: u32,
-    /// Bytes in use, with those promised to data that has no place yet; a multiple of the fragment size.
+    /// Bytes in use, with those reserved for data that has no extent yet; a multiple of the fragment size.
     pub bytes: u64,
     /// Inodes in use.
     pub inodes: u64,

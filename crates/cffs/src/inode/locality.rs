@@ -1,6 +1,6 @@
 //! Locality hints: where the small files, or the directories, of a directory lie, as far as cached directory blocks say.
 //!
-//! Embedded inodes tell it without a request: the block with an entry has the inodes of its neighbours, and the
+//! Embedded inodes show it without a request: the block with an entry has the inodes of its neighbours, and the
 //! directory's other blocks stand next to that one. A group read so knows which part of a group is the directory's, and a
 //! walk how far the blocks of the directories reach that it comes to next.
 

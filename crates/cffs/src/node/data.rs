@@ -25,7 +25,7 @@ pub(crate) struct TakenPage {
     pub(crate) reserved: u64,
 }
 
-/// A block-sized piece of a file with bytes that are not home.
+/// A block-sized piece of a file with bytes that are not in place on the device.
 pub(crate) struct Page {
     /// The bytes from the start of the piece; whole fragments, all valid. Beyond them the file has none.
     pub(crate) bytes: Arc<AlignedBuf>,
@@ -56,12 +56,12 @@ pub struct FileData {
     pub(crate) in_flight: u64,
     /// Pages that the writeback under way has taken.
     pub(crate) taken: usize,
-    /// Places at the end, with their bytes, that the inode was not told of.
+    /// Extents at the end whose data is in place and whose mapping is not committed.
     pub(crate) deferred: DeferredExtents,
-    /// The last page was taken although there is no promise for the worst that could happen to the extent tree, because
-    /// the tree has room now: it is to be written back before anything else happens to the file.
-    pub(crate) tight: bool,
-    /// Writeback failed; told to the next fsync.
+    /// The last page was accepted without blocks reserved for the worst case of the extent tree, because the tree has room
+    /// now. It must be written back before anything else happens to the file.
+    pub(crate) must_flush: bool,
+    /// Writeback failed; the next fsync returns it.
     pub(crate) error: Option<Error>,
     /// The quota side of the inode; none while no quotas are kept.
     pub(crate) account: Option<Arc<InodeCharge>>,
@@ -98,12 +98,12 @@ impl FileData {
         }
     }
 
-    /// Nothing is dirty or on its way, or deferred.
+    /// Nothing is dirty, in flight or deferred.
     pub fn is_clean(&self) -> bool {
         self.is_mapped() && self.error.is_none()
     }
 
-    /// Everything is in places that the inode knows.
+    /// The mapping of everything is committed.
     pub fn is_mapped(&self) -> bool {
         self.pages.is_empty() && self.deferred.is_empty()
     }
@@ -158,7 +158,7 @@ impl FileData {
         Some(result)
     }
 
-    /// Hands what is dirty to a writeback, page by page: the place, the dirty bytes and what was reserved for them.
+    /// Hands the dirty pages to a writeback: index, dirty bytes, and what was reserved for them.
     pub(crate) fn take_dirty(&mut self) -> Vec<TakenPage> {
         let mut taken = Vec::new();
         for (index, p) in self.pages.iter_mut().filter(|(_, p)| !p.dirty.is_empty()) {
@@ -187,7 +187,7 @@ impl FileData {
         self.charge(frags);
     }
 
-    /// Gives back what was not told of (the file is gone).
+    /// Frees what was not committed (the file is gone).
     pub(crate) fn drop_deferred(&mut self, space: &Arc<Space>) {
         let DeferredExtents { extents, frags, .. } = std::mem::take(&mut self.deferred);
         if frags == 0 {

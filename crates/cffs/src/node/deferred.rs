@@ -5,10 +5,10 @@ use crate::format::extent::EXTENT_LEN_MAX;
 use crate::format::{Extent, Geometry};
 use std::ops::Range;
 
-/// Bytes to which others are added while all of them are deferred: what they log is little beside what a transaction can have.
+/// Most bytes that are deferred together. What committing them logs is little against what a transaction can have.
 const BYTES_MAX: u64 = 128 << 20;
 
-/// Places of a file that its inode was not told of, in the order of the file, without gaps.
+/// Extents whose mapping is not committed, in the order of the file, without gaps.
 #[derive(Default)]
 pub(crate) struct DeferredExtents {
     pub(super) extents: Vec<Extent>,
@@ -18,22 +18,22 @@ pub(crate) struct DeferredExtents {
 }
 
 impl DeferredExtents {
-    /// There is nothing to tell.
+    /// Nothing is deferred.
     pub(crate) fn is_empty(&self) -> bool {
         self.extents.is_empty()
     }
 
-    /// Fragments of all of it. As many are promised by quotas.
+    /// Fragments of all of them. As many are reserved in quotas.
     pub(crate) fn frags(&self) -> u64 {
         self.frags
     }
 
-    /// The places.
+    /// The extents.
     pub(crate) fn extents(&self) -> &[Extent] {
         &self.extents
     }
 
-    /// The last of the places.
+    /// The last of them.
     pub(crate) fn last(&self) -> Option<&Extent> {
         self.extents.last()
     }
@@ -43,7 +43,7 @@ impl DeferredExtents {
         (!self.is_empty()).then_some(self.free_until)
     }
 
-    /// Whether places for these fragments can be added to those that there are.
+    /// Whether extents for these fragments can be added.
     pub(crate) fn continues_with(&self, g: &Geometry, frags: &Range<u64>) -> bool {
         let bytes = (self.frags + (frags.end - frags.start)) << g.frag_shift;
         self.last().is_some_and(|last| last.end() == frags.start)
@@ -51,7 +51,7 @@ impl DeferredExtents {
             && self.extents.len() < EXTENTS_PER_TXN
     }
 
-    /// Adds places that go on where these end.
+    /// Adds extents that begin where these end.
     pub(crate) fn add(&mut self, g: &Geometry, new: impl IntoIterator<Item = Extent>) {
         let ag = |frag| g.ag_of(g.block_of_frag(frag));
         for e in new {
@@ -75,11 +75,15 @@ impl DeferredExtents {
     pub(crate) fn committed(&mut self, frags: u64) {
         let mut left = frags;
         self.extents.retain(|e| {
-            let told = left > 0;
+            let committed = left > 0;
             left = left.saturating_sub(e.len);
-            !told
+            !committed
         });
         self.frags -= frags;
-        debug_assert_eq!(self.frags, self.extents.iter().map(|e| e.len).sum::<u64>(), "a part of an extent was told");
+        debug_assert_eq!(
+            self.frags,
+            self.extents.iter().map(|e| e.len).sum::<u64>(),
+            "a part of an extent was committed"
+        );
     }
 }

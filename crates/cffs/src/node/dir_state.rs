@@ -9,7 +9,7 @@ use parking_lot::{Mutex, RwLock};
 use std::ops::Range;
 
 /// Blocks with known room that are remembered.
-const ROOMS_MAX: usize = 16;
+const ROOM_HINTS_MAX: usize = 16;
 /// Runs of the mapping that are remembered; a directory in more pieces than that starts over.
 const RUNS_MAX: usize = 4096;
 /// Places for buckets of the index that are remembered; several buckets share one where there are more.
@@ -23,7 +23,7 @@ pub struct DirState {
     pub(crate) map: RwLock<Map>,
     /// Names of a directory without an index; `None` until the first lookup, and for indexed directories.
     pub(crate) names: RwLock<Option<NameMap>>,
-    pub(crate) rooms: Mutex<Rooms>,
+    pub(crate) room_hints: Mutex<RoomHints>,
     buckets: RwLock<Vec<WeakBufRef>>,
 }
 
@@ -32,7 +32,7 @@ impl DirState {
     pub fn reset(&self) {
         *self.map.write() = Map::default();
         *self.names.write() = None;
-        *self.rooms.lock() = Rooms::default();
+        *self.room_hints.lock() = RoomHints::default();
         *self.buckets.write() = Vec::new();
     }
 
@@ -71,7 +71,7 @@ impl DirState {
 
     /// A lookup came across a block with room; remembered if nobody is busy with the list.
     pub(crate) fn saw_room(&self, lblock: u64, free: usize) {
-        if let Some(mut rooms) = self.rooms.try_lock() {
+        if let Some(mut rooms) = self.room_hints.try_lock() {
             rooms.offer(lblock, free);
         }
     }
@@ -190,7 +190,7 @@ pub(crate) struct Cursor {
 
 /// Where there is room for a name: one place at hand and a few blocks worth looking into.
 #[derive(Default)]
-pub(crate) struct Rooms {
+pub(crate) struct RoomHints {
     pub(crate) cursor: Option<Cursor>,
     /// (Block within the directory, upper bound of its largest free entry).
     list: Vec<(u64, usize)>,
@@ -200,7 +200,7 @@ pub(crate) struct Rooms {
     pub(crate) hole_from: u64,
 }
 
-impl Rooms {
+impl RoomHints {
     /// Remembers that a block has room, if that is worth it.
     pub(crate) fn note(&mut self, lblock: u64, free: usize) {
         if self.cursor.is_some_and(|c| c.lblock == lblock) {
@@ -208,7 +208,7 @@ impl Rooms {
         }
         if let Some(r) = self.list.iter_mut().find(|r| r.0 == lblock) {
             r.1 = free;
-        } else if self.list.len() < ROOMS_MAX {
+        } else if self.list.len() < ROOM_HINTS_MAX {
             self.list.push((lblock, free));
         } else if let Some(r) = self.list.iter_mut().min_by_key(|r| r.1)
             && r.1 < free
@@ -217,7 +217,7 @@ impl Rooms {
         }
     }
 
-    /// As [`Rooms::note`], from somebody who knows less: what is known of the block already stays.
+    /// As [`RoomHints::note`], from somebody who knows less: what is known of the block already stays.
     fn offer(&mut self, lblock: u64, free: usize) {
         if !self.list.iter().any(|r| r.0 == lblock) {
             self.note(lblock, free);
@@ -311,11 +311,11 @@ mod tests {
 
     #[test]
     fn the_list_of_rooms_keeps_the_largest() {
-        let mut r = Rooms::default();
+        let mut r = RoomHints::default();
         for l in 0..100 {
             r.note(l, 100 + l as usize);
         }
-        assert_eq!(r.list.len(), ROOMS_MAX);
+        assert_eq!(r.list.len(), ROOM_HINTS_MAX);
         assert!(r.candidate(199).is_some() && r.candidate(200).is_none());
         let l = r.candidate(199).unwrap();
         r.forget(l);

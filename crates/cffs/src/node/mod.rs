@@ -10,6 +10,6 @@ mod node;
 
 pub(crate) use data::{PAGE_OVERHEAD, Page, TakenPage};
 pub use dir_state::DirState;
-pub(crate) use dir_state::{Cursor, NameMap, Rooms, damaged};
+pub(crate) use dir_state::{Cursor, NameMap, RoomHints, damaged};
 pub use inode_cache::InodeCache;
 pub use node::{Node, NodeState, store};

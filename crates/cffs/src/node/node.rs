@@ -42,7 +42,7 @@ pub struct Node {
     pub on_dirty_list: AtomicBool,
     /// Guarded state.
     pub state: RwLock<NodeState>,
-    /// Held by whoever writes to the file or cuts it: a cut takes several transactions. Taken before anything else.
+    /// Held while a thread writes to the file or cuts it, because a cut takes several transactions. Taken before any other lock.
     pub write_lock: Mutex<()>,
     /// Set while writeback has pages of it in flight.
     pub in_writeback: Mutex<bool>,
@@ -52,7 +52,7 @@ pub struct Node {
     pub pending_atime: AtomicI64,
     /// With lazytime: since when times wait to be written; 0 if they do not.
     pub lazy_since: AtomicI64,
-    /// End of the last read: whoever goes on from there reads sequentially.
+    /// End of the last read: a read that goes on from there is sequential.
     pub last_read: AtomicU64,
 }
 
@@ -115,7 +115,7 @@ impl Node {
 
 /// Writes a node's inode to where it stands. On the device the size is [`NodeState::disk_size`]. What the inode takes
 /// more or less than when it was last stored is charged to its owner's, group's and project's quota, in the same
-/// transaction: whoever changes `Inode::frags` has nothing else to do for that.
+/// transaction, so code that changes `Inode::frags` has nothing else to do for that.
 pub fn store(txn: &Txn<'_>, st: &mut NodeState) -> Result<()> {
     let size = std::mem::replace(&mut st.inode.size, st.disk_size);
     let outcome = inode::store(txn, st.location, &st.inode, st.orphan);

@@ -8,7 +8,7 @@ use crate::reservation::{QuotaPool, Reservation};
 use parking_lot::Mutex;
 use std::sync::Arc;
 
-/// The quota side of an inode in memory: what its ids were charged for it, and what is promised for its dirty data.
+/// The quota side of an inode in memory: what its ids were charged for it, and what is reserved for its dirty data.
 pub struct InodeCharge {
     quota: Arc<Quota>,
     state: Mutex<State>,
@@ -20,7 +20,7 @@ struct State {
     frags: u64,
     /// The inode itself is charged.
     counted: bool,
-    /// Fragments promised.
+    /// Fragments reserved.
     reserved: u64,
     /// Fragments of those that the next charge stands for.
     converting: u64,
@@ -78,7 +78,7 @@ impl InodeCharge {
                 };
                 self.quota.charge(txn, quota_type, old, &gone);
                 // Promised to the new one before it is charged: this may pass a limit, which its guard stands for.
-                self.quota.promise(quota_type, new, after);
+                self.quota.reserve_unchecked(quota_type, new, after);
                 let come = Change { frags: inode.frags as i64, inodes: 1, ..Change::default() };
                 self.quota.charge(txn, quota_type, new, &come);
             }

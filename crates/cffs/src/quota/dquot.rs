@@ -1,4 +1,4 @@
-//! What is known of one id: its record, and what is promised.
+//! Dquots: what is known of one id, its record and what is reserved.
 
 use crate::cache::BufRef;
 use crate::error::{Error, Result};

@@ -1,23 +1,19 @@
 //! Quotas: what each user, group and project uses, exactly, and how much it may.
 //!
 //! Two amounts are kept for every id. What is *used* is what the inodes on the device say: it changes in the same
-//! transaction as the inode. What is *reserved* is promised to data without a place, to a file that is being made, to
-//! a change of owner; it stands in memory only, and is compared with the limits together with what is used. So a write
+//! transaction as the inode. What is *reserved* is for data without an extent, for a file that is being made, or for
+//! a change of owner. It is in memory only, and is compared with the limits together with what is used. So a write
 //! is refused when it is made, and writeback never.
 //!
-//! **Whoever changes the space of an inode need not know of quotas.** [`crate::node::store`], which writes an inode to
-//! its place, compares it with what its [`InodeCharge`] was charged for last (fragments, owner, group, project) and charges
-//! the difference. Whoever *asks* for space calls [`FileData::reserve`] before, and [`FileData::release`] or
-//! [`FileData::convert`] after; for what is not file data [`Quota::hold`] gives a guard.
+//! **Code that changes the space of an inode need not know of quotas.** [`crate::node::store`], which writes an inode in
+//! place, compares it with what its [`InodeCharge`] was charged for last (fragments, owner, group, project) and charges
+//! the difference. What needs space has a [`Reservation`] before, which holds its share of the quotas too: that of an inode
+//! ([`InodeCharge`]), or of ids that have no inode yet ([`Quota::reservation`]).
 //!
 //! Records go to the quota files as the free-space counters go to their block: each commit writes those that changed,
 //! while no transaction is open, so that they agree exactly with the inodes the commit holds.
 //!
 //! Without a feature bit for any kind there is no [`Quota`], and a node costs one test of an empty pointer.
-//!
-//! [`FileData::reserve`]: crate::file::FileData::reserve
-//! [`FileData::release`]: crate::file::FileData::release
-//! [`FileData::convert`]: crate::file::FileData::convert
 
 mod charge;
 mod dquot;
@@ -336,8 +332,8 @@ impl Quota {
         outcome
     }
 
-    /// Promises without a look at limits.
-    fn promise(&self, quota_type: &QuotaType, id: u32, frags: u64) {
+    /// Reserves without a look at limits.
+    fn reserve_unchecked(&self, quota_type: &QuotaType, id: u32, frags: u64) {
         self.with(quota_type, id, |_, st| st.reserved_frags += frags);
     }
 
@@ -517,7 +513,7 @@ fn unread(dquot: &Dquot) -> Error {
     Error::Io(std::io::Error::other(format!("the quota record of {dquot} could not be read: try again")))
 }
 
-/// What an inode takes more or less, and how much of it was promised.
+/// What an inode takes more or less, and how much of it was reserved.
 #[derive(Clone, Copy, Default)]
 struct Change {
     frags: i64,

@@ -205,7 +205,7 @@ impl Walk<'_> {
                     Mapping::Data(e) if !e.unwritten && e.start + (logical - e.logical) == frag => {}
                     _ => return Ok(Verdict::Gone),
                 }
-                // A page stays until its data has its place, and the inode and the sums have been told.
+                // A page stays until its data is in place, and inode and checksums are committed.
                 let block = g.block_of_frag(frag);
                 let pinned = fs.cache.peek(block).is_some_and(|buf| buf.is_pinned());
                 if pinned || st.data.pages.contains_key(&(logical / g.frags_per_block())) {

@@ -146,7 +146,7 @@ impl Scrub {
         ScrubStatus { bytes: self.bytes.load(Ordering::Relaxed), ..self.status.lock().clone() }
     }
 
-    /// It has ended in a way that [`Fs::scrub`] could not tell.
+    /// It has ended without a result, as after a panic.
     pub fn fail(&self, why: String) {
         self.status.lock().outcome.get_or_insert(ScrubOutcome::Failed(why));
     }
@@ -297,7 +297,7 @@ impl Fs {
 impl Walk<'_> {
     fn all(&mut self) -> Result<()> {
         if !self.fs.is_read_only() {
-            // What is committed goes home: the device is then as of now.
+            // What is committed is checkpointed: the device is then as of now.
             self.phase("log");
             self.fs.journal.checkpoint()?;
         }

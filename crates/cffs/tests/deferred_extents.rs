@@ -17,7 +17,7 @@ fn open(dev: Arc<dyn Device>) -> Arc<Fs> {
     Fs::open(dev, None, small_cache().direct_write(DirectWrite::Always)).unwrap()
 }
 
-/// A file of so many MiB, written one by one: nobody was told of one.
+/// A file of so many MiB, written one by one, with the mapping of all of them deferred.
 fn stream(fs: &Fs, name: &str, mib: usize) -> (Ino, Vec<u8>) {
     let ino = create(fs, name);
     let all = bytes(mib as u64, mib * MIB);
@@ -75,7 +75,7 @@ fn readers_see_all_of_it() {
 
 /// A commit for somebody else's sake tells of nothing; a commit for its own of everything.
 #[test]
-fn a_crash_leaves_what_was_told() {
+fn a_crash_leaves_what_was_committed() {
     for durable in [false, true] {
         let dev = made(false);
         let fs = open(dev.clone());
@@ -89,7 +89,7 @@ fn a_crash_leaves_what_was_told() {
         drop(fs);
         let fs = open(dev.clone());
         let found = path::read_file(&fs, b"/stream").unwrap();
-        assert_eq!(found.len(), if durable { 6 * MIB } else { 0 }, "told of too late, or too early");
+        assert_eq!(found.len(), if durable { 6 * MIB } else { 0 }, "committed too late, or too early");
         assert!(found == all[..found.len()]);
         fs.close().unwrap();
         assert_clean(&dev);
@@ -120,7 +120,7 @@ fn whatever_comes_in_between_finds_all_of_it() {
             fs.write(ROOT, ino, 2 * MIB as u64 + 77, b"in pages").unwrap();
             all[2 * MIB + 77..][..8].copy_from_slice(b"in pages");
         }),
-        ("a long write over it, and over what was told", |fs, ino, all| {
+        ("a long write over it, and over what was committed", |fs, ino, all| {
             let new = bytes(99, 2 * MIB);
             fs.write(ROOT, ino, MIB as u64 / 2, &new).unwrap();
             all[MIB / 2..][..2 * MIB].copy_from_slice(&new);
@@ -169,9 +169,9 @@ fn whatever_comes_in_between_finds_all_of_it() {
     }
 }
 
-/// Places that nobody was told of come back when the file goes, with or without a writeback before.
+/// The space of deferred extents is freed when the file is removed, with or without a writeback before.
 #[test]
-fn what_was_never_told_of_is_given_back() {
+fn deferred_extents_of_a_removed_file_are_freed() {
     let dev = Arc::new(MemoryDevice::new(96 << 20));
     let options = MkfsOptions::default().quota(QuotaKind::ALL.to_vec()).root_uid(1000);
     mkfs(&*dev, None, &options).unwrap();
@@ -213,9 +213,9 @@ fn what_was_never_told_of_is_given_back() {
     assert_clean(&dev);
 }
 
-/// The bytes are nowhere but in their places: when these cannot be told of they stay untold, and are told of later.
+/// The bytes are nowhere but on the device: when the mapping cannot be committed it stays deferred, and is committed later.
 #[test]
-fn an_error_leaves_it_to_be_told_of() {
+fn an_error_leaves_extents_deferred() {
     let memory = made(false);
     let dev = Arc::new(FailingDevice::new(memory.clone()));
     let fs = open(dev.clone());
@@ -234,8 +234,8 @@ fn an_error_leaves_it_to_be_told_of() {
     append(&fs, ino, &all, MIB);
     fs.drop_caches();
     dev.set(Operation::Read, Fault::from_now_on().of_kind(IoKind::Meta));
-    let told = fs.fsync(ino, false);
-    assert!(matches!(told, Err(Error::Io(_))), "{told:?}");
+    let failed = fs.fsync(ino, false);
+    assert!(matches!(failed, Err(Error::Io(_))), "{failed:?}");
     dev.clear();
     assert_reads(&fs, ino, &all, "after the error");
     fs.fsync(ino, false).unwrap();
@@ -273,10 +273,10 @@ fn others_fill_the_device_to_the_last_fragment() {
     fs.sync().unwrap();
     let free = fs.statfs().free;
     let (ino, all) = stream(&fs, "stream", 8);
-    // Beside the blocks that the extent tree could need.
+    // In addition to the blocks that the extent tree could need.
     let gone = free - fs.statfs().free;
     assert!((8 * 1024..9 * 1024).contains(&gone), "{gone} KiB for a file of 8 MiB");
-    // Short writes by way of memory, as far as there is space; the first file is never told of on purpose.
+    // Short writes by way of memory, as far as there is space; the first file is never committed on purpose.
     let mut filled = Vec::new();
     let error = loop {
         let piece = bytes(filled.len() as u64, 100_000);
