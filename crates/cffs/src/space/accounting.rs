@@ -1,43 +1,41 @@
-//! The accounts of free space, in two currencies.
+//! Space accounting, in fragments and in blocks.
 //!
-//! File data goes anywhere, fragment by fragment. A block of metadata needs a whole, aligned block: a device can have any
-//! number of free fragments and not one free block. So promises are made in fragments and in blocks, and two sums hold at
-//! every moment:
+//! File data can use any free fragment. Metadata needs whole, aligned blocks, and a device can have many free fragments but
+//! not one free block. So fragments and blocks are reserved separately, and two invariants always hold:
 //!
-//! 1. blocks that are wholly free >= blocks promised;
-//! 2. fragments available >= fragments promised + those of the blocks promised.
+//! 1. wholly free blocks >= reserved blocks;
+//! 2. available fragments >= reserved fragments + fragments of the reserved blocks.
 //!
-//! Data may break up a free block only where the first one still holds afterwards; then, by the second, what is promised to
-//! data finds room in the pieces. So whoever has a promise is served, however scattered free space is: writeback does not
-//! run out of it (design decision 6).
+//! Data may break up a free block only if the first invariant still holds afterwards. Then, by the second, reserved data
+//! finds room in the pieces. So an allocation within a reservation always succeeds, however scattered free space is, and
+//! writeback does not run out of space (design decision 6).
 
 use super::class::AllocationClass;
 use crate::error::{Error, Result};
 use crate::format::system::Counters;
 use crate::reservation::Reservation;
 
-/// The accounts. One lock for all, so that every look at them adds up.
+/// The accounting of a file system. One lock protects all of it, so that the numbers are consistent.
 pub(super) struct Accounting {
     /// Fragments in a block.
     fpb: u64,
     /// Fragments that only privileged users get.
     pub root_reserve: u64,
-    /// Free fragments: those in the free extents and those whose freeing is not durable yet.
+    /// Free fragments, including those whose freeing is not durable yet.
     pub available: u64,
-    /// Wholly free blocks of the groups that are known: loaded, or never used. Blocks whose freeing is not durable do not
-    /// count.
+    /// Wholly free blocks of the groups that are loaded or virgin, without those whose freeing is not durable yet.
     pub free_blocks: u64,
-    /// Fragments promised anywhere.
+    /// Reserved fragments.
     pub reserved_frags: u64,
-    /// Whole blocks promised.
+    /// Reserved blocks.
     pub reserved_blocks: u64,
-    /// Freed, but not durable yet.
+    /// Fragments whose freeing is not durable yet.
     pub pending: u64,
-    /// Grows whenever space turns up that was not there before: fragments that come back, blocks that are promised to nobody
-    /// any more, the rest of a block that is broken up. A search that found nothing while this stood still has seen all
-    /// there was; another may have looked in each place at the wrong moment.
+    /// Free-space epoch. Grows whenever space becomes usable: fragments are returned, blocks are not reserved any more, or a
+    /// block is broken up. A search that fails within one epoch has seen all free space; any other search may have visited
+    /// each group too early.
     pub epoch: u64,
-    /// While somebody waits for freed space to become usable, nobody gets a promise of such space.
+    /// Reservation freezes: while there are any, nobody reserves pending space, because somebody waits for it.
     pub freezes: u32,
     pub committed: Counters,
 }
@@ -59,7 +57,7 @@ impl Accounting {
         }
     }
 
-    /// So many whole blocks come with new space.
+    /// Adds free blocks because the file system has grown.
     pub fn enlarge(&mut self, blocks: u64) {
         self.available += blocks * self.fpb;
         self.free_blocks += blocks;
@@ -67,12 +65,12 @@ impl Accounting {
         self.committed.free_frags += blocks * self.fpb;
     }
 
-    /// Fragments that are promised, in either currency.
+    /// Reserved fragments, including those of reserved blocks.
     pub fn reserved_total(&self) -> u64 {
         self.reserved_frags + self.reserved_blocks * self.fpb
     }
 
-    /// Whether `n` more fragments can be promised or taken without a promise.
+    /// Whether `n` more fragments can be reserved, or allocated without a reservation.
     fn affords(&self, n: u64, privileged: bool) -> bool {
         let kept = if privileged { 0 } else { self.root_reserve };
         let later = if self.freezes > 0 { self.pending } else { 0 };
@@ -92,7 +90,7 @@ impl Accounting {
         self.reserved_frags = self.reserved_frags.saturating_sub(n);
     }
 
-    /// Blocks without which a promise of `n` more cannot be made; 0 when it was made.
+    /// Reserves `n` blocks if enough free blocks are known. Returns how many are missing; 0 if they were reserved.
     pub fn reserve_blocks(&mut self, n: u64, privileged: bool) -> Result<u64> {
         if !self.affords(n.saturating_mul(self.fpb), privileged) {
             return Err(Error::NoSpace);
@@ -110,12 +108,12 @@ impl Accounting {
         self.epoch += 1;
     }
 
-    /// Free blocks that data may break up.
+    /// Free blocks that nobody has reserved: data may break them up.
     pub fn unreserved_blocks(&self) -> u64 {
         self.free_blocks.saturating_sub(self.reserved_blocks)
     }
 
-    /// Blocks that can be taken by a class.
+    /// Blocks that an allocation of this class may use.
     pub fn limit(&self, class: AllocationClass<'_>) -> u64 {
         match class {
             AllocationClass::Data => self.unreserved_blocks(),
@@ -125,7 +123,7 @@ impl Accounting {
         }
     }
 
-    /// Whether more known free blocks would raise [`Accounting::limit`].
+    /// Whether knowing more free blocks would raise [`Accounting::limit`].
     pub fn wants_blocks(&self, class: AllocationClass<'_>) -> bool {
         match class {
             AllocationClass::Data => true,
@@ -133,20 +131,20 @@ impl Accounting {
         }
     }
 
-    /// Blocks that the sum of fragments leaves to the owner of a reservation, beyond what is in it.
+    /// Blocks that the second invariant allows beyond those in the reservation.
     fn affordable(&self, reservation: &Reservation) -> u64 {
         let kept = if reservation.privileged() { 0 } else { self.root_reserve };
         self.available.saturating_sub(self.reserved_total()).saturating_sub(kept) / self.fpb
     }
 
-    /// Takes `frags` fragments out, which `lost` free blocks end with. False if they are promised to others.
+    /// Allocates `frags` fragments, which leaves `lost` wholly free blocks fewer. False if others have reserved them.
     pub fn take(&mut self, frags: u64, lost: u64, class: AllocationClass<'_>) -> bool {
         match class {
             AllocationClass::Data => {
                 if lost > 0 && lost > self.unreserved_blocks() {
                     return false;
                 }
-                // In the same step: never is a fragment taken and promised too.
+                // In the same step, because a fragment must not be both allocated and reserved.
                 self.unreserve(frags);
             }
             AllocationClass::Meta(reservation) => {
@@ -166,14 +164,13 @@ impl Accounting {
         true
     }
 
-    /// Data that had been placed is without a place again: its promise is made once more.
+    /// Returns allocated fragments of data: they are reserved again.
     pub fn refund_data(&mut self, frags: u64) {
         self.available += frags;
         self.reserved_frags += frags;
     }
 
-    /// Puts whole blocks of metadata back that were not needed. What had come out of the reservation is promised to its owner
-    /// again.
+    /// Returns allocated blocks of metadata: those that came from the reservation go back to it.
     pub fn refund_blocks(&mut self, blocks: u64, reservation: &Reservation) {
         self.reserved_blocks += reservation.refund_blocks(blocks);
     }

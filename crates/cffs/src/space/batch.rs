@@ -1,40 +1,40 @@
-//! Free runs for what is written together: as few and as long as free space has them, in the order of the device.
+//! Free runs for batch allocation: few and long ones, in the order of the device.
 //!
-//! A single file costs one request wherever it goes. What comes in one writeback and is read in one walk costs a request
-//! for each run of free space that it is put into, so the longest runs are worth looking for; and taken in order they cost
-//! short ways of the arm.
+//! An isolated file costs one request wherever it goes. Files that are written in one writeback and read in one walk cost a
+//! request for each free run that they go into. So the longest runs are worth finding, and using them in order keeps seeks
+//! short.
 
-use super::alloc::NEAR_GROUPS;
-use super::{Run, Space};
+use super::free_space::Space;
+use super::search::NEAR_GROUPS;
 use crate::error::{Error, Result};
-use crate::format::{BlockAddr, FragAddr};
+use crate::format::{BlockAddr, FragAddr, Run};
 use std::sync::atomic::Ordering;
 
-/// Parts of a fragment's passing in which costs are reckoned.
+/// Unit of cost: this part of the time to transfer a fragment.
 const PARTS: u64 = 16;
-/// Where there is so many times what is needed, no more allocation groups are looked at.
+/// No more allocation groups are searched once this many times the needed space was found.
 const CANDIDATE_FACTOR: u64 = 8;
-/// Most runs that are chosen from.
+/// Most runs among which the cheapest are chosen.
 const CANDIDATES_MAX: usize = 65_536;
 
 impl Space {
-    /// Allocation groups that are open, from that of a place on around the end, at most [`NEAR_GROUPS`].
+    /// Open allocation groups from that of `goal` on, at most [`NEAR_GROUPS`]; group 0 follows the last one.
     fn around(&self, goal: FragAddr) -> impl Iterator<Item = u64> + use<> {
         let open = self.open.load(Ordering::Acquire).max(1);
         let first = self.g.ag_of(self.g.block_of_frag(goal.min(self.g.total_frags() - 1))).min(open - 1);
         (first..open).chain(0..first).take(NEAR_GROUPS)
     }
 
-    /// How short the free runs are, in fragments, that have to be used when `need` fragments go into the longest ones near
-    /// `goal`; at most `enough`: longer ones are as good as that. `None` where allocation groups that were never used have
-    /// longer ones, or where there is too little.
+    /// Length of the shortest free run, in fragments, that is needed when `need` fragments go into the longest runs near
+    /// `goal`. At most `enough`, because longer runs are no better. `None` if virgin allocation groups have longer runs, or if
+    /// there is not enough space.
     pub fn min_run_length(&self, goal: BlockAddr, need: u64, enough: u64) -> Result<Option<u64>> {
         let enough = enough.min(need);
         let mut lens: Vec<u32> = Vec::new();
         let mut shortest = None;
         for ag in self.around(self.g.frag_of_block(goal)) {
-            match self.with(&self.group(ag), |set| set.longest(need, &mut lens)) {
-                // A damaged allocation group has nothing to offer.
+            match self.with_free_set(&self.group(ag), |set| set.longest(need, &mut lens)) {
+                // Damaged allocation groups are not used.
                 Ok(()) | Err(Error::Corrupt(_)) => {}
                 Err(e) => return Err(e),
             }
@@ -54,18 +54,18 @@ impl Space {
         Ok(shortest.filter(|_| self.open.load(Ordering::Acquire) >= self.g.ag_count))
     }
 
-    /// The free runs around `goal` that take `need` fragments at the least cost, from the goal on in the order of the device.
-    /// What passes under the head costs its length, wanted or not; a new position costs as much as `place` fragments. So short
-    /// runs are taken that lie beside each other, and are read with one request, before one that is a little longer and far
-    /// from all others. Empty where there is too little.
-    pub fn cheapest_runs(&self, goal: BlockAddr, need: u64, place: u64) -> Result<Vec<Run>> {
-        // What is less than a block would be written with a request for next to nothing.
+    /// The free runs near `goal` that have `need` fragments at the least cost, from the goal on in the order of the device.
+    /// Every fragment that passes under the head costs one, wanted or not; a seek costs as much as `seek` fragments. So short
+    /// runs that lie close together, and are read with one request, come before a longer run that is far from all others.
+    /// Empty if there is not enough space.
+    pub fn cheapest_runs(&self, goal: BlockAddr, need: u64, seek: u64) -> Result<Vec<Run>> {
+        // Runs shorter than a block are not worth a request.
         let least = self.g.frags_per_block();
         let goal = self.g.frag_of_block(goal);
         let first = self.around(goal).next();
         let mut runs: Vec<Run> = Vec::new();
         let mut sum = 0;
-        // The rest of the first one, the others, and its beginning.
+        // The first group from the goal on, the others, and the start of the first.
         for (n, ag) in self.around(goal).chain(first).enumerate() {
             let group = self.group(ag);
             let at_goal = goal.saturating_sub(group.start()).min(u64::from(u32::MAX)) as u32;
@@ -81,33 +81,33 @@ impl Space {
                     runs.push(Run { start: group.start() + u64::from(start), len });
                 }
             };
-            let looked = self.with(&group, |set| {
+            let looked = self.with_free_set(&group, |set| {
                 let behind = set.runs_from(from).take_while(|(start, _)| *start < end);
                 behind.take(CANDIDATES_MAX / NEAR_GROUPS).for_each(|(start, len)| take(start, len));
             });
             match looked {
-                // A damaged allocation group has nothing to offer.
+                // Damaged allocation groups are not used.
                 Ok(()) | Err(Error::Corrupt(_)) => {}
                 Err(e) => return Err(e),
             }
-            // Enough to choose from: what lies farther away costs longer ways.
+            // Enough to choose from. Runs farther away cost longer seeks.
             if sum >= need.saturating_mul(CANDIDATE_FACTOR) {
                 break;
             }
         }
-        Ok(cheapest(&runs, need, place))
+        Ok(cheapest(&runs, need, seek))
     }
 
-    /// The first free run of at least `min` fragments from a place on, around the end of what [`Space::min_run_length`] looks
-    /// at. It is not allocated.
+    /// The first free run of at least `min` fragments from `from` on, in the groups that [`Space::min_run_length`] searches,
+    /// in the same circular order. It is not allocated.
     pub fn next_free_run(&self, from: FragAddr, min: u64) -> Result<Option<Run>> {
         let min = u32::try_from(min).unwrap_or(u32::MAX).max(1);
         let first = self.around(from).next();
-        // The rest of the first one, the others, and its beginning.
+        // The first group from the goal on, the others, and the start of the first.
         for (n, ag) in self.around(from).chain(first).enumerate() {
             let group = self.group(ag);
             let offset = if n == 0 { from.saturating_sub(group.start()).min(u64::from(u32::MAX)) as u32 } else { 0 };
-            match self.with(&group, |set| set.find_run(offset, min)) {
+            match self.with_free_set(&group, |set| set.find_run(offset, min)) {
                 Ok(Some((start, end))) => {
                     return Ok(Some(Run { start: group.start() + u64::from(start), len: u64::from(end - start) }));
                 }
@@ -119,20 +119,20 @@ impl Space {
     }
 }
 
-/// Of these runs those that take `need` fragments at the least cost.
-fn cheapest(runs: &[Run], need: u64, place: u64) -> Vec<Run> {
-    let brings = |chosen: &[Run]| chosen.iter().map(|r| r.len).sum::<u64>() >= need;
-    // What is paid for a free fragment decides which runs are worth taking; the least that brings enough is looked for.
-    // At the highest price a single fragment is worth a position.
-    let (mut low, mut high) = (0, (place + 1) * PARTS + 1);
-    let mut found = worth(runs, high, place);
-    if !brings(&found) {
+/// Those of the runs that have `need` fragments at the least cost.
+fn cheapest(runs: &[Run], need: u64, seek: u64) -> Vec<Run> {
+    let has_enough = |chosen: &[Run]| chosen.iter().map(|r| r.len).sum::<u64>() >= need;
+    // The price paid for a free fragment decides which runs are worth their cost. The lowest price that yields enough
+    // fragments is found by bisection. At the highest price a single fragment is worth a seek.
+    let (mut low, mut high) = (0, (seek + 1) * PARTS + 1);
+    let mut found = worth(runs, high, seek);
+    if !has_enough(&found) {
         return Vec::new();
     }
     while high - low > 1 {
         let paid = (low + high) / 2;
-        let chosen = worth(runs, paid, place);
-        if brings(&chosen) {
+        let chosen = worth(runs, paid, seek);
+        if has_enough(&chosen) {
             (high, found) = (paid, chosen);
         } else {
             low = paid;
@@ -141,20 +141,20 @@ fn cheapest(runs: &[Run], need: u64, place: u64) -> Vec<Run> {
     found
 }
 
-/// The runs that are worth their cost when so much is paid for each fragment, in [`PARTS`].
-fn worth(runs: &[Run], paid: u64, place: u64) -> Vec<Run> {
+/// The runs that are worth their cost at a price for each fragment, in [`PARTS`].
+fn worth(runs: &[Run], paid: u64, seek: u64) -> Vec<Run> {
     let signed = |n: u64| i64::try_from(n).unwrap_or(i64::MAX / 4);
     let cost = |frags: u64| signed(frags.saturating_mul(PARTS));
-    // The best gain with a run as the last that is taken, and whether what lies before it is passed; and the best until then,
-    // and which run was its last.
+    // Dynamic programming over the runs. `with`: the best gain if a run is the last one chosen, and whether the run before
+    // it is chosen too, without a seek between them. `best`: the best gain so far, and its last run.
     let mut with: Vec<(i64, bool)> = Vec::with_capacity(runs.len());
     let mut best: Vec<(i64, Option<usize>)> = Vec::with_capacity(runs.len());
     for (n, run) in runs.iter().enumerate() {
         let before = n.checked_sub(1);
         let (gain, last) = before.map_or((0, None), |b| best[b]);
-        // Once around the end there is no passing.
+        // Where the order wraps around, a seek is needed.
         let passed = before.and_then(|b| Some(with[b].0 - cost(run.start.checked_sub(runs[b].end())?)));
-        let anew = gain - cost(place);
+        let anew = gain - cost(seek);
         let along = passed.is_some_and(|p| p >= anew);
         let here = passed.filter(|_| along).unwrap_or(anew) + signed(run.len * paid) - cost(run.len);
         with.push((here, along));
@@ -179,18 +179,18 @@ mod tests {
         all.iter().map(|(start, len)| Run { start: *start, len: *len }).collect()
     }
 
-    /// Fragments, and what it costs to get at them.
-    fn priced(runs: &[Run], place: u64) -> (u64, u64) {
+    /// Number of fragments, and their cost.
+    fn cost_of(runs: &[Run], seek: u64) -> (u64, u64) {
         let mut cost = 0;
         for (n, run) in runs.iter().enumerate() {
             let gap = n.checked_sub(1).and_then(|b| run.start.checked_sub(runs[b].end()));
-            cost += run.len + gap.map_or(place, |gap| gap.min(place));
+            cost += run.len + gap.map_or(seek, |gap| gap.min(seek));
         }
         (runs.iter().map(|r| r.len).sum(), cost)
     }
 
     #[test]
-    fn runs_beside_each_other_are_taken_before_longer_ones_far_away() {
+    fn runs_that_lie_close_together_come_before_longer_ones_far_away() {
         let all = runs(&[(100, 10), (500, 6), (508, 6), (516, 6), (900, 10)]);
         assert_eq!(cheapest(&all, 18, 8), all[1..4]);
         assert_eq!(cheapest(&all, 10, 8).len(), 3, "cheaper for each fragment than one of ten");
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_that_has_as_much_is_cheaper() {
+    fn no_choice_with_as_many_fragments_is_cheaper() {
         let mut state = 7_u64;
         let mut random = |below: u64| {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -216,17 +216,17 @@ mod tests {
                 at = run.end();
                 all.push(run);
             }
-            // From a goal on, and then what lies before it.
+            // From a goal on, then from the start.
             all.rotate_left(random(9) as usize);
-            let place = 1 + random(12);
+            let seek = 1 + random(12);
             let need = 1 + random(all.iter().map(|r| r.len).sum());
-            let found = cheapest(&all, need, place);
-            let (has, cost) = priced(&found, place);
+            let found = cheapest(&all, need, seek);
+            let (has, cost) = cost_of(&found, seek);
             assert!(has >= need, "{has} of {need}");
             for set in 1_u32..1 << all.len() {
                 let some: Vec<Run> = (0..all.len()).filter(|n| set >> n & 1 == 1).map(|n| all[n]).collect();
-                let (have, least) = priced(&some, place);
-                assert!(have < has || least >= cost, "{some:?} for {least}, {found:?} for {cost}, place {place}");
+                let (have, least) = cost_of(&some, seek);
+                assert!(have < has || least >= cost, "{some:?} for {least}, {found:?} for {cost}, seek {seek}");
             }
         }
     }

@@ -2,12 +2,12 @@
 
 use crate::reservation::Reservation;
 
-/// What space is allocated for, and on whose account.
+/// What space is allocated for.
 #[derive(Clone, Copy)]
 pub(super) enum AllocationClass<'a> {
-    /// For data, to which fragments were promised: any of them, as long as promised blocks stay whole. The promise ends with
-    /// the taking.
+    /// Reserved data: any fragments, as long as enough free blocks stay whole for the reserved ones. Allocating ends the
+    /// reservation.
     Data,
-    /// Whole blocks for metadata, out of a reservation first.
+    /// Whole blocks for metadata, from a reservation first.
     Meta(&'a Reservation),
 }

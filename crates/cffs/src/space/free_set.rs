@@ -1,30 +1,29 @@
 //! The free extents of one allocation group in memory. No I/O, no locks.
 //!
-//! Offsets are fragments from the start of the group. Extents are found two ways: by their *end*, and by their length.
-//! The end rather than the start, because allocation goes from the front of an extent: its start moves all the time,
-//! its end stays, so the usual allocation changes a value in place instead of moving a key. It also makes the usual
-//! question, "the first extent that reaches beyond this place", one search. A bitmap of wholly free aligned groups
-//! beside them answers the placement policy's question for an empty group.
+//! Offsets are in fragments from the start of the group. Extents are indexed by their *end* and by their length. The end is
+//! the key rather than the start, because allocation takes from the front of an extent: the start changes, the end stays, so
+//! most allocations change a value instead of moving a key. The most frequent search, for the first extent that ends behind
+//! an offset, is then a single lookup. A bitmap of wholly free aligned groups serves the placement policy.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-/// Extents looked at in each direction from the goal before the best fit by length is taken instead.
+/// Extents that are tried in each direction from the goal before best fit by length.
 const NEAR_EXTENTS: usize = 16;
 
-/// Extents that [`FreeSet::find_best_fit`] looks at.
+/// Extents that [`FreeSet::find_best_fit`] tries.
 const BEST_FIT_TRIES: usize = 64;
 
 /// Most extents that [`FreeSet::longest`] counts.
 const LONGEST: usize = 4096;
 
-/// Which aligned groups of an allocation group are wholly free: one bit each; and how much of each is.
+/// The aligned groups of an allocation group: which are wholly free, and how much of each is free.
 #[derive(Debug, Default)]
 struct GroupMap {
     words: Vec<u64>,
-    /// Free fragments of each, and of what remains at the end.
+    /// Free fragments of each, and of the rest at the end.
     free: Vec<u32>,
-    /// Whole groups of the allocation group; what remains at the end of the last one is never a group.
+    /// Number of whole groups. The rest at the end of the allocation group is never a group.
     len: u32,
     shift: u32,
 }
@@ -35,17 +34,17 @@ impl GroupMap {
         GroupMap { words: vec![0; (len as usize).div_ceil(64)], free: vec![0; len as usize + 1], len, shift }
     }
 
-    /// Groups that the fragments `start..end` touch.
+    /// Whole groups that overlap the fragments `start..end`.
     fn touched(&self, start: u32, end: u32) -> Range<u32> {
         start >> self.shift..(((end - 1) >> self.shift) + 1).min(self.len)
     }
 
-    /// The same, with what remains at the end.
+    /// The same, including the rest at the end.
     fn all_touched(&self, start: u32, end: u32) -> Range<u32> {
         start >> self.shift..((end - 1) >> self.shift) + 1
     }
 
-    /// Fragments of a group in `start..end`.
+    /// Number of fragments of group `g` in `start..end`.
     fn part(&self, g: u32, start: u32, end: u32) -> u32 {
         let (from, to) = (u64::from(g) << self.shift, (u64::from(g) + 1) << self.shift);
         (u64::from(end).min(to) - u64::from(start).max(from)) as u32
@@ -72,7 +71,7 @@ impl GroupMap {
         }
     }
 
-    /// The first run of `want` wholly free groups at or after one, or else the longest: where it begins, and its length.
+    /// The first run of `want` wholly free groups from `group` on, or else the longest: start and length.
     fn run_from(&self, group: u32, want: u32) -> Option<(u32, u32)> {
         let mut best: Option<(u32, u32)> = None;
         let mut at = self.first_from(group);
@@ -143,32 +142,32 @@ impl FreeSet {
         }
     }
 
-    /// The allocation group now has so many fragments; those added are not free yet.
+    /// Extends the allocation group to `frags` fragments. The added ones are not free yet.
     pub fn extend(&mut self, frags: u32) {
         self.groups.len = frags >> self.groups.shift;
         self.groups.words.resize((self.groups.len as usize).div_ceil(64), 0);
         self.groups.free.resize(self.groups.len as usize + 1, 0);
     }
 
-    /// Blocks of `start..end` that lie in it whole.
+    /// Number of whole blocks in `start..end`.
     fn blocks_in(&self, start: u32, end: u32) -> u32 {
         (end >> self.block).saturating_sub(round_up(start, self.block) >> self.block)
     }
 
-    /// Blocks that are wholly free.
+    /// Number of wholly free blocks.
     pub fn blocks(&self) -> u64 {
         self.by_end.iter().map(|(&e, &s)| u64::from(self.blocks_in(s, e))).sum()
     }
 
-    /// Wholly free blocks that there would be less without `start..start + len`, which is free.
+    /// By how many the wholly free blocks decrease when `start..start + len`, which is free, is taken.
     pub fn blocks_lost(&self, start: u32, len: u32) -> u32 {
         let end = start + len;
         let Some((&e, &s)) = self.by_end.range(start + 1..).next() else { return 0 };
         self.blocks_in(s, e) - self.blocks_in(s, start) - self.blocks_in(end, e)
     }
 
-    /// A piece (start, length) of free space that is part of no wholly free block: `want` fragments where one is found
-    /// soon, else a large one of at least `min`.
+    /// A piece (start, length) of free space outside of wholly free blocks: `want` fragments if the first few extents have
+    /// them, else a large piece of at least `min`.
     pub fn find_partial(&self, want: u32, min: u32) -> Option<(u32, u32)> {
         let best = |&(len, e): &(u32, u32)| {
             let s = e - len;
@@ -182,14 +181,14 @@ impl FreeSet {
         if let Some((start, _)) = near.into_iter().find(|(_, len)| *len >= want) {
             return Some((start, want));
         }
-        // Extents shorter than two blocks first, of those the longest: most of them have no whole block.
+        // Extents shorter than two blocks come first, the longest of them before others: most have no whole block.
         let short = 2u32 << self.block;
         let (small, large) = (self.by_len.range(..(short, 0)).rev(), self.by_len.range((short, 0)..));
         let found = small.chain(large).map(best).find(|(_, len)| *len >= min.max(1));
         found.map(|(start, len)| (start, len.min(want)))
     }
 
-    /// Takes `start..start + len` out. False, and nothing done, unless all of it is free.
+    /// Removes `start..start + len`. False, with nothing changed, unless all of it is free.
     #[must_use]
     pub fn take(&mut self, start: u32, len: u32) -> bool {
         let end = start + len;
@@ -213,8 +212,8 @@ impl FreeSet {
         true
     }
 
-    /// Puts `start..start + len` in, joining it with its neighbours; the number of blocks that are wholly free since.
-    /// `None`, and nothing done, if any of it is free.
+    /// Inserts `start..start + len`, merged with its neighbours. Returns the number of blocks that became wholly free; `None`,
+    /// with nothing changed, if any of it is free already.
     #[must_use]
     pub fn insert(&mut self, start: u32, len: u32) -> Option<u32> {
         let end = start + len;
@@ -245,7 +244,7 @@ impl FreeSet {
         Some(self.blocks_in(ext_start, ext_end) - before)
     }
 
-    /// The free extent (start, end) that reaches beyond `from`, without what lies before that.
+    /// The first free extent (start, end) that ends behind `from`, cut at `from`.
     pub fn next_extent(&self, from: u32) -> Option<(u32, u32)> {
         self.by_end.range(from.checked_add(1)?..).next().map(|(&e, &s)| (s.max(from), e))
     }
@@ -255,9 +254,9 @@ impl FreeSet {
         start >= end || self.by_end.range(end..).next().is_some_and(|(_, s)| *s <= start)
     }
 
-    /// A place for `want` fragments inside `lo..hi`, aligned to `1 << align`: in the shortest free extent that has one, of
-    /// several the first, so that long ones last. Without alignment densely, whatever block borders lie between: a gap in a
-    /// group would cut the one request that writes it in two.
+    /// A place for `want` fragments inside `lo..hi`, aligned to `1 << align`: in the shortest free extent with enough room, so
+    /// that long ones last; of several the first. Without alignment the place may cross block borders, because a gap in a group
+    /// would split the request that writes the group.
     pub fn find_in(&self, lo: u32, hi: u32, want: u32, align: u32) -> Option<u32> {
         let behind = self.by_end.range(lo.checked_add(1)?..).take_while(|(_, s)| **s < hi);
         behind
@@ -267,8 +266,8 @@ impl FreeSet {
             .map(|(start, _)| start)
     }
 
-    /// A place for all of `want` fragments, aligned to `1 << align`: behind the goal nearby, else before it nearby,
-    /// else the extent that it fits best.
+    /// A place for `want` fragments, aligned to `1 << align`: nearby behind the goal, else nearby before it, else in the
+    /// best-fitting extent.
     pub fn find_fit(&self, goal: u32, want: u32, align: u32) -> Option<u32> {
         let fits = |from: u32, e: u32| {
             let start = round_up(from, align);
@@ -278,7 +277,7 @@ impl FreeSet {
         if let Some(start) = forward.filter_map(|(&e, &s)| fits(s.max(goal), e)).next() {
             return Some(start);
         }
-        // The extent around the goal counts here too: what it has before the goal.
+        // This includes the part of the extent around the goal that lies before the goal.
         let around = self.by_end.range(goal.saturating_add(1)..).next().filter(|(_, s)| **s < goal);
         let backward = self.by_end.range(..=goal).rev().take(NEAR_EXTENTS);
         if let Some(start) = around.into_iter().chain(backward).filter_map(|(&e, &s)| fits(s, e)).next() {
@@ -287,7 +286,7 @@ impl FreeSet {
         self.by_len.range((want, 0)..).find_map(|&(len, e)| fits(e - len, e))
     }
 
-    /// The largest aligned part (start, length) of a free extent that has `min` fragments or more.
+    /// The largest aligned part (start, length) of a free extent, if it has `min` fragments or more.
     pub fn find_largest(&self, min: u32, align: u32) -> Option<(u32, u32)> {
         self.by_len.range((min, 0)..).rev().find_map(|&(len, e)| {
             let start = round_up(e - len, align);
@@ -296,8 +295,8 @@ impl FreeSet {
         })
     }
 
-    /// The shortest extent that has a place for `want` fragments, aligned to `1 << align`, and is no longer than `most`: where
-    /// that place begins.
+    /// Start of a place for `want` fragments, aligned to `1 << align`, in the shortest extent that has one and is no longer than
+    /// `most`.
     pub fn find_best_fit_aligned(&self, want: u32, align: u32, most: u32) -> Option<u32> {
         self.by_len.range((want, 0)..).take_while(|(len, _)| *len <= most).find_map(|&(len, e)| {
             let start = round_up(e - len, align);
@@ -311,7 +310,7 @@ impl FreeSet {
         fit.map(|(len, end)| (end - len, *len)).find(|(start, _)| !kept(*start))
     }
 
-    /// Adds the lengths of the longest extents, as many as it takes for `need` fragments.
+    /// Appends the lengths of the longest extents that together have `need` fragments.
     pub fn longest(&self, need: u64, out: &mut Vec<u32>) {
         let mut sum = 0;
         for (len, _) in self.by_len.iter().rev().take(LONGEST) {
@@ -323,15 +322,15 @@ impl FreeSet {
         }
     }
 
-    /// The first free extent (start, end) of at least `min` fragments behind `from`, without what lies before that.
+    /// The first free extent (start, end) of at least `min` fragments behind `from`, cut at `from`.
     pub fn find_run(&self, from: u32, min: u32) -> Option<(u32, u32)> {
-        // Nearly full, and nothing so long in it: no need to look at each.
+        // If no extent is that long, none has to be visited.
         self.by_len.range((min, 0)..).next()?;
         let behind = self.by_end.range(from.checked_add(1)?..).map(|(&e, &s)| (s.max(from), e));
         behind.into_iter().find(|(start, end)| end - start >= min)
     }
 
-    /// All free extents behind `from`, without what lies before that, in their order: start and length.
+    /// All free extents (start, length) behind `from` in order, the first cut at `from`.
     pub fn runs_from(&self, from: u32) -> impl Iterator<Item = (u32, u32)> + '_ {
         let behind = self.by_end.range((std::ops::Bound::Excluded(from), std::ops::Bound::Unbounded));
         behind.map(move |(&end, &start)| (start.max(from), end - start.max(from)))
@@ -343,8 +342,8 @@ impl FreeSet {
         Some(first << self.groups.shift)
     }
 
-    /// The first run of `want` wholly free groups at or after `goal`, or else the longest: where it begins, and how many
-    /// groups of those that are wanted it has.
+    /// The first run of `want` wholly free groups at or after `goal`, or else the longest: first fragment, and number of
+    /// groups.
     pub fn find_groups(&self, goal: u32, want: u32) -> Option<(u32, u32)> {
         let (first, len) = self.groups.run_from(round_up(goal, self.groups.shift) >> self.groups.shift, want)?;
         Some((first << self.groups.shift, len))
@@ -356,7 +355,7 @@ impl FreeSet {
         if g < self.groups.len { self.groups.free[g as usize] } else { 0 }
     }
 
-    /// The group with the most free fragments, of several the one nearest to `goal`: where it begins, and how many.
+    /// The group with the most free fragments, of several the nearest to `goal`: first fragment, and number of free ones.
     pub fn emptiest_group(&self, goal: u32) -> Option<(u32, u32)> {
         let at = goal >> self.groups.shift;
         let all = self.groups.free.iter().zip(0..self.groups.len);
@@ -364,7 +363,7 @@ impl FreeSet {
         (*free > 0).then_some((g << self.groups.shift, *free))
     }
 
-    /// The group with the fewest free fragments, but `least` or more, of several the one nearest to `goal`: where it begins.
+    /// First fragment of the group with the fewest free fragments that has `least` or more; of several the nearest to `goal`.
     pub fn fullest_group(&self, goal: u32, least: u32) -> Option<u32> {
         let at = goal >> self.groups.shift;
         let all = self.groups.free.iter().zip(0..self.groups.len).filter(|(free, _)| **free >= least);

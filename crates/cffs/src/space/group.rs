@@ -1,4 +1,4 @@
-//! One allocation group: its free extents once loaded, and its blocks on the device.
+//! One allocation group: its free extents in memory, and its header and bitmap on the device.
 
 use super::free_set::FreeSet;
 use super::layout::{self, ag_frags, edit_bits, fixed_ranges};
@@ -15,19 +15,19 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 enum State {
     Unloaded,
-    /// Its bitmap cannot be trusted: nothing is allocated or freed here until fsck has been.
+    /// The bitmap is damaged: nothing is allocated or freed here until fsck has repaired it.
     Damaged(Corrupt),
     Ready(FreeSet),
 }
 
-/// The bitmap has another number of free fragments than the header. The bitmap is the truth: allocation is safe, and fsck
-/// corrects the count.
+/// Bitmap and header disagree about the number of free fragments. The bitmap counts: allocation is safe, and fsck corrects
+/// the header.
 struct Miscount {
     free: u64,
     counted: u64,
 }
 
-/// Blocks of the group that are in use by transactions. Held here, so that setting a bit needs no look into the cache.
+/// Pinned blocks of the group, so that setting a bit needs no cache lookup.
 #[derive(Default)]
 struct Blocks {
     header: Option<BufRef>,
@@ -38,7 +38,7 @@ struct Blocks {
 pub(super) struct Group {
     ag: u64,
     start: FragAddr,
-    /// Becomes larger when the file system grows and this is its last group.
+    /// Grows with the file system if this is its last group.
     frags: AtomicU64,
     state: Mutex<State>,
     blocks: Mutex<Blocks>,
@@ -80,13 +80,13 @@ impl Group {
         self.virgin.load(Ordering::Acquire)
     }
 
-    /// Part of a range of fragments that lies in this group, as offsets.
+    /// The part of a range of fragments that lies in this group, as offsets.
     pub fn clip(&self, range: &Range<FragAddr>) -> Range<u32> {
         let clip = |f: FragAddr| f.clamp(self.start, self.end()) - self.start;
         clip(range.start) as u32..clip(range.end) as u32
     }
 
-    /// Runs `f` on the free extents, loading them first if need be. `loaded` is told of a set that was just loaded.
+    /// Runs `f` on the free extents, after loading them if necessary. `loaded` is called on a set that was just loaded.
     #[inline]
     pub fn with<R>(
         &self,
@@ -104,7 +104,7 @@ impl Group {
             if let State::Unloaded = *state {
                 match read {
                     Ok((set, miscount)) => {
-                        // Said by the one whose set is taken: who comes too late may have read in the middle of a change.
+                        // Only the thread whose set is used warns. A later one may have read in the middle of a change.
                         if let Some(Miscount { free, counted }) = miscount {
                             tracing::warn!(
                                 "allocation group {}: {free} fragments are free, its header says {counted}",
@@ -129,12 +129,12 @@ impl Group {
         }
     }
 
-    /// Whether the free extents are in memory, or known to be damaged.
+    /// Whether the group is loaded, or known to be damaged.
     pub fn is_loaded(&self) -> bool {
         !matches!(*self.state.lock(), State::Unloaded)
     }
 
-    /// Where header and bitmaps are, if they lie together.
+    /// The blocks of header and bitmaps, if they are adjacent.
     pub(super) fn bitmap_run(&self, g: &Geometry) -> Option<Range<BlockAddr>> {
         let (start, bitmaps) = (g.ag_header(self.ag), g.bitmap_blocks());
         let together = bitmaps > 0 && (0..bitmaps).all(|i| g.bitmap_block(self.ag, i) == start + 1 + i);
@@ -151,9 +151,9 @@ impl Group {
             let ends = [0].into_iter().chain(fixed.iter().map(|r| r.end));
             extents.extend(ends.zip(starts).filter(|(s, e)| s < e).map(|(s, e)| (s as u32, e as u32)));
         } else {
-            // Header and bitmaps are wanted together, and nothing of what else their group has.
-            let _came = cache.prefetch_batch(self.bitmap_run(g).into_iter());
-            // A damaged header is found now, not in the middle of a transaction.
+            // Only header and bitmaps are prefetched, not the whole group that they lie in.
+            let _prefetched = cache.prefetch_batch(self.bitmap_run(g).into_iter());
+            // A damaged header must be found now, not in the middle of a transaction.
             let header =
                 cache.read_meta(BlockId { kind: BlockKind::AgHeader, addr: g.ag_header(self.ag), owner: self.ag })?;
             let counted = ag_free(&header.read());
@@ -197,16 +197,16 @@ impl Group {
         Ok(buf)
     }
 
-    /// Header and bitmap block `index`; the flag says that the group holds blocks since now.
-    fn hold(&self, cache: &Cache, index: u64) -> Result<(BufRef, BufRef, bool)> {
+    /// Pins and returns the header and bitmap block `index`. The flag says whether these are the first pinned blocks.
+    fn pin(&self, cache: &Cache, index: u64) -> Result<(BufRef, BufRef, bool)> {
         {
             let blocks = self.blocks.lock();
             if let (Some(header), Some(Some(bitmap))) = (&blocks.header, blocks.bitmap.get(index as usize)) {
                 return Ok((header.clone(), bitmap.clone(), false));
             }
         }
-        // Read without the lock: others may want blocks that are here.
-        let _came = cache.prefetch_batch(self.bitmap_run(cache.geometry()).into_iter());
+        // Read without the lock, because others may need pinned blocks meanwhile.
+        let _prefetched = cache.prefetch_batch(self.bitmap_run(cache.geometry()).into_iter());
         let addr = cache.geometry().ag_header(self.ag);
         let header = cache.read_meta(BlockId { kind: BlockKind::AgHeader, addr, owner: self.ag })?;
         let bitmap = self.read_bitmap(cache, index)?;
@@ -218,23 +218,23 @@ impl Group {
         Ok((header, bitmap, first))
     }
 
-    /// Brings the blocks that describe the run into memory. True if the group holds blocks since now.
+    /// Pins the blocks that describe the run. True if they are the first pinned blocks.
     pub fn prepare(&self, cache: &Cache, run: Run) -> Result<bool> {
         let bits = cache.geometry().bits_per_bitmap();
-        let mut held = false;
+        let mut pinned = false;
         for index in (run.start - self.start) / bits..=(run.end() - 1 - self.start) / bits {
-            held |= self.hold(cache, index)?.2;
+            pinned |= self.pin(cache, index)?.2;
         }
-        Ok(held)
+        Ok(pinned)
     }
 
-    /// Gives the held blocks back to the cache.
-    pub fn release_blocks(&self) {
+    /// Unpins all blocks.
+    pub fn unpin(&self) {
         *self.blocks.lock() = Blocks::default();
     }
 
-    /// Sets or clears the bits of a run that lies within the group, and the header's count. An error leaves everything
-    /// as it was. True if the group holds blocks since now.
+    /// Sets or clears the bits of a run within the group, and updates the header's count. An error changes nothing. True if the
+    /// first blocks were pinned.
     pub fn mark(&self, txn: &Txn<'_>, run: Run, used: bool) -> Result<bool> {
         let cache = txn.cache();
         let bits = cache.geometry().bits_per_bitmap();
@@ -246,13 +246,13 @@ impl Group {
             Error::Corrupt(Corrupt(what))
         };
         let part = |index: u64| (from.max(index * bits) - index * bits, to.min((index + 1) * bits) - index * bits);
-        let (header, bitmap, mut held) = self.hold(cache, first)?;
+        let (header, bitmap, mut pinned) = self.pin(cache, first)?;
         if first < last {
-            // Several bitmap blocks: all are looked at before the first is changed. The run is the caller's, so
-            // nobody else changes its bits in between.
+            // Several bitmap blocks: all are checked before the first is changed. The caller owns the run, so nobody else
+            // changes its bits in between.
             for index in first..=last {
-                let (_, buf, h) = self.hold(cache, index)?;
-                held |= h;
+                let (_, buf, h) = self.pin(cache, index)?;
+                pinned |= h;
                 let (s, e) = part(index);
                 if !bits_are(&buf.read()[BITMAP_BITS..], s, e, !used) {
                     return Err(wrong());
@@ -264,8 +264,8 @@ impl Group {
             return Err(wrong());
         }
         for index in first + 1..=last {
-            let (_, buf, h) = self.hold(cache, index)?;
-            held |= h;
+            let (_, buf, h) = self.pin(cache, index)?;
+            pinned |= h;
             let (s, e) = part(index);
             edit_bits(&mut txn.edit(&buf), s, e, used);
         }
@@ -273,33 +273,32 @@ impl Group {
         let free = ag_free(&edit);
         let free = if used { free.saturating_sub(run.len) } else { free.saturating_add(run.len) };
         put_u64(edit.range(AG_FREE_FRAGS, 8), 0, free);
-        Ok(held)
+        Ok(pinned)
     }
 
-    /// Makes the last group longer, up to the fragment `end`: what is added becomes free. `publish` tells everybody else
-    /// of the new size; until it has returned, nobody allocates here. An error leaves everything as it was. True if the
-    /// group holds blocks since now.
+    /// Extends the last group up to the fragment `end`. The added fragments become free. `publish` makes the new size visible;
+    /// until it has returned, nobody allocates here. An error changes nothing. True if the first blocks were pinned.
     pub fn extend(&self, txn: &Txn<'_>, end: FragAddr, publish: impl FnOnce()) -> Result<bool> {
         let mut state = self.state.lock();
         if let State::Damaged(c) = &*state {
             return Err(Error::Corrupt(c.clone()));
         }
         let (old, new) = (self.frags(), end - self.start);
-        let held =
+        let pinned =
             if self.is_virgin() { false } else { self.mark(txn, Run { start: self.end(), len: new - old }, false)? };
         publish();
         self.frags.store(new, Ordering::Release);
-        // One that is not loaded yet will find the new part in the bitmap, or in what a virgin group has.
+        // A group that is not loaded will find the new part in its bitmap, or in the layout of a virgin group.
         if let State::Ready(set) = &mut *state {
             set.extend(new as u32);
             if set.insert(old as u32, (new - old) as u32).is_none() {
                 tracing::error!("allocation group {}: free beyond its end", self.ag);
             }
         }
-        Ok(held)
+        Ok(pinned)
     }
 
-    /// Writes header and bitmap of a group that nothing was written to before.
+    /// Initializes header and bitmap of a virgin group on the device.
     pub fn init(&self, txn: &Txn<'_>) {
         let g = *txn.cache().geometry();
         let header = txn.init_block(BlockId { kind: BlockKind::AgHeader, addr: g.ag_header(self.ag), owner: self.ag });

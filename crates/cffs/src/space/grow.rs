@@ -1,22 +1,22 @@
-//! Growing: more fragments behind the last one, while everything goes on.
+//! Growing a mounted file system at its end.
 //!
-//! What is added is one transaction: the size in the counters, the free fragments, and where the last allocation group was
-//! shortened by the old end, the bits behind that end, which its bitmap has as used. Groups behind it are virgin, so there
-//! is nothing to write for them. The bits of a long group take several transactions, each of which is a size of its own.
+//! A transaction changes the size in the counters, the number of free fragments, and, if the old end had cut the last
+//! allocation group short, the bits behind that end, which the bitmap has as used. Groups behind it are virgin, so nothing is
+//! written for them. The bits of a long group take several transactions; each of them results in a valid size.
 
-use super::Space;
+use super::free_space::Space;
 use crate::error::Result;
 use crate::format::Run;
 use crate::journal::{Journal, Txn};
 use std::sync::atomic::Ordering;
 
-/// Most fragments that one transaction adds to a group that is on the device: bounds its log records.
+/// Most fragments that one transaction adds to a group that is on the device. This bounds its log records.
 const STEP_FRAGS: u64 = 1 << 17;
 
 impl Space {
-    /// Makes the file system `total_blocks` long, durable with the next commit. The caller has seen to it that the device
-    /// is that long, that the last allocation group has room for its header, that the superblock tells of it, and that
-    /// nobody else grows it at the same time.
+    /// Grows the file system to `total_blocks`, durable with the next commit. The caller ensures that the device is that long,
+    /// that the last allocation group has room for its header, that the superblock says so, and that nobody else grows it at
+    /// the same time.
     pub(crate) fn grow(&self, journal: &Journal, total_blocks: u64) -> Result<()> {
         loop {
             if self.g.total_blocks >= total_blocks {
@@ -28,27 +28,27 @@ impl Space {
         }
     }
 
-    /// Brings into memory what the next step changes. An error before the first one says that this file system cannot
-    /// grow: its last allocation group is damaged.
+    /// Reads what the next step changes. An error means that the file system cannot grow, because its last allocation group
+    /// is damaged.
     pub(crate) fn prepare_growth(&self) -> Result<()> {
         let last = self.g.ag_count - 1;
         if last < self.open.load(Ordering::Acquire) {
             let group = self.group(last);
-            // A damaged one is not made larger.
-            self.with(&group, |_| ())?;
+            // Fails if the group is damaged.
+            self.with_free_set(&group, |_| ())?;
             if !group.is_virgin() && group.end() < self.g.frag_of_block(self.g.ag_start(last) + self.g.ag_blocks) {
-                let held = group.prepare(&self.cache, Run { start: group.end(), len: 1 })?;
-                if held {
-                    self.hold(group);
+                let pinned = group.prepare(&self.cache, Run { start: group.end(), len: 1 })?;
+                if pinned {
+                    self.pin(group);
                 }
             }
         }
         Ok(())
     }
 
-    /// Grows by what one transaction can take.
+    /// Grows by as much as one transaction can.
     fn grow_step(&self, txn: &Txn<'_>, total_blocks: u64) -> Result<()> {
-        // Nobody puts a group on the device meanwhile: what a virgin one looks like depends on the size.
+        // Nobody initializes a group meanwhile, because its contents depend on the size.
         let _init = self.init.lock();
         let g = **self.g;
         let last = g.ag_count - 1;
@@ -58,7 +58,7 @@ impl Space {
             move || self.enlarge(to, added)
         };
         if last >= self.open.load(Ordering::Acquire) || end == g.total_blocks {
-            // Nothing in memory knows the end of the last group, or that group is complete.
+            // The last group is not in memory, or it is complete.
             let groups = self.groups.write();
             if end == g.total_blocks || !groups.contains_key(&last) {
                 whole(total_blocks)();
@@ -66,20 +66,20 @@ impl Space {
             return Ok(());
         }
         let group = self.group(last);
-        let (to, held) = if group.is_virgin() {
+        let (to, pinned) = if group.is_virgin() {
             (total_blocks, group.extend(txn, g.frag_of_block(end), whole(total_blocks))?)
         } else {
             let to = end.min(g.total_blocks + g.block_of_frag(STEP_FRAGS));
             (to, group.extend(txn, g.frag_of_block(to), whole(to))?)
         };
         debug_assert_eq!(self.g.total_blocks, to);
-        if held {
-            self.hold(group);
+        if pinned {
+            self.pin(group);
         }
         Ok(())
     }
 
-    /// The size and the accounts change in one moment: who finds a place in the new part settles it in the new accounts.
+    /// Changes size and accounting in one step, so that allocations in the new part find it accounted for.
     fn enlarge(&self, total_blocks: u64, blocks: u64) {
         let accounting = &mut *self.accounting.lock();
         self.g.grow(total_blocks);

@@ -1,15 +1,15 @@
-//! What an allocation group looks like before anything was allocated in it: used by mkfs for group 0, and by the
-//! allocator for every later group when it is first needed.
+//! Layout of a new allocation group. Used by mkfs for group 0, and by the allocator for later groups when they are first
+//! needed.
 
 use crate::format::ag::{AG_FREE_FRAGS, BITMAP_BITS, BITMAP_INDEX, bits_are, set_bits};
 use crate::format::dirblock::BlockEdit;
 use crate::format::{FragAddr, Geometry, put_u64};
 use std::ops::Range;
 
-/// Most fragments that an allocation group can have: bounds what loading one costs.
+/// Most fragments of an allocation group. This bounds the cost of loading one.
 pub const AG_FRAGS_MAX: u64 = 1 << 28;
 
-/// Fragments of an allocation group.
+/// Number of fragments of an allocation group.
 pub fn ag_frags(g: &Geometry, ag: u64) -> u64 {
     g.ag_len(ag) * g.frags_per_block()
 }
@@ -49,10 +49,10 @@ pub fn is_fixed(g: &Geometry, run: Range<FragAddr>) -> bool {
         || areas(g).iter().any(|a| run.start < a.end && a.start < run.end)
 }
 
-/// Free fragments of a new file system: what the counters start with.
+/// Free fragments of a new file system.
 #[cfg(test)]
 pub fn initial_free_frags(g: &Geometry) -> u64 {
-    // Only the groups that system area and log lie in have more fixed fragments than their header.
+    // Only the groups with system area and log have more fixed fragments than their header.
     let areas = areas(g);
     let (first, last) = (g.block_of_frag(areas[0].start), g.block_of_frag(areas[1].end.max(areas[0].end) - 1));
     let (first, last) = (g.ag_of(first), g.ag_of(last));
@@ -62,7 +62,7 @@ pub fn initial_free_frags(g: &Geometry) -> u64 {
     g.total_frags() - others - fixed
 }
 
-/// Free fragments of an allocation group in which nothing was allocated yet.
+/// Free fragments of a new allocation group.
 pub fn initial_ag_free(g: &Geometry, ag: u64) -> u64 {
     ag_frags(g, ag) - fixed_ranges(g, ag).iter().map(|r| r.end - r.start).sum::<u64>()
 }
@@ -86,8 +86,8 @@ pub fn format_bitmap(g: &Geometry, ag: u64, index: u64, block: &mut impl BlockEd
     }
 }
 
-/// Sets or clears bits of a bitmap block, touching no more bytes than needed. False, and nothing done, unless every
-/// bit changes.
+/// Sets or clears bits of a bitmap block, editing no more bytes than necessary. False, with nothing changed, unless every bit
+/// changes.
 pub(super) fn edit_bits(block: &mut impl BlockEdit, from: u64, to: u64, used: bool) -> bool {
     let (first, end) = ((from / 8) as usize, to.div_ceil(8) as usize);
     let base = first as u64 * 8;

@@ -1,12 +1,18 @@
-use super::*;
+use super::free_space::Space;
+use super::layout;
+use crate::cache::Cache;
 use crate::cache::PrefetchMode;
+use crate::error::{Error, Result};
+use crate::format::Run;
 use crate::format::ag::{BITMAP_BITS, ag_free};
 use crate::format::system::{COUNT_FREE_FRAGS, Counters};
 use crate::format::{BlockId, BlockKind, Superblock, get_u64};
 use crate::format::{FragAddr, Geometry};
 use crate::journal::MetadataMode;
+use crate::journal::Txn;
 use crate::journal::{CommitHook, Journal, read_header};
 use crate::mkfs::{MkfsOptions, mkfs};
+use crate::reservation::SpacePool;
 use cffs_device::Device;
 use cffs_device::MemoryDevice;
 use proptest::prelude::*;
@@ -77,7 +83,7 @@ impl Fixture {
         self.space.free(&txn, run)
     }
 
-    /// Allocates data, with a promise as everybody who does.
+    /// Allocates data with a reservation.
     fn reserved(&self, want: u64, alloc: impl FnOnce() -> Result<Option<Run>>) -> Result<Option<Run>> {
         self.space.accounting.lock().reserved_frags += want;
         let found = alloc();
@@ -493,7 +499,7 @@ fn reservations_keep_the_reserve_and_never_exceed_the_free_space() {
     space.release_frags(free);
     assert_eq!((space.reserved(), space.free_frags()), (0, free));
 
-    // Many threads at once: exactly as many promises as there is space.
+    // Many threads at once reserve exactly as much as there is.
     let granted: u64 = std::thread::scope(|s| {
         let grab = || (0..free).take_while(|_| space.reserve_frags(7, true).is_ok()).count() as u64;
         let threads: Vec<_> = (0..8).map(|_| s.spawn(grab)).collect();

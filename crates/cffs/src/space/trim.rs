@@ -1,21 +1,21 @@
-//! Free space given back to the device, while everything goes on.
+//! Trim: discards free space of a mounted file system.
 //!
-//! A run is taken out of the free extents, discarded, and put back, so nobody gets it in between; no group is locked
-//! while the device works. Only one run is out at a time, and who then finds no space waits for it.
+//! A run is taken out of the free extents, discarded, and put back, so nobody can allocate it meanwhile. No group is locked
+//! while the device works. Only one run is out at a time, and an allocation that finds no space waits for it.
 
-use super::Space;
+use super::free_space::Space;
 use crate::error::{Error, Result};
 use crate::format::Run;
 use crate::format::{FragAddr, Geometry};
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
-/// Most bytes that are out at once.
+/// Most bytes that are discarded at once.
 const CHUNK: u64 = 64 << 20;
 
 impl Space {
-    /// Calls `discard` for the free runs within a range of fragments that have `min_len` or more, in pieces. Returns the
-    /// number of fragments.
+    /// Calls `discard`, in pieces, for the free runs within a range that have `min_len` fragments or more. Returns the number
+    /// of discarded fragments.
     pub(crate) fn trim(
         &self,
         range: Range<FragAddr>,
@@ -30,7 +30,7 @@ impl Space {
             let step = if ag < self.open.load(Ordering::Acquire) {
                 self.trim_group(ag, at..range.end, min_len, &mut discard)
             } else {
-                // Nobody opens a group meanwhile: these calls are as short as the others.
+                // The lock keeps others from opening the group meanwhile.
                 let groups = self.groups.read();
                 if ag < self.open.load(Ordering::Acquire) {
                     continue;
@@ -41,7 +41,7 @@ impl Space {
             };
             match step {
                 Ok(n) => total += n,
-                // What cannot be read is not touched.
+                // Groups that cannot be read are skipped.
                 Err(Error::Corrupt(c)) => tracing::warn!("allocation group {ag} is not trimmed: {c}"),
                 Err(e) => return Err(e),
             }
@@ -63,12 +63,12 @@ impl Space {
         let (mut at, mut total) = (range.start, 0);
         loop {
             let _one = self.trimming.lock();
-            let taken = self.with(&group, |set| {
+            let taken = self.with_free_set(&group, |set| {
                 loop {
                     let (start, end) = set.next_extent(at).filter(|(start, _)| *start < range.end)?;
                     let end = end.min(range.end);
                     at = end;
-                    // The rest of a run that was long enough is.
+                    // The rest of a long run is discarded, however short.
                     if u64::from(end - start) >= min_len || start > range.start && start % chunk == 0 {
                         let len = (end - start).min(chunk - start % chunk);
                         at = start + len;
@@ -79,22 +79,22 @@ impl Space {
             let Some((start, len)) = taken else { return Ok(total) };
             let run = Run { start: group.start() + u64::from(start), len: len.into() };
             let result = discard(run);
-            // The accounts know nothing of it: the run stays free for all who have been promised space.
-            let back = self.with(&group, |set| set.insert(start, len))?;
+            // The accounting is not changed: for it, the run is free all the time.
+            let back = self.with_free_set(&group, |set| set.insert(start, len))?;
             debug_assert!(back.is_some(), "nobody else frees what is free");
             result?;
             total += run.len;
         }
     }
 
-    /// Runs `f` while nothing is out for a discard.
+    /// Runs `f` while no run is being discarded.
     pub(super) fn with_trim_paused<R>(&self, f: impl FnOnce() -> R) -> R {
         let _one = self.trimming.lock();
         f()
     }
 }
 
-/// The part of the range in a group that was never used: all but the block of the superblock copy.
+/// Discards the part of the range that lies in a virgin group, except the block of the superblock copy.
 fn trim_unused(
     g: &Geometry,
     ag: u64,
