@@ -1,16 +1,16 @@
-//! What inserting, removing and converting do to one ordered list of extents, be it an inode's own or a leaf's.
+//! Inserting, removing and converting in one ordered list of extents: an inode's own, or that of a leaf.
 
 use crate::format::Extent;
 use crate::format::Run;
 use crate::format::extent::EXTENT_LEN_MAX;
 use std::ops::Range;
 
-/// `b` continues `a` in the file and on the device, and one extent can hold both.
+/// Whether `b` continues `a` in the file and on the device, and one extent can hold both.
 fn continues(a: &Extent, b: &Extent) -> bool {
     a.end() == b.logical && a.start + a.len == b.start && a.unwritten == b.unwritten && a.len + b.len <= EXTENT_LEN_MAX
 }
 
-/// Puts `e` in, joined with its neighbours. `None` if it overlaps one. With it whether `e` came last.
+/// Inserts `e`, merged with its neighbours. `None` if it overlaps one. The flag says whether `e` comes last.
 pub(super) fn insert(list: &[Extent], e: Extent) -> Option<(Vec<Extent>, bool)> {
     let at = list.partition_point(|x| x.logical <= e.logical);
     let before = at.checked_sub(1).map(|i| list[i]);
@@ -20,10 +20,10 @@ pub(super) fn insert(list: &[Extent], e: Extent) -> Option<(Vec<Extent>, bool)> 
     }
     let mut out = Vec::with_capacity(list.len() + 1);
     out.extend_from_slice(&list[..at]);
-    push_joined(&mut out, e);
+    push_merged(&mut out, e);
     for (i, x) in list[at..].iter().enumerate() {
         if i == 0 {
-            push_joined(&mut out, *x);
+            push_merged(&mut out, *x);
         } else {
             out.push(*x);
         }
@@ -31,14 +31,14 @@ pub(super) fn insert(list: &[Extent], e: Extent) -> Option<(Vec<Extent>, bool)> 
     Some((out, at == list.len()))
 }
 
-fn push_joined(out: &mut Vec<Extent>, e: Extent) {
+fn push_merged(out: &mut Vec<Extent>, e: Extent) {
     match out.last_mut() {
         Some(last) if continues(last, &e) => last.len += e.len,
         _ => out.push(e),
     }
 }
 
-/// The part of an extent that lies in `range`, which it overlaps.
+/// The part of an extent in `range`, which it overlaps.
 fn part(e: &Extent, range: &Range<u64>) -> Extent {
     let from = e.logical.max(range.start);
     let to = e.end().min(range.end);
@@ -49,15 +49,15 @@ fn overlaps(e: &Extent, range: &Range<u64>) -> bool {
     e.logical < range.end && e.end() > range.start
 }
 
-/// What is left of `e` before and after `range`.
+/// The parts of `e` before and after `range`.
 fn rest(e: &Extent, range: &Range<u64>) -> (Option<Extent>, Option<Extent>) {
     let before = (e.logical < range.start).then(|| part(e, &(e.logical..range.start)));
     let after = (e.end() > range.end).then(|| part(e, &(range.end..e.end())));
     (before, after)
 }
 
-/// Takes `range` out, from its end on, at most `limit` extents or parts of them. Returns the new list, the runs taken
-/// out, and whether the limit left some of the range in place.
+/// Removes `range` from its end on, at most `limit` extents or parts of them. Returns the new list, the removed runs, and
+/// whether the limit left a part of the range in place.
 pub(super) fn remove(list: &[Extent], range: &Range<u64>, limit: usize) -> (Vec<Extent>, Vec<Run>, bool) {
     let first = list.partition_point(|e| e.end() <= range.start);
     let end = list.partition_point(|e| e.logical < range.end).max(first);
@@ -84,19 +84,19 @@ pub(super) fn convert(list: &[Extent], range: &Range<u64>, unwritten: bool) -> O
     let mut out = Vec::with_capacity(list.len() + 2);
     for e in list {
         if !overlaps(e, range) || e.unwritten == unwritten {
-            push_joined(&mut out, *e);
+            push_merged(&mut out, *e);
             continue;
         }
         let (before, after) = rest(e, range);
         let middle = Extent { unwritten, ..part(e, range) };
         for piece in [before, Some(middle), after].into_iter().flatten() {
-            push_joined(&mut out, piece);
+            push_merged(&mut out, piece);
         }
     }
     Some(out)
 }
 
-/// Cuts the extent that lies across `at` in two. `None` if none does.
+/// Splits the extent that contains `at` in its interior. `None` if there is none.
 pub(super) fn split(list: &[Extent], at: u64) -> Option<Vec<Extent>> {
     let i = list.iter().position(|e| e.logical < at && e.end() > at)?;
     let mut out = list.to_vec();

@@ -1,4 +1,4 @@
-//! Nodes of the extent tree: reading with every check, and writing with as few logged bytes as possible.
+//! Nodes of the extent tree: reading and checking them, and writing them with few logged bytes.
 
 use crate::cache::{BufRef, Cache};
 use crate::error::{Error, Result};
@@ -7,9 +7,9 @@ use crate::format::extent::{Child, EXTENT_SIZE, Extent, LOGICAL_END, NODE_COUNT,
 use crate::format::{BlockAddr, BlockId, BlockKind, Corrupt, Geometry, Ino, put_u16};
 use crate::journal::Txn;
 
-/// What stands in a node: extents in a leaf, child pointers above.
+/// An entry of a node: an extent in a leaf, a child pointer above.
 pub(super) trait Entry: Copy {
-    /// Logical fragment by which the entries are in order.
+    /// Logical fragment by which entries are ordered.
     fn key(&self) -> u64;
     fn to_bytes(self) -> [u8; EXTENT_SIZE];
     fn from_bytes(b: &[u8]) -> Self;
@@ -68,12 +68,12 @@ pub(super) fn upper_bound<T: Entry>(block: &[u8], logical: u64) -> usize {
     lo
 }
 
-/// An extent that is possible in a file of this file system.
+/// Whether the extent can exist in this file system.
 pub(super) fn possible(g: &Geometry, e: &Extent) -> bool {
     e.len > 0 && e.end() <= LOGICAL_END && g.contains(e.start, e.len)
 }
 
-/// Reads a node that must have this level, and only entries for logical fragments `lo..hi`.
+/// Reads a node. It must have this level, and entries only for logical fragments `lo..hi`.
 pub(super) fn read(cache: &Cache, ino: Ino, addr: BlockAddr, level: u16, lo: u64, hi: u64) -> Result<BufRef> {
     let g = cache.geometry();
     let bad = |what: String| {
@@ -84,7 +84,7 @@ pub(super) fn read(cache: &Cache, ino: Ino, addr: BlockAddr, level: u16, lo: u64
     }
     let buf = cache.read_meta(BlockId { kind: BlockKind::ExtentNode, addr, owner: ino })?;
     let block = buf.read();
-    // It may tell of a part that was added to the file system just before.
+    // The node may refer to space that was added to the file system just before.
     let g = cache.geometry();
     let (found, n) = node_header(&block)?;
     if found != level {

@@ -2,18 +2,18 @@
 //! ranges need it. The order of the extents stays, so the tree keeps its shape: leaves are rewritten in place, and keys
 //! follow them. Nothing is allocated, so nothing can run out of space half way.
 
-use super::node::{self, entries, entry};
+use super::list;
+use super::node::{self, entries, entry, possible};
 use super::tree::{Edit, Path, Pool, descend};
-use super::{list, possible};
 use crate::error::{Error, Result};
 use crate::format::extent::{Child, LOGICAL_END};
 use crate::format::{Corrupt, Extent, Inode, InodeFormat};
 use crate::journal::Txn;
 use crate::space::Space;
 
-/// Cuts the extent that lies across the logical fragment `at` in two; nothing changes if none does.
+/// Splits the extent that contains the logical fragment `at` in its interior. Changes nothing if there is none.
 ///
-/// [`Error::NoSpace`] when the tree needs a block and there is none; nothing has changed then.
+/// [`Error::NoSpace`] if the tree needs a block and there is none. Nothing has changed then.
 pub fn split(txn: &Txn<'_>, space: &Space, inode: &mut Inode, at: u64) -> Result<()> {
     let g = *txn.cache().geometry();
     match &inode.format {
@@ -46,9 +46,9 @@ fn check(txn: &Txn<'_>, inode: &Inode, list: &[Extent]) -> Result<()> {
     }
 }
 
-/// Moves extents that begin at or behind `from` by `by` fragments towards the start, beginning with those in the leaf that
-/// is for `from`, at most `leaves` leaves of them. The `by` fragments before `from` are a hole. Returns where to go on,
-/// `None` when all are moved.
+/// Moves extents that begin at or behind `from` by `by` fragments towards the start of the file, at most `leaves` leaves,
+/// beginning with that of `from`. The `by` fragments before `from` are a hole. Returns where to continue; `None` when all are
+/// moved.
 pub fn shift_down(
     txn: &Txn<'_>,
     space: &Space,
@@ -86,9 +86,9 @@ pub fn shift_down(
     Ok(Some(at))
 }
 
-/// Moves extents that begin at or behind `from` by `by` fragments away from the start, beginning with the last leaf that
-/// begins below `below`, at most `leaves` leaves of them. No extent lies across `from`, and none comes to lie beyond
-/// the largest file. Returns below what to go on, `None` when all are moved.
+/// Moves extents that begin at or behind `from` by `by` fragments away from the start of the file, at most `leaves` leaves,
+/// beginning with the last one that begins below `below`. No extent lies across `from`, and none is moved beyond the largest
+/// file size. Returns the `below` to continue with; `None` when all are moved.
 pub fn shift_up(
     txn: &Txn<'_>,
     space: &Space,

@@ -1,11 +1,18 @@
+use super::size::height;
+use super::tree::descend;
 use super::*;
+use crate::cache::Cache;
+use crate::error::{Error, Result};
 use crate::format::extent::{Child, node_entry, set_node_header};
+use crate::format::extent::{EXTENT_LEN_MAX, LOGICAL_END};
+use crate::format::{BlockAddr, Extent, Geometry, Inode, InodeFormat, Run};
 use crate::format::{BlockId, BlockKind, FileType};
 use crate::mkfs::MkfsOptions;
 use crate::space::layout;
 use crate::space::tests::{Fixture, tiny};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 /// The smallest nodes there are: 28 entries.
 fn smallest() -> MkfsOptions {

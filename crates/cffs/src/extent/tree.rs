@@ -13,17 +13,17 @@ use crate::journal::Txn;
 use crate::reservation::Reservation;
 use crate::space::Space;
 
-/// A node on the way from the root to a leaf.
+/// A node on the path from the root to a leaf.
 pub(super) struct Step {
     pub buf: BufRef,
-    /// Logical fragments that the node is for.
+    /// The node covers the logical fragments `lo..hi`.
     pub lo: u64,
     pub hi: u64,
     /// The pointer followed; 0 in a leaf.
     pub index: usize,
 }
 
-/// The way from the root to a leaf.
+/// The path from the root to a leaf.
 pub(super) struct Path {
     pub root_index: usize,
     /// From the level below the root down to the leaf.
@@ -36,7 +36,7 @@ impl Path {
     }
 }
 
-/// The way to the leaf that is for `logical` (the first leaf if it lies before all).
+/// The path to the leaf that covers `logical` (the first leaf if `logical` lies before all).
 pub(super) fn descend(cache: &Cache, inode: &Inode, logical: u64) -> Result<Path> {
     let InodeFormat::Tree { height, children } = &inode.format else {
         return Err(corrupt(inode, "there is none"));
@@ -72,7 +72,7 @@ fn corrupt(inode: &Inode, what: &str) -> Error {
     Error::Corrupt(Corrupt(format!("extent tree of inode {}: {what}", inode.ino)))
 }
 
-/// Blocks for new nodes, allocated in memory. What is not taken is given back.
+/// Blocks for new nodes, allocated in memory. Dropping the pool returns what was not used.
 pub(super) struct Pool<'a> {
     space: &'a Space,
     reservation: Reservation,
@@ -118,14 +118,14 @@ fn block_run(space: &Space, addr: BlockAddr) -> Run {
     Run { start: addr * per, len: per }
 }
 
-/// What the operations on a tree work with.
+/// A change of the extents of an inode within a transaction.
 pub(super) struct Edit<'a, 't> {
     pub txn: &'a Txn<'t>,
     pub space: &'a Space,
     pub inode: &'a mut Inode,
 }
 
-/// Entries of the node that a list too long for the root becomes.
+/// Number of nodes that a list too long for the root is divided into.
 fn chunks(entries: usize, capacity: usize) -> usize {
     entries.div_ceil(capacity)
 }
@@ -142,7 +142,7 @@ impl Edit<'_, '_> {
         }
     }
 
-    /// Nodes needed when the leaf at the end of the path gets `len` entries.
+    /// New nodes that are needed when the leaf of the path gets `len` entries.
     pub fn nodes_needed(&self, path: &Path, len: usize) -> Result<usize> {
         let capacity = self.capacity();
         if len <= capacity {
@@ -165,7 +165,7 @@ impl Edit<'_, '_> {
         Ok(needed)
     }
 
-    /// Nodes needed to turn a list of so many extents into a tree.
+    /// Nodes that are needed to turn a list of `len` extents into a tree.
     pub fn nodes_for_list(&self, len: usize) -> Result<usize> {
         if len <= self.inode.root_capacity() {
             return Ok(0);
@@ -177,7 +177,7 @@ impl Edit<'_, '_> {
         Ok(needed)
     }
 
-    /// Makes `list` the extents of an inode without a tree; builds one if they do not fit.
+    /// Sets the extents of an inode without a tree. Builds a tree if they do not fit.
     pub fn set_list(&mut self, list: Vec<Extent>, pool: &mut Pool<'_>) -> Result<()> {
         if list.len() <= self.inode.root_capacity() {
             self.inode.format = InodeFormat::Extents(list);
@@ -193,8 +193,8 @@ impl Edit<'_, '_> {
         Ok(())
     }
 
-    /// Makes `list` the contents of the leaf at the end of the path, splitting or removing it as needed. `at_end`: it
-    /// is the last one and grew at its end, as in a file written from start to end; a split then leaves the old leaf full.
+    /// Sets the contents of the leaf of the path, and splits or removes the leaf if necessary. `at_end`: it is the last leaf and
+    /// grew at its end, as in a file that is written sequentially. A split then leaves the old leaf full.
     pub fn set_leaf(&mut self, path: &Path, list: &[Extent], at_end: bool, pool: &mut Pool<'_>) -> Result<()> {
         let leaf = path.leaf();
         if list.is_empty() {
@@ -212,7 +212,7 @@ impl Edit<'_, '_> {
         self.insert_child(path, Child { key: list[at].logical, block }, pool)
     }
 
-    /// Inserts a pointer to a new leaf behind the one that the path leads to.
+    /// Inserts a pointer to a new leaf behind that of the path.
     fn insert_child(&mut self, path: &Path, mut child: Child, pool: &mut Pool<'_>) -> Result<()> {
         let capacity = self.capacity();
         for (up, step) in path.steps.iter().rev().skip(1).enumerate() {
@@ -248,12 +248,12 @@ impl Edit<'_, '_> {
         Ok(())
     }
 
-    /// Frees the block of a node. Comes before the change that unlinks it, because it can fail.
-    /// Brings into memory what freeing the nodes of a path changes, so that it will not fail half way.
+    /// Reads what freeing the nodes of a path will change, so that it cannot fail half way.
     pub fn prepare_removal(&self, path: &Path) -> Result<()> {
         path.steps.iter().try_for_each(|s| self.space.prepare_free(block_run(self.space, s.buf.addr())))
     }
 
+    /// Frees the block of a node. This comes before the change that unlinks the node, because it can fail.
     fn free_node(&mut self, addr: BlockAddr) -> Result<()> {
         let run = block_run(self.space, addr);
         self.space.free(self.txn, run)?;
@@ -262,7 +262,7 @@ impl Edit<'_, '_> {
         Ok(())
     }
 
-    /// Removes the node at this depth of the path, and those above that become empty.
+    /// Removes the node at this depth of the path, and those above it that become empty.
     fn remove_node(&mut self, path: &Path, depth: usize) -> Result<()> {
         self.free_node(path.steps[depth].buf.addr())?;
         for d in (0..depth).rev() {
@@ -283,7 +283,7 @@ impl Edit<'_, '_> {
         Ok(())
     }
 
-    /// Changes keys along a path: those that `choose` gives a new value for.
+    /// Changes the keys along a path for which `choose` returns a new value.
     fn change_keys(&mut self, path: &Path, choose: impl Fn(u64) -> Option<u64>) -> Result<()> {
         let (_, children) = self.root()?;
         let key = &mut children[path.root_index].key;
@@ -299,19 +299,19 @@ impl Edit<'_, '_> {
         Ok(())
     }
 
-    /// Lowers the keys along a path so that its leaf may hold `logical`, which lies before it.
+    /// Lowers the keys along a path so that its leaf covers `logical`, which lies before it.
     pub fn lower_keys(&mut self, path: &Path, logical: u64) -> Result<()> {
         self.change_keys(path, |key| (key > logical).then_some(logical))
     }
 
-    /// Raises the keys along the path to a leaf that begins at `from` to `to`: nothing lies between.
+    /// Raises the keys along the path to a leaf that begins at `from` to `to`. There are no extents in between.
     pub fn raise_keys(&mut self, path: &Path, from: u64, to: u64) -> Result<()> {
         self.change_keys(path, |key| (key >= from && key < to).then_some(to))
     }
 
-    /// After a removal at `logical`: joins nodes on the way there with a neighbour where both together are half full
-    /// or less. Best effort: a node that cannot be read stays.
-    pub fn join_nodes(&mut self, logical: u64) -> Result<()> {
+    /// After a removal at `logical`: merges nodes on the path there with a neighbour if both together are at most half full.
+    /// Best effort: a node that cannot be read stays.
+    pub fn merge_nodes(&mut self, logical: u64) -> Result<()> {
         if !matches!(self.inode.format, InodeFormat::Tree { .. }) {
             return Ok(());
         }
@@ -323,7 +323,7 @@ impl Edit<'_, '_> {
             if count(&step.buf.read()) > most / 2 {
                 return Ok(());
             }
-            // The pointers beside this node's, and the end of what the last of them is for.
+            // The pointers in the parent, and the end of what the last of them covers.
             let (mut siblings, index, end): (Vec<Child>, _, _) = match d.checked_sub(1).map(|up| &path.steps[up]) {
                 Some(up) => (entries(&up.buf.read()), up.index, up.hi),
                 None => (self.root()?.1.clone(), path.root_index, LOGICAL_END),
@@ -365,7 +365,7 @@ impl Edit<'_, '_> {
         node::write(self.txn, a, level, &list);
     }
 
-    /// Takes the contents of a single node below the root into the root while they fit there.
+    /// Moves the contents of a single node below the root into the root while they fit there.
     pub fn shrink_root(&mut self) -> Result<()> {
         loop {
             let InodeFormat::Tree { height, children } = &self.inode.format else { return Ok(()) };
