@@ -5,8 +5,8 @@
 
 use crate::ioctl::Call;
 use crate::messages::Message;
-use crate::shared::Shared;
-use crate::snapshot::is_snapshot;
+use crate::mount_state::MountState;
+use crate::stats_file::is_snapshot;
 use cffs::format::inode::{FLAG_APPEND, FLAG_IMMUTABLE, FLAG_NOATIME, FLAG_NODUMP, FLAG_PROJECT_INHERIT, FLAG_SYNC};
 use cffs::{Error, Fs, Result};
 use fuser::Errno;
@@ -32,7 +32,7 @@ const XFLAGS: [(u32, u32); 6] = [
 ];
 
 /// Answers one of these; `None` if it is none.
-pub(crate) fn dispatch(shared: &Shared, call: &Call<'_>) -> Option<std::result::Result<Vec<u8>, Errno>> {
+pub(crate) fn dispatch(shared: &MountState, call: &Call<'_>) -> Option<std::result::Result<Vec<u8>, Errno>> {
     let operation = match call.cmd {
         GET_FLAGS | GET_FLAGS_32 => get_flags,
         SET_FLAGS | SET_FLAGS_32 => set_flags,

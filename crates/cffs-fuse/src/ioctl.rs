@@ -6,7 +6,7 @@
 use crate::control::{self, Asker};
 use crate::flags;
 use crate::messages::Message;
-use crate::shared::Shared;
+use crate::mount_state::MountState;
 use cffs::{Caller, Error, Fs, Ino, TrimRange, Tune};
 use fuser::Errno;
 
@@ -36,7 +36,7 @@ pub(crate) struct Call<'a> {
 }
 
 /// Carries it out; returns the bytes of the answer. The result of the system call is 0 then.
-pub(crate) fn dispatch(shared: &Shared, call: &Call<'_>) -> Result<Vec<u8>, Errno> {
+pub(crate) fn dispatch(shared: &MountState, call: &Call<'_>) -> Result<Vec<u8>, Errno> {
     match call.cmd {
         cffs_buf::CONTROL_IOCTL => shared.call(Message::Ioctl, call.ino, |fs| {
             let answer = control::answer(shared, fs, call.asker, call.input);
@@ -58,7 +58,11 @@ pub(crate) fn dispatch(shared: &Shared, call: &Call<'_>) -> Result<Vec<u8>, Errn
 }
 
 /// Something that takes root or the user who mounted.
-fn change(shared: &Shared, call: &Call<'_>, f: impl FnOnce(&Fs) -> Result<Vec<u8>, Error>) -> Result<Vec<u8>, Errno> {
+fn change(
+    shared: &MountState,
+    call: &Call<'_>,
+    f: impl FnOnce(&Fs) -> Result<Vec<u8>, Error>,
+) -> Result<Vec<u8>, Errno> {
     shared.call(Message::Ioctl, call.ino, |fs| if call.asker.may_change() { f(fs) } else { Err(Error::NotPermitted) })
 }
 

@@ -6,7 +6,7 @@ use fuser::{InitFlags, KernelConfig};
 
 /// What the kernel can do without a message.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Abilities {
+pub(crate) struct Capabilities {
     /// After one OPEN was answered with ENOSYS it opens without asking.
     pub(crate) no_open: bool,
     /// The same for OPENDIR.
@@ -40,7 +40,7 @@ const WANTED: [InitFlags; 6] = [
 // - EXPORT_SUPPORT: would look up inodes that the kernel holds no reference to.
 
 /// Sets up the connection.
-pub(crate) fn negotiate(kernel: &mut KernelConfig, config: &MountConfig) -> Abilities {
+pub(crate) fn negotiate(kernel: &mut KernelConfig, config: &MountConfig) -> Capabilities {
     for flag in WANTED {
         if kernel.add_capabilities(flag).is_err() {
             tracing::debug!(?flag, "not supported by this kernel");
@@ -68,7 +68,7 @@ pub(crate) fn negotiate(kernel: &mut KernelConfig, config: &MountConfig) -> Abil
     let io_uring = config.io_uring != IoUring::Off
         && FuseRing::possible().inspect_err(|error| tracing::debug!(%error, "no io_uring")).is_ok()
         && kernel.add_capabilities(InitFlags::FUSE_OVER_IO_URING).is_ok();
-    Abilities {
+    Capabilities {
         io_uring,
         no_open: has.contains(InitFlags::FUSE_NO_OPEN_SUPPORT),
         no_opendir: has.contains(InitFlags::FUSE_NO_OPENDIR_SUPPORT),

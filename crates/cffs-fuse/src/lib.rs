@@ -27,11 +27,11 @@
 mod config;
 pub mod control;
 mod convert;
-mod crew;
 mod flags;
 mod ioctl;
 mod kernel;
 mod messages;
+mod mount_state;
 mod mountpoint;
 mod ops;
 mod ranges;
@@ -39,12 +39,12 @@ mod remount;
 mod ring;
 mod server;
 mod session;
-mod shared;
-mod snapshot;
+mod stats_file;
+mod worker_pool;
 mod xattr;
 
 pub use config::{IoUring, MountConfig};
 pub use mountpoint::Unmounter;
 pub use remount::{Remount, remount};
 pub use session::{Error, Result, Session, mount};
-pub use snapshot::{STATS_FILE, read_stats, unmount};
+pub use stats_file::{STATS_FILE, read_stats, unmount};

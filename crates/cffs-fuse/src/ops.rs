@@ -6,11 +6,11 @@ use crate::config::MountConfig;
 use crate::control::Asker;
 use crate::convert;
 use crate::ioctl;
-use crate::kernel::Abilities;
+use crate::kernel::Capabilities;
 use crate::messages::Message;
+use crate::mount_state::MountState;
 use crate::ranges;
-use crate::shared::Shared;
-use crate::snapshot::{STATS_FILE, is_snapshot};
+use crate::stats_file::{STATS_FILE, is_snapshot};
 use cffs::{Attr, Caller, Error, FileType, Ino, ROOT_INO, RenameFlags, Result, SetAttr, StatFs};
 use fuser::{Errno, INodeNo};
 use std::sync::{Arc, OnceLock};
@@ -28,17 +28,17 @@ const NOREPLACE: u32 = 1;
 const EXCHANGE: u32 = 2;
 
 /// What the sender of a message gets.
-pub(crate) type Answer<T> = std::result::Result<T, Errno>;
+pub(crate) type Reply<T> = std::result::Result<T, Errno>;
 
 /// The sender of a message.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Who {
+pub(crate) struct Credentials {
     pub(crate) uid: u32,
     pub(crate) gid: u32,
     pub(crate) pid: u32,
 }
 
-impl Who {
+impl Credentials {
     pub(crate) fn caller(self) -> Caller {
         Caller { uid: self.uid, gid: self.gid }
     }
@@ -48,7 +48,7 @@ impl Who {
 pub(crate) enum Found {
     Entry(Attr),
     /// The attributes stay, the name means something else next time.
-    Passing(Attr),
+    Uncached(Attr),
     /// There is no such name, and the kernel may remember that.
     Nothing,
 }
@@ -67,9 +67,9 @@ pub(crate) struct Listed<'a> {
 
 /// A mounted file system, as the kernel sees it.
 pub(crate) struct Ops {
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) shared: Arc<MountState>,
     pub(crate) config: MountConfig,
-    abilities: OnceLock<Abilities>,
+    capabilities: OnceLock<Capabilities>,
 }
 
 /// The name of the statistics belongs to us.
@@ -86,17 +86,17 @@ fn not_a_snapshot(ino: Ino) -> Result<()> {
 }
 
 impl Ops {
-    pub(crate) fn new(shared: Arc<Shared>, config: &MountConfig) -> Ops {
-        Ops { shared, config: config.clone(), abilities: OnceLock::new() }
+    pub(crate) fn new(shared: Arc<MountState>, config: &MountConfig) -> Ops {
+        Ops { shared, config: config.clone(), capabilities: OnceLock::new() }
     }
 
     /// What was agreed on with the kernel, once.
-    pub(crate) fn agreed(&self, abilities: Abilities) {
-        let _ = self.abilities.set(abilities);
+    pub(crate) fn agreed(&self, capabilities: Capabilities) {
+        let _ = self.capabilities.set(capabilities);
     }
 
-    pub(crate) fn abilities(&self) -> Abilities {
-        self.abilities.get().copied().unwrap_or_default()
+    pub(crate) fn capabilities(&self) -> Capabilities {
+        self.capabilities.get().copied().unwrap_or_default()
     }
 
     /// Counts a message that is declined for good: after ENOSYS the kernel does not ask again.
@@ -105,10 +105,10 @@ impl Ops {
         Errno::ENOSYS
     }
 
-    pub(crate) fn lookup(&self, parent: Ino, name: &[u8]) -> Answer<Found> {
+    pub(crate) fn lookup(&self, parent: Ino, name: &[u8]) -> Reply<Found> {
         if is_stats(parent, name) {
             return match self.shared.stats_text() {
-                Ok(text) => Ok(Found::Passing(self.shared.snapshots.make(text))),
+                Ok(text) => Ok(Found::Uncached(self.shared.stats_files.make(text))),
                 Err(e) => Err(Errno::from_i32(e.errno())),
             };
         }
@@ -121,7 +121,7 @@ impl Ops {
 
     pub(crate) fn forget(&self, ino: Ino, nlookup: u64) {
         if is_snapshot(ino) {
-            self.shared.snapshots.forget(ino);
+            self.shared.stats_files.forget(ino);
         } else {
             // Nobody hears of an error here, and none of the engine's is one that matters.
             let _ = self.shared.call(Message::Forget, ino, |fs| {
@@ -131,25 +131,33 @@ impl Ops {
         }
     }
 
-    pub(crate) fn getattr(&self, ino: Ino) -> Answer<Attr> {
+    pub(crate) fn getattr(&self, ino: Ino) -> Reply<Attr> {
         self.shared.call(Message::GetAttr, ino, |fs| {
-            if is_snapshot(ino) { self.shared.snapshots.attr(ino).ok_or(Error::Stale) } else { fs.getattr(ino) }
+            if is_snapshot(ino) { self.shared.stats_files.attr(ino).ok_or(Error::Stale) } else { fs.getattr(ino) }
         })
     }
 
-    pub(crate) fn setattr(&self, who: Who, ino: Ino, set: SetAttr) -> Answer<Attr> {
+    pub(crate) fn setattr(&self, who: Credentials, ino: Ino, set: SetAttr) -> Reply<Attr> {
         self.shared.call(Message::SetAttr, ino, |fs| {
             not_a_snapshot(ino)?;
             fs.setattr(who.caller(), ino, self.drop_privileges(fs, who, ino, set)?)
         })
     }
 
-    pub(crate) fn readlink(&self, ino: Ino) -> Answer<Vec<u8>> {
+    pub(crate) fn readlink(&self, ino: Ino) -> Reply<Vec<u8>> {
         self.shared.call(Message::ReadLink, ino, |fs| fs.readlink(ino))
     }
 
     /// Also open(2) with `O_CREAT` comes to this, where CREATE is declined.
-    pub(crate) fn mknod(&self, who: Who, parent: Ino, name: &[u8], mode: u32, umask: u32, rdev: u32) -> Answer<Attr> {
+    pub(crate) fn mknod(
+        &self,
+        who: Credentials,
+        parent: Ino,
+        name: &[u8],
+        mode: u32,
+        umask: u32,
+        rdev: u32,
+    ) -> Reply<Attr> {
         self.shared.call(Message::MkNod, parent, |fs| {
             reserved(parent, name)?;
             let perm = self.new_permissions(mode, umask);
@@ -161,32 +169,32 @@ impl Ops {
         })
     }
 
-    pub(crate) fn mkdir(&self, who: Who, parent: Ino, name: &[u8], mode: u32, umask: u32) -> Answer<Attr> {
+    pub(crate) fn mkdir(&self, who: Credentials, parent: Ino, name: &[u8], mode: u32, umask: u32) -> Reply<Attr> {
         self.shared.call(Message::MkDir, parent, |fs| {
             reserved(parent, name)?;
             fs.mkdir(who.caller(), parent, name, self.new_permissions(mode, umask))
         })
     }
 
-    pub(crate) fn unlink(&self, parent: Ino, name: &[u8]) -> Answer<()> {
+    pub(crate) fn unlink(&self, parent: Ino, name: &[u8]) -> Reply<()> {
         self.shared.call(Message::Unlink, parent, |fs| {
             reserved(parent, name)?;
             fs.unlink(parent, name)
         })
     }
 
-    pub(crate) fn rmdir(&self, parent: Ino, name: &[u8]) -> Answer<()> {
+    pub(crate) fn rmdir(&self, parent: Ino, name: &[u8]) -> Reply<()> {
         self.shared.call(Message::RmDir, parent, |fs| fs.rmdir(parent, name))
     }
 
-    pub(crate) fn symlink(&self, who: Who, parent: Ino, name: &[u8], target: &[u8]) -> Answer<Attr> {
+    pub(crate) fn symlink(&self, who: Credentials, parent: Ino, name: &[u8], target: &[u8]) -> Reply<Attr> {
         self.shared.call(Message::SymLink, parent, |fs| {
             reserved(parent, name)?;
             fs.symlink(who.caller(), parent, name, target)
         })
     }
 
-    pub(crate) fn rename(&self, who: Who, from: (Ino, &[u8]), to: (Ino, &[u8]), flags: u32) -> Answer<()> {
+    pub(crate) fn rename(&self, who: Credentials, from: (Ino, &[u8]), to: (Ino, &[u8]), flags: u32) -> Reply<()> {
         self.shared.call(Message::Rename, from.0, |fs| {
             reserved(from.0, from.1)?;
             reserved(to.0, to.1)?;
@@ -199,7 +207,7 @@ impl Ops {
         })
     }
 
-    pub(crate) fn link(&self, who: Who, ino: Ino, parent: Ino, name: &[u8]) -> Answer<Attr> {
+    pub(crate) fn link(&self, who: Credentials, ino: Ino, parent: Ino, name: &[u8]) -> Reply<Attr> {
         self.shared.call(Message::Link, ino, |fs| {
             reserved(parent, name)?;
             not_a_snapshot(ino)?;
@@ -208,16 +216,16 @@ impl Ops {
     }
 
     /// Whether OPEN is answered at all. If so, whether the pages stay.
-    pub(crate) fn open(&self) -> Answer<bool> {
+    pub(crate) fn open(&self) -> Reply<bool> {
         self.shared.count(Message::Open);
         // With strictatime the pages go at each open, so that a READ tells of the access.
-        if self.abilities().no_open { Err(Errno::ENOSYS) } else { Ok(!self.shared.strict_atime()) }
+        if self.capabilities().no_open { Err(Errno::ENOSYS) } else { Ok(!self.shared.strict_atime()) }
     }
 
     /// The same for OPENDIR.
-    pub(crate) fn opendir(&self) -> Answer<bool> {
+    pub(crate) fn opendir(&self) -> Reply<bool> {
         self.shared.count(Message::OpenDir);
-        if self.abilities().no_opendir { Err(Errno::ENOSYS) } else { Ok(!self.shared.strict_atime()) }
+        if self.capabilities().no_opendir { Err(Errno::ENOSYS) } else { Ok(!self.shared.strict_atime()) }
     }
 
     /// FLUSH has nothing to do.
@@ -234,8 +242,8 @@ impl Ops {
         self.shared.count(Message::ReleaseDir);
     }
 
-    pub(crate) fn create(&self, who: Who, parent: Ino, name: &[u8], mode: u32, umask: u32) -> Answer<Attr> {
-        if self.abilities().no_open {
+    pub(crate) fn create(&self, who: Credentials, parent: Ino, name: &[u8], mode: u32, umask: u32) -> Reply<Attr> {
+        if self.capabilities().no_open {
             // MKNOD and an open without a message: one message, where CREATE brings a RELEASE with it.
             self.shared.count(Message::Create);
             return Err(Errno::ENOSYS);
@@ -247,9 +255,9 @@ impl Ops {
     }
 
     /// Fills `out` from `offset` on; returns how much of it.
-    pub(crate) fn read(&self, ino: Ino, offset: u64, out: &mut [u8]) -> Answer<usize> {
+    pub(crate) fn read(&self, ino: Ino, offset: u64, out: &mut [u8]) -> Reply<usize> {
         if is_snapshot(ino) {
-            let text = self.shared.snapshots.text(ino).ok_or(Errno::ESTALE)?;
+            let text = self.shared.stats_files.text(ino).ok_or(Errno::ESTALE)?;
             let from = usize::try_from(offset).unwrap_or(usize::MAX).min(text.len());
             let n = out.len().min(text.len() - from);
             out[..n].copy_from_slice(&text.as_bytes()[from..from + n]);
@@ -259,7 +267,14 @@ impl Ops {
     }
 
     /// With `privileges_fall`, set-id bits and capabilities of the file go.
-    pub(crate) fn write(&self, who: Who, ino: Ino, offset: u64, data: &[u8], privileges_fall: bool) -> Answer<usize> {
+    pub(crate) fn write(
+        &self,
+        who: Credentials,
+        ino: Ino,
+        offset: u64,
+        data: &[u8],
+        privileges_fall: bool,
+    ) -> Reply<usize> {
         self.shared.call(Message::Write, ino, |fs| {
             not_a_snapshot(ino)?;
             if privileges_fall && fs.clear_set_id(ino)? {
@@ -269,11 +284,11 @@ impl Ops {
         })
     }
 
-    pub(crate) fn fsync(&self, ino: Ino, data_only: bool) -> Answer<()> {
+    pub(crate) fn fsync(&self, ino: Ino, data_only: bool) -> Reply<()> {
         self.shared.call(Message::Fsync, ino, |fs| if is_snapshot(ino) { Ok(()) } else { fs.fsync(ino, data_only) })
     }
 
-    pub(crate) fn fsyncdir(&self, ino: Ino, data_only: bool) -> Answer<()> {
+    pub(crate) fn fsyncdir(&self, ino: Ino, data_only: bool) -> Reply<()> {
         self.shared.call(Message::FsyncDir, ino, |fs| {
             // Linux tells a FUSE server nothing of sync(2) and syncfs(2). This is the way to ask for the same: `sync DIR`
             // on the mount point.
@@ -288,7 +303,7 @@ impl Ops {
         offset: u64,
         with_attr: bool,
         add: &mut dyn FnMut(Listed<'_>) -> bool,
-    ) -> Answer<()> {
+    ) -> Reply<()> {
         let message = if with_attr { Message::ReadDirPlus } else { Message::ReadDir };
         self.shared.call(message, ino, |fs| {
             let mut dot = |ino, next, name| add(Listed { name, ino, file_type: FileType::Directory, next, attr: None });
@@ -308,17 +323,17 @@ impl Ops {
         })
     }
 
-    pub(crate) fn statfs(&self, ino: Ino) -> Answer<StatFs> {
+    pub(crate) fn statfs(&self, ino: Ino) -> Reply<StatFs> {
         self.shared.call(Message::StatFs, ino, |fs| Ok(fs.statfs()))
     }
 
-    pub(crate) fn lseek(&self, ino: Ino, offset: i64, whence: i32) -> Answer<u64> {
+    pub(crate) fn lseek(&self, ino: Ino, offset: i64, whence: i32) -> Reply<u64> {
         let result = self.shared.call(Message::Lseek, ino, |fs| {
             let (Ok(from), SEEK_DATA | SEEK_HOLE) = (u64::try_from(offset), whence) else {
                 return Error::invalid(format!("seek to {offset}, whence {whence}"));
             };
             if is_snapshot(ino) {
-                let size = self.shared.snapshots.attr(ino).ok_or(Error::Stale)?.size;
+                let size = self.shared.stats_files.attr(ino).ok_or(Error::Stale)?.size;
                 return match from {
                     _ if from >= size => Err(Error::NotFound),
                     _ => Ok(if whence == SEEK_DATA { from } else { size }),
@@ -330,15 +345,15 @@ impl Ops {
         result.map_err(|e| if e == Errno::ENOENT { Errno::ENXIO } else { e })
     }
 
-    pub(crate) fn fallocate(&self, who: Who, ino: Ino, offset: u64, length: u64, mode: i32) -> Answer<()> {
+    pub(crate) fn fallocate(&self, who: Credentials, ino: Ino, offset: u64, length: u64, mode: i32) -> Reply<()> {
         ranges::fallocate(&self.shared, who.caller(), ino, offset..offset.saturating_add(length), mode)
     }
 
-    pub(crate) fn copy(&self, who: Who, from: (Ino, u64), to: (Ino, u64), len: u64) -> Answer<u32> {
+    pub(crate) fn copy(&self, who: Credentials, from: (Ino, u64), to: (Ino, u64), len: u64) -> Reply<u32> {
         ranges::copy(&self.shared, who.caller(), from, to, len)
     }
 
-    pub(crate) fn ioctl(&self, who: Who, ino: Ino, cmd: u32, input: &[u8], out_size: usize) -> Answer<Vec<u8>> {
+    pub(crate) fn ioctl(&self, who: Credentials, ino: Ino, cmd: u32, input: &[u8], out_size: usize) -> Reply<Vec<u8>> {
         let asker = Asker { uid: who.uid };
         ioctl::dispatch(&self.shared, &ioctl::Call { asker, caller: who.caller(), ino, cmd, input, out_size })
     }

@@ -1,8 +1,8 @@
 //! Messages about ranges of files: FALLOCATE and COPY_FILE_RANGE.
 
 use crate::messages::Message;
-use crate::shared::Shared;
-use crate::snapshot::is_snapshot;
+use crate::mount_state::MountState;
+use crate::stats_file::is_snapshot;
 use cffs::{Caller, Error, Fallocate, Fs, Ino, Result};
 use fuser::{Errno, INodeNo};
 use std::ops::Range;
@@ -32,7 +32,7 @@ fn what(mode: i32) -> Result<Fallocate> {
 
 /// Changes the space of a range.
 pub(crate) fn fallocate(
-    shared: &Shared,
+    shared: &MountState,
     caller: Caller,
     ino: Ino,
     range: Range<u64>,
@@ -50,7 +50,7 @@ pub(crate) fn fallocate(
 
 /// Set-id bits fall away when somebody without privileges changes the contents. The kernel leaves it to the server here,
 /// without a word about who has privileges.
-fn drop_privileges(shared: &Shared, fs: &Fs, caller: Caller, ino: Ino) -> Result<()> {
+fn drop_privileges(shared: &MountState, fs: &Fs, caller: Caller, ino: Ino) -> Result<()> {
     if caller.uid != 0 && fs.clear_set_id(ino)? {
         shared.attributes_changed(INodeNo(ino));
     }
@@ -59,7 +59,7 @@ fn drop_privileges(shared: &Shared, fs: &Fs, caller: Caller, ino: Ino) -> Result
 
 /// Copies from one file to another, or within one.
 pub(crate) fn copy(
-    shared: &Shared,
+    shared: &MountState,
     caller: Caller,
     from: (Ino, u64),
     to: (Ino, u64),

@@ -4,7 +4,7 @@
 //! writable again. An engine that was opened read-only cannot be, since it keeps its hands off the image.
 
 use crate::mountpoint::Unmounter;
-use crate::snapshot::read_stats;
+use crate::stats_file::read_stats;
 use rustix::fs::StatVfsMountFlags;
 use rustix::io::Errno;
 use rustix::mount::MountFlags;

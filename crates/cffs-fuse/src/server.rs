@@ -1,9 +1,9 @@
 //! Messages that fuser reads from `/dev/fuse`, and their answers.
 
 use crate::convert;
-use crate::crew::Crew;
 use crate::kernel;
-use crate::ops::{Answer, Found, Ops, Who};
+use crate::ops::{Credentials, Found, Ops, Reply};
+use crate::worker_pool::WorkerPool;
 use crate::xattr::Bytes;
 use cffs::Attr;
 use cffs_buf::AlignedBuf;
@@ -23,7 +23,7 @@ use std::time::{Duration, SystemTime};
 /// The file system as fuser sees it.
 pub(crate) struct Server {
     ops: Arc<Ops>,
-    crew: Arc<Crew>,
+    worker_pool: Arc<WorkerPool>,
 }
 
 thread_local! {
@@ -31,18 +31,18 @@ thread_local! {
     static BUFFER: RefCell<AlignedBuf> = const { RefCell::new(AlignedBuf::empty()) };
 }
 
-fn who(req: &Request) -> Who {
-    Who { uid: req.uid(), gid: req.gid(), pid: req.pid() }
+fn who(req: &Request) -> Credentials {
+    Credentials { uid: req.uid(), gid: req.gid(), pid: req.pid() }
 }
 
-fn reply_empty(result: Answer<()>, reply: ReplyEmpty) {
+fn reply_empty(result: Reply<()>, reply: ReplyEmpty) {
     match result {
         Ok(()) => reply.ok(),
         Err(e) => reply.error(e),
     }
 }
 
-fn reply_bytes(result: Answer<Bytes>, reply: ReplyXattr) {
+fn reply_bytes(result: Reply<Bytes>, reply: ReplyXattr) {
     match result {
         Ok(Bytes::Size(n)) => reply.size(n),
         Ok(Bytes::All(bytes)) => reply.data(&bytes),
@@ -51,7 +51,7 @@ fn reply_bytes(result: Answer<Bytes>, reply: ReplyXattr) {
 }
 
 /// What OPEN and OPENDIR are answered with.
-fn reply_open(keep: Answer<bool>, flags: FopenFlags, reply: ReplyOpen) {
+fn reply_open(keep: Reply<bool>, flags: FopenFlags, reply: ReplyOpen) {
     match keep {
         Ok(true) => reply.opened(FileHandle(0), flags | FopenFlags::FOPEN_KEEP_CACHE),
         Ok(false) => reply.opened(FileHandle(0), flags & FopenFlags::FOPEN_NOFLUSH),
@@ -61,22 +61,22 @@ fn reply_open(keep: Answer<bool>, flags: FopenFlags, reply: ReplyOpen) {
 
 impl Server {
     pub(crate) fn new(ops: Arc<Ops>) -> Server {
-        let crew = Crew::new(ops.config.threads.max(1));
-        Server { ops, crew }
+        let worker_pool = WorkerPool::new(ops.config.threads.max(1));
+        Server { ops, worker_pool }
     }
 
     fn ttl(&self) -> &Duration {
         &self.ops.config.ttl
     }
 
-    fn reply_entry(&self, result: Answer<Attr>, reply: ReplyEntry) {
+    fn reply_entry(&self, result: Reply<Attr>, reply: ReplyEntry) {
         match result {
             Ok(a) => reply.entry(self.ttl(), &convert::attr(&a), Generation(u64::from(a.generation))),
             Err(e) => reply.error(e),
         }
     }
 
-    fn reply_attr(&self, result: Answer<Attr>, reply: ReplyAttr) {
+    fn reply_attr(&self, result: Reply<Attr>, reply: ReplyAttr) {
         match result {
             Ok(a) => reply.attr(self.ttl(), &convert::attr(&a)),
             Err(e) => reply.error(e),
@@ -86,11 +86,11 @@ impl Server {
 
 impl Filesystem for Server {
     fn init(&mut self, _req: &Request, kernel: &mut KernelConfig) -> std::io::Result<()> {
-        let mut abilities = kernel::negotiate(kernel, &self.ops.config);
+        let mut capabilities = kernel::negotiate(kernel, &self.ops.config);
         if self.ops.shared.strict_atime() {
-            (abilities.no_open, abilities.no_opendir) = (false, false);
+            (capabilities.no_open, capabilities.no_opendir) = (false, false);
         }
-        self.ops.agreed(abilities);
+        self.ops.agreed(capabilities);
         Ok(())
     }
 
@@ -99,10 +99,10 @@ impl Filesystem for Server {
     }
 
     fn lookup(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        let _turn = self.crew.turn();
+        let _entered = self.worker_pool.enter();
         match self.ops.lookup(parent.0, name.as_bytes()) {
             Ok(Found::Entry(a)) => self.reply_entry(Ok(a), reply),
-            Ok(Found::Passing(a)) => {
+            Ok(Found::Uncached(a)) => {
                 reply.entry_with_ttls(self.ttl(), &Duration::ZERO, &convert::attr(&a), Generation(0));
             }
             Ok(Found::Nothing) => reply.entry(self.ttl(), &convert::no_entry(), Generation(0)),
@@ -111,12 +111,12 @@ impl Filesystem for Server {
     }
 
     fn forget(&self, _req: &Request, ino: INodeNo, nlookup: u64) {
-        let _turn = self.crew.turn();
+        let _entered = self.worker_pool.enter();
         self.ops.forget(ino.0, nlookup);
     }
 
     fn getattr(&self, _req: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
-        let _turn = self.crew.turn();
+        let _entered = self.worker_pool.enter();
         self.reply_attr(self.ops.getattr(ino.0), reply);
     }
 
@@ -139,13 +139,13 @@ impl Filesystem for Server {
         _flags: Option<BsdFileFlags>,
         reply: ReplyAttr,
     ) {
-        let _turn = self.crew.turn();
+        let _entered = self.worker_pool.enter();
         let set = convert::set_attr(mode, uid, gid, size, atime, mtime);
         self.reply_attr(self.ops.setattr(who(req), ino.0, set), reply);
     }
 
     fn readlink(&self, _req: &Request, ino: INodeNo, reply: ReplyData) {
-        let _turn = self.crew.turn();
+        let _entered = self.worker_pool.enter();
         match self.ops.readlink(ino.0) {
             Ok(target) => reply.data(&target),
             Err(e) => reply.error(e),
@@ -153,27 +153,27 @@ impl Filesystem for Server {
     }
 
     fn mknod(&self, req: &Request, parent: INodeNo, name: &OsStr, mode: u32, umask: u32, rdev: u32, reply: ReplyEntry) {
-        let _turn = self.crew.turn();
+        let _entered = self.worker_pool.enter();
         self.reply_entry(self.ops.mknod(who(req), parent.0, name.as_bytes(), mode, umask, rdev), reply);
     }
 
     fn mkdir(&self, req: &Request, parent: INodeNo, name: &OsStr, mode: u32, umask: u32, reply: ReplyEntry) {
-        let _turn = self.crew.turn();
+        let _entered = self.worker_pool.enter();
         self.reply_entry(self.ops.mkdir(who(req), parent.0, name.as_bytes(), mode, umask), reply);
     }
 
     fn unlink(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        let _turn = self.crew.turn();
+        let _entered = self.worker_pool.enter();
         reply_empty(self.ops.unlink(parent.0, name.as_bytes()), reply);
     }
 
     fn rmdir(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        let _turn = self.crew.turn();
+        let _entered = self.worker_pool.enter();
         reply_empty(self.ops.rmdir(parent.0, name.as_bytes()), reply);
     }
 
     fn symlink(&self, req: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
-        let _turn = self.crew.turn();
+        let _entered = self.worker_pool.enter();
         let target = target.as_os_str().as_bytes();
         self.reply_entry(self.ops.symlink(who(req), parent.0, name.as_bytes(), target), reply);
     }
@@ -188,18 +188,18 @@ impl Filesystem for Server {
         flags: RenameFlags,
         reply: ReplyEmpty,
     ) {
-        let _turn = self.crew.turn();
+        let _entered = self.worker_pool.enter();
         let (from, to) = ((parent.0, name.as_bytes()), (new_parent.0, new_name.as_bytes()));
         reply_empty(self.ops.rename(who(req), from, to, flags.bits()), reply);
     }
 
     fn link(&self, req: &Request, ino: INodeNo, new_parent: INodeNo, new_name: &OsStr, reply: ReplyEntry) {
-        let _turn = self.crew.turn();
+        let _entered = self.worker_pool.enter();
         self.reply_entry(self.ops.link(who(req), ino.0, new_parent.0, new_name.as_bytes()), reply);
     }
 
     fn open(&self, _req: &Request, _ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
-        let _turn = self.crew.turn();
+        let _entered = self.worker_pool.enter();
         reply_open(self.ops.open(), FopenFlags::FOPEN_NOFLUSH, reply);
     }
 
@@ -214,7 +214,7 @@ impl Filesystem for Server {
         _lock_owner: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        let _turn = self.crew.turn();
+        let _entered = self.worker_pool.enter();
         BUFFER.with_borrow_mut(|buffer| {
             if buffer.len() < size as usize {
                 *buffer = AlignedBuf::zeroed(size as usize);
@@ -239,7 +239,7 @@ impl Filesystem for Server {
         _lock_owner: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
-        let _turn = self.crew.turn();
+        let _entered = self.worker_pool.enter();
         let privileges_fall = write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
         match self.ops.write(who(req), ino.0, offset, data, privileges_fall) {
             Ok(n) => reply.written(n as u32),
@@ -248,7 +248,7 @@ impl Filesystem for Server {
     }
 
     fn flush(&self, _req: &Request, _ino: INodeNo, _fh: FileHandle, _lock_owner: LockOwner, reply: ReplyEmpty) {
-        let _turn = self.crew.turn();
+        let _entered = self.worker_pool.enter();
         reply.error(self.ops.flush());
     }
 
@@ -262,23 +262,23 @@ impl Filesystem for Server {
         _flush: bool,
         reply: ReplyEmpty,
     ) {
-        let _turn = self.crew.turn();
+        let _entered = self.worker_pool.enter();
         self.ops.release();
         reply.ok();
     }
 
     fn fsync(&self, _req: &Request, ino: INodeNo, _fh: FileHandle, data_only: bool, reply: ReplyEmpty) {
-        let _turn = self.crew.turn();
+        let _entered = self.worker_pool.enter();
         reply_empty(self.ops.fsync(ino.0, data_only), reply);
     }
 
     fn opendir(&self, _req: &Request, _ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
-        let _turn = self.crew.turn();
+        let _entered = self.worker_pool.enter();
         reply_open(self.ops.opendir(), FopenFlags::FOPEN_CACHE_DIR, reply);
     }
 
     fn readdir(&self, _req: &Request, ino: INodeNo, _fh: FileHandle, offset: u64, mut reply: ReplyDirectory) {
-        let _turn = self.crew.turn();
+        let _entered = self.worker_pool.enter();
         let listed = self.ops.readdir(ino.0, offset, false, &mut |e| {
             reply.add(INodeNo(e.ino), e.next, convert::file_type(e.file_type), OsStr::from_bytes(e.name))
         });
@@ -289,7 +289,7 @@ impl Filesystem for Server {
     }
 
     fn readdirplus(&self, _req: &Request, ino: INodeNo, _fh: FileHandle, offset: u64, mut reply: ReplyDirectoryPlus) {
-        let _turn = self.crew.turn();
+        let _entered = self.worker_pool.enter();
         let mut added = 0usize;
         let listed = self.ops.readdir(ino.0, offset, true, &mut |e| {
             let name = OsStr::from_bytes(e.name);
@@ -318,18 +318,18 @@ impl Filesystem for Server {
     }
 
     fn releasedir(&self, _req: &Request, _ino: INodeNo, _fh: FileHandle, _flags: OpenFlags, reply: ReplyEmpty) {
-        let _turn = self.crew.turn();
+        let _entered = self.worker_pool.enter();
         self.ops.releasedir();
         reply.ok();
     }
 
     fn fsyncdir(&self, _req: &Request, ino: INodeNo, _fh: FileHandle, data_only: bool, reply: ReplyEmpty) {
-        let _turn = self.crew.turn();
+        let _entered = self.worker_pool.enter();
         reply_empty(self.ops.fsyncdir(ino.0, data_only), reply);
     }
 
     fn statfs(&self, _req: &Request, ino: INodeNo, reply: ReplyStatfs) {
-        let _turn = self.crew.turn();
+        let _entered = self.worker_pool.enter();
         match self.ops.statfs(ino.0) {
             Ok(s) => {
                 let name_max = cffs::NAME_MAX as u32;
@@ -358,7 +358,7 @@ impl Filesystem for Server {
         _flags: i32,
         reply: ReplyCreate,
     ) {
-        let _turn = self.crew.turn();
+        let _entered = self.worker_pool.enter();
         match self.ops.create(who(req), parent.0, name.as_bytes(), mode, umask) {
             Ok(a) => {
                 let flags = FopenFlags::FOPEN_KEEP_CACHE | FopenFlags::FOPEN_NOFLUSH;
@@ -370,7 +370,7 @@ impl Filesystem for Server {
     }
 
     fn lseek(&self, _req: &Request, ino: INodeNo, _fh: FileHandle, offset: i64, whence: i32, reply: ReplyLseek) {
-        let _turn = self.crew.turn();
+        let _entered = self.worker_pool.enter();
         match self.ops.lseek(ino.0, offset, whence) {
             Ok(at) => reply.offset(i64::try_from(at).unwrap_or(i64::MAX)),
             Err(e) => reply.error(e),
@@ -380,7 +380,7 @@ impl Filesystem for Server {
     // Not asked twice: after ENOSYS the kernel answers these itself (EOPNOTSUPP, or by copying through the page cache).
 
     fn access(&self, _req: &Request, _ino: INodeNo, _mask: AccessFlags, reply: ReplyEmpty) {
-        let _turn = self.crew.turn();
+        let _entered = self.worker_pool.enter();
         reply.error(self.ops.unsupported());
     }
 
@@ -394,22 +394,22 @@ impl Filesystem for Server {
         _position: u32,
         reply: ReplyEmpty,
     ) {
-        let _turn = self.crew.turn();
+        let _entered = self.worker_pool.enter();
         reply_empty(self.ops.set_attribute(who(req), ino.0, name.as_bytes(), value, flags), reply);
     }
 
     fn getxattr(&self, _req: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
-        let _turn = self.crew.turn();
+        let _entered = self.worker_pool.enter();
         reply_bytes(self.ops.get_attribute(ino.0, name.as_bytes(), size), reply);
     }
 
     fn listxattr(&self, req: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
-        let _turn = self.crew.turn();
+        let _entered = self.worker_pool.enter();
         reply_bytes(self.ops.list_attributes(who(req), ino.0, size), reply);
     }
 
     fn removexattr(&self, req: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        let _turn = self.crew.turn();
+        let _entered = self.worker_pool.enter();
         reply_empty(self.ops.remove_attribute(who(req), ino.0, name.as_bytes()), reply);
     }
 
@@ -423,7 +423,7 @@ impl Filesystem for Server {
         mode: i32,
         reply: ReplyEmpty,
     ) {
-        let _turn = self.crew.turn();
+        let _entered = self.worker_pool.enter();
         reply_empty(self.ops.fallocate(who(req), ino.0, offset, length, mode), reply);
     }
 
@@ -440,7 +440,7 @@ impl Filesystem for Server {
         _flags: CopyFileRangeFlags,
         reply: ReplyWrite,
     ) {
-        let _turn = self.crew.turn();
+        let _entered = self.worker_pool.enter();
         match self.ops.copy(who(req), (ino_in.0, offset_in), (ino_out.0, offset_out), len) {
             Ok(n) => reply.written(n),
             Err(e) => reply.error(e),
@@ -457,7 +457,7 @@ impl Filesystem for Server {
         _flags: PollFlags,
         reply: ReplyPoll,
     ) {
-        let _turn = self.crew.turn();
+        let _entered = self.worker_pool.enter();
         reply.error(self.ops.unsupported());
     }
 
@@ -472,7 +472,7 @@ impl Filesystem for Server {
         out_size: u32,
         reply: ReplyIoctl,
     ) {
-        let _turn = self.crew.turn();
+        let _entered = self.worker_pool.enter();
         match self.ops.ioctl(who(req), ino.0, cmd, in_data, out_size as usize) {
             Ok(answer) => reply.ioctl(0, &answer),
             Err(e) => reply.error(e),

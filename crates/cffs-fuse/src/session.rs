@@ -1,11 +1,11 @@
 //! A mounted file system, from mount to the closing of the engine.
 
 use crate::config::{IoUring, MountConfig};
+use crate::mount_state::MountState;
 use crate::mountpoint::{self, Event, Unmounter};
 use crate::ops::Ops;
 use crate::ring::Rings;
 use crate::server::Server;
-use crate::shared::Shared;
 use cffs::Fs;
 use parking_lot::Mutex;
 use std::io;
@@ -65,7 +65,7 @@ fn start(
     unmounter: &Unmounter,
     config: &MountConfig,
 ) -> Result<Session> {
-    let shared = Arc::new(Shared::new(fs, config.fsname.clone()));
+    let shared = Arc::new(MountState::new(fs, config.fsname.clone()));
     let ops = Arc::new(Ops::new(shared.clone(), config));
     let mut fuser_config = fuser::Config::default();
     fuser_config.n_threads = Some(config.threads.max(1));
@@ -77,7 +77,7 @@ fn start(
     let session = fuser::Session::from_fd(Server::new(ops.clone()), connection, fuser::SessionACL::All, fuser_config)
         .map_err(Error::Connection)?;
     shared.set_notifier(session.notifier());
-    if ops.abilities().io_uring {
+    if ops.capabilities().io_uring {
         shared.set_rings(Rings::start(&ops, &fuse, unmounter).map_err(Error::Ring)?);
     } else if config.io_uring == IoUring::Required {
         return Err(Error::NoRing);
@@ -108,7 +108,7 @@ const GRACE: Duration = Duration::from_secs(2);
 pub struct Session {
     /// In a lock for the sake of `Sync` alone.
     events: Mutex<Option<Receiver<Event>>>,
-    shared: Arc<Shared>,
+    shared: Arc<MountState>,
     unmounter: Unmounter,
 }
 

@@ -6,8 +6,8 @@
 
 use crate::convert;
 use crate::messages::Message;
-use crate::ops::{Answer, Ops, Who};
-use crate::snapshot::is_snapshot;
+use crate::ops::{Credentials, Ops, Reply};
+use crate::stats_file::is_snapshot;
 use cffs::format::xattr::Namespace;
 use cffs::{Attr, Error, FileType, Fs, Ino, NewPerm, Result, SetAttr, SetXattr};
 use fuser::Errno;
@@ -22,7 +22,7 @@ fn set_id_bits(perm: u16) -> u16 {
 }
 
 /// Whether the caller of a message is in a group. What cannot be found out is no.
-fn in_group(who: Who, gid: u32) -> bool {
+fn in_group(who: Credentials, gid: u32) -> bool {
     if who.uid == 0 || who.gid == gid {
         return true;
     }
@@ -40,7 +40,7 @@ pub(crate) enum Bytes {
     All(Vec<u8>),
 }
 
-fn fit(bytes: Vec<u8>, size: u32) -> Answer<Bytes> {
+fn fit(bytes: Vec<u8>, size: u32) -> Reply<Bytes> {
     match size {
         0 => Ok(Bytes::Size(bytes.len() as u32)),
         n if bytes.len() > n as usize => Err(Errno::ERANGE),
@@ -51,21 +51,21 @@ fn fit(bytes: Vec<u8>, size: u32) -> Answer<Bytes> {
 impl Ops {
     /// Permissions for a new file, of which the umask is still to be taken if the kernel has left it to us.
     pub(crate) fn new_permissions(&self, mode: u32, umask: u32) -> NewPerm {
-        let umask = if self.abilities().acl { convert::permissions(umask) & 0o777 } else { 0 };
+        let umask = if self.capabilities().acl { convert::permissions(umask) & 0o777 } else { 0 };
         NewPerm { bits: convert::permissions(mode), umask }
     }
 
-    fn with_attributes(&self) -> Answer<()> {
+    fn with_attributes(&self) -> Reply<()> {
         if self.config.xattr { Ok(()) } else { Err(self.unsupported()) }
     }
 
     /// Access control lists of a mount without them are neither shown nor set.
     fn known(&self, name: &[u8]) -> Result<()> {
         let acl = Namespace::split(name).is_some_and(|(n, _)| n.is_acl());
-        if acl && !self.abilities().acl { Err(Error::Unsupported) } else { Ok(()) }
+        if acl && !self.capabilities().acl { Err(Error::Unsupported) } else { Ok(()) }
     }
 
-    pub(crate) fn set_attribute(&self, who: Who, ino: Ino, name: &[u8], value: &[u8], flags: i32) -> Answer<()> {
+    pub(crate) fn set_attribute(&self, who: Credentials, ino: Ino, name: &[u8], value: &[u8], flags: i32) -> Reply<()> {
         self.with_attributes()?;
         self.shared.call(Message::SetXattr, ino, |fs| {
             if is_snapshot(ino) {
@@ -82,7 +82,7 @@ impl Ops {
         })
     }
 
-    pub(crate) fn get_attribute(&self, ino: Ino, name: &[u8], size: u32) -> Answer<Bytes> {
+    pub(crate) fn get_attribute(&self, ino: Ino, name: &[u8], size: u32) -> Reply<Bytes> {
         self.with_attributes()?;
         let value = self.shared.call(Message::GetXattr, ino, |fs| {
             if is_snapshot(ino) {
@@ -94,7 +94,7 @@ impl Ops {
         fit(value?, size)
     }
 
-    pub(crate) fn list_attributes(&self, who: Who, ino: Ino, size: u32) -> Answer<Bytes> {
+    pub(crate) fn list_attributes(&self, who: Credentials, ino: Ino, size: u32) -> Reply<Bytes> {
         self.with_attributes()?;
         let list = self.shared.call(Message::ListXattr, ino, |fs| {
             let names = if is_snapshot(ino) { Vec::new() } else { fs.listxattr(ino)? };
@@ -102,7 +102,7 @@ impl Ops {
             for name in names {
                 let hidden = match Namespace::split(&name) {
                     Some((Namespace::Trusted, _)) => who.uid != 0,
-                    Some((n, _)) => n.is_acl() && !self.abilities().acl,
+                    Some((n, _)) => n.is_acl() && !self.capabilities().acl,
                     None => false,
                 };
                 if !hidden {
@@ -115,7 +115,7 @@ impl Ops {
         fit(list?, size)
     }
 
-    pub(crate) fn remove_attribute(&self, who: Who, ino: Ino, name: &[u8]) -> Answer<()> {
+    pub(crate) fn remove_attribute(&self, who: Credentials, ino: Ino, name: &[u8]) -> Reply<()> {
         self.with_attributes()?;
         self.shared.call(Message::RemoveXattr, ino, |fs| {
             if is_snapshot(ino) {
@@ -129,8 +129,8 @@ impl Ops {
     /// Adds to a change of attributes what falls away with it, where the kernel leaves that to us: set-id bits when the
     /// owner changes, and when somebody without privileges changes the size. (What privileges are, the kernel says with
     /// a flag that fuser does not pass on. Any user but the superuser counts as without.)
-    pub(crate) fn drop_privileges(&self, fs: &Fs, who: Who, ino: Ino, set: SetAttr) -> Result<SetAttr> {
-        if !self.abilities().drops_privileges {
+    pub(crate) fn drop_privileges(&self, fs: &Fs, who: Credentials, ino: Ino, set: SetAttr) -> Result<SetAttr> {
+        if !self.capabilities().drops_privileges {
             return Ok(set);
         }
         if set.size.is_some() && who.uid != 0 {

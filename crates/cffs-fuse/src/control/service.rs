@@ -1,7 +1,7 @@
 //! The answering side: carries a request out.
 
 use super::{Frame, MountInfo, Refusal, Reply, Request, Tuned};
-use crate::shared::Shared;
+use crate::mount_state::MountState;
 use cffs::{Error, Fs, Result};
 use cffs_buf::CONTROL_LEN;
 use serde::Serialize;
@@ -22,7 +22,7 @@ impl Asker {
 }
 
 /// Answers what came in the buffer of [`cffs_buf::CONTROL_IOCTL`]. `None` if it is no request.
-pub(crate) fn answer(shared: &Shared, fs: &Fs, asker: Asker, buffer: &[u8]) -> Option<Box<[u8; CONTROL_LEN]>> {
+pub(crate) fn answer(shared: &MountState, fs: &Fs, asker: Asker, buffer: &[u8]) -> Option<Box<[u8; CONTROL_LEN]>> {
     let frame = Frame::decode(buffer)?;
     if frame.ticket != 0 {
         return shared.answers().next(asker.uid, frame.ticket, frame.position);
@@ -45,7 +45,7 @@ fn json(value: impl Serialize) -> Result<Value> {
     serde_json::to_value(value).map_err(|e| Error::Io(e.into()))
 }
 
-fn carry_out(shared: &Shared, fs: &Fs, asker: Asker, request: &Request) -> Result<Value> {
+fn carry_out(shared: &MountState, fs: &Fs, asker: Asker, request: &Request) -> Result<Value> {
     match request {
         Request::Stats => shared.stats(),
         Request::Info => json(info(shared, fs)),
@@ -67,7 +67,7 @@ fn carry_out(shared: &Shared, fs: &Fs, asker: Asker, request: &Request) -> Resul
     }
 }
 
-fn info(shared: &Shared, fs: &Fs) -> MountInfo {
+fn info(shared: &MountState, fs: &Fs) -> MountInfo {
     let space = fs.statfs();
     let bytes = |frags: u64| frags * u64::from(space.frag_size);
     MountInfo {

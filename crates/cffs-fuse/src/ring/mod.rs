@@ -8,7 +8,7 @@
 mod wire;
 
 use crate::mountpoint::Unmounter;
-use crate::ops::{Answer, Found, Ops};
+use crate::ops::{Found, Ops, Reply};
 use crate::xattr::Bytes;
 use cffs::Ino;
 use cffs_buf::{FuseRing, RingMessage};
@@ -179,7 +179,7 @@ fn serve(ops: &Ops, mut ring: FuseRing) -> io::Result<()> {
 }
 
 /// Carries out a message and writes the answer over it; returns the answer's length.
-fn answer(ops: &Ops, header: &Header, message: &mut RingMessage<'_>) -> Answer<usize> {
+fn answer(ops: &Ops, header: &Header, message: &mut RingMessage<'_>) -> Reply<usize> {
     let (node, who) = (header.node, header.who);
     let ttl = ops.config.ttl;
     let mut op = Reader::new(message.op);
@@ -191,7 +191,7 @@ fn answer(ops: &Ops, header: &Header, message: &mut RingMessage<'_>) -> Answer<u
             let mut out = Writer::new(message.payload);
             match &found {
                 Found::Entry(a) => out.entry_out(Some(a), ttl, ttl),
-                Found::Passing(a) => out.entry_out(Some(a), Duration::ZERO, ttl),
+                Found::Uncached(a) => out.entry_out(Some(a), Duration::ZERO, ttl),
                 Found::Nothing => out.entry_out(None, ttl, ttl),
             }
             Ok(out.len())
@@ -308,27 +308,27 @@ fn answer(ops: &Ops, header: &Header, message: &mut RingMessage<'_>) -> Answer<u
     }
 }
 
-fn entry(a: Answer<cffs::Attr>, ttl: Duration, message: &mut RingMessage<'_>) -> Answer<usize> {
+fn entry(a: Reply<cffs::Attr>, ttl: Duration, message: &mut RingMessage<'_>) -> Reply<usize> {
     let a = a?;
     let mut out = Writer::new(message.payload);
     out.entry_out(Some(&a), ttl, ttl);
     Ok(out.len())
 }
 
-fn attributes(a: Answer<cffs::Attr>, ttl: Duration, message: &mut RingMessage<'_>) -> Answer<usize> {
+fn attributes(a: Reply<cffs::Attr>, ttl: Duration, message: &mut RingMessage<'_>) -> Reply<usize> {
     let a = a?;
     let mut out = Writer::new(message.payload);
     out.attr_out(&a, ttl);
     Ok(out.len())
 }
 
-fn bytes(bytes: &[u8], message: &mut RingMessage<'_>) -> Answer<usize> {
+fn bytes(bytes: &[u8], message: &mut RingMessage<'_>) -> Reply<usize> {
     let mut out = Writer::new(message.payload);
     out.put(bytes);
     Ok(out.len())
 }
 
-fn some_bytes(result: Answer<Bytes>, message: &mut RingMessage<'_>) -> Answer<usize> {
+fn some_bytes(result: Reply<Bytes>, message: &mut RingMessage<'_>) -> Reply<usize> {
     match result? {
         // `struct fuse_getxattr_out` begins as `fuse_write_out` does.
         Bytes::Size(n) => Ok(written(n, message)),
@@ -351,7 +351,7 @@ fn opened(out: &mut Writer<'_>, flags: u32) {
     out.u32(0);
 }
 
-fn open(keep: Answer<bool>, kept: u32, not: u32, message: &mut RingMessage<'_>) -> Answer<usize> {
+fn open(keep: Reply<bool>, kept: u32, not: u32, message: &mut RingMessage<'_>) -> Reply<usize> {
     let flags = if keep? { kept | KEEP_CACHE } else { not };
     let mut out = Writer::new(message.payload);
     opened(&mut out, flags);
@@ -365,7 +365,7 @@ fn list(
     size: usize,
     plus: Option<Duration>,
     message: &mut RingMessage<'_>,
-) -> Answer<usize> {
+) -> Reply<usize> {
     let mut out = Writer::new(message.payload);
     let mut referenced = false;
     let listed = ops.readdir(node, offset, plus.is_some(), &mut |e| {

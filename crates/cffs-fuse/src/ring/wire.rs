@@ -3,7 +3,7 @@
 //! All numbers are in the machine's own order. Nothing that comes short is an error of ours: it reads as zero, and the engine
 //! refuses what makes no sense.
 
-use crate::ops::Who;
+use crate::ops::Credentials;
 use cffs::{Attr, Ino, SetAttr, StatFs, TimeSpec};
 use std::time::Duration;
 
@@ -65,7 +65,7 @@ pub(super) struct Header {
     pub(super) opcode: u32,
     pub(super) unique: u64,
     pub(super) node: Ino,
-    pub(super) who: Who,
+    pub(super) who: Credentials,
 }
 
 impl Header {
@@ -73,7 +73,7 @@ impl Header {
         let mut r = Reader::new(bytes);
         let _len = r.u32();
         let (opcode, unique, node) = (r.u32(), r.u64(), r.u64());
-        Header { opcode, unique, node, who: Who { uid: r.u32(), gid: r.u32(), pid: r.u32() } }
+        Header { opcode, unique, node, who: Credentials { uid: r.u32(), gid: r.u32(), pid: r.u32() } }
     }
 }
 

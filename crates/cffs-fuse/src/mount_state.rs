@@ -3,7 +3,7 @@
 use crate::control::Answers;
 use crate::messages::{Message, Messages};
 use crate::ring::Rings;
-use crate::snapshot::{ServerProcess, Snapshots, is_snapshot};
+use crate::stats_file::{ServerProcess, StatsFiles, is_snapshot};
 use cffs::{AtimeMode, Error, Fs, Ino, Result, Scrub, ScrubOptions, ScrubStatus};
 use fuser::{Errno, INodeNo, Notifier};
 use parking_lot::Mutex;
@@ -16,10 +16,10 @@ use std::thread::JoinHandle;
 type RunningScrub = (Arc<Scrub>, Option<JoinHandle<()>>);
 
 /// What the session and its server both use.
-pub(crate) struct Shared {
+pub(crate) struct MountState {
     fs: Arc<Fs>,
     messages: Messages,
-    pub(crate) snapshots: Snapshots,
+    pub(crate) stats_files: StatsFiles,
     /// Answers of the control channel that are still being fetched.
     answers: Answers,
     /// What is mounted.
@@ -37,12 +37,12 @@ pub(crate) struct Shared {
     closed: Mutex<Option<Result<()>>>,
 }
 
-impl Shared {
-    pub(crate) fn new(fs: Arc<Fs>, image: String) -> Shared {
-        Shared {
+impl MountState {
+    pub(crate) fn new(fs: Arc<Fs>, image: String) -> MountState {
+        MountState {
             fs,
             messages: Messages::default(),
-            snapshots: Snapshots::default(),
+            stats_files: StatsFiles::default(),
             answers: Answers::default(),
             image,
             notifier: OnceLock::new(),
@@ -130,7 +130,7 @@ impl Shared {
         result
     }
 
-    /// The kernel has closed the connection: closes the engine and leaves the result for [`Shared::close`].
+    /// The kernel has closed the connection: closes the engine and leaves the result for [`MountState::close`].
     pub(crate) fn end(&self) {
         self.over.store(true, Ordering::Release);
         if let Some(rings) = self.rings.get() {
@@ -233,10 +233,10 @@ mod tests {
     use cffs::MountOptions;
     use cffs::device::MemoryDevice;
 
-    fn shared() -> Shared {
+    fn shared() -> MountState {
         let device = Arc::new(MemoryDevice::new(64 << 20));
         cffs::mkfs(&*device, None, &cffs::MkfsOptions::default()).unwrap();
-        Shared::new(Fs::open(device, None, MountOptions::default()).unwrap(), "image".into())
+        MountState::new(Fs::open(device, None, MountOptions::default()).unwrap(), "image".into())
     }
 
     #[test]

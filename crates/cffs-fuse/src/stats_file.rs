@@ -29,7 +29,7 @@ pub(crate) fn is_snapshot(ino: Ino) -> bool {
 
 /// The snapshots that the kernel knows.
 #[derive(Debug, Default)]
-pub(crate) struct Snapshots {
+pub(crate) struct StatsFiles {
     inner: Mutex<Inner>,
 }
 
@@ -45,16 +45,16 @@ struct Snapshot {
     time: i64,
 }
 
-impl Snapshots {
+impl StatsFiles {
     /// Makes one and takes one reference to it.
     pub(crate) fn make(&self, text: String) -> Attr {
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-        let snapshot = Snapshot { text: text.into(), time: i64::try_from(now.as_nanos()).unwrap_or(i64::MAX) };
+        let stats_file = Snapshot { text: text.into(), time: i64::try_from(now.as_nanos()).unwrap_or(i64::MAX) };
         let mut inner = self.inner.lock();
         let ino = FIRST + inner.made;
         inner.made += 1;
-        let attr = snapshot.attr(ino);
-        inner.live.insert(ino, snapshot);
+        let attr = stats_file.attr(ino);
+        inner.live.insert(ino, stats_file);
         attr
     }
 
@@ -168,7 +168,7 @@ mod tests {
 
     #[test]
     fn each_snapshot_has_its_own_number_until_forgotten() {
-        let s = Snapshots::default();
+        let s = StatsFiles::default();
         let a = s.make("one".into());
         let b = s.make("three".into());
         assert_ne!(a.ino, b.ino);
