@@ -1,8 +1,7 @@
-//! POSIX access control lists (POSIX 1003.1e draft 17; acl(5)): reading, checking, and what they have to do with the
-//! permission bits.
+//! POSIX access control lists (POSIX 1003.1e draft 17; acl(5)): decoding, checking, and their relation to permission bits.
 //!
-//! A list is kept as it comes, in the form of the kernel's `system.posix_acl_*` attributes: a `u32` with the version, 2,
-//! then for each entry `u16` tag, `u16` permissions, `u32` user or group. Who may do what by a list, the kernel decides.
+//! A list is stored in the form of the kernel's `system.posix_acl_*` attributes: a `u32` with the version, 2, then for each
+//! entry `u16` tag, `u16` permissions, `u32` user or group. The kernel enforces the lists.
 
 use crate::error::{Error, Result};
 use crate::format::{get_u16, get_u32};
@@ -10,10 +9,10 @@ use crate::format::{get_u16, get_u32};
 const VERSION: u32 = 2;
 const HEADER: usize = 4;
 const ENTRY: usize = 8;
-/// Number of an entry that is for no named user or group.
+/// Id of an entry that is not for a named user or group.
 const NO_ID: u32 = u32::MAX;
 
-/// Whom an entry is about.
+/// To whom an entry applies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u16)]
 enum Tag {
@@ -32,14 +31,14 @@ struct Entry {
     id: u32,
 }
 
-/// A list that was checked.
+/// A valid list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Acl {
     entries: Vec<Entry>,
 }
 
 impl Acl {
-    /// Reads and checks the value of an attribute. `None` for a list without entries, which means none at all.
+    /// Decodes and checks the value of an attribute. `None` for a list without entries, which means no list.
     ///
     /// # Errors
     /// [`Error::Unsupported`] for another version, [`Error::Invalid`] for a list that acl_valid(3) would refuse: entries
@@ -104,7 +103,7 @@ impl Acl {
         Ok(())
     }
 
-    /// The value of the attribute.
+    /// Encodes the list as the value of an attribute.
     pub fn to_xattr(&self) -> Vec<u8> {
         let mut out = VERSION.to_le_bytes().to_vec();
         for e in &self.entries {
@@ -119,24 +118,24 @@ impl Acl {
         self.entries.iter_mut().find(|e| e.tag == tag).map(|e| &mut e.perm)
     }
 
-    /// The group bits of the mode are the mask's where there is one.
+    /// The entry that corresponds to the group bits of the mode: the mask if there is one.
     fn group_class(&self) -> Tag {
         if self.entries.iter().any(|e| e.tag == Tag::Mask) { Tag::Mask } else { Tag::OwningGroup }
     }
 
-    /// Whether it says no more than permission bits can.
+    /// Whether permission bits can express the list.
     pub fn is_minimal(&self) -> bool {
         self.entries.len() == 3
     }
 
-    /// The nine permission bits that go with it.
+    /// The nine permission bits that correspond to the list.
     pub fn mode(&self) -> u16 {
         let group = self.group_class();
         let bits = |tag| self.entries.iter().find(|e| e.tag == tag).map_or(0, |e| e.perm);
         bits(Tag::Owner) << 6 | bits(group) << 3 | bits(Tag::Other)
     }
 
-    /// After chmod: owner, mask (or group) and others get the bits of the mode.
+    /// Applies chmod: owner, mask (or group) and others get the bits of the mode.
     pub fn chmod(&mut self, mode: u16) {
         let group = self.group_class();
         for (tag, shift) in [(Tag::Owner, 6), (group, 3), (Tag::Other, 0)] {
@@ -146,8 +145,8 @@ impl Acl {
         }
     }
 
-    /// The access list of a new file in a directory that has this as its default list, and the file's nine permission
-    /// bits: those of `mode` that the list allows. `None` where the bits say it all.
+    /// The access list of a new file in a directory with this default list, and the nine permission bits of the file: those of
+    /// `mode` that the list allows. `None` if the bits express the list.
     pub fn inherit(&self, mode: u16) -> (Option<Acl>, u16) {
         let mut acl = self.clone();
         let group = acl.group_class();

@@ -22,7 +22,7 @@ pub enum Error {
     /// The directory still has entries.
     #[error("directory not empty")]
     NotEmpty,
-    /// No space is left; for unprivileged callers, none beyond the reserve.
+    /// No space is left; for unprivileged callers, none except the reserve.
     #[error("no space left on the file system")]
     NoSpace,
     /// A quota is used up.
@@ -31,7 +31,7 @@ pub enum Error {
     /// A rename or link into a directory of another project.
     #[error("the directory belongs to another project")]
     CrossDevice,
-    /// The argument makes no sense; the text says which.
+    /// An invalid argument; the text says which.
     #[error("invalid argument: {0}")]
     Invalid(String),
     /// The name is longer than 255 bytes.
@@ -76,7 +76,7 @@ pub enum Error {
     /// Not available on this file system.
     #[error("operation not supported")]
     Unsupported,
-    /// In use by somebody else; the text says what.
+    /// In use; the text says what.
     #[error("{0}")]
     Busy(String),
     /// A structure on the device is damaged; the text says which and where.
@@ -87,14 +87,14 @@ pub enum Error {
     Io(#[source] io::Error),
 }
 
-/// The way back: an [`Error`] that went through [`std::io`] comes out as it was.
+/// An [`Error`] that was converted to [`io::Error`] is restored.
 impl From<io::Error> for Error {
     fn from(e: io::Error) -> Error {
         e.downcast::<Error>().unwrap_or_else(Error::Io)
     }
 }
 
-/// An I/O error of the device comes out as it is; any other has the kind of its errno and the [`Error`] inside.
+/// An I/O error of the device stays the same. Any other error gets the kind of its errno, with the [`Error`] inside.
 impl From<Error> for io::Error {
     fn from(e: Error) -> io::Error {
         match e {
@@ -136,7 +136,7 @@ impl Error {
             Error::NoDataBeyond => Errno::NXIO,
             Error::Unsupported => Errno::OPNOTSUPP,
             Error::Busy(_) => Errno::BUSY,
-            // The disk below an image that is a file: full for now, not broken.
+            // The file system below an image file is full, not broken.
             Error::Io(e) if e.kind() == io::ErrorKind::StorageFull => Errno::NOSPC,
             Error::Io(e) if e.kind() == io::ErrorKind::QuotaExceeded => Errno::DQUOT,
             Error::Corrupt(_) | Error::Io(_) => Errno::IO,

@@ -4,7 +4,7 @@ use cffs_device::{DeviceStats, IoKind, KindStats, Latency};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// How long requests took, in microseconds.
+/// Latency of requests, in microseconds.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct LatencyStats {
@@ -71,7 +71,7 @@ pub struct CacheStats {
     pub group_reads: u64,
     /// Blocks that these reads brought beside the wanted one.
     pub group_blocks: u64,
-    /// Of these blocks, those that were used later.
+    /// Those of these blocks that were used later.
     pub group_blocks_used: u64,
     /// Bytes of file data written directly, without a copy in the cache.
     #[serde(default)]

@@ -1,9 +1,8 @@
-//! Where a file's extended attributes are kept: at the end of the inode's inline area while they are small, in a chain
-//! of blocks of their own otherwise.
+//! Storage of extended attributes: small ones at the end of the inode's inline area, others in a chain of blocks.
 //!
-//! An attribute is in one of the two places. Which one is decided anew at every change ([`pack`]); access control lists
-//! come first, since every permission check asks for them. The chain is one list cut into blocks; a change rewrites the
-//! bytes that differ, in place, within the caller's transaction.
+//! An attribute is in one of the two places. Every change divides them anew ([`pack`]). Access control lists come first,
+//! because every permission check needs them. The chain is one list divided into blocks; a change rewrites the bytes that
+//! differ, in place, within the caller's transaction.
 
 use crate::cache::{BufRef, Cache};
 use crate::error::{Error, Result};
@@ -20,7 +19,7 @@ use crate::space::Space;
 pub struct Chain {
     /// The list.
     pub list: Vec<u8>,
-    /// The blocks in order; held so that a change of them cannot fail.
+    /// The blocks in order, pinned so that changing them cannot fail.
     pub blocks: Vec<BufRef>,
 }
 
@@ -66,7 +65,7 @@ pub fn load(cache: &Cache, inode: &Inode) -> Result<(Vec<Xattr>, Chain)> {
     }
 }
 
-/// The value of one attribute. The chain is read only if it is not in the inode.
+/// The value of one attribute. Reads the chain only if the attribute is not in the inode.
 pub fn get(cache: &Cache, inode: &Inode, namespace: Namespace, name: &[u8]) -> Result<Option<Vec<u8>>> {
     if !inode.has_xattrs() {
         return Ok(None);
@@ -81,7 +80,7 @@ pub fn get(cache: &Cache, inode: &Inode, namespace: Namespace, name: &[u8]) -> R
     Ok(here.into_iter().find(|x| x.is(namespace, name)).map(|x| x.value))
 }
 
-/// What goes where.
+/// Attributes divided between inode and chain.
 pub struct Packed {
     /// For the inode: a list, padded to a multiple of eight bytes.
     pub inline: Vec<u8>,
@@ -109,12 +108,12 @@ pub fn pack(all: &[Xattr], room: usize) -> Packed {
     packed
 }
 
-/// Blocks that a list takes in the chain.
+/// Number of blocks of a chain with this list.
 pub fn blocks_for(g: &Geometry, list: &[u8]) -> usize {
     list.len().div_ceil(payload(g.block_size()))
 }
 
-/// Blocks with a place that nothing points to yet: given back when dropped.
+/// Allocated blocks that nothing points to yet. Dropping them returns them.
 pub struct Fresh<'a> {
     space: &'a Space,
     reservation: Reservation,
@@ -122,10 +121,10 @@ pub struct Fresh<'a> {
 }
 
 impl<'a> Fresh<'a> {
-    /// Allocates `n` blocks near `goal` out of a reservation, ready to be committed.
+    /// Allocates `n` blocks near `goal` from a reservation, ready to be committed.
     ///
     /// # Errors
-    /// [`Error::NoSpace`], or what reading a bitmap brings; nothing has changed then.
+    /// [`Error::NoSpace`], and errors of reading a bitmap. Nothing has changed then.
     pub fn take(
         g: &Geometry,
         space: &'a Space,
@@ -152,8 +151,8 @@ impl Drop for Fresh<'_> {
     }
 }
 
-/// Makes `list` the contents of an inode's chain, `old` until now. `fresh` has as many blocks as the chain grows by. The
-/// caller stores the inode, whose count of fragments and first block change.
+/// Replaces the contents of an inode's chain, `old`, by `list`. `fresh` has the blocks by which the chain grows. The caller
+/// stores the inode, whose number of fragments and first chain block change.
 pub fn write_chain(
     txn: &Txn<'_>,
     space: &Space,
@@ -181,7 +180,7 @@ pub fn write_chain(
         let mut edit = txn.edit(buf);
         replace(&mut edit, XATTR_NEXT, &head.encode());
         replace(&mut edit, META_HEADER_SIZE, piece);
-        // No remains of values that were removed.
+        // Nothing of removed values remains.
         let end = META_HEADER_SIZE + piece.len();
         let tail = vec![0; g.block_size() - end];
         replace(&mut edit, end, &tail);
@@ -199,7 +198,7 @@ pub fn write_chain(
 /// Granularity in which [`replace`] looks for differences, in bytes.
 const PIECE: usize = 64;
 
-/// Writes what differs.
+/// Writes the bytes that differ.
 fn replace(edit: &mut impl BlockEdit, offset: usize, new: &[u8]) {
     let differs = |b: &[u8], piece: &[u8], at: usize| b[offset + at..offset + at + piece.len()] != *piece;
     let mut pieces = new.chunks(PIECE).enumerate().map(|(i, p)| (i * PIECE, p)).peekable();

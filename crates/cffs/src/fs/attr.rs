@@ -52,7 +52,7 @@ impl Fs {
         Ok(self.attr(&node, &st))
     }
 
-    /// Notes that a file was read, as the mount's options ask. Cheap: nothing is written for it alone.
+    /// Records an access time as the mount options require. This is cheap, because nothing is written for it alone.
     pub(super) fn note_access(&self, node: &Arc<Node>, st: &NodeState) {
         if self.opts.read_only || self.opts.atime == AtimeMode::Noatime {
             return;
@@ -77,7 +77,7 @@ impl Fs {
             let touched = |t: Option<TimeSpec>| matches!(t, Some(TimeSpec::At(_)));
             let more = set.perm.is_some() || set.uid.is_some() || set.gid.is_some() || set.size.is_some();
             let fixed = more || touched(set.atime) || touched(set.mtime);
-            // Setting times to the present is left to files that only grow.
+            // Append-only files may still have their times set to the present.
             let forbidden = if fixed { FLAG_IMMUTABLE | FLAG_APPEND } else { FLAG_IMMUTABLE };
             flags::forbid(&node.state.read(), forbidden)?;
         }
@@ -115,7 +115,7 @@ impl Fs {
             i.ctime = now;
         };
         loop {
-            // Other permissions are another access control list.
+            // New permissions change the access control list too.
             if rest.perm.is_some() && node.state.read().inode.has_xattrs() {
                 self.change_xattrs(c, &node, &|i, all| {
                     apply(i);
@@ -135,7 +135,7 @@ impl Fs {
             if rest.perm.is_some() && st.inode.has_xattrs() {
                 continue;
             }
-            let _promised = self.quota_for_new_owner(c, &st, ids(&st.inode))?;
+            let _reservation = self.quota_for_new_owner(c, &st, ids(&st.inode))?;
             apply(&mut st.inode);
             if rest.atime.is_some() {
                 node.pending_atime.store(i64::MIN, Ordering::Relaxed);
@@ -173,14 +173,14 @@ impl Fs {
             if st.freed {
                 return Err(Error::Stale);
             }
-            // To its own size: what was allocated behind the end goes.
+            // Truncating a file to its own size frees what was preallocated behind the end.
             let trims = size == st.inode.size && crate::file::preallocate::has_space_behind_end(&cx, &st)?;
             if size >= st.inode.size && !trims {
                 let now = now();
                 if size > st.inode.size
                     && let Err(e) = crate::file::extend(&cx, &mut st, size, c.privileged())
                 {
-                    // What was done before may have left a dirty page.
+                    // The steps before may have left a dirty page.
                     self.list_dirty(node);
                     return Err(e);
                 }
@@ -214,8 +214,8 @@ impl Fs {
         }
     }
 
-    /// Takes set-user-id, set-group-id and capabilities from a file that was written by somebody without the right to keep
-    /// them. True if it had any.
+    /// Removes set-user-id, set-group-id and capabilities after a write by a user who may not keep them. True if the file had
+    /// any.
     pub fn clear_set_id(&self, ino: Ino) -> Result<bool> {
         let node = self.node(ino)?;
         let (drop, attributes) = {
@@ -254,7 +254,7 @@ impl Fs {
     }
 }
 
-/// Bits that a write takes away. Set-group-id without group execution is a lock mark, not an identity.
+/// Bits that a write clears. Set-group-id without group execution marks mandatory locking, not an identity.
 fn set_id_bits(mode: u16) -> u16 {
     mode & 0o4000 | if mode & 0o010 != 0 { mode & 0o2000 } else { 0 }
 }

@@ -22,8 +22,9 @@ pub(super) fn forbid_inode(inode: &Inode, flags: u32) -> Result<()> {
 impl Fs {
     /// Sets the flags of a file or directory ([`crate::format::inode::FLAGS`]).
     ///
-    /// [`Error::NotPermitted`] unless the caller owns it or is privileged; to set or clear *immutable* and *append-only* it
-    /// takes a privileged one. [`Error::Unsupported`] for flags that there are not, or not for this type.
+    /// [`Error::NotPermitted`] unless the caller owns it or is privileged; only a privileged
+    /// caller may set or clear *immutable* and *append-only*. [`Error::Unsupported`] for unknown flags, and for flags that
+    /// this type of file cannot have.
     pub fn set_flags(&self, c: Caller, ino: Ino, flags: u32) -> Result<Attr> {
         self.writable()?;
         let node = self.node(ino)?;
@@ -51,7 +52,7 @@ impl Fs {
         Ok(self.attr(&node, &st))
     }
 
-    /// After names in these directories have changed: makes that durable if one of them asks for it.
+    /// Commits changed names if one of the directories is synchronous.
     pub(super) fn sync_names(&self, dirs: &[&Arc<Node>]) -> Result<()> {
         let asks = |n: &&Arc<Node>| n.state.read().inode.flags & (FLAG_SYNC | FLAG_DIRSYNC) != 0;
         if dirs.iter().any(asks) { self.journal.commit() } else { Ok(()) }

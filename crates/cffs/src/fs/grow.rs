@@ -1,8 +1,8 @@
 //! Growing a mounted file system.
 //!
-//! Three steps, each durable before the next: the device is longer; the superblock and its copies say so; the free space
-//! is that of the new size, which is a transaction (see `space::grow`). Until that, the size in the counters is what
-//! counts, so a crash anywhere leaves a whole file system of one size or the other, and a mount goes on with the last step.
+//! There are three steps, each durable before the next: the device grows; the superblock and its copies get the new size;
+//! a transaction adds the free space (see `space::grow`). Until then the size in the counters is valid, so a crash leaves a
+//! consistent file system of the old or the new size, and the next mount continues with the last step.
 
 use super::{Error, Fs, Result, Superblock};
 use crate::format::Geometry;
@@ -10,7 +10,7 @@ use crate::format::superblock::State;
 use crate::mkfs;
 use cffs_device::Device;
 
-/// What growing came to, in bytes.
+/// Sizes before and after growing, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Grown {
     /// Size of the file system before.
@@ -20,12 +20,12 @@ pub struct Grown {
 }
 
 impl Fs {
-    /// Makes the file system larger, while it is in use: so large as the device is by now, or `size` bytes, for which an
-    /// image in a regular file is made longer if it has to be. A rest that is too small for the header of an allocation
-    /// group stays unused, so the result may be a little smaller than what was asked for, or nothing may be gained.
+    /// Grows the mounted file system to the size of the device, or to `size` bytes. An image in a regular file is extended if
+    /// necessary. A rest that is too small for the header of an allocation group stays unused, so the new size may be a
+    /// little smaller than `size`, or unchanged.
     ///
-    /// Fails with [`Error::Invalid`] if that would make it smaller, [`Error::ReadOnly`] if it cannot be written; errors of
-    /// the device are passed on. After an error the file system has its old size, or one in between.
+    /// Fails with [`Error::Invalid`] if the file system would shrink, and with [`Error::ReadOnly`]; errors of the device are
+    /// passed on. After an error the file system has its old size, or one in between.
     pub fn grow(&self, size: Option<u64>) -> Result<Grown> {
         self.writable()?;
         let _one = self.grow_lock.lock();
@@ -51,12 +51,12 @@ impl Fs {
 
     /// Writes the superblock and its copies with a new size.
     fn announce_size(&self, total_blocks: u64) -> Result<()> {
-        // A file system made before the counters had the size gets it there first: then it counts.
+        // In file systems of older versions the counters get the size with this commit. It is valid from then on.
         self.journal.commit()?;
         let mut sb = self.sb.lock();
         let new = Superblock { total_blocks, ..sb.clone() };
         let g = Geometry::new(&new)?;
-        // The device is durably that long, the copies are there, and then it is said.
+        // The copies are durable before the primary superblock has the new size.
         for ag in mkfs::backup_ags(&g) {
             mkfs::write_superblock(&*self.dev, &g, &Superblock { copy: ag, state: State::Clean, ..new.clone() })?;
         }

@@ -61,14 +61,14 @@ impl Fs {
             return Err(Error::Exists);
         }
         flags::forbid(locked.get(parent)?, FLAG_IMMUTABLE)?;
-        // Read before anything changes.
-        let old_home = locked.get(ino)?.location;
-        let _home = self.inode_block(old_home)?;
+        // Read before anything changes, so that nothing fails half way.
+        let old_location = locked.get(ino)?.location;
+        let _inode_block = self.inode_block(old_location)?;
         let dir_st = locked.get(parent)?;
         let frags = dir_st.inode.frags;
         let allocator = LimitedAllocator::new(self, c, dir_st);
         let (dir_inode, dir_state) = as_dir(dir_st)?;
-        // The new name keeps room for the inode, which may come to it one day.
+        // The new name keeps room for the inode, which may be embedded there later.
         let room = self.link_room(name.len());
         let slot = dir::prepare_insert(&cx, &txn, &self.space, &allocator, dir_inode, dir_state, name, room);
         let outside = slot.and_then(|slot| match self.externalize(&txn, locked.get(ino)?) {
@@ -87,10 +87,10 @@ impl Fs {
             }
         };
         txn.begin_critical();
-        // The inode, its old name if that had it, then the new name.
+        // Order of writes: the inode, its old name if it was embedded there, then the new name.
         let location = locked.get(ino)?.location;
         self.write_inode_ordered(&txn, location)?;
-        old_home.block().into_iter().for_each(|b| txn.write_ordered(b));
+        old_location.block().into_iter().for_each(|b| txn.write_ordered(b));
         let slot_block = slot.block;
         let file_type = locked.get(ino)?.inode.file_type();
         let entry = NewEntry { name, hash: 0, ino, file_type, inode: None, inode_room: room };
@@ -124,11 +124,11 @@ impl Fs {
         Ok(())
     }
 
-    /// Gives an embedded inode a slot of the external inode table. What becomes of its entry is the caller's.
+    /// Moves an embedded inode to a slot of the external inode table. The caller changes its entry.
     fn move_to_slot(&self, txn: &Txn<'_>, st: &mut NodeState) -> Result<()> {
         let InodeLocation::Embedded { block, .. } = st.location else { return Ok(()) };
         let ino = st.inode.ino;
-        // What the changes below need to read is held, so that none of them fails half way.
+        // The blocks that the changes below read are pinned, so that none of them fails half way.
         let _held = self.inodes.locator.find(&self.cache, ino)?;
         let slot = self.inodes.external.alloc(txn, &self.space, block)?;
         if st.inode.encoded_len() > crate::format::geometry::INODE_SLOT_SIZE
@@ -147,7 +147,7 @@ impl Fs {
         self.inodes.relocate(txn, ino, st.location)
     }
 
-    /// An inode with a longer inline area than a slot has (a symbolic link) keeps its contents in a block instead.
+    /// Moves the contents of an inode whose inline area does not fit a slot (a symbolic link) to a block.
     pub(super) fn fit_slot(&self, txn: &Txn<'_>, st: &mut NodeState) -> Result<()> {
         use crate::format::InodeFormat;
         let InodeFormat::Inline(data) = std::mem::replace(&mut st.inode.format, InodeFormat::Extents(Vec::new()))
@@ -187,7 +187,7 @@ impl Fs {
             }
             e.inode_offset()
         };
-        // What can fail comes first; the slot's contents are in memory.
+        // What can fail comes first. The slot is in memory.
         let _held = self.inodes.locator.find(&self.cache, node.ino)?;
         txn.begin_critical();
         self.free_external(&txn, block, offset)?;
@@ -196,7 +196,7 @@ impl Fs {
         dirblock::make_embedded(&mut txn.edit(found.buf()), found.offset, &st.inode);
         st.inode.size = size;
         st.location = InodeLocation::Embedded { block: found.block, entry: found.offset, inode: at };
-        // Before its slot is another's.
+        // Written before the slot can be reused.
         txn.write_ordered(found.block);
         self.inodes.relocate(&txn, node.ino, st.location)?;
         self.store_tables(&txn)?;

@@ -11,11 +11,11 @@ use crate::node::Node;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Entries of a listing that are gathered under one lock of the directory.
+/// Entries of a listing that are collected under one lock of the directory.
 const LIST_BATCH: usize = 64;
 
 impl Fs {
-    /// Checks a name that is to be looked for or created.
+    /// Checks a name that is to be looked up or created.
     pub(super) fn check_name(name: &[u8]) -> Result<()> {
         if name.len() > NAME_MAX {
             return Err(Error::NameTooLong);
@@ -23,13 +23,13 @@ impl Fs {
         dirblock::check_name(name).or_else(Error::invalid)
     }
 
-    /// Finds a name: the attributes of its file, with one more reference.
+    /// Looks up a name. Returns the attributes of its file, with one more reference.
     pub fn lookup(&self, parent: Ino, name: &[u8]) -> Result<Attr> {
         if name.len() > NAME_MAX {
             return Err(Error::NameTooLong);
         }
         let dir = self.node(parent)?;
-        // A link whose file vanishes between two steps is looked up again.
+        // A link whose file is removed between two steps is looked up again.
         for _ in 0..16 {
             let Some(node) = self.find_node(&dir, name)? else { return Err(Error::NotFound) };
             node.refs.fetch_add(1, Ordering::AcqRel);
@@ -65,8 +65,8 @@ impl Fs {
         self.linked(found.ino).map(Some)
     }
 
-    /// The node of an external link. Its directory stays locked meanwhile: else the file could go, and its number to
-    /// another one.
+    /// The node of an external link. Its directory is locked, because otherwise the file could be removed and its number
+    /// reused.
     fn linked(&self, ino: Ino) -> Result<Arc<Node>> {
         match self.inodes.get(&self.cache, ino) {
             Err(Error::Stale) => Err(Corrupt(format!("inode {ino} has a name and is not in the locator table")).into()),
@@ -74,8 +74,8 @@ impl Fs {
         }
     }
 
-    /// The node of an inode embedded in an entry of a directory that is locked. (The lock keeps the name, but the inode
-    /// may leave the entry meanwhile: its file got another name.)
+    /// The node of an inode embedded in an entry of a locked directory. (The lock keeps the name, but the inode may leave the
+    /// entry when its file gets another name.)
     pub(super) fn embedded(&self, buf: &BufRef, entry: usize, ino: Ino) -> Result<Arc<Node>> {
         let mut left = false;
         let node = self.inodes.get_or_load(ino, || {
@@ -94,8 +94,8 @@ impl Fs {
         if left { self.linked(ino) } else { node }
     }
 
-    /// Attributes of an inode with one more reference: of the root, or of one that cannot go meanwhile because the caller
-    /// holds a reference to it or to something in it.
+    /// Attributes of an inode, with one more reference. The inode is the root, or cannot be reclaimed because the caller holds
+    /// a reference to it or to something in it.
     pub fn reference(&self, ino: Ino) -> Result<Attr> {
         let node = self.node(ino)?;
         node.refs.fetch_add(1, Ordering::AcqRel);
@@ -103,7 +103,7 @@ impl Fs {
         Ok(self.attr(&node, &st))
     }
 
-    /// The directory above a directory (the root's is the root).
+    /// The parent of a directory (the root's is the root).
     pub fn parent(&self, dir: Ino) -> Result<Ino> {
         let node = self.node(dir)?;
         let st = node.state.read();

@@ -4,8 +4,8 @@ use super::{Attr, Caller, Fs};
 use crate::error::{Error, Result};
 use crate::format::{FileType, ROOT_INO};
 
-/// Follows a path from the root, without following symbolic links. The attributes come with one reference, which the
-/// caller gives back with [`Fs::forget`].
+/// Follows a path from the root, without following symbolic links. Returns the attributes with one reference, which the
+/// caller releases with [`Fs::forget`].
 pub fn resolve(fs: &Fs, path: &[u8]) -> Result<Attr> {
     let mut at = fs.reference(ROOT_INO)?;
     for name in path.split(|b| *b == b'/').filter(|n| !n.is_empty() && *n != b".") {
@@ -22,7 +22,7 @@ pub fn resolve(fs: &Fs, path: &[u8]) -> Result<Attr> {
     Ok(at)
 }
 
-/// Directory and last name of a path; the directory's attributes come with one reference.
+/// Directory and last name of a path. The directory's attributes come with one reference.
 pub fn resolve_parent<'a>(fs: &Fs, path: &'a [u8]) -> Result<(Attr, &'a [u8])> {
     let end = path.iter().rposition(|b| *b != b'/').map_or(0, |i| i + 1);
     let path = &path[..end];
@@ -34,11 +34,11 @@ pub fn resolve_parent<'a>(fs: &Fs, path: &'a [u8]) -> Result<(Attr, &'a [u8])> {
     Ok((resolve(fs, &path[..cut])?, name))
 }
 
-/// All of a regular file.
+/// Reads a whole regular file.
 pub fn read_file(fs: &Fs, path: &[u8]) -> Result<Vec<u8>> {
     let attr = resolve(fs, path)?;
     let mut out = Vec::new();
-    // Piece by piece: the size may be anything on a damaged image.
+    // Read piece by piece, because the size of a file on a damaged image may be anything.
     let mut piece = vec![0; 1 << 20];
     let outcome = loop {
         match fs.read(attr.ino, out.len() as u64, &mut piece) {

@@ -57,7 +57,7 @@ pub struct QuotaGrace {
     pub inodes: i64,
 }
 
-/// A record that did not say what the inodes say.
+/// A quota record that does not agree with the inodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QuotaMismatch {
     /// User, group or project.
@@ -73,7 +73,7 @@ pub struct QuotaMismatch {
 /// Fragments and inodes by id.
 type Usage = BTreeMap<u32, (u64, u64)>;
 
-/// Records written in one commit when all are counted anew.
+/// Records per commit when all are recounted.
 const RECORDS_PER_COMMIT: usize = 64;
 
 impl Fs {
@@ -110,12 +110,12 @@ impl Fs {
         }
     }
 
-    /// What one user, group or project uses and may use. [`Error::Invalid`] if quotas of this kind are off.
+    /// Usage and limits of a user, group or project. [`Error::Invalid`] if quotas of this kind are off.
     pub fn quota(&self, kind: QuotaKind, id: u32) -> Result<QuotaStatus> {
         Ok(self.status(kind, id, &self.quotas()?.get(kind, id)?))
     }
 
-    /// The same for everybody who uses anything or has a limit, in order of the ids.
+    /// Usage and limits of all ids that use anything or have a limit, in order of the ids.
     pub fn quota_list(&self, kind: QuotaKind) -> Result<Vec<QuotaStatus>> {
         let all = self.quotas()?.list(kind)?;
         Ok(all.iter().map(|(id, r)| self.status(kind, *id, r)).collect())
@@ -139,13 +139,13 @@ impl Fs {
         self.quota(kind, id)
     }
 
-    /// The length of grace periods.
+    /// The lengths of grace periods.
     pub fn quota_grace(&self, kind: QuotaKind) -> Result<QuotaGrace> {
         let [bytes, inodes] = self.quotas()?.grace(kind)?;
         Ok(QuotaGrace { bytes, inodes })
     }
 
-    /// Sets the length of grace periods. Those that run already stay as they are.
+    /// Sets the lengths of grace periods. Running periods do not change.
     pub fn set_quota_grace(&self, kind: QuotaKind, grace: QuotaGrace) -> Result<()> {
         if grace.bytes < 1 || grace.inodes < 1 {
             return Error::invalid("a grace period is longer than nothing");
@@ -161,7 +161,7 @@ impl Fs {
         quota.change(&txn, kind, id, &f)
     }
 
-    /// Makes sure that the ids have records, before the transaction that gives them something. Nothing is locked.
+    /// Ensures that the ids have records, before the transaction that charges them. The caller holds no lock.
     pub(super) fn prepare_quota(&self, ids: Ids) -> Result<()> {
         match &self.quota {
             Some(quota) => self.with_space(|| quota.prepare(&self.journal, &self.space, &ids)),
@@ -169,15 +169,14 @@ impl Fs {
         }
     }
 
-    /// Promises an inode with `frags` fragments to those whose it will be. Nothing is locked.
+    /// Reserves a new inode with `frags` fragments in the quotas of its owner, group and project. The caller holds no lock.
     pub(super) fn quota_for_new(&self, c: Caller, ids: Ids, frags: u64) -> Result<Option<Reservation>> {
         let Some(quota) = &self.quota else { return Ok(None) };
         self.prepare_quota(ids)?;
         Ok(Some(quota.reservation(ids, frags, 1, c.privileged())?))
     }
 
-    /// Promises all that an inode has to those among `ids` whose it is not yet: it is about to change hands. Their
-    /// records were prepared.
+    /// Reserves all that an inode uses in the quotas of its new owners, before it changes hands. Their records are prepared.
     pub(super) fn quota_for_new_owner(&self, c: Caller, st: &NodeState, ids: Ids) -> Result<Option<Reservation>> {
         match &st.data.account {
             Some(account) if ids != ids_of(&st.inode) => account.reservation_for(ids, c.privileged()).map(Some),
@@ -210,7 +209,7 @@ impl Fs {
         if inherit && !st.inode.is_dir() {
             return Error::invalid("only a directory hands its project down");
         }
-        let _promised = self.quota_for_new_owner(c, &st, ids(&st.inode))?;
+        let _reservation = self.quota_for_new_owner(c, &st, ids(&st.inode))?;
         st.inode.projid = project;
         st.inode.flags &= !FLAG_PROJECT_INHERIT;
         st.inode.flags |= if inherit { FLAG_PROJECT_INHERIT } else { 0 };
@@ -222,7 +221,7 @@ impl Fs {
     /// off the limits are remembered. After a crash in the middle some kinds may be on and others not, each in order.
     pub fn switch_quotas(dev: Arc<dyn Device>, log_dev: Option<Arc<dyn Device>>, kinds: &[QuotaKind]) -> Result<()> {
         let options = MountOptions { background: false, ..MountOptions::default() };
-        // A log that waits is replayed first. Records of a kind that will not be kept up to date count as not counted.
+        // Opening replays the log. Records of a kind that is switched off are marked as not counted.
         let fs = Fs::open(dev.clone(), log_dev.clone(), options.clone())?;
         for kind in fs.quota_kinds().into_iter().filter(|k| !kinds.contains(k)) {
             fs.quotas()?.set_counted(&fs.journal.begin(1024)?, kind, false)?;
@@ -238,7 +237,7 @@ impl Fs {
         Fs::open(dev, log_dev, options)?.close()
     }
 
-    /// At mount: counts what was never counted, or is not known to be right.
+    /// At mount: counts the kinds that were never counted or may be wrong.
     pub(super) fn count_quotas_if_needed(&self) -> Result<()> {
         let Some(quota) = &self.quota else { return Ok(()) };
         for kind in quota.kinds().collect::<Vec<_>>() {
@@ -292,7 +291,7 @@ impl Fs {
         Ok(wrong)
     }
 
-    /// Adds up all inodes: the root, and those that the locator table leads to.
+    /// Adds up all inodes: the root, and those in the locator table.
     fn count_usage(&self, kind: QuotaKind) -> Result<Usage> {
         let mut usage = Usage::new();
         let mut add = |i: &crate::format::Inode| {
@@ -310,7 +309,7 @@ impl Fs {
         })?;
         let fpb = self.geo.frags_per_block();
         let end = table.size >> self.geo.block_shift;
-        // Each block of the table is on the device once, however a damaged map counts them.
+        // A damaged mapping cannot make this loop longer than the device has blocks.
         let mut left = self.cache.geometry().total_blocks;
         for (from, to) in runs {
             for lblock in from / fpb..(to / fpb).min(end) {
@@ -339,16 +338,16 @@ impl Fs {
     }
 }
 
-/// The project that a directory hands down. It takes in nothing of another project: what is in it would not count as
-/// its own.
+/// The project that a directory hands down to what is created in it. Such a directory takes in nothing of another project,
+/// because its contents are to count as that of its own.
 pub(super) fn handed_down(dir: &Inode) -> Option<u32> {
     (dir.flags & FLAG_PROJECT_INHERIT != 0).then_some(dir.projid)
 }
 
-/// Places blocks of a directory as far as the quotas of its owner, group and project allow.
+/// Allocates blocks of a directory within the quotas of its owner, group and project.
 pub(super) struct LimitedAllocator<'a> {
     fs: &'a Fs,
-    /// Of the directory; none if nothing limits it.
+    /// The charge of the directory; `None` if nothing limits it.
     account: Option<Arc<InodeCharge>>,
 }
 
@@ -375,16 +374,16 @@ impl DirAllocator for LimitedAllocator<'_> {
         let fpb = self.fs.geo.frags_per_block();
         let fits = quota.room(&ids_of(dir)) / fpb;
         let mut want = want_blocks.min(fits.max(min));
-        // Others may take of the same room meanwhile: the least that will do is asked for last.
+        // Others may use the same quota meanwhile, so the least that suffices is tried last.
         let charge = Reservation::of_quota(account.clone(), 0, 0);
         if charge.reserve(want * fpb, false).is_err() {
             charge.reserve(min * fpb, false)?;
             want = min;
         }
-        let placed = placement.allocate_dir_blocks(reservation, dir, goal, want, min);
-        let len = placed.as_ref().map_or(0, |run| run.map_or(0, |r| r.len));
+        let run = placement.allocate_dir_blocks(reservation, dir, goal, want, min);
+        let len = run.as_ref().map_or(0, |run| run.map_or(0, |r| r.len));
         // Charged when the directory is stored.
         charge.charge(len);
-        placed
+        run
     }
 }

@@ -27,7 +27,7 @@ impl Fs {
         self.writable()?;
         Self::check_name(name)?;
         let dir_node = self.node(parent)?;
-        // What is freed may cut an extent tree in two.
+        // Freeing may split an extent tree, which needs space.
         self.with_space(|| self.remove_name_once(&dir_node, name, directory))
     }
 
@@ -39,7 +39,7 @@ impl Fs {
             let mut locked = Locked::new(&[dir_node, &node]);
             let Some(found) = self.find_locked(&mut locked, parent, name)? else { return Err(Error::NotFound) };
             if found.ino != node.ino || locked.get(node.ino)?.freed {
-                continue; // the name went to another file in between, perhaps one with the same number
+                continue; // the name belongs to another file by now, perhaps one with the same number
             }
             {
                 let st = locked.get(node.ino)?;
@@ -72,7 +72,7 @@ impl Fs {
         }
     }
 
-    /// A file that lost its last name goes at once if nobody holds it.
+    /// Reclaims a file without a name at once if nobody refers to it.
     pub(super) fn reclaim_if_unused(&self, node: &Arc<Node>) {
         if node.refs.load(Ordering::Acquire) == 0 && node.state.read().orphan {
             self.reclaim_or_log(node);
@@ -90,8 +90,8 @@ impl Fs {
         dir::lookup(&self.search_cx(location), inode, state, name)
     }
 
-    /// Takes the name `found` from its file, which becomes an orphan if it was the last. Both are locked; the caller
-    /// stores the directory.
+    /// Removes the name `found` of a file, which becomes an orphan if it was the last one. File and directory are locked; the
+    /// caller stores the directory.
     pub(super) fn drop_name(
         &self,
         txn: &Txn<'_>,
@@ -104,20 +104,20 @@ impl Fs {
         let cx = self.dir_cx();
         let (dir_st, st) = locked.pair(dir, found.ino)?;
         let last = st.inode.is_dir() || st.inode.nlink <= 1;
-        // Read before anything changes.
-        let _home = self.inode_block(st.location)?;
+        // Read before anything changes, so that nothing fails half way.
+        let _inode_block = self.inode_block(st.location)?;
         let frags = dir_st.inode.frags;
         {
             let (inode, state) = as_dir(dir_st)?;
             if found.kind == EntryKind::Embedded {
-                // The inode stays in its place until nobody holds it.
+                // The inode stays in place until nobody refers to it.
                 dir::orphan(&cx, txn, inode, state, found, name)?;
             } else {
                 dir::remove(&cx, txn, &self.space, inode, state, found, name)?;
             }
         }
         if found.kind != EntryKind::Embedded {
-            // The name is gone before the inode is another's.
+            // The name must be gone before the inode can be reused.
             write_names_at_once(txn, dir_st, found.block, frags);
         }
         st.inode.nlink = if last { 0 } else { st.inode.nlink - 1 };
@@ -128,10 +128,9 @@ impl Fs {
         crate::node::store(txn, st)
     }
 
-    /// When a directory loses its name, or goes for good: gives back the blocks that it may still have, because there was
-    /// no space for doing so before or a creation failed. False, and nothing is changed, while orphans stand in them:
-    /// directory and blocks stay, without a name, until the last of those goes ([`Fs::reclaim`]). So a removal needs no
-    /// space.
+    /// Frees the blocks of an empty directory that loses its name or is reclaimed. It still has blocks if there was no space to
+    /// free them before, or if a creation failed. False, with nothing changed, while orphans are embedded in them: directory
+    /// and blocks stay, without a name, until the last orphan is reclaimed ([`Fs::reclaim`]). So a removal needs no space.
     pub(super) fn release_blocks(&self, txn: &Txn<'_>, locked: &mut Locked<'_>, dir: Ino) -> Result<bool> {
         let st = locked.get(dir)?;
         let (inode, state) = as_dir(st)?;
@@ -144,7 +143,7 @@ impl Fs {
         let frags = inode.frags;
         let outcome = dir::release(&self.dir_cx(), txn, &self.space, inode, state);
         if inode.frags != frags {
-            // At once: the caller may be refused what it wants, and the directory stays.
+            // Stored at once, because the caller may fail and the directory stay.
             st.disk_size = st.inode.size;
             crate::node::store(txn, st)?;
         }

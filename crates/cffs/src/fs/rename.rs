@@ -20,8 +20,8 @@ struct Side<'a> {
 }
 
 impl Fs {
-    /// Gives a file another name, perhaps in another directory. What had the name is removed, unless the flags say
-    /// otherwise. After a crash the new name stands for the old file or the new one, whole.
+    /// Renames a file, perhaps into another directory. A file that has the new name is removed, unless the flags say otherwise.
+    /// After a crash the new name refers to the old file or the new one, each complete.
     pub fn rename(
         &self,
         c: Caller,
@@ -49,7 +49,7 @@ impl Fs {
             if flags.no_replace && target.is_some() {
                 return Err(Error::Exists);
             }
-            // A file that replaces another brings its contents: a crash must not leave the name with an empty file.
+            // The contents of a file that replaces another are written first, because a crash must not leave an empty file.
             if target.is_some() && !flags.exchange {
                 self.flush_node(&node)?;
             }
@@ -59,7 +59,7 @@ impl Fs {
         }
     }
 
-    /// False when the names changed in between and everything is to be looked at again.
+    /// False if the names changed in between and the caller must look them up again.
     #[expect(clippy::too_many_arguments, reason = "two sides of a rename")]
     fn rename_once(
         &self,
@@ -73,7 +73,7 @@ impl Fs {
     ) -> Result<bool> {
         let across = a.dir.ino != b.dir.ino;
         let is_dir = |n: &Arc<Node>| n.state.read().inode.is_dir();
-        // Only who moves a directory to another one can make a loop; the tree stands still while that is ruled out.
+        // Only moving a directory to another one can create a loop. The rename lock keeps the tree fixed during the check.
         let _moving = (across && (is_dir(node) || target.is_some_and(is_dir))).then(|| self.rename_lock.lock());
         if across {
             if is_dir(node) && self.is_within(b.dir.ino, node.ino)? {
@@ -101,15 +101,15 @@ impl Fs {
             return Ok(false);
         }
         if locked.get(node.ino)?.freed || target.is_some_and(|t| locked.get(t.ino).is_ok_and(|st| st.freed)) {
-            return Ok(false); // the name has another file of the same number
+            return Ok(false); // the name belongs to another file with the same number
         }
         {
-            let dead = |st: &super::NodeState| st.freed || st.orphan;
-            if dead(locked.get(a.dir.ino)?) || dead(locked.get(b.dir.ino)?) {
+            let gone = |st: &super::NodeState| st.freed || st.orphan;
+            if gone(locked.get(a.dir.ino)?) || gone(locked.get(b.dir.ino)?) {
                 return Err(Error::NotFound);
             }
         }
-        // What moves, and what it replaces, loses a name; both directories lose one, or swap.
+        // The file and the one it replaces lose a name; both directories lose a name, or exchange names.
         if target.is_none_or(|t| t.ino != node.ino) {
             let locks = FLAG_IMMUTABLE | FLAG_APPEND;
             super::flags::forbid(locked.get(node.ino)?, locks)?;
@@ -119,11 +119,13 @@ impl Fs {
                 super::flags::forbid(locked.get(t.ino)?, locks)?;
             }
         }
-        let mut stranger = |dir: &Arc<Node>, file: &Arc<Node>| -> Result<bool> {
+        let mut of_other_project = |dir: &Arc<Node>, file: &Arc<Node>| -> Result<bool> {
             let project = handed_down(&locked.get(dir.ino)?.inode);
             Ok(project.is_some_and(|p| locked.get(file.ino).is_ok_and(|st| st.inode.projid != p)))
         };
-        if stranger(b.dir, node)? || target.is_some_and(|t| flags.exchange && stranger(a.dir, t).unwrap_or(false)) {
+        if of_other_project(b.dir, node)?
+            || target.is_some_and(|t| flags.exchange && of_other_project(a.dir, t).unwrap_or(false))
+        {
             return Err(Error::CrossDevice);
         }
         let now = now();
@@ -174,7 +176,7 @@ impl Fs {
         Ok(true)
     }
 
-    /// The new name goes in, then what it replaces and the old name go. The inode travels with the name.
+    /// Inserts the new name, then removes the name it replaces and the old name. An embedded inode moves with the name.
     #[expect(clippy::too_many_arguments, reason = "two sides of a rename")]
     fn move_name(
         &self,
@@ -190,14 +192,14 @@ impl Fs {
         let cx = self.dir_cx();
         let ino = found.ino;
         let mut embedded = found.kind == EntryKind::Embedded;
-        // What the changes below need to read is held, so that none of them fails half way.
+        // The blocks that the changes below read are pinned, so that none of them fails half way.
         let _held = (
             self.inodes.locator.find(&self.cache, ino)?,
             self.inode_block(locked.get(ino)?.location)?,
             found_to.map(|to| self.inode_block(locked.get(to.ino)?.location)).transpose()?,
         );
         if embedded && !dir::fits(&self.geo, b.name.len(), locked.get(ino)?.inode.encoded_len()) {
-            // A long name in a small block leaves no room for this inode.
+            // The long name leaves no room for this inode in a block.
             let st = locked.get(ino)?;
             self.externalize(txn, st)?;
             self.write_inode_ordered(txn, st.location)?;
@@ -240,7 +242,7 @@ impl Fs {
         let inode = embedded.then_some(&image);
         let entry = NewEntry { name: b.name, hash: 0, ino, file_type, inode, inode_room: room };
         {
-            // The new name first, then the old one goes.
+            // The new name is inserted before the old one is removed.
             let st = locked.get(b.dir.ino)?;
             let (inode, state) = as_dir(st)?;
             dir::insert(&cx, txn, inode, state, slot, &entry)?;
@@ -262,7 +264,7 @@ impl Fs {
             }
         }
         {
-            // The old entry goes as a whole: its inode is a copy by now.
+            // The old entry is removed with its inode, which is a copy by now.
             let st = locked.get(a.dir.ino)?;
             let frags = st.inode.frags;
             let (inode, state) = as_dir(st)?;
@@ -288,9 +290,9 @@ impl Fs {
         Ok(())
     }
 
-    /// What replacing a name comes to on a full device: the entry of the new name takes the file, the entry of the old one
-    /// what the new name stood for, which loses that name there. This needs no space. False, and nothing has changed, if
-    /// one of the inodes does not fit the other's entry.
+    /// Replaces a name on a full device, without allocating: the two entries exchange their files, then the old name is
+    /// removed together with the file that it refers to now. False, with nothing changed, if one of the inodes does not fit
+    /// the other's entry.
     fn replace_in_place(
         &self,
         txn: &Txn<'_>,
@@ -315,7 +317,7 @@ impl Fs {
             }
             *at = e.inode_offset();
         }
-        // What the changes below need to read is held, so that none of them fails half way.
+        // The blocks that the changes below read are pinned, so that none of them fails half way.
         let _held = (
             self.inodes.locator.find(&self.cache, found.ino)?,
             self.inodes.locator.find(&self.cache, to.ino)?,
@@ -353,8 +355,7 @@ impl Fs {
         Ok(true)
     }
 
-    /// Swaps two files. Embedded inodes leave their entries for the external table first, so that the entries can stay
-    /// where they are.
+    /// Exchanges two files. Embedded inodes move to the external table first, so that the entries stay where they are.
     #[expect(clippy::too_many_arguments, reason = "two sides of a rename")]
     fn exchange(
         &self,

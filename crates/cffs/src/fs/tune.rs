@@ -1,17 +1,17 @@
-//! Settings changed while the file system is in use, and space that it does not use given back to the device.
+//! Changing settings of a mounted file system, and trimming its free space.
 
 use super::{Error, Fs, Result, Superblock};
 use crate::tune::Tune;
 use cffs_device::Device;
 
-/// What [`Fs::trim`] may give back.
+/// The range that [`Fs::trim`] discards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct TrimRange {
     /// First byte.
     pub start: u64,
-    /// Number of bytes; what lies beyond the end does not count.
+    /// Number of bytes. The range is cut at the end of the file system.
     pub len: u64,
-    /// Free runs of fewer bytes are passed over.
+    /// Free runs of fewer bytes are skipped.
     pub min_len: u64,
 }
 
@@ -22,7 +22,7 @@ impl Default for TrimRange {
 }
 
 impl Fs {
-    /// Changes settings in the superblock; the reserve counts at once. Returns the superblock before and after.
+    /// Changes settings in the superblock. A new reserve takes effect at once. Returns the superblock before and after.
     ///
     /// Fails with [`Error::Invalid`] for a value that is not possible, [`Error::Busy`] for the uuid, which does not change
     /// under a mount, and [`Error::ReadOnly`].
@@ -43,8 +43,8 @@ impl Fs {
         Ok((before, after))
     }
 
-    /// Tells the device of all space in the range that is free, also of what was never used, and returns how many bytes
-    /// that were. Space that was freed but not committed becomes part of it: it commits first.
+    /// Discards all free space in the range, including space that was never used. Commits first, so that space freed before is
+    /// included. Returns the number of discarded bytes.
     ///
     /// Fails with [`Error::Unsupported`] if the device cannot discard, [`Error::ReadOnly`], [`Error::Invalid`] if the range
     /// begins behind the end.
@@ -62,7 +62,7 @@ impl Fs {
                 return Err(Error::Unsupported);
             }
             self.dev.discard(run.start << shift, run.len << shift)?;
-            // It finds out when it tries.
+            // The device may find out only now that it cannot discard.
             if self.dev.can_discard() { Ok(()) } else { Err(Error::Unsupported) }
         })?;
         Ok(discarded << shift)

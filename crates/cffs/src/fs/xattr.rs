@@ -23,17 +23,17 @@ use std::sync::Arc;
 pub(super) const INLINE_WITH_XATTRS: usize = INODE_SLOT_SIZE - INODE_CORE_SIZE;
 /// Longest access control list in bytes: 511 entries, as many as the kernel takes from a file system in user space.
 const ACL_MAX: usize = 4096;
-/// Bytes of the inline area that attributes leave for extents if they can, and those that they always leave.
+/// Bytes of the inline area that attributes leave for extents if possible, and those that they always leave.
 const KEPT: usize = 2 * EXTENT_SIZE;
 const KEPT_LEAST: usize = EXTENT_SIZE;
 
-/// Divides attributes between an inode and its chain. `need` bytes of its inline area are in use; the area is `now`
-/// bytes long and can grow to `most`. Returns also how long it is to be.
+/// Divides attributes between an inode and its chain. `need` bytes of the inline area are in use; the area is `now` bytes
+/// long and can grow to `most`. Returns the new length of the inline area too.
 pub(super) fn place(all: &[Xattr], need: usize, now: usize, most: usize) -> (Packed, usize) {
     let wanted = all.iter().map(Xattr::encoded_len).sum::<usize>().next_multiple_of(8);
     let most = most.max(now);
     if now > INLINE_WITH_XATTRS {
-        // The long target of a symbolic link: to move to a slot, it must be able to leave the inode.
+        // The long target of a symbolic link. It must be able to leave the inode, so that the inode can move to a slot.
         return (xattr::pack(all, 0), now);
     }
     let most = most.min(INLINE_WITH_XATTRS);
@@ -54,20 +54,20 @@ pub(super) fn place(all: &[Xattr], need: usize, now: usize, most: usize) -> (Pac
     (packed, len)
 }
 
-/// Bytes of the inline area that the inode's contents or extents take, or soon may.
+/// Bytes of the inline area that contents or extents use, or may soon use.
 fn inline_need(inode: &Inode) -> usize {
     let small = inode.size as usize <= inode.data_room() && inode.file_type() == FileType::Regular;
     let coming = if small { inode.size as usize } else { 0 };
     match &inode.format {
         InodeFormat::Inline(d) => align8(d.len().max(coming)),
-        // What is written to an empty file may be on its way into the inode.
+        // Data written to an empty file may be about to go into the inode.
         InodeFormat::Extents(list) if list.is_empty() => align8(coming),
         InodeFormat::Extents(list) => list.len() * EXTENT_SIZE,
         InodeFormat::Tree { children, .. } => children.len() * EXTENT_SIZE,
     }
 }
 
-/// Splits a name that an attribute is to have.
+/// Splits the name of an attribute into namespace and rest, and checks it.
 fn split(name: &[u8]) -> Result<(Namespace, &[u8])> {
     if name.len() > XATTR_NAME_MAX {
         return Err(Error::AttributeNameTooLong);
@@ -82,7 +82,7 @@ fn split(name: &[u8]) -> Result<(Namespace, &[u8])> {
     Ok((namespace, rest))
 }
 
-/// Whether files of a type have attributes of a kind (xattr(7)).
+/// Whether files of a type can have attributes of a namespace (xattr(7)).
 fn allowed(namespace: Namespace, file_type: FileType) -> Result<()> {
     match (namespace, file_type) {
         (Namespace::User, FileType::Regular | FileType::Directory) => Ok(()),
@@ -96,7 +96,7 @@ fn find(all: &[Xattr], namespace: Namespace, name: &[u8]) -> Option<usize> {
     all.iter().position(|x| x.is(namespace, name))
 }
 
-/// A change of the permission bits is one of the access list, too.
+/// Applies a change of the permission bits to the access list.
 pub(super) fn chmod_acl(all: &mut [Xattr], mode: u16) -> Result<()> {
     if let Some(at) = find(all, Namespace::AclAccess, b"")
         && let Some(mut acl) = Acl::from_xattr(&all[at].value)?
@@ -116,14 +116,14 @@ pub(super) struct Inherited {
     all: Vec<Xattr>,
 }
 
-/// The attributes of a new file, with a place.
+/// The attributes of a new file, and the blocks allocated for them.
 pub(super) struct Attributes<'a> {
     pub(super) packed: Packed,
     /// Length of the inode's inline area.
     pub(super) inline_len: usize,
     /// Blocks of the chain.
     pub(super) blocks: usize,
-    /// Those blocks; `None` where there are none.
+    /// The allocated blocks; `None` if there are none.
     pub(super) fresh: Option<Fresh<'a>>,
 }
 
@@ -205,8 +205,8 @@ impl Fs {
         Ok(xattr::load(&self.cache, &st.inode)?.0.iter().map(Xattr::full_name).collect())
     }
 
-    /// Sets an extended attribute. An access control list changes the permission bits with it, and is not kept if they
-    /// say it all. Who may do this the caller has checked.
+    /// Sets an extended attribute. An access control list also sets the permission bits, and is not stored if these express all
+    /// of it. The caller has checked permissions.
     ///
     /// # Errors
     /// [`Error::Exists`] and [`Error::NoAttribute`] as `how` asks; [`Error::NotPermitted`] for `user.` attributes of
@@ -238,7 +238,7 @@ impl Fs {
             if how.replace && at.is_none() {
                 return Err(Error::NoAttribute);
             }
-            // An empty list is none, and one that only says what the mode can is not kept.
+            // An empty list means no list. A list that the mode can express is not stored.
             let mut keep = true;
             if namespace.is_acl() {
                 if namespace == Namespace::AclDefault && !inode.is_dir() {
@@ -287,21 +287,21 @@ impl Fs {
         })
     }
 
-    /// Changes attributes of a file, and what of its inode goes with them (mode, owner, times). `edit` says whether
-    /// there is a change; it may be called several times. Its errors leave everything as it was.
+    /// Changes attributes of a file together with its inode (mode, owner, times). `edit` returns whether there is a change. It
+    /// may be called several times. If it fails, nothing changes.
     pub(super) fn change_xattrs(
         &self,
         c: Caller,
         node: &Arc<Node>,
         edit: &dyn Fn(&mut Inode, &mut Vec<Xattr>) -> Result<bool>,
     ) -> Result<()> {
-        // Nobody else changes the attributes meanwhile, and no data comes that would count on the room in the inode.
+        // The lock keeps others from changing attributes, and from writing data that would need room in the inode.
         let _write_lock = self.lock_for_change(node)?;
         while !self.with_space(|| self.change_xattrs_once(c, node, edit))? {}
         Ok(())
     }
 
-    /// False when the inode changed or moved in between.
+    /// False if the inode was changed or moved in between.
     fn change_xattrs_once(
         &self,
         c: Caller,

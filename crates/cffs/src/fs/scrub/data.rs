@@ -1,8 +1,8 @@
-//! Data of files against its checksums, where the file system keeps any.
+//! Verifying file data against its checksums.
 //!
-//! It is read in the order of the device, a batch of inodes at a time, and compared with the sums as memory has them, or
-//! else the device. A file that is being written, cut or removed meanwhile may look damaged: such a fragment is looked at
-//! again with its file locked and nothing committed or written home, by the map in memory.
+//! Data is read in the order of the device, a batch of inodes at a time, and compared with the checksums in memory or else
+//! on the device. A fragment of a file that is being written, truncated or removed may look damaged. It is verified again
+//! by the mapping in memory, with its file locked and the journal quiesced.
 
 use super::piece::Piece;
 use super::{Place, Walk};
@@ -17,25 +17,25 @@ use cffs_device::{Device, IoKind};
 
 /// Data read at a time, in bytes.
 const READ_MAX: u64 = 1 << 20;
-/// Longest gap that is read along, in bytes.
+/// Longest gap within one request, in bytes.
 const GAP_MAX: u64 = 32 << 10;
-/// Pieces that are noted before they are read.
+/// Most pieces that are noted before they are read.
 const PIECES_MAX: usize = 1 << 16;
 
-/// What the comparison of a fragment came to.
+/// Result of verifying a fragment.
 enum Verdict {
     Good,
-    /// No sum is known.
+    /// Its checksum is not known.
     Unknown,
-    /// It is newer in memory, or on its way.
+    /// The fragment is newer in memory, or being written.
     Newer,
-    /// It is not that file's any more.
+    /// The file does not have the fragment any more.
     Gone,
-    /// It is damaged.
+    /// The fragment is damaged.
     Bad(String),
 }
 
-/// A table of sums as it was read.
+/// A checksum table: allocation group, index, and contents if it exists.
 type Table = (u64, u64, Option<Vec<u8>>);
 
 /// Neighbouring fragments of a file with the same damage.
@@ -48,7 +48,7 @@ struct Run {
 }
 
 impl Walk<'_> {
-    /// The tables of an allocation group, by its header: they are verified like other metadata.
+    /// Verifies the checksum tables of an allocation group, which its header lists.
     pub(super) fn sum_tables(&mut self, ag: u64, header: &[u8]) -> Result<()> {
         let g = self.g;
         for index in (0..g.sum_blocks()).filter(|i| table::exists(header, *i)) {
@@ -57,7 +57,7 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// Notes the data of a file.
+    /// Notes the data of a file, to be verified later.
     pub(super) fn note_data(&mut self, inode: &Inode) -> Result<()> {
         let (ino, most) = (inode.ino, READ_MAX >> self.g.frag_shift);
         let mut list = std::mem::take(&mut self.pieces);
@@ -77,7 +77,7 @@ impl Walk<'_> {
         if self.pieces.len() >= PIECES_MAX { self.data() } else { Ok(()) }
     }
 
-    /// Reads what was noted, and compares it.
+    /// Reads and verifies the noted data.
     pub(super) fn data(&mut self) -> Result<()> {
         let mut pieces = std::mem::take(&mut self.pieces);
         pieces.sort_unstable();
@@ -86,19 +86,19 @@ impl Walk<'_> {
         let mut sums: Option<Table> = None;
         let mut rest = &pieces[..];
         while let Some(first) = rest.first() {
-            self.go_on()?;
+            self.check_stopped()?;
             let mut end = first.start + first.len;
-            let together = rest.iter().take_while(|p| {
+            let batch = rest.iter().take_while(|p| {
                 let fits = p.start <= end + gap && p.start + p.len <= first.start + most;
                 if fits {
                     end = end.max(p.start + p.len);
                 }
                 fits
             });
-            let n = together.count().max(1);
+            let n = batch.count().max(1);
             let bytes = &mut buf[..((end - first.start) << self.g.frag_shift) as usize];
             let read = self.dev.read_at(IoKind::Data, first.start << self.g.frag_shift, bytes).is_ok();
-            self.go_on()?;
+            self.check_stopped()?;
             for piece in &rest[..n] {
                 let from = ((piece.start - first.start) << self.g.frag_shift) as usize;
                 let bytes = &buf[from..from + (piece.len << self.g.frag_shift) as usize];
@@ -111,7 +111,7 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// Compares a piece; without bytes it could not be read along with what is around it.
+    /// Verifies a piece. Without `bytes`, a request for it and its neighbours has failed; its fragments are read one by one.
     fn piece(&mut self, piece: &Piece, bytes: Option<&[u8]>, sums: &mut Option<Table>) -> Result<()> {
         let fs = self.g.frag_size();
         let mut bad: Option<Run> = None;
@@ -123,10 +123,10 @@ impl Walk<'_> {
                 (Some(_), NONE) => Verdict::Unknown,
                 (Some(contents), sum) if sum_of(contents) == sum => Verdict::Good,
                 _ => {
-                    let verdict = self.look_again(piece.ino, piece.logical + at, frag);
-                    // Paid for afterwards: nobody is to wait for that.
-                    self.dev.pay(fs as u64);
-                    self.go_on()?;
+                    let verdict = self.recheck_data(piece.ino, piece.logical + at, frag);
+                    // Throttled afterwards, so that nobody waits for it.
+                    self.dev.throttle(fs as u64);
+                    self.check_stopped()?;
                     verdict
                 }
             };
@@ -159,7 +159,7 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// The sum of a fragment as memory has it, or the device; [`NONE`] if none is known.
+    /// The checksum of a fragment, in memory or else on the device; [`NONE`] if it is not known.
     fn sum(&mut self, frag: FragAddr, held: &mut Option<Table>) -> Result<u32> {
         let (ag, index, n) = self.g.sum_place(frag);
         if held.as_ref().is_none_or(|(a, i, _)| (*a, *i) != (ag, index)) {
@@ -172,7 +172,7 @@ impl Walk<'_> {
     fn sum_table(&mut self, ag: u64, index: u64) -> Result<Option<Vec<u8>>> {
         let id = BlockId { kind: BlockKind::DataSums, addr: self.g.sum_block(ag, index), owner: ag };
         let sums: Option<&Sums> = self.fs.sums.as_deref();
-        // That the group's header is damaged was reported.
+        // A damaged header of the group was reported before.
         if !sums.is_some_and(|s| s.has_table(ag, index).unwrap_or(false)) {
             return Ok(None);
         }
@@ -185,17 +185,17 @@ impl Walk<'_> {
                 self.report_block(id, Place::Fixed, "it is another table".into());
                 Ok(None)
             }
-            // Newer in memory, or damaged and reported.
+            // The table is newer in memory, or damaged and reported.
             None => Ok(self.fs.cache.peek(id.addr).filter(|buf| buf.is_verified()).map(|buf| buf.read().to_vec())),
         }
     }
 
-    /// Looks at a fragment of a file again, while the file does not change and nothing is written home.
-    fn look_again(&self, ino: Ino, logical: u64, frag: FragAddr) -> Verdict {
+    /// Verifies a fragment again while its file is locked and the journal is quiesced.
+    fn recheck_data(&self, ino: Ino, logical: u64, frag: FragAddr) -> Verdict {
         let (fs, g) = (self.fs, self.g);
         let Some(sums) = fs.sums.as_deref() else { return Verdict::Unknown };
         fs.journal.quiesce(|| {
-            let look = || -> Result<Verdict> {
+            let verify = || -> Result<Verdict> {
                 let node = fs.node(ino)?;
                 let st = node.state.read();
                 if st.freed {
@@ -221,10 +221,10 @@ impl Walk<'_> {
                     _ => Verdict::Bad("is not what was written: its checksum does not match".into()),
                 })
             };
-            match look() {
+            match verify() {
                 Ok(verdict) => verdict,
                 Err(Error::Stale | Error::NotFound) => Verdict::Gone,
-                // Of what leads to it something is damaged, and was reported as that.
+                // The path to the fragment is damaged, which is reported elsewhere.
                 Err(_) => Verdict::Unknown,
             }
         })

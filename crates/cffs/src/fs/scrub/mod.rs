@@ -1,14 +1,14 @@
-//! Verifying a file system in use: every block of metadata is read from the device and compared with what it has to be, and
-//! all data with its checksums, if there are any.
+//! Scrub: verifies a mounted file system. Every metadata block is read from the device and verified, and all data that has
+//! checksums is compared with them.
 //!
-//! The walk goes by what the device says, so it needs neither the cache nor, while all is well, any lock that others wait
-//! for. What it finds may be of a moment ago: a block that was freed, moved or is just being written looks damaged too. So
-//! whatever looks wrong is looked at again while nothing is committed, written home or changed (`recheck`), by what is
-//! known in memory. What is wrong then is reported: in the log, in the [`ScrubStatus`], and in the superblock, as needing a
-//! check.
+//! The walk follows what is on the device, so it needs neither the cache nor, as long as nothing is damaged, any lock that
+//! others wait for. It may see an old state: a block that was freed, moved or is being written looks damaged too. So
+//! everything that looks wrong is verified again by what is in memory, while the journal is quiesced (`recheck`). What is
+//! still wrong is reported: in the program's log, in the [`ScrubStatus`], and in the superblock, which says that a check is
+//! needed.
 //!
-//! What is only in the log has not been written home and is not verified; a checkpoint at the beginning makes that little.
-//! What comes into being while the walk goes on may be left out.
+//! Blocks that are only in the log are not verified. A checkpoint at the beginning keeps their number small. What is created
+//! during the walk may be left out.
 
 mod data;
 mod piece;
@@ -30,20 +30,20 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Findings that are kept; more are counted only.
+/// Most findings that are listed. Further ones are only counted.
 const FINDINGS_MAX: usize = 1000;
-/// Directories above each other for which a path is looked up.
+/// Greatest depth for which a path is looked up.
 const DEPTH_MAX: usize = 1000;
-/// Longest sleep between two looks whether to stop.
+/// Longest sleep without testing whether to stop.
 const NAP: Duration = Duration::from_millis(50);
 
 /// Settings of a scrub.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct ScrubOptions {
-    /// Most bytes to read in a second, at least one; as many as the device gives if there is none.
+    /// Most bytes to read per second, at least one. `None`: no limit.
     pub rate: Option<u64>,
-    /// Leave out the data of files, also where it has checksums.
+    /// Verify metadata only, even if data has checksums.
     #[serde(default)]
     pub metadata_only: bool,
 }
@@ -53,19 +53,18 @@ setters!(ScrubOptions {
     metadata_only: bool,
 });
 
-/// Something that is wrong on the device.
+/// Damage that was found on the device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Finding {
-    /// The structure.
+    /// The damaged structure.
     pub object: String,
     /// What is wrong with it.
     pub what: String,
-    /// The inode it belongs to, where it does to one of a file or directory.
+    /// The file or directory it belongs to, if any.
     pub inode: Option<Ino>,
     /// Its block.
     pub block: BlockAddr,
-    /// A name of the inode, from the root, as far as that is known without a search: not for what stands outside
-    /// directories.
+    /// A path of the inode, if it is known without a search: not for inodes that are outside of directories.
     #[serde(default)]
     pub path: Option<String>,
 }
@@ -78,51 +77,51 @@ pub enum ScrubOutcome {
     Complete,
     /// It was stopped, or the file system was unmounted.
     Stopped,
-    /// It could not go on.
+    /// It failed.
     Failed(String),
 }
 
-/// How far a scrub is and what it has found.
+/// Progress and findings of a scrub.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ScrubStatus {
-    /// What it is reading.
+    /// The present phase.
     pub phase: String,
     /// Inodes whose metadata was read.
     pub inodes: u64,
-    /// Inodes there are.
+    /// Number of inodes of the file system.
     pub inodes_total: u64,
-    /// Metadata blocks that were verified.
+    /// Verified metadata blocks.
     pub blocks: u64,
-    /// Bytes that were read from the device.
+    /// Bytes read from the device.
     pub bytes: u64,
-    /// Blocks that are newer in memory and in the log than on the device.
+    /// Blocks that are newer in memory or in the log than on the device.
     pub newer: u64,
-    /// Bytes of data that had their checksums, in whole fragments as all of these.
+    /// Bytes of data that match their checksums. This and the next three count whole fragments.
     #[serde(default)]
     pub data_verified: u64,
-    /// Bytes of data of which no checksum is known.
+    /// Bytes of data without a known checksum.
     #[serde(default)]
     pub data_unsummed: u64,
-    /// Bytes of data that looked wrong because memory has them newer.
+    /// Bytes of data that are newer in memory.
     #[serde(default)]
     pub data_newer: u64,
-    /// Bytes of data that are not what was written, or cannot be read.
+    /// Bytes of data that do not match their checksums, or cannot be read.
     #[serde(default)]
     pub data_failed: u64,
-    /// What is wrong.
+    /// The findings, at most a thousand.
     pub findings: Vec<Finding>,
-    /// How much is wrong; the list has not more than a thousand.
+    /// Number of findings, including those that are not listed.
     pub findings_total: u64,
-    /// Something else than contents of files is wrong: the file system needs a check.
+    /// Something other than file contents is damaged: the file system needs a check.
     #[serde(default)]
     pub marked: bool,
     /// Seconds since the beginning.
     pub seconds: f64,
-    /// How it ended; none while it runs.
+    /// How it ended; `None` while it runs.
     pub outcome: Option<ScrubOutcome>,
 }
 
-/// A scrub to look at and to stop, from any thread.
+/// A handle to observe and stop a scrub, from any thread.
 #[derive(Debug, Default)]
 pub struct Scrub {
     stop: AtomicBool,
@@ -131,17 +130,17 @@ pub struct Scrub {
 }
 
 impl Scrub {
-    /// One that has not begun.
+    /// A scrub that has not begun.
     pub fn new() -> Scrub {
         Scrub::default()
     }
 
-    /// Ends it soon.
+    /// Asks the scrub to stop.
     pub fn stop(&self) {
         self.stop.store(true, Ordering::Release);
     }
 
-    /// How far it is.
+    /// The present status.
     pub fn status(&self) -> ScrubStatus {
         ScrubStatus { bytes: self.bytes.load(Ordering::Relaxed), ..self.status.lock().clone() }
     }
@@ -157,12 +156,12 @@ impl Scrub {
     }
 }
 
-/// The device as a scrub reads it: no faster than the rate, and not at all once it is to stop.
+/// The device with a limit on the rate of reads. Reads fail once the scrub is to stop.
 struct Throttled<'a> {
     fs: &'a Fs,
     scrub: &'a Scrub,
     rate: Option<u64>,
-    /// When what was read so far is paid for.
+    /// When the bytes read so far conform to the rate.
     paid: Mutex<Instant>,
 }
 
@@ -171,7 +170,7 @@ impl Throttled<'_> {
         self.scrub.stop.load(Ordering::Acquire) || self.fs.closed.load(Ordering::Acquire)
     }
 
-    fn pay(&self, bytes: u64) {
+    fn throttle(&self, bytes: u64) {
         self.scrub.bytes.fetch_add(bytes, Ordering::Relaxed);
         let Some(rate) = self.rate else { return };
         let until = {
@@ -201,7 +200,7 @@ impl Device for Throttled<'_> {
         }
         let bytes: usize = bufs.iter().map(|b| b.len()).sum();
         let outcome = self.fs.dev.read_vectored(kind, offset, bufs);
-        self.pay(bytes as u64);
+        self.throttle(bytes as u64);
         outcome
     }
     fn write_vectored(&self, _: IoKind, _: u64, _: &[IoSlice<'_>]) -> io::Result<()> {
@@ -218,18 +217,18 @@ impl Device for Throttled<'_> {
     }
 }
 
-/// Whose a block is, and as what: how to find out whether it still is.
+/// What a block is used for, so that the use can be verified again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
-    /// At a place of its own.
+    /// A structure at a fixed location.
     Fixed,
-    /// Block of the file of an inode, by its number within it.
+    /// Block of the file of an inode, with its number in the file.
     Block(Ino, u64),
-    /// Node of the extent tree of an inode, for what begins with this fragment.
+    /// Node of the extent tree of an inode, with its first logical fragment.
     Node(Ino, u64),
-    /// Block of the chain of extended attributes of an inode, by its number.
+    /// Block of the attribute chain of an inode, with its number.
     Chain(Ino, usize),
-    /// Where an inode stands.
+    /// Block that contains an inode.
     InodeLocation(Ino),
 }
 
@@ -243,28 +242,29 @@ impl Place {
     }
 }
 
-/// A scrub at work.
+/// A running scrub.
 struct Walk<'a> {
     fs: &'a Fs,
     scrub: &'a Scrub,
     dev: &'a Throttled<'a>,
     g: Geometry,
     reader: Reader<'a>,
-    /// Blocks that were reported.
+    /// Blocks that were reported already.
     reported: HashSet<BlockAddr>,
-    /// Data is compared too.
+    /// Data is verified too.
     with_data: bool,
-    /// Data that was found and not read yet.
+    /// Data that was noted and not verified yet.
     pieces: Vec<piece::Piece>,
     began: Instant,
 }
 
 impl Fs {
-    /// Reads all metadata from the device and verifies it, and all data that has checksums, while the file system is in use;
-    /// also a read-only one. Damaged data does not mark the file system as in need of a check, which could not put it right. Returns
-    /// when it is done or was stopped. What came of it, and what is wrong, stands in `scrub`, also while it goes on.
+    /// Verifies all metadata, and all data that has checksums, on the device of this mounted file system, which may be
+    /// read-only. Returns when the scrub is complete or was stopped. `scrub` has the findings and the outcome, also while the
+    /// scrub runs. Damaged metadata marks the file system as needing a check; damaged data does not, because a check could
+    /// not repair it.
     ///
-    /// Fails with [`Error::Invalid`] if the rate is zero; whatever else happens is the outcome in the status.
+    /// Fails with [`Error::Invalid`] if the rate is zero. All other errors are the outcome in the status.
     pub fn scrub(&self, options: &ScrubOptions, scrub: &Scrub) -> Result<()> {
         if options.rate == Some(0) {
             return Error::invalid("a rate of 0 bytes in a second: nothing would ever be read");
@@ -276,7 +276,7 @@ impl Fs {
         let with_data = self.sums.is_some() && !options.metadata_only;
         let (reported, pieces) = (HashSet::new(), Vec::new());
         let mut walk = Walk { fs: self, scrub, dev: &dev, g, reader, reported, with_data, pieces, began };
-        let outcome = walk.all();
+        let outcome = walk.run();
         let mut status = scrub.status.lock();
         status.seconds = began.elapsed().as_secs_f64();
         status.outcome = Some(match outcome {
@@ -295,7 +295,7 @@ impl Fs {
 }
 
 impl Walk<'_> {
-    fn all(&mut self) -> Result<()> {
+    fn run(&mut self) -> Result<()> {
         if !self.fs.is_read_only() {
             // What is committed is checkpointed: the device is then as of now.
             self.phase("log");
@@ -318,8 +318,8 @@ impl Walk<'_> {
         status.inodes_total = self.fs.space.counters().inodes;
     }
 
-    /// Whether to go on; called often.
-    fn go_on(&self) -> Result<()> {
+    /// Fails if the scrub is to stop. Called often.
+    fn check_stopped(&self) -> Result<()> {
         if self.dev.stopped() {
             return Err(io::Error::from(io::ErrorKind::Interrupted).into());
         }
@@ -332,7 +332,7 @@ impl Walk<'_> {
         status.seconds = self.began.elapsed().as_secs_f64();
     }
 
-    /// Something is wrong. A block is reported once, whoever refers to it.
+    /// Reports damaged metadata. A block is reported once, even if several structures refer to it.
     fn report(&mut self, object: String, what: String, inode: Option<Ino>, block: BlockAddr) {
         if self.dev.stopped() || !self.reported.insert(block) {
             return;
@@ -344,7 +344,7 @@ impl Walk<'_> {
         self.list(object, what, inode, block);
     }
 
-    /// Contents of a file are wrong, which a check could not put right.
+    /// Reports damaged file contents, which a check could not repair.
     fn report_contents(&mut self, object: String, what: String, ino: Ino, block: BlockAddr) {
         if self.dev.stopped() {
             return;
@@ -363,8 +363,8 @@ impl Walk<'_> {
         });
     }
 
-    /// A path of an inode, by the entries that it and its directories stand in. Names may change meanwhile: it is for a
-    /// person to read.
+    /// A path of an inode, by the entries in which it and its directories are embedded. Names may change meanwhile, so the path
+    /// is only for people to read.
     fn path_of(&self, ino: Ino) -> Option<String> {
         let fs = self.fs;
         let (mut at, mut names) = (ino, Vec::new());
@@ -391,7 +391,7 @@ impl Walk<'_> {
             Some(ino) => format!("{} at block {} of inode {ino}", id.kind.name(), id.addr),
             None => format!("{} at block {}", id.kind.name(), id.addr),
         };
-        // The text of the check begins with the same words.
+        // Messages of the verifiers begin with the same words.
         let what = what.strip_prefix(&format!("{} at block {}: ", id.kind.name(), id.addr)).unwrap_or(&what).to_owned();
         self.report(object, what, inode, id.addr);
     }

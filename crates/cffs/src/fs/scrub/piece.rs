@@ -1,8 +1,8 @@
-//! Data to be compared with its checksums.
+//! A piece of file data that is to be verified.
 
 use crate::format::{FragAddr, Ino};
 
-/// Written data of a file, where it was a moment ago.
+/// Data of a file, and where it was when the inode was read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Piece {
     pub(super) start: FragAddr,

@@ -1,4 +1,4 @@
-//! Is a block what it has to be? First by what the device says, then, if that looks wrong, while nothing moves.
+//! Verifying a metadata block: first as it was read, then, if it looks wrong, once more while the journal is quiesced.
 
 use super::{Place, Walk};
 use crate::check::Block;
@@ -13,19 +13,19 @@ use crate::inode::table::load_system_inode;
 use cffs_buf::AlignedBuf;
 use cffs_device::{Device, IoKind};
 
-/// What a second look has shown.
+/// Result of verifying a block for the second time.
 pub(super) enum Verdict {
-    /// It is as it has to be, with these bytes.
+    /// The block is intact, with these bytes.
     Good(AlignedBuf),
-    /// What is on the device does not count: it is newer in memory.
+    /// The block is newer in memory.
     Newer,
-    /// It is something else's by now, or nothing's.
+    /// The block is used for something else by now, or is free.
     Gone,
-    /// It is damaged.
+    /// The block is damaged.
     Bad(String),
 }
 
-/// A block as it was read.
+/// A block that was read.
 pub(super) enum Seen {
     Window(Block),
     Fresh(AlignedBuf),
@@ -42,10 +42,10 @@ impl std::ops::Deref for Seen {
 }
 
 impl Walk<'_> {
-    /// A metadata block that is good on the device; `None` for one that is not, which is reported then, and for one that
-    /// is not to be verified there (any more).
+    /// Reads and verifies a metadata block. `None` for a damaged one, which is reported, and for one that is newer in memory or
+    /// was freed.
     pub(super) fn meta(&mut self, id: BlockId, place: Place) -> Result<Option<Seen>> {
-        self.go_on()?;
+        self.check_stopped()?;
         if id.addr < self.g.total_blocks
             && let Ok(block) = self.reader.block(id.addr)
             && self.verify(&block, id, place).is_ok()
@@ -54,9 +54,9 @@ impl Walk<'_> {
             return Ok(Some(Seen::Window(block)));
         }
         let verdict = self.recheck(id, place);
-        // Paid for afterwards: nobody is to wait for that.
-        self.dev.pay(self.g.block_size() as u64);
-        self.go_on()?;
+        // Throttled afterwards, so that nobody waits for it.
+        self.dev.throttle(self.g.block_size() as u64);
+        self.check_stopped()?;
         Ok(match verdict {
             Verdict::Good(bytes) => {
                 self.count(|s| s.blocks += 1);
@@ -74,8 +74,8 @@ impl Walk<'_> {
         })
     }
 
-    /// Checks bytes that the device gave: by themselves, and against the copy in memory if there is one that is to be
-    /// the same. A write that never arrived leaves a block that is good by itself.
+    /// Verifies the bytes of a block: by themselves, and against the cached copy if the two must be equal. The second check
+    /// finds lost writes, which leave an old block that is intact by itself.
     fn verify(&self, bytes: &[u8], id: BlockId, place: Place) -> std::result::Result<(), Corrupt> {
         let own = matches!(place, Place::InodeLocation(_)) && id.kind == BlockKind::Dir;
         let id = if own { BlockId { owner: block_owner(bytes), ..id } } else { id };
@@ -83,17 +83,17 @@ impl Walk<'_> {
         verify_contents(bytes, id.kind)?;
         let Some(buf) = self.fs.cache.peek(id.addr) else { return Ok(()) };
         let cached = buf.read();
-        // Memory keeps checksum and sequence number as they were when the block was read.
+        // The cached copy has the checksum and sequence number with which the block was read.
         let same = |range: std::ops::Range<usize>| cached[range.clone()] == bytes[range];
         let equal = same(0..META_CRC) && same(META_CRC + 4..META_SEQ) && same(META_SPECIFIC..bytes.len());
-        // A pinned block is newer. Its lock is held, so it has not just become so.
+        // A pinned block is newer. It cannot have been pinned just now, because its lock is held.
         if equal || buf.is_pinned() || !buf.is_verified() {
             return Ok(());
         }
         Err(Corrupt("the device has other contents than were written last: a write was lost".into()))
     }
 
-    /// Reads a block once more, at once.
+    /// Reads and verifies a block once more, without throttling.
     fn fresh(&self, id: BlockId, place: Place) -> std::result::Result<AlignedBuf, String> {
         if id.addr >= self.g.total_blocks {
             return Err(format!("block {} lies outside the file system", id.addr));
@@ -105,7 +105,7 @@ impl Walk<'_> {
         Ok(bytes)
     }
 
-    /// Looks again: at once, and then while nothing is committed, written home or changed.
+    /// Verifies a block again: at once, and then with the journal quiesced, so that nothing is committed, checkpointed or changed.
     pub(super) fn recheck(&self, id: BlockId, place: Place) -> Verdict {
         if let Ok(bytes) = self.fresh(id, place) {
             return Verdict::Good(bytes);
@@ -114,7 +114,7 @@ impl Walk<'_> {
             let refers = match self.refers(id, place) {
                 Ok(refers) => refers,
                 Err(Error::Stale | Error::NotFound) => false,
-                // What leads to it is damaged itself, or it is what is damaged: then it shows now.
+                // The path to the block is damaged, or the block itself is. The second read shows which.
                 Err(_) => true,
             };
             if !refers {
@@ -130,7 +130,7 @@ impl Walk<'_> {
         })
     }
 
-    /// Whether a block is still at that place, by what is in memory. Nothing changes meanwhile.
+    /// Whether the file system still uses the block as `place` says, according to memory. The journal is quiesced.
     fn refers(&self, id: BlockId, place: Place) -> Result<bool> {
         let cache = &self.fs.cache;
         let fpb = self.g.frags_per_block();
@@ -161,7 +161,7 @@ impl Walk<'_> {
         match ino {
             LOCATOR_INO => fs.inodes.locator.with_inode(f),
             EXTERNAL_INO => fs.inodes.external.with_inode(f),
-            // Nobody keeps quota files' inodes longer than a transaction.
+            // The inodes of quota files stay in memory only during a transaction.
             _ if ino != ROOT_INO && ino <= LAST_SYSTEM_INO => f(&load_system_inode(&fs.cache, ino)?),
             _ => {
                 let node = fs.node(ino)?;

@@ -1,4 +1,4 @@
-//! What stands at places of its own: superblocks, the log's header, counters, system inodes, allocation groups.
+//! Structures at fixed locations: superblocks, log header, counters, system inodes, allocation groups.
 
 use super::{Place, Walk};
 use crate::error::{Error, Result};
@@ -6,7 +6,7 @@ use crate::format::{BlockId, BlockKind, Superblock};
 use crate::superblocks::{backup_ags, read_superblock, read_superblock_copy};
 use cffs_device::Device;
 
-/// What a superblock may differ in from another is not in this.
+/// The fields in which all superblocks of a file system agree.
 fn identity(sb: &Superblock) -> impl PartialEq + use<> {
     let shape = (sb.block_shift, sb.frag_shift, sb.group_shift, sb.ag_blocks, sb.sys_start);
     (sb.fsid(), shape, sb.log_start, sb.log_blocks, sb.hash_seed, sb.version)
@@ -14,9 +14,9 @@ fn identity(sb: &Superblock) -> impl PartialEq + use<> {
 
 impl Walk<'_> {
     pub(super) fn superblocks(&mut self) -> Result<()> {
-        self.go_on()?;
+        self.check_stopped()?;
         let found = {
-            // Neither does the file system grow now, nor are settings written.
+            // The locks keep the file system from growing and settings from being written.
             let _grow_lock = self.fs.grow_lock.lock();
             let sb = self.fs.sb.lock();
             let g = crate::format::Geometry::new(&sb)?;
@@ -42,14 +42,14 @@ impl Walk<'_> {
     }
 
     pub(super) fn log_header(&mut self) -> Result<()> {
-        self.go_on()?;
+        self.check_stopped()?;
         let sb = self.fs.superblock();
         let dev: &dyn Device = self.fs.log_dev.as_ref().map_or(&*self.fs.dev as &dyn Device, |d| &**d);
         let wrong: Vec<Error> = match self.fs.journal.quiesce(|| crate::journal::read_headers(dev, &sb)) {
             Ok(both) => both.into_iter().filter_map(Result::err).collect(),
             Err(e) => vec![e],
         };
-        // A crash may have cut one of the two off; a mount for writing has put another in its place.
+        // A crash may have torn one of the two headers. A mount for writing repairs that, a read-only mount does not.
         let torn = usize::from(self.fs.options().read_only && wrong.len() == 1);
         if let Some(e) = wrong.into_iter().nth(torn) {
             self.report("log".into(), e.to_string(), None, sb.log_start);
@@ -76,7 +76,7 @@ impl Walk<'_> {
         for id in system.chain(groups) {
             let block = self.meta(id, Place::Fixed)?;
             if id.kind == BlockKind::AgHeader && g.data_sums {
-                // One that is newer in memory than on the device.
+                // The header may be newer in memory.
                 let cached = || self.fs.cache.peek(id.addr).filter(|b| b.is_verified()).map(|b| b.read().to_vec());
                 if let Some(header) = block.map(|b| b.to_vec()).or_else(cached) {
                     self.sum_tables(id.owner, &header)?;

@@ -1,4 +1,4 @@
-//! Inodes and what belongs to them: found through the locator table, so that none is missed however names move.
+//! Inodes and their blocks. They are found through the locator table, so that none is missed however names move.
 
 use super::{Place, Walk};
 use crate::error::{Error, Result};
@@ -10,14 +10,14 @@ use crate::format::xattr::{ChainBlock, chain_max};
 use crate::format::*;
 use std::collections::HashSet;
 
-/// Inodes that are looked at together, in the order of their places.
+/// Inodes that are verified together, in the order of their locations.
 const BATCH: usize = 16_384;
 
 /// A block of a table: its number within the file, and its address.
 type TableBlock = (u64, BlockAddr);
 
 impl Walk<'_> {
-    /// The files of the system. Returns the blocks of the locator table.
+    /// Verifies the system files. Returns the blocks of the locator table.
     pub(super) fn tables(&mut self) -> Result<Vec<TableBlock>> {
         let mut locator = Vec::new();
         for ino in [LOCATOR_INO, EXTERNAL_INO].into_iter().chain(QuotaKind::ALL.map(QuotaKind::ino)) {
@@ -49,7 +49,7 @@ impl Walk<'_> {
         let (addr, offset) = self.g.system_inode(ino);
         let id = BlockId { kind: BlockKind::SystemInodes, addr, owner: 0 };
         let Some(block) = self.meta(id, Place::Fixed)? else {
-            // It is newer in memory, or damaged and reported.
+            // The block is newer in memory, or damaged and reported.
             return Ok(self.with_inode(ino, |inode| Ok(inode.clone())).ok());
         };
         match Inode::decode(&block[offset..offset + INODE_SLOT_SIZE]) {
@@ -61,7 +61,7 @@ impl Walk<'_> {
         }
     }
 
-    /// All inodes that the locator table has.
+    /// Verifies all inodes in the locator table.
     pub(super) fn inodes(&mut self, locator: &[TableBlock]) -> Result<()> {
         let shape = TableShape::new(self.g.block_size(), LOCATOR_SIZE);
         let mut batch: Vec<(BlockAddr, usize, bool, Ino)> = Vec::new();
@@ -95,7 +95,8 @@ impl Walk<'_> {
         batch.sort_unstable();
         for same in batch.chunk_by(|a, b| (a.0, a.2) == (b.0, b.2)) {
             let (addr, _, external, ino) = same[0];
-            // Whose the directory block is stands in it; that the directory has it is seen when that is read.
+            // The block itself names the directory that owns it. Whether the directory has the block is verified with the
+            // directory.
             let owner = if external {
                 EXTERNAL_INO
             } else {
@@ -108,7 +109,7 @@ impl Walk<'_> {
                 let here = block.as_ref().and_then(|b| inode_at(b, *offset, external, *ino));
                 match here.map_or_else(|| self.by_memory(*ino, addr), |inode| Ok(Some(inode)))? {
                     Some(inode) => self.inode(&inode)?,
-                    None => self.go_on()?,
+                    None => self.check_stopped()?,
                 }
             }
             let n = same.len() as u64;
@@ -118,7 +119,7 @@ impl Walk<'_> {
         self.data()
     }
 
-    /// An inode that is not where the device says: moved, gone, newer, or lost.
+    /// An inode that is not where the device says, as it is in memory. It was moved or freed, is newer in memory, or is lost.
     fn by_memory(&mut self, ino: Ino, addr: BlockAddr) -> Result<Option<Inode>> {
         let look = |me: &Self| me.with_inode(ino, |inode| Ok(inode.clone()));
         match look(self) {
@@ -126,7 +127,7 @@ impl Walk<'_> {
             Err(Error::Stale | Error::NotFound) => return Ok(None),
             Err(_) => {}
         }
-        // Something may have been on its way: what is wrong while nothing moves is wrong.
+        // The inode may have been on the move. What is wrong while the journal is quiesced is damage.
         match self.fs.journal.quiesce(|| look(self)) {
             Ok(inode) => Ok(Some(inode)),
             Err(Error::Stale | Error::NotFound) => Ok(None),
@@ -137,7 +138,7 @@ impl Walk<'_> {
         }
     }
 
-    /// Everything that belongs to an inode; of its data only where it is, if it is to be read.
+    /// Verifies the metadata of an inode, and notes where its data is if data is verified too.
     fn inode(&mut self, inode: &Inode) -> Result<()> {
         if inode.xattr_block != 0 {
             self.chain(inode)?;
@@ -149,7 +150,7 @@ impl Walk<'_> {
                 let kind = match lblock {
                     l if l < entry_blocks => BlockKind::Dir,
                     l if buckets.contains(&l) => BlockKind::DirIndex,
-                    // Allocated ahead, never written.
+                    // Preallocated, never written.
                     _ => continue,
                 };
                 self.meta(BlockId { kind, addr, owner: inode.ino }, Place::Block(inode.ino, lblock))?;
@@ -173,7 +174,7 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// The blocks of a directory or table, in order of their numbers.
+    /// The blocks of a directory or table, in logical order.
     fn file_blocks(&mut self, inode: &Inode) -> Result<Vec<TableBlock>> {
         let fpb = self.g.frags_per_block();
         let most = self.g.total_blocks;
@@ -187,7 +188,7 @@ impl Walk<'_> {
         Ok(list)
     }
 
-    /// Verifies the nodes of an inode's extent tree; calls `f` with every extent.
+    /// Verifies the nodes of an inode's extent tree, and calls `f` with every extent.
     pub(super) fn extents(&mut self, inode: &Inode, f: &mut dyn FnMut(Extent)) -> Result<()> {
         let g = self.g;
         let mut take = |e: Extent| {
@@ -203,7 +204,7 @@ impl Walk<'_> {
             }
             InodeFormat::Tree { height, children } => (*height, children),
         };
-        // However the nodes refer to each other, none is read twice.
+        // No node is read twice, even if a damaged tree refers to one twice.
         let mut seen = HashSet::new();
         let mut stack: Vec<(Child, u8)> = children.iter().rev().map(|c| (*c, height - 1)).collect();
         while let Some((child, level)) = stack.pop() {
@@ -224,7 +225,7 @@ impl Walk<'_> {
     }
 }
 
-/// The inode of this number at a place in a good block.
+/// The inode with this number at an offset of a verified block.
 fn inode_at(block: &[u8], offset: usize, external: bool, ino: Ino) -> Option<Inode> {
     let inode = if external {
         Inode::decode(block.get(offset..offset + INODE_SLOT_SIZE)?).ok()
