@@ -1,5 +1,5 @@
-//! Disk geometry: zones of cylinders with equally long tracks, and skew. Without skew the next sector would just have passed
-//! after a head or cylinder switch.
+//! Disk geometry: zones of cylinders with equally long tracks, and skew. Without skew the next sector would just have
+//! passed after a head or cylinder switch.
 
 /// A zone: cylinders with equally long tracks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,7 +33,8 @@ pub struct Layout {
     zones: Vec<(u64, u64, Zone)>,
     sectors: u64,
     cylinders: u64,
-    /// Head skew: how far the first sector of a track lies behind that of the track before it, as a share of a rotation.
+    /// Head skew: how far the first sector of a track lies behind that of the track before it, as a share of a
+    /// rotation.
     head_skew: f64,
     cylinder_skew: f64,
 }

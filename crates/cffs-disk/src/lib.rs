@@ -1,8 +1,8 @@
 //! Simulated disks: what a request costs on a given disk, in virtual time.
 //!
 //! A [`Model`] answers one question: when do requests complete that are issued at a given time? It stores no contents.
-//! [`SimDevice`] puts a model behind a [`cffs_device::Device`], so that the engine runs on it. The virtual clock advances
-//! only with requests, so every run gives the same figures on any machine. [`profiles`] lists the disks.
+//! [`SimDevice`] puts a model behind a [`cffs_device::Device`], so that the engine runs on it. The virtual clock
+//! advances only with requests, so every run gives the same figures on any machine. [`profiles`] lists the disks.
 //!
 //! There are two kinds of disks. [`mechanical`] ones have an arm, rotation, zones, a track buffer and a write cache.
 //! [`flat_cost`] ones have latency, bandwidth and requests per second.

@@ -56,8 +56,8 @@ pub fn sequential(model: &mut Model, start: u64, bytes: u64, each: u64, write: b
     bytes as f64 / ((now - began) as f64 / 1e9) / 1e6
 }
 
-/// MB/s of the medium with tracks of `track` sectors, by the data sheet: a cylinder takes one turn for each head, and the
-/// skew at each switch.
+/// MB/s of the medium with tracks of `track` sectors, by the data sheet: a cylinder takes one turn for each head, and
+/// the skew at each switch.
 pub fn medium(sheet: &DataSheet, track: u64) -> f64 {
     let turn = 60.0 / sheet.rpm as f64;
     let heads = sheet.surfaces as f64 * (turn + sheet.head_switch / 1e3);
@@ -65,8 +65,8 @@ pub fn medium(sheet: &DataSheet, track: u64) -> f64 {
     (sheet.surfaces * track * SECTOR) as f64 / per_cylinder / 1e6
 }
 
-/// Mean time in milliseconds of a read of `kib` KiB after a seek of `seek` milliseconds: over all angles, in the outermost
-/// zone, without overheads.
+/// Mean time in milliseconds of a read of `kib` KiB after a seek of `seek` milliseconds: over all angles, in the
+/// outermost zone, without overheads.
 pub fn service(sheet: &DataSheet, kib: u64, seek: f64, zero_latency: bool) -> f64 {
     let flat = DataSheet { seek: [seek; 3], track_shortest: sheet.track_longest, ..sheet.clone() };
     let mut disk = without_overheads(&flat, zero_latency);

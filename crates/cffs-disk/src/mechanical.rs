@@ -1,14 +1,14 @@
 //! A disk with an arm and a rotating medium.
 //!
-//! The time of a request is the sum of command overhead, seek (or head switch), rotational delay, transfer track by track,
-//! and the part of the bus transfer that does not overlap with these. A disk with zero-latency access transfers the sectors
-//! of a track in the order in which they pass under the head.
+//! The time of a request is the sum of command overhead, seek (or head switch), rotational delay, transfer track by
+//! track, and the part of the bus transfer that does not overlap with these. A disk with zero-latency access transfers
+//! the sectors of a track in the order in which they pass under the head.
 //!
-//! After a read the disk reads ahead into its buffer until the buffer is full or the next request needs the arm. A read that
-//! continues there takes its data from the buffer, or waits until it passes under the head. With a write cache, a write
-//! completes when its data is in the cache. The cache is written to the medium in one sweep of the arm when it is full, at a
-//! flush, or when a read needs part of it. Requests that are issued together are served in C-LOOK order: from the arm
-//! upwards, then from the lowest address on.
+//! After a read the disk reads ahead into its buffer until the buffer is full or the next request needs the arm. A read
+//! that continues there takes its data from the buffer, or waits until it passes under the head. With a write cache, a
+//! write completes when its data is in the cache. The cache is written to the medium in one sweep of the arm when it is
+//! full, at a flush, or when a read needs part of it. Requests that are issued together are served in C-LOOK order:
+//! from the arm upwards, then from the lowest address on.
 
 use crate::layout::{Layout, Place};
 use crate::request::{Ns, Request, SECTOR};
@@ -41,8 +41,8 @@ pub struct Spec {
     pub request_max: u64,
 }
 
-/// Read-ahead after a read: the buffer holds sectors from `start` on. At time `at` the head was at sector `from`; reading
-/// ahead stops at sector `until`.
+/// Read-ahead after a read: the buffer holds sectors from `start` on. At time `at` the head was at sector `from`;
+/// reading ahead stops at sector `until`.
 #[derive(Clone, Copy, Debug)]
 struct ReadAhead {
     start: u64,
@@ -238,8 +238,8 @@ impl Mechanical {
         written.max(start + self.on_bus(r.sectors))
     }
 
-    /// Stops read-ahead because the arm is needed. The buffer keeps what was read until now. A stopped read-ahead does not
-    /// move the arm again.
+    /// Stops read-ahead because the arm is needed. The buffer keeps what was read until now. A stopped read-ahead does
+    /// not move the arm again.
     fn stop_reading_ahead(&mut self, now: Ns) {
         if let Some(a) = self.ahead.filter(|a| a.from < a.until) {
             let reached = self.reached(&a, now);

@@ -1,8 +1,8 @@
 //! Seek time by distance, fitted to the three figures of a data sheet.
 //!
-//! For short distances the arm accelerates half of the way and brakes the other half, so the time grows with the root of
-//! the distance; for long ones it coasts, so it grows with the distance. The curve a + b sqrt(d-1) + c (d-1) is put through
-//! the single-cylinder seek, the full stroke, and a mean over all pairs of cylinders that is the average seek.
+//! For short distances the arm accelerates half of the way and brakes the other half, so the time grows with the root
+//! of the distance; for long ones it coasts, so it grows with the distance. The curve a + b sqrt(d-1) + c (d-1) is put
+//! through the single-cylinder seek, the full stroke, and a mean over all pairs of cylinders that is the average seek.
 
 use crate::request::{Ns, ms};
 

@@ -1,7 +1,8 @@
-//! POSIX access control lists (POSIX 1003.1e draft 17; acl(5)): decoding, checking, and their relation to permission bits.
+//! POSIX access control lists (POSIX 1003.1e draft 17; acl(5)): decoding, checking, and their relation to permission
+//! bits.
 //!
-//! A list is stored in the form of the kernel's `system.posix_acl_*` attributes: a `u32` with the version, 2, then for each
-//! entry `u16` tag, `u16` permissions, `u32` user or group. The kernel enforces the lists.
+//! A list is stored in the form of the kernel's `system.posix_acl_*` attributes: a `u32` with the version, 2, then for
+//! each entry `u16` tag, `u16` permissions, `u32` user or group. The kernel enforces the lists.
 
 use crate::error::{Error, Result};
 use crate::format::{get_u16, get_u32};
@@ -41,8 +42,8 @@ impl Acl {
     /// Decodes and checks the value of an attribute. `None` for a list without entries, which means no list.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for another version, [`Error::Invalid`] for a list that acl_valid(3) would refuse: entries
-    /// missing, twice, out of order, with impossible permissions, or no mask where one is needed.
+    /// [`Error::Unsupported`] for another version, [`Error::Invalid`] for a list that acl_valid(3) would refuse:
+    /// entries missing, twice, out of order, with impossible permissions, or no mask where one is needed.
     pub fn from_xattr(value: &[u8]) -> Result<Option<Acl>> {
         if value.len() < HEADER {
             return Error::invalid("access control list: cut off");
@@ -145,8 +146,8 @@ impl Acl {
         }
     }
 
-    /// The access list of a new file in a directory with this default list, and the nine permission bits of the file: those of
-    /// `mode` that the list allows. `None` if the bits express the list.
+    /// The access list of a new file in a directory with this default list, and the nine permission bits of the file:
+    /// those of `mode` that the list allows. `None` if the bits express the list.
     pub fn inherit(&self, mode: u16) -> (Option<Acl>, u16) {
         let mut acl = self.clone();
         let group = acl.group_class();

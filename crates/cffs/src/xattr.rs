@@ -1,8 +1,8 @@
 //! Storage of extended attributes: small ones at the end of the inode's inline area, others in a chain of blocks.
 //!
-//! An attribute is in one of the two places. Every change divides them anew ([`pack`]). Access control lists come first,
-//! because every permission check needs them. The chain is one list divided into blocks; a change rewrites the bytes that
-//! differ, in place, within the caller's transaction.
+//! An attribute is in one of the two places. Every change divides them anew ([`pack`]). Access control lists come
+//! first, because every permission check needs them. The chain is one list divided into blocks; a change rewrites the
+//! bytes that differ, in place, within the caller's transaction.
 
 use crate::cache::{BufRef, Cache};
 use crate::error::{Error, Result};
@@ -151,8 +151,8 @@ impl Drop for Fresh<'_> {
     }
 }
 
-/// Replaces the contents of an inode's chain, `old`, by `list`. `fresh` has the blocks by which the chain grows. The caller
-/// stores the inode, whose number of fragments and first chain block change.
+/// Replaces the contents of an inode's chain, `old`, by `list`. `fresh` has the blocks by which the chain grows. The
+/// caller stores the inode, whose number of fragments and first chain block change.
 pub fn write_chain(
     txn: &Txn<'_>,
     space: &Space,

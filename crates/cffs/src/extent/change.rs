@@ -14,8 +14,8 @@ use std::ops::Range;
 /// Most extents of a file that are mapped in one transaction.
 pub const EXTENTS_PER_TXN: usize = 16;
 
-/// Maps an allocated extent: bitmap and extents change in one transaction. After an error both are unchanged, and the run
-/// still belongs to the caller.
+/// Maps an allocated extent: bitmap and extents change in one transaction. After an error both are unchanged, and the
+/// run still belongs to the caller.
 ///
 /// # Errors
 /// Those of [`insert`] and of reading the bitmap.
@@ -48,7 +48,8 @@ pub fn insert(txn: &Txn<'_>, space: &Space, inode: &mut Inode, e: Extent) -> Res
             let (lo, hi) = (path.leaf().lo, path.leaf().hi);
             let old: Vec<Extent> = entries(&path.leaf().buf.read());
             let (new, at_end) = list::insert(&old, e).ok_or_else(taken)?;
-            // The next leaf's key is only a bound: the extent may reach beyond it, into the hole before that leaf's first extent.
+            // The next leaf's key is only a bound: the extent may reach beyond it, into the hole before that leaf's
+            // first extent.
             let next = if e.end() > hi {
                 let next = descend(txn.cache(), inode, hi)?;
                 if entry::<Extent>(&next.leaf().buf.read(), 0).logical < e.end() {
@@ -73,8 +74,9 @@ pub fn insert(txn: &Txn<'_>, space: &Space, inode: &mut Inode, e: Extent) -> Res
     Ok(())
 }
 
-/// Removes what is mapped in the range, from its end towards its start, at most `limit_extents` extents (or parts of one) per
-/// call. Pushes data runs to `freed`, for the caller to free; frees blocks of the tree itself. True if there may be more.
+/// Removes what is mapped in the range, from its end towards its start, at most `limit_extents` extents (or parts of
+/// one) per call. Pushes data runs to `freed`, for the caller to free; frees blocks of the tree itself. True if there
+/// may be more.
 ///
 /// [`Error::NoSpace`] only if the range lies inside a single extent and the tree needs a block for the second piece.
 pub fn remove(
@@ -108,8 +110,8 @@ pub fn remove(
     let mut touched = false;
     while matches!(inode.format, InodeFormat::Tree { .. }) {
         let path = descend(txn.cache(), inode, probe)?;
-        // If all children of a node begin behind the probe, the search went to the first of them, and everything from the
-        // node's own lower bound on is done.
+        // If all children of a node begin behind the probe, the search went to the first of them, and everything from
+        // the node's own lower bound on is done.
         let done_from = path.steps.iter().rev().map(|s| s.lo).find(|lo| *lo <= probe).unwrap_or(0);
         let old: Vec<Extent> = entries(&path.leaf().buf.read());
         let (new, runs, left) = list::remove(&old, &range, limit);
@@ -144,8 +146,8 @@ fn release_runs(inode: &mut Inode, freed: &mut Vec<Run>, runs: Vec<Run>) {
     freed.extend(runs);
 }
 
-/// Marks what is mapped in the range as unwritten or as written, as far as one leaf reaches. Returns the logical fragment
-/// where the rest of the range begins, which is the range's end if nothing is left.
+/// Marks what is mapped in the range as unwritten or as written, as far as one leaf reaches. Returns the logical
+/// fragment where the rest of the range begins, which is the range's end if nothing is left.
 ///
 /// [`Error::NoSpace`] if the new pieces need a block and there is none. Nothing has changed then.
 pub fn convert(txn: &Txn<'_>, space: &Space, inode: &mut Inode, range: Range<u64>, unwritten: bool) -> Result<u64> {

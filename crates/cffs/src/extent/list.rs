@@ -56,8 +56,8 @@ fn rest(e: &Extent, range: &Range<u64>) -> (Option<Extent>, Option<Extent>) {
     (before, after)
 }
 
-/// Removes `range` from its end on, at most `limit` extents or parts of them. Returns the new list, the removed runs, and
-/// whether the limit left a part of the range in place.
+/// Removes `range` from its end on, at most `limit` extents or parts of them. Returns the new list, the removed runs,
+/// and whether the limit left a part of the range in place.
 pub(super) fn remove(list: &[Extent], range: &Range<u64>, limit: usize) -> (Vec<Extent>, Vec<Run>, bool) {
     let first = list.partition_point(|e| e.end() <= range.start);
     let end = list.partition_point(|e| e.logical < range.end).max(first);

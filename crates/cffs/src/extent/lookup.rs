@@ -119,7 +119,8 @@ pub fn last(cache: &Cache, inode: &Inode, from: u64, limit: usize) -> Result<Vec
                 let path = descend(cache, inode, probe)?;
                 let list: Vec<Extent> = entries(&path.leaf().buf.read());
                 out.extend(list.into_iter().rev().filter(|e| e.end() > from).take(limit - out.len()));
-                // As in `remove`: the part behind the lower bound of the first node that begins before the probe is done.
+                // As in `remove`: the part behind the lower bound of the first node that begins before the probe is
+                // done.
                 let done_from = path.steps.iter().rev().map(|s| s.lo).find(|lo| *lo <= probe).unwrap_or(0);
                 if done_from <= from {
                     break;
@@ -131,8 +132,8 @@ pub fn last(cache: &Cache, inode: &Inode, from: u64, limit: usize) -> Result<Vec
     Ok(out)
 }
 
-/// The nodes of the tree with extents of a range, and their neighbours. While they are held, removing the range reads nothing
-/// else.
+/// The nodes of the tree with extents of a range, and their neighbours. While they are held, removing the range reads
+/// nothing else.
 pub fn nodes_of(cache: &Cache, inode: &Inode, range: Range<u64>) -> Result<Vec<BufRef>> {
     let mut held = Vec::new();
     if !matches!(inode.format, InodeFormat::Tree { .. }) {

@@ -1,8 +1,9 @@
 //! Extents: the mapping from a file's logical fragments to fragments on the device.
 //!
-//! A few extents are stored in the inode itself; more of them in a B+tree whose root is in the inode. Every function works on
-//! the inode in memory and, within the caller's transaction, on the nodes of the tree. The caller stores the inode.
-//! `Inode::frags` counts data and nodes. Everything that is read from the device is checked: a damaged tree is an
+//! A few extents are stored in the inode itself; more of them in a B+tree whose root is in the inode. Every function
+//! works on the inode in memory and, within the caller's transaction, on the nodes of the tree. The caller stores the
+//! inode. `Inode::frags` counts data and nodes. Everything that is read from the device is checked: a damaged tree is
+//! an
 //! [`Error::Corrupt`](crate::Error::Corrupt) that names the inode.
 
 mod change;

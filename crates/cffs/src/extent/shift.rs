@@ -46,9 +46,9 @@ fn check(txn: &Txn<'_>, inode: &Inode, list: &[Extent]) -> Result<()> {
     }
 }
 
-/// Moves extents that begin at or behind `from` by `by` fragments towards the start of the file, at most `leaves` leaves,
-/// beginning with that of `from`. The `by` fragments before `from` are a hole. Returns where to continue; `None` when all are
-/// moved.
+/// Moves extents that begin at or behind `from` by `by` fragments towards the start of the file, at most `leaves`
+/// leaves, beginning with that of `from`. The `by` fragments before `from` are a hole. Returns where to continue;
+/// `None` when all are moved.
 pub fn shift_down(
     txn: &Txn<'_>,
     space: &Space,
@@ -86,9 +86,9 @@ pub fn shift_down(
     Ok(Some(at))
 }
 
-/// Moves extents that begin at or behind `from` by `by` fragments away from the start of the file, at most `leaves` leaves,
-/// beginning with the last one that begins below `below`. No extent lies across `from`, and none is moved beyond the largest
-/// file size. Returns the `below` to continue with; `None` when all are moved.
+/// Moves extents that begin at or behind `from` by `by` fragments away from the start of the file, at most `leaves`
+/// leaves, beginning with the last one that begins below `below`. No extent lies across `from`, and none is moved
+/// beyond the largest file size. Returns the `below` to continue with; `None` when all are moved.
 pub fn shift_up(
     txn: &Txn<'_>,
     space: &Space,

@@ -11,12 +11,13 @@ pub(super) fn height(inode: &Inode) -> usize {
     }
 }
 
-/// Most blocks by which the tree can grow when `extents` extents are inserted in any order. `places` is the largest number of
-/// nodes of one level that they go to; neighbours in the file go to the same node.
+/// Most blocks by which the tree can grow when `extents` extents are inserted in any order. `places` is the largest
+/// number of nodes of one level that they go to; neighbours in the file go to the same node.
 ///
-/// A node that is split has half of its entries afterwards, and takes as many again before the next split. The last node of a
-/// level stays full when it is split at its end, and is followed by an empty one. So a level grows by one node for each place
-/// where the node was full at first, by two nodes for each node full of entries, and by one for what is appended.
+/// A node that is split has half of its entries afterwards, and takes as many again before the next split. The last
+/// node of a level stays full when it is split at its end, and is followed by an empty one. So a level grows by one
+/// node for each place where the node was full at first, by two nodes for each node full of entries, and by one for
+/// what is appended.
 pub fn worst_case_blocks(g: &Geometry, inode: &Inode, places: u64, extents: u64) -> u64 {
     let (capacity, root) = (node_capacity(g.block_size()) as u64, inode.root_capacity() as u64);
     let half = capacity.div_ceil(2);
@@ -78,7 +79,8 @@ fn log_bytes_for_growth(g: &Geometry, space: &Space, inode: &Inode, more: usize)
     nodes * node_log_bytes(g) + new * space.log_bytes(g.frags_per_block()) + space.log_bytes_for_next_init()
 }
 
-/// Most log bytes that one [`remove`](super::remove) of up to `limit` extents needs, without the inode and freeing the data.
+/// Most log bytes that one [`remove`](super::remove) of up to `limit` extents needs, without the inode and freeing the
+/// data.
 pub fn log_bytes_for_remove(g: &Geometry, space: &Space, inode: &Inode, limit: usize) -> usize {
     let height = height(inode);
     // Nodes within the range are freed. The paths along its two ends and their neighbours are rewritten.
@@ -87,7 +89,8 @@ pub fn log_bytes_for_remove(g: &Geometry, space: &Space, inode: &Inode, limit: u
     kept + freed * (space.log_bytes(g.frags_per_block()) + 64) + log_bytes_for_insert(g, space, inode)
 }
 
-/// Most log bytes that [`shift_down`](super::shift_down) or [`shift_up`](super::shift_up) of so many leaves needs, without the inode.
+/// Most log bytes that [`shift_down`](super::shift_down) or [`shift_up`](super::shift_up) of so many leaves needs,
+/// without the inode.
 pub fn log_bytes_for_shift(g: &Geometry, inode: &Inode, leaves: usize) -> usize {
     leaves * height(inode) * node_log_bytes(g)
 }

@@ -1,7 +1,7 @@
 //! The extent tree: a B+tree whose root is in the inode.
 //!
-//! The key of a pointer is a lower bound for what lies below it; the key of the next one an upper bound. Nodes are never
-//! empty. All blocks that an operation may need are allocated before it changes anything.
+//! The key of a pointer is a lower bound for what lies below it; the key of the next one an upper bound. Nodes are
+//! never empty. All blocks that an operation may need are allocated before it changes anything.
 
 use super::node::{self, count, entries, entry, upper_bound};
 use crate::cache::{BufRef, Cache};
@@ -193,8 +193,8 @@ impl Edit<'_, '_> {
         Ok(())
     }
 
-    /// Sets the contents of the leaf of the path, and splits or removes the leaf if necessary. `at_end`: it is the last leaf and
-    /// grew at its end, as in a file that is written sequentially. A split then leaves the old leaf full.
+    /// Sets the contents of the leaf of the path, and splits or removes the leaf if necessary. `at_end`: it is the last
+    /// leaf and grew at its end, as in a file that is written sequentially. A split then leaves the old leaf full.
     pub fn set_leaf(&mut self, path: &Path, list: &[Extent], at_end: bool, pool: &mut Pool<'_>) -> Result<()> {
         let leaf = path.leaf();
         if list.is_empty() {
@@ -309,8 +309,8 @@ impl Edit<'_, '_> {
         self.change_keys(path, |key| (key >= from && key < to).then_some(to))
     }
 
-    /// After a removal at `logical`: merges nodes on the path there with a neighbour if both together are at most half full.
-    /// Best effort: a node that cannot be read stays.
+    /// After a removal at `logical`: merges nodes on the path there with a neighbour if both together are at most half
+    /// full. Best effort: a node that cannot be read stays.
     pub fn merge_nodes(&mut self, logical: u64) -> Result<()> {
         if !matches!(self.inode.format, InodeFormat::Tree { .. }) {
             return Ok(());

@@ -214,8 +214,8 @@ impl Fs {
         }
     }
 
-    /// Removes set-user-id, set-group-id and capabilities after a write by a user who may not keep them. True if the file had
-    /// any.
+    /// Removes set-user-id, set-group-id and capabilities after a write by a user who may not keep them. True if the
+    /// file had any.
     pub fn clear_set_id(&self, ino: Ino) -> Result<bool> {
         let node = self.node(ino)?;
         let (drop, attributes) = {

@@ -22,9 +22,9 @@ pub(super) fn forbid_inode(inode: &Inode, flags: u32) -> Result<()> {
 impl Fs {
     /// Sets the flags of a file or directory ([`crate::format::inode::FLAGS`]).
     ///
-    /// [`Error::NotPermitted`] unless the caller owns it or is privileged; only a privileged
-    /// caller may set or clear *immutable* and *append-only*. [`Error::Unsupported`] for unknown flags, and for flags that
-    /// this type of file cannot have.
+    /// [`Error::NotPermitted`] unless the caller owns it or is privileged; only a privileged caller may set or clear
+    /// *immutable* and *append-only*. [`Error::Unsupported`] for unknown flags, and for flags that this type of file
+    /// cannot have.
     pub fn set_flags(&self, c: Caller, ino: Ino, flags: u32) -> Result<Attr> {
         self.writable()?;
         let node = self.node(ino)?;

@@ -1,8 +1,8 @@
 //! Growing a mounted file system.
 //!
-//! There are three steps, each durable before the next: the device grows; the superblock and its copies get the new size;
-//! a transaction adds the free space (see `space::grow`). Until then the size in the counters is valid, so a crash leaves a
-//! consistent file system of the old or the new size, and the next mount continues with the last step.
+//! There are three steps, each durable before the next: the device grows; the superblock and its copies get the new
+//! size; a transaction adds the free space (see `space::grow`). Until then the size in the counters is valid, so a
+//! crash leaves a consistent file system of the old or the new size, and the next mount continues with the last step.
 
 use super::{Error, Fs, Result, Superblock};
 use crate::format::Geometry;
@@ -20,12 +20,12 @@ pub struct Grown {
 }
 
 impl Fs {
-    /// Grows the mounted file system to the size of the device, or to `size` bytes. An image in a regular file is extended if
-    /// necessary. A rest that is too small for the header of an allocation group stays unused, so the new size may be a
-    /// little smaller than `size`, or unchanged.
+    /// Grows the mounted file system to the size of the device, or to `size` bytes. An image in a regular file is
+    /// extended if necessary. A rest that is too small for the header of an allocation group stays unused, so the new
+    /// size may be a little smaller than `size`, or unchanged.
     ///
-    /// Fails with [`Error::Invalid`] if the file system would shrink, and with [`Error::ReadOnly`]; errors of the device are
-    /// passed on. After an error the file system has its old size, or one in between.
+    /// Fails with [`Error::Invalid`] if the file system would shrink, and with [`Error::ReadOnly`]; errors of the
+    /// device are passed on. After an error the file system has its old size, or one in between.
     pub fn grow(&self, size: Option<u64>) -> Result<Grown> {
         self.writable()?;
         let _one = self.grow_lock.lock();

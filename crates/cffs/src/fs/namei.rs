@@ -65,8 +65,8 @@ impl Fs {
         self.linked(found.ino).map(Some)
     }
 
-    /// The node of an external link. Its directory is locked, because otherwise the file could be removed and its number
-    /// reused.
+    /// The node of an external link. Its directory is locked, because otherwise the file could be removed and its
+    /// number reused.
     fn linked(&self, ino: Ino) -> Result<Arc<Node>> {
         match self.inodes.get(&self.cache, ino) {
             Err(Error::Stale) => Err(Corrupt(format!("inode {ino} has a name and is not in the locator table")).into()),
@@ -74,8 +74,8 @@ impl Fs {
         }
     }
 
-    /// The node of an inode embedded in an entry of a locked directory. (The lock keeps the name, but the inode may leave the
-    /// entry when its file gets another name.)
+    /// The node of an inode embedded in an entry of a locked directory. (The lock keeps the name, but the inode may
+    /// leave the entry when its file gets another name.)
     pub(super) fn embedded(&self, buf: &BufRef, entry: usize, ino: Ino) -> Result<Arc<Node>> {
         let mut left = false;
         let node = self.inodes.get_or_load(ino, || {
@@ -94,8 +94,8 @@ impl Fs {
         if left { self.linked(ino) } else { node }
     }
 
-    /// Attributes of an inode, with one more reference. The inode is the root, or cannot be reclaimed because the caller holds
-    /// a reference to it or to something in it.
+    /// Attributes of an inode, with one more reference. The inode is the root, or cannot be reclaimed because the
+    /// caller holds a reference to it or to something in it.
     pub fn reference(&self, ino: Ino) -> Result<Attr> {
         let node = self.node(ino)?;
         node.refs.fetch_add(1, Ordering::AcqRel);

@@ -169,14 +169,16 @@ impl Fs {
         }
     }
 
-    /// Reserves a new inode with `frags` fragments in the quotas of its owner, group and project. The caller holds no lock.
+    /// Reserves a new inode with `frags` fragments in the quotas of its owner, group and project. The caller holds no
+    /// lock.
     pub(super) fn quota_for_new(&self, c: Caller, ids: Ids, frags: u64) -> Result<Option<Reservation>> {
         let Some(quota) = &self.quota else { return Ok(None) };
         self.prepare_quota(ids)?;
         Ok(Some(quota.reservation(ids, frags, 1, c.privileged())?))
     }
 
-    /// Reserves all that an inode uses in the quotas of its new owners, before it changes hands. Their records are prepared.
+    /// Reserves all that an inode uses in the quotas of its new owners, before it changes hands. Their records are
+    /// prepared.
     pub(super) fn quota_for_new_owner(&self, c: Caller, st: &NodeState, ids: Ids) -> Result<Option<Reservation>> {
         match &st.data.account {
             Some(account) if ids != ids_of(&st.inode) => account.reservation_for(ids, c.privileged()).map(Some),
@@ -217,8 +219,9 @@ impl Fs {
         crate::node::store(&txn, &mut st)
     }
 
-    /// Changes which quotas a file system keeps, which is not mounted. What is switched on is counted; of what is switched
-    /// off the limits are remembered. After a crash in the middle some kinds may be on and others not, each in order.
+    /// Changes which quotas a file system keeps, which is not mounted. What is switched on is counted; of what is
+    /// switched off the limits are remembered. After a crash in the middle some kinds may be on and others not, each in
+    /// order.
     pub fn switch_quotas(dev: Arc<dyn Device>, log_dev: Option<Arc<dyn Device>>, kinds: &[QuotaKind]) -> Result<()> {
         let options = MountOptions { background: false, ..MountOptions::default() };
         // Opening replays the log. Records of a kind that is switched off are marked as not counted.
@@ -338,8 +341,8 @@ impl Fs {
     }
 }
 
-/// The project that a directory hands down to what is created in it. Such a directory takes in nothing of another project,
-/// because its contents are to count as that of its own.
+/// The project that a directory hands down to what is created in it. Such a directory takes in nothing of another
+/// project, because its contents are to count as that of its own.
 pub(super) fn handed_down(dir: &Inode) -> Option<u32> {
     (dir.flags & FLAG_PROJECT_INHERIT != 0).then_some(dir.projid)
 }

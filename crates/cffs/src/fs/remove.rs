@@ -90,8 +90,8 @@ impl Fs {
         dir::lookup(&self.search_cx(location), inode, state, name)
     }
 
-    /// Removes the name `found` of a file, which becomes an orphan if it was the last one. File and directory are locked; the
-    /// caller stores the directory.
+    /// Removes the name `found` of a file, which becomes an orphan if it was the last one. File and directory are
+    /// locked; the caller stores the directory.
     pub(super) fn drop_name(
         &self,
         txn: &Txn<'_>,
@@ -128,9 +128,10 @@ impl Fs {
         crate::node::store(txn, st)
     }
 
-    /// Frees the blocks of an empty directory that loses its name or is reclaimed. It still has blocks if there was no space to
-    /// free them before, or if a creation failed. False, with nothing changed, while orphans are embedded in them: directory
-    /// and blocks stay, without a name, until the last orphan is reclaimed ([`Fs::reclaim`]). So a removal needs no space.
+    /// Frees the blocks of an empty directory that loses its name or is reclaimed. It still has blocks if there was no
+    /// space to free them before, or if a creation failed. False, with nothing changed, while orphans are embedded in
+    /// them: directory and blocks stay, without a name, until the last orphan is reclaimed ([`Fs::reclaim`]). So a
+    /// removal needs no space.
     pub(super) fn release_blocks(&self, txn: &Txn<'_>, locked: &mut Locked<'_>, dir: Ino) -> Result<bool> {
         let st = locked.get(dir)?;
         let (inode, state) = as_dir(st)?;

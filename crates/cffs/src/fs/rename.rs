@@ -20,8 +20,8 @@ struct Side<'a> {
 }
 
 impl Fs {
-    /// Renames a file, perhaps into another directory. A file that has the new name is removed, unless the flags say otherwise.
-    /// After a crash the new name refers to the old file or the new one, each complete.
+    /// Renames a file, perhaps into another directory. A file that has the new name is removed, unless the flags say
+    /// otherwise. After a crash the new name refers to the old file or the new one, each complete.
     pub fn rename(
         &self,
         c: Caller,
@@ -49,7 +49,8 @@ impl Fs {
             if flags.no_replace && target.is_some() {
                 return Err(Error::Exists);
             }
-            // The contents of a file that replaces another are written first, because a crash must not leave an empty file.
+            // The contents of a file that replaces another are written first, because a crash must not leave an empty
+            // file.
             if target.is_some() && !flags.exchange {
                 self.flush_node(&node)?;
             }
@@ -73,7 +74,8 @@ impl Fs {
     ) -> Result<bool> {
         let across = a.dir.ino != b.dir.ino;
         let is_dir = |n: &Arc<Node>| n.state.read().inode.is_dir();
-        // Only moving a directory to another one can create a loop. The rename lock keeps the tree fixed during the check.
+        // Only moving a directory to another one can create a loop. The rename lock keeps the tree fixed during the
+        // check.
         let _moving = (across && (is_dir(node) || target.is_some_and(is_dir))).then(|| self.rename_lock.lock());
         if across {
             if is_dir(node) && self.is_within(b.dir.ino, node.ino)? {
@@ -291,8 +293,8 @@ impl Fs {
     }
 
     /// Replaces a name on a full device, without allocating: the two entries exchange their files, then the old name is
-    /// removed together with the file that it refers to now. False, with nothing changed, if one of the inodes does not fit
-    /// the other's entry.
+    /// removed together with the file that it refers to now. False, with nothing changed, if one of the inodes does not
+    /// fit the other's entry.
     fn replace_in_place(
         &self,
         txn: &Txn<'_>,

@@ -24,8 +24,8 @@ impl Default for TrimRange {
 impl Fs {
     /// Changes settings in the superblock. A new reserve takes effect at once. Returns the superblock before and after.
     ///
-    /// Fails with [`Error::Invalid`] for a value that is not possible, [`Error::Busy`] for the uuid, which does not change
-    /// under a mount, and [`Error::ReadOnly`].
+    /// Fails with [`Error::Invalid`] for a value that is not possible, [`Error::Busy`] for the uuid, which does not
+    /// change under a mount, and [`Error::ReadOnly`].
     pub fn tune(&self, tune: &Tune) -> Result<(Superblock, Superblock)> {
         tune.check()?;
         self.writable()?;
@@ -43,11 +43,11 @@ impl Fs {
         Ok((before, after))
     }
 
-    /// Discards all free space in the range, including space that was never used. Commits first, so that space freed before is
-    /// included. Returns the number of discarded bytes.
+    /// Discards all free space in the range, including space that was never used. Commits first, so that space freed
+    /// before is included. Returns the number of discarded bytes.
     ///
-    /// Fails with [`Error::Unsupported`] if the device cannot discard, [`Error::ReadOnly`], [`Error::Invalid`] if the range
-    /// begins behind the end.
+    /// Fails with [`Error::Unsupported`] if the device cannot discard, [`Error::ReadOnly`], [`Error::Invalid`] if the
+    /// range begins behind the end.
     pub fn trim(&self, range: TrimRange) -> Result<u64> {
         self.writable()?;
         if range.start >= self.geo.total_bytes() {

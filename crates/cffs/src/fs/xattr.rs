@@ -27,8 +27,8 @@ const ACL_MAX: usize = 4096;
 const KEPT: usize = 2 * EXTENT_SIZE;
 const KEPT_LEAST: usize = EXTENT_SIZE;
 
-/// Divides attributes between an inode and its chain. `need` bytes of the inline area are in use; the area is `now` bytes
-/// long and can grow to `most`. Returns the new length of the inline area too.
+/// Divides attributes between an inode and its chain. `need` bytes of the inline area are in use; the area is `now`
+/// bytes long and can grow to `most`. Returns the new length of the inline area too.
 pub(super) fn place(all: &[Xattr], need: usize, now: usize, most: usize) -> (Packed, usize) {
     let wanted = all.iter().map(Xattr::encoded_len).sum::<usize>().next_multiple_of(8);
     let most = most.max(now);
@@ -177,7 +177,8 @@ impl Fs {
     /// The value of an extended attribute.
     ///
     /// # Errors
-    /// [`Error::NoAttribute`] if the file has none of that name; [`Error::Unsupported`] for a name in no known namespace.
+    /// [`Error::NoAttribute`] if the file has none of that name; [`Error::Unsupported`] for a name in no known
+    /// namespace.
     pub fn getxattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
         let (namespace, rest) = split(name)?;
         let node = self.node(ino)?;
@@ -205,15 +206,15 @@ impl Fs {
         Ok(xattr::load(&self.cache, &st.inode)?.0.iter().map(Xattr::full_name).collect())
     }
 
-    /// Sets an extended attribute. An access control list also sets the permission bits, and is not stored if these express all
-    /// of it. The caller has checked permissions.
+    /// Sets an extended attribute. An access control list also sets the permission bits, and is not stored if these
+    /// express all of it. The caller has checked permissions.
     ///
     /// # Errors
     /// [`Error::Exists`] and [`Error::NoAttribute`] as `how` asks; [`Error::NotPermitted`] for `user.` attributes of
     /// anything but files and directories; [`Error::Unsupported`] for a name in no known namespace, and access control
     /// lists of symbolic links; [`Error::Denied`] for a default list of anything but a directory;
-    /// [`Error::AttributeNameTooLong`], [`Error::ValueTooLong`]; [`Error::NoSpace`] if there is no space, or the file has
-    /// too many attributes already.
+    /// [`Error::AttributeNameTooLong`], [`Error::ValueTooLong`]; [`Error::NoSpace`] if there is no space, or the file
+    /// has too many attributes already.
     pub fn setxattr(&self, c: Caller, ino: Ino, name: &[u8], value: &[u8], how: SetXattr) -> Result<()> {
         self.writable()?;
         let (namespace, rest) = split(name)?;
@@ -287,8 +288,8 @@ impl Fs {
         })
     }
 
-    /// Changes attributes of a file together with its inode (mode, owner, times). `edit` returns whether there is a change. It
-    /// may be called several times. If it fails, nothing changes.
+    /// Changes attributes of a file together with its inode (mode, owner, times). `edit` returns whether there is a
+    /// change. It may be called several times. If it fails, nothing changes.
     pub(super) fn change_xattrs(
         &self,
         c: Caller,

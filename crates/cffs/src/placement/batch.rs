@@ -7,8 +7,8 @@ use std::collections::VecDeque;
 
 /// Free runs of this many groups are as good as longer ones, because a transfer is no longer.
 pub(super) const LONG_RUN_GROUPS: u64 = 4;
-/// A seek costs as much as transferring this part of a group. At the knee of the service time curve a distant request costs
-/// a whole group, but a writeback crosses the device in order. A read also takes along gaps of this length.
+/// A seek costs as much as transferring this part of a group. At the knee of the service time curve a distant request
+/// costs a whole group, but a writeback crosses the device in order. A read also takes along gaps of this length.
 const SEEK_SHARE: u64 = 2;
 /// Free runs that are tried for one file.
 const RUN_TRIES: usize = 16;
@@ -28,14 +28,14 @@ pub(super) struct Batch {
 pub(super) struct BatchCursor {
     /// The next free runs, as far as they are not allocated yet.
     runs: VecDeque<Run>,
-    /// The batch continues with free runs from this address on that have at least this many fragments. `None` if all runs
-    /// were chosen in advance.
+    /// The batch continues with free runs from this address on that have at least this many fragments. `None` if all
+    /// runs were chosen in advance.
     then: Option<(FragAddr, u64)>,
 }
 
 impl BatchCursor {
-    /// Plans a batch of `frags` fragments near a block: through the long free runs in their order or, where there are none,
-    /// through the runs that cost least.
+    /// Plans a batch of `frags` fragments near a block: through the long free runs in their order or, where there are
+    /// none, through the runs that cost least.
     pub fn plan(space: &Space, geo: &LiveGeometry, near: BlockAddr, frags: u64) -> Result<Option<BatchCursor>> {
         let group = geo.frag_of_block(geo.group_blocks());
         let enough = LONG_RUN_GROUPS * group;
@@ -57,7 +57,8 @@ impl BatchCursor {
                 let Some(next) = space.next_free_run(from, least.max(frags))? else { return Ok((None, None)) };
                 self = BatchCursor { runs: VecDeque::from([next]), then: Some((next.end(), least)) };
             }
-            // The runs are used in order, because files that follow each other in a directory are to do so on the device.
+            // The runs are used in order, because files that follow each other in a directory are to do so on the
+            // device.
             let tried = self.runs.len().min(RUN_TRIES);
             let Some(at) = self.runs.iter().take(tried).position(|run| frags <= run.len) else {
                 self.runs.drain(..tried);

@@ -5,13 +5,13 @@ use crate::error::Result;
 use crate::format::extent::EXTENT_LEN_MAX;
 use crate::format::{FragAddr, Ino, Run};
 
-/// The stream threshold: files of this many bytes and more take the longest free runs. Smaller ones are placed best-fit,
-/// because many files of such a length would each find a gap that fits.
+/// The stream threshold: files of this many bytes and more take the longest free runs. Smaller ones are placed
+/// best-fit, because many files of such a length would each find a gap that fits.
 pub const STREAM_MIN: u64 = 8 << 20;
 
 impl Placement {
-    /// Allocates a part of a large file in whole blocks: behind `after` if that is free, else near the large files of the
-    /// directory's allocation group.
+    /// Allocates a part of a large file in whole blocks: behind `after` if that is free, else near the large files of
+    /// the directory's allocation group.
     pub fn allocate_large(&self, dir: Ino, after: Option<FragAddr>, frags: u64) -> Result<Option<Run>> {
         let fpb = self.geo.frags_per_block();
         let mut t = self.table.lock();
@@ -39,12 +39,13 @@ impl Placement {
         Ok(run)
     }
 
-    /// Allocates a part of a large file that is written piece by piece, of which perhaps `ahead` more fragments will come.
+    /// Allocates a part of a large file that is written piece by piece, of which perhaps `ahead` more fragments will
+    /// come.
     ///
-    /// The part goes behind `after` as far as that is free. Otherwise, if the file is long ([`STREAM_MIN`]), it goes into
-    /// the longest free runs, as many as it needs, in the order of the device. Otherwise it goes where `ahead` more fragments
-    /// have room. That room is not allocated, but other searches begin behind it, so the next piece finds it while space
-    /// lasts.
+    /// The part goes behind `after` as far as that is free. Otherwise, if the file is long ([`STREAM_MIN`]), it goes
+    /// into the longest free runs, as many as it needs, in the order of the device. Otherwise it goes where `ahead`
+    /// more fragments have room. That room is not allocated, but other searches begin behind it, so the next piece
+    /// finds it while space lasts.
     pub fn allocate_stream(&self, dir: Ino, after: Option<FragAddr>, frags: u64, ahead: u64) -> Result<Option<Run>> {
         if let Some(after) = after.filter(|a| a.is_multiple_of(self.geo.frags_per_block())) {
             if let Some(run) = self.space.alloc_from(after, frags)? {

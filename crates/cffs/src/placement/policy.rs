@@ -30,8 +30,8 @@ pub struct Placement {
 }
 
 impl Placement {
-    /// The policy that the superblock asks for. With a seed in `scatter`, files of a file system without groups are placed at
-    /// random. With `subtrees`, small directories share the groups of their parents.
+    /// The policy that the superblock asks for. With a seed in `scatter`, files of a file system without groups are
+    /// placed at random. With `subtrees`, small directories share the groups of their parents.
     pub fn new(space: Arc<Space>, sb: &Superblock, scatter: Option<u64>, subtrees: bool) -> Placement {
         let geo = space.live_geometry();
         Placement {
@@ -69,9 +69,9 @@ impl Placement {
 
     /// Announces a writeback: how many bytes of small files it will allocate for each directory.
     ///
-    /// A directory that gets enough for groups of its own has them from its first file on, and begins where the directory
-    /// before it ends. If a directory, or several that share groups, gets more than some groups, its files go into long free
-    /// runs.
+    /// A directory that gets enough for groups of its own has them from its first file on, and begins where the
+    /// directory before it ends. If a directory, or several that share groups, gets more than some groups, its files go
+    /// into long free runs.
     pub fn begin_batch(&self, sizes: &AddrMap<Ino, u64>) {
         let mut t = self.table.lock();
         t.batch = Batch::default();
@@ -118,8 +118,8 @@ impl Placement {
         if self.subtrees { t.group_dir(dir, has_own) } else { dir }
     }
 
-    /// Where the search for a directory's space begins: its open group, the nearest one above it, or the start of the data
-    /// in allocation group 0.
+    /// Where the search for a directory's space begins: its open group, the nearest one above it, or the start of the
+    /// data in allocation group 0.
     pub(super) fn goal(&self, t: &Table, dir: Ino) -> BlockAddr {
         t.any_group_above(dir).unwrap_or_else(|| self.geo.fixed_blocks_of_ag0())
     }

@@ -1,8 +1,8 @@
 //! Placement of small files.
 //!
-//! A grouped file is offered to a list of policies, best first ([`Placement::allocate_grouped`]). A file that is allocated
-//! alone (isolated) costs one request wherever it goes, so it fills gaps; files of one batch go where there is room for
-//! all of them.
+//! A grouped file is offered to a list of policies, best first ([`Placement::allocate_grouped`]). A file that is
+//! allocated alone (isolated) costs one request wherever it goes, so it fills gaps; files of one batch go where there
+//! is room for all of them.
 
 use super::batch::BatchCursor;
 use super::policy::{EMPTY_SHARE, Placement};
@@ -11,8 +11,8 @@ use crate::cache::{BufRef, Cache};
 use crate::error::Result;
 use crate::format::{BlockAddr, Ino, Run};
 
-/// Space is scarce where less than one in this many parts is free. Then long free runs are worth more than co-location of
-/// isolated files.
+/// Space is scarce where less than one in this many parts is free. Then long free runs are worth more than co-location
+/// of isolated files.
 pub(super) const SCARCE_SHARE: u64 = 4;
 /// Most adjacent free groups that are looked for at once.
 const BATCH_GROUPS_MAX: u64 = 16;
@@ -50,8 +50,8 @@ impl Placement {
     /// Allocates `frags` fragments for a small file of directory `dir`. Returns less where free space is scattered, and
     /// `None` where there is none.
     ///
-    /// If a cache is given, blocks that were wholly free are installed in it as zeros and pushed to `fresh`, so that nobody
-    /// reads them. The caller changes them through the log at once.
+    /// If a cache is given, blocks that were wholly free are installed in it as zeros and pushed to `fresh`, so that
+    /// nobody reads them. The caller changes them through the log at once.
     pub fn allocate_small(
         &self,
         dir: Ino,
@@ -137,9 +137,10 @@ impl Placement {
         if file.group == 0 { Ok(None) } else { self.allocate_in_group(t, file, file.group) }
     }
 
-    /// A place in an earlier group of the directory from which files were removed: its free space is read with the group
-    /// anyway. An isolated file goes into the fullest such group, because the emptier ones may become wholly free. If more
-    /// files follow, the group must have room for them all, or at least as much as groups have on average.
+    /// A place in an earlier group of the directory from which files were removed: its free space is read with the
+    /// group anyway. An isolated file goes into the fullest such group, because the emptier ones may become wholly
+    /// free. If more files follow, the group must have room for them all, or at least as much as groups have on
+    /// average.
     fn in_earlier_group(&self, t: &mut Table, file: &SmallFile) -> Result<Option<Run>> {
         let Some(d) = t.dirs.get(&file.group_dir) else { return Ok(None) };
         let average = self.space.free_frags() * self.group_frags() / self.geo.total_frags().max(1);
@@ -164,8 +165,8 @@ impl Placement {
         Ok(None)
     }
 
-    /// Where space is scarce, the shortest free run with room for the file and what follows it. Each long run that is broken
-    /// up leaves one less for batches and long files. Open groups of directories are left to directory blocks.
+    /// Where space is scarce, the shortest free run with room for the file and what follows it. Each long run that is
+    /// broken up leaves one less for batches and long files. Open groups of directories are left to directory blocks.
     fn in_best_fit(&self, t: &mut Table, file: &SmallFile) -> Result<Option<Run>> {
         let most = self.group_frags();
         if file.with_batch() > most || self.space.free_frags() >= self.geo.total_frags() / SCARCE_SHARE {
@@ -180,8 +181,8 @@ impl Placement {
         Ok(run)
     }
 
-    /// For a tiny file without many to follow, the fullest group with some room: its free space is of least use for anything
-    /// else, and the emptier groups are left to batches.
+    /// For a tiny file without many to follow, the fullest group with some room: its free space is of least use for
+    /// anything else, and the emptier groups are left to batches.
     fn in_fullest_group(&self, t: &mut Table, file: &SmallFile) -> Result<Option<Run>> {
         let tiny = self.group_frags() / EMPTY_SHARE;
         if file.with_batch() > tiny {
@@ -206,8 +207,8 @@ impl Placement {
         Ok(run)
     }
 
-    /// Where no group is wholly free, the one with the most free space: it takes many files that are read with one request,
-    /// while the nearest free runs would take one file each.
+    /// Where no group is wholly free, the one with the most free space: it takes many files that are read with one
+    /// request, while the nearest free runs would take one file each.
     fn in_emptiest_group(&self, t: &mut Table, file: &SmallFile) -> Result<Option<Run>> {
         let emptiest = self.space.emptiest_group(self.next_group(file))?;
         match emptiest.filter(|(_, free)| *free >= self.group_frags() / EMPTY_SHARE) {
@@ -240,8 +241,8 @@ impl Placement {
         let fpb = self.geo.frags_per_block();
         let mut frag = run.start.next_multiple_of(fpb);
         while frag < run.end() {
-            // The rest of the last block may belong to other files, because groups are shared and a full device is filled
-            // wherever there is a gap. Their bytes may not be checkpointed yet and must not become zeros.
+            // The rest of the last block may belong to other files, because groups are shared and a full device is
+            // filled wherever there is a gap. Their bytes may not be checkpointed yet and must not become zeros.
             let install = || cache.install_new(self.geo.block_of_frag(frag));
             if let Ok(Some(buf)) = self.space.if_free(run.end().min(frag + fpb), frag + fpb, install) {
                 fresh.push(buf);

@@ -81,8 +81,8 @@ impl Table {
         }
     }
 
-    /// Tracks a directory. `hint` is the group of its files as its inode has it, 0 for none. A directory with such a group
-    /// has allocated `own_group_min` bytes or more.
+    /// Tracks a directory. `hint` is the group of its files as its inode has it, 0 for none. A directory with such a
+    /// group has allocated `own_group_min` bytes or more.
     pub fn track(&mut self, dir: Ino, parent: Ino, hint: BlockAddr, own_group_min: u64) {
         if self.dirs.len() >= TRACKED_DIRS_MAX {
             self.retain(|ino, d| ino == ROOT_INO || (d.data_bytes > 0 && d.parent != 0));
@@ -125,7 +125,8 @@ impl Table {
         std::iter::successors(tracked(dir), above).take(ASCENT_MAX)
     }
 
-    /// The directory whose groups a directory uses: the nearest from it upwards that has groups of its own, or the last one.
+    /// The directory whose groups a directory uses: the nearest from it upwards that has groups of its own, or the last
+    /// one.
     pub fn group_dir(&self, dir: Ino, has_own: impl Fn(&DirPlacement) -> bool) -> Ino {
         let ends = |ino: Ino, d: &DirPlacement| ino == ROOT_INO || has_own(d) || d.parent == 0 || d.parent == ino;
         self.ancestors(dir).find(|(ino, d)| ends(*ino, d)).map_or(ROOT_INO, |(ino, _)| ino)

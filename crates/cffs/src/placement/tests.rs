@@ -201,7 +201,8 @@ fn a_long_file_takes_the_longest_free_runs_in_their_order() {
     assert_eq!(long, 2048 * fpb, "what follows reckons with it");
     let p = Placement::new(f.space.clone(), &f.sb, None, true);
     f.space.reserve_frags(3000 * fpb, true).unwrap();
-    // The next part of a file that ends before a block, with so much more to come: where it begins, and how much of it is there.
+    // The next part of a file that ends before a block, with so much more to come: where it begins, and how much of it
+    // is there.
     let place = |end: u64, blocks: u64, ahead: u64| {
         let run = p.allocate_stream(ROOT_INO, Some((first + end) * fpb), blocks * fpb, ahead).unwrap();
         run.map(|run| (run.start / fpb - first, run.len / fpb))

@@ -1,14 +1,14 @@
 //! Space accounting, in fragments and in blocks.
 //!
-//! File data can use any free fragment. Metadata needs whole, aligned blocks, and a device can have many free fragments but
-//! not one free block. So fragments and blocks are reserved separately, and two invariants always hold:
+//! File data can use any free fragment. Metadata needs whole, aligned blocks, and a device can have many free fragments
+//! but not one free block. So fragments and blocks are reserved separately, and two invariants always hold:
 //!
 //! 1. wholly free blocks >= reserved blocks;
 //! 2. available fragments >= reserved fragments + fragments of the reserved blocks.
 //!
-//! Data may break up a free block only if the first invariant still holds afterwards. Then, by the second, reserved data
-//! finds room in the pieces. So an allocation within a reservation always succeeds, however scattered free space is, and
-//! writeback does not run out of space (design decision 6).
+//! Data may break up a free block only if the first invariant still holds afterwards. Then, by the second, reserved
+//! data finds room in the pieces. So an allocation within a reservation always succeeds, however scattered free space
+//! is, and writeback does not run out of space (design decision 6).
 
 use super::class::AllocationClass;
 use crate::error::{Error, Result};
@@ -31,9 +31,9 @@ pub(super) struct Accounting {
     pub reserved_blocks: u64,
     /// Fragments whose freeing is not durable yet.
     pub pending: u64,
-    /// Free-space epoch. Grows whenever space becomes usable: fragments are returned, blocks are not reserved any more, or a
-    /// block is broken up. A search that fails within one epoch has seen all free space; any other search may have visited
-    /// each group too early.
+    /// Free-space epoch. Grows whenever space becomes usable: fragments are returned, blocks are not reserved any more,
+    /// or a block is broken up. A search that fails within one epoch has seen all free space; any other search may have
+    /// visited each group too early.
     pub epoch: u64,
     /// Reservation freezes: while there are any, nobody reserves pending space, because somebody waits for it.
     pub freezes: u32,

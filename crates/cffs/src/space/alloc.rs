@@ -46,9 +46,10 @@ struct AllocationRequest<'a> {
 }
 
 impl Space {
-    /// Allocates a run of `want` fragments for data near `goal`, at any alignment; or one of at least `min` if there is none. A
-    /// run is never longer than an extent. The fragments must be reserved ([`crate::reservation`]); allocating them ends their
-    /// reservation. `None`: not even `min` fragments anywhere; a commit may change that ([`Space::freed_since`]).
+    /// Allocates a run of `want` fragments for data near `goal`, at any alignment; or one of at least `min` if there is
+    /// none. A run is never longer than an extent. The fragments must be reserved ([`crate::reservation`]); allocating
+    /// them ends their reservation. `None`: not even `min` fragments anywhere; a commit may change that
+    /// ([`Space::freed_since`]).
     pub fn alloc_near(&self, goal: FragAddr, want: u64, min: u64) -> Result<Option<Run>> {
         self.alloc(goal, want, min, 0, AllocationClass::Data)
     }
@@ -58,8 +59,8 @@ impl Space {
         self.alloc_blocks(goal, want_blocks, min, AllocationClass::Data)
     }
 
-    /// As [`Space::alloc_blocks_near`], for metadata: from the reservation, and beyond that from space that nobody has reserved.
-    /// While the reservation has blocks, at least one is found.
+    /// As [`Space::alloc_blocks_near`], for metadata: from the reservation, and beyond that from space that nobody has
+    /// reserved. While the reservation has blocks, at least one is found.
     pub fn alloc_meta_near(
         &self,
         reservation: &Reservation,
@@ -85,7 +86,8 @@ impl Space {
         align: u32,
         class: AllocationClass<'_>,
     ) -> Result<Option<Run>> {
-        // No search can find more than a virgin group has. The limit is in whole blocks, so that the next run is aligned.
+        // No search can find more than a virgin group has. The limit is in whole blocks, so that the next run is
+        // aligned.
         let most = self.g.frag_of_block(self.g.ag_blocks.saturating_sub(self.g.ag_header_blocks()));
         let want = want.min(most).min(EXTENT_LEN_MAX >> 3 << 3);
         if want == 0 || min > want {
@@ -140,8 +142,8 @@ impl Space {
         Ok(None)
     }
 
-    /// Fragments of the blocks that a request may take, `min` or more. Loads groups until it knows that many; `None` if there
-    /// are fewer.
+    /// Fragments of the blocks that a request may take, `min` or more. Loads groups until it knows that many; `None` if
+    /// there are fewer.
     fn unreserved_frags(&self, request: AllocationRequest<'_>) -> Result<Option<u64>> {
         let shift = self.g.block_shift - self.g.frag_shift;
         loop {
@@ -213,9 +215,9 @@ impl Space {
         Some(Found::Run(Run { start: group.start() + u64::from(start), len: len.into() }))
     }
 
-    /// Best fit for a large file: whole aligned blocks of data in the shortest free extent of an allocation group near `goal`
-    /// that has `blocks` blocks and is not several times as long. The file fills a gap that one like it has left, and long
-    /// runs last. Searches only groups that are loaded. Reservations end as with [`Space::alloc_near`].
+    /// Best fit for a large file: whole aligned blocks of data in the shortest free extent of an allocation group near
+    /// `goal` that has `blocks` blocks and is not several times as long. The file fills a gap that one like it has
+    /// left, and long runs last. Searches only groups that are loaded. Reservations end as with [`Space::alloc_near`].
     pub fn alloc_blocks_best_fit(&self, goal: BlockAddr, blocks: u64) -> Result<Option<Run>> {
         let shift = self.g.block_shift - self.g.frag_shift;
         let Ok(want) = u32::try_from(blocks << shift) else { return Ok(None) };
@@ -235,9 +237,9 @@ impl Space {
         Ok(found.and_then(Found::run))
     }
 
-    /// Best fit for small files: `frags` fragments of data at the start of the shortest free extent whose length is in `room`,
-    /// except in groups that `kept` excludes. Searches only loaded allocation groups: those from the goal on, and as many
-    /// others, which change when nothing is left in them. Reservations end as with [`Space::alloc_near`].
+    /// Best fit for small files: `frags` fragments of data at the start of the shortest free extent whose length is in
+    /// `room`, except in groups that `kept` excludes. Searches only loaded allocation groups: those from the goal on,
+    /// and as many others, which change when nothing is left in them. Reservations end as with [`Space::alloc_near`].
     pub fn alloc_best_fit(
         &self,
         goal: BlockAddr,
@@ -291,8 +293,8 @@ impl Space {
         Ok(found.and_then(Found::run))
     }
 
-    /// Allocates whole blocks of data exactly from `start` on, as far as they are free, at most `want` fragments. Reservations end
-    /// as with [`Space::alloc_near`].
+    /// Allocates whole blocks of data exactly from `start` on, as far as they are free, at most `want` fragments.
+    /// Reservations end as with [`Space::alloc_near`].
     pub fn alloc_from(&self, start: FragAddr, want: u64) -> Result<Option<Run>> {
         let shift = self.g.block_shift - self.g.frag_shift;
         let ag = self.g.ag_of(self.g.block_of_frag(start));
@@ -313,8 +315,8 @@ impl Space {
         }
     }
 
-    /// Allocates exactly `want` fragments of data inside the window, densely packed, at the first place there is. Reservations end
-    /// as with [`Space::alloc_near`].
+    /// Allocates exactly `want` fragments of data inside the window, densely packed, at the first place there is.
+    /// Reservations end as with [`Space::alloc_near`].
     pub fn alloc_in(&self, window: Range<FragAddr>, want: u64) -> Result<Option<Run>> {
         self.alloc_inside(window, want, 0, AllocationClass::Data)
     }

@@ -1,8 +1,8 @@
 //! Free runs for batch allocation: few and long ones, in the order of the device.
 //!
-//! An isolated file costs one request wherever it goes. Files that are written in one writeback and read in one walk cost a
-//! request for each free run that they go into. So the longest runs are worth finding, and using them in order keeps seeks
-//! short.
+//! An isolated file costs one request wherever it goes. Files that are written in one writeback and read in one walk
+//! cost a request for each free run that they go into. So the longest runs are worth finding, and using them in order
+//! keeps seeks short.
 
 use super::free_space::Space;
 use super::search::NEAR_GROUPS;
@@ -25,9 +25,9 @@ impl Space {
         (first..open).chain(0..first).take(NEAR_GROUPS)
     }
 
-    /// Length of the shortest free run, in fragments, that is needed when `need` fragments go into the longest runs near
-    /// `goal`. At most `enough`, because longer runs are no better. `None` if virgin allocation groups have longer runs, or if
-    /// there is not enough space.
+    /// Length of the shortest free run, in fragments, that is needed when `need` fragments go into the longest runs
+    /// near `goal`. At most `enough`, because longer runs are no better. `None` if virgin allocation groups have longer
+    /// runs, or if there is not enough space.
     pub fn min_run_length(&self, goal: BlockAddr, need: u64, enough: u64) -> Result<Option<u64>> {
         let enough = enough.min(need);
         let mut lens: Vec<u32> = Vec::new();
@@ -54,10 +54,10 @@ impl Space {
         Ok(shortest.filter(|_| self.open.load(Ordering::Acquire) >= self.g.ag_count))
     }
 
-    /// The free runs near `goal` that have `need` fragments at the least cost, from the goal on in the order of the device.
-    /// Every fragment that passes under the head costs one, wanted or not; a seek costs as much as `seek` fragments. So short
-    /// runs that lie close together, and are read with one request, come before a longer run that is far from all others.
-    /// Empty if there is not enough space.
+    /// The free runs near `goal` that have `need` fragments at the least cost, from the goal on in the order of the
+    /// device. Every fragment that passes under the head costs one, wanted or not; a seek costs as much as `seek`
+    /// fragments. So short runs that lie close together, and are read with one request, come before a longer run that
+    /// is far from all others. Empty if there is not enough space.
     pub fn cheapest_runs(&self, goal: BlockAddr, need: u64, seek: u64) -> Result<Vec<Run>> {
         // Runs shorter than a block are not worth a request.
         let least = self.g.frags_per_block();
@@ -98,8 +98,8 @@ impl Space {
         Ok(cheapest(&runs, need, seek))
     }
 
-    /// The first free run of at least `min` fragments from `from` on, in the groups that [`Space::min_run_length`] searches,
-    /// in the same circular order. It is not allocated.
+    /// The first free run of at least `min` fragments from `from` on, in the groups that [`Space::min_run_length`]
+    /// searches, in the same circular order. It is not allocated.
     pub fn next_free_run(&self, from: FragAddr, min: u64) -> Result<Option<Run>> {
         let min = u32::try_from(min).unwrap_or(u32::MAX).max(1);
         let first = self.around(from).next();
@@ -145,8 +145,8 @@ fn cheapest(runs: &[Run], need: u64, seek: u64) -> Vec<Run> {
 fn worth(runs: &[Run], paid: u64, seek: u64) -> Vec<Run> {
     let signed = |n: u64| i64::try_from(n).unwrap_or(i64::MAX / 4);
     let cost = |frags: u64| signed(frags.saturating_mul(PARTS));
-    // Dynamic programming over the runs. `with`: the best gain if a run is the last one chosen, and whether the run before
-    // it is chosen too, without a seek between them. `best`: the best gain so far, and its last run.
+    // Dynamic programming over the runs. `with`: the best gain if a run is the last one chosen, and whether the run
+    // before it is chosen too, without a seek between them. `best`: the best gain so far, and its last run.
     let mut with: Vec<(i64, bool)> = Vec::with_capacity(runs.len());
     let mut best: Vec<(i64, Option<usize>)> = Vec::with_capacity(runs.len());
     for (n, run) in runs.iter().enumerate() {

@@ -89,8 +89,8 @@ impl Space {
         if layout::is_fixed(&self.g, run.start..run.end()) {
             return bad("part of the file system's own structures");
         }
-        // The group is loaded before the bits are cleared, because a later load would make the run allocatable before the
-        // commit.
+        // The group is loaded before the bits are cleared, because a later load would make the run allocatable before
+        // the commit.
         self.with_free_set(&group, |_| ())?;
         let pinned = group.mark(txn, run, false)?;
         txn.note_freed(run);
@@ -118,8 +118,8 @@ impl Space {
         }
     }
 
-    /// Puts a run into the free extents. `note` gets the number of blocks that became wholly free, and the accounting under its
-    /// lock. False if the run is not in use.
+    /// Puts a run into the free extents. `note` gets the number of blocks that became wholly free, and the accounting
+    /// under its lock. False if the run is not in use.
     fn return_run(&self, run: Run, note: impl FnOnce(&mut Accounting, u64)) -> bool {
         let Ok(group) = self.group_of(run) else {
             tracing::error!("{run} given back: not in the file system");
@@ -164,16 +164,16 @@ impl Space {
         }
     }
 
-    /// Most log bytes that [`Space::commit_alloc`] or [`Space::free`] of a run of this length needs, without initializing a
-    /// group.
+    /// Most log bytes that [`Space::commit_alloc`] or [`Space::free`] of a run of this length needs, without
+    /// initializing a group.
     pub fn log_bytes(&self, frags: u64) -> usize {
         let blocks = frags.div_ceil(self.g.bits_per_bitmap()) + 1;
         // The header's count and the bits.
         2 * RANGE_OVERHEAD + frags.div_ceil(8) as usize + blocks as usize * RANGE_OVERHEAD
     }
 
-    /// Most log bytes for initializing the open groups that are not on the device yet; nearly always 0. A transaction that
-    /// commits what was allocated before it began adds this to its reservation.
+    /// Most log bytes for initializing the open groups that are not on the device yet; nearly always 0. A transaction
+    /// that commits what was allocated before it began adds this to its reservation.
     pub fn log_bytes_for_init(&self) -> usize {
         let (first, open) = (self.counters().ags, self.open.load(Ordering::Acquire));
         (first..open).map(|ag| self.log_bytes_for_group(ag)).sum()

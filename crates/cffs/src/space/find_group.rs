@@ -5,8 +5,8 @@ use crate::error::Result;
 use crate::format::{BlockAddr, FragAddr, Run};
 
 impl Space {
-    /// First block of a wholly free group at or after `goal`, or else before it. Allocates nothing: a second call finds the same
-    /// group.
+    /// First block of a wholly free group at or after `goal`, or else before it. Allocates nothing: a second call finds
+    /// the same group.
     pub fn find_free_group(&self, goal: BlockAddr) -> Result<Option<BlockAddr>> {
         if self.g.ag_blocks
             < self.g.group_of(self.g.ag_header_blocks() + self.g.group_blocks() - 1) + self.g.group_blocks()
@@ -25,8 +25,8 @@ impl Space {
         Ok(found.map(|frag| self.g.block_of_frag(frag)))
     }
 
-    /// As [`Space::find_free_group`], for several groups: the first of `want` adjacent free groups, or of as many as there are.
-    /// Searches the loaded allocation groups from the goal on; if they have no free group, all.
+    /// As [`Space::find_free_group`], for several groups: the first of `want` adjacent free groups, or of as many as
+    /// there are. Searches the loaded allocation groups from the goal on; if they have no free group, all.
     pub fn find_free_groups(&self, goal: BlockAddr, want: u64) -> Result<Option<BlockAddr>> {
         let goal_frag = self.g.frag_of_block(goal.min(self.g.total_blocks - 1));
         let goal_ag = self.g.ag_of(self.g.block_of_frag(goal_frag));
@@ -57,8 +57,8 @@ impl Space {
         }
     }
 
-    /// The group near `goal` with the most free fragments, and their number. For when no group is wholly free. Searches the
-    /// allocation groups from the goal on and stops at the first that has a group with a quarter free.
+    /// The group near `goal` with the most free fragments, and their number. For when no group is wholly free. Searches
+    /// the allocation groups from the goal on and stops at the first that has a group with a quarter free.
     pub fn emptiest_group(&self, goal: BlockAddr) -> Result<Option<(BlockAddr, u64)>> {
         let goal = self.g.frag_of_block(goal.min(self.g.total_blocks - 1));
         let goal_ag = self.g.ag_of(self.g.block_of_frag(goal));
@@ -76,8 +76,8 @@ impl Space {
         Ok(found.or(best).map(|(frag, free)| (self.g.block_of_frag(frag), free)))
     }
 
-    /// The fullest group near `goal` with at least `least` free fragments; emptier ones are left to larger files. Searches the
-    /// loaded allocation groups from the goal on and stops at the first that has such a group.
+    /// The fullest group near `goal` with at least `least` free fragments; emptier ones are left to larger files.
+    /// Searches the loaded allocation groups from the goal on and stops at the first that has such a group.
     pub fn fullest_group(&self, goal: BlockAddr, least: u64) -> Result<Option<BlockAddr>> {
         let goal = self.g.frag_of_block(goal.min(self.g.total_blocks - 1));
         let goal_ag = self.g.ag_of(self.g.block_of_frag(goal));
@@ -100,8 +100,8 @@ impl Space {
         self.with_free_set(&of, |set| u64::from(set.group_free((frag - of.start()) as u32)))
     }
 
-    /// Runs `f` if all fragments in `start..end` are free. They lie in one allocation group. Nobody allocates one of them while `f`
-    /// runs.
+    /// Runs `f` if all fragments in `start..end` are free. They lie in one allocation group. Nobody allocates one of
+    /// them while `f` runs.
     pub(crate) fn if_free<R>(&self, start: FragAddr, end: FragAddr, f: impl FnOnce() -> R) -> Result<Option<R>> {
         if start >= end {
             return Ok(Some(f()));

@@ -1,9 +1,10 @@
 //! The free extents of one allocation group in memory. No I/O, no locks.
 //!
-//! Offsets are in fragments from the start of the group. Extents are indexed by their *end* and by their length. The end is
-//! the key rather than the start, because allocation takes from the front of an extent: the start changes, the end stays, so
-//! most allocations change a value instead of moving a key. The most frequent search, for the first extent that ends behind
-//! an offset, is then a single lookup. A bitmap of wholly free aligned groups serves the placement policy.
+//! Offsets are in fragments from the start of the group. Extents are indexed by their *end* and by their length. The
+//! end is the key rather than the start, because allocation takes from the front of an extent: the start changes, the
+//! end stays, so most allocations change a value instead of moving a key. The most frequent search, for the first
+//! extent that ends behind an offset, is then a single lookup. A bitmap of wholly free aligned groups serves the
+//! placement policy.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -166,8 +167,8 @@ impl FreeSet {
         self.blocks_in(s, e) - self.blocks_in(s, start) - self.blocks_in(end, e)
     }
 
-    /// A piece (start, length) of free space outside of wholly free blocks: `want` fragments if the first few extents have
-    /// them, else a large piece of at least `min`.
+    /// A piece (start, length) of free space outside of wholly free blocks: `want` fragments if the first few extents
+    /// have them, else a large piece of at least `min`.
     pub fn find_partial(&self, want: u32, min: u32) -> Option<(u32, u32)> {
         let best = |&(len, e): &(u32, u32)| {
             let s = e - len;
@@ -212,8 +213,8 @@ impl FreeSet {
         true
     }
 
-    /// Inserts `start..start + len`, merged with its neighbours. Returns the number of blocks that became wholly free; `None`,
-    /// with nothing changed, if any of it is free already.
+    /// Inserts `start..start + len`, merged with its neighbours. Returns the number of blocks that became wholly free;
+    /// `None`, with nothing changed, if any of it is free already.
     #[must_use]
     pub fn insert(&mut self, start: u32, len: u32) -> Option<u32> {
         let end = start + len;
@@ -254,9 +255,9 @@ impl FreeSet {
         start >= end || self.by_end.range(end..).next().is_some_and(|(_, s)| *s <= start)
     }
 
-    /// A place for `want` fragments inside `lo..hi`, aligned to `1 << align`: in the shortest free extent with enough room, so
-    /// that long ones last; of several the first. Without alignment the place may cross block borders, because a gap in a group
-    /// would split the request that writes the group.
+    /// A place for `want` fragments inside `lo..hi`, aligned to `1 << align`: in the shortest free extent with enough
+    /// room, so that long ones last; of several the first. Without alignment the place may cross block borders, because
+    /// a gap in a group would split the request that writes the group.
     pub fn find_in(&self, lo: u32, hi: u32, want: u32, align: u32) -> Option<u32> {
         let behind = self.by_end.range(lo.checked_add(1)?..).take_while(|(_, s)| **s < hi);
         behind
@@ -266,8 +267,8 @@ impl FreeSet {
             .map(|(start, _)| start)
     }
 
-    /// A place for `want` fragments, aligned to `1 << align`: nearby behind the goal, else nearby before it, else in the
-    /// best-fitting extent.
+    /// A place for `want` fragments, aligned to `1 << align`: nearby behind the goal, else nearby before it, else in
+    /// the best-fitting extent.
     pub fn find_fit(&self, goal: u32, want: u32, align: u32) -> Option<u32> {
         let fits = |from: u32, e: u32| {
             let start = round_up(from, align);
@@ -295,8 +296,8 @@ impl FreeSet {
         })
     }
 
-    /// Start of a place for `want` fragments, aligned to `1 << align`, in the shortest extent that has one and is no longer than
-    /// `most`.
+    /// Start of a place for `want` fragments, aligned to `1 << align`, in the shortest extent that has one and is no
+    /// longer than `most`.
     pub fn find_best_fit_aligned(&self, want: u32, align: u32, most: u32) -> Option<u32> {
         self.by_len.range((want, 0)..).take_while(|(len, _)| *len <= most).find_map(|&(len, e)| {
             let start = round_up(e - len, align);
@@ -342,8 +343,8 @@ impl FreeSet {
         Some(first << self.groups.shift)
     }
 
-    /// The first run of `want` wholly free groups at or after `goal`, or else the longest: first fragment, and number of
-    /// groups.
+    /// The first run of `want` wholly free groups at or after `goal`, or else the longest: first fragment, and number
+    /// of groups.
     pub fn find_groups(&self, goal: u32, want: u32) -> Option<(u32, u32)> {
         let (first, len) = self.groups.run_from(round_up(goal, self.groups.shift) >> self.groups.shift, want)?;
         Some((first << self.groups.shift, len))
@@ -355,7 +356,8 @@ impl FreeSet {
         if g < self.groups.len { self.groups.free[g as usize] } else { 0 }
     }
 
-    /// The group with the most free fragments, of several the nearest to `goal`: first fragment, and number of free ones.
+    /// The group with the most free fragments, of several the nearest to `goal`: first fragment, and number of free
+    /// ones.
     pub fn emptiest_group(&self, goal: u32) -> Option<(u32, u32)> {
         let at = goal >> self.groups.shift;
         let all = self.groups.free.iter().zip(0..self.groups.len);
@@ -363,7 +365,8 @@ impl FreeSet {
         (*free > 0).then_some((g << self.groups.shift, *free))
     }
 
-    /// First fragment of the group with the fewest free fragments that has `least` or more; of several the nearest to `goal`.
+    /// First fragment of the group with the fewest free fragments that has `least` or more; of several the nearest to
+    /// `goal`.
     pub fn fullest_group(&self, goal: u32, least: u32) -> Option<u32> {
         let at = goal >> self.groups.shift;
         let all = self.groups.free.iter().zip(0..self.groups.len).filter(|(free, _)| **free >= least);

@@ -95,8 +95,8 @@ impl Space {
         Reservation::new(self.clone(), quota, privileged)
     }
 
-    /// While the guard lives, nobody reserves space whose freeing is not durable yet, so that an operation that waits for a
-    /// commit finds the space it waited for.
+    /// While the guard lives, nobody reserves space whose freeing is not durable yet, so that an operation that waits
+    /// for a commit finds the space it waited for.
     pub fn freeze_reservations(&self) -> ReservationFreeze<'_> {
         self.accounting.lock().freezes += 1;
         ReservationFreeze(self)
@@ -138,8 +138,8 @@ impl Space {
         FreeSpaceEpoch(self.accounting.lock().epoch)
     }
 
-    /// Whether an allocation that failed after this epoch may succeed when it is repeated after a commit: freed space waits for
-    /// the commit, or space was freed while the search was under way.
+    /// Whether an allocation that failed after this epoch may succeed when it is repeated after a commit: freed space
+    /// waits for the commit, or space was freed while the search was under way.
     pub fn freed_since(&self, moment: FreeSpaceEpoch) -> bool {
         let accounting = self.accounting.lock();
         accounting.pending > 0 || accounting.epoch != moment.0

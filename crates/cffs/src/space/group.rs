@@ -20,8 +20,8 @@ enum State {
     Ready(FreeSet),
 }
 
-/// Bitmap and header disagree about the number of free fragments. The bitmap counts: allocation is safe, and fsck corrects
-/// the header.
+/// Bitmap and header disagree about the number of free fragments. The bitmap counts: allocation is safe, and fsck
+/// corrects the header.
 struct Miscount {
     free: u64,
     counted: u64,
@@ -233,8 +233,8 @@ impl Group {
         *self.blocks.lock() = Blocks::default();
     }
 
-    /// Sets or clears the bits of a run within the group, and updates the header's count. An error changes nothing. True if the
-    /// first blocks were pinned.
+    /// Sets or clears the bits of a run within the group, and updates the header's count. An error changes nothing.
+    /// True if the first blocks were pinned.
     pub fn mark(&self, txn: &Txn<'_>, run: Run, used: bool) -> Result<bool> {
         let cache = txn.cache();
         let bits = cache.geometry().bits_per_bitmap();
@@ -248,8 +248,8 @@ impl Group {
         let part = |index: u64| (from.max(index * bits) - index * bits, to.min((index + 1) * bits) - index * bits);
         let (header, bitmap, mut pinned) = self.pin(cache, first)?;
         if first < last {
-            // Several bitmap blocks: all are checked before the first is changed. The caller owns the run, so nobody else
-            // changes its bits in between.
+            // Several bitmap blocks: all are checked before the first is changed. The caller owns the run, so nobody
+            // else changes its bits in between.
             for index in first..=last {
                 let (_, buf, h) = self.pin(cache, index)?;
                 pinned |= h;
@@ -276,8 +276,9 @@ impl Group {
         Ok(pinned)
     }
 
-    /// Extends the last group up to the fragment `end`. The added fragments become free. `publish` makes the new size visible;
-    /// until it has returned, nobody allocates here. An error changes nothing. True if the first blocks were pinned.
+    /// Extends the last group up to the fragment `end`. The added fragments become free. `publish` makes the new size
+    /// visible; until it has returned, nobody allocates here. An error changes nothing. True if the first blocks were
+    /// pinned.
     pub fn extend(&self, txn: &Txn<'_>, end: FragAddr, publish: impl FnOnce()) -> Result<bool> {
         let mut state = self.state.lock();
         if let State::Damaged(c) = &*state {

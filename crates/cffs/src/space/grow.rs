@@ -1,8 +1,9 @@
 //! Growing a mounted file system at its end.
 //!
 //! A transaction changes the size in the counters, the number of free fragments, and, if the old end had cut the last
-//! allocation group short, the bits behind that end, which the bitmap has as used. Groups behind it are virgin, so nothing is
-//! written for them. The bits of a long group take several transactions; each of them results in a valid size.
+//! allocation group short, the bits behind that end, which the bitmap has as used. Groups behind it are virgin, so
+//! nothing is written for them. The bits of a long group take several transactions; each of them results in a valid
+//! size.
 
 use super::free_space::Space;
 use crate::error::Result;
@@ -14,9 +15,9 @@ use std::sync::atomic::Ordering;
 const STEP_FRAGS: u64 = 1 << 17;
 
 impl Space {
-    /// Grows the file system to `total_blocks`, durable with the next commit. The caller ensures that the device is that long,
-    /// that the last allocation group has room for its header, that the superblock says so, and that nobody else grows it at
-    /// the same time.
+    /// Grows the file system to `total_blocks`, durable with the next commit. The caller ensures that the device is
+    /// that long, that the last allocation group has room for its header, that the superblock says so, and that nobody
+    /// else grows it at the same time.
     pub(crate) fn grow(&self, journal: &Journal, total_blocks: u64) -> Result<()> {
         loop {
             if self.g.total_blocks >= total_blocks {
@@ -28,8 +29,8 @@ impl Space {
         }
     }
 
-    /// Reads what the next step changes. An error means that the file system cannot grow, because its last allocation group
-    /// is damaged.
+    /// Reads what the next step changes. An error means that the file system cannot grow, because its last allocation
+    /// group is damaged.
     pub(crate) fn prepare_growth(&self) -> Result<()> {
         let last = self.g.ag_count - 1;
         if last < self.open.load(Ordering::Acquire) {

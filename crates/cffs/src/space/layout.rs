@@ -1,5 +1,5 @@
-//! Layout of a new allocation group. Used by mkfs for group 0, and by the allocator for later groups when they are first
-//! needed.
+//! Layout of a new allocation group. Used by mkfs for group 0, and by the allocator for later groups when they are
+//! first needed.
 
 use crate::format::ag::{AG_FREE_FRAGS, BITMAP_BITS, BITMAP_INDEX, bits_are, set_bits};
 use crate::format::dirblock::BlockEdit;
@@ -86,8 +86,8 @@ pub fn format_bitmap(g: &Geometry, ag: u64, index: u64, block: &mut impl BlockEd
     }
 }
 
-/// Sets or clears bits of a bitmap block, editing no more bytes than necessary. False, with nothing changed, unless every bit
-/// changes.
+/// Sets or clears bits of a bitmap block, editing no more bytes than necessary. False, with nothing changed, unless
+/// every bit changes.
 pub(super) fn edit_bits(block: &mut impl BlockEdit, from: u64, to: u64, used: bool) -> bool {
     let (first, end) = ((from / 8) as usize, to.div_ceil(8) as usize);
     let base = first as u64 * 8;

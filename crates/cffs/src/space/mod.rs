@@ -1,17 +1,17 @@
 //! Free space: which fragments are free, who allocates them, and how many are reserved.
 //!
-//! Allocation has two steps. [`Space::alloc_near`] and its relatives take a run out of the free extents in memory; nothing
-//! changes on the device. [`Space::commit_alloc`] sets the bits in the bitmap, in the transaction that makes something
-//! point to the run. [`Space::cancel`] undoes the first step. [`Space::free`] clears the bits at once, but the run becomes
-//! allocatable only when the transaction is durable ([`Space::on_commit`]), because until then a crash would restore its old
-//! owner.
+//! Allocation has two steps. [`Space::alloc_near`] and its relatives take a run out of the free extents in memory;
+//! nothing changes on the device. [`Space::commit_alloc`] sets the bits in the bitmap, in the transaction that makes
+//! something point to the run. [`Space::cancel`] undoes the first step. [`Space::free`] clears the bits at once, but
+//! the run becomes allocatable only when the transaction is durable ([`Space::on_commit`]), because until then a crash
+//! would restore its old owner.
 //!
 //! An operation that will need space later, and must not fail then, reserves fragments or whole blocks first
 //! ([`crate::reservation`]). [`accounting`] holds the invariants behind reservations.
 //!
-//! Allocation groups load when they are first needed. Virgin groups are not on the device at all. They are opened in order
-//! (group `n` only when all groups before it are open). The first `commit_alloc` in one writes header and bitmap of it and
-//! of all open groups before it, so that the counter of initialized groups stays a high-water mark.
+//! Allocation groups load when they are first needed. Virgin groups are not on the device at all. They are opened in
+//! order (group `n` only when all groups before it are open). The first `commit_alloc` in one writes header and bitmap
+//! of it and of all open groups before it, so that the counter of initialized groups stays a high-water mark.
 
 mod accounting;
 mod alloc;

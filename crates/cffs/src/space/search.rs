@@ -1,7 +1,7 @@
 //! The order in which allocation groups are searched.
 //!
-//! First come the groups near the goal, then all groups from the rotor on. A virgin group is opened only when the open ones
-//! have nothing.
+//! First come the groups near the goal, then all groups from the rotor on. A virgin group is opened only when the open
+//! ones have nothing.
 
 use super::free_space::Space;
 use super::group::Group;
@@ -23,8 +23,8 @@ struct Loads {
 }
 
 impl Space {
-    /// Runs `f` on groups in search order from `goal_ag` until it finds something. Damaged groups are skipped. A failed read is
-    /// returned only if nothing is found elsewhere.
+    /// Runs `f` on groups in search order from `goal_ag` until it finds something. Damaged groups are skipped. A failed
+    /// read is returned only if nothing is found elsewhere.
     pub(super) fn search<R>(
         &self,
         goal_ag: u64,
@@ -65,8 +65,8 @@ impl Space {
         }
     }
 
-    /// Visits groups until one has something, and returns which. After a bitmap was read without success, the bitmaps of the
-    /// next groups are prefetched together, because the search will probably read them too.
+    /// Visits groups until one has something, and returns which. After a bitmap was read without success, the bitmaps
+    /// of the next groups are prefetched together, because the search will probably read them too.
     fn visit_in_turn<R>(
         &self,
         ags: impl Iterator<Item = u64> + Clone,

@@ -235,7 +235,8 @@ fn holes_in(f: &Fixture, behind: u64, holes: &[(u64, u64)]) {
     }
 }
 
-/// A file system of one allocation group, the first block behind its fixed ones that begins a group, and a group in blocks.
+/// A file system of one allocation group, the first block behind its fixed ones that begins a group, and a group in
+/// blocks.
 fn one_group() -> (Fixture, u64, u64) {
     let f = Fixture::new(16 << 20, &MkfsOptions { group_size: 64 << 10, ..MkfsOptions::default() });
     let g = f.geometry();

@@ -1,7 +1,7 @@
 //! Trim: discards free space of a mounted file system.
 //!
-//! A run is taken out of the free extents, discarded, and put back, so nobody can allocate it meanwhile. No group is locked
-//! while the device works. Only one run is out at a time, and an allocation that finds no space waits for it.
+//! A run is taken out of the free extents, discarded, and put back, so nobody can allocate it meanwhile. No group is
+//! locked while the device works. Only one run is out at a time, and an allocation that finds no space waits for it.
 
 use super::free_space::Space;
 use crate::error::{Error, Result};
@@ -14,8 +14,8 @@ use std::sync::atomic::Ordering;
 const CHUNK: u64 = 64 << 20;
 
 impl Space {
-    /// Calls `discard`, in pieces, for the free runs within a range that have `min_len` fragments or more. Returns the number
-    /// of discarded fragments.
+    /// Calls `discard`, in pieces, for the free runs within a range that have `min_len` fragments or more. Returns the
+    /// number of discarded fragments.
     pub(crate) fn trim(
         &self,
         range: Range<FragAddr>,

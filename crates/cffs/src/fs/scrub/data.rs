@@ -1,8 +1,8 @@
 //! Verifying file data against its checksums.
 //!
-//! Data is read in the order of the device, a batch of inodes at a time, and compared with the checksums in memory or else
-//! on the device. A fragment of a file that is being written, truncated or removed may look damaged. It is verified again
-//! by the mapping in memory, with its file locked and the journal quiesced.
+//! Data is read in the order of the device, a batch of inodes at a time, and compared with the checksums in memory or
+//! else on the device. A fragment of a file that is being written, truncated or removed may look damaged. It is
+//! verified again by the mapping in memory, with its file locked and the journal quiesced.
 
 use super::piece::Piece;
 use super::{Place, Walk};
@@ -111,7 +111,8 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// Verifies a piece. Without `bytes`, a request for it and its neighbours has failed; its fragments are read one by one.
+    /// Verifies a piece. Without `bytes`, a request for it and its neighbours has failed; its fragments are read one by
+    /// one.
     fn piece(&mut self, piece: &Piece, bytes: Option<&[u8]>, sums: &mut Option<Table>) -> Result<()> {
         let fs = self.g.frag_size();
         let mut bad: Option<Run> = None;

@@ -1,14 +1,14 @@
-//! Scrub: verifies a mounted file system. Every metadata block is read from the device and verified, and all data that has
-//! checksums is compared with them.
+//! Scrub: verifies a mounted file system. Every metadata block is read from the device and verified, and all data that
+//! has checksums is compared with them.
 //!
-//! The walk follows what is on the device, so it needs neither the cache nor, as long as nothing is damaged, any lock that
-//! others wait for. It may see an old state: a block that was freed, moved or is being written looks damaged too. So
-//! everything that looks wrong is verified again by what is in memory, while the journal is quiesced (`recheck`). What is
-//! still wrong is reported: in the program's log, in the [`ScrubStatus`], and in the superblock, which says that a check is
-//! needed.
+//! The walk follows what is on the device, so it needs neither the cache nor, as long as nothing is damaged, any lock
+//! that others wait for. It may see an old state: a block that was freed, moved or is being written looks damaged too.
+//! So everything that looks wrong is verified again by what is in memory, while the journal is quiesced (`recheck`).
+//! What is still wrong is reported: in the program's log, in the [`ScrubStatus`], and in the superblock, which says
+//! that a check is needed.
 //!
-//! Blocks that are only in the log are not verified. A checkpoint at the beginning keeps their number small. What is created
-//! during the walk may be left out.
+//! Blocks that are only in the log are not verified. A checkpoint at the beginning keeps their number small. What is
+//! created during the walk may be left out.
 
 mod data;
 mod piece;
@@ -260,9 +260,9 @@ struct Walk<'a> {
 
 impl Fs {
     /// Verifies all metadata, and all data that has checksums, on the device of this mounted file system, which may be
-    /// read-only. Returns when the scrub is complete or was stopped. `scrub` has the findings and the outcome, also while the
-    /// scrub runs. Damaged metadata marks the file system as needing a check; damaged data does not, because a check could
-    /// not repair it.
+    /// read-only. Returns when the scrub is complete or was stopped. `scrub` has the findings and the outcome, also
+    /// while the scrub runs. Damaged metadata marks the file system as needing a check; damaged data does not, because
+    /// a check could not repair it.
     ///
     /// Fails with [`Error::Invalid`] if the rate is zero. All other errors are the outcome in the status.
     pub fn scrub(&self, options: &ScrubOptions, scrub: &Scrub) -> Result<()> {
@@ -363,8 +363,8 @@ impl Walk<'_> {
         });
     }
 
-    /// A path of an inode, by the entries in which it and its directories are embedded. Names may change meanwhile, so the path
-    /// is only for people to read.
+    /// A path of an inode, by the entries in which it and its directories are embedded. Names may change meanwhile, so
+    /// the path is only for people to read.
     fn path_of(&self, ino: Ino) -> Option<String> {
         let fs = self.fs;
         let (mut at, mut names) = (ino, Vec::new());

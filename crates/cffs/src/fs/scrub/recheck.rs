@@ -42,8 +42,8 @@ impl std::ops::Deref for Seen {
 }
 
 impl Walk<'_> {
-    /// Reads and verifies a metadata block. `None` for a damaged one, which is reported, and for one that is newer in memory or
-    /// was freed.
+    /// Reads and verifies a metadata block. `None` for a damaged one, which is reported, and for one that is newer in
+    /// memory or was freed.
     pub(super) fn meta(&mut self, id: BlockId, place: Place) -> Result<Option<Seen>> {
         self.check_stopped()?;
         if id.addr < self.g.total_blocks
@@ -74,8 +74,8 @@ impl Walk<'_> {
         })
     }
 
-    /// Verifies the bytes of a block: by themselves, and against the cached copy if the two must be equal. The second check
-    /// finds lost writes, which leave an old block that is intact by itself.
+    /// Verifies the bytes of a block: by themselves, and against the cached copy if the two must be equal. The second
+    /// check finds lost writes, which leave an old block that is intact by itself.
     fn verify(&self, bytes: &[u8], id: BlockId, place: Place) -> std::result::Result<(), Corrupt> {
         let own = matches!(place, Place::InodeLocation(_)) && id.kind == BlockKind::Dir;
         let id = if own { BlockId { owner: block_owner(bytes), ..id } } else { id };
@@ -105,7 +105,8 @@ impl Walk<'_> {
         Ok(bytes)
     }
 
-    /// Verifies a block again: at once, and then with the journal quiesced, so that nothing is committed, checkpointed or changed.
+    /// Verifies a block again: at once, and then with the journal quiesced, so that nothing is committed, checkpointed
+    /// or changed.
     pub(super) fn recheck(&self, id: BlockId, place: Place) -> Verdict {
         if let Ok(bytes) = self.fresh(id, place) {
             return Verdict::Good(bytes);

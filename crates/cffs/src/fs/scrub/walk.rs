@@ -95,8 +95,8 @@ impl Walk<'_> {
         batch.sort_unstable();
         for same in batch.chunk_by(|a, b| (a.0, a.2) == (b.0, b.2)) {
             let (addr, _, external, ino) = same[0];
-            // The block itself names the directory that owns it. Whether the directory has the block is verified with the
-            // directory.
+            // The block itself names the directory that owns it. Whether the directory has the block is verified with
+            // the directory.
             let owner = if external {
                 EXTERNAL_INO
             } else {
@@ -119,7 +119,8 @@ impl Walk<'_> {
         self.data()
     }
 
-    /// An inode that is not where the device says, as it is in memory. It was moved or freed, is newer in memory, or is lost.
+    /// An inode that is not where the device says, as it is in memory. It was moved or freed, is newer in memory, or is
+    /// lost.
     fn by_memory(&mut self, ino: Ino, addr: BlockAddr) -> Result<Option<Inode>> {
         let look = |me: &Self| me.with_inode(ino, |inode| Ok(inode.clone()));
         match look(self) {
