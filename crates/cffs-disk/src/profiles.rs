@@ -1,8 +1,7 @@
 //! Disk profiles: the papers' disks, and today's.
 //!
-//! Where a source gives no figure, the one chosen is named in the comment. Overheads of commands are not in data
-//! sheets;
-//! 0.3 ms for the disks of the 1990s and 0.1 ms for today's are assumed.
+//! Where a source gives no figure, the one chosen is named in the comment. Data sheets do not give command overheads:
+//! 0.3 ms are assumed for the disks of the 1990s, and 0.1 ms for today's.
 
 use crate::flat_cost::{self, FlatCost};
 use crate::layout::{Layout, Zone};

@@ -78,18 +78,7 @@ impl Fs {
         // check.
         let _moving = (across && (is_dir(node) || target.is_some_and(is_dir))).then(|| self.rename_lock.lock());
         if across {
-            if is_dir(node) && self.is_within(b.dir.ino, node.ino)? {
-                return Error::invalid("a directory cannot move into itself");
-            }
-            if let Some(t) = target.filter(|t| is_dir(t))
-                && self.is_within(a.dir.ino, t.ino)?
-            {
-                return if flags.exchange {
-                    Error::invalid("a directory cannot move into itself")
-                } else {
-                    Err(Error::NotEmpty)
-                };
-            }
+            self.check_no_loop(a, b, node, target, flags.exchange)?;
         }
         let reservation = self.reserve_for_name(c.privileged(), blocks)?;
         let txn = self.journal.begin(2 * self.log_bytes_remove())?;
@@ -105,31 +94,7 @@ impl Fs {
         if locked.get(node.ino)?.freed || target.is_some_and(|t| locked.get(t.ino).is_ok_and(|st| st.freed)) {
             return Ok(false); // the name belongs to another file with the same number
         }
-        {
-            let gone = |st: &super::NodeState| st.freed || st.orphan;
-            if gone(locked.get(a.dir.ino)?) || gone(locked.get(b.dir.ino)?) {
-                return Err(Error::NotFound);
-            }
-        }
-        // The file and the one it replaces lose a name; both directories lose a name, or exchange names.
-        if target.is_none_or(|t| t.ino != node.ino) {
-            let locks = FLAG_IMMUTABLE | FLAG_APPEND;
-            super::flags::forbid(locked.get(node.ino)?, locks)?;
-            super::flags::forbid(locked.get(a.dir.ino)?, locks)?;
-            super::flags::forbid(locked.get(b.dir.ino)?, if target.is_some() { locks } else { FLAG_IMMUTABLE })?;
-            if let Some(t) = target {
-                super::flags::forbid(locked.get(t.ino)?, locks)?;
-            }
-        }
-        let mut of_other_project = |dir: &Arc<Node>, file: &Arc<Node>| -> Result<bool> {
-            let project = handed_down(&locked.get(dir.ino)?.inode);
-            Ok(project.is_some_and(|p| locked.get(file.ino).is_ok_and(|st| st.inode.projid != p)))
-        };
-        if of_other_project(b.dir, node)?
-            || target.is_some_and(|t| flags.exchange && of_other_project(a.dir, t).unwrap_or(false))
-        {
-            return Err(Error::CrossDevice);
-        }
+        check_rename(&mut locked, a, b, node, target, flags.exchange)?;
         let now = now();
         if let (true, Some(found_to)) = (flags.exchange, &found_to) {
             if found.ino == found_to.ino {
@@ -143,17 +108,7 @@ impl Fs {
             if found_to.ino == found.ino {
                 return Ok(true); // two names of one file: POSIX leaves both
             }
-            let source_is_dir = locked.get(node.ino)?.inode.is_dir();
-            let st = locked.get(found_to.ino)?;
-            match (source_is_dir, st.inode.is_dir()) {
-                (true, false) => return Err(Error::NotDir),
-                (false, true) => return Err(Error::IsDir),
-                (true, true) if !dir::is_empty(&st.inode) => return Err(Error::NotEmpty),
-                (true, true) => {
-                    self.release_blocks(&txn, &mut locked, found_to.ino)?;
-                }
-                _ => {}
-            }
+            self.prepare_target(&txn, &mut locked, node.ino, found_to.ino)?;
         }
         if across && locked.get(node.ino)?.inode.is_dir() && locked.get(b.dir.ino)?.inode.nlink >= LINK_MAX {
             return Err(Error::TooManyLinks);
@@ -176,6 +131,40 @@ impl Fs {
             self.reclaim_if_unused(t);
         }
         Ok(true)
+    }
+
+    /// Fails if a directory would move into itself.
+    fn check_no_loop(
+        &self,
+        a: &Side<'_>,
+        b: &Side<'_>,
+        node: &Arc<Node>,
+        target: Option<&Arc<Node>>,
+        exchange: bool,
+    ) -> Result<()> {
+        let is_dir = |n: &Arc<Node>| n.state.read().inode.is_dir();
+        if is_dir(node) && self.is_within(b.dir.ino, node.ino)? {
+            return Error::invalid("a directory cannot move into itself");
+        }
+        if let Some(t) = target.filter(|t| is_dir(t))
+            && self.is_within(a.dir.ino, t.ino)?
+        {
+            return if exchange { Error::invalid("a directory cannot move into itself") } else { Err(Error::NotEmpty) };
+        }
+        Ok(())
+    }
+
+    /// Fails if `target` cannot be replaced by `source`. Frees the blocks of a directory that is replaced.
+    fn prepare_target(&self, txn: &Txn<'_>, locked: &mut Locked<'_>, source: Ino, target: Ino) -> Result<()> {
+        let source_is_dir = locked.get(source)?.inode.is_dir();
+        let st = locked.get(target)?;
+        match (source_is_dir, st.inode.is_dir()) {
+            (true, false) => Err(Error::NotDir),
+            (false, true) => Err(Error::IsDir),
+            (true, true) if !dir::is_empty(&st.inode) => Err(Error::NotEmpty),
+            (true, true) => self.release_blocks(txn, locked, target).map(drop),
+            (false, false) => Ok(()),
+        }
     }
 
     /// Inserts the new name, then removes the name it replaces and the old name. An embedded inode moves with the name.
@@ -207,28 +196,16 @@ impl Fs {
             self.write_inode_ordered(txn, st.location)?;
             embedded = false;
         }
-        let (room, file_type, is_dir) = {
+        let (room, file_type) = {
             let st = locked.get(ino)?;
             let room = match (embedded, self.embeds()) {
                 (true, _) => st.inode.encoded_len(),
                 (false, _) => self.link_room(b.name.len()),
             };
-            (room, st.inode.file_type(), st.inode.is_dir())
+            (room, st.inode.file_type())
         };
         let frags = locked.get(b.dir.ino)?.inode.frags;
-        let slot = {
-            let st = locked.get(b.dir.ino)?;
-            let allocator = LimitedAllocator::new(self, c, st);
-            let (inode, state) = as_dir(st)?;
-            dir::prepare_insert(&cx, txn, &self.space, &allocator, inode, state, b.name, room)
-        };
-        let slot = match slot {
-            Ok(slot) => slot,
-            Err(e) => {
-                self.keep_grown(txn, locked.get(b.dir.ino)?)?;
-                return Err(e);
-            }
-        };
+        let slot = self.slot_for_name(txn, c, locked, b, room)?;
         txn.begin_critical();
         let at = slot.offset + dirblock::ENTRY_HEADER + crate::format::align8(b.name.len());
         let location = InodeLocation::Embedded { block: slot.block, entry: slot.offset, inode: at };
@@ -275,6 +252,41 @@ impl Fs {
                 write_names_at_once(txn, st, found.block, frags);
             }
         }
+        self.finish_move(txn, locked, a, b, ino, now)
+    }
+
+    /// Finds room for the new name. After an error the directory keeps what it has grown by.
+    fn slot_for_name(
+        &self,
+        txn: &Txn<'_>,
+        c: Caller,
+        locked: &mut Locked<'_>,
+        b: &Side<'_>,
+        room: usize,
+    ) -> Result<dir::Slot> {
+        let st = locked.get(b.dir.ino)?;
+        let allocator = LimitedAllocator::new(self, c, st);
+        let (inode, state) = as_dir(st)?;
+        match dir::prepare_insert(&self.dir_cx(), txn, &self.space, &allocator, inode, state, b.name, room) {
+            Ok(slot) => Ok(slot),
+            Err(e) => {
+                self.keep_grown(txn, locked.get(b.dir.ino)?)?;
+                Err(e)
+            }
+        }
+    }
+
+    /// Stores a moved inode and its directories.
+    fn finish_move(
+        &self,
+        txn: &Txn<'_>,
+        locked: &mut Locked<'_>,
+        a: &Side<'_>,
+        b: &Side<'_>,
+        ino: Ino,
+        now: i64,
+    ) -> Result<()> {
+        let is_dir = locked.get(ino)?.inode.is_dir();
         if is_dir && a.dir.ino != b.dir.ino {
             let (from, to) = locked.pair(a.dir.ino, b.dir.ino)?;
             from.inode.nlink = from.inode.nlink.saturating_sub(1);
@@ -397,4 +409,40 @@ impl Fs {
         }
         self.changed_dir(txn, locked.get(a.dir.ino)?, now)
     }
+}
+
+/// Fails if directories are gone, flags forbid the rename, or a file would get into a directory of another project.
+fn check_rename(
+    locked: &mut Locked<'_>,
+    a: &Side<'_>,
+    b: &Side<'_>,
+    node: &Arc<Node>,
+    target: Option<&Arc<Node>>,
+    exchange: bool,
+) -> Result<()> {
+    {
+        let gone = |st: &super::NodeState| st.freed || st.orphan;
+        if gone(locked.get(a.dir.ino)?) || gone(locked.get(b.dir.ino)?) {
+            return Err(Error::NotFound);
+        }
+    }
+    // The file and the one it replaces lose a name; both directories lose a name, or exchange names.
+    if target.is_none_or(|t| t.ino != node.ino) {
+        let locks = FLAG_IMMUTABLE | FLAG_APPEND;
+        super::flags::forbid(locked.get(node.ino)?, locks)?;
+        super::flags::forbid(locked.get(a.dir.ino)?, locks)?;
+        super::flags::forbid(locked.get(b.dir.ino)?, if target.is_some() { locks } else { FLAG_IMMUTABLE })?;
+        if let Some(t) = target {
+            super::flags::forbid(locked.get(t.ino)?, locks)?;
+        }
+    }
+    let mut of_other_project = |dir: &Arc<Node>, file: &Arc<Node>| -> Result<bool> {
+        let project = handed_down(&locked.get(dir.ino)?.inode);
+        Ok(project.is_some_and(|p| locked.get(file.ino).is_ok_and(|st| st.inode.projid != p)))
+    };
+    if of_other_project(b.dir, node)? || target.is_some_and(|t| exchange && of_other_project(a.dir, t).unwrap_or(false))
+    {
+        return Err(Error::CrossDevice);
+    }
+    Ok(())
 }

@@ -10,7 +10,7 @@ use crate::format::extent::EXTENT_SIZE;
 use crate::format::geometry::INODE_SLOT_SIZE;
 use crate::format::inode::{FLAG_APPEND, FLAG_IMMUTABLE, INLINE_DEFAULT, INLINE_MAX, INODE_CORE_SIZE};
 use crate::format::xattr::{Namespace, XATTR_LIST_MAX, XATTR_NAME_MAX, XATTR_TOTAL_MAX, XATTR_VALUE_MAX, Xattr};
-use crate::format::{BlockKind, FileType, Ino, Inode, InodeFormat, align8, block_owner};
+use crate::format::{BlockAddr, BlockKind, FileType, Ino, Inode, InodeFormat, align8, block_owner};
 use crate::inode::{InodeLocation, table};
 use crate::node::Node;
 use crate::quota::ids_of;
@@ -94,6 +94,16 @@ fn allowed(namespace: Namespace, file_type: FileType) -> Result<()> {
 
 fn find(all: &[Xattr], namespace: Namespace, name: &[u8]) -> Option<usize> {
     all.iter().position(|x| x.is(namespace, name))
+}
+
+/// Fails if attributes that have grown are too long, or have too many names.
+fn check_limits(all: &[Xattr], before: usize) -> Result<()> {
+    let total: usize = all.iter().map(Xattr::encoded_len).sum();
+    let names: usize = all.iter().map(|x| x.namespace.prefix().len() + x.name.len() + 1).sum();
+    if total > before && (total > XATTR_TOTAL_MAX || names > XATTR_LIST_MAX) {
+        return Err(Error::NoSpace);
+    }
+    Ok(())
 }
 
 /// Applies a change of the permission bits to the access list.
@@ -324,11 +334,7 @@ impl Fs {
             return Ok(true);
         }
         new.ctime = now();
-        let total: usize = all.iter().map(Xattr::encoded_len).sum();
-        let names: usize = all.iter().map(|x| x.namespace.prefix().len() + x.name.len() + 1).sum();
-        if total > before && (total > XATTR_TOTAL_MAX || names > XATTR_LIST_MAX) {
-            return Err(Error::NoSpace);
-        }
+        check_limits(&all, before)?;
         let (packed, len) = place(&all, inline_need(&old), old.inline_len, self.inline_most(&old, location)?);
         (new.xattrs, new.inline_len) = (packed.inline, len);
 
@@ -339,13 +345,7 @@ impl Fs {
             InodeLocation::Embedded { block, .. } | InodeLocation::External { block, .. } => block,
             InodeLocation::System => g.sys_start,
         };
-        let reservation = self.space.reservation(None, c.privileged());
-        reservation.reserve_blocks(more as u64, c.privileged())?;
-        let fresh = Fresh::take(g, &self.space, &reservation, goal, more)?;
-        if let (Some(quota), true) = (&self.quota, more > 0) {
-            let frags = more as u64 * g.frags_per_block();
-            reservation.merge(quota.reservation(ids_of(&new), frags, 0, c.privileged())?);
-        }
+        let (_reservation, fresh) = self.chain_blocks(c, &new, goal, more)?;
         let log_bytes = INODE_CORE_SIZE + INLINE_MAX + 256 + xattr::log_bytes(g, &self.space, have, need);
         let dir = match location {
             InodeLocation::Embedded { block, .. } if len > old.inline_len => {
@@ -363,9 +363,9 @@ impl Fs {
         let mut nodes = vec![node];
         nodes.extend(dir.as_ref());
         let mut locked = Locked::new(&nodes);
-        let _promised = self.quota_for_new_owner(c, locked.get(node.ino)?, ids_of(&new))?;
+        let _for_new_owner = self.quota_for_new_owner(c, locked.get(node.ino)?, ids_of(&new))?;
         // Read before anything changes.
-        let _home = match location {
+        let _inode_block = match location {
             InodeLocation::System => table::load_system_inode(&self.cache, node.ino).map(|_| None)?,
             location => Some(self.inode_block(location)?),
         };
@@ -402,7 +402,25 @@ impl Fs {
         Ok(true)
     }
 
-    /// How long the inline area of an inode can be at its place.
+    /// Allocates blocks by which an attribute chain grows. The reservation holds them in the quotas.
+    fn chain_blocks(
+        &self,
+        c: Caller,
+        inode: &Inode,
+        goal: BlockAddr,
+        blocks: usize,
+    ) -> Result<(Reservation, Fresh<'_>)> {
+        let reservation = self.space.reservation(None, c.privileged());
+        reservation.reserve_blocks(blocks as u64, c.privileged())?;
+        let fresh = Fresh::take(&self.geo, &self.space, &reservation, goal, blocks)?;
+        if let (Some(quota), true) = (&self.quota, blocks > 0) {
+            let frags = blocks as u64 * self.geo.frags_per_block();
+            reservation.merge(quota.reservation(ids_of(inode), frags, 0, c.privileged())?);
+        }
+        Ok((reservation, fresh))
+    }
+
+    /// How long the inline area of an inode can become where the inode is.
     fn inline_most(&self, inode: &Inode, location: InodeLocation) -> Result<usize> {
         let InodeLocation::Embedded { block, entry, inode: at } = location else { return Ok(INLINE_WITH_XATTRS) };
         let buf = self.cache.read_meta_any_owner(BlockKind::Dir, block)?;
@@ -432,7 +450,7 @@ impl Fs {
         if st.freed || !unused || st.inode.xattr_block != chain.blocks.first().map_or(0, |b| b.addr()) {
             return Ok(());
         }
-        let _home = self.inode_block(st.location)?;
+        let _inode_block = self.inode_block(st.location)?;
         txn.begin_critical();
         let fresh = Fresh::take(g, &self.space, &Reservation::none(), 0, 0)?;
         xattr::write_chain(&txn, &self.space, &mut st.inode, &chain, fresh, &[])?;
