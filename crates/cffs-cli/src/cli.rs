@@ -1,8 +1,8 @@
 //! The command line: subcommands, the names that stand for one of them, and what happens with errors.
 
 use crate::{
-    cat, dump, exit, export, fsck, generate, grow, imaging, import, info, ls, mkfs, mount, quota, rm, scrub, stat,
-    stats, trim, tune, umount,
+    cat, dump, exit, export, fsck, generate, grow, import, info, ls, metadata_image, mkfs, mount, quota, rm, scrub,
+    stat, stats, trim, tune, umount,
 };
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
@@ -39,7 +39,7 @@ enum Command {
     Rm(rm::RmArgs),
     Quota(quota::QuotaArgs),
     Dump(dump::DumpArgs),
-    Image(imaging::ImageArgs),
+    Image(metadata_image::ImageArgs),
     Scrub(scrub::ScrubArgs),
     Generate(generate::GenerateArgs),
 }
@@ -70,7 +70,7 @@ const NAMES: [(&str, &str); 5] = [
 ];
 
 /// The definition of the command that a name stands for, for parsing and for its man page.
-pub fn named_command(name: &'static str) -> Option<clap::Command> {
+fn named_command(name: &'static str) -> Option<clap::Command> {
     let command = clap::Command::new(name).version(env!("CARGO_PKG_VERSION"));
     Some(match name {
         "mkfs.cffs" => mkfs::MkfsArgs::augment_args(command),
@@ -81,14 +81,10 @@ pub fn named_command(name: &'static str) -> Option<clap::Command> {
     })
 }
 
-/// The definition of the whole program.
-pub fn full_command() -> clap::Command {
-    Cli::command()
-}
-
-/// Names that have a page and a meaning of their own.
-pub fn names() -> impl Iterator<Item = &'static str> {
-    NAMES.iter().map(|(name, _)| *name)
+/// The whole program, and the names that have a page and a meaning of their own.
+fn definitions() -> generate::Definitions {
+    let named = NAMES.iter().filter_map(|(name, _)| named_command(name).map(|command| (*name, command)));
+    generate::Definitions { program: Cli::command(), named: named.collect() }
 }
 
 fn parse<T: FromArgMatches>(command: clap::Command, args: Vec<OsString>) -> Result<T, clap::Error> {
@@ -156,9 +152,9 @@ pub fn run(mut args: Vec<OsString>) -> u8 {
         Command::Rm(a) => rm::run(&a),
         Command::Quota(a) => quota::run(&a),
         Command::Dump(a) => dump::run(&a),
-        Command::Image(a) => imaging::run(&a),
+        Command::Image(a) => metadata_image::run(&a),
         Command::Scrub(a) => scrub::run(&a),
-        Command::Generate(a) => generate::run(&a),
+        Command::Generate(a) => generate::run(&a, &definitions()),
     };
     match result {
         Ok(code) => code,
@@ -176,8 +172,8 @@ mod tests {
 
     #[test]
     fn definitions_are_consistent() {
-        full_command().debug_assert();
-        for name in names() {
+        Cli::command().debug_assert();
+        for name in NAMES.map(|(name, _)| name) {
             named_command(name).expect("defined").debug_assert();
         }
     }

@@ -1,6 +1,5 @@
 //! `cffs generate`: man pages and shell completions, from the definitions of the command line.
 
-use crate::cli;
 use anyhow::Context;
 use clap::{Args, Subcommand};
 use clap_complete::Shell;
@@ -28,11 +27,19 @@ enum What {
     },
 }
 
+/// What pages and completions are made from.
+pub struct Definitions {
+    /// The whole program.
+    pub program: clap::Command,
+    /// Names that mkfs(8), fsck(8) and mount(8) call, with what they take.
+    pub named: Vec<(&'static str, clap::Command)>,
+}
+
 /// Runs the subcommand.
-pub fn run(args: &GenerateArgs) -> anyhow::Result<u8> {
+pub fn run(args: &GenerateArgs, definitions: &Definitions) -> anyhow::Result<u8> {
     match &args.what {
-        What::Man { dir } => man(dir)?,
-        What::Completions { dir } => completions(dir)?,
+        What::Man { dir } => man(dir, definitions)?,
+        What::Completions { dir } => completions(dir, definitions)?,
     }
     Ok(0)
 }
@@ -84,28 +91,26 @@ fn tables(help: &str) -> String {
     out
 }
 
-fn man(dir: &Path) -> anyhow::Result<()> {
+fn man(dir: &Path, definitions: &Definitions) -> anyhow::Result<()> {
     make_dir(dir)?;
-    let mut program = cli::full_command();
+    let mut program = definitions.program.clone();
     program.build();
     page(dir, program.clone(), "cffs", "1")?;
     for sub in program.get_subcommands().filter(|c| c.get_name() != "help") {
         page(dir, sub.clone(), &format!("cffs-{}", sub.get_name()), "1")?;
     }
-    // Those that mkfs(8), fsck(8) and mount(8) call stand beside them.
-    for name in cli::names() {
-        if let Some(mut command) = cli::named_command(name) {
-            command.build();
-            page(dir, command, name, "8")?;
-        }
+    for (name, command) in &definitions.named {
+        let mut command = command.clone();
+        command.build();
+        page(dir, command, name, "8")?;
     }
     Ok(())
 }
 
-fn completions(dir: &Path) -> anyhow::Result<()> {
+fn completions(dir: &Path, definitions: &Definitions) -> anyhow::Result<()> {
     make_dir(dir)?;
     for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
-        let mut command = cli::full_command();
+        let mut command = definitions.program.clone();
         clap_complete::generate_to(shell, &mut command, "cffs", dir)
             .with_context(|| format!("{}: cannot write completions for {shell}", dir.display()))?;
     }

@@ -1,8 +1,8 @@
 //! `cffs grow`: makes a file system larger, mounted or not.
 
 use crate::image::{EngineResultExt, LogArgs};
+use crate::mount_or_image::{MountOrImage, engine};
 use crate::size::{human, parse_size};
-use crate::target::{Target, engine};
 use crate::text::print_json;
 use anyhow::Context;
 use cffs::Grown;
@@ -33,9 +33,9 @@ pub struct GrowArgs {
 pub fn run(args: &GrowArgs) -> anyhow::Result<u8> {
     crate::log::start(0);
     let name = args.path.display().to_string();
-    let grown: Grown = match Target::open(&args.path, &args.log)? {
-        Target::Mounted(control) => control.call(&Request::Grow { size: args.size })?,
-        Target::Image(image) => {
+    let grown: Grown = match MountOrImage::open(&args.path, &args.log)? {
+        MountOrImage::Mounted(control) => control.call(&Request::Grow { size: args.size })?,
+        MountOrImage::Image(image) => {
             let fs = engine(*image)?;
             let grown = fs.grow(args.size).about(|| &name);
             let closed = fs.close().context(name.clone());

@@ -1,6 +1,6 @@
 //! Images: opening them, what their superblock says, and what is in them without a mount.
 
-use crate::{leaving, signature};
+use crate::{signature, unmount_wait};
 use anyhow::{Context, anyhow, bail};
 use cffs::device::{Device, FileDevice, IoKind, OpenMode};
 use cffs::format::superblock::{INCOMPAT_EXTERNAL_LOG, SUPERBLOCK_SIZE};
@@ -77,7 +77,7 @@ pub struct Image {
 /// Opens a device; the errors of [`FileDevice`] name it, here is added what to do.
 pub fn open_device(path: &Path, mode: OpenMode) -> anyhow::Result<FileDevice> {
     let opened = match FileDevice::open(path, mode) {
-        Err(e) if e.kind() == std::io::ErrorKind::ResourceBusy && leaving::wait_for_server(path) => {
+        Err(e) if e.kind() == std::io::ErrorKind::ResourceBusy && unmount_wait::wait_for_server(path) => {
             FileDevice::open(path, mode)
         }
         other => other,

@@ -1,8 +1,8 @@
 //! `cffs trim`: tells the device what is free.
 
 use crate::image::{EngineResultExt, LogArgs};
+use crate::mount_or_image::{MountOrImage, engine};
 use crate::size::{human, parse_size};
-use crate::target::{Target, engine};
 use crate::text::print_json;
 use anyhow::Context;
 use cffs::TrimRange;
@@ -34,9 +34,9 @@ pub fn run(args: &TrimArgs) -> anyhow::Result<u8> {
     crate::log::start(0);
     let name = args.path.display().to_string();
     let range = TrimRange { min_len: args.min_len, ..TrimRange::default() };
-    let bytes: u64 = match Target::open(&args.path, &args.log)? {
-        Target::Mounted(control) => control.call(&Request::Trim(range))?,
-        Target::Image(image) => {
+    let bytes: u64 = match MountOrImage::open(&args.path, &args.log)? {
+        MountOrImage::Mounted(control) => control.call(&Request::Trim(range))?,
+        MountOrImage::Image(image) => {
             let fs = engine(*image)?;
             let bytes = fs.trim(range).about(|| &name);
             let closed = fs.close().context(name.clone());

@@ -3,7 +3,7 @@
 use crate::image::{EngineResultExt, LogArgs};
 use crate::mkfs::{parse_reserve, parse_uuid};
 use crate::mount_options::check_defaults;
-use crate::target::Target;
+use crate::mount_or_image::MountOrImage;
 use crate::text::{print_json, printable};
 use anyhow::Context;
 use cffs::{Superblock, Tune};
@@ -58,13 +58,13 @@ pub fn run(args: &TuneArgs) -> anyhow::Result<u8> {
         .reserve_bp(args.reserve)
         .mount_options(args.mount_options.clone())
         .uuid(args.uuid);
-    let (before, after) = match Target::open(&args.path, &args.log)? {
-        Target::Mounted(control) => {
+    let (before, after) = match MountOrImage::open(&args.path, &args.log)? {
+        MountOrImage::Mounted(control) => {
             let tuned: Tuned = control.call(&Request::Tune(change))?;
             let decode = |bytes: &[u8]| Superblock::decode(bytes).with_context(|| name.clone());
             (decode(&tuned.before)?, decode(&tuned.after)?)
         }
-        Target::Image(image) => cffs::tune(&*image.dev, &change).about(|| &name)?,
+        MountOrImage::Image(image) => cffs::tune(&*image.dev, &change).about(|| &name)?,
     };
     let (before, after) = (settings(&before), settings(&after));
     if args.json {

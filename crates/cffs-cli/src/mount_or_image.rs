@@ -9,21 +9,21 @@ use std::path::Path;
 use std::sync::Arc;
 
 /// A file system to change.
-pub enum Target {
+pub enum MountOrImage {
     /// Mounted: the process that serves it does the work.
     Mounted(Control),
     /// Not mounted.
     Image(Box<Image>),
 }
 
-impl Target {
+impl MountOrImage {
     /// A directory is that of a mount, anything else an image.
-    pub fn open(path: &Path, log: &LogArgs) -> anyhow::Result<Target> {
+    pub fn open(path: &Path, log: &LogArgs) -> anyhow::Result<MountOrImage> {
         if path.is_dir() {
-            return Ok(Target::Mounted(Control::open(path)?));
+            return Ok(MountOrImage::Mounted(Control::open(path)?));
         }
         let opened = Image::open(path, log.log_device.as_deref(), OpenMode::READ_WRITE);
-        opened.map(|image| Target::Image(Box::new(image))).map_err(|e| {
+        opened.map(|image| MountOrImage::Image(Box::new(image))).map_err(|e| {
             let busy = e.to_string().contains("in use");
             if busy { anyhow!("{e:#}; if it is mounted, name the directory that it is mounted on") } else { e }
         })
