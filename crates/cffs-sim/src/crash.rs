@@ -286,7 +286,7 @@ impl History {
     /// The namespaces after each operation of a range, by running the model again.
     fn namespaces(&self, range: std::ops::RangeInclusive<usize>) -> Vec<(usize, Namespace)> {
         let inos: BTreeMap<Id, Ino> = self.ids.iter().map(|((ino, _), id)| (*id, *ino)).collect();
-        let mut state = crate::state::State::default();
+        let mut state = crate::model_driver::State::default();
         let mut out = Vec::new();
         for done in 0..=self.ops.len() {
             if range.contains(&done) {

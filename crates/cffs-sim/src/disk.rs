@@ -6,6 +6,7 @@
 //! was being written when the power failed may hold neither: this is tried with the headers of the log, of which there are
 //! two for that reason.
 
+pub use crate::disk_image::{Image, SECTOR};
 use crate::faults::{Plan, Verdict};
 use cffs::device::{Device, IoKind};
 use fastrand::Rng;
@@ -13,76 +14,8 @@ use parking_lot::Mutex;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::sync::Arc;
 
-/// Unit that a device writes atomically, in bytes.
-pub const SECTOR: usize = 512;
-const CHUNK: usize = 16 * 1024;
 /// What discarded space reads as until it is written again.
 const DISCARDED: u8 = 0xdb;
-
-/// Contents of a device: sparse, and cheap to copy (chunks are shared until one side writes).
-#[derive(Clone)]
-pub struct Image {
-    len: u64,
-    chunks: Vec<Option<Arc<Vec<u8>>>>,
-}
-
-impl Image {
-    /// A device full of zeros.
-    pub fn new(len: u64) -> Image {
-        Image { len, chunks: vec![None; len.div_ceil(CHUNK as u64) as usize] }
-    }
-
-    /// Size in bytes.
-    pub fn size(&self) -> u64 {
-        self.len
-    }
-
-    /// Copies bytes out; the range lies inside the image.
-    pub fn read(&self, offset: u64, buf: &mut [u8]) {
-        each_chunk(offset, buf.len(), |chunk, at, range| {
-            let out = &mut buf[range];
-            match &self.chunks[chunk] {
-                Some(data) => out.copy_from_slice(&data[at..at + out.len()]),
-                None => out.fill(0),
-            }
-        });
-    }
-
-    /// Copies bytes in; the range lies inside the image.
-    pub fn write(&mut self, offset: u64, data: &[u8]) {
-        each_chunk(offset, data.len(), |chunk, at, range| {
-            let slot = self.chunks[chunk].get_or_insert_with(|| Arc::new(vec![0; CHUNK]));
-            Arc::make_mut(slot)[at..at + range.len()].copy_from_slice(&data[range]);
-        });
-    }
-
-    /// Whether all of a range was written before: a sparse file has a place for it.
-    pub fn has(&self, offset: u64, len: u64) -> bool {
-        let mut all = true;
-        each_chunk(offset, len as usize, |chunk, _, _| all &= self.chunks[chunk].is_some());
-        all
-    }
-
-    /// Sets a range to one value.
-    pub fn fill(&mut self, offset: u64, len: u64, value: u8) {
-        let block = [value; CHUNK];
-        each_chunk(offset, len as usize, |chunk, at, range| {
-            let slot = self.chunks[chunk].get_or_insert_with(|| Arc::new(vec![0; CHUNK]));
-            Arc::make_mut(slot)[at..at + range.len()].copy_from_slice(&block[..range.len()]);
-        });
-    }
-}
-
-/// Splits a byte range at chunk borders: (chunk, offset in it, range of the caller's buffer).
-fn each_chunk(offset: u64, len: usize, mut f: impl FnMut(usize, usize, std::ops::Range<usize>)) {
-    let mut done = 0;
-    while done < len {
-        let at = (offset + done as u64) as usize;
-        let n = (CHUNK - at % CHUNK).min(len - done);
-        f(at / CHUNK, at % CHUNK, done..done + n);
-        done += n;
-    }
-}
 
 /// Something that reached a device.
 #[derive(Clone)]
@@ -109,7 +42,7 @@ pub enum Event {
         dev: usize,
     },
     /// A write that was said to be done and is lost, or went to another place.
-    Astray {
+    Misdirected {
         /// Number of the device.
         dev: usize,
         /// Byte offset that was asked for.
@@ -120,7 +53,7 @@ pub enum Event {
         data: Arc<[u8]>,
     },
     /// The medium changed by itself.
-    Decay {
+    BitRot {
         /// Number of the device.
         dev: usize,
         /// Byte offset.
@@ -146,8 +79,8 @@ impl Event {
             Event::Write { dev, .. }
             | Event::Flush { dev }
             | Event::FailedFlush { dev }
-            | Event::Astray { dev, .. }
-            | Event::Decay { dev, .. }
+            | Event::Misdirected { dev, .. }
+            | Event::BitRot { dev, .. }
             | Event::Discard { dev, .. } => *dev,
         }
     }
@@ -161,10 +94,10 @@ impl std::fmt::Debug for Event {
             }
             Event::Flush { dev } => write!(f, "dev{dev} flush"),
             Event::FailedFlush { dev } => write!(f, "dev{dev} failed flush"),
-            Event::Astray { dev, offset, to, data } => {
+            Event::Misdirected { dev, offset, to, data } => {
                 write!(f, "dev{dev} write {offset:#x}+{:#x} went to {to:x?}", data.len())
             }
-            Event::Decay { dev, offset, data } => write!(f, "dev{dev} decay {offset:#x}+{:#x}", data.len()),
+            Event::BitRot { dev, offset, data } => write!(f, "dev{dev} decay {offset:#x}+{:#x}", data.len()),
             Event::Discard { dev, offset, len } => write!(f, "dev{dev} discard {offset:#x}+{len:#x}"),
         }
     }
@@ -173,7 +106,7 @@ impl std::fmt::Debug for Event {
 struct Core {
     images: Vec<Image>,
     events: Vec<Event>,
-    lying: bool,
+    ignores_flush: bool,
     faults: Option<Plan>,
 }
 
@@ -184,13 +117,13 @@ pub struct Trace(Arc<Mutex<Core>>);
 impl Trace {
     /// Devices with these contents.
     pub fn new(images: Vec<Image>) -> Trace {
-        Trace(Arc::new(Mutex::new(Core { images, events: Vec::new(), lying: false, faults: None })))
+        Trace(Arc::new(Mutex::new(Core { images, events: Vec::new(), ignores_flush: false, faults: None })))
     }
 
     /// From now on flushes report success and do nothing, as some real devices have it. Nothing can be promised on
     /// such a device: with it, tests show that they would notice a missing flush.
     pub fn ignore_flushes(&self) {
-        self.0.lock().lying = true;
+        self.0.lock().ignores_flush = true;
     }
 
     /// From now on this decides about every request.
@@ -205,7 +138,7 @@ impl Trace {
 
     /// A device of the trace.
     pub fn device(&self, dev: usize) -> Arc<RecordingDevice> {
-        let len = self.0.lock().images[dev].len;
+        let len = self.0.lock().images[dev].size();
         Arc::new(RecordingDevice { trace: self.clone(), dev, len })
     }
 
@@ -275,7 +208,7 @@ impl Device for RecordingDevice {
                 byte[0] ^= bit;
                 core.images[self.dev].write(offset + at as u64, &byte);
                 let data = Arc::from(&byte[..]);
-                core.events.push(Event::Decay { dev: self.dev, offset: offset + at as u64, data });
+                core.events.push(Event::BitRot { dev: self.dev, offset: offset + at as u64, data });
             }
             _ => {}
         }
@@ -309,10 +242,10 @@ impl Device for RecordingDevice {
                 }
                 return Err(e);
             }
-            Verdict::Lose => core.events.push(Event::Astray { dev, offset, to: None, data: data.into() }),
+            Verdict::Lose => core.events.push(Event::Misdirected { dev, offset, to: None, data: data.into() }),
             Verdict::Divert(to) => {
                 core.images[dev].write(to, &data);
-                core.events.push(Event::Astray { dev, offset, to: Some(to), data: data.into() });
+                core.events.push(Event::Misdirected { dev, offset, to: Some(to), data: data.into() });
             }
             _ => {
                 core.images[dev].write(offset, &data);
@@ -328,7 +261,7 @@ impl Device for RecordingDevice {
             core.events.push(Event::FailedFlush { dev: self.dev });
             return Err(e);
         }
-        if !core.lying {
+        if !core.ignores_flush {
             core.events.push(Event::Flush { dev: self.dev });
         }
         Ok(())
@@ -440,9 +373,9 @@ fn apply(images: &mut [Image], event: &Event) {
     match event {
         Event::Write { dev, offset, data, .. } => images[*dev].write(*offset, data),
         Event::Discard { dev, offset, len } => images[*dev].fill(*offset, *len, DISCARDED),
-        Event::Astray { dev, to: Some(to), data, .. } => images[*dev].write(*to, data),
-        Event::Decay { dev, offset, data } => images[*dev].write(*offset, data),
-        Event::Flush { .. } | Event::FailedFlush { .. } | Event::Astray { to: None, .. } => {}
+        Event::Misdirected { dev, to: Some(to), data, .. } => images[*dev].write(*to, data),
+        Event::BitRot { dev, offset, data } => images[*dev].write(*offset, data),
+        Event::Flush { .. } | Event::FailedFlush { .. } | Event::Misdirected { to: None, .. } => {}
     }
 }
 
@@ -450,8 +383,8 @@ fn apply(images: &mut [Image], event: &Event) {
 pub fn as_intended(mut images: Vec<Image>, events: &[Event]) -> Vec<Image> {
     for event in events {
         match event {
-            Event::Astray { dev, offset, data, .. } => images[*dev].write(*offset, data),
-            Event::Decay { .. } => {}
+            Event::Misdirected { dev, offset, data, .. } => images[*dev].write(*offset, data),
+            Event::BitRot { .. } => {}
             event => apply(&mut images, event),
         }
     }
@@ -490,6 +423,7 @@ fn tear(images: &mut [Image], event: &Event, rng: &mut Rng) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::disk_image::CHUNK;
 
     fn byte(image: &Image, offset: u64) -> u8 {
         let mut b = [0];

@@ -3,11 +3,11 @@
 //! The generator runs a model along, so that most operations hit files that exist, in a small universe of names where
 //! they collide. What it makes is concrete: a sequence means the same without the generator.
 
-use crate::intents::Programs;
 use crate::model::acl::LISTS;
 use crate::model::{Body, Id, ROOT};
+use crate::model_driver::State;
 use crate::ops::{self, Op, Path, SLOTS, Special};
-use crate::state::State;
+use crate::scenarios::Programs;
 use cffs::Fallocate as Space;
 use cffs::{FILE_SIZE_MAX, FileType, RenameFlags};
 use fastrand::Rng;
@@ -25,7 +25,7 @@ pub enum Profile {
     Fsync,
     /// Directories of hundreds of files.
     Large,
-    /// Several programs at once, each with something in mind that takes several operations ([`crate::intents`]).
+    /// Several programs at once, each with something in mind that takes several operations ([`crate::scenarios`]).
     Programs,
 }
 
@@ -220,11 +220,11 @@ pub fn generate(seed: u64, profile: Profile, len: usize, bounds: Bounds) -> Vec<
             pick = pick.wrapping_sub(*w);
             here
         });
-        let intent = match &mut programs {
+        let scenario = match &mut programs {
             Some(p) if g.rng.u8(..8) > 0 => Some(p.next(&mut g.rng, &g.state, &mut g.tag)),
             _ => None,
         };
-        let op = intent.unwrap_or_else(|| g.op(kind.expect("picked within the total").0));
+        let op = scenario.unwrap_or_else(|| g.op(kind.expect("picked within the total").0));
         for single in ops::expand_all(std::slice::from_ref(&op)) {
             // Errors are as welcome as successes.
             let _ = g.state.apply(&single);

@@ -8,9 +8,9 @@
 //! All threads work on the same few objects: two names in each of two directories, and two open files.
 
 use crate::model::{Fail, Id, ROOT};
+use crate::model_driver::{Outcome, State};
 use crate::ops::{Op, Path};
 use crate::pattern;
-use crate::state::{Outcome, State};
 use crate::walk::read;
 use cffs::device::{Device, MemoryDevice};
 use cffs::{Attr, Caller, Fs, Ino, MkfsOptions, MountOptions, ROOT_INO, RenameFlags, Result, SetAttr, SetXattr, mkfs};

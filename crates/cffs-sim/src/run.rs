@@ -1,11 +1,11 @@
 //! Runs a sequence on engine and model side by side and compares everything that can be seen.
 
 use crate::disk::Trace;
-use crate::engine::{Engine, Reply};
+use crate::engine_driver::{EngineDriver, Reply};
 use crate::model::{Body, Fail, Id, Inode, ROOT, Time};
+use crate::model_driver::{Outcome, State};
 use crate::ops::{self, Op};
 use crate::setup::{Setup, check_unmounted};
-use crate::state::{Outcome, State};
 use crate::walk::{read, remove_all, xattrs};
 use cffs::{Attr, DirEntry, Error, FileType, Fs, Ino};
 use std::collections::{BTreeMap, BTreeSet};
@@ -82,7 +82,7 @@ pub struct SideBySide {
     /// The model's side.
     pub state: State,
     /// The engine's side.
-    pub engine: Engine,
+    pub engine: EngineDriver,
     /// Inode numbers and generations of the model's files.
     pub inos: BTreeMap<Id, Ino>,
     generations: BTreeMap<Id, u32>,
@@ -124,7 +124,7 @@ impl SideBySide {
 
     /// Mounts a file system that was made at some time.
     pub fn on(setup: Setup, trace: Trace, made: i64) -> Check<SideBySide> {
-        let engine = Engine::mount(setup, &trace).map_err(|e| format!("mount: {e}"))?;
+        let engine = EngineDriver::mount(setup, &trace).map_err(|e| format!("mount: {e}"))?;
         let used_at_first = in_use(&engine.fs);
         let root = engine.fs.getattr(cffs::ROOT_INO).map_err(|e| format!("getattr /: {e}"))?;
         let mut state = State::default();
@@ -459,7 +459,7 @@ impl SideBySide {
         self.verify()?;
         self.unmount_and_check()?;
         let again = |side: &mut SideBySide| {
-            side.engine = Engine::mount(side.setup, &side.trace).map_err(|e| format!("mount again: {e}"))?;
+            side.engine = EngineDriver::mount(side.setup, &side.trace).map_err(|e| format!("mount again: {e}"))?;
             Check::Ok(())
         };
         again(&mut self)?;

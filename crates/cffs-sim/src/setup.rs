@@ -43,7 +43,7 @@ pub struct Setup {
     /// The device is so small that operations may run out of space.
     pub may_fill: bool,
     /// The device ignores flushes.
-    pub lying: bool,
+    pub ignores_flush: bool,
     /// Quotas of all kinds are kept.
     pub quota: bool,
     /// Data has checksums.
@@ -71,7 +71,7 @@ impl Default for Setup {
             prefetch: PrefetchMode::Adaptive,
             discard: false,
             may_fill: false,
-            lying: false,
+            ignores_flush: false,
             quota: false,
             data_sums: false,
             direct_write: false,
@@ -117,7 +117,7 @@ impl Setup {
             prefetch: [PrefetchMode::Adaptive, PrefetchMode::Off, PrefetchMode::Always][pick(3)],
             discard: pick(5) == 0,
             may_fill: false,
-            lying: false,
+            ignores_flush: false,
             quota: pick(2) == 0,
             data_sums: pick(2) == 0,
             direct_write: pick(2) == 0,
@@ -222,7 +222,7 @@ impl Setup {
     }
 
     fn mount_with(&self, trace: &Trace, options: MountOptions) -> cffs::Result<Arc<Fs>> {
-        if self.lying {
+        if self.ignores_flush {
             trace.ignore_flushes();
         }
         let log = self.external_log.then(|| trace.device(1) as Arc<dyn Device>);

@@ -165,7 +165,7 @@ fn overwriting_in_place_leaves_data_readable() {
 /// The explorer itself: with a device that ignores flushes, promises are broken, and this must be seen.
 #[test]
 fn a_device_that_ignores_flushes_is_found_out() {
-    let setup = Setup { lying: true, ..Setup::default() };
+    let setup = Setup { ignores_flush: true, ..Setup::default() };
     let ops = parse("mkdir /a 755 0\ncreate /a/b 644 0\nwrite /a/b 0 9000 1\nfsync /a/b\nsync").unwrap();
     let found = (0..20).any(|seed| explore(setup, &ops, seed, Effort::default(), &mut Coverage::default()).is_err());
     assert!(found);

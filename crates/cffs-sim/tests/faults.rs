@@ -54,7 +54,7 @@ const REGRESSIONS: [(&str, u64, Fault, &str); 15] = [
     (
         "a quota record alone was wrong, and the repair left it so (seed 6 of --faults)",
         6,
-        Fault::Astray,
+        Fault::Misdirected,
         "create /e 600 0\nwrite /e 0 107 31457287\nremount true\nwrite /e 0 1405 31457293",
     ),
     (

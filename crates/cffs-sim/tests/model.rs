@@ -3,12 +3,12 @@
 use cffs::{Attr, Caller, MetadataMode, PrefetchMode, ROOT_INO};
 use cffs_sim::disk::Trace;
 use cffs_sim::generate::{Bounds, Profile, generate};
+use cffs_sim::model_driver::link_target;
 use cffs_sim::ops::{Op, parse, show};
 use cffs_sim::pattern::bytes;
 use cffs_sim::run::run;
 use cffs_sim::setup::{SIZES, Setup, check, check_unmounted};
 use cffs_sim::shrink::{Sequences, shrink};
-use cffs_sim::state::link_target;
 use cffs_sim::streams::{self, with_streams};
 use cffs_sim::walk::read;
 use proptest::prelude::*;

@@ -6,7 +6,7 @@
 
 pub mod history;
 
-use crate::disk::{Image, SECTOR};
+use crate::disk_image::{Image, SECTOR};
 use cffs::device::IoKind;
 use fastrand::Rng;
 use std::io;
@@ -20,7 +20,7 @@ pub enum Fault {
     /// A write is said to be done and never reaches the medium.
     Lost,
     /// A write reaches another place.
-    Astray,
+    Misdirected,
     /// A bit is wrong in what a read returns; the medium is all right.
     FlippedRead,
     /// A bit of the medium is wrong.
@@ -38,7 +38,7 @@ impl Fault {
     pub const EVERY: [Fault; 8] = [
         Fault::Error,
         Fault::Lost,
-        Fault::Astray,
+        Fault::Misdirected,
         Fault::FlippedRead,
         Fault::FlippedMedium,
         Fault::Unreadable,
@@ -202,7 +202,7 @@ impl Plan {
             Some(Fault::Gone) if due => Verdict::Fail(rustix::io::Errno::NODEV.into(), 0),
             Some(Fault::Full) if due && !image.has(offset, len as u64) => full(),
             Some(Fault::Lost) if due => Verdict::Lose,
-            Some(Fault::Astray) if due => {
+            Some(Fault::Misdirected) if due => {
                 // Near, as by a head on the wrong track, or anywhere, as by a flipped bit of the address.
                 let room = (image.size() - len as u64) / SECTOR as u64;
                 let near = offset / SECTOR as u64;

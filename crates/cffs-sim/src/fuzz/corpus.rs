@@ -1,6 +1,6 @@
 //! The images that are damaged: made by the engine, one for each combination of formats that matters.
 
-use super::decode::Shelf;
+use super::pieces::PieceIndex;
 use super::units::{Unit, UnitKind, find_units};
 use super::work::bytes;
 use cffs::device::{Device, MemoryDevice, OverlayDevice};
@@ -16,7 +16,7 @@ const ME: Caller = Caller { uid: 1000, gid: 100 };
 
 /// What a sample is like.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Recipe {
+pub struct ImageSpec {
     /// Block, fragment and group size in bytes.
     pub sizes: (u32, u32, u32),
     /// Size of the device in bytes.
@@ -37,7 +37,7 @@ pub struct Recipe {
     pub crashed: bool,
 }
 
-const K4: Recipe = Recipe {
+const K4: ImageSpec = ImageSpec {
     sizes: (4096, 1024, 64 << 10),
     device: 12 * MIB,
     ag: 4 * MIB,
@@ -48,29 +48,29 @@ const K4: Recipe = Recipe {
     external_log: false,
     crashed: false,
 };
-const SMALL: Recipe = Recipe { sizes: (512, 512, 16 << 10), device: 8 * MIB, ag: 2 * MIB, ..K4 };
+const SMALL: ImageSpec = ImageSpec { sizes: (512, 512, 16 << 10), device: 8 * MIB, ag: 2 * MIB, ..K4 };
 
 /// All samples: the four variants, block sizes, quotas, both places of the log, unmounted and crashed, a sparse large one.
-pub const RECIPES: [Recipe; 13] = [
-    Recipe { quota: true, ..K4 },
-    Recipe { crashed: true, ..K4 },
-    Recipe { no_embed: true, ..K4 },
-    Recipe { no_embed: true, quota: true, crashed: true, ..K4 },
-    Recipe { no_group: true, crashed: true, quota: true, ..K4 },
-    Recipe { no_embed: true, no_group: true, ..K4 },
-    Recipe { crashed: true, quota: true, ..SMALL },
-    Recipe { no_embed: true, ..SMALL },
-    Recipe { sizes: (1024, 512, 16 << 10), dirs_with_data: true, crashed: true, ..SMALL },
-    Recipe { external_log: true, crashed: true, ..K4 },
-    Recipe { sizes: (4096, 4096, 256 << 10), external_log: true, no_embed: true, ..K4 },
-    Recipe { sizes: (65536, 8192, 256 << 10), device: 96 * MIB, ag: 64 * MIB, crashed: true, ..K4 },
-    Recipe { device: 64 << 30, ag: 1 << 30, quota: true, crashed: true, ..K4 },
+pub const RECIPES: [ImageSpec; 13] = [
+    ImageSpec { quota: true, ..K4 },
+    ImageSpec { crashed: true, ..K4 },
+    ImageSpec { no_embed: true, ..K4 },
+    ImageSpec { no_embed: true, quota: true, crashed: true, ..K4 },
+    ImageSpec { no_group: true, crashed: true, quota: true, ..K4 },
+    ImageSpec { no_embed: true, no_group: true, ..K4 },
+    ImageSpec { crashed: true, quota: true, ..SMALL },
+    ImageSpec { no_embed: true, ..SMALL },
+    ImageSpec { sizes: (1024, 512, 16 << 10), dirs_with_data: true, crashed: true, ..SMALL },
+    ImageSpec { external_log: true, crashed: true, ..K4 },
+    ImageSpec { sizes: (4096, 4096, 256 << 10), external_log: true, no_embed: true, ..K4 },
+    ImageSpec { sizes: (65536, 8192, 256 << 10), device: 96 * MIB, ag: 64 * MIB, crashed: true, ..K4 },
+    ImageSpec { device: 64 << 30, ag: 1 << 30, quota: true, crashed: true, ..K4 },
 ];
 
 /// An image, and what stands where on it.
 pub struct Sample {
     /// What it is like.
-    pub recipe: Recipe,
+    pub recipe: ImageSpec,
     /// The devices: the file system, and the external log if there is one. Nobody writes to them any more.
     pub devices: Vec<Arc<dyn Device>>,
     /// Its superblock.
@@ -103,12 +103,12 @@ pub struct Corpus {
     /// Copies of all units with their bytes, for targets that need no device: (sample, unit, bytes).
     pub pieces: Vec<(usize, Unit, Vec<u8>)>,
     /// The pieces by kind.
-    pub shelf: Shelf,
+    pub index: PieceIndex,
 }
 
 impl Corpus {
     /// Makes the samples of these recipes.
-    pub fn new(recipes: &[Recipe]) -> Corpus {
+    pub fn new(recipes: &[ImageSpec]) -> Corpus {
         let samples: Vec<Sample> = recipes.iter().map(Sample::new).collect();
         let mut pieces = Vec::new();
         for (n, s) in samples.iter().enumerate() {
@@ -116,14 +116,14 @@ impl Corpus {
                 pieces.push((n, *u, u.read(&s.devices)));
             }
         }
-        let shelf = Shelf::new(&pieces);
-        Corpus { samples, pieces, shelf }
+        let index = PieceIndex::new(&pieces);
+        Corpus { samples, pieces, index }
     }
 }
 
 impl Sample {
     /// Makes an image and looks what is where.
-    pub fn new(recipe: &Recipe) -> Sample {
+    pub fn new(recipe: &ImageSpec) -> Sample {
         let dev = Arc::new(MemoryDevice::new(recipe.device));
         let log = recipe.external_log.then(|| Arc::new(MemoryDevice::new(2 * MIB)));
         let o = MkfsOptions::default()
@@ -179,7 +179,7 @@ pub fn options() -> MountOptions {
 }
 
 /// A tree with everything on it that the format knows. Returns the inodes that were unlinked while in use.
-fn fill(fs: &Fs, r: &Recipe) -> Vec<Ino> {
+fn fill(fs: &Fs, r: &ImageSpec) -> Vec<Ino> {
     let bs = r.sizes.0 as usize;
     let done = |a: cffs::Attr| {
         fs.forget(a.ino, 1);

@@ -4,10 +4,11 @@
 //! found valid stays valid under every edit that its entries allow.
 
 use super::corpus::{Corpus, Pool};
-use super::guard::no_panic;
+use super::limits::no_panic;
 use super::mutate::damage;
+use super::outcome::{Done, Failure};
+use super::pieces::KINDS;
 use super::units::{Unit, UnitKind};
-use super::{Done, Failure};
 use cffs::acl::Acl;
 use cffs::format::dirblock::{self, EntryKind, NewEntry, Plain};
 use cffs::format::geometry::INODE_SLOT_SIZE;
@@ -32,46 +33,11 @@ struct Subject<'a> {
     b: Vec<u8>,
 }
 
-/// Kinds of units, each of which is as likely as any other.
-const KINDS: usize = BlockKind::ALL.len() + 3;
-
-fn kind_of(n: usize) -> UnitKind {
-    match n {
-        0 => UnitKind::Super,
-        1 => UnitKind::LogHeader,
-        2 => UnitKind::Txn,
-        n => UnitKind::Meta(BlockKind::ALL[n - 3]),
-    }
-}
-
-/// The pieces of a corpus by kind, those of large blocks last.
-pub struct Shelf(Vec<(Vec<usize>, usize)>);
-
-impl Shelf {
-    /// Sorts the pieces.
-    pub fn new(pieces: &[(usize, Unit, Vec<u8>)]) -> Shelf {
-        let of = |kind| {
-            let mut list: Vec<usize> = (0..pieces.len()).filter(|i| pieces[*i].1.kind == kind).collect();
-            list.sort_by_key(|i| pieces[*i].2.len() > 8192);
-            let small = list.iter().filter(|i| pieces[**i].2.len() <= 8192).count();
-            (list, small)
-        };
-        Shelf((0..KINDS).map(|n| of(kind_of(n))).collect())
-    }
-
-    /// One of the pieces of a kind, a large one seldom; `None` if there are none.
-    fn pick(&self, rng: &mut Rng, kind: usize) -> Option<usize> {
-        let (list, small) = &self.0[kind];
-        let among = if *small > 0 && rng.u8(..32) != 0 { *small } else { list.len() };
-        (among > 0).then(|| list[rng.usize(..among)])
-    }
-}
-
 /// Damages one block and decodes it.
 pub fn case(corpus: &Corpus, rng: &mut Rng) -> Result<Done, Failure> {
     let (kind, piece) = loop {
         let kind = rng.usize(..KINDS);
-        if let Some(piece) = corpus.shelf.pick(rng, kind) {
+        if let Some(piece) = corpus.index.pick(rng, kind) {
             break (kind, piece);
         }
     };
@@ -80,7 +46,7 @@ pub fn case(corpus: &Corpus, rng: &mut Rng) -> Result<Done, Failure> {
     let mut subject = Subject { unit: *unit, g: &s.g, sb: &s.sb, pool: &s.pool, b: bytes.clone() };
     for _ in 0..[1, 1, 2, 3, 6][rng.usize(..5)] {
         let mut others =
-            |rng: &mut Rng| corpus.shelf.pick(rng, kind).map_or_else(Vec::new, |i| corpus.pieces[i].2.clone());
+            |rng: &mut Rng| corpus.index.pick(rng, kind).map_or_else(Vec::new, |i| corpus.pieces[i].2.clone());
         damage(rng, unit, &s.pool, &mut subject.b, &mut others);
     }
     if rng.u8(..16) != 0 {

@@ -7,10 +7,10 @@
 //! - what the check finds clean can be walked and changed without an error that tells of damage, and is clean afterwards.
 
 use super::corpus::{Corpus, Sample, layers, options};
-use super::guard::{Limited, forget_peak, no_panic, peak_memory};
+use super::limits::{Limited, forget_peak, no_panic, peak_memory};
 use super::mutate::{Change, changes, shrink};
+use super::outcome::{Done, Failure};
 use super::work::{walk, work};
-use super::{Done, Failure};
 use cffs::check::repair::{RepairOptions, Repaired, has_superblock, repair};
 use cffs::check::{CheckOptions, Report, check};
 use cffs::device::Device;

@@ -14,12 +14,16 @@
 
 pub mod corpus;
 pub mod decode;
-pub mod guard;
 pub mod image;
+pub mod limits;
 pub mod mutate;
+mod outcome;
+mod pieces;
 pub mod replay;
 pub mod units;
 pub mod work;
+
+pub use outcome::{Done, Failure};
 
 use fastrand::Rng;
 
@@ -55,22 +59,6 @@ pub fn case_rng(target: Target, seed: u64, case: u64) -> Rng {
     Rng::with_seed(key ^ case.wrapping_mul(0x9e37_79b9_7f4a_7c15))
 }
 
-/// Something that must not happen.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Failure {
-    /// Alike for failures that probably have one cause: the place of a panic, or the stage and the sort of complaint.
-    pub key: String,
-    /// All there is to say.
-    pub text: String,
-}
-
-impl Failure {
-    /// A failure of a stage.
-    pub fn new(key: impl Into<String>, text: impl Into<String>) -> Failure {
-        Failure { key: key.into(), text: text.into() }
-    }
-}
-
 /// Runs a case.
 pub fn run_case(corpus: &corpus::Corpus, target: Target, seed: u64, case: u64) -> Result<Done, Failure> {
     let mut rng = case_rng(target, seed, case);
@@ -78,31 +66,5 @@ pub fn run_case(corpus: &corpus::Corpus, target: Target, seed: u64, case: u64) -
         Target::Blocks => decode::case(corpus, &mut rng),
         Target::Log => replay::case(corpus, &mut rng),
         Target::Image => image::case(corpus, &mut rng),
-    }
-}
-
-/// What a case that did not fail has done, for the summary.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Done {
-    /// The damage was believed: something was decoded, replayed, or mounted.
-    pub accepted: bool,
-    /// Images: stages run (checks, walks, workloads, repairs).
-    pub stages: u64,
-    /// Images: repairs that put something right.
-    pub repaired: u64,
-    /// Images: repairs that were refused for a reason that is allowed (no superblock, no space).
-    pub refused: u64,
-    /// Images: the most device requests that a stage needed, in thousandths of its limit.
-    pub requests: u64,
-}
-
-impl Done {
-    /// Adds another one.
-    pub fn add(&mut self, other: &Done) {
-        self.accepted |= other.accepted;
-        self.stages += other.stages;
-        self.repaired += other.repaired;
-        self.refused += other.refused;
-        self.requests = self.requests.max(other.requests);
     }
 }

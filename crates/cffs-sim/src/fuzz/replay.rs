@@ -3,10 +3,10 @@
 //! What must hold: no panic, a bounded number of requests, and a replay that succeeds leaves a log with nothing in it.
 
 use super::corpus::{Corpus, Sample, layers};
-use super::guard::{Limited, no_panic};
+use super::limits::{Limited, no_panic};
 use super::mutate::{damage, interesting};
+use super::outcome::{Done, Failure};
 use super::units::{Unit, UnitKind, transactions};
-use super::{Done, Failure};
 use cffs::device::{Device, IoKind};
 use cffs::format::log::{LOG_HEADER_AREA, LogHeader, Record, TXN_HEADER, put_block, put_revoke, records, seal_txn};
 use cffs::format::{get_u64, put_u64};

@@ -4,7 +4,7 @@
 //! removed as well, a file system may keep it until the file goes, and its owner is charged for it. Nobody can see it, but
 //! in the quotas.
 
-use super::{Id, Inode, Model};
+use super::inode::{Id, Inode};
 use std::collections::BTreeMap;
 
 /// What is known of files without a name.
@@ -13,7 +13,7 @@ pub(super) struct Removed {
     /// The directory that a file had its last name in.
     from: BTreeMap<Id, Id>,
     /// Owner and group of the directories that are gone but for that.
-    kept: BTreeMap<Id, (u32, u32)>,
+    pub(super) kept: BTreeMap<Id, (u32, u32)>,
 }
 
 impl Removed {
@@ -34,12 +34,5 @@ impl Removed {
             self.kept.remove(&empty);
             self.from.remove(&empty);
         }
-    }
-}
-
-impl Model {
-    /// Owner and group of each directory that is gone, but for the files that may stand in its blocks.
-    pub fn kept_directories(&self) -> impl Iterator<Item = (u32, u32)> {
-        self.removed.kept.values().copied()
     }
 }

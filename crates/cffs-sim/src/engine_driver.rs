@@ -1,9 +1,9 @@
 //! The engine with the open files of a test: applies operations as a program would, by looking paths up.
 
 use crate::model::acl;
+use crate::model_driver;
 use crate::ops::{Op, Path, SLOTS};
 use crate::pattern;
-use crate::state;
 use crate::walk::{Held, read};
 use crate::{disk::Trace, setup::Setup};
 use cffs::{Attr, Caller, DirEntry, Fs, Ino, ROOT_INO, Result, SetAttr, SetXattr, TimeSpec};
@@ -39,7 +39,7 @@ struct Listing {
 }
 
 /// Engine and open files.
-pub struct Engine {
+pub struct EngineDriver {
     /// The file system.
     pub fs: Arc<Fs>,
     /// Open files.
@@ -51,11 +51,11 @@ pub struct Engine {
     applied: u64,
 }
 
-impl Engine {
+impl EngineDriver {
     /// Mounts.
-    pub fn mount(setup: Setup, trace: &Trace) -> Result<Engine> {
+    pub fn mount(setup: Setup, trace: &Trace) -> Result<EngineDriver> {
         let fs = setup.mount(trace)?;
-        Ok(Engine { fs, slots: [None; SLOTS], trace: trace.clone(), setup, listing: None, applied: 0 })
+        Ok(EngineDriver { fs, slots: [None; SLOTS], trace: trace.clone(), setup, listing: None, applied: 0 })
     }
 
     fn start(&self, path: &Path) -> Held<'_> {
@@ -126,19 +126,19 @@ impl Engine {
         match op {
             Op::Create { path, perm, uid } => {
                 let (dir, name) = self.parent(path)?;
-                self.made(fs.create(state::caller(*uid), dir.ino, &name, state::settable(*perm, false)))
+                self.made(fs.create(model_driver::caller(*uid), dir.ino, &name, model_driver::settable(*perm, false)))
             }
             Op::Mkdir { path, perm, uid } => {
                 let (dir, name) = self.parent(path)?;
-                self.made(fs.mkdir(state::caller(*uid), dir.ino, &name, state::settable(*perm, true)))
+                self.made(fs.mkdir(model_driver::caller(*uid), dir.ino, &name, model_driver::settable(*perm, true)))
             }
             Op::Mknod { path, special, rdev } => {
                 let (dir, name) = self.parent(path)?;
-                self.made(fs.mknod(Caller::ROOT, dir.ino, &name, state::special_type(*special), 0o600, *rdev))
+                self.made(fs.mknod(Caller::ROOT, dir.ino, &name, model_driver::special_type(*special), 0o600, *rdev))
             }
             Op::Symlink { path, len } => {
                 let (dir, name) = self.parent(path)?;
-                self.made(fs.symlink(Caller::ROOT, dir.ino, &name, &state::link_target(*len)))
+                self.made(fs.symlink(Caller::ROOT, dir.ino, &name, &model_driver::link_target(*len)))
             }
             Op::Readlink { path } => fs.readlink(self.resolve(path)?.ino).map(Reply::Bytes),
             Op::Link { from, to } => {
@@ -215,7 +215,7 @@ impl Engine {
             }
             Op::Lookup { path } => fs.getattr(self.resolve(path)?.ino).map(Reply::File),
             Op::Chmod { path, perm } => self.setattr(path, |a| {
-                SetAttr::default().perm(Some(state::settable(*perm, a.file_type == cffs::FileType::Directory)))
+                SetAttr::default().perm(Some(model_driver::settable(*perm, a.file_type == cffs::FileType::Directory)))
             }),
             Op::Chown { path, uid, gid } => self.setattr(path, |_| SetAttr::default().uid(Some(*uid)).gid(Some(*gid))),
             Op::SetXattr { path, name, len, tag } => {

@@ -2,8 +2,8 @@
 //! another one and renaming it, a log grows and is rotated, a tree is built and moved, a file is used after its name
 //! has gone. Their operations come interleaved, as they would from several threads.
 
+use crate::model_driver::State;
 use crate::ops::{Op, Path, code};
-use crate::state::State;
 use cffs::{Fallocate, RenameFlags};
 use fastrand::Rng;
 use std::collections::VecDeque;
@@ -52,14 +52,14 @@ impl Programs {
         let other = self.0[rng.usize(..PROGRAMS)].dir.clone();
         let program = &mut self.0[nth];
         if program.script.is_empty() {
-            program.script.extend(intent(&program.dir, &other, nth, rng, state, tag));
+            program.script.extend(scenario(&program.dir, &other, nth, rng, state, tag));
         }
         program.script.pop_front().unwrap_or(Op::Sync)
     }
 }
 
 /// Something to do that takes several operations.
-fn intent(dir: &Path, other: &Path, nth: usize, rng: &mut Rng, state: &State, tag: &mut u64) -> Vec<Op> {
+fn scenario(dir: &Path, other: &Path, nth: usize, rng: &mut Rng, state: &State, tag: &mut u64) -> Vec<Op> {
     let mut write = |path: &Path, offset: u64, len: usize| {
         *tag += 1;
         Op::Write { path: path.clone(), offset, len, tag: *tag }

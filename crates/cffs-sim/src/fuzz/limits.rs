@@ -1,6 +1,6 @@
 //! Limits: a device that fails after so many requests, and calls that turn a panic into a failure.
 
-use super::Failure;
+use super::outcome::Failure;
 use cffs::device::{Device, IoKind};
 use std::cell::RefCell;
 use std::io::{self, IoSlice, IoSliceMut};
@@ -125,7 +125,7 @@ mod tests {
     #[test]
     fn a_panic_is_a_failure_with_its_place_and_the_limit_is_kept() {
         let f = no_panic("stage", || panic!("on purpose")).unwrap_err();
-        assert!(f.key.contains("guard.rs") && f.text.contains("on purpose"), "{f:?}");
+        assert!(f.key.contains("limits.rs") && f.text.contains("on purpose"), "{f:?}");
         assert_eq!(no_panic("stage", || 5), Ok(5));
         let dev = Limited::new(Arc::new(MemoryDevice::new(4096)), 2);
         assert!(dev.flush().is_ok() && dev.flush().is_ok() && !dev.exceeded());
