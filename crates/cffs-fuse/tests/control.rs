@@ -175,6 +175,17 @@ fn as_another_user(dir: &Path) {
     }
 }
 
+/// Removes a file, and waits until so many bytes more are free: the kernel sends FORGET for it in its own time.
+fn remove_and_wait(m: &common::Mounted, name: &str, bytes: u64) {
+    let (_, before) = space(m);
+    fs::remove_file(m.path(name)).unwrap();
+    let end = Instant::now() + Duration::from_secs(60);
+    while space(m).1 < before + bytes {
+        assert!(Instant::now() < end, "never freed");
+        fs::File::open(m.dir()).unwrap().sync_all().unwrap();
+    }
+}
+
 #[test]
 fn fstrim_works() {
     if !can_mount() {
@@ -185,7 +196,7 @@ fn fstrim_works() {
     fs::write(m.path("large"), vec![1; 20 << 20]).unwrap();
     fs::File::open(m.path("large")).unwrap().sync_all().unwrap();
     let full = image.allocated_bytes();
-    fs::remove_file(m.path("large")).unwrap();
+    remove_and_wait(&m, "large", 19 << 20);
     let Ok(out) = std::process::Command::new("fstrim").arg("-v").arg(m.dir()).output() else {
         eprintln!("SKIPPED: needs fstrim");
         return;
@@ -206,14 +217,7 @@ fn freed_space_is_discarded_where_the_mount_asks_for_it() {
         fs::write(m.path("large"), vec![1; 20 << 20]).unwrap();
         fs::File::open(m.path("large")).unwrap().sync_all().unwrap();
         let full = image.allocated_bytes();
-        let (_, before) = space(&m);
-        fs::remove_file(m.path("large")).unwrap();
-        // The space is free when the kernel has let go of the file, and tells of that in its own time.
-        let end = Instant::now() + Duration::from_secs(60);
-        while space(&m).1 < before + (19 << 20) {
-            assert!(Instant::now() < end, "never freed");
-            fs::File::open(m.dir()).unwrap().sync_all().unwrap();
-        }
+        remove_and_wait(&m, "large", 19 << 20);
         fs::File::open(m.dir()).unwrap().sync_all().unwrap();
         let freed = full.saturating_sub(image.allocated_bytes());
         assert_eq!(freed > 19 << 20, discard, "{freed} bytes");
