@@ -13,9 +13,9 @@ use anyhow::{Context, Result, ensure};
 use serde::Serialize;
 
 use crate::process::{find_program, run, run_command};
-use crate::rig::{Rig, write_json};
+use crate::peer_harness::{Harness, write_json};
 use crate::served::{Counted, Counters, Served, Sparse};
-use crate::undo::{Guard, Undo};
+use crate::cleanup::{Guard, Cleanup};
 
 const LIMIT: Duration = Duration::from_secs(3600);
 
@@ -84,8 +84,8 @@ struct Row {
 /// When it cannot run, or a check finds something.
 pub fn run_checktime(args: &Args) -> Result<ExitCode> {
     ensure!(rustix::process::geteuid().is_root(), "takes root: it mounts");
-    let rig = Rig::new("check", &args.dir, &args.cffs)?;
-    let rig = Checks { image: rig.dir.join("image"), rig };
+    let harness = Harness::new("check", &args.dir, &args.cffs)?;
+    let harness = Checks { image: harness.dir.join("image"), harness };
     let mut rows = Vec::new();
     println!("check          files       time     memory     reads  read bytes  blocks read  more than once");
     for &kind in &args.only {
@@ -93,7 +93,7 @@ pub fn run_checktime(args: &Args) -> Result<ExitCode> {
             eprintln!("SKIPPED: {kind:?}: there is no {missing} here");
             continue;
         }
-        let row = rig.measure(args, kind)?;
+        let row = harness.measure(args, kind)?;
         println!(
             "{:12} {:7} {:8.2} s {:6} MiB {:9} {:7} MiB {:12} {:8} (at most {} times)",
             kind.name(),
@@ -142,7 +142,7 @@ impl Kind {
 }
 
 struct Checks {
-    rig: Rig,
+    harness: Harness,
     image: PathBuf,
 }
 
@@ -157,7 +157,7 @@ impl Checks {
             memory = memory.max(peak);
         }
         let medium = Arc::new(Counted::new(Sparse::open(&self.image)?));
-        let at = self.rig.dir.join("disk");
+        let at = self.harness.dir.join("disk");
         fs::create_dir(&at)?;
         let served = Served::start(medium.clone(), &at)?;
         medium.watch_blocks();
@@ -176,7 +176,7 @@ impl Checks {
         let image = self.image.to_string_lossy().into_owned();
         drop(Sparse::create(&self.image, args.size << 30)?);
         match kind {
-            Kind::Cffs => run(&[&self.rig.cffs, "mkfs", "--force", &image], LIMIT)?,
+            Kind::Cffs => run(&[&self.harness.cffs, "mkfs", "--force", &image], LIMIT)?,
             // As many inodes as the tree needs, whatever the size.
             Kind::Ext4 => {
                 let inodes = (args.files + args.files / 50 + 1000).to_string();
@@ -185,13 +185,13 @@ impl Checks {
             Kind::Xfs => run(&["mkfs.xfs", "-q", "-f", &image], LIMIT)?,
         };
         if kind == Kind::Cffs {
-            let mounted = self.rig.mount(&self.image, LIMIT)?;
+            let mounted = self.harness.mount(&self.image, LIMIT)?;
             populate(&mounted.root, args.files, args.bytes)?;
             return mounted.unmount(LIMIT);
         }
-        let root = self.rig.dir.join("mnt");
+        let root = self.harness.dir.join("mnt");
         fs::create_dir_all(&root)?;
-        let guard = Guard::new(Undo::Unmount(root.clone()));
+        let guard = Guard::new(Cleanup::Unmount(root.clone()));
         run(&["mount", "-o", "loop", &image, &root.to_string_lossy()], LIMIT)?;
         populate(&root, args.files, args.bytes)?;
         run(&["umount", &root.to_string_lossy()], LIMIT)?;
@@ -201,9 +201,9 @@ impl Checks {
 
     /// The time, and the peak memory where time(1) is there to say it.
     fn check(&self, kind: Kind, image: &Path) -> Result<(f64, u64)> {
-        let report = self.rig.dir.join("memory");
+        let report = self.harness.dir.join("memory");
         let mut argv: Vec<&str> = match kind {
-            Kind::Cffs => vec![&self.rig.cffs, "fsck", "-n"],
+            Kind::Cffs => vec![&self.harness.cffs, "fsck", "-n"],
             Kind::Ext4 => vec!["e2fsck", "-f", "-n"],
             Kind::Xfs => vec!["xfs_repair", "-n"],
         };

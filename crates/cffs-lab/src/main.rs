@@ -5,7 +5,7 @@
 //! compiles them.
 
 mod checktime;
-mod cold;
+mod cache_check;
 mod compare;
 mod conformance;
 mod experiments;
@@ -18,11 +18,11 @@ mod quota;
 mod random;
 mod readall;
 mod recovery;
-mod rig;
+mod peer_harness;
 mod served;
 mod soak;
 mod tree;
-mod undo;
+mod cleanup;
 mod watched;
 
 use std::process::ExitCode;
@@ -76,7 +76,7 @@ enum Command {
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    undo::install_signal_handler();
+    cleanup::install_signal_handler();
     let outcome = match cli.command {
         Command::Peers(args) => peers::run(&args),
         Command::List => {
@@ -98,7 +98,7 @@ fn main() -> ExitCode {
         Command::Quota(args) => quota::run_campaign(&args),
         Command::QuotaLoad(args) => quota::run_load(&args),
     };
-    undo::leave_to_signal_handler();
+    cleanup::leave_to_signal_handler();
     match outcome {
         Ok(code) => code,
         Err(error) => {

@@ -10,7 +10,7 @@ use clap::ValueEnum;
 use serde::Serialize;
 
 use crate::process::{Server, find_program, is_mounted, run, run_command};
-use crate::undo::{Guard, Undo};
+use crate::cleanup::{Guard, Cleanup};
 
 /// Longest time of any program here.
 pub const LIMIT: Duration = Duration::from_secs(300);
@@ -137,7 +137,7 @@ impl Kind {
             server.wait_until(LIMIT, || is_mounted(root))?;
             daemon = Some(server);
         }
-        let guard = Guard::new(Undo::Unmount(root.to_path_buf()));
+        let guard = Guard::new(Cleanup::Unmount(root.to_path_buf()));
         // The first request to a FUSE mount waits until it serves.
         rustix::fs::statfs(root).with_context(|| format!("cannot use {}", root.display()))?;
         Ok(Mounted { guard, daemon, kind: self, root: root.to_path_buf() })
@@ -208,7 +208,7 @@ impl Loop {
     pub fn attach(file: &Path) -> Result<Loop> {
         let file = file.to_string_lossy();
         let device = run(&["losetup", "--direct-io=on", "--find", "--show", &file], LIMIT)?.trim().to_string();
-        let found = Loop { guard: Guard::new(Undo::DetachLoop(device.clone())), device };
+        let found = Loop { guard: Guard::new(Cleanup::DetachLoop(device.clone())), device };
         let path = found.attribute("dio");
         let dio = std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
         ensure!(dio.trim() == "1", "{} does not do direct I/O", found.device);

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-use crate::undo::{Guard, Undo};
+use crate::cleanup::{Guard, Cleanup};
 
 /// Runs a program, waits at most `limit`, and returns its standard output.
 ///
@@ -106,7 +106,7 @@ impl Server {
         let name = show(&command);
         let child =
             command.stdin(Stdio::null()).process_group(0).spawn().with_context(|| format!("cannot start `{name}`"))?;
-        let guard = Guard::new(Undo::End(child.id()));
+        let guard = Guard::new(Cleanup::End(child.id()));
         Ok(Server { child, name, guard: Some(guard) })
     }
 

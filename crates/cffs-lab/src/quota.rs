@@ -18,7 +18,7 @@ use rustix::process::{Signal, kill_process};
 
 use crate::process::{run, wait_for};
 use crate::random::Random;
-use crate::undo::{Guard, Undo};
+use crate::cleanup::{Guard, Cleanup};
 use crate::watched::{MountLog, Watched};
 
 const LIMIT: Duration = Duration::from_secs(120);
@@ -85,7 +85,7 @@ pub fn run_campaign(args: &Args) -> Result<ExitCode> {
     let cffs = std::path::absolute(&args.cffs)?;
     ensure!(cffs.is_file(), "{} is not there (cargo build --release, or --cffs)", cffs.display());
     let dir = tempfile::Builder::new().prefix("cffs-lab-quota-").tempdir()?.keep();
-    let dir_guard = Guard::new(Undo::RemoveDir(dir.clone()));
+    let dir_guard = Guard::new(Cleanup::RemoveDir(dir.clone()));
     fs::set_permissions(&dir, fs::Permissions::from_mode(0o755))?;
     // The users must be able to run it, wherever it was built.
     let lab = dir.join("cffs-lab");

@@ -17,7 +17,7 @@ use cffs::{Caller, Fs, MkfsOptions, MountOptions, ROOT_INO, SetAttr, mkfs};
 use serde::Serialize;
 
 use crate::process::run;
-use crate::rig::{Rig, write_json};
+use crate::peer_harness::{Harness, write_json};
 use crate::served::{Counted, Counters, Served, Sparse};
 
 const LIMIT: Duration = Duration::from_secs(600);
@@ -91,14 +91,14 @@ struct Row {
 /// When it cannot run.
 pub fn run_recovery(args: &Args) -> Result<ExitCode> {
     ensure!(Path::new("/dev/fuse").exists(), "there is no /dev/fuse here: nothing can be mounted");
-    let rig = Rig::new("recovery", &args.dir, &args.cffs)?;
+    let harness = Harness::new("recovery", &args.dir, &args.cffs)?;
     let mut rows = Vec::new();
     println!(
         "load      device     operations  log read   recovery  clean mount  reading alone  reads  read bytes   writes  flushes"
     );
     for &load in &args.load {
         for &size in &args.sizes {
-            let row = measure(&rig, args, load, size)?;
+            let row = measure(&harness, args, load, size)?;
             println!(
                 "{:8} {:6} GiB {:12} {:6.1} MiB {:8.3} s {:10.3} s {:12.3} s {:6} {:7.1} MiB {:8} {:8}",
                 format!("{load:?}").to_lowercase(),
@@ -124,35 +124,35 @@ pub fn run_recovery(args: &Args) -> Result<ExitCode> {
     Ok(if slow.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn measure(rig: &Rig, args: &Args, load: Load, size: u64) -> Result<Row> {
-    let image = rig.dir.join("image");
+fn measure(harness: &Harness, args: &Args, load: Load, size: u64) -> Result<Row> {
+    let image = harness.dir.join("image");
     let make = |steps| crash(&image, size << 30, args.log << 20, load, steps);
     // The first time to see when the log would be emptied; the second time stops right before.
     let (until, _) = make(STEPS_MAX)?;
     let (operations, log_bytes) = make(until - 1)?;
     ensure!(operations == until - 1, "the log was emptied earlier than the first time: not the same history");
 
-    let kept = rig.dir.join("kept");
+    let kept = harness.dir.join("kept");
     let mut best: Option<(f64, Counters)> = None;
     let mut clean: Option<(f64, Counters)> = None;
     let mut reading = f64::MAX;
     for _ in 0..args.repeat {
         run(&["cp", "--sparse=always", &image.to_string_lossy(), &kept.to_string_lossy()], LIMIT)?;
         let medium = Arc::new(Counted::new(Sparse::open(&kept)?));
-        let at = rig.dir.join("disk");
+        let at = harness.dir.join("disk");
         fs::create_dir(&at)?;
         let served = Served::start(medium.clone(), &at)?;
         reading = reading.min(read_alone(&served.file(), log_bytes)?);
-        let (time, requests) = timed_mount(rig, &medium, &served.file())?;
+        let (time, requests) = timed_mount(harness, &medium, &served.file())?;
         if best.is_none_or(|(fastest, _)| time < fastest) {
             best = Some((time, requests));
         }
-        let (time, requests) = timed_mount(rig, &medium, &served.file())?;
+        let (time, requests) = timed_mount(harness, &medium, &served.file())?;
         if clean.is_none_or(|(fastest, _)| time < fastest) {
             clean = Some((time, requests));
         }
         served.stop()?;
-        run(&[&rig.cffs, "fsck", "-n", &kept.to_string_lossy()], LIMIT).context("the check is not clean")?;
+        run(&[&harness.cffs, "fsck", "-n", &kept.to_string_lossy()], LIMIT).context("the check is not clean")?;
         fs::remove_file(&kept)?;
         fs::remove_dir(&at)?;
     }
@@ -173,10 +173,10 @@ fn measure(rig: &Rig, args: &Args, load: Load, size: u64) -> Result<Row> {
 }
 
 /// Mounts, until the first request is answered, and unmounts; the time and the requests of the former.
-fn timed_mount(rig: &Rig, medium: &Counted<Sparse>, disk: &Path) -> Result<(f64, Counters)> {
+fn timed_mount(harness: &Harness, medium: &Counted<Sparse>, disk: &Path) -> Result<(f64, Counters)> {
     let before = medium.counters();
     let clock = Instant::now();
-    let mounted = rig.mount(disk, LIMIT)?;
+    let mounted = harness.mount(disk, LIMIT)?;
     rustix::fs::statfs(&mounted.root).context("the mount does not serve")?;
     let time = clock.elapsed().as_secs_f64();
     let requests = medium.counters() - before;

@@ -16,7 +16,7 @@ use rustix::process::{Signal, kill_process};
 
 use crate::process::run;
 use crate::random::Random;
-use crate::undo::{Guard, Undo};
+use crate::cleanup::{Guard, Cleanup};
 use crate::watched::{MountLog, Watched};
 
 const LIMIT: Duration = Duration::from_secs(120);
@@ -53,7 +53,7 @@ pub struct Args {
 }
 
 /// Files whose fsync has returned: path below the mount, to id and length.
-type Ledger = Mutex<BTreeMap<PathBuf, (u64, u64)>>;
+type DurabilityOracle = Mutex<BTreeMap<PathBuf, (u64, u64)>>;
 
 /// Runs the subcommand: exit code 1 when a promise was broken.
 ///
@@ -64,7 +64,7 @@ pub fn run_soak(args: &Args) -> Result<ExitCode> {
     let cffs = std::path::absolute(&args.cffs)?;
     ensure!(cffs.is_file(), "{} is not there (cargo build --release, or --cffs)", cffs.display());
     let dir = tempfile::Builder::new().prefix("cffs-lab-soak-").tempdir()?.keep();
-    let dir_guard = Guard::new(Undo::RemoveDir(dir.clone()));
+    let dir_guard = Guard::new(Cleanup::RemoveDir(dir.clone()));
     let soak = Soak {
         cffs: cffs.to_string_lossy().into_owned(),
         image: dir.join("image").to_string_lossy().into_owned(),
@@ -74,12 +74,12 @@ pub fn run_soak(args: &Args) -> Result<ExitCode> {
     };
     fs::create_dir(&soak.root)?;
     run(&[&soak.cffs, "mkfs", "--force", "--size", &args.size, &soak.image], LIMIT)?;
-    let ledger = Ledger::default();
+    let oracle = DurabilityOracle::default();
     let ids = AtomicU64::new(1);
     let mut random = Random::new(args.seed);
     let mut slowest = Duration::ZERO;
     for round in 1..=args.rounds {
-        let outcome = soak.round(args, round, &mut random, &ledger, &ids);
+        let outcome = soak.round(args, round, &mut random, &oracle, &ids);
         match outcome {
             Ok(found) => {
                 slowest = slowest.max(found.recovery);
@@ -132,7 +132,7 @@ impl Soak {
         Watched::start(&self.cffs, &self.options, &self.image, &self.root, &self.log, LIMIT)
     }
 
-    fn round(&self, args: &Args, round: u32, random: &mut Random, ledger: &Ledger, ids: &AtomicU64) -> Result<Found> {
+    fn round(&self, args: &Args, round: u32, random: &mut Random, oracle: &DurabilityOracle, ids: &AtomicU64) -> Result<Found> {
         let mount = self.mount().context("cannot mount for the load")?;
         let load = Duration::from_millis(20 + random.below(args.longest.max(1)));
         let stop = AtomicBool::new(false);
@@ -144,7 +144,7 @@ impl Soak {
                     home: format!("w{number}").into(),
                     root: &self.root,
                     random: Random::new(random.next()),
-                    ledger,
+                    oracle,
                     ids,
                 };
                 let (stop, operations, broken) = (&stop, &operations, &broken);
@@ -177,7 +177,7 @@ impl Soak {
         let clock = Instant::now();
         let mount = self.mount().context("cannot mount after the kill")?;
         let recovery = clock.elapsed();
-        let promised = self.check_promises(ledger)?;
+        let promised = self.check_promises(oracle)?;
         let mut looked_at = 0;
         check_contents(&self.root, &mut looked_at)?;
         mount.unmount(LIMIT)?;
@@ -186,9 +186,9 @@ impl Soak {
         Ok(Found { load, operations: operations.into_inner(), recovery, promised, looked_at })
     }
 
-    fn check_promises(&self, ledger: &Ledger) -> Result<usize> {
-        let ledger = lock(ledger);
-        for (path, (id, len)) in ledger.iter() {
+    fn check_promises(&self, oracle: &DurabilityOracle) -> Result<usize> {
+        let oracle = lock(oracle);
+        for (path, (id, len)) in oracle.iter() {
             let full = self.root.join(path);
             let bytes =
                 fs::read(&full).with_context(|| format!("{} was fsynced and cannot be read", path.display()))?;
@@ -199,7 +199,7 @@ impl Soak {
                 bytes.len()
             );
         }
-        Ok(ledger.len())
+        Ok(oracle.len())
     }
 }
 
@@ -263,7 +263,7 @@ struct Worker<'a> {
     home: PathBuf,
     root: &'a Path,
     random: Random,
-    ledger: &'a Ledger,
+    oracle: &'a DurabilityOracle,
     ids: &'a AtomicU64,
 }
 
@@ -320,7 +320,7 @@ impl Worker<'_> {
         let mut file = File::create_new(self.root.join(&path))?;
         file.write_all(&records(id, 0, len))?;
         file.sync_all()?;
-        lock(self.ledger).insert(path, (id, len as u64));
+        lock(self.oracle).insert(path, (id, len as u64));
         Ok(())
     }
 
@@ -329,15 +329,15 @@ impl Worker<'_> {
     fn break_promise(&mut self) -> std::io::Result<()> {
         for _ in 0..8 {
             let path = {
-                let mut ledger = lock(self.ledger);
-                if ledger.len() < 400 {
+                let mut oracle = lock(self.oracle);
+                if oracle.len() < 400 {
                     return Ok(());
                 }
-                let nth = self.random.below(ledger.len() as u64) as usize;
-                let Some(path) = ledger.keys().nth(nth).cloned() else {
+                let nth = self.random.below(oracle.len() as u64) as usize;
+                let Some(path) = oracle.keys().nth(nth).cloned() else {
                     return Ok(());
                 };
-                ledger.remove(&path);
+                oracle.remove(&path);
                 path
             };
             fs::remove_file(self.root.join(path))?;
@@ -407,17 +407,17 @@ mod tests {
     #[test]
     fn the_load_keeps_its_own_rules_on_the_host_file_system() {
         let dir = tempfile::tempdir().unwrap();
-        let (ledger, ids) = (Ledger::default(), AtomicU64::new(1));
+        let (oracle, ids) = (DurabilityOracle::default(), AtomicU64::new(1));
         let mut worker =
-            Worker { home: "w0".into(), root: dir.path(), random: Random::new(42), ledger: &ledger, ids: &ids };
+            Worker { home: "w0".into(), root: dir.path(), random: Random::new(42), oracle: &oracle, ids: &ids };
         for _ in 0..600 {
             worker.step(1).unwrap();
         }
         let mut looked_at = 0;
         check_contents(dir.path(), &mut looked_at).unwrap();
-        let ledger = lock(&ledger);
-        assert!(ledger.len() > 50 && looked_at > ledger.len() as u64);
-        for (path, (id, len)) in ledger.iter() {
+        let oracle = lock(&oracle);
+        assert!(oracle.len() > 50 && looked_at > oracle.len() as u64);
+        for (path, (id, len)) in oracle.iter() {
             assert_eq!(fs::read(dir.path().join(path)).unwrap(), records(*id, 0, *len as usize));
         }
     }

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::process::{Server, is_mounted, run};
-use crate::undo::{Guard, Undo};
+use crate::cleanup::{Guard, Cleanup};
 
 /// Takes the log of the mounts of an image: what the programs on it do not notice, it tells.
 pub struct MountLog(PathBuf);
@@ -64,7 +64,7 @@ impl Watched {
         command.args(["mount", "-f", "-o", options, image]).arg(root);
         command.stderr(OpenOptions::new().append(true).open(&log.0)?);
         let mut server = Server::start(command)?;
-        let guard = Guard::new(Undo::Unmount(root.to_owned()));
+        let guard = Guard::new(Cleanup::Unmount(root.to_owned()));
         if let Err(e) = server.wait_until(limit, || is_mounted(root)) {
             let said = fs::read_to_string(&log.0).unwrap_or_default();
             return Err(e.context(said.trim().to_owned()));

@@ -11,7 +11,7 @@ use anyhow::{Context, Result, ensure};
 use rustix::fs::{StatVfs, XattrFlags, setxattr, statvfs};
 
 use super::job::Job;
-use super::site::Site;
+use super::test_mount::TestMount;
 use super::{Check, Format};
 use crate::process::run;
 use crate::random::Random;
@@ -39,7 +39,7 @@ pub fn checks(args: &Args) -> Vec<Check<'_>> {
         name: "fill".into(),
         size: "48M",
         formats: vec![Format::Default, Format::Conventional],
-        run: Box::new(|job, site| check(args, job, site)),
+        run: Box::new(|job, mount| check(args, job, mount)),
     }]
 }
 
@@ -78,23 +78,23 @@ fn settled(root: &Path, expected: &Free) -> Result<Free> {
     }
 }
 
-fn check(args: &Args, job: &Job, site: &mut Site) -> Result<String> {
-    let root = site.root().to_owned();
-    site.switch_quotas_on()?;
+fn check(args: &Args, job: &Job, mount: &mut TestMount) -> Result<String> {
+    let root = mount.root().to_owned();
+    mount.switch_quotas_on()?;
     // Records of quotas take space, which is not given back while it is mounted: everybody has his from the beginning.
-    let first = |site: &Site| -> Result<Free> {
+    let first = |mount: &TestMount| -> Result<Free> {
         for uid in USERS {
-            let file = site.root().join("first");
+            let file = mount.root().join("first");
             fs::write(&file, b"x")?;
             chown(&file, Some(uid), Some(uid))?;
             fs::remove_file(&file)?;
         }
         // The file may take a moment to go.
         std::thread::sleep(Duration::from_millis(200));
-        sync(site.root())?;
-        Free::of(site.root())
+        sync(mount.root())?;
+        Free::of(mount.root())
     };
-    let before = first(site)?;
+    let before = first(mount)?;
     let mut random = Random::new(args.seed);
     let (mut files, mut bytes) = (0, 0);
     for round in 0..args.rounds {
@@ -111,12 +111,12 @@ fn check(args: &Args, job: &Job, site: &mut Site) -> Result<String> {
         }
         let after = settled(&root, &before)?;
         ensure!(after == before, "round {round}: {after:?} is free, and it was {before:?}");
-        nothing_used(site).with_context(what)?;
+        nothing_used(mount).with_context(what)?;
         job.note(&format!("round {round}: {} names, {} bytes", filled.names, filled.bytes));
         if round % ROUNDS_PER_MOUNT == ROUNDS_PER_MOUNT - 1 {
-            site.check()?;
-            site.mount()?;
-            first(site)?;
+            mount.check()?;
+            mount.mount()?;
+            first(mount)?;
             let again = settled(&root, &before)?;
             ensure!(again == before, "round {round}, mounted again: {again:?} is free, and it was {before:?}");
         }
@@ -207,9 +207,9 @@ fn fill(root: &Path, random: &mut Random) -> Result<Filled> {
 }
 
 /// Nobody but root, whose the root directory is, uses anything.
-fn nothing_used(site: &Site) -> Result<()> {
-    let root = site.root().to_string_lossy().into_owned();
-    let report = run(&[site.cffs(), "quota", "report", "--json", &root], LIMIT)?;
+fn nothing_used(mount: &TestMount) -> Result<()> {
+    let root = mount.root().to_string_lossy().into_owned();
+    let report = run(&[mount.cffs(), "quota", "report", "--json", &root], LIMIT)?;
     let report: serde_json::Value = serde_json::from_str(&report).context("the report of quotas")?;
     for kind in ["user", "group", "project"] {
         let all = report[kind].as_array().with_context(|| format!("no {kind} quotas in the report: {report}"))?;

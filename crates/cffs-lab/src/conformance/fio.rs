@@ -12,7 +12,7 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 
 use super::job::{Job, command};
-use super::site::Site;
+use super::test_mount::TestMount;
 use super::{Check, Format, missing};
 use crate::process::find_program;
 
@@ -41,12 +41,12 @@ pub fn checks(args: &Args) -> Vec<Check<'_>> {
         name: format!("fio-{name}"),
         size: "4G",
         formats: vec![Format::Default],
-        run: Box::new(move |job: &Job, site: &mut Site| one(args, name, way, job, site)),
+        run: Box::new(move |job: &Job, mount: &mut TestMount| one(args, name, way, job, mount)),
     };
     WAYS.into_iter().map(check).collect()
 }
 
-fn one(args: &Args, name: &str, way: &[&str], job: &Job, site: &mut Site) -> Result<String> {
+fn one(args: &Args, name: &str, way: &[&str], job: &Job, mount: &mut TestMount) -> Result<String> {
     if find_program("fio").is_none() {
         return missing("fio is not installed (package fio)");
     }
@@ -54,7 +54,7 @@ fn one(args: &Args, name: &str, way: &[&str], job: &Job, site: &mut Site) -> Res
         let mut fio = command("fio", ["--name=job", "--rw=randwrite", "--verify=crc32c", "--verify_fatal=1"]);
         fio.args(["--numjobs=4", "--randseed=7", "--allrandrepeat=1", "--fallocate=none", "--group_reporting"]);
         fio.arg(format!("--size={}m", args.mib)).args(way);
-        fio.arg(format!("--directory={}", site.root().display()));
+        fio.arg(format!("--directory={}", mount.root().display()));
         // Without the states of jobs, which fio leaves in the current directory.
         fio.arg("--verify_state_save=0").current_dir("/");
         if verify_only {
@@ -65,11 +65,11 @@ fn one(args: &Args, name: &str, way: &[&str], job: &Job, site: &mut Site) -> Res
     let limit = Duration::from_secs(3600);
     job.run(&mut fio(false), limit)?;
     let mut again = fio(true);
-    let before = hashes(site.root())?;
+    let before = hashes(mount.root())?;
     ensure!(before.len() == 4, "fio has made {} files, not 4", before.len());
     // Once more from a cold cache.
-    site.again()?;
-    ensure!(hashes(site.root())? == before, "the files changed by an unmount");
+    mount.again()?;
+    ensure!(hashes(mount.root())? == before, "the files changed by an unmount");
     // Unaligned writes overlap, and fio without the record of its first run then takes the older ones for wrong, on any
     // file system.
     if name != UNALIGNED {

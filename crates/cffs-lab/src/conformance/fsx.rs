@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 
 use super::job::{Job, command};
-use super::site::Site;
+use super::test_mount::TestMount;
 use super::suites::Tools;
 use super::{Check, Format};
 
@@ -53,19 +53,19 @@ pub fn checks<'a>(args: &'a Args, tools: &'a Tools) -> Vec<Check<'a>> {
         name: "fsx".into(),
         size: "1G",
         formats: vec![Format::Default],
-        run: Box::new(|job, site| check(args, tools, job, site)),
+        run: Box::new(|job, mount| check(args, tools, job, mount)),
     }]
 }
 
-fn check(args: &Args, tools: &Tools, job: &Job, site: &mut Site) -> Result<String> {
+fn check(args: &Args, tools: &Tools, job: &Job, mount: &mut TestMount) -> Result<String> {
     let program = tools.find("fsx")?;
-    let beside = site.beside("fsx")?;
+    let beside = mount.beside("fsx")?;
     let config = beside.join("fsx.toml");
     fs::write(&config, CONFIGURATION)?;
     // Far beyond what it takes, which is about half a millisecond for an operation.
     let limit = Duration::from_secs(120) + Duration::from_millis(20) * u32::try_from(args.operations)?;
     for seed in args.first_seed..args.first_seed + args.seeds {
-        let file = site.root().join(format!("seed-{seed}"));
+        let file = mount.root().join(format!("seed-{seed}"));
         let (operations, seed_word) = (args.operations.to_string(), seed.to_string());
         let mut fsx = command(&program, ["-N", &operations, "-S", &seed_word]);
         fsx.arg("-f").arg(&config).arg("-P").arg(&beside).arg(&file);
@@ -73,7 +73,7 @@ fn check(args: &Args, tools: &Tools, job: &Job, site: &mut Site) -> Result<Strin
         ensure!(done.contains("A-OK"), "seed {seed}: fsx does not say that all is well");
         let left = fs::read(&file)?;
         // What it left is the same after a cold mount.
-        site.again()?;
+        mount.again()?;
         ensure!(fs::read(&file)? == left, "seed {seed}: the file changed by an unmount");
         fs::remove_file(&file)?;
     }

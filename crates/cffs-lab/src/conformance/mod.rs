@@ -11,7 +11,7 @@ mod fsx;
 mod job;
 mod pjdfstest;
 mod programs;
-mod site;
+mod test_mount;
 mod stress;
 mod suites;
 
@@ -22,7 +22,7 @@ use std::time::Instant;
 use anyhow::{Context, Result, ensure};
 
 use job::Job;
-use site::Site;
+use test_mount::TestMount;
 
 /// Arguments of `cffs-lab conformance`.
 #[derive(clap::Args)]
@@ -112,7 +112,7 @@ struct Check<'a> {
 }
 
 /// Returns in a line what was done.
-type Run<'a> = Box<dyn Fn(&Job, &mut Site) -> Result<String> + 'a>;
+type Run<'a> = Box<dyn Fn(&Job, &mut TestMount) -> Result<String> + 'a>;
 
 /// What a check that cannot run on this machine returns.
 #[derive(Debug, thiserror::Error)]
@@ -171,10 +171,10 @@ fn one(common: &Common, cffs: &Path, check: &Check, format: Format, count: &mut 
     let log = common.logs.join(format!("{}.{}.log", check.name, format.name()));
     let job = Job::new(&log)?;
     let clock = Instant::now();
-    let outcome = Site::new(cffs, format.options(), check.size, &common.cffs_options).and_then(|mut site| {
-        let done = (check.run)(&job, &mut site);
+    let outcome = TestMount::new(cffs, format.options(), check.size, &common.cffs_options).and_then(|mut mount| {
+        let done = (check.run)(&job, &mut mount);
         // Asked also of a file system that has already failed the check.
-        let whole = site.check();
+        let whole = mount.check();
         let result = match (done, whole) {
             (Ok(line), Ok(())) => Ok(line),
             (Err(e), Ok(())) => Err(e),
@@ -184,7 +184,7 @@ fn one(common: &Common, cffs: &Path, check: &Check, format: Format, count: &mut 
         if let (true, Err(e)) = (common.keep, &result)
             && !e.is::<Missing>()
         {
-            println!("kept: {}", site.keep().display());
+            println!("kept: {}", mount.keep().display());
         }
         result
     });

@@ -16,10 +16,10 @@ use std::time::Duration;
 use anyhow::{Result, bail, ensure};
 
 use super::job::{Job, command};
-use super::site::Site;
+use super::test_mount::TestMount;
 use super::suites::Tools;
 use super::{Check, Format, missing};
-use crate::undo::{Guard, Undo};
+use crate::cleanup::{Guard, Cleanup};
 
 const LIMIT: Duration = Duration::from_secs(1800);
 
@@ -43,11 +43,11 @@ pub fn checks<'a>(args: &'a Args, tools: &'a Tools) -> Vec<Check<'a>> {
         name: "pjdfstest".into(),
         size: "1G",
         formats: vec![Format::Default, Format::Conventional],
-        run: Box::new(|job, site| check(args, tools, job, site)),
+        run: Box::new(|job, mount| check(args, tools, job, mount)),
     }]
 }
 
-fn check(args: &Args, tools: &Tools, job: &Job, site: &mut Site) -> Result<String> {
+fn check(args: &Args, tools: &Tools, job: &Job, mount: &mut TestMount) -> Result<String> {
     let program = tools.find("pjdfstest")?;
     if !rustix::process::geteuid().is_root() {
         return missing("the tests change owners and mount: this takes root");
@@ -55,18 +55,18 @@ fn check(args: &Args, tools: &Tools, job: &Job, site: &mut Site) -> Result<Strin
     let version = job.run(&mut command(&program, ["--version"]), LIMIT)?;
     ensure!(version.contains(VERSION), "this is {}, and not {VERSION}", version.trim());
     // Some tests rename and link to another file system.
-    let other = site.beside("other")?;
+    let other = mount.beside("other")?;
     job.run(&mut command("mount", ["-t", "tmpfs", "none", &other.to_string_lossy()]), LIMIT)?;
-    let _other_guard = Guard::new(Undo::Unmount(other.clone()));
-    let helpers = site.beside("helpers")?;
-    symlink(site.cffs(), helpers.join("mount.fuse.cffs"))?;
+    let _other_guard = Guard::new(Cleanup::Unmount(other.clone()));
+    let helpers = mount.beside("helpers")?;
+    symlink(mount.cffs(), helpers.join("mount.fuse.cffs"))?;
 
     let mut results = BTreeMap::new();
     for remount in [false, true] {
         let config = helpers.join(format!("remount-{remount}.toml"));
         fs::write(&config, configuration(remount))?;
         let mut suite = if remount { with_helper(&helpers) } else { Command::new("env") };
-        suite.arg(&program).arg("-c").arg(&config).arg("-p").arg(site.root()).arg("-s").arg(&other);
+        suite.arg(&program).arg("-c").arg(&config).arg("-p").arg(mount.root()).arg("-s").arg(&other);
         suite.env("NO_COLOR", "1");
         if remount {
             suite.arg("erofs");

@@ -17,10 +17,10 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 
 use super::job::Job;
-use super::site::Site;
+use super::test_mount::TestMount;
 use super::{Check, Format};
 use crate::process::wait_for;
-use crate::undo::{Guard, Undo};
+use crate::cleanup::{Guard, Cleanup};
 
 /// Arguments of `cffs-lab conformance stress`.
 #[derive(clap::Args)]
@@ -56,7 +56,7 @@ pub fn checks(args: &Args) -> Vec<Check<'_>> {
         name: "stress".into(),
         size: "4G",
         formats: vec![Format::Default],
-        run: Box::new(|job, site| check(args, job, site)),
+        run: Box::new(|job, mount| check(args, job, mount)),
     }]
 }
 
@@ -69,18 +69,18 @@ struct Process {
 }
 
 impl Process {
-    fn start(args: &Args, number: u64, site: &Site) -> Result<Process> {
+    fn start(args: &Args, number: u64, mount: &TestMount) -> Result<Process> {
         let mut child = Command::new(std::env::current_exe()?)
             .args(["conformance", "stress-worker"])
             .arg("--root")
-            .arg(site.root())
+            .arg(mount.root())
             .args(["--number", &number.to_string()])
             .args(["--seed", &args.seed.wrapping_mul(1000).wrapping_add(number).to_string()])
             .current_dir("/")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()?;
-        let guard = Some(Guard::new(Undo::End(child.id())));
+        let guard = Some(Guard::new(Cleanup::End(child.id())));
         let input = child.stdin.take();
         let output = BufReader::new(child.stdout.take().context("no standard output")?);
         Ok(Process { child, guard, input, output })
@@ -114,11 +114,11 @@ impl Drop for Process {
     }
 }
 
-fn check(args: &Args, job: &Job, site: &mut Site) -> Result<String> {
+fn check(args: &Args, job: &Job, mount: &mut TestMount) -> Result<String> {
     for n in 0..shared::DIRS {
-        std::fs::create_dir(site.root().join(format!("shared{n}")))?;
+        std::fs::create_dir(mount.root().join(format!("shared{n}")))?;
     }
-    let mut processes = (0..args.processes).map(|n| Process::start(args, n, site)).collect::<Result<Vec<_>>>()?;
+    let mut processes = (0..args.processes).map(|n| Process::start(args, n, mount)).collect::<Result<Vec<_>>>()?;
     let mut all = |line: &str| -> Result<u64> {
         for process in &mut processes {
             process.tell(line)?;
@@ -138,7 +138,7 @@ fn check(args: &Args, job: &Job, site: &mut Site) -> Result<String> {
     for round in 1..=args.rounds.max(1) {
         operations += all(&format!("work {}", slice.as_millis()))?;
         compared += all("compare")?;
-        site.again()?;
+        mount.again()?;
         compared += all("compare")?;
         job.note(&format!("after round {round}: {operations} operations, {compared} files compared"));
     }

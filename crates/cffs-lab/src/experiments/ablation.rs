@@ -8,7 +8,7 @@ use cffs_disk::{Counters, profiles};
 
 use super::aging::age_as;
 use super::outcome::{Claim, Outcome, shown};
-use super::rig::{Rig, Setup, Variant, create, make_dir, with};
+use super::harness::{Harness, Setup, Variant, create, make_dir, with};
 use super::source::{Tree, file_name, read_whole, remove_below, search, walk};
 use crate::random::Random;
 
@@ -128,20 +128,20 @@ struct Past {
 }
 
 impl Past {
-    fn of(self, rig: &mut Rig) -> Result<()> {
+    fn of(self, harness: &mut Harness) -> Result<()> {
         match self.operations {
             0 => Ok(()),
-            n => rig.phase(|fs| age_as(fs, LEVEL, n, self.seed)).map(drop),
+            n => harness.phase(|fs| age_as(fs, LEVEL, n, self.seed)).map(drop),
         }
     }
 }
 
 fn run(setup: &Setup, tree: &Tree, past: Past, large: Option<&Tree>) -> Result<Cost> {
-    let mut rig = Rig::new(setup)?;
-    past.of(&mut rig)?;
-    let empty = rig.used_bytes()?;
-    let unpack = rig.phase(|fs| tree.unpack(fs, "tree"))?;
-    let used = rig.used_bytes()? - empty;
+    let mut harness = Harness::new(setup)?;
+    past.of(&mut harness)?;
+    let empty = harness.used_bytes()?;
+    let unpack = harness.phase(|fs| tree.unpack(fs, "tree"))?;
+    let used = harness.used_bytes()? - empty;
     let inside = |fs: &Fs, work: &dyn Fn(&[u64]) -> Result<()>| {
         let dirs = tree.open(fs, "tree")?;
         let result = work(&dirs);
@@ -154,11 +154,11 @@ fn run(setup: &Setup, tree: &Tree, past: Past, large: Option<&Tree>) -> Result<C
         fs.forget(dir, 1);
         result
     };
-    let searched = rig.phase(|fs| top(fs, &|dir| search(fs, dir).map(drop)))?;
-    let walked = rig.phase(|fs| top(fs, &|dir| walk(fs, dir).map(drop)))?;
-    let scattered = rig.phase(|fs| inside(fs, &|dirs| one_of_each(fs, tree, dirs)))?;
+    let searched = harness.phase(|fs| top(fs, &|dir| search(fs, dir).map(drop)))?;
+    let walked = harness.phase(|fs| top(fs, &|dir| walk(fs, dir).map(drop)))?;
+    let scattered = harness.phase(|fs| inside(fs, &|dirs| one_of_each(fs, tree, dirs)))?;
     let new = vec![0xa5; 8 << 10];
-    let overwritten = rig.phase(|fs| {
+    let overwritten = harness.phase(|fs| {
         inside(fs, &|dirs| {
             for (n, (dir, size)) in tree.files.iter().enumerate() {
                 let piece = &new[..(*size).min(new.len())];
@@ -167,7 +167,7 @@ fn run(setup: &Setup, tree: &Tree, past: Past, large: Option<&Tree>) -> Result<C
             Ok(())
         })
     })?;
-    let synced = rig.phase(|fs| {
+    let synced = harness.phase(|fs| {
         let mut dir = ROOT_INO;
         for n in 0..SYNCED {
             if n.is_multiple_of(PER_DIR) {
@@ -179,20 +179,20 @@ fn run(setup: &Setup, tree: &Tree, past: Past, large: Option<&Tree>) -> Result<C
         }
         Ok(())
     })?;
-    let removed = rig.phase(|fs| top(fs, &|dir| remove_below(fs, dir)))?;
-    rig.check()?;
+    let removed = harness.phase(|fs| top(fs, &|dir| remove_below(fs, dir)))?;
+    harness.check()?;
     let few = large.map(|tree| few(setup, tree, past)).transpose()?.unwrap_or_default();
     Ok(Cost { phases: [unpack, searched, walked, scattered, overwritten, synced, removed, few], used })
 }
 
 /// Reads a few files of a large tree, in no order: hardly two of a group, and never the next one.
 fn few(setup: &Setup, tree: &Tree, past: Past) -> Result<Counters> {
-    let mut rig = Rig::new(&Setup { bytes: LARGE_BYTES, ..setup.clone() })?;
-    past.of(&mut rig)?;
-    rig.phase(|fs| tree.unpack(fs, "tree"))?;
+    let mut harness = Harness::new(&Setup { bytes: LARGE_BYTES, ..setup.clone() })?;
+    past.of(&mut harness)?;
+    harness.phase(|fs| tree.unpack(fs, "tree"))?;
     let mut random = Random::new(8);
     let chosen: Vec<usize> = (0..FEW_FILES).map(|_| random.below(tree.files.len() as u64) as usize).collect();
-    rig.phase(|fs| {
+    harness.phase(|fs| {
         let top = fs.lookup(ROOT_INO, b"tree")?.ino;
         for n in &chosen {
             tree.within(fs, top, tree.files[*n].0, &mut |dir| {

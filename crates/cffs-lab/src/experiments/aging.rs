@@ -6,9 +6,9 @@ use cffs::{Fs, MetadataMode};
 
 use cffs_disk::Counters;
 
-use super::bound::{Price, free_blocks, least, least_by_angle, runs};
+use super::lower_bound::{Price, free_blocks, least, least_by_angle, runs};
 use super::outcome::{Chart, Claim, Outcome, Table, asked, shown};
-use super::rig::{Rig, Setup, Variant, create, make_dir};
+use super::harness::{Harness, Setup, Variant, create, make_dir};
 use super::small::{PHASES, benchmark_with};
 use crate::random::Random;
 
@@ -158,14 +158,14 @@ pub fn figure7(scale: u64) -> Result<Outcome> {
     let (mut costs, mut bounds) = (Vec::new(), Vec::new());
     let price = Price::of(setup.profile, u64::from(setup.block))?;
     for (name, level) in [("fresh", 0.0), ("50% full", 0.5), ("70% full", 0.7), ("90% full", 0.9)] {
-        let mut rig = Rig::new(&setup)?;
+        let mut harness = Harness::new(&setup)?;
         if level > 0.0 {
-            rig.phase(|fs| age(fs, level, OPERATIONS / scale))?;
+            harness.phase(|fs| age(fs, level, OPERATIONS / scale))?;
         }
-        let before = free_blocks(rig.device())?;
+        let before = free_blocks(harness.device())?;
         let mut taken = 0;
-        let phases = benchmark_with(&mut rig, FILES / scale, PER_DIR, 1024, &mut |rig| {
-            taken = count(&before) - count(&free_blocks(rig.device())?);
+        let phases = benchmark_with(&mut harness, FILES / scale, PER_DIR, 1024, &mut |harness| {
+            taken = count(&before) - count(&free_blocks(harness.device())?);
             Ok(())
         })?;
         bounds.push(Bound {
@@ -175,7 +175,7 @@ pub fn figure7(scale: u64) -> Result<Outcome> {
             least: least(&before, taken, price),
             by_angle: least_by_angle(&before, taken, setup.profile, setup.block.into())?,
         });
-        rig.check()?;
+        harness.check()?;
         costs.push(phases);
         rows.push((name.to_string(), phases.iter().map(|c| (FILES / scale) as f64 / c.seconds()).collect()));
     }
@@ -238,8 +238,8 @@ mod tests {
         assert!((5600..6200).contains(&small), "{small} of 10,000 are at most 4 KiB");
         assert!(sizes.iter().all(|s| (1..=512 << 10).contains(s)));
         let setup = Setup { bytes: 32 << 20, ..Setup::ganger(Variant::BOTH, MetadataMode::Delayed) };
-        let mut rig = Rig::new(&setup).unwrap();
-        rig.phase(|fs| {
+        let mut harness = Harness::new(&setup).unwrap();
+        harness.phase(|fs| {
             age(fs, 0.7, 2000)?;
             let s = fs.statfs();
             let used = 1.0 - s.free as f64 / s.total as f64;
@@ -247,6 +247,6 @@ mod tests {
             Ok(())
         })
         .unwrap();
-        rig.check().unwrap();
+        harness.check().unwrap();
     }
 }

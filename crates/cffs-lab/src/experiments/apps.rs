@@ -6,7 +6,7 @@ use cffs_disk::Counters;
 
 use super::large::raw;
 use super::outcome::{Claim, Outcome, asked, shown};
-use super::rig::{Rig, Setup, Variant, create};
+use super::harness::{Harness, Setup, Variant, create};
 use super::source::{Tree, file_name, read_whole, remove_below, search};
 
 /// Headers that a compilation reads, besides its own source.
@@ -75,12 +75,12 @@ const FIGURE9: [&str; 4] = ["pax", "gmake", "clean", "rm"];
 fn figure9_phases(setup: &Setup, files: u64) -> Result<[Counters; 4]> {
     let (tree, compiled) = figure9_tree(files);
     let chosen = |dir: usize| dir == compiled;
-    let mut rig = Rig::new(setup)?;
-    let pax = rig.phase(|fs| tree.unpack(fs, "tree"))?;
-    let gmake = rig.phase(|fs| in_tree(fs, &tree, |dirs| compile(fs, &tree, dirs, &chosen)))?;
-    let cleaned = rig.phase(|fs| in_tree(fs, &tree, |dirs| clean(fs, &tree, dirs, &chosen)))?;
-    let rm = rig.phase(|fs| in_tree(fs, &tree, |dirs| remove_below(fs, dirs[0])))?;
-    rig.check()?;
+    let mut harness = Harness::new(setup)?;
+    let pax = harness.phase(|fs| tree.unpack(fs, "tree"))?;
+    let gmake = harness.phase(|fs| in_tree(fs, &tree, |dirs| compile(fs, &tree, dirs, &chosen)))?;
+    let cleaned = harness.phase(|fs| in_tree(fs, &tree, |dirs| clean(fs, &tree, dirs, &chosen)))?;
+    let rm = harness.phase(|fs| in_tree(fs, &tree, |dirs| remove_below(fs, dirs[0])))?;
+    harness.check()?;
     Ok([pax, gmake, cleaned, rm])
 }
 
@@ -152,11 +152,11 @@ pub fn table43(scale: u64) -> Result<Outcome> {
     let chosen = |dir: usize| dir % 2 == 1;
     let mut runs = Vec::new();
     for variant in [Variant::NEITHER, Variant { embed: true, group: false }, Variant::BOTH] {
-        let mut rig = Rig::new(&Setup::sapuntzakis(variant))?;
-        let checkout = rig.phase(|fs| tree.unpack(fs, "tree"))?;
-        let compiled = rig.phase(|fs| in_tree(fs, &tree, |dirs| compile(fs, &tree, dirs, &chosen)))?;
-        let searched = rig.phase(|fs| in_tree(fs, &tree, |dirs| search(fs, dirs[0]).map(drop)))?;
-        rig.check()?;
+        let mut harness = Harness::new(&Setup::sapuntzakis(variant))?;
+        let checkout = harness.phase(|fs| tree.unpack(fs, "tree"))?;
+        let compiled = harness.phase(|fs| in_tree(fs, &tree, |dirs| compile(fs, &tree, dirs, &chosen)))?;
+        let searched = harness.phase(|fs| in_tree(fs, &tree, |dirs| search(fs, dirs[0]).map(drop)))?;
+        harness.check()?;
         runs.push((variant.name().to_string(), [checkout, compiled, searched]));
     }
     let mut outcome = Outcome::default();

@@ -8,7 +8,7 @@ use cffs::MetadataMode;
 
 use super::large::{self, raw};
 use super::outcome::{Claim, Outcome, shown};
-use super::rig::{Rig, Setup, Variant};
+use super::harness::{Harness, Setup, Variant};
 use super::source::Tree;
 
 /// Most files of a tree of this machine.
@@ -40,11 +40,11 @@ fn old_blocks(size: u64, block: u64) -> u64 {
 /// What is on the disk beyond the contents, in % of them; and the part of it that fragments leave unused at the ends of files.
 fn waste(tree: &Tree, fragment: u32, variant: Variant) -> Result<[f64; 2]> {
     let bytes = (tree.bytes() * 2 + (64 << 20)).next_multiple_of(1 << 20);
-    let mut rig = Rig::new(&Setup { bytes, fragment, variant, ..Setup::today("nvme") })?;
-    let empty = rig.used_bytes()?;
-    rig.phase(|fs| tree.unpack(fs, "tree"))?;
-    let used = rig.used_bytes()? - empty;
-    rig.check()?;
+    let mut harness = Harness::new(&Setup { bytes, fragment, variant, ..Setup::today("nvme") })?;
+    let empty = harness.used_bytes()?;
+    harness.phase(|fs| tree.unpack(fs, "tree"))?;
+    let used = harness.used_bytes()? - empty;
+    harness.check()?;
     let ends: u64 =
         tree.files.iter().map(|(_, size)| (*size as u64).next_multiple_of(u64::from(fragment)) - *size as u64).sum();
     let share = |bytes: f64| bytes / tree.bytes() as f64 * 100.0;
@@ -146,9 +146,9 @@ pub fn table1(scale: u64) -> Result<Outcome> {
 
 /// MB/s of reading and writing a file of so many bytes.
 fn rates(setup: &Setup, bytes: u64) -> Result<[f64; 2]> {
-    let mut rig = Rig::new(setup)?;
-    let [write, read, _] = large::benchmark(&mut rig, bytes)?;
-    rig.check()?;
+    let mut harness = Harness::new(setup)?;
+    let [write, read, _] = large::benchmark(&mut harness, bytes)?;
+    harness.check()?;
     Ok([read, write])
 }
 

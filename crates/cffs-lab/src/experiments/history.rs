@@ -10,7 +10,7 @@ use cffs_disk::Counters;
 
 use super::aging::compared;
 use super::outcome::{Claim, Outcome};
-use super::rig::{Rig, Setup, Variant, create};
+use super::harness::{Harness, Setup, Variant, create};
 use super::source::{search, walk};
 
 /// Revisions that are replayed: the first ones, so that a history that goes on gives the same figures.
@@ -140,9 +140,9 @@ fn tree(revisions: &[Vec<Change>]) -> Vec<Change> {
 }
 
 /// Searches and walks everything.
-fn read_all(rig: &mut Rig) -> Result<[Counters; 2]> {
-    let searched = rig.phase(|fs| search(fs, ROOT_INO).map(drop))?;
-    let walked = rig.phase(|fs| walk(fs, ROOT_INO).map(drop))?;
+fn read_all(harness: &mut Harness) -> Result<[Counters; 2]> {
+    let searched = harness.phase(|fs| search(fs, ROOT_INO).map(drop))?;
+    let walked = harness.phase(|fs| walk(fs, ROOT_INO).map(drop))?;
     Ok([searched, walked])
 }
 
@@ -154,7 +154,7 @@ fn clone_name(n: usize) -> String {
 fn measure(variant: Variant, revisions: &[Vec<Change>], bytes: u64, content: &[u8]) -> Result<[[Counters; 2]; 2]> {
     let setup = Setup { bytes, variant, group: GROUP, log: Some(4 << 20), ..Setup::today("hdd-2026") };
     let end = |n: usize| revisions.len().saturating_sub(n * BEHIND);
-    let mut aged = Rig::new(&setup)?;
+    let mut aged = Harness::new(&setup)?;
     aged.phase(|fs| {
         let tops = (0..CLONES)
             .map(|n| Ok(fs.mkdir(Caller::ROOT, ROOT_INO, clone_name(n).as_bytes(), 0o755)?.ino))
@@ -170,7 +170,7 @@ fn measure(variant: Variant, revisions: &[Vec<Change>], bytes: u64, content: &[u
     })?;
     let old = read_all(&mut aged)?;
     aged.check()?;
-    let mut fresh = Rig::new(&setup)?;
+    let mut fresh = Harness::new(&setup)?;
     fresh.phase(|fs| {
         for n in 0..CLONES {
             let top = fs.mkdir(Caller::ROOT, ROOT_INO, clone_name(n).as_bytes(), 0o755)?.ino;

@@ -5,7 +5,7 @@ use cffs::{Caller, Fs, Ino, MetadataMode, ROOT_INO};
 use cffs_disk::{Counters, Request, profiles};
 
 use super::outcome::{Chart, Claim, Outcome, Table};
-use super::rig::{Rig, Setup, Variant, with};
+use super::harness::{Harness, Setup, Variant, with};
 
 /// Bytes of one call.
 const PIECE: usize = 64 << 10;
@@ -15,23 +15,23 @@ const PHASES: [&str; 3] = ["write", "read", "overwrite"];
 ///
 /// # Errors
 /// Those of the engine.
-pub fn benchmark(rig: &mut Rig, bytes: u64) -> Result<[f64; 3]> {
-    in_pieces(rig, bytes, PIECE)
+pub fn benchmark(harness: &mut Harness, bytes: u64) -> Result<[f64; 3]> {
+    in_pieces(harness, bytes, PIECE)
 }
 
 /// The same with calls of so many bytes each.
 ///
 /// # Errors
 /// Those of the engine.
-pub fn in_pieces(rig: &mut Rig, bytes: u64, piece: usize) -> Result<[f64; 3]> {
-    Ok(phases(rig, bytes, piece)?.map(|c| bytes as f64 / c.seconds() / 1e6))
+pub fn in_pieces(harness: &mut Harness, bytes: u64, piece: usize) -> Result<[f64; 3]> {
+    Ok(phases(harness, bytes, piece)?.map(|c| bytes as f64 / c.seconds() / 1e6))
 }
 
 /// What each of the three asked of the disk.
 ///
 /// # Errors
 /// Those of the engine.
-pub fn phases(rig: &mut Rig, bytes: u64, piece: usize) -> Result<[Counters; 3]> {
+pub fn phases(harness: &mut Harness, bytes: u64, piece: usize) -> Result<[Counters; 3]> {
     let content = vec![7; piece];
     let write = |fs: &Fs, ino: Ino| -> cffs::Result<()> {
         for at in (0..bytes).step_by(piece) {
@@ -39,19 +39,19 @@ pub fn phases(rig: &mut Rig, bytes: u64, piece: usize) -> Result<[Counters; 3]> 
         }
         Ok(())
     };
-    let written = rig.phase(|fs| {
+    let written = harness.phase(|fs| {
         let ino = fs.create(Caller::ROOT, ROOT_INO, b"large", 0o644)?.ino;
         let result = write(fs, ino);
         fs.forget(ino, 1);
         Ok(result?)
     })?;
-    let read = rig.phase(|fs| {
+    let read = harness.phase(|fs| {
         let mut buf = vec![0; piece];
         with(fs, ROOT_INO, "large", |ino| {
             (0..bytes).step_by(piece).try_for_each(|at| fs.read(ino, at, &mut buf).map(drop))
         })
     })?;
-    let overwritten = rig.phase(|fs| with(fs, ROOT_INO, "large", |ino| write(fs, ino)))?;
+    let overwritten = harness.phase(|fs| with(fs, ROOT_INO, "large", |ino| write(fs, ino)))?;
     Ok([written, read, overwritten])
 }
 
@@ -73,15 +73,15 @@ pub fn raw(profile: &str, bytes: u64, at: u64) -> [f64; 2] {
 /// # Errors
 /// Those of the engine.
 pub fn thesis_read() -> Result<f64> {
-    Ok(benchmark(&mut Rig::new(&Setup::sapuntzakis(Variant::BOTH))?, 64 << 20)?[1])
+    Ok(benchmark(&mut Harness::new(&Setup::sapuntzakis(Variant::BOTH))?, 64 << 20)?[1])
 }
 
 fn over_variants(setup: impl Fn(Variant) -> Setup, bytes: u64) -> Result<Outcome> {
     let mut runs = Vec::new();
     for variant in Variant::ALL {
-        let mut rig = Rig::new(&setup(variant))?;
-        runs.push((variant, benchmark(&mut rig, bytes)?));
-        rig.check()?;
+        let mut harness = Harness::new(&setup(variant))?;
+        runs.push((variant, benchmark(&mut harness, bytes)?));
+        harness.check()?;
     }
     let profile = setup(Variant::BOTH);
     // Large files begin in the middle of an allocation group; on these disks the zone makes the difference.

@@ -9,10 +9,10 @@ use cffs::device::{Device, FileDevice, IoKind, OpenMode};
 use cffs::{Caller, Fs, Ino, MkfsOptions, MountOptions, ROOT_INO, mkfs};
 
 use super::aging::age;
-use super::bound;
+use super::lower_bound;
 use super::large::{self, raw};
 use super::outcome::{Claim, Outcome, asked, shown};
-use super::rig::{Rig, Setup};
+use super::harness::{Harness, Setup};
 
 /// Disks in virtual time, with MiB of the disk and of the file: transferring it takes long against a seek. What does not depend
 /// on the size (the bitmaps of some allocation groups, the log, the unmount) is 60 to 190 ms on `hdd-2026`, as long as 10 to 30
@@ -59,16 +59,16 @@ pub fn model(scale: u64) -> Result<Outcome> {
         let [raw_read, raw_write] = raw(profile, length, 0);
         let itself = [raw_write, raw_read, raw_write];
         for (state, level) in STATES {
-            let mut rig = Rig::new(&Setup { bytes, ..Setup::today(profile) })?;
+            let mut harness = Harness::new(&Setup { bytes, ..Setup::today(profile) })?;
             if level > 0.0 {
                 let operations = OPERATIONS * disk_mib.div_ceil(OPERATIONS_UP_TO_MIB);
-                rig.phase(|fs| age(fs, level, operations / scale))?;
+                harness.phase(|fs| age(fs, level, operations / scale))?;
             }
-            let best = Best::of(&rig, profile, length, raw_read)?;
-            let before = rig.counts()?.extents;
-            let asked_for = large::phases(&mut rig, length, PIECE)?;
+            let best = Best::of(&harness, profile, length, raw_read)?;
+            let before = harness.counts()?.extents;
+            let asked_for = large::phases(&mut harness, length, PIECE)?;
             let found = asked_for.map(|c| length as f64 / c.seconds() / 1e6);
-            let extents = rig.counts()?.extents - before;
+            let extents = harness.counts()?.extents - before;
             let shares = [0, 1, 2].map(|i| found[i] / itself[i] * 100.0);
             let (share, phase) = least(&shares);
             let text = format!("{profile}, {state}: worst of write, read and overwrite, share of the disk in %");
@@ -134,12 +134,12 @@ struct Best {
 }
 
 impl Best {
-    fn of(rig: &Rig, profile: &str, length: u64, rate: f64) -> Result<Best> {
-        let free = bound::free_blocks(rig.device())?;
+    fn of(harness: &Harness, profile: &str, length: u64, rate: f64) -> Result<Best> {
+        let free = lower_bound::free_blocks(harness.device())?;
         let need = length / BLOCK;
-        let time = bound::Price::of(profile, BLOCK).ok().and_then(|price| bound::least(&free, need, price));
+        let time = lower_bound::Price::of(profile, BLOCK).ok().and_then(|price| lower_bound::least(&free, need, price));
         Ok(Best {
-            pieces: bound::fewest_runs(&free, need).unwrap_or(0),
+            pieces: lower_bound::fewest_runs(&free, need).unwrap_or(0),
             share: time.map(|ms| (length as f64 / rate / 1e6) / (ms / 1e3) * 100.0),
             of_free: need as f64 / free.iter().filter(|f| **f).count() as f64 * 100.0,
         })

@@ -14,7 +14,7 @@ pub struct Claim {
     pub ours: f64,
     /// Whether a smaller figure is the better one.
     pub smaller: bool,
-    /// Where it is not borne out: the cause, with measurements.
+    /// Where it is not confirmed: the cause, with measurements.
     #[serde(default)]
     pub why: Option<String>,
 }
@@ -30,7 +30,7 @@ impl Claim {
         Claim { text: text.into(), paper, ours, smaller: true, why: None }
     }
 
-    /// Keeps the cause, if it is not borne out.
+    /// Keeps the cause, if it is not confirmed.
     #[must_use]
     pub fn because(mut self, why: impl FnOnce() -> String) -> Claim {
         if !self.holds() {

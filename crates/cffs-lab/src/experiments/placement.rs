@@ -4,7 +4,7 @@ use anyhow::Result;
 
 use super::aging;
 use super::outcome::{Chart, Claim, DiskMap, Outcome, shown};
-use super::rig::{Rig, Setup, Variant};
+use super::harness::{Harness, Setup, Variant};
 use super::source::Tree;
 use crate::layout::{CLASSES, Layout};
 
@@ -24,16 +24,16 @@ const FILL: [&str; 6] = ["empty", "to 25%", "to 50%", "to 75%", "below 100%", "f
 /// # Errors
 /// Those of the engine.
 fn aged(variant: Variant, level: f64, scale: u64) -> Result<(Layout, cffs::check::Layout)> {
-    let mut rig = Rig::new(&Setup { bytes: BYTES, variant, group: GROUP, ..Setup::today("hdd-2026") })?;
+    let mut harness = Harness::new(&Setup { bytes: BYTES, variant, group: GROUP, ..Setup::today("hdd-2026") })?;
     let tree = Tree::new(400 / scale, (40 / scale).max(2), 11);
-    rig.phase(|fs| if level > 0.0 { aging::age(fs, level, OPERATIONS / scale) } else { Ok(()) })?;
-    rig.phase(|fs| tree.unpack(fs, "tree"))?;
+    harness.phase(|fs| if level > 0.0 { aging::age(fs, level, OPERATIONS / scale) } else { Ok(()) })?;
+    harness.phase(|fs| tree.unpack(fs, "tree"))?;
     let mut names = Vec::new();
-    rig.phase(|fs| {
+    harness.phase(|fs| {
         names = Layout::names(fs)?;
         Ok(())
     })?;
-    Ok((Layout::of_image(&**rig.device(), &names)?, rig.layout()?))
+    Ok((Layout::of_image(&**harness.device(), &names)?, harness.layout()?))
 }
 
 /// Seltzer et al. 1995, section 4 and figure 5; Ganger and Kaashoek 1997, section 2.2.

@@ -28,7 +28,7 @@ impl Results<'_> {
         look().ok_or(experiment)
     }
 
-    /// Claims that are borne out, and all.
+    /// Claims that are confirmed, and all.
     fn verdicts(&self, experiment: &'static str, about: &str) -> Result<(usize, usize), &'static str> {
         let (_, outcome) = self.0.iter().find(|(_, o)| o.name == experiment).ok_or(experiment)?;
         let claims = outcome.claims.iter().filter(|c| c.text.contains(about));

@@ -21,7 +21,7 @@ pub fn page(results: &[(&str, Outcome)]) -> String {
     );
     let all = results.iter().flat_map(|(_, o)| &o.claims);
     let (held, claims) = (all.clone().filter(|c| c.holds()).count(), all.count());
-    let _ = writeln!(html, "<p>{held} of {claims} claims and targets are borne out.</p>");
+    let _ = writeln!(html, "<p>{held} of {claims} claims and targets are confirmed.</p>");
     html.push_str("<ul>\n");
     for (title, outcome) in results {
         let held = outcome.claims.iter().filter(|c| c.holds()).count();
@@ -56,7 +56,7 @@ fn claims_table(html: &mut String, outcome: &Outcome) {
         "<table>\n<tr><th>claim</th><th>paper or target</th><th>ours</th><th>ratio</th><th>verdict</th></tr>\n",
     );
     for claim in &outcome.claims {
-        let (class, verdict) = if claim.holds() { ("yes", "borne out") } else { ("no", "not borne out") };
+        let (class, verdict) = if claim.holds() { ("yes", "confirmed") } else { ("no", "not confirmed") };
         let sign = if claim.smaller { "&le; " } else { "&ge; " };
         let _ = writeln!(
             html,

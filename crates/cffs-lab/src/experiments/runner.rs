@@ -220,7 +220,7 @@ fn text(title: &str, outcome: &Outcome) -> String {
     }
     out += &format!("  {:74}{:>8}{:>8}{:>8}\n", "claim", "paper", "ours", "ratio");
     for claim in &outcome.claims {
-        let verdict = if claim.holds() { "borne out" } else { "NOT borne out" };
+        let verdict = if claim.holds() { "confirmed" } else { "NOT confirmed" };
         let (paper, ours, ratio) = (shown(claim.paper), shown(claim.ours), report::ratio(claim));
         out += &format!("  {:74}{paper:>8}{ours:>8}{ratio:>8}  {verdict}\n", claim.text);
         if let Some(why) = &claim.why {

@@ -5,7 +5,7 @@ use cffs::{Caller, Fs, Ino, MountOptions, ROOT_INO};
 
 use super::large::{self, raw};
 use super::outcome::{Claim, Outcome};
-use super::rig::{Rig, Setup, create, make_dir};
+use super::harness::{Harness, Setup, create, make_dir};
 use crate::random::Random;
 
 /// Entries of the directories of figure 4.
@@ -36,8 +36,8 @@ pub fn figure4(scale: u64) -> Result<Outcome> {
     let mut rows: [Vec<f64>; 3] = Default::default();
     let entries = ENTRIES.map(|n| (n / scale).max(10));
     for n in entries {
-        let mut rig = Rig::new(&Setup { bytes: 2 << 30, cache: 256 << 20, ..Setup::today("hdd-2026") })?;
-        rig.phase(|fs| {
+        let mut harness = Harness::new(&Setup { bytes: 2 << 30, cache: 256 << 20, ..Setup::today("hdd-2026") })?;
+        harness.phase(|fs| {
             let dir = make_dir(fs, "dir")?;
             let files = (0..LINKED)
                 .map(|i| Ok(fs.create(Caller::ROOT, ROOT_INO, format!("file{i}").as_bytes(), 0o644)?.ino))
@@ -48,8 +48,8 @@ pub fn figure4(scale: u64) -> Result<Outcome> {
             }
             Ok(())
         })?;
-        let device = rig.device().clone();
-        rig.phase(|fs| {
+        let device = harness.device().clone();
+        harness.phase(|fs| {
             let dir = fs.lookup(ROOT_INO, b"dir")?.ino;
             // Each finds nothing in memory but what is on the way to every entry.
             let mut random = Random::new(1);
@@ -121,9 +121,9 @@ pub fn files(scale: u64) -> Result<Outcome> {
     let bytes = (256 << 20) / scale;
     let mut rows = Vec::new();
     for profile in ["hdd-2026", "volume-1ms"] {
-        let mut rig = Rig::new(&Setup::today(profile))?;
-        let [write, read, over] = large::in_pieces(&mut rig, bytes, 1 << 20)?;
-        rig.check()?;
+        let mut harness = Harness::new(&Setup::today(profile))?;
+        let [write, read, over] = large::in_pieces(&mut harness, bytes, 1 << 20)?;
+        harness.check()?;
         let [raw_read, raw_write] = raw(profile, bytes, 0);
         rows.push((format!("{profile}: cffs"), vec![write, read, over]));
         rows.push((format!("{profile}: the disk itself"), vec![raw_write, raw_read, raw_write]));
@@ -145,10 +145,10 @@ pub fn files(scale: u64) -> Result<Outcome> {
 
     // A block at each of many places of a file of a terabyte.
     let places = 20_000 / scale;
-    let mut rig = Rig::new(&Setup::today("hdd-2026"))?;
+    let mut harness = Harness::new(&Setup::today("hdd-2026"))?;
     let block = vec![0x77; 4096];
     let place = |random: &mut Random| random.below(1 << 28) * 4096;
-    rig.phase(|fs| {
+    harness.phase(|fs| {
         let ino = fs.create(Caller::ROOT, ROOT_INO, b"huge", 0o644)?.ino;
         let mut random = Random::new(4);
         for _ in 0..places {
@@ -157,10 +157,10 @@ pub fn files(scale: u64) -> Result<Outcome> {
         fs.forget(ino, 1);
         Ok(())
     })?;
-    let device = rig.device().clone();
+    let device = harness.device().clone();
     let mut requests = 0.0;
     let mut hole = 0.0;
-    rig.phase(|fs| {
+    harness.phase(|fs| {
         let mut random = Random::new(4);
         let mut buf = vec![0; 4096];
         let reads = 200.min(places);
@@ -213,9 +213,9 @@ const LOG: u64 = 64;
 /// Recovery: seconds of the mount after a crash, with a log that is full to a share of what it takes until it is emptied.
 fn recovery(gib: u64, fill: f64) -> Result<(f64, f64)> {
     let setup = Setup { bytes: gib << 30, cache: 512 << 20, log: Some(LOG << 20), ..Setup::today("hdd-2026") };
-    let mut rig = Rig::new(&setup)?;
+    let mut harness = Harness::new(&setup)?;
     let want = (LOG << 20) as f64 * fill;
-    let logged = rig.crash(|fs| {
+    let logged = harness.crash(|fs| {
         let start = fs.stats().log;
         let (mut step, mut dir, mut logged) = (0u64, ROOT_INO, 0);
         while (logged as f64) < want {
@@ -223,7 +223,7 @@ fn recovery(gib: u64, fill: f64) -> Result<(f64, f64)> {
                 dir = make_dir(fs, &format!("dir{}", step / 100))?;
             }
             create(fs, dir, &format!("file{step}"), &vec![step as u8; 1024 * (1 + step as usize % 8)])?;
-            super::rig::with(fs, dir, &format!("file{step}"), |ino| fs.fsync(ino, false))?;
+            super::harness::with(fs, dir, &format!("file{step}"), |ino| fs.fsync(ino, false))?;
             step += 1;
             let now = fs.stats().log;
             ensure!(now.checkpoints == start.checkpoints, "the log was emptied at {logged} bytes");
@@ -231,13 +231,13 @@ fn recovery(gib: u64, fill: f64) -> Result<(f64, f64)> {
         }
         Ok(logged)
     })?;
-    let device = rig.device().clone();
+    let device = harness.device().clone();
     let before = device.counters();
     let fs = Fs::open(device.clone(), None, MountOptions::default().background(false))?;
     let took = device.counters() - before;
     fs.close()?;
     drop(fs);
-    rig.check()?;
+    harness.check()?;
     Ok((took.seconds(), logged as f64 / 1e6))
 }
 

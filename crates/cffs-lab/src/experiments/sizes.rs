@@ -6,7 +6,7 @@ use cffs_disk::Counters;
 
 use super::large::raw;
 use super::outcome::{Claim, Outcome};
-use super::rig::{Rig, Setup, Variant, create, make_dir};
+use super::harness::{Harness, Setup, Variant, create, make_dir};
 
 /// Sizes in KiB; 12, 96 and 192 stand where the paper's file systems have their dips, before and behind indirect blocks.
 const SIZES: [u64; 15] = [1, 2, 4, 8, 12, 16, 32, 64, 96, 128, 192, 256, 512, 1024, 4096];
@@ -19,8 +19,8 @@ const PHASES: [&str; 3] = ["read", "write", "write with fsync"];
 fn measure(setup: &Setup, total: u64, size: u64) -> Result<[f64; 3]> {
     let files = (total / size).max(1);
     let content = vec![0x5a; size as usize];
-    let mut rig = Rig::new(setup)?;
-    rig.phase(|fs| {
+    let mut harness = Harness::new(setup)?;
+    harness.phase(|fs| {
         let mut dir = ROOT_INO;
         for n in 0..files {
             if n.is_multiple_of(PER_DIR) {
@@ -31,31 +31,31 @@ fn measure(setup: &Setup, total: u64, size: u64) -> Result<[f64; 3]> {
         Ok(())
     })?;
     let pieces = || (0..size).step_by(PIECE).map(|at| (at, (size - at).min(PIECE as u64) as usize));
-    let read = each(&mut rig, files, |fs, ino| {
+    let read = each(&mut harness, files, |fs, ino| {
         let mut buf = vec![0; PIECE];
         pieces().try_for_each(|(at, len)| fs.read(ino, at, &mut buf[..len]).map(drop))
     })?;
     let write = |fs: &Fs, ino: Ino| {
         pieces().try_for_each(|(at, len)| fs.write(Caller::ROOT, ino, at, &content[..len]).map(drop))
     };
-    let written = each(&mut rig, files, write)?;
-    let synced = each(&mut rig, files, |fs, ino| {
+    let written = each(&mut harness, files, write)?;
+    let synced = each(&mut harness, files, |fs, ino| {
         write(fs, ino)?;
         fs.fsync(ino, false)
     })?;
-    rig.check()?;
+    harness.check()?;
     let rate = |c: Counters| (files * size) as f64 / c.seconds() / 1e6;
     Ok([rate(read), rate(written), rate(synced)])
 }
 
-fn each(rig: &mut Rig, files: u64, work: impl Fn(&Fs, Ino) -> cffs::Result<()>) -> Result<Counters> {
-    rig.phase(|fs| {
+fn each(harness: &mut Harness, files: u64, work: impl Fn(&Fs, Ino) -> cffs::Result<()>) -> Result<Counters> {
+    harness.phase(|fs| {
         let mut dir = ROOT_INO;
         for n in 0..files {
             if n.is_multiple_of(PER_DIR) {
                 dir = fs.lookup(ROOT_INO, format!("dir{}", n / PER_DIR).as_bytes())?.ino;
             }
-            super::rig::with(fs, dir, &format!("file{n}"), |ino| work(fs, ino))?;
+            super::harness::with(fs, dir, &format!("file{n}"), |ino| work(fs, ino))?;
         }
         Ok(())
     })

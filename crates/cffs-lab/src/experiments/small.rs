@@ -7,7 +7,7 @@ use cffs_disk::Counters;
 
 use super::large::raw;
 use super::outcome::{Chart, Claim, Outcome, Table, asked, shown, went};
-use super::rig::{Rig, Setup, Variant, create, make_dir, with};
+use super::harness::{Harness, Setup, Variant, create, make_dir, with};
 
 /// Names of the phases.
 pub const PHASES: [&str; 4] = ["create", "read", "overwrite", "remove"];
@@ -16,8 +16,8 @@ pub const PHASES: [&str; 4] = ["create", "read", "overwrite", "remove"];
 ///
 /// # Errors
 /// Those of the engine.
-pub fn benchmark(rig: &mut Rig, files: u64, per_dir: u64, bytes: usize) -> Result<[Counters; 4]> {
-    benchmark_with(rig, files, per_dir, bytes, &mut |_| Ok(()))
+pub fn benchmark(harness: &mut Harness, files: u64, per_dir: u64, bytes: usize) -> Result<[Counters; 4]> {
+    benchmark_with(harness, files, per_dir, bytes, &mut |_| Ok(()))
 }
 
 /// The same, with a look at the disk when all files are there.
@@ -25,17 +25,17 @@ pub fn benchmark(rig: &mut Rig, files: u64, per_dir: u64, bytes: usize) -> Resul
 /// # Errors
 /// Those of the engine and of the look.
 pub fn benchmark_with(
-    rig: &mut Rig,
+    harness: &mut Harness,
     files: u64,
     per_dir: u64,
     bytes: usize,
-    created: &mut dyn FnMut(&Rig) -> Result<()>,
+    created: &mut dyn FnMut(&Harness) -> Result<()>,
 ) -> Result<[Counters; 4]> {
     let old = vec![0x5a; bytes];
     let new = vec![0xa5; bytes];
-    let made = rig.phase(|fs| each(fs, files, per_dir, maker, |dir, name| create(fs, dir, name, &old)))?;
-    created(rig)?;
-    let read = rig.phase(|fs| {
+    let made = harness.phase(|fs| each(fs, files, per_dir, maker, |dir, name| create(fs, dir, name, &old)))?;
+    created(harness)?;
+    let read = harness.phase(|fs| {
         let mut buf = vec![0; bytes + 1];
         each(fs, files, per_dir, find, |dir, name| {
             let n = with(fs, dir, name, |ino| fs.read(ino, 0, &mut buf))?;
@@ -43,12 +43,12 @@ pub fn benchmark_with(
             Ok(())
         })
     })?;
-    let overwritten = rig.phase(|fs| {
+    let overwritten = harness.phase(|fs| {
         each(fs, files, per_dir, find, |dir, name| {
             with(fs, dir, name, |ino| fs.write(Caller::ROOT, ino, 0, &new)).map(drop)
         })
     })?;
-    let removed = rig.phase(|fs| each(fs, files, per_dir, find, |dir, name| Ok(fs.unlink(dir, name.as_bytes())?)))?;
+    let removed = harness.phase(|fs| each(fs, files, per_dir, find, |dir, name| Ok(fs.unlink(dir, name.as_bytes())?)))?;
     Ok([made, read, overwritten, removed])
 }
 
@@ -120,9 +120,9 @@ fn tables(outcome: &mut Outcome, files: u64, runs: &[(&str, [Counters; 4])], wha
 fn variants(metadata: MetadataMode, files: u64) -> Result<Vec<(&'static str, [Counters; 4])>> {
     let mut runs = Vec::new();
     for variant in Variant::ALL {
-        let mut rig = Rig::new(&Setup::ganger(variant, metadata))?;
-        runs.push((variant.name(), benchmark(&mut rig, files, 100, 1024)?));
-        rig.check()?;
+        let mut harness = Harness::new(&Setup::ganger(variant, metadata))?;
+        runs.push((variant.name(), benchmark(&mut harness, files, 100, 1024)?));
+        harness.check()?;
     }
     Ok(runs)
 }
@@ -221,10 +221,10 @@ pub fn figure6(files: u64) -> Result<Outcome> {
 
 /// Bytes of the directories of table 4.2 and of the root.
 fn directory_bytes(files: u64) -> Result<u64> {
-    let mut rig = Rig::new(&Setup::sapuntzakis(Variant::BOTH))?;
+    let mut harness = Harness::new(&Setup::sapuntzakis(Variant::BOTH))?;
     let per_dir = files / 10;
     let mut bytes = 0;
-    rig.phase(|fs| {
+    harness.phase(|fs| {
         each(fs, files, per_dir, maker, |dir, name| create(fs, dir, name, &[1; 4096]))?;
         bytes = fs.getattr(ROOT_INO)?.size;
         for n in 0..files.div_ceil(per_dir) {
@@ -242,9 +242,9 @@ fn directory_bytes(files: u64) -> Result<u64> {
 pub fn table42(files: u64, large: f64) -> Result<Outcome> {
     let mut runs = Vec::new();
     for variant in Variant::ALL.into_iter().filter(|v| *v != (Variant { embed: false, group: true })) {
-        let mut rig = Rig::new(&Setup::sapuntzakis(variant))?;
-        runs.push((variant.name(), benchmark(&mut rig, files, files / 10, 4096)?));
-        rig.check()?;
+        let mut harness = Harness::new(&Setup::sapuntzakis(variant))?;
+        runs.push((variant.name(), benchmark(&mut harness, files, files / 10, 4096)?));
+        harness.check()?;
     }
     let mut outcome = Outcome::default();
     tables(&mut outcome, files, &runs, "synchronous metadata");
@@ -324,7 +324,7 @@ mod tests {
     fn groups_are_worth_their_reading_also_when_the_cache_is_full() {
         let files = 1500;
         let setup = Setup { cache: 4 << 20, ..Setup::ganger(Variant::BOTH, MetadataMode::Delayed) };
-        let phases = benchmark(&mut Rig::new(&setup).unwrap(), files, 100, 1024).unwrap();
+        let phases = benchmark(&mut Harness::new(&setup).unwrap(), files, 100, 1024).unwrap();
         let requests = per_thousand(files, &phases[1]);
         assert!(
             requests < 200.0,

@@ -3,7 +3,7 @@
 use anyhow::Result;
 use cffs::{Caller, Fs, Ino, ROOT_INO};
 
-use super::rig::create;
+use super::harness::create;
 use crate::random::Random;
 
 /// Sizes of source files: upper limits in bytes, and how many of 100 files are at most that large.
@@ -193,18 +193,18 @@ fn list(fs: &Fs, dir: Ino) -> Result<Vec<(Vec<u8>, bool)>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::experiments::rig::{Rig, Setup};
+    use crate::experiments::harness::{Harness, Setup};
 
     #[test]
     fn a_tree_is_made_read_and_removed() {
         let tree = Tree::new(60, 9, 3);
         assert_eq!((tree.files.len(), tree.parents.len()), (60, 9));
         assert!(tree.parents.iter().enumerate().skip(1).all(|(n, parent)| *parent < n));
-        let mut rig = Rig::new(&Setup { bytes: 32 << 20, ..Setup::today("nvme") }).unwrap();
-        let empty = rig.used_bytes().unwrap();
-        rig.phase(|fs| tree.unpack(fs, "tree")).unwrap();
-        assert!(rig.used_bytes().unwrap() > empty + tree.bytes() / 2);
-        rig.phase(|fs| {
+        let mut harness = Harness::new(&Setup { bytes: 32 << 20, ..Setup::today("nvme") }).unwrap();
+        let empty = harness.used_bytes().unwrap();
+        harness.phase(|fs| tree.unpack(fs, "tree")).unwrap();
+        assert!(harness.used_bytes().unwrap() > empty + tree.bytes() / 2);
+        harness.phase(|fs| {
             let dirs = tree.open(fs, "tree")?;
             assert_eq!(search(fs, dirs[0])?, 60);
             assert_eq!(walk(fs, dirs[0])?, 60 + 8);
@@ -214,6 +214,6 @@ mod tests {
             Ok(())
         })
         .unwrap();
-        rig.check().unwrap();
+        harness.check().unwrap();
     }
 }

@@ -15,7 +15,7 @@ use anyhow::{Context, Result};
 use serde::Serialize;
 
 use crate::process::{Server, is_mounted, run};
-use crate::undo::{Guard, Undo};
+use crate::cleanup::{Guard, Cleanup};
 
 /// Requests and bytes a disk has received.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -86,7 +86,7 @@ impl Disk {
         let mut command = Command::new("nbdfuse");
         command.args(["-C", "4"]).arg(&file).arg(format!("nbd+unix:///?socket={}", socket.display()));
         let mut nbdfuse = Server::start(command)?;
-        let mount = Guard::new(Undo::Unmount(mount_dir.clone()));
+        let mount = Guard::new(Cleanup::Unmount(mount_dir.clone()));
         nbdfuse.wait_until(Duration::from_secs(20), || is_mounted(&mount_dir) && file.exists())?;
         Ok(Disk {
             mount: Some(mount),

@@ -13,7 +13,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::process::find_program;
 use crate::tree;
-use crate::undo::{Guard, Undo};
+use crate::cleanup::{Guard, Cleanup};
 use peer::{CffsSettings, Peer};
 use work::{Inputs, Workload};
 
@@ -99,7 +99,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let divisor = if args.quick { 10 } else { 1 };
 
     let dir = tempfile::Builder::new().prefix("cffs-lab-archive-").tempdir()?.keep();
-    let _dir_guard = Guard::new(Undo::RemoveDir(dir.clone()));
+    let _dir_guard = Guard::new(Cleanup::RemoveDir(dir.clone()));
     let inputs = prepare_inputs(args, divisor, &dir, &plan)?;
 
     let _uring = allow_uring();
@@ -166,7 +166,7 @@ fn allow_uring() -> Option<Guard> {
     if before == "Y" {
         return None;
     }
-    let guard = Guard::new(Undo::Set(setting.to_owned(), before));
+    let guard = Guard::new(Cleanup::Set(setting.to_owned(), before));
     match std::fs::write(setting, "Y") {
         Ok(()) => {
             eprintln!("{} set for this run", setting.display());

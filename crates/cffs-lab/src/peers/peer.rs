@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use super::disk::{Counters, Disk};
 pub use crate::mounted::Kind as Peer;
 use crate::mounted::{Loop, Mounted};
-use crate::undo::{Guard, Undo};
+use crate::cleanup::{Guard, Cleanup};
 
 /// How cffs is run.
 #[derive(Clone, Debug)]
@@ -48,7 +48,7 @@ impl Session {
             .tempdir()
             .context("cannot make a temporary directory")?
             .keep();
-        let dir_guard = Guard::new(Undo::RemoveDir(dir.clone()));
+        let dir_guard = Guard::new(Cleanup::RemoveDir(dir.clone()));
         let disk = Disk::start(&dir, size, delay)?;
         std::fs::create_dir(dir.join("mnt"))?;
         let mut session = Session {

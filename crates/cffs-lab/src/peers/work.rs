@@ -13,7 +13,7 @@ use serde::Serialize;
 
 use super::disk::Counters;
 use super::peer::{Peer, Session};
-use crate::cold::{self, Returned};
+use crate::cache_check::{self, Returned};
 use crate::process::run_command;
 use crate::tree::Selection;
 
@@ -210,7 +210,7 @@ pub fn run_peer(
 /// Measures a workload; again, a few times, where the mount was not cold.
 fn measure(session: &mut Session, peer: Peer, workload: Workload, inputs: &Inputs) -> Result<Row> {
     let mut row = measure_once(session, peer, workload, inputs)?;
-    for _ in 1..cold::TRIES {
+    for _ in 1..cache_check::TRIES {
         if !row.warm {
             break;
         }
@@ -221,7 +221,7 @@ fn measure(session: &mut Session, peer: Peer, workload: Workload, inputs: &Input
 }
 
 fn measure_once(session: &mut Session, peer: Peer, workload: Workload, inputs: &Inputs) -> Result<Row> {
-    cold::drop_caches()?;
+    cache_check::drop_caches()?;
     let start = session.counters()?;
     session.mount()?;
     prepare(&session.root(), workload, inputs)?;

@@ -1,5 +1,5 @@
 //! The load: each writer works in a directory of its own, asks for promises in
-//! every way there is, and keeps its ledger.
+//! every way there is, and keeps its oracle.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -10,7 +10,7 @@ use rustix::fs::OFlags;
 
 use crate::random::Random;
 
-use super::ledger::{Ledger, REGION, Thing};
+use super::oracle::{DurabilityOracle, REGION, Thing};
 
 /// Directories that a writer works in from the beginning.
 const DIRS: u64 = 6;
@@ -18,14 +18,14 @@ const DIRS: u64 = 6;
 const FILES: usize = 120;
 const MADE_DIRS: usize = 10;
 
-/// One writer; its ledger outlives the power.
+/// One writer; its oracle outlives the power.
 pub struct Writer {
     /// Its directory below the mount.
     home: PathBuf,
     root: PathBuf,
     random: Random,
     /// What it may find again.
-    pub ledger: Ledger,
+    pub oracle: DurabilityOracle,
     next: u32,
 }
 
@@ -46,7 +46,7 @@ impl Writer {
         for dir in 0..DIRS {
             fs::create_dir_all(root.join(&home).join(format!("d{dir}")))?;
         }
-        Ok(Writer { home, root: root.to_path_buf(), random: Random::new(seed), ledger: Ledger::default(), next: 1 })
+        Ok(Writer { home, root: root.to_path_buf(), random: Random::new(seed), oracle: DurabilityOracle::default(), next: 1 })
     }
 
     /// The directory it works in, below the mount.
@@ -64,10 +64,10 @@ impl Writer {
     /// One operation, with or without a promise.
     ///
     /// # Errors
-    /// Whatever the mount says; the ledger allows for an operation that was cut short.
+    /// Whatever the mount says; the oracle allows for an operation that was cut short.
     pub fn step(&mut self) -> io::Result<()> {
-        let dirs = self.ledger.present().filter(|(_, thing)| *thing == Thing::Dir).count();
-        let crowded = self.ledger.present().count() - dirs > FILES;
+        let dirs = self.oracle.present().filter(|(_, thing)| *thing == Thing::Dir).count();
+        let crowded = self.oracle.present().count() - dirs > FILES;
         match self.random.below(100) {
             _ if crowded => self.remove(),
             0..26 => self.create(),
@@ -86,7 +86,7 @@ impl Writer {
 
     fn dir(&mut self) -> PathBuf {
         let made: Vec<PathBuf> = self
-            .ledger
+            .oracle
             .present()
             .filter(|(_, thing)| *thing == Thing::Dir)
             .map(|(path, _)| path.to_path_buf())
@@ -108,13 +108,13 @@ impl Writer {
     /// A file of its own that is still what it was written to be.
     fn some_file(&mut self, sound: bool) -> Option<Chosen> {
         let files: Vec<Chosen> = self
-            .ledger
+            .oracle
             .present()
             .filter_map(|(path, thing)| match thing {
                 Thing::File(id) => Some(Chosen { path: path.to_path_buf(), id }),
                 _ => None,
             })
-            .filter(|file| !sound || self.ledger.content(file.id).is_some_and(|content| !content.spoiled))
+            .filter(|file| !sound || self.oracle.content(file.id).is_some_and(|content| !content.spoiled))
             .collect();
         if files.is_empty() {
             return None;
@@ -145,14 +145,14 @@ impl Writer {
         } else {
             file.sync_all()?
         }
-        self.ledger.promise_content(chosen.id);
-        self.ledger.promise_name(&chosen.path);
+        self.oracle.promise_content(chosen.id);
+        self.oracle.promise_name(&chosen.path);
         Ok(())
     }
 
     fn sync_dir(&mut self, dir: &Path) -> io::Result<()> {
         File::open(self.full(dir))?.sync_all()?;
-        self.ledger.promise_dir(dir);
+        self.oracle.promise_dir(dir);
         Ok(())
     }
 
@@ -169,9 +169,9 @@ impl Writer {
         while left > 0 {
             let part = if self.random.below(3) == 0 { self.random.below(left as u64) as usize + 1 } else { left };
             // Whole records, or the next piece would begin within one.
-            let part = if part < left { part.next_multiple_of(super::ledger::RECORD).min(left) } else { part };
-            let at = self.ledger.content(id).map_or(0, |content| content.len);
-            let bytes = self.ledger.will_write(id, at, part);
+            let part = if part < left { part.next_multiple_of(super::oracle::RECORD).min(left) } else { part };
+            let at = self.oracle.content(id).map_or(0, |content| content.len);
+            let bytes = self.oracle.will_write(id, at, part);
             file.write_all_at(&bytes, at as u64)?;
             left -= part;
         }
@@ -180,7 +180,7 @@ impl Writer {
 
     fn create(&mut self) -> io::Result<()> {
         let chosen = self.fresh();
-        self.ledger.will_be(&chosen.path, Thing::File(chosen.id));
+        self.oracle.will_be(&chosen.path, Thing::File(chosen.id));
         let file = File::create_new(self.full(&chosen.path))?;
         let len = self.length();
         self.extend(&file, chosen.id, len)?;
@@ -191,9 +191,9 @@ impl Writer {
         let Some(chosen) = self.some_file(true) else { return Ok(()) };
         // What was written ends within a record perhaps; only whole ones can be gone on from.
         let whole = self
-            .ledger
+            .oracle
             .content(chosen.id)
-            .is_some_and(|content| content.len.is_multiple_of(super::ledger::RECORD) && content.len < 1 << 20);
+            .is_some_and(|content| content.len.is_multiple_of(super::oracle::RECORD) && content.len < 1 << 20);
         if !whole {
             return Ok(());
         }
@@ -205,7 +205,7 @@ impl Writer {
 
     fn overwrite(&mut self) -> io::Result<()> {
         let Some(chosen) = self.some_file(true) else { return Ok(()) };
-        let Some(len) = self.ledger.content(chosen.id).map(|content| content.len).filter(|len| *len > 0) else {
+        let Some(len) = self.oracle.content(chosen.id).map(|content| content.len).filter(|len| *len > 0) else {
             return Ok(());
         };
         let file = OpenOptions::new().write(true).open(self.full(&chosen.path))?;
@@ -214,7 +214,7 @@ impl Writer {
             let first = self.random.below(regions);
             let end = first + 1 + self.random.below((regions - first).min(8));
             let (at, end) = (first as usize * REGION, (end as usize * REGION).min(len));
-            let bytes = self.ledger.will_write(chosen.id, at, end - at);
+            let bytes = self.oracle.will_write(chosen.id, at, end - at);
             file.write_all_at(&bytes, at as u64)?;
         }
         self.sync(&file, &chosen)
@@ -223,7 +223,7 @@ impl Writer {
     /// O_DSYNC or O_SYNC: each write is a promise when it returns.
     fn written_through(&mut self) -> io::Result<()> {
         let chosen = self.fresh();
-        self.ledger.will_be(&chosen.path, Thing::File(chosen.id));
+        self.oracle.will_be(&chosen.path, Thing::File(chosen.id));
         let flag = if self.random.below(2) == 0 { OFlags::DSYNC } else { OFlags::SYNC };
         let file = OpenOptions::new()
             .write(true)
@@ -232,11 +232,11 @@ impl Writer {
             .open(self.full(&chosen.path))?;
         self.sync_parent(&chosen.path)?;
         for _ in 0..=self.random.below(4) {
-            let at = self.ledger.content(chosen.id).map_or(0, |content| content.len);
-            let len = self.length().next_multiple_of(super::ledger::RECORD);
-            let bytes = self.ledger.will_write(chosen.id, at, len);
+            let at = self.oracle.content(chosen.id).map_or(0, |content| content.len);
+            let len = self.length().next_multiple_of(super::oracle::RECORD);
+            let bytes = self.oracle.will_write(chosen.id, at, len);
             file.write_all_at(&bytes, at as u64)?;
-            self.ledger.promise_content(chosen.id);
+            self.oracle.promise_content(chosen.id);
         }
         Ok(())
     }
@@ -244,7 +244,7 @@ impl Writer {
     fn rename(&mut self) -> io::Result<()> {
         let Some(chosen) = self.some_file(false) else { return Ok(()) };
         let to = self.fresh().path;
-        self.ledger.will_move(&chosen.path, &to, chosen.id);
+        self.oracle.will_move(&chosen.path, &to, chosen.id);
         fs::rename(self.full(&chosen.path), self.full(&to))?;
         if self.random.below(3) > 0 {
             self.sync_parent(&chosen.path)?;
@@ -258,13 +258,13 @@ impl Writer {
     fn replace(&mut self) -> io::Result<()> {
         let Some(target) = self.some_file(false) else { return Ok(()) };
         let new = self.fresh();
-        self.ledger.will_be(&new.path, Thing::File(new.id));
+        self.oracle.will_be(&new.path, Thing::File(new.id));
         let mut file = File::create_new(self.full(&new.path))?;
         let len = self.length();
-        let bytes = self.ledger.will_write(new.id, 0, len);
+        let bytes = self.oracle.will_write(new.id, 0, len);
         file.write_all(&bytes)?;
         self.sync(&file, &new)?;
-        self.ledger.will_move(&new.path, &target.path, new.id);
+        self.oracle.will_move(&new.path, &target.path, new.id);
         fs::rename(self.full(&new.path), self.full(&target.path))?;
         if self.random.below(3) > 0 {
             self.sync_parent(&target.path)?;
@@ -276,7 +276,7 @@ impl Writer {
     fn remove(&mut self) -> io::Result<()> {
         for _ in 0..=self.random.below(4) {
             let Some(chosen) = self.some_file(false) else { return Ok(()) };
-            self.ledger.will_be(&chosen.path, Thing::Nothing);
+            self.oracle.will_be(&chosen.path, Thing::Nothing);
             fs::remove_file(self.full(&chosen.path))?;
             if self.random.below(3) == 0 {
                 self.sync_parent(&chosen.path)?;
@@ -287,7 +287,7 @@ impl Writer {
 
     fn truncate(&mut self) -> io::Result<()> {
         let Some(chosen) = self.some_file(true) else { return Ok(()) };
-        self.ledger.will_cut(chosen.id);
+        self.oracle.will_cut(chosen.id);
         let file = OpenOptions::new().write(true).truncate(true).open(self.full(&chosen.path))?;
         let len = self.length();
         self.extend(&file, chosen.id, len)?;
@@ -298,7 +298,7 @@ impl Writer {
     /// with bytes of others.
     fn without_promise(&mut self) -> io::Result<()> {
         let chosen = self.fresh();
-        self.ledger.will_be(&chosen.path, Thing::File(chosen.id));
+        self.oracle.will_be(&chosen.path, Thing::File(chosen.id));
         let file = File::create_new(self.full(&chosen.path))?;
         let len = self.length();
         self.extend(&file, chosen.id, len)
@@ -308,7 +308,7 @@ impl Writer {
         let id = self.next;
         self.next += 1;
         let path = self.home.join(format!("n{id}"));
-        self.ledger.will_be(&path, Thing::Dir);
+        self.oracle.will_be(&path, Thing::Dir);
         fs::create_dir(self.full(&path))?;
         self.sync_parent(&path)
     }
@@ -316,7 +316,7 @@ impl Writer {
     /// A directory with all that is in it; nothing is durable before the last step.
     fn remove_dir(&mut self) -> io::Result<()> {
         let made: Vec<PathBuf> = self
-            .ledger
+            .oracle
             .present()
             .filter(|(_, thing)| *thing == Thing::Dir)
             .map(|(path, _)| path.to_path_buf())
@@ -326,17 +326,17 @@ impl Writer {
         }
         let dir = &made[self.random.below(made.len() as u64) as usize];
         let inside: Vec<PathBuf> = self
-            .ledger
+            .oracle
             .present()
             .map(|(path, _)| path)
             .filter(|path| path.parent() == Some(dir))
             .map(Path::to_path_buf)
             .collect();
         for path in inside {
-            self.ledger.will_be(&path, Thing::Nothing);
+            self.oracle.will_be(&path, Thing::Nothing);
             fs::remove_file(self.full(&path))?;
         }
-        self.ledger.will_be(dir, Thing::Nothing);
+        self.oracle.will_be(dir, Thing::Nothing);
         fs::remove_dir(self.full(dir))?;
         self.sync_parent(dir)
     }
@@ -357,25 +357,25 @@ mod tests {
             }
             // Nothing was lost, so nothing may be missing, promised or not.
             let now: Vec<(PathBuf, Thing)> =
-                writer.ledger.present().map(|(path, thing)| (path.to_path_buf(), thing)).collect();
+                writer.oracle.present().map(|(path, thing)| (path.to_path_buf(), thing)).collect();
             let found = look_at(dir.path(), &writer).unwrap();
             assert_eq!(now.len(), found.len());
-            writer.ledger.settle(&found).unwrap();
+            writer.oracle.settle(&found).unwrap();
             let after: Vec<(PathBuf, Thing)> =
-                writer.ledger.present().map(|(path, thing)| (path.to_path_buf(), thing)).collect();
+                writer.oracle.present().map(|(path, thing)| (path.to_path_buf(), thing)).collect();
             assert_eq!(now, after);
         }
-        assert!(writer.ledger.promises().0 > 30);
+        assert!(writer.oracle.promises().0 > 30);
         // A promised file that loses a byte is noticed.
         let (path, _) = writer
-            .ledger
+            .oracle
             .present()
-            .find(|(_, thing)| matches!(thing, Thing::File(id) if writer.ledger.content(*id).is_some_and(|c| c.promised > 0)))
+            .find(|(_, thing)| matches!(thing, Thing::File(id) if writer.oracle.content(*id).is_some_and(|c| c.promised > 0)))
             .unwrap();
         let full = dir.path().join(path);
         let len = fs::metadata(&full).unwrap().len();
         OpenOptions::new().write(true).open(&full).unwrap().set_len(len - 1).unwrap();
         let found = look_at(dir.path(), &writer).unwrap();
-        assert!(writer.ledger.settle(&found).is_err());
+        assert!(writer.oracle.settle(&found).is_err());
     }
 }

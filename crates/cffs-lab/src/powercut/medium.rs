@@ -23,7 +23,7 @@ pub const SECTOR: usize = 512;
 
 /// A disk that forgets.
 #[derive(Debug)]
-pub struct Volatile {
+pub struct VolatileCacheDisk {
     len: u64,
     /// What a read finds: cache over medium.
     seen: File,
@@ -57,7 +57,7 @@ pub struct Aftermath {
 
 /// Which of the cached sectors reach the medium.
 #[derive(Clone, Copy, Debug)]
-enum Fate {
+enum LossPattern {
     Nothing,
     Everything,
     /// The oldest writes, the last of them in part.
@@ -72,7 +72,7 @@ enum Fate {
     Suffix,
 }
 
-impl Volatile {
+impl VolatileCacheDisk {
     /// A new disk of `len` bytes, its two states kept in files in `dir`.
     ///
     /// # Errors
@@ -89,7 +89,7 @@ impl Volatile {
             file.set_len(len)?;
             Ok(file)
         };
-        Ok(Volatile {
+        Ok(VolatileCacheDisk {
             len,
             seen: make("seen")?,
             durable: make("durable")?,
@@ -148,15 +148,15 @@ impl Volatile {
         let mut state = self.lock();
         // A disk that lies and keeps the order shows an older state of itself, which any recovery takes for whole: what is
         // lost then are promises.
-        let fate = match random.below(8) {
-            _ if self.lies => Fate::Prefix,
-            0 => Fate::Nothing,
-            1 => Fate::Everything,
-            2 => Fate::Prefix,
-            3 => Fate::SomeWrites,
-            4 => Fate::AllButOne,
-            5 => Fate::Suffix,
-            _ => Fate::SomeSectors,
+        let pattern = match random.below(8) {
+            _ if self.lies => LossPattern::Prefix,
+            0 => LossPattern::Nothing,
+            1 => LossPattern::Everything,
+            2 => LossPattern::Prefix,
+            3 => LossPattern::SomeWrites,
+            4 => LossPattern::AllButOne,
+            5 => LossPattern::Suffix,
+            _ => LossPattern::SomeSectors,
         };
         let writes = state.pending.len() as u64;
         let chosen = random.below(writes.max(1));
@@ -165,14 +165,14 @@ impl Volatile {
             let i = i as u64;
             let whole = random.below(2) == 0;
             for (n, sector) in data.chunks(SECTOR).enumerate() {
-                let survives = match fate {
-                    Fate::Nothing => false,
-                    Fate::Everything => true,
-                    Fate::Prefix => i < chosen || (i == chosen && random.below(2) == 0),
-                    Fate::SomeWrites => whole,
-                    Fate::SomeSectors => random.below(2) == 0,
-                    Fate::AllButOne => i != chosen,
-                    Fate::Suffix => i >= chosen,
+                let survives = match pattern {
+                    LossPattern::Nothing => false,
+                    LossPattern::Everything => true,
+                    LossPattern::Prefix => i < chosen || (i == chosen && random.below(2) == 0),
+                    LossPattern::SomeWrites => whole,
+                    LossPattern::SomeSectors => random.below(2) == 0,
+                    LossPattern::AllButOne => i != chosen,
+                    LossPattern::Suffix => i >= chosen,
                 };
                 after.sectors += 1;
                 if survives {
@@ -220,7 +220,7 @@ fn no_power() -> io::Error {
     Errno::IO.into()
 }
 
-impl Medium for Volatile {
+impl Medium for VolatileCacheDisk {
     fn len(&self) -> u64 {
         self.len
     }
@@ -263,7 +263,7 @@ impl Medium for Volatile {
 mod tests {
     use super::*;
 
-    fn sector(disk: &Volatile, n: u64) -> u8 {
+    fn sector(disk: &VolatileCacheDisk, n: u64) -> u8 {
         let mut bytes = [0; SECTOR];
         disk.read(n * SECTOR as u64, &mut bytes).unwrap();
         assert!(bytes.iter().all(|b| *b == bytes[0]), "a sector is never torn");
@@ -276,7 +276,7 @@ mod tests {
         let (mut kept, mut torn, mut lost) = (0, 0, 0);
         for _ in 0..200 {
             let dir = tempfile::tempdir().unwrap();
-            let disk = Volatile::create(dir.path(), 64 << 10, false).unwrap();
+            let disk = VolatileCacheDisk::create(dir.path(), 64 << 10, false).unwrap();
             disk.write(0, &[1; 4 * SECTOR]).unwrap();
             disk.flush().unwrap();
             disk.write(2 * SECTOR as u64, &[2; 8 * SECTOR]).unwrap();
@@ -307,7 +307,7 @@ mod tests {
     #[test]
     fn the_power_goes_with_the_request_that_was_named() {
         let dir = tempfile::tempdir().unwrap();
-        let disk = Volatile::create(dir.path(), 64 << 10, false).unwrap();
+        let disk = VolatileCacheDisk::create(dir.path(), 64 << 10, false).unwrap();
         disk.cut_after(3);
         disk.write(0, &[1; SECTOR]).unwrap();
         disk.write(512, &[1; SECTOR]).unwrap();
@@ -322,7 +322,7 @@ mod tests {
     #[test]
     fn a_lying_disk_keeps_everything_in_its_cache() {
         let dir = tempfile::tempdir().unwrap();
-        let disk = Volatile::create(dir.path(), 64 << 10, true).unwrap();
+        let disk = VolatileCacheDisk::create(dir.path(), 64 << 10, true).unwrap();
         for n in 0..5 {
             disk.write(n * 512, &[1; SECTOR]).unwrap();
             disk.flush().unwrap();

@@ -3,7 +3,7 @@
 //! not told to flush. Killing the mount process alone (`soak`) loses nothing
 //! that had been written.
 
-mod ledger;
+mod oracle;
 mod load;
 mod medium;
 
@@ -21,10 +21,10 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::process::{Server, is_mounted, run};
 use crate::random::Random;
 use crate::served::Served;
-use crate::undo::{Guard, Undo};
+use crate::cleanup::{Guard, Cleanup};
 
 use load::Writer;
-use medium::{Aftermath, Volatile};
+use medium::{Aftermath, VolatileCacheDisk};
 
 const LIMIT: Duration = Duration::from_secs(120);
 
@@ -85,12 +85,12 @@ pub fn run_campaign(args: &Args) -> Result<ExitCode> {
     let cffs = std::path::absolute(&args.cffs)?;
     ensure!(cffs.is_file(), "{} is not there (cargo build --release, or --cffs)", cffs.display());
     let dir = tempfile::Builder::new().prefix("cffs-lab-powercut-").tempdir()?.keep();
-    let dir_guard = Guard::new(Undo::RemoveDir(dir.clone()));
-    let medium = Arc::new(Volatile::create(&dir, args.size << 20, args.lie)?);
+    let dir_guard = Guard::new(Cleanup::RemoveDir(dir.clone()));
+    let medium = Arc::new(VolatileCacheDisk::create(&dir, args.size << 20, args.lie)?);
     let at = dir.join("disk");
     fs::create_dir(&at)?;
     let served = Served::start(medium.clone(), &at)?;
-    let rig = Rig {
+    let harness = Harness {
         cffs: cffs.to_string_lossy().into_owned(),
         disk: served.file().to_string_lossy().into_owned(),
         root: dir.join("mnt"),
@@ -98,22 +98,22 @@ pub fn run_campaign(args: &Args) -> Result<ExitCode> {
         said: dir.join("said"),
         medium,
     };
-    fs::create_dir(&rig.root)?;
-    let mut mkfs = vec![rig.cffs.as_str(), "mkfs", "--force"];
+    fs::create_dir(&harness.root)?;
+    let mut mkfs = vec![harness.cffs.as_str(), "mkfs", "--force"];
     mkfs.extend(args.mkfs.iter().map(String::as_str));
-    mkfs.push(&rig.disk);
+    mkfs.push(&harness.disk);
     run(&mkfs, LIMIT)?;
 
     let mut random = Random::new(args.seed);
-    let mut writers = rig.prepare(args.writers, &mut random)?;
+    let mut writers = harness.prepare(args.writers, &mut random)?;
     let mut sums = Sums::default();
     let mut failure = None;
     for round in 1..=args.rounds {
-        match rig.round(args, &mut random, &mut writers, &mut sums) {
+        match harness.round(args, &mut random, &mut writers, &mut sums) {
             Ok(line) => println!("round {round:3}: {line}"),
             Err(error) => {
                 println!("round {round:3}: FAILED: {error:#}");
-                print!("{}", fs::read_to_string(&rig.said).unwrap_or_default());
+                print!("{}", fs::read_to_string(&harness.said).unwrap_or_default());
                 failure = Some(error);
                 break;
             }
@@ -142,17 +142,17 @@ pub fn run_campaign(args: &Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-struct Rig {
+struct Harness {
     cffs: String,
     disk: String,
     root: PathBuf,
     options: String,
     /// What the newest mount process said.
     said: PathBuf,
-    medium: Arc<Volatile>,
+    medium: Arc<VolatileCacheDisk>,
 }
 
-impl Rig {
+impl Harness {
     fn start(&self) -> Result<Server> {
         let mut command = Command::new(&self.cffs);
         command.args(["mount", "-f", "-o", &self.options, &self.disk]).arg(&self.root);
@@ -163,7 +163,7 @@ impl Rig {
 
     fn mount(&self) -> Result<(Server, Guard)> {
         let mut server = self.start()?;
-        let guard = Guard::new(Undo::Unmount(self.root.clone()));
+        let guard = Guard::new(Cleanup::Unmount(self.root.clone()));
         server.wait_until(LIMIT, || is_mounted(&self.root))?;
         rustix::fs::statfs(&self.root).context("the mount does not serve")?;
         Ok((server, guard))
@@ -227,10 +227,10 @@ impl Rig {
         let recovery = clock.elapsed();
         let (mut promises, mut names) = (0, 0);
         for writer in writers.iter_mut() {
-            promises += writer.ledger.promises().0;
+            promises += writer.oracle.promises().0;
             let found = look_at(&self.root, writer)?;
             names += found.len();
-            writer.ledger.settle(&found)?;
+            writer.oracle.settle(&found)?;
         }
         self.unmount(server, guard)?;
         self.check().context("the check after the recovery is not clean")?;
@@ -307,7 +307,7 @@ impl Rig {
         let magnitude = random.below(7);
         self.medium.cut_after(1 + random.below(1 << magnitude));
         let mut server = self.start()?;
-        let guard = Guard::new(Undo::Unmount(self.root.clone()));
+        let guard = Guard::new(Cleanup::Unmount(self.root.clone()));
         // Whether it fails or comes up without power makes no difference.
         let _ = server.wait_until(LIMIT, || self.medium.is_off() || is_mounted(&self.root));
         let went = self.medium.is_off();

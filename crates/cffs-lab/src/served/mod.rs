@@ -6,10 +6,10 @@
 //! than 1 MiB). It works for anything that opens a file: cffs itself, a loop
 //! device with a kernel file system on it, a checker.
 
-mod charged;
+mod timed_disk;
 mod counting;
 
-pub use charged::{Args as DiskArgs, Charged, run_disk};
+pub use timed_disk::{Args as DiskArgs, TimedDisk, run_disk};
 pub use counting::{Counted, Counters, Sparse};
 
 use std::ffi::OsStr;
@@ -26,7 +26,7 @@ use fuser::{
 };
 
 use crate::process::{is_mounted, run};
-use crate::undo::{Guard, Undo};
+use crate::cleanup::{Guard, Cleanup};
 
 /// What a disk does with its requests. Several come at once.
 pub trait Medium: Send + Sync + 'static {
@@ -228,7 +228,7 @@ impl Served {
         let file = DiskFile { medium, since: SystemTime::now() };
         let session = fuser::spawn_mount(file, dir, &config)
             .with_context(|| format!("cannot serve a disk at {}", dir.display()))?;
-        let guard = Guard::new(Undo::Unmount(dir.to_path_buf()));
+        let guard = Guard::new(Cleanup::Unmount(dir.to_path_buf()));
         Ok(Served { dir: dir.to_path_buf(), guard: Some(guard), session: Some(session) })
     }
 

@@ -10,16 +10,16 @@ use anyhow::{Result, ensure};
 use super::fixture::{self, Extras, SPARSE_DATA, SPARSE_SIZE};
 use super::{Args, LIMIT, need, need_root, same};
 use crate::conformance::job::{Job, command};
-use crate::conformance::site::Site;
+use crate::conformance::test_mount::TestMount;
 
 const OWNERS: &str = "owners and devices are carried over";
 
 /// Both ways, and each time a second run has nothing to do.
-pub fn rsync(_: &Args, job: &Job, site: &mut Site) -> Result<String> {
+pub fn rsync(_: &Args, job: &Job, mount: &mut TestMount) -> Result<String> {
     need(&["rsync", "setfattr", "setfacl"])?;
     need_root(OWNERS)?;
-    let tree = fixture::tree(job, site, Extras::All)?;
-    let (there, back) = (site.root().join("there"), site.beside("back")?);
+    let tree = fixture::tree(job, mount, Extras::All)?;
+    let (there, back) = (mount.root().join("there"), mount.beside("back")?);
     let rsync = |extra: &str, from: &Path, to: &Path| {
         // Without --modify-window rsync takes times within one second for the same.
         let flags = ["-aHAXS", "--numeric-ids", "--modify-window=-1", "--itemize-changes", extra];
@@ -40,7 +40,7 @@ pub fn rsync(_: &Args, job: &Job, site: &mut Site) -> Result<String> {
     ensure!(first > 100, "only {first} items were transferred: too few files on this machine");
     nothing(rsync("--delete", &tree, &there)?, "to the mount, second run")?;
     holes(&there.join("odd/sparse"))?;
-    site.again()?;
+    mount.again()?;
     nothing(rsync("--checksum", &tree, &there)?, "to the mount, after a cold mount")?;
     rsync("--delete", &there, &back)?;
     nothing(rsync("--checksum", &there, &back)?, "from the mount, second run")?;
@@ -50,12 +50,12 @@ pub fn rsync(_: &Args, job: &Job, site: &mut Site) -> Result<String> {
 }
 
 /// An archive of the tree unpacked on the mount, and one made on the mount unpacked beside it.
-pub fn tar(_: &Args, job: &Job, site: &mut Site) -> Result<String> {
+pub fn tar(_: &Args, job: &Job, mount: &mut TestMount) -> Result<String> {
     need(&["tar", "setfattr", "setfacl"])?;
     need_root(OWNERS)?;
-    let tree = fixture::tree(job, site, Extras::All)?;
-    let (there, back) = (site.root().join("there"), site.beside("back")?);
-    let archives = site.beside("archives")?;
+    let tree = fixture::tree(job, mount, Extras::All)?;
+    let (there, back) = (mount.root().join("there"), mount.beside("back")?);
+    let archives = mount.beside("archives")?;
     fs::create_dir(&there)?;
     let tar = |way: &str, archive: &Path, dir: &Path| {
         let mut tar = command("tar", ["--numeric-owner", "--xattrs", "--xattrs-include=*", "--acls", "--format=pax"]);
@@ -67,7 +67,7 @@ pub fn tar(_: &Args, job: &Job, site: &mut Site) -> Result<String> {
     tar("-x", &first, &there)?;
     tar("-d", &first, &there)?;
     holes(&there.join("odd/sparse"))?;
-    site.again()?;
+    mount.again()?;
     let files = same(&tree, &there, "unpacked on the mount")?;
     tar("-c", &second, &there)?;
     tar("-x", &second, &back)?;
@@ -76,15 +76,15 @@ pub fn tar(_: &Args, job: &Job, site: &mut Site) -> Result<String> {
 }
 
 /// cpio knows neither extended attributes nor fractions of seconds; what it knows must be the same.
-pub fn cpio(_: &Args, job: &Job, site: &mut Site) -> Result<String> {
+pub fn cpio(_: &Args, job: &Job, mount: &mut TestMount) -> Result<String> {
     need(&["cpio", "find"])?;
     need_root(OWNERS)?;
-    let tree = fixture::tree(job, site, Extras::Plain)?;
+    let tree = fixture::tree(job, mount, Extras::Plain)?;
     // Its header has four bytes for a time.
     for name in ["before 1970", "after 2038"] {
         fs::remove_file(tree.join("odd").join(name))?;
     }
-    let (there, back) = (site.root().join("there"), site.beside("back")?);
+    let (there, back) = (mount.root().join("there"), mount.beside("back")?);
     fs::create_dir(&there)?;
     let copy = |from: &Path, to: &Path| {
         let script = "find . -depth -print0 | cpio --null --quiet -o -H newc | \
@@ -102,7 +102,7 @@ pub fn cpio(_: &Args, job: &Job, site: &mut Site) -> Result<String> {
     holes(&there.join("odd/sparse"))?;
     let expected = listing(&tree)?;
     ensure!(listing(&there)? == expected, "the tree on the mount is another");
-    site.again()?;
+    mount.again()?;
     ensure!(listing(&there)? == expected, "the tree on the mount is another after a cold mount");
     job.run(
         command("diff", ["-r", "--no-dereference", "-x", "fifo", "-x", "null", "-x", "disk"]).arg(&tree).arg(&there),
@@ -114,31 +114,31 @@ pub fn cpio(_: &Args, job: &Job, site: &mut Site) -> Result<String> {
 }
 
 /// Holes are made and kept, on the way in, within the mount and on the way out.
-pub fn cp(_: &Args, job: &Job, site: &mut Site) -> Result<String> {
+pub fn cp(_: &Args, job: &Job, mount: &mut TestMount) -> Result<String> {
     need(&["cp", "cmp", "setfattr", "setfacl"])?;
     need_root(OWNERS)?;
-    let tree = fixture::tree(job, site, Extras::All)?;
-    let (there, again) = (site.root().join("there"), site.root().join("again"));
-    let back = site.beside("copies")?.join("back");
-    let zeros = site.beside("copies")?.join("zeros");
+    let tree = fixture::tree(job, mount, Extras::All)?;
+    let (there, again) = (mount.root().join("there"), mount.root().join("again"));
+    let back = mount.beside("copies")?.join("back");
+    let zeros = mount.beside("copies")?.join("zeros");
     fs::write(&zeros, vec![0; 8 << 20])?;
     let cp = |from: &Path, to: &Path| {
         job.run(command("cp", ["-a", "--reflink=auto", "--sparse=always"]).arg(from).arg(to), LIMIT)
     };
     cp(&tree, &there)?;
     cp(&there, &again)?;
-    cp(&zeros, &site.root().join("zeros"))?;
-    site.again()?;
+    cp(&zeros, &mount.root().join("zeros"))?;
+    mount.again()?;
     cp(&again, &back)?;
     for copy in [&there, &again, &back] {
         same(&tree, copy, &copy.to_string_lossy())?;
     }
     holes(&there.join("odd/sparse"))?;
     holes(&again.join("odd/sparse"))?;
-    let zeros = site.root().join("zeros").metadata()?;
+    let zeros = mount.root().join("zeros").metadata()?;
     ensure!((zeros.len(), zeros.blocks()) == (8 << 20, 0), "8 MiB of zeros take {} sectors", zeros.blocks());
     // Without --sparse: cp asks for the holes, and may copy within the file system.
-    let plain = site.root().join("plain");
+    let plain = mount.root().join("plain");
     job.run(command("cp", ["--sparse=auto"]).arg(there.join("odd/sparse")).arg(&plain), LIMIT)?;
     job.run(command("cmp", ["--"]).arg(there.join("odd/sparse")).arg(&plain), LIMIT)?;
     holes(&plain)?;

@@ -9,16 +9,16 @@ use anyhow::{Context, Result, ensure};
 use super::{Args, LIMIT, need};
 use crate::conformance::job::{Job, command};
 use crate::conformance::missing;
-use crate::conformance::site::Site;
+use crate::conformance::test_mount::TestMount;
 
 /// Source packages of Debian, and how each is built and tests itself.
 const C_PROJECTS: [(&str, &str); 2] =
     [("zlib", "./configure && make && make test && make -q all"), ("bzip2", "make && make test")];
 
 /// Sources from the distribution, compiled and tested on the mount.
-pub fn c_projects(_: &Args, job: &Job, site: &mut Site) -> Result<String> {
+pub fn c_projects(_: &Args, job: &Job, mount: &mut TestMount) -> Result<String> {
     need(&["apt-get", "make", "gcc", "tar"])?;
-    let apt = site.beside("apt")?;
+    let apt = mount.beside("apt")?;
     for dir in ["lists/partial", "cache/archives/partial"] {
         fs::create_dir_all(apt.join(dir))?;
     }
@@ -44,15 +44,15 @@ pub fn c_projects(_: &Args, job: &Job, site: &mut Site) -> Result<String> {
         return missing("no source packages from deb.debian.org");
     }
     for (name, build) in C_PROJECTS {
-        let dir = site.root().join(name);
+        let dir = mount.root().join(name);
         fs::create_dir(&dir)?;
         let archive = original(&apt, name)?;
         job.run(command("tar", ["-xf"]).arg(archive).arg("-C").arg(&dir).arg("--strip-components=1"), LIMIT)?;
         job.run(command("sh", ["-ec", build]).current_dir(&dir), LIMIT).with_context(|| name.to_owned())?;
     }
-    site.again()?;
+    mount.again()?;
     for (name, _) in C_PROJECTS {
-        let up_to_date = job.outcome(command("make", ["-q", "all"]).current_dir(site.root().join(name)), LIMIT)?.0;
+        let up_to_date = job.outcome(command("make", ["-q", "all"]).current_dir(mount.root().join(name)), LIMIT)?.0;
         // bzip2's "all" has the test in it, which is never up to date.
         ensure!(up_to_date || name == "bzip2", "{name}: make has something to do after a cold mount");
     }
@@ -72,9 +72,9 @@ fn original(dir: &Path, package: &str) -> Result<std::path::PathBuf> {
 }
 
 /// This project, compiled on the mount by cargo, which then must find everything fresh.
-pub fn rust_project(args: &Args, job: &Job, site: &mut Site) -> Result<String> {
+pub fn rust_project(args: &Args, job: &Job, mount: &mut TestMount) -> Result<String> {
     need(&["git", "cargo"])?;
-    let clone = site.root().join("project");
+    let clone = mount.root().join("project");
     let repo = args.repo.canonicalize()?;
     let mut git = command("git", ["-c", "safe.directory=*", "clone", "--quiet"]);
     job.run(git.arg(&repo).arg(&clone), LIMIT)?;
@@ -91,7 +91,7 @@ pub fn rust_project(args: &Args, job: &Job, site: &mut Site) -> Result<String> {
     let cffs = cffs.to_string_lossy();
     job.run(command(&cffs, ["mkfs", "--size", "64M"]).arg(&image), LIMIT)?;
     job.run(command(&cffs, ["fsck", "-n"]).arg(&image), LIMIT)?;
-    site.again()?;
+    mount.again()?;
     let fresh = job.run(cargo(&build).args(["--message-format", "json"]), LIMIT)?;
     let compiled = fresh.lines().filter(|line| line.contains("\"fresh\":false")).count();
     ensure!(compiled == 0, "cargo compiles {compiled} crates again after a cold mount");

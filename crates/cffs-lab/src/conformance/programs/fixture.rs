@@ -8,7 +8,7 @@ use anyhow::Result;
 
 use super::LIMIT;
 use crate::conformance::job::{Job, command};
-use crate::conformance::site::Site;
+use crate::conformance::test_mount::TestMount;
 
 /// Size of the sparse file.
 pub const SPARSE_SIZE: u64 = 200 << 20;
@@ -25,8 +25,8 @@ pub enum Extras {
 }
 
 /// Makes the tree beside the mount, on the file system of the temporary directory.
-pub fn tree(job: &Job, site: &Site, extras: Extras) -> Result<PathBuf> {
-    let top = site.beside("tree")?;
+pub fn tree(job: &Job, mount: &TestMount, extras: Extras) -> Result<PathBuf> {
+    let top = mount.beside("tree")?;
     // Many small real files.
     let real =
         ["/usr/include/linux", "/usr/include/c++", "/usr/share/perl5", "/usr/share/zoneinfo", "/usr/share/locale/de"];

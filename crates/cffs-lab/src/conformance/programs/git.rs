@@ -5,7 +5,7 @@ use std::path::Path;
 
 use super::{Args, LIMIT, need};
 use crate::conformance::job::{Job, command};
-use crate::conformance::site::Site;
+use crate::conformance::test_mount::TestMount;
 
 /// How many revisions are checked out.
 const REVISIONS: usize = 60;
@@ -17,14 +17,14 @@ fn git(job: &Job, dir: &Path, args: &[&str]) -> Result<String> {
 }
 
 /// Clone, checkout of many revisions, gc, fsck, on the mount and between mounts.
-pub fn run(args: &Args, job: &Job, site: &mut Site) -> Result<String> {
+pub fn run(args: &Args, job: &Job, mount: &mut TestMount) -> Result<String> {
     need(&["git"])?;
     let source = git(job, &args.repo, &["rev-parse", "--show-toplevel"])?;
-    let (clone, second) = (site.root().join("clone"), site.root().join("second"));
+    let (clone, second) = (mount.root().join("clone"), mount.root().join("second"));
     let head = git(job, &args.repo, &["rev-parse", "HEAD"])?;
     // As over the network: objects are copied and not linked.
     let url = format!("file://{}", source.trim());
-    git(job, site.root(), &["clone", "--quiet", &url, &clone.to_string_lossy()])?;
+    git(job, mount.root(), &["clone", "--quiet", &url, &clone.to_string_lossy()])?;
     let log = git(job, &clone, &["log", "--format=%H", "origin/HEAD"])?;
     let all: Vec<&str> = log.lines().collect();
     ensure!(all.len() > 1, "a repository of one revision is no test");
@@ -43,10 +43,10 @@ pub fn run(args: &Args, job: &Job, site: &mut Site) -> Result<String> {
     git(job, &clone, &["fsck", "--full", "--strict"])?;
     git(job, &clone, &["gc", "--quiet", "--aggressive", "--prune=now"])?;
     git(job, &clone, &["fsck", "--full", "--strict"])?;
-    site.again()?;
+    mount.again()?;
     ensure!(git(job, &clone, &["status", "--porcelain"])?.is_empty(), "not clean after a cold mount");
     // Its objects are linked.
-    git(job, site.root(), &["clone", "--quiet", &clone.to_string_lossy(), &second.to_string_lossy()])?;
+    git(job, mount.root(), &["clone", "--quiet", &clone.to_string_lossy(), &second.to_string_lossy()])?;
     git(job, &second, &["checkout", "--quiet", head.trim()])?;
     git(job, &second, &["fsck", "--full", "--strict"])?;
     // Of the commit that was HEAD when this began: the repository may be worked in.

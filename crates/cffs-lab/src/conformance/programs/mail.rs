@@ -12,19 +12,19 @@ use rustix::process::{Signal, kill_process};
 
 use super::{Args, LIMIT, need};
 use crate::conformance::job::{Job, command};
-use crate::conformance::site::Site;
+use crate::conformance::test_mount::TestMount;
 use crate::process::wait_for;
 use crate::random::Random;
-use crate::undo::{Guard, Undo};
+use crate::cleanup::{Guard, Cleanup};
 
 const DELIVER: &str = include_str!("deliver.py");
 
 /// Kills the mount under deliveries, and reads the mailbox afterwards.
-pub fn run(args: &Args, job: &Job, site: &mut Site) -> Result<String> {
+pub fn run(args: &Args, job: &Job, mount: &mut TestMount) -> Result<String> {
     need(&["python3"])?;
-    let script = site.beside("script")?.join("deliver.py");
+    let script = mount.beside("script")?.join("deliver.py");
     fs::write(&script, DELIVER)?;
-    let maildir = site.root().join("Maildir");
+    let maildir = mount.root().join("Maildir");
     let mut random = Random::new(args.seed ^ 0xdead);
     let mut promised = BTreeSet::new();
     for round in 1..=args.kills {
@@ -38,18 +38,18 @@ pub fn run(args: &Args, job: &Job, site: &mut Site) -> Result<String> {
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
             .spawn()?;
-        let guard = Guard::new(Undo::End(child.id()));
+        let guard = Guard::new(Cleanup::End(child.id()));
         let output = child.stdout.take().context("no standard output")?;
         let keys = std::thread::spawn(move || BufReader::new(output).lines().map_while(Result::ok).collect::<Vec<_>>());
         std::thread::sleep(Duration::from_millis(300 + random.below(1200)));
         let running = child.try_wait()?.is_none();
-        kill_process(site.server()?, Signal::KILL)?;
+        kill_process(mount.server()?, Signal::KILL)?;
         ensure!(running, "round {round}: the delivery ended before the kill");
         ensure!(wait_for(&mut child, Duration::from_secs(60))?.is_some(), "the delivery did not end after the kill");
         guard.disarm();
         promised.extend(keys.join().map_err(|_| anyhow::anyhow!("the reader of the keys failed"))?);
-        site.kill()?;
-        site.mount().with_context(|| format!("round {round}: no mount after the kill"))?;
+        mount.kill()?;
+        mount.mount().with_context(|| format!("round {round}: no mount after the kill"))?;
         let read = job.run(command("python3", [&script]).arg("read").arg(&maildir).current_dir("/"), LIMIT)?;
         let found: BTreeSet<String> = read.lines().map(str::to_owned).collect();
         let lost: Vec<_> = promised.difference(&found).collect();

@@ -18,7 +18,7 @@ use std::time::Duration;
 use anyhow::{Result, bail, ensure};
 
 use super::job::Job;
-use super::site::Site;
+use super::test_mount::TestMount;
 use super::{Check, Format, missing};
 use crate::process::find_program;
 
@@ -44,7 +44,7 @@ pub struct Args {
     list: bool,
 }
 
-type Run = fn(&Args, &Job, &mut Site) -> Result<String>;
+type Run = fn(&Args, &Job, &mut TestMount) -> Result<String>;
 
 /// Every check: its name, the size of its image, and what it does.
 const ALL: [(&str, &str, Run); 13] = [
@@ -80,7 +80,7 @@ pub fn checks(args: &Args) -> Result<Vec<Check<'_>>> {
             name: name.to_owned(),
             size,
             formats: vec![Format::Default],
-            run: Box::new(move |job, site| run(args, job, site)),
+            run: Box::new(move |job, mount| run(args, job, mount)),
         })
         .collect())
 }

@@ -8,24 +8,24 @@ use anyhow::{Result, ensure};
 use super::{Args, LIMIT, need, need_root, same};
 use crate::conformance::job::{Job, command};
 use crate::conformance::missing;
-use crate::conformance::site::Site;
+use crate::conformance::test_mount::TestMount;
 
 /// Large ones: many small files, large files, many links.
 const PACKAGES: [&str; 5] = ["linux-libc-dev", "libicu-dev", "vim-runtime", "git", "perl-base"];
 
 /// `apt-get download`, `dpkg-deb -x`.
-pub fn run(_: &Args, job: &Job, site: &mut Site) -> Result<String> {
+pub fn run(_: &Args, job: &Job, mount: &mut TestMount) -> Result<String> {
     need(&["apt-get", "dpkg-deb", "tar"])?;
     need_root("owners are carried over")?;
-    let debs = site.root().join("debs");
-    let host = site.beside("host")?;
+    let debs = mount.root().join("debs");
+    let host = mount.beside("host")?;
     fs::create_dir(&debs)?;
     // As root and without the user _apt, which may not write there.
     let mut download = command("apt-get", ["-qq", "-o", "APT::Sandbox::User=root", "download"]);
     if !job.outcome(download.args(PACKAGES).current_dir(&debs), LIMIT)?.0 {
         return missing("apt-get download has no packages for us (apt-get update?)");
     }
-    site.again()?;
+    mount.again()?;
     let mut names = Vec::new();
     for entry in fs::read_dir(&debs)? {
         names.push(entry?.file_name().to_string_lossy().into_owned());
@@ -33,7 +33,7 @@ pub fn run(_: &Args, job: &Job, site: &mut Site) -> Result<String> {
     ensure!(names.len() == PACKAGES.len(), "{} packages have come", names.len());
     for name in &names {
         let deb = debs.join(name);
-        let (there, beside) = (site.root().join(format!("{name}.d")), host.join(name));
+        let (there, beside) = (mount.root().join(format!("{name}.d")), host.join(name));
         for target in [&there, &beside] {
             job.run(command("dpkg-deb", ["-x"]).arg(&deb).arg(target), LIMIT)?;
         }
@@ -45,9 +45,9 @@ pub fn run(_: &Args, job: &Job, site: &mut Site) -> Result<String> {
         let script = "dpkg-deb --fsys-tarfile \"$1\" | tar -d -f - -C \"$2\"";
         job.run(command("bash", ["-o", "pipefail", "-ec", script, "sh"]).arg(&deb).arg(&there), LIMIT)?;
     }
-    site.again()?;
+    mount.again()?;
     for name in &names {
-        same(&host.join(name), &site.root().join(format!("{name}.d")), name)?;
+        same(&host.join(name), &mount.root().join(format!("{name}.d")), name)?;
     }
     Ok(format!(
         "{} downloaded, unpacked, compared with the archive and with the same on another file system",

@@ -5,7 +5,7 @@ use anyhow::{Result, bail};
 use super::{Args, LIMIT};
 use crate::conformance::job::{Job, command};
 use crate::conformance::missing;
-use crate::conformance::site::Site;
+use crate::conformance::test_mount::TestMount;
 
 const PYTHON: &str = "/usr/bin/python3";
 
@@ -27,12 +27,12 @@ const MODULES: [&str; 14] = [
 ];
 
 /// Each module in a process of its own, with its temporary files on the mount.
-pub fn run(_: &Args, job: &Job, site: &mut Site) -> Result<String> {
+pub fn run(_: &Args, job: &Job, mount: &mut TestMount) -> Result<String> {
     let probe = command(PYTHON, ["-c", "import test.test_os, test.test_mailbox"]).output();
     if !probe.is_ok_and(|out| out.status.success()) {
         return missing("Python's tests are not installed (package libpython3.N-testsuite)");
     }
-    let temp = site.root().join("tmp");
+    let temp = mount.root().join("tmp");
     std::fs::create_dir(&temp)?;
     let mut failed = Vec::new();
     for module in MODULES {

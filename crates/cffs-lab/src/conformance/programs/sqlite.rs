@@ -13,40 +13,40 @@ use rustix::process::{Signal, kill_process};
 
 use super::{Args, LIMIT, need};
 use crate::conformance::job::{Job, command};
-use crate::conformance::site::Site;
+use crate::conformance::test_mount::TestMount;
 use crate::process::wait_for;
 use crate::random::Random;
-use crate::undo::{Guard, Undo};
+use crate::cleanup::{Guard, Cleanup};
 
 /// Rows that each transaction adds.
 const ROWS: u64 = 5;
 
 /// With a write-ahead log; a commit is an fsync of the log.
-pub fn wal(args: &Args, job: &Job, site: &mut Site) -> Result<String> {
-    run(args, job, site, "PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL; PRAGMA wal_autocheckpoint=50;")
+pub fn wal(args: &Args, job: &Job, mount: &mut TestMount) -> Result<String> {
+    run(args, job, mount, "PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL; PRAGMA wal_autocheckpoint=50;")
 }
 
 /// With a rollback journal; a commit is the removal of the journal. SQLite makes that durable with EXTRA and not yet with
 /// FULL, on any file system.
-pub fn rollback(args: &Args, job: &Job, site: &mut Site) -> Result<String> {
-    run(args, job, site, "PRAGMA journal_mode=DELETE; PRAGMA synchronous=EXTRA;")
+pub fn rollback(args: &Args, job: &Job, mount: &mut TestMount) -> Result<String> {
+    run(args, job, mount, "PRAGMA journal_mode=DELETE; PRAGMA synchronous=EXTRA;")
 }
 
-fn run(args: &Args, job: &Job, site: &mut Site, mode: &str) -> Result<String> {
+fn run(args: &Args, job: &Job, mount: &mut TestMount, mode: &str) -> Result<String> {
     need(&["sqlite3", "stdbuf"])?;
     ensure!(args.kills > 0, "no kill is no test");
-    let db = site.root().join("test.db");
+    let db = mount.root().join("test.db");
     let table = format!("{mode} CREATE TABLE t(n INTEGER, data BLOB); CREATE INDEX i ON t(n);");
     job.run(command("sqlite3", ["-bail"]).arg(&db).arg(&table), LIMIT)?;
     // Otherwise there is no file to find after an early kill.
-    std::fs::File::open(site.root())?.sync_all()?;
+    std::fs::File::open(mount.root())?.sync_all()?;
     let mut random = Random::new(args.seed);
     let mut promised = 0;
     for round in 1..=args.kills {
         let time = Duration::from_millis(50 + random.below(1500));
-        let acknowledged = load(site, &db, mode, promised, time).with_context(|| format!("round {round}"))?;
-        site.kill()?;
-        site.mount().with_context(|| format!("round {round}: no mount after the kill"))?;
+        let acknowledged = load(mount, &db, mode, promised, time).with_context(|| format!("round {round}"))?;
+        mount.kill()?;
+        mount.mount().with_context(|| format!("round {round}: no mount after the kill"))?;
         let found = verify(job, &db, acknowledged.max(promised)).with_context(|| format!("round {round}"))?;
         job.note(&format!("round {round}: {acknowledged} acknowledged, {found} there"));
         promised = found;
@@ -56,7 +56,7 @@ fn run(args: &Args, job: &Job, site: &mut Site, mode: &str) -> Result<String> {
 }
 
 /// Feeds transactions after number `last` to sqlite3 until the mount is killed; returns the last one it acknowledged.
-fn load(site: &Site, db: &Path, mode: &str, last: u64, time: Duration) -> Result<u64> {
+fn load(mount: &TestMount, db: &Path, mode: &str, last: u64, time: Duration) -> Result<u64> {
     let mut child = Command::new("stdbuf")
         .args(["-oL", "sqlite3", "-bail"])
         .arg(db)
@@ -64,7 +64,7 @@ fn load(site: &Site, db: &Path, mode: &str, last: u64, time: Duration) -> Result
         .stdout(Stdio::piped())
         .stderr(Stdio::null())
         .spawn()?;
-    let guard = Guard::new(Undo::End(child.id()));
+    let guard = Guard::new(Cleanup::End(child.id()));
     let mut input = child.stdin.take().context("no standard input")?;
     let output = child.stdout.take().context("no standard output")?;
     let head = format!("{mode}\nPRAGMA cache_size=20;\n");
@@ -91,7 +91,7 @@ fn load(site: &Site, db: &Path, mode: &str, last: u64, time: Duration) -> Result
     // What it says later is no promise: it outlives its file system, as no program does when a machine crashes, and takes
     // a directory that it cannot open (to fsync it) for one that needs no fsync.
     let promise = acknowledged.load(Ordering::SeqCst);
-    kill_process(site.server()?, Signal::KILL)?;
+    kill_process(mount.server()?, Signal::KILL)?;
     ensure!(running, "sqlite3 ended before the kill");
     // Its next access fails, and -bail ends it.
     let ended = wait_for(&mut child, Duration::from_secs(60))?;

@@ -4,7 +4,7 @@ use anyhow::{Result, bail, ensure};
 
 use super::{Args, LIMIT, need};
 use crate::conformance::job::{Job, command};
-use crate::conformance::site::Site;
+use crate::conformance::test_mount::TestMount;
 
 /// Those of version 0.15 that work on a directory. Not `fiemap` and `verity`: no FUSE file system has them.
 const STRESSORS: [&str; 36] = [
@@ -47,9 +47,9 @@ const STRESSORS: [&str; 36] = [
 ];
 
 /// Each stressor in two processes, for three seconds.
-pub fn run(_: &Args, job: &Job, site: &mut Site) -> Result<String> {
+pub fn run(_: &Args, job: &Job, mount: &mut TestMount) -> Result<String> {
     need(&["stress-ng"])?;
-    let temp = site.root().join("tmp");
+    let temp = mount.root().join("tmp");
     std::fs::create_dir(&temp)?;
     let (mut failed, mut skipped) = (Vec::new(), Vec::new());
     for stressor in STRESSORS {

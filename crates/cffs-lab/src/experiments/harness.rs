@@ -135,18 +135,18 @@ impl Setup {
 }
 
 /// A file system on its disk.
-pub struct Rig {
+pub struct Harness {
     device: Arc<SimDevice>,
     options: MountOptions,
     fs: Option<Arc<Fs>>,
 }
 
-impl Rig {
+impl Harness {
     /// Makes the file system; it is not mounted.
     ///
     /// # Errors
     /// When the setup is impossible.
-    pub fn new(setup: &Setup) -> Result<Rig> {
+    pub fn new(setup: &Setup) -> Result<Harness> {
         let profile = profiles::find(setup.profile).with_context(|| format!("no disk is called {}", setup.profile))?;
         let device = Arc::new(SimDevice::new(profile.model(), setup.bytes, Arc::new(Clock::default())));
         let made = MkfsOptions::default()
@@ -171,7 +171,7 @@ impl Rig {
             .fsync_in_log(setup.fsync_in_log)
             .subtrees(setup.subtrees)
             .scatter((setup.scatter && !setup.variant.group).then_some(1997));
-        Ok(Rig { device, options, fs: None })
+        Ok(Harness { device, options, fs: None })
     }
 
     /// Mounts with a cold cache, works, and writes everything back; what the disk was asked from the mount's end on.

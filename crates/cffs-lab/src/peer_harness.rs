@@ -9,10 +9,10 @@ use anyhow::{Context, Result, ensure};
 use serde::Serialize;
 
 use crate::process::{Server, is_mounted, run};
-use crate::undo::{Guard, Undo};
+use crate::cleanup::{Guard, Cleanup};
 
 /// The program that is measured, and where its images are.
-pub struct Rig {
+pub struct Harness {
     /// The cffs program.
     pub cffs: String,
     /// A directory of its own, gone at the end.
@@ -28,17 +28,17 @@ pub struct Mounted {
     guard: Guard,
 }
 
-impl Rig {
-    /// A rig for the program `cffs` below the directory `dir`.
+impl Harness {
+    /// A harness for the program `cffs` below the directory `dir`.
     ///
     /// # Errors
     /// The program is not there, or the directory cannot be made.
-    pub fn new(name: &str, dir: &Path, cffs: &Path) -> Result<Rig> {
+    pub fn new(name: &str, dir: &Path, cffs: &Path) -> Result<Harness> {
         let cffs = std::path::absolute(cffs)?;
         ensure!(cffs.is_file(), "{} is not there (cargo build --release, or --cffs)", cffs.display());
         let dir = tempfile::Builder::new().prefix(&format!("cffs-lab-{name}-")).tempdir_in(dir)?.keep();
-        let guard = Guard::new(Undo::RemoveDir(dir.clone()));
-        Ok(Rig { cffs: cffs.to_string_lossy().into_owned(), dir, _guard: guard })
+        let guard = Guard::new(Cleanup::RemoveDir(dir.clone()));
+        Ok(Harness { cffs: cffs.to_string_lossy().into_owned(), dir, _guard: guard })
     }
 
     /// Mounts a disk, and waits until it is.
@@ -51,7 +51,7 @@ impl Rig {
         let mut command = Command::new(&self.cffs);
         command.args(["mount", "-f"]).arg(disk).arg(&root);
         let mut server = Server::start(command)?;
-        let guard = Guard::new(Undo::Unmount(root.clone()));
+        let guard = Guard::new(Cleanup::Unmount(root.clone()));
         server.wait_until(limit, || is_mounted(&root))?;
         Ok(Mounted { root, server, guard })
     }

@@ -45,7 +45,7 @@ pub struct Content {
 
 /// The states that one writer's part of the tree may have.
 #[derive(Debug, Default)]
-pub struct Ledger {
+pub struct DurabilityOracle {
     names: BTreeMap<PathBuf, Vec<Thing>>,
     files: BTreeMap<u32, Content>,
     /// Renames of promised files that nothing has made durable: one of the two names has the file.
@@ -61,7 +61,7 @@ fn record(id: u32, generation: u32, at: usize) -> [u8; RECORD] {
     bytes
 }
 
-impl Ledger {
+impl DurabilityOracle {
     /// Names that stand for something now, with it.
     pub fn present(&self) -> impl Iterator<Item = (&Path, Thing)> {
         self.names.iter().filter_map(|(path, may)| match may.last() {
@@ -291,50 +291,50 @@ mod tests {
     #[test]
     fn a_promised_file_must_be_there_and_whole() {
         let start = || {
-            let mut ledger = Ledger::default();
-            ledger.will_be(Path::new("a"), Thing::File(1));
-            let bytes = ledger.will_write(1, 0, 10_000);
-            (ledger, bytes)
+            let mut oracle = DurabilityOracle::default();
+            oracle.will_be(Path::new("a"), Thing::File(1));
+            let bytes = oracle.will_write(1, 0, 10_000);
+            (oracle, bytes)
         };
-        let (mut ledger, _) = start();
-        ledger.settle(&found(&[])).unwrap();
-        let (mut ledger, bytes) = start();
-        ledger.settle(&found(&[("a", &bytes[..5000])])).unwrap();
-        let (mut ledger, mut bytes) = start();
+        let (mut oracle, _) = start();
+        oracle.settle(&found(&[])).unwrap();
+        let (mut oracle, bytes) = start();
+        oracle.settle(&found(&[("a", &bytes[..5000])])).unwrap();
+        let (mut oracle, mut bytes) = start();
         bytes[4096..8192].fill(0);
-        ledger.settle(&found(&[("a", &bytes)])).unwrap();
-        assert!(ledger.content(1).unwrap().spoiled, "a hole where data was");
+        oracle.settle(&found(&[("a", &bytes)])).unwrap();
+        assert!(oracle.content(1).unwrap().spoiled, "a hole where data was");
 
-        let (mut ledger, bytes) = start();
-        ledger.promise_content(1);
-        ledger.promise_name(Path::new("a"));
+        let (mut oracle, bytes) = start();
+        oracle.promise_content(1);
+        oracle.promise_name(Path::new("a"));
         for wrong in [&bytes[..9999], &[0; 10_000][..], &[&bytes[..], &[0; 16]].concat()[..4096]] {
-            assert!(ledger.settle(&found(&[("a", wrong)])).is_err(), "{} bytes", wrong.len());
+            assert!(oracle.settle(&found(&[("a", wrong)])).is_err(), "{} bytes", wrong.len());
         }
-        assert!(ledger.settle(&found(&[])).is_err());
-        assert!(ledger.settle(&found(&[("a", &bytes), ("b", &bytes)])).is_err(), "a name nobody gave");
-        ledger.settle(&found(&[("a", &bytes)])).unwrap();
+        assert!(oracle.settle(&found(&[])).is_err());
+        assert!(oracle.settle(&found(&[("a", &bytes), ("b", &bytes)])).is_err(), "a name nobody gave");
+        oracle.settle(&found(&[("a", &bytes)])).unwrap();
     }
 
     #[test]
     fn overwritten_regions_are_old_or_new_until_promised() {
-        let mut ledger = Ledger::default();
-        ledger.will_be(Path::new("a"), Thing::File(1));
-        let old = ledger.will_write(1, 0, 3 * REGION);
-        ledger.promise_content(1);
-        ledger.promise_name(Path::new("a"));
-        let new = ledger.will_write(1, REGION, REGION);
+        let mut oracle = DurabilityOracle::default();
+        oracle.will_be(Path::new("a"), Thing::File(1));
+        let old = oracle.will_write(1, 0, 3 * REGION);
+        oracle.promise_content(1);
+        oracle.promise_name(Path::new("a"));
+        let new = oracle.will_write(1, REGION, REGION);
         assert_ne!(old[REGION..2 * REGION], new);
         let mut changed = old.clone();
         changed[REGION..2 * REGION].copy_from_slice(&new);
-        let file = ledger.content(1).unwrap().clone();
+        let file = oracle.content(1).unwrap().clone();
         file.allows(1, &old).unwrap();
         file.allows(1, &changed).unwrap();
         let mut torn = old.clone();
         torn[REGION..REGION + 512].copy_from_slice(&new[..512]);
         file.allows(1, &torn).unwrap();
-        ledger.promise_content(1);
-        let file = ledger.content(1).unwrap().clone();
+        oracle.promise_content(1);
+        let file = oracle.content(1).unwrap().clone();
         file.allows(1, &changed).unwrap();
         assert!(file.allows(1, &old).is_err() && file.allows(1, &torn).is_err());
         torn[0] ^= 1;
@@ -344,15 +344,15 @@ mod tests {
     #[test]
     fn a_renamed_file_has_one_of_its_names() {
         let start = || {
-            let mut ledger = Ledger::default();
+            let mut oracle = DurabilityOracle::default();
             for (name, id) in [("a", 1), ("b", 2)] {
-                ledger.will_be(Path::new(name), Thing::File(id));
-                ledger.will_write(id, 0, 32);
-                ledger.promise_content(id);
-                ledger.promise_name(Path::new(name));
+                oracle.will_be(Path::new(name), Thing::File(id));
+                oracle.will_write(id, 0, 32);
+                oracle.promise_content(id);
+                oracle.promise_name(Path::new(name));
             }
-            ledger.will_move(Path::new("a"), Path::new("b"), 1);
-            ledger
+            oracle.will_move(Path::new("a"), Path::new("b"), 1);
+            oracle
         };
         let one: Vec<u8> = [record(1, 0, 0), record(1, 0, 16)].concat();
         let two: Vec<u8> = [record(2, 0, 0), record(2, 0, 16)].concat();
@@ -361,9 +361,9 @@ mod tests {
         assert!(start().settle(&found(&[("a", &one)])).is_err(), "the replaced name is never gone");
         assert!(start().settle(&found(&[("b", &two)])).is_err(), "the renamed file is never gone");
         assert!(start().settle(&found(&[("a", &one), ("b", &one)])).is_err(), "nor there twice");
-        let mut ledger = start();
-        ledger.promise_dir(Path::new(""));
-        assert!(ledger.settle(&found(&[("a", &one), ("b", &two)])).is_err(), "promised to be renamed");
-        ledger.settle(&found(&[("b", &one)])).unwrap();
+        let mut oracle = start();
+        oracle.promise_dir(Path::new(""));
+        assert!(oracle.settle(&found(&[("a", &one), ("b", &two)])).is_err(), "promised to be renamed");
+        oracle.settle(&found(&[("b", &one)])).unwrap();
     }
 }

@@ -9,13 +9,13 @@ use anyhow::{Context, Result};
 use rustix::process::Pid;
 
 use crate::process::run;
-use crate::undo::{Guard, Undo};
+use crate::cleanup::{Guard, Cleanup};
 use crate::watched::{MountLog, Watched};
 
 const LIMIT: Duration = Duration::from_secs(300);
 
 /// An image in a temporary directory of its own, and its mount.
-pub struct Site {
+pub struct TestMount {
     cffs: String,
     image: String,
     options: String,
@@ -27,17 +27,17 @@ pub struct Site {
     dir_guard: Option<Guard>,
 }
 
-impl Site {
+impl TestMount {
     /// Makes and mounts it.
-    pub fn new(cffs: &Path, format: &[&str], size: &str, options: &str) -> Result<Site> {
+    pub fn new(cffs: &Path, format: &[&str], size: &str, options: &str) -> Result<TestMount> {
         let dir = tempfile::Builder::new().prefix("cffs-conformance-").tempdir()?.keep();
-        let dir_guard = Some(Guard::new(Undo::RemoveDir(dir.clone())));
+        let dir_guard = Some(Guard::new(Cleanup::RemoveDir(dir.clone())));
         let dir = dir.canonicalize()?;
         // Other users have to get to the mount.
         fs::set_permissions(&dir, fs::Permissions::from_mode(0o755))?;
         let root = dir.join("mnt");
         fs::create_dir(&root)?;
-        let mut site = Site {
+        let mut mount = TestMount {
             cffs: cffs.to_string_lossy().into_owned(),
             image: dir.join("image").to_string_lossy().into_owned(),
             options: options.to_owned(),
@@ -47,12 +47,12 @@ impl Site {
             mounted: None,
             dir_guard,
         };
-        let mut mkfs = vec![&*site.cffs, "mkfs", "--force", "--size", size];
+        let mut mkfs = vec![&*mount.cffs, "mkfs", "--force", "--size", size];
         mkfs.extend(format);
-        mkfs.push(&site.image);
+        mkfs.push(&mount.image);
         run(&mkfs, LIMIT)?;
-        site.mount()?;
-        Ok(site)
+        mount.mount()?;
+        Ok(mount)
     }
 
     /// Keeps quotas of all kinds from now on; mounts it anew.
@@ -67,7 +67,7 @@ impl Site {
         &self.root
     }
 
-    /// A directory beside the mount, for what is not to be on it; goes with the site.
+    /// A directory beside the mount, for what is not to be on it; goes with the test mount.
     pub fn beside(&self, name: &str) -> Result<PathBuf> {
         let path = self.dir.join(name);
         fs::create_dir_all(&path)?;
@@ -123,7 +123,7 @@ impl Site {
     }
 }
 
-impl Drop for Site {
+impl Drop for TestMount {
     fn drop(&mut self) {
         // The mount first: below a mounted directory nothing is removed.
         self.mounted.take();

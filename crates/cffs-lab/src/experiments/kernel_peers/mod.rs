@@ -17,7 +17,7 @@ use super::disks::probe;
 use super::outcome::{Claim, DiskMap, Outcome, asked, shown};
 use super::source::Tree;
 use crate::layout::Layout;
-use crate::undo::{Guard, Undo};
+use crate::cleanup::{Guard, Cleanup};
 use session::{Kind, Session};
 
 /// Bytes of the disk: a little more than the least that xfs takes.
@@ -89,7 +89,7 @@ pub fn peers(scale: u64) -> Result<Outcome> {
     }
     let program = program.context("no cffs program")?;
     let dir = tempfile::Builder::new().prefix("cffs-lab-model-").tempdir_in(images())?.keep();
-    let _guard = Guard::new(Undo::RemoveDir(dir.clone()));
+    let _guard = Guard::new(Cleanup::RemoveDir(dir.clone()));
     let tree = Tree::new(1000 / scale, 80 / scale, 2026);
     let mut costs: BTreeMap<(usize, usize), Vec<(Kind, Costs)>> = BTreeMap::new();
     let mut layouts = Vec::new();

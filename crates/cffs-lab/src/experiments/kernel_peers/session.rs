@@ -1,4 +1,4 @@
-//! A file system on an image behind a charged disk.
+//! A file system on an image on a timed disk.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -9,12 +9,12 @@ use cffs::{Fs, MountOptions};
 use cffs_disk::{Counters, profiles};
 
 use super::BYTES;
-use crate::cold;
+use crate::cache_check;
 use crate::layout::Layout;
 pub use crate::mounted::{Kind, LIMIT};
 use crate::mounted::{Loop, Mounted};
 use crate::process::{find_program, is_mounted};
-use crate::served::{Charged, Medium, Served, Sparse};
+use crate::served::{TimedDisk, Medium, Served, Sparse};
 
 /// One file system on its disk.
 pub struct Session {
@@ -22,7 +22,7 @@ pub struct Session {
     mount: Option<Mounted>,
     over: Loop,
     served: Served,
-    medium: Arc<Charged>,
+    medium: Arc<TimedDisk>,
     kind: Kind,
     program: PathBuf,
     image: PathBuf,
@@ -45,7 +45,7 @@ impl Session {
     ) -> Result<Session> {
         let model = profiles::find(profile).with_context(|| format!("no disk is called {profile}"))?.model();
         let contents = if format.is_some() { Sparse::create(image, BYTES)? } else { Sparse::open(image)? };
-        let medium = Arc::new(Charged::new(contents, model, false));
+        let medium = Arc::new(TimedDisk::new(contents, model, false));
         let (at, root) = (dir.join("disk"), dir.join("mnt"));
         std::fs::create_dir_all(&at)?;
         std::fs::create_dir_all(&root)?;
@@ -81,7 +81,7 @@ impl Session {
     /// # Errors
     /// When mounting fails.
     pub fn mount(&mut self) -> Result<()> {
-        cold::cool(self.over.device())?;
+        cache_check::cool(self.over.device())?;
         self.mount = Some(self.kind.mount(&self.program, "", self.over.device(), &self.root)?);
         Ok(())
     }

@@ -16,7 +16,7 @@ use crate::process::{is_mounted, mounts_below, run};
 
 /// One thing to take down.
 #[derive(Clone, Debug)]
-pub enum Undo {
+pub enum Cleanup {
     /// A mount point.
     Unmount(PathBuf),
     /// A loop device, by its path.
@@ -29,12 +29,12 @@ pub enum Undo {
     Set(PathBuf, String),
 }
 
-static REGISTER: Mutex<Vec<(u64, Undo)>> = Mutex::new(Vec::new());
+static REGISTER: Mutex<Vec<(u64, Cleanup)>> = Mutex::new(Vec::new());
 static NEXT: AtomicU64 = AtomicU64::new(0);
 static CARRYING_OUT: Mutex<()> = Mutex::new(());
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
-/// Takes its [`Undo`] down when dropped.
+/// Takes its [`Cleanup`] down when dropped.
 #[derive(Debug)]
 pub struct Guard {
     id: u64,
@@ -42,9 +42,9 @@ pub struct Guard {
 
 impl Guard {
     /// Registers `undo`; call this before or right after setting it up.
-    pub fn new(undo: Undo) -> Self {
+    pub fn new(cleanup: Cleanup) -> Self {
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
-        lock().push((id, undo));
+        lock().push((id, cleanup));
         Guard { id }
     }
 
@@ -56,17 +56,17 @@ impl Guard {
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        if let Some(undo) = take(self.id) {
-            carry_out(&undo);
+        if let Some(cleanup) = take(self.id) {
+            carry_out(&cleanup);
         }
     }
 }
 
-fn lock() -> std::sync::MutexGuard<'static, Vec<(u64, Undo)>> {
+fn lock() -> std::sync::MutexGuard<'static, Vec<(u64, Cleanup)>> {
     REGISTER.lock().unwrap_or_else(|poison| poison.into_inner())
 }
 
-fn take(id: u64) -> Option<Undo> {
+fn take(id: u64) -> Option<Cleanup> {
     let mut register = lock();
     let at = register.iter().position(|(other, _)| *other == id)?;
     Some(register.remove(at).1)
@@ -80,8 +80,8 @@ pub fn install_signal_handler() {
         // Twice: the experiment may have been about to register something. It
         // fails soon after, because everything is taken from under it.
         for pause in [100, 0] {
-            while let Some((_, undo)) = newest() {
-                carry_out(&undo);
+            while let Some((_, cleanup)) = newest() {
+                carry_out(&cleanup);
             }
             std::thread::sleep(Duration::from_millis(pause));
         }
@@ -102,24 +102,24 @@ pub fn leave_to_signal_handler() {
     }
 }
 
-fn newest() -> Option<(u64, Undo)> {
+fn newest() -> Option<(u64, Cleanup)> {
     lock().pop()
 }
 
-fn carry_out(undo: &Undo) {
+fn carry_out(cleanup: &Cleanup) {
     let _one_at_a_time = CARRYING_OUT.lock();
-    match undo {
-        Undo::Unmount(dir) => unmount_somehow(dir),
-        Undo::DetachLoop(device) => {
+    match cleanup {
+        Cleanup::Unmount(dir) => unmount_somehow(dir),
+        Cleanup::DetachLoop(device) => {
             let _ = run(&["losetup", "-d", device], Duration::from_secs(20));
         }
-        Undo::End(pid) => end(*pid),
-        Undo::Set(file, value) => {
+        Cleanup::End(pid) => end(*pid),
+        Cleanup::Set(file, value) => {
             if let Err(error) = std::fs::write(file, value) {
                 eprintln!("cffs-lab: {} was {value}, and cannot be set back: {error}", file.display());
             }
         }
-        Undo::RemoveDir(dir) => {
+        Cleanup::RemoveDir(dir) => {
             // Never through a mount that would not go away: that would remove
             // the mounted file system's files.
             if mounts_below(dir).is_empty() {

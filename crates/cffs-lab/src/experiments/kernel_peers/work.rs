@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 
 use super::session::Session;
 use super::{BYTES, Cost, Costs};
-use crate::cold::{self, Returned};
+use crate::cache_check::{self, Returned};
 use crate::experiments::aging::size;
 use crate::experiments::source::{Tree, file_name};
 use crate::random::Random;
@@ -100,7 +100,7 @@ pub fn measure(mut session: Session, tree: &Tree, scale: u64) -> Result<Costs> {
         sync(&root)
     })?;
     let mut buffer = Vec::new();
-    let read = phase(&mut session, Returned { contents: tree.bytes(), names }, cold::TRIES, || {
+    let read = phase(&mut session, Returned { contents: tree.bytes(), names }, cache_check::TRIES, || {
         for (path, (_, size)) in paths.1.iter().zip(&tree.files) {
             buffer.clear();
             File::open(path)?.read_to_end(&mut buffer)?;
@@ -108,7 +108,7 @@ pub fn measure(mut session: Session, tree: &Tree, scale: u64) -> Result<Costs> {
         }
         Ok(())
     })?;
-    let walked = phase(&mut session, named, cold::TRIES, || {
+    let walked = phase(&mut session, named, cache_check::TRIES, || {
         let seen = walk(&root.join("tree"))?;
         ensure!(seen == tree.files.len() + tree.parents.len() - 1, "{seen} names in the tree");
         Ok(())
@@ -144,7 +144,7 @@ pub fn measure(mut session: Session, tree: &Tree, scale: u64) -> Result<Costs> {
     })?;
     let mut back = vec![0; PIECE];
     let whole = Returned { contents: LARGE as u64, names: 1 };
-    let large_read = phase(&mut session, whole, cold::TRIES, || {
+    let large_read = phase(&mut session, whole, cache_check::TRIES, || {
         let mut file = File::open(&large)?;
         for _ in 0..LARGE / PIECE {
             file.read_exact(&mut back)?;

@@ -34,7 +34,7 @@ pub struct Args {
 }
 
 /// A disk with a price.
-pub struct Charged {
+pub struct TimedDisk {
     contents: Sparse,
     began: Option<Instant>,
     state: Mutex<State>,
@@ -52,11 +52,11 @@ struct State {
 /// How long an answer is held back in virtual time.
 const TOGETHER: Duration = Duration::from_micros(60);
 
-impl Charged {
+impl TimedDisk {
     /// `realtime`: answers wait.
     pub fn new(contents: Sparse, model: Model, realtime: bool) -> Self {
         let state = State { model, counters: Counters::default(), answered: 0, done: 0 };
-        Charged { contents, began: realtime.then(Instant::now), state: Mutex::new(state) }
+        TimedDisk { contents, began: realtime.then(Instant::now), state: Mutex::new(state) }
     }
 
     /// What was asked until now; the time is that in which the disk was busy.
@@ -102,7 +102,7 @@ impl Charged {
     }
 }
 
-impl Medium for Charged {
+impl Medium for TimedDisk {
     fn len(&self) -> u64 {
         self.contents.len()
     }
@@ -147,7 +147,7 @@ pub fn run_disk(args: &Args) -> Result<ExitCode> {
         profile.name,
         model.capacity()
     );
-    let medium = Arc::new(Charged::new(contents, model, args.realtime));
+    let medium = Arc::new(TimedDisk::new(contents, model, args.realtime));
     let served = Served::start(medium.clone(), Path::new(&args.dir))?;
     eprintln!("{} is a {}; `umount {}` ends it", served.file().display(), profile.name, args.dir.display());
     served.wait()?;
@@ -159,11 +159,11 @@ pub fn run_disk(args: &Args) -> Result<ExitCode> {
 mod tests {
     use super::*;
 
-    fn disk(realtime: bool) -> (tempfile::TempDir, Charged) {
+    fn disk(realtime: bool) -> (tempfile::TempDir, TimedDisk) {
         let dir = tempfile::tempdir().unwrap();
         let contents = Sparse::create(&dir.path().join("image"), 16 << 20).unwrap();
         let model = profiles::find("volume-1ms").unwrap().model();
-        (dir, Charged::new(contents, model, realtime))
+        (dir, TimedDisk::new(contents, model, realtime))
     }
 
     #[test]
