@@ -12,10 +12,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use serde::Serialize;
 
-use crate::process::{find_program, run, run_command};
+use crate::cleanup::{Cleanup, Guard};
 use crate::peer_harness::{Harness, write_json};
+use crate::process::{find_program, run, run_command};
 use crate::served::{Counted, Counters, Served, Sparse};
-use crate::cleanup::{Guard, Cleanup};
 
 const LIMIT: Duration = Duration::from_secs(3600);
 

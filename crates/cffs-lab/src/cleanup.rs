@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::process::{is_mounted, mounts_below, run};
+use crate::mount_table::{is_mounted, mounts_below};
+use crate::process::run;
 
 /// One thing to take down.
 #[derive(Clone, Debug)]

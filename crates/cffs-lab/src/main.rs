@@ -4,13 +4,16 @@
 //! Comparisons live in this crate alone, so that nobody who builds cffs itself
 //! compiles them.
 
-mod checktime;
 mod cache_check;
+mod checktime;
+mod cleanup;
 mod compare;
 mod conformance;
 mod experiments;
 mod layout;
+mod mount_table;
 mod mounted;
+mod peer_harness;
 mod peers;
 mod powercut;
 mod process;
@@ -18,11 +21,10 @@ mod quota;
 mod random;
 mod readall;
 mod recovery;
-mod peer_harness;
 mod served;
+mod server;
 mod soak;
 mod tree;
-mod cleanup;
 mod watched;
 
 use std::process::ExitCode;

@@ -9,8 +9,10 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::ValueEnum;
 use serde::Serialize;
 
-use crate::process::{Server, find_program, is_mounted, run, run_command};
-use crate::cleanup::{Guard, Cleanup};
+use crate::cleanup::{Cleanup, Guard};
+use crate::mount_table::is_mounted;
+use crate::process::{find_program, run, run_command};
+use crate::server::Server;
 
 /// Longest time of any program here.
 pub const LIMIT: Duration = Duration::from_secs(300);

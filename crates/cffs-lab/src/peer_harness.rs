@@ -8,8 +8,10 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use serde::Serialize;
 
-use crate::process::{Server, is_mounted, run};
-use crate::cleanup::{Guard, Cleanup};
+use crate::cleanup::{Cleanup, Guard};
+use crate::mount_table::is_mounted;
+use crate::process::run;
+use crate::server::Server;
 
 /// The program that is measured, and where its images are.
 pub struct Harness {

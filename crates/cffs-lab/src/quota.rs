@@ -16,9 +16,9 @@ use anyhow::{Context, Result, ensure};
 use rustix::io::Errno;
 use rustix::process::{Signal, kill_process};
 
+use crate::cleanup::{Cleanup, Guard};
 use crate::process::{run, wait_for};
 use crate::random::Random;
-use crate::cleanup::{Guard, Cleanup};
 use crate::watched::{MountLog, Watched};
 
 const LIMIT: Duration = Duration::from_secs(120);

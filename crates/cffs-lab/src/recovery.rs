@@ -16,8 +16,8 @@ use cffs::device::{Direct, FileDevice, Lock, OpenMode};
 use cffs::{Caller, Fs, MkfsOptions, MountOptions, ROOT_INO, SetAttr, mkfs};
 use serde::Serialize;
 
-use crate::process::run;
 use crate::peer_harness::{Harness, write_json};
+use crate::process::run;
 use crate::served::{Counted, Counters, Served, Sparse};
 
 const LIMIT: Duration = Duration::from_secs(600);

@@ -14,9 +14,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Signal, kill_process};
 
+use crate::cleanup::{Cleanup, Guard};
 use crate::process::run;
 use crate::random::Random;
-use crate::cleanup::{Guard, Cleanup};
 use crate::watched::{MountLog, Watched};
 
 const LIMIT: Duration = Duration::from_secs(120);
@@ -132,7 +132,14 @@ impl Soak {
         Watched::start(&self.cffs, &self.options, &self.image, &self.root, &self.log, LIMIT)
     }
 
-    fn round(&self, args: &Args, round: u32, random: &mut Random, oracle: &DurabilityOracle, ids: &AtomicU64) -> Result<Found> {
+    fn round(
+        &self,
+        args: &Args,
+        round: u32,
+        random: &mut Random,
+        oracle: &DurabilityOracle,
+        ids: &AtomicU64,
+    ) -> Result<Found> {
         let mount = self.mount().context("cannot mount for the load")?;
         let load = Duration::from_millis(20 + random.below(args.longest.max(1)));
         let stop = AtomicBool::new(false);

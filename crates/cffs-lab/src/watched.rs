@@ -8,8 +8,10 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::process::{Server, is_mounted, run};
-use crate::cleanup::{Guard, Cleanup};
+use crate::cleanup::{Cleanup, Guard};
+use crate::mount_table::is_mounted;
+use crate::process::run;
+use crate::server::Server;
 
 /// Takes the log of the mounts of an image: what the programs on it do not notice, it tells.
 pub struct MountLog(PathBuf);

@@ -10,9 +10,9 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use rustix::fs::{StatVfs, XattrFlags, setxattr, statvfs};
 
+use super::check::{Check, Format};
 use super::job::Job;
 use super::test_mount::TestMount;
-use super::{Check, Format};
 use crate::process::run;
 use crate::random::Random;
 

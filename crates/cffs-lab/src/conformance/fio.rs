@@ -11,9 +11,9 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 
+use super::check::{Check, Format, missing};
 use super::job::{Job, command};
 use super::test_mount::TestMount;
-use super::{Check, Format, missing};
 use crate::process::find_program;
 
 /// Arguments of `cffs-lab conformance fio`.

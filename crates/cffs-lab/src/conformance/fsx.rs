@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
+use super::check::{Check, Format};
 use super::job::{Job, command};
-use super::test_mount::TestMount;
 use super::suites::Tools;
-use super::{Check, Format};
+use super::test_mount::TestMount;
 
 /// Arguments of `cffs-lab conformance fsx`.
 #[derive(clap::Args)]

@@ -5,15 +5,16 @@
 //! fresh temporary directory. Whatever the check finds, the file system is
 //! unmounted afterwards and has to pass `cffs fsck -n`.
 
+mod check;
 mod fill;
 mod fio;
 mod fsx;
 mod job;
 mod pjdfstest;
 mod programs;
-mod test_mount;
 mod stress;
 mod suites;
+mod test_mount;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -21,6 +22,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 
+use check::{Check, Format, Missing};
 use job::Job;
 use test_mount::TestMount;
 
@@ -59,31 +61,6 @@ struct Common {
     strict: bool,
 }
 
-/// How the image is made.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
-enum Format {
-    /// As `cffs mkfs` does it
-    Default,
-    /// With `--no-embed --no-group`
-    Conventional,
-}
-
-impl Format {
-    fn name(self) -> &'static str {
-        match self {
-            Format::Default => "default",
-            Format::Conventional => "conventional",
-        }
-    }
-
-    fn options(self) -> &'static [&'static str] {
-        match self {
-            Format::Default => &[],
-            Format::Conventional => &["--no-embed", "--no-group"],
-        }
-    }
-}
-
 #[derive(clap::Subcommand)]
 enum What {
     /// The POSIX test suite pjdfstest (root); on both formats
@@ -100,28 +77,6 @@ enum What {
     Programs(programs::Args),
     #[command(hide = true)]
     StressWorker(stress::WorkerArgs),
-}
-
-/// One check: a name, what its image needs, and what it does.
-struct Check<'a> {
-    name: String,
-    /// Size of the image, which is sparse.
-    size: &'static str,
-    formats: Vec<Format>,
-    run: Run<'a>,
-}
-
-/// Returns in a line what was done.
-type Run<'a> = Box<dyn Fn(&Job, &mut TestMount) -> Result<String> + 'a>;
-
-/// What a check that cannot run on this machine returns.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-struct Missing(String);
-
-/// Gives up a check for something that this machine does not have.
-fn missing<T>(what: impl Into<String>) -> Result<T> {
-    Err(Missing(what.into()).into())
 }
 
 /// Runs the subcommand: exit code 1 when a check failed.

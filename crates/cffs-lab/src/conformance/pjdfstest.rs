@@ -15,11 +15,11 @@ use std::time::Duration;
 
 use anyhow::{Result, bail, ensure};
 
+use super::check::{Check, Format, missing};
 use super::job::{Job, command};
-use super::test_mount::TestMount;
 use super::suites::Tools;
-use super::{Check, Format, missing};
-use crate::cleanup::{Guard, Cleanup};
+use super::test_mount::TestMount;
+use crate::cleanup::{Cleanup, Guard};
 
 const LIMIT: Duration = Duration::from_secs(1800);
 

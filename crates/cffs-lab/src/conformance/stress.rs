@@ -16,11 +16,11 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
+use super::check::{Check, Format};
 use super::job::Job;
 use super::test_mount::TestMount;
-use super::{Check, Format};
+use crate::cleanup::{Cleanup, Guard};
 use crate::process::wait_for;
-use crate::cleanup::{Guard, Cleanup};
 
 /// Arguments of `cffs-lab conformance stress`.
 #[derive(clap::Args)]

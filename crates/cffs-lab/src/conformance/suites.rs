@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 
-use super::missing;
+use super::check::missing;
 use crate::process::find_program;
 
 /// Where `scripts/setup.sh conformance` puts them.

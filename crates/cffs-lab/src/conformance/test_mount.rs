@@ -8,8 +8,8 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use rustix::process::Pid;
 
+use crate::cleanup::{Cleanup, Guard};
 use crate::process::run;
-use crate::cleanup::{Guard, Cleanup};
 use crate::watched::{MountLog, Watched};
 
 const LIMIT: Duration = Duration::from_secs(300);

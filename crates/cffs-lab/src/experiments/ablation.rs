@@ -7,8 +7,8 @@ use cffs::{Caller, Fs, PrefetchMode, ROOT_INO};
 use cffs_disk::{Counters, profiles};
 
 use super::aging::age_as;
-use super::outcome::{Claim, Outcome, shown};
 use super::harness::{Harness, Setup, Variant, create, make_dir, with};
+use super::outcome::{Claim, Outcome, shown};
 use super::source::{Tree, file_name, read_whole, remove_below, search, walk};
 use crate::random::Random;
 

@@ -6,9 +6,9 @@ use cffs::{Fs, MetadataMode};
 
 use cffs_disk::Counters;
 
+use super::harness::{Harness, Setup, Variant, create, make_dir};
 use super::lower_bound::{Price, free_blocks, least, least_by_angle, runs};
 use super::outcome::{Chart, Claim, Outcome, Table, asked, shown};
-use super::harness::{Harness, Setup, Variant, create, make_dir};
 use super::small::{PHASES, benchmark_with};
 use crate::random::Random;
 
@@ -239,14 +239,15 @@ mod tests {
         assert!(sizes.iter().all(|s| (1..=512 << 10).contains(s)));
         let setup = Setup { bytes: 32 << 20, ..Setup::ganger(Variant::BOTH, MetadataMode::Delayed) };
         let mut harness = Harness::new(&setup).unwrap();
-        harness.phase(|fs| {
-            age(fs, 0.7, 2000)?;
-            let s = fs.statfs();
-            let used = 1.0 - s.free as f64 / s.total as f64;
-            assert!((0.62..0.78).contains(&used), "{used}");
-            Ok(())
-        })
-        .unwrap();
+        harness
+            .phase(|fs| {
+                age(fs, 0.7, 2000)?;
+                let s = fs.statfs();
+                let used = 1.0 - s.free as f64 / s.total as f64;
+                assert!((0.62..0.78).contains(&used), "{used}");
+                Ok(())
+            })
+            .unwrap();
         harness.check().unwrap();
     }
 }

@@ -4,9 +4,9 @@ use anyhow::Result;
 use cffs::{Fs, Ino, MetadataMode};
 use cffs_disk::Counters;
 
+use super::harness::{Harness, Setup, Variant, create};
 use super::large::raw;
 use super::outcome::{Claim, Outcome, asked, shown};
-use super::harness::{Harness, Setup, Variant, create};
 use super::source::{Tree, file_name, read_whole, remove_below, search};
 
 /// Headers that a compilation reads, besides its own source.

@@ -6,9 +6,9 @@ use std::path::Path;
 use anyhow::Result;
 use cffs::MetadataMode;
 
+use super::harness::{Harness, Setup, Variant};
 use super::large::{self, raw};
 use super::outcome::{Claim, Outcome, shown};
-use super::harness::{Harness, Setup, Variant};
 use super::source::Tree;
 
 /// Most files of a tree of this machine.

@@ -9,8 +9,8 @@ use cffs::{Caller, Error, Fs, Ino, ROOT_INO};
 use cffs_disk::Counters;
 
 use super::aging::compared;
-use super::outcome::{Claim, Outcome};
 use super::harness::{Harness, Setup, Variant, create};
+use super::outcome::{Claim, Outcome};
 use super::source::{search, walk};
 
 /// Revisions that are replayed: the first ones, so that a history that goes on gives the same figures.

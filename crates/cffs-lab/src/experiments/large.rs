@@ -4,8 +4,8 @@ use anyhow::Result;
 use cffs::{Caller, Fs, Ino, MetadataMode, ROOT_INO};
 use cffs_disk::{Counters, Request, profiles};
 
-use super::outcome::{Chart, Claim, Outcome, Table};
 use super::harness::{Harness, Setup, Variant, with};
+use super::outcome::{Chart, Claim, Outcome, Table};
 
 /// Bytes of one call.
 const PIECE: usize = 64 << 10;

@@ -9,10 +9,10 @@ use cffs::device::{Device, FileDevice, IoKind, OpenMode};
 use cffs::{Caller, Fs, Ino, MkfsOptions, MountOptions, ROOT_INO, mkfs};
 
 use super::aging::age;
-use super::lower_bound;
-use super::large::{self, raw};
-use super::outcome::{Claim, Outcome, asked, shown};
 use super::harness::{Harness, Setup};
+use super::large::{self, raw};
+use super::lower_bound;
+use super::outcome::{Claim, Outcome, asked, shown};
 
 /// Disks in virtual time, with MiB of the disk and of the file: transferring it takes long against a seek. What does not depend
 /// on the size (the bitmaps of some allocation groups, the log, the unmount) is 60 to 190 ms on `hdd-2026`, as long as 10 to 30

@@ -4,18 +4,18 @@
 mod ablation;
 mod aging;
 mod apps;
-mod lower_bound;
 mod classic;
 mod disks;
+mod harness;
 mod history;
+mod kernel_peers;
 mod large;
 mod large_files;
-mod kernel_peers;
+mod lower_bound;
 mod outcome;
 mod placement;
 mod questions;
 mod report;
-mod harness;
 mod runner;
 mod scale;
 mod service;
@@ -95,7 +95,11 @@ const EXPERIMENTS: [Experiment; 22] = [
     },
     Experiment {
         real_time: true,
-        ..Experiment::of("peers", "ext4, xfs, btrfs, fuse2fs and cffs on the same simulated disks (root)", kernel_peers::peers)
+        ..Experiment::of(
+            "peers",
+            "ext4, xfs, btrfs, fuse2fs and cffs on the same simulated disks (root)",
+            kernel_peers::peers,
+        )
     },
 ];
 

@@ -3,8 +3,8 @@
 use anyhow::Result;
 
 use super::aging;
-use super::outcome::{Chart, Claim, DiskMap, Outcome, shown};
 use super::harness::{Harness, Setup, Variant};
+use super::outcome::{Chart, Claim, DiskMap, Outcome, shown};
 use super::source::Tree;
 use crate::layout::{CLASSES, Layout};
 

@@ -3,9 +3,9 @@
 use anyhow::{Result, ensure};
 use cffs::{Caller, Fs, Ino, MountOptions, ROOT_INO};
 
+use super::harness::{Harness, Setup, create, make_dir};
 use super::large::{self, raw};
 use super::outcome::{Claim, Outcome};
-use super::harness::{Harness, Setup, create, make_dir};
 use crate::random::Random;
 
 /// Entries of the directories of figure 4.

@@ -4,9 +4,9 @@ use anyhow::Result;
 use cffs::{Caller, Fs, Ino, ROOT_INO};
 use cffs_disk::Counters;
 
+use super::harness::{Harness, Setup, Variant, create, make_dir};
 use super::large::raw;
 use super::outcome::{Claim, Outcome};
-use super::harness::{Harness, Setup, Variant, create, make_dir};
 
 /// Sizes in KiB; 12, 96 and 192 stand where the paper's file systems have their dips, before and behind indirect blocks.
 const SIZES: [u64; 15] = [1, 2, 4, 8, 12, 16, 32, 64, 96, 128, 192, 256, 512, 1024, 4096];

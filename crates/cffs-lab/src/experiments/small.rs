@@ -5,9 +5,9 @@ use anyhow::{Result, ensure};
 use cffs::{Caller, Fs, Ino, MetadataMode, ROOT_INO};
 use cffs_disk::Counters;
 
+use super::harness::{Harness, Setup, Variant, create, make_dir, with};
 use super::large::raw;
 use super::outcome::{Chart, Claim, Outcome, Table, asked, shown, went};
-use super::harness::{Harness, Setup, Variant, create, make_dir, with};
 
 /// Names of the phases.
 pub const PHASES: [&str; 4] = ["create", "read", "overwrite", "remove"];
@@ -48,7 +48,8 @@ pub fn benchmark_with(
             with(fs, dir, name, |ino| fs.write(Caller::ROOT, ino, 0, &new)).map(drop)
         })
     })?;
-    let removed = harness.phase(|fs| each(fs, files, per_dir, find, |dir, name| Ok(fs.unlink(dir, name.as_bytes())?)))?;
+    let removed =
+        harness.phase(|fs| each(fs, files, per_dir, find, |dir, name| Ok(fs.unlink(dir, name.as_bytes())?)))?;
     Ok([made, read, overwritten, removed])
 }
 

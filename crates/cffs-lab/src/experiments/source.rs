@@ -204,16 +204,17 @@ mod tests {
         let empty = harness.used_bytes().unwrap();
         harness.phase(|fs| tree.unpack(fs, "tree")).unwrap();
         assert!(harness.used_bytes().unwrap() > empty + tree.bytes() / 2);
-        harness.phase(|fs| {
-            let dirs = tree.open(fs, "tree")?;
-            assert_eq!(search(fs, dirs[0])?, 60);
-            assert_eq!(walk(fs, dirs[0])?, 60 + 8);
-            remove_below(fs, dirs[0])?;
-            assert_eq!(walk(fs, dirs[0])?, 0);
-            dirs.into_iter().for_each(|ino| fs.forget(ino, 1));
-            Ok(())
-        })
-        .unwrap();
+        harness
+            .phase(|fs| {
+                let dirs = tree.open(fs, "tree")?;
+                assert_eq!(search(fs, dirs[0])?, 60);
+                assert_eq!(walk(fs, dirs[0])?, 60 + 8);
+                remove_below(fs, dirs[0])?;
+                assert_eq!(walk(fs, dirs[0])?, 0);
+                dirs.into_iter().for_each(|ino| fs.forget(ino, 1));
+                Ok(())
+            })
+            .unwrap();
         harness.check().unwrap();
     }
 }

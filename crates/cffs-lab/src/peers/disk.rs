@@ -14,8 +14,10 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use serde::Serialize;
 
-use crate::process::{Server, is_mounted, run};
-use crate::cleanup::{Guard, Cleanup};
+use crate::cleanup::{Cleanup, Guard};
+use crate::mount_table::is_mounted;
+use crate::process::run;
+use crate::server::Server;
 
 /// Requests and bytes a disk has received.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]

@@ -11,9 +11,9 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 
+use crate::cleanup::{Cleanup, Guard};
 use crate::process::find_program;
 use crate::tree;
-use crate::cleanup::{Guard, Cleanup};
 use peer::{CffsSettings, Peer};
 use work::{Inputs, Workload};
 

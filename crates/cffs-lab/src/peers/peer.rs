@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use anyhow::{Context, Result};
 
 use super::disk::{Counters, Disk};
+use crate::cleanup::{Cleanup, Guard};
 pub use crate::mounted::Kind as Peer;
 use crate::mounted::{Loop, Mounted};
-use crate::cleanup::{Guard, Cleanup};
 
 /// How cffs is run.
 #[derive(Clone, Debug)]

@@ -46,7 +46,13 @@ impl Writer {
         for dir in 0..DIRS {
             fs::create_dir_all(root.join(&home).join(format!("d{dir}")))?;
         }
-        Ok(Writer { home, root: root.to_path_buf(), random: Random::new(seed), oracle: DurabilityOracle::default(), next: 1 })
+        Ok(Writer {
+            home,
+            root: root.to_path_buf(),
+            random: Random::new(seed),
+            oracle: DurabilityOracle::default(),
+            next: 1,
+        })
     }
 
     /// The directory it works in, below the mount.

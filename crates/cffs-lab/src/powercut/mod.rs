@@ -3,9 +3,9 @@
 //! not told to flush. Killing the mount process alone (`soak`) loses nothing
 //! that had been written.
 
-mod oracle;
 mod load;
 mod medium;
+mod oracle;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -18,10 +18,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::process::{Server, is_mounted, run};
+use crate::cleanup::{Cleanup, Guard};
+use crate::mount_table::is_mounted;
+use crate::process::run;
 use crate::random::Random;
 use crate::served::Served;
-use crate::cleanup::{Guard, Cleanup};
+use crate::server::Server;
 
 use load::Writer;
 use medium::{Aftermath, VolatileCacheDisk};

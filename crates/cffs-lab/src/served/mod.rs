@@ -6,11 +6,11 @@
 //! than 1 MiB). It works for anything that opens a file: cffs itself, a loop
 //! device with a kernel file system on it, a checker.
 
-mod timed_disk;
 mod counting;
+mod timed_disk;
 
-pub use timed_disk::{Args as DiskArgs, TimedDisk, run_disk};
 pub use counting::{Counted, Counters, Sparse};
+pub use timed_disk::{Args as DiskArgs, TimedDisk, run_disk};
 
 use std::ffi::OsStr;
 use std::io;
@@ -25,8 +25,9 @@ use fuser::{
     ReplyOpen, ReplyWrite, Request, TimeOrNow, WriteFlags,
 };
 
-use crate::process::{is_mounted, run};
-use crate::cleanup::{Guard, Cleanup};
+use crate::cleanup::{Cleanup, Guard};
+use crate::mount_table::is_mounted;
+use crate::process::run;
 
 /// What a disk does with its requests. Several come at once.
 pub trait Medium: Send + Sync + 'static {

@@ -8,7 +8,7 @@ use std::path::Path;
 use anyhow::{Result, ensure};
 
 use super::fixture::{self, Extras, SPARSE_DATA, SPARSE_SIZE};
-use super::{Args, LIMIT, need, need_root, same};
+use super::support::{Args, LIMIT, need, need_root, same};
 use crate::conformance::job::{Job, command};
 use crate::conformance::test_mount::TestMount;
 

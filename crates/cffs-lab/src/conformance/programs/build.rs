@@ -6,9 +6,9 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 
-use super::{Args, LIMIT, need};
+use super::support::{Args, LIMIT, need};
+use crate::conformance::check::missing;
 use crate::conformance::job::{Job, command};
-use crate::conformance::missing;
 use crate::conformance::test_mount::TestMount;
 
 /// Source packages of Debian, and how each is built and tests itself.

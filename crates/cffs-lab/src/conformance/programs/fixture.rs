@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 
-use super::LIMIT;
+use super::support::LIMIT;
 use crate::conformance::job::{Job, command};
 use crate::conformance::test_mount::TestMount;
 

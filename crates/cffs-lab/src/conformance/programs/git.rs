@@ -3,7 +3,7 @@
 use anyhow::{Result, ensure};
 use std::path::Path;
 
-use super::{Args, LIMIT, need};
+use super::support::{Args, LIMIT, need};
 use crate::conformance::job::{Job, command};
 use crate::conformance::test_mount::TestMount;
 

@@ -5,9 +5,9 @@ use std::fs;
 
 use anyhow::{Result, ensure};
 
-use super::{Args, LIMIT, need, need_root, same};
+use super::support::{Args, LIMIT, need, need_root, same};
+use crate::conformance::check::missing;
 use crate::conformance::job::{Job, command};
-use crate::conformance::missing;
 use crate::conformance::test_mount::TestMount;
 
 /// Large ones: many small files, large files, many links.

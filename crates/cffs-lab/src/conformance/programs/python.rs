@@ -2,9 +2,9 @@
 
 use anyhow::{Result, bail};
 
-use super::{Args, LIMIT};
+use super::support::{Args, LIMIT};
+use crate::conformance::check::missing;
 use crate::conformance::job::{Job, command};
-use crate::conformance::missing;
 use crate::conformance::test_mount::TestMount;
 
 const PYTHON: &str = "/usr/bin/python3";

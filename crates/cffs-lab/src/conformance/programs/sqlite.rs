@@ -11,12 +11,12 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Signal, kill_process};
 
-use super::{Args, LIMIT, need};
+use super::support::{Args, LIMIT, need};
+use crate::cleanup::{Cleanup, Guard};
 use crate::conformance::job::{Job, command};
 use crate::conformance::test_mount::TestMount;
 use crate::process::wait_for;
 use crate::random::Random;
-use crate::cleanup::{Guard, Cleanup};
 
 /// Rows that each transaction adds.
 const ROWS: u64 = 5;

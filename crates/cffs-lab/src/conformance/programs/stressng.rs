@@ -2,7 +2,7 @@
 
 use anyhow::{Result, bail, ensure};
 
-use super::{Args, LIMIT, need};
+use super::support::{Args, LIMIT, need};
 use crate::conformance::job::{Job, command};
 use crate::conformance::test_mount::TestMount;
 

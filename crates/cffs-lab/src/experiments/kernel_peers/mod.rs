@@ -4,6 +4,7 @@
 //! Programs and the kernel run in real time, so that requests come in another order each time: the figures differ between
 //! runs, and only here.
 
+mod cost;
 mod session;
 mod work;
 
@@ -16,43 +17,17 @@ use cffs_disk::Counters;
 use super::disks::probe;
 use super::outcome::{Claim, DiskMap, Outcome, asked, shown};
 use super::source::Tree;
+use crate::cleanup::{Cleanup, Guard};
 use crate::layout::Layout;
-use crate::cleanup::{Guard, Cleanup};
+use cost::{BYTES, Cost, Costs, WORK};
 use session::{Kind, Session};
 
-/// Bytes of the disk: a little more than the least that xfs takes.
-pub const BYTES: u64 = 384 << 20;
 const DISKS: [&str; 3] = ["hdd-2026", "volume-1ms", "sd-card"];
 const STATES: [(&str, f64); 3] = [("fresh", 0.0), ("aged to 70%", 0.7), ("aged to 90%", 0.9)];
-/// What is measured, in this order.
-pub const WORK: [&str; 8] = [
-    "unpack",
-    "cold read",
-    "tree walk",
-    "overwrite",
-    "create + fsync",
-    "remove",
-    "large file: write",
-    "large file: read",
-];
 /// The first so many are those of our target.
 const TARGET: usize = 5;
 /// Creations and deletions of the aging.
 const OPERATIONS: u64 = 4000;
-
-/// What a part of the work cost.
-#[derive(Debug)]
-pub struct Cost {
-    /// Until it was synced.
-    pub work: Counters,
-    /// Until it was unmounted.
-    pub unmounted: Counters,
-    /// Why this is not what a cold mount takes.
-    pub warm: Option<String>,
-}
-
-/// Costs of the work.
-pub type Costs = [Cost; WORK.len()];
 
 /// The cffs program beside this one.
 fn cffs_program() -> Option<PathBuf> {

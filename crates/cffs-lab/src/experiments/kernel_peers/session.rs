@@ -8,13 +8,14 @@ use cffs::device::{Direct, FileDevice, Lock, OpenMode};
 use cffs::{Fs, MountOptions};
 use cffs_disk::{Counters, profiles};
 
-use super::BYTES;
+use super::cost::BYTES;
 use crate::cache_check;
 use crate::layout::Layout;
+use crate::mount_table::is_mounted;
 pub use crate::mounted::{Kind, LIMIT};
 use crate::mounted::{Loop, Mounted};
-use crate::process::{find_program, is_mounted};
-use crate::served::{TimedDisk, Medium, Served, Sparse};
+use crate::process::find_program;
+use crate::served::{Medium, Served, Sparse, TimedDisk};
 
 /// One file system on its disk.
 pub struct Session {

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 
+use super::cost::{BYTES, Cost, Costs};
 use super::session::Session;
-use super::{BYTES, Cost, Costs};
 use crate::cache_check::{self, Returned};
 use crate::experiments::aging::size;
 use crate::experiments::source::{Tree, file_name};
