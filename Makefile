@@ -14,6 +14,9 @@ CUTS   ?= 500
 CAMPAIGN ?= 300
 # How long `make soak` fuzzes decoders, log replay and whole images, in seconds.
 FUZZ ?= 120
+# The page in whose table `make soak` and `make shuttle` record what they did; empty for none.
+RECORD ?= docs/testing.md
+record = $(if $(RECORD),--record $(abspath $(RECORD)))
 
 bindir  = $(DESTDIR)$(PREFIX)/bin
 sbindir = $(DESTDIR)$(PREFIX)/sbin
@@ -62,23 +65,23 @@ lint:
 
 # The crates that can be published, each built as it would be from the registry.
 package:
-	$(CARGO) package --workspace --exclude cffs-disk --exclude cffs-lab --exclude cffs-sim --exclude cffs-tidy
+	$(CARGO) package --workspace --exclude cffs-disk --exclude cffs-lab --exclude cffs-record --exclude cffs-sim --exclude cffs-tidy
 
 soak:
 	scripts/setup.sh
 	$(CARGO) build --release -p cffs-cli -p cffs-lab
-	$(CARGO) run --release -p cffs-sim --bin campaign -- --seconds $(CAMPAIGN) --seed $$(date +%s)
-	$(CARGO) run --release -p cffs-sim --bin campaign -- --streams --seconds $(CAMPAIGN) --seed $$(date +%s)
-	$(CARGO) run --release -p cffs-sim --bin campaign -- --faults --seconds $(CAMPAIGN) --seed $$(date +%s)
-	$(CARGO) run --release -p cffs-sim --bin campaign -- --faults --streams --seconds $(CAMPAIGN) --seed $$(date +%s)
-	$(CARGO) run --release -p cffs-sim --bin campaign -- --bounded 2 --seconds $(CAMPAIGN)
-	$(CARGO) run --profile fuzz -p cffs-sim --bin fuzz -- --seconds $(FUZZ) --seed $$(date +%s)
+	$(CARGO) run --release -p cffs-sim --bin campaign -- --seconds $(CAMPAIGN) --seed $$(date +%s) $(record)
+	$(CARGO) run --release -p cffs-sim --bin campaign -- --streams --seconds $(CAMPAIGN) --seed $$(date +%s) $(record)
+	$(CARGO) run --release -p cffs-sim --bin campaign -- --faults --seconds $(CAMPAIGN) --seed $$(date +%s) $(record)
+	$(CARGO) run --release -p cffs-sim --bin campaign -- --faults --streams --seconds $(CAMPAIGN) --seed $$(date +%s) $(record)
+	$(CARGO) run --release -p cffs-sim --bin campaign -- --bounded 2 --seconds $(CAMPAIGN) $(record)
+	$(CARGO) run --profile fuzz -p cffs-sim --bin fuzz -- --seconds $(FUZZ) --seed $$(date +%s) $(record)
 	target/release/cffs-lab soak --rounds $(ROUNDS) $(ARGS)
 	target/release/cffs-lab powercut --rounds $(CUTS) --seed $$(date +%s)
 
 # Everything is compiled once more, with other locks.
 shuttle:
-	RUSTFLAGS="--cfg shuttle" $(CARGO) test --target-dir target/shuttle -p cffs-sim --test shuttle
+	CFFS_RECORD=$(abspath $(RECORD)) RUSTFLAGS="--cfg shuttle" $(CARGO) test --target-dir target/shuttle -p cffs-sim --test shuttle
 
 # pjdfstest, fsx, fio, a stress of eight processes, and programs with the checks they bring.
 conformance:

@@ -8,7 +8,7 @@ const CRATES: &[&Layer] = &[
     &["cffs_cli"],
     &["cffs_fuse"],
     &["cffs_lab", "cffs_sim"],
-    &["cffs_tidy"],
+    &["cffs_tidy", "cffs_record"],
     &["cffs"],
     &["cffs_disk"],
     &["cffs_device"],

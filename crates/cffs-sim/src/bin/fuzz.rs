@@ -5,6 +5,7 @@
 
 use anyhow::{Context, Result, bail};
 use cffs::device::IoKind;
+use cffs_record::RecordOption;
 use cffs_sim::fuzz::corpus::{Corpus, RECIPES};
 use cffs_sim::fuzz::{Done, Failure, Target, case_rng, image, run_case};
 use clap::Parser;
@@ -32,7 +33,7 @@ struct Args {
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Only this case, in this process.
-    #[arg(long, requires = "only")]
+    #[arg(long, requires = "only", conflicts_with = "record")]
     case: Option<u64>,
     /// Number of the first case.
     #[arg(long, default_value_t = 0)]
@@ -55,6 +56,8 @@ struct Args {
     /// With --case: writes the damaged image into this directory.
     #[arg(long)]
     keep: Option<PathBuf>,
+    #[command(flatten)]
+    record: RecordOption,
     /// Takes cases from the standard input (how the program calls itself).
     #[arg(long, hide = true)]
     worker: bool,
@@ -388,6 +391,27 @@ struct Summary<'a> {
     failures: BTreeMap<String, (u64, String)>,
 }
 
+/// Cases of each target with what came of them, for the table of campaigns.
+fn counts(tallies: &[Tally; 3]) -> Vec<(u64, &'static str)> {
+    let [blocks, logs, images] = tallies;
+    let all = [
+        (blocks.cases, "blocks"),
+        (blocks.accepted, "of them decoded"),
+        (logs.cases, "logs"),
+        (logs.accepted, "of them replayed"),
+        (images.cases, "images"),
+        (images.stages, "stages"),
+        (images.repaired, "repairs"),
+        (images.refused, "repairs refused"),
+    ];
+    all.into_iter().filter(|(n, _)| *n > 0).collect()
+}
+
+/// The words that repeat a failure, which its text begins with.
+fn repeat(text: &str) -> &str {
+    text.split(": ").next().unwrap_or(text)
+}
+
 fn main() -> Result<()> {
     let args = Args::parse();
     if args.worker {
@@ -399,6 +423,8 @@ fn main() -> Result<()> {
     if args.seconds.is_none() && args.execs.is_none() {
         bail!("how long? --seconds or --execs");
     }
+    let recorder =
+        args.record.open(format!("fuzzing{}", args.only.map_or(String::new(), |t| format!(", only {}", t.name()))))?;
     let started = Instant::now();
     let end = args.seconds.map(|s| started + Duration::from_secs(s));
     let state = Mutex::new(State { next: [args.from; 3], ..State::default() });
@@ -431,6 +457,8 @@ fn main() -> Result<()> {
     for (key, (n, _)) in &state.failures {
         println!("  {n} times: {key}");
     }
+    let failures: Vec<String> = state.failures.values().map(|(_, text)| repeat(text).to_owned()).collect();
+    recorder.write(&counts(&state.tallies), &failures)?;
     if let Some(path) = &args.json {
         let summary = Summary { seed: args.seed, seconds, cases, targets, failures: state.failures };
         std::fs::write(path, serde_json::to_string_pretty(&summary)?)?;
