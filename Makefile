@@ -104,7 +104,7 @@ report:
 	scripts/setup.sh peers
 	$(CARGO) build --release -p cffs-cli -p cffs-lab
 	target/release/cffs-lab run --all
-	target/release/cffs-lab report
+	target/release/cffs-lab report --record docs/lab.md
 
 # Builds only what was never built: `make build` as yourself, `make install` as root.
 install: target/release/cffs

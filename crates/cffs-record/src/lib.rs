@@ -1,12 +1,14 @@
-//! The table of the last test campaigns in `docs/testing.md`, which the campaigns write themselves (`--record FILE`).
+//! What programs write into pages: the table of the last test campaigns in `docs/testing.md`, which the campaigns write
+//! themselves (`--record FILE`), and sections of other pages ([`write_section`]).
 //!
 //! A campaign opens its [`Recorder`] before it begins, so that a file without a table is an error at once and not after ten
 //! minutes, and writes its row when it ends, with failures or without. A row replaces the one of the same campaign.
 
+mod section;
 mod table;
 
 use anyhow::{Context, Result};
-use std::fs::{self, File};
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -66,17 +68,12 @@ impl Entry {
         let name = file.display();
         let text = fs::read_to_string(file).with_context(|| format!("cannot record in {name}"))?;
         table::put_row(&text, &campaign, "").with_context(|| format!("cannot record in {name}"))?;
-        // Renaming onto a symbolic link would replace the link.
         let file = file.canonicalize()?;
         let commit = commit(Path::new("."), &file);
         Ok(Entry { file, campaign, command, commit })
     }
 
     fn write(&self, done: &[(u64, &str)], failures: &[String]) -> Result<()> {
-        let dir = self.file.parent().context("a file without a directory")?;
-        // Two campaigns that end at the same time must both keep their rows.
-        let lock = File::open(dir)?;
-        lock.lock()?;
         let date = jiff::Timestamp::now().strftime("%Y-%m-%d").to_string();
         let row = table::row(&[
             &self.campaign,
@@ -86,11 +83,17 @@ impl Entry {
             &table::counts(done),
             &table::failures(failures),
         ]);
-        let text = table::put_row(&fs::read_to_string(&self.file)?, &self.campaign, &row)?;
-        let new = dir.join(format!(".record-{}", std::process::id()));
-        fs::write(&new, text)?;
-        Ok(fs::rename(&new, &self.file)?)
+        section::change(&self.file, |text| table::put_row(text, &self.campaign, &row))
     }
+}
+
+/// Replaces the lines between the markers of the section `name` of a page, `<!-- name: begin -->` and `<!-- name: end -->`.
+///
+/// # Errors
+/// A file that cannot be read or replaced, or that has no such section.
+pub fn write_section(file: &Path, name: &str, lines: &[String]) -> Result<()> {
+    section::change(file, |text| section::put(text, name, |_| Ok(lines.to_vec())))
+        .with_context(|| format!("cannot write into {}", file.display()))
 }
 
 /// The command line of this process, without `--record` and with the program's name instead of its path.

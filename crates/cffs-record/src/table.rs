@@ -1,9 +1,10 @@
 //! The text of the table: a row takes the place of the one with the same campaign, and rows keep a fixed order.
 
+use super::section;
 use anyhow::{Result, bail};
 
-const BEGIN: &str = "<!-- campaigns: begin -->";
-const END: &str = "<!-- campaigns: end -->";
+/// Of the section with the table.
+const NAME: &str = "campaigns";
 const HEADER: &str = "| campaign | command | date | commit | done | failures |";
 const RULE: &str = "| --- | --- | --- | --- | --- | --- |";
 
@@ -36,24 +37,18 @@ pub fn failures(failures: &[String]) -> String {
 /// # Errors
 /// A text without both markers, or with something else than the table between them.
 pub fn put_row(text: &str, campaign: &str, row: &str) -> Result<String> {
-    let lines: Vec<&str> = text.lines().collect();
-    let marker = |marker: &str| lines.iter().position(|line| line.trim() == marker);
-    let (Some(begin), Some(end)) = (marker(BEGIN), marker(END)) else {
-        bail!("there is no table of campaigns: the lines {BEGIN} and {END} mark its place");
-    };
-    if begin > end {
-        bail!("{END} stands before {BEGIN}");
-    }
-    let inside = lines[begin + 1..end].iter().filter(|line| !line.is_empty() && **line != HEADER && **line != RULE);
-    let mut rows: Vec<&str> = inside.copied().collect();
-    if let Some(line) = rows.iter().find(|line| !line.starts_with("| ")) {
-        bail!("only rows of the table may stand between {BEGIN} and {END}, not: {line}");
-    }
-    rows.retain(|line| name(line) != campaign);
-    rows.extend((!row.is_empty()).then_some(row));
-    rows.sort_by_key(|line| (kind(name(line)), name(line)));
-    let table = [&lines[..=begin], &[HEADER, RULE], &rows, &lines[end..]].concat();
-    Ok(table.join("\n") + "\n")
+    section::put(text, NAME, |old| {
+        let inside = old.iter().filter(|line| !line.is_empty() && **line != HEADER && **line != RULE);
+        let mut rows: Vec<&str> = inside.copied().collect();
+        if let Some(line) = rows.iter().find(|line| !line.starts_with("| ")) {
+            let [begin, end] = section::markers(NAME);
+            bail!("only rows of the table may stand between {begin} and {end}, not: {line}");
+        }
+        rows.retain(|line| name(line) != campaign);
+        rows.extend((!row.is_empty()).then_some(row));
+        rows.sort_by_key(|line| (kind(name(line)), name(line)));
+        Ok([HEADER, RULE].into_iter().chain(rows).map(str::to_string).collect())
+    })
 }
 
 /// The first cell of a row.
@@ -77,6 +72,9 @@ fn grouped(n: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const BEGIN: &str = "<!-- campaigns: begin -->";
+    const END: &str = "<!-- campaigns: end -->";
 
     fn page(rows: &[&str]) -> String {
         let rows: String = rows.iter().map(|row| format!("{row}\n")).collect();

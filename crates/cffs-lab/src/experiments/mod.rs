@@ -4,6 +4,7 @@
 mod ablation;
 mod aging;
 mod apps;
+mod chart;
 mod classic;
 mod disks;
 mod harness;
@@ -12,16 +13,19 @@ mod kernel_peers;
 mod large;
 mod large_files;
 mod lower_bound;
+mod opening;
 mod outcome;
+mod page;
 mod placement;
 mod questions;
-mod report;
+mod results;
 mod runner;
 mod scale;
 mod service;
 mod sizes;
 mod small;
 mod source;
+mod verdicts;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -112,6 +116,9 @@ pub struct ReportArgs {
     /// The page
     #[arg(long, default_value = "target/lab/report.html")]
     output: PathBuf,
+    /// Write the verdicts into the section `verdicts` of this page (docs/lab.md)
+    #[arg(long, value_name = "FILE")]
+    record: Option<PathBuf>,
 }
 
 /// `cffs-lab list`.
@@ -142,8 +149,11 @@ pub fn write_report(args: &ReportArgs) -> Result<ExitCode> {
         }
     }
     ensure!(!found.is_empty(), "there are no results in {}: `cffs-lab run --all`", args.results.display());
-    fs::write(&args.output, report::page(&found)).with_context(|| format!("cannot write {}", args.output.display()))?;
+    fs::write(&args.output, page::page(&found)).with_context(|| format!("cannot write {}", args.output.display()))?;
     println!("{}", args.output.display());
+    if let Some(file) = &args.record {
+        cffs_record::write_section(file, "verdicts", &verdicts::table(&found))?;
+    }
     Ok(ExitCode::SUCCESS)
 }
 
@@ -176,12 +186,12 @@ mod tests {
     fn results_make_a_page_and_come_back_as_they_were() {
         let outcome = service::figure2().unwrap();
         let back: Outcome = serde_json::from_slice(&serde_json::to_vec(&outcome).unwrap()).unwrap();
-        let page = report::page(&[("Figure 2", outcome.clone())]);
-        assert_eq!(page, report::page(&[("Figure 2", back)]));
-        assert!(page.contains("<svg") && page.contains("Figure 2") && !page.contains("http"), "self-contained");
-        assert_eq!(page.matches("<tr>").count(), page.matches("</tr>").count());
+        let html = page::page(&[("Figure 2", outcome.clone())]);
+        assert_eq!(html, page::page(&[("Figure 2", back)]));
+        assert!(html.contains("<svg") && html.contains("Figure 2") && !html.contains("http"), "self-contained");
+        assert_eq!(html.matches("<tr>").count(), html.matches("</tr>").count());
         for claim in &outcome.claims {
-            assert!(page.contains(&claim.text), "{}", claim.text);
+            assert!(html.contains(&claim.text), "{}", claim.text);
         }
     }
 

@@ -39,9 +39,14 @@ impl Claim {
         self
     }
 
-    /// Whether our run bears it out.
+    /// Whether our run confirms it.
     pub fn holds(&self) -> bool {
         if self.smaller { self.ours <= self.paper } else { self.ours >= self.paper }
+    }
+
+    /// Our figure divided by the paper's; nothing where that says nothing.
+    pub fn ratio(&self) -> String {
+        if self.paper > 0.0 && self.ours >= 0.0 { shown(self.ours / self.paper) } else { String::new() }
     }
 }
 

@@ -1,40 +1,39 @@
 //! The eight questions that the thesis of 1998 leaves open (section 5.3), each answered from the figures of our runs.
 
 use super::outcome::{Outcome, shown};
+use super::results::Results;
 
 /// A question with what the figures say; `None` where an experiment has not run.
 pub struct Answer {
     /// The question.
     pub question: &'static str,
     /// The answer, or the experiment that is missing.
-    pub answer: Result<String, &'static str>,
+    pub answer: Found,
 }
 
-/// A question, and what finds its answer.
-type Question<'a> = (&'static str, Box<dyn Fn() -> Result<String, &'static str> + 'a>);
+/// An answer, or the experiment that is missing.
+type Found = Result<String, &'static str>;
 
-/// The results, for looking figures up.
-struct Results<'a>(&'a [(&'a str, Outcome)]);
+/// Looks an answer's figures up.
+type Find = fn(Results<'_>) -> Found;
 
-impl Results<'_> {
-    /// A figure: of an experiment, from the table whose title begins so, the row of that name, the column.
-    fn figure(&self, experiment: &'static str, table: &str, row: &str, column: &str) -> Result<f64, &'static str> {
-        let look = || {
-            let outcome = &self.0.iter().find(|(_, o)| o.name == experiment)?.1;
-            let table = outcome.tables.iter().find(|t| t.title.starts_with(table))?;
-            let at = table.columns.iter().position(|c| c == column)?.checked_sub(1)?;
-            table.rows.iter().find(|(name, _)| name.starts_with(row))?.1.get(at).copied()
-        };
-        look().ok_or(experiment)
-    }
-
-    /// Claims that are confirmed, and all.
-    fn verdicts(&self, experiment: &'static str, about: &str) -> Result<(usize, usize), &'static str> {
-        let (_, outcome) = self.0.iter().find(|(_, o)| o.name == experiment).ok_or(experiment)?;
-        let claims = outcome.claims.iter().filter(|c| c.text.contains(about));
-        Ok((claims.clone().filter(|c| c.holds()).count(), claims.count()))
-    }
-}
+/// The questions in the thesis's order.
+const QUESTIONS: [(&str, Find); 8] = [
+    ("Do small files matter?", small_files),
+    ("Are small file accesses significantly slower than large file accesses?", speed_of_small_files),
+    ("Are small file accesses often grouped?", grouped_accesses),
+    ("Do small files exhibit poor grouping behavior under current file systems?", grouping_elsewhere),
+    (
+        "Are co-location algorithms in C-FFS successful in grouping small files, even under the stress of aging?",
+        grouping_after_aging,
+    ),
+    ("Do the grouping algorithms in C-FFS improve bandwidth on small file accesses?", small_file_bandwidth),
+    (
+        "Do the co-location and pre-fetching algorithms in C-FFS result in improved application performance?",
+        applications,
+    ),
+    ("Do the grouping algorithms in C-FFS adversely impact large-file performance?", large_files),
+];
 
 fn percent(value: f64) -> String {
     format!("{}%", shown(value))
@@ -46,151 +45,127 @@ fn compared(ours: f64, other: f64) -> String {
     if change >= 0.0 { format!("{} less", percent(change)) } else { format!("{} more", percent(-change)) }
 }
 
+/// MB/s at which table 4.2 reads files of 4 KB.
+fn small_files_read(r: Results<'_>, variant: &str) -> Result<f64, &'static str> {
+    r.figure("sapuntzakis98-table4.2", "Throughput", variant, "read").map(|rate| rate * 4096.0 / 1e6)
+}
+
 /// All eight.
 pub fn answers(results: &[(&str, Outcome)]) -> Vec<Answer> {
-    let r = Results(results);
-    let small = |variant: &str| {
-        r.figure("sapuntzakis98-table4.2", "Throughput", variant, "read").map(|rate| rate * 4096.0 / 1e6)
+    QUESTIONS.iter().map(|(question, find)| Answer { question, answer: find(Results(results)) }).collect()
+}
+
+fn small_files(r: Results<'_>) -> Found {
+    let files = r.figure("history", "The history", "last revision", "files at most 16 KiB")?;
+    let bytes = r.figure("history", "The history", "last revision", "bytes in them")?;
+    Ok(format!(
+        "Yes, by number: {} of the files of a source repository have at most 16 KiB. They hold {} of its bytes.",
+        percent(files),
+        percent(bytes)
+    ))
+}
+
+fn speed_of_small_files(r: Results<'_>) -> Found {
+    let large = r.figure("sapuntzakis98-table4.1", "Bandwidth", "both", "read")?;
+    let scattered = r.figure("ganger97-fig5", "Throughput", "neither", "read")? * 1024.0 / 1e6;
+    let (neither, both) = (small_files_read(r, "neither")?, small_files_read(r, "both")?);
+    let large97 = r.figure("ganger97-fig8", "Bandwidth", "neither", "read")?;
+    Ok(format!(
+        "Where files lie scattered, very much: with the conventional placement of 1997, files of 1 KB are read at {} MB/s, a large one \
+         at {}. Where a fresh disk has them side by side, less: 4 KB files at {} MB/s conventionally and {} with both techniques, a large \
+         file at {}.",
+        shown(scattered),
+        shown(large97),
+        shown(neither),
+        shown(both),
+        shown(large)
+    ))
+}
+
+fn grouped_accesses(r: Results<'_>) -> Found {
+    let share = r.figure("history", "The history", "last revision", "changed together with a neighbour")?;
+    Ok(format!(
+        "Yes: {} of the files that a revision changes have a neighbour in their directory that the same revision changes; and all \
+         programs of the comparison (unpack, search, walk, remove) go through whole directories.",
+        percent(share)
+    ))
+}
+
+fn grouping_elsewhere(r: Results<'_>) -> Found {
+    let of = |state: &str| {
+        r.figure("layout", "Files that begin", &format!("conventional, {state}"), "in one group with a neighbour")
     };
-    let all: [Question<'_>; 8] = [
-        (
-            "Do small files matter?",
-            Box::new(|| {
-                let files = r.figure("history", "The history", "last revision", "files at most 16 KiB")?;
-                let bytes = r.figure("history", "The history", "last revision", "bytes in them")?;
-                Ok(format!(
-                    "Yes, by number: {} of the files of a source repository have at most 16 KiB. They hold {} of its bytes.",
-                    percent(files),
-                    percent(bytes)
-                ))
-            }),
+    let (fresh, aged) = (of("fresh")?, of("70%")?);
+    let ext4 = r.figure("peers", "How the aged files lie", "ext4, aged to 70%", "alphabetical");
+    let more = match ext4 {
+        Ok(share) => format!(
+            " On ext4, aged the same way, {} of the files follow their neighbour in the alphabet.",
+            percent(share)
         ),
-        (
-            "Are small file accesses significantly slower than large file accesses?",
-            Box::new(|| {
-                let large = r.figure("sapuntzakis98-table4.1", "Bandwidth", "both", "read")?;
-                let scattered = r.figure("ganger97-fig5", "Throughput", "neither", "read")? * 1024.0 / 1e6;
-                let (neither, both) = (small("neither")?, small("both")?);
-                let large97 = r.figure("ganger97-fig8", "Bandwidth", "neither", "read")?;
-                Ok(format!(
-                    "Where files lie scattered, very much: with the conventional placement of 1997, files of 1 KB are read at {} MB/s, a large one \
-                     at {}. Where a fresh disk has them side by side, less: 4 KB files at {} MB/s conventionally and {} with both techniques, a large \
-                     file at {}.",
-                    shown(scattered),
-                    shown(large97),
-                    shown(neither),
-                    shown(both),
-                    shown(large)
-                ))
-            }),
-        ),
-        (
-            "Are small file accesses often grouped?",
-            Box::new(|| {
-                let share = r.figure("history", "The history", "last revision", "changed together with a neighbour")?;
-                Ok(format!(
-                    "Yes: {} of the files that a revision changes have a neighbour in their directory that the same revision changes; and all \
-                     programs of the comparison (unpack, search, walk, remove) go through whole directories.",
-                    percent(share)
-                ))
-            }),
-        ),
-        (
-            "Do small files exhibit poor grouping behavior under current file systems?",
-            Box::new(|| {
-                let of = |state: &str| {
-                    r.figure(
-                        "layout",
-                        "Files that begin",
-                        &format!("conventional, {state}"),
-                        "in one group with a neighbour",
-                    )
-                };
-                let (fresh, aged) = (of("fresh")?, of("70%")?);
-                let ext4 = r.figure("peers", "How the aged files lie", "ext4, aged to 70%", "alphabetical");
-                let more = match ext4 {
-                    Ok(share) => format!(
-                        " On ext4, aged the same way, {} of the files follow their neighbour in the alphabet.",
-                        percent(share)
-                    ),
-                    Err(_) => " (ext4 beside it: `cffs-lab run peers`, as root.)".to_string(),
-                };
-                Ok(format!(
-                    "After aging, yes: with the conventional placement {} of small files lie in one group with a neighbour on a fresh disk, {} on one \
-                     aged to 70%.{more}",
-                    percent(fresh),
-                    percent(aged)
-                ))
-            }),
-        ),
-        (
-            "Are co-location algorithms in C-FFS successful in grouping small files, even under the stress of aging?",
-            Box::new(|| {
-                let of = |state: &str| {
-                    r.figure("layout", "Files that begin", &format!("cffs, {state}"), "in one group with a neighbour")
-                };
-                let old =
-                    r.figure("layout", "Files that begin", "conventional, 90%", "in one group with a neighbour")?;
-                let (good, all) = r.verdicts("ganger97-fig7", "loss")?;
-                Ok(format!(
-                    "In part: {} of small files share a group with a neighbour on a fresh disk, {} at 70%, {} at 90% (conventional placement: {}). Of \
-                     the targets for speed after aging, {good} of {all} are met.",
-                    percent(of("fresh")?),
-                    percent(of("70%")?),
-                    percent(of("90%")?),
-                    percent(old)
-                ))
-            }),
-        ),
-        (
-            "Do the grouping algorithms in C-FFS improve bandwidth on small file accesses?",
-            Box::new(|| {
-                let rate = |variant: &str| r.figure("ganger97-fig5", "Throughput", variant, "read");
-                let (neither, both) = (rate("neither")?, rate("both")?);
-                Ok(format!(
-                    "Reading files of 1 KB: {} files/s against {} where the conventional placement is scattered ({} times); on a fresh disk with files \
-                     side by side {} against {} MB/s of 4 KB files.",
-                    shown(both),
-                    shown(neither),
-                    shown(both / neither),
-                    shown(small("both")?),
-                    shown(small("neither")?)
-                ))
-            }),
-        ),
-        (
-            "Do the co-location and pre-fetching algorithms in C-FFS result in improved application performance?",
-            Box::new(|| {
-                let time =
-                    |table: &str, variant: &str, what: &str| r.figure("sapuntzakis98-table4.3", table, variant, what);
-                let mut words = Vec::new();
-                for what in ["checkout", "compile", "search"] {
-                    let (ours, other) = (time("Disk time", "both", what)?, time("Disk time", "neither", what)?);
-                    words.push(format!("{what} takes {} disk time", compared(ours, other)));
-                }
-                let off = r.figure("ablation", "How the defaults", "prefetch: off", "all fresh disks")?;
-                Ok(format!(
-                    "On a fresh disk, with synchronous metadata: {}. Without prefetching, reading takes {} of the time with it, over all fresh disks.",
-                    words.join(", "),
-                    percent(off)
-                ))
-            }),
-        ),
-        (
-            "Do the grouping algorithms in C-FFS adversely impact large-file performance?",
-            Box::new(|| {
-                let of = |variant: &str, what: &str| r.figure("ganger97-fig8", "Bandwidth", variant, what);
-                let ratio = |what: &str| Ok::<_, &'static str>(of("both", what)? / of("neither", what)? * 100.0);
-                Ok(format!(
-                    "No: with both techniques a large file is written at {}, read at {} and overwritten at {} of the bandwidth without them.",
-                    percent(ratio("write")?),
-                    percent(ratio("read")?),
-                    percent(ratio("overwrite")?)
-                ))
-            }),
-        ),
-    ];
-    all.into_iter().map(|(question, answer)| Answer { question, answer: answer() }).collect()
+        Err(_) => " (ext4 beside it: `cffs-lab run peers`, as root.)".to_string(),
+    };
+    Ok(format!(
+        "After aging, yes: with the conventional placement {} of small files lie in one group with a neighbour on a fresh disk, {} on one \
+         aged to 70%.{more}",
+        percent(fresh),
+        percent(aged)
+    ))
+}
+
+fn grouping_after_aging(r: Results<'_>) -> Found {
+    let of = |state: &str| {
+        r.figure("layout", "Files that begin", &format!("cffs, {state}"), "in one group with a neighbour")
+    };
+    let old = r.figure("layout", "Files that begin", "conventional, 90%", "in one group with a neighbour")?;
+    let (good, all) = r.verdicts("ganger97-fig7", "loss")?;
+    Ok(format!(
+        "In part: {} of small files share a group with a neighbour on a fresh disk, {} at 70%, {} at 90% (conventional placement: {}). Of \
+         the targets for speed after aging, {good} of {all} are met.",
+        percent(of("fresh")?),
+        percent(of("70%")?),
+        percent(of("90%")?),
+        percent(old)
+    ))
+}
+
+fn small_file_bandwidth(r: Results<'_>) -> Found {
+    let rate = |variant: &str| r.figure("ganger97-fig5", "Throughput", variant, "read");
+    let (neither, both) = (rate("neither")?, rate("both")?);
+    Ok(format!(
+        "Reading files of 1 KB: {} files/s against {} where the conventional placement is scattered ({} times); on a fresh disk with files \
+         side by side {} against {} MB/s of 4 KB files.",
+        shown(both),
+        shown(neither),
+        shown(both / neither),
+        shown(small_files_read(r, "both")?),
+        shown(small_files_read(r, "neither")?)
+    ))
+}
+
+fn applications(r: Results<'_>) -> Found {
+    let time = |table: &str, variant: &str, what: &str| r.figure("sapuntzakis98-table4.3", table, variant, what);
+    let mut words = Vec::new();
+    for what in ["checkout", "compile", "search"] {
+        let (ours, other) = (time("Disk time", "both", what)?, time("Disk time", "neither", what)?);
+        words.push(format!("{what} takes {} disk time", compared(ours, other)));
+    }
+    let off = r.figure("ablation", "How the defaults", "prefetch: off", "all fresh disks")?;
+    Ok(format!(
+        "On a fresh disk, with synchronous metadata: {}. Without prefetching, reading takes {} of the time with it, over all fresh disks.",
+        words.join(", "),
+        percent(off)
+    ))
+}
+
+fn large_files(r: Results<'_>) -> Found {
+    let of = |variant: &str, what: &str| r.figure("ganger97-fig8", "Bandwidth", variant, what);
+    let ratio = |what: &str| Ok::<_, &'static str>(of("both", what)? / of("neither", what)? * 100.0);
+    Ok(format!(
+        "No: with both techniques a large file is written at {}, read at {} and overwritten at {} of the bandwidth without them.",
+        percent(ratio("write")?),
+        percent(ratio("read")?),
+        percent(ratio("overwrite")?)
+    ))
 }
 
 #[cfg(test)]

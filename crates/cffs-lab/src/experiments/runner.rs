@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 
 use super::outcome::{Outcome, shown};
-use super::{EXPERIMENTS, Experiment, find, report};
+use super::{EXPERIMENTS, Experiment, find};
 
 /// Arguments of `cffs-lab run`.
 #[derive(clap::Args)]
@@ -221,7 +221,7 @@ fn text(title: &str, outcome: &Outcome) -> String {
     out += &format!("  {:74}{:>8}{:>8}{:>8}\n", "claim", "paper", "ours", "ratio");
     for claim in &outcome.claims {
         let verdict = if claim.holds() { "confirmed" } else { "NOT confirmed" };
-        let (paper, ours, ratio) = (shown(claim.paper), shown(claim.ours), report::ratio(claim));
+        let (paper, ours, ratio) = (shown(claim.paper), shown(claim.ours), claim.ratio());
         out += &format!("  {:74}{paper:>8}{ours:>8}{ratio:>8}  {verdict}\n", claim.text);
         if let Some(why) = &claim.why {
             out += &format!("      {why}\n");
