@@ -166,18 +166,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
 /// hard links, holes, odd names, modes, owners and times. Returns how many.
 fn add_odd_things(dir: &Path) -> Result<u64> {
     let odd = dir.join("unusual");
-    let links = odd.join("hard links");
-    fs::create_dir_all(&links)?;
-    let mut made = 2;
-    for i in 0..100 {
-        let file = odd.join(format!("linked-{i:03}"));
-        fs::write(&file, format!("file {i} with several names\n"))?;
-        for copy in 0..=i % 3 {
-            fs::hard_link(&file, links.join(format!("name-{i:03}-{copy}")))?;
-            made += 1;
-        }
-        made += 1;
-    }
+    let mut made = 1 + add_hard_links(&odd)?;
     let targets = [
         "relative/../target".to_string(),
         "/absolute/and/dangling".to_string(),
@@ -194,6 +183,52 @@ fn add_odd_things(dir: &Path) -> Result<u64> {
         made += 1;
     }
     fs::write(odd.join("empty"), b"")?;
+    add_large_files(&odd)?;
+    made += 3;
+    for (size, name) in [(1, "one"), (1023, "1023"), (1024, "1024"), (4097, "4097")] {
+        fs::write(odd.join(format!("bytes-{name}")), vec![0xa5; size])?;
+        made += 1;
+    }
+    made += add_modes_and_owners(&odd)?;
+    for (secs, nanos) in [(0, 1), (1, 999_999_999), (2_000_000_000, 7), (4_000_000_000, 123_456_789)] {
+        let file = fs::File::create(odd.join(format!("time-{secs}")))?;
+        file.set_modified(std::time::UNIX_EPOCH + Duration::new(secs, nanos))?;
+        made += 1;
+    }
+    let fifo = odd.join("fifo");
+    rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, rustix::fs::Mode::from_raw_mode(0o640), 0)?;
+    let mut deep = odd.clone();
+    for level in 0..40 {
+        deep.push(format!("level-{level}"));
+    }
+    fs::create_dir_all(&deep)?;
+    fs::write(deep.join("bottom"), b"down here")?;
+    Ok(made + 42)
+}
+
+/// Files with one to three more names in a directory of their own. Returns how many entries it made.
+fn add_hard_links(odd: &Path) -> Result<u64> {
+    let links = odd.join("hard links");
+    fs::create_dir_all(&links)?;
+    let mut made = 1;
+    for i in 0..100 {
+        let file = odd.join(format!("linked-{i:03}"));
+        fs::write(&file, format!("file {i} with several names\n"))?;
+        for copy in 0..=i % 3 {
+            fs::hard_link(&file, links.join(format!("name-{i:03}-{copy}")))?;
+            made += 1;
+        }
+        made += 1;
+    }
+    let groups = fs::metadata(odd.join("linked-002"))?.nlink();
+    if groups != 4 {
+        bail!("the host's file system lost a hard link: {groups} names");
+    }
+    Ok(made)
+}
+
+/// A file that is mostly a hole, and one without.
+fn add_large_files(odd: &Path) -> Result<()> {
     let sparse = fs::File::create(odd.join("sparse"))?;
     sparse.set_len(64 << 20)?;
     write_at(&sparse, b"in the middle of a hole", 40 << 20)?;
@@ -205,11 +240,12 @@ fn add_odd_things(dir: &Path) -> Result<u64> {
         }
         large.write_all(&block)?;
     }
-    made += 3;
-    for (size, name) in [(1, "one"), (1023, "1023"), (1024, "1024"), (4097, "4097")] {
-        fs::write(odd.join(format!("bytes-{name}")), vec![0xa5; size])?;
-        made += 1;
-    }
+    Ok(())
+}
+
+/// Files of many modes and, as root, of other owners. Returns how many entries it made.
+fn add_modes_and_owners(odd: &Path) -> Result<u64> {
+    let mut made = 0;
     let root = rustix::process::geteuid().is_root();
     // Only root can read, and so compare, what nobody may read.
     let least = if root { 0o000 } else { 0o444 };
@@ -227,24 +263,7 @@ fn add_odd_things(dir: &Path) -> Result<u64> {
             made += 1;
         }
     }
-    for (secs, nanos) in [(0, 1), (1, 999_999_999), (2_000_000_000, 7), (4_000_000_000, 123_456_789)] {
-        let file = fs::File::create(odd.join(format!("time-{secs}")))?;
-        file.set_modified(std::time::UNIX_EPOCH + Duration::new(secs, nanos))?;
-        made += 1;
-    }
-    let fifo = odd.join("fifo");
-    rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, rustix::fs::Mode::from_raw_mode(0o640), 0)?;
-    let mut deep = odd.clone();
-    for level in 0..40 {
-        deep.push(format!("level-{level}"));
-    }
-    fs::create_dir_all(&deep)?;
-    fs::write(deep.join("bottom"), b"down here")?;
-    let groups = fs::metadata(odd.join("linked-002"))?.nlink();
-    if groups != 4 {
-        bail!("the host's file system lost a hard link: {groups} names");
-    }
-    Ok(made + 42)
+    Ok(made)
 }
 
 fn write_at(file: &fs::File, bytes: &[u8], at: u64) -> Result<()> {

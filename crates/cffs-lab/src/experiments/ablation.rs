@@ -286,6 +286,13 @@ impl Trees {
         }
     }
 
+    /// Space used beyond the contents of the trees, in %.
+    fn waste(&self, costs: &[Cost]) -> f64 {
+        let contents: u64 = self.each.iter().map(Tree::bytes).sum();
+        let used: u64 = costs.iter().map(|cost| cost.used).sum();
+        (used as f64 / contents as f64 - 1.0) * 100.0
+    }
+
     /// What a setup needs for each tree; the large one is there once.
     fn run(&self, setup: &Setup, aged: bool, large: bool) -> Result<Vec<Cost>> {
         let operations = if aged { self.operations } else { 0 };
@@ -379,17 +386,7 @@ pub fn ablation(scale: u64) -> Result<Outcome> {
     let places: Vec<Place> =
         [false, true].iter().flat_map(|aged| disks.iter().map(|profile| Place { profile, aged: *aged })).collect();
     let mut outcome = Outcome::default();
-    let mut tables: Vec<(&'static str, &'static [usize], Vec<Row>)> = mechanisms(disks[0], false)
-        .into_iter()
-        .map(|m| {
-            let row = |(name, _): &(String, Setup)| Row {
-                name: name.clone(),
-                alone: vec![Vec::new(); trees.each.len()],
-                ..Row::default()
-            };
-            (m.name, m.work, m.settings.iter().map(row).collect())
-        })
-        .collect();
+    let mut tables = empty_tables(disks[0], trees.each.len());
     let (mut defaults, mut space) = (Vec::new(), Vec::new());
     let mut by_work: [Vec<(String, Vec<f64>)>; 2] = Default::default();
     for (place, measured) in places.iter().zip(measure_all(&places, &trees)?) {
@@ -413,10 +410,7 @@ pub fn ablation(scale: u64) -> Result<Outcome> {
                     let figures = (0..WORK.len()).map(|w| if was_done(&w) { ratio(w) * 100.0 } else { 0.0 }).collect();
                     by_work[state].push((format!("{mechanism}: {}", row.name), figures));
                     if !place.aged && ["fragment size", "embedding and grouping"].contains(mechanism) {
-                        let contents: u64 = trees.each.iter().map(Tree::bytes).sum();
-                        let used: u64 = costs.iter().map(|cost| cost.used).sum();
-                        let waste = (used as f64 / contents as f64 - 1.0) * 100.0;
-                        space.push((format!("{mechanism}: {}", row.name), vec![waste]));
+                        space.push((format!("{mechanism}: {}", row.name), vec![trees.waste(&costs)]));
                     }
                 }
             }
@@ -427,24 +421,7 @@ pub fn ablation(scale: u64) -> Result<Outcome> {
         };
         defaults.push((place.name(), (0..WORK.len()).map(seconds).collect()));
     }
-    let mut chosen = Vec::new();
-    for (name, _, rows) in &tables {
-        outcome.claims.push(verdict(name, rows));
-        let figures = |row: &Row| [&means(row)[..], &extremes(row)[..]].concat();
-        chosen.extend(rows.iter().map(|row| (format!("{name}: {}", row.name), figures(row))));
-    }
-    let columns = ["all fresh disks", "all aged disks", "all", "least of one tree", "most of one tree"];
-    let columns = columns.map(str::to_string);
-    outcome.table("How the defaults were chosen: disk time, in % of the default", "setting", &columns, chosen);
-    let columns: Vec<String> = disks.iter().map(|d| d.to_string()).collect();
-    for (name, _, rows) in &tables {
-        for (aged, state) in ["fresh", "aged to 70%"].iter().enumerate() {
-            let rows = rows.iter().map(|row| (row.name.clone(), row.states[aged].clone())).collect();
-            let title =
-                format!("{name}, {state}: disk time, in % of the default (`{}`)", tables_default(&tables, name));
-            outcome.table(title, "setting", &columns, rows);
-        }
-    }
+    let columns = add_settings(&mut outcome, &tables, &disks);
     let kib = |disk: &&'static str| f64::from(Setup::today(disk).group >> 10);
     outcome.table("The knee (KiB)", "", &columns, vec![("group".into(), disks.iter().map(kib).collect())]);
     let [by_work, by_work_aged] = by_work;
@@ -453,11 +430,49 @@ pub fn ablation(scale: u64) -> Result<Outcome> {
     outcome.table("hdd-2026, aged, by work: disk time, in % of the default", "setting", &columns, by_work_aged);
     outcome.table("Space beyond the contents (%)", "setting", &["waste".to_string()], space);
     outcome.table("The defaults: disk time (s)", "disk", &WORK.map(str::to_string), defaults);
+    outcome.notes = notes(&trees, &tables);
+    Ok(outcome)
+}
+
+/// A mechanism: its name, the work it is there for, its settings.
+type MechanismRows = (&'static str, &'static [usize], Vec<Row>);
+
+/// A row for each setting of each mechanism, without figures.
+fn empty_tables(disk: &'static str, trees: usize) -> Vec<MechanismRows> {
+    let row =
+        |(name, _): &(String, Setup)| Row { name: name.clone(), alone: vec![Vec::new(); trees], ..Row::default() };
+    let table = |m: Mechanism| (m.name, m.work, m.settings.iter().map(row).collect());
+    mechanisms(disk, false).into_iter().map(table).collect()
+}
+
+/// The verdict about each default, and the tables behind it. Returns the columns of tables by disk.
+fn add_settings(outcome: &mut Outcome, tables: &[MechanismRows], disks: &[&'static str]) -> Vec<String> {
+    let mut chosen = Vec::new();
+    for (name, _, rows) in tables {
+        outcome.claims.push(verdict(name, rows));
+        let figures = |row: &Row| [&means(row)[..], &extremes(row)[..]].concat();
+        chosen.extend(rows.iter().map(|row| (format!("{name}: {}", row.name), figures(row))));
+    }
+    let columns = ["all fresh disks", "all aged disks", "all", "least of one tree", "most of one tree"];
+    let columns = columns.map(str::to_string);
+    outcome.table("How the defaults were chosen: disk time, in % of the default", "setting", &columns, chosen);
+    let columns: Vec<String> = disks.iter().map(|d| d.to_string()).collect();
+    for (name, _, rows) in tables {
+        for (aged, state) in ["fresh", "aged to 70%"].iter().enumerate() {
+            let rows = rows.iter().map(|row| (row.name.clone(), row.states[aged].clone())).collect();
+            let title = format!("{name}, {state}: disk time, in % of the default (`{}`)", tables_default(tables, name));
+            outcome.table(title, "setting", &columns, rows);
+        }
+    }
+    columns
+}
+
+fn notes(trees: &Trees, tables: &[MechanismRows]) -> Vec<String> {
     let about: Vec<String> = tables
         .iter()
         .map(|(name, work, _)| format!("{name}: {}", work.iter().map(|w| WORK[*w]).collect::<Vec<_>>().join(", ")))
         .collect();
-    outcome.notes = vec![
+    vec![
         format!(
             "{FEW_FILES} files are read of a large tree of {} files, {:.1} MB, on {} MiB of each disk, fresh and aged; for prefetch only. All else: {} files of \
              C-source sizes in {} directories, {} trees of {:.1} MB on average; write-ahead log, blocks of 4 KiB, 32 MiB of cache; 512 MiB of each disk, \
@@ -479,11 +494,10 @@ pub fn ablation(scale: u64) -> Result<Outcome> {
              request, between 64 KiB and 1 MiB, here from the disk's model.",
             100.0 - MARGIN
         ),
-    ];
-    Ok(outcome)
+    ]
 }
 
-fn tables_default<'a>(tables: &'a [(&'static str, &'static [usize], Vec<Row>)], name: &str) -> &'a str {
+fn tables_default<'a>(tables: &'a [MechanismRows], name: &str) -> &'a str {
     tables.iter().find(|(n, ..)| *n == name).and_then(|(_, _, rows)| rows.first()).map_or("", |row| &row.name)
 }
 

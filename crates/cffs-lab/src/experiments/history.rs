@@ -204,13 +204,9 @@ fn together(revisions: &[Vec<Change>]) -> f64 {
 /// Those of the engine.
 pub fn replay(scale: u64) -> Result<Outcome> {
     let mut outcome = Outcome::default();
-    let revisions = match revisions() {
-        Ok(revisions) if revisions.len() >= 20 => revisions,
-        found => {
-            let why = match found {
-                Ok(few) => format!("the repository here has {} revisions (a shallow clone?); 20 are needed", few.len()),
-                Err(error) => format!("{error:#}: this is to be run in a git repository"),
-            };
+    let revisions = match enough_revisions() {
+        Ok(revisions) => revisions,
+        Err(why) => {
             eprintln!("SKIPPED: replay of a git history: {why}");
             outcome.untested.push(("aging by a real history".into(), why));
             return Ok(outcome);
@@ -244,24 +240,7 @@ pub fn replay(scale: u64) -> Result<Outcome> {
             rows.push((format!("{name}, {state}"), c.iter().map(Counters::seconds).collect::<Vec<f64>>()));
         }
         if variant == Variant::BOTH {
-            let loss = |i: usize| (1.0 - new[i].seconds() / old[i].seconds()) * 100.0;
-            let why = |i: usize| {
-                format!(
-                    "{} The files that a revision changes go where there is room then, among those of the other clones, and nothing brings them \
-                     back together.",
-                    compared(&new[i], &old[i], in_clones)
-                )
-            };
-            outcome.claims = vec![
-                Claim::at_most("reading all files after the history: loss in % (our target at 70%)", 15.0, loss(0))
-                    .because(|| why(0)),
-                Claim::at_most(
-                    "walking all directories after the history: loss in % (our target at 70%)",
-                    15.0,
-                    loss(1),
-                )
-                .because(|| why(1)),
-            ];
+            outcome.claims = claims(&new, &old, in_clones);
         }
     }
     outcome.add("Disk time", "s", "state", &names.map(str::to_string), rows, false);
@@ -282,6 +261,33 @@ pub fn replay(scale: u64) -> Result<Outcome> {
         bytes >> 20
     )];
     Ok(outcome)
+}
+
+/// The revisions of the repository here, or why they are too few.
+fn enough_revisions() -> std::result::Result<Vec<Vec<Change>>, String> {
+    match revisions() {
+        Ok(revisions) if revisions.len() >= 20 => Ok(revisions),
+        Ok(few) => Err(format!("the repository here has {} revisions (a shallow clone?); 20 are needed", few.len())),
+        Err(error) => Err(format!("{error:#}: this is to be run in a git repository")),
+    }
+}
+
+/// What the history cost reading and walking: both measured at once, then after it.
+fn claims(new: &[Counters; 2], old: &[Counters; 2], in_clones: u64) -> Vec<Claim> {
+    let loss = |i: usize| (1.0 - new[i].seconds() / old[i].seconds()) * 100.0;
+    let why = |i: usize| {
+        format!(
+            "{} The files that a revision changes go where there is room then, among those of the other clones, and nothing brings them \
+             back together.",
+            compared(&new[i], &old[i], in_clones)
+        )
+    };
+    vec![
+        Claim::at_most("reading all files after the history: loss in % (our target at 70%)", 15.0, loss(0))
+            .because(|| why(0)),
+        Claim::at_most("walking all directories after the history: loss in % (our target at 70%)", 15.0, loss(1))
+            .because(|| why(1)),
+    ]
 }
 
 #[cfg(test)]

@@ -64,40 +64,10 @@ pub fn layout(scale: u64) -> Result<Outcome> {
             }
         }
     }
-    if let Some((score, a, together)) = worst {
-        let why = || {
-            format!(
-                "The unit is the group, not the neighbour: {}% of small files share a group with a neighbour in their directory, and come with it in one \
-                 request. Within a group files fill holes in the order in which they are written, so that only {}% begin exactly where the one listed \
-                 before ends.",
-                shown(together),
-                shown(a.listed)
-            )
-        };
-        outcome.claims = vec![
-            Claim::at_least("90% full: layout score of two-block files (1995)", 0.37, score[0]),
-            Claim::at_least("90% full: layout score of files of five to eight blocks (1995)", 0.74, score[2]),
-            Claim::at_least(
-                "90% full: files that follow the file listed before them, in % (1997: fewer than 45)",
-                45.0,
-                a.listed,
-            )
-            .because(why),
-            Claim::at_least("90% full: the same in alphabetical order (1997: 30)", 30.0, a.alphabetical).because(why),
-            Claim::at_least("90% full: the same in the best order (1997: 64)", 64.0, a.best).because(why),
-        ];
+    if let Some((score, adjacency, together)) = worst {
+        outcome.claims = claims(&score, &adjacency, together);
     }
-    let mut at: Vec<String> = Vec::new();
-    let mut from = 2;
-    for most in CLASSES {
-        at.push(match most {
-            2 => "2".into(),
-            u64::MAX => format!("{from} and more"),
-            _ => format!("{from} to {most}"),
-        });
-        from = most.saturating_add(1);
-    }
-    at.push("all".into());
+    let at = size_classes();
     let title = "Layout score by file size in blocks of 4 KiB";
     let drawn = |values: &[String]| -> Vec<String> {
         values.iter().zip(there).filter(|(_, t)| *t).map(|(v, _)| v.clone()).collect()
@@ -135,4 +105,45 @@ pub fn layout(scale: u64) -> Result<Outcome> {
         "A class without files has the score 0. In the maps, a colour is a directory, black several of them, white no file.".into(),
     ];
     Ok(outcome)
+}
+
+fn claims(score: &[f64], adjacency: &crate::layout::Adjacency, together: f64) -> Vec<Claim> {
+    let why = || {
+        format!(
+            "The unit is the group, not the neighbour: {}% of small files share a group with a neighbour in their directory, and come with it in one \
+             request. Within a group files fill holes in the order in which they are written, so that only {}% begin exactly where the one listed \
+             before ends.",
+            shown(together),
+            shown(adjacency.listed)
+        )
+    };
+    vec![
+        Claim::at_least("90% full: layout score of two-block files (1995)", 0.37, score[0]),
+        Claim::at_least("90% full: layout score of files of five to eight blocks (1995)", 0.74, score[2]),
+        Claim::at_least(
+            "90% full: files that follow the file listed before them, in % (1997: fewer than 45)",
+            45.0,
+            adjacency.listed,
+        )
+        .because(why),
+        Claim::at_least("90% full: the same in alphabetical order (1997: 30)", 30.0, adjacency.alphabetical)
+            .because(why),
+        Claim::at_least("90% full: the same in the best order (1997: 64)", 64.0, adjacency.best).because(why),
+    ]
+}
+
+/// The classes of file sizes, in blocks, and all of them.
+fn size_classes() -> Vec<String> {
+    let mut at: Vec<String> = Vec::new();
+    let mut from = 2;
+    for most in CLASSES {
+        at.push(match most {
+            2 => "2".into(),
+            u64::MAX => format!("{from} and more"),
+            _ => format!("{from} to {most}"),
+        });
+        from = most.saturating_add(1);
+    }
+    at.push("all".into());
+    at
 }

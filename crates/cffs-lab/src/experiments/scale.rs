@@ -118,7 +118,23 @@ fn look_up_one(fs: &Fs, dir: Ino, name: &str) -> Result<()> {
 /// Those of the engine.
 pub fn files(scale: u64) -> Result<Outcome> {
     let mut outcome = Outcome::default();
-    let bytes = (256 << 20) / scale;
+    large_file(&mut outcome, (256 << 20) / scale)?;
+    sparse_terabyte(&mut outcome, 20_000 / scale)?;
+    outcome.notes = vec![
+        "Calls of 1 MiB. The engine reads what a call asks for; reading ahead of small calls is the kernel's part, which virtual time \
+         does not have: with calls of 64 KiB, `volume-1ms` gives half as much."
+            .into(),
+        "The disk itself: one request after the other. Writeback has several under way, which `volume-1ms` rewards.".into(),
+    ];
+    outcome.untested = vec![(
+        "parallel transfers of several threads".into(),
+        "threads take turns differently in each run, and virtual time is the same in all".into(),
+    )];
+    Ok(outcome)
+}
+
+/// Bandwidth of a file of `bytes` against the disk itself.
+fn large_file(outcome: &mut Outcome, bytes: u64) -> Result<()> {
     let mut rows = Vec::new();
     for profile in ["hdd-2026", "volume-1ms"] {
         let mut harness = Harness::new(&Setup::today(profile))?;
@@ -142,9 +158,11 @@ pub fn files(scale: u64) -> Result<Outcome> {
         ]);
     }
     outcome.table("Large file (MB/s)", "disk", &["write", "read", "overwrite"].map(str::to_string), rows);
+    Ok(())
+}
 
-    // A block at each of many places of a file of a terabyte.
-    let places = 20_000 / scale;
+/// A block at each of many places of a file of a terabyte.
+fn sparse_terabyte(outcome: &mut Outcome, places: u64) -> Result<()> {
     let mut harness = Harness::new(&Setup::today("hdd-2026"))?;
     let block = vec![0x77; 4096];
     let place = |random: &mut Random| random.below(1 << 28) * 4096;
@@ -192,17 +210,7 @@ pub fn files(scale: u64) -> Result<Outcome> {
     let row = vec![report.counts.extents as f64, report.counts.extent_nodes as f64, requests, hole];
     let columns = ["extents", "tree nodes", "requests of a cold block", "of a hole"].map(str::to_string);
     outcome.table("Sparse file of a terabyte", "", &columns, vec![("cffs".into(), row)]);
-    outcome.notes = vec![
-        "Calls of 1 MiB. The engine reads what a call asks for; reading ahead of small calls is the kernel's part, which virtual time \
-         does not have: with calls of 64 KiB, `volume-1ms` gives half as much."
-            .into(),
-        "The disk itself: one request after the other. Writeback has several under way, which `volume-1ms` rewards.".into(),
-    ];
-    outcome.untested = vec![(
-        "parallel transfers of several threads".into(),
-        "threads take turns differently in each run, and virtual time is the same in all".into(),
-    )];
-    Ok(outcome)
+    Ok(())
 }
 
 /// Sizes of the file systems in GiB.

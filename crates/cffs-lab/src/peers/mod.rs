@@ -81,17 +81,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         options: args.cffs_options.clone(),
         over_loop: args.cffs_loop,
     };
-    let mut skipped = Vec::new();
-    let mut peers = Vec::new();
-    for &peer in &args.only {
-        match peer.missing(&cffs.program) {
-            None => peers.push(peer),
-            Some(why) => {
-                eprintln!("SKIPPED: {peer}: {why}");
-                skipped.push((peer, why));
-            }
-        }
-    }
+    let (peers, skipped) = present(&args.only, &cffs.program);
     if peers.is_empty() {
         bail!("no file system left to measure");
     }
@@ -131,18 +121,6 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         println!("({}: the median of {rounds} rounds in turns, on new disks)", Workload::Fsync.title());
     }
     let verdicts = report::verdicts(&rows);
-    if peers.contains(&Peer::Cffs) {
-        print!("{}", report::verdict_table(&verdicts));
-        if let Some(peak) = cffs_peak_memory {
-            println!("peak memory of the cffs mount process: {} MiB", peak >> 20);
-        }
-    }
-    for (peer, why) in &skipped {
-        println!("SKIPPED {peer}: {why}");
-    }
-    for (peer, why) in &failed {
-        println!("FAILED {peer}: {why}");
-    }
     let report = report::Report {
         delay: inputs.delay,
         tree_bytes: inputs.selection.bytes,
@@ -151,11 +129,45 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         skipped,
         cffs_peak_memory,
     };
+    print_verdicts(&report, peers.contains(&Peer::Cffs), &failed);
     if let Some(path) = &args.json {
         let text = serde_json::to_string_pretty(&report)?;
         std::fs::write(path, text + "\n").with_context(|| format!("cannot write {}", path.display()))?;
     }
     Ok(ExitCode::from(u8::from(!failed.is_empty())))
+}
+
+/// A file system and why it was left out, or failed.
+type Excluded = (Peer, String);
+
+/// The file systems that can be measured here, and the others, which are named loudly.
+fn present(wanted: &[Peer], cffs: &Path) -> (Vec<Peer>, Vec<Excluded>) {
+    let (mut peers, mut skipped) = (Vec::new(), Vec::new());
+    for &peer in wanted {
+        match peer.missing(cffs) {
+            None => peers.push(peer),
+            Some(why) => {
+                eprintln!("SKIPPED: {peer}: {why}");
+                skipped.push((peer, why));
+            }
+        }
+    }
+    (peers, skipped)
+}
+
+fn print_verdicts(report: &report::Report, with_cffs: bool, failed: &[Excluded]) {
+    if with_cffs {
+        print!("{}", report::verdict_table(&report.verdicts));
+        if let Some(peak) = report.cffs_peak_memory {
+            println!("peak memory of the cffs mount process: {} MiB", peak >> 20);
+        }
+    }
+    for (peer, why) in &report.skipped {
+        println!("SKIPPED {peer}: {why}");
+    }
+    for (peer, why) in failed {
+        println!("FAILED {peer}: {why}");
+    }
 }
 
 /// Lets FUSE use io_uring for as long as the guard is kept, which cffs then does by itself; nothing where the kernel does not

@@ -289,26 +289,11 @@ fn work(root: &Path, workload: Workload, inputs: &Inputs) -> Result<(u64, u64)> 
             Ok((inputs.files, small_bytes))
         }
         Workload::Read => {
-            let mut buffer = Vec::with_capacity(inputs.file_bytes);
-            for i in 0..inputs.files {
-                let path = file_path(&small, i);
-                buffer.clear();
-                File::open(&path)
-                    .and_then(|mut file| file.read_to_end(&mut buffer))
-                    .with_context(|| format!("cannot read {}", path.display()))?;
-                ensure!(buffer == content(i, inputs.file_bytes), "{} has wrong bytes", path.display());
-            }
+            read(&small, inputs)?;
             Ok((inputs.files, small_bytes))
         }
         Workload::Overwrite => {
-            for i in 0..inputs.files {
-                let path = file_path(&small, i);
-                OpenOptions::new()
-                    .write(true)
-                    .open(&path)
-                    .and_then(|mut file| file.write_all(&content(i ^ (1 << 40), inputs.file_bytes)))
-                    .with_context(|| format!("cannot overwrite {}", path.display()))?;
-            }
+            overwrite(&small, inputs)?;
             sync(root)?;
             Ok((inputs.files, small_bytes))
         }
@@ -324,14 +309,7 @@ fn work(root: &Path, workload: Workload, inputs: &Inputs) -> Result<(u64, u64)> 
             Ok((inputs.fsync_files, inputs.fsync_files * inputs.file_bytes as u64))
         }
         Workload::Remove => {
-            for i in 0..inputs.files {
-                let path = file_path(&small, i);
-                fs::remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))?;
-            }
-            for d in 0..inputs.files.div_ceil(PER_DIRECTORY) {
-                fs::remove_dir(small.join(format!("d{d:04}")))?;
-            }
-            fs::remove_dir(&small)?;
+            remove(&small, inputs.files)?;
             sync(root)?;
             Ok((inputs.files, 0))
         }
@@ -344,25 +322,12 @@ fn work(root: &Path, workload: Workload, inputs: &Inputs) -> Result<(u64, u64)> 
             Ok((entries, inputs.selection.bytes))
         }
         Workload::Grep => {
-            let status = Command::new("grep")
-                .args(["-r", "-F", NEEDLE])
-                .arg(&tree)
-                .stdin(Stdio::null())
-                .stdout(Stdio::piped())
-                .spawn()?
-                .wait()?;
-            // 1 says that it read everything and found nothing.
-            ensure!(status.code() == Some(1), "grep ended with {status}");
+            grep(&tree)?;
             Ok((entries, inputs.selection.bytes))
         }
         Workload::Find | Workload::FindLs => {
             let mut find = Command::new("find");
-            find.arg(&tree);
-            if workload == Workload::FindLs {
-                find.arg("-ls");
-            } else {
-                find.arg("-print");
-            }
+            find.arg(&tree).arg(if workload == Workload::FindLs { "-ls" } else { "-print" });
             let out = run_command(find, LIMIT)?;
             expect_lines(&out, entries)?;
             Ok((entries, 0))
@@ -388,6 +353,56 @@ fn work(root: &Path, workload: Workload, inputs: &Inputs) -> Result<(u64, u64)> 
             Ok((entries, 0))
         }
     }
+}
+
+fn read(small: &Path, inputs: &Inputs) -> Result<()> {
+    let mut buffer = Vec::with_capacity(inputs.file_bytes);
+    for i in 0..inputs.files {
+        let path = file_path(small, i);
+        buffer.clear();
+        File::open(&path)
+            .and_then(|mut file| file.read_to_end(&mut buffer))
+            .with_context(|| format!("cannot read {}", path.display()))?;
+        ensure!(buffer == content(i, inputs.file_bytes), "{} has wrong bytes", path.display());
+    }
+    Ok(())
+}
+
+fn overwrite(small: &Path, inputs: &Inputs) -> Result<()> {
+    for i in 0..inputs.files {
+        let path = file_path(small, i);
+        OpenOptions::new()
+            .write(true)
+            .open(&path)
+            .and_then(|mut file| file.write_all(&content(i ^ (1 << 40), inputs.file_bytes)))
+            .with_context(|| format!("cannot overwrite {}", path.display()))?;
+    }
+    Ok(())
+}
+
+fn remove(small: &Path, files: u64) -> Result<()> {
+    for i in 0..files {
+        let path = file_path(small, i);
+        fs::remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))?;
+    }
+    for d in 0..files.div_ceil(PER_DIRECTORY) {
+        fs::remove_dir(small.join(format!("d{d:04}")))?;
+    }
+    Ok(fs::remove_dir(small)?)
+}
+
+/// Reads the whole tree for something that is not in it.
+fn grep(tree: &Path) -> Result<()> {
+    let status = Command::new("grep")
+        .args(["-r", "-F", NEEDLE])
+        .arg(tree)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()?
+        .wait()?;
+    // 1 says that it read everything and found nothing.
+    ensure!(status.code() == Some(1), "grep ended with {status}");
+    Ok(())
 }
 
 fn file_path(small: &Path, i: u64) -> PathBuf {

@@ -41,28 +41,31 @@ fn images() -> PathBuf {
     if memory.is_dir() { memory.to_path_buf() } else { std::env::temp_dir() }
 }
 
+/// The cffs program, or why nothing can be measured here.
+fn able() -> Result<PathBuf, &'static str> {
+    if !rustix::process::geteuid().is_root() {
+        return Err("mounting needs root");
+    }
+    if !Path::new("/dev/fuse").exists() || !Path::new("/dev/loop-control").exists() {
+        return Err("there is no /dev/fuse or no loop device here");
+    }
+    cffs_program().ok_or("there is no program `cffs` beside this one (cargo build -p cffs-cli)")
+}
+
 /// Peers on the disk model. Without root, FUSE or loop devices an outcome without figures.
 ///
 /// # Errors
 /// When something that is there does not work.
 pub fn peers(scale: u64) -> Result<Outcome> {
     let mut outcome = Outcome::default();
-    let why = if !rustix::process::geteuid().is_root() {
-        Some("mounting needs root")
-    } else if !Path::new("/dev/fuse").exists() || !Path::new("/dev/loop-control").exists() {
-        Some("there is no /dev/fuse or no loop device here")
-    } else {
-        None
+    let program = match able() {
+        Ok(program) => program,
+        Err(why) => {
+            eprintln!("SKIPPED: peers on the disk model: {why}: nothing measured");
+            outcome.untested.push(("cffs first in disk time".into(), why.into()));
+            return Ok(outcome);
+        }
     };
-    let program = cffs_program();
-    if let Some(why) =
-        why.or(program.is_none().then_some("there is no program `cffs` beside this one (cargo build -p cffs-cli)"))
-    {
-        eprintln!("SKIPPED: peers on the disk model: {why}: nothing measured");
-        outcome.untested.push(("cffs first in disk time".into(), why.into()));
-        return Ok(outcome);
-    }
-    let program = program.context("no cffs program")?;
     let dir = tempfile::Builder::new().prefix("cffs-lab-model-").tempdir_in(images())?.keep();
     let _guard = Guard::new(Cleanup::RemoveDir(dir.clone()));
     let tree = Tree::new(1000 / scale, 80 / scale, 2026);
@@ -129,7 +132,12 @@ pub fn peers(scale: u64) -> Result<Outcome> {
     report(&mut outcome, &costs);
     let columns = ["layout score", "follows as listed", "alphabetical", "by address"].map(str::to_string);
     outcome.table("How the aged files lie (%)", "file system", &columns, layouts);
-    outcome.notes = vec![
+    outcome.notes = notes(&tree, scale);
+    Ok(outcome)
+}
+
+fn notes(tree: &Tree, scale: u64) -> Vec<String> {
+    vec![
         format!(
             "{} MiB of each disk; {} files of C-source sizes in {} directories, {:.1} MB; {} files fsynced one by one. Each from a cold \
              mount, until everything is on the medium. cffs through FUSE with its default options and the groups that mkfs would choose on such a disk, the kernel's with theirs.",
@@ -147,8 +155,7 @@ pub fn peers(scale: u64) -> Result<Outcome> {
         "Programs and the kernel run in real time here, so the figures differ between runs, where writeback came at other moments up to a factor of two; everything else in this report \
          is the same to the last digit."
             .into(),
-    ];
-    Ok(outcome)
+    ]
 }
 
 /// Whether the disk was full.
