@@ -33,6 +33,13 @@ pub struct Effort {
     pub in_recovery: usize,
 }
 
+impl Effort {
+    /// More crashes at each point: a shrunk sequence has fewer events, and the random choices fall elsewhere.
+    pub fn for_a_short_sequence(self) -> Effort {
+        Effort { points: self.points * 2, survivals: self.survivals + 4, ..self }
+    }
+}
+
 impl Default for Effort {
     fn default() -> Self {
         Effort { points: 60, survivals: 2, in_recovery: 1 }
@@ -487,6 +494,24 @@ pub(crate) fn recover(
     Ok(events)
 }
 
+/// The operations of a sequence, each with its writes and flushes, which have the numbers that a [`Failure`] names.
+///
+/// # Errors
+/// What goes wrong without any crash.
+pub fn list_events(setup: Setup, ops: &[Op]) -> Result<String, String> {
+    let h = History::record(setup, ops)?;
+    let mut text = String::from("mount\n");
+    let mut next = 0;
+    for (n, event) in h.events.iter().enumerate() {
+        let first = next;
+        next += h.starts[first..].iter().take_while(|start| **start <= n).count();
+        (first..next).for_each(|i| text += &format!("operation {i}: {}\n", h.ops[i]));
+        text += &format!("  event {}: {event}\n", n + 1);
+    }
+    (next..h.ops.len()).for_each(|i| text += &format!("operation {i}: {}\n", h.ops[i]));
+    Ok(text)
+}
+
 /// New files after recovery must not come in anybody's way: the check that follows sees doubly used space.
 pub(crate) fn use_again(fs: &Fs, found: &Found) -> Result<(), String> {
     let fail = |what: &str, e: cffs::Error| format!("after recovery, {what}: {e}");
@@ -593,8 +618,7 @@ pub fn explore_and_shrink(
     let Err(first) = explore(setup, &ops, seed, effort, coverage) else {
         return Ok(());
     };
-    // Fewer operations have fewer events: look closer at each, since the random choices fall elsewhere.
-    let closer = Effort { points: effort.points * 2, survivals: effort.survivals + 4, ..effort };
+    let closer = effort.for_a_short_sequence();
     let mut last = first;
     let mut ignored = Coverage::default();
     let smallest = crate::shrink::shrink(ops::expand_all(&ops), 400, |ops| {

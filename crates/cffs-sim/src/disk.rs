@@ -11,6 +11,7 @@ use crate::faults::{Plan, Verdict};
 use cffs::device::{Device, IoKind};
 use fastrand::Rng;
 use parking_lot::Mutex;
+use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::sync::Arc;
 
@@ -70,6 +71,26 @@ pub enum Event {
         /// Length in bytes.
         len: u64,
     },
+}
+
+impl fmt::Display for Event {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Event::Write { dev, kind, offset, data } => {
+                write!(f, "device {dev}: write of {} bytes at {offset} ({kind:?})", data.len())
+            }
+            Event::Flush { dev } => write!(f, "device {dev}: flush"),
+            Event::FailedFlush { dev } => write!(f, "device {dev}: flush that fails"),
+            Event::Misdirected { dev, offset, to: Some(to), data } => {
+                write!(f, "device {dev}: write of {} bytes at {offset} that goes to {to}", data.len())
+            }
+            Event::Misdirected { dev, offset, to: None, data } => {
+                write!(f, "device {dev}: write of {} bytes at {offset} that is lost", data.len())
+            }
+            Event::BitRot { dev, offset, data } => write!(f, "device {dev}: {} bytes at {offset} decay", data.len()),
+            Event::Discard { dev, offset, len } => write!(f, "device {dev}: discard of {len} bytes at {offset}"),
+        }
+    }
 }
 
 impl Event {

@@ -38,6 +38,9 @@ pub struct Args {
     /// Print the operations of the seed instead.
     #[arg(long, conflicts_with = "record")]
     pub print: bool,
+    /// Print the operations of the seed with the writes and flushes of each instead.
+    #[arg(long, conflicts_with = "record")]
+    pub events: bool,
     /// Only so many of the first operations.
     #[arg(long, default_value_t = usize::MAX)]
     pub first: usize,

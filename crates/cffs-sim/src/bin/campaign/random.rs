@@ -76,14 +76,21 @@ pub fn one(kind: Kind, seed: u64, args: &Args, given: Option<&[Op]>, coverage: &
         print!("{}", show(&ops));
         return None;
     }
+    if args.events {
+        let before = if kind == Kind::Aged { aged::ageing() } else { Vec::new() };
+        let listed = crash::list_events(setup, &[before, ops].concat());
+        return listed.map(|text| print!("{text}")).err();
+    }
     let shrunk = |result: Result<(), Box<(Vec<Op>, crash::Failure)>>| result.err().map(|e| (e.0, e.1.to_string()));
     let effort = Effort { points: 40, survivals: 2, in_recovery: 1 };
+    // What is given is a sequence that an earlier run has shrunk: the same crashes as there.
+    let crashes = if given.is_some() { effort.for_a_short_sequence() } else { effort };
     let (ops, text) = match kind {
         Kind::Aged => shrunk(aged::explore(setup, ops, seed, Effort { points: 12, ..effort }, coverage)),
         Kind::Modes => smallest(ops, 200, coverage, |ops, c| unjournaled::explore(setup, ops, seed, 12, c)),
         Kind::Mkfs => smallest(ops, 200, coverage, |ops, c| formatting::explore(setup, ops, seed, c)),
-        Kind::Crash => shrunk(explore_and_shrink(setup, ops, seed, effort, coverage)),
-        Kind::Grow if seed.is_multiple_of(2) => shrunk(explore_and_shrink(setup, ops, seed, effort, coverage)),
+        Kind::Crash => shrunk(explore_and_shrink(setup, ops, seed, crashes, coverage)),
+        Kind::Grow if seed.is_multiple_of(2) => shrunk(explore_and_shrink(setup, ops, seed, crashes, coverage)),
         Kind::Model | Kind::Full | Kind::Grow => smallest(ops, 500, coverage, |ops, _| run(setup, ops)),
     }?;
     Some(format!("{:?}, {setup}\n{text}\nsmallest sequence:\n{}", profile(seed), show(&ops)))
