@@ -137,11 +137,9 @@ impl Drop for Created<'_> {
     }
 }
 
-/// Runs the subcommand.
-pub fn run(args: &MkfsArgs) -> anyhow::Result<u8> {
-    let image = args.image.as_path();
-    let name = image.display().to_string();
-    let mut options = MkfsOptions::default()
+/// The options of the file system as the command line gives them.
+fn options_of(args: &MkfsArgs) -> MkfsOptions {
+    let options = MkfsOptions::default()
         .block_size(args.block_size)
         .frag_size(args.fragment_size)
         .log_bytes(args.journal_size)
@@ -156,9 +154,17 @@ pub fn run(args: &MkfsArgs) -> anyhow::Result<u8> {
         // As mkfs.ext4 -E root_owner: who may write to the image owns what is in it.
         .root_uid(rustix::process::geteuid().as_raw())
         .root_gid(rustix::process::getegid().as_raw());
-    if let GroupSize::Bytes(n) = args.group_size {
-        options.group_size = n;
+    match args.group_size {
+        GroupSize::Bytes(n) => options.group_size(n),
+        GroupSize::Auto => options,
     }
+}
+
+/// Runs the subcommand.
+pub fn run(args: &MkfsArgs) -> anyhow::Result<u8> {
+    let image = args.image.as_path();
+    let name = image.display().to_string();
+    let mut options = options_of(args);
     let log = match &args.log_device {
         None => None,
         Some(path) => {

@@ -291,50 +291,9 @@ impl Inode {
         if size > super::FILE_SIZE_MAX {
             return bad(format!("size {size} is too large"));
         }
-        let format = match b[14] {
-            FORMAT_INLINE => {
-                if size as usize > area.len() {
-                    return bad(format!("{size} bytes do not fit an inline area of {}", area.len()));
-                }
-                if file_type == FileType::Directory {
-                    return bad("a directory with inline contents".into());
-                }
-                InodeFormat::Inline(area[..size as usize].to_vec())
-            }
-            FORMAT_EXTENTS => {
-                let mut list = Vec::new();
-                let mut end = 0;
-                for slot in area.chunks_exact(EXTENT_SIZE) {
-                    let e = Extent::decode(slot);
-                    if e.len == 0 {
-                        break;
-                    }
-                    if e.logical < end || e.end() > super::extent::LOGICAL_END {
-                        return bad(format!("extent at fragment {} overlaps its predecessor", e.logical));
-                    }
-                    end = e.end();
-                    list.push(e);
-                }
-                InodeFormat::Extents(list)
-            }
-            f if (FORMAT_TREE..FORMAT_TREE + TREE_HEIGHT_MAX).contains(&f) => {
-                let mut children: Vec<Child> = Vec::new();
-                for slot in area.chunks_exact(EXTENT_SIZE) {
-                    let c = Child::decode(slot);
-                    if c.block == 0 {
-                        break;
-                    }
-                    if children.last().is_some_and(|last| c.key <= last.key) {
-                        return bad(format!("extent tree root is out of order at fragment {}", c.key));
-                    }
-                    children.push(c);
-                }
-                if children.is_empty() {
-                    return bad("extent tree without children".into());
-                }
-                InodeFormat::Tree { height: f - FORMAT_TREE + 1, children }
-            }
-            f => return bad(format!("unknown format {f}")),
+        let format = match decode_format(b[14], file_type, size, area) {
+            Ok(format) => format,
+            Err(what) => return bad(what),
         };
         Ok(Inode {
             ino,
@@ -360,5 +319,40 @@ impl Inode {
             inline_len,
             format,
         })
+    }
+}
+
+/// Decodes the data area of an inode by the code of its format. The error says what is wrong with it.
+fn decode_format(code: u8, file_type: FileType, size: u64, area: &[u8]) -> Result<InodeFormat, String> {
+    match code {
+        FORMAT_INLINE if file_type == FileType::Directory => Err("a directory with inline contents".into()),
+        FORMAT_INLINE => match area.get(..size as usize) {
+            Some(contents) => Ok(InodeFormat::Inline(contents.to_vec())),
+            None => Err(format!("{size} bytes do not fit an inline area of {}", area.len())),
+        },
+        FORMAT_EXTENTS => {
+            let mut list = Vec::new();
+            let mut end = 0;
+            for e in area.chunks_exact(EXTENT_SIZE).map(Extent::decode).take_while(|e| e.len != 0) {
+                if e.logical < end || e.end() > super::extent::LOGICAL_END {
+                    return Err(format!("extent at fragment {} overlaps its predecessor", e.logical));
+                }
+                end = e.end();
+                list.push(e);
+            }
+            Ok(InodeFormat::Extents(list))
+        }
+        f if (FORMAT_TREE..FORMAT_TREE + TREE_HEIGHT_MAX).contains(&f) => {
+            let slots = area.chunks_exact(EXTENT_SIZE).map(Child::decode);
+            let children: Vec<Child> = slots.take_while(|c| c.block != 0).collect();
+            if let Some(pair) = children.windows(2).find(|pair| pair[1].key <= pair[0].key) {
+                return Err(format!("extent tree root is out of order at fragment {}", pair[1].key));
+            }
+            if children.is_empty() {
+                return Err("extent tree without children".into());
+            }
+            Ok(InodeFormat::Tree { height: f - FORMAT_TREE + 1, children })
+        }
+        f => Err(format!("unknown format {f}")),
     }
 }

@@ -3,19 +3,19 @@
 use super::contents::Contents;
 use super::quota::LimitedAllocator;
 use super::xattr::{Attributes, Inherited};
-use super::{Attr, Caller, Fs, NewPerm, as_dir, now};
-use crate::dir;
+use super::{Attr, Caller, Fs, NewPerm, as_dir, flags, now};
+use crate::dir::{self, DirCtx};
 use crate::error::{Error, Result};
 use crate::file::{Reclaim, with_space};
 use crate::format::dirblock::{self, NewEntry};
 use crate::format::inode::{
     FLAG_IMMUTABLE, FLAG_PROJECT_INHERIT, FLAGS_INHERITED, FLAGS_OF_DIRS, INLINE_MAX, INODE_CORE_SIZE,
 };
-use crate::format::{BlockAddr, FileType, Ino, Inode, InodeFormat, LINK_MAX, SYMLINK_MAX};
+use crate::format::{BlockAddr, FileType, Ino, Inode, InodeFormat, LINK_MAX, SYMLINK_MAX, align8};
 use crate::inode::InodeLocation;
 use crate::inode::table::{self, SlotRef};
 use crate::journal::Txn;
-use crate::node::{Node, NodeState};
+use crate::node::{DirState, Node, NodeState};
 use crate::quota::Ids;
 use crate::reservation::Reservation;
 use std::sync::Arc;
@@ -28,6 +28,24 @@ pub(super) fn write_names_at_once(txn: &Txn<'_>, dir: &NodeState, block: BlockAd
     if let (true, Some(block)) = (dir.inode.frags != frags, dir.location.block()) {
         txn.write_ordered(block);
     }
+}
+
+/// Where an inode stands that is embedded in the entry of `name` in `slot`.
+pub(super) fn embedded_in(slot: &dir::Slot, name: &[u8]) -> InodeLocation {
+    let inode = slot.offset + dirblock::ENTRY_HEADER + align8(name.len());
+    InodeLocation::Embedded { block: slot.block, entry: slot.offset, inode }
+}
+
+/// Fails if a directory cannot take a new name.
+fn check_new_name(cx: &DirCtx<'_>, dir: &Inode, state: &DirState, name: &[u8], for_dir: bool) -> Result<()> {
+    if dir::lookup(cx, dir, state, name)?.is_some() {
+        return Err(Error::Exists);
+    }
+    flags::forbid_inode(dir, FLAG_IMMUTABLE)?;
+    if for_dir && dir.nlink >= LINK_MAX {
+        return Err(Error::TooManyLinks);
+    }
+    Ok(())
 }
 
 /// What is to be made.
@@ -172,6 +190,34 @@ impl Fs {
         })
     }
 
+    /// Finds room for a new name. After an error the directory keeps what it has grown by.
+    pub(super) fn slot_for_name(
+        &self,
+        txn: &Txn<'_>,
+        c: Caller,
+        st: &mut NodeState,
+        name: &[u8],
+        room: usize,
+    ) -> Result<dir::Slot> {
+        let allocator = LimitedAllocator::new(self, c, st);
+        let (inode, state) = as_dir(st)?;
+        match dir::prepare_insert(&self.dir_cx(), txn, &self.space, &allocator, inode, state, name, room) {
+            Ok(slot) => Ok(slot),
+            Err(e) => {
+                self.keep_grown(txn, st)?;
+                Err(e)
+            }
+        }
+    }
+
+    /// Gives back the room for a name after the error `e`. Returns the error that the operation fails with.
+    pub(super) fn give_up_slot(&self, txn: &Txn<'_>, st: &mut NodeState, slot: dir::Slot, e: Error) -> Error {
+        let given_up =
+            as_dir(st).and_then(|(inode, state)| dir::give_up(&self.dir_cx(), txn, &self.space, inode, state, slot));
+        let kept = self.keep_grown(txn, st);
+        given_up.and(kept).err().unwrap_or(e)
+    }
+
     /// After a failure: blocks that the directory or a table got meanwhile stay theirs.
     pub(super) fn keep_grown(&self, txn: &Txn<'_>, dir: &mut NodeState) -> Result<()> {
         if !dir.freed && dir.dir.is_some() {
@@ -213,15 +259,7 @@ impl Fs {
         let is_dir = new.file_type == FileType::Directory;
         let allocator = LimitedAllocator::new(self, owner.c, st);
         let (dir_inode, dir_state) = as_dir(st)?;
-        if dir::lookup(&cx, dir_inode, dir_state, name)?.is_some() {
-            return Err(Error::Exists);
-        }
-        if dir_inode.flags & FLAG_IMMUTABLE != 0 {
-            return Err(Error::NotPermitted);
-        }
-        if is_dir && dir_inode.nlink >= LINK_MAX {
-            return Err(Error::TooManyLinks);
-        }
+        check_new_name(&cx, dir_inode, dir_state, name, is_dir)?;
         let mut inode = self.new_inode(&owner, dir_inode, new, contents.is_none(), inherited, attributes, now);
         if is_dir {
             // Known before the first block is placed.
@@ -246,11 +284,7 @@ impl Fs {
             crate::xattr::write_chain(txn, &self.space, &mut inode, &Default::default(), fresh, list)?;
         }
         let location = match &slot_outside {
-            None => InodeLocation::Embedded {
-                block: slot.block,
-                entry: slot.offset,
-                inode: slot.offset + dirblock::ENTRY_HEADER + crate::format::align8(name.len()),
-            },
+            None => embedded_in(&slot, name),
             Some(place) => {
                 crate::inode::write_inode(txn, &place.buf, place.offset, &inode, false);
                 InodeLocation::External { block: place.buf.addr(), offset: place.offset }

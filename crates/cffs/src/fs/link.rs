@@ -2,7 +2,7 @@
 //! one name is left, the inode moves back into that name's directory, the next time the name is looked up.
 
 use super::create::write_names_at_once;
-use super::quota::{LimitedAllocator, handed_down};
+use super::quota::handed_down;
 use super::{Attr, Caller, Fs, Locked, as_dir, flags, now};
 use crate::dir;
 use crate::error::{Error, Result};
@@ -33,19 +33,7 @@ impl Fs {
         let txn = self.journal.begin(self.log_bytes_names() + self.log_bytes_remove())?;
         txn.draw_on(&reservation);
         let mut locked = Locked::new(&[dir_node, node]);
-        {
-            let st = locked.get(ino)?;
-            if st.inode.is_dir() {
-                return Err(Error::NotPermitted);
-            }
-            if st.freed || st.orphan {
-                return Err(Error::NotFound);
-            }
-            flags::forbid(st, FLAG_IMMUTABLE | FLAG_APPEND)?;
-            if st.inode.nlink >= LINK_MAX {
-                return Err(Error::TooManyLinks);
-            }
-        }
+        check_linkable(locked.get(ino)?)?;
         let dir_st = locked.get(parent)?;
         if dir_st.freed || dir_st.orphan {
             return Err(Error::NotFound);
@@ -66,26 +54,12 @@ impl Fs {
         let _inode_block = self.inode_block(old_location)?;
         let dir_st = locked.get(parent)?;
         let frags = dir_st.inode.frags;
-        let allocator = LimitedAllocator::new(self, c, dir_st);
-        let (dir_inode, dir_state) = as_dir(dir_st)?;
         // The new name keeps room for the inode, which may be embedded there later.
         let room = self.link_room(name.len());
-        let slot = dir::prepare_insert(&cx, &txn, &self.space, &allocator, dir_inode, dir_state, name, room);
-        let outside = slot.and_then(|slot| match self.externalize(&txn, locked.get(ino)?) {
-            Ok(()) => Ok(slot),
-            Err(e) => {
-                let (dir_inode, dir_state) = as_dir(locked.get(parent)?)?;
-                dir::give_up(&cx, &txn, &self.space, dir_inode, dir_state, slot)?;
-                Err(e)
-            }
-        });
-        let slot = match outside {
-            Ok(slot) => slot,
-            Err(e) => {
-                self.keep_grown(&txn, locked.get(parent)?)?;
-                return Err(e);
-            }
-        };
+        let slot = self.slot_for_name(&txn, c, dir_st, name, room)?;
+        if let Err(e) = self.externalize(&txn, locked.get(ino)?) {
+            return Err(self.give_up_slot(&txn, locked.get(parent)?, slot, e));
+        }
         txn.begin_critical();
         // Order of writes: the inode, its old name if it was embedded there, then the new name.
         let location = locked.get(ino)?.location;
@@ -214,4 +188,19 @@ impl Fs {
             && matches!(st.location, InodeLocation::External { .. })
             && !self.is_read_only()
     }
+}
+
+/// Fails if a file cannot have one more name.
+fn check_linkable(st: &NodeState) -> Result<()> {
+    if st.inode.is_dir() {
+        return Err(Error::NotPermitted);
+    }
+    if st.freed || st.orphan {
+        return Err(Error::NotFound);
+    }
+    flags::forbid(st, FLAG_IMMUTABLE | FLAG_APPEND)?;
+    if st.inode.nlink >= LINK_MAX {
+        return Err(Error::TooManyLinks);
+    }
+    Ok(())
 }

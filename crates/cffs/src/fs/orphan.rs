@@ -8,7 +8,7 @@ use crate::dir;
 use crate::error::{Error, Result};
 use crate::format::dirblock::BlockEdit;
 use crate::format::inode::INODE_HINT;
-use crate::format::{BlockId, BlockKind, Corrupt, EXTERNAL_INO, Ino, put_u64};
+use crate::format::{BlockId, BlockKind, Corrupt, EXTERNAL_INO, Ino, block_owner, put_u64};
 use crate::inode::InodeLocation;
 use crate::journal::Txn;
 use crate::node::{Node, NodeState};
@@ -146,27 +146,53 @@ impl Fs {
         }
     }
 
+    /// The directory whose block an embedded inode stands in.
+    pub(super) fn directory_around(&self, location: InodeLocation) -> Result<Option<Arc<Node>>> {
+        let InodeLocation::Embedded { block, .. } = location else { return Ok(None) };
+        let owner = block_owner(&self.cache.read_meta_any_owner(BlockKind::Dir, block)?.read());
+        self.node(owner).map(Some)
+    }
+
+    /// Pins the blocks that the removal of an orphan reads, so that none of its changes fails half way.
+    fn hold_for_removal(
+        &self,
+        locked: &mut Locked<'_>,
+        ino: Ino,
+        location: InodeLocation,
+        dir: Option<&Arc<Node>>,
+    ) -> Result<Vec<BufRef>> {
+        let mut held = vec![self.inode_block(location)?.0];
+        held.extend(self.inodes.locator.prepare_free(&self.cache, ino)?);
+        match (location, dir) {
+            (InodeLocation::Embedded { block, entry, .. }, Some(dir)) => {
+                let st = locked.get(dir.ino)?;
+                if let InodeLocation::Embedded { .. } | InodeLocation::External { .. } = st.location {
+                    held.push(self.inode_block(st.location)?.0);
+                }
+                let (inode, state) = super::as_dir(st)?;
+                dir::find_orphan(&self.dir_cx(), inode, state, block, entry)?;
+            }
+            (InodeLocation::External { offset, .. }, _) => {
+                let index = self.inodes.external.index_at(&held[0], offset);
+                let index = index.ok_or_else(|| Corrupt(format!("inode {ino}: its block is not in its table")))?;
+                held.extend(self.inodes.external.prepare_free(&self.cache, index)?);
+            }
+            _ => {}
+        }
+        Ok(held)
+    }
+
     /// Frees the inode itself, which has no contents; a directory only if no orphans stand in its blocks. Returns the
     /// directory that it stood in.
     fn remove_orphan(&self, node: &Arc<Node>) -> Result<Option<Arc<Node>>> {
         let ino = node.ino;
         let location = { node.state.read().location };
         // The directory of an embedded orphan is changed with it.
-        let dir = match location {
-            InodeLocation::Embedded { block, .. } => {
-                let read = || {
-                    let buf = self.cache.read_meta_any_owner(BlockKind::Dir, block)?;
-                    let owner = crate::format::block_owner(&buf.read());
-                    self.node(owner)
-                };
-                match read() {
-                    Ok(dir) => Some(dir),
-                    // Another thread was faster, and the block is gone with the last that stood in it.
-                    Err(_) if node.state.read().freed => return Ok(None),
-                    Err(e) => return Err(e),
-                }
-            }
-            _ => None,
+        let dir = match self.directory_around(location) {
+            Ok(dir) => dir,
+            // Another thread was faster, and the block is gone with the last inode that was embedded in it.
+            Err(_) if node.state.read().freed => return Ok(None),
+            Err(e) => return Err(e),
         };
         let txn = self.journal.begin(self.log_bytes_remove())?;
         let mut nodes = vec![node];
@@ -183,25 +209,7 @@ impl Fs {
             }
             locked.get(ino)?.data.clear(&self.cache, &self.space);
         }
-        // What the changes below need to read is held, so that none of them fails half way.
-        let mut held = vec![self.inode_block(location)?.0];
-        held.extend(self.inodes.locator.prepare_free(&self.cache, ino)?);
-        match (location, &dir) {
-            (InodeLocation::Embedded { block, entry, .. }, Some(dir)) => {
-                let st = locked.get(dir.ino)?;
-                if let InodeLocation::Embedded { .. } | InodeLocation::External { .. } = st.location {
-                    held.push(self.inode_block(st.location)?.0);
-                }
-                let (inode, state) = super::as_dir(st)?;
-                dir::find_orphan(&self.dir_cx(), inode, state, block, entry)?;
-            }
-            (InodeLocation::External { offset, .. }, _) => {
-                let index = self.inodes.external.index_at(&held[0], offset);
-                let index = index.ok_or_else(|| Corrupt(format!("inode {ino}: its block is not in its table")))?;
-                held.extend(self.inodes.external.prepare_free(&self.cache, index)?);
-            }
-            _ => {}
-        }
+        let _held = self.hold_for_removal(&mut locked, ino, location, dir.as_ref())?;
         {
             let mut list = self.orphans.lock();
             let before = list.before(ino)?.map(|location| self.inode_block(location)).transpose()?;

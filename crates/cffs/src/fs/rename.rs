@@ -1,7 +1,7 @@
 //! Rename, with its flags.
 
-use super::create::write_names_at_once;
-use super::quota::{LimitedAllocator, handed_down};
+use super::create::{embedded_in, write_names_at_once};
+use super::quota::handed_down;
 use super::{Caller, Fs, Locked, RenameFlags, as_dir, now};
 use crate::dir::{self, Found};
 use crate::error::{Error, Result};
@@ -205,10 +205,9 @@ impl Fs {
             (room, st.inode.file_type())
         };
         let frags = locked.get(b.dir.ino)?.inode.frags;
-        let slot = self.slot_for_name(txn, c, locked, b, room)?;
+        let slot = self.slot_for_name(txn, c, locked.get(b.dir.ino)?, b.name, room)?;
         txn.begin_critical();
-        let at = slot.offset + dirblock::ENTRY_HEADER + crate::format::align8(b.name.len());
-        let location = InodeLocation::Embedded { block: slot.block, entry: slot.offset, inode: at };
+        let location = embedded_in(&slot, b.name);
         let (block, apart) = (slot.block, slot.block != found.block);
         let image = {
             let st = locked.get(ino)?;
@@ -235,12 +234,7 @@ impl Fs {
             self.inodes.relocate(txn, ino, location)?;
         }
         if let Some(to) = found_to {
-            let was_dir = locked.get(to.ino)?.inode.is_dir();
-            self.drop_name(txn, locked, b.dir.ino, to, b.name, now)?;
-            if was_dir {
-                let st = locked.get(b.dir.ino)?;
-                st.inode.nlink = st.inode.nlink.saturating_sub(1);
-            }
+            self.drop_replaced(txn, locked, b, to, now)?;
         }
         {
             // The old entry is removed with its inode, which is a copy by now.
@@ -255,25 +249,15 @@ impl Fs {
         self.finish_move(txn, locked, a, b, ino, now)
     }
 
-    /// Finds room for the new name. After an error the directory keeps what it has grown by.
-    fn slot_for_name(
-        &self,
-        txn: &Txn<'_>,
-        c: Caller,
-        locked: &mut Locked<'_>,
-        b: &Side<'_>,
-        room: usize,
-    ) -> Result<dir::Slot> {
-        let st = locked.get(b.dir.ino)?;
-        let allocator = LimitedAllocator::new(self, c, st);
-        let (inode, state) = as_dir(st)?;
-        match dir::prepare_insert(&self.dir_cx(), txn, &self.space, &allocator, inode, state, b.name, room) {
-            Ok(slot) => Ok(slot),
-            Err(e) => {
-                self.keep_grown(txn, locked.get(b.dir.ino)?)?;
-                Err(e)
-            }
+    /// Removes the name that a rename replaces.
+    fn drop_replaced(&self, txn: &Txn<'_>, locked: &mut Locked<'_>, b: &Side<'_>, to: &Found, now: i64) -> Result<()> {
+        let was_dir = locked.get(to.ino)?.inode.is_dir();
+        self.drop_name(txn, locked, b.dir.ino, to, b.name, now)?;
+        if was_dir {
+            let st = locked.get(b.dir.ino)?;
+            st.inode.nlink = st.inode.nlink.saturating_sub(1);
         }
+        Ok(())
     }
 
     /// Stores a moved inode and its directories.

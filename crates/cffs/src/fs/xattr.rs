@@ -10,9 +10,9 @@ use crate::format::extent::EXTENT_SIZE;
 use crate::format::geometry::INODE_SLOT_SIZE;
 use crate::format::inode::{FLAG_APPEND, FLAG_IMMUTABLE, INLINE_DEFAULT, INLINE_MAX, INODE_CORE_SIZE};
 use crate::format::xattr::{Namespace, XATTR_LIST_MAX, XATTR_NAME_MAX, XATTR_TOTAL_MAX, XATTR_VALUE_MAX, Xattr};
-use crate::format::{BlockAddr, BlockKind, FileType, Ino, Inode, InodeFormat, align8, block_owner};
+use crate::format::{BlockAddr, BlockKind, FileType, Ino, Inode, InodeFormat, align8};
 use crate::inode::{InodeLocation, table};
-use crate::node::Node;
+use crate::node::{Node, NodeState};
 use crate::quota::ids_of;
 use crate::reservation::Reservation;
 use crate::xattr::{self, Fresh, Packed};
@@ -347,17 +347,12 @@ impl Fs {
         };
         let (_reservation, fresh) = self.chain_blocks(c, &new, goal, more)?;
         let log_bytes = INODE_CORE_SIZE + INLINE_MAX + 256 + xattr::log_bytes(g, &self.space, have, need);
-        let dir = match location {
-            InodeLocation::Embedded { block, .. } if len > old.inline_len => {
-                let owner = block_owner(&self.cache.read_meta_any_owner(BlockKind::Dir, block)?.read());
-                match self.node(owner) {
-                    Ok(dir) => Some(dir),
-                    // Moved out of a directory that went away.
-                    Err(_) if node.state.read().location != location => return Ok(false),
-                    Err(e) => return Err(e),
-                }
-            }
-            _ => None,
+        let grows = len > old.inline_len;
+        let dir = match grows.then(|| self.directory_around(location)).transpose() {
+            Ok(dir) => dir.flatten(),
+            // The inode has moved out of a directory that was removed.
+            Err(_) if node.state.read().location != location => return Ok(false),
+            Err(e) => return Err(e),
         };
         let txn = self.journal.begin(log_bytes + self.space.log_bytes_for_init())?;
         let mut nodes = vec![node];
@@ -369,23 +364,14 @@ impl Fs {
             InodeLocation::System => table::load_system_inode(&self.cache, node.ino).map(|_| None)?,
             location => Some(self.inode_block(location)?),
         };
-        {
-            let st = locked.get(node.ino)?;
-            if st.freed {
-                return Err(Error::Stale);
-            }
-            if *node.in_writeback.lock() || st.inode != old || st.location != location {
-                return Ok(false);
-            }
-            // Extents that wait for their places may need blocks for what now finds no room in the inode.
-            let st_old = std::mem::replace(&mut st.inode, new);
-            if !st.data.pages.is_empty()
-                && let Err(e) = reserve_tree(&self.file_cx(), st, c.privileged())
-            {
-                st.inode = st_old;
-                return Err(e);
-            }
+        let st = locked.get(node.ino)?;
+        if st.freed {
+            return Err(Error::Stale);
         }
+        if *node.in_writeback.lock() || st.inode != old || st.location != location {
+            return Ok(false);
+        }
+        self.replace_inode(c, st, new)?;
         if let (InodeLocation::Embedded { block, entry, inode }, Some(dir)) = (location, &dir) {
             let (dir_inode, state) = as_dir(locked.get(dir.ino)?)?;
             let entry_len = inode - entry + dirblock::inode_room(len);
@@ -400,6 +386,19 @@ impl Fs {
         crate::node::store(&txn, st)?;
         txn.end_critical();
         Ok(true)
+    }
+
+    /// Puts `new` in place of an inode in memory. Pending extents may need tree blocks for what finds no room in it any
+    /// more; without them the inode stays as it was.
+    fn replace_inode(&self, c: Caller, st: &mut NodeState, new: Inode) -> Result<()> {
+        let old = std::mem::replace(&mut st.inode, new);
+        if !st.data.pages.is_empty()
+            && let Err(e) = reserve_tree(&self.file_cx(), st, c.privileged())
+        {
+            st.inode = old;
+            return Err(e);
+        }
+        Ok(())
     }
 
     /// Allocates blocks by which an attribute chain grows. The reservation holds them in the quotas.

@@ -192,34 +192,12 @@ fn damage_of_space_maps_is_found() {
     });
 }
 
+fn edit(ino: Ino, f: impl FnOnce(&mut Inode)) -> impl FnOnce(&mut Image) {
+    move |i| i.edit_embedded(i.root_block, ino, f)
+}
+
 #[test]
-fn damage_of_inodes_is_found() {
-    fn edit(ino: Ino, f: impl FnOnce(&mut Inode)) -> impl FnOnce(&mut Image) {
-        move |i| i.edit_embedded(i.root_block, ino, f)
-    }
-    expect_only("generation", Class::InodeField, edit(SMALL, |i| i.generation = 0));
-    expect_only("aux", Class::InodeField, edit(SMALL, |i| i.aux = 4));
-    expect_only("buckets", Class::InodeField, edit(SMALL, |i| i.index_buckets = 4));
-    expect_only("device", Class::InodeField, edit(DEVICE, |i| i.size = 4));
-    expect_only("links", Class::InodeLinks, edit(SMALL, |i| i.nlink = 2));
-    expect_only("links of a directory", Class::InodeLinks, edit(SUB, |i| i.nlink = 3));
-    expect_only("links of an orphan", Class::InodeLinks, edit(ORPHAN, |i| i.nlink = 1));
-    expect_only("size", Class::InodeSize, edit(TREE, |i| i.size = 48 * 1024));
-    expect_only(
-        "empty symlink",
-        Class::InodeField,
-        edit(SYMLINK, |i| {
-            (i.size, i.format) = (0, InodeFormat::Inline(Vec::new()));
-        }),
-    );
-    expect_only("space", Class::InodeSpace, edit(SMALL, |i| i.frags = 3));
-    expect_only("space of a directory", Class::InodeSpace, edit(SUB, |i| i.frags = 3));
-    expect_only("parent", Class::DirParent, edit(SUB, |i| i.parent = 5));
-    expect_only("size of a directory", Class::DirSize, edit(SUB, |i| i.size = 5 * 4096 + 1));
-    expect("short directory", Class::DirCount, edit(SUB, |i| i.size = 3 * 4096));
-    expect_only("entries", Class::DirCount, edit(SUB, |i| i.aux = 9));
-    expect("orphan list cut", Class::OrphanList, edit(ORPHAN, |i| i.hint = 0));
-    expect("orphan list in a circle", Class::OrphanList, edit(ORPHAN, |i| i.hint = ORPHAN));
+fn damage_of_attributes_is_found() {
     expect("xattr", Class::XattrBlock, |i| i.edit(i.xattr, |b| put_u64(b, 24, 3)));
     expect("xattr outside", Class::XattrBlock, edit(ATTRIBUTES, |i| i.xattr_block = 1 << 50));
     expect_only("xattr number", Class::XattrBlock, |i| i.edit(i.xattr, |b| b[XATTR_INDEX] = 1));
@@ -263,6 +241,33 @@ fn damage_of_inodes_is_found() {
             attribute(Namespace::User, b"a", b"12").encode(&mut i.xattrs);
         }),
     );
+}
+
+#[test]
+fn damage_of_inodes_is_found() {
+    expect_only("generation", Class::InodeField, edit(SMALL, |i| i.generation = 0));
+    expect_only("aux", Class::InodeField, edit(SMALL, |i| i.aux = 4));
+    expect_only("buckets", Class::InodeField, edit(SMALL, |i| i.index_buckets = 4));
+    expect_only("device", Class::InodeField, edit(DEVICE, |i| i.size = 4));
+    expect_only("links", Class::InodeLinks, edit(SMALL, |i| i.nlink = 2));
+    expect_only("links of a directory", Class::InodeLinks, edit(SUB, |i| i.nlink = 3));
+    expect_only("links of an orphan", Class::InodeLinks, edit(ORPHAN, |i| i.nlink = 1));
+    expect_only("size", Class::InodeSize, edit(TREE, |i| i.size = 48 * 1024));
+    expect_only(
+        "empty symlink",
+        Class::InodeField,
+        edit(SYMLINK, |i| {
+            (i.size, i.format) = (0, InodeFormat::Inline(Vec::new()));
+        }),
+    );
+    expect_only("space", Class::InodeSpace, edit(SMALL, |i| i.frags = 3));
+    expect_only("space of a directory", Class::InodeSpace, edit(SUB, |i| i.frags = 3));
+    expect_only("parent", Class::DirParent, edit(SUB, |i| i.parent = 5));
+    expect_only("size of a directory", Class::DirSize, edit(SUB, |i| i.size = 5 * 4096 + 1));
+    expect("short directory", Class::DirCount, edit(SUB, |i| i.size = 3 * 4096));
+    expect_only("entries", Class::DirCount, edit(SUB, |i| i.aux = 9));
+    expect("orphan list cut", Class::OrphanList, edit(ORPHAN, |i| i.hint = 0));
+    expect("orphan list in a circle", Class::OrphanList, edit(ORPHAN, |i| i.hint = ORPHAN));
     expect("extent outside", Class::Extent, |i| {
         let e = i.extent(0, i.g.total_blocks - 1, 8);
         i.edit_embedded(i.root_block, SMALL, |x| x.format = InodeFormat::Extents(vec![e]));
