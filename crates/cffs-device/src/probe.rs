@@ -280,13 +280,27 @@ mod tests {
 
     #[test]
     fn a_slow_disk_in_real_time() {
-        let begin = Instant::now();
-        let probe = probe_group_size(&SlowDevice(MemoryDevice::new(1 << 30))).unwrap();
-        assert!(begin.elapsed() < Duration::from_secs(5));
+        let measured = || {
+            let begin = Instant::now();
+            let probe = probe_group_size(&SlowDevice(MemoryDevice::new(1 << 30))).unwrap();
+            (begin.elapsed(), probe)
+        };
         // The knee is at 200 kB; a busy machine may double what was slept.
-        assert!((128 << 10..=1 << 20).contains(&probe.group_size), "{probe:?}");
-        assert!(probe.latency.unwrap() >= Duration::from_millis(1), "{probe:?}");
-        assert!(probe.bandwidth.is_some_and(|b| b < 200e6), "{probe:?}");
+        let right = |(took, probe): &(Duration, Probe)| {
+            *took < Duration::from_secs(5)
+                && (128 << 10..=1 << 20).contains(&probe.group_size)
+                && probe.latency.is_some_and(|l| l >= Duration::from_millis(1))
+                && probe.bandwidth.is_some_and(|b| b < 200e6)
+        };
+        // One of several measurements, because other programs may take the processor for longer than that.
+        let mut wrong = Vec::new();
+        while wrong.len() < 10 {
+            match measured() {
+                probe if right(&probe) => return,
+                probe => wrong.push(probe),
+            }
+        }
+        panic!("{wrong:?}");
     }
 
     #[test]

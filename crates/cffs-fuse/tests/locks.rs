@@ -19,7 +19,7 @@ def refused(f):
     raise AssertionError('locked')
 def waits(pid):
     # Blocked in the kernel, and not on its way there.
-    for _ in range(1000):
+    for _ in range(6000):
         if open(f'/proc/{pid}/wchan').read() not in ('', '0') and open(f'/proc/{pid}/stat').read().rsplit(') ')[1][0] == 'S': return
         time.sleep(0.01)
     raise AssertionError('does not wait')

@@ -4,7 +4,7 @@ mod common;
 
 use cffs::{Caller, MountOptions, SetAttr};
 use cffs_fuse::{Error, MountConfig, Remount, remount};
-use common::{Image, can_mount, test_name};
+use common::{Image, can_mount, test_name, when_not_busy};
 use rustix::fs::StatVfsMountFlags;
 use rustix::io::Errno;
 use std::fs;
@@ -127,17 +127,7 @@ fn a_mount_becomes_read_only_and_writable_again() {
     (&open).write_all(b"kept").unwrap();
     assert_eq!(set(true).unwrap_err().raw_os_error(), Some(Errno::BUSY.raw_os_error()), "a file is open for writing");
     drop(open);
-    // A program that another test is just starting can hold the file open until its exec.
-    let busy = |e: &std::io::Error| e.raw_os_error() == Some(Errno::BUSY.raw_os_error());
-    let mut done = set(true);
-    for _ in 0..100 {
-        if !done.as_ref().is_err_and(busy) {
-            break;
-        }
-        std::thread::sleep(Duration::from_millis(20));
-        done = set(true);
-    }
-    done.unwrap();
+    when_not_busy(|| set(true)).unwrap();
     assert_eq!(fs::read(m.path("f")).unwrap(), b"kept");
     assert_eq!(fs::write(m.path("f"), b"new").unwrap_err().raw_os_error(), rofs);
     assert_eq!(fs::remove_file(m.path("f")).unwrap_err().raw_os_error(), rofs);

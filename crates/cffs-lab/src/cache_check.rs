@@ -172,7 +172,9 @@ mod tests {
         let returned = Returned { contents: 4 << 20, names: 0 };
         assert!(is_held(over.device()).unwrap());
         assert!(holders(over.device()).iter().any(|(who, _)| who.ends_with(&format!(" {}", other.id()))));
-        assert!(returned.was_warm(read_cold(&medium, over.device(), &root)), "this is what has to be noticed");
+        // In one of a few attempts, because a kernel that is short of memory may have dropped all of it by itself.
+        let warm = (0..5).any(|_| returned.was_warm(read_cold(&medium, over.device(), &root)));
+        assert!(warm, "this is what has to be noticed");
         cool(over.device()).unwrap();
         let read = read_cold(&medium, over.device(), &root);
         assert!(!returned.was_warm(read), "{read} bytes");

@@ -5,7 +5,7 @@ use cffs::device::{Device, FileDevice, MemoryDevice, OpenMode};
 use cffs::mkfs::{backup_ags, read_superblock, read_superblock_copy};
 use cffs::{Caller, Error, Fs, Grown, MkfsOptions, MountOptions, ROOT_INO, mkfs, path};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 const MIB: u64 = 1 << 20;
 const ROOT: Caller = Caller::ROOT;
@@ -186,10 +186,11 @@ fn writers_go_on_while_it_grows() {
     mkfs(&*dev, None, &MkfsOptions::default().reserve_bp(0)).unwrap();
     let fs = Fs::open(dev.clone(), None, MountOptions::default()).unwrap();
     let over = AtomicBool::new(false);
+    let attempts = [const { AtomicU32::new(0) }; 4];
     std::thread::scope(|s| {
         let writers: Vec<_> = (0..4u8)
             .map(|t| {
-                let (fs, over) = (&fs, &over);
+                let (fs, over, attempts) = (&fs, &over, &attempts[usize::from(t)]);
                 s.spawn(move || {
                     let (mut made, mut refused) = (0u32, 0u32);
                     while !over.load(Ordering::Relaxed) {
@@ -205,6 +206,7 @@ fn writers_go_on_while_it_grows() {
                         if made % 50 == 49 {
                             fs.sync().unwrap();
                         }
+                        attempts.fetch_add(1, Ordering::Relaxed);
                     }
                     made
                 })
@@ -215,7 +217,13 @@ fn writers_go_on_while_it_grows() {
         for step in [4096, 3 * MIB + 512, 100 << 10, 9 * MIB, 16 * MIB, 70_000, 31 * MIB, 5 * MIB] {
             size += step;
             fs.grow(Some(size)).unwrap();
-            std::thread::sleep(std::time::Duration::from_millis(100));
+            // Every writer meets every size.
+            for n in &attempts {
+                let before = n.load(Ordering::Relaxed);
+                while n.load(Ordering::Relaxed) < before + 20 && !writers.iter().any(|w| w.is_finished()) {
+                    std::thread::sleep(std::time::Duration::from_millis(5));
+                }
+            }
         }
         over.store(true, Ordering::Relaxed);
         for w in writers {
@@ -228,7 +236,8 @@ fn writers_go_on_while_it_grows() {
             assert!(data.iter().all(|b| *b == t));
         }
     }
-    assert!(fs.lookup(ROOT_INO, b"t0-0").is_ok() || fs.lookup(ROOT_INO, b"t1-0").is_ok());
+    let there = |t, n| fs.lookup(ROOT_INO, format!("t{t}-{n}").as_bytes()).is_ok();
+    assert!((0..4).any(|t| (0..200).any(|n| there(t, n))));
     fs.close().unwrap();
     drop(fs);
     clean(&dev);

@@ -76,7 +76,7 @@ fn messages_of_a_mount_in_the_background_reach_the_system_log() {
     let test = "messages_of_a_mount_in_the_background_reach_the_system_log";
     let dir = temp_dir();
     let socket = UnixDatagram::bind(dir.path().join("socket")).unwrap();
-    socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    socket.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
     let script = r#"
         set -e
         ln -s "$PWD/socket" /dev/log
