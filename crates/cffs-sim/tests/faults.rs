@@ -38,7 +38,7 @@ fn whatever_the_device_does() {
 }
 
 /// Histories that once failed: what was wrong, the number of the setup, fault, operations.
-const REGRESSIONS: [(&str, u64, Fault, &str); 15] = [
+const REGRESSIONS: [(&str, u64, Fault, &str); 16] = [
     (
         "a repair could not do without what stands in unreadable sectors of the log",
         8,
@@ -129,6 +129,12 @@ const REGRESSIONS: [(&str, u64, Fault, &str); 15] = [
         7,
         Fault::Error,
         "mkdir /g 1777 0\nfsync /g\ncreate /g/f 600 0\nrename /g/f /g/h replace\nremount true\nwrite /g/h 8992 2841 1\nfsync /g/h\nwrite /g/h 0 16880 2\nfallocate /g/h zeroahead 10669 785",
+    ),
+    (
+        "the current log header could not be read and had no transaction yet: a replay from the header before it wrote logged contents over newer ones (seed 90000110)",
+        14,
+        Fault::Error,
+        "mkdir /kept 755 0\ncreatemany /kept 0 1 3000 9\nsync\ncreate /f 755 0\nwrite /f 0 811 94371955343362\nfsync /f\nwrite /f 0 1 94371955343363\nacl /f false 0\nremount true",
     ),
 ];
 

@@ -74,7 +74,10 @@ impl Journal {
             // Blocks that nobody is changing are written before anybody is made to wait.
             self.write_idle()?;
         }
-        let mut commit = self.take_running(checkpoint);
+        // Data was written in place behind a header that has no transaction yet. If the header is lost, only a transaction of
+        // its epoch tells that it was there; without one, a replay from the header before it would undo the writes.
+        let mark_epoch = self.has_log() && writer.used == 0 && self.cache.unflushed.load(Ordering::Acquire);
+        let mut commit = self.take_running(checkpoint, mark_epoch);
         // One of its operations may have failed half way.
         self.check()?;
         // Data that the transaction points to, and blocks written in place, must be durable before the log says so.
@@ -102,8 +105,9 @@ impl Journal {
         Ok(())
     }
 
-    /// Stops transactions for a moment and copies what they changed.
-    fn take_running(&self, checkpoint: bool) -> Committing {
+    /// Stops transactions for a moment and copies what they changed. With `mark_epoch` a transaction without records is
+    /// made if there is nothing to log.
+    fn take_running(&self, checkpoint: bool, mark_epoch: bool) -> Committing {
         let _exclusive = self.barrier.write();
         self.note_counters();
         let mut running = {
@@ -131,12 +135,13 @@ impl Journal {
         let payload = (bytes.len() - TXN_HEADER) as u64;
         let unit = self.cache.geometry().frag_size();
         let mut sealed = AlignedBuf::default();
-        if payload > 0 {
+        let logs = payload > 0 || mark_epoch;
+        if logs {
             sealed = AlignedBuf::zeroed(bytes.len().div_ceil(unit) * unit);
             sealed[..bytes.len()].copy_from_slice(&bytes);
         }
         // With nothing to log the number stays with the next transaction: the log has no gaps.
-        let advance = payload > 0 || !self.has_log();
+        let advance = logs || !self.has_log();
         if advance {
             self.next_seq.store(seq + 1, Ordering::Release);
         }

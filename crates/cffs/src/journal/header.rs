@@ -4,7 +4,8 @@
 //! written when the power failed; then the one before it is current, and nothing was overwritten that it leads to. Or the device
 //! has lost it later; then the log continues behind it, and the one before it leads to transactions that are checkpointed, and
 //! whose data may have been overwritten since. Transactions carry the epoch of their header, so the two can be told apart,
-//! and in the second case the header be reconstructed.
+//! and in the second case the header be reconstructed. For this a commit writes a transaction without records where data was
+//! written in place behind a header that has no transaction yet.
 
 use super::log_reader::LogReader;
 use super::log_ring::log_extent;
