@@ -52,7 +52,8 @@ demo:
 	$(CARGO) build --release -p cffs-cli -p cffs-lab
 	scripts/demo.sh
 
-# The tests come last, so that their own closing lines end the output.
+# Tests say so when they miss root, /dev/fuse or a program; with CFFS_REQUIRE=root,fuse they fail. They come last, so that
+# their own closing lines end the output.
 test:
 	scripts/setup.sh
 	$(MAKE) --no-print-directory lint
@@ -65,7 +66,7 @@ lint:
 
 # The crates that can be published, each built as it would be from the registry.
 package:
-	$(CARGO) package --workspace --exclude cffs-disk --exclude cffs-lab --exclude cffs-record --exclude cffs-sim --exclude cffs-tidy
+	$(CARGO) package --workspace --exclude cffs-disk --exclude cffs-lab --exclude cffs-record --exclude cffs-sim --exclude cffs-testenv --exclude cffs-tidy
 
 soak:
 	scripts/setup.sh

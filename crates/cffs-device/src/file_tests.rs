@@ -338,9 +338,8 @@ impl LoopDevice {
         File::create(&image).unwrap().set_len(8 << 20).unwrap();
         let made = Command::new("losetup").args(["--find", "--show", "--sector-size", sector]).arg(&image).output();
         let Some(out) = made.ok().filter(|out| out.status.success()) else {
-            eprintln!(
-                "SKIPPED: no loop device with sectors of {sector} bytes can be made here (needs root and losetup)"
-            );
+            let why = format!("no loop device with sectors of {sector} bytes can be made (takes root and losetup)");
+            cffs_testenv::skipped("loop", &why);
             return None;
         };
         Some(LoopDevice { path: String::from_utf8(out.stdout).unwrap().trim().to_owned(), _dir: dir })

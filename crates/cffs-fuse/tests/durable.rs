@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Image, Mounted, can_mount, have, script};
+use common::{Image, Mounted, can_mount, has_program, script};
 use std::fs::{self, OpenOptions};
 use std::io::Write as _;
 use std::os::fd::AsFd as _;
@@ -74,7 +74,7 @@ fn fsync_of_a_file_and_of_a_directory() {
 
 #[test]
 fn what_a_shared_mapping_wrote_is_durable_after_msync() {
-    if !can_mount() || !have("python3") {
+    if !can_mount() || !has_program("python3") {
         return;
     }
     let (image, m) = mounted();

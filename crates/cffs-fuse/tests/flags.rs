@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Image, can_mount, have, script};
+use common::{Image, can_mount, has_program, script};
 use rustix::fs::{IFlags, ioctl_getflags, ioctl_setflags};
 use rustix::io::Errno;
 use std::fs::{self, File, OpenOptions};
@@ -99,7 +99,7 @@ fn an_append_only_file_only_grows() {
 
 #[test]
 fn chattr_and_lsattr_work() {
-    if !can_mount() || !have("chattr") || !have("lsattr") {
+    if !can_mount() || !has_program("chattr") || !has_program("lsattr") {
         return;
     }
     let image = Image::new();

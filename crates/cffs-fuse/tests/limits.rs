@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Image, can_mount, have, script};
+use common::{Image, can_mount, has_program, script};
 use rustix::fs::{CWD, RenameFlags};
 use rustix::io::Errno;
 use std::fs::{self, OpenOptions};
@@ -75,7 +75,7 @@ fn renames_that_are_not_possible() {
 
 #[test]
 fn set_group_id_is_handed_down_and_taken_away() {
-    if !can_mount() || !have("setpriv") {
+    if !can_mount() || !has_program("setpriv") {
         return;
     }
     let image = Image::new();
@@ -94,7 +94,7 @@ fn set_group_id_is_handed_down_and_taken_away() {
     // Nobody gets the set-gid bit of a group that is not theirs: neither by chmod nor at creation.
     script(&m, &user, "chmod 2755 d/f");
     assert_eq!(mode(&m.path("d/f")), 0o755);
-    if have("perl") {
+    if has_program("perl") {
         let perl = ["setpriv", "--reuid", "1000", "--regid", "1000", "--clear-groups", "perl", "-e"];
         script(&m, &perl, "use Fcntl; umask 0; sysopen(my $f, 'd/g', O_CREAT|O_WRONLY, 02775) or die $!");
         assert_eq!(mode(&m.path("d/g")), 0o775);
@@ -113,7 +113,7 @@ fn set_group_id_is_handed_down_and_taken_away() {
 
 #[test]
 fn in_a_sticky_directory_only_owners_remove() {
-    if !can_mount() || !have("setpriv") {
+    if !can_mount() || !has_program("setpriv") {
         return;
     }
     let image = Image::new();
@@ -151,7 +151,7 @@ fn appends_of_two_processes_do_not_mix() {
 
 #[test]
 fn direct_transfers_of_any_size_and_place() {
-    if !can_mount() || !have("python3") {
+    if !can_mount() || !has_program("python3") {
         return;
     }
     let image = Image::new();
@@ -195,7 +195,7 @@ fn what_stat_calls_the_best_transfer() {
 
 #[test]
 fn a_listing_shows_what_stays_while_names_come_and_go() {
-    if !can_mount() || !have("python3") {
+    if !can_mount() || !has_program("python3") {
         return;
     }
     let image = Image::new();

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Image, Mounted, can_mount, have, script};
+use common::{Image, Mounted, can_mount, has_program, script};
 
 fn python(m: &Mounted, text: &str) {
     let prelude = "\
@@ -28,7 +28,7 @@ def waits(pid):
 }
 
 fn mounted() -> Option<(Image, Mounted)> {
-    if !can_mount() || !have("python3") {
+    if !can_mount() || !has_program("python3") {
         return None;
     }
     let image = Image::new();

@@ -4,7 +4,7 @@ mod common;
 
 use cffs::MountOptions;
 use cffs_fuse::MountConfig;
-use common::{Image, Messages, Mounted, can_mount, have, in_some_round};
+use common::{Image, Messages, Mounted, can_mount, has_program, in_some_round};
 use std::fs;
 use std::io::Write as _;
 use std::os::unix::fs::PermissionsExt as _;
@@ -223,20 +223,26 @@ fn cost(config: &MountConfig, owner: bool) -> [Messages; 2] {
 
 #[test]
 fn what_extended_attributes_cost() {
-    if !can_mount() || !have("python3") {
+    if !can_mount() || !has_program("python3") {
         return;
     }
     let without = MountConfig { xattr: false, ..MountConfig::default() };
     let noacl = MountConfig { acl: false, ..MountConfig::default() };
     for owner in [true, false] {
-        for cost in cost(&without, owner) {
+        let measured = |name: &str, config: &MountConfig| {
+            let [created, read] = cost(config, owner);
+            let who = if owner { "owner" } else { "other user" };
+            println!("{name}, {who}: create {created:?}, ls and read {read:?}");
+            [created, read]
+        };
+        for cost in measured("noxattr", &without) {
             assert_eq!(cost.get("getxattr"), 0, "noxattr: {cost:?}");
         }
-        let created = |config: &MountConfig| cost(config, owner).into_iter().next().unwrap();
+        let created = |name: &str, config: &MountConfig| measured(name, config).into_iter().next().unwrap();
         // `security.capability`, before the first write to a file and not again.
-        in_some_round(|_| created(&noacl), |cost| cost.get("getxattr") == FILES);
+        in_some_round(|_| created("noacl", &noacl), |cost| cost.get("getxattr") == FILES);
         // The lists of the directories on the way, for everybody but their owner.
         let holds = |n| if owner { n == FILES } else { n > FILES };
-        in_some_round(|_| created(&MountConfig::default()), |cost| holds(cost.get("getxattr")));
+        in_some_round(|_| created("default", &MountConfig::default()), |cost| holds(cost.get("getxattr")));
     }
 }

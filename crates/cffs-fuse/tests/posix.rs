@@ -460,11 +460,7 @@ fn set_id_bits_go_when_somebody_else_writes() {
 
 #[test]
 fn mappings() {
-    if !can_mount() {
-        return;
-    }
-    if Command::new("python3").arg("--version").output().is_err() {
-        eprintln!("SKIPPED: maps files with python3, which is not installed");
+    if !can_mount() || !common::has_program("python3") {
         return;
     }
     let image = Image::new();

@@ -255,11 +255,7 @@ const UNPRIVILEGED: &str = "CFFS_TEST_AS_USER";
 /// Runs itself again as a user, who mounts with fusermount3.
 #[test]
 fn users_mount_with_the_helper() {
-    if !can_mount() {
-        return;
-    }
-    if Command::new("fusermount3").arg("--version").output().is_err() {
-        eprintln!("SKIPPED: needs fusermount3 (package fuse3)");
+    if !can_mount() || !common::has_program("fusermount3") {
         return;
     }
     let tmp = tempfile::tempdir().unwrap();

@@ -52,11 +52,7 @@ fn run(program: &str, args: &[&str]) -> String {
 /// False, with a message, where the programs of the packages attr and acl are missing.
 fn has_tools() -> bool {
     let all = ["setfattr", "getfattr", "setfacl", "getfacl"];
-    let missing = all.iter().find(|p| Command::new(p).arg("--version").output().is_err());
-    if let Some(p) = missing {
-        eprintln!("SKIPPED: needs {p}");
-    }
-    missing.is_none()
+    cffs_testenv::have(&all.map(cffs_testenv::Need::Program))
 }
 
 fn text(m: &Mounted, name: &str) -> String {

@@ -116,6 +116,7 @@ mod tests {
     use crate::mounted::{Kind, Loop};
     use crate::process::run_command;
     use crate::served::{Counted, Served, Sparse};
+    use cffs_testenv::{Need, have, skipped};
     use std::path::Path;
     use std::process::Command;
     use std::sync::Arc;
@@ -145,10 +146,11 @@ mod tests {
 
     #[test]
     fn what_another_namespace_keeps_is_noticed_and_dropped() {
-        let can = rustix::process::geteuid().is_root() && Path::new("/dev/fuse").exists();
-        if !can || Kind::Ext4.missing(Path::new("")).is_some() || crate::process::find_program("unshare").is_none() {
-            eprintln!("SKIPPED: this takes root, /dev/fuse, loop devices, ext4 and unshare");
+        if !have(&[Need::Root, Need::Fuse, Need::Loop, Need::Program("unshare")]) {
             return;
+        }
+        if let Some(missing) = Kind::Ext4.missing(Path::new("")) {
+            return skipped("ext4", &format!("there is no {missing}"));
         }
         let temp = tempfile::tempdir().unwrap();
         let (at, root) = (temp.path().join("disk"), temp.path().join("mnt"));

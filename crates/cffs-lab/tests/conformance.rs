@@ -1,5 +1,6 @@
 //! The test suites of others, in a form short enough for every run of the tests. The long form is `make conformance`.
 
+use cffs_testenv::{Need, have, skipped};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -9,15 +10,15 @@ fn conformance(tool: &str, logs: &Path) -> Option<Command> {
     // Tests of the whole workspace build it, `cargo test -p cffs-lab` does not.
     let cffs = lab.with_file_name("cffs");
     let tools = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/tools");
-    let root = rustix::process::geteuid().is_root();
-    for (there, what) in [
-        (root, "root"),
-        (Path::new("/dev/fuse").exists(), "/dev/fuse"),
-        (cffs.is_file(), "the cffs program, which `cargo test --workspace` builds"),
-        (tools.join("bin").join(tool).is_file(), "the suite, which scripts/setup.sh installs"),
+    if !have(&[Need::Root, Need::Fuse]) {
+        return None;
+    }
+    for (there, name, what) in [
+        (cffs.is_file(), "cffs", "the cffs program, which `cargo test --workspace` builds"),
+        (tools.join("bin").join(tool).is_file(), tool, "the suite, which scripts/setup.sh installs"),
     ] {
         if !there {
-            eprintln!("SKIPPED: {tool} takes {what}");
+            skipped(name, &format!("{tool} takes {what}"));
             return None;
         }
     }

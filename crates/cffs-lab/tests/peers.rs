@@ -1,23 +1,15 @@
 //! The comparison on a real kernel file system: its counts are what everybody
 //! else's are measured by, and it must leave nothing behind.
 
+use cffs_testenv::{Need, have};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// Whether this machine can run it at all; says loudly when not.
 fn can_run() -> bool {
-    let root = rustix::process::geteuid().is_root();
-    let devices = ["/dev/fuse", "/dev/loop-control"].iter().all(|d| Path::new(d).exists());
-    let tools = ["nbdkit", "nbdfuse", "losetup", "mkfs.ext4"].iter().all(|tool| {
-        let dirs = ["/usr/bin", "/usr/sbin", "/bin", "/sbin", "/usr/local/bin"];
-        dirs.iter().any(|dir| Path::new(dir).join(tool).is_file())
-    });
-    let can = root && devices && tools;
-    if !can {
-        eprintln!("SKIPPED: this takes root, /dev/fuse, loop devices, nbdkit, nbdfuse and mkfs.ext4");
-    }
-    can
+    have(&[Need::Root, Need::Fuse, Need::Loop])
+        && have(&["nbdkit", "nbdfuse", "losetup", "mkfs.ext4"].map(Need::Program))
 }
 
 fn lab(temp: &Path, args: &[&str]) -> Command {

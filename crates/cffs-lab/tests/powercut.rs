@@ -1,6 +1,7 @@
 //! Power cuts under a mounted cffs, few enough for every run of the tests. The long form is part of `make soak`.
 
-use std::path::{Path, PathBuf};
+use cffs_testenv::{Need, have, skipped};
+use std::path::PathBuf;
 use std::process::{Command, Output};
 
 /// Runs `cffs-lab powercut`; `None`, with a message, where it cannot run.
@@ -8,9 +9,11 @@ fn powercut(args: &[&str]) -> Option<Output> {
     let lab = PathBuf::from(env!("CARGO_BIN_EXE_cffs-lab"));
     // Tests of the whole workspace build it, `cargo test -p cffs-lab` does not.
     let cffs = lab.with_file_name("cffs");
-    let root = rustix::process::geteuid().is_root();
-    if !root || !Path::new("/dev/fuse").exists() || !cffs.is_file() {
-        eprintln!("SKIPPED: this takes root, /dev/fuse and the cffs program, which `cargo test --workspace` builds");
+    if !have(&[Need::Root, Need::Fuse]) {
+        return None;
+    }
+    if !cffs.is_file() {
+        skipped("cffs", "the cffs program is missing, which `cargo test --workspace` builds");
         return None;
     }
     let temp = tempfile::tempdir().unwrap();

@@ -12,7 +12,7 @@ const CRATES: &[&Layer] = &[
     &["cffs"],
     &["cffs_disk"],
     &["cffs_device"],
-    &["cffs_buf", "cffs_shuttle"],
+    &["cffs_buf", "cffs_shuttle", "cffs_testenv"],
 ];
 
 /// Modules of the engine, from above.

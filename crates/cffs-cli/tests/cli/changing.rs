@@ -67,7 +67,7 @@ fn grow_takes_what_the_image_has_or_makes_it_longer() {
 
 #[test]
 fn a_mount_is_changed_by_its_directory() {
-    if !fuse_works("a_mount_is_changed_by_its_directory") {
+    if !fuse_works() {
         return;
     }
     let dir = temp_dir();
@@ -95,7 +95,7 @@ fn a_mount_is_changed_by_its_directory() {
         assert!(now + (15 << 20) < full, "{now} of {full}");
     } else {
         assert!(stderr(&trimmed).contains("not supported"), "{}", stderr(&trimmed));
-        skipped("a_mount_is_changed_by_its_directory: trim", "the temporary directory cannot punch holes");
+        skipped("holes", "the temporary directory cannot punch holes");
     }
     umount(&name);
     ok(&["fsck", "-n", &image]);
@@ -129,15 +129,14 @@ impl Drop for LoopDevice {
 
 #[test]
 fn a_block_device_grows_and_is_trimmed_under_its_mount() {
-    const NAME: &str = "a_block_device_grows_and_is_trimmed_under_its_mount";
-    if !fuse_works(NAME) {
+    if !fuse_works() {
         return;
     }
     let dir = temp_dir();
     let image = dir.path().join("device").to_str().unwrap().to_owned();
     fs::File::create(&image).unwrap().set_len(64 << 20).unwrap();
     let Some(device) = LoopDevice::new(&image) else {
-        return skipped(NAME, "no loop device can be made here (needs root and losetup)");
+        return skipped("loop", "no loop device can be made (takes root and losetup)");
     };
     ok(&["mkfs", &device.0]);
     let (path, name) = mount_point(dir.path());
@@ -160,7 +159,7 @@ fn a_block_device_grows_and_is_trimmed_under_its_mount() {
         assert!(now + (90 << 20) < full, "{now} of {full}");
     } else {
         assert!(stderr(&trimmed).contains("not supported"), "{}", stderr(&trimmed));
-        skipped(&format!("{NAME}: trim"), "the loop device cannot discard");
+        skipped("holes", "the loop device cannot discard");
     }
     umount(&name);
     ok(&["fsck", "-n", &device.0]);

@@ -6,16 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
-pub fn fuse_works(test: &str) -> bool {
-    if fs::OpenOptions::new().read(true).write(true).open("/dev/fuse").is_err() {
-        skipped(test, "/dev/fuse is missing");
-        return false;
-    }
-    if !is_root() && Command::new("fusermount3").arg("-V").output().is_err() {
-        skipped(test, "neither root nor fusermount3");
-        return false;
-    }
-    true
+pub fn fuse_works() -> bool {
+    have(&[Need::Fuse]) && (is_root() || have(&[Need::Program("fusermount3")]))
 }
 
 pub fn mount_point(dir: &Path) -> (PathBuf, String) {
@@ -45,7 +37,7 @@ pub fn umount(name: &str) {
 
 #[test]
 fn mount_returns_when_ready_and_umount_leaves_a_clean_image() {
-    if !fuse_works("mount_returns_when_ready_and_umount_leaves_a_clean_image") {
+    if !fuse_works() {
         return;
     }
     let dir = temp_dir();
@@ -79,7 +71,7 @@ fn mount_returns_when_ready_and_umount_leaves_a_clean_image() {
 
 #[test]
 fn a_read_only_mount_changes_nothing() {
-    if !fuse_works("a_read_only_mount_changes_nothing") {
+    if !fuse_works() {
         return;
     }
     let dir = temp_dir();
@@ -106,7 +98,7 @@ impl Drop for Foreground {
 
 #[test]
 fn signals_unmount() {
-    if !fuse_works("signals_unmount") {
+    if !fuse_works() {
         return;
     }
     let dir = temp_dir();
@@ -129,7 +121,7 @@ fn signals_unmount() {
 
 #[test]
 fn a_killed_mount_recovers() {
-    if !fuse_works("a_killed_mount_recovers") {
+    if !fuse_works() {
         return;
     }
     let dir = temp_dir();
@@ -151,7 +143,7 @@ fn a_killed_mount_recovers() {
 
 #[test]
 fn the_helper_of_mount_follows_its_convention() {
-    if !fuse_works("the_helper_of_mount_follows_its_convention") {
+    if !fuse_works() {
         return;
     }
     let dir = temp_dir();
@@ -198,8 +190,9 @@ fn the_helper_of_mount_follows_its_convention() {
 
 #[test]
 fn whoever_comes_after_umount_waits_for_the_rest() {
-    if !is_root() || !fuse_works("whoever_comes_after_umount_waits_for_the_rest") {
-        return skipped("whoever_comes_after_umount_waits_for_the_rest", "umount(8) is for root");
+    // umount(8) is for root.
+    if !have(&[Need::Root, Need::Fuse]) {
+        return;
     }
     let dir = temp_dir();
     let image = make_image(dir.path(), &[]);

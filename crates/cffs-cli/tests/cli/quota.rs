@@ -71,11 +71,8 @@ fn as_user(uid: u32, script: &str) -> (bool, String) {
 
 #[test]
 fn quotas_of_a_mount() {
-    if !is_root() || fs::OpenOptions::new().read(true).write(true).open("/dev/fuse").is_err() {
-        return skipped("quotas_of_a_mount", "takes root and /dev/fuse");
-    }
-    if Command::new("setpriv").arg("--version").output().is_err() {
-        return skipped("quotas_of_a_mount", "setpriv is missing");
+    if !have(&[Need::Root, Need::Fuse, Need::Program("setpriv")]) {
+        return;
     }
     let dir = temp_dir();
     fs::set_permissions(dir.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();

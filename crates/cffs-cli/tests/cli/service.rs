@@ -13,9 +13,8 @@ use std::time::Duration;
 
 /// Runs a script of the shell, as root in a mount namespace of its own whose `/dev` has nothing but `null` and a `fuse` that is
 /// open to all, as on other machines. `None` where that cannot be.
-fn with_own_dev(test: &str, dir: &Path, script: &str) -> Option<Output> {
-    if !is_root() || !fuse_works(test) {
-        skipped(test, "needs root and FUSE");
+fn with_own_dev(dir: &Path, script: &str) -> Option<Output> {
+    if !have(&[Need::Root, Need::Fuse]) {
         return None;
     }
     let prepare = "mount -t tmpfs -o mode=755 none /dev && mknod -m 666 /dev/null c 1 3 && mknod -m 666 /dev/fuse c 10 229 && \
@@ -28,7 +27,7 @@ fn with_own_dev(test: &str, dir: &Path, script: &str) -> Option<Output> {
         .output()
         .unwrap();
     if matches!(out.status.code(), Some(77 | 1)) && !stderr(&out).contains("cffs") && stdout(&out).is_empty() {
-        skipped(test, &format!("no device files of its own: {}", stderr(&out)));
+        skipped("namespaces", &format!("no device files of its own: {}", stderr(&out)));
         return None;
     }
     Some(out)
@@ -36,9 +35,8 @@ fn with_own_dev(test: &str, dir: &Path, script: &str) -> Option<Output> {
 
 #[test]
 fn a_user_mounts_an_image_of_their_own() {
-    let test = "a_user_mounts_an_image_of_their_own";
-    if Command::new("fusermount3").arg("-V").output().is_err() {
-        return skipped(test, "fusermount3 is missing");
+    if !have(&[Need::Program("fusermount3")]) {
+        return;
     }
     let dir = temp_dir();
     fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
@@ -60,7 +58,7 @@ fn a_user_mounts_an_image_of_their_own() {
         as ./cffs info --quick home/image | grep label
         if as ./cffs mount -o allow_other home/image home/mnt; then as ./cffs umount home/mnt; fi
     "#;
-    let Some(out) = with_own_dev(test, dir.path(), script) else { return };
+    let Some(out) = with_own_dev(dir.path(), script) else { return };
     let (text, errors) = (stdout(&out), stderr(&out));
     assert!(out.status.success(), "{text}\n{errors}");
     for line in ["contents", "65534 regular file", "label        mine"] {
@@ -73,7 +71,6 @@ fn a_user_mounts_an_image_of_their_own() {
 
 #[test]
 fn messages_of_a_mount_in_the_background_reach_the_system_log() {
-    let test = "messages_of_a_mount_in_the_background_reach_the_system_log";
     let dir = temp_dir();
     let socket = UnixDatagram::bind(dir.path().join("socket")).unwrap();
     socket.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
@@ -85,7 +82,7 @@ fn messages_of_a_mount_in_the_background_reach_the_system_log() {
         $CFFS mount -o log=info image mnt
         $CFFS umount mnt
     "#;
-    let Some(out) = with_own_dev(test, dir.path(), script) else { return };
+    let Some(out) = with_own_dev(dir.path(), script) else { return };
     assert!(out.status.success(), "{}{}", stdout(&out), stderr(&out));
     let mut messages = Vec::new();
     let mut buffer = [0; 4096];
@@ -103,7 +100,7 @@ fn messages_of_a_mount_in_the_background_reach_the_system_log() {
 
 #[test]
 fn options_of_fstab_are_accepted_without_a_word() {
-    if !fuse_works("options_of_fstab_are_accepted_without_a_word") {
+    if !fuse_works() {
         return;
     }
     let dir = temp_dir();
@@ -126,9 +123,8 @@ fn options_of_fstab_are_accepted_without_a_word() {
 
 #[test]
 fn a_host_disk_that_fills_up_under_a_mount() {
-    let test = "a_host_disk_that_fills_up_under_a_mount";
-    if !is_root() || !fuse_works(test) {
-        return skipped(test, "needs root and FUSE");
+    if !have(&[Need::Root, Need::Fuse]) {
+        return;
     }
     let dir = temp_dir();
     let disk = dir.path().join("disk");
@@ -137,7 +133,7 @@ fn a_host_disk_that_fills_up_under_a_mount() {
         Command::new("mount").args(["-t", "tmpfs", "-o", options, "none"]).arg(&disk).status().unwrap().success()
     };
     if !tmpfs("size=24m") {
-        return skipped(test, "cannot mount a tmpfs");
+        return skipped("tmpfs", "no tmpfs can be mounted");
     }
     let _disk = Mounted(disk.clone());
     let image = make_image(&disk, &[]);

@@ -1,5 +1,6 @@
 //! Running the program, and what the tests share.
 
+pub use cffs_testenv::{Need, have, skipped};
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -62,11 +63,6 @@ pub fn contents(path: impl AsRef<Path>) -> Vec<u8> {
 
 pub fn is_root() -> bool {
     rustix::process::geteuid().is_root()
-}
-
-/// Says so where nobody can overlook it that a test did not test anything.
-pub fn skipped(test: &str, why: &str) {
-    eprintln!("SKIPPED {test}: {why}");
 }
 
 /// Something mounted by a test, detached at its end whatever happens.

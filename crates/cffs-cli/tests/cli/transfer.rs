@@ -98,7 +98,7 @@ fn set_xattrs(root: &Path) {
     ];
     for (file, name, value) in all {
         if let Err(e) = rustix::fs::lsetxattr(root.join(file), name, value, rustix::fs::XattrFlags::empty()) {
-            eprintln!("SKIPPED: {name}: {e}");
+            skipped(name, &e.to_string());
         }
     }
 }

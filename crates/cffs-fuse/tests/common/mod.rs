@@ -4,6 +4,7 @@
 use cffs::device::MemoryDevice;
 use cffs::{Fs, MkfsOptions, MountOptions, mkfs};
 use cffs_fuse::{IoUring, MountConfig, Session};
+use cffs_testenv::{Need, have};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -32,17 +33,7 @@ fn by_ring() -> bool {
 
 /// False, with a message that cannot be overlooked, where this machine cannot mount.
 pub fn can_mount() -> bool {
-    let fuse = Path::new("/dev/fuse").exists();
-    let root = rustix::process::geteuid().is_root();
-    if !fuse || !root {
-        eprintln!("SKIPPED: needs root and /dev/fuse (root: {root}, /dev/fuse: {fuse})");
-        return false;
-    }
-    let ring = !by_ring() || Path::new(ENABLE_URING).exists();
-    if !ring {
-        eprintln!("SKIPPED: needs a kernel with FUSE over io_uring (there is no {ENABLE_URING})");
-    }
-    ring
+    have(&[Need::Root, Need::Fuse]) && (!by_ring() || have(&[Need::Ring]))
 }
 
 /// Mounts by io_uring, which the kernel is told to allow for as long as that takes.
@@ -125,12 +116,8 @@ pub fn script(m: &Mounted, program: &[&str], text: &str) {
 }
 
 /// False, with a message, where a program is missing.
-pub fn have(program: &str) -> bool {
-    let there = std::process::Command::new(program).arg("--version").output().is_ok();
-    if !there {
-        eprintln!("SKIPPED: needs {program}");
-    }
-    there
+pub fn has_program(name: &str) -> bool {
+    have(&[Need::Program(name)])
 }
 
 /// Repeats what is refused as busy: a program that another test is just starting can hold our files open until its exec.
@@ -185,8 +172,15 @@ impl Mounted {
 }
 
 /// Counts of messages by kind.
-#[derive(Debug)]
 pub struct Messages(serde_json::Value);
+
+/// Without the kinds of which there are none.
+impl std::fmt::Debug for Messages {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let counts = self.0.as_object().unwrap().iter().filter(|(_, n)| n.as_u64() != Some(0));
+        f.debug_map().entries(counts.filter_map(|(kind, n)| Some((kind, n.as_u64()?)))).finish()
+    }
+}
 
 impl Messages {
     pub fn get(&self, kind: &str) -> u64 {
@@ -198,10 +192,11 @@ impl Messages {
         self.get(kind) - earlier.get(kind)
     }
 
-    /// Those that came between `earlier` and `self`, without the kinds of which there were none.
+    /// Those that came between `earlier` and `self`.
     fn minus(&self, earlier: &Messages) -> Messages {
         let counts = self.0.as_object().unwrap().iter().filter_map(|(kind, n)| Some((kind, n.as_u64()?)));
-        Messages(counts.map(|(kind, n)| (kind.clone(), serde_json::Value::from(n - earlier.get(kind)))).collect())
+        let counts = counts.map(|(kind, n)| (kind.clone(), serde_json::Value::from(n - earlier.get(kind))));
+        Messages(counts.collect())
     }
 }
 

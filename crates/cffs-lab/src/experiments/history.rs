@@ -302,7 +302,9 @@ mod tests {
     fn the_log_of_git_is_understood() {
         let found = revisions();
         // Sources without their history are sources too.
-        let Ok(found) = found else { return eprintln!("SKIPPED: no git repository here: {found:?}") };
+        let Ok(found) = found else {
+            return cffs_testenv::skipped("git", &format!("no git repository here: {found:?}"));
+        };
         assert!(!found.is_empty());
         let files = tree(&found);
         assert!(

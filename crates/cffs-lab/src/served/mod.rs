@@ -272,13 +272,13 @@ impl Served {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use cffs_testenv::{Need, have};
     use std::fs::OpenOptions;
     use std::os::unix::fs::FileExt;
 
     #[test]
     fn a_file_is_a_disk_that_keeps_and_counts() {
-        if !Path::new("/dev/fuse").exists() || !rustix::process::geteuid().is_root() {
-            eprintln!("SKIPPED: this takes /dev/fuse and root");
+        if !have(&[Need::Root, Need::Fuse]) {
             return;
         }
         let temp = tempfile::tempdir().unwrap();
