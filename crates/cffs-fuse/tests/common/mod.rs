@@ -1,5 +1,4 @@
 //! Mounts of memory devices under temporary directories.
-#![allow(dead_code, reason = "each test program uses its part")]
 
 use cffs::device::MemoryDevice;
 use cffs::{Fs, MkfsOptions, MountOptions, mkfs};
@@ -25,10 +24,9 @@ pub struct Mounted {
 /// Whether the kernel lets FUSE use io_uring; it counts when a connection is set up.
 const ENABLE_URING: &str = "/sys/module/fuse/parameters/enable_uring";
 
-/// Messages are to come through io_uring: in the test program of that name.
+/// Messages are to come by io_uring: in the test program that says so. Users cannot tell the kernel to allow it.
 fn by_ring() -> bool {
-    let program = std::env::current_exe().unwrap();
-    program.file_name().unwrap().to_str().unwrap().starts_with("ring-")
+    crate::RING && Need::Root.is_there()
 }
 
 /// False, with a message that cannot be overlooked, where this machine cannot mount.

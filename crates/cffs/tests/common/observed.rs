@@ -1,7 +1,5 @@
 //! A device in memory on which a test looks on, or lets something happen in the middle of a transfer.
 
-#![allow(dead_code, reason = "each test uses its part")]
-
 use cffs::device::{Device, IoKind, MemoryDevice, Operation};
 use std::io::{self, IoSlice, IoSliceMut};
 use std::sync::{Arc, Mutex};

@@ -1,0 +1,19 @@
+//! Real mounts, by `/dev/fuse`.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod control;
+mod durable;
+mod flags;
+mod limits;
+mod locks;
+mod messages;
+mod posix;
+mod ranges;
+mod session;
+mod times;
+mod xattr;
+
+/// Messages come by `/dev/fuse`.
+const RING: bool = false;

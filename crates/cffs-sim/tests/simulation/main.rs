@@ -1,0 +1,8 @@
+//! Short forms of the campaigns, alike in every run: the engine beside the reference model, crashes, faults, repairs.
+
+mod bounded;
+mod crash;
+mod faults;
+mod model;
+mod modes;
+mod repair;

@@ -1,0 +1,10 @@
+//! What is asked of the device, in which order, and what happens when it fails.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod cold_walk;
+mod errors;
+mod log;
+mod read_errors;
+mod sync_mode;

@@ -1,0 +1,16 @@
+//! Files and directories through the public interface of the library.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod data_sums;
+mod deferred_extents;
+mod engine;
+mod large_files;
+mod large_writes;
+mod library;
+mod names;
+mod orphans;
+mod scale;
+mod space_of_files;
+mod xattr;

@@ -1,0 +1,12 @@
+//! Space: who has it, who is refused, how it grows; quotas and settings.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod accounts;
+mod full;
+mod grow;
+mod making_room;
+mod quota;
+mod quota_errors;
+mod tune;
