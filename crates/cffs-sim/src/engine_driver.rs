@@ -6,7 +6,7 @@ use crate::ops::{Op, Path, SLOTS};
 use crate::pattern;
 use crate::walk::{Held, read};
 use crate::{disk::Trace, setup::Setup};
-use cffs::{Attr, Caller, DirEntry, Fs, Ino, ROOT_INO, Result, SetAttr, SetXattr, TimeSpec};
+use cffs::{Attr, Caller, DirEntry, Error, Fs, Ino, ROOT_INO, Result, SetAttr, SetXattr, TimeSpec};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -181,7 +181,12 @@ impl EngineDriver {
             }
             Op::Seek { path, offset } => {
                 let file = self.resolve(path)?;
-                Ok(Reply::Seek(fs.seek_data(file.ino, *offset).ok(), fs.seek_hole(file.ino, *offset).ok()))
+                let found = |at: Result<u64>| match at {
+                    Err(Error::NoDataBeyond) => Ok(None),
+                    at => at.map(Some),
+                };
+                let data = found(fs.seek_data(file.ino, *offset))?;
+                Ok(Reply::Seek(data, found(fs.seek_hole(file.ino, *offset))?))
             }
             Op::Readdir { path, attr } => {
                 let dir = self.resolve(path)?;
