@@ -11,6 +11,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
 
 use crate::mount_table::{is_mounted, mounts_below};
 use crate::process::run;
@@ -75,24 +77,32 @@ fn take(id: u64) -> Option<Cleanup> {
 
 /// On SIGINT, SIGTERM or SIGHUP: takes everything down and exits with 130.
 pub fn install_signal_handler() {
-    let installed = ctrlc::set_handler(|| {
-        INTERRUPTED.store(true, Ordering::SeqCst);
-        eprintln!("cffs-lab: interrupted, cleaning up");
-        // Twice: the experiment may have been about to register something. It
-        // fails soon after, because everything is taken from under it.
-        for pause in [100, 0] {
-            while let Some((_, cleanup)) = newest() {
-                carry_out(&cleanup);
-            }
-            std::thread::sleep(Duration::from_millis(pause));
+    match Signals::new([SIGINT, SIGTERM, SIGHUP]) {
+        Ok(mut signals) => {
+            std::thread::spawn(move || {
+                if signals.forever().next().is_some() {
+                    clean_up_and_exit();
+                }
+            });
         }
-        // What a guard is taking down at this moment is waited for.
-        let _last = CARRYING_OUT.lock();
-        std::process::exit(130);
-    });
-    if let Err(error) = installed {
-        eprintln!("cffs-lab: no signal handler ({error}); an interrupt may leave mounts behind");
+        Err(error) => eprintln!("cffs-lab: no signal handler ({error}); an interrupt may leave mounts behind"),
     }
+}
+
+fn clean_up_and_exit() -> ! {
+    INTERRUPTED.store(true, Ordering::SeqCst);
+    eprintln!("cffs-lab: interrupted, cleaning up");
+    // Twice: the experiment may have been about to register something. It
+    // fails soon after, because everything is taken from under it.
+    for pause in [100, 0] {
+        while let Some((_, cleanup)) = newest() {
+            carry_out(&cleanup);
+        }
+        std::thread::sleep(Duration::from_millis(pause));
+    }
+    // What a guard is taking down at this moment is waited for.
+    let _last = CARRYING_OUT.lock();
+    std::process::exit(130);
 }
 
 /// Called when the experiment is over: after a signal, its end is only a
