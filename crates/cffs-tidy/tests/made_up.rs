@@ -1,6 +1,6 @@
 //! What is wrong is found, in source trees that were made up for it.
 
-use cffs_tidy::{Sources, arrows, circles, upward};
+use cffs_tidy::{Sources, arrows, circles, external_dependencies, locked_packages, upward, wrong_in_page};
 use std::path::Path;
 
 fn sources(files: &[(&str, &str)]) -> Sources {
@@ -84,4 +84,42 @@ fn other_crates_are_named_and_the_standard_library_is_not() {
         found.iter().map(|a| (a.to.join("::"), a.name.as_str())).collect::<Vec<_>>(),
         [("cffs_disk".to_string(), "Disk"), ("cffs_disk".to_string(), "g")]
     );
+}
+
+#[test]
+fn dependencies_of_every_kind_are_found_and_members_are_none() {
+    let low = "[package]\nname = \"low\"\n[build-dependencies]\ncc = \"1\"\n";
+    let high = "[package]\nname = \"high\"\n[dependencies]\nlow.workspace = true\nserde = \"1\"\n\
+                [dev-dependencies]\nother = { package = \"tar\", version = \"1\" }\n\
+                [target.'cfg(shuttle)'.dependencies]\nshuttle = \"0.9\"\n";
+    let found = external_dependencies(&[low.to_owned(), high.to_owned()]).unwrap();
+    assert_eq!(found.keys().collect::<Vec<_>>(), ["cc", "serde", "shuttle", "tar"]);
+    assert!(found["cc"].contains("low") && found["tar"].contains("high"));
+}
+
+#[test]
+fn a_page_of_dependencies_that_lacks_one_keeps_one_or_counts_wrong_is_found() {
+    let manifest = "[package]\nname = \"cffs\"\n[dependencies]\nserde = \"1\"\ntar = \"0.4\"\n";
+    let users = external_dependencies(&[manifest.to_owned()]).unwrap();
+    let lock = "[[package]]\nname = \"cffs\"\n[[package]]\nname = \"serde\"\nsource = \"registry\"\n\
+                [[package]]\nname = \"tar\"\nsource = \"registry\"\n";
+    let packages = locked_packages(lock).unwrap();
+    assert_eq!(packages, 2);
+    let page = |number: u32, rows: &[&str]| {
+        let rows = rows.join("\n");
+        format!(
+            "`Cargo.lock` has {number} packages.\n\n| crate | used by | why |\n| --- | --- | --- |\n{rows}\n\n| no | row |\n"
+        )
+    };
+    let serde = "| serde | cffs | counters |";
+    let tar = "| tar | tests of cffs | archives |";
+    let wrong = |number, rows: &[&str]| wrong_in_page(&page(number, rows), &users, packages).join("; ");
+    assert_eq!(wrong(2, &[serde, tar]), "");
+    assert_eq!(wrong(2, &[serde]), "tar, used by {\"cffs\"}, has no line");
+    assert_eq!(
+        wrong(2, &[serde, tar, "| ctrlc | cffs | ends |"]),
+        "ctrlc is no direct dependency of a member any more"
+    );
+    assert_eq!(wrong(3, &[serde, tar]), "Cargo.lock has 2 packages that are not ours, and the page says 3");
+    assert_eq!(wrong(2, &[serde, "| tar | cffs-sim | x |"]), "tar is used by {\"cffs\"}, not by {\"cffs-sim\"}");
 }
