@@ -48,7 +48,7 @@ build:
 	$(CARGO) build --release --workspace
 
 demo:
-	scripts/setup.sh
+	scripts/setup.sh demo
 	$(CARGO) build --release -p cffs-cli -p cffs-lab
 	scripts/demo.sh
 

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Checks for what the build, the tests and the demonstration need, and installs
-# the system packages where that is possible, and the test suites of others that
-# the tests run. With the word "peers" also what the comparison with the kernel's
-# file systems needs; with "conformance" the programs that are run on a mount.
+# the system packages where that is possible, and the test suite of others that
+# the tests run. With the word "demo" only what the demonstration needs; with
+# "peers" also what the comparison with the kernel's file systems needs; with
+# "conformance" all suites, and the programs that are run on a mount.
 set -euo pipefail
 
 if ! command -v cargo >/dev/null; then
@@ -14,9 +15,10 @@ END
 fi
 
 # A program or file, and the Debian package it comes from.
-wanted=(
-    fusermount3:fuse3 setfattr:attr setfacl:acl git:git mkfs.ext4:e2fsprogs
-)
+wanted=(fusermount3:fuse3 mkfs.ext4:e2fsprogs)
+if [ "${1:-}" != demo ]; then
+    wanted+=(setfattr:attr setfacl:acl git:git)
+fi
 if [ "${1:-}" = peers ]; then
     wanted+=(
         mkfs.xfs:xfsprogs mkfs.btrfs:btrfs-progs nbdkit:nbdkit nbdfuse:libnbd-bin
@@ -68,10 +70,14 @@ if [ ! -e /dev/fuse ]; then
     echo "setup: there is no /dev/fuse here: nothing can be mounted, and what needs a mount is skipped"
 fi
 
-# Test suites from crates.io, into target/tools; what runs them passes over one that is missing. The comparison does not.
-[ "${1:-}" != peers ] || exit 0
+# Test suites from crates.io, into target/tools; what runs them passes over one that is missing.
+case "${1:-}" in
+    demo | peers) exit 0 ;;
+    conformance) suites=(pjdfstest@0.2.2 fsx@0.3.2) ;;
+    *) suites=(pjdfstest@0.2.2) ;;
+esac
 cd "$(dirname "$0")/.."
-for suite in pjdfstest@0.2.2 fsx@0.3.2; do
+for suite in "${suites[@]}"; do
     if [ ! -x "target/tools/bin/${suite%%@*}" ]; then
         echo "setup: installing $suite into target/tools"
         cargo install --quiet --locked --root target/tools "$suite" ||
