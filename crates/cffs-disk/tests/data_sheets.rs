@@ -87,7 +87,7 @@ fn larger_requests_cost_little_more_as_figure_2_of_1997_has_it() {
 }
 
 #[test]
-fn priced_disks_meet_their_prices() {
+fn flat_cost_disks_meet_their_costs() {
     let run = |name: &str, write, bytes: u64, depth| {
         requests_per_second(&mut find(name).unwrap().model(), write, bytes, depth)
     };

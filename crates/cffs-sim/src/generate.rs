@@ -376,7 +376,7 @@ impl Generator {
     }
 
     /// Offset and length of a write of whole blocks, now and then with a rest behind them, which goes on where the file ends,
-    /// or over what it has. It may go past the cache.
+    /// or over what it has. It may be a direct write.
     fn whole_blocks(&mut self, path: &Path) -> (u64, usize) {
         let unit = if self.chance(4) && self.bounds.write >= 1 << 16 { 1 << 16 } else { 4096 };
         let units = self.size(path) / unit as u64;

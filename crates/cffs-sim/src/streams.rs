@@ -1,5 +1,5 @@
-//! Files that come in long writes, woven into a sequence: with mounts that write past the cache ([`Setup::direct_write`])
-//! their places are told of many writes later, and everything can happen between two of them.
+//! Files that come in long writes, woven into a sequence: on mounts with direct writes ([`Setup::direct_write`])
+//! their mapping is committed many writes later, and everything can happen between two of them.
 
 use crate::ops::{FALLOCATE, Op, Path, SLOTS};
 use crate::setup::Setup;
@@ -14,9 +14,9 @@ struct Stream {
     slot: Option<usize>,
 }
 
-/// The setup in which such files go past the cache.
+/// The setup in which such files are written directly.
 pub fn setup(setup: Setup, seed: u64) -> Setup {
-    // With sums they are told of at once.
+    // With checksums the mapping of each write is committed at once.
     Setup { direct_write: true, data_sums: setup.data_sums && seed.is_multiple_of(4), ..setup }
 }
 

@@ -42,7 +42,7 @@ fn samples_without_damage_are_in_order_and_have_everything() {
         let done = image::run(&s.devices, n as u64).unwrap_or_else(|f| panic!("sample {n}: {}", f.text));
         assert!(done.accepted && done.refused == 0, "sample {n}: {done:?}");
         let txns = s.units.iter().filter(|u| u.kind == cffs_sim::fuzz::units::UnitKind::Txn).count();
-        assert!((txns > 2) == s.recipe.crashed, "sample {n}: {txns} transactions");
+        assert!((txns > 2) == s.spec.crashed, "sample {n}: {txns} transactions");
     }
     // No sample keeps checksums of data yet: one more would give every recorded seed another history.
     for kind in cffs::format::BlockKind::ALL.into_iter().filter(|k| *k != cffs::format::BlockKind::DataSums) {

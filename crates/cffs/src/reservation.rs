@@ -101,7 +101,7 @@ impl Reservation {
         if let Some(quota) = self.0.quota.get()
             && let Err(e) = quota.reserve(frags, privileged)
         {
-            self.0.give_back(of_space, 0, 0, 0);
+            self.0.release(of_space, 0, 0, 0);
             return Err(e);
         }
         let held = &mut *self.0.held.lock();
@@ -121,7 +121,7 @@ impl Reservation {
             held.frags -= frags;
             held.quota_frags -= frags;
         }
-        self.0.give_back(frags, 0, frags, 0);
+        self.0.release(frags, 0, frags, 0);
     }
 
     /// Reserves `n` more blocks for metadata. The quotas do not refuse metadata.
@@ -146,7 +146,7 @@ impl Reservation {
             return self.reserve_blocks(n - have, privileged);
         }
         self.0.held.lock().blocks = n;
-        self.0.give_back(0, have - n, 0, 0);
+        self.0.release(0, have - n, 0, 0);
         Ok(())
     }
 
@@ -251,7 +251,7 @@ impl Reservation {
 }
 
 impl Inner {
-    fn give_back(&self, frags: u64, blocks: u64, quota_frags: u64, quota_inodes: u64) {
+    fn release(&self, frags: u64, blocks: u64, quota_frags: u64, quota_inodes: u64) {
         if let Some(space) = &self.space {
             if frags > 0 {
                 space.release_frags(frags);
@@ -271,7 +271,7 @@ impl Inner {
 impl Drop for Inner {
     fn drop(&mut self) {
         let held = std::mem::take(self.held.get_mut());
-        self.give_back(held.frags, held.blocks, held.quota_frags, held.quota_inodes);
+        self.release(held.frags, held.blocks, held.quota_frags, held.quota_inodes);
     }
 }
 

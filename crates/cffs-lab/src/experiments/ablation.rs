@@ -34,7 +34,7 @@ const SYNCED: u64 = 200;
 const PER_DIR: u64 = 20;
 /// Bytes of each.
 const SYNCED_BYTES: usize = 4096;
-/// Trees, each with an aging of its own. One alone says little: where a handful of requests decides, the next tree of the same
+/// Trees, each on a disk that was aged in its own way. One alone says little: where a handful of requests decides, the next tree of the same
 /// kind on a disk aged alike takes a tenth more or less.
 const HISTORIES: u64 = 4;
 /// An alternative has to be better by so much that it counts, in %.
@@ -122,12 +122,12 @@ struct Cost {
 
 /// How a disk comes by its state: creations and deletions, none on a fresh one, and what they depend on.
 #[derive(Clone, Copy)]
-struct Past {
+struct Aging {
     operations: u64,
     seed: u64,
 }
 
-impl Past {
+impl Aging {
     fn of(self, harness: &mut Harness) -> Result<()> {
         match self.operations {
             0 => Ok(()),
@@ -136,9 +136,9 @@ impl Past {
     }
 }
 
-fn run(setup: &Setup, tree: &Tree, past: Past, large: Option<&Tree>) -> Result<Cost> {
+fn run(setup: &Setup, tree: &Tree, aging: Aging, large: Option<&Tree>) -> Result<Cost> {
     let mut harness = Harness::new(setup)?;
-    past.of(&mut harness)?;
+    aging.of(&mut harness)?;
     let empty = harness.used_bytes()?;
     let unpack = harness.phase(|fs| tree.unpack(fs, "tree"))?;
     let used = harness.used_bytes()? - empty;
@@ -181,14 +181,14 @@ fn run(setup: &Setup, tree: &Tree, past: Past, large: Option<&Tree>) -> Result<C
     })?;
     let removed = harness.phase(|fs| top(fs, &|dir| remove_below(fs, dir)))?;
     harness.check()?;
-    let few = large.map(|tree| few(setup, tree, past)).transpose()?.unwrap_or_default();
+    let few = large.map(|tree| few(setup, tree, aging)).transpose()?.unwrap_or_default();
     Ok(Cost { phases: [unpack, searched, walked, scattered, overwritten, synced, removed, few], used })
 }
 
 /// Reads a few files of a large tree, in no order: hardly two of a group, and never the next one.
-fn few(setup: &Setup, tree: &Tree, past: Past) -> Result<Counters> {
+fn few(setup: &Setup, tree: &Tree, aging: Aging) -> Result<Counters> {
     let mut harness = Harness::new(&Setup { bytes: LARGE_BYTES, ..setup.clone() })?;
-    past.of(&mut harness)?;
+    aging.of(&mut harness)?;
     harness.phase(|fs| tree.unpack(fs, "tree"))?;
     let mut random = Random::new(8);
     let chosen: Vec<usize> = (0..FEW_FILES).map(|_| random.below(tree.files.len() as u64) as usize).collect();
@@ -297,8 +297,8 @@ impl Trees {
     fn run(&self, setup: &Setup, aged: bool, large: bool) -> Result<Vec<Cost>> {
         let operations = if aged { self.operations } else { 0 };
         let of = |(n, tree): (usize, &Tree)| {
-            let past = Past { operations, seed: 1997 + n as u64 };
-            run(setup, tree, past, (large && n == 0).then_some(&self.large))
+            let aging = Aging { operations, seed: 1997 + n as u64 };
+            run(setup, tree, aging, (large && n == 0).then_some(&self.large))
         };
         self.each.iter().enumerate().map(of).collect()
     }

@@ -100,7 +100,7 @@ pub fn compared(fresh: &Counters, aged: &Counters, contents: u64) -> String {
 }
 
 /// The free space that the benchmark met, and the least time that any choice of places in it takes.
-struct Bound {
+struct LowerBound {
     free: u64,
     runs: usize,
     taken: u64,
@@ -113,19 +113,19 @@ fn count(free: &[bool]) -> u64 {
     free.iter().filter(|f| **f).count() as u64
 }
 
-impl Bound {
+impl LowerBound {
     /// The loss in % with contents and directories in that time, if all else takes what it took on the fresh disk.
-    fn loss(least: Option<f64>, fresh: &Bound, cost: &Counters) -> Option<f64> {
+    fn loss(least: Option<f64>, fresh: &LowerBound, cost: &Counters) -> Option<f64> {
         let more = least? - fresh.least?;
         let fresh = cost.seconds() * 1e3;
         Some((1.0 - fresh / (fresh + more)) * 100.0)
     }
 
-    fn told(&self, fresh: &Bound, price: Price, cost: &Counters, most: f64) -> String {
-        let (Some(least), Some(loss)) = (self.least, Bound::loss(self.least, fresh, cost)) else {
+    fn describe(&self, fresh: &LowerBound, price: Price, cost: &Counters, most: f64) -> String {
+        let (Some(least), Some(loss)) = (self.least, LowerBound::loss(self.least, fresh, cost)) else {
             return format!("{} free blocks are too few.", self.free);
         };
-        let angles = Bound::loss(self.by_angle, fresh, cost).map_or(String::new(), |loss| {
+        let angles = LowerBound::loss(self.by_angle, fresh, cost).map_or(String::new(), |loss| {
             format!(" Who knew at which angle each sector stands would lose {}% at least.", shown(loss))
         });
         format!(
@@ -168,7 +168,7 @@ pub fn figure7(scale: u64) -> Result<Outcome> {
             taken = count(&before) - count(&free_blocks(harness.device())?);
             Ok(())
         })?;
-        bounds.push(Bound {
+        bounds.push(LowerBound {
             free: count(&before),
             runs: runs(&before),
             taken,
@@ -186,7 +186,7 @@ pub fn figure7(scale: u64) -> Result<Outcome> {
             let text = format!("{}: {name}: loss in % (paper: 30 to 40 at 70%; our target)", rows[row].0);
             outcome.claims.push(Claim::at_most(text, most, loss(row, phase)).because(|| {
                 let measured = compared(&costs[0][phase], &costs[row][phase], FILES / scale * 4096);
-                let bound = bounds[row].told(&bounds[0], price, &costs[0][phase], most);
+                let bound = bounds[row].describe(&bounds[0], price, &costs[0][phase], most);
                 format!("{measured} {bound}")
             }));
         }
@@ -196,7 +196,7 @@ pub fn figure7(scale: u64) -> Result<Outcome> {
     });
     outcome.table("Requests after aging (per 1,000 files)", "state", &PHASES.map(str::to_string), requests.collect());
     let losses = bounds.iter().zip(&rows).map(|(b, (name, _))| {
-        let loss = |least, phase: usize| Bound::loss(least, &bounds[0], &costs[0][phase]).unwrap_or(0.0);
+        let loss = |least, phase: usize| LowerBound::loss(least, &bounds[0], &costs[0][phase]).unwrap_or(0.0);
         let angle = loss(b.by_angle, 1);
         let all = [0, 1, 2].map(|phase| loss(b.least, phase));
         (name.clone(), vec![b.free as f64, b.runs as f64, b.taken as f64, all[0], all[1], all[2], angle])

@@ -87,7 +87,7 @@ pub fn model(scale: u64) -> Result<Outcome> {
                     true => format!(
                         "{more} The file is in {extents} extents, {} KiB on average. {}",
                         shown(run),
-                        best.told()
+                        best.describe()
                     ),
                     false => format!("{more} The file lies together; this is the way to it, its metadata and the log."),
                 }
@@ -145,7 +145,7 @@ impl Best {
         })
     }
 
-    fn told(&self) -> String {
+    fn describe(&self) -> String {
         let share = self.share.map_or(String::new(), |share| {
             format!(
                 ", and no choice of places can be expected to be read at more than {}% of the disk, without metadata",

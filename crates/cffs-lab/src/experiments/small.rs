@@ -136,7 +136,7 @@ fn gain(runs: &[(&str, [Counters; 4])], a: &str, b: &str, phase: usize) -> (f64,
 }
 
 /// Why a gain in throughput is not larger: what both asked the disk for, and what the disk can do at all.
-fn bound(runs: &[(&str, [Counters; 4])], b: &str, phase: usize, files: u64, profile: &str, block: u64) -> String {
+fn lower_bound(runs: &[(&str, [Counters; 4])], b: &str, phase: usize, files: u64, profile: &str, block: u64) -> String {
     let of = |name: &str| runs.iter().find(|(n, _)| *n == name).map(|(_, phases)| phases[phase]).unwrap_or_default();
     let (both, other) = (of("both"), of(b));
     let [read, write] = raw(profile, files * block, 0);
@@ -171,7 +171,7 @@ pub fn figure5(files: u64) -> Result<Outcome> {
     let both = |phase| gain(&runs, "both", "neither", phase);
     let (embedding, grouping) = (gain(&runs, "both", "embedding", 0).0, gain(&runs, "both", "grouping", 0).0);
     let better = if embedding < grouping { "embedding" } else { "grouping" };
-    let why = |b, phase| bound(&runs, b, phase, files, "st31200", 4096);
+    let why = |b, phase| lower_bound(&runs, b, phase, files, "st31200", 4096);
     outcome.claims = vec![
         Claim::at_least("create: requests saved, times", 20.0, both(0).1),
         Claim::at_least("create: throughput, times", 7.0, both(0).0),
@@ -210,7 +210,7 @@ pub fn figure6(files: u64) -> Result<Outcome> {
             [
                 Claim::at_least(format!("{}: requests saved, times", PHASES[phase]), 10.0, both(phase).1),
                 Claim::at_least(format!("{}: throughput, times", PHASES[phase]), 4.0, both(phase).0)
-                    .because(|| bound(&runs, "neither", phase, files, "st31200", 4096)),
+                    .because(|| lower_bound(&runs, "neither", phase, files, "st31200", 4096)),
             ]
         })
         .collect();
@@ -267,9 +267,9 @@ pub fn table42(files: u64, large: f64) -> Result<Outcome> {
     for (at, least) in [6.0, 1.42, 1.2, 1.52].into_iter().enumerate() {
         let gain = gain(&runs, "both", "neither", at).0;
         let text = format!("{}: throughput over the conventional one, times", PHASES[at]);
-        outcome
-            .claims
-            .push(Claim::at_least(text, least, gain).because(|| bound(&runs, "neither", at, files, "atlas2", 4096)));
+        outcome.claims.push(
+            Claim::at_least(text, least, gain).because(|| lower_bound(&runs, "neither", at, files, "atlas2", 4096)),
+        );
     }
     let read = &both[1];
     let share = |bytes: f64, seconds: f64| bytes / seconds / 1e6 / large * 100.0;

@@ -354,7 +354,7 @@ mod tests {
     use crate::powercut::look_at;
 
     #[test]
-    fn the_load_keeps_its_ledger_on_the_host_file_system() {
+    fn the_load_keeps_its_oracle_on_the_host_file_system() {
         let dir = tempfile::tempdir().unwrap();
         let mut writer = Writer::prepare(dir.path(), 0, 42).unwrap();
         for _ in 0..5 {

@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lying_disk_keeps_everything_in_its_cache() {
+    fn a_disk_that_ignores_flushes_keeps_everything_in_its_cache() {
         let dir = tempfile::tempdir().unwrap();
         let disk = VolatileCacheDisk::create(dir.path(), 64 << 10, true).unwrap();
         for n in 0..5 {

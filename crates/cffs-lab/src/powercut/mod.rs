@@ -192,7 +192,7 @@ impl Harness {
         Ok(())
     }
 
-    /// Makes the writers' directories; a lying disk tells the truth that far.
+    /// Makes the writers' directories; a disk that ignores flushes honours them until then.
     fn prepare(&self, writers: u32, random: &mut Random) -> Result<Vec<Writer>> {
         let (server, guard) = self.mount().context("cannot mount for the first time")?;
         let mut made = Vec::new();

@@ -2,7 +2,7 @@
 //!
 //! In virtual time nobody waits for the disk; a clock adds up what it would have taken. A request is issued, as far as the model
 //! is concerned, when the last answer was given that came before it: so requests that are there at the same time share the
-//! disk's queue, and those of a program that waits for each answer do not. An answer is held back for a moment of real time, so
+//! disk's queue, and those of a program that waits for each answer do not. An answer is delayed for a moment of real time, so
 //! that what was issued together arrives together. In real time each answer waits until the disk would have given it.
 
 use std::io;
@@ -49,7 +49,7 @@ struct State {
     done: Ns,
 }
 
-/// How long an answer is held back in virtual time.
+/// How long an answer is delayed in virtual time.
 const TOGETHER: Duration = Duration::from_micros(60);
 
 impl TimedDisk {

@@ -70,7 +70,7 @@ pub const RECIPES: [ImageSpec; 13] = [
 /// An image, and what stands where on it.
 pub struct Sample {
     /// What it is like.
-    pub recipe: ImageSpec,
+    pub spec: ImageSpec,
     /// The devices: the file system, and the external log if there is one. Nobody writes to them any more.
     pub devices: Vec<Arc<dyn Device>>,
     /// Its superblock.
@@ -98,7 +98,7 @@ pub struct Pool {
 
 /// All samples.
 pub struct Corpus {
-    /// One for each recipe.
+    /// One for each spec.
     pub samples: Vec<Sample>,
     /// Copies of all units with their bytes, for targets that need no device: (sample, unit, bytes).
     pub pieces: Vec<(usize, Unit, Vec<u8>)>,
@@ -107,9 +107,9 @@ pub struct Corpus {
 }
 
 impl Corpus {
-    /// Makes the samples of these recipes.
-    pub fn new(recipes: &[ImageSpec]) -> Corpus {
-        let samples: Vec<Sample> = recipes.iter().map(Sample::new).collect();
+    /// Makes the samples of these specs.
+    pub fn new(specs: &[ImageSpec]) -> Corpus {
+        let samples: Vec<Sample> = specs.iter().map(Sample::new).collect();
         let mut pieces = Vec::new();
         for (n, s) in samples.iter().enumerate() {
             for u in &s.units {
@@ -123,28 +123,28 @@ impl Corpus {
 
 impl Sample {
     /// Makes an image and looks what is where.
-    pub fn new(recipe: &ImageSpec) -> Sample {
-        let dev = Arc::new(MemoryDevice::new(recipe.device));
-        let log = recipe.external_log.then(|| Arc::new(MemoryDevice::new(2 * MIB)));
+    pub fn new(spec: &ImageSpec) -> Sample {
+        let dev = Arc::new(MemoryDevice::new(spec.device));
+        let log = spec.external_log.then(|| Arc::new(MemoryDevice::new(2 * MIB)));
         let o = MkfsOptions::default()
-            .block_size(recipe.sizes.0)
-            .frag_size(Some(recipe.sizes.1))
-            .group_size(recipe.sizes.2)
-            .log_bytes(Some(log_bytes_min(recipe.sizes.0)))
-            .ag_blocks(Some(recipe.ag / u64::from(recipe.sizes.0)))
+            .block_size(spec.sizes.0)
+            .frag_size(Some(spec.sizes.1))
+            .group_size(spec.sizes.2)
+            .log_bytes(Some(log_bytes_min(spec.sizes.0)))
+            .ag_blocks(Some(spec.ag / u64::from(spec.sizes.0)))
             .label("fuzz".into())
             .uuid(Some(*b"cffs-fuzz uuid 1"))
             .hash_seed(Some([3, 4]))
             .now_ns(Some(5_000_000))
-            .no_embed(recipe.no_embed)
-            .no_group(recipe.no_group)
-            .dirs_with_data(recipe.dirs_with_data)
-            .quota(if recipe.quota { QuotaKind::ALL.to_vec() } else { Vec::new() });
+            .no_embed(spec.no_embed)
+            .no_group(spec.no_group)
+            .dirs_with_data(spec.dirs_with_data)
+            .quota(if spec.quota { QuotaKind::ALL.to_vec() } else { Vec::new() });
         mkfs(&*dev, log.as_deref().map(|d| d as &dyn Device), &o).expect("mkfs of a sample");
         let log_dyn = log.clone().map(|d| d as Arc<dyn Device>);
         let fs = Fs::open(dev.clone(), log_dyn.clone(), options()).expect("mount of a sample");
-        let held = fill(&fs, recipe);
-        if recipe.crashed {
+        let held = fill(&fs, spec);
+        if spec.crashed {
             // What is dropped without being unmounted is as a crash leaves it.
             drop(fs);
         } else {
@@ -159,7 +159,7 @@ impl Sample {
         let g = Geometry::new(&sb).expect("geometry of a sample");
         let units = find_units(&devices, &sb, &g);
         let pool = Pool::of(&units, &devices, &g);
-        Sample { recipe: *recipe, devices, sb, g, units, pool }
+        Sample { spec: *spec, devices, sb, g, units, pool }
     }
 
     /// The devices with changes of their own.

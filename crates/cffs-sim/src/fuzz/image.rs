@@ -42,7 +42,7 @@ pub struct Plan<'a> {
 impl Plan<'_> {
     /// What the case does, for a report.
     pub fn describe(&self) -> String {
-        let mut text = format!("sample {}: {:?}\n", self.number, self.sample.recipe);
+        let mut text = format!("sample {}: {:?}\n", self.number, self.sample.spec);
         for c in &self.changes {
             text += &format!("  {c}\n");
         }

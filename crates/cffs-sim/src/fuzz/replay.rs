@@ -20,7 +20,7 @@ const REQUESTS: u64 = 60_000;
 
 /// Damages a log and replays it.
 pub fn case(corpus: &Corpus, rng: &mut Rng) -> Result<Done, Failure> {
-    let crashed: Vec<&Sample> = corpus.samples.iter().filter(|s| s.recipe.crashed).collect();
+    let crashed: Vec<&Sample> = corpus.samples.iter().filter(|s| s.spec.crashed).collect();
     let s = crashed[rng.usize(..crashed.len())];
     let devices = s.copies();
     if rng.bool() {

@@ -26,7 +26,7 @@ fn every_crash_leaves_what_was_promised() {
     assert!(coverage.states > 5000 && coverage.promises > 20_000, "{coverage:?}");
 }
 
-/// Long writes past the cache, of which the inode is told later.
+/// Direct writes, whose mapping is committed later.
 #[test]
 fn a_crash_between_long_writes_leaves_what_was_promised() {
     let mut coverage = Coverage::default();

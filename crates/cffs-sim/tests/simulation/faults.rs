@@ -20,7 +20,7 @@ fn whatever_the_device_does() {
             }
         }
     }
-    // Long writes past the cache. In the last one the bit that was flipped belonged to a file, and came with a directory (the
+    // Direct writes. In the last one the bit that was flipped belonged to a file, and came with a directory (the
     // judge's).
     for seed in (0..4).chain([1_795_500_028]) {
         let setup = streams::setup(setup(seed), seed);
@@ -113,7 +113,7 @@ const REGRESSIONS: [(&str, u64, Fault, &str); 16] = [
     ),
     (
         "a lost write left the locator table at what it said before a directory was moved, and a repair believed it: the bytes there, \
-         in free space, told of the directory still (seed 7800015)",
+         in free space, still said that it was the directory's (seed 7800015)",
         15,
         Fault::Lost,
         "setxattr / trusted.t 1811 1\nremount true\nmkdir /M1 1777 1000\nremount true\nrename /M1 /h replace\ncreate /h/e 600 0",

@@ -52,7 +52,7 @@ fn the_other_metadata_modes() {
     }
 }
 
-/// Long writes past the cache, and what comes between them.
+/// Direct writes, and other operations between them.
 #[test]
 fn files_that_come_in_long_writes() {
     for seed in 0..48 {

@@ -221,7 +221,7 @@ pub(super) fn claim(
     Ok(block)
 }
 
-fn give_back(cx: &DirCtx<'_>, txn: &Txn<'_>, space: &Space, runs: &[Run]) -> Result<()> {
+fn free_runs(cx: &DirCtx<'_>, txn: &Txn<'_>, space: &Space, runs: &[Run]) -> Result<()> {
     let g = cx.cache.geometry();
     for run in runs {
         for block in g.block_of_frag(run.start)..g.block_of_frag(run.end()) {
@@ -249,7 +249,7 @@ pub(super) fn punch(
         state.forget_buckets(&range);
         let outcome = extent::remove(txn, space, inode, logical.clone(), EXTENTS_AT_ONCE, &mut freed);
         let done = !freed.is_empty();
-        give_back(cx, txn, space, &freed)?;
+        free_runs(cx, txn, space, &freed)?;
         match outcome {
             Ok(more) => {
                 if !more {

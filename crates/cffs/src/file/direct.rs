@@ -1,4 +1,4 @@
-//! Direct writes: from the memory of the program straight to the device, past the cache.
+//! Direct writes: from the memory of the program straight to the device, without a copy in the cache.
 //!
 //! By way of pages ([`super::bulk`]) every byte is copied once, and goes out from buffers of one block each. Where the
 //! device is as fast as a copy, that copy is what a long file waits for. Here whole blocks are in place before the write

@@ -23,7 +23,7 @@ use std::sync::atomic::Ordering;
 
 /// metadata=sync: a block in which names of a directory have changed goes to the device with the transaction, and then
 /// what points to it, if the directory has blocks more or less than the `frags` fragments it had.
-pub(super) fn write_names_at_once(txn: &Txn<'_>, dir: &NodeState, block: BlockAddr, frags: u64) {
+pub(super) fn write_names_ordered(txn: &Txn<'_>, dir: &NodeState, block: BlockAddr, frags: u64) {
     txn.write_ordered(block);
     if let (true, Some(block)) = (dir.inode.frags != frags, dir.location.block()) {
         txn.write_ordered(block);
@@ -314,7 +314,7 @@ impl Fs {
         // Name and inode in one block cannot come apart. Else the inode is there before its name.
         if let InodeLocation::External { .. } = location {
             self.write_inode_ordered(txn, location)?;
-            write_names_at_once(txn, st, entry_block, blocks);
+            write_names_ordered(txn, st, entry_block, blocks);
         }
         self.store_tables(txn)?;
         Ok(node)

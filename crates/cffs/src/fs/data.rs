@@ -106,7 +106,7 @@ impl Fs {
         Ok(resize)
     }
 
-    /// Writes past the cache, where that is possible and the better way; false where it is not.
+    /// Makes a direct write where that is possible and better; false where it is not.
     fn direct_write(&self, c: Caller, node: &Arc<Node>, offset: u64, data: &[u8]) -> Result<bool> {
         let long = || {
             let end = offset.saturating_add(data.len() as u64);

@@ -1,7 +1,7 @@
 //! Hard links. An inode with several names stands in the external inode table; all its names are external links. When
 //! one name is left, the inode moves back into that name's directory, the next time the name is looked up.
 
-use super::create::write_names_at_once;
+use super::create::write_names_ordered;
 use super::quota::handed_down;
 use super::{Attr, Caller, Fs, Locked, as_dir, flags, now};
 use crate::dir;
@@ -73,7 +73,7 @@ impl Fs {
         dir::insert(&cx, &txn, dir_inode, dir_state, slot, &entry)?;
         let now = now();
         self.changed_dir(&txn, dir_st, now)?;
-        write_names_at_once(&txn, dir_st, slot_block, frags);
+        write_names_ordered(&txn, dir_st, slot_block, frags);
         let st = locked.get(ino)?;
         st.inode.nlink += 1;
         st.inode.ctime = now;

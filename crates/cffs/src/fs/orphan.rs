@@ -37,7 +37,7 @@ impl Fs {
         Ok(())
     }
 
-    /// Puts a file at the head of the list. Its link count is 0 already, its home is final.
+    /// Puts a file at the head of the list. Its link count is 0 already, its location is final.
     pub(super) fn push_orphan(&self, txn: &Txn<'_>, st: &mut NodeState) -> Result<()> {
         let mut list = self.orphans.lock();
         let (ino, after) = (st.inode.ino, list.head);

@@ -1,6 +1,6 @@
 //! Removing names: unlink and rmdir.
 
-use super::create::write_names_at_once;
+use super::create::write_names_ordered;
 use super::{Fs, Locked, as_dir, flags, now};
 use crate::dir::{self, Found};
 use crate::error::{Error, Result};
@@ -118,7 +118,7 @@ impl Fs {
         }
         if found.kind != EntryKind::Embedded {
             // The name must be gone before the inode can be reused.
-            write_names_at_once(txn, dir_st, found.block, frags);
+            write_names_ordered(txn, dir_st, found.block, frags);
         }
         st.inode.nlink = if last { 0 } else { st.inode.nlink - 1 };
         st.inode.ctime = now;

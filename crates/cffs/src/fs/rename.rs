@@ -1,6 +1,6 @@
 //! Rename, with its flags.
 
-use super::create::{embedded_in, write_names_at_once};
+use super::create::{embedded_in, write_names_ordered};
 use super::quota::handed_down;
 use super::{Caller, Fs, Locked, RenameFlags, as_dir, now};
 use crate::dir::{self, Found};
@@ -225,7 +225,7 @@ impl Fs {
             let (inode, state) = as_dir(st)?;
             dir::insert(&cx, txn, inode, state, slot, &entry)?;
             if apart {
-                write_names_at_once(txn, st, block, frags);
+                write_names_ordered(txn, st, block, frags);
             }
         }
         if embedded {
@@ -243,7 +243,7 @@ impl Fs {
             let (inode, state) = as_dir(st)?;
             dir::remove(&cx, txn, &self.space, inode, state, found, a.name)?;
             if apart {
-                write_names_at_once(txn, st, found.block, frags);
+                write_names_ordered(txn, st, found.block, frags);
             }
         }
         self.finish_move(txn, locked, a, b, ino, now)

@@ -278,15 +278,15 @@ impl SlotTable {
                 return Ok(slot);
             }
         }
-        let mut rooms_elsewhere = true;
+        let mut slots_elsewhere = true;
         loop {
-            match self.grow(txn, space, st, goal, rooms_elsewhere) {
+            match self.grow(txn, space, st, goal, slots_elsewhere) {
                 Ok(Grown::Block(data)) => return self.slot(txn, st, |_| Some(data))?.ok_or(Error::NoSpace),
                 Ok(Grown::RoomNear(other)) => {
                     if let Some(slot) = self.slot(txn, st, |rooms| rooms.near(other))? {
                         return Ok(slot);
                     }
-                    rooms_elsewhere = false;
+                    slots_elsewhere = false;
                 }
                 Err(Error::NoSpace) => return self.slot(txn, st, FreeSlots::anywhere)?.ok_or(Error::NoSpace),
                 Err(e) => return Err(e),
@@ -330,7 +330,7 @@ impl SlotTable {
     }
 
     /// Adds a chunk, or what of it there is space for in one piece, in a hole or at the end; returns its first block. Nothing
-    /// is added if the space that is found lies elsewhere, with `rooms_elsewhere`, and there is room there: where an
+    /// is added if the space that is found lies elsewhere, with `slots_elsewhere`, and there is room there: where an
     /// allocation group is full each of its new inodes would get a chunk.
     fn grow(
         &self,
@@ -338,7 +338,7 @@ impl SlotTable {
         space: &Space,
         st: &mut TableState,
         goal: BlockAddr,
-        rooms_elsewhere: bool,
+        slots_elsewhere: bool,
     ) -> Result<Grown> {
         let cache = txn.cache();
         let g = *cache.geometry();
@@ -363,7 +363,7 @@ impl SlotTable {
             }
         };
         let found = self.near(&g, chunk);
-        if rooms_elsewhere && found != wanted && self.load(cache, st)?.near(found).is_some() {
+        if slots_elsewhere && found != wanted && self.load(cache, st)?.near(found).is_some() {
             give_back(0);
             return Ok(Grown::RoomNear(found));
         }

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 type Action = Box<dyn FnOnce() + Send>;
 type Watcher = Box<dyn Fn(Seen<'_>) + Send + Sync>;
 
-/// What a watcher is told of. All but `Written` are told before they happen.
+/// The events that an observer sees. It sees all but `Written` before they happen.
 pub enum Seen<'a> {
     /// A read: kind, offset, bytes.
     Read(IoKind, u64, usize),

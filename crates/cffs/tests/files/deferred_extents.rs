@@ -1,4 +1,4 @@
-//! What long writes add to a file past the cache before its inode knows of it: whatever comes next, nothing of it is missed.
+//! Deferred extents: whatever comes between a direct write and the commit of its mapping, nothing of it is missed.
 
 use crate::common::large::{KIB, MIB, ROOT, assert_clean, bytes, create, made, small_cache};
 use cffs::device::{Device, FailingDevice, Fault, IoKind, MemoryDevice, Operation};
@@ -27,7 +27,7 @@ fn append(fs: &Fs, ino: Ino, all: &[u8], from: usize) {
     for at in (from..all.len()).step_by(MIB) {
         assert_eq!(fs.write(ROOT, ino, at as u64, &all[at..at + MIB]).unwrap(), MIB);
     }
-    assert_eq!(fs.stats().cache.written_direct - before, (all.len() - from) as u64, "not past the cache");
+    assert_eq!(fs.stats().cache.written_direct - before, (all.len() - from) as u64, "not a direct write");
 }
 
 fn assert_reads(fs: &Fs, ino: Ino, all: &[u8], when: &str) {

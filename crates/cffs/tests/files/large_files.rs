@@ -1,4 +1,4 @@
-//! Long reads of large files go past the cache, and see all the same what is nowhere but in memory.
+//! Long reads of large files bypass the cache, and see all the same what is nowhere but in memory.
 
 use crate::common::large::{KIB, MIB, ROOT, assert_clean, bytes, create, made, small_cache};
 use cffs::device::{Device, FailingDevice, Fault, IoKind, MemoryDevice, Operation, ReadRequest};

@@ -1,4 +1,4 @@
-//! Long writes past the cache: what is read afterwards, from wherever, is what was written; and when they are made.
+//! Direct writes: what is read afterwards, from wherever, is what was written; and when they are made.
 
 use crate::common::large::{KIB, MIB, ROOT, assert_clean, bytes, create, made, small_cache};
 use cffs::device::{Device, FailingDevice, Fault, IoKind, MemoryDevice, Operation, WriteRequest};
@@ -12,13 +12,13 @@ fn options() -> MountOptions {
     small_cache().direct_write(DirectWrite::Always)
 }
 
-fn past(fs: &Fs) -> u64 {
+fn written_direct(fs: &Fs) -> u64 {
     fs.stats().cache.written_direct
 }
 
-/// Writes both to the file and to the copy of what it should have; whether it went past the cache.
+/// Writes both to the file and to the copy of what it should have; whether it was a direct write.
 fn put(fs: &Fs, ino: Ino, all: &mut Vec<u8>, at: usize, data: &[u8]) -> bool {
-    let before = past(fs);
+    let before = written_direct(fs);
     assert_eq!(fs.write(ROOT, ino, at as u64, data).unwrap(), data.len());
     if all.len() < at + data.len() {
         all.resize(at + data.len(), 0);
@@ -27,7 +27,7 @@ fn put(fs: &Fs, ino: Ino, all: &mut Vec<u8>, at: usize, data: &[u8]) -> bool {
     let mut out = vec![0xee; all.len() + 1];
     assert_eq!(fs.read(ino, 0, &mut out).unwrap(), all.len());
     assert!(out[..all.len()] == all[..], "after {} bytes at {at}", data.len());
-    match past(fs) - before {
+    match written_direct(fs) - before {
         0 => false,
         n => {
             assert_eq!(n, data.len() as u64, "all of it, or nothing");
@@ -37,7 +37,7 @@ fn put(fs: &Fs, ino: Ino, all: &mut Vec<u8>, at: usize, data: &[u8]) -> bool {
 }
 
 #[test]
-fn what_is_plain_goes_past_the_cache_and_all_of_it_is_read_back() {
+fn what_is_plain_is_written_directly_and_all_of_it_is_read_back() {
     for data_sums in [false, true] {
         let dev = made(data_sums);
         let fs = Fs::open(dev.clone(), None, options()).unwrap();
@@ -131,9 +131,9 @@ fn what_the_device_refuses_stays_in_memory_and_is_told_by_fsync() {
     fs.fsync(ino, false).unwrap();
     for at in [0, MIB] {
         dev.set(Operation::Write, Fault::from_now_on().of_kind(IoKind::Data));
-        let before = past(&fs);
+        let before = written_direct(&fs);
         assert!(!put(&fs, ino, &mut all, at, &bytes(2 + at as u64, MIB)), "read back from memory");
-        assert_eq!(past(&fs), before);
+        assert_eq!(written_direct(&fs), before);
         assert!(matches!(fs.fsync(ino, false), Err(Error::Io(_))), "the promise cannot be kept");
         dev.clear();
         fs.fsync(ino, false).unwrap();
@@ -224,7 +224,7 @@ fn readers_see_all_of_a_write_or_nothing() {
         done.store(true, Ordering::Relaxed);
         outcomes.into_iter().for_each(|o| o.unwrap());
     });
-    assert!(past(&fs) > 0);
+    assert!(written_direct(&fs) > 0);
     files.iter().for_each(|ino| fs.forget(*ino, 1));
     fs.close().unwrap();
     assert_clean(&dev);
@@ -272,15 +272,15 @@ fn without_being_told_only_on_a_device_that_is_fast_and_only_long_files() {
             fs.fsync(ino, false).unwrap();
             fs.forget(ino, 1);
         }
-        let n = past(&fs);
+        let n = written_direct(&fs);
         fs.close().unwrap();
         drop(fs);
         assert_clean(&dev.0);
         n
     };
     // Where other programs take the processor, memory is a slow device too: then it is tried again.
-    let goes_past = |_| stream(Duration::ZERO, MIB, true) > 20 * MIB as u64;
-    assert!((0..100).any(goes_past), "not even the second file went past the cache");
+    let goes_direct = |_| stream(Duration::ZERO, MIB, true) > 20 * MIB as u64;
+    assert!((0..100).any(goes_direct), "not even the second file was written directly");
     assert_eq!(stream(Duration::from_millis(5), MIB, true), 0, "a slow device");
     assert_eq!(stream(Duration::ZERO, 64 * KIB, true), 0, "short writes");
     assert_eq!(stream(Duration::ZERO, MIB, false), 0, "nothing depends on time without the background thread");

@@ -23,7 +23,7 @@ pub struct Args {
     /// What to do.
     #[arg(long, value_enum)]
     pub only: Option<Kind>,
-    /// Weave files that come in long writes into every sequence, on mounts that write past the cache.
+    /// Weave files that come in long writes into every sequence, on mounts with direct writes.
     #[arg(long)]
     pub streams: bool,
     /// Threads.

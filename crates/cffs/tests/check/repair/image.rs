@@ -173,7 +173,7 @@ impl Image {
         mkfs(&*dev, None, &o).unwrap();
         let fs = mount(&dev, false);
         let orphans = Filler { fs: &fs, made: 0 }.fill();
-        // A crash, and what a mount would do first: everything is at home, and the orphans are still there.
+        // A crash, and what a mount would do first: everything is in place, and the orphans are still there.
         drop(fs);
         Image::of(dev, orphans)
     }
