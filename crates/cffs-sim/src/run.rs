@@ -181,7 +181,7 @@ impl SideBySide {
         if in_doubt {
             return Ok(None);
         }
-        // A program is told of an error by the next call when some of its bytes could be taken.
+        // The next call of a program reports the error when some of its bytes could be taken.
         let short = tolerated.is_some_and(|t| t(&Error::ReadOnly));
         let before = before.filter(|_| self.setup.may_fill || short);
         match (want, got) {

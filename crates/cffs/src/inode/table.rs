@@ -356,7 +356,7 @@ impl SlotTable {
         let want = self.chunk.min(left).min(most);
         let run = space.alloc_meta_near(&reservation, goal, want, 1)?.ok_or(Error::NoSpace)?;
         let (chunk, blocks) = (g.block_of_frag(run.start), g.block_of_frag(run.len));
-        let give_back = |from: u64| {
+        let release_from = |from: u64| {
             let start = g.frag_of_block(chunk + from);
             if start < run.end() {
                 space.cancel_meta(&reservation, Run { start, len: run.end() - start });
@@ -364,14 +364,14 @@ impl SlotTable {
         };
         let found = self.near(&g, chunk);
         if slots_elsewhere && found != wanted && self.load(cache, st)?.near(found).is_some() {
-            give_back(0);
+            release_from(0);
             return Ok(Grown::RoomNear(found));
         }
-        self.add_map_for(txn, space, st, data, goal).inspect_err(|_| give_back(0))?;
+        self.add_map_for(txn, space, st, data, goal).inspect_err(|_| release_from(0))?;
         for i in 0..blocks {
             let lblock = self.shape.block_of_data(data + i);
             if let Err(e) = self.add_block(txn, space, st, lblock, self.kind, chunk + i) {
-                give_back(i);
+                release_from(i);
                 if i == 0 {
                     return Err(e);
                 }

@@ -499,11 +499,11 @@ mod tests {
                     let unit = round_up(len, align);
                     prop_assert!(!(0..FRAGS).step_by(1 << align).any(|s| fits(s, unit)));
                 }
-                let tight = runs(&model).into_iter().filter(|(s, e)| {
+                let fitting = runs(&model).into_iter().filter(|(s, e)| {
                     let start = round_up(*s, align);
                     e - s <= 4 * len && *e >= start && e - start >= len
                 });
-                let shortest = tight.min_by_key(|(s, e)| (e - s, *e)).map(|(s, _)| round_up(s, align));
+                let shortest = fitting.min_by_key(|(s, e)| (e - s, *e)).map(|(s, _)| round_up(s, align));
                 prop_assert_eq!(set.find_best_fit_aligned(len, align, 4 * len), shortest);
                 prop_assert_eq!(set.blocks(), u64::from(blocks(&model)));
                 match set.find_partial(len, 1) {

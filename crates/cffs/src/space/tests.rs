@@ -246,16 +246,16 @@ fn one_group() -> (Fixture, u64, u64) {
 }
 
 #[test]
-fn a_large_file_goes_into_the_tightest_gap_and_not_into_a_long_one() {
+fn a_large_file_takes_the_best_fit_and_not_a_long_run() {
     let (f, first, gb) = one_group();
     let fpb = f.geometry().frags_per_block();
     holes_in(&f, first, &[(first, 4), (first + gb, 9), (first + 2 * gb, 6), (first + 4 * gb, 40)]);
-    let tight = |blocks: u64| f.reserved(blocks * fpb, || f.space.alloc_blocks_best_fit(first, blocks)).unwrap();
-    assert_eq!(tight(0), None);
-    assert_eq!(tight(5), Some(Run { start: (first + 2 * gb) * fpb, len: 5 * fpb }));
-    assert_eq!(tight(5), Some(Run { start: (first + gb) * fpb, len: 5 * fpb }));
-    assert_eq!(tight(5), None, "the long one is more than four times as long");
-    assert_eq!(tight(10), Some(Run { start: (first + 4 * gb) * fpb, len: 10 * fpb }));
+    let best_fit = |blocks: u64| f.reserved(blocks * fpb, || f.space.alloc_blocks_best_fit(first, blocks)).unwrap();
+    assert_eq!(best_fit(0), None);
+    assert_eq!(best_fit(5), Some(Run { start: (first + 2 * gb) * fpb, len: 5 * fpb }));
+    assert_eq!(best_fit(5), Some(Run { start: (first + gb) * fpb, len: 5 * fpb }));
+    assert_eq!(best_fit(5), None, "the long one is more than four times as long");
+    assert_eq!(best_fit(10), Some(Run { start: (first + 4 * gb) * fpb, len: 10 * fpb }));
 }
 
 /// Takes everything of an allocation group but a run of blocks at `at` from its beginning.
@@ -279,13 +279,13 @@ fn the_shortest_gap_is_found_also_far_from_the_goal() {
     let g = f.geometry();
     let fpb = g.frags_per_block();
     assert!(g.ag_count > 24, "{} allocation groups", g.ag_count);
-    let gaps = |ag: u64| match ag {
+    let longest = |ag: u64| match ag {
         2 => 9,
         20 => 5,
         22 => 7,
         _ => 0,
     };
-    (0..24).for_each(|ag| gap_in(&f, ag, 1000, gaps(ag)));
+    (0..24).for_each(|ag| gap_in(&f, ag, 1000, longest(ag)));
     let start = |ag: u64| (g.ag_start(ag) + 1000) * fpb;
     let gap = |kept: Option<u64>| {
         let find = || f.space.alloc_best_fit(0, 3 * fpb, 4 * fpb..16 * fpb, |group| Some(group) == kept);
