@@ -1,6 +1,7 @@
 # Everything here is a short name for a command that also works by hand.
 
 CARGO  ?= cargo
+OBJCOPY ?= objcopy
 PREFIX ?= /usr/local
 DESTDIR ?=
 # Further words for `cffs-lab peers`, e.g. ARGS="--quick --only ext4,cffs".
@@ -20,6 +21,8 @@ record = $(if $(RECORD),--record $(abspath $(RECORD)))
 
 bindir  = $(DESTDIR)$(PREFIX)/bin
 sbindir = $(DESTDIR)$(PREFIX)/sbin
+# Debuggers and backtraces look for the debug information of a program here.
+debugdir = $(bindir)/.debug
 mandir  = $(DESTDIR)$(PREFIX)/share/man
 bashdir = $(DESTDIR)$(PREFIX)/share/bash-completion/completions
 zshdir  = $(DESTDIR)$(PREFIX)/share/zsh/site-functions
@@ -109,8 +112,12 @@ report:
 
 # Builds only what was never built: `make build` as yourself, `make install` as root.
 install: target/release/cffs
-	install -d $(bindir) $(sbindir)
-	install -m 755 target/release/cffs $(bindir)/cffs
+	install -d $(bindir) $(sbindir) $(debugdir)
+	$(OBJCOPY) --only-keep-debug --compress-debug-sections target/release/cffs $(debugdir)/cffs.debug
+	chmod 644 $(debugdir)/cffs.debug
+	$(OBJCOPY) --strip-all --add-gnu-debuglink=$(debugdir)/cffs.debug target/release/cffs $(bindir)/cffs.new
+	chmod 755 $(bindir)/cffs.new
+	mv -f $(bindir)/cffs.new $(bindir)/cffs
 	for name in mkfs fsck mount; do \
 	    ln -sf ../bin/cffs $(sbindir)/$$name.cffs || exit 1; done
 	rm -rf target/generated
@@ -140,9 +147,10 @@ target/release/cffs:
 	$(CARGO) build --release -p cffs-cli
 
 uninstall:
-	rm -f $(bindir)/cffs $(sbindir)/mkfs.cffs $(sbindir)/fsck.cffs $(sbindir)/mount.cffs
+	rm -f $(bindir)/cffs $(debugdir)/cffs.debug $(sbindir)/mkfs.cffs $(sbindir)/fsck.cffs $(sbindir)/mount.cffs
 	rm -f $(mandir)/man?/cffs*.[158] $(mandir)/man8/*.cffs.8
 	rm -f $(bashdir)/cffs $(zshdir)/_cffs $(fishdir)/cffs.fish
+	-rmdir --ignore-fail-on-non-empty $(debugdir)
 	if [ "$$(readlink '$(mount_helper)')" = '$(PREFIX)/bin/cffs' ]; then \
 	    rm -f '$(mount_helper)' '$(remount_helper)' '$(umount_helper)'; fi
 
