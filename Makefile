@@ -80,8 +80,8 @@ soak:
 	$(CARGO) run --release -p cffs-sim --bin campaign -- --faults --streams --seconds $(CAMPAIGN) --seed $$(date +%s) $(record)
 	$(CARGO) run --release -p cffs-sim --bin campaign -- --bounded 2 --seconds $(CAMPAIGN) $(record)
 	$(CARGO) run --profile fuzz -p cffs-sim --bin fuzz -- --seconds $(FUZZ) --seed $$(date +%s) $(record)
-	target/release/cffs-lab soak --rounds $(ROUNDS) $(ARGS)
-	target/release/cffs-lab powercut --rounds $(CUTS) --seed $$(date +%s)
+	target/release/cffs-lab soak --rounds $(ROUNDS) $(record) $(ARGS)
+	target/release/cffs-lab powercut --rounds $(CUTS) --seed $$(date +%s) $(record)
 
 # Everything is compiled once more, with other locks.
 shuttle:

@@ -13,6 +13,7 @@ use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use cffs_record::RecordOption;
 use rustix::io::Errno;
 use rustix::process::{Signal, kill_process};
 
@@ -52,6 +53,8 @@ pub struct Args {
     /// Keep the image when something is wrong
     #[arg(long)]
     keep: bool,
+    #[command(flatten)]
+    record: RecordOption,
 }
 
 /// Arguments of `cffs-lab quota-load`, which the former starts as each user.
@@ -84,6 +87,7 @@ pub fn run_campaign(args: &Args) -> Result<ExitCode> {
     ensure!(rustix::process::geteuid().is_root(), "takes root: it works as several users");
     let cffs = std::path::absolute(&args.cffs)?;
     ensure!(cffs.is_file(), "{} is not there (cargo build --release, or --cffs)", cffs.display());
+    let recorder = args.record.open("kills under quotas")?;
     let dir = tempfile::Builder::new().prefix("cffs-lab-quota-").tempdir()?.keep();
     let dir_guard = Guard::new(Cleanup::RemoveDir(dir.clone()));
     fs::set_permissions(&dir, fs::Permissions::from_mode(0o755))?;
@@ -104,6 +108,9 @@ pub fn run_campaign(args: &Args) -> Result<ExitCode> {
     it.prepare()?;
     let mut random = Random::new(args.seed);
     let (mut refused, mut operations) = (0, 0);
+    let done = |rounds: u32, operations, refused| {
+        [(rounds.into(), "kills"), (operations, "operations"), (refused, "of them refused")]
+    };
     for round in 1..=args.rounds {
         match it.round(args, &mut random) {
             Ok(found) => {
@@ -120,6 +127,7 @@ pub fn run_campaign(args: &Args) -> Result<ExitCode> {
             }
             Err(error) => {
                 println!("round {round:3}: FAILED: {error:#}");
+                recorder.write(&done(round, operations, refused), &[format!("round {round}")])?;
                 if args.keep {
                     dir_guard.disarm();
                     println!("the image is kept: {}", it.image);
@@ -133,6 +141,7 @@ pub fn run_campaign(args: &Args) -> Result<ExitCode> {
         "{} kills, {operations} operations, {refused} refused, none of them late; every record exact after every kill; nothing is used after emptying",
         args.rounds
     );
+    recorder.write(&done(args.rounds, operations, refused), &[])?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use cffs_record::RecordOption;
 use rustix::process::{Signal, kill_process};
 
 use crate::cleanup::{Cleanup, Guard};
@@ -50,6 +51,8 @@ pub struct Args {
     /// Keep the image when something is wrong
     #[arg(long)]
     keep: bool,
+    #[command(flatten)]
+    record: RecordOption,
 }
 
 /// Files whose fsync has returned: path below the mount, to id and length.
@@ -63,6 +66,7 @@ pub fn run_soak(args: &Args) -> Result<ExitCode> {
     ensure!(Path::new("/dev/fuse").exists(), "there is no /dev/fuse here: nothing can be mounted, nothing was tested");
     let cffs = std::path::absolute(&args.cffs)?;
     ensure!(cffs.is_file(), "{} is not there (cargo build --release, or --cffs)", cffs.display());
+    let recorder = args.record.open("kills of the mount process")?;
     let dir = tempfile::Builder::new().prefix("cffs-lab-soak-").tempdir()?.keep();
     let dir_guard = Guard::new(Cleanup::RemoveDir(dir.clone()));
     let soak = Soak {
@@ -78,11 +82,14 @@ pub fn run_soak(args: &Args) -> Result<ExitCode> {
     let ids = AtomicU64::new(1);
     let mut random = Random::new(args.seed);
     let mut slowest = Duration::ZERO;
+    let (mut operations, mut promised) = (0, 0);
     for round in 1..=args.rounds {
         let outcome = soak.round(args, round, &mut random, &oracle, &ids);
         match outcome {
             Ok(found) => {
                 slowest = slowest.max(found.recovery);
+                operations += found.operations;
+                promised += found.promised as u64;
                 println!(
                     "round {round:3}: killed after {:4} ms and {:6} operations, recovered in {:.3} s, {} promised files whole, {} files looked at, check clean",
                     found.load.as_millis(),
@@ -94,6 +101,7 @@ pub fn run_soak(args: &Args) -> Result<ExitCode> {
             }
             Err(error) => {
                 println!("round {round:3}: FAILED: {error:#}");
+                recorder.write(&done(round, operations, promised), &[format!("round {round}")])?;
                 if args.keep {
                     dir_guard.disarm();
                     println!("the image is kept: {}", soak.image);
@@ -107,7 +115,13 @@ pub fn run_soak(args: &Args) -> Result<ExitCode> {
         args.rounds,
         slowest.as_secs_f64()
     );
+    recorder.write(&done(args.rounds, operations, promised), &[])?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// The counts for the table of campaigns.
+fn done(kills: u32, operations: u64, promised: u64) -> [(u64, &'static str); 3] {
+    [(kills.into(), "kills"), (operations, "operations"), (promised, "promised files whole")]
 }
 
 struct Soak {

@@ -16,6 +16,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use cffs_record::RecordOption;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::cleanup::{Cleanup, Guard};
@@ -63,6 +64,8 @@ pub struct Args {
     /// Keep the state of the disk when something is wrong
     #[arg(long)]
     keep: bool,
+    #[command(flatten)]
+    record: RecordOption,
 }
 
 /// Sums over all rounds.
@@ -78,6 +81,19 @@ struct Sums {
     slowest: Duration,
 }
 
+impl Sums {
+    /// The counts for the table of campaigns.
+    fn counts(&self) -> [(u64, &'static str); 5] {
+        [
+            (self.cuts, "power cuts"),
+            (self.in_recovery, "of them in a recovery"),
+            (self.operations, "operations"),
+            (self.promises as u64, "promises in force at the cuts"),
+            (self.lost, "sectors lost"),
+        ]
+    }
+}
+
 /// Runs the subcommand: exit code 1 when a promise was broken.
 ///
 /// # Errors
@@ -86,6 +102,7 @@ pub fn run_campaign(args: &Args) -> Result<ExitCode> {
     ensure!(Path::new("/dev/fuse").exists(), "there is no /dev/fuse here: nothing can be mounted, nothing was tested");
     let cffs = std::path::absolute(&args.cffs)?;
     ensure!(cffs.is_file(), "{} is not there (cargo build --release, or --cffs)", cffs.display());
+    let recorder = args.record.open(if args.lie { "power cuts, flushes ignored" } else { "power cuts" })?;
     let dir = tempfile::Builder::new().prefix("cffs-lab-powercut-").tempdir()?.keep();
     let dir_guard = Guard::new(Cleanup::RemoveDir(dir.clone()));
     let medium = Arc::new(VolatileCacheDisk::create(&dir, args.size << 20, args.lie)?);
@@ -116,12 +133,13 @@ pub fn run_campaign(args: &Args) -> Result<ExitCode> {
             Err(error) => {
                 println!("round {round:3}: FAILED: {error:#}");
                 print!("{}", fs::read_to_string(&harness.said).unwrap_or_default());
-                failure = Some(error);
+                failure = Some(format!("round {round}"));
                 break;
             }
         }
     }
     served.stop()?;
+    recorder.write(&sums.counts(), failure.as_slice())?;
     if failure.is_some() {
         if args.keep {
             dir_guard.disarm();

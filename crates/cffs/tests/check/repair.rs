@@ -258,25 +258,41 @@ fn scavenging_brings_back_what_is_not_destroyed() {
 fn the_documentation_lists_the_classes() {
     let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/testing.md")).unwrap();
     let cases = classes::all();
-    for case in &cases {
-        let found = case.class.map_or("cannot be read", |c| c.id());
-        let row = format!("| {} | {found} |", case.name);
-        assert!(
-            page.contains(&row),
-            "docs/testing.md lacks\n{}",
-            cases.iter().map(row_of).collect::<Vec<_>>().join("\n")
-        );
+    let rows = rows_of(&cases);
+    for row in &rows {
+        assert!(page.contains(row), "docs/testing.md lacks\n{row}\nof\n{}", rows.join("\n"));
     }
     assert!(page.contains(&format!("{} classes", cases.len())));
 }
 
-fn row_of(case: &Case) -> String {
-    let list = |l: &[&str]| l.join(", ");
-    let fate = match (case.hit, case.moved) {
-        ([], []) => "nothing".to_string(),
-        (hit, []) => list(hit),
-        ([], moved) => format!("nothing; {} in lost+found", list(moved)),
-        (hit, moved) => format!("{}; {} in lost+found", list(hit), list(moved)),
+/// A row for each structure: damages that are found as the same class and hit the same files stand together.
+fn rows_of(cases: &[Case]) -> Vec<String> {
+    type Found = (String, Vec<&'static str>);
+    let mut structures: Vec<(&str, Vec<Found>)> = Vec::new();
+    for case in cases {
+        let (structure, damage) = case.name.split_once(": ").expect("structure: damage");
+        let mut found = case.class.map_or("cannot be read", |c| c.id()).to_owned();
+        if !case.hit.is_empty() {
+            found += &format!("; hits {}", case.hit.join(", "));
+        }
+        if !case.moved.is_empty() {
+            found += &format!("; to lost+found: {}", case.moved.join(", "));
+        }
+        let known = structures.iter().position(|(name, _)| *name == structure);
+        let known = known.unwrap_or_else(|| {
+            structures.push((structure, Vec::new()));
+            structures.len() - 1
+        });
+        let all = &mut structures[known].1;
+        match all.iter_mut().find(|(name, _)| *name == found) {
+            Some((_, damages)) => damages.push(damage),
+            None => all.push((found, vec![damage])),
+        }
+    }
+    let cell = |all: &[Found]| {
+        let parts: Vec<String> =
+            all.iter().map(|(found, damages)| format!("{} ({found})", damages.join("; "))).collect();
+        parts.join(" / ")
     };
-    format!("| {} | {} | {fate} |", case.name, case.class.map_or("cannot be read", |c| c.id()))
+    structures.iter().map(|(structure, all)| format!("| {structure} | {} |", cell(all))).collect()
 }

@@ -36,10 +36,10 @@ pub struct Args {
     #[arg(long, default_value_t = LEN)]
     pub len: usize,
     /// Print the operations of the seed instead.
-    #[arg(long, conflicts_with = "record")]
+    #[arg(long, conflicts_with_all = ["record", "faults", "bounded"])]
     pub print: bool,
     /// Print the operations of the seed with the writes and flushes of each instead.
-    #[arg(long, conflicts_with = "record")]
+    #[arg(long, conflicts_with_all = ["record", "faults", "bounded"])]
     pub events: bool,
     /// Only so many of the first operations.
     #[arg(long, default_value_t = usize::MAX)]
@@ -48,7 +48,7 @@ pub struct Args {
     #[arg(long, default_value_t = 120)]
     pub patience: u64,
     /// Run the operations of this file instead of generated ones, in the setup of the seed.
-    #[arg(long, conflicts_with = "record")]
+    #[arg(long, conflicts_with_all = ["record", "bounded"])]
     pub ops: Option<PathBuf>,
     /// Crash every sequence of so many operations (1 to 3) over a few files, by number, instead of random ones.
     #[arg(long, value_name = "LENGTH", value_parser = clap::value_parser!(u8).range(1..=bounded::LENGTH_MAX as i64))]

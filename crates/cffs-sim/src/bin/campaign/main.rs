@@ -4,7 +4,7 @@ mod args;
 mod driver;
 mod random;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use args::{Args, Kind};
 use cffs_sim::bounded;
 use cffs_sim::faults::history::{self, Tally};
@@ -52,6 +52,7 @@ fn bounded(args: &Args, len: usize) -> Result<()> {
 
 /// Faults at every request.
 fn faults(args: &Args) -> Result<()> {
+    let given = given(args)?;
     let driver = Driver::new(args, args.seed)?;
     driver.run(|seed, worker| {
         if args.once && seed > args.seed || driver.histories() >= args.histories {
@@ -61,6 +62,9 @@ fn faults(args: &Args) -> Result<()> {
         if args.streams {
             setup = streams::setup(setup, seed);
             ops = with_streams(ops, seed, setup.sizes.0, 100_000);
+        }
+        if let Some(given) = &given {
+            ops.clone_from(given);
         }
         let repeat = args.repeat("--faults", seed);
         let failure = |text: String, ops: &[Op]| format!("{setup}\n{text}\nsmallest sequence:\n{}", show(ops));
@@ -88,12 +92,16 @@ fn faults(args: &Args) -> Result<()> {
     driver.report()
 }
 
+/// The operations of `--ops`.
+fn given(args: &Args) -> Result<Option<Vec<Op>>> {
+    let Some(path) = &args.ops else { return Ok(None) };
+    let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
+    parse(&text).map(Some).map_err(anyhow::Error::msg).with_context(|| path.display().to_string())
+}
+
 /// Random sequences, in every way or one.
 fn random(args: &Args) -> Result<()> {
-    let given = match &args.ops {
-        Some(path) => Some(parse(&std::fs::read_to_string(path)?).map_err(anyhow::Error::msg)?),
-        None => None,
-    };
+    let given = given(args)?;
     let driver = Driver::new(args, args.seed)?;
     driver.run(|seed, worker| {
         if args.once && seed > args.seed {
