@@ -1,10 +1,10 @@
 //! A short form of the fuzzing campaign (`--bin fuzz`), alike in every run.
 
-use cffs_sim::fuzz::corpus::{Corpus, RECIPES};
+use cffs_sim::fuzz::corpus::{Corpus, IMAGE_SPECS};
 use cffs_sim::fuzz::{Done, Target, image, run_case};
 use std::sync::LazyLock;
 
-static CORPUS: LazyLock<Corpus> = LazyLock::new(|| Corpus::new(&RECIPES));
+static CORPUS: LazyLock<Corpus> = LazyLock::new(|| Corpus::new(&IMAGE_SPECS));
 
 fn cases(target: Target, count: u64) -> (Done, u64) {
     let (mut total, mut accepted) = (Done::default(), 0);
@@ -55,7 +55,9 @@ fn samples_without_damage_are_in_order_and_have_everything() {
 /// were taken for good.
 #[test]
 fn cases_that_once_failed() {
-    for (target, seed, case) in [(Target::Log, 555, 1024), (Target::Image, 9001, 244)] {
+    for (target, seed, case) in
+        [(Target::Log, 555, 1024), (Target::Image, 9001, 244), (Target::Image, 94_000_000, 4136)]
+    {
         if let Err(f) = run_case(&CORPUS, target, seed, case) {
             panic!("--seed {seed} --only {} --case {case}: {}", target.name(), f.text);
         }

@@ -6,7 +6,7 @@
 use anyhow::{Context, Result, bail};
 use cffs::device::IoKind;
 use cffs_record::RecordOption;
-use cffs_sim::fuzz::corpus::{Corpus, RECIPES};
+use cffs_sim::fuzz::corpus::{Corpus, IMAGE_SPECS};
 use cffs_sim::fuzz::{Done, Failure, Target, case_rng, image, run_case};
 use clap::Parser;
 use serde::{Deserialize, Serialize};
@@ -135,7 +135,7 @@ fn worker(seed: u64) -> Result<()> {
     use rustix::process::{Resource, Rlimit, setrlimit};
     setrlimit(Resource::As, Rlimit { current: Some(ADDRESS_SPACE), maximum: Some(ADDRESS_SPACE) })?;
     setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) })?;
-    let corpus = Corpus::new(&RECIPES);
+    let corpus = Corpus::new(&IMAGE_SPECS);
     let mut told = HashSet::new();
     for line in std::io::stdin().lock().lines() {
         let job: Job = serde_json::from_str(&line?)?;
@@ -343,7 +343,7 @@ impl Campaign<'_> {
 }
 
 fn one(args: &Args, target: Target, case: u64) -> Result<()> {
-    let corpus = Corpus::new(&RECIPES);
+    let corpus = Corpus::new(&IMAGE_SPECS);
     if target == Target::Image {
         let plan = image::plan(&corpus, &mut case_rng(target, args.seed, case));
         print!("{}", plan.describe());

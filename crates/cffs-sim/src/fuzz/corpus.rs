@@ -51,7 +51,7 @@ const K4: ImageSpec = ImageSpec {
 const SMALL: ImageSpec = ImageSpec { sizes: (512, 512, 16 << 10), device: 8 * MIB, ag: 2 * MIB, ..K4 };
 
 /// All samples: the four variants, block sizes, quotas, both places of the log, unmounted and crashed, a sparse large one.
-pub const RECIPES: [ImageSpec; 13] = [
+pub const IMAGE_SPECS: [ImageSpec; 13] = [
     ImageSpec { quota: true, ..K4 },
     ImageSpec { crashed: true, ..K4 },
     ImageSpec { no_embed: true, ..K4 },

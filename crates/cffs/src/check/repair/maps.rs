@@ -101,6 +101,13 @@ impl Repairer<'_> {
         block
     }
 
+    /// Whether a file can have an extent there. What a repair maps again must pass, because the next round drops all else.
+    pub(super) fn is_possible_extent(&self, e: &Extent) -> bool {
+        (1..=EXTENT_LEN_MAX).contains(&e.len)
+            && e.logical.saturating_add(e.len) <= self.g.frags_for(crate::format::FILE_SIZE_MAX)
+            && self.g.contains(e.start, e.len)
+    }
+
     fn read_extents(&mut self, map: &mut Map, list: &[Extent], at: &mut u64, high: u64) {
         for e in list {
             let end = e.logical.saturating_add(e.len);

@@ -6,7 +6,7 @@ use super::repairer::Repairer;
 use crate::check::{Class, Phase};
 use crate::error::Result;
 use crate::format::dirblock::{DIR_LBLOCK, EntryKind, entries, validate};
-use crate::format::extent::{EXTENT_LEN_MAX, EXTENT_SIZE, LOGICAL_END, NODE_LEVEL, node_entry, node_header};
+use crate::format::extent::{EXTENT_SIZE, LOGICAL_END, NODE_LEVEL, node_entry, node_header};
 use crate::format::table::TABLE_LBLOCK;
 use crate::format::{
     BlockAddr, BlockKind, EXTERNAL_INO, Extent, FIRST_USER_INO, FileType, Ino, Inode, ROOT_INO, block_owner, block_seq,
@@ -183,6 +183,9 @@ impl Repairer<'_> {
                 continue;
             }
             let e = self.block_extent(lblock, addr);
+            if !self.is_possible_extent(&e) {
+                continue;
+            }
             // What the map has there now may not belong to this file.
             if let Some(i) = list.iter().position(|l| l.logical < e.end() && e.logical < l.end()) {
                 let there = list[i].start + e.logical.saturating_sub(list[i].logical);
@@ -221,9 +224,7 @@ impl Repairer<'_> {
             let Ok((_, count)) = node_header(&b) else { continue };
             for i in 0..count {
                 let e = Extent::decode(&b[node_entry(i)..node_entry(i) + EXTENT_SIZE]);
-                let possible = (1..=EXTENT_LEN_MAX).contains(&e.len)
-                    && e.end() <= LOGICAL_END
-                    && self.g.contains(e.start, e.len)
+                let possible = self.is_possible_extent(&e)
                     && !self.space.used.overlaps(e.start, e.start + e.len)
                     && !self.space.fixed.overlaps(e.start, e.start + e.len);
                 if possible && (!inode.is_dir() || self.is_of_directory(ino, &e)) && add_extents(&mut list, [e]) > 0 {
