@@ -11,8 +11,8 @@ use cffs_buf::AlignedBuf;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Makes the page at `index`, with what the device has there, long enough for the `covered` bytes, which are about to be
-/// overwritten.
+/// Makes sure that the page at `index` is in memory, with its contents from the device, and long enough for the
+/// `covered` bytes, which the caller overwrites next.
 fn make_page(cx: &FileCtx<'_>, st: &mut NodeState, index: u64, covered: &Range<usize>) -> Result<()> {
     let g = cx.cache.geometry();
     let (bs, fs) = (g.block_size(), g.frag_size());
@@ -38,8 +38,8 @@ fn make_page(cx: &FileCtx<'_>, st: &mut NodeState, index: u64, covered: &Range<u
     Ok(())
 }
 
-/// Whether what is dirty in the page before `index` goes on in this one, in one unwritten extent: the two become written
-/// as one piece, or the second as the continuation of the first.
+/// Whether the dirty bytes of the page before `index` continue into this page within one unwritten extent. Then both
+/// pages are converted to written as one part, or the second part extends the first.
 fn continues(cx: &FileCtx<'_>, st: &NodeState, index: u64, first: u64) -> Result<bool> {
     let g = cx.cache.geometry();
     let Some(before) = index.checked_sub(1).and_then(|i| st.data.pages.get(&i)) else { return Ok(false) };
@@ -62,7 +62,7 @@ pub(super) fn dirty_page(
 ) -> Result<()> {
     let g = *cx.cache.geometry();
     let fs = g.frag_size();
-    // Inline contents leave the inode together with what is added to them.
+    // Inline contents move out of the inode together with the bytes added to them.
     let inline = matches!(&st.inode.format, InodeFormat::Inline(d) if !d.is_empty() && index == 0);
     let existed = st.data.pages.get(&index).map(|p| (p.dirty.clone(), p.reserved, p.splits));
     let old = existed.clone().map_or(0..0, |(d, _, _)| d);
@@ -77,15 +77,15 @@ pub(super) fn dirty_page(
     if need.splits > 0 && continues(cx, st, index, frags.start)? {
         need.splits -= 2;
     }
-    // What was allocated ahead can be written: for the tree the reserve is there.
+    // A write to preallocated space must succeed, so it may use the reserve for the extent tree.
     let privileged = privileged || need.places == 0;
     let more = need.places.saturating_sub(had);
     let more_splits = need.splits.saturating_sub(had_splits);
     st.data.reservation(cx.space).reserve(more, privileged)?;
-    // Before the page changes: a write that finds no space leaves the file as it was.
+    // Reserve before the page changes, because a write that finds no space must leave the file as it was.
     let all = st.data.pages_reserved + st.data.pages_splits + more + more_splits;
     if let Err(e) = reserve_tree_for(cx, st, all, 1, privileged) {
-        // The last fragments of a device: what this page really needs counts.
+        // With the last fragments of a device, only what this page really needs counts.
         let alone = st.data.in_flight == 0 && st.data.pages.keys().all(|i| *i == index);
         st.data.must_flush = alone && matches!(e, Error::NoSpace) && extent::has_room(cx.cache, &st.inode, frags, all)?;
         if !st.data.must_flush {
@@ -93,7 +93,7 @@ pub(super) fn dirty_page(
             return Err(e);
         }
     }
-    // Inline contents are read in, whatever is overwritten: all of the page goes to the device.
+    // Inline contents are read in even where they are overwritten, because the whole page goes to the device.
     let covered = if inline { within.end..within.end } else { within.clone() };
     let outcome = make_page(cx, st, index, &covered);
     if outcome.is_ok() {
@@ -113,8 +113,8 @@ pub(super) fn dirty_page(
     outcome
 }
 
-/// Before a file grows beyond `st.inode.size`, bytes of its last fragment beyond the old end become zeros: they may hold
-/// what a longer file had there.
+/// Zeros the bytes of the last fragment behind the end of the file. Called before the file grows beyond
+/// `st.inode.size`, because these bytes may hold old contents of a longer file.
 fn zero_tail(cx: &FileCtx<'_>, st: &mut NodeState, privileged: bool) -> Result<()> {
     let g = *cx.cache.geometry();
     let size = st.inode.size;
@@ -139,8 +139,8 @@ fn zero_tail(cx: &FileCtx<'_>, st: &mut NodeState, privileged: bool) -> Result<(
     dirty_page(cx, st, index, from..to, Some(&vec![0; to - from]), privileged)
 }
 
-/// Before a file grows to `size`, beyond what fits its inode: the contents that stand there, or are on their way there,
-/// become a page.
+/// Moves inline contents into a page. Called before a file grows to a `size` that does not fit the inode; the contents
+/// are in the inode, or a writeback is about to put them there.
 fn leave_inode(cx: &FileCtx<'_>, st: &mut NodeState, size: u64, privileged: bool) -> Result<()> {
     let room = st.inode.data_room() as u64;
     if size <= room || st.inode.size > room {
@@ -160,8 +160,9 @@ fn leave_inode(cx: &FileCtx<'_>, st: &mut NodeState, size: u64, privileged: bool
     dirty_page(cx, st, 0, 0..bytes.len(), Some(&bytes), privileged)
 }
 
-/// Writes into the file's pages. Returns the bytes taken; fewer than asked for only when an error stopped it after some, or
-/// when space is so short that these are to be written back first ([`crate::node::FileData::must_flush`]).
+/// Writes into the file's pages. Returns the number of bytes taken. It is smaller than asked for only if an error
+/// followed some bytes, or if space is so short that these bytes have to be written back first
+/// ([`crate::node::FileData::must_flush`]).
 pub fn write(cx: &FileCtx<'_>, st: &mut NodeState, offset: u64, data: &[u8], privileged: bool) -> Result<usize> {
     offset.checked_add(data.len() as u64).filter(|e| *e <= FILE_SIZE_MAX).ok_or(Error::FileTooLarge)?;
     if data.is_empty() {
@@ -186,14 +187,14 @@ pub fn write(cx: &FileCtx<'_>, st: &mut NodeState, offset: u64, data: &[u8], pri
             }
         }
         let n = (bs as usize - within).min(data.len() - done);
-        // A file that grows inside its last fragment must not carry old bytes along.
+        // A file that grows inside its last fragment must not expose old bytes.
         if at == st.inode.size && !at.is_multiple_of(fs as u64) {
             zero_tail(cx, st, privileged)?;
         }
         let mut put = |n: usize| {
             dirty_page(cx, st, at / bs, within..within + n, Some(&data[done..done + n]), privileged).map(|()| n)
         };
-        // Of the last block that there is space for perhaps a part.
+        // There may be space for a part of the last block only.
         let part = fs - within % fs;
         let taken = match put(n) {
             Err(Error::NoSpace) if part < n => put(part),

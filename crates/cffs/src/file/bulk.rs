@@ -1,8 +1,8 @@
-//! Many whole blocks at once: what a long write brings for places where the file has no pages yet.
+//! Many whole blocks at once: a long write to a range where the file has no pages yet.
 //!
-//! Page by page each block would ask the space accounting, the extents and the tree of pages several times over. Here they are asked
-//! once. Whatever is not plain (pages that are there already, space allocated ahead, space that runs out) is left to
-//! [`super::dirty_page`], which knows all cases.
+//! Page by page, each block would query the space accounting, the extents and the tree of pages several times. Here
+//! each is queried once for all blocks. Cases that are not plain (existing pages, preallocated space, too little space)
+//! are left to [`super::dirty_page`], which handles all of them.
 
 use super::FileCtx;
 use super::reserve::{needs, reserve_tree_for};
@@ -12,11 +12,11 @@ use crate::node::{NodeState, PAGE_OVERHEAD, Page};
 use cffs_buf::AlignedBuf;
 use std::sync::Arc;
 
-/// Blocks taken at once: bounds what is reserved before it is needed.
+/// Most blocks taken at once. It bounds what is reserved ahead of need.
 const BLOCKS_MAX: usize = 1024;
 
-/// Puts the whole blocks that `data` begins with into new pages from `first` on; returns how many bytes it took, 0 if it
-/// is not that plain.
+/// Puts the whole blocks at the start of `data` into new pages from `first` on. Returns the number of bytes taken; 0 if
+/// the case is not plain.
 pub(super) fn write(cx: &FileCtx<'_>, st: &mut NodeState, first: u64, data: &[u8], privileged: bool) -> Result<usize> {
     let g = *cx.cache.geometry();
     let bs = g.block_size();
@@ -39,7 +39,7 @@ pub(super) fn write(cx: &FileCtx<'_>, st: &mut NodeState, first: u64, data: &[u8
     if need.splits > 0 {
         return Ok(0);
     }
-    // As for one page: what has its place can be written, for the tree the reserve is there.
+    // As for one page: a write to preallocated space may use the reserve for the extent tree.
     let privileged = privileged || need.places == 0;
     let all = st.data.pages_reserved + st.data.pages_splits + need.places;
     let reserved = st
@@ -49,7 +49,7 @@ pub(super) fn write(cx: &FileCtx<'_>, st: &mut NodeState, first: u64, data: &[u8
         .and_then(|()| reserve_tree_for(cx, st, all, n, privileged).inspect_err(|_| st.data.release(need.places)));
     match reserved {
         Ok(()) => {}
-        // For so many at once; page by page there may be space for some.
+        // There is no space for so many blocks at once. Page by page there may be space for some.
         Err(Error::NoSpace | Error::Quota) => return Ok(0),
         Err(e) => return Err(e),
     }

@@ -14,11 +14,12 @@ use crate::placement::STREAM_MIN;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Most bytes of a file for which space is looked for beyond what is being written.
+/// Most bytes of a file beyond those being written for which free space is looked for.
 pub(super) const AHEAD_MAX: u64 = 32 << 20;
 
-/// Collects what is dirty of a file, with extents allocated for it. None if nothing is. `for_log`: new blocks are made in the
-/// cache, for data that goes through the journal. An error is kept for fsync.
+/// Collects the dirty pages of a file and allocates extents for them. Returns `None` if nothing is dirty. With
+/// `for_log` new blocks are created in the cache, for data that is written through the journal. An error is kept for
+/// fsync.
 pub(super) fn collect(cx: &FileCtx<'_>, node: &Arc<Node>, for_log: bool) -> Result<Option<Unit<'static>>> {
     with_space(cx, Reclaim::Commit, || collect_once(cx, node, for_log)).inspect_err(|e| {
         node.state.write().data.error.get_or_insert(e.duplicate());
@@ -28,7 +29,7 @@ pub(super) fn collect(cx: &FileCtx<'_>, node: &Arc<Node>, for_log: bool) -> Resu
 fn collect_once(cx: &FileCtx<'_>, node: &Arc<Node>, for_log: bool) -> Result<Option<Unit<'static>>> {
     let (mut guard, mut busy) = node.lock_for_writeback();
     let st = &mut *guard;
-    // A file without a name goes away with its last reference; until then its data must be able to leave memory.
+    // A file without a name is freed with its last reference. Until then its data must be able to leave memory.
     let referenced = node.refs.load(Ordering::Acquire) > 0;
     if st.freed || (st.orphan && !referenced) {
         return Ok(None);
@@ -184,7 +185,7 @@ fn allocate_part(
         Some(p) => Some(p.run().end()),
         None => preceding(cx, st, logical)?,
     };
-    // A file that is long already may well become as long again. Holes do not make a file long.
+    // A file that is long already may well grow by as much again. Holes do not make a file long.
     let shift = cx.cache.geometry().frag_shift;
     let has = st.inode.frags + new().map(|p| p.extent.len).sum::<u64>();
     let so_far = if logical << shift < STREAM_MIN { 0 } else { logical.min(has) << shift };

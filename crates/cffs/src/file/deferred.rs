@@ -1,10 +1,11 @@
 //! Deferred extents: extents of direct writes whose mapping is not committed yet.
 //!
-//! Committing a mapping takes a transaction. A program that writes a long file would wait for one after each of its writes,
-//! and the device with it. So the mapping of direct writes ([`super::direct`]) at the end of a file is deferred: the bytes
-//! are in place, and the node alone knows where. The next writeback of the file commits the mapping of many writes at once.
+//! Committing a mapping takes a transaction. If each write of a long file waited for one, the program and the device
+//! would be idle meanwhile. So for direct writes ([`super::direct`]) at the end of a file the commit of the mapping is
+//! deferred: the bytes are in place, and only the node knows where. The next writeback of the file commits the mapping
+//! of many writes at once.
 //!
-//! After a crash deferred extents are as if never written, like pages. While a file has some,
+//! After a crash deferred extents are lost, like pages that were not written back. While a file has some,
 //!
 //! - they are at its end, from [`NodeState::disk_size`] to the size, in whole blocks, and nothing is mapped there;
 //! - the file has no pages. An operation that makes some, or changes the mapping, holds [`crate::node::Node::write_lock`] and
@@ -30,7 +31,7 @@ pub(super) fn lookup(cx: &FileCtx<'_>, st: &NodeState, logical: u64) -> Result<M
     })
 }
 
-/// Up to where the device has the file's bytes.
+/// The size up to which the file's bytes are on the device.
 pub(super) fn written_size(st: &NodeState) -> u64 {
     if st.data.deferred.is_empty() { st.disk_size } else { st.inode.size }
 }

@@ -1,17 +1,17 @@
 //! Direct writes: from the memory of the program straight to the device, without a copy in the cache.
 //!
-//! By way of pages ([`super::bulk`]) every byte is copied once, and goes out from buffers of one block each. Where the
-//! device is as fast as a copy, that copy is what a long file waits for. Here whole blocks are in place before the write
-//! returns, and none of them is in memory then:
+//! A write through pages ([`super::bulk`]) copies every byte once, and writes it from buffers of one block each. If the
+//! device is as fast as that copy, a long write waits mainly for the copy. A direct write puts whole blocks in place
+//! before it returns, and keeps none of them in memory:
 //!
-//! - *Into a hole or at the end* a direct write is a writeback of its own, in the same order: allocate extents, write the
-//!   data, commit the mapping. All that the file had in pages is written back before, so the size on the device never
-//!   covers what is not there. At the end of a file that is growing already the mapping is committed later, for many
-//!   writes at once ([`super::deferred`]).
-//! - *Over what is written* the node stays locked meanwhile, because readers must see the one or the other. Only times
-//!   change.
+//! - *Into a hole or at the end* a direct write is a writeback of its own, in the same order: allocate extents, write
+//!   the data, commit the mapping. All pages of the file are written back before, so that the size on the device never
+//!   covers missing data. At the end of a growing file the mapping is committed later, for many writes at once
+//!   ([`super::deferred`]).
+//! - *Over written blocks* the node stays locked during the write, because readers must see either the old or the new
+//!   contents. Only times change.
 //!
-//! Whatever is not that plain, and all that fails, goes by way of pages, which know all cases and how errors are reported.
+//! Any other case, and any failure, falls back to pages, which handle all cases and report errors.
 
 use super::collect::AHEAD_MAX;
 use super::mapping;
@@ -34,9 +34,9 @@ struct Blocks<'a> {
     end: u64,
 }
 
-/// Writes whole blocks at a time that becomes the file's; false, and nothing has happened, if that is not possible. With a
-/// part of a block at its end a write goes by way of pages as a whole: after a crash the file has all of its length or none.
-/// [`Node::write_lock`] is held, and the node is not locked.
+/// Writes whole blocks directly, with `now` as the modification time. Returns false, with nothing changed, if that is
+/// not possible. A write that ends in a part of a block goes through pages as a whole, because after a crash the file
+/// must have all of its length or none. [`Node::write_lock`] is held, and the node is not locked.
 pub fn write(cx: &FileCtx<'_>, node: &Arc<Node>, offset: u64, data: &[u8], privileged: bool, now: i64) -> bool {
     let g = *cx.cache.geometry();
     let bs = g.block_size();
@@ -53,7 +53,7 @@ pub fn write(cx: &FileCtx<'_>, node: &Arc<Node>, offset: u64, data: &[u8], privi
         match prepare(cx, node, &blocks, privileged, now) {
             Prepared::Unit(unit) => return send(cx, node, unit),
             Prepared::AfterWriteback if may_write_back => {
-                // An error is kept for fsync, and what was to be written back is there still.
+                // The error is kept for fsync, and the pages that failed stay dirty.
                 let _ = writeback::write_back(cx, vec![node.clone()]);
             }
             Prepared::AfterWriteback | Prepared::No => break,
@@ -74,7 +74,8 @@ fn add_runs<'a>(cx: &FileCtx<'_>, runs: &mut Vec<DataRun<'a>>, frag: u64, bytes:
     }
 }
 
-/// Writes over blocks if the file has all of them, written. `None` if it has not; false if they cannot be overwritten here.
+/// Overwrites blocks if the file has all of them, and they are written. `None` if it has not; false if they cannot be
+/// overwritten here.
 fn overwrite(cx: &FileCtx<'_>, node: &Node, blocks: &Blocks<'_>, now: i64) -> Option<bool> {
     let g = cx.cache.geometry();
     let fpb = g.frags_per_block();
@@ -102,7 +103,7 @@ fn overwrite(cx: &FileCtx<'_>, node: &Node, blocks: &Blocks<'_>, now: i64) -> Op
         add_runs(cx, &mut runs, run.start, here);
         (rest, at) = (after, e.end());
     }
-    // With checksums a commit comes before the data; nobody may commit with a node locked.
+    // With checksums a commit comes before the data, and nobody may commit while holding a node's lock.
     if cx.sums.is_some() || cx.cache.write_data(&mut runs).is_err() {
         return Some(false);
     }
@@ -145,8 +146,8 @@ fn prepare<'a>(cx: &FileCtx<'_>, node: &Arc<Node>, blocks: &Blocks<'a>, privileg
         return Prepared::No;
     }
     st.data.in_flight = frags;
-    // With checksums there is a transaction for each write anyway. A file without a list of extents gets one with the first
-    // that is committed.
+    // With checksums each write takes a transaction anyway. A file without a list of extents gets one with its first
+    // committed extent.
     let at_end = start == deferred::written_size(st) && start == st.inode.size;
     let later = at_end && cx.sums.is_none() && !matches!(st.inode.format, InodeFormat::Inline(_));
     let origin = Origin::Direct { mtime: now, deferred_until: later.then_some(free_until) };
@@ -161,7 +162,8 @@ fn prepare<'a>(cx: &FileCtx<'_>, node: &Arc<Node>, blocks: &Blocks<'a>, privileg
     Prepared::Unit(unit)
 }
 
-/// Up to where nothing is mapped, if that is all of these fragments. Deferred extents end where they begin.
+/// The end of the hole that covers all of these fragments, `None` if something is mapped there. Deferred extents, if
+/// there are any, end at the first of these fragments.
 fn free_until(cx: &FileCtx<'_>, st: &NodeState, frags: &Range<u64>) -> Option<u64> {
     let known = st.data.deferred.free_until();
     let until = known.or_else(|| match extent::lookup(cx.cache, &st.inode, frags.start) {
@@ -171,8 +173,8 @@ fn free_until(cx: &FileCtx<'_>, st: &NodeState, frags: &Range<u64>) -> Option<u6
     until.filter(|until| *until >= frags.end)
 }
 
-/// Allocates for all of the blocks: whole blocks, and no more extents than one transaction can commit. An error if that is
-/// not possible.
+/// Allocates whole blocks for all of the data, with no more extents than one transaction can commit. An error if that
+/// is not possible.
 fn allocate<'a>(cx: &FileCtx<'_>, st: &NodeState, unit: &mut Unit<'a>, blocks: &Blocks<'a>) -> Result<()> {
     let g = *cx.cache.geometry();
     let Range { start, end } = blocks.frags;
@@ -198,7 +200,8 @@ fn allocate<'a>(cx: &FileCtx<'_>, st: &NodeState, unit: &mut Unit<'a>, blocks: &
 
 /// Writes a unit and commits its mapping; false after an error, with which the file is as it was.
 fn send(cx: &FileCtx<'_>, node: &Arc<Node>, mut unit: Unit<'_>) -> bool {
-    // Committed in parts, the file would have a part of what was written when the rest fails.
+    // An error between two transactions would leave a part of the write in the file, so a commit that needs several is
+    // refused.
     let deferred = matches!(unit.origin, Origin::Direct { deferred_until: Some(_), .. });
     if !deferred && !mapping::fits_one_txn(cx, node, &unit.extents) {
         unit.abort(cx, &mut node.state.write());

@@ -87,12 +87,13 @@ fn log_unit(cx: &FileCtx<'_>, node: &Arc<Node>, unit: &mut Unit<'_>, log_bytes: 
         let bytes: &[u8] = &run.bytes;
         let from = run.from + from;
         txn.edit_data(block).range(*at, *len).copy_from_slice(&bytes[from..from + len]);
-        // After the change: a checkpoint that ends meanwhile forgets the blocks without one.
+        // The block is noted after the change, because a checkpoint that ends meanwhile forgets unchanged blocks.
         cx.journal.note_data_block(block.addr());
     }
     let put = cx.sums.map_or(Ok(()), |sums| checksums.iter().try_for_each(|s| sums.put(&txn, &tables, s)));
     put.and_then(|()| mapping::commit_in(cx, &txn, &mut st, unit)).inspect_err(|_| {
-        // What nothing points to must neither be checkpointed nor replayed, because the space will be another's.
+        // Data that no mapping points to must neither be checkpointed nor replayed, because its space may be allocated
+        // to another file.
         unit.extents.iter().for_each(|p| txn.free_data(p.run()));
     })
 }

@@ -1,8 +1,8 @@
-//! Committing the mapping: the one way in which written data, and space that is allocated ahead, becomes a file's.
+//! Committing the mapping: the only way in which written data or preallocated space becomes part of a file.
 //!
-//! Whatever wrote the data (writeback, a direct write, the journal, or earlier direct writes whose extents were deferred),
-//! it ends as a [`Unit`] with pending extents. A transaction then changes bitmap, extents and inode together. The data
-//! left for the device before the transaction commits, so nothing on the device points to data that is not there.
+//! Every write (writeback, a direct write, a write through the journal, earlier direct writes with deferred extents)
+//! ends as a [`Unit`] with pending extents. One transaction changes bitmap, extents and inode together. It commits
+//! after the data has left for the device, so that nothing on the device points to missing data.
 
 use super::FileCtx;
 use super::unit::{Change, Origin, Pending, Unit};
@@ -18,7 +18,7 @@ pub(super) fn log_bytes(cx: &FileCtx<'_>, node: &Node, extents: &[Pending]) -> u
     let g = cx.cache.geometry();
     let st = node.state.read();
     let inode = &st.inode;
-    // A part of an unwritten extent may leave a rest on both sides.
+    // A part of an unwritten extent may leave a remainder on both sides.
     let more = extents.iter().map(|p| 1 + usize::from(p.change == Change::Convert)).sum::<usize>();
     let simple = matches!(&inode.format, InodeFormat::Extents(l) if l.len() + more <= inode.root_capacity())
         || matches!(inode.format, InodeFormat::Inline(_)) && more <= inode.root_capacity();
@@ -32,7 +32,7 @@ pub(super) fn log_bytes(cx: &FileCtx<'_>, node: &Node, extents: &[Pending]) -> u
     INODE_CORE_SIZE + INLINE_MAX + 64 + bits + cx.space.log_bytes_for_init()
 }
 
-/// Whether all of these extents are committed in one transaction. One extent always is.
+/// Whether all of these extents fit one transaction. A single extent always does.
 pub(super) fn fits_one_txn(cx: &FileCtx<'_>, node: &Node, extents: &[Pending]) -> bool {
     extents.len() < 2 || log_bytes(cx, node, extents) <= txn_bytes_max(cx)
 }
@@ -58,7 +58,7 @@ pub(super) fn commit(cx: &FileCtx<'_>, unit: &mut Unit<'_>) -> Result<()> {
     if cx.lazy && unit.extents.is_empty() && unit.inline.is_none() {
         let mut st = node.state.write();
         if !st.freed && st.disk_size == unit.size && st.inode.size == unit.size {
-            // Overwritten: the inode has nothing new but times, and stays dirty.
+            // Everything was overwritten in place. Only the times of the inode have changed, and it stays dirty.
             unit.finish(cx, &mut st);
             return Ok(());
         }
@@ -71,7 +71,7 @@ pub(super) fn commit(cx: &FileCtx<'_>, unit: &mut Unit<'_>) -> Result<()> {
         let txn = cx.journal.begin(log_bytes(cx, &node, &unit.extents[..n]))?;
         let mut st = node.state.write();
         if st.freed {
-            // Removed meanwhile: another inode may stand where it stood.
+            // The file was removed meanwhile. Another inode may be at its old location.
             unit.abort(cx, &mut st);
             return Ok(());
         }
@@ -80,13 +80,13 @@ pub(super) fn commit(cx: &FileCtx<'_>, unit: &mut Unit<'_>) -> Result<()> {
         }
         let end = unit.extents.get(n).map_or(unit.size, |p| p.extent.logical << cx.cache.geometry().frag_shift);
         map_extents(cx, &txn, &mut st, unit, n)?;
-        // All before the next extent is written: no extent lies beyond the end that the device shows.
+        // The size covers everything before the next extent, because no extent may lie beyond the size on the device.
         st.disk_size = st.disk_size.max(end.min(unit.size));
         node::store(&txn, &mut st)?;
     }
 }
 
-/// The node keeps the extents of a unit, whose data is in place, until their mapping is committed.
+/// Keeps the extents of a unit in the node until their mapping is committed. The data is in place.
 fn defer(cx: &FileCtx<'_>, st: &mut NodeState, unit: &mut Unit<'_>, free_until: u64) {
     st.data.deferred.free_until = free_until;
     st.data.deferred.add(cx.cache.geometry(), unit.extents.drain(..).map(|p| p.extent));
@@ -104,8 +104,8 @@ pub(super) fn commit_in(cx: &FileCtx<'_>, txn: &Txn<'_>, st: &mut NodeState, uni
         st.inode.format = InodeFormat::Inline(bytes);
     }
     set_size_and_times(st, unit, unit.size);
-    // A file that is being cut has extents up to a greater size on the device. A directory's size is its own business:
-    // it may have shrunk since its times were taken.
+    // A file that is being truncated has extents up to a greater size on the device. The size of a directory is not set
+    // here, because it may have shrunk since its times were taken.
     if st.dir.is_none() {
         st.disk_size = st.disk_size.max(unit.size);
     }
@@ -113,7 +113,7 @@ pub(super) fn commit_in(cx: &FileCtx<'_>, txn: &Txn<'_>, st: &mut NodeState, uni
     node::store(txn, st)
 }
 
-/// What a direct write wrote is the file's from here on, up to `size`.
+/// Makes what a direct write wrote part of the file, up to `size`.
 fn set_size_and_times(st: &mut NodeState, unit: &Unit<'_>, size: u64) {
     if let Origin::Direct { mtime, .. } = unit.origin {
         st.inode.size = st.inode.size.max(size);
@@ -121,8 +121,8 @@ fn set_size_and_times(st: &mut NodeState, unit: &Unit<'_>, size: u64) {
     }
 }
 
-/// Maps the first `n` extents of a unit and takes them from it. After an error the inode is stored with those that were
-/// mapped before: the extent tree and the root in the inode change together or not at all.
+/// Maps the first `n` extents of a unit and removes them from it. After an error the inode is stored with the extents
+/// mapped so far, because the extent tree and the root in the inode change together or not at all.
 fn map_extents(cx: &FileCtx<'_>, txn: &Txn<'_>, st: &mut NodeState, unit: &mut Unit<'_>, n: usize) -> Result<()> {
     // The tree takes its blocks from what was reserved for it.
     match &unit.tree {
@@ -161,7 +161,7 @@ fn map_extents(cx: &FileCtx<'_>, txn: &Txn<'_>, st: &mut NodeState, unit: &mut U
     outcome
 }
 
-/// A part of an unwritten extent has its contents.
+/// Marks a part of an unwritten extent as written.
 fn make_written(txn: &Txn<'_>, cx: &FileCtx<'_>, st: &mut NodeState, e: Extent) -> Result<()> {
     let mut at = e.logical;
     while at < e.end() {

@@ -1,9 +1,9 @@
 //! File contents: reading, dirty data, delayed allocation.
 //!
-//! A write reserves space and leaves its bytes in *pages* of the inode, known by (inode, offset) alone. Places are chosen
-//! at writeback ([`writeback`]), for all dirty files at once, in the order of the name space; files that are removed
-//! before that never touch the device (XFS 1996, section 6.1; design decision 6). Until then the device shows the file
-//! with its old size.
+//! A write reserves space and leaves its bytes in *pages* of the inode, known by (inode, offset) alone. Writeback
+//! ([`writeback`]) allocates the extents, for all dirty files at once, in the order of the name space. Files that are
+//! removed before that never touch the device (XFS 1996, section 6.1; design decision 6). Until then the inode on the
+//! device has the old size.
 
 mod buffered;
 mod bulk;

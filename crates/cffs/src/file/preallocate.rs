@@ -1,10 +1,11 @@
-//! Space without contents: allocating ahead, punching holes, zeroing, closing and opening gaps.
+//! Space without contents: preallocating, punching holes, zeroing, collapsing and inserting ranges.
 //!
-//! What is allocated ahead is an *unwritten* extent: it has its place and reads as zeros. Writeback makes it written, in
-//! the transaction that follows the data (see [`super::writeback`]), so a crash never shows what stood there before.
+//! Preallocated space is an *unwritten* extent: it has its place and reads as zeros. Writeback marks it as written in
+//! the transaction that follows the data (see [`super::writeback`]), so a crash never exposes old bytes.
 //!
-//! The steps here are transactions of their own. Between them the file is consistent, though perhaps not all is done. The
-//! caller holds [`Node::write_lock`] and an [`Exclusive`], and no page of the file overlaps what is changed.
+//! Each step here is a transaction of its own. Between steps the file is consistent, though the operation may be
+//! incomplete. The caller holds [`Node::write_lock`] and an [`Exclusive`], and no page of the file overlaps the changed
+//! range.
 
 use super::buffered::dirty_page;
 use super::mapping;
@@ -26,11 +27,11 @@ use std::sync::Arc;
 /// Leaves of an extent tree shifted in one transaction, at most.
 const LEAVES_PER_TXN: usize = 256;
 
-/// No page of the file goes into writeback while this lives.
+/// Keeps all pages of the file out of writeback while it lives.
 pub struct Exclusive<'a>(&'a Node);
 
 impl<'a> Exclusive<'a> {
-    /// Waits for a writeback that is under way. The caller holds no lock that writeback needs.
+    /// Waits for a writeback in progress. The caller holds no lock that writeback needs.
     pub fn new(node: &'a Node) -> Exclusive<'a> {
         loop {
             node.wait_writeback();
@@ -50,7 +51,8 @@ impl Drop for Exclusive<'_> {
     }
 }
 
-/// Reserves blocks for nodes of the extent tree, when `extents` come up at `places` places. The quotas do not refuse them.
+/// Reserves blocks for nodes of the extent tree, for `extents` new extents at `places` places. Quotas do not refuse
+/// them.
 fn reserve_nodes(cx: &FileCtx<'_>, st: &NodeState, places: u64, extents: u64) -> Result<Reservation> {
     let reservation = st.data.new_reservation(cx.space, true);
     let blocks = extent::worst_case_blocks(cx.cache.geometry(), &st.inode, places, extents);
@@ -76,10 +78,11 @@ fn log_bytes_inode() -> usize {
     INODE_CORE_SIZE + INLINE_MAX + 64
 }
 
-/// Gives every hole in a range of fragments space, as unwritten extents. It was reserved with [`reserve_for_range`].
+/// Allocates unwritten extents for every hole in a range of fragments. The space was reserved with
+/// [`reserve_for_range`].
 ///
 /// # Errors
-/// [`Error::NoSpace`] if the extent tree finds no block; a part of the range may have got its space then.
+/// [`Error::NoSpace`] if the extent tree finds no block; a part of the range may be allocated then.
 pub fn allocate(cx: &FileCtx<'_>, node: &Arc<Node>, frags: Range<u64>, reservation: &Reservation) -> Result<()> {
     let mut at = frags.start;
     while at < frags.end {
@@ -98,7 +101,7 @@ pub fn allocate(cx: &FileCtx<'_>, node: &Arc<Node>, frags: Range<u64>, reservati
     Ok(())
 }
 
-/// Finds places for the first holes in the range; returns them and where to go on.
+/// Allocates space for the first holes in the range. Returns the extents, and where to continue.
 fn find_places(cx: &FileCtx<'_>, node: &Node, frags: Range<u64>) -> Result<(Vec<Extent>, u64)> {
     let g = cx.cache.geometry();
     let st = node.state.read();
@@ -129,7 +132,7 @@ fn find_places(cx: &FileCtx<'_>, node: &Node, frags: Range<u64>) -> Result<(Vec<
                 found.push(Extent { logical: at, start: run.start, len: run.len, unwritten: true });
                 at += run.len;
             }
-            // What was found is committed first.
+            // The extents found so far are committed first.
             Ok(None) if !found.is_empty() => break,
             Ok(None) => return Err(Error::NoSpace),
             Err(e) => {
@@ -145,9 +148,9 @@ fn cancel(cx: &FileCtx<'_>, extents: &[Extent]) {
     extents.iter().for_each(|e| cx.space.cancel(Run { start: e.start, len: e.len }));
 }
 
-/// Takes back what is allocated in a range of fragments. Nodes of the tree are reserved ([`reserve_for_cut`]).
+/// Frees what is allocated in a range of fragments. Nodes of the tree are reserved ([`reserve_for_cut`]).
 pub fn remove(cx: &FileCtx<'_>, node: &Node, frags: Range<u64>, reservation: &Reservation) -> Result<()> {
-    // A damaged tree or bitmap shows before anything has changed.
+    // Read everything first, so that a damaged tree or bitmap is noticed before anything has changed.
     extent::for_each(cx.cache, &node.state.read().inode, frags.clone(), |e| {
         cx.space.prepare_free(Run { start: e.start, len: e.len })
     })?;
@@ -174,8 +177,8 @@ pub fn remove(cx: &FileCtx<'_>, node: &Node, frags: Range<u64>, reservation: &Re
     }
 }
 
-/// Makes what is allocated in a range of fragments unwritten: it reads as zeros and keeps its place. Nodes of the tree are
-/// reserved ([`reserve_for_cut`]).
+/// Marks what is allocated in a range of fragments as unwritten: it reads as zeros and keeps its place. Nodes of the
+/// tree are reserved ([`reserve_for_cut`]).
 pub fn make_unwritten(cx: &FileCtx<'_>, node: &Node, frags: Range<u64>, reservation: &Reservation) -> Result<()> {
     let mut at = frags.start;
     while at < frags.end {
@@ -201,14 +204,14 @@ pub fn has_pages(cx: &FileCtx<'_>, st: &NodeState, bytes: &Range<u64>) -> bool {
     st.data.pages.range(bytes.start / bs..bytes.end.div_ceil(bs)).next().is_some()
 }
 
-/// Makes bytes at the edges of a range zeros, which share a fragment with others, and returns the fragments inside that
-/// are left: nothing in memory has bytes of them.
+/// Zeros the bytes at the edges of a range that share a fragment with bytes outside. Returns the whole fragments that
+/// remain inside; no page has bytes of them.
 pub fn zero_edges(cx: &FileCtx<'_>, st: &mut NodeState, bytes: &Range<u64>, privileged: bool) -> Result<Range<u64>> {
     let g = *cx.cache.geometry();
     let (fs, bs) = (g.frag_size() as u64, g.block_size() as u64);
     let size = st.inode.size;
     let first = bytes.start.div_ceil(fs);
-    // Behind the end of the file nobody has bytes.
+    // Nothing is kept behind the end of the file.
     let end = if bytes.end >= size { bytes.end.div_ceil(fs) } else { bytes.end / fs };
     if first > end {
         zero_bytes(cx, st, bytes.start..bytes.end.min(size), privileged)?;
@@ -216,7 +219,7 @@ pub fn zero_edges(cx: &FileCtx<'_>, st: &mut NodeState, bytes: &Range<u64>, priv
     }
     zero_bytes(cx, st, bytes.start..(first * fs).min(size), privileged)?;
     zero_bytes(cx, st, (end * fs).max(bytes.start)..bytes.end.min(size), privileged)?;
-    // The pages that this made have the rest of their blocks too.
+    // The pages created by this cover the rest of their blocks too.
     let mut inside = first..end;
     for index in [bytes.start / bs, (bytes.end - 1) / bs] {
         let Some(p) = st.data.pages.get_mut(&index) else { continue };
@@ -224,7 +227,7 @@ pub fn zero_edges(cx: &FileCtx<'_>, st: &mut NodeState, bytes: &Range<u64>, priv
         let within = |at: u64| (at.max(index * bs) - index * bs).min(valid) as usize;
         Arc::make_mut(&mut p.bytes)[within(bytes.start)..within(bytes.end)].fill(0);
         let dirty = (index * bs + p.dirty.start as u64) / fs..(index * bs + p.dirty.end as u64).div_ceil(fs);
-        // With both edges in one block, what lies between them is written as zeros.
+        // If both edges are in one block, the page also writes zeros between them.
         if dirty.start < inside.end && dirty.end > inside.start {
             inside.end = inside.start;
         }
@@ -232,7 +235,7 @@ pub fn zero_edges(cx: &FileCtx<'_>, st: &mut NodeState, bytes: &Range<u64>, priv
     Ok(inside)
 }
 
-/// Makes bytes of one fragment zeros, if they can be anything else.
+/// Zeros bytes of one fragment, unless they are zeros already.
 fn zero_bytes(cx: &FileCtx<'_>, st: &mut NodeState, bytes: Range<u64>, privileged: bool) -> Result<()> {
     if bytes.is_empty() {
         return Ok(());
@@ -247,7 +250,7 @@ fn zero_bytes(cx: &FileCtx<'_>, st: &mut NodeState, bytes: Range<u64>, privilege
     }
 }
 
-/// Leaves of the extent tree that a step can shift.
+/// The number of leaves of the extent tree that one step can shift, and the log bytes for them.
 fn leaves(cx: &FileCtx<'_>, node: &Node) -> (usize, usize) {
     let g = cx.cache.geometry();
     let bytes = |n| extent::log_bytes_for_shift(g, &node.state.read().inode, n) + log_bytes_inode();
@@ -255,8 +258,8 @@ fn leaves(cx: &FileCtx<'_>, node: &Node) -> (usize, usize) {
     (n, bytes(n))
 }
 
-/// Moves everything from fragment `from` on by `by` fragments towards the start, where a hole is, and makes the file so
-/// much shorter. It has no pages.
+/// Moves everything from fragment `from` on towards the start by `by` fragments, into a hole, and makes the file
+/// shorter by as much. The file has no pages.
 pub fn shift_down(cx: &FileCtx<'_>, node: &Node, from: u64, by: u64) -> Result<()> {
     let mut at = Some(from);
     while let Some(from) = at {
@@ -276,12 +279,12 @@ pub fn shift_down(cx: &FileCtx<'_>, node: &Node, from: u64, by: u64) -> Result<(
     Ok(())
 }
 
-/// Moves everything from fragment `from` on by `by` fragments away from the start, and makes the file so much longer. It
-/// has no pages.
+/// Moves everything from fragment `from` on away from the start by `by` fragments, and makes the file longer by as
+/// much. The file has no pages.
 pub fn shift_up(cx: &FileCtx<'_>, node: &Node, from: u64, by: u64) -> Result<()> {
     let end = extent::last(cx.cache, &node.state.read().inode, 0, 1)?.first().map_or(0, |e| e.end());
     if end + by > LOGICAL_END {
-        // Allocated ahead, behind the end of the file: that has to go.
+        // Preallocated space behind the end of the file is removed.
         let size = node.state.read().inode.size;
         let nodes = reserve_for_cut(cx, node)?;
         remove(cx, node, cx.cache.geometry().frags_for(size)..LOGICAL_END, &nodes)?;
@@ -305,7 +308,7 @@ pub fn shift_up(cx: &FileCtx<'_>, node: &Node, from: u64, by: u64) -> Result<()>
         let txn = cx.journal.begin(log_bytes)?;
         txn.begin_critical();
         let mut st = node.state.write();
-        // The size first: no extent comes to lie behind it.
+        // The size grows first, so that no extent lies behind it.
         st.inode.size += std::mem::take(&mut longer);
         st.disk_size = st.inode.size;
         below = extent::shift_up(&txn, cx.space, &mut st.inode, from, by, end, leaves)?;

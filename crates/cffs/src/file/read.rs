@@ -9,8 +9,8 @@ use crate::inode::locality::dir_extents;
 use crate::node::NodeState;
 use crate::sums::Reading;
 
-/// Copies from the file into `out`, up to its end; returns the number of bytes. `ahead` is how many bytes to fetch
-/// beyond for a sequential reader.
+/// Copies from the file into `out`, up to the end of the file. Returns the number of bytes. `ahead` is how many further
+/// bytes to fetch for a sequential reader.
 pub fn read(cx: &FileCtx<'_>, st: &NodeState, offset: u64, out: &mut [u8], ahead: u64) -> Result<usize> {
     let size = st.inode.size;
     if offset >= size || out.is_empty() {
@@ -44,7 +44,7 @@ pub fn read(cx: &FileCtx<'_>, st: &NodeState, offset: u64, out: &mut [u8], ahead
     Ok(len)
 }
 
-/// Reads what the device has of a range; holes and what lies beyond the size on the device read as zeros.
+/// Reads a range from the device. Holes, and everything beyond the size on the device, read as zeros.
 pub(super) fn read_disk(cx: &FileCtx<'_>, st: &NodeState, offset: u64, out: &mut [u8], ahead: u64) -> Result<()> {
     let have = deferred::written_size(st).saturating_sub(offset).min(out.len() as u64) as usize;
     let (out, beyond) = out.split_at_mut(have);
@@ -60,7 +60,7 @@ pub(super) fn read_disk(cx: &FileCtx<'_>, st: &NodeState, offset: u64, out: &mut
     let fs = g.frag_size() as u64;
     let grouped = is_grouped(cx, st);
     let check = cx.sums.map(|sums| sums.reading(st.inode.ino));
-    // A long read of a large file gathers what it needs from all its extents, and asks for it at once.
+    // A long read of a large file collects requests from all its extents, and sends them in one batch.
     let past = !grouped && cx.cache.reads_direct(st.inode.size, out.len());
     let mut runs: Vec<ReadRun<'_>> = Vec::new();
     let (mut at, mut rest) = (offset, out);
@@ -69,7 +69,7 @@ pub(super) fn read_disk(cx: &FileCtx<'_>, st: &NodeState, offset: u64, out: &mut
         let skip = at % fs;
         match deferred::lookup(cx, st, logical)? {
             Mapping::Hole { until } => {
-                // A hole may reach to the end of the address space: count in bytes only what is asked for.
+                // A hole may reach to the end of the address space, so only the requested part is counted in bytes.
                 let hole = (until - logical).min(g.frags_for(rest.len() as u64) + 1) << g.frag_shift;
                 let part = split_off(&mut rest, hole - skip);
                 at += part.len() as u64;
@@ -78,7 +78,7 @@ pub(super) fn read_disk(cx: &FileCtx<'_>, st: &NodeState, offset: u64, out: &mut
             Mapping::Data(e) => {
                 let left = ((e.end() - logical) << g.frag_shift) - skip;
                 let frag = e.start + (logical - e.logical);
-                // What begins within a fragment is read by way of the cache, up to that one's end.
+                // A read that begins inside a fragment goes through the cache, up to the end of that fragment.
                 let left = if past && skip > 0 { fs - skip } else { left };
                 let part = split_off(&mut rest, left);
                 at += part.len() as u64;
@@ -99,7 +99,7 @@ pub(super) fn read_disk(cx: &FileCtx<'_>, st: &NodeState, offset: u64, out: &mut
         return cx.cache.read_runs(runs, check.as_ref().map(|c| c as &dyn DataVerifier));
     }
     if ahead > 0 && !grouped && cx.cache.has_readahead() {
-        // A read of that part meets a failure again, and returns it.
+        // An error is ignored here, because a read of that part meets and returns it.
         let _ = fetch_beyond(cx, st, at, ahead);
     }
     Ok(())
@@ -162,7 +162,8 @@ fn is_grouped(cx: &FileCtx<'_>, st: &NodeState) -> bool {
     st.inode.size <= cx.placement.small_max()
 }
 
-/// Reads a run of whole fragments, the last one perhaps in part. What is missing of a small file is read with its group.
+/// Reads a run of whole fragments, the last one perhaps in part. For a small file, blocks that are not cached are read
+/// with their group.
 fn read_fragments(
     cx: &FileCtx<'_>,
     st: &NodeState,

@@ -1,4 +1,4 @@
-//! What a write needs: space for what has none, and blocks for the extent tree.
+//! What a write reserves: space for bytes without extents, and blocks for the extent tree.
 
 use super::{FileCtx, deferred};
 use crate::error::Result;
@@ -7,7 +7,7 @@ use crate::format::InodeFormat;
 use crate::node::NodeState;
 use std::ops::Range;
 
-/// Brings the reservation for the extent tree up to what the dirty pages may need at worst.
+/// Adjusts the reservation for the extent tree to the worst case of the dirty pages.
 pub(crate) fn reserve_tree(cx: &FileCtx<'_>, st: &mut NodeState, privileged: bool) -> Result<()> {
     let frags = st.data.pages_reserved + st.data.pages_splits;
     reserve_tree_for(cx, st, frags, 1, privileged)
@@ -22,7 +22,7 @@ pub(super) fn reserve_tree_for(
     privileged: bool,
 ) -> Result<()> {
     let g = cx.cache.geometry();
-    // What is in flight or deferred changes the tree before these pages do, so all of it is reserved for.
+    // Extents in flight or deferred change the tree before these pages do, so they are included.
     let earlier = st.data.in_flight + st.data.deferred.extents().len() as u64;
     let need = extent::worst_case_blocks(g, &st.inode, st.data.places(g, more), frags + earlier);
     st.data.reservation(cx.space).set_blocks(need, privileged)
@@ -31,9 +31,9 @@ pub(super) fn reserve_tree_for(
 /// What it takes to write a range of a file.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Needs {
-    /// Fragments without a place.
+    /// Fragments without an extent.
     pub(super) places: u64,
-    /// Extents more, at most, when unwritten ones become written in part.
+    /// Most extents added by unwritten extents that become written in part.
     pub(super) splits: u64,
 }
 
@@ -62,7 +62,7 @@ pub(super) fn needs(cx: &FileCtx<'_>, st: &NodeState, frags: Range<u64>) -> Resu
     Ok(n)
 }
 
-/// Where the device goes on behind what the file has before a fragment, if it has something there.
+/// The device address that continues the extent before a fragment; `None` if there is a hole before it.
 pub(super) fn preceding(cx: &FileCtx<'_>, st: &NodeState, logical: u64) -> Result<Option<u64>> {
     let Some(before) = logical.checked_sub(1) else { return Ok(None) };
     Ok(match deferred::lookup(cx, st, before)? {

@@ -1,4 +1,4 @@
-//! Making files shorter, and giving back all they have.
+//! Truncating files, and freeing all that they have.
 
 use super::FileCtx;
 use crate::error::Result;
@@ -12,7 +12,7 @@ use crate::journal::Txn;
 use crate::node::{self, NodeState};
 use std::sync::Arc;
 
-/// Most extents freed in one transaction; a file with more is cut in several, the size going first.
+/// Most extents freed in one transaction. A file with more is cut in several, each of which stores the size that is left.
 const EXTENTS_PER_TXN: usize = 64;
 
 /// How many extents one step frees, and the most bytes that it logs.
@@ -22,13 +22,13 @@ pub fn plan(cx: &FileCtx<'_>, inode: &Inode) -> (usize, usize) {
     let limit = (cx.journal.reserve_max() / 2 / each).clamp(1, EXTENTS_PER_TXN);
     let bits = (limit * each).min(inode.frags as usize / 8 + limit * (cx.space.log_bytes(0) + 128));
     let core = INODE_CORE_SIZE + INLINE_MAX + 64;
-    // The tree may have grown since the caller looked: room for one more level.
+    // The tree may have grown since the caller looked, so there is room for one more level.
     let slack = 8 * (g.block_size() + 64);
     (limit, extent::log_bytes_for_remove(g, cx.space, inode, limit) + bits + core + slack)
 }
 
 /// First logical fragment that a step removes: that of the `limit`th extent from the end, or `from` if there are fewer.
-/// All that removing them needs to read is read, so that a damaged tree or bitmap shows before anything has changed.
+/// Reads everything that the removal needs, so that a damaged tree or bitmap is noticed before anything has changed.
 fn cut_point(cx: &FileCtx<'_>, inode: &Inode, from: u64, limit: usize) -> Result<u64> {
     let last = extent::last(cx.cache, inode, from, limit)?;
     for e in &last {
@@ -40,8 +40,8 @@ fn cut_point(cx: &FileCtx<'_>, inode: &Inode, from: u64, limit: usize) -> Result
     Ok(if last.len() == limit { last[limit - 1].logical.max(from) } else { from })
 }
 
-/// One step of cutting the file to `size`. Nothing of the file is in writeback, and nobody writes to it between the
-/// steps. True when more steps are needed.
+/// One step of truncating the file to `size`. Nothing of the file is in writeback, and nobody writes to it between
+/// steps. Returns true if more steps are needed.
 pub fn shrink_step(cx: &FileCtx<'_>, txn: &Txn<'_>, st: &mut NodeState, size: u64, limit: usize) -> Result<bool> {
     let g = *cx.cache.geometry();
     let bs = g.block_size() as u64;
@@ -50,7 +50,8 @@ pub fn shrink_step(cx: &FileCtx<'_>, txn: &Txn<'_>, st: &mut NodeState, size: u6
         InodeFormat::Inline(_) if size == 0 => st.inode.format = InodeFormat::Extents(Vec::new()),
         InodeFormat::Inline(d) => d.truncate(size as usize),
         _ => {
-            // From the end: at every moment the device shows a shorter file, never one with stale extents behind its end.
+            // Extents are removed from the end, because the device must never show stale extents behind the end of a
+            // file.
             let cut = cut_point(cx, &st.inode, g.frags_for(size), limit)?;
             let mut freed = Vec::new();
             more = extent::remove(txn, cx.space, &mut st.inode, cut..LOGICAL_END, limit, &mut freed)?;
@@ -63,10 +64,10 @@ pub fn shrink_step(cx: &FileCtx<'_>, txn: &Txn<'_>, st: &mut NodeState, size: u6
             }
         }
     }
-    // It lies behind the size that the device shows, and so behind the new one.
+    // Deferred extents lie behind the size on the device, and so behind the new size.
     debug_assert!(st.data.deferred.is_empty() || size <= st.disk_size, "a cut in what is deferred");
     st.data.drop_deferred(cx.space);
-    // Pages beyond the end go; the page with the end in it loses its tail.
+    // Pages beyond the end are dropped. The page that contains the end loses its tail.
     let first_gone = size.div_ceil(bs);
     let gone: Vec<u64> = st.data.pages.range(first_gone..).map(|(i, _)| *i).collect();
     gone.into_iter().for_each(|i| st.data.drop_page(cx.cache, i));
@@ -89,10 +90,11 @@ pub fn shrink_step(cx: &FileCtx<'_>, txn: &Txn<'_>, st: &mut NodeState, size: u6
     }
     st.inode.size = size;
     st.disk_size = st.disk_size.min(disk_end);
-    // Without room for more the reservation stays as it is; the inode has to follow extents and bitmap all the same.
+    // If there is no space for a greater reservation it stays as it is. The inode must follow extents and bitmap in any
+    // case.
     let _ = super::reserve::reserve_tree(cx, st, true);
     node::store(txn, st)?;
-    // metadata=sync: as in FFS, an inode apart from its name is written when it loses what it had.
+    // metadata=sync: as in FFS, an external inode is written when it loses space.
     if let (true, InodeLocation::External { block, .. }) = (frees, st.location) {
         txn.write_ordered(block);
     }

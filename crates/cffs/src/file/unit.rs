@@ -1,4 +1,4 @@
-//! A writeback unit: what of one file is on its way to the device, and the mapping that is to be committed for it.
+//! A writeback unit: the data of one file that is being written, and the mapping to commit for it.
 
 use super::FileCtx;
 use crate::cache::{BufRef, DataRun};
@@ -13,7 +13,7 @@ use std::sync::Arc;
 pub(super) enum Origin {
     /// Dirty pages of the file.
     Pages,
-    /// The memory of a program that waits for it: a direct write, which makes the file this long and changes its times.
+    /// The memory of a program, which waits: a direct write, which sets the size of the file and its times.
     Direct {
         /// Time of the write, in nanoseconds since 1970.
         mtime: i64,
@@ -52,28 +52,28 @@ impl Pending {
     }
 }
 
-/// What of one file is on its way.
+/// Data of one file that is being written.
 pub(super) struct Unit<'a> {
     pub(super) node: Arc<Node>,
     pub(super) origin: Origin,
     pub(super) pages: Vec<TakenPage>,
-    /// What was reserved for the data. Deferred extents have theirs with the file.
+    /// Reservation for the data. Deferred extents have theirs in the node.
     pub(super) reservation: Option<Reservation>,
-    /// Blocks for the extent tree; the file's own reservation if there is none.
+    /// Blocks for the extent tree; `None` means the file's own reservation.
     pub(super) tree: Option<Reservation>,
     /// What is to be written.
     pub(super) runs: Vec<DataRun<'a>>,
     /// Extents to commit, in the order of the file.
     pub(super) extents: Vec<Pending>,
-    /// Runs that the file has already, unwritten ones among them, if their checksums are to be invalidated.
+    /// Runs that the file has already, unwritten ones included, whose checksums are to be invalidated.
     pub(super) overwritten: Vec<Run>,
-    /// Size when the pages were taken; of a direct write, the size that it makes.
+    /// Size when the pages were taken. For a direct write, the size that it sets.
     pub(super) size: u64,
-    /// The contents, where they fit into the inode.
+    /// The contents, if they fit into the inode.
     pub(super) inline: Option<Vec<u8>>,
     /// New blocks made in the cache for data that is written through the journal.
     pub(super) fresh: Vec<BufRef>,
-    /// What is written stays in the cache.
+    /// The written data stays in the cache.
     pub(super) keep: bool,
 }
 
@@ -96,12 +96,12 @@ impl<'a> Unit<'a> {
         }
     }
 
-    /// Bytes of its pages that were dirty.
+    /// Number of dirty bytes in its pages.
     pub(super) fn bytes(&self) -> usize {
         self.pages.iter().map(|p| p.dirty.len()).sum()
     }
 
-    /// Adds an extent that was allocated out of the reservation.
+    /// Adds an extent that was allocated from the reservation.
     pub(super) fn add_allocated(&mut self, extent: Extent) {
         if let Some(reservation) = &self.reservation {
             reservation.allocated(extent.len);
@@ -109,7 +109,7 @@ impl<'a> Unit<'a> {
         self.extents.push(Pending::map(extent));
     }
 
-    /// So many fragments are the inode's in the transaction that is open.
+    /// Notes that so many fragments belong to the inode in the open transaction.
     pub(super) fn note_committed(&mut self, st: &mut NodeState, frags: u64) {
         if self.origin == Origin::Deferred {
             return st.data.note_committed(frags);
@@ -127,8 +127,8 @@ impl<'a> Unit<'a> {
         }
     }
 
-    /// Gives up what is not committed: pages are dirty again, allocated extents go back to free space, deferred ones stay
-    /// with the node. The node is locked.
+    /// Gives up what is not committed: pages become dirty again, allocated extents are freed, deferred extents stay in
+    /// the node. The node is locked.
     pub(super) fn abort(&mut self, cx: &FileCtx<'_>, st: &mut NodeState) {
         (st.data.in_flight, st.data.taken) = (0, 0);
         self.fresh.drain(..).for_each(|b| cx.cache.release_new(&b));
@@ -157,8 +157,8 @@ impl<'a> Unit<'a> {
         }
     }
 
-    /// The data is in place and the mapping committed. What was reserved beyond what was allocated, for space that was there
-    /// after all or for contents that go into the inode, is not needed.
+    /// The data is in place and the mapping is committed. Releases what was reserved and not allocated, because there
+    /// was an extent already or the contents go into the inode.
     pub(super) fn finish(&mut self, cx: &FileCtx<'_>, st: &mut NodeState) {
         self.reservation = None;
         for TakenPage { index, .. } in self.pages.drain(..) {
@@ -169,7 +169,7 @@ impl<'a> Unit<'a> {
             }
         }
         (st.data.in_flight, st.data.taken) = (0, 0);
-        // Without space for more the reservation stays as it is: it was for these pages too.
+        // If there is no space for a greater reservation it stays as it is, because it covered these pages too.
         let _ = super::reserve::reserve_tree(cx, st, true);
     }
 }

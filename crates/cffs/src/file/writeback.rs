@@ -1,10 +1,10 @@
 //! Writeback: allocate extents, write the data, then commit the mapping.
 //!
-//! What a commit makes durable points only to data that left for the device before it. An fsync of a small file takes
-//! another way: the same extents, but the data goes into the log with the transaction ([`super::log_write`]).
+//! A commit only makes mappings durable whose data left for the device before. An fsync of a small file allocates in
+//! the same way, but its data goes into the log with the transaction ([`super::log_write`]).
 //!
-//! Where data has checksums they come between data and extents, and what is overwritten in its place has none while that
-//! happens (see [`crate::sums`]).
+//! With data checksums, they are stored after the data and before the mapping is committed. Checksums of data that is
+//! overwritten in place are invalidated during the write (see [`crate::sums`]).
 
 use super::unit::{Origin, Unit};
 use super::{FileCtx, collect, mapping};
@@ -30,8 +30,8 @@ fn name_space_order(node: &Node) -> (u64, u64, usize) {
     }
 }
 
-/// Writes back what the nodes have, allocating for their files in the order of the name space. Errors are kept in the
-/// nodes for fsync; the first is returned too.
+/// Writes back the data of these nodes, allocating in the order of the name space. Errors are kept in the nodes for
+/// fsync, and the first one is returned too.
 pub fn write_back(cx: &FileCtx<'_>, nodes: Vec<Arc<Node>>) -> Result<()> {
     let mut ordered: Vec<_> = nodes.into_iter().map(|n| (name_space_order(&n), n)).collect();
     ordered.sort_by_key(|(k, _)| *k);
@@ -84,13 +84,14 @@ fn write_ordered(cx: &FileCtx<'_>, nodes: impl Iterator<Item = Arc<Node>>) -> Re
     first_error.map_or(Ok(()), Err)
 }
 
-/// Ends the writeback of a node. Threads that wait for that go on.
+/// Ends the writeback of a node, and wakes the threads that wait for it.
 pub(super) fn end_writeback(node: &Node) {
     *node.in_writeback.lock() = false;
     node.writeback_done.notify_all();
 }
 
-/// Writes the data of units and commits their mapping. Returns the last error; the other units are written all the same.
+/// Writes the data of units and commits their mapping. An error of one unit does not stop the others; the last error is
+/// returned.
 pub(super) fn write_units(cx: &FileCtx<'_>, mut units: Vec<Unit<'_>>) -> Result<()> {
     if units.is_empty() {
         return Ok(());
@@ -138,13 +139,13 @@ fn run_of(cx: &FileCtx<'_>, r: &DataRun<'_>) -> Run {
     Run { start: r.frag, len: (r.len >> cx.cache.geometry().frag_shift) as u64 }
 }
 
-/// Ends a unit that failed: what is not known to be in place stays dirty, so that no later fsync takes it for written.
+/// Ends a unit that failed. Data that may not be in place stays dirty, so that no later fsync reports it as written.
 fn fail(cx: &FileCtx<'_>, unit: &mut Unit<'_>, e: Error) -> Result<()> {
     let node = unit.node.clone();
     {
         let mut st = node.state.write();
         unit.abort(cx, &mut st);
-        // The program that waits for a direct write has the bytes still, and they go by way of pages now.
+        // For a direct write the program still has the bytes. They go through pages now.
         if !matches!(unit.origin, Origin::Direct { .. }) {
             tracing::error!("writeback of inode {}: {e}", node.ino);
             st.data.error.get_or_insert(e.duplicate());
@@ -154,7 +155,7 @@ fn fail(cx: &FileCtx<'_>, unit: &mut Unit<'_>, e: Error) -> Result<()> {
     Err(e)
 }
 
-/// The checksums of what a unit writes. The tables that they go to are pinned.
+/// The checksums of the data of a unit. Pins the tables that contain them.
 pub(super) fn checksums_of(
     cx: &FileCtx<'_>,
     sums: &Sums,
