@@ -133,7 +133,7 @@ pub struct DirEntry {
     pub ino: Ino,
     /// Type of the file.
     pub file_type: FileType,
-    /// Position after this entry: hand it to the next call. Never 0; stays valid while the directory changes.
+    /// Position after this entry, for the next call. Never 0; stays valid while the directory changes.
     pub cookie: u64,
     /// Attributes, when asked for.
     pub attr: Option<Attr>,
@@ -153,9 +153,9 @@ pub struct StatFs {
     pub free: u64,
     /// Free for unprivileged users.
     pub available: u64,
-    /// Inodes that there are or could be.
+    /// Inodes that exist or could be created.
     pub inodes: u64,
-    /// Inodes that could still be made.
+    /// Inodes that could still be created.
     pub inodes_free: u64,
 }
 

@@ -77,7 +77,7 @@ impl Fs {
             let touched = |t: Option<TimeSpec>| matches!(t, Some(TimeSpec::At(_)));
             let more = set.perm.is_some() || set.uid.is_some() || set.gid.is_some() || set.size.is_some();
             let fixed = more || touched(set.atime) || touched(set.mtime);
-            // Append-only files may still have their times set to the present.
+            // An append-only file may still have its times set to the present.
             let forbidden = if fixed { FLAG_IMMUTABLE | FLAG_APPEND } else { FLAG_IMMUTABLE };
             flags::forbid(&node.state.read(), forbidden)?;
         }
@@ -151,7 +151,7 @@ impl Fs {
             return Err(Error::FileTooLarge);
         }
         let _write_lock = node.write_lock.lock();
-        // What is cut off need not be committed before.
+        // Extents behind the new size need not be committed first.
         if size > node.state.read().disk_size {
             crate::file::flush_deferred(&self.file_cx(), node)?;
         }

@@ -16,6 +16,6 @@ pub(super) struct Background {
 pub(super) struct BackgroundState {
     pub(super) stop: bool,
     pub(super) woken: bool,
-    /// Files that long writes go to, and that have enough in memory to begin with.
+    /// Files with long writes in progress and enough dirty pages to start writing them back.
     pub(super) streams: Vec<Arc<Node>>,
 }

@@ -1,5 +1,5 @@
-//! Contents that are durable with the inode they belong to: the target of a symbolic link that is too long for the inode,
-//! and contents that leave it.
+//! Contents that become durable in one transaction with their inode: the target of a symbolic link that is too long for
+//! the inode, and inline contents that move out of an inode.
 
 use super::Fs;
 use crate::cache::BufRef;
@@ -12,16 +12,16 @@ use crate::space::Space;
 use crate::sums::{ChecksumRun, PinnedTables};
 use std::cell::Cell;
 
-/// Contents with space of their own, allocated and not committed yet.
+/// Contents with allocated space that is not committed yet.
 pub(super) struct Contents<'a> {
     space: &'a Space,
     reservation: Reservation,
     data: &'a [u8],
     run: Run,
     committed: Cell<bool>,
-    /// First fragment, end, and the block where it has other owners too.
+    /// First fragment, end, and the block if other files own parts of it.
     pieces: Vec<(FragAddr, FragAddr, Option<BufRef>)>,
-    /// Their checksums, and where those go.
+    /// Their checksums, and the tables for these.
     sums: Option<(PinnedTables, ChecksumRun)>,
 }
 
@@ -35,9 +35,9 @@ impl Drop for Contents<'_> {
 }
 
 impl Fs {
-    /// Allocates space for contents that are to be durable with the inode they belong to, such as the target of a symbolic
-    /// link that is too long for the inode. They become the inode's with [`Fs::log_contents`]; if they are dropped before,
-    /// their space goes back to the reservation.
+    /// Allocates space for contents that become durable together with their inode, such as a long symbolic link target.
+    /// [`Fs::log_contents`] commits them to the inode. If they are dropped before, the space returns to the
+    /// reservation.
     pub(super) fn allocate_contents<'a>(
         &'a self,
         reservation: &Reservation,
@@ -72,7 +72,7 @@ impl Fs {
         while frag < run.end() {
             let block = g.block_of_frag(frag);
             let end = g.frag_of_block(block + 1).min(run.end());
-            // Of a block that is not all its own, the other files' part is needed too.
+            // If other files own parts of the block, the block is read so that these parts stay.
             let shared = if end - frag < fpb { Some(self.cache.data_block(block)?) } else { None };
             contents.pieces.push((frag, end, shared));
             frag = end;
@@ -86,7 +86,7 @@ impl Fs {
         ((c.run.len as usize) << self.geo.frag_shift) + 64 * c.pieces.len() + self.space.log_bytes(c.run.len) + sums
     }
 
-    /// Gives contents to an inode, by way of the log: they are durable with the transaction.
+    /// Makes contents those of an inode, through the log: they are durable with the transaction.
     pub(super) fn log_contents(&self, txn: &Txn<'_>, inode: &mut Inode, c: &Contents<'_>) -> Result<()> {
         let g = &self.geo;
         inode.size = c.data.len() as u64;

@@ -9,8 +9,9 @@ use crate::format::{FILE_SIZE_MAX, FileType, Ino};
 const CHUNK: u64 = 1 << 20;
 
 impl Fs {
-    /// Copies up to `len` bytes from `offset` of file `from` to `to_offset` of file `to`; returns how many, fewer at the
-    /// end of `from` and when an error comes after some. Holes are not read, and stay holes where `to` has no bytes yet.
+    /// Copies up to `len` bytes from `offset` of file `from` to `to_offset` of file `to`. Returns the number of bytes,
+    /// which is smaller at the end of `from`, or if an error follows some bytes. Holes are not read, and stay holes if
+    /// `to` has no bytes there yet.
     ///
     /// [`Error::Invalid`] when the ranges overlap in one file.
     pub fn copy_range(&self, c: Caller, from: Ino, offset: u64, to: Ino, to_offset: u64, len: u64) -> Result<u64> {
@@ -28,7 +29,7 @@ impl Fs {
         if from == to && offset.abs_diff(to_offset) < len {
             return Error::invalid("the ranges to copy from and to overlap");
         }
-        // A hole at its start is written as one, so this is asked for here.
+        // Checked here, because a copy that begins with a hole writes nothing at first.
         let locked = target.flags & FLAG_IMMUTABLE != 0 || target.flags & FLAG_APPEND != 0 && to_offset != target.size;
         if len > 0 && locked {
             return Err(Error::NotPermitted);
@@ -44,14 +45,14 @@ impl Fs {
                 Err(e) => return Err(e),
             }
         }
-        // A hole at the end of what was copied.
+        // The copied range ends with a hole, so the target has to be extended.
         if done > 0 && to_offset + done > end {
             self.extend_if_shorter(c, to, to_offset + done)?;
         }
         Ok(done)
     }
 
-    /// Makes the file so long if it is shorter. Others may write to it at the same time: what they append stays.
+    /// Extends the file if it is shorter. Others may write to it at the same time: what they append stays.
     fn extend_if_shorter(&self, c: Caller, ino: Ino, size: u64) -> Result<()> {
         let node = self.node(ino)?;
         let _write_lock = self.lock_for_change(&node)?;
@@ -81,7 +82,8 @@ impl Fs {
         end: &mut u64,
         buffer: &mut Vec<u8>,
     ) -> Result<u64> {
-        // Others may have written there since the last piece: what they wrote is not left in a hole of the source.
+        // Others may have written behind the end since the last piece. A hole of the source must overwrite that with
+        // zeros.
         *end = (*end).max(self.getattr(to)?.size);
         if to_at >= *end {
             let data = match self.seek_data(from, at) {
@@ -95,7 +97,7 @@ impl Fs {
         }
         let mut n = len.min(CHUNK);
         if to_at >= *end {
-            // As far as there are bytes: what follows may be a hole to keep.
+            // Stops before the next hole, because that may stay a hole.
             n = n.min(self.seek_hole(from, at)?.max(at + 1) - at);
         }
         buffer.resize(n as usize, 0);

@@ -1,4 +1,4 @@
-//! Making files: create, mkdir, mknod, symlink.
+//! Creating files: create, mkdir, mknod, symlink.
 
 use super::contents::Contents;
 use super::quota::LimitedAllocator;
@@ -21,8 +21,8 @@ use crate::reservation::Reservation;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// metadata=sync: a block in which names of a directory have changed goes to the device with the transaction, and then
-/// what points to it, if the directory has blocks more or less than the `frags` fragments it had.
+/// metadata=sync: writes a block with changed names to the device with the transaction. If the directory has gained or
+/// lost blocks (it had `frags` fragments before), the block of its inode is written after it.
 pub(super) fn write_names_ordered(txn: &Txn<'_>, dir: &NodeState, block: BlockAddr, frags: u64) {
     txn.write_ordered(block);
     if let (true, Some(block)) = (dir.inode.frags != frags, dir.location.block()) {
@@ -30,7 +30,7 @@ pub(super) fn write_names_ordered(txn: &Txn<'_>, dir: &NodeState, block: BlockAd
     }
 }
 
-/// Where an inode stands that is embedded in the entry of `name` in `slot`.
+/// Location of an inode that is embedded in the entry of `name` in `slot`.
 pub(super) fn embedded_in(slot: &dir::Slot, name: &[u8]) -> InodeLocation {
     let inode = slot.offset + dirblock::ENTRY_HEADER + align8(name.len());
     InodeLocation::Embedded { block: slot.block, entry: slot.offset, inode }
@@ -48,7 +48,7 @@ fn check_new_name(cx: &DirCtx<'_>, dir: &Inode, state: &DirState, name: &[u8], f
     Ok(())
 }
 
-/// What is to be made.
+/// The file to create.
 pub(super) struct NewFile<'a> {
     pub(super) file_type: FileType,
     pub(super) perm: NewPerm,
@@ -63,12 +63,12 @@ impl Fs {
         self.make(c, parent, name, NewFile { file_type: FileType::Regular, perm: perm.into(), rdev: 0, target: None })
     }
 
-    /// Makes a directory.
+    /// Creates a directory.
     pub fn mkdir(&self, c: Caller, parent: Ino, name: &[u8], perm: impl Into<NewPerm>) -> Result<Attr> {
         self.make(c, parent, name, NewFile { file_type: FileType::Directory, perm: perm.into(), rdev: 0, target: None })
     }
 
-    /// Makes a file of any type but directory and symbolic link. `rdev` counts for devices.
+    /// Creates a file of any type but directory and symbolic link. `rdev` counts for devices.
     pub fn mknod(
         &self,
         c: Caller,
@@ -84,7 +84,7 @@ impl Fs {
         self.make(c, parent, name, NewFile { file_type, perm: perm.into(), rdev, target: None })
     }
 
-    /// Makes a symbolic link.
+    /// Creates a symbolic link.
     pub fn symlink(&self, c: Caller, parent: Ino, name: &[u8], target: &[u8]) -> Result<Attr> {
         if target.is_empty() {
             return Err(Error::NotFound);
@@ -165,7 +165,7 @@ impl Fs {
             reservation.merge(quota);
         }
         let contents = long.map(|t| self.allocate_contents(&reservation, dir_node.ino, t)).transpose()?;
-        // Without a reservation a block that comes may have to go again.
+        // Without a reservation, a block that was added may have to be removed again.
         let names = if blocks > 0 { self.log_bytes_names() } else { self.log_bytes_remove() };
         let log_bytes = names
             + contents.as_ref().map_or(0, |c| self.log_bytes_contents(c))
@@ -182,7 +182,7 @@ impl Fs {
             if made.is_err() {
                 self.keep_grown(&txn, &mut st)?;
             }
-            // Without space everything is as before, but for blocks that the directory may have got.
+            // Without space nothing has changed, except for blocks that the directory may have gained.
             if !matches!(made, Err(Error::Io(_) | Error::Corrupt(_))) {
                 txn.end_critical();
             }
@@ -190,7 +190,7 @@ impl Fs {
         })
     }
 
-    /// Finds room for a new name. After an error the directory keeps what it has grown by.
+    /// Finds room for a new name. After an error the directory keeps the blocks that it gained.
     pub(super) fn slot_for_name(
         &self,
         txn: &Txn<'_>,
@@ -210,7 +210,7 @@ impl Fs {
         }
     }
 
-    /// Gives back the room for a name after the error `e`. Returns the error that the operation fails with.
+    /// Releases the room for a name after the error `e`. Returns the error of the operation.
     pub(super) fn give_up_slot(&self, txn: &Txn<'_>, st: &mut NodeState, slot: dir::Slot, e: Error) -> Error {
         let given_up =
             as_dir(st).and_then(|(inode, state)| dir::give_up(&self.dir_cx(), txn, &self.space, inode, state, slot));
@@ -218,7 +218,7 @@ impl Fs {
         given_up.and(kept).err().unwrap_or(e)
     }
 
-    /// After a failure: blocks that the directory or a table got meanwhile stay theirs.
+    /// Stores inodes after a failure: the directory and the tables keep blocks that they gained.
     pub(super) fn keep_grown(&self, txn: &Txn<'_>, dir: &mut NodeState) -> Result<()> {
         if !dir.freed && dir.dir.is_some() {
             dir.disk_size = dir.inode.size;
@@ -227,7 +227,7 @@ impl Fs {
         self.store_tables(txn)
     }
 
-    /// Room for an inline area beside a name.
+    /// Room for an inline area in the entry of a name.
     pub(super) fn inline_max(&self, name_len: usize) -> usize {
         let room = self.geo.block_size() - crate::format::META_HEADER_SIZE;
         let entry = dirblock::entry_len(name_len, INODE_CORE_SIZE);
@@ -262,7 +262,7 @@ impl Fs {
         check_new_name(&cx, dir_inode, dir_state, name, is_dir)?;
         let mut inode = self.new_inode(&owner, dir_inode, new, contents.is_none(), inherited, attributes, now);
         if is_dir {
-            // Known before the first block is placed.
+            // The directory is tracked before its first block is allocated.
             self.placement.track(dir_inode);
         }
         let room = if self.embeds() { inode.encoded_len() } else { 0 };
@@ -304,14 +304,15 @@ impl Fs {
         self.space.with_counters(|n| n.inodes += 1);
         if is_dir {
             dir_inode.nlink += 1;
-            // What an earlier directory of the same number left behind is not this one's.
+            // Placement state of an earlier directory with this number does not count.
             self.placement.untrack(inode.ino);
             self.placement.track(&inode);
         }
         let node = self.inodes.insert(txn, inode, location, Some(owner.reservation));
         node.refs.fetch_add(1, Ordering::AcqRel);
         self.changed_dir(txn, st, now)?;
-        // Name and inode in one block cannot come apart. Else the inode is there before its name.
+        // A name and an embedded inode share a block, so they cannot be written separately. An external inode is
+        // written before its name.
         if let InodeLocation::External { .. } = location {
             self.write_inode_ordered(txn, location)?;
             write_names_ordered(txn, st, entry_block, blocks);
@@ -320,7 +321,8 @@ impl Fs {
         Ok(node)
     }
 
-    /// The inode of a new file in a directory; it has no number yet. `inline_target`: that of a symbolic link fits into it.
+    /// The inode of a new file in a directory, without a number yet. `inline_target`: the target of a symbolic link
+    /// fits into it.
     #[expect(clippy::too_many_arguments, reason = "what was prepared for it")]
     fn new_inode(
         &self,
@@ -337,7 +339,7 @@ impl Fs {
         inode.generation = self.next_generation();
         [inode.uid, inode.gid, inode.projid] = owner.ids;
         if is_dir {
-            // A set-gid directory hands the bit down to directories, as its group to all (System V and Linux).
+            // A set-gid directory passes the bit on to directories, and its group to all files (System V and Linux).
             inode.mode |= dir.mode & 0o2000;
         }
         inode.flags = dir.flags & if is_dir { FLAGS_INHERITED } else { FLAGS_INHERITED & !FLAGS_OF_DIRS };
@@ -375,7 +377,7 @@ impl Fs {
         }
     }
 
-    /// A directory's contents changed: times, size, and the group its files go to.
+    /// Stores a directory after a change of its contents: times, size, and the group for its next files.
     pub(super) fn changed_dir(&self, txn: &Txn<'_>, st: &mut NodeState, now: i64) -> Result<()> {
         st.inode.mtime = now;
         st.inode.ctime = now;
@@ -384,7 +386,7 @@ impl Fs {
         crate::node::store(txn, st)
     }
 
-    /// metadata=sync: the block of an inode goes to the device with the transaction, and what leads to it.
+    /// metadata=sync: writes the block of an inode, and what leads to it, to the device with the transaction.
     pub(super) fn write_inode_ordered(&self, txn: &Txn<'_>, location: InodeLocation) -> Result<()> {
         location.block().into_iter().for_each(|b| txn.write_ordered(b));
         self.inodes.external.store_inode(txn)
@@ -395,25 +397,25 @@ impl Fs {
         self.inodes.external.store_inode(txn)
     }
 
-    /// Ends an operation that used the tables: their own inodes are written also when it failed half way, as the tables
-    /// may have grown before.
+    /// Ends an operation that used the tables. Their inodes are stored even if the operation failed half way, because
+    /// the tables may have grown before.
     pub(super) fn with_tables<R>(&self, txn: &Txn<'_>, outcome: Result<R>) -> Result<R> {
         let stored = self.store_tables(txn);
         let done = outcome?;
         stored.map(|()| done)
     }
 
-    /// Does what needs space. If there is none, everything is written back and committed, and it is tried once more.
-    /// Nothing may be locked, but [`Node::write_lock`] may.
+    /// Runs an operation that needs space. If there is none, everything is written back and committed, and the
+    /// operation is tried once more. The caller holds no lock but perhaps [`Node::write_lock`].
     pub(super) fn with_space<R>(&self, attempt: impl FnMut() -> Result<R>) -> Result<R> {
-        // An error is reported to those whose data it is, by fsync.
+        // An error is reported by fsync of the files concerned.
         let write_back = || drop(self.write_back_all(self.opts.lazytime));
         with_space(&self.file_cx(), Reclaim::WriteBack(&write_back), attempt)
     }
 
-    /// As [`Fs::with_space`], for an operation that makes a name: `attempt` gets the number of blocks to reserve. With a
-    /// reservation for the worst case nothing is done in vain. If there is no space for that, the operation is tried with
-    /// none, because most names need no new block.
+    /// As [`Fs::with_space`], for an operation that creates a name: `attempt` gets the number of blocks to reserve.
+    /// With a worst-case reservation there is nothing to undo. If there is no space for that reservation, the operation
+    /// is tried with none, because most names need no new block.
     pub(super) fn with_name_space<R>(&self, mut attempt: impl FnMut(u64) -> Result<R>) -> Result<R> {
         match self.with_space(|| attempt(self.blocks_for_name())) {
             Err(Error::NoSpace) => attempt(0),
@@ -422,7 +424,7 @@ impl Fs {
     }
 }
 
-/// Whose a new file is.
+/// Owner, group and project of a new file, and the reservation for it.
 struct Owner<'a> {
     c: Caller,
     ids: Ids,
@@ -430,7 +432,7 @@ struct Owner<'a> {
     reservation: &'a Reservation,
 }
 
-/// Owner, group and project of what is made in a directory.
+/// Owner, group and project of a file that is created in a directory.
 fn ids_of_new(c: Caller, dir: &Inode) -> Ids {
     let gid = if dir.mode & 0o2000 != 0 { dir.gid } else { c.gid };
     let project = if dir.flags & FLAG_PROJECT_INHERIT != 0 { dir.projid } else { 0 };

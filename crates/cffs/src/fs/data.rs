@@ -15,12 +15,12 @@ use std::sync::atomic::Ordering;
 const FSYNC_LOG_MAX: usize = 64 << 10;
 /// Bytes fetched ahead of a sequential reader of a large file.
 const READ_AHEAD: u64 = 2 << 20;
-/// Shortest write that counts as part of a stream.
+/// Shortest write that counts as part of a stream, in bytes.
 const STREAM_WRITE: usize = 256 << 10;
-/// A stream is written back while it comes once it has this share of the cache in memory.
+/// A stream is written back early once its dirty pages reach one in so many parts of the cache.
 const STREAM_SHARE: usize = 32;
 
-/// Whether the file can be written from this offset on.
+/// Fails if the file cannot be written from this offset on.
 fn may_write(st: &NodeState, offset: u64) -> Result<()> {
     match st.inode.file_type() {
         FileType::Regular => {}
@@ -66,8 +66,8 @@ impl Fs {
         Ok(n)
     }
 
-    /// After a write of `len` bytes: a file that comes in long writes goes to the device while the program makes the rest, and not
-    /// when memory is full. What a slow device does not take stays together, and gets its places together.
+    /// After a write of `len` bytes: starts writeback of a file with long writes while the program produces more,
+    /// instead of waiting until memory is full. If the device lags, dirty pages accumulate and get longer extents.
     fn start_writeback(&self, node: &Arc<Node>, len: usize) {
         if len < STREAM_WRITE || !self.opts.background {
             return;
@@ -98,15 +98,15 @@ impl Fs {
         self.write_pages(c, node, offset, data)
     }
 
-    /// Keeps writers and cutters away from a file, for a change of its space or of the room in its inode: what it has is
-    /// in pages, or the inode knows of it.
+    /// Keeps writes and truncation away from a file while its space, or the room in its inode, changes. The file has no
+    /// deferred extents then: its data is in pages or mapped.
     pub(super) fn lock_for_change<'a>(&self, node: &'a Arc<Node>) -> Result<MutexGuard<'a, ()>> {
         let resize = node.write_lock.lock();
         file::flush_deferred(&self.file_cx(), node)?;
         Ok(resize)
     }
 
-    /// Makes a direct write where that is possible and better; false where it is not.
+    /// Makes a direct write if that is possible and better; false if it is not.
     fn direct_write(&self, c: Caller, node: &Arc<Node>, offset: u64, data: &[u8]) -> Result<bool> {
         let long = || {
             let end = offset.saturating_add(data.len() as u64);
@@ -129,7 +129,7 @@ impl Fs {
         Ok(written)
     }
 
-    /// Leaves bytes in pages. [`Node::write_lock`] is held.
+    /// Writes bytes into pages. [`Node::write_lock`] is held.
     fn write_pages(&self, c: Caller, node: &Arc<Node>, offset: u64, data: &[u8]) -> Result<usize> {
         let (written, must_flush) = {
             let mut st = node.state.write();
@@ -138,7 +138,7 @@ impl Fs {
             }
             may_write(&st, offset)?;
             let written = file::write(&self.file_cx(), &mut st, offset, data, c.privileged());
-            // Before an error there may have been zeros behind the old end.
+            // Even after an error there may be new zeros behind the old end.
             self.list_dirty(node);
             if written.is_ok() {
                 let now = now();
@@ -152,12 +152,12 @@ impl Fs {
         written
     }
 
-    /// Keeps dirty data within its share of the cache: above a quarter the background thread starts, above half the
-    /// writer itself writes back.
+    /// Bounds dirty data by its share of the cache: above a quarter the background thread starts writeback, above half
+    /// the writer writes back itself.
     fn throttle(&self, more: usize) -> Result<()> {
         let dirty = self.cache.dirty_data() + more;
         if dirty > self.opts.cache_bytes / 2 {
-            // fsync returns an error to those whose data it is. Here it counts if memory stays full.
+            // An error is reported by fsync of the files concerned. Here it counts only if memory stays full.
             if let Err(e) = self.write_back_all(self.opts.lazytime)
                 && self.cache.dirty_data() + more > self.opts.cache_bytes / 2
             {
@@ -169,9 +169,9 @@ impl Fs {
         Ok(())
     }
 
-    /// Makes a file durable: contents, attributes, names. A directory's names are durable then, and of the root's the
-    /// whole file system (a mount through FUSE hears of sync(2) in no other way). With `data_only`, attributes that
-    /// are not needed to read the contents may be left out; they are not.
+    /// Makes a file durable: contents, attributes, names. For a directory this includes its names, and for the root the
+    /// whole file system (Linux does not pass sync(2) on to a FUSE mount in another way). With `data_only`, attributes
+    /// that are not needed to read the contents could be left out; they are not.
     pub fn fsync(&self, ino: Ino, _data_only: bool) -> Result<()> {
         if self.opts.read_only {
             return Ok(());
@@ -188,13 +188,13 @@ impl Fs {
         earlier.map_or(Ok(()), Err)
     }
 
-    /// Brings a file's dirty data to where the next commit makes it durable.
+    /// Writes a file's dirty data so that the next commit makes it durable.
     pub(super) fn flush_node(&self, node: &Arc<Node>) -> Result<()> {
         let small = {
             let st = node.state.read();
             if st.data.is_mapped() && !st.dirty {
                 drop(st);
-                // It may be on its way already.
+                // The data may be in writeback already.
                 node.wait_writeback();
                 return Ok(());
             }
@@ -214,7 +214,7 @@ impl Fs {
             return Ok(());
         }
         self.journal.check()?;
-        // One file's error must not keep the others' changes from becoming durable.
+        // An error of one file must not keep the others' changes from becoming durable.
         let written = self.write_back_all(false);
         self.journal.commit()?;
         written
@@ -248,7 +248,7 @@ impl Fs {
         if want_data { Err(Error::NoDataBeyond) } else { Ok(size) }
     }
 
-    /// Stores directories' placement hints that changed without the directory being written.
+    /// Stores placement hints of directories that changed while the directory itself was not written.
     pub(super) fn store_hints(&self) -> Result<()> {
         for node in self.inodes.all() {
             let hint = self.placement.hint(node.ino);

@@ -1,4 +1,4 @@
-//! Allocating ahead, punching holes, zeroing ranges, closing and opening gaps: fallocate(2).
+//! Preallocating, punching holes, zeroing, collapsing and inserting ranges: fallocate(2).
 
 use super::{Caller, Fs, flags, now};
 use crate::error::{Error, Result};
@@ -13,22 +13,23 @@ use std::sync::Arc;
 /// What [`Fs::fallocate`] does with its range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fallocate {
-    /// Gives every part of it a place on the device, so that writing there finds space. New parts read as zeros.
+    /// Allocates space for the whole range, so that a write there finds space. New parts read as zeros.
     Allocate {
         /// The file's size stays, even if the range goes beyond it.
         keep_size: bool,
     },
-    /// Gives its space back: it reads as zeros. The size stays.
+    /// Frees the space of the range, which then reads as zeros. The size stays.
     PunchHole,
-    /// It reads as zeros, and has its place.
+    /// Makes the range read as zeros, and keeps or allocates its space.
     Zero {
         /// The file's size stays, even if the range goes beyond it.
         keep_size: bool,
     },
-    /// Takes it out of the file: what follows moves up. Offset and length are multiples of the block size, and the range
-    /// ends before the file does.
+    /// Removes the range from the file: the bytes behind it move towards the start. Offset and length are multiples of
+    /// the block size, and the range ends before the file does.
     Collapse,
-    /// Puts a hole of this length in: what follows moves back. Offset and length are multiples of the block size, and the
+    /// Inserts a hole of this length: the bytes behind it move away from the start. Offset and length are multiples of
+    /// the block size, and the offset lies in the file.
     /// offset lies in the file.
     Insert,
 }
@@ -36,9 +37,9 @@ pub enum Fallocate {
 impl Fs {
     /// Changes the space of a range of a regular file (bytes).
     ///
-    /// [`Error::NoSpace`] when there is none for all of it (for [`Fallocate::Allocate`] and [`Fallocate::Zero`] a part may
-    /// have its place then); [`Error::FileTooLarge`] beyond the largest file; [`Error::Invalid`] for an empty range, or one
-    /// that cannot be collapsed or inserted.
+    /// [`Error::NoSpace`] when there is not enough for all of it (for [`Fallocate::Allocate`] and [`Fallocate::Zero`] a
+    /// part may be allocated then); [`Error::FileTooLarge`] beyond the largest file; [`Error::Invalid`] for an empty
+    /// range, or one that cannot be collapsed or inserted.
     pub fn fallocate(&self, c: Caller, ino: Ino, what: Fallocate, offset: u64, len: u64) -> Result<()> {
         self.writable()?;
         let node = self.node(ino)?;
@@ -62,14 +63,14 @@ impl Fs {
         let end = offset.checked_add(len).filter(|e| *e <= FILE_SIZE_MAX).ok_or(Error::FileTooLarge)?;
         let bytes = offset..end;
         let outcome = match what {
-            // What was done of these is done once more without harm.
+            // A second attempt repeats finished parts of these without harm.
             Fallocate::Allocate { keep_size } => self.with_space(|| self.allocate(c, &node, bytes.clone(), keep_size)),
             Fallocate::PunchHole => self.with_space(|| self.punch(c, &node, bytes.clone())),
             Fallocate::Zero { keep_size } => self.with_space(|| self.zero_range(c, &node, bytes.clone(), keep_size)),
             Fallocate::Collapse => self.collapse(c, &node, bytes),
             Fallocate::Insert => self.insert_range(c, &node, bytes),
         };
-        // What was done before an error may have left dirty pages too.
+        // After an error the finished parts may have left dirty pages.
         self.list_dirty(&node);
         self.flush_if_needed(&node);
         outcome?;
@@ -81,8 +82,8 @@ impl Fs {
         }
         self.list_dirty(&node);
         if matches!(what, Fallocate::Collapse | Fallocate::Insert) {
-            // Contents stay where they are on the device and mean another place of the file now. What is written over them
-            // next must not be found, after a crash, at the place they had before.
+            // The contents stay where they are on the device, but now belong to other offsets of the file. Commit,
+            // because a crash must not show later overwrites at the old offsets.
             self.journal.commit()?;
         }
         Ok(())
@@ -94,7 +95,7 @@ impl Fs {
 
     fn allocate(&self, c: Caller, node: &Arc<Node>, bytes: Range<u64>, keep_size: bool) -> Result<()> {
         let cx = self.file_cx();
-        // Pages there have space of their own to come.
+        // Pages in the range have reserved their own space, so they are written back first.
         self.flush_range(node, &bytes)?;
         let _exclusive = Exclusive::new(node);
         self.leave_inode(c, node)?;
@@ -110,14 +111,14 @@ impl Fs {
         if size > st.inode.size { file::extend(&self.file_cx(), &mut st, size, c.privileged()) } else { Ok(()) }
     }
 
-    /// Leaves no page in the range: they go to their places, so that after an error the file has what was written to it last, not
-    /// what the device had before that. New ones are made only with [`Node::write_lock`], which the caller holds.
+    /// Writes back all pages in the range, so that after an error the file has its latest contents and not older ones
+    /// of the device. New pages are made only with [`Node::write_lock`], which the caller holds.
     fn flush_range(&self, node: &Arc<Node>, bytes: &Range<u64>) -> Result<()> {
         let cx = self.file_cx();
         let has_pages = || preallocate::has_pages(&cx, &node.state.read(), bytes);
         if has_pages() {
             writeback::write_back(&cx, vec![node.clone()])?;
-            // Only those of a file that nobody has any more stay, until it is gone.
+            // Pages remain only if the file has no name and no references, until it is freed.
             if has_pages() {
                 return Err(Error::Stale);
             }
@@ -127,7 +128,7 @@ impl Fs {
 
     fn punch(&self, c: Caller, node: &Arc<Node>, bytes: Range<u64>) -> Result<()> {
         let cx = self.file_cx();
-        // What can fail for want of space comes first.
+        // Reservations that can fail come first.
         let nodes = preallocate::reserve_for_cut(&cx, node)?;
         self.flush_range(node, &bytes)?;
         let _exclusive = Exclusive::new(node);
@@ -136,7 +137,7 @@ impl Fs {
             st.inode.size > st.inode.data_room() as u64
         };
         if too_long {
-            // Pages outside the range are to take the place of these contents, and may do so before the range is cut or after.
+            // Pages outside the range will replace the inline contents, before or after the range is cut.
             self.leave_inode(c, node)?;
         }
         let inside = {
@@ -157,7 +158,7 @@ impl Fs {
     fn zero_range(&self, c: Caller, node: &Arc<Node>, bytes: Range<u64>, keep_size: bool) -> Result<()> {
         let cx = self.file_cx();
         let frags = self.frag_range(&bytes);
-        // What can fail for want of space comes first.
+        // Reservations that can fail come first.
         let reservation = {
             let _exclusive = Exclusive::new(node);
             self.leave_inode(c, node)?;
@@ -214,7 +215,7 @@ impl Fs {
         preallocate::shift_up(&self.file_cx(), node, frags.start, frags.end - frags.start)
     }
 
-    /// Contents that stand in the inode get a place of their own, by way of the log.
+    /// Moves inline contents to space of their own, through the log.
     fn leave_inode(&self, c: Caller, node: &Arc<Node>) -> Result<()> {
         let (dir, data) = {
             let st = node.state.read();
