@@ -55,9 +55,12 @@ fn samples_without_damage_are_in_order_and_have_everything() {
 /// were taken for good.
 #[test]
 fn cases_that_once_failed() {
-    for (target, seed, case) in
-        [(Target::Log, 555, 1024), (Target::Image, 9001, 244), (Target::Image, 94_000_000, 4136)]
-    {
+    for (target, seed, case) in [
+        (Target::Log, 555, 1024),
+        (Target::Image, 9001, 244),
+        (Target::Image, 94_000_000, 4136),
+        (Target::Image, 98_000_000, 778),
+    ] {
         if let Err(f) = run_case(&CORPUS, target, seed, case) {
             panic!("--seed {seed} --only {} --case {case}: {}", target.name(), f.text);
         }

@@ -37,6 +37,11 @@ impl Checker<'_> {
         self.check_space(table, blocks.frags, blocks.complete);
         let bad_block = if kind == BlockKind::Locator { Class::LocatorBlock } else { Class::ExternalBlock };
         let end = table.size.div_ceil(self.g.block_size() as u64);
+        let device = self.g.total_blocks;
+        if end > device {
+            let what = || format!("size {} on a device of {device} blocks", table.size);
+            self.inode_problem(Class::InodeSize, table.ino, what);
+        }
         let mut map: Option<Map> = None;
         let mut damaged = 0;
         let owner = table.ino;
@@ -49,7 +54,7 @@ impl Checker<'_> {
         };
         for (lblock, addr, read) in Ahead::new(self.pool, blocks.blocks(), self.pool.piece_blocks(), read) {
             // Holes are filled before a table grows, so it never has more blocks than the device.
-            if lblock >= end.min(self.g.total_blocks) {
+            if lblock >= end.min(device) {
                 self.inode_problem(Class::InodeSize, table.ino, || {
                     format!("size {} but there is a block {lblock}", table.size)
                 });

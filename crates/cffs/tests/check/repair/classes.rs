@@ -533,6 +533,9 @@ fn tables() -> Vec<Case> {
         case("external inodes: table inode destroyed", Class::SystemInode, WHOLE, |i| {
             i.edit_inode_bytes(EXTERNAL_INO, |b| b[..120].fill(0));
         }),
+        case("external inodes: size beyond the device", Class::InodeSize, WHOLE, |i| {
+            i.edit_inode(EXTERNAL_INO, |x| x.size = (i.g.total_blocks + 1) << i.g.block_shift);
+        }),
         case("external inodes: map of blocks lost", Class::NameDangling, WHOLE, |i| {
             i.edit_inode(EXTERNAL_INO, |x| x.format = InodeFormat::Extents(Vec::new()));
         }),
