@@ -9,7 +9,7 @@ pub enum IoUring {
     /// Where the kernel allows it.
     #[default]
     Allowed,
-    /// Or there is no mount.
+    /// Mounting fails without it.
     Required,
     /// Never.
     Off,
@@ -22,16 +22,17 @@ pub struct MountConfig {
     pub fsname: String,
     /// Other users than the one who mounts may use the file system.
     pub allow_other: bool,
-    /// The kernel checks permission bits, as for any file system of its own. Without it anybody who gets in may do anything.
+    /// The kernel checks permission bits, as for its own file systems. Without this, anybody who can reach the mount
+    /// may do anything.
     pub default_permissions: bool,
     /// Extended attributes. They cost messages: the kernel asks for `security.capability` before the first write to a
     /// file, and programs such as `ls -l` ask for access control lists.
     pub xattr: bool,
     /// POSIX access control lists can be set and are enforced; only with [`MountConfig::xattr`] and
-    /// [`MountConfig::default_permissions`]. Who is not the owner pays with messages: the kernel asks for the list of an
-    /// inode before it checks its permissions.
+    /// [`MountConfig::default_permissions`]. They cost messages for users other than the owner: the kernel asks for the
+    /// list of an inode before it checks permissions.
     pub acl: bool,
-    /// Set-user-id and set-group-id bits of programs count. Only root can have this.
+    /// Set-user-id and set-group-id bits of programs take effect. Only root can have this.
     pub suid: bool,
     /// Device files work. Only root can have this.
     pub dev: bool,
@@ -40,11 +41,12 @@ pub struct MountConfig {
     /// Threads that answer the kernel. Each waits for the device alone, and fsyncs share a commit only if they wait at the
     /// same time, so there are more of them than processors.
     pub threads: usize,
-    /// How long the kernel may believe names and attributes without asking again.
+    /// How long the kernel may use cached names and attributes without asking again.
     pub ttl: Duration,
     /// Largest WRITE and READ in bytes.
     pub max_transfer: u32,
-    /// How far the kernel reads ahead in one file, in bytes; applied if we may (root), otherwise the kernel's own 128 KiB.
+    /// How far the kernel reads ahead in a file, in bytes. Only root can set it; otherwise the kernel's own 128 KiB
+    /// apply.
     pub readahead: u32,
     /// Requests that the kernel keeps in flight in the background (readahead, asynchronous direct I/O).
     pub max_background: u16,
@@ -58,8 +60,8 @@ impl Default for MountConfig {
         let cpus = std::thread::available_parallelism().map_or(1, |n| n.get());
         MountConfig {
             fsname: "cffs".into(),
-            // What root mounts is for everybody, as with any other file system. Others need `user_allow_other` in
-            // /etc/fuse.conf for it.
+            // A mount by root is for everybody, as with any other file system. Other users need `user_allow_other` in
+            // /etc/fuse.conf for that.
             allow_other: root,
             default_permissions: true,
             xattr: true,
@@ -78,7 +80,7 @@ impl Default for MountConfig {
 }
 
 impl MountConfig {
-    /// Options for the kernel and for fusermount3, without those that they take in other ways.
+    /// Options for the kernel and for fusermount3, without those that are passed in other ways.
     pub(crate) fn data_options(&self) -> Vec<String> {
         let mut options = Vec::new();
         if self.default_permissions {

@@ -1,4 +1,4 @@
-//! Between the engine's types and the ones of FUSE.
+//! Conversions between the engine's types and those of FUSE.
 
 use cffs::{Attr, FileType, SetAttr, TimeSpec};
 use fuser::{FileAttr, INodeNo, TimeOrNow};
@@ -24,7 +24,7 @@ pub(crate) fn attr(a: &Attr) -> FileAttr {
         atime: from_nanos(a.atime),
         mtime: from_nanos(a.mtime),
         ctime: from_nanos(a.ctime),
-        // Only macOS has a place for it in the protocol that fuser speaks; Linux asks with STATX, which fuser lacks.
+        // Only the protocol of macOS has a field for it in fuser. Linux asks with STATX, which fuser lacks.
         crtime: from_nanos(a.btime),
         kind: file_type(a.file_type),
         perm: a.perm,
@@ -37,7 +37,7 @@ pub(crate) fn attr(a: &Attr) -> FileAttr {
     }
 }
 
-/// The answer "there is no such name, and you may remember that": number 0 and nothing else.
+/// The reply that there is no such name, which may be cached: number 0 and nothing else.
 pub(crate) fn no_entry() -> FileAttr {
     FileAttr {
         ino: INodeNo(0),
@@ -63,7 +63,7 @@ fn from_nanos(ns: i64) -> SystemTime {
     if ns >= 0 { UNIX_EPOCH + d } else { UNIX_EPOCH - d }
 }
 
-/// Nanoseconds of a time that came from the kernel; what does not fit becomes the nearest that does.
+/// Nanoseconds of a time from the kernel, clamped to the range of the type.
 fn to_nanos(t: SystemTime) -> i64 {
     match t.duration_since(UNIX_EPOCH) {
         Ok(d) => i64::try_from(d.as_nanos()).unwrap_or(i64::MAX),
@@ -83,7 +83,7 @@ pub(crate) fn time(t: TimeOrNow) -> TimeSpec {
     }
 }
 
-/// The change that a SETATTR asks for.
+/// The change that a SETATTR requests.
 pub(crate) fn set_attr(
     mode: Option<u32>,
     uid: Option<u32>,

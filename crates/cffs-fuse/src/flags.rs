@@ -1,7 +1,7 @@
-//! Flags and project of a file, as chattr(1), lsattr(1) and quota tools ask for them.
+//! Flags and project of a file, for chattr(1), lsattr(1) and quota tools.
 //!
-//! Linux turns these `ioctl`s into its own operations first: it checks who may change what, and sends them on with the
-//! numbers below, whatever the size of a `long` in the program that asked.
+//! Linux turns these `ioctl`s into operations of its own. It checks who may change what, and passes them on with the
+//! numbers below, whatever the size of a `long` in the calling program.
 
 use crate::ioctl::Call;
 use crate::messages::Message;
@@ -21,7 +21,7 @@ const SET_XATTR: u32 = 0x401c_5820;
 /// Bytes of `struct fsxattr`: flags, extent size, number of extents, project, extent size for copies, and room.
 const XATTR_SIZE: usize = 28;
 
-/// Flags of `struct fsxattr`, and ours.
+/// Flags of `struct fsxattr`, and the inode flags they stand for.
 const XFLAGS: [(u32, u32); 6] = [
     (0x8, FLAG_IMMUTABLE),
     (0x10, FLAG_APPEND),
@@ -31,7 +31,7 @@ const XFLAGS: [(u32, u32); 6] = [
     (0x200, FLAG_PROJECT_INHERIT),
 ];
 
-/// Answers one of these; `None` if it is none.
+/// Answers one of these `ioctl`s; `None` for any other.
 pub(crate) fn dispatch(shared: &MountState, call: &Call<'_>) -> Option<std::result::Result<Vec<u8>, Errno>> {
     let operation = match call.cmd {
         GET_FLAGS | GET_FLAGS_32 => get_flags,
@@ -47,7 +47,7 @@ pub(crate) fn dispatch(shared: &MountState, call: &Call<'_>) -> Option<std::resu
         operation(fs, call)
     });
     if answer.is_ok() && matches!(call.cmd, SET_FLAGS | SET_FLAGS_32 | SET_XATTR) {
-        // The kernel does not expect the change time to move.
+        // The kernel does not expect a new change time.
         shared.attributes_changed(fuser::INodeNo(call.ino));
     }
     Some(answer)
@@ -58,7 +58,7 @@ fn word(bytes: &[u8], at: usize) -> Result<u32> {
     four.map(u32::from_ne_bytes).ok_or_else(|| Error::Invalid("too few bytes".into()))
 }
 
-/// A word, in as many bytes as were asked for.
+/// A word, padded to the requested number of bytes.
 fn padded(word: u32, call: &Call<'_>) -> Vec<u8> {
     let mut out = word.to_ne_bytes().to_vec();
     out.resize(call.out_size.clamp(4, 8), 0);

@@ -1,7 +1,7 @@
 //! The `ioctl`s that a mount answers, by number.
 //!
-//! FUSE passes as many bytes in and out as the number says (it has direction and size in it), at most 16 KiB; the contents
-//! are not looked at on the way. What is no number of ours gets `ENOTTY`, which is what programs that probe understand.
+//! FUSE passes as many bytes in and out as the number says (direction and size are part of it), at most 16 KiB, and
+//! does not look at the contents. Unknown numbers get `ENOTTY`, which probing programs understand.
 
 use crate::control::{self, Asker};
 use crate::flags;
@@ -19,23 +19,23 @@ const FS_IOC_SETFSLABEL: u32 = 0x4100_9432;
 /// Bytes of a label in the last two.
 const LABEL_ROOM: usize = 256;
 
-/// An `ioctl` as it came.
+/// An `ioctl` as received.
 pub(crate) struct Call<'a> {
-    /// Who calls.
+    /// The caller.
     pub(crate) asker: Asker,
     /// The same, for the engine.
     pub(crate) caller: Caller,
-    /// On which file.
+    /// The file.
     pub(crate) ino: Ino,
     /// The number.
     pub(crate) cmd: u32,
-    /// The bytes that came with it, if the number says that it writes.
+    /// The bytes that came with it, if its number includes input.
     pub(crate) input: &'a [u8],
-    /// Most bytes that the answer can have.
+    /// Most bytes of the answer.
     pub(crate) out_size: usize,
 }
 
-/// Carries it out; returns the bytes of the answer. The result of the system call is 0 then.
+/// Executes an `ioctl`. Returns the bytes of the answer; the system call then returns 0.
 pub(crate) fn dispatch(shared: &MountState, call: &Call<'_>) -> Result<Vec<u8>, Errno> {
     match call.cmd {
         cffs_buf::CONTROL_IOCTL => shared.call(Message::Ioctl, call.ino, |fs| {
@@ -57,7 +57,7 @@ pub(crate) fn dispatch(shared: &MountState, call: &Call<'_>) -> Result<Vec<u8>, 
     }
 }
 
-/// Something that takes root or the user who mounted.
+/// Executes a change that only root or the user who mounted may make.
 fn change(
     shared: &MountState,
     call: &Call<'_>,
@@ -66,7 +66,8 @@ fn change(
     shared.call(Message::Ioctl, call.ino, |fs| if call.asker.may_change() { f(fs) } else { Err(Error::NotPermitted) })
 }
 
-/// `struct fstrim_range`: start, length and least length in bytes; the length becomes what was discarded.
+/// `struct fstrim_range`: start, length and least length in bytes. The length is replaced by the number of discarded
+/// bytes.
 fn trim(fs: &Fs, input: &[u8]) -> Result<Vec<u8>, Error> {
     let words: Vec<u64> = input.as_chunks().0.iter().map(|b| u64::from_ne_bytes(*b)).collect();
     let [start, len, min_len] = words[..] else { return Error::invalid("not a range") };

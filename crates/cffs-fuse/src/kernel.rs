@@ -4,30 +4,31 @@ use crate::config::{IoUring, MountConfig};
 use cffs_buf::FuseRing;
 use fuser::{InitFlags, KernelConfig};
 
-/// What the kernel can do without a message.
+/// What the kernel does without a message.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Capabilities {
-    /// After one OPEN was answered with ENOSYS it opens without asking.
+    /// After one OPEN was answered with ENOSYS, it opens without asking.
     pub(crate) no_open: bool,
     /// The same for OPENDIR.
     pub(crate) no_opendir: bool,
-    /// It checks access control lists, and leaves the umask to us.
+    /// It checks access control lists, and leaves the umask to the server.
     pub(crate) acl: bool,
-    /// Set-id bits and capabilities of a file that is written, cut or given away are for us to drop.
+    /// It leaves dropping set-id bits and capabilities to the server when a file is written, truncated or changes its
+    /// owner.
     pub(crate) drops_privileges: bool,
     /// Messages go through io_uring, and wait until it is set up.
     pub(crate) io_uring: bool,
 }
 
-/// Wanted where the kernel has it.
+/// Requested if the kernel supports it.
 const WANTED: [InitFlags; 6] = [
     // Every listing brings attributes: they lie in the directory block, so they cost nothing, and they save the LOOKUPs.
     InitFlags::FUSE_DO_READDIRPLUS,
     InitFlags::FUSE_PARALLEL_DIROPS,
     InitFlags::FUSE_ASYNC_DIO,
     InitFlags::FUSE_CACHE_SYMLINKS,
-    // We are the only writer: pages go stale only by what the kernel itself does. Without this a size in a reply that
-    // differs from the cached one empties the page cache.
+    // The server is the only writer, so cached pages become stale only through the kernel itself. Without this flag a
+    // size in a reply that differs from the cached one drops the cached pages.
     InitFlags::FUSE_EXPLICIT_INVAL_DATA,
     InitFlags::FUSE_MAX_PAGES,
 ];
@@ -57,14 +58,14 @@ pub(crate) fn negotiate(kernel: &mut KernelConfig, config: &MountConfig) -> Capa
         let _ = kernel.set_max_background(nearest);
     }
     let has = kernel.capabilities();
-    // Both or neither: with access control lists alone the kernel would still apply the umask.
+    // Both or neither, because with access control lists alone the kernel would still apply the umask.
     let for_acl = InitFlags::FUSE_POSIX_ACL | InitFlags::FUSE_DONT_MASK;
     let acl = config.acl && config.xattr && config.default_permissions && kernel.add_capabilities(for_acl).is_ok();
-    // Whoever answers GETXATTR is asked for `security.capability` before every write, unless the kernel may remember that
-    // there is nothing to drop; and it may only where the server does the dropping. Without extended attributes it never
-    // asks, and drops set-id bits itself, with a SETATTR before it writes, truncates or changes the owner.
+    // A server that answers GETXATTR gets one for `security.capability` before every write, unless the kernel may cache
+    // that there is nothing to drop. It may do so only if the server drops these bits. Without extended attributes it
+    // never asks, and drops set-id bits itself, with a SETATTR before it writes, truncates or changes the owner.
     let drops_privileges = config.xattr && kernel.add_capabilities(InitFlags::FUSE_HANDLE_KILLPRIV_V2).is_ok();
-    // After this is agreed on there is no way back: all messages wait for the rings.
+    // This cannot be undone once it is negotiated: from then on all messages wait for the rings.
     let io_uring = config.io_uring != IoUring::Off
         && FuseRing::possible().inspect_err(|error| tracing::debug!(%error, "no io_uring")).is_ok()
         && kernel.add_capabilities(InitFlags::FUSE_OVER_IO_URING).is_ok();

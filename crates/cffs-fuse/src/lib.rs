@@ -4,24 +4,25 @@
 //!   program ──system call──► kernel (dentry, attribute and page cache) ──message──► this crate ──call──► cffs::Fs
 //! ```
 //!
-//! A message is a round trip between two processes, and for a small file it costs more than the work it asks for. We are
-//! the only writer of the image, so what the kernel has learnt stays true until the kernel itself changes it. Everything
-//! here follows from that:
+//! A message is a round trip between two processes, and for a small file it costs more than the work it asks for. The
+//! server is the only writer of the image, so what the kernel caches stays valid until the kernel itself changes it.
+//! The design follows from that:
 //!
 //! - names (also names that do not exist) and attributes are valid for years, and a listing brings the attributes along;
 //! - file and directory handles carry nothing, so OPEN, OPENDIR, FLUSH and CREATE are answered once with ENOSYS: after that
 //!   the kernel opens without asking, keeps the page cache and the cached listing over opens, sends no RELEASE, and
 //!   creates with MKNOD alone;
-//! - pages are thrown away when the kernel decides to, never because a time stamp moved.
+//! - cached pages are dropped when the kernel decides to, never because a time stamp changed.
 //!
 //! A cold read of a small file is one READ. The writeback cache of the kernel stays off: it would own size and times, report
 //! a full disk at `close` instead of at `write`, and send a SETATTR with every new file; the engine delays allocation anyway.
 //!
-//! Messages come by `/dev/fuse`, read by fuser (`server`), or through io_uring where the kernel allows it (`ring`, [`IoUring`]); what is
-//! done about them is the same (`ops`).
+//! Messages come through `/dev/fuse`, read by fuser (`server`), or through io_uring if the kernel allows it (`ring`,
+//! [`IoUring`]). Both execute them in the same way (`ops`).
 //!
 //! [`mount`] starts a [`Session`]; [`Session::wait`] returns after the unmount, when the engine has been closed.
-//! [`control`] is the way to a mounted file system from outside: questions, and changes that no system call stands for.
+//! [`control`] is for requests to a mounted file system from outside: queries, and changes for which there is no system
+//! call.
 #![forbid(unsafe_code)]
 
 mod config;

@@ -15,11 +15,11 @@ macro_rules! messages {
             }
         }
 
-        /// How many messages of each kind came.
+        /// The number of messages of each kind.
         #[derive(Debug, Default)]
         pub(crate) struct Messages { $($field: AtomicU64),* }
 
-        /// The counts at one moment.
+        /// The counts at one time.
         #[derive(Clone, Copy, Debug, Default, Serialize)]
         pub(crate) struct MessageCounts { $($field: u64),* }
 

@@ -1,4 +1,4 @@
-//! What the session and its server both use: the engine, the counters, and how it all ends.
+//! State that the session and its server share: the engine, the counters, and how the session ends.
 
 use crate::control::Answers;
 use crate::messages::{Message, Messages};
@@ -12,28 +12,28 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 
-/// A scrub, and its thread until somebody has waited for it.
+/// A scrub, and its thread until that was joined.
 type RunningScrub = (Arc<Scrub>, Option<JoinHandle<()>>);
 
-/// What the session and its server both use.
+/// State that the session and its server share.
 pub(crate) struct MountState {
     fs: Arc<Fs>,
     messages: Messages,
     pub(crate) stats_files: StatsFiles,
-    /// Answers of the control channel that are still being fetched.
+    /// Long answers of the control channel that are still being fetched.
     answers: Answers,
     /// What is mounted.
     image: String,
     notifier: OnceLock<Notifier>,
-    /// Where messages come through io_uring.
+    /// The io_uring threads, if messages come through io_uring.
     rings: OnceLock<Rings>,
     serving: AtomicBool,
     panicked: AtomicBool,
-    /// The kernel has let go of the connection.
+    /// The kernel has closed the connection.
     over: Arc<AtomicBool>,
-    /// The scrub that runs, or ran last.
+    /// The scrub that is running, or the last one.
     scrub: Mutex<Option<RunningScrub>>,
-    /// What closing the engine came to, until somebody has asked for it.
+    /// The result of closing the engine, until somebody takes it.
     closed: Mutex<Option<Result<()>>>,
 }
 
@@ -65,7 +65,7 @@ impl MountState {
         let _ = self.rings.set(rings);
     }
 
-    /// From now on the end of the session closes the engine.
+    /// From now on the end of the session also closes the engine.
     pub(crate) fn serving(&self) {
         self.serving.store(true, Ordering::Release);
     }
@@ -79,7 +79,7 @@ impl MountState {
         self.panicked.load(Ordering::Acquire)
     }
 
-    /// Begins to verify all metadata, in a thread of its own.
+    /// Starts verifying all metadata, in a thread of its own.
     pub(crate) fn start_scrub(&self, options: ScrubOptions) -> Result<()> {
         if options.rate == Some(0) {
             return Error::invalid("a rate of 0 bytes in a second: nothing would ever be read");
@@ -104,24 +104,24 @@ impl MountState {
         Ok(())
     }
 
-    /// How far the scrub is that runs, or ran last.
+    /// Progress of the running scrub, or the result of the last one.
     pub(crate) fn scrub_status(&self) -> Option<ScrubStatus> {
         self.scrub.lock().as_ref().map(|(scrub, _)| scrub.status())
     }
 
-    /// Stops the scrub that runs; returns what it came to.
+    /// Stops the running scrub. Returns its result.
     pub(crate) fn stop_scrub(&self) -> Option<ScrubStatus> {
         let mut running = self.scrub.lock();
         let (scrub, thread) = running.as_mut()?;
         scrub.stop();
-        // Its thread holds nothing that this one has, and looks every moment whether to stop.
+        // This thread holds no lock that the scrub's thread needs, and that thread checks often whether to stop.
         if let Some(thread) = thread.take() {
             let _ = thread.join();
         }
         Some(scrub.status())
     }
 
-    /// Closes the engine, unless that has been done; returns what came of it, to whoever asks first.
+    /// Closes the engine, unless that was done. The first caller gets the result.
     pub(crate) fn close(&self) -> Result<()> {
         self.stop_scrub();
         let mut closed = self.closed.lock();
@@ -138,7 +138,7 @@ impl MountState {
         }
         self.stop_scrub();
         if self.serving.load(Ordering::Acquire) && !self.panicked() {
-            // A panic here would end the thread that reports the end of the session, which everybody waits for.
+            // A panic here would end the thread that reports the end of the session, for which everybody waits.
             let mut closed = self.closed.lock();
             if closed.is_none() {
                 match catch_unwind(AssertUnwindSafe(|| self.fs.close())) {
@@ -149,14 +149,14 @@ impl MountState {
         }
     }
 
-    /// Counts a message, carries it out and turns an error into its number.
+    /// Counts a message, executes it, and turns an error into its number.
     pub(crate) fn call<T>(
         &self,
         message: Message,
         ino: Ino,
         f: impl FnOnce(&Fs) -> Result<T>,
     ) -> std::result::Result<T, Errno> {
-        // Looking at the counters does not change them.
+        // Reading the counters does not change them.
         if !is_snapshot(ino) {
             self.messages.count(message);
         }
@@ -172,8 +172,8 @@ impl MountState {
                 Err(Errno::from_i32(error.errno()))
             }
             Err(_) => {
-                // What the engine holds in memory cannot be trusted now, the image can: nothing more is written, and the
-                // next mount recovers it.
+                // The engine's state in memory may be inconsistent, but the image is not. Nothing more is written, and
+                // the next mount recovers the image.
                 self.panicked.store(true, Ordering::Release);
                 tracing::error!(
                     operation = message.name(),
@@ -189,15 +189,15 @@ impl MountState {
         self.messages.count(message);
     }
 
-    /// Every access is to be noted, so the kernel's caches must not answer for us.
+    /// Whether every access has to be recorded, so that the kernel must not answer reads from its cache.
     pub(crate) fn strict_atime(&self) -> bool {
         self.fs.options().atime == AtimeMode::Strictatime
     }
 
-    /// Tells the kernel that it has to ask for the attributes again.
+    /// Makes the kernel drop its cached attributes.
     pub(crate) fn attributes_changed(&self, ino: INodeNo) {
         if let Some(notifier) = self.notifier.get() {
-            // A negative offset: attributes alone. It fails only if the kernel has forgotten the inode by now.
+            // A negative offset stands for attributes alone. This fails only if the kernel has forgotten the inode.
             let _ = notifier.inval_inode(ino, -1, 0);
         }
     }
@@ -210,7 +210,7 @@ impl MountState {
         &self.image
     }
 
-    /// The counters: those of the engine, and under `fuse` ours.
+    /// The counters: those of the engine, and under `fuse` those of the server.
     pub(crate) fn stats(&self) -> Result<serde_json::Value> {
         let mut all = serde_json::to_value(self.fs.stats()).map_err(std::io::Error::other)?;
         let mut fuse = serde_json::to_value(self.messages.counts()).map_err(std::io::Error::other)?;

@@ -1,7 +1,7 @@
-//! Mounting and unmounting: the system calls, and fusermount3 for those who are not root.
+//! Mounting and unmounting: by system calls, or by fusermount3 for users other than root.
 //!
-//! fuser can mount by itself, but at the end of a session it unmounts whatever lies at the path then, which is somebody
-//! else's file system if `umount` and a new mount came first. Here a mount is known by its device number.
+//! fuser can mount by itself, but at the end of a session it unmounts whatever is at the path then. That can be another
+//! file system, if `umount` and a new mount came first. Here a mount is identified by its device number.
 
 use crate::config::MountConfig;
 use parking_lot::Mutex;
@@ -26,7 +26,7 @@ const HELPER: &str = "fusermount3";
 pub(crate) fn attach(dir: &Path, config: &MountConfig, read_only: bool) -> io::Result<OwnedFd> {
     let fuse = match std::fs::OpenOptions::new().read(true).write(true).open(DEVICE) {
         Ok(file) => OwnedFd::from(file),
-        // Closed to us, but maybe not to the helper.
+        // This process may not open it, but perhaps the helper may.
         Err(e) if e.kind() == io::ErrorKind::PermissionDenied => return attach_by_helper(dir, config, read_only),
         Err(e) => {
             let hint = if e.kind() == io::ErrorKind::NotFound {
@@ -64,11 +64,11 @@ fn flags(config: &MountConfig, read_only: bool) -> MountFlags {
     flags
 }
 
-/// Mounts with the set-uid helper, which sends the connection over a socket.
+/// Mounts with the set-uid helper, which sends the connection through a socket.
 fn attach_by_helper(dir: &Path, config: &MountConfig, read_only: bool) -> io::Result<OwnedFd> {
     let (ours, theirs) = UnixStream::pair()?;
     let mut options = config.data_options();
-    // A comma would end the option.
+    // An unescaped comma would end the option.
     options.push(format!("fsname={}", config.fsname.replace('\\', "\\\\").replace(',', "\\,")));
     options.push("subtype=cffs".into());
     options.push(if read_only { "ro" } else { "rw" }.into());
@@ -132,7 +132,7 @@ struct Mounted {
     fstype: String,
 }
 
-/// The mounts in a mountinfo file (see proc(5)), later ones on top.
+/// The mounts in a mountinfo file (see proc(5)), from bottom to top.
 fn parse_mountinfo(text: &[u8]) -> Vec<Mounted> {
     text.split(|&b| b == b'\n').filter_map(parse_mountinfo_line).collect()
 }
@@ -151,7 +151,7 @@ fn parse_mountinfo_line(line: &[u8]) -> Option<Mounted> {
     })
 }
 
-/// Undoes the `\040` of mountinfo.
+/// Decodes escapes such as `\040` in mountinfo.
 fn unescape(field: &[u8]) -> PathBuf {
     let mut out = Vec::with_capacity(field.len());
     let mut rest = field;
@@ -175,17 +175,17 @@ fn mounts() -> io::Result<Vec<Mounted>> {
     Ok(parse_mountinfo(&std::fs::read("/proc/self/mountinfo")?))
 }
 
-/// What mountinfo calls us.
+/// The type of a cffs mount in mountinfo.
 const FSTYPE: &str = "fuse.cffs";
 
-/// The device number (major, minor) of the file system mounted at `dir`, if it is one of ours.
+/// The device number (major, minor) of the cffs mounted at `dir`, if there is one.
 fn device_at(dir: &Path) -> io::Result<Option<(u32, u32)>> {
     let all = mounts()?;
     let top = all.iter().rev().find(|m| m.dir == dir);
     Ok(top.filter(|m| m.fstype == FSTYPE).map(|m| (m.major, m.minor)))
 }
 
-/// Tells the kernel how far to read ahead; only root may, and nothing depends on it.
+/// Sets how far the kernel reads ahead. Only root may, and an error is ignored because this is only for speed.
 pub(crate) fn set_readahead(dir: &Path, bytes: u32) {
     if let Ok(Some((major, minor))) = device_at(dir) {
         let file = format!("/sys/class/bdi/{major}:{minor}/read_ahead_kb");
@@ -195,17 +195,17 @@ pub(crate) fn set_readahead(dir: &Path, bytes: u32) {
     }
 }
 
-/// Ends a mount, from any thread. Knows the mount by its device number and whether the session lasts, so it does not unmount
-/// what others have mounted at the same place since.
+/// Ends a mount, from any thread. It identifies the mount by its device number, and only while the session lasts, so it
+/// never unmounts another file system mounted at the same place later.
 #[derive(Clone, Debug)]
 pub struct Unmounter {
     dir: PathBuf,
     device: Option<(u32, u32)>,
-    /// Set when the session has ended: then the device number may belong to somebody else.
+    /// Set when the session has ended. The device number may belong to another mount then.
     over: Arc<AtomicBool>,
-    /// One at a time: a second signal waits for what the first one started.
+    /// Held while unmounting: a second signal waits for the unmount of the first one.
     busy: Arc<Mutex<()>>,
-    /// Tells the waiting session to end although the kernel does not let go of the connection.
+    /// Makes the waiting session end although the kernel keeps the connection open.
     abandon: Option<Sender<Event>>,
 }
 
@@ -218,7 +218,7 @@ pub(crate) enum Event {
 }
 
 impl Unmounter {
-    /// For the FUSE mount that lies on top at `dir` now.
+    /// For the topmost FUSE mount at `dir`.
     pub(crate) fn of(dir: &Path) -> io::Result<Unmounter> {
         Ok(Unmounter {
             dir: dir.to_owned(),
@@ -233,12 +233,12 @@ impl Unmounter {
         Unmounter { abandon: Some(session), over, ..self }
     }
 
-    /// Whether one of ours was mounted there when this was made.
+    /// Whether a cffs was mounted there when this value was created.
     pub(crate) fn has_mount(&self) -> bool {
         self.device.is_some()
     }
 
-    /// Where it is mounted.
+    /// Its mount point.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
@@ -252,19 +252,20 @@ impl Unmounter {
         Ok(top.is_some_and(|m| Some((m.major, m.minor)) == self.device))
     }
 
-    /// Unmounts as `umount` does: fails with EBUSY while a program uses the file system. No error if it is not mounted any
-    /// more. [`crate::Session::wait`] returns when the engine has been closed after it.
+    /// Unmounts as `umount` does: fails with EBUSY while a program uses the file system, and succeeds if it is not
+    /// mounted any more. [`crate::Session::wait`] returns once the engine has been closed.
     pub fn unmount(&self) -> io::Result<()> {
         let _one = self.busy.lock();
         self.detach(UnmountFlags::empty(), &["-u"])
     }
 
-    /// What a signal that ends the program should do: unmounts; while programs use the file system, brings what they have
-    /// written to us and then ends the mount under them (they get ENOTCONN).
+    /// For a signal that ends the program: unmounts. If programs use the file system, collects what they have written
+    /// from the kernel, and then ends the mount under them (they get ENOTCONN).
     pub fn terminate(&self) -> io::Result<()> {
         let _one = self.busy.lock();
         if !self.is_mounted()? {
-            // Detached with `umount -l`, and a program still holds it; or just ending by itself, which comes first then.
+            // The mount was detached with `umount -l` while a program uses it; or it is just ending by itself, and then
+            // that event comes first.
             if let Some(session) = &self.abandon {
                 let _ = session.send(Event::Abandon);
             }
@@ -275,20 +276,20 @@ impl Unmounter {
             done => return done,
         }
         tracing::warn!(dir = %self.dir.display(), "still in use; ending the mount anyway");
-        // Pages written through mappings are only in the kernel yet.
+        // Pages written through mappings are still in the kernel only.
         if let Ok(dir) = std::fs::File::open(&self.dir) {
             let _ = rustix::fs::syncfs(&dir);
         }
         self.abort()
     }
 
-    /// Ends the mount at once, whoever uses it. Data in mappings is lost.
+    /// Ends the mount at once, even if it is in use. Data in mappings is lost.
     pub(crate) fn abort(&self) -> io::Result<()> {
         if !self.is_mounted()? {
             return Ok(());
         }
         if let Some((_, minor)) = self.device {
-            // The way that is open to the user who mounted; there only if fusectl is mounted.
+            // The user who mounted may write to this file, but it exists only if fusectl is mounted.
             let _ = std::fs::write(format!("/sys/fs/fuse/connections/{minor}/abort"), "1");
         }
         self.detach(UnmountFlags::FORCE | UnmountFlags::DETACH, &["-u", "-z"])
@@ -301,7 +302,7 @@ impl Unmounter {
         match rustix::mount::unmount(&self.dir, flags | UnmountFlags::NOFOLLOW) {
             Ok(()) => Ok(()),
             Err(Errno::PERM) => unmount_by_helper(&self.dir, helper_args),
-            // Somebody was faster.
+            // Another process was faster.
             Err(Errno::INVAL | Errno::NOENT) if !self.is_mounted()? => Ok(()),
             Err(e) => Err(e.into()),
         }

@@ -1,6 +1,6 @@
-//! What the kernel asks, carried out: one function for each message, whichever way it came.
+//! The messages of the kernel, executed: one function for each, whichever way it was received.
 //!
-//! [`crate::server`] brings messages that fuser has read from `/dev/fuse`, [`crate::ring`] those that come through io_uring.
+//! [`crate::server`] receives the messages that fuser reads from `/dev/fuse`, [`crate::ring`] those through io_uring.
 
 use crate::config::MountConfig;
 use crate::control::Asker;
@@ -15,11 +15,11 @@ use cffs::{Attr, Caller, Error, FileType, Ino, ROOT_INO, RenameFlags, Result, Se
 use fuser::{Errno, INodeNo};
 use std::sync::{Arc, OnceLock};
 
-/// Positions in a listing that the engine does not know: it counts from 64.
+/// Positions in a listing for `.` and `..`, which the engine does not list. Its own positions begin at 64.
 const DOT: u64 = 1;
 const DOT_DOT: u64 = 2;
 
-/// `whence` of lseek(2), of the kinds that the kernel does not keep to itself.
+/// `whence` of lseek(2), as far as the kernel does not handle it itself.
 const SEEK_DATA: i32 = 3;
 const SEEK_HOLE: i32 = 4;
 
@@ -27,7 +27,7 @@ const SEEK_HOLE: i32 = 4;
 const NOREPLACE: u32 = 1;
 const EXCHANGE: u32 = 2;
 
-/// What the sender of a message gets.
+/// The result for the sender of a message.
 pub(crate) type Reply<T> = std::result::Result<T, Errno>;
 
 /// The sender of a message.
@@ -44,12 +44,12 @@ impl Credentials {
     }
 }
 
-/// What stands under a name.
+/// The result of a lookup.
 pub(crate) enum Found {
     Entry(Attr),
-    /// The attributes stay, the name means something else next time.
+    /// The attributes may be cached, but not the name, which refers to another file next time.
     Uncached(Attr),
-    /// There is no such name, and the kernel may remember that.
+    /// There is no such name, and the kernel may cache that.
     Nothing,
 }
 
@@ -58,21 +58,21 @@ pub(crate) struct Listed<'a> {
     pub(crate) name: &'a [u8],
     pub(crate) ino: Ino,
     pub(crate) file_type: FileType,
-    /// Where the listing goes on behind it.
+    /// The position to continue from.
     pub(crate) next: u64,
-    /// For a listing with attributes. The kernel then has one more reference; it takes none to the directory itself and
-    /// the one above, which have no attributes here.
+    /// For a listing with attributes, which takes a reference for the kernel. The directory itself and its parent have
+    /// no attributes here, and get no reference.
     pub(crate) attr: Option<&'a Attr>,
 }
 
-/// A mounted file system, as the kernel sees it.
+/// A mounted file system, as it answers the kernel.
 pub(crate) struct Ops {
     pub(crate) shared: Arc<MountState>,
     pub(crate) config: MountConfig,
     capabilities: OnceLock<Capabilities>,
 }
 
-/// The name of the statistics belongs to us.
+/// Whether a name is that of the stats file.
 fn is_stats(parent: Ino, name: &[u8]) -> bool {
     parent == ROOT_INO && name == STATS_FILE.as_bytes()
 }
@@ -90,7 +90,7 @@ impl Ops {
         Ops { shared, config: config.clone(), capabilities: OnceLock::new() }
     }
 
-    /// What was agreed on with the kernel, once.
+    /// Sets what was negotiated with the kernel; once.
     pub(crate) fn agreed(&self, capabilities: Capabilities) {
         let _ = self.capabilities.set(capabilities);
     }
@@ -99,7 +99,7 @@ impl Ops {
         self.capabilities.get().copied().unwrap_or_default()
     }
 
-    /// Counts a message that is declined for good: after ENOSYS the kernel does not ask again.
+    /// Counts a message that is not supported: after ENOSYS the kernel does not send that kind again.
     pub(crate) fn unsupported(&self) -> Errno {
         self.shared.count(Message::Unsupported);
         Errno::ENOSYS
@@ -123,7 +123,7 @@ impl Ops {
         if is_snapshot(ino) {
             self.shared.stats_files.forget(ino);
         } else {
-            // Nobody hears of an error here, and none of the engine's is one that matters.
+            // FORGET has no reply, so an error cannot be reported; the engine has none that matters here.
             let _ = self.shared.call(Message::Forget, ino, |fs| {
                 fs.forget(ino, nlookup);
                 Ok(())
@@ -148,7 +148,7 @@ impl Ops {
         self.shared.call(Message::ReadLink, ino, |fs| fs.readlink(ino))
     }
 
-    /// Also open(2) with `O_CREAT` comes to this, where CREATE is declined.
+    /// The kernel also sends this for open(2) with `O_CREAT`, because CREATE is declined.
     pub(crate) fn mknod(
         &self,
         who: Credentials,
@@ -215,10 +215,10 @@ impl Ops {
         })
     }
 
-    /// Whether OPEN is answered at all. If so, whether the pages stay.
+    /// Whether OPEN is answered at all, and if so, whether cached pages stay valid.
     pub(crate) fn open(&self) -> Reply<bool> {
         self.shared.count(Message::Open);
-        // With strictatime the pages go at each open, so that a READ tells of the access.
+        // With strictatime each open drops the cached pages, so that a READ reports the access.
         if self.capabilities().no_open { Err(Errno::ENOSYS) } else { Ok(!self.shared.strict_atime()) }
     }
 
@@ -228,7 +228,7 @@ impl Ops {
         if self.capabilities().no_opendir { Err(Errno::ENOSYS) } else { Ok(!self.shared.strict_atime()) }
     }
 
-    /// FLUSH has nothing to do.
+    /// FLUSH needs no work.
     pub(crate) fn flush(&self) -> Errno {
         self.shared.count(Message::Flush);
         Errno::ENOSYS
@@ -244,7 +244,7 @@ impl Ops {
 
     pub(crate) fn create(&self, who: Credentials, parent: Ino, name: &[u8], mode: u32, umask: u32) -> Reply<Attr> {
         if self.capabilities().no_open {
-            // MKNOD and an open without a message: one message, where CREATE brings a RELEASE with it.
+            // MKNOD and an open without a message are one message in all. CREATE would need a RELEASE in addition.
             self.shared.count(Message::Create);
             return Err(Errno::ENOSYS);
         }
@@ -254,7 +254,7 @@ impl Ops {
         })
     }
 
-    /// Fills `out` from `offset` on; returns how much of it.
+    /// Fills `out` from `offset` on. Returns the number of bytes.
     pub(crate) fn read(&self, ino: Ino, offset: u64, out: &mut [u8]) -> Reply<usize> {
         if is_snapshot(ino) {
             let text = self.shared.stats_files.text(ino).ok_or(Errno::ESTALE)?;
@@ -266,7 +266,7 @@ impl Ops {
         self.shared.call(Message::Read, ino, |fs| fs.read(ino, offset, out))
     }
 
-    /// With `privileges_fall`, set-id bits and capabilities of the file go.
+    /// With `privileges_fall` the set-id bits and capabilities of the file are dropped.
     pub(crate) fn write(
         &self,
         who: Credentials,
@@ -290,13 +290,13 @@ impl Ops {
 
     pub(crate) fn fsyncdir(&self, ino: Ino, data_only: bool) -> Reply<()> {
         self.shared.call(Message::FsyncDir, ino, |fs| {
-            // Linux tells a FUSE server nothing of sync(2) and syncfs(2). This is the way to ask for the same: `sync DIR`
-            // on the mount point.
+            // Linux does not pass sync(2) and syncfs(2) on to a FUSE server. Programs can ask for the same with `sync
+            // DIR` on the mount point.
             if ino == ROOT_INO { fs.sync() } else { fs.fsync(ino, data_only) }
         })
     }
 
-    /// Lists a directory from a position on, until `add` says that there is no room for an entry.
+    /// Lists a directory from a position on, until `add` returns that there is no room for another entry.
     pub(crate) fn readdir(
         &self,
         ino: Ino,
@@ -341,7 +341,7 @@ impl Ops {
             }
             if whence == SEEK_DATA { fs.seek_data(ino, from) } else { fs.seek_hole(ino, from) }
         });
-        // Nothing from there on; lseek(2) has a number of its own for this.
+        // There is no data from there on, for which lseek(2) has an error of its own.
         result.map_err(|e| if e == Errno::ENOENT { Errno::ENXIO } else { e })
     }
 
@@ -359,7 +359,7 @@ impl Ops {
     }
 }
 
-/// Where the engine has to go on after `offset`.
+/// The engine's position for continuing a listing after `offset`.
 fn engine_position(offset: u64) -> u64 {
     if offset <= DOT_DOT { 0 } else { offset }
 }

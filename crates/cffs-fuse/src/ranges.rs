@@ -7,7 +7,7 @@ use cffs::{Caller, Error, Fallocate, Fs, Ino, Result};
 use fuser::{Errno, INodeNo};
 use std::ops::Range;
 
-/// Most bytes copied for one message. The program that asks cannot be interrupted meanwhile, and asks again for the rest.
+/// Most bytes copied for one message. The calling program cannot be interrupted meanwhile, and asks again for the rest.
 const COPY_MAX: u64 = 16 << 20;
 
 const KEEP_SIZE: i32 = 1;
@@ -16,14 +16,14 @@ const COLLAPSE_RANGE: i32 = 8;
 const ZERO_RANGE: i32 = 0x10;
 const INSERT_RANGE: i32 = 0x20;
 
-/// What the mode of fallocate(2) asks for.
+/// The operation for a mode of fallocate(2).
 fn what(mode: i32) -> Result<Fallocate> {
     let keep_size = mode & KEEP_SIZE != 0;
     Ok(match mode & !KEEP_SIZE {
         0 => Fallocate::Allocate { keep_size },
         ZERO_RANGE => Fallocate::Zero { keep_size },
         PUNCH_HOLE if keep_size => Fallocate::PunchHole,
-        // Linux keeps these two to itself so far; should it pass them one day, here they are.
+        // Linux does not pass these two on yet. They are here in case it does one day.
         COLLAPSE_RANGE if !keep_size => Fallocate::Collapse,
         INSERT_RANGE if !keep_size => Fallocate::Insert,
         _ => return Err(Error::Unsupported),
@@ -48,8 +48,8 @@ pub(crate) fn fallocate(
     })
 }
 
-/// Set-id bits fall away when somebody without privileges changes the contents. The kernel leaves it to the server here,
-/// without a word about who has privileges.
+/// Removes set-id bits when an unprivileged user changes the contents. For these operations the kernel leaves that to
+/// the server, and does not say who is privileged.
 fn drop_privileges(shared: &MountState, fs: &Fs, caller: Caller, ino: Ino) -> Result<()> {
     if caller.uid != 0 && fs.clear_set_id(ino)? {
         shared.attributes_changed(INodeNo(ino));
@@ -67,7 +67,7 @@ pub(crate) fn copy(
 ) -> std::result::Result<u32, Errno> {
     shared.call(Message::CopyFileRange, from.0, |fs| {
         if is_snapshot(from.0) || is_snapshot(to.0) {
-            // The kernel then copies through the page cache, and finds out what may not be written.
+            // The kernel then copies through the page cache, and checks permission to write itself.
             return Err(Error::Unsupported);
         }
         drop_privileges(shared, fs, caller, to.0)?;

@@ -1,7 +1,7 @@
 //! Changing the flags of a mount that is in use, as `mount -o remount` does.
 //!
-//! These flags are the kernel's: a mount that is made read-only so has its engine running behind it, and can be made
-//! writable again. An engine that was opened read-only cannot be, since it keeps its hands off the image.
+//! These flags are the kernel's. If a mount becomes read-only this way, the engine keeps running, and the mount can
+//! become writable again. An engine that was opened read-only cannot, because it never writes to the image.
 
 use crate::mountpoint::Unmounter;
 use crate::stats_file::read_stats;
@@ -14,7 +14,7 @@ use std::path::Path;
 /// What to change; `None` leaves a flag as it is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Remount {
-    /// Nothing may be changed.
+    /// Nothing can be changed.
     pub read_only: Option<bool>,
     /// See [`crate::MountConfig::suid`].
     pub suid: Option<bool>,
@@ -24,7 +24,8 @@ pub struct Remount {
     pub exec: Option<bool>,
 }
 
-/// Changes the flags of the cffs mounted at `dir`. When a mount has become read-only, everything is on the image.
+/// Changes the flags of the cffs mounted at `dir`. When a mount becomes read-only, everything is on the image on
+/// return.
 ///
 /// # Errors
 /// - there is no cffs mounted at `dir`, or the caller is not root;
@@ -36,7 +37,7 @@ pub fn remount(dir: &Path, change: Remount) -> io::Result<()> {
     if !Unmounter::of(&dir)?.has_mount() {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "no cffs is mounted there"));
     }
-    // Flags that are not given are taken away by mount(2); only the way of keeping access times stays then.
+    // mount(2) clears flags that are not given; it keeps only the mode of access times.
     let now = rustix::fs::statvfs(&dir)?.f_flag;
     let was_read_only = now.contains(StatVfsMountFlags::RDONLY);
     if change.read_only == Some(false) && was_read_only && engine_is_read_only(&dir)? {
@@ -51,7 +52,7 @@ pub fn remount(dir: &Path, change: Remount) -> io::Result<()> {
     flags.set(MountFlags::NOEXEC, opposite(change.exec, now.contains(StatVfsMountFlags::NOEXEC)));
     rustix::mount::mount_remount(&dir, flags, c"")?;
     if read_only {
-        // The kernel has handed over what was in its page cache. An fsync of the root stands for syncfs(2).
+        // The kernel has written back its page cache. An fsync of the root stands for syncfs(2).
         std::fs::File::open(&dir)?.sync_all()?;
     }
     Ok(())

@@ -27,7 +27,8 @@ pub(crate) struct Server {
 }
 
 thread_local! {
-    /// The answer to a READ; kept, so that it is cleared once and not for every message. Long reads go straight there.
+    /// Buffer for the reply to a READ. It is kept, so that it is zeroed once and not for each message. Long reads go
+    /// directly to it.
     static BUFFER: RefCell<AlignedBuf> = const { RefCell::new(AlignedBuf::empty()) };
 }
 
@@ -50,7 +51,7 @@ fn reply_bytes(result: Reply<Bytes>, reply: ReplyXattr) {
     }
 }
 
-/// What OPEN and OPENDIR are answered with.
+/// Replies to OPEN and OPENDIR.
 fn reply_open(keep: Reply<bool>, flags: FopenFlags, reply: ReplyOpen) {
     match keep {
         Ok(true) => reply.opened(FileHandle(0), flags | FopenFlags::FOPEN_KEEP_CACHE),
@@ -130,7 +131,7 @@ impl Filesystem for Server {
         size: Option<u64>,
         atime: Option<TimeOrNow>,
         mtime: Option<TimeOrNow>,
-        // The change time is the file system's own to set; the kernel sends one with its writeback cache only.
+        // Only the file system sets the change time. The kernel sends one only with its writeback cache.
         _ctime: Option<SystemTime>,
         _fh: Option<FileHandle>,
         _crtime: Option<SystemTime>,
@@ -300,7 +301,7 @@ impl Filesystem for Server {
                     added += usize::from(!full);
                     full
                 }
-                // The kernel takes nothing but number and type from these two.
+                // For these two entries the kernel uses nothing but number and type.
                 None => {
                     let mut a = convert::no_entry();
                     (a.ino, a.kind) = (INodeNo(e.ino), convert::file_type(e.file_type));
@@ -310,8 +311,8 @@ impl Filesystem for Server {
         });
         match listed {
             Ok(()) => reply.ok(),
-            // References are taken for what is in the reply already, so it has to go out; the error comes again with the
-            // next message.
+            // The reply contains entries for which references were taken, so it is sent. The next message gets the
+            // error.
             Err(_) if added > 0 => reply.ok(),
             Err(e) => reply.error(e),
         }
@@ -377,7 +378,7 @@ impl Filesystem for Server {
         }
     }
 
-    // Not asked twice: after ENOSYS the kernel answers these itself (EOPNOTSUPP, or by copying through the page cache).
+    // Asked once only: after ENOSYS the kernel answers these itself (EOPNOTSUPP, or by copying through the page cache).
 
     fn access(&self, _req: &Request, _ino: INodeNo, _mask: AccessFlags, reply: ReplyEmpty) {
         let _entered = self.worker_pool.enter();

@@ -46,15 +46,15 @@ pub enum Error {
 /// Result of mounting.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Mounts `fs` at `dir` and serves it with threads of its own. When this returns the mount can be used.
+/// Mounts `fs` at `dir` and serves it with threads of its own. When this returns, the mount can be used.
 ///
-/// After an error the engine is as it was: the caller closes it. Once a session exists, the session closes it.
+/// After an error the engine is unchanged, and the caller closes it. Once a session exists, the session closes it.
 pub fn mount(fs: Arc<Fs>, dir: &Path, config: &MountConfig) -> Result<Session> {
     let dir = mountpoint::check(dir).map_err(Error::MountPoint)?;
     let connection = mountpoint::attach(&dir, config, fs.is_read_only()).map_err(Error::Mount)?;
     let unmounter = Unmounter::of(&dir).map_err(Error::Mount)?;
     start(fs, connection, &unmounter, config).inspect_err(|_| {
-        // Nobody will answer on this mount.
+        // No thread will answer on this mount.
         let _ = unmounter.abort();
     })
 }
@@ -69,11 +69,11 @@ fn start(
     let ops = Arc::new(Ops::new(shared.clone(), config));
     let mut fuser_config = fuser::Config::default();
     fuser_config.n_threads = Some(config.threads.max(1));
-    // A descriptor of its own for each thread: replies then find their request without a common lock.
+    // Each thread has its own descriptor, so that replies find their request without a common lock.
     fuser_config.clone_fd = std::fs::OpenOptions::new().read(true).write(true).open("/dev/fuse").is_ok();
     let fuse = connection.try_clone().map_err(Error::Connection)?;
-    // Who may come in at all is the kernel's to check (`allow_other`), and it lets its own requests through, which fuser's
-    // check would refuse.
+    // The kernel checks who may use the mount (`allow_other`), and lets its own requests through, which fuser's check
+    // would refuse.
     let session = fuser::Session::from_fd(Server::new(ops.clone()), connection, fuser::SessionACL::All, fuser_config)
         .map_err(Error::Connection)?;
     shared.set_notifier(session.notifier());
@@ -100,31 +100,31 @@ fn start(
     Ok(Session { events: Mutex::new(Some(events)), shared, unmounter })
 }
 
-/// How long a session that was told to end leaves the kernel to end it properly.
+/// How long a session waits for the kernel to end it, once it was asked to end.
 const GRACE: Duration = Duration::from_secs(2);
 
 /// A mounted file system. Dropping it unmounts.
 #[must_use = "dropping a session unmounts"]
 pub struct Session {
-    /// In a lock for the sake of `Sync` alone.
+    /// In a lock only because `Session` has to be `Sync`.
     events: Mutex<Option<Receiver<Event>>>,
     shared: Arc<MountState>,
     unmounter: Unmounter,
 }
 
 impl Session {
-    /// What ends the mount, to be used from other threads.
+    /// A handle to end the mount, for other threads.
     pub fn unmounter(&self) -> Unmounter {
         self.unmounter.clone()
     }
 
-    /// Where it is mounted.
+    /// Its mount point.
     pub fn dir(&self) -> &Path {
         self.unmounter.dir()
     }
 
-    /// Waits for the unmount, whoever asks for it (`umount`, an [`Unmounter`]); then the engine has been closed, and this
-    /// reports how that went.
+    /// Waits for the unmount, whoever asked for it (`umount`, an [`Unmounter`]). Returns after the engine has been
+    /// closed, with the result of that.
     pub fn wait(mut self) -> Result<()> {
         self.join()
     }
@@ -139,7 +139,7 @@ impl Session {
                 _ => Ok(()),
             },
         };
-        // After an error the mount may still be there, with nobody to answer.
+        // After an error the mount may still exist, and nobody would answer.
         let _ = self.unmounter.abort();
         if self.shared.panicked() {
             return Err(Error::Internal);

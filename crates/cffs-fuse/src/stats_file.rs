@@ -1,8 +1,8 @@
 //! The counters of a mounted file system, read through the mount.
 //!
-//! Every lookup of [`STATS_FILE`] in the root makes a new read-only file with the counters of that moment. It is in no
-//! listing, and has an inode number of its own each time, so the kernel's caches cannot mix two of them up. An extended
-//! attribute would be the other way, but a file system that answers GETXATTR once is asked before every write.
+//! Every lookup of [`STATS_FILE`] in the root creates a new read-only file with the counters of that moment. It is in
+//! no listing, and has another inode number each time, so that the kernel's caches cannot mix up two of them. An
+//! extended attribute would do too, but a file system that answers GETXATTR once gets that message before every write.
 
 use crate::mountpoint::Unmounter;
 use cffs::{Attr, FileType, Ino};
@@ -19,15 +19,15 @@ use std::sync::Arc;
 /// Name of the file in the root directory of a mount that holds the counters.
 pub const STATS_FILE: &str = ".cffs-stats";
 
-/// Numbers from here on are snapshots; the file system itself counts up from 16.
+/// Inode numbers from here on are stats files. The file system itself counts up from 16.
 const FIRST: Ino = 1 << 63;
 
-/// Whether `ino` is a snapshot.
+/// Whether `ino` is a stats file.
 pub(crate) fn is_snapshot(ino: Ino) -> bool {
     ino >= FIRST
 }
 
-/// The snapshots that the kernel knows.
+/// The stats files that the kernel knows.
 #[derive(Debug, Default)]
 pub(crate) struct StatsFiles {
     inner: Mutex<Inner>,
@@ -46,7 +46,7 @@ struct Snapshot {
 }
 
 impl StatsFiles {
-    /// Makes one and takes one reference to it.
+    /// Creates one, and takes one reference to it.
     pub(crate) fn make(&self, text: String) -> Attr {
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
         let stats_file = Snapshot { text: text.into(), time: i64::try_from(now.as_nanos()).unwrap_or(i64::MAX) };
@@ -130,11 +130,12 @@ pub fn unmount(dir: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Who serves a mount, as its counters tell.
+/// The process that serves a mount, according to its counters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ServerProcess {
     pid: i32,
-    /// When it started, in clock ticks since boot. With it a process of another PID namespace is not taken for this one.
+    /// Its start time in clock ticks since boot. It tells the process from one of another PID namespace with the same
+    /// number.
     start: u64,
 }
 
@@ -145,13 +146,13 @@ impl ServerProcess {
 
     fn with_pid(pid: i32) -> Option<ServerProcess> {
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-        // The second field, in parentheses, can hold anything; the start is the 22nd.
+        // The second field, in parentheses, can contain anything; the start time is the 22nd.
         let start = stat.rsplit_once(") ")?.1.split(' ').nth(19)?.parse().ok()?;
         Some(ServerProcess { pid, start })
     }
 }
 
-/// The process that serves the mount, unless it is this one or out of sight.
+/// The process that serves the mount, unless it is this one or is not visible here.
 fn server_of(dir: &Path) -> Option<OwnedFd> {
     let stats: serde_json::Value = serde_json::from_str(&read_stats(dir).ok()?).ok()?;
     let server: ServerProcess = serde_json::from_value(stats["fuse"]["server"].clone()).ok()?;

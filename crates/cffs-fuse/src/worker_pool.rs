@@ -1,10 +1,10 @@
 //! A pool of worker threads: few wait for messages, the others are parked.
 //!
-//! There are more threads than processors, because each waits for the device alone ([`crate::MountConfig::threads`]). The
-//! kernel gives a message to the thread that has waited longest: one program that sends a message after the other, as most
-//! do, would meet all threads in turn, and each of them with what it needs no longer in the processor's caches. So a thread
-//! that has replied goes back to the kernel only if fewer than [`READY`] wait there, and is parked otherwise. When the last
-//! waiting thread is given a message, it first wakes a parked one to wait in its place.
+//! There are more threads than processors, because each waits for the device alone ([`crate::MountConfig::threads`]).
+//! The kernel gives a message to the thread that has waited longest. So a program that sends one message after another,
+//! as most do, would be served by all threads in turn, each with cold processor caches. Therefore a thread that has
+//! replied goes back to the kernel only if fewer than [`READY`] threads wait there, and is parked otherwise. When the
+//! last waiting thread gets a message, it first wakes a parked one to wait in its place.
 //!
 //! Creating a file with 1 KB and fsync, on a device in memory: 185 microseconds with eight threads that wait, 140 with three,
 //! 155 with two, 146 with four (medians of 12 runs in turn).
@@ -20,12 +20,12 @@ const READY: usize = 3;
 struct State {
     /// Threads that the session has.
     threads: usize,
-    /// Threads that have had a message. No thread is parked before all had, so that the end of each is noticed.
+    /// Threads that have had a message. No thread is parked before all had one, so that the end of each is noticed.
     known: usize,
     /// Threads that wait for a message, or are about to.
     ready: usize,
     parked: usize,
-    /// Of those, the ones that were woken.
+    /// Parked threads that were woken.
     woken: usize,
     /// A thread has ended: the session is over.
     over: bool,
@@ -57,7 +57,8 @@ impl WorkerPool {
         Arc::new(WorkerPool { state: Mutex::new(state), changed: Condvar::new() })
     }
 
-    /// This thread was given a message. It goes back to wait for the next when what this returns is dropped, after the reply.
+    /// Called when this thread gets a message. When the returned value is dropped, after the reply, the thread goes
+    /// back to wait for the next one.
     pub(crate) fn enter(self: &Arc<Self>) -> Entered<'_> {
         MEMBER.with(|m| {
             m.get_or_init(|| {
@@ -93,7 +94,7 @@ impl WorkerPool {
     }
 }
 
-/// A thread is at work on a message until this is dropped.
+/// The thread works on a message until this is dropped.
 pub(crate) struct Entered<'a>(&'a WorkerPool);
 
 impl Drop for Entered<'_> {

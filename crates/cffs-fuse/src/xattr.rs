@@ -1,8 +1,9 @@
-//! Extended attributes, access control lists, and what falls away when a file is changed by another than its owner.
+//! Extended attributes, access control lists, and the bits that are dropped when somebody other than the owner changes
+//! a file.
 //!
-//! The kernel checks who may read and set attributes, and enforces access control lists, which it asks for once for each
-//! inode (GETXATTR) and remembers. What is ours: keeping mode and list in step, inheritance and the umask at creation
-//! (the engine does that), showing `trusted.` to the superuser only, and dropping set-id bits.
+//! The kernel checks who may read and set attributes. It enforces access control lists, which it reads once for each
+//! inode (GETXATTR) and caches. The server keeps mode and list consistent, applies inheritance and the umask at
+//! creation (in the engine), shows `trusted.` attributes to the superuser only, and drops set-id bits.
 
 use crate::convert;
 use crate::messages::Message;
@@ -16,25 +17,25 @@ use fuser::Errno;
 const CREATE: i32 = 1;
 const REPLACE: i32 = 2;
 
-/// Bits that fall away with a change by somebody else. Set-group-id without execution by the group is a lock mark.
+/// Bits that are dropped by a change of somebody else. Set-group-id without group execution marks mandatory locking.
 fn set_id_bits(perm: u16) -> u16 {
     perm & 0o4000 | if perm & 0o010 != 0 { perm & 0o2000 } else { 0 }
 }
 
-/// Whether the caller of a message is in a group. What cannot be found out is no.
+/// Whether the sender of a message is in a group; false if that cannot be found out.
 fn in_group(who: Credentials, gid: u32) -> bool {
     if who.uid == 0 || who.gid == gid {
         return true;
     }
-    // The message carries one group; the others are the process's.
+    // The message has one group only. The others are those of the process.
     let status = std::fs::read_to_string(format!("/proc/{}/status", who.pid)).unwrap_or_default();
     let groups = status.lines().find_map(|l| l.strip_prefix("Groups:")).unwrap_or_default();
     groups.split_whitespace().any(|g| g.parse() == Ok(gid))
 }
 
-/// What a program that has asked for an attribute or the names of all gets.
+/// The reply to a program that reads an attribute or the list of names.
 pub(crate) enum Bytes {
-    /// The number of bytes there are: it has asked with no room.
+    /// Their number, because the program asked with an empty buffer.
     Size(u32),
     /// The bytes.
     All(Vec<u8>),
@@ -49,7 +50,7 @@ fn fit(bytes: Vec<u8>, size: u32) -> Reply<Bytes> {
 }
 
 impl Ops {
-    /// Permissions for a new file, of which the umask is still to be taken if the kernel has left it to us.
+    /// Permissions of a new file. The umask is applied later if the kernel has left it to the server.
     pub(crate) fn new_permissions(&self, mode: u32, umask: u32) -> NewPerm {
         let umask = if self.capabilities().acl { convert::permissions(umask) & 0o777 } else { 0 };
         NewPerm { bits: convert::permissions(mode), umask }
@@ -59,7 +60,7 @@ impl Ops {
         if self.config.xattr { Ok(()) } else { Err(self.unsupported()) }
     }
 
-    /// Access control lists of a mount without them are neither shown nor set.
+    /// Fails for access control lists in a mount without them, because they are neither shown nor set.
     fn known(&self, name: &[u8]) -> Result<()> {
         let acl = Namespace::split(name).is_some_and(|(n, _)| n.is_acl());
         if acl && !self.capabilities().acl { Err(Error::Unsupported) } else { Ok(()) }
@@ -126,9 +127,9 @@ impl Ops {
         })
     }
 
-    /// Adds to a change of attributes what falls away with it, where the kernel leaves that to us: set-id bits when the
-    /// owner changes, and when somebody without privileges changes the size. (What privileges are, the kernel says with
-    /// a flag that fuser does not pass on. Any user but the superuser counts as without.)
+    /// Adds to a change of attributes the bits that it drops, if the kernel leaves that to the server: set-id bits when
+    /// the owner changes, and when an unprivileged user changes the size. (The kernel marks privileged callers with a
+    /// flag that fuser does not pass on, so only the superuser counts as privileged.)
     pub(crate) fn drop_privileges(&self, fs: &Fs, who: Credentials, ino: Ino, set: SetAttr) -> Result<SetAttr> {
         if !self.capabilities().drops_privileges {
             return Ok(set);

@@ -1,4 +1,4 @@
-//! The asking side.
+//! The client side of the control channel.
 
 use super::{BODY_MAX, Frame, MountInfo, Refusal, Reply, Request};
 use cffs_buf::control_ioctl;
@@ -23,21 +23,21 @@ pub enum ControlError {
         /// The error.
         error: io::Error,
     },
-    /// The mount is served by a program that speaks differently.
+    /// The program that serves the mount has another version of the protocol.
     #[error("{}: the mount is served by another version of cffs: unmount it and mount it again", .0.display())]
     Version(PathBuf),
-    /// The file system refused.
+    /// The file system refused the request.
     #[error("{}: {}", .path.display(), .refusal.message)]
     Refused {
         /// The path.
         path: PathBuf,
-        /// What it said.
+        /// The error in its reply.
         refusal: Refusal,
     },
 }
 
 impl ControlError {
-    /// As errno(3), where the error has one.
+    /// The errno(3) of the error, if it has one.
     pub fn errno(&self) -> Option<i32> {
         match self {
             ControlError::NotMounted(_) => Some(Errno::NOTTY.raw_os_error()),
@@ -48,7 +48,7 @@ impl ControlError {
     }
 }
 
-/// A mounted file system to ask.
+/// A mounted file system, for requests.
 #[derive(Debug)]
 pub struct Control {
     path: PathBuf,
@@ -56,21 +56,21 @@ pub struct Control {
 }
 
 impl Control {
-    /// The file system that this directory or regular file is on. Fails if that is not a mounted cffs.
+    /// Opens the file system that contains this directory or regular file. Fails if that is not a mounted cffs.
     pub fn open(path: &Path) -> Result<Control, ControlError> {
         let failed = |error| ControlError::Io { path: path.to_owned(), error };
-        // Opening a pipe would wait for somebody at its other end.
+        // Opening a pipe would wait for a process at its other end.
         let kind = std::fs::metadata(path).map_err(failed)?.file_type();
         if !kind.is_dir() && !kind.is_file() {
             return Err(ControlError::NotMounted(path.to_owned()));
         }
         let control = Control { path: path.to_owned(), file: File::open(path).map_err(failed)? };
-        // Whatever it is, somebody there understands a request or nobody does.
+        // A first request shows whether the file system understands requests.
         control.info()?;
         Ok(control)
     }
 
-    /// Sends a request, and returns what its documentation says.
+    /// Sends a request. Returns the result that its documentation names.
     pub fn call<T: DeserializeOwned>(&self, request: &Request) -> Result<T, ControlError> {
         match serde_json::from_slice(&self.exchange(request)?) {
             Ok(Reply::Ok(value)) => serde_json::from_value(value).map_err(|_| ControlError::Version(self.path.clone())),
@@ -89,7 +89,7 @@ impl Control {
         self.call(&Request::Stats)
     }
 
-    /// The whole text of the answer.
+    /// The whole text of the reply.
     fn exchange(&self, request: &Request) -> Result<Vec<u8>, ControlError> {
         let body = serde_json::to_vec(request).map_err(|e| self.failed(e.into()))?;
         if body.len() > BODY_MAX {

@@ -1,6 +1,6 @@
 //! The control channel of a mounted file system: an `ioctl` on its root directory, or on any directory or file in it.
 //!
-//! What a program wants is a [`Request`] in JSON, the answer is JSON too, and both travel in the buffer of one `ioctl` number
+//! Requests ([`Request`]) and answers are JSON. Both travel in the buffer of one `ioctl` number
 //! ([`cffs_buf::CONTROL_IOCTL`]) behind a header of 32 bytes, little-endian:
 //!
 //! | offset | type | request | reply |
@@ -11,17 +11,17 @@
 //! | 16 | u64 | 0, or the ticket of an answer to go on with | ticket, if the answer goes on |
 //! | 24 | u64 | 0, or where to go on | length of the whole answer |
 //!
-//! An answer longer than the buffer waits in the server under a *ticket*; the client asks for the rest piece by piece, and what
-//! it does not fetch is dropped for newer ones. So an answer is of one moment, whatever its length.
+//! An answer longer than the buffer waits in the server under a *ticket*, and the client fetches the rest piece by
+//! piece. Answers that are not fetched are dropped for newer ones. So an answer is of one moment, whatever its length.
 //!
-//! The answer is `{"ok": …}` with what the request's documentation says, or `{"error": {"errno": …, "message": …}}`. The
-//! `ioctl` itself fails only where there is nobody to understand it: `ENOTTY` where this is no cffs, `EINVAL` for what is no
+//! The answer is `{"ok": …}` with what the request's documentation says, or `{"error": {"errno": …, "message": …}}`.
+//! The `ioctl` itself fails only if nobody understands it: `ENOTTY` if this is no cffs, `EINVAL` if the buffer is no
 //! request.
 //!
-//! Anybody who can open the directory may ask. To change something ([`Request::changes`]) one has to be root or the user
-//! whose process serves the mount.
+//! Anybody who can open the directory may send requests. Changes ([`Request::changes`]) are for root and the user whose
+//! process serves the mount.
 //!
-//! Programs send with [`Control`]; the serving side is `Answers` and the module `service`.
+//! Programs send requests with [`Control`]; the server side is `Answers` and the module `service`.
 
 mod client;
 mod quota;
@@ -43,10 +43,10 @@ const VERSION: u32 = 1;
 const HEADER: usize = 32;
 /// Most bytes of JSON in one buffer.
 const BODY_MAX: usize = CONTROL_LEN - HEADER;
-/// Long answers that wait to be fetched.
+/// Long answers that wait to be fetched, at most.
 const ANSWERS_MAX: usize = 16;
 
-/// What can be asked of a mounted file system.
+/// A request to a mounted file system.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "op", rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Request {
@@ -55,16 +55,17 @@ pub enum Request {
     Stats,
     /// What is mounted and how: a [`MountInfo`].
     Info,
-    /// Makes everything durable, as syncfs(2) does for other file systems; Linux tells a FUSE server nothing of that.
+    /// Makes everything durable, as syncfs(2) does for other file systems; Linux does not pass syncfs(2) on to a FUSE
+    /// server.
     Sync,
-    /// The kinds of quota that are kept: a list of [`QuotaKind`].
+    /// The kinds of quota that the file system keeps: a list of [`QuotaKind`].
     QuotaKinds,
-    /// What one user, group or project uses and may use, or all of them do: a list of [`cffs::QuotaStatus`]. Whoever
-    /// may not change the file system sees what that user has.
+    /// Usage and limits of one user, group or project, or of all: a list of [`cffs::QuotaStatus`]. A caller who may not
+    /// change the file system gets the caller's own only.
     QuotaReport {
         /// User, group or project.
         kind: QuotaKind,
-        /// Which one; all where it is missing.
+        /// Its number; all if it is missing.
         id: Option<u32>,
     },
     /// Sets limits; the answer is a [`cffs::QuotaStatus`].
@@ -76,41 +77,41 @@ pub enum Request {
         /// The new limits, all of them.
         limits: QuotaLimits,
     },
-    /// The length of grace periods, a [`QuotaGrace`]; and sets it.
+    /// The lengths of grace periods, a [`QuotaGrace`]. Sets them first, if given.
     QuotaGrace {
         /// User, group or project.
         kind: QuotaKind,
         /// New lengths.
         set: Option<QuotaGrace>,
     },
-    /// Gives files to a project; the answer is how many of them there were (others are gone by now).
+    /// Assigns files to a project. The answer is the number of files that still existed.
     QuotaProject {
         /// The project.
         project: u32,
-        /// Inode numbers, and for each whether it is a directory that hands the project down.
+        /// Inode numbers, and for each whether it is a directory whose new files inherit the project.
         files: Vec<(u64, bool)>,
     },
     /// Changes settings in the superblock, as [`cffs::Fs::tune`]. The answer is a [`Tuned`].
     Tune(Tune),
-    /// Makes the file system larger, as [`cffs::Fs::grow`]: to `size` bytes, or to what the device has by now. The answer
-    /// is a [`cffs::Grown`].
+    /// Makes the file system larger, as [`cffs::Fs::grow`]: to `size` bytes, or to the present size of the device. The
+    /// answer is a [`cffs::Grown`].
     Grow {
         /// Size in bytes.
         size: Option<u64>,
     },
-    /// Gives free space back to the device, as [`cffs::Fs::trim`]. The answer is the number of bytes.
+    /// Discards free space on the device, as [`cffs::Fs::trim`]. The answer is the number of bytes.
     Trim(TrimRange),
     /// Begins to read and verify all metadata, and data that has checksums, in the background, as [`cffs::Fs::scrub`]; one at a time.
     ScrubStart(ScrubOptions),
-    /// How far the scrub is that runs, or what the last one came to: a [`cffs::ScrubStatus`], null if there was none
-    /// since the mount.
+    /// The progress of the running scrub, or the result of the last one: a [`cffs::ScrubStatus`], null if there was
+    /// none since the mount.
     ScrubStatus,
-    /// Stops the scrub that runs. The answer is as that of [`Request::ScrubStatus`].
+    /// Stops the running scrub. The answer is that of [`Request::ScrubStatus`].
     ScrubStop,
 }
 
 impl Request {
-    /// Whether it takes root, or the user who mounted.
+    /// Whether only root and the user who mounted may send it.
     pub fn changes(&self) -> bool {
         match self {
             Request::Stats | Request::Info | Request::Sync | Request::ScrubStatus => false,
@@ -149,7 +150,7 @@ pub struct MountInfo {
     pub read_only: bool,
     /// Why it became read-only, if that was an error.
     pub failure: Option<String>,
-    /// Space: in bytes, as statvfs(3) tells it.
+    /// Space in bytes, as in statvfs(3).
     pub total_bytes: u64,
     /// Free bytes, those for privileged users included.
     pub free_bytes: u64,
@@ -157,7 +158,7 @@ pub struct MountInfo {
     pub available_bytes: u64,
 }
 
-/// Why a request was not fulfilled.
+/// Why a request was refused.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Refusal {
     /// As errno(3).
@@ -166,7 +167,7 @@ pub struct Refusal {
     pub message: String,
 }
 
-/// How an answer goes over.
+/// The content of an answer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Reply {
@@ -176,11 +177,11 @@ pub(crate) enum Reply {
     Error(Refusal),
 }
 
-/// A buffer's contents.
+/// The contents of a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Frame<'a> {
     ticket: u64,
-    /// Where to go on; in a reply the length of the whole answer.
+    /// The position to continue from; in a reply the length of the whole answer.
     position: u64,
     body: &'a [u8],
 }
@@ -217,7 +218,7 @@ pub(crate) struct Answers(Mutex<(u64, VecDeque<Waiting>)>);
 #[derive(Clone, Debug)]
 struct Waiting {
     ticket: u64,
-    /// Whom it is for: nobody else gets it by guessing its number.
+    /// The user who asked. Nobody else gets the answer by guessing its ticket.
     uid: u32,
     text: Arc<[u8]>,
 }
@@ -242,7 +243,7 @@ impl Answers {
         Frame { ticket, position, body: &text[..BODY_MAX] }.encode()
     }
 
-    /// A later one. `None` if there is no such answer (any more).
+    /// A later buffer. `None` if there is no such answer, or if it was dropped.
     fn next(&self, uid: u32, ticket: u64, from: u64) -> Option<Box<[u8; CONTROL_LEN]>> {
         let (_, waiting) = &mut *self.0.lock();
         let place = waiting.iter().position(|w| w.ticket == ticket && w.uid == uid)?;

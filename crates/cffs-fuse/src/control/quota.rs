@@ -8,7 +8,7 @@ fn json(value: impl serde::Serialize) -> Result<Value> {
     serde_json::to_value(value).map_err(|e| Error::Io(e.into()))
 }
 
-/// Carries a request about quotas out.
+/// Executes a request about quotas.
 pub(super) fn carry_out(fs: &Fs, asker: Asker, request: &Request) -> Result<Value> {
     match request {
         Request::QuotaKinds => json(fs.quota_kinds()),

@@ -1,4 +1,4 @@
-//! The answering side: carries a request out.
+//! The server side of the control channel: executes requests.
 
 use super::{Frame, MountInfo, Refusal, Reply, Request, Tuned};
 use crate::mount_state::MountState;
@@ -7,7 +7,7 @@ use cffs_buf::CONTROL_LEN;
 use serde::Serialize;
 use serde_json::Value;
 
-/// Who asks.
+/// The sender of a request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Asker {
     /// The user.
@@ -21,7 +21,7 @@ impl Asker {
     }
 }
 
-/// Answers what came in the buffer of [`cffs_buf::CONTROL_IOCTL`]. `None` if it is no request.
+/// Answers the request in the buffer of [`cffs_buf::CONTROL_IOCTL`]. `None` if it is no request.
 pub(crate) fn answer(shared: &MountState, fs: &Fs, asker: Asker, buffer: &[u8]) -> Option<Box<[u8; CONTROL_LEN]>> {
     let frame = Frame::decode(buffer)?;
     if frame.ticket != 0 {

@@ -1,9 +1,9 @@
-//! Messages by io_uring (Linux 6.14, if `fuse.enable_uring` is set).
+//! Messages through io_uring (Linux 6.14, if `fuse.enable_uring` is set).
 //!
-//! Each processor has a queue, and [`queues`] as many threads of ours as are to answer at the same time, each with one slot and
-//! bound to that processor: so a message is answered where it was sent, by one system call instead of two, and the kernel
-//! copies it without looking up pages (see [`cffs_buf::FuseRing`]). FORGET and what is sent before the rings are ready comes by `/dev/fuse`, that is
-//! from fuser, all the same.
+//! Each processor has a queue, and [`queues`] as many threads as should reply at the same time, each with one slot and
+//! bound to that processor. So a message is answered on the processor that sent it, with one system call instead of
+//! two, and the kernel copies it without looking up pages (see [`cffs_buf::FuseRing`]). FORGET, and messages sent
+//! before the rings are ready, still come through `/dev/fuse`, that is from fuser.
 
 mod wire;
 
@@ -23,9 +23,9 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 use wire::{Header, Reader, Writer};
 
-/// Threads for one processor, at least: while one waits for the device, others answer.
+/// Fewest threads for a processor: while one waits for the device, another can reply.
 const THREADS_MIN: usize = 2;
-/// Beside the largest contents, a message has numbers and names.
+/// Room for the numbers and names of a message besides its largest contents.
 const PAYLOAD_EXTRA: usize = 4096;
 
 /// The numbers of the messages, in `linux/fuse.h`.
@@ -81,8 +81,8 @@ pub(crate) struct Rings {
 }
 
 impl Rings {
-    /// Registers slots for all queues. Until that is done the kernel holds back all messages, so an error here is the end of
-    /// the mount.
+    /// Registers slots for all queues. Until that is done the kernel delays all messages, so after an error here the
+    /// mount has to end.
     pub(crate) fn start(ops: &Arc<Ops>, fuse: &OwnedFd, unmounter: &Unmounter) -> io::Result<Rings> {
         let allowed = sched_getaffinity(None)?;
         let payload = ops.config.max_transfer as usize + PAYLOAD_EXTRA;
@@ -100,7 +100,7 @@ impl Rings {
                         let _ = sender.send(Ok(()));
                         drop(sender);
                         if let Err(error) = serve(&ops, ring) {
-                            // Messages may wait for this thread for ever. Better that the mount ends, in good order.
+                            // Messages may wait for this thread for ever, so the mount is ended in an orderly way.
                             tracing::error!(%error, "io_uring failed; the mount ends");
                             let _ = unmounter.abort();
                         }
@@ -115,32 +115,32 @@ impl Rings {
         Ok(Rings { threads: Mutex::new(threads) })
     }
 
-    /// Waits until the last message is answered, after the connection has ended.
+    /// Waits until the last message is answered. The connection has ended.
     pub(crate) fn join(&self) {
         for thread in self.threads.lock().drain(..) {
-            // A panic was told where it happened.
+            // A panic was reported where it happened.
             let _ = thread.join();
         }
     }
 }
 
-/// The highest number of a processor that could be there, and one: as many queues does a connection have.
+/// One more than the highest possible number of a processor. A connection has as many queues.
 fn processors() -> io::Result<usize> {
     let text = std::fs::read_to_string("/sys/devices/system/cpu/possible")?;
     let last = text.trim().rsplit(['-', ',']).next().and_then(|n| n.parse::<usize>().ok());
     Ok(last.ok_or_else(|| io::Error::other(format!("no list of processors: {text:?}")))? + 1)
 }
 
-/// What one thread does.
+/// The part of one thread.
 #[derive(Debug, PartialEq)]
 struct Own {
-    /// Where it stays.
+    /// The processor to which it is bound.
     cpu: Option<usize>,
     queues: Vec<u16>,
 }
 
-/// Shares out the queues: several threads for each processor that we may run on, and one for all others together. Nobody
-/// sends from those, or not for long, but the kernel wants a slot in every queue.
+/// Distributes the queues: several threads for each processor that this process may run on, and one thread for all
+/// other queues. These get few messages or none, but the kernel wants a slot in every queue.
 fn queues(processors: usize, allowed: &CpuSet, threads: usize) -> Vec<Own> {
     let may = |cpu: usize| cpu < CpuSet::MAX_CPU && allowed.is_set(cpu);
     let number = (0..processors).filter(|cpu| may(*cpu)).count().max(1);
@@ -156,7 +156,7 @@ fn queues(processors: usize, allowed: &CpuSet, threads: usize) -> Vec<Own> {
     all
 }
 
-/// Binds this thread to a processor. Where that fails it answers all the same, from further away.
+/// Binds this thread to a processor. If that fails the thread replies from another processor.
 fn bind(cpu: usize) {
     let mut only = CpuSet::new();
     only.set(cpu);
@@ -178,7 +178,7 @@ fn serve(ops: &Ops, mut ring: FuseRing) -> io::Result<()> {
     Ok(())
 }
 
-/// Carries out a message and writes the answer over it; returns the answer's length.
+/// Executes a message, and writes the reply over it. Returns the length of the reply.
 fn answer(ops: &Ops, header: &Header, message: &mut RingMessage<'_>) -> Reply<usize> {
     let (node, who) = (header.node, header.who);
     let ttl = ops.config.ttl;
@@ -283,7 +283,7 @@ fn answer(ops: &Ops, header: &Header, message: &mut RingMessage<'_>) -> Reply<us
             let (in_size, out_size) = (op.u32() as usize, op.u32() as usize);
             let answer = ops.ioctl(who, node, cmd, &body[..in_size.min(body.len())], out_size)?;
             let mut out = Writer::new(message.payload);
-            // `struct fuse_ioctl_out`: the result of the system call, and nothing to be tried again.
+            // `struct fuse_ioctl_out`: the result of the system call, without a retry.
             out.put(&[0; 16]);
             out.put(&answer);
             Ok(out.len())
@@ -303,7 +303,7 @@ fn answer(ops: &Ops, header: &Header, message: &mut RingMessage<'_>) -> Reply<us
             Ok(written(ops.copy(who, (node, from), (to_node, to), len)?, message))
         }
         opcode::ACCESS | opcode::POLL => Err(ops.unsupported()),
-        // Newer than what fuser knows, which answers in the same way.
+        // fuser does not know newer messages and gives the same reply.
         _ => Err(Errno::ENOSYS),
     }
 }
@@ -344,7 +344,7 @@ fn written(n: u32, message: &mut RingMessage<'_>) -> usize {
     out.len()
 }
 
-/// `struct fuse_open_out`: no handle, flags, no file to pass reads through to.
+/// `struct fuse_open_out`: no handle, flags, no backing file for passthrough.
 fn opened(out: &mut Writer<'_>, flags: u32) {
     out.u64(0);
     out.u32(flags);
@@ -374,8 +374,7 @@ fn list(
         !added
     });
     match listed {
-        // References are taken for what is in the answer already, so it has to go out; the error comes again with the next
-        // message.
+        // The reply contains entries for which references were taken, so it is sent. The next message gets the error.
         Err(e) if !referenced => Err(e),
         _ => Ok(out.len()),
     }

@@ -1,7 +1,7 @@
-//! The structures of `linux/fuse.h`, as bytes: of messages, which are read, and of answers, which are written.
+//! The structures of `linux/fuse.h` as bytes: messages, which are read, and replies, which are written.
 //!
-//! All numbers are in the machine's own order. Nothing that comes short is an error of ours: it reads as zero, and the engine
-//! refuses what makes no sense.
+//! All numbers are in the machine's byte order. Missing bytes of a short message read as zeros, and the engine refuses
+//! values that make no sense.
 
 use crate::ops::Credentials;
 use cffs::{Attr, Ino, SetAttr, StatFs, TimeSpec};
@@ -46,7 +46,7 @@ impl<'a> Reader<'a> {
         i64::from_ne_bytes(self.take())
     }
 
-    /// Bytes up to a zero, which is passed over.
+    /// Bytes up to a zero, which is skipped.
     pub(super) fn name(&mut self) -> &'a [u8] {
         let end = self.0.iter().position(|b| *b == 0).unwrap_or(self.0.len());
         let name = &self.0[..end];
@@ -54,7 +54,7 @@ impl<'a> Reader<'a> {
         name
     }
 
-    /// What is left.
+    /// The remaining bytes.
     pub(super) fn rest(self) -> &'a [u8] {
         self.0
     }
@@ -107,7 +107,7 @@ pub(super) fn set_attr(op: &[u8]) -> SetAttr {
         .mtime(when(5, 8, 1))
 }
 
-/// Writes an answer into the memory that the kernel will read.
+/// Writes a reply into memory that the kernel reads.
 pub(super) struct Writer<'a> {
     bytes: &'a mut [u8],
     len: usize,
@@ -122,7 +122,8 @@ impl<'a> Writer<'a> {
         self.len
     }
 
-    /// The slots are as large as the largest message, so there is room for each answer; listings look before.
+    /// Appends bytes. There is always room, because slots are as large as the largest message, and listings check
+    /// before.
     pub(super) fn put(&mut self, bytes: &[u8]) {
         self.bytes[self.len..self.len + bytes.len()].copy_from_slice(bytes);
         self.len += bytes.len();
@@ -161,7 +162,7 @@ impl<'a> Writer<'a> {
         self.attr(a);
     }
 
-    /// `struct fuse_entry_out`; without attributes the answer that there is no such name, which may be kept as well.
+    /// `struct fuse_entry_out`. Without attributes it is the reply that there is no such name, which may be cached too.
     pub(super) fn entry_out(&mut self, a: Option<&Attr>, name_ttl: Duration, ttl: Duration) {
         self.u64(a.map_or(0, |a| a.ino));
         self.u64(a.map_or(0, |a| u64::from(a.generation)));
@@ -182,7 +183,8 @@ impl<'a> Writer<'a> {
         self.put(&[0; 28]);
     }
 
-    /// `struct fuse_dirent` or, with a time to keep attributes, `fuse_direntplus`. False if that does not fit in `room`.
+    /// `struct fuse_dirent`, or `fuse_direntplus` if a time to cache attributes is given. False if it does not fit
+    /// `room`.
     pub(super) fn dirent(&mut self, e: &crate::ops::Listed<'_>, plus: Option<Duration>, room: usize) -> bool {
         let head = DIRENT_LEN + if plus.is_some() { ENTRY_LEN } else { 0 };
         let len = (head + e.name.len()).next_multiple_of(8);

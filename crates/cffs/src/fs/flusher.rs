@@ -8,9 +8,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-/// With lazytime, times wait in memory so long, in nanoseconds: a day.
+/// With lazytime, changed times wait in memory for this long, in nanoseconds: a day.
 const LAZY_NS: i64 = 24 * 3600 * 1_000_000_000;
-/// With lazytime, inodes whose times wait, at most: they take memory.
+/// With lazytime, most inodes with waiting times. It bounds their memory.
 const LAZY_MAX: usize = 16_384;
 
 impl Fs {
@@ -62,7 +62,7 @@ impl Fs {
         }
     }
 
-    /// Asks the background thread to begin with this file, of which more is coming.
+    /// Asks the background thread to start writing back this file, which is still being written.
     pub(super) fn write_back_stream(&self, node: &Arc<Node>) {
         let mut s = self.background.state.lock();
         if !s.stop && !s.streams.iter().any(|n| Arc::ptr_eq(n, node)) {
@@ -79,7 +79,7 @@ impl Fs {
         }
         self.background.wake.notify_all();
         if let Some(thread) = self.background.thread.lock().take() {
-            // The thread itself may be the one that drops the last reference.
+            // This may be the background thread itself, if it drops the last reference.
             if thread.thread().id() != std::thread::current().id() {
                 let _ = thread.join();
             }
@@ -118,8 +118,8 @@ impl Fs {
         outcome
     }
 
-    /// Takes nodes off the list that have nothing but times to write, and puts them back on the file system's, unless they
-    /// wait for a day already or are too many.
+    /// Removes nodes with changed times alone from the list, and returns them to the file system's list, unless they
+    /// have waited for a day or are too many.
     fn leave_times(&self, nodes: &mut Vec<Arc<Node>>) {
         let now = now();
         let mut left = 0;

@@ -63,8 +63,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 /// A mounted file system.
 ///
-/// Its operations take inode numbers; [`Fs::root`] has handles and paths. Whoever gets an inode's attributes from an
-/// operation that finds or creates it holds a reference, and releases it with [`Fs::forget`]; a handle does so by itself.
+/// Its operations take inode numbers; [`Fs::root`] has handles and paths. An operation that finds or creates an inode
+/// and returns its attributes takes a reference for the caller, who releases it with [`Fs::forget`]; a handle does so
+/// by itself.
 ///
 /// **[`Fs::close`] unmounts. Dropping the last reference without it is like a crash**: what was not made durable by
 /// [`Fs::sync`], [`Fs::fsync`] or the background thread is lost, and the next mount recovers the rest from the log. A
@@ -81,18 +82,18 @@ pub struct Fs {
     space: Arc<Space>,
     placement: Arc<Placement>,
     inodes: InodeCache,
-    /// Checksums of data; none if they are not kept.
+    /// Checksums of data; `None` if the file system has none.
     sums: Option<Arc<Sums>>,
-    /// What users, groups and projects use and may use; none while no quotas are kept.
+    /// Usage and limits of users, groups and projects; `None` if the file system has no quotas.
     quota: Option<Arc<Quota>>,
     orphans: Mutex<OrphanList>,
     /// Nodes with dirty data or attributes.
     dirty: Mutex<Vec<Arc<Node>>>,
-    /// One writeback of everything at a time.
+    /// Held during a writeback of everything: one at a time.
     writing_back: Mutex<()>,
-    /// One rename that moves a directory at a time: the tree must not change while its ancestors are looked at.
+    /// Held by a rename that moves a directory, because the tree must not change while its ancestors are checked.
     rename_lock: Mutex<()>,
-    /// One at a time makes the file system larger.
+    /// Held while the file system grows: one at a time.
     grow_lock: Mutex<()>,
     generation: AtomicU32,
     seed: [u64; 2],
@@ -128,7 +129,7 @@ impl Fs {
         self.sb.lock().clone()
     }
 
-    /// Whether nothing can be written: by the mount's options, or after an error.
+    /// Whether nothing can be written, because of a mount option or after an error.
     pub fn is_read_only(&self) -> bool {
         self.opts.read_only || self.journal.has_failed() || self.closed.load(Ordering::Acquire)
     }
@@ -157,17 +158,17 @@ impl Fs {
         DirCtx { cache: &self.cache, seed: self.seed, location: InodeLocation::System }
     }
 
-    /// The same for a search in a directory whose inode stands there.
+    /// The same, for a search in a directory with its inode at this location.
     fn search_cx(&self, location: InodeLocation) -> DirCtx<'_> {
         DirCtx { location, ..self.dir_cx() }
     }
 
-    /// The node of a number that a caller holds a reference to.
+    /// The node of an inode to which the caller holds a reference.
     fn node(&self, ino: Ino) -> Result<Arc<Node>> {
         self.inodes.get(&self.cache, ino)
     }
 
-    /// Puts a node on the list of those with something to write.
+    /// Puts a node on the list of dirty nodes.
     fn list_dirty(&self, node: &Arc<Node>) {
         if !node.on_dirty_list.swap(true, Ordering::AcqRel) {
             self.dirty.lock().push(node.clone());
@@ -179,7 +180,7 @@ impl Fs {
         let (free, reserved) = self.space.free_and_reserved();
         let free = free.saturating_sub(reserved);
         let inodes = self.space.counters().inodes;
-        // An inode in a directory takes about 256 bytes; so many more could be made.
+        // An inode in a directory takes about 256 bytes, so this many more fit into the free space.
         let possible = (free << self.geo.frag_shift) / 256;
         StatFs {
             block_size: self.geo.block_size() as u32,
@@ -276,7 +277,7 @@ impl<'a> Locked<'a> {
     }
 }
 
-/// A directory's parts: its inode, and what is known of its names.
+/// The parts of a directory: its inode, and the state of its names.
 fn as_dir(st: &mut NodeState) -> Result<(&mut crate::format::Inode, &crate::node::DirState)> {
     match &st.dir {
         Some(d) => Ok((&mut st.inode, d)),

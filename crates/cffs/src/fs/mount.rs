@@ -39,7 +39,7 @@ impl CommitHook for Hook {
     }
     fn committed(&self, freed: Vec<Run>) {
         if let Some((dev, shift)) = &self.discard {
-            // Before the space can be allocated again. A hint: a device that fails it loses nothing.
+            // Discard before the space can be allocated again. An error is ignored, because a discard is only a hint.
             for run in &freed {
                 if let Err(e) = dev.discard(run.start << shift, run.len << shift) {
                     tracing::debug!("discard of {run}: {e}");
@@ -62,7 +62,7 @@ fn random_u32() -> Result<u32> {
 }
 
 pub(super) fn write_superblock(dev: &dyn Device, sb: &Superblock) -> Result<()> {
-    // Whole sectors. What else a large one holds stays as it is; of a small one nothing is left, and nothing is read.
+    // Whole sectors are written. If a sector is larger than the superblock, the rest of it is read first and kept.
     let len = SUPERBLOCK_SIZE.next_multiple_of(dev.sector_size() as usize);
     let mut b = AlignedBuf::zeroed(len);
     if len > SUPERBLOCK_SIZE {
@@ -74,7 +74,8 @@ pub(super) fn write_superblock(dev: &dyn Device, sb: &Superblock) -> Result<()> 
     Ok(())
 }
 
-/// Notes in the superblock that the file system is mounted, and where the log goes on. A read-only mount writes nothing.
+/// Notes in the superblock that the file system is mounted, and writes the log header to continue with. A read-only
+/// mount writes nothing.
 fn mark_mounted(
     dev: &dyn Device,
     log_dev: Option<&dyn Device>,
@@ -94,7 +95,7 @@ fn mark_mounted(
         _ => State::Unjournaled,
     };
     write_superblock(dev, sb)?;
-    // Of a file system that says it was unmounted both headers are whole: only now one of them may be torn.
+    // In a file system that was unmounted both headers are intact. Only from now on a crash may tear one of them.
     let log = log_dev.unwrap_or(dev);
     journal::write_header(log, journal::log_extent(sb).0, header)?;
     log.flush()?;
@@ -133,7 +134,7 @@ fn check_mountable(sb: &Superblock, dev: &dyn Device, has_log_dev: bool, opts: &
     Ok(())
 }
 
-/// Replays the log. Returns what was found, with the header that the log goes on with.
+/// Replays the log. Returns what was found, and the header with which the log continues.
 fn recover(
     dev: &dyn Device,
     log_dev: Option<&dyn Device>,
@@ -148,29 +149,29 @@ fn recover(
         tracing::error!("recovery: block {block} is damaged in parts that the log does not have");
     }
     if !opts.read_only {
-        // Numbers nobody can know beforehand: what old log or user data lies behind the tail never continues the log.
+        // The numbers are random, so that old log or user data behind the tail can never continue the log.
         let header = &replayed.header;
         replayed.header = header.next(header.tail, header.tail_seq + 1 + u64::from(random_u32()?));
     }
     Ok(replayed)
 }
 
-/// The cache, and the counters with their block. The geometry is the one that the counters say.
+/// Opens the cache, and reads the counters. The geometry is that of the counters.
 fn open_cache(dev: Arc<dyn Device>, sb: &Superblock, opts: &MountOptions) -> Result<(Arc<Cache>, Counters, BufRef)> {
     let geo = Geometry::new(sb)?;
     let mut cache = Cache::new(dev, geo, opts.cache_bytes, opts.prefetch);
     let id = BlockId { kind: BlockKind::Counters, addr: geo.counters_block(), owner: 0 };
     let buf = cache.read_meta(id)?;
     let mut counters = Counters::decode(&buf.read());
-    // Growing may have been interrupted: the free space is still that of the smaller size.
+    // If growing was interrupted, the free space is still that of the smaller size.
     cache.set_geometry(geo.of_counters(&counters)?);
     counters.blocks = cache.geometry().total_blocks;
     Ok((Arc::new(cache), counters, buf))
 }
 
 impl Fs {
-    /// Mounts: replays the log if the file system was not unmounted, reads what every operation needs, and finishes what
-    /// a crash left half done.
+    /// Mounts: replays the log if the file system was not unmounted, reads what every operation needs, and completes
+    /// operations that a crash has interrupted.
     pub fn open(dev: Arc<dyn Device>, log_dev: Option<Arc<dyn Device>>, opts: MountOptions) -> Result<Arc<Fs>> {
         let mut sb = read_superblock(&*dev)?;
         let read_only = opts.read_only || dev.read_only();
@@ -199,8 +200,8 @@ impl Fs {
         let chunk = if sb.embeds_inodes() { 1 } else { INODE_CHUNK };
         let inodes = InodeCache::load(&cache, chunk, opts.cache_bytes, quota.clone())?;
 
-        // Each mount starts at a generation of its own: a (number, generation) pair that an earlier mount gave out, perhaps to
-        // an NFS client that still holds it, does not come again.
+        // Each mount begins with another generation, so that no (number, generation) pair of an earlier mount returns.
+        // An NFS client may still hold such a pair.
         let generation = random_u32()?;
         mark_mounted(&*dev, log_dyn.as_deref(), &mut sb, replayed.header, &opts)?;
         let fs = Arc::new(Fs {
@@ -232,7 +233,7 @@ impl Fs {
         Ok(fs)
     }
 
-    /// Checks the root, finishes what a crash left half done, and starts the threads.
+    /// Checks the root, completes operations that a crash has interrupted, and starts the threads.
     fn finish_mount(self: &Arc<Self>, damaged: &[BlockAddr], orphan_head: Ino) -> Result<()> {
         let root = self.node(ROOT_INO)?;
         root.refs.fetch_add(1, Ordering::AcqRel);
@@ -248,7 +249,7 @@ impl Fs {
                 self.mark_damaged(&format!("{} blocks of metadata are damaged", damaged.len()))?;
             }
             match self.finish_growth() {
-                // It keeps the size it has.
+                // The file system keeps its size.
                 Err(e @ Error::Corrupt(_)) => self.mark_damaged(&format!("the file system cannot grow on: {e}"))?,
                 outcome => outcome?,
             }
@@ -264,7 +265,7 @@ impl Fs {
         Ok(())
     }
 
-    /// Notes in the superblock that the file system needs a check. It stays noted until fsck has been.
+    /// Notes in the superblock that the file system needs a check. Only fsck clears that.
     pub(super) fn mark_damaged(&self, what: &str) -> Result<()> {
         tracing::error!("{what}: run cffs fsck");
         if self.opts.read_only {
@@ -278,13 +279,13 @@ impl Fs {
         Ok(())
     }
 
-    /// Writes the superblock of the mounted file system. A flush that fails may have lost data that was on its way, too,
-    /// and the next one would say that all is well: as after a failed commit, no fsync succeeds any more.
+    /// Writes the superblock of the mounted file system. A failed flush may have lost other data in flight too, and the
+    /// next flush would succeed. So, as after a failed commit, no fsync succeeds any more.
     pub(super) fn put_superblock(&self, sb: &Superblock) -> Result<()> {
         write_superblock(&*self.dev, sb).inspect_err(|e| self.journal.fail("writing the superblock failed", e))
     }
 
-    /// Notes in the superblock that there are access control lists, before the first of them.
+    /// Notes in the superblock that there are access control lists. Called before the first one is set.
     pub(super) fn mark_acl(&self) -> Result<()> {
         let mut sb = self.sb.lock();
         if sb.ro_compat & RO_COMPAT_ACL == 0 {
@@ -295,8 +296,9 @@ impl Fs {
         Ok(())
     }
 
-    /// Unmounts: everything is written in place, the log is emptied, the superblock says so. Later changes fail with
-    /// [`Error::ReadOnly`]. After an error the file system is closed all the same, and calling this again says so again.
+    /// Unmounts: writes everything in place, empties the log, and notes that in the superblock. Later changes fail
+    /// with [`Error::ReadOnly`]. After an error the file system is closed all the same, and another call returns the
+    /// same error.
     pub fn close(&self) -> Result<()> {
         if self.closed.swap(true, Ordering::AcqRel) {
             return match &*self.close_outcome.lock() {
@@ -318,7 +320,7 @@ impl Fs {
         }
         self.journal.check()?;
         self.reclaim_unlinked();
-        // What one file could not write must not take the rest along.
+        // An error of one file must not keep the rest from being written.
         let written = self.write_back_all(false);
         self.store_hints()?;
         if let Some(quota) = &self.quota {

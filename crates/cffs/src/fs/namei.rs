@@ -113,8 +113,8 @@ impl Fs {
         Ok(st.inode.parent)
     }
 
-    /// Lists a directory from behind position `cookie` on (0: from the start), in the order of its blocks. `f` returns
-    /// false to stop; that entry then counts as not seen. With attributes, each entry seen carries a reference.
+    /// Lists a directory from behind position `cookie` on (0: all), in the order of its blocks. `f` returns false
+    /// to stop, and then the entry counts as not listed. With attributes, each listed entry takes a reference.
     pub fn readdir(&self, dir: Ino, cookie: u64, with_attr: bool, f: &mut dyn FnMut(DirEntry) -> bool) -> Result<()> {
         let node = self.node(dir)?;
         let mut cookie = cookie;
@@ -143,7 +143,7 @@ impl Fs {
             for (mut entry, node) in batch {
                 cookie = entry.cookie;
                 if let Some(node) = &node {
-                    // A name that went away meanwhile is left out.
+                    // A name that was removed meanwhile is left out.
                     let Some(attr) = self.entry_attr(node) else { continue };
                     entry.attr = Some(attr);
                 }
@@ -154,7 +154,7 @@ impl Fs {
                     return Ok(());
                 }
             }
-            // The names before a damaged block were returned; now the error is.
+            // Names before a damaged block have been returned. Now the error is.
             walked?;
             if !more {
                 return Ok(());
@@ -174,10 +174,10 @@ impl Fs {
         Some(self.attr(node, &st))
     }
 
-    /// Whether `ancestor` is `dir` or above it. The tree must not change meanwhile (see the lock `moving`).
+    /// Whether `ancestor` is `dir` or above it. The caller keeps the tree from changing with the rename lock.
     pub(super) fn is_within(&self, dir: Ino, ancestor: Ino) -> Result<bool> {
         let mut at = dir;
-        // A chain that does not end at the root, on a damaged device, comes back to one of these.
+        // On a damaged device a chain that does not end at the root comes back to one of the marked directories.
         let (mut mark, mut steps, mut next_mark) = (dir, 0u64, 16u64);
         loop {
             if at == ancestor {

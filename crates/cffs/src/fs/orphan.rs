@@ -16,8 +16,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 impl Fs {
-    /// The block that an inode stands in, and its offset there. Who holds the block can change the inode in a
-    /// transaction without an error.
+    /// The block of an inode, and the offset in it. While the caller holds the block, changing the inode in a
+    /// transaction cannot fail.
     pub(super) fn inode_block(&self, location: InodeLocation) -> Result<(BufRef, usize)> {
         match location {
             InodeLocation::Embedded { block, inode, .. } => {
@@ -37,7 +37,7 @@ impl Fs {
         Ok(())
     }
 
-    /// Puts a file at the head of the list. Its link count is 0 already, its location is final.
+    /// Puts a file at the head of the list. Its link count is 0 already, and its location does not change any more.
     pub(super) fn push_orphan(&self, txn: &Txn<'_>, st: &mut NodeState) -> Result<()> {
         let mut list = self.orphans.lock();
         let (ino, after) = (st.inode.ino, list.head);
@@ -52,7 +52,7 @@ impl Fs {
         Ok(())
     }
 
-    /// Takes a file off the list, which is the caller's from when it has read `before` ([`OrphanList::before`]) on.
+    /// Removes a file from the list. The caller has locked the list since it read `before` ([`OrphanList::before`]).
     fn pull_orphan(&self, txn: &Txn<'_>, list: &mut OrphanList, ino: Ino, before: Option<&(BufRef, usize)>) {
         let Some(link) = list.links.remove(&ino) else { return };
         match before {
@@ -70,14 +70,14 @@ impl Fs {
         }
     }
 
-    /// Drops references. A file without a name goes with the last one.
+    /// Drops references. A file without a name is freed with the last one.
     pub fn forget(&self, ino: Ino, n: u64) {
         if let Some(node) = self.inodes.release(ino, n) {
             self.forget_node(&node, n);
         }
     }
 
-    /// As [`Fs::forget`], for whoever has the node: its number may be another file's already.
+    /// As [`Fs::forget`], for a caller with the node, because its number may belong to another file by now.
     pub(super) fn forget_node(&self, node: &Arc<Node>, n: u64) {
         let before = node.refs.fetch_update(Ordering::AcqRel, Ordering::Acquire, |r| Some(r.saturating_sub(n)));
         if before.is_ok_and(|r| r <= n) {
@@ -97,7 +97,7 @@ impl Fs {
         }
     }
 
-    /// Gives back everything an orphan has; and the orphans that only waited for it, since it stood in their blocks.
+    /// Frees an orphan completely, and then orphans that waited for it because it was embedded in their blocks.
     pub(super) fn reclaim(&self, node: &Arc<Node>) -> Result<()> {
         let mut next = node.clone();
         loop {
@@ -113,8 +113,8 @@ impl Fs {
         }
     }
 
-    /// Frees what an orphan has in data and tree, in as many transactions as that needs. False if it is none any more, or
-    /// held.
+    /// Frees the data and tree of an orphan, in as many transactions as that needs. Returns false if it is no orphan
+    /// any more, or has references.
     fn reclaim_contents(&self, node: &Arc<Node>) -> Result<bool> {
         let cx = self.file_cx();
         loop {
@@ -146,7 +146,7 @@ impl Fs {
         }
     }
 
-    /// The directory whose block an embedded inode stands in.
+    /// The directory with the block in which an inode is embedded.
     pub(super) fn directory_around(&self, location: InodeLocation) -> Result<Option<Arc<Node>>> {
         let InodeLocation::Embedded { block, .. } = location else { return Ok(None) };
         let owner = block_owner(&self.cache.read_meta_any_owner(BlockKind::Dir, block)?.read());
@@ -182,15 +182,15 @@ impl Fs {
         Ok(held)
     }
 
-    /// Frees the inode itself, which has no contents; a directory only if no orphans stand in its blocks. Returns the
-    /// directory that it stood in.
+    /// Frees the inode itself, which has no contents any more; a directory only if no orphans are embedded in its
+    /// blocks. Returns the directory in which it was embedded.
     fn remove_orphan(&self, node: &Arc<Node>) -> Result<Option<Arc<Node>>> {
         let ino = node.ino;
         let location = { node.state.read().location };
-        // The directory of an embedded orphan is changed with it.
+        // An embedded orphan is removed from a block of its directory, so the directory is locked too.
         let dir = match self.directory_around(location) {
             Ok(dir) => dir,
-            // Another thread was faster, and the block is gone with the last inode that was embedded in it.
+            // Another thread was faster and has freed the inode, and the block with it.
             Err(_) if node.state.read().freed => return Ok(None),
             Err(e) => return Err(e),
         };
@@ -200,7 +200,7 @@ impl Fs {
         let mut locked = Locked::new(&nodes);
         {
             let st = locked.get(ino)?;
-            // A writeback of times alone may be on its way; it finds the node dead and leaves its place alone.
+            // A writeback of times alone may be under way. It finds the node freed and leaves the old location alone.
             if st.freed || node.refs.load(Ordering::Acquire) > 0 {
                 return Ok(None);
             }
@@ -237,7 +237,8 @@ impl Fs {
         }
         st.dirty = false;
         let was_dir = st.inode.is_dir();
-        // Before the number is free: whoever gets it next puts a node of its own there.
+        // The node is removed before its number is free, because the next owner of the number inserts a node of its
+        // own.
         self.inodes.remove(node);
         if was_dir {
             self.placement.untrack(ino);
@@ -265,8 +266,8 @@ impl Fs {
         dir::log_bytes_for_remove(&self.geo) + self.log_bytes_names()
     }
 
-    /// At mount: files that had no name when the system went down. What cannot be taken apart because it is damaged stays
-    /// on the list, where it hurts nobody, and the file system is marked for fsck.
+    /// At mount: frees files that had no name at the time of a crash. A damaged one that cannot be freed stays on the
+    /// list, where it does no harm, and the file system is marked for fsck.
     pub(super) fn reclaim_orphans(&self, head: Ino) -> Result<()> {
         let mut nodes = Vec::new();
         let mut damage = None;
@@ -275,7 +276,7 @@ impl Fs {
             list.head = head;
             let (mut before, mut ino) = (0, head);
             while ino != 0 {
-                // The links of the list up to here are good: what follows stays behind them.
+                // The links of the list up to here are valid, so what follows can stay linked behind them.
                 let node = match self.listed_orphan(&list, ino) {
                     Ok(node) => node,
                     Err(e @ (Error::Corrupt(_) | Error::Stale)) => {
@@ -299,7 +300,7 @@ impl Fs {
         for node in nodes {
             match self.reclaim(&node) {
                 Ok(()) => {}
-                // Of a file that is damaged nothing more than was possible is given back.
+                // A damaged file is freed as far as possible, and no further.
                 Err(e @ Error::Corrupt(_)) if !self.journal.has_failed() => {
                     damage =
                         Some(format!("the space of inode {}, which has no name, is not given back: {e}", node.ino));
@@ -313,7 +314,7 @@ impl Fs {
         }
     }
 
-    /// The inode that the orphan list goes on with, if it can be on the list.
+    /// The inode with which the orphan list continues, if it can be on the list.
     fn listed_orphan(&self, list: &OrphanList, ino: Ino) -> Result<Arc<Node>> {
         if list.links.contains_key(&ino) {
             return Err(Corrupt("it is on the list twice".into()).into());
@@ -328,7 +329,7 @@ impl Fs {
         Ok(node)
     }
 
-    /// At unmount: references do not outlive it.
+    /// At unmount: frees unlinked files, because references end with the mount.
     pub(super) fn reclaim_unlinked(&self) {
         let inos: Vec<Ino> = self.orphans.lock().links.keys().copied().collect();
         for ino in inos {

@@ -19,8 +19,8 @@ pub(super) struct Link {
 }
 
 impl OrphanList {
-    /// Where the orphan before this one stands. Once it is off the list, its block may go as well: good while the list is
-    /// locked.
+    /// Location of the orphan before this one. It is valid only while the list is locked, because that orphan's block
+    /// may be freed once it is off the list.
     pub(super) fn before(&self, ino: Ino) -> Result<Option<InodeLocation>> {
         let link = self.links.get(&ino).ok_or_else(|| Corrupt(format!("inode {ino} is not on the orphan list")))?;
         Ok(self.links.get(&link.before).map(|b| b.location))

@@ -1,4 +1,4 @@
-//! Quotas as programs see them: reports, limits, counting anew.
+//! Quotas for programs: reports, limits, recounting.
 
 use super::{Caller, Fs, MountOptions, now};
 use crate::error::{Error, Result};
@@ -29,9 +29,9 @@ pub struct QuotaStatus {
     pub inodes: u64,
     /// Limits.
     pub limits: QuotaLimits,
-    /// While the soft limit of space is exceeded: when writing ends, nanoseconds since 1970.
+    /// The end of the grace period in nanoseconds since 1970, while the soft limit of space is exceeded.
     pub bytes_deadline: Option<i64>,
-    /// While the soft limit of inodes is exceeded: when making files ends, nanoseconds since 1970.
+    /// The end of the grace period in nanoseconds since 1970, while the soft limit of inodes is exceeded.
     pub inodes_deadline: Option<i64>,
 }
 
@@ -177,8 +177,8 @@ impl Fs {
         Ok(Some(quota.reservation(ids, frags, 1, c.privileged())?))
     }
 
-    /// Reserves all that an inode uses in the quotas of its new owners, before it changes hands. Their records are
-    /// prepared.
+    /// Reserves everything that an inode uses in the quotas of its new owners, before the owner changes. Their records
+    /// are prepared.
     pub(super) fn quota_for_new_owner(&self, c: Caller, st: &NodeState, ids: Ids) -> Result<Option<Reservation>> {
         match &st.data.account {
             Some(account) if ids != ids_of(&st.inode) => account.reservation_for(ids, c.privileged()).map(Some),
@@ -186,15 +186,15 @@ impl Fs {
         }
     }
 
-    /// The project of a file, and for a directory whether what is made in it belongs to the same.
+    /// The project of a file, and for a directory whether new files in it inherit the project.
     pub fn project(&self, ino: Ino) -> Result<(u32, bool)> {
         let node = self.node(ino)?;
         let st = node.state.read();
         Ok((st.inode.projid, st.inode.flags & FLAG_PROJECT_INHERIT != 0))
     }
 
-    /// Gives a file to a project; for a directory `inherit` says whether what is made in it from now on belongs to the
-    /// same (for other files it must be false). What is in a directory stays as it is.
+    /// Assigns a file to a project. For a directory `inherit` says whether new files in it inherit the project (for
+    /// other files it must be false). Existing files in the directory do not change.
     ///
     /// [`Error::Quota`] if the project has no room for it, unless the caller is privileged.
     pub fn set_project(&self, c: Caller, ino: Ino, project: u32, inherit: bool) -> Result<()> {
@@ -219,9 +219,9 @@ impl Fs {
         crate::node::store(&txn, &mut st)
     }
 
-    /// Changes which quotas a file system keeps, which is not mounted. What is switched on is counted; of what is
-    /// switched off the limits are remembered. After a crash in the middle some kinds may be on and others not, each in
-    /// order.
+    /// Changes which quotas a file system keeps that is not mounted. Kinds that are switched on are counted. The limits
+    /// of kinds that are switched off are kept. After a crash in the middle some kinds may be on and others off; each
+    /// is consistent.
     pub fn switch_quotas(dev: Arc<dyn Device>, log_dev: Option<Arc<dyn Device>>, kinds: &[QuotaKind]) -> Result<()> {
         let options = MountOptions { background: false, ..MountOptions::default() };
         // Opening replays the log. Records of a kind that is switched off are marked as not counted.
@@ -240,7 +240,7 @@ impl Fs {
         Fs::open(dev, log_dev, options)?.close()
     }
 
-    /// At mount: counts the kinds that were never counted or may be wrong.
+    /// At mount: counts the kinds that were never counted, or that may be wrong.
     pub(super) fn count_quotas_if_needed(&self) -> Result<()> {
         let Some(quota) = &self.quota else { return Ok(()) };
         for kind in quota.kinds().collect::<Vec<_>>() {
@@ -258,8 +258,8 @@ impl Fs {
         Ok(())
     }
 
-    /// Counts what everybody uses, and corrects the records; returns those that were wrong. Limits stay. The file
-    /// system must be in use by nobody else: what changes meanwhile makes the result wrong.
+    /// Counts what all ids use and corrects the records; returns those that were wrong. Limits stay. Nobody else may
+    /// use the file system meanwhile, because changes during the count make the result wrong.
     ///
     /// After a crash in the middle the next mount counts again.
     pub fn recount_quota(&self, kind: QuotaKind) -> Result<Vec<QuotaMismatch>> {
@@ -341,8 +341,8 @@ impl Fs {
     }
 }
 
-/// The project that a directory hands down to what is created in it. Such a directory takes in nothing of another
-/// project, because its contents are to count as that of its own.
+/// The project that new files in a directory inherit. Such a directory accepts no files of another project, because all
+/// of its contents count for its own project.
 pub(super) fn handed_down(dir: &Inode) -> Option<u32> {
     (dir.flags & FLAG_PROJECT_INHERIT != 0).then_some(dir.projid)
 }
@@ -355,7 +355,7 @@ pub(super) struct LimitedAllocator<'a> {
 }
 
 impl<'a> LimitedAllocator<'a> {
-    /// For a change of the directory `st`, which is stored in the same transaction, also when the change fails.
+    /// For a change of the directory `st`, which is stored in the same transaction even if the change fails.
     pub(super) fn new(fs: &'a Fs, c: Caller, st: &NodeState) -> LimitedAllocator<'a> {
         LimitedAllocator { fs, account: st.data.account.clone().filter(|_| !c.privileged()) }
     }
@@ -377,7 +377,7 @@ impl DirAllocator for LimitedAllocator<'_> {
         let fpb = self.fs.geo.frags_per_block();
         let fits = quota.room(&ids_of(dir)) / fpb;
         let mut want = want_blocks.min(fits.max(min));
-        // Others may use the same quota meanwhile, so the least that suffices is tried last.
+        // Others may use the same quota meanwhile, so the smallest sufficient length is tried last.
         let charge = Reservation::of_quota(account.clone(), 0, 0);
         if charge.reserve(want * fpb, false).is_err() {
             charge.reserve(min * fpb, false)?;
@@ -385,7 +385,7 @@ impl DirAllocator for LimitedAllocator<'_> {
         }
         let run = placement.allocate_dir_blocks(reservation, dir, goal, want, min);
         let len = run.as_ref().map_or(0, |run| run.map_or(0, |r| r.len));
-        // Charged when the directory is stored.
+        // The charge takes effect when the directory is stored.
         charge.charge(len);
         run
     }

@@ -27,13 +27,14 @@ const ACL_MAX: usize = 4096;
 const KEPT: usize = 2 * EXTENT_SIZE;
 const KEPT_LEAST: usize = EXTENT_SIZE;
 
-/// Divides attributes between an inode and its chain. `need` bytes of the inline area are in use; the area is `now`
-/// bytes long and can grow to `most`. Returns the new length of the inline area too.
+/// Divides attributes between an inode and its chain of blocks. `need` bytes of the inline area are in use; the area is
+/// `now` bytes long and can grow to `most`. Also returns the new length of the inline area.
 pub(super) fn place(all: &[Xattr], need: usize, now: usize, most: usize) -> (Packed, usize) {
     let wanted = all.iter().map(Xattr::encoded_len).sum::<usize>().next_multiple_of(8);
     let most = most.max(now);
     if now > INLINE_WITH_XATTRS {
-        // The long target of a symbolic link. It must be able to leave the inode, so that the inode can move to a slot.
+        // The long target of a symbolic link. It must be able to move out of the inode, so that the inode can move to a
+        // slot.
         return (xattr::pack(all, 0), now);
     }
     let most = most.min(INLINE_WITH_XATTRS);
@@ -54,7 +55,7 @@ pub(super) fn place(all: &[Xattr], need: usize, now: usize, most: usize) -> (Pac
     (packed, len)
 }
 
-/// Bytes of the inline area that contents or extents use, or may soon use.
+/// Bytes of the inline area that contents or extents use now or may use soon.
 fn inline_need(inode: &Inode) -> usize {
     let small = inode.size as usize <= inode.data_room() && inode.file_type() == FileType::Regular;
     let coming = if small { inode.size as usize } else { 0 };
@@ -388,8 +389,8 @@ impl Fs {
         Ok(true)
     }
 
-    /// Puts `new` in place of an inode in memory. Pending extents may need tree blocks for what finds no room in it any
-    /// more; without them the inode stays as it was.
+    /// Replaces an inode in memory by `new`. Pending extents may need tree blocks if they no longer fit the inode;
+    /// without space for these the inode stays as it was.
     fn replace_inode(&self, c: Caller, st: &mut NodeState, new: Inode) -> Result<()> {
         let old = std::mem::replace(&mut st.inode, new);
         if !st.data.pages.is_empty()
@@ -401,7 +402,7 @@ impl Fs {
         Ok(())
     }
 
-    /// Allocates blocks by which an attribute chain grows. The reservation holds them in the quotas.
+    /// Allocates the blocks by which an attribute chain grows. Their quota is in the reservation.
     fn chain_blocks(
         &self,
         c: Caller,
@@ -419,20 +420,20 @@ impl Fs {
         Ok((reservation, fresh))
     }
 
-    /// How long the inline area of an inode can become where the inode is.
+    /// The greatest length of an inode's inline area at its location.
     fn inline_most(&self, inode: &Inode, location: InodeLocation) -> Result<usize> {
         let InodeLocation::Embedded { block, entry, inode: at } = location else { return Ok(INLINE_WITH_XATTRS) };
         let buf = self.cache.read_meta_any_owner(BlockKind::Dir, block)?;
         let b = buf.read();
         let free = match dirblock::entry_at(&b, entry) {
             Some(e) if e.ino == inode.ino => dirblock::grown_max(&b, entry),
-            // It has just moved; the caller will see that.
+            // The inode has just moved, which the caller will notice.
             _ => return Ok(inode.inline_len),
         };
         Ok(free.saturating_sub(at - entry + INODE_CORE_SIZE) & !7)
     }
 
-    /// Gives back the blocks of an orphan's attributes.
+    /// Frees the blocks of an orphan's attributes.
     pub(super) fn reclaim_xattrs(&self, node: &Arc<Node>) -> Result<()> {
         let chain = {
             let st = node.state.read();
