@@ -12,8 +12,8 @@ use crate::format::{BlockAddr, BlockId, Geometry, Ino, Superblock};
 use cffs_device::Device;
 use std::collections::HashSet;
 
-/// Damaged blocks after which the rest of a structure is not read: an image that maps nothing but zeros must not make the
-/// check read a petabyte.
+/// Damaged blocks after which the rest of a structure is not read. Otherwise an image that maps nothing but zeros would
+/// make the check read a petabyte.
 pub(super) const DAMAGED_BLOCKS_MAX: u64 = 16;
 
 /// A check under way.

@@ -16,19 +16,19 @@ use std::collections::BTreeMap;
 pub(super) struct Name {
     /// As the entry has it.
     pub(super) hash: u32,
-    /// Another hash of the name: those with the same name have both alike, and hardly any others.
+    /// Another hash of the name. Equal names have equal hashes, and other names almost never have.
     other: u32,
     pub(super) lblock: u32,
     offset: u32,
     block: BlockAddr,
 }
 
-/// What is gathered while going through a directory.
+/// Results of reading a directory.
 #[derive(Default)]
 struct Gathered {
     names: Vec<Name>,
     subdirs: u64,
-    /// Directories to go into, with the parent that they have to name.
+    /// Subdirectories to walk, with the parent that they have to name.
     children: Vec<Inode>,
     /// Where the data of small files are, in the order of the names.
     places: Vec<DataPlace>,
@@ -54,7 +54,7 @@ struct ScannedEntry {
     inode: Option<Inode>,
 }
 
-/// What came of reading a block.
+/// Result of reading a block.
 type ScannedBlock = (DirBlock, Result<Scanned, String>);
 
 /// Reads a block of a directory and decodes what is in it.
@@ -77,11 +77,11 @@ fn scan(context: &Context<'_>, dir: Ino, (lblock, addr): DirBlock) -> Result<Sca
     Ok(Scanned { entries: entries.collect(), block })
 }
 
-/// A directory that is to be checked; perhaps its first blocks are being read already.
+/// A directory to check. Its first blocks may be being read already.
 struct Pending {
     inode: Inode,
     begun: Option<Begun>,
-    /// Nothing was begun, and nothing is to be.
+    /// Reading ahead was skipped, and is not to begin.
     passed: bool,
 }
 
@@ -91,7 +91,7 @@ struct Begun {
 }
 
 impl Checker<'_> {
-    /// Goes through a directory that was registered, and all below it.
+    /// Walks a registered directory and everything below it.
     pub(super) fn walk_tree(&mut self, top: Inode) {
         let mut stack = vec![Pending { inode: top, begun: None, passed: false }];
         while let Some(dir) = stack.pop() {
@@ -102,7 +102,7 @@ impl Checker<'_> {
         }
     }
 
-    /// Has the first blocks of the directories that come next read.
+    /// Starts reading the first blocks of the next directories.
     fn begin_next(&self, stack: &mut [Pending]) {
         let next = stack.len().saturating_sub(self.pool.depth() * 4);
         for dir in stack[next..].iter_mut().rev().filter(|d| d.begun.is_none() && !d.passed) {
@@ -117,8 +117,8 @@ impl Checker<'_> {
         }
     }
 
-    /// The blocks that will be read first, as far as that can be told without claiming or reading anything. Whether they
-    /// are the directory's is found out later.
+    /// The blocks of a directory that are read first, as far as they are known without claiming or reading anything.
+    /// Whether they belong to the directory is verified later.
     fn first_blocks(&self, dir: &Inode) -> Vec<DirBlock> {
         let InodeFormat::Extents(list) = &dir.format else { return Vec::new() };
         let per = self.g.frags_per_block();
@@ -143,7 +143,7 @@ impl Checker<'_> {
         if !dir.size.is_multiple_of(bs) || dir.size / bs > DIR_BLOCKS_MAX {
             self.inode_problem(Class::DirSize, ino, || format!("size {} is not a possible number of blocks", dir.size));
         }
-        // Blocks behind the size may be allocated ahead; nothing has been written to them.
+        // Blocks behind the size may be preallocated, and were never written.
         let blocks = (dir.size / bs).min(DIR_BLOCKS_MAX);
         let mut got = Gathered { complete: map.complete, ..Gathered::default() };
         let mut damaged = 0;
@@ -283,7 +283,7 @@ impl Checker<'_> {
         }
     }
 
-    /// Directories in the external table that no name led to.
+    /// Walks directories in the external table that no name has led to.
     pub(super) fn walk_unreachable(&mut self) {
         for i in 0..self.inventory.external.len() {
             let e = self.inventory.external[i];

@@ -37,7 +37,7 @@ enum Frame {
 pub(super) struct MapWalk {
     ino: u64,
     stack: Vec<Frame>,
-    /// End of what has been seen: everything after it must start there or later.
+    /// End of the extents so far: all further ones must start here or later.
     at: u64,
     /// Fragments mapped and in tree nodes so far.
     pub(super) frags: u64,

@@ -1,17 +1,17 @@
 //! Reads every metadata block once, for several threads.
 //!
-//! A request brings a window, of the size of a group. In it are blocks that will be asked for much later: directories of
-//! another branch of the tree, the tables. Those that look like metadata wait here until somebody asks for them, and are
-//! then given away; all others are dropped soon. What was transferred is never transferred again, so a later request to
-//! the window begins and ends where that begins.
+//! A request reads a window of the size of a group. It contains blocks that are needed much later: directories of
+//! another branch of the tree, the tables. Blocks that look like metadata wait here until they are needed, and then
+//! leave the memory; all others are dropped soon. Blocks that were transferred once are not transferred again, so a
+//! later request to the window leaves them out at its ends.
 //!
-//! What waits takes at most a fixed amount of memory and 16 bytes for each inode, which is twice the locator table. Beyond
-//! that the blocks that came first are dropped, and read a second time when they are asked for.
+//! Waiting blocks take at most a fixed amount of memory and 16 bytes for each inode, which is twice the locator table.
+//! Beyond that the oldest blocks are dropped, and read a second time when they are needed.
 //!
-//! Read twice, and why:
-//! - blocks that the replay of a log changes in memory: it needs what it changes;
+//! Blocks that are read twice, and why:
+//! - blocks that the replay of a log changes in memory, because the replay needs their old contents;
 //! - blocks that two owners claim or that have lost their header: only on a damaged file system;
-//! - what is dropped as said.
+//! - blocks that were dropped because memory was full.
 
 use super::reader::{Block, window_bytes};
 use crate::format::{BlockAddr, BlockId, BlockKind, Geometry, get_u32, get_u64, verify_block};
@@ -23,7 +23,7 @@ use std::sync::Arc;
 /// Memory for blocks that wait, in bytes, and what is added for each inode.
 const WAITING_BYTES: u64 = 64 << 20;
 const WAITING_BYTES_PER_INODE: u64 = 16;
-/// Requests whose bytes are kept as they came.
+/// Requests whose bytes are kept unchanged.
 const RECENT: usize = 16;
 
 pub(super) struct Fetcher<'a> {
@@ -42,9 +42,9 @@ struct State {
     waiting: HashMap<BlockAddr, Block>,
     /// Windows in the order in which they were read; some of their blocks may wait.
     order: VecDeque<u64>,
-    /// What the last requests brought, each from a block on: for blocks that should be metadata and do not look like it.
+    /// The results of the last requests, each with its first block: for metadata blocks that do not look like metadata.
     recent: VecDeque<(BlockAddr, Arc<Vec<u8>>)>,
-    /// Blocks that are asked for again and again: the system area.
+    /// Blocks that are needed repeatedly: the system area.
     kept: HashMap<BlockAddr, Block>,
     /// Most blocks that may wait.
     capacity: usize,
@@ -52,9 +52,9 @@ struct State {
 
 #[derive(Default)]
 struct Window {
-    /// A bit for each block that is not to be transferred: it was, or it is no metadata.
+    /// A bit for each block that is not to be transferred, because it was already or is no metadata.
     done: Vec<u64>,
-    /// Somebody is reading it.
+    /// A thread is reading it.
     busy: bool,
     /// Reading several blocks of it at once has failed.
     broken: bool,
@@ -83,7 +83,7 @@ impl<'a> Fetcher<'a> {
         fetcher
     }
 
-    /// Sets the geometry: by the counters the file system is smaller than by the superblock.
+    /// Sets the geometry, because the size in the counters may be smaller than that in the superblock.
     pub(super) fn set_geometry(&mut self, g: Geometry) {
         self.g = g;
     }
@@ -102,7 +102,7 @@ impl<'a> Fetcher<'a> {
     /// Excludes blocks from being read along with others: they are no metadata, or were read already.
     pub(super) fn skip(&self, first: BlockAddr, count: u64) {
         let mut state = self.state.lock();
-        // Only the windows at the ends need a note: nobody asks for a block in the others.
+        // Only the windows at the ends need a note, because nobody needs a block of the others.
         let ends = [first, first + count.max(1) - 1].map(|b| b / self.window_blocks);
         for n in ends {
             let start = n * self.window_blocks;
@@ -149,7 +149,7 @@ impl<'a> Fetcher<'a> {
         let blocks = self.window_blocks.min(self.g.total_blocks - start);
         let window = state.windows.entry(n).or_default();
         let at = addr - start;
-        // What is around it and was not transferred yet.
+        // The neighbours that were not transferred yet.
         let (mut from, mut to) = (at, at + 1);
         if !window.is_done(at) && !window.broken {
             while from > 0 && !window.is_done(from - 1) {
@@ -169,7 +169,7 @@ impl<'a> Fetcher<'a> {
             }
             Err(e) if to - from == 1 => Err(format!("block {addr} cannot be read: {e}")),
             Err(_) => {
-                // Something in the window cannot be read; that need not be this block.
+                // Something in the window cannot be read, which need not be this block.
                 state.windows.entry(n).or_default().broken = true;
                 drop(state);
                 let one = self.read(addr, 1);

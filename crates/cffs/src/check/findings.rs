@@ -4,7 +4,7 @@ use super::report::{Class, Counts, Layout, Phase, PhaseTime, Problem};
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-/// The parts of the report to come.
+/// The parts of the future report.
 pub(super) struct Findings {
     pub(super) problems: Problems,
     pub(super) counts: Counts,
@@ -14,7 +14,7 @@ pub(super) struct Findings {
 }
 
 impl Findings {
-    /// Nothing is found yet but these problems; the first phase began at `began`.
+    /// No findings yet but these problems. The first phase began at `began`.
     pub(super) fn new(problems: Problems, began: Instant) -> Findings {
         Findings {
             problems,

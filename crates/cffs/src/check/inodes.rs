@@ -108,7 +108,7 @@ impl Checker<'_> {
             };
             previous = Some(e);
         }
-        // An orphan is taken apart in steps, its size first.
+        // An orphan is freed in steps, so its extents may go beyond its size.
         if let Some(e) = beyond.filter(|_| inode.nlink > 0) {
             self.inode_problem(Class::InodeSize, inode.ino, || {
                 format!("size {} but written space up to fragment {}", inode.size, e.end())

@@ -3,7 +3,7 @@
 use crate::format::{BlockAddr, FileType, Ino, Inode, QuotaRecord};
 use std::collections::HashMap;
 
-/// Everything that was found of the inodes.
+/// All inodes that were found.
 #[derive(Default)]
 pub(super) struct Inventory {
     pub(super) register: Register,
@@ -11,7 +11,7 @@ pub(super) struct Inventory {
     pub(super) external: Vec<External>,
     /// Directories of the external table that were not walked yet.
     pub(super) external_dirs: HashMap<Ino, Inode>,
-    /// Fragments of attribute blocks of inodes whose space was not counted yet, and whether these are all there are.
+    /// Fragments of attribute blocks of inodes whose space was not counted yet, and whether the count is complete.
     pub(super) xattr_chains: HashMap<Ino, (u64, bool)>,
     /// The number of inodes by the counters.
     pub(super) expected: u64,
@@ -19,7 +19,7 @@ pub(super) struct Inventory {
     pub(super) quotas: [QuotaTotals; 3],
 }
 
-/// An inode that was found, as much of it as later phases need.
+/// The fields of a found inode that later phases need.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Found {
     pub(super) ino: Ino,

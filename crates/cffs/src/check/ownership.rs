@@ -6,7 +6,7 @@
 use crate::format::{FragAddr, Geometry};
 use std::collections::BTreeMap;
 
-/// Owner of what the file system itself occupies: headers of allocation groups, system area, log.
+/// Owner of space that the file system itself occupies: headers of allocation groups, system area, log.
 pub(super) const FIXED: u64 = 0;
 /// Conflicts and owners of a conflict that are remembered.
 const CONFLICTS_MAX: usize = 1000;
@@ -108,7 +108,7 @@ impl OwnershipMap {
         out
     }
 
-    /// What the search has found.
+    /// The owners that the search has found.
     pub(super) fn take_found(&mut self) -> Vec<Conflict> {
         std::mem::take(&mut self.search)
     }

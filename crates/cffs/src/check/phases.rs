@@ -1,5 +1,5 @@
-//! The check itself: its phases in order, and what belongs to no structure in particular: superblock copies, fixed areas,
-//! counters.
+//! The check itself: its phases in order, and checks that belong to no structure in particular: superblock copies,
+//! fixed areas, counters.
 
 use super::checker::Checker;
 use super::fetch::Fetcher;
@@ -196,7 +196,7 @@ impl Checker<'_> {
                     let sb = &self.sb;
                     let as_it_should_be = Superblock {
                         copy: ag,
-                        // Growing writes the copies first, and may have got no further.
+                        // Growing writes the copies first, and may have been interrupted.
                         total_blocks: copy.total_blocks.max(sb.total_blocks),
                         ..sb.as_in_copy(&copy)
                     };

@@ -51,7 +51,7 @@ struct Slot<T> {
     filled: Condvar,
 }
 
-/// Ends the threads, whatever happened.
+/// Ends the threads in any case, also after a panic.
 struct Closing<'p, 'a>(&'p Pool<'a>);
 
 impl Drop for Closing<'_, '_> {
@@ -109,7 +109,7 @@ impl<'a> Pool<'a> {
         }
     }
 
-    /// Pieces of work that are worth having ahead of the one that is needed.
+    /// Pieces of work to begin ahead of the one that is needed.
     pub(super) fn depth(&self) -> usize {
         if self.jobs == 1 { 0 } else { self.jobs * 2 }
     }
@@ -185,7 +185,7 @@ where
         Ahead { pool, items, per_piece: per_piece.max(1), work, tickets: VecDeque::new(), ready }
     }
 
-    /// The piece that comes first was begun earlier; `items` goes on after it.
+    /// The first piece was begun earlier, and `items` continues behind it.
     pub(super) fn begun(mut self, first: Option<Ticket<Vec<T>>>) -> Self {
         self.tickets.extend(first);
         self

@@ -1,4 +1,4 @@
-//! Quota files: their blocks, and what they say against what all inodes together have.
+//! Quota files: their blocks, and their records compared with the usage of all inodes.
 
 use super::checker::{Checker, DAMAGED_BLOCKS_MAX};
 use super::extents::BlockMap;
@@ -49,7 +49,7 @@ impl Checker<'_> {
         }
     }
 
-    /// Adds an inode to what its ids have.
+    /// Adds an inode to the usage of its ids.
     pub(super) fn count_for_quota(&mut self, inode: &Inode) {
         let ids = crate::quota::ids_of(inode);
         for (kind, quotas) in QuotaKind::ALL.into_iter().zip(&mut self.inventory.quotas) {
@@ -61,7 +61,7 @@ impl Checker<'_> {
         }
     }
 
-    /// Compares the records with what was added up.
+    /// Compares the records with the usage.
     pub(super) fn check_quotas(&mut self) {
         for kind in QuotaKind::ALL {
             let QuotaTotals { records, usage } = std::mem::take(&mut self.inventory.quotas[kind.index()]);

@@ -58,7 +58,7 @@ pub(crate) struct Reader<'a> {
     state: Mutex<Windows>,
     /// A window was read.
     arrived: Condvar,
-    /// There is something to read ahead, or it is over.
+    /// There is a block to read ahead, or reading ahead ends.
     wake: Condvar,
 }
 
@@ -74,7 +74,7 @@ struct Windows {
     ahead: bool,
 }
 
-/// Ends reading ahead, whatever happened.
+/// Ends reading ahead in any case, also after a panic.
 struct Ending<'r, 'a>(&'r Reader<'a>);
 
 impl Drop for Ending<'_, '_> {

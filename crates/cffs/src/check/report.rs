@@ -50,11 +50,11 @@ classes! {
     GroupFree = "group-free",
     /// A bitmap block is damaged.
     Bitmap = "bitmap",
-    /// Fragments are marked used that nothing uses.
+    /// Fragments are marked as used, but nothing uses them.
     FragmentsLeaked = "fragments-leaked",
-    /// Fragments are in use that are not marked so.
+    /// Fragments are in use, but not marked as used.
     FragmentsUnmarked = "fragments-unmarked",
-    /// Fragments belong to more than one.
+    /// Fragments have several owners.
     FragmentsShared = "fragments-shared",
     /// Space is in use in an allocation group that counts as never used.
     GroupVirgin = "group-virgin",
@@ -62,7 +62,7 @@ classes! {
     SystemInode = "system-inode",
     /// An inode cannot be read.
     InodeDamaged = "inode-damaged",
-    /// An inode number is used twice, or is one that files cannot have.
+    /// An inode number is used twice, or is not possible for a file.
     InodeNumber = "inode-number",
     /// A field of an inode has a value that it cannot have.
     InodeField = "inode-field",
@@ -88,7 +88,7 @@ classes! {
     ExtentNode = "extent-node",
     /// A directory block is damaged.
     DirBlock = "dir-block",
-    /// The size of a directory is not that of its blocks.
+    /// The size of a directory differs from that of its blocks.
     DirSize = "dir-size",
     /// The number of entries of a directory is wrong.
     DirCount = "dir-count",
@@ -112,7 +112,7 @@ classes! {
     LocatorMissing = "locator-missing",
     /// The locator table has an entry for an inode that is not there.
     LocatorStale = "locator-stale",
-    /// The locator table says another place than the inode's.
+    /// The locator table has another location than the inode.
     LocatorWrong = "locator-wrong",
     /// A block of the external inode table is damaged.
     ExternalBlock = "external-block",
@@ -124,7 +124,7 @@ classes! {
     OrphanList = "orphan-list",
     /// A block of a quota file is damaged.
     QuotaBlock = "quota-block",
-    /// A quota record does not say what the inodes have.
+    /// A quota record differs from the usage of the inodes.
     QuotaUsage = "quota-usage",
     /// A table of data checksums is damaged.
     SumTable = "sum-table",
@@ -135,7 +135,7 @@ classes! {
 }
 
 impl Class {
-    /// Whether what is wrong follows from other structures and can be made anew from them.
+    /// Whether the structure is derived from others and can be rebuilt from them.
     pub fn is_derived(self) -> bool {
         matches!(
             self,
@@ -212,9 +212,9 @@ pub struct Counts {
     pub frags_used: u64,
     /// Fragments of the file system.
     pub frags_total: u64,
-    /// Where data was read: fragments that had their checksums.
+    /// If data was read: fragments that match their checksums.
     pub frags_verified: u64,
-    /// Fragments that had other ones, or could not be read.
+    /// Fragments that do not, or that cannot be read.
     pub frags_failed: u64,
     /// Fragments of which no checksum is known.
     pub frags_unsummed: u64,
@@ -249,7 +249,7 @@ impl Layout {
     }
 }
 
-/// What a state is called in reports.
+/// The name of a state in reports.
 pub(super) fn state_name(state: State) -> &'static str {
     match state {
         State::Clean => "clean",
@@ -281,7 +281,7 @@ pub enum Phase {
 }
 
 impl Phase {
-    /// What to call it.
+    /// The name of the phase.
     pub fn name(self) -> &'static str {
         match self {
             Phase::System => "system area",
@@ -317,7 +317,7 @@ pub struct Report {
     pub by_class: BTreeMap<Class, u64>,
     /// State in the superblock: `clean`, `journaled`, `unjournaled` or `error`.
     pub state: &'static str,
-    /// Transactions of the log that were replayed in memory before looking.
+    /// Transactions of the log that were replayed in memory before the check.
     pub replayed: u64,
     /// What the file system holds.
     pub counts: Counts,
@@ -336,7 +336,7 @@ impl Report {
     pub fn is_sound(&self) -> bool {
         self.by_class.keys().all(|c| *c == Class::DataSum)
     }
-    /// Everything that is wrong is derived from something else, so that a repair of it loses nothing and moves nothing:
+    /// Everything that is wrong is derived from other structures, so that a repair loses nothing and moves nothing:
     /// what `fsck -p` does without asking.
     pub fn is_safe_to_repair(&self) -> bool {
         self.by_class.keys().all(|c| c.is_derived())

@@ -7,7 +7,7 @@ use super::report::{Class, Phase};
 use crate::format::ag::{BITMAP_BITS, BITMAP_INDEX, ag_free, free_runs, set_bits};
 use crate::format::{BlockId, BlockKind, get_u64};
 
-/// What is read of an allocation group.
+/// The blocks of an allocation group that were read.
 struct GroupBlocks {
     header: Result<Block, String>,
     bitmaps: Vec<Result<Block, String>>,
@@ -137,7 +137,7 @@ impl Checker<'_> {
 
     fn compare_bits(&mut self, ag: u64, first: u64, found: &[u8], expected: &[u8]) {
         let name = || format!("allocation group {ag}");
-        // Clear bits of these are what is wrong.
+        // Only clear bits among these are wrong.
         let bits = found.len() as u64 * 8;
         let leaked: Vec<u8> = found.iter().zip(expected).map(|(f, e)| !(f & !e)).collect();
         for (start, len) in free_runs(&leaked, bits) {
@@ -195,7 +195,7 @@ impl GroupFill {
         GroupFill { group_frags, frags, group: 0, free: 0, total: 0, classes: [0; 6] }
     }
 
-    /// A free run; bits beyond the end were reported when they were compared.
+    /// Adds a free run. Bits beyond the end were reported when the bitmap was compared.
     fn free(&mut self, start: u64, len: u64) {
         let end = (start + len).min(self.frags);
         let mut at = start;
@@ -209,7 +209,7 @@ impl GroupFill {
         }
     }
 
-    /// Counts the groups before this one; between the current one and this one there was nothing free.
+    /// Counts the groups before this one. Between the current group and this one nothing is free.
     fn go_to(&mut self, group: u64) {
         if group == self.group {
             return;

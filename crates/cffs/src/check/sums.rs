@@ -1,4 +1,4 @@
-//! Tables of data checksums, and, where that is asked for, the data itself.
+//! Tables of data checksums and, on request, the data itself.
 
 use super::checker::{Checker, DAMAGED_BLOCKS_MAX};
 use super::data_sums::{WrittenRun, check_index, table_id};

@@ -13,11 +13,11 @@ use crate::format::{
 };
 use std::collections::HashMap;
 
-/// A map block of a table: the counts of the blocks behind it.
+/// A map block of a table: the counts of the table blocks that it covers.
 struct Map {
     first_data: u64,
     block: Option<Block>,
-    /// Blocks with a count for which no block was found are still to be missed.
+    /// Blocks that were found. Those with a count that were not found are missing.
     seen: Vec<bool>,
 }
 
@@ -47,7 +47,7 @@ impl Checker<'_> {
         let owner = table.ino;
         let read = move |context: &Context<'_>, (lblock, addr): (u64, BlockAddr)| {
             let kind = if shape.data_of_block(lblock).is_none() { BlockKind::TableMap } else { kind };
-            // Those behind the end are not looked at.
+            // Blocks behind the end are ignored.
             let beyond = lblock >= end.min(context.fetch.geometry().total_blocks);
             let block = if beyond { Err(String::new()) } else { context.fetch.meta(BlockId { kind, addr, owner }) };
             (lblock, addr, block)
@@ -137,7 +137,7 @@ impl Checker<'_> {
         Map { first_data, block, seen }
     }
 
-    /// Complains about blocks that the map counts but that are not there.
+    /// Reports blocks that have a count in the map and do not exist.
     fn finish_map(&mut self, table: Ino, map: Option<Map>) {
         let Some(Map { first_data, block: Some(block), seen }) = map else { return };
         for (i, seen) in seen.into_iter().enumerate() {
@@ -310,7 +310,7 @@ impl Checker<'_> {
 }
 
 impl Map {
-    /// The count of a table block, which is thereby seen.
+    /// The count of a table block, which counts as found from now on.
     fn take_count(&mut self, data: u64, shape: TableShape) -> u64 {
         let Some(block) = &self.block else { return 0 };
         let i = (data - self.first_data) as usize;

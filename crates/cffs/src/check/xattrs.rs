@@ -1,4 +1,4 @@
-//! Extended attributes: the chain of blocks, the lists, and what access control lists say.
+//! Extended attributes: the chain of blocks, the lists, and access control lists.
 
 use super::checker::Checker;
 use super::report::Class;
@@ -42,7 +42,7 @@ impl Checker<'_> {
                     addr = head.next;
                 }
                 Err(what) => {
-                    // It is the inode's all the same.
+                    // The block belongs to the inode all the same.
                     chain.blocks.push(addr);
                     chain.broken = Some(what);
                     break;

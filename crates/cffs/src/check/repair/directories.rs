@@ -24,7 +24,7 @@ const USELESS_MAX: u64 = 1 << 16;
 /// Blocks behind the size of a directory that are read, because the size may be wrong.
 const BEHIND_MAX: u64 = 4096;
 
-/// What is done with an entry.
+/// The action for an entry.
 enum EntryAction {
     Keep,
     Remove,
@@ -198,8 +198,9 @@ impl Repairer<'_> {
         Ok(end * bs)
     }
 
-    /// Whether one of the blocks has entries of the directory, as the locator table says. `looks`: how many more are read of this
-    /// directory; its index may have many, and a hostile map the same ones again and again.
+    /// Whether one of the blocks contains entries of the directory, according to the locator table. `looks`: how many
+    /// more blocks of this directory are read, because its index may have many, and a hostile map may contain the same
+    /// ones repeatedly.
     fn has_entries_of(&mut self, ino: Ino, blocks: Range<BlockAddr>, looks: &mut u64) -> bool {
         for addr in blocks.take(*looks as usize) {
             *looks -= 1;
@@ -322,7 +323,7 @@ impl Repairer<'_> {
                 }
             }
         }
-        // `remove` has changed the counts by the kinds that it found.
+        // `remove` has changed the counts according to the kinds that it found.
         set_counts(block);
         Ok(())
     }
@@ -431,7 +432,7 @@ impl Repairer<'_> {
         Ok(EntryAction::Keep)
     }
 
-    /// Names that stand twice in a directory: the later one goes to lost+found.
+    /// Names that occur twice in a directory: the later one moves to lost+found.
     fn duplicates(&mut self, dir: Ino, got: &mut DirContents) -> Result<()> {
         got.names.sort_unstable();
         let mut drop = Vec::new();
@@ -478,7 +479,7 @@ impl Repairer<'_> {
         }
     }
 
-    /// Whether a directory that should have none has names all the same.
+    /// Whether a directory that should have no names has some all the same.
     pub(super) fn has_names(&mut self, inode: &Inode) -> bool {
         if !inode.is_dir() || inode.size == 0 {
             return false;

@@ -17,18 +17,18 @@ use crate::format::{
 /// A directory block that was put together again.
 pub(super) struct Rebuilt {
     pub(super) block: Vec<u8>,
-    /// Inodes whose names cannot stay.
+    /// Inodes whose names could not be kept.
     pub(super) nameless: Vec<Inode>,
 }
 
-/// What one entry takes of the block.
+/// The part of the block that one entry takes.
 struct Piece {
     from: usize,
     len: usize,
     kind: EntryKind,
 }
 
-/// Puts a directory block together from what its bytes say. `trusted`: its checksum is right. `None` if nothing of use is in it.
+/// Rebuilds a directory block from its bytes. `trusted`: its checksum is right. `None` if it contains nothing useful.
 pub(super) fn rebuild(
     block: &[u8],
     id: BlockId,
@@ -82,7 +82,7 @@ pub(super) fn rebuild(
     ((trusted || !empty) && validate(&out).is_ok()).then_some(Rebuilt { block: out, nameless })
 }
 
-/// Makes the counts in the header those of the entries.
+/// Sets the counts in the header to those of the entries.
 pub(super) fn set_counts(block: &mut [u8]) {
     let (mut free, mut names, mut orphans) = (0, 0, 0);
     for e in entries(block) {
@@ -97,7 +97,7 @@ pub(super) fn set_counts(block: &mut [u8]) {
     put_u16(block, DIR_ORPHANS, orphans);
 }
 
-/// Finds the entries. After the first that makes no sense, every place at which one could begin is tried_blocks.
+/// Finds the entries. Behind the first invalid one, every place at which an entry could begin is tried.
 fn find(block: &[u8], seed: [u64; 2], g: &Geometry, trusted: bool) -> Vec<Piece> {
     let (mut at, mut out, mut chained) = (META_HEADER_SIZE, Vec::new(), trusted);
     while at + ENTRY_HEADER <= block.len() {
@@ -131,8 +131,8 @@ fn find(block: &[u8], seed: [u64; 2], g: &Geometry, trusted: bool) -> Vec<Piece>
     out
 }
 
-/// Kind of the entry at a place. One that calls itself free, or something unknown, but has a name with the right hash is
-/// taken for what it looks like: what is really freed has no header left.
+/// Kind of the entry at a place. An entry that is marked as free, or has an unknown kind, but has a name with the right
+/// hash, is taken for what it looks like, because freeing an entry clears its header.
 fn kind_at(block: &[u8], at: usize, seed: [u64; 2]) -> Option<EntryKind> {
     match block[at + 2] & 0xf {
         1 => return Some(EntryKind::Embedded),
@@ -166,7 +166,7 @@ fn least_len(block: &[u8], at: usize, seed: [u64; 2], g: &Geometry) -> usize {
     mend_inode(&mut room, None, g).map_or(name, |i| name + i.encoded_len())
 }
 
-/// Length of the entry at a place, if there is one. `chained`: an entry must begin here, so that more is forgiven.
+/// Length of the entry at a place, if there is one. `chained`: an entry must begin here, so more errors are tolerated.
 fn entry_len_at(block: &[u8], at: usize, seed: [u64; 2], g: &Geometry, chained: bool) -> Option<usize> {
     if at + ENTRY_HEADER > block.len() {
         return None;
@@ -194,7 +194,7 @@ fn entry_len_at(block: &[u8], at: usize, seed: [u64; 2], g: &Geometry, chained: 
         let mut room = room.to_vec();
         mend_inode(&mut room, file_type, g)?
     } else if named {
-        // The length may be what is wrong.
+        // The length may be the wrong field.
         Inode::decode(&block[at + parts..]).ok()?
     } else {
         return None;
@@ -212,7 +212,7 @@ enum Mended {
     Drop,
 }
 
-/// Makes one entry right by itself.
+/// Makes one entry consistent in itself.
 fn mend(e: &mut [u8], seed: [u64; 2], g: &Geometry) -> Mended {
     let (tag, name_len) = (e[2], e[3] as usize);
     let kind = tag & 0xf;
@@ -248,7 +248,7 @@ fn mend(e: &mut [u8], seed: [u64; 2], g: &Geometry) -> Mended {
     Mended::Keep
 }
 
-/// Changes bytes that are no inode until they are one, if enough of it is left. `hint`: the type that the entry says.
+/// Changes bytes that are no valid inode until they are one, if enough of it is left. `hint`: the type in the entry.
 pub(super) fn mend_inode(room: &mut [u8], hint: Option<FileType>, g: &Geometry) -> Option<Inode> {
     if let Ok(inode) = Inode::decode(room) {
         return Some(inode);
@@ -276,7 +276,7 @@ pub(super) fn mend_inode(room: &mut [u8], hint: Option<FileType>, g: &Geometry) 
     let extents = leading_extents(&area, g);
     let children = leading_children(&area, g);
     if format == 1 && !dir {
-        // Contents whose length is wrong: they end with the last byte that is not zero.
+        // The length of inline contents is wrong. They end with the last byte that is not zero.
         let len = area.iter().rposition(|b| *b != 0).map_or(0, |i| i + 1);
         put_u64(room, 32, len as u64);
     } else if children > 0 && ((3..=10).contains(&format) || extents == 0) {

@@ -3,16 +3,16 @@
 use crate::format::extent::EXTENT_LEN_MAX;
 use crate::format::{BlockAddr, Extent, Geometry};
 
-/// What an inode maps.
+/// The extent map of an inode.
 #[derive(Default)]
 pub(super) struct Map {
     /// Extents in order that lie within the file system and outside its fixed areas.
     pub(super) extents: Vec<Extent>,
     /// Nodes of the tree with the right identity.
     pub(super) nodes: Vec<BlockAddr>,
-    /// Something was left out or guessed: the map has to be written anew.
+    /// Something was left out or guessed, so the map has to be written anew.
     pub(super) wrong: Option<String>,
-    /// Nodes are missing: more of the map may stand somewhere.
+    /// Nodes are missing, so more of the map may exist elsewhere.
     pub(super) lost_nodes: bool,
     /// Extents come from a node with a wrong checksum.
     pub(super) guessed: bool,
@@ -47,7 +47,7 @@ pub(super) fn join(extents: Vec<Extent>) -> Vec<Extent> {
     out
 }
 
-/// Puts extents into a list in order; what overlaps something there already is left out.
+/// Adds extents to a list in order, without those that overlap an extent of the list.
 pub(super) fn add_extents(list: &mut Vec<Extent>, more: impl IntoIterator<Item = Extent>) -> u64 {
     let mut added = 0;
     for e in more {

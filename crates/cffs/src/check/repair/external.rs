@@ -158,7 +158,7 @@ impl Repairer<'_> {
         Ok(())
     }
 
-    /// Directories of the external table that the walk from the root did not come to: the tops of what is lost.
+    /// Directories of the external table that the walk from the root did not reach: the roots of lost subtrees.
     pub(super) fn unreachable_roots(&mut self) -> Vec<Ino> {
         let mut lost: Vec<Ino> = self
             .found
@@ -168,7 +168,7 @@ impl Repairer<'_> {
             .map(|(i, _)| *i)
             .collect();
         lost.sort_unstable();
-        // Those whose parent is lost as well are found below it; in a circle the first is as good as any.
+        // Directories whose parent is lost too are found below it. In a circle any one of them will do.
         lost.sort_by_key(|ino| {
             self.load(*ino).is_some_and(|i| lost_has(&self.found.inodes, &self.found.walked, i.parent))
         });

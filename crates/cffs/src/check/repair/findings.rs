@@ -1,10 +1,10 @@
-//! What a repair knows: what the walk under way has found, what it plans to write, and what stays known from walk to walk.
+//! The state of a repair: what the current walk has found, what it plans to write, and what is known from all walks.
 
 use super::extent_map::Map;
 use crate::format::{BlockAddr, Extent, FileType, Ino, Inode};
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-/// What the walk under way has found. The next walk begins with nothing.
+/// Findings of the current walk. The next walk begins without them.
 #[derive(Default)]
 pub(super) struct Found {
     pub(super) inodes: HashMap<Ino, Known>,
@@ -12,7 +12,7 @@ pub(super) struct Found {
     pub(super) walked: HashSet<Ino>,
     /// A directory could not be walked.
     pub(super) incomplete: bool,
-    /// Directories that no name leads to, except from below them.
+    /// Directories to which no name leads, except from below them.
     pub(super) unreachable_roots: HashSet<Ino>,
     /// Inodes that wait for a name in lost+found.
     pub(super) disconnected: Vec<Disconnected>,
@@ -25,25 +25,25 @@ pub(super) struct Found {
     pub(super) old_locator: OldLocator,
 }
 
-/// What the walk under way has decided to write once it is over.
+/// Changes that the current walk has decided on, to be written when it is over.
 #[derive(Default)]
 pub(super) struct Planned {
     /// New extent maps.
     pub(super) maps: BTreeMap<Ino, Vec<Extent>>,
-    /// The number that the old nodes of an inode carry, where it is another one.
+    /// The number in the old nodes of an inode, if it is another one.
     pub(super) node_owners: HashMap<Ino, Ino>,
     /// Directories whose index is to be written anew.
     pub(super) indexes: Vec<Ino>,
 }
 
-/// What was learned in any walk.
+/// Findings of all walks.
 #[derive(Default)]
 pub(super) struct Evidence {
     /// The largest inode number met or given out.
     pub(super) max_ino: Ino,
     /// Inodes whose maps have lost something.
     pub(super) damaged_maps: HashSet<Ino>,
-    /// Unmapped blocks that were looked at for their owners already.
+    /// Unmapped blocks that were tried with their owners already.
     pub(super) tried_blocks: HashSet<BlockAddr>,
     /// Inodes read from blocks with a wrong checksum.
     pub(super) guessed: HashSet<Ino>,
@@ -51,15 +51,15 @@ pub(super) struct Evidence {
     pub(super) inconsistent: HashSet<Ino>,
 }
 
-/// The locator table as it stood before the repair: a old_locator, asked where structures contradict each other.
+/// The locator table from before the repair. It is a witness where structures contradict each other.
 #[derive(Default)]
 pub(super) struct OldLocator {
     pub(super) blocks: BTreeMap<u64, BlockAddr>,
-    /// The block asked last.
+    /// The block that was read last.
     pub(super) last: Option<(u64, Vec<u8>)>,
 }
 
-/// What is known of an inode.
+/// Facts about an inode.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Known {
     pub(super) block: BlockAddr,

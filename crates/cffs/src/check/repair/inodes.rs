@@ -12,14 +12,14 @@ use crate::format::{
     block_owner,
 };
 
-/// How an inode was met.
+/// How an inode was found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Role {
     Named,
     External,
 }
 
-/// What became of an inode's number.
+/// The result of checking an inode's number.
 pub(super) enum Numbered {
     Same,
     Another,

@@ -1,4 +1,4 @@
-//! The inode locator table: asked as it was before the repair, and written anew from the inodes that were found.
+//! The inode locator table: read as it was before the repair, and rebuilt from the inodes that were found.
 
 use super::findings::OldLocator;
 use super::repairer::{Repairer, no_space};
@@ -33,7 +33,7 @@ impl Repairer<'_> {
         TableShape::new(self.g.block_size(), LOCATOR_SIZE)
     }
 
-    /// Where the locator table says an inode is; `None` if it cannot be asked.
+    /// Location of an inode according to the locator table; `None` if the table cannot be used.
     pub(super) fn located(&mut self, ino: Ino) -> Option<Location> {
         let (lblock, offset) = self.locator_shape().place(ino);
         if self.found.old_locator.last.as_ref().is_none_or(|(l, _)| *l != lblock) {
@@ -59,7 +59,7 @@ impl Repairer<'_> {
         })
     }
 
-    /// Whether an entry with an inode stands exactly where the locator table says.
+    /// Whether an entry with an inode is exactly at the location in the locator table.
     pub(super) fn located_entries(&mut self, addr: BlockAddr, block: &[u8]) -> bool {
         if validate(block).is_err() {
             return false;
@@ -69,7 +69,7 @@ impl Repairer<'_> {
         list.into_iter().any(|(ino, offset)| self.located(ino) == Some(Location::Embedded { block: addr, offset }))
     }
 
-    /// Whether an inode of a block of the external table stands where the locator table says.
+    /// Whether an inode of a block of the external table is at the location in the locator table.
     pub(super) fn located_slots(&mut self, addr: BlockAddr) -> bool {
         let Ok(block) = self.vol.get(addr) else { return false };
         let slots = (0..self.external_shape().per_block as usize).map(|s| META_HEADER_SIZE + s * INODE_SLOT_SIZE);
@@ -77,9 +77,9 @@ impl Repairer<'_> {
         list.into_iter().any(|(ino, offset)| self.located(ino) == Some(Location::External { block: addr, offset }))
     }
 
-    /// Whether an inode stands at another place, as the locator table says. The table may be outdated: the bytes of an inode
-    /// remain at its former place until the space is reused. So a block in free space counts only if the directory that it
-    /// names maps it.
+    /// Whether an inode has another location according to the locator table. The table may be outdated: the bytes of an
+    /// inode remain at its former location until the space is reused. So a block in free space counts only if the
+    /// directory that it names maps it.
     pub(super) fn stands_elsewhere(&mut self, ino: Ino, block: BlockAddr, offset: u32) -> bool {
         match self.located(ino) {
             Some(Location::Embedded { block: b, offset: o }) if (b, o) != (block, offset as usize) => {
@@ -102,7 +102,7 @@ impl Repairer<'_> {
         inode.is_dir() && self.read_map(&inode).extents.iter().any(|e| (e.start..e.start + e.len).contains(&frag))
     }
 
-    /// The inode that stands where the locator table says.
+    /// The inode at the location in the locator table.
     pub(super) fn load_located(&mut self, ino: Ino) -> Option<Inode> {
         let (block, offset, external) = match self.located(ino)? {
             Location::Embedded { block, offset } => (block, offset, false),

@@ -1,4 +1,4 @@
-//! Extent maps: what of one makes sense, who else claims it, and writing one anew.
+//! Extent maps: their valid part, conflicts with other owners, and writing them anew.
 
 use super::extent_map::{Map, join, total};
 use super::repairer::Repairer;
@@ -21,7 +21,7 @@ fn node_entries(block: &[u8]) -> Vec<[u8; EXTENT_SIZE]> {
 }
 
 impl Repairer<'_> {
-    /// Reads the map of an inode, leaving out what cannot be. Nothing is claimed.
+    /// Reads the map of an inode, without impossible extents. Nothing is claimed.
     pub(super) fn read_map(&mut self, inode: &Inode) -> Map {
         self.read_map_as(inode, inode.ino)
     }

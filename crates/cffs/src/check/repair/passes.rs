@@ -118,7 +118,7 @@ impl Repairer<'_> {
     fn work(&mut self) -> Result<()> {
         self.survey()?;
         for n in 1..=ROUNDS_MAX {
-            // The last one ends with what there is: another repair goes on from there.
+            // The last round accepts the present state. Another repair can continue from there.
             if self.round(n == ROUNDS_MAX)? {
                 break;
             }
@@ -135,7 +135,7 @@ impl Repairer<'_> {
             let walked = self.walk_all();
             self.vol.surveying = false;
             walked?;
-            // While something could not be walked, what is below it only seems to be lost.
+            // While a directory could not be walked, everything below it only seems to be lost.
             let complete = !self.found.incomplete && self.found.disconnected_inos.is_empty();
             if !self.reattach(complete)? {
                 break;
@@ -199,7 +199,7 @@ impl Repairer<'_> {
         let roots = self.unreachable_roots();
         for ino in roots {
             if !self.found.walked.contains(&ino) && self.load(ino).is_some_and(|i| i.nlink > 0 || self.has_names(&i)) {
-                // Its name will be the one in lost+found: a link from below it would be a second one.
+                // The directory gets its name in lost+found, so a link from below it would be a second name.
                 self.found.unreachable_roots.insert(ino);
                 if let Some(k) = self.found.inodes.get_mut(&ino) {
                     k.names = 1;

@@ -15,8 +15,8 @@ use cffs_buf::AlignedBuf;
 use cffs_device::{Device, IoKind, OverlayDevice};
 use std::sync::Arc;
 
-/// Replays the log and marks the file system as clean: all there is to do where a check has found nothing wrong, or after
-/// a crash of a mount with a journal. Returns the number of transactions replayed.
+/// Replays the log and marks the file system as clean. That is all that is necessary if a check has found nothing
+/// wrong, or after a crash of a mount with a journal. Returns the number of transactions replayed.
 ///
 /// # Errors
 ///
@@ -71,7 +71,8 @@ pub(super) fn empty_log(
         Ok(_) => match replay(&**dev, external.map(|l| &**l), sb, g) {
             Ok(summary) => return Ok((summary.header, summary.transactions)),
             Err(Error::Corrupt(c)) => c.0,
-            // An error of the moment must not cost what the log holds; what cannot be read again is lost.
+            // A temporary error must not cost the contents of the log, so it is read again. What cannot be read then is
+            // lost.
             Err(Error::Io(_)) => match replay_in_memory(dev, external, sb, g) {
                 Err(e @ (Error::Io(_) | Error::Corrupt(_))) => {
                     unreadable = true;
@@ -89,7 +90,7 @@ pub(super) fn empty_log(
     };
     session.must(Class::LogHeader, "log", what, "make it empty; changes that are in it alone are lost")?;
     if unreadable {
-        // A device gives bad sectors another place when they are written. The next mount reads the log.
+        // Writing gives a device the chance to remap bad sectors. The next mount reads the log.
         let (at, len) = log_extent(sb);
         let zeros = AlignedBuf::zeroed(1 << 20);
         for from in (0..len).step_by(zeros.len()) {

@@ -1,4 +1,4 @@
-//! Settings of a repair, what it asks, and what it did.
+//! Settings of a repair, its questions, and its result.
 
 use crate::check::{Class, Report};
 use serde::Serialize;
@@ -9,13 +9,13 @@ use serde::Serialize;
 pub struct RepairOptions {
     /// Actions, and problems of the check afterwards, that are listed in the report; more are counted only.
     pub max_problems: usize,
-    /// Bring back all directories whose blocks are found in space that is not known to be free, also where nothing else
-    /// confirms that they were there at last: for a device whose superblocks, tables or directories are destroyed.
+    /// Bring back all directories whose blocks are found in space that is not known to be free, even if nothing else
+    /// confirms that they existed at the end: for a device whose superblocks, tables or directories are destroyed.
     pub scavenge: bool,
     /// In the check afterwards, read the data of all files too ([`CheckOptions::data`](crate::check::CheckOptions::data)).
     pub data: bool,
-    /// Threads that read ahead, and that verify in the check afterwards ([`CheckOptions::jobs`](crate::check::CheckOptions::jobs)). What is done does not
-    /// depend on it.
+    /// Threads that read ahead, and that verify in the check afterwards
+    /// ([`CheckOptions::jobs`](crate::check::CheckOptions::jobs)). The result does not depend on it.
     pub jobs: usize,
 }
 
@@ -27,16 +27,16 @@ impl Default for RepairOptions {
     }
 }
 
-/// Something that is wrong, and what a repair would do about it.
+/// A problem, and what a repair would do about it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Action {
-    /// What kind of thing is wrong.
+    /// The kind of problem.
     pub class: Class,
-    /// The structure it was found in.
+    /// The structure with the problem.
     pub place: String,
-    /// What is wrong with it.
+    /// The problem.
     pub text: String,
-    /// What is done about it.
+    /// The repair of it.
     pub action: String,
 }
 
@@ -46,16 +46,16 @@ impl std::fmt::Display for Action {
     }
 }
 
-/// Asked before each change; `false` leaves the thing as it is. A change without which nothing else can go on ends
-/// the repair when it is refused: then nothing has been written.
+/// Asked before each change; `false` leaves the structure as it is. Refusing a change on which all others depend ends
+/// the repair, and then nothing has been written.
 pub type Ask<'a> = &'a mut dyn FnMut(&Action) -> bool;
 
-/// What a repair did.
+/// The result of a repair.
 #[derive(Clone, Debug, Serialize)]
 pub struct Repaired {
-    /// What was put right, in order; at most as many as the options say.
+    /// Repairs that were made, in order; at most as many as the options say.
     pub actions: Vec<Action>,
-    /// How many there were in all.
+    /// The number of all repairs.
     pub actions_total: u64,
     /// Inodes that were given a name in lost+found.
     pub named: u64,

@@ -1,4 +1,4 @@
-//! Asks before each change, and remembers what was done and what was refused.
+//! Asks before each change, and records what was done and what was refused.
 
 use super::report::{Action, Ask};
 use crate::check::Class;

@@ -146,7 +146,7 @@ impl Repairer<'_> {
             let mut copy = Superblock { copy: ag, ..self.sb.clone() };
             if let Some(said) = said.filter(|said| said.fsid() == self.sb.fsid()) {
                 copy = Superblock { copy: ag, ..self.sb.as_in_copy(&said) };
-                // Growing writes the copies first, and may have got no further.
+                // Growing writes the copies first, and may have been interrupted.
                 if copy == said
                     || (Superblock { total_blocks: said.total_blocks, ..copy.clone() } == said
                         && said.total_blocks > copy.total_blocks)

@@ -1,4 +1,4 @@
-//! The superblock that a repair goes by.
+//! Choosing the superblock for a repair.
 
 use crate::check::reader::Reader;
 use crate::error::{Error, Result};
@@ -16,7 +16,7 @@ use cffs_device::{Device, IoKind};
 /// How far the device is searched for a copy of the superblock, in bytes: groups are at most 1 GiB, unless a log is larger.
 const SEARCH_MAX: u64 = 2 << 30;
 
-/// A superblock that a repair can go by.
+/// A superblock that a repair can use.
 pub(super) struct Choice {
     pub(super) superblock: Superblock,
     pub(super) g: Geometry,
@@ -124,7 +124,7 @@ fn search_copy(dev: &dyn Device) -> Option<(u64, Superblock)> {
 
 /// Whether two superblocks are of one file system: the fields that never change are equal.
 fn same_file_system(a: &Superblock, b: &Superblock) -> bool {
-    // Growing writes the copies first; whether a size is possible the counters say.
+    // Growing writes the copies first. The counters tell whether a size is possible.
     let expected = Superblock { total_blocks: b.total_blocks, ..a.as_in_copy(b) };
     expected == *b && a.fsid() == b.fsid()
 }
@@ -158,7 +158,7 @@ fn names_fit(reader: &Reader<'_>, sb: &Superblock, g: &Geometry) -> bool {
     validate(&block).is_ok() && entries(&block).any(|e| e.is_name() && e.hash == name_hash(sb.hash_seed, e.name))
 }
 
-/// Whether the log has a header that counts; what is wrong if not.
+/// Whether the log has a valid header; the error says what is wrong.
 pub(super) fn log_header(log: &dyn Device, sb: &Superblock) -> std::result::Result<(), String> {
     current_header(log, sb).map(|_| ()).map_err(|e| e.to_string())
 }

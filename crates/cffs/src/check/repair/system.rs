@@ -19,7 +19,7 @@ impl Repairer<'_> {
         BlockId { kind: BlockKind::SystemInodes, addr: self.g.system_inode(ino).0, owner: 0 }
     }
 
-    /// Makes the system inodes something that can be worked with.
+    /// Repairs the system inodes so that the repair can use them.
     pub(super) fn system_inodes(&mut self) -> Result<()> {
         let per = self.g.inodes_per_block();
         for first in (ROOT_INO..=LAST_SYSTEM_INO).step_by(per as usize) {
@@ -72,7 +72,7 @@ impl Repairer<'_> {
         });
         let same = |i: &Inode| Inode::decode(slot).is_ok_and(|old| old == *i);
         let found = found.map(|(i, changed)| match i.format {
-            // Nothing that could be the contents of a table.
+            // Inline contents cannot be those of a table.
             InodeFormat::Inline(_) => (Inode { format: InodeFormat::Extents(Vec::new()), size: 0, ..i }, true),
             _ => (i, changed),
         });
@@ -104,7 +104,7 @@ impl Repairer<'_> {
             inode.inline_len = crate::format::inode::INLINE_DEFAULT;
         }
         if ino != ROOT_INO && inode.has_xattrs() {
-            // They would take room from its map.
+            // The attributes would take room from its map.
             let what = "extended attributes of a system file".to_string();
             self.must_fix(Class::SystemInode, &place, what, "remove them")?;
             self.evidence.damaged_maps.insert(ino);
@@ -119,8 +119,8 @@ impl Repairer<'_> {
         Ok(inode)
     }
 
-    /// Quota files: their blocks stay as far as they say that they are theirs. What the records count is not looked at:
-    /// where anything else was wrong they are marked to be counted again, which the next mount does.
+    /// Quota files: blocks stay if they say that they belong to the file. The usage in the records is not checked: if
+    /// anything else was wrong they are marked for recounting, which the next mount does.
     pub(super) fn quota_files(&mut self) -> Result<()> {
         let (bs, fpb) = (self.g.block_size() as u64, self.g.frags_per_block());
         let last_block = place(self.g.block_size(), u32::MAX).0;

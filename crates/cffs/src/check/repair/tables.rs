@@ -55,7 +55,7 @@ impl Repairer<'_> {
                     _ => useless += 1,
                 }
                 if useless > 1 << 14 {
-                    // A map of nothing: what it leads to is not looked at any more.
+                    // The map is useless, so nothing behind it is read.
                     break 'blocks;
                 }
             }
@@ -63,7 +63,7 @@ impl Repairer<'_> {
         TableBlocks { map, good, damaged }
     }
 
-    /// Writes the maps of a table and the table's inode. `blocks`: the blocks it has, which stay where they are.
+    /// Writes the maps of a table and the table's inode. `blocks`: the table's blocks, which stay where they are.
     pub(super) fn finish_table(
         &mut self,
         ino: Ino,
@@ -74,7 +74,7 @@ impl Repairer<'_> {
     ) -> Result<()> {
         let place = inode_place(ino);
         let mut maps: BTreeMap<u64, Vec<u8>> = BTreeMap::new();
-        // A block that is there needs its map, also if nothing in it is in use.
+        // An existing block needs its map block even if nothing in it is in use.
         for (data, count) in counts.iter().filter(|(d, c)| **c > 0 || blocks.contains_key(&shape.block_of_data(**d))) {
             let (lblock, offset) = shape.map_of_data(*data);
             let b = maps.entry(lblock).or_insert_with(|| vec![0; self.g.block_size()]);

@@ -14,12 +14,12 @@ use crate::format::{
 };
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Unmapped blocks by their kind.
+/// Unmapped blocks by kind.
 #[derive(Default)]
 pub(super) struct UnmappedBlocks {
     /// Directory, logical block: address and sequence number.
     dirs: BTreeMap<Ino, BTreeMap<u64, (BlockAddr, u64)>>,
-    /// Directories whose inodes stand in those blocks.
+    /// Directories whose inodes are embedded in those blocks.
     inside: BTreeSet<Ino>,
     leaves: BTreeMap<Ino, Vec<BlockAddr>>,
     external: BTreeMap<u64, BlockAddr>,
@@ -132,7 +132,7 @@ impl Repairer<'_> {
             }
         }
         if unknown && self.vol.changes == before {
-            // Only if nothing else was found: what was found may lead to them.
+            // Only if nothing else was found, because what was found may lead to them.
             for (ino, list) in without_inode {
                 self.recreate_directory(ino, list)?;
             }
@@ -186,7 +186,7 @@ impl Repairer<'_> {
             if !self.is_possible_extent(&e) {
                 continue;
             }
-            // What the map has there now may not belong to this file.
+            // The present mapping of that range may belong to another file.
             if let Some(i) = list.iter().position(|l| l.logical < e.end() && e.logical < l.end()) {
                 let there = list[i].start + e.logical.saturating_sub(list[i].logical);
                 let known = list[i].logical <= e.logical && self.space.meta.overlaps(there, there + fpb);

@@ -14,7 +14,7 @@ struct Chain {
     wrong: Option<String>,
 }
 
-/// Whether files of a type have attributes of a kind, with such a value.
+/// Whether a file of a type can have an attribute of this kind, with this value.
 fn possible(x: &Xattr, file_type: FileType) -> bool {
     match x.namespace {
         Namespace::User => matches!(file_type, FileType::Regular | FileType::Directory),
