@@ -60,6 +60,9 @@ fn cases_that_once_failed() {
         (Target::Image, 9001, 244),
         (Target::Image, 94_000_000, 4136),
         (Target::Image, 98_000_000, 778),
+        (Target::Image, 98_000_000, 1848),
+        (Target::Image, 98_000_000, 2353),
+        (Target::Log, 98_000_000, 19180),
     ] {
         if let Err(f) = run_case(&CORPUS, target, seed, case) {
             panic!("--seed {seed} --only {} --case {case}: {}", target.name(), f.text);

@@ -2,7 +2,7 @@
 
 use super::records::{attribute, child, extent};
 use super::value::{Fields, Value, hex, problems};
-use crate::format::inode::{FLAGS, INODE_AUX, INODE_CORE_SIZE, INODE_HINT};
+use crate::format::inode::{FLAGS, INODE_AUX, INODE_CORE_SIZE, INODE_HINT, INODE_XATTRS, XATTR_BLOCK_BITS};
 use crate::format::xattr::decode_list;
 use crate::format::{FileType, Inode, InodeFormat, get_u16, get_u32, get_u64};
 
@@ -37,8 +37,8 @@ pub(super) fn inode_value(b: &[u8]) -> Fields {
         f.put(name, Value::Time(get_u64(b, at) as i64));
     }
     f.put("index_buckets", get_u32(b, 100)).put("aux", get_u64(b, INODE_AUX)).put("hint", get_u64(b, INODE_HINT));
-    let xattrs = get_u64(b, 88);
-    f.put("xattr_block", xattrs & ((1 << 56) - 1)).put("inline_bytes", b[15] as usize * 8);
+    let xattrs = get_u64(b, INODE_XATTRS);
+    f.put("xattr_block", xattrs & ((1 << XATTR_BLOCK_BITS) - 1)).put("inline_bytes", b[15] as usize * 8);
     let mut wrong = Vec::new();
     if get_u32(b, 28) & !FLAGS != 0 {
         wrong.push(format!("unknown flags {:#x}", get_u32(b, 28) & !FLAGS));

@@ -144,13 +144,18 @@ pub struct Inode {
     pub format: InodeFormat,
 }
 
+/// Bytes of the inline area that extended attributes leave at least: the first extent of a file fits.
+pub const INLINE_LEAST: usize = EXTENT_SIZE;
+
 const FORMAT_INLINE: u8 = 1;
 const FORMAT_EXTENTS: u8 = 2;
 const FORMAT_TREE: u8 = 3; // to 10: a tree of height 1 to 8
 
 /// Bits of the address of the first block of extended attributes; the byte above them counts the inline ones.
-const XATTR_BLOCK_BITS: u32 = 56;
+pub const XATTR_BLOCK_BITS: u32 = 56;
 
+/// Byte offset of the word with the first block of extended attributes and the length of the inline ones.
+pub const INODE_XATTRS: usize = 88;
 /// Byte offset of the hint within an inode.
 pub const INODE_HINT: usize = 112;
 /// Offset of [`Inode::aux`].
@@ -233,7 +238,7 @@ impl Inode {
         put_u64(b, 72, self.btime as u64);
         put_u64(b, 80, self.parent);
         debug_assert!(self.xattr_block < 1 << XATTR_BLOCK_BITS && self.xattrs.len().is_multiple_of(8));
-        put_u64(b, 88, self.xattr_block | ((self.xattrs.len() / 8) as u64) << XATTR_BLOCK_BITS);
+        put_u64(b, INODE_XATTRS, self.xattr_block | ((self.xattrs.len() / 8) as u64) << XATTR_BLOCK_BITS);
         put_u32(b, 96, self.projid);
         put_u32(b, 100, self.index_buckets);
         put_u64(b, INODE_AUX, self.aux);
@@ -277,12 +282,16 @@ impl Inode {
         let Some(area) = b.get(INODE_CORE_SIZE..INODE_CORE_SIZE + inline_len) else {
             return bad(format!("inline area of {inline_len} bytes does not fit its slot"));
         };
-        let xattr_word = get_u64(b, 88);
+        let xattr_word = get_u64(b, INODE_XATTRS);
         let xattr_len = (xattr_word >> XATTR_BLOCK_BITS) as usize * 8;
         if xattr_len > inline_len {
             return bad(format!("{xattr_len} bytes of extended attributes in an inline area of {inline_len}"));
         }
         let (area, xattrs) = area.split_at(inline_len - xattr_len);
+        if area.len() < INLINE_LEAST {
+            // No map could grow in it.
+            return bad(format!("{} bytes of the inline area for contents", area.len()));
+        }
         let mode = get_u16(b, 12);
         let Some(file_type) = FileType::from_mode(mode) else {
             return bad(format!("mode {mode:#o} has no known file type"));

@@ -125,7 +125,10 @@ pub fn txn_header(b: &[u8], fsid: u64, seq: u64, ring: u64) -> Option<TxnHeader>
         return None;
     }
     let (len, payload, epoch) = (get_u64(b, 24), get_u64(b, 32), get_u64(b, 40));
-    let possible = seq <= SEQ_MAX && epoch <= SEQ_MAX && len <= ring && payload.checked_add(TXN_HEADER as u64)? <= len;
+    let possible = (1..=SEQ_MAX).contains(&seq)
+        && epoch <= SEQ_MAX
+        && len <= ring
+        && payload.checked_add(TXN_HEADER as u64)? <= len;
     possible.then_some(TxnHeader { seq, len, payload, epoch })
 }
 

@@ -8,7 +8,7 @@ use crate::file::reserve_tree;
 use crate::format::dirblock;
 use crate::format::extent::EXTENT_SIZE;
 use crate::format::geometry::INODE_SLOT_SIZE;
-use crate::format::inode::{FLAG_APPEND, FLAG_IMMUTABLE, INLINE_DEFAULT, INLINE_MAX, INODE_CORE_SIZE};
+use crate::format::inode::{FLAG_APPEND, FLAG_IMMUTABLE, INLINE_DEFAULT, INLINE_LEAST, INLINE_MAX, INODE_CORE_SIZE};
 use crate::format::xattr::{Namespace, XATTR_LIST_MAX, XATTR_NAME_MAX, XATTR_TOTAL_MAX, XATTR_VALUE_MAX, Xattr};
 use crate::format::{BlockAddr, BlockKind, FileType, Ino, Inode, InodeFormat, align8};
 use crate::inode::{InodeLocation, table};
@@ -25,7 +25,7 @@ pub(super) const INLINE_WITH_XATTRS: usize = INODE_SLOT_SIZE - INODE_CORE_SIZE;
 const ACL_MAX: usize = 4096;
 /// Bytes of the inline area that attributes leave for extents if possible, and those that they always leave.
 const KEPT: usize = 2 * EXTENT_SIZE;
-const KEPT_LEAST: usize = EXTENT_SIZE;
+const KEPT_LEAST: usize = INLINE_LEAST;
 
 /// Divides attributes between an inode and its chain of blocks. `need` bytes of the inline area are in use; the area is
 /// `now` bytes long and can grow to `most`. Also returns the new length of the inline area.

@@ -7,7 +7,7 @@ use crate::dump::entry_chain;
 use crate::format::dirblock::{self, DIR_LBLOCK, ENTRY_HEADER};
 use crate::format::dirindex::name_hash;
 use crate::format::geometry::INODE_SLOT_SIZE;
-use crate::format::inode::INODE_CORE_SIZE;
+use crate::format::inode::{INODE_CORE_SIZE, INODE_XATTRS, XATTR_BLOCK_BITS};
 use crate::format::xattr::{Namespace, XATTR_NAME_MAX, XATTR_VALUE_MAX};
 use crate::format::*;
 use std::collections::HashMap;
@@ -157,7 +157,7 @@ impl Redactor {
             return b.fill(0);
         }
         let maps = (2..=10).contains(&b[14]);
-        let xattrs = (get_u64(b, 88) >> 56) as usize * 8;
+        let xattrs = (get_u64(b, INODE_XATTRS) >> XATTR_BLOCK_BITS) as usize * 8;
         let inline = b[15] as usize * 8;
         let area = &mut b[INODE_CORE_SIZE..];
         let kept = if maps && inline <= area.len() { inline.saturating_sub(xattrs) } else { 0 };

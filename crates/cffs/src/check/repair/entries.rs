@@ -8,7 +8,7 @@ use crate::format::dirblock::{
 };
 use crate::format::dirindex::name_hash;
 use crate::format::extent::{Child, EXTENT_SIZE, Extent};
-use crate::format::inode::INODE_CORE_SIZE;
+use crate::format::inode::{INLINE_LEAST, INODE_CORE_SIZE, INODE_XATTRS, XATTR_BLOCK_BITS};
 use crate::format::{
     BlockId, FILE_SIZE_MAX, FileType, Geometry, Inode, META_HEADER_SIZE, align8, block_seq, get_u16, get_u32, get_u64,
     init_block, put_u16, put_u32, put_u64,
@@ -260,6 +260,13 @@ pub(super) fn mend_inode(room: &mut [u8], hint: Option<FileType>, g: &Geometry) 
     if room[15] as usize > most {
         room[15] = most.min(255) as u8;
     }
+    if area_of_contents(room) < INLINE_LEAST {
+        room[15] = most.min(255) as u8;
+        if area_of_contents(room) < INLINE_LEAST {
+            let chain = get_u64(room, INODE_XATTRS) & ((1 << XATTR_BLOCK_BITS) - 1);
+            put_u64(room, INODE_XATTRS, chain);
+        }
+    }
     let mode = get_u16(room, 12);
     if FileType::from_mode(mode).is_none() {
         put_u16(room, 12, hint?.mode_bits() | mode & 0o7777);
@@ -289,6 +296,11 @@ pub(super) fn mend_inode(room: &mut [u8], hint: Option<FileType>, g: &Geometry) 
         room[INODE_CORE_SIZE + extents * EXTENT_SIZE..INODE_CORE_SIZE + inline_len].fill(0);
     }
     Inode::decode(room).ok()
+}
+
+/// Bytes of the inline area that extended attributes leave.
+fn area_of_contents(room: &[u8]) -> usize {
+    (room[15] as usize).saturating_sub((get_u64(room, INODE_XATTRS) >> XATTR_BLOCK_BITS) as usize) * 8
 }
 
 /// How many extents from the start of an inline area make sense.
