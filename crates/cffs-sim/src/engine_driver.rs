@@ -179,45 +179,10 @@ impl EngineDriver {
                 let file = self.resolve(path)?;
                 read(fs, file.ino, *offset, *len).map(Reply::Bytes)
             }
-            Op::Seek { path, offset } => {
-                let file = self.resolve(path)?;
-                let found = |at: Result<u64>| match at {
-                    Err(Error::NoDataBeyond) => Ok(None),
-                    at => at.map(Some),
-                };
-                let data = found(fs.seek_data(file.ino, *offset))?;
-                Ok(Reply::Seek(data, found(fs.seek_hole(file.ino, *offset))?))
-            }
-            Op::Readdir { path, attr } => {
-                let dir = self.resolve(path)?;
-                let (mut all, mut cookie, mut piece) = (Vec::new(), 0, 1);
-                loop {
-                    let some = self.list(dir.ino, cookie, *attr, piece)?;
-                    let Some(last) = some.last() else {
-                        return Ok(Reply::Names(all));
-                    };
-                    cookie = last.cookie;
-                    all.extend(some);
-                    piece *= 3;
-                }
-            }
-            Op::ListStart { path, count } => {
-                let dir = self.resolve(path)?;
-                let some = self.list(dir.ino, 0, false, *count)?;
-                let cookie = some.last().map_or(0, |e| e.cookie);
-                let ino = dir.keep();
-                let seen = some.into_iter().map(|e| e.name).collect();
-                self.listing = Some(Listing { dir: ino, cookie, seen });
-                Ok(Reply::Done)
-            }
-            Op::ListRest => {
-                let listing = self.listing.take().expect("skipped without a start");
-                let rest = self.list(listing.dir, listing.cookie, true, usize::MAX);
-                if listing.dir != ROOT_INO {
-                    self.fs.forget(listing.dir, 1);
-                }
-                Ok(Reply::ListRest(rest?, listing.seen))
-            }
+            Op::Seek { path, offset } => self.seek(path, *offset),
+            Op::Readdir { path, attr } => self.readdir(path, *attr),
+            Op::ListStart { path, count } => self.list_start(path, *count),
+            Op::ListRest => self.list_rest(),
             Op::Lookup { path } => fs.getattr(self.resolve(path)?.ino).map(Reply::File),
             Op::Chmod { path, perm } => self.setattr(path, |a| {
                 SetAttr::default().perm(Some(model_driver::settable(*perm, a.file_type == cffs::FileType::Directory)))
@@ -233,57 +198,107 @@ impl EngineDriver {
                 fs.removexattr(Caller::ROOT, file.ino, name.as_bytes())?;
                 fs.getattr(file.ino).map(Reply::File)
             }
-            Op::Acl { path, default, list } => {
-                let (file, name) = (self.resolve(path)?, if *default { acl::DEFAULT } else { acl::ACCESS }.as_bytes());
-                match acl::LISTS.get(*list) {
-                    Some(entries) => {
-                        let value = acl::encode(entries);
-                        fs.setxattr(Caller::ROOT, file.ino, name, &value, SetXattr::default())?;
-                    }
-                    None => fs.removexattr(Caller::ROOT, file.ino, name)?,
-                }
-                fs.getattr(file.ino).map(Reply::File)
-            }
+            Op::Acl { path, default, list } => self.set_acl(path, *default, *list),
             Op::Flags { path, flags } => fs.set_flags(Caller::ROOT, self.resolve(path)?.ino, *flags).map(Reply::File),
             Op::Utime { path, mtime } => self.setattr(path, |_| SetAttr::default().mtime(Some(TimeSpec::At(*mtime)))),
             Op::Fsync { path } => fs.fsync(self.resolve(path)?.ino, false).map(|()| Reply::Done),
             Op::Fdatasync { path } => fs.fsync(self.resolve(path)?.ino, true).map(|()| Reply::Done),
             Op::Sync => fs.sync().map(|()| Reply::Done),
-            Op::Open { slot, path } => {
-                let file = self.resolve(path)?;
-                let attr = fs.getattr(file.ino)?;
-                let ino = file.keep();
-                self.slots[*slot] = Some(ino);
-                Ok(Reply::File(attr))
-            }
+            Op::Open { slot, path } => self.open(*slot, path),
             Op::Close { slot } => {
                 let ino = self.slots[*slot].take().expect("skipped when empty");
                 self.forget(ino);
                 Ok(Reply::Done)
             }
-            Op::Remount { forget } => {
-                if *forget {
-                    self.forget_all();
-                }
-                self.fs.close()?;
-                (self.slots, self.listing) = ([None; SLOTS], None);
-                // The old one is dropped by the assignment, after the new one is there.
-                self.fs = self.setup.mount(&self.trace)?;
-                Ok(Reply::Done)
-            }
+            Op::Remount { forget } => self.remount(*forget),
             Op::Trim => fs.trim(cffs::TrimRange::default()).map(|_| Reply::Done),
-            Op::Grow { percent } => {
-                let made = self.setup.made.unwrap_or(self.setup.device);
-                let to = made + (self.setup.device - made) * u64::from(*percent) / 100;
-                if to > fs.geometry().total_bytes() {
-                    let grown = fs.grow(Some(to))?;
-                    let s = fs.statfs();
-                    assert_eq!(s.total * u64::from(s.frag_size), grown.to, "statfs follows");
-                }
-                Ok(Reply::Done)
-            }
+            Op::Grow { percent } => self.grow(*percent),
             Op::CreateMany { .. } | Op::UnlinkMany { .. } => panic!("expanded before"),
         }
+    }
+
+    fn seek(&self, path: &Path, offset: u64) -> Result<Reply> {
+        let file = self.resolve(path)?;
+        let found = |at: Result<u64>| match at {
+            Err(Error::NoDataBeyond) => Ok(None),
+            at => at.map(Some),
+        };
+        let data = found(self.fs.seek_data(file.ino, offset))?;
+        Ok(Reply::Seek(data, found(self.fs.seek_hole(file.ino, offset))?))
+    }
+
+    /// Lists all names, in pieces that become longer.
+    fn readdir(&self, path: &Path, attr: bool) -> Result<Reply> {
+        let dir = self.resolve(path)?;
+        let (mut all, mut cookie, mut piece) = (Vec::new(), 0, 1);
+        loop {
+            let some = self.list(dir.ino, cookie, attr, piece)?;
+            let Some(last) = some.last() else {
+                return Ok(Reply::Names(all));
+            };
+            cookie = last.cookie;
+            all.extend(some);
+            piece *= 3;
+        }
+    }
+
+    fn list_start(&mut self, path: &Path, count: usize) -> Result<Reply> {
+        let dir = self.resolve(path)?;
+        let some = self.list(dir.ino, 0, false, count)?;
+        let cookie = some.last().map_or(0, |e| e.cookie);
+        let ino = dir.keep();
+        let seen = some.into_iter().map(|e| e.name).collect();
+        self.listing = Some(Listing { dir: ino, cookie, seen });
+        Ok(Reply::Done)
+    }
+
+    fn list_rest(&mut self) -> Result<Reply> {
+        let listing = self.listing.take().expect("skipped without a start");
+        let rest = self.list(listing.dir, listing.cookie, true, usize::MAX);
+        self.forget(listing.dir);
+        Ok(Reply::ListRest(rest?, listing.seen))
+    }
+
+    fn set_acl(&self, path: &Path, default: bool, list: usize) -> Result<Reply> {
+        let (file, name) = (self.resolve(path)?, if default { acl::DEFAULT } else { acl::ACCESS }.as_bytes());
+        match acl::LISTS.get(list) {
+            Some(entries) => {
+                let value = acl::encode(entries);
+                self.fs.setxattr(Caller::ROOT, file.ino, name, &value, SetXattr::default())?;
+            }
+            None => self.fs.removexattr(Caller::ROOT, file.ino, name)?,
+        }
+        self.fs.getattr(file.ino).map(Reply::File)
+    }
+
+    fn open(&mut self, slot: usize, path: &Path) -> Result<Reply> {
+        let file = self.resolve(path)?;
+        let attr = self.fs.getattr(file.ino)?;
+        let ino = file.keep();
+        self.slots[slot] = Some(ino);
+        Ok(Reply::File(attr))
+    }
+
+    fn remount(&mut self, forget: bool) -> Result<Reply> {
+        if forget {
+            self.forget_all();
+        }
+        self.fs.close()?;
+        (self.slots, self.listing) = ([None; SLOTS], None);
+        // The old one is dropped by the assignment, after the new one is there.
+        self.fs = self.setup.mount(&self.trace)?;
+        Ok(Reply::Done)
+    }
+
+    fn grow(&self, percent: u8) -> Result<Reply> {
+        let made = self.setup.made.unwrap_or(self.setup.device);
+        let to = made + (self.setup.device - made) * u64::from(percent) / 100;
+        if to > self.fs.geometry().total_bytes() {
+            let grown = self.fs.grow(Some(to))?;
+            let s = self.fs.statfs();
+            assert_eq!(s.total * u64::from(s.frag_size), grown.to, "statfs follows");
+        }
+        Ok(Reply::Done)
     }
 
     fn forget(&self, ino: Ino) {

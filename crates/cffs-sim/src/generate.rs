@@ -399,15 +399,7 @@ impl Generator {
                 special: [Special::Fifo, Special::Socket, Special::Char, Special::Block][self.rng.usize(..4)],
                 rdev: self.rng.u32(..),
             },
-            Symlink => {
-                let len = match self.rng.u32(..10) {
-                    0 => 4096,
-                    1 => 4095,
-                    2..=4 => self.rng.usize(1..4000),
-                    _ => self.rng.usize(1..100),
-                };
-                Op::Symlink { path: self.new_path(), len }
-            }
+            Symlink => self.symlink(),
             Readlink => Op::Readlink { path: self.existing(|t| t == FileType::Symlink) },
             Link => {
                 let from = if self.chance(8) { self.any() } else { self.existing(|t| t != FileType::Directory) };
@@ -415,22 +407,7 @@ impl Generator {
             }
             Unlink => Op::Unlink { path: self.old_path(|t| t != FileType::Directory) },
             Rmdir => Op::Rmdir { path: self.old_path(|t| t == FileType::Directory) },
-            Rename => {
-                let from = self.old_path(|_| true);
-                let to = match self.rng.u32(..4) {
-                    0 => self.any(),
-                    // Below itself, sometimes.
-                    1 if self.chance(5) => from.join("a"),
-                    _ => self.new_path(),
-                };
-                let (no_replace, exchange) = match self.rng.u32(..12) {
-                    0..=1 => (true, false),
-                    2..=3 => (false, true),
-                    4 if self.chance(6) => (true, true),
-                    _ => (false, false),
-                };
-                Op::Rename { from, to, flags: RenameFlags { no_replace, exchange } }
-            }
+            Rename => self.rename(),
             Write => {
                 let path = self.file();
                 let (offset, len) =
@@ -442,21 +419,7 @@ impl Generator {
                 let size = if self.chance(3) { 0 } else { self.offset(&path) };
                 Op::Truncate { path, size }
             }
-            Fallocate => {
-                let path = self.file();
-                let what = ops::FALLOCATE[self.rng.usize(..ops::FALLOCATE.len())].1;
-                let size = self.size(&path);
-                let whole = matches!(what, Space::Collapse | Space::Insert) && !self.chance(10);
-                let (offset, len) = if whole {
-                    let unit = [512, 4096, 65536][self.rng.usize(..3)];
-                    (self.rng.u64(..=(size.min(1 << 30) / unit)) * unit, self.rng.u64(1..5) * unit)
-                } else if what == Space::PunchHole && self.chance(6) {
-                    (self.offset(&path), self.rng.u64(1..1 << 45))
-                } else {
-                    (self.offset(&path), self.length() as u64)
-                };
-                Op::Fallocate { path, what, offset, len }
-            }
+            Fallocate => self.fallocate(),
             Copy => {
                 let (from, to) = (self.file(), self.file());
                 let (offset, to_offset) = (self.offset(&from), self.offset(&to));
@@ -479,64 +442,115 @@ impl Generator {
                 }
             }
             Lookup => Op::Lookup { path: self.old_path(|_| true) },
-            Attr => {
-                let path = self.any();
-                match self.rng.u32(..9) {
-                    7 | 8 => {
-                        let default = self.rng.bool();
-                        let path = if default && !self.chance(8) { self.dir() } else { path };
-                        Op::Acl { path, default, list: self.rng.usize(..=LISTS.len()) }
-                    }
-                    // Flags that keep things from changing come seldom, and go soon.
-                    5 => Op::Flags { path, flags: [0x8, 0x10, 0x20, 0x30, 0xc0, 0x1_0000][self.rng.usize(..6)] },
-                    6 => Op::Flags { path: self.locked().unwrap_or(path), flags: 0 },
-                    0 | 3 => Op::Chmod { path, perm: [0o2755, 0o644, 0o400, 0o1755][self.rng.usize(..4)] },
-                    1 | 4 => Op::Chown { path, uid: self.rng.u32(..2000), gid: self.rng.u32(..2000) },
-                    _ => Op::Utime { path, mtime: self.rng.i64(0..2_000_000_000_000_000_000) },
-                }
-            }
-            Xattr => {
-                let path = self.any();
-                let name = ["user.a", "user.b", "trusted.t", "security.s"][self.rng.usize(..4)].to_owned();
-                if self.chance(4) {
-                    return Op::RemoveXattr { path, name };
-                }
-                let len = match self.rng.u32(..10) {
-                    0..=5 => self.rng.usize(..60),
-                    6..=7 => self.rng.usize(..500),
-                    8 => self.rng.usize(..5000),
-                    _ => self.rng.usize(..20_000),
-                };
-                Op::SetXattr { path, name, len, tag: self.next_tag() }
-            }
+            Attr => self.attribute(),
+            Xattr => self.xattr(),
             Fsync => Op::Fsync { path: if self.chance(4) { self.dir() } else { self.file() } },
             Fdatasync => Op::Fdatasync { path: self.file() },
             Sync => Op::Sync,
             Open => Op::Open { slot: self.rng.usize(..SLOTS), path: self.any() },
             Close => Op::Close { slot: self.rng.usize(..SLOTS) },
             Remount => Op::Remount { forget: self.rng.bool() },
-            CreateMany => {
-                let dir = self.dir();
-                let first = self.rng.u32(..self.bounds.many);
-                let count = self.rng.u32(1..=self.bounds.many);
-                let len = if self.rng.bool() { 0 } else { self.rng.usize(..2000) };
-                Op::CreateMany { dir, first, count, len, tag: self.next_tag() }
-            }
-            UnlinkMany => {
-                // Where there are many: the directory with most names on a few walks.
-                let dirs: Vec<Path> = (0..4).map(|_| self.dir()).collect();
-                let names = |d: &Path| match self.state.resolve(d) {
-                    Some(Ok(id)) => match &self.state.model.get(id).body {
-                        Body::Dir { entries, .. } => entries.len(),
-                        _ => 0,
-                    },
-                    _ => 0,
-                };
-                let dir = dirs.iter().max_by_key(|d| names(d)).expect("four of them").clone();
-                let first = self.rng.u32(..self.bounds.many);
-                Op::UnlinkMany { dir, first, count: self.rng.u32(1..=self.bounds.many) }
-            }
+            CreateMany => self.create_many(),
+            UnlinkMany => self.unlink_many(),
         }
+    }
+
+    fn symlink(&mut self) -> Op {
+        let len = match self.rng.u32(..10) {
+            0 => 4096,
+            1 => 4095,
+            2..=4 => self.rng.usize(1..4000),
+            _ => self.rng.usize(1..100),
+        };
+        Op::Symlink { path: self.new_path(), len }
+    }
+
+    fn rename(&mut self) -> Op {
+        let from = self.old_path(|_| true);
+        let to = match self.rng.u32(..4) {
+            0 => self.any(),
+            // Below itself, sometimes.
+            1 if self.chance(5) => from.join("a"),
+            _ => self.new_path(),
+        };
+        let (no_replace, exchange) = match self.rng.u32(..12) {
+            0..=1 => (true, false),
+            2..=3 => (false, true),
+            4 if self.chance(6) => (true, true),
+            _ => (false, false),
+        };
+        Op::Rename { from, to, flags: RenameFlags { no_replace, exchange } }
+    }
+
+    fn fallocate(&mut self) -> Op {
+        let path = self.file();
+        let what = ops::FALLOCATE[self.rng.usize(..ops::FALLOCATE.len())].1;
+        let size = self.size(&path);
+        let whole = matches!(what, Space::Collapse | Space::Insert) && !self.chance(10);
+        let (offset, len) = if whole {
+            let unit = [512, 4096, 65536][self.rng.usize(..3)];
+            (self.rng.u64(..=(size.min(1 << 30) / unit)) * unit, self.rng.u64(1..5) * unit)
+        } else if what == Space::PunchHole && self.chance(6) {
+            (self.offset(&path), self.rng.u64(1..1 << 45))
+        } else {
+            (self.offset(&path), self.length() as u64)
+        };
+        Op::Fallocate { path, what, offset, len }
+    }
+
+    fn attribute(&mut self) -> Op {
+        let path = self.any();
+        match self.rng.u32(..9) {
+            7 | 8 => {
+                let default = self.rng.bool();
+                let path = if default && !self.chance(8) { self.dir() } else { path };
+                Op::Acl { path, default, list: self.rng.usize(..=LISTS.len()) }
+            }
+            // Flags that keep things from changing come seldom, and go soon.
+            5 => Op::Flags { path, flags: [0x8, 0x10, 0x20, 0x30, 0xc0, 0x1_0000][self.rng.usize(..6)] },
+            6 => Op::Flags { path: self.locked().unwrap_or(path), flags: 0 },
+            0 | 3 => Op::Chmod { path, perm: [0o2755, 0o644, 0o400, 0o1755][self.rng.usize(..4)] },
+            1 | 4 => Op::Chown { path, uid: self.rng.u32(..2000), gid: self.rng.u32(..2000) },
+            _ => Op::Utime { path, mtime: self.rng.i64(0..2_000_000_000_000_000_000) },
+        }
+    }
+
+    fn xattr(&mut self) -> Op {
+        let path = self.any();
+        let name = ["user.a", "user.b", "trusted.t", "security.s"][self.rng.usize(..4)].to_owned();
+        if self.chance(4) {
+            return Op::RemoveXattr { path, name };
+        }
+        let len = match self.rng.u32(..10) {
+            0..=5 => self.rng.usize(..60),
+            6..=7 => self.rng.usize(..500),
+            8 => self.rng.usize(..5000),
+            _ => self.rng.usize(..20_000),
+        };
+        Op::SetXattr { path, name, len, tag: self.next_tag() }
+    }
+
+    fn create_many(&mut self) -> Op {
+        let dir = self.dir();
+        let first = self.rng.u32(..self.bounds.many);
+        let count = self.rng.u32(1..=self.bounds.many);
+        let len = if self.rng.bool() { 0 } else { self.rng.usize(..2000) };
+        Op::CreateMany { dir, first, count, len, tag: self.next_tag() }
+    }
+
+    fn unlink_many(&mut self) -> Op {
+        // Where there are many: the directory with most names on a few walks.
+        let dirs: Vec<Path> = (0..4).map(|_| self.dir()).collect();
+        let names = |d: &Path| match self.state.resolve(d) {
+            Some(Ok(id)) => match &self.state.model.get(id).body {
+                Body::Dir { entries, .. } => entries.len(),
+                _ => 0,
+            },
+            _ => 0,
+        };
+        let dir = dirs.iter().max_by_key(|d| names(d)).expect("four of them").clone();
+        let first = self.rng.u32(..self.bounds.many);
+        Op::UnlinkMany { dir, first, count: self.rng.u32(1..=self.bounds.many) }
     }
 }
 

@@ -4,7 +4,7 @@ use crate::model::acl::LISTS;
 use crate::model::{Fail, Id, Model, NewFile, ROOT, Result};
 use crate::ops::{Op, Path, SLOTS, Special};
 use crate::pattern;
-use cffs::{Caller, FileType, Ino, SetAttr, TimeSpec};
+use cffs::{Caller, FileType, Ino, RenameFlags, SetAttr, TimeSpec};
 use rustix::io::Errno;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -142,6 +142,15 @@ impl State {
         Ok(made)
     }
 
+    /// Like [`State::with_file`], for an operation on contents: skipped where the path names neither a regular file
+    /// nor a directory, as the kernel does not ask the engine there.
+    fn with_contents(&mut self, path: &Path, act: impl FnOnce(&mut State, Id) -> Result<Outcome>) -> Result<Outcome> {
+        self.with_file(path, |s, id| match s.model.get(id).file_type {
+            FileType::Regular | FileType::Directory => act(s, id),
+            _ => Ok(Outcome::Skipped),
+        })
+    }
+
     fn setattr(&mut self, path: &Path, set: impl FnOnce(&Model, Id) -> SetAttr) -> Result<Outcome> {
         self.with_file(path, |s, id| {
             let set = set(&s.model, id);
@@ -167,53 +176,25 @@ impl State {
             }),
             Op::Unlink { path } => self.with_parent(path, |m, dir, n| m.unlink(dir, n).map(|()| Outcome::Done)),
             Op::Rmdir { path } => self.with_parent(path, |m, dir, n| m.rmdir(dir, n).map(|()| Outcome::Done)),
-            Op::Rename { from, to, flags } => {
-                let (Some(from), Some(to)) = (self.parent(from), self.parent(to)) else {
-                    return Ok(Outcome::Skipped);
-                };
-                // The runner resolves `from` first.
-                let ((from_dir, from), (to_dir, to)) = (from?, to?);
-                self.model.rename(from_dir, &from, to_dir, &to, *flags).map(|()| Outcome::Done)
-            }
-            Op::Write { path, offset, len, tag } => self.with_file(path, |s, id| {
+            Op::Rename { from, to, flags } => self.rename(from, to, *flags),
+            Op::Write { path, offset, len, tag } => self.with_contents(path, |s, id| {
                 let data = pattern::bytes(*tag, *offset, *len);
-                if !matches!(s.model.get(id).file_type, FileType::Regular | FileType::Directory) {
-                    return Ok(Outcome::Skipped);
-                }
                 s.written = Some(id);
                 s.model.write(id, *offset, &data).map(Outcome::Written)
             }),
-            Op::Fallocate { path, what, offset, len } => self.with_file(path, |s, id| {
-                if !matches!(s.model.get(id).file_type, FileType::Regular | FileType::Directory) {
-                    return Ok(Outcome::Skipped);
-                }
+            Op::Fallocate { path, what, offset, len } => self.with_contents(path, |s, id| {
                 s.written = Some(id);
                 s.model.fallocate(id, *what, *offset, *len).map(|()| Outcome::File(id))
             }),
-            Op::Copy { from, to, offset, to_offset, len } => self.with_file(from, |s, from| {
-                s.with_file(to, |s, to| {
-                    let regular = |id| s.model.get(id).file_type == FileType::Regular;
-                    if !regular(from) || !regular(to) {
-                        return Ok(Outcome::Skipped);
-                    }
-                    s.written = Some(to);
-                    s.model.copy(from, *offset, to, *to_offset, *len).map(Outcome::Written)
-                })
-            }),
-            Op::Truncate { path, size } => self.with_file(path, |s, id| {
-                if !matches!(s.model.get(id).file_type, FileType::Regular | FileType::Directory) {
-                    return Ok(Outcome::Skipped);
-                }
+            Op::Copy { from, to, offset, to_offset, len } => self.copy((from, *offset), (to, *to_offset), *len),
+            Op::Truncate { path, size } => self.with_contents(path, |s, id| {
                 s.written = Some(id);
                 s.model.setattr(id, SetAttr::default().size(Some(*size)))?;
                 Ok(Outcome::File(id))
             }),
-            Op::Read { path, offset, len } => self.with_file(path, |s, id| {
-                if !matches!(s.model.get(id).file_type, FileType::Regular | FileType::Directory) {
-                    return Ok(Outcome::Skipped);
-                }
-                s.model.read(id, *offset, *len).map(Outcome::Bytes)
-            }),
+            Op::Read { path, offset, len } => {
+                self.with_contents(path, |s, id| s.model.read(id, *offset, *len).map(Outcome::Bytes))
+            }
             Op::Seek { path, offset } => self.with_file(path, |s, id| {
                 let applies = s.model.get(id).content().is_some_and(|c| *offset < c.size());
                 Ok(if applies { Outcome::Seek(id, *offset) } else { Outcome::Skipped })
@@ -222,16 +203,7 @@ impl State {
                 Some(e) => Ok(Outcome::Names(e.iter().map(|(n, e)| (n.clone(), e.id)).collect())),
                 None => Err(Errno::NOTDIR.into()),
             }),
-            Op::ListStart { path, .. } => self.with_file(path, |s, id| {
-                if s.listing.is_some() || path.is_open_file() {
-                    return Ok(Outcome::Skipped);
-                }
-                let entries = s.model.get(id).entries().ok_or(Fail(vec![Errno::NOTDIR]))?;
-                let entries = entries.iter().map(|(n, e)| (n.clone(), e.serial)).collect();
-                s.model.hold(id);
-                s.listing = Some(Listing { dir: id, entries });
-                Ok(Outcome::ListStart(id))
-            }),
+            Op::ListStart { path, .. } => self.list_start(path),
             Op::ListRest => Ok(self.list_rest()),
             Op::Lookup { path } => self.with_file(path, |_, id| Ok(Outcome::File(id))),
             Op::Chmod { path, perm } => {
@@ -267,14 +239,7 @@ impl State {
                 self.synced.extend(self.model.inodes().map(|(id, _)| id));
                 Ok(Outcome::Done)
             }
-            Op::Open { slot, path } => self.with_file(path, |s, id| {
-                if s.slots[*slot].is_some() || path.is_open_file() {
-                    return Ok(Outcome::Skipped);
-                }
-                s.slots[*slot] = Some(id);
-                s.model.hold(id);
-                Ok(Outcome::File(id))
-            }),
+            Op::Open { slot, path } => self.open(*slot, path),
             Op::Close { slot } => Ok(match self.slots[*slot].take() {
                 Some(id) => {
                     self.model.release(id);
@@ -293,6 +258,52 @@ impl State {
             Op::Grow { .. } | Op::Trim => Ok(Outcome::Done),
             Op::CreateMany { .. } | Op::UnlinkMany { .. } => panic!("expanded before"),
         }
+    }
+
+    fn rename(&mut self, from: &Path, to: &Path, flags: RenameFlags) -> Result<Outcome> {
+        let (Some(from), Some(to)) = (self.parent(from), self.parent(to)) else {
+            return Ok(Outcome::Skipped);
+        };
+        // The runner resolves `from` first.
+        let ((from_dir, from), (to_dir, to)) = (from?, to?);
+        self.model.rename(from_dir, &from, to_dir, &to, flags).map(|()| Outcome::Done)
+    }
+
+    fn copy(&mut self, (from, offset): (&Path, u64), (to, to_offset): (&Path, u64), len: u64) -> Result<Outcome> {
+        self.with_file(from, |s, from| {
+            s.with_file(to, |s, to| {
+                let regular = |id| s.model.get(id).file_type == FileType::Regular;
+                if !regular(from) || !regular(to) {
+                    return Ok(Outcome::Skipped);
+                }
+                s.written = Some(to);
+                s.model.copy(from, offset, to, to_offset, len).map(Outcome::Written)
+            })
+        })
+    }
+
+    fn open(&mut self, slot: usize, path: &Path) -> Result<Outcome> {
+        self.with_file(path, |s, id| {
+            if s.slots[slot].is_some() || path.is_open_file() {
+                return Ok(Outcome::Skipped);
+            }
+            s.slots[slot] = Some(id);
+            s.model.hold(id);
+            Ok(Outcome::File(id))
+        })
+    }
+
+    fn list_start(&mut self, path: &Path) -> Result<Outcome> {
+        self.with_file(path, |s, id| {
+            if s.listing.is_some() || path.is_open_file() {
+                return Ok(Outcome::Skipped);
+            }
+            let entries = s.model.get(id).entries().ok_or(Fail(vec![Errno::NOTDIR]))?;
+            let entries = entries.iter().map(|(n, e)| (n.clone(), e.serial)).collect();
+            s.model.hold(id);
+            s.listing = Some(Listing { dir: id, entries });
+            Ok(Outcome::ListStart(id))
+        })
     }
 
     fn list_rest(&mut self) -> Outcome {
