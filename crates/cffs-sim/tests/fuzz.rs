@@ -63,6 +63,7 @@ fn cases_that_once_failed() {
         (Target::Image, 98_000_000, 1848),
         (Target::Image, 98_000_000, 2353),
         (Target::Log, 98_000_000, 19180),
+        (Target::Image, 100_000_000, 15198),
     ] {
         if let Err(f) = run_case(&CORPUS, target, seed, case) {
             panic!("--seed {seed} --only {} --case {case}: {}", target.name(), f.text);

@@ -86,28 +86,31 @@ fn choose(dev: &dyn Device, sb: &Superblock) -> Result<CurrentHeader> {
     }
 }
 
-/// The header of the newest epoch behind `epoch` that has transactions in the log.
+/// The header behind that of `epoch`, as its transactions in the log tell it; `None` if there are none.
 fn reconstruct(dev: &dyn Device, sb: &Superblock, epoch: u64) -> Result<Option<LogHeader>> {
     let mut reader = LogReader::new(dev, sb);
     let unit = 1u64 << sb.frag_shift;
-    let mut newest: Option<LogHeader> = None;
+    // The lost header stood in the other place, so it was the next one. A higher epoch is none of this log's.
+    let lost = epoch + 1;
+    let mut oldest: Option<LogHeader> = None;
     let mut ambiguous = false;
     for tail in (0..reader.ring() / unit).map(|n| n * unit) {
-        let Some(h) = reader.any_transaction(tail)?.filter(|h| h.epoch > epoch) else { continue };
-        let this = LogHeader { fsid: sb.fsid(), tail, tail_seq: h.seq, epoch: h.epoch };
-        let order = |h: &LogHeader| (h.epoch, std::cmp::Reverse(h.tail_seq));
-        match &newest {
-            Some(best) if order(best) > order(&this) => {}
-            Some(best) if order(best) == order(&this) => ambiguous = true,
-            _ => (newest, ambiguous) = (Some(this), false),
+        let Some(h) = reader.any_transaction(tail)?.filter(|h| h.epoch == lost) else { continue };
+        match &oldest {
+            Some(found) if found.tail_seq < h.seq => {}
+            Some(found) if found.tail_seq == h.seq => ambiguous = true,
+            _ => {
+                oldest = Some(LogHeader { fsid: sb.fsid(), tail, tail_seq: h.seq, epoch: lost });
+                ambiguous = false;
+            }
         }
     }
-    if let Some(h) = newest.filter(|_| ambiguous) {
+    if let Some(h) = oldest.filter(|_| ambiguous) {
         // Contents of a file can look like a transaction.
         let what = format!("log header {}: it is lost, and transaction {} is there twice", h.epoch, h.tail_seq);
         return Err(Corrupt(what).into());
     }
-    Ok(newest)
+    Ok(oldest)
 }
 
 /// Reads the current log header.
