@@ -17,13 +17,10 @@ fi
 # A program or file, and the Debian package it comes from.
 wanted=(fusermount3:fuse3 mkfs.ext4:e2fsprogs)
 if [ "${1:-}" != demo ]; then
-    wanted+=(setfattr:attr setfacl:acl git:git)
+    wanted+=(setfattr:attr setfacl:acl git:git nbdkit:nbdkit nbdfuse:libnbd-bin losetup:mount)
 fi
 if [ "${1:-}" = peers ]; then
-    wanted+=(
-        mkfs.xfs:xfsprogs mkfs.btrfs:btrfs-progs nbdkit:nbdkit nbdfuse:libnbd-bin
-        losetup:mount fuse2fs:fuse2fs
-    )
+    wanted+=(mkfs.xfs:xfsprogs mkfs.btrfs:btrfs-progs fuse2fs:fuse2fs)
 fi
 
 if [ "${1:-}" = conformance ]; then
