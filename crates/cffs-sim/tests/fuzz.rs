@@ -64,6 +64,10 @@ fn cases_that_once_failed() {
         (Target::Image, 98_000_000, 2353),
         (Target::Log, 98_000_000, 19180),
         (Target::Image, 100_000_000, 15198),
+        (Target::Image, 102_000_000, 5128),
+        (Target::Image, 102_000_000, 9666),
+        (Target::Image, 102_000_000, 15444),
+        (Target::Image, 102_000_000, 18426),
     ] {
         if let Err(f) = run_case(&CORPUS, target, seed, case) {
             panic!("--seed {seed} --only {} --case {case}: {}", target.name(), f.text);

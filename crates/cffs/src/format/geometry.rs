@@ -15,6 +15,14 @@ pub const GROUP_SIZE_MIN: u32 = 16 * 1024;
 pub const GROUP_SIZE_MAX: u32 = 4 * 1024 * 1024;
 /// Largest log in bytes. Recovery holds one transaction in memory, a quarter of the log at most.
 pub const LOG_SIZE_MAX: u64 = 256 << 20;
+/// Smallest log in bytes: the header area, and room for the largest transactions. One may reserve a fifth of the log,
+/// so that others can go on while it is written, and a rename that splits directory blocks, index buckets, table chunks
+/// and extent trees at once reserves a little more than 50 blocks: 72 blocks to the fifth. Never below 1 MiB, where every few hundred
+/// operations would have to wait for a checkpoint.
+pub fn log_bytes_min(block_size: u32) -> u64 {
+    (LOG_HEADER_AREA + 360 * u64::from(block_size)).max(1 << 20)
+}
+
 /// Size in bytes of an inode slot in the system area and in the external inode table.
 pub const INODE_SLOT_SIZE: usize = 256;
 /// Blocks before the bitmap at the start of each allocation group: superblock (or copy) and group header.
@@ -96,7 +104,7 @@ impl Geometry {
         if sb.log_blocks > LOG_SIZE_MAX >> bs {
             return corrupt(format!("superblock: a log of {} blocks is too long", sb.log_blocks));
         }
-        if sb.log_blocks << bs <= 2 * LOG_HEADER_AREA {
+        if sb.log_blocks << bs < log_bytes_min(1 << bs) {
             return corrupt(format!("superblock: a log of {} blocks is too short", sb.log_blocks));
         }
         let external = sb.incompat & INCOMPAT_EXTERNAL_LOG != 0;

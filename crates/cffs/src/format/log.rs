@@ -25,7 +25,9 @@ pub const RECORD_HEADER: usize = 16;
 /// No log gets as far as this sequence number, or epoch: a header with a greater one is damaged.
 const SEQ_MAX: u64 = 1 << 62;
 /// Where a log is found to begin its sequence number and epoch are at most this: what a mount adds stays below the other.
-pub const SEQ_START_MAX: u64 = SEQ_MAX / 2;
+/// It is no power of two, so that a bit that flips in a small number does not lead to just below it, where the next mount
+/// would pass it.
+pub const SEQ_START_MAX: u64 = SEQ_MAX / 4 * 3;
 /// Unit of the byte ranges in a block record, in bytes.
 pub const RANGE_UNIT: usize = 8;
 

@@ -5,8 +5,8 @@ use crate::cache::BufRef;
 use crate::dir;
 use crate::error::{Error, Result};
 use crate::format::dirblock::{self, Entry, EntryKind};
-use crate::format::{Corrupt, Ino, Inode, NAME_MAX};
-use crate::inode::InodeLocation;
+use crate::format::{Corrupt, Ino, NAME_MAX};
+use crate::inode::{InodeLocation, read_inode};
 use crate::node::Node;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -87,8 +87,7 @@ impl Fs {
                 return Err(Error::Stale);
             }
             let at = e.inode_offset();
-            let inode = Inode::decode(&b[at..e.offset + e.len])?;
-            crate::inode::check(&self.geo, &inode)?;
+            let inode = read_inode(&self.geo, &b[at..e.offset + e.len])?;
             Ok((inode, InodeLocation::Embedded { block: buf.addr(), entry, inode: at }))
         });
         if left { self.linked(ino) } else { node }

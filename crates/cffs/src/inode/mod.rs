@@ -9,7 +9,6 @@ mod location;
 mod stored;
 pub mod table;
 
-pub use image::write_inode;
+pub use image::{read_inode, write_inode};
 pub use location::{InodeLocation, location_record};
-pub(crate) use stored::check;
 pub use stored::{load_at, store};

@@ -1,13 +1,13 @@
 //! Inodes as they stand on the device: reading one, and writing what differs.
 
-use super::image::write_inode;
+use super::image::{read_inode, write_inode};
 use super::location::InodeLocation;
 use super::table;
 use crate::cache::Cache;
 use crate::error::{Error, Result};
 use crate::format::dirblock::{self, EntryKind};
 use crate::format::table::Location;
-use crate::format::{BlockId, BlockKind, Corrupt, EXTERNAL_INO, Geometry, Ino, Inode, InodeFormat};
+use crate::format::{BlockId, BlockKind, Corrupt, EXTERNAL_INO, Ino, Inode};
 use crate::journal::Txn;
 
 /// Reads the inode at a location.
@@ -22,7 +22,10 @@ pub fn load_at(cache: &Cache, ino: Ino, location: Location) -> Result<(Inode, In
                 dirblock::entry_at(&b, offset).filter(|e| matches!(e.kind, EntryKind::Embedded | EntryKind::Orphan));
             let e = e.ok_or_else(|| stale("the locator table points to no entry"))?;
             let at = e.inode_offset();
-            (Inode::decode(&b[at..e.offset + e.len])?, InodeLocation::Embedded { block, entry: offset, inode: at })
+            (
+                read_inode(cache.geometry(), &b[at..e.offset + e.len])?,
+                InodeLocation::Embedded { block, entry: offset, inode: at },
+            )
         }
         Location::External { block, offset } => {
             let id = BlockId { kind: BlockKind::ExternalInodes, addr: block, owner: EXTERNAL_INO };
@@ -30,26 +33,13 @@ pub fn load_at(cache: &Cache, ino: Ino, location: Location) -> Result<(Inode, In
             let b = buf.read();
             let end = offset + crate::format::geometry::INODE_SLOT_SIZE;
             let slot = b.get(offset..end).ok_or_else(|| stale("slot outside its block"))?;
-            (Inode::decode(slot)?, InodeLocation::External { block, offset })
+            (read_inode(cache.geometry(), slot)?, InodeLocation::External { block, offset })
         }
     };
     if inode.ino != ino {
         return Err(stale(&format!("inode {} stands in its place", inode.ino)));
     }
-    // What was read may lie where the file system has grown just before.
-    check(cache.geometry(), &inode)?;
     Ok((inode, location))
-}
-
-/// Checks what later code relies on.
-pub(crate) fn check(g: &Geometry, inode: &Inode) -> Result<()> {
-    if let InodeFormat::Extents(list) = &inode.format
-        && let Some(e) = list.iter().find(|e| !g.contains(e.start, e.len))
-    {
-        let what = format!("inode {}: extent at fragment {} lies outside the file system", inode.ino, e.start);
-        return Err(Corrupt(what).into());
-    }
-    Ok(())
 }
 
 /// Writes an inode to where it stands. That of an `orphan` keeps its hint field.

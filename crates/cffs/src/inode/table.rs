@@ -618,7 +618,7 @@ impl SlotTable {
 pub fn load_system_inode(cache: &Cache, ino: Ino) -> Result<Inode> {
     let (addr, offset) = cache.geometry().system_inode(ino);
     let buf = cache.read_meta(BlockId { kind: BlockKind::SystemInodes, addr, owner: 0 })?;
-    let inode = Inode::decode(&buf.read()[offset..])?;
+    let inode = super::image::read_inode(cache.geometry(), &buf.read()[offset..])?;
     if inode.ino != ino {
         return Err(Corrupt(format!("system inode {ino}: inode {} is in its place", inode.ino)).into());
     }

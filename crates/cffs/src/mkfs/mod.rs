@@ -10,9 +10,10 @@ mod random;
 mod tests;
 mod write;
 
+pub use crate::format::geometry::log_bytes_min;
 pub use crate::superblocks::{backup_ags, find_copies, read_superblock, read_superblock_copy, write_superblock};
 pub use options::MkfsOptions;
-pub use plan::{log_bytes_min, plan};
+pub use plan::plan;
 pub use random::random_uuid;
 pub(crate) use random::{now_ns, random_u32};
 pub use write::mkfs;

@@ -3,10 +3,10 @@
 use super::options::MkfsOptions;
 use super::random::{now_ns, random, random_uuid};
 use crate::error::{Error, Result};
+use crate::format::geometry::log_bytes_min;
 use crate::format::geometry::{
     BLOCK_SIZE_MAX, BLOCK_SIZE_MIN, FRAGMENT_SIZE_MIN, GROUP_SIZE_MAX, GROUP_SIZE_MIN, INODE_SLOT_SIZE,
 };
-use crate::format::log::LOG_HEADER_AREA;
 use crate::format::superblock::{
     COMPAT_DIRS_WITH_DATA, COMPAT_NO_GROUP, FORMAT_VERSION, INCOMPAT_DATA_SUMS, INCOMPAT_EXTERNAL_LOG,
     INCOMPAT_NO_EMBED, LABEL_MAX, MOUNT_OPTIONS_MAX, State,
@@ -17,14 +17,6 @@ use cffs_device::Device;
 const MIB: u64 = 1 << 20;
 /// Largest internal log. More would not help: it is replayed at mount, and that has to take about a second.
 const LOG_MAX: u64 = crate::format::geometry::LOG_SIZE_MAX;
-
-/// Smallest log in bytes: the header area, and room for the largest transactions. One may reserve a fifth of the log,
-/// so that others can go on while it is written, and a rename that splits directory blocks, index buckets, table chunks
-/// and extent trees at once reserves a little more than 50 blocks: 72 blocks to the fifth. Never below 1 MiB, where every few hundred
-/// operations would have to wait for a checkpoint.
-pub fn log_bytes_min(block_size: u32) -> u64 {
-    (LOG_HEADER_AREA + 360 * u64::from(block_size)).max(MIB)
-}
 
 fn power_of_two(what: &str, value: u32, min: u32, max: u32) -> Result<u32> {
     if !value.is_power_of_two() || value < min || value > max {

@@ -27,7 +27,6 @@ pub(super) fn read_block(cache: &Cache, kind: QuotaKind, addr: BlockAddr) -> Res
 impl QuotaFile {
     pub(super) fn load(cache: &Cache, kind: QuotaKind) -> Result<QuotaFile> {
         let inode = load_system_inode(cache, kind.ino())?;
-        crate::inode::check(cache.geometry(), &inode)?;
         let (addr, offset) = cache.geometry().system_inode(kind.ino());
         let buf = cache.read_meta(BlockId { kind: BlockKind::SystemInodes, addr, owner: 0 })?;
         Ok(QuotaFile { kind, inode, location: (buf, offset) })

@@ -10,7 +10,7 @@ use crate::format::geometry::INODE_SLOT_SIZE;
 use crate::format::table::{LOCATOR_SIZE, Location, TABLE_LBLOCK, TABLE_USED, TableShape};
 use crate::format::{
     BlockAddr, BlockId, BlockKind, FIRST_USER_INO, Ino, Inode, LOCATOR_INO, META_HEADER_SIZE, block_seq, get_u64,
-    init_block, put_u32, put_u64, verify_block,
+    init_block, put_u32, put_u64, seal, verify_block,
 };
 use std::collections::BTreeMap;
 
@@ -152,9 +152,11 @@ impl Repairer<'_> {
             }
             let now = self.vol.get(addr).unwrap_or_default();
             if now.len() == b.len() {
-                put_u64(&mut b, 32, block_seq(&now));
+                let seq = block_seq(&now);
+                seal(&mut b, seq);
             }
-            if now.len() != b.len() || now[40..] != b[40..] {
+            // A damaged block may have the right contents under a wrong checksum.
+            if now != b {
                 wrong += 1;
                 self.vol.put(addr, b);
             }
