@@ -6,7 +6,7 @@
 use crate::ioctl::Call;
 use crate::messages::Message;
 use crate::mount_state::MountState;
-use crate::stats_file::is_snapshot;
+use crate::stats_file::is_stats_file;
 use cffs::format::inode::{FLAG_APPEND, FLAG_IMMUTABLE, FLAG_NOATIME, FLAG_NODUMP, FLAG_PROJECT_INHERIT, FLAG_SYNC};
 use cffs::{Error, Fs, Result};
 use fuser::Errno;
@@ -41,7 +41,7 @@ pub(crate) fn dispatch(shared: &MountState, call: &Call<'_>) -> Option<std::resu
         _ => return None,
     };
     let answer = shared.call(Message::Ioctl, call.ino, |fs| {
-        if is_snapshot(call.ino) {
+        if is_stats_file(call.ino) {
             return Err(Error::Unsupported);
         }
         operation(fs, call)

@@ -3,7 +3,7 @@
 use crate::control::Answers;
 use crate::messages::{Message, Messages};
 use crate::ring::Rings;
-use crate::stats_file::{ServerProcess, StatsFiles, is_snapshot};
+use crate::stats_file::{ServerProcess, StatsFiles, is_stats_file};
 use cffs::{AtimeMode, Error, Fs, Ino, Result, Scrub, ScrubOptions, ScrubStatus};
 use fuser::{Errno, INodeNo, Notifier};
 use parking_lot::Mutex;
@@ -157,7 +157,7 @@ impl MountState {
         f: impl FnOnce(&Fs) -> Result<T>,
     ) -> std::result::Result<T, Errno> {
         // Reading the counters does not change them.
-        if !is_snapshot(ino) {
+        if !is_stats_file(ino) {
             self.messages.count(message);
         }
         if self.panicked() {

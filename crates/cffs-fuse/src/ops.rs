@@ -10,7 +10,7 @@ use crate::kernel::Capabilities;
 use crate::messages::Message;
 use crate::mount_state::MountState;
 use crate::ranges;
-use crate::stats_file::{STATS_FILE, is_snapshot};
+use crate::stats_file::{STATS_FILE, is_stats_file};
 use cffs::{Attr, Caller, Error, FileType, Ino, ROOT_INO, RenameFlags, Result, SetAttr, StatFs};
 use fuser::{Errno, INodeNo};
 use std::sync::{Arc, OnceLock};
@@ -81,8 +81,8 @@ fn reserved(parent: Ino, name: &[u8]) -> Result<()> {
     if is_stats(parent, name) { Err(Error::NotPermitted) } else { Ok(()) }
 }
 
-fn not_a_snapshot(ino: Ino) -> Result<()> {
-    if is_snapshot(ino) { Err(Error::NotPermitted) } else { Ok(()) }
+fn not_a_stats_file(ino: Ino) -> Result<()> {
+    if is_stats_file(ino) { Err(Error::NotPermitted) } else { Ok(()) }
 }
 
 impl Ops {
@@ -120,7 +120,7 @@ impl Ops {
     }
 
     pub(crate) fn forget(&self, ino: Ino, nlookup: u64) {
-        if is_snapshot(ino) {
+        if is_stats_file(ino) {
             self.shared.stats_files.forget(ino);
         } else {
             // FORGET has no reply, so an error cannot be reported; the engine has none that matters here.
@@ -133,13 +133,13 @@ impl Ops {
 
     pub(crate) fn getattr(&self, ino: Ino) -> Reply<Attr> {
         self.shared.call(Message::GetAttr, ino, |fs| {
-            if is_snapshot(ino) { self.shared.stats_files.attr(ino).ok_or(Error::Stale) } else { fs.getattr(ino) }
+            if is_stats_file(ino) { self.shared.stats_files.attr(ino).ok_or(Error::Stale) } else { fs.getattr(ino) }
         })
     }
 
     pub(crate) fn setattr(&self, who: Credentials, ino: Ino, set: SetAttr) -> Reply<Attr> {
         self.shared.call(Message::SetAttr, ino, |fs| {
-            not_a_snapshot(ino)?;
+            not_a_stats_file(ino)?;
             fs.setattr(who.caller(), ino, self.drop_privileges(fs, who, ino, set)?)
         })
     }
@@ -210,7 +210,7 @@ impl Ops {
     pub(crate) fn link(&self, who: Credentials, ino: Ino, parent: Ino, name: &[u8]) -> Reply<Attr> {
         self.shared.call(Message::Link, ino, |fs| {
             reserved(parent, name)?;
-            not_a_snapshot(ino)?;
+            not_a_stats_file(ino)?;
             fs.link(who.caller(), ino, parent, name)
         })
     }
@@ -256,7 +256,7 @@ impl Ops {
 
     /// Fills `out` from `offset` on. Returns the number of bytes.
     pub(crate) fn read(&self, ino: Ino, offset: u64, out: &mut [u8]) -> Reply<usize> {
-        if is_snapshot(ino) {
+        if is_stats_file(ino) {
             let text = self.shared.stats_files.text(ino).ok_or(Errno::ESTALE)?;
             let from = usize::try_from(offset).unwrap_or(usize::MAX).min(text.len());
             let n = out.len().min(text.len() - from);
@@ -276,7 +276,7 @@ impl Ops {
         privileges_fall: bool,
     ) -> Reply<usize> {
         self.shared.call(Message::Write, ino, |fs| {
-            not_a_snapshot(ino)?;
+            not_a_stats_file(ino)?;
             if privileges_fall && fs.clear_set_id(ino)? {
                 self.shared.attributes_changed(INodeNo(ino));
             }
@@ -285,7 +285,7 @@ impl Ops {
     }
 
     pub(crate) fn fsync(&self, ino: Ino, data_only: bool) -> Reply<()> {
-        self.shared.call(Message::Fsync, ino, |fs| if is_snapshot(ino) { Ok(()) } else { fs.fsync(ino, data_only) })
+        self.shared.call(Message::Fsync, ino, |fs| if is_stats_file(ino) { Ok(()) } else { fs.fsync(ino, data_only) })
     }
 
     pub(crate) fn fsyncdir(&self, ino: Ino, data_only: bool) -> Reply<()> {
@@ -332,7 +332,7 @@ impl Ops {
             let (Ok(from), SEEK_DATA | SEEK_HOLE) = (u64::try_from(offset), whence) else {
                 return Error::invalid(format!("seek to {offset}, whence {whence}"));
             };
-            if is_snapshot(ino) {
+            if is_stats_file(ino) {
                 let size = self.shared.stats_files.attr(ino).ok_or(Error::Stale)?.size;
                 return match from {
                     _ if from >= size => Err(Error::NotFound),

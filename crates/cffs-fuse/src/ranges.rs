@@ -2,7 +2,7 @@
 
 use crate::messages::Message;
 use crate::mount_state::MountState;
-use crate::stats_file::is_snapshot;
+use crate::stats_file::is_stats_file;
 use cffs::{Caller, Error, Fallocate, Fs, Ino, Result};
 use fuser::{Errno, INodeNo};
 use std::ops::Range;
@@ -39,7 +39,7 @@ pub(crate) fn fallocate(
     mode: i32,
 ) -> std::result::Result<(), Errno> {
     shared.call(Message::Fallocate, ino, |fs| {
-        if is_snapshot(ino) {
+        if is_stats_file(ino) {
             return Err(Error::NotPermitted);
         }
         let what = what(mode)?;
@@ -66,7 +66,7 @@ pub(crate) fn copy(
     len: u64,
 ) -> std::result::Result<u32, Errno> {
     shared.call(Message::CopyFileRange, from.0, |fs| {
-        if is_snapshot(from.0) || is_snapshot(to.0) {
+        if is_stats_file(from.0) || is_stats_file(to.0) {
             // The kernel then copies through the page cache, and checks permission to write itself.
             return Err(Error::Unsupported);
         }

@@ -23,7 +23,7 @@ pub const STATS_FILE: &str = ".cffs-stats";
 const FIRST: Ino = 1 << 63;
 
 /// Whether `ino` is a stats file.
-pub(crate) fn is_snapshot(ino: Ino) -> bool {
+pub(crate) fn is_stats_file(ino: Ino) -> bool {
     ino >= FIRST
 }
 
@@ -36,11 +36,11 @@ pub(crate) struct StatsFiles {
 #[derive(Debug, Default)]
 struct Inner {
     made: u64,
-    live: HashMap<Ino, Snapshot>,
+    live: HashMap<Ino, StatsFile>,
 }
 
 #[derive(Clone, Debug)]
-struct Snapshot {
+struct StatsFile {
     text: Arc<str>,
     time: i64,
 }
@@ -49,7 +49,7 @@ impl StatsFiles {
     /// Creates one, and takes one reference to it.
     pub(crate) fn make(&self, text: String) -> Attr {
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-        let stats_file = Snapshot { text: text.into(), time: i64::try_from(now.as_nanos()).unwrap_or(i64::MAX) };
+        let stats_file = StatsFile { text: text.into(), time: i64::try_from(now.as_nanos()).unwrap_or(i64::MAX) };
         let mut inner = self.inner.lock();
         let ino = FIRST + inner.made;
         inner.made += 1;
@@ -71,7 +71,7 @@ impl StatsFiles {
     }
 }
 
-impl Snapshot {
+impl StatsFile {
     fn attr(&self, ino: Ino) -> Attr {
         let size = self.text.len() as u64;
         Attr {
@@ -168,12 +168,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_snapshot_has_its_own_number_until_forgotten() {
+    fn each_stats_file_has_its_own_number_until_forgotten() {
         let s = StatsFiles::default();
         let a = s.make("one".into());
         let b = s.make("three".into());
         assert_ne!(a.ino, b.ino);
-        assert!(is_snapshot(a.ino) && is_snapshot(b.ino) && !is_snapshot(cffs::ROOT_INO));
+        assert!(is_stats_file(a.ino) && is_stats_file(b.ino) && !is_stats_file(cffs::ROOT_INO));
         assert_eq!((a.size, b.size), (3, 5));
         assert_eq!(s.text(a.ino).as_deref(), Some("one"));
         s.forget(a.ino);

@@ -8,7 +8,7 @@
 use crate::convert;
 use crate::messages::Message;
 use crate::ops::{Credentials, Ops, Reply};
-use crate::stats_file::is_snapshot;
+use crate::stats_file::is_stats_file;
 use cffs::format::xattr::Namespace;
 use cffs::{Attr, Error, FileType, Fs, Ino, NewPerm, Result, SetAttr, SetXattr};
 use fuser::Errno;
@@ -69,7 +69,7 @@ impl Ops {
     pub(crate) fn set_attribute(&self, who: Credentials, ino: Ino, name: &[u8], value: &[u8], flags: i32) -> Reply<()> {
         self.with_attributes()?;
         self.shared.call(Message::SetXattr, ino, |fs| {
-            if is_snapshot(ino) {
+            if is_stats_file(ino) {
                 return Err(Error::NotPermitted);
             }
             self.known(name)?;
@@ -86,7 +86,7 @@ impl Ops {
     pub(crate) fn get_attribute(&self, ino: Ino, name: &[u8], size: u32) -> Reply<Bytes> {
         self.with_attributes()?;
         let value = self.shared.call(Message::GetXattr, ino, |fs| {
-            if is_snapshot(ino) {
+            if is_stats_file(ino) {
                 return Err(Error::NoAttribute);
             }
             self.known(name)?;
@@ -98,7 +98,7 @@ impl Ops {
     pub(crate) fn list_attributes(&self, who: Credentials, ino: Ino, size: u32) -> Reply<Bytes> {
         self.with_attributes()?;
         let list = self.shared.call(Message::ListXattr, ino, |fs| {
-            let names = if is_snapshot(ino) { Vec::new() } else { fs.listxattr(ino)? };
+            let names = if is_stats_file(ino) { Vec::new() } else { fs.listxattr(ino)? };
             let mut list = Vec::new();
             for name in names {
                 let hidden = match Namespace::split(&name) {
@@ -119,7 +119,7 @@ impl Ops {
     pub(crate) fn remove_attribute(&self, who: Credentials, ino: Ino, name: &[u8]) -> Reply<()> {
         self.with_attributes()?;
         self.shared.call(Message::RemoveXattr, ino, |fs| {
-            if is_snapshot(ino) {
+            if is_stats_file(ino) {
                 return Err(Error::NotPermitted);
             }
             self.known(name)?;

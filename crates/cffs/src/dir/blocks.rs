@@ -287,7 +287,7 @@ pub(super) fn trim_to(
 }
 
 /// After an entry was removed from a block: remembers the room, or frees the block if it was the last entry.
-pub(super) fn release_room(
+pub(super) fn note_removal(
     cx: &DirCtx<'_>,
     txn: &Txn<'_>,
     space: &Space,
@@ -325,10 +325,10 @@ pub(super) fn release_room(
         state.reset();
         return Ok(());
     }
-    let mut rooms = state.room_hints.lock();
-    rooms.hole_from = rooms.hole_from.min(lblock);
+    let mut hints = state.room_hints.lock();
+    hints.hole_from = hints.hole_from.min(lblock);
     if lblock + 1 == size {
-        rooms.forget_from(range.start);
+        hints.forget_from(range.start);
     }
     Ok(())
 }

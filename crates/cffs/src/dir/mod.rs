@@ -218,8 +218,8 @@ fn know_names(cx: &DirCtx<'_>, inode: &Inode, state: &DirState) -> Result<bool> 
         return Ok(true);
     }
     let mut names = NameMap::default();
-    let mut rooms = RoomHints::default();
-    rooms.seeded = true;
+    let mut hints = RoomHints::default();
+    hints.seeded = true;
     let end = blocks::size_blocks(cx, inode);
     let mut whole = true;
     blocks::for_each(cx, inode, state, 0..end, &mut |lblock, addr| {
@@ -231,14 +231,14 @@ fn know_names(cx: &DirCtx<'_>, inode: &Inode, state: &DirState) -> Result<bool> 
         for e in dirblock::entries(&b).filter(|e| e.is_name()) {
             names.insert(e.hash, lblock, e.offset);
         }
-        rooms.note(lblock, dirblock::free_bytes(&b));
+        hints.note(lblock, dirblock::free_bytes(&b));
         Ok(true)
     })?;
     if whole {
         *known = Some(names);
         let mut old = state.room_hints.lock();
         if !old.seeded {
-            *old = rooms;
+            *old = hints;
         }
     }
     Ok(whole)
@@ -310,41 +310,41 @@ fn find_room(cx: &DirCtx<'_>, inode: &Inode, state: &DirState, need: usize) -> R
     if end == 0 {
         return Ok(None);
     }
-    let mut rooms = state.room_hints.lock();
-    if !rooms.seeded {
-        drop(rooms);
+    let mut hints = state.room_hints.lock();
+    if !hints.seeded {
+        drop(hints);
         if inode.index_buckets == 0 && end <= UNINDEXED_BLOCKS {
             know_names(cx, inode, state)?;
         }
-        rooms = state.room_hints.lock();
-        if !rooms.seeded {
-            rooms.seeded = true;
-            rooms.note(end - 1, cx.cache.geometry().block_size());
+        hints = state.room_hints.lock();
+        if !hints.seeded {
+            hints.seeded = true;
+            hints.note(end - 1, cx.cache.geometry().block_size());
         }
     }
-    if let Some(c) = rooms.cursor {
+    if let Some(c) = hints.cursor {
         match blocks::read(cx, inode, state, c.lblock) {
             Ok(buf) if c.room >= need => return Ok(Some((c.lblock, buf, c.offset))),
             Ok(buf) => {
                 // Another place in the same block may do.
-                rooms.cursor = None;
-                rooms.note(c.lblock, blocks::usage(&buf).1);
+                hints.cursor = None;
+                hints.note(c.lblock, blocks::usage(&buf).1);
             }
-            Err(_) => rooms.cursor = None,
+            Err(_) => hints.cursor = None,
         }
     }
-    while let Some(lblock) = rooms.candidate(need) {
+    while let Some(lblock) = hints.candidate(need) {
         // A block that cannot be read is of no use here; who looks for its names hears of it.
         let Ok(buf) = blocks::read(cx, inode, state, lblock) else {
-            rooms.forget(lblock);
+            hints.forget(lblock);
             continue;
         };
         match free_entry(&buf, need) {
             Ok((offset, room)) => {
-                rooms.set_cursor(Cursor { lblock, offset, room });
+                hints.set_cursor(Cursor { lblock, offset, room });
                 return Ok(Some((lblock, buf, offset)));
             }
-            Err(largest) => rooms.note(lblock, largest),
+            Err(largest) => hints.note(lblock, largest),
         }
     }
     Ok(None)
@@ -381,11 +381,11 @@ fn add_block(cx: &DirCtx<'_>, grow: &Growth<'_>, inode: &mut Inode, state: &DirS
     if lblock >= end {
         blocks::set_size_blocks(cx, inode, lblock + 1);
     }
-    let mut rooms = state.room_hints.lock();
-    rooms.seeded = true;
+    let mut hints = state.room_hints.lock();
+    hints.seeded = true;
     let room = cx.cache.geometry().block_size() - META_HEADER_SIZE;
-    rooms.set_cursor(Cursor { lblock, offset: META_HEADER_SIZE, room });
-    drop(rooms);
+    hints.set_cursor(Cursor { lblock, offset: META_HEADER_SIZE, room });
+    drop(hints);
     if end == 0 && inode.index_buckets == 0 {
         *state.names.write() = Some(NameMap::default());
     }
@@ -399,12 +399,12 @@ fn find_hole(cx: &DirCtx<'_>, inode: &Inode, state: &DirState, end: u64) -> Resu
     if !small && end < DIR_BLOCKS_MAX && end <= 2 * allocated + 2 * UNINDEXED_BLOCKS {
         return Ok(None);
     }
-    let mut rooms = state.room_hints.lock();
-    if rooms.hole_from >= end {
-        rooms.hole_from = 0;
+    let mut hints = state.room_hints.lock();
+    if hints.hole_from >= end {
+        hints.hole_from = 0;
     }
-    let (hole, looked_to) = blocks::first_hole(cx, inode, state, rooms.hole_from..end)?;
-    rooms.hole_from = looked_to;
+    let (hole, looked_to) = blocks::first_hole(cx, inode, state, hints.hole_from..end)?;
+    hints.hole_from = looked_to;
     Ok(hole)
 }
 
@@ -417,7 +417,7 @@ pub fn give_up(
     state: &DirState,
     slot: Slot,
 ) -> Result<()> {
-    if slot.new_block { blocks::release_room(cx, txn, space, inode, state, slot.lblock, &slot.buf) } else { Ok(()) }
+    if slot.new_block { blocks::note_removal(cx, txn, space, inode, state, slot.lblock, &slot.buf) } else { Ok(()) }
 }
 
 /// Puts a name into the place prepared for it. The hash of `new` is set here.
@@ -502,7 +502,7 @@ pub fn remove(
     drop(bucket);
     dirblock::remove(&mut txn.edit(&found.buf), found.offset);
     index::shrink(cx, txn, space, inode, state)?;
-    blocks::release_room(cx, txn, space, inode, state, found.lblock, &found.buf)
+    blocks::note_removal(cx, txn, space, inode, state, found.lblock, &found.buf)
 }
 
 /// Takes the name from an embedded inode, which stays in its place as an orphan.
@@ -541,10 +541,10 @@ pub fn grow_entry(
     dirblock::grow(&mut txn.edit(&buf), offset, len);
     let b = buf.read();
     let lblock = crate::format::get_u64(&b, dirblock::DIR_LBLOCK);
-    let mut rooms = state.room_hints.lock();
+    let mut hints = state.room_hints.lock();
     // The place where the next name was to go may have been this one.
-    rooms.forget(lblock);
-    rooms.note(lblock, dirblock::free_bytes(&b));
+    hints.forget(lblock);
+    hints.note(lblock, dirblock::free_bytes(&b));
     Ok(true)
 }
 
@@ -562,7 +562,7 @@ pub fn remove_orphan(
     dirblock::remove(&mut txn.edit(&buf), offset);
     // The index may have stayed too large while orphans kept the directory from becoming empty.
     index::shrink(cx, txn, space, inode, state)?;
-    blocks::release_room(cx, txn, space, inode, state, lblock, &buf)
+    blocks::note_removal(cx, txn, space, inode, state, lblock, &buf)
 }
 
 /// The block of an orphan, and its number in the directory. Once it was found, [`remove_orphan`] finds it too as long as the

@@ -61,7 +61,7 @@ pub(super) fn read_disk(cx: &FileCtx<'_>, st: &NodeState, offset: u64, out: &mut
     let grouped = is_grouped(cx, st);
     let check = cx.sums.map(|sums| sums.reading(st.inode.ino));
     // A long read of a large file collects requests from all its extents, and sends them in one batch.
-    let past = !grouped && cx.cache.reads_direct(st.inode.size, out.len());
+    let direct = !grouped && cx.cache.reads_direct(st.inode.size, out.len());
     let mut runs: Vec<ReadRun<'_>> = Vec::new();
     let (mut at, mut rest) = (offset, out);
     while !rest.is_empty() {
@@ -79,12 +79,12 @@ pub(super) fn read_disk(cx: &FileCtx<'_>, st: &NodeState, offset: u64, out: &mut
                 let left = ((e.end() - logical) << g.frag_shift) - skip;
                 let frag = e.start + (logical - e.logical);
                 // A read that begins inside a fragment goes through the cache, up to the end of that fragment.
-                let left = if past && skip > 0 { fs - skip } else { left };
+                let left = if direct && skip > 0 { fs - skip } else { left };
                 let part = split_off(&mut rest, left);
                 at += part.len() as u64;
                 if e.unwritten {
                     part.fill(0);
-                } else if past && skip == 0 {
+                } else if direct && skip == 0 {
                     runs.push(ReadRun { frag, logical, out: part });
                 } else {
                     if let Some(check) = &check {
@@ -95,7 +95,7 @@ pub(super) fn read_disk(cx: &FileCtx<'_>, st: &NodeState, offset: u64, out: &mut
             }
         }
     }
-    if past {
+    if direct {
         return cx.cache.read_runs(runs, check.as_ref().map(|c| c as &dyn DataVerifier));
     }
     if ahead > 0 && !grouped && cx.cache.has_readahead() {

@@ -71,8 +71,8 @@ impl DirState {
 
     /// A lookup came across a block with room; remembered if nobody is busy with the list.
     pub(crate) fn saw_room(&self, lblock: u64, free: usize) {
-        if let Some(mut rooms) = self.room_hints.try_lock() {
-            rooms.offer(lblock, free);
+        if let Some(mut hints) = self.room_hints.try_lock() {
+            hints.offer(lblock, free);
         }
     }
 }
