@@ -68,6 +68,7 @@ fn cases_that_once_failed() {
         (Target::Image, 102_000_000, 9666),
         (Target::Image, 102_000_000, 15444),
         (Target::Image, 102_000_000, 18426),
+        (Target::Image, 104_000_000, 11606),
     ] {
         if let Err(f) = run_case(&CORPUS, target, seed, case) {
             panic!("--seed {seed} --only {} --case {case}: {}", target.name(), f.text);

@@ -43,7 +43,7 @@ pub(super) struct Evidence {
     pub(super) max_ino: Ino,
     /// Inodes whose maps have lost something.
     pub(super) damaged_maps: HashSet<Ino>,
-    /// Unmapped blocks that were tried with their owners already.
+    /// Blocks that are no evidence any more: those tried with their owners already, and the nodes that the repair wrote.
     pub(super) tried_blocks: HashSet<BlockAddr>,
     /// Inodes read from blocks with a wrong checksum.
     pub(super) guessed: HashSet<Ino>,

@@ -185,6 +185,8 @@ impl Repairer<'_> {
                     return None;
                 };
                 blocks.push(addr);
+                // A later walk may free it again. What it says is no evidence of anything lost.
+                self.evidence.tried_blocks.insert(addr);
                 let mut b = vec![0; self.g.block_size()];
                 init_block(&mut b, self.g.fsid, BlockId { kind: BlockKind::ExtentNode, addr, owner: ino });
                 set_node_header(&mut b, level, chunk.len());

@@ -243,8 +243,7 @@ impl Repairer<'_> {
         Ok(())
     }
 
-    /// Whether all blocks of an extent name this directory as their owner. The next walk would drop others from the map, and
-    /// their node would be found again.
+    /// Whether all blocks of an extent name this directory as their owner. The next walk would drop others from the map.
     fn is_of_directory(&mut self, ino: Ino, e: &Extent) -> bool {
         let blocks = self.g.block_of_frag(e.start)..self.g.block_of_frag(e.start + e.len);
         !blocks.is_empty()
