@@ -115,7 +115,7 @@ impl Prepared {
 impl Cache {
     /// Writes file data to its place. On return the data has left for the device (durable after the next flush) and whatever
     /// part of it was cached has the new contents.
-    pub fn write_data(&self, runs: &mut [DataRun<'_>]) -> Result<()> {
+    pub fn write_data(&self, runs: &mut [&DataRun<'_>]) -> Result<()> {
         runs.sort_unstable_by_key(|r| r.frag);
         let shift = self.geo.frag_shift;
         let Some(twice) = runs.windows(2).find(|w| w[0].frag + (w[0].len as u64 >> shift) > w[1].frag) else {
@@ -126,13 +126,13 @@ impl Cache {
         tracing::error!("fragment {} is mapped twice: the file system is damaged", twice[1].frag);
         let mut outcome = Ok(());
         for run in runs {
-            outcome = outcome.and(self.write_disjoint(std::slice::from_mut(run)));
+            outcome = outcome.and(self.write_disjoint(std::slice::from_ref(run)));
         }
         outcome
     }
 
     /// Writes sorted runs that do not overlap.
-    fn write_disjoint(&self, runs: &[DataRun<'_>]) -> Result<()> {
+    fn write_disjoint(&self, runs: &[&DataRun<'_>]) -> Result<()> {
         let Prepared { claimed, held } = self.prepare_write(runs);
         let outcome = self.submit(IoKind::Data, runs);
         drop(held);
@@ -147,7 +147,7 @@ impl Cache {
     }
 
     /// Cuts runs into what is in one block, and what is whole blocks of one region.
-    fn pieces(&self, runs: &[DataRun<'_>]) -> Vec<Piece> {
+    fn pieces(&self, runs: &[&DataRun<'_>]) -> Vec<Piece> {
         let (bs, fs) = (self.geo.block_size(), self.geo.frag_size());
         let mut pieces = Vec::with_capacity(runs.len() + 1);
         for (run, r) in runs.iter().enumerate() {
@@ -173,7 +173,7 @@ impl Cache {
     /// Updates the cached contents of the blocks, and marks those that are not cached as in flight, so that nobody reads
     /// them before the write is complete. Blocks are marked in the order of addresses, so two writers cannot wait for each
     /// other.
-    fn prepare_write(&self, runs: &[DataRun<'_>]) -> Prepared {
+    fn prepare_write(&self, runs: &[&DataRun<'_>]) -> Prepared {
         let bs = self.geo.block_size();
         let pieces = self.pieces(runs);
         let mut prepared = Prepared::default();
@@ -241,7 +241,7 @@ impl Cache {
         }
     }
 
-    fn submit(&self, kind: IoKind, runs: &[DataRun<'_>]) -> Result<()> {
+    fn submit(&self, kind: IoKind, runs: &[&DataRun<'_>]) -> Result<()> {
         let shift = self.geo.frag_shift;
         let pieces = runs.iter().map(|r| (r.frag << shift, r.slice()));
         let began = Instant::now();
@@ -305,7 +305,7 @@ mod tests {
                 len: bytes.len(),
                 keep,
             };
-            cache.write_data(&mut [run(1001, &short), run(1000, &long)]).unwrap();
+            cache.write_data(&mut [&run(1001, &short), &run(1000, &long)]).unwrap();
             let mut all = vec![0; 3 * bs];
             cache.read_data(1000 * fpb, &mut all, None).unwrap();
             assert_eq!(all, [&long[..bs], &short, &long[..bs]].concat(), "keep: {keep}");

@@ -20,7 +20,7 @@ use super::unit::{Origin, Unit};
 use super::{FileCtx, deferred, writeback};
 use crate::cache::{DataRun, Source};
 use crate::error::{Error, Result};
-use crate::extent::{self, EXTENTS_PER_TXN, Mapping};
+use crate::extent::{self, MAPPED_PER_TXN, Mapping};
 use crate::format::Run;
 use crate::format::{Extent, InodeFormat};
 use crate::node::{Node, NodeState};
@@ -104,7 +104,7 @@ fn overwrite(cx: &FileCtx<'_>, node: &Node, blocks: &Blocks<'_>, now: i64) -> Op
         (rest, at) = (after, e.end());
     }
     // With checksums a commit comes before the data, and nobody may commit while holding a node's lock.
-    if cx.sums.is_some() || cx.cache.write_data(&mut runs).is_err() {
+    if cx.sums.is_some() || cx.cache.write_data(&mut runs.iter().collect::<Vec<_>>()).is_err() {
         return Some(false);
     }
     (st.inode.mtime, st.inode.ctime) = (now, now);
@@ -188,7 +188,7 @@ fn allocate<'a>(cx: &FileCtx<'_>, st: &NodeState, unit: &mut Unit<'a>, blocks: &
         let run = cx.placement.allocate_stream(st.inode.parent, after, end - at, ahead)?.ok_or(Error::NoSpace)?;
         unit.add_allocated(Extent { logical: at, start: run.start, len: run.len, unwritten: false });
         let whole = run.start.is_multiple_of(g.frags_per_block()) && run.len.is_multiple_of(g.frags_per_block());
-        if !whole || unit.extents.len() > EXTENTS_PER_TXN {
+        if !whole || unit.extents.len() > MAPPED_PER_TXN {
             return Err(Error::NoSpace);
         }
         let (here, more) = rest.split_at((run.len << g.frag_shift) as usize);

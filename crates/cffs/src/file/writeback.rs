@@ -90,22 +90,22 @@ pub(super) fn end_writeback(node: &Node) {
     node.writeback_done.notify_all();
 }
 
-/// Writes the data of units and commits their mapping. An error of one unit does not stop the others; the last error is
-/// returned.
+/// Writes the data of units and commits their mapping. An error of the device in one unit's data fails that unit alone.
+/// The last error is returned.
 pub(super) fn write_units(cx: &FileCtx<'_>, mut units: Vec<Unit<'_>>) -> Result<()> {
     if units.is_empty() {
         return Ok(());
     }
     let mut outcome = Ok(());
-    let mut checksums = Vec::new();
+    let mut checksums: Vec<Vec<ChecksumRun>> = Vec::new();
     let mut tables = PinnedTables::default();
     let in_log = units.iter().flat_map(|u| &u.runs).any(|r| cx.journal.data_in_log(run_of(cx, r)));
     // A replay would undo what is written over logged data, so the log is emptied first.
     let mut written = if in_log { cx.journal.checkpoint() } else { Ok(()) };
     if let Some(sums) = cx.sums {
         units.retain_mut(|unit| match checksums_of(cx, sums, unit, &mut tables) {
-            Ok(mut runs) => {
-                checksums.append(&mut runs);
+            Ok(runs) => {
+                checksums.push(runs);
                 true
             }
             Err(e) => {
@@ -116,23 +116,37 @@ pub(super) fn write_units(cx: &FileCtx<'_>, mut units: Vec<Unit<'_>>) -> Result<
         let overwritten = || units.iter().flat_map(|u| u.overwritten.iter().copied());
         written = written.and_then(|()| sums.invalidate(cx.journal, &tables, overwritten()));
     }
-    let mut runs: Vec<DataRun<'_>> = units.iter_mut().flat_map(|u| std::mem::take(&mut u.runs)).collect();
-    written = written.and_then(|()| cx.cache.write_data(&mut runs));
-    drop(runs);
+    let mut results: Vec<Result<()>> = match written {
+        Ok(()) => write_data(cx, &units),
+        Err(e) => units.iter().map(|_| Err(e.duplicate())).collect(),
+    };
+    units.iter_mut().for_each(|u| u.runs.clear());
     if let Some(sums) = cx.sums {
-        written = written.and_then(|()| sums.store(cx.journal, &tables, &checksums.iter().collect::<Vec<_>>()));
+        let of_written = checksums.iter().zip(&results).filter(|(_, r)| r.is_ok()).flat_map(|(runs, _)| runs);
+        if let Err(e) = sums.store(cx.journal, &tables, &of_written.collect::<Vec<_>>()) {
+            results.iter_mut().filter(|r| r.is_ok()).for_each(|r| *r = Err(e.duplicate()));
+        }
     }
-    for mut unit in units {
-        let committed = match &written {
-            Ok(()) => mapping::commit(cx, &mut unit),
-            Err(e) => Err(e.duplicate()),
-        };
-        match committed {
+    for (mut unit, result) in units.into_iter().zip(results) {
+        match result.and_then(|()| mapping::commit(cx, &mut unit)) {
             Ok(()) => end_writeback(&unit.node),
             Err(e) => outcome = fail(cx, &mut unit, e),
         }
     }
     outcome
+}
+
+/// Writes the data of units as one batch, and says of each how it went. If the batch fails, each unit is written once
+/// more by itself: the device does not say which request failed, and no file is to fail for the data of another.
+fn write_data(cx: &FileCtx<'_>, units: &[Unit<'_>]) -> Vec<Result<()>> {
+    let write = |units: &[Unit<'_>]| {
+        let mut runs: Vec<&DataRun<'_>> = units.iter().flat_map(|u| &u.runs).collect();
+        cx.cache.write_data(&mut runs)
+    };
+    match write(units) {
+        Err(_) if units.len() > 1 => units.iter().map(|u| write(std::slice::from_ref(u))).collect(),
+        result => units.iter().map(|_| result.as_ref().copied().map_err(Error::duplicate)).collect(),
+    }
 }
 
 fn run_of(cx: &FileCtx<'_>, r: &DataRun<'_>) -> Run {

@@ -1,6 +1,6 @@
 //! Where data is placed, and which blocks are installed in the cache without being read.
 
-use super::small::SCARCE_SHARE;
+use super::small::SCARCE_DIVISOR;
 use super::table::{GROUPS_MAX, TRACKED_GROUPS_MAX};
 use super::{Placement, STREAM_MIN};
 use crate::cache::{AddrMap, DataRun, Source};
@@ -27,7 +27,7 @@ fn a_block_that_another_file_shares_is_not_installed_as_fresh() {
     let theirs = first.end() + fpb - 1;
     assert_eq!(f.alloc_in(theirs..theirs + 1, 1).unwrap().unwrap().start, theirs);
     let bytes = Source::Page(Arc::new(AlignedBuf::from_slice(&vec![7; fs])));
-    cache.write_data(&mut [DataRun { frag: theirs, bytes, from: 0, len: fs, keep: true }]).unwrap();
+    cache.write_data(&mut [&DataRun { frag: theirs, bytes, from: 0, len: fs, keep: true }]).unwrap();
     fresh.clear();
     let second = p.allocate_small(ROOT_INO, fpb - 1, Some(cache), &mut fresh).unwrap().unwrap();
     assert_eq!(second, Run { start: first.end(), len: fpb - 1 });
@@ -113,7 +113,7 @@ fn with_holes_and_space(holes: &[(u64, u64)]) -> (Fixture, u64, u64) {
     let (from, len) = (g.total_blocks / 2, g.total_blocks / 3);
     let first = g.group_of(from);
     let (f, base, fpb) = with_holes(&[holes, &[(first, len)]].concat());
-    assert!(f.space.free_frags() > g.total_frags() / SCARCE_SHARE);
+    assert!(f.space.free_frags() > g.total_frags() / SCARCE_DIVISOR);
     (f, base, fpb)
 }
 

@@ -70,6 +70,42 @@ fn data_that_cannot_be_written_is_told_by_fsync_and_kept() {
 }
 
 #[test]
+fn data_that_cannot_be_written_is_the_error_of_that_file_alone() {
+    for data_sums in [false, true] {
+        let memory = Arc::new(MemoryDevice::new(64 << 20));
+        mkfs(&*memory, None, &MkfsOptions::default().data_sums(data_sums)).unwrap();
+        let failing = Arc::new(FailingDevice::new(memory.clone() as Arc<dyn Device>));
+        let fs = Fs::open(failing.clone() as Arc<dyn Device>, None, options()).unwrap();
+        let names: Vec<String> = (0..20).map(|n| format!("/f{n}")).collect();
+        let contents = |n: usize, round: u8| vec![round ^ n as u8; 6000];
+        for (n, name) in names.iter().enumerate() {
+            path::write_file(&fs, ROOT, name.as_bytes(), &contents(n, 0x40)).unwrap();
+        }
+        fs.sync().unwrap();
+        let mut image = vec![0; 64 << 20];
+        memory.read_at(IoKind::Data, 0, &mut image).unwrap();
+        let place =
+            image.chunks(1024).position(|c| c.iter().all(|b| *b == 0x47)).expect("the data of f7") as u64 * 1024;
+        let inos: Vec<_> = names.iter().map(|n| fs.lookup(ROOT_INO, &n.as_bytes()[1..]).unwrap().ino).collect();
+        for (n, ino) in inos.iter().enumerate() {
+            fs.write(ROOT, *ino, 0, &contents(n, 0x80)).unwrap();
+        }
+        failing.set(Operation::Write, Fault::from_now_on().in_range(place, place + 1024));
+        assert!(matches!(fs.sync(), Err(Error::Io(_))));
+        for (n, ino) in inos.iter().enumerate() {
+            assert_eq!(fs.fsync(*ino, false).is_ok(), n != 7, "f{n}, with data checksums: {data_sums}");
+        }
+        failing.clear();
+        drop(fs);
+        let fs = Fs::open(memory as Arc<dyn Device>, None, options()).unwrap();
+        for (n, name) in names.iter().enumerate().filter(|(n, _)| *n != 7) {
+            assert!(path::read_file(&fs, name.as_bytes()).unwrap() == contents(n, 0x80), "{name}");
+        }
+        fs.close().unwrap();
+    }
+}
+
+#[test]
 fn a_read_error_is_the_error_of_that_file_alone() {
     let (_memory, failing, fs) = fresh();
     for name in ["a", "b"] {
