@@ -328,21 +328,19 @@ impl Ops {
     }
 
     pub(crate) fn lseek(&self, ino: Ino, offset: i64, whence: i32) -> Reply<u64> {
-        let result = self.shared.call(Message::Lseek, ino, |fs| {
+        self.shared.call(Message::Lseek, ino, |fs| {
             let (Ok(from), SEEK_DATA | SEEK_HOLE) = (u64::try_from(offset), whence) else {
                 return Error::invalid(format!("seek to {offset}, whence {whence}"));
             };
             if is_stats_file(ino) {
                 let size = self.shared.stats_files.attr(ino).ok_or(Error::Stale)?.size;
                 return match from {
-                    _ if from >= size => Err(Error::NotFound),
+                    _ if from >= size => Err(Error::NoDataBeyond),
                     _ => Ok(if whence == SEEK_DATA { from } else { size }),
                 };
             }
             if whence == SEEK_DATA { fs.seek_data(ino, from) } else { fs.seek_hole(ino, from) }
-        });
-        // There is no data from there on, for which lseek(2) has an error of its own.
-        result.map_err(|e| if e == Errno::ENOENT { Errno::ENXIO } else { e })
+        })
     }
 
     pub(crate) fn fallocate(&self, who: Credentials, ino: Ino, offset: u64, length: u64, mode: i32) -> Reply<()> {

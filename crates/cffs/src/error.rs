@@ -49,10 +49,10 @@ pub enum Error {
     /// The link count is at its limit.
     #[error("too many links")]
     TooManyLinks,
-    /// Not permitted on this kind of file.
+    /// Only the owner or a privileged user may do this, or the file's kind or flags forbid it (EPERM).
     #[error("operation not permitted")]
     NotPermitted,
-    /// Not allowed for this caller or this kind of file.
+    /// The file's permissions do not allow it, or only directories have a default access control list (EACCES).
     #[error("permission denied")]
     Denied,
     /// The value of an extended attribute is longer than 65,536 bytes.
@@ -149,17 +149,35 @@ impl Error {
         Err(Error::Invalid(what.into()))
     }
 
-    /// A copy to hand to a second waiter (I/O errors keep kind and text).
+    /// A copy to hand to a second waiter. I/O errors keep their kind and text.
     pub fn duplicate(&self) -> Error {
         match self {
             Error::Io(e) => Error::Io(io::Error::new(e.kind(), e.to_string())),
             Error::Corrupt(c) => Error::Corrupt(c.clone()),
             Error::Invalid(s) => Error::Invalid(s.clone()),
             Error::Busy(s) => Error::Busy(s.clone()),
+            Error::NotFound => Error::NotFound,
+            Error::Exists => Error::Exists,
+            Error::NotDir => Error::NotDir,
+            Error::IsDir => Error::IsDir,
+            Error::NotEmpty => Error::NotEmpty,
             Error::NoSpace => Error::NoSpace,
             Error::Quota => Error::Quota,
+            Error::CrossDevice => Error::CrossDevice,
+            Error::NameTooLong => Error::NameTooLong,
+            Error::FileTooLarge => Error::FileTooLarge,
+            Error::TooManySymlinks => Error::TooManySymlinks,
+            Error::NotOpenForThis => Error::NotOpenForThis,
+            Error::TooManyLinks => Error::TooManyLinks,
+            Error::NotPermitted => Error::NotPermitted,
+            Error::Denied => Error::Denied,
+            Error::ValueTooLong => Error::ValueTooLong,
+            Error::AttributeNameTooLong => Error::AttributeNameTooLong,
             Error::ReadOnly => Error::ReadOnly,
-            other => Error::Io(io::Error::other(other.to_string())),
+            Error::Stale => Error::Stale,
+            Error::NoAttribute => Error::NoAttribute,
+            Error::NoDataBeyond => Error::NoDataBeyond,
+            Error::Unsupported => Error::Unsupported,
         }
     }
 }

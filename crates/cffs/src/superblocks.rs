@@ -30,8 +30,7 @@ pub fn read_superblock(dev: &dyn Device) -> Result<Superblock> {
         Ok(sb) => sb,
         Err(Corrupt(what)) => {
             // A version or feature of the future says so itself; damage deserves a look for the copies.
-            let damaged = bytes[..MAGIC.len()] != MAGIC || what.contains("checksum");
-            let copies = if damaged { find_copies(dev) } else { Vec::new() };
+            let copies = if Superblock::is_whole(&bytes) { Vec::new() } else { find_copies(dev) };
             if copies.is_empty() {
                 return Err(Corrupt(what).into());
             }

@@ -1,4 +1,4 @@
-//! The superblock: 512 bytes at the start of the device and of every initialized allocation group.
+//! The superblock: 512 bytes at the start of the device, with copies in allocation group 1 and in the last one in use.
 
 use super::crc::crc32c;
 pub use super::features::*;
@@ -144,16 +144,20 @@ impl Superblock {
         b
     }
 
+    /// Whether these are the bytes of a superblock, of any version, as they were written.
+    pub fn is_whole(b: &[u8]) -> bool {
+        let Some(mut copy) = b.first_chunk::<SUPERBLOCK_SIZE>().copied() else { return false };
+        put_u32(&mut copy, 8, 0);
+        copy[..8] == MAGIC && crc32c(&copy) == get_u32(b, 8)
+    }
+
     /// Decodes and checks magic, checksum, version and features; geometry is checked by [`super::Geometry::new`].
     pub fn decode(b: &[u8]) -> Result<Superblock, Corrupt> {
         if b.len() < SUPERBLOCK_SIZE || b[..8] != MAGIC {
             return corrupt("not a cffs file system (no superblock at the start)");
         }
-        let mut copy = [0u8; SUPERBLOCK_SIZE];
-        copy.copy_from_slice(&b[..SUPERBLOCK_SIZE]);
-        put_u32(&mut copy, 8, 0);
         let version = get_u32(b, 12);
-        if crc32c(&copy) != get_u32(b, 8) {
+        if !Superblock::is_whole(b) {
             return corrupt("superblock: checksum does not match");
         }
         if version == 0 || version > FORMAT_VERSION {

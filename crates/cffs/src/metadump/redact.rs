@@ -75,7 +75,15 @@ impl Redactor {
             BlockKind::DataSums => b[META_HEADER_SIZE..].fill(0),
             // Blocks of a chain are written later, with the whole chain.
             BlockKind::Xattr if self.obfuscate.is_some() => b[META_HEADER_SIZE..].fill(0),
-            _ => {}
+            BlockKind::AgHeader
+            | BlockKind::Bitmap
+            | BlockKind::Counters
+            | BlockKind::DirIndex
+            | BlockKind::ExtentNode
+            | BlockKind::Locator
+            | BlockKind::TableMap
+            | BlockKind::Xattr
+            | BlockKind::Quota => {}
         }
         if good {
             seal(&mut b, block_seq(raw))
