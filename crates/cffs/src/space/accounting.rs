@@ -8,7 +8,9 @@
 //!
 //! Data may break up a free block only if the first invariant still holds afterwards. Then, by the second, reserved
 //! data finds room in the pieces. So an allocation within a reservation always succeeds, however scattered free space
-//! is, and writeback does not run out of space (design decision 6).
+//! is, and writeback does not run out of space (design decision 6). Two things are outside of this. Fragments whose
+//! freeing is not durable are available, and using them waits for commits ([`crate::file`], retry). Free fragments of a
+//! damaged allocation group stay available, and cannot be allocated until a repair.
 
 use super::class::AllocationClass;
 use crate::error::{Error, Result};
@@ -23,7 +25,7 @@ pub(super) struct Accounting {
     pub root_reserve: u64,
     /// Free fragments, including those whose freeing is not durable yet.
     pub available: u64,
-    /// Wholly free blocks of the groups that are loaded or virgin, without those whose freeing is not durable yet.
+    /// Wholly free blocks of the AGs that are loaded or virgin, without those whose freeing is not durable yet.
     pub free_blocks: u64,
     /// Reserved fragments.
     pub reserved_frags: u64,
@@ -33,16 +35,17 @@ pub(super) struct Accounting {
     pub pending: u64,
     /// Free-space epoch. Grows whenever space becomes usable: fragments are returned, blocks are not reserved any more,
     /// or a block is broken up. A search that fails within one epoch has seen all free space; any other search may have
-    /// visited each group too early.
+    /// visited each AG too early.
     pub epoch: u64,
     /// Reservation freezes: while there are any, nobody reserves pending space, because somebody waits for it.
     pub freezes: u32,
-    pub committed: Counters,
+    /// The counters as the transactions so far leave them, the running one included.
+    pub counters: Counters,
 }
 
 impl Accounting {
-    pub fn new(fpb: u64, committed: Counters, free_blocks: u64) -> Accounting {
-        let available = committed.free_frags;
+    pub fn new(fpb: u64, counters: Counters, free_blocks: u64) -> Accounting {
+        let available = counters.free_frags;
         Accounting {
             fpb,
             root_reserve: 0,
@@ -53,7 +56,7 @@ impl Accounting {
             pending: 0,
             epoch: 0,
             freezes: 0,
-            committed,
+            counters,
         }
     }
 
@@ -62,7 +65,7 @@ impl Accounting {
         self.available += blocks * self.fpb;
         self.free_blocks += blocks;
         self.epoch += 1;
-        self.committed.free_frags += blocks * self.fpb;
+        self.counters.free_frags += blocks * self.fpb;
     }
 
     /// Reserved fragments, including those of reserved blocks.

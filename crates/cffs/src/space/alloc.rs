@@ -1,10 +1,10 @@
 //! Allocation in memory: takes runs out of the free extents.
 
+use super::alloc_group::AllocGroup;
 use super::class::AllocationClass;
 use super::free_set::FreeSet;
 use super::free_space::Space;
-use super::group::Group;
-use super::search::NEAR_GROUPS;
+use super::search::NEAR_AGS;
 use crate::error::{Error, Result};
 use crate::format::extent::EXTENT_LEN_MAX;
 use crate::format::{BlockAddr, FragAddr, Run};
@@ -86,7 +86,7 @@ impl Space {
         align: u32,
         class: AllocationClass<'_>,
     ) -> Result<Option<Run>> {
-        // No search can find more than a virgin group has. The limit is in whole blocks, so that the next run is
+        // No search can find more than a virgin AG has. The limit is in whole blocks, so that the next run is
         // aligned.
         let most = self.g.frag_of_block(self.g.ag_blocks.saturating_sub(self.g.ag_header_blocks()));
         let want = want.min(most).min(EXTENT_LEN_MAX >> 3 << 3);
@@ -142,7 +142,7 @@ impl Space {
         Ok(None)
     }
 
-    /// Fragments of the blocks that a request may take, `min` or more. Loads groups until it knows that many; `None` if
+    /// Fragments of the blocks that a request may take, `min` or more. Loads AGs until it knows that many; `None` if
     /// there are fewer.
     fn unreserved_frags(&self, request: AllocationRequest<'_>) -> Result<Option<u64>> {
         let shift = self.g.block_shift - self.g.frag_shift;
@@ -164,7 +164,7 @@ impl Space {
     fn find(&self, request: AllocationRequest<'_>) -> Result<Option<Found>> {
         let AllocationRequest { goal, want, min, align, class } = request;
         let goal_ag = self.g.ag_of(self.g.block_of_frag(goal));
-        let goal_offset = |group: &Group, here: bool| if here { (goal - group.start()) as u32 } else { 0 };
+        let goal_offset = |group: &AllocGroup, here: bool| if here { (goal - group.start()) as u32 } else { 0 };
         let near = self.search(goal_ag, true, |group, here| {
             let goal = goal_offset(group, here);
             self.with_free_set(group, |set| {
@@ -197,10 +197,10 @@ impl Space {
         Ok(found.and_then(Found::run))
     }
 
-    /// Takes `start..start + len` out of the free extents of a group, if the accounting allows it.
+    /// Takes `start..start + len` out of the free extents of an AG, if the accounting allows it.
     fn take(
         &self,
-        group: &Group,
+        group: &AllocGroup,
         set: &mut FreeSet,
         start: u32,
         len: u32,
@@ -217,7 +217,7 @@ impl Space {
 
     /// Best fit for a large file: whole aligned blocks of data in the shortest free extent of an allocation group near
     /// `goal` that has `blocks` blocks and is not several times as long. The file fills a gap that one like it has
-    /// left, and long runs last. Searches only groups that are loaded. Reservations end as with [`Space::alloc_near`].
+    /// left, and long runs last. Searches only AGs that are loaded. Reservations end as with [`Space::alloc_near`].
     pub fn alloc_blocks_best_fit(&self, goal: BlockAddr, blocks: u64) -> Result<Option<Run>> {
         let shift = self.g.block_shift - self.g.frag_shift;
         let Ok(want) = u32::try_from(blocks << shift) else { return Ok(None) };
@@ -238,7 +238,7 @@ impl Space {
     }
 
     /// Best fit for small files: `frags` fragments of data at the start of the shortest free extent whose length is in
-    /// `room`, except in groups that `kept` excludes. Searches only loaded allocation groups: those from the goal on,
+    /// `room`, except in AGs that `kept` excludes. Searches only loaded allocation groups: those from the goal on,
     /// and as many others, which change when nothing is left in them. Reservations end as with [`Space::alloc_near`].
     pub fn alloc_best_fit(
         &self,
@@ -252,7 +252,7 @@ impl Space {
         if want > lens.start {
             return Ok(None);
         }
-        let find = |group: &Group, set: &FreeSet| {
+        let find = |group: &AllocGroup, set: &FreeSet| {
             set.find_best_fit(lens.clone(), |start| {
                 kept(self.g.group_of(self.g.block_of_frag(group.start() + u64::from(start))))
             })
@@ -262,11 +262,11 @@ impl Space {
         let far = self.best_fit_rotor.load(Ordering::Relaxed) % end;
         let mut best: Option<(u32, usize, u64)> = None;
         let mut found_far = false;
-        let is_near = |ag: u64| (ag + end - near) % end < NEAR_GROUPS as u64;
-        let near_ones = (near..end).chain(0..near).take(NEAR_GROUPS);
-        let far_ones = (far..end).take(NEAR_GROUPS).filter(|ag| !is_near(*ag));
+        let is_near = |ag: u64| (ag + end - near) % end < NEAR_AGS as u64;
+        let near_ones = (near..end).chain(0..near).take(NEAR_AGS);
+        let far_ones = (far..end).take(NEAR_AGS).filter(|ag| !is_near(*ag));
         for (n, ag) in near_ones.chain(far_ones).enumerate() {
-            let group = self.group(ag);
+            let group = self.alloc_group(ag);
             if group.is_virgin() || !group.is_loaded() {
                 continue;
             }
@@ -281,10 +281,10 @@ impl Space {
             best = best.into_iter().chain(found.map(|(_, len)| (len, n, ag))).min();
         }
         if !found_far {
-            self.best_fit_rotor.store((far + NEAR_GROUPS as u64) % end, Ordering::Relaxed);
+            self.best_fit_rotor.store((far + NEAR_AGS as u64) % end, Ordering::Relaxed);
         }
         let Some((_, _, ag)) = best else { return Ok(None) };
-        let group = self.group(ag);
+        let group = self.alloc_group(ag);
         // Others may have allocated it meanwhile.
         let found = self.with_free_set(&group, |set| {
             let (start, _) = find(&group, set)?;
@@ -301,7 +301,7 @@ impl Space {
         if ag >= self.open.load(Ordering::Acquire) || !start.is_multiple_of(1 << shift) {
             return Ok(None);
         }
-        let group = self.group(ag);
+        let group = self.alloc_group(ag);
         let from = (start - group.start()) as u32;
         let found = self.with_free_set(&group, |set| {
             let (free, end) = set.next_extent(from)?;
@@ -344,7 +344,7 @@ impl Space {
         let first = self.g.ag_of(self.g.block_of_frag(window.start));
         let last = self.g.ag_of(self.g.block_of_frag(end - 1)).min(self.usable() - 1);
         for ag in first..=last {
-            let group = self.group(ag);
+            let group = self.alloc_group(ag);
             let part = group.clip(&window);
             let found = self.with_free_set(&group, |set| {
                 let start = set.find_in(part.start, part.end, want, align)?;

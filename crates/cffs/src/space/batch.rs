@@ -5,7 +5,7 @@
 //! keeps seeks short.
 
 use super::free_space::Space;
-use super::search::NEAR_GROUPS;
+use super::search::NEAR_AGS;
 use crate::error::{Error, Result};
 use crate::format::{BlockAddr, FragAddr, Run};
 use std::sync::atomic::Ordering;
@@ -18,11 +18,11 @@ const CANDIDATE_FACTOR: u64 = 8;
 const CANDIDATES_MAX: usize = 65_536;
 
 impl Space {
-    /// Open allocation groups from that of `goal` on, at most [`NEAR_GROUPS`]; group 0 follows the last one.
+    /// Open allocation groups from that of `goal` on, at most [`NEAR_AGS`]; AG 0 follows the last one.
     fn around(&self, goal: FragAddr) -> impl Iterator<Item = u64> + use<> {
         let open = self.open.load(Ordering::Acquire).max(1);
         let first = self.g.ag_of(self.g.block_of_frag(goal.min(self.g.total_frags() - 1))).min(open - 1);
-        (first..open).chain(0..first).take(NEAR_GROUPS)
+        (first..open).chain(0..first).take(NEAR_AGS)
     }
 
     /// Length of the shortest free run, in fragments, that is needed when `need` fragments go into the longest runs
@@ -33,7 +33,7 @@ impl Space {
         let mut lens: Vec<u32> = Vec::new();
         let mut shortest = None;
         for ag in self.around(self.g.frag_of_block(goal)) {
-            match self.with_free_set(&self.group(ag), |set| set.longest(need, &mut lens)) {
+            match self.with_free_set(&self.alloc_group(ag), |set| set.longest(need, &mut lens)) {
                 // Damaged allocation groups are not used.
                 Ok(()) | Err(Error::Corrupt(_)) => {}
                 Err(e) => return Err(e),
@@ -67,7 +67,7 @@ impl Space {
         let mut sum = 0;
         // The first group from the goal on, the others, and the start of the first.
         for (n, ag) in self.around(goal).chain(first).enumerate() {
-            let group = self.group(ag);
+            let group = self.alloc_group(ag);
             let at_goal = goal.saturating_sub(group.start()).min(u64::from(u32::MAX)) as u32;
             let (from, end) = match n {
                 0 => (at_goal, u32::MAX),
@@ -83,7 +83,7 @@ impl Space {
             };
             let looked = self.with_free_set(&group, |set| {
                 let behind = set.runs_from(from).take_while(|(start, _)| *start < end);
-                behind.take(CANDIDATES_MAX / NEAR_GROUPS).for_each(|(start, len)| take(start, len));
+                behind.take(CANDIDATES_MAX / NEAR_AGS).for_each(|(start, len)| take(start, len));
             });
             match looked {
                 // Damaged allocation groups are not used.
@@ -105,7 +105,7 @@ impl Space {
         let first = self.around(from).next();
         // The first group from the goal on, the others, and the start of the first.
         for (n, ag) in self.around(from).chain(first).enumerate() {
-            let group = self.group(ag);
+            let group = self.alloc_group(ag);
             let offset = if n == 0 { from.saturating_sub(group.start()).min(u64::from(u32::MAX)) as u32 } else { 0 };
             match self.with_free_set(&group, |set| set.find_run(offset, min)) {
                 Ok(Some((start, end))) => {

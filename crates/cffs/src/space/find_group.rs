@@ -96,7 +96,7 @@ impl Space {
     /// Free fragments of a group.
     pub fn free_in_group(&self, group: BlockAddr) -> Result<u64> {
         let frag = self.g.frag_of_block(group);
-        let of = self.group_of(Run { start: frag, len: 1 })?;
+        let of = self.alloc_group_of(Run { start: frag, len: 1 })?;
         self.with_free_set(&of, |set| u64::from(set.group_free((frag - of.start()) as u32)))
     }
 
@@ -106,7 +106,7 @@ impl Space {
         if start >= end {
             return Ok(Some(f()));
         }
-        let group = self.group_of(Run { start, len: end - start })?;
+        let group = self.alloc_group_of(Run { start, len: end - start })?;
         let (start, end) = ((start - group.start()) as u32, (end - group.start()) as u32);
         self.with_free_set(&group, |set| set.is_free(start, end).then(f))
     }

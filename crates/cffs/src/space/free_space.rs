@@ -1,8 +1,8 @@
 //! The free space of a file system: its allocation groups and their accounting.
 
 use super::accounting::Accounting;
+use super::alloc_group::AllocGroup;
 use super::free_set::FreeSet;
-use super::group::Group;
 use super::layout;
 use crate::cache::{AddrMap, Cache};
 use crate::error::{Error, Result};
@@ -15,36 +15,36 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// Groups whose bitmap blocks are pinned, so that the cache does not evict them.
-const PINNED_GROUPS: usize = 64;
+const PINNED_AGS: usize = 64;
 
 /// The free space of a file system.
 pub struct Space {
     pub(super) cache: Arc<Cache>,
     pub(super) g: Arc<LiveGeometry>,
-    pub(super) groups: RwLock<AddrMap<u64, Arc<Group>>>,
+    pub(super) groups: RwLock<AddrMap<u64, Arc<AllocGroup>>>,
     pub(super) accounting: Mutex<Accounting>,
     /// Share of the whole that only privileged users get, in 1/10,000.
     pub(super) reserve_bp: AtomicU32,
-    /// The first group that was not on the device at mount.
+    /// The first AG that was not on the device at mount.
     first_virgin: u64,
     /// Groups before this one are loaded.
     loaded_to: AtomicU64,
-    /// Groups that are on the device or open in memory. The group with this number is the next to be opened.
+    /// AGs that are on the device or open in memory. The AG with this number is the next to be opened.
     pub(super) open: AtomicU64,
-    /// Rotor: the group where a search beyond the near groups last succeeded, and where the next one begins.
+    /// Rotor: the AG where a search beyond the near AGs last succeeded, and where the next one begins.
     pub(super) rotor: AtomicU64,
-    /// Rotor of best-fit searches beyond the near groups.
+    /// Rotor of best-fit searches beyond the near AGs.
     pub(super) best_fit_rotor: AtomicU64,
-    /// Serializes the initialization of groups on the device.
+    /// Serializes the initialization of AGs on the device.
     pub(super) init: Mutex<()>,
     /// Groups whose bitmap blocks are pinned.
-    pinned: Mutex<VecDeque<Arc<Group>>>,
+    pinned: Mutex<VecDeque<Arc<AllocGroup>>>,
     /// Held while a free run is being discarded, and therefore not among the free extents.
     pub(super) trimming: Mutex<()>,
 }
 
 impl Space {
-    /// Loads the free space as the counters describe it. Reads nothing: groups load when they are first needed.
+    /// Loads the free space as the counters describe it. Reads nothing: AGs load when they are first needed.
     ///
     /// `reserve_bp` is the share of the whole that only privileged users get, in 1/10,000.
     pub fn load(cache: Arc<Cache>, counters: Counters, reserve_bp: u32) -> Result<Space> {
@@ -147,35 +147,35 @@ impl Space {
 
     /// The counters as the transactions so far leave them.
     pub fn counters(&self) -> Counters {
-        self.accounting.lock().committed
+        self.accounting.lock().counters
     }
 
     /// Changes the counters that are not about space: inodes and orphan list.
     pub fn with_counters<R>(&self, f: impl FnOnce(&mut Counters) -> R) -> R {
-        f(&mut self.accounting.lock().committed)
+        f(&mut self.accounting.lock().counters)
     }
 
-    /// A group that is open, or the next one, which is opened.
+    /// An AG that is open, or the next one, which is opened.
     #[inline]
-    pub(super) fn group(&self, ag: u64) -> Arc<Group> {
+    pub(super) fn alloc_group(&self, ag: u64) -> Arc<AllocGroup> {
         if let Some(group) = self.groups.read().get(&ag) {
             return group.clone();
         }
         let mut groups = self.groups.write();
-        // Below `open` a group that is not in the table is on the device: opening one puts it there.
+        // Below `open` an AG that is not in the table is on the device: opening one puts it there.
         let virgin = ag >= self.open.load(Ordering::Acquire);
-        let group = groups.entry(ag).or_insert_with(|| Arc::new(Group::new(&self.g, ag, virgin)));
+        let group = groups.entry(ag).or_insert_with(|| Arc::new(AllocGroup::new(&self.g, ag, virgin)));
         self.open.fetch_max(ag + 1, Ordering::AcqRel);
         group.clone()
     }
 
-    /// Number of groups that can be used now: all open ones and the next.
+    /// Number of AGs that can be used now: all open ones and the next.
     pub(super) fn usable(&self) -> u64 {
         (self.open.load(Ordering::Acquire) + 1).min(self.g.ag_count)
     }
 
-    /// The open group that contains the run.
-    pub(super) fn group_of(&self, run: Run) -> Result<Arc<Group>> {
+    /// The open AG that contains the run.
+    pub(super) fn alloc_group_of(&self, run: Run) -> Result<Arc<AllocGroup>> {
         let bad = |what: &str| Err(Error::Corrupt(Corrupt(format!("{run}: {what}"))));
         if run.len == 0 || !self.g.contains(run.start, run.len) {
             return bad("not in the file system");
@@ -184,18 +184,18 @@ impl Space {
         if ag >= self.open.load(Ordering::Acquire) {
             return bad("its allocation group was never used");
         }
-        let group = self.group(ag);
+        let group = self.alloc_group(ag);
         if run.end() > group.end() {
             return bad("reaches over the end of its allocation group");
         }
         Ok(group)
     }
 
-    /// Runs `f` on the free extents of a group.
+    /// Runs `f` on the free extents of an AG.
     #[inline]
-    pub(super) fn with_free_set<R>(&self, group: &Group, f: impl FnOnce(&mut FreeSet) -> R) -> Result<R> {
+    pub(super) fn with_free_set<R>(&self, group: &AllocGroup, f: impl FnOnce(&mut FreeSet) -> R) -> Result<R> {
         let loaded = |set: &FreeSet| {
-            // The free blocks of virgin groups were counted at mount.
+            // The free blocks of virgin AGs were counted at mount.
             if group.ag() < self.first_virgin {
                 self.accounting.lock().free_blocks += set.blocks();
             }
@@ -203,14 +203,14 @@ impl Space {
         group.with(&self.cache, loaded, f)
     }
 
-    /// Loads one more group that is on the device. False when all are loaded.
+    /// Loads one more AG that is on the device. False when all are loaded.
     pub(super) fn load_another(&self) -> Result<bool> {
         loop {
             let ag = self.loaded_to.load(Ordering::Acquire);
             if ag >= self.first_virgin {
                 return Ok(false);
             }
-            let group = self.group(ag);
+            let group = self.alloc_group(ag);
             let news = !group.is_loaded();
             match self.with_free_set(&group, |_| ()) {
                 Ok(()) | Err(Error::Corrupt(_)) => {}
@@ -223,12 +223,12 @@ impl Space {
         }
     }
 
-    /// Pins the blocks of a group. Unpins those of the oldest group if too many are pinned.
-    pub(super) fn pin(&self, group: Arc<Group>) {
+    /// Pins the blocks of an AG. Unpins those of the oldest AG if too many are pinned.
+    pub(super) fn pin(&self, group: Arc<AllocGroup>) {
         let oldest = {
             let mut pinned = self.pinned.lock();
             pinned.push_back(group);
-            (pinned.len() > PINNED_GROUPS).then(|| pinned.pop_front()).flatten()
+            (pinned.len() > PINNED_AGS).then(|| pinned.pop_front()).flatten()
         };
         if let Some(group) = oldest {
             group.unpin();
@@ -245,7 +245,7 @@ impl SpacePool for Space {
         self.accounting.lock().unreserve(n);
     }
 
-    /// May load groups until enough free blocks are known.
+    /// May load AGs until enough free blocks are known.
     fn reserve_blocks(&self, n: u64, privileged: bool) -> Result<()> {
         while self.accounting.lock().reserve_blocks(n, privileged)? > 0 {
             if !self.load_another()? {
@@ -260,13 +260,13 @@ impl SpacePool for Space {
     }
 }
 
-/// Free blocks of the groups from `first` on, which are virgin.
+/// Free blocks of the AGs from `first` on, which are virgin.
 fn virgin_blocks(g: &Geometry, first: u64) -> u64 {
     if first >= g.ag_count {
         return 0;
     }
     let blocks = |ag: u64| g.block_of_frag(layout::initial_ag_free(g, ag));
-    // All groups but the last have the same length.
+    // All AGs but the last have the same length.
     (g.ag_count - 1 - first) * blocks(first) + blocks(g.ag_count - 1)
 }
 

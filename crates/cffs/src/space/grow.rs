@@ -2,7 +2,7 @@
 //!
 //! A transaction changes the size in the counters, the number of free fragments, and, if the old end had cut the last
 //! allocation group short, the bits behind that end, which the bitmap has as used. Groups behind it are virgin, so
-//! nothing is written for them. The bits of a long group take several transactions; each of them results in a valid
+//! nothing is written for them. The bits of a long AG take several transactions; each of them results in a valid
 //! size.
 
 use super::free_space::Space;
@@ -11,7 +11,7 @@ use crate::format::Run;
 use crate::journal::{Journal, Txn};
 use std::sync::atomic::Ordering;
 
-/// Most fragments that one transaction adds to a group that is on the device. This bounds its log records.
+/// Most fragments that one transaction adds to an AG that is on the device. This bounds its log records.
 const STEP_FRAGS: u64 = 1 << 17;
 
 impl Space {
@@ -30,12 +30,12 @@ impl Space {
     }
 
     /// Reads what the next step changes. An error means that the file system cannot grow, because its last allocation
-    /// group is damaged.
+    /// AG is damaged.
     pub(crate) fn prepare_growth(&self) -> Result<()> {
         let last = self.g.ag_count - 1;
         if last < self.open.load(Ordering::Acquire) {
-            let group = self.group(last);
-            // Fails if the group is damaged.
+            let group = self.alloc_group(last);
+            // Fails if the AG is damaged.
             self.with_free_set(&group, |_| ())?;
             if !group.is_virgin() && group.end() < self.g.frag_of_block(self.g.ag_start(last) + self.g.ag_blocks) {
                 let pinned = group.prepare(&self.cache, Run { start: group.end(), len: 1 })?;
@@ -49,7 +49,7 @@ impl Space {
 
     /// Grows by as much as one transaction can.
     fn grow_step(&self, txn: &Txn<'_>, total_blocks: u64) -> Result<()> {
-        // Nobody initializes a group meanwhile, because its contents depend on the size.
+        // Nobody initializes an AG meanwhile, because its contents depend on the size.
         let _init = self.init.lock();
         let g = **self.g;
         let last = g.ag_count - 1;
@@ -59,14 +59,14 @@ impl Space {
             move || self.enlarge(to, added)
         };
         if last >= self.open.load(Ordering::Acquire) || end == g.total_blocks {
-            // The last group is not in memory, or it is complete.
+            // The last AG is not in memory, or it is complete.
             let groups = self.groups.write();
             if end == g.total_blocks || !groups.contains_key(&last) {
                 whole(total_blocks)();
             }
             return Ok(());
         }
-        let group = self.group(last);
+        let group = self.alloc_group(last);
         let (to, pinned) = if group.is_virgin() {
             (total_blocks, group.extend(txn, g.frag_of_block(end), whole(total_blocks))?)
         } else {
@@ -85,7 +85,7 @@ impl Space {
         let accounting = &mut *self.accounting.lock();
         self.g.grow(total_blocks);
         accounting.enlarge(blocks);
-        accounting.committed.blocks = total_blocks;
+        accounting.counters.blocks = total_blocks;
         accounting.root_reserve = self.share(self.reserve_bp.load(Ordering::Relaxed));
     }
 

@@ -1,4 +1,4 @@
-//! Layout of a new allocation group. Used by mkfs for group 0, and by the allocator for later groups when they are
+//! Layout of a new allocation group. Used by mkfs for AG 0, and by the allocator for later AGs when they are
 //! first needed.
 
 use crate::format::ag::{AG_FREE_FRAGS, BITMAP_BITS, BITMAP_INDEX, bits_are, set_bits};
@@ -14,7 +14,7 @@ pub fn ag_frags(g: &Geometry, ag: u64) -> u64 {
     g.ag_len(ag) * g.frags_per_block()
 }
 
-/// Fragments that belong to the file system itself (group headers, system area, internal log) within an allocation
+/// Fragments that belong to the file system itself (AG headers, system area, internal log) within an allocation
 /// group, as offsets from its start, in order and disjoint.
 pub fn fixed_ranges(g: &Geometry, ag: u64) -> Vec<Range<u64>> {
     let start = g.frag_of_block(g.ag_start(ag));
@@ -52,7 +52,7 @@ pub fn is_fixed(g: &Geometry, run: Range<FragAddr>) -> bool {
 /// Free fragments of a new file system.
 #[cfg(test)]
 pub fn initial_free_frags(g: &Geometry) -> u64 {
-    // Only the groups with system area and log have more fixed fragments than their header.
+    // Only the AGs with system area and log have more fixed fragments than their header.
     let areas = areas(g);
     let (first, last) = (g.block_of_frag(areas[0].start), g.block_of_frag(areas[1].end.max(areas[0].end) - 1));
     let (first, last) = (g.ag_of(first), g.ag_of(last));
@@ -67,12 +67,12 @@ pub fn initial_ag_free(g: &Geometry, ag: u64) -> u64 {
     ag_frags(g, ag) - fixed_ranges(g, ag).iter().map(|r| r.end - r.start).sum::<u64>()
 }
 
-/// Fills in a new group header (a zeroed block with its identity).
+/// Fills in a new AG header (a zeroed block with its identity).
 pub fn format_header(g: &Geometry, ag: u64, block: &mut impl BlockEdit) {
     put_u64(block.range(AG_FREE_FRAGS, 8), 0, initial_ag_free(g, ag));
 }
 
-/// Fills in bitmap block `index` of a new group (a zeroed block with its identity).
+/// Fills in bitmap block `index` of a new AG (a zeroed block with its identity).
 pub fn format_bitmap(g: &Geometry, ag: u64, index: u64, block: &mut impl BlockEdit) {
     put_u64(block.range(BITMAP_INDEX, 8), 0, index);
     let bits = g.bits_per_bitmap();

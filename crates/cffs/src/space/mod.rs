@@ -9,19 +9,19 @@
 //! An operation that will need space later, and must not fail then, reserves fragments or whole blocks first
 //! ([`crate::reservation`]). [`accounting`] holds the invariants behind reservations.
 //!
-//! Allocation groups load when they are first needed. Virgin groups are not on the device at all. They are opened in
-//! order (group `n` only when all groups before it are open). The first `commit_alloc` in one writes header and bitmap
-//! of it and of all open groups before it, so that the counter of initialized groups stays a high-water mark.
+//! Allocation groups (AGs) load when they are first needed. Virgin AGs are not on the device at all. They are opened in
+//! order (AG `n` only when all AGs before it are open). The first `commit_alloc` in one writes header and bitmap
+//! of it and of all open AGs before it, so that the counter of initialized AGs stays a high-water mark.
 
 mod accounting;
 mod alloc;
+mod alloc_group;
 mod batch;
 mod class;
 mod commit;
 mod find_group;
 mod free_set;
 mod free_space;
-mod group;
 mod grow;
 pub mod layout;
 mod search;

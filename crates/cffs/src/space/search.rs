@@ -1,39 +1,39 @@
 //! The order in which allocation groups are searched.
 //!
-//! First come the groups near the goal, then all groups from the rotor on. A virgin group is opened only when the open
+//! First come the AGs near the goal, then all AGs from the rotor on. A virgin AG is opened only when the open
 //! ones have nothing.
 
+use super::alloc_group::AllocGroup;
 use super::free_space::Space;
-use super::group::Group;
 use crate::cache::BufRef;
 use crate::error::{Error, Result};
 use std::sync::atomic::Ordering;
 
-/// Groups from the goal on that are searched for all that is wanted before a virgin group is opened.
-pub(super) const NEAR_GROUPS: usize = 8;
+/// AGs from the goal on that are searched for all that is wanted before a virgin AG is opened.
+pub(super) const NEAR_AGS: usize = 8;
 
 /// What a search has loaded.
 #[derive(Default)]
 struct Loads {
     /// A bitmap was read without success.
     in_vain: bool,
-    /// The groups whose bitmaps were prefetched last, and the blocks.
+    /// The AGs whose bitmaps were prefetched last, and the blocks.
     fetched: Vec<u64>,
     held: Vec<BufRef>,
 }
 
 impl Space {
-    /// Runs `f` on groups in search order from `goal_ag` until it finds something. Damaged groups are skipped. A failed
+    /// Runs `f` on AGs in search order from `goal_ag` until it finds something. Damaged AGs are skipped. A failed
     /// read is returned only if nothing is found elsewhere.
     pub(super) fn search<R>(
         &self,
         goal_ag: u64,
         near_only: bool,
-        mut f: impl FnMut(&Group, bool) -> Result<Option<R>>,
+        mut f: impl FnMut(&AllocGroup, bool) -> Result<Option<R>>,
     ) -> Result<Option<R>> {
         let mut failed = None;
         let mut loads = Loads::default();
-        let mut visit = |ag: u64| match f(&self.group(ag), ag == goal_ag) {
+        let mut visit = |ag: u64| match f(&self.alloc_group(ag), ag == goal_ag) {
             Ok(found) => found,
             Err(Error::Corrupt(_)) => None,
             Err(e) => {
@@ -43,9 +43,9 @@ impl Space {
         };
         loop {
             let end = self.usable();
-            // A goal beyond the open groups does not open any.
+            // A goal beyond the open AGs does not open any.
             let goal = goal_ag.min(self.open.load(Ordering::Acquire).min(end) - 1);
-            let near = (goal..end).take(NEAR_GROUPS).chain([end - 1]);
+            let near = (goal..end).take(NEAR_AGS).chain([end - 1]);
             if let Some((_, found)) = self.visit_in_turn(near, &mut loads, &mut visit) {
                 return Ok(Some(found));
             }
@@ -61,12 +61,12 @@ impl Space {
             if self.usable() == end {
                 return failed.map_or(Ok(None), Err);
             }
-            // A group was opened meanwhile, by this search or by another. So the next one is usable too.
+            // An AG was opened meanwhile, by this search or by another. So the next one is usable too.
         }
     }
 
-    /// Visits groups until one has something, and returns which. After a bitmap was read without success, the bitmaps
-    /// of the next groups are prefetched together, because the search will probably read them too.
+    /// Visits AGs until one has something, and returns which. After a bitmap was read without success, the bitmaps
+    /// of the next AGs are prefetched together, because the search will probably read them too.
     fn visit_in_turn<R>(
         &self,
         ags: impl Iterator<Item = u64> + Clone,
@@ -77,10 +77,10 @@ impl Space {
         loop {
             let from_here = rest.clone();
             let ag = rest.next()?;
-            let group = self.group(ag);
+            let group = self.alloc_group(ag);
             let to_load = !group.is_virgin() && !group.is_loaded();
             if to_load && loads.in_vain && !loads.fetched.contains(&ag) {
-                let next = from_here.take(NEAR_GROUPS).map(|ag| self.group(ag));
+                let next = from_here.take(NEAR_AGS).map(|ag| self.alloc_group(ag));
                 let next: Vec<_> = next.filter(|g| !g.is_virgin() && !g.is_loaded()).collect();
                 // Held until the end of the search at most.
                 loads.held = self.cache.prefetch_batch(next.iter().filter_map(|g| g.bitmap_run(&self.g)));

@@ -464,7 +464,7 @@ fn a_bitmap_that_frees_what_it_must_not_is_damaged() {
         assert!(crate::format::ag::set_bits(&mut block[BITMAP_BITS..], bit, bit + 1, false));
         crate::format::seal(&mut block, 1);
         f.dev.write_at(cffs_device::IoKind::Meta, offset, &block).unwrap();
-        let Err(Error::Corrupt(c)) = f.space.group(ag).with(&f.space.cache, |_| (), |_| ()) else {
+        let Err(Error::Corrupt(c)) = f.space.alloc_group(ag).with(&f.space.cache, |_| (), |_| ()) else {
             panic!("bit {bit} of group {ag} went unnoticed");
         };
         assert!(c.0.contains(&format!("group {ag}")), "{c}");
@@ -599,7 +599,7 @@ enum Op {
     Near(u64, u64, u64),
     Blocks(u64, u64, u64),
     In(u64, u64, u64),
-    Group(u64),
+    AllocGroup(u64),
     Cancel(usize),
     Commit(usize),
     Free(usize, u64, u64),
@@ -612,7 +612,7 @@ fn op() -> impl Strategy<Value = Op> {
         3 => (at.clone(), 1u64..900, 1u64..900).prop_map(|(g, a, b)| Op::Near(g, a.max(b), a.min(b))),
         2 => (at.clone(), 1u64..300, 1u64..300).prop_map(|(g, a, b)| Op::Blocks(g / 2, a.max(b), a.min(b))),
         3 => (at.clone(), 1u64..200, 1u64..12).prop_map(|(a, n, w)| Op::In(a, n, w)),
-        1 => at.prop_map(Op::Group),
+        1 => at.prop_map(Op::AllocGroup),
         1 => any::<usize>().prop_map(Op::Cancel),
         5 => any::<usize>().prop_map(Op::Commit),
         3 => (any::<usize>(), any::<u64>(), any::<u64>()).prop_map(|(i, a, b)| Op::Free(i, a, b)),
@@ -673,7 +673,7 @@ proptest! {
                         taken.push(run);
                     }
                 }
-                Op::Group(goal) => {
+                Op::AllocGroup(goal) => {
                     let free = |b: u64| {
                         let start = g.frag_of_block(b);
                         start + g.group_frags() <= g.total_frags()

@@ -1,6 +1,6 @@
 //! Trim: discards free space of a mounted file system.
 //!
-//! A run is taken out of the free extents, discarded, and put back, so nobody can allocate it meanwhile. No group is
+//! A run is taken out of the free extents, discarded, and put back, so nobody can allocate it meanwhile. No AG is
 //! locked while the device works. Only one run is out at a time, and an allocation that finds no space waits for it.
 
 use super::free_space::Space;
@@ -30,7 +30,7 @@ impl Space {
             let step = if ag < self.open.load(Ordering::Acquire) {
                 self.trim_group(ag, at..range.end, min_len, &mut discard)
             } else {
-                // The lock keeps others from opening the group meanwhile.
+                // The lock keeps others from opening the AG meanwhile.
                 let groups = self.groups.read();
                 if ag < self.open.load(Ordering::Acquire) {
                     continue;
@@ -57,7 +57,7 @@ impl Space {
         min_len: u64,
         discard: &mut impl FnMut(Run) -> Result<()>,
     ) -> Result<u64> {
-        let group = self.group(ag);
+        let group = self.alloc_group(ag);
         let range = group.clip(&range);
         let chunk = (CHUNK >> self.g.frag_shift) as u32;
         let (mut at, mut total) = (range.start, 0);
@@ -94,7 +94,7 @@ impl Space {
     }
 }
 
-/// Discards the part of the range that lies in a virgin group, except the block of the superblock copy.
+/// Discards the part of the range that lies in a virgin AG, except the block of the superblock copy.
 fn trim_unused(
     g: &Geometry,
     ag: u64,

@@ -27,7 +27,7 @@ struct Miscount {
     counted: u64,
 }
 
-/// Pinned blocks of the group, so that setting a bit needs no cache lookup.
+/// Pinned blocks of the AG, so that setting a bit needs no cache lookup.
 #[derive(Default)]
 struct Blocks {
     header: Option<BufRef>,
@@ -35,20 +35,20 @@ struct Blocks {
 }
 
 /// An allocation group.
-pub(super) struct Group {
+pub(super) struct AllocGroup {
     ag: u64,
     start: FragAddr,
-    /// Grows with the file system if this is its last group.
+    /// Grows with the file system if this is its last AG.
     frags: AtomicU64,
     state: Mutex<State>,
     blocks: Mutex<Blocks>,
-    /// Nothing of the group is on the device yet.
+    /// Nothing of the AG is on the device yet.
     virgin: AtomicBool,
 }
 
-impl Group {
-    pub fn new(g: &Geometry, ag: u64, virgin: bool) -> Group {
-        Group {
+impl AllocGroup {
+    pub fn new(g: &Geometry, ag: u64, virgin: bool) -> AllocGroup {
+        AllocGroup {
             ag,
             start: g.frag_of_block(g.ag_start(ag)),
             frags: AtomicU64::new(ag_frags(g, ag)),
@@ -62,12 +62,12 @@ impl Group {
         self.ag
     }
 
-    /// First fragment of the group.
+    /// First fragment of the AG.
     pub fn start(&self) -> FragAddr {
         self.start
     }
 
-    /// First fragment after the group.
+    /// First fragment after the AG.
     pub fn end(&self) -> FragAddr {
         self.start + self.frags()
     }
@@ -80,7 +80,7 @@ impl Group {
         self.virgin.load(Ordering::Acquire)
     }
 
-    /// The part of a range of fragments that lies in this group, as offsets.
+    /// The part of a range of fragments that lies in this AG, as offsets.
     pub fn clip(&self, range: &Range<FragAddr>) -> Range<u32> {
         let clip = |f: FragAddr| f.clamp(self.start, self.end()) - self.start;
         clip(range.start) as u32..clip(range.end) as u32
@@ -96,7 +96,7 @@ impl Group {
     ) -> Result<R> {
         let mut state = self.state.lock();
         if let State::Unloaded = *state {
-            // Read without the lock: whoever knows the group already must not wait for the device. Until there is a set
+            // Read without the lock: whoever knows the AG already must not wait for the device. Until there is a set
             // nobody allocates or frees here, so what two of us read is the same.
             drop(state);
             let read = self.load(cache);
@@ -129,7 +129,7 @@ impl Group {
         }
     }
 
-    /// Whether the group is loaded, or known to be damaged.
+    /// Whether the AG is loaded, or known to be damaged.
     pub fn is_loaded(&self) -> bool {
         !matches!(*self.state.lock(), State::Unloaded)
     }
@@ -151,7 +151,7 @@ impl Group {
             let ends = [0].into_iter().chain(fixed.iter().map(|r| r.end));
             extents.extend(ends.zip(starts).filter(|(s, e)| s < e).map(|(s, e)| (s as u32, e as u32)));
         } else {
-            // Only header and bitmaps are prefetched, not the whole group that they lie in.
+            // Only header and bitmaps are prefetched, not the whole AG that they lie in.
             let _prefetched = cache.prefetch_batch(self.bitmap_run(g).into_iter());
             // A damaged header must be found now, not in the middle of a transaction.
             let header =
@@ -233,7 +233,7 @@ impl Group {
         *self.blocks.lock() = Blocks::default();
     }
 
-    /// Sets or clears the bits of a run within the group, and updates the header's count. An error changes nothing.
+    /// Sets or clears the bits of a run within the AG, and updates the header's count. An error changes nothing.
     /// True if the first blocks were pinned.
     pub fn mark(&self, txn: &Txn<'_>, run: Run, used: bool) -> Result<bool> {
         let cache = txn.cache();
@@ -276,7 +276,7 @@ impl Group {
         Ok(pinned)
     }
 
-    /// Extends the last group up to the fragment `end`. The added fragments become free. `publish` makes the new size
+    /// Extends the last AG up to the fragment `end`. The added fragments become free. `publish` makes the new size
     /// visible; until it has returned, nobody allocates here. An error changes nothing. True if the first blocks were
     /// pinned.
     pub fn extend(&self, txn: &Txn<'_>, end: FragAddr, publish: impl FnOnce()) -> Result<bool> {
@@ -289,7 +289,7 @@ impl Group {
             if self.is_virgin() { false } else { self.mark(txn, Run { start: self.end(), len: new - old }, false)? };
         publish();
         self.frags.store(new, Ordering::Release);
-        // A group that is not loaded will find the new part in its bitmap, or in the layout of a virgin group.
+        // An AG that is not loaded will find the new part in its bitmap, or in the layout of a virgin AG.
         if let State::Ready(set) = &mut *state {
             set.extend(new as u32);
             if set.insert(old as u32, (new - old) as u32).is_none() {
@@ -299,7 +299,7 @@ impl Group {
         Ok(pinned)
     }
 
-    /// Initializes header and bitmap of a virgin group on the device.
+    /// Initializes header and bitmap of a virgin AG on the device.
     pub fn init(&self, txn: &Txn<'_>) {
         let g = *txn.cache().geometry();
         let header = txn.init_block(BlockId { kind: BlockKind::AgHeader, addr: g.ag_header(self.ag), owner: self.ag });
