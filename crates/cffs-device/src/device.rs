@@ -7,7 +7,7 @@ use std::io::{self, IoSlice, IoSliceMut};
 pub enum IoKind {
     /// The superblock and its copies, and the log header.
     Super,
-    /// Metadata blocks going to or coming from their home.
+    /// Metadata blocks going to or coming from their place.
     Meta,
     /// File contents, or a group transfer that brings in both.
     Data,

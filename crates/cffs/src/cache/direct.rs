@@ -22,11 +22,11 @@ use std::sync::atomic::Ordering;
 /// Shortest direct read in bytes. Shorter ones gain more from readahead.
 const DIRECT_MIN: usize = 256 << 10;
 /// The same as a share of the cache, where that is small.
-const DIRECT_SHARE: usize = 16;
+const DIRECT_DIVISOR: usize = 16;
 /// Files of more than such a share of the cache count as large: with a few of them in it there is room for nothing else.
-const LARGE_SHARE: usize = 8;
+const LARGE_DIVISOR: usize = 8;
 /// Files of at least such a share of the cache are written directly, where that is faster.
-const LONG_SHARE: usize = 256;
+const LONG_DIVISOR: usize = 256;
 
 /// A run of fragments of a file to be read.
 pub struct ReadRun<'a> {
@@ -49,18 +49,18 @@ impl Cache {
     /// Whether contents of a file of `size` bytes do not stay in the cache when they are written, and long reads of them
     /// leave nothing there.
     pub fn is_large(&self, size: u64) -> bool {
-        size > (self.limit / LARGE_SHARE) as u64
+        size > (self.limit / LARGE_DIVISOR) as u64
     }
 
     /// Whether a read of `len` bytes of a file of `size` is direct.
     pub fn reads_direct(&self, size: u64, len: usize) -> bool {
-        self.is_large(size) && len >= DIRECT_MIN.min(self.limit / DIRECT_SHARE)
+        self.is_large(size) && len >= DIRECT_MIN.min(self.limit / DIRECT_DIVISOR)
     }
 
     /// Whether a file of `size` bytes is long enough for direct writes. Shorter ones may be removed before they are written
     /// back, or be read at once.
     pub fn is_long(&self, size: u64) -> bool {
-        size >= (self.limit / LONG_SHARE) as u64
+        size >= (self.limit / LONG_DIVISOR) as u64
     }
 
     /// Whether the device writes so fast, by a running estimate, that copying long writes costs more than waiting for it.

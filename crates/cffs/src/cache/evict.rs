@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// At most one in so many blocks of a part is looked at before the next part's turn.
-const EVICT_SHARE: usize = 8;
+const EVICT_DIVISOR: usize = 8;
 /// Blocks that one call looks at. If all of them stay, most of the cache is pinned.
 const EVICT_LOOKS: usize = 16_384;
 
@@ -26,7 +26,7 @@ impl Cache {
         let allowed = self.allowed_blocks();
         let mut looks = EVICT_LOOKS;
         // Twice around every clock: what was asked for lately is spared once.
-        for _ in 0..2 * SHARDS * EVICT_SHARE {
+        for _ in 0..2 * SHARDS * EVICT_DIVISOR {
             if looks == 0 || self.blocks.load(Ordering::Relaxed) <= allowed {
                 return;
             }
@@ -39,7 +39,7 @@ impl Cache {
 
     /// Looks at the oldest blocks of a part, at most `most`; how many it looked at.
     fn evict_from(&self, mut shard: MutexGuard<'_, Shard>, allowed: usize, most: usize) -> usize {
-        let share = shard.clock.len().div_ceil(EVICT_SHARE).min(most);
+        let share = shard.clock.len().div_ceil(EVICT_DIVISOR).min(most);
         let mut steps = share;
         while steps > 0 && self.blocks.load(Ordering::Relaxed) > allowed {
             steps -= 1;

@@ -15,7 +15,7 @@ use cffs_device::IoKind;
 use std::ops::Range;
 
 /// A gap between two extents of a directory is read with them if it is at most one in so many parts of a group.
-const GAP_SHARE: u64 = 2;
+const GAP_DIVISOR: u64 = 2;
 
 /// The blocks of a directory's small files, or of the small directories in it, as far as they are known.
 pub struct DirExtents {
@@ -87,7 +87,7 @@ impl Cache {
         let ahead = policy.note_group(group, blocks);
         let window_max = (policy.window(dir.dir, kind == IoKind::Meta) * blocks).min(self.transfer_blocks());
         let limit = group.max(region.start)..(addr + window_max).min(region.end);
-        let Some(mut window) = dir.span(addr, blocks / GAP_SHARE, &limit) else { return Ok(false) };
+        let Some(mut window) = dir.span(addr, blocks / GAP_DIVISOR, &limit) else { return Ok(false) };
         let whole = policy.wants_unrelated(blocks, sequential);
         if whole {
             let end = (group + blocks).min(region.end);
@@ -110,7 +110,7 @@ impl Cache {
             policy.note_last_group(last);
             self.readahead_groups(kind, last + blocks, ahead);
         } else if threaded && window_max > blocks {
-            self.readahead_extents(kind, dir, window.end, window_max, blocks / GAP_SHARE);
+            self.readahead_extents(kind, dir, window.end, window_max, blocks / GAP_DIVISOR);
         }
         Ok(true)
     }

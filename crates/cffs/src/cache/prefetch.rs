@@ -6,7 +6,7 @@
 //! before reads the whole group, and if those turn out well, groups are back.
 //!
 //! Where the directory's extents are known, the group's other blocks, the *unrelated* ones, are judged by themselves: they
-//! are prefetched while one of them is used for each half of a group ([`UNRELATED_SHARE`]).
+//! are prefetched while one of them is used for each half of a group ([`UNRELATED_DIVISOR`]).
 //!
 //! Neither is judged where directories are read sequentially: a program that lists one mostly lists those below it too, and then
 //! those below its neighbours. Until a walk comes to the blocks that a group brought, it has read many more groups, and nothing
@@ -37,10 +37,10 @@ const MISS_TABLE: usize = 1024;
 /// Most groups of readahead, once a walk in order has been recognized.
 const AHEAD_MAX: u64 = 4;
 /// Where one in so many of the blocks prefetched by the last read was used, the next one may have several groups.
-const WALK_SHARE: u64 = 2;
+const WALK_DIVISOR: u64 = 2;
 /// In so many parts of a group, each with nothing but unrelated blocks, one block each is to be used. At the knee the whole
 /// group would pay with one request that it saves; used blocks lie side by side mostly, and save a request together.
-const UNRELATED_SHARE: u64 = 2;
+const UNRELATED_DIVISOR: u64 = 2;
 /// Groups of fewer blocks are judged as if they had so many: too few of their blocks are used to count.
 const UNRELATED_BLOCKS: u64 = 16;
 /// Unrelated blocks, in groups, before their share is trusted; and those after which half is forgotten.
@@ -140,7 +140,7 @@ impl Prefetch {
     /// continues the last read, of any directory, and enough of what that prefetched was used.
     pub(super) fn window(&self, dir: Ino, walk: bool) -> u64 {
         let mut s = self.state.lock();
-        let walks = walk && s.streak > 0 && s.prefetched > 0 && s.used_since * WALK_SHARE >= s.prefetched;
+        let walks = walk && s.streak > 0 && s.prefetched > 0 && s.used_since * WALK_DIVISOR >= s.prefetched;
         s.window = if s.dir == dir { (s.window * 2).min(AHEAD_MAX) } else { 1 };
         if walks {
             s.window = AHEAD_MAX;
@@ -157,7 +157,7 @@ impl Prefetch {
         let u = &mut self.state.lock().unrelated;
         if u.blocks < u.warmup
             || u.blocks == 0
-            || u.used * group_blocks.max(UNRELATED_BLOCKS) >= u.blocks * UNRELATED_SHARE
+            || u.used * group_blocks.max(UNRELATED_BLOCKS) >= u.blocks * UNRELATED_DIVISOR
         {
             return true;
         }

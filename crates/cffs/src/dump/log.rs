@@ -7,7 +7,7 @@ use crate::format::log::{LOG_HEADER_AREA, LOG_HEADER_SLOTS, LogHeader, Record, T
 use crate::format::superblock::INCOMPAT_EXTERNAL_LOG;
 use crate::format::{get_u32, get_u64};
 use crate::journal::LogReader;
-use crate::journal::{COMMIT_SHARE_MAX, current_header, log_extent, read_headers};
+use crate::journal::{COMMIT_DIVISOR, current_header, log_extent, read_headers};
 use cffs_buf::AlignedBuf;
 use cffs_device::{Device, IoKind};
 
@@ -154,7 +154,7 @@ impl Dumper<'_> {
         if get_u64(&head, 8) != self.g.fsid {
             return format!("what begins at {pos} belongs to another file system");
         }
-        match txn_header(&head, self.g.fsid, seq, ring / COMMIT_SHARE_MAX) {
+        match txn_header(&head, self.g.fsid, seq, ring / COMMIT_DIVISOR) {
             None if get_u64(&head, 16) != seq => {
                 format!("what begins at {pos} has number {} instead of {seq}: an old one", get_u64(&head, 16))
             }

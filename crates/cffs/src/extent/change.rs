@@ -12,7 +12,7 @@ use crate::space::Space;
 use std::ops::Range;
 
 /// Most extents of a file that are mapped in one transaction.
-pub const EXTENTS_PER_TXN: usize = 16;
+pub const MAPPED_PER_TXN: usize = 16;
 
 /// Maps an allocated extent: bitmap and extents change in one transaction. After an error both are unchanged, and the
 /// run still belongs to the caller.

@@ -3,8 +3,7 @@
 //! A few extents are stored in the inode itself; more of them in a B+tree whose root is in the inode. Every function
 //! works on the inode in memory and, within the caller's transaction, on the nodes of the tree. The caller stores the
 //! inode. `Inode::frags` counts data and nodes. Everything that is read from the device is checked: a damaged tree is
-//! an
-//! [`Error::Corrupt`](crate::Error::Corrupt) that names the inode.
+//! an [`Error::Corrupt`](crate::Error::Corrupt) that names the inode.
 
 mod change;
 mod list;
@@ -16,7 +15,7 @@ mod size;
 mod tests;
 mod tree;
 
-pub use change::{EXTENTS_PER_TXN, convert, insert, map, remove};
+pub use change::{MAPPED_PER_TXN, convert, insert, map, remove};
 pub(crate) use lookup::has_node;
 pub use lookup::{Mapping, for_each, has_room, last, lookup, nodes_of};
 pub use shift::{shift_down, shift_up, split};

@@ -7,7 +7,7 @@
 use super::FileCtx;
 use super::unit::{Change, Origin, Pending, Unit};
 use crate::error::Result;
-use crate::extent::{self, EXTENTS_PER_TXN};
+use crate::extent::{self, MAPPED_PER_TXN};
 use crate::format::inode::{INLINE_MAX, INODE_CORE_SIZE};
 use crate::format::{Extent, InodeFormat};
 use crate::journal::Txn;
@@ -64,7 +64,7 @@ pub(super) fn commit(cx: &FileCtx<'_>, unit: &mut Unit<'_>) -> Result<()> {
         }
     }
     loop {
-        let mut n = unit.extents.len().min(EXTENTS_PER_TXN);
+        let mut n = unit.extents.len().min(MAPPED_PER_TXN);
         while !fits_one_txn(cx, &node, &unit.extents[..n]) {
             n /= 2;
         }

@@ -14,7 +14,7 @@ use super::retry::{Reclaim, with_space};
 use super::unit::{Origin, Unit};
 use super::{FileCtx, truncate};
 use crate::error::{Error, Result};
-use crate::extent::{self, EXTENTS_PER_TXN, Mapping};
+use crate::extent::{self, MAPPED_PER_TXN, Mapping};
 use crate::format::Run;
 use crate::format::extent::LOGICAL_END;
 use crate::format::inode::{INLINE_MAX, INODE_CORE_SIZE};
@@ -108,7 +108,7 @@ fn find_places(cx: &FileCtx<'_>, node: &Node, frags: Range<u64>) -> Result<(Vec<
     let small = st.inode.size.max(frags.end.saturating_mul(g.frag_size() as u64)) <= cx.placement.small_max();
     let mut at = frags.start;
     let mut found: Vec<Extent> = Vec::new();
-    while at < frags.end && found.len() < EXTENTS_PER_TXN {
+    while at < frags.end && found.len() < MAPPED_PER_TXN {
         let hole = match extent::lookup(cx.cache, &st.inode, at) {
             Ok(Mapping::Hole { until }) => until.min(frags.end) - at,
             Ok(Mapping::Data(e)) => {

@@ -13,13 +13,13 @@ use crate::node::{self, NodeState};
 use std::sync::Arc;
 
 /// Most extents freed in one transaction. A file with more is cut in several, each of which stores the size that is left.
-const EXTENTS_PER_TXN: usize = 64;
+const FREED_PER_TXN: usize = 64;
 
 /// How many extents one step frees, and the most bytes that it logs.
 pub fn plan(cx: &FileCtx<'_>, inode: &Inode) -> (usize, usize) {
     let g = cx.cache.geometry();
     let each = cx.space.log_bytes(inode.frags.min(EXTENT_LEN_MAX)) + 128;
-    let limit = (cx.journal.reserve_max() / 2 / each).clamp(1, EXTENTS_PER_TXN);
+    let limit = (cx.journal.reserve_max() / 2 / each).clamp(1, FREED_PER_TXN);
     let bits = (limit * each).min(inode.frags as usize / 8 + limit * (cx.space.log_bytes(0) + 128));
     let core = INODE_CORE_SIZE + INLINE_MAX + 64;
     // The tree may have grown since the caller looked, so there is room for one more level.

@@ -82,7 +82,7 @@ impl Fs {
             flags::forbid(&node.state.read(), forbidden)?;
         }
         if let Some(size) = set.size {
-            self.with_space(|| self.set_size(c, &node, size))?;
+            self.set_size(c, &node, size)?;
         }
         let rest = SetAttr { size: None, ..set };
         let others = rest.perm.is_some()

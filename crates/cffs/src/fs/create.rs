@@ -126,7 +126,7 @@ impl Fs {
         8 + self.inodes.locator.blocks_for_growth() + self.inodes.external.blocks_for_growth()
     }
 
-    /// Reserves blocks for an operation on names ([`Fs::with_name_space`]).
+    /// Reserves blocks for an operation on names ([`Fs::with_space_for_name`]).
     pub(super) fn reserve_for_name(&self, privileged: bool, blocks: u64) -> Result<Reservation> {
         let reservation = self.space.reservation(None, privileged);
         reservation.reserve_blocks(blocks, privileged)?;
@@ -138,7 +138,7 @@ impl Fs {
         Self::check_name(name)?;
         let dir_node = self.node(parent)?;
         loop {
-            if let Some(node) = self.with_name_space(|blocks| self.make_once(c, blocks, &dir_node, name, &new))? {
+            if let Some(node) = self.with_space_for_name(|blocks| self.make_once(c, blocks, &dir_node, name, &new))? {
                 self.sync_names(&[&dir_node])?;
                 let st = node.state.read();
                 return Ok(self.attr(&node, &st));
@@ -416,7 +416,7 @@ impl Fs {
     /// As [`Fs::with_space`], for an operation that creates a name: `attempt` gets the number of blocks to reserve.
     /// With a worst-case reservation there is nothing to undo. If there is no space for that reservation, the operation
     /// is tried with none, because most names need no new block.
-    pub(super) fn with_name_space<R>(&self, mut attempt: impl FnMut(u64) -> Result<R>) -> Result<R> {
+    pub(super) fn with_space_for_name<R>(&self, mut attempt: impl FnMut(u64) -> Result<R>) -> Result<R> {
         match self.with_space(|| attempt(self.blocks_for_name())) {
             Err(Error::NoSpace) => attempt(0),
             outcome => outcome,

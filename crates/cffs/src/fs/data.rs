@@ -18,7 +18,7 @@ const READ_AHEAD: u64 = 2 << 20;
 /// Shortest write that counts as part of a stream, in bytes.
 const STREAM_WRITE: usize = 256 << 10;
 /// A stream is written back early once its dirty pages reach one in so many parts of the cache.
-const STREAM_SHARE: usize = 32;
+const STREAM_DIVISOR: usize = 32;
 
 /// Fails if the file cannot be written from this offset on.
 fn may_write(st: &NodeState, offset: u64) -> Result<()> {
@@ -73,7 +73,7 @@ impl Fs {
             return;
         }
         let pages = node.state.read().data.waiting_pages();
-        if pages << self.geo.block_shift >= self.opts.cache_bytes / STREAM_SHARE {
+        if pages << self.geo.block_shift >= self.opts.cache_bytes / STREAM_DIVISOR {
             self.write_back_stream(node);
         }
     }
@@ -101,9 +101,9 @@ impl Fs {
     /// Keeps writes and truncation away from a file while its space, or the room in its inode, changes. The file has no
     /// deferred extents then: its data is in pages or mapped.
     pub(super) fn lock_for_change<'a>(&self, node: &'a Arc<Node>) -> Result<MutexGuard<'a, ()>> {
-        let resize = node.write_lock.lock();
+        let guard = node.write_lock.lock();
         file::flush_deferred(&self.file_cx(), node)?;
-        Ok(resize)
+        Ok(guard)
     }
 
     /// Makes a direct write if that is possible and better; false if it is not.

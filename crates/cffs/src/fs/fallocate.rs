@@ -30,7 +30,6 @@ pub enum Fallocate {
     Collapse,
     /// Inserts a hole of this length: the bytes behind it move away from the start. Offset and length are multiples of
     /// the block size, and the offset lies in the file.
-    /// offset lies in the file.
     Insert,
 }
 

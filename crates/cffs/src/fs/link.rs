@@ -22,7 +22,7 @@ impl Fs {
         Self::check_name(name)?;
         let node = self.node(ino)?;
         let dir_node = self.node(parent)?;
-        let attr = self.with_name_space(|blocks| self.link_once(c, blocks, &node, &dir_node, name))?;
+        let attr = self.with_space_for_name(|blocks| self.link_once(c, blocks, &node, &dir_node, name))?;
         self.sync_names(&[&dir_node])?;
         Ok(attr)
     }

@@ -26,6 +26,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 /// Inodes in a chunk of the external table with `--no-embed`, as in XFS.
 const INODE_CHUNK: u64 = 64;
+
+/// What becomes true with a commit: freed space can be allocated again, and the records of quotas are logged.
 struct Hook {
     space: Arc<Space>,
     quota: Option<Arc<Quota>>,

@@ -27,8 +27,7 @@ impl Fs {
         self.writable()?;
         Self::check_name(name)?;
         let dir_node = self.node(parent)?;
-        // Freeing may split an extent tree, which needs space.
-        self.with_space(|| self.remove_name_once(&dir_node, name, directory))
+        self.remove_name_once(&dir_node, name, directory)
     }
 
     fn remove_name_once(&self, dir_node: &Arc<Node>, name: &[u8], directory: bool) -> Result<()> {

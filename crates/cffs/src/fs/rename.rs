@@ -54,7 +54,7 @@ impl Fs {
             if target.is_some() && !flags.exchange {
                 self.flush_node(&node)?;
             }
-            if self.with_name_space(|blocks| self.rename_once(c, blocks, &a, &b, &node, target.as_ref(), flags))? {
+            if self.with_space_for_name(|blocks| self.rename_once(c, blocks, &a, &b, &node, target.as_ref(), flags))? {
                 return self.sync_names(&[a.dir, b.dir]);
             }
         }

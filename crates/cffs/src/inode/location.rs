@@ -36,7 +36,7 @@ impl InodeLocation {
     }
 }
 
-/// The part of a home that the locator table keeps.
+/// The part of a location that the locator table keeps. It has no entries of system inodes, which are at fixed places.
 pub fn location_record(location: InodeLocation) -> Location {
     match location {
         InodeLocation::System => Location::Free,

@@ -11,7 +11,7 @@ use cffs_buf::AlignedBuf;
 use std::sync::atomic::Ordering;
 
 /// The log is emptied when more than one in so many parts is used, in the background when half as much is.
-const CHECKPOINT_SHARE: u64 = 2;
+const CHECKPOINT_DIVISOR: u64 = 2;
 
 /// What a commit took out of the running state.
 struct Committing {
@@ -55,12 +55,12 @@ impl Journal {
     pub fn wants_checkpoint(&self) -> bool {
         let share = self.cache.limit() / 4;
         self.has_log()
-            && (self.writer.lock().used > self.log.len / (2 * CHECKPOINT_SHARE)
+            && (self.writer.lock().used > self.log.len / (2 * CHECKPOINT_DIVISOR)
                 || self.dirty_blocks() << self.cache.geometry().block_shift > share)
     }
 
     fn commit_running(&self, writer: &mut LogPosition, force: bool) -> Result<()> {
-        let full = writer.used > self.log.len / CHECKPOINT_SHARE || self.dirty_blocks() > 2 * self.pinned_max();
+        let full = writer.used > self.log.len / CHECKPOINT_DIVISOR || self.dirty_blocks() > 2 * self.pinned_max();
         let checkpoint = force || !self.has_log() || full;
         let outcome = self.commit_steps(writer, checkpoint);
         if let Err(e) = &outcome {

@@ -7,8 +7,8 @@
 //! and in the second case the header be reconstructed. For this a commit writes a transaction without records where data was
 //! written in place behind a header that has no transaction yet.
 
+use super::log_layout::log_extent;
 use super::log_reader::LogReader;
-use super::log_ring::log_extent;
 use crate::error::Result;
 use crate::format::log::{LOG_HEADER_AREA, LOG_HEADER_SIZE, LOG_HEADER_SLOTS, LogHeader, SEQ_START_MAX};
 use crate::format::{Corrupt, Superblock};

@@ -1,6 +1,6 @@
 //! Reading the log: whole transactions, one after another.
 
-use super::log_ring::{COMMIT_SHARE_MAX, log_extent};
+use super::log_layout::{COMMIT_DIVISOR, log_extent};
 use crate::error::Result;
 use crate::format::log::{self, Record, TxnHeader};
 use crate::format::{self, Geometry, Superblock};
@@ -78,8 +78,8 @@ impl<'a> LogReader<'a> {
         let mut head = AlignedBuf::zeroed(unit as usize);
         self.read(pos, &mut head)?;
         let seq = format::get_u64(&head, 16);
-        // A commit takes at most a fifth of the ring, and a little padding.
-        let most = self.ring / COMMIT_SHARE_MAX;
+        // A commit takes a fifth of the ring and a little padding, so a quarter is more than any has.
+        let most = self.ring / COMMIT_DIVISOR;
         let header =
             log::txn_header(&head, self.sb.fsid(), seq, most).filter(|h| wanted(seq) && h.len % unit == 0 && h.len > 0);
         let Some(header) = header else { return Ok(None) };

@@ -1,7 +1,7 @@
 //! Writing the log: committed transactions behind each other, around the ring, and the header that says where it begins.
 
 use super::header::write_header;
-use super::log_ring::{COMMIT_SHARE_MAX, log_extent};
+use super::log_layout::{COMMIT_DIVISOR, log_extent};
 use crate::error::{Error, Result};
 use crate::format::Superblock;
 use crate::format::log::{self, LOG_HEADER_AREA, LogHeader};
@@ -50,7 +50,7 @@ impl LogRing {
     /// Seals a transaction of `payload` bytes, which has room for its header in `bytes`, and appends it durably.
     pub(super) fn append(&self, at: &mut LogPosition, bytes: &mut AlignedBuf, seq: u64, payload: u64) -> Result<()> {
         let len = bytes.len() as u64;
-        if at.used + len > self.len || len > self.len / COMMIT_SHARE_MAX {
+        if at.used + len > self.len || len > self.len / COMMIT_DIVISOR {
             // Reservations make this impossible; writing over live records, or a transaction that recovery takes for
             // damaged, would lose promises.
             return Err(Error::Io(std::io::Error::other(format!(

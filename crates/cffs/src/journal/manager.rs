@@ -79,9 +79,9 @@ pub struct Journal {
     pub(crate) counters: JournalCounters,
 }
 
-/// A transaction takes at most one in so many parts of the log. With what may be in use when a commit begins
-/// (see below, and one more transaction) this leaves room for padding.
-const TXN_SHARE: u64 = 5;
+/// A transaction reserves at most this part of the log: a fifth. Half of the log may be in use when a commit begins
+/// (`CHECKPOINT_DIVISOR`), so this leaves room for the commit and its padding.
+const TXN_DIVISOR: u64 = 5;
 /// Blocks that may wait in memory for a commit, and then for a checkpoint, however small the cache.
 const PINNED_MIN: usize = 64;
 
@@ -140,7 +140,7 @@ impl Journal {
 
     /// Most bytes that a transaction may reserve.
     pub fn reserve_max(&self) -> usize {
-        (self.log.len / TXN_SHARE) as usize
+        (self.log.len / TXN_DIVISOR) as usize
     }
 
     /// Blocks that may wait for a commit, and as many for a checkpoint, before one is forced.

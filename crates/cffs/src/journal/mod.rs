@@ -19,8 +19,8 @@
 mod checkpoint;
 mod commit;
 mod header;
+mod log_layout;
 mod log_reader;
-mod log_ring;
 mod log_writer;
 mod manager;
 mod mode;
@@ -31,9 +31,9 @@ mod revocations;
 mod txn;
 
 pub use header::{CurrentHeader, current_header, read_header, read_headers, reset_headers, write_header};
+pub(crate) use log_layout::COMMIT_DIVISOR;
+pub use log_layout::log_extent;
 pub(crate) use log_reader::LogReader;
-pub(crate) use log_ring::COMMIT_SHARE_MAX;
-pub use log_ring::log_extent;
 pub use manager::{CommitHook, Journal};
 pub use mode::MetadataMode;
 pub use txn::{BlockEditGuard, Txn};

@@ -4,8 +4,8 @@
 //! no harm: it is done again.
 
 use super::header::{CurrentHeader, current_header, write_header};
+use super::log_layout::log_extent;
 use super::log_reader::LogReader;
-use super::log_ring::log_extent;
 use super::replay_readahead::ReplayReadahead;
 use super::replay_target::{ReplayTarget, revokes_block};
 use super::revocations::Revocations;

@@ -16,7 +16,9 @@ use std::sync::atomic::Ordering;
 /// A change of metadata that happens as a whole or not at all. It becomes a part of the running transaction, which the
 /// next commit makes durable.
 ///
-/// There is no way back: whatever can fail is checked before the first edit. Dropping the transaction ends it.
+/// There is no rollback. What can fail is done before the first edit; where a later step can fail all the same, the
+/// caller takes its edits back with edits of its own, or has marked the part as critical: dropping the transaction
+/// then makes the journal fail. Dropping it otherwise ends it. (A journal like jbd2 calls this a handle.)
 pub struct Txn<'a> {
     journal: &'a Journal,
     seq: u64,

@@ -29,14 +29,14 @@ fn free_at_first(g: &Geometry, used_in_ag0: u64) -> u64 {
 }
 
 /// Collects blocks that follow each other into writes of at most 1 MiB.
-struct Run<'a> {
+struct BlockWriter<'a> {
     dev: &'a dyn Device,
     block_size: usize,
     next: BlockAddr,
     buf: Vec<u8>,
 }
 
-impl Run<'_> {
+impl BlockWriter<'_> {
     fn push(&mut self, block: &[u8]) -> Result<()> {
         self.buf.extend_from_slice(block);
         self.next += 1;
@@ -93,48 +93,48 @@ pub fn mkfs(dev: &dyn Device, log_dev: Option<&dyn Device>, o: &MkfsOptions) -> 
     let internal_log = if sb.log_start > 0 { sb.log_blocks } else { 0 };
     let used = (g.fixed_blocks_of_ag0() + internal_log) * fpb;
     let ag_frags = g.ag_len(0) * fpb;
-    let mut run = Run { dev, block_size: bs, next: g.ag_header(0), buf: Vec::new() };
+    let mut writer = BlockWriter { dev, block_size: bs, next: g.ag_header(0), buf: Vec::new() };
     let mut block = vec![0; bs];
     let start = |block: &mut Vec<u8>, kind, addr, owner| {
         block.fill(0);
         init_block(block, g.fsid, BlockId { kind, addr, owner });
     };
 
-    start(&mut block, BlockKind::AgHeader, run.next, 0);
+    start(&mut block, BlockKind::AgHeader, writer.next, 0);
     put_u64(&mut block, AG_FREE_FRAGS, ag_frags - used);
     seal(&mut block, 0);
-    run.push(&block)?;
+    writer.push(&block)?;
     for index in 0..g.bitmap_blocks() {
-        start(&mut block, BlockKind::Bitmap, run.next, 0);
+        start(&mut block, BlockKind::Bitmap, writer.next, 0);
         put_u64(&mut block, BITMAP_INDEX, index);
         let first = index * g.bits_per_bitmap();
         let within = |frag: u64| frag.saturating_sub(first).min(g.bits_per_bitmap());
         set_bits(&mut block[BITMAP_BITS..], 0, within(used), true);
         set_bits(&mut block[BITMAP_BITS..], within(ag_frags), g.bits_per_bitmap(), true);
         seal(&mut block, 0);
-        run.push(&block)?;
+        writer.push(&block)?;
     }
     // Tables of checksums come into being when they are needed.
-    run.go_to(g.counters_block())?;
+    writer.go_to(g.counters_block())?;
 
-    start(&mut block, BlockKind::Counters, run.next, 0);
+    start(&mut block, BlockKind::Counters, writer.next, 0);
     let free_frags = free_at_first(&g, used);
     let counters = Counters { free_frags, inodes: 1, ags: 1, orphan_head: 0, blocks: g.total_blocks };
     block[COUNT_FREE_FRAGS..COUNT_FREE_FRAGS + COUNTERS_LEN].copy_from_slice(&counters.encode());
     seal(&mut block, 0);
-    run.push(&block)?;
+    writer.push(&block)?;
     for first in (1..=LAST_SYSTEM_INO).step_by(g.inodes_per_block() as usize) {
-        start(&mut block, BlockKind::SystemInodes, run.next, 0);
+        start(&mut block, BlockKind::SystemInodes, writer.next, 0);
         for ino in first..=(first + g.inodes_per_block() - 1).min(LAST_SYSTEM_INO) {
             let (addr, offset) = g.system_inode(ino);
-            debug_assert_eq!(addr, run.next);
+            debug_assert_eq!(addr, writer.next);
             let inode = system_inode(ino, o, sb.created);
             inode.encode(&mut block[offset..offset + inode.encoded_len()]);
         }
         seal(&mut block, 0);
-        run.push(&block)?;
+        writer.push(&block)?;
     }
-    run.flush()?;
+    writer.flush()?;
 
     // Under a uuid that was used before, transactions of the old log could pass for new ones: number them otherwise.
     let seq = if o.uuid.is_some() { (sb.created / 1000).max(1) as u64 } else { 1 };

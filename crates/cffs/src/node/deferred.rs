@@ -1,6 +1,6 @@
 //! Extents of direct writes whose mapping is not committed yet: the list of them that a node keeps.
 
-use crate::extent::EXTENTS_PER_TXN;
+use crate::extent::MAPPED_PER_TXN;
 use crate::format::extent::EXTENT_LEN_MAX;
 use crate::format::{Extent, Geometry};
 use std::ops::Range;
@@ -48,7 +48,7 @@ impl DeferredExtents {
         let bytes = (self.frags + (frags.end - frags.start)) << g.frag_shift;
         self.last().is_some_and(|last| last.end() == frags.start)
             && bytes <= BYTES_MAX
-            && self.extents.len() < EXTENTS_PER_TXN
+            && self.extents.len() < MAPPED_PER_TXN
     }
 
     /// Adds extents that begin where these end.

@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 pub(super) const LONG_RUN_GROUPS: u64 = 4;
 /// A seek costs as much as transferring this part of a group. At the knee of the service time curve a distant request
 /// costs a whole group, but a writeback crosses the device in order. A read also takes along gaps of this length.
-const SEEK_SHARE: u64 = 2;
+const SEEK_DIVISOR: u64 = 2;
 /// Free runs that are tried for one file.
 const RUN_TRIES: usize = 16;
 
@@ -44,7 +44,7 @@ impl BatchCursor {
             let then = Some((geo.frag_of_block(near), least));
             return Ok(Some(BatchCursor { runs: VecDeque::new(), then }));
         }
-        let runs = space.cheapest_runs(near, frags, group / SEEK_SHARE)?.into();
+        let runs = space.cheapest_runs(near, frags, group / SEEK_DIVISOR)?.into();
         Ok(BatchCursor { runs, then: None }.unless_finished())
     }
 

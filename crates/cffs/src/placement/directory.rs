@@ -1,7 +1,7 @@
 //! Placement of directory blocks.
 
 use super::dir_allocator::DirAllocator;
-use super::policy::{EMPTY_SHARE, Placement};
+use super::policy::{EMPTY_DIVISOR, Placement};
 use crate::error::Result;
 use crate::format::{BlockAddr, Inode, Run};
 use crate::reservation::Reservation;
@@ -59,6 +59,6 @@ impl Placement {
             return Ok(Some(free));
         }
         let emptiest = self.space.emptiest_group(near)?;
-        Ok(emptiest.filter(|(_, free)| *free >= self.group_frags() / EMPTY_SHARE).map(|(group, _)| group))
+        Ok(emptiest.filter(|(_, free)| *free >= self.group_frags() / EMPTY_DIVISOR).map(|(group, _)| group))
     }
 }

@@ -12,7 +12,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 /// A group that is partly in use is opened only if at least one in this many parts is free.
-pub(super) const EMPTY_SHARE: u64 = 8;
+pub(super) const EMPTY_DIVISOR: u64 = 8;
 
 /// Placement of one mounted file system.
 pub struct Placement {

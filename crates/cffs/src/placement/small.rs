@@ -5,7 +5,7 @@
 //! is room for all of them.
 
 use super::batch::BatchCursor;
-use super::policy::{EMPTY_SHARE, Placement};
+use super::policy::{EMPTY_DIVISOR, Placement};
 use super::table::Table;
 use crate::cache::{BufRef, Cache};
 use crate::error::Result;
@@ -13,7 +13,7 @@ use crate::format::{BlockAddr, Ino, Run};
 
 /// Space is scarce where less than one in this many parts is free. Then long free runs are worth more than co-location
 /// of isolated files.
-pub(super) const SCARCE_SHARE: u64 = 4;
+pub(super) const SCARCE_DIVISOR: u64 = 4;
 /// Most adjacent free groups that are looked for at once.
 const BATCH_GROUPS_MAX: u64 = 16;
 
@@ -169,7 +169,7 @@ impl Placement {
     /// broken up leaves one less for batches and long files. Open groups of directories are left to directory blocks.
     fn in_best_fit(&self, t: &mut Table, file: &SmallFile) -> Result<Option<Run>> {
         let most = self.group_frags();
-        if file.with_batch() > most || self.space.free_frags() >= self.geo.total_frags() / SCARCE_SHARE {
+        if file.with_batch() > most || self.space.free_frags() >= self.geo.total_frags() / SCARCE_DIVISOR {
             return Ok(None);
         }
         let near = self.next_group(file);
@@ -184,7 +184,7 @@ impl Placement {
     /// For a tiny file without many to follow, the fullest group with some room: its free space is of least use for
     /// anything else, and the emptier groups are left to batches.
     fn in_fullest_group(&self, t: &mut Table, file: &SmallFile) -> Result<Option<Run>> {
-        let tiny = self.group_frags() / EMPTY_SHARE;
+        let tiny = self.group_frags() / EMPTY_DIVISOR;
         if file.with_batch() > tiny {
             return Ok(None);
         }
@@ -211,7 +211,7 @@ impl Placement {
     /// request, while the nearest free runs would take one file each.
     fn in_emptiest_group(&self, t: &mut Table, file: &SmallFile) -> Result<Option<Run>> {
         let emptiest = self.space.emptiest_group(self.next_group(file))?;
-        match emptiest.filter(|(_, free)| *free >= self.group_frags() / EMPTY_SHARE) {
+        match emptiest.filter(|(_, free)| *free >= self.group_frags() / EMPTY_DIVISOR) {
             Some((group, _)) => self.allocate_in_group(t, file, group),
             None => Ok(None),
         }

@@ -49,7 +49,7 @@ impl InodeCharge {
         self.charge_delta_from(txn, inode, None);
     }
 
-    /// As [`InodeCharge::charge_delta`]; the inode is charged instead of the guard.
+    /// As [`InodeCharge::charge_delta`]; what is charged comes out of the reservation given.
     pub(crate) fn charge_delta_from(&self, txn: &Txn<'_>, inode: &Inode, reserved: Option<&Reservation>) {
         let st = &mut *self.state.lock();
         let ids = ids_of(inode);
@@ -77,7 +77,7 @@ impl InodeCharge {
                     reserved_inodes: 0,
                 };
                 self.quota.charge(txn, quota_type, old, &gone);
-                // Promised to the new one before it is charged: this may pass a limit, which its guard stands for.
+                // Reserved for the new one before it is charged: this may pass a limit, which was checked when the change began.
                 self.quota.reserve_unchecked(quota_type, new, after);
                 let come = Change { frags: inode.frags as i64, inodes: 1, ..Change::default() };
                 self.quota.charge(txn, quota_type, new, &come);

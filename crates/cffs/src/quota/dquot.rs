@@ -104,7 +104,7 @@ impl DquotState {
         left(self.record.hard_frags).min(if expired { left(self.record.soft_frags) } else { u64::MAX })
     }
 
-    /// Promises fragments and inodes.
+    /// Reserves fragments and inodes.
     pub(super) fn reserve(
         &mut self,
         dquot: &Dquot,

@@ -60,7 +60,7 @@ pub fn ids_of(inode: &Inode) -> Ids {
 pub struct Quota {
     cache: Arc<Cache>,
     kinds: Vec<QuotaType>,
-    /// Ledgers with changes that no commit has taken yet.
+    /// Dquots with changes that no commit has taken yet.
     changed: Mutex<Vec<Arc<Dquot>>>,
     refused: AtomicU64,
 }
@@ -102,7 +102,7 @@ impl Quota {
 
     /// The kinds that are kept.
     pub fn kinds(&self) -> impl Iterator<Item = QuotaKind> + '_ {
-        self.kinds.iter().map(|b| b.kind)
+        self.kinds.iter().map(|t| t.kind)
     }
 
     /// Requests refused since the mount because a limit was reached.
@@ -111,7 +111,7 @@ impl Quota {
     }
 
     fn quota_type(&self, kind: QuotaKind) -> Result<&QuotaType> {
-        let found = self.kinds.iter().find(|b| b.kind == kind);
+        let found = self.kinds.iter().find(|t| t.kind == kind);
         found.ok_or_else(|| Error::Invalid(format!("{} quotas are off", kind.name())))
     }
 

@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use std::io::IoSlice;
 
 /// A transaction takes at most one in so many parts of the log (recovery takes a quarter).
-const TXN_SHARE: u64 = 5;
+const TXN_DIVISOR: u64 = 5;
 /// Bytes copied at a time.
 const COPY_MAX: u64 = 1 << 20;
 
@@ -56,11 +56,11 @@ impl Writer<'_> {
         let ring = log_len.saturating_sub(LOG_HEADER_AREA);
         let each = self.g.block_size() as u64 + RECORD_HEADER as u64 + 8;
         let unit = self.g.frag_size() as u64;
-        let per_txn = (ring / TXN_SHARE / unit * unit).saturating_sub(TXN_HEADER as u64) / each;
+        let per_txn = (ring / TXN_DIVISOR / unit * unit).saturating_sub(TXN_HEADER as u64) / each;
         if per_txn == 0 {
             return Error::invalid("the log is too small to repair with");
         }
-        for step in order.chunks((per_txn * (TXN_SHARE - 1)) as usize) {
+        for step in order.chunks((per_txn * (TXN_DIVISOR - 1)) as usize) {
             self.step(step, per_txn as usize, blocks)?;
         }
         Ok(order.len() as u64)

@@ -2,8 +2,8 @@
 
 use crate::format::Superblock;
 
-/// Recovery takes nothing for a transaction that has more than one of so many parts of the log: its memory is bounded.
-pub(crate) const COMMIT_SHARE_MAX: u64 = 4;
+/// A commit takes at most this part of the log: one quarter. Recovery believes no longer one, so its memory is bounded.
+pub(crate) const COMMIT_DIVISOR: u64 = 4;
 
 /// Byte offset of the log on its device, and its length in bytes.
 pub fn log_extent(sb: &Superblock) -> (u64, u64) {
