@@ -13,7 +13,7 @@ CUTS   ?= 500
 # How long `make soak` runs random sequences against the reference model, and crashes them, then faults of the device,
 # then short sequences by number, in seconds each.
 CAMPAIGN ?= 300
-# How long `make soak` fuzzes decoders, log replay and whole images, in seconds.
+# How long `make soak` fuzzes decoders, log replay and whole images, and then messages of the kernel, in seconds each.
 FUZZ ?= 120
 # The page in whose table `make soak` and `make shuttle` record what they did; empty for none.
 RECORD ?= docs/testing.md
@@ -80,6 +80,7 @@ soak:
 	$(CARGO) run --release -p cffs-sim --bin campaign -- --faults --streams --seconds $(CAMPAIGN) --seed $$(date +%s) $(record)
 	$(CARGO) run --release -p cffs-sim --bin campaign -- --bounded 2 --seconds $(CAMPAIGN) $(record)
 	$(CARGO) run --profile fuzz -p cffs-sim --bin fuzz -- --seconds $(FUZZ) --seed $$(date +%s) $(record)
+	CFFS_FUZZ_SECONDS=$(FUZZ) CFFS_FUZZ_SEED=$$(date +%s) CFFS_RECORD=$(if $(RECORD),$(abspath $(RECORD))) $(CARGO) test --profile fuzz -p cffs-fuse --lib fuzz
 	target/release/cffs-lab soak --rounds $(ROUNDS) $(record) $(ARGS)
 	target/release/cffs-lab powercut --rounds $(CUTS) --seed $$(date +%s) $(record)
 

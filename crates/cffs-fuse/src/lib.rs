@@ -17,8 +17,8 @@
 //! A cold read of a small file is one READ. The writeback cache of the kernel stays off: it would own size and times, report
 //! a full disk at `close` instead of at `write`, and send a SETATTR with every new file; the engine delays allocation anyway.
 //!
-//! Messages come through `/dev/fuse`, read by fuser (`server`), or through io_uring if the kernel allows it (`ring`,
-//! [`IoUring`]). Both execute them in the same way (`ops`).
+//! Messages come through `/dev/fuse` (`device`), or through io_uring if the kernel allows it (`ring`, [`IoUring`]). Both
+//! have the same bytes (`protocol`), which `dispatch` turns into operations (`ops`).
 //!
 //! [`mount`] starts a [`Session`]; [`Session::wait`] returns after the unmount, when the engine has been closed.
 //! [`control`] is for requests to a mounted file system from outside: queries, and changes for which there is no system
@@ -27,22 +27,21 @@
 
 mod config;
 pub mod control;
-mod convert;
-mod flags;
-mod ioctl;
-mod kernel;
+mod device;
+mod dispatch;
+#[cfg(test)]
+mod fuzz;
 mod messages;
 mod mount_state;
 mod mountpoint;
+mod notifier;
 mod ops;
-mod ranges;
+mod protocol;
 mod remount;
 mod ring;
-mod server;
 mod session;
 mod stats_file;
 mod worker_pool;
-mod xattr;
 
 pub use config::{IoUring, MountConfig};
 pub use mountpoint::Unmounter;

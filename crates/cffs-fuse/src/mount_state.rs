@@ -1,12 +1,13 @@
 //! State that the session and its server share: the engine, the counters, and how the session ends.
 
 use crate::control::Answers;
-use crate::messages::{Message, Messages};
-use crate::ring::Rings;
+use crate::messages::Messages;
+use crate::notifier::Notifier;
+use crate::protocol::opcode::Opcode;
 use crate::stats_file::{ServerProcess, StatsFiles, is_stats_file};
 use cffs::{AtimeMode, Error, Fs, Ino, Result, Scrub, ScrubOptions, ScrubStatus};
-use fuser::{Errno, INodeNo, Notifier};
 use parking_lot::Mutex;
+use rustix::io::Errno;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -25,8 +26,6 @@ pub(crate) struct MountState {
     /// What is mounted.
     image: String,
     notifier: OnceLock<Notifier>,
-    /// The io_uring threads, if messages come through io_uring.
-    rings: OnceLock<Rings>,
     serving: AtomicBool,
     panicked: AtomicBool,
     /// The kernel has closed the connection.
@@ -46,7 +45,6 @@ impl MountState {
             answers: Answers::default(),
             image,
             notifier: OnceLock::new(),
-            rings: OnceLock::new(),
             serving: AtomicBool::new(false),
             panicked: AtomicBool::new(false),
             over: Arc::default(),
@@ -58,11 +56,6 @@ impl MountState {
     pub(crate) fn set_notifier(&self, notifier: Notifier) {
         // Set once per session, and there is one session.
         let _ = self.notifier.set(notifier);
-    }
-
-    pub(crate) fn set_rings(&self, rings: Rings) {
-        // Set once per session, as above.
-        let _ = self.rings.set(rings);
     }
 
     /// From now on the end of the session also closes the engine.
@@ -130,12 +123,10 @@ impl MountState {
         result
     }
 
-    /// The kernel has closed the connection: closes the engine and leaves the result for [`MountState::close`].
+    /// Nothing is asked any more, because the file system is unmounted or the connection has broken: closes the engine
+    /// and leaves the result for [`MountState::close`].
     pub(crate) fn end(&self) {
         self.over.store(true, Ordering::Release);
-        if let Some(rings) = self.rings.get() {
-            rings.join();
-        }
         self.stop_scrub();
         if self.serving.load(Ordering::Acquire) && !self.panicked() {
             // A panic here would end the thread that reports the end of the session, for which everybody waits.
@@ -152,41 +143,48 @@ impl MountState {
     /// Counts a message, executes it, and turns an error into its number.
     pub(crate) fn call<T>(
         &self,
-        message: Message,
+        op: Opcode,
         ino: Ino,
         f: impl FnOnce(&Fs) -> Result<T>,
     ) -> std::result::Result<T, Errno> {
         // Reading the counters does not change them.
         if !is_stats_file(ino) {
-            self.messages.count(message);
+            self.messages.count(op);
         }
         if self.panicked() {
-            return Err(Errno::EIO);
+            return Err(Errno::IO);
         }
         match catch_unwind(AssertUnwindSafe(|| f(&self.fs))) {
             Ok(Ok(value)) => Ok(value),
             Ok(Err(error)) => {
                 if matches!(error, Error::Corrupt(_) | Error::Io(_)) {
-                    tracing::error!(operation = message.name(), ino, %error);
+                    tracing::error!(operation = op.name(), ino, %error);
                 }
-                Err(Errno::from_i32(error.errno()))
+                Err(Errno::from_raw_os_error(error.errno()))
             }
             Err(_) => {
                 // The engine's state in memory may be inconsistent, but the image is not. Nothing more is written, and
                 // the next mount recovers the image.
                 self.panicked.store(true, Ordering::Release);
                 tracing::error!(
-                    operation = message.name(),
+                    operation = op.name(),
                     ino,
                     "internal error; every operation fails from now on; unmount"
                 );
-                Err(Errno::EIO)
+                Err(Errno::IO)
             }
         }
     }
 
-    pub(crate) fn count(&self, message: Message) {
-        self.messages.count(message);
+    /// Counts a message that needs no work.
+    pub(crate) fn count(&self, op: Opcode) {
+        self.messages.count(op);
+    }
+
+    /// Counts a message that is not supported: after ENOSYS the kernel does not send that kind again.
+    pub(crate) fn unsupported(&self) -> Errno {
+        self.messages.count_unsupported();
+        Errno::NOSYS
     }
 
     /// Whether every access has to be recorded, so that the kernel must not answer reads from its cache.
@@ -194,11 +192,16 @@ impl MountState {
         self.fs.options().atime == AtimeMode::Strictatime
     }
 
+    /// Whether the kernel must ask before it opens a file: accesses are recorded, or some files may not be opened for
+    /// every purpose. It does not ask by itself, because that costs messages.
+    pub(crate) fn must_be_asked(&self) -> bool {
+        self.strict_atime()
+    }
+
     /// Makes the kernel drop its cached attributes.
-    pub(crate) fn attributes_changed(&self, ino: INodeNo) {
+    pub(crate) fn attributes_changed(&self, ino: Ino) {
         if let Some(notifier) = self.notifier.get() {
-            // A negative offset stands for attributes alone. This fails only if the kernel has forgotten the inode.
-            let _ = notifier.inval_inode(ino, -1, 0);
+            notifier.attributes_changed(ino);
         }
     }
 
@@ -213,7 +216,7 @@ impl MountState {
     /// The counters: those of the engine, and under `fuse` those of the server.
     pub(crate) fn stats(&self) -> Result<serde_json::Value> {
         let mut all = serde_json::to_value(self.fs.stats()).map_err(std::io::Error::other)?;
-        let mut fuse = serde_json::to_value(self.messages.counts()).map_err(std::io::Error::other)?;
+        let mut fuse = serde_json::Value::Object(self.messages.counts());
         fuse["server"] = serde_json::to_value(ServerProcess::current()).map_err(std::io::Error::other)?;
         all["fuse"] = fuse;
         all["read_only"] = self.fs.is_read_only().into();
@@ -242,12 +245,9 @@ mod tests {
     #[test]
     fn a_panic_is_an_error_now_and_from_then_on() {
         let s = shared();
-        assert_eq!(s.call(Message::Lookup, 1, |_| Err::<(), _>(Error::NotFound)), Err(Errno::ENOENT));
-        assert_eq!(
-            s.call(Message::Read, 1, |_| -> Result<()> { panic!("a bug, wanted by this test") }),
-            Err(Errno::EIO)
-        );
-        assert_eq!(s.call(Message::StatFs, 1, |_| Ok(())), Err(Errno::EIO));
+        assert_eq!(s.call(Opcode::Lookup, 1, |_| Err::<(), _>(Error::NotFound)), Err(Errno::NOENT));
+        assert_eq!(s.call(Opcode::Read, 1, |_| -> Result<()> { panic!("a bug, wanted by this test") }), Err(Errno::IO));
+        assert_eq!(s.call(Opcode::StatFs, 1, |_| Ok(())), Err(Errno::IO));
         assert!(s.panicked());
         // Left for recovery.
         s.serving();

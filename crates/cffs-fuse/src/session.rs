@@ -1,14 +1,16 @@
 //! A mounted file system, from mount to the closing of the engine.
 
 use crate::config::{IoUring, MountConfig};
+use crate::device;
 use crate::mount_state::MountState;
 use crate::mountpoint::{self, Event, Unmounter};
+use crate::notifier::Notifier;
 use crate::ops::Ops;
 use crate::ring::Rings;
-use crate::server::Server;
 use cffs::Fs;
 use parking_lot::Mutex;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
@@ -59,45 +61,39 @@ pub fn mount(fs: Arc<Fs>, dir: &Path, config: &MountConfig) -> Result<Session> {
     })
 }
 
-fn start(
-    fs: Arc<Fs>,
-    connection: std::os::fd::OwnedFd,
-    unmounter: &Unmounter,
-    config: &MountConfig,
-) -> Result<Session> {
-    let shared = Arc::new(MountState::new(fs, config.fsname.clone()));
-    let ops = Arc::new(Ops::new(shared.clone(), config));
-    let mut fuser_config = fuser::Config::default();
-    fuser_config.n_threads = Some(config.threads.max(1));
-    // Each thread has its own descriptor, so that replies find their request without a common lock.
-    fuser_config.clone_fd = std::fs::OpenOptions::new().read(true).write(true).open("/dev/fuse").is_ok();
-    let fuse = connection.try_clone().map_err(Error::Connection)?;
-    // The kernel checks who may use the mount (`allow_other`), and lets its own requests through, which fuser's check
-    // would refuse.
-    let session = fuser::Session::from_fd(Server::new(ops.clone()), connection, fuser::SessionACL::All, fuser_config)
-        .map_err(Error::Connection)?;
-    shared.set_notifier(session.notifier());
-    if ops.capabilities().io_uring {
-        shared.set_rings(Rings::start(&ops, &fuse, unmounter).map_err(Error::Ring)?);
-    } else if config.io_uring == IoUring::Required {
-        return Err(Error::NoRing);
+fn start(fs: Arc<Fs>, connection: OwnedFd, unmounter: &Unmounter, config: &MountConfig) -> Result<Session> {
+    let state = Arc::new(MountState::new(fs, config.fsname.clone()));
+    let mut capabilities = device::negotiate(&connection, config).map_err(Error::Connection)?;
+    if state.must_be_asked() {
+        (capabilities.no_open, capabilities.no_opendir) = (false, false);
     }
-    drop(fuse);
+    let ops = Arc::new(Ops::new(state.clone(), config, capabilities));
+    state.set_notifier(Notifier::new(connection.try_clone().map_err(Error::Connection)?));
+    let rings = match (capabilities.io_uring, config.io_uring) {
+        (true, _) => Some(Rings::start(&ops, &connection, unmounter).map_err(Error::Ring)?),
+        (false, IoUring::Required) => return Err(Error::NoRing),
+        (false, _) => None,
+    };
     let (sender, events) = channel();
-    let unmounter = unmounter.clone().with_session(sender.clone(), shared.over());
+    let unmounter = unmounter.clone().with_session(sender.clone(), state.over());
     std::thread::Builder::new()
         .name("cffs-fuse".into())
         .spawn({
-            let shared = shared.clone();
+            let state = state.clone();
             move || {
-                shared.serving();
+                state.serving();
+                let outcome = device::serve(&ops, &connection);
+                if let Some(rings) = rings {
+                    rings.join();
+                }
+                state.end();
                 // Nobody waits any more if the session was abandoned.
-                let _ = sender.send(Event::Ended(session.run()));
+                let _ = sender.send(Event::Ended(outcome));
             }
         })
         .map_err(Error::Connection)?;
     mountpoint::set_readahead(unmounter.dir(), config.readahead);
-    Ok(Session { events: Mutex::new(Some(events)), shared, unmounter })
+    Ok(Session { events: Mutex::new(Some(events)), state, unmounter })
 }
 
 /// How long a session waits for the kernel to end it, once it was asked to end.
@@ -108,7 +104,7 @@ const GRACE: Duration = Duration::from_secs(2);
 pub struct Session {
     /// In a lock only because `Session` has to be `Sync`.
     events: Mutex<Option<Receiver<Event>>>,
-    shared: Arc<MountState>,
+    state: Arc<MountState>,
     unmounter: Unmounter,
 }
 
@@ -141,10 +137,10 @@ impl Session {
         };
         // After an error the mount may still exist, and nobody would answer.
         let _ = self.unmounter.abort();
-        if self.shared.panicked() {
+        if self.state.panicked() {
             return Err(Error::Internal);
         }
-        self.shared.close().map_err(Error::Close)?;
+        self.state.close().map_err(Error::Close)?;
         served.map_err(Error::Connection)
     }
 }

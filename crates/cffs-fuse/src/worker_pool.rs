@@ -111,7 +111,7 @@ mod tests {
     use std::thread::{JoinHandle, spawn};
     use std::time::{Duration, Instant};
 
-    /// Threads that read messages from a queue as fuser's do, until it is closed.
+    /// Threads that read messages from a queue as those of a session do, until it is closed.
     struct Session {
         worker_pool: Arc<WorkerPool>,
         send: Sender<Box<dyn FnOnce() + Send>>,

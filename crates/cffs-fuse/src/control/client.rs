@@ -1,6 +1,7 @@
 //! The client side of the control channel.
 
-use super::{BODY_MAX, Frame, MountInfo, Refusal, Reply, Request};
+use super::frame::{BODY_MAX, Frame};
+use super::request::{MountInfo, Refusal, Reply, Request};
 use cffs_buf::control_ioctl;
 use rustix::io::Errno;
 use serde::de::DeserializeOwned;

@@ -1,6 +1,7 @@
 //! Requests about quotas.
 
-use super::{Asker, Request};
+use super::asker::Asker;
+use super::request::Request;
 use cffs::{Caller, Error, Fs, QuotaKind, Result};
 use serde_json::Value;
 

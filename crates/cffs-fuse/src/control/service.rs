@@ -1,25 +1,14 @@
 //! The server side of the control channel: executes requests.
 
-use super::{Frame, MountInfo, Refusal, Reply, Request, Tuned};
+use super::asker::Asker;
+use super::frame::Frame;
+use super::quota;
+use super::request::{MountInfo, Refusal, Reply, Request, Tuned};
 use crate::mount_state::MountState;
 use cffs::{Error, Fs, Result};
 use cffs_buf::CONTROL_LEN;
 use serde::Serialize;
 use serde_json::Value;
-
-/// The sender of a request.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Asker {
-    /// The user.
-    pub(crate) uid: u32,
-}
-
-impl Asker {
-    /// Whether this user may change the file system as a whole.
-    pub(crate) fn may_change(self) -> bool {
-        self.uid == 0 || self.uid == rustix::process::geteuid().as_raw()
-    }
-}
 
 /// Answers the request in the buffer of [`cffs_buf::CONTROL_IOCTL`]. `None` if it is no request.
 pub(crate) fn answer(shared: &MountState, fs: &Fs, asker: Asker, buffer: &[u8]) -> Option<Box<[u8; CONTROL_LEN]>> {
@@ -54,7 +43,7 @@ fn carry_out(shared: &MountState, fs: &Fs, asker: Asker, request: &Request) -> R
         | Request::QuotaReport { .. }
         | Request::QuotaSet { .. }
         | Request::QuotaGrace { .. }
-        | Request::QuotaProject { .. } => super::quota::carry_out(fs, asker, request),
+        | Request::QuotaProject { .. } => quota::carry_out(fs, asker, request),
         Request::Tune(tune) => {
             let (before, after) = fs.tune(tune)?;
             json(Tuned { before: before.encode().to_vec(), after: after.encode().to_vec() })

@@ -215,8 +215,8 @@ impl Fs {
     }
 
     /// Removes set-user-id, set-group-id and capabilities after a write by a user who may not keep them. True if the
-    /// file had any.
-    pub fn clear_set_id(&self, ino: Ino) -> Result<bool> {
+    /// file had any. Set-group-id without group execution stays where `in_group` says that the user is in this group.
+    pub fn clear_set_id(&self, ino: Ino, in_group: impl Fn(u32) -> bool) -> Result<bool> {
         let node = self.node(ino)?;
         let (drop, attributes) = {
             let inode = &node.state.read().inode;
@@ -224,7 +224,8 @@ impl Fs {
                 return Ok(false);
             }
             let capable = crate::xattr::get(&self.cache, inode, Namespace::Security, b"capability")?.is_some();
-            (set_id_bits(inode.mode), capable)
+            let locks = inode.mode & 0o2010 == 0o2000 && !in_group(inode.gid);
+            (set_id_bits(inode.mode) | if locks { 0o2000 } else { 0 }, capable)
         };
         if attributes {
             self.writable()?;
@@ -247,7 +248,7 @@ impl Fs {
         if st.freed {
             return Err(Error::Stale);
         }
-        st.inode.mode &= !set_id_bits(st.inode.mode);
+        st.inode.mode &= !drop;
         st.inode.ctime = now();
         crate::node::store(&txn, &mut st)?;
         Ok(true)

@@ -44,7 +44,7 @@ use crate::cache::Cache;
 use crate::dir::DirCtx;
 use crate::error::{Error, Result};
 use crate::file::FileCtx;
-use crate::format::{Geometry, Ino, LiveGeometry, Superblock};
+use crate::format::{Geometry, Ino, LAST_SYSTEM_INO, LiveGeometry, ROOT_INO, Superblock};
 use crate::inode::InodeLocation;
 use crate::journal::Journal;
 use crate::node::{InodeCache, Node, NodeState};
@@ -165,6 +165,10 @@ impl Fs {
 
     /// The node of an inode to which the caller holds a reference.
     fn node(&self, ino: Ino) -> Result<Arc<Node>> {
+        // The tables of the file system are files as well, and nobody else's.
+        if ino != ROOT_INO && ino <= LAST_SYSTEM_INO {
+            return Err(Error::Stale);
+        }
         self.inodes.get(&self.cache, ino)
     }
 

@@ -1,11 +1,10 @@
 //! Messages about ranges of files: FALLOCATE and COPY_FILE_RANGE.
 
-use crate::messages::Message;
-use crate::mount_state::MountState;
+use super::context::{Ops, Reply, caller, not_a_stats_file};
+use crate::protocol::opcode::Opcode;
+use crate::protocol::wire::Credentials;
 use crate::stats_file::is_stats_file;
-use cffs::{Caller, Error, Fallocate, Fs, Ino, Result};
-use fuser::{Errno, INodeNo};
-use std::ops::Range;
+use cffs::{Error, Fallocate, Ino, Result};
 
 /// Most bytes copied for one message. The calling program cannot be interrupted meanwhile, and asks again for the rest.
 const COPY_MAX: u64 = 16 << 20;
@@ -30,50 +29,32 @@ fn what(mode: i32) -> Result<Fallocate> {
     })
 }
 
-/// Changes the space of a range.
-pub(crate) fn fallocate(
-    shared: &MountState,
-    caller: Caller,
-    ino: Ino,
-    range: Range<u64>,
-    mode: i32,
-) -> std::result::Result<(), Errno> {
-    shared.call(Message::Fallocate, ino, |fs| {
-        if is_stats_file(ino) {
-            return Err(Error::NotPermitted);
-        }
-        let what = what(mode)?;
-        drop_privileges(shared, fs, caller, ino)?;
-        fs.fallocate(caller, ino, what, range.start, range.end - range.start)
-    })
-}
-
-/// Removes set-id bits when an unprivileged user changes the contents. For these operations the kernel leaves that to
-/// the server, and does not say who is privileged.
-fn drop_privileges(shared: &MountState, fs: &Fs, caller: Caller, ino: Ino) -> Result<()> {
-    if caller.uid != 0 && fs.clear_set_id(ino)? {
-        shared.attributes_changed(INodeNo(ino));
+impl Ops {
+    /// Changes the space of a range. The kernel leaves it to the server to drop set-id bits.
+    pub(crate) fn fallocate(&self, who: Credentials, ino: Ino, offset: u64, length: u64, mode: i32) -> Reply<()> {
+        self.state.call(Opcode::Fallocate, ino, |fs| {
+            not_a_stats_file(ino)?;
+            let what = what(mode)?;
+            if who.uid != 0 {
+                self.drop_privileges(fs, who, ino)?;
+            }
+            fs.fallocate(caller(who), ino, what, offset, length)
+        })
     }
-    Ok(())
-}
 
-/// Copies from one file to another, or within one.
-pub(crate) fn copy(
-    shared: &MountState,
-    caller: Caller,
-    from: (Ino, u64),
-    to: (Ino, u64),
-    len: u64,
-) -> std::result::Result<u32, Errno> {
-    shared.call(Message::CopyFileRange, from.0, |fs| {
-        if is_stats_file(from.0) || is_stats_file(to.0) {
-            // The kernel then copies through the page cache, and checks permission to write itself.
-            return Err(Error::Unsupported);
-        }
-        drop_privileges(shared, fs, caller, to.0)?;
-        let copied = fs.copy_range(caller, from.0, from.1, to.0, to.1, len.min(COPY_MAX))?;
-        Ok(u32::try_from(copied).unwrap_or(u32::MAX))
-    })
+    /// Copies from one file to another, or within one.
+    pub(crate) fn copy(&self, who: Credentials, from: (Ino, u64), to: (Ino, u64), len: u64) -> Reply<u64> {
+        self.state.call(Opcode::CopyFileRange, from.0, |fs| {
+            if is_stats_file(from.0) || is_stats_file(to.0) {
+                // The kernel then copies through the page cache, and checks permission to write itself.
+                return Err(Error::Unsupported);
+            }
+            if who.uid != 0 {
+                self.drop_privileges(fs, who, to.0)?;
+            }
+            fs.copy_range(caller(who), from.0, from.1, to.0, to.1, len.min(COPY_MAX))
+        })
+    }
 }
 
 #[cfg(test)]

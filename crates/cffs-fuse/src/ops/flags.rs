@@ -3,13 +3,12 @@
 //! Linux turns these `ioctl`s into operations of its own. It checks who may change what, and passes them on with the
 //! numbers below, whatever the size of a `long` in the calling program.
 
-use crate::ioctl::Call;
-use crate::messages::Message;
-use crate::mount_state::MountState;
+use super::context::{Ops, Reply, caller};
+use super::ioctl_call::Call;
+use crate::protocol::opcode::Opcode;
 use crate::stats_file::is_stats_file;
 use cffs::format::inode::{FLAG_APPEND, FLAG_IMMUTABLE, FLAG_NOATIME, FLAG_NODUMP, FLAG_PROJECT_INHERIT, FLAG_SYNC};
 use cffs::{Error, Fs, Result};
-use fuser::Errno;
 
 const GET_FLAGS: u32 = 0x8008_6601;
 const GET_FLAGS_32: u32 = 0x8004_6601;
@@ -31,26 +30,28 @@ const XFLAGS: [(u32, u32); 6] = [
     (0x200, FLAG_PROJECT_INHERIT),
 ];
 
-/// Answers one of these `ioctl`s; `None` for any other.
-pub(crate) fn dispatch(shared: &MountState, call: &Call<'_>) -> Option<std::result::Result<Vec<u8>, Errno>> {
-    let operation = match call.cmd {
-        GET_FLAGS | GET_FLAGS_32 => get_flags,
-        SET_FLAGS | SET_FLAGS_32 => set_flags,
-        GET_XATTR => get_xattr,
-        SET_XATTR => set_xattr,
-        _ => return None,
-    };
-    let answer = shared.call(Message::Ioctl, call.ino, |fs| {
-        if is_stats_file(call.ino) {
-            return Err(Error::Unsupported);
+impl Ops {
+    /// Answers one of these `ioctl`s; `None` for any other.
+    pub(super) fn flags_ioctl(&self, call: &Call<'_>) -> Option<Reply<Vec<u8>>> {
+        let operation = match call.cmd {
+            GET_FLAGS | GET_FLAGS_32 => get_flags,
+            SET_FLAGS | SET_FLAGS_32 => set_flags,
+            GET_XATTR => get_xattr,
+            SET_XATTR => set_xattr,
+            _ => return None,
+        };
+        let answer = self.state.call(Opcode::Ioctl, call.ino, |fs| {
+            if is_stats_file(call.ino) {
+                return Err(Error::Unsupported);
+            }
+            operation(fs, call)
+        });
+        if answer.is_ok() && matches!(call.cmd, SET_FLAGS | SET_FLAGS_32 | SET_XATTR) {
+            // The kernel does not expect a new change time.
+            self.state.attributes_changed(call.ino);
         }
-        operation(fs, call)
-    });
-    if answer.is_ok() && matches!(call.cmd, SET_FLAGS | SET_FLAGS_32 | SET_XATTR) {
-        // The kernel does not expect a new change time.
-        shared.attributes_changed(fuser::INodeNo(call.ino));
+        Some(answer)
     }
-    Some(answer)
 }
 
 fn word(bytes: &[u8], at: usize) -> Result<u32> {
@@ -70,7 +71,7 @@ fn get_flags(fs: &Fs, call: &Call<'_>) -> Result<Vec<u8>> {
 }
 
 fn set_flags(fs: &Fs, call: &Call<'_>) -> Result<Vec<u8>> {
-    fs.set_flags(call.caller, call.ino, word(call.input, 0)?)?;
+    fs.set_flags(caller(call.who), call.ino, word(call.input, 0)?)?;
     Ok(Vec::new())
 }
 
@@ -94,13 +95,13 @@ fn set_xattr(fs: &Fs, call: &Call<'_>) -> Result<Vec<u8>> {
     let ours: u32 = XFLAGS.iter().map(|(_, f)| f).sum();
     let flags = fs.getattr(call.ino)?.flags;
     if fs.project(call.ino)?.0 != project {
-        if !call.caller.privileged() {
+        if !caller(call.who).privileged() {
             return Err(Error::NotPermitted);
         }
-        fs.set_project(call.caller, call.ino, project, flags & FLAG_PROJECT_INHERIT != 0)?;
+        fs.set_project(caller(call.who), call.ino, project, flags & FLAG_PROJECT_INHERIT != 0)?;
     }
     if flags & ours != wanted {
-        fs.set_flags(call.caller, call.ino, flags & !ours | wanted)?;
+        fs.set_flags(caller(call.who), call.ino, flags & !ours | wanted)?;
     }
     Ok(Vec::new())
 }

@@ -1,0 +1,161 @@
+//! Requests and what answers them, as JSON.
+
+use cffs::{QuotaGrace, QuotaKind, QuotaLimits, ScrubOptions, TrimRange, Tune};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+/// A request to a mounted file system.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "op", rename_all = "kebab-case", deny_unknown_fields)]
+pub enum Request {
+    /// The counters, as an object: those of the engine ([`cffs::stats::FsStats`]), and under `fuse` the process that serves
+    /// the mount and the messages it got, by kind.
+    Stats,
+    /// What is mounted and how: a [`MountInfo`].
+    Info,
+    /// Makes everything durable, as syncfs(2) does for other file systems; Linux does not pass syncfs(2) on to a FUSE
+    /// server.
+    Sync,
+    /// The kinds of quota that the file system keeps: a list of [`QuotaKind`].
+    QuotaKinds,
+    /// Usage and limits of one user, group or project, or of all: a list of [`cffs::QuotaStatus`]. A caller who may not
+    /// change the file system gets the caller's own only.
+    QuotaReport {
+        /// User, group or project.
+        kind: QuotaKind,
+        /// Its number; all if it is missing.
+        id: Option<u32>,
+    },
+    /// Sets limits; the answer is a [`cffs::QuotaStatus`].
+    QuotaSet {
+        /// User, group or project.
+        kind: QuotaKind,
+        /// Which one; not 0.
+        id: u32,
+        /// The new limits, all of them.
+        limits: QuotaLimits,
+    },
+    /// The lengths of grace periods, a [`QuotaGrace`]. Sets them first, if given.
+    QuotaGrace {
+        /// User, group or project.
+        kind: QuotaKind,
+        /// New lengths.
+        set: Option<QuotaGrace>,
+    },
+    /// Assigns files to a project. The answer is the number of files that still existed.
+    QuotaProject {
+        /// The project.
+        project: u32,
+        /// Inode numbers, and for each whether it is a directory whose new files inherit the project.
+        files: Vec<(u64, bool)>,
+    },
+    /// Changes settings in the superblock, as [`cffs::Fs::tune`]. The answer is a [`Tuned`].
+    Tune(Tune),
+    /// Makes the file system larger, as [`cffs::Fs::grow`]: to `size` bytes, or to the present size of the device. The
+    /// answer is a [`cffs::Grown`].
+    Grow {
+        /// Size in bytes.
+        size: Option<u64>,
+    },
+    /// Discards free space on the device, as [`cffs::Fs::trim`]. The answer is the number of bytes.
+    Trim(TrimRange),
+    /// Begins to read and verify all metadata, and data that has checksums, in the background, as [`cffs::Fs::scrub`]; one at a time.
+    ScrubStart(ScrubOptions),
+    /// The progress of the running scrub, or the result of the last one: a [`cffs::ScrubStatus`], null if there was
+    /// none since the mount.
+    ScrubStatus,
+    /// Stops the running scrub. The answer is that of [`Request::ScrubStatus`].
+    ScrubStop,
+}
+
+impl Request {
+    /// Whether only root and the user who mounted may send it.
+    pub fn changes(&self) -> bool {
+        match self {
+            Request::Stats | Request::Info | Request::Sync | Request::ScrubStatus => false,
+            Request::QuotaKinds | Request::QuotaReport { .. } => false,
+            Request::QuotaGrace { set, .. } => set.is_some(),
+            Request::QuotaSet { .. } | Request::QuotaProject { .. } => true,
+            Request::Tune(_) | Request::Grow { .. } | Request::Trim(_) => true,
+            Request::ScrubStart(_) | Request::ScrubStop => true,
+        }
+    }
+}
+
+/// The superblock before and after a change, encoded as on the device ([`cffs::Superblock::decode`]).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Tuned {
+    /// Before.
+    pub before: Vec<u8>,
+    /// After.
+    pub after: Vec<u8>,
+}
+
+/// What is mounted and how.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct MountInfo {
+    /// Version of the program that serves the mount.
+    pub program: String,
+    /// The process that serves it.
+    pub pid: i32,
+    /// The user it belongs to.
+    pub uid: u32,
+    /// The image or device.
+    pub image: String,
+    /// The superblock as it is in memory now, encoded as on the device ([`cffs::Superblock::decode`]).
+    pub superblock: Vec<u8>,
+    /// Whether nothing can be written.
+    pub read_only: bool,
+    /// Why it became read-only, if that was an error.
+    pub failure: Option<String>,
+    /// Space in bytes, as in statvfs(3).
+    pub total_bytes: u64,
+    /// Free bytes, those for privileged users included.
+    pub free_bytes: u64,
+    /// Free bytes for everybody.
+    pub available_bytes: u64,
+}
+
+/// Why a request was refused.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Refusal {
+    /// As errno(3).
+    pub errno: i32,
+    /// What was wrong and what to do, for people.
+    pub message: String,
+}
+
+/// The content of an answer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Reply {
+    /// Done.
+    Ok(Value),
+    /// Not done.
+    Error(Refusal),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_are_readable_json() {
+        let json = |r: &Request| serde_json::to_string(r).unwrap();
+        assert_eq!(json(&Request::Stats), r#"{"op":"stats"}"#);
+        assert_eq!(serde_json::from_str::<Request>(r#"{"op":"sync"}"#).unwrap(), Request::Sync);
+        assert!(serde_json::from_str::<Request>(r#"{"op":"nosuch"}"#).is_err());
+        let grow = Request::Grow { size: Some(5) };
+        assert_eq!(json(&grow), r#"{"op":"grow","size":5}"#);
+        assert_eq!(serde_json::from_str::<Request>(r#"{"op":"grow"}"#).unwrap(), Request::Grow { size: None });
+        let trim = Request::Trim(TrimRange { start: 1, len: u64::MAX, min_len: 2 });
+        assert_eq!(serde_json::from_str::<Request>(&json(&trim)).unwrap(), trim);
+        let tune = Request::Tune(Tune::default().uuid(Some([7; 16])).label(Some("x".into())));
+        assert_eq!(serde_json::from_str::<Request>(&json(&tune)).unwrap(), tune);
+        let scrub = Request::ScrubStart(ScrubOptions::default().rate(Some(7)).metadata_only(true));
+        assert_eq!(json(&scrub), r#"{"op":"scrub-start","rate":7,"metadata_only":true}"#);
+        assert_eq!(serde_json::from_str::<Request>(&json(&scrub)).unwrap(), scrub);
+        assert!(scrub.changes() && !Request::ScrubStatus.changes());
+        assert!([grow, trim, tune].iter().all(Request::changes) && !Request::Info.changes());
+    }
+}
