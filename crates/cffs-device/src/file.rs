@@ -70,6 +70,10 @@ impl OpenMode {
 /// writes.
 pub struct FileDevice {
     file: File,
+    /// Keeps a block device from being mounted, and from whoever else asks for it alone.
+    claim: Mutex<Option<File>>,
+    /// Whether it was opened with a claim.
+    claimed: bool,
     path: PathBuf,
     read_only: bool,
     block_device: bool,
@@ -88,6 +92,19 @@ pub struct FileDevice {
 fn explain(path: &Path, what: impl fmt::Display, error: impl Into<io::Error>) -> io::Error {
     let error = error.into();
     io::Error::new(error.kind(), format!("{}: {what}: {error}", path.display()))
+}
+
+/// Claims a block device: fails if it is mounted, or claimed in this way by somebody else. The claim belongs to the open file,
+/// apart from the one for I/O, because it can be given up alone. It is open for reading only: udev looks at a device anew
+/// whenever a writer closes it.
+fn claim_device(path: &Path) -> io::Result<File> {
+    OpenOptions::new().read(true).custom_flags(OFlags::EXCL.bits() as i32).open(path).map_err(|e| {
+        if e.raw_os_error() == Some(Errno::BUSY.raw_os_error()) {
+            in_use(path, ": it is mounted or held by another program")
+        } else {
+            explain(path, "cannot open the image", e)
+        }
+    })
 }
 
 impl FileDevice {
@@ -119,33 +136,24 @@ impl FileDevice {
             Err(e) if e.kind() == io::ErrorKind::NotFound && create => false,
             Err(e) => return Err(explain(path, "cannot open the image", e)),
         };
-        let open = |exclusive: bool| {
-            let mut options = OpenOptions::new();
-            options.read(true).write(!mode.read_only).create(create && !block_device);
-            if exclusive {
-                // On a block device: fails if it is mounted, or opened in this way by somebody else.
-                options.custom_flags(OFlags::EXCL.bits() as i32);
-            }
-            options.open(path).map_err(|e| {
-                if e.raw_os_error() == Some(Errno::BUSY.raw_os_error()) {
-                    in_use(path, ": it is mounted or held by another program")
-                } else {
-                    explain(path, "cannot open the image", e)
-                }
-            })
-        };
         let exclusive = mode.lock == Lock::Exclusive || (mode.lock == Lock::Auto && !mode.read_only);
-        let file = open(block_device && exclusive)?;
+        // The claim comes first: to open a device that is mounted for writing is no harmless thing.
+        let claim = if block_device && exclusive { Some(claim_device(path)?) } else { None };
+        let mut options = OpenOptions::new();
+        options.read(true).write(!mode.read_only).create(create && !block_device);
+        let file = options.open(path).map_err(|e| explain(path, "cannot open the image", e))?;
         if mode.lock != Lock::None {
             lock(&file, path, exclusive)?;
             if block_device && !exclusive {
                 // Readers share, but not with a mounted file system. The lock comes first, so that this moment is
                 // no obstacle to another reader's.
-                drop(open(true)?);
+                drop(claim_device(path)?);
             }
         }
         let mut dev = FileDevice {
             file,
+            claimed: claim.is_some(),
+            claim: Mutex::new(claim),
             path: path.to_owned(),
             read_only: mode.read_only,
             block_device,
@@ -164,6 +172,23 @@ impl FileDevice {
             dev.stop_readahead();
         }
         Ok(dev)
+    }
+
+    /// Gives up the claim on a block device, so that the kernel can claim it for a mount. The lock stays, which keeps other
+    /// programs of cffs away; others may claim the device from now on, so nothing must be written to it before it is
+    /// claimed again, by the mount or by [`FileDevice::reclaim`].
+    pub fn release_claim(&self) {
+        *self.claim.lock() = None;
+    }
+
+    /// Claims a block device again after [`FileDevice::release_claim`], if it had a claim at all. Fails with
+    /// `ResourceBusy` if somebody else has claimed it meanwhile.
+    pub fn reclaim(&self) -> io::Result<()> {
+        let mut claim = self.claim.lock();
+        if self.claimed && claim.is_none() {
+            *claim = Some(claim_device(&self.path)?);
+        }
+        Ok(())
     }
 
     /// Path that the image was opened by.

@@ -376,6 +376,7 @@ fn on_block_device(path: &str) {
     assert!(back == data[1..]);
     dev.discard(65536, 65536).unwrap();
     assert!(dev.set_len(dev.len() + 4096).is_err());
+    the_claim_can_be_given_up_alone(&dev, path);
     drop(dev);
     let reader = FileDevice::open(path, OpenMode::READ_ONLY).unwrap();
     let second = FileDevice::open(path, OpenMode::READ_ONLY).unwrap();
@@ -383,4 +384,19 @@ fn on_block_device(path: &str) {
     drop((reader, second));
     let missing = FileDevice::create(path, u64::MAX / 2, OpenMode::READ_WRITE).unwrap_err();
     assert_eq!(missing.kind(), io::ErrorKind::InvalidInput);
+}
+
+fn the_claim_can_be_given_up_alone(dev: &FileDevice, path: &str) {
+    let alone = || File::options().read(true).custom_flags(OFlags::EXCL.bits() as i32).open(path);
+    let busy = |e: io::Error| assert_eq!(e.kind(), io::ErrorKind::ResourceBusy, "{e}");
+    busy(alone().unwrap_err());
+    dev.release_claim();
+    let other = alone().unwrap();
+    busy(dev.reclaim().unwrap_err());
+    drop(other);
+    busy(FileDevice::open(path, OpenMode::READ_WRITE).unwrap_err());
+    assert!(alone().is_ok(), "the lock alone keeps cffs away, and nobody else");
+    dev.reclaim().unwrap();
+    dev.reclaim().unwrap();
+    busy(alone().unwrap_err());
 }
