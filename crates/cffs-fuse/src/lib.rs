@@ -36,6 +36,7 @@ mod mount_state;
 mod mountpoint;
 mod notifier;
 mod ops;
+mod places;
 mod protocol;
 mod remount;
 mod ring;
@@ -44,7 +45,8 @@ mod stats_file;
 mod worker_pool;
 
 pub use config::{IoUring, MountConfig};
-pub use mountpoint::Unmounter;
+pub use mountpoint::{BlockMount, Unmounter};
+pub use places::{Place, places_of};
 pub use remount::{Remount, remount};
-pub use session::{Error, Result, Session, mount};
+pub use session::{Error, Result, Session, mount, mount_block};
 pub use stats_file::{STATS_FILE, read_stats, unmount};

@@ -3,7 +3,7 @@
 use crate::config::{IoUring, MountConfig};
 use crate::device;
 use crate::mount_state::MountState;
-use crate::mountpoint::{self, Event, Unmounter};
+use crate::mountpoint::{self, BlockMount, Event, Unmounter};
 use crate::notifier::Notifier;
 use crate::ops::Ops;
 use crate::ring::Rings;
@@ -54,7 +54,18 @@ pub type Result<T> = std::result::Result<T, Error>;
 pub fn mount(fs: Arc<Fs>, dir: &Path, config: &MountConfig) -> Result<Session> {
     let dir = mountpoint::check(dir).map_err(Error::MountPoint)?;
     let connection = mountpoint::attach(&dir, config, fs.is_read_only()).map_err(Error::Mount)?;
-    let unmounter = Unmounter::of(&dir).map_err(Error::Mount)?;
+    serve_at(fs, connection, &dir, config)
+}
+
+/// As [`mount`], by a mount of type `fuseblk` that was made before `fs` was opened.
+pub fn mount_block(fs: Arc<Fs>, mount: BlockMount, dir: &Path, config: &MountConfig) -> Result<Session> {
+    let dir = mountpoint::check(dir).map_err(Error::MountPoint)?;
+    let connection = mount.attach(&dir).map_err(Error::Mount)?;
+    serve_at(fs, connection, &dir, config)
+}
+
+fn serve_at(fs: Arc<Fs>, connection: OwnedFd, dir: &Path, config: &MountConfig) -> Result<Session> {
+    let unmounter = Unmounter::of(dir).map_err(Error::Mount)?;
     start(fs, connection, &unmounter, config).inspect_err(|_| {
         // No thread will answer on this mount.
         let _ = unmounter.abort();

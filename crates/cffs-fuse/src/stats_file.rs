@@ -108,8 +108,8 @@ pub fn read_stats(dir: &Path) -> io::Result<String> {
     })
 }
 
-/// Unmounts the file system at `dir` and waits for the process that served it to end: only then is everything on the image.
-/// umount(2) alone returns earlier for a FUSE mount.
+/// Unmounts the file system at `dir`. If it was not mounted anywhere else, waits for the process that served it to end: only
+/// then is everything on the image. umount(2) alone returns earlier for a mount of type `fuse`.
 pub fn unmount(dir: &Path) -> io::Result<()> {
     let path = dir.canonicalize()?;
     let unmounter = Unmounter::of(&path)?;
@@ -118,6 +118,10 @@ pub fn unmount(dir: &Path) -> io::Result<()> {
     }
     let server = server_of(&path);
     unmounter.unmount()?;
+    if unmounter.lives_on()? {
+        tracing::info!(dir = %path.display(), "still mounted elsewhere");
+        return Ok(());
+    }
     if let Some(server) = server {
         loop {
             match rustix::event::poll(&mut [PollFd::new(&server, PollFlags::IN)], None) {

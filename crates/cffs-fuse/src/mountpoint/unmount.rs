@@ -1,0 +1,191 @@
+//! Ending a mount.
+
+use super::attach::HELPER;
+use super::table::{Mounted, mounts, top};
+use parking_lot::Mutex;
+use rustix::io::Errno;
+use rustix::mount::UnmountFlags;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::Sender;
+
+/// Sets how far the kernel reads ahead. Only root may, and an error is ignored because this is only for speed.
+pub(crate) fn set_readahead(dir: &Path, bytes: u32) {
+    if let Ok(Some(mounted)) = cffs_at(dir) {
+        let file = mounted.bdi().join("read_ahead_kb");
+        if let Err(error) = std::fs::write(&file, (bytes >> 10).to_string()) {
+            tracing::debug!(file = %file.display(), %error, "readahead stays at the kernel's default");
+        }
+    }
+}
+
+/// The cffs that is seen at `dir`, if there is one.
+fn cffs_at(dir: &Path) -> io::Result<Option<Mounted>> {
+    Ok(top(&mounts()?, dir).filter(|m| m.is_cffs()).cloned())
+}
+
+/// Ends a mount, from any thread. A file system can be mounted at several places; it identifies them by their device number,
+/// and only while the session lasts, so it never unmounts another file system mounted at the same place later.
+#[derive(Clone, Debug)]
+pub struct Unmounter {
+    dir: PathBuf,
+    mounted: Option<Mounted>,
+    /// Whether the kernel shows the super block in sysfs.
+    has_bdi: bool,
+    /// Set when the session has ended. The device number may belong to another mount then.
+    over: Arc<AtomicBool>,
+    /// Held while unmounting: a second signal waits for the unmount of the first one.
+    busy: Arc<Mutex<()>>,
+    /// Makes the waiting session end although the kernel keeps the connection open.
+    abandon: Option<Sender<Event>>,
+}
+
+/// What ends [`crate::Session::wait`].
+pub(crate) enum Event {
+    /// The kernel has closed the connection, or it broke.
+    Ended(io::Result<()>),
+    /// Do not wait for the kernel any longer.
+    Abandon,
+}
+
+impl Unmounter {
+    /// For the topmost FUSE mount at `dir`.
+    pub(crate) fn of(dir: &Path) -> io::Result<Unmounter> {
+        let mounted = cffs_at(dir)?;
+        Ok(Unmounter {
+            dir: dir.to_owned(),
+            has_bdi: mounted.as_ref().is_some_and(|m| m.bdi().exists()),
+            mounted,
+            over: Arc::default(),
+            busy: Arc::default(),
+            abandon: None,
+        })
+    }
+
+    pub(crate) fn with_session(self, session: Sender<Event>, over: Arc<AtomicBool>) -> Unmounter {
+        Unmounter { abandon: Some(session), over, ..self }
+    }
+
+    /// Whether a cffs was mounted there when this value was created.
+    pub(crate) fn has_mount(&self) -> bool {
+        self.mounted.is_some()
+    }
+
+    /// Its mount point; the first one, if it is mounted at several places.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// The places at which it is seen, the newest first.
+    fn places(&self) -> io::Result<Vec<PathBuf>> {
+        if self.over.load(Ordering::Acquire) {
+            return Ok(Vec::new());
+        }
+        let all = mounts()?;
+        let ours = all.iter().rev().filter(|m| self.is_ours(m));
+        Ok(ours.filter(|m| top(&all, &m.dir) == Some(m)).map(|m| m.dir.clone()).collect())
+    }
+
+    fn is_ours(&self, mounted: &Mounted) -> bool {
+        mounted.is_cffs() && self.mounted.as_ref().is_some_and(|m| m.device == mounted.device)
+    }
+
+    /// Whether the file system is still mounted somewhere: at another place, in another mount namespace, or nowhere that has
+    /// a name, because a program has used it while it was detached.
+    pub(crate) fn lives_on(&self) -> io::Result<bool> {
+        let Some(mounted) = &self.mounted else { return Ok(false) };
+        Ok(mounts()?.iter().any(|m| self.is_ours(m)) || (self.has_bdi && mounted.bdi().exists()))
+    }
+
+    /// Unmounts as `umount` does: fails with EBUSY while a program uses the file system, and succeeds if it is not
+    /// mounted there any more. [`crate::Session::wait`] returns once the last place is unmounted and the engine has been
+    /// closed.
+    pub fn unmount(&self) -> io::Result<()> {
+        let _one = self.busy.lock();
+        self.detach(&self.dir, UnmountFlags::empty(), &["-u"])
+    }
+
+    /// For a signal that ends the program: unmounts all places. If programs use the file system, collects what they have
+    /// written from the kernel, and then ends the mount under them (they get ENOTCONN).
+    pub fn terminate(&self) -> io::Result<()> {
+        let _one = self.busy.lock();
+        let places = self.places()?;
+        if places.is_empty() {
+            // The mount was detached with `umount -l` while a program uses it; or it is just ending by itself, and then
+            // that event comes first.
+            if let Some(session) = &self.abandon {
+                let _ = session.send(Event::Abandon);
+            }
+            return Ok(());
+        }
+        let mut used = None;
+        for place in places {
+            match self.detach(&place, UnmountFlags::empty(), &["-u"]) {
+                Err(e) if e.raw_os_error() == Some(Errno::BUSY.raw_os_error()) => used = Some(place),
+                done => done?,
+            }
+        }
+        let Some(used) = used else { return Ok(()) };
+        tracing::warn!(dir = %used.display(), "still in use; ending the mount anyway");
+        // Pages written through mappings are still in the kernel only.
+        if let Ok(dir) = std::fs::File::open(&used) {
+            let _ = rustix::fs::syncfs(&dir);
+        }
+        self.abort()
+    }
+
+    /// Ends the mount at once, at all places and even if it is in use. Data in mappings is lost.
+    pub(crate) fn abort(&self) -> io::Result<()> {
+        let places = self.places()?;
+        if let (Some(mounted), false) = (&self.mounted, places.is_empty()) {
+            // The user who mounted may write to this file, but it exists only if fusectl is mounted.
+            let _ = std::fs::write(format!("/sys/fs/fuse/connections/{}/abort", mounted.connection()), "1");
+        }
+        places
+            .iter()
+            .try_for_each(|place| self.detach(place, UnmountFlags::FORCE | UnmountFlags::DETACH, &["-u", "-z"]))
+    }
+
+    fn detach(&self, place: &Path, flags: UnmountFlags, helper_args: &[&str]) -> io::Result<()> {
+        let is_there = || Ok::<bool, io::Error>(self.places()?.iter().any(|p| p == place));
+        if !is_there()? {
+            return Ok(());
+        }
+        match rustix::mount::unmount(place, flags | UnmountFlags::NOFOLLOW) {
+            Ok(()) => Ok(()),
+            Err(Errno::PERM) => unmount_by_helper(place, helper_args),
+            // Another process was faster.
+            Err(Errno::INVAL | Errno::NOENT) if !is_there()? => Ok(()),
+            Err(e) => Err(e.into()),
+        }
+    }
+}
+
+fn unmount_by_helper(dir: &Path, args: &[&str]) -> io::Result<()> {
+    let out = Command::new(HELPER).args(args).arg("--").arg(dir).stdin(Stdio::null()).output()?;
+    if out.status.success() {
+        return Ok(());
+    }
+    let message = String::from_utf8_lossy(&out.stderr);
+    if message.contains("busy") {
+        return Err(Errno::BUSY.into());
+    }
+    Err(io::Error::other(message.trim().to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_mounted_is_unmounted_already() {
+        let tmp = tempfile::tempdir().unwrap();
+        let u = Unmounter::of(tmp.path()).unwrap();
+        assert!(!u.has_mount() && !u.lives_on().unwrap());
+        u.unmount().unwrap();
+        u.terminate().unwrap();
+    }
+}
