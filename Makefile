@@ -29,8 +29,11 @@ zshdir  = $(DESTDIR)$(PREFIX)/share/zsh/site-functions
 fishdir = $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d
 # mount(8) looks for its helpers in /sbin and nowhere else.
 mount_helper = $(DESTDIR)/sbin/mount.cffs
-remount_helper = $(DESTDIR)/sbin/mount.fuse.cffs
-umount_helper = $(DESTDIR)/sbin/umount.fuse.cffs
+# For what is mounted, by its type in the table of mounts.
+mounted = mount.fuse mount.fuseblk umount.fuse umount.fuseblk
+mounted_helpers = $(mounted:%=$(DESTDIR)/sbin/%.cffs)
+# The names of the program, each with .cffs.
+names = mkfs fsck mount $(mounted)
 
 .PHONY: help build demo test lint package soak shuttle conformance bench bench-peers report install uninstall clean
 
@@ -119,7 +122,7 @@ install: target/release/cffs
 	$(OBJCOPY) --strip-all --add-gnu-debuglink=$(debugdir)/cffs.debug target/release/cffs $(bindir)/cffs.new
 	chmod 755 $(bindir)/cffs.new
 	mv -f $(bindir)/cffs.new $(bindir)/cffs
-	for name in mkfs fsck mount; do \
+	for name in $(names); do \
 	    ln -sf ../bin/cffs $(sbindir)/$$name.cffs || exit 1; done
 	rm -rf target/generated
 	target/release/cffs generate man target/generated/man
@@ -135,9 +138,8 @@ install: target/release/cffs
 	    /usr) ;; \
 	    /usr/*|/opt/*) \
 	        if mkdir -p '$(DESTDIR)/sbin' && \
-	            ln -sf '$(PREFIX)/bin/cffs' '$(mount_helper)' && \
-            ln -sf '$(PREFIX)/bin/cffs' '$(remount_helper)' && \
-            ln -sf '$(PREFIX)/bin/cffs' '$(umount_helper)'; then \
+	            (for helper in $(mount_helper) $(mounted_helpers); do \
+	                ln -sf '$(PREFIX)/bin/cffs' "$$helper" || exit 1; done); then \
 	            echo 'mount -t cffs: $(mount_helper)'; \
 	        else \
 	            echo 'note: cannot write $(mount_helper); "mount -t cffs" needs it'; fi ;; \
@@ -148,12 +150,12 @@ target/release/cffs:
 	$(CARGO) build --release -p cffs-cli
 
 uninstall:
-	rm -f $(bindir)/cffs $(debugdir)/cffs.debug $(sbindir)/mkfs.cffs $(sbindir)/fsck.cffs $(sbindir)/mount.cffs
+	rm -f $(bindir)/cffs $(debugdir)/cffs.debug $(names:%=$(sbindir)/%.cffs)
 	rm -f $(mandir)/man?/cffs*.[158] $(mandir)/man8/*.cffs.8
 	rm -f $(bashdir)/cffs $(zshdir)/_cffs $(fishdir)/cffs.fish
 	-rmdir --ignore-fail-on-non-empty $(debugdir)
 	if [ "$$(readlink '$(mount_helper)')" = '$(PREFIX)/bin/cffs' ]; then \
-	    rm -f '$(mount_helper)' '$(remount_helper)' '$(umount_helper)'; fi
+	    rm -f $(mount_helper) $(mounted_helpers); fi
 
 clean:
 	$(CARGO) clean

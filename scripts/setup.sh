@@ -15,9 +15,10 @@ END
 fi
 
 # A program or file, and the Debian package it comes from.
-wanted=(fusermount3:fuse3 mkfs.ext4:e2fsprogs)
+wanted=(fusermount3:fuse3 mkfs.ext4:e2fsprogs blkid:util-linux)
 if [ "${1:-}" != demo ]; then
-    wanted+=(setfattr:attr setfacl:acl git:git nbdkit:nbdkit nbdfuse:libnbd-bin losetup:mount)
+    wanted+=(setfattr:attr setfacl:acl git:git nbdkit:nbdkit nbdfuse:libnbd-bin losetup:mount
+        mkfs.minix:util-linux mkfs.bfs:util-linux mkswap:util-linux unshare:util-linux sfdisk:fdisk)
 fi
 if [ "${1:-}" = peers ]; then
     wanted+=(mkfs.xfs:xfsprogs mkfs.btrfs:btrfs-progs fuse2fs:fuse2fs)

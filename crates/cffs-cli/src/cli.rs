@@ -60,13 +60,15 @@ fn codes(subcommand: &str) -> Codes {
 }
 
 /// The name under which the program was called, and the subcommand it stands for.
-const NAMES: [(&str, &str); 5] = [
+const NAMES: [(&str, &str); 7] = [
     ("mkfs.cffs", "mkfs"),
     ("fsck.cffs", "fsck"),
     ("mount.cffs", "mount"),
     // What mount(8) looks for when it finds a mount in the table of mounts: to mount it again with other options.
     ("mount.fuse.cffs", "mount"),
+    ("mount.fuseblk.cffs", "mount"),
     ("umount.fuse.cffs", "umount"),
+    ("umount.fuseblk.cffs", "umount"),
 ];
 
 /// The definition of the command that a name stands for, for parsing and for its man page.
@@ -75,8 +77,8 @@ fn named_command(name: &'static str) -> Option<clap::Command> {
     Some(match name {
         "mkfs.cffs" => mkfs::MkfsArgs::augment_args(command),
         "fsck.cffs" => fsck::FsckArgs::augment_args(command).disable_version_flag(true),
-        "mount.cffs" | "mount.fuse.cffs" => mount::HelperArgs::augment_args(command),
-        "umount.fuse.cffs" => umount::UmountArgs::augment_args(command),
+        "mount.cffs" | "mount.fuse.cffs" | "mount.fuseblk.cffs" => mount::HelperArgs::augment_args(command),
+        "umount.fuse.cffs" | "umount.fuseblk.cffs" => umount::UmountArgs::augment_args(command),
         _ => return None,
     })
 }

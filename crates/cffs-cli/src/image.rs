@@ -5,6 +5,7 @@ use anyhow::{Context, anyhow, bail};
 use cffs::device::{Device, FileDevice, IoKind, OpenMode};
 use cffs::format::superblock::{INCOMPAT_EXTERNAL_LOG, SUPERBLOCK_SIZE};
 use cffs::{Error, Fs, Geometry, MountOptions, Superblock};
+use cffs_fuse::places_of;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -87,7 +88,10 @@ pub fn open_device(path: &Path, mode: OpenMode) -> anyhow::Result<FileDevice> {
         let advice = match e.kind() {
             NotFound => "check the name, or make one with `cffs mkfs --size`",
             PermissionDenied => "become root, or ask for the permission",
-            ResourceBusy => "unmount it, or wait for the other program to end",
+            ResourceBusy => match places_of(path).unwrap_or_default().first() {
+                Some(place) => return anyhow!("{e}; it is mounted on {}: unmount it first", place.dir().display()),
+                None => "unmount it, or wait for the other program to end",
+            },
             ReadOnlyFilesystem => "open it read-only, as with `cffs mount -o ro`",
             _ => return anyhow!(e),
         };
@@ -129,9 +133,12 @@ fn read_superblock(dev: &FileDevice) -> anyhow::Result<(Superblock, Geometry)> {
     use_sectors_of_the_format(dev)?;
     match cffs::mkfs::read_superblock(dev).and_then(|sb| Ok((Geometry::new(&sb)?, sb))) {
         Ok((geometry, superblock)) => Ok((superblock, geometry)),
-        Err(Error::Corrupt(c)) if c.0.contains("not a cffs") => match signature::detect(dev)? {
-            Some(name) => bail!("not a cffs file system but {name}: give the right image, or the right type to mount"),
-            None => bail!("{c}: give the right image, or make one with `cffs mkfs`"),
+        // What it is instead is only a help.
+        Err(Error::Corrupt(c)) if c.0.contains("not a cffs") => match signature::detect(dev) {
+            Ok(Some(name)) => {
+                bail!("not a cffs file system but {name}: give the right image, or the right type to mount")
+            }
+            _ => bail!("{c}: give the right image, or make one with `cffs mkfs`"),
         },
         Err(Error::Corrupt(c)) if c.0.contains("truncated") => {
             bail!(

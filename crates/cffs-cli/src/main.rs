@@ -1,7 +1,7 @@
 //! The `cffs` program: make, mount, check and look into cffs images.
 //!
-//! One program under several names: called as `mkfs.cffs`, `fsck.cffs`, `mount.cffs`, `mount.fuse.cffs` or
-//! `umount.fuse.cffs` it is that subcommand, as mkfs(8), fsck(8), mount(8) and umount(8) expect.
+//! One program under several names: called as `mkfs.cffs`, `fsck.cffs`, `mount.cffs`, `mount.fuseblk.cffs`,
+//! `umount.fuseblk.cffs` and the like it is that subcommand, as mkfs(8), fsck(8), mount(8) and umount(8) expect.
 
 mod cat;
 mod cli;
@@ -26,6 +26,7 @@ mod quota;
 mod remount;
 mod rm;
 mod scrub;
+mod second_place;
 mod signature;
 mod size;
 mod stat;

@@ -246,13 +246,23 @@ fn check(
 
 /// Refuses a device on which there is something, unless forced; and one that the kernel has attached, always.
 fn refuse_if_taken(path: &Path, dev: &FileDevice, force: bool) -> anyhow::Result<()> {
+    let name = path.display();
+    if let Some(place) = cffs_fuse::places_of(path).unwrap_or_default().first() {
+        bail!(
+            "{name}: in use by a mount whose server is gone: remove it with `umount -l {}` first",
+            place.dir().display()
+        );
+    }
     if let Some(by) = loop_device_of(path) {
-        bail!("{}: in use by {by}: detach it with `losetup -d {by}` first", path.display());
+        bail!("{name}: in use by {by}: detach it with `losetup -d {by}` first");
     }
-    if !force && let Some(what) = signature::detect(dev)? {
-        bail!("{}: holds {what}: use --force to overwrite it", path.display());
+    if force {
+        return Ok(());
     }
-    Ok(())
+    match signature::detect(dev).map_err(|e| anyhow!("{e:#}, or use --force to overwrite it"))? {
+        Some(what) => bail!("{name}: holds {what}: use --force to overwrite it"),
+        None => Ok(()),
+    }
 }
 
 /// The loop device that has this file as its backing file.

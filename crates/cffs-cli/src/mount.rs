@@ -9,9 +9,10 @@ use crate::image::Image;
 use crate::log;
 use crate::mount_options::{self, Options};
 use crate::remount;
+use crate::second_place;
 use anyhow::{Context, anyhow, bail};
 use cffs::device::OpenMode;
-use cffs_fuse::MountConfig;
+use cffs_fuse::{BlockMount, MountConfig};
 use clap::{Args, ValueHint};
 use rustix::process::{Pid, Signal, kill_process};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -123,7 +124,7 @@ pub struct HelperArgs {
     /// Mount options, separated by commas; see below
     #[arg(short, value_name = "OPTIONS")]
     options: Vec<String>,
-    /// Type of the file system: cffs or fuse.cffs
+    /// Type of the file system: cffs, fuse.cffs or fuseblk.cffs
     #[arg(short = 't', value_name = "TYPE")]
     fstype: Option<String>,
 }
@@ -165,6 +166,11 @@ pub fn run(args: &MountArgs) -> anyhow::Result<u8> {
     options.config.fsname = image.display().to_string();
     if let Some(log) = &options.log_device {
         options.log_device = Some(absolute(log)?);
+    }
+    if !args.serve
+        && let Some(code) = second_place::mount(&image, &dir, &options, &args.options, args.foreground)?
+    {
+        return Ok(code);
     }
     if args.foreground || args.serve {
         serve(args, &image, &dir, options)
@@ -288,9 +294,14 @@ fn serve(args: &MountArgs, image: &Path, dir: &Path, options: Options) -> anyhow
         log_device: options.log_device,
         ..with_defaults
     };
+    let block = block_mount(&image, &options).exit_code(exit::mount::FAILED)?;
     let fs = image.mount(options.engine)?;
     let interrupted = signals.pending().next().is_some();
-    let session = if interrupted { None } else { Some(cffs_fuse::mount(fs.clone(), dir, &options.config)) };
+    let attach = || match block {
+        Some(block) => cffs_fuse::mount_block(fs.clone(), block, dir, &options.config),
+        None => cffs_fuse::mount(fs.clone(), dir, &options.config),
+    };
+    let session = if interrupted { None } else { Some(attach()) };
     let session = match session {
         Some(Ok(session)) => session,
         failed => {
@@ -323,6 +334,32 @@ fn serve(args: &MountArgs, image: &Path, dir: &Path, options: Options) -> anyhow
     })?;
     tracing::info!(image = %name, dir = %dir.display(), "unmounted");
     Ok(0)
+}
+
+/// A mount of type `fuseblk`, which the kernel makes for root: it passes sync(2) on, and umount(2) waits for it. Where there
+/// is none, `None`: the mount is of type `fuse` then.
+///
+/// The engine must not be open yet, because the kernel claims a device for itself, so our claim ends before. Nothing is
+/// written until one of the two holds again.
+fn block_mount(image: &Image, options: &Options) -> anyhow::Result<Option<BlockMount>> {
+    if !rustix::process::geteuid().is_root() {
+        return Ok(None);
+    }
+    let (config, read_only) = (&options.config, options.engine.read_only);
+    let made = if image.dev.is_block_device() {
+        image.dev.release_claim();
+        BlockMount::of_device(&image.path, config, read_only)
+    } else {
+        BlockMount::of_file(&image.path, config, read_only)
+    };
+    match made {
+        Ok(mount) => Ok(Some(mount)),
+        Err(error) => {
+            tracing::debug!(image = %image.path.display(), %error, "no mount of type fuseblk, so it is of type fuse");
+            image.dev.reclaim()?;
+            Ok(None)
+        }
+    }
 }
 
 fn failure(e: cffs_fuse::Error, image: &str) -> anyhow::Error {

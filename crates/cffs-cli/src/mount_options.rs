@@ -15,6 +15,8 @@ pub struct Options {
     pub config: MountConfig,
     /// Device of an external log.
     pub log_device: Option<PathBuf>,
+    /// The log is not to be replayed.
+    pub no_recovery: bool,
 }
 
 /// Generic options that say nothing to a file system, or what holds anyway.
@@ -43,6 +45,11 @@ const IGNORED: &[&str] = &[
 ];
 /// Beginnings of generic options for other programs.
 const IGNORED_PREFIXES: &[&str] = &["x-", "X-", "comment=", "user=", "uhelper=", "helper=", "subtype="];
+
+/// Whether it is one of the options that say nothing to a file system.
+pub fn is_generic(option: &str) -> bool {
+    option.is_empty() || IGNORED.contains(&option) || IGNORED_PREFIXES.iter().any(|p| option.starts_with(p))
+}
 
 /// Options that a file system can have as its own defaults: how it is used, not who may use it or where its parts are.
 const DEFAULTABLE: &[&str] = &[
@@ -128,7 +135,25 @@ impl Options {
                 }
             }
         }
+        options.leave_out_recovery()?;
         Ok(options)
+    }
+
+    /// Hands `norecovery` to the engine, where it makes sense.
+    fn leave_out_recovery(&mut self) -> Result<(), String> {
+        if !self.no_recovery {
+            return Ok(());
+        }
+        if !self.engine.read_only {
+            return Err(
+                "mount option 'norecovery': without its log the file system may be inconsistent, so nothing must \
+                        be written to it: mount it with ro too"
+                    .into(),
+            );
+        }
+        // The place for `self.engine = self.engine.norecovery(true)`, once the engine can do without its log.
+        Err("mount option 'norecovery': this version always replays the log, with ro in memory only: leave it out"
+            .into())
     }
 
     fn set(&mut self, option: &str) -> Result<(), Wrong> {
@@ -141,6 +166,7 @@ impl Options {
             ("", None) => {}
             ("ro", None) => engine.read_only = true,
             ("rw", None) => engine.read_only = false,
+            ("norecovery" | "noload", None) => self.no_recovery = true,
             ("noatime", None) => engine.atime = AtimeMode::Noatime,
             ("relatime" | "atime" | "nostrictatime", None) => engine.atime = AtimeMode::Relatime,
             ("strictatime" | "norelatime", None) => engine.atime = AtimeMode::Strictatime,
@@ -200,7 +226,7 @@ impl Options {
             ("noexec", None) => config.exec = false,
             ("cache" | "metadata" | "prefetch" | "commit" | "logdev" | "threads", _) => return wrong("needs a value"),
             ("remount", _) => return wrong("does not go with another mount"),
-            _ if IGNORED.contains(&option) || IGNORED_PREFIXES.iter().any(|p| option.starts_with(p)) => {}
+            _ if is_generic(option) => {}
             _ => return Err(Wrong::Unknown),
         }
         // As mount(8) has it, what ordinary users may mount is harmless unless a later option says otherwise.
@@ -308,10 +334,14 @@ mod tests {
             "logdev=",
             "log=loud",
             "sync",
+            "norecovery",
+            "noload",
         ] {
             let e = parse(&format!("rw,{option}")).unwrap_err();
-            assert!(e.contains(&format!("'{option}'")), "{option}: {e}");
+            let name = if option == "noload" { "norecovery" } else { option };
+            assert!(e.contains(&format!("'{name}'")), "{option}: {e}");
         }
+        assert!(parse("norecovery").unwrap_err().contains("with ro too"));
         assert!(Options::parse(["nosuch,ro"], true).unwrap().engine.read_only);
         assert!(Options::parse(["cache=x"], true).is_err(), "sloppy forgives only unknown options");
     }

@@ -1,7 +1,7 @@
 //! `cffs mount -o remount`: other flags for a mount that stays.
 //!
-//! mount(8) finds the type `fuse.cffs` in the table of mounts and calls this program as `mount.fuse.cffs`, with the options
-//! of fstab or of that table merged with those of the command line.
+//! mount(8) finds the type `fuseblk.cffs` (or `fuse.cffs`) in the table of mounts and calls this program as
+//! `mount.fuseblk.cffs`, with the options of fstab or of that table merged with those of the command line.
 
 use crate::exit::{self, with_code};
 use crate::mount_options::{Options, split};
@@ -46,7 +46,7 @@ pub fn run(dir: &Path, lists: &[String], sloppy: bool) -> anyhow::Result<u8> {
 }
 
 /// The change, and the options that take effect at a mount only.
-fn parse(lists: &[String], sloppy: bool) -> Result<(Remount, Vec<String>), String> {
+pub fn parse(lists: &[String], sloppy: bool) -> Result<(Remount, Vec<String>), String> {
     let mut change = Remount::default();
     let mut kept = Vec::new();
     for option in lists.iter().flat_map(|list| split(list)) {

@@ -1,76 +1,107 @@
 //! Recognizes what else may be on a device, so that mkfs does not destroy it and errors can say what it is.
+//!
+//! blkid(8) knows file systems, swap space, volumes and partition tables, and knows new ones sooner than we would. Only a
+//! file system of ours it does not know.
 
-use cffs::device::{Device, IoKind};
+use anyhow::{Context, anyhow, bail};
+use cffs::device::{Device, FileDevice, IoKind};
+use cffs::format::superblock::MAGIC;
+use rustix::fs::{SeekFrom, seek};
+use rustix::io::Errno;
+use std::fs::File;
+use std::io::ErrorKind;
+use std::process::{Command, Stdio};
 
-/// Bytes at the start of a device that hold every signature known here.
-const LOOK_AT: u64 = 128 << 10;
+/// Names of the program: folders for root may not be in the path of a user.
+const BLKID: [&str; 3] = ["blkid", "/usr/sbin/blkid", "/sbin/blkid"];
+/// Exit codes of blkid(8): nothing is there; several things contradict each other.
+const NOTHING: i32 = 2;
+const AMBIVALENT: i32 = 8;
 
-/// Magic bytes at an offset, and what has them. More specific ones first.
-const SIGNATURES: &[(usize, &[u8], &str)] = &[
-    (0, &cffs::format::superblock::MAGIC, "a cffs file system"),
-    (0, b"XFSB", "an XFS file system"),
-    (0x10040, b"_BHRfS_M", "a btrfs file system"),
-    (0x438, b"\x53\xef", "an ext2, ext3 or ext4 file system"),
-    (0x400, b"\x10\x20\xf5\xf2", "an F2FS file system"),
-    (0x400, b"\xe2\xe1\xf5\xe0", "an EROFS file system"),
-    (0x1018, b"\xc6\x85\x73\xf6\x4e\x1a\x45\xca", "a bcachefs file system"),
-    (0x1018, b"\xc6\x85\x73\xf6\x66\xce\x90\xa9", "a bcachefs file system"),
-    (0x10034, b"ReIsEr", "a ReiserFS file system"),
-    (0x8000, b"JFS1", "a JFS file system"),
-    (0x406, b"\x34\x34", "a NILFS2 file system"),
-    (3, b"NTFS    ", "an NTFS file system"),
-    (3, b"EXFAT   ", "an exFAT file system"),
-    (82, b"FAT32   ", "a FAT file system"),
-    (54, b"FAT1", "a FAT file system"),
-    (0, b"hsqs", "a squashfs file system"),
-    (0, b"\x45\x3d\xcd\x28", "a cramfs file system"),
-    (0x8001, b"CD001", "an ISO 9660 file system"),
-    (0x400, b"H+\x00\x04", "an HFS+ file system"),
-    (32, b"NXSB", "an APFS container"),
-    (0xff6, b"SWAPSPACE2", "swap space"),
-    (0, b"LUKS\xba\xbe", "a LUKS volume"),
-    (512, b"LABELONE", "an LVM physical volume"),
-    (0x1000, b"\xfc\x4e\x2b\xa9", "a Linux RAID member"),
-    (0, b"\xfc\x4e\x2b\xa9", "a Linux RAID member"),
-    (0, b"QFI\xfb", "a QCOW2 virtual disk"),
-    (0, b"KDMV", "a VMDK virtual disk"),
-    (0x40, b"\x7f\x10\xda\xbe", "a VDI virtual disk"),
-    (512, b"EFI PART", "a GPT partition table"),
-    (510, b"\x55\xaa", "a partition table or boot sector"),
-];
-
-/// What the device holds, by its signature; `None` if there is none that is known.
-pub fn detect(dev: &dyn Device) -> std::io::Result<Option<&'static str>> {
-    let sector = u64::from(dev.sector_size());
-    let len = LOOK_AT.min(dev.len()) / sector * sector;
-    let mut start = vec![0; len as usize];
-    if !start.is_empty() {
-        dev.read_at(IoKind::Super, 0, &mut start)?;
+/// What the device holds, for people; `None` if there is nothing that is known.
+///
+/// # Errors
+/// What reading reports; and when blkid(8) is missing or fails.
+pub fn detect(dev: &FileDevice) -> anyhow::Result<Option<String>> {
+    if !has_data(dev)? {
+        return Ok(None);
     }
-    Ok(detect_in(&start))
+    if begins_as_ours(dev)? {
+        return Ok(Some("a cffs file system".into()));
+    }
+    let out = run_blkid(dev)?;
+    understand(out.status.code(), &String::from_utf8_lossy(&out.stdout)).ok_or_else(|| {
+        let (path, errors) = (dev.path().display(), String::from_utf8_lossy(&out.stderr).into_owned());
+        anyhow!("{path}: blkid cannot tell what it holds: {} ({})", errors.trim(), out.status)
+    })
 }
 
-fn detect_in(start: &[u8]) -> Option<&'static str> {
-    let found = SIGNATURES.iter().find(|(offset, magic, _)| start.get(*offset..*offset + magic.len()) == Some(*magic));
-    found.map(|(_, _, name)| *name)
+/// False for a file that is nothing but a hole, such as truncate(1) makes.
+fn has_data(dev: &FileDevice) -> anyhow::Result<bool> {
+    if dev.is_block_device() {
+        return Ok(true);
+    }
+    let file = File::open(dev.path()).with_context(|| dev.path().display().to_string())?;
+    Ok(seek(&file, SeekFrom::Data(0)) != Err(Errno::NXIO))
+}
+
+fn begins_as_ours(dev: &FileDevice) -> anyhow::Result<bool> {
+    let mut sector = vec![0; dev.sector_size() as usize];
+    if dev.len() < sector.len() as u64 {
+        return Ok(false);
+    }
+    dev.read_at(IoKind::Super, 0, &mut sector)?;
+    Ok(sector.starts_with(&MAGIC))
+}
+
+fn run_blkid(dev: &FileDevice) -> anyhow::Result<std::process::Output> {
+    let path = dev.path().display();
+    for name in BLKID {
+        let mut command = Command::new(name);
+        command.args(["-p", "-o", "export", "--"]).arg(dev.path()).stdin(Stdio::null());
+        match command.output() {
+            Ok(out) => return Ok(out),
+            Err(e) if e.kind() == ErrorKind::NotFound => {}
+            Err(e) => return Err(e).with_context(|| format!("{path}: cannot find out what it holds: {name}")),
+        }
+    }
+    bail!("{path}: cannot find out what it holds, because blkid (package util-linux) is not installed: install it")
+}
+
+/// What an exit code and the output of `blkid -p -o export` say; `None` if blkid has failed.
+fn understand(code: Option<i32>, output: &str) -> Option<Option<String>> {
+    let value = |name: &str| output.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('='));
+    let found = match (code?, value("TYPE"), value("PTTYPE")) {
+        (NOTHING, ..) => return Some(None),
+        (AMBIVALENT, ..) => "several things that contradict each other, according to blkid".into(),
+        (0, Some(kind), _) => match value("USAGE") {
+            Some("filesystem") => format!("a file system of type {kind}"),
+            Some("raid") => format!("a part of a volume of type {kind}"),
+            Some("crypto") => format!("an encrypted volume of type {kind}"),
+            _ if kind == "swap" => "swap space".into(),
+            _ => format!("data of type {kind}"),
+        },
+        (0, None, Some(kind)) => format!("a partition table of type {kind}"),
+        _ => return None,
+    };
+    Some(Some(found))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cffs::device::MemoryDevice;
 
     #[test]
-    fn every_signature_is_recognized_and_zeros_are_none() {
-        let dev = MemoryDevice::new(1 << 20);
-        assert_eq!(detect(&dev).unwrap(), None);
-        for (offset, magic, name) in SIGNATURES {
-            let mut start = vec![0; LOOK_AT as usize];
-            start[*offset..*offset + magic.len()].copy_from_slice(magic);
-            dev.write_at(IoKind::Super, 0, &start).unwrap();
-            assert_eq!(detect(&dev).unwrap(), Some(*name));
-        }
-        assert_eq!(detect(&MemoryDevice::new(512)).unwrap(), None, "shorter than the offsets");
-        assert_eq!(detect(&MemoryDevice::new(0)).unwrap(), None);
+    fn words_of_blkid() {
+        let words = |code, text| understand(Some(code), text);
+        assert_eq!(words(2, ""), Some(None));
+        assert_eq!(words(0, "DEVNAME=x\nTYPE=bfs\nUSAGE=filesystem\n"), Some(Some("a file system of type bfs".into())));
+        assert_eq!(words(0, "PTUUID=1\nPTTYPE=gpt\n"), Some(Some("a partition table of type gpt".into())));
+        assert_eq!(words(0, "TYPE=swap\nUSAGE=other\n"), Some(Some("swap space".into())));
+        let raid = "TYPE=linux_raid_member\nUSAGE=raid\n";
+        assert_eq!(words(0, raid), Some(Some("a part of a volume of type linux_raid_member".into())));
+        assert!(words(8, "").unwrap().unwrap().contains("contradict"));
+        // It was killed, used in a wrong way, or says that there is something and not what.
+        assert_eq!((understand(None, ""), words(4, ""), words(0, "")), (None, None, None));
     }
 }

@@ -1,8 +1,9 @@
 //! `cffs umount`: unmounts, and returns when everything is on the image.
 //!
-//! umount(2) alone comes back from a FUSE mount while the process that served it still writes. As `umount.fuse.cffs`
-//! beside mount(8)'s helpers this is also what umount(8) calls when it looks the mount up by its type; for an absolute
-//! path it may not, and then who opens the image next waits (see [`crate::unmount_wait`]).
+//! umount(2) alone comes back from a mount of type `fuse` while the process that served it still writes; only for type
+//! `fuseblk` it waits. As `umount.fuse.cffs` beside mount(8)'s helpers this is also what umount(8) calls when it looks the
+//! mount up by its type; for an absolute path it may not, and then who opens the image next waits (see
+//! [`crate::unmount_wait`]).
 
 use crate::exit::{self, ExitCodeExt, with_code};
 use anyhow::{Context, anyhow};

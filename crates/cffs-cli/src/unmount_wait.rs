@@ -1,8 +1,9 @@
 //! Mounts that are just ending.
 //!
-//! umount(2), and so `umount DIR`, may come back from a FUSE mount while the process that served it still writes what is
+//! umount(2), and so `umount DIR`, may come back from a mount of type `fuse` while the process that served it still writes what is
 //! left. Whoever takes the image up next waits for that process, instead of failing because the image is in use.
 
+use cffs_fuse::places_of;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{major, minor};
 use rustix::io::Errno;
@@ -38,32 +39,7 @@ pub fn wait_for_server(image: &Path) -> bool {
 
 /// Whether the image is mounted in this mount namespace.
 fn is_mounted(image: &Path) -> bool {
-    let mounts = fs::read("/proc/self/mounts").unwrap_or_default();
-    mounts.split(|b| *b == b'\n').any(|line| {
-        let mut fields = line.split(|b| *b == b' ');
-        let source = fields.next().unwrap_or_default();
-        fields.nth(1) == Some(b"fuse.cffs") && unescape(source) == image.as_os_str().as_bytes()
-    })
-}
-
-/// Undoes the octal escapes of /proc/self/mounts.
-fn unescape(field: &[u8]) -> Vec<u8> {
-    let mut out = Vec::with_capacity(field.len());
-    let mut rest = field;
-    while let Some((first, tail)) = rest.split_first() {
-        let octal = tail.get(..3).and_then(|d| std::str::from_utf8(d).ok()).and_then(|d| u8::from_str_radix(d, 8).ok());
-        match octal {
-            Some(byte) if *first == b'\\' => {
-                out.push(byte);
-                rest = &tail[3..];
-            }
-            _ => {
-                out.push(*first);
-                rest = tail;
-            }
-        }
-    }
-    out
+    places_of(image).is_ok_and(|places| !places.is_empty())
 }
 
 /// The process that has locked the image, if it is one that serves a mount.
@@ -97,11 +73,5 @@ mod tests {
         assert!(!serves(b"cffs\0import\0dir\0/images/one\0"));
         assert!(!serves(b"grep\0mount\0/images/one\0"));
         assert!(!serves(b""));
-    }
-
-    #[test]
-    fn sources_of_mounts() {
-        assert_eq!(unescape(b"/a\\040b\\134c"), b"/a b\\c");
-        assert_eq!(unescape(b"a\\9"), b"a\\9");
     }
 }

@@ -1,11 +1,14 @@
 //! The program as a user sees it: the real binary, its output, its exit codes.
 
+mod block;
 mod changing;
 mod formatting;
 mod looking;
 mod mounting;
+mod places;
 mod quota;
 mod service;
+mod signatures;
 mod tools;
 mod transfer;
 mod wrong_input;

@@ -23,7 +23,7 @@ pub fn is_mounted(path: &Path) -> bool {
 }
 
 #[track_caller]
-fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
+pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
     let start = Instant::now();
     while !condition() {
         assert!(start.elapsed() < Duration::from_secs(120), "{what}");
@@ -49,7 +49,7 @@ fn mount_returns_when_ready_and_umount_leaves_a_clean_image() {
     fs::create_dir(path.join("dir")).unwrap();
     fs::write(path.join("dir/file"), "contents").unwrap();
     assert_eq!(fs::read(path.join("dir/file")).unwrap(), b"contents");
-    fails(&["mount", &image, &name], 32, &[&image, "in use"]);
+    fails(&["mount", &image, &name], 32, &[&image, "mounted on", &name]);
     fails(&["fsck", "-n", &image], 8, &["in use"]);
     fails(&["mkfs", "--force", &image], 1, &["in use"]);
     let stats = json(&ok(&["stats", "--json", &name]));
@@ -87,7 +87,7 @@ fn a_read_only_mount_changes_nothing() {
 }
 
 /// A mount in the foreground.
-struct Foreground(Child);
+pub struct Foreground(pub Child);
 
 impl Drop for Foreground {
     fn drop(&mut self) {
@@ -165,10 +165,10 @@ fn the_helper_of_mount_follows_its_convention() {
     assert!(line.contains("nosuid") && line.contains("nodev"), "{line}");
     if is_root() {
         // As mount(8) calls it for `mount -o remount,ro DIR`, with what the table of mounts says.
-        let remount = dir.path().join("mount.fuse.cffs");
+        let remount = dir.path().join("mount.fuseblk.cffs");
         std::os::unix::fs::symlink(CFFS, &remount).unwrap();
         let call = |options: &str| {
-            let args = ["60", remount.to_str().unwrap(), &image, &name, "-o", options, "-t", "fuse.cffs"];
+            let args = ["60", remount.to_str().unwrap(), &image, &name, "-o", options, "-t", "fuseblk.cffs"];
             let out = Command::new("timeout").args(args).output().unwrap();
             (out.status.code(), stderr(&out))
         };
@@ -204,12 +204,17 @@ fn whoever_comes_after_umount_waits_for_the_rest() {
     let pid = rustix::process::Pid::from_raw(served.0.id() as i32).unwrap();
     let signal = |signal| rustix::process::kill_process(pid, signal).unwrap();
     signal(rustix::process::Signal::STOP);
-    // Directly, so that nothing waits for the process that serves the mount.
-    rustix::mount::unmount(&path, rustix::mount::UnmountFlags::empty()).unwrap();
+    // Directly, so that nothing but the kernel waits for the process that serves the mount; it does so for type `fuseblk`.
+    let unmounting = std::thread::spawn({
+        let path = path.clone();
+        move || rustix::mount::unmount(&path, rustix::mount::UnmountFlags::empty())
+    });
+    wait_until("unmounted", || !is_mounted(&path));
     let mut next = Foreground(Command::new(CFFS).args(["fsck", "-n", &image]).spawn().unwrap());
     std::thread::sleep(Duration::from_millis(1500));
     let early = next.0.try_wait().unwrap();
     signal(rustix::process::Signal::CONT);
+    unmounting.join().unwrap().unwrap();
     assert_eq!(early, None, "waits");
     assert_eq!(next.0.wait().unwrap().code(), Some(0));
     assert_eq!(served.0.wait().unwrap().code(), Some(0));

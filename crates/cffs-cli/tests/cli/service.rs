@@ -13,7 +13,7 @@ use std::time::Duration;
 
 /// Runs a script of the shell, as root in a mount namespace of its own whose `/dev` has nothing but `null` and a `fuse` that is
 /// open to all, as on other machines. `None` where that cannot be.
-fn with_own_dev(dir: &Path, script: &str) -> Option<Output> {
+pub fn with_own_dev(dir: &Path, script: &str) -> Option<Output> {
     if !have(&[Need::Root, Need::Fuse]) {
         return None;
     }

@@ -59,7 +59,9 @@ fn check(args: &Args, tools: &Tools, job: &Job, mount: &mut TestMount) -> Result
     job.run(&mut command("mount", ["-t", "tmpfs", "none", &other.to_string_lossy()]), LIMIT)?;
     let _other_guard = Guard::new(Cleanup::Unmount(other.clone()));
     let helpers = mount.beside("helpers")?;
-    symlink(mount.cffs(), helpers.join("mount.fuse.cffs"))?;
+    for name in ["mount.fuse.cffs", "mount.fuseblk.cffs"] {
+        symlink(mount.cffs(), helpers.join(name))?;
+    }
 
     let mut results = BTreeMap::new();
     for remount in [false, true] {
@@ -120,7 +122,7 @@ fn configuration(remount: bool) -> String {
     )
 }
 
-/// A command in a mount namespace where mount(8) finds `mount.fuse.cffs` of this build, whatever is installed.
+/// A command in a mount namespace where mount(8) finds `mount.fuseblk.cffs` of this build, whatever is installed.
 fn with_helper(helpers: &Path) -> Command {
     let sbin = Path::new("/sbin").canonicalize().unwrap_or_else(|_| "/sbin".into());
     let script = "mount -t overlay -o \"lowerdir=$1:$2\" none \"$2\" && shift 2 && exec \"$@\"";
