@@ -11,6 +11,7 @@ use super::report::{Class, Phase};
 use crate::format::{BlockAddr, BlockId, Geometry, Ino, Superblock};
 use cffs_device::Device;
 use std::collections::HashSet;
+use std::fmt::Display;
 
 /// Damaged blocks after which the rest of a structure is not read. Otherwise an image that maps nothing but zeros would
 /// make the check read a petabyte.
@@ -57,7 +58,7 @@ impl<'a> Checker<'a> {
     }
 
     /// Adds a problem of something that is not an inode.
-    pub(super) fn problem(&mut self, class: Class, place: impl FnOnce() -> String, text: impl FnOnce() -> String) {
+    pub(super) fn problem(&mut self, class: Class, place: impl Display, text: impl Display) {
         self.findings.problems.add(class, place, text);
     }
 
@@ -65,8 +66,8 @@ impl<'a> Checker<'a> {
         (self.report_progress)(phase, done, total.max(done));
     }
 
-    pub(super) fn inode_problem(&mut self, class: Class, ino: Ino, text: impl FnOnce() -> String) {
-        self.findings.problems.add(class, || format!("inode {ino}"), text);
+    pub(super) fn inode_problem(&mut self, class: Class, ino: Ino, text: impl Display) {
+        self.findings.problems.add(class, format_args!("inode {ino}"), text);
     }
 
     /// Claims a whole block. False if it has an owner.

@@ -141,7 +141,8 @@ impl Checker<'_> {
         self.check_space(dir, map.frags, map.complete);
         let bs = self.g.block_size() as u64;
         if !dir.size.is_multiple_of(bs) || dir.size / bs > DIR_BLOCKS_MAX {
-            self.inode_problem(Class::DirSize, ino, || format!("size {} is not a possible number of blocks", dir.size));
+            let what = format_args!("size {} is not a possible number of blocks", dir.size);
+            self.inode_problem(Class::DirSize, ino, what);
         }
         // Blocks behind the size may be preallocated, and were never written.
         let blocks = (dir.size / bs).min(DIR_BLOCKS_MAX);
@@ -166,34 +167,30 @@ impl Checker<'_> {
             match scanned {
                 Ok(scanned) => self.check_dir_block(dir, lblock, addr, scanned, &mut got),
                 Err(what) => {
-                    self.inode_problem(Class::DirBlock, ino, || what);
+                    self.inode_problem(Class::DirBlock, ino, what);
                     got.complete = false;
                     damaged += 1;
                     if damaged >= DAMAGED_BLOCKS_MAX {
-                        self.inode_problem(Class::DirBlock, ino, || {
-                            "too many damaged blocks: the rest is not read".into()
-                        });
+                        self.inode_problem(Class::DirBlock, ino, "too many damaged blocks: the rest is not read");
                         break;
                     }
                 }
             }
         }
         if map.complete && last.map_or(0, |l| l + 1) != blocks && damaged < DAMAGED_BLOCKS_MAX {
-            self.inode_problem(Class::DirSize, ino, || {
-                format!("size {} although the last block is {last:?}", dir.size)
-            });
+            let what = format_args!("size {} although the last block is {last:?}", dir.size);
+            self.inode_problem(Class::DirSize, ino, what);
         }
         if got.complete && dir.aux != got.names.len() as u64 {
-            self.inode_problem(Class::DirCount, ino, || {
-                format!("says it has {} entries, but there are {}", dir.aux, got.names.len())
-            });
+            let what = format_args!("says it has {} entries, but there are {}", dir.aux, got.names.len());
+            self.inode_problem(Class::DirCount, ino, what);
         }
         let links = if dir.nlink == 0 { 0 } else { 2 + got.subdirs };
         if got.complete && u64::from(dir.nlink) != links {
-            self.inode_problem(Class::InodeLinks, ino, || format!("link count {} instead of {links}", dir.nlink));
+            self.inode_problem(Class::InodeLinks, ino, format_args!("link count {} instead of {links}", dir.nlink));
         }
         if dir.nlink == 0 && !got.names.is_empty() {
-            self.inode_problem(Class::DirCount, ino, || "removed, but not empty".into());
+            self.inode_problem(Class::DirCount, ino, "removed, but not empty");
         }
         got.names.sort_unstable_by_key(|n| (n.hash, n.other, n.lblock, n.offset));
         self.find_duplicates(ino, &got.names);
@@ -223,9 +220,8 @@ impl Checker<'_> {
 
     fn check_name(&mut self, dir: Ino, e: &Entry<'_>, hash: u32) {
         if hash != e.hash {
-            self.inode_problem(Class::NameHash, dir, || {
-                format!("name {:?} has hash {:#010x} instead of {hash:#010x}", shown(e.name), e.hash)
-            });
+            let what = format_args!("name {:?} has hash {:#010x} instead of {hash:#010x}", shown(e.name), e.hash);
+            self.inode_problem(Class::NameHash, dir, what);
         }
     }
 
@@ -244,17 +240,15 @@ impl Checker<'_> {
 
     fn check_parent(&mut self, inode: &Inode, dir: Ino, named: bool) {
         if named && inode.parent != dir {
-            self.inode_problem(Class::DirParent, inode.ino, || {
-                format!("names {} as its parent, but is in {dir}", inode.parent)
-            });
+            let what = format_args!("names {} as its parent, but is in {dir}", inode.parent);
+            self.inode_problem(Class::DirParent, inode.ino, what);
         }
     }
 
     fn follow_link(&mut self, dir: Ino, e: &Entry<'_>, got: &mut Gathered) {
         let Some(i) = self.external_index(e.ino) else {
-            self.inode_problem(Class::NameDangling, dir, || {
-                format!("name {:?} refers to inode {}, which does not exist", shown(e.name), e.ino)
-            });
+            let what = format_args!("name {:?} refers to inode {}, which does not exist", shown(e.name), e.ino);
+            self.inode_problem(Class::NameDangling, dir, what);
             return;
         };
         let target = &mut self.inventory.external[i];
@@ -262,21 +256,20 @@ impl Checker<'_> {
         let (target, first) = (*target, target.names == 1);
         got.places.push(target.place);
         if e.file_type != Some(target.file_type) {
-            self.inode_problem(Class::InodeType, dir, || {
-                format!(
-                    "name {:?} is of type {:?}, inode {} of {:?}",
-                    shown(e.name),
-                    e.file_type,
-                    e.ino,
-                    target.file_type
-                )
-            });
+            let what = format_args!(
+                "name {:?} is of type {:?}, inode {} of {:?}",
+                shown(e.name),
+                e.file_type,
+                e.ino,
+                target.file_type
+            );
+            self.inode_problem(Class::InodeType, dir, what);
         }
         if target.file_type != FileType::Directory {
             return;
         }
         if !first {
-            self.inode_problem(Class::InodeLinks, e.ino, || format!("a directory with a second name in {dir}"));
+            self.inode_problem(Class::InodeLinks, e.ino, format_args!("a directory with a second name in {dir}"));
         } else if let Some(inode) = self.inventory.external_dirs.remove(&e.ino) {
             self.check_parent(&inode, dir, true);
             got.children.push(inode);
@@ -292,7 +285,7 @@ impl Checker<'_> {
                 continue;
             }
             if e.nlink > 0 {
-                self.inode_problem(Class::DirUnreachable, e.ino, || "no name refers to this directory".into());
+                self.inode_problem(Class::DirUnreachable, e.ino, "no name refers to this directory");
             }
             if let Some(inode) = self.inventory.external_dirs.remove(&e.ino) {
                 self.walk_tree(inode);
@@ -310,9 +303,8 @@ impl Checker<'_> {
                 *seen.entry(name.to_vec()).or_default() += 1;
             }
             for (name, count) in seen.into_iter().filter(|(_, n)| *n > 1) {
-                self.inode_problem(Class::NameDuplicate, dir, || {
-                    format!("name {:?} occurs {count} times", shown(&name))
-                });
+                let what = format_args!("name {:?} occurs {count} times", shown(&name));
+                self.inode_problem(Class::NameDuplicate, dir, what);
             }
         }
     }

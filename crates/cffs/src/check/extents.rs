@@ -6,6 +6,7 @@ use crate::format::extent::{
     Child, EXTENT_LEN_MAX, EXTENT_SIZE, Extent, LOGICAL_END, TREE_HEIGHT_MAX, node_entry, node_header,
 };
 use crate::format::{BlockAddr, BlockId, BlockKind, Corrupt, Inode, InodeFormat};
+use std::fmt::Display;
 
 /// Decodes a sealed tree node: its level, and its entries as extents or children.
 pub(super) enum Node {
@@ -59,7 +60,7 @@ impl MapWalk {
         MapWalk { ino: inode.ino, stack: Vec::from_iter(frame), at: 0, frags: 0, complete: true }
     }
 
-    fn bad(&mut self, ck: &mut Checker<'_>, class: Class, text: impl FnOnce() -> String) {
+    fn bad(&mut self, ck: &mut Checker<'_>, class: Class, text: impl Display) {
         self.complete = false;
         ck.inode_problem(class, self.ino, text);
     }
@@ -96,19 +97,17 @@ impl MapWalk {
     fn extent(&mut self, ck: &mut Checker<'_>, e: Extent, high: u64) -> Option<(Extent, bool)> {
         let end = e.logical.saturating_add(e.len);
         if e.len == 0 || e.len > EXTENT_LEN_MAX || e.logical < self.at || end > high {
-            self.bad(ck, Class::Extent, || {
-                format!(
-                    "extent of {} fragments at fragment {} is empty, out of order or outside its node",
-                    e.len, e.logical
-                )
-            });
+            let what = format_args!(
+                "extent of {} fragments at fragment {} is empty, out of order or outside its node",
+                e.len, e.logical
+            );
+            self.bad(ck, Class::Extent, what);
             return None;
         }
         self.at = end;
         if !ck.g.contains(e.start, e.len) {
-            self.bad(ck, Class::Extent, || {
-                format!("extent at fragment {} lies at {}, outside the file system", e.logical, e.start)
-            });
+            let what = format_args!("extent at fragment {} lies at {}, outside the file system", e.logical, e.start);
+            self.bad(ck, Class::Extent, what);
             return None;
         }
         self.frags += e.len;
@@ -120,13 +119,12 @@ impl MapWalk {
     fn child(&mut self, ck: &mut Checker<'_>, child: Child, level: u16, high: u64) {
         let block = child.block;
         if child.key < self.at || child.key >= high {
-            self.bad(ck, Class::ExtentNode, || {
-                format!("extent tree node at block {block} for fragment {} is out of order", child.key)
-            });
+            let what = format_args!("extent tree node at block {block} for fragment {} is out of order", child.key);
+            self.bad(ck, Class::ExtentNode, what);
             return;
         }
         if block == 0 || block >= ck.g.total_blocks {
-            self.bad(ck, Class::ExtentNode, || format!("extent tree node at block {block}, outside the file system"));
+            self.bad(ck, Class::ExtentNode, format_args!("extent tree node at block {block}, outside the file system"));
             return;
         }
         self.frags += ck.g.frags_per_block();
@@ -144,7 +142,7 @@ impl MapWalk {
                     Node::Inner(list, _) => list.first().map(|c| c.key),
                 };
                 if first.is_none() {
-                    self.bad(ck, Class::ExtentNode, || format!("extent tree node at block {block} is empty"));
+                    self.bad(ck, Class::ExtentNode, format_args!("extent tree node at block {block} is empty"));
                 }
                 debug_assert!(self.stack.len() <= TREE_HEIGHT_MAX as usize + 1);
                 self.stack.push(match node {
@@ -152,7 +150,7 @@ impl MapWalk {
                     Node::Inner(list, level) => Frame::Children { list: list.into_iter().peekable(), level, high },
                 });
             }
-            Err(what) => self.bad(ck, Class::ExtentNode, || what),
+            Err(what) => self.bad(ck, Class::ExtentNode, what),
         }
     }
 
@@ -192,9 +190,8 @@ impl BlockMap {
         while let Some((e, fresh)) = walk.next(ck) {
             if !(e.logical | e.start | e.len).is_multiple_of(per) || e.unwritten {
                 complete = false;
-                ck.inode_problem(Class::Extent, inode.ino, || {
-                    format!("extent at fragment {} does not hold whole written blocks", e.logical)
-                });
+                let what = format_args!("extent at fragment {} does not hold whole written blocks", e.logical);
+                ck.inode_problem(Class::Extent, inode.ino, what);
             } else if fresh {
                 runs.push(BlockRun { lblock: e.logical / per, len: e.len / per, block: e.start / per });
             } else {

@@ -2,6 +2,7 @@
 
 use super::report::{Class, Counts, Layout, Phase, PhaseTime, Problem};
 use std::collections::BTreeMap;
+use std::fmt::Display;
 use std::time::Instant;
 
 /// The parts of the future report.
@@ -45,11 +46,11 @@ impl Problems {
     pub(super) fn new(limit: usize) -> Problems {
         Problems { list: Vec::new(), total: 0, by_class: BTreeMap::new(), limit }
     }
-    pub(super) fn add(&mut self, class: Class, place: impl FnOnce() -> String, text: impl FnOnce() -> String) {
+    pub(super) fn add(&mut self, class: Class, place: impl Display, text: impl Display) {
         self.total += 1;
         *self.by_class.entry(class).or_default() += 1;
         if self.list.len() < self.limit {
-            self.list.push(Problem { class, place: place(), text: text() });
+            self.list.push(Problem { class, place: place.to_string(), text: text.to_string() });
         }
     }
 }

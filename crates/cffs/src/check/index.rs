@@ -31,12 +31,10 @@ impl Checker<'_> {
             let (mine, others) = rest.split_at(count);
             rest = others;
             if let Err(what) = self.check_bucket(dir, bucket, read, mine, complete) {
-                self.inode_problem(Class::IndexBucket, dir.ino, || what);
+                self.inode_problem(Class::IndexBucket, dir.ino, what);
                 damaged += 1;
                 if damaged >= DAMAGED_BLOCKS_MAX {
-                    self.inode_problem(Class::IndexBucket, dir.ino, || {
-                        "too many damaged buckets: the rest is not read".into()
-                    });
+                    self.inode_problem(Class::IndexBucket, dir.ino, "too many damaged buckets: the rest is not read");
                     return;
                 }
             }
@@ -76,14 +74,14 @@ impl Checker<'_> {
             let wanted = names[n..].iter().take_while(|x| (x.hash, x.lblock) == key).count();
             let there = found[f..].iter().take_while(|x| **x == key).count();
             if there < wanted && !overflowed {
-                self.inode_problem(Class::IndexMissing, dir.ino, || {
-                    format!("a name with hash {:#010x} in block {} is not in bucket {bucket}", key.0, key.1)
-                });
+                let what =
+                    format_args!("a name with hash {:#010x} in block {} is not in bucket {bucket}", key.0, key.1);
+                self.inode_problem(Class::IndexMissing, dir.ino, what);
             }
             if there > wanted && complete {
-                self.inode_problem(Class::IndexStale, dir.ino, || {
-                    format!("bucket {bucket} has hash {:#010x} in block {}, where no such name is", key.0, key.1)
-                });
+                let what =
+                    format_args!("bucket {bucket} has hash {:#010x} in block {}, where no such name is", key.0, key.1);
+                self.inode_problem(Class::IndexStale, dir.ino, what);
             }
             f += there;
             n += wanted;

@@ -8,6 +8,7 @@ use crate::format::inode::FLAGS;
 use crate::format::{
     BlockId, BlockKind, FIRST_USER_INO, FileType, Ino, Inode, InodeFormat, QuotaKind, ROOT_INO, SYMLINK_MAX,
 };
+use std::fmt::Display;
 
 impl Checker<'_> {
     /// Checks an inode that is not a system inode, except for a directory's contents. False if its number is
@@ -15,15 +16,13 @@ impl Checker<'_> {
     pub(super) fn check_inode(&mut self, inode: &Inode, found: Found, role: Role) -> Option<DataPlace> {
         let ino = inode.ino;
         if !(FIRST_USER_INO..=self.g.inodes_max()).contains(&ino) {
-            self.inode_problem(Class::InodeNumber, ino, || {
-                format!("a file at {} with an impossible number", place(found))
-            });
+            let what = format_args!("a file at {} with an impossible number", place(found));
+            self.inode_problem(Class::InodeNumber, ino, what);
             return None;
         }
         if !self.inventory.register.add(found) {
-            self.inode_problem(Class::InodeNumber, ino, || {
-                format!("a second inode with this number at {}", place(found))
-            });
+            let what = format_args!("a second inode with this number at {}", place(found));
+            self.inode_problem(Class::InodeNumber, ino, what);
             return None;
         }
         self.count_for_quota(inode);
@@ -44,7 +43,7 @@ impl Checker<'_> {
             Role::External => true, // compared with the names at the end
         };
         if !links_ok {
-            self.inode_problem(Class::InodeLinks, ino, || format!("link count {} at {}", inode.nlink, place(found)));
+            self.inode_problem(Class::InodeLinks, ino, format_args!("link count {} at {}", inode.nlink, place(found)));
         }
         self.check_fields(inode);
         self.check_xattr(inode);
@@ -56,26 +55,26 @@ impl Checker<'_> {
         let file_type = inode.file_type();
         let dir = file_type == FileType::Directory;
         let device = matches!(file_type, FileType::CharDevice | FileType::BlockDevice);
-        let mut wrong = |what: &dyn Fn() -> String| self.inode_problem(Class::InodeField, inode.ino, what);
+        let mut wrong = |what: &dyn Display| self.inode_problem(Class::InodeField, inode.ino, what);
         if inode.generation == 0 {
-            wrong(&|| "generation 0".into());
+            wrong(&"generation 0");
         }
         if inode.flags & !FLAGS != 0 {
-            wrong(&|| format!("unknown flags {:#x}", inode.flags & !FLAGS));
+            wrong(&format_args!("unknown flags {:#x}", inode.flags & !FLAGS));
         }
         if inode.index_buckets != 0 && !dir {
-            wrong(&|| format!("{} index buckets, but not a directory", inode.index_buckets));
+            wrong(&format_args!("{} index buckets, but not a directory", inode.index_buckets));
         }
         let counted_quotas = inode.aux == 1 && QuotaKind::ALL.iter().any(|k| k.ino() == inode.ino);
         if inode.aux != 0 && !dir && !device && !counted_quotas {
-            wrong(&|| format!("auxiliary field {} on a file of type {file_type:?}", inode.aux));
+            wrong(&format_args!("auxiliary field {} on a file of type {file_type:?}", inode.aux));
         }
         let data = matches!(file_type, FileType::Regular | FileType::Symlink | FileType::Directory);
         if !data && (inode.size != 0 || inode.format != InodeFormat::Extents(Vec::new())) {
-            wrong(&|| format!("a file of type {file_type:?} with contents"));
+            wrong(&format_args!("a file of type {file_type:?} with contents"));
         }
         if file_type == FileType::Symlink && !(1..=SYMLINK_MAX as u64).contains(&inode.size) {
-            wrong(&|| format!("symbolic link target of {} bytes", inode.size));
+            wrong(&format_args!("symbolic link target of {} bytes", inode.size));
         }
     }
 
@@ -110,9 +109,8 @@ impl Checker<'_> {
         }
         // An orphan is freed in steps, so its extents may go beyond its size.
         if let Some(e) = beyond.filter(|_| inode.nlink > 0) {
-            self.inode_problem(Class::InodeSize, inode.ino, || {
-                format!("size {} but written space up to fragment {}", inode.size, e.end())
-            });
+            let what = format_args!("size {} but written space up to fragment {}", inode.size, e.end());
+            self.inode_problem(Class::InodeSize, inode.ino, what);
         }
         self.check_space(inode, walk.frags, walk.complete);
         if inode.file_type() != FileType::Regular {
@@ -131,9 +129,8 @@ impl Checker<'_> {
         let (attributes, whole) = self.xattr_frags(inode);
         let found = mapped + attributes;
         if complete && whole && inode.frags != found {
-            self.inode_problem(Class::InodeSpace, inode.ino, || {
-                format!("says {} fragments are allocated, but {found} are", inode.frags)
-            });
+            let what = format_args!("says {} fragments are allocated, but {found} are", inode.frags);
+            self.inode_problem(Class::InodeSpace, inode.ino, what);
         }
     }
 
@@ -143,7 +140,7 @@ impl Checker<'_> {
         let block = match self.meta(BlockId { kind: BlockKind::SystemInodes, addr, owner: 0 }) {
             Ok(block) => block,
             Err(what) => {
-                self.inode_problem(Class::SystemInode, ino, || what);
+                self.inode_problem(Class::SystemInode, ino, what);
                 return None;
             }
         };
@@ -164,17 +161,16 @@ impl Checker<'_> {
         match inode {
             Ok(inode) => {
                 if ino != ROOT_INO && inode.nlink != 1 {
-                    self.inode_problem(Class::InodeLinks, ino, || {
-                        format!("link count {} of a system file", inode.nlink)
-                    });
+                    let what = format_args!("link count {} of a system file", inode.nlink);
+                    self.inode_problem(Class::InodeLinks, ino, what);
                 }
                 if ino != ROOT_INO && inode.has_xattrs() {
-                    self.inode_problem(Class::SystemInode, ino, || "extended attributes of a system file".into());
+                    self.inode_problem(Class::SystemInode, ino, "extended attributes of a system file");
                 }
                 Some(inode)
             }
             Err(what) => {
-                self.inode_problem(Class::SystemInode, ino, || what);
+                self.inode_problem(Class::SystemInode, ino, what);
                 None
             }
         }

@@ -168,12 +168,12 @@ impl Checker<'_> {
                 let counters = Counters::decode(&block);
                 let size = Geometry::new(&self.sb).and_then(|g| g.of_counters(&counters));
                 if let Err(Corrupt(what)) = size {
-                    self.problem(Class::CounterBlocks, || "counters".into(), || what);
+                    self.problem(Class::CounterBlocks, "counters", what);
                 }
                 Some(counters)
             }
             Err(what) => {
-                self.problem(Class::CountersBlock, || "counters".into(), || what);
+                self.problem(Class::CountersBlock, "counters", what);
                 None
             }
         };
@@ -204,7 +204,7 @@ impl Checker<'_> {
                 }
             };
             if let Some(what) = wrong {
-                self.problem(Class::SuperblockCopy, || format!("superblock copy in allocation group {ag}"), || what);
+                self.problem(Class::SuperblockCopy, format_args!("superblock copy in allocation group {ag}"), what);
             }
         }
     }
@@ -213,12 +213,11 @@ impl Checker<'_> {
     fn check_tree(&mut self) {
         if let Some(root) = self.read_system_inode(ROOT_INO) {
             if root.parent != ROOT_INO {
-                self.inode_problem(Class::DirParent, ROOT_INO, || {
-                    format!("the root names {} as its parent", root.parent)
-                });
+                let what = format_args!("the root names {} as its parent", root.parent);
+                self.inode_problem(Class::DirParent, ROOT_INO, what);
             }
             if root.nlink == 0 {
-                self.inode_problem(Class::InodeLinks, ROOT_INO, || "the root has link count 0".into());
+                self.inode_problem(Class::InodeLinks, ROOT_INO, "the root has link count 0");
             }
             self.findings.counts.dirs += 1;
             self.count_for_quota(&root);
@@ -233,19 +232,19 @@ impl Checker<'_> {
     fn check_free_space(&mut self, counters: Option<Counters>) {
         let Some(c) = counters else { return };
         let found = self.inventory.register.list.len() as u64 + 1;
-        let counter = || "counters".to_string();
+        let counter = "counters";
         if c.inodes != found {
-            self.problem(Class::CounterInodes, counter, || format!("say {} inodes, but there are {found}", c.inodes));
+            self.problem(Class::CounterInodes, counter, format_args!("say {} inodes, but there are {found}", c.inodes));
         }
         if c.ags == 0 || c.ags > self.g.ag_count {
             let count = self.g.ag_count;
-            self.problem(Class::CounterGroups, counter, || format!("say {} of {count} groups are initialized", c.ags));
+            let what = format_args!("say {} of {count} groups are initialized", c.ags);
+            self.problem(Class::CounterGroups, counter, what);
         }
         let free = self.check_space_maps(c.ags.clamp(1, self.g.ag_count));
         if let Some(free) = free.filter(|free| *free != c.free_frags) {
-            self.problem(Class::CounterFree, counter, || {
-                format!("say {} fragments are free, the bitmaps {free}", c.free_frags)
-            });
+            let what = format_args!("say {} fragments are free, the bitmaps {free}", c.free_frags);
+            self.problem(Class::CounterFree, counter, what);
         }
     }
 }

@@ -36,7 +36,7 @@ impl Checker<'_> {
                 };
                 if let Some(what) = wrong {
                     complete = false;
-                    self.inode_problem(Class::QuotaBlock, inode.ino, || what);
+                    self.inode_problem(Class::QuotaBlock, inode.ino, what);
                     damaged += 1;
                     if damaged > DAMAGED_BLOCKS_MAX {
                         return;
@@ -73,16 +73,11 @@ impl Checker<'_> {
                 let r = records.get(&id).copied().unwrap_or_default();
                 let found = usage.get(&id).copied().unwrap_or_default();
                 if (r.frags, r.inodes) != found {
-                    self.problem(
-                        Class::QuotaUsage,
-                        || format!("quota of {} {id}", kind.name()),
-                        || {
-                            format!(
-                                "says {} fragments and {} inodes, but there are {} and {}",
-                                r.frags, r.inodes, found.0, found.1
-                            )
-                        },
+                    let what = format_args!(
+                        "says {} fragments and {} inodes, but there are {} and {}",
+                        r.frags, r.inodes, found.0, found.1
                     );
+                    self.problem(Class::QuotaUsage, format_args!("quota of {} {id}", kind.name()), what);
                 }
             }
         }

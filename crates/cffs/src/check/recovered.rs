@@ -27,22 +27,19 @@ pub(super) fn replayed_view(
         _ => return Error::invalid("not unmounted, and its log is on another device, which was not given"),
     };
     if let Err(e) = current_header(&**log, sb) {
-        problems.add(Class::LogHeader, || "log".into(), || e.to_string());
+        problems.add(Class::LogHeader, "log", e);
         return Ok((dev.clone(), 0));
     }
     // While mounted one of the two may be half written.
     if clean && let Some(what) = lost_header(&**log, sb)? {
-        problems.add(Class::LogHeader, || "log".into(), || what);
+        problems.add(Class::LogHeader, "log", what);
     }
     let view: Arc<dyn Device> = Arc::new(OverlayDevice::new(dev.clone()));
     let log_view = external.then(|| OverlayDevice::new(log.clone()));
     let summary = replay(&*view, log_view.as_ref().map(|d| d as &dyn Device), sb, g)?;
     if clean && summary.transactions > 0 {
-        problems.add(
-            Class::LogHeader,
-            || "log".into(),
-            || format!("{} transactions although the file system was unmounted", summary.transactions),
-        );
+        let what = format_args!("{} transactions although the file system was unmounted", summary.transactions);
+        problems.add(Class::LogHeader, "log", what);
     }
     Ok((view, summary.transactions))
 }

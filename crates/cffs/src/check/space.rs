@@ -40,11 +40,8 @@ impl Checker<'_> {
                 None => damaged += 1,
             }
             if damaged >= DAMAGED_BLOCKS_MAX {
-                self.problem(
-                    Class::GroupHeader,
-                    || format!("allocation group {ag}"),
-                    || "too many damaged groups: the rest is not read".into(),
-                );
+                let what = "too many damaged groups: the rest is not read";
+                self.problem(Class::GroupHeader, format_args!("allocation group {ag}"), what);
                 return None;
             }
             self.progress(Phase::Space, ag + 1, ags);
@@ -54,11 +51,8 @@ impl Checker<'_> {
             let start = self.g.ag_start(ags);
             if let Some(frag) = self.ownership.first_from(start * fpb) {
                 let ag = self.g.ag_of(frag / fpb);
-                self.problem(
-                    Class::GroupVirgin,
-                    || format!("allocation group {ag}"),
-                    || format!("fragment {frag} is in use, but only {ags} groups are initialized"),
-                );
+                let what = format_args!("fragment {frag} is in use, but only {ags} groups are initialized");
+                self.problem(Class::GroupVirgin, format_args!("allocation group {ag}"), what);
             }
             let blocks = self.g.total_blocks - start;
             free += (blocks - (self.g.ag_count - ags) * self.g.ag_header_blocks()) * fpb;
@@ -73,14 +67,14 @@ impl Checker<'_> {
         let fpb = g.frags_per_block();
         let first = g.ag_start(ag) * fpb;
         let frags = g.ag_len(ag) * fpb;
-        let name = || format!("allocation group {ag}");
+        let name = format_args!("allocation group {ag}");
         let said = match blocks.header {
             Ok(block) => {
                 self.check_sum_tables(ag, &block);
                 Some(ag_free(&block))
             }
             Err(what) => {
-                self.problem(Class::GroupHeader, name, || what);
+                self.problem(Class::GroupHeader, name, what);
                 None
             }
         };
@@ -90,7 +84,7 @@ impl Checker<'_> {
         let mut expected = vec![0u8; (bits / 8) as usize];
         for (index, block) in (0..g.bitmap_blocks()).zip(blocks.bitmaps) {
             if damaged >= DAMAGED_BLOCKS_MAX {
-                self.problem(Class::Bitmap, name, || "too many damaged blocks: the rest is not read".into());
+                self.problem(Class::Bitmap, name, "too many damaged blocks: the rest is not read");
                 break;
             }
             let block = block.and_then(|block| {
@@ -100,7 +94,7 @@ impl Checker<'_> {
             let block = match block {
                 Ok(block) => block,
                 Err(what) => {
-                    self.problem(Class::Bitmap, name, || what);
+                    self.problem(Class::Bitmap, name, what);
                     complete = false;
                     damaged += 1;
                     continue;
@@ -128,28 +122,25 @@ impl Checker<'_> {
         let free = fill.total;
         fill.add_to(&mut self.findings.layout.group_fill);
         if let Some(said) = said.filter(|said| *said != free) {
-            self.problem(Class::GroupFree, name, || {
-                format!("the header says {said} fragments are free, the bitmap {free}")
-            });
+            let what = format_args!("the header says {said} fragments are free, the bitmap {free}");
+            self.problem(Class::GroupFree, name, what);
         }
         said.map(|_| free)
     }
 
     fn compare_bits(&mut self, ag: u64, first: u64, found: &[u8], expected: &[u8]) {
-        let name = || format!("allocation group {ag}");
+        let name = format_args!("allocation group {ag}");
         // Only clear bits among these are wrong.
         let bits = found.len() as u64 * 8;
         let leaked: Vec<u8> = found.iter().zip(expected).map(|(f, e)| !(f & !e)).collect();
         for (start, len) in free_runs(&leaked, bits) {
-            self.problem(Class::FragmentsLeaked, name, || {
-                format!("{} marked used, but nothing uses them", run_text(first + start, len))
-            });
+            let what = format_args!("{} marked used, but nothing uses them", run_text(first + start, len));
+            self.problem(Class::FragmentsLeaked, name, what);
         }
         let unmarked: Vec<u8> = found.iter().zip(expected).map(|(f, e)| !(e & !f)).collect();
         for (start, len) in free_runs(&unmarked, bits) {
-            self.problem(Class::FragmentsUnmarked, name, || {
-                format!("{} in use, but marked free", run_text(first + start, len))
-            });
+            let what = format_args!("{} in use, but marked free", run_text(first + start, len));
+            self.problem(Class::FragmentsUnmarked, name, what);
         }
     }
 
@@ -157,11 +148,8 @@ impl Checker<'_> {
     pub(super) fn report_shared(&mut self, conflicts: &[super::ownership::Conflict]) {
         for c in conflicts {
             let owners: Vec<String> = c.owners.iter().map(|o| owner_text(*o)).collect();
-            self.problem(
-                Class::FragmentsShared,
-                || run_text(c.start, c.end - c.start),
-                || format!("used by {}", owners.join(" and ")),
-            );
+            let what = format_args!("used by {}", owners.join(" and "));
+            self.problem(Class::FragmentsShared, run_text(c.start, c.end - c.start), what);
         }
     }
 }

@@ -20,15 +20,15 @@ impl Checker<'_> {
         if !g.data_sums {
             return;
         }
-        let name = || format!("allocation group {ag}");
+        let name = format_args!("allocation group {ag}");
         if (g.sum_blocks()..sums::blocks_max(g.block_size())).any(|i| sums::exists(header, i)) {
-            let text = || "the header lists impossible tables of data checksums".to_string();
+            let text = "the header lists impossible tables of data checksums";
             self.problem(Class::GroupHeader, name, text);
         }
         let tables: Vec<u64> = (0..g.sum_blocks()).filter(|i| sums::exists(header, *i)).collect();
         if self.sb.state == State::Unjournaled {
             if !tables.is_empty() {
-                let text = || "data checksums cannot be trusted after a crash of a mount without a journal".to_string();
+                let text = "data checksums cannot be trusted after a crash of a mount without a journal";
                 self.problem(Class::SumsUntrusted, name, text);
             }
             return;
@@ -46,10 +46,10 @@ impl Checker<'_> {
         for (addr, read) in Ahead::new(self.pool, tables.into_iter(), self.pool.piece_blocks(), read) {
             self.note_block_read(addr);
             if let Err(what) = read {
-                self.problem(Class::SumTable, name, || what);
+                self.problem(Class::SumTable, name, what);
                 damaged += 1;
                 if damaged >= DAMAGED_BLOCKS_MAX {
-                    let text = || "too many damaged tables of data checksums: the rest is not read".to_string();
+                    let text = "too many damaged tables of data checksums: the rest is not read";
                     self.problem(Class::SumTable, name, text);
                     return;
                 }
@@ -130,11 +130,11 @@ impl Checker<'_> {
         match table.and_then(|b| check_index(&b, index).map(|()| b)) {
             Ok(block) => Some(block),
             Err(what) => {
-                let name = || format!("allocation group {ag}");
-                self.problem(Class::SumTable, name, || what);
+                let name = format_args!("allocation group {ag}");
+                self.problem(Class::SumTable, name, what);
                 self.data_sums.damaged.1 += 1;
                 if self.data_sums.damaged.1 == DAMAGED_BLOCKS_MAX {
-                    let text = || "too many damaged tables of data checksums: the rest is not read".to_string();
+                    let text = "too many damaged tables of data checksums: the rest is not read";
                     self.problem(Class::SumTable, name, text);
                 }
                 None
@@ -147,9 +147,11 @@ impl Checker<'_> {
         self.findings.counts.frags_failed += len;
         let shift = self.g.frag_shift;
         let (first, frag) = ((w.logical + from) << shift, w.start + from);
-        self.inode_problem(Class::DataSum, w.ino, || {
-            format!("the data of bytes {first} to {} (from fragment {frag} on) {what}", first + (len << shift) - 1)
-        });
+        let text = format_args!(
+            "the data of bytes {first} to {} (from fragment {frag} on) {what}",
+            first + (len << shift) - 1
+        );
+        self.inode_problem(Class::DataSum, w.ino, text);
     }
 
     /// The sum of a fragment; `None` if none is known. Fragments are asked for in order.

@@ -39,7 +39,7 @@ impl Checker<'_> {
         let end = table.size.div_ceil(self.g.block_size() as u64);
         let device = self.g.total_blocks;
         if end > device {
-            let what = || format!("size {} on a device of {device} blocks", table.size);
+            let what = format_args!("size {} on a device of {device} blocks", table.size);
             self.inode_problem(Class::InodeSize, table.ino, what);
         }
         let mut map: Option<Map> = None;
@@ -55,13 +55,12 @@ impl Checker<'_> {
         for (lblock, addr, read) in Ahead::new(self.pool, blocks.blocks(), self.pool.piece_blocks(), read) {
             // Holes are filled before a table grows, so it never has more blocks than the device.
             if lblock >= end.min(device) {
-                self.inode_problem(Class::InodeSize, table.ino, || {
-                    format!("size {} but there is a block {lblock}", table.size)
-                });
+                let what = format_args!("size {} but there is a block {lblock}", table.size);
+                self.inode_problem(Class::InodeSize, table.ino, what);
                 break;
             }
             if damaged >= DAMAGED_BLOCKS_MAX {
-                self.inode_problem(bad_block, table.ino, || "too many damaged blocks: the rest is not read".into());
+                self.inode_problem(bad_block, table.ino, "too many damaged blocks: the rest is not read");
                 break;
             }
             self.note_block_read(addr);
@@ -75,21 +74,20 @@ impl Checker<'_> {
                 self.finish_map(table.ino, map.take());
                 map = Some(Map { first_data, block: None, seen: Vec::new() });
                 let missing = shape.map_of_data(data).0;
-                self.inode_problem(Class::TableMap, table.ino, || format!("map {missing} is missing"));
+                self.inode_problem(Class::TableMap, table.ino, format_args!("map {missing} is missing"));
             }
             let counted = map.as_mut().map_or(0, |m| m.take_count(data, shape));
             let block = match read {
                 Ok(b) if get_u64(&b, TABLE_LBLOCK) == lblock => b,
                 Ok(b) => {
                     let found = get_u64(&b, TABLE_LBLOCK);
-                    self.inode_problem(bad_block, table.ino, || {
-                        format!("block at {addr} is number {found} instead of {lblock}")
-                    });
+                    let what = format_args!("block at {addr} is number {found} instead of {lblock}");
+                    self.inode_problem(bad_block, table.ino, what);
                     damaged += 1;
                     continue;
                 }
                 Err(what) => {
-                    self.inode_problem(bad_block, table.ino, || what);
+                    self.inode_problem(bad_block, table.ino, what);
                     damaged += 1;
                     continue;
                 }
@@ -97,14 +95,12 @@ impl Checker<'_> {
             let says = u64::from(used(&block));
             let has = f(self, (data, addr, block));
             if has != says {
-                self.inode_problem(Class::TableCount, table.ino, || {
-                    format!("block at {addr} says {says} slots are in use, but {has} are")
-                });
+                let what = format_args!("block at {addr} says {says} slots are in use, but {has} are");
+                self.inode_problem(Class::TableCount, table.ino, what);
             }
             if has != counted {
-                self.inode_problem(Class::TableCount, table.ino, || {
-                    format!("the map says {counted} slots are in use in block {lblock}, but {has} are")
-                });
+                let what = format_args!("the map says {counted} slots are in use in block {lblock}, but {has} are");
+                self.inode_problem(Class::TableCount, table.ino, what);
             }
         }
         self.finish_map(table.ino, map);
@@ -122,13 +118,12 @@ impl Checker<'_> {
             Ok(b) if get_u64(&b, TABLE_LBLOCK) == lblock => Some(b),
             Ok(b) => {
                 let found = get_u64(&b, TABLE_LBLOCK);
-                self.inode_problem(Class::TableMap, table, || {
-                    format!("map at block {addr} is number {found} instead of {lblock}")
-                });
+                let what = format_args!("map at block {addr} is number {found} instead of {lblock}");
+                self.inode_problem(Class::TableMap, table, what);
                 None
             }
             Err(what) => {
-                self.inode_problem(Class::TableMap, table, || what);
+                self.inode_problem(Class::TableMap, table, what);
                 None
             }
         };
@@ -143,12 +138,11 @@ impl Checker<'_> {
         for (i, seen) in seen.into_iter().enumerate() {
             let count = map_count(&block, META_HEADER_SIZE + i * 2);
             if !seen && count != 0 {
-                self.inode_problem(Class::TableCount, table, || {
-                    format!(
-                        "the map says {count} slots are in use in table block {}, which is missing",
-                        first_data + i as u64
-                    )
-                });
+                let what = format_args!(
+                    "the map says {count} slots are in use in table block {}, which is missing",
+                    first_data + i as u64
+                );
+                self.inode_problem(Class::TableCount, table, what);
             }
         }
     }
@@ -169,8 +163,8 @@ impl Checker<'_> {
                     Ok(inode) => ck.add_external(&inode, addr, offset as u32),
                     Err(c) => ck.problem(
                         Class::InodeDamaged,
-                        || format!("external inode table, block {addr}, byte {offset}"),
-                        || c.0,
+                        format_args!("external inode table, block {addr}, byte {offset}"),
+                        c.0,
                     ),
                 }
             }
@@ -201,12 +195,11 @@ impl Checker<'_> {
             let e = self.inventory.external[i];
             // The count of a directory follows from its subdirectories; that there is one name was seen in the walk.
             if e.file_type != FileType::Directory && e.nlink != e.names {
-                self.inode_problem(Class::InodeLinks, e.ino, || {
-                    format!("link count {}, but {} names refer to it", e.nlink, e.names)
-                });
+                let what = format_args!("link count {}, but {} names refer to it", e.nlink, e.names);
+                self.inode_problem(Class::InodeLinks, e.ino, what);
             }
             if e.file_type == FileType::Directory && e.nlink == 0 && e.names > 0 {
-                self.inode_problem(Class::InodeLinks, e.ino, || "link count 0, but a name refers to it".into());
+                self.inode_problem(Class::InodeLinks, e.ino, "link count 0, but a name refers to it");
             }
         }
     }
@@ -222,7 +215,7 @@ impl Checker<'_> {
                 } else {
                     "is no orphan"
                 };
-                self.problem(Class::OrphanList, || "orphan list".into(), || format!("inode {at} {what}"));
+                self.problem(Class::OrphanList, "orphan list", format_args!("inode {at} {what}"));
                 break;
             };
             at = next;
@@ -230,9 +223,7 @@ impl Checker<'_> {
         let mut lost: Vec<Ino> = left.into_keys().collect();
         lost.sort_unstable();
         for ino in lost {
-            self.inode_problem(Class::OrphanList, ino, || {
-                "an inode without a name that is not on the orphan list".into()
-            });
+            self.inode_problem(Class::OrphanList, ino, "an inode without a name that is not on the orphan list");
         }
     }
 
@@ -260,7 +251,7 @@ impl Checker<'_> {
                     Ok(said) => said,
                     Err(c) => {
                         in_use += 1;
-                        ck.problem(Class::LocatorWrong, || format!("locator table, block {addr}"), || c.0);
+                        ck.problem(Class::LocatorWrong, format_args!("locator table, block {addr}"), c.0);
                         continue;
                     }
                 };
@@ -277,9 +268,8 @@ impl Checker<'_> {
     }
 
     fn not_located(&mut self, f: Found) {
-        self.inode_problem(Class::LocatorMissing, f.ino, || {
-            format!("at {}, but missing in the locator table", place(f))
-        });
+        let what = format_args!("at {}, but missing in the locator table", place(f));
+        self.inode_problem(Class::LocatorMissing, f.ino, what);
     }
 
     fn compare_location(&mut self, ino: Ino, said: Location, found: Option<Found>) {
@@ -290,12 +280,16 @@ impl Checker<'_> {
         match (said, found) {
             _ if said == is => {}
             (Location::Free, Some(f)) => self.not_located(f),
-            (_, None) => self.inode_problem(Class::LocatorStale, ino, || {
-                format!("the locator table says {said:?}, but the inode was not found")
-            }),
-            (_, Some(_)) => self.inode_problem(Class::LocatorWrong, ino, || {
-                format!("the locator table says {said:?}, but it is {is:?}")
-            }),
+            (_, None) => self.inode_problem(
+                Class::LocatorStale,
+                ino,
+                format_args!("the locator table says {said:?}, but the inode was not found"),
+            ),
+            (_, Some(_)) => self.inode_problem(
+                Class::LocatorWrong,
+                ino,
+                format_args!("the locator table says {said:?}, but it is {is:?}"),
+            ),
         }
     }
 

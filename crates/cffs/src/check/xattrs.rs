@@ -75,7 +75,7 @@ impl Checker<'_> {
             self.inventory.xattr_chains.insert(inode.ino, (frags, whole));
         }
         if let Some(what) = chain.broken {
-            self.inode_problem(Class::XattrBlock, inode.ino, || what);
+            self.inode_problem(Class::XattrBlock, inode.ino, what);
         }
         let mut all = Vec::new();
         let mut read = decode_list(&inode.xattrs, true, &mut all);
@@ -83,7 +83,7 @@ impl Checker<'_> {
             read = decode_list(&chain.list, false, &mut all);
         }
         if let Err(c) = read {
-            self.inode_problem(Class::XattrList, inode.ino, || c.0);
+            self.inode_problem(Class::XattrList, inode.ino, c.0);
             return;
         }
         for x in &all {
@@ -101,7 +101,7 @@ impl Checker<'_> {
             Namespace::Trusted | Namespace::Security => true,
         };
         if !fits {
-            self.inode_problem(Class::XattrList, inode.ino, || format!("{} on a file of type {file_type:?}", name()));
+            self.inode_problem(Class::XattrList, inode.ino, format_args!("{} on a file of type {file_type:?}", name()));
             return;
         }
         if !x.namespace.is_acl() {
@@ -116,7 +116,7 @@ impl Checker<'_> {
             Ok(Some(_)) => None,
         };
         if let Some(what) = wrong {
-            self.inode_problem(Class::XattrAcl, inode.ino, || format!("{}: {what}", name()));
+            self.inode_problem(Class::XattrAcl, inode.ino, format_args!("{}: {what}", name()));
         }
     }
 }
