@@ -5,7 +5,9 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 
 macro_rules! classes {
-    ($($(#[$doc:meta])* $name:ident = $id:literal,)*) => {
+    (@is_derived) => { false };
+    (@is_derived derived) => { true };
+    ($($(#[$doc:meta])* $name:ident = $id:literal $($derived:ident)?,)*) => {
         /// Kind of a problem. The text form is stable: programs may rely on it.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
         #[serde(rename_all = "kebab-case")]
@@ -23,6 +25,13 @@ macro_rules! classes {
                     $(Class::$name => $id,)*
                 }
             }
+
+            /// Whether the structure is derived from others and can be rebuilt from them.
+            pub fn is_derived(self) -> bool {
+                match self {
+                    $(Class::$name => classes!(@is_derived $($derived)?),)*
+                }
+            }
         }
     };
 }
@@ -31,33 +40,33 @@ classes! {
     /// The superblock is damaged or does not fit the file system.
     Superblock = "superblock",
     /// A copy of the superblock is damaged or differs from the primary.
-    SuperblockCopy = "superblock-copy",
+    SuperblockCopy = "superblock-copy" derived,
     /// The log's header is damaged.
     LogHeader = "log-header",
     /// The counters are damaged.
-    CountersBlock = "counters-block",
+    CountersBlock = "counters-block" derived,
     /// The number of free fragments is wrong.
-    CounterFree = "counter-free",
+    CounterFree = "counter-free" derived,
     /// The number of inodes is wrong.
-    CounterInodes = "counter-inodes",
+    CounterInodes = "counter-inodes" derived,
     /// The number of initialized allocation groups is impossible.
-    CounterGroups = "counter-groups",
+    CounterGroups = "counter-groups" derived,
     /// The size that the counters are for is impossible.
     CounterBlocks = "counter-blocks",
     /// The header of an allocation group is damaged.
-    GroupHeader = "group-header",
+    GroupHeader = "group-header" derived,
     /// The number of free fragments in the header of an allocation group is wrong.
-    GroupFree = "group-free",
+    GroupFree = "group-free" derived,
     /// A bitmap block is damaged.
-    Bitmap = "bitmap",
+    Bitmap = "bitmap" derived,
     /// Fragments are marked as used, but nothing uses them.
-    FragmentsLeaked = "fragments-leaked",
+    FragmentsLeaked = "fragments-leaked" derived,
     /// Fragments are in use, but not marked as used.
-    FragmentsUnmarked = "fragments-unmarked",
+    FragmentsUnmarked = "fragments-unmarked" derived,
     /// Fragments have several owners.
     FragmentsShared = "fragments-shared",
     /// Space is in use in an allocation group that counts as never used.
-    GroupVirgin = "group-virgin",
+    GroupVirgin = "group-virgin" derived,
     /// One of the system inodes is damaged or not what it must be.
     SystemInode = "system-inode",
     /// An inode cannot be read.
@@ -73,7 +82,7 @@ classes! {
     /// A size does not fit what is allocated.
     InodeSize = "inode-size",
     /// The count of allocated fragments is wrong.
-    InodeSpace = "inode-space",
+    InodeSpace = "inode-space" derived,
     /// A directory names another parent than the one it is in.
     DirParent = "dir-parent",
     /// A block of extended attributes is damaged, or not the one that belongs there.
@@ -91,83 +100,47 @@ classes! {
     /// The size of a directory differs from that of its blocks.
     DirSize = "dir-size",
     /// The number of entries of a directory is wrong.
-    DirCount = "dir-count",
+    DirCount = "dir-count" derived,
     /// A directory cannot be reached from the root.
     DirUnreachable = "dir-unreachable",
     /// The hash stored with a name is not its hash.
-    NameHash = "name-hash",
+    NameHash = "name-hash" derived,
     /// A name stands twice in a directory.
     NameDuplicate = "name-duplicate",
     /// A name leads to an inode that is not there.
     NameDangling = "name-dangling",
     /// A bucket of a directory index is damaged or missing.
-    IndexBucket = "index-bucket",
+    IndexBucket = "index-bucket" derived,
     /// A name is missing in the index of its directory.
-    IndexMissing = "index-missing",
+    IndexMissing = "index-missing" derived,
     /// An index leads to a name that is not there.
-    IndexStale = "index-stale",
+    IndexStale = "index-stale" derived,
     /// A block of the inode locator table is damaged.
-    LocatorBlock = "locator-block",
+    LocatorBlock = "locator-block" derived,
     /// An inode is missing in the locator table.
-    LocatorMissing = "locator-missing",
+    LocatorMissing = "locator-missing" derived,
     /// The locator table has an entry for an inode that is not there.
-    LocatorStale = "locator-stale",
+    LocatorStale = "locator-stale" derived,
     /// The locator table has another location than the inode.
-    LocatorWrong = "locator-wrong",
+    LocatorWrong = "locator-wrong" derived,
     /// A block of the external inode table is damaged.
     ExternalBlock = "external-block",
     /// The number of slots in use of a table block, or of its map, is wrong.
-    TableCount = "table-count",
+    TableCount = "table-count" derived,
     /// A map of a table is damaged or missing.
-    TableMap = "table-map",
+    TableMap = "table-map" derived,
     /// The list of orphans is broken or incomplete.
-    OrphanList = "orphan-list",
+    OrphanList = "orphan-list" derived,
     /// A block of a quota file is damaged.
     QuotaBlock = "quota-block",
     /// A quota record differs from the usage of the inodes.
-    QuotaUsage = "quota-usage",
+    QuotaUsage = "quota-usage" derived,
     /// A table of data checksums is damaged.
-    SumTable = "sum-table",
+    SumTable = "sum-table" derived,
     /// Data checksums cannot be right: a mount without a journal has crashed.
-    SumsUntrusted = "sums-untrusted",
+    SumsUntrusted = "sums-untrusted" derived,
     /// The data of a file is not what was written, by its checksum, or cannot be read.
     DataSum = "data-sum",
-}
-
-impl Class {
-    /// Whether the structure is derived from others and can be rebuilt from them.
-    pub fn is_derived(self) -> bool {
-        matches!(
-            self,
-            Class::SuperblockCopy
-                | Class::CountersBlock
-                | Class::CounterFree
-                | Class::CounterInodes
-                | Class::CounterGroups
-                | Class::GroupHeader
-                | Class::GroupFree
-                | Class::GroupVirgin
-                | Class::Bitmap
-                | Class::FragmentsLeaked
-                | Class::FragmentsUnmarked
-                | Class::InodeSpace
-                | Class::DirCount
-                | Class::NameHash
-                | Class::IndexBucket
-                | Class::IndexMissing
-                | Class::IndexStale
-                | Class::LocatorBlock
-                | Class::LocatorMissing
-                | Class::LocatorStale
-                | Class::LocatorWrong
-                | Class::TableCount
-                | Class::TableMap
-                | Class::OrphanList
-                | Class::QuotaUsage
-                | Class::SumTable
-                | Class::SumsUntrusted
-        )
-    }
 }
 
 /// One thing that is wrong.
