@@ -177,29 +177,66 @@ fn damage_of_space_maps_is_found() {
     expect("log unmarked", Class::FragmentsUnmarked, set(|i| i.sb.log_start, false));
     let report = expect("shared", Class::FragmentsShared, |i| {
         let e = i.extent(0, i.leaf, 2);
-        i.edit_embedded(i.root_block, SMALL, |x| x.format = InodeFormat::Extents(vec![e]));
+        map_to(i, SMALL, e);
     });
     let text = report.of_class(Class::FragmentsShared).next().unwrap().text.clone();
     assert!(text.contains("inode 16") && text.contains("inode 20"), "{text}");
     let report = expect("shared with the log", Class::FragmentsShared, |i| {
         let e = i.extent(0, i.sb.log_start, 2);
-        i.edit_embedded(i.root_block, SMALL, |x| x.format = InodeFormat::Extents(vec![e]));
+        map_to(i, SMALL, e);
     });
     assert!(report.of_class(Class::FragmentsShared).next().unwrap().text.contains("file system itself"));
     expect("virgin", Class::GroupVirgin, |i| {
         let e = i.extent(0, i.g.ag_start(1) + 100, 2);
-        i.edit_embedded(i.root_block, SMALL, |x| x.format = InodeFormat::Extents(vec![e]));
+        map_to(i, SMALL, e);
     });
 }
 
-fn edit(ino: Ino, f: impl FnOnce(&mut Inode)) -> impl FnOnce(&mut Image) {
-    move |i| i.edit_embedded(i.root_block, ino, f)
+/// Damages an inode in the root directory, and expects a problem of this class.
+fn expect_edited(what: &str, class: Class, ino: Ino, f: impl FnOnce(&mut Inode)) {
+    expect(what, class, |i| i.edit_embedded(i.root_block, ino, f));
+}
+
+/// The same, and nothing but that.
+fn expect_only_edited(what: &str, class: Class, ino: Ino, f: impl FnOnce(&mut Inode)) {
+    expect_only(what, class, |i| i.edit_embedded(i.root_block, ino, f));
+}
+
+/// Makes an extent the map of a file in the root directory.
+fn map_to(i: &Image, ino: Ino, e: Extent) {
+    i.edit_embedded(i.root_block, ino, |x| x.format = InodeFormat::Extents(vec![e]));
+}
+
+/// Makes the name `hard1` in the root lead to another inode, or have another type.
+fn relink(ino: Ino, file_type: FileType) -> impl FnOnce(&mut Image) {
+    move |i| {
+        i.edit(i.root_block, |b| {
+            let at = entry_of(b, HARD);
+            set_link(&mut Plain(b), at, ino, file_type);
+        });
+    }
+}
+
+/// Gives an inode in the root directory another number.
+fn renumber(ino: Ino, to: Ino) -> impl FnOnce(&mut Image) {
+    move |i| {
+        i.edit(i.root_block, |b| {
+            let (at, inode) = entries(b).find(|e| e.ino == ino).map(|e| (e.offset, e.inode_offset())).unwrap();
+            put_u64(b, at + 8, to);
+            put_u64(b, inode, to);
+        });
+    }
+}
+
+/// Offset of the entry of an inode in a directory block.
+fn entry_of(b: &[u8], ino: Ino) -> usize {
+    entries(b).find(|e| e.ino == ino).unwrap().offset
 }
 
 #[test]
 fn damage_of_attributes_is_found() {
     expect("xattr", Class::XattrBlock, |i| i.edit(i.xattr, |b| put_u64(b, 24, 3)));
-    expect("xattr outside", Class::XattrBlock, edit(ATTRIBUTES, |i| i.xattr_block = 1 << 50));
+    expect_edited("xattr outside", Class::XattrBlock, ATTRIBUTES, |i| i.xattr_block = 1 << 50);
     expect_only("xattr number", Class::XattrBlock, |i| i.edit(i.xattr, |b| b[XATTR_INDEX] = 1));
     expect_only("xattr in a circle", Class::XattrBlock, |i| {
         let room = payload(i.g.block_size());
@@ -207,90 +244,58 @@ fn damage_of_attributes_is_found() {
         i.edit(i.xattr, |b| b[XATTR_NEXT..XATTR_NEXT + 16].copy_from_slice(&head.encode()));
     });
     expect_only("xattr list", Class::XattrList, |i| i.edit(i.xattr, |b| b[META_HEADER_SIZE] = 0xf));
-    expect_only(
-        "xattr twice",
-        Class::XattrList,
-        edit(ATTRIBUTES, |i| {
-            i.xattrs.clear();
-            attribute(Namespace::User, b"a", b"inline").encode(&mut i.xattrs);
-            i.xattrs.resize(16, 0);
-        }),
-    );
-    expect_only("xattr space", Class::InodeSpace, edit(ATTRIBUTES, |i| i.frags += 1));
-    expect_only("acl and mode", Class::XattrAcl, edit(ATTRIBUTES, |i| i.mode ^= 0o007));
-    expect_only(
-        "acl without entries",
-        Class::XattrAcl,
-        edit(ATTRIBUTES, |i| {
-            i.xattrs.clear();
-            attribute(Namespace::AclAccess, b"", &[2, 0, 0, 0]).encode(&mut i.xattrs);
-        }),
-    );
-    expect_only(
-        "default acl of a file",
-        Class::XattrList,
-        edit(ATTRIBUTES, |i| {
-            i.xattrs.clear();
-            attribute(Namespace::AclDefault, b"", &acl(0o644)).encode(&mut i.xattrs);
-        }),
-    );
-    expect_only(
-        "user attribute of a device",
-        Class::XattrList,
-        edit(DEVICE, |i| {
-            attribute(Namespace::User, b"a", b"12").encode(&mut i.xattrs);
-        }),
-    );
+    expect_only_edited("xattr twice", Class::XattrList, ATTRIBUTES, |i| {
+        i.xattrs.clear();
+        attribute(Namespace::User, b"a", b"inline").encode(&mut i.xattrs);
+        i.xattrs.resize(16, 0);
+    });
+    expect_only_edited("xattr space", Class::InodeSpace, ATTRIBUTES, |i| i.frags += 1);
+    expect_only_edited("acl and mode", Class::XattrAcl, ATTRIBUTES, |i| i.mode ^= 0o007);
+    expect_only_edited("acl without entries", Class::XattrAcl, ATTRIBUTES, |i| {
+        i.xattrs.clear();
+        attribute(Namespace::AclAccess, b"", &[2, 0, 0, 0]).encode(&mut i.xattrs);
+    });
+    expect_only_edited("default acl of a file", Class::XattrList, ATTRIBUTES, |i| {
+        i.xattrs.clear();
+        attribute(Namespace::AclDefault, b"", &acl(0o644)).encode(&mut i.xattrs);
+    });
+    expect_only_edited("user attribute of a device", Class::XattrList, DEVICE, |i| {
+        attribute(Namespace::User, b"a", b"12").encode(&mut i.xattrs);
+    });
 }
 
 #[test]
 fn damage_of_inodes_is_found() {
-    expect_only("generation", Class::InodeField, edit(SMALL, |i| i.generation = 0));
-    expect_only("aux", Class::InodeField, edit(SMALL, |i| i.aux = 4));
-    expect_only("buckets", Class::InodeField, edit(SMALL, |i| i.index_buckets = 4));
-    expect_only("device", Class::InodeField, edit(DEVICE, |i| i.size = 4));
-    expect_only("links", Class::InodeLinks, edit(SMALL, |i| i.nlink = 2));
-    expect_only("links of a directory", Class::InodeLinks, edit(SUB, |i| i.nlink = 3));
-    expect_only("links of an orphan", Class::InodeLinks, edit(ORPHAN, |i| i.nlink = 1));
-    expect_only("size", Class::InodeSize, edit(TREE, |i| i.size = 48 * 1024));
-    expect_only(
-        "empty symlink",
-        Class::InodeField,
-        edit(SYMLINK, |i| {
-            (i.size, i.format) = (0, InodeFormat::Inline(Vec::new()));
-        }),
-    );
-    expect_only("space", Class::InodeSpace, edit(SMALL, |i| i.frags = 3));
-    expect_only("space of a directory", Class::InodeSpace, edit(SUB, |i| i.frags = 3));
-    expect_only("parent", Class::DirParent, edit(SUB, |i| i.parent = 5));
-    expect_only("size of a directory", Class::DirSize, edit(SUB, |i| i.size = 5 * 4096 + 1));
-    expect("short directory", Class::DirCount, edit(SUB, |i| i.size = 3 * 4096));
-    expect_only("entries", Class::DirCount, edit(SUB, |i| i.aux = 9));
-    expect("orphan list cut", Class::OrphanList, edit(ORPHAN, |i| i.hint = 0));
-    expect("orphan list in a circle", Class::OrphanList, edit(ORPHAN, |i| i.hint = ORPHAN));
+    expect_only_edited("generation", Class::InodeField, SMALL, |i| i.generation = 0);
+    expect_only_edited("aux", Class::InodeField, SMALL, |i| i.aux = 4);
+    expect_only_edited("buckets", Class::InodeField, SMALL, |i| i.index_buckets = 4);
+    expect_only_edited("device", Class::InodeField, DEVICE, |i| i.size = 4);
+    expect_only_edited("links", Class::InodeLinks, SMALL, |i| i.nlink = 2);
+    expect_only_edited("links of a directory", Class::InodeLinks, SUB, |i| i.nlink = 3);
+    expect_only_edited("links of an orphan", Class::InodeLinks, ORPHAN, |i| i.nlink = 1);
+    expect_only_edited("size", Class::InodeSize, TREE, |i| i.size = 48 * 1024);
+    expect_only_edited("empty symlink", Class::InodeField, SYMLINK, |i| {
+        (i.size, i.format) = (0, InodeFormat::Inline(Vec::new()));
+    });
+    expect_only_edited("space", Class::InodeSpace, SMALL, |i| i.frags = 3);
+    expect_only_edited("space of a directory", Class::InodeSpace, SUB, |i| i.frags = 3);
+    expect_only_edited("parent", Class::DirParent, SUB, |i| i.parent = 5);
+    expect_only_edited("size of a directory", Class::DirSize, SUB, |i| i.size = 5 * 4096 + 1);
+    expect_edited("short directory", Class::DirCount, SUB, |i| i.size = 3 * 4096);
+    expect_only_edited("entries", Class::DirCount, SUB, |i| i.aux = 9);
+    expect_edited("orphan list cut", Class::OrphanList, ORPHAN, |i| i.hint = 0);
+    expect_edited("orphan list in a circle", Class::OrphanList, ORPHAN, |i| i.hint = ORPHAN);
     expect("extent outside", Class::Extent, |i| {
         let e = i.extent(0, i.g.total_blocks - 1, 8);
-        i.edit_embedded(i.root_block, SMALL, |x| x.format = InodeFormat::Extents(vec![e]));
+        map_to(i, SMALL, e);
     });
     expect("half blocks of a directory", Class::Extent, |i| {
         let mut e = i.extent(0, i.sub_blocks[0], 4);
         e.len = 3;
-        i.edit_embedded(i.root_block, SUB, |x| x.format = InodeFormat::Extents(vec![e]));
+        map_to(i, SUB, e);
     });
-    expect("number used twice", Class::InodeNumber, |i| {
-        i.edit(i.root_block, |b| {
-            let (at, inode) = entries(b).find(|e| e.ino == SMALL).map(|e| (e.offset, e.inode_offset())).unwrap();
-            put_u64(b, at + 8, INLINE);
-            put_u64(b, inode, INLINE);
-        });
-    });
-    expect("reserved number", Class::InodeNumber, |i| {
-        i.edit(i.root_block, |b| {
-            let (at, inode) = entries(b).find(|e| e.ino == SUB).map(|e| (e.offset, e.inode_offset())).unwrap();
-            put_u64(b, at + 8, ROOT_INO);
-            put_u64(b, inode, ROOT_INO);
-        });
-    });
+    expect("number used twice", Class::InodeNumber, renumber(SMALL, INLINE));
+    expect("reserved number", Class::InodeNumber, renumber(SUB, ROOT_INO));
 }
 
 #[test]
@@ -337,25 +342,16 @@ fn damage_of_directories_is_found() {
     expect("other owner", Class::DirBlock, |i| i.edit(i.sub_blocks[1], |b| put_u64(b, 24, 4)));
     expect("hash", Class::NameHash, |i| {
         i.edit(i.root_block, |b| {
-            let at = entries(b).find(|e| e.ino == SMALL).unwrap().offset;
+            let at = entry_of(b, SMALL);
             b[at + 4] ^= 1;
         });
     });
     expect_only("link to nothing", Class::NameDangling, |i| {
-        let extra = (i.root_block, HARD);
-        i.edit(extra.0, |b| {
-            let at = entries(b).find(|e| e.ino == extra.1).unwrap().offset;
-            set_link(&mut Plain(b), at, 9999, FileType::Regular);
-        });
+        relink(9999, FileType::Regular)(i);
         // The other name is then the only one.
         i.edit(i.external[1], |b| put_u32(b, META_HEADER_SIZE + 24, 1));
     });
-    expect_only("type", Class::InodeType, |i| {
-        i.edit(i.root_block, |b| {
-            let at = entries(b).find(|e| e.ino == HARD).unwrap().offset;
-            set_link(&mut Plain(b), at, HARD, FileType::Fifo);
-        });
-    });
+    expect_only("type", Class::InodeType, relink(HARD, FileType::Fifo));
     expect("same name twice", Class::NameDuplicate, |i| {
         let hash = name_hash(i.sb.hash_seed, b"file3");
         i.edit(i.sub_blocks[0], |b| {
@@ -413,12 +409,7 @@ fn damage_of_tables_is_found() {
     expect("parent of a directory reached by a link", Class::DirParent, |i| {
         i.edit(i.external[1], |b| put_u64(b, META_HEADER_SIZE + 2 * INODE_SLOT_SIZE + 80, SUB));
     });
-    expect("two names of a directory", Class::InodeLinks, |i| {
-        i.edit(i.root_block, |b| {
-            let at = entries(b).find(|e| e.ino == HARD).unwrap().offset;
-            set_link(&mut Plain(b), at, EXTERNAL_DIR, FileType::Directory);
-        });
-    });
+    expect("two names of a directory", Class::InodeLinks, relink(EXTERNAL_DIR, FileType::Directory));
     expect_only("counted but missing", Class::TableCount, |i| {
         i.edit(i.external[0], |b| put_u16(b, META_HEADER_SIZE + 20, 3));
     });
@@ -437,7 +428,7 @@ fn damage_of_tables_is_found() {
     expect("impossible", Class::LocatorWrong, put(SMALL, Location::Embedded { block: 9, offset: 65 }));
     expect("slot lost its name", Class::InodeLinks, |i| {
         i.edit(i.root_block, |b| {
-            let at = entries(b).find(|e| e.ino == HARD).unwrap().offset;
+            let at = entry_of(b, HARD);
             remove(&mut Plain(b), at);
         });
     });
