@@ -156,7 +156,7 @@ impl Repairer<'_> {
             let mut n = 0;
             while n < count {
                 let lblock = first + n;
-                let one = Extent { logical: lblock * fpb, start: (addr + n) * fpb, len: fpb, unwritten: false };
+                let one = self.block_extent(lblock, addr + n);
                 let looked_at = lblock < DIR_BLOCKS_MAX && lblock < by_size.saturating_add(BEHIND_MAX);
                 if !looked_at || useless >= USELESS_MAX {
                     if lblock < by_size.min(DIR_BLOCKS_MAX) {
@@ -231,31 +231,15 @@ impl Repairer<'_> {
                     Err(c) => c.0,
                     Ok(()) => format!("number {} instead of {lblock}", get_u64(&b, DIR_LBLOCK)),
                 };
-                match rebuild(&b, id, lblock, self.sb.hash_seed, &self.g, true) {
-                    Some(r) => {
-                        self.must_fix(Class::DirBlock, &place(), what, "keep the valid entries")?;
-                        self.disconnect_all(ino, r.nameless);
-                        r.block
-                    }
-                    None => {
-                        self.must_fix(Class::DirBlock, &place(), what, "give the block up")?;
-                        return Ok(DirBlockUse::Gone);
-                    }
-                }
+                let how = ("keep the valid entries", "give the block up");
+                let Some(block) = self.rebuilt(id, lblock, &b, true, what, how)? else { return Ok(DirBlockUse::Gone) };
+                block
             }
             Err(BlockError::Damaged(what, b)) if within => {
                 guessed = true;
-                match rebuild(&b, id, lblock, self.sb.hash_seed, &self.g, false) {
-                    Some(r) => {
-                        self.must_fix(Class::DirBlock, &place(), what, "keep the entries that can be read")?;
-                        self.disconnect_all(ino, r.nameless);
-                        r.block
-                    }
-                    None => {
-                        self.must_fix(Class::DirBlock, &place(), what, "give the block up: no entry can be read")?;
-                        return Ok(DirBlockUse::Gone);
-                    }
-                }
+                let how = ("keep the entries that can be read", "give the block up: no entry can be read");
+                let Some(block) = self.rebuilt(id, lblock, &b, false, what, how)? else { return Ok(DirBlockUse::Gone) };
+                block
             }
             Err(bad) if within => {
                 self.must_fix(Class::DirBlock, &place(), bad.text(), "give the block up")?;
@@ -274,6 +258,25 @@ impl Repairer<'_> {
         self.entries_of(ino, lblock, addr, guessed, &mut block, got)?;
         self.vol.put(addr, block);
         Ok(DirBlockUse::Live)
+    }
+
+    /// Puts a damaged block together again, or gives it up. `how`: what is said of the one and of the other.
+    fn rebuilt(
+        &mut self,
+        id: BlockId,
+        lblock: u64,
+        bytes: &[u8],
+        trusted: bool,
+        what: String,
+        how: (&str, &str),
+    ) -> Result<Option<Vec<u8>>> {
+        let rebuilt = rebuild(bytes, id, lblock, self.sb.hash_seed, &self.g, trusted);
+        let place = format!("directory {}, block {}", id.owner, id.addr);
+        self.must_fix(Class::DirBlock, &place, what, if rebuilt.is_some() { how.0 } else { how.1 })?;
+        Ok(rebuilt.map(|r| {
+            r.nameless.into_iter().for_each(|inode| self.disconnect(id.owner, None, inode));
+            r.block
+        }))
     }
 
     /// The entries of a valid block.
@@ -473,12 +476,6 @@ impl Repairer<'_> {
         Ok(())
     }
 
-    fn disconnect_all(&mut self, dir: Ino, list: Vec<Inode>) {
-        for inode in list {
-            self.disconnect(dir, None, inode);
-        }
-    }
-
     /// Whether a directory that should have no names has some all the same.
     pub(super) fn has_names(&mut self, inode: &Inode) -> bool {
         if !inode.is_dir() || inode.size == 0 {
@@ -488,20 +485,8 @@ impl Repairer<'_> {
         let fpb = self.g.frags_per_block();
         let blocks = inode.size / self.g.block_size() as u64;
         let inside = map.extents.iter().filter(|e| (e.logical | e.start | e.len).is_multiple_of(fpb));
-        let list: Vec<(u64, u64)> = inside.map(|e| (e.start / fpb, (e.len / fpb).min(blocks))).collect();
-        let mut read = 0;
-        for (start, len) in list {
-            for addr in start..start + len {
-                read += 1;
-                if read > BEHIND_MAX {
-                    return false;
-                }
-                let id = BlockId { kind: BlockKind::Dir, addr, owner: inode.ino };
-                if self.vol.meta(id).is_ok_and(|b| validate(&b).is_ok() && entries(&b).any(|e| e.is_name())) {
-                    return true;
-                }
-            }
-        }
-        false
+        let list = inside.flat_map(|e| e.start / fpb..e.start / fpb + (e.len / fpb).min(blocks));
+        let has_name = |addr| self.entry_block(inode.ino, addr).is_some_and(|b| entries(&b).any(|e| e.is_name()));
+        list.take(BEHIND_MAX as usize).any(has_name)
     }
 }

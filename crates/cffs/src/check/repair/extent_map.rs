@@ -24,6 +24,12 @@ impl Map {
     }
 }
 
+/// The whole blocks of extents of a directory or table, in order: number within the file, address.
+pub(super) fn blocks_of(extents: &[Extent], fpb: u64) -> impl Iterator<Item = (u64, BlockAddr)> {
+    let whole = extents.iter().filter(move |e| (e.logical | e.start | e.len).is_multiple_of(fpb));
+    whole.flat_map(move |e| (0..e.len / fpb).map(move |n| (e.logical / fpb + n, e.start / fpb + n)))
+}
+
 pub(super) fn total(extents: &[Extent]) -> u64 {
     extents.iter().map(|e| e.len).sum()
 }

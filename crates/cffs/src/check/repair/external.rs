@@ -25,9 +25,7 @@ impl Repairer<'_> {
         let shape = self.external_shape();
         let Some(inode) = self.load(EXTERNAL_INO) else { return Ok(()) };
         let TableBlocks { map, good, damaged } = self.table_blocks(&inode, BlockKind::ExternalInodes, shape);
-        for node in &map.nodes {
-            self.space.claim_meta(*node);
-        }
+        self.claim_nodes(&map);
         if map.wrong.is_some() {
             self.evidence.damaged_maps.insert(EXTERNAL_INO);
         }

@@ -1,12 +1,12 @@
 //! Directory indexes: compared with the names, and written anew where they differ.
 
 use super::directories::Name;
-use super::extent_map::{Map, add_extents};
+use super::extent_map::{Map, add_extents, blocks_of};
 use super::findings::inode_place;
 use super::repairer::Repairer;
 use crate::check::Class;
 use crate::error::Result;
-use crate::format::dirblock::{DIR_BLOCKS_MAX, DIR_LBLOCK, entries, validate};
+use crate::format::dirblock::{DIR_BLOCKS_MAX, DIR_LBLOCK, entries};
 use crate::format::dirindex::{
     BUCKET_COUNT, BUCKET_FLAGS, BUCKET_NUMBER, BUCKET_OVERFLOWED, PAIR_SIZE, bucket_capacity, bucket_of, bucket_target,
     pairs,
@@ -100,12 +100,7 @@ impl Repairer<'_> {
             buckets = 0;
         }
         self.write_buckets(ino, buckets, &addrs, names);
-        let more = addrs.iter().enumerate().map(|(n, addr)| Extent {
-            logical: (DIR_BLOCKS_MAX + n as u64) * fpb,
-            start: addr * fpb,
-            len: fpb,
-            unwritten: false,
-        });
+        let more = (DIR_BLOCKS_MAX..).zip(&addrs).map(|(lblock, addr)| self.block_extent(lblock, *addr));
         add_extents(&mut list, more);
         inode.index_buckets = buckets;
         self.set_map(&mut inode, &map, list)?;
@@ -142,17 +137,10 @@ impl Repairer<'_> {
     fn names_of(&mut self, inode: &Inode, list: &[Extent]) -> Vec<(u32, u32)> {
         let (fpb, blocks) = (self.g.frags_per_block(), inode.size / self.g.block_size() as u64);
         let mut names = Vec::new();
-        for e in list {
-            for n in 0..e.len / fpb {
-                let (lblock, addr) = (e.logical / fpb + n, e.start / fpb + n);
-                if lblock >= blocks {
-                    break;
-                }
-                let id = BlockId { kind: BlockKind::Dir, addr, owner: inode.ino };
-                let Ok(b) = self.vol.meta(id) else { continue };
-                if get_u64(&b, DIR_LBLOCK) == lblock && validate(&b).is_ok() {
-                    names.extend(entries(&b).filter(|e| e.is_name()).map(|e| (e.hash, lblock as u32)));
-                }
+        for (lblock, addr) in blocks_of(list, fpb).take_while(|(lblock, _)| *lblock < blocks) {
+            let Some(b) = self.entry_block(inode.ino, addr) else { continue };
+            if get_u64(&b, DIR_LBLOCK) == lblock {
+                names.extend(entries(&b).filter(|e| e.is_name()).map(|e| (e.hash, lblock as u32)));
             }
         }
         names

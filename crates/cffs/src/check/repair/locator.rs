@@ -19,9 +19,7 @@ impl Repairer<'_> {
     pub(super) fn read_old_locator(&mut self) {
         let Some(inode) = self.load(LOCATOR_INO) else { return };
         let TableBlocks { map, good, .. } = self.table_blocks(&inode, BlockKind::Locator, self.locator_shape());
-        for node in &map.nodes {
-            self.space.claim_meta(*node);
-        }
+        self.claim_nodes(&map);
         for addr in good.values() {
             self.space.claim_meta(*addr);
         }

@@ -1,6 +1,6 @@
 //! Names in lost+found for inodes that have lost theirs.
 
-use super::extent_map::{add_extents, cut_out};
+use super::extent_map::{add_extents, blocks_of, cut_out};
 use super::findings::{Disconnected, Known, inode_place};
 use super::repairer::{Repairer, no_space};
 use crate::check::Class;
@@ -27,9 +27,7 @@ impl Repairer<'_> {
                 continue;
             }
             let map = self.read_map(&inode);
-            for node in &map.nodes {
-                self.space.claim_meta(*node);
-            }
+            self.claim_nodes(&map);
             for block in self.xattr_blocks(&inode) {
                 self.space.used.insert(block * fpb, (block + 1) * fpb);
             }
@@ -39,12 +37,7 @@ impl Repairer<'_> {
                     continue;
                 }
                 for addr in e.start / fpb..(e.start + e.len) / fpb {
-                    let Ok(b) = self.vol.meta(BlockId { kind: BlockKind::Dir, addr, owner: inode.ino }) else {
-                        continue;
-                    };
-                    if validate(&b).is_err() {
-                        continue;
-                    }
+                    let Some(b) = self.entry_block(inode.ino, addr) else { continue };
                     let embedded = entries(&b).filter(|e| e.kind == EntryKind::Embedded);
                     stack.extend(embedded.filter_map(|e| Inode::decode(&b[e.inode_offset()..e.offset + e.len]).ok()));
                 }
@@ -121,20 +114,9 @@ impl Repairer<'_> {
 
     /// The blocks of a directory that are valid, in order.
     pub(super) fn entry_blocks(&mut self, inode: &Inode) -> Vec<(u64, BlockAddr)> {
-        let fpb = self.g.frags_per_block();
         let blocks = inode.size / self.g.block_size() as u64;
         let map = self.read_map(inode);
-        let mut out = Vec::new();
-        for e in map.extents.iter().filter(|e| (e.logical | e.start | e.len).is_multiple_of(fpb)) {
-            for n in 0..e.len / fpb {
-                let (lblock, addr) = (e.logical / fpb + n, e.start / fpb + n);
-                if lblock >= blocks {
-                    return out;
-                }
-                out.push((lblock, addr));
-            }
-        }
-        out
+        blocks_of(&map.extents, self.g.frags_per_block()).take_while(|(lblock, _)| *lblock < blocks).collect()
     }
 
     pub(super) fn entry_block(&mut self, dir: Ino, addr: BlockAddr) -> Option<Vec<u8>> {

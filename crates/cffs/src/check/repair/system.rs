@@ -10,8 +10,8 @@ use crate::error::Result;
 use crate::format::geometry::INODE_SLOT_SIZE;
 use crate::format::quota::{QUOTA_LBLOCK, place};
 use crate::format::{
-    BlockId, BlockKind, Extent, FileType, Ino, Inode, InodeFormat, LAST_SYSTEM_INO, QuotaKind, ROOT_INO, block_seq,
-    get_u64, init_block, put_u64,
+    BlockId, BlockKind, FileType, Ino, Inode, InodeFormat, LAST_SYSTEM_INO, QuotaKind, ROOT_INO, block_seq, get_u64,
+    init_block, put_u64,
 };
 
 impl Repairer<'_> {
@@ -135,9 +135,7 @@ impl Repairer<'_> {
             self.contents_of_system_file(&mut inode)?;
             let map = self.read_map(&inode);
             let (mut keep, mut wrong, mut end) = (Vec::new(), map.wrong.clone(), 0);
-            for node in &map.nodes {
-                self.space.claim_meta(*node);
-            }
+            self.claim_nodes(&map);
             let mut useless = 0;
             for e in &map.extents {
                 for n in 0..e.len / fpb {
@@ -149,7 +147,7 @@ impl Repairer<'_> {
                             && self.space.claim_meta(addr)
                     };
                     if good {
-                        keep.push(Extent { logical: lblock * fpb, start: addr * fpb, len: fpb, unwritten: false });
+                        keep.push(self.block_extent(lblock, addr));
                         end = (lblock + 1) * bs;
                     } else {
                         useless += 1;

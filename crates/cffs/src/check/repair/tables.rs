@@ -7,7 +7,7 @@ use super::volume::BlockError;
 use crate::check::Class;
 use crate::error::Result;
 use crate::format::table::{TABLE_LBLOCK, TableShape, encode_count};
-use crate::format::{BlockAddr, BlockId, BlockKind, Extent, Ino, Inode, block_seq, get_u64, init_block, put_u64};
+use crate::format::{BlockAddr, BlockId, BlockKind, Ino, Inode, block_seq, get_u64, init_block, put_u64};
 use std::collections::BTreeMap;
 
 /// Extents of a table that are read ahead.
@@ -118,12 +118,7 @@ impl Repairer<'_> {
             }
             self.vol.put(addr, b);
         }
-        let fpb = self.g.frags_per_block();
-        let extents = blocks
-            .iter()
-            .map(|(l, b)| Extent { logical: l * fpb, start: b * fpb, len: fpb, unwritten: false })
-            .collect();
-        let extents = join(extents);
+        let extents = join(blocks.iter().map(|(l, b)| self.block_extent(*l, *b)).collect());
         let Some(mut inode) = self.load(ino) else { return Ok(()) };
         let before = inode.clone();
         inode.xattr_block = 0;
