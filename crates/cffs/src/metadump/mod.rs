@@ -12,14 +12,13 @@ mod redact;
 pub use obfuscate::Obfuscator;
 
 use crate::check::metadata_blocks;
-use crate::check::repair::copies_of;
+use crate::check::repair::{Choice, copies_of, read_super, usable_superblock};
 use crate::error::{Error, Result};
-use crate::format::superblock::{INCOMPAT_EXTERNAL_LOG, LABEL_MAX, MAGIC, SUPERBLOCK_SIZE, State};
+use crate::format::superblock::{INCOMPAT_EXTERNAL_LOG, LABEL_MAX, MAGIC, State};
 use crate::format::xattr::{ChainBlock, chain_max};
 use crate::format::*;
 use crate::journal::recovery::replay;
 use crate::superblocks::{backup_ags, find_copies};
-use cffs_buf::AlignedBuf;
 use cffs_device::{Device, IoKind, OverlayDevice};
 use log::Log;
 use redact::{LongLink, Redactor, Seen};
@@ -89,7 +88,7 @@ pub fn copy_metadata(
     options: &MetadumpOptions,
     progress: Progress<'_>,
 ) -> Result<Copied> {
-    let (sb, g) = superblock_to_go_by(&*source.dev)?;
+    let Choice { superblock: sb, g, .. } = usable_superblock(&*source.dev)?;
     let external = sb.incompat & INCOMPAT_EXTERNAL_LOG != 0;
     let log_dev = match (&source.log, external) {
         (Some(log), true) => Some(log),
@@ -136,30 +135,6 @@ pub fn copy_metadata(
     Ok(copier.copied)
 }
 
-/// The superblock, or the first good copy of it.
-fn superblock_to_go_by(dev: &dyn Device) -> Result<(Superblock, Geometry)> {
-    let primary = read_super(dev, 0).ok_or_else(|| Corrupt("not a cffs file system (too short)".into()).into());
-    let decoded = primary.and_then(|b| {
-        let sb = Superblock::decode(&b)?;
-        Ok((Geometry::new(&sb)?, sb))
-    });
-    match decoded {
-        Ok((g, sb)) => Ok((sb, g)),
-        Err(e) => copies_of(dev)
-            .into_iter()
-            .find_map(|(_, sb)| Some((Geometry::new(&sb).ok()?, sb)))
-            .map(|(g, sb)| (sb, g))
-            .ok_or(e),
-    }
-}
-
-fn read_super(dev: &dyn Device, at: u64) -> Option<AlignedBuf> {
-    let len = SUPERBLOCK_SIZE.max(dev.sector_size() as usize);
-    let mut b = AlignedBuf::zeroed(len);
-    let fits = at.checked_add(len as u64).is_some_and(|end| end <= dev.len());
-    (fits && dev.read_at(IoKind::Super, at, &mut b).is_ok()).then_some(b)
-}
-
 fn read_block(dev: &dyn Device, g: &Geometry, addr: BlockAddr) -> Option<Vec<u8>> {
     let mut b = vec![0; g.block_size()];
     (addr < g.total_blocks && dev.read_at(IoKind::Meta, addr << g.block_shift, &mut b).is_ok()).then_some(b)
@@ -171,12 +146,11 @@ impl Copier<'_> {
         let mut places: BTreeSet<u64> =
             backup_ags(&self.g).map(|ag| self.g.ag_start(ag) << self.g.block_shift).collect();
         places.insert(0);
-        let good = read_super(source, 0).is_some_and(|b| Superblock::decode(&b).is_ok());
+        let good = read_super(source, 0).is_ok_and(|b| Superblock::decode(&b).is_ok());
         let copies = if good { find_copies(source) } else { copies_of(source) };
         places.extend(copies.into_iter().map(|(at, _)| at));
         for at in places {
-            let Some(b) = read_super(source, at).filter(|b| b[..MAGIC.len()] == MAGIC) else { continue };
-            let mut sb = b[..SUPERBLOCK_SIZE].to_vec();
+            let Some(mut sb) = read_super(source, at).ok().filter(|b| b.starts_with(&MAGIC)) else { continue };
             if let Some(s) = &self.redactor.obfuscate {
                 obfuscate_label(s, &mut sb);
             }

@@ -49,4 +49,4 @@ mod xattrs;
 pub use passes::{has_superblock, repair};
 pub use recover::recover_log;
 pub use report::{Action, Ask, RepairOptions, Repaired};
-pub(crate) use start::copies_of;
+pub(crate) use start::{Choice, copies_of, read_super, usable_superblock};

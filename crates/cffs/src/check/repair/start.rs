@@ -5,9 +5,9 @@ use crate::error::{Error, Result};
 use crate::format::dirblock::{entries, validate};
 use crate::format::dirindex::name_hash;
 use crate::format::geometry::{GROUP_SIZE_MIN, INODE_SLOT_SIZE};
-use crate::format::superblock::{MAGIC, State};
+use crate::format::superblock::{MAGIC, SUPERBLOCK_SIZE, State};
 use crate::format::system::Counters;
-use crate::format::{BlockId, BlockKind, Geometry, Inode, InodeFormat, LAST_SYSTEM_INO, ROOT_INO, Superblock};
+use crate::format::{BlockId, BlockKind, Corrupt, Geometry, Inode, InodeFormat, LAST_SYSTEM_INO, ROOT_INO, Superblock};
 use crate::journal::current_header;
 use crate::superblocks::{backup_ags, find_copies, read_superblock};
 use cffs_buf::AlignedBuf;
@@ -16,12 +16,12 @@ use cffs_device::{Device, IoKind};
 /// How far the device is searched for a copy of the superblock, in bytes: groups are at most 1 GiB, unless a log is larger.
 const SEARCH_MAX: u64 = 2 << 30;
 
-/// A superblock that a repair can use.
-pub(super) struct Choice {
-    pub(super) superblock: Superblock,
-    pub(super) g: Geometry,
+/// A superblock that can be used.
+pub(crate) struct Choice {
+    pub(crate) superblock: Superblock,
+    pub(crate) g: Geometry,
     /// What is wrong with the primary, and the byte offset of the copy; `None` if it is the primary.
-    pub(super) instead: Option<(String, u64)>,
+    pub(crate) instead: Option<(String, u64)>,
 }
 
 /// Copies of the superblock with their byte offsets: where they are by default, and elsewhere if there are none.
@@ -31,6 +31,32 @@ pub(crate) fn copies_of(dev: &dyn Device) -> Vec<(u64, Superblock)> {
         copies.extend(search_copy(dev));
     }
     copies
+}
+
+/// The superblock to look at an image by: the primary, or where that is damaged the first usable copy.
+pub(crate) fn usable_superblock(dev: &dyn Device) -> Result<Choice> {
+    let primary = read_super(dev, 0).and_then(|b| {
+        let superblock = Superblock::decode(&b)?;
+        let g = Geometry::new(&superblock)?;
+        Ok(Choice { superblock, g, instead: None })
+    });
+    primary.or_else(|e| {
+        let usable = copies_of(dev).into_iter().find_map(|(at, sb)| Some((at, Geometry::new(&sb).ok()?, sb)));
+        let Some((at, g, superblock)) = usable else { return Err(e) };
+        Ok(Choice { superblock, g, instead: Some((e.to_string(), at)) })
+    })
+}
+
+/// The bytes of a superblock at a byte offset.
+pub(crate) fn read_super(dev: &dyn Device, at: u64) -> Result<Vec<u8>> {
+    let sector = u64::from(dev.sector_size());
+    let len = (SUPERBLOCK_SIZE as u64).max(sector);
+    if !at.is_multiple_of(sector) || at.checked_add(len).is_none_or(|end| end > dev.len()) {
+        return Err(Corrupt(format!("superblock: the device has {} bytes, none at {at}", dev.len())).into());
+    }
+    let mut b = AlignedBuf::zeroed(len as usize);
+    dev.read_at(IoKind::Super, at, &mut b)?;
+    Ok(b[..SUPERBLOCK_SIZE].to_vec())
 }
 
 /// Chooses among the primary superblock and its copies the one that most of the file system agrees with.
