@@ -2,7 +2,7 @@
 
 use super::contents::{contents, first_bytes};
 use super::dumper::Dumper;
-use super::value::{Fields, Value, problems};
+use super::value::{Fields, Value};
 use super::volume::superblock_fields;
 use crate::error::{Error, Result};
 use crate::format::ag::BITMAP_BITS;
@@ -19,14 +19,13 @@ impl Dumper<'_> {
                 self.g.total_blocks - 1
             ));
         }
-        let mut f = Fields::new();
-        f.put("block", addr);
+        let mut f = Fields::of("block", addr);
         let within = addr % self.g.ag_blocks;
         f.put("group", self.g.ag_of(addr));
         let bytes = match self.read(addr) {
             Ok(bytes) => bytes,
             Err(e) => {
-                problems(&mut f, vec![format!("cannot be read: {e}")]);
+                f.problems([format!("cannot be read: {e}")]);
                 return Ok(f.into());
             }
         };
@@ -67,10 +66,9 @@ impl Dumper<'_> {
 
     /// A block that is referred to as this; contents that do not belong there are shown all the same.
     pub(super) fn meta_at(&self, id: BlockId) -> Fields {
-        let mut f = Fields::new();
-        f.put("block", id.addr);
+        let mut f = Fields::of("block", id.addr);
         match self.read(id.addr) {
-            Err(e) => problems(&mut f, vec![format!("cannot be read: {e}")]),
+            Err(e) => f.problems(vec![format!("cannot be read: {e}")]),
             Ok(bytes) => drop(f.append(self.meta(id.addr, &bytes, Some(id)))),
         }
         f
@@ -98,11 +96,11 @@ impl Dumper<'_> {
             wrong.push(c.0);
         }
         if let Some(kind) = kind {
-            f.append(contents(&self.g, kind, addr, bytes, &mut wrong));
+            contents(&mut f, &self.g, (kind, addr), bytes, &mut wrong);
         } else if !zeros {
             f.put("bytes", first_bytes(bytes));
         }
-        problems(&mut f, wrong);
+        f.problems(wrong);
         f
     }
 }

@@ -1,10 +1,8 @@
 //! An image that is looked into: how its superblock and blocks are reached.
 
-use crate::check::repair::copies_of;
+use crate::check::repair::{Choice, usable_superblock};
 use crate::error::{Error, Result};
-use crate::format::superblock::SUPERBLOCK_SIZE;
-use crate::format::{BlockAddr, Corrupt, Geometry, Superblock};
-use cffs_buf::AlignedBuf;
+use crate::format::{BlockAddr, Geometry, Superblock};
 use cffs_device::{Device, IoKind};
 
 /// An image to look into.
@@ -20,21 +18,9 @@ impl<'a> Dumper<'a> {
     /// Opens an image by its superblock, or where that is damaged by one of its copies ([`Dumper::notes`] says so then).
     /// `log_dev` is the device of an external log; without it only the log cannot be shown.
     pub fn open(dev: &'a dyn Device, log_dev: Option<&'a dyn Device>) -> Result<Dumper<'a>> {
-        let primary = read_super(dev, 0).and_then(|b| {
-            let sb = Superblock::decode(&b)?;
-            let g = Geometry::new(&sb)?;
-            Ok((sb, g))
-        });
-        let mut notes = Vec::new();
-        let (sb, g) = match primary {
-            Ok(found) => found,
-            Err(e) => {
-                let usable = copies_of(dev).into_iter().find_map(|(at, sb)| Some((at, Geometry::new(&sb).ok()?, sb)));
-                let Some((at, g, sb)) = usable else { return Err(e) };
-                notes.push(format!("{e}; the copy at byte {at} is used"));
-                (sb, g)
-            }
-        };
+        let Choice { superblock: sb, g, instead } = usable_superblock(dev)?;
+        let mut notes: Vec<String> =
+            instead.iter().map(|(e, at)| format!("{e}; the copy at byte {at} is used")).collect();
         if dev.len() < g.total_bytes() {
             notes.push(format!(
                 "the device is truncated: it has {} bytes, the file system {}",
@@ -74,16 +60,4 @@ impl<'a> Dumper<'a> {
         self.dev.read_at(IoKind::Meta, addr << self.g.block_shift, &mut bytes)?;
         Ok(bytes)
     }
-}
-
-/// The bytes of a superblock at a byte offset.
-pub(super) fn read_super(dev: &dyn Device, at: u64) -> Result<Vec<u8>> {
-    let sector = u64::from(dev.sector_size());
-    let len = (SUPERBLOCK_SIZE as u64).max(sector);
-    if !at.is_multiple_of(sector) || at.checked_add(len).is_none_or(|end| end > dev.len()) {
-        return Err(Corrupt(format!("superblock: the device has {} bytes, none at {at}", dev.len())).into());
-    }
-    let mut b = AlignedBuf::zeroed(len as usize);
-    dev.read_at(IoKind::Super, at, &mut b)?;
-    Ok(b[..SUPERBLOCK_SIZE].to_vec())
 }

@@ -4,7 +4,7 @@ use super::dumper::Dumper;
 use super::entries::entry_chain;
 use super::inode::inode_value;
 use super::records::{attribute, location};
-use super::value::{Fields, Value, problems};
+use super::value::{Fields, Value};
 use crate::error::{Error, Result};
 use crate::format::dirblock::DIR_BLOCKS_MAX;
 use crate::format::extent::{Child, EXTENT_SIZE, Extent, NODE_COUNT, node_capacity, node_entry};
@@ -69,9 +69,10 @@ impl Dumper<'_> {
 
     fn slot(&self, kind: BlockKind, owner: u64, block: BlockAddr, offset: usize, end: usize) -> Result<Found> {
         let b = self.read(block)?;
-        let mut place = Fields::new();
-        place.put("in_block", block).put("offset", offset);
-        problems_of(&mut place, verify_block(&b, self.g.fsid, BlockId { kind, addr: block, owner }).err());
+        let mut place = Fields::of("in_block", block);
+        place.put("offset", offset);
+        let wrong = verify_block(&b, self.g.fsid, BlockId { kind, addr: block, owner }).err();
+        place.problems_as("block_problems", wrong.map(|c| c.0));
         let bytes = b.get(offset..end.min(b.len())).unwrap_or_default().to_vec();
         Ok(Found { place, bytes })
     }
@@ -236,7 +237,7 @@ impl Dumper<'_> {
         if !map.nodes.is_empty() {
             f.put("nodes", map.nodes.iter().map(|addr| self.meta_at(id(*addr))).collect::<Vec<_>>());
         }
-        problems_named(&mut f, "map_problems", map.wrong);
+        f.problems_as("map_problems", map.wrong);
         Ok(f.into())
     }
 
@@ -247,8 +248,7 @@ impl Dumper<'_> {
         if !inode.is_dir() {
             return Error::invalid(format!("{which}: not a directory"));
         }
-        let mut f = Fields::new();
-        f.put("inode", found.value());
+        let mut f = Fields::of("inode", found.value());
         let map = self.map(&inode);
         let (entry_blocks, buckets) = (inode.size / self.g.block_size() as u64, u64::from(inode.index_buckets));
         let (mut blocks, mut index) = (Vec::new(), Vec::new());
@@ -264,18 +264,17 @@ impl Dumper<'_> {
         if buckets > 0 {
             f.put("index", index);
         }
-        problems_named(&mut f, "map_problems", map.wrong);
+        f.problems_as("map_problems", map.wrong);
         Ok(f.into())
     }
 
     /// The extended attributes of a file: those in the inode and the chain of blocks.
     pub fn xattrs(&self, which: &Which) -> Result<Value> {
         let inode = self.find(which)?.inode()?;
-        let mut f = Fields::new();
-        f.put("inode", inode.ino);
+        let mut f = Fields::of("inode", inode.ino);
         let (mut own, mut wrong) = (Vec::new(), Vec::new());
         wrong.extend(decode_list(&inode.xattrs, true, &mut own).err().map(|c| c.0));
-        f.put("in_inode", own.iter().map(attribute).collect::<Vec<_>>());
+        f.put_list("in_inode", &own, attribute);
         let (mut blocks, mut list, mut seen) = (Vec::new(), Vec::new(), HashSet::new());
         let mut addr = inode.xattr_block;
         while addr != 0 {
@@ -304,35 +303,37 @@ impl Dumper<'_> {
         if !blocks.is_empty() {
             let mut all = Vec::new();
             wrong.extend(decode_list(&list, false, &mut all).err().map(|c| c.0));
-            f.put("in_chain", all.iter().map(attribute).collect::<Vec<_>>()).put("blocks", blocks);
+            f.put_list("in_chain", &all, attribute).put("blocks", blocks);
         }
-        problems(&mut f, wrong);
+        f.problems(wrong);
         Ok(f.into())
     }
 
-    /// The inode locator table (2), the external inode table (3) or a quota file (4 to 6): all its blocks.
-    fn table(&self, ino: Ino, kind: impl Fn(u64) -> BlockKind) -> Result<Value> {
+    /// The inode locator table (2), the external inode table (3) or a quota file (4 to 6): all its blocks. Those of a slotted
+    /// table with records of so many bytes have maps among them.
+    fn table(&self, mut f: Fields, ino: Ino, kind: BlockKind, record: Option<usize>) -> Result<Value> {
         let found = self.find_number(ino)?;
-        let mut f = Fields::new();
+        let shape = record.map(|bytes| TableShape::new(self.g.block_size(), bytes));
+        let is_map = |lblock| shape.is_some_and(|s| s.data_of_block(lblock).is_none());
         f.put("inode", found.value());
         if let Ok(inode) = found.inode() {
             let map = self.map(&inode);
-            let blocks = self
-                .file_blocks(&map)
-                .map(|(lblock, addr)| self.meta_at(BlockId { kind: kind(lblock), addr, owner: ino }));
+            let blocks = self.file_blocks(&map).map(|(lblock, addr)| {
+                self.meta_at(BlockId {
+                    kind: if is_map(lblock) { BlockKind::TableMap } else { kind },
+                    addr,
+                    owner: ino,
+                })
+            });
             f.put("blocks", blocks.collect::<Vec<_>>());
-            problems_named(&mut f, "map_problems", map.wrong);
+            f.problems_as("map_problems", map.wrong);
         }
         Ok(f.into())
     }
 
     /// The inode locator table.
     pub fn locator(&self) -> Result<Value> {
-        let shape = TableShape::new(self.g.block_size(), LOCATOR_SIZE);
-        self.table(
-            LOCATOR_INO,
-            |l| if shape.data_of_block(l).is_some() { BlockKind::Locator } else { BlockKind::TableMap },
-        )
+        self.table(Fields::new(), LOCATOR_INO, BlockKind::Locator, Some(LOCATOR_SIZE))
     }
 
     /// What the locator table says of one inode.
@@ -341,39 +342,23 @@ impl Dumper<'_> {
             return Error::invalid(format!("inode {ino} stands in the system area, not in the locator table"));
         }
         let record = self.locator_record(ino)?;
-        let mut f = Fields::new();
+        let mut f = Fields::of("inode", ino);
         match location(&record, ino, self.g.block_size()) {
-            Some(fields) => drop(f.append(fields)),
-            None => drop(f.put("inode", ino).put("state", "free")),
-        }
+            Some(fields) => return Ok(fields.into()),
+            None => f.put("state", "free"),
+        };
         Ok(f.into())
     }
 
     /// The external inode table.
     pub fn external(&self) -> Result<Value> {
-        let shape = TableShape::new(self.g.block_size(), INODE_SLOT_SIZE);
-        self.table(EXTERNAL_INO, |l| {
-            if shape.data_of_block(l).is_some() { BlockKind::ExternalInodes } else { BlockKind::TableMap }
-        })
+        self.table(Fields::new(), EXTERNAL_INO, BlockKind::ExternalInodes, Some(INODE_SLOT_SIZE))
     }
 
     /// The quota file of a kind.
     pub fn quota(&self, kind: QuotaKind) -> Result<Value> {
-        let mut out = Fields::new();
-        out.put("quota", kind.name()).put("kept", self.sb.has_quota(kind));
-        if let Value::Fields(f) = self.table(kind.ino(), |_| BlockKind::Quota)? {
-            out.append(f);
-        }
-        Ok(out.into())
-    }
-}
-
-fn problems_of(f: &mut Fields, wrong: Option<Corrupt>) {
-    problems_named(f, "block_problems", wrong.map(|c| c.0).into_iter().collect());
-}
-
-fn problems_named(f: &mut Fields, name: &'static str, list: Vec<String>) {
-    if !list.is_empty() {
-        f.put(name, list);
+        let mut f = Fields::of("quota", kind.name());
+        f.put("kept", self.sb.has_quota(kind));
+        self.table(f, kind.ino(), BlockKind::Quota, None)
     }
 }

@@ -1,7 +1,7 @@
 //! Inodes: their fields, also of those that do not decode.
 
 use super::records::{attribute, child, extent};
-use super::value::{Fields, Value, hex, problems};
+use super::value::{Fields, Value, hex};
 use crate::format::inode::{FLAGS, INODE_AUX, INODE_CORE_SIZE, INODE_HINT, INODE_XATTRS, XATTR_BLOCK_BITS};
 use crate::format::xattr::decode_list;
 use crate::format::{FileType, Inode, InodeFormat, get_u16, get_u32, get_u64};
@@ -25,7 +25,7 @@ pub(super) fn type_name(t: u8) -> String {
 pub(super) fn inode_value(b: &[u8]) -> Fields {
     let mut f = Fields::new();
     if b.len() < INODE_CORE_SIZE {
-        problems(&mut f, vec![format!("inode: cut off after {} bytes", b.len())]);
+        f.problems([format!("inode: cut off after {} bytes", b.len())]);
         return f;
     }
     let mode = get_u16(b, 12);
@@ -48,32 +48,29 @@ pub(super) fn inode_value(b: &[u8]) -> Fields {
             wrong.push(c.0);
             f.put("format", format!("{} (does not decode)", b[14]));
         }
-        Ok(inode) => drop(f.append(area(&inode, &mut wrong))),
+        Ok(inode) => area(&mut f, &inode, &mut wrong),
     }
-    problems(&mut f, wrong);
+    f.problems(wrong);
     f
 }
 
 /// What the inline area holds.
-fn area(inode: &Inode, wrong: &mut Vec<String>) -> Fields {
-    let mut f = Fields::new();
+fn area(f: &mut Fields, inode: &Inode, wrong: &mut Vec<String>) {
     match &inode.format {
         InodeFormat::Inline(data) if inode.file_type() == FileType::Symlink => {
             f.put("format", "inline").put("target", Value::Bytes(data.clone()));
         }
         InodeFormat::Inline(data) => drop(f.put("format", "inline").put("contents_hex", hex(data))),
         InodeFormat::Extents(list) => {
-            f.put("format", "extents").put("extents", list.iter().map(extent).collect::<Vec<_>>());
+            f.put("format", "extents").put_list("extents", list, extent);
         }
         InodeFormat::Tree { height, children } => {
-            f.put("format", "tree").put("height", *height);
-            f.put("children", children.iter().map(child).collect::<Vec<_>>());
+            f.put("format", "tree").put("height", *height).put_list("children", children, child);
         }
     }
     if !inode.xattrs.is_empty() {
         let mut list = Vec::new();
         wrong.extend(decode_list(&inode.xattrs, true, &mut list).err().map(|c| c.0));
-        f.put("attributes", list.iter().map(attribute).collect::<Vec<_>>());
+        f.put_list("attributes", &list, attribute);
     }
-    f
 }

@@ -1,7 +1,7 @@
 //! The log: its header, and the transactions that a replay would apply.
 
 use super::dumper::Dumper;
-use super::value::{Fields, Value, problems};
+use super::value::{Fields, Value};
 use crate::error::Result;
 use crate::format::log::{LOG_HEADER_AREA, LOG_HEADER_SLOTS, LogHeader, Record, TXN_MAGIC, txn_header};
 use crate::format::superblock::INCOMPAT_EXTERNAL_LOG;
@@ -18,14 +18,14 @@ impl Dumper<'_> {
         let external = self.sb.incompat & INCOMPAT_EXTERNAL_LOG != 0;
         f.put("external", external);
         let Some(dev) = (if external { self.log_dev } else { Some(self.dev) }) else {
-            problems(&mut f, vec!["it is on another device, which was not given".into()]);
+            f.problems(["it is on another device, which was not given".into()]);
             return Ok(f.into());
         };
         let (at, len) = log_extent(&self.sb);
         f.put("byte", at).put("bytes", len);
         if len <= 2 * LOG_HEADER_AREA || at.checked_add(len).is_none_or(|end| end > dev.len()) {
             f.put("replayable", false);
-            problems(&mut f, vec![format!("a log of {len} bytes at {at} is not possible")]);
+            f.problems([format!("a log of {len} bytes at {at} is not possible")]);
             return Ok(f.into());
         }
         let ring = len - LOG_HEADER_AREA;
@@ -34,7 +34,7 @@ impl Dumper<'_> {
             Ok(chosen) => chosen.header,
             Err(e) => {
                 f.put("replayable", false);
-                problems(&mut f, vec![e.to_string()]);
+                f.problems([e.to_string()]);
                 return Ok(f.into());
             }
         };
@@ -56,7 +56,7 @@ impl Dumper<'_> {
                 .put("tail", get_u64(&b, 24))
                 .put("tail_sequence", get_u64(&b, 32))
                 .put("epoch", get_u64(&b, 40));
-            problems(&mut h, header.err().map(|e| e.to_string()).into_iter().collect());
+            h.problems(header.err().map(|e| e.to_string()));
             headers.push(h);
         }
         Ok(headers)
@@ -96,7 +96,7 @@ impl Dumper<'_> {
                 }
                 Err(e) => {
                     let what = format!("records of transaction {seq} do not decode: {e}");
-                    problems(&mut t, vec![what.clone()]);
+                    t.problems([what.clone()]);
                     wrong.push(what);
                 }
             }
@@ -107,7 +107,7 @@ impl Dumper<'_> {
         };
         f.put("replayable", wrong.is_empty()).put("transactions", list.len()).put("transaction_bytes", total);
         f.put("end", end).put("list", list);
-        problems(&mut f, wrong);
+        f.problems(wrong);
         f
     }
 

@@ -1,44 +1,37 @@
 //! Single records: extents, counters, locations, attributes, quotas.
 
-use super::value::{Fields, Value, hex, problems};
+use super::value::{Fields, Value, hex};
 use crate::format::extent::{Child, Extent};
 use crate::format::system::Counters;
 use crate::format::table::Location;
 use crate::format::xattr::Xattr;
 use crate::format::{Ino, QuotaRecord, get_u32, get_u64};
 
-pub(super) fn counters(c: &Counters) -> Fields {
-    let mut f = Fields::new();
+pub(super) fn counters(f: &mut Fields, c: &Counters) {
     f.put("free_fragments", c.free_frags).put("inodes", c.inodes).put("groups_initialized", c.ags);
     f.put("first_orphan", c.orphan_head).put("blocks", c.blocks);
-    f
 }
 
-pub(super) fn extent(e: &Extent) -> Fields {
-    let mut f = Fields::new();
+pub(super) fn extent(f: &mut Fields, e: &Extent) {
     f.put("logical", e.logical).put("first", e.start).put("fragments", e.len);
     if e.unwritten {
         f.put("unwritten", true);
     }
-    f
 }
 
-pub(super) fn child(c: &Child) -> Fields {
-    let mut f = Fields::new();
+pub(super) fn child(f: &mut Fields, c: &Child) {
     f.put("logical", c.key).put("node", c.block);
-    f
 }
 
 /// A record of the locator table; `None` for one that is free.
 pub(super) fn location(bytes: &[u8], ino: Ino, block_size: usize) -> Option<Fields> {
-    let mut f = Fields::new();
-    f.put("inode", ino);
+    let mut f = Fields::of("inode", ino);
     let (state, block, offset) = match Location::decode(bytes, ino, block_size) {
         Ok(Location::Free) => return None,
         Ok(Location::Embedded { block, offset }) => ("embedded", block, offset),
         Ok(Location::External { block, offset }) => ("external", block, offset),
         Err(c) => {
-            problems(&mut f, vec![c.0]);
+            f.problems([c.0]);
             ("damaged", get_u64(bytes, 0), get_u32(bytes, 8) as usize)
         }
     };
@@ -46,14 +39,11 @@ pub(super) fn location(bytes: &[u8], ino: Ino, block_size: usize) -> Option<Fiel
     Some(f)
 }
 
-pub(super) fn attribute(x: &Xattr) -> Fields {
-    let mut f = Fields::new();
+pub(super) fn attribute(f: &mut Fields, x: &Xattr) {
     f.put("name", Value::Bytes(x.full_name())).put("value_hex", hex(&x.value));
-    f
 }
 
-pub(super) fn quota(id: u32, r: &QuotaRecord, frag_shift: u32) -> Fields {
-    let mut f = Fields::new();
+pub(super) fn quota(f: &mut Fields, id: u32, r: &QuotaRecord, frag_shift: u32) {
     let bytes = |frags: u64| frags.saturating_mul(1 << frag_shift);
     f.put("id", id).put("bytes", bytes(r.frags)).put("inodes", r.inodes);
     f.put("soft_bytes", bytes(r.soft_frags)).put("hard_bytes", bytes(r.hard_frags));
@@ -64,5 +54,4 @@ pub(super) fn quota(id: u32, r: &QuotaRecord, frag_shift: u32) -> Fields {
         f.put_some("bytes_deadline", (r.frags_deadline != 0).then_some(Value::Time(r.frags_deadline)));
         f.put_some("inodes_deadline", (r.inodes_deadline != 0).then_some(Value::Time(r.inodes_deadline)));
     }
-    f
 }

@@ -32,6 +32,11 @@ impl Fields {
         Fields::default()
     }
 
+    /// One value, for more to follow.
+    pub fn of(name: &'static str, value: impl Into<Value>) -> Fields {
+        Fields(vec![(name, value.into())])
+    }
+
     /// Adds one.
     pub fn put(&mut self, name: &'static str, value: impl Into<Value>) -> &mut Fields {
         self.0.push((name, value.into()));
@@ -46,6 +51,21 @@ impl Fields {
         self
     }
 
+    /// Adds a list of structures, which `fill` makes of `items`.
+    pub fn put_list<T>(
+        &mut self,
+        name: &'static str,
+        items: impl IntoIterator<Item = T>,
+        mut fill: impl FnMut(&mut Fields, T),
+    ) -> &mut Fields {
+        let one = |item| {
+            let mut f = Fields::new();
+            fill(&mut f, item);
+            f
+        };
+        self.put(name, items.into_iter().map(one).collect::<Vec<_>>())
+    }
+
     /// Adds all of another structure.
     pub fn append(&mut self, other: Fields) -> &mut Fields {
         self.0.extend(other.0);
@@ -56,12 +76,18 @@ impl Fields {
     pub fn get(&self, name: &str) -> Option<&Value> {
         self.0.iter().find(|(n, _)| *n == name).map(|(_, v)| v)
     }
-}
 
-/// What is wrong, as a list that is left out where it is empty.
-pub(super) fn problems(fields: &mut Fields, list: Vec<String>) {
-    if !list.is_empty() {
-        fields.put("problems", list);
+    /// What is wrong, as a list that is left out where it is empty.
+    pub(super) fn problems(&mut self, list: impl IntoIterator<Item = String>) {
+        self.problems_as("problems", list);
+    }
+
+    /// The same under another name.
+    pub(super) fn problems_as(&mut self, name: &'static str, list: impl IntoIterator<Item = String>) {
+        let list: Vec<String> = list.into_iter().collect();
+        if !list.is_empty() {
+            self.put(name, list);
+        }
     }
 }
 

@@ -1,8 +1,8 @@
 //! Structures of the file system as a whole: superblocks, counters, allocation groups.
 
-use super::dumper::{Dumper, read_super};
-use super::value::{Fields, Value, hex, problems};
-use crate::check::repair::copies_of;
+use super::dumper::Dumper;
+use super::value::{Fields, Value, hex};
+use crate::check::repair::{copies_of, read_super};
 use crate::error::{Error, Result};
 use crate::format::superblock::{LABEL_MAX, MAGIC, MOUNT_OPTIONS_MAX};
 use crate::format::system::Counters;
@@ -25,7 +25,7 @@ fn superblock_at(dev: &dyn Device, ag: u64, at: u64) -> Fields {
     f.put("group", ag).put("byte", at);
     match read_super(dev, at) {
         Ok(b) => drop(f.append(superblock_fields(&b))),
-        Err(e) => problems(&mut f, vec![e.to_string()]),
+        Err(e) => f.problems(vec![e.to_string()]),
     }
     f
 }
@@ -41,7 +41,7 @@ pub(super) fn superblock_fields(b: &[u8]) -> Fields {
     let crc_ok = crate::format::crc32c(&whole) == get_u32(b, 8);
     f.put("magic_ok", magic_ok);
     if !magic_ok {
-        problems(&mut f, wrong);
+        f.problems(wrong);
         return f;
     }
     f.put("checksum_ok", crc_ok).put("version", get_u32(b, 12));
@@ -65,7 +65,7 @@ pub(super) fn superblock_fields(b: &[u8]) -> Fields {
     if let Ok(sb) = &decoded {
         wrong.extend(Geometry::new(sb).err().map(|c| c.0));
     }
-    problems(&mut f, wrong);
+    f.problems(wrong);
     f
 }
 
