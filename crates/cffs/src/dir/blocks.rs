@@ -4,7 +4,6 @@ use super::{DirCtx, DirState, UNINDEXED_BLOCKS};
 use crate::cache::{BufRef, LocalityHint};
 use crate::error::{Error, Result};
 use crate::extent::{self, Mapping};
-use crate::format::Run;
 use crate::format::dirblock::{self, DIR_BLOCKS_MAX, DIR_LBLOCK};
 use crate::format::{BlockAddr, BlockId, BlockKind, Extent, FileType, Inode, extent::LOGICAL_END, get_u64};
 use crate::inode::locality::dir_extents;
@@ -176,23 +175,25 @@ pub(super) fn read(cx: &DirCtx<'_>, inode: &Inode, state: &DirState, lblock: u64
     }
 }
 
-/// What changes of a directory's blocks need: the transaction, the allocator and who says where.
-pub(super) struct Growth<'a> {
+/// What changes of a directory's blocks need.
+#[derive(Clone, Copy)]
+pub(super) struct Change<'a> {
+    pub(super) cx: &'a DirCtx<'a>,
     pub(super) txn: &'a Txn<'a>,
     pub(super) space: &'a Space,
+    pub(super) state: &'a DirState,
+}
+
+/// The same, and the allocator of new blocks.
+pub(super) struct Growth<'a> {
+    pub(super) change: Change<'a>,
     pub(super) allocator: &'a dyn DirAllocator,
 }
 
 /// Makes sure that a block of the directory's address space is allocated, with up to `want` from there on. The caller
 /// initializes it.
-pub(super) fn claim(
-    cx: &DirCtx<'_>,
-    grow: &Growth<'_>,
-    inode: &mut Inode,
-    state: &DirState,
-    lblock: u64,
-    want: u64,
-) -> Result<BlockAddr> {
+pub(super) fn claim(grow: &Growth<'_>, inode: &mut Inode, lblock: u64, want: u64) -> Result<BlockAddr> {
+    let Change { cx, txn, space, state } = grow.change;
     let until = match piece(cx, inode, state, lblock)? {
         Piece::Blocks { lblock: first, block, .. } => return Ok(block + (lblock - first)),
         Piece::Hole { until } => until,
@@ -206,7 +207,7 @@ pub(super) fn claim(
         0 | DIR_BLOCKS_MAX => None,
         n => resolve(cx, inode, state, n - 1)?,
     };
-    let reservation = grow.txn.reservation();
+    let reservation = txn.reservation();
     let Some(run) = grow.allocator.allocate_dir_blocks(&reservation, inode, before.map(|b| b + 1), want, 1)? else {
         return Err(Error::NoSpace);
     };
@@ -214,34 +215,17 @@ pub(super) fn claim(
     let per = g.frags_per_block();
     debug_assert!((run.start | run.len) % per == 0 && run.len > 0 && run.len <= want * per);
     let e = Extent { logical: lblock * per, start: run.start, len: run.len, unwritten: false };
-    extent::map(grow.txn, grow.space, inode, e).inspect_err(|_| grow.space.cancel_meta(&reservation, run))?;
+    extent::map(txn, space, inode, e).inspect_err(|_| space.cancel_meta(&reservation, run))?;
     let block = g.block_of_frag(run.start);
     state.map.write().add(lblock, run.len / per, block);
     state.forget_buckets(&(lblock..lblock + run.len / per));
     Ok(block)
 }
 
-fn free_runs(cx: &DirCtx<'_>, txn: &Txn<'_>, space: &Space, runs: &[Run]) -> Result<()> {
-    let g = cx.cache.geometry();
-    for run in runs {
-        for block in g.block_of_frag(run.start)..g.block_of_frag(run.end()) {
-            txn.free_block(block);
-        }
-        space.free(txn, *run)?;
-    }
-    Ok(())
-}
-
 /// Gives back the blocks of a range. False when the map could not be changed (out of space for a node, or unreadable):
 /// then nothing was.
-pub(super) fn punch(
-    cx: &DirCtx<'_>,
-    txn: &Txn<'_>,
-    space: &Space,
-    inode: &mut Inode,
-    state: &DirState,
-    range: Range<u64>,
-) -> Result<bool> {
+pub(super) fn punch(change: &Change<'_>, inode: &mut Inode, range: Range<u64>) -> Result<bool> {
+    let Change { cx, txn, space, state } = *change;
     let per = cx.cache.geometry().frags_per_block();
     let logical = range.start * per..(range.end.saturating_mul(per)).min(LOGICAL_END);
     loop {
@@ -249,7 +233,11 @@ pub(super) fn punch(
         state.forget_buckets(&range);
         let outcome = extent::remove(txn, space, inode, logical.clone(), EXTENTS_AT_ONCE, &mut freed);
         let done = !freed.is_empty();
-        free_runs(cx, txn, space, &freed)?;
+        for run in freed {
+            let blocks = cx.cache.geometry().block_of_frag(run.start)..cx.cache.geometry().block_of_frag(run.end());
+            blocks.for_each(|block| txn.free_block(block));
+            space.free(txn, run)?;
+        }
         match outcome {
             Ok(more) => {
                 if !more {
@@ -287,15 +275,8 @@ pub(super) fn trim_to(
 }
 
 /// After an entry was removed from a block: remembers the room, or frees the block if it was the last entry.
-pub(super) fn note_removal(
-    cx: &DirCtx<'_>,
-    txn: &Txn<'_>,
-    space: &Space,
-    inode: &mut Inode,
-    state: &DirState,
-    lblock: u64,
-    buf: &BufRef,
-) -> Result<()> {
+pub(super) fn note_removal(change: &Change<'_>, inode: &mut Inode, lblock: u64, buf: &BufRef) -> Result<()> {
+    let Change { cx, state, .. } = *change;
     let (used, free) = usage(buf);
     state.room_hints.lock().forget(lblock);
     if used {
@@ -315,7 +296,7 @@ pub(super) fn note_removal(
         };
         (end..to, end)
     };
-    if !punch(cx, txn, space, inode, state, range.clone())? {
+    if !punch(change, inode, range.clone())? {
         state.room_hints.lock().note(lblock, free);
         return Ok(());
     }
@@ -334,17 +315,12 @@ pub(super) fn note_removal(
 }
 
 /// Gives back everything that a directory without names and orphans has.
-pub(super) fn release(
-    cx: &DirCtx<'_>,
-    txn: &Txn<'_>,
-    space: &Space,
-    inode: &mut Inode,
-    state: &DirState,
-) -> Result<()> {
+pub(super) fn release(change: &Change<'_>, inode: &mut Inode) -> Result<()> {
+    let Change { cx, state, .. } = *change;
     if used_end(cx, inode, state, size_blocks(cx, inode)) > 0 {
         return Err(Error::NotEmpty);
     }
-    if punch(cx, txn, space, inode, state, 0..2 * DIR_BLOCKS_MAX)? {
+    if punch(change, inode, 0..2 * DIR_BLOCKS_MAX)? {
         set_size_blocks(cx, inode, 0);
         inode.index_buckets = 0;
         state.reset();

@@ -1,6 +1,6 @@
 //! The hash index of a large directory: reading, adding and removing pairs; buckets come and go one at a time.
 
-use super::blocks::{self, Growth};
+use super::blocks::{self, Change, Growth};
 use super::{DirCtx, DirState};
 use crate::cache::BufRef;
 use crate::error::Result;
@@ -12,7 +12,6 @@ use crate::format::dirindex::{
 use crate::format::{BlockAddr, BlockId, BlockKind, Inode, META_HEADER_SIZE, get_u32, put_u32};
 use crate::journal::Txn;
 use crate::node::damaged;
-use crate::space::Space;
 
 type Pair = (u32, u32);
 
@@ -125,7 +124,8 @@ fn parent_of(number: u32) -> u32 {
 }
 
 /// Gives a directory its index. All of its blocks are read.
-pub(super) fn build(cx: &DirCtx<'_>, grow: &Growth<'_>, inode: &mut Inode, state: &DirState) -> Result<()> {
+pub(super) fn build(grow: &Growth<'_>, inode: &mut Inode) -> Result<()> {
+    let Change { cx, txn, state, .. } = grow.change;
     let mut all: Vec<Pair> = Vec::with_capacity(inode.aux.min(1 << 16) as usize);
     let end = blocks::size_blocks(cx, inode);
     blocks::for_each(cx, inode, state, 0..end, &mut |lblock, addr| {
@@ -137,14 +137,14 @@ pub(super) fn build(cx: &DirCtx<'_>, grow: &Growth<'_>, inode: &mut Inode, state
     let number = (all.len() as u64 + 1).div_ceil(bucket_target(cx.cache.geometry().block_size())) as u32;
     let mut addrs = Vec::with_capacity(number as usize);
     for n in 0..number {
-        addrs.push(blocks::claim(cx, grow, inode, state, DIR_BLOCKS_MAX + u64::from(n), u64::from(number - n))?);
+        addrs.push(blocks::claim(grow, inode, DIR_BLOCKS_MAX + u64::from(n), u64::from(number - n))?);
     }
     let mut lists = vec![Vec::new(); number as usize];
     for pair in all {
         lists[bucket_of(pair.0, number) as usize].push(pair);
     }
     for (n, list) in lists.iter().enumerate() {
-        init(grow.txn, inode, addrs[n], n as u32, list, 0);
+        init(txn, inode, addrs[n], n as u32, list, 0);
     }
     inode.index_buckets = number;
     *state.names.write() = None;
@@ -152,23 +152,24 @@ pub(super) fn build(cx: &DirCtx<'_>, grow: &Growth<'_>, inode: &mut Inode, state
 }
 
 /// Adds a bucket when one more name makes the mean too large. When that is not possible, the index works on as it is.
-pub(super) fn grow(cx: &DirCtx<'_>, grow: &Growth<'_>, inode: &mut Inode, state: &DirState) {
-    let target = bucket_target(cx.cache.geometry().block_size());
+pub(super) fn grow(grow: &Growth<'_>, inode: &mut Inode) {
+    let target = bucket_target(grow.change.cx.cache.geometry().block_size());
     if inode.aux < u64::from(inode.index_buckets) * target {
         return;
     }
-    if let Err(e) = split(cx, grow, inode, state) {
+    if let Err(e) = split(grow, inode) {
         tracing::debug!("directory {} keeps {} index buckets: {e}", inode.ino, inode.index_buckets);
     }
 }
 
-fn split(cx: &DirCtx<'_>, grow: &Growth<'_>, inode: &mut Inode, state: &DirState) -> Result<()> {
+fn split(grow: &Growth<'_>, inode: &mut Inode) -> Result<()> {
+    let Change { cx, txn, state, .. } = grow.change;
     let new = inode.index_buckets;
     let old = read(cx, inode, state, parent_of(new))?;
     let want = 1 + blocks::ahead(u64::from(new));
-    let addr = blocks::claim(cx, grow, inode, state, DIR_BLOCKS_MAX + u64::from(new), want)?;
+    let addr = blocks::claim(grow, inode, DIR_BLOCKS_MAX + u64::from(new), want)?;
     let (moved, flags) = {
-        let mut b = grow.txn.edit(&old);
+        let mut b = txn.edit(&old);
         let flags = get_u32(b.bytes(), BUCKET_FLAGS);
         let (moved, kept): (Vec<Pair>, Vec<Pair>) = pairs(b.bytes()).partition(|p| bucket_of(p.0, new + 1) == new);
         // The pairs up to the first one that leaves are where they were.
@@ -176,14 +177,15 @@ fn split(cx: &DirCtx<'_>, grow: &Growth<'_>, inode: &mut Inode, state: &DirState
         fill(&mut b, same, &kept[same..]);
         (moved, flags)
     };
-    init(grow.txn, inode, addr, new, &moved, flags);
+    init(txn, inode, addr, new, &moved, flags);
     inode.index_buckets = new + 1;
     Ok(())
 }
 
 /// Takes the last bucket away when the mean has become small, so that a shrinking directory gives its index back in
 /// small steps. When that is not possible, the index stays larger than it need be.
-pub(super) fn shrink(cx: &DirCtx<'_>, txn: &Txn<'_>, space: &Space, inode: &mut Inode, state: &DirState) -> Result<()> {
+pub(super) fn shrink(change: &Change<'_>, inode: &mut Inode) -> Result<()> {
+    let Change { cx, txn, state, .. } = *change;
     let bs = cx.cache.geometry().block_size();
     if inode.index_buckets < 2 || inode.aux * 4 >= u64::from(inode.index_buckets) * bucket_target(bs) {
         return Ok(());
@@ -204,7 +206,7 @@ pub(super) fn shrink(cx: &DirCtx<'_>, txn: &Txn<'_>, space: &Space, inode: &mut 
     let at = DIR_BLOCKS_MAX + u64::from(last);
     let region_end = 2 * DIR_BLOCKS_MAX;
     let to_end = blocks::trim_to(cx, inode, state, DIR_BLOCKS_MAX, at, at + 1, region_end);
-    if !blocks::punch(cx, txn, space, inode, state, at..to_end)? {
+    if !blocks::punch(change, inode, at..to_end)? {
         return Ok(());
     }
     {

@@ -44,7 +44,7 @@ use crate::journal::Txn;
 use crate::node::{Cursor, DirState, NameMap, RoomHints, damaged};
 use crate::placement::DirAllocator;
 use crate::space::Space;
-use blocks::Growth;
+use blocks::{Change, Growth};
 
 /// A name that was found. It stays good while the directory is locked, also across insertion of other names.
 #[derive(Clone)]
@@ -287,16 +287,16 @@ pub fn prepare_insert(
     }
     let need = entry_len(name.len(), inode_room);
     let hash = cx.hash(name);
-    let grow = Growth { txn, space, allocator };
+    let grow = Growth { change: Change { cx, txn, space, state }, allocator };
     let (lblock, buf, offset, new_block) = match find_room(cx, inode, state, need)? {
         Some((lblock, buf, offset)) => (lblock, buf, offset, false),
         None => {
-            let (lblock, buf) = add_block(cx, &grow, inode, state)?;
+            let (lblock, buf) = add_block(&grow, inode)?;
             (lblock, buf, META_HEADER_SIZE, true)
         }
     };
     let bucket = if inode.index_buckets > 0 {
-        index::grow(cx, &grow, inode, state);
+        index::grow(&grow, inode);
         Some(index::bucket(cx, inode, state, hash)?)
     } else {
         None
@@ -364,7 +364,8 @@ fn free_entry(buf: &BufRef, need: usize) -> std::result::Result<(usize, usize), 
 }
 
 /// Adds an empty block to the directory, in a hole or at its end.
-fn add_block(cx: &DirCtx<'_>, grow: &Growth<'_>, inode: &mut Inode, state: &DirState) -> Result<(u64, BufRef)> {
+fn add_block(grow: &Growth<'_>, inode: &mut Inode) -> Result<(u64, BufRef)> {
+    let Change { cx, txn, state, .. } = grow.change;
     let end = blocks::size_blocks(cx, inode);
     let lblock = match find_hole(cx, inode, state, end)? {
         Some(hole) => hole,
@@ -372,12 +373,12 @@ fn add_block(cx: &DirCtx<'_>, grow: &Growth<'_>, inode: &mut Inode, state: &DirS
         None => end,
     };
     if inode.index_buckets == 0 && end == UNINDEXED_BLOCKS && lblock == end {
-        index::build(cx, grow, inode, state)?;
+        index::build(grow, inode)?;
     }
     let want = if lblock < end { 1 } else { 1 + blocks::ahead(end) };
-    let addr = blocks::claim(cx, grow, inode, state, lblock, want)?;
-    let buf = grow.txn.init_block(BlockId { kind: BlockKind::Dir, addr, owner: inode.ino });
-    dirblock::format_empty(&mut grow.txn.edit(&buf), lblock);
+    let addr = blocks::claim(grow, inode, lblock, want)?;
+    let buf = txn.init_block(BlockId { kind: BlockKind::Dir, addr, owner: inode.ino });
+    dirblock::format_empty(&mut txn.edit(&buf), lblock);
     if lblock >= end {
         blocks::set_size_blocks(cx, inode, lblock + 1);
     }
@@ -417,7 +418,10 @@ pub fn give_up(
     state: &DirState,
     slot: Slot,
 ) -> Result<()> {
-    if slot.new_block { blocks::note_removal(cx, txn, space, inode, state, slot.lblock, &slot.buf) } else { Ok(()) }
+    if slot.new_block {
+        blocks::note_removal(&Change { cx, txn, space, state }, inode, slot.lblock, &slot.buf)?;
+    }
+    Ok(())
 }
 
 /// Puts a name into the place prepared for it. The hash of `new` is set here.
@@ -501,8 +505,9 @@ pub fn remove(
     forget_name(txn, inode, state, found, bucket.as_ref());
     drop(bucket);
     dirblock::remove(&mut txn.edit(&found.buf), found.offset);
-    index::shrink(cx, txn, space, inode, state)?;
-    blocks::note_removal(cx, txn, space, inode, state, found.lblock, &found.buf)
+    let change = Change { cx, txn, space, state };
+    index::shrink(&change, inode)?;
+    blocks::note_removal(&change, inode, found.lblock, &found.buf)
 }
 
 /// Takes the name from an embedded inode, which stays in its place as an orphan.
@@ -561,8 +566,9 @@ pub fn remove_orphan(
     let (buf, lblock) = find_orphan(cx, inode, state, block, offset)?;
     dirblock::remove(&mut txn.edit(&buf), offset);
     // The index may have stayed too large while orphans kept the directory from becoming empty.
-    index::shrink(cx, txn, space, inode, state)?;
-    blocks::note_removal(cx, txn, space, inode, state, lblock, &buf)
+    let change = Change { cx, txn, space, state };
+    index::shrink(&change, inode)?;
+    blocks::note_removal(&change, inode, lblock, &buf)
 }
 
 /// The block of an orphan, and its number in the directory. Once it was found, [`remove_orphan`] finds it too as long as the
@@ -596,5 +602,5 @@ pub fn release(cx: &DirCtx<'_>, txn: &Txn<'_>, space: &Space, inode: &mut Inode,
     if !is_empty(inode) {
         return Err(Error::NotEmpty);
     }
-    blocks::release(cx, txn, space, inode, state)
+    blocks::release(&Change { cx, txn, space, state }, inode)
 }
