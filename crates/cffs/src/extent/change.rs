@@ -151,29 +151,50 @@ fn release_runs(inode: &mut Inode, freed: &mut Vec<Run>, runs: Vec<Run>) {
 ///
 /// [`Error::NoSpace`] if the new pieces need a block and there is none. Nothing has changed then.
 pub fn convert(txn: &Txn<'_>, space: &Space, inode: &mut Inode, range: Range<u64>, unwritten: bool) -> Result<u64> {
-    let g = *txn.cache().geometry();
+    if let InodeFormat::Inline(_) = inode.format {
+        return inline_contents(inode);
+    }
+    let end = rewrite(txn, space, inode, range.start, |list| list::convert(list, &range, unwritten))?;
+    Ok(if end >= LOGICAL_END { range.end } else { end.min(range.end) })
+}
+
+/// Splits the extent that contains the logical fragment `at` in its interior. Changes nothing if there is none.
+///
+/// [`Error::NoSpace`] if the tree needs a block and there is none. Nothing has changed then.
+pub fn split(txn: &Txn<'_>, space: &Space, inode: &mut Inode, at: u64) -> Result<()> {
+    rewrite(txn, space, inode, at, |list| list::split(list, at)).map(drop)
+}
+
+/// Replaces the list of extents that the logical fragment `at` belongs to, that of the inode or of a leaf, by what `change`
+/// makes of it; `None` leaves it. Returns where the list ends.
+fn rewrite(
+    txn: &Txn<'_>,
+    space: &Space,
+    inode: &mut Inode,
+    at: u64,
+    change: impl Fn(&[Extent]) -> Option<Vec<Extent>>,
+) -> Result<u64> {
+    let goal = |old: &[Extent]| old.first().map_or(0, |e| txn.cache().geometry().block_of_frag(e.start));
     match &inode.format {
-        InodeFormat::Inline(_) => inline_contents(inode),
-        InodeFormat::Extents(list) => {
-            if let Some(new) = list::convert(list, &range, unwritten) {
-                let goal = list.first().map_or(0, |e| g.block_of_frag(e.start));
+        InodeFormat::Inline(_) => Ok(LOGICAL_END),
+        InodeFormat::Extents(old) => {
+            if let Some(new) = change(old) {
+                let goal = goal(old);
                 let mut edit = Edit { txn, space, inode };
                 let mut pool = Pool::new(txn, space, goal, edit.nodes_for_list(new.len())?)?;
                 edit.set_list(new, &mut pool)?;
             }
-            Ok(range.end)
+            Ok(LOGICAL_END)
         }
         InodeFormat::Tree { .. } => {
-            let path = descend(txn.cache(), inode, range.start.min(LOGICAL_END - 1))?;
-            let end = path.leaf().hi;
+            let path = descend(txn.cache(), inode, at.min(LOGICAL_END - 1))?;
             let old: Vec<Extent> = entries(&path.leaf().buf.read());
-            if let Some(new) = list::convert(&old, &range, unwritten) {
+            if let Some(new) = change(&old) {
                 let mut edit = Edit { txn, space, inode };
-                let mut pool =
-                    Pool::new(txn, space, g.block_of_frag(old[0].start), edit.nodes_needed(&path, new.len())?)?;
+                let mut pool = Pool::new(txn, space, goal(&old), edit.nodes_needed(&path, new.len())?)?;
                 edit.set_leaf(&path, &new, false, &mut pool)?;
             }
-            Ok(if end >= LOGICAL_END { range.end } else { end.min(range.end) })
+            Ok(path.leaf().hi)
         }
     }
 }

@@ -15,10 +15,10 @@ mod size;
 mod tests;
 mod tree;
 
-pub use change::{MAPPED_PER_TXN, convert, insert, map, remove};
+pub use change::{MAPPED_PER_TXN, convert, insert, map, remove, split};
 pub(crate) use lookup::has_node;
 pub use lookup::{Mapping, for_each, has_room, last, lookup, nodes_of};
-pub use shift::{shift_down, shift_up, split};
+pub use shift::{shift_down, shift_up};
 pub use size::{
     log_bytes_for_convert, log_bytes_for_insert, log_bytes_for_remove, log_bytes_for_shift, worst_case_blocks,
 };

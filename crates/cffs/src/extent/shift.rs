@@ -2,48 +2,24 @@
 //! ranges need it. The order of the extents stays, so the tree keeps its shape: leaves are rewritten in place, and keys
 //! follow them. Nothing is allocated, so nothing can run out of space half way.
 
-use super::list;
+use super::lookup::impossible;
 use super::node::{self, entries, entry, possible};
-use super::tree::{Edit, Path, Pool, descend};
-use crate::error::{Error, Result};
+use super::tree::{Edit, Path, descend};
+use crate::error::Result;
 use crate::format::extent::{Child, LOGICAL_END};
-use crate::format::{Corrupt, Extent, Inode, InodeFormat};
+use crate::format::{Extent, Inode, InodeFormat};
 use crate::journal::Txn;
 use crate::space::Space;
 
-/// Splits the extent that contains the logical fragment `at` in its interior. Changes nothing if there is none.
-///
-/// [`Error::NoSpace`] if the tree needs a block and there is none. Nothing has changed then.
-pub fn split(txn: &Txn<'_>, space: &Space, inode: &mut Inode, at: u64) -> Result<()> {
-    let g = *txn.cache().geometry();
-    match &inode.format {
-        InodeFormat::Inline(_) => Ok(()),
-        InodeFormat::Extents(old) => {
-            let Some(new) = list::split(old, at) else { return Ok(()) };
-            let goal = g.block_of_frag(new[0].start);
-            let mut edit = Edit { txn, space, inode };
-            let mut pool = Pool::new(txn, space, goal, edit.nodes_for_list(new.len())?)?;
-            edit.set_list(new, &mut pool)
+/// Moves the extents of an inode without a tree. False if it has one.
+fn shift_list(txn: &Txn<'_>, inode: &mut Inode, moved: impl Fn(&Extent) -> Extent) -> Result<bool> {
+    if let InodeFormat::Extents(list) = &inode.format {
+        if let Some(bad) = list.iter().find(|e| !possible(txn.cache().geometry(), e)) {
+            return Err(impossible(inode, bad));
         }
-        InodeFormat::Tree { .. } => {
-            let path = descend(txn.cache(), inode, at)?;
-            let old: Vec<Extent> = entries(&path.leaf().buf.read());
-            let Some(new) = list::split(&old, at) else { return Ok(()) };
-            let mut edit = Edit { txn, space, inode };
-            let mut pool = Pool::new(txn, space, g.block_of_frag(old[0].start), edit.nodes_needed(&path, new.len())?)?;
-            edit.set_leaf(&path, &new, false, &mut pool)
-        }
+        inode.format = InodeFormat::Extents(list.iter().map(moved).collect());
     }
-}
-
-fn check(txn: &Txn<'_>, inode: &Inode, list: &[Extent]) -> Result<()> {
-    match list.iter().find(|e| !possible(txn.cache().geometry(), e)) {
-        Some(e) => {
-            let what = format!("inode {}: extent at fragment {} lies outside the file system", inode.ino, e.logical);
-            Err(Error::Corrupt(Corrupt(what)))
-        }
-        None => Ok(()),
-    }
+    Ok(!matches!(inode.format, InodeFormat::Tree { .. }))
 }
 
 /// Moves extents that begin at or behind `from` by `by` fragments towards the start of the file, at most `leaves`
@@ -58,15 +34,8 @@ pub fn shift_down(
     leaves: usize,
 ) -> Result<Option<u64>> {
     let moved = |e: &Extent| Extent { logical: e.logical - if e.logical >= from { by } else { 0 }, ..*e };
-    match &inode.format {
-        InodeFormat::Inline(_) => return Ok(None),
-        InodeFormat::Extents(list) => {
-            check(txn, inode, list)?;
-            let new = list.iter().map(moved).collect();
-            inode.format = InodeFormat::Extents(new);
-            return Ok(None);
-        }
-        InodeFormat::Tree { .. } => {}
+    if shift_list(txn, inode, moved)? {
+        return Ok(None);
     }
     let mut at = from;
     for _ in 0..leaves.max(1) {
@@ -99,15 +68,8 @@ pub fn shift_up(
     leaves: usize,
 ) -> Result<Option<u64>> {
     let moved = |e: &Extent| Extent { logical: e.logical + if e.logical >= from { by } else { 0 }, ..*e };
-    match &inode.format {
-        InodeFormat::Inline(_) => return Ok(None),
-        InodeFormat::Extents(list) => {
-            check(txn, inode, list)?;
-            let new = list.iter().map(moved).collect();
-            inode.format = InodeFormat::Extents(new);
-            return Ok(None);
-        }
-        InodeFormat::Tree { .. } => {}
+    if shift_list(txn, inode, moved)? {
+        return Ok(None);
     }
     let mut below = below;
     for _ in 0..leaves.max(1) {
