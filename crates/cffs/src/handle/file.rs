@@ -39,48 +39,6 @@ impl OpenOptions {
         }
     }
 
-    /// The file can be read.
-    pub const fn read(mut self, read: bool) -> Self {
-        self.read = read;
-        self
-    }
-
-    /// The file can be written.
-    pub const fn write(mut self, write: bool) -> Self {
-        self.write = write;
-        self
-    }
-
-    /// Every write goes to the end of the file. Writes of two handles that append at the same time may overlap.
-    pub const fn append(mut self, append: bool) -> Self {
-        self.append = append;
-        self
-    }
-
-    /// What is in the file is removed. Needs [`OpenOptions::write`].
-    pub const fn truncate(mut self, truncate: bool) -> Self {
-        self.truncate = truncate;
-        self
-    }
-
-    /// The file is created if it is not there. Needs `write` or `append`.
-    pub const fn create(mut self, create: bool) -> Self {
-        self.create = create;
-        self
-    }
-
-    /// The file is created, and must not be there. Needs `write` or `append`.
-    pub const fn create_new(mut self, create_new: bool) -> Self {
-        self.create_new = create_new;
-        self
-    }
-
-    /// Permission bits (12) of a file that is created.
-    pub const fn mode(mut self, mode: u16) -> Self {
-        self.mode = mode;
-        self
-    }
-
     pub(super) fn check(&self) -> Result<()> {
         let writes = self.write || self.append;
         if !self.read && !writes {
@@ -94,6 +52,38 @@ impl OpenOptions {
         }
         Ok(())
     }
+}
+
+/// Gives the options a setter for each field.
+macro_rules! const_setters {
+    ($($(#[$doc:meta])* $name:ident: $type:ty,)*) => {
+        impl OpenOptions {
+            $(
+                $(#[$doc])*
+                pub const fn $name(mut self, $name: $type) -> Self {
+                    self.$name = $name;
+                    self
+                }
+            )*
+        }
+    };
+}
+
+const_setters! {
+    /// The file can be read.
+    read: bool,
+    /// The file can be written.
+    write: bool,
+    /// Every write goes to the end of the file. Writes of two handles that append at the same time may overlap.
+    append: bool,
+    /// What is in the file is removed. Needs [`OpenOptions::write`].
+    truncate: bool,
+    /// The file is created if it is not there. Needs `write` or `append`.
+    create: bool,
+    /// The file is created, and must not be there. Needs `write` or `append`.
+    create_new: bool,
+    /// Permission bits (12) of a file that is created.
+    mode: u16,
 }
 
 /// An open regular file with a position, as [`std::fs::File`].
