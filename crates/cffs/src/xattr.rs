@@ -7,7 +7,7 @@
 use crate::cache::{BufRef, Cache};
 use crate::error::{Error, Result};
 use crate::format::Run;
-use crate::format::dirblock::BlockEdit;
+use crate::format::dirblock::write_changed;
 use crate::format::xattr::{ChainBlock, Namespace, XATTR_NEXT, Xattr, chain_max, decode_list, payload};
 use crate::format::{BlockAddr, BlockId, BlockKind, Corrupt, Geometry, Ino, Inode, META_HEADER_SIZE};
 use crate::journal::Txn;
@@ -178,12 +178,12 @@ pub fn write_chain(
     for (index, ((buf, next), piece)) in blocks.iter().zip(next).zip(pieces).enumerate() {
         let head = ChainBlock { next, index: index as u32, used: piece.len() };
         let mut edit = txn.edit(buf);
-        replace(&mut edit, XATTR_NEXT, &head.encode());
-        replace(&mut edit, META_HEADER_SIZE, piece);
+        write_changed(&mut edit, XATTR_NEXT, &head.encode(), PIECE);
+        write_changed(&mut edit, META_HEADER_SIZE, piece, PIECE);
         // Nothing of removed values remains.
         let end = META_HEADER_SIZE + piece.len();
         let tail = vec![0; g.block_size() - end];
-        replace(&mut edit, end, &tail);
+        write_changed(&mut edit, end, &tail, PIECE);
     }
     for gone in &old.blocks[need.min(old.blocks.len())..] {
         txn.free_block(gone.addr());
@@ -195,24 +195,8 @@ pub fn write_chain(
     Ok(())
 }
 
-/// Granularity in which [`replace`] looks for differences, in bytes.
+/// Granularity in which a changed chain is compared with the old one, in bytes.
 const PIECE: usize = 64;
-
-/// Writes the bytes that differ.
-fn replace(edit: &mut impl BlockEdit, offset: usize, new: &[u8]) {
-    let differs = |b: &[u8], piece: &[u8], at: usize| b[offset + at..offset + at + piece.len()] != *piece;
-    let mut pieces = new.chunks(PIECE).enumerate().map(|(i, p)| (i * PIECE, p)).peekable();
-    while let Some((from, piece)) = pieces.next() {
-        if !differs(edit.bytes(), piece, from) {
-            continue;
-        }
-        let mut to = from + piece.len();
-        while let Some((at, piece)) = pieces.next_if(|(at, p)| differs(edit.bytes(), p, *at)) {
-            to = at + piece.len();
-        }
-        edit.range(offset + from, to - from).copy_from_slice(&new[from..to]);
-    }
-}
 
 /// Most bytes that [`write_chain`] logs when the chain has `old` blocks before and `new` afterwards.
 pub fn log_bytes(g: &Geometry, space: &Space, old: usize, new: usize) -> usize {

@@ -87,6 +87,23 @@ pub trait BlockEdit {
     fn range(&mut self, offset: usize, len: usize) -> &mut [u8];
 }
 
+/// Writes the bytes of `new` at `offset` that differ from those there, in pieces of `unit` bytes; neighbouring pieces are one
+/// range.
+pub(crate) fn write_changed(edit: &mut impl BlockEdit, offset: usize, new: &[u8], unit: usize) {
+    let differs = |b: &[u8], piece: &[u8], at: usize| b[offset + at..offset + at + piece.len()] != *piece;
+    let mut pieces = new.chunks(unit).enumerate().map(|(i, p)| (i * unit, p)).peekable();
+    while let Some((from, piece)) = pieces.next() {
+        if !differs(edit.bytes(), piece, from) {
+            continue;
+        }
+        let mut to = from + piece.len();
+        while let Some((at, piece)) = pieces.next_if(|(at, p)| differs(edit.bytes(), p, *at)) {
+            to = at + piece.len();
+        }
+        edit.range(offset + from, to - from).copy_from_slice(&new[from..to]);
+    }
+}
+
 /// A block outside any transaction (mkfs, tests).
 pub struct Plain<'a>(pub &'a mut [u8]);
 

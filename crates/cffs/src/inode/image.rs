@@ -2,7 +2,7 @@
 
 use crate::cache::BufRef;
 use crate::error::Result;
-use crate::format::dirblock::{BlockEdit, entry_len};
+use crate::format::dirblock::{BlockEdit, entry_len, write_changed};
 use crate::format::inode::{INLINE_MAX, INODE_CORE_SIZE, INODE_HINT};
 use crate::format::{Corrupt, Geometry, Inode, InodeFormat};
 use crate::journal::Txn;
@@ -29,18 +29,10 @@ pub fn write_inode(txn: &Txn<'_>, buf: &BufRef, offset: usize, inode: &Inode, ke
     let mut image = [0u8; INODE_CORE_SIZE + INLINE_MAX];
     let image = &mut image[..inode.encoded_len()];
     inode.encode(image);
-    let mut e = txn.edit(buf);
-    let mut at = 0;
-    while at < image.len() {
-        let differs = |e: &[u8], at: usize| e[offset + at..offset + at + 8] != image[at..at + 8];
-        if (keep_hint && at == INODE_HINT) || !differs(e.bytes(), at) {
-            at += 8;
-            continue;
-        }
-        let from = at;
-        while at < image.len() && differs(e.bytes(), at) && !(keep_hint && at == INODE_HINT) {
-            at += 8;
-        }
-        e.range(offset + from, at - from).copy_from_slice(&image[from..at]);
+    let mut edit = txn.edit(buf);
+    if keep_hint {
+        let hint = INODE_HINT..INODE_HINT + 8;
+        image[hint.clone()].copy_from_slice(&edit.bytes()[offset..][hint]);
     }
+    write_changed(&mut edit, offset, image, 8);
 }
