@@ -266,6 +266,15 @@ impl Histogram {
         self.max_ns.fetch_max(ns, Ordering::Relaxed);
     }
 
+    /// Runs `f`, and counts it as `n` requests; a failure adds one to `errors`.
+    fn time(&self, n: u64, errors: &AtomicU64, f: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
+        let start = Instant::now();
+        let result = f();
+        self.record(start.elapsed(), n);
+        add(errors, result.is_err().into());
+        result
+    }
+
     fn snapshot(&self) -> Latency {
         Latency {
             buckets: std::array::from_fn(|i| get(&self.buckets[i])),
@@ -371,24 +380,13 @@ impl<D: Device> Device for CountingDevice<D> {
         let counters = &self.kinds[kind.index()];
         add(&counters.read_requests, 1);
         add(&counters.read_bytes, total_mut(bufs) as u64);
-        let start = Instant::now();
-        let result = self.inner.read_vectored(kind, offset, bufs);
-        self.read_latency.record(start.elapsed(), 1);
-        if result.is_err() {
-            add(&counters.read_errors, 1);
-        }
-        result
+        self.read_latency.time(1, &counters.read_errors, || self.inner.read_vectored(kind, offset, bufs))
     }
 
     fn write_vectored(&self, kind: IoKind, offset: u64, bufs: &[IoSlice<'_>]) -> io::Result<()> {
         self.count_write(kind, total(bufs));
-        let start = Instant::now();
-        let result = self.inner.write_vectored(kind, offset, bufs);
-        self.write_latency.record(start.elapsed(), 1);
-        if result.is_err() {
-            add(&self.kinds[kind.index()].write_errors, 1);
-        }
-        result
+        let errors = &self.kinds[kind.index()].write_errors;
+        self.write_latency.time(1, errors, || self.inner.write_vectored(kind, offset, bufs))
     }
 
     fn write_batch(&self, requests: &[WriteRequest<'_>]) -> io::Result<()> {
@@ -396,13 +394,8 @@ impl<D: Device> Device for CountingDevice<D> {
         for r in requests {
             self.count_write(r.kind, total(&r.bufs));
         }
-        let start = Instant::now();
-        let result = self.inner.write_batch(requests);
-        self.write_latency.record(start.elapsed(), requests.len() as u64);
-        if result.is_err() {
-            add(&self.kinds[first.kind.index()].write_errors, 1);
-        }
-        result
+        let errors = &self.kinds[first.kind.index()].write_errors;
+        self.write_latency.time(requests.len() as u64, errors, || self.inner.write_batch(requests))
     }
 
     fn read_batch(&self, requests: &mut [ReadRequest<'_>]) -> io::Result<()> {
@@ -412,24 +405,13 @@ impl<D: Device> Device for CountingDevice<D> {
             add(&counters.read_requests, 1);
             add(&counters.read_bytes, r.buf.len() as u64);
         }
-        let start = Instant::now();
-        let result = self.inner.read_batch(requests);
-        self.read_latency.record(start.elapsed(), requests.len() as u64);
-        if result.is_err() {
-            add(&self.kinds[first.index()].read_errors, 1);
-        }
-        result
+        let errors = &self.kinds[first.index()].read_errors;
+        self.read_latency.time(requests.len() as u64, errors, || self.inner.read_batch(requests))
     }
 
     fn flush(&self) -> io::Result<()> {
         add(&self.flushes, 1);
-        let start = Instant::now();
-        let result = self.inner.flush();
-        self.flush_latency.record(start.elapsed(), 1);
-        if result.is_err() {
-            add(&self.flush_errors, 1);
-        }
-        result
+        self.flush_latency.time(1, &self.flush_errors, || self.inner.flush())
     }
 
     fn can_discard(&self) -> bool {

@@ -107,6 +107,11 @@ fn claim_device(path: &Path) -> io::Result<File> {
     })
 }
 
+/// An error of our own, with the path in front.
+fn refusal(path: &Path, kind: io::ErrorKind, what: impl fmt::Display) -> io::Error {
+    io::Error::new(kind, format!("{}: {what}", path.display()))
+}
+
 impl FileDevice {
     /// Opens an image that exists.
     pub fn open(path: impl AsRef<Path>, mode: OpenMode) -> io::Result<Self> {
@@ -128,10 +133,8 @@ impl FileDevice {
             Ok(meta) if meta.file_type().is_block_device() => true,
             Ok(meta) if meta.is_file() => false,
             Ok(_) => {
-                return Err(io::Error::new(
-                    io::ErrorKind::InvalidInput,
-                    format!("{}: neither a regular file nor a block device", path.display()),
-                ));
+                let what = "neither a regular file nor a block device";
+                return Err(refusal(path, io::ErrorKind::InvalidInput, what));
             }
             Err(e) if e.kind() == io::ErrorKind::NotFound && create => false,
             Err(e) => return Err(explain(path, "cannot open the image", e)),
@@ -226,10 +229,8 @@ impl FileDevice {
         if self.block_device {
             let size = self.actual_len()?;
             if len > size {
-                return Err(io::Error::new(
-                    io::ErrorKind::InvalidInput,
-                    format!("{}: the device has {size} bytes, {len} do not fit", self.path.display()),
-                ));
+                let what = format_args!("the device has {size} bytes, {len} do not fit");
+                return Err(refusal(&self.path, io::ErrorKind::InvalidInput, what));
             }
         } else if let Err(e) = retry_on_intr(|| rustix::fs::ftruncate(&self.file, len)) {
             return Err(explain(&self.path, format_args!("cannot set the length to {len} bytes"), e));
@@ -321,13 +322,9 @@ impl FileDevice {
 
     fn truncated(&self, offset: u64, len: usize) -> io::Error {
         let size = self.actual_len().map_or("?".to_owned(), |n| n.to_string());
-        io::Error::new(
-            io::ErrorKind::UnexpectedEof,
-            format!(
-                "{}: read of {len} bytes at offset {offset}, but the image ends at {size}: it is truncated",
-                self.path.display()
-            ),
-        )
+        let what =
+            format_args!("read of {len} bytes at offset {offset}, but the image ends at {size}: it is truncated");
+        refusal(&self.path, io::ErrorKind::UnexpectedEof, what)
     }
 
     fn read_error(&self, offset: u64, len: usize, e: Errno) -> io::Error {
@@ -338,10 +335,8 @@ impl FileDevice {
         let what = format_args!("write of {len} bytes at offset {offset}");
         if matches!(e, Errno::NOSPC | Errno::DQUOT) && !self.block_device {
             let error = explain(&self.path, what, e);
-            return io::Error::new(
-                error.kind(),
-                format!("{error}: the disk that holds the image is full; make room there"),
-            );
+            let what = format!("{error}: the disk that holds the image is full; make room there");
+            return io::Error::new(error.kind(), what);
         }
         explain(&self.path, what, e)
     }
@@ -493,10 +488,8 @@ impl FileDevice {
 
     fn refuse_if_read_only(&self) -> io::Result<()> {
         if self.read_only {
-            return Err(io::Error::new(
-                io::ErrorKind::ReadOnlyFilesystem,
-                format!("{}: the image was opened for reading only", self.path.display()),
-            ));
+            let what = "the image was opened for reading only";
+            return Err(refusal(&self.path, io::ErrorKind::ReadOnlyFilesystem, what));
         }
         Ok(())
     }
@@ -532,8 +525,7 @@ impl Device for FileDevice {
 
     fn read_vectored(&self, _kind: IoKind, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<()> {
         let len = total_mut(bufs);
-        check_read(self.len(), self.sector_size(), offset, len)
-            .map_err(|e| io::Error::new(e.kind(), format!("{}: {e}", self.path.display())))?;
+        check_read(self.len(), self.sector_size(), offset, len).map_err(|e| refusal(&self.path, e.kind(), e))?;
         if len == 0 {
             return Ok(());
         }
@@ -553,8 +545,7 @@ impl Device for FileDevice {
     fn write_vectored(&self, _kind: IoKind, offset: u64, bufs: &[IoSlice<'_>]) -> io::Result<()> {
         self.refuse_if_read_only()?;
         let len = total(bufs);
-        check_write(self.len(), self.sector_size(), offset, len)
-            .map_err(|e| io::Error::new(e.kind(), format!("{}: {e}", self.path.display())))?;
+        check_write(self.len(), self.sector_size(), offset, len).map_err(|e| refusal(&self.path, e.kind(), e))?;
         if len == 0 {
             return Ok(());
         }
@@ -628,10 +619,8 @@ impl Device for FileDevice {
         }
         let (have, want) = (self.actual_len()?, len.unwrap_or(0));
         if want > have && self.block_device {
-            return Err(io::Error::new(
-                io::ErrorKind::InvalidInput,
-                format!("{}: the device has {have} bytes, {want} are not possible", self.path.display()),
-            ));
+            let what = format_args!("the device has {have} bytes, {want} are not possible");
+            return Err(refusal(&self.path, io::ErrorKind::InvalidInput, what));
         }
         if want > have {
             retry_on_intr(|| rustix::fs::ftruncate(&self.file, want))
