@@ -100,6 +100,13 @@ impl World {
         }
     }
 
+    /// One with the names `name(0)` to `name(n - 1)`.
+    fn with_names(block_size: u32, mib: u64, n: u64) -> World {
+        let mut w = World::new(block_size, mib);
+        (0..n).for_each(|i| w.create(&name(i), true).unwrap());
+        w
+    }
+
     fn geo(&self) -> Geometry {
         *self.cache.geometry()
     }
@@ -420,10 +427,7 @@ proptest! {
 #[test]
 fn a_hundred_thousand_names_come_and_go() {
     let n = 100_000;
-    let mut w = World::new(4096, 512);
-    for i in 0..n {
-        w.create(&name(i), true).unwrap();
-    }
+    let mut w = World::with_names(4096, 512, n);
     w.verify();
     let blocks = w.inode.size >> 12;
     assert!(blocks < n / 17 + 9, "{blocks} blocks");
@@ -452,10 +456,7 @@ fn a_hundred_thousand_names_come_and_go() {
 #[test]
 fn a_shrinking_directory_gives_space_back_as_it_shrinks() {
     let n = 40_000;
-    let mut w = World::new(4096, 256);
-    for i in 0..n {
-        w.create(&name(i), true).unwrap();
-    }
+    let mut w = World::with_names(4096, 256, n);
     let full = w.inode.frags;
     for i in (0..n).rev() {
         w.remove(&name(i)).unwrap();
@@ -473,10 +474,7 @@ fn a_shrinking_directory_gives_space_back_as_it_shrinks() {
 
 #[test]
 fn a_queue_does_not_grow_without_end() {
-    let mut w = World::new(4096, 64);
-    for i in 0..2000 {
-        w.create(&name(i), true).unwrap();
-    }
+    let mut w = World::with_names(4096, 64, 2000);
     let size = w.inode.size;
     for i in 0..40_000 {
         w.create(&name(2000 + i), true).unwrap();
@@ -534,10 +532,7 @@ fn a_bucket_may_overflow() {
 #[test]
 fn a_listing_in_pieces_shows_what_stays_exactly_once() {
     for n in [60u64, 3000] {
-        let mut w = World::new(4096, 64);
-        for i in 0..n {
-            w.create(&name(i), true).unwrap();
-        }
+        let mut w = World::with_names(4096, 64, n);
         let (mut seen, mut cookie, mut round) = (Vec::new(), 0, 0u64);
         loop {
             let mut batch = Vec::new();
@@ -576,10 +571,7 @@ fn a_listing_in_pieces_shows_what_stays_exactly_once() {
 #[test]
 fn a_damaged_block_hides_only_its_own_names() {
     for n in [80u64, 4000] {
-        let mut w = World::new(4096, 64);
-        for i in 0..n {
-            w.create(&name(i), true).unwrap();
-        }
+        let mut w = World::with_names(4096, 64, n);
         let victim = w.lookup(&name(n / 2)).unwrap().unwrap();
         let (block, lblock) = (victim.block, victim.lblock);
         drop(victim);
@@ -679,10 +671,7 @@ fn what_a_failed_creation_leaves_can_be_released() {
 
 #[test]
 fn replacing_a_name_inserts_before_it_removes() {
-    let mut w = World::new(4096, 16);
-    for i in 0..500 {
-        w.create(&name(i), true).unwrap();
-    }
+    let mut w = World::with_names(4096, 16, 500);
     for i in 0..500 {
         let old = w.lookup(&name(i)).unwrap().unwrap();
         w.create_unseen(&name(i), false).unwrap();
@@ -704,10 +693,7 @@ fn replacing_a_name_inserts_before_it_removes() {
 #[test]
 fn a_cold_lookup_in_a_large_directory_reads_three_blocks() {
     let n = 60_000;
-    let mut w = World::new(4096, 256);
-    for i in 0..n {
-        w.create(&name(i), true).unwrap();
-    }
+    let mut w = World::with_names(4096, 256, n);
     assert!(matches!(w.inode.format, InodeFormat::Tree { height: 1, .. }));
     for i in (0..n).step_by(4999) {
         w.forget_memory();
@@ -722,10 +708,7 @@ fn a_cold_lookup_in_a_large_directory_reads_three_blocks() {
 #[test]
 fn lookups_run_in_parallel_from_cold() {
     for n in [100, 5000] {
-        let mut w = World::new(4096, 64);
-        for i in 0..n {
-            w.create(&name(i), true).unwrap();
-        }
+        let mut w = World::with_names(4096, 64, n);
         w.forget_memory();
         let (cache, seed, inode, state, names) = (&w.cache, w.seed, &w.inode, &w.state, &w.names);
         std::thread::scope(|s| {

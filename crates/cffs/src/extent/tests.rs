@@ -80,6 +80,10 @@ impl File {
         Ok(())
     }
 
+    fn insert_all(&mut self, numbers: impl Iterator<Item = u64>, extent: impl Fn(u64) -> Extent) {
+        numbers.for_each(|i| self.insert(extent(i)).unwrap());
+    }
+
     fn remove(&mut self, range: Range<u64>, limit: usize) -> bool {
         let space = &self.f.space;
         let log = log_bytes_for_remove(&self.f.geometry(), space, &self.inode, limit);
@@ -248,9 +252,7 @@ fn the_longest_extent_is_not_joined_with_the_next() {
 fn a_hundred_thousand_extents_in_order() {
     let mut file = File::new(64 << 20, &smallest());
     let total = file.f.geometry().total_frags();
-    for i in 0..100_000u64 {
-        file.insert(extent(i * 2, i * 7919 % (total - 1), 1)).unwrap();
-    }
+    file.insert_all(0..100_000u64, |i| extent(i * 2, i * 7919 % (total - 1), 1));
     assert!(file.height() >= 4, "height {}", file.height());
     let nodes = file.nodes().len();
     assert!(nodes < 100_000 / 28 * 11 / 10, "{nodes} nodes: a file written in order leaves full leaves");
@@ -272,10 +274,7 @@ fn a_hundred_thousand_extents_in_order() {
 fn a_hundred_thousand_extents_in_disorder() {
     let mut file = File::new(64 << 20, &smallest());
     let total = file.f.geometry().total_frags();
-    for i in 0..100_000u64 {
-        let logical = i * 61_803 % 100_003 * 2;
-        file.insert(extent(logical, i * 7919 % (total - 1), 1)).unwrap();
-    }
+    file.insert_all(0..100_000u64, |i| extent(i * 61_803 % 100_003 * 2, i * 7919 % (total - 1), 1));
     file.check();
     let nodes = file.nodes().len();
     assert!(nodes < 100_000 / 14 * 11 / 10, "{nodes} nodes: none is less than half full");
@@ -297,9 +296,7 @@ fn a_hundred_thousand_extents_in_disorder() {
 #[test]
 fn an_extent_may_reach_over_the_bound_between_two_leaves() {
     let mut file = File::new(16 << 20, &smallest());
-    for i in 0..2000u64 {
-        file.insert(extent(i * 10, 3000 + i * 2, 1)).unwrap();
-    }
+    file.insert_all(0..2000u64, |i| extent(i * 10, 3000 + i * 2, 1));
     // Every bound between leaves is somewhere in one of these holes.
     for i in (0..1990).step_by(3) {
         file.remove(i * 10 + 1..i * 10 + 25, 64);
@@ -308,9 +305,7 @@ fn an_extent_may_reach_over_the_bound_between_two_leaves() {
     file.check();
     // Before everything else.
     let mut file = File::new(16 << 20, &smallest());
-    for i in (1..3000u64).rev() {
-        file.insert(extent(i * 3, 100 + i * 2, 1)).unwrap();
-    }
+    file.insert_all((1..3000u64).rev(), |i| extent(i * 3, 100 + i * 2, 1));
     assert!(file.height() >= 2);
     file.check_lookup(0);
     file.check();
@@ -319,9 +314,7 @@ fn an_extent_may_reach_over_the_bound_between_two_leaves() {
 #[test]
 fn removal_passes_a_gap_at_the_front_of_a_node() {
     let mut file = File::new(16 << 20, &smallest());
-    for i in 0..3000u64 {
-        file.insert(extent(i * 10, 3000 + i * 2, 1)).unwrap();
-    }
+    file.insert_all(0..3000u64, |i| extent(i * 10, 3000 + i * 2, 1));
     assert_eq!(file.height(), 2);
     // The first leaf below the third pointer of the root goes; the bound of the node above it stays.
     let InodeFormat::Tree { children, .. } = &file.inode.format else { panic!("no tree") };
@@ -342,9 +335,7 @@ fn a_node_in_an_unused_group_stays_within_the_bound_for_the_log() {
     let mut file = File::new(24 << 20, &smallest());
     let space = file.f.space.clone();
     let total = space.free_frags();
-    for i in 0..4 {
-        file.insert(extent(i * 2, 5000 + i * 3, 1)).unwrap();
-    }
+    file.insert_all(0..4, |i| extent(i * 2, 5000 + i * 3, 1));
     // Group 0 is full, so the first node goes to group 1, which nothing was written to.
     while space.counters().ags == 1 && total - space.free_frags() < layout::initial_ag_free(&file.f.geometry(), 0) {
         let left = layout::initial_ag_free(&file.f.geometry(), 0) - (total - space.free_frags());
@@ -421,9 +412,7 @@ fn without_space_for_nodes_nothing_changes() {
 /// A tree of height 2 or more, and the addresses of a leaf and of the node above it.
 fn tree() -> (File, u64, u64) {
     let mut file = File::new(16 << 20, &smallest());
-    for i in 0..1000u64 {
-        file.insert(extent(i * 2, 100 + i * 3, 1)).unwrap();
-    }
+    file.insert_all(0..1000u64, |i| extent(i * 2, 100 + i * 3, 1));
     assert_eq!(file.height(), 2);
     let path = descend(file.cache(), &file.inode, 0).unwrap();
     let addr = |i: usize| path.steps[i].buf.addr();
