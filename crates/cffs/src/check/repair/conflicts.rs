@@ -12,6 +12,17 @@ use crate::check::Class;
 use crate::error::Result;
 use crate::format::{BlockId, BlockKind, Extent, Ino, InodeFormat};
 
+/// What becomes of the extents of one file.
+struct Share<'a> {
+    /// Shared space that files before it keep; what this one keeps is added.
+    taken: &'a mut Intervals,
+    /// Its new extents.
+    out: Vec<Extent>,
+    /// Fragments that it loses, and those that it gets copies of.
+    lost: u64,
+    copied: u64,
+}
+
 impl Repairer<'_> {
     /// Decides who keeps shared space, and plans new maps for the others.
     pub(super) fn resolve_shared(&mut self) -> Result<()> {
@@ -39,11 +50,11 @@ impl Repairer<'_> {
                 continue;
             }
             let guessed = self.evidence.guessed.contains(&ino) || self.evidence.inconsistent.contains(&ino);
-            let (mut out, mut lost, mut copied) = (Vec::new(), 0, 0);
+            let mut share = Share { taken: &mut taken, out: Vec::new(), lost: 0, copied: 0 };
             for e in extents {
-                let dir = inode.is_dir().then_some(ino);
-                self.share_extent(e, dir, guessed, &mut taken, &mut out, &mut lost, &mut copied);
+                self.share_extent(e, inode.is_dir().then_some(ino), guessed, &mut share);
             }
+            let Share { out, lost, copied, .. } = share;
             if lost + copied == 0 {
                 continue;
             }
@@ -60,17 +71,9 @@ impl Repairer<'_> {
         Ok(())
     }
 
-    #[allow(clippy::too_many_arguments, reason = "the state of one loop")]
-    fn share_extent(
-        &mut self,
-        e: Extent,
-        dir: Option<Ino>,
-        guessed: bool,
-        taken: &mut Intervals,
-        out: &mut Vec<Extent>,
-        lost: &mut u64,
-        copied: &mut u64,
-    ) {
+    /// Divides an extent into what the file keeps, gets copies of, and loses.
+    fn share_extent(&mut self, e: Extent, dir: Option<Ino>, guessed: bool, share: &mut Share<'_>) {
+        let Share { taken, out, lost, copied } = share;
         let end = e.start + e.len;
         let piece = |s: u64, t: u64| Extent { logical: e.logical + (s - e.start), start: s, len: t - s, ..e };
         let mut pieces: Vec<(u64, u64, bool)> =

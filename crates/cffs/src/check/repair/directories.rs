@@ -48,6 +48,21 @@ struct DirContents {
     children: Vec<Ino>,
 }
 
+/// A block of a directory: its number in it, and its address.
+struct DirBlock {
+    dir: Ino,
+    lblock: u64,
+    addr: BlockAddr,
+    /// Its checksum is wrong.
+    guessed: bool,
+}
+
+impl DirBlock {
+    fn place(&self) -> String {
+        format!("directory {}, block {}", self.dir, self.addr)
+    }
+}
+
 enum DirBlockUse {
     /// In use, with entries.
     Live,
@@ -178,7 +193,8 @@ impl Repairer<'_> {
                     n = to;
                     continue;
                 }
-                match self.directory_block(inode.ino, lblock, addr + n, lblock < by_size, got)? {
+                let block = DirBlock { dir: inode.ino, lblock, addr: addr + n, guessed: false };
+                match self.directory_block(block, lblock < by_size, got)? {
                     DirBlockUse::Live => {
                         keep.push(one);
                         end = lblock + 1;
@@ -213,18 +229,9 @@ impl Repairer<'_> {
     }
 
     /// One block of entries.
-    fn directory_block(
-        &mut self,
-        ino: Ino,
-        lblock: u64,
-        addr: BlockAddr,
-        within: bool,
-        got: &mut DirContents,
-    ) -> Result<DirBlockUse> {
-        let id = BlockId { kind: BlockKind::Dir, addr, owner: ino };
-        let place = || format!("directory {ino}, block {addr}");
-        let mut guessed = false;
-        let mut block = match self.vol.meta(id) {
+    fn directory_block(&mut self, mut at: DirBlock, within: bool, got: &mut DirContents) -> Result<DirBlockUse> {
+        let DirBlock { dir, lblock, addr, .. } = at;
+        let mut block = match self.vol.meta(BlockId { kind: BlockKind::Dir, addr, owner: dir }) {
             Ok(b) if get_u64(&b, DIR_LBLOCK) == lblock && validate(&b).is_ok() => b,
             Ok(b) if within || self.confirmed_block(addr, &b) => {
                 let what = match validate(&b) {
@@ -232,17 +239,17 @@ impl Repairer<'_> {
                     Ok(()) => format!("number {} instead of {lblock}", get_u64(&b, DIR_LBLOCK)),
                 };
                 let how = ("keep the valid entries", "give the block up");
-                let Some(block) = self.rebuilt(id, lblock, &b, true, what, how)? else { return Ok(DirBlockUse::Gone) };
+                let Some(block) = self.rebuilt(&at, &b, what, how)? else { return Ok(DirBlockUse::Gone) };
                 block
             }
             Err(BlockError::Damaged(what, b)) if within => {
-                guessed = true;
+                at.guessed = true;
                 let how = ("keep the entries that can be read", "give the block up: no entry can be read");
-                let Some(block) = self.rebuilt(id, lblock, &b, false, what, how)? else { return Ok(DirBlockUse::Gone) };
+                let Some(block) = self.rebuilt(&at, &b, what, how)? else { return Ok(DirBlockUse::Gone) };
                 block
             }
             Err(bad) if within => {
-                self.must_fix(Class::DirBlock, &place(), bad.text(), "give the block up")?;
+                self.must_fix(Class::DirBlock, &at.place(), bad.text(), "give the block up")?;
                 return Ok(DirBlockUse::Gone);
             }
             _ => return Ok(DirBlockUse::Ahead),
@@ -252,43 +259,28 @@ impl Repairer<'_> {
         }
         if !self.space.claim_meta(addr) {
             let what = "is mapped twice".to_string();
-            self.must_fix(Class::FragmentsShared, &place(), what, "keep it in one place")?;
+            self.must_fix(Class::FragmentsShared, &at.place(), what, "keep it in one place")?;
             return Ok(DirBlockUse::Gone);
         }
-        self.entries_of(ino, lblock, addr, guessed, &mut block, got)?;
+        self.entries_of(&at, &mut block, got)?;
         self.vol.put(addr, block);
         Ok(DirBlockUse::Live)
     }
 
     /// Puts a damaged block together again, or gives it up. `how`: what is said of the one and of the other.
-    fn rebuilt(
-        &mut self,
-        id: BlockId,
-        lblock: u64,
-        bytes: &[u8],
-        trusted: bool,
-        what: String,
-        how: (&str, &str),
-    ) -> Result<Option<Vec<u8>>> {
-        let rebuilt = rebuild(bytes, id, lblock, self.sb.hash_seed, &self.g, trusted);
-        let place = format!("directory {}, block {}", id.owner, id.addr);
-        self.must_fix(Class::DirBlock, &place, what, if rebuilt.is_some() { how.0 } else { how.1 })?;
+    fn rebuilt(&mut self, at: &DirBlock, b: &[u8], what: String, how: (&str, &str)) -> Result<Option<Vec<u8>>> {
+        let id = BlockId { kind: BlockKind::Dir, addr: at.addr, owner: at.dir };
+        let rebuilt = rebuild(b, id, at.lblock, self.sb.hash_seed, &self.g, !at.guessed);
+        self.must_fix(Class::DirBlock, &at.place(), what, if rebuilt.is_some() { how.0 } else { how.1 })?;
         Ok(rebuilt.map(|r| {
-            r.nameless.into_iter().for_each(|inode| self.disconnect(id.owner, None, inode));
+            r.nameless.into_iter().for_each(|inode| self.disconnect(at.dir, None, inode));
             r.block
         }))
     }
 
     /// The entries of a valid block.
-    fn entries_of(
-        &mut self,
-        dir: Ino,
-        lblock: u64,
-        addr: BlockAddr,
-        guessed: bool,
-        block: &mut [u8],
-        got: &mut DirContents,
-    ) -> Result<()> {
+    fn entries_of(&mut self, at: &DirBlock, block: &mut [u8], got: &mut DirContents) -> Result<()> {
+        let DirBlock { dir, lblock, addr, .. } = *at;
         let offsets: Vec<usize> = entries(block).filter(|e| e.kind != EntryKind::Free).map(|e| e.offset).collect();
         for offset in offsets {
             let e = known_entry(block, offset);
@@ -297,7 +289,7 @@ impl Repairer<'_> {
             let action = if kind == EntryKind::Link {
                 self.link(dir, block, offset, &shown, got)?
             } else {
-                self.embedded(dir, addr, block, offset, guessed, got)?
+                self.embedded(at, block, offset, got)?
             };
             let place = || format!("directory {dir}");
             match action {
@@ -371,18 +363,16 @@ impl Repairer<'_> {
     /// An inode in a directory entry.
     fn embedded(
         &mut self,
-        dir: Ino,
-        addr: BlockAddr,
+        b: &DirBlock,
         block: &mut [u8],
         offset: usize,
-        guessed: bool,
         got: &mut DirContents,
     ) -> Result<EntryAction> {
+        let (addr, place) = (b.addr, b.place());
         let e = known_entry(block, offset);
         let (at, room_end, orphan) = (e.inode_offset(), e.offset + e.len, e.kind == EntryKind::Orphan);
         let has_name = crate::format::dirblock::check_name(e.name).is_ok();
         let Ok(mut inode) = Inode::decode(&block[at..room_end]) else { return Ok(EntryAction::Remove) };
-        let place = format!("directory {dir}, block {addr}");
         if orphan {
             if inode.nlink == 0 && !self.has_names(&inode) {
                 let what = format!("inode {} has no name", inode.ino);
@@ -411,7 +401,7 @@ impl Repairer<'_> {
             &inode,
             Known { block: addr, offset: offset as u32, external, file_type, names: 1, ..Known::of(&inode) },
         );
-        if guessed {
+        if b.guessed {
             self.evidence.guessed.insert(inode.ino);
         }
         if !self.contents(&mut inode, owner, role)? {
