@@ -35,6 +35,7 @@ Mount options:
   metadata=delayed          Metadata are written at some time; for data that may be lost
   commit=SECONDS            Interval of the asynchronous commit (default: 5)
   logdev=FILE               Device of the log, if it is not in the image
+  norecovery, noload        With ro: the log is not replayed, not even in memory (not in this version)
   prefetch=adaptive         Read whole groups where that pays (default)
   prefetch=off              Read single blocks
   prefetch=always           Read whole groups always
@@ -65,7 +66,8 @@ Environment:
 
 /// Mount an image on a directory
 ///
-/// Returns when the mount can be used; `umount DIR` ends it.
+/// Returns when the mount can be used; `umount DIR` ends it. Root can mount an image that is mounted already at a second
+/// directory: it is the same file system there.
 #[derive(Args, Debug, Default)]
 #[command(after_long_help = OPTIONS_HELP)]
 pub struct MountArgs {
@@ -168,9 +170,16 @@ pub fn run(args: &MountArgs) -> anyhow::Result<u8> {
         options.log_device = Some(absolute(log)?);
     }
     if !args.serve
-        && let Some(code) = second_place::mount(&image, &dir, &options, &args.options, args.foreground)?
+        && let Some(first) = second_place::first_of(&image)
     {
-        return Ok(code);
+        if args.foreground {
+            let at = first.dir().display();
+            let text = format!("{name}: it is mounted on {at} already, so there is nothing to serve: leave out -f");
+            return Err(with_code(exit::mount::FAILED, anyhow!(text)));
+        }
+        if args.fake || second_place::mount(&first, &image, &dir, &options, &args.options)? {
+            return Ok(0);
+        }
     }
     if args.foreground || args.serve {
         serve(args, &image, &dir, options)

@@ -24,8 +24,14 @@ impl MountOrImage {
         }
         let opened = Image::open(path, log.log_device.as_deref(), OpenMode::READ_WRITE);
         opened.map(|image| MountOrImage::Image(Box::new(image))).map_err(|e| {
-            let busy = e.to_string().contains("in use");
-            if busy { anyhow!("{e:#}; if it is mounted, name the directory that it is mounted on") } else { e }
+            let text = e.to_string();
+            if text.contains("it is mounted on") {
+                anyhow!("{e:#}, or name that directory instead of the image")
+            } else if text.contains("in use") {
+                anyhow!("{e:#}; if it is mounted, name the directory that it is mounted on")
+            } else {
+                e
+            }
         })
     }
 }

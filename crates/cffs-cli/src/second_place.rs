@@ -8,27 +8,21 @@ use cffs_fuse::{Place, places_of};
 use std::io::ErrorKind;
 use std::path::Path;
 
-/// Mounts `image` at `dir` too, if it is mounted and root asks; returns the exit code then. `None` if it is to be mounted as
-/// any other image: it is not mounted, or its mount has no server any more, or cannot be joined. `lists` are the options as
-/// they were given.
-pub fn mount(
-    image: &Path,
-    dir: &Path,
-    options: &Options,
-    lists: &[String],
-    foreground: bool,
-) -> anyhow::Result<Option<u8>> {
+/// Where `image` is mounted, if it can be mounted at a second place: if its mount has a server and can be joined, and root
+/// asks.
+pub fn first_of(image: &Path) -> Option<Place> {
     if !rustix::process::geteuid().is_root() {
-        return Ok(None);
+        return None;
     }
     // Wrong names are told by who opens the image.
     let places = places_of(image).unwrap_or_default();
-    let Some(first) = places.iter().find(|place| place.can_be_joined() && place.is_served()) else { return Ok(None) };
+    places.into_iter().find(|place| place.can_be_joined() && place.is_served())
+}
+
+/// Mounts `image`, which is mounted at `first`, at `dir` too. False if it was unmounted just now, so that it is to be mounted
+/// as any other image. `lists` are the options as they were given.
+pub fn mount(first: &Place, image: &Path, dir: &Path, options: &Options, lists: &[String]) -> anyhow::Result<bool> {
     let (name, at) = (image.display(), first.dir().display());
-    if foreground {
-        let text = format!("{name}: it is mounted on {at} already, so there is nothing to serve: leave out -f");
-        return Err(with_code(exit::mount::FAILED, anyhow!(text)));
-    }
     let read_only = options.engine.read_only;
     let mut result = first.mount_again(dir, &options.config, read_only);
     if !read_only && result.as_ref().is_err_and(|e| e.kind() == ErrorKind::ResourceBusy) && is_read_only(first) {
@@ -39,10 +33,9 @@ pub fn mount(
     match result {
         Ok(()) => {
             tell_ignored(lists, &format!("{name} is mounted on {at} already"));
-            Ok(Some(0))
+            Ok(true)
         }
-        // It was unmounted just now.
-        Err(e) if e.kind() == ErrorKind::NotFound => Ok(None),
+        Err(e) if e.kind() == ErrorKind::NotFound => Ok(false),
         Err(e) => {
             let what = match e.kind() {
                 ErrorKind::AlreadyExists => format!("it is mounted on {} already", dir.display()),

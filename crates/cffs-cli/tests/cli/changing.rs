@@ -78,7 +78,7 @@ fn a_mount_is_changed_by_its_directory() {
     ok(&["mount", &image, &name]);
     let cache = |name: &str| json(&ok(&["stats", "--json", name]))["cache"]["limit_bytes"].as_u64().unwrap();
     assert_eq!(cache(&name), 8 << 20, "a default of the file system");
-    fails(&["tune", "-L", "x", &image], 1, &[&image, "in use", "directory that it is mounted on"]);
+    fails(&["tune", "-L", "x", &image], 1, &[&image, "in use", "name that directory"]);
     fails(&["tune", "-U", "random", &name], 1, &[&name, "uuid"]);
     assert!(ok(&["tune", "-L", "live", "--reserve", "0", &name]).contains("label live (was none)"));
     assert!(ok(&["info", &name]).contains("live"));

@@ -201,9 +201,16 @@ fn man_pages_and_completions_are_generated() {
     let dir = temp_dir();
     let man = dir.path().join("man");
     ok(&["generate", "man", man.to_str().unwrap()]);
-    for page in
-        ["cffs.1", "cffs-mkfs.1", "cffs-import.1", "mkfs.cffs.8", "fsck.cffs.8", "mount.cffs.8", "umount.fuse.cffs.8"]
-    {
+    for page in [
+        "cffs.1",
+        "cffs-mkfs.1",
+        "cffs-import.1",
+        "mkfs.cffs.8",
+        "fsck.cffs.8",
+        "mount.cffs.8",
+        "umount.fuse.cffs.8",
+        "umount.fuseblk.cffs.8",
+    ] {
         let text = fs::read_to_string(man.join(page)).unwrap_or_else(|e| panic!("{page}: {e}"));
         assert!(text.contains(".SH SYNOPSIS"), "{page}");
     }

@@ -81,7 +81,7 @@ fn a_signal_unmounts_all_places() {
         ok(&["mount", &image, &second_name]);
         let pid = pid_of(&second_name);
         fs::write(first.join("file"), format!("{used}")).unwrap();
-        let open = used.then(|| fs::File::open(second.join("file")).unwrap());
+        let open = used.then(|| [&first, &second].map(|place| fs::File::open(place.join("file")).unwrap()));
         kill_process(pid, Signal::TERM).unwrap();
         wait_until("ended", || has_ended(pid));
         assert!(!is_mounted(&first) && !is_mounted(&second));
@@ -104,6 +104,7 @@ fn what_contradicts_the_first_mount_is_refused_or_told() {
     ok(&["mount", &image, &first_name]);
     fails(&["mount", &image, &first_name], 32, &["mounted on", &first_name, "already"]);
     fails(&["mount", "-f", &image, &second_name], 32, &["mounted on", &first_name, "-f"]);
+    fails(&["tune", "-L", "label", &image], 1, &["in use", &first_name, "name that directory"]);
     fails(&["mount", "-o", "ro", &image, &second_name], 32, &["for reading and writing", &first_name]);
     assert!(!is_mounted(&second));
     let out = run(&["mount", "-o", "defaults,cache=64M,logdev=/dev/null,nosuid", &image, &second_name]);

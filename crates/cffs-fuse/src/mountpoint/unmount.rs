@@ -6,6 +6,7 @@ use parking_lot::Mutex;
 use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 use std::io;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -27,14 +28,20 @@ fn cffs_at(dir: &Path) -> io::Result<Option<Mounted>> {
     Ok(top(&mounts()?, dir).filter(|m| m.is_cffs()).cloned())
 }
 
+/// `None` where the kernel does not show it.
+fn bdi_inode(mounted: &Mounted) -> Option<u64> {
+    Some(std::fs::metadata(mounted.bdi()).ok()?.ino())
+}
+
 /// Ends a mount, from any thread. A file system can be mounted at several places; it identifies them by their device number,
 /// and only while the session lasts, so it never unmounts another file system mounted at the same place later.
 #[derive(Clone, Debug)]
 pub struct Unmounter {
     dir: PathBuf,
     mounted: Option<Mounted>,
-    /// Whether the kernel shows the super block in sysfs.
-    has_bdi: bool,
+    /// The inode number of the super block's folder in sysfs. The kernel gives numbers of devices again at once, for one loop
+    /// device after the other; these it counts up.
+    bdi: Option<u64>,
     /// Set when the session has ended. The device number may belong to another mount then.
     over: Arc<AtomicBool>,
     /// Held while unmounting: a second signal waits for the unmount of the first one.
@@ -57,7 +64,7 @@ impl Unmounter {
         let mounted = cffs_at(dir)?;
         Ok(Unmounter {
             dir: dir.to_owned(),
-            has_bdi: mounted.as_ref().is_some_and(|m| m.bdi().exists()),
+            bdi: mounted.as_ref().and_then(bdi_inode),
             mounted,
             over: Arc::default(),
             busy: Arc::default(),
@@ -84,6 +91,9 @@ impl Unmounter {
         if self.over.load(Ordering::Acquire) {
             return Ok(Vec::new());
         }
+        if self.is_super_block_gone() {
+            return Ok(Vec::new());
+        }
         let all = mounts()?;
         let ours = all.iter().rev().filter(|m| self.is_ours(m));
         Ok(ours.filter(|m| top(&all, &m.dir) == Some(m)).map(|m| m.dir.clone()).collect())
@@ -96,8 +106,15 @@ impl Unmounter {
     /// Whether the file system is still mounted somewhere: at another place, in another mount namespace, or nowhere that has
     /// a name, because a program has used it while it was detached.
     pub(crate) fn lives_on(&self) -> io::Result<bool> {
-        let Some(mounted) = &self.mounted else { return Ok(false) };
-        Ok(mounts()?.iter().any(|m| self.is_ours(m)) || (self.has_bdi && mounted.bdi().exists()))
+        if self.bdi.is_some() {
+            return Ok(!self.is_super_block_gone());
+        }
+        Ok(mounts()?.iter().any(|m| self.is_ours(m)))
+    }
+
+    /// Whether what has the device number now is another super block.
+    fn is_super_block_gone(&self) -> bool {
+        self.bdi.is_some() && self.mounted.as_ref().and_then(bdi_inode) != self.bdi
     }
 
     /// Unmounts as `umount` does: fails with EBUSY while a program uses the file system, and succeeds if it is not
@@ -105,7 +122,7 @@ impl Unmounter {
     /// closed.
     pub fn unmount(&self) -> io::Result<()> {
         let _one = self.busy.lock();
-        self.detach(&self.dir, UnmountFlags::empty(), &["-u"])
+        self.detach(&self.dir)
     }
 
     /// For a signal that ends the program: unmounts all places. If programs use the file system, collects what they have
@@ -123,7 +140,7 @@ impl Unmounter {
         }
         let mut used = None;
         for place in places {
-            match self.detach(&place, UnmountFlags::empty(), &["-u"]) {
+            match self.detach(&place) {
                 Err(e) if e.raw_os_error() == Some(Errno::BUSY.raw_os_error()) => used = Some(place),
                 done => done?,
             }
@@ -144,23 +161,38 @@ impl Unmounter {
             // The user who mounted may write to this file, but it exists only if fusectl is mounted.
             let _ = std::fs::write(format!("/sys/fs/fuse/connections/{}/abort", mounted.connection()), "1");
         }
-        places
-            .iter()
-            .try_for_each(|place| self.detach(place, UnmountFlags::FORCE | UnmountFlags::DETACH, &["-u", "-z"]))
+        // The first one ends the super block; the other places are left to it all the same.
+        places.iter().try_for_each(|place| {
+            match unmount_at(place, UnmountFlags::FORCE | UnmountFlags::DETACH, &["-u", "-z"]) {
+                Err(e) if is_not_there(&e) => Ok(()),
+                done => done,
+            }
+        })
     }
 
-    fn detach(&self, place: &Path, flags: UnmountFlags, helper_args: &[&str]) -> io::Result<()> {
+    fn detach(&self, place: &Path) -> io::Result<()> {
         let is_there = || Ok::<bool, io::Error>(self.places()?.iter().any(|p| p == place));
         if !is_there()? {
             return Ok(());
         }
-        match rustix::mount::unmount(place, flags | UnmountFlags::NOFOLLOW) {
-            Ok(()) => Ok(()),
-            Err(Errno::PERM) => unmount_by_helper(place, helper_args),
+        match unmount_at(place, UnmountFlags::empty(), &["-u"]) {
             // Another process was faster.
-            Err(Errno::INVAL | Errno::NOENT) if !is_there()? => Ok(()),
-            Err(e) => Err(e.into()),
+            Err(e) if is_not_there(&e) && !is_there()? => Ok(()),
+            done => done,
         }
+    }
+}
+
+/// Whether umount(2) has found nothing to unmount.
+fn is_not_there(e: &io::Error) -> bool {
+    [Errno::INVAL, Errno::NOENT].iter().any(|errno| e.raw_os_error() == Some(errno.raw_os_error()))
+}
+
+fn unmount_at(place: &Path, flags: UnmountFlags, helper_args: &[&str]) -> io::Result<()> {
+    match rustix::mount::unmount(place, flags | UnmountFlags::NOFOLLOW) {
+        Ok(()) => Ok(()),
+        Err(Errno::PERM) => unmount_by_helper(place, helper_args),
+        Err(e) => Err(e.into()),
     }
 }
 

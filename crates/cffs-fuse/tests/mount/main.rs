@@ -3,6 +3,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod block;
 mod control;
 mod durable;
 mod flags;
