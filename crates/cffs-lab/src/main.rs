@@ -24,7 +24,9 @@ mod recovery;
 mod served;
 mod server;
 mod soak;
+mod synccut;
 mod tree;
+mod umountcopy;
 mod watched;
 
 use std::process::ExitCode;
@@ -65,6 +67,10 @@ enum Command {
     Soak(soak::Args),
     /// Cut the power of the disk under a mount again and again, and look for what was promised
     Powercut(powercut::Args),
+    /// Cut the power of the disk after sync(2) and syncfs(2), and look for what was written before them
+    Synccut(synccut::Args),
+    /// Unmount by the system call alone, copy the image at once, and look whether the copy is clean and complete
+    Umountcopy(umountcopy::Args),
     /// Time of the recovery at mount, for devices of all sizes with the same full log
     Recovery(recovery::Args),
     /// Time and requests of a full check, beside e2fsck and xfs_repair on the same tree
@@ -95,6 +101,8 @@ fn main() -> ExitCode {
         Command::Conformance(args) => conformance::run(&args),
         Command::Soak(args) => soak::run_soak(&args),
         Command::Powercut(args) => powercut::run_campaign(&args),
+        Command::Synccut(args) => synccut::run_campaign(&args),
+        Command::Umountcopy(args) => umountcopy::run_campaign(&args),
         Command::Recovery(args) => recovery::run_recovery(&args),
         Command::Checktime(args) => checktime::run_checktime(&args),
         Command::Quota(args) => quota::run_campaign(&args),

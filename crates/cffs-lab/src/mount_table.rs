@@ -21,6 +21,17 @@ pub fn is_mounted(dir: &Path) -> bool {
     mounts_below(dir).iter().any(|point| point == dir)
 }
 
+/// The type of the file system that is mounted at `dir` itself.
+pub fn type_of_mount(dir: &Path) -> Option<String> {
+    let table = std::fs::read("/proc/self/mounts").ok()?;
+    let fields = table.split(|b| *b == b'\n').map(|line| line.split(|b| *b == b' ').collect::<Vec<_>>());
+    // The newest of several is the one that is seen.
+    fields
+        .filter(|f| f.len() > 2 && unescape(f[1]) == dir)
+        .map(|f| String::from_utf8_lossy(f[2]).into_owned())
+        .next_back()
+}
+
 /// mountinfo writes blanks, tabs, newlines and backslashes as octal `\ooo`.
 fn unescape(field: &[u8]) -> PathBuf {
     let mut bytes = Vec::with_capacity(field.len());

@@ -3,7 +3,7 @@
 use std::fs::{self, OpenOptions};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
@@ -88,11 +88,39 @@ impl Watched {
     /// # Errors
     /// When it cannot be unmounted within `limit`, or the process tells of an error.
     pub fn unmount(self, limit: Duration) -> Result<()> {
-        run(&["umount", &self.root.to_string_lossy()], limit).context("cannot unmount")?;
-        self.guard.disarm();
-        let status = self.server.wait_end(limit)?;
+        let status = self.unmount_by(&["umount"], limit)?.wait_end(limit)?;
         ensure!(status.success(), "the mount process ended with {status}");
         Ok(())
+    }
+
+    /// Unmounts by a program, which gets the directory as its last word. Returns the process that served the mount.
+    ///
+    /// # Errors
+    /// When it cannot be unmounted within `limit`.
+    pub fn unmount_by(self, program: &[&str], limit: Duration) -> Result<Server> {
+        let root = self.root.to_string_lossy();
+        run(&[program, &[root.as_ref()]].concat(), limit).context("cannot unmount")?;
+        self.guard.disarm();
+        Ok(self.server)
+    }
+
+    /// Unmounts by umount(2) alone, without a helper, again while it is busy. Returns as soon as the system call does, with the
+    /// process that served the mount.
+    ///
+    /// # Errors
+    /// When the system call fails, or it is busy for longer than `limit`.
+    pub fn unmount_by_system_call(self, limit: Duration) -> Result<Server> {
+        let end = Instant::now() + limit;
+        while let Err(error) = rustix::mount::unmount(&self.root, rustix::mount::UnmountFlags::empty()) {
+            ensure!(
+                error == rustix::io::Errno::BUSY && Instant::now() < end,
+                "umount(2) of {}: {error}",
+                self.root.display()
+            );
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        self.guard.disarm();
+        Ok(self.server)
     }
 
     /// Kills the process, as a crash of the machine would, unless that was done before, and clears the mount away.

@@ -26,8 +26,8 @@ use crate::random::Random;
 use crate::served::Served;
 use crate::server::Server;
 
-use load::Writer;
-use medium::{Aftermath, VolatileCacheDisk};
+pub use load::Writer;
+pub use medium::{Aftermath, VolatileCacheDisk};
 
 const LIMIT: Duration = Duration::from_secs(120);
 
@@ -343,7 +343,10 @@ impl Harness {
 
 /// Everything in a writer's directory but the directories it began with: path
 /// below the mount, and of files the bytes.
-fn look_at(root: &Path, writer: &Writer) -> Result<BTreeMap<PathBuf, Option<Vec<u8>>>> {
+///
+/// # Errors
+/// What cannot be read.
+pub fn look_at(root: &Path, writer: &Writer) -> Result<BTreeMap<PathBuf, Option<Vec<u8>>>> {
     let mut found = BTreeMap::new();
     let mut dirs = vec![writer.home().to_path_buf()];
     while let Some(dir) = dirs.pop() {
