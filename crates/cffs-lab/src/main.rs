@@ -13,6 +13,7 @@ mod experiments;
 mod layout;
 mod mount_table;
 mod mounted;
+mod nfs;
 mod peer_harness;
 mod peers;
 mod powercut;
@@ -71,6 +72,8 @@ enum Command {
     Synccut(synccut::Args),
     /// Unmount by the system call alone, copy the image at once, and look whether the copy is clean and complete
     Umountcopy(umountcopy::Args),
+    /// Export a mount by NFS, restart server and mount under load, and look whether handles and files stay
+    Nfs(nfs::Args),
     /// Time of the recovery at mount, for devices of all sizes with the same full log
     Recovery(recovery::Args),
     /// Time and requests of a full check, beside e2fsck and xfs_repair on the same tree
@@ -103,6 +106,7 @@ fn main() -> ExitCode {
         Command::Powercut(args) => powercut::run_campaign(&args),
         Command::Synccut(args) => synccut::run_campaign(&args),
         Command::Umountcopy(args) => umountcopy::run_campaign(&args),
+        Command::Nfs(args) => nfs::run_campaign(&args),
         Command::Recovery(args) => recovery::run_recovery(&args),
         Command::Checktime(args) => checktime::run_checktime(&args),
         Command::Quota(args) => quota::run_campaign(&args),
