@@ -10,6 +10,8 @@ ARGS   ?=
 ROUNDS ?= 100
 # How often `make soak` cuts the power of a disk.
 CUTS   ?= 500
+# What has to make everything durable in `make soak`: sync, syncfs, both, fsync-root.
+SYNC   ?= fsync-root
 # How long `make soak` runs random sequences against the reference model, and crashes them, then faults of the device,
 # then short sequences by number, in seconds each.
 CAMPAIGN ?= 300
@@ -86,6 +88,7 @@ soak:
 	CFFS_FUZZ_SECONDS=$(FUZZ) CFFS_FUZZ_SEED=$$(date +%s) CFFS_RECORD=$(if $(RECORD),$(abspath $(RECORD))) $(CARGO) test --profile fuzz -p cffs-fuse --lib fuzz
 	target/release/cffs-lab soak --rounds $(ROUNDS) $(record) $(ARGS)
 	target/release/cffs-lab powercut --rounds $(CUTS) --seed $$(date +%s) $(record)
+	target/release/cffs-lab synccut --rounds $(CUTS) --seed $$(date +%s) --how $(SYNC) $(record)
 
 # Everything is compiled once more, with other locks.
 shuttle:

@@ -18,7 +18,8 @@ fi
 wanted=(fusermount3:fuse3 mkfs.ext4:e2fsprogs blkid:util-linux)
 if [ "${1:-}" != demo ]; then
     wanted+=(setfattr:attr setfacl:acl git:git nbdkit:nbdkit nbdfuse:libnbd-bin losetup:mount
-        mkfs.minix:util-linux mkfs.bfs:util-linux mkswap:util-linux unshare:util-linux sfdisk:fdisk)
+        mkfs.minix:util-linux mkfs.bfs:util-linux mkswap:util-linux unshare:util-linux sfdisk:fdisk
+        mkfs.xfs:xfsprogs python3:python3)
 fi
 if [ "${1:-}" = peers ]; then
     wanted+=(mkfs.xfs:xfsprogs mkfs.btrfs:btrfs-progs fuse2fs:fuse2fs)
@@ -27,7 +28,8 @@ fi
 if [ "${1:-}" = conformance ]; then
     wanted+=(
         fio:fio rsync:rsync cpio:cpio sqlite3:sqlite3 gcc:gcc make:make python3:python3 dpkg-deb:dpkg
-        unshare:util-linux stress-ng:stress-ng
+        unshare:util-linux stress-ng:stress-ng ganesha.nfsd:nfs-ganesha rpcbind:rpcbind
+        "/usr/lib/$(uname -m)-linux-gnu/ganesha/libfsalvfs.so:nfs-ganesha-vfs"
     )
     # Debian keeps Python's own tests apart from it; there is no program to look for.
     python=$(/usr/bin/python3 -c 'import sys; print("python%d.%d" % sys.version_info[:2])' 2>/dev/null || echo python3)
