@@ -9,6 +9,7 @@ mod durable;
 mod flags;
 mod limits;
 mod locks;
+mod message_table;
 mod messages;
 mod posix;
 mod ranges;
