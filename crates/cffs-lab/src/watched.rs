@@ -67,11 +67,12 @@ impl Watched {
         command.stderr(OpenOptions::new().append(true).open(&log.0)?);
         let mut server = Server::start(command)?;
         let guard = Guard::new(Cleanup::Unmount(root.to_owned()));
-        if let Err(e) = server.wait_until(limit, || is_mounted(root)) {
+        let ready = server.wait_until(limit, || is_mounted(root));
+        let serves = ready.and_then(|()| rustix::fs::statfs(root).context("the mount does not serve"));
+        if let Err(e) = serves {
             let said = fs::read_to_string(&log.0).unwrap_or_default();
             return Err(e.context(said.trim().to_owned()));
         }
-        rustix::fs::statfs(root).context("the mount does not serve")?;
         Ok(Watched { root: root.to_owned(), guard, server })
     }
 

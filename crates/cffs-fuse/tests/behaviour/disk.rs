@@ -105,7 +105,17 @@ impl Disk {
         let device = disk.device();
         let made = match kind {
             // No background thread writes the tables later; root has no reserve that other users lack.
-            Kind::Ext4 => run(&["mkfs.ext4", "-q", "-m", "0", "-E", "lazy_itable_init=0,lazy_journal_init=0", device]),
+            Kind::Ext4 => run(&[
+                "mkfs.ext4",
+                "-q",
+                "-b",
+                "4096",
+                "-m",
+                "0",
+                "-E",
+                "lazy_itable_init=0,lazy_journal_init=0",
+                device,
+            ]),
             Kind::Xfs => run(&["mkfs.xfs", "-q", "-f", device]),
             Kind::Cffs => run(&[cffs(), "mkfs", "--force", device]),
         };

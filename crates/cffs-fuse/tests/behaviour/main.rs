@@ -41,6 +41,7 @@ const NOT_YET: &[(&str, &str)] = &[
     ("second_mount", "the mount process holds the device for itself"),
     ("seek_data_outside", "a negative offset is EINVAL"),
     ("shutdown", NO_SHUTDOWN),
+    ("shutdown_cached_read", NO_SHUTDOWN),
     ("shutdown_refused", NO_SHUTDOWN),
     ("stale_handle", NO_HANDLES),
     ("stale_handle_reused_number", NO_HANDLES),

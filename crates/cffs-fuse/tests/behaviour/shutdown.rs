@@ -1,7 +1,7 @@
 //! The end without an unmount: FS_IOC_SHUTDOWN, and mounts that skip the recovery.
 
 use crate::disk::{Disk, Kind, Mount};
-use crate::raw::raw;
+use crate::raw::{raw, raw_as};
 use crate::{Outcome, expect, expect_errno, failed, on_each};
 use rustix::io::Errno;
 use std::fs::{self, File};
@@ -44,12 +44,28 @@ fn a_file_system_that_was_shut_down_refuses_everything_and_keeps_what_was_synced
     on_each("shutdown", |disk| WAYS.iter().try_for_each(|flags| stopped(disk, disk.mount(), flags)));
 }
 
+/// Also what the page cache has.
+#[test]
+fn after_a_shutdown_cached_pages_are_not_read_either() {
+    on_each("shutdown_cached_read", |disk| {
+        let m = disk.mount();
+        fs::write(m.path("file"), vec![7; 65_536]).unwrap();
+        let mut file = File::open(m.path("file")).unwrap();
+        file.sync_all().unwrap();
+        assert_eq!(fs::read(m.path("file")).unwrap(), vec![7; 65_536]);
+        raw(&["shutdown", m.dir().to_str().unwrap(), "2"]).map_err(failed("FS_IOC_SHUTDOWN"))?;
+        expect_errno(file.read(&mut [0; 100]), Errno::IO, "read of cached pages")
+    });
+}
+
 #[test]
 fn only_root_shuts_down_and_only_in_ways_that_exist() {
     on_each("shutdown_refused", |disk| {
         let m = disk.mount();
         let answer = raw(&["shutdown", m.dir().to_str().unwrap(), "77"]);
         expect(answer.as_ref().is_err_and(|e| e == "EINVAL"), || format!("a shutdown by flags 77: {answer:?}"))?;
+        let answer = raw_as(Some(12345), &["shutdown", m.dir().to_str().unwrap(), "2"]);
+        expect(answer.as_ref().is_err_and(|e| e == "EPERM"), || format!("a shutdown by a user: {answer:?}"))?;
         fs::write(m.path("file"), "x").map_err(failed("writing after a shutdown that was refused"))
     });
 }
