@@ -305,7 +305,6 @@ fn umount_with_much_to_write_ends() {
 }
 
 #[test]
-#[ignore = "fuser answers DESTROY before the engine is closed; holds once the server answers it afterwards"]
 fn umount_returns_when_everything_is_on_the_image() {
     if !block_mounts_work() {
         return;
