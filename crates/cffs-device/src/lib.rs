@@ -2,7 +2,7 @@
 //!
 //! [`Device`] is a positioned, exact transfer in whole sectors. [`FileDevice`] is an image file or a block device,
 //! [`MemoryDevice`] is memory; the others wrap a device: they count ([`CountingDevice`]), fail on request
-//! ([`FailingDevice`]) or keep what is written to themselves ([`OverlayDevice`]). [`probe_group_size`] times a device.
+//! ([`FailingDevice`]), keep what is written to themselves ([`OverlayDevice`]) or can be stopped ([`StoppableDevice`]). [`probe_group_size`] times a device.
 #![forbid(unsafe_code)]
 
 /// For tests that try the orders in which threads can run, the locks are shuttle's.
@@ -19,6 +19,7 @@ mod memory;
 mod overlay;
 mod probe;
 mod range;
+mod stoppable;
 
 pub use counting::{CountingDevice, DeviceStats, KindStats, Latency};
 pub use device::{Device, IoKind, ReadRequest, WriteRequest};
@@ -27,3 +28,4 @@ pub use file::{Direct, FileDevice, Lock, OpenMode};
 pub use memory::MemoryDevice;
 pub use overlay::OverlayDevice;
 pub use probe::{FALLBACK_GROUP_SIZE, Probe, ProbeSample, choose_group_size, probe_group_size};
+pub use stoppable::StoppableDevice;

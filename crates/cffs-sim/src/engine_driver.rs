@@ -128,6 +128,14 @@ impl EngineDriver {
                 let (dir, name) = self.parent(path)?;
                 self.made(fs.create(model_driver::caller(*uid), dir.ino, &name, model_driver::settable(*perm, false)))
             }
+            Op::Tmpfile { slot, dir, perm, uid } => {
+                let dir = self.resolve(dir)?;
+                let perm = model_driver::settable(*perm, false);
+                let made = fs.tmpfile(model_driver::caller(*uid), dir.ino, perm)?;
+                drop(dir);
+                self.slots[*slot] = Some(made.ino);
+                Ok(Reply::File(made))
+            }
             Op::Mkdir { path, perm, uid } => {
                 let (dir, name) = self.parent(path)?;
                 self.made(fs.mkdir(model_driver::caller(*uid), dir.ino, &name, model_driver::settable(*perm, true)))

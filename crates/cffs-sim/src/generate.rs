@@ -39,6 +39,7 @@ impl Profile {
 #[derive(Clone, Copy)]
 enum Kind {
     Create,
+    Tmpfile,
     Mkdir,
     Mknod,
     Symlink,
@@ -72,6 +73,7 @@ use Kind::*;
 
 const MIXED: &[(Kind, u32)] = &[
     (Create, 12),
+    (Tmpfile, 3),
     (Mkdir, 6),
     (Mknod, 2),
     (Symlink, 3),
@@ -102,6 +104,7 @@ const MIXED: &[(Kind, u32)] = &[
 ];
 const NAMES: &[(Kind, u32)] = &[
     (Create, 12),
+    (Tmpfile, 4),
     (Mkdir, 8),
     (Symlink, 2),
     (Mknod, 1),
@@ -121,6 +124,7 @@ const NAMES: &[(Kind, u32)] = &[
 ];
 const DATA: &[(Kind, u32)] = &[
     (Create, 6),
+    (Tmpfile, 2),
     (Mkdir, 1),
     (Link, 1),
     (Unlink, 3),
@@ -141,6 +145,7 @@ const DATA: &[(Kind, u32)] = &[
 ];
 const FSYNC: &[(Kind, u32)] = &[
     (Create, 10),
+    (Tmpfile, 3),
     (Mkdir, 2),
     (Symlink, 1),
     (Link, 2),
@@ -158,6 +163,7 @@ const FSYNC: &[(Kind, u32)] = &[
     (Close, 1),
 ];
 const LARGE: &[(Kind, u32)] = &[
+    (Tmpfile, 1),
     (CreateMany, 4),
     (UnlinkMany, 3),
     (Create, 4),
@@ -300,7 +306,23 @@ impl Generator {
         if self.chance(3) { Path::new("/") } else { self.existing(|t| t == FileType::Directory) }
     }
 
+    /// An open file that was made without a name and has none yet.
+    fn unnamed(&mut self) -> Option<Path> {
+        let first = self.rng.usize(..SLOTS);
+        let linkable = |slot: &usize| {
+            let id = self.state.slots[*slot];
+            id.is_some_and(|id| self.state.model.get(id).linkable)
+        };
+        let slot = (first..first + SLOTS).map(|slot| slot % SLOTS).find(linkable)?;
+        Some(Path::new(format!("@{slot}")))
+    }
+
     fn file(&mut self) -> Path {
+        if self.chance(5)
+            && let Some(unnamed) = self.unnamed()
+        {
+            return unnamed;
+        }
         if self.chance(10) { self.any() } else { self.existing(|t| t == FileType::Regular) }
     }
 
@@ -393,6 +415,10 @@ impl Generator {
         let uid = if self.chance(3) { 1000 } else { 0 };
         match kind {
             Create => Op::Create { path: self.new_path(), perm: [0o644, 0o600, 0o755][self.rng.usize(..3)], uid },
+            Tmpfile => {
+                let dir = if self.chance(20) { self.any() } else { self.dir() };
+                Op::Tmpfile { slot: self.rng.usize(..SLOTS), dir, perm: [0o644, 0o600][self.rng.usize(..2)], uid }
+            }
             Mkdir => Op::Mkdir { path: self.new_path(), perm: [0o755, 0o700, 0o1777][self.rng.usize(..3)], uid },
             Mknod => Op::Mknod {
                 path: self.new_path(),
@@ -402,7 +428,12 @@ impl Generator {
             Symlink => self.symlink(),
             Readlink => Op::Readlink { path: self.existing(|t| t == FileType::Symlink) },
             Link => {
-                let from = if self.chance(8) { self.any() } else { self.existing(|t| t != FileType::Directory) };
+                let unnamed = if self.rng.bool() { self.unnamed() } else { None };
+                let from = match unnamed {
+                    Some(unnamed) => unnamed,
+                    None if self.chance(8) => self.any(),
+                    None => self.existing(|t| t != FileType::Directory),
+                };
                 Op::Link { from, to: self.new_path() }
             }
             Unlink => Op::Unlink { path: self.old_path(|t| t != FileType::Directory) },

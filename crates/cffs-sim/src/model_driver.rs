@@ -142,6 +142,17 @@ impl State {
         Ok(made)
     }
 
+    fn tmpfile(&mut self, slot: usize, dir: &Path, perm: u16, uid: u32) -> Result<Outcome> {
+        self.with_file(dir, |s, dir| {
+            if s.slots[slot].is_some() {
+                return Ok(Outcome::Skipped);
+            }
+            let id = s.model.tmpfile(caller(uid), dir, settable(perm, false))?;
+            (s.slots[slot], s.written) = (Some(id), Some(id));
+            Ok(Outcome::File(id))
+        })
+    }
+
     /// Like [`State::with_file`], for an operation on contents: skipped where the path names neither a regular file
     /// nor a directory, as the kernel does not ask the engine there.
     fn with_contents(&mut self, path: &Path, act: impl FnOnce(&mut State, Id) -> Result<Outcome>) -> Result<Outcome> {
@@ -165,6 +176,7 @@ impl State {
         self.written = None;
         match op {
             Op::Create { path, perm, uid } => self.create(*uid, path, NewFile::Regular, settable(*perm, false)),
+            Op::Tmpfile { slot, dir, perm, uid } => self.tmpfile(*slot, dir, *perm, *uid),
             Op::Mkdir { path, perm, uid } => self.create(*uid, path, NewFile::Directory, settable(*perm, true)),
             Op::Mknod { path, special, rdev } => {
                 self.create(0, path, NewFile::Special(special_type(*special), *rdev), 0o600)

@@ -93,6 +93,8 @@ pub enum Special {
 pub enum Op {
     /// Make a regular file.
     Create { path: Path, perm: u16, uid: u32 },
+    /// Make a regular file without a name, and keep it in a slot (one that is taken is left alone).
+    Tmpfile { slot: usize, dir: Path, perm: u16, uid: u32 },
     /// Make a directory.
     Mkdir { path: Path, perm: u16, uid: u32 },
     /// Make a special file.
@@ -205,6 +207,7 @@ impl fmt::Display for Op {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Op::Create { path, perm, uid } => write!(f, "create {path} {perm:o} {uid}"),
+            Op::Tmpfile { slot, dir, perm, uid } => write!(f, "tmpfile {slot} {dir} {perm:o} {uid}"),
             Op::Mkdir { path, perm, uid } => write!(f, "mkdir {path} {perm:o} {uid}"),
             Op::Mknod { path, special, rdev } => {
                 let special = format!("{special:?}").to_lowercase();
@@ -274,6 +277,12 @@ impl FromStr for Op {
         let flag = |word: &str| word == "true";
         Ok(match verb {
             "create" => Op::Create { path: Path::new(next()?), perm: octal(next()?)?, uid: number(next()?)? },
+            "tmpfile" => Op::Tmpfile {
+                slot: number(next()?)?,
+                dir: Path::new(next()?),
+                perm: octal(next()?)?,
+                uid: number(next()?)?,
+            },
             "mkdir" => Op::Mkdir { path: Path::new(next()?), perm: octal(next()?)?, uid: number(next()?)? },
             "mknod" => {
                 let path = Path::new(next()?);

@@ -340,6 +340,7 @@ impl SideBySide {
     /// Compares the whole tree, the open files and the accounting.
     pub fn verify(&mut self) -> Check {
         let alive: Vec<Id> = self.state.model.inodes().map(|(id, _)| id).collect();
+        self.verify_numbers(&alive)?;
         self.inos.retain(|id, _| alive.binary_search(id).is_ok());
         self.generations.retain(|id, _| alive.binary_search(id).is_ok());
         self.verify_dir(ROOT, cffs::ROOT_INO, cffs::ROOT_INO, "/")?;
@@ -356,6 +357,24 @@ impl SideBySide {
         self.verify_quotas()?;
         let s = self.engine.fs.statfs();
         ensure(s.free <= s.total && s.available <= s.free, || format!("statfs is impossible: {s:?}"))
+    }
+
+    /// Every living file is found by its number, as through a file handle, and none that is gone.
+    fn verify_numbers(&self, alive: &[Id]) -> Check {
+        let fs = &self.engine.fs;
+        for (id, ino) in &self.inos {
+            let found = match fs.reference(*ino) {
+                Ok(attr) => {
+                    fs.forget(*ino, 1);
+                    Some((attr.ino, attr.generation))
+                }
+                Err(Error::Stale) => None,
+                Err(e) => return Err(format!("inode {ino} by its number: {e}")),
+            };
+            let (lives, known) = (alive.binary_search(id).is_ok(), self.identity(*id));
+            ensure((found == known) == lives, || format!("by number {found:?} for {known:?}, which lives: {lives}"))?;
+        }
+        Ok(())
     }
 
     /// Compares the inodes that quotas say everybody has. Their space is what only the check can add up.

@@ -71,7 +71,7 @@ fn scenario(dir: &Path, other: &Path, nth: usize, rng: &mut Rng, state: &State, 
         Some(Ok(id)) => state.model.get(id).content().map_or(0, |c| c.size()),
         _ => 0,
     };
-    match rng.u8(..10) {
+    match rng.u8(..11) {
         // Save: the old contents or the new ones, whatever happens.
         0 | 1 => {
             let new = dir.join(&format!("new{nth}"));
@@ -153,6 +153,21 @@ fn scenario(dir: &Path, other: &Path, nth: usize, rng: &mut Rng, state: &State, 
                 let page = rng.u64(..16) * 4096;
                 ops.extend([write(&db, page, 4096), Op::Fdatasync { path: db.clone() }]);
             }
+            ops
+        }
+        // A file gets its name when it is complete, or is given up.
+        9 => {
+            let (slot, held) = (nth, Path::new(format!("@{nth}")));
+            let mut ops = vec![Op::Tmpfile { slot, dir: dir.clone(), perm: 0o644, uid: 0 }, write(&held, 0, len)];
+            if rng.bool() {
+                ops.push(fsync(&held));
+            }
+            if rng.u8(..4) > 0 {
+                let to = if rng.bool() { file } else { other.join("made") };
+                ops.push(Op::Link { from: held.clone(), to: to.clone() });
+                ops.push(if rng.bool() { fsync(&to) } else { write(&held, len as u64, 500) });
+            }
+            ops.push(Op::Close { slot });
             ops
         }
         _ => {

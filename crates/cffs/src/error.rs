@@ -64,6 +64,9 @@ pub enum Error {
     /// Mounted read-only, or turned read-only after an error.
     #[error("read-only file system")]
     ReadOnly,
+    /// The file system was shut down ([`crate::Fs::shutdown`]): nothing is read or written any more (EIO).
+    #[error("the file system was shut down")]
+    ShutDown,
     /// The handle's file is gone.
     #[error("stale file handle")]
     Stale,
@@ -139,7 +142,7 @@ impl Error {
             // The file system below an image file is full, not broken.
             Error::Io(e) if e.kind() == io::ErrorKind::StorageFull => Errno::NOSPC,
             Error::Io(e) if e.kind() == io::ErrorKind::QuotaExceeded => Errno::DQUOT,
-            Error::Corrupt(_) | Error::Io(_) => Errno::IO,
+            Error::Corrupt(_) | Error::Io(_) | Error::ShutDown => Errno::IO,
         };
         e.raw_os_error()
     }
@@ -175,6 +178,7 @@ impl Error {
             Error::AttributeNameTooLong => Error::AttributeNameTooLong,
             Error::ReadOnly => Error::ReadOnly,
             Error::Stale => Error::Stale,
+            Error::ShutDown => Error::ShutDown,
             Error::NoAttribute => Error::NoAttribute,
             Error::NoDataBeyond => Error::NoDataBeyond,
             Error::Unsupported => Error::Unsupported,

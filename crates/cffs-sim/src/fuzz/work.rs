@@ -79,7 +79,35 @@ pub fn walk(fs: &Fs) -> Walked {
             }
         }
     }
+    let named: Vec<Ino> = seen.iter().copied().take(VISITED_MAX).collect();
+    by_number(fs, &named, &mut w);
     w
+}
+
+/// Looks for inodes by their numbers, as file handles have them: those with names, their neighbours, and impossible ones.
+fn by_number(fs: &Fs, named: &[Ino], w: &mut Walked) {
+    let most = fs.geometry().inodes_max();
+    let others = [0, 2, 3, 15, 16, 17, most - 1, most, most + 1, 1 << 40, u64::MAX];
+    for ino in named.iter().flat_map(|ino| [*ino, ino.wrapping_add(1)]).chain(others) {
+        match fs.reference(ino) {
+            Ok(a) => {
+                if a.ino != ino {
+                    w.errors.push(format!("inode {} is found by the number {ino}", a.ino));
+                }
+                if a.file_type == FileType::Directory
+                    && let Err(e) = fs.parent(ino)
+                {
+                    w.note("parent", ino, e);
+                }
+                if let Err(e) = fs.getattr(ino) {
+                    w.note("getattr", ino, e);
+                }
+                fs.forget(ino, 1);
+            }
+            Err(Error::Stale) if !named.contains(&ino) => {}
+            Err(e) => w.note("reference", ino, e),
+        }
+    }
 }
 
 impl Walked {

@@ -67,6 +67,8 @@ pub struct Inode {
     pub flags: u32,
     /// Number of names; for a directory 2 and one for each subdirectory, 0 when removed.
     pub nlink: u32,
+    /// Made without a name and still without one: it may get one.
+    pub linkable: bool,
     /// References that keep it after its last name is gone.
     pub refs: u64,
     /// Modification time.

@@ -103,6 +103,7 @@ impl Model {
             xattrs: BTreeMap::new(),
             flags: 0,
             nlink: 2,
+            linkable: false,
             refs: 0,
             mtime: Time::Step(0),
             ctime: Time::Step(0),
@@ -261,6 +262,30 @@ impl Model {
             checks.refuse_if(target.len() > SYMLINK_MAX, Errno::NAMETOOLONG);
         }
         checks.done()?;
+        let id = self.make(c, dir, what, perm);
+        self.insert(dir, name, id);
+        if self.get(id).is_dir() {
+            self.inode(dir).nlink += 1;
+        }
+        self.changed(dir, true);
+        Ok(id)
+    }
+
+    /// Creates a regular file without a name, and holds it.
+    pub fn tmpfile(&mut self, c: Caller, dir: Id, perm: u16) -> Result<Id> {
+        let mut checks = Checks::new();
+        checks.refuse_if(!self.get(dir).is_dir(), Errno::NOTDIR);
+        checks.refuse_if(self.get(dir).nlink == 0, Errno::NOENT);
+        self.check_flags(dir, FLAG_IMMUTABLE, &mut checks);
+        checks.done()?;
+        let id = self.make(c, dir, NewFile::Regular, perm);
+        let i = self.inode(id);
+        (i.nlink, i.linkable, i.refs) = (0, true, 1);
+        Ok(id)
+    }
+
+    /// A file that nothing names yet, with what it has from the directory that it is made in.
+    fn make(&mut self, c: Caller, dir: Id, what: NewFile<'_>, perm: u16) -> Id {
         let (body, file_type, rdev) = match what {
             NewFile::Regular => (Body::File(Content::default()), FileType::Regular, 0),
             NewFile::Directory => (Body::Dir { entries: BTreeMap::new(), parent: dir }, FileType::Directory, 0),
@@ -299,6 +324,7 @@ impl Model {
             xattrs: BTreeMap::new(),
             flags,
             nlink: if is_dir { 2 } else { 1 },
+            linkable: false,
             refs: 0,
             mtime: now,
             ctime: now,
@@ -309,12 +335,7 @@ impl Model {
             let perm = self.inherit_acl(dir, id, perm);
             self.inode(id).perm = perm;
         }
-        self.insert(dir, name, id);
-        if is_dir {
-            self.inode(dir).nlink += 1;
-        }
-        self.changed(dir, true);
-        Ok(id)
+        id
     }
 
     /// Another name for a file.
@@ -323,12 +344,13 @@ impl Model {
         self.check_new_name(dir, name, &mut checks);
         let file = self.get(id);
         checks.refuse_if(file.is_dir(), Errno::PERM);
-        checks.refuse_if(file.nlink == 0, Errno::NOENT);
+        checks.refuse_if(file.nlink == 0 && !file.linkable, Errno::NOENT);
         checks.refuse_if(file.nlink >= LINK_MAX, Errno::MLINK);
         self.check_flags(id, LOCKS, &mut checks);
         checks.done()?;
         self.insert(dir, name, id);
-        self.inode(id).nlink += 1;
+        let i = self.inode(id);
+        (i.nlink, i.linkable) = (i.nlink + 1, false);
         self.changed(id, false);
         self.changed(dir, true);
         Ok(())

@@ -63,7 +63,7 @@ pub fn write(cx: &FileCtx<'_>, node: &Arc<Node>, offset: u64, data: &[u8], privi
 }
 
 /// Cuts bytes that go to a run of the device into requests.
-fn add_runs<'a>(cx: &FileCtx<'_>, runs: &mut Vec<DataRun<'a>>, frag: u64, bytes: &'a [u8]) {
+pub(super) fn add_runs<'a>(cx: &FileCtx<'_>, runs: &mut Vec<DataRun<'a>>, frag: u64, bytes: &'a [u8]) {
     let g = cx.cache.geometry();
     let bs = g.block_size();
     let most = (cx.cache.max_request() / bs).max(1) * bs;

@@ -20,6 +20,7 @@ mod retry;
 pub mod truncate;
 mod unit;
 pub mod writeback;
+mod zeros;
 
 pub use buffered::{extend, write};
 pub use context::FileCtx;
@@ -28,3 +29,4 @@ pub use read::{read, seek};
 pub(crate) use reserve::reserve_tree;
 pub use retry::{Reclaim, with_space};
 pub use writeback::flush_deferred;
+pub use zeros::write_zeros;

@@ -24,6 +24,8 @@ pub(super) enum Origin {
     Deferred,
     /// None: space is allocated ahead, and reads as zeros.
     Preallocated,
+    /// Zeros, over the space that was allocated ahead ([`super::zeros`]).
+    Zeros,
 }
 
 /// How the mapping of an extent changes.

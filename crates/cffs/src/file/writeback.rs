@@ -159,8 +159,8 @@ fn fail(cx: &FileCtx<'_>, unit: &mut Unit<'_>, e: Error) -> Result<()> {
     {
         let mut st = node.state.write();
         unit.abort(cx, &mut st);
-        // For a direct write the program still has the bytes. They go through pages now.
-        if !matches!(unit.origin, Origin::Direct { .. }) {
+        // For a direct write the program still has the bytes. They go through pages now. Zeros are no data of the program.
+        if !matches!(unit.origin, Origin::Direct { .. } | Origin::Zeros) {
             tracing::error!("writeback of inode {}: {e}", node.ino);
             st.data.error.get_or_insert(e.duplicate());
         }

@@ -12,6 +12,9 @@ pub const INCOMPAT_DATA_SUMS: u64 = 1 << 3;
 pub const COMPAT_NO_GROUP: u64 = 1 << 0;
 /// Compatible feature: directory blocks stand in the data groups (`--dir-blocks=with-data`, the 1997 placement).
 pub const COMPAT_DIRS_WITH_DATA: u64 = 1 << 1;
+/// Compatible feature: there are, or were, files with the flags *immutable* or *append-only*. Who mounts must ask whether a
+/// file may be written when it is opened.
+pub const COMPAT_IMMUTABLE_FILES: u64 = 1 << 2;
 
 /// Read-only compatible feature: what each user uses is kept in a quota file, and limited.
 pub const RO_COMPAT_USER_QUOTA: u64 = 1 << 0;
@@ -29,8 +32,11 @@ pub(super) const INCOMPAT_NAMES: [(u64, &str); 4] = [
     (INCOMPAT_METADATA_UUID, "metadata-uuid"),
     (INCOMPAT_DATA_SUMS, "data-sums"),
 ];
-pub(super) const COMPAT_NAMES: [(u64, &str); 2] =
-    [(COMPAT_NO_GROUP, "no-group"), (COMPAT_DIRS_WITH_DATA, "dirs-with-data")];
+pub(super) const COMPAT_NAMES: [(u64, &str); 3] = [
+    (COMPAT_NO_GROUP, "no-group"),
+    (COMPAT_DIRS_WITH_DATA, "dirs-with-data"),
+    (COMPAT_IMMUTABLE_FILES, "immutable-files"),
+];
 pub(super) const RO_COMPAT_NAMES: [(u64, &str); 4] = [
     (RO_COMPAT_USER_QUOTA, "user-quota"),
     (RO_COMPAT_GROUP_QUOTA, "group-quota"),

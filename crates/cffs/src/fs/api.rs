@@ -195,12 +195,26 @@ pub enum DirectWrite {
     Always,
 }
 
+/// What is made durable before [`crate::fs::Fs::shutdown`] stops everything.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shutdown {
+    /// Everything, as by [`crate::fs::Fs::sync`].
+    Flush,
+    /// What the log takes: the operations so far, without dirty data of files.
+    LogFlush,
+    /// Nothing: what was not durable is lost, as in a crash.
+    NoLogFlush,
+}
+
 /// Settings of a mount.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct MountOptions {
     /// Write nothing. A log that has to be replayed is replayed in memory.
     pub read_only: bool,
+    /// Leave the log alone: what is seen is what stands in place, which may be inconsistent after a crash. Only with
+    /// [`MountOptions::read_only`]. For looking at a file system whose log cannot be replayed.
+    pub no_recovery: bool,
     /// Cache size in bytes, for metadata, data and dirty pages together. Inodes in memory come on top.
     pub cache_bytes: usize,
     /// How metadata reaches the device.
@@ -233,6 +247,7 @@ pub struct MountOptions {
 
 setters!(MountOptions {
     read_only: bool,
+    no_recovery: bool,
     cache_bytes: usize,
     metadata: MetadataMode,
     atime: AtimeMode,
@@ -251,6 +266,7 @@ impl Default for MountOptions {
     fn default() -> Self {
         MountOptions {
             read_only: false,
+            no_recovery: false,
             cache_bytes: 256 << 20,
             metadata: MetadataMode::Journal,
             atime: AtimeMode::Relatime,

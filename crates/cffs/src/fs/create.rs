@@ -324,7 +324,7 @@ impl Fs {
     /// The inode of a new file in a directory, without a number yet. `inline_target`: the target of a symbolic link
     /// fits into it.
     #[expect(clippy::too_many_arguments, reason = "what was prepared for it")]
-    fn new_inode(
+    pub(super) fn new_inode(
         &self,
         owner: &Owner<'_>,
         dir: &Inode,
@@ -364,12 +364,23 @@ impl Fs {
 
     /// Allocates a number near a directory block, and a slot of the external table where inodes are not embedded.
     fn allocate_inode(&self, txn: &Txn<'_>, dir: Ino, near: BlockAddr) -> Result<(SlotRef, Option<SlotRef>)> {
-        let locator = self.inodes.locator.alloc(txn, &self.space, near)?;
         if self.embeds() {
-            return Ok((locator, None));
+            return Ok((self.inodes.locator.alloc(txn, &self.space, near)?, None));
         }
-        match self.inodes.external.alloc(txn, &self.space, self.placement.inode_goal(dir)) {
-            Ok(slot) => Ok((locator, Some(slot))),
+        let (locator, slot) = self.allocate_external(txn, near, self.placement.inode_goal(dir))?;
+        Ok((locator, Some(slot)))
+    }
+
+    /// Allocates a number near a block, and a slot of the external table near another. After an error neither is.
+    pub(super) fn allocate_external(
+        &self,
+        txn: &Txn<'_>,
+        near: BlockAddr,
+        slot_near: BlockAddr,
+    ) -> Result<(SlotRef, SlotRef)> {
+        let locator = self.inodes.locator.alloc(txn, &self.space, near)?;
+        match self.inodes.external.alloc(txn, &self.space, slot_near) {
+            Ok(slot) => Ok((locator, slot)),
             Err(e) => {
                 self.inodes.locator.free(txn, &self.space, locator.index)?;
                 Err(e)
@@ -425,21 +436,21 @@ impl Fs {
 }
 
 /// Owner, group and project of a new file, and the reservation for it.
-struct Owner<'a> {
-    c: Caller,
-    ids: Ids,
+pub(super) struct Owner<'a> {
+    pub(super) c: Caller,
+    pub(super) ids: Ids,
     /// What was reserved for it.
-    reservation: &'a Reservation,
+    pub(super) reservation: &'a Reservation,
 }
 
 /// Owner, group and project of a file that is created in a directory.
-fn ids_of_new(c: Caller, dir: &Inode) -> Ids {
+pub(super) fn ids_of_new(c: Caller, dir: &Inode) -> Ids {
     let gid = if dir.mode & 0o2000 != 0 { dir.gid } else { c.gid };
     let project = if dir.flags & FLAG_PROJECT_INHERIT != 0 { dir.projid } else { 0 };
     [c.uid, gid, project]
 }
 
 /// Room for inline contents in a slot of the external inode table.
-const fn table_inline_max() -> usize {
+pub(super) const fn table_inline_max() -> usize {
     crate::format::geometry::INODE_SLOT_SIZE - INODE_CORE_SIZE
 }

@@ -57,13 +57,25 @@ impl Fs {
         self.writable()?;
         let node = self.node(ino)?;
         self.throttle(data.len())?;
-        let n = self.with_space(|| self.write_once(c, &node, offset, data))?;
+        let attempt = || self.with_space(|| self.write_once(c, &node, offset, data));
+        let n = match attempt() {
+            Err(Error::NoSpace) if self.write_zeros_around(&node, offset, data.len())? => attempt()?,
+            outcome => outcome?,
+        };
         self.list_dirty(&node);
         self.start_writeback(&node, n);
         if n > 0 && node.state.read().inode.flags & FLAG_SYNC != 0 {
             self.fsync(ino, true)?;
         }
         Ok(n)
+    }
+
+    /// After a write that found no space: makes the space written that was allocated ahead for its range, so that the write
+    /// needs nothing for the extent tree. False if there is no such space.
+    fn write_zeros_around(&self, node: &Arc<Node>, offset: u64, len: usize) -> Result<bool> {
+        let _write_lock = self.lock_for_change(node)?;
+        let end = self.geo.frags_for(offset.saturating_add(len as u64));
+        file::write_zeros(&self.file_cx(), node, offset >> self.geo.frag_shift..end)
     }
 
     /// After a write of `len` bytes: starts writeback of a file with long writes while the program produces more,
@@ -173,6 +185,7 @@ impl Fs {
     /// whole file system (Linux does not pass sync(2) on to a FUSE mount in another way). With `data_only`, attributes
     /// that are not needed to read the contents could be left out; they are not.
     pub fn fsync(&self, ino: Ino, _data_only: bool) -> Result<()> {
+        self.journal.check_not_shut_down()?;
         if self.opts.read_only {
             return Ok(());
         }
@@ -210,6 +223,7 @@ impl Fs {
 
     /// Makes everything durable.
     pub fn sync(&self) -> Result<()> {
+        self.journal.check_not_shut_down()?;
         if self.opts.read_only {
             return Ok(());
         }

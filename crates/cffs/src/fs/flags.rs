@@ -28,6 +28,10 @@ impl Fs {
     pub fn set_flags(&self, c: Caller, ino: Ino, flags: u32) -> Result<Attr> {
         self.writable()?;
         let node = self.node(ino)?;
+        let locks = FLAG_IMMUTABLE | FLAG_APPEND;
+        if flags & locks != 0 && c.privileged() {
+            self.mark_immutable_files()?;
+        }
         let txn = self.journal.begin(INODE_CORE_SIZE + INLINE_MAX + 256)?;
         let mut st = node.state.write();
         if st.freed {
@@ -41,7 +45,6 @@ impl Fs {
         if flags & !allowed != 0 {
             return Err(Error::Unsupported);
         }
-        let locks = FLAG_IMMUTABLE | FLAG_APPEND;
         let changes_locks = (flags ^ st.inode.flags) & locks != 0;
         if !c.privileged() && (changes_locks || c.uid != st.inode.uid) {
             return Err(Error::NotPermitted);

@@ -1,5 +1,6 @@
 //! Hard links. An inode with several names stands in the external inode table; all its names are external links. When
-//! one name is left, the inode moves back into that name's directory, the next time the name is looked up.
+//! one name is left, the inode moves back into that name's directory, the next time the name is looked up. A file that was
+//! made without a name ([`super::tmpfile`]) stands there from the start.
 
 use super::create::write_names_ordered;
 use super::quota::handed_down;
@@ -16,7 +17,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 impl Fs {
-    /// Gives a file one more name.
+    /// Gives a file one more name, or its first one to a file of [`Fs::tmpfile`].
+    ///
+    /// [`Error::NotFound`] for any other file without a name.
     pub fn link(&self, c: Caller, ino: Ino, parent: Ino, name: &[u8]) -> Result<Attr> {
         self.writable()?;
         Self::check_name(name)?;
@@ -60,7 +63,9 @@ impl Fs {
         if let Err(e) = self.externalize(&txn, locked.get(ino)?) {
             return Err(self.give_up_slot(&txn, locked.get(parent)?, slot, e));
         }
-        txn.begin_critical();
+        if let Err(e) = self.begin_link(&txn, locked.get(ino)?) {
+            return Err(self.give_up_slot(&txn, locked.get(parent)?, slot, e));
+        }
         // Order of writes: the inode, its old name if it was embedded there, then the new name.
         let location = locked.get(ino)?.location;
         self.write_inode_ordered(&txn, location)?;
@@ -75,6 +80,9 @@ impl Fs {
         self.changed_dir(&txn, dir_st, now)?;
         write_names_ordered(&txn, dir_st, slot_block, frags);
         let st = locked.get(ino)?;
+        if st.inode.nlink == 0 {
+            st.inode.parent = parent;
+        }
         st.inode.nlink += 1;
         st.inode.ctime = now;
         crate::node::store(&txn, st)?;
@@ -82,6 +90,22 @@ impl Fs {
         txn.end_critical();
         node.refs.fetch_add(1, Ordering::AcqRel);
         Ok(self.attr(node, st))
+    }
+
+    /// Begins the part of a link that must not stop half way: a file without a name leaves the orphan list, in the
+    /// transaction in which it gets one. After an error nothing has changed.
+    fn begin_link(&self, txn: &Txn<'_>, st: &mut NodeState) -> Result<()> {
+        if !st.orphan {
+            txn.begin_critical();
+            return Ok(());
+        }
+        let ino = st.inode.ino;
+        let mut list = self.orphans.lock();
+        let before = list.before(ino)?.map(|location| self.inode_block(location)).transpose()?;
+        txn.begin_critical();
+        self.pull_orphan(txn, &mut list, ino, before.as_ref());
+        (st.orphan, st.linkable) = (false, false);
+        Ok(())
     }
 
     /// Room for an inode that an external link keeps.
@@ -195,7 +219,7 @@ fn check_linkable(st: &NodeState) -> Result<()> {
     if st.inode.is_dir() {
         return Err(Error::NotPermitted);
     }
-    if st.freed || st.orphan {
+    if st.freed || st.orphan && !st.linkable {
         return Err(Error::NotFound);
     }
     flags::forbid(st, FLAG_IMMUTABLE | FLAG_APPEND)?;

@@ -28,8 +28,10 @@ mod quota;
 mod remove;
 mod rename;
 mod scrub;
+mod shutdown;
 #[cfg(test)]
 mod tests;
+mod tmpfile;
 mod tune;
 mod xattr;
 
@@ -53,13 +55,16 @@ use crate::quota::Quota;
 use crate::space::Space;
 use crate::sums::Sums;
 use background::Background;
-use cffs_device::{CountingDevice, Device};
+use cffs_device::{CountingDevice, Device, StoppableDevice};
 use orphan_list::OrphanList;
 use parking_lot::{Mutex, RwLockWriteGuard};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
+
+/// A device below a file system: counted, and stopped by a shutdown.
+type FsDevice = CountingDevice<StoppableDevice<Arc<dyn Device>>>;
 
 /// A mounted file system.
 ///
@@ -72,8 +77,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 /// warning is logged (with `tracing`), because there is nobody left to return an error to.
 #[must_use = "a file system that is dropped without `close` is left as after a crash"]
 pub struct Fs {
-    dev: Arc<CountingDevice<Arc<dyn Device>>>,
-    log_dev: Option<Arc<CountingDevice<Arc<dyn Device>>>>,
+    dev: Arc<FsDevice>,
+    log_dev: Option<Arc<FsDevice>>,
     opts: MountOptions,
     geo: Arc<LiveGeometry>,
     sb: Mutex<Superblock>,
@@ -140,6 +145,7 @@ impl Fs {
     }
 
     fn writable(&self) -> Result<()> {
+        self.journal.check_not_shut_down()?;
         if self.is_read_only() { Err(Error::ReadOnly) } else { Ok(()) }
     }
 
@@ -165,6 +171,8 @@ impl Fs {
 
     /// The node of an inode to which the caller holds a reference.
     fn node(&self, ino: Ino) -> Result<Arc<Node>> {
+        // Every operation on a file passes here.
+        self.journal.check_not_shut_down()?;
         // The tables of the file system are files as well, and nobody else's.
         if ino != ROOT_INO && ino <= LAST_SYSTEM_INO {
             return Err(Error::Stale);

@@ -2,12 +2,12 @@
 
 use super::background::Background;
 use super::orphan_list::OrphanList;
-use super::{Fs, MetadataMode, MountOptions, now};
+use super::{Fs, FsDevice, MetadataMode, MountOptions, now};
 use crate::cache::{BufRef, Cache};
 use crate::error::{Error, Result};
 use crate::format::Run;
 use crate::format::log::LogHeader;
-use crate::format::superblock::{INCOMPAT_EXTERNAL_LOG, RO_COMPAT_ACL, SUPERBLOCK_SIZE, State};
+use crate::format::superblock::{COMPAT_IMMUTABLE_FILES, INCOMPAT_EXTERNAL_LOG, RO_COMPAT_ACL, SUPERBLOCK_SIZE, State};
 use crate::format::system::Counters;
 use crate::format::{BlockAddr, BlockId, BlockKind, Geometry, Ino, ROOT_INO, Superblock};
 use crate::journal::recovery::ReplaySummary;
@@ -19,7 +19,7 @@ use crate::space::Space;
 use crate::sums::Sums;
 use crate::superblocks::read_superblock;
 use cffs_buf::AlignedBuf;
-use cffs_device::{CountingDevice, Device, IoKind, OverlayDevice};
+use cffs_device::{CountingDevice, Device, IoKind, OverlayDevice, StoppableDevice};
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -107,6 +107,11 @@ fn mark_mounted(
 /// Refuses what cannot be mounted this way.
 fn check_mountable(sb: &Superblock, dev: &dyn Device, has_log_dev: bool, opts: &MountOptions) -> Result<()> {
     let read_only = opts.read_only;
+    if opts.no_recovery && !read_only {
+        return Error::invalid(
+            "norecovery is only possible with a read-only mount, because writes would meet what the log has not replayed",
+        );
+    }
     if let Some(names) = sb.unknown_ro_compat().filter(|_| !read_only) {
         return Error::invalid(format!("unknown feature {names}: only read-only mounts are possible"));
     }
@@ -122,7 +127,9 @@ fn check_mountable(sb: &Superblock, dev: &dyn Device, has_log_dev: bool, opts: &
         );
     }
     match (sb.incompat & INCOMPAT_EXTERNAL_LOG != 0, has_log_dev) {
-        (true, false) => return Error::invalid("the log is on a device of its own: name it with logdev="),
+        (true, false) if !opts.no_recovery => {
+            return Error::invalid("the log is on a device of its own: name it with logdev=");
+        }
         (false, true) => return Error::invalid("logdev= is given but the log is inside the file system"),
         _ => {}
     }
@@ -143,6 +150,12 @@ fn recover(
     sb: &Superblock,
     opts: &MountOptions,
 ) -> Result<ReplaySummary> {
+    if opts.no_recovery {
+        tracing::warn!("the log is not replayed: what is seen may be inconsistent");
+        // A read-only mount never writes the log, so that its header does not matter.
+        let header = LogHeader::first(sb.fsid(), 1);
+        return Ok(ReplaySummary { transactions: 0, blocks: 0, log_bytes: 0, header, damaged: Vec::new() });
+    }
     let mut replayed = journal::recovery::replay(dev, log_dev, sb, &Geometry::new(sb)?)?;
     if replayed.transactions > 0 {
         tracing::info!("recovered: {} transactions, {} blocks", replayed.transactions, replayed.blocks);
@@ -182,9 +195,10 @@ impl Fs {
         // A read-only mount replays in memory.
         let overlay =
             |d: Arc<dyn Device>| -> Arc<dyn Device> { if read_only { Arc::new(OverlayDevice::new(d)) } else { d } };
-        let dev = Arc::new(CountingDevice::new(overlay(dev)));
-        let log_dev = log_dev.map(|d| Arc::new(CountingDevice::new(overlay(d))));
-        let as_dyn = |d: &Arc<CountingDevice<Arc<dyn Device>>>| -> Arc<dyn Device> { d.clone() };
+        let below = |d| Arc::new(CountingDevice::new(StoppableDevice::new(overlay(d))));
+        let dev = below(dev);
+        let log_dev = log_dev.map(below);
+        let as_dyn = |d: &Arc<FsDevice>| -> Arc<dyn Device> { d.clone() };
         let log_dyn = log_dev.as_ref().map(as_dyn);
         let replayed = recover(&*dev, log_dyn.as_deref(), &sb, &opts)?;
         let (cache, counters, counters_buf) = open_cache(as_dyn(&dev), &sb, &opts)?;
@@ -298,9 +312,28 @@ impl Fs {
         Ok(())
     }
 
+    /// Whether there may be files with the flags *immutable* or *append-only*: the superblock says so before the first gets
+    /// one. A kernel that keeps such flags of its own does not know them for a file system in user space, so a mount has to
+    /// ask at every open whether a file may be written.
+    pub fn may_have_immutable_files(&self) -> bool {
+        self.sb.lock().compat & COMPAT_IMMUTABLE_FILES != 0
+    }
+
+    /// Notes in the superblock that there are files with such flags. Called before the first one gets them.
+    pub(super) fn mark_immutable_files(&self) -> Result<()> {
+        let mut sb = self.sb.lock();
+        if sb.compat & COMPAT_IMMUTABLE_FILES == 0 {
+            let with = Superblock { compat: sb.compat | COMPAT_IMMUTABLE_FILES, ..sb.clone() };
+            self.put_superblock(&with)?;
+            *sb = with;
+        }
+        Ok(())
+    }
+
     /// Unmounts: writes everything in place, empties the log, and notes that in the superblock. Later changes fail
     /// with [`Error::ReadOnly`]. After an error the file system is closed all the same, and another call returns the
-    /// same error.
+    /// same error. After [`Fs::shutdown`] it writes nothing and fails with [`Error::ShutDown`], so that the image is as
+    /// after a crash.
     pub fn close(&self) -> Result<()> {
         if self.closed.swap(true, Ordering::AcqRel) {
             return match &*self.close_outcome.lock() {
@@ -317,6 +350,7 @@ impl Fs {
     fn close_now(&self) -> Result<()> {
         self.stop_background();
         self.cache.stop_readahead();
+        self.journal.check_not_shut_down()?;
         if self.opts.read_only {
             return Ok(());
         }

@@ -5,7 +5,7 @@ use crate::cache::BufRef;
 use crate::dir;
 use crate::error::{Error, Result};
 use crate::format::dirblock::{self, Entry, EntryKind};
-use crate::format::{Corrupt, Ino, NAME_MAX};
+use crate::format::{Corrupt, FIRST_USER_INO, Ino, NAME_MAX, ROOT_INO};
 use crate::inode::{InodeLocation, read_inode};
 use crate::node::Node;
 use std::sync::Arc;
@@ -93,21 +93,39 @@ impl Fs {
         if left { self.linked(ino) } else { node }
     }
 
-    /// Attributes of an inode, with one more reference. The inode is the root, or cannot be reclaimed because the
-    /// caller holds a reference to it or to something in it.
+    /// Attributes of an inode that is found by its number alone, with one more reference. Nobody needs to have a reference
+    /// already: a file handle may be older than the mount. Whether the number still belongs to the same file is told by
+    /// [`Attr::generation`], which the caller compares.
+    ///
+    /// # Errors
+    /// [`Error::Stale`] for a number that no file has, or one of the file system's own, and for a file without a name that
+    /// nobody has a reference to, because it is only waiting to be freed; [`Error::Corrupt`], and errors of the device.
     pub fn reference(&self, ino: Ino) -> Result<Attr> {
+        let possible = ino == ROOT_INO || (FIRST_USER_INO..=self.geo.inodes_max()).contains(&ino);
+        if !possible {
+            self.journal.check_not_shut_down()?;
+            return Err(Error::Stale);
+        }
         let node = self.node(ino)?;
-        node.refs.fetch_add(1, Ordering::AcqRel);
+        // While the node is locked it is not unlinked, and an orphan with a reference is not freed.
         let st = node.state.read();
+        let more = |refs: u64| (!st.orphan || refs > 0).then_some(refs + 1);
+        if st.freed || node.refs.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).is_err() {
+            return Err(Error::Stale);
+        }
         Ok(self.attr(&node, &st))
     }
 
-    /// The parent of a directory (the root's is the root).
+    /// The parent of a directory (the root's is the root). That of a removed directory may be removed too, and its number
+    /// another file's: [`Fs::reference`] tells.
     pub fn parent(&self, dir: Ino) -> Result<Ino> {
         let node = self.node(dir)?;
         let st = node.state.read();
         if !st.inode.is_dir() {
             return Err(Error::NotDir);
+        }
+        if st.freed {
+            return Err(Error::Stale);
         }
         Ok(st.inode.parent)
     }

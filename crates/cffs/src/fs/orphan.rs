@@ -1,4 +1,5 @@
-//! Orphans: files without a name that still have references. They form a list on the device, so that a mount after a
+//! Orphans: files without a name that still have references, because they were unlinked or never had one
+//! ([`super::tmpfile`]). They form a list on the device, so that a mount after a
 //! crash finds them.
 
 use super::orphan_list::{Link, OrphanList};
@@ -53,7 +54,7 @@ impl Fs {
     }
 
     /// Removes a file from the list. The caller has locked the list since it read `before` ([`OrphanList::before`]).
-    fn pull_orphan(&self, txn: &Txn<'_>, list: &mut OrphanList, ino: Ino, before: Option<&(BufRef, usize)>) {
+    pub(super) fn pull_orphan(&self, txn: &Txn<'_>, list: &mut OrphanList, ino: Ino, before: Option<&(BufRef, usize)>) {
         let Some(link) = list.links.remove(&ino) else { return };
         match before {
             Some((buf, at)) => put_u64(txn.edit(buf).range(at + INODE_HINT, 8), 0, link.after),

@@ -78,6 +78,7 @@ const RECORDS_PER_COMMIT: usize = 64;
 
 impl Fs {
     pub(super) fn quotas(&self) -> Result<&Arc<Quota>> {
+        self.journal.check_not_shut_down()?;
         self.quota.as_ref().ok_or_else(|| Error::Invalid("the file system keeps no quotas".into()))
     }
 

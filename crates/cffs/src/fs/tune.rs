@@ -47,11 +47,15 @@ impl Fs {
     /// before is included. Returns the number of discarded bytes.
     ///
     /// Fails with [`Error::Unsupported`] if the device cannot discard, [`Error::ReadOnly`], [`Error::Invalid`] if the
-    /// range begins behind the end.
+    /// range begins behind the end or is shorter than a block, as in ext4 and XFS.
     pub fn trim(&self, range: TrimRange) -> Result<u64> {
         self.writable()?;
         if range.start >= self.geo.total_bytes() {
             return Error::invalid(format!("byte {} is behind the end of the file system", range.start));
+        }
+        let block = self.geo.block_size() as u64;
+        if range.len < block {
+            return Error::invalid(format!("a range of {} bytes is shorter than a block of {block}", range.len));
         }
         self.journal.commit()?;
         let shift = self.geo.frag_shift;

@@ -41,6 +41,8 @@ pub(super) struct Running {
 #[derive(Default)]
 struct Failure {
     failed: AtomicBool,
+    /// It was no error: somebody shut the file system down.
+    shut_down: AtomicBool,
     what: OnceLock<String>,
 }
 
@@ -150,7 +152,26 @@ impl Journal {
 
     /// Fails when an earlier commit failed: nothing may be promised any more.
     pub fn check(&self) -> Result<()> {
-        if self.failure.failed.load(Ordering::Acquire) { Err(Error::ReadOnly) } else { Ok(()) }
+        if !self.failure.failed.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        self.check_not_shut_down()?;
+        Err(Error::ReadOnly)
+    }
+
+    /// Fails with [`Error::ShutDown`] after [`Journal::shut_down`].
+    pub(crate) fn check_not_shut_down(&self) -> Result<()> {
+        if self.failure.shut_down.load(Ordering::Acquire) { Err(Error::ShutDown) } else { Ok(()) }
+    }
+
+    /// Lets nothing begin and nothing become durable any more. What failed before stays the reason that
+    /// [`Journal::failure`] gives.
+    pub(crate) fn shut_down(&self) {
+        let _ = self.failure.what.set(Error::ShutDown.to_string());
+        if !self.failure.shut_down.swap(true, Ordering::AcqRel) {
+            tracing::warn!("the file system is being shut down: nothing is written any more");
+        }
+        self.failure.failed.store(true, Ordering::Release);
     }
 
     /// Whether a write to the log or a flush failed.
@@ -162,7 +183,7 @@ impl Journal {
     pub(crate) fn fail(&self, what: &str, e: &Error) {
         // Before the flag, so that a thread that sees the flag can tell why.
         let _ = self.failure.what.set(format!("{what}: {e}"));
-        if !self.failure.failed.swap(true, Ordering::AcqRel) {
+        if !self.failure.failed.swap(true, Ordering::AcqRel) && self.check_not_shut_down().is_ok() {
             tracing::error!("{what}: {e}; the file system is read-only from now on");
         }
     }

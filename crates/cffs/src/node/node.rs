@@ -22,6 +22,8 @@ pub struct NodeState {
     pub dirty: bool,
     /// Unlinked, waiting for its last reference.
     pub orphan: bool,
+    /// Made without a name, and still without one: it may get one. Nothing that lost its last name may.
+    pub linkable: bool,
     /// Gone: the number may be another file's already.
     pub freed: bool,
     /// Contents that have no place yet.
@@ -64,6 +66,7 @@ impl Node {
             location,
             dirty: false,
             orphan: inode.nlink == 0,
+            linkable: false,
             freed: false,
             data: FileData::new(account),
             dir,

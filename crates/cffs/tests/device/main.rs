@@ -6,5 +6,7 @@ mod common;
 mod cold_walk;
 mod errors;
 mod log;
+mod norecovery;
 mod read_errors;
+mod shutdown;
 mod sync_mode;

@@ -7,6 +7,7 @@ mod accounts;
 mod full;
 mod grow;
 mod making_room;
+mod preallocated;
 mod quota;
 mod quota_errors;
 mod tune;

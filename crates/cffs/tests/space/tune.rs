@@ -157,6 +157,10 @@ fn trim_gives_back_all_that_is_free_and_nothing_else() {
     let other = fs.trim(TrimRange { len: 24 * MIB, ..TrimRange::default() }).unwrap();
     assert_eq!(half + other, bytes);
     assert!(matches!(fs.trim(TrimRange { start: total, ..TrimRange::default() }), Err(Error::Invalid(_))));
+    for len in [0, 1, 4095] {
+        assert!(matches!(fs.trim(TrimRange { len, ..TrimRange::default() }), Err(Error::Invalid(_))), "{len} bytes");
+    }
+    fs.trim(TrimRange { len: 4096, ..TrimRange::default() }).unwrap();
     fs.close().unwrap();
     assert!(matches!(fs.trim(TrimRange::default()), Err(Error::ReadOnly)));
     clean(&dev, "afterwards");

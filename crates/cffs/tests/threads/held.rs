@@ -52,7 +52,14 @@ fn work(fs: &Fs, files: &[File], seed: u64) -> Vec<u64> {
         let n = if random(&mut state, 2) == 0 { random(&mut state, 40) } else { random(&mut state, files.len()) };
         match (random(&mut state, 8), held.len()) {
             (0..=3, _) | (_, 0) => {
-                let attr = fs.lookup(files[n].dir, files[n].name.as_bytes()).unwrap();
+                // By name, or by number as through a file handle.
+                let by_number = random(&mut state, 3) == 0;
+                let found = if by_number {
+                    fs.reference(files[n].ino)
+                } else {
+                    fs.lookup(files[n].dir, files[n].name.as_bytes())
+                };
+                let attr = found.unwrap();
                 assert_eq!((attr.ino, attr.generation), (files[n].ino, files[n].generation));
                 held.push(n);
                 has[n] += 1;

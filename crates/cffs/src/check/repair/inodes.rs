@@ -5,7 +5,7 @@ use super::findings::{Disconnected, Known, inode_place};
 use super::repairer::Repairer;
 use crate::check::Class;
 use crate::error::Result;
-use crate::format::inode::FLAGS;
+use crate::format::inode::{FLAG_APPEND, FLAG_IMMUTABLE, FLAGS};
 use crate::format::table::Location;
 use crate::format::{
     BlockAddr, BlockId, BlockKind, FIRST_USER_INO, FileType, Ino, Inode, InodeFormat, QuotaKind, SYMLINK_MAX,
@@ -196,6 +196,7 @@ impl Repairer<'_> {
                 inode.flags &= FLAGS;
             }
         }
+        self.immutable_files |= inode.flags & (FLAG_IMMUTABLE | FLAG_APPEND) != 0;
         if inode.index_buckets != 0 && !dir {
             let what = format!("{} index buckets, but not a directory", inode.index_buckets);
             if self.fix(Class::InodeField, place, what, "clear the field")? {

@@ -14,7 +14,7 @@ use crate::check::report::state_name;
 use crate::check::{CheckOptions, Class, Progress, check, pool};
 use crate::error::{Error, Result};
 use crate::format::ROOT_INO;
-use crate::format::superblock::{INCOMPAT_EXTERNAL_LOG, State};
+use crate::format::superblock::{COMPAT_IMMUTABLE_FILES, INCOMPAT_EXTERNAL_LOG, State};
 use crate::superblocks::write_superblock;
 use cffs_device::Device;
 use std::collections::HashSet;
@@ -64,7 +64,11 @@ pub fn repair(
         after = look()?;
     }
     let copies = std::mem::take(&mut r.vol.copies);
-    let (session, named, rounds) = (r.session, r.named, r.rounds);
+    let (mut session, named, rounds, immutable_files) = (r.session, r.named, r.rounds, r.immutable_files);
+    let unmarked = immutable_files && sb.compat & COMPAT_IMMUTABLE_FILES == 0;
+    let what = "does not say that there are immutable or append-only files";
+    let mark = unmarked && session.fix(Class::Superblock, "superblock", what.into(), "say so");
+    sb.compat |= if mark { COMPAT_IMMUTABLE_FILES } else { 0 };
     let mut blocks = std::mem::take(&mut *view.blocks.write());
     let mut blocks_written = 0;
     if !blocks.is_empty() || !copies.is_empty() {
@@ -80,7 +84,7 @@ pub fn repair(
         blocks_written = writer.write(&copies, &mut blocks)?;
     }
     let state = if after.is_sound() { State::Clean } else { State::Error };
-    if sb.state != state {
+    if mark || sb.state != state {
         sb.state = state;
         write_superblock(&*dev, &g, &sb)?;
         dev.flush()?;

@@ -27,6 +27,8 @@ pub(super) struct Repairer<'a> {
     pub(super) scavenging: bool,
     /// Walks so far.
     pub(super) rounds: u32,
+    /// There are files that are immutable or append-only.
+    pub(super) immutable_files: bool,
     /// Inodes that got a name in lost+found.
     pub(super) named: u64,
     pub(super) space: SpaceMap,
@@ -63,6 +65,7 @@ impl<'a> Repairer<'a> {
             progress,
             scavenging,
             rounds: 0,
+            immutable_files: false,
             named: 0,
             space: SpaceMap::new(sb, g),
             alloc_cursor: 0,

@@ -167,7 +167,9 @@ struct Throttled<'a> {
 
 impl Throttled<'_> {
     fn stopped(&self) -> bool {
-        self.scrub.stop.load(Ordering::Acquire) || self.fs.closed.load(Ordering::Acquire)
+        self.scrub.stop.load(Ordering::Acquire)
+            || self.fs.closed.load(Ordering::Acquire)
+            || self.fs.journal.check_not_shut_down().is_err()
     }
 
     fn throttle(&self, bytes: u64) {
@@ -266,6 +268,7 @@ impl Fs {
     ///
     /// Fails with [`Error::Invalid`] if the rate is zero. All other errors are the outcome in the status.
     pub fn scrub(&self, options: &ScrubOptions, scrub: &Scrub) -> Result<()> {
+        self.journal.check_not_shut_down()?;
         if options.rate == Some(0) {
             return Error::invalid("a rate of 0 bytes in a second: nothing would ever be read");
         }
