@@ -35,7 +35,7 @@ Mount options:
   metadata=delayed          Metadata are written at some time; for data that may be lost
   commit=SECONDS            Interval of the asynchronous commit (default: 5)
   logdev=FILE               Device of the log, if it is not in the image
-  norecovery, noload        With ro: the log is not replayed, not even in memory (not in this version)
+  norecovery, noload        With ro: the log is not replayed, not even in memory, so that files may be inconsistent
   prefetch=adaptive         Read whole groups where that pays (default)
   prefetch=off              Read single blocks
   prefetch=always           Read whole groups always

@@ -151,9 +151,8 @@ impl Options {
                     .into(),
             );
         }
-        // The place for `self.engine = self.engine.norecovery(true)`, once the engine can do without its log.
-        Err("mount option 'norecovery': this version always replays the log, with ro in memory only: leave it out"
-            .into())
+        self.engine.no_recovery = true;
+        Ok(())
     }
 
     fn set(&mut self, option: &str) -> Result<(), Wrong> {
@@ -342,6 +341,7 @@ mod tests {
             assert!(e.contains(&format!("'{name}'")), "{option}: {e}");
         }
         assert!(parse("norecovery").unwrap_err().contains("with ro too"));
+        assert!(parse("ro,norecovery").unwrap().engine.no_recovery && !parse("ro").unwrap().engine.no_recovery);
         assert!(Options::parse(["nosuch,ro"], true).unwrap().engine.read_only);
         assert!(Options::parse(["cache=x"], true).is_err(), "sloppy forgives only unknown options");
     }

@@ -47,9 +47,13 @@ impl Message<'_> {
 pub(crate) fn answer(ops: &Ops, message: &mut Message<'_>) -> Reply<usize> {
     let Some(op) = Opcode::of(message.header.opcode) else { return Err(ops.state.unsupported()) };
     match op {
-        Opcode::Lookup | Opcode::Link | Opcode::SymLink | Opcode::MkNod | Opcode::MkDir | Opcode::Create => {
-            new_entry(ops, op, message)
-        }
+        Opcode::Lookup
+        | Opcode::Link
+        | Opcode::SymLink
+        | Opcode::MkNod
+        | Opcode::MkDir
+        | Opcode::Create
+        | Opcode::TmpFile => new_entry(ops, op, message),
         Opcode::Unlink | Opcode::RmDir | Opcode::Rename | Opcode::Rename2 => change_names(ops, op, message),
         Opcode::GetAttr | Opcode::SetAttr | Opcode::Statx | Opcode::StatFs => attributes(ops, op, message),
         Opcode::SetXattr | Opcode::GetXattr | Opcode::ListXattr | Opcode::RemoveXattr => xattr(ops, op, message),
@@ -72,9 +76,7 @@ pub(crate) fn answer(ops: &Ops, message: &mut Message<'_>) -> Reply<usize> {
             Ok(0)
         }
         // ENOSYS to one INTERRUPT is the last of them; the same holds for the others, which need no work here.
-        Opcode::Access | Opcode::Poll | Opcode::Interrupt | Opcode::Init | Opcode::TmpFile => {
-            Err(ops.state.unsupported())
-        }
+        Opcode::Access | Opcode::Poll | Opcode::Interrupt | Opcode::Init => Err(ops.state.unsupported()),
     }
 }
 
@@ -108,12 +110,16 @@ fn new_entry(ops: &Ops, op: Opcode, message: &mut Message<'_>) -> Reply<usize> {
         }
         _ => {
             let (_flags, mode, umask) = (args.u32(), args.u32(), args.u32());
-            Some(ops.create(who, node, names.name(), mode, umask)?)
+            Some(match op {
+                // Its name is not one that the file gets.
+                Opcode::TmpFile => ops.tmpfile(who, node, mode, umask)?,
+                _ => ops.create(who, node, names.name(), mode, umask)?,
+            })
         }
     };
     message.reply(|out| {
         out.entry_out(entry.as_ref(), name_ttl, ttl);
-        if op == Opcode::Create {
+        if matches!(op, Opcode::Create | Opcode::TmpFile) {
             out.open_out(ops.created());
         }
     })
@@ -275,10 +281,10 @@ fn list(ops: &Ops, op: Opcode, message: &mut Message<'_>) -> Reply<usize> {
 fn ioctl(ops: &Ops, message: &mut Message<'_>) -> Reply<usize> {
     let (ino, who) = (message.header.node, message.header.who);
     let mut args = Reader::new(message.args);
-    let (_handle, _flags, cmd, _arg) = (args.u64(), args.u32(), args.u32(), args.u64());
+    let (_handle, _flags, cmd, arg) = (args.u64(), args.u32(), args.u32(), args.u64());
     let (in_size, out_size) = (args.u32() as usize, args.u32() as usize);
     let input = &message.payload[..in_size.min(message.len)];
-    let answer = ops.ioctl(&IoctlCall { who, ino, cmd, input, out_size })?;
+    let answer = ops.ioctl(&IoctlCall { who, ino, cmd, arg, input, out_size })?;
     message.reply(|out| {
         // `struct fuse_ioctl_out`: the result of the system call, without a retry.
         out.put(&[0; 16]);

@@ -195,7 +195,7 @@ impl MountState {
     /// Whether the kernel must ask before it opens a file: accesses are recorded, or some files may not be opened for
     /// every purpose. It does not ask by itself, because that costs messages.
     pub(crate) fn must_be_asked(&self) -> bool {
-        self.strict_atime()
+        self.strict_atime() || self.fs.may_have_immutable_files()
     }
 
     /// Makes the kernel drop its cached attributes.

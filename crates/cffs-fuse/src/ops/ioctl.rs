@@ -7,11 +7,15 @@ use super::context::{Ops, Reply};
 use super::ioctl_call::Call;
 use crate::control::{self, Asker};
 use crate::protocol::opcode::Opcode;
-use cffs::{Error, Fs, TrimRange, Tune};
+use cffs::{Error, Fs, Shutdown, TrimRange, Tune};
 use rustix::io::Errno;
+use std::fs::File;
+use std::os::unix::fs::FileExt as _;
 
 /// `FITRIM` of `linux/fs.h`: `_IOWR('X', 121, struct fstrim_range)`.
 const FITRIM: u32 = 0xC018_5879;
+/// `_IOR('X', 125, __u32)`, which XFS and ext4 have too.
+const FS_IOC_SHUTDOWN: u32 = 0x8004_587D;
 /// `_IOR(0x94, 49, char[256])`.
 const FS_IOC_GETFSLABEL: u32 = 0x8100_9431;
 /// `_IOW(0x94, 50, char[256])`.
@@ -29,6 +33,7 @@ impl Ops {
                 Ok(answer[..answer.len().min(call.out_size)].to_vec())
             }),
             FITRIM => self.change(call, |fs| trim(fs, call.input)),
+            FS_IOC_SHUTDOWN => self.change(call, |fs| shutdown(fs, call)),
             FS_IOC_GETFSLABEL => self.state.call(Opcode::Ioctl, call.ino, |fs| {
                 let mut label = fs.superblock().label.to_vec();
                 label.resize(LABEL_ROOM, 0);
@@ -51,6 +56,27 @@ impl Ops {
 
 fn asker(call: &Call<'_>) -> Asker {
     Asker { uid: call.who.uid }
+}
+
+/// Ends all work at once, for tests of crashes. The number of this `ioctl` says that the kernel writes to the caller,
+/// although a file system reads: FUSE brings nothing along, so that the word is read from the caller's memory.
+fn shutdown(fs: &Fs, call: &Call<'_>) -> Result<Vec<u8>, Error> {
+    let how = match caller_word(call)? {
+        0 => Shutdown::Flush,
+        1 => Shutdown::LogFlush,
+        2 => Shutdown::NoLogFlush,
+        n => return Error::invalid(format!("shutdown with flags {n:#x}")),
+    };
+    fs.shutdown(how)?;
+    Ok(Vec::new())
+}
+
+/// The word at the address that is the argument.
+fn caller_word(call: &Call<'_>) -> Result<u32, Error> {
+    let memory = File::open(format!("/proc/{}/mem", call.who.pid))?;
+    let mut word = [0; 4];
+    memory.read_exact_at(&mut word, call.arg)?;
+    Ok(u32::from_ne_bytes(word))
 }
 
 /// `struct fstrim_range`: start, length and least length in bytes. The length is replaced by the number of discarded

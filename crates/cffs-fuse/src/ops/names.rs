@@ -108,6 +108,11 @@ impl Ops {
         })
     }
 
+    /// Makes a file without a name, in the way of files in a directory.
+    pub(crate) fn tmpfile(&self, who: Credentials, dir: Ino, mode: u32, umask: u32) -> Reply<Attr> {
+        self.state.call(Opcode::TmpFile, dir, |fs| fs.tmpfile(caller(who), dir, self.new_permissions(mode, umask)))
+    }
+
     pub(crate) fn mkdir(&self, who: Credentials, parent: Ino, name: &[u8], mode: u32, umask: u32) -> Reply<Attr> {
         self.state.call(Opcode::MkDir, parent, |fs| {
             reserved(parent, name)?;

@@ -20,49 +20,10 @@ pub type Outcome = Result<(), String>;
 
 /// The behaviours that cffs does not have yet, and why. Its test then asserts that cffs still fails, so that the entry goes
 /// when the behaviour comes.
-const NOT_YET: &[(&str, &str)] = &[
-    ("aio_enospc", "an error of a direct write in the background is handed on as EIO"),
-    ("append_only_open", NO_FLAGS),
-    ("birth_time", "the answer to STATX is not given"),
-    (
-        "buffered_read_beside_aio",
-        "the kernel does not drop cached pages at the end of a direct write in the background",
-    ),
-    ("connectable_handle", NO_HANDLES),
-    ("fallocate_drops_set_id", "set-gid without group execute stays"),
-    ("flags_open_same_mount", NO_FLAGS),
-    ("handle_after_drop_caches", NO_HANDLES),
-    ("handle_after_remount", NO_HANDLES),
-    ("handle_after_rename", NO_HANDLES),
-    ("immutable_open", NO_FLAGS),
-    ("mount_table", "the mount is not of type fuseblk, so it has a device number of its own"),
-    ("norecovery", "there is no such mount option"),
-    ("preallocated_on_full", "writing into unwritten extents asks for space that was not set aside"),
-    ("second_mount", "the mount process holds the device for itself"),
-    ("seek_data_outside", "a negative offset is EINVAL"),
-    ("shutdown", NO_SHUTDOWN),
-    ("shutdown_cached_read", NO_SHUTDOWN),
-    ("shutdown_refused", NO_SHUTDOWN),
-    ("stale_handle", NO_HANDLES),
-    ("stale_handle_reused_number", NO_HANDLES),
-    ("sync", NO_SYNCFS),
-    ("syncfs", NO_SYNCFS),
-    ("tmpfile", NO_TMPFILE),
-    ("tmpfile_exclusive", NO_TMPFILE),
-    ("tmpfile_link_empty_path", NO_TMPFILE),
-    ("tmpfile_link_proc", NO_TMPFILE),
-    ("tmpfile_space", NO_TMPFILE),
-    ("trim_too_short", "any length is taken"),
-    ("umount_complete", "umount(2) returns while the mount process still writes"),
-];
-
-// Reasons that several behaviours share.
-const NO_FLAGS: &str =
-    "the kernel does not know the flags of a file on FUSE, so it opens the file, and the write fails";
-const NO_HANDLES: &str = "the mount does not say that its handles survive (FUSE_EXPORT_SUPPORT)";
-const NO_SYNCFS: &str = "the kernel passes sync(2) on to mounts of type fuseblk alone, and FUSE_SYNCFS is not answered";
-const NO_TMPFILE: &str = "FUSE_TMPFILE is not answered";
-const NO_SHUTDOWN: &str = "FS_IOC_SHUTDOWN is not answered";
+const NOT_YET: &[(&str, &str)] = &[(
+    "flags_open_same_mount",
+    "the kernel was told once, at the first open, that opening needs no message; only a mount that finds such files makes it ask",
+)];
 
 /// Tries a behaviour on a fresh device with each file system, and names the one that fails.
 ///
