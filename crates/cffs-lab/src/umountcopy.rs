@@ -98,45 +98,13 @@ pub fn run_campaign(args: &Args) -> Result<ExitCode> {
 
     let mut random = Random::new(args.seed);
     let mut writers = campaign.prepare(args.writers, &mut random)?;
-    let (mut operations, mut names, mut good) = (0, 0, 0);
-    let mut failures = Vec::new();
+    let mut sums = Sums::default();
     for round in 1..=args.rounds {
-        let on_loop = match args.on {
-            Place::Loop => true,
-            Place::File => false,
-            Place::Both => round % 2 == 0,
-        };
-        match campaign.round(args, on_loop, &mut random, &mut writers) {
-            Ok(found) => {
-                operations += found.operations;
-                names += found.names as u64;
-                match found.outcome {
-                    Ok(()) => good += 1,
-                    Err(error) => {
-                        println!("round {round:3}: FAILED, mount of type {}: {error:#}", found.kind);
-                        failures.push(format!("round {round}"));
-                        if !args.go_on {
-                            break;
-                        }
-                        continue;
-                    }
-                }
-                println!(
-                    "round {round:3}: mount of type {}, {:5} operations, umount(2) took {:.3} s, the mount process {:.3} s more; {} names in the copy, clean and complete",
-                    found.kind,
-                    found.operations,
-                    found.unmount.as_secs_f64(),
-                    found.rest.as_secs_f64(),
-                    found.names
-                );
-            }
-            Err(error) => {
-                println!("round {round:3}: FAILED: {error:#}");
-                failures.push(format!("round {round}"));
-                break;
-            }
+        if !campaign.counted_round(args, round, &mut random, &mut writers, &mut sums) {
+            break;
         }
     }
+    let Sums { good, operations, names, failures } = sums;
     recorder.write(
         &[(good, "copies clean and complete"), (operations, "operations"), (names, "names compared")],
         &failures,
@@ -150,6 +118,16 @@ pub fn run_campaign(args: &Args) -> Result<ExitCode> {
         println!("the newest copy is kept: {}", campaign.copy.display());
     }
     Ok(ExitCode::FAILURE)
+}
+
+/// Sums over all rounds.
+#[derive(Default)]
+struct Sums {
+    good: u64,
+    operations: u64,
+    names: u64,
+    /// The rounds that failed.
+    failures: Vec<String>,
 }
 
 struct Campaign {
@@ -191,6 +169,51 @@ impl Campaign {
         }
         mount.unmount(LIMIT)?;
         Ok(made)
+    }
+
+    /// One round, told and counted; false if it is the last one.
+    fn counted_round(
+        &self,
+        args: &Args,
+        round: u32,
+        random: &mut Random,
+        writers: &mut [Writer],
+        sums: &mut Sums,
+    ) -> bool {
+        let on_loop = match args.on {
+            Place::Loop => true,
+            Place::File => false,
+            Place::Both => round.is_multiple_of(2),
+        };
+        let found = match self.round(args, on_loop, random, writers) {
+            Ok(found) => found,
+            Err(error) => {
+                println!("round {round:3}: FAILED: {error:#}");
+                sums.failures.push(format!("round {round}"));
+                return false;
+            }
+        };
+        sums.operations += found.operations;
+        sums.names += found.names as u64;
+        let times = format!(
+            "mount of type {}, {:5} operations, the unmount took {:.3} s, the mount process {:.3} s more than the copy",
+            found.kind,
+            found.operations,
+            found.unmount.as_secs_f64(),
+            found.rest.as_secs_f64()
+        );
+        match found.outcome {
+            Ok(()) => {
+                println!("round {round:3}: {times}; {} names in the copy, clean and complete", found.names);
+                sums.good += 1;
+                true
+            }
+            Err(error) => {
+                println!("round {round:3}: FAILED, {times}: {error:#}");
+                sums.failures.push(format!("round {round}"));
+                args.go_on
+            }
+        }
     }
 
     fn round(&self, args: &Args, on_loop: bool, random: &mut Random, writers: &mut [Writer]) -> Result<Found> {
