@@ -205,6 +205,13 @@ impl MountState {
         }
     }
 
+    /// Makes the kernel drop all that it has cached of files, so that it asks, and gets an error.
+    pub(crate) fn contents_gone(&self) {
+        if let Some(notifier) = self.notifier.get() {
+            self.fs.referenced_inodes().into_iter().for_each(|ino| notifier.contents_gone(ino));
+        }
+    }
+
     pub(crate) fn answers(&self) -> &Answers {
         &self.answers
     }

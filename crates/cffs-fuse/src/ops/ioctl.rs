@@ -33,7 +33,13 @@ impl Ops {
                 Ok(answer[..answer.len().min(call.out_size)].to_vec())
             }),
             FITRIM => self.change(call, |fs| trim(fs, call.input)),
-            FS_IOC_SHUTDOWN => self.change(call, |fs| shutdown(fs, call)),
+            FS_IOC_SHUTDOWN => {
+                let answer = self.change(call, |fs| shutdown(fs, call));
+                if answer.is_ok() {
+                    self.state.contents_gone();
+                }
+                answer
+            }
             FS_IOC_GETFSLABEL => self.state.call(Opcode::Ioctl, call.ino, |fs| {
                 let mut label = fs.superblock().label.to_vec();
                 label.resize(LABEL_ROOM, 0);

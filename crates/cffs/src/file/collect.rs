@@ -8,7 +8,7 @@ use crate::cache::{DataRun, Source};
 use crate::error::{Error, Result};
 use crate::extent::{self, Mapping};
 use crate::format::Run;
-use crate::format::{Extent, FileType, InodeFormat};
+use crate::format::{Corrupt, Extent, FileType, InodeFormat};
 use crate::node::{Node, NodeState};
 use crate::placement::STREAM_MIN;
 use std::sync::Arc;
@@ -78,6 +78,16 @@ fn allocate(cx: &FileCtx<'_>, st: &NodeState, unit: &mut Unit<'_>, for_log: bool
         return Ok(());
     }
     let unmapped = list_mapped(cx, st, unit)?;
+    // A device that has lost a write may show other extents than it did when the bytes were written.
+    let need: u64 = unmapped.iter().map(|u| u.len).sum();
+    let reserved: u64 = unit.pages.iter().map(|p| p.reserved).sum();
+    if need > reserved {
+        let what = format!(
+            "inode {}: {need} dirty fragments have no extent, {reserved} had none when they were written",
+            st.inode.ino
+        );
+        return Err(Corrupt(what).into());
+    }
     for Unmapped { mut logical, mut len } in unmapped {
         while len > 0 {
             let run = allocate_part(cx, st, unit, logical, len, for_log)?.ok_or(Error::NoSpace)?;

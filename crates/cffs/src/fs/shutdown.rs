@@ -2,6 +2,7 @@
 
 use super::{Fs, Shutdown};
 use crate::error::Result;
+use crate::format::Ino;
 
 impl Fs {
     /// Makes durable what `how` asks for, and stops: from then on every operation that reads or writes fails with
@@ -26,5 +27,10 @@ impl Fs {
             dev.inner().stop();
         }
         outcome
+    }
+
+    /// Numbers of the inodes that callers have references to, in no order.
+    pub fn referenced_inodes(&self) -> Vec<Ino> {
+        self.inodes.referenced()
     }
 }

@@ -246,6 +246,17 @@ impl InodeCache {
         }
     }
 
+    /// Numbers of the inodes that somebody has references to.
+    pub fn referenced(&self) -> Vec<Ino> {
+        let mut all = Vec::new();
+        for shard in &self.shards {
+            let shard = shard.lock();
+            all.extend(shard.map.values().filter(|n| n.refs.load(Ordering::Acquire) > 0).map(|n| n.ino));
+            all.extend(shard.held.keys());
+        }
+        all
+    }
+
     /// All nodes in memory.
     pub fn all(&self) -> Vec<Arc<Node>> {
         self.shards.iter().flat_map(|s| s.lock().map.values().cloned().collect::<Vec<_>>()).collect()

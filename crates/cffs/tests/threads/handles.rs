@@ -11,6 +11,8 @@ const MAKERS: usize = 3;
 const FINDERS: u64 = 3;
 /// Files that each maker makes at least.
 const ROUNDS: u32 = 400;
+/// And at most.
+const ROUNDS_MAX: u32 = 200_000;
 /// Files that the finders meet at least. The makers go on until they have.
 const MEETINGS: u64 = 400;
 
@@ -26,7 +28,8 @@ fn contents(ino: Ino, generation: u32) -> [u8; 600] {
 /// Makes files until the finders have met enough of them: files with a name, and files that get one later or never, and removes them.
 fn make(fs: &Fs, thread: usize, newest: &AtomicU64, met: &AtomicU64) {
     let dir = fs.mkdir(ROOT, ROOT_INO, format!("d{thread}").as_bytes(), 0o755).unwrap().ino;
-    for n in (0u32..).take_while(|n| *n < ROUNDS || met.load(Ordering::Relaxed) < MEETINGS) {
+    let enough = |n: u32| n >= ROUNDS && met.load(Ordering::Relaxed) >= MEETINGS;
+    for n in (0..ROUNDS_MAX).take_while(|n| !enough(*n)) {
         let name = format!("f{n}");
         let unnamed = n % 3 != 0;
         let made =
@@ -96,7 +99,7 @@ fn what_is_found_by_number_stays_until_it_is_forgotten() {
             for n in 0..FINDERS {
                 s.spawn(move || find(fs, n * 31 + 5, newest, makers, met));
             }
-            for thread in 0..MAKERS {
+            for (thread, newest) in newest.iter().enumerate() {
                 s.spawn(move || {
                     // Counted also when an assertion ends this thread, because the finders wait for it.
                     struct Ends<'a>(&'a AtomicUsize);
@@ -106,10 +109,11 @@ fn what_is_found_by_number_stays_until_it_is_forgotten() {
                         }
                     }
                     let _ends = Ends(makers);
-                    make(fs, thread, &newest[thread], met);
+                    make(fs, thread, newest, met);
                 });
             }
         });
+        assert!(met.into_inner() >= MEETINGS, "the finders have met too few files");
         fs.sync().unwrap();
         assert_eq!((fs.statfs().free, fs.superblock().mount_count), before, "everything is freed");
         fs.close().unwrap();
