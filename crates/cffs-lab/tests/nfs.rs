@@ -6,7 +6,7 @@ use cffs_testenv::{Need, have};
 use common::{lab, text};
 
 /// Whether file handles of cffs outlive the mount.
-const HANDLES_SURVIVE: bool = false;
+const HANDLES_SURVIVE: bool = true;
 
 #[test]
 fn handles_of_nfs_clients_outlive_servers_and_mounts() {

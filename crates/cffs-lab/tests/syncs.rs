@@ -6,9 +6,9 @@ use cffs_testenv::{Need, have};
 use common::{lab, text};
 
 /// Whether sync(2) and syncfs(2) reach the mount.
-const SYNC_IS_HEARD: bool = false;
+const SYNC_IS_HEARD: bool = true;
 /// Whether umount(2) returns only when everything is on the image.
-const UMOUNT_WAITS: bool = false;
+const UMOUNT_WAITS: bool = true;
 
 #[test]
 fn what_was_written_before_a_sync_is_there_after_a_power_cut() {
