@@ -42,6 +42,8 @@ Mount options:
   relatime                  Access times are kept roughly (default)
   noatime, strictatime      Access times are not kept, or exactly
   discard, nodiscard        Tell the device what is no longer used, or not (default)
+  btime, nobtime            statx(2) tells birth times (default), or not, which saves a message for each file that
+                            programs in Rust or Node.js look at
   threads=N                 Threads that answer the kernel
   io_uring, noio_uring      Messages come through io_uring, or there is no mount; or never. Default: where Linux
                             (from 6.14 on) allows it in /sys/module/fuse/parameters/enable_uring

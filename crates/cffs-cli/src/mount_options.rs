@@ -74,6 +74,8 @@ const DEFAULTABLE: &[&str] = &[
     "dirsync",
     "acl",
     "noacl",
+    "btime",
+    "nobtime",
     "user_xattr",
 ];
 /// Levels of messages, as `log=` takes them.
@@ -215,6 +217,8 @@ impl Options {
             ("nodefault_permissions", None) => config.default_permissions = false,
             ("xattr" | "user_xattr", None) => config.xattr = true,
             ("noxattr" | "nouser_xattr", None) => config.xattr = false,
+            ("btime", None) => config.birth_times = true,
+            ("nobtime", None) => config.birth_times = false,
             ("acl", None) => config.acl = true,
             ("noacl", None) => config.acl = false,
             ("suid", None) => config.suid = true,
@@ -296,6 +300,7 @@ mod tests {
         assert!(matches!(io_uring("noio_uring,io_uring"), Ok(IoUring::Required)));
         assert!(matches!(io_uring("io_uring,noio_uring"), Ok(IoUring::Off)));
         assert!(io_uring("io_uring=1").is_err());
+        assert!(parse("ro").unwrap().config.birth_times && !parse("nobtime").unwrap().config.birth_times);
     }
 
     #[test]

@@ -32,6 +32,9 @@ pub struct MountConfig {
     /// [`MountConfig::default_permissions`]. They cost messages for users other than the owner: the kernel asks for the
     /// list of an inode before it checks permissions.
     pub acl: bool,
+    /// statx(2) tells birth times. They cost a message for each inode whose birth time a program asks for, which some do with
+    /// every stat (those in Rust, and Node.js), because the kernel gets them in no other.
+    pub birth_times: bool,
     /// Set-user-id and set-group-id bits of programs take effect. Only root can have this.
     pub suid: bool,
     /// Device files work. Only root can have this.
@@ -66,6 +69,7 @@ impl Default for MountConfig {
             default_permissions: true,
             xattr: true,
             acl: true,
+            birth_times: true,
             suid: root,
             dev: root,
             exec: true,

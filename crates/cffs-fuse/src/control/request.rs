@@ -13,8 +13,7 @@ pub enum Request {
     Stats,
     /// What is mounted and how: a [`MountInfo`].
     Info,
-    /// Makes everything durable, as syncfs(2) does for other file systems; Linux does not pass syncfs(2) on to a FUSE
-    /// server.
+    /// Makes everything durable, as syncfs(2) does; Linux passes that on to mounts of type `fuseblk` alone, from 6.18 on.
     Sync,
     /// The kinds of quota that the file system keeps: a list of [`QuotaKind`].
     QuotaKinds,

@@ -24,6 +24,9 @@ impl Ops {
 
     /// The kernel asks so where a program wants to know the birth time.
     pub(crate) fn statx(&self, ino: Ino) -> Reply<Attr> {
+        if !self.config.birth_times {
+            return Err(self.state.unsupported());
+        }
         self.attributes(Opcode::Statx, ino)
     }
 

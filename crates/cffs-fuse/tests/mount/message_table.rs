@@ -2,7 +2,7 @@
 
 use crate::common::{Image, Messages, Mounted, can_mount};
 use cffs_testenv::skipped;
-use rustix::fs::{FallocateFlags, XattrFlags};
+use rustix::fs::{FallocateFlags, Mode, OFlags, XattrFlags, open};
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read as _, Write as _};
 use std::os::unix::fs::{PermissionsExt as _, symlink};
@@ -37,6 +37,8 @@ const fn operation(name: &'static str, kernel: Kernel, work: fn(&Path, usize)) -
 const OPERATIONS: &[Operation] = &[
     operation("stat, cold", Cold, stat),
     operation("stat, warm", Warm, stat),
+    operation("stat with the birth time, cold", Cold, stat_birth),
+    operation("stat with the birth time, warm", Warm, stat_birth),
     operation("stat of a missing name, cold", Cold, stat_missing),
     operation("stat of a missing name, warm", Warm, stat_missing),
     operation("open, read 1 KiB, close, cold", Cold, read_small),
@@ -48,6 +50,7 @@ const OPERATIONS: &[Operation] = &[
     operation("create, write 1 KiB, fsync, close", Warm, create_durably),
     operation("create ten files of 1 KiB in a directory", Warm, create_ten),
     operation("create, write 1 MiB, close", Warm, create_large),
+    operation("make a file without a name (O_TMPFILE)", Warm, tmpfile),
     operation("write over 4 KiB in place, cold", Cold, overwrite),
     operation("write over 4 KiB in place, warm", Warm, overwrite),
     operation("truncate at open, write 1 KiB, close", Warm, rewrite),
@@ -97,12 +100,21 @@ fn fill(m: &Mounted) {
 
 const ROUNDS: usize = 10;
 
+/// As C programs do it: that of Rust asks for the birth time.
 fn stat(d: &Path, _: usize) {
+    rustix::fs::lstat(d.join("small")).unwrap();
+}
+
+fn stat_birth(d: &Path, _: usize) {
     fs::symlink_metadata(d.join("small")).unwrap();
 }
 
+fn tmpfile(d: &Path, _: usize) {
+    open(d, OFlags::TMPFILE | OFlags::WRONLY, Mode::RUSR).unwrap();
+}
+
 fn stat_missing(d: &Path, _: usize) {
-    assert!(fs::symlink_metadata(d.join("missing")).is_err());
+    assert!(rustix::fs::lstat(d.join("missing")).is_err());
 }
 
 fn read_small(d: &Path, _: usize) {
@@ -117,7 +129,8 @@ fn read_large(d: &Path, _: usize) {
 
 fn list(d: &Path, _: usize) {
     let entries = fs::read_dir(d.join("listed")).unwrap();
-    assert_eq!(entries.map(|e| e.unwrap().metadata().unwrap().len()).sum::<u64>(), 10 * LISTED as u64);
+    let sizes = entries.map(|e| rustix::fs::lstat(e.unwrap().path()).unwrap().st_size);
+    assert_eq!(sizes.sum::<i64>(), 10 * LISTED as i64);
 }
 
 fn create_with(path: &Path, len: usize) -> File {

@@ -180,3 +180,26 @@ fn lazytime_writes_times_at_fsync_and_at_unmount_only() {
     m.unmount();
     assert_eq!(on_device(&image), third, "after unmount");
 }
+
+#[test]
+fn birth_times_cost_a_message_once_and_can_be_left_out() {
+    if !can_mount() {
+        return;
+    }
+    let image = Image::new();
+    let with = image.mount();
+    fs::write(with.path("f"), "x").unwrap();
+    let born = fs::metadata(with.path("f")).unwrap().created().unwrap();
+    fs::write(with.path("f"), "more").unwrap();
+    assert_eq!(fs::metadata(with.path("f")).unwrap().created().unwrap(), born);
+    with.unmount();
+    let config = cffs_fuse::MountConfig { birth_times: false, ..cffs_fuse::MountConfig::default() };
+    let without = image.mount_with(MountOptions::default(), &config);
+    assert!(fs::metadata(without.path("f")).unwrap().created().is_err(), "not told");
+    let asked = without.messages();
+    fs::metadata(without.path("f")).unwrap();
+    assert_eq!(without.messages().since(&asked, "unsupported"), 0, "the kernel has learned that it need not ask");
+    without.unmount();
+    let again = image.mount();
+    assert_eq!(fs::metadata(again.path("f")).unwrap().created().unwrap(), born, "kept over mounts");
+}
