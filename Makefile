@@ -11,7 +11,7 @@ ROUNDS ?= 100
 # How often `make soak` cuts the power of a disk.
 CUTS   ?= 500
 # What has to make everything durable in `make soak`: sync, syncfs, both, fsync-root.
-SYNC   ?= fsync-root
+SYNC   ?= both
 # How long `make soak` runs random sequences against the reference model, and crashes them, then faults of the device,
 # then short sequences by number, in seconds each.
 CAMPAIGN ?= 300
@@ -89,17 +89,19 @@ soak:
 	target/release/cffs-lab soak --rounds $(ROUNDS) $(record) $(ARGS)
 	target/release/cffs-lab powercut --rounds $(CUTS) --seed $$(date +%s) $(record)
 	target/release/cffs-lab synccut --rounds $(CUTS) --seed $$(date +%s) --how $(SYNC) $(record)
+	target/release/cffs-lab umountcopy --rounds $(CUTS) --seed $$(date +%s) $(record)
 
 # Everything is compiled once more, with other locks.
 shuttle:
 	CFFS_RECORD=$(abspath $(RECORD)) RUSTFLAGS="--cfg shuttle" $(CARGO) test --target-dir target/shuttle -p cffs-sim --test shuttle
 
-# pjdfstest, fsx, fio, a stress of eight processes, and programs with the checks they bring.
+# pjdfstest, fsx, fio, a stress of eight processes, programs with the checks they bring, and a server of NFS.
 conformance:
 	scripts/setup.sh conformance
 	$(CARGO) build --release -p cffs-cli -p cffs-lab
 	for suite in pjdfstest fio fill programs fsx stress; do \
 	    target/release/cffs-lab conformance $$suite || failed="$$failed $$suite"; done; \
+	    target/release/cffs-lab nfs --files 20000 --restarts 20 $(record) || failed="$$failed nfs"; \
 	    if [ -n "$$failed" ]; then echo "failed:$$failed"; exit 1; fi
 
 bench:

@@ -107,8 +107,6 @@ pub fn start_at(level: Option<&str>, verbose: u8) {
         _ => "trace",
     });
     *sink() = Sink::Stderr { journal: stderr_is_journal() };
-    // fuser calls it an error if the kernel does not want an answer any more, since who asked was killed.
-    let level = if matches!(level, "debug" | "trace") { level.into() } else { format!("{level},fuser::reply=off") };
     let filter = EnvFilter::try_from_env(FILTER_VARIABLE).unwrap_or_else(|_| EnvFilter::new(level));
     // An error means that there is one already, which is as good.
     let _ = tracing_subscriber::fmt()

@@ -347,7 +347,7 @@ fn serve(args: &MountArgs, image: &Path, dir: &Path, options: Options) -> anyhow
     Ok(0)
 }
 
-/// A mount of type `fuseblk`, which the kernel makes for root: it passes sync(2) on, and umount(2) waits for it. Where there
+/// A mount of type `fuseblk`, which the kernel makes for root: it passes sync(2) on (from Linux 6.18), and umount(2) waits for it. Where there
 /// is none, `None`: the mount is of type `fuse` then.
 ///
 /// The engine must not be open yet, because the kernel claims a device for itself, so our claim ends before. Nothing is

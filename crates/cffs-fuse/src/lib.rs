@@ -11,7 +11,7 @@
 //! - names (also names that do not exist) and attributes are valid for years, and a listing brings the attributes along;
 //! - file and directory handles carry nothing, so OPEN, OPENDIR, FLUSH and CREATE are answered once with ENOSYS: after that
 //!   the kernel opens without asking, keeps the page cache and the cached listing over opens, sends no RELEASE, and
-//!   creates with MKNOD alone;
+//!   creates with MKNOD alone (a mount with `strictatime`, or with files that may be immutable, has to answer them);
 //! - cached pages are dropped when the kernel decides to, never because a time stamp changed.
 //!
 //! A cold read of a small file is one READ. The writeback cache of the kernel stays off: it would own size and times, report

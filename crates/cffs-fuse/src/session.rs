@@ -75,9 +75,8 @@ fn serve_at(fs: Arc<Fs>, connection: OwnedFd, dir: &Path, config: &MountConfig) 
 fn start(fs: Arc<Fs>, connection: OwnedFd, unmounter: &Unmounter, config: &MountConfig) -> Result<Session> {
     let state = Arc::new(MountState::new(fs, config.fsname.clone()));
     let mut capabilities = device::negotiate(&connection, config).map_err(Error::Connection)?;
-    if state.must_be_asked() {
-        (capabilities.no_open, capabilities.no_opendir) = (false, false);
-    }
+    capabilities.no_open &= !state.must_be_asked();
+    capabilities.no_opendir &= !state.strict_atime();
     let ops = Arc::new(Ops::new(state.clone(), config, capabilities));
     state.set_notifier(Notifier::new(connection.try_clone().map_err(Error::Connection)?));
     let rings = match (capabilities.io_uring, config.io_uring) {

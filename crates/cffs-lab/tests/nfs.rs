@@ -1,12 +1,9 @@
-//! A mount exported by NFS, few files and restarts. The long form is part of `make soak`.
+//! A mount exported by NFS, few files and restarts. The long form is part of `make conformance`.
 
 mod common;
 
 use cffs_testenv::{Need, have};
 use common::{lab, text};
-
-/// Whether file handles of cffs outlive the mount.
-const HANDLES_SURVIVE: bool = true;
 
 #[test]
 fn handles_of_nfs_clients_outlive_servers_and_mounts() {
@@ -17,6 +14,5 @@ fn handles_of_nfs_clients_outlive_servers_and_mounts() {
     let Some(out) = lab(&[&short[..], &["--fs", "ext4"]].concat()) else { return };
     assert!(out.status.success() && text(&out).contains("every handle good"), "{}", text(&out));
     let Some(out) = lab(&[&short[..], &["--fs", "cffs"]].concat()) else { return };
-    assert_eq!(out.status.success(), HANDLES_SURVIVE, "{}", text(&out));
-    assert!(HANDLES_SURVIVE || text(&out).contains("NFS3ERR_STALE"), "{}", text(&out));
+    assert!(out.status.success() && text(&out).contains("every handle good"), "{}", text(&out));
 }

@@ -1,14 +1,9 @@
-//! What sync(2), syncfs(2) and umount(2) promise, few rounds of the campaigns. The long form is part of `make soak`.
+//! What sync(2), syncfs(2) and umount(2) promise, few rounds of the campaigns. Mounts of type `fuseblk` hear of sync(2) from Linux 6.18 on.
 
 mod common;
 
 use cffs_testenv::{Need, have};
 use common::{lab, text};
-
-/// Whether sync(2) and syncfs(2) reach the mount.
-const SYNC_IS_HEARD: bool = true;
-/// Whether umount(2) returns only when everything is on the image.
-const UMOUNT_WAITS: bool = true;
 
 #[test]
 fn what_was_written_before_a_sync_is_there_after_a_power_cut() {
@@ -16,12 +11,11 @@ fn what_was_written_before_a_sync_is_there_after_a_power_cut() {
         return;
     }
     let short = ["synccut", "--rounds", "6", "--longest", "300", "--size", "64"];
-    // The campaign itself finds nothing wrong where there is a promise today.
     let Some(out) = lab(&[&short[..], &["--how", "fsync-root"]].concat()) else { return };
     assert!(out.status.success() && text(&out).contains("every check clean"), "{}", text(&out));
     for how in ["sync", "syncfs"] {
         let Some(out) = lab(&[&short[..], &["--how", how]].concat()) else { return };
-        assert_eq!(out.status.success(), SYNC_IS_HEARD, "{how}: {}", text(&out));
+        assert!(out.status.success(), "{how}: {}", text(&out));
     }
 }
 
@@ -43,5 +37,5 @@ fn a_copy_right_after_an_unmount_is_clean_and_complete() {
     let Some(out) = lab(&[&short[..], &["--helper"]].concat()) else { return };
     assert!(out.status.success() && text(&out).contains("10 copies clean and complete, 0 not"), "{}", text(&out));
     let Some(out) = lab(&short) else { return };
-    assert_eq!(out.status.success(), UMOUNT_WAITS, "{}", text(&out));
+    assert!(out.status.success(), "{}", text(&out));
 }

@@ -1,11 +1,11 @@
 //! Mounting and unmounting: by system calls, or by fusermount3 for users other than root.
 //!
 //! A mount is of type `fuse` (`attach`), or of type `fuseblk` where there is a block device that the kernel knows it by
-//! (`block_mount`): then the kernel passes sync(2) on, and umount(2) waits until everything is on the device. An image in a
+//! (`block_mount`): then the kernel passes sync(2) on (from Linux 6.18), and umount(2) waits until everything is on the device. An image in a
 //! file gets a loop device for that (`loop_device`).
 //!
-//! fuser can mount by itself, but at the end of a session it unmounts whatever is at the path then. That can be another
-//! file system, if `umount` and a new mount came first. Here a mount is identified by its device number (`unmount`).
+//! What is at a path can be another file system by the time a session ends, if `umount` and a new mount came first. So a
+//! mount is identified by its device number (`unmount`).
 
 mod attach;
 mod block_mount;

@@ -87,7 +87,7 @@ fn what_a_shared_mapping_wrote_is_durable_after_msync() {
     m.unmount();
 }
 
-/// What Linux tells a FUSE server of syncfs(2) and sync(2): nothing. What it does tell it of is an fsync of the root.
+/// A mount of type `fuse` does not hear of syncfs(2) and sync(2), but of an fsync of the root.
 #[test]
 fn sync_of_the_mount_point_makes_everything_durable_and_syncfs_sends_no_message() {
     if !can_mount() {

@@ -58,7 +58,7 @@ impl Free {
     }
 }
 
-/// Waits until all that was removed is free: linux tells a FUSE server of this sync and of no other.
+/// Waits until all that was removed is free. Every FUSE mount hears of this sync.
 fn sync(root: &Path) -> Result<()> {
     Ok(File::open(root)?.sync_all()?)
 }

@@ -452,7 +452,7 @@ fn create(dir: &Path, files: u64, bytes: usize, fsync: bool) -> Result<()> {
     Ok(())
 }
 
-/// Everything on the disk. A FUSE server does not hear of syncfs(2), so that
+/// Everything on the disk. A mount of type `fuse` does not hear of syncfs(2), so that
 /// the top directory is fsynced too; the kernel's file systems have nothing
 /// left to do for that. What a file system leaves for later all the same is
 /// counted at the unmount.

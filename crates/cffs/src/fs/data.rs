@@ -182,7 +182,7 @@ impl Fs {
     }
 
     /// Makes a file durable: contents, attributes, names. For a directory this includes its names, and for the root the
-    /// whole file system (Linux does not pass sync(2) on to a FUSE mount in another way). With `data_only`, attributes
+    /// whole file system (Linux passes sync(2) on to some FUSE mounts only). With `data_only`, attributes
     /// that are not needed to read the contents could be left out; they are not.
     pub fn fsync(&self, ino: Ino, _data_only: bool) -> Result<()> {
         self.journal.check_not_shut_down()?;

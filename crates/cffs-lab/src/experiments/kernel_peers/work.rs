@@ -72,7 +72,7 @@ pub fn age(root: &Path, level: f64, operations: u64) -> Result<()> {
     sync(root)
 }
 
-/// Everything on the disk; a FUSE server does not hear of syncfs(2).
+/// Everything on the disk; a mount of type `fuse` does not hear of syncfs(2).
 fn sync(root: &Path) -> Result<()> {
     let dir = File::open(root)?;
     rustix::fs::syncfs(&dir).context("cannot sync")?;
