@@ -10,8 +10,13 @@ use parking_lot::Mutex;
 use rustix::io::Errno;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::channel;
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// How long a shutdown waits until the kernel has dropped cached pages.
+const DROP_PATIENCE: Duration = Duration::from_secs(1);
 
 /// A scrub, and its thread until that was joined.
 type RunningScrub = (Arc<Scrub>, Option<JoinHandle<()>>);
@@ -27,6 +32,8 @@ pub(crate) struct MountState {
     image: String,
     notifier: OnceLock<Notifier>,
     serving: AtomicBool,
+    /// Cached pages were or are being dropped.
+    dropping: AtomicBool,
     panicked: AtomicBool,
     /// The kernel has closed the connection.
     over: Arc<AtomicBool>,
@@ -46,6 +53,7 @@ impl MountState {
             image,
             notifier: OnceLock::new(),
             serving: AtomicBool::new(false),
+            dropping: AtomicBool::new(false),
             panicked: AtomicBool::new(false),
             over: Arc::default(),
             scrub: Mutex::new(None),
@@ -205,10 +213,25 @@ impl MountState {
         }
     }
 
-    /// Makes the kernel drop all that it has cached of files, so that it asks, and gets an error.
-    pub(crate) fn contents_gone(&self) {
-        if let Some(notifier) = self.notifier.get() {
-            self.fs.referenced_inodes().into_iter().for_each(|ino| notifier.contents_gone(ino));
+    /// Makes the kernel drop all that it has cached of files, once, so that it asks, and gets an error. A thread of its own
+    /// does that, because it waits for pages that are being read, and those may wait for the calling thread to answer.
+    /// So the caller waits for it for a moment only.
+    pub(crate) fn contents_gone(self: &Arc<Self>) {
+        if self.dropping.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let (done, wait) = channel();
+        let state = self.clone();
+        let thread = std::thread::Builder::new().name("cffs-drop".into()).spawn(move || {
+            if let Some(notifier) = state.notifier.get() {
+                state.fs.referenced_inodes().into_iter().for_each(|ino| notifier.contents_gone(ino));
+            }
+            let _ = done.send(());
+        });
+        match thread {
+            // Too late is as good as never: the kernel drops the pages when it can.
+            Ok(_) => drop(wait.recv_timeout(DROP_PATIENCE)),
+            Err(error) => tracing::warn!(%error, "the kernel keeps cached pages of files"),
         }
     }
 

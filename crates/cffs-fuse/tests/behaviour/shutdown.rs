@@ -6,6 +6,7 @@ use crate::{Outcome, expect, expect_errno, failed, on_each};
 use rustix::io::Errno;
 use std::fs::{self, File};
 use std::io::{Read as _, Write as _};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Ways to stop a file system: after everything was written, after the log was written, or right away.
 const WAYS: [&str; 3] = ["0", "1", "2"];
@@ -91,5 +92,40 @@ fn the_recovery_is_skipped_by_read_only_mounts_alone() {
         // Nothing was recovered, and nothing was lost.
         let m = crashed.mount();
         expect(fs::read(m.path("file")).is_ok_and(|t| t == b"contents"), || "lost what was fsynced".into())
+    });
+}
+
+/// Readers whose pages come from the file system just then must not be waited for by those who answer them.
+#[test]
+fn shutdowns_at_once_and_under_readers_all_end() {
+    on_each("shutdowns_at_once", |disk| {
+        let m = disk.mount();
+        for n in 0..200 {
+            fs::write(m.path(&format!("file{n}")), vec![7; 20_000]).map_err(failed("write"))?;
+        }
+        m.unmount();
+        let m = disk.mount();
+        let refused = AtomicUsize::new(0);
+        std::thread::scope(|s| {
+            for reader in 0..6 {
+                let (m, refused) = (&m, &refused);
+                s.spawn(move || {
+                    // Each file is cold for the one who comes first.
+                    for n in (0..20_000).map(|n| (n * 7 + reader * 31) % 200) {
+                        let Ok(bytes) = fs::read(m.path(&format!("file{n}"))) else {
+                            refused.fetch_add(1, Ordering::SeqCst);
+                            break;
+                        };
+                        assert_eq!(bytes, vec![7; 20_000]);
+                    }
+                });
+            }
+            let stops: Vec<_> =
+                (0..4).map(|_| s.spawn(|| raw(&["shutdown", m.dir().to_str().unwrap(), "2"]))).collect();
+            // Whoever comes later may find it shut down already, and be told so.
+            let done = stops.into_iter().filter_map(|stop| stop.join().unwrap().ok()).count();
+            expect(done > 0, || "no shutdown succeeded".into())
+        })?;
+        expect(refused.load(Ordering::SeqCst) > 0, || "readers never noticed".into())
     });
 }
