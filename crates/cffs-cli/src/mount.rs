@@ -296,7 +296,17 @@ const READY: &str = "ready\n";
 fn serve(args: &MountArgs, image: &Path, dir: &Path, options: Options) -> anyhow::Result<u8> {
     let name = image.display().to_string();
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).exit_code(exit::mount::SYSTEM)?;
-    let image = open(image, &options, false)?;
+    let path = image;
+    let image = match open(path, &options, false) {
+        Ok(image) => image,
+        // Somebody else was mounting it at the same time, and was faster.
+        Err(e) => match second_place::first_of(path) {
+            Some(first) if args.serve && second_place::mount(&first, path, dir, &options, &args.options)? => {
+                return report_ready();
+            }
+            _ => return Err(e),
+        },
+    };
     let lists = args.options.iter().map(String::as_str);
     let with_defaults = Options::over_defaults(&image.superblock.mount_options_str(), lists, args.sloppy)
         .map_err(|e| with_code(exit::mount::USAGE, anyhow!("{name}: {e}")))?;
@@ -382,6 +392,14 @@ fn failure(e: cffs_fuse::Error, image: &str) -> anyhow::Error {
     with_code(code, anyhow!("{image}: {e}"))
 }
 
+/// Tells the waiting process that the mount can be used.
+fn report_ready() -> anyhow::Result<u8> {
+    let mut out = std::io::stdout().lock();
+    out.write_all(READY.as_bytes())?;
+    out.flush()?;
+    Ok(0)
+}
+
 /// Tells the waiting process that the mount can be used, and lets go of everything that ties this one to it.
 fn go_to_background() -> anyhow::Result<()> {
     // Fails only for the leader of a process group, which a shell may have made this one; nothing is lost then.
@@ -391,9 +409,7 @@ fn go_to_background() -> anyhow::Result<()> {
     log::leave_stderr();
     let null = File::options().read(true).write(true).open("/dev/null").context("/dev/null")?;
     rustix::stdio::dup2_stderr(&null)?;
-    let mut out = std::io::stdout().lock();
-    out.write_all(READY.as_bytes())?;
-    out.flush()?;
+    report_ready()?;
     // The reader waits for the end of the pipe, so this is what releases it.
     rustix::stdio::dup2_stdout(&null)?;
     Ok(())

@@ -6,7 +6,7 @@ use crate::notifier::Notifier;
 use crate::protocol::opcode::Opcode;
 use crate::stats_file::{ServerProcess, StatsFiles, is_stats_file};
 use cffs::{AtimeMode, Error, Fs, Ino, Result, Scrub, ScrubOptions, ScrubStatus};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 use rustix::io::Errno;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -35,6 +35,9 @@ pub(crate) struct MountState {
     /// Cached pages were or are being dropped.
     dropping: AtomicBool,
     panicked: AtomicBool,
+    /// Shared by operations under way. The engine is closed when there is none, because FORGET, for which the kernel does not
+    /// wait, can still be at work when DESTROY comes.
+    working: RwLock<()>,
     /// The kernel has closed the connection.
     over: Arc<AtomicBool>,
     /// The scrub that is running, or the last one.
@@ -55,6 +58,7 @@ impl MountState {
             serving: AtomicBool::new(false),
             dropping: AtomicBool::new(false),
             panicked: AtomicBool::new(false),
+            working: RwLock::new(()),
             over: Arc::default(),
             scrub: Mutex::new(None),
             closed: Mutex::new(None),
@@ -136,6 +140,7 @@ impl MountState {
     pub(crate) fn end(&self) {
         self.over.store(true, Ordering::Release);
         self.stop_scrub();
+        let _none = self.working.write();
         if self.serving.load(Ordering::Acquire) && !self.panicked() {
             // A panic here would end the thread that reports the end of the session, for which everybody waits.
             let mut closed = self.closed.lock();
@@ -162,6 +167,7 @@ impl MountState {
         if self.panicked() {
             return Err(Errno::IO);
         }
+        let _working = self.working.read();
         match catch_unwind(AssertUnwindSafe(|| f(&self.fs))) {
             Ok(Ok(value)) => Ok(value),
             Ok(Err(error)) => {

@@ -54,19 +54,21 @@ pub type Result<T> = std::result::Result<T, Error>;
 pub fn mount(fs: Arc<Fs>, dir: &Path, config: &MountConfig) -> Result<Session> {
     let dir = mountpoint::check(dir).map_err(Error::MountPoint)?;
     let connection = mountpoint::attach(&dir, config, fs.is_read_only()).map_err(Error::Mount)?;
-    serve_at(fs, connection, &dir, config)
+    let unmounter = Unmounter::of(&dir).map_err(Error::Mount)?;
+    serve_until(fs, connection, &unmounter, config)
 }
 
 /// As [`mount`], by a mount of type `fuseblk` that was made before `fs` was opened.
 pub fn mount_block(fs: Arc<Fs>, mount: BlockMount, dir: &Path, config: &MountConfig) -> Result<Session> {
     let dir = mountpoint::check(dir).map_err(Error::MountPoint)?;
+    let device = mount.device();
     let connection = mount.attach(&dir).map_err(Error::Mount)?;
-    serve_at(fs, connection, &dir, config)
+    let unmounter = Unmounter::of_device(&dir, device).map_err(Error::Mount)?;
+    serve_until(fs, connection, &unmounter, config)
 }
 
-fn serve_at(fs: Arc<Fs>, connection: OwnedFd, dir: &Path, config: &MountConfig) -> Result<Session> {
-    let unmounter = Unmounter::of(dir).map_err(Error::Mount)?;
-    start(fs, connection, &unmounter, config).inspect_err(|_| {
+fn serve_until(fs: Arc<Fs>, connection: OwnedFd, unmounter: &Unmounter, config: &MountConfig) -> Result<Session> {
+    start(fs, connection, unmounter, config).inspect_err(|_| {
         // No thread will answer on this mount.
         let _ = unmounter.abort();
     })

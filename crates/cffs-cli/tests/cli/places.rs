@@ -171,3 +171,25 @@ fn users_hear_where_it_is_mounted() {
     assert!(stderr(&out).contains("in use") && stderr(&out).contains("mounted on"), "{}", stderr(&out));
     assert!(stderr(&out).contains("/home/mnt"), "{}", stderr(&out));
 }
+
+#[test]
+fn mounts_of_one_image_at_the_same_time_all_succeed() {
+    if !block_mounts_work() {
+        return;
+    }
+    let dir = temp_dir();
+    let image = make_image(dir.path(), &[]);
+    for round in 0..3 {
+        let places: Vec<_> = (0..6).map(|n| another(dir.path(), &format!("place{round}-{n}"))).collect();
+        std::thread::scope(|s| {
+            for (_, name, _) in &places {
+                s.spawn(|| ok(&["mount", &image, name]));
+            }
+        });
+        fs::write(places[0].0.join("file"), format!("round {round}")).unwrap();
+        for (path, name, _) in &places {
+            assert_eq!(fs::read_to_string(path.join("file")).unwrap(), format!("round {round}"));
+            umount(name);
+        }
+    }
+}

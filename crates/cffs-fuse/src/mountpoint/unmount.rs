@@ -59,17 +59,26 @@ pub(crate) enum Event {
 }
 
 impl Unmounter {
-    /// For the topmost FUSE mount at `dir`.
+    /// For the cffs that is seen at `dir`.
     pub(crate) fn of(dir: &Path) -> io::Result<Unmounter> {
-        let mounted = cffs_at(dir)?;
-        Ok(Unmounter {
+        Ok(Unmounter::new(dir, cffs_at(dir)?))
+    }
+
+    /// For the mount of this block device at `dir`, even if another one was put on top of it meanwhile.
+    pub(crate) fn of_device(dir: &Path, device: (u32, u32)) -> io::Result<Unmounter> {
+        let mut ours = mounts()?.into_iter().filter(|m| m.is_cffs() && m.dir == dir && m.device == device);
+        Ok(Unmounter::new(dir, ours.next_back()))
+    }
+
+    fn new(dir: &Path, mounted: Option<Mounted>) -> Unmounter {
+        Unmounter {
             dir: dir.to_owned(),
             bdi: mounted.as_ref().and_then(bdi_inode),
             mounted,
             over: Arc::default(),
             busy: Arc::default(),
             abandon: None,
-        })
+        }
     }
 
     pub(crate) fn with_session(self, session: Sender<Event>, over: Arc<AtomicBool>) -> Unmounter {

@@ -34,8 +34,15 @@ impl Ops {
             }),
             FITRIM => self.change(call, |fs| trim(fs, call.input)),
             FS_IOC_SHUTDOWN => {
-                let answer = self.change(call, |fs| shutdown(fs, call));
-                if answer.is_ok() {
+                let mut stopped = false;
+                let answer = self.change(call, |fs| {
+                    let how = shutdown_flags(call)?;
+                    // It stops also where not everything could be written.
+                    stopped = true;
+                    fs.shutdown(how)?;
+                    Ok(Vec::new())
+                });
+                if stopped {
                     self.state.contents_gone();
                 }
                 answer
@@ -64,17 +71,15 @@ fn asker(call: &Call<'_>) -> Asker {
     Asker { uid: call.who.uid }
 }
 
-/// Ends all work at once, for tests of crashes. The number of this `ioctl` says that the kernel writes to the caller,
+/// How to end all work at once, for tests of crashes. The number of this `ioctl` says that the kernel writes to the caller,
 /// although a file system reads: FUSE brings nothing along, so that the word is read from the caller's memory.
-fn shutdown(fs: &Fs, call: &Call<'_>) -> Result<Vec<u8>, Error> {
-    let how = match caller_word(call)? {
-        0 => Shutdown::Flush,
-        1 => Shutdown::LogFlush,
-        2 => Shutdown::NoLogFlush,
-        n => return Error::invalid(format!("shutdown with flags {n:#x}")),
-    };
-    fs.shutdown(how)?;
-    Ok(Vec::new())
+fn shutdown_flags(call: &Call<'_>) -> Result<Shutdown, Error> {
+    match caller_word(call)? {
+        0 => Ok(Shutdown::Flush),
+        1 => Ok(Shutdown::LogFlush),
+        2 => Ok(Shutdown::NoLogFlush),
+        n => Error::invalid(format!("shutdown with flags {n:#x}")),
+    }
 }
 
 /// The word at the address that is the argument.
