@@ -4,7 +4,6 @@
 mod common;
 
 mod copies;
-mod handles;
 mod held;
 mod interleavings;
 mod threads;
