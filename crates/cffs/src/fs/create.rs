@@ -300,7 +300,6 @@ impl Fs {
         };
         let entry_block = slot.block;
         dir::insert(&cx, txn, dir_inode, dir_state, slot, &entry)?;
-        table::write_location(txn, &locator.buf, locator.offset, &crate::inode::location_record(location));
         self.space.with_counters(|n| n.inodes += 1);
         if is_dir {
             dir_inode.nlink += 1;
@@ -310,6 +309,8 @@ impl Fs {
         }
         let node = self.inodes.insert(txn, inode, location, Some(owner.reservation));
         node.refs.fetch_add(1, Ordering::AcqRel);
+        // After the node, so that whoever finds the number in the table finds this node, and makes none of its own.
+        table::write_location(txn, &locator.buf, locator.offset, &crate::inode::location_record(location));
         self.changed_dir(txn, st, now)?;
         // A name and an embedded inode share a block, so they cannot be written separately. An external inode is
         // written before its name.

@@ -238,13 +238,13 @@ impl Fs {
         }
         st.dirty = false;
         let was_dir = st.inode.is_dir();
-        // The node is removed before its number is free, because the next owner of the number inserts a node of its
-        // own.
-        self.inodes.remove(node);
         if was_dir {
             self.placement.untrack(ino);
         }
         self.inodes.locator.free(&txn, &self.space, ino)?;
+        // Only now, because whoever looks for the number without finding a node would load what the table still says. The
+        // next owner of the number may have inserted a node of its own already, which stays.
+        self.inodes.remove(node);
         self.space.with_counters(|c| c.inodes = c.inodes.saturating_sub(1));
         self.store_tables(&txn)?;
         txn.end_critical();

@@ -103,7 +103,6 @@ impl Fs {
         }
         crate::inode::write_inode(txn, &slot.buf, slot.offset, &inode, false);
         let location = InodeLocation::External { block: slot.buf.addr(), offset: slot.offset };
-        table::write_location(txn, &locator.buf, locator.offset, &crate::inode::location_record(location));
         self.space.with_counters(|n| n.inodes += 1);
         let node = self.inodes.insert(txn, inode, location, Some(owner.reservation));
         {
@@ -113,6 +112,8 @@ impl Fs {
             // Only now others can find it by its number ([`Fs::reference`]).
             node.refs.fetch_add(1, Ordering::AcqRel);
         }
+        // After the node, as for every new file.
+        table::write_location(txn, &locator.buf, locator.offset, &crate::inode::location_record(location));
         self.write_inode_ordered(txn, location)?;
         self.store_tables(txn)?;
         Ok(node)

@@ -407,7 +407,18 @@ impl SlotTable {
         let Some(addr) = self.place(cache, &mut st, lblock)? else { return Ok(None) };
         let id = self.id(&st, self.kind, addr);
         drop(st);
-        Ok(Some((cache.read_meta(id)?, offset)))
+        match cache.read_meta(id) {
+            Ok(buf) => Ok(Some((buf, offset))),
+            // The block may have been freed meanwhile, because nobody needs a reference to look for a number.
+            Err(_) => self.find_locked(cache, lblock, offset),
+        }
+    }
+
+    /// As [`SlotTable::find`], while no block comes or goes.
+    fn find_locked(&self, cache: &Cache, lblock: u64, offset: usize) -> Result<Option<(BufRef, usize)>> {
+        let mut st = self.state.lock();
+        let Some(addr) = self.place(cache, &mut st, lblock)? else { return Ok(None) };
+        Ok(Some((cache.read_meta(self.id(&st, self.kind, addr))?, offset)))
     }
 
     /// Number of the record at a place on the device.

@@ -4,6 +4,7 @@
 mod common;
 
 mod copies;
+mod handles;
 mod held;
 mod interleavings;
 mod threads;
