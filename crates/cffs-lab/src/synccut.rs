@@ -238,7 +238,7 @@ impl Harness {
             made.push(writer);
         }
         self.unmount(mount)?;
-        self.medium.settle()?;
+        self.medium.write_out()?;
         Ok((made, kind))
     }
 
@@ -252,12 +252,12 @@ impl Harness {
         for writer in writers.iter_mut() {
             promises += writer.oracle.promises().0 as u64;
             let found = look_at(&self.root, writer)?;
-            writer.oracle.settle(&found)?;
+            writer.oracle.compare(&found)?;
         }
         self.unmount(mount)?;
         run(&[&self.cffs, "fsck", "-n", &self.disk.to_string_lossy()], LIMIT)
             .context("the check after the recovery is not clean")?;
-        self.medium.settle()?;
+        self.medium.write_out()?;
         sums.cuts += 1;
         sums.operations += operations;
         sums.syncs += syncs;

@@ -265,7 +265,7 @@ impl Campaign {
         for writer in writers {
             let found = look_at(&self.root, writer)?;
             *names += found.len();
-            writer.oracle.settle(&found)?;
+            writer.oracle.compare(&found)?;
         }
         mount.unmount(LIMIT)
     }

@@ -65,7 +65,7 @@ fn sync(root: &Path) -> Result<()> {
 
 /// What is free once the kernel has let go of all that was removed, which it does in its own time: a file goes when it
 /// is forgotten. Does not wait for long.
-fn settled(root: &Path, expected: &Free) -> Result<Free> {
+fn free_after_removal(root: &Path, expected: &Free) -> Result<Free> {
     let mut tries = 0;
     loop {
         sync(root)?;
@@ -109,7 +109,7 @@ fn check(args: &Args, job: &Job, mount: &mut TestMount) -> Result<String> {
                 if path.is_dir() && !path.is_symlink() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
             gone.with_context(|| format!("round {round}: removing {} on a full file system", path.display()))?;
         }
-        let after = settled(&root, &before)?;
+        let after = free_after_removal(&root, &before)?;
         ensure!(after == before, "round {round}: {after:?} is free, and it was {before:?}");
         nothing_used(mount).with_context(what)?;
         job.note(&format!("round {round}: {} names, {} bytes", filled.names, filled.bytes));
@@ -117,7 +117,7 @@ fn check(args: &Args, job: &Job, mount: &mut TestMount) -> Result<String> {
             mount.check()?;
             mount.mount()?;
             first(mount)?;
-            let again = settled(&root, &before)?;
+            let again = free_after_removal(&root, &before)?;
             ensure!(again == before, "round {round}, mounted again: {again:?} is free, and it was {before:?}");
         }
     }

@@ -383,7 +383,7 @@ mod tests {
                 writer.oracle.present().map(|(path, thing)| (path.to_path_buf(), thing)).collect();
             let found = look_at(dir.path(), &writer).unwrap();
             assert_eq!(now.len(), found.len());
-            writer.oracle.settle(&found).unwrap();
+            writer.oracle.compare(&found).unwrap();
             let after: Vec<(PathBuf, Thing)> =
                 writer.oracle.present().map(|(path, thing)| (path.to_path_buf(), thing)).collect();
             assert_eq!(now, after);
@@ -399,6 +399,6 @@ mod tests {
         let len = fs::metadata(&full).unwrap().len();
         OpenOptions::new().write(true).open(&full).unwrap().set_len(len - 1).unwrap();
         let found = look_at(dir.path(), &writer).unwrap();
-        assert!(writer.oracle.settle(&found).is_err());
+        assert!(writer.oracle.compare(&found).is_err());
     }
 }

@@ -132,7 +132,7 @@ impl VolatileCacheDisk {
     ///
     /// # Errors
     /// When the files below fail.
-    pub fn settle(&self) -> io::Result<()> {
+    pub fn write_out(&self) -> io::Result<()> {
         let mut state = self.lock();
         self.apply(&state.pending)?;
         state.pending.clear();

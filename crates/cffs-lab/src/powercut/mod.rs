@@ -218,7 +218,7 @@ impl Harness {
             made.push(Writer::prepare(&self.root, number, random.next()).context("cannot make the directories")?);
         }
         self.unmount(server, guard)?;
-        self.medium.settle()?;
+        self.medium.write_out()?;
         Ok(made)
     }
 
@@ -250,11 +250,11 @@ impl Harness {
             promises += writer.oracle.promises().0;
             let found = look_at(&self.root, writer)?;
             names += found.len();
-            writer.oracle.settle(&found)?;
+            writer.oracle.compare(&found)?;
         }
         self.unmount(server, guard)?;
         self.check().context("the check after the recovery is not clean")?;
-        self.medium.settle()?;
+        self.medium.write_out()?;
 
         sums.operations += operations;
         sums.promises += promises;

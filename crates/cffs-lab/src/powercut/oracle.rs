@@ -181,7 +181,7 @@ impl DurabilityOracle {
     ///
     /// # Errors
     /// When a promise was broken, or something is there that nobody wrote.
-    pub fn settle(&mut self, found: &BTreeMap<PathBuf, Option<Vec<u8>>>) -> Result<()> {
+    pub fn compare(&mut self, found: &BTreeMap<PathBuf, Option<Vec<u8>>>) -> Result<()> {
         let mut things = BTreeMap::new();
         for (path, bytes) in found {
             let may: BTreeSet<Thing> = self.names.get(path).into_iter().flatten().copied().collect();
@@ -310,23 +310,23 @@ mod tests {
             (oracle, bytes)
         };
         let (mut oracle, _) = start();
-        oracle.settle(&found(&[])).unwrap();
+        oracle.compare(&found(&[])).unwrap();
         let (mut oracle, bytes) = start();
-        oracle.settle(&found(&[("a", &bytes[..5000])])).unwrap();
+        oracle.compare(&found(&[("a", &bytes[..5000])])).unwrap();
         let (mut oracle, mut bytes) = start();
         bytes[4096..8192].fill(0);
-        oracle.settle(&found(&[("a", &bytes)])).unwrap();
+        oracle.compare(&found(&[("a", &bytes)])).unwrap();
         assert!(oracle.content(1).unwrap().spoiled, "a hole where data was");
 
         let (mut oracle, bytes) = start();
         oracle.promise_content(1);
         oracle.promise_name(Path::new("a"));
         for wrong in [&bytes[..9999], &[0; 10_000][..], &[&bytes[..], &[0; 16]].concat()[..4096]] {
-            assert!(oracle.settle(&found(&[("a", wrong)])).is_err(), "{} bytes", wrong.len());
+            assert!(oracle.compare(&found(&[("a", wrong)])).is_err(), "{} bytes", wrong.len());
         }
-        assert!(oracle.settle(&found(&[])).is_err());
-        assert!(oracle.settle(&found(&[("a", &bytes), ("b", &bytes)])).is_err(), "a name nobody gave");
-        oracle.settle(&found(&[("a", &bytes)])).unwrap();
+        assert!(oracle.compare(&found(&[])).is_err());
+        assert!(oracle.compare(&found(&[("a", &bytes), ("b", &bytes)])).is_err(), "a name nobody gave");
+        oracle.compare(&found(&[("a", &bytes)])).unwrap();
     }
 
     #[test]
@@ -369,19 +369,19 @@ mod tests {
         };
         let one: Vec<u8> = [record(1, 0, 0), record(1, 0, 16)].concat();
         let two: Vec<u8> = [record(2, 0, 0), record(2, 0, 16)].concat();
-        start().settle(&found(&[("a", &one), ("b", &two)])).unwrap();
-        start().settle(&found(&[("b", &one)])).unwrap();
-        assert!(start().settle(&found(&[("a", &one)])).is_err(), "the replaced name is never gone");
-        assert!(start().settle(&found(&[("b", &two)])).is_err(), "the renamed file is never gone");
-        assert!(start().settle(&found(&[("a", &one), ("b", &one)])).is_err(), "nor there twice");
+        start().compare(&found(&[("a", &one), ("b", &two)])).unwrap();
+        start().compare(&found(&[("b", &one)])).unwrap();
+        assert!(start().compare(&found(&[("a", &one)])).is_err(), "the replaced name is never gone");
+        assert!(start().compare(&found(&[("b", &two)])).is_err(), "the renamed file is never gone");
+        assert!(start().compare(&found(&[("a", &one), ("b", &one)])).is_err(), "nor there twice");
         for promise in [
             |oracle: &mut DurabilityOracle| oracle.promise_dir(Path::new("")),
             |oracle: &mut DurabilityOracle| oracle.promise_all(),
         ] {
             let mut oracle = start();
             promise(&mut oracle);
-            assert!(oracle.settle(&found(&[("a", &one), ("b", &two)])).is_err(), "promised to be renamed");
-            oracle.settle(&found(&[("b", &one)])).unwrap();
+            assert!(oracle.compare(&found(&[("a", &one), ("b", &two)])).is_err(), "promised to be renamed");
+            oracle.compare(&found(&[("b", &one)])).unwrap();
         }
     }
 }

@@ -68,7 +68,7 @@ impl Session {
     ///
     /// # Errors
     /// When the disk fails.
-    pub fn settled(&self) -> Result<Counters> {
+    pub fn flushed(&self) -> Result<Counters> {
         // fuse2fs writes through the page cache of the device, and its fsync leaves it there.
         if self.kind == Kind::Fuse2fs {
             std::fs::File::open(self.over.device())?.sync_all()?;

@@ -194,13 +194,13 @@ fn phase(
 ) -> Result<Cost> {
     let mut left = tries;
     loop {
-        let unmounted_before = session.settled()?;
+        let unmounted_before = session.flushed()?;
         session.mount()?;
-        let before = session.settled()?;
+        let before = session.flushed()?;
         work()?;
-        let done = session.settled()?;
+        let done = session.flushed()?;
         session.unmount()?;
-        let unmounted = session.settled()?;
+        let unmounted = session.flushed()?;
         // A mount may bring some of it already.
         let read = done.read_bytes - unmounted_before.read_bytes;
         let warm = returned.was_warm(read).then(|| returned.said(read));
