@@ -23,6 +23,7 @@ const ENGINE: &[&Layer] = &[
     &["dump"],
     &["check"],
     &["mkfs", "tune"],
+    &["relocate"],
     &["file", "dir"],
     &["node"],
     &["placement"],

@@ -148,6 +148,7 @@ mod inode;
 mod node;
 mod placement;
 mod quota;
+mod relocate;
 mod reservation;
 mod space;
 mod sums;

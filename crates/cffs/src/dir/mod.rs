@@ -27,11 +27,13 @@ mod blocks;
 mod context;
 mod index;
 mod list;
+mod relocate;
 #[cfg(test)]
 mod tests;
 
 pub use context::{DirCtx, UNINDEXED_BLOCKS};
 pub use list::{has_orphans, read};
+pub use relocate::{EmbeddedInode, block_to_move, blocks_of, log_bytes_for_relocate, relocate};
 
 use crate::cache::BufRef;
 use crate::error::{Error, Result};

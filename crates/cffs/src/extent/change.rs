@@ -6,9 +6,10 @@ use super::node::{entries, entry, possible};
 use super::tree::{Edit, Pool, descend};
 use crate::error::{Error, Result};
 use crate::format::extent::{EXTENT_LEN_MAX, LOGICAL_END};
-use crate::format::{Extent, Inode, InodeFormat, Run};
+use crate::format::{Extent, FragAddr, Inode, InodeFormat, Run};
 use crate::journal::Txn;
 use crate::space::Space;
+use std::cell::Cell;
 use std::ops::Range;
 
 /// Most extents of a file that are mapped in one transaction.
@@ -156,6 +157,34 @@ pub fn convert(txn: &Txn<'_>, space: &Space, inode: &mut Inode, range: Range<u64
     }
     let end = rewrite(txn, space, inode, range.start, |list| list::convert(list, &range, unwritten))?;
     Ok(if end >= LOGICAL_END { range.end } else { end.min(range.end) })
+}
+
+/// Maps a range, which lies within one extent, to the fragments from `to` on. The fragments that it was mapped to are the
+/// caller's to free. [`Inode::frags`] counts as many as before, but for nodes of the tree.
+///
+/// [`Error::NoSpace`] if the new pieces need a block and there is none. [`Error::Invalid`] if no extent covers the range.
+/// Nothing has changed then.
+pub fn relocate(txn: &Txn<'_>, space: &Space, inode: &mut Inode, range: Range<u64>, to: FragAddr) -> Result<()> {
+    let g = *txn.cache().geometry();
+    let e = Extent { logical: range.start, start: to, len: range.end.saturating_sub(range.start), unwritten: false };
+    if range.is_empty() || e.len > EXTENT_LEN_MAX || !possible(&g, &e) {
+        return Error::invalid(format!("fragments {range:?} to be moved to fragment {to}"));
+    }
+    let found = Cell::new(false);
+    rewrite(txn, space, inode, range.start, |list| {
+        let new = list::relocate(list, &range, to);
+        found.set(new.is_some());
+        new
+    })?;
+    if !found.get() {
+        return Error::invalid(format!("fragments {range:?} to be moved are not in one extent"));
+    }
+    // Each of their steps fails before it changes anything, and a tree that stays larger than it need be is valid.
+    let mut edit = Edit { txn, space, inode };
+    if let Err(e) = edit.merge_nodes(range.start).and_then(|()| edit.shrink_root()) {
+        tracing::debug!("the extent tree of inode {} keeps nodes: {e}", inode.ino);
+    }
+    Ok(())
 }
 
 /// Splits the extent that contains the logical fragment `at` in its interior. Changes nothing if there is none.

@@ -96,6 +96,17 @@ pub(super) fn convert(list: &[Extent], range: &Range<u64>, unwritten: bool) -> O
     Some(out)
 }
 
+/// Maps `range`, which lies within one extent, to the fragments from `to` on. `None` if no extent covers it.
+pub(super) fn relocate(list: &[Extent], range: &Range<u64>, to: u64) -> Option<Vec<Extent>> {
+    let i = list.iter().position(|e| e.logical <= range.start && e.end() >= range.end)?;
+    let (before, after) = rest(&list[i], range);
+    let moved = Extent { start: to, ..part(&list[i], range) };
+    let mut out = list[..i].to_vec();
+    [before, Some(moved), after].into_iter().flatten().for_each(|e| push_merged(&mut out, e));
+    list[i + 1..].iter().for_each(|e| push_merged(&mut out, *e));
+    Some(out)
+}
+
 /// Splits the extent that contains `at` in its interior. `None` if there is none.
 pub(super) fn split(list: &[Extent], at: u64) -> Option<Vec<Extent>> {
     let i = list.iter().position(|e| e.logical < at && e.end() > at)?;

@@ -15,10 +15,11 @@ mod size;
 mod tests;
 mod tree;
 
-pub use change::{MAPPED_PER_TXN, convert, insert, map, remove, split};
+pub use change::{MAPPED_PER_TXN, convert, insert, map, relocate, remove, split};
 pub(crate) use lookup::has_node;
 pub use lookup::{Mapping, for_each, has_room, last, lookup, nodes_of};
 pub use shift::{shift_down, shift_up};
 pub use size::{
-    log_bytes_for_convert, log_bytes_for_insert, log_bytes_for_remove, log_bytes_for_shift, worst_case_blocks,
+    log_bytes_for_convert, log_bytes_for_insert, log_bytes_for_relocate, log_bytes_for_remove, log_bytes_for_shift,
+    worst_case_blocks,
 };

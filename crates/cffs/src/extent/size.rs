@@ -89,6 +89,12 @@ pub fn log_bytes_for_remove(g: &Geometry, space: &Space, inode: &Inode, limit: u
     kept + freed * (space.log_bytes(g.frags_per_block()) + 64) + log_bytes_for_insert(g, space, inode)
 }
 
+/// Most log bytes that one [`relocate`](super::relocate) needs, without the inode and freeing the data: a conversion, and
+/// nodes that are merged afterwards.
+pub fn log_bytes_for_relocate(g: &Geometry, space: &Space, inode: &Inode) -> usize {
+    log_bytes_for_convert(g, space, inode) + log_bytes_for_remove(g, space, inode, 1)
+}
+
 /// Most log bytes that [`shift_down`](super::shift_down) or [`shift_up`](super::shift_up) of so many leaves needs,
 /// without the inode.
 pub fn log_bytes_for_shift(g: &Geometry, inode: &Inode, leaves: usize) -> usize {

@@ -26,6 +26,7 @@ use crate::format::{Extent, InodeFormat};
 use crate::node::{Node, NodeState};
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 /// What is to be written, in whole blocks.
 struct Blocks<'a> {
@@ -103,6 +104,7 @@ fn overwrite(cx: &FileCtx<'_>, node: &Node, blocks: &Blocks<'_>, now: i64) -> Op
         add_runs(cx, &mut runs, run.start, here);
         (rest, at) = (after, e.end());
     }
+    node.data_version.fetch_add(1, Ordering::Relaxed);
     // With checksums a commit comes before the data, and nobody may commit while holding a node's lock.
     if cx.sums.is_some() || cx.cache.write_data(&mut runs.iter().collect::<Vec<_>>()).is_err() {
         return Some(false);
@@ -205,7 +207,7 @@ fn send(cx: &FileCtx<'_>, node: &Arc<Node>, mut unit: Unit<'_>) -> bool {
     let deferred = matches!(unit.origin, Origin::Direct { deferred_until: Some(_), .. });
     if !deferred && !mapping::fits_one_txn(cx, node, &unit.extents) {
         unit.abort(cx, &mut node.state.write());
-        writeback::end_writeback(node);
+        unit.end();
         return false;
     }
     writeback::write_units(cx, vec![unit]).is_ok()

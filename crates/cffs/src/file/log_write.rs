@@ -2,7 +2,7 @@
 //! it, and is written in place at the next checkpoint, together with its neighbours.
 
 use super::unit::Unit;
-use super::writeback::{self, checksums_of, end_writeback};
+use super::writeback::{self, checksums_of};
 use super::{FileCtx, collect, mapping};
 use crate::cache::{BufRef, DataRun};
 use crate::error::Result;
@@ -29,7 +29,7 @@ pub fn write_through_journal(cx: &FileCtx<'_>, node: &Arc<Node>) -> Result<()> {
         unit.abort(cx, &mut st);
         st.data.error.get_or_insert(e.duplicate());
     });
-    end_writeback(node);
+    unit.end();
     outcome
 }
 

@@ -6,20 +6,24 @@
 
 use super::FileCtx;
 use super::unit::{Change, Origin, Pending, Unit};
-use crate::error::Result;
-use crate::extent::{self, MAPPED_PER_TXN};
+use crate::error::{Error, Result};
+use crate::extent::{self, MAPPED_PER_TXN, Mapping};
 use crate::format::inode::{INLINE_MAX, INODE_CORE_SIZE};
-use crate::format::{Extent, InodeFormat};
+use crate::format::{Extent, FragAddr, InodeFormat, Run};
 use crate::journal::Txn;
 use crate::node::{self, Node, NodeState};
+use std::sync::atomic::Ordering;
+
+/// Log bytes of a revocation.
+const REVOKE_BYTES: usize = 64;
 
 /// Most bytes that committing these extents logs.
 pub(super) fn log_bytes(cx: &FileCtx<'_>, node: &Node, extents: &[Pending]) -> usize {
     let g = cx.cache.geometry();
     let st = node.state.read();
     let inode = &st.inode;
-    // A part of an unwritten extent may leave a remainder on both sides.
-    let more = extents.iter().map(|p| 1 + usize::from(p.change == Change::Convert)).sum::<usize>();
+    // A part of an extent may leave a remainder on both sides.
+    let more = extents.iter().map(|p| 1 + usize::from(p.change != Change::Map)).sum::<usize>();
     let simple = matches!(&inode.format, InodeFormat::Extents(l) if l.len() + more <= inode.root_capacity())
         || matches!(inode.format, InodeFormat::Inline(_)) && more <= inode.root_capacity();
     let insert = if simple {
@@ -28,7 +32,13 @@ pub(super) fn log_bytes(cx: &FileCtx<'_>, node: &Node, extents: &[Pending]) -> u
         // The tree may get a root and a level while these are inserted.
         extent::log_bytes_for_convert(g, cx.space, inode) + 4 * (g.block_size() + 64) + 4 * cx.space.log_bytes(64)
     };
-    let bits: usize = extents.iter().map(|p| cx.space.log_bytes(p.extent.len) + insert).sum();
+    let moves = |p: &Pending| matches!(p.change, Change::Move(_));
+    let freed = |p: &&Pending| moves(p);
+    // What moves frees as much as it allocates, with a revocation, and may leave nodes of the tree to be merged.
+    let relocate = if simple { 0 } else { extent::log_bytes_for_relocate(g, cx.space, inode) };
+    let of_moves: usize =
+        extents.iter().filter(freed).map(|p| cx.space.log_bytes(p.extent.len) + REVOKE_BYTES + relocate).sum();
+    let bits = extents.iter().map(|p| cx.space.log_bytes(p.extent.len) + insert).sum::<usize>() + of_moves;
     INODE_CORE_SIZE + INLINE_MAX + 64 + bits + cx.space.log_bytes_for_init()
 }
 
@@ -74,6 +84,11 @@ pub(super) fn commit(cx: &FileCtx<'_>, unit: &mut Unit<'_>) -> Result<()> {
             // The file was removed meanwhile. Another inode may be at its old location.
             unit.abort(cx, &mut st);
             return Ok(());
+        }
+        if let Origin::Moved { version } = unit.origin
+            && (st.orphan || node.data_version.load(Ordering::Relaxed) != version)
+        {
+            return Err(Error::Stale);
         }
         if n == unit.extents.len() {
             return commit_in(cx, &txn, &mut st, unit);
@@ -139,12 +154,16 @@ fn map_extents(cx: &FileCtx<'_>, txn: &Txn<'_>, st: &mut NodeState, unit: &mut U
         outcome = match change {
             Change::Map => extent::map(txn, cx.space, &mut st.inode, *e),
             Change::Convert => make_written(txn, cx, st, *e),
+            Change::Move(from) => relocate(txn, cx, st, *e, *from),
         };
         if outcome.is_err() {
             break;
         }
         mapped += 1;
         frags += if *change == Change::Map { e.len } else { 0 };
+    }
+    if let Some(moved) = &unit.moved {
+        moved.fetch_add(unit.extents[..mapped].iter().map(|p| p.extent.len).sum(), Ordering::Relaxed);
     }
     let end = unit.extents.drain(..mapped).next_back().map_or(0, |p| p.extent.end());
     unit.note_committed(st, frags);
@@ -168,4 +187,26 @@ fn make_written(txn: &Txn<'_>, cx: &FileCtx<'_>, st: &mut NodeState, e: Extent) 
         at = extent::convert(txn, cx.space, &mut st.inode, at..e.end(), false)?;
     }
     Ok(())
+}
+
+/// Moves a part of an extent from another place, which is freed.
+///
+/// # Errors
+/// [`Error::Stale`] if the file does not have the part there any more; nothing has changed then.
+fn relocate(txn: &Txn<'_>, cx: &FileCtx<'_>, st: &mut NodeState, e: Extent, from: FragAddr) -> Result<()> {
+    let old = match extent::lookup(cx.cache, &st.inode, e.logical)? {
+        Mapping::Data(x) if x.end() >= e.end() && x.unwritten == e.unwritten => x.start + (e.logical - x.logical),
+        _ => return Err(Error::Stale),
+    };
+    if old != from {
+        return Err(Error::Stale);
+    }
+    let (old, new) = (Run { start: from, len: e.len }, Run { start: e.start, len: e.len });
+    // What the bitmap needs is read before, because after the mapping nothing may fail.
+    cx.space.prepare_free(old)?;
+    cx.space.prepare_commit(new)?;
+    extent::relocate(txn, cx.space, &mut st.inode, e.logical..e.end(), e.start)?;
+    cx.space.commit_alloc(txn, new)?;
+    txn.free_data(old);
+    cx.space.free(txn, old)
 }

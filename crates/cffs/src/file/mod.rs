@@ -15,6 +15,7 @@ mod log_write;
 mod mapping;
 pub mod preallocate;
 mod read;
+pub mod relocate;
 mod reserve;
 mod retry;
 pub mod truncate;

@@ -2,11 +2,12 @@
 
 use super::FileCtx;
 use crate::cache::{BufRef, DataRun};
-use crate::format::Extent;
 use crate::format::Run;
+use crate::format::{Extent, FragAddr};
 use crate::node::{Node, NodeState, TakenPage};
 use crate::reservation::Reservation;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Where the data of a unit comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,6 +27,12 @@ pub(super) enum Origin {
     Preallocated,
     /// Zeros, over the space that was allocated ahead ([`super::zeros`]).
     Zeros,
+    /// The file's own place on the device, as it was at this [`Node::data_version`] ([`super::relocate`]). Such a unit is no
+    /// writeback that others wait for.
+    Moved {
+        /// The version.
+        version: u64,
+    },
 }
 
 /// How the mapping of an extent changes.
@@ -35,6 +42,8 @@ pub(super) enum Change {
     Map,
     /// A part of an unwritten extent becomes written.
     Convert,
+    /// A part of an extent moves here, from the place that begins with this fragment.
+    Move(FragAddr),
 }
 
 /// An extent whose mapping is not committed yet.
@@ -77,11 +86,16 @@ pub(super) struct Unit<'a> {
     pub(super) fresh: Vec<BufRef>,
     /// The written data stays in the cache.
     pub(super) keep: bool,
+    /// Fragments that were moved are counted here.
+    pub(super) moved: Option<Arc<AtomicU64>>,
 }
 
 impl<'a> Unit<'a> {
     /// An empty unit of a file that gets the given size.
     pub(super) fn new(node: Arc<Node>, origin: Origin, size: u64) -> Unit<'a> {
+        if !matches!(origin, Origin::Moved { .. }) {
+            node.data_version.fetch_add(1, Ordering::Relaxed);
+        }
         Unit {
             node,
             origin,
@@ -95,6 +109,20 @@ impl<'a> Unit<'a> {
             inline: None,
             fresh: Vec::new(),
             keep: false,
+            moved: None,
+        }
+    }
+
+    /// It moves data, and is no writeback.
+    fn moves(&self) -> bool {
+        matches!(self.origin, Origin::Moved { .. })
+    }
+
+    /// Ends it: wakes the threads that wait for the writeback.
+    pub(super) fn end(&self) {
+        if !self.moves() {
+            *self.node.in_writeback.lock() = false;
+            self.node.writeback_done.notify_all();
         }
     }
 
@@ -132,10 +160,12 @@ impl<'a> Unit<'a> {
     /// Gives up what is not committed: pages become dirty again, allocated extents are freed, deferred extents stay in
     /// the node. The node is locked.
     pub(super) fn abort(&mut self, cx: &FileCtx<'_>, st: &mut NodeState) {
-        (st.data.in_flight, st.data.taken) = (0, 0);
+        if !self.moves() {
+            (st.data.in_flight, st.data.taken) = (0, 0);
+        }
         self.fresh.drain(..).for_each(|b| cx.cache.release_new(&b));
         let origin = self.origin;
-        for p in self.extents.drain(..).filter(|p| p.change == Change::Map && origin != Origin::Deferred) {
+        for p in self.extents.drain(..).filter(|p| p.change != Change::Convert && origin != Origin::Deferred) {
             cx.space.cancel(p.run());
             if let Some(reservation) = &self.reservation {
                 reservation.deallocated(p.extent.len);
@@ -170,7 +200,9 @@ impl<'a> Unit<'a> {
                 st.data.drop_page(cx.cache, index);
             }
         }
-        (st.data.in_flight, st.data.taken) = (0, 0);
+        if !self.moves() {
+            (st.data.in_flight, st.data.taken) = (0, 0);
+        }
         // If there is no space for a greater reservation it stays as it is, because it covered these pages too.
         let _ = super::reserve::reserve_tree(cx, st, true);
     }

@@ -84,12 +84,6 @@ fn write_ordered(cx: &FileCtx<'_>, nodes: impl Iterator<Item = Arc<Node>>) -> Re
     first_error.map_or(Ok(()), Err)
 }
 
-/// Ends the writeback of a node, and wakes the threads that wait for it.
-pub(super) fn end_writeback(node: &Node) {
-    *node.in_writeback.lock() = false;
-    node.writeback_done.notify_all();
-}
-
 /// Writes the data of units and commits their mapping. An error of the device in one unit's data fails that unit alone.
 /// The last error is returned.
 pub(super) fn write_units(cx: &FileCtx<'_>, mut units: Vec<Unit<'_>>) -> Result<()> {
@@ -129,7 +123,7 @@ pub(super) fn write_units(cx: &FileCtx<'_>, mut units: Vec<Unit<'_>>) -> Result<
     }
     for (mut unit, result) in units.into_iter().zip(results) {
         match result.and_then(|()| mapping::commit(cx, &mut unit)) {
-            Ok(()) => end_writeback(&unit.node),
+            Ok(()) => unit.end(),
             Err(e) => outcome = fail(cx, &mut unit, e),
         }
     }
@@ -159,13 +153,14 @@ fn fail(cx: &FileCtx<'_>, unit: &mut Unit<'_>, e: Error) -> Result<()> {
     {
         let mut st = node.state.write();
         unit.abort(cx, &mut st);
-        // For a direct write the program still has the bytes. They go through pages now. Zeros are no data of the program.
-        if !matches!(unit.origin, Origin::Direct { .. } | Origin::Zeros) {
+        // For a direct write the program still has the bytes. They go through pages now. Zeros are no data of the program, and
+        // data that did not move is where it was.
+        if !matches!(unit.origin, Origin::Direct { .. } | Origin::Zeros | Origin::Moved { .. }) {
             tracing::error!("writeback of inode {}: {e}", node.ino);
             st.data.error.get_or_insert(e.duplicate());
         }
     }
-    end_writeback(&node);
+    unit.end();
     Err(e)
 }
 

@@ -25,6 +25,7 @@ mod orphan_list;
 #[doc(hidden)]
 pub mod path;
 mod quota;
+mod regroup;
 mod remove;
 mod rename;
 mod scrub;
@@ -39,6 +40,7 @@ pub use api::*;
 pub use fallocate::Fallocate;
 pub use grow::Grown;
 pub use quota::{QuotaGrace, QuotaLimits, QuotaMismatch, QuotaStatus};
+pub use regroup::{Regroup, RegroupGain, RegroupOptions, RegroupOutcome, RegroupStatus};
 pub use scrub::{Finding, Scrub, ScrubOptions, ScrubOutcome, ScrubStatus};
 pub use tune::TrimRange;
 
@@ -49,7 +51,7 @@ use crate::file::FileCtx;
 use crate::format::{Geometry, Ino, LAST_SYSTEM_INO, LiveGeometry, ROOT_INO, Superblock};
 use crate::inode::InodeLocation;
 use crate::journal::Journal;
-use crate::node::{InodeCache, Node, NodeState};
+use crate::node::{InodeCache, Locked, Node, NodeState};
 use crate::placement::Placement;
 use crate::quota::Quota;
 use crate::space::Space;
@@ -57,7 +59,7 @@ use crate::sums::Sums;
 use background::Background;
 use cffs_device::{CountingDevice, Device, StoppableDevice};
 use orphan_list::OrphanList;
-use parking_lot::{Mutex, RwLockWriteGuard};
+use parking_lot::Mutex;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -255,37 +257,6 @@ impl Fs {
 
     fn next_generation(&self) -> u32 {
         self.generation.fetch_add(1, Ordering::Relaxed).max(1)
-    }
-}
-
-/// Nodes locked for change, in the order of their numbers.
-struct Locked<'a> {
-    guards: Vec<(Ino, RwLockWriteGuard<'a, NodeState>)>,
-}
-
-impl<'a> Locked<'a> {
-    /// Locks each of the nodes once. A node may be named several times.
-    fn new(nodes: &[&'a Arc<Node>]) -> Locked<'a> {
-        let mut sorted: Vec<&'a Arc<Node>> = nodes.to_vec();
-        sorted.sort_unstable_by_key(|n| n.ino);
-        sorted.dedup_by_key(|n| n.ino);
-        Locked { guards: sorted.into_iter().map(|n| (n.ino, n.state.write())).collect() }
-    }
-
-    /// The state of a node that was locked.
-    fn get(&mut self, ino: Ino) -> Result<&mut NodeState> {
-        let found = self.guards.iter_mut().find(|(i, _)| *i == ino);
-        found.map(|(_, g)| &mut **g).ok_or(Error::Stale)
-    }
-
-    /// The states of two different nodes.
-    fn pair(&mut self, a: Ino, b: Ino) -> Result<(&mut NodeState, &mut NodeState)> {
-        let place = |i: Ino| self.guards.iter().position(|(n, _)| *n == i).ok_or(Error::Stale);
-        let places = [place(a)?, place(b)?];
-        match self.guards.get_disjoint_mut(places) {
-            Ok([x, y]) => Ok((&mut x.1, &mut y.1)),
-            Err(_) => Err(Error::Stale),
-        }
     }
 }
 

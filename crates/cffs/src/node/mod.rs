@@ -5,6 +5,7 @@ mod data;
 mod deferred;
 mod dir_state;
 mod inode_cache;
+mod locked;
 #[expect(clippy::module_inception, reason = "the type that the module is about")]
 mod node;
 
@@ -12,4 +13,5 @@ pub(crate) use data::{PAGE_OVERHEAD, Page, TakenPage};
 pub use dir_state::DirState;
 pub(crate) use dir_state::{Cursor, NameMap, RoomHints, damaged};
 pub use inode_cache::InodeCache;
+pub use locked::Locked;
 pub use node::{Node, NodeState, store};

@@ -50,6 +50,8 @@ pub struct Node {
     pub in_writeback: Mutex<bool>,
     /// Signalled when writeback has ended.
     pub writeback_done: Condvar,
+    /// Writes of its data that have begun, mappings and overwrites alike. Whoever has copied data without a lock compares it.
+    pub data_version: AtomicU64,
     /// Access time that the inode does not have yet, the least for none (readers hold the lock shared only).
     pub pending_atime: AtomicI64,
     /// With lazytime: since when times wait to be written; 0 if they do not.
@@ -81,6 +83,7 @@ impl Node {
             write_lock: Mutex::new(()),
             in_writeback: Mutex::new(false),
             writeback_done: Condvar::new(),
+            data_version: AtomicU64::new(0),
             pending_atime: AtomicI64::new(i64::MIN),
             lazy_since: AtomicI64::new(0),
             last_read: AtomicU64::new(0),

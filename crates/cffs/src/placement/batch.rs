@@ -25,7 +25,7 @@ pub(super) struct Batch {
 }
 
 /// The position of a batch in free space.
-pub(super) struct BatchCursor {
+pub struct BatchCursor {
     /// The next free runs, as far as they are not allocated yet.
     runs: VecDeque<Run>,
     /// The batch continues with free runs from this address on that have at least this many fragments. `None` if all

@@ -1,11 +1,12 @@
 //! The placement of one mounted file system.
 
-use super::batch::{Batch, LONG_RUN_GROUPS};
+use super::batch::{Batch, BatchCursor, LONG_RUN_GROUPS};
 use super::scatter::Scatter;
 use super::table::{DirPlacement, Table};
 use crate::cache::AddrMap;
+use crate::error::Result;
 use crate::format::superblock::COMPAT_DIRS_WITH_DATA;
-use crate::format::{BlockAddr, FragAddr, Ino, Inode, LiveGeometry, Superblock};
+use crate::format::{BlockAddr, FragAddr, Ino, Inode, LiveGeometry, Run, Superblock};
 use crate::space::Space;
 use parking_lot::Mutex;
 use std::ops::Range;
@@ -101,6 +102,23 @@ impl Placement {
                 d.batched = false;
             }
         }
+    }
+
+    /// Plans places for files that are moved together, `frags` fragments in all, near a block: as a batch, in long free runs or
+    /// in those that cost least. `None` if there is too little space, or virgin allocation groups have longer runs.
+    ///
+    /// # Errors
+    /// Those of reading bitmaps.
+    pub fn plan_together(&self, near: BlockAddr, frags: u64) -> Result<Option<BatchCursor>> {
+        BatchCursor::plan(&self.space, &self.geo, near, frags)
+    }
+
+    /// Allocates the next file of such a plan, in one run. Returns the rest of the plan, if there is more of it.
+    ///
+    /// # Errors
+    /// Those of reading bitmaps.
+    pub fn allocate_planned(&self, plan: BatchCursor, frags: u64) -> Result<(Option<BatchCursor>, Option<Run>)> {
+        plan.allocate(&self.space, frags)
     }
 
     /// Goal for a new inode chunk of a directory (`--no-embed`).

@@ -13,6 +13,7 @@ mod large_writes;
 mod library;
 mod names;
 mod orphans;
+mod regroup;
 mod scale;
 mod space_of_files;
 mod tmpfile;

@@ -1,0 +1,147 @@
+//! Copied data of a file: writeback to a better place.
+//!
+//! A move reads the data where it is ([`read`]), and goes through [`super::writeback`] as any other unit: the data is
+//! written to the new place, its checksums are stored, and one transaction changes extents, bitmap and inode. The old
+//! place is freed by the same transaction.
+//!
+//! Between the two nothing is locked, so no program waits for a move. Instead every write of the file's data counts in
+//! [`Node::data_version`] when it begins. If the count has changed, or the mapping is another, the move is given up: the
+//! file stays where it is.
+
+use super::unit::{Change, Origin, Pending, Unit};
+use super::{FileCtx, writeback};
+use crate::cache::{DataRun, DataVerifier, Source};
+use crate::error::{Error, Result};
+use crate::extent;
+use crate::format::{Extent, Run};
+use crate::node::{Node, NodeState};
+use crate::reservation::Reservation;
+use cffs_buf::AlignedBuf;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Data that was read to be moved.
+pub struct Copied {
+    node: Arc<Node>,
+    version: u64,
+    /// Extents as they are, or parts of them, and the bytes of those that are written.
+    parts: Vec<(Extent, Option<Arc<AlignedBuf>>)>,
+    /// All of it was cached.
+    cached: bool,
+}
+
+impl Copied {
+    /// Number of fragments.
+    pub fn frags(&self) -> u64 {
+        self.parts.iter().map(|(e, _)| e.len).sum()
+    }
+}
+
+/// Reads what the file has in a range of fragments. `None` if it cannot be moved now: it is being written back, waits to be
+/// freed, or has nothing there.
+///
+/// # Errors
+/// Those of reading, also of data that does not match its checksums: what cannot be verified stays where it is.
+pub fn read(cx: &FileCtx<'_>, node: &Arc<Node>, range: Range<u64>) -> Result<Option<Copied>> {
+    let st = node.state.read();
+    // While the node is locked no writeback begins. One that has begun may be overwriting what would be read here.
+    if st.freed || st.orphan || *node.in_writeback.lock() {
+        return Ok(None);
+    }
+    let version = node.data_version.load(Ordering::Relaxed);
+    let mut extents = Vec::new();
+    extent::for_each(cx.cache, &st.inode, range.clone(), |e| {
+        let (from, to) = (e.logical.max(range.start), e.end().min(range.end));
+        extents.push(Extent { logical: from, start: e.start + (from - e.logical), len: to - from, ..e });
+        Ok(())
+    })?;
+    if extents.is_empty() {
+        return Ok(None);
+    }
+    let g = cx.cache.geometry();
+    let blocks = |e: &Extent| g.block_of_frag(e.start)..g.block_of_frag(e.start + e.len - 1) + 1;
+    let cached = extents.iter().all(|e| blocks(e).all(|b| cx.cache.peek(b).is_some()));
+    let mut parts = Vec::with_capacity(extents.len());
+    for e in extents {
+        let bytes = if e.unwritten { None } else { Some(Arc::new(read_extent(cx, &st, &e)?)) };
+        parts.push((e, bytes));
+    }
+    drop(st);
+    Ok(Some(Copied { node: node.clone(), version, parts, cached }))
+}
+
+fn read_extent(cx: &FileCtx<'_>, st: &NodeState, e: &Extent) -> Result<AlignedBuf> {
+    let mut bytes = AlignedBuf::zeroed((e.len << cx.cache.geometry().frag_shift) as usize);
+    let check = cx.sums.map(|sums| sums.reading(st.inode.ino));
+    if let Some(check) = &check {
+        check.set_position(e.start, e.logical);
+    }
+    cx.cache.read_data(e.start, &mut bytes, check.as_ref().map(|c| c as &dyn DataVerifier))?;
+    Ok(bytes)
+}
+
+/// Moves data to runs that were allocated out of `space`, as many fragments as the data has, in the same order. Returns how
+/// many fragments were moved. What changed meanwhile stays where it is; its new place is reserved again.
+///
+/// # Errors
+/// Those of the device and the journal. [`Error::NoSpace`] if an extent tree would need a block more, and there is none.
+pub fn write(cx: &FileCtx<'_>, copied: Vec<(Copied, Vec<Run>)>, space: &Reservation) -> Result<u64> {
+    let moved = Arc::new(AtomicU64::new(0));
+    let mut units = Vec::with_capacity(copied.len());
+    for (of_file, runs) in copied {
+        let tree = cx.space.reservation(None, false);
+        let nodes = {
+            let st = of_file.node.state.read();
+            let pieces = (of_file.parts.len() + runs.len()) as u64;
+            extent::worst_case_blocks(cx.cache.geometry(), &st.inode, pieces, 2 * pieces)
+        };
+        let origin = Origin::Moved { version: of_file.version };
+        let mut unit = Unit::new(of_file.node.clone(), origin, 0);
+        unit.reservation = Some(space.clone());
+        unit.moved = Some(moved.clone());
+        place(cx, &mut unit, of_file, &runs);
+        if tree.reserve_blocks(nodes, false).is_err() {
+            let node = unit.node.clone();
+            unit.abort(cx, &mut node.state.write());
+            continue;
+        }
+        unit.tree = Some(tree);
+        units.push(unit);
+    }
+    match writeback::write_units(cx, units) {
+        // Somebody wrote to one of the files. The others have moved.
+        Ok(()) | Err(Error::Stale) => Ok(moved.load(Ordering::Relaxed)),
+        Err(e) => Err(e),
+    }
+}
+
+/// Assigns the data of a unit to the runs.
+fn place(cx: &FileCtx<'_>, unit: &mut Unit<'_>, copied: Copied, runs: &[Run]) {
+    let shift = cx.cache.geometry().frag_shift;
+    let mut runs = runs.iter().copied();
+    let mut to = Run { start: 0, len: 0 };
+    for (e, bytes) in copied.parts {
+        let mut done = 0;
+        while done < e.len {
+            if to.len == 0 {
+                let Some(next) = runs.next() else { return };
+                to = next;
+            }
+            let len = to.len.min(e.len - done);
+            let extent = Extent { logical: e.logical + done, start: to.start, len, unwritten: e.unwritten };
+            unit.extents.push(Pending { extent, change: Change::Move(e.start + done) });
+            if let Some(bytes) = &bytes {
+                unit.runs.push(DataRun {
+                    frag: to.start,
+                    bytes: Source::Page(bytes.clone()),
+                    from: (done << shift) as usize,
+                    len: (len << shift) as usize,
+                    keep: copied.cached,
+                });
+            }
+            to = Run { start: to.start + len, len: to.len - len };
+            done += len;
+        }
+    }
+}

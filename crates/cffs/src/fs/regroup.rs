@@ -1,0 +1,228 @@
+//! Regrouping a mounted file system: what has come apart is brought back together.
+
+use super::{Fs, MetadataMode};
+use crate::error::{Error, Result};
+use crate::format::{Ino, ROOT_INO};
+use crate::relocate::{self, Control, Limits, MoveCtx, Progress};
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// Longest sleep without testing whether to stop.
+const NAP: Duration = Duration::from_millis(50);
+/// A quarter of a request is the unit in which [`crate::relocate`] counts.
+const PARTS: f64 = 4.0;
+
+/// Settings of a regroup.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct RegroupOptions {
+    /// The directories to bring together, with all that is below them. None: the whole file system.
+    pub directories: Vec<Ino>,
+    /// Most bytes to move. `None`: no limit.
+    pub budget: Option<u64>,
+    /// Most bytes to read and write per second, at least one. `None`: no limit.
+    pub rate: Option<u64>,
+    /// Nothing is moved: only what would be gained is found out.
+    #[serde(default)]
+    pub dry_run: bool,
+    /// Everything is moved, whatever it saves: for tests of the move itself.
+    #[doc(hidden)]
+    #[serde(default)]
+    pub always: bool,
+}
+
+setters!(RegroupOptions {
+    directories: Vec<Ino>,
+    budget: Option<u64>,
+    rate: Option<u64>,
+    dry_run: bool,
+    always: bool,
+});
+
+/// How a regroup ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum RegroupOutcome {
+    /// Everything was looked at, or the budget was used.
+    Complete,
+    /// It was stopped, or the file system was unmounted.
+    Stopped,
+    /// It failed.
+    Failed(String),
+}
+
+/// Requests that reading takes, estimated from where things lie: before a regroup, and with what it has moved.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct RegroupGain {
+    /// Before.
+    pub before: f64,
+    /// After.
+    pub after: f64,
+}
+
+/// Progress and result of a regroup.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct RegroupStatus {
+    /// Directories that were looked at.
+    pub directories: u64,
+    /// Files that were looked at.
+    pub files: u64,
+    /// Number of inodes of the file system.
+    pub inodes_total: u64,
+    /// Files that were moved.
+    pub files_moved: u64,
+    /// Directory blocks that were moved.
+    pub blocks_moved: u64,
+    /// Bytes that were moved; in a dry run, that would be.
+    pub bytes_moved: u64,
+    /// Bytes that were to be moved and stayed where they are, because they changed meanwhile, were damaged, or were left over
+    /// at the end of the budget.
+    pub bytes_kept: u64,
+    /// Requests to read all small files, in the order of the name space.
+    pub read: RegroupGain,
+    /// Requests to read all names and inodes.
+    pub walk: RegroupGain,
+    /// Seconds since the beginning.
+    pub seconds: f64,
+    /// How it ended; `None` while it runs.
+    pub outcome: Option<RegroupOutcome>,
+}
+
+/// A handle to observe and stop a regroup, from any thread.
+#[derive(Debug, Default)]
+pub struct Regroup {
+    stop: AtomicBool,
+    status: Mutex<RegroupStatus>,
+}
+
+impl Regroup {
+    /// A regroup that has not begun.
+    pub fn new() -> Regroup {
+        Regroup::default()
+    }
+
+    /// Asks the regroup to stop. What was moved stays moved.
+    pub fn stop(&self) {
+        self.stop.store(true, Ordering::Release);
+    }
+
+    /// The present status.
+    pub fn status(&self) -> RegroupStatus {
+        self.status.lock().clone()
+    }
+
+    /// It has ended without a result, as after a panic.
+    pub fn fail(&self, why: String) {
+        self.status.lock().outcome.get_or_insert(RegroupOutcome::Failed(why));
+    }
+
+    /// Whether it has ended.
+    pub fn is_over(&self) -> bool {
+        self.status.lock().outcome.is_some()
+    }
+}
+
+/// A regroup that runs.
+struct Running<'a> {
+    fs: &'a Fs,
+    handle: &'a Regroup,
+    rate: Option<u64>,
+    began: Instant,
+    /// When the bytes so far conform to the rate.
+    paid: Mutex<Instant>,
+}
+
+impl Running<'_> {
+    fn stopped(&self) -> bool {
+        self.handle.stop.load(Ordering::Acquire)
+            || self.fs.closed.load(Ordering::Acquire)
+            || self.fs.journal.check_not_shut_down().is_err()
+    }
+}
+
+impl Control for Running<'_> {
+    fn check(&self) -> Result<()> {
+        if self.stopped() {
+            return Err(io::Error::from(io::ErrorKind::Interrupted).into());
+        }
+        Ok(())
+    }
+
+    fn pace(&self, bytes: u64) {
+        let Some(rate) = self.rate else { return };
+        let until = {
+            let mut paid = self.paid.lock();
+            *paid = (*paid).max(Instant::now()) + Duration::from_secs_f64(bytes as f64 / rate.max(1) as f64);
+            *paid
+        };
+        while let Some(left) = until.checked_duration_since(Instant::now()).filter(|_| !self.stopped()) {
+            std::thread::sleep(left.min(NAP));
+        }
+    }
+
+    fn report(&self, p: &Progress) {
+        let mut status = self.handle.status.lock();
+        let gain =
+            |kind: usize| RegroupGain { before: p.before[kind] as f64 / PARTS, after: p.after[kind] as f64 / PARTS };
+        (status.directories, status.files) = (p.directories, p.files);
+        (status.files_moved, status.blocks_moved) = (p.files_moved, p.blocks_moved);
+        (status.bytes_moved, status.bytes_kept) = (p.bytes_moved, p.bytes_kept);
+        (status.read, status.walk) = (gain(0), gain(1));
+        status.seconds = self.began.elapsed().as_secs_f64();
+        status.inodes_total = self.fs.space.counters().inodes;
+    }
+}
+
+impl Fs {
+    /// Brings files and directories back together that have come apart: small files of a directory next to each other, its
+    /// blocks next to those of its neighbours (design decision 27). What reading costs already as little as it can stays where
+    /// it is, so a second regroup moves nothing. The file system is in use meanwhile: nobody waits for a move, nobody sees one,
+    /// and what changes while it is being moved stays where it is.
+    ///
+    /// Returns when everything was looked at, the budget was used, or it was stopped. `regroup` has the status, also while it
+    /// runs. In a crash each move has happened or not.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a rate of zero, or in a metadata mode other than [`MetadataMode::Journal`], where a crash could
+    /// leave a half of a move; [`Error::ReadOnly`]; [`Error::NotDir`] and [`Error::Stale`] for what is no directory. All other
+    /// errors are the outcome in the status.
+    pub fn regroup(&self, options: &RegroupOptions, regroup: &Regroup) -> Result<()> {
+        self.journal.check_not_shut_down()?;
+        if options.rate == Some(0) {
+            return Error::invalid("a rate of 0 bytes in a second: nothing would ever be moved");
+        }
+        if self.opts.metadata != MetadataMode::Journal {
+            return Error::invalid("a regroup needs metadata=journal, because a crash could leave a half of a move");
+        }
+        self.writable()?;
+        let whole = [ROOT_INO];
+        let roots = if options.directories.is_empty() { &whole[..] } else { &options.directories };
+        for root in roots {
+            if self.node(*root)?.state.read().dir.is_none() {
+                return Err(Error::NotDir);
+            }
+        }
+        let began = Instant::now();
+        let running = Running { fs: self, handle: regroup, rate: options.rate, began, paid: Mutex::new(began) };
+        let limits =
+            Limits { budget: options.budget.unwrap_or(u64::MAX), dry_run: options.dry_run, always: options.always };
+        let cx = MoveCtx { file: self.file_cx(), dir: self.dir_cx(), inodes: &self.inodes };
+        // What has no place yet is placed first.
+        let outcome = self
+            .write_back_all(self.opts.lazytime)
+            .and_then(|()| relocate::run(&cx, roots, limits, &running))
+            .and_then(|_| self.journal.commit());
+        let mut status = regroup.status.lock();
+        status.seconds = began.elapsed().as_secs_f64();
+        status.outcome = Some(match outcome {
+            Ok(()) => RegroupOutcome::Complete,
+            Err(_) if running.stopped() => RegroupOutcome::Stopped,
+            Err(e) => RegroupOutcome::Failed(e.to_string()),
+        });
+        tracing::info!("regroup: {} bytes moved: {:?}", status.bytes_moved, status.outcome);
+        Ok(())
+    }
+}

@@ -1,0 +1,34 @@
+//! How a regroup is observed, slowed down and stopped.
+
+use crate::error::Result;
+
+/// What has been done so far.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Progress {
+    /// Directories that were looked at.
+    pub directories: u64,
+    /// Files that were looked at.
+    pub files: u64,
+    /// Files of which something was moved.
+    pub files_moved: u64,
+    /// Directory blocks that were moved.
+    pub blocks_moved: u64,
+    /// Bytes that were moved, or would be.
+    pub bytes_moved: u64,
+    /// Bytes that were to be moved, and changed meanwhile or could not be read.
+    pub bytes_kept: u64,
+    /// Requests to read the data of small files, and to read the names: before, in quarters.
+    pub before: [u64; 2],
+    /// The same afterwards.
+    pub after: [u64; 2],
+}
+
+/// Whoever runs a regroup.
+pub trait Control {
+    /// Called often: an error ends the regroup, which leaves everything in order.
+    fn check(&self) -> Result<()>;
+    /// So many bytes were read or written: waits as long as a limit of the rate demands.
+    fn pace(&self, bytes: u64);
+    /// Tells what has been done.
+    fn report(&self, progress: &Progress);
+}

@@ -1,0 +1,37 @@
+//! Relocation: files and directories that have come apart are brought back together.
+//!
+//! Space that files leave is filled by others, so what is read together is spread over the device after a while, and no
+//! choice of places for new files can undo that (the thesis calls it group maintenance, section 2.3.4). Here three parts do:
+//!
+//! - [`walk`] goes through the tree in the order of the name space;
+//! - [`segment`] collects what is read one after the other, and [`cost`] says how many requests that takes where it is, and
+//!   how many where it would go. Only what saves requests is moved, so a second run moves nothing;
+//! - [`files`] and [`names`] move data and directory blocks. They know nothing of why.
+//!
+//! A move is invisible: what changes meanwhile, is damaged, or cannot be moved safely stays where it is.
+
+mod control;
+mod cost;
+mod files;
+mod names;
+mod plan;
+mod segment;
+mod walk;
+
+pub use control::{Control, Progress};
+pub use plan::{Limits, run};
+
+use crate::dir::DirCtx;
+use crate::file::FileCtx;
+use crate::node::InodeCache;
+
+/// What relocation works with.
+#[derive(Clone, Copy)]
+pub struct MoveCtx<'a> {
+    /// For data.
+    pub file: FileCtx<'a>,
+    /// For directories.
+    pub dir: DirCtx<'a>,
+    /// The inodes.
+    pub inodes: &'a InodeCache,
+}

@@ -1,0 +1,150 @@
+//! The tree in the order of the name space: a directory's blocks and files, then its subdirectories.
+
+use super::MoveCtx;
+use super::segment::Item;
+use crate::dir;
+use crate::error::{Error, Result};
+use crate::extent;
+use crate::format::dirblock::{Entry, EntryKind};
+use crate::format::extent::LOGICAL_END;
+use crate::format::{Corrupt, FileType, Ino, Inode, InodeFormat, Run};
+
+/// Deeper trees are damaged: no path names something in them.
+const DEPTH_MAX: usize = 4096;
+
+/// Who is told what is found.
+pub(super) trait Visitor {
+    /// A directory was found. False: nothing below it is looked at.
+    fn directory(&mut self, ino: Ino) -> Result<bool>;
+    /// Its next block.
+    fn block(&mut self, item: Item) -> Result<()>;
+    /// Its next file with data outside of the inode.
+    fn file(&mut self, item: Item, size: u64) -> Result<()>;
+}
+
+/// Goes through a subtree. What is removed meanwhile is left out, and so is what cannot be read.
+pub(super) fn walk(cx: &MoveCtx<'_>, root: Ino, visitor: &mut dyn Visitor) -> Result<()> {
+    // Directories that are not complete, each with the position of the last name that was looked at.
+    let mut open: Vec<(Ino, u64)> = Vec::new();
+    let mut next = Some(root);
+    loop {
+        if let Some(dir) = next.take() {
+            if open.len() >= DEPTH_MAX {
+                return Err(Corrupt(format!("directory {dir} lies more than {DEPTH_MAX} directories deep")).into());
+            }
+            if visitor.directory(dir)? && skip_lost(contents(cx, dir, visitor))?.is_some() {
+                open.push((dir, 0));
+            }
+        }
+        let Some((dir, after)) = open.last_mut() else { return Ok(()) };
+        match skip_lost(next_directory(cx, *dir, *after))?.flatten() {
+            Some((position, below)) => {
+                *after = position;
+                next = Some(below);
+            }
+            None => drop(open.pop()),
+        }
+    }
+}
+
+/// What is gone, or cannot be read, does not end a walk.
+fn skip_lost<T>(outcome: Result<T>) -> Result<Option<T>> {
+    match outcome {
+        Ok(value) => Ok(Some(value)),
+        Err(Error::Stale | Error::NotDir | Error::NotFound) => Ok(None),
+        Err(e @ (Error::Corrupt(_) | Error::Io(_))) => {
+            tracing::warn!("a regroup leaves out what it cannot read: {e}");
+            Ok(None)
+        }
+        Err(e) => Err(e),
+    }
+}
+
+/// The first subdirectory behind a position, with its own.
+fn next_directory(cx: &MoveCtx<'_>, dir: Ino, after: u64) -> Result<Option<(u64, Ino)>> {
+    let mut found = None;
+    each_entry(cx, dir, after, &mut |e, position| {
+        found = (e.file_type == Some(FileType::Directory)).then_some((position, e.ino));
+        Ok(found.is_none())
+    })?;
+    Ok(found)
+}
+
+fn each_entry(
+    cx: &MoveCtx<'_>,
+    dir: Ino,
+    after: u64,
+    f: &mut dyn FnMut(&Entry<'_>, u64) -> Result<bool>,
+) -> Result<()> {
+    let node = cx.inodes.get(cx.file.cache, dir)?;
+    let st = node.state.read();
+    let Some(state) = &st.dir else { return Err(Error::NotDir) };
+    if st.freed || st.orphan {
+        return Err(Error::Stale);
+    }
+    dir::read(&cx.dir, &st.inode, state, after, &mut |e, position, _| f(e, position))
+}
+
+/// The blocks of a directory and its files.
+fn contents(cx: &MoveCtx<'_>, dir: Ino, visitor: &mut dyn Visitor) -> Result<()> {
+    let g = *cx.file.cache.geometry();
+    let blocks = {
+        let node = cx.inodes.get(cx.file.cache, dir)?;
+        let st = node.state.read();
+        let Some(state) = &st.dir else { return Err(Error::NotDir) };
+        dir::blocks_of(&cx.dir, &st.inode, state)?
+    };
+    for (lblock, addr) in blocks {
+        let run = Run { start: g.frag_of_block(addr), len: g.frags_per_block() };
+        visitor.block(Item { ino: dir, lblock, runs: vec![run] })?;
+    }
+    // Collected first: whoever is told may lock the directory, and files are not looked at while it is locked.
+    let mut files: Vec<(Ino, bool)> = Vec::new();
+    let mut after = 0;
+    loop {
+        let mut last = None;
+        each_entry(cx, dir, after, &mut |e, position| {
+            last = Some(position);
+            if e.file_type == Some(FileType::Regular) {
+                files.push((e.ino, e.kind == EntryKind::Embedded));
+            }
+            Ok(files.len() < FILES_AT_ONCE)
+        })?;
+        let full = files.len() >= FILES_AT_ONCE;
+        for (ino, embedded) in files.drain(..) {
+            if let Some((item, size)) = skip_lost(file(cx, dir, ino, embedded))?.flatten() {
+                visitor.file(item, size)?;
+            }
+        }
+        match last {
+            Some(position) if full => after = position,
+            _ => return Ok(()),
+        }
+    }
+}
+
+/// Files that are collected before they are handed on.
+const FILES_AT_ONCE: usize = 1024;
+
+/// Where a file lies, and its size. `None` if it has no data of its own, or belongs to another directory: one with several
+/// names goes with the directory that its inode names.
+fn file(cx: &MoveCtx<'_>, dir: Ino, ino: Ino, embedded: bool) -> Result<Option<(Item, u64)>> {
+    let node = cx.inodes.get(cx.file.cache, ino)?;
+    let st = node.state.read();
+    if st.freed || !embedded && st.inode.parent != dir {
+        return Ok(None);
+    }
+    let runs = runs_of(cx, &st.inode)?;
+    Ok((!runs.is_empty()).then_some((Item { ino, lblock: 0, runs }, st.inode.size)))
+}
+
+fn runs_of(cx: &MoveCtx<'_>, inode: &Inode) -> Result<Vec<Run>> {
+    let mut runs = Vec::new();
+    if !matches!(inode.format, InodeFormat::Inline(_)) {
+        extent::for_each(cx.file.cache, inode, 0..LOGICAL_END, |e| {
+            runs.push(Run { start: e.start, len: e.len });
+            Ok(())
+        })?;
+    }
+    Ok(runs)
+}

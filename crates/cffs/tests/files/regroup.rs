@@ -1,0 +1,169 @@
+//! Regrouping: what has come apart is brought back together, byte for byte, and stays so.
+
+use crate::common::plain::{clean, fresh, mount};
+use cffs::device::Device;
+use cffs::{
+    Caller, Error, Fs, Ino, MetadataMode, MkfsOptions, MountOptions, ROOT_INO, Regroup, RegroupOptions, RegroupOutcome,
+    RegroupStatus,
+};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+const ROOT: Caller = Caller::ROOT;
+const DIRS: usize = 24;
+
+fn small_groups() -> MkfsOptions {
+    MkfsOptions::default().group_size(64 << 10)
+}
+
+fn contents(n: usize) -> Vec<u8> {
+    (0..300 + n * 97 % 5000).map(|i| (i * 7 + n) as u8).collect()
+}
+
+/// Files that were made in turns over many directories, with others removed in between. Returns what is there.
+fn aged(fs: &Fs) -> BTreeMap<String, Vec<u8>> {
+    let dirs: Vec<Ino> =
+        (0..DIRS).map(|d| fs.mkdir(ROOT, ROOT_INO, format!("d{d}").as_bytes(), 0o755).unwrap().ino).collect();
+    let mut all = BTreeMap::new();
+    for round in 0..40 {
+        for (d, dir) in dirs.iter().enumerate() {
+            let n = round * DIRS + d;
+            let name = format!("f{round}");
+            let a = fs.create(ROOT, *dir, name.as_bytes(), 0o644).unwrap();
+            fs.write(ROOT, a.ino, 0, &contents(n)).unwrap();
+            fs.forget(a.ino, 1);
+            all.insert(format!("d{d}/{name}"), contents(n));
+            if n.is_multiple_of(3) && round > 0 {
+                let old = format!("f{}", round - 1);
+                fs.unlink(*dir, old.as_bytes()).unwrap();
+                all.remove(&format!("d{d}/{old}"));
+            }
+        }
+        fs.sync().unwrap();
+    }
+    dirs.into_iter().for_each(|d| fs.forget(d, 1));
+    all
+}
+
+fn compare(fs: &Fs, all: &BTreeMap<String, Vec<u8>>) {
+    for (path, bytes) in all {
+        let (dir, name) = path.split_once('/').unwrap();
+        let d = fs.lookup(ROOT_INO, dir.as_bytes()).unwrap();
+        let f = fs.lookup(d.ino, name.as_bytes()).unwrap();
+        let mut back = vec![0; bytes.len() + 1];
+        assert_eq!(fs.read(f.ino, 0, &mut back).unwrap(), bytes.len(), "{path}");
+        assert!(back[..bytes.len()] == bytes[..], "{path}");
+        fs.forget(f.ino, 1);
+        fs.forget(d.ino, 1);
+    }
+}
+
+fn regroup(fs: &Fs, options: &RegroupOptions) -> RegroupStatus {
+    let handle = Regroup::new();
+    fs.regroup(options, &handle).unwrap();
+    handle.status()
+}
+
+/// Requests to read everything with nothing in memory.
+fn cold_requests(fs: &Fs, all: &BTreeMap<String, Vec<u8>>) -> u64 {
+    fs.drop_caches();
+    let reads = || fs.stats().device.kinds.values().map(|k| k.read_requests).sum::<u64>();
+    let before = reads();
+    compare(fs, all);
+    reads() - before
+}
+
+#[test]
+fn what_came_apart_is_brought_together_once() {
+    for options in [
+        small_groups(),
+        small_groups().data_sums(true),
+        small_groups().no_embed(true),
+        small_groups().block_size(1024).frag_size(Some(512)),
+    ] {
+        let dev = fresh(64 << 20, &options);
+        let fs = mount(&dev);
+        let all = aged(&fs);
+        let before = cold_requests(&fs, &all);
+        let plan = regroup(&fs, &RegroupOptions::default().dry_run(true));
+        assert!(plan.bytes_moved > 0 && plan.read.after < plan.read.before, "{plan:?}");
+        let done = regroup(&fs, &RegroupOptions::default());
+        assert_eq!(done.outcome, Some(RegroupOutcome::Complete));
+        assert!(done.files_moved > 0 && done.bytes_kept == 0, "{done:?}");
+        assert!(done.read.after * 2.0 < done.read.before, "{done:?}");
+        let after = cold_requests(&fs, &all);
+        assert!(after * 2 < before, "{before} requests before, {after} after: {done:?}");
+        let again = regroup(&fs, &RegroupOptions::default());
+        assert_eq!((again.files_moved, again.blocks_moved, again.bytes_moved), (0, 0, 0), "{again:?}");
+        assert_eq!(again.read.before, again.read.after);
+        fs.close().unwrap();
+        clean(&dev, "regrouped");
+        let fs = mount(&dev);
+        compare(&fs, &all);
+        fs.close().unwrap();
+    }
+}
+
+#[test]
+fn a_budget_bounds_what_is_moved_and_the_rest_follows_later() {
+    let dev = fresh(64 << 20, &small_groups());
+    let fs = mount(&dev);
+    let all = aged(&fs);
+    let budget = 600 << 10;
+    let options = RegroupOptions::default().budget(Some(budget));
+    let first = regroup(&fs, &options);
+    assert!(first.bytes_moved <= budget && first.bytes_moved > 0, "{first:?}");
+    let rest = regroup(&fs, &RegroupOptions::default());
+    assert!(rest.bytes_moved > 0);
+    compare(&fs, &all);
+    fs.close().unwrap();
+    clean(&dev, "with a budget");
+}
+
+#[test]
+fn a_directory_alone_is_brought_together() {
+    let dev = fresh(64 << 20, &small_groups());
+    let fs = mount(&dev);
+    let all = aged(&fs);
+    let d = fs.lookup(ROOT_INO, b"d5").unwrap().ino;
+    let one = regroup(&fs, &RegroupOptions::default().directories(vec![d]));
+    assert_eq!(one.directories, 1);
+    assert!(one.files_moved > 0 && one.files < 41, "{one:?}");
+    compare(&fs, &all);
+    // What cannot be regrouped is refused.
+    let f = fs.lookup(d, b"f39").unwrap().ino;
+    let handle = Regroup::new();
+    let refused = fs.regroup(&RegroupOptions::default().directories(vec![f]), &handle);
+    assert!(matches!(refused, Err(Error::NotDir)));
+    let refused = fs.regroup(&RegroupOptions::default().rate(Some(0)), &handle);
+    assert!(matches!(refused, Err(Error::Invalid(_))));
+    assert!(!handle.is_over());
+    fs.forget(f, 1);
+    fs.forget(d, 2);
+    fs.close().unwrap();
+    clean(&dev, "one directory");
+}
+
+#[test]
+fn without_a_journal_nothing_is_moved() {
+    let dev = fresh(32 << 20, &MkfsOptions::default());
+    let options = MountOptions::default().background(false).metadata(MetadataMode::Sync);
+    let fs = Fs::open(dev.clone() as Arc<dyn Device>, None, options).unwrap();
+    let refused = fs.regroup(&RegroupOptions::default(), &Regroup::new());
+    assert!(matches!(refused, Err(Error::Invalid(_))));
+    fs.close().unwrap();
+}
+
+#[test]
+fn a_stopped_regroup_leaves_everything_in_order() {
+    let dev = fresh(64 << 20, &small_groups());
+    let fs = mount(&dev);
+    let all = aged(&fs);
+    let handle = Regroup::new();
+    handle.stop();
+    fs.regroup(&RegroupOptions::default(), &handle).unwrap();
+    assert_eq!(handle.status().outcome, Some(RegroupOutcome::Stopped));
+    compare(&fs, &all);
+    fs.close().unwrap();
+    clean(&dev, "stopped");
+}
