@@ -5,7 +5,7 @@ use std::io::Write;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
-use cffs::{Caller, Error, Fs, Ino, ROOT_INO};
+use cffs::{Caller, Error, Fs, Ino, ROOT_INO, Regroup, RegroupOptions, RegroupOutcome, RegroupStatus};
 use cffs_disk::Counters;
 
 use super::aging::compared;
@@ -150,8 +150,26 @@ fn clone_name(n: usize) -> String {
     format!("clone{n}")
 }
 
-/// Replays the history, and reads; then the same trees on a fresh disk.
-fn measure(variant: Variant, revisions: &[Vec<Change>], bytes: u64, content: &[u8]) -> Result<[[Counters; 2]; 2]> {
+/// Searching and walking: the trees written at once, after the history, and after a regroup.
+struct Measured {
+    fresh: [Counters; 2],
+    aged: [Counters; 2],
+    regrouped: [Counters; 2],
+    /// What the regroup did, and what a second one found to do.
+    regroups: [RegroupStatus; 2],
+}
+
+/// Regroups everything.
+fn regroup(harness: &mut Harness) -> Result<RegroupStatus> {
+    let handle = Regroup::new();
+    harness.phase(|fs| Ok(fs.regroup(&RegroupOptions::default(), &handle)?))?;
+    let status = handle.status();
+    ensure!(status.outcome == Some(RegroupOutcome::Complete), "a regroup ended with {:?}", status.outcome);
+    Ok(status)
+}
+
+/// Replays the history, and reads; regroups, and reads again; then the same trees on a fresh disk.
+fn measure(variant: Variant, revisions: &[Vec<Change>], bytes: u64, content: &[u8]) -> Result<Measured> {
     let setup = Setup { bytes, variant, group: GROUP, log: Some(4 << 20), ..Setup::today("hdd-2026") };
     let end = |n: usize| revisions.len().saturating_sub(n * BEHIND);
     let mut aged = Harness::new(&setup)?;
@@ -170,6 +188,9 @@ fn measure(variant: Variant, revisions: &[Vec<Change>], bytes: u64, content: &[u
     })?;
     let old = read_all(&mut aged)?;
     aged.check()?;
+    let regroups = [regroup(&mut aged)?, regroup(&mut aged)?];
+    let regrouped = read_all(&mut aged)?;
+    aged.check()?;
     let mut fresh = Harness::new(&setup)?;
     fresh.phase(|fs| {
         for n in 0..CLONES {
@@ -181,7 +202,7 @@ fn measure(variant: Variant, revisions: &[Vec<Change>], bytes: u64, content: &[u
     })?;
     let new = read_all(&mut fresh)?;
     fresh.check()?;
-    Ok([new, old])
+    Ok(Measured { fresh: new, aged: old, regrouped, regroups })
 }
 
 /// Share of changed files in revisions with another changed file in the same directory, in %.
@@ -226,9 +247,9 @@ pub fn replay(scale: u64) -> Result<Outcome> {
         .sum();
     let bytes = (((in_clones as f64 / LEVEL) as u64) + (6 << 20)).next_multiple_of(1 << 20);
     let names = ["search", "walk"];
-    let mut rows = Vec::new();
+    let (mut rows, mut moved) = (Vec::new(), Vec::new());
     for (variant, name) in [(Variant::BOTH, "cffs"), (Variant::NEITHER, "conventional")] {
-        let [new, old] = match measure(variant, revisions, bytes, &content) {
+        let m = match measure(variant, revisions, bytes, &content) {
             Ok(measured) => measured,
             Err(error) if matches!(error.downcast_ref(), Some(Error::NoSpace)) => {
                 outcome.untested.push((format!("{name}: the history on {} MiB", bytes >> 20), format!("{error:#}")));
@@ -236,14 +257,19 @@ pub fn replay(scale: u64) -> Result<Outcome> {
             }
             Err(error) => return Err(error),
         };
-        for (state, c) in [("written at once", new), ("after the history", old)] {
+        for (state, c) in
+            [("written at once", m.fresh), ("after the history", m.aged), ("after a regroup", m.regrouped)]
+        {
             rows.push((format!("{name}, {state}"), c.iter().map(Counters::seconds).collect::<Vec<f64>>()));
         }
         if variant == Variant::BOTH {
-            outcome.claims = claims(&new, &old, in_clones);
+            outcome.claims = claims(&m, in_clones);
+            moved.push(moved_row(&m.regroups[0], in_clones));
         }
     }
     outcome.add("Disk time", "s", "state", &names.map(str::to_string), rows, false);
+    let columns = ["moved, MiB", "of contents, MiB", "moved for each byte"].map(str::to_string);
+    outcome.table("What the regroup moved", "", &columns, moved);
     let small = sizes().filter(|s| *s <= SMALL);
     let shares = vec![
         small.clone().count() as f64 / last.len().max(1) as f64 * 100.0,
@@ -272,21 +298,42 @@ fn enough_revisions() -> std::result::Result<Vec<Vec<Change>>, String> {
     }
 }
 
-/// What the history cost reading and walking: both measured at once, then after it.
-fn claims(new: &[Counters; 2], old: &[Counters; 2], in_clones: u64) -> Vec<Claim> {
-    let loss = |i: usize| (1.0 - new[i].seconds() / old[i].seconds()) * 100.0;
+fn moved_row(regroup: &RegroupStatus, in_clones: u64) -> (String, Vec<f64>) {
+    let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+    let each = regroup.bytes_moved as f64 / in_clones.max(1) as f64;
+    ("cffs".into(), vec![mib(regroup.bytes_moved), mib(in_clones), each])
+}
+
+/// What the history cost reading and walking, both measured at once, then after it, then after a regroup.
+fn claims(m: &Measured, in_clones: u64) -> Vec<Claim> {
+    let loss = |i: usize| (1.0 - m.fresh[i].seconds() / m.aged[i].seconds()) * 100.0;
+    let regrouped = |i: usize| m.regrouped[i].seconds() / m.fresh[i].seconds();
     let why = |i: usize| {
         format!(
             "{} The files that a revision changes go where there is room then, among those of the other clones, and nothing brings them \
              back together.",
-            compared(&new[i], &old[i], in_clones)
+            compared(&m.fresh[i], &m.aged[i], in_clones)
         )
     };
+    let after = |i: usize| compared(&m.fresh[i], &m.regrouped[i], in_clones);
     vec![
         Claim::at_most("reading all files after the history: loss in % (our target at 70%)", 15.0, loss(0))
             .because(|| why(0)),
         Claim::at_most("walking all directories after the history: loss in % (our target at 70%)", 15.0, loss(1))
             .because(|| why(1)),
+        Claim::at_most(
+            "reading all files after a regroup: disk time, times that of trees written at once",
+            1.1,
+            regrouped(0),
+        )
+        .because(|| after(0)),
+        Claim::at_most(
+            "walking all directories after a regroup: disk time, times that of trees written at once",
+            1.1,
+            regrouped(1),
+        )
+        .because(|| after(1)),
+        Claim::at_most("bytes that a second regroup moves", 0.0, m.regroups[1].bytes_moved as f64),
     ]
 }
 
@@ -320,7 +367,8 @@ mod tests {
         ];
         assert_eq!(tree(&revisions), [change("a", Some(9)), change("d/c", Some(4))]);
         assert_eq!(together(&revisions), 2.0 / 3.0 * 100.0);
-        let [new, old] = measure(Variant::BOTH, &revisions, 32 << 20, &[7; 16]).unwrap();
-        assert!(new[0].requests() > 0 && old[0].requests() > 0);
+        let m = measure(Variant::BOTH, &revisions, 32 << 20, &[7; 16]).unwrap();
+        assert!(m.fresh[0].requests() > 0 && m.aged[0].requests() > 0 && m.regrouped[0].requests() > 0);
+        assert_eq!(m.regroups[1].bytes_moved, 0);
     }
 }

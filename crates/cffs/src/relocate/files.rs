@@ -4,7 +4,6 @@ use super::MoveCtx;
 use super::segment::Item;
 use crate::error::{Error, Result};
 use crate::file::relocate::{self, Copied};
-use crate::format::extent::LOGICAL_END;
 use crate::format::{BlockAddr, Run};
 use crate::node::Node;
 use crate::reservation::Reservation;
@@ -37,35 +36,56 @@ fn cancel(cx: &MoveCtx<'_>, reservation: &Reservation, run: Run) {
 /// Allocates places for items near a block, in free runs that are long or lie close together. `None` if there is too little
 /// space.
 pub(super) fn allocate(cx: &MoveCtx<'_>, items: &[Item], near: BlockAddr) -> Result<Option<Places>> {
+    let frags = items.iter().map(Item::frags).sum();
+    let mut plan = cx.file.placement.plan_together(near, frags)?;
+    allocate_each(cx, items, &mut |frags| match plan.take() {
+        Some(now) => {
+            let (rest, run) = cx.file.placement.allocate_planned(now, frags)?;
+            plan = rest;
+            Ok(run)
+        }
+        // The plan is used up, or there are allocation groups that nothing was written to.
+        None => anywhere(cx, near, frags),
+    })
+}
+
+/// Allocates places for items in the gaps that fit them best, wherever they are. `None` if there is too little space.
+pub(super) fn allocate_in_gaps(cx: &MoveCtx<'_>, items: &[Item], near: BlockAddr) -> Result<Option<Places>> {
     let g = cx.file.cache.geometry();
-    let frags: u64 = items.iter().map(Item::frags).sum();
+    let most = g.frag_of_block(g.group_blocks());
+    allocate_each(cx, items, &mut |frags| {
+        let gap = cx.file.space.alloc_best_fit(near, frags, frags..most.max(frags + 1), |_| false)?;
+        gap.map_or_else(|| anywhere(cx, near, frags), |run| Ok(Some(run)))
+    })
+}
+
+fn anywhere(cx: &MoveCtx<'_>, near: BlockAddr, frags: u64) -> Result<Option<Run>> {
+    cx.file.space.alloc_near(cx.file.cache.geometry().frag_of_block(near), frags, frags)
+}
+
+/// One run for each item: a file in pieces becomes whole.
+fn allocate_each(
+    cx: &MoveCtx<'_>,
+    items: &[Item],
+    find: &mut dyn FnMut(u64) -> Result<Option<Run>>,
+) -> Result<Option<Places>> {
     let reservation = cx.file.space.reservation(None, false);
-    match reservation.reserve(frags, false) {
+    match reservation.reserve(items.iter().map(Item::frags).sum(), false) {
         Err(Error::NoSpace) => return Ok(None),
         outcome => outcome?,
     }
     let mut places = Places { runs: Vec::with_capacity(items.len()), reservation };
-    let mut cursor = cx.file.placement.plan_together(near, frags)?;
     for item in items {
-        let mut runs = Vec::new();
-        // Runs that follow each other in a file are one place: a file in pieces becomes whole.
-        let want = item.frags();
-        let run = match cursor.take() {
-            Some(c) => {
-                let (next, run) = cx.file.placement.allocate_planned(c, want)?;
-                cursor = next;
-                run
+        match find(item.frags()) {
+            Ok(Some(run)) => {
+                places.reservation.allocated(run.len);
+                places.runs.push(vec![run]);
             }
-            // The plan is used up, or there are allocation groups that nothing was written to.
-            None => cx.file.space.alloc_near(g.frag_of_block(near), want, want)?,
-        };
-        let Some(run) = run else {
-            places.cancel(cx);
-            return Ok(None);
-        };
-        places.reservation.allocated(run.len);
-        runs.push(run);
-        places.runs.push(runs);
+            outcome => {
+                places.cancel(cx);
+                return outcome.map(|_| None);
+            }
+        }
     }
     Ok(Some(places))
 }
@@ -97,5 +117,5 @@ pub(super) fn relocate(cx: &MoveCtx<'_>, items: &[Item], places: Places) -> Resu
 
 fn read(cx: &MoveCtx<'_>, item: &Item) -> Result<Option<Copied>> {
     let node: Arc<Node> = cx.inodes.get(cx.file.cache, item.ino)?;
-    relocate::read(&cx.file, &node, 0..LOGICAL_END)
+    relocate::read(&cx.file, &node, item.logical.clone())
 }

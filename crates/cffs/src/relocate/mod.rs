@@ -13,6 +13,7 @@
 mod control;
 mod cost;
 mod files;
+mod gather;
 mod names;
 mod plan;
 mod segment;

@@ -41,20 +41,12 @@ pub(super) fn allocate(cx: &MoveCtx<'_>, items: &[Item], near: BlockAddr) -> Res
     let space = cx.file.space;
     let g = cx.file.cache.geometry();
     let per = g.frags_per_block();
-    let reservation = space.reservation(None, false);
-    // Each of a directory's extents may be cut: a node of the tree is rarely needed, and its absence stops the move.
-    match reservation.reserve_blocks(items.len() as u64 + 1, false) {
-        Err(Error::NoSpace) => return Ok(None),
-        outcome => outcome?,
-    }
-    reservation.start_use();
-    let mut places = Places { blocks: Vec::with_capacity(items.len()), reservation };
+    let Some(mut places) = reserve(cx, items.len())? else { return Ok(None) };
     let mut at: FragAddr = g.frag_of_block(near);
     let mut window = at..at;
     while places.blocks.len() < items.len() {
         let left = (items.len() - places.blocks.len()) as u64 * per;
-        let found = space.alloc_meta_in(&places.reservation, window.clone(), 1)?;
-        if let Some(run) = found {
+        if let Some(run) = space.alloc_meta_in(&places.reservation, window.clone(), 1)? {
             places.blocks.push(g.block_of_frag(run.start));
             window.start = run.end();
             continue;
@@ -79,6 +71,32 @@ pub(super) fn allocate(cx: &MoveCtx<'_>, items: &[Item], near: BlockAddr) -> Res
     Ok(Some(places))
 }
 
+/// Allocates places for blocks wherever there is one, from a block on. `None` if there is too little space.
+pub(super) fn allocate_anywhere(cx: &MoveCtx<'_>, items: &[Item], near: BlockAddr) -> Result<Option<Places>> {
+    let Some(mut places) = reserve(cx, items.len())? else { return Ok(None) };
+    for _ in items {
+        match cx.file.space.alloc_meta_near(&places.reservation, near, 1, 1)? {
+            Some(run) => places.blocks.push(cx.file.cache.geometry().block_of_frag(run.start)),
+            None => {
+                places.cancel(cx);
+                return Ok(None);
+            }
+        }
+    }
+    Ok(Some(places))
+}
+
+fn reserve(cx: &MoveCtx<'_>, blocks: usize) -> Result<Option<Places>> {
+    let reservation = cx.file.space.reservation(None, false);
+    // An extent of the directory may be cut: a node of the tree is rarely needed, and its absence stops the move.
+    match reservation.reserve_blocks(blocks as u64 + 1, false) {
+        Err(Error::NoSpace) => return Ok(None),
+        outcome => outcome?,
+    }
+    reservation.start_use();
+    Ok(Some(Places { blocks: Vec::with_capacity(blocks), reservation }))
+}
+
 /// Moves blocks to their new places. Returns how many.
 pub(super) fn relocate(cx: &MoveCtx<'_>, items: &[Item], places: Places) -> Result<u64> {
     let mut moved = 0;
@@ -101,10 +119,11 @@ pub(super) fn relocate(cx: &MoveCtx<'_>, items: &[Item], places: Places) -> Resu
 
 fn relocate_block(cx: &MoveCtx<'_>, item: &Item, to: BlockAddr, reservation: &Reservation) -> Result<bool> {
     let (cache, space) = (cx.file.cache, cx.file.space);
+    let lblock = cache.geometry().block_of_frag(item.logical.start);
     let dir = cx.inodes.get(cache, item.ino)?;
     let look = |st: &node::NodeState| {
         let Some(state) = &st.dir else { return Err(Error::NotDir) };
-        if st.freed || st.orphan { Ok(None) } else { dir::block_to_move(&cx.dir, &st.inode, state, item.lblock) }
+        if st.freed || st.orphan { Ok(None) } else { dir::block_to_move(&cx.dir, &st.inode, state, lblock) }
     };
     let (inodes, log_bytes) = {
         let st = dir.state.read();

@@ -4,16 +4,20 @@ use super::control::{Control, Progress};
 use super::cost::{PARTS, Reader};
 use super::segment::{Item, Segment, read_all};
 use super::walk::{Visitor, walk};
-use super::{MoveCtx, files, names};
+use super::{MoveCtx, files, gather, names};
 use crate::error::Result;
-use crate::format::{BlockAddr, Geometry, Ino};
+use crate::format::{BlockAddr, Extent, Geometry, Ino};
 
-/// Length of a segment, in groups.
-const SEGMENT_GROUPS: u64 = 16;
+/// Length of a segment, in groups: no transfer is longer.
+const SEGMENT_GROUPS: u64 = 4;
 /// A move has to save one in so many parts of the cost.
 const GAIN_DIVISOR: u64 = 10;
+/// A good place costs at most so many parts of a request more than the best that there can be.
+const GOOD_PARTS: u64 = 2;
 /// Bytes that are moved before a commit makes the space that they left usable again.
 const COMMIT_BYTES: u64 = 8 << 20;
+/// Emptying areas ends when the segments that went into the last one were less than one in so many parts of it.
+const FILL_DIVISOR: u64 = 4;
 
 /// What a regroup may do.
 #[derive(Clone, Copy, Debug)]
@@ -26,27 +30,34 @@ pub struct Limits {
     pub always: bool,
 }
 
-/// Brings what is below the given directories back together.
+/// Brings what is below the given directories back together: segments go into long free runs, best first in the order of
+/// the name space. When those are used up, areas of the device are emptied for the rest.
 ///
 /// # Errors
 /// Those of the device and the journal, and what [`Control::check`] returns.
-pub fn run(cx: &MoveCtx<'_>, roots: &[Ino], limits: Limits, control: &dyn Control) -> Result<Progress> {
-    let mut planner = Planner {
-        cx: *cx,
-        g: *cx.file.cache.geometry(),
-        limits,
-        control,
-        progress: Progress::default(),
-        data: Sequence::default(),
-        names: Sequence::default(),
-        uncommitted: 0,
-    };
-    let outcome = roots.iter().try_for_each(|root| {
-        walk(cx, *root, &mut planner)?;
-        planner.finish_segments()
-    });
-    control.report(&planner.progress);
-    outcome.map(|()| planner.progress)
+pub fn run(cx: &MoveCtx<'_>, roots: &[Ino], limits: Limits, control: &dyn Control) -> Result<()> {
+    let mut planner = Planner::new(cx, limits, control);
+    let mut first = true;
+    loop {
+        planner.pass(roots)?;
+        if std::mem::take(&mut first) {
+            planner.progress.before = planner.costs.map(|c| c[0]);
+        }
+        planner.progress.after = planner.costs.map(|c| c[1]);
+        control.report(&planner.progress);
+        if limits.dry_run || limits.always || planner.homeless == 0 || planner.left() == 0 {
+            return Ok(());
+        }
+        if planner.area.take().is_some_and(|frags| planner.placed < frags / FILL_DIVISOR) {
+            // What was emptied last was of little use.
+            return planner.place_where_it_helps(roots);
+        }
+        let Some(area) = gather::choose_area(cx, planner.homeless)? else { return planner.place_where_it_helps(roots) };
+        let moved = gather::empty(cx, area.clone(), planner.left(), control)?;
+        planner.progress.bytes_moved += moved << planner.g.frag_shift;
+        planner.area = Some(planner.g.frag_of_block(area.end - area.start));
+        planner.start = Some(area.start);
+    }
 }
 
 /// What is read in one order: data of small files, or names.
@@ -65,9 +76,29 @@ struct Planner<'a> {
     limits: Limits,
     control: &'a dyn Control,
     progress: Progress,
-    data: Sequence,
-    names: Sequence,
+    /// Data and names.
+    sequences: [Sequence; 2],
+    /// Costs of both in this pass: as they were, and as they are now.
+    costs: [[u64; 2]; 2],
+    /// Fragments of segments that should move and have no good place, and of those that have moved, in this pass.
+    homeless: u64,
+    placed: u64,
+    /// What the walk under way is for.
+    kind: Kind,
+    /// Any place that saves enough will do.
+    lenient: bool,
+    /// Fragments of the area that was emptied last, and its start.
+    area: Option<u64>,
+    start: Option<BlockAddr>,
+    /// Bytes moved since the last commit.
     uncommitted: u64,
+}
+
+/// Which of the sequences.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Data = 0,
+    Names = 1,
 }
 
 /// New places, for either kind.
@@ -76,49 +107,107 @@ enum Places {
     Names(names::Places),
 }
 
-impl Planner<'_> {
-    fn segment_frags(&self) -> u64 {
-        self.g.frag_of_block(SEGMENT_GROUPS * self.g.group_blocks())
-    }
-
-    fn finish_segments(&mut self) -> Result<()> {
-        self.finish(false)?;
-        self.finish(true)
-    }
-
-    fn sequence(&mut self, of_names: bool) -> &mut Sequence {
-        if of_names { &mut self.names } else { &mut self.data }
-    }
-
-    /// Moves a segment that is complete, if that saves enough.
-    fn finish(&mut self, of_names: bool) -> Result<()> {
-        let g = self.g;
-        let mut segment = std::mem::take(&mut self.sequence(of_names).segment);
-        let left = self.limits.budget.saturating_sub(self.progress.bytes_moved) >> g.frag_shift;
-        let rest = segment.split_off(left.max(1));
-        for segment in [segment, rest] {
-            self.finish_segment(&segment, of_names)?;
+impl Places {
+    fn reader(&self, cx: &MoveCtx<'_>, g: &Geometry, from: Option<BlockAddr>) -> Reader {
+        match self {
+            Places::Data(p) => read_all(g, from, p.all()),
+            Places::Names(p) => read_all(g, from, p.all(cx)),
         }
+    }
+
+    fn cancel(self, cx: &MoveCtx<'_>) {
+        match self {
+            Places::Data(p) => p.cancel(cx),
+            Places::Names(p) => p.cancel(cx),
+        }
+    }
+}
+
+impl<'a> Planner<'a> {
+    fn new(cx: &MoveCtx<'a>, limits: Limits, control: &'a dyn Control) -> Planner<'a> {
+        Planner {
+            cx: *cx,
+            g: *cx.file.cache.geometry(),
+            limits,
+            control,
+            progress: Progress::default(),
+            sequences: Default::default(),
+            costs: Default::default(),
+            homeless: 0,
+            placed: 0,
+            kind: Kind::Names,
+            lenient: false,
+            area: None,
+            start: None,
+            uncommitted: 0,
+        }
+    }
+
+    /// Fragments that may still be moved.
+    fn left(&self) -> u64 {
+        self.limits.budget.saturating_sub(self.progress.bytes_moved) >> self.g.frag_shift
+    }
+
+    /// Goes through the tree once, and moves the segments that have a better place.
+    fn pass(&mut self, roots: &[Ino]) -> Result<()> {
+        (self.costs, self.homeless, self.placed) = (Default::default(), 0, 0);
+        (self.progress.directories, self.progress.files) = (0, 0);
+        let mut near = self.start.take();
+        self.sequences = Default::default();
+        let cx = self.cx;
+        // All names first, so that they lie next to each other.
+        for kind in [Kind::Names, Kind::Data] {
+            self.kind = kind;
+            self.sequences[kind as usize].near = near;
+            for root in roots {
+                walk(&cx, *root, self)?;
+                self.finish(kind)?;
+            }
+            near = self.sequences[kind as usize].near.filter(|_| near.is_some());
+        }
+        self.commit()
+    }
+
+    /// A last pass: good places cannot be made any more, and what has a better one than now takes it.
+    fn place_where_it_helps(&mut self, roots: &[Ino]) -> Result<()> {
+        self.lenient = true;
+        self.pass(roots)?;
+        self.progress.after = self.costs.map(|c| c[1]);
+        self.control.report(&self.progress);
         Ok(())
     }
 
-    fn finish_segment(&mut self, segment: &Segment, of_names: bool) -> Result<()> {
-        let g = self.g;
-        if segment.items.is_empty() {
-            return Ok(());
+    fn push(&mut self, kind: Kind, item: Item) -> Result<()> {
+        let segment = &mut self.sequences[kind as usize].segment;
+        segment.push(item);
+        let full = segment.frags >= self.g.frag_of_block(SEGMENT_GROUPS * self.g.group_blocks());
+        if full { self.finish(kind) } else { Ok(()) }
+    }
+
+    /// A segment is complete: as much of it as the budget allows moves, if that saves enough.
+    fn finish(&mut self, kind: Kind) -> Result<()> {
+        let mut segment = std::mem::take(&mut self.sequences[kind as usize].segment);
+        let rest = segment.split_off(self.left().max(1));
+        for segment in [segment, rest] {
+            if segment.items.is_empty() {
+                continue;
+            }
+            let (g, sequence) = (self.g, &self.sequences[kind as usize]);
+            let ([was, is], near) = (sequence.came_from, sequence.near);
+            let before = segment.reader(&g, was);
+            let stays = segment.reader(&g, is);
+            let moved = self.move_segment(&segment, stays.cost(), is, near, kind)?;
+            let sequence = &mut self.sequences[kind as usize];
+            if let Some(goes) = &moved {
+                sequence.near = goes.last();
+            }
+            let after = moved.unwrap_or(stays);
+            sequence.came_from = [before.last(), after.last()];
+            sequence.near = sequence.near.or(after.last());
+            let costs = &mut self.costs[kind as usize];
+            costs[0] += before.cost();
+            costs[1] += after.cost();
         }
-        let sequence = self.sequence(of_names);
-        let [was, is] = sequence.came_from;
-        let near = sequence.near;
-        let before = segment.reader(&g, was);
-        let stays = segment.reader(&g, is);
-        let after = self.move_segment(segment, &stays, is, near, of_names)?.unwrap_or(stays);
-        let sequence = self.sequence(of_names);
-        sequence.came_from = [before.last(), after.last()];
-        sequence.near = after.last().or(sequence.near);
-        let kind = usize::from(of_names);
-        self.progress.before[kind] += before.cost();
-        self.progress.after[kind] += after.cost();
         self.control.report(&self.progress);
         Ok(())
     }
@@ -127,52 +216,54 @@ impl Planner<'_> {
     fn move_segment(
         &mut self,
         segment: &Segment,
-        stays: &Reader,
+        stays: u64,
         from: Option<BlockAddr>,
         near: Option<BlockAddr>,
-        of_names: bool,
+        kind: Kind,
     ) -> Result<Option<Reader>> {
         self.control.check()?;
-        let g = self.g;
+        let (cx, g) = (self.cx, self.g);
         let bytes = segment.frags << g.frag_shift;
         let least = PARTS + segment.frags.div_ceil(g.frag_of_block(g.group_blocks())) - 1;
         let always = self.limits.always;
-        let enough = |cost: u64| {
-            always || cost + PARTS <= stays.cost() && cost * GAIN_DIVISOR <= stays.cost() * (GAIN_DIVISOR - 1)
-        };
-        if !enough(least) || self.progress.bytes_moved + bytes > self.limits.budget {
+        let enough =
+            |cost: u64| always || cost + PARTS <= stays + 1 && cost * GAIN_DIVISOR <= stays * (GAIN_DIVISOR - 1);
+        if !enough(least) || segment.frags > self.left() {
             return Ok(None);
         }
         let first = segment.items[0].runs[0].start;
         let near = near.unwrap_or_else(|| g.group_of(g.block_of_frag(first)));
-        let Some(places) = self.allocate(segment, near, of_names)? else { return Ok(None) };
-        let goes = match &places {
-            Places::Data(p) => read_all(&g, from, p.all()),
-            Places::Names(p) => read_all(&g, from, p.all(&self.cx)),
+        let places = self.allocate(segment, near, kind)?;
+        let good = |cost: u64| enough(cost) && (always || self.lenient || cost <= least + GOOD_PARTS);
+        let goes = places.as_ref().map(|p| p.reader(&cx, &g, from));
+        let (Some(places), Some(goes)) = (places, goes) else {
+            self.homeless += segment.frags;
+            return Ok(None);
         };
-        if !enough(goes.cost()) || self.limits.dry_run {
-            match places {
-                Places::Data(p) => p.cancel(&self.cx),
-                Places::Names(p) => p.cancel(&self.cx),
-            }
-            if !enough(goes.cost()) {
-                return Ok(None);
-            }
+        if !good(goes.cost()) {
+            places.cancel(&cx);
+            self.homeless += segment.frags;
+            return Ok(None);
+        }
+        if self.limits.dry_run {
+            places.cancel(&cx);
             self.progress.bytes_moved += bytes;
             return Ok(Some(goes));
         }
         let moved = match places {
             Places::Data(p) => {
-                let (frags, files) = files::relocate(&self.cx, &segment.items, p)?;
+                let (frags, files) = files::relocate(&cx, &segment.items, p)?;
                 self.progress.files_moved += files;
-                frags << g.frag_shift
+                frags
             }
             Places::Names(p) => {
-                let blocks = names::relocate(&self.cx, &segment.items, p)?;
+                let blocks = names::relocate(&cx, &segment.items, p)?;
                 self.progress.blocks_moved += blocks;
-                blocks << g.block_shift
+                g.frag_of_block(blocks)
             }
         };
+        self.placed += moved;
+        let moved = moved << g.frag_shift;
         self.progress.bytes_moved += moved;
         self.progress.bytes_kept += bytes.saturating_sub(moved);
         self.uncommitted += moved;
@@ -183,13 +274,12 @@ impl Planner<'_> {
         Ok(Some(goes))
     }
 
-    fn allocate(&mut self, segment: &Segment, near: BlockAddr, of_names: bool) -> Result<Option<Places>> {
+    fn allocate(&mut self, segment: &Segment, near: BlockAddr, kind: Kind) -> Result<Option<Places>> {
         let cx = self.cx;
         let attempt = || -> Result<Option<Places>> {
-            Ok(if of_names {
-                names::allocate(&cx, &segment.items, near)?.map(Places::Names)
-            } else {
-                files::allocate(&cx, &segment.items, near)?.map(Places::Data)
+            Ok(match kind {
+                Kind::Data => files::allocate(&cx, &segment.items, near)?.map(Places::Data),
+                Kind::Names => names::allocate(&cx, &segment.items, near)?.map(Places::Names),
             })
         };
         if let Some(places) = attempt()? {
@@ -204,29 +294,30 @@ impl Planner<'_> {
     }
 
     fn commit(&mut self) -> Result<()> {
-        self.uncommitted = 0;
-        self.cx.file.journal.commit()
+        if std::mem::take(&mut self.uncommitted) == 0 { Ok(()) } else { self.cx.file.journal.commit() }
     }
 }
 
 impl Visitor for Planner<'_> {
     fn directory(&mut self, _ino: Ino) -> Result<bool> {
         self.control.check()?;
-        self.progress.directories += 1;
+        self.progress.directories += u64::from(self.kind == Kind::Data);
         Ok(true)
     }
 
-    fn block(&mut self, item: Item) -> Result<()> {
-        self.names.segment.push(item);
-        if self.names.segment.frags >= self.segment_frags() { self.finish(true) } else { Ok(()) }
+    fn wants(&self) -> [bool; 2] {
+        [self.kind == Kind::Names, self.kind == Kind::Data]
     }
 
-    fn file(&mut self, item: Item, size: u64) -> Result<()> {
+    fn block(&mut self, dir: Ino, lblock: u64, addr: BlockAddr) -> Result<()> {
+        self.push(Kind::Names, Item::block(&self.g, dir, lblock, addr))
+    }
+
+    fn file(&mut self, ino: Ino, size: u64, extents: &[Extent]) -> Result<()> {
         self.progress.files += 1;
         if size > self.cx.file.placement.small_max() {
             return Ok(());
         }
-        self.data.segment.push(item);
-        if self.data.segment.frags >= self.segment_frags() { self.finish(false) } else { Ok(()) }
+        self.push(Kind::Data, Item::file(ino, extents))
     }
 }

@@ -1,20 +1,39 @@
 //! Segments: what is read one after the other, as long as a few groups.
 
 use super::cost::Reader;
-use crate::format::{BlockAddr, Geometry, Ino, Run};
+use crate::format::extent::LOGICAL_END;
+use crate::format::{BlockAddr, Extent, Geometry, Ino, Run};
+use std::ops::Range;
 
-/// Something to move.
+/// Something to move: extents of a file, or a block of a directory.
 #[derive(Clone, Debug)]
 pub(super) struct Item {
     /// The file, or the directory whose block it is.
     pub ino: Ino,
-    /// Number of the block within the directory; of files 0.
-    pub lblock: u64,
-    /// Where it is, in the order in which it is read.
+    /// Which of its fragments.
+    pub logical: Range<u64>,
+    /// Where they are, in the order in which they are read.
     pub runs: Vec<Run>,
 }
 
 impl Item {
+    /// A whole file.
+    pub fn file(ino: Ino, extents: &[Extent]) -> Item {
+        let runs = extents.iter().map(|e| Run { start: e.start, len: e.len }).collect();
+        Item { ino, logical: 0..LOGICAL_END, runs }
+    }
+
+    /// An extent, or a part of one.
+    pub fn extent(ino: Ino, e: &Extent) -> Item {
+        Item { ino, logical: e.logical..e.end(), runs: vec![Run { start: e.start, len: e.len }] }
+    }
+
+    /// A block of a directory.
+    pub fn block(g: &Geometry, ino: Ino, lblock: u64, addr: BlockAddr) -> Item {
+        let (per, first) = (g.frags_per_block(), g.frag_of_block(lblock));
+        Item { ino, logical: first..first + per, runs: vec![Run { start: g.frag_of_block(addr), len: per }] }
+    }
+
     /// Number of fragments.
     pub fn frags(&self) -> u64 {
         self.runs.iter().map(|r| r.len).sum()
@@ -42,8 +61,8 @@ impl Segment {
             sum += i.frags();
             sum <= frags
         });
-        let mut rest = Segment::default();
         let at = fits.count();
+        let mut rest = Segment::default();
         self.items.split_off(at).into_iter().for_each(|i| rest.push(i));
         self.frags -= rest.frags;
         rest

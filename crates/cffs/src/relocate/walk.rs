@@ -1,13 +1,12 @@
 //! The tree in the order of the name space: a directory's blocks and files, then its subdirectories.
 
 use super::MoveCtx;
-use super::segment::Item;
 use crate::dir;
 use crate::error::{Error, Result};
 use crate::extent;
 use crate::format::dirblock::{Entry, EntryKind};
 use crate::format::extent::LOGICAL_END;
-use crate::format::{Corrupt, FileType, Ino, Inode, InodeFormat, Run};
+use crate::format::{BlockAddr, Corrupt, Extent, FileType, Ino, InodeFormat};
 
 /// Deeper trees are damaged: no path names something in them.
 const DEPTH_MAX: usize = 4096;
@@ -16,10 +15,12 @@ const DEPTH_MAX: usize = 4096;
 pub(super) trait Visitor {
     /// A directory was found. False: nothing below it is looked at.
     fn directory(&mut self, ino: Ino) -> Result<bool>;
-    /// Its next block.
-    fn block(&mut self, item: Item) -> Result<()>;
-    /// Its next file with data outside of the inode.
-    fn file(&mut self, item: Item, size: u64) -> Result<()>;
+    /// Whether blocks are asked for, and files.
+    fn wants(&self) -> [bool; 2];
+    /// Its next block: the number within the directory, and the address.
+    fn block(&mut self, dir: Ino, lblock: u64, addr: BlockAddr) -> Result<()>;
+    /// Its next file with data outside of the inode: the size in bytes, and the extents.
+    fn file(&mut self, ino: Ino, size: u64, extents: &[Extent]) -> Result<()>;
 }
 
 /// Goes through a subtree. What is removed meanwhile is left out, and so is what cannot be read.
@@ -87,7 +88,14 @@ fn each_entry(
 
 /// The blocks of a directory and its files.
 fn contents(cx: &MoveCtx<'_>, dir: Ino, visitor: &mut dyn Visitor) -> Result<()> {
-    let g = *cx.file.cache.geometry();
+    let [blocks, files] = visitor.wants();
+    if blocks {
+        each_block(cx, dir, visitor)?;
+    }
+    if files { each_file(cx, dir, visitor) } else { Ok(()) }
+}
+
+fn each_block(cx: &MoveCtx<'_>, dir: Ino, visitor: &mut dyn Visitor) -> Result<()> {
     let blocks = {
         let node = cx.inodes.get(cx.file.cache, dir)?;
         let st = node.state.read();
@@ -95,9 +103,12 @@ fn contents(cx: &MoveCtx<'_>, dir: Ino, visitor: &mut dyn Visitor) -> Result<()>
         dir::blocks_of(&cx.dir, &st.inode, state)?
     };
     for (lblock, addr) in blocks {
-        let run = Run { start: g.frag_of_block(addr), len: g.frags_per_block() };
-        visitor.block(Item { ino: dir, lblock, runs: vec![run] })?;
+        visitor.block(dir, lblock, addr)?;
     }
+    Ok(())
+}
+
+fn each_file(cx: &MoveCtx<'_>, dir: Ino, visitor: &mut dyn Visitor) -> Result<()> {
     // Collected first: whoever is told may lock the directory, and files are not looked at while it is locked.
     let mut files: Vec<(Ino, bool)> = Vec::new();
     let mut after = 0;
@@ -112,8 +123,8 @@ fn contents(cx: &MoveCtx<'_>, dir: Ino, visitor: &mut dyn Visitor) -> Result<()>
         })?;
         let full = files.len() >= FILES_AT_ONCE;
         for (ino, embedded) in files.drain(..) {
-            if let Some((item, size)) = skip_lost(file(cx, dir, ino, embedded))?.flatten() {
-                visitor.file(item, size)?;
+            if let Some((size, extents)) = skip_lost(file(cx, dir, ino, embedded))?.flatten() {
+                visitor.file(ino, size, &extents)?;
             }
         }
         match last {
@@ -126,25 +137,18 @@ fn contents(cx: &MoveCtx<'_>, dir: Ino, visitor: &mut dyn Visitor) -> Result<()>
 /// Files that are collected before they are handed on.
 const FILES_AT_ONCE: usize = 1024;
 
-/// Where a file lies, and its size. `None` if it has no data of its own, or belongs to another directory: one with several
-/// names goes with the directory that its inode names.
-fn file(cx: &MoveCtx<'_>, dir: Ino, ino: Ino, embedded: bool) -> Result<Option<(Item, u64)>> {
+/// Size and extents of a file. `None` if it has no data of its own, or belongs to another directory: one with several names
+/// goes with the directory that its inode names.
+fn file(cx: &MoveCtx<'_>, dir: Ino, ino: Ino, embedded: bool) -> Result<Option<(u64, Vec<Extent>)>> {
     let node = cx.inodes.get(cx.file.cache, ino)?;
     let st = node.state.read();
-    if st.freed || !embedded && st.inode.parent != dir {
+    if st.freed || !embedded && st.inode.parent != dir || matches!(st.inode.format, InodeFormat::Inline(_)) {
         return Ok(None);
     }
-    let runs = runs_of(cx, &st.inode)?;
-    Ok((!runs.is_empty()).then_some((Item { ino, lblock: 0, runs }, st.inode.size)))
-}
-
-fn runs_of(cx: &MoveCtx<'_>, inode: &Inode) -> Result<Vec<Run>> {
-    let mut runs = Vec::new();
-    if !matches!(inode.format, InodeFormat::Inline(_)) {
-        extent::for_each(cx.file.cache, inode, 0..LOGICAL_END, |e| {
-            runs.push(Run { start: e.start, len: e.len });
-            Ok(())
-        })?;
-    }
-    Ok(runs)
+    let mut extents = Vec::new();
+    extent::for_each(cx.file.cache, &st.inode, 0..LOGICAL_END, |e| {
+        extents.push(e);
+        Ok(())
+    })?;
+    Ok((!extents.is_empty()).then_some((st.inode.size, extents)))
 }

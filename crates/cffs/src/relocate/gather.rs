@@ -1,0 +1,229 @@
+//! Gathering free space: an area of the device is emptied, so that it becomes one long free run.
+//!
+//! What is in it goes into gaps elsewhere. That brings nothing together by itself; the next segments go into the area.
+
+use super::control::Control;
+use super::segment::Item;
+use super::walk::{Visitor, walk};
+use super::{MoveCtx, files, names};
+use crate::error::{Error, Result};
+use crate::format::{BlockAddr, Extent, FragAddr, Geometry, Ino, ROOT_INO, Run};
+use crate::reservation::Reservation;
+use std::ops::Range;
+
+/// An area has at least so many groups.
+const AREA_GROUPS_MIN: u64 = 4;
+/// One in so many parts of an area has to be free already: to move more costs more than it gives.
+const FREE_DIVISOR: u64 = 10;
+/// An area is at most so long for the free space that there is: what is in it has to find gaps elsewhere. Longer areas leave
+/// fewer places where the order of the name space is broken.
+const AREA_PARTS: (u64, u64) = (2, 3);
+/// Items that are moved together, at most, and their bytes.
+const BATCH_ITEMS: usize = 128;
+const BATCH_BYTES: u64 = 4 << 20;
+
+/// The part of an allocation group, a few groups long, that is emptied with the least effort, for so many fragments.
+/// `None` if all of them are too full.
+pub(super) fn choose_area(cx: &MoveCtx<'_>, wanted: u64) -> Result<Option<Range<BlockAddr>>> {
+    let space = cx.file.space;
+    let g = *cx.file.cache.geometry();
+    let (blocks, group_frags) = (g.group_blocks(), g.frag_of_block(g.group_blocks()));
+    let (free, reserved) = space.free_and_reserved();
+    let most =
+        free.saturating_sub(reserved).saturating_sub(space.root_reserve()) * AREA_PARTS.0 / AREA_PARTS.1 / group_frags;
+    let groups = wanted.div_ceil(group_frags).max(AREA_GROUPS_MIN).min(most) as usize;
+    if (groups as u64) < AREA_GROUPS_MIN {
+        return Ok(None);
+    }
+    let mut best: Option<(u64, BlockAddr)> = None;
+    for ag in 0..space.counters().ags.min(g.ag_count) {
+        let first = (g.ag_start(ag) + g.ag_header_blocks()).next_multiple_of(blocks);
+        let first = if ag == 0 { first.max(g.fixed_blocks_of_ag0().next_multiple_of(blocks)) } else { first };
+        let end = g.ag_start(ag) + g.ag_len(ag);
+        let in_group: Vec<u64> = (first..end)
+            .step_by(blocks as usize)
+            .take_while(|group| group + blocks <= end)
+            // Damaged allocation groups are not used.
+            .map(|group| space.free_in_group(group).unwrap_or(0))
+            .collect();
+        for (n, window) in in_group.windows(groups).enumerate() {
+            let here = (window.iter().sum(), first + n as u64 * blocks);
+            best = best.filter(|(most, _)| *most >= here.0).or(Some(here));
+        }
+    }
+    let enough = groups as u64 * group_frags / FREE_DIVISOR;
+    Ok(best.filter(|(free, _)| *free >= enough).map(|(_, start)| start..start + groups as u64 * blocks))
+}
+
+/// Moves everything that can be moved out of an area. Returns how many fragments were moved, at most `budget` of them.
+///
+/// # Errors
+/// Those of the device and the journal, and what [`Control::check`] returns.
+pub(super) fn empty(cx: &MoveCtx<'_>, area: Range<BlockAddr>, budget: u64, control: &dyn Control) -> Result<u64> {
+    let g = *cx.file.cache.geometry();
+    let frags = g.frag_of_block(area.start)..g.frag_of_block(area.end);
+    let held = Held::take(cx, frags.clone());
+    let mut emptier = Emptier {
+        cx: *cx,
+        g,
+        area,
+        frags,
+        control,
+        held,
+        data: Vec::new(),
+        data_frags: 0,
+        names: Vec::new(),
+        moved: 0,
+        budget,
+    };
+    walk(cx, ROOT_INO, &mut emptier)?;
+    emptier.move_data()?;
+    emptier.move_names()?;
+    cx.file.journal.commit()?;
+    Ok(emptier.moved)
+}
+
+/// Free runs of the area, so that nothing new goes there before it is empty.
+struct Held<'a> {
+    cx: MoveCtx<'a>,
+    reservation: Reservation,
+    runs: Vec<Run>,
+}
+
+impl<'a> Held<'a> {
+    fn take(cx: &MoveCtx<'a>, area: Range<FragAddr>) -> Held<'a> {
+        let mut held = Held { cx: *cx, reservation: cx.file.space.reservation(None, false), runs: Vec::new() };
+        held.add(area);
+        held
+    }
+
+    /// Takes what has become free.
+    fn add(&mut self, area: Range<FragAddr>) {
+        let space = self.cx.file.space;
+        let mut at = area.start;
+        while let Ok(Some(free)) = space.next_free_run(at, 1) {
+            if free.start < at || free.start >= area.end {
+                return;
+            }
+            let len = free.end().min(area.end) - free.start;
+            if self.reservation.reserve(len, false).is_err() {
+                return;
+            }
+            match space.alloc_in(free.start..free.start + len, len) {
+                Ok(Some(run)) => {
+                    self.reservation.allocated(run.len);
+                    self.runs.push(run);
+                }
+                // Somebody else has allocated in it.
+                _ => self.reservation.release(len),
+            }
+            at = free.end();
+        }
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        for run in self.runs.drain(..) {
+            self.cx.file.space.cancel(run);
+            self.reservation.deallocated(run.len);
+        }
+    }
+}
+
+struct Emptier<'a> {
+    cx: MoveCtx<'a>,
+    g: Geometry,
+    area: Range<BlockAddr>,
+    frags: Range<FragAddr>,
+    control: &'a dyn Control,
+    held: Held<'a>,
+    data: Vec<Item>,
+    data_frags: u64,
+    names: Vec<Item>,
+    moved: u64,
+    budget: u64,
+}
+
+impl Emptier<'_> {
+    fn may_move(&self, items: &[Item]) -> bool {
+        let frags: u64 = items.iter().map(Item::frags).sum();
+        frags > 0 && self.moved + frags <= self.budget
+    }
+
+    fn move_data(&mut self) -> Result<()> {
+        let items = std::mem::take(&mut self.data);
+        self.data_frags = 0;
+        if self.may_move(&items)
+            && let Some(places) = files::allocate_in_gaps(&self.cx, &items, self.area.end)?
+        {
+            let (moved, _) = ignore_no_space(files::relocate(&self.cx, &items, places))?;
+            self.finish_batch(moved)?;
+        }
+        Ok(())
+    }
+
+    fn move_names(&mut self) -> Result<()> {
+        let items = std::mem::take(&mut self.names);
+        if self.may_move(&items)
+            && let Some(places) = names::allocate_anywhere(&self.cx, &items, self.area.end)?
+        {
+            let blocks = ignore_no_space(names::relocate(&self.cx, &items, places))?;
+            self.finish_batch(self.g.frag_of_block(blocks))?;
+        }
+        Ok(())
+    }
+
+    fn finish_batch(&mut self, moved: u64) -> Result<()> {
+        self.moved += moved;
+        self.control.pace(2 * moved << self.g.frag_shift);
+        self.cx.file.journal.commit()?;
+        self.held.add(self.frags.clone());
+        self.control.check()
+    }
+}
+
+/// Without a block for a tree nothing has moved.
+fn ignore_no_space<T: Default>(outcome: Result<T>) -> Result<T> {
+    match outcome {
+        Err(Error::NoSpace) => Ok(T::default()),
+        outcome => outcome,
+    }
+}
+
+impl Visitor for Emptier<'_> {
+    fn directory(&mut self, _ino: Ino) -> Result<bool> {
+        self.control.check()?;
+        Ok(self.moved < self.budget)
+    }
+
+    fn wants(&self) -> [bool; 2] {
+        [true, true]
+    }
+
+    fn block(&mut self, dir: Ino, lblock: u64, addr: BlockAddr) -> Result<()> {
+        if self.area.contains(&addr) {
+            self.names.push(Item::block(&self.g, dir, lblock, addr));
+        }
+        if self.names.len() >= BATCH_ITEMS { self.move_names() } else { Ok(()) }
+    }
+
+    fn file(&mut self, ino: Ino, _size: u64, extents: &[Extent]) -> Result<()> {
+        for e in extents {
+            let (start, end) = (e.start.max(self.frags.start), (e.start + e.len).min(self.frags.end));
+            // A long extent goes in pieces, which bound the memory that a move takes.
+            let mut at = start;
+            while at < end {
+                let len = (end - at).min(BATCH_BYTES >> self.g.frag_shift);
+                let part = Extent { logical: e.logical + (at - e.start), start: at, len, ..*e };
+                self.data.push(Item::extent(ino, &part));
+                self.data_frags += len;
+                at += len;
+                if self.data.len() >= BATCH_ITEMS || self.data_frags << self.g.frag_shift >= BATCH_BYTES {
+                    self.move_data()?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
