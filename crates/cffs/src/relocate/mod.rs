@@ -10,10 +10,10 @@
 //!
 //! A move is invisible: what changes meanwhile, is damaged, or cannot be moved safely stays where it is.
 
+mod area;
 mod control;
 mod cost;
 mod files;
-mod gather;
 mod names;
 mod plan;
 mod segment;

@@ -4,7 +4,7 @@ use super::control::{Control, Progress};
 use super::cost::{PARTS, Reader};
 use super::segment::{Item, Segment, read_all};
 use super::walk::{Visitor, walk};
-use super::{MoveCtx, files, gather, names};
+use super::{MoveCtx, area, files, names};
 use crate::error::Result;
 use crate::format::{BlockAddr, Extent, Geometry, Ino};
 
@@ -48,14 +48,14 @@ pub fn run(cx: &MoveCtx<'_>, roots: &[Ino], limits: Limits, control: &dyn Contro
         if limits.dry_run || limits.always || planner.homeless == 0 || planner.left() == 0 {
             return Ok(());
         }
-        if planner.area.take().is_some_and(|frags| planner.placed < frags / FILL_DIVISOR) {
+        if planner.emptied.take().is_some_and(|frags| planner.placed < frags / FILL_DIVISOR) {
             // What was emptied last was of little use.
             return planner.place_where_it_helps(roots);
         }
-        let Some(area) = gather::choose_area(cx, planner.homeless)? else { return planner.place_where_it_helps(roots) };
-        let moved = gather::empty(cx, area.clone(), planner.left(), control)?;
+        let Some(area) = area::choose_area(cx, planner.homeless)? else { return planner.place_where_it_helps(roots) };
+        let moved = area::empty(cx, area.clone(), planner.left(), control)?;
         planner.progress.bytes_moved += moved << planner.g.frag_shift;
-        planner.area = Some(planner.g.frag_of_block(area.end - area.start));
+        planner.emptied = Some(planner.g.frag_of_block(area.end - area.start));
         planner.start = Some(area.start);
     }
 }
@@ -88,7 +88,7 @@ struct Planner<'a> {
     /// Any place that saves enough will do.
     lenient: bool,
     /// Fragments of the area that was emptied last, and its start.
-    area: Option<u64>,
+    emptied: Option<u64>,
     start: Option<BlockAddr>,
     /// Bytes moved since the last commit.
     uncommitted: u64,
@@ -137,7 +137,7 @@ impl<'a> Planner<'a> {
             placed: 0,
             kind: Kind::Names,
             lenient: false,
-            area: None,
+            emptied: None,
             start: None,
             uncommitted: 0,
         }

@@ -1,4 +1,4 @@
-//! Gathering free space: an area of the device is emptied, so that it becomes one long free run.
+//! Free areas: a part of the device is emptied, so that it becomes one long free run.
 //!
 //! What is in it goes into gaps elsewhere. That brings nothing together by itself; the next segments go into the area.
 
@@ -176,7 +176,7 @@ impl Emptier<'_> {
 
     fn finish_batch(&mut self, moved: u64) -> Result<()> {
         self.moved += moved;
-        self.control.pace(2 * moved << self.g.frag_shift);
+        self.control.pace((2 * moved) << self.g.frag_shift);
         self.cx.file.journal.commit()?;
         self.held.add(self.frags.clone());
         self.control.check()
