@@ -126,7 +126,7 @@ impl Regroup {
 }
 
 /// A regroup that runs.
-struct Running<'a> {
+pub(super) struct Running<'a> {
     fs: &'a Fs,
     handle: &'a Regroup,
     rate: Option<u64>,
@@ -135,7 +135,25 @@ struct Running<'a> {
     paid: Mutex<Instant>,
 }
 
-impl Running<'_> {
+impl<'a> Running<'a> {
+    pub(super) fn new(fs: &'a Fs, handle: &'a Regroup, rate: Option<u64>) -> Running<'a> {
+        let began = Instant::now();
+        Running { fs, handle, rate, began, paid: Mutex::new(began) }
+    }
+
+    /// Notes how it ended.
+    pub(super) fn end(&self, outcome: &Result<()>) -> RegroupStatus {
+        let mut status = self.handle.status.lock();
+        status.seconds = self.began.elapsed().as_secs_f64();
+        status.outcome = Some(match outcome {
+            Ok(()) => RegroupOutcome::Complete,
+            Err(_) if self.stopped() => RegroupOutcome::Stopped,
+            Err(e) => RegroupOutcome::Failed(e.to_string()),
+        });
+        tracing::info!("regroup: {} bytes moved: {:?}", status.bytes_moved, status.outcome);
+        status.clone()
+    }
+
     fn stopped(&self) -> bool {
         self.handle.stop.load(Ordering::Acquire)
             || self.fs.closed.load(Ordering::Acquire)
@@ -205,8 +223,7 @@ impl Fs {
                 return Err(Error::NotDir);
             }
         }
-        let began = Instant::now();
-        let running = Running { fs: self, handle: regroup, rate: options.rate, began, paid: Mutex::new(began) };
+        let running = Running::new(self, regroup, options.rate);
         let limits =
             Limits { budget: options.budget.unwrap_or(u64::MAX), dry_run: options.dry_run, always: options.always };
         let cx = MoveCtx { file: self.file_cx(), dir: self.dir_cx(), inodes: &self.inodes };
@@ -215,14 +232,7 @@ impl Fs {
             .write_back_all(self.opts.lazytime)
             .and_then(|()| relocate::run(&cx, roots, limits, &running))
             .and_then(|_| self.journal.commit());
-        let mut status = regroup.status.lock();
-        status.seconds = began.elapsed().as_secs_f64();
-        status.outcome = Some(match outcome {
-            Ok(()) => RegroupOutcome::Complete,
-            Err(_) if running.stopped() => RegroupOutcome::Stopped,
-            Err(e) => RegroupOutcome::Failed(e.to_string()),
-        });
-        tracing::info!("regroup: {} bytes moved: {:?}", status.bytes_moved, status.outcome);
+        running.end(&outcome);
         Ok(())
     }
 }

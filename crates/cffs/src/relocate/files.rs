@@ -4,9 +4,10 @@ use super::MoveCtx;
 use super::segment::Item;
 use crate::error::{Error, Result};
 use crate::file::relocate::{self, Copied};
-use crate::format::{BlockAddr, Run};
+use crate::format::{BlockAddr, FragAddr, Run};
 use crate::node::Node;
 use crate::reservation::Reservation;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// New places for items: allocated, in no transaction yet.
@@ -59,6 +60,36 @@ pub(super) fn allocate_in_gaps(cx: &MoveCtx<'_>, items: &[Item], near: BlockAddr
     })
 }
 
+/// Allocates a place for each item in the first of its windows that has room; those without one get none.
+pub(super) fn allocate_in(cx: &MoveCtx<'_>, items: &[Item], windows: &[Vec<Range<FragAddr>>]) -> Result<Places> {
+    let reservation = cx.file.space.reservation(None, false);
+    let mut places = Places { runs: Vec::with_capacity(items.len()), reservation };
+    for (item, windows) in items.iter().zip(windows) {
+        let frags = item.frags();
+        let mut found = None;
+        match places.reservation.reserve(frags, false) {
+            Ok(()) => {}
+            Err(Error::NoSpace) => {
+                places.runs.push(Vec::new());
+                continue;
+            }
+            Err(e) => return Err(e),
+        }
+        for window in windows {
+            found = cx.file.space.alloc_in(window.clone(), frags)?;
+            if found.is_some() {
+                break;
+            }
+        }
+        match found {
+            Some(run) => places.reservation.allocated(run.len),
+            None => places.reservation.release(frags),
+        }
+        places.runs.push(found.into_iter().collect());
+    }
+    Ok(places)
+}
+
 fn anywhere(cx: &MoveCtx<'_>, near: BlockAddr, frags: u64) -> Result<Option<Run>> {
     cx.file.space.alloc_near(cx.file.cache.geometry().frag_of_block(near), frags, frags)
 }
@@ -95,7 +126,7 @@ pub(super) fn relocate(cx: &MoveCtx<'_>, items: &[Item], places: Places) -> Resu
     let Places { runs, reservation } = places;
     let mut copied: Vec<(Copied, Vec<Run>)> = Vec::with_capacity(items.len());
     let mut failed = None;
-    for (item, runs) in items.iter().zip(runs) {
+    for (item, runs) in items.iter().zip(runs).filter(|(_, runs)| !runs.is_empty()) {
         let read = if failed.is_some() { Ok(None) } else { read(cx, item) };
         match read {
             Ok(Some(m)) if m.frags() == item.frags() => copied.push((m, runs)),

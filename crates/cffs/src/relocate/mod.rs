@@ -14,6 +14,7 @@ mod area;
 mod control;
 mod cost;
 mod files;
+mod home;
 mod names;
 mod plan;
 mod segment;

@@ -2,6 +2,7 @@
 
 use super::control::{Control, Progress};
 use super::cost::{PARTS, Reader};
+use super::home::Homes;
 use super::segment::{Item, Segment, read_all};
 use super::walk::{Visitor, walk};
 use super::{MoveCtx, area, files, names};
@@ -16,6 +17,8 @@ const GAIN_DIVISOR: u64 = 10;
 const GOOD_PARTS: u64 = 2;
 /// Bytes that are moved before a commit makes the space that they left usable again.
 const COMMIT_BYTES: u64 = 8 << 20;
+/// Bytes that are moved for each byte that has a better place, in parts of ten, where areas are emptied.
+const COST_TENTHS: u64 = 16;
 /// Emptying areas ends when the segments that went into the last one were less than one in so many parts of it.
 const FILL_DIVISOR: u64 = 4;
 
@@ -37,27 +40,54 @@ pub struct Limits {
 /// Those of the device and the journal, and what [`Control::check`] returns.
 pub fn run(cx: &MoveCtx<'_>, roots: &[Ino], limits: Limits, control: &dyn Control) -> Result<()> {
     let mut planner = Planner::new(cx, limits, control);
-    let mut first = true;
-    loop {
+    let prices = planner.prices(roots)?;
+    let complete = prices.is_empty();
+    for price in prices.into_iter().chain([u64::MAX]) {
+        planner.price = price;
         planner.pass(roots)?;
-        if std::mem::take(&mut first) {
-            planner.progress.before = planner.costs.map(|c| c[0]);
-        }
-        planner.progress.after = planner.costs.map(|c| c[1]);
-        control.report(&planner.progress);
-        if limits.dry_run || limits.always || planner.homeless == 0 || planner.left() == 0 {
+        planner.report();
+        if limits.dry_run || limits.always || planner.left() == 0 {
             return Ok(());
         }
-        if planner.emptied.take().is_some_and(|frags| planner.placed < frags / FILL_DIVISOR) {
-            // What was emptied last was of little use.
-            return planner.place_where_it_helps(roots);
-        }
-        let Some(area) = area::choose_area(cx, planner.homeless)? else { return planner.place_where_it_helps(roots) };
-        let moved = area::empty(cx, area.clone(), planner.left(), control)?;
-        planner.progress.bytes_moved += moved << planner.g.frag_shift;
-        planner.emptied = Some(planner.g.frag_of_block(area.end - area.start));
-        planner.start = Some(area.start);
     }
+    // To empty areas brings files into gaps that are brought together only afterwards: without a budget for both it would cost
+    // requests.
+    if complete { planner.empty_areas(roots) } else { Ok(()) }
+}
+
+/// What there is to be moved, in bytes, by the bytes that have to be moved for each request that it saves.
+struct Survey {
+    /// By the logarithm of the price.
+    bytes: [u64; 64],
+}
+
+impl Default for Survey {
+    fn default() -> Survey {
+        Survey { bytes: [0; 64] }
+    }
+}
+
+impl Survey {
+    /// So many bytes save so many parts of a request.
+    fn note(&mut self, bytes: u64, saved: u64) {
+        self.bytes[price(bytes, saved).max(1).ilog2() as usize] += bytes;
+    }
+
+    /// Bytes in all.
+    fn total(&self) -> u64 {
+        self.bytes.iter().sum()
+    }
+
+    /// Prices from the lowest on at which there is something to be moved.
+    fn prices(&self) -> Vec<u64> {
+        let used = self.bytes.iter().enumerate().filter(|(_, bytes)| **bytes > 0);
+        used.map(|(log, _)| (2_u64 << log).saturating_sub(1)).collect()
+    }
+}
+
+/// Bytes to be moved for each request that is saved.
+fn price(bytes: u64, saved: u64) -> u64 {
+    bytes.saturating_mul(PARTS) / saved.max(1)
 }
 
 /// What is read in one order: data of small files, or names.
@@ -87,11 +117,14 @@ struct Planner<'a> {
     kind: Kind,
     /// Any place that saves enough will do.
     lenient: bool,
-    /// Fragments of the area that was emptied last, and its start.
-    emptied: Option<u64>,
+    /// Nothing is moved that costs more bytes than this for each request that it saves.
+    price: u64,
+    /// Where the next pass begins to place.
     start: Option<BlockAddr>,
     /// Bytes moved since the last commit.
     uncommitted: u64,
+    /// What there is to be moved is only counted.
+    survey: Option<Survey>,
 }
 
 /// Which of the sequences.
@@ -99,6 +132,29 @@ struct Planner<'a> {
 enum Kind {
     Data = 0,
     Names = 1,
+}
+
+/// What a segment costs, in parts of a request.
+#[derive(Clone, Copy)]
+struct Bounds {
+    /// At the least.
+    least: u64,
+    /// Where it is.
+    stays: u64,
+    always: bool,
+}
+
+impl Bounds {
+    /// Whether a cost is so much lower that a move is worth it.
+    fn saves_enough(&self, cost: u64) -> bool {
+        let (least_saved, part) = (cost + PARTS - 1, self.stays - self.stays / GAIN_DIVISOR);
+        self.always || least_saved <= self.stays && cost <= part
+    }
+
+    /// Whether there is hardly a better place.
+    fn is_good(&self, cost: u64) -> bool {
+        self.saves_enough(cost) && (self.always || cost <= self.least + GOOD_PARTS)
+    }
 }
 
 /// New places, for either kind.
@@ -112,6 +168,13 @@ impl Places {
         match self {
             Places::Data(p) => read_all(g, from, p.all()),
             Places::Names(p) => read_all(g, from, p.all(cx)),
+        }
+    }
+
+    fn frags(&self, g: &Geometry) -> u64 {
+        match self {
+            Places::Data(p) => p.all().map(|r| r.len).sum(),
+            Places::Names(p) => g.frag_of_block(p.blocks.len() as u64),
         }
     }
 
@@ -137,10 +200,57 @@ impl<'a> Planner<'a> {
             placed: 0,
             kind: Kind::Names,
             lenient: false,
-            emptied: None,
+            price: u64::MAX,
             start: None,
             uncommitted: 0,
+            survey: None,
         }
+    }
+
+    /// Where the budget does not suffice for everything: prices, the lowest first, because what saves most for each byte comes
+    /// first. None if it does.
+    fn prices(&mut self, roots: &[Ino]) -> Result<Vec<u64>> {
+        if self.limits.budget == u64::MAX || self.limits.always {
+            return Ok(Vec::new());
+        }
+        self.survey = Some(Survey::default());
+        self.pass(roots)?;
+        let survey = self.survey.take().unwrap_or_default();
+        let enough = survey.total().saturating_mul(COST_TENTHS) / 10 <= self.limits.budget;
+        Ok(if enough { Vec::new() } else { survey.prices() })
+    }
+
+    /// Empties areas for segments that have no good place, until nothing more is gained by it.
+    fn empty_areas(&mut self, roots: &[Ino]) -> Result<()> {
+        let cx = self.cx;
+        while self.homeless > 0 && self.left() > 0 {
+            let Some(area) = area::choose_area(&cx, self.homeless)? else { break };
+            let moved = area::empty(&cx, area.clone(), self.left(), self.control)?;
+            self.progress.bytes_moved += moved << self.g.frag_shift;
+            self.start = Some(area.start);
+            self.pass(roots)?;
+            self.report();
+            if self.placed < self.g.frag_of_block(area.end - area.start) / FILL_DIVISOR {
+                // What was emptied was of little use.
+                break;
+            }
+        }
+        if self.homeless > 0 && self.left() > 0 {
+            // Good places cannot be made any more: what has a better one than now takes it.
+            self.lenient = true;
+            self.pass(roots)?;
+            self.report();
+        }
+        Ok(())
+    }
+
+    /// Tells what there is after a pass. What was before is known from the first one.
+    fn report(&mut self) {
+        if self.progress.before == [0; 2] {
+            self.progress.before = self.costs.map(|c| c[0]);
+        }
+        self.progress.after = self.costs.map(|c| c[1]);
+        self.control.report(&self.progress);
     }
 
     /// Fragments that may still be moved.
@@ -160,21 +270,13 @@ impl<'a> Planner<'a> {
             self.kind = kind;
             self.sequences[kind as usize].near = near;
             for root in roots {
+                self.sequences[kind as usize].came_from = [None; 2];
                 walk(&cx, *root, self)?;
                 self.finish(kind)?;
             }
             near = self.sequences[kind as usize].near.filter(|_| near.is_some());
         }
         self.commit()
-    }
-
-    /// A last pass: good places cannot be made any more, and what has a better one than now takes it.
-    fn place_where_it_helps(&mut self, roots: &[Ino]) -> Result<()> {
-        self.lenient = true;
-        self.pass(roots)?;
-        self.progress.after = self.costs.map(|c| c[1]);
-        self.control.report(&self.progress);
-        Ok(())
     }
 
     fn push(&mut self, kind: Kind, item: Item) -> Result<()> {
@@ -187,7 +289,8 @@ impl<'a> Planner<'a> {
     /// A segment is complete: as much of it as the budget allows moves, if that saves enough.
     fn finish(&mut self, kind: Kind) -> Result<()> {
         let mut segment = std::mem::take(&mut self.sequences[kind as usize].segment);
-        let rest = segment.split_off(self.left().max(1));
+        let most = if self.survey.is_some() { u64::MAX } else { self.left().max(1) };
+        let rest = segment.split_off(most);
         for segment in [segment, rest] {
             if segment.items.is_empty() {
                 continue;
@@ -222,56 +325,120 @@ impl<'a> Planner<'a> {
         kind: Kind,
     ) -> Result<Option<Reader>> {
         self.control.check()?;
-        let (cx, g) = (self.cx, self.g);
-        let bytes = segment.frags << g.frag_shift;
+        let g = self.g;
         let least = PARTS + segment.frags.div_ceil(g.frag_of_block(g.group_blocks())) - 1;
-        let always = self.limits.always;
-        let enough =
-            |cost: u64| always || cost + PARTS <= stays + 1 && cost * GAIN_DIVISOR <= stays * (GAIN_DIVISOR - 1);
-        if !enough(least) || segment.frags > self.left() {
+        let bounds = Bounds { least, stays, always: self.limits.always };
+        if !bounds.saves_enough(least) {
+            return Ok(None);
+        }
+        if kind == Kind::Data
+            && !bounds.always
+            && self.survey.is_none()
+            && let Some(homes) = Homes::of(&g, segment)
+            && let Some(reader) = self.bring_home(segment, &homes, bounds, from)?
+        {
+            return Ok(Some(reader));
+        }
+        let bytes = segment.frags << g.frag_shift;
+        let saved = stays.saturating_sub(least);
+        if let Some(survey) = &mut self.survey {
+            survey.note(bytes, saved);
+            return Ok(None);
+        }
+        if segment.frags > self.left() || !bounds.always && price(bytes, saved) > self.price {
             return Ok(None);
         }
         let first = segment.items[0].runs[0].start;
         let near = near.unwrap_or_else(|| g.group_of(g.block_of_frag(first)));
-        let places = self.allocate(segment, near, kind)?;
-        let good = |cost: u64| enough(cost) && (always || self.lenient || cost <= least + GOOD_PARTS);
-        let goes = places.as_ref().map(|p| p.reader(&cx, &g, from));
-        let (Some(places), Some(goes)) = (places, goes) else {
+        let cx = self.cx;
+        let Some(places) = self.allocate(segment, near, kind)? else {
             self.homeless += segment.frags;
             return Ok(None);
         };
-        if !good(goes.cost()) {
+        let reader = places.reader(&cx, &g, from);
+        if !bounds.is_good(reader.cost()) && !(self.lenient && bounds.saves_enough(reader.cost())) {
             places.cancel(&cx);
             self.homeless += segment.frags;
             return Ok(None);
         }
+        self.relocate(&segment.items, places)?;
+        Ok(Some(reader))
+    }
+
+    /// Moves the files of a segment that lie elsewhere to where most of it is, if that saves enough for their bytes.
+    fn bring_home(
+        &mut self,
+        segment: &Segment,
+        homes: &Homes,
+        bounds: Bounds,
+        from: Option<BlockAddr>,
+    ) -> Result<Option<Reader>> {
+        let (cx, g) = (self.cx, self.g);
+        let strays: Vec<Item> = homes.strays.iter().map(|n| segment.items[*n].clone()).collect();
+        let bytes = strays.iter().map(Item::frags).sum::<u64>() << g.frag_shift;
+        let without = segment.items.iter().enumerate().filter(|(n, _)| homes.strays.binary_search(n).is_err());
+        let at_best = read_all(&g, from, without.flat_map(|(_, i)| i.runs.iter().copied())).cost();
+        if !(bounds.is_good(at_best) || self.lenient && bounds.saves_enough(at_best)) {
+            return Ok(None);
+        }
+        if bytes >> g.frag_shift > self.left() || price(bytes, bounds.stays - at_best) > self.price {
+            return Ok(None);
+        }
+        // Each as near as possible to what is read before it.
+        let mut before = segment.items[0].runs[0].start;
+        let mut goals = Vec::with_capacity(strays.len());
+        for (n, item) in segment.items.iter().enumerate() {
+            match homes.strays.binary_search(&n) {
+                Ok(_) => goals.push(homes.near(&g, before)),
+                Err(_) => before = item.runs[0].start,
+            }
+        }
+        let places = files::allocate_in(&cx, &strays, &goals)?;
+        let mut reader = Reader::from(from);
+        for (n, item) in segment.items.iter().enumerate() {
+            let new = homes.strays.binary_search(&n).ok().map(|at| &places.runs[at]).filter(|runs| !runs.is_empty());
+            new.unwrap_or(&item.runs).iter().for_each(|run| reader.read(&g, *run));
+        }
+        let enough = if self.lenient { bounds.saves_enough(reader.cost()) } else { bounds.is_good(reader.cost()) };
+        if !enough {
+            places.cancel(&cx);
+            return Ok(None);
+        }
+        self.relocate(&strays, Places::Data(places))?;
+        Ok(Some(reader))
+    }
+
+    /// Moves items to their places, and counts that; in a dry run only that.
+    fn relocate(&mut self, items: &[Item], places: Places) -> Result<()> {
+        let (cx, g) = (self.cx, self.g);
+        let frags = places.frags(&g);
         if self.limits.dry_run {
             places.cancel(&cx);
-            self.progress.bytes_moved += bytes;
-            return Ok(Some(goes));
+            self.progress.bytes_moved += frags << g.frag_shift;
+            return Ok(());
         }
         let moved = match places {
             Places::Data(p) => {
-                let (frags, files) = files::relocate(&cx, &segment.items, p)?;
+                let (frags, files) = files::relocate(&cx, items, p)?;
                 self.progress.files_moved += files;
                 frags
             }
             Places::Names(p) => {
-                let blocks = names::relocate(&cx, &segment.items, p)?;
+                let blocks = names::relocate(&cx, items, p)?;
                 self.progress.blocks_moved += blocks;
                 g.frag_of_block(blocks)
             }
         };
         self.placed += moved;
-        let moved = moved << g.frag_shift;
-        self.progress.bytes_moved += moved;
-        self.progress.bytes_kept += bytes.saturating_sub(moved);
-        self.uncommitted += moved;
+        let bytes = moved << g.frag_shift;
+        self.progress.bytes_moved += bytes;
+        self.progress.bytes_kept += frags.saturating_sub(moved) << g.frag_shift;
+        self.uncommitted += bytes;
         if self.uncommitted >= COMMIT_BYTES {
             self.commit()?;
         }
-        self.control.pace(2 * moved);
-        Ok(Some(goes))
+        self.control.pace(2 * bytes);
+        Ok(())
     }
 
     fn allocate(&mut self, segment: &Segment, near: BlockAddr, kind: Kind) -> Result<Option<Places>> {
