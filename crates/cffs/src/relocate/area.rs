@@ -1,9 +1,9 @@
 //! Free areas: a part of the device is emptied, so that it becomes one long free run.
 //!
-//! What is in it goes into gaps elsewhere. That brings nothing together by itself; the next segments go into the area.
+//! What is in it goes into gaps elsewhere. That brings nothing together by itself; the next stretches go into the area.
 
 use super::control::Control;
-use super::segment::Item;
+use super::stretch::Item;
 use super::walk::{Visitor, walk};
 use super::{MoveCtx, files, names};
 use crate::error::{Error, Result};

@@ -1,7 +1,7 @@
 //! Copied data of files.
 
 use super::MoveCtx;
-use super::segment::Item;
+use super::stretch::Item;
 use crate::error::{Error, Result};
 use crate::file::relocate::{self, Copied};
 use crate::format::{BlockAddr, FragAddr, Run};

@@ -4,7 +4,7 @@
 //! choice of places for new files can undo that (the thesis calls it group maintenance, section 2.3.4). Here three parts do:
 //!
 //! - [`walk`] goes through the tree in the order of the name space;
-//! - [`segment`] collects what is read one after the other, and [`cost`] says how many requests that takes where it is, and
+//! - [`stretch`] collects what is read one after the other, and [`cost`] says how many requests that takes where it is, and
 //!   how many where it would go. Only what saves requests is moved, so a second run moves nothing;
 //! - [`files`] and [`names`] move data and directory blocks. They know nothing of why.
 //!
@@ -14,10 +14,10 @@ mod area;
 mod control;
 mod cost;
 mod files;
-mod home;
 mod names;
 mod plan;
-mod segment;
+mod strays;
+mod stretch;
 mod walk;
 
 pub use control::{Control, Progress};

@@ -1,7 +1,7 @@
 //! Moving blocks of directories, with the inodes embedded in them.
 
 use super::MoveCtx;
-use super::segment::Item;
+use super::stretch::Item;
 use crate::dir::{self, EmbeddedInode};
 use crate::error::{Error, Result};
 use crate::format::inode::{INLINE_MAX, INODE_CORE_SIZE};

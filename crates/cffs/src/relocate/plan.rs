@@ -2,15 +2,15 @@
 
 use super::control::{Control, Progress};
 use super::cost::{PARTS, Reader};
-use super::home::Homes;
-use super::segment::{Item, Segment, read_all};
+use super::strays::MainGroups;
+use super::stretch::{Item, Stretch, read_all};
 use super::walk::{Visitor, walk};
 use super::{MoveCtx, area, files, names};
 use crate::error::Result;
 use crate::format::{BlockAddr, Extent, Geometry, Ino};
 
-/// Length of a segment, in groups: no transfer is longer.
-const SEGMENT_GROUPS: u64 = 4;
+/// Length of a stretch, in groups: no transfer is longer.
+const STRETCH_GROUPS: u64 = 4;
 /// A move has to save one in so many parts of the cost.
 const GAIN_DIVISOR: u64 = 10;
 /// A good place costs at most so many parts of a request more than the best that there can be.
@@ -19,8 +19,15 @@ const GOOD_PARTS: u64 = 2;
 const COMMIT_BYTES: u64 = 8 << 20;
 /// Bytes that are moved for each byte that has a better place, in parts of ten, where areas are emptied.
 const COST_TENTHS: u64 = 16;
-/// Emptying areas ends when the segments that went into the last one were less than one in so many parts of it.
-const FILL_DIVISOR: u64 = 4;
+/// Areas are emptied only while good places would save at least one in so many parts of all that reading costs. What a first
+/// regroup could not do a second one does not try again.
+const EMPTY_DIVISOR: u64 = 4;
+/// Emptying areas ends when one more saves less than one in so many parts of all that reading costs.
+const ROUND_DIVISOR: u64 = 32;
+/// Rounds that may save less than that before it ends.
+const ROUNDS_IN_VAIN: u64 = 3;
+/// Most passes in which any better place is taken.
+const PASSES_MAX: u64 = 16;
 
 /// What a regroup may do.
 #[derive(Clone, Copy, Debug)]
@@ -33,7 +40,7 @@ pub struct Limits {
     pub always: bool,
 }
 
-/// Brings what is below the given directories back together: segments go into long free runs, best first in the order of
+/// Brings what is below the given directories back together: stretches go into long free runs, best first in the order of
 /// the name space. When those are used up, areas of the device are emptied for the rest.
 ///
 /// # Errors
@@ -52,7 +59,16 @@ pub fn run(cx: &MoveCtx<'_>, roots: &[Ino], limits: Limits, control: &dyn Contro
     }
     // To empty areas brings files into gaps that are brought together only afterwards: without a budget for both it would cost
     // requests.
-    if complete { planner.empty_areas(roots) } else { Ok(()) }
+    if !complete {
+        return Ok(());
+    }
+    let mut cost = u64::MAX;
+    while planner.left() > 0 && planner.total_cost() <= cost - cost / ROUND_DIVISOR {
+        cost = planner.total_cost();
+        planner.empty_areas(roots)?;
+        planner.take_what_helps(roots)?;
+    }
+    Ok(())
 }
 
 /// What there is to be moved, in bytes, by the bytes that have to be moved for each request that it saves.
@@ -93,10 +109,10 @@ fn price(bytes: u64, saved: u64) -> u64 {
 /// What is read in one order: data of small files, or names.
 #[derive(Default)]
 struct Sequence {
-    segment: Segment,
+    stretch: Stretch,
     /// The group that a reader comes from: as it was, and as it is now.
     came_from: [Option<BlockAddr>; 2],
-    /// Where the next segment would best go.
+    /// Where the next stretch would best go.
     near: Option<BlockAddr>,
 }
 
@@ -110,9 +126,11 @@ struct Planner<'a> {
     sequences: [Sequence; 2],
     /// Costs of both in this pass: as they were, and as they are now.
     costs: [[u64; 2]; 2],
-    /// Fragments of segments that should move and have no good place, and of those that have moved, in this pass.
-    homeless: u64,
+    /// Fragments of stretches that should move and have no good place, and of those that have moved, in this pass.
+    waiting: u64,
     placed: u64,
+    /// What good places for those that wait would save, in parts of a request.
+    waiting_saves: u64,
     /// What the walk under way is for.
     kind: Kind,
     /// Any place that saves enough will do.
@@ -134,7 +152,7 @@ enum Kind {
     Names = 1,
 }
 
-/// What a segment costs, in parts of a request.
+/// What a stretch costs, in parts of a request.
 #[derive(Clone, Copy)]
 struct Bounds {
     /// At the least.
@@ -196,8 +214,9 @@ impl<'a> Planner<'a> {
             progress: Progress::default(),
             sequences: Default::default(),
             costs: Default::default(),
-            homeless: 0,
+            waiting: 0,
             placed: 0,
+            waiting_saves: 0,
             kind: Kind::Names,
             lenient: false,
             price: u64::MAX,
@@ -220,28 +239,47 @@ impl<'a> Planner<'a> {
         Ok(if enough { Vec::new() } else { survey.prices() })
     }
 
-    /// Empties areas for segments that have no good place, until nothing more is gained by it.
+    /// Empties areas for stretches that have no good place, as long as that makes reading cheaper.
     fn empty_areas(&mut self, roots: &[Ino]) -> Result<()> {
         let cx = self.cx;
-        while self.homeless > 0 && self.left() > 0 {
-            let Some(area) = area::choose_area(&cx, self.homeless)? else { break };
+        let (mut best, mut in_vain) = (self.total_cost(), 0);
+        while self.waiting > 0 && self.left() > 0 && self.waiting_saves * EMPTY_DIVISOR >= self.total_cost() {
+            let Some(area) = area::choose_area(&cx, self.waiting)? else { break };
             let moved = area::empty(&cx, area.clone(), self.left(), self.control)?;
             self.progress.bytes_moved += moved << self.g.frag_shift;
             self.start = Some(area.start);
             self.pass(roots)?;
             self.report();
-            if self.placed < self.g.frag_of_block(area.end - area.start) / FILL_DIVISOR {
-                // What was emptied was of little use.
+            // What goes out of an area costs more at first. But after some rounds there has to be a gain.
+            let cost = self.total_cost();
+            if cost <= best - best / ROUND_DIVISOR {
+                (best, in_vain) = (cost, 0);
+            } else if in_vain == ROUNDS_IN_VAIN {
+                break;
+            } else {
+                in_vain += 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// Good places cannot be made any more: what has a better one than now takes it, and leaves room for others.
+    fn take_what_helps(&mut self, roots: &[Ino]) -> Result<()> {
+        self.lenient = self.waiting > 0;
+        for _ in 0..PASSES_MAX {
+            self.pass(roots)?;
+            self.report();
+            if self.placed == 0 || self.left() == 0 {
                 break;
             }
         }
-        if self.homeless > 0 && self.left() > 0 {
-            // Good places cannot be made any more: what has a better one than now takes it.
-            self.lenient = true;
-            self.pass(roots)?;
-            self.report();
-        }
+        self.lenient = false;
         Ok(())
+    }
+
+    /// What reading everything costs as it is now.
+    fn total_cost(&self) -> u64 {
+        self.costs.iter().map(|c| c[1]).sum()
     }
 
     /// Tells what there is after a pass. What was before is known from the first one.
@@ -258,9 +296,9 @@ impl<'a> Planner<'a> {
         self.limits.budget.saturating_sub(self.progress.bytes_moved) >> self.g.frag_shift
     }
 
-    /// Goes through the tree once, and moves the segments that have a better place.
+    /// Goes through the tree once, and moves the stretches that have a better place.
     fn pass(&mut self, roots: &[Ino]) -> Result<()> {
-        (self.costs, self.homeless, self.placed) = (Default::default(), 0, 0);
+        (self.costs, self.waiting, self.waiting_saves, self.placed) = (Default::default(), 0, 0, 0);
         (self.progress.directories, self.progress.files) = (0, 0);
         let mut near = self.start.take();
         self.sequences = Default::default();
@@ -280,26 +318,26 @@ impl<'a> Planner<'a> {
     }
 
     fn push(&mut self, kind: Kind, item: Item) -> Result<()> {
-        let segment = &mut self.sequences[kind as usize].segment;
-        segment.push(item);
-        let full = segment.frags >= self.g.frag_of_block(SEGMENT_GROUPS * self.g.group_blocks());
+        let stretch = &mut self.sequences[kind as usize].stretch;
+        stretch.push(item);
+        let full = stretch.frags >= self.g.frag_of_block(STRETCH_GROUPS * self.g.group_blocks());
         if full { self.finish(kind) } else { Ok(()) }
     }
 
-    /// A segment is complete: as much of it as the budget allows moves, if that saves enough.
+    /// A stretch is complete: as much of it as the budget allows moves, if that saves enough.
     fn finish(&mut self, kind: Kind) -> Result<()> {
-        let mut segment = std::mem::take(&mut self.sequences[kind as usize].segment);
+        let mut stretch = std::mem::take(&mut self.sequences[kind as usize].stretch);
         let most = if self.survey.is_some() { u64::MAX } else { self.left().max(1) };
-        let rest = segment.split_off(most);
-        for segment in [segment, rest] {
-            if segment.items.is_empty() {
+        let rest = stretch.split_off(most);
+        for stretch in [stretch, rest] {
+            if stretch.items.is_empty() {
                 continue;
             }
             let (g, sequence) = (self.g, &self.sequences[kind as usize]);
             let ([was, is], near) = (sequence.came_from, sequence.near);
-            let before = segment.reader(&g, was);
-            let stays = segment.reader(&g, is);
-            let moved = self.move_segment(&segment, stays.cost(), is, near, kind)?;
+            let before = stretch.reader(&g, was);
+            let stays = stretch.reader(&g, is);
+            let moved = self.move_stretch(&stretch, stays.cost(), is, near, kind)?;
             let sequence = &mut self.sequences[kind as usize];
             if let Some(goes) = &moved {
                 sequence.near = goes.last();
@@ -315,10 +353,10 @@ impl<'a> Planner<'a> {
         Ok(())
     }
 
-    /// A reader of the segment where it has gone; `None` if it stays.
-    fn move_segment(
+    /// A reader of the stretch where it has gone; `None` if it stays.
+    fn move_stretch(
         &mut self,
-        segment: &Segment,
+        stretch: &Stretch,
         stays: u64,
         from: Option<BlockAddr>,
         near: Option<BlockAddr>,
@@ -326,7 +364,7 @@ impl<'a> Planner<'a> {
     ) -> Result<Option<Reader>> {
         self.control.check()?;
         let g = self.g;
-        let least = PARTS + segment.frags.div_ceil(g.frag_of_block(g.group_blocks())) - 1;
+        let least = PARTS + stretch.frags.div_ceil(g.frag_of_block(g.group_blocks())) - 1;
         let bounds = Bounds { least, stays, always: self.limits.always };
         if !bounds.saves_enough(least) {
             return Ok(None);
@@ -334,73 +372,84 @@ impl<'a> Planner<'a> {
         if kind == Kind::Data
             && !bounds.always
             && self.survey.is_none()
-            && let Some(homes) = Homes::of(&g, segment)
-            && let Some(reader) = self.bring_home(segment, &homes, bounds, from)?
+            && let Some(main) = MainGroups::of(&g, stretch)
+            && let Some(reader) = self.bring_back(stretch, &main, bounds, from)?
         {
             return Ok(Some(reader));
         }
-        let bytes = segment.frags << g.frag_shift;
+        let bytes = stretch.frags << g.frag_shift;
         let saved = stays.saturating_sub(least);
         if let Some(survey) = &mut self.survey {
             survey.note(bytes, saved);
             return Ok(None);
         }
-        if segment.frags > self.left() || !bounds.always && price(bytes, saved) > self.price {
+        if stretch.frags > self.left() || !bounds.always && price(bytes, saved) > self.price {
             return Ok(None);
         }
-        let first = segment.items[0].runs[0].start;
+        let first = stretch.items[0].runs[0].start;
         let near = near.unwrap_or_else(|| g.group_of(g.block_of_frag(first)));
         let cx = self.cx;
-        let Some(places) = self.allocate(segment, near, kind)? else {
-            self.homeless += segment.frags;
+        let places = self.allocate(stretch, near, kind)?;
+        let reader = places.as_ref().map(|p| p.reader(&cx, &g, from));
+        let (Some(places), Some(reader)) = (places, reader) else {
+            self.note_waiting(stretch, saved);
             return Ok(None);
         };
-        let reader = places.reader(&cx, &g, from);
-        if !bounds.is_good(reader.cost()) && !(self.lenient && bounds.saves_enough(reader.cost())) {
+        if !self.takes(bounds, reader.cost()) {
             places.cancel(&cx);
-            self.homeless += segment.frags;
+            self.note_waiting(stretch, saved);
             return Ok(None);
         }
-        self.relocate(&segment.items, places)?;
+        self.relocate(&stretch.items, places)?;
         Ok(Some(reader))
     }
 
-    /// Moves the files of a segment that lie elsewhere to where most of it is, if that saves enough for their bytes.
-    fn bring_home(
+    /// There is no good place for a stretch, which would save so much.
+    fn note_waiting(&mut self, stretch: &Stretch, saves: u64) {
+        self.waiting += stretch.frags;
+        self.waiting_saves += saves;
+    }
+
+    /// Whether places at such a cost are taken.
+    fn takes(&self, bounds: Bounds, cost: u64) -> bool {
+        if self.lenient { bounds.saves_enough(cost) } else { bounds.is_good(cost) }
+    }
+
+    /// Moves the files of a stretch that lie elsewhere to where most of it is, if that saves enough for their bytes.
+    fn bring_back(
         &mut self,
-        segment: &Segment,
-        homes: &Homes,
+        stretch: &Stretch,
+        main: &MainGroups,
         bounds: Bounds,
         from: Option<BlockAddr>,
     ) -> Result<Option<Reader>> {
         let (cx, g) = (self.cx, self.g);
-        let strays: Vec<Item> = homes.strays.iter().map(|n| segment.items[*n].clone()).collect();
+        let strays: Vec<Item> = main.strays.iter().map(|n| stretch.items[*n].clone()).collect();
         let bytes = strays.iter().map(Item::frags).sum::<u64>() << g.frag_shift;
-        let without = segment.items.iter().enumerate().filter(|(n, _)| homes.strays.binary_search(n).is_err());
+        let without = stretch.items.iter().enumerate().filter(|(n, _)| main.strays.binary_search(n).is_err());
         let at_best = read_all(&g, from, without.flat_map(|(_, i)| i.runs.iter().copied())).cost();
-        if !(bounds.is_good(at_best) || self.lenient && bounds.saves_enough(at_best)) {
+        if !self.takes(bounds, at_best) {
             return Ok(None);
         }
         if bytes >> g.frag_shift > self.left() || price(bytes, bounds.stays - at_best) > self.price {
             return Ok(None);
         }
         // Each as near as possible to what is read before it.
-        let mut before = segment.items[0].runs[0].start;
+        let mut before = stretch.items[0].runs[0].start;
         let mut goals = Vec::with_capacity(strays.len());
-        for (n, item) in segment.items.iter().enumerate() {
-            match homes.strays.binary_search(&n) {
-                Ok(_) => goals.push(homes.near(&g, before)),
+        for (n, item) in stretch.items.iter().enumerate() {
+            match main.strays.binary_search(&n) {
+                Ok(_) => goals.push(main.near(&g, before)),
                 Err(_) => before = item.runs[0].start,
             }
         }
         let places = files::allocate_in(&cx, &strays, &goals)?;
         let mut reader = Reader::from(from);
-        for (n, item) in segment.items.iter().enumerate() {
-            let new = homes.strays.binary_search(&n).ok().map(|at| &places.runs[at]).filter(|runs| !runs.is_empty());
+        for (n, item) in stretch.items.iter().enumerate() {
+            let new = main.strays.binary_search(&n).ok().map(|at| &places.runs[at]).filter(|runs| !runs.is_empty());
             new.unwrap_or(&item.runs).iter().for_each(|run| reader.read(&g, *run));
         }
-        let enough = if self.lenient { bounds.saves_enough(reader.cost()) } else { bounds.is_good(reader.cost()) };
-        if !enough {
+        if !self.takes(bounds, reader.cost()) {
             places.cancel(&cx);
             return Ok(None);
         }
@@ -441,12 +490,12 @@ impl<'a> Planner<'a> {
         Ok(())
     }
 
-    fn allocate(&mut self, segment: &Segment, near: BlockAddr, kind: Kind) -> Result<Option<Places>> {
+    fn allocate(&mut self, stretch: &Stretch, near: BlockAddr, kind: Kind) -> Result<Option<Places>> {
         let cx = self.cx;
         let attempt = || -> Result<Option<Places>> {
             Ok(match kind {
-                Kind::Data => files::allocate(&cx, &segment.items, near)?.map(Places::Data),
-                Kind::Names => names::allocate(&cx, &segment.items, near)?.map(Places::Names),
+                Kind::Data => files::allocate(&cx, &stretch.items, near)?.map(Places::Data),
+                Kind::Names => names::allocate(&cx, &stretch.items, near)?.map(Places::Names),
             })
         };
         if let Some(places) = attempt()? {

@@ -22,10 +22,14 @@ fn contents(n: usize) -> Vec<u8> {
 
 /// Files that were made in turns over many directories, with others removed in between. Returns what is there.
 fn aged(fs: &Fs) -> BTreeMap<String, Vec<u8>> {
+    aged_in_rounds(fs, 40)
+}
+
+fn aged_in_rounds(fs: &Fs, rounds: usize) -> BTreeMap<String, Vec<u8>> {
     let dirs: Vec<Ino> =
         (0..DIRS).map(|d| fs.mkdir(ROOT, ROOT_INO, format!("d{d}").as_bytes(), 0o755).unwrap().ino).collect();
     let mut all = BTreeMap::new();
-    for round in 0..40 {
+    for round in 0..rounds {
         for (d, dir) in dirs.iter().enumerate() {
             let n = round * DIRS + d;
             let name = format!("f{round}");
@@ -101,6 +105,36 @@ fn what_came_apart_is_brought_together_once() {
         let fs = mount(&dev);
         compare(&fs, &all);
         fs.close().unwrap();
+    }
+}
+
+#[test]
+fn on_a_full_device_areas_are_emptied_and_a_second_regroup_moves_nothing() {
+    for full in [60, 80, 93] {
+        let dev = fresh(24 << 20, &small_groups().reserve_bp(0));
+        let fs = mount(&dev);
+        let mut all = aged_in_rounds(&fs, 60);
+        // Files that come alone fill the rest, in gaps.
+        let mut n = 0;
+        let used = || fs.statfs().total - fs.statfs().free;
+        while used() * 100 < fs.statfs().total * full {
+            let (d, name) = (format!("d{}", n * 7 % DIRS), format!("late{n}"));
+            let dir = fs.lookup(ROOT_INO, d.as_bytes()).unwrap().ino;
+            let a = fs.create(ROOT, dir, name.as_bytes(), 0o644).unwrap();
+            fs.write(ROOT, a.ino, 0, &contents(n * 13)).unwrap();
+            fs.fsync(a.ino, false).unwrap();
+            fs.forget(a.ino, 1);
+            fs.forget(dir, 1);
+            all.insert(format!("{d}/{name}"), contents(n * 13));
+            n += 1;
+        }
+        let first = regroup(&fs, &RegroupOptions::default());
+        let second = regroup(&fs, &RegroupOptions::default());
+        assert!(first.read.after * 5.0 < first.read.before, "{full}% full: {first:?}");
+        assert_eq!((second.bytes_moved, second.read.after), (0, first.read.after), "{full}% full: {second:?}");
+        compare(&fs, &all);
+        fs.close().unwrap();
+        clean(&dev, "full");
     }
 }
 

@@ -1,4 +1,4 @@
-//! Segments: what is read one after the other, as long as a few groups.
+//! Stretches: what is read one after the other, as long as a few groups.
 
 use super::cost::Reader;
 use crate::format::extent::LOGICAL_END;
@@ -42,12 +42,12 @@ impl Item {
 
 /// What is read one after the other.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Segment {
+pub(super) struct Stretch {
     pub items: Vec<Item>,
     pub frags: u64,
 }
 
-impl Segment {
+impl Stretch {
     /// Adds what is read next.
     pub fn push(&mut self, item: Item) {
         self.frags += item.frags();
@@ -55,14 +55,14 @@ impl Segment {
     }
 
     /// Keeps the first items, which have at most so many fragments. Returns the others.
-    pub fn split_off(&mut self, frags: u64) -> Segment {
+    pub fn split_off(&mut self, frags: u64) -> Stretch {
         let mut sum = 0;
         let fits = self.items.iter().take_while(|i| {
             sum += i.frags();
             sum <= frags
         });
         let at = fits.count();
-        let mut rest = Segment::default();
+        let mut rest = Stretch::default();
         self.items.split_off(at).into_iter().for_each(|i| rest.push(i));
         self.frags -= rest.frags;
         rest
