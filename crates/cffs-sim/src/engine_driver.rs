@@ -6,8 +6,12 @@ use crate::ops::{Op, Path, SLOTS};
 use crate::pattern;
 use crate::walk::{Held, read};
 use crate::{disk::Trace, setup::Setup};
-use cffs::{Attr, Caller, DirEntry, Error, Fs, Ino, ROOT_INO, Result, SetAttr, SetXattr, TimeSpec};
+use cffs::{
+    Attr, Caller, DirEntry, Error, FileType, Fs, Ino, MetadataMode, ROOT_INO, Regroup, RegroupOptions, RegroupOutcome,
+    Result, SetAttr, SetXattr, TimeSpec,
+};
 use std::collections::BTreeSet;
+use std::io;
 use std::sync::Arc;
 
 /// What the engine answered.
@@ -219,6 +223,7 @@ impl EngineDriver {
                 Ok(Reply::Done)
             }
             Op::Remount { forget } => self.remount(*forget),
+            Op::Regroup { path, always } => self.regroup(path, *always),
             Op::Trim => fs.trim(cffs::TrimRange::default()).map(|_| Reply::Done),
             Op::Grow { percent } => self.grow(*percent),
             Op::CreateMany { .. } | Op::UnlinkMany { .. } => panic!("expanded before"),
@@ -305,6 +310,44 @@ impl EngineDriver {
             let grown = self.fs.grow(Some(to))?;
             let s = self.fs.statfs();
             assert_eq!(s.total * u64::from(s.frag_size), grown.to, "statfs follows");
+        }
+        Ok(Reply::Done)
+    }
+
+    /// Regroups. What is asserted here is what only the engine knows: the counts of statfs, and how it ended.
+    fn regroup(&self, path: &Path, always: bool) -> Result<Reply> {
+        let dir = self.resolve(path)?;
+        let (fs, handle) = (&self.fs, Regroup::new());
+        // What is dirty has a reservation for more than it takes, so counts are compared where nothing is.
+        let exact = self.applied.is_multiple_of(2);
+        if exact {
+            fs.sync()?;
+        }
+        let before = fs.statfs();
+        let options = RegroupOptions::default().directories(vec![dir.ino]).always(always);
+        let outcome = fs.regroup(&options, &handle);
+        if self.setup.metadata != MetadataMode::Journal {
+            // Refused, whatever the path is.
+            assert!(matches!(outcome, Err(Error::Invalid(_) | Error::ReadOnly)), "without a journal: {outcome:?}");
+            let is_dir = fs.getattr(dir.ino)?.file_type == FileType::Directory;
+            return if is_dir { Ok(Reply::Done) } else { Err(Error::NotDir) };
+        }
+        outcome?;
+        let status = handle.status();
+        match status.outcome {
+            Some(RegroupOutcome::Complete) => {}
+            // The status has the error as a text only.
+            Some(RegroupOutcome::Failed(text)) => return Err(io::Error::other(format!("regroup: {text}")).into()),
+            other => panic!("a regroup that nobody stopped ended as {other:?}"),
+        }
+        let after = fs.statfs();
+        assert_eq!(after.total, before.total, "the size after a regroup");
+        if exact {
+            // Trees of extents may have gained or lost nodes, which are blocks.
+            let per = u64::from(before.block_size / before.frag_size);
+            let differs = before.free.abs_diff(after.free);
+            let most = per * 2 * (status.files_moved + status.blocks_moved);
+            assert!(differs.is_multiple_of(per) && differs <= most, "free {before:?}, then {after:?}: {status:?}");
         }
         Ok(Reply::Done)
     }

@@ -226,6 +226,10 @@ pub fn generate(seed: u64, profile: Profile, len: usize, bounds: Bounds) -> Vec<
             pick = pick.wrapping_sub(*w);
             here
         });
+        if g.chance(REGROUPS_ONE_IN) {
+            out.push(g.regroup());
+            continue;
+        }
         let scenario = match &mut programs {
             Some(p) if g.rng.u8(..8) > 0 => Some(p.next(&mut g.rng, &g.state, &mut g.tag)),
             _ => None,
@@ -239,6 +243,9 @@ pub fn generate(seed: u64, profile: Profile, len: usize, bounds: Bounds) -> Vec<
     }
     out
 }
+
+/// One operation in so many is a regroup, whatever the profile.
+const REGROUPS_ONE_IN: u32 = 30;
 
 struct Generator {
     rng: Rng,
@@ -484,6 +491,15 @@ impl Generator {
             CreateMany => self.create_many(),
             UnlinkMany => self.unlink_many(),
         }
+    }
+
+    fn regroup(&mut self) -> Op {
+        let path = match self.rng.u32(..20) {
+            0 => self.any(),
+            1..=5 => self.dir(),
+            _ => Path::new("/"),
+        };
+        Op::Regroup { path, always: !self.chance(5) }
     }
 
     fn symlink(&mut self) -> Op {

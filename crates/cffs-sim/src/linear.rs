@@ -13,7 +13,10 @@ use crate::ops::{Op, Path};
 use crate::pattern;
 use crate::walk::read;
 use cffs::device::{Device, MemoryDevice};
-use cffs::{Attr, Caller, Fs, Ino, MkfsOptions, MountOptions, ROOT_INO, RenameFlags, Result, SetAttr, SetXattr, mkfs};
+use cffs::{
+    Attr, Caller, Fs, Ino, MkfsOptions, MountOptions, ROOT_INO, Regroup, RegroupOptions, RegroupOutcome, RenameFlags,
+    Result, SetAttr, SetXattr, mkfs,
+};
 use fastrand::Rng;
 use std::collections::{BTreeMap, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -202,6 +205,14 @@ impl Stage {
                 fs.sync()?;
                 Answer::Done
             }
+            Op::Regroup { always, .. } => {
+                let handle = Regroup::new();
+                fs.regroup(&RegroupOptions::default().always(*always), &handle)?;
+                match handle.status().outcome {
+                    Some(RegroupOutcome::Complete) => Answer::Done,
+                    other => panic!("regroup: {other:?}"),
+                }
+            }
             other => panic!("{other} is not for threads"),
         })
     }
@@ -330,13 +341,11 @@ pub fn plan(seed: u64, threads: usize, calls: usize) -> Vec<Vec<Op>> {
             15 => Op::Truncate { path: file, size: [0, 100, 4500][rng.usize(..3)] },
             16..=17 => Op::Read { path: file, offset: 0, len: 10_000 },
             18 => Op::Fsync { path: file },
-            _ => {
-                if rng.bool() {
-                    Op::Sync
-                } else {
-                    Op::SetXattr { path: file, name: "user.x".into(), len: 30, tag }
-                }
-            }
+            _ => match rng.u8(..4) {
+                0 => Op::Sync,
+                1 => Op::SetXattr { path: file, name: "user.x".into(), len: 30, tag },
+                _ => Op::Regroup { path: Path::new("/"), always: true },
+            },
         }
     };
     (0..threads).map(|_| (0..calls).map(|_| one(&mut rng)).collect()).collect()

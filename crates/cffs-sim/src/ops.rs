@@ -162,6 +162,8 @@ pub enum Op {
     Grow { percent: u8 },
     /// Give all free space back to the device.
     Trim,
+    /// Bring a directory and what is below it back together: what that saves requests for, or everything.
+    Regroup { path: Path, always: bool },
     /// Make files `first` to `first + count` of `len` bytes each in a directory.
     CreateMany { dir: Path, first: u32, count: u32, len: usize, tag: u64 },
     /// Remove such files.
@@ -254,6 +256,9 @@ impl fmt::Display for Op {
             Op::Close { slot } => write!(f, "close {slot}"),
             Op::Remount { forget } => write!(f, "remount {forget}"),
             Op::Trim => write!(f, "trim"),
+            Op::Regroup { path, always } => {
+                write!(f, "regroup {path} {}", if *always { "always" } else { "gains" })
+            }
             Op::Grow { percent } => write!(f, "grow {percent}"),
             Op::CreateMany { dir, first, count, len, tag } => {
                 write!(f, "createmany {dir} {first} {count} {len} {tag}")
@@ -356,6 +361,14 @@ impl FromStr for Op {
             "close" => Op::Close { slot: number(next()?)? },
             "remount" => Op::Remount { forget: flag(next()?) },
             "trim" => Op::Trim,
+            "regroup" => Op::Regroup {
+                path: Path::new(next()?),
+                always: match next()? {
+                    "always" => true,
+                    "gains" => false,
+                    other => return Err(format!("{other}: a regroup moves always, or what gains")),
+                },
+            },
             "grow" => Op::Grow { percent: number(next()?)? },
             "createmany" => Op::CreateMany {
                 dir: Path::new(next()?),

@@ -13,7 +13,7 @@ use super::{FileCtx, writeback};
 use crate::cache::{DataRun, DataVerifier, Source};
 use crate::error::{Error, Result};
 use crate::extent;
-use crate::format::{Extent, Run};
+use crate::format::{Extent, FileType, Run};
 use crate::node::{Node, NodeState};
 use crate::reservation::Reservation;
 use cffs_buf::AlignedBuf;
@@ -39,14 +39,15 @@ impl Copied {
 }
 
 /// Reads what the file has in a range of fragments. `None` if it cannot be moved now: it is being written back, waits to be
-/// freed, or has nothing there.
+/// freed, has nothing there, or is no regular file (any more).
 ///
 /// # Errors
 /// Those of reading, also of data that does not match its checksums: what cannot be verified stays where it is.
 pub fn read(cx: &FileCtx<'_>, node: &Arc<Node>, range: Range<u64>) -> Result<Option<Copied>> {
     let st = node.state.read();
     // While the node is locked no writeback begins. One that has begun may be overwriting what would be read here.
-    if st.freed || st.orphan || *node.in_writeback.lock() {
+    // The number may have gone to another inode since the caller found it: to a directory, whose blocks move otherwise.
+    if st.inode.file_type() != FileType::Regular || st.freed || st.orphan || *node.in_writeback.lock() {
         return Ok(None);
     }
     let version = node.data_version.load(Ordering::Relaxed);

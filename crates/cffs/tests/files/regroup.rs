@@ -1,7 +1,8 @@
 //! Regrouping: what has come apart is brought back together, byte for byte, and stays so.
 
+use crate::common::observed::Observed;
 use crate::common::plain::{clean, fresh, mount};
-use cffs::device::Device;
+use cffs::device::{Device, Operation};
 use cffs::{
     Caller, Error, Fs, Ino, MetadataMode, MkfsOptions, MountOptions, ROOT_INO, Regroup, RegroupOptions, RegroupOutcome,
     RegroupStatus,
@@ -200,4 +201,44 @@ fn a_stopped_regroup_leaves_everything_in_order() {
     compare(&fs, &all);
     fs.close().unwrap();
     clean(&dev, "stopped");
+}
+
+#[test]
+fn a_directory_that_gets_the_number_of_a_file_is_not_moved_as_data() {
+    let inner = fresh(32 << 20, &MkfsOptions::default());
+    let dev = Observed::interrupted(inner.clone(), Operation::Read);
+    let options = MountOptions::default().background(false);
+    let fs = Fs::open(dev.clone() as Arc<dyn Device>, None, options).unwrap();
+    let dir = fs.mkdir(ROOT, ROOT_INO, b"d", 0o755).unwrap().ino;
+    let mut files = Vec::new();
+    for name in [b"a", b"b"] {
+        let file = fs.create(ROOT, dir, name, 0o644).unwrap().ino;
+        // As much as a directory of one block has.
+        fs.write(ROOT, file, 0, &[7; 4096]).unwrap();
+        fs.forget(file, 1);
+        files.push(file);
+    }
+    fs.sync().unwrap();
+    fs.drop_caches();
+    // All names are cached, the data is not: the first request of the regroup reads the first file.
+    fs.readdir(dir, 0, true, &mut |e| {
+        fs.forget(e.ino, 1);
+        true
+    })
+    .unwrap();
+    fs.readdir(ROOT_INO, 0, false, &mut |_| true).unwrap();
+    let (other, second) = (fs.clone(), files[1]);
+    dev.meanwhile(move || {
+        other.unlink(dir, b"b").unwrap();
+        let new = other.mkdir(ROOT, dir, b"c", 0o755).unwrap().ino;
+        assert_eq!(new, second, "the number is given out again");
+        let below = other.create(ROOT, new, b"below", 0o644).unwrap().ino;
+        other.forget(below, 1);
+        other.forget(new, 1);
+    });
+    regroup(&fs, &RegroupOptions::default().always(true));
+    assert!(dev.happened(), "data was read");
+    fs.forget(dir, 1);
+    fs.close().unwrap();
+    clean(&inner, "with a directory in the place of a file");
 }

@@ -11,8 +11,8 @@
 use cffs::check::{CheckOptions, check};
 use cffs::device::{Device, MemoryDevice};
 use cffs::{
-    Attr, Caller, DirEntry, Error, FileType, Fs, Ino, MetadataMode, MkfsOptions, MountOptions, ROOT_INO, RenameFlags,
-    Result, SetAttr, StatFs, mkfs,
+    Attr, Caller, DirEntry, DirectWrite, Error, FileType, Fs, Ino, MetadataMode, MkfsOptions, MountOptions, ROOT_INO,
+    Regroup, RegroupOptions, RegroupOutcome, RenameFlags, Result, SetAttr, StatFs, mkfs,
 };
 use std::io::Write;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -37,6 +37,9 @@ struct Setup {
     device: u64,
     cache: usize,
     fsync_in_log: bool,
+    /// Everything is moved, again and again, beside the threads; in a small log, and writes are direct where that is possible.
+    regroup: bool,
+    data_sums: bool,
 }
 
 fn setups() -> Vec<Setup> {
@@ -47,12 +50,22 @@ fn setups() -> Vec<Setup> {
         device: 96 << 20,
         cache: 16 << 20,
         fsync_in_log: true,
+        regroup: false,
+        data_sums: false,
     };
     let mut all = vec![
         base("journal", MetadataMode::Journal),
         Setup { cache: 1 << 20, ..base("small cache", MetadataMode::Journal) },
         Setup { device: 14 << 20, ..base("full device", MetadataMode::Journal) },
         Setup { fsync_in_log: false, ..base("fsync in place", MetadataMode::Journal) },
+        Setup { regroup: true, ..base("regroup", MetadataMode::Journal) },
+        Setup {
+            regroup: true,
+            data_sums: true,
+            cache: 1 << 20,
+            ..base("regroup with checksums", MetadataMode::Journal)
+        },
+        Setup { regroup: true, device: 14 << 20, ..base("regroup full device", MetadataMode::Journal) },
         base("sync", MetadataMode::Sync),
         base("delayed", MetadataMode::Delayed),
     ];
@@ -659,6 +672,7 @@ fn mount(dev: &Arc<MemoryDevice>, setup: &Setup) -> Arc<Fs> {
         .metadata(setup.metadata)
         .commit_interval(Duration::from_millis(20))
         .fsync_in_log(setup.fsync_in_log)
+        .direct_write(if setup.regroup { DirectWrite::Always } else { DirectWrite::default() })
         .background(true);
     Fs::open(dev.clone() as Arc<dyn Device>, None, opts).expect("mount")
 }
@@ -695,11 +709,27 @@ fn settled(fs: &Fs) -> StatFs {
     fs.statfs()
 }
 
+/// Moves everything until the threads have finished. Returns how many files and blocks.
+fn move_all(fs: &Fs, posts: &[Post]) -> u64 {
+    let mut moved = 0;
+    while !posts.iter().all(|p| p.finished.load(Ordering::Acquire)) {
+        let handle = Regroup::new();
+        fs.regroup(&RegroupOptions::default().always(true), &handle).unwrap();
+        let status = handle.status();
+        assert_eq!(status.outcome, Some(RegroupOutcome::Complete));
+        moved += status.files_moved + status.blocks_moved;
+        fs.drop_caches();
+    }
+    moved
+}
+
 /// One round. Returns the number of operations.
 fn round(setup: &Setup, seed: u64, length: Duration) -> u64 {
     let title = format!("{}, no_embed: {}, seed {seed}", setup.name, setup.no_embed);
     let dev = Arc::new(MemoryDevice::new(setup.device));
-    mkfs(&*dev, None, &MkfsOptions::default().no_embed(setup.no_embed)).expect("mkfs");
+    let options = MkfsOptions::default().no_embed(setup.no_embed).data_sums(setup.data_sums);
+    let log = setup.regroup.then(|| 2 * cffs::mkfs::log_bytes_min(4096));
+    mkfs(&*dev, None, &options.log_bytes(log)).expect("mkfs");
     let fs = mount(&dev, setup);
     let fresh = settled(&fs);
     let make = |name: String| fs.mkdir(ROOT, ROOT_INO, name.as_bytes(), 0o755).unwrap().ino;
@@ -738,7 +768,12 @@ fn round(setup: &Setup, seed: u64, length: Duration) -> u64 {
             }
         };
         let threads: Vec<_> = (0..THREADS).map(|id| s.spawn(work(id))).collect();
+        let mover = setup.regroup.then(|| s.spawn(|| move_all(&fs, &posts)));
         watch(&posts, &title);
+        if let Some(mover) = mover {
+            let moved = mover.join().unwrap_or_else(|_| panic!("{title}: the mover failed"));
+            assert!(moved > 0, "{title}: nothing was moved");
+        }
         let done: Vec<_> = threads.into_iter().map(|t| t.join()).collect();
         let failed = done.iter().filter(|d| d.is_err()).count();
         assert_eq!(failed, 0, "{title}: {failed} threads failed");
