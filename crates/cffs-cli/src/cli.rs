@@ -1,8 +1,8 @@
 //! The command line: subcommands, the names that stand for one of them, and what happens with errors.
 
 use crate::{
-    cat, dump, exit, export, fsck, generate, grow, import, info, ls, metadata_image, mkfs, mount, quota, rm, scrub,
-    stat, stats, trim, tune, umount,
+    cat, dump, exit, export, fsck, generate, grow, import, info, ls, metadata_image, mkfs, mount, quota, regroup, rm,
+    scrub, stat, stats, trim, tune, umount,
 };
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
@@ -41,6 +41,7 @@ enum Command {
     Dump(dump::DumpArgs),
     Image(metadata_image::ImageArgs),
     Scrub(scrub::ScrubArgs),
+    Regroup(regroup::RegroupArgs),
     Generate(generate::GenerateArgs),
 }
 
@@ -54,7 +55,7 @@ fn codes(subcommand: &str) -> Codes {
     match subcommand {
         "mkfs" => Codes { usage: 1, failure: 1 },
         "mount" | "umount" => Codes { usage: exit::mount::USAGE, failure: exit::mount::FAILED },
-        "fsck" | "scrub" => Codes { usage: exit::fsck::USAGE, failure: exit::fsck::OPERATIONAL },
+        "fsck" | "scrub" | "regroup" => Codes { usage: exit::fsck::USAGE, failure: exit::fsck::OPERATIONAL },
         _ => Codes { usage: 2, failure: 1 },
     }
 }
@@ -156,6 +157,7 @@ pub fn run(mut args: Vec<OsString>) -> u8 {
         Command::Dump(a) => dump::run(&a),
         Command::Image(a) => metadata_image::run(&a),
         Command::Scrub(a) => scrub::run(&a),
+        Command::Regroup(a) => regroup::run(&a),
         Command::Generate(a) => generate::run(&a, &definitions()),
     };
     match result {

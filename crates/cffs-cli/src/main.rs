@@ -23,6 +23,7 @@ mod mount_options;
 mod mount_or_image;
 mod progress;
 mod quota;
+mod regroup;
 mod remount;
 mod rm;
 mod scrub;

@@ -25,6 +25,7 @@
 //! call.
 #![forbid(unsafe_code)]
 
+mod background;
 mod config;
 pub mod control;
 mod device;

@@ -1,25 +1,22 @@
 //! State that the session and its server share: the engine, the counters, and how the session ends.
 
+use crate::background::Background;
 use crate::control::Answers;
 use crate::messages::Messages;
 use crate::notifier::Notifier;
 use crate::protocol::opcode::Opcode;
 use crate::stats_file::{ServerProcess, StatsFiles, is_stats_file};
-use cffs::{AtimeMode, Error, Fs, Ino, Result, Scrub, ScrubOptions, ScrubStatus};
+use cffs::{AtimeMode, Error, Fs, Ino, Regroup, RegroupOptions, Result, Scrub, ScrubOptions};
 use parking_lot::{Mutex, RwLock};
 use rustix::io::Errno;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, OnceLock};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 /// How long a shutdown waits until the kernel has dropped cached pages.
 const DROP_PATIENCE: Duration = Duration::from_secs(1);
-
-/// A scrub, and its thread until that was joined.
-type RunningScrub = (Arc<Scrub>, Option<JoinHandle<()>>);
 
 /// State that the session and its server share.
 pub(crate) struct MountState {
@@ -40,8 +37,8 @@ pub(crate) struct MountState {
     working: RwLock<()>,
     /// The kernel has closed the connection.
     over: Arc<AtomicBool>,
-    /// The scrub that is running, or the last one.
-    scrub: Mutex<Option<RunningScrub>>,
+    pub(crate) scrub: Background<Scrub>,
+    pub(crate) regroup: Background<Regroup>,
     /// The result of closing the engine, until somebody takes it.
     closed: Mutex<Option<Result<()>>>,
 }
@@ -60,7 +57,8 @@ impl MountState {
             panicked: AtomicBool::new(false),
             working: RwLock::new(()),
             over: Arc::default(),
-            scrub: Mutex::new(None),
+            scrub: Background::default(),
+            regroup: Background::default(),
             closed: Mutex::new(None),
         }
     }
@@ -89,46 +87,27 @@ impl MountState {
         if options.rate == Some(0) {
             return Error::invalid("a rate of 0 bytes in a second: nothing would ever be read");
         }
-        let mut running = self.scrub.lock();
-        if running.as_ref().is_some_and(|(scrub, _)| !scrub.is_over()) {
-            return Err(Error::Busy("a scrub runs already".into()));
-        }
-        let scrub = Arc::new(Scrub::new());
-        let (fs, mine) = (self.fs.clone(), scrub.clone());
-        let thread = std::thread::Builder::new().name("cffs-scrub".into()).spawn(move || {
-            let outcome = catch_unwind(AssertUnwindSafe(|| fs.scrub(&options, &mine)));
-            let failed = match outcome {
-                Ok(Ok(())) => return,
-                Ok(Err(e)) => e.to_string(),
-                Err(_) => "internal error".into(),
-            };
-            tracing::error!("scrub: {failed}");
-            mine.fail(failed);
-        })?;
-        *running = Some((scrub, Some(thread)));
-        Ok(())
+        let fs = self.fs.clone();
+        self.scrub.start(move |scrub| fs.scrub(&options, scrub))
     }
 
-    /// Progress of the running scrub, or the result of the last one.
-    pub(crate) fn scrub_status(&self) -> Option<ScrubStatus> {
-        self.scrub.lock().as_ref().map(|(scrub, _)| scrub.status())
+    /// Starts to bring files and directories back together, in a thread of its own. What is wrong with the options is an
+    /// error of this call.
+    pub(crate) fn start_regroup(&self, options: RegroupOptions) -> Result<()> {
+        self.fs.check_regroup(&options)?;
+        let fs = self.fs.clone();
+        self.regroup.start(move |regroup| fs.regroup(&options, regroup))
     }
 
-    /// Stops the running scrub. Returns its result.
-    pub(crate) fn stop_scrub(&self) -> Option<ScrubStatus> {
-        let mut running = self.scrub.lock();
-        let (scrub, thread) = running.as_mut()?;
-        scrub.stop();
-        // This thread holds no lock that the scrub's thread needs, and that thread checks often whether to stop.
-        if let Some(thread) = thread.take() {
-            let _ = thread.join();
-        }
-        Some(scrub.status())
+    /// Stops what works on the whole file system in a thread of its own.
+    fn stop_background(&self) {
+        self.scrub.stop();
+        self.regroup.stop();
     }
 
     /// Closes the engine, unless that was done. The first caller gets the result.
     pub(crate) fn close(&self) -> Result<()> {
-        self.stop_scrub();
+        self.stop_background();
         let mut closed = self.closed.lock();
         let result = closed.take().unwrap_or_else(|| self.fs.close());
         *closed = Some(Ok(()));
@@ -139,8 +118,9 @@ impl MountState {
     /// and leaves the result for [`MountState::close`].
     pub(crate) fn end(&self) {
         self.over.store(true, Ordering::Release);
-        self.stop_scrub();
         let _none = self.working.write();
+        // No operation is under way any more that could start another one.
+        self.stop_background();
         if self.serving.load(Ordering::Acquire) && !self.panicked() {
             // A panic here would end the thread that reports the end of the session, for which everybody waits.
             let mut closed = self.closed.lock();

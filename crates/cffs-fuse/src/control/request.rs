@@ -1,6 +1,6 @@
 //! Requests and what answers them, as JSON.
 
-use cffs::{QuotaGrace, QuotaKind, QuotaLimits, ScrubOptions, TrimRange, Tune};
+use cffs::{QuotaGrace, QuotaKind, QuotaLimits, RegroupOptions, ScrubOptions, TrimRange, Tune};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -65,18 +65,28 @@ pub enum Request {
     ScrubStatus,
     /// Stops the running scrub. The answer is that of [`Request::ScrubStatus`].
     ScrubStop,
+    /// Begins to bring files and directories back together that have come apart, in the background, as
+    /// [`cffs::Fs::regroup`]; one at a time.
+    RegroupStart(RegroupOptions),
+    /// The progress of the running regroup, or the result of the last one: a [`cffs::RegroupStatus`], null if there was
+    /// none since the mount.
+    RegroupStatus,
+    /// Stops the running regroup. The answer is that of [`Request::RegroupStatus`].
+    RegroupStop,
 }
 
 impl Request {
     /// Whether only root and the user who mounted may send it.
     pub fn changes(&self) -> bool {
         match self {
-            Request::Stats | Request::Info | Request::Sync | Request::ScrubStatus => false,
+            Request::Stats | Request::Info | Request::Sync => false,
+            Request::ScrubStatus | Request::RegroupStatus => false,
             Request::QuotaKinds | Request::QuotaReport { .. } => false,
             Request::QuotaGrace { set, .. } => set.is_some(),
             Request::QuotaSet { .. } | Request::QuotaProject { .. } => true,
             Request::Tune(_) | Request::Grow { .. } | Request::Trim(_) => true,
             Request::ScrubStart(_) | Request::ScrubStop => true,
+            Request::RegroupStart(_) | Request::RegroupStop => true,
         }
     }
 }
@@ -155,6 +165,13 @@ mod tests {
         assert_eq!(json(&scrub), r#"{"op":"scrub-start","rate":7,"metadata_only":true}"#);
         assert_eq!(serde_json::from_str::<Request>(&json(&scrub)).unwrap(), scrub);
         assert!(scrub.changes() && !Request::ScrubStatus.changes());
+        let regroup = Request::RegroupStart(RegroupOptions::default().directories(vec![1]).budget(Some(9)));
+        assert_eq!(serde_json::from_str::<Request>(&json(&regroup)).unwrap(), regroup);
+        let short = serde_json::from_str::<Request>(r#"{"op":"regroup-start","directories":[1],"budget":9}"#);
+        assert_eq!(short.unwrap(), regroup);
+        let all = serde_json::from_str::<Request>(r#"{"op":"regroup-start"}"#);
+        assert_eq!(all.unwrap(), Request::RegroupStart(RegroupOptions::default()));
+        assert!(regroup.changes() && !Request::RegroupStatus.changes());
         assert!([grow, trim, tune].iter().all(Request::changes) && !Request::Info.changes());
     }
 }

@@ -51,8 +51,11 @@ fn carry_out(shared: &MountState, fs: &Fs, asker: Asker, request: &Request) -> R
         Request::Grow { size } => json(fs.grow(*size)?),
         Request::Trim(range) => json(fs.trim(*range)?),
         Request::ScrubStart(options) => json(shared.start_scrub(*options)?),
-        Request::ScrubStatus => json(shared.scrub_status()),
-        Request::ScrubStop => json(shared.stop_scrub()),
+        Request::ScrubStatus => json(shared.scrub.status()),
+        Request::ScrubStop => json(shared.scrub.stop()),
+        Request::RegroupStart(options) => json(shared.start_regroup(options.clone())?),
+        Request::RegroupStatus => json(shared.regroup.status()),
+        Request::RegroupStop => json(shared.regroup.stop()),
     }
 }
 

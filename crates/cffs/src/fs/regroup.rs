@@ -20,6 +20,7 @@ const PARTS: f64 = 4.0;
 #[non_exhaustive]
 pub struct RegroupOptions {
     /// The directories to bring together, with all that is below them. None: the whole file system.
+    #[serde(default)]
     pub directories: Vec<Ino>,
     /// Most bytes to move. `None`: no limit.
     pub budget: Option<u64>,
@@ -87,6 +88,9 @@ pub struct RegroupStatus {
     pub walk: RegroupGain,
     /// Seconds since the beginning.
     pub seconds: f64,
+    /// Nothing was moved: the numbers tell what would be.
+    #[serde(default)]
+    pub dry_run: bool,
     /// How it ended; `None` while it runs.
     pub outcome: Option<RegroupOutcome>,
 }
@@ -195,6 +199,30 @@ impl Control for Running<'_> {
 }
 
 impl Fs {
+    /// Whether [`Fs::regroup`] would begin with these options: for those who run it in a thread of its own and have to say at
+    /// once what is wrong.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a rate of zero, or in a metadata mode other than [`MetadataMode::Journal`], where a crash could
+    /// leave a half of a move; [`Error::ReadOnly`]; [`Error::NotDir`] and [`Error::Stale`] for what is no directory; an error
+    /// after [`Fs::shutdown`].
+    pub fn check_regroup(&self, options: &RegroupOptions) -> Result<()> {
+        self.journal.check_not_shut_down()?;
+        if options.rate == Some(0) {
+            return Error::invalid("a rate of 0 bytes in a second: nothing would ever be moved");
+        }
+        if self.opts.metadata != MetadataMode::Journal {
+            return Error::invalid("a regroup needs metadata=journal, because a crash could leave a half of a move");
+        }
+        self.writable()?;
+        for root in &options.directories {
+            if self.node(*root)?.state.read().dir.is_none() {
+                return Err(Error::NotDir);
+            }
+        }
+        Ok(())
+    }
+
     /// Brings files and directories back together that have come apart: small files of a directory next to each other, its
     /// blocks next to those of its neighbours (design decision 27). What reading costs already as little as it can stays where
     /// it is, so a second regroup moves nothing. The file system is in use meanwhile: nobody waits for a move, nobody sees one,
@@ -204,25 +232,12 @@ impl Fs {
     /// runs. In a crash each move has happened or not.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a rate of zero, or in a metadata mode other than [`MetadataMode::Journal`], where a crash could
-    /// leave a half of a move; [`Error::ReadOnly`]; [`Error::NotDir`] and [`Error::Stale`] for what is no directory. All other
-    /// errors are the outcome in the status.
+    /// Those of [`Fs::check_regroup`]. All other errors are the outcome in the status.
     pub fn regroup(&self, options: &RegroupOptions, regroup: &Regroup) -> Result<()> {
-        self.journal.check_not_shut_down()?;
-        if options.rate == Some(0) {
-            return Error::invalid("a rate of 0 bytes in a second: nothing would ever be moved");
-        }
-        if self.opts.metadata != MetadataMode::Journal {
-            return Error::invalid("a regroup needs metadata=journal, because a crash could leave a half of a move");
-        }
-        self.writable()?;
+        self.check_regroup(options)?;
+        regroup.status.lock().dry_run = options.dry_run;
         let whole = [ROOT_INO];
         let roots = if options.directories.is_empty() { &whole[..] } else { &options.directories };
-        for root in roots {
-            if self.node(*root)?.state.read().dir.is_none() {
-                return Err(Error::NotDir);
-            }
-        }
         let running = Running::new(self, regroup, options.rate);
         let limits =
             Limits { budget: options.budget.unwrap_or(u64::MAX), dry_run: options.dry_run, always: options.always };
