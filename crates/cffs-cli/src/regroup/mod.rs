@@ -36,7 +36,7 @@ const INTERVAL: Duration = Duration::from_millis(200);
 ///
 /// Space that files leave is filled by others, so what is read together is spread over the device after a while. A regroup
 /// moves small files of a directory next to each other, and directory blocks next to those of their neighbours, where that
-/// saves requests. What is in order already stays where it is, so a second regroup moves nothing.
+/// saves requests. What is in order already stays where it is, so a second regroup moves little or nothing.
 ///
 /// Of a mounted file system (a directory) the process that serves the mount does it, while the file system is in use. Of an
 /// image or device that is not mounted this command does it, alone. Each move has happened or not, also after a crash.
