@@ -47,11 +47,11 @@ macro_rules! work {
 work!(Scrub, ScrubStatus, "scrub");
 work!(Regroup, RegroupStatus, "regroup");
 
-/// Work that is running, or has ended, and its thread until that was joined.
-type Job<W> = (Arc<W>, Option<JoinHandle<()>>);
+/// Work, and its thread until that was joined.
+type Running<W> = (Arc<W>, Option<JoinHandle<()>>);
 
 /// The work that is running, or the last one.
-pub(crate) struct Background<W>(Mutex<Option<Job<W>>>);
+pub(crate) struct Background<W>(Mutex<Option<Running<W>>>);
 
 impl<W> Default for Background<W> {
     fn default() -> Self {

@@ -36,14 +36,14 @@ const INTERVAL: Duration = Duration::from_millis(200);
 ///
 /// Space that files leave is filled by others, so what is read together is spread over the device after a while. A regroup
 /// moves small files of a directory next to each other, and directory blocks next to those of their neighbours, where that
-/// saves requests. What is in order already stays where it is, so a second regroup moves nothing.
+/// saves requests. What is in order already stays where it is, so a second regroup moves little or nothing.
 ///
 /// Of a mounted file system (a directory) the process that serves the mount does it, while the file system is in use. Of an
 /// image or device that is not mounted this command does it, alone. Each move has happened or not, also after a crash.
 ///
 /// It takes root, or the user who mounted. An interrupt stops it.
 #[derive(Args, Debug)]
-#[command(after_long_help = EXIT_CODES)]
+#[command(after_long_help = EXIT_CODES, override_usage = "cffs regroup [OPTIONS] [PATH]... <DIR|IMAGE>")]
 pub struct RegroupArgs {
     /// Most bytes to move
     #[arg(long, value_name = "SIZE", value_parser = parse_limit)]
@@ -68,9 +68,9 @@ pub struct RegroupArgs {
     json: bool,
     #[command(flatten)]
     log: LogArgs,
-    /// Directories to bring together, with all below them; without any, the whole file system. Of a mount: by their paths, or
-    /// from DIR on; of an image: by their paths in it. Last the mount point, or the image or device
-    #[arg(value_names = ["PATH", "DIR|IMAGE"], num_args = 1.., required = true)]
+    /// The mount point, or the image or device. Before it the directories to bring together, with all that is below them: of a
+    /// mount by their paths, or their paths from DIR on; of an image by their paths in it. Without any: the whole file system
+    #[arg(value_name = "[PATH]... DIR|IMAGE", num_args = 1.., required = true)]
     paths: Vec<PathBuf>,
 }
 

@@ -7,6 +7,7 @@ mod looking;
 mod mounting;
 mod places;
 mod quota;
+mod regroup;
 mod service;
 mod signatures;
 mod tools;

@@ -49,8 +49,12 @@ fn mount_by_ring(engine: Arc<Fs>, dir: &Path, config: &MountConfig) -> Session {
 
 impl Image {
     pub fn new() -> Image {
+        Image::formatted(&MkfsOptions::default())
+    }
+
+    pub fn formatted(options: &MkfsOptions) -> Image {
         let device = Arc::new(MemoryDevice::new(256 << 20));
-        mkfs(&*device, None, &MkfsOptions::default()).unwrap();
+        mkfs(&*device, None, options).unwrap();
         let tmp = tempfile::tempdir().unwrap();
         // Other users have to get to the mount.
         std::fs::set_permissions(tmp.path(), std::fs::Permissions::from_mode(0o755)).unwrap();

@@ -13,6 +13,7 @@ mod message_table;
 mod messages;
 mod posix;
 mod ranges;
+mod regroup;
 mod session;
 mod times;
 mod xattr;

@@ -63,7 +63,7 @@ pub fn run(cx: &MoveCtx<'_>, roots: &[Ino], limits: Limits, control: &dyn Contro
         return Ok(());
     }
     let mut cost = u64::MAX;
-    while planner.left() > 0 && planner.total_cost() <= cost - cost / ROUND_DIVISOR {
+    while planner.left() > 0 && planner.total_cost() < cost - cost / ROUND_DIVISOR {
         cost = planner.total_cost();
         planner.empty_areas(roots)?;
         planner.take_what_helps(roots)?;
@@ -252,7 +252,7 @@ impl<'a> Planner<'a> {
             self.report();
             // What goes out of an area costs more at first. But after some rounds there has to be a gain.
             let cost = self.total_cost();
-            if cost <= best - best / ROUND_DIVISOR {
+            if cost < best - best / ROUND_DIVISOR {
                 (best, in_vain) = (cost, 0);
             } else if in_vain == ROUNDS_IN_VAIN {
                 break;

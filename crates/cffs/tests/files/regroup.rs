@@ -242,3 +242,21 @@ fn a_directory_that_gets_the_number_of_a_file_is_not_moved_as_data() {
     fs.close().unwrap();
     clean(&inner, "with a directory in the place of a file");
 }
+
+/// Where nothing has to be read, nothing can be saved: this once went on for ever (campaign seed 610000000).
+#[test]
+fn an_empty_file_system_is_regrouped_at_once() {
+    let dev = fresh(16 << 20, &small_groups());
+    let fs = mount(&dev);
+    let options = [RegroupOptions::default(), RegroupOptions::default().budget(Some(1 << 20))];
+    for options in options.into_iter().flat_map(|o| [o.clone(), o.always(true)]) {
+        let done = regroup(&fs, &options);
+        assert_eq!((done.outcome, done.bytes_moved), (Some(RegroupOutcome::Complete), 0));
+    }
+    let a = fs.create(ROOT, ROOT_INO, b"one", 0o644).unwrap();
+    fs.write(ROOT, a.ino, 0, &contents(7)).unwrap();
+    assert_eq!(regroup(&fs, &RegroupOptions::default()).bytes_moved, 0);
+    fs.forget(a.ino, 1);
+    fs.close().unwrap();
+    clean(&dev, "almost empty");
+}
