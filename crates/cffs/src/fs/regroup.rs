@@ -224,8 +224,8 @@ impl Fs {
     }
 
     /// Brings files and directories back together that have come apart: small files of a directory next to each other, its
-    /// blocks next to those of its neighbours (design decision 27). What reading costs already as little as it can stays where
-    /// it is, so a second regroup moves nothing. The file system is in use meanwhile: nobody waits for a move, nobody sees one,
+    /// blocks next to those of its neighbours (design decision 21). What reading costs already as little as it can stays where
+    /// it is, so a second regroup moves little or nothing. The file system is in use meanwhile: nobody waits for a move, nobody sees one,
     /// and what changes while it is being moved stays where it is.
     ///
     /// Returns when everything was looked at, the budget was used, or it was stopped. `regroup` has the status, also while it
