@@ -65,6 +65,9 @@ pub fn operations(seed: u64) -> Vec<Op> {
             2 => writeln!(text, "remount true"),
             _ => writeln!(text, "sync"),
         };
+        if rng.u8(..3) == 0 {
+            let _ = writeln!(text, "regroup / {}", ["gains", "always"][rng.usize(..2)]);
+        }
         if rng.bool() {
             let (dir, first) = (rng.u64(..=round), rng.u64(..30));
             let _ = writeln!(text, "unlinkmany /n{dir} {first} {}", rng.u64(1..30));

@@ -59,10 +59,7 @@ fn lines(s: &RegroupStatus) -> Vec<String> {
         },
     ];
     if s.bytes_kept > 0 {
-        lines.push(format!(
-            "left {} that had changed meanwhile, could not be read, or did not fit into the budget",
-            human(s.bytes_kept)
-        ));
+        lines.push(format!("left {} that had changed meanwhile or could not be read", human(s.bytes_kept)));
     }
     lines.push(format!("requests to read all small files: {}", gain(s.read)));
     lines.push(format!("requests to read all names and inodes: {}", gain(s.walk)));

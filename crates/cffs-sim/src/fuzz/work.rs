@@ -1,7 +1,8 @@
 //! What is done with a mounted image: everything is read, and then changed here and there.
 
 use cffs::{
-    Attr, Caller, DirEntry, Error, Fallocate, FileType, Fs, Ino, QuotaKind, ROOT_INO, RenameFlags, SetAttr, SetXattr,
+    Attr, Caller, DirEntry, Error, Fallocate, FileType, Fs, Ino, QuotaKind, ROOT_INO, Regroup, RegroupOptions,
+    RegroupOutcome, RenameFlags, SetAttr, SetXattr,
 };
 use fastrand::Rng;
 use std::collections::HashSet;
@@ -184,7 +185,7 @@ pub fn work(fs: &Fs, w: &Walked, rng: &mut Rng, steps: usize) -> Vec<String> {
             }
         };
         let file = if files.is_empty() { ino } else { files[rng.usize(..files.len())] };
-        let (what, outcome) = match rng.u8(..22) {
+        let (what, outcome) = match rng.u8(..23) {
             0..=2 => (
                 "create",
                 fs.create(c, dir, &fresh, 0o644).and_then(|a| {
@@ -233,6 +234,14 @@ pub fn work(fs: &Fs, w: &Walked, rng: &mut Rng, steps: usize) -> Vec<String> {
             }),
             18 => ("fsync", fs.fsync(file, false)),
             19 => ("sync", fs.sync()),
+            21 => ("regroup", {
+                let handle = Regroup::new();
+                let outcome = fs.regroup(&RegroupOptions::default().always(rng.bool()), &handle);
+                outcome.and_then(|()| match handle.status().outcome {
+                    Some(RegroupOutcome::Failed(why)) => Err(std::io::Error::other(why).into()),
+                    _ => Ok(()),
+                })
+            }),
             20 => ("copy_range", fs.copy_range(c, file, 0, ino, rng.u64(..10_000), 20_000).map(drop)),
             _ => {
                 fs.drop_caches();

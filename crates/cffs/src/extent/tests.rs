@@ -118,6 +118,24 @@ impl File {
         self.model.range_mut(range).for_each(|(_, v)| v.1 = unwritten);
     }
 
+    /// Moves what is mapped in a range, extent by extent, to fragments from `to` on.
+    fn relocate(&mut self, range: Range<u64>, to: u64) {
+        let mut parts = Vec::new();
+        for_each(self.cache(), &self.inode, range.clone(), |e| {
+            parts.push(e.logical.max(range.start)..e.end().min(range.end));
+            Ok(())
+        })
+        .unwrap();
+        for part in parts {
+            let g = self.f.geometry();
+            let space = &self.f.space;
+            let txn = self.f.journal.begin(log_bytes_for_relocate(&g, space, &self.inode)).unwrap();
+            let to = to + (part.start - range.start);
+            relocate(&txn, space, &mut self.inode, part.clone(), to).unwrap();
+            self.model.range_mut(part.clone()).for_each(|(l, v)| v.0 = to + (l - part.start));
+        }
+    }
+
     /// Takes a range out and closes the gap.
     fn collapse(&mut self, range: Range<u64>, leaves: usize) {
         while self.remove(range.clone(), 30) {}
@@ -331,6 +349,28 @@ fn removal_passes_a_gap_at_the_front_of_a_node() {
 }
 
 #[test]
+fn extents_that_move_next_to_each_other_are_joined_and_nodes_go() {
+    let mut file = File::new(16 << 20, &smallest());
+    file.insert_all(0..3000u64, |i| extent(i * 2, 100 + i * 3, 2));
+    let nodes = file.nodes().len();
+    assert!(file.height() >= 2);
+    file.relocate(0..6000, 20_000);
+    // Those of two leaves are not joined.
+    assert!(file.extents().len() <= nodes, "{} extents", file.extents().len());
+    assert!(file.nodes().len() * 4 < nodes, "{} of {nodes} nodes", file.nodes().len());
+    file.relocate(100..200, 9000);
+    let before = file.inode.clone();
+    let txn = file.f.txn(10_000);
+    for bad in [99..101, 6000..6001, 5..5, 0..u64::MAX] {
+        let refused = relocate(&txn, &file.f.space, &mut file.inode, bad.clone(), 5);
+        assert!(matches!(refused, Err(Error::Invalid(_))), "{bad:?}");
+    }
+    assert_eq!(file.inode, before);
+    drop(txn);
+    file.check();
+}
+
+#[test]
 fn a_node_in_an_unused_group_stays_within_the_bound_for_the_log() {
     let mut file = File::new(24 << 20, &smallest());
     let space = file.f.space.clone();
@@ -524,6 +564,7 @@ enum Op {
     Lookup(u64),
     Collapse(u64, u64, usize),
     Gap(u64, u64, usize),
+    Relocate(u64, u64, u64),
 }
 
 const SPAN: u64 = 12_000;
@@ -537,6 +578,7 @@ fn op() -> impl Strategy<Value = Op> {
         2 => (0..SPAN + 10).prop_map(Op::Lookup),
         1 => (0..SPAN, 1u64..400, 1usize..9).prop_map(|(l, n, k)| Op::Collapse(l, n, k)),
         1 => (0..SPAN, 1u64..400, 1usize..9).prop_map(|(l, n, k)| Op::Gap(l, n, k)),
+        2 => (0..SPAN, 1u64..900, 0u64..20_000).prop_map(|(l, n, t)| Op::Relocate(l, n, t)),
     ]
 }
 
@@ -579,6 +621,7 @@ proptest! {
                 Op::Lookup(logical) => file.check_lookup(logical),
                 Op::Collapse(start, len, leaves) => file.collapse(start..start + len, leaves),
                 Op::Gap(at, len, leaves) => file.open_gap(at, len, leaves),
+                Op::Relocate(start, len, to) => file.relocate(start..start + len, to),
             }
         }
         file.check();

@@ -6,7 +6,7 @@
 
 use super::FileCtx;
 use super::unit::{Change, Origin, Pending, Unit};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::extent::{self, MAPPED_PER_TXN, Mapping};
 use crate::format::inode::{INLINE_MAX, INODE_CORE_SIZE};
 use crate::format::{Extent, FragAddr, InodeFormat, Run};
@@ -86,9 +86,11 @@ pub(super) fn commit(cx: &FileCtx<'_>, unit: &mut Unit<'_>) -> Result<()> {
             return Ok(());
         }
         if let Origin::Moved { version } = unit.origin
-            && (st.orphan || node.data_version.load(Ordering::Relaxed) != version)
+            && (node.data_version.load(Ordering::Relaxed) != version || !is_as_copied(cx, &st, &unit.extents[..n])?)
         {
-            return Err(Error::Stale);
+            // Somebody wrote to the file meanwhile, or changed its mapping. It stays where it is.
+            unit.abort(cx, &mut st);
+            return Ok(());
         }
         if n == unit.extents.len() {
             return commit_in(cx, &txn, &mut st, unit);
@@ -189,18 +191,26 @@ fn make_written(txn: &Txn<'_>, cx: &FileCtx<'_>, st: &mut NodeState, e: Extent) 
     Ok(())
 }
 
-/// Moves a part of an extent from another place, which is freed.
-///
-/// # Errors
-/// [`Error::Stale`] if the file does not have the part there any more; nothing has changed then.
-fn relocate(txn: &Txn<'_>, cx: &FileCtx<'_>, st: &mut NodeState, e: Extent, from: FragAddr) -> Result<()> {
-    let old = match extent::lookup(cx.cache, &st.inode, e.logical)? {
-        Mapping::Data(x) if x.end() >= e.end() && x.unwritten == e.unwritten => x.start + (e.logical - x.logical),
-        _ => return Err(Error::Stale),
-    };
-    if old != from {
-        return Err(Error::Stale);
+/// Whether the file has these parts where they were when they were copied.
+fn is_as_copied(cx: &FileCtx<'_>, st: &NodeState, parts: &[Pending]) -> Result<bool> {
+    for Pending { extent: e, change } in parts {
+        let Change::Move(from) = *change else { continue };
+        let same = match extent::lookup(cx.cache, &st.inode, e.logical)? {
+            Mapping::Data(x) => {
+                let here = x.start + (e.logical - x.logical);
+                x.end() >= e.end() && x.unwritten == e.unwritten && here == from
+            }
+            Mapping::Hole { .. } => false,
+        };
+        if !same {
+            return Ok(false);
+        }
     }
+    Ok(!st.orphan)
+}
+
+/// Moves a part of an extent from another place, which is freed.
+fn relocate(txn: &Txn<'_>, cx: &FileCtx<'_>, st: &mut NodeState, e: Extent, from: FragAddr) -> Result<()> {
     let (old, new) = (Run { start: from, len: e.len }, Run { start: e.start, len: e.len });
     // What the bitmap needs is read before, because after the mapping nothing may fail.
     cx.space.prepare_free(old)?;

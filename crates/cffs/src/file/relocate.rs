@@ -1,17 +1,17 @@
-//! Copied data of a file: writeback to a better place.
+//! Moving data of a file: writeback to a better place.
 //!
 //! A move reads the data where it is ([`read`]), and goes through [`super::writeback`] as any other unit: the data is
 //! written to the new place, its checksums are stored, and one transaction changes extents, bitmap and inode. The old
 //! place is freed by the same transaction.
 //!
-//! Between the two nothing is locked, so no program waits for a move. Instead every write of the file's data counts in
-//! [`Node::data_version`] when it begins. If the count has changed, or the mapping is another, the move is given up: the
+//! Between the two nothing is locked, so a program waits for the reading of its own file at most, as beside any reader.
+//! Every write of the file's data counts in [`Node::data_version`] when it begins. If the count has changed, or the mapping is another, the move is given up: the
 //! file stays where it is.
 
 use super::unit::{Change, Origin, Pending, Unit};
 use super::{FileCtx, writeback};
 use crate::cache::{DataRun, DataVerifier, Source};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::extent;
 use crate::format::{Extent, FileType, Run};
 use crate::node::{Node, NodeState};
@@ -110,11 +110,8 @@ pub fn write(cx: &FileCtx<'_>, copied: Vec<(Copied, Vec<Run>)>, space: &Reservat
         unit.tree = Some(tree);
         units.push(unit);
     }
-    match writeback::write_units(cx, units) {
-        // Somebody wrote to one of the files. The others have moved.
-        Ok(()) | Err(Error::Stale) => Ok(moved.load(Ordering::Relaxed)),
-        Err(e) => Err(e),
-    }
+    writeback::write_units(cx, units)?;
+    Ok(moved.load(Ordering::Relaxed))
 }
 
 /// Assigns the data of a unit to the runs.

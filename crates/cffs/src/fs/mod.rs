@@ -22,6 +22,7 @@ mod mount;
 mod namei;
 mod orphan;
 mod orphan_list;
+mod pace;
 #[doc(hidden)]
 pub mod path;
 mod quota;

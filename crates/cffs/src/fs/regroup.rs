@@ -1,19 +1,15 @@
 //! Regrouping a mounted file system: what has come apart is brought back together.
 
+use super::pace::Pace;
 use super::{Fs, MetadataMode};
 use crate::error::{Error, Result};
 use crate::format::{Ino, ROOT_INO};
-use crate::relocate::{self, Control, Limits, MoveCtx, Progress};
+use crate::relocate::{self, COST_PARTS, Control, Limits, MoveCtx, Progress};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
-
-/// Longest sleep without testing whether to stop.
-const NAP: Duration = Duration::from_millis(50);
-/// A quarter of a request is the unit in which [`crate::relocate`] counts.
-const PARTS: f64 = 4.0;
+use std::time::Instant;
 
 /// Settings of a regroup.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -79,8 +75,7 @@ pub struct RegroupStatus {
     pub blocks_moved: u64,
     /// Bytes that were moved; in a dry run, that would be.
     pub bytes_moved: u64,
-    /// Bytes that were to be moved and stayed where they are, because they changed meanwhile, were damaged, or were left over
-    /// at the end of the budget.
+    /// Bytes that were to be moved and stayed where they are, because they changed meanwhile or were damaged.
     pub bytes_kept: u64,
     /// Requests to read all small files, in the order of the name space.
     pub read: RegroupGain,
@@ -130,23 +125,16 @@ impl Regroup {
 }
 
 /// A regroup that runs.
-pub(super) struct Running<'a> {
+struct Running<'a> {
     fs: &'a Fs,
     handle: &'a Regroup,
-    rate: Option<u64>,
+    pace: Pace,
     began: Instant,
-    /// When the bytes so far conform to the rate.
-    paid: Mutex<Instant>,
 }
 
-impl<'a> Running<'a> {
-    pub(super) fn new(fs: &'a Fs, handle: &'a Regroup, rate: Option<u64>) -> Running<'a> {
-        let began = Instant::now();
-        Running { fs, handle, rate, began, paid: Mutex::new(began) }
-    }
-
+impl Running<'_> {
     /// Notes how it ended.
-    pub(super) fn end(&self, outcome: &Result<()>) -> RegroupStatus {
+    fn end(&self, outcome: &Result<()>) {
         let mut status = self.handle.status.lock();
         status.seconds = self.began.elapsed().as_secs_f64();
         status.outcome = Some(match outcome {
@@ -155,7 +143,6 @@ impl<'a> Running<'a> {
             Err(e) => RegroupOutcome::Failed(e.to_string()),
         });
         tracing::info!("regroup: {} bytes moved: {:?}", status.bytes_moved, status.outcome);
-        status.clone()
     }
 
     fn stopped(&self) -> bool {
@@ -174,21 +161,13 @@ impl Control for Running<'_> {
     }
 
     fn pace(&self, bytes: u64) {
-        let Some(rate) = self.rate else { return };
-        let until = {
-            let mut paid = self.paid.lock();
-            *paid = (*paid).max(Instant::now()) + Duration::from_secs_f64(bytes as f64 / rate.max(1) as f64);
-            *paid
-        };
-        while let Some(left) = until.checked_duration_since(Instant::now()).filter(|_| !self.stopped()) {
-            std::thread::sleep(left.min(NAP));
-        }
+        self.pace.wait(bytes, || self.stopped());
     }
 
     fn report(&self, p: &Progress) {
         let mut status = self.handle.status.lock();
-        let gain =
-            |kind: usize| RegroupGain { before: p.before[kind] as f64 / PARTS, after: p.after[kind] as f64 / PARTS };
+        let requests = |parts: u64| parts as f64 / COST_PARTS as f64;
+        let gain = |kind: usize| RegroupGain { before: requests(p.before[kind]), after: requests(p.after[kind]) };
         (status.directories, status.files) = (p.directories, p.files);
         (status.files_moved, status.blocks_moved) = (p.files_moved, p.blocks_moved);
         (status.bytes_moved, status.bytes_kept) = (p.bytes_moved, p.bytes_kept);
@@ -225,11 +204,12 @@ impl Fs {
 
     /// Brings files and directories back together that have come apart: small files of a directory next to each other, its
     /// blocks next to those of its neighbours (design decision 21). What reading costs already as little as it can stays where
-    /// it is, so a second regroup moves little or nothing. The file system is in use meanwhile: nobody waits for a move, nobody sees one,
-    /// and what changes while it is being moved stays where it is.
+    /// it is, so a second regroup moves little or nothing. The file system is in use meanwhile: nobody sees a move, nobody waits for
+    /// one longer than for another reader of the file or a change of the directory, and what changes while it is being moved
+    /// stays where it is. Where free space is scattered, other files go out of the way too, wherever they are.
     ///
     /// Returns when everything was looked at, the budget was used, or it was stopped. `regroup` has the status, also while it
-    /// runs. In a crash each move has happened or not.
+    /// runs. In a crash each move has happened or not. It is to be stopped before [`Fs::close`].
     ///
     /// # Errors
     /// Those of [`Fs::check_regroup`]. All other errors are the outcome in the status.
@@ -238,7 +218,7 @@ impl Fs {
         regroup.status.lock().dry_run = options.dry_run;
         let whole = [ROOT_INO];
         let roots = if options.directories.is_empty() { &whole[..] } else { &options.directories };
-        let running = Running::new(self, regroup, options.rate);
+        let running = Running { fs: self, handle: regroup, pace: Pace::new(options.rate), began: Instant::now() };
         let limits =
             Limits { budget: options.budget.unwrap_or(u64::MAX), dry_run: options.dry_run, always: options.always };
         let cx = MoveCtx { file: self.file_cx(), dir: self.dir_cx(), inodes: &self.inodes };

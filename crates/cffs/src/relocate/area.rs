@@ -1,14 +1,15 @@
 //! Free areas: a part of the device is emptied, so that it becomes one long free run.
 //!
-//! What is in it goes into gaps elsewhere. That brings nothing together by itself; the next stretches go into the area.
+//! What is in it goes into gaps elsewhere. That brings nothing together by itself; the next stretches go into the area. Programs
+//! may allocate in it meanwhile: what is free stays free for them.
 
 use super::control::Control;
 use super::stretch::Item;
 use super::walk::{Visitor, walk};
 use super::{MoveCtx, files, names};
 use crate::error::{Error, Result};
-use crate::format::{BlockAddr, Extent, FragAddr, Geometry, Ino, ROOT_INO, Run};
-use crate::reservation::Reservation;
+use crate::format::{BlockAddr, Extent, FragAddr, Geometry, Ino, ROOT_INO};
+use std::collections::VecDeque;
 use std::ops::Range;
 
 /// An area has at least so many groups.
@@ -31,8 +32,9 @@ pub(super) fn choose_area(cx: &MoveCtx<'_>, wanted: u64) -> Result<Option<Range<
     let (free, reserved) = space.free_and_reserved();
     let most =
         free.saturating_sub(reserved).saturating_sub(space.root_reserve()) * AREA_PARTS.0 / AREA_PARTS.1 / group_frags;
-    let groups = wanted.div_ceil(group_frags).max(AREA_GROUPS_MIN).min(most) as usize;
-    if (groups as u64) < AREA_GROUPS_MIN {
+    let in_ag = (g.ag_blocks.saturating_sub(g.ag_header_blocks()) / blocks).saturating_sub(1);
+    let groups = wanted.div_ceil(group_frags).max(AREA_GROUPS_MIN).min(most).min(in_ag);
+    if groups < AREA_GROUPS_MIN {
         return Ok(None);
     }
     let mut best: Option<(u64, BlockAddr)> = None;
@@ -40,19 +42,24 @@ pub(super) fn choose_area(cx: &MoveCtx<'_>, wanted: u64) -> Result<Option<Range<
         let first = (g.ag_start(ag) + g.ag_header_blocks()).next_multiple_of(blocks);
         let first = if ag == 0 { first.max(g.fixed_blocks_of_ag0().next_multiple_of(blocks)) } else { first };
         let end = g.ag_start(ag) + g.ag_len(ag);
-        let in_group: Vec<u64> = (first..end)
-            .step_by(blocks as usize)
-            .take_while(|group| group + blocks <= end)
+        // Free fragments of the groups up to this one, as many as an area has.
+        let mut window: VecDeque<u64> = VecDeque::new();
+        let mut sum = 0;
+        for group in (first..end).step_by(blocks as usize).take_while(|group| group + blocks <= end) {
             // Damaged allocation groups are not used.
-            .map(|group| space.free_in_group(group).unwrap_or(0))
-            .collect();
-        for (n, window) in in_group.windows(groups).enumerate() {
-            let here = (window.iter().sum(), first + n as u64 * blocks);
-            best = best.filter(|(most, _)| *most >= here.0).or(Some(here));
+            let free = space.free_in_group(group).unwrap_or(0);
+            window.push_back(free);
+            sum += free;
+            if window.len() as u64 > groups {
+                sum -= window.pop_front().unwrap_or(0);
+            }
+            if window.len() as u64 == groups && best.is_none_or(|(most, _)| sum > most) {
+                best = Some((sum, group + blocks - groups * blocks));
+            }
         }
     }
-    let enough = groups as u64 * group_frags / FREE_DIVISOR;
-    Ok(best.filter(|(free, _)| *free >= enough).map(|(_, start)| start..start + groups as u64 * blocks))
+    let enough = groups * group_frags / FREE_DIVISOR;
+    Ok(best.filter(|(free, _)| *free >= enough).map(|(_, start)| start..start + groups * blocks))
 }
 
 /// Moves everything that can be moved out of an area. Returns how many fragments were moved, at most `budget` of them.
@@ -62,14 +69,12 @@ pub(super) fn choose_area(cx: &MoveCtx<'_>, wanted: u64) -> Result<Option<Range<
 pub(super) fn empty(cx: &MoveCtx<'_>, area: Range<BlockAddr>, budget: u64, control: &dyn Control) -> Result<u64> {
     let g = *cx.file.cache.geometry();
     let frags = g.frag_of_block(area.start)..g.frag_of_block(area.end);
-    let held = Held::take(cx, frags.clone());
     let mut emptier = Emptier {
         cx: *cx,
         g,
         area,
         frags,
         control,
-        held,
         data: Vec::new(),
         data_frags: 0,
         names: Vec::new(),
@@ -83,61 +88,12 @@ pub(super) fn empty(cx: &MoveCtx<'_>, area: Range<BlockAddr>, budget: u64, contr
     Ok(emptier.moved)
 }
 
-/// Free runs of the area, so that nothing new goes there before it is empty.
-struct Held<'a> {
-    cx: MoveCtx<'a>,
-    reservation: Reservation,
-    runs: Vec<Run>,
-}
-
-impl<'a> Held<'a> {
-    fn take(cx: &MoveCtx<'a>, area: Range<FragAddr>) -> Held<'a> {
-        let mut held = Held { cx: *cx, reservation: cx.file.space.reservation(None, false), runs: Vec::new() };
-        held.add(area);
-        held
-    }
-
-    /// Takes what has become free.
-    fn add(&mut self, area: Range<FragAddr>) {
-        let space = self.cx.file.space;
-        let mut at = area.start;
-        while let Ok(Some(free)) = space.next_free_run(at, 1) {
-            if free.start < at || free.start >= area.end {
-                return;
-            }
-            let len = free.end().min(area.end) - free.start;
-            if self.reservation.reserve(len, false).is_err() {
-                return;
-            }
-            match space.alloc_in(free.start..free.start + len, len) {
-                Ok(Some(run)) => {
-                    self.reservation.allocated(run.len);
-                    self.runs.push(run);
-                }
-                // Somebody else has allocated in it.
-                _ => self.reservation.release(len),
-            }
-            at = free.end();
-        }
-    }
-}
-
-impl Drop for Held<'_> {
-    fn drop(&mut self) {
-        for run in self.runs.drain(..) {
-            self.cx.file.space.cancel(run);
-            self.reservation.deallocated(run.len);
-        }
-    }
-}
-
 struct Emptier<'a> {
     cx: MoveCtx<'a>,
     g: Geometry,
     area: Range<BlockAddr>,
     frags: Range<FragAddr>,
     control: &'a dyn Control,
-    held: Held<'a>,
     data: Vec<Item>,
     data_frags: u64,
     names: Vec<Item>,
@@ -154,9 +110,8 @@ impl Emptier<'_> {
     fn move_data(&mut self) -> Result<()> {
         let items = std::mem::take(&mut self.data);
         self.data_frags = 0;
-        if self.may_move(&items)
-            && let Some(places) = files::allocate_in_gaps(&self.cx, &items, self.area.end)?
-        {
+        if self.may_move(&items) {
+            let places = files::allocate_outside(&self.cx, &items, &self.area)?;
             let (moved, _) = ignore_no_space(files::relocate(&self.cx, &items, places))?;
             self.finish_batch(moved)?;
         }
@@ -165,9 +120,8 @@ impl Emptier<'_> {
 
     fn move_names(&mut self) -> Result<()> {
         let items = std::mem::take(&mut self.names);
-        if self.may_move(&items)
-            && let Some(places) = names::allocate_anywhere(&self.cx, &items, self.area.end)?
-        {
+        if self.may_move(&items) {
+            let places = names::allocate_outside(&self.cx, &items, &self.area)?;
             let blocks = ignore_no_space(names::relocate(&self.cx, &items, places))?;
             self.finish_batch(self.g.frag_of_block(blocks))?;
         }
@@ -178,7 +132,6 @@ impl Emptier<'_> {
         self.moved += moved;
         self.control.pace((2 * moved) << self.g.frag_shift);
         self.cx.file.journal.commit()?;
-        self.held.add(self.frags.clone());
         self.control.check()
     }
 }

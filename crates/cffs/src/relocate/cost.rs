@@ -4,7 +4,7 @@ use crate::format::{BlockAddr, Geometry, Run};
 use std::collections::HashSet;
 
 /// Parts of a request in which costs are counted.
-pub(super) const PARTS: u64 = 4;
+pub const PARTS: u64 = 4;
 
 /// Counts what a reader pays who reads runs one after the other. A group is read as a whole, and stays in memory; the group
 /// behind the last one costs a part of a request, because a walk in order reads several with one.

@@ -1,4 +1,4 @@
-//! Copied data of files.
+//! Moving data of files: new places for it, and the move.
 
 use super::MoveCtx;
 use super::stretch::Item;
@@ -39,7 +39,7 @@ fn cancel(cx: &MoveCtx<'_>, reservation: &Reservation, run: Run) {
 pub(super) fn allocate(cx: &MoveCtx<'_>, items: &[Item], near: BlockAddr) -> Result<Option<Places>> {
     let frags = items.iter().map(Item::frags).sum();
     let mut plan = cx.file.placement.plan_together(near, frags)?;
-    allocate_each(cx, items, &mut |frags| match plan.take() {
+    let places = allocate_each(cx, items, &mut |_, frags| match plan.take() {
         Some(now) => {
             let (rest, run) = cx.file.placement.allocate_planned(now, frags)?;
             plan = rest;
@@ -47,78 +47,85 @@ pub(super) fn allocate(cx: &MoveCtx<'_>, items: &[Item], near: BlockAddr) -> Res
         }
         // The plan is used up, or there are allocation groups that nothing was written to.
         None => anywhere(cx, near, frags),
-    })
-}
-
-/// Allocates places for items in the gaps that fit them best, wherever they are. `None` if there is too little space.
-pub(super) fn allocate_in_gaps(cx: &MoveCtx<'_>, items: &[Item], near: BlockAddr) -> Result<Option<Places>> {
-    let g = cx.file.cache.geometry();
-    let most = g.frag_of_block(g.group_blocks());
-    allocate_each(cx, items, &mut |frags| {
-        let gap = cx.file.space.alloc_best_fit(near, frags, frags..most.max(frags + 1), |_| false)?;
-        gap.map_or_else(|| anywhere(cx, near, frags), |run| Ok(Some(run)))
-    })
-}
-
-/// Allocates a place for each item in the first of its windows that has room; those without one get none.
-pub(super) fn allocate_in(cx: &MoveCtx<'_>, items: &[Item], windows: &[Vec<Range<FragAddr>>]) -> Result<Places> {
-    let reservation = cx.file.space.reservation(None, false);
-    let mut places = Places { runs: Vec::with_capacity(items.len()), reservation };
-    for (item, windows) in items.iter().zip(windows) {
-        let frags = item.frags();
-        let mut found = None;
-        match places.reservation.reserve(frags, false) {
-            Ok(()) => {}
-            Err(Error::NoSpace) => {
-                places.runs.push(Vec::new());
-                continue;
-            }
-            Err(e) => return Err(e),
-        }
-        for window in windows {
-            found = cx.file.space.alloc_in(window.clone(), frags)?;
-            if found.is_some() {
-                break;
-            }
-        }
-        match found {
-            Some(run) => places.reservation.allocated(run.len),
-            None => places.reservation.release(frags),
-        }
-        places.runs.push(found.into_iter().collect());
+    })?;
+    if places.runs.iter().any(Vec::is_empty) {
+        places.cancel(cx);
+        return Ok(None);
     }
-    Ok(places)
+    Ok(Some(places))
+}
+
+/// Allocates a place for each item outside of an area, in the gap that fits it best. Those without one get none.
+pub(super) fn allocate_outside(cx: &MoveCtx<'_>, items: &[Item], area: &Range<BlockAddr>) -> Result<Places> {
+    let g = *cx.file.cache.geometry();
+    let most = g.frag_of_block(g.group_blocks());
+    let inside = |block: BlockAddr| area.contains(&block);
+    allocate_each(cx, items, &mut |_, frags| {
+        let gap = cx.file.space.alloc_best_fit(area.end, frags, frags..most.max(frags + 1), inside)?;
+        let run = match gap {
+            Some(run) => Some(run),
+            None => anywhere(cx, area.end, frags)?,
+        };
+        // A gap may begin before the area, and the nearest place may lie in it.
+        let outside = |run: &Run| !inside(g.block_of_frag(run.start)) && !inside(g.block_of_frag(run.end() - 1));
+        if let Some(run) = run.filter(|run| !outside(run)) {
+            cx.file.space.cancel(run);
+            return Ok(None);
+        }
+        Ok(run)
+    })
+}
+
+/// Allocates a place for each item in the first of its windows that has room. Those without one get none.
+pub(super) fn allocate_in(cx: &MoveCtx<'_>, items: &[Item], windows: &[Vec<Range<FragAddr>>]) -> Result<Places> {
+    allocate_each(cx, items, &mut |n, frags| {
+        for window in &windows[n] {
+            if let Some(run) = cx.file.space.alloc_in(window.clone(), frags)? {
+                return Ok(Some(run));
+            }
+        }
+        Ok(None)
+    })
 }
 
 fn anywhere(cx: &MoveCtx<'_>, near: BlockAddr, frags: u64) -> Result<Option<Run>> {
     cx.file.space.alloc_near(cx.file.cache.geometry().frag_of_block(near), frags, frags)
 }
 
-/// One run for each item: a file in pieces becomes whole.
+/// One run for each item, as `find` finds it for its number and its fragments: a file in pieces becomes whole.
 fn allocate_each(
     cx: &MoveCtx<'_>,
     items: &[Item],
-    find: &mut dyn FnMut(u64) -> Result<Option<Run>>,
-) -> Result<Option<Places>> {
+    find: &mut dyn FnMut(usize, u64) -> Result<Option<Run>>,
+) -> Result<Places> {
     let reservation = cx.file.space.reservation(None, false);
-    match reservation.reserve(items.iter().map(Item::frags).sum(), false) {
-        Err(Error::NoSpace) => return Ok(None),
-        outcome => outcome?,
-    }
     let mut places = Places { runs: Vec::with_capacity(items.len()), reservation };
-    for item in items {
-        match find(item.frags()) {
+    for (n, item) in items.iter().enumerate() {
+        let frags = item.frags();
+        let found = match places.reservation.reserve(frags, false) {
+            Ok(()) => find(n, frags),
+            Err(Error::NoSpace) => {
+                places.runs.push(Vec::new());
+                continue;
+            }
+            Err(e) => Err(e),
+        };
+        match found {
             Ok(Some(run)) => {
                 places.reservation.allocated(run.len);
                 places.runs.push(vec![run]);
             }
-            outcome => {
+            Ok(None) => {
+                places.reservation.release(frags);
+                places.runs.push(Vec::new());
+            }
+            Err(e) => {
                 places.cancel(cx);
-                return outcome.map(|_| None);
+                return Err(e);
             }
         }
     }
-    Ok(Some(places))
+    Ok(places)
 }
 
 /// Moves files to their new places. Returns how many fragments, and how many files.

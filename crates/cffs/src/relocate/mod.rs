@@ -21,6 +21,7 @@ mod stretch;
 mod walk;
 
 pub use control::{Control, Progress};
+pub use cost::PARTS as COST_PARTS;
 pub use plan::{Limits, run};
 
 use crate::dir::DirCtx;

@@ -9,7 +9,11 @@ use crate::format::{BlockAddr, FragAddr, Run};
 use crate::inode::InodeLocation;
 use crate::node::{self, Locked, Node};
 use crate::reservation::Reservation;
+use std::ops::Range;
 use std::sync::Arc;
+
+/// Free runs in which no block is found, before the search ends.
+const SEARCHES_IN_VAIN: usize = 16;
 
 /// New places for blocks: allocated, in no transaction yet.
 pub(super) struct Places {
@@ -19,6 +23,20 @@ pub(super) struct Places {
 }
 
 impl Places {
+    fn none(cx: &MoveCtx<'_>) -> Places {
+        let reservation = cx.file.space.reservation(None, false);
+        reservation.start_use();
+        Places { blocks: Vec::new(), reservation }
+    }
+
+    /// Reserves so many blocks more; false if there are too few.
+    fn reserve(&self, blocks: u64) -> Result<bool> {
+        match self.reservation.reserve_blocks(blocks, false) {
+            Err(Error::NoSpace) => Ok(false),
+            outcome => outcome.map(|()| true),
+        }
+    }
+
     /// As runs, in the order of the blocks.
     pub fn all<'a>(&'a self, cx: &'a MoveCtx<'_>) -> impl Iterator<Item = Run> + 'a {
         self.blocks.iter().map(|b| run(cx, *b))
@@ -38,63 +56,65 @@ fn run(cx: &MoveCtx<'_>, block: BlockAddr) -> Run {
 /// Allocates places for blocks near a block, in free runs that are long or lie close together. `None` if there is too little
 /// space.
 pub(super) fn allocate(cx: &MoveCtx<'_>, items: &[Item], near: BlockAddr) -> Result<Option<Places>> {
+    let mut places = Places::none(cx);
+    // An extent of the directory may be cut: a node of the tree is rarely needed, and its absence stops the move.
+    if !places.reserve(items.len() as u64 + 1)? {
+        return Ok(None);
+    }
+    match fill(cx, &mut places, items.len(), near) {
+        Ok(true) => Ok(Some(places)),
+        outcome => {
+            places.cancel(cx);
+            outcome.map(|_| None)
+        }
+    }
+}
+
+/// Allocates so many blocks; false if there is too little space.
+fn fill(cx: &MoveCtx<'_>, places: &mut Places, blocks: usize, near: BlockAddr) -> Result<bool> {
     let space = cx.file.space;
     let g = cx.file.cache.geometry();
     let per = g.frags_per_block();
-    let Some(mut places) = reserve(cx, items.len())? else { return Ok(None) };
     let mut at: FragAddr = g.frag_of_block(near);
     let mut window = at..at;
-    while places.blocks.len() < items.len() {
-        let left = (items.len() - places.blocks.len()) as u64 * per;
+    let mut searches = 0;
+    while places.blocks.len() < blocks {
         if let Some(run) = space.alloc_meta_in(&places.reservation, window.clone(), 1)? {
             places.blocks.push(g.block_of_frag(run.start));
             window.start = run.end();
             continue;
         }
-        let least = space.min_run_length(g.block_of_frag(at), left, g.frag_of_block(g.group_blocks()))?;
-        let next = match least {
-            // A run of blocks may begin and end with a part of one.
-            Some(least) => space.next_free_run(at, least.max(2 * per - 1))?,
-            None => None,
+        searches += 1;
+        let left = (blocks - places.blocks.len()) as u64 * per;
+        let Some(least) = space.min_run_length(g.block_of_frag(at), left, g.frag_of_block(g.group_blocks()))? else {
+            return Ok(false);
         };
-        match next {
-            Some(free) if free.start != window.start || free.end() != window.end => {
-                window = free.start..free.end();
-                at = free.end();
-            }
-            _ => {
-                places.cancel(cx);
-                return Ok(None);
-            }
+        // A run of blocks may begin and end with a part of one.
+        let Some(free) = space.next_free_run(at, least.max(2 * per - 1))? else { return Ok(false) };
+        if searches > blocks + SEARCHES_IN_VAIN {
+            return Ok(false); // others take what is found
         }
+        (window, at) = (free.start..free.end(), free.end());
     }
-    Ok(Some(places))
+    Ok(true)
 }
 
-/// Allocates places for blocks wherever there is one, from a block on. `None` if there is too little space.
-pub(super) fn allocate_anywhere(cx: &MoveCtx<'_>, items: &[Item], near: BlockAddr) -> Result<Option<Places>> {
-    let Some(mut places) = reserve(cx, items.len())? else { return Ok(None) };
+/// Allocates places for blocks outside of an area, from its end on: for all of them, or for the first ones.
+pub(super) fn allocate_outside(cx: &MoveCtx<'_>, items: &[Item], area: &Range<BlockAddr>) -> Result<Places> {
+    let mut places = Places::none(cx);
     for _ in items {
-        match cx.file.space.alloc_meta_near(&places.reservation, near, 1, 1)? {
-            Some(run) => places.blocks.push(cx.file.cache.geometry().block_of_frag(run.start)),
-            None => {
-                places.cancel(cx);
-                return Ok(None);
-            }
+        if !places.reserve(1)? {
+            break;
         }
+        let Some(run) = cx.file.space.alloc_meta_near(&places.reservation, area.end, 1, 1)? else { break };
+        let block = cx.file.cache.geometry().block_of_frag(run.start);
+        if area.contains(&block) {
+            cx.file.space.cancel_meta(&places.reservation, run);
+            break;
+        }
+        places.blocks.push(block);
     }
-    Ok(Some(places))
-}
-
-fn reserve(cx: &MoveCtx<'_>, blocks: usize) -> Result<Option<Places>> {
-    let reservation = cx.file.space.reservation(None, false);
-    // An extent of the directory may be cut: a node of the tree is rarely needed, and its absence stops the move.
-    match reservation.reserve_blocks(blocks as u64 + 1, false) {
-        Err(Error::NoSpace) => return Ok(None),
-        outcome => outcome?,
-    }
-    reservation.start_use();
-    Ok(Some(Places { blocks: Vec::with_capacity(blocks), reservation }))
+    Ok(places)
 }
 
 /// Moves blocks to their new places. Returns how many.

@@ -40,8 +40,9 @@ pub struct Limits {
     pub always: bool,
 }
 
-/// Brings what is below the given directories back together: stretches go into long free runs, best first in the order of
-/// the name space. When those are used up, areas of the device are emptied for the rest.
+/// Brings what is below the given directories back together. Stretches go into long free runs, in the order of the name space;
+/// where the budget is too small for all of them, those that save most for their bytes. When the free runs are used up, areas of
+/// the device are emptied for the rest.
 ///
 /// # Errors
 /// Those of the device and the journal, and what [`Control::check`] returns.
@@ -97,7 +98,22 @@ impl Survey {
     /// Prices from the lowest on at which there is something to be moved.
     fn prices(&self) -> Vec<u64> {
         let used = self.bytes.iter().enumerate().filter(|(_, bytes)| **bytes > 0);
-        used.map(|(log, _)| (2_u64 << log).saturating_sub(1)).collect()
+        used.map(|(log, _)| Survey::highest(log)).collect()
+    }
+
+    /// The lowest price at which there is enough to be moved for a budget.
+    fn price_within(&self, budget: u64) -> u64 {
+        let mut sum = 0_u64;
+        let enough = self.bytes.iter().position(|bytes| {
+            sum = sum.saturating_add(*bytes);
+            sum >= budget
+        });
+        enough.map_or(u64::MAX, Survey::highest)
+    }
+
+    /// The highest price with such a logarithm.
+    fn highest(log: usize) -> u64 {
+        (2_u64 << log).saturating_sub(1)
     }
 }
 
@@ -131,6 +147,8 @@ struct Planner<'a> {
     placed: u64,
     /// What good places for those that wait would save, in parts of a request.
     waiting_saves: u64,
+    /// Directories and files that this pass has come to.
+    seen: (u64, u64),
     /// What the walk under way is for.
     kind: Kind,
     /// Any place that saves enough will do.
@@ -217,6 +235,7 @@ impl<'a> Planner<'a> {
             waiting: 0,
             placed: 0,
             waiting_saves: 0,
+            seen: (0, 0),
             kind: Kind::Names,
             lenient: false,
             price: u64::MAX,
@@ -236,7 +255,12 @@ impl<'a> Planner<'a> {
         self.pass(roots)?;
         let survey = self.survey.take().unwrap_or_default();
         let enough = survey.total().saturating_mul(COST_TENTHS) / 10 <= self.limits.budget;
-        Ok(if enough { Vec::new() } else { survey.prices() })
+        Ok(match self.limits {
+            _ if enough => Vec::new(),
+            // Nothing moves, so one pass has to find what many would take.
+            Limits { dry_run: true, budget, .. } => vec![survey.price_within(budget)],
+            _ => survey.prices(),
+        })
     }
 
     /// Empties areas for stretches that have no good place, as long as that makes reading cheaper.
@@ -299,7 +323,7 @@ impl<'a> Planner<'a> {
     /// Goes through the tree once, and moves the stretches that have a better place.
     fn pass(&mut self, roots: &[Ino]) -> Result<()> {
         (self.costs, self.waiting, self.waiting_saves, self.placed) = (Default::default(), 0, 0, 0);
-        (self.progress.directories, self.progress.files) = (0, 0);
+        self.seen = (0, 0);
         let mut near = self.start.take();
         self.sequences = Default::default();
         let cx = self.cx;
@@ -517,7 +541,8 @@ impl<'a> Planner<'a> {
 impl Visitor for Planner<'_> {
     fn directory(&mut self, _ino: Ino) -> Result<bool> {
         self.control.check()?;
-        self.progress.directories += u64::from(self.kind == Kind::Data);
+        self.seen.0 += u64::from(self.kind == Kind::Data);
+        self.progress.directories = self.progress.directories.max(self.seen.0);
         Ok(true)
     }
 
@@ -530,7 +555,8 @@ impl Visitor for Planner<'_> {
     }
 
     fn file(&mut self, ino: Ino, size: u64, extents: &[Extent]) -> Result<()> {
-        self.progress.files += 1;
+        self.seen.1 += 1;
+        self.progress.files = self.progress.files.max(self.seen.1);
         if size > self.cx.file.placement.small_max() {
             return Ok(());
         }

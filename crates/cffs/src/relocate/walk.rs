@@ -28,8 +28,14 @@ pub(super) fn walk(cx: &MoveCtx<'_>, root: Ino, visitor: &mut dyn Visitor) -> Re
     // Directories that are not complete, each with the position of the last name that was looked at.
     let mut open: Vec<(Ino, u64)> = Vec::new();
     let mut next = Some(root);
+    // Names of a damaged device may lead to one directory many times.
+    let mut left = cx.file.cache.geometry().inodes_max();
     loop {
         if let Some(dir) = next.take() {
+            if left == 0 {
+                return Err(Corrupt("more names of directories than there can be inodes".into()).into());
+            }
+            left -= 1;
             if open.len() >= DEPTH_MAX {
                 return Err(Corrupt(format!("directory {dir} lies more than {DEPTH_MAX} directories deep")).into());
             }
@@ -40,12 +46,18 @@ pub(super) fn walk(cx: &MoveCtx<'_>, root: Ino, visitor: &mut dyn Visitor) -> Re
         let Some((dir, after)) = open.last_mut() else { return Ok(()) };
         match skip_lost(next_directory(cx, *dir, *after))?.flatten() {
             Some((position, below)) => {
+                let above = *dir;
                 *after = position;
-                next = Some(below);
+                next = skip_lost(parent(cx, below))?.filter(|p| *p == above).map(|_| below);
             }
             None => drop(open.pop()),
         }
     }
+}
+
+/// The directory that a directory says it is in. Others that have a name for it are damaged, or it was renamed.
+fn parent(cx: &MoveCtx<'_>, dir: Ino) -> Result<Ino> {
+    Ok(cx.inodes.get(cx.file.cache, dir)?.state.read().inode.parent)
 }
 
 /// What is gone, or cannot be read, does not end a walk.

@@ -139,6 +139,43 @@ fn on_a_full_device_areas_are_emptied_and_a_second_regroup_moves_nothing() {
     }
 }
 
+/// More free space than an allocation group has, and none of it in long runs.
+#[test]
+fn areas_are_emptied_in_allocation_groups_that_are_smaller_than_what_is_free() {
+    let dev = fresh(96 << 20, &small_groups().reserve_bp(0).ag_blocks(Some(4096)));
+    let fs = mount(&dev);
+    let dirs: Vec<Ino> =
+        (0..40).map(|d| fs.mkdir(ROOT, ROOT_INO, format!("d{d}").as_bytes(), 0o755).unwrap().ino).collect();
+    let mut all = BTreeMap::new();
+    let used = || fs.statfs().total - fs.statfs().free;
+    let mut n = 0;
+    while used() * 100 < fs.statfs().total * 94 {
+        for (d, dir) in dirs.iter().enumerate() {
+            let bytes = [&contents(n)[..], &[7; 12_000]].concat();
+            let a = fs.create(ROOT, *dir, format!("f{n}").as_bytes(), 0o644).unwrap();
+            fs.write(ROOT, a.ino, 0, &bytes).unwrap();
+            fs.forget(a.ino, 1);
+            all.insert(format!("d{d}/f{n}"), bytes);
+            n += 1;
+        }
+        fs.sync().unwrap();
+    }
+    for n in (0..n).step_by(3) {
+        let d = n % dirs.len();
+        fs.unlink(dirs[d], format!("f{n}").as_bytes()).unwrap();
+        all.remove(&format!("d{d}/f{n}"));
+    }
+    fs.sync().unwrap();
+    let free = fs.statfs().free << fs.geometry().frag_shift;
+    assert!(fs.geometry().ag_count > 4 && free > 24 << 20, "{free} bytes free");
+    let done = regroup(&fs, &RegroupOptions::default());
+    assert!(done.read.after * 4.0 < done.read.before, "{done:?}");
+    dirs.into_iter().for_each(|d| fs.forget(d, 1));
+    compare(&fs, &all);
+    fs.close().unwrap();
+    clean(&dev, "several allocation groups");
+}
+
 #[test]
 fn a_budget_bounds_what_is_moved_and_the_rest_follows_later() {
     let dev = fresh(64 << 20, &small_groups());
@@ -146,6 +183,8 @@ fn a_budget_bounds_what_is_moved_and_the_rest_follows_later() {
     let all = aged(&fs);
     let budget = 600 << 10;
     let options = RegroupOptions::default().budget(Some(budget));
+    let plan = regroup(&fs, &options.clone().dry_run(true));
+    assert!(plan.bytes_moved > budget / 2 && plan.bytes_moved <= budget, "{plan:?}");
     let first = regroup(&fs, &options);
     assert!(first.bytes_moved <= budget && first.bytes_moved > 0, "{first:?}");
     let rest = regroup(&fs, &RegroupOptions::default());

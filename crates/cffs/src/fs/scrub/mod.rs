@@ -17,6 +17,7 @@ mod volume;
 mod walk;
 
 use super::Fs;
+use super::pace::Pace;
 use crate::check::Reader;
 use crate::error::{Error, Result};
 use crate::format::dirblock::{EntryKind, entry_at};
@@ -28,14 +29,12 @@ use serde::{Deserialize, Serialize};
 use std::collections::HashSet;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// Most findings that are listed. Further ones are only counted.
 const FINDINGS_MAX: usize = 1000;
 /// Greatest depth for which a path is looked up.
 const DEPTH_MAX: usize = 1000;
-/// Longest sleep without testing whether to stop.
-const NAP: Duration = Duration::from_millis(50);
 
 /// Settings of a scrub.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -160,9 +159,7 @@ impl Scrub {
 struct Throttled<'a> {
     fs: &'a Fs,
     scrub: &'a Scrub,
-    rate: Option<u64>,
-    /// When the bytes read so far conform to the rate.
-    paid: Mutex<Instant>,
+    pace: Pace,
 }
 
 impl Throttled<'_> {
@@ -174,15 +171,7 @@ impl Throttled<'_> {
 
     fn throttle(&self, bytes: u64) {
         self.scrub.bytes.fetch_add(bytes, Ordering::Relaxed);
-        let Some(rate) = self.rate else { return };
-        let until = {
-            let mut paid = self.paid.lock();
-            *paid = (*paid).max(Instant::now()) + Duration::from_secs_f64(bytes as f64 / rate.max(1) as f64);
-            *paid
-        };
-        while let Some(left) = until.checked_duration_since(Instant::now()).filter(|_| !self.stopped()) {
-            std::thread::sleep(left.min(NAP));
-        }
+        self.pace.wait(bytes, || self.stopped());
     }
 }
 
@@ -273,7 +262,7 @@ impl Fs {
             return Error::invalid("a rate of 0 bytes in a second: nothing would ever be read");
         }
         let began = Instant::now();
-        let dev = Throttled { fs: self, scrub, rate: options.rate, paid: Mutex::new(began) };
+        let dev = Throttled { fs: self, scrub, pace: Pace::new(options.rate) };
         let g = *self.geometry();
         let reader = Reader::new(&dev, g);
         let with_data = self.sums.is_some() && !options.metadata_only;

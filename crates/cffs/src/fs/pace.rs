@@ -1,0 +1,34 @@
+//! A limit of the rate of long work.
+
+use parking_lot::Mutex;
+use std::time::{Duration, Instant};
+
+/// Longest sleep without testing whether to stop.
+const NAP: Duration = Duration::from_millis(50);
+
+/// At most so many bytes in a second.
+pub(super) struct Pace {
+    rate: Option<u64>,
+    /// When the bytes so far conform to the rate.
+    paid: Mutex<Instant>,
+}
+
+impl Pace {
+    /// From now on. `None`: no limit.
+    pub(super) fn new(rate: Option<u64>) -> Pace {
+        Pace { rate, paid: Mutex::new(Instant::now()) }
+    }
+
+    /// So many bytes were transferred: waits until they conform to the rate, or `stopped` says that nobody wants more.
+    pub(super) fn wait(&self, bytes: u64, stopped: impl Fn() -> bool) {
+        let Some(rate) = self.rate else { return };
+        let until = {
+            let mut paid = self.paid.lock();
+            *paid = (*paid).max(Instant::now()) + Duration::from_secs_f64(bytes as f64 / rate.max(1) as f64);
+            *paid
+        };
+        while let Some(left) = until.checked_duration_since(Instant::now()).filter(|_| !stopped()) {
+            std::thread::sleep(left.min(NAP));
+        }
+    }
+}
