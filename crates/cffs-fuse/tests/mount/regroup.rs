@@ -34,6 +34,14 @@ fn age(m: &Mounted) {
     }
 }
 
+/// An aged file system, mounted.
+fn aged(image: &Image) -> (Mounted, Control) {
+    let m = image.mount();
+    age(&m);
+    let control = Control::open(m.dir()).unwrap();
+    (m, control)
+}
+
 fn same(m: &Mounted) {
     for n in 0..DIRS * ROUNDS {
         assert!(fs::read(m.path(&name(n))).unwrap() == body(n), "{}", name(n));
@@ -67,9 +75,7 @@ fn a_regroup_starts_tells_stops_and_refuses() {
         return;
     }
     let image = Image::formatted(&MkfsOptions::default().group_size(64 << 10));
-    let m = image.mount();
-    age(&m);
-    let control = Control::open(m.dir()).unwrap();
+    let (m, control) = aged(&image);
     assert_eq!(control.call::<Option<RegroupStatus>>(&Request::RegroupStatus).unwrap(), None);
     assert_eq!(control.call::<Option<RegroupStatus>>(&Request::RegroupStop).unwrap(), None);
     let start = |options: RegroupOptions| control.call::<()>(&Request::RegroupStart(options));
@@ -102,9 +108,7 @@ fn nobody_sees_a_regroup() {
         return;
     }
     let image = Image::formatted(&MkfsOptions::default().group_size(64 << 10));
-    let m = image.mount();
-    age(&m);
-    let control = Control::open(m.dir()).unwrap();
+    let (m, control) = aged(&image);
     let open = fs::OpenOptions::new().read(true).write(true).open(m.path(&name(7))).unwrap();
     let over = AtomicBool::new(false);
     let mut mapped = None;

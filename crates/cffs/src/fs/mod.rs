@@ -22,10 +22,10 @@ mod mount;
 mod namei;
 mod orphan;
 mod orphan_list;
-mod pace;
 #[doc(hidden)]
 pub mod path;
 mod quota;
+mod rate_limit;
 mod regroup;
 mod remove;
 mod rename;

@@ -1,6 +1,6 @@
 //! Regrouping a mounted file system: what has come apart is brought back together.
 
-use super::pace::Pace;
+use super::rate_limit::RateLimit;
 use super::{Fs, MetadataMode};
 use crate::error::{Error, Result};
 use crate::format::{Ino, ROOT_INO};
@@ -128,7 +128,7 @@ impl Regroup {
 struct Running<'a> {
     fs: &'a Fs,
     handle: &'a Regroup,
-    pace: Pace,
+    limit: RateLimit,
     began: Instant,
 }
 
@@ -161,7 +161,7 @@ impl Control for Running<'_> {
     }
 
     fn pace(&self, bytes: u64) {
-        self.pace.wait(bytes, || self.stopped());
+        self.limit.wait(bytes, || self.stopped());
     }
 
     fn report(&self, p: &Progress) {
@@ -218,7 +218,7 @@ impl Fs {
         regroup.status.lock().dry_run = options.dry_run;
         let whole = [ROOT_INO];
         let roots = if options.directories.is_empty() { &whole[..] } else { &options.directories };
-        let running = Running { fs: self, handle: regroup, pace: Pace::new(options.rate), began: Instant::now() };
+        let running = Running { fs: self, handle: regroup, limit: RateLimit::new(options.rate), began: Instant::now() };
         let limits =
             Limits { budget: options.budget.unwrap_or(u64::MAX), dry_run: options.dry_run, always: options.always };
         let cx = MoveCtx { file: self.file_cx(), dir: self.dir_cx(), inodes: &self.inodes };

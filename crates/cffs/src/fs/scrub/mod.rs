@@ -17,7 +17,7 @@ mod volume;
 mod walk;
 
 use super::Fs;
-use super::pace::Pace;
+use super::rate_limit::RateLimit;
 use crate::check::Reader;
 use crate::error::{Error, Result};
 use crate::format::dirblock::{EntryKind, entry_at};
@@ -159,7 +159,7 @@ impl Scrub {
 struct Throttled<'a> {
     fs: &'a Fs,
     scrub: &'a Scrub,
-    pace: Pace,
+    limit: RateLimit,
 }
 
 impl Throttled<'_> {
@@ -171,7 +171,7 @@ impl Throttled<'_> {
 
     fn throttle(&self, bytes: u64) {
         self.scrub.bytes.fetch_add(bytes, Ordering::Relaxed);
-        self.pace.wait(bytes, || self.stopped());
+        self.limit.wait(bytes, || self.stopped());
     }
 }
 
@@ -262,7 +262,7 @@ impl Fs {
             return Error::invalid("a rate of 0 bytes in a second: nothing would ever be read");
         }
         let began = Instant::now();
-        let dev = Throttled { fs: self, scrub, pace: Pace::new(options.rate) };
+        let dev = Throttled { fs: self, scrub, limit: RateLimit::new(options.rate) };
         let g = *self.geometry();
         let reader = Reader::new(&dev, g);
         let with_data = self.sums.is_some() && !options.metadata_only;

@@ -7,16 +7,16 @@ use std::time::{Duration, Instant};
 const NAP: Duration = Duration::from_millis(50);
 
 /// At most so many bytes in a second.
-pub(super) struct Pace {
+pub(super) struct RateLimit {
     rate: Option<u64>,
     /// When the bytes so far conform to the rate.
     paid: Mutex<Instant>,
 }
 
-impl Pace {
+impl RateLimit {
     /// From now on. `None`: no limit.
-    pub(super) fn new(rate: Option<u64>) -> Pace {
-        Pace { rate, paid: Mutex::new(Instant::now()) }
+    pub(super) fn new(rate: Option<u64>) -> RateLimit {
+        RateLimit { rate, paid: Mutex::new(Instant::now()) }
     }
 
     /// So many bytes were transferred: waits until they conform to the rate, or `stopped` says that nobody wants more.
