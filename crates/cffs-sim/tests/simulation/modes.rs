@@ -1,6 +1,6 @@
 //! Crashes of mkfs, and of mounts without a journal.
 
-use cffs::MetadataMode;
+use cffs::{MetadataMode, PrefetchMode};
 use cffs_sim::crash::Coverage;
 use cffs_sim::generate::{Bounds, Profile, generate};
 use cffs_sim::setup::Setup;
@@ -60,6 +60,33 @@ fn a_table_of_empty_blocks_keeps_its_map() {
             if let Err(f) = unjournaled::explore(setup, &ops, seed, 12, &mut Coverage::default()) {
                 panic!("seed {seed}, {setup}\n{f}");
             }
+        }
+    }
+}
+
+/// The only block of the external inode table was lost. A directory whose inode was made anew got it in a new block, which the
+/// next walk of the repair did not know of: it made the directory anew again, and lost+found for it (seed 710000095).
+#[test]
+fn an_inode_made_anew_is_there_in_the_next_walk_of_a_repair() {
+    let text = "mkdir /d 700 1000\nrename /d /f replace\nmkdir /f/e 1777 0\nsymlink /f/e/c 3918\nremount false\nrename /f /d replace\n\
+        unlink /d/e/c\nfsync /d/e\nmkdir /L1 755 0\ncreate /L1/f 600 1000\nwrite /L1/f 0 87 744489059614722\nsymlink /g 1263\nsync\n\
+        tmpfile 3 /L1 644 1000\nrename /d/e /h replace\nwrite @3 0 78 744489059614727\ncreate /h/e 600 0\nsync";
+    let ops = cffs_sim::ops::parse(text).unwrap();
+    let setup = Setup {
+        device: 48 << 20,
+        sizes: (4096, 1024, 64 << 10),
+        metadata: MetadataMode::Delayed,
+        cache: 256 << 10,
+        no_embed: true,
+        no_group: true,
+        data_sums: true,
+        prefetch: PrefetchMode::Off,
+        fsync_in_log: false,
+        ..Setup::default()
+    };
+    for seed in (710_000_090..710_000_100).chain(0..20) {
+        if let Err(f) = unjournaled::explore(setup, &ops, seed, 12, &mut Coverage::default()) {
+            panic!("seed {seed}: {setup}\n{f}");
         }
     }
 }

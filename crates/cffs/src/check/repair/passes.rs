@@ -141,8 +141,13 @@ impl Repairer<'_> {
             walked?;
             // While a directory could not be walked, everything below it only seems to be lost.
             let complete = !self.found.incomplete && self.found.disconnected_inos.is_empty();
+            let blocks = self.found.external_blocks.len();
             if !self.reattach(complete)? {
                 break;
+            }
+            // What got a new block of the external table must be there in the next walk.
+            if self.found.external_blocks.len() != blocks {
+                self.finish_external()?;
             }
         }
         Ok(())
@@ -161,8 +166,10 @@ impl Repairer<'_> {
             self.rebuild_index(ino)?;
         }
         self.reconnect()?;
+        // Before the table is complete, because a directory without an inode may get one in it.
+        let reattached = self.vol.changes == before && self.reattach(true)?;
         self.finish_external()?;
-        let changed = self.vol.changes != before || self.reattach(true)?;
+        let changed = reattached || self.vol.changes != before;
         if changed && !last {
             return Ok(false);
         }
