@@ -3,9 +3,10 @@
 //! A test that misses something says so on standard error, where the test harness does not hide it, and ends. If the
 //! environment variable `CFFS_REQUIRE` names what is missing (`CFFS_REQUIRE=fuse,root`), the test fails instead.
 
-use std::io::Write as _;
+use std::io::{self, Write as _};
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 /// The environment variable with the names of what must not be missing, separated by commas.
 pub const REQUIRE: &str = "CFFS_REQUIRE";
@@ -97,6 +98,21 @@ pub fn skipped(name: &str, why: &str) {
     let _ = std::io::stderr().write_all(format!("SKIPPED {test}: {why} (\"{name}\")\n").as_bytes());
 }
 
+/// Repeats what is refused as busy: a program that another test is just starting can hold our files open until its exec.
+///
+/// # Errors
+/// What the last call returned: any other error at once, busy after a minute.
+pub fn when_not_busy<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    let end = Instant::now() + Duration::from_secs(60);
+    loop {
+        let done = call();
+        if !done.as_ref().is_err_and(|e| e.kind() == io::ErrorKind::ResourceBusy) || Instant::now() > end {
+            return done;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
 fn names(list: &str, name: &str) -> bool {
     list.split(',').any(|word| word.trim() == name)
 }
@@ -109,6 +125,15 @@ mod tests {
     fn a_list_of_names() {
         assert!(names("fuse, root", "root") && names("fuse", "fuse"));
         assert!(!names("fuse,root", "loop") && !names("", "fuse") && !names("fusermount3", "fuse"));
+    }
+
+    #[test]
+    fn only_what_is_busy_is_repeated() {
+        let mut answers =
+            [io::ErrorKind::ResourceBusy, io::ErrorKind::ResourceBusy, io::ErrorKind::NotFound].into_iter();
+        let done: io::Result<()> = when_not_busy(|| Err(answers.next().unwrap().into()));
+        assert_eq!(done.unwrap_err().kind(), io::ErrorKind::NotFound);
+        assert_eq!(when_not_busy(|| Ok(1)).unwrap(), 1);
     }
 
     #[test]

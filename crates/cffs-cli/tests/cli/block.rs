@@ -273,7 +273,7 @@ fn umount_of_a_dead_mount_returns() {
     let _second = Mounted(second.clone());
     ok(&["mount", &image, second.to_str().unwrap()]);
     fs::write(second.join("file"), "contents").unwrap();
-    ok(&["umount", second.to_str().unwrap()]);
+    umount(second.to_str().unwrap());
     let out = Command::new("timeout").args(["30", "umount", "-i", &name]).output().unwrap();
     assert!(out.status.success(), "{}", stderr(&out));
     assert!(loop_devices_of(&image).is_empty());
@@ -320,7 +320,7 @@ fn umount_returns_when_everything_is_on_the_image() {
             fs::write(path.join(format!("f{i}")), format!("{round} {i}").repeat(1000)).unwrap();
         }
         // By the system call: umount(8) may call our own helper, which waits.
-        rustix::mount::unmount(&path, rustix::mount::UnmountFlags::empty()).unwrap();
+        when_not_busy(|| Ok(rustix::mount::unmount(&path, rustix::mount::UnmountFlags::empty())?)).unwrap();
         fs::copy(&image, &copy).unwrap();
         assert_eq!(json(&ok(&["info", "--quick", "--json", &copy]))["state"], "clean", "round {round}");
         ok(&["fsck", "-n", &copy]);

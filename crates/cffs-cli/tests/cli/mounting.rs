@@ -2,6 +2,7 @@
 
 use crate::tools::*;
 use std::fs;
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
@@ -31,8 +32,14 @@ pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
+#[track_caller]
 pub fn umount(name: &str) {
-    ok(&["umount", name]);
+    let unmounted = when_not_busy(|| match run(&["umount", name]) {
+        out if out.status.success() => Ok(()),
+        out if stderr(&out).contains("busy") => Err(ErrorKind::ResourceBusy.into()),
+        out => Err(io::Error::other(stderr(&out))),
+    });
+    unmounted.unwrap_or_else(|e| panic!("umount {name}: {e}"));
 }
 
 #[test]

@@ -53,14 +53,14 @@ fn a_second_mount_is_the_same_file_system() {
     // The last place ends it, whatever the order, and nobody waits for a process that goes on.
     let pid = pid_of(&first_name);
     let start = Instant::now();
-    ok(&["umount", &first_name]);
+    umount(&first_name);
     assert!(start.elapsed() < Duration::from_secs(30) && !is_mounted(&first));
     umount(&third_name);
     assert!(!has_ended(pid));
     assert_eq!(pid_of(&second_name), pid);
     fs::write(second.join("file"), "new").unwrap();
     fails(&["fsck", "-n", &image], 8, &["in use", &second_name]);
-    ok(&["umount", &second_name]);
+    umount(&second_name);
     assert!(has_ended(pid), "it waits for the end of the server");
     assert_eq!(ok(&["cat", &format!("{image}:/file")]), "new");
     ok(&["fsck", "-n", &image]);
@@ -110,15 +110,15 @@ fn what_contradicts_the_first_mount_is_refused_or_told() {
     let out = run(&["mount", "-o", "defaults,cache=64M,logdev=/dev/null,nosuid", &image, &second_name]);
     assert!(out.status.success(), "{}", stderr(&out));
     assert!(stderr(&out).contains("ignored: cache=64M,logdev=/dev/null\n"), "{}", stderr(&out));
-    ok(&["umount", &second_name]);
-    ok(&["umount", &first_name]);
+    umount(&second_name);
+    umount(&first_name);
     // To write where the first mount is read-only becomes reading, as with the kernel's file systems.
     ok(&["mount", "-o", "ro", &image, &first_name]);
     let out = run(&["mount", &image, &second_name]);
     assert!(out.status.success() && stderr(&out).contains("mounted read-only"), "{}", stderr(&out));
     assert_eq!(fs::write(second.join("file"), "").unwrap_err().kind(), ErrorKind::ReadOnlyFilesystem);
-    ok(&["umount", &first_name]);
-    ok(&["umount", &second_name]);
+    umount(&first_name);
+    umount(&second_name);
 }
 
 #[test]

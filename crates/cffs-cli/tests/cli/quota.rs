@@ -1,5 +1,6 @@
 //! `cffs quota`, of images and of mounts.
 
+use crate::mounting::umount;
 use crate::tools::*;
 use std::fs;
 use std::path::Path;
@@ -123,7 +124,7 @@ fn quotas_of_a_mount() {
     assert!(report.contains("6 d 23 h"), "its grace began before: {report}");
     let e = fs::hard_link(path.join("home/f"), tree.join("f")).unwrap_err();
     assert_eq!(e.raw_os_error(), Some(rustix::io::Errno::XDEV.raw_os_error()));
-    ok(&["umount", at]);
+    umount(at);
     ok(&["quota", "check", &image]);
     ok(&["fsck", "-n", &image]);
 }

@@ -169,14 +169,14 @@ fn a_host_disk_that_fills_up_under_a_mount() {
     if is_mounted(&path) {
         // Nothing but data was refused: with room, everything goes on.
         fs::write(path.join("more"), "more").unwrap();
-        ok(&["umount", &name]);
+        umount(&name);
     }
     let checked = run(&["fsck", "-n", &image]);
     assert!(checked.status.success(), "{}", stderr(&checked));
     ok(&["mount", &image, &name]);
     whole(&path);
     fs::write(path.join("again"), contents_of(7)).unwrap();
-    ok(&["umount", &name]);
+    umount(&name);
     ok(&["fsck", "-n", &image]);
     assert_eq!(ok(&["ls", &format!("{image}:/")]).lines().filter(|l| l.contains("again")).count(), 1);
 }

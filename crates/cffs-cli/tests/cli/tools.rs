@@ -1,6 +1,6 @@
 //! Running the program, and what the tests share.
 
-pub use cffs_testenv::{Need, have, skipped};
+pub use cffs_testenv::{Need, have, skipped, when_not_busy};
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};

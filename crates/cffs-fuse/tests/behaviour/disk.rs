@@ -245,16 +245,13 @@ impl Mount<'_> {
         self.dir.join(name).to_str().unwrap().to_owned()
     }
 
-    /// Unmounts by the system call alone, again while a program that just ended still holds it.
+    /// Unmounts by the system call alone.
     ///
     /// # Panics
     /// When it stays busy.
     pub fn unmount(self) {
-        let end = Instant::now() + Duration::from_secs(30);
-        while let Err(e) = rustix::mount::unmount(&self.dir, rustix::mount::UnmountFlags::empty()) {
-            assert!(e == rustix::io::Errno::BUSY && Instant::now() < end, "{}: {e}", self.dir.display());
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        let unmount = || Ok(rustix::mount::unmount(&self.dir, rustix::mount::UnmountFlags::empty())?);
+        cffs_testenv::when_not_busy(unmount).unwrap_or_else(|e| panic!("{}: {e}", self.dir.display()));
         std::mem::forget(self);
     }
 }

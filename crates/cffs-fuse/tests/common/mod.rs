@@ -3,11 +3,12 @@
 use cffs::device::MemoryDevice;
 use cffs::{Fs, MkfsOptions, MountOptions, mkfs};
 use cffs_fuse::{IoUring, MountConfig, Session};
+pub use cffs_testenv::when_not_busy;
 use cffs_testenv::{Need, have};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// A formatted memory device and a directory to mount it on.
 pub struct Image {
@@ -120,19 +121,6 @@ pub fn script(m: &Mounted, program: &[&str], text: &str) {
 /// False, with a message, where a program is missing.
 pub fn has_program(name: &str) -> bool {
     have(&[Need::Program(name)])
-}
-
-/// Repeats what is refused as busy: a program that another test is just starting can hold our files open until its exec.
-pub fn when_not_busy(mut call: impl FnMut() -> std::io::Result<()>) -> std::io::Result<()> {
-    let busy = Some(rustix::io::Errno::BUSY.raw_os_error());
-    let end = Instant::now() + Duration::from_secs(60);
-    loop {
-        let done = call();
-        if !done.as_ref().is_err_and(|e| e.raw_os_error() == busy) || Instant::now() > end {
-            return done;
-        }
-        std::thread::sleep(Duration::from_millis(20));
-    }
 }
 
 impl Mounted {

@@ -38,7 +38,7 @@ fn whatever_the_device_does() {
 }
 
 /// Histories that once failed: what was wrong, the number of the setup, fault, operations.
-const REGRESSIONS: [(&str, u64, Fault, &str); 16] = [
+const REGRESSIONS: [(&str, u64, Fault, &str); 17] = [
     (
         "a repair could not do without what stands in unreadable sectors of the log",
         8,
@@ -136,6 +136,12 @@ const REGRESSIONS: [(&str, u64, Fault, &str); 16] = [
         Fault::Error,
         "mkdir /kept 755 0\ncreatemany /kept 0 1 3000 9\nsync\ncreate /f 755 0\nwrite /f 0 811 94371955343362\nfsync /f\nwrite /f 0 1 94371955343363\nacl /f false 0\nremount true",
     ),
+    (
+        "one lost write left both the bitmap and the locator table at what they said before a directory was moved (seed 830000178)",
+        830_000_178,
+        Fault::Lost,
+        "mkdir /kept 755 0\ncreatemany /kept 0 1 0 9\nremount true\nregroup / always\ncreate /e 644 0\nfallocate /e ahead 11127 2342",
+    ),
 ];
 
 #[test]
@@ -150,4 +156,16 @@ fn regressions() {
             }
         }
     }
+}
+
+/// The bit that was flipped made the map of a directory lead to a block of the locator table, and what the directory had
+/// there was not mapped again (seed 830000271).
+#[test]
+fn a_flipped_map_that_leads_to_the_locator_table() {
+    let text = "mkdir /kept 755 0\ncreatemany /kept 0 6 0 9\nmkdir /kept/b 755 0\ncreatemany /kept/b 0 4 0 9\nmkdir /e 755 0\n\
+                remount false\ntmpfile 2 /e/L2 600 1000";
+    let case = Case { phase: Phase::Use, fault: Fault::FlippedMedium, at: 25, seed: 17_986_124_797_117_071_286 };
+    let mut tally = Tally::default();
+    run(setup(830_000_271), &parse(text).unwrap(), case, &mut tally).unwrap();
+    assert_eq!(tally.struck, 1);
 }

@@ -176,3 +176,11 @@ fn a_directory_goes_while_its_unlinked_files_are_open() {
         check_unmounted(&trace.images()).unwrap();
     }
 }
+
+/// A hole that was copied over a hole within the target became zeros that took space, here more than the device has (seed 810000143).
+#[test]
+fn a_hole_over_a_hole_takes_no_space() {
+    let text = "create /one 644 0\nwrite /one 67108863 1 849346709946380\ncreate /copy 644 0\n\
+                copy /one /copy 0 0 9223372036854774656\ncopy /one /copy 0 0 4611686018427387328";
+    run(Setup { device: 48 << 20, ..Setup::default() }, &parse(text).unwrap()).unwrap();
+}

@@ -10,8 +10,8 @@ const CHUNK: u64 = 1 << 20;
 
 impl Fs {
     /// Copies up to `len` bytes from `offset` of file `from` to `to_offset` of file `to`. Returns the number of bytes,
-    /// which is smaller at the end of `from`, or if an error follows some bytes. Holes are not read, and stay holes if
-    /// `to` has no bytes there yet.
+    /// which is smaller at the end of `from`, or if an error follows some bytes. Holes are not read, and stay holes
+    /// where `to` has no bytes either.
     ///
     /// [`Error::Invalid`] when the ranges overlap in one file.
     pub fn copy_range(&self, c: Caller, from: Ino, offset: u64, to: Ino, to_offset: u64, len: u64) -> Result<u64> {
@@ -36,24 +36,23 @@ impl Fs {
         }
         let mut buffer = Vec::new();
         let mut done = 0;
-        let mut end = target.size;
         while done < len {
-            match self.copy_some(c, (from, offset + done), (to, to_offset + done), len - done, &mut end, &mut buffer) {
+            match self.copy_some(c, (from, offset + done), (to, to_offset + done), len - done, &mut buffer) {
                 Ok(0) => break,
                 Ok(n) => done += n,
                 Err(_) if done > 0 => break,
                 Err(e) => return Err(e),
             }
         }
-        // The copied range ends with a hole, so the target has to be extended.
-        if done > 0 && to_offset + done > end {
-            self.extend_if_shorter(c, to, to_offset + done)?;
+        if done > 0 {
+            self.end_copy(c, to, to_offset + done)?;
         }
         Ok(done)
     }
 
-    /// Extends the file if it is shorter. Others may write to it at the same time: what they append stays.
-    fn extend_if_shorter(&self, c: Caller, ino: Ino, size: u64) -> Result<()> {
+    /// What no write did where the copied range has holes: extends the file if it is shorter, and sets its times. Others may
+    /// write to it at the same time: what they append stays.
+    fn end_copy(&self, c: Caller, ino: Ino, size: u64) -> Result<()> {
         let node = self.node(ino)?;
         let _write_lock = self.lock_for_change(&node)?;
         {
@@ -61,10 +60,9 @@ impl Fs {
             if st.freed {
                 return Err(Error::Stale);
             }
-            if size <= st.inode.size {
-                return Ok(());
+            if size > st.inode.size {
+                crate::file::extend(&self.file_cx(), &mut st, size, c.privileged())?;
             }
-            crate::file::extend(&self.file_cx(), &mut st, size, c.privileged())?;
             let now = now();
             (st.inode.mtime, st.inode.ctime) = (now, now);
         }
@@ -72,41 +70,43 @@ impl Fs {
         Ok(())
     }
 
-    /// Copies the next piece. `end` is where the target's bytes end, as far as is known.
+    /// Copies the next piece.
     fn copy_some(
         &self,
         c: Caller,
         (from, at): (Ino, u64),
         (to, to_at): (Ino, u64),
         len: u64,
-        end: &mut u64,
         buffer: &mut Vec<u8>,
     ) -> Result<u64> {
-        // Others may have written behind the end since the last piece. A hole of the source must overwrite that with
-        // zeros.
-        *end = (*end).max(self.getattr(to)?.size);
-        if to_at >= *end {
-            let data = match self.seek_data(from, at) {
-                Ok(data) => data.min(at + len),
-                Err(Error::NoDataBeyond) => at + len,
-                Err(e) => return Err(e),
-            };
-            if data > at {
-                return Ok(data - at);
+        let hole = distance(self.seek_data(from, at), at, len)?;
+        if hole > 0 {
+            let in_both = distance(self.seek_data(to, to_at), to_at, hole)?;
+            if in_both > 0 {
+                return Ok(in_both);
             }
         }
-        let mut n = len.min(CHUNK);
-        if to_at >= *end {
-            // Stops before the next hole, because that may stay a hole.
-            n = n.min(self.seek_hole(from, at)?.max(at + 1) - at);
-        }
+        // A piece ends where something begins that may stay a hole.
+        let end = match hole {
+            0 => distance(self.seek_hole(from, at), at, len)?,
+            _ => distance(self.seek_hole(to, to_at), to_at, hole)?,
+        };
+        // Others may have changed the files meanwhile.
+        let n = end.clamp(1, CHUNK);
         buffer.resize(n as usize, 0);
         let got = self.read(from, at, buffer)?;
         if got == 0 {
             return Ok(0);
         }
-        let written = self.write(c, to, to_at, &buffer[..got])? as u64;
-        *end = (*end).max(to_at + written);
-        Ok(written)
+        Ok(self.write(c, to, to_at, &buffer[..got])? as u64)
+    }
+}
+
+/// The number of bytes from `at` to what was sought, at most `len`, also where there is none.
+fn distance(sought: Result<u64>, at: u64, len: u64) -> Result<u64> {
+    match sought {
+        Ok(found) => Ok(found.saturating_sub(at).min(len)),
+        Err(Error::NoDataBeyond) => Ok(len),
+        Err(e) => Err(e),
     }
 }

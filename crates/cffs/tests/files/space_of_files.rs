@@ -215,6 +215,20 @@ fn a_copy_keeps_holes_and_reads_only_data() {
     assert!(read(&fs, a) == read(&fs, b));
     fs.sync().unwrap();
     assert!(attr(&fs, b).blocks <= attr(&fs, a).blocks + 16, "{:?} {:?}", attr(&fs, a), attr(&fs, b));
+    // Where both have holes they stay, also inside the target and where it has space already.
+    let used = |ino| {
+        fs.sync().unwrap();
+        attr(&fs, ino).blocks
+    };
+    let before = (used(a), used(b));
+    let times = attr(&fs, b).mtime;
+    assert_eq!(fs.copy_range(ROOT, a, 0, b, 0, 20_000_000).unwrap(), 20_000_000);
+    assert_eq!(fs.copy_range(ROOT, a, 1_000_000, b, 1_000_000, 1_000_000).unwrap(), 1_000_000);
+    assert!(read(&fs, a) == read(&fs, b) && attr(&fs, b).mtime > times);
+    fs.fallocate(ROOT, b, Fallocate::Allocate { keep_size: false }, 2_000_000, 50_000).unwrap();
+    assert_eq!(fs.copy_range(ROOT, a, 1_900_000, b, 1_900_000, 1_000_000).unwrap(), 1_000_000);
+    assert!(read(&fs, a) == read(&fs, b));
+    assert!(used(b) >= before.1 + 90 && used(b) <= before.1 + 120, "{} {before:?}", used(b));
     // Over what is there already, holes come as zeros.
     let c = file(&fs, "c");
     fs.write(ROOT, c, 0, &bytes(3, 300_000)).unwrap();

@@ -76,8 +76,8 @@ impl Repairer<'_> {
     }
 
     /// Whether an inode has another location according to the locator table. The table may be outdated: the bytes of an
-    /// inode remain at its former location until the space is reused. So a block in free space counts only if the
-    /// directory that it names maps it.
+    /// inode remain at its former location until the space is reused. So what counts is that the directory whose block
+    /// this says it is maps it; the bitmap, which may be as old as the table, counts only where that cannot be told.
     pub(super) fn stands_elsewhere(&mut self, ino: Ino, block: BlockAddr, offset: u32) -> bool {
         match self.located(ino) {
             Some(Location::Embedded { block: b, offset: o }) if (b, o) != (block, offset as usize) => {
@@ -87,17 +87,21 @@ impl Repairer<'_> {
                 verify_block(&there, self.g.fsid, id).is_ok()
                     && validate(&there).is_ok()
                     && entries(&there).any(|e| e.offset == o && e.ino == ino && e.kind == EntryKind::Embedded)
-                    && (self.old_bit(self.g.frag_of_block(b)) != Some(false) || self.maps_block(owner, b))
+                    && self.maps_block(owner, b).unwrap_or_else(|| self.old_bit(self.g.frag_of_block(b)) != Some(false))
             }
             _ => false,
         }
     }
 
-    /// Whether a directory maps a block, as far as the directory has been met or the locator table knows where it is.
-    pub(super) fn maps_block(&mut self, dir: Ino, addr: BlockAddr) -> bool {
-        let Some(inode) = self.load(dir).or_else(|| self.load_located(dir)) else { return false };
+    /// Whether a directory maps a block; `None` if its inode was not found so far, also not by the locator table, or if
+    /// its map is damaged and does not lead there.
+    fn maps_block(&mut self, dir: Ino, addr: BlockAddr) -> Option<bool> {
+        let inode = self.load(dir).or_else(|| self.load_located(dir))?;
         let frag = self.g.frag_of_block(addr);
-        inode.is_dir() && self.read_map(&inode).extents.iter().any(|e| (e.start..e.start + e.len).contains(&frag))
+        let map = self.read_map(&inode);
+        let mapped = inode.is_dir() && map.extents.iter().any(|e| (e.start..e.start + e.len).contains(&frag));
+        let whole = map.wrong.is_none() && !self.evidence.damaged_maps.contains(&dir);
+        (mapped || whole).then_some(mapped)
     }
 
     /// The inode at the location in the locator table.

@@ -186,11 +186,14 @@ impl Repairer<'_> {
             if !self.is_possible_extent(&e) {
                 continue;
             }
-            // The present mapping of that range may belong to another file.
+            // What is mapped there now may belong to another file or table.
             if let Some(i) = list.iter().position(|l| l.logical < e.end() && e.logical < l.end()) {
                 let there = list[i].start + e.logical.saturating_sub(list[i].logical);
-                let known = list[i].logical <= e.logical && self.space.meta.overlaps(there, there + fpb);
-                if known {
+                let mine = |b: Vec<u8>| block_owner(&b) == ino;
+                if list[i].logical <= e.logical
+                    && self.space.meta.overlaps(there, there + fpb)
+                    && self.vol.get(self.g.block_of_frag(there)).is_ok_and(mine)
+                {
                     continue;
                 }
                 cut_out(&mut list, e.logical, e.end());
