@@ -65,6 +65,7 @@ impl Fs {
             }
             let now = now();
             (st.inode.mtime, st.inode.ctime) = (now, now);
+            st.dirty = true;
         }
         self.list_dirty(&node);
         Ok(())

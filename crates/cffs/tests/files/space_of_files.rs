@@ -229,6 +229,16 @@ fn a_copy_keeps_holes_and_reads_only_data() {
     assert_eq!(fs.copy_range(ROOT, a, 1_900_000, b, 1_900_000, 1_000_000).unwrap(), 1_000_000);
     assert!(read(&fs, a) == read(&fs, b));
     assert!(used(b) >= before.1 + 90 && used(b) <= before.1 + 120, "{} {before:?}", used(b));
+    // The times that this sets are kept.
+    truncate(&fs, b, 20_000_000);
+    fs.sync().unwrap();
+    let times = attr(&fs, b).mtime;
+    assert_eq!(fs.copy_range(ROOT, a, 1_000_000, b, 1_000_000, 1_000_000).unwrap(), 1_000_000);
+    let set = attr(&fs, b).mtime;
+    close(&fs, &dev);
+    let fs = mount(&dev);
+    let (a, b) = (fs.lookup(ROOT_INO, b"a").unwrap().ino, fs.lookup(ROOT_INO, b"b").unwrap().ino);
+    assert!(set > times && attr(&fs, b).mtime == set);
     // Over what is there already, holes come as zeros.
     let c = file(&fs, "c");
     fs.write(ROOT, c, 0, &bytes(3, 300_000)).unwrap();
