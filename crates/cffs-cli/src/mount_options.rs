@@ -58,6 +58,8 @@ const DEFAULTABLE: &[&str] = &[
     "commit",
     "prefetch",
     "threads",
+    "maintenance",
+    "nomaintenance",
     "io_uring",
     "noio_uring",
     "discard",
@@ -101,6 +103,8 @@ pub fn log_level<'a>(lists: impl IntoIterator<Item = &'a str>) -> Option<&'stati
 /// Smallest cache that leaves the engine room to work.
 const CACHE_MIN: u64 = 4 << 20;
 const THREADS_MAX: usize = 1024;
+/// Longest time after which a mount is idle, in seconds.
+const IDLE_MAX: u64 = 86_400;
 
 impl Options {
     /// As [`Options::parse`], over the defaults of a file system. Of those, what this version does not know is passed over: a
@@ -205,6 +209,11 @@ impl Options {
             ("log", Some(v)) if LEVELS.contains(&v) => {}
             ("log", _) => return wrong("must be error, warn, info, debug or trace"),
             ("logdev", Some(v)) if !v.is_empty() => self.log_device = Some(v.into()),
+            ("nomaintenance", None) => config.maintenance = None,
+            ("maintenance", Some(v)) => match v.parse() {
+                Ok(n @ 1..=IDLE_MAX) => config.maintenance = Some(Duration::from_secs(n)),
+                _ => return wrong("must be a number of seconds from 1 to 86400"),
+            },
             ("threads", Some(v)) => match v.parse() {
                 Ok(n @ 1..=THREADS_MAX) => config.threads = n,
                 _ => return wrong("must be a number of threads from 1 to 1024"),
@@ -227,7 +236,9 @@ impl Options {
             ("nodev", None) => config.dev = false,
             ("exec", None) => config.exec = true,
             ("noexec", None) => config.exec = false,
-            ("cache" | "metadata" | "prefetch" | "commit" | "logdev" | "threads", _) => return wrong("needs a value"),
+            ("cache" | "metadata" | "prefetch" | "commit" | "logdev" | "threads" | "maintenance", _) => {
+                return wrong("needs a value");
+            }
             ("remount", _) => return wrong("does not go with another mount"),
             _ if is_generic(option) => {}
             _ => return Err(Wrong::Unknown),
@@ -294,6 +305,8 @@ mod tests {
         assert_eq!(o.engine.metadata, MetadataMode::Delayed);
         assert_eq!(o.engine.commit_interval, Duration::from_secs(30));
         assert_eq!(o.config.threads, 3);
+        let idle = |list| Options::parse([list], false).unwrap().config.maintenance.map(|d| d.as_secs());
+        assert_eq!([idle("rw"), idle("maintenance=5"), idle("maintenance=5,nomaintenance")], [Some(60), Some(5), None]);
         assert_eq!(o.log_device, Some("a,b".into()));
         let io_uring = |text: &str| Options::parse([text], false).map(|o| o.config.io_uring);
         assert!(matches!(io_uring("ro"), Ok(IoUring::Allowed)), "where the kernel allows it");
@@ -332,6 +345,10 @@ mod tests {
             "commit=0",
             "commit=-1",
             "threads=0",
+            "maintenance=0",
+            "maintenance=86401",
+            "maintenance",
+            "nomaintenance=1",
             "prefetch=yes",
             "remount",
             "ro=1",

@@ -55,6 +55,8 @@ pub struct MountConfig {
     pub max_background: u16,
     /// Whether messages come through io_uring.
     pub io_uring: IoUring,
+    /// After which time without an operation files are brought back together (`cffs::Fs::maintain`). `None`: never.
+    pub maintenance: Option<Duration>,
 }
 
 impl Default for MountConfig {
@@ -79,6 +81,7 @@ impl Default for MountConfig {
             readahead: 1 << 20,
             max_background: 64,
             io_uring: IoUring::Allowed,
+            maintenance: Some(Duration::from_secs(60)),
         }
     }
 }

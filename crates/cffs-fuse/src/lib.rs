@@ -32,6 +32,7 @@ mod device;
 mod dispatch;
 #[cfg(test)]
 mod fuzz;
+mod maintenance;
 mod messages;
 mod mount_state;
 mod mountpoint;

@@ -2,6 +2,7 @@
 
 use crate::background::Background;
 use crate::control::Answers;
+use crate::maintenance::Maintenance;
 use crate::messages::Messages;
 use crate::notifier::Notifier;
 use crate::protocol::opcode::Opcode;
@@ -39,6 +40,7 @@ pub(crate) struct MountState {
     over: Arc<AtomicBool>,
     pub(crate) scrub: Background<Scrub>,
     pub(crate) regroup: Background<Regroup>,
+    maintenance: Maintenance,
     /// The result of closing the engine, until somebody takes it.
     closed: Mutex<Option<Result<()>>>,
 }
@@ -59,6 +61,7 @@ impl MountState {
             over: Arc::default(),
             scrub: Background::default(),
             regroup: Background::default(),
+            maintenance: Maintenance::default(),
             closed: Mutex::new(None),
         }
     }
@@ -95,14 +98,28 @@ impl MountState {
     /// error of this call.
     pub(crate) fn start_regroup(&self, options: RegroupOptions) -> Result<()> {
         self.fs.check_regroup(&options)?;
+        self.maintenance.interrupt();
         let fs = self.fs.clone();
         self.regroup.start(move |regroup| fs.regroup(&options, regroup))
     }
 
     /// Stops what works on the whole file system in a thread of its own.
     fn stop_background(&self) {
+        self.maintenance.stop();
         self.scrub.stop();
         self.regroup.stop();
+    }
+
+    /// Starts maintenance, for when nobody has used the file system for such a time.
+    ///
+    /// # Errors
+    /// The thread cannot be started.
+    pub(crate) fn start_maintenance(
+        &self,
+        idle: Duration,
+        is_read_only: impl Fn() -> bool + Send + 'static,
+    ) -> std::io::Result<()> {
+        self.maintenance.start(self.fs.clone(), idle, is_read_only)
     }
 
     /// Closes the engine, unless that was done. The first caller gets the result.

@@ -104,6 +104,12 @@ fn start(fs: Arc<Fs>, connection: OwnedFd, unmounter: &Unmounter, config: &Mount
             }
         })
         .map_err(Error::Connection)?;
+    if let Some(idle) = config.maintenance {
+        // Without it everything else works.
+        if let Err(e) = state.start_maintenance(idle, unmounter.read_only_test()) {
+            tracing::warn!("no maintenance: {e}");
+        }
+    }
     mountpoint::set_readahead(unmounter.dir(), config.readahead);
     Ok(Session { events: Mutex::new(Some(events)), state, unmounter })
 }

@@ -115,6 +115,18 @@ pub struct SumStats {
     pub unknown: u64,
 }
 
+/// What maintenance did.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct MaintenanceStats {
+    /// How often it found enough to do.
+    pub runs: u64,
+    /// Bytes that it moved.
+    pub bytes_moved: u64,
+    /// Bytes that it may move, for what programs have written.
+    pub credit: u64,
+}
+
 /// Counters of a mounted file system since it was mounted.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[non_exhaustive]
@@ -129,6 +141,9 @@ pub struct FsStats {
     pub log: LogStats,
     /// Checksums of data; none if they are not kept.
     pub data_sums: Option<SumStats>,
+    /// Maintenance.
+    #[serde(default)]
+    pub maintenance: MaintenanceStats,
     /// Inodes in memory.
     pub inodes: u64,
     /// Fragments: total, free, reserved.

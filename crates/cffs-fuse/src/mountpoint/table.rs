@@ -19,6 +19,8 @@ pub(crate) struct Mounted {
     fstype: String,
     /// The block device for `fuseblk`, otherwise what the server has named: the image.
     pub(crate) source: PathBuf,
+    /// Nothing can be changed, at whatever place it is mounted.
+    pub(crate) read_only: bool,
 }
 
 impl Mounted {
@@ -63,6 +65,7 @@ fn parse_mountinfo_line(line: &[u8]) -> Option<Mounted> {
         dir,
         fstype: String::from_utf8_lossy(fstype).into_owned(),
         source: unescape(fields.next().unwrap_or_default()),
+        read_only: fields.next().is_some_and(|options| options.split(|&b| b == b',').any(|o| o == b"ro")),
     })
 }
 
@@ -104,7 +107,7 @@ mod tests {
     fn mountinfo_lines() {
         let text = b"36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw,errors=continue\n\
             81 1 0:45 / /tmp/a\\040b rw,nosuid - fuse.cffs /a\\040disk.img rw,user_id=0\nrubbish\n\
-            82 1 7:3 / /tmp/a\\040b rw - fuseblk.cffs /dev/loop3 rw,user_id=0\n";
+            82 1 7:3 / /tmp/a\\040b rw - fuseblk.cffs /dev/loop3 ro,user_id=0\n";
         let all = parse_mountinfo(text);
         assert_eq!(all.len(), 3);
         let (ext3, plain, block) = (&all[0], &all[1], &all[2]);
@@ -114,6 +117,7 @@ mod tests {
         assert_eq!((plain.connection(), plain.bdi()), (45, "/sys/class/bdi/0:45".into()));
         assert!(block.is_cffs() && block.is_block() && block.source == Path::new("/dev/loop3"));
         assert_eq!((block.connection(), block.bdi()), (7 << 20 | 3, "/sys/class/bdi/7:3-fuseblk".into()));
+        assert_eq!((ext3.read_only, plain.read_only, block.read_only), (false, false, true));
         assert_eq!(top(&all, Path::new("/tmp/a b")), Some(block));
     }
 

@@ -85,6 +85,12 @@ impl Unmounter {
         Unmounter { abandon: Some(session), over, ..self }
     }
 
+    /// Tells whether it was made read-only, as by `mount -o remount,ro`.
+    pub(crate) fn read_only_test(&self) -> impl Fn() -> bool + Send + 'static {
+        let device = self.mounted.as_ref().map(|m| m.device);
+        move || mounts().is_ok_and(|all| all.iter().any(|m| m.is_cffs() && Some(m.device) == device && m.read_only))
+    }
+
     /// Whether a cffs was mounted there when this value was created.
     pub(crate) fn has_mount(&self) -> bool {
         self.mounted.is_some()

@@ -1,13 +1,14 @@
 //! A regroup of a real mount, by the control channel, while programs use it.
 
 use crate::common::{Image, Mounted, can_mount, script};
-use cffs::{MkfsOptions, RegroupOptions, RegroupOutcome, RegroupStatus};
+use cffs::{MkfsOptions, MountOptions, RegroupOptions, RegroupOutcome, RegroupStatus};
+use cffs_fuse::MountConfig;
 use cffs_fuse::control::{Control, ControlError, Request};
 use rustix::io::Errno;
 use std::fs;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const DIRS: usize = 12;
 const ROUNDS: usize = 20;
@@ -179,5 +180,35 @@ fn nobody_sees_a_regroup() {
         }
         assert!(fs::read(m.path(&name(n))).unwrap() == want, "{}", name(n));
     }
+    m.unmount();
+}
+
+#[test]
+fn an_idle_mount_is_maintained_and_one_without_maintenance_is_not() {
+    if !can_mount() {
+        return;
+    }
+    let image = Image::formatted(&MkfsOptions::default().group_size(64 << 10));
+    let mount = |maintenance| {
+        let engine = image.engine(MountOptions::default());
+        let config = MountConfig { maintenance, ..MountConfig::default() };
+        (image.mount_engine(engine.clone(), &config), engine)
+    };
+    let (m, engine) = mount(None);
+    age(&m);
+    for n in 0..DIRS * ROUNDS {
+        fs::write(m.path(&name(n)), body(n)).unwrap();
+    }
+    m.unmount();
+    let credit = engine.superblock().maintenance_credit;
+    assert!(credit > 32 * (64 << 10) && engine.stats().maintenance.runs == 0, "{credit}");
+    let (m, engine) = mount(Some(Duration::from_millis(60)));
+    let end = Instant::now() + Duration::from_secs(60);
+    while engine.stats().maintenance.runs == 0 {
+        assert!(Instant::now() < end, "{:?}", engine.stats().maintenance);
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert!(engine.stats().maintenance.bytes_moved > 0);
+    same(&m);
     m.unmount();
 }

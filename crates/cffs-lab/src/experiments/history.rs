@@ -5,7 +5,7 @@ use std::io::Write;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
-use cffs::{Caller, Error, Fs, Ino, ROOT_INO, Regroup, RegroupOptions, RegroupOutcome, RegroupStatus};
+use cffs::{Caller, Error, Fs, Ino, ROOT_INO, Regroup, RegroupOptions, RegroupOutcome, RegroupStatus, Usage};
 use cffs_disk::Counters;
 
 use super::aging::compared;
@@ -20,6 +20,8 @@ const CLONES: usize = 12;
 const BEHIND: usize = 7;
 /// How full the disk is in the end.
 const LEVEL: f64 = 0.7;
+/// Revisions between two times when the file system is idle.
+const DAY: usize = 40;
 /// Groups as in an image, of which timing says nothing.
 const GROUP: u32 = cffs::device::FALLBACK_GROUP_SIZE;
 /// Files at most so large are small, in bytes.
@@ -157,6 +159,10 @@ struct Measured {
     regrouped: [Counters; 2],
     /// What the regroup did, and what a second one found to do.
     regroups: [RegroupStatus; 2],
+    /// With maintenance: after the last revision, and when the file system was idle after that.
+    before_idle: [Counters; 2],
+    maintained: [Counters; 2],
+    upkeep: Upkeep,
 }
 
 /// Regroups everything.
@@ -173,24 +179,21 @@ fn measure(variant: Variant, revisions: &[Vec<Change>], bytes: u64, content: &[u
     let setup = Setup { bytes, variant, group: GROUP, log: Some(4 << 20), ..Setup::today("hdd-2026") };
     let end = |n: usize| revisions.len().saturating_sub(n * BEHIND);
     let mut aged = Harness::new(&setup)?;
-    aged.phase(|fs| {
-        let tops = (0..CLONES)
-            .map(|n| Ok(fs.mkdir(Caller::ROOT, ROOT_INO, clone_name(n).as_bytes(), 0o755)?.ino))
-            .collect::<Result<Vec<_>>>()?;
-        for at in 0..revisions.len() {
-            for (n, top) in tops.iter().enumerate().filter(|(n, _)| at >= n * BEHIND) {
-                check_out(fs, *top, &revisions[at - n * BEHIND], content)?;
-            }
-            fs.sync()?;
-        }
-        tops.into_iter().for_each(|ino| fs.forget(ino, 1));
-        Ok(())
-    })?;
+    replay_on(&mut aged, revisions, content, false)?;
     let old = read_all(&mut aged)?;
     aged.check()?;
     let regroups = [regroup(&mut aged)?, regroup(&mut aged)?];
     let regrouped = read_all(&mut aged)?;
     aged.check()?;
+    let mut kept = Harness::new(&setup)?;
+    let mut upkeep = replay_on(&mut kept, revisions, content, true)?;
+    let before_idle = read_all(&mut kept)?;
+    kept.phase(|fs| {
+        upkeep.moved += maintain(fs)?;
+        Ok(())
+    })?;
+    let maintained = read_all(&mut kept)?;
+    kept.check()?;
     let mut fresh = Harness::new(&setup)?;
     fresh.phase(|fs| {
         for n in 0..CLONES {
@@ -202,7 +205,45 @@ fn measure(variant: Variant, revisions: &[Vec<Change>], bytes: u64, content: &[u
     })?;
     let new = read_all(&mut fresh)?;
     fresh.check()?;
-    Ok(Measured { fresh: new, aged: old, regrouped, regroups })
+    Ok(Measured { fresh: new, aged: old, regrouped, regroups, before_idle, maintained, upkeep })
+}
+
+/// What programs wrote, and what maintenance moved, in bytes.
+#[derive(Clone, Copy, Default)]
+struct Upkeep {
+    written: u64,
+    moved: u64,
+}
+
+/// Checks the revisions out into all clones.
+fn replay_on(harness: &mut Harness, revisions: &[Vec<Change>], content: &[u8], maintained: bool) -> Result<Upkeep> {
+    let mut upkeep = Upkeep::default();
+    harness.phase(|fs| {
+        let tops = (0..CLONES)
+            .map(|n| Ok(fs.mkdir(Caller::ROOT, ROOT_INO, clone_name(n).as_bytes(), 0o755)?.ino))
+            .collect::<Result<Vec<_>>>()?;
+        for at in 0..revisions.len() {
+            for (n, top) in tops.iter().enumerate().filter(|(n, _)| at >= n * BEHIND) {
+                let changes = &revisions[at - n * BEHIND];
+                check_out(fs, *top, changes, content)?;
+                upkeep.written += changes.iter().filter_map(|(_, size)| *size).sum::<u64>();
+            }
+            fs.sync()?;
+            if maintained && (at + 1) % DAY == 0 && at + 1 < revisions.len() {
+                upkeep.moved += maintain(fs)?;
+            }
+        }
+        tops.into_iter().for_each(|ino| fs.forget(ino, 1));
+        Ok(())
+    })?;
+    Ok(upkeep)
+}
+
+/// A step of maintenance. Returns the bytes that it moved.
+fn maintain(fs: &Fs) -> Result<u64> {
+    let Some(status) = fs.maintain(Usage::Idle, &Regroup::new())? else { return Ok(0) };
+    ensure!(status.outcome == Some(RegroupOutcome::Complete), "maintenance ended with {:?}", status.outcome);
+    Ok(status.bytes_moved)
 }
 
 /// Share of changed files in revisions with another changed file in the same directory, in %.
@@ -257,19 +298,23 @@ pub fn replay(scale: u64) -> Result<Outcome> {
             }
             Err(error) => return Err(error),
         };
-        for (state, c) in
-            [("written at once", m.fresh), ("after the history", m.aged), ("after a regroup", m.regrouped)]
-        {
+        let mut states =
+            vec![("written at once", m.fresh), ("after the history", m.aged), ("after a regroup", m.regrouped)];
+        if variant == Variant::BOTH {
+            states.push(("with maintenance, before the last step", m.before_idle));
+            states.push(("with maintenance, after it", m.maintained));
+        }
+        for (state, c) in states {
             rows.push((format!("{name}, {state}"), c.iter().map(Counters::seconds).collect::<Vec<f64>>()));
         }
         if variant == Variant::BOTH {
             outcome.claims = claims(&m, in_clones);
-            moved.push(moved_row(&m.regroups[0], in_clones));
+            moved = moved_rows(&m, in_clones);
         }
     }
     outcome.add("Disk time", "s", "state", &names.map(str::to_string), rows, false);
-    let columns = ["moved, MiB", "of contents, MiB", "moved for each byte"].map(str::to_string);
-    outcome.table("What the regroup moved", "", &columns, moved);
+    let columns = ["moved, MiB", "for so many MiB", "ratio"].map(str::to_string);
+    outcome.table("What was moved: for what there is, and for what was written", "", &columns, moved);
     let small = sizes().filter(|s| *s <= SMALL);
     let shares = vec![
         small.clone().count() as f64 / last.len().max(1) as f64 * 100.0,
@@ -281,7 +326,7 @@ pub fn replay(scale: u64) -> Result<Outcome> {
     outcome.notes = vec![format!(
         "The first {} revisions of the repository in which this runs, {} files at the end; {CLONES} clones, each {BEHIND} revisions behind the one \
          before it, so that they take turns; the files that a revision changes are removed and written anew, and the disk \
-         (hdd-2026, {} MiB) is synced after each. Contents are made up.",
+         (hdd-2026, {} MiB) is synced after each. With maintenance, a step is taken after every {DAY} revisions. Contents are made up.",
         revisions.len(),
         last.len(),
         bytes >> 20
@@ -298,16 +343,22 @@ fn enough_revisions() -> std::result::Result<Vec<Vec<Change>>, String> {
     }
 }
 
-fn moved_row(regroup: &RegroupStatus, in_clones: u64) -> (String, Vec<f64>) {
-    let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
-    let each = regroup.bytes_moved as f64 / in_clones.max(1) as f64;
-    ("cffs".into(), vec![mib(regroup.bytes_moved), mib(in_clones), each])
+fn moved_rows(m: &Measured, in_clones: u64) -> Vec<(String, Vec<f64>)> {
+    let row = |name: &str, moved: u64, of: u64| {
+        let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+        (name.to_string(), vec![mib(moved), mib(of), moved as f64 / of.max(1) as f64])
+    };
+    vec![
+        row("a regroup, of the contents", m.regroups[0].bytes_moved, in_clones),
+        row("maintenance, of what was written", m.upkeep.moved, m.upkeep.written),
+    ]
 }
 
 /// What the history cost reading and walking, both measured at once, then after it, then after a regroup.
 fn claims(m: &Measured, in_clones: u64) -> Vec<Claim> {
     let loss = |i: usize| (1.0 - m.fresh[i].seconds() / m.aged[i].seconds()) * 100.0;
     let regrouped = |i: usize| m.regrouped[i].seconds() / m.fresh[i].seconds();
+    let kept = |i: usize| m.maintained[i].seconds() / m.fresh[i].seconds();
     let why = |i: usize| {
         format!(
             "{} The files that a revision changes go where there is room then, among those of the other clones, and nothing brings them \
@@ -334,6 +385,23 @@ fn claims(m: &Measured, in_clones: u64) -> Vec<Claim> {
         )
         .because(|| after(1)),
         Claim::at_most("bytes that a second regroup moves", 0.0, m.regroups[1].bytes_moved as f64),
+        Claim::at_most(
+            "reading all files with maintenance: disk time, times that of trees written at once",
+            1.4,
+            kept(0),
+        )
+        .because(|| compared(&m.fresh[0], &m.maintained[0], in_clones)),
+        Claim::at_most(
+            "walking all directories with maintenance: disk time, times that of trees written at once",
+            1.4,
+            kept(1),
+        )
+        .because(|| compared(&m.fresh[1], &m.maintained[1], in_clones)),
+        Claim::at_most(
+            "bytes that maintenance moved for each byte written",
+            1.5,
+            m.upkeep.moved as f64 / m.upkeep.written.max(1) as f64,
+        ),
     ]
 }
 

@@ -59,6 +59,7 @@ pub(super) fn superblock_fields(b: &[u8]) -> Fields {
     f.put("sys_start", get_u64(b, 184));
     f.put("hash_seed", vec![Value::hex(get_u64(b, 192), 16), Value::hex(get_u64(b, 200), 16)]);
     f.put("reserve_bp", get_u32(b, 208)).put("mount_count", get_u32(b, 212));
+    f.put("credit", get_u64(b, 240));
     f.put("created_ns", Value::Time(get_u64(b, 216) as i64)).put("mounted_ns", Value::Time(get_u64(b, 224) as i64));
     f.put("metadata_fsid", Value::hex(get_u64(b, 232), 16));
     f.put("mount_options", text(&b[256..256 + MOUNT_OPTIONS_MAX]));

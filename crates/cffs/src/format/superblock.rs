@@ -79,6 +79,8 @@ pub struct Superblock {
     pub mounted: i64,
     /// What metadata blocks carry, if that is not in the uuid ([`INCOMPAT_METADATA_UUID`]); else 0.
     pub metadata_fsid: u64,
+    /// Bytes that maintenance may move, for what was written and not brought together at the last unmount.
+    pub maintenance_credit: u64,
     /// Mount options that hold unless the mount says otherwise, padded with zeros.
     pub mount_options: [u8; MOUNT_OPTIONS_MAX],
 }
@@ -105,6 +107,7 @@ impl Superblock {
             incompat: self.incompat & !own_uuid | copy.incompat & own_uuid,
             metadata_fsid: copy.metadata_fsid,
             mount_count: copy.mount_count,
+            maintenance_credit: copy.maintenance_credit,
             mounted: copy.mounted,
             ..self.clone()
         }
@@ -138,6 +141,7 @@ impl Superblock {
         put_u64(&mut b, 216, self.created as u64);
         put_u64(&mut b, 224, self.mounted as u64);
         put_u64(&mut b, 232, self.metadata_fsid);
+        put_u64(&mut b, 240, self.maintenance_credit);
         b[256..256 + MOUNT_OPTIONS_MAX].copy_from_slice(&self.mount_options);
         let crc = crc32c(&b);
         put_u32(&mut b, 8, crc);
@@ -201,6 +205,7 @@ impl Superblock {
             created: get_u64(b, 216) as i64,
             mounted: get_u64(b, 224) as i64,
             metadata_fsid: get_u64(b, 232),
+            maintenance_credit: get_u64(b, 240),
             mount_options: b[256..256 + MOUNT_OPTIONS_MAX].try_into().expect("as many bytes"),
         })
     }

@@ -18,6 +18,7 @@ mod flags;
 mod flusher;
 mod grow;
 mod link;
+mod maintenance;
 mod mount;
 mod namei;
 mod orphan;
@@ -40,6 +41,7 @@ mod xattr;
 pub use api::*;
 pub use fallocate::Fallocate;
 pub use grow::Grown;
+pub use maintenance::Usage;
 pub use quota::{QuotaGrace, QuotaLimits, QuotaMismatch, QuotaStatus};
 pub use regroup::{Regroup, RegroupGain, RegroupOptions, RegroupOutcome, RegroupStatus};
 pub use scrub::{Finding, Scrub, ScrubOptions, ScrubOutcome, ScrubStatus};
@@ -59,6 +61,7 @@ use crate::space::Space;
 use crate::sums::Sums;
 use background::Background;
 use cffs_device::{CountingDevice, Device, StoppableDevice};
+use maintenance::Maintenance;
 use orphan_list::OrphanList;
 use parking_lot::Mutex;
 use std::fmt;
@@ -110,6 +113,9 @@ pub struct Fs {
     /// Why [`Fs::close`] failed. Held while it runs.
     close_outcome: Mutex<Option<Error>>,
     background: Background,
+    maintenance: Mutex<Maintenance>,
+    /// Somebody has used it since the last call of [`Fs::was_used`].
+    used: AtomicBool,
 }
 
 /// Nanoseconds since 1970.
@@ -174,8 +180,11 @@ impl Fs {
 
     /// The node of an inode to which the caller holds a reference.
     fn node(&self, ino: Ino) -> Result<Arc<Node>> {
-        // Every operation on a file passes here.
+        // Every operation on a file passes here. A load first, so that the flag does not go from one processor to another.
         self.journal.check_not_shut_down()?;
+        if !self.used.load(Ordering::Relaxed) {
+            self.used.store(true, Ordering::Relaxed);
+        }
         // The tables of the file system are files as well, and nobody else's.
         if ino != ROOT_INO && ino <= LAST_SYSTEM_INO {
             return Err(Error::Stale);
@@ -239,6 +248,7 @@ impl Fs {
                 let [verified, failed, unknown] = s.compared();
                 crate::stats::SumStats { verified, failed, unknown }
             }),
+            maintenance: self.maintenance_stats(),
             inodes: self.inodes.len() as u64,
             space: [self.geo.total_frags(), self.space.free_frags(), self.space.reserved()],
             fragment_size: self.geo.frag_size() as u64,

@@ -1,6 +1,7 @@
 //! Mounting and unmounting.
 
 use super::background::Background;
+use super::maintenance::Maintenance;
 use super::orphan_list::OrphanList;
 use super::{Fs, FsDevice, MetadataMode, MountOptions, now};
 use crate::cache::{BufRef, Cache};
@@ -227,6 +228,7 @@ impl Fs {
             geo: cache.live_geometry(),
             seed: sb.hash_seed,
             embeds: sb.embeds_inodes(),
+            maintenance: Mutex::new(Maintenance::with_credit(sb.maintenance_credit)),
             sb: Mutex::new(sb),
             cache,
             journal,
@@ -244,6 +246,7 @@ impl Fs {
             closed: AtomicBool::new(false),
             close_outcome: Mutex::new(None),
             background: Background::default(),
+            used: AtomicBool::new(false),
         });
         fs.finish_mount(&replayed.damaged, counters.orphan_head)?;
         Ok(fs)
@@ -368,6 +371,7 @@ impl Fs {
         if sb.state != State::Error {
             sb.state = State::Clean;
         }
+        sb.maintenance_credit = self.credit();
         write_superblock(&*self.dev, &sb)?;
         written
     }

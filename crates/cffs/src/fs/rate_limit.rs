@@ -27,8 +27,13 @@ impl RateLimit {
             *paid = (*paid).max(Instant::now()) + Duration::from_secs_f64(bytes as f64 / rate.max(1) as f64);
             *paid
         };
-        while let Some(left) = until.checked_duration_since(Instant::now()).filter(|_| !stopped()) {
-            std::thread::sleep(left.min(NAP));
-        }
+        wait_until(until, stopped);
+    }
+}
+
+/// Waits for a time, or until `stopped`.
+pub(super) fn wait_until(time: Instant, stopped: impl Fn() -> bool) {
+    while let Some(left) = time.checked_duration_since(Instant::now()).filter(|_| !stopped()) {
+        std::thread::sleep(left.min(NAP));
     }
 }

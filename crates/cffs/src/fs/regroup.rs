@@ -1,6 +1,6 @@
 //! Regrouping a mounted file system: what has come apart is brought back together.
 
-use super::rate_limit::RateLimit;
+use super::rate_limit::{RateLimit, wait_until};
 use super::{Fs, MetadataMode};
 use crate::error::{Error, Result};
 use crate::format::{Ino, ROOT_INO};
@@ -10,6 +10,9 @@ use serde::{Deserialize, Serialize};
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
+
+/// A regroup that yields rests so many times as long as it has worked.
+const YIELD_FACTOR: u32 = 9;
 
 /// Settings of a regroup.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -125,16 +128,36 @@ impl Regroup {
 }
 
 /// A regroup that runs.
-struct Running<'a> {
+pub(super) struct Running<'a> {
     fs: &'a Fs,
     handle: &'a Regroup,
     limit: RateLimit,
+    /// Where it yields to programs: since when it has worked.
+    yields: Option<Mutex<Instant>>,
     began: Instant,
 }
 
-impl Running<'_> {
+impl<'a> Running<'a> {
+    pub(super) fn new(fs: &'a Fs, handle: &'a Regroup, rate: Option<u64>) -> Running<'a> {
+        Running { fs, handle, limit: RateLimit::new(rate), yields: None, began: Instant::now() }
+    }
+
+    /// It works for a small part of the time while somebody uses the file system.
+    pub(super) fn yielding(self) -> Running<'a> {
+        Running { yields: Some(Mutex::new(Instant::now())), ..self }
+    }
+
+    fn yield_to_programs(&self) {
+        let Some(since) = &self.yields else { return };
+        if self.fs.was_used() {
+            let worked = since.lock().elapsed();
+            wait_until(Instant::now() + worked * YIELD_FACTOR, || self.stopped());
+        }
+        *since.lock() = Instant::now();
+    }
+
     /// Notes how it ended.
-    fn end(&self, outcome: &Result<()>) {
+    pub(super) fn end(&self, outcome: &Result<()>) {
         let mut status = self.handle.status.lock();
         status.seconds = self.began.elapsed().as_secs_f64();
         status.outcome = Some(match outcome {
@@ -145,7 +168,7 @@ impl Running<'_> {
         tracing::info!("regroup: {} bytes moved: {:?}", status.bytes_moved, status.outcome);
     }
 
-    fn stopped(&self) -> bool {
+    pub(super) fn stopped(&self) -> bool {
         self.handle.stop.load(Ordering::Acquire)
             || self.fs.closed.load(Ordering::Acquire)
             || self.fs.journal.check_not_shut_down().is_err()
@@ -157,6 +180,7 @@ impl Control for Running<'_> {
         if self.stopped() {
             return Err(io::Error::from(io::ErrorKind::Interrupted).into());
         }
+        self.yield_to_programs();
         Ok(())
     }
 
@@ -218,7 +242,7 @@ impl Fs {
         regroup.status.lock().dry_run = options.dry_run;
         let whole = [ROOT_INO];
         let roots = if options.directories.is_empty() { &whole[..] } else { &options.directories };
-        let running = Running { fs: self, handle: regroup, limit: RateLimit::new(options.rate), began: Instant::now() };
+        let running = Running::new(self, regroup, options.rate);
         let limits =
             Limits { budget: options.budget.unwrap_or(u64::MAX), dry_run: options.dry_run, always: options.always };
         let cx = MoveCtx { file: self.file_cx(), dir: self.dir_cx(), inodes: &self.inodes };

@@ -88,6 +88,7 @@ pub fn plan(dev: &dyn Device, log_dev: Option<&dyn Device>, o: &MkfsOptions) -> 
         created: o.now_ns.unwrap_or_else(now_ns),
         mounted: 0,
         metadata_fsid: 0,
+        maintenance_credit: 0,
         mount_options: [0; MOUNT_OPTIONS_MAX],
     };
     sb.label[..o.label.len()].copy_from_slice(o.label.as_bytes());

@@ -20,6 +20,7 @@ impl DirAllocator for Placement {
         if !self.grouping {
             return self.space.alloc_meta_near(reservation, near, want_blocks, min);
         }
+        t.decay.note(dir.ino, want_blocks << self.geo.block_shift);
         t.dirs.entry(dir.ino).or_default().parent = dir.parent;
         let with_data = self.dirs_with_data;
         let limit = self.own_group_min();

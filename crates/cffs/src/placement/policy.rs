@@ -104,6 +104,18 @@ impl Placement {
         }
     }
 
+    /// So many fragments of a large file were written. They need no maintenance, but pay for it.
+    pub fn note_large(&self, frags: u64) {
+        self.table.lock().decay.bytes += frags << self.geo.frag_shift;
+    }
+
+    /// The directories to look at in maintenance: those that got new small files or blocks since the last call, each with all
+    /// that shares its groups. With them the bytes that were allocated, for whatever.
+    pub fn take_decay(&self) -> (Vec<Ino>, u64) {
+        let limit = self.own_group_min();
+        self.table.lock().take_decay(|t, dir| self.group_dir(t, dir, |d| d.data_bytes >= limit))
+    }
+
     /// Plans places for files that are moved together, `frags` fragments in all, near a block: as a batch, in long free runs or
     /// in those that cost least. `None` if there is too little space, or virgin allocation groups have longer runs.
     ///

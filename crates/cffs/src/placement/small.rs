@@ -77,6 +77,7 @@ impl Placement {
     /// Counts a new file of a directory, and finds its open group.
     fn describe(&self, t: &mut Table, dir: Ino, frags: u64) -> SmallFile {
         let bytes = frags << self.geo.frag_shift;
+        t.decay.note(dir, bytes);
         let d = t.dirs.entry(dir).or_default();
         d.data_bytes += bytes;
         d.batch_bytes = d.batch_bytes.saturating_sub(bytes);

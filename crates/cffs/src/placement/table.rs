@@ -3,6 +3,7 @@
 use super::batch::Batch;
 use crate::cache::AddrMap;
 use crate::format::{BlockAddr, FragAddr, Ino, ROOT_INO};
+use std::collections::BTreeSet;
 
 /// Directories whose placement is tracked. Beyond that the older ones are dropped.
 const TRACKED_DIRS_MAX: usize = 65_536;
@@ -10,6 +11,8 @@ const TRACKED_DIRS_MAX: usize = 65_536;
 pub(super) const TRACKED_GROUPS_MAX: usize = 131_072;
 /// Groups tracked for one directory, to be filled again when files in them are removed.
 pub(super) const GROUPS_MAX: usize = 32;
+/// Directories that are remembered for maintenance. Where there were more, it looks at everything.
+const DECAYED_DIRS_MAX: usize = 4096;
 /// Most directories that are visited on the way to the root.
 const ASCENT_MAX: usize = 64;
 
@@ -33,9 +36,34 @@ pub(super) struct DirPlacement {
     pub dir_bytes: u64,
 }
 
+/// Directories that got new small files or blocks, as far as they are remembered.
+#[derive(Default)]
+pub(super) struct Decay {
+    dirs: BTreeSet<Ino>,
+    /// So many that not all are remembered.
+    overflowed: bool,
+    /// Bytes that were allocated for these and for large files.
+    pub bytes: u64,
+}
+
+impl Decay {
+    /// A directory got so many bytes.
+    pub fn note(&mut self, dir: Ino, bytes: u64) {
+        self.bytes += bytes;
+        if !self.dirs.contains(&dir) {
+            self.overflowed |= self.dirs.len() >= DECAYED_DIRS_MAX;
+            if !self.overflowed {
+                self.dirs.insert(dir);
+            }
+        }
+    }
+}
+
 /// What placement keeps in memory.
 #[derive(Default)]
 pub(super) struct Table {
+    /// What maintenance looks at next.
+    pub decay: Decay,
     pub dirs: AddrMap<Ino, DirPlacement>,
     /// Goal of the next large extent, by allocation group.
     pub large: AddrMap<u64, FragAddr>,
@@ -130,6 +158,18 @@ impl Table {
     pub fn group_dir(&self, dir: Ino, has_own: impl Fn(&DirPlacement) -> bool) -> Ino {
         let ends = |ino: Ino, d: &DirPlacement| ino == ROOT_INO || has_own(d) || d.parent == 0 || d.parent == ino;
         self.ancestors(dir).find(|(ino, d)| ends(*ino, d)).map_or(ROOT_INO, |(ino, _)| ino)
+    }
+
+    /// The directories that got new files since the last call, and the bytes. In place of each one stands the directory whose
+    /// groups it uses, and of those that lie below each other the highest.
+    pub fn take_decay(&mut self, group_dir: impl Fn(&Table, Ino) -> Ino) -> (Vec<Ino>, u64) {
+        let Decay { dirs, overflowed, bytes } = std::mem::take(&mut self.decay);
+        if overflowed {
+            return (vec![ROOT_INO], bytes);
+        }
+        let units: BTreeSet<Ino> = dirs.into_iter().map(|d| group_dir(self, d)).collect();
+        let below = |dir: Ino| self.ancestors(dir).skip(1).any(|(above, _)| units.contains(&above));
+        (units.iter().copied().filter(|d| !below(*d)).collect(), bytes)
     }
 
     /// The open data group of the nearest directory from `dir` upwards.

@@ -22,7 +22,8 @@ mod walk;
 
 pub use control::{Control, Progress};
 pub use cost::PARTS as COST_PARTS;
-pub use plan::{Limits, run};
+pub use plan::{Limits, outlook, run};
+pub use walk::DEPTH_MAX;
 
 use crate::dir::DirCtx;
 use crate::file::FileCtx;

@@ -72,15 +72,39 @@ pub fn run(cx: &MoveCtx<'_>, roots: &[Ino], limits: Limits, control: &dyn Contro
     Ok(())
 }
 
+/// What a regroup would have to move, and what that would save at best.
+#[derive(Clone, Copy, Debug)]
+pub struct Outlook {
+    /// Bytes to be moved.
+    pub bytes: u64,
+    /// What reading everything would save, in parts of a request.
+    pub saved: u64,
+    /// What it takes now.
+    pub cost: u64,
+}
+
+/// What there would be to do below the given directories.
+///
+/// # Errors
+/// As for [`run`].
+pub fn outlook(cx: &MoveCtx<'_>, roots: &[Ino], control: &dyn Control) -> Result<Outlook> {
+    let limits = Limits { budget: u64::MAX, dry_run: true, always: false };
+    let mut planner = Planner::new(cx, limits, control);
+    let survey = planner.survey(roots)?;
+    Ok(Outlook { bytes: survey.total() * COST_TENTHS / 10, saved: survey.saved, cost: planner.total_cost() })
+}
+
 /// What there is to be moved, in bytes, by the bytes that have to be moved for each request that it saves.
 struct Survey {
     /// By the logarithm of the price.
     bytes: [u64; 64],
+    /// In parts of a request.
+    saved: u64,
 }
 
 impl Default for Survey {
     fn default() -> Survey {
-        Survey { bytes: [0; 64] }
+        Survey { bytes: [0; 64], saved: 0 }
     }
 }
 
@@ -88,6 +112,7 @@ impl Survey {
     /// So many bytes save so many parts of a request.
     fn note(&mut self, bytes: u64, saved: u64) {
         self.bytes[price(bytes, saved).max(1).ilog2() as usize] += bytes;
+        self.saved += saved;
     }
 
     /// Bytes in all.
@@ -251,9 +276,7 @@ impl<'a> Planner<'a> {
         if self.limits.budget == u64::MAX || self.limits.always {
             return Ok(Vec::new());
         }
-        self.survey = Some(Survey::default());
-        self.pass(roots)?;
-        let survey = self.survey.take().unwrap_or_default();
+        let survey = self.survey(roots)?;
         let enough = survey.total().saturating_mul(COST_TENTHS) / 10 <= self.limits.budget;
         Ok(match self.limits {
             _ if enough => Vec::new(),
@@ -261,6 +284,14 @@ impl<'a> Planner<'a> {
             Limits { dry_run: true, budget, .. } => vec![survey.price_within(budget)],
             _ => survey.prices(),
         })
+    }
+
+    /// Goes through the tree once, and moves nothing.
+    fn survey(&mut self, roots: &[Ino]) -> Result<Survey> {
+        self.survey = Some(Survey::default());
+        let outcome = self.pass(roots);
+        let survey = self.survey.take().unwrap_or_default();
+        outcome.map(|()| survey)
     }
 
     /// Empties areas for stretches that have no good place, as long as that makes reading cheaper.

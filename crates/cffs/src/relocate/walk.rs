@@ -9,7 +9,7 @@ use crate::format::extent::LOGICAL_END;
 use crate::format::{BlockAddr, Corrupt, Extent, FileType, Ino, InodeFormat};
 
 /// Deeper trees are damaged: no path names something in them.
-const DEPTH_MAX: usize = 4096;
+pub const DEPTH_MAX: usize = 4096;
 
 /// Who is told what is found.
 pub(super) trait Visitor {

@@ -5,7 +5,7 @@ use crate::common::plain::{clean, fresh, mount};
 use cffs::device::{Device, Operation};
 use cffs::{
     Caller, Error, Fs, Ino, MetadataMode, MkfsOptions, MountOptions, ROOT_INO, Regroup, RegroupOptions, RegroupOutcome,
-    RegroupStatus,
+    RegroupStatus, Usage,
 };
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -298,4 +298,97 @@ fn an_empty_file_system_is_regrouped_at_once() {
     fs.forget(a.ino, 1);
     fs.close().unwrap();
     clean(&dev, "almost empty");
+}
+
+fn maintain(fs: &Fs, usage: Usage) -> Option<RegroupStatus> {
+    fs.maintain(usage, &Regroup::new()).unwrap()
+}
+
+#[test]
+fn maintenance_brings_together_what_was_written_and_then_rests() {
+    let dev = fresh(64 << 20, &small_groups());
+    let fs = mount(&dev);
+    assert!(maintain(&fs, Usage::Idle).is_none(), "nothing was written");
+    let all = aged(&fs);
+    let before = cold_requests(&fs, &all);
+    let credit = fs.maintain(Usage::InUse, &stopped()).map(|_| fs.stats().maintenance.credit).unwrap();
+    let done = maintain(&fs, Usage::Idle).expect("there is enough to do");
+    assert_eq!(done.outcome, Some(RegroupOutcome::Complete));
+    let stats = fs.stats().maintenance;
+    assert_eq!((stats.runs, stats.bytes_moved, stats.credit), (1, done.bytes_moved, credit - done.bytes_moved));
+    let after = cold_requests(&fs, &all);
+    assert!(after * 2 < before, "{before} requests before, {after} after: {done:?}");
+    assert!(maintain(&fs, Usage::Idle).is_none(), "nothing was written since");
+    fs.close().unwrap();
+    clean(&dev, "maintained");
+    let fs = mount(&dev);
+    compare(&fs, &all);
+    fs.close().unwrap();
+}
+
+/// A handle that was stopped before it began.
+fn stopped() -> Regroup {
+    let handle = Regroup::new();
+    handle.stop();
+    handle
+}
+
+#[test]
+fn the_credit_of_maintenance_is_kept_over_mounts_and_bounds_it() {
+    let dev = fresh(64 << 20, &small_groups());
+    let fs = mount(&dev);
+    let all = aged(&fs);
+    // Half of the credit does not suffice for all of it, and to move a part would be for nothing.
+    assert!(maintain(&fs, Usage::InUse).is_none());
+    let credit = fs.stats().maintenance.credit;
+    let written = all.values().map(|b| b.len() as u64).sum::<u64>();
+    assert!(credit > written, "{credit} for {written}");
+    fs.close().unwrap();
+    assert!(fs.superblock().maintenance_credit >= credit);
+    clean(&dev, "with a credit");
+    let fs = mount(&dev);
+    let done = maintain(&fs, Usage::Idle).expect("the credit is there");
+    assert!(done.bytes_moved <= credit && done.outcome == Some(RegroupOutcome::Complete), "{done:?}");
+    fs.close().unwrap();
+    assert_eq!(fs.superblock().maintenance_credit, credit - done.bytes_moved);
+    clean(&dev, "maintained in another mount");
+    // More than can be earned is not believed.
+    let mut sb = fs.superblock();
+    sb.maintenance_credit = u64::MAX;
+    dev.write_at(cffs::device::IoKind::Meta, 0, &sb.encode()).unwrap();
+    let fs = mount(&dev);
+    assert_eq!(fs.superblock().maintenance_credit, u64::MAX);
+    compare(&fs, &all);
+    maintain(&fs, Usage::Idle);
+    assert!(fs.stats().maintenance.credit < 64 << 20);
+    fs.close().unwrap();
+}
+
+#[test]
+fn maintenance_is_only_where_a_move_is_safe() {
+    let dev = fresh(64 << 20, &small_groups());
+    let fs =
+        Fs::open(dev.clone(), None, MountOptions::default().background(false).metadata(MetadataMode::Sync)).unwrap();
+    aged(&fs);
+    assert!(maintain(&fs, Usage::Idle).is_none());
+    fs.close().unwrap();
+    let fs = Fs::open(dev, None, MountOptions::default().background(false).read_only(true)).unwrap();
+    assert!(maintain(&fs, Usage::Idle).is_none());
+    fs.close().unwrap();
+}
+
+#[test]
+fn it_is_known_whether_somebody_uses_the_file_system() {
+    let dev = fresh(64 << 20, &small_groups());
+    let fs = mount(&dev);
+    fs.was_used();
+    assert!(!fs.was_used());
+    fs.getattr(ROOT_INO).unwrap();
+    assert!(fs.was_used() && !fs.was_used());
+    let all = aged(&fs);
+    fs.was_used();
+    maintain(&fs, Usage::Idle).expect("there is something to do");
+    assert!(!fs.was_used(), "maintenance does not disturb itself");
+    compare(&fs, &all);
+    fs.close().unwrap();
 }

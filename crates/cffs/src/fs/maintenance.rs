@@ -1,0 +1,174 @@
+//! Maintenance: what programs have written is brought together while nobody uses the file system.
+//!
+//! Each byte that programs write into small files and directories earns a *credit* of bytes that may be moved. So the
+//! device never writes much more for maintenance than for programs, and a file system that nobody writes to is left alone.
+//! Only directories that got something new are looked at, which placement remembers.
+//!
+//! Maintenance waits until the credit suffices for everything that there is to do. To move a part of it was measured: with areas
+//! that are emptied into gaps for it, more requests are left than there were, and without them most are left.
+
+use super::regroup::{Regroup, RegroupStatus, Running};
+use super::{Fs, MetadataMode};
+use crate::error::Result;
+use crate::format::{Ino, ROOT_INO};
+use crate::relocate::{self, Limits, MoveCtx};
+use crate::stats::MaintenanceStats;
+use parking_lot::MutexGuard;
+use std::collections::BTreeSet;
+use std::sync::atomic::Ordering;
+
+/// Bytes that may be moved for each byte written, in parts of ten.
+const CREDIT_TENTHS: u64 = 15;
+/// Maintenance waits until it may move so many groups, or this part of what is in use: less is not worth reading the directories
+/// for.
+const STEP_GROUPS: u64 = 32;
+const STEP_DIVISOR: u64 = 64;
+/// The credit is at most so many times what is in use.
+const CREDIT_MAX: u64 = 4;
+/// At least one in so many parts of the requests must be saved.
+const GAIN_DIVISOR: u64 = 4;
+/// With more directories to look at, all that is below their common ancestor is looked at, in one order.
+const ROOTS_MAX: usize = 8;
+/// Directories that are remembered.
+const DIRS_MAX: usize = 4096;
+
+/// How a file system is used while it is maintained.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Usage {
+    /// Nobody has used it for a while.
+    Idle,
+    /// Programs use it. Half of the credit is kept for when it is idle.
+    InUse,
+}
+
+/// What maintenance has to do.
+#[derive(Debug, Default)]
+pub(super) struct Maintenance {
+    /// Bytes that may be moved.
+    credit: u64,
+    /// Credit at which it is worth looking again.
+    wanted: u64,
+    /// Directories to look at.
+    dirs: BTreeSet<Ino>,
+    runs: u64,
+    moved: u64,
+}
+
+impl Maintenance {
+    /// With what is left of an earlier mount. Which directories it was earned by is forgotten.
+    pub(super) fn with_credit(credit: u64) -> Maintenance {
+        let dirs = if credit > 0 { BTreeSet::from([ROOT_INO]) } else { BTreeSet::new() };
+        Maintenance { credit, dirs, ..Maintenance::default() }
+    }
+}
+
+impl Fs {
+    /// Whether somebody has used the file system since the last call.
+    pub fn was_used(&self) -> bool {
+        self.used.swap(false, Ordering::Relaxed)
+    }
+
+    /// A step of maintenance: a regroup of the directories that were written to since the last one. While somebody uses the
+    /// file system it works a tenth of the time. `regroup` stops it. `None` if there is too little to gain,
+    /// or too little credit: 1.5 bytes for each byte that was written to small files and directories since the mount. Without
+    /// [`MetadataMode::Journal`] there is none.
+    ///
+    /// # Errors
+    /// After [`Fs::shutdown`], and those of looking at directories. Whatever happens later is the outcome in the status.
+    pub fn maintain(&self, usage: Usage, regroup: &Regroup) -> Result<Option<RegroupStatus>> {
+        self.journal.check_not_shut_down()?;
+        if self.opts.metadata != MetadataMode::Journal || self.is_read_only() {
+            return Ok(None);
+        }
+        let step = (STEP_GROUPS * self.geo.group_size() as u64).max(self.used_bytes() / STEP_DIVISOR);
+        let (dirs, credit) = {
+            let m = self.earn();
+            let credit = if usage == Usage::Idle { m.credit } else { m.credit / 2 };
+            if m.dirs.is_empty() || credit < m.wanted.max(step) {
+                return Ok(None);
+            }
+            (m.dirs.clone(), credit)
+        };
+        let roots = self.roots_of(dirs);
+        let running = Running::new(self, regroup, None).yielding();
+        let cx = MoveCtx { file: self.file_cx(), dir: self.dir_cx(), inodes: &self.inodes };
+        let outlook = match relocate::outlook(&cx, &roots, &running) {
+            Err(_) if running.stopped() => return Ok(None),
+            outlook => outlook?,
+        };
+        if outlook.saved < outlook.cost / GAIN_DIVISOR || outlook.bytes > credit {
+            self.maintenance.lock().wanted = outlook.bytes.max(credit + step);
+            return Ok(None);
+        }
+        let limits = Limits { budget: credit, dry_run: false, always: false };
+        let outcome = relocate::run(&cx, &roots, limits, &running).and_then(|()| self.journal.commit());
+        running.end(&outcome);
+        let status = regroup.status();
+        let mut m = self.maintenance.lock();
+        m.credit = m.credit.saturating_sub(status.bytes_moved);
+        (m.runs, m.moved, m.wanted) = (m.runs + 1, m.moved + status.bytes_moved, 0);
+        if outcome.is_ok() {
+            m.dirs.clear();
+        }
+        Ok(Some(status))
+    }
+
+    /// What there is to do, with what was written since the last call.
+    fn earn(&self) -> MutexGuard<'_, Maintenance> {
+        let (new, written) = self.placement.take_decay();
+        let mut m = self.maintenance.lock();
+        let earned = written.saturating_mul(CREDIT_TENTHS) / 10;
+        m.credit = m.credit.saturating_add(earned).min(CREDIT_MAX * self.used_bytes());
+        m.dirs.extend(new);
+        if m.dirs.len() > DIRS_MAX {
+            m.dirs = BTreeSet::from([ROOT_INO]);
+        }
+        m
+    }
+
+    /// Bytes that may be moved.
+    pub(super) fn credit(&self) -> u64 {
+        self.earn().credit
+    }
+
+    fn used_bytes(&self) -> u64 {
+        (self.geo.total_frags() - self.space.free_frags()) << self.geo.frag_shift
+    }
+
+    pub(super) fn maintenance_stats(&self) -> MaintenanceStats {
+        let m = self.maintenance.lock();
+        MaintenanceStats { runs: m.runs, bytes_moved: m.moved, credit: m.credit }
+    }
+
+    /// Where to begin: at each of a few directories, or at the common ancestor of many. Those that were removed need nothing.
+    fn roots_of(&self, dirs: BTreeSet<Ino>) -> Vec<Ino> {
+        let exists = |dir: &Ino| self.inodes.get(&self.cache, *dir).is_ok_and(|n| n.state.read().dir.is_some());
+        let dirs: Vec<Ino> = dirs.into_iter().filter(exists).collect();
+        if dirs.len() <= ROOTS_MAX {
+            return dirs;
+        }
+        let mut common: Option<Vec<Ino>> = None;
+        for dir in dirs {
+            let path = self.path_from_root(dir);
+            common = Some(match common {
+                None => path,
+                Some(known) => known.into_iter().zip(path).take_while(|(a, b)| a == b).map(|(a, _)| a).collect(),
+            });
+        }
+        vec![common.and_then(|c| c.last().copied()).unwrap_or(ROOT_INO)]
+    }
+
+    /// The directories from the root to this one.
+    fn path_from_root(&self, dir: Ino) -> Vec<Ino> {
+        let mut path = vec![dir];
+        while let Some(at) = path.last().copied().filter(|at| *at != ROOT_INO && path.len() < relocate::DEPTH_MAX) {
+            match self.inodes.get(&self.cache, at) {
+                Ok(node) => path.push(node.state.read().inode.parent),
+                Err(_) => path.push(ROOT_INO),
+            }
+        }
+        path.reverse();
+        path
+    }
+}
