@@ -1,12 +1,13 @@
 //! Maintenance: what programs have written is brought together while nobody uses the file system.
 //!
-//! Each byte that programs write into small files and directories earns a *credit* of bytes that may be moved. So the
+//! Each byte that programs write earns a *credit* of bytes that may be moved. So the
 //! device never writes much more for maintenance than for programs, and a file system that nobody writes to is left alone.
 //! Only directories that got something new are looked at, which placement remembers.
 //!
 //! Maintenance waits until the credit suffices for everything that there is to do. To move a part of it was measured: with areas
 //! that are emptied into gaps for it, more requests are left than there were, and without them most are left.
 
+use super::credit::Credit;
 use super::regroup::{Regroup, RegroupStatus, Running};
 use super::{Fs, MetadataMode};
 use crate::error::Result;
@@ -17,20 +18,14 @@ use parking_lot::MutexGuard;
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
 
-/// Bytes that may be moved for each byte written, in parts of ten.
-const CREDIT_TENTHS: u64 = 15;
 /// Maintenance waits until it may move so many groups, or this part of what is in use: less is not worth reading the directories
 /// for.
 const STEP_GROUPS: u64 = 32;
 const STEP_DIVISOR: u64 = 64;
-/// The credit is at most so many times what is in use.
-const CREDIT_MAX: u64 = 4;
 /// At least one in so many parts of the requests must be saved.
 const GAIN_DIVISOR: u64 = 4;
 /// With more directories to look at, all that is below their common ancestor is looked at, in one order.
 const ROOTS_MAX: usize = 8;
-/// Directories that are remembered.
-const DIRS_MAX: usize = 4096;
 
 /// How a file system is used while it is maintained.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,27 +37,6 @@ pub enum Usage {
     InUse,
 }
 
-/// What maintenance has to do.
-#[derive(Debug, Default)]
-pub(super) struct Maintenance {
-    /// Bytes that may be moved.
-    credit: u64,
-    /// Credit at which it is worth looking again.
-    wanted: u64,
-    /// Directories to look at.
-    dirs: BTreeSet<Ino>,
-    runs: u64,
-    moved: u64,
-}
-
-impl Maintenance {
-    /// With what is left of an earlier mount. Which directories it was earned by is forgotten.
-    pub(super) fn with_credit(credit: u64) -> Maintenance {
-        let dirs = if credit > 0 { BTreeSet::from([ROOT_INO]) } else { BTreeSet::new() };
-        Maintenance { credit, dirs, ..Maintenance::default() }
-    }
-}
-
 impl Fs {
     /// Whether somebody has used the file system since the last call.
     pub fn was_used(&self) -> bool {
@@ -71,7 +45,7 @@ impl Fs {
 
     /// A step of maintenance: a regroup of the directories that were written to since the last one. While somebody uses the
     /// file system it works a tenth of the time. `regroup` stops it. `None` if there is too little to gain,
-    /// or too little credit: 1.5 bytes for each byte that was written to small files and directories since the mount. Without
+    /// or too little credit: 1.5 bytes for each byte that was written. Without
     /// [`MetadataMode::Journal`] there is none.
     ///
     /// # Errors
@@ -83,53 +57,48 @@ impl Fs {
         }
         let step = (STEP_GROUPS * self.geo.group_size() as u64).max(self.used_bytes() / STEP_DIVISOR);
         let (dirs, credit) = {
-            let m = self.earn();
-            let credit = if usage == Usage::Idle { m.credit } else { m.credit / 2 };
-            if m.dirs.is_empty() || credit < m.wanted.max(step) {
+            let c = self.earn();
+            let credit = if usage == Usage::Idle { c.bytes } else { c.bytes / 2 };
+            if c.dirs.is_empty() || credit < c.wanted.max(step) {
                 return Ok(None);
             }
-            (m.dirs.clone(), credit)
+            (c.dirs.clone(), credit)
         };
+        // Also what fails is not tried again before there is more to do.
+        let later = |needed: u64| self.credit.lock().wanted = needed.max(credit + step);
         let roots = self.roots_of(dirs);
         let running = Running::new(self, regroup, None).yielding();
         let cx = MoveCtx { file: self.file_cx(), dir: self.dir_cx(), inodes: &self.inodes };
         let outlook = match relocate::outlook(&cx, &roots, &running) {
             Err(_) if running.stopped() => return Ok(None),
-            outlook => outlook?,
+            outlook => outlook.inspect_err(|_| later(0))?,
         };
         if outlook.saved < outlook.cost / GAIN_DIVISOR || outlook.bytes > credit {
-            self.maintenance.lock().wanted = outlook.bytes.max(credit + step);
+            later(outlook.bytes);
             return Ok(None);
         }
         let limits = Limits { budget: credit, dry_run: false, always: false };
         let outcome = relocate::run(&cx, &roots, limits, &running).and_then(|()| self.journal.commit());
         running.end(&outcome);
         let status = regroup.status();
-        let mut m = self.maintenance.lock();
-        m.credit = m.credit.saturating_sub(status.bytes_moved);
-        (m.runs, m.moved, m.wanted) = (m.runs + 1, m.moved + status.bytes_moved, 0);
-        if outcome.is_ok() {
-            m.dirs.clear();
+        self.credit.lock().charge(status.bytes_moved, outcome.is_ok());
+        if outcome.is_err() && !running.stopped() {
+            later(0);
         }
         Ok(Some(status))
     }
 
-    /// What there is to do, with what was written since the last call.
-    fn earn(&self) -> MutexGuard<'_, Maintenance> {
-        let (new, written) = self.placement.take_decay();
-        let mut m = self.maintenance.lock();
-        let earned = written.saturating_mul(CREDIT_TENTHS) / 10;
-        m.credit = m.credit.saturating_add(earned).min(CREDIT_MAX * self.used_bytes());
-        m.dirs.extend(new);
-        if m.dirs.len() > DIRS_MAX {
-            m.dirs = BTreeSet::from([ROOT_INO]);
-        }
-        m
+    /// The credit, with what was written since the last call.
+    fn earn(&self) -> MutexGuard<'_, Credit> {
+        let (dirs, written) = self.placement.take_decay();
+        let mut credit = self.credit.lock();
+        credit.earn(dirs, written, self.used_bytes());
+        credit
     }
 
     /// Bytes that may be moved.
-    pub(super) fn credit(&self) -> u64 {
-        self.earn().credit
+    pub(super) fn maintenance_credit(&self) -> u64 {
+        self.earn().bytes
     }
 
     fn used_bytes(&self) -> u64 {
@@ -137,8 +106,8 @@ impl Fs {
     }
 
     pub(super) fn maintenance_stats(&self) -> MaintenanceStats {
-        let m = self.maintenance.lock();
-        MaintenanceStats { runs: m.runs, bytes_moved: m.moved, credit: m.credit }
+        let c = self.credit.lock();
+        MaintenanceStats { runs: c.runs, bytes_moved: c.moved, credit: c.bytes }
     }
 
     /// Where to begin: at each of a few directories, or at the common ancestor of many. Those that were removed need nothing.

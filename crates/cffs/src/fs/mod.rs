@@ -12,6 +12,7 @@ mod background;
 mod contents;
 mod copy;
 mod create;
+mod credit;
 mod data;
 mod fallocate;
 mod flags;
@@ -61,7 +62,7 @@ use crate::space::Space;
 use crate::sums::Sums;
 use background::Background;
 use cffs_device::{CountingDevice, Device, StoppableDevice};
-use maintenance::Maintenance;
+use credit::Credit;
 use orphan_list::OrphanList;
 use parking_lot::Mutex;
 use std::fmt;
@@ -113,7 +114,8 @@ pub struct Fs {
     /// Why [`Fs::close`] failed. Held while it runs.
     close_outcome: Mutex<Option<Error>>,
     background: Background,
-    maintenance: Mutex<Maintenance>,
+    /// Of maintenance.
+    credit: Mutex<Credit>,
     /// Somebody has used it since the last call of [`Fs::was_used`].
     used: AtomicBool,
 }

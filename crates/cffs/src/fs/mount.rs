@@ -1,7 +1,7 @@
 //! Mounting and unmounting.
 
 use super::background::Background;
-use super::maintenance::Maintenance;
+use super::credit::Credit;
 use super::orphan_list::OrphanList;
 use super::{Fs, FsDevice, MetadataMode, MountOptions, now};
 use crate::cache::{BufRef, Cache};
@@ -228,7 +228,7 @@ impl Fs {
             geo: cache.live_geometry(),
             seed: sb.hash_seed,
             embeds: sb.embeds_inodes(),
-            maintenance: Mutex::new(Maintenance::with_credit(sb.maintenance_credit)),
+            credit: Mutex::new(Credit::left(sb.maintenance_credit)),
             sb: Mutex::new(sb),
             cache,
             journal,
@@ -371,7 +371,7 @@ impl Fs {
         if sb.state != State::Error {
             sb.state = State::Clean;
         }
-        sb.maintenance_credit = self.credit();
+        sb.maintenance_credit = self.maintenance_credit();
         write_superblock(&*self.dev, &sb)?;
         written
     }
