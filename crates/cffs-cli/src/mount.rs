@@ -45,8 +45,8 @@ Mount options:
   btime, nobtime            statx(2) tells birth times (default), or not, which saves a message for each file that
                             programs in Rust or Node.js look at
   threads=N                 Threads that answer the kernel
-  maintenance=SECONDS       Files are brought back together when nobody has used the mount for so long (default 60);
-                            nomaintenance: never
+  maintenance=SECONDS       Files are brought back together when nobody has used the mount for so long;
+                            nomaintenance: never (default)
   io_uring, noio_uring      Messages come through io_uring, or there is no mount; or never. Default: where Linux
                             (from 6.14 on) allows it in /sys/module/fuse/parameters/enable_uring
   log=LEVEL                 Messages from this level on: error, warn (default), info, debug, trace

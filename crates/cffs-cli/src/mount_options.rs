@@ -306,7 +306,7 @@ mod tests {
         assert_eq!(o.engine.commit_interval, Duration::from_secs(30));
         assert_eq!(o.config.threads, 3);
         let idle = |list| Options::parse([list], false).unwrap().config.maintenance.map(|d| d.as_secs());
-        assert_eq!([idle("rw"), idle("maintenance=5"), idle("maintenance=5,nomaintenance")], [Some(60), Some(5), None]);
+        assert_eq!([idle("rw"), idle("maintenance=5"), idle("maintenance=5,nomaintenance")], [None, Some(5), None]);
         assert_eq!(o.log_device, Some("a,b".into()));
         let io_uring = |text: &str| Options::parse([text], false).map(|o| o.config.io_uring);
         assert!(matches!(io_uring("ro"), Ok(IoUring::Allowed)), "where the kernel allows it");

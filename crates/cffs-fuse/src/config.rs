@@ -81,7 +81,7 @@ impl Default for MountConfig {
             readahead: 1 << 20,
             max_background: 64,
             io_uring: IoUring::Allowed,
-            maintenance: Some(Duration::from_secs(60)),
+            maintenance: None,
         }
     }
 }

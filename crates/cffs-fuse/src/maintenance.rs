@@ -29,24 +29,19 @@ struct Step {
 }
 
 impl Maintenance {
-    /// Starts the thread. `idle`: after which time without an operation the file system is idle. `is_read_only`: nothing
-    /// is to be changed.
+    /// Starts the thread. `idle`: after which time without an operation the file system is idle. `may`: whether a
+    /// step may begin.
     ///
     /// # Errors
     /// The thread cannot be started.
-    pub(crate) fn start(
-        &self,
-        fs: Arc<Fs>,
-        idle: Duration,
-        is_read_only: impl Fn() -> bool + Send + 'static,
-    ) -> io::Result<()> {
+    pub(crate) fn start(&self, fs: Arc<Fs>, idle: Duration, may: impl Fn() -> bool + Send + 'static) -> io::Result<()> {
         let (sender, end) = channel();
         let step = self.step.clone();
         let thread = std::thread::Builder::new().name("cffs-maintain".into()).spawn(move || {
             let mut ticks = Ticks::default();
             while end.recv_timeout(idle / TICKS) == Err(RecvTimeoutError::Timeout) {
                 let Some(usage) = ticks.next(fs.was_used()) else { continue };
-                if !is_read_only() {
+                if may() {
                     step_of(&fs, usage, &step);
                 }
             }
@@ -133,7 +128,7 @@ mod tests {
         cffs::mkfs(&*device, None, &cffs::MkfsOptions::default()).unwrap();
         let fs = Fs::open(device, None, cffs::MountOptions::default()).unwrap();
         let maintenance = Maintenance::default();
-        maintenance.start(fs.clone(), Duration::from_secs(3600), || false).unwrap();
+        maintenance.start(fs.clone(), Duration::from_secs(3600), || true).unwrap();
         maintenance.interrupt();
         maintenance.stop();
         maintenance.stop();

@@ -110,16 +110,21 @@ impl MountState {
         self.regroup.stop();
     }
 
-    /// Starts maintenance, for when nobody has used the file system for such a time.
+    /// Starts maintenance, for when nobody has used the file system for such a time, and `may` allows it.
     ///
     /// # Errors
     /// The thread cannot be started.
     pub(crate) fn start_maintenance(
         &self,
         idle: Duration,
-        is_read_only: impl Fn() -> bool + Send + 'static,
+        may: impl Fn() -> bool + Send + 'static,
     ) -> std::io::Result<()> {
-        self.maintenance.start(self.fs.clone(), idle, is_read_only)
+        self.maintenance.start(self.fs.clone(), idle, may)
+    }
+
+    /// Whether nobody else moves files, and nothing speaks against changing something.
+    pub(crate) fn may_be_maintained(&self) -> bool {
+        !self.panicked() && self.regroup.status().is_none_or(|s| s.outcome.is_some())
     }
 
     /// Closes the engine, unless that was done. The first caller gets the result.

@@ -85,10 +85,11 @@ impl Unmounter {
         Unmounter { abandon: Some(session), over, ..self }
     }
 
-    /// Tells whether it was made read-only, as by `mount -o remount,ro`.
-    pub(crate) fn read_only_test(&self) -> impl Fn() -> bool + Send + 'static {
+    /// Tells whether it is mounted for writing: not if it was made read-only, as by `mount -o remount,ro`, or is not to be
+    /// found, as after `umount -l`.
+    pub(crate) fn writable_test(&self) -> impl Fn() -> bool + Send + 'static {
         let device = self.mounted.as_ref().map(|m| m.device);
-        move || mounts().is_ok_and(|all| all.iter().any(|m| m.is_cffs() && Some(m.device) == device && m.read_only))
+        move || mounts().is_ok_and(|all| all.iter().any(|m| m.is_cffs() && Some(m.device) == device && !m.read_only))
     }
 
     /// Whether a cffs was mounted there when this value was created.

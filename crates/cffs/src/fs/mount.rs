@@ -220,6 +220,8 @@ impl Fs {
         // Each mount begins with another generation, so that no (number, generation) pair of an earlier mount returns.
         // An NFS client may still hold such a pair.
         let generation = random_u32()?;
+        // After a crash nobody knows how much of it was used.
+        let credit = std::mem::take(&mut sb.maintenance_credit);
         mark_mounted(&*dev, log_dyn.as_deref(), &mut sb, replayed.header, &opts)?;
         let fs = Arc::new(Fs {
             dev,
@@ -228,7 +230,7 @@ impl Fs {
             geo: cache.live_geometry(),
             seed: sb.hash_seed,
             embeds: sb.embeds_inodes(),
-            credit: Mutex::new(Credit::left(sb.maintenance_credit)),
+            credit: Mutex::new(Credit::left(credit)),
             sb: Mutex::new(sb),
             cache,
             journal,

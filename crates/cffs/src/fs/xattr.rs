@@ -336,7 +336,12 @@ impl Fs {
         }
         new.ctime = now();
         check_limits(&all, before)?;
-        let (packed, len) = place(&all, inline_need(&old), old.inline_len, self.inline_most(&old, location)?);
+        let inline_most = match self.inline_most(&old, location) {
+            // It was moved meanwhile, and what is there now is something else.
+            Err(_) if node.state.read().location != location => return Ok(false),
+            most => most?,
+        };
+        let (packed, len) = place(&all, inline_need(&old), old.inline_len, inline_most);
         (new.xattrs, new.inline_len) = (packed.inline, len);
 
         let g = &self.geo;
