@@ -89,6 +89,11 @@ impl<W: Work> Background<W> {
         self.0.lock().as_ref().map(|(handle, _)| handle.status())
     }
 
+    /// Whether one runs, or begins or ends at this moment. Waits for nothing.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.0.try_lock().is_none_or(|running| running.as_ref().is_some_and(|(handle, _)| !handle.is_over()))
+    }
+
     /// Stops the one that is running, and waits for its thread. Returns its result.
     pub(crate) fn stop(&self) -> Option<W::Status> {
         let mut running = self.0.lock();
@@ -121,9 +126,11 @@ mod tests {
             .unwrap();
         let second = background.start(|_| Ok(()));
         assert!(matches!(&second, Err(Error::Busy(why)) if why.contains("a regroup runs already")), "{second:?}");
+        assert!(background.is_busy());
         end.send(()).unwrap();
         let failed = Some(RegroupOutcome::Failed("internal error".into()));
         assert_eq!(background.stop().unwrap().outcome, failed);
+        assert!(!background.is_busy());
         background.start(|_| Err(Error::NoSpace)).unwrap();
         let failed = Some(RegroupOutcome::Failed(Error::NoSpace.to_string()));
         assert_eq!(background.stop().unwrap().outcome, failed);

@@ -1,7 +1,7 @@
 //! Maintenance of a mounted file system while nobody uses it, in a thread of its own.
 
-use cffs::{Fs, Regroup, Usage};
-use parking_lot::Mutex;
+use cffs::{Error, Fs, Regroup, Usage};
+use parking_lot::{Condvar, Mutex};
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -18,7 +18,8 @@ const IN_USE_FACTOR: u32 = 60;
 #[derive(Default)]
 pub(crate) struct Maintenance {
     thread: Mutex<Option<(Sender<()>, JoinHandle<()>)>>,
-    step: Arc<Mutex<Step>>,
+    step: Mutex<Step>,
+    step_over: Condvar,
 }
 
 #[derive(Default)]
@@ -30,19 +31,33 @@ struct Step {
 
 impl Maintenance {
     /// Starts the thread. `idle`: after which time without an operation the file system is idle. `may`: whether a
-    /// step may begin.
+    /// step may begin or go on. `panicked`: called after a panic in a step.
     ///
     /// # Errors
     /// The thread cannot be started.
-    pub(crate) fn start(&self, fs: Arc<Fs>, idle: Duration, may: impl Fn() -> bool + Send + 'static) -> io::Result<()> {
+    pub(crate) fn start(
+        self: &Arc<Self>,
+        fs: Arc<Fs>,
+        idle: Duration,
+        may: impl Fn() -> bool + Send + 'static,
+        panicked: impl Fn() + Send + 'static,
+    ) -> io::Result<()> {
         let (sender, end) = channel();
-        let step = self.step.clone();
+        let this = self.clone();
         let thread = std::thread::Builder::new().name("cffs-maintain".into()).spawn(move || {
             let mut ticks = Ticks::default();
             while end.recv_timeout(idle / TICKS) == Err(RecvTimeoutError::Timeout) {
                 let Some(usage) = ticks.next(fs.was_used()) else { continue };
-                if may() {
-                    step_of(&fs, usage, &step);
+                match catch_unwind(AssertUnwindSafe(|| this.take_step(&fs, usage, &may))) {
+                    Ok(Ok(())) => {}
+                    // Nothing is done any more.
+                    Ok(Err(Error::ShutDown)) => return,
+                    Ok(Err(e)) => tracing::warn!("maintenance: {e}"),
+                    Err(_) => {
+                        tracing::error!("maintenance: internal error; every operation fails from now on; unmount");
+                        panicked();
+                        return;
+                    }
                 }
             }
         })?;
@@ -50,10 +65,28 @@ impl Maintenance {
         Ok(())
     }
 
-    /// Ends the step under way soon: somebody else is about to move files.
+    fn take_step(&self, fs: &Fs, usage: Usage, may: &dyn Fn() -> bool) -> cffs::Result<()> {
+        let regroup = Arc::new(Regroup::new());
+        {
+            let mut step = self.step.lock();
+            if step.ended {
+                return Ok(());
+            }
+            step.running = Some(regroup.clone());
+        }
+        let _over = Over(self);
+        // Asked only now: whoever comes from here on interrupts the step.
+        if may() { fs.maintain(usage, may, &regroup).map(drop) } else { Ok(()) }
+    }
+
+    /// Ends the step under way, and waits for that: somebody else is about to move files.
     pub(crate) fn interrupt(&self) {
-        if let Some(running) = &self.step.lock().running {
+        let mut step = self.step.lock();
+        if let Some(running) = &step.running {
             running.stop();
+        }
+        while step.running.is_some() {
+            self.step_over.wait(&mut step);
         }
     }
 
@@ -65,6 +98,16 @@ impl Maintenance {
             drop(sender);
             let _ = thread.join();
         }
+    }
+}
+
+/// Notes the end of a step, also after a panic.
+struct Over<'a>(&'a Maintenance);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.step.lock().running = None;
+        self.0.step_over.notify_all();
     }
 }
 
@@ -92,23 +135,6 @@ impl Ticks {
     }
 }
 
-fn step_of(fs: &Fs, usage: Usage, step: &Mutex<Step>) {
-    let regroup = Arc::new(Regroup::new());
-    {
-        let mut step = step.lock();
-        if step.ended {
-            return;
-        }
-        step.running = Some(regroup.clone());
-    }
-    match catch_unwind(AssertUnwindSafe(|| fs.maintain(usage, &regroup))) {
-        Ok(Ok(_)) => {}
-        Ok(Err(e)) => tracing::warn!("maintenance: {e}"),
-        Err(_) => tracing::error!("maintenance: internal error"),
-    }
-    step.lock().running = None;
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -122,17 +148,50 @@ mod tests {
         assert_eq!(until(&|n| n % 5 == 0), Some((TICKS * IN_USE_FACTOR - 1, Usage::InUse)));
     }
 
-    #[test]
-    fn it_ends_when_told() {
+    fn fs() -> Arc<Fs> {
         let device = Arc::new(cffs::device::MemoryDevice::new(64 << 20));
         cffs::mkfs(&*device, None, &cffs::MkfsOptions::default()).unwrap();
-        let fs = Fs::open(device, None, cffs::MountOptions::default()).unwrap();
-        let maintenance = Maintenance::default();
-        maintenance.start(fs.clone(), Duration::from_secs(3600), || true).unwrap();
+        Fs::open(device, None, cffs::MountOptions::default().background(false)).unwrap()
+    }
+
+    #[test]
+    fn it_ends_when_told() {
+        let fs = fs();
+        let maintenance = Arc::new(Maintenance::default());
+        maintenance.start(fs.clone(), Duration::from_secs(3600), || true, || {}).unwrap();
         maintenance.interrupt();
         maintenance.stop();
         maintenance.stop();
-        assert_eq!(Arc::strong_count(&fs), 2, "the background thread's and this one");
+        assert_eq!(Arc::strong_count(&fs), 1);
+        fs.close().unwrap();
+    }
+
+    #[test]
+    fn an_interruption_waits_for_the_step_and_a_panic_is_told_once() {
+        let fs = fs();
+        let maintenance = Arc::new(Maintenance::default());
+        let (began, begins) = channel();
+        let (told, tells) = channel();
+        let go_on = Arc::new(std::sync::Barrier::new(2));
+        let may = {
+            let go_on = go_on.clone();
+            move || {
+                began.send(()).unwrap();
+                go_on.wait();
+                panic!("a bug, wanted by this test")
+            }
+        };
+        maintenance.start(fs.clone(), Duration::from_millis(6), may, move || told.send(()).unwrap()).unwrap();
+        begins.recv().unwrap();
+        std::thread::scope(|s| {
+            let waits = s.spawn(|| maintenance.interrupt());
+            assert!(!waits.is_finished());
+            go_on.wait();
+            waits.join().unwrap();
+        });
+        tells.recv().unwrap();
+        maintenance.stop();
+        assert!(begins.try_recv().is_err() && tells.try_recv().is_err(), "the thread has ended");
         fs.close().unwrap();
     }
 }

@@ -40,7 +40,7 @@ pub(crate) struct MountState {
     over: Arc<AtomicBool>,
     pub(crate) scrub: Background<Scrub>,
     pub(crate) regroup: Background<Regroup>,
-    maintenance: Maintenance,
+    maintenance: Arc<Maintenance>,
     /// The result of closing the engine, until somebody takes it.
     closed: Mutex<Option<Result<()>>>,
 }
@@ -61,7 +61,7 @@ impl MountState {
             over: Arc::default(),
             scrub: Background::default(),
             regroup: Background::default(),
-            maintenance: Maintenance::default(),
+            maintenance: Arc::default(),
             closed: Mutex::new(None),
         }
     }
@@ -98,9 +98,11 @@ impl MountState {
     /// error of this call.
     pub(crate) fn start_regroup(&self, options: RegroupOptions) -> Result<()> {
         self.fs.check_regroup(&options)?;
-        self.maintenance.interrupt();
-        let fs = self.fs.clone();
-        self.regroup.start(move |regroup| fs.regroup(&options, regroup))
+        let (fs, maintenance) = (self.fs.clone(), self.maintenance.clone());
+        self.regroup.start(move |regroup| {
+            maintenance.interrupt();
+            fs.regroup(&options, regroup)
+        })
     }
 
     /// Stops what works on the whole file system in a thread of its own.
@@ -110,21 +112,26 @@ impl MountState {
         self.regroup.stop();
     }
 
-    /// Starts maintenance, for when nobody has used the file system for such a time, and `may` allows it.
+    /// Starts maintenance, for when nobody has used the file system for such a time, as long as it can be written to.
     ///
     /// # Errors
     /// The thread cannot be started.
     pub(crate) fn start_maintenance(
-        &self,
+        self: &Arc<Self>,
         idle: Duration,
-        may: impl Fn() -> bool + Send + 'static,
+        is_writable: impl Fn() -> bool + Send + 'static,
     ) -> std::io::Result<()> {
-        self.maintenance.start(self.fs.clone(), idle, may)
-    }
-
-    /// Whether nobody else moves files, and nothing speaks against changing something.
-    pub(crate) fn may_be_maintained(&self) -> bool {
-        !self.panicked() && self.regroup.status().is_none_or(|s| s.outcome.is_some())
+        let (state, panicking) = (Arc::downgrade(self), Arc::downgrade(self));
+        let may = move || {
+            // A regroup that was started moves files, or is about to.
+            is_writable() && state.upgrade().is_some_and(|s| !s.panicked() && !s.regroup.is_busy())
+        };
+        let panicked = move || {
+            if let Some(state) = panicking.upgrade() {
+                state.panicked.store(true, Ordering::Release);
+            }
+        };
+        self.maintenance.start(self.fs.clone(), idle, may, panicked)
     }
 
     /// Closes the engine, unless that was done. The first caller gets the result.

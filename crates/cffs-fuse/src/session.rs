@@ -105,11 +105,8 @@ fn start(fs: Arc<Fs>, connection: OwnedFd, unmounter: &Unmounter, config: &Mount
         })
         .map_err(Error::Connection)?;
     if let Some(idle) = config.maintenance {
-        let is_writable = unmounter.writable_test();
-        let weak = Arc::downgrade(&state);
-        let may = move || is_writable() && weak.upgrade().is_some_and(|state| state.may_be_maintained());
         // Without it everything else works.
-        if let Err(e) = state.start_maintenance(idle, may) {
+        if let Err(e) = state.start_maintenance(idle, unmounter.writable_test()) {
             tracing::warn!("no maintenance: {e}");
         }
     }

@@ -241,7 +241,7 @@ fn replay_on(harness: &mut Harness, revisions: &[Vec<Change>], content: &[u8], m
 
 /// A step of maintenance. Returns the bytes that it moved.
 fn maintain(fs: &Fs) -> Result<u64> {
-    let Some(status) = fs.maintain(Usage::Idle, &Regroup::new())? else { return Ok(0) };
+    let Some(status) = fs.maintain(Usage::Idle, &|| true, &Regroup::new())? else { return Ok(0) };
     ensure!(status.outcome == Some(RegroupOutcome::Complete), "maintenance ended with {:?}", status.outcome);
     Ok(status.bytes_moved)
 }

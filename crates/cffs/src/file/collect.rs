@@ -199,13 +199,11 @@ fn allocate_part(
     let shift = cx.cache.geometry().frag_shift;
     let has = st.inode.frags + new().map(|p| p.extent.len).sum::<u64>();
     let so_far = if logical << shift < STREAM_MIN { 0 } else { logical.min(has) << shift };
-    let run = if so_far < STREAM_MIN {
-        cx.placement.allocate_large(parent, after, len)?
+    if so_far < STREAM_MIN {
+        cx.placement.allocate_large(parent, after, len)
     } else {
-        cx.placement.allocate_stream(parent, after, len, so_far.min(AHEAD_MAX) >> shift)?
-    };
-    cx.placement.note_large(run.map_or(0, |r| r.len));
-    Ok(run)
+        cx.placement.allocate_stream(parent, after, len, so_far.min(AHEAD_MAX) >> shift)
+    }
 }
 
 /// Lists the bytes of a run of logical fragments, page by page.

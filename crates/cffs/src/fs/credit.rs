@@ -3,11 +3,11 @@
 use crate::format::{Ino, ROOT_INO};
 use std::collections::BTreeSet;
 
-/// Bytes that may be moved for each byte written, in parts of ten.
+/// Bytes that may be moved for each byte allocated, in parts of ten.
 const TENTHS: u64 = 15;
 /// The credit is at most so many times what is in use.
 const MOST: u64 = 4;
-/// Directories that are remembered.
+/// Directories that are remembered. With more, everything is looked at.
 const DIRS_MAX: usize = 4096;
 
 /// The credit of maintenance.
@@ -15,8 +15,8 @@ const DIRS_MAX: usize = 4096;
 pub(super) struct Credit {
     /// Bytes that may be moved.
     pub bytes: u64,
-    /// Credit at which it is worth looking again.
-    pub wanted: u64,
+    /// Bytes to be earned before it is worth looking again.
+    wait: u64,
     /// Directories to look at.
     pub dirs: BTreeSet<Ino>,
     /// Steps that were taken.
@@ -32,20 +32,31 @@ impl Credit {
         Credit { bytes, dirs, ..Credit::default() }
     }
 
-    /// So many bytes were written, by these directories among others. `used`: bytes in use.
-    pub(super) fn earn(&mut self, dirs: Vec<Ino>, written: u64, used: u64) {
-        let earned = written.saturating_mul(TENTHS) / 10;
+    /// So many bytes were allocated, by these directories among others. `used`: bytes in use.
+    pub(super) fn earn(&mut self, dirs: Vec<Ino>, allocated: u64, used: u64) {
+        let earned = allocated.saturating_mul(TENTHS) / 10;
+        self.wait = self.wait.saturating_sub(earned);
         self.bytes = self.bytes.saturating_add(earned).min(used.saturating_mul(MOST));
         self.dirs.extend(dirs);
-        if self.dirs.len() > DIRS_MAX {
+        if self.dirs.len() > DIRS_MAX || self.dirs.contains(&ROOT_INO) {
             self.dirs = BTreeSet::from([ROOT_INO]);
         }
     }
 
-    /// A step has moved so many bytes. `complete`: the directories are done.
-    pub(super) fn charge(&mut self, moved: u64, complete: bool) {
-        self.bytes = self.bytes.saturating_sub(moved);
-        (self.runs, self.moved, self.wanted) = (self.runs + 1, self.moved + moved, 0);
+    /// Whether it is worth looking.
+    pub(super) fn is_due(&self) -> bool {
+        self.wait == 0 && !self.dirs.is_empty()
+    }
+
+    /// It is not worth looking again before so many bytes were earned.
+    pub(super) fn wait_for(&mut self, bytes: u64) {
+        self.wait = bytes;
+    }
+
+    /// A step has moved so many bytes, and copied so many in vain. `complete`: the directories are done.
+    pub(super) fn charge(&mut self, moved: u64, in_vain: u64, complete: bool) {
+        self.bytes = self.bytes.saturating_sub(moved.saturating_add(in_vain));
+        (self.runs, self.moved) = (self.runs + 1, self.moved + moved);
         if complete {
             self.dirs.clear();
         }
@@ -57,19 +68,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_earned_by_writing_up_to_a_bound_and_spent_by_moving() {
+    fn it_is_earned_by_writing_up_to_a_bound_and_charged_for_moves() {
         let mut credit = Credit::left(0);
-        assert!(credit.dirs.is_empty());
+        assert!(!credit.is_due());
         credit.earn(vec![7, 9], 1000, 10_000);
         assert_eq!((credit.bytes, credit.dirs.len()), (1500, 2));
-        credit.charge(400, false);
-        assert_eq!((credit.bytes, credit.moved, credit.runs, credit.dirs.len()), (1100, 400, 1, 2));
-        credit.charge(5000, true);
+        credit.charge(300, 100, false);
+        assert_eq!((credit.bytes, credit.moved, credit.runs, credit.dirs.len()), (1100, 300, 1, 2));
+        credit.charge(5000, 0, true);
         assert_eq!((credit.bytes, credit.dirs.len()), (0, 0));
         credit.earn(vec![7], u64::MAX, 10_000);
         assert_eq!(credit.bytes, 40_000);
         credit.earn((100..100 + DIRS_MAX as u64).collect(), 0, 5000);
         assert_eq!((credit.bytes, credit.dirs.iter().copied().collect::<Vec<_>>()), (20_000, vec![ROOT_INO]));
         assert_eq!(Credit::left(u64::MAX).dirs.len(), 1);
+    }
+
+    #[test]
+    fn it_is_looked_at_again_after_more_was_written_also_at_the_bound() {
+        let mut credit = Credit::left(40_000);
+        credit.wait_for(1500);
+        credit.earn(Vec::new(), 900, 10_000);
+        assert!(!credit.is_due());
+        credit.earn(Vec::new(), 100, 10_000);
+        assert!(credit.is_due() && credit.bytes == 40_000);
     }
 }

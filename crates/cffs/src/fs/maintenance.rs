@@ -12,7 +12,7 @@ use super::regroup::{Regroup, RegroupStatus, Running};
 use super::{Fs, MetadataMode};
 use crate::error::Result;
 use crate::format::{Ino, ROOT_INO};
-use crate::relocate::{self, Limits, MoveCtx};
+use crate::relocate::{self, MoveCtx, Outlook};
 use crate::stats::MaintenanceStats;
 use parking_lot::MutexGuard;
 use std::collections::BTreeSet;
@@ -44,13 +44,13 @@ impl Fs {
     }
 
     /// A step of maintenance: a regroup of the directories that were written to since the last one. While somebody uses the
-    /// file system it works a tenth of the time. `regroup` stops it. `None` if there is too little to gain,
-    /// or too little credit: 1.5 bytes for each byte that was written. Without
-    /// [`MetadataMode::Journal`] there is none.
+    /// file system it works a tenth of the time. `regroup` stops it, and so does `may`, which is asked every second. `None` if there is
+    /// too little to gain, or too little credit: 1.5 bytes for each byte that was allocated. Without [`MetadataMode::Journal`] there
+    /// is none.
     ///
     /// # Errors
     /// After [`Fs::shutdown`], and those of looking at directories. Whatever happens later is the outcome in the status.
-    pub fn maintain(&self, usage: Usage, regroup: &Regroup) -> Result<Option<RegroupStatus>> {
+    pub fn maintain(&self, usage: Usage, may: &dyn Fn() -> bool, regroup: &Regroup) -> Result<Option<RegroupStatus>> {
         self.journal.check_not_shut_down()?;
         if self.opts.metadata != MetadataMode::Journal || self.is_read_only() {
             return Ok(None);
@@ -59,40 +59,41 @@ impl Fs {
         let (dirs, credit) = {
             let c = self.earn();
             let credit = if usage == Usage::Idle { c.bytes } else { c.bytes / 2 };
-            if c.dirs.is_empty() || credit < c.wanted.max(step) {
+            if !c.is_due() || credit < step {
                 return Ok(None);
             }
             (c.dirs.clone(), credit)
         };
-        // Also what fails is not tried again before there is more to do.
-        let later = |needed: u64| self.credit.lock().wanted = needed.max(credit + step);
         let roots = self.roots_of(dirs);
-        let running = Running::new(self, regroup, None).yielding();
+        let running = Running::new(self, regroup, None).yielding(may);
         let cx = MoveCtx { file: self.file_cx(), dir: self.dir_cx(), inodes: &self.inodes };
-        let outlook = match relocate::outlook(&cx, &roots, &running) {
-            Err(_) if running.stopped() => return Ok(None),
-            outlook => outlook.inspect_err(|_| later(0))?,
+        // What fails is not tried again either before there is more to do.
+        let (mut begun, mut wait) = (false, step);
+        let is_worth_it = |o: &Outlook| {
+            wait = o.bytes.saturating_sub(credit).max(step);
+            begun = o.saved > 0 && o.saved >= o.cost / GAIN_DIVISOR && o.bytes <= credit;
+            begun
         };
-        if outlook.saved < outlook.cost / GAIN_DIVISOR || outlook.bytes > credit {
-            later(outlook.bytes);
-            return Ok(None);
+        let outcome = relocate::run_if(&cx, &roots, credit, is_worth_it, &running);
+        let outcome = outcome.and_then(|()| if begun { self.journal.commit() } else { Ok(()) });
+        let mut c = self.credit.lock();
+        if !(begun && outcome.is_ok() || running.stopped()) {
+            c.wait_for(wait);
         }
-        let limits = Limits { budget: credit, dry_run: false, always: false };
-        let outcome = relocate::run(&cx, &roots, limits, &running).and_then(|()| self.journal.commit());
+        if !begun {
+            return if running.stopped() { Ok(None) } else { outcome.map(|()| None) };
+        }
         running.end(&outcome);
         let status = regroup.status();
-        self.credit.lock().charge(status.bytes_moved, outcome.is_ok());
-        if outcome.is_err() && !running.stopped() {
-            later(0);
-        }
+        c.charge(status.bytes_moved, status.bytes_kept, outcome.is_ok());
         Ok(Some(status))
     }
 
-    /// The credit, with what was written since the last call.
+    /// The credit, with what was allocated since the last call.
     fn earn(&self) -> MutexGuard<'_, Credit> {
-        let (dirs, written) = self.placement.take_decay();
+        let (dirs, allocated) = self.placement.take_decay();
         let mut credit = self.credit.lock();
-        credit.earn(dirs, written, self.used_bytes());
+        credit.earn(dirs, allocated, self.used_bytes());
         credit
     }
 
@@ -106,26 +107,34 @@ impl Fs {
     }
 
     pub(super) fn maintenance_stats(&self) -> MaintenanceStats {
-        let c = self.credit.lock();
+        let c = self.earn();
         MaintenanceStats { runs: c.runs, bytes_moved: c.moved, credit: c.bytes }
     }
 
-    /// Where to begin: at each of a few directories, or at the common ancestor of many. Those that were removed need nothing.
+    /// Where to begin: at each of a few directories, or at the common ancestor of many or of those that lie below each other. Those that
+    /// were removed need nothing.
     fn roots_of(&self, dirs: BTreeSet<Ino>) -> Vec<Ino> {
         let exists = |dir: &Ino| self.inodes.get(&self.cache, *dir).is_ok_and(|n| n.state.read().dir.is_some());
         let dirs: Vec<Ino> = dirs.into_iter().filter(exists).collect();
-        if dirs.len() <= ROOTS_MAX {
+        if dirs.len() < 2 {
             return dirs;
         }
-        let mut common: Option<Vec<Ino>> = None;
-        for dir in dirs {
-            let path = self.path_from_root(dir);
-            common = Some(match common {
-                None => path,
-                Some(known) => known.into_iter().zip(path).take_while(|(a, b)| a == b).map(|(a, _)| a).collect(),
-            });
+        let mut paths = Vec::new();
+        let mut common = self.path_from_root(dirs[0]);
+        for dir in &dirs {
+            let path = self.path_from_root(*dir);
+            common.truncate(common.iter().zip(&path).take_while(|(a, b)| a == b).count());
+            if common.len() <= 1 && dirs.len() > ROOTS_MAX {
+                return vec![ROOT_INO];
+            }
+            paths.push(path);
         }
-        vec![common.and_then(|c| c.last().copied()).unwrap_or(ROOT_INO)]
+        let nested =
+            || paths.iter().any(|path| path.iter().rev().skip(1).any(|above| dirs.binary_search(above).is_ok()));
+        if dirs.len() > ROOTS_MAX || nested() {
+            return vec![common.last().copied().unwrap_or(ROOT_INO)];
+        }
+        dirs
     }
 
     /// The directories from the root to this one.

@@ -9,10 +9,12 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// A regroup that yields rests so many times as long as it has worked.
 const YIELD_FACTOR: u32 = 9;
+/// How often it asks whether it may go on.
+const ASK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Settings of a regroup.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -127,13 +129,32 @@ impl Regroup {
     }
 }
 
+/// A regroup that gives way.
+struct Yields<'a> {
+    may: &'a dyn Fn() -> bool,
+    /// When that was asked last.
+    asked: Mutex<Option<Instant>>,
+    /// Since when it has worked.
+    since: Mutex<Instant>,
+}
+
+impl Yields<'_> {
+    fn may_go_on(&self) -> bool {
+        let mut asked = self.asked.lock();
+        if asked.is_some_and(|at| at.elapsed() < ASK_INTERVAL) {
+            return true;
+        }
+        *asked = Some(Instant::now());
+        (self.may)()
+    }
+}
+
 /// A regroup that runs.
 pub(super) struct Running<'a> {
     fs: &'a Fs,
     handle: &'a Regroup,
     limit: RateLimit,
-    /// Where it yields to programs: since when it has worked.
-    yields: Option<Mutex<Instant>>,
+    yields: Option<Yields<'a>>,
     began: Instant,
 }
 
@@ -142,18 +163,19 @@ impl<'a> Running<'a> {
         Running { fs, handle, limit: RateLimit::new(rate), yields: None, began: Instant::now() }
     }
 
-    /// It works for a small part of the time while somebody uses the file system.
-    pub(super) fn yielding(self) -> Running<'a> {
-        Running { yields: Some(Mutex::new(Instant::now())), ..self }
+    /// It works for a small part of the time while somebody uses the file system, and only as long as it may.
+    pub(super) fn yielding(self, may: &'a dyn Fn() -> bool) -> Running<'a> {
+        let now = Instant::now();
+        Running { yields: Some(Yields { may, asked: Mutex::new(None), since: Mutex::new(now) }), ..self }
     }
 
     fn yield_to_programs(&self) {
-        let Some(since) = &self.yields else { return };
+        let Some(yields) = &self.yields else { return };
         if self.fs.was_used() {
-            let worked = since.lock().elapsed();
+            let worked = yields.since.lock().elapsed();
             wait_until(Instant::now() + worked * YIELD_FACTOR, || self.stopped());
         }
-        *since.lock() = Instant::now();
+        *yields.since.lock() = Instant::now();
     }
 
     /// Notes how it ended.
@@ -169,6 +191,9 @@ impl<'a> Running<'a> {
     }
 
     pub(super) fn stopped(&self) -> bool {
+        if self.yields.as_ref().is_some_and(|y| !y.may_go_on()) {
+            self.handle.stop();
+        }
         self.handle.stop.load(Ordering::Acquire)
             || self.fs.closed.load(Ordering::Acquire)
             || self.fs.journal.check_not_shut_down().is_err()

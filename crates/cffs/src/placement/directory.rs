@@ -20,12 +20,13 @@ impl DirAllocator for Placement {
         if !self.grouping {
             return self.space.alloc_meta_near(reservation, near, want_blocks, min);
         }
-        t.decay.note(dir.ino, want_blocks << self.geo.block_shift);
         t.dirs.entry(dir.ino).or_default().parent = dir.parent;
         let with_data = self.dirs_with_data;
         let limit = self.own_group_min();
         let group_dir = self.group_dir(&t, dir.ino, |d| (if with_data { d.data_bytes } else { d.dir_bytes }) >= limit);
-        t.dirs.entry(dir.ino).or_default().dir_bytes += want_blocks << self.geo.block_shift;
+        let d = t.dirs.entry(dir.ino).or_default();
+        d.dir_bytes += want_blocks << self.geo.block_shift;
+        d.decayed = true;
         // A large directory grows in runs of its own size; groups are for the small ones.
         if want_blocks * 2 > self.geo.group_blocks() {
             return self.space.alloc_meta_near(reservation, near, want_blocks, min);
@@ -35,7 +36,7 @@ impl DirAllocator for Placement {
         if group != 0
             && let Some(run) = in_group(group)?
         {
-            return Ok(Some(run));
+            return Ok(self.counted(Some(run)));
         }
         let from = if group != 0 { group + self.geo.group_blocks() } else { near };
         if let Some(next) = self.group_for_dirs(from)?
@@ -46,10 +47,10 @@ impl DirAllocator for Placement {
             } else {
                 t.open_for_dirs(group_dir, next);
             }
-            return Ok(Some(run));
+            return Ok(self.counted(Some(run)));
         }
         drop(t);
-        self.space.alloc_meta_near(reservation, near, want_blocks, min)
+        Ok(self.counted(self.space.alloc_meta_near(reservation, near, want_blocks, min)?))
     }
 }
 

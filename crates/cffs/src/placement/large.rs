@@ -13,6 +13,10 @@ impl Placement {
     /// Allocates a part of a large file in whole blocks: behind `after` if that is free, else near the large files of
     /// the directory's allocation group.
     pub fn allocate_large(&self, dir: Ino, after: Option<FragAddr>, frags: u64) -> Result<Option<Run>> {
+        Ok(self.counted(self.find_large(dir, after, frags)?))
+    }
+
+    fn find_large(&self, dir: Ino, after: Option<FragAddr>, frags: u64) -> Result<Option<Run>> {
         let fpb = self.geo.frags_per_block();
         let mut t = self.table.lock();
         let ag = self.geo.ag_of(self.goal(&t, dir));
@@ -47,6 +51,10 @@ impl Placement {
     /// more fragments have room. That room is not allocated, but other searches begin behind it, so the next piece
     /// finds it while space lasts.
     pub fn allocate_stream(&self, dir: Ino, after: Option<FragAddr>, frags: u64, ahead: u64) -> Result<Option<Run>> {
+        Ok(self.counted(self.find_stream(dir, after, frags, ahead)?))
+    }
+
+    fn find_stream(&self, dir: Ino, after: Option<FragAddr>, frags: u64, ahead: u64) -> Result<Option<Run>> {
         if let Some(after) = after.filter(|a| a.is_multiple_of(self.geo.frags_per_block())) {
             if let Some(run) = self.space.alloc_from(after, frags)? {
                 return Ok(Some(run));
@@ -57,7 +65,7 @@ impl Placement {
         }
         let room = self.space.reservation(None, false);
         let ahead = if room.reserve(ahead, false).is_ok() { ahead } else { 0 };
-        let run = self.allocate_large(dir, after, frags + ahead)?;
+        let run = self.find_large(dir, after, frags + ahead)?;
         Ok(run.map(|run| {
             let len = run.len.min(frags);
             if run.len > len {

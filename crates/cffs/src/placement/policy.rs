@@ -11,6 +11,7 @@ use crate::space::Space;
 use parking_lot::Mutex;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A group that is partly in use is opened only if at least one in this many parts is free.
 pub(super) const EMPTY_DIVISOR: u64 = 8;
@@ -26,6 +27,8 @@ pub struct Placement {
     /// Small directories share the groups of their parents.
     pub(super) subtrees: bool,
     pub(super) table: Mutex<Table>,
+    /// Bytes allocated for programs since maintenance looked.
+    allocated: AtomicU64,
     /// Random placement, for experiments.
     pub(super) scatter: Option<Mutex<Scatter>>,
 }
@@ -42,6 +45,7 @@ impl Placement {
             dirs_with_data: sb.compat & COMPAT_DIRS_WITH_DATA != 0,
             subtrees,
             table: Mutex::default(),
+            allocated: AtomicU64::new(0),
             scatter: scatter.map(|seed| Mutex::new(Scatter::new(seed))),
         }
     }
@@ -104,16 +108,18 @@ impl Placement {
         }
     }
 
-    /// So many fragments of a large file were written. They need no maintenance, but pay for it.
-    pub fn note_large(&self, frags: u64) {
-        self.table.lock().decay.bytes += frags << self.geo.frag_shift;
-    }
-
     /// The directories to look at in maintenance: those that got new small files or blocks since the last call, each with all
     /// that shares its groups. With them the bytes that were allocated, for whatever.
     pub fn take_decay(&self) -> (Vec<Ino>, u64) {
         let limit = self.own_group_min();
-        self.table.lock().take_decay(|t, dir| self.group_dir(t, dir, |d| d.data_bytes >= limit))
+        let dirs = self.table.lock().take_decayed(|t, dir| self.group_dir(t, dir, |d| d.data_bytes >= limit));
+        (dirs, self.allocated.swap(0, Ordering::Relaxed))
+    }
+
+    /// Counts what was allocated for a program: it pays for maintenance.
+    pub(super) fn counted(&self, run: Option<Run>) -> Option<Run> {
+        self.allocated.fetch_add(run.map_or(0, |r| r.len) << self.geo.frag_shift, Ordering::Relaxed);
+        run
     }
 
     /// Plans places for files that are moved together, `frags` fragments in all, near a block: as a batch, in long free runs or

@@ -66,19 +66,19 @@ impl Placement {
         let file = self.describe(&mut t, dir, frags);
         if let Some(run) = self.allocate_grouped(&mut t, &file)? {
             self.install_fresh(run, cache, fresh);
-            return Ok(Some(run));
+            return Ok(self.counted(Some(run)));
         }
         drop(t);
         // The nearest free run that takes all of the file, else the largest piece there is.
         let near = if file.group != 0 { file.group } else { file.goal };
-        self.space.alloc_near(self.geo.frag_of_block(near), frags, 1)
+        Ok(self.counted(self.space.alloc_near(self.geo.frag_of_block(near), frags, 1)?))
     }
 
     /// Counts a new file of a directory, and finds its open group.
     fn describe(&self, t: &mut Table, dir: Ino, frags: u64) -> SmallFile {
         let bytes = frags << self.geo.frag_shift;
-        t.decay.note(dir, bytes);
         let d = t.dirs.entry(dir).or_default();
+        d.decayed = true;
         d.data_bytes += bytes;
         d.batch_bytes = d.batch_bytes.saturating_sub(bytes);
         let to_follow = self.geo.frags_for(d.batch_bytes);

@@ -11,8 +11,6 @@ const TRACKED_DIRS_MAX: usize = 65_536;
 pub(super) const TRACKED_GROUPS_MAX: usize = 131_072;
 /// Groups tracked for one directory, to be filled again when files in them are removed.
 pub(super) const GROUPS_MAX: usize = 32;
-/// Directories that are remembered for maintenance. Where there were more, it looks at everything.
-const DECAYED_DIRS_MAX: usize = 4096;
 /// Most directories that are visited on the way to the root.
 const ASCENT_MAX: usize = 64;
 
@@ -34,36 +32,15 @@ pub(super) struct DirPlacement {
     pub batched: bool,
     /// Bytes of directory blocks allocated for it.
     pub dir_bytes: u64,
-}
-
-/// Directories that got new small files or blocks, as far as they are remembered.
-#[derive(Default)]
-pub(super) struct Decay {
-    dirs: BTreeSet<Ino>,
-    /// So many that not all are remembered.
-    overflowed: bool,
-    /// Bytes that were allocated for these and for large files.
-    pub bytes: u64,
-}
-
-impl Decay {
-    /// A directory got so many bytes.
-    pub fn note(&mut self, dir: Ino, bytes: u64) {
-        self.bytes += bytes;
-        if !self.dirs.contains(&dir) {
-            self.overflowed |= self.dirs.len() >= DECAYED_DIRS_MAX;
-            if !self.overflowed {
-                self.dirs.insert(dir);
-            }
-        }
-    }
+    /// It got new files or blocks since maintenance looked at it.
+    pub decayed: bool,
 }
 
 /// What placement keeps in memory.
 #[derive(Default)]
 pub(super) struct Table {
-    /// What maintenance looks at next.
-    pub decay: Decay,
+    /// Directories were dropped that maintenance has to look at.
+    pub decayed_dropped: bool,
     pub dirs: AddrMap<Ino, DirPlacement>,
     /// Goal of the next large extent, by allocation group.
     pub large: AddrMap<u64, FragAddr>,
@@ -138,7 +115,12 @@ impl Table {
 
     /// Drops all directories but those that `keep` selects.
     fn retain(&mut self, keep: impl Fn(Ino, &DirPlacement) -> bool) {
-        self.dirs.retain(|ino, d| keep(*ino, d));
+        let dropped = &mut self.decayed_dropped;
+        self.dirs.retain(|ino, d| {
+            let kept = keep(*ino, d);
+            *dropped |= !kept && d.decayed;
+            kept
+        });
         self.tracked_groups = self.dirs.values().map(|d| d.groups.len()).sum();
         let dirs = &self.dirs;
         self.dir_groups.retain(|_, dir| dirs.contains_key(dir));
@@ -160,16 +142,17 @@ impl Table {
         self.ancestors(dir).find(|(ino, d)| ends(*ino, d)).map_or(ROOT_INO, |(ino, _)| ino)
     }
 
-    /// The directories that got new files since the last call, and the bytes. In place of each one stands the directory whose
+    /// The directories that got new files or blocks since the last call. In place of each one stands the directory whose
     /// groups it uses, and of those that lie below each other the highest.
-    pub fn take_decay(&mut self, group_dir: impl Fn(&Table, Ino) -> Ino) -> (Vec<Ino>, u64) {
-        let Decay { dirs, overflowed, bytes } = std::mem::take(&mut self.decay);
-        if overflowed {
-            return (vec![ROOT_INO], bytes);
+    pub fn take_decayed(&mut self, group_dir: impl Fn(&Table, Ino) -> Ino) -> Vec<Ino> {
+        let decayed = self.dirs.iter_mut().filter_map(|(ino, d)| std::mem::take(&mut d.decayed).then_some(*ino));
+        let decayed: Vec<Ino> = decayed.collect();
+        if std::mem::take(&mut self.decayed_dropped) {
+            return vec![ROOT_INO];
         }
-        let units: BTreeSet<Ino> = dirs.into_iter().map(|d| group_dir(self, d)).collect();
+        let units: BTreeSet<Ino> = decayed.into_iter().map(|d| group_dir(self, d)).collect();
         let below = |dir: Ino| self.ancestors(dir).skip(1).any(|(above, _)| units.contains(&above));
-        (units.iter().copied().filter(|d| !below(*d)).collect(), bytes)
+        units.iter().copied().filter(|d| !below(*d)).collect()
     }
 
     /// The open data group of the nearest directory from `dir` upwards.

@@ -22,7 +22,7 @@ mod walk;
 
 pub use control::{Control, Progress};
 pub use cost::PARTS as COST_PARTS;
-pub use plan::{Limits, outlook, run};
+pub use plan::{Limits, Outlook, run, run_if};
 pub use walk::DEPTH_MAX;
 
 use crate::dir::DirCtx;

@@ -49,27 +49,25 @@ pub struct Limits {
 pub fn run(cx: &MoveCtx<'_>, roots: &[Ino], limits: Limits, control: &dyn Control) -> Result<()> {
     let mut planner = Planner::new(cx, limits, control);
     let prices = planner.prices(roots)?;
-    let complete = prices.is_empty();
-    for price in prices.into_iter().chain([u64::MAX]) {
-        planner.price = price;
-        planner.pass(roots)?;
-        planner.report();
-        if limits.dry_run || limits.always || planner.left() == 0 {
-            return Ok(());
-        }
-    }
-    // To empty areas brings files into gaps that are brought together only afterwards: without a budget for both it would cost
-    // requests.
-    if !complete {
-        return Ok(());
-    }
-    let mut cost = u64::MAX;
-    while planner.left() > 0 && planner.total_cost() < cost - cost / ROUND_DIVISOR {
-        cost = planner.total_cost();
-        planner.empty_areas(roots)?;
-        planner.take_what_helps(roots)?;
-    }
-    Ok(())
+    planner.work(roots, prices)
+}
+
+/// As [`run`] with a budget, if `is_worth_it` says so of what there is to be done.
+///
+/// # Errors
+/// As for [`run`].
+pub fn run_if(
+    cx: &MoveCtx<'_>,
+    roots: &[Ino],
+    budget: u64,
+    is_worth_it: impl FnOnce(&Outlook) -> bool,
+    control: &dyn Control,
+) -> Result<()> {
+    let limits = Limits { budget, dry_run: false, always: false };
+    let mut planner = Planner::new(cx, limits, control);
+    let survey = planner.survey(roots)?;
+    let outlook = Outlook { bytes: survey.bytes_to_move(), saved: survey.saved, cost: planner.total_cost() };
+    if is_worth_it(&outlook) { planner.work(roots, Vec::new()) } else { Ok(()) }
 }
 
 /// What a regroup would have to move, and what that would save at best.
@@ -81,17 +79,6 @@ pub struct Outlook {
     pub saved: u64,
     /// What it takes now.
     pub cost: u64,
-}
-
-/// What there would be to do below the given directories.
-///
-/// # Errors
-/// As for [`run`].
-pub fn outlook(cx: &MoveCtx<'_>, roots: &[Ino], control: &dyn Control) -> Result<Outlook> {
-    let limits = Limits { budget: u64::MAX, dry_run: true, always: false };
-    let mut planner = Planner::new(cx, limits, control);
-    let survey = planner.survey(roots)?;
-    Ok(Outlook { bytes: survey.total() * COST_TENTHS / 10, saved: survey.saved, cost: planner.total_cost() })
 }
 
 /// What there is to be moved, in bytes, by the bytes that have to be moved for each request that it saves.
@@ -118,6 +105,11 @@ impl Survey {
     /// Bytes in all.
     fn total(&self) -> u64 {
         self.bytes.iter().sum()
+    }
+
+    /// Bytes that are moved for all of it, with what has to go out of the way.
+    fn bytes_to_move(&self) -> u64 {
+        self.total().saturating_mul(COST_TENTHS) / 10
     }
 
     /// Prices from the lowest on at which there is something to be moved.
@@ -277,13 +269,38 @@ impl<'a> Planner<'a> {
             return Ok(Vec::new());
         }
         let survey = self.survey(roots)?;
-        let enough = survey.total().saturating_mul(COST_TENTHS) / 10 <= self.limits.budget;
+        let enough = survey.bytes_to_move() <= self.limits.budget;
         Ok(match self.limits {
             _ if enough => Vec::new(),
             // Nothing moves, so one pass has to find what many would take.
             Limits { dry_run: true, budget, .. } => vec![survey.price_within(budget)],
             _ => survey.prices(),
         })
+    }
+
+    /// Moves what costs at most each of these prices, then everything. Without prices the budget suffices for that.
+    fn work(&mut self, roots: &[Ino], prices: Vec<u64>) -> Result<()> {
+        let complete = prices.is_empty();
+        for price in prices.into_iter().chain([u64::MAX]) {
+            self.price = price;
+            self.pass(roots)?;
+            self.report();
+            if self.limits.dry_run || self.limits.always || self.left() == 0 {
+                return Ok(());
+            }
+        }
+        // To empty areas brings files into gaps that are brought together only afterwards: without a budget for both it would
+        // cost requests.
+        if !complete {
+            return Ok(());
+        }
+        let mut cost = u64::MAX;
+        while self.left() > 0 && self.total_cost() < cost - cost / ROUND_DIVISOR {
+            cost = self.total_cost();
+            self.empty_areas(roots)?;
+            self.take_what_helps(roots)?;
+        }
+        Ok(())
     }
 
     /// Goes through the tree once, and moves nothing.

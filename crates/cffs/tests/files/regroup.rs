@@ -301,7 +301,7 @@ fn an_empty_file_system_is_regrouped_at_once() {
 }
 
 fn maintain(fs: &Fs, usage: Usage) -> Option<RegroupStatus> {
-    fs.maintain(usage, &Regroup::new()).unwrap()
+    fs.maintain(usage, &|| true, &Regroup::new()).unwrap()
 }
 
 #[test]
@@ -311,7 +311,9 @@ fn maintenance_brings_together_what_was_written_and_then_rests() {
     assert!(maintain(&fs, Usage::Idle).is_none(), "nothing was written");
     let all = aged(&fs);
     let before = cold_requests(&fs, &all);
-    let credit = fs.maintain(Usage::InUse, &stopped()).map(|_| fs.stats().maintenance.credit).unwrap();
+    let credit = fs.maintain(Usage::InUse, &|| true, &stopped()).map(|_| fs.stats().maintenance.credit).unwrap();
+    assert!(fs.maintain(Usage::Idle, &|| false, &Regroup::new()).unwrap().is_none(), "it may not");
+    assert_eq!((fs.stats().maintenance.runs, fs.stats().maintenance.credit), (0, credit));
     let done = maintain(&fs, Usage::Idle).expect("there is enough to do");
     assert_eq!(done.outcome, Some(RegroupOutcome::Complete));
     let stats = fs.stats().maintenance;
@@ -357,11 +359,73 @@ fn the_credit_of_maintenance_is_kept_over_mounts_and_bounds_it() {
     sb.maintenance_credit = u64::MAX;
     dev.write_at(cffs::device::IoKind::Meta, 0, &sb.encode()).unwrap();
     let fs = mount(&dev);
-    assert_eq!((fs.superblock().maintenance_credit, fs.stats().maintenance.credit), (0, u64::MAX));
+    assert_eq!(fs.superblock().maintenance_credit, 0, "a crash forgets it");
+    assert!(fs.stats().maintenance.credit < 64 << 20);
     compare(&fs, &all);
     maintain(&fs, Usage::Idle);
     assert!(fs.stats().maintenance.credit < 64 << 20);
     fs.close().unwrap();
+}
+
+/// Once the credit is as large as it can be, a look in vain must not be the last one.
+#[test]
+fn maintenance_goes_on_when_the_credit_is_at_its_bound() {
+    let dev = fresh(64 << 20, &small_groups());
+    let fs = mount(&dev);
+    let mut all = aged(&fs);
+    regroup(&fs, &RegroupOptions::default());
+    let used = fs.stats().space;
+    let bound = 4 * (used[0] - used[1]) * fs.stats().fragment_size;
+    let f = fs.create(ROOT, ROOT_INO, b"temporary", 0o644).unwrap().ino;
+    while fs.stats().maintenance.credit + (1 << 20) < bound {
+        fs.write(ROOT, f, 0, &vec![1; 4 << 20]).unwrap();
+        fs.sync().unwrap();
+        fs.setattr(ROOT, f, cffs::SetAttr::default().size(Some(0))).unwrap();
+        fs.sync().unwrap();
+    }
+    assert!(maintain(&fs, Usage::Idle).is_none(), "nothing has come apart");
+    // What is written in turns over the directories comes apart.
+    for (n, (path, bytes)) in all.iter_mut().enumerate() {
+        let (dir, name) = path.split_once('/').unwrap();
+        let d = fs.lookup(ROOT_INO, dir.as_bytes()).unwrap();
+        fs.unlink(d.ino, name.as_bytes()).unwrap();
+        let a = fs.create(ROOT, d.ino, name.as_bytes(), 0o644).unwrap();
+        *bytes = contents(n * 7);
+        fs.write(ROOT, a.ino, 0, bytes).unwrap();
+        fs.forget(a.ino, 1);
+        fs.forget(d.ino, 1);
+        if n % 3 == 0 {
+            fs.sync().unwrap();
+        }
+    }
+    fs.write(ROOT, f, 0, &vec![1; 4 << 20]).unwrap();
+    fs.sync().unwrap();
+    let plan = regroup(&fs, &RegroupOptions::default().dry_run(true));
+    assert!(plan.read.after < plan.read.before / 2.0, "{plan:?}");
+    assert!(maintain(&fs, Usage::Idle).is_some(), "{:?}", fs.stats().maintenance);
+    compare(&fs, &all);
+    fs.close().unwrap();
+    clean(&dev, "maintained at the bound");
+}
+
+/// On a device without room a step ends in order, and nothing is lost.
+#[test]
+fn maintenance_of_a_full_device_ends_in_order() {
+    let dev = fresh(24 << 20, &small_groups());
+    let fs = mount(&dev);
+    let all = aged(&fs);
+    let f = fs.create(ROOT, ROOT_INO, b"the rest", 0o644).unwrap().ino;
+    let mut at = 0;
+    while fs.write(ROOT, f, at, &[7; 64 << 10]).is_ok() && fs.sync().is_ok() {
+        at += 64 << 10;
+    }
+    for usage in [Usage::InUse, Usage::Idle, Usage::Idle] {
+        let step = maintain(&fs, usage);
+        assert!(step.as_ref().is_none_or(|s| s.outcome == Some(RegroupOutcome::Complete)), "{step:?}");
+    }
+    compare(&fs, &all);
+    fs.close().unwrap();
+    clean(&dev, "a full device that was maintained");
 }
 
 #[test]
