@@ -27,6 +27,7 @@ const ENGINE: &[&Layer] = &[
     &["file", "dir"],
     &["node"],
     &["placement"],
+    &["colocation", "learning"],
     &["quota"],
     &["inode"],
     &["sums", "extent", "xattr"],

@@ -116,6 +116,7 @@ mod handle;
 pub mod stats;
 mod tune;
 
+pub use colocation::ColocationKey;
 pub use error::{Error, Result};
 pub use format::{
     Corrupt, FILE_SIZE_MAX, FileType, Geometry, Ino, LINK_MAX, NAME_MAX, QuotaKind, ROOT_INO, SYMLINK_MAX, Superblock,
@@ -141,10 +142,12 @@ pub mod metadump;
 pub mod mkfs;
 
 mod cache;
+mod colocation;
 mod dir;
 mod extent;
 mod file;
 mod inode;
+mod learning;
 mod node;
 mod placement;
 mod quota;

@@ -1,14 +1,14 @@
 //! Storage of extended attributes: small ones at the end of the inode's inline area, others in a chain of blocks.
 //!
-//! An attribute is in one of the two places. Every change divides them anew ([`pack`]). Access control lists come
-//! first, because every permission check needs them. The chain is one list divided into blocks; a change rewrites the
-//! bytes that differ, in place, within the caller's transaction.
+//! An attribute is in one of the two places. Every change divides them anew ([`pack`]). What placement asks for comes first, then
+//! access control lists, because every permission check needs them. The chain is one list divided into blocks; a change
+//! rewrites the bytes that differ, in place, within the caller's transaction.
 
 use crate::cache::{BufRef, Cache};
 use crate::error::{Error, Result};
 use crate::format::Run;
 use crate::format::dirblock::write_changed;
-use crate::format::xattr::{ChainBlock, Namespace, XATTR_NEXT, Xattr, chain_max, decode_list, payload};
+use crate::format::xattr::{COLOCATE, ChainBlock, Namespace, XATTR_NEXT, Xattr, chain_max, decode_list, payload};
 use crate::format::{BlockAddr, BlockId, BlockKind, Corrupt, Geometry, Ino, Inode, META_HEADER_SIZE};
 use crate::journal::Txn;
 use crate::reservation::Reservation;
@@ -91,6 +91,7 @@ pub struct Packed {
 /// Divides attributes between `room` bytes in the inode and the chain.
 pub fn pack(all: &[Xattr], room: usize) -> Packed {
     let rank = |x: &Xattr| match x.namespace {
+        _ if x.is(Namespace::User, COLOCATE) => 0,
         Namespace::AclAccess => 0,
         Namespace::AclDefault => 1,
         Namespace::Security => 2,

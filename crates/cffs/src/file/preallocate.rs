@@ -121,7 +121,8 @@ fn find_places(cx: &FileCtx<'_>, node: &Node, frags: Range<u64>) -> Result<(Vec<
             }
         };
         let allocated = if small {
-            cx.placement.allocate_small(st.inode.parent, hole, None, &mut Vec::new())
+            let (unit, _) = cx.placement.unit(cx.cache, &st.inode, node.creator());
+            cx.placement.allocate_small(unit, hole, None, &mut Vec::new())
         } else {
             let before = preceding(cx, &st, at).unwrap_or(None);
             let after = found.last().filter(|e| e.end() == at).map(|e| e.start + e.len).or(before);

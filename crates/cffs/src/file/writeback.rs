@@ -20,20 +20,21 @@ use std::sync::Arc;
 /// Data written in one go, in bytes. Bounds the memory that writeback holds on to.
 const BATCH_BYTES: usize = 32 << 20;
 
-/// The order of the name space: by directory, then by position in it.
-fn name_space_order(node: &Node) -> (u64, u64, usize) {
+/// The order of the name space: by what files are placed with, which is their directory mostly, then by position in the directory.
+fn name_space_order(cx: &FileCtx<'_>, node: &Node) -> ((Ino, u64), Ino, u64, usize) {
     let st = node.state.read();
+    let unit = cx.placement.unit(cx.cache, &st.inode, node.creator());
     match st.location {
-        inode::InodeLocation::Embedded { block, entry, .. } => (st.inode.parent, block, entry),
-        inode::InodeLocation::External { block, offset } => (st.inode.parent, block, offset),
-        inode::InodeLocation::System => (0, 0, 0),
+        inode::InodeLocation::Embedded { block, entry, .. } => (unit, st.inode.parent, block, entry),
+        inode::InodeLocation::External { block, offset } => (unit, st.inode.parent, block, offset),
+        inode::InodeLocation::System => ((0, 0), 0, 0, 0),
     }
 }
 
 /// Writes back the data of these nodes, allocating in the order of the name space. Errors are kept in the nodes for
 /// fsync, and the first one is returned too.
 pub fn write_back(cx: &FileCtx<'_>, nodes: Vec<Arc<Node>>) -> Result<()> {
-    let mut ordered: Vec<_> = nodes.into_iter().map(|n| (name_space_order(&n), n)).collect();
+    let mut ordered: Vec<_> = nodes.into_iter().map(|n| (name_space_order(cx, &n), n)).collect();
     ordered.sort_by_key(|(k, _)| *k);
     let sizes = new_small_files(cx, ordered.iter().map(|(_, n)| n));
     cx.placement.begin_batch(&sizes);
@@ -42,7 +43,7 @@ pub fn write_back(cx: &FileCtx<'_>, nodes: Vec<Arc<Node>>) -> Result<()> {
     outcome
 }
 
-/// Bytes of the fragments that new small files will have, by directory.
+/// Bytes of the fragments that new small files will have, by directory or other unit.
 fn new_small_files<'a>(cx: &FileCtx<'_>, nodes: impl Iterator<Item = &'a Arc<Node>>) -> AddrMap<Ino, u64> {
     let g = *cx.cache.geometry();
     let mut sizes = AddrMap::default();
@@ -51,7 +52,8 @@ fn new_small_files<'a>(cx: &FileCtx<'_>, nodes: impl Iterator<Item = &'a Arc<Nod
         let allocated = !matches!(&st.inode.format, InodeFormat::Inline(_)) && st.inode.frags > 0;
         let size = st.inode.size;
         if !allocated && size <= cx.placement.small_max() && st.inode.file_type() == FileType::Regular {
-            *sizes.entry(st.inode.parent).or_default() += g.frags_for(size) << g.frag_shift;
+            let (unit, _) = cx.placement.unit(cx.cache, &st.inode, node.creator());
+            *sizes.entry(unit).or_default() += g.frags_for(size) << g.frag_shift;
         }
     }
     sizes

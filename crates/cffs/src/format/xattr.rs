@@ -26,6 +26,12 @@ pub const XATTR_LIST_MAX: usize = 65_536;
 /// Most bytes that the entries of a file take together.
 pub const XATTR_TOTAL_MAX: usize = 128 << 10;
 
+/// Name of the attribute that says what a file is placed with, in the namespace `user.`.
+pub const COLOCATE: &[u8] = b"cffs.colocate";
+/// Name of the attribute of the root directory with the order in which programs were seen to read files, in the namespace
+/// `trusted.`. It is in no listing.
+pub const LEARNED: &[u8] = b"cffs.learned";
+
 const ENTRY_HEADER: usize = 4;
 
 /// Namespace of an attribute: what its name begins with.

@@ -137,6 +137,7 @@ impl Fs {
         self.writable()?;
         Self::check_name(name)?;
         let dir_node = self.node(parent)?;
+        self.track_path(parent);
         loop {
             if let Some(node) = self.with_space_for_name(|blocks| self.make_once(c, blocks, &dir_node, name, &new))? {
                 self.sync_names(&[&dir_node])?;
@@ -261,10 +262,6 @@ impl Fs {
         let (dir_inode, dir_state) = as_dir(st)?;
         check_new_name(&cx, dir_inode, dir_state, name, is_dir)?;
         let mut inode = self.new_inode(&owner, dir_inode, new, contents.is_none(), inherited, attributes, now);
-        if is_dir {
-            // The directory is tracked before its first block is allocated.
-            self.placement.track(dir_inode);
-        }
         let room = if self.embeds() { inode.encoded_len() } else { 0 };
         let blocks = dir_inode.frags;
         let slot = dir::prepare_insert(&cx, txn, &self.space, &allocator, dir_inode, dir_state, name, room)?;
@@ -305,7 +302,7 @@ impl Fs {
             dir_inode.nlink += 1;
             // Placement state of an earlier directory with this number does not count.
             self.placement.untrack(inode.ino);
-            self.placement.track(&inode);
+            self.placement.track(&self.cache, &inode);
         }
         let node = self.inodes.insert(txn, inode, location, Some(owner.reservation));
         node.refs.fetch_add(1, Ordering::AcqRel);

@@ -62,6 +62,10 @@ impl Fs {
             Err(Error::NoSpace) if self.write_zeros_around(&node, offset, data.len())? => attempt()?,
             outcome => outcome?,
         };
+        if !node.on_dirty_list.load(Ordering::Acquire) {
+            let parent = node.state.read().inode.parent;
+            self.track_path(parent);
+        }
         self.list_dirty(&node);
         self.start_writeback(&node, n);
         if n > 0 && node.state.read().inode.flags & FLAG_SYNC != 0 {

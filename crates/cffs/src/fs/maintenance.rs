@@ -12,7 +12,7 @@ use super::regroup::{Regroup, RegroupStatus, Running};
 use super::{Fs, MetadataMode};
 use crate::error::Result;
 use crate::format::{Ino, ROOT_INO};
-use crate::relocate::{self, MoveCtx, Outlook};
+use crate::relocate::{self, Outlook};
 use crate::stats::MaintenanceStats;
 use parking_lot::MutexGuard;
 use std::collections::BTreeSet;
@@ -66,7 +66,8 @@ impl Fs {
         };
         let roots = self.roots_of(dirs);
         let running = Running::new(self, regroup, None).yielding(may);
-        let cx = MoveCtx { file: self.file_cx(), dir: self.dir_cx(), inodes: &self.inodes };
+        let learned = self.learned_chains();
+        let cx = self.move_cx(&learned);
         // What fails is not tried again either before there is more to do.
         let (mut begun, mut wait) = (false, step);
         let is_worth_it = |o: &Outlook| {
@@ -75,7 +76,8 @@ impl Fs {
             begun
         };
         let outcome = relocate::run_if(&cx, &roots, credit, is_worth_it, &running);
-        let outcome = outcome.and_then(|()| if begun { self.journal.commit() } else { Ok(()) });
+        let outcome = outcome
+            .and_then(|()| if begun { self.store_learned().and_then(|()| self.journal.commit()) } else { Ok(()) });
         let mut c = self.credit.lock();
         if !(begun && outcome.is_ok() || running.stopped()) {
             c.wait_for(wait);

@@ -9,6 +9,7 @@
 pub(crate) mod api;
 mod attr;
 mod background;
+mod colocation;
 mod contents;
 mod copy;
 mod create;
@@ -18,6 +19,7 @@ mod fallocate;
 mod flags;
 mod flusher;
 mod grow;
+mod learning;
 mod link;
 mod maintenance;
 mod mount;
@@ -55,6 +57,7 @@ use crate::file::FileCtx;
 use crate::format::{Geometry, Ino, LAST_SYSTEM_INO, LiveGeometry, ROOT_INO, Superblock};
 use crate::inode::InodeLocation;
 use crate::journal::Journal;
+use crate::learning::Learning;
 use crate::node::{InodeCache, Locked, Node, NodeState};
 use crate::placement::Placement;
 use crate::quota::Quota;
@@ -114,6 +117,8 @@ pub struct Fs {
     /// Why [`Fs::close`] failed. Held while it runs.
     close_outcome: Mutex<Option<Error>>,
     background: Background,
+    /// What programs read one after the other.
+    learning: Learning,
     /// Of maintenance.
     credit: Mutex<Credit>,
     /// Somebody has used it since the last call of [`Fs::was_used`].

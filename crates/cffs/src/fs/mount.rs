@@ -13,6 +13,7 @@ use crate::format::system::Counters;
 use crate::format::{BlockAddr, BlockId, BlockKind, Geometry, Ino, ROOT_INO, Superblock};
 use crate::journal::recovery::ReplaySummary;
 use crate::journal::{self, CommitHook, Journal};
+use crate::learning::Learning;
 use crate::node::InodeCache;
 use crate::placement::Placement;
 use crate::quota::{self, Quota};
@@ -230,6 +231,7 @@ impl Fs {
             geo: cache.live_geometry(),
             seed: sb.hash_seed,
             embeds: sb.embeds_inodes(),
+            learning: Learning::default(),
             credit: Mutex::new(Credit::left(credit)),
             sb: Mutex::new(sb),
             cache,
@@ -263,8 +265,9 @@ impl Fs {
             if !st.inode.is_dir() {
                 return Err(crate::format::Corrupt("the root is not a directory".into()).into());
             }
-            self.placement.track(&st.inode);
+            self.placement.track(&self.cache, &st.inode);
         }
+        self.load_learned();
         if !self.opts.read_only {
             if !damaged.is_empty() {
                 self.mark_damaged(&format!("{} blocks of metadata are damaged", damaged.len()))?;
@@ -340,6 +343,11 @@ impl Fs {
     /// same error. After [`Fs::shutdown`] it writes nothing and fails with [`Error::ShutDown`], so that the image is as
     /// after a crash.
     pub fn close(&self) -> Result<()> {
+        if !self.is_read_only()
+            && let Err(e) = self.store_learned()
+        {
+            tracing::warn!("what was learned from programs is not stored: {e}");
+        }
         if self.closed.swap(true, Ordering::AcqRel) {
             return match &*self.close_outcome.lock() {
                 Some(e) => Err(e.duplicate()),

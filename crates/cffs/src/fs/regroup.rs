@@ -1,9 +1,10 @@
 //! Regrouping a mounted file system: what has come apart is brought back together.
 
 use super::rate_limit::{RateLimit, wait_until};
-use super::{Fs, MetadataMode};
+use super::{Fs, MetadataMode, now};
 use crate::error::{Error, Result};
 use crate::format::{Ino, ROOT_INO};
+use crate::learning::Chains;
 use crate::relocate::{self, COST_PARTS, Control, Limits, MoveCtx, Progress};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -270,13 +271,20 @@ impl Fs {
         let running = Running::new(self, regroup, options.rate);
         let limits =
             Limits { budget: options.budget.unwrap_or(u64::MAX), dry_run: options.dry_run, always: options.always };
-        let cx = MoveCtx { file: self.file_cx(), dir: self.dir_cx(), inodes: &self.inodes };
+        let learned = self.learned_chains();
+        let cx = self.move_cx(&learned);
         // What has no place yet is placed first.
         let outcome = self
             .write_back_all(self.opts.lazytime)
             .and_then(|()| relocate::run(&cx, roots, limits, &running))
-            .and_then(|_| self.journal.commit());
+            .and_then(|()| self.store_learned())
+            .and_then(|()| self.journal.commit());
         running.end(&outcome);
         Ok(())
+    }
+
+    /// What relocation works with.
+    pub(super) fn move_cx<'a>(&'a self, learned: &'a Chains) -> MoveCtx<'a> {
+        MoveCtx { file: self.file_cx(), dir: self.dir_cx(), inodes: &self.inodes, learned, now: now() }
     }
 }

@@ -279,7 +279,7 @@ impl Fs {
         let st = locked.get(ino)?;
         crate::node::store(txn, st)?;
         if is_dir {
-            self.placement.track(&st.inode);
+            self.placement.track(&self.cache, &st.inode);
         }
         self.changed_dir(txn, locked.get(a.dir.ino)?, now)?;
         if a.dir.ino != b.dir.ino {
@@ -342,7 +342,7 @@ impl Fs {
         if is_dir {
             let st = locked.get(a.dir.ino)?;
             st.inode.nlink = st.inode.nlink.saturating_sub(1);
-            self.placement.track(&locked.get(found.ino)?.inode);
+            self.placement.track(&self.cache, &locked.get(found.ino)?.inode);
         }
         let old = self.find_locked(locked, a.dir.ino, a.name)?.ok_or(Error::Stale)?;
         self.drop_name(txn, locked, a.dir.ino, &old, a.name, now)?;
@@ -379,7 +379,7 @@ impl Fs {
             st.inode.ctime = now;
             crate::node::store(txn, st)?;
             if st.inode.is_dir() {
-                self.placement.track(&st.inode);
+                self.placement.track(&self.cache, &st.inode);
             }
         }
         if a.dir.ino != b.dir.ino {

@@ -2,6 +2,7 @@
 
 use super::{Caller, Fs, Locked, NewPerm, SetXattr, as_dir, flags, now};
 use crate::acl::Acl;
+use crate::colocation;
 use crate::dir;
 use crate::error::{Error, Result};
 use crate::file::reserve_tree;
@@ -9,7 +10,9 @@ use crate::format::dirblock;
 use crate::format::extent::EXTENT_SIZE;
 use crate::format::geometry::INODE_SLOT_SIZE;
 use crate::format::inode::{FLAG_APPEND, FLAG_IMMUTABLE, INLINE_DEFAULT, INLINE_LEAST, INLINE_MAX, INODE_CORE_SIZE};
-use crate::format::xattr::{Namespace, XATTR_LIST_MAX, XATTR_NAME_MAX, XATTR_TOTAL_MAX, XATTR_VALUE_MAX, Xattr};
+use crate::format::xattr::{
+    COLOCATE, LEARNED, Namespace, XATTR_LIST_MAX, XATTR_NAME_MAX, XATTR_TOTAL_MAX, XATTR_VALUE_MAX, Xattr,
+};
 use crate::format::{BlockAddr, BlockKind, FileType, Ino, Inode, InodeFormat, align8};
 use crate::inode::{InodeLocation, table};
 use crate::node::{Node, NodeState};
@@ -26,6 +29,11 @@ const ACL_MAX: usize = 4096;
 /// Bytes of the inline area that attributes leave for extents if possible, and those that they always leave.
 const KEPT: usize = 2 * EXTENT_SIZE;
 const KEPT_LEAST: usize = INLINE_LEAST;
+/// What is wrong with a value that says what a directory, or a file, is placed with.
+const NO_KEY: &str = "user.cffs.colocate of a directory is directory, owner, process, age, learned, or label: and 1 to 32 letters, \
+    digits, dots, hyphens or underscores";
+const NO_MARK: &str = "user.cffs.colocate of a file is label: and 1 to 32 letters, digits, dots, hyphens or underscores, or list:, \
+    such a name, a colon and a number";
 
 /// Divides attributes between an inode and its chain of blocks. `need` bytes of the inline area are in use; the area is
 /// `now` bytes long and can grow to `most`. Also returns the new length of the inline area.
@@ -214,7 +222,9 @@ impl Fs {
         if !st.inode.has_xattrs() {
             return Ok(Vec::new());
         }
-        Ok(xattr::load(&self.cache, &st.inode)?.0.iter().map(Xattr::full_name).collect())
+        let all = xattr::load(&self.cache, &st.inode)?.0;
+        let listed = all.iter().filter(|x| !x.is(Namespace::Trusted, LEARNED));
+        Ok(listed.map(Xattr::full_name).collect())
     }
 
     /// Sets an extended attribute. An access control list also sets the permission bits, and is not stored if these
@@ -240,9 +250,13 @@ impl Fs {
             self.mark_acl()?;
         }
         let node = self.node(ino)?;
+        let colocates = namespace == Namespace::User && rest == COLOCATE;
         self.change_xattrs(c, &node, &|inode, all| {
             flags::forbid_inode(inode, FLAG_IMMUTABLE | FLAG_APPEND)?;
             allowed(namespace, inode.file_type())?;
+            if colocates && !colocation::is_valid(value, inode.is_dir()) {
+                return Error::invalid(if inode.is_dir() { NO_KEY } else { NO_MARK });
+            }
             let at = find(all, namespace, rest);
             if how.create && at.is_some() {
                 return Err(Error::Exists);
@@ -273,7 +287,9 @@ impl Fs {
                 None => {}
             }
             Ok(true)
-        })
+        })?;
+        self.colocation_changed(&node, colocates);
+        Ok(())
     }
 
     /// Removes an extended attribute. Removing an access control list leaves the permission bits as they are.
@@ -296,7 +312,17 @@ impl Fs {
                 None if namespace.is_acl() => Ok(false),
                 None => Err(Error::NoAttribute),
             }
-        })
+        })?;
+        self.colocation_changed(&node, namespace == Namespace::User && rest == COLOCATE);
+        Ok(())
+    }
+
+    /// The key of a directory may have changed: placement is told.
+    fn colocation_changed(&self, node: &Arc<Node>, changed: bool) {
+        let st = node.state.read();
+        if changed && st.inode.is_dir() && !st.freed {
+            self.placement.track(&self.cache, &st.inode);
+        }
     }
 
     /// Changes attributes of a file together with its inode (mode, owner, times). `edit` returns whether there is a

@@ -3,7 +3,8 @@
 use super::batch::{Batch, BatchCursor, LONG_RUN_GROUPS};
 use super::scatter::Scatter;
 use super::table::{DirPlacement, Table};
-use crate::cache::AddrMap;
+use crate::cache::{AddrMap, Cache};
+use crate::colocation::{self, ColocationKey, Order};
 use crate::error::Result;
 use crate::format::superblock::COMPAT_DIRS_WITH_DATA;
 use crate::format::{BlockAddr, FragAddr, Ino, Inode, LiveGeometry, Run, Superblock};
@@ -55,11 +56,55 @@ impl Placement {
         self.geo.group_size() as u64
     }
 
-    /// Tracks a directory: its parent, and the group of its last file.
-    pub fn track(&self, dir: &Inode) {
+    /// Tracks a directory: its parent, the group of its last file, and the key that it names. A key that cannot be read is
+    /// none.
+    pub fn track(&self, cache: &Cache, dir: &Inode) {
+        let key = if dir.has_xattrs() { colocation::key_of(cache, dir).unwrap_or(None) } else { None };
+        self.track_keyed(dir, key);
+    }
+
+    /// Tracks a directory that names this key.
+    pub(super) fn track_keyed(&self, dir: &Inode, key: Option<ColocationKey>) {
         let valid = dir.hint.is_multiple_of(self.geo.group_blocks()) && dir.hint < self.geo.total_blocks;
         let hint = if valid { dir.hint } else { 0 };
-        self.table.lock().track(dir.ino, dir.parent, hint, self.own_group_min());
+        let mut t = self.table.lock();
+        t.track(dir.ino, dir.parent, hint, self.own_group_min());
+        t.has_keys |= key.is_some();
+        if let Some(d) = t.dirs.get_mut(&dir.ino) {
+            d.key = key.map(Box::new);
+        }
+    }
+
+    /// The key that holds in a directory, as far as the directories above it are known.
+    pub fn key(&self, dir: Ino) -> ColocationKey {
+        self.table.lock().key(dir).cloned().unwrap_or_default()
+    }
+
+    /// What a small file is placed with: its directory, or what a key or its own attribute says; and its place there, if it has
+    /// one. `creator` is the process that made it, 0 if that is not known.
+    pub fn unit(&self, cache: &Cache, file: &Inode, creator: u32) -> (Ino, u64) {
+        let mark = if file.has_xattrs() { colocation::mark_of(cache, file).unwrap_or(None) } else { None };
+        let mut t = self.table.lock();
+        if mark.is_none() && !t.has_keys {
+            return (file.parent, 0);
+        }
+        let key = t.key(file.parent).cloned().unwrap_or_default();
+        // What is written now was last used now, and nobody knows yet what it is read with.
+        let now = file.mtime.max(file.atime);
+        match colocation::unit_of(&key, mark.as_ref(), file, creator, now, None) {
+            Some((unit, order)) if self.grouping => {
+                // Few files share the groups of their directory.
+                t.dirs.entry(unit).or_default().parent = file.parent;
+                t.dirs.entry(file.parent).or_default().decayed = true;
+                (unit, if let Order::Place(at) = order { at } else { 0 })
+            }
+            _ => (file.parent, 0),
+        }
+    }
+
+    /// Whether a directory is tracked.
+    pub fn is_tracked(&self, dir: Ino) -> bool {
+        self.table.lock().dirs.get(&dir).is_some_and(|d| d.tracked)
     }
 
     /// Stops tracking a directory that was removed.
@@ -72,7 +117,7 @@ impl Placement {
         self.table.lock().dirs.get(&dir).map_or(0, |d| d.data_group)
     }
 
-    /// Announces a writeback: how many bytes of small files it will allocate for each directory.
+    /// Announces a writeback: how many bytes of small files it will allocate for each directory, or other unit.
     ///
     /// A directory that gets enough for groups of its own has them from its first file on, and begins where the
     /// directory before it ends. If a directory, or several that share groups, gets more than some groups, its files go
@@ -114,6 +159,11 @@ impl Placement {
         let limit = self.own_group_min();
         let dirs = self.table.lock().take_decayed(|t, dir| self.group_dir(t, dir, |d| d.data_bytes >= limit));
         (dirs, self.allocated.swap(0, Ordering::Relaxed))
+    }
+
+    /// A file of a directory has another place now than it lies in.
+    pub fn note_decay(&self, dir: Ino) {
+        self.table.lock().dirs.entry(dir).or_default().decayed = true;
     }
 
     /// Counts what was allocated for a program: it pays for maintenance.

@@ -47,7 +47,7 @@ impl SmallFile {
 type Policy = fn(&Placement, &mut Table, &SmallFile) -> Result<Option<Run>>;
 
 impl Placement {
-    /// Allocates `frags` fragments for a small file of directory `dir`. Returns less where free space is scattered, and
+    /// Allocates `frags` fragments for a small file of directory `dir`, or other unit. Returns less where free space is scattered, and
     /// `None` where there is none.
     ///
     /// If a cache is given, blocks that were wholly free are installed in it as zeros and pushed to `fresh`, so that

@@ -2,6 +2,7 @@
 
 use super::batch::Batch;
 use crate::cache::AddrMap;
+use crate::colocation::{self, ColocationKey};
 use crate::format::{BlockAddr, FragAddr, Ino, ROOT_INO};
 use std::collections::BTreeSet;
 
@@ -14,10 +15,12 @@ pub(super) const GROUPS_MAX: usize = 32;
 /// Most directories that are visited on the way to the root.
 const ASCENT_MAX: usize = 64;
 
-/// Placement of one directory.
+/// Placement of one directory, or of files that something else has in common.
 #[derive(Clone, Default)]
 pub(super) struct DirPlacement {
     pub parent: Ino,
+    /// Its inode was looked at.
+    pub tracked: bool,
     /// Open group for file data, 0 for none.
     pub data_group: BlockAddr,
     /// Open group for directory blocks, 0 for none.
@@ -34,6 +37,8 @@ pub(super) struct DirPlacement {
     pub dir_bytes: u64,
     /// It got new files or blocks since maintenance looked at it.
     pub decayed: bool,
+    /// The key that it names for all that is below it.
+    pub key: Option<Box<ColocationKey>>,
 }
 
 /// What placement keeps in memory.
@@ -48,6 +53,8 @@ pub(super) struct Table {
     pub batch: Batch,
     /// Groups tracked for all directories.
     pub tracked_groups: usize,
+    /// A directory has named a key.
+    pub has_keys: bool,
     /// Open groups for directory blocks, and their directories.
     pub dir_groups: AddrMap<BlockAddr, Ino>,
 }
@@ -97,6 +104,7 @@ impl Table {
         }
         let d = self.dirs.entry(dir).or_default();
         d.parent = parent;
+        d.tracked = true;
         if d.data_group == 0 && hint != 0 {
             d.data_group = hint;
             let before = std::mem::replace(&mut d.groups, vec![hint]).len();
@@ -142,11 +150,17 @@ impl Table {
         self.ancestors(dir).find(|(ino, d)| ends(*ino, d)).map_or(ROOT_INO, |(ino, _)| ino)
     }
 
+    /// The key that holds in a directory.
+    pub fn key(&self, dir: Ino) -> Option<&ColocationKey> {
+        let mut above = self.ancestors(dir).filter(|_| self.has_keys);
+        above.find_map(|(_, d)| d.key.as_deref())
+    }
+
     /// The directories that got new files or blocks since the last call. In place of each one stands the directory whose
     /// groups it uses, and of those that lie below each other the highest.
     pub fn take_decayed(&mut self, group_dir: impl Fn(&Table, Ino) -> Ino) -> Vec<Ino> {
         let decayed = self.dirs.iter_mut().filter_map(|(ino, d)| std::mem::take(&mut d.decayed).then_some(*ino));
-        let decayed: Vec<Ino> = decayed.collect();
+        let decayed: Vec<Ino> = decayed.filter(|unit| colocation::is_directory(*unit)).collect();
         if std::mem::take(&mut self.decayed_dropped) {
             return vec![ROOT_INO];
         }

@@ -70,7 +70,7 @@ fn allocated(p: &Placement, dir: Ino, frags: u64) -> Run {
 fn directory(p: &Placement, ino: Ino) {
     let mut dir = Inode::new(ino, 0o040_755, 1);
     dir.parent = ROOT_INO;
-    p.track(&dir);
+    p.track_keyed(&dir, None);
 }
 
 #[test]

@@ -3,7 +3,8 @@
 //! Space that files leave is filled by others, so what is read together is spread over the device after a while, and no
 //! choice of places for new files can undo that (the thesis calls it group maintenance, section 2.3.4). Here three parts do:
 //!
-//! - [`walk`] goes through the tree in the order of the name space;
+//! - [`walk`] goes through the tree in the order of the name space; [`keyed`] has the files that go with others than those of their
+//!   directory, which come after it;
 //! - [`stretch`] collects what is read one after the other, and [`cost`] says how many requests that takes where it is, and
 //!   how many where it would go. Only what saves requests is moved, so a second run moves nothing;
 //! - [`files`] and [`names`] move data and directory blocks. They know nothing of why.
@@ -14,6 +15,7 @@ mod area;
 mod control;
 mod cost;
 mod files;
+mod keyed;
 mod names;
 mod plan;
 mod strays;
@@ -27,6 +29,7 @@ pub use walk::DEPTH_MAX;
 
 use crate::dir::DirCtx;
 use crate::file::FileCtx;
+use crate::learning::Chains;
 use crate::node::InodeCache;
 
 /// What relocation works with.
@@ -38,4 +41,8 @@ pub struct MoveCtx<'a> {
     pub dir: DirCtx<'a>,
     /// The inodes.
     pub inodes: &'a InodeCache,
+    /// Files that programs were seen to read one after the other.
+    pub learned: &'a Chains,
+    /// The time, in nanoseconds.
+    pub now: i64,
 }

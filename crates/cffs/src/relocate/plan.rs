@@ -2,10 +2,12 @@
 
 use super::control::{Control, Progress};
 use super::cost::{PARTS, Reader};
+use super::keyed::KeyedFiles;
 use super::strays::MainGroups;
 use super::stretch::{Item, Stretch, read_all};
-use super::walk::{Visitor, walk};
+use super::walk::{self, Visitor, skip_lost, walk};
 use super::{MoveCtx, area, files, names};
+use crate::colocation::Order;
 use crate::error::Result;
 use crate::format::{BlockAddr, Extent, Geometry, Ino};
 
@@ -178,6 +180,10 @@ struct Planner<'a> {
     uncommitted: u64,
     /// What there is to be moved is only counted.
     survey: Option<Survey>,
+    /// Files of units, which come after the others.
+    keyed: KeyedFiles,
+    /// The walk under way is for these alone.
+    only_keyed: bool,
 }
 
 /// Which of the sequences.
@@ -259,6 +265,8 @@ impl<'a> Planner<'a> {
             start: None,
             uncommitted: 0,
             survey: None,
+            keyed: KeyedFiles::default(),
+            only_keyed: false,
         }
     }
 
@@ -384,9 +392,35 @@ impl<'a> Planner<'a> {
                 walk(&cx, *root, self)?;
                 self.finish(kind)?;
             }
+            if kind == Kind::Data {
+                self.keyed_files(roots)?;
+            }
             near = self.sequences[kind as usize].near.filter(|_| near.is_some());
         }
         self.commit()
+    }
+
+    /// The files of units, after the others.
+    fn keyed_files(&mut self, roots: &[Ino]) -> Result<()> {
+        let cx = self.cx;
+        loop {
+            self.sequences[Kind::Data as usize].came_from = [None; 2];
+            for ino in self.keyed.take() {
+                if let Some(f) = skip_lost(walk::file(&cx, None, ino))?.flatten() {
+                    self.push(Kind::Data, Item::file(ino, &f.extents))?;
+                }
+            }
+            self.finish(Kind::Data)?;
+            if !self.keyed.begin_next_walk() {
+                self.keyed = KeyedFiles::default();
+                self.only_keyed = false;
+                return Ok(());
+            }
+            self.only_keyed = true;
+            for root in roots {
+                walk(&cx, *root, self)?;
+            }
+        }
     }
 
     fn push(&mut self, kind: Kind, item: Item) -> Result<()> {
@@ -603,11 +637,20 @@ impl Visitor for Planner<'_> {
     }
 
     fn file(&mut self, ino: Ino, size: u64, extents: &[Extent]) -> Result<()> {
-        self.seen.1 += 1;
+        self.seen.1 += u64::from(!self.only_keyed);
         self.progress.files = self.progress.files.max(self.seen.1);
-        if size > self.cx.file.placement.small_max() {
+        if size > self.cx.file.placement.small_max() || self.only_keyed {
             return Ok(());
         }
         self.push(Kind::Data, Item::file(ino, extents))
+    }
+
+    fn file_of_unit(&mut self, (unit, order): (Ino, Order), ino: Ino, size: u64, extents: &[Extent]) -> Result<()> {
+        self.seen.1 += u64::from(!self.only_keyed);
+        self.progress.files = self.progress.files.max(self.seen.1);
+        if size <= self.cx.file.placement.small_max() {
+            self.keyed.push(unit, order, extents[0].start, ino);
+        }
+        Ok(())
     }
 }

@@ -1,12 +1,13 @@
 //! The tree in the order of the name space: a directory's blocks and files, then its subdirectories.
 
 use super::MoveCtx;
+use crate::colocation::{self, ColocationKey, Mark, Order};
 use crate::dir;
 use crate::error::{Error, Result};
 use crate::extent;
 use crate::format::dirblock::{Entry, EntryKind};
 use crate::format::extent::LOGICAL_END;
-use crate::format::{BlockAddr, Corrupt, Extent, FileType, Ino, InodeFormat};
+use crate::format::{BlockAddr, Corrupt, Extent, FileType, Ino, Inode, InodeFormat, ROOT_INO};
 
 /// Deeper trees are damaged: no path names something in them.
 pub const DEPTH_MAX: usize = 4096;
@@ -21,13 +22,26 @@ pub(super) trait Visitor {
     fn block(&mut self, dir: Ino, lblock: u64, addr: BlockAddr) -> Result<()>;
     /// Its next file with data outside of the inode: the size in bytes, and the extents.
     fn file(&mut self, ino: Ino, size: u64, extents: &[Extent]) -> Result<()>;
+    /// A file that is placed with those of a unit, which is not its directory.
+    fn file_of_unit(&mut self, _unit: (Ino, Order), ino: Ino, size: u64, extents: &[Extent]) -> Result<()> {
+        self.file(ino, size, extents)
+    }
+}
+
+/// A directory that is not complete.
+struct Open {
+    dir: Ino,
+    /// Position of the last name that was looked at.
+    after: u64,
+    /// By what its files are placed.
+    key: ColocationKey,
 }
 
 /// Goes through a subtree. What is removed meanwhile is left out, and so is what cannot be read.
 pub(super) fn walk(cx: &MoveCtx<'_>, root: Ino, visitor: &mut dyn Visitor) -> Result<()> {
-    // Directories that are not complete, each with the position of the last name that was looked at.
-    let mut open: Vec<(Ino, u64)> = Vec::new();
+    let mut open: Vec<Open> = Vec::new();
     let mut next = Some(root);
+    let key_above = skip_lost(key_above(cx, root))?.unwrap_or_default();
     // Names of a damaged device may lead to one directory many times.
     let mut left = cx.file.cache.geometry().inodes_max();
     loop {
@@ -39,11 +53,15 @@ pub(super) fn walk(cx: &MoveCtx<'_>, root: Ino, visitor: &mut dyn Visitor) -> Re
             if open.len() >= DEPTH_MAX {
                 return Err(Corrupt(format!("directory {dir} lies more than {DEPTH_MAX} directories deep")).into());
             }
-            if visitor.directory(dir)? && skip_lost(contents(cx, dir, visitor))?.is_some() {
-                open.push((dir, 0));
+            if visitor.directory(dir)? {
+                let own = skip_lost(own_key(cx, dir))?.flatten();
+                let key = own.unwrap_or_else(|| open.last().map_or(&key_above, |above| &above.key).clone());
+                if skip_lost(contents(cx, dir, &key, visitor))?.is_some() {
+                    open.push(Open { dir, after: 0, key });
+                }
             }
         }
-        let Some((dir, after)) = open.last_mut() else { return Ok(()) };
+        let Some(Open { dir, after, .. }) = open.last_mut() else { return Ok(()) };
         match skip_lost(next_directory(cx, *dir, *after))?.flatten() {
             Some((position, below)) => {
                 let above = *dir;
@@ -60,8 +78,30 @@ fn parent(cx: &MoveCtx<'_>, dir: Ino) -> Result<Ino> {
     Ok(cx.inodes.get(cx.file.cache, dir)?.state.read().inode.parent)
 }
 
+/// The key that a directory names.
+fn own_key(cx: &MoveCtx<'_>, dir: Ino) -> Result<Option<ColocationKey>> {
+    let node = cx.inodes.get(cx.file.cache, dir)?;
+    let st = node.state.read();
+    colocation::key_of(cx.file.cache, &st.inode)
+}
+
+/// The key that the directories above this one name.
+fn key_above(cx: &MoveCtx<'_>, dir: Ino) -> Result<ColocationKey> {
+    let mut at = dir;
+    for _ in 0..DEPTH_MAX {
+        if at == ROOT_INO {
+            break;
+        }
+        at = parent(cx, at)?;
+        if let Some(key) = own_key(cx, at)? {
+            return Ok(key);
+        }
+    }
+    Ok(ColocationKey::default())
+}
+
 /// What is gone, or cannot be read, does not end a walk.
-fn skip_lost<T>(outcome: Result<T>) -> Result<Option<T>> {
+pub(super) fn skip_lost<T>(outcome: Result<T>) -> Result<Option<T>> {
     match outcome {
         Ok(value) => Ok(Some(value)),
         Err(Error::Stale | Error::NotDir | Error::NotFound) => Ok(None),
@@ -99,12 +139,12 @@ fn each_entry(
 }
 
 /// The blocks of a directory and its files.
-fn contents(cx: &MoveCtx<'_>, dir: Ino, visitor: &mut dyn Visitor) -> Result<()> {
+fn contents(cx: &MoveCtx<'_>, dir: Ino, key: &ColocationKey, visitor: &mut dyn Visitor) -> Result<()> {
     let [blocks, files] = visitor.wants();
     if blocks {
         each_block(cx, dir, visitor)?;
     }
-    if files { each_file(cx, dir, visitor) } else { Ok(()) }
+    if files { each_file(cx, dir, key, visitor) } else { Ok(()) }
 }
 
 fn each_block(cx: &MoveCtx<'_>, dir: Ino, visitor: &mut dyn Visitor) -> Result<()> {
@@ -120,7 +160,7 @@ fn each_block(cx: &MoveCtx<'_>, dir: Ino, visitor: &mut dyn Visitor) -> Result<(
     Ok(())
 }
 
-fn each_file(cx: &MoveCtx<'_>, dir: Ino, visitor: &mut dyn Visitor) -> Result<()> {
+fn each_file(cx: &MoveCtx<'_>, dir: Ino, key: &ColocationKey, visitor: &mut dyn Visitor) -> Result<()> {
     // Collected first: whoever is told may lock the directory, and files are not looked at while it is locked.
     let mut files: Vec<(Ino, bool)> = Vec::new();
     let mut after = 0;
@@ -135,8 +175,12 @@ fn each_file(cx: &MoveCtx<'_>, dir: Ino, visitor: &mut dyn Visitor) -> Result<()
         })?;
         let full = files.len() >= FILES_AT_ONCE;
         for (ino, embedded) in files.drain(..) {
-            if let Some((size, extents)) = skip_lost(file(cx, dir, ino, embedded))?.flatten() {
-                visitor.file(ino, size, &extents)?;
+            let of = if embedded { None } else { Some(dir) };
+            let Some(f) = skip_lost(file(cx, of, ino))?.flatten() else { continue };
+            let (mark, learned) = (f.mark.as_ref(), cx.learned.place(ino));
+            match colocation::unit_of(key, mark, &f.inode, 0, cx.now, learned) {
+                Some(unit) => visitor.file_of_unit(unit, ino, f.inode.size, &f.extents)?,
+                None => visitor.file(ino, f.inode.size, &f.extents)?,
             }
         }
         match last {
@@ -149,12 +193,23 @@ fn each_file(cx: &MoveCtx<'_>, dir: Ino, visitor: &mut dyn Visitor) -> Result<()
 /// Files that are collected before they are handed on.
 const FILES_AT_ONCE: usize = 1024;
 
-/// Size and extents of a file. `None` if it has no data of its own, or belongs to another directory: one with several names
-/// goes with the directory that its inode names.
-fn file(cx: &MoveCtx<'_>, dir: Ino, ino: Ino, embedded: bool) -> Result<Option<(u64, Vec<Extent>)>> {
+/// A file with data of its own.
+pub(super) struct Found {
+    /// Its inode.
+    pub inode: Inode,
+    /// What it says of itself.
+    pub mark: Option<Mark>,
+    /// Its extents.
+    pub extents: Vec<Extent>,
+}
+
+/// A file. `None` if it has no data of its own, or belongs to another directory than this one: a file with several names goes with
+/// the directory that its inode names.
+pub(super) fn file(cx: &MoveCtx<'_>, dir: Option<Ino>, ino: Ino) -> Result<Option<Found>> {
     let node = cx.inodes.get(cx.file.cache, ino)?;
     let st = node.state.read();
-    if st.freed || !embedded && st.inode.parent != dir || matches!(st.inode.format, InodeFormat::Inline(_)) {
+    let elsewhere = dir.is_some_and(|dir| st.inode.parent != dir);
+    if st.freed || elsewhere || matches!(st.inode.format, InodeFormat::Inline(_)) {
         return Ok(None);
     }
     let mut extents = Vec::new();
@@ -162,5 +217,9 @@ fn file(cx: &MoveCtx<'_>, dir: Ino, ino: Ino, embedded: bool) -> Result<Option<(
         extents.push(e);
         Ok(())
     })?;
-    Ok((!extents.is_empty()).then_some((st.inode.size, extents)))
+    if extents.is_empty() {
+        return Ok(None);
+    }
+    let mark = colocation::mark_of(cx.file.cache, &st.inode)?;
+    Ok(Some(Found { inode: st.inode.clone(), mark, extents }))
 }

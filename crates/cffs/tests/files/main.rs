@@ -3,6 +3,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod colocation;
 mod data_sums;
 mod deferred_extents;
 mod engine;

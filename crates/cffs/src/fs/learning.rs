@@ -1,0 +1,65 @@
+//! Learning from what programs read, for directories whose key is `learned`.
+//!
+//! What was learned is kept as the attribute `trusted.cffs.learned` of the root directory, which is in no listing: copies of the
+//! file system made with rsync or tar have other inode numbers. It is a hint, and lost where it does not fit.
+
+use super::{Caller, Fs, SetXattr};
+use crate::colocation::ColocationKey;
+use crate::error::{Error, Result};
+use crate::format::xattr::{LEARNED, Namespace};
+use crate::format::{FileType, Ino, InodeFormat, ROOT_INO};
+use crate::learning::Chains;
+
+impl Fs {
+    /// A process begins to read a file: where the key `learned` holds, the order in which processes read small files is noted, and
+    /// becomes their place with the next regroup. For mounts; reads by this program itself need not be told.
+    pub fn note_read(&self, process: u32, file: Ino) {
+        let Ok(node) = self.node(file) else { return };
+        let parent = {
+            let st = node.state.read();
+            let has_data =
+                st.inode.file_type() == FileType::Regular && !matches!(st.inode.format, InodeFormat::Inline(_));
+            if !has_data || st.inode.size > self.placement.small_max() {
+                return;
+            }
+            st.inode.parent
+        };
+        self.track_path(parent);
+        if self.placement.key(parent) == ColocationKey::Learned && self.learning.note(process, file) {
+            self.placement.note_decay(parent);
+        }
+    }
+
+    /// The chains that were learned.
+    pub(super) fn learned_chains(&self) -> Chains {
+        self.learning.chains()
+    }
+
+    /// Number of files that have a learned place, and of those that something is known of.
+    pub fn learned_files(&self) -> (u64, u64) {
+        self.learning.counts()
+    }
+
+    /// Takes up what was learned before.
+    pub(super) fn load_learned(&self) {
+        let node = self.node(ROOT_INO);
+        let stored = node.and_then(|root| {
+            let st = root.state.read();
+            crate::xattr::get(&self.cache, &st.inode, Namespace::Trusted, LEARNED)
+        });
+        if let Ok(Some(stored)) = stored {
+            self.learning.load(&stored);
+        }
+    }
+
+    /// Stores what was learned since the last call.
+    pub(super) fn store_learned(&self) -> Result<()> {
+        let Some(stored) = self.learning.take_changed() else { return Ok(()) };
+        let name = [Namespace::Trusted.prefix(), LEARNED].concat();
+        match self.setxattr(Caller::ROOT, ROOT_INO, &name, &stored, SetXattr::default()) {
+            // There is no room for it.
+            Err(Error::NoSpace | Error::Quota | Error::NotPermitted) => Ok(()),
+            outcome => outcome,
+        }
+    }
+}
