@@ -1,8 +1,8 @@
 //! The command line: subcommands, the names that stand for one of them, and what happens with errors.
 
 use crate::{
-    cat, dump, exit, export, fsck, generate, grow, import, info, ls, metadata_image, mkfs, mount, quota, regroup, rm,
-    scrub, stat, stats, trim, tune, umount,
+    cat, colocate, dump, exit, export, fsck, generate, grow, import, info, ls, metadata_image, mkfs, mount, quota,
+    regroup, rm, scrub, stat, stats, together, trim, tune, umount,
 };
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
@@ -42,6 +42,8 @@ enum Command {
     Image(metadata_image::ImageArgs),
     Scrub(scrub::ScrubArgs),
     Regroup(regroup::RegroupArgs),
+    Colocate(colocate::ColocateArgs),
+    Together(together::TogetherArgs),
     Generate(generate::GenerateArgs),
 }
 
@@ -158,6 +160,8 @@ pub fn run(mut args: Vec<OsString>) -> u8 {
         Command::Image(a) => metadata_image::run(&a),
         Command::Scrub(a) => scrub::run(&a),
         Command::Regroup(a) => regroup::run(&a),
+        Command::Colocate(a) => colocate::run(&a),
+        Command::Together(a) => together::run(&a),
         Command::Generate(a) => generate::run(&a, &definitions()),
     };
     match result {

@@ -5,6 +5,7 @@
 
 mod cat;
 mod cli;
+mod colocate;
 mod dump;
 mod exit;
 mod export;
@@ -33,6 +34,7 @@ mod size;
 mod stat;
 mod stats;
 mod text;
+mod together;
 mod trim;
 mod tune;
 mod umount;

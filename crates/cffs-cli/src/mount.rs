@@ -47,6 +47,7 @@ Mount options:
   threads=N                 Threads that answer the kernel
   maintenance=SECONDS       Files are brought back together when nobody has used the mount for so long;
                             nomaintenance: never (default)
+  learn, nolearn            Where the key `learned` holds, note in which order programs read small files (default), or not
   io_uring, noio_uring      Messages come through io_uring, or there is no mount; or never. Default: where Linux
                             (from 6.14 on) allows it in /sys/module/fuse/parameters/enable_uring
   log=LEVEL                 Messages from this level on: error, warn (default), info, debug, trace

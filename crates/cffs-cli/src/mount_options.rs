@@ -60,6 +60,8 @@ const DEFAULTABLE: &[&str] = &[
     "threads",
     "maintenance",
     "nomaintenance",
+    "learn",
+    "nolearn",
     "io_uring",
     "noio_uring",
     "discard",
@@ -209,6 +211,8 @@ impl Options {
             ("log", Some(v)) if LEVELS.contains(&v) => {}
             ("log", _) => return wrong("must be error, warn, info, debug or trace"),
             ("logdev", Some(v)) if !v.is_empty() => self.log_device = Some(v.into()),
+            ("learn", None) => config.learn = true,
+            ("nolearn", None) => config.learn = false,
             ("nomaintenance", None) => config.maintenance = None,
             ("maintenance", Some(v)) => match v.parse() {
                 Ok(n @ 1..=IDLE_MAX) => config.maintenance = Some(Duration::from_secs(n)),
@@ -313,6 +317,7 @@ mod tests {
         assert!(matches!(io_uring("noio_uring,io_uring"), Ok(IoUring::Required)));
         assert!(matches!(io_uring("io_uring,noio_uring"), Ok(IoUring::Off)));
         assert!(io_uring("io_uring=1").is_err());
+        assert!(parse("ro").unwrap().config.learn && !parse("nolearn").unwrap().config.learn);
         assert!(parse("ro").unwrap().config.birth_times && !parse("nobtime").unwrap().config.birth_times);
     }
 

@@ -57,6 +57,8 @@ pub struct MountConfig {
     pub io_uring: IoUring,
     /// After which time without an operation files are brought back together (`cffs::Fs::maintain`). `None`: never.
     pub maintenance: Option<Duration>,
+    /// Whether it is noted in which order programs read small files, where the key `learned` holds.
+    pub learn: bool,
 }
 
 impl Default for MountConfig {
@@ -82,6 +84,7 @@ impl Default for MountConfig {
             max_background: 64,
             io_uring: IoUring::Allowed,
             maintenance: None,
+            learn: true,
         }
     }
 }

@@ -211,7 +211,7 @@ fn contents(ops: &Ops, op: Opcode, message: &mut Message<'_>) -> Reply<usize> {
         Opcode::Read => {
             let (_handle, offset, size) = (args.u64(), args.u64(), args.u32() as usize);
             let room = message.payload.len();
-            ops.read(node, offset, &mut message.payload[..size.min(room)])
+            ops.read(who, node, offset, &mut message.payload[..size.min(room)])
         }
         Opcode::Write => {
             let (_handle, offset, size, flags) = (args.u64(), args.u64(), args.u32() as usize, args.u32());

@@ -13,7 +13,7 @@ const SEEK_HOLE: i32 = 4;
 
 impl Ops {
     /// Fills `out` from `offset` on. Returns the number of bytes.
-    pub(crate) fn read(&self, ino: Ino, offset: u64, out: &mut [u8]) -> Reply<usize> {
+    pub(crate) fn read(&self, who: Credentials, ino: Ino, offset: u64, out: &mut [u8]) -> Reply<usize> {
         if is_stats_file(ino) {
             let text = self.state.stats_files.text(ino).ok_or(Errno::STALE)?;
             let from = usize::try_from(offset).unwrap_or(usize::MAX).min(text.len());
@@ -21,7 +21,13 @@ impl Ops {
             out[..n].copy_from_slice(&text.as_bytes()[from..from + n]);
             return Ok(n);
         }
-        self.state.call(Opcode::Read, ino, |fs| fs.read(ino, offset, out))
+        self.state.call(Opcode::Read, ino, |fs| {
+            // The kernel names no process where it reads for itself.
+            if offset == 0 && self.config.learn && who.pid != 0 {
+                fs.note_read(who.pid, ino);
+            }
+            fs.read(ino, offset, out)
+        })
     }
 
     /// With `privileges_fall` the set-id bits and capabilities of the file are dropped.

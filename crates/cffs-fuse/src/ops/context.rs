@@ -6,7 +6,7 @@ use crate::protocol::init::Capabilities;
 use crate::protocol::opcode::Opcode;
 use crate::protocol::wire::{Credentials, permissions};
 use crate::stats_file::is_stats_file;
-use cffs::{Caller, Error, Fs, Ino, NewPerm, Result};
+use cffs::{Attr, Caller, Error, Fs, Ino, NewPerm, Result};
 use rustix::io::Errno;
 use std::sync::Arc;
 
@@ -36,9 +36,21 @@ pub(super) fn in_group(who: Credentials, gid: u32) -> bool {
         return true;
     }
     // The message has one group only. The others are those of the process.
+    status_line(who, "Groups:").split_whitespace().any(|g| g.parse() == Ok(gid))
+}
+
+/// What the kernel says of the thread that sent a message, behind a label; nothing if it has ended.
+fn status_line(who: Credentials, label: &str) -> String {
     let status = std::fs::read_to_string(format!("/proc/{}/status", who.pid)).unwrap_or_default();
-    let groups = status.lines().find_map(|l| l.strip_prefix("Groups:")).unwrap_or_default();
-    groups.split_whitespace().any(|g| g.parse() == Ok(gid))
+    status.lines().find_map(|l| l.strip_prefix(label)).unwrap_or_default().trim().to_owned()
+}
+
+/// Tells the engine which process has made a file, where that decides about its place.
+pub(super) fn note_creator(fs: &Fs, who: Credentials, dir: Ino, file: &Attr) {
+    if fs.places_by_process(dir) {
+        // The message names the thread.
+        fs.note_creator(file.ino, status_line(who, "Tgid:").parse().unwrap_or(who.pid));
+    }
 }
 
 impl Ops {

@@ -1,6 +1,6 @@
 //! Messages about names: finding, making, removing and renaming files.
 
-use super::context::{Ops, Reply, caller, not_a_stats_file};
+use super::context::{Ops, Reply, caller, not_a_stats_file, note_creator};
 use crate::protocol::opcode::Opcode;
 use crate::protocol::wire::{Credentials, mode_type};
 use crate::stats_file::{STATS_FILE, is_stats_file};
@@ -89,7 +89,9 @@ impl Ops {
             let perm = self.new_permissions(mode, umask);
             match mode_type(mode) {
                 None => Err(Error::Invalid(format!("mode {mode:o} has no file type"))),
-                Some(FileType::Regular) => fs.create(caller(who), parent, name, perm),
+                Some(FileType::Regular) => {
+                    fs.create(caller(who), parent, name, perm).inspect(|a| note_creator(fs, who, parent, a))
+                }
                 Some(t) => fs.mknod(caller(who), parent, name, t, perm, rdev),
             }
         })
@@ -104,7 +106,8 @@ impl Ops {
         }
         self.state.call(Opcode::Create, parent, |fs| {
             reserved(parent, name)?;
-            fs.create(caller(who), parent, name, self.new_permissions(mode, umask))
+            let made = fs.create(caller(who), parent, name, self.new_permissions(mode, umask));
+            made.inspect(|a| note_creator(fs, who, parent, a))
         })
     }
 

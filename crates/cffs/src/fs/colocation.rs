@@ -1,11 +1,13 @@
 //! What small files are placed with: keys of directories, lists of files that are read together.
+//!
+//! Both are stored as one attribute, so programs can set them on a mount without this library.
 
 use super::{Caller, Fs, SetXattr};
 use crate::colocation::{self, ColocationKey, Mark};
 use crate::error::{Error, Result};
-use crate::format::xattr::{COLOCATE, Namespace};
 use crate::format::{Ino, ROOT_INO};
 use crate::relocate::DEPTH_MAX;
+use std::hash::{DefaultHasher, Hash, Hasher};
 
 impl Fs {
     /// The key that holds in a directory, and the directory that names it; that is the root where none does.
@@ -46,7 +48,7 @@ impl Fs {
         }
         match key {
             Some(key) => self.set_colocation(c, dir, key.to_string()),
-            None => match self.removexattr(c, dir, &attribute()) {
+            None => match self.removexattr(c, dir, COLOCATION_ATTRIBUTE.as_bytes()) {
                 Err(Error::NoAttribute) => Ok(()),
                 outcome => outcome,
             },
@@ -68,16 +70,14 @@ impl Fs {
             }
         }
         let Some(first) = files.first() else { return Ok(()) };
-        // No other list has the same first file and time.
-        let list = format!("{first:x}.{:x}", super::now());
-        for (at, file) in files.iter().enumerate() {
-            self.set_colocation(c, *file, Mark::List { list: list.clone(), at: at as u64 }.to_string())?;
+        for (file, value) in files.iter().zip(list_values(*first)) {
+            self.set_colocation(c, *file, value)?;
         }
         Ok(())
     }
 
     fn set_colocation(&self, c: Caller, ino: Ino, value: String) -> Result<()> {
-        self.setxattr(c, ino, &attribute(), value.as_bytes(), SetXattr::default())
+        self.setxattr(c, ino, COLOCATION_ATTRIBUTE.as_bytes(), value.as_bytes(), SetXattr::default())
     }
 
     /// Tells placement of a directory, and of those above it, what their inodes say: after a mount, and when it has dropped
@@ -111,7 +111,29 @@ impl Fs {
     }
 }
 
-/// The whole name of the attribute.
-fn attribute() -> Vec<u8> {
-    [Namespace::User.prefix(), COLOCATE].concat()
+/// Values of the attribute [`COLOCATION_ATTRIBUTE`] for the files of a new list, one after the other: for programs that set it on a
+/// mount. `first` is the number of its first file.
+pub fn list_values(first: Ino) -> impl Iterator<Item = String> {
+    // No other list has the same first file and time.
+    let mut hasher = DefaultHasher::new();
+    (first, super::now()).hash(&mut hasher);
+    let list = format!("{:016x}", hasher.finish());
+    (0..).map(move |at| Mark::List { list: list.clone(), at }.to_string())
+}
+
+/// Name of the extended attribute with the key of a directory, or the list of a file.
+pub const COLOCATION_ATTRIBUTE: &str = "user.cffs.colocate";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::xattr::{COLOCATE, Namespace};
+
+    #[test]
+    fn the_attribute_is_the_one_that_placement_reads() {
+        assert_eq!(COLOCATION_ATTRIBUTE.as_bytes(), [Namespace::User.prefix(), COLOCATE].concat());
+        let values: Vec<String> = list_values(1 << 40).take(2).collect();
+        assert!(values.iter().all(|v| colocation::is_valid(v.as_bytes(), false)), "{values:?}");
+        assert_ne!(values[0], values[1]);
+    }
 }

@@ -42,6 +42,7 @@ mod tune;
 mod xattr;
 
 pub use api::*;
+pub use colocation::{COLOCATION_ATTRIBUTE, list_values};
 pub use fallocate::Fallocate;
 pub use grow::Grown;
 pub use maintenance::Usage;
