@@ -214,12 +214,15 @@ impl Default for Bounds {
 
 /// Generates a sequence of (about) `len` operations.
 pub fn generate(seed: u64, profile: Profile, len: usize, bounds: Bounds) -> Vec<Op> {
-    let mut g = Generator { rng: Rng::with_seed(seed), bounds, state: State::default(), tag: seed << 20 };
+    let (rng, second) = (Rng::with_seed(seed), Rng::with_seed(!seed));
+    let mut g = Generator { rng, second, bounds, state: State::default(), tag: seed << 20 };
     let mut programs = (profile == Profile::Programs).then(|| Programs::new(&mut g.rng));
     let weights = profile.weights();
     let total: u32 = weights.iter().map(|w| w.1).sum();
     let mut out = Vec::with_capacity(len);
-    while out.len() < len {
+    // Besides the operations that are counted.
+    let mut keys = 0;
+    while out.len() < len + keys {
         let mut pick = g.rng.u32(..total);
         let kind = weights.iter().find(|(_, w)| {
             let here = pick < *w;
@@ -227,6 +230,12 @@ pub fn generate(seed: u64, profile: Profile, len: usize, bounds: Bounds) -> Vec<
             here
         });
         if g.chance(REGROUPS_ONE_IN) {
+            let colocate = g.colocate();
+            keys += colocate.len();
+            for op in &colocate {
+                let _ = g.state.apply(op);
+            }
+            out.extend(colocate);
             out.push(g.regroup());
             continue;
         }
@@ -249,6 +258,8 @@ const REGROUPS_ONE_IN: u32 = 30;
 
 struct Generator {
     rng: Rng,
+    /// For what is generated in addition: other operations come out as they do without it.
+    second: Rng,
     bounds: Bounds,
     state: State,
     tag: u64,
@@ -491,6 +502,20 @@ impl Generator {
             CreateMany => self.create_many(),
             UnlinkMany => self.unlink_many(),
         }
+    }
+
+    /// Keys of directories and lists of files, before every second regroup.
+    fn colocate(&mut self) -> Vec<Op> {
+        std::mem::swap(&mut self.rng, &mut self.second);
+        let mut ops = Vec::new();
+        if self.rng.bool() {
+            for _ in 0..self.rng.u32(1..5) {
+                let path = if self.rng.bool() { self.dir() } else { self.any() };
+                ops.push(Op::Colocate { path, value: self.rng.u64(..30) });
+            }
+        }
+        std::mem::swap(&mut self.rng, &mut self.second);
+        ops
     }
 
     fn regroup(&mut self) -> Op {

@@ -2,9 +2,9 @@
 
 use crate::model::acl::LISTS;
 use crate::model::{Fail, Id, Model, NewFile, ROOT, Result};
-use crate::ops::{Op, Path, SLOTS, Special};
+use crate::ops::{Op, Path, SLOTS, Special, colocation_value};
 use crate::pattern;
-use cffs::{Caller, FileType, Ino, RenameFlags, SetAttr, TimeSpec};
+use cffs::{COLOCATION_ATTRIBUTE, Caller, FileType, Ino, RenameFlags, SetAttr, TimeSpec};
 use rustix::io::Errno;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -226,6 +226,11 @@ impl State {
             }
             Op::SetXattr { path, name, len, tag } => self.with_file(path, |s, id| {
                 s.model.set_xattr(id, name, pattern::bytes(*tag, 0, *len)).map(|()| Outcome::File(id))
+            }),
+            Op::Colocate { path, value } => self.with_file(path, |s, id| {
+                let is_dir = s.model.get(id).file_type == FileType::Directory;
+                let value = colocation_value(*value, is_dir).into_bytes();
+                s.model.set_xattr(id, COLOCATION_ATTRIBUTE, value).map(|()| Outcome::File(id))
             }),
             Op::RemoveXattr { path, name } => {
                 self.with_file(path, |s, id| s.model.remove_xattr(id, name).map(|()| Outcome::File(id)))

@@ -162,6 +162,8 @@ pub enum Op {
     Grow { percent: u8 },
     /// Give all free space back to the device.
     Trim,
+    /// Set what a directory's files, or a file, are placed with, to one of many values ([`colocation_value`]).
+    Colocate { path: Path, value: u64 },
     /// Bring a directory and what is below it back together: what that saves requests for, or everything.
     Regroup { path: Path, always: bool },
     /// Make files `first` to `first + count` of `len` bytes each in a directory.
@@ -203,6 +205,12 @@ pub fn expand_all(ops: &[Op]) -> Vec<Op> {
         }
     }
     out
+}
+
+/// A value of [`cffs::COLOCATION_ATTRIBUTE`]: for a directory a key, for anything else a place in one of a few lists.
+pub fn colocation_value(value: u64, is_dir: bool) -> String {
+    const KEYS: [&str; 7] = ["owner", "process", "age", "label:x", "label:y", "learned", "directory"];
+    if is_dir { KEYS[value as usize % KEYS.len()].into() } else { format!("list:{:016x}:{}", value % 3, value / 3) }
 }
 
 impl fmt::Display for Op {
@@ -256,6 +264,7 @@ impl fmt::Display for Op {
             Op::Close { slot } => write!(f, "close {slot}"),
             Op::Remount { forget } => write!(f, "remount {forget}"),
             Op::Trim => write!(f, "trim"),
+            Op::Colocate { path, value } => write!(f, "colocate {path} {value}"),
             Op::Regroup { path, always } => {
                 write!(f, "regroup {path} {}", if *always { "always" } else { "gains" })
             }
@@ -361,6 +370,7 @@ impl FromStr for Op {
             "close" => Op::Close { slot: number(next()?)? },
             "remount" => Op::Remount { forget: flag(next()?) },
             "trim" => Op::Trim,
+            "colocate" => Op::Colocate { path: Path::new(next()?), value: number(next()?)? },
             "regroup" => Op::Regroup {
                 path: Path::new(next()?),
                 always: match next()? {

@@ -4,6 +4,9 @@
 //! For each file the table has one file that was read after it by the same process, and votes for that: one more whenever it
 //! happens again, one less when another file follows, which takes the place when no vote is left. So an order that is not
 //! repeated is forgotten, and so is one that nothing confirms for long. Files with two votes or more make chains.
+//!
+//! Of a large file it is noted whether more than its beginning is read mostly, and how far. Shared libraries are: their beginning
+//! tells the loader which parts to map. So all of that can come with the first request.
 
 use crate::cache::AddrMap;
 use crate::format::Ino;
@@ -15,6 +18,12 @@ const FILES_MAX: usize = 1 << 16;
 const VOTES_MAX: u8 = 8;
 /// Votes that a follower needs to count.
 const VOTES_ENOUGH: u8 = 2;
+/// Large files of which the table knows, at most, at 24 bytes; how far they are read at most, and the unit of that.
+const HEADS_MAX: usize = 1 << 12;
+const REACH_UNIT: u64 = 64 << 10;
+const REACH_MAX: u64 = 2 << 20;
+/// Marks the votes of a large file in the stored form.
+const HEAD_BIT: u8 = 0x80;
 /// After so many reads all followers lose a vote.
 const READS_TO_FORGET: u64 = 1 << 18;
 /// Processes whose last file is known.
@@ -31,6 +40,17 @@ struct Follower {
     votes: u8,
 }
 
+/// A large file whose beginning was read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Head {
+    /// For more than the beginning.
+    votes: u8,
+    /// How far it is read, in units of [`REACH_UNIT`].
+    reach: u64,
+    /// Only the beginning was read since.
+    only_begun: bool,
+}
+
 /// A process that reads.
 #[derive(Clone, Copy)]
 struct Reader {
@@ -44,6 +64,7 @@ struct Reader {
 #[derive(Default)]
 struct Table {
     followers: AddrMap<Ino, Follower>,
+    heads: AddrMap<Ino, Head>,
     readers: Vec<Reader>,
     reads: u64,
     changed: bool,
@@ -61,6 +82,16 @@ impl Learning {
         self.table.lock().note(process, file)
     }
 
+    /// The beginning of a large file is read. How many bytes of it are mostly read then, if that is known.
+    pub fn note_head(&self, file: Ino) -> Option<u64> {
+        self.table.lock().note_head(file)
+    }
+
+    /// A large file is read on, up to this byte.
+    pub fn note_more(&self, file: Ino, end: u64) {
+        self.table.lock().note_more(file, end);
+    }
+
     /// The chains there are now.
     pub fn chains(&self) -> Chains {
         self.table.lock().chains()
@@ -75,7 +106,7 @@ impl Learning {
     /// Takes up what was stored. What is damaged is left out.
     pub fn load(&self, stored: &[u8]) {
         let mut t = self.table.lock();
-        t.followers = decode(stored);
+        (t.followers, t.heads) = decode(stored);
         t.changed = false;
     }
 
@@ -135,6 +166,36 @@ impl Table {
             f.votes -= 1;
             f.votes > 0
         });
+        self.fade_heads();
+    }
+
+    fn fade_heads(&mut self) {
+        self.heads.retain(|_, h| {
+            h.votes = h.votes.saturating_sub(1);
+            h.votes > 0
+        });
+    }
+
+    fn note_head(&mut self, file: Ino) -> Option<u64> {
+        if self.heads.len() >= HEADS_MAX {
+            self.fade_heads();
+        }
+        self.changed = true;
+        let h = self.heads.entry(file).or_default();
+        if h.only_begun {
+            h.votes = h.votes.saturating_sub(1);
+        }
+        h.only_begun = true;
+        (h.votes >= VOTES_ENOUGH).then_some(h.reach * REACH_UNIT)
+    }
+
+    fn note_more(&mut self, file: Ino, end: u64) {
+        let Some(h) = self.heads.get_mut(&file) else { return };
+        if std::mem::take(&mut h.only_begun) {
+            h.votes = (h.votes + 1).min(VOTES_MAX);
+        }
+        h.reach = h.reach.max(end.min(REACH_MAX).div_ceil(REACH_UNIT));
+        self.changed = true;
     }
 
     /// Whole chains, each in its order. Pairs that count make them. The end of one and the beginning of another go together if
@@ -179,6 +240,15 @@ impl Table {
             put_difference(&mut out, ino, f.next);
             out.push(f.votes);
             last = f.next;
+        }
+        let mut heads: Vec<(Ino, Head)> = self.heads.iter().map(|(ino, h)| (*ino, *h)).collect();
+        heads.retain(|(_, h)| h.votes >= least);
+        heads.sort_unstable_by_key(|(ino, _)| *ino);
+        for (ino, h) in heads {
+            put_difference(&mut out, last, ino);
+            put_difference(&mut out, 0, h.reach);
+            out.push(h.votes | HEAD_BIT);
+            last = ino;
         }
         out
     }
@@ -269,21 +339,31 @@ fn get_difference(bytes: &mut &[u8], from: u64) -> Option<u64> {
     None
 }
 
-fn decode(stored: &[u8]) -> AddrMap<Ino, Follower> {
-    let mut followers = AddrMap::default();
-    let Some((&VERSION, mut rest)) = stored.split_first() else { return followers };
+fn decode(stored: &[u8]) -> (AddrMap<Ino, Follower>, AddrMap<Ino, Head>) {
+    let (mut followers, mut heads) = (AddrMap::default(), AddrMap::default());
+    let Some((&VERSION, mut rest)) = stored.split_first() else { return (followers, heads) };
     let mut last = 0;
-    while followers.len() < FILES_MAX {
+    while followers.len() < FILES_MAX && heads.len() < HEADS_MAX {
         let Some(ino) = get_difference(&mut rest, last) else { break };
+        let before_value = rest;
         let Some(next) = get_difference(&mut rest, ino) else { break };
         let Some((votes, left)) = rest.split_first() else { break };
         rest = left;
-        if (1..=VOTES_MAX).contains(votes) {
-            followers.insert(ino, Follower { next, votes: *votes });
+        let valid = (1..=VOTES_MAX).contains(&(votes & !HEAD_BIT));
+        if votes & HEAD_BIT == 0 {
+            if valid {
+                followers.insert(ino, Follower { next, votes: *votes });
+            }
+            last = next;
+        } else {
+            let reach = get_difference(&mut &before_value[..], 0).unwrap_or(0);
+            if valid && reach <= REACH_MAX / REACH_UNIT {
+                heads.insert(ino, Head { votes: votes & !HEAD_BIT, reach, only_begun: false });
+            }
+            last = ino;
         }
-        last = next;
     }
-    followers
+    (followers, heads)
 }
 
 #[cfg(test)]
@@ -291,7 +371,9 @@ mod tests {
     use super::*;
 
     fn run(t: &mut Table, process: u32, files: impl IntoIterator<Item = Ino>) {
-        files.into_iter().for_each(|ino| drop(t.note(process, ino)));
+        for ino in files {
+            t.note(process, ino);
+        }
     }
 
     fn order(t: &Table) -> Vec<Ino> {
@@ -367,13 +449,39 @@ mod tests {
         assert!(t.readers.len() <= PROCESSES);
         let stored = t.encode();
         assert!(stored.len() <= STORED_MAX && stored.len() > 99 * 3 - 1, "{}", stored.len());
-        assert!(decode(&stored).iter().all(|(ino, f)| t.followers[ino] == *f));
-        assert!(decode(&stored).len() >= 99);
+        let (followers, _) = decode(&stored);
+        assert!(followers.iter().all(|(ino, f)| t.followers[ino] == *f));
+        assert!(followers.len() >= 99);
+    }
+
+    #[test]
+    fn a_large_file_is_read_as_far_as_it_was_read_twice() {
+        let mut t = Table::default();
+        for end in [700_000, 300_000] {
+            assert_eq!(t.note_head(5), None);
+            t.note_more(5, end);
+            t.note_more(5, 100_000);
+        }
+        assert_eq!(t.note_head(5), Some(11 * REACH_UNIT));
+        // Only the beginning, three times: it was read for something else.
+        assert_eq!(t.note_head(5), None);
+        assert_eq!(t.note_head(5), None);
+        t.note_more(6, 5000);
+        assert_eq!(t.heads.len(), 1, "its beginning was not read");
+        t.note_head(7);
+        t.note_more(7, 1 << 40);
+        assert_eq!(t.heads[&7].reach, REACH_MAX / REACH_UNIT);
+        (100..3 * HEADS_MAX as u64).for_each(|ino| assert_eq!(t.note_head(ino), None));
+        assert!(t.heads.len() <= HEADS_MAX);
     }
 
     #[test]
     fn what_is_stored_comes_back_and_damage_does_no_harm() {
         let l = Learning::default();
+        for _ in 0..2 {
+            l.note_head(9);
+            l.note_more(9, 1 << 20);
+        }
         for p in 0..3 {
             for ino in [5, 7, u64::MAX >> 1, 6, 1 << 40] {
                 l.note(p, ino);
@@ -385,6 +493,7 @@ mod tests {
         other.load(&stored);
         assert_eq!(other.chains().places, l.chains().places);
         assert_eq!(other.counts(), (4, 4));
+        assert_eq!(other.note_head(9), Some(1 << 20));
         for cut in 0..stored.len() {
             other.load(&stored[..cut]);
         }

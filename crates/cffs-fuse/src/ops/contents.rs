@@ -23,8 +23,8 @@ impl Ops {
         }
         self.state.call(Opcode::Read, ino, |fs| {
             // The kernel names no process where it reads for itself.
-            if offset == 0 && self.config.learn && who.pid != 0 {
-                fs.note_read(who.pid, ino);
+            if self.config.learn && who.pid != 0 {
+                fs.note_read(who.pid, ino, offset, out.len());
             }
             fs.read(ino, offset, out)
         })

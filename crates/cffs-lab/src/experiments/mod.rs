@@ -10,6 +10,7 @@ mod disks;
 mod harness;
 mod history;
 mod kernel_peers;
+mod keys;
 mod large;
 mod large_files;
 mod lower_bound;
@@ -52,7 +53,7 @@ impl Experiment {
     }
 }
 
-const EXPERIMENTS: [Experiment; 22] = [
+const EXPERIMENTS: [Experiment; 23] = [
     Experiment::of("disks", "The simulated disks against their data sheets", disks::sheets),
     Experiment::of("ganger97-fig2", "Ganger and Kaashoek 1997, figure 2: service time by request size", |_| {
         service::figure2()
@@ -89,6 +90,11 @@ const EXPERIMENTS: [Experiment; 22] = [
         "layout",
         "Seltzer et al. 1995, figure 5, and Ganger and Kaashoek 1997, section 2.2: how files lie after aging",
         placement::layout,
+    ),
+    Experiment::of(
+        "colocation",
+        "Keys, lists and learning: what belongs together beyond the directory",
+        keys::colocation,
     ),
     Experiment::of("history", "Aging by a real history: the revisions of a git repository", history::replay),
     Experiment::of("large-files", "Large files against the disk itself, fresh and aged", large_files::model),

@@ -157,7 +157,10 @@ impl Cache {
         let demand = buf.request();
         if demand != Demand::Requested {
             self.counters.speculative_used.fetch_add(1, Ordering::Relaxed);
-            policy.used();
+            if let Some((from, groups)) = policy.used(buf.addr(), self.geo.group_blocks()) {
+                let kind = if std::ptr::eq(policy, &self.data_policy) { IoKind::Data } else { IoKind::Meta };
+                self.readahead_groups(kind, policy, from, groups);
+            }
         }
         if demand == Demand::Unrelated {
             policy.used_unrelated();

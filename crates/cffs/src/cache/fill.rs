@@ -60,7 +60,7 @@ impl Cache {
         if along > 0 {
             policy.note_last_group(group + along * blocks);
         }
-        self.readahead_groups(kind, group + blocks, ahead);
+        self.readahead_groups(kind, policy, group + blocks, ahead);
         Ok(())
     }
 

@@ -108,7 +108,7 @@ impl Cache {
             let last = self.geo.group_of(window.end - 1);
             policy.note_unrelated(unrelated, blocks);
             policy.note_last_group(last);
-            self.readahead_groups(kind, last + blocks, ahead);
+            self.readahead_groups(kind, policy, last + blocks, ahead);
         } else if threaded && window_max > blocks {
             self.readahead_extents(kind, dir, window.end, window_max, blocks / GAP_DIVISOR);
         }

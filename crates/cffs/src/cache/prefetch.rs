@@ -14,6 +14,8 @@
 
 use crate::format::{BlockAddr, Ino};
 use parking_lot::Mutex;
+use std::collections::VecDeque;
+use std::ops::Range;
 
 /// Prefetching of groups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -36,6 +38,8 @@ const SCORE_WARMUP: u32 = 12;
 const MISS_TABLE: usize = 1024;
 /// Most groups of readahead, once a walk in order has been recognized.
 const AHEAD_MAX: u64 = 4;
+/// Readers that are told apart: a program that reads here and there by turns goes through several parts in order.
+const STREAMS_MAX: usize = 4;
 /// Where one in so many of the blocks prefetched by the last read was used, the next one may have several groups.
 const WALK_DIVISOR: u64 = 2;
 /// In so many parts of a group, each with nothing but unrelated blocks, one block each is to be used. At the knee the whole
@@ -55,9 +59,8 @@ struct State {
     used: u32,
     /// Groups with a single miss, by slot.
     misses: Vec<BlockAddr>,
-    last_group: BlockAddr,
-    /// Group reads in order of the device.
-    streak: u64,
+    /// Readers that go through the device in order, the last one first.
+    streams: VecDeque<Stream>,
     /// Blocks that were prefetched with the last read, and prefetched blocks that were used since, whichever read brought them.
     prefetched: u64,
     used_since: u64,
@@ -65,6 +68,44 @@ struct State {
     dir: Ino,
     window: u64,
     unrelated: Unrelated,
+}
+
+/// A reader that goes through the device in order.
+#[derive(Default)]
+struct Stream {
+    last_group: BlockAddr,
+    /// Group reads in order of the device.
+    streak: u64,
+    /// The last groups it has come to, and how many of their blocks were prefetched and then used.
+    run: Range<BlockAddr>,
+    used: u64,
+    /// Groups that the readahead thread was asked for last, until the reader comes to them.
+    ahead: Range<BlockAddr>,
+}
+
+impl Stream {
+    /// Its streak, if it goes on to this group.
+    fn goes_on_to(&self, group: BlockAddr, group_blocks: u64) -> Option<u64> {
+        match group.checked_sub(self.last_group)? {
+            d if d == group_blocks => Some((self.streak + 1).min(AHEAD_MAX)),
+            d if d > 0 && d <= (AHEAD_MAX + 1) * group_blocks && self.streak > 0 => Some(self.streak),
+            _ => None,
+        }
+    }
+}
+
+impl State {
+    /// The streak of the last reader.
+    fn streak(&self) -> u64 {
+        self.streams.front().map_or(0, |s| s.streak)
+    }
+
+    /// This one is the last reader now.
+    fn bring_to_front(&mut self, at: usize) -> Option<&mut Stream> {
+        let stream = self.streams.remove(at)?;
+        self.streams.push_front(stream);
+        self.streams.front_mut()
+    }
 }
 
 /// What became of the blocks that were prefetched and did not belong to the directory that was read.
@@ -86,7 +127,7 @@ pub(super) struct Prefetch {
 
 impl Prefetch {
     pub(super) fn new(mode: PrefetchMode) -> Prefetch {
-        let state = State { misses: vec![u64::MAX; MISS_TABLE], last_group: u64::MAX, ..State::default() };
+        let state = State { misses: vec![u64::MAX; MISS_TABLE], ..State::default() };
         Prefetch { mode, state: Mutex::new(state) }
     }
 
@@ -116,13 +157,22 @@ impl Prefetch {
             s.group_reads /= 2;
             s.used /= 2;
         }
-        s.streak = match group.checked_sub(s.last_group) {
-            Some(d) if d == group_blocks => (s.streak + 1).min(AHEAD_MAX),
-            Some(d) if d > 0 && d <= (AHEAD_MAX + 1) * group_blocks && s.streak > 0 => s.streak,
-            _ => 0,
+        let found = s.streams.iter().enumerate().find_map(|(at, x)| Some((at, x.goes_on_to(group, group_blocks)?)));
+        let streak = match found {
+            Some((at, streak)) => {
+                s.bring_to_front(at);
+                streak
+            }
+            None => {
+                s.streams.truncate(STREAMS_MAX - 1);
+                s.streams.push_front(Stream::default());
+                0
+            }
         };
-        s.last_group = group;
-        if self.mode == PrefetchMode::Off { 0 } else { s.streak }
+        if let Some(stream) = s.streams.front_mut() {
+            *stream = Stream { last_group: group, streak, run: group..group + group_blocks, ..Stream::default() };
+        }
+        if self.mode == PrefetchMode::Off { 0 } else { streak }
     }
 
     /// So many blocks were prefetched by the last read.
@@ -133,14 +183,16 @@ impl Prefetch {
 
     /// The last read brought the groups up to this one too.
     pub(super) fn note_last_group(&self, group: BlockAddr) {
-        self.state.lock().last_group = group;
+        if let Some(stream) = self.state.lock().streams.front_mut() {
+            stream.last_group = group;
+        }
     }
 
     /// Groups that a read for this directory may have: one, and more while its files are read on. `walk`: the most, when it
     /// continues the last read, of any directory, and enough of what that prefetched was used.
     pub(super) fn window(&self, dir: Ino, walk: bool) -> u64 {
         let mut s = self.state.lock();
-        let walks = walk && s.streak > 0 && s.prefetched > 0 && s.used_since * WALK_DIVISOR >= s.prefetched;
+        let walks = walk && s.streak() > 0 && s.prefetched > 0 && s.used_since * WALK_DIVISOR >= s.prefetched;
         s.window = if s.dir == dir { (s.window * 2).min(AHEAD_MAX) } else { 1 };
         if walks {
             s.window = AHEAD_MAX;
@@ -182,11 +234,35 @@ impl Prefetch {
         u.used = (u.used + 1).min(u.blocks);
     }
 
-    /// A prefetched block was asked for.
-    pub(super) fn used(&self) {
+    /// The readahead thread was asked for these groups.
+    pub(super) fn note_ahead(&self, groups: Range<BlockAddr>) {
+        if let Some(stream) = self.state.lock().streams.front_mut() {
+            stream.ahead = groups;
+        }
+    }
+
+    /// A prefetched block was asked for. If a reader has come to what the thread was asked for last, and has used enough of what was
+    /// prefetched before: from where on the thread is to read now, and how many groups. So a walk in order waits for no request,
+    /// and each brings several groups.
+    pub(super) fn used(&self, addr: BlockAddr, group_blocks: u64) -> Option<(BlockAddr, u64)> {
         let mut s = self.state.lock();
         s.used = s.used.saturating_add(1).min(s.group_reads * 64 + 64);
         s.used_since += 1;
+        if let Some(stream) = s.streams.iter_mut().find(|x| x.run.contains(&addr)) {
+            stream.used += 1;
+            return None;
+        }
+        let at = s.streams.iter().position(|x| x.ahead.contains(&addr))?;
+        let stream = s.bring_to_front(at)?;
+        let ahead = std::mem::take(&mut stream.ahead);
+        let enough = stream.used * WALK_DIVISOR >= stream.run.end - stream.run.start;
+        (stream.run, stream.used) = (ahead.clone(), 1);
+        if !enough {
+            return None;
+        }
+        stream.streak = (stream.streak + 1).min(AHEAD_MAX);
+        stream.last_group = ahead.end.saturating_sub(group_blocks);
+        Some((ahead.end, stream.streak))
     }
 }
 
@@ -209,7 +285,7 @@ mod tests {
             for _ in 0..2 {
                 if p.wants_group(i * 64, 64, false) {
                     p.note_group(i * 64, 64);
-                    (0..30).for_each(|_| p.used());
+                    (0..30).for_each(|_| assert_eq!(p.used(0, 64), None));
                 }
             }
         }
@@ -253,9 +329,9 @@ mod tests {
         p.note_group(0, 16);
         p.note_prefetched(15);
         p.note_group(16, 16);
-        (0..7).for_each(|_| p.used());
+        (0..7).for_each(|_| assert_eq!(p.used(640, 16), None));
         assert_eq!(p.window(5, true), 1, "less than half of it");
-        p.used();
+        assert_eq!(p.used(640, 16), None);
         assert_eq!(p.window(6, false), 1, "files are no walk");
         assert_eq!(p.window(7, true), AHEAD_MAX);
         p.note_group(640, 16);
@@ -263,6 +339,39 @@ mod tests {
         p.note_group(656, 16);
         p.note_prefetched(63);
         assert_eq!(p.window(9, true), 1, "nothing is known of what was prefetched last");
+    }
+
+    #[test]
+    fn a_walk_that_comes_to_what_was_read_ahead_gets_more_of_it_and_one_that_skips_most_does_not() {
+        let p = Prefetch::new(PrefetchMode::Adaptive);
+        let begin = || {
+            p.note_group(6400, 64);
+            assert_eq!(p.note_group(6464, 64), 1);
+            p.note_prefetched(63);
+            p.note_ahead(6528..6592);
+        };
+        begin();
+        (0..32).for_each(|n| assert_eq!(p.used(6465 + n, 64), None));
+        assert_eq!(p.used(6530, 64), Some((6592, 2)));
+        assert_eq!(p.used(6531, 64), None, "once");
+        p.note_ahead(6592..6720);
+        (0..29).for_each(|n| assert_eq!(p.used(6532 + n, 64), None));
+        assert_eq!(p.used(6592, 64), None, "less than half of the last groups was used");
+    }
+
+    #[test]
+    fn readers_that_take_turns_are_told_apart() {
+        let p = Prefetch::new(PrefetchMode::Adaptive);
+        for n in 0..5 {
+            for reader in 0..4 {
+                let streak = p.note_group(reader * 64_000 + n * 64, 64);
+                assert_eq!(streak, n.min(AHEAD_MAX), "reader {reader}");
+            }
+        }
+        // A fifth takes the place of the one that read longest ago.
+        assert_eq!(p.note_group(1 << 30, 64), 0);
+        assert_eq!(p.note_group(64_000 + 5 * 64, 64), AHEAD_MAX);
+        assert_eq!(p.note_group(5 * 64, 64), 0);
     }
 
     #[test]

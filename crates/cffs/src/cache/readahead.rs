@@ -2,6 +2,7 @@
 
 use super::block_cache::{Cache, ReadaheadRequest};
 use super::locality::DirExtents;
+use super::prefetch::Prefetch;
 use crate::format::{BlockAddr, FragAddr};
 use cffs_device::IoKind;
 use std::sync::{Arc, mpsc};
@@ -38,21 +39,27 @@ impl Cache {
         self.readahead.lock().is_some()
     }
 
-    /// Asks the thread for the next `groups` groups from `from` on.
-    pub(super) fn readahead_groups(&self, kind: IoKind, from: BlockAddr, groups: u64) {
-        if groups == 0 {
+    /// Asks the thread for the next `groups` groups from `from` on, in as few requests as it can be.
+    pub(super) fn readahead_groups(&self, kind: IoKind, policy: &Prefetch, from: BlockAddr, groups: u64) {
+        let blocks = self.geo.group_blocks();
+        let end = (from + groups * blocks).min(self.geo.total_blocks);
+        if groups == 0 || from >= end {
             return;
         }
         let guard = self.readahead.lock();
         let Some(send) = &*guard else { return };
-        let blocks = self.geo.group_blocks();
-        for i in 0..groups {
-            let start = from + i * blocks;
-            let end = (start + blocks).min(self.geo.total_blocks);
-            if start < end && !self.contains(start) {
-                let _ = send.try_send((kind, start..end));
+        let mut start = from;
+        while start < end {
+            let along = self.groups_in_transfer(start, groups - 1);
+            let most = (start + (1 + along) * blocks).min(end);
+            // What is there already ends a request.
+            let until = (start..most).step_by(blocks as usize).find(|group| self.contains(*group)).unwrap_or(most);
+            if until > start {
+                let _ = send.try_send((kind, start..until));
             }
+            start = if until < most { until + blocks } else { most };
         }
+        policy.note_ahead(from..end);
     }
 
     /// Asks the thread for the directory's next extents behind `from`, `most` blocks in all. What lies between two of them

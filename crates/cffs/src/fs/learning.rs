@@ -6,27 +6,40 @@
 use super::{Caller, Fs, SetXattr};
 use crate::colocation::ColocationKey;
 use crate::error::{Error, Result};
+use crate::file;
 use crate::format::xattr::{LEARNED, Namespace};
 use crate::format::{FileType, Ino, InodeFormat, ROOT_INO};
 use crate::learning::Chains;
 
 impl Fs {
-    /// A process begins to read a file: where the key `learned` holds, the order in which processes read small files is noted, and
-    /// becomes their place with the next regroup. For mounts; reads by this program itself need not be told.
-    pub fn note_read(&self, process: u32, file: Ino) {
+    /// A process reads a file, from this byte on: where the key `learned` holds, the order in which processes read small files is
+    /// noted, and becomes their place with the next regroup; and of a large file what is mostly read of it comes with the first
+    /// request. For mounts; reads by this program itself need not be told.
+    pub fn note_read(&self, process: u32, file: Ino, offset: u64, len: usize) {
         let Ok(node) = self.node(file) else { return };
-        let parent = {
+        let (parent, small, cacheable) = {
             let st = node.state.read();
             let has_data =
                 st.inode.file_type() == FileType::Regular && !matches!(st.inode.format, InodeFormat::Inline(_));
-            if !has_data || st.inode.size > self.placement.small_max() {
+            let small = st.inode.size <= self.placement.small_max();
+            if !has_data || small && offset > 0 {
                 return;
             }
-            st.inode.parent
+            (st.inode.parent, small, !self.cache.is_large(st.inode.size))
         };
         self.track_path(parent);
-        if self.placement.key(parent) == ColocationKey::Learned && self.learning.note(process, file) {
-            self.placement.note_decay(parent);
+        if self.placement.key(parent) != ColocationKey::Learned {
+            return;
+        }
+        if small {
+            if self.learning.note(process, file) {
+                self.placement.note_decay(parent);
+            }
+        } else if offset > 0 {
+            self.learning.note_more(file, offset.saturating_add(len as u64));
+        } else if let Some(bytes) = self.learning.note_head(file).filter(|bytes| cacheable && *bytes > len as u64) {
+            // An error is met again by who reads that part.
+            let _ = file::read(&self.file_cx(), &node.state.read(), 0, &mut vec![0; bytes as usize], 0);
         }
     }
 

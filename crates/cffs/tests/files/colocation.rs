@@ -234,7 +234,7 @@ fn what_a_program_reads_again_and_again_is_learned_kept_over_mounts_and_hidden()
     let start: Vec<Ino> = (0..60).map(|n| files[n * 3 % 10][n * 53 % 100]).collect();
     let run = |fs: &Fs, process| {
         for ino in &start {
-            fs.note_read(process, *ino);
+            fs.note_read(process, *ino, 0, FILE);
         }
     };
     run(&fs, 1);
