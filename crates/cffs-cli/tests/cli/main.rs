@@ -2,6 +2,7 @@
 
 mod block;
 mod changing;
+mod colocate;
 mod formatting;
 mod looking;
 mod mounting;
