@@ -54,14 +54,20 @@ pub struct RegroupArgs {
     /// Move nothing: print what would be gained
     #[arg(long)]
     dry_run: bool,
+    /// Bring large files into one piece each, and leave small files and directories where they are
+    ///
+    /// A file that is longer than a group and lies in pieces of less than 8 MiB on average is moved to where it has at most half as
+    /// many.
+    #[arg(long)]
+    large: bool,
     /// Return at once; --status tells how far it is. Of a mount only
     #[arg(long)]
     background: bool,
     /// Only tell how far the regroup of a mount is that runs, or what the last one came to
-    #[arg(long, conflicts_with_all = ["budget", "rate", "dry_run", "background"])]
+    #[arg(long, conflicts_with_all = ["budget", "rate", "dry_run", "large", "background"])]
     status: bool,
     /// Only stop the regroup of a mount that runs
-    #[arg(long, conflicts_with_all = ["budget", "rate", "dry_run", "background", "status"])]
+    #[arg(long, conflicts_with_all = ["budget", "rate", "dry_run", "large", "background", "status"])]
     stop: bool,
     /// Print the result as JSON
     #[arg(long)]
@@ -84,7 +90,7 @@ fn parse_limit(text: &str) -> Result<u64, String> {
 
 /// Settings of the engine, but for the directories.
 fn options(args: &RegroupArgs) -> RegroupOptions {
-    RegroupOptions::default().budget(args.budget).rate(args.rate).dry_run(args.dry_run)
+    RegroupOptions::default().budget(args.budget).rate(args.rate).dry_run(args.dry_run).large(args.large)
 }
 
 /// Runs the subcommand.

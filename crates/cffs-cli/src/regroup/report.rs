@@ -2,7 +2,7 @@
 
 use crate::size::human;
 use crate::text::print_json;
-use cffs::{RegroupGain, RegroupOutcome, RegroupStatus};
+use cffs::{RegroupChange, RegroupGain, RegroupOutcome, RegroupStatus};
 use serde_json::json;
 use std::io::{self, Write};
 
@@ -61,8 +61,12 @@ fn lines(s: &RegroupStatus) -> Vec<String> {
     if s.bytes_kept > 0 {
         lines.push(format!("left {} that had changed meanwhile or could not be read", human(s.bytes_kept)));
     }
-    lines.push(format!("requests to read all small files: {}", gain(s.read)));
-    lines.push(format!("requests to read all names and inodes: {}", gain(s.walk)));
+    if let Some(RegroupChange { before, after }) = s.pieces {
+        lines.push(format!("pieces of large files: {before} before, {after} after"));
+    } else {
+        lines.push(format!("requests to read all small files: {}", gain(s.read)));
+        lines.push(format!("requests to read all names and inodes: {}", gain(s.walk)));
+    }
     lines
 }
 

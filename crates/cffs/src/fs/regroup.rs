@@ -30,6 +30,9 @@ pub struct RegroupOptions {
     /// Nothing is moved: only what would be gained is found out.
     #[serde(default)]
     pub dry_run: bool,
+    /// Not the small files and directories are brought together, but each file longer than a group that lies in many pieces.
+    #[serde(default)]
+    pub large: bool,
     /// Everything is moved, whatever it saves: for tests of the move itself.
     #[doc(hidden)]
     #[serde(default)]
@@ -41,6 +44,7 @@ setters!(RegroupOptions {
     budget: Option<u64>,
     rate: Option<u64>,
     dry_run: bool,
+    large: bool,
     always: bool,
 });
 
@@ -65,6 +69,15 @@ pub struct RegroupGain {
     pub after: f64,
 }
 
+/// A number before a regroup, and with what it has moved.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RegroupChange<T = u64> {
+    /// Before.
+    pub before: T,
+    /// After.
+    pub after: T,
+}
+
 /// Progress and result of a regroup.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RegroupStatus {
@@ -86,6 +99,9 @@ pub struct RegroupStatus {
     pub read: RegroupGain,
     /// Requests to read all names and inodes.
     pub walk: RegroupGain,
+    /// Pieces that files longer than a group lie in, if those were brought together.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pieces: Option<RegroupChange>,
     /// Seconds since the beginning.
     pub seconds: f64,
     /// Nothing was moved: the numbers tell what would be.
@@ -221,9 +237,24 @@ impl Control for Running<'_> {
         (status.files_moved, status.blocks_moved) = (p.files_moved, p.blocks_moved);
         (status.bytes_moved, status.bytes_kept) = (p.bytes_moved, p.bytes_kept);
         (status.read, status.walk) = (gain(0), gain(1));
+        status.pieces = p.pieces.map(|[before, after]| RegroupChange { before, after });
         status.seconds = self.began.elapsed().as_secs_f64();
         status.inodes_total = self.fs.space.counters().inodes;
     }
+}
+
+/// Moves what the options ask for.
+fn move_all(
+    cx: &MoveCtx<'_>,
+    roots: &[Ino],
+    options: &RegroupOptions,
+    limits: Limits,
+    control: &dyn Control,
+) -> Result<()> {
+    if !options.large {
+        return relocate::run(cx, roots, limits, control);
+    }
+    relocate::bring_large_files_together(cx, roots, limits, control, &mut Progress::default())
 }
 
 impl Fs {
@@ -274,7 +305,7 @@ impl Fs {
         // What has no place yet is placed first.
         let outcome = self
             .write_back_all(self.opts.lazytime)
-            .and_then(|()| relocate::run(&cx, roots, limits, &running))
+            .and_then(|()| move_all(&cx, roots, options, limits, &running))
             .and_then(|_| self.journal.commit());
         running.end(&outcome);
         Ok(())

@@ -21,6 +21,8 @@ pub struct Progress {
     pub before: [u64; 2],
     /// The same afterwards.
     pub after: [u64; 2],
+    /// Pieces that large files lie in, before and after, if they are brought together.
+    pub pieces: Option<[u64; 2]>,
 }
 
 /// Whoever runs a regroup.

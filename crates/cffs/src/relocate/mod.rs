@@ -8,13 +8,17 @@
 //!   how many where it would go. Only what saves requests is moved, so a second run moves nothing;
 //! - [`files`] and [`names`] move data and directory blocks. They know nothing of why.
 //!
+//! Two other planners use the same moves: [`large`] for files that are longer than a group.
+//!
 //! A move is invisible: what changes meanwhile, is damaged, or cannot be moved safely stays where it is.
 
 mod area;
 mod control;
 mod cost;
 mod files;
+mod large;
 mod names;
+mod pace;
 mod plan;
 mod strays;
 mod stretch;
@@ -22,6 +26,7 @@ mod walk;
 
 pub use control::{Control, Progress};
 pub use cost::PARTS as COST_PARTS;
+pub use large::run as bring_large_files_together;
 pub use plan::{Limits, Outlook, run, run_if};
 pub use walk::DEPTH_MAX;
 

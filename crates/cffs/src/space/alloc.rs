@@ -20,14 +20,14 @@ const RETRIES: usize = 8;
 const SEARCHES_MAX: usize = 100;
 
 /// Result of a search.
-enum Found {
+pub(super) enum Found {
     Run(Run),
     /// There is space, but others have reserved it.
     Reserved,
 }
 
 impl Found {
-    fn run(self) -> Option<Run> {
+    pub(super) fn run(self) -> Option<Run> {
         match self {
             Found::Run(run) => Some(run),
             Found::Reserved => None,
@@ -99,7 +99,7 @@ impl Space {
         if found.is_some() {
             return Ok(found);
         }
-        // The space may be out of the free extents because it is being discarded.
+        // The space may be out of the free extents because it is being discarded, or kept free.
         self.with_trim_paused(|| self.alloc_unless_freed(request))
     }
 
@@ -198,7 +198,7 @@ impl Space {
     }
 
     /// Takes `start..start + len` out of the free extents of an AG, if the accounting allows it.
-    fn take(
+    pub(super) fn take(
         &self,
         group: &AllocGroup,
         set: &mut FreeSet,

@@ -3,6 +3,7 @@
 use super::accounting::Accounting;
 use super::alloc_group::AllocGroup;
 use super::free_set::FreeSet;
+use super::hold::Held;
 use super::layout;
 use crate::cache::{AddrMap, Cache};
 use crate::error::{Error, Result};
@@ -41,6 +42,8 @@ pub struct Space {
     pinned: Mutex<VecDeque<Arc<AllocGroup>>>,
     /// Held while a free run is being discarded, and therefore not among the free extents.
     pub(super) trimming: Mutex<()>,
+    /// What is kept free while a part of the device is being emptied.
+    pub(super) held: Mutex<Option<Held>>,
 }
 
 impl Space {
@@ -80,6 +83,7 @@ impl Space {
             init: Mutex::default(),
             pinned: Mutex::default(),
             trimming: Mutex::default(),
+            held: Mutex::default(),
         };
         space.set_root_reserve(reserve_bp);
         Ok(space)

@@ -22,11 +22,15 @@ mod commit;
 mod find_group;
 mod free_set;
 mod free_space;
+mod gaps;
 mod grow;
+mod hold;
 pub mod layout;
+mod long_runs;
 mod search;
 #[cfg(test)]
 pub(crate) mod tests;
 mod trim;
 
 pub use free_space::Space;
+pub use hold::Hold;
