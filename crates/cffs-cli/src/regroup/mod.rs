@@ -60,14 +60,20 @@ pub struct RegroupArgs {
     /// many.
     #[arg(long)]
     large: bool,
+    /// Bring free space into long runs, so that a tenth of the device lies in the fewest of them, and leave files in order as they are
+    ///
+    /// What is in the way goes into gaps elsewhere, small files too: bring those together before, not afterwards. With --large, large
+    /// files go into the runs that were made. It takes the whole file system, and no PATH.
+    #[arg(long)]
+    free_space: bool,
     /// Return at once; --status tells how far it is. Of a mount only
     #[arg(long)]
     background: bool,
     /// Only tell how far the regroup of a mount is that runs, or what the last one came to
-    #[arg(long, conflicts_with_all = ["budget", "rate", "dry_run", "large", "background"])]
+    #[arg(long, conflicts_with_all = ["budget", "rate", "dry_run", "large", "free_space", "background"])]
     status: bool,
     /// Only stop the regroup of a mount that runs
-    #[arg(long, conflicts_with_all = ["budget", "rate", "dry_run", "large", "background", "status"])]
+    #[arg(long, conflicts_with_all = ["budget", "rate", "dry_run", "large", "free_space", "background", "status"])]
     stop: bool,
     /// Print the result as JSON
     #[arg(long)]
@@ -90,7 +96,12 @@ fn parse_limit(text: &str) -> Result<u64, String> {
 
 /// Settings of the engine, but for the directories.
 fn options(args: &RegroupArgs) -> RegroupOptions {
-    RegroupOptions::default().budget(args.budget).rate(args.rate).dry_run(args.dry_run).large(args.large)
+    RegroupOptions::default()
+        .budget(args.budget)
+        .rate(args.rate)
+        .dry_run(args.dry_run)
+        .large(args.large)
+        .free_space(args.free_space)
 }
 
 /// Runs the subcommand.
@@ -104,6 +115,9 @@ pub fn run(args: &RegroupArgs) -> anyhow::Result<u8> {
     let usage = |why: &str| Err(with_code(exit::fsck::USAGE, anyhow!("{name}: {why}")));
     if (args.status || args.stop) && !inside.is_empty() {
         return usage("--status and --stop take one directory, because one regroup runs at a time");
+    }
+    if args.free_space && !inside.is_empty() {
+        return usage("--free-space takes no PATH, because free space belongs to no directory");
     }
     if !target.is_dir() && (args.status || args.stop || args.background) {
         return usage("not a directory: --background, --status and --stop are for mounted file systems");

@@ -28,6 +28,14 @@ impl Placement {
         {
             return Ok(Some(run));
         }
+        // A long piece is worth the look at all allocation groups.
+        if after.is_none()
+            && frags << self.geo.frag_shift >= STREAM_MIN
+            && let Some(run) = self.space.alloc_blocks_whole(self.geo.block_of_frag(goal), whole)?
+        {
+            t.large.insert(ag, run.end());
+            return Ok(Some(run));
+        }
         let run = if whole > 0 {
             self.space.alloc_blocks_near(self.geo.block_of_frag(goal + fpb - 1), whole, 1)?
         } else {

@@ -25,6 +25,31 @@ impl Places {
         self.runs.iter().flatten().copied()
     }
 
+    fn fill_gaps(&self, cx: &MoveCtx<'_>, frags: u64, avoid: &[Range<FragAddr>]) -> Result<Vec<Run>> {
+        let (mut runs, mut left) = (Vec::new(), frags);
+        match self.reservation.reserve(frags, false) {
+            Err(Error::NoSpace) => return Ok(runs),
+            outcome => outcome?,
+        }
+        let outcome = loop {
+            if left == 0 {
+                return Ok(runs);
+            }
+            match cx.file.space.alloc_gap(left, avoid) {
+                Ok(Some(run)) => {
+                    self.reservation.allocated(run.len);
+                    left -= run.len;
+                    runs.push(run);
+                }
+                Ok(None) => break Ok(Vec::new()),
+                Err(e) => break Err(e),
+            }
+        };
+        runs.into_iter().for_each(|run| cancel(cx, &self.reservation, run));
+        self.reservation.release(frags);
+        outcome
+    }
+
     /// Gives all of it back.
     pub fn cancel(mut self, cx: &MoveCtx<'_>) {
         self.runs.drain(..).flatten().for_each(|run| cancel(cx, &self.reservation, run));
@@ -76,6 +101,23 @@ pub(super) fn allocate_outside(cx: &MoveCtx<'_>, items: &[Item], area: &Range<Bl
         }
         Ok(run)
     })
+}
+
+/// Allocates places for each item outside of some parts of the device: the gap that fits it best, or else the longest ones. Those
+/// without enough get none.
+pub(super) fn allocate_gaps(cx: &MoveCtx<'_>, items: &[Item], avoid: &[Range<FragAddr>]) -> Result<Places> {
+    let reservation = cx.file.space.reservation(None, false);
+    let mut places = Places { runs: Vec::with_capacity(items.len()), reservation };
+    for item in items {
+        match places.fill_gaps(cx, item.frags(), avoid) {
+            Ok(runs) => places.runs.push(runs),
+            Err(e) => {
+                places.cancel(cx);
+                return Err(e);
+            }
+        }
+    }
+    Ok(places)
 }
 
 /// Allocates a place for each item in the first of its windows that has room. Those without one get none.

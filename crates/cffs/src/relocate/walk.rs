@@ -21,6 +21,14 @@ pub(super) trait Visitor {
     fn block(&mut self, dir: Ino, lblock: u64, addr: BlockAddr) -> Result<()>;
     /// Its next file with data outside of the inode: the size in bytes, and the extents.
     fn file(&mut self, ino: Ino, size: u64, extents: &[Extent]) -> Result<()>;
+    /// Whether inodes of all kinds are asked for.
+    fn wants_inodes(&self) -> bool {
+        false
+    }
+    /// Its next inode, or that of the directory itself.
+    fn inode(&mut self, _ino: Ino) -> Result<()> {
+        Ok(())
+    }
 }
 
 /// Goes through a subtree. What is removed meanwhile is left out, and so is what cannot be read.
@@ -101,10 +109,13 @@ fn each_entry(
 /// The blocks of a directory and its files.
 fn contents(cx: &MoveCtx<'_>, dir: Ino, visitor: &mut dyn Visitor) -> Result<()> {
     let [blocks, files] = visitor.wants();
+    if visitor.wants_inodes() {
+        visitor.inode(dir)?;
+    }
     if blocks {
         each_block(cx, dir, visitor)?;
     }
-    if files { each_file(cx, dir, visitor) } else { Ok(()) }
+    if files || visitor.wants_inodes() { each_file(cx, dir, visitor) } else { Ok(()) }
 }
 
 fn each_block(cx: &MoveCtx<'_>, dir: Ino, visitor: &mut dyn Visitor) -> Result<()> {
@@ -122,21 +133,26 @@ fn each_block(cx: &MoveCtx<'_>, dir: Ino, visitor: &mut dyn Visitor) -> Result<(
 
 fn each_file(cx: &MoveCtx<'_>, dir: Ino, visitor: &mut dyn Visitor) -> Result<()> {
     // Collected first: whoever is told may lock the directory, and files are not looked at while it is locked.
-    let mut files: Vec<(Ino, bool)> = Vec::new();
+    let mut files: Vec<(Ino, bool, bool)> = Vec::new();
+    let all = visitor.wants_inodes();
     let mut after = 0;
     loop {
         let mut last = None;
         each_entry(cx, dir, after, &mut |e, position| {
             last = Some(position);
-            if e.file_type == Some(FileType::Regular) {
-                files.push((e.ino, e.kind == EntryKind::Embedded));
+            let regular = e.file_type == Some(FileType::Regular);
+            if regular || all && e.file_type.is_some_and(|t| t != FileType::Directory) {
+                files.push((e.ino, e.kind == EntryKind::Embedded, regular));
             }
             Ok(files.len() < FILES_AT_ONCE)
         })?;
         let full = files.len() >= FILES_AT_ONCE;
-        for (ino, embedded) in files.drain(..) {
-            if let Some((size, extents)) = skip_lost(file(cx, dir, ino, embedded))?.flatten() {
+        for (ino, embedded, regular) in files.drain(..) {
+            if regular && let Some((size, extents)) = skip_lost(file(cx, dir, ino, embedded))?.flatten() {
                 visitor.file(ino, size, &extents)?;
+            }
+            if all && skip_lost(belongs_to(cx, dir, ino, embedded))? == Some(true) {
+                visitor.inode(ino)?;
             }
         }
         match last {
@@ -148,6 +164,13 @@ fn each_file(cx: &MoveCtx<'_>, dir: Ino, visitor: &mut dyn Visitor) -> Result<()
 
 /// Files that are collected before they are handed on.
 const FILES_AT_ONCE: usize = 1024;
+
+/// Whether an inode goes with a directory: one with several names goes with the directory that it names.
+fn belongs_to(cx: &MoveCtx<'_>, dir: Ino, ino: Ino, embedded: bool) -> Result<bool> {
+    let node = cx.inodes.get(cx.file.cache, ino)?;
+    let st = node.state.read();
+    Ok(!st.freed && (embedded || st.inode.parent == dir))
+}
 
 /// Size and extents of a file. `None` if it has no data of its own, or belongs to another directory: one with several names
 /// goes with the directory that its inode names.

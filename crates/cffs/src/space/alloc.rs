@@ -237,6 +237,25 @@ impl Space {
         Ok(found.and_then(Found::run))
     }
 
+    /// Allocates exactly `blocks` blocks of data in one run near `goal`, or anywhere. Unlike [`Space::alloc_blocks_near`] it looks at
+    /// all allocation groups, and takes no piece where one of them has the whole. Reservations end as with [`Space::alloc_near`].
+    pub fn alloc_blocks_whole(&self, goal: BlockAddr, blocks: u64) -> Result<Option<Run>> {
+        let shift = self.g.block_shift - self.g.frag_shift;
+        let most = self.g.ag_blocks.saturating_sub(self.g.ag_header_blocks());
+        let Some(want) = u32::try_from(blocks << shift).ok().filter(|_| (1..=most).contains(&blocks)) else {
+            return Ok(None);
+        };
+        let goal = goal.min(self.g.total_blocks - 1);
+        let found = self.search(self.g.ag_of(goal), false, |group, here| {
+            let from = if here { ((goal << shift) - group.start()) as u32 } else { 0 };
+            self.with_free_set(group, |set| {
+                let start = set.find_fit(from, want, shift)?;
+                self.take(group, set, start, want, AllocationClass::Data)
+            })
+        })?;
+        Ok(found.and_then(Found::run))
+    }
+
     /// Best fit for small files: `frags` fragments of data at the start of the shortest free extent whose length is in
     /// `room`, except in AGs that `kept` excludes. Searches only loaded allocation groups: those from the goal on,
     /// and as many others, which change when nothing is left in them. Reservations end as with [`Space::alloc_near`].

@@ -14,6 +14,7 @@ mod library;
 mod names;
 mod orphans;
 mod regroup;
+mod regroup_free_space;
 mod regroup_large;
 mod scale;
 mod space_of_files;
