@@ -18,8 +18,11 @@ const AIM_DIVISOR: u64 = 10;
 /// Windows are longer than the aim by one in so many parts. Free space is in order while the aim is met, so a second run soon after
 /// a first one moves nothing.
 const SLACK_DIVISOR: u64 = 16;
-/// At most so much of the free space is in windows: the rest is for what goes out of them.
+/// The aim is met where windows for it have at most so much of the free space. The rest is for what goes out of them: where files go
+/// into pieces, their extent trees need blocks of their own.
 const FREE_PARTS: (u64, u64) = (3, 4);
+/// Elsewhere windows have one in so many parts of it.
+const TIGHT_DIVISOR: u64 = 2;
 /// With one in so many parts of that, where it does not suffice for whole groups or the budget, it is tried again.
 const SHRINK: (u64, u64) = (3, 4);
 /// More windows than the fewest possible are tried, at most so many times as many.
@@ -126,7 +129,10 @@ fn choose(
     let usable = free.saturating_sub(reserved);
     let mut survey: Option<Survey> = None;
     let aim = aim(&g);
-    let mut goal = (aim + aim / SLACK_DIVISOR).min(usable * FREE_PARTS.0 / FREE_PARTS.1);
+    let (wanted, tight) = (aim + aim / SLACK_DIVISOR, usable / TIGHT_DIVISOR);
+    // Always: as much as has a place elsewhere, so that something moves.
+    let fits = wanted <= usable * FREE_PARTS.0 / FREE_PARTS.1 && !limits.always;
+    let mut goal = if fits { wanted } else { tight.min(wanted) };
     let longest =
         g.frag_of_block((0..g.ag_count).map(|ag| groups_of(&g, ag)).map(|r| r.end - r.start).max().unwrap_or(0));
     while goal >= g.group_frags() && longest > 0 {
@@ -143,7 +149,7 @@ fn choose(
             }
             let survey = survey.get_or_insert_default();
             let len = goal.div_ceil(windows).div_ceil(g.group_frags());
-            let Some(found) = survey.windows(cx, len, windows as usize)? else { continue };
+            let Some(found) = survey.windows(cx, len, windows as usize, limits.always)? else { continue };
             let used = found.iter().map(|w| w.used).sum::<u64>();
             // What goes out of the windows needs as much space elsewhere.
             if used << g.frag_shift <= budget && windows * len * g.group_frags() <= usable {
@@ -193,8 +199,8 @@ impl Survey {
     }
 
     /// Windows of so many groups, in as many allocation groups, with the least in use and nothing that cannot be moved. `None` if
-    /// there are fewer.
-    fn windows(&self, cx: &MoveCtx<'_>, len: u64, count: usize) -> Result<Option<Vec<Window>>> {
+    /// there are fewer. Or with the most in use, so that everything moves.
+    fn windows(&self, cx: &MoveCtx<'_>, len: u64, count: usize, fullest: bool) -> Result<Option<Vec<Window>>> {
         let g = *cx.file.cache.geometry();
         let mut best: Vec<Window> = Vec::new();
         for ag in 0..g.ag_count {
@@ -209,13 +215,13 @@ impl Survey {
                 let Some(first) = used.len().checked_sub(len as usize) else { continue };
                 let sum: u64 = used[first..].iter().sum();
                 let end = g.frag_of_block(group + g.group_blocks());
-                if of_ag.as_ref().is_none_or(|w| sum < w.used) {
+                if of_ag.as_ref().is_none_or(|w| if fullest { sum > w.used } else { sum < w.used }) {
                     of_ag = Some(Window { part: end - len * g.group_frags()..end, used: sum });
                 }
             }
             best.extend(of_ag);
         }
-        best.sort_by_key(|w| w.used);
+        best.sort_by_key(|w| if fullest { u64::MAX - w.used } else { w.used });
         best.truncate(count);
         Ok((best.len() == count).then_some(best))
     }

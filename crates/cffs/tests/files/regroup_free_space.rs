@@ -201,7 +201,7 @@ fn a_budget_bounds_what_is_moved_and_a_stop_leaves_everything_in_order() {
 
 #[test]
 fn where_hardly_anything_is_free_as_much_as_can_be_is_brought_together() {
-    let aged = Aged::new(&options(), 96);
+    let aged = Aged::new(&options(), 90);
     let first = regroup(&aged.fs, &free_space());
     let after = free_runs(&first).after;
     assert!(after.longest > 2 << 20 && after.longest > 2 * free_runs(&first).before.longest, "{first:?}");
