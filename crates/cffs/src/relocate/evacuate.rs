@@ -4,11 +4,11 @@ use super::control::{Control, Progress};
 use super::meta::{self, MetaBlock};
 use super::pace::Uncommitted;
 use super::stretch::Item;
-use super::walk::{Visitor, walk};
+use super::walk::{Visitor, external, walk};
 use super::{MoveCtx, files, names};
 use crate::error::{Error, Result};
 use crate::format::{BlockAddr, Extent, FragAddr, Geometry, Ino, ROOT_INO};
-use crate::space::Hold;
+use crate::space::SetAside;
 use std::ops::Range;
 
 /// Items that are moved together, at most, and their bytes.
@@ -48,6 +48,7 @@ pub(super) fn run(
         seen: (0, 0),
     };
     walk(cx, ROOT_INO, &mut e)?;
+    external(cx, &mut e)?;
     e.move_data()?;
     e.move_names()?;
     let mut tables = Vec::new();
@@ -61,7 +62,7 @@ struct Evacuation<'a> {
     cx: MoveCtx<'a>,
     g: Geometry,
     parts: &'a [Range<FragAddr>],
-    hold: Hold<'a>,
+    hold: SetAside<'a>,
     /// Most fragments of a batch.
     batch: u64,
     /// Most bytes to move.

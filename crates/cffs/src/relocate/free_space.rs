@@ -7,7 +7,7 @@
 
 use super::control::{Control, FreeRuns, Progress};
 use super::plan::Limits;
-use super::walk::{Visitor, walk};
+use super::walk::{Visitor, external, walk};
 use super::{MoveCtx, evacuate, meta};
 use crate::error::{Error, Result};
 use crate::format::{BlockAddr, Extent, FragAddr, Geometry, Ino, ROOT_INO};
@@ -22,7 +22,7 @@ const SLACK_DIVISOR: u64 = 16;
 /// into pieces, their extent trees need blocks of their own.
 const FREE_PARTS: (u64, u64) = (3, 4);
 /// Elsewhere windows have one in so many parts of it.
-const TIGHT_DIVISOR: u64 = 2;
+const SCARCE_DIVISOR: u64 = 2;
 /// With one in so many parts of that, where it does not suffice for whole groups or the budget, it is tried again.
 const SHRINK: (u64, u64) = (3, 4);
 /// More windows than the fewest possible are tried, at most so many times as many.
@@ -129,10 +129,10 @@ fn choose(
     let usable = free.saturating_sub(reserved);
     let mut survey: Option<Survey> = None;
     let aim = aim(&g);
-    let (wanted, tight) = (aim + aim / SLACK_DIVISOR, usable / TIGHT_DIVISOR);
+    let (wanted, scarce) = (aim + aim / SLACK_DIVISOR, usable / SCARCE_DIVISOR);
     // Always: as much as has a place elsewhere, so that something moves.
     let fits = wanted <= usable * FREE_PARTS.0 / FREE_PARTS.1 && !limits.always;
-    let mut goal = if fits { wanted } else { tight.min(wanted) };
+    let mut goal = if fits { wanted } else { scarce.min(wanted) };
     let longest =
         g.frag_of_block((0..g.ag_count).map(|ag| groups_of(&g, ag)).map(|r| r.end - r.start).max().unwrap_or(0));
     while goal >= g.group_frags() && longest > 0 {
@@ -175,6 +175,7 @@ impl Survey {
         let survey = Survey { movable: vec![0; groups] };
         let mut surveyor = Surveyor { cx: *cx, g, survey, control, progress };
         walk(cx, ROOT_INO, &mut surveyor)?;
+        external(cx, &mut surveyor)?;
         let survey = &mut surveyor.survey;
         meta::of_tables(cx, &mut |_, at| at.iter().for_each(|b| survey.note_block(&g, *b)))?;
         let mut survey = surveyor.survey;

@@ -185,6 +185,22 @@ fn inodes_in(bytes: &[u8]) -> Vec<(usize, Ino)> {
     decoded.collect()
 }
 
+/// Numbers of the inodes in the external table.
+pub(super) fn external_inodes(cx: &MoveCtx<'_>) -> Result<Vec<Ino>> {
+    let table = &cx.inodes.external;
+    let mut all = Vec::new();
+    for (lblock, addr) in table.blocks(cx.file.cache)? {
+        if table.shape().data_of_block(lblock).is_some() {
+            let id = BlockId { kind: BlockKind::ExternalInodes, addr, owner: EXTERNAL_INO };
+            // What cannot be read cannot be moved.
+            if let Ok(buf) = cx.file.cache.read_meta(id) {
+                all.extend(inodes_in(&buf.read()).into_iter().map(|(_, ino)| ino));
+            }
+        }
+    }
+    Ok(all)
+}
+
 fn relocate_external(cx: &MoveCtx<'_>, lblock: u64, places: [BlockAddr; 2], reservation: &Reservation) -> Result<bool> {
     let cache = cx.file.cache;
     if cx.inodes.external.shape().data_of_block(lblock).is_none() {

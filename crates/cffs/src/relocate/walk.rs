@@ -1,6 +1,6 @@
 //! The tree in the order of the name space: a directory's blocks and files, then its subdirectories.
 
-use super::MoveCtx;
+use super::{MoveCtx, meta};
 use crate::dir;
 use crate::error::{Error, Result};
 use crate::extent;
@@ -21,7 +21,8 @@ pub(super) trait Visitor {
     fn block(&mut self, dir: Ino, lblock: u64, addr: BlockAddr) -> Result<()>;
     /// Its next file with data outside of the inode: the size in bytes, and the extents.
     fn file(&mut self, ino: Ino, size: u64, extents: &[Extent]) -> Result<()>;
-    /// Whether inodes of all kinds are asked for.
+    /// Whether inodes of all kinds are asked for. Then no external ones are named, nor their extents: the external table has them
+    /// all, and a name need not lead to the directory that such an inode names.
     fn wants_inodes(&self) -> bool {
         false
     }
@@ -148,10 +149,13 @@ fn each_file(cx: &MoveCtx<'_>, dir: Ino, visitor: &mut dyn Visitor) -> Result<()
         })?;
         let full = files.len() >= FILES_AT_ONCE;
         for (ino, embedded, regular) in files.drain(..) {
+            if all && !embedded {
+                continue;
+            }
             if regular && let Some((size, extents)) = skip_lost(file(cx, dir, ino, embedded))?.flatten() {
                 visitor.file(ino, size, &extents)?;
             }
-            if all && skip_lost(belongs_to(cx, dir, ino, embedded))? == Some(true) {
+            if all {
                 visitor.inode(ino)?;
             }
         }
@@ -165,11 +169,25 @@ fn each_file(cx: &MoveCtx<'_>, dir: Ino, visitor: &mut dyn Visitor) -> Result<()
 /// Files that are collected before they are handed on.
 const FILES_AT_ONCE: usize = 1024;
 
-/// Whether an inode goes with a directory: one with several names goes with the directory that it names.
-fn belongs_to(cx: &MoveCtx<'_>, dir: Ino, ino: Ino, embedded: bool) -> Result<bool> {
+/// Names the files of the external table and their extents, and other inodes there but directories.
+pub(super) fn external(cx: &MoveCtx<'_>, visitor: &mut dyn Visitor) -> Result<()> {
+    for ino in skip_lost(meta::external_inodes(cx))?.unwrap_or_default() {
+        let Some(kind) = skip_lost(kind(cx, ino))?.flatten() else { continue };
+        if kind == FileType::Regular
+            && let Some((size, extents)) = skip_lost(file(cx, ino, ino, true))?.flatten()
+        {
+            visitor.file(ino, size, &extents)?;
+        }
+        visitor.inode(ino)?;
+    }
+    Ok(())
+}
+
+/// What an inode is. `None`: a directory, or one that waits to be freed and cannot be moved.
+fn kind(cx: &MoveCtx<'_>, ino: Ino) -> Result<Option<FileType>> {
     let node = cx.inodes.get(cx.file.cache, ino)?;
     let st = node.state.read();
-    Ok(!st.freed && (embedded || st.inode.parent == dir))
+    Ok((!st.freed && !st.orphan && !st.inode.is_dir()).then(|| st.inode.file_type()))
 }
 
 /// Size and extents of a file. `None` if it has no data of its own, or belongs to another directory: one with several names

@@ -3,8 +3,8 @@
 use super::accounting::Accounting;
 use super::alloc_group::AllocGroup;
 use super::free_set::FreeSet;
-use super::hold::Held;
 use super::layout;
+use super::set_aside::Aside;
 use crate::cache::{AddrMap, Cache};
 use crate::error::{Error, Result};
 use crate::format::system::Counters;
@@ -43,7 +43,7 @@ pub struct Space {
     /// Held while a free run is being discarded, and therefore not among the free extents.
     pub(super) trimming: Mutex<()>,
     /// What is kept free while a part of the device is being emptied.
-    pub(super) held: Mutex<Option<Held>>,
+    pub(super) held: Mutex<Option<Aside>>,
 }
 
 impl Space {

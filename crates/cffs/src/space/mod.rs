@@ -22,15 +22,16 @@ mod commit;
 mod find_group;
 mod free_set;
 mod free_space;
-mod gaps;
 mod grow;
-mod hold;
+mod outside;
+
 pub mod layout;
 mod long_runs;
 mod search;
+mod set_aside;
 #[cfg(test)]
 pub(crate) mod tests;
 mod trim;
 
 pub use free_space::Space;
-pub use hold::Hold;
+pub use set_aside::SetAside;

@@ -10,7 +10,7 @@ use std::ops::Range;
 
 /// What is kept.
 #[derive(Default)]
-pub(super) struct Held {
+pub(super) struct Aside {
     runs: Vec<Run>,
     /// Wholly free blocks that went with them.
     blocks: u64,
@@ -19,21 +19,21 @@ pub(super) struct Held {
 }
 
 /// Keeps parts of the device free while it lives.
-pub struct Hold<'a> {
+pub struct SetAside<'a> {
     space: &'a Space,
     parts: Vec<Range<FragAddr>>,
 }
 
 impl Space {
-    /// Keeps what is free in these parts from everybody, and with [`Hold::renew`] what becomes free there. There is one at a time:
+    /// Keeps what is free in these parts from everybody, and with [`SetAside::renew`] what becomes free there. There is one at a time:
     /// a second one keeps nothing.
-    pub fn hold(&self, parts: Vec<Range<FragAddr>>) -> Hold<'_> {
+    pub fn hold(&self, parts: Vec<Range<FragAddr>>) -> SetAside<'_> {
         let mut held = self.held.lock();
         let parts = if held.is_some() { Vec::new() } else { parts };
         if !parts.is_empty() {
-            *held = Some(Held::default());
+            *held = Some(Aside::default());
         }
-        Hold { space: self, parts }
+        SetAside { space: self, parts }
     }
 
     /// Gives back what is kept, because somebody needs it.
@@ -44,7 +44,7 @@ impl Space {
         }
     }
 
-    fn put_back(&self, held: &mut Held) {
+    fn put_back(&self, held: &mut Aside) {
         let mut blocks = 0;
         for run in std::mem::take(&mut held.runs) {
             let back = self.alloc_group_of(run).and_then(|group| {
@@ -62,7 +62,7 @@ impl Space {
         accounting.epoch += 1;
     }
 
-    fn take_out(&self, held: &mut Held, part: &Range<FragAddr>) -> Result<()> {
+    fn take_out(&self, held: &mut Aside, part: &Range<FragAddr>) -> Result<()> {
         let first = self.g.ag_of(self.g.block_of_frag(part.start));
         let last = self.g.ag_of(self.g.block_of_frag(part.end.saturating_sub(1)));
         for ag in first..=last.min(self.usable() - 1) {
@@ -90,7 +90,7 @@ impl Space {
     }
 }
 
-impl Hold<'_> {
+impl SetAside<'_> {
     /// Keeps what has become free since.
     ///
     /// # Errors
@@ -106,7 +106,7 @@ impl Hold<'_> {
     }
 }
 
-impl Drop for Hold<'_> {
+impl Drop for SetAside<'_> {
     fn drop(&mut self) {
         if !self.parts.is_empty()
             && let Some(mut held) = self.space.held.lock().take()

@@ -1,4 +1,4 @@
-//! Gaps: places for what is moved out of a part of the device, anywhere else.
+//! Places outside: room for what is moved out of a part of the device, anywhere else.
 
 use super::alloc::Found;
 use super::class::AllocationClass;
