@@ -11,6 +11,7 @@ use super::walk::{Visitor, external, walk};
 use super::{MoveCtx, evacuate, meta};
 use crate::error::{Error, Result};
 use crate::format::{BlockAddr, Extent, FragAddr, Geometry, Ino, ROOT_INO};
+use std::collections::VecDeque;
 use std::ops::Range;
 
 /// One in so many parts of the device is to lie in the fewest runs.
@@ -140,7 +141,7 @@ fn choose(
         let now = space.longest_runs(enough)?;
         let now = if now.iter().sum::<u64>() >= enough { now.len() as u64 } else { u64::MAX };
         let fewest = goal.div_ceil(longest);
-        for windows in fewest..=fewest * WINDOWS_FACTOR {
+        for windows in (fewest..=fewest * WINDOWS_FACTOR).step_by((fewest / WINDOWS_FACTOR).max(1) as usize) {
             if now <= windows && !limits.always {
                 return Ok(None);
             }
@@ -206,15 +207,23 @@ impl Survey {
         let mut best: Vec<Window> = Vec::new();
         for ag in 0..g.ag_count {
             let mut of_ag: Option<Window> = None;
-            // Used fragments of the groups before the next one, as far as they can be emptied.
-            let mut used: Vec<u64> = Vec::new();
+            // Used fragments of the last groups, as many as a window has, as far as they can be emptied; and their sum.
+            let mut used: VecDeque<u64> = VecDeque::new();
+            let mut sum = 0;
             for group in groups(&g, &groups_of(&g, ag)) {
-                match self.used(cx, group)? {
-                    Some(n) => used.push(n),
-                    None => used.clear(),
+                let Some(n) = self.used(cx, group)? else {
+                    used.clear();
+                    sum = 0;
+                    continue;
+                };
+                used.push_back(n);
+                sum += n;
+                if used.len() as u64 > len {
+                    sum -= used.pop_front().unwrap_or(0);
                 }
-                let Some(first) = used.len().checked_sub(len as usize) else { continue };
-                let sum: u64 = used[first..].iter().sum();
+                if (used.len() as u64) < len {
+                    continue;
+                }
                 let end = g.frag_of_block(group + g.group_blocks());
                 if of_ag.as_ref().is_none_or(|w| if fullest { sum > w.used } else { sum < w.used }) {
                     of_ag = Some(Window { part: end - len * g.group_frags()..end, used: sum });

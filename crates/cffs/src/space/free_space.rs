@@ -43,7 +43,7 @@ pub struct Space {
     /// Held while a free run is being discarded, and therefore not among the free extents.
     pub(super) trimming: Mutex<()>,
     /// What is kept free while a part of the device is being emptied.
-    pub(super) held: Mutex<Option<Aside>>,
+    pub(super) aside: Mutex<Option<Aside>>,
 }
 
 impl Space {
@@ -83,7 +83,7 @@ impl Space {
             init: Mutex::default(),
             pinned: Mutex::default(),
             trimming: Mutex::default(),
-            held: Mutex::default(),
+            aside: Mutex::default(),
         };
         space.set_root_reserve(reserve_bp);
         Ok(space)

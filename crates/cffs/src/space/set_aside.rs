@@ -28,7 +28,7 @@ impl Space {
     /// Keeps what is free in these parts from everybody, and with [`SetAside::renew`] what becomes free there. There is one at a time:
     /// a second one keeps nothing.
     pub fn hold(&self, parts: Vec<Range<FragAddr>>) -> SetAside<'_> {
-        let mut held = self.held.lock();
+        let mut held = self.aside.lock();
         let parts = if held.is_some() { Vec::new() } else { parts };
         if !parts.is_empty() {
             *held = Some(Aside::default());
@@ -38,7 +38,7 @@ impl Space {
 
     /// Gives back what is kept, because somebody needs it.
     pub(super) fn release_held(&self) {
-        if let Some(held) = &mut *self.held.lock() {
+        if let Some(held) = &mut *self.aside.lock() {
             held.given_back = true;
             self.put_back(held);
         }
@@ -96,7 +96,7 @@ impl SetAside<'_> {
     /// # Errors
     /// Those of reading a bitmap.
     pub fn renew(&self) -> Result<()> {
-        let Some(held) = &mut *self.space.held.lock() else { return Ok(()) };
+        let Some(held) = &mut *self.space.aside.lock() else { return Ok(()) };
         if !held.given_back {
             for part in &self.parts {
                 self.space.take_out(held, part)?;
@@ -109,7 +109,7 @@ impl SetAside<'_> {
 impl Drop for SetAside<'_> {
     fn drop(&mut self) {
         if !self.parts.is_empty()
-            && let Some(mut held) = self.space.held.lock().take()
+            && let Some(mut held) = self.space.aside.lock().take()
         {
             self.space.put_back(&mut held);
         }
