@@ -69,7 +69,9 @@ impl Aged {
         };
         bytes.truncate(written);
         let n = self.files.len();
-        if n % 40 == 0 && self.fs.link(ROOT, ino, self.dirs[(d + 1) % DIRS], format!("link{n}").as_bytes()).is_ok() {
+        if n.is_multiple_of(40)
+            && self.fs.link(ROOT, ino, self.dirs[(d + 1) % DIRS], format!("link{n}").as_bytes()).is_ok()
+        {
             self.fs.forget(ino, 1);
             self.files.insert(((d + 1) % DIRS, format!("link{n}")), bytes.clone());
         }
@@ -87,11 +89,11 @@ impl Aged {
             .collect();
         let mut n = 0;
         loop {
-            let len = if n % 9 == 0 { 150_000 } else { 500 + n * 911 % 30_000 };
+            let len = if n.is_multiple_of(9) { 150_000 } else { 500 + n * 911 % 30_000 };
             if !self.make(n % DIRS, format!("f{n}"), contents(n, len)) {
                 break;
             }
-            if n % 7 == 0 {
+            if n.is_multiple_of(7) {
                 for ino in &growing {
                     // Not one after the other, so that no two pieces become one.
                     let _ = self.fs.write(ROOT, *ino, n as u64 * 9000, &contents(n, 4096));

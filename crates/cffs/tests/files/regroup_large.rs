@@ -15,6 +15,9 @@ const SMALL: usize = 40 << 10;
 const LARGE: usize = 2_500_000;
 const FILES: usize = 3;
 
+/// Large files, and what they contain.
+type Files = Vec<(Ino, Vec<u8>)>;
+
 fn options() -> MkfsOptions {
     MkfsOptions::default().group_size(64 << 10).reserve_bp(0)
 }
@@ -48,7 +51,7 @@ fn make(fs: &Fs, dir: Ino, name: &str, bytes: &[u8]) -> cffs::Result<Ino> {
 }
 
 /// A full device, on which every second small file made room for large ones. `keep` of the others stay.
-fn in_pieces(fs: &Fs, dir: Ino, keep: bool) -> Vec<(Ino, Vec<u8>)> {
+fn in_pieces(fs: &Fs, dir: Ino, keep: bool) -> Files {
     let small = contents(9, SMALL);
     let mut n = 0;
     while make(fs, ROOT_INO, &format!("s{n}"), &small).is_ok() {
@@ -75,7 +78,7 @@ fn compare(fs: &Fs, files: &[(Ino, Vec<u8>)]) {
     }
 }
 
-fn aged(options: &MkfsOptions, keep: bool) -> (Arc<MemoryDevice>, Arc<Fs>, Vec<(Ino, Vec<u8>)>) {
+fn aged(options: &MkfsOptions, keep: bool) -> (Arc<MemoryDevice>, Arc<Fs>, Files) {
     let dev = fresh(SIZE, options);
     let fs = mount(&dev);
     let files = in_pieces(&fs, ROOT_INO, keep);
