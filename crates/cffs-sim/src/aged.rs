@@ -66,7 +66,7 @@ pub fn operations(seed: u64) -> Vec<Op> {
             _ => writeln!(text, "sync"),
         };
         if rng.u8(..3) == 0 {
-            let _ = writeln!(text, "regroup / {}", ["gains", "always"][rng.usize(..2)]);
+            let _ = writeln!(text, "regroup / {}", ["gains", "always", "large", "free-space"][rng.usize(..4)]);
         }
         if rng.bool() {
             let (dir, first) = (rng.u64(..=round), rng.u64(..30));

@@ -6,7 +6,7 @@
 use crate::model::acl::LISTS;
 use crate::model::{Body, Id, ROOT};
 use crate::model_driver::State;
-use crate::ops::{self, Op, Path, SLOTS, Special};
+use crate::ops::{self, Op, Path, RegroupHow, SLOTS, Special};
 use crate::scenarios::Programs;
 use cffs::Fallocate as Space;
 use cffs::{FILE_SIZE_MAX, FileType, RenameFlags};
@@ -524,7 +524,13 @@ impl Generator {
             1..=5 => self.dir(),
             _ => Path::new("/"),
         };
-        Op::Regroup { path, always: !self.chance(5) }
+        let how = match self.rng.u32(..10) {
+            0..=1 => RegroupHow::Gains,
+            2..=4 => RegroupHow::Always,
+            5..=6 => RegroupHow::Large,
+            _ => RegroupHow::FreeSpace,
+        };
+        Op::Regroup { path, how }
     }
 
     fn symlink(&mut self) -> Op {

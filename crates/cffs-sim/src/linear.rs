@@ -9,13 +9,13 @@
 
 use crate::model::{Fail, Id, ROOT};
 use crate::model_driver::{Outcome, State};
-use crate::ops::{Op, Path};
+use crate::ops::{Op, Path, RegroupHow};
 use crate::pattern;
 use crate::walk::read;
 use cffs::device::{Device, MemoryDevice};
 use cffs::{
-    Attr, Caller, Fs, Ino, MkfsOptions, MountOptions, ROOT_INO, Regroup, RegroupOptions, RegroupOutcome, RenameFlags,
-    Result, SetAttr, SetXattr, mkfs,
+    Attr, Caller, Fs, Ino, MkfsOptions, MountOptions, ROOT_INO, Regroup, RegroupOutcome, RenameFlags, Result, SetAttr,
+    SetXattr, mkfs,
 };
 use fastrand::Rng;
 use std::collections::{BTreeMap, HashSet};
@@ -205,9 +205,9 @@ impl Stage {
                 fs.sync()?;
                 Answer::Done
             }
-            Op::Regroup { always, .. } => {
+            Op::Regroup { how, .. } => {
                 let handle = Regroup::new();
-                fs.regroup(&RegroupOptions::default().always(*always), &handle)?;
+                fs.regroup(&how.options(ROOT_INO), &handle)?;
                 match handle.status().outcome {
                     Some(RegroupOutcome::Complete) => Answer::Done,
                     other => panic!("regroup: {other:?}"),
@@ -344,7 +344,7 @@ pub fn plan(seed: u64, threads: usize, calls: usize) -> Vec<Vec<Op>> {
             _ => match rng.u8(..4) {
                 0 => Op::Sync,
                 1 => Op::SetXattr { path: file, name: "user.x".into(), len: 30, tag },
-                _ => Op::Regroup { path: Path::new("/"), always: true },
+                _ => Op::Regroup { path: Path::new("/"), how: RegroupHow::ALL[rng.usize(..RegroupHow::ALL.len())] },
             },
         }
     };

@@ -2,12 +2,50 @@
 //!
 //! Operations name files by path, so that leaving some out of a sequence leaves a meaningful sequence.
 
-use cffs::{Fallocate, RenameFlags};
+use cffs::{Fallocate, Ino, RegroupOptions, RenameFlags};
 use std::fmt;
 use std::str::FromStr;
 
 /// Places for references that a test keeps ("open files").
 pub const SLOTS: usize = 4;
+
+/// What a regroup moves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RegroupHow {
+    /// Small files and directories, if that saves requests.
+    Gains,
+    /// All of them.
+    Always,
+    /// Files into the fewest pieces.
+    Large,
+    /// What is in the way of long free runs, wherever it is.
+    FreeSpace,
+}
+
+impl RegroupHow {
+    /// All of them.
+    pub const ALL: [RegroupHow; 4] = [RegroupHow::Gains, RegroupHow::Always, RegroupHow::Large, RegroupHow::FreeSpace];
+
+    fn name(self) -> &'static str {
+        match self {
+            RegroupHow::Gains => "gains",
+            RegroupHow::Always => "always",
+            RegroupHow::Large => "large",
+            RegroupHow::FreeSpace => "free-space",
+        }
+    }
+
+    /// Settings of the engine, for a directory.
+    pub fn options(self, dir: Ino) -> RegroupOptions {
+        let options = RegroupOptions::default();
+        match self {
+            RegroupHow::Gains => options.directories(vec![dir]),
+            RegroupHow::Always => options.directories(vec![dir]).always(true),
+            RegroupHow::Large => options.directories(vec![dir]).large(true).always(true),
+            RegroupHow::FreeSpace => options.free_space(true).always(true),
+        }
+    }
+}
 
 /// A path, from the root (`/a/b`) or from an open directory (`@2/b`; `@2` is the open file itself).
 ///
@@ -164,8 +202,8 @@ pub enum Op {
     Trim,
     /// Set what a directory's files, or a file, are placed with, to one of many values ([`colocation_value`]).
     Colocate { path: Path, value: u64 },
-    /// Bring a directory and what is below it back together: what that saves requests for, or everything.
-    Regroup { path: Path, always: bool },
+    /// Bring a directory and what is below it back together.
+    Regroup { path: Path, how: RegroupHow },
     /// Make files `first` to `first + count` of `len` bytes each in a directory.
     CreateMany { dir: Path, first: u32, count: u32, len: usize, tag: u64 },
     /// Remove such files.
@@ -265,9 +303,7 @@ impl fmt::Display for Op {
             Op::Remount { forget } => write!(f, "remount {forget}"),
             Op::Trim => write!(f, "trim"),
             Op::Colocate { path, value } => write!(f, "colocate {path} {value}"),
-            Op::Regroup { path, always } => {
-                write!(f, "regroup {path} {}", if *always { "always" } else { "gains" })
-            }
+            Op::Regroup { path, how } => write!(f, "regroup {path} {}", how.name()),
             Op::Grow { percent } => write!(f, "grow {percent}"),
             Op::CreateMany { dir, first, count, len, tag } => {
                 write!(f, "createmany {dir} {first} {count} {len} {tag}")
@@ -373,10 +409,10 @@ impl FromStr for Op {
             "colocate" => Op::Colocate { path: Path::new(next()?), value: number(next()?)? },
             "regroup" => Op::Regroup {
                 path: Path::new(next()?),
-                always: match next()? {
-                    "always" => true,
-                    "gains" => false,
-                    other => return Err(format!("{other}: a regroup moves always, or what gains")),
+                how: {
+                    let name = next()?;
+                    let how = RegroupHow::ALL.into_iter().find(|how| how.name() == name);
+                    how.ok_or_else(|| format!("{name}: not what a regroup can do"))?
                 },
             },
             "grow" => Op::Grow { percent: number(next()?)? },

@@ -1,7 +1,7 @@
 //! Smaller sequences that fail alike, and proptest strategies that use them.
 
 use crate::generate::{Bounds, Profile, generate};
-use crate::ops::{Op, Path};
+use crate::ops::{Op, Path, RegroupHow};
 use proptest::strategy::{NewTree, Strategy, ValueTree};
 use proptest::test_runner::TestRunner;
 
@@ -99,9 +99,10 @@ fn simpler(op: &Op) -> Vec<Op> {
         Op::UnlinkMany { dir, first, count } if *count > 1 => {
             out.push(Op::UnlinkMany { dir: dir.clone(), first: *first, count: count / 2 });
         }
-        Op::Regroup { path, always } => {
-            for (p, a) in [(Path::new("/"), true), (Path::new("/"), *always), (path.clone(), true)] {
-                out.push(Op::Regroup { path: p, always: a });
+        Op::Regroup { path, how } => {
+            let always = RegroupHow::Always;
+            for (p, how) in [(Path::new("/"), always), (Path::new("/"), *how), (path.clone(), always)] {
+                out.push(Op::Regroup { path: p, how });
             }
         }
         Op::Symlink { path, len } => out.push(Op::Symlink { path: path.clone(), len: (*len).min(8) }),

@@ -144,6 +144,16 @@ impl<'a> Fresh<'a> {
         }
         Ok(fresh)
     }
+
+    /// Blocks that were allocated, ready to be committed.
+    ///
+    /// # Errors
+    /// Those of reading a bitmap. The blocks are given back then.
+    pub fn of(space: &'a Space, reservation: &Reservation, runs: Vec<Run>) -> Result<Fresh<'a>> {
+        let fresh = Fresh { space, reservation: reservation.clone(), runs };
+        fresh.runs.iter().try_for_each(|run| space.prepare_commit(*run))?;
+        Ok(fresh)
+    }
 }
 
 impl Drop for Fresh<'_> {
@@ -193,6 +203,24 @@ pub fn write_chain(
     let (before, now) = (old.blocks.len() as u64, need as u64);
     inode.frags = (inode.frags + now * g.frags_per_block()).saturating_sub(before * g.frags_per_block());
     inode.xattr_block = blocks.first().map_or(0, |b| b.addr());
+    Ok(())
+}
+
+/// Moves all blocks of an inode's chain to those of `fresh`, as many as it has. The whole chain moves, because whoever has read it
+/// compares the first block only. The caller stores the inode.
+pub fn relocate_chain(txn: &Txn<'_>, space: &Space, inode: &mut Inode, chain: &Chain, fresh: Fresh<'_>) -> Result<()> {
+    let blocks = |b: &BufRef| Run { start: b.addr() * space.frags_per_block(), len: space.frags_per_block() };
+    chain.blocks.iter().try_for_each(|b| space.prepare_free(blocks(b)))?;
+    let list = chain.list.clone();
+    // All of the old blocks go, and none of them stays.
+    let old = Chain { list: Vec::new(), blocks: Vec::new() };
+    let frags = inode.frags;
+    write_chain(txn, space, inode, &old, fresh, &list)?;
+    inode.frags = frags;
+    for gone in &chain.blocks {
+        txn.free_block(gone.addr());
+        space.free(txn, blocks(gone))?;
+    }
     Ok(())
 }
 

@@ -54,14 +54,26 @@ pub struct RegroupArgs {
     /// Move nothing: print what would be gained
     #[arg(long)]
     dry_run: bool,
+    /// Bring large files into one piece each, and leave small files and directories where they are
+    ///
+    /// A file that is longer than a group and lies in pieces of less than 8 MiB on average is moved to where it has at most half as
+    /// many.
+    #[arg(long)]
+    large: bool,
+    /// Bring free space into long runs, so that a tenth of the device lies in the fewest of them, and leave files in order as they are
+    ///
+    /// What is in the way goes into gaps elsewhere, small files too: bring those together before, not afterwards. With --large, large
+    /// files go into the runs that were made. It takes the whole file system, and no PATH.
+    #[arg(long)]
+    free_space: bool,
     /// Return at once; --status tells how far it is. Of a mount only
     #[arg(long)]
     background: bool,
     /// Only tell how far the regroup of a mount is that runs, or what the last one came to
-    #[arg(long, conflicts_with_all = ["budget", "rate", "dry_run", "background"])]
+    #[arg(long, conflicts_with_all = ["budget", "rate", "dry_run", "large", "free_space", "background"])]
     status: bool,
     /// Only stop the regroup of a mount that runs
-    #[arg(long, conflicts_with_all = ["budget", "rate", "dry_run", "background", "status"])]
+    #[arg(long, conflicts_with_all = ["budget", "rate", "dry_run", "large", "free_space", "background", "status"])]
     stop: bool,
     /// Print the result as JSON
     #[arg(long)]
@@ -84,7 +96,12 @@ fn parse_limit(text: &str) -> Result<u64, String> {
 
 /// Settings of the engine, but for the directories.
 fn options(args: &RegroupArgs) -> RegroupOptions {
-    RegroupOptions::default().budget(args.budget).rate(args.rate).dry_run(args.dry_run)
+    RegroupOptions::default()
+        .budget(args.budget)
+        .rate(args.rate)
+        .dry_run(args.dry_run)
+        .large(args.large)
+        .free_space(args.free_space)
 }
 
 /// Runs the subcommand.
@@ -98,6 +115,9 @@ pub fn run(args: &RegroupArgs) -> anyhow::Result<u8> {
     let usage = |why: &str| Err(with_code(exit::fsck::USAGE, anyhow!("{name}: {why}")));
     if (args.status || args.stop) && !inside.is_empty() {
         return usage("--status and --stop take one directory, because one regroup runs at a time");
+    }
+    if args.free_space && !inside.is_empty() {
+        return usage("--free-space takes no PATH, because free space belongs to no directory");
     }
     if !target.is_dir() && (args.status || args.stop || args.background) {
         return usage("not a directory: --background, --status and --stop are for mounted file systems");

@@ -2,7 +2,7 @@
 
 use crate::size::human;
 use crate::text::print_json;
-use cffs::{RegroupGain, RegroupOutcome, RegroupStatus};
+use cffs::{RegroupChange, RegroupGain, RegroupOutcome, RegroupStatus};
 use serde_json::json;
 use std::io::{self, Write};
 
@@ -61,9 +61,27 @@ fn lines(s: &RegroupStatus) -> Vec<String> {
     if s.bytes_kept > 0 {
         lines.push(format!("left {} that had changed meanwhile or could not be read", human(s.bytes_kept)));
     }
-    lines.push(format!("requests to read all small files: {}", gain(s.read)));
-    lines.push(format!("requests to read all names and inodes: {}", gain(s.walk)));
+    if let Some(RegroupChange { before, after }) = s.free_runs {
+        lines.push(format!("longest free run: {} before, {} after", human(before.longest), human(after.longest)));
+        lines.push(format!(
+            "free runs for a tenth of the device: {} before, {} after",
+            runs(before.for_tenth),
+            runs(after.for_tenth)
+        ));
+    }
+    if let Some(RegroupChange { before, after }) = s.pieces {
+        lines.push(format!("pieces of large files: {before} before, {after} after"));
+    }
+    if s.free_runs.is_none() && s.pieces.is_none() {
+        lines.push(format!("requests to read all small files: {}", gain(s.read)));
+        lines.push(format!("requests to read all names and inodes: {}", gain(s.walk)));
+    }
     lines
+}
+
+/// How many runs, if they suffice.
+fn runs(n: u64) -> String {
+    if n == 0 { "not enough".into() } else { n.to_string() }
 }
 
 /// Before, after, and how much less that is.

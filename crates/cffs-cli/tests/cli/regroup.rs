@@ -191,3 +191,74 @@ fn a_mount_is_regrouped_while_it_is_used() {
         umount(&name);
     }
 }
+
+/// An image on which large files lie in the gaps that every second small file left.
+fn image_with_large_files(dir: &Path) -> (String, Vec<u8>) {
+    let image = make_image(dir, &[]);
+    let device = cffs::device::FileDevice::open(Path::new(&image), cffs::device::OpenMode::READ_WRITE).unwrap();
+    let fs = cffs::Fs::open(std::sync::Arc::new(device), None, cffs::MountOptions::default()).unwrap();
+    let root = fs.root().unwrap();
+    let small = |n: usize| format!("s{n}");
+    let mut n = 0;
+    while root.write(small(n), vec![n as u8; 40 << 10]).is_ok() && fs.sync().is_ok() {
+        n += 1;
+    }
+    (0..n).step_by(2).for_each(|i| root.remove_file(small(i)).unwrap());
+    fs.sync().unwrap();
+    let bytes: Vec<u8> = (0..1_500_000_usize).map(|i| (i / 5 + i / 4096) as u8).collect();
+    root.create_dir_all("top/below").unwrap();
+    root.write("top/below/large", &bytes).unwrap();
+    fs.sync().unwrap();
+    (1..n).step_by(2).for_each(|i| root.remove_file(small(i)).unwrap());
+    fs.close().unwrap();
+    (image, bytes)
+}
+
+#[test]
+fn large_files_of_an_image_are_brought_into_one_piece() {
+    let dir = temp_dir();
+    let (image, bytes) = image_with_large_files(dir.path());
+    let plan = json(&ok(&["regroup", "--large", "--dry-run", "--json", &image]));
+    assert!(plan["pieces"]["before"].as_u64() > Some(10), "{plan}");
+    assert_eq!((&plan["pieces"]["after"], &plan["files_moved"]), (&1.into(), &0.into()), "{plan}");
+    let text = ok(&["regroup", "--large", "top/below", &image]);
+    assert!(text.contains("pieces of large files: ") && text.contains(" before, 1 after"), "{text}");
+    assert!(!text.contains("requests to read"), "small files were not looked at: {text}");
+    assert_eq!(moved(&ok(&["regroup", "--large", "--json", &image])), 0);
+    let out = dir.path().join("out");
+    ok(&["export", &image, out.to_str().unwrap()]);
+    assert!(fs::read(out.join("top/below/large")).unwrap() == bytes);
+    ok(&["fsck", "-n", &image]);
+    fails(&["regroup", "--large", "--status", "."], 16, &["--large"]);
+}
+
+#[test]
+fn free_space_of_an_image_is_brought_into_one_run() {
+    let dir = temp_dir();
+    let image = make_image(dir.path(), &[]);
+    let device = cffs::device::FileDevice::open(Path::new(&image), cffs::device::OpenMode::READ_WRITE).unwrap();
+    let fs = cffs::Fs::open(std::sync::Arc::new(device), None, cffs::MountOptions::default()).unwrap();
+    let root = fs.root().unwrap();
+    let small = |n: usize| format!("s{n}");
+    let mut n = 0;
+    while root.write(small(n), vec![n as u8; 40 << 10]).is_ok() && fs.sync().is_ok() {
+        n += 1;
+    }
+    (0..n).step_by(4).for_each(|i| root.remove_file(small(i)).unwrap());
+    fs.close().unwrap();
+    let plan = json(&ok(&["regroup", "--free-space", "--dry-run", "--json", &image]));
+    let runs = &plan["free_runs"];
+    assert!(runs["before"]["for_tenth"].as_u64() > Some(10), "{plan}");
+    assert_eq!((&runs["after"]["for_tenth"], &plan["files_moved"]), (&1.into(), &0.into()), "{plan}");
+    let text = ok(&["regroup", "--free-space", &image]);
+    assert!(text.contains("longest free run: ") && text.contains(" before, 1 after"), "{text}");
+    assert_eq!(moved(&ok(&["regroup", "--free-space", "--json", &image])), 0);
+    ok(&["fsck", "-n", &image]);
+    let out = dir.path().join("out");
+    ok(&["export", &image, out.to_str().unwrap()]);
+    for i in (0..n).filter(|i| i % 4 != 0) {
+        assert!(fs::read(out.join(small(i))).unwrap() == vec![i as u8; 40 << 10], "s{i}");
+    }
+    fails(&["regroup", "--free-space", "/", &image], 16, &["no PATH"]);
+    fails(&["regroup", "--free-space", "--status", "."], 16, &["--free-space"]);
+}

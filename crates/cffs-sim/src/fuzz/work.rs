@@ -1,8 +1,9 @@
 //! What is done with a mounted image: everything is read, and then changed here and there.
 
+use crate::ops::RegroupHow;
 use cffs::{
-    Attr, Caller, DirEntry, Error, Fallocate, FileType, Fs, Ino, QuotaKind, ROOT_INO, Regroup, RegroupOptions,
-    RegroupOutcome, RenameFlags, SetAttr, SetXattr,
+    Attr, Caller, DirEntry, Error, Fallocate, FileType, Fs, Ino, QuotaKind, ROOT_INO, Regroup, RegroupOutcome,
+    RenameFlags, SetAttr, SetXattr,
 };
 use fastrand::Rng;
 use std::collections::HashSet;
@@ -236,7 +237,8 @@ pub fn work(fs: &Fs, w: &Walked, rng: &mut Rng, steps: usize) -> Vec<String> {
             19 => ("sync", fs.sync()),
             21 => ("regroup", {
                 let handle = Regroup::new();
-                let outcome = fs.regroup(&RegroupOptions::default().always(rng.bool()), &handle);
+                let outcome =
+                    fs.regroup(&RegroupHow::ALL[rng.usize(..RegroupHow::ALL.len())].options(ROOT_INO), &handle);
                 outcome.and_then(|()| match handle.status().outcome {
                     Some(RegroupOutcome::Failed(why)) => Err(std::io::Error::other(why).into()),
                     _ => Ok(()),

@@ -9,6 +9,7 @@ mod change;
 mod list;
 mod lookup;
 mod node;
+mod relocate_node;
 mod shift;
 mod size;
 #[cfg(test)]
@@ -18,6 +19,7 @@ mod tree;
 pub use change::{MAPPED_PER_TXN, convert, insert, map, relocate, remove, split};
 pub(crate) use lookup::has_node;
 pub use lookup::{Mapping, for_each, has_room, last, lookup, nodes_of};
+pub use relocate_node::{for_each_node, log_bytes_for_relocate_node, relocate_node};
 pub use shift::{shift_down, shift_up};
 pub use size::{
     log_bytes_for_convert, log_bytes_for_insert, log_bytes_for_relocate, log_bytes_for_remove, log_bytes_for_shift,

@@ -47,7 +47,7 @@ pub use fallocate::Fallocate;
 pub use grow::Grown;
 pub use maintenance::Usage;
 pub use quota::{QuotaGrace, QuotaLimits, QuotaMismatch, QuotaStatus};
-pub use regroup::{Regroup, RegroupGain, RegroupOptions, RegroupOutcome, RegroupStatus};
+pub use regroup::{FreeRuns, Regroup, RegroupChange, RegroupGain, RegroupOptions, RegroupOutcome, RegroupStatus};
 pub use scrub::{Finding, Scrub, ScrubOptions, ScrubOutcome, ScrubStatus};
 pub use tune::TrimRange;
 

@@ -31,6 +31,13 @@ pub struct RegroupOptions {
     /// Nothing is moved: only what would be gained is found out.
     #[serde(default)]
     pub dry_run: bool,
+    /// Not the small files and directories are brought together, but each file longer than a group that lies in many pieces.
+    #[serde(default)]
+    pub large: bool,
+    /// Not files are brought together, but free space: a tenth of the device in the fewest free runs. With [`RegroupOptions::large`]
+    /// that comes first, and large files go into those runs. It is done for the whole file system only.
+    #[serde(default)]
+    pub free_space: bool,
     /// Everything is moved, whatever it saves: for tests of the move itself.
     #[doc(hidden)]
     #[serde(default)]
@@ -42,6 +49,8 @@ setters!(RegroupOptions {
     budget: Option<u64>,
     rate: Option<u64>,
     dry_run: bool,
+    large: bool,
+    free_space: bool,
     always: bool,
 });
 
@@ -66,6 +75,24 @@ pub struct RegroupGain {
     pub after: f64,
 }
 
+/// A number before a regroup, and with what it has moved.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RegroupChange<T = u64> {
+    /// Before.
+    pub before: T,
+    /// After.
+    pub after: T,
+}
+
+/// How free space lies.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FreeRuns {
+    /// Bytes of the longest free run.
+    pub longest: u64,
+    /// Free runs that a file of a tenth of the device needs. 0: there is no space for one.
+    pub for_tenth: u64,
+}
+
 /// Progress and result of a regroup.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RegroupStatus {
@@ -87,6 +114,12 @@ pub struct RegroupStatus {
     pub read: RegroupGain,
     /// Requests to read all names and inodes.
     pub walk: RegroupGain,
+    /// Pieces that files longer than a group lie in, if those were brought together.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pieces: Option<RegroupChange>,
+    /// How free space lies, if that was brought together.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub free_runs: Option<RegroupChange<FreeRuns>>,
     /// Seconds since the beginning.
     pub seconds: f64,
     /// Nothing was moved: the numbers tell what would be.
@@ -222,9 +255,35 @@ impl Control for Running<'_> {
         (status.files_moved, status.blocks_moved) = (p.files_moved, p.blocks_moved);
         (status.bytes_moved, status.bytes_kept) = (p.bytes_moved, p.bytes_kept);
         (status.read, status.walk) = (gain(0), gain(1));
+        let free_runs =
+            |r: relocate::FreeRuns| FreeRuns { longest: r.longest << self.fs.geo.frag_shift, for_tenth: r.for_tenth };
+        status.free_runs =
+            p.free_runs.map(|[before, after]| RegroupChange { before: free_runs(before), after: free_runs(after) });
+        status.pieces = p.pieces.map(|[before, after]| RegroupChange { before, after });
         status.seconds = self.began.elapsed().as_secs_f64();
         status.inodes_total = self.fs.space.counters().inodes;
     }
+}
+
+/// Moves what the options ask for.
+fn move_all(
+    cx: &MoveCtx<'_>,
+    roots: &[Ino],
+    options: &RegroupOptions,
+    limits: Limits,
+    control: &dyn Control,
+) -> Result<()> {
+    if !options.large && !options.free_space {
+        return relocate::run(cx, roots, limits, control);
+    }
+    let mut progress = Progress::default();
+    if options.free_space {
+        relocate::bring_free_space_together(cx, limits, control, &mut progress)?;
+    }
+    if options.large {
+        relocate::bring_large_files_together(cx, roots, limits, control, &mut progress)?;
+    }
+    Ok(())
 }
 
 impl Fs {
@@ -232,7 +291,7 @@ impl Fs {
     /// once what is wrong.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a rate of zero, or in a metadata mode other than [`MetadataMode::Journal`], where a crash could
+    /// [`Error::Invalid`] for a rate of zero, for directories whose free space is to be brought together, or in a metadata mode other than [`MetadataMode::Journal`], where a crash could
     /// leave a half of a move; [`Error::ReadOnly`]; [`Error::NotDir`] and [`Error::Stale`] for what is no directory; an error
     /// after [`Fs::shutdown`].
     pub fn check_regroup(&self, options: &RegroupOptions) -> Result<()> {
@@ -242,6 +301,11 @@ impl Fs {
         }
         if self.opts.metadata != MetadataMode::Journal {
             return Error::invalid("a regroup needs metadata=journal, because a crash could leave a half of a move");
+        }
+        if options.free_space && !options.directories.is_empty() {
+            return Error::invalid(
+                "free space belongs to no directory: name the whole file system to bring it together",
+            );
         }
         self.writable()?;
         for root in &options.directories {
@@ -276,7 +340,7 @@ impl Fs {
         // What has no place yet is placed first.
         let outcome = self
             .write_back_all(self.opts.lazytime)
-            .and_then(|()| relocate::run(&cx, roots, limits, &running))
+            .and_then(|()| move_all(&cx, roots, options, limits, &running))
             .and_then(|()| self.store_learned())
             .and_then(|()| self.journal.commit());
         running.end(&outcome);

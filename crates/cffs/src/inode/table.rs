@@ -3,6 +3,8 @@
 //! See [`mod@crate::format::table`] for the shape. Which blocks have room is kept in memory once the maps were read. The
 //! tables shrink by giving back blocks without used slots, and fill the holes that this leaves before they grow.
 
+mod relocate;
+
 use super::free_slots::FreeSlots;
 use crate::cache::{AddrMap, BufRef, Cache};
 use crate::error::{Error, Result};
@@ -408,9 +410,10 @@ impl SlotTable {
         let id = self.id(&st, self.kind, addr);
         drop(st);
         match cache.read_meta(id) {
-            Ok(buf) => Ok(Some((buf, offset))),
+            // What was read is old if the block was moved meanwhile.
+            Ok(buf) if self.state.lock().places.get(&lblock) == Some(&addr) => Ok(Some((buf, offset))),
             // The block may have been freed meanwhile, because nobody needs a reference to look for a number.
-            Err(_) => self.find_locked(cache, lblock, offset),
+            _ => self.find_locked(cache, lblock, offset),
         }
     }
 

@@ -32,13 +32,36 @@ pub struct Txn<'a> {
     reservation: RefCell<Option<Reservation>>,
     /// Blocks to be written when it ends, in this order (metadata=sync).
     ordered: RefCell<Vec<BlockAddr>>,
-    _running: RwLockReadGuard<'a, ()>,
+    _running: Barrier<'a>,
+}
+
+/// How a transaction keeps a commit out.
+enum Barrier<'a> {
+    /// Others may be open.
+    Shared { _guard: RwLockReadGuard<'a, ()> },
+    /// None is.
+    Alone { _guard: RwLockWriteGuard<'a, ()> },
 }
 
 impl Journal {
     /// Begins a transaction that will log at most `reserve` bytes. Waits for a commit if the log lacks room. The caller
     /// holds no lock that an open transaction may want, and has no transaction open.
     pub fn begin(&self, reserve: usize) -> Result<Txn<'_>> {
+        let reserve = self.reserve_room(reserve)?;
+        let running = Barrier::Shared { _guard: self.barrier.read() };
+        Ok(Txn::new(self, self.next_seq.load(Ordering::Acquire), reserve, running))
+    }
+
+    /// As [`Journal::begin`], and no other transaction is open until it ends. For blocks that others change without a lock of their
+    /// own, in their transactions.
+    pub(crate) fn begin_alone(&self, reserve: usize) -> Result<Txn<'_>> {
+        let reserve = self.reserve_room(reserve)?;
+        let running = Barrier::Alone { _guard: self.barrier.write() };
+        Ok(Txn::new(self, self.next_seq.load(Ordering::Acquire), reserve, running))
+    }
+
+    /// Reserves room in the running transaction. Returns how many bytes.
+    fn reserve_room(&self, reserve: usize) -> Result<usize> {
         // Estimates add up the worst of everything, which never comes together. With the smallest logs the largest of them
         // is more than a commit may take: such a transaction gets a commit to itself.
         let asked = reserve + self.records_bytes.load(Ordering::Relaxed);
@@ -58,14 +81,12 @@ impl Journal {
                 // Blocks with uncommitted changes cannot leave memory.
                 if room && r.bufs.len() <= self.pinned_max() {
                     r.reserved += reserve;
-                    break;
+                    return Ok(reserve);
                 }
             }
             self.commit()?;
             crate::yield_now();
         }
-        let running = self.barrier.read();
-        Ok(Txn::new(self, self.next_seq.load(Ordering::Acquire), reserve, running))
     }
 
     fn end(&self, reserved: usize, logged: usize) {
@@ -76,7 +97,7 @@ impl Journal {
 }
 
 impl<'a> Txn<'a> {
-    fn new(journal: &'a Journal, seq: u64, reserved: usize, running: RwLockReadGuard<'a, ()>) -> Self {
+    fn new(journal: &'a Journal, seq: u64, reserved: usize, running: Barrier<'a>) -> Self {
         let (logged, critical, ordered) = (Cell::new(0), Cell::new(false), RefCell::default());
         let reservation = RefCell::default();
         Txn {

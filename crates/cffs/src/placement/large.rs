@@ -28,6 +28,12 @@ impl Placement {
         {
             return Ok(Some(run));
         }
+        if frags << self.geo.frag_shift >= STREAM_MIN
+            && let Some(run) = self.find_long(after, goal, whole)?
+        {
+            t.large.insert(ag, run.end());
+            return Ok(Some(run));
+        }
         let run = if whole > 0 {
             self.space.alloc_blocks_near(self.geo.block_of_frag(goal + fpb - 1), whole, 1)?
         } else {
@@ -41,6 +47,24 @@ impl Placement {
             t.large.insert(ag, run.end());
         }
         Ok(run)
+    }
+
+    /// For a long file, whose place is worth a look at all allocation groups: so many blocks in one run, or as many of them as the
+    /// longest run has.
+    fn find_long(&self, after: Option<FragAddr>, goal: FragAddr, blocks: u64) -> Result<Option<Run>> {
+        let frags = self.geo.frag_of_block(blocks);
+        if let Some(after) = after
+            && let Some(run) = self.space.alloc_from(after, frags)?
+        {
+            return Ok(Some(run));
+        }
+        if let Some(run) = self.space.alloc_blocks_whole(self.geo.block_of_frag(goal), blocks)? {
+            return Ok(Some(run));
+        }
+        match self.space.run_for(frags)? {
+            Some(free) => self.allocate_blocks_of(free, frags),
+            None => Ok(None),
+        }
     }
 
     /// Allocates a part of a large file that is written piece by piece, of which perhaps `ahead` more fragments will

@@ -21,6 +21,19 @@ pub struct Progress {
     pub before: [u64; 2],
     /// The same afterwards.
     pub after: [u64; 2],
+    /// Pieces that large files lie in, before and after, if they are brought together.
+    pub pieces: Option<[u64; 2]>,
+    /// The longest free runs, before and after, if free space is brought together.
+    pub free_runs: Option<[FreeRuns; 2]>,
+}
+
+/// How free space lies.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct FreeRuns {
+    /// Fragments of the longest free run.
+    pub longest: u64,
+    /// Free runs that a file of a tenth of the device needs. 0: there is no space for one.
+    pub for_tenth: u64,
 }
 
 /// Whoever runs a regroup.

@@ -4,9 +4,11 @@ use super::MoveCtx;
 use super::stretch::Item;
 use crate::error::{Error, Result};
 use crate::file::relocate::{self, Copied};
+use crate::format::extent::EXTENT_LEN_MAX;
 use crate::format::{BlockAddr, FragAddr, Run};
 use crate::node::Node;
 use crate::reservation::Reservation;
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -21,6 +23,31 @@ impl Places {
     /// The runs in the order of the items.
     pub fn all(&self) -> impl Iterator<Item = Run> + '_ {
         self.runs.iter().flatten().copied()
+    }
+
+    fn fill_gaps(&self, cx: &MoveCtx<'_>, frags: u64, avoid: &[Range<FragAddr>]) -> Result<Vec<Run>> {
+        let (mut runs, mut left) = (Vec::new(), frags);
+        match self.reservation.reserve(frags, false) {
+            Err(Error::NoSpace) => return Ok(runs),
+            outcome => outcome?,
+        }
+        let outcome = loop {
+            if left == 0 {
+                return Ok(runs);
+            }
+            match cx.file.space.alloc_gap(left, avoid) {
+                Ok(Some(run)) => {
+                    self.reservation.allocated(run.len);
+                    left -= run.len;
+                    runs.push(run);
+                }
+                Ok(None) => break Ok(Vec::new()),
+                Err(e) => break Err(e),
+            }
+        };
+        runs.into_iter().for_each(|run| cancel(cx, &self.reservation, run));
+        self.reservation.release(frags);
+        outcome
     }
 
     /// Gives all of it back.
@@ -76,6 +103,23 @@ pub(super) fn allocate_outside(cx: &MoveCtx<'_>, items: &[Item], area: &Range<Bl
     })
 }
 
+/// Allocates places for each item outside of some parts of the device: the gap that fits it best, or else the longest ones. Those
+/// without enough get none.
+pub(super) fn allocate_gaps(cx: &MoveCtx<'_>, items: &[Item], avoid: &[Range<FragAddr>]) -> Result<Places> {
+    let reservation = cx.file.space.reservation(None, false);
+    let mut places = Places { runs: Vec::with_capacity(items.len()), reservation };
+    for item in items {
+        match places.fill_gaps(cx, item.frags(), avoid) {
+            Ok(runs) => places.runs.push(runs),
+            Err(e) => {
+                places.cancel(cx);
+                return Err(e);
+            }
+        }
+    }
+    Ok(places)
+}
+
 /// Allocates a place for each item in the first of its windows that has room. Those without one get none.
 pub(super) fn allocate_in(cx: &MoveCtx<'_>, items: &[Item], windows: &[Vec<Range<FragAddr>>]) -> Result<Places> {
     allocate_each(cx, items, &mut |n, frags| {
@@ -126,6 +170,96 @@ fn allocate_each(
         }
     }
     Ok(places)
+}
+
+/// New places for one large file: allocated, in no transaction yet. They are used up from the start of the file on.
+pub(super) struct Destination {
+    runs: VecDeque<Run>,
+    reservation: Reservation,
+}
+
+impl Destination {
+    /// Allocates so many fragments in the fewest pieces that free space allows, but in at most `pieces`. `None` if there is too
+    /// little space, or it is in too many pieces.
+    pub fn allocate(cx: &MoveCtx<'_>, frags: u64, pieces: usize) -> Result<Option<Destination>> {
+        let reservation = cx.file.space.reservation(None, false);
+        match reservation.reserve(frags, false) {
+            Err(Error::NoSpace) => return Ok(None),
+            outcome => outcome?,
+        }
+        let mut found = Destination { runs: VecDeque::new(), reservation };
+        match found.fill(cx, frags, pieces) {
+            Ok(true) => Ok(Some(found)),
+            outcome => {
+                found.cancel(cx);
+                outcome.map(|_| None)
+            }
+        }
+    }
+
+    fn fill(&mut self, cx: &MoveCtx<'_>, frags: u64, pieces: usize) -> Result<bool> {
+        let per = cx.file.cache.geometry().frags_per_block();
+        let (mut left, mut tries) = (frags, 0);
+        while left > 0 {
+            tries += 1;
+            if self.pieces() > pieces || tries > pieces {
+                return Ok(false);
+            }
+            let Some(free) = cx.file.space.run_for(left)? else { return Ok(false) };
+            let mut window = free.start..free.end().min(free.start + left);
+            while window.start < window.end {
+                let len = (window.end - window.start).min(EXTENT_LEN_MAX / per * per);
+                // Others may have taken it meanwhile.
+                let Some(run) = cx.file.space.alloc_in(window.start..window.start + len, len)? else { break };
+                self.reservation.allocated(run.len);
+                self.runs.push_back(run);
+                left -= run.len;
+                window.start = run.end();
+            }
+        }
+        Ok(self.pieces() <= pieces)
+    }
+
+    /// The number of pieces.
+    pub fn pieces(&self) -> usize {
+        pieces(self.runs.iter().copied())
+    }
+
+    /// The places of the next items, of so many fragments each.
+    pub fn take_each(&mut self, frags: impl Iterator<Item = u64>) -> Places {
+        let runs = frags.map(|frags| self.take(frags)).collect();
+        Places { runs, reservation: self.reservation.clone() }
+    }
+
+    fn take(&mut self, frags: u64) -> Vec<Run> {
+        let (mut runs, mut left) = (Vec::new(), frags);
+        while left > 0
+            && let Some(run) = self.runs.pop_front()
+        {
+            let len = run.len.min(left);
+            if run.len > len {
+                self.runs.push_front(Run { start: run.start + len, len: run.len - len });
+            }
+            runs.push(Run { len, ..run });
+            left -= len;
+        }
+        runs
+    }
+
+    /// Gives back what was not taken.
+    pub fn cancel(mut self, cx: &MoveCtx<'_>) {
+        self.runs.drain(..).for_each(|run| cancel(cx, &self.reservation, run));
+    }
+}
+
+/// In how many pieces runs lie that are read one after the other.
+pub(super) fn pieces(runs: impl Iterator<Item = Run>) -> usize {
+    let (mut count, mut end) = (0, None);
+    for run in runs {
+        count += usize::from(end != Some(run.start));
+        end = Some(run.end());
+    }
+    count
 }
 
 /// Moves files to their new places. Returns how many fragments, and how many files.

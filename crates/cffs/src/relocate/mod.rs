@@ -9,21 +9,31 @@
 //!   how many where it would go. Only what saves requests is moved, so a second run moves nothing;
 //! - [`files`] and [`names`] move data and directory blocks. They know nothing of why.
 //!
+//! Two other planners use the same moves: [`large`] for files that are longer than a group, and [`free_space`], which chooses parts
+//! of the device that [`evacuate`] empties, [`meta`]data included.
+//!
 //! A move is invisible: what changes meanwhile, is damaged, or cannot be moved safely stays where it is.
 
 mod area;
 mod control;
 mod cost;
+mod evacuate;
 mod files;
+mod free_space;
 mod keyed;
+mod large;
+mod meta;
 mod names;
+mod pace;
 mod plan;
 mod strays;
 mod stretch;
 mod walk;
 
-pub use control::{Control, Progress};
+pub use control::{Control, FreeRuns, Progress};
 pub use cost::PARTS as COST_PARTS;
+pub use free_space::run as bring_free_space_together;
+pub use large::run as bring_large_files_together;
 pub use plan::{Limits, Outlook, run, run_if};
 pub use walk::DEPTH_MAX;
 

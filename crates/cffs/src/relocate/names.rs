@@ -117,6 +117,19 @@ pub(super) fn allocate_outside(cx: &MoveCtx<'_>, items: &[Item], area: &Range<Bl
     Ok(places)
 }
 
+/// Allocates places for blocks outside of some parts of the device: for all of them, or for the first ones.
+pub(super) fn allocate_gaps(cx: &MoveCtx<'_>, items: &[Item], avoid: &[Range<FragAddr>]) -> Result<Places> {
+    let mut places = Places::none(cx);
+    for _ in items {
+        if !places.reserve(1)? {
+            break;
+        }
+        let Some(run) = cx.file.space.alloc_meta_gap(&places.reservation, avoid)? else { break };
+        places.blocks.push(cx.file.cache.geometry().block_of_frag(run.start));
+    }
+    Ok(places)
+}
+
 /// Moves blocks to their new places. Returns how many.
 pub(super) fn relocate(cx: &MoveCtx<'_>, items: &[Item], places: Places) -> Result<u64> {
     let mut moved = 0;

@@ -1,6 +1,6 @@
 //! The tree in the order of the name space: a directory's blocks and files, then its subdirectories.
 
-use super::MoveCtx;
+use super::{MoveCtx, meta};
 use crate::colocation::{self, ColocationKey, Mark, Order};
 use crate::dir;
 use crate::error::{Error, Result};
@@ -25,6 +25,15 @@ pub(super) trait Visitor {
     /// A file that is placed with those of a unit, which is not its directory.
     fn file_of_unit(&mut self, _unit: (Ino, Order), ino: Ino, size: u64, extents: &[Extent]) -> Result<()> {
         self.file(ino, size, extents)
+    }
+    /// Whether inodes of all kinds are asked for. Then no external ones are named, nor their extents: the external table has them
+    /// all, and a name need not lead to the directory that such an inode names.
+    fn wants_inodes(&self) -> bool {
+        false
+    }
+    /// Its next inode, or that of the directory itself.
+    fn inode(&mut self, _ino: Ino) -> Result<()> {
+        Ok(())
     }
 }
 
@@ -141,10 +150,13 @@ fn each_entry(
 /// The blocks of a directory and its files.
 fn contents(cx: &MoveCtx<'_>, dir: Ino, key: &ColocationKey, visitor: &mut dyn Visitor) -> Result<()> {
     let [blocks, files] = visitor.wants();
+    if visitor.wants_inodes() {
+        visitor.inode(dir)?;
+    }
     if blocks {
         each_block(cx, dir, visitor)?;
     }
-    if files { each_file(cx, dir, key, visitor) } else { Ok(()) }
+    if files || visitor.wants_inodes() { each_file(cx, dir, key, visitor) } else { Ok(()) }
 }
 
 fn each_block(cx: &MoveCtx<'_>, dir: Ino, visitor: &mut dyn Visitor) -> Result<()> {
@@ -162,25 +174,35 @@ fn each_block(cx: &MoveCtx<'_>, dir: Ino, visitor: &mut dyn Visitor) -> Result<(
 
 fn each_file(cx: &MoveCtx<'_>, dir: Ino, key: &ColocationKey, visitor: &mut dyn Visitor) -> Result<()> {
     // Collected first: whoever is told may lock the directory, and files are not looked at while it is locked.
-    let mut files: Vec<(Ino, bool)> = Vec::new();
+    let mut files: Vec<(Ino, bool, bool)> = Vec::new();
+    let all = visitor.wants_inodes();
     let mut after = 0;
     loop {
         let mut last = None;
         each_entry(cx, dir, after, &mut |e, position| {
             last = Some(position);
-            if e.file_type == Some(FileType::Regular) {
-                files.push((e.ino, e.kind == EntryKind::Embedded));
+            let regular = e.file_type == Some(FileType::Regular);
+            if regular || all && e.file_type.is_some_and(|t| t != FileType::Directory) {
+                files.push((e.ino, e.kind == EntryKind::Embedded, regular));
             }
             Ok(files.len() < FILES_AT_ONCE)
         })?;
         let full = files.len() >= FILES_AT_ONCE;
-        for (ino, embedded) in files.drain(..) {
+        for (ino, embedded, regular) in files.drain(..) {
+            if all && !embedded {
+                continue;
+            }
             let of = if embedded { None } else { Some(dir) };
-            let Some(f) = skip_lost(file(cx, of, ino))?.flatten() else { continue };
-            let (mark, learned) = (f.mark.as_ref(), cx.learned.place(ino));
-            match colocation::unit_of(key, mark, &f.inode, 0, cx.now, learned) {
-                Some(unit) => visitor.file_of_unit(unit, ino, f.inode.size, &f.extents)?,
-                None => visitor.file(ino, f.inode.size, &f.extents)?,
+            let found = if regular { skip_lost(file(cx, of, ino))?.flatten() } else { None };
+            if let Some(f) = found {
+                let (mark, learned) = (f.mark.as_ref(), cx.learned.place(ino));
+                match colocation::unit_of(key, mark, &f.inode, 0, cx.now, learned) {
+                    Some(unit) => visitor.file_of_unit(unit, ino, f.inode.size, &f.extents)?,
+                    None => visitor.file(ino, f.inode.size, &f.extents)?,
+                }
+            }
+            if all {
+                visitor.inode(ino)?;
             }
         }
         match last {
@@ -192,6 +214,27 @@ fn each_file(cx: &MoveCtx<'_>, dir: Ino, key: &ColocationKey, visitor: &mut dyn 
 
 /// Files that are collected before they are handed on.
 const FILES_AT_ONCE: usize = 1024;
+
+/// Names the files of the external table and their extents, and other inodes there but directories.
+pub(super) fn external(cx: &MoveCtx<'_>, visitor: &mut dyn Visitor) -> Result<()> {
+    for ino in skip_lost(meta::external_inodes(cx))?.unwrap_or_default() {
+        let Some(kind) = skip_lost(kind(cx, ino))?.flatten() else { continue };
+        if kind == FileType::Regular
+            && let Some(f) = skip_lost(file(cx, None, ino))?.flatten()
+        {
+            visitor.file(ino, f.inode.size, &f.extents)?;
+        }
+        visitor.inode(ino)?;
+    }
+    Ok(())
+}
+
+/// What an inode is. `None`: a directory, or one that waits to be freed and cannot be moved.
+fn kind(cx: &MoveCtx<'_>, ino: Ino) -> Result<Option<FileType>> {
+    let node = cx.inodes.get(cx.file.cache, ino)?;
+    let st = node.state.read();
+    Ok((!st.freed && !st.orphan && !st.inode.is_dir()).then(|| st.inode.file_type()))
+}
 
 /// A file with data of its own.
 pub(super) struct Found {

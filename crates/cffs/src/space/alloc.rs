@@ -20,14 +20,14 @@ const RETRIES: usize = 8;
 const SEARCHES_MAX: usize = 100;
 
 /// Result of a search.
-enum Found {
+pub(super) enum Found {
     Run(Run),
     /// There is space, but others have reserved it.
     Reserved,
 }
 
 impl Found {
-    fn run(self) -> Option<Run> {
+    pub(super) fn run(self) -> Option<Run> {
         match self {
             Found::Run(run) => Some(run),
             Found::Reserved => None,
@@ -99,7 +99,7 @@ impl Space {
         if found.is_some() {
             return Ok(found);
         }
-        // The space may be out of the free extents because it is being discarded.
+        // The space may be out of the free extents because it is being discarded, or kept free.
         self.with_trim_paused(|| self.alloc_unless_freed(request))
     }
 
@@ -198,7 +198,7 @@ impl Space {
     }
 
     /// Takes `start..start + len` out of the free extents of an AG, if the accounting allows it.
-    fn take(
+    pub(super) fn take(
         &self,
         group: &AllocGroup,
         set: &mut FreeSet,
@@ -231,6 +231,25 @@ impl Space {
             }
             self.with_free_set(group, |set| {
                 let start = set.find_best_fit_aligned(want, shift, want.saturating_mul(BEST_FIT_SLACK))?;
+                self.take(group, set, start, want, AllocationClass::Data)
+            })
+        })?;
+        Ok(found.and_then(Found::run))
+    }
+
+    /// Allocates exactly `blocks` blocks of data in one run near `goal`, or anywhere. Unlike [`Space::alloc_blocks_near`] it looks at
+    /// all allocation groups, and takes no piece where one of them has the whole. Reservations end as with [`Space::alloc_near`].
+    pub fn alloc_blocks_whole(&self, goal: BlockAddr, blocks: u64) -> Result<Option<Run>> {
+        let shift = self.g.block_shift - self.g.frag_shift;
+        let most = self.g.ag_blocks.saturating_sub(self.g.ag_header_blocks());
+        let Some(want) = u32::try_from(blocks << shift).ok().filter(|_| (1..=most).contains(&blocks)) else {
+            return Ok(None);
+        };
+        let goal = goal.min(self.g.total_blocks - 1);
+        let found = self.search(self.g.ag_of(goal), false, |group, here| {
+            let from = if here { ((goal << shift) - group.start()) as u32 } else { 0 };
+            self.with_free_set(group, |set| {
+                let start = set.find_fit(from, want, shift)?;
                 self.take(group, set, start, want, AllocationClass::Data)
             })
         })?;

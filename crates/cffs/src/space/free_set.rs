@@ -305,6 +305,28 @@ impl FreeSet {
         })
     }
 
+    /// Start of a place for `want` fragments, aligned to `1 << align`, in the shortest extent that has one, and how long the extent
+    /// is from there on.
+    pub fn shortest_with_room(&self, want: u32, align: u32) -> Option<(u32, u32)> {
+        self.by_len.range((want, 0)..).find_map(|&(len, e)| {
+            let start = round_up(e - len, align);
+            (e >= start && e - start >= want).then(|| (start, e - start))
+        })
+    }
+
+    /// A place for `want` fragments, aligned to `1 << align`: the shortest extent that has one, else the longest one; start and
+    /// length from there on. Only among those that are `usable`.
+    pub fn gap_for(&self, want: u32, align: u32, usable: impl Fn(u32, u32) -> bool) -> Option<(u32, u32)> {
+        let aligned = |&(len, e): &(u32, u32)| {
+            let start = round_up(e - len, align);
+            (e > start).then(|| (start, e - start))
+        };
+        let mut long_enough = self.by_len.range((want, 0)..).filter_map(aligned);
+        let fit = long_enough.find(|(start, len)| *len >= want && usable(*start, *len));
+        let shorter = || self.by_len.iter().rev().filter_map(aligned).find(|(start, len)| usable(*start, *len));
+        fit.or_else(|| if align == 0 { shorter() } else { None })
+    }
+
     /// The shortest extent (start, length) with a length in `lens` that is not `kept` for others.
     pub fn find_best_fit(&self, lens: Range<u32>, kept: impl Fn(u32) -> bool) -> Option<(u32, u32)> {
         let fit = self.by_len.range((lens.start, 0)..(lens.end.max(lens.start), 0)).take(BEST_FIT_TRIES);

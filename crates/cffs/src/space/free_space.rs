@@ -4,6 +4,7 @@ use super::accounting::Accounting;
 use super::alloc_group::AllocGroup;
 use super::free_set::FreeSet;
 use super::layout;
+use super::set_aside::Aside;
 use crate::cache::{AddrMap, Cache};
 use crate::error::{Error, Result};
 use crate::format::system::Counters;
@@ -41,6 +42,8 @@ pub struct Space {
     pinned: Mutex<VecDeque<Arc<AllocGroup>>>,
     /// Held while a free run is being discarded, and therefore not among the free extents.
     pub(super) trimming: Mutex<()>,
+    /// What is kept free while a part of the device is being emptied.
+    pub(super) aside: Mutex<Option<Aside>>,
 }
 
 impl Space {
@@ -80,6 +83,7 @@ impl Space {
             init: Mutex::default(),
             pinned: Mutex::default(),
             trimming: Mutex::default(),
+            aside: Mutex::default(),
         };
         space.set_root_reserve(reserve_bp);
         Ok(space)

@@ -23,10 +23,15 @@ mod find_group;
 mod free_set;
 mod free_space;
 mod grow;
+mod outside;
+
 pub mod layout;
+mod long_runs;
 mod search;
+mod set_aside;
 #[cfg(test)]
 pub(crate) mod tests;
 mod trim;
 
 pub use free_space::Space;
+pub use set_aside::SetAside;

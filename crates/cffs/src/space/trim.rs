@@ -87,9 +87,10 @@ impl Space {
         }
     }
 
-    /// Runs `f` while no run is being discarded.
+    /// Runs `f` while no run is being discarded, and nothing is kept free.
     pub(super) fn with_trim_paused<R>(&self, f: impl FnOnce() -> R) -> R {
         let _one = self.trimming.lock();
+        self.release_held();
         f()
     }
 }

@@ -15,6 +15,8 @@ mod library;
 mod names;
 mod orphans;
 mod regroup;
+mod regroup_free_space;
+mod regroup_large;
 mod scale;
 mod space_of_files;
 mod tmpfile;

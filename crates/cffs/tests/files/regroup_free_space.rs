@@ -1,0 +1,258 @@
+//! Free space is brought together in long runs, and everything stays as it was.
+
+use crate::common::plain::{clean, fresh, mount};
+use cffs::device::{Device, MemoryDevice};
+use cffs::{
+    Caller, Error, Fallocate, FreeRuns, Fs, Ino, MkfsOptions, ROOT_INO, Regroup, RegroupChange, RegroupOptions,
+    RegroupOutcome, RegroupStatus, SetXattr,
+};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+const ROOT: Caller = Caller::ROOT;
+const SIZE: u64 = 128 << 20;
+const DIRS: usize = 20;
+
+fn options() -> MkfsOptions {
+    MkfsOptions::default().group_size(64 << 10).reserve_bp(0)
+}
+
+fn contents(n: usize, len: usize) -> Vec<u8> {
+    (0..len).map(|i| (i / 3 + i / 4096 + n * 7) as u8).collect()
+}
+
+fn regroup(fs: &Fs, options: &RegroupOptions) -> RegroupStatus {
+    let handle = Regroup::new();
+    fs.regroup(options, &handle).unwrap();
+    let status = handle.status();
+    assert_eq!(status.outcome, Some(RegroupOutcome::Complete), "{status:?}");
+    status
+}
+
+fn free_space() -> RegroupOptions {
+    RegroupOptions::default().free_space(true)
+}
+
+fn free_runs(status: &RegroupStatus) -> RegroupChange<FreeRuns> {
+    status.free_runs.expect("free space was looked at")
+}
+
+/// A file system with all kinds of metadata, whose free space is scattered.
+struct Aged {
+    dev: Arc<MemoryDevice>,
+    fs: Arc<Fs>,
+    dirs: Vec<Ino>,
+    /// By directory and name.
+    files: BTreeMap<(usize, String), Vec<u8>>,
+}
+
+impl Aged {
+    fn new(options: &MkfsOptions, percent: u64) -> Aged {
+        let dev = fresh(SIZE, options);
+        let fs = mount(&dev);
+        let dirs: Vec<Ino> =
+            (0..DIRS).map(|d| fs.mkdir(ROOT, ROOT_INO, format!("d{d}").as_bytes(), 0o755).unwrap().ino).collect();
+        let mut aged = Aged { dev, fs, dirs, files: BTreeMap::new() };
+        aged.fill();
+        aged.thin_out(percent);
+        aged
+    }
+
+    fn make(&mut self, d: usize, name: String, mut bytes: Vec<u8>) -> bool {
+        let made = self.fs.create(ROOT, self.dirs[d], name.as_bytes(), 0o644).and_then(|a| {
+            self.fs.forget(a.ino, 1);
+            self.fs.write(ROOT, a.ino, 0, &bytes).map(|written| (a.ino, written))
+        });
+        let Ok((ino, written)) = made else {
+            let _ = self.fs.unlink(self.dirs[d], name.as_bytes());
+            return false;
+        };
+        bytes.truncate(written);
+        let n = self.files.len();
+        if n.is_multiple_of(40)
+            && self.fs.link(ROOT, ino, self.dirs[(d + 1) % DIRS], format!("link{n}").as_bytes()).is_ok()
+        {
+            self.fs.forget(ino, 1);
+            self.files.insert(((d + 1) % DIRS, format!("link{n}")), bytes.clone());
+        }
+        if n % 60 == 1 {
+            let _ = self.fs.setxattr(ROOT, ino, b"user.long", &contents(n, 9000), SetXattr::default());
+        }
+        self.files.insert((d, name), bytes);
+        true
+    }
+
+    /// Until the device is full: many small files, and files that grow in turns.
+    fn fill(&mut self) {
+        let growing: Vec<Ino> = (0..4)
+            .map(|i| self.fs.create(ROOT, ROOT_INO, format!("growing{i}").as_bytes(), 0o644).unwrap().ino)
+            .collect();
+        let mut n = 0_usize;
+        loop {
+            let len = if n.is_multiple_of(9) { 150_000 } else { 500 + n * 911 % 30_000 };
+            if !self.make(n % DIRS, format!("f{n}"), contents(n, len)) {
+                break;
+            }
+            if n.is_multiple_of(7) {
+                for ino in &growing {
+                    // Not one after the other, so that no two pieces become one.
+                    let _ = self.fs.write(ROOT, *ino, n as u64 * 9000, &contents(n, 4096));
+                }
+                self.fs.sync().unwrap();
+            }
+            n += 1;
+        }
+        growing.into_iter().for_each(|ino| self.fs.forget(ino, 1));
+        self.fs.sync().unwrap();
+    }
+
+    /// Removes files here and there until so much is in use.
+    fn thin_out(&mut self, percent: u64) {
+        let mut state = 12_345_u64;
+        while self.used() * 100 > self.fs.statfs().total * percent {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let nth = (state >> 33) as usize % self.files.len();
+            let key = self.files.keys().nth(nth).unwrap().clone();
+            self.fs.unlink(self.dirs[key.0], key.1.as_bytes()).unwrap();
+            self.files.remove(&key);
+        }
+        self.fs.sync().unwrap();
+    }
+
+    fn used(&self) -> u64 {
+        self.fs.statfs().total - self.fs.statfs().free
+    }
+
+    fn compare(&self, fs: &Fs) {
+        for ((d, name), bytes) in &self.files {
+            let f = fs.lookup(self.dirs[*d], name.as_bytes()).unwrap();
+            let mut back = vec![0; bytes.len() + 1];
+            assert_eq!(fs.read(f.ino, 0, &mut back).unwrap(), bytes.len(), "d{d}/{name}");
+            assert!(back[..bytes.len()] == bytes[..], "d{d}/{name}");
+            fs.forget(f.ino, 1);
+        }
+    }
+
+    /// Unmounts, checks, and compares once more what another mount finds.
+    fn end(self, what: &str) {
+        self.compare(&self.fs);
+        self.dirs.iter().for_each(|d| self.fs.forget(*d, 1));
+        self.fs.close().unwrap();
+        clean(&self.dev, what);
+        let fs = mount(&self.dev);
+        self.compare(&fs);
+        fs.close().unwrap();
+    }
+}
+
+/// How many pieces a new file of a tenth of the device lies in.
+fn pieces_of_new_file(fs: &Fs) -> u64 {
+    let dir = fs.mkdir(ROOT, ROOT_INO, b"new", 0o755).unwrap().ino;
+    let file = fs.create(ROOT, dir, b"file", 0o644).unwrap().ino;
+    fs.fallocate(ROOT, file, Fallocate::Allocate { keep_size: false }, 0, SIZE / 10).unwrap();
+    fs.sync().unwrap();
+    let status = regroup(fs, &RegroupOptions::default().large(true).dry_run(true).directories(vec![dir]));
+    fs.forget(file, 1);
+    fs.forget(dir, 1);
+    status.pieces.unwrap().before
+}
+
+#[test]
+fn a_file_of_a_tenth_of_a_device_that_is_85_percent_full_finds_one_free_run() {
+    for options in [
+        options(),
+        options().data_sums(true),
+        options().no_embed(true),
+        options().block_size(1024).frag_size(Some(512)),
+    ] {
+        let aged = Aged::new(&options, 85);
+        let fs = aged.fs.clone();
+        let plan = regroup(&fs, &free_space().dry_run(true));
+        let before = free_runs(&plan).before;
+        assert!(before.longest < 4 << 20 && before.for_tenth != 1, "{plan:?}");
+        assert_eq!((free_runs(&plan).after.for_tenth, plan.files_moved), (1, 0), "{plan:?}");
+        let done = regroup(&fs, &free_space());
+        let after = free_runs(&done).after;
+        assert!(after.for_tenth == 1 && after.longest >= SIZE / 10, "{done:?}");
+        let again = regroup(&fs, &free_space());
+        assert_eq!((again.bytes_moved, free_runs(&again).before), (0, after), "{again:?}");
+        assert_eq!(pieces_of_new_file(&fs), 1);
+        drop(fs);
+        aged.end("free space together");
+    }
+}
+
+#[test]
+fn a_budget_bounds_what_is_moved_and_a_stop_leaves_everything_in_order() {
+    let aged = Aged::new(&options(), 70);
+    let fs = aged.fs.clone();
+    let handle = Regroup::new();
+    handle.stop();
+    fs.regroup(&free_space(), &handle).unwrap();
+    assert_eq!(handle.status().outcome, Some(RegroupOutcome::Stopped));
+    let budget = 4 << 20;
+    let some = regroup(&fs, &free_space().budget(Some(budget)));
+    assert!(some.bytes_moved > 0 && some.bytes_moved <= budget, "{some:?}");
+    assert!(free_runs(&some).after.longest > free_runs(&some).before.longest, "{some:?}");
+    // A directory has no free space of its own.
+    let refused = fs.regroup(&free_space().directories(vec![aged.dirs[0]]), &Regroup::new());
+    assert!(matches!(refused, Err(Error::Invalid(_))));
+    drop(fs);
+    aged.end("with a budget");
+}
+
+#[test]
+fn where_hardly_anything_is_free_as_much_as_can_be_is_brought_together() {
+    let aged = Aged::new(&options(), 90);
+    let first = regroup(&aged.fs, &free_space());
+    let after = free_runs(&first).after;
+    assert!(after.longest > 2 << 20 && after.longest > 2 * free_runs(&first).before.longest, "{first:?}");
+    let again = regroup(&aged.fs, &free_space());
+    assert_eq!(again.bytes_moved, 0, "{again:?}");
+    aged.end("nearly full");
+}
+
+/// Files that are open, written to and removed while free space is brought together.
+#[test]
+fn programs_find_space_and_their_files_meanwhile() {
+    let aged = Aged::new(&options(), 85);
+    let fs = aged.fs.clone();
+    let writer = {
+        let fs = fs.clone();
+        let dir = aged.dirs[3];
+        std::thread::spawn(move || {
+            for round in 0..60 {
+                let a = fs.create(ROOT, dir, b"busy", 0o644).unwrap();
+                fs.write(ROOT, a.ino, 0, &contents(round, 300_000)).unwrap();
+                fs.link(ROOT, a.ino, dir, b"other").unwrap();
+                fs.fsync(a.ino, false).unwrap();
+                fs.unlink(dir, b"busy").unwrap();
+                fs.unlink(dir, b"other").unwrap();
+                let mut back = vec![0; 300_000];
+                assert_eq!(fs.read(a.ino, 0, &mut back).unwrap(), back.len());
+                assert!(back == contents(round, 300_000), "an open file without a name, round {round}");
+                fs.forget(a.ino, 2);
+            }
+        })
+    };
+    regroup(&fs, &free_space());
+    writer.join().unwrap();
+    drop(fs);
+    aged.end("in use");
+}
+
+#[test]
+fn nothing_is_lost_when_the_device_is_gone_in_the_middle() {
+    let aged = Aged::new(&options(), 85);
+    let copy = Arc::new(MemoryDevice::new(SIZE));
+    let mut image = vec![0; SIZE as usize];
+    let regrouped = regroup(&aged.fs, &free_space().budget(Some(6 << 20)));
+    assert!(regrouped.bytes_moved > 0);
+    aged.dev.read_at(cffs::device::IoKind::Meta, 0, &mut image).unwrap();
+    copy.write_at(cffs::device::IoKind::Meta, 0, &image).unwrap();
+    let fs = mount(&copy);
+    aged.compare(&fs);
+    fs.close().unwrap();
+    clean(&copy, "after a crash");
+    aged.end("the original");
+}
