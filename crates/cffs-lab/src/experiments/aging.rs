@@ -13,14 +13,16 @@ use super::small::{PHASES, benchmark_with};
 use crate::random::Random;
 
 /// The partition of the paper.
-const BYTES: u64 = 128 << 20;
+pub const BYTES: u64 = 128 << 20;
 /// Creations and deletions after the level was reached.
-const OPERATIONS: u64 = 100_000;
+pub const OPERATIONS: u64 = 100_000;
+/// Operations between two times when the file system is idle.
+pub const DAY: u64 = 1000;
 /// Directories that the aging works in.
 const DIRS: u64 = 50;
 /// Files of the benchmark: 8 MB, which fit beside 90%.
-const FILES: u64 = 2000;
-const PER_DIR: u64 = 100;
+pub const FILES: u64 = 2000;
+pub const PER_DIR: u64 = 100;
 
 /// Sizes as on file servers of that time: most files small, most bytes in few. Upper limits in bytes, and how many of 100
 /// files are at most that large.
@@ -48,6 +50,20 @@ pub fn age(fs: &Fs, level: f64, operations: u64) -> Result<()> {
 /// # Errors
 /// Those of the engine.
 pub fn age_as(fs: &Fs, level: f64, operations: u64, seed: u64) -> Result<()> {
+    age_with(fs, level, operations, seed, &mut |_| Ok(())).map(drop)
+}
+
+/// The same; after every [`DAY`] operations nobody uses the file system for a while, and `idle` is called. Returns the bytes written.
+///
+/// # Errors
+/// Those of the engine and of `idle`.
+pub fn age_with(
+    fs: &Fs,
+    level: f64,
+    operations: u64,
+    seed: u64,
+    idle: &mut dyn FnMut(&Fs) -> Result<()>,
+) -> Result<u64> {
     let mut random = Random::new(seed);
     let dirs = (0..DIRS).map(|n| make_dir(fs, &format!("old{n}"))).collect::<Result<Vec<_>>>()?;
     let mut files: Vec<(usize, String)> = Vec::new();
@@ -56,7 +72,7 @@ pub fn age_as(fs: &Fs, level: f64, operations: u64, seed: u64) -> Result<()> {
         let s = fs.statfs();
         1.0 - s.free as f64 / s.total as f64
     };
-    let (mut next, mut done, mut reached) = (0u64, 0, false);
+    let (mut next, mut done, mut reached, mut written) = (0u64, 0, false, 0);
     while done < operations {
         let now = used(fs);
         reached |= now >= level;
@@ -67,7 +83,9 @@ pub fn age_as(fs: &Fs, level: f64, operations: u64, seed: u64) -> Result<()> {
             let dir = random.below(DIRS) as usize;
             let name = format!("f{next}");
             next += 1;
-            create(fs, dirs[dir], &name, &content[..size(&mut random)])?;
+            let bytes = size(&mut random);
+            create(fs, dirs[dir], &name, &content[..bytes])?;
+            written += bytes as u64;
             files.push((dir, name));
         } else {
             let (dir, name) = files.swap_remove(random.below(files.len() as u64) as usize);
@@ -77,9 +95,13 @@ pub fn age_as(fs: &Fs, level: f64, operations: u64, seed: u64) -> Result<()> {
         if next.is_multiple_of(20) {
             fs.sync()?;
         }
+        if reached && done.is_multiple_of(DAY) {
+            fs.sync()?;
+            idle(fs)?;
+        }
     }
     dirs.into_iter().for_each(|ino| fs.forget(ino, 1));
-    Ok(())
+    Ok(written)
 }
 
 /// Where the time went on an aged disk: more requests, more bytes, or longer ways.

@@ -5,11 +5,11 @@ use std::io::Write;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
-use cffs::{Caller, Error, Fs, Ino, ROOT_INO, Regroup, RegroupOptions, RegroupOutcome, RegroupStatus, Usage};
+use cffs::{Caller, Error, Fs, Ino, ROOT_INO, RegroupStatus};
 use cffs_disk::Counters;
 
 use super::aging::compared;
-use super::harness::{Harness, Setup, Variant, create};
+use super::harness::{Harness, Setup, Variant, create, maintain};
 use super::outcome::{Claim, Outcome};
 use super::source::{search, walk};
 
@@ -165,15 +165,6 @@ struct Measured {
     upkeep: Upkeep,
 }
 
-/// Regroups everything.
-fn regroup(harness: &mut Harness) -> Result<RegroupStatus> {
-    let handle = Regroup::new();
-    harness.phase(|fs| Ok(fs.regroup(&RegroupOptions::default(), &handle)?))?;
-    let status = handle.status();
-    ensure!(status.outcome == Some(RegroupOutcome::Complete), "a regroup ended with {:?}", status.outcome);
-    Ok(status)
-}
-
 /// Replays the history, and reads; regroups, and reads again; then the same trees on a fresh disk.
 fn measure(variant: Variant, revisions: &[Vec<Change>], bytes: u64, content: &[u8]) -> Result<Measured> {
     let setup = Setup { bytes, variant, group: GROUP, log: Some(4 << 20), ..Setup::today("hdd-2026") };
@@ -182,7 +173,7 @@ fn measure(variant: Variant, revisions: &[Vec<Change>], bytes: u64, content: &[u
     replay_on(&mut aged, revisions, content, false)?;
     let old = read_all(&mut aged)?;
     aged.check()?;
-    let regroups = [regroup(&mut aged)?, regroup(&mut aged)?];
+    let regroups = [aged.regroup()?, aged.regroup()?];
     let regrouped = read_all(&mut aged)?;
     aged.check()?;
     let mut kept = Harness::new(&setup)?;
@@ -237,13 +228,6 @@ fn replay_on(harness: &mut Harness, revisions: &[Vec<Change>], content: &[u8], m
         Ok(())
     })?;
     Ok(upkeep)
-}
-
-/// A step of maintenance. Returns the bytes that it moved.
-fn maintain(fs: &Fs) -> Result<u64> {
-    let Some(status) = fs.maintain(Usage::Idle, &|| true, &Regroup::new())? else { return Ok(0) };
-    ensure!(status.outcome == Some(RegroupOutcome::Complete), "maintenance ended with {:?}", status.outcome);
-    Ok(status.bytes_moved)
 }
 
 /// Share of changed files in revisions with another changed file in the same directory, in %.

@@ -9,6 +9,7 @@ mod classic;
 mod disks;
 mod harness;
 mod history;
+mod kept_up;
 mod kernel_peers;
 mod large;
 mod large_files;
@@ -52,7 +53,7 @@ impl Experiment {
     }
 }
 
-const EXPERIMENTS: [Experiment; 22] = [
+const EXPERIMENTS: [Experiment; 23] = [
     Experiment::of("disks", "The simulated disks against their data sheets", disks::sheets),
     Experiment::of("ganger97-fig2", "Ganger and Kaashoek 1997, figure 2: service time by request size", |_| {
         service::figure2()
@@ -64,6 +65,11 @@ const EXPERIMENTS: [Experiment; 22] = [
         small::figure6(10_000 / scale)
     }),
     Experiment::of("ganger97-fig7", "Ganger and Kaashoek 1997, figure 7: small files after aging", aging::figure7),
+    Experiment::of(
+        "regroup-fig7",
+        "Figure 7's aging, with a regroup after it and with maintenance during it",
+        kept_up::figure7,
+    ),
     Experiment::of("ganger97-fig8", "Ganger and Kaashoek 1997, figure 8: a large file", |_| large::figure8()),
     Experiment::of("ganger97-fig9", "Ganger and Kaashoek 1997, figure 9: what developers do", |scale| {
         apps::figure9(1000 / scale)
@@ -119,6 +125,22 @@ pub struct ReportArgs {
     /// Write the verdicts into the section `verdicts` of this page (docs/lab.md)
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
+}
+
+/// Fills a file system to `level` and works on around it, as figure 7 does.
+///
+/// # Errors
+/// Those of the engine.
+pub fn age_image(fs: &cffs::Fs, level: f64, operations: u64, seed: u64) -> Result<()> {
+    aging::age_as(fs, level, operations, seed)
+}
+
+/// The group that `mkfs` would choose if it timed this disk, in bytes.
+///
+/// # Errors
+/// When no disk has this name.
+pub fn group_size(disk: &str) -> Result<u32> {
+    Ok(disks::probe(disk)?.group_size)
 }
 
 /// `cffs-lab list`.
