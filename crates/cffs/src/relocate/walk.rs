@@ -7,6 +7,7 @@ use crate::extent;
 use crate::format::dirblock::{Entry, EntryKind};
 use crate::format::extent::LOGICAL_END;
 use crate::format::{BlockAddr, Corrupt, Extent, FileType, Ino, InodeFormat};
+use std::io::ErrorKind;
 
 /// Deeper trees are damaged: no path names something in them.
 pub const DEPTH_MAX: usize = 4096;
@@ -65,6 +66,8 @@ fn skip_lost<T>(outcome: Result<T>) -> Result<Option<T>> {
     match outcome {
         Ok(value) => Ok(Some(value)),
         Err(Error::Stale | Error::NotDir | Error::NotFound) => Ok(None),
+        // That is a stop.
+        Err(Error::Io(e)) if e.kind() == ErrorKind::Interrupted => Err(Error::Io(e)),
         Err(e @ (Error::Corrupt(_) | Error::Io(_))) => {
             tracing::warn!("a regroup leaves out what it cannot read: {e}");
             Ok(None)
@@ -163,4 +166,18 @@ fn file(cx: &MoveCtx<'_>, dir: Ino, ino: Ino, embedded: bool) -> Result<Option<(
         Ok(())
     })?;
     Ok((!extents.is_empty()).then_some((st.inode.size, extents)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io;
+
+    #[test]
+    fn a_stop_ends_the_walk_and_what_cannot_be_read_does_not() {
+        let outcome = |kind: ErrorKind| skip_lost::<()>(Err(io::Error::from(kind).into()));
+        assert!(matches!(outcome(ErrorKind::Interrupted), Err(Error::Io(e)) if e.kind() == ErrorKind::Interrupted));
+        assert!(matches!(outcome(ErrorKind::Other), Ok(None)));
+        assert!(matches!(skip_lost::<()>(Err(Error::Stale)), Ok(None)));
+    }
 }
