@@ -53,7 +53,8 @@ pub fn age_as(fs: &Fs, level: f64, operations: u64, seed: u64) -> Result<()> {
     age_with(fs, level, operations, seed, &mut |_| Ok(())).map(drop)
 }
 
-/// The same; after every [`DAY`] operations nobody uses the file system for a while, and `idle` is called. Returns the bytes written.
+/// The same; after every [`DAY`] operations nobody uses the file system for a while, and `idle` is called. Returns the bytes
+/// of the fragments that were written.
 ///
 /// # Errors
 /// Those of the engine and of `idle`.
@@ -68,6 +69,7 @@ pub fn age_with(
     let dirs = (0..DIRS).map(|n| make_dir(fs, &format!("old{n}"))).collect::<Result<Vec<_>>>()?;
     let mut files: Vec<(usize, String)> = Vec::new();
     let content = vec![1; 512 << 10];
+    let unit = fs.statfs().frag_size as usize;
     let used = |fs: &Fs| {
         let s = fs.statfs();
         1.0 - s.free as f64 / s.total as f64
@@ -85,7 +87,7 @@ pub fn age_with(
             next += 1;
             let bytes = size(&mut random);
             create(fs, dirs[dir], &name, &content[..bytes])?;
-            written += bytes as u64;
+            written += bytes.next_multiple_of(unit) as u64;
             files.push((dir, name));
         } else {
             let (dir, name) = files.swap_remove(random.below(files.len() as u64) as usize);
@@ -122,20 +124,38 @@ pub fn compared(fresh: &Counters, aged: &Counters, contents: u64) -> String {
 }
 
 /// The free space that the benchmark met, and the least time that any choice of places in it takes.
-struct LowerBound {
-    free: u64,
-    runs: usize,
+pub struct LowerBound {
+    /// Free blocks.
+    pub free: u64,
+    /// The runs that they are in.
+    pub runs: usize,
+    /// Blocks that the benchmark took.
     taken: u64,
     least: Option<f64>,
     /// The same for who knows at which angle each sector stands.
     by_angle: Option<f64>,
 }
 
-fn count(free: &[bool]) -> u64 {
+/// How many are free.
+pub fn count(free: &[bool]) -> u64 {
     free.iter().filter(|f| **f).count() as u64
 }
 
 impl LowerBound {
+    /// Of the blocks that are free before the benchmark takes some.
+    ///
+    /// # Errors
+    /// When no disk has the name in `setup`.
+    pub fn of(free: &[bool], taken: u64, price: Price, setup: &Setup) -> Result<LowerBound> {
+        Ok(LowerBound {
+            free: count(free),
+            runs: runs(free),
+            taken,
+            least: least(free, taken, price),
+            by_angle: least_by_angle(free, taken, setup.profile, setup.block.into())?,
+        })
+    }
+
     /// The loss in % with contents and directories in that time, if all else takes what it took on the fresh disk.
     fn loss(least: Option<f64>, fresh: &LowerBound, cost: &Counters) -> Option<f64> {
         let more = least? - fresh.least?;
@@ -143,7 +163,8 @@ impl LowerBound {
         Some((1.0 - fresh / (fresh + more)) * 100.0)
     }
 
-    fn describe(&self, fresh: &LowerBound, price: Price, cost: &Counters, most: f64) -> String {
+    /// In words, against a loss of `most` %.
+    pub fn describe(&self, fresh: &LowerBound, price: Price, cost: &Counters, most: f64) -> String {
         let (Some(least), Some(loss)) = (self.least, LowerBound::loss(self.least, fresh, cost)) else {
             return format!("{} free blocks are too few.", self.free);
         };
@@ -190,13 +211,7 @@ pub fn figure7(scale: u64) -> Result<Outcome> {
             taken = count(&before) - count(&free_blocks(harness.device())?);
             Ok(())
         })?;
-        bounds.push(LowerBound {
-            free: count(&before),
-            runs: runs(&before),
-            taken,
-            least: least(&before, taken, price),
-            by_angle: least_by_angle(&before, taken, setup.profile, setup.block.into())?,
-        });
+        bounds.push(LowerBound::of(&before, taken, price, &setup)?);
         harness.check()?;
         costs.push(phases);
         rows.push((name.to_string(), phases.iter().map(|c| (FILES / scale) as f64 / c.seconds()).collect()));

@@ -7,6 +7,7 @@ mod apps;
 mod chart;
 mod classic;
 mod disks;
+mod generated;
 mod harness;
 mod history;
 mod kept_up;
@@ -53,7 +54,7 @@ impl Experiment {
     }
 }
 
-const EXPERIMENTS: [Experiment; 23] = [
+const EXPERIMENTS: [Experiment; 24] = [
     Experiment::of("disks", "The simulated disks against their data sheets", disks::sheets),
     Experiment::of("ganger97-fig2", "Ganger and Kaashoek 1997, figure 2: service time by request size", |_| {
         service::figure2()
@@ -97,6 +98,11 @@ const EXPERIMENTS: [Experiment; 23] = [
         placement::layout,
     ),
     Experiment::of("history", "Aging by a real history: the revisions of a git repository", history::replay),
+    Experiment::of(
+        "history-large",
+        "Aging by the made-up history of a repository with 50,000 files",
+        history::replay_large,
+    ),
     Experiment::of("large-files", "Large files against the disk itself, fresh and aged", large_files::model),
     Experiment::of("ablation", "What each mechanism is worth, and the defaults, on all disks", ablation::ablation),
     Experiment {

@@ -93,19 +93,20 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let medium = Arc::new(TimedDisk::new(Sparse::open(&image)?, model, true));
     let served = Served::start(medium, &at)?;
     let over = Loop::attach(&served.file())?;
-    let mut bench = Bench { args, cffs, root, device: over.device().to_string(), beside: Sums::default() };
+    let mut bench = Bench { args, cffs, root, device: over.device().to_string(), beside: (Sums::default(), 0.0) };
     let mut samples = [Samples::default(), Samples::default()];
     for turn in 0..args.turns {
         for (n, samples) in samples.iter_mut().enumerate() {
-            let seconds = bench.turn(turn, n == 1, samples)?;
-            eprintln!("turn {} {}: {seconds:.1} s", turn + 1, ["without", "with regroups"][n]);
+            let (seconds, moved) = bench.turn(turn, n == 1, samples)?;
+            let name = ["without", "with regroups"][n];
+            eprintln!("turn {} {name}: {seconds:.1} s, {:.1} MiB moved", turn + 1, mib(moved));
         }
     }
     Kind::Cffs.check(&bench.cffs, &bench.device)?;
-    let beside = bench.beside;
+    let (beside, had) = bench.beside;
     over.detach()?;
     served.stop()?;
-    println!("{}; every check clean", beside.said());
+    println!("{}, {:.1} MiB/s; every check clean", beside.said(), mib(beside.moved) / had);
     let ratio = report(&samples);
     println!("the slowest 1%: {ratio:.2} times; target: at most {TARGET}");
     Ok(if ratio <= TARGET { ExitCode::SUCCESS } else { ExitCode::FAILURE })
@@ -127,12 +128,13 @@ struct Bench<'a> {
     cffs: PathBuf,
     root: PathBuf,
     device: String,
-    beside: Sums,
+    /// What the regroups came to, and the seconds that they had.
+    beside: (Sums, f64),
 }
 
 impl Bench<'_> {
-    /// One turn from a cold mount; how long it took. What it made is removed afterwards.
-    fn turn(&mut self, turn: u64, regrouped: bool, samples: &mut Samples) -> Result<f64> {
+    /// One turn from a cold mount; how long it took, and the bytes that were moved beside it. What it made is removed afterwards.
+    fn turn(&mut self, turn: u64, regrouped: bool, samples: &mut Samples) -> Result<(f64, u64)> {
         cache_check::cool(&self.device)?;
         let mounted = Kind::Cffs.mount(&self.cffs, &self.args.cffs_options, &self.device, &self.root)?;
         let (worked, others) = halves(&self.root)?;
@@ -147,16 +149,23 @@ impl Bench<'_> {
         let clock = Instant::now();
         let done = inputs.run(self.args.threads, samples);
         let seconds = clock.elapsed().as_secs_f64();
+        let mut moved = 0;
         if let Some(regroups) = regroups {
             let sums = regroups.end()?;
             ensure!(sums.moved > 0, "the regroups moved nothing: {}", sums.said());
-            self.beside.add(sums);
+            moved = sums.moved;
+            self.beside.0.add(sums);
+            self.beside.1 += seconds;
         }
         done?;
         std::fs::remove_dir_all(&inputs.made)?;
         mounted.unmount()?;
-        Ok(seconds)
+        Ok((seconds, moved))
     }
+}
+
+fn mib(bytes: u64) -> f64 {
+    bytes as f64 / f64::from(1 << 20)
 }
 
 /// The directories that the load works in, and the numbers of those that are regrouped.
