@@ -9,6 +9,7 @@ mod checktime;
 mod cleanup;
 mod compare;
 mod conformance;
+mod control;
 mod experiments;
 mod latency;
 mod layout;

@@ -10,8 +10,10 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use cffs::{RegroupOptions, RegroupOutcome, RegroupStatus};
-use cffs_fuse::control::{Control, ControlError, Request};
 use rustix::io::Errno;
+use serde_json::{Value, json};
+
+use crate::control::Control;
 
 /// How often to ask how far one is, and how long to wait while there is nothing to move.
 const INTERVAL: Duration = Duration::from_millis(20);
@@ -105,14 +107,14 @@ impl Again {
         while !self.is_stopped() {
             // Open for this one only, so that nothing is busy in between.
             let control = Control::open(&self.root)?;
-            match control.call::<()>(&Request::RegroupStart(self.options.clone())) {
-                Ok(()) => {}
+            match control.call(&self.start()?)? {
+                Ok(_) => {}
                 // A test may mount it read-only for a while.
-                Err(error) if is_read_only(&error) => {
+                Err(refusal) if refusal.errno == Errno::ROFS.raw_os_error() => {
                     std::thread::sleep(INTERVAL);
                     continue;
                 }
-                Err(error) => return Err(error.into()),
+                Err(refusal) => bail!("{}", refusal.message),
             }
             self.sums.regroups += 1;
             let status = self.wait(&control)?;
@@ -130,8 +132,12 @@ impl Again {
     /// Waits for the end of the one that runs; stops it when all is over.
     fn wait(&self, control: &Control) -> Result<RegroupStatus> {
         loop {
-            let request = if self.is_stopped() { Request::RegroupStop } else { Request::RegroupStatus };
-            let status: Option<RegroupStatus> = control.call(&request)?;
+            let op = if self.is_stopped() { "regroup-stop" } else { "regroup-status" };
+            let answer = match control.call(&json!({ "op": op }))? {
+                Ok(answer) => answer,
+                Err(refusal) => bail!("{}", refusal.message),
+            };
+            let status: Option<RegroupStatus> = serde_json::from_value(answer)?;
             let status = status.context("the mount does not know of the regroup that runs")?;
             if status.outcome.is_some() {
                 return Ok(status);
@@ -140,13 +146,16 @@ impl Again {
         }
     }
 
+    /// The request that begins one.
+    fn start(&self) -> Result<Value> {
+        let mut request = serde_json::to_value(&self.options)?;
+        request["op"] = "regroup-start".into();
+        Ok(request)
+    }
+
     fn is_stopped(&self) -> bool {
         self.stop.load(Ordering::Relaxed)
     }
-}
-
-fn is_read_only(error: &ControlError) -> bool {
-    error.errno() == Some(Errno::ROFS.raw_os_error())
 }
 
 /// Whether a regroup failed for what a test did on purpose: a mount that is read-only now, or full.
