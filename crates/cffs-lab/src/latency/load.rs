@@ -148,7 +148,9 @@ fn operate(kind: Kind, file: &Path, new: &Path, buffer: &mut Vec<u8>) -> Result<
             buffer.clear();
             File::open(file)?.read_to_end(buffer)?;
         }
-        Kind::Stat => drop(fs::symlink_metadata(file)?),
+        Kind::Stat => {
+            fs::symlink_metadata(file)?;
+        }
         Kind::Create => File::create_new(new)?.write_all(&[0x5a; BYTES])?,
         Kind::Overwrite => {
             let mut opened = OpenOptions::new().write(true).open(file)?;
