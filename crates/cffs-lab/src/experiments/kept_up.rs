@@ -169,3 +169,19 @@ fn tables(outcome: &mut Outcome, states: &[(String, Measured)], scale: u64) {
     });
     outcome.table("Free space, and what was moved", "state", &columns.map(str::to_string), space);
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_brings_files_together_shows_in_how_they_lie() {
+        let [aged, regrouped, kept] = Upkeep::ALL.map(|upkeep| measure(0.7, upkeep, 50).unwrap());
+        assert_eq!(aged.moved, 0);
+        assert!(regrouped.moved > 0 && kept.moved > 0);
+        assert_eq!(regrouped.written, aged.written);
+        for better in [&regrouped, &kept] {
+            assert!(better.adjacency.listed > aged.adjacency.listed, "{:?}", better.adjacency);
+        }
+    }
+}

@@ -34,13 +34,13 @@ pub struct Args {
     #[arg(long, default_value = "volume-1ms")]
     disk: String,
     /// Most MiB that a regroup reads and writes in a second
-    #[arg(long, default_value_t = 20)]
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..))]
     rate: u64,
     /// Size of the disk in MiB
     #[arg(long, default_value_t = 1024)]
     size: u64,
-    /// How full it is, in %
-    #[arg(long, default_value_t = 70)]
+    /// How full it is, in %. With more the aging would not come to its end
+    #[arg(long, default_value_t = 70, value_parser = clap::value_parser!(u64).range(1..=95))]
     level: u64,
     /// Creations and deletions of the aging, around that level
     #[arg(long, default_value_t = 20_000)]
