@@ -9,7 +9,9 @@ mod checktime;
 mod cleanup;
 mod compare;
 mod conformance;
+mod control;
 mod experiments;
+mod latency;
 mod layout;
 mod mount_table;
 mod mounted;
@@ -22,6 +24,7 @@ mod quota;
 mod random;
 mod readall;
 mod recovery;
+mod regroups;
 mod served;
 mod server;
 mod soak;
@@ -78,6 +81,8 @@ enum Command {
     Recovery(recovery::Args),
     /// Time and requests of a full check, beside e2fsck and xfs_repair on the same tree
     Checktime(checktime::Args),
+    /// How long programs wait while another part of the mount is regrouped (root)
+    Latency(latency::Args),
     /// Kill the mount process while several users work against their quotas, and add up what they use
     Quota(quota::Args),
     /// The work of one user, for `quota`
@@ -109,6 +114,7 @@ fn main() -> ExitCode {
         Command::Nfs(args) => nfs::run_campaign(&args),
         Command::Recovery(args) => recovery::run_recovery(&args),
         Command::Checktime(args) => checktime::run_checktime(&args),
+        Command::Latency(args) => latency::run(&args),
         Command::Quota(args) => quota::run_campaign(&args),
         Command::QuotaLoad(args) => quota::run_load(&args),
     };

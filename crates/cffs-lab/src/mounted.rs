@@ -145,6 +145,34 @@ impl Kind {
         Ok(Mounted { guard, daemon, kind: self, root: root.to_path_buf() })
     }
 
+    /// The program that brings the files of this one together where it is mounted, with its words.
+    fn defragmenter(self, cffs: &Path) -> Option<(PathBuf, &'static [&'static str])> {
+        let (program, words): (&str, &[&str]) = match self {
+            Kind::Cffs => return Some((cffs.to_path_buf(), &["regroup"])),
+            Kind::Ext4 => ("e4defrag", &[]),
+            Kind::Xfs => ("xfs_fsr", &[]),
+            Kind::Btrfs => ("btrfs", &["filesystem", "defragment", "-r"]),
+            Kind::Fuse2fs => return None,
+        };
+        find_program(program).map(|found| (found, words))
+    }
+
+    /// Whether its files can be brought together here.
+    pub fn can_defragment(self, cffs: &Path) -> bool {
+        self.defragmenter(cffs).is_some()
+    }
+
+    /// Brings the files of a mounted one together with its own program: a regroup, or a defragmenter.
+    ///
+    /// # Errors
+    /// When there is no such program, or it fails.
+    pub fn defragment(self, cffs: &Path, root: &Path) -> Result<()> {
+        let (program, words) = self.defragmenter(cffs).with_context(|| format!("{self} has no defragmenter here"))?;
+        let mut command = Command::new(program);
+        command.args(words).arg(root);
+        run_command(command, Duration::from_secs(600)).map(drop)
+    }
+
     /// Checks an unmounted device with its own program.
     ///
     /// # Errors

@@ -20,6 +20,14 @@ fn what_was_promised_is_there_after_power_cuts() {
 }
 
 #[test]
+fn what_was_promised_is_there_also_when_the_power_goes_under_a_regroup() {
+    let Some(out) = powercut(&["--rounds", "4", "--seed", "4", "--beside-regroup"]) else { return };
+    assert!(out.status.success(), "{}", text(&out));
+    let said = text(&out);
+    assert!(said.contains(" regroups beside it, ") && !said.contains("\n0 regroups"), "{said}");
+}
+
+#[test]
 fn a_disk_that_lies_about_flushes_is_found_to_break_promises() {
     let Some(out) = powercut(&["--rounds", "10", "--seed", "3", "--lie"]) else { return };
     assert_eq!(out.status.code(), Some(1), "{}", text(&out));

@@ -56,6 +56,9 @@ struct Common {
     /// Keep the image of a check that fails
     #[arg(long, global = true)]
     keep: bool,
+    /// Move all files again and again while a check runs, as `cffs regroup` does
+    #[arg(long, global = true)]
+    beside_regroup: bool,
     /// A check that cannot run here counts as failed
     #[arg(long, global = true)]
     strict: bool,
@@ -126,12 +129,16 @@ fn one(common: &Common, cffs: &Path, check: &Check, format: Format, count: &mut 
     let log = common.logs.join(format!("{}.{}.log", check.name, format.name()));
     let job = Job::new(&log)?;
     let clock = Instant::now();
-    let outcome = TestMount::new(cffs, format.options(), check.size, &common.cffs_options).and_then(|mut mount| {
+    let mount = TestMount::new(cffs, format.options(), check.size, &common.cffs_options, common.beside_regroup);
+    let outcome = mount.and_then(|mut mount| {
         let done = (check.run)(&job, &mut mount);
         // Asked also of a file system that has already failed the check.
         let whole = mount.check();
         let result = match (done, whole) {
-            (Ok(line), Ok(())) => Ok(line),
+            (Ok(line), Ok(())) => Ok(match mount.regrouped() {
+                Some(sums) => format!("{line}; {}", sums.said()),
+                None => line,
+            }),
             (Err(e), Ok(())) => Err(e),
             (Ok(_), Err(e)) => Err(e.context("what it left behind")),
             (Err(first), Err(second)) => Err(first.context(format!("and afterwards: {second:#}"))),

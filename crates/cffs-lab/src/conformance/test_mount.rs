@@ -10,6 +10,7 @@ use rustix::process::Pid;
 
 use crate::cleanup::{Cleanup, Guard};
 use crate::process::run;
+use crate::regroups::{Regroups, Sums};
 use crate::watched::{MountLog, Watched};
 
 const LIMIT: Duration = Duration::from_secs(300);
@@ -22,14 +23,16 @@ pub struct TestMount {
     dir: PathBuf,
     root: PathBuf,
     log: MountLog,
+    regrouped: Option<Sums>,
     // In the order in which they have to go.
+    beside: Option<Regroups>,
     mounted: Option<Watched>,
     dir_guard: Option<Guard>,
 }
 
 impl TestMount {
-    /// Makes and mounts it.
-    pub fn new(cffs: &Path, format: &[&str], size: &str, options: &str) -> Result<TestMount> {
+    /// Makes and mounts it. `regrouped`: all that is on it is moved again and again while it is mounted.
+    pub fn new(cffs: &Path, format: &[&str], size: &str, options: &str, regrouped: bool) -> Result<TestMount> {
         let dir = tempfile::Builder::new().prefix("cffs-conformance-").tempdir()?.keep();
         let dir_guard = Some(Guard::new(Cleanup::RemoveDir(dir.clone())));
         let dir = dir.canonicalize()?;
@@ -44,6 +47,8 @@ impl TestMount {
             log: MountLog::new(dir.join("mount.log"))?,
             dir,
             root,
+            regrouped: regrouped.then(Sums::default),
+            beside: None,
             mounted: None,
             dir_guard,
         };
@@ -83,11 +88,18 @@ impl TestMount {
     pub fn mount(&mut self) -> Result<()> {
         let mount = Watched::start(&self.cffs, &self.options, &self.image, &self.root, &self.log, LIMIT)?;
         self.mounted = Some(mount);
+        if self.regrouped.is_some() {
+            self.beside = Some(Regroups::start(&self.root, None, Vec::new()));
+        }
         Ok(())
     }
 
     /// Unmounts it in an orderly way.
     pub fn unmount(&mut self) -> Result<()> {
+        if let Some(beside) = self.beside.take() {
+            let sums = beside.end()?;
+            self.count(sums);
+        }
         self.mounted.take().map_or(Ok(()), |mount| mount.unmount(LIMIT))
     }
 
@@ -104,7 +116,23 @@ impl TestMount {
 
     /// Kills the process that serves the mount, as a crash of the machine would, and clears the mount away.
     pub fn kill(&mut self) -> Result<()> {
-        self.mounted.take().map_or(Ok(()), |mount| mount.kill(LIMIT))
+        // While a regroup runs: that is what such a crash is to meet.
+        let killed = self.mounted.take().map_or(Ok(()), |mount| mount.kill(LIMIT));
+        if let Some(beside) = self.beside.take() {
+            self.count(beside.end_killed());
+        }
+        killed
+    }
+
+    fn count(&mut self, sums: Sums) {
+        if let Some(all) = &mut self.regrouped {
+            all.add(sums);
+        }
+    }
+
+    /// What the regroups came to that ran beside, until the last unmount.
+    pub fn regrouped(&self) -> Option<Sums> {
+        self.regrouped
     }
 
     /// Unmounts it if it is mounted, and checks the image and what the mount has said.
@@ -125,6 +153,7 @@ impl TestMount {
 
 impl Drop for TestMount {
     fn drop(&mut self) {
+        self.beside.take();
         // The mount first: below a mounted directory nothing is removed.
         self.mounted.take();
         self.dir_guard.take();

@@ -13,14 +13,16 @@ use super::small::{PHASES, benchmark_with};
 use crate::random::Random;
 
 /// The partition of the paper.
-const BYTES: u64 = 128 << 20;
+pub const BYTES: u64 = 128 << 20;
 /// Creations and deletions after the level was reached.
-const OPERATIONS: u64 = 100_000;
+pub const OPERATIONS: u64 = 100_000;
+/// Operations between two times when the file system is idle.
+pub const DAY: u64 = 1000;
 /// Directories that the aging works in.
 const DIRS: u64 = 50;
 /// Files of the benchmark: 8 MB, which fit beside 90%.
-const FILES: u64 = 2000;
-const PER_DIR: u64 = 100;
+pub const FILES: u64 = 2000;
+pub const PER_DIR: u64 = 100;
 
 /// Sizes as on file servers of that time: most files small, most bytes in few. Upper limits in bytes, and how many of 100
 /// files are at most that large.
@@ -48,15 +50,31 @@ pub fn age(fs: &Fs, level: f64, operations: u64) -> Result<()> {
 /// # Errors
 /// Those of the engine.
 pub fn age_as(fs: &Fs, level: f64, operations: u64, seed: u64) -> Result<()> {
+    age_with(fs, level, operations, seed, &mut |_| Ok(())).map(drop)
+}
+
+/// The same; after every [`DAY`] operations nobody uses the file system for a while, and `idle` is called. Returns the bytes
+/// of the fragments that were written.
+///
+/// # Errors
+/// Those of the engine and of `idle`.
+pub fn age_with(
+    fs: &Fs,
+    level: f64,
+    operations: u64,
+    seed: u64,
+    idle: &mut dyn FnMut(&Fs) -> Result<()>,
+) -> Result<u64> {
     let mut random = Random::new(seed);
     let dirs = (0..DIRS).map(|n| make_dir(fs, &format!("old{n}"))).collect::<Result<Vec<_>>>()?;
     let mut files: Vec<(usize, String)> = Vec::new();
     let content = vec![1; 512 << 10];
+    let unit = fs.statfs().frag_size as usize;
     let used = |fs: &Fs| {
         let s = fs.statfs();
         1.0 - s.free as f64 / s.total as f64
     };
-    let (mut next, mut done, mut reached) = (0u64, 0, false);
+    let (mut next, mut done, mut reached, mut written) = (0u64, 0, false, 0);
     while done < operations {
         let now = used(fs);
         reached |= now >= level;
@@ -67,7 +85,9 @@ pub fn age_as(fs: &Fs, level: f64, operations: u64, seed: u64) -> Result<()> {
             let dir = random.below(DIRS) as usize;
             let name = format!("f{next}");
             next += 1;
-            create(fs, dirs[dir], &name, &content[..size(&mut random)])?;
+            let bytes = size(&mut random);
+            create(fs, dirs[dir], &name, &content[..bytes])?;
+            written += bytes.next_multiple_of(unit) as u64;
             files.push((dir, name));
         } else {
             let (dir, name) = files.swap_remove(random.below(files.len() as u64) as usize);
@@ -77,9 +97,13 @@ pub fn age_as(fs: &Fs, level: f64, operations: u64, seed: u64) -> Result<()> {
         if next.is_multiple_of(20) {
             fs.sync()?;
         }
+        if reached && done.is_multiple_of(DAY) {
+            fs.sync()?;
+            idle(fs)?;
+        }
     }
     dirs.into_iter().for_each(|ino| fs.forget(ino, 1));
-    Ok(())
+    Ok(written)
 }
 
 /// Where the time went on an aged disk: more requests, more bytes, or longer ways.
@@ -100,20 +124,38 @@ pub fn compared(fresh: &Counters, aged: &Counters, contents: u64) -> String {
 }
 
 /// The free space that the benchmark met, and the least time that any choice of places in it takes.
-struct LowerBound {
-    free: u64,
-    runs: usize,
+pub struct LowerBound {
+    /// Free blocks.
+    pub free: u64,
+    /// The runs that they are in.
+    pub runs: usize,
+    /// Blocks that the benchmark took.
     taken: u64,
     least: Option<f64>,
     /// The same for who knows at which angle each sector stands.
     by_angle: Option<f64>,
 }
 
-fn count(free: &[bool]) -> u64 {
+/// How many are free.
+pub fn count(free: &[bool]) -> u64 {
     free.iter().filter(|f| **f).count() as u64
 }
 
 impl LowerBound {
+    /// Of the blocks that are free before the benchmark takes some.
+    ///
+    /// # Errors
+    /// When no disk has the name in `setup`.
+    pub fn of(free: &[bool], taken: u64, price: Price, setup: &Setup) -> Result<LowerBound> {
+        Ok(LowerBound {
+            free: count(free),
+            runs: runs(free),
+            taken,
+            least: least(free, taken, price),
+            by_angle: least_by_angle(free, taken, setup.profile, setup.block.into())?,
+        })
+    }
+
     /// The loss in % with contents and directories in that time, if all else takes what it took on the fresh disk.
     fn loss(least: Option<f64>, fresh: &LowerBound, cost: &Counters) -> Option<f64> {
         let more = least? - fresh.least?;
@@ -121,7 +163,8 @@ impl LowerBound {
         Some((1.0 - fresh / (fresh + more)) * 100.0)
     }
 
-    fn describe(&self, fresh: &LowerBound, price: Price, cost: &Counters, most: f64) -> String {
+    /// In words, against a loss of `most` %.
+    pub fn describe(&self, fresh: &LowerBound, price: Price, cost: &Counters, most: f64) -> String {
         let (Some(least), Some(loss)) = (self.least, LowerBound::loss(self.least, fresh, cost)) else {
             return format!("{} free blocks are too few.", self.free);
         };
@@ -168,13 +211,7 @@ pub fn figure7(scale: u64) -> Result<Outcome> {
             taken = count(&before) - count(&free_blocks(harness.device())?);
             Ok(())
         })?;
-        bounds.push(LowerBound {
-            free: count(&before),
-            runs: runs(&before),
-            taken,
-            least: least(&before, taken, price),
-            by_angle: least_by_angle(&before, taken, setup.profile, setup.block.into())?,
-        });
+        bounds.push(LowerBound::of(&before, taken, price, &setup)?);
         harness.check()?;
         costs.push(phases);
         rows.push((name.to_string(), phases.iter().map(|c| (FILES / scale) as f64 / c.seconds()).collect()));

@@ -2,8 +2,11 @@
 
 use std::sync::Arc;
 
-use anyhow::{Context, Result};
-use cffs::{AtimeMode, Caller, Fs, Ino, MetadataMode, MkfsOptions, MountOptions, PrefetchMode, ROOT_INO, mkfs};
+use anyhow::{Context, Result, ensure};
+use cffs::{
+    AtimeMode, Caller, Fs, Ino, MetadataMode, MkfsOptions, MountOptions, PrefetchMode, ROOT_INO, Regroup,
+    RegroupOptions, RegroupOutcome, RegroupStatus, Usage, mkfs,
+};
 use cffs_disk::{Clock, Counters, SimDevice, profiles};
 
 /// The four combinations of the two techniques.
@@ -189,6 +192,23 @@ impl Harness {
         Ok(self.device.counters() - before)
     }
 
+    /// The next phases write metadata in another way.
+    pub fn set_metadata(&mut self, metadata: MetadataMode) {
+        self.options = std::mem::take(&mut self.options).metadata(metadata);
+    }
+
+    /// Regroups everything.
+    ///
+    /// # Errors
+    /// When that does not come to its end.
+    pub fn regroup(&mut self) -> Result<RegroupStatus> {
+        let handle = Regroup::new();
+        self.phase(|fs| Ok(fs.regroup(&RegroupOptions::default(), &handle)?))?;
+        let status = handle.status();
+        ensure!(status.outcome == Some(RegroupOutcome::Complete), "a regroup ended with {:?}", status.outcome);
+        Ok(status)
+    }
+
     /// Works, and then everything in memory is lost. Returns what the work returns.
     ///
     /// # Errors
@@ -242,6 +262,16 @@ impl Harness {
     pub fn check(&self) -> Result<()> {
         self.report().map(drop)
     }
+}
+
+/// A step of maintenance, as an idle mount takes it. Returns the bytes that it moved.
+///
+/// # Errors
+/// When it does not come to its end.
+pub fn maintain(fs: &Fs) -> Result<u64> {
+    let Some(status) = fs.maintain(Usage::Idle, &|| true, &Regroup::new())? else { return Ok(0) };
+    ensure!(status.outcome == Some(RegroupOutcome::Complete), "maintenance ended with {:?}", status.outcome);
+    Ok(status.bytes_moved)
 }
 
 /// A file, or a directory, with the reference given back.

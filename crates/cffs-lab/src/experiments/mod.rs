@@ -7,8 +7,10 @@ mod apps;
 mod chart;
 mod classic;
 mod disks;
+mod generated;
 mod harness;
 mod history;
+mod kept_up;
 mod kernel_peers;
 mod keys;
 mod large;
@@ -53,7 +55,7 @@ impl Experiment {
     }
 }
 
-const EXPERIMENTS: [Experiment; 23] = [
+const EXPERIMENTS: [Experiment; 25] = [
     Experiment::of("disks", "The simulated disks against their data sheets", disks::sheets),
     Experiment::of("ganger97-fig2", "Ganger and Kaashoek 1997, figure 2: service time by request size", |_| {
         service::figure2()
@@ -65,6 +67,11 @@ const EXPERIMENTS: [Experiment; 23] = [
         small::figure6(10_000 / scale)
     }),
     Experiment::of("ganger97-fig7", "Ganger and Kaashoek 1997, figure 7: small files after aging", aging::figure7),
+    Experiment::of(
+        "regroup-fig7",
+        "Figure 7's aging, with a regroup after it and with maintenance during it",
+        kept_up::figure7,
+    ),
     Experiment::of("ganger97-fig8", "Ganger and Kaashoek 1997, figure 8: a large file", |_| large::figure8()),
     Experiment::of("ganger97-fig9", "Ganger and Kaashoek 1997, figure 9: what developers do", |scale| {
         apps::figure9(1000 / scale)
@@ -97,6 +104,11 @@ const EXPERIMENTS: [Experiment; 23] = [
         keys::colocation,
     ),
     Experiment::of("history", "Aging by a real history: the revisions of a git repository", history::replay),
+    Experiment::of(
+        "history-large",
+        "Aging by the made-up history of a repository with 50,000 files",
+        history::replay_large,
+    ),
     Experiment::of("large-files", "Large files against the disk itself, fresh and aged", large_files::model),
     Experiment::of("ablation", "What each mechanism is worth, and the defaults, on all disks", ablation::ablation),
     Experiment {
@@ -125,6 +137,22 @@ pub struct ReportArgs {
     /// Write the verdicts into the section `verdicts` of this page (docs/lab.md)
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
+}
+
+/// Fills a file system to `level` and works on around it, as figure 7 does.
+///
+/// # Errors
+/// Those of the engine.
+pub fn age_image(fs: &cffs::Fs, level: f64, operations: u64, seed: u64) -> Result<()> {
+    aging::age_as(fs, level, operations, seed)
+}
+
+/// The group that `mkfs` would choose if it timed this disk, in bytes.
+///
+/// # Errors
+/// When no disk has this name.
+pub fn group_size(disk: &str) -> Result<u32> {
+    Ok(disks::probe(disk)?.group_size)
 }
 
 /// `cffs-lab list`.

@@ -98,7 +98,7 @@ impl Tree {
 }
 
 /// The size of one more file.
-fn size(random: &mut Random) -> usize {
+pub fn size(random: &mut Random) -> usize {
     let share = random.below(100);
     let at = SIZES.iter().position(|(_, up_to)| share < *up_to).unwrap_or(0);
     let from = if at == 0 { 64 } else { SIZES[at - 1].0 };

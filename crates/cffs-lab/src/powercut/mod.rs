@@ -23,6 +23,7 @@ use crate::cleanup::{Cleanup, Guard};
 use crate::mount_table::is_mounted;
 use crate::process::run;
 use crate::random::Random;
+use crate::regroups::{self, Regroups};
 use crate::served::Served;
 use crate::server::Server;
 
@@ -61,6 +62,9 @@ pub struct Args {
     /// Options of `cffs mkfs`
     #[arg(long, num_args = 0.., allow_hyphen_values = true)]
     mkfs: Vec<String>,
+    /// Move all files again and again under the load, as `cffs regroup` does
+    #[arg(long)]
+    beside_regroup: bool,
     /// Keep the state of the disk when something is wrong
     #[arg(long)]
     keep: bool,
@@ -79,6 +83,7 @@ struct Sums {
     sectors: u64,
     lost: u64,
     slowest: Duration,
+    regrouped: regroups::Sums,
 }
 
 impl Sums {
@@ -102,7 +107,11 @@ pub fn run_campaign(args: &Args) -> Result<ExitCode> {
     ensure!(Path::new("/dev/fuse").exists(), "there is no /dev/fuse here: nothing can be mounted, nothing was tested");
     let cffs = std::path::absolute(&args.cffs)?;
     ensure!(cffs.is_file(), "{} is not there (cargo build --release, or --cffs)", cffs.display());
-    let recorder = args.record.open(if args.lie { "power cuts, flushes ignored" } else { "power cuts" })?;
+    let recorder = args.record.open(match (args.lie, args.beside_regroup) {
+        (true, _) => "power cuts, flushes ignored",
+        (false, true) => "power cuts beside regroups",
+        (false, false) => "power cuts",
+    })?;
     let dir = tempfile::Builder::new().prefix("cffs-lab-powercut-").tempdir()?.keep();
     let dir_guard = Guard::new(Cleanup::RemoveDir(dir.clone()));
     let medium = Arc::new(VolatileCacheDisk::create(&dir, args.size << 20, args.lie)?);
@@ -159,6 +168,9 @@ pub fn run_campaign(args: &Args) -> Result<ExitCode> {
         sums.sectors,
         sums.slowest.as_secs_f64()
     );
+    if args.beside_regroup {
+        println!("{}", sums.regrouped.said());
+    }
     Ok(ExitCode::SUCCESS)
 }
 
@@ -223,7 +235,7 @@ impl Harness {
     }
 
     fn round(&self, args: &Args, random: &mut Random, writers: &mut [Writer], sums: &mut Sums) -> Result<String> {
-        let operations = self.load(args, random, writers)?;
+        let operations = self.load(args, random, writers, &mut sums.regrouped)?;
         let mut after = self.power_on(random, sums)?;
         if random.below(2) == 0 {
             self.check().context("the check of the disk as the cut left it is not clean")?;
@@ -269,8 +281,15 @@ impl Harness {
     }
 
     /// Works until the power goes; how many operations that were.
-    fn load(&self, args: &Args, random: &mut Random, writers: &mut [Writer]) -> Result<u64> {
+    fn load(
+        &self,
+        args: &Args,
+        random: &mut Random,
+        writers: &mut [Writer],
+        regrouped: &mut regroups::Sums,
+    ) -> Result<u64> {
         let (server, guard) = self.mount().context("cannot mount for the load")?;
+        let beside = args.beside_regroup.then(|| Regroups::start(&self.root, None, Vec::new()));
         // Some time first, so that not every cut finds an empty log; then at a request.
         let quiet = Duration::from_millis(random.below(args.longest.max(1)));
         let magnitude = random.below(9);
@@ -307,6 +326,9 @@ impl Harness {
             stop.store(true, Ordering::Relaxed);
             self.end(server, guard)
         })?;
+        if let Some(beside) = beside {
+            regrouped.add(beside.end_killed());
+        }
         if let Some(error) = broken.into_inner().unwrap_or_else(|poison| poison.into_inner()) {
             return Err(error).context("an operation failed while there was power");
         }

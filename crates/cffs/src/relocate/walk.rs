@@ -8,6 +8,7 @@ use crate::extent;
 use crate::format::dirblock::{Entry, EntryKind};
 use crate::format::extent::LOGICAL_END;
 use crate::format::{BlockAddr, Corrupt, Extent, FileType, Ino, Inode, InodeFormat, ROOT_INO};
+use std::io::ErrorKind;
 
 /// Deeper trees are damaged: no path names something in them.
 pub const DEPTH_MAX: usize = 4096;
@@ -114,6 +115,8 @@ pub(super) fn skip_lost<T>(outcome: Result<T>) -> Result<Option<T>> {
     match outcome {
         Ok(value) => Ok(Some(value)),
         Err(Error::Stale | Error::NotDir | Error::NotFound) => Ok(None),
+        // That is a stop.
+        Err(Error::Io(e)) if e.kind() == ErrorKind::Interrupted => Err(Error::Io(e)),
         Err(e @ (Error::Corrupt(_) | Error::Io(_))) => {
             tracing::warn!("a regroup leaves out what it cannot read: {e}");
             Ok(None)
@@ -265,4 +268,18 @@ pub(super) fn file(cx: &MoveCtx<'_>, dir: Option<Ino>, ino: Ino) -> Result<Optio
     }
     let mark = colocation::mark_of(cx.file.cache, &st.inode)?;
     Ok(Some(Found { inode: st.inode.clone(), mark, extents }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io;
+
+    #[test]
+    fn a_stop_ends_the_walk_and_what_cannot_be_read_does_not() {
+        let outcome = |kind: ErrorKind| skip_lost::<()>(Err(io::Error::from(kind).into()));
+        assert!(matches!(outcome(ErrorKind::Interrupted), Err(Error::Io(e)) if e.kind() == ErrorKind::Interrupted));
+        assert!(matches!(outcome(ErrorKind::Other), Ok(None)));
+        assert!(matches!(skip_lost::<()>(Err(Error::Stale)), Ok(None)));
+    }
 }

@@ -23,7 +23,14 @@ use cost::{BYTES, Cost, Costs, WORK};
 use session::{Kind, Session};
 
 const DISKS: [&str; 3] = ["hdd-2026", "volume-1ms", "sd-card"];
-const STATES: [(&str, f64); 3] = [("fresh", 0.0), ("aged to 70%", 0.7), ("aged to 90%", 0.9)];
+/// Name, level, and whether what is aged is then brought together: cffs by a regroup, the others by their own defragmenters.
+const STATES: [(&str, f64, bool); 5] = [
+    ("fresh", 0.0, false),
+    ("aged to 70%", 0.7, false),
+    ("aged to 90%", 0.9, false),
+    ("aged to 70%, defragmented", 0.7, true),
+    ("aged to 90%, defragmented", 0.9, true),
+];
 /// The first so many are those of our target.
 const TARGET: usize = 5;
 /// Creations and deletions of the aging.
@@ -77,7 +84,11 @@ pub fn peers(scale: u64) -> Result<Outcome> {
             outcome.untested.push((format!("{} as a peer", kind.name()), why));
             continue;
         }
-        for (s, (state, level)) in STATES.iter().enumerate() {
+        for (s, (state, level, defragmented)) in STATES.iter().enumerate() {
+            if *defragmented && !kind.can_defragment(&program) {
+                outcome.untested.push((format!("{kind}, {state}"), "it has no defragmenter here".into()));
+                continue;
+            }
             // Aged once for each way to format it.
             let mut images: Vec<(Vec<String>, PathBuf)> = Vec::new();
             for (d, disk) in DISKS.iter().enumerate() {
@@ -87,14 +98,14 @@ pub fn peers(scale: u64) -> Result<Outcome> {
                     None => {
                         let image = dir.join(format!("aged{}", images.len()));
                         let session = Session::new(kind, &program, &dir, &image, "nvme", Some(&words))?;
-                        let found = age(session, *level, OPERATIONS / scale)
+                        let found = age(session, *level, OPERATIONS / scale, *defragmented)
                             .with_context(|| format!("aging {kind} to {state}"))?;
                         if let Some(found) = found {
                             let title = format!("{}, {state}", [&[kind.to_string()], &words[..]].concat().join(" "));
                             let all = found.score().last().map_or(0.0, |(share, _)| *share);
                             let a = found.adjacency();
                             layouts.push((title.clone(), vec![all, a.listed, a.alphabetical, a.best]));
-                            if *level == 0.9 {
+                            if *level == 0.9 && !*defragmented {
                                 let (cell, owners) = found.map(BYTES, 4096);
                                 outcome.maps.push(DiskMap { title, cell, owners });
                             }
@@ -113,7 +124,7 @@ pub fn peers(scale: u64) -> Result<Outcome> {
                     Ok(measured) => measured,
                     // A peer that is full earlier than its statistics say has no figure there; the others have.
                     Err(error) if kind != Kind::Cffs && is_full(&error) => {
-                        eprintln!("  {kind:8} {disk:10} {state:12} SKIPPED: {error:#}");
+                        eprintln!("  {kind:8} {disk:10} {state:25} SKIPPED: {error:#}");
                         outcome.untested.push((format!("{kind}, {disk}, {state}"), format!("{error:#}")));
                         std::fs::remove_file(&copy)?;
                         continue;
@@ -122,7 +133,7 @@ pub fn peers(scale: u64) -> Result<Outcome> {
                 };
                 let seconds: Vec<String> =
                     WORK.iter().zip(&measured).map(|(w, c)| format!("{w} {:.3}", c.work.seconds())).collect();
-                eprintln!("  {kind:8} {disk:10} {state:12} {}", seconds.join(", "));
+                eprintln!("  {kind:8} {disk:10} {state:25} {}", seconds.join(", "));
                 costs.entry((d, s)).or_default().push((kind, measured));
                 std::fs::remove_file(&copy)?;
             }
@@ -148,7 +159,8 @@ fn notes(tree: &Tree, scale: u64) -> Vec<String> {
             work::SYNCED / scale
         ),
         format!(
-            "Aged: filled to the level with files of the distribution of figure 7, then {OPERATIONS} creations and deletions around it. The \
+            "Aged: filled to the level with files of the distribution of figure 7, then {OPERATIONS} creations and deletions around it. Then, \
+             where it says so, defragmented by `cffs regroup`, `e4defrag`, `xfs_fsr` or `btrfs filesystem defragment -r`. The \
              same image serves on all disks, but for groups of another size. The large file has {} MiB, and comes when the tree is gone.",
             work::LARGE >> 20
         ),
@@ -173,14 +185,17 @@ fn words(kind: Kind, disk: &str) -> Result<Vec<String>> {
     })
 }
 
-/// Fills and ages; how the files lie then.
-fn age(mut session: Session, level: f64, operations: u64) -> Result<Option<Layout>> {
+/// Fills and ages, and brings together; how the files lie then.
+fn age(mut session: Session, level: f64, operations: u64, defragmented: bool) -> Result<Option<Layout>> {
     if level == 0.0 {
         session.close()?;
         return Ok(None);
     }
     session.mount()?;
     work::age(&session.root(), level, operations)?;
+    if defragmented {
+        session.defragment()?;
+    }
     // What is not on the disk yet has no place.
     session.unmount()?;
     let layout = session.layout()?;

@@ -119,6 +119,14 @@ impl Session {
         layout.map(Some)
     }
 
+    /// Brings the files of the mounted file system together.
+    ///
+    /// # Errors
+    /// When its program fails.
+    pub fn defragment(&self) -> Result<()> {
+        self.kind.defragment(&self.program, &self.root)
+    }
+
     /// Checks the unmounted file system, if it is ours.
     ///
     /// # Errors
