@@ -87,7 +87,7 @@ impl Aged {
         let growing: Vec<Ino> = (0..4)
             .map(|i| self.fs.create(ROOT, ROOT_INO, format!("growing{i}").as_bytes(), 0o644).unwrap().ino)
             .collect();
-        let mut n = 0;
+        let mut n = 0_usize;
         loop {
             let len = if n.is_multiple_of(9) { 150_000 } else { 500 + n * 911 % 30_000 };
             if !self.make(n % DIRS, format!("f{n}"), contents(n, len)) {
@@ -210,6 +210,18 @@ fn where_hardly_anything_is_free_as_much_as_can_be_is_brought_together() {
     let again = regroup(&aged.fs, &free_space());
     assert_eq!(again.bytes_moved, 0, "{again:?}");
     aged.end("nearly full");
+}
+
+/// As campaigns do it: the fullest part is emptied again and again, whatever that is for.
+#[test]
+fn a_part_in_use_is_emptied_as_often_as_it_is_asked_for() {
+    let aged = Aged::new(&options().no_embed(true), 80);
+    for round in 0..4 {
+        let done = regroup(&aged.fs, &free_space().always(true));
+        assert!(done.bytes_moved > 1 << 20 && done.files_moved > 0, "round {round}: {done:?}");
+        aged.compare(&aged.fs);
+    }
+    aged.end("emptied again and again");
 }
 
 /// Files that are open, written to and removed while free space is brought together.
