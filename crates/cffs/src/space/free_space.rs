@@ -2,9 +2,9 @@
 
 use super::accounting::Accounting;
 use super::alloc_group::AllocGroup;
+use super::aside::Aside;
 use super::free_set::FreeSet;
 use super::layout;
-use super::set_aside::Aside;
 use crate::cache::{AddrMap, Cache};
 use crate::error::{Error, Result};
 use crate::format::system::Counters;

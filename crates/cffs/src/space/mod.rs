@@ -16,6 +16,7 @@
 mod accounting;
 mod alloc;
 mod alloc_group;
+mod aside;
 mod batch;
 mod class;
 mod commit;

@@ -3,20 +3,11 @@
 //! What is free there is taken out of the free extents, as when it is discarded, so nobody allocates it. The accounting is not
 //! changed: for it, the space is free all the time. So an allocation that finds no other space gets it back.
 
+use super::aside::Aside;
 use super::free_space::Space;
 use crate::error::{Error, Result};
-use crate::format::{FragAddr, Run};
+use crate::format::FragAddr;
 use std::ops::Range;
-
-/// What is kept.
-#[derive(Default)]
-pub(super) struct Aside {
-    runs: Vec<Run>,
-    /// Wholly free blocks that went with them.
-    blocks: u64,
-    /// Somebody needed the space: nothing is kept any more.
-    given_back: bool,
-}
 
 /// Keeps parts of the device free while it lives.
 pub struct SetAside<'a> {

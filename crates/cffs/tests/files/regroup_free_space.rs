@@ -212,6 +212,18 @@ fn where_hardly_anything_is_free_as_much_as_can_be_is_brought_together() {
     aged.end("nearly full");
 }
 
+/// As campaigns do it: the fullest part is emptied again and again, whatever that is for.
+#[test]
+fn a_part_in_use_is_emptied_as_often_as_it_is_asked_for() {
+    let aged = Aged::new(&options().no_embed(true), 80);
+    for round in 0..4 {
+        let done = regroup(&aged.fs, &free_space().always(true));
+        assert!(done.bytes_moved > 1 << 20 && done.files_moved > 0, "round {round}: {done:?}");
+        aged.compare(&aged.fs);
+    }
+    aged.end("emptied again and again");
+}
+
 /// Files that are open, written to and removed while free space is brought together.
 #[test]
 fn programs_find_space_and_their_files_meanwhile() {
