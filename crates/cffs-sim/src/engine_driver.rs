@@ -130,7 +130,13 @@ impl EngineDriver {
         match op {
             Op::Create { path, perm, uid } => {
                 let (dir, name) = self.parent(path)?;
-                self.made(fs.create(model_driver::caller(*uid), dir.ino, &name, model_driver::settable(*perm, false)))
+                let made = fs.create(model_driver::caller(*uid), dir.ino, &name, model_driver::settable(*perm, false));
+                if let Ok(a) = &made
+                    && fs.places_by_process(dir.ino)
+                {
+                    fs.note_creator(a.ino, 1 + uid % 3);
+                }
+                self.made(made)
             }
             Op::Tmpfile { slot, dir, perm, uid } => {
                 let dir = self.resolve(dir)?;

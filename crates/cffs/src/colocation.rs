@@ -141,19 +141,15 @@ fn attribute(cache: &Cache, inode: &Inode) -> Result<Option<String>> {
 pub enum Order {
     /// That of the name space.
     NameSpace,
-    /// As they lie: what they have in common was known only when they were written.
-    Device,
     /// By their places.
     Place(u64),
 }
 
-/// The unit that a file belongs to, where that is not its directory, and its order there. `creator` is the process that created it, 0
-/// if that is not known any more; `now` the time in nanoseconds; `learned` the place that was learned for it, if there is one.
+/// The unit that a file belongs to, where that is not its directory, and its order there. `now` is the time in nanoseconds, `learned` the place that was learned for it, if there is one.
 pub fn unit_of(
     key: &ColocationKey,
     mark: Option<&Mark>,
     file: &Inode,
-    creator: u32,
     now: i64,
     learned: Option<u64>,
 ) -> Option<(Ino, Order)> {
@@ -163,17 +159,16 @@ pub fn unit_of(
             Some((unit((1_u8, name)), Order::NameSpace))
         }
         (None, ColocationKey::Owner) => Some((unit((2_u8, file.uid)), Order::NameSpace)),
-        (None, ColocationKey::Process) => {
-            let by = if creator == 0 { (3_u8, file.parent) } else { (4_u8, u64::from(creator)) };
-            Some((unit(by), Order::Device))
-        }
+        // Files of which nobody knows it are placed by directory.
+        (None, ColocationKey::Process) if file.hint == 0 => None,
+        (None, ColocationKey::Process) => Some((unit((3_u8, file.hint)), Order::NameSpace)),
         (None, ColocationKey::Age) => {
             let age = now.saturating_sub(file.atime.max(file.mtime));
             let limits = std::iter::successors(Some(DAY_NS), |limit| limit.checked_mul(AGE_FACTOR));
             let rank = limits.take(AGES as usize - 1).filter(|limit| age > *limit).count() as u64;
-            Some((unit((5_u8, rank)), Order::NameSpace))
+            Some((unit((4_u8, rank)), Order::NameSpace))
         }
-        (None, ColocationKey::Learned) => learned.map(|at| (unit((6_u8, 0_u8)), Order::Place(at))),
+        (None, ColocationKey::Learned) => learned.map(|at| (unit((5_u8, 0_u8)), Order::Place(at))),
         (None, ColocationKey::Directory) => None,
     }
 }
@@ -216,8 +211,7 @@ mod tests {
     #[test]
     fn files_that_agree_in_the_key_are_one_unit() {
         let mut file = Inode::new(77, 0o100_644, 0);
-        let of =
-            |key: &ColocationKey, file: &Inode| unit_of(key, None, file, 0, 100 * DAY_NS, None).map(|(unit, _)| unit);
+        let of = |key: &ColocationKey, file: &Inode| unit_of(key, None, file, 100 * DAY_NS, None).map(|(unit, _)| unit);
         assert_eq!(of(&ColocationKey::Directory, &file), None);
         let before = of(&ColocationKey::Owner, &file);
         file.uid = 5;
@@ -232,10 +226,10 @@ mod tests {
         ages.dedup();
         assert_eq!(ages.len(), 4);
         let mark = Mark::List { list: "page".into(), at: 3 };
-        let (unit, order) = unit_of(&ColocationKey::Owner, Some(&mark), &file, 0, 0, None).unwrap();
+        let (unit, order) = unit_of(&ColocationKey::Owner, Some(&mark), &file, 0, None).unwrap();
         assert!(!is_directory(unit) && order == Order::Place(3));
         let label = Mark::Label("page".into());
-        let by_directory = unit_of(&ColocationKey::Label("page".into()), None, &file, 0, 0, None);
-        assert_eq!(unit_of(&ColocationKey::Age, Some(&label), &file, 0, 0, None), by_directory);
+        let by_directory = unit_of(&ColocationKey::Label("page".into()), None, &file, 0, None);
+        assert_eq!(unit_of(&ColocationKey::Age, Some(&label), &file, 0, None), by_directory);
     }
 }

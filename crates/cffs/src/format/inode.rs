@@ -136,7 +136,8 @@ pub struct Inode {
     pub index_buckets: u32,
     /// Directory: number of entries. Device: its number (`st_rdev`). Otherwise 0.
     pub aux: u64,
-    /// Directory: block address of the group its files were last placed in, 0 for none. Orphan: next orphan, 0 at the end.
+    /// Directory: block address of the group its files were last placed in, 0 for none. Orphan: next orphan, 0 at the end. Other
+    /// regular file: the process that made it where files are placed by that, otherwise 0.
     pub hint: u64,
     /// Length in bytes of the inline area, a multiple of 8.
     pub inline_len: usize,

@@ -5,7 +5,7 @@
 use super::{Caller, Fs, SetXattr};
 use crate::colocation::{self, ColocationKey, Mark};
 use crate::error::{Error, Result};
-use crate::format::{Ino, ROOT_INO};
+use crate::format::{FileType, Ino, ROOT_INO};
 use crate::relocate::DEPTH_MAX;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -65,7 +65,7 @@ impl Fs {
         for file in files {
             let node = self.node(*file)?;
             let st = node.state.read();
-            if !matches!(st.inode.file_type(), crate::FileType::Regular) {
+            if !matches!(st.inode.file_type(), FileType::Regular) {
                 return Error::invalid("only regular files can be placed together");
             }
         }
@@ -103,10 +103,13 @@ impl Fs {
         self.placement.key(dir) == ColocationKey::Process
     }
 
-    /// Tells which process has made a file, before its first data is written back. It is not stored.
+    /// Tells which process has made a file, before its first data is written back: it is stored with that.
     pub fn note_creator(&self, file: Ino, process: u32) {
-        if let Ok(node) = self.node(file) {
-            node.set_creator(process);
+        let Ok(node) = self.node(file) else { return };
+        let mut st = node.state.write();
+        // Elsewhere the field has another meaning.
+        if st.inode.file_type() == FileType::Regular && !st.orphan && !st.freed {
+            st.inode.hint = process.into();
         }
     }
 }

@@ -8,7 +8,7 @@ use crate::inode::{self, InodeLocation};
 use crate::journal::Txn;
 use crate::quota::InodeCharge;
 use parking_lot::{Condvar, Mutex, MutexGuard, RwLock, RwLockWriteGuard};
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 
 /// What of a node its lock protects.
 pub struct NodeState {
@@ -56,8 +56,6 @@ pub struct Node {
     pub pending_atime: AtomicI64,
     /// With lazytime: since when times wait to be written; 0 if they do not.
     pub lazy_since: AtomicI64,
-    /// The process that made the file, 0 if that is not known.
-    creator: AtomicU32,
     /// End of the last read: a read that goes on from there is sequential.
     pub last_read: AtomicU64,
 }
@@ -88,19 +86,8 @@ impl Node {
             data_version: AtomicU64::new(0),
             pending_atime: AtomicI64::new(i64::MIN),
             lazy_since: AtomicI64::new(0),
-            creator: AtomicU32::new(0),
             last_read: AtomicU64::new(0),
         }
-    }
-
-    /// The process that made the file, as far as that is known: 0 otherwise.
-    pub fn creator(&self) -> u32 {
-        self.creator.load(Ordering::Relaxed)
-    }
-
-    /// Notes which process made the file. It is for placement, and not kept after the node.
-    pub fn set_creator(&self, process: u32) {
-        self.creator.store(process, Ordering::Relaxed);
     }
 
     /// Waits until no page of the node is in flight. The caller holds no lock that writeback needs.

@@ -81,8 +81,8 @@ impl Placement {
     }
 
     /// What a small file is placed with: its directory, or what a key or its own attribute says; and its place there, if it has
-    /// one. `creator` is the process that made it, 0 if that is not known.
-    pub fn unit(&self, cache: &Cache, file: &Inode, creator: u32) -> (Ino, u64) {
+    /// one.
+    pub fn unit(&self, cache: &Cache, file: &Inode) -> (Ino, u64) {
         let mark = if file.has_xattrs() { colocation::mark_of(cache, file).unwrap_or(None) } else { None };
         let mut t = self.table.lock();
         if mark.is_none() && !t.has_keys {
@@ -91,7 +91,7 @@ impl Placement {
         let key = t.key(file.parent).cloned().unwrap_or_default();
         // What is written now was last used now, and nobody knows yet what it is read with.
         let now = file.mtime.max(file.atime);
-        match colocation::unit_of(&key, mark.as_ref(), file, creator, now, None) {
+        match colocation::unit_of(&key, mark.as_ref(), file, now, None) {
             Some((unit, order)) if self.grouping => {
                 // Few files share the groups of their directory.
                 t.dirs.entry(unit).or_default().parent = file.parent;

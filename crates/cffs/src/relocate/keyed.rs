@@ -24,15 +24,14 @@ pub(super) struct KeyedFiles {
 }
 
 impl KeyedFiles {
-    /// Notes a file of a unit, which begins at fragment `start`.
-    pub fn push(&mut self, unit: Ino, order: Order, start: u64, ino: Ino) {
-        self.push_within(unit, order, start, ino, KEPT_MAX);
+    /// Notes a file of a unit.
+    pub fn push(&mut self, unit: Ino, order: Order, ino: Ino) {
+        self.push_within(unit, order, ino, KEPT_MAX);
     }
 
-    fn push_within(&mut self, unit: Ino, order: Order, start: u64, ino: Ino, most: usize) {
+    fn push_within(&mut self, unit: Ino, order: Order, ino: Ino, most: usize) {
         let given = match order {
             Order::NameSpace => 0,
-            Order::Device => start,
             Order::Place(at) => at,
         };
         self.found += 1;
@@ -74,7 +73,7 @@ mod tests {
             let (mut keyed, mut all, mut walks) = (KeyedFiles::default(), Vec::new(), 0);
             loop {
                 walks += 1;
-                files().for_each(|(unit, order, ino)| keyed.push_within(unit, order, 0, ino, most));
+                files().for_each(|(unit, order, ino)| keyed.push_within(unit, order, ino, most));
                 all.append(&mut keyed.take());
                 if !keyed.begin_next_walk() {
                     return (all, walks);

@@ -645,11 +645,11 @@ impl Visitor for Planner<'_> {
         self.push(Kind::Data, Item::file(ino, extents))
     }
 
-    fn file_of_unit(&mut self, (unit, order): (Ino, Order), ino: Ino, size: u64, extents: &[Extent]) -> Result<()> {
+    fn file_of_unit(&mut self, (unit, order): (Ino, Order), ino: Ino, size: u64, _: &[Extent]) -> Result<()> {
         self.seen.1 += u64::from(!self.only_keyed);
         self.progress.files = self.progress.files.max(self.seen.1);
         if size <= self.cx.file.placement.small_max() {
-            self.keyed.push(unit, order, extents[0].start, ino);
+            self.keyed.push(unit, order, ino);
         }
         Ok(())
     }
