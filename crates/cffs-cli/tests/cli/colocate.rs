@@ -27,7 +27,9 @@ fn image_with_files(dir: &Path) -> String {
 fn attribute(path: &str) -> Option<String> {
     let found = json(&ok(&["stat", "--json", path]));
     let value = found["xattrs"].as_array()?.iter().find(|x| x["name"] == "user.cffs.colocate")?;
-    value["value"].as_str().map(str::to_owned)
+    let hex = value["value_hex"].as_str()?;
+    let bytes = (0..hex.len()).step_by(2).map(|at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap());
+    Some(String::from_utf8(bytes.collect()).unwrap())
 }
 
 /// Names 40 files in all directories.

@@ -184,3 +184,12 @@ fn a_hole_over_a_hole_takes_no_space() {
                 copy /one /copy 0 0 9223372036854774656\ncopy /one /copy 0 0 4611686018427387328";
     run(Setup { device: 48 << 20, ..Setup::default() }, &parse(text).unwrap()).unwrap();
 }
+
+/// What was learned from reads is stored with the root directory, whose change time is not to tell of it (seed 940000113).
+#[test]
+fn storing_what_was_learned_changes_no_time() {
+    let text = "open 0 /\nmkdir /b 700 1000\ncreate /b/h 600 1000\nwrite /b/h 0 20480 985661558489141\n\
+                colocate /b 5\nread /b/h 0 6504\nregroup / always";
+    let setup = Setup { device: 48 << 20, no_embed: true, quota: true, data_sums: true, ..Setup::default() };
+    run(setup, &parse(text).unwrap()).unwrap();
+}

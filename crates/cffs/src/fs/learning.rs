@@ -3,7 +3,7 @@
 //! What was learned is kept as the attribute `trusted.cffs.learned` of the root directory, which is in no listing: copies of the
 //! file system made with rsync or tar have other inode numbers. It is a hint, and lost where it does not fit.
 
-use super::{Caller, Fs, SetXattr};
+use super::Fs;
 use crate::colocation::ColocationKey;
 use crate::error::{Error, Result};
 use crate::file;
@@ -68,10 +68,10 @@ impl Fs {
     /// Stores what was learned since the last call.
     pub(super) fn store_learned(&self) -> Result<()> {
         let Some(stored) = self.learning.take_changed() else { return Ok(()) };
-        let name = [Namespace::Trusted.prefix(), LEARNED].concat();
-        match self.setxattr(Caller::ROOT, ROOT_INO, &name, &stored, SetXattr::default()) {
+        self.writable()?;
+        match self.set_hidden_xattr(&self.node(ROOT_INO)?, Namespace::Trusted, LEARNED, &stored) {
             // There is no room for it.
-            Err(Error::NoSpace | Error::Quota | Error::NotPermitted) => Ok(()),
+            Err(Error::NoSpace | Error::Quota) => Ok(()),
             outcome => outcome,
         }
     }

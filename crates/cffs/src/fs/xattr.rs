@@ -333,9 +333,35 @@ impl Fs {
         node: &Arc<Node>,
         edit: &dyn Fn(&mut Inode, &mut Vec<Xattr>) -> Result<bool>,
     ) -> Result<()> {
+        self.change_xattrs_seen(c, node, true, edit)
+    }
+
+    /// Sets an attribute that nobody sees, so no time of the file changes.
+    pub(super) fn set_hidden_xattr(
+        &self,
+        node: &Arc<Node>,
+        namespace: Namespace,
+        name: &[u8],
+        value: &[u8],
+    ) -> Result<()> {
+        self.change_xattrs_seen(Caller::ROOT, node, false, &|_, all| {
+            all.retain(|x| !x.is(namespace, name));
+            all.push(Xattr { namespace, name: name.to_vec(), value: value.to_vec() });
+            Ok(true)
+        })
+    }
+
+    /// As [`Fs::change_xattrs`]; where nobody sees the change, the change time stays.
+    fn change_xattrs_seen(
+        &self,
+        c: Caller,
+        node: &Arc<Node>,
+        seen: bool,
+        edit: &dyn Fn(&mut Inode, &mut Vec<Xattr>) -> Result<bool>,
+    ) -> Result<()> {
         // The lock keeps others from changing attributes, and from writing data that would need room in the inode.
         let _write_lock = self.lock_for_change(node)?;
-        while !self.with_space(|| self.change_xattrs_once(c, node, edit))? {}
+        while !self.with_space(|| self.change_xattrs_once(c, node, seen, edit))? {}
         Ok(())
     }
 
@@ -344,6 +370,7 @@ impl Fs {
         &self,
         c: Caller,
         node: &Arc<Node>,
+        seen: bool,
         edit: &dyn Fn(&mut Inode, &mut Vec<Xattr>) -> Result<bool>,
     ) -> Result<bool> {
         node.wait_writeback();
@@ -360,7 +387,9 @@ impl Fs {
         if !edit(&mut new, &mut all)? {
             return Ok(true);
         }
-        new.ctime = now();
+        if seen {
+            new.ctime = now();
+        }
         check_limits(&all, before)?;
         let inline_most = match self.inline_most(&old, location) {
             // It was moved meanwhile, and what is there now is something else.

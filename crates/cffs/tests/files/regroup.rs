@@ -97,7 +97,7 @@ fn what_came_apart_is_brought_together_once() {
         assert!(done.files_moved > 0 && done.bytes_kept == 0, "{done:?}");
         assert!(done.read.after * 2.0 < done.read.before, "{done:?}");
         let after = cold_requests(&fs, &all);
-        assert!(after * 2 < before, "{before} requests before, {after} after: {done:?}");
+        assert!(after * 3 < before * 2, "{before} requests before, {after} after: {done:?}");
         let again = regroup(&fs, &RegroupOptions::default());
         assert_eq!((again.files_moved, again.blocks_moved, again.bytes_moved), (0, 0, 0), "{again:?}");
         assert_eq!(again.read.before, again.read.after);
