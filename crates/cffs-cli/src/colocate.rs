@@ -84,19 +84,23 @@ fn on_mount(args: &ColocateArgs) -> anyhow::Result<Holds> {
         if std::fs::metadata(dir).map(|m| m.dev()).ok() != Some(device) {
             break;
         }
-        if let Some(key) = named_on_mount(dir)? {
-            return Ok((key, Some(dir.display().to_string())));
+        match named_on_mount(dir) {
+            Ok(Some(key)) => return Ok((key, Some(dir.display().to_string()))),
+            Ok(None) => {}
+            // Not for us to see.
+            Err(Errno::ACCESS) if dir != top => break,
+            Err(e) => bail!("{}: {}", dir.display(), why(e)),
         }
     }
     Ok((ColocationKey::Directory, None))
 }
 
-fn named_on_mount(dir: &Path) -> anyhow::Result<Option<ColocationKey>> {
+fn named_on_mount(dir: &Path) -> rustix::io::Result<Option<ColocationKey>> {
     let mut value = [0; 256];
     match rustix::fs::getxattr(dir, COLOCATION_ATTRIBUTE, &mut value[..]) {
         Ok(n) => Ok(std::str::from_utf8(&value[..n]).ok().and_then(ColocationKey::parse)),
         Err(Errno::NODATA) => Ok(None),
-        Err(e) => bail!("{}: {}", dir.display(), why(e)),
+        Err(e) => Err(e),
     }
 }
 

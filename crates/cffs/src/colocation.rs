@@ -7,7 +7,7 @@
 
 use crate::cache::Cache;
 use crate::error::Result;
-use crate::format::xattr::{COLOCATE, Namespace};
+use crate::format::xattr::{COLOCATE, Namespace, decode_list};
 use crate::format::{Ino, Inode};
 use crate::xattr;
 use std::fmt;
@@ -120,20 +120,23 @@ pub fn is_valid(value: &[u8], is_dir: bool) -> bool {
 /// # Errors
 /// Those of reading its attributes.
 pub fn key_of(cache: &Cache, dir: &Inode) -> Result<Option<ColocationKey>> {
-    Ok(attribute(cache, dir)?.and_then(|v| ColocationKey::parse(&v)))
+    let value = xattr::get(cache, dir, Namespace::User, COLOCATE)?;
+    Ok(value.and_then(|v| String::from_utf8(v).ok()).and_then(|v| ColocationKey::parse(&v)))
 }
 
-/// What a file says of itself.
+/// What a file says of itself, in its inode.
 ///
 /// # Errors
-/// Those of reading its attributes.
-pub fn mark_of(cache: &Cache, file: &Inode) -> Result<Option<Mark>> {
-    Ok(attribute(cache, file)?.and_then(|v| Mark::parse(&v)))
-}
-
-fn attribute(cache: &Cache, inode: &Inode) -> Result<Option<String>> {
-    let value = xattr::get(cache, inode, Namespace::User, COLOCATE)?;
-    Ok(value.and_then(|v| String::from_utf8(v).ok()))
+/// [`crate::Error::Corrupt`] for damaged attributes.
+pub fn mark_of(file: &Inode) -> Result<Option<Mark>> {
+    if file.xattrs.is_empty() {
+        return Ok(None);
+    }
+    // It is in the inode if it fits there. Every writeback asks, so the chain is not read for it.
+    let mut all = Vec::new();
+    decode_list(&file.xattrs, true, &mut all)?;
+    let value = all.into_iter().find(|x| x.is(Namespace::User, COLOCATE));
+    Ok(value.and_then(|x| String::from_utf8(x.value).ok()).and_then(|v| Mark::parse(&v)))
 }
 
 /// The order of the files of a unit.

@@ -11,6 +11,7 @@
 use crate::cache::AddrMap;
 use crate::format::Ino;
 use parking_lot::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Files of which the table has a follower, at most, at 24 bytes.
 const FILES_MAX: usize = 1 << 16;
@@ -74,6 +75,8 @@ struct Table {
 #[derive(Default)]
 pub struct Learning {
     table: Mutex<Table>,
+    /// Something was noted of a large file.
+    has_heads: AtomicBool,
 }
 
 impl Learning {
@@ -84,12 +87,15 @@ impl Learning {
 
     /// The beginning of a large file is read. How many bytes of it are mostly read then, if that is known.
     pub fn note_head(&self, file: Ino) -> Option<u64> {
+        self.has_heads.store(true, Ordering::Relaxed);
         self.table.lock().note_head(file)
     }
 
     /// A large file is read on, up to this byte.
     pub fn note_more(&self, file: Ino, end: u64) {
-        self.table.lock().note_more(file, end);
+        if self.has_heads.load(Ordering::Relaxed) {
+            self.table.lock().note_more(file, end);
+        }
     }
 
     /// The chains there are now.
@@ -162,6 +168,7 @@ impl Table {
     /// All followers lose a vote; those that have none left are forgotten.
     fn fade(&mut self) {
         self.changed = true;
+        self.readers.iter_mut().for_each(|r| r.reads /= 2);
         self.followers.retain(|_, f| {
             f.votes -= 1;
             f.votes > 0

@@ -87,6 +87,7 @@ impl Stream {
     /// Its streak, if it goes on to this group.
     fn goes_on_to(&self, group: BlockAddr, group_blocks: u64) -> Option<u64> {
         match group.checked_sub(self.last_group)? {
+            0 => Some(self.streak),
             d if d == group_blocks => Some((self.streak + 1).min(AHEAD_MAX)),
             d if d > 0 && d <= (AHEAD_MAX + 1) * group_blocks && self.streak > 0 => Some(self.streak),
             _ => None,
@@ -169,7 +170,7 @@ impl Prefetch {
                 0
             }
         };
-        if let Some(stream) = s.streams.front_mut() {
+        if let Some(stream) = s.streams.front_mut().filter(|x| found.is_none() || x.last_group != group) {
             *stream = Stream { last_group: group, streak, run: group..group + group_blocks, ..Stream::default() };
         }
         if self.mode == PrefetchMode::Off { 0 } else { streak }

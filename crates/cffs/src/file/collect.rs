@@ -188,7 +188,7 @@ fn allocate_part(
 ) -> Result<Option<Run>> {
     let parent = st.inode.parent;
     if st.inode.size <= cx.placement.small_max() {
-        let (belongs_to, _) = cx.placement.unit(cx.cache, &st.inode);
+        let (belongs_to, _) = cx.placement.unit(&st.inode);
         return cx.placement.allocate_small(belongs_to, len, for_log.then_some(cx.cache), &mut unit.fresh);
     }
     let new = || unit.extents.iter().filter(|p| p.change == Change::Map);

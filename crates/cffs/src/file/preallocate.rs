@@ -121,7 +121,7 @@ fn find_places(cx: &FileCtx<'_>, node: &Node, frags: Range<u64>) -> Result<(Vec<
             }
         };
         let allocated = if small {
-            let (unit, _) = cx.placement.unit(cx.cache, &st.inode);
+            let (unit, _) = cx.placement.unit(&st.inode);
             cx.placement.allocate_small(unit, hole, None, &mut Vec::new())
         } else {
             let before = preceding(cx, &st, at).unwrap_or(None);

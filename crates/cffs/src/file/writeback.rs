@@ -23,7 +23,7 @@ const BATCH_BYTES: usize = 32 << 20;
 /// The order of the name space: by what files are placed with, which is their directory mostly, then by position in the directory.
 fn name_space_order(cx: &FileCtx<'_>, node: &Node) -> ((Ino, u64), Ino, u64, usize) {
     let st = node.state.read();
-    let unit = cx.placement.unit(cx.cache, &st.inode);
+    let unit = cx.placement.unit(&st.inode);
     match st.location {
         inode::InodeLocation::Embedded { block, entry, .. } => (unit, st.inode.parent, block, entry),
         inode::InodeLocation::External { block, offset } => (unit, st.inode.parent, block, offset),
@@ -52,7 +52,7 @@ fn new_small_files<'a>(cx: &FileCtx<'_>, nodes: impl Iterator<Item = &'a Arc<Nod
         let allocated = !matches!(&st.inode.format, InodeFormat::Inline(_)) && st.inode.frags > 0;
         let size = st.inode.size;
         if !allocated && size <= cx.placement.small_max() && st.inode.file_type() == FileType::Regular {
-            let (unit, _) = cx.placement.unit(cx.cache, &st.inode);
+            let (unit, _) = cx.placement.unit(&st.inode);
             *sizes.entry(unit).or_default() += g.frags_for(size) << g.frag_shift;
         }
     }

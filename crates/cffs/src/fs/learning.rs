@@ -4,7 +4,6 @@
 //! file system made with rsync or tar have other inode numbers. It is a hint, and lost where it does not fit.
 
 use super::Fs;
-use crate::colocation::ColocationKey;
 use crate::error::{Error, Result};
 use crate::file;
 use crate::format::xattr::{LEARNED, Namespace};
@@ -25,18 +24,24 @@ impl Fs {
             if !has_data || small && offset > 0 {
                 return;
             }
+            if offset > 0 {
+                // Its beginning was noted only where the key is.
+                self.learning.note_more(file, offset.saturating_add(len as u64));
+                return;
+            }
             (st.inode.parent, small, !self.cache.is_large(st.inode.size))
         };
-        self.track_path(parent);
-        if self.placement.key(parent) != ColocationKey::Learned {
+        let learns = self.placement.learns(parent).or_else(|| {
+            self.track_path(parent);
+            self.placement.learns(parent)
+        });
+        if learns != Some(true) {
             return;
         }
         if small {
             if self.learning.note(process, file) {
                 self.placement.note_decay(parent);
             }
-        } else if offset > 0 {
-            self.learning.note_more(file, offset.saturating_add(len as u64));
         } else if let Some(bytes) = self.learning.note_head(file).filter(|bytes| cacheable && *bytes > len as u64) {
             // An error is met again by who reads that part.
             let _ = file::read(&self.file_cx(), &node.state.read(), 0, &mut vec![0; bytes as usize], 0);

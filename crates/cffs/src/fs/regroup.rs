@@ -341,7 +341,7 @@ impl Fs {
         let outcome = self
             .write_back_all(self.opts.lazytime)
             .and_then(|()| move_all(&cx, roots, options, limits, &running))
-            .and_then(|()| self.store_learned())
+            .and_then(|()| if options.dry_run { Ok(()) } else { self.store_learned() })
             .and_then(|()| self.journal.commit());
         running.end(&outcome);
         Ok(())

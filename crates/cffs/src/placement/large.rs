@@ -8,6 +8,8 @@ use crate::format::{FragAddr, Ino, Run};
 /// The stream threshold: files of this many bytes and more take the longest free runs. Smaller ones are placed
 /// best-fit, because many files of such a length would each find a gap that fits.
 pub const STREAM_MIN: u64 = 8 << 20;
+/// With more allocation groups in use, a long file takes what is near: to look at all of them would read too many bitmaps.
+const SEARCHED_AGS_MAX: u64 = 64;
 
 impl Placement {
     /// Allocates a part of a large file in whole blocks: behind `after` if that is free, else near the large files of
@@ -28,11 +30,16 @@ impl Placement {
         {
             return Ok(Some(run));
         }
-        if frags << self.geo.frag_shift >= STREAM_MIN
-            && let Some(run) = self.find_long(after, goal, whole)?
-        {
-            t.large.insert(ag, run.end());
-            return Ok(Some(run));
+        if frags << self.geo.frag_shift >= STREAM_MIN && self.space.counters().ags <= SEARCHED_AGS_MAX {
+            // Bitmaps may have to be read for that.
+            drop(t);
+            let most = self.geo.ag_blocks.saturating_sub(self.geo.ag_header_blocks());
+            let found = self.find_long(after, goal, whole.min(most))?;
+            t = self.table.lock();
+            if let Some(run) = found {
+                t.large.insert(ag, run.end());
+                return Ok(Some(run));
+            }
         }
         let run = if whole > 0 {
             self.space.alloc_blocks_near(self.geo.block_of_frag(goal + fpb - 1), whole, 1)?

@@ -80,10 +80,22 @@ impl Placement {
         self.table.lock().key(dir).cloned().unwrap_or_default()
     }
 
+    /// Whether the key of a directory is that it is learned from reads; `None` if the directory is not tracked and should be.
+    /// False, too, where somebody else holds the table, and where there is no room for more directories: nobody who reads
+    /// waits for that, or takes the room of those who write.
+    pub fn learns(&self, dir: Ino) -> Option<bool> {
+        let Some(t) = self.table.try_lock() else { return Some(false) };
+        match t.dirs.get(&dir) {
+            Some(d) if d.tracked => Some(t.key(dir) == Some(&ColocationKey::Learned)),
+            _ if t.is_half_full() => Some(false),
+            _ => None,
+        }
+    }
+
     /// What a small file is placed with: its directory, or what a key or its own attribute says; and its place there, if it has
     /// one.
-    pub fn unit(&self, cache: &Cache, file: &Inode) -> (Ino, u64) {
-        let mark = if file.has_xattrs() { colocation::mark_of(cache, file).unwrap_or(None) } else { None };
+    pub fn unit(&self, file: &Inode) -> (Ino, u64) {
+        let mark = colocation::mark_of(file).unwrap_or(None);
         let mut t = self.table.lock();
         if mark.is_none() && !t.has_keys {
             return (file.parent, 0);
@@ -94,8 +106,7 @@ impl Placement {
         match colocation::unit_of(&key, mark.as_ref(), file, now, None) {
             Some((unit, order)) if self.grouping => {
                 // Few files share the groups of their directory.
-                t.dirs.entry(unit).or_default().parent = file.parent;
-                t.dirs.entry(file.parent).or_default().decayed = true;
+                t.unit(unit).parent = file.parent;
                 (unit, if let Order::Place(at) = order { at } else { 0 })
             }
             _ => (file.parent, 0),

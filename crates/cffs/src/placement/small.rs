@@ -8,6 +8,7 @@ use super::batch::BatchCursor;
 use super::policy::{EMPTY_DIVISOR, Placement};
 use super::table::Table;
 use crate::cache::{BufRef, Cache};
+use crate::colocation;
 use crate::error::Result;
 use crate::format::{BlockAddr, Ino, Run};
 
@@ -79,6 +80,11 @@ impl Placement {
         let bytes = frags << self.geo.frag_shift;
         let d = t.dirs.entry(dir).or_default();
         d.decayed = true;
+        if !colocation::is_directory(dir) {
+            let above = d.parent;
+            t.dirs.entry(above).or_default().decayed = true;
+        }
+        let d = t.dirs.entry(dir).or_default();
         d.data_bytes += bytes;
         d.batch_bytes = d.batch_bytes.saturating_sub(bytes);
         let to_follow = self.geo.frags_for(d.batch_bytes);

@@ -150,6 +150,22 @@ impl Table {
         self.ancestors(dir).find(|(ino, d)| ends(*ino, d)).map_or(ROOT_INO, |(ino, _)| ino)
     }
 
+    /// What is kept of a unit that is no directory.
+    pub fn unit(&mut self, unit: Ino) -> &mut DirPlacement {
+        if self.dirs.len() >= TRACKED_DIRS_MAX && !self.dirs.contains_key(&unit) {
+            // Their files are found through their directories, so nothing is lost but open groups.
+            let dropped = self.decayed_dropped;
+            self.retain(|unit, _| colocation::is_directory(unit));
+            self.decayed_dropped = dropped;
+        }
+        self.dirs.entry(unit).or_default()
+    }
+
+    /// Whether half of the directories that can be tracked are.
+    pub fn is_half_full(&self) -> bool {
+        self.dirs.len() >= TRACKED_DIRS_MAX / 2
+    }
+
     /// The key that holds in a directory.
     pub fn key(&self, dir: Ino) -> Option<&ColocationKey> {
         let mut above = self.ancestors(dir).filter(|_| self.has_keys);

@@ -110,6 +110,16 @@ impl Evacuation<'_> {
         self.finish_batch(frags, self.g.frag_of_block(blocks))
     }
 
+    /// Blocks inside that an inode has besides its data.
+    fn blocks_of(&self, ino: Ino) -> Result<Vec<MetaBlock>> {
+        let mut found = Vec::new();
+        match meta::of_inode(&self.cx, ino, &mut |block, at| found.extend(self.is_inside(at).then_some(block))) {
+            // Gone, or damaged: what it has stays where it is.
+            Ok(()) | Err(Error::Stale | Error::Corrupt(_) | Error::Io(_)) => Ok(found),
+            Err(e) => Err(e),
+        }
+    }
+
     fn move_meta(&mut self, blocks: Vec<MetaBlock>) -> Result<()> {
         for block in blocks {
             let frags = self.g.frags_per_block();
@@ -187,16 +197,13 @@ impl Visitor for Evacuation<'_> {
     }
 
     fn inode(&mut self, ino: Ino) -> Result<()> {
+        self.control.check()?;
+        if self.blocks_of(ino)?.is_empty() {
+            return Ok(());
+        }
         // What leads to the blocks may change when the data moves.
         self.move_data()?;
-        let mut found = Vec::new();
-        let parts = self.parts;
-        let g = self.g;
-        let inside = |at: &[BlockAddr]| at.iter().any(|b| parts.iter().any(|part| part.contains(&g.frag_of_block(*b))));
-        match meta::of_inode(&self.cx, ino, &mut |block, at| found.extend(inside(at).then_some(block))) {
-            // Gone, or damaged: what it has stays where it is.
-            Ok(()) | Err(Error::Stale | Error::Corrupt(_) | Error::Io(_)) => self.move_meta(found),
-            Err(e) => Err(e),
-        }
+        let found = self.blocks_of(ino)?;
+        self.move_meta(found)
     }
 }

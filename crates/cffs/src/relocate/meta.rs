@@ -4,7 +4,9 @@ use super::MoveCtx;
 use crate::error::{Error, Result};
 use crate::format::geometry::INODE_SLOT_SIZE;
 use crate::format::inode::{INLINE_MAX, INODE_CORE_SIZE};
-use crate::format::{BlockAddr, BlockId, BlockKind, EXTERNAL_INO, FragAddr, Ino, Inode, LOCATOR_INO, META_HEADER_SIZE};
+use crate::format::{
+    BlockAddr, BlockId, BlockKind, Corrupt, EXTERNAL_INO, FragAddr, Ino, Inode, LOCATOR_INO, META_HEADER_SIZE,
+};
 use crate::inode::InodeLocation;
 use crate::inode::table::SlotTable;
 use crate::node::{self, Locked, Node};
@@ -122,10 +124,15 @@ fn relocate_node(
     let txn = cx.file.journal.begin(bytes)?;
     txn.draw_on(reservation);
     let mut st = node.state.write();
-    if st.freed || !extent::relocate_node(&txn, cx.file.space, &mut st.inode, key, from, to)? {
+    if st.freed {
         return Ok(false);
     }
+    // A damaged bitmap is found only when the old place is freed.
     txn.begin_critical();
+    if !extent::relocate_node(&txn, cx.file.space, &mut st.inode, key, from, to)? {
+        txn.end_critical();
+        return Ok(false);
+    }
     node::store(&txn, &mut st)?;
     txn.end_critical();
     Ok(true)
@@ -146,11 +153,11 @@ fn relocate_attributes(
     reservation.reserve_blocks(blocks as u64, false)?;
     let mut runs = Vec::with_capacity(blocks);
     for _ in 0..blocks {
-        match space.alloc_meta_gap(reservation, avoid)? {
-            Some(run) => runs.push(run),
-            None => {
+        match space.alloc_meta_gap(reservation, avoid) {
+            Ok(Some(run)) => runs.push(run),
+            outcome => {
                 runs.into_iter().for_each(|run| space.cancel_meta(reservation, run));
-                return Ok(0);
+                return outcome.map(|_| 0);
             }
         }
     }
@@ -165,6 +172,9 @@ fn relocate_attributes(
     let chain = xattr::read_chain(cache, &st.inode)?;
     if blocks == 0 || chain.blocks.len() != blocks || first(&chain) != first(&before) {
         return Ok(0);
+    }
+    if xattr::blocks_for(&g, &chain.list) != blocks {
+        return Err(Corrupt(format!("inode {ino}: its attributes take fewer blocks than they have")).into());
     }
     txn.begin_critical();
     xattr::relocate_chain(&txn, space, &mut st.inode, &chain, fresh)?;
@@ -234,10 +244,12 @@ fn relocate_in_table(
     if table.inode().ino == EXTERNAL_INO && !is_as_read(cx, &mut locked, lblock, from, inodes)? {
         return Ok(false);
     }
+    // A damaged bitmap is found only when the old place is freed.
+    txn.begin_critical();
     if !table.relocate_block(&txn, space, lblock, from, to)? {
+        txn.end_critical();
         return Ok(false);
     }
-    txn.begin_critical();
     for (offset, node) in inodes {
         let location = InodeLocation::External { block: to, offset: *offset };
         locked.get(node.ino)?.location = location;
@@ -284,11 +296,11 @@ fn relocate_table_node(
     let bytes = extent::log_bytes_for_relocate_node(cx.file.cache.geometry(), cx.file.space) + INODE_BYTES;
     let txn = cx.file.journal.begin(bytes)?;
     txn.draw_on(reservation);
+    txn.begin_critical();
     let moved = table.relocate_node(&txn, cx.file.space, key, from, to)?;
     if moved {
-        txn.begin_critical();
         table.store_inode(&txn)?;
-        txn.end_critical();
     }
+    txn.end_critical();
     Ok(moved)
 }

@@ -406,7 +406,10 @@ impl<'a> Planner<'a> {
         loop {
             self.sequences[Kind::Data as usize].came_from = [None; 2];
             for ino in self.keyed.take() {
-                if let Some(f) = skip_lost(walk::file(&cx, None, ino))?.flatten() {
+                // It may have grown since the walk.
+                if let Some(f) = skip_lost(walk::file(&cx, None, ino))?.flatten()
+                    && f.inode.size <= self.cx.file.placement.small_max()
+                {
                     self.push(Kind::Data, Item::file(ino, &f.extents))?;
                 }
             }

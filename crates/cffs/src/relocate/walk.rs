@@ -266,7 +266,7 @@ pub(super) fn file(cx: &MoveCtx<'_>, dir: Option<Ino>, ino: Ino) -> Result<Optio
     if extents.is_empty() {
         return Ok(None);
     }
-    let mark = colocation::mark_of(cx.file.cache, &st.inode)?;
+    let mark = colocation::mark_of(&st.inode)?;
     Ok(Some(Found { inode: st.inode.clone(), mark, extents }))
 }
 

@@ -56,17 +56,20 @@ impl Space {
     fn take_out(&self, held: &mut Aside, part: &Range<FragAddr>) -> Result<()> {
         let first = self.g.ag_of(self.g.block_of_frag(part.start));
         let last = self.g.ag_of(self.g.block_of_frag(part.end.saturating_sub(1)));
-        for ag in first..=last.min(self.usable() - 1) {
+        // Allocation groups that were never used stay so: nobody allocates there while others have space.
+        let used = self.counters().ags;
+        for ag in (first..=last).take_while(|ag| *ag < used) {
             let group = self.alloc_group(ag);
             let clip = group.clip(part);
             let taken = self.with_free_set(&group, |set| {
                 let mut at = clip.start;
                 while let Some((start, end)) = set.next_extent(at).filter(|(start, _)| *start < clip.end) {
                     let len = end.min(clip.end) - start;
-                    held.blocks += u64::from(set.blocks_lost(start, len));
+                    let blocks = set.blocks_lost(start, len);
                     if !set.take(start, len) {
                         break;
                     }
+                    held.blocks += u64::from(blocks);
                     held.runs.push(self.run_at(ag, start, len));
                     at = start + len;
                 }
