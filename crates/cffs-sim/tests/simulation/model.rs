@@ -193,3 +193,12 @@ fn storing_what_was_learned_changes_no_time() {
     let setup = Setup { device: 48 << 20, no_embed: true, quota: true, data_sums: true, ..Setup::default() };
     run(setup, &parse(text).unwrap()).unwrap();
 }
+
+/// A part of the device that is to be emptied may lie in an allocation group that was never used (seed 990000078).
+#[test]
+fn free_space_may_lie_where_nothing_was_ever_written() {
+    let text = "mkdir /e 755 0\nmkdir /e/h 700 0\ngrow 93\nregroup / free-space";
+    let sizes = (65536, 8192, 262_144);
+    let setup = Setup { device: 512 << 20, made: Some(160 << 20), sizes, no_group: true, ..Setup::default() };
+    run(setup, &parse(text).unwrap()).unwrap();
+}

@@ -99,7 +99,12 @@ fn used_in(cx: &MoveCtx<'_>, parts: &[Range<FragAddr>]) -> Result<u64> {
     let mut used = 0;
     for part in parts {
         for group in groups(&g, &(g.block_of_frag(part.start)..g.block_of_frag(part.end))) {
-            used += g.group_frags() - cx.file.space.free_in_group(group)?;
+            used += match cx.file.space.free_in_group(group) {
+                Ok(free) => g.group_frags() - free,
+                // Never used, or damaged: nothing is moved out of it.
+                Err(Error::Corrupt(_)) => 0,
+                Err(e) => return Err(e),
+            };
         }
     }
     Ok(used)
