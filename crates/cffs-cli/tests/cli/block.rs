@@ -30,6 +30,12 @@ fn loop_devices_of(image: &str) -> Vec<PathBuf> {
     all.filter(shows).collect()
 }
 
+/// Waits until no loop device shows a file. A mount namespace that another process has made meanwhile has our mount as well,
+/// and keeps its device until it ends.
+fn until_free(image: &str) {
+    wait_until("the loop device is free", || loop_devices_of(image).is_empty());
+}
+
 pub fn pid_of(dir: &str) -> Pid {
     let info = json(&ok(&["info", "--json", dir]));
     Pid::from_raw(info["mount"]["pid"].as_i64().unwrap() as i32).unwrap()
@@ -92,7 +98,7 @@ fn an_image_in_a_file_gets_a_loop_device_that_goes_with_the_mount() {
         }
         assert_eq!(fs::read(path.join("file")).unwrap(), b"contents");
         umount(&name);
-        assert!(loop_devices_of(&image).is_empty());
+        until_free(&image);
     }
     ok(&["fsck", "-n", &image]);
 }
@@ -160,7 +166,7 @@ fn the_kernel_keeps_others_from_a_mounted_device() {
     fails(&["fsck", "-n", dev], 8, &[dev, "in use", &name]);
     fs::write(path.join("file"), "contents").unwrap();
     umount(&name);
-    assert!(can_be_claimed(dev));
+    wait_until("free", || can_be_claimed(dev));
     assert_eq!(ok(&["cat", &format!("{dev}:/file")]), "contents");
     // What somebody else has claimed is not mounted, and not written to.
     let before = contents(&image);
@@ -212,7 +218,7 @@ impl InUse {
         assert!(self.open.write_all(b"too late").is_err());
         wait_until("unmounted", || !crate::mounting::is_mounted(&self.path));
         drop(self.open);
-        wait_until("the loop device is free", || loop_devices_of(&self.image).is_empty());
+        until_free(&self.image);
         let recovered = run(&["fsck", "-p", &self.image]);
         assert!(matches!(recovered.status.code(), Some(0 | 1)), "{}", stderr(&recovered));
         ok(&["fsck", "-n", &self.image]);
@@ -276,7 +282,7 @@ fn umount_of_a_dead_mount_returns() {
     umount(second.to_str().unwrap());
     let out = Command::new("timeout").args(["30", "umount", "-i", &name]).output().unwrap();
     assert!(out.status.success(), "{}", stderr(&out));
-    assert!(loop_devices_of(&image).is_empty());
+    until_free(&image);
     assert_eq!(ok(&["cat", &format!("{image}:/file")]), "contents");
 }
 
@@ -304,25 +310,38 @@ fn umount_with_much_to_write_ends() {
     assert!(out.stdout == piece);
 }
 
+/// In a mount namespace of its own: other tests make namespaces too, and one that is made from ours while this mount is
+/// there has it as well, so that umount(2) would end the one mount but not the other.
 #[test]
 fn umount_returns_when_everything_is_on_the_image() {
     if !block_mounts_work() {
         return;
     }
     let dir = temp_dir();
-    let image = make_image(dir.path(), &[]);
-    let copy = dir.path().join("copy").to_str().unwrap().to_owned();
-    let (path, name) = mount_point(dir.path());
-    let _mounted = Mounted(path.clone());
-    for round in 0..50 {
-        ok(&["mount", &image, &name]);
-        for i in 0..60 {
-            fs::write(path.join(format!("f{i}")), format!("{round} {i}").repeat(1000)).unwrap();
-        }
-        // By the system call: umount(8) may call our own helper, which waits.
-        when_not_busy(|| Ok(rustix::mount::unmount(&path, rustix::mount::UnmountFlags::empty())?)).unwrap();
-        fs::copy(&image, &copy).unwrap();
-        assert_eq!(json(&ok(&["info", "--quick", "--json", &copy]))["state"], "clean", "round {round}");
-        ok(&["fsck", "-n", &copy]);
-    }
+    make_image(dir.path(), &[]);
+    fs::create_dir(dir.path().join("mnt")).unwrap();
+    // -i: by the system call alone. Without it umount(8) calls our own helper, which waits.
+    let script = r#"
+        set -e
+        trap 'umount -l mnt 2>/dev/null || true' EXIT
+        for round in $(seq 50); do
+            $CFFS mount image mnt
+            yes "round $round" | head -c 300000 | split -b 5000 - mnt/f
+            umount -i mnt
+            cp image copy
+            echo "$round $($CFFS info --quick copy | grep state)"
+            $CFFS fsck -n copy >/dev/null
+        done
+    "#;
+    let out = Command::new("timeout")
+        .args(["300", "unshare", "-m", "sh", "-c", script])
+        .env("CFFS", CFFS)
+        .env_remove("CFFS_LOG")
+        .current_dir(dir.path())
+        .output()
+        .unwrap();
+    let text = stdout(&out);
+    assert!(out.status.success(), "{text}{}", stderr(&out));
+    assert_eq!(text.lines().count(), 50, "{text}");
+    assert!(text.lines().all(|l| l.ends_with(" clean")), "{text}");
 }
