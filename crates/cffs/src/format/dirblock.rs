@@ -147,15 +147,23 @@ pub fn entry_at(block: &[u8], offset: usize) -> Option<Entry<'_>> {
 pub fn entries(block: &[u8]) -> impl Iterator<Item = Entry<'_>> {
     let mut offset = META_HEADER_SIZE;
     std::iter::from_fn(move || {
-        let left = block.len().checked_sub(offset).filter(|left| *left >= ENTRY_HEADER)?;
-        let (len, name_len) = (get_u16(block, offset) as usize, block[offset + 3] as usize);
-        if !(ENTRY_HEADER + name_len..=left).contains(&len) {
-            return None;
-        }
-        let e = header(block, offset);
+        let e = entry_within(block, offset)?;
         offset += e.len;
         Some(e)
     })
+}
+
+/// What stands at an offset, if it can be an entry: it lies within the block, and its name within it.
+fn entry_within(block: &[u8], offset: usize) -> Option<Entry<'_>> {
+    let left = block.len().checked_sub(offset).filter(|left| *left >= ENTRY_HEADER)?;
+    let (len, name_len) = (get_u16(block, offset) as usize, block[offset + 3] as usize);
+    (ENTRY_HEADER + align8(name_len)..=left).contains(&len).then(|| header(block, offset))
+}
+
+/// The entry with the inode of `ino` that stood at `offset` when somebody looked last, if it still does: a device that has
+/// lost a write may have brought an older block back.
+pub fn entry_of_inode(block: &[u8], offset: usize, ino: Ino) -> Option<Entry<'_>> {
+    entry_within(block, offset).filter(|e| e.ino == ino && matches!(e.kind, EntryKind::Embedded | EntryKind::Orphan))
 }
 
 /// The entry that is known to start at `offset` of a validated block (a place remembered by its finder).

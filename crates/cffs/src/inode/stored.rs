@@ -43,11 +43,20 @@ pub fn load_at(cache: &Cache, ino: Ino, location: Location) -> Result<(Inode, In
 }
 
 /// Writes an inode to where it stands. That of an `orphan` keeps its hint field.
+///
+/// # Errors
+/// Another inode stands there, or none: the device has lost a write, and an older block came back. Nothing is written.
 pub fn store(txn: &Txn<'_>, location: InodeLocation, inode: &Inode, orphan: bool) -> Result<()> {
+    let gone = || Error::Corrupt(Corrupt(format!("inode {}: it no longer stands where it was read", inode.ino)));
     match location {
         InodeLocation::System => table::store_system_inode(txn, inode),
-        InodeLocation::Embedded { block, inode: at, .. } => {
+        InodeLocation::Embedded { block, entry, inode: at } => {
             let buf = txn.cache().read_meta_any_owner(BlockKind::Dir, block)?;
+            let fits = dirblock::entry_of_inode(&buf.read(), entry, inode.ino)
+                .is_some_and(|e| e.inode_offset() == at && e.inode_room() >= inode.encoded_len());
+            if !fits {
+                return Err(gone());
+            }
             write_inode(txn, &buf, at, inode, orphan);
             Ok(())
         }
