@@ -552,6 +552,21 @@ mod tests {
     }
 
     #[test]
+    fn the_entry_of_an_inode_is_found_only_where_it_stands() {
+        let mut b = empty();
+        let older = b.clone();
+        let link = add(&mut b, b"link", 76, false).unwrap();
+        let at = add(&mut b, b"name", 77, true).unwrap();
+        assert_eq!(entry_of_inode(&b, at, 77).map(|e| (e.offset, e.name)), Some((at, &b"name"[..])));
+        assert!(entry_of_inode(&b, at, 78).is_none(), "another inode's");
+        assert!(entry_of_inode(&b, link, 76).is_none(), "a name whose inode is elsewhere");
+        assert!(entry_of_inode(&b, b.len(), 77).is_none() && entry_of_inode(&b, b.len() + 8, 77).is_none());
+        assert!(entry_of_inode(&older, at, 77).is_none(), "an older block came back");
+        make_orphan(&mut Plain(&mut b), at);
+        assert!(entry_of_inode(&b, at, 77).is_some());
+    }
+
+    #[test]
     fn entries_of_a_block_that_was_overwritten_in_the_middle_end_there() {
         let mut block = vec![0; 512];
         format_empty(&mut Plain(&mut block), 0);
