@@ -53,13 +53,10 @@ impl Credit {
         self.wait = bytes;
     }
 
-    /// A step has moved so many bytes, and copied so many in vain. `complete`: the directories are done.
-    pub(super) fn charge(&mut self, moved: u64, in_vain: u64, complete: bool) {
+    /// A step has moved so many bytes, and copied so many in vain.
+    pub(super) fn charge(&mut self, moved: u64, in_vain: u64) {
         self.bytes = self.bytes.saturating_sub(moved.saturating_add(in_vain));
         (self.runs, self.moved) = (self.runs + 1, self.moved + moved);
-        if complete {
-            self.dirs.clear();
-        }
     }
 }
 
@@ -73,10 +70,10 @@ mod tests {
         assert!(!credit.is_due());
         credit.earn(vec![7, 9], 1000, 10_000);
         assert_eq!((credit.bytes, credit.dirs.len()), (1500, 2));
-        credit.charge(300, 100, false);
-        assert_eq!((credit.bytes, credit.moved, credit.runs, credit.dirs.len()), (1100, 300, 1, 2));
-        credit.charge(5000, 0, true);
-        assert_eq!((credit.bytes, credit.dirs.len()), (0, 0));
+        credit.charge(300, 100);
+        assert_eq!((credit.bytes, credit.moved, credit.runs), (1100, 300, 1));
+        credit.charge(5000, 0);
+        assert_eq!(credit.bytes, 0);
         credit.earn(vec![7], u64::MAX, 10_000);
         assert_eq!(credit.bytes, 40_000);
         credit.earn((100..100 + DIRS_MAX as u64).collect(), 0, 5000);

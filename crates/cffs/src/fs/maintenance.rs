@@ -4,8 +4,10 @@
 //! device never writes much more for maintenance than for programs, and a file system that nobody writes to is left alone.
 //! Only directories that got something new are looked at, which placement remembers.
 //!
-//! Maintenance waits until the credit suffices for everything that there is to do. To move a part of it was measured: with areas
-//! that are emptied into gaps for it, more requests are left than there were, and without them most are left.
+//! A step brings strays back first: files that were written anew go to where their neighbours are, which left a gap there. That
+//! costs about a byte for each byte written. What is left comes together when half of the requests can be saved, and
+//! the credit suffices for all of it. To move a part of it was measured: with areas that are emptied into gaps for
+//! it, more requests are left than there were, and without them most are left.
 
 use super::credit::Credit;
 use super::regroup::{Regroup, RegroupStatus, Running};
@@ -22,8 +24,8 @@ use std::sync::atomic::Ordering;
 /// for.
 const STEP_GROUPS: u64 = 32;
 const STEP_DIVISOR: u64 = 64;
-/// At least one in so many parts of the requests must be saved.
-const GAIN_DIVISOR: u64 = 4;
+/// All that is not a stray is moved if that saves at least one in so many parts of the requests.
+const GAIN_DIVISOR: u64 = 2;
 /// With more directories to look at, all that is below their common ancestor is looked at, in one order.
 const ROOTS_MAX: usize = 8;
 
@@ -43,10 +45,10 @@ impl Fs {
         self.used.swap(false, Ordering::Relaxed)
     }
 
-    /// A step of maintenance: a regroup of the directories that were written to since the last one. While somebody uses the
-    /// file system it works a tenth of the time. `regroup` stops it, and so does `may`, which is asked every second. `None` if there is
-    /// too little to gain, or too little credit: 1.5 bytes for each byte that was allocated. Without [`MetadataMode::Journal`] there
-    /// is none.
+    /// A step of maintenance in the directories that were written to since all of them were in order: strays come back, and if that leaves
+    /// much to be gained, everything there is regrouped. While somebody uses the
+    /// file system it works a tenth of the time. `regroup` stops it, and so does `may`, which is asked every second. `None` if nothing
+    /// was moved. At most 1.5 bytes are moved for each byte that was allocated. Without [`MetadataMode::Journal`] nothing is.
     ///
     /// # Errors
     /// After [`Fs::shutdown`], and those of looking at directories. Whatever happens later is the outcome in the status.
@@ -57,38 +59,45 @@ impl Fs {
         }
         let step = (STEP_GROUPS * self.geo.group_size() as u64).max(self.used_bytes() / STEP_DIVISOR);
         let (dirs, credit) = {
-            let c = self.earn();
+            let mut c = self.earn();
             let credit = if usage == Usage::Idle { c.bytes } else { c.bytes / 2 };
             if !c.is_due() || credit < step {
                 return Ok(None);
             }
-            (c.dirs.clone(), credit)
+            (std::mem::take(&mut c.dirs), credit)
         };
-        let roots = self.roots_of(dirs);
+        let roots = self.roots_of(&dirs);
         let running = Running::new(self, regroup, None).yielding(may);
         let learned = self.learned_chains();
         let cx = self.move_cx(&learned);
-        // What fails is not tried again either before there is more to do.
-        let (mut begun, mut wait) = (false, step);
+        // Whether nothing is left to do in these directories afterwards.
+        let mut complete = false;
         let is_worth_it = |o: &Outlook| {
-            wait = o.bytes.saturating_sub(credit).max(step);
-            begun = o.saved > 0 && o.saved >= o.cost / GAIN_DIVISOR && o.bytes <= credit;
-            begun
+            let worth_it = o.saved > 0 && o.saved >= o.cost / GAIN_DIVISOR && o.moved + o.bytes <= credit;
+            complete = worth_it || o.saved == 0;
+            worth_it
         };
-        let outcome = relocate::run_if(&cx, &roots, credit, is_worth_it, &running);
-        let outcome = outcome
-            .and_then(|()| if begun { self.store_learned().and_then(|()| self.journal.commit()) } else { Ok(()) });
-        let mut c = self.credit.lock();
-        if !(begun && outcome.is_ok() || running.stopped()) {
-            c.wait_for(wait);
+        let mut outcome = relocate::run_by_need(&cx, &roots, credit, is_worth_it, &running);
+        let status = regroup.status();
+        let has_moved = status.bytes_moved > 0;
+        if outcome.is_ok() && has_moved {
+            outcome = self.store_learned().and_then(|()| self.journal.commit());
         }
-        if !begun {
+        let mut c = self.credit.lock();
+        if !running.stopped() {
+            // What fails is not tried again either before there is more to do.
+            c.wait_for(step);
+        }
+        if !complete || outcome.is_err() {
+            // Others may have been noted meanwhile.
+            c.earn(dirs.into_iter().collect(), 0, self.used_bytes());
+        }
+        if !has_moved {
             return if running.stopped() { Ok(None) } else { outcome.map(|()| None) };
         }
         running.end(&outcome);
-        let status = regroup.status();
-        c.charge(status.bytes_moved, status.bytes_kept, outcome.is_ok());
-        Ok(Some(status))
+        c.charge(status.bytes_moved, status.bytes_kept);
+        Ok(Some(regroup.status()))
     }
 
     /// The credit, with what was allocated since the last call.
@@ -115,9 +124,9 @@ impl Fs {
 
     /// Where to begin: at each of a few directories, or at the common ancestor of many or of those that lie below each other. Those that
     /// were removed need nothing.
-    fn roots_of(&self, dirs: BTreeSet<Ino>) -> Vec<Ino> {
+    fn roots_of(&self, dirs: &BTreeSet<Ino>) -> Vec<Ino> {
         let exists = |dir: &Ino| self.inodes.get(&self.cache, *dir).is_ok_and(|n| n.state.read().dir.is_some());
-        let dirs: Vec<Ino> = dirs.into_iter().filter(exists).collect();
+        let dirs: Vec<Ino> = dirs.iter().copied().filter(exists).collect();
         if dirs.len() < 2 {
             return dirs;
         }

@@ -34,7 +34,7 @@ pub use control::{Control, FreeRuns, Progress};
 pub use cost::PARTS as COST_PARTS;
 pub use free_space::run as bring_free_space_together;
 pub use large::run as bring_large_files_together;
-pub use plan::{Limits, Outlook, run, run_if};
+pub use plan::{Limits, Outlook, run, run_by_need};
 pub use walk::DEPTH_MAX;
 
 use crate::dir::DirCtx;

@@ -54,11 +54,11 @@ pub fn run(cx: &MoveCtx<'_>, roots: &[Ino], limits: Limits, control: &dyn Contro
     planner.work(roots, prices)
 }
 
-/// As [`run`] with a budget, if `is_worth_it` says so of what there is to be done.
+/// Brings strays back to the files that they belong to, and what is left together, if `is_worth_it` says so of it.
 ///
 /// # Errors
 /// As for [`run`].
-pub fn run_if(
+pub fn run_by_need(
     cx: &MoveCtx<'_>,
     roots: &[Ino],
     budget: u64,
@@ -67,14 +67,24 @@ pub fn run_if(
 ) -> Result<()> {
     let limits = Limits { budget, dry_run: false, always: false };
     let mut planner = Planner::new(cx, limits, control);
+    (planner.only_strays, planner.lenient) = (true, true);
     let survey = planner.survey(roots)?;
-    let outlook = Outlook { bytes: survey.bytes_to_move(), saved: survey.saved, cost: planner.total_cost() };
+    (planner.only_strays, planner.lenient) = (false, false);
+    planner.report();
+    let outlook = Outlook {
+        moved: planner.progress.bytes_moved,
+        bytes: survey.total(),
+        saved: survey.saved,
+        cost: planner.total_cost(),
+    };
     if is_worth_it(&outlook) { planner.work(roots, Vec::new()) } else { Ok(()) }
 }
 
 /// What a regroup would have to move, and what that would save at best.
 #[derive(Clone, Copy, Debug)]
 pub struct Outlook {
+    /// Bytes that strays have moved already.
+    pub moved: u64,
     /// Bytes to be moved.
     pub bytes: u64,
     /// What reading everything would save, in parts of a request.
@@ -184,6 +194,8 @@ struct Planner<'a> {
     keyed: KeyedFiles,
     /// The walk under way is for these alone.
     only_keyed: bool,
+    /// Nothing but strays is moved in the pass under way.
+    only_strays: bool,
 }
 
 /// Which of the sequences.
@@ -267,6 +279,7 @@ impl<'a> Planner<'a> {
             survey: None,
             keyed: KeyedFiles::default(),
             only_keyed: false,
+            only_strays: false,
         }
     }
 
@@ -325,6 +338,10 @@ impl<'a> Planner<'a> {
         let (mut best, mut in_vain) = (self.total_cost(), 0);
         while self.waiting > 0 && self.left() > 0 && self.waiting_saves * EMPTY_DIVISOR >= self.total_cost() {
             let Some(area) = area::choose_area(&cx, self.waiting)? else { break };
+            // What is in it goes out, and as much comes in: a half of that would cost requests.
+            if self.left() < 2 * self.g.frag_of_block(area.end - area.start) {
+                break;
+            }
             let moved = area::empty(&cx, area.clone(), self.left(), self.control)?;
             self.progress.bytes_moved += moved << self.g.frag_shift;
             self.start = Some(area.start);
@@ -478,19 +495,25 @@ impl<'a> Planner<'a> {
         if !bounds.saves_enough(least) {
             return Ok(None);
         }
+        let mut brought_back = None;
         if kind == Kind::Data
             && !bounds.always
-            && self.survey.is_none()
+            && (self.survey.is_none() || self.only_strays)
             && let Some(main) = MainGroups::of(&g, stretch)
-            && let Some(reader) = self.bring_back(stretch, &main, bounds, from)?
         {
-            return Ok(Some(reader));
+            brought_back = self.bring_back(stretch, &main, bounds, from)?;
         }
+        let stays = brought_back.as_ref().map_or(stays, Reader::cost);
         let bytes = stretch.frags << g.frag_shift;
         let saved = stays.saturating_sub(least);
         if let Some(survey) = &mut self.survey {
-            survey.note(bytes, saved);
-            return Ok(None);
+            if (Bounds { stays, ..bounds }).saves_enough(least) {
+                survey.note(bytes, saved);
+            }
+            return Ok(brought_back);
+        }
+        if brought_back.is_some() {
+            return Ok(brought_back);
         }
         if stretch.frags > self.left() || !bounds.always && price(bytes, saved) > self.price {
             return Ok(None);
