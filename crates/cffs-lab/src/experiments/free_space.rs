@@ -9,8 +9,9 @@ use super::outcome::{Claim, Outcome, asked, shown, went};
 use super::scattered::{Contents, Scattered, free_space};
 use crate::layout::{Layout, Piece};
 
-/// Disks, with their MiB. On one with an arm, a file is large beyond some hundred MiB, as in `large-files`.
-const DISKS: [(&str, u64); 2] = [("hdd-2026", 6144), ("volume-1ms", 1024)];
+/// Disks, with their MiB. What does not depend on the size (the bitmaps, the log, the commit of fsync) is 50 to 90 ms on `hdd-2026`
+/// and 26 to 37 on `volume-1ms`, as long as 8 to 13 and 3 to 5 MiB of the file: that must be less than 3% of it.
+const DISKS: [(&str, u64); 2] = [("hdd-2026", 6144), ("volume-1ms", 2048)];
 /// How full the disk is.
 const LEVEL: f64 = 0.85;
 /// The longest free run has fewer bytes before free space is brought together.
@@ -57,16 +58,13 @@ struct Large {
     durable: Counters,
     /// Until the file system is unmounted.
     unmounted: Counters,
-    /// Seconds that the disk takes for the same bytes in the same requests, one after the other.
-    alone: f64,
-    /// The same with all of them in its queue.
-    queued: f64,
+    raw: Raw,
 }
 
 impl Large {
     /// Share of the disk's bandwidth in %.
     fn share(&self) -> f64 {
-        self.alone / self.durable.seconds() * 100.0
+        self.raw.best() / self.durable.seconds() * 100.0
     }
 
     fn row(&self) -> Vec<f64> {
@@ -75,8 +73,8 @@ impl Large {
             self.extents as f64,
             self.bytes as f64 / self.durable.seconds() / 1e6,
             self.share(),
-            self.queued / self.durable.seconds() * 100.0,
-            self.alone / self.unmounted.seconds() * 100.0,
+            self.raw.best() / self.unmounted.seconds() * 100.0,
+            self.raw.in_turn / self.durable.seconds() * 100.0,
         ]
     }
 
@@ -84,11 +82,11 @@ impl Large {
         let lens: Vec<String> =
             self.pieces.iter().take(TOLD).map(|p| shown(p.len as f64 / f64::from(1 << 20))).collect();
         format!(
-            "{} MB in {}, {} flushes; {} ms more than the bytes alone take. {}. The file lies in {} pieces, the first ones of {} MiB.",
+            "{} MB in {}, {} flushes; {} ms more than the disk takes at its best. {}. The file lies in {} pieces, the first ones of {} MiB.",
             shown((self.durable.read_bytes + self.durable.written_bytes) as f64 / 1e6),
             asked(&self.durable),
             self.durable.flushes,
-            shown((self.durable.seconds() - self.alone) * 1e3),
+            shown((self.durable.seconds() - self.raw.best()) * 1e3),
             went(&self.durable),
             self.pieces.len(),
             lens.join(", ")
@@ -118,8 +116,8 @@ fn large(harness: &mut Harness, profile: &str, contents: &Contents, how: How) ->
     harness.phase(|fs| compare(fs, name, bytes, contents))?;
     harness.phase(|fs| Ok(fs.unlink(ROOT_INO, name.as_bytes())?))?;
     let at = pieces.first().map_or(0, |p| p.start).min(cffs::device::Device::len(&*device) - bytes);
-    let [alone, queued] = raw(profile, at, bytes)?;
-    Ok(Large { extents: extents.len(), pieces, bytes, durable, unmounted, alone, queued })
+    let raw = Raw::of(profile, at, bytes)?;
+    Ok(Large { extents: extents.len(), pieces, bytes, durable, unmounted, raw })
 }
 
 fn write(fs: &Fs, ino: Ino, bytes: u64, contents: &Contents, how: How) -> Result<()> {
@@ -161,16 +159,29 @@ fn joined(extents: &[Piece]) -> Vec<Piece> {
     pieces
 }
 
-/// Seconds that the disk takes to have so many bytes on its medium, in requests of a call's size: one after the other, and issued
-/// together.
-fn raw(profile: &str, at: u64, bytes: u64) -> Result<[f64; 2]> {
-    let disk = || Ok::<Model, anyhow::Error>(profiles::find(profile).context("no such disk")?.model());
-    let requests: Vec<Request> =
-        (0..bytes).step_by(PIECE).map(|from| Request::write(at + from, (bytes - from).min(PIECE as u64))).collect();
-    let (mut in_turn, mut together) = (disk()?, disk()?);
-    let end = requests.iter().fold(0, |now, request| in_turn.serve(now, std::slice::from_ref(request)));
-    let all = together.serve(0, &requests);
-    Ok([in_turn.flush(end), together.flush(all)].map(|ns| ns as f64 / 1e9))
+/// Seconds that the disk itself takes to have the bytes of a file on its medium, in requests of a call's size.
+struct Raw {
+    /// One after the other.
+    in_turn: f64,
+    /// All of them in its queue.
+    queued: f64,
+}
+
+impl Raw {
+    fn of(profile: &str, at: u64, bytes: u64) -> Result<Raw> {
+        let disk = || Ok::<Model, anyhow::Error>(profiles::find(profile).context("no such disk")?.model());
+        let each = |from: u64| Request::write(at + from, (bytes - from).min(PIECE as u64));
+        let requests: Vec<Request> = (0..bytes).step_by(PIECE).map(each).collect();
+        let (mut in_turn, mut queued) = (disk()?, disk()?);
+        let last = requests.iter().fold(0, |now, request| in_turn.serve(now, std::slice::from_ref(request)));
+        let all = queued.serve(0, &requests);
+        let seconds = |ns: u64| ns as f64 / 1e9;
+        Ok(Raw { in_turn: seconds(in_turn.flush(last)), queued: seconds(queued.flush(all)) })
+    }
+
+    fn best(&self) -> f64 {
+        self.in_turn.min(self.queued)
+    }
 }
 
 /// A regroup of free space, and what it asked of the disk.
@@ -193,6 +204,8 @@ impl Brought {
             after.for_tenth as f64,
             mib(self.status.bytes_moved),
             self.status.files_moved as f64,
+            self.cost.requests() as f64,
+            mib(self.cost.read_bytes),
             self.cost.seconds(),
         ]
     }
@@ -294,8 +307,7 @@ pub fn together(scale: u64) -> Result<Outcome> {
         let read = m.read.map(|c| c.seconds());
         aged.push((profile.to_string(), vec![m.files as f64, m.rounds as f64, mib(m.longest), read[0], read[1]]));
     }
-    let columns =
-        ["pieces", "extents", "MB/s", "% of the disk", "% of the disk, queue full", "% of the disk, with the unmount"];
+    let columns = ["pieces", "extents", "MB/s", "% of the disk", "the same, with unmount", "% of calls in turn"];
     outcome.table("A file of a tenth of the disk", "", &columns.map(str::to_string), files);
     let columns = [
         "longest run, MiB",
@@ -304,6 +316,8 @@ pub fn together(scale: u64) -> Result<Outcome> {
         "runs after",
         "moved, MiB",
         "files moved",
+        "requests",
+        "read, MiB",
         "disk time, s",
     ];
     outcome.table("Free space, and what was moved (0 runs: not enough space)", "", &columns.map(str::to_string), runs);
@@ -317,9 +331,9 @@ pub fn together(scale: u64) -> Result<Outcome> {
             LEVEL * 100.0,
             LONGEST >> 20
         ),
-        "The large file is written in calls of 1 MiB, then fsync; what the disk itself takes are the same bytes at the same place in requests \
-         of 1 MiB, one after the other, and a flush. After each file it is read, compared and removed. The aged files are compared before the \
-         free space is brought together, afterwards, and in the end."
+        "The large file is written in calls of 1 MiB, then fsync. The disk itself has the same bytes at the same place in requests of 1 MiB, then a \
+         flush: at its best, which on `volume-1ms` is with all requests in the queue, and with one after the other. Each large file is read, \
+         compared and removed. The aged files are compared before free space is brought together, afterwards, and in the end."
             .into(),
     ];
     Ok(outcome)
@@ -367,11 +381,9 @@ mod tests {
     /// The disk with requests of 1 MiB, four of its own each: one latency for each call, or none but the first.
     #[test]
     fn the_disk_itself_takes_what_its_prices_say() {
-        let [alone, queued] = raw("volume-1ms", 0, 100 << 20).unwrap();
-        let transfer = f64::from(100 << 20) / 125e6;
-        assert!(
-            (alone - transfer - 0.101).abs() < 0.001 && (queued - transfer - 0.002).abs() < 0.001,
-            "{alone} {queued}"
-        );
+        let raw = Raw::of("volume-1ms", 0, 100 << 20).unwrap();
+        let latency = [raw.in_turn, raw.queued].map(|s| s - f64::from(100 << 20) / 125e6);
+        assert!((latency[0] - 0.101).abs() < 0.001 && (latency[1] - 0.002).abs() < 0.001, "{latency:?}");
+        assert_eq!(raw.best(), raw.queued);
     }
 }
