@@ -12,6 +12,8 @@ use crate::layout::{Layout, Piece};
 /// Disks, with their MiB. What does not depend on the size (the bitmaps, the log, the commit of fsync) is 50 to 90 ms on `hdd-2026`
 /// and 26 to 37 on `volume-1ms`, as long as 8 to 13 and 3 to 5 MiB of the file: that must be less than 3% of it.
 const DISKS: [(&str, u64); 2] = [("hdd-2026", 6144), ("volume-1ms", 2048)];
+/// Directories: how many KiB of the disk there are for each. With files of 23 KiB, the large ones have some 700 of them.
+const DIRS: [(&str, u64); 2] = [("small directories", 2 << 10), ("large directories", 20 << 10)];
 /// How full the disk is.
 const LEVEL: f64 = 0.85;
 /// The longest free run has fewer bytes before free space is brought together.
@@ -252,12 +254,12 @@ struct Measured {
     read: [Counters; 2],
 }
 
-fn measure(profile: &'static str, bytes: u64, longest: u64) -> Result<Measured> {
+fn measure(profile: &'static str, bytes: u64, dirs: u64, longest: u64) -> Result<Measured> {
     let mut harness = Harness::new(&Setup { bytes, ..Setup::today(profile) })?;
     let contents = Contents::new();
     let mut aged = None;
     harness.phase(|fs| {
-        aged = Some(Scattered::new(fs, &contents, LEVEL, longest)?);
+        aged = Some(Scattered::new(fs, &contents, dirs, LEVEL, longest)?);
         Ok(())
     })?;
     let aged = aged.context("nothing was aged")?;
@@ -294,8 +296,10 @@ fn measure(profile: &'static str, bytes: u64, longest: u64) -> Result<Measured> 
 pub fn together(scale: u64) -> Result<Outcome> {
     let mut outcome = Outcome::default();
     let (mut files, mut runs, mut aged) = (Vec::new(), Vec::new(), Vec::new());
-    for (profile, size) in DISKS {
-        let m = measure(profile, (size << 20) / scale, LONGEST)?;
+    for ((profile, size), (dirs, each)) in DISKS.into_iter().flat_map(|disk| DIRS.map(|dirs| (disk, dirs))) {
+        let bytes = (size << 20) / scale;
+        let m = measure(profile, bytes, bytes / (each << 10), LONGEST)?;
+        let profile = &format!("{profile}, {dirs}");
         claims(&mut outcome, profile, &m);
         for (state, large) in ["scattered", "brought together"].iter().zip(&m.large) {
             for (how, large) in How::ALL.iter().zip(large) {
@@ -362,7 +366,7 @@ mod tests {
 
     #[test]
     fn a_large_file_lies_together_after_free_space_was_brought_together() {
-        let m = measure("volume-1ms", 96 << 20, 2 << 20).unwrap();
+        let m = measure("volume-1ms", 96 << 20, 48, 2 << 20).unwrap();
         let [[scattered, _], [allocated, plain]] = &m.large;
         assert!(scattered.pieces.len() > 4 && allocated.pieces.len() == 1, "{} pieces", scattered.pieces.len());
         assert!(plain.pieces.len() < scattered.pieces.len() && allocated.share() > scattered.share());

@@ -8,15 +8,15 @@ use super::aging;
 use super::harness::{make_dir, with};
 use crate::random::Random;
 
-/// Directories that the files are in.
-const DIRS: u64 = 100;
 /// One file in so many is of medium size; the others have the distribution of figure 7.
 const MEDIUM_EVERY: u64 = 200;
 /// Bytes of a medium file: from, and fewer than.
 const MEDIUM: [u64; 2] = [512 << 10, 2 << 20];
 /// Files that are made or removed before what was done is written.
 const AT_ONCE: u64 = 50;
-/// Times that it is filled and thinned out, at most.
+/// Times that it is filled and thinned out, at least: then files lie in gaps that others left.
+const ROUNDS_MIN: u64 = 3;
+/// At most.
 const ROUNDS_MAX: u64 = 20;
 
 /// Bytes that tell one file, and one place in it, from another.
@@ -57,6 +57,7 @@ impl File {
 pub struct Scattered {
     files: Vec<File>,
     made: u64,
+    dirs: u64,
     random: Random,
     /// Times that it was filled.
     pub rounds: u64,
@@ -65,22 +66,24 @@ pub struct Scattered {
 }
 
 impl Scattered {
-    /// Fills the file system, and removes files until `level` of the space is in use; again and again, until the longest free run has
-    /// fewer than `longest` bytes.
+    /// Fills the file system with files in so many directories, and removes files until `level` of the space is in use; again and
+    /// again, until the longest free run has fewer than `longest` bytes.
     ///
     /// # Errors
     /// Those of the engine; when free runs stay long.
-    pub fn new(fs: &Fs, contents: &Contents, level: f64, longest: u64) -> Result<Scattered> {
-        let dirs = (0..DIRS).map(|n| make_dir(fs, &dir_name(n))).collect::<Result<Vec<Ino>>>()?;
+    pub fn new(fs: &Fs, contents: &Contents, dirs: u64, level: f64, longest: u64) -> Result<Scattered> {
+        let number = dirs;
+        let dirs = (0..number).map(|n| make_dir(fs, &dir_name(n))).collect::<Result<Vec<Ino>>>()?;
         let random = Random::new(1985);
         let mut all = Scattered {
             files: Vec::new(),
             made: 0,
+            dirs: number,
             random,
             rounds: 0,
             free: FreeRuns { longest: u64::MAX, for_tenth: 0 },
         };
-        while all.free.longest >= longest {
+        while all.rounds < ROUNDS_MIN || all.free.longest >= longest {
             ensure!(
                 all.rounds < ROUNDS_MAX,
                 "filled and thinned out {ROUNDS_MAX} times, and the longest free run still has {} bytes: {longest} are too many",
@@ -101,7 +104,7 @@ impl Scattered {
             0 => (MEDIUM[0] + self.random.below(MEDIUM[1] - MEDIUM[0])) as usize,
             _ => aging::size(&mut self.random),
         };
-        let file = File { dir: self.random.below(DIRS), number: self.made, bytes };
+        let file = File { dir: self.random.below(self.dirs), number: self.made, bytes };
         let (dir, name) = (dirs[file.dir as usize], file.name());
         self.made += 1;
         let ino = match fs.create(Caller::ROOT, dir, name.as_bytes(), 0o644) {
@@ -203,7 +206,7 @@ mod tests {
         let contents = Contents::new();
         harness
             .phase(|fs| {
-                let aged = Scattered::new(fs, &contents, 0.85, 1 << 20)?;
+                let aged = Scattered::new(fs, &contents, 20, 0.85, 1 << 20)?;
                 assert!(aged.free.longest < 1 << 20 && aged.files() > 500 && (0.84..0.86).contains(&used(fs)));
                 aged.compare(fs, &contents)?;
                 let changed = &aged.files[aged.files() / 2];
@@ -217,7 +220,7 @@ mod tests {
             .unwrap();
         // No run has fewer bytes than none.
         let mut never = Harness::new(&Setup { bytes: 16 << 20, ..Setup::today("volume-1ms") }).unwrap();
-        let error = never.phase(|fs| Scattered::new(fs, &contents, 0.85, 0).map(drop)).unwrap_err().to_string();
+        let error = never.phase(|fs| Scattered::new(fs, &contents, 20, 0.85, 0).map(drop)).unwrap_err().to_string();
         assert!(error.contains("longest free run still has"), "{error}");
     }
 }
