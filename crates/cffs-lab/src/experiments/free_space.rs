@@ -465,6 +465,7 @@ fn claims(outcome: &mut Outcome, profile: &str, m: &Measured) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::experiments::harness::create;
 
     #[test]
     fn a_large_file_lies_together_after_free_space_was_brought_together() {
@@ -475,6 +476,19 @@ mod tests {
         let [first, second] = &m.brought;
         assert!(first.status.bytes_moved > 0 && second.status.bytes_moved == 0);
         assert!(first.runs()[1].longest >= allocated.bytes && first.runs()[0].longest < 2 << 20);
+    }
+
+    /// A directory with many files takes blocks ahead, one with few does not.
+    #[test]
+    fn blocks_taken_ahead_are_found() {
+        for (files, ahead) in [(100, false), (2000, true)] {
+            let mut harness = Harness::new(&Setup { bytes: 64 << 20, ..Setup::today("volume-1ms") }).unwrap();
+            let all = |fs: &Fs| (0..files).try_for_each(|n| create(fs, ROOT_INO, &format!("file{n}"), b"x"));
+            harness.phase(all).unwrap();
+            let found = Ahead::of(&mut harness).unwrap();
+            assert_eq!(found.blocks > 0, ahead, "{files} files, {} blocks", found.blocks);
+            assert!((1 << 20..64 << 20).contains(&found.longest), "{}", found.longest);
+        }
     }
 
     #[test]
