@@ -7,6 +7,7 @@ mod apps;
 mod chart;
 mod classic;
 mod disks;
+mod free_space;
 mod generated;
 mod harness;
 mod history;
@@ -24,6 +25,7 @@ mod questions;
 mod results;
 mod runner;
 mod scale;
+mod scattered;
 mod service;
 mod sizes;
 mod small;
@@ -55,7 +57,7 @@ impl Experiment {
     }
 }
 
-const EXPERIMENTS: [Experiment; 25] = [
+const EXPERIMENTS: [Experiment; 26] = [
     Experiment::of("disks", "The simulated disks against their data sheets", disks::sheets),
     Experiment::of("ganger97-fig2", "Ganger and Kaashoek 1997, figure 2: service time by request size", |_| {
         service::figure2()
@@ -110,6 +112,11 @@ const EXPERIMENTS: [Experiment; 25] = [
         history::replay_large,
     ),
     Experiment::of("large-files", "Large files against the disk itself, fresh and aged", large_files::model),
+    Experiment::of(
+        "free-space",
+        "A large file where free space is scattered, and after it was brought together",
+        free_space::together,
+    ),
     Experiment::of("ablation", "What each mechanism is worth, and the defaults, on all disks", ablation::ablation),
     Experiment {
         real_time: true,
