@@ -33,7 +33,9 @@ mod tests;
 
 pub use context::{DirCtx, UNINDEXED_BLOCKS};
 pub use list::{has_orphans, read};
-pub use relocate::{EmbeddedInode, block_to_move, blocks_of, log_bytes_for_relocate, relocate};
+pub use relocate::{
+    EmbeddedInode, block_to_move, blocks_ahead, blocks_of, give_back_ahead, log_bytes_for_relocate, relocate,
+};
 
 use crate::cache::BufRef;
 use crate::error::{Error, Result};

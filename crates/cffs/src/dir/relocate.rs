@@ -8,6 +8,7 @@ use crate::format::dirblock::{self, BlockEdit, DIR_BLOCKS_MAX, EntryKind};
 use crate::format::{BlockAddr, BlockId, BlockKind, Geometry, Ino, Inode, META_SPECIFIC, Run};
 use crate::journal::Txn;
 use crate::space::Space;
+use std::ops::Range;
 
 /// An inode that moves with a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,6 +47,42 @@ pub fn blocks_of(cx: &DirCtx<'_>, inode: &Inode, state: &DirState) -> Result<Vec
     blocks::for_each(cx, inode, state, 0..blocks::size_blocks(cx, inode), &mut note)?;
     let buckets = DIR_BLOCKS_MAX..DIR_BLOCKS_MAX + u64::from(inode.index_buckets);
     blocks::for_each(cx, inode, state, buckets, &mut note)?;
+    Ok(all)
+}
+
+/// Blocks that were allocated ahead, behind the entries and behind the index: nothing is in them.
+pub fn blocks_ahead(cx: &DirCtx<'_>, inode: &Inode, state: &DirState) -> Result<Vec<BlockAddr>> {
+    let mut all = Vec::new();
+    for range in ahead(cx, inode) {
+        blocks::for_each(cx, inode, state, range, &mut |_, addr| {
+            all.push(addr);
+            Ok(true)
+        })?;
+    }
+    Ok(all)
+}
+
+fn ahead(cx: &DirCtx<'_>, inode: &Inode) -> [Range<u64>; 2] {
+    let buckets = DIR_BLOCKS_MAX + u64::from(inode.index_buckets);
+    [blocks::size_blocks(cx, inode)..DIR_BLOCKS_MAX, buckets..2 * DIR_BLOCKS_MAX]
+}
+
+/// Gives back what was allocated ahead, so that it is in nobody's way: the directory takes new blocks ahead when it grows. The
+/// caller stores the directory, which is locked. Logs as much as [`super::remove`].
+///
+/// # Errors
+/// Those of the device. Damage where the blocks are not in use.
+pub fn give_back_ahead(
+    cx: &DirCtx<'_>,
+    txn: &Txn<'_>,
+    space: &Space,
+    inode: &mut Inode,
+    state: &DirState,
+) -> Result<bool> {
+    let mut all = true;
+    for range in ahead(cx, inode) {
+        all &= blocks::punch(&blocks::Change { cx, txn, space, state }, inode, range)?;
+    }
     Ok(all)
 }
 

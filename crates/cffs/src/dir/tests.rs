@@ -727,3 +727,30 @@ fn lookups_run_in_parallel_from_cold() {
         w.verify();
     }
 }
+
+#[test]
+fn blocks_allocated_ahead_are_given_back_and_taken_again() {
+    let mut w = World::with_names(4096, 64, 3000);
+    let ahead = |w: &World| blocks_ahead(&w.cx(), &w.inode, &w.state).unwrap();
+    let mut n = 3000;
+    while ahead(&w).is_empty() {
+        w.create(&name(n), true).unwrap();
+        n += 1;
+    }
+    w.forget_memory();
+    let (before, free) = (ahead(&w), w.space.free_frags());
+    {
+        let cx = DirCtx { cache: &w.cache, seed: w.seed, location: InodeLocation::System };
+        let bytes = log_bytes_for_remove(&w.geo()) + before.len() * w.space.log_bytes(w.geo().frags_per_block());
+        let txn = w.journal.begin(bytes).unwrap();
+        assert!(give_back_ahead(&cx, &txn, &w.space, &mut w.inode, &w.state).unwrap());
+    }
+    assert!(ahead(&w).is_empty());
+    assert!(w.space.free_frags() >= free + w.geo().frag_of_block(before.len() as u64));
+    w.forget_memory();
+    w.verify();
+    w.verify_all_lookups();
+    (n..n + 2000).for_each(|i| w.create(&name(i), true).unwrap());
+    w.verify();
+    w.verify_all_lookups();
+}

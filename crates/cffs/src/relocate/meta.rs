@@ -9,9 +9,9 @@ use crate::format::{
 };
 use crate::inode::InodeLocation;
 use crate::inode::table::SlotTable;
-use crate::node::{self, Locked, Node};
+use crate::node::{self, Locked, Node, NodeState};
 use crate::reservation::Reservation;
-use crate::{extent, xattr};
+use crate::{dir, extent, xattr};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -29,6 +29,8 @@ pub(super) enum MetaBlock {
     Attributes { ino: Ino },
     /// A block of a table, by its number in the table.
     Table { ino: Ino, lblock: u64, addr: BlockAddr },
+    /// The blocks that a directory has allocated ahead. Nothing is in them, so they are given back.
+    Ahead { ino: Ino },
 }
 
 /// Calls `f` with the metadata of an inode that is outside of it, and where it is.
@@ -43,6 +45,12 @@ pub(super) fn of_inode(cx: &MoveCtx<'_>, ino: Ino, f: &mut dyn FnMut(MetaBlock, 
         let chain = xattr::read_chain(cx.file.cache, &st.inode)?;
         let blocks: Vec<BlockAddr> = chain.blocks.iter().map(|b| b.addr()).collect();
         f(MetaBlock::Attributes { ino }, &blocks);
+    }
+    if let Some(state) = &st.dir {
+        let blocks = dir::blocks_ahead(&cx.dir, &st.inode, state)?;
+        if !blocks.is_empty() {
+            f(MetaBlock::Ahead { ino }, &blocks);
+        }
     }
     Ok(())
 }
@@ -74,6 +82,7 @@ pub(super) fn relocate(cx: &MoveCtx<'_>, block: MetaBlock, avoid: &[Range<FragAd
     reservation.start_use();
     let outcome = match block {
         MetaBlock::Attributes { ino } => relocate_attributes(cx, ino, avoid, &reservation),
+        MetaBlock::Ahead { ino } => give_back_ahead(cx, ino, &reservation),
         _ => {
             let Some(to) = cx.file.space.alloc_meta_gap(&reservation, avoid)? else { return Ok(0) };
             let outcome = relocate_to(cx, block, cx.file.cache.geometry().block_of_frag(to.start), &reservation);
@@ -100,7 +109,7 @@ fn relocate_to(cx: &MoveCtx<'_>, block: MetaBlock, to: BlockAddr, reservation: &
             relocate_in_table(cx, &cx.inodes.locator, lblock, [addr, to], &[], reservation)
         }
         MetaBlock::Table { lblock, addr, .. } => relocate_external(cx, lblock, [addr, to], reservation),
-        MetaBlock::Attributes { .. } => Ok(false),
+        MetaBlock::Attributes { .. } | MetaBlock::Ahead { .. } => Ok(false),
     }
 }
 
@@ -181,6 +190,29 @@ fn relocate_attributes(
     node::store(&txn, &mut st)?;
     txn.end_critical();
     Ok(g.frag_of_block(blocks as u64))
+}
+
+fn give_back_ahead(cx: &MoveCtx<'_>, ino: Ino, reservation: &Reservation) -> Result<u64> {
+    let (cache, space) = (cx.file.cache, cx.file.space);
+    let g = *cache.geometry();
+    let node = cx.inodes.get(cache, ino)?;
+    let count = |st: &NodeState| match &st.dir {
+        Some(state) if !st.freed && !st.orphan => Ok(dir::blocks_ahead(&cx.dir, &st.inode, state)?.len()),
+        _ => Ok::<usize, Error>(0),
+    };
+    let most = count(&node.state.read())?;
+    let bytes = dir::log_bytes_for_remove(&g) + most * space.log_bytes(g.frags_per_block()) + INODE_BYTES;
+    let txn = cx.file.journal.begin(bytes)?;
+    txn.draw_on(reservation);
+    let st = &mut *node.state.write();
+    let blocks = count(st)?;
+    let Some(state) = st.dir.as_ref().filter(|_| (1..=most).contains(&blocks)) else { return Ok(0) };
+    // A damaged bitmap is found only when they are freed.
+    txn.begin_critical();
+    let given_back = dir::give_back_ahead(&cx.dir, &txn, space, &mut st.inode, state)?;
+    node::store(&txn, st)?;
+    txn.end_critical();
+    Ok(if given_back { g.frag_of_block(blocks as u64) } else { 0 })
 }
 
 /// Inodes of a block of the external table: byte offset and number of each.
