@@ -38,7 +38,7 @@ fn whatever_the_device_does() {
 }
 
 /// Histories that once failed: what was wrong, the number of the setup, fault, operations.
-const REGRESSIONS: [(&str, u64, Fault, &str); 18] = [
+const REGRESSIONS: [(&str, u64, Fault, &str); 20] = [
     (
         "a repair could not do without what stands in unreadable sectors of the log",
         8,
@@ -148,6 +148,18 @@ const REGRESSIONS: [(&str, u64, Fault, &str); 18] = [
         Fault::Lost,
         "mkdir /kept 755 0\ncreatemany /kept 0 3 3000 9\nmkdir /kept/b 755 0\ncreatemany /kept/b 0 1 200 9\nsync\nwrite / 0 1 1258291246137345\nremount true\ncolocate /e 3\nregroup / large\nunlink /e\nfallocate / allocate 0 18166\nregroup / always",
     ),
+    (
+        "a file lost its attributes, and for that its data to a file that an older directory block still had there (seed 1230000122)",
+        1_230_000_122,
+        Fault::Lost,
+        "mkdir /kept 755 0\ncreatemany /kept 0 6 3000 9\ncreate /g 644 1000\nremount true\nregroup / large\nsetxattr /g security.s 488 1289748607926279\nwrite /g 0 122 1289748607926281\nregroup / large",
+    ),
+    (
+        "a truncation that had failed before it changed anything left its times, which a later fsync did not store (seed 1230000440)",
+        1_230_000_440,
+        Fault::Gone,
+        "read /b 0 2746\ncreate /f 755 0\nfallocate /b zeroahead 0 5204\nwrite /f 0 1 1289748941373442\nfallocate /f allocate 9592 2859\nwrite /f 12451 1 1289748941373443\ncolocate /b 10\ncolocate /f 8\ncolocate /b 6\nregroup / always\nremount true\ntruncate /f 0\nfsync /f",
+    ),
 ];
 
 #[test]
@@ -174,4 +186,19 @@ fn a_flipped_map_that_leads_to_the_locator_table() {
     let mut tally = Tally::default();
     run(setup(830_000_271), &parse(text).unwrap(), case, &mut tally).unwrap();
     assert_eq!(tally.struck, 1);
+}
+
+/// As in the table, at the requests and with the choices that showed it.
+#[test]
+fn faults_that_only_some_choices_show() {
+    for (what, number, fault, at, seed) in [
+        ("lost attributes", 1_230_000_122, Fault::Lost, 56, 12_162_037_304_732_230_232),
+        ("times of a truncation", 1_230_000_440, Fault::Gone, 42, 13_957_740_158_732_884_384),
+    ] {
+        let (.., text) = REGRESSIONS.into_iter().find(|r| r.1 == number).unwrap();
+        let case = Case { phase: Phase::Use, fault, at, seed };
+        let mut tally = Tally::default();
+        run(setup(number), &parse(text).unwrap(), case, &mut tally).unwrap_or_else(|e| panic!("{what}: {e}"));
+        assert_eq!(tally.struck, 1, "{what}");
+    }
 }

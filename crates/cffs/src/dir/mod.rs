@@ -34,7 +34,8 @@ mod tests;
 pub use context::{DirCtx, UNINDEXED_BLOCKS};
 pub use list::{has_orphans, read};
 pub use relocate::{
-    EmbeddedInode, block_to_move, blocks_ahead, blocks_of, give_back_ahead, log_bytes_for_relocate, relocate,
+    AHEAD_BOUND, EmbeddedInode, block_to_move, blocks_ahead, blocks_of, give_back_ahead, log_bytes_for_relocate,
+    relocate,
 };
 
 use crate::cache::BufRef;

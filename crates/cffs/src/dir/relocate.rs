@@ -50,6 +50,9 @@ pub fn blocks_of(cx: &DirCtx<'_>, inode: &Inode, state: &DirState) -> Result<Vec
     Ok(all)
 }
 
+/// About the most blocks that a directory has ahead, for its entries and for its index. One with more is damaged.
+pub const AHEAD_BOUND: usize = 2 * blocks::FREED_BOUND;
+
 /// Blocks that were allocated ahead, behind the entries and behind the index: nothing is in them.
 pub fn blocks_ahead(cx: &DirCtx<'_>, inode: &Inode, state: &DirState) -> Result<Vec<BlockAddr>> {
     let mut all = Vec::new();
@@ -68,7 +71,7 @@ fn ahead(cx: &DirCtx<'_>, inode: &Inode) -> [Range<u64>; 2] {
 }
 
 /// Gives back what was allocated ahead, so that it is in nobody's way: the directory takes new blocks ahead when it grows. The
-/// caller stores the directory, which is locked. Logs as much as [`super::remove`].
+/// caller stores the directory, which is locked. Logs as much as [`super::remove`], and the bits of the blocks.
 ///
 /// # Errors
 /// Those of the device. Damage where the blocks are not in use.

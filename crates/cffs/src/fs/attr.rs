@@ -204,9 +204,12 @@ impl Fs {
             if *node.in_writeback.lock() {
                 continue;
             }
-            let now = now();
+            let (now, times) = (now(), (st.inode.mtime, st.inode.ctime));
             (st.inode.mtime, st.inode.ctime) = (now, now);
-            let more = truncate::shrink_step(&cx, &txn, &mut st, size, limit)?;
+            let more = truncate::shrink_step(&cx, &txn, &mut st, size, limit).inspect_err(|_| {
+                // Nothing has changed, so nothing will be stored: fsync must not promise other times.
+                (st.inode.mtime, st.inode.ctime) = times;
+            })?;
             txn.end_critical();
             if !more {
                 return Ok(());

@@ -10,13 +10,23 @@ const MOST: u64 = 4;
 /// Directories that are remembered. With more, everything is looked at.
 const DIRS_MAX: usize = 4096;
 
+/// How a file system is used while it is maintained.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Usage {
+    /// Nobody has used it for a while.
+    Idle,
+    /// Programs use it. Half of the credit is kept for when it is idle.
+    InUse,
+}
+
 /// The credit of maintenance.
 #[derive(Debug, Default)]
 pub(super) struct Credit {
     /// Bytes that may be moved.
     pub bytes: u64,
-    /// Bytes to be earned before it is worth looking again.
-    wait: u64,
+    /// Bytes to be earned before it is worth looking again: when the file system is idle, and in use.
+    wait: [u64; 2],
     /// Directories to look at.
     pub dirs: BTreeSet<Ino>,
     /// Steps that were taken.
@@ -35,7 +45,7 @@ impl Credit {
     /// So many bytes were allocated, by these directories among others. `used`: bytes in use.
     pub(super) fn earn(&mut self, dirs: Vec<Ino>, allocated: u64, used: u64) {
         let earned = allocated.saturating_mul(TENTHS) / 10;
-        self.wait = self.wait.saturating_sub(earned);
+        self.wait = self.wait.map(|wait| wait.saturating_sub(earned));
         self.bytes = self.bytes.saturating_add(earned).min(used.saturating_mul(MOST));
         self.dirs.extend(dirs);
         if self.dirs.len() > DIRS_MAX || self.dirs.contains(&ROOT_INO) {
@@ -44,13 +54,17 @@ impl Credit {
     }
 
     /// Whether it is worth looking.
-    pub(super) fn is_due(&self) -> bool {
-        self.wait == 0 && !self.dirs.is_empty()
+    pub(super) fn is_due(&self, usage: Usage) -> bool {
+        self.wait[usage as usize] == 0 && !self.dirs.is_empty()
     }
 
-    /// It is not worth looking again before so many bytes were earned.
-    pub(super) fn wait_for(&mut self, bytes: u64) {
-        self.wait = bytes;
+    /// It is not worth looking again before so many bytes were earned. In use less of the credit counts, so that says nothing of
+    /// an idle file system.
+    pub(super) fn wait_for(&mut self, bytes: u64, usage: Usage) {
+        self.wait[Usage::InUse as usize] = bytes;
+        if usage == Usage::Idle {
+            self.wait[Usage::Idle as usize] = bytes;
+        }
     }
 
     /// A step has moved so many bytes, and copied so many in vain.
@@ -67,7 +81,7 @@ mod tests {
     #[test]
     fn it_is_earned_by_writing_up_to_a_bound_and_charged_for_moves() {
         let mut credit = Credit::left(0);
-        assert!(!credit.is_due());
+        assert!(!credit.is_due(Usage::Idle));
         credit.earn(vec![7, 9], 1000, 10_000);
         assert_eq!((credit.bytes, credit.dirs.len()), (1500, 2));
         credit.charge(300, 100);
@@ -84,10 +98,12 @@ mod tests {
     #[test]
     fn it_is_looked_at_again_after_more_was_written_also_at_the_bound() {
         let mut credit = Credit::left(40_000);
-        credit.wait_for(1500);
+        credit.wait_for(1500, Usage::Idle);
         credit.earn(Vec::new(), 900, 10_000);
-        assert!(!credit.is_due());
+        assert!(!credit.is_due(Usage::Idle) && !credit.is_due(Usage::InUse));
         credit.earn(Vec::new(), 100, 10_000);
-        assert!(credit.is_due() && credit.bytes == 40_000);
+        assert!(credit.is_due(Usage::Idle) && credit.is_due(Usage::InUse) && credit.bytes == 40_000);
+        credit.wait_for(1500, Usage::InUse);
+        assert!(credit.is_due(Usage::Idle) && !credit.is_due(Usage::InUse), "more counts when nobody uses it");
     }
 }

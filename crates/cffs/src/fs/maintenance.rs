@@ -9,7 +9,7 @@
 //! the credit suffices for all of it. To move a part of it was measured: with areas that are emptied into gaps for
 //! it, more requests are left than there were, and without them most are left.
 
-use super::credit::Credit;
+use super::credit::{Credit, Usage};
 use super::regroup::{Regroup, RegroupStatus, Running};
 use super::{Fs, MetadataMode};
 use crate::error::Result;
@@ -24,20 +24,13 @@ use std::sync::atomic::Ordering;
 /// for.
 const STEP_GROUPS: u64 = 32;
 const STEP_DIVISOR: u64 = 64;
+/// After a step that has moved less than this part of that it waits so many times as long.
+const SMALL_STEP_DIVISOR: u64 = 16;
+const SMALL_STEP_WAITS: u64 = 4;
 /// All that is not a stray is moved if that saves at least one in so many parts of the requests.
 const GAIN_DIVISOR: u64 = 2;
 /// With more directories to look at, all that is below their common ancestor is looked at, in one order.
 const ROOTS_MAX: usize = 8;
-
-/// How a file system is used while it is maintained.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Usage {
-    /// Nobody has used it for a while.
-    Idle,
-    /// Programs use it. Half of the credit is kept for when it is idle.
-    InUse,
-}
 
 impl Fs {
     /// Whether somebody has used the file system since the last call.
@@ -51,7 +44,7 @@ impl Fs {
     /// was moved. At most 1.5 bytes are moved for each byte that was allocated. Without [`MetadataMode::Journal`] nothing is.
     ///
     /// # Errors
-    /// After [`Fs::shutdown`], and those of looking at directories. Whatever happens later is the outcome in the status.
+    /// After [`Fs::shutdown`], and whatever happens before something was moved. Later it is the outcome in the status.
     pub fn maintain(&self, usage: Usage, may: &dyn Fn() -> bool, regroup: &Regroup) -> Result<Option<RegroupStatus>> {
         self.journal.check_not_shut_down()?;
         if self.opts.metadata != MetadataMode::Journal || self.is_read_only() {
@@ -61,7 +54,7 @@ impl Fs {
         let (dirs, credit) = {
             let mut c = self.earn();
             let credit = if usage == Usage::Idle { c.bytes } else { c.bytes / 2 };
-            if !c.is_due() || credit < step {
+            if !c.is_due(usage) || credit < step {
                 return Ok(None);
             }
             (std::mem::take(&mut c.dirs), credit)
@@ -70,30 +63,26 @@ impl Fs {
         let running = Running::new(self, regroup, None).yielding(may);
         let learned = self.learned_chains();
         let cx = self.move_cx(&learned);
-        // Whether nothing is left to do in these directories afterwards.
-        let mut complete = false;
-        let is_worth_it = |o: &Outlook| {
-            let worth_it = o.saved > 0 && o.saved >= o.cost / GAIN_DIVISOR && o.moved + o.bytes <= credit;
-            complete = worth_it || o.saved == 0;
-            worth_it
-        };
-        let mut outcome = relocate::run_by_need(&cx, &roots, credit, is_worth_it, &running);
+        let is_worth_it = |o: &Outlook| o.saved > 0 && o.saved >= o.cost / GAIN_DIVISOR && o.moved + o.bytes <= credit;
+        let complete = relocate::run_by_need(&cx, &roots, credit, is_worth_it, &running);
         let status = regroup.status();
-        let has_moved = status.bytes_moved > 0;
-        if outcome.is_ok() && has_moved {
-            outcome = self.store_learned().and_then(|()| self.journal.commit());
-        }
+        let (worked, stopped) = (status.bytes_moved + status.bytes_kept, running.stopped());
+        let (complete, outcome) = match complete {
+            Ok(complete) if worked > 0 => (complete, self.store_learned().and_then(|()| self.journal.commit())),
+            Ok(complete) => (complete, Ok(())),
+            Err(e) => (false, Err(e)),
+        };
         let mut c = self.credit.lock();
-        if !running.stopped() {
-            // What fails is not tried again either before there is more to do.
-            c.wait_for(step);
+        if !stopped {
+            // What fails is not tried again either before there is more to do, and what gains little is tried less often.
+            c.wait_for(if worked < step / SMALL_STEP_DIVISOR { SMALL_STEP_WAITS * step } else { step }, usage);
         }
         if !complete || outcome.is_err() {
             // Others may have been noted meanwhile.
             c.earn(dirs.into_iter().collect(), 0, self.used_bytes());
         }
-        if !has_moved {
-            return if running.stopped() { Ok(None) } else { outcome.map(|()| None) };
+        if worked == 0 {
+            return if stopped { Ok(None) } else { outcome.map(|()| None) };
         }
         running.end(&outcome);
         c.charge(status.bytes_moved, status.bytes_kept);

@@ -43,9 +43,9 @@ mod xattr;
 
 pub use api::*;
 pub use colocation::{COLOCATION_ATTRIBUTE, list_values};
+pub use credit::Usage;
 pub use fallocate::Fallocate;
 pub use grow::Grown;
-pub use maintenance::Usage;
 pub use quota::{QuotaGrace, QuotaLimits, QuotaMismatch, QuotaStatus};
 pub use regroup::{FreeRuns, Regroup, RegroupChange, RegroupGain, RegroupOptions, RegroupOutcome, RegroupStatus};
 pub use scrub::{Finding, Scrub, ScrubOptions, ScrubOutcome, ScrubStatus};

@@ -126,11 +126,16 @@ pub fn store(txn: &Txn<'_>, st: &mut NodeState) -> Result<()> {
     let size = std::mem::replace(&mut st.inode.size, st.disk_size);
     let outcome = inode::store(txn, st.location, &st.inode, st.orphan);
     st.inode.size = size;
-    if outcome.is_ok() && st.disk_size == size {
+    if outcome.is_err() {
+        // What is in memory only is not forgotten: fsync tries again, and says so.
+        st.dirty = true;
+        return outcome;
+    }
+    if st.disk_size == size {
         st.dirty = false;
     }
     if let Some(account) = &st.data.account {
         account.charge_delta(txn, &st.inode);
     }
-    outcome
+    Ok(())
 }

@@ -122,7 +122,7 @@ impl Evacuation<'_> {
 
     fn move_meta(&mut self, blocks: Vec<MetaBlock>) -> Result<()> {
         for block in blocks {
-            let frags = self.g.frags_per_block();
+            let frags = self.g.frag_of_block(block.blocks());
             if self.has_budget_for(frags) {
                 let moved = meta::relocate(&self.cx, block, self.parts)?;
                 self.finish_batch(frags.max(moved), moved)?;

@@ -5,11 +5,11 @@ use crate::error::{Error, Result};
 use crate::format::geometry::INODE_SLOT_SIZE;
 use crate::format::inode::{INLINE_MAX, INODE_CORE_SIZE};
 use crate::format::{
-    BlockAddr, BlockId, BlockKind, Corrupt, EXTERNAL_INO, FragAddr, Ino, Inode, LOCATOR_INO, META_HEADER_SIZE,
+    BlockAddr, BlockId, BlockKind, Corrupt, EXTERNAL_INO, FragAddr, Ino, Inode, LOCATOR_INO, META_HEADER_SIZE, Run,
 };
 use crate::inode::InodeLocation;
 use crate::inode::table::SlotTable;
-use crate::node::{self, Locked, Node, NodeState};
+use crate::node::{self, Locked, Node};
 use crate::reservation::Reservation;
 use crate::{dir, extent, xattr};
 use std::ops::Range;
@@ -30,7 +30,14 @@ pub(super) enum MetaBlock {
     /// A block of a table, by its number in the table.
     Table { ino: Ino, lblock: u64, addr: BlockAddr },
     /// The blocks that a directory has allocated ahead. Nothing is in them, so they are given back.
-    Ahead { ino: Ino },
+    Ahead { ino: Ino, blocks: u64 },
+}
+
+impl MetaBlock {
+    /// How many blocks that are.
+    pub fn blocks(&self) -> u64 {
+        if let MetaBlock::Ahead { blocks, .. } = self { *blocks } else { 1 }
+    }
 }
 
 /// Calls `f` with the metadata of an inode that is outside of it, and where it is.
@@ -48,8 +55,8 @@ pub(super) fn of_inode(cx: &MoveCtx<'_>, ino: Ino, f: &mut dyn FnMut(MetaBlock, 
     }
     if let Some(state) = &st.dir {
         let blocks = dir::blocks_ahead(&cx.dir, &st.inode, state)?;
-        if !blocks.is_empty() {
-            f(MetaBlock::Ahead { ino }, &blocks);
+        if (1..=dir::AHEAD_BOUND).contains(&blocks.len()) {
+            f(MetaBlock::Ahead { ino, blocks: blocks.len() as u64 }, &blocks);
         }
     }
     Ok(())
@@ -82,7 +89,7 @@ pub(super) fn relocate(cx: &MoveCtx<'_>, block: MetaBlock, avoid: &[Range<FragAd
     reservation.start_use();
     let outcome = match block {
         MetaBlock::Attributes { ino } => relocate_attributes(cx, ino, avoid, &reservation),
-        MetaBlock::Ahead { ino } => give_back_ahead(cx, ino, &reservation),
+        MetaBlock::Ahead { ino, blocks } => give_back_ahead(cx, ino, blocks as usize, &reservation),
         _ => {
             let Some(to) = cx.file.space.alloc_meta_gap(&reservation, avoid)? else { return Ok(0) };
             let outcome = relocate_to(cx, block, cx.file.cache.geometry().block_of_frag(to.start), &reservation);
@@ -192,27 +199,28 @@ fn relocate_attributes(
     Ok(g.frag_of_block(blocks as u64))
 }
 
-fn give_back_ahead(cx: &MoveCtx<'_>, ino: Ino, reservation: &Reservation) -> Result<u64> {
+fn give_back_ahead(cx: &MoveCtx<'_>, ino: Ino, most: usize, reservation: &Reservation) -> Result<u64> {
     let (cache, space) = (cx.file.cache, cx.file.space);
     let g = *cache.geometry();
     let node = cx.inodes.get(cache, ino)?;
-    let count = |st: &NodeState| match &st.dir {
-        Some(state) if !st.freed && !st.orphan => Ok(dir::blocks_ahead(&cx.dir, &st.inode, state)?.len()),
-        _ => Ok::<usize, Error>(0),
-    };
-    let most = count(&node.state.read())?;
     let bytes = dir::log_bytes_for_remove(&g) + most * space.log_bytes(g.frags_per_block()) + INODE_BYTES;
     let txn = cx.file.journal.begin(bytes)?;
     txn.draw_on(reservation);
     let st = &mut *node.state.write();
-    let blocks = count(st)?;
-    let Some(state) = st.dir.as_ref().filter(|_| (1..=most).contains(&blocks)) else { return Ok(0) };
-    // A damaged bitmap is found only when they are freed.
+    let Some(state) = st.dir.as_ref().filter(|_| !st.freed && !st.orphan) else { return Ok(0) };
+    let blocks = dir::blocks_ahead(&cx.dir, &st.inode, state)?;
+    if blocks.len() > most {
+        return Ok(0);
+    }
+    // What the bitmap needs is read before, because after the mapping nothing may fail.
+    for block in &blocks {
+        space.prepare_free(Run { start: g.frag_of_block(*block), len: g.frags_per_block() })?;
+    }
     txn.begin_critical();
     let given_back = dir::give_back_ahead(&cx.dir, &txn, space, &mut st.inode, state)?;
     node::store(&txn, st)?;
     txn.end_critical();
-    Ok(if given_back { g.frag_of_block(blocks as u64) } else { 0 })
+    Ok(if given_back { g.frag_of_block(blocks.len() as u64) } else { 0 })
 }
 
 /// Inodes of a block of the external table: byte offset and number of each.

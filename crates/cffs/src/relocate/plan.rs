@@ -54,7 +54,8 @@ pub fn run(cx: &MoveCtx<'_>, roots: &[Ino], limits: Limits, control: &dyn Contro
     planner.work(roots, prices)
 }
 
-/// Brings strays back to the files that they belong to, and what is left together, if `is_worth_it` says so of it.
+/// Brings strays back to the files that they belong to, and what is left together, if `is_worth_it` says so of it. False if
+/// there is more to do.
 ///
 /// # Errors
 /// As for [`run`].
@@ -64,7 +65,7 @@ pub fn run_by_need(
     budget: u64,
     is_worth_it: impl FnOnce(&Outlook) -> bool,
     control: &dyn Control,
-) -> Result<()> {
+) -> Result<bool> {
     let limits = Limits { budget, dry_run: false, always: false };
     let mut planner = Planner::new(cx, limits, control);
     (planner.only_strays, planner.lenient) = (true, true);
@@ -77,7 +78,11 @@ pub fn run_by_need(
         saved: survey.saved,
         cost: planner.total_cost(),
     };
-    if is_worth_it(&outlook) { planner.work(roots, Vec::new()) } else { Ok(()) }
+    if !is_worth_it(&outlook) {
+        return Ok(survey.saved == 0);
+    }
+    planner.work(roots, Vec::new())?;
+    Ok(planner.waiting == 0)
 }
 
 /// What a regroup would have to move, and what that would save at best.
@@ -337,8 +342,8 @@ impl<'a> Planner<'a> {
         let cx = self.cx;
         let (mut best, mut in_vain) = (self.total_cost(), 0);
         while self.waiting > 0 && self.left() > 0 && self.waiting_saves * EMPTY_DIVISOR >= self.total_cost() {
-            let Some(area) = area::choose_area(&cx, self.waiting)? else { break };
             // What is in it goes out, and as much comes in: a half of that would cost requests.
+            let Some(area) = area::choose_area(&cx, self.waiting.min(self.left() / 2))? else { break };
             if self.left() < 2 * self.g.frag_of_block(area.end - area.start) {
                 break;
             }

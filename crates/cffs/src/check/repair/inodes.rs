@@ -95,7 +95,9 @@ impl Repairer<'_> {
         if !self.fields(inode, role, &place)? {
             return Ok(false);
         }
+        let had_attributes = inode.xattr_block != 0;
         self.attributes(inode, owner, &place)?;
+        let lost_attributes = had_attributes && inode.xattr_block == 0;
         if inode.is_dir() {
             return Ok(true);
         }
@@ -138,9 +140,12 @@ impl Repairer<'_> {
             self.planned.maps.insert(inode.ino, map.extents.clone());
             self.planned.node_owners.insert(inode.ino, owner);
         } else if inode.frags != map.frags(&self.g) + xattr {
-            // The map may be wrong instead: other claims of the same space win.
-            self.evidence.inconsistent.insert(inode.ino);
             let frags = map.frags(&self.g) + xattr;
+            let of_attributes = inode.frags.checked_sub(frags).is_some_and(|more| more.is_multiple_of(fpb));
+            if !(lost_attributes && of_attributes) {
+                // The map may be wrong instead: other claims of the same space win.
+                self.evidence.inconsistent.insert(inode.ino);
+            }
             let what = format!("says {} fragments are allocated, but {frags} are", inode.frags);
             if self.fix(Class::InodeSpace, &place, what, "correct it")? {
                 inode.frags = frags;
