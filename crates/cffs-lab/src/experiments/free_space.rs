@@ -1,10 +1,6 @@
 //! A disk whose free space is scattered, and a large file on it: before free space is brought together, and afterwards.
 
-use std::collections::BTreeSet;
-
 use anyhow::{Context, Result, ensure};
-use cffs::dump::{Dumper, Value, Which};
-use cffs::format::dirblock::DIR_BLOCKS_MAX;
 use cffs::{Caller, Fallocate, FreeRuns, Fs, Ino, ROOT_INO, RegroupStatus};
 use cffs_disk::{Counters, Model, Request, profiles};
 
@@ -242,74 +238,6 @@ impl Brought {
     }
 }
 
-/// Blocks that directories have taken ahead of their growth: a regroup does not move them.
-struct Ahead {
-    blocks: u64,
-    /// Bytes of the longest stretch within an allocation group that has none.
-    longest: u64,
-}
-
-impl Ahead {
-    fn of(harness: &mut Harness) -> Result<Ahead> {
-        let mut names = Vec::new();
-        harness.phase(|fs| {
-            names = Layout::names(fs)?;
-            Ok(())
-        })?;
-        let dumper = Dumper::open(harness.device().contents(), None)?;
-        let g = *dumper.geometry();
-        let mut ahead = BTreeSet::new();
-        for (dir, _) in &names {
-            let value = dumper.extents(&Which::Number(*dir))?;
-            let size = number(&value, "size") >> g.block_shift;
-            let buckets = DIR_BLOCKS_MAX + number(&value, "index_buckets");
-            each_block(&value, g.frags_per_block(), &mut |logical, addr| {
-                if (size..DIR_BLOCKS_MAX).contains(&logical) || logical >= buckets {
-                    ahead.insert(addr);
-                }
-            });
-        }
-        let longest = (0..g.ag_count).map(|ag| {
-            let from = if ag == 0 { g.fixed_blocks_of_ag0() } else { g.ag_start(ag) + g.ag_header_blocks() };
-            let end = g.ag_start(ag) + g.ag_len(ag);
-            let (last, most) =
-                ahead.range(from..end.max(from)).fold((from, 0), |(last, most), at| (at + 1, most.max(at - last)));
-            most.max(end.saturating_sub(last))
-        });
-        Ok(Ahead { blocks: ahead.len() as u64, longest: longest.max().unwrap_or(0) << g.block_shift })
-    }
-
-    fn why(&self, need: u64) -> String {
-        format!(
-            "Directories have taken {} blocks ahead of their growth, and those are not moved: the longest stretch of an allocation group without one has {} \
-             MiB, the file {}.",
-            self.blocks,
-            shown(mib(self.longest)),
-            shown(mib(need))
-        )
-    }
-}
-
-fn number(value: &Value, name: &str) -> u64 {
-    match value.at(name) {
-        Some(Value::Number(n)) => *n,
-        _ => 0,
-    }
-}
-
-/// Calls `f` for each block that a dumped inode maps, with its number and its address.
-fn each_block(value: &Value, frags_per_block: u64, f: &mut dyn FnMut(u64, u64)) {
-    if let Some(Value::List(extents)) = value.at("extents") {
-        for e in extents {
-            let [logical, first, len] = ["logical", "first", "fragments"].map(|name| number(e, name) / frags_per_block);
-            (0..len).for_each(|n| f(logical + n, first + n));
-        }
-    }
-    if let Some(Value::List(nodes)) = value.at("nodes") {
-        nodes.iter().for_each(|node| each_block(node, frags_per_block, f));
-    }
-}
-
 fn mib(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1 << 20)
 }
@@ -333,7 +261,6 @@ struct Measured {
     large: [[Large; 2]; 2],
     /// The first run, and one right after it.
     brought: [Brought; 2],
-    ahead: Ahead,
     /// Reading all files, before and after the first run.
     read: [Counters; 2],
 }
@@ -357,7 +284,6 @@ fn measure(profile: &'static str, bytes: u64, dirs: u64, longest: u64) -> Result
     let met = first.runs()[0].longest;
     ensure!(met < longest, "the longest free run has {met} bytes again before it is to be made longer");
     harness.check()?;
-    let ahead = Ahead::of(&mut harness)?;
     let second = bring(&mut harness)?;
     let read_after = harness.phase(|fs| aged.compare(fs, &contents))?;
     let large_after = both(&mut harness)?;
@@ -369,7 +295,6 @@ fn measure(profile: &'static str, bytes: u64, dirs: u64, longest: u64) -> Result
         longest: met,
         large: [large_before, large_after],
         brought: [first, second],
-        ahead,
         read: [read_before, read_after],
     })
 }
@@ -392,18 +317,7 @@ pub fn together(scale: u64) -> Result<Outcome> {
         let names = ["first run", "right after it"];
         runs.extend(names.iter().zip(&m.brought).map(|(name, b)| (format!("{profile}, {name}"), b.row())));
         let read = m.read.map(|c| c.seconds());
-        aged.push((
-            profile.to_string(),
-            vec![
-                m.files as f64,
-                m.rounds as f64,
-                mib(m.longest),
-                m.ahead.blocks as f64,
-                mib(m.ahead.longest),
-                read[0],
-                read[1],
-            ],
-        ));
+        aged.push((profile.to_string(), vec![m.files as f64, m.rounds as f64, mib(m.longest), read[0], read[1]]));
     }
     let columns = ["pieces", "extents", "MB/s", "% of the disk", "the same, with unmount", "% of calls in turn"];
     outcome.table("A file of a tenth of the disk", "", &columns.map(str::to_string), files);
@@ -419,15 +333,7 @@ pub fn together(scale: u64) -> Result<Outcome> {
         "disk time, s",
     ];
     outcome.table("Free space, and what was moved (0 runs: not enough space)", "", &columns.map(str::to_string), runs);
-    let columns = [
-        "files",
-        "times filled",
-        "longest free run, MiB",
-        "blocks ahead",
-        "longest without, MiB",
-        "read all before, s",
-        "after, s",
-    ];
+    let columns = ["files", "times filled", "longest free run, MiB", "read all before, s", "after, s"];
     outcome.table("The aged files", "disk", &columns.map(str::to_string), aged);
     outcome.notes = vec![
         format!(
@@ -451,7 +357,7 @@ fn claims(outcome: &mut Outcome, profile: &str, m: &Measured) {
     let text = format!("{profile}: pieces of a file of a tenth of the disk, by fallocate (our target)");
     outcome.claims.push(
         Claim::at_most(text, 1.0, allocated.pieces.len() as f64)
-            .because(|| format!("{} {} {}", first.why(), m.ahead.why(allocated.bytes), allocated.why())),
+            .because(|| format!("{} {}", first.why(), allocated.why())),
     );
     for (how, large) in How::ALL.iter().zip([allocated, plain]) {
         let text = format!("{profile}: it is written, {}: share of the disk in % (our target)", how.name());
@@ -465,7 +371,6 @@ fn claims(outcome: &mut Outcome, profile: &str, m: &Measured) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::experiments::harness::create;
 
     #[test]
     fn a_large_file_lies_together_after_free_space_was_brought_together() {
@@ -476,19 +381,6 @@ mod tests {
         let [first, second] = &m.brought;
         assert!(first.status.bytes_moved > 0 && second.status.bytes_moved == 0);
         assert!(first.runs()[1].longest >= allocated.bytes && first.runs()[0].longest < 2 << 20);
-    }
-
-    /// A directory with many files takes blocks ahead, one with few does not.
-    #[test]
-    fn blocks_taken_ahead_are_found() {
-        for (files, ahead) in [(100, false), (2000, true)] {
-            let mut harness = Harness::new(&Setup { bytes: 64 << 20, ..Setup::today("volume-1ms") }).unwrap();
-            let all = |fs: &Fs| (0..files).try_for_each(|n| create(fs, ROOT_INO, &format!("file{n}"), b"x"));
-            harness.phase(all).unwrap();
-            let found = Ahead::of(&mut harness).unwrap();
-            assert_eq!(found.blocks > 0, ahead, "{files} files, {} blocks", found.blocks);
-            assert!((1 << 20..64 << 20).contains(&found.longest), "{}", found.longest);
-        }
     }
 
     #[test]
