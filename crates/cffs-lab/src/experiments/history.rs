@@ -244,8 +244,8 @@ impl Upkeep {
     /// What it did, beside what a regroup after the same history moves.
     fn describe(&self, regroup: u64) -> String {
         format!(
-            "Maintenance took {} steps, the last after revision {}, and may still move {} MiB. A step waits until the credit suffices for \
-             everything that there is to do: without maintenance that is {} MiB in the end.",
+            "Maintenance took {} steps, the last after revision {}, and may still move {} MiB. All that is not a stray waits until half \
+             of the requests can be saved and the credit suffices for it: without maintenance that is {} MiB in the end.",
             self.steps,
             self.last,
             self.credit >> 20,

@@ -144,6 +144,22 @@ fn regressions() {
     }
 }
 
+/// A large directory gives back the blocks that it has ahead, and takes others when it grows.
+#[test]
+fn a_crash_while_blocks_ahead_are_given_back_leaves_what_was_promised() {
+    let text = "mkdir /d 755 0\ncreatemany /d 0 300 0 1\nsync\nunlinkmany /d 0 200\nsync\nregroup / free-space\n\
+                createmany /d 300 40 100 2\nsync\nregroup / free-space\nregroup / free-space\nsync";
+    let ops = parse(text).unwrap();
+    let effort = Effort { points: 150, survivals: 4, in_recovery: 1 };
+    for n in 0..8 {
+        // In small blocks, so that the directory has many.
+        let setup = Setup { sizes: cffs_sim::setup::SIZES[if n % 2 == 0 { 1 } else { 4 }], ..Setup::numbered(n) };
+        if let Err(f) = explore(setup, &ops, n, effort, &mut Coverage::default()) {
+            panic!("{setup}\n{f}");
+        }
+    }
+}
+
 /// Data and its checksums change at different moments: no crash may make good data unreadable.
 #[test]
 fn overwriting_in_place_leaves_data_readable() {

@@ -39,14 +39,23 @@ impl MovableBlock {
 
 /// The blocks of a directory, those of its index behind the entries: number within the directory, and address.
 pub fn blocks_of(cx: &DirCtx<'_>, inode: &Inode, state: &DirState) -> Result<Vec<(u64, BlockAddr)>> {
+    let [entries, index] = ahead(cx, inode).map(|range| range.start);
+    blocks_in(cx, inode, state, [0..entries, DIR_BLOCKS_MAX..index])
+}
+
+fn blocks_in(
+    cx: &DirCtx<'_>,
+    inode: &Inode,
+    state: &DirState,
+    ranges: [Range<u64>; 2],
+) -> Result<Vec<(u64, BlockAddr)>> {
     let mut all = Vec::new();
-    let mut note = |lblock, addr| {
-        all.push((lblock, addr));
-        Ok(true)
-    };
-    blocks::for_each(cx, inode, state, 0..blocks::size_blocks(cx, inode), &mut note)?;
-    let buckets = DIR_BLOCKS_MAX..DIR_BLOCKS_MAX + u64::from(inode.index_buckets);
-    blocks::for_each(cx, inode, state, buckets, &mut note)?;
+    for range in ranges {
+        blocks::for_each(cx, inode, state, range, &mut |lblock, addr| {
+            all.push((lblock, addr));
+            Ok(true)
+        })?;
+    }
     Ok(all)
 }
 
@@ -55,16 +64,11 @@ pub const AHEAD_BOUND: usize = 2 * blocks::FREED_BOUND;
 
 /// Blocks that were allocated ahead, behind the entries and behind the index: nothing is in them.
 pub fn blocks_ahead(cx: &DirCtx<'_>, inode: &Inode, state: &DirState) -> Result<Vec<BlockAddr>> {
-    let mut all = Vec::new();
-    for range in ahead(cx, inode) {
-        blocks::for_each(cx, inode, state, range, &mut |_, addr| {
-            all.push(addr);
-            Ok(true)
-        })?;
-    }
-    Ok(all)
+    let blocks = blocks_in(cx, inode, state, ahead(cx, inode))?;
+    Ok(blocks.into_iter().map(|(_, addr)| addr).collect())
 }
 
+/// Where they are: behind the entries, and behind the index.
 fn ahead(cx: &DirCtx<'_>, inode: &Inode) -> [Range<u64>; 2] {
     let buckets = DIR_BLOCKS_MAX + u64::from(inode.index_buckets);
     [blocks::size_blocks(cx, inode)..DIR_BLOCKS_MAX, buckets..2 * DIR_BLOCKS_MAX]
