@@ -1,4 +1,5 @@
-//! The aging of figure 7 with what brings files together again: a regroup after it, or maintenance during it.
+//! The aging of figure 7 with what brings files together again: a regroup after it, one that brings free space together as well, or
+//! maintenance during it.
 
 use anyhow::Result;
 use cffs::MetadataMode;
@@ -8,6 +9,7 @@ use super::aging::{BYTES, DAY, FILES, LowerBound, OPERATIONS, PER_DIR, age_with,
 use super::harness::{Harness, Setup, Variant, maintain};
 use super::lower_bound::{Price, free_blocks};
 use super::outcome::{Claim, Outcome};
+use super::scattered::free_space;
 use super::small::{PHASES, benchmark_with};
 use crate::layout::{Adjacency, Layout};
 
@@ -21,16 +23,19 @@ const ADJACENT: f64 = 90.0;
 enum Upkeep {
     Nothing,
     Regroup,
+    /// A regroup, and then free space is brought together.
+    WithFreeSpace,
     Maintenance,
 }
 
 impl Upkeep {
-    const ALL: [Upkeep; 3] = [Upkeep::Nothing, Upkeep::Regroup, Upkeep::Maintenance];
+    const ALL: [Upkeep; 4] = [Upkeep::Nothing, Upkeep::Regroup, Upkeep::WithFreeSpace, Upkeep::Maintenance];
 
     fn name(self) -> &'static str {
         match self {
             Upkeep::Nothing => "aged",
             Upkeep::Regroup => "regrouped",
+            Upkeep::WithFreeSpace => "regrouped, and free space",
             Upkeep::Maintenance => "with maintenance",
         }
     }
@@ -67,8 +72,14 @@ fn measure(level: f64, upkeep: Upkeep, scale: u64) -> Result<Measured> {
             Ok(())
         })?;
     }
-    if upkeep == Upkeep::Regroup {
+    if matches!(upkeep, Upkeep::Regroup | Upkeep::WithFreeSpace) {
         moved = harness.regroup()?.bytes_moved;
+    }
+    if upkeep == Upkeep::WithFreeSpace {
+        harness.phase(|fs| {
+            moved += free_space(fs, false)?.bytes_moved;
+            Ok(())
+        })?;
     }
     let mut names = Vec::new();
     harness.phase(|fs| {
@@ -176,7 +187,7 @@ mod tests {
 
     #[test]
     fn what_brings_files_together_shows_in_how_they_lie() {
-        let [aged, regrouped, kept] = Upkeep::ALL.map(|upkeep| measure(0.7, upkeep, 50).unwrap());
+        let [aged, regrouped, _, kept] = Upkeep::ALL.map(|upkeep| measure(0.7, upkeep, 50).unwrap());
         assert_eq!(aged.moved, 0);
         assert!(regrouped.moved > 0 && kept.moved > 0);
         assert_eq!(regrouped.written, aged.written);

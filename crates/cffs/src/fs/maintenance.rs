@@ -7,7 +7,8 @@
 //! A step brings strays back first: files that were written anew go to where their neighbours are, which left a gap there. That
 //! costs about a byte for each byte written. What is left comes together when half of the requests can be saved, and
 //! the credit suffices for all of it. To move a part of it was measured: with areas that are emptied into gaps for
-//! it, more requests are left than there were, and without them most are left.
+//! it, more requests are left than there were, and without them most are left. With the credit that is left then, free space is
+//! brought together, so that what is written next finds long free runs.
 
 use super::credit::{Credit, Usage};
 use super::regroup::{Regroup, RegroupStatus, Running};
@@ -39,8 +40,8 @@ impl Fs {
     }
 
     /// A step of maintenance in the directories that were written to since all of them were in order: strays come back, and if that leaves
-    /// much to be gained, everything there is regrouped. While somebody uses the
-    /// file system it works a tenth of the time. `regroup` stops it, and so does `may`, which is asked every second. `None` if nothing
+    /// much to be gained, everything there is regrouped. With the credit that is left, free space is brought together. While somebody uses the
+    /// file system that is left out, and it works a tenth of the time. `regroup` stops it, and so does `may`, which is asked every second. `None` if nothing
     /// was moved. At most 1.5 bytes are moved for each byte that was allocated. Without [`MetadataMode::Journal`] nothing is.
     ///
     /// # Errors
@@ -53,7 +54,7 @@ impl Fs {
         let step = (STEP_GROUPS * self.geo.group_size() as u64).max(self.used_bytes() / STEP_DIVISOR);
         let (dirs, credit) = {
             let mut c = self.earn();
-            let credit = if usage == Usage::Idle { c.bytes } else { c.bytes / 2 };
+            let credit = if usage == Usage::InUse { c.bytes / 2 } else { c.bytes };
             if !c.is_due(usage) || credit < step {
                 return Ok(None);
             }
@@ -63,8 +64,18 @@ impl Fs {
         let running = Running::new(self, regroup, None).yielding(may);
         let learned = self.learned_chains();
         let cx = self.move_cx(&learned);
-        let is_worth_it = |o: &Outlook| o.saved > 0 && o.saved >= o.cost / GAIN_DIVISOR && o.moved + o.bytes <= credit;
-        let complete = relocate::run_by_need(&cx, &roots, credit, is_worth_it, &running);
+        let is_worth_it =
+            |o: &Outlook| o.saved > 0 && o.saved >= o.cost / GAIN_DIVISOR && o.moved.saturating_add(o.bytes) <= credit;
+        let mut progress = relocate::Progress::default();
+        let limits = relocate::Limits { budget: credit, dry_run: false, always: false };
+        let complete = relocate::run_by_need(&cx, &roots, limits, is_worth_it, &running, &mut progress);
+        // That takes a walk through everything, which is not for those who wait.
+        let complete = match complete {
+            Ok(complete) if usage != Usage::InUse => {
+                relocate::bring_free_space_together(&cx, limits, &running, &mut progress).map(|()| complete)
+            }
+            complete => complete,
+        };
         let status = regroup.status();
         let (worked, stopped) = (status.bytes_moved + status.bytes_kept, running.stopped());
         let (complete, outcome) = match complete {
@@ -77,8 +88,8 @@ impl Fs {
             // What fails is not tried again either before there is more to do, and what gains little is tried less often.
             c.wait_for(if worked < step / SMALL_STEP_DIVISOR { SMALL_STEP_WAITS * step } else { step }, usage);
         }
-        if !complete || outcome.is_err() {
-            // Others may have been noted meanwhile.
+        if !complete || outcome.is_err() || usage == Usage::InUse {
+            // An idle step does more. Others may have been noted meanwhile.
             c.earn(dirs.into_iter().collect(), 0, self.used_bytes());
         }
         if worked == 0 {

@@ -5,6 +5,9 @@ use std::time::{Duration, Instant};
 
 /// Longest sleep without testing whether to stop.
 const NAP: Duration = Duration::from_millis(50);
+/// A limited work transfers at a time what it may transfer in one in so many parts of a second, and never less than a small file and its directory.
+const BURST_DIVISOR: u64 = 160;
+const BURST_MIN: u64 = 64 << 10;
 /// The time that a transfer itself takes counts up to this: after a longer pause nothing is made up for.
 const TRANSFER_MAX: Duration = Duration::from_millis(250);
 
@@ -19,6 +22,11 @@ impl RateLimit {
     /// From now on. `None`: no limit.
     pub(super) fn new(rate: Option<u64>) -> RateLimit {
         RateLimit { rate, paid: Mutex::new(Instant::now()) }
+    }
+
+    /// Most bytes to transfer at a time.
+    pub(super) fn burst(&self) -> u64 {
+        self.rate.map_or(u64::MAX, |rate| (rate / BURST_DIVISOR).max(BURST_MIN))
     }
 
     /// So many bytes were transferred: waits until they conform to the rate, or `stopped` says that nobody wants more.
@@ -58,5 +66,11 @@ mod tests {
         // A pause of ten seconds is none for what follows.
         assert_eq!(limit.conforms_at(1000, at(10_000)), Some(at(10_750)));
         assert_eq!(RateLimit::new(None).conforms_at(1 << 40, at(0)), None);
+    }
+
+    #[test]
+    fn bursts_are_short_where_there_is_a_limit() {
+        let burst = |rate| RateLimit::new(rate).burst();
+        assert_eq!((burst(None), burst(Some(20 << 20)), burst(Some(1))), (u64::MAX, 128 << 10, BURST_MIN));
     }
 }

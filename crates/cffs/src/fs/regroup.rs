@@ -247,6 +247,10 @@ impl Control for Running<'_> {
         self.limit.wait(bytes, || self.stopped());
     }
 
+    fn most_at_once(&self) -> u64 {
+        self.limit.burst() / 2 // read, and written
+    }
+
     fn report(&self, p: &Progress) {
         let mut status = self.handle.status.lock();
         let requests = |parts: u64| parts as f64 / COST_PARTS as f64;

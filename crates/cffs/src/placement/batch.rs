@@ -5,8 +5,11 @@ use crate::format::{BlockAddr, FragAddr, LiveGeometry, Run};
 use crate::space::Space;
 use std::collections::VecDeque;
 
-/// Free runs of this many groups are as good as longer ones, because a transfer is no longer.
+/// Free runs of this many groups are long: a transfer is no longer.
 pub(super) const LONG_RUN_GROUPS: u64 = 4;
+/// New files that are written together go into runs of this many groups if there are some: what lies between long runs then costs
+/// less than a fiftieth of the transfer.
+pub(super) const BEST_RUN_GROUPS: u64 = 32;
 /// A seek costs as much as transferring this part of a group. At the knee of the service time curve a distant request
 /// costs a whole group, but a writeback crosses the device in order. A read also takes along gaps of this length.
 const SEEK_DIVISOR: u64 = 2;
@@ -35,12 +38,18 @@ pub struct BatchCursor {
 
 impl BatchCursor {
     /// Plans a batch of `frags` fragments near a block: through the long free runs in their order or, where there are
-    /// none, through the runs that cost least.
-    pub fn plan(space: &Space, geo: &LiveGeometry, near: BlockAddr, frags: u64) -> Result<Option<BatchCursor>> {
+    /// none, through the runs that cost least. Runs of `long` groups are as good as longer ones.
+    pub fn plan(
+        space: &Space,
+        geo: &LiveGeometry,
+        near: BlockAddr,
+        frags: u64,
+        long: u64,
+    ) -> Result<Option<BatchCursor>> {
         let group = geo.frag_of_block(geo.group_blocks());
-        let enough = LONG_RUN_GROUPS * group;
+        let enough = long * group;
         let Some(least) = space.min_run_length(near, frags, enough)? else { return Ok(None) };
-        if least >= enough.min(frags) {
+        if least >= (LONG_RUN_GROUPS * group).min(frags) {
             let then = Some((geo.frag_of_block(near), least));
             return Ok(Some(BatchCursor { runs: VecDeque::new(), then }));
         }

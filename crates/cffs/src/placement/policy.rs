@@ -189,7 +189,7 @@ impl Placement {
     /// # Errors
     /// Those of reading bitmaps.
     pub fn plan_together(&self, near: BlockAddr, frags: u64) -> Result<Option<BatchCursor>> {
-        BatchCursor::plan(&self.space, &self.geo, near, frags)
+        BatchCursor::plan(&self.space, &self.geo, near, frags, LONG_RUN_GROUPS)
     }
 
     /// Allocates the next file of such a plan, in one run. Returns the rest of the plan, if there is more of it.

@@ -4,7 +4,7 @@
 //! allocated alone (isolated) costs one request wherever it goes, so it fills gaps; files of one batch go where there
 //! is room for all of them.
 
-use super::batch::BatchCursor;
+use super::batch::{BEST_RUN_GROUPS, BatchCursor};
 use super::policy::{EMPTY_DIVISOR, Placement};
 use super::table::Table;
 use crate::cache::{BufRef, Cache};
@@ -128,7 +128,7 @@ impl Placement {
             Some(cursor) => Some(cursor),
             None => {
                 let near = if file.group != 0 { file.group } else { file.goal };
-                BatchCursor::plan(&self.space, &self.geo, near, left.max(file.frags))?
+                BatchCursor::plan(&self.space, &self.geo, near, left.max(file.frags), BEST_RUN_GROUPS)?
             }
         };
         let Some(cursor) = cursor else { return Ok(None) };

@@ -112,7 +112,7 @@ impl Emptier<'_> {
         self.data_frags = 0;
         if self.may_move(&items) {
             let places = files::allocate_outside(&self.cx, &items, &self.area)?;
-            let (moved, _) = ignore_no_space(files::relocate(&self.cx, &items, places))?;
+            let (moved, _) = files::relocate(&self.cx, &items, places, self.control)?;
             self.finish_batch(moved)?;
         }
         Ok(())
@@ -123,6 +123,7 @@ impl Emptier<'_> {
         if self.may_move(&items) {
             let places = names::allocate_outside(&self.cx, &items, &self.area)?;
             let blocks = ignore_no_space(names::relocate(&self.cx, &items, places))?;
+            self.control.pace((2 * blocks) << self.g.block_shift);
             self.finish_batch(self.g.frag_of_block(blocks))?;
         }
         Ok(())
@@ -130,7 +131,6 @@ impl Emptier<'_> {
 
     fn finish_batch(&mut self, moved: u64) -> Result<()> {
         self.moved += moved;
-        self.control.pace((2 * moved) << self.g.frag_shift);
         self.cx.file.journal.commit()?;
         self.control.check()
     }
@@ -166,8 +166,9 @@ impl Visitor for Emptier<'_> {
             let (start, end) = (e.start.max(self.frags.start), (e.start + e.len).min(self.frags.end));
             // A long extent goes in pieces, which bound the memory that a move takes.
             let mut at = start;
+            let most = (BATCH_BYTES.min(self.control.most_at_once()) >> self.g.frag_shift).max(1);
             while at < end {
-                let len = (end - at).min(BATCH_BYTES >> self.g.frag_shift);
+                let len = (end - at).min(most);
                 let part = Extent { logical: e.logical + (at - e.start), start: at, len, ..*e };
                 self.data.push(Item::extent(ino, &part));
                 self.data_frags += len;

@@ -42,6 +42,8 @@ pub trait Control {
     fn check(&self) -> Result<()>;
     /// So many bytes were read or written: waits as long as a limit of the rate demands.
     fn pace(&self, bytes: u64);
+    /// Most bytes of files to move at once: whoever uses the device waits for them.
+    fn most_at_once(&self) -> u64;
     /// Tells what has been done.
     fn report(&self, progress: &Progress);
 }

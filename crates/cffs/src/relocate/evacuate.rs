@@ -31,7 +31,9 @@ pub(super) fn run(
     let hold = cx.file.space.hold(parts.to_vec());
     hold.renew()?;
     let g = *cx.file.cache.geometry();
-    let batch = (BATCH_BYTES >> g.frag_shift).min(cx.file.space.free_frags() / BATCH_DIVISOR).max(1);
+    let batch = (BATCH_BYTES.min(control.most_at_once()) >> g.frag_shift)
+        .min(cx.file.space.free_frags() / BATCH_DIVISOR)
+        .max(1);
     let mut e = Evacuation {
         cx: *cx,
         g,
@@ -93,7 +95,7 @@ impl Evacuation<'_> {
             return Ok(());
         }
         let places = files::allocate_gaps(&self.cx, &items, self.parts)?;
-        let (moved, files) = unless_no_space(files::relocate(&self.cx, &items, places))?;
+        let (moved, files) = files::relocate(&self.cx, &items, places, self.control)?;
         self.progress.files_moved += files;
         self.finish_batch(frags, moved)
     }
@@ -107,6 +109,7 @@ impl Evacuation<'_> {
         let places = names::allocate_gaps(&self.cx, &items, self.parts)?;
         let blocks = unless_no_space(names::relocate(&self.cx, &items, places))?;
         self.progress.blocks_moved += blocks;
+        self.control.pace((2 * blocks) << self.g.block_shift);
         self.finish_batch(frags, self.g.frag_of_block(blocks))
     }
 
@@ -125,6 +128,7 @@ impl Evacuation<'_> {
             let frags = self.g.frag_of_block(block.blocks());
             if self.has_budget_for(frags) {
                 let moved = meta::relocate(&self.cx, block, self.parts)?;
+                self.control.pace((2 * moved) << self.g.frag_shift);
                 self.finish_batch(frags.max(moved), moved)?;
             }
         }
@@ -138,7 +142,6 @@ impl Evacuation<'_> {
         self.uncommitted.add(&self.cx, bytes)?;
         self.hold.renew()?;
         self.control.report(self.progress);
-        self.control.pace(2 * bytes);
         self.control.check()
     }
 }

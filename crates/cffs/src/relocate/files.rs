@@ -1,6 +1,7 @@
 //! Moving data of files: new places for it, and the move.
 
 use super::MoveCtx;
+use super::control::Control;
 use super::stretch::Item;
 use crate::error::{Error, Result};
 use crate::file::relocate::{self, Copied};
@@ -262,28 +263,55 @@ pub(super) fn pieces(runs: impl Iterator<Item = Run>) -> usize {
     count
 }
 
-/// Moves files to their new places. Returns how many fragments, and how many files.
-pub(super) fn relocate(cx: &MoveCtx<'_>, items: &[Item], places: Places) -> Result<(u64, u64)> {
+/// Moves files to their new places, at the rate that `control` says, as far as there are blocks for their trees. Returns how many
+/// fragments, and how many files.
+pub(super) fn relocate(cx: &MoveCtx<'_>, items: &[Item], places: Places, control: &dyn Control) -> Result<(u64, u64)> {
     let Places { runs, reservation } = places;
-    let mut copied: Vec<(Copied, Vec<Run>)> = Vec::with_capacity(items.len());
+    let shift = cx.file.cache.geometry().frag_shift;
+    let most = control.most_at_once() >> shift;
+    let mut sum = (0, 0);
+    let mut left = items.iter().zip(runs).filter(|(_, runs)| !runs.is_empty()).peekable();
+    while left.peek().is_some() {
+        let (mut batch, mut frags) = (Vec::new(), 0);
+        while let Some(next) = left.next_if(|(item, _)| frags == 0 || frags + item.frags() <= most) {
+            frags += next.0.frags();
+            batch.push(next);
+        }
+        match relocate_at_once(cx, batch, &reservation) {
+            Ok((frags, files)) => {
+                sum = (sum.0 + frags, sum.1 + files);
+                control.pace((2 * frags) << shift);
+            }
+            Err(e) => {
+                left.flat_map(|(_, runs)| runs).for_each(|run| cancel(cx, &reservation, run));
+                // Without a block for a tree nothing of the batch has moved.
+                return if matches!(e, Error::NoSpace) { Ok(sum) } else { Err(e) };
+            }
+        }
+    }
+    Ok(sum)
+}
+
+fn relocate_at_once(cx: &MoveCtx<'_>, batch: Vec<(&Item, Vec<Run>)>, reservation: &Reservation) -> Result<(u64, u64)> {
+    let mut copied: Vec<(Copied, Vec<Run>)> = Vec::with_capacity(batch.len());
     let mut failed = None;
-    for (item, runs) in items.iter().zip(runs).filter(|(_, runs)| !runs.is_empty()) {
+    for (item, runs) in batch {
         let read = if failed.is_some() { Ok(None) } else { read(cx, item) };
         match read {
             Ok(Some(m)) if m.frags() == item.frags() => copied.push((m, runs)),
-            Ok(_) | Err(Error::Stale | Error::Corrupt(_)) => runs.into_iter().for_each(|r| cancel(cx, &reservation, r)),
+            Ok(_) | Err(Error::Stale | Error::Corrupt(_)) => runs.into_iter().for_each(|r| cancel(cx, reservation, r)),
             Err(Error::Io(e)) => {
                 tracing::warn!("inode {} stays where it is: {e}", item.ino);
-                runs.into_iter().for_each(|r| cancel(cx, &reservation, r));
+                runs.into_iter().for_each(|r| cancel(cx, reservation, r));
             }
             Err(e) => {
                 failed = Some(e);
-                runs.into_iter().for_each(|r| cancel(cx, &reservation, r));
+                runs.into_iter().for_each(|r| cancel(cx, reservation, r));
             }
         }
     }
     let files = copied.len() as u64;
-    let moved = relocate::write(&cx.file, copied, &reservation)?;
+    let moved = relocate::write(&cx.file, copied, reservation)?;
     failed.map_or(Ok((moved, files)), Err)
 }
 

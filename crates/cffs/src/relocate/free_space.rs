@@ -22,8 +22,8 @@ const SLACK_DIVISOR: u64 = 16;
 /// The aim is met where windows for it have at most so much of the free space. The rest is for what goes out of them: where files go
 /// into pieces, their extent trees need blocks of their own.
 const FREE_PARTS: (u64, u64) = (3, 4);
-/// Elsewhere windows have one in so many parts of it.
-const SCARCE_DIVISOR: u64 = 2;
+/// Elsewhere windows have so much of it.
+const SCARCE_PARTS: (u64, u64) = (2, 3);
 /// With one in so many parts of that, where it does not suffice for whole groups or the budget, it is tried again.
 const SHRINK: (u64, u64) = (3, 4);
 /// More windows than the fewest possible are tried, at most so many times as many.
@@ -135,7 +135,7 @@ fn choose(
     let usable = free.saturating_sub(reserved);
     let mut survey: Option<Survey> = None;
     let aim = aim(&g);
-    let (wanted, scarce) = (aim + aim / SLACK_DIVISOR, usable / SCARCE_DIVISOR);
+    let (wanted, scarce) = (aim + aim / SLACK_DIVISOR, usable * SCARCE_PARTS.0 / SCARCE_PARTS.1);
     // Always: as much as has a place elsewhere, so that something moves.
     let fits = wanted <= usable * FREE_PARTS.0 / FREE_PARTS.1 && !limits.always;
     let mut goal = if fits { wanted } else { scarce.min(wanted) };

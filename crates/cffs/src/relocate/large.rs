@@ -157,21 +157,16 @@ impl Large<'_> {
 
     /// Moves a file part by part. False if it changed meanwhile: what has moved by then stays, and so does the rest.
     fn relocate(&mut self, ino: Ino, extents: &[Extent], to: &mut Destination) -> Result<bool> {
-        for items in parts(ino, extents, (PART_BYTES >> self.shift()).max(1)) {
+        let part = PART_BYTES.min(self.control.most_at_once()) >> self.shift();
+        for items in parts(ino, extents, part.max(1)) {
             self.control.check()?;
             let frags: u64 = items.iter().map(Item::frags).sum();
             let places = to.take_each(items.iter().map(Item::frags));
-            let moved = match files::relocate(&self.cx, &items, places) {
-                Ok((moved, _)) => moved,
-                // Without a block for the tree nothing has moved.
-                Err(Error::NoSpace) => 0,
-                Err(e) => return Err(e),
-            };
+            let (moved, _) = files::relocate(&self.cx, &items, places, self.control)?;
             let bytes = moved << self.shift();
             self.progress.bytes_moved += bytes;
             self.progress.bytes_kept += (frags - moved) << self.shift();
             self.uncommitted.add(&self.cx, bytes)?;
-            self.control.pace(2 * bytes);
             self.report();
             if moved < frags {
                 return Ok(false);

@@ -1,11 +1,13 @@
 //! Moving metadata other than blocks of directories: nodes of extent trees, attribute blocks, and blocks of the inode tables.
 
 use super::MoveCtx;
+use super::stretch::Item;
 use crate::error::{Error, Result};
 use crate::format::geometry::INODE_SLOT_SIZE;
 use crate::format::inode::{INLINE_MAX, INODE_CORE_SIZE};
 use crate::format::{
-    BlockAddr, BlockId, BlockKind, Corrupt, EXTERNAL_INO, FragAddr, Ino, Inode, LOCATOR_INO, META_HEADER_SIZE, Run,
+    BlockAddr, BlockId, BlockKind, Corrupt, EXTERNAL_INO, FragAddr, Geometry, Ino, Inode, LOCATOR_INO,
+    META_HEADER_SIZE, Run,
 };
 use crate::inode::InodeLocation;
 use crate::inode::table::SlotTable;
@@ -37,6 +39,11 @@ impl MetaBlock {
     /// How many blocks that are.
     pub fn blocks(&self) -> u64 {
         if let MetaBlock::Ahead { blocks, .. } = self { *blocks } else { 1 }
+    }
+
+    /// A block of a table as something that is moved with others.
+    pub fn as_item(&self, g: &Geometry) -> Option<Item> {
+        if let MetaBlock::Table { ino, lblock, addr } = *self { Some(Item::block(g, ino, lblock, addr)) } else { None }
     }
 }
 
@@ -104,6 +111,20 @@ pub(super) fn relocate(cx: &MoveCtx<'_>, block: MetaBlock, avoid: &[Range<FragAd
         Err(Error::Stale | Error::NoSpace | Error::Corrupt(_)) => Ok(0),
         outcome => outcome,
     }
+}
+
+/// Whether this is the inode of a table.
+pub(super) fn is_table(ino: Ino) -> bool {
+    matches!(ino, LOCATOR_INO | EXTERNAL_INO)
+}
+
+/// Moves a block of a table that is an item. False if it has changed.
+pub(super) fn relocate_item(cx: &MoveCtx<'_>, item: &Item, to: BlockAddr, reservation: &Reservation) -> Result<bool> {
+    let g = cx.file.cache.geometry();
+    let Some(from) = item.runs.first() else { return Ok(false) };
+    let lblock = g.block_of_frag(item.logical.start);
+    let block = MetaBlock::Table { ino: item.ino, lblock, addr: g.block_of_frag(from.start) };
+    relocate_to(cx, block, to, reservation)
 }
 
 fn relocate_to(cx: &MoveCtx<'_>, block: MetaBlock, to: BlockAddr, reservation: &Reservation) -> Result<bool> {

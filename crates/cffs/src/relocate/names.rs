@@ -1,7 +1,7 @@
-//! Moving blocks of directories, with the inodes embedded in them.
+//! Moving blocks of directories, with the inodes embedded in them, and of the inode tables.
 
-use super::MoveCtx;
 use super::stretch::Item;
+use super::{MoveCtx, meta};
 use crate::dir::{self, EmbeddedInode};
 use crate::error::{Error, Result};
 use crate::format::inode::{INLINE_MAX, INODE_CORE_SIZE};
@@ -135,7 +135,11 @@ pub(super) fn relocate(cx: &MoveCtx<'_>, items: &[Item], places: Places) -> Resu
     let mut moved = 0;
     let mut failed = None;
     for (item, to) in items.iter().zip(&places.blocks) {
-        let outcome = if failed.is_some() { Ok(false) } else { relocate_block(cx, item, *to, &places.reservation) };
+        let outcome = match failed {
+            Some(_) => Ok(false),
+            None if meta::is_table(item.ino) => meta::relocate_item(cx, item, *to, &places.reservation),
+            None => relocate_block(cx, item, *to, &places.reservation),
+        };
         match outcome {
             Ok(true) => {
                 moved += 1;

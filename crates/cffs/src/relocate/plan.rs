@@ -6,10 +6,10 @@ use super::keyed::KeyedFiles;
 use super::strays::MainGroups;
 use super::stretch::{Item, Stretch, read_all};
 use super::walk::{self, Visitor, skip_lost, walk};
-use super::{MoveCtx, area, files, names};
+use super::{MoveCtx, area, files, meta, names};
 use crate::colocation::Order;
 use crate::error::Result;
-use crate::format::{BlockAddr, Extent, Geometry, Ino};
+use crate::format::{BlockAddr, Extent, Geometry, Ino, ROOT_INO};
 
 /// Length of a stretch, in groups: no transfer is longer.
 const STRETCH_GROUPS: u64 = 4;
@@ -54,20 +54,21 @@ pub fn run(cx: &MoveCtx<'_>, roots: &[Ino], limits: Limits, control: &dyn Contro
     planner.work(roots, prices)
 }
 
-/// Brings strays back to the files that they belong to, and what is left together, if `is_worth_it` says so of it. False if
-/// there is more to do.
+/// Brings strays back to the files that they belong to, and what is left together, if `is_worth_it` says so of it. Goes on from the
+/// progress so far. False if there is more to do.
 ///
 /// # Errors
 /// As for [`run`].
 pub fn run_by_need(
     cx: &MoveCtx<'_>,
     roots: &[Ino],
-    budget: u64,
+    limits: Limits,
     is_worth_it: impl FnOnce(&Outlook) -> bool,
     control: &dyn Control,
+    progress: &mut Progress,
 ) -> Result<bool> {
-    let limits = Limits { budget, dry_run: false, always: false };
     let mut planner = Planner::new(cx, limits, control);
+    planner.progress = *progress;
     (planner.only_strays, planner.lenient) = (true, true);
     let survey = planner.survey(roots)?;
     (planner.only_strays, planner.lenient) = (false, false);
@@ -78,11 +79,14 @@ pub fn run_by_need(
         saved: survey.saved,
         cost: planner.total_cost(),
     };
-    if !is_worth_it(&outlook) {
-        return Ok(survey.saved == 0);
-    }
-    planner.work(roots, Vec::new())?;
-    Ok(planner.waiting == 0)
+    let complete = if is_worth_it(&outlook) {
+        planner.work(roots, Vec::new())?;
+        planner.waiting == 0
+    } else {
+        survey.saved == 0
+    };
+    *progress = planner.progress;
+    Ok(complete)
 }
 
 /// What a regroup would have to move, and what that would save at best.
@@ -172,10 +176,10 @@ struct Planner<'a> {
     limits: Limits,
     control: &'a dyn Control,
     progress: Progress,
-    /// Data and names.
-    sequences: [Sequence; 2],
-    /// Costs of both in this pass: as they were, and as they are now.
-    costs: [[u64; 2]; 2],
+    /// Data, names and tables.
+    sequences: [Sequence; 3],
+    /// Costs of each in this pass: as they were, and as they are now.
+    costs: [[u64; 2]; 3],
     /// Fragments of stretches that should move and have no good place, and of those that have moved, in this pass.
     waiting: u64,
     placed: u64,
@@ -208,6 +212,8 @@ struct Planner<'a> {
 enum Kind {
     Data = 0,
     Names = 1,
+    /// Blocks of the inode tables: who creates files looks for free slots in one after the other.
+    Tables = 2,
 }
 
 /// What a stretch costs, in parts of a request.
@@ -379,17 +385,19 @@ impl<'a> Planner<'a> {
         Ok(())
     }
 
-    /// What reading everything costs as it is now.
+    /// What reading all files and names costs as it is now.
     fn total_cost(&self) -> u64 {
-        self.costs.iter().map(|c| c[1]).sum()
+        let [data, names, _] = self.costs;
+        data[1] + names[1]
     }
 
     /// Tells what there is after a pass. What was before is known from the first one.
     fn report(&mut self) {
+        let [data, names, _] = self.costs;
         if self.progress.before == [0; 2] {
-            self.progress.before = self.costs.map(|c| c[0]);
+            self.progress.before = [data[0], names[0]];
         }
-        self.progress.after = self.costs.map(|c| c[1]);
+        self.progress.after = [data[1], names[1]];
         self.control.report(&self.progress);
     }
 
@@ -405,6 +413,9 @@ impl<'a> Planner<'a> {
         let mut near = self.start.take();
         self.sequences = Default::default();
         let cx = self.cx;
+        if roots.contains(&ROOT_INO) {
+            self.tables()?;
+        }
         // All names first, so that they lie next to each other.
         for kind in [Kind::Names, Kind::Data] {
             self.kind = kind;
@@ -420,6 +431,17 @@ impl<'a> Planner<'a> {
             near = self.sequences[kind as usize].near.filter(|_| near.is_some());
         }
         self.commit()
+    }
+
+    /// The blocks of the inode tables. They are few, so they come together also where all else is only counted.
+    fn tables(&mut self) -> Result<()> {
+        let mut blocks = Vec::new();
+        meta::of_tables(&self.cx, &mut |block, _| blocks.extend(block.as_item(&self.g)))?;
+        let survey = if self.only_strays { self.survey.take() } else { None };
+        let pushed = blocks.into_iter().try_for_each(|item| self.push(Kind::Tables, item));
+        let outcome = pushed.and_then(|()| self.finish(Kind::Tables));
+        self.survey = survey.or_else(|| self.survey.take());
+        outcome
     }
 
     /// The files of units, after the others.
@@ -605,13 +627,14 @@ impl<'a> Planner<'a> {
         }
         let moved = match places {
             Places::Data(p) => {
-                let (frags, files) = files::relocate(&cx, items, p)?;
+                let (frags, files) = files::relocate(&cx, items, p, self.control)?;
                 self.progress.files_moved += files;
                 frags
             }
             Places::Names(p) => {
                 let blocks = names::relocate(&cx, items, p)?;
                 self.progress.blocks_moved += blocks;
+                self.control.pace((2 * blocks) << g.block_shift);
                 g.frag_of_block(blocks)
             }
         };
@@ -623,7 +646,6 @@ impl<'a> Planner<'a> {
         if self.uncommitted >= COMMIT_BYTES {
             self.commit()?;
         }
-        self.control.pace(2 * bytes);
         Ok(())
     }
 
@@ -632,7 +654,7 @@ impl<'a> Planner<'a> {
         let attempt = || -> Result<Option<Places>> {
             Ok(match kind {
                 Kind::Data => files::allocate(&cx, &stretch.items, near)?.map(Places::Data),
-                Kind::Names => names::allocate(&cx, &stretch.items, near)?.map(Places::Names),
+                Kind::Names | Kind::Tables => names::allocate(&cx, &stretch.items, near)?.map(Places::Names),
             })
         };
         if let Some(places) = attempt()? {

@@ -7,7 +7,7 @@ use cffs::{
     Caller, Error, Fs, Ino, MetadataMode, MkfsOptions, MountOptions, ROOT_INO, Regroup, RegroupOptions, RegroupOutcome,
     RegroupStatus, Usage,
 };
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 const ROOT: Caller = Caller::ROOT;
@@ -298,6 +298,40 @@ fn an_empty_file_system_is_regrouped_at_once() {
     fs.forget(a.ino, 1);
     fs.close().unwrap();
     clean(&dev, "almost empty");
+}
+
+/// Unmounts; the groups that hold blocks of the locator table, and how many blocks those are.
+fn locator_groups(fs: Arc<Fs>, dev: &dyn Device) -> (BTreeSet<u64>, usize) {
+    fs.close().unwrap();
+    let table = cffs::dump::Dumper::open(dev, None).unwrap().locator().unwrap();
+    let addr = |n: usize| match table.at(&format!("blocks.{n}.block")) {
+        Some(cffs::dump::Value::Number(addr)) => Some(*addr),
+        _ => None,
+    };
+    let blocks: Vec<u64> = (0..).map_while(addr).collect();
+    (blocks.iter().map(|b| b / 16).collect(), blocks.len())
+}
+
+/// Who creates files looks for free slots in one block of the table after the other.
+#[test]
+fn the_blocks_of_the_locator_table_come_together() {
+    let dev = fresh(64 << 20, &small_groups());
+    let fs = mount(&dev);
+    let all = aged_in_rounds(&fs, 120);
+    let (before, blocks) = locator_groups(fs, &*dev);
+    assert!(blocks > 4 && before.len() > 3, "{before:?} for {blocks} blocks");
+    let fs = mount(&dev);
+    assert!(regroup(&fs, &RegroupOptions::default().dry_run(true)).bytes_moved > 0);
+    assert_eq!(locator_groups(fs, &*dev).0, before);
+    let fs = mount(&dev);
+    regroup(&fs, &RegroupOptions::default());
+    assert_eq!(regroup(&fs, &RegroupOptions::default()).bytes_moved, 0);
+    let (after, same) = locator_groups(fs, &*dev);
+    assert!(same == blocks && after.len() <= blocks.div_ceil(16) + 1, "{before:?} became {after:?}");
+    clean(&dev, "regrouped");
+    let fs = mount(&dev);
+    compare(&fs, &all);
+    fs.close().unwrap();
 }
 
 fn maintain(fs: &Fs, usage: Usage) -> Option<RegroupStatus> {

@@ -4,7 +4,7 @@ use crate::common::plain::{clean, fresh, mount};
 use cffs::device::{Device, MemoryDevice};
 use cffs::{
     Caller, Error, Fallocate, FreeRuns, Fs, Ino, MkfsOptions, ROOT_INO, Regroup, RegroupChange, RegroupOptions,
-    RegroupOutcome, RegroupStatus, SetXattr,
+    RegroupOutcome, RegroupStatus, SetXattr, Usage,
 };
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -199,6 +199,30 @@ fn a_budget_bounds_what_is_moved_and_a_stop_leaves_everything_in_order() {
     assert!(matches!(refused, Err(Error::Invalid(_))));
     drop(fs);
     aged.end("with a budget");
+}
+
+/// What maintenance need not move for files makes room for the next ones.
+#[test]
+fn maintenance_leaves_a_long_free_run() {
+    let aged = Aged::new(&options(), 85);
+    let longest = |fs: &Fs| {
+        let handle = Regroup::new();
+        fs.regroup(&free_space().dry_run(true), &handle).unwrap();
+        free_runs(&handle.status()).before.longest
+    };
+    let before = longest(&aged.fs);
+    let steps = |usage| {
+        let one = || aged.fs.maintain(usage, &|| true, &Regroup::new()).unwrap();
+        std::iter::from_fn(one).take(4).all(|s| s.outcome == Some(RegroupOutcome::Complete))
+    };
+    assert!(steps(Usage::InUse));
+    assert!(longest(&aged.fs) < 2 * before.max(1 << 20), "programs that wait come first");
+    assert!(steps(Usage::Idle));
+    let after = longest(&aged.fs);
+    assert!(after >= SIZE / 12 && after > 4 * before, "{before} bytes before, {after} after");
+    aged.compare(&aged.fs);
+    aged.fs.close().unwrap();
+    clean(&aged.dev, "maintained");
 }
 
 #[test]
