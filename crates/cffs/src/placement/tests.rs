@@ -89,6 +89,24 @@ fn a_batch_fills_the_long_free_runs_in_order() {
 }
 
 #[test]
+fn a_batch_takes_a_run_for_all_of_it_before_several_long_ones() {
+    let (f, first, fpb) = with_holes(&[(0, 70), (100, 70), (200, 70), (300, 200)]);
+    let p = Placement::new(f.space.clone(), &f.sb, None, true);
+    directory(&p, 7);
+    let total = 150;
+    f.space.reserve_frags(2 * total * fpb, true).unwrap();
+    let sizes = AddrMap::from_iter([(7, (total * fpb) << f.geometry().frag_shift)]);
+    p.begin_batch(&sizes);
+    let starts: Vec<u64> = (0..total).map(|_| allocated(&p, 7, fpb).start / fpb - first).collect();
+    p.end_batch(&sizes);
+    assert_eq!(starts, (300..300 + total).collect::<Vec<u64>>());
+    // What is moved is no longer than that.
+    let plan = p.plan_together(first, 64 * fpb).unwrap().unwrap();
+    let run = p.allocate_planned(plan, 64 * fpb).unwrap().1.unwrap();
+    assert_eq!(run.start / fpb - first, 0);
+}
+
+#[test]
 fn without_long_runs_a_batch_fills_runs_that_lie_close_together() {
     let beside: Vec<(u64, u64)> = (0..13).map(|n| (8 * n, 6)).collect();
     let (f, first, fpb) = with_holes(&[&beside[..], &[(130, 12), (170, 12)]].concat());
