@@ -2,6 +2,7 @@
 
 use crate::batch::Logical;
 use crate::catalog::MAIN_BRANCH;
+use crate::check::check;
 use crate::cleaner::CleanReport;
 use crate::codec::corrupt;
 use crate::extent::BLOCK_BYTES;
@@ -166,6 +167,19 @@ impl LogDisk {
             state.checkpoint()?;
         }
         Ok(report)
+    }
+
+    /// Counts what is referred to and compares it with the usage; returns what is wrong, one line for each. With `data`, all
+    /// data is read and verified as well.
+    ///
+    /// # Errors
+    /// Those of the store, and `InvalidData` if a tree cannot be read.
+    pub fn check(&self, data: bool) -> io::Result<Vec<String>> {
+        let mut state = self.lock();
+        if !state.options.read_only {
+            state.seal()?;
+        }
+        check(&mut state, data)
     }
 
     /// What has been done.

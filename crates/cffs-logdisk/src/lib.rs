@@ -12,6 +12,7 @@
 //! - `usage`: what of each segment is still used; `catalog`: branches and snapshots.
 //! - `state`: what each entry of a batch does. Writing and recovery do it by the same code, so that a recovered disk is what it was.
 //! - `checkpoint`: what is in memory is stored; `recovery`: the checkpoint and the batches behind it.
+//! - `check`: counts everything anew and compares.
 //! - `cleaner`: makes room; `snapshots`: makes and deletes them; `disk`: the device.
 //!
 //! # Why it is as it is
@@ -40,6 +41,7 @@ extern crate cffs_shuttle as parking_lot;
 mod batch;
 mod cache;
 mod catalog;
+mod check;
 mod checkpoint;
 mod cleaner;
 mod codec;

@@ -37,7 +37,7 @@ impl State {
     }
 
     /// Where the parts of an extent are now: if its segment is gone, the forwards say it.
-    fn locate(&self, extent: Extent) -> io::Result<Vec<(u32, Extent)>> {
+    pub(crate) fn locate(&self, extent: Extent) -> io::Result<Vec<(u32, Extent)>> {
         if self.usage.table.contains_key(&extent.place.segment) {
             return Ok(vec![(0, extent)]);
         }

@@ -33,16 +33,17 @@ impl<'a> Nodes<'a> {
         Nodes { forward: None, ..*self }
     }
 
-    fn locate(&self, r: &NodeRef) -> io::Result<(SegmentId, u32)> {
+    /// Segment, ordinal and offset where a node is now.
+    pub(crate) fn locate(&self, r: &NodeRef) -> io::Result<(SegmentId, u32, u32)> {
         if let Some(forward) = self.forward
             && !self.table.contains_key(&r.segment)
         {
             let birth = Birth { segment: r.segment, ordinal: r.ordinal };
             let moved = lookup_extents(forward, &self.direct(), birth, 1)?;
             let (_, extent) = moved.first().ok_or_else(|| corrupt("a node is in a segment that is gone"))?;
-            return Ok((extent.place.segment, extent.place.offset));
+            return Ok((extent.place.segment, extent.place.ordinal, extent.place.offset));
         }
-        Ok((r.segment, r.offset))
+        Ok((r.segment, r.ordinal, r.offset))
     }
 }
 
@@ -52,7 +53,7 @@ impl Source for Nodes<'_> {
         if let Some(node) = self.cache.lock().get(key) {
             return Ok(node);
         }
-        let (segment, offset) = self.locate(r)?;
+        let (segment, _, offset) = self.locate(r)?;
         let mut bytes = vec![0; NODE_BYTES];
         self.store.get(segment, u64::from(offset), &mut bytes)?;
         if crc32c(&bytes) != r.crc {

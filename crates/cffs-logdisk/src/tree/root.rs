@@ -38,10 +38,6 @@ pub(super) fn child_index<L: Layout>(children: &[(L::Key, Child<L>)], key: &L::K
 }
 
 impl<L: Layout> Root<L> {
-    pub(crate) fn is_empty(&self) -> bool {
-        self.child.is_none()
-    }
-
     /// Whether a part of the tree is only in memory.
     pub(crate) fn is_dirty(&self) -> bool {
         matches!(self.child, Some(Child::Dirty(_)))
@@ -54,14 +50,6 @@ impl<L: Layout> Root<L> {
             (Some(Child::Stored(a)), Some(Child::Stored(b))) => a == b,
             (Some(Child::Dirty(a)), Some(Child::Dirty(b))) => Arc::ptr_eq(a, b),
             _ => false,
-        }
-    }
-
-    /// The stored node at the top, if there is one.
-    pub(crate) fn top(&self) -> Option<NodeRef> {
-        match &self.child {
-            Some(Child::Stored(r)) => Some(*r),
-            _ => None,
         }
     }
 
@@ -88,6 +76,20 @@ impl<L: Layout> Root<L> {
             let _ = scan(src, child, self.level, from, visit)?;
         }
         Ok(())
+    }
+
+    /// Calls `visit` with all entries, and before that with each stored node on the way, which is only looked into if
+    /// `enter` says so.
+    pub(crate) fn walk<S: Source>(
+        &self,
+        src: &S,
+        enter: &mut dyn FnMut(&NodeRef) -> io::Result<bool>,
+        visit: &mut dyn FnMut(&L::Key, &L::Value) -> io::Result<()>,
+    ) -> io::Result<()> {
+        match &self.child {
+            Some(child) => walk(src, child, self.level, enter, visit),
+            None => Ok(()),
+        }
     }
 
     /// Stores what is only in memory, children first.
@@ -169,6 +171,25 @@ fn scan<L: Layout, S: Source>(
             }
             Ok(ControlFlow::Continue(()))
         }
+    }
+}
+
+fn walk<L: Layout, S: Source>(
+    src: &S,
+    child: &Child<L>,
+    level: u8,
+    enter: &mut dyn FnMut(&NodeRef) -> io::Result<bool>,
+    visit: &mut dyn FnMut(&L::Key, &L::Value) -> io::Result<()>,
+) -> io::Result<()> {
+    if let Child::Stored(r) = child
+        && !enter(r)?
+    {
+        return Ok(());
+    }
+    let node = child.get(src, level)?;
+    match &node.body {
+        Body::Leaf(entries) => entries.iter().try_for_each(|(k, v)| visit(k, v)),
+        Body::Index(children) => children.iter().try_for_each(|(_, c)| walk(src, c, level - 1, enter, visit)),
     }
 }
 
