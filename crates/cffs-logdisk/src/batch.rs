@@ -3,8 +3,8 @@
 //! `docs/format-log.md` has every field.
 
 use crate::codec::{Fields, PutFields, corrupt, crc32c};
-use crate::extent::{BLOCK_BYTES, Codec, check_shape};
-use crate::layouts::Birth;
+use crate::extent::{BLOCK_BYTES, Birth, Codec, check_shape};
+
 use crate::store::SegmentId;
 use crate::tree::{NODE_BYTES, NodeHead};
 use std::io;
@@ -231,7 +231,13 @@ impl Entry {
         Ok(match f.u8()? {
             1 => Entry::Write { at: logical(f)?, version: f.u64()?, data: payload(f)? },
             2 => Entry::Remap { at: logical(f)?, version: f.u64()?, source: birth(f)?, data: payload(f)? },
-            3 => Entry::Forward { at: logical(f)?, version: f.u64()?, birth: birth(f)?, bytes: f.u32()?, data: payload(f)? },
+            3 => Entry::Forward {
+                at: logical(f)?,
+                version: f.u64()?,
+                birth: birth(f)?,
+                bytes: f.u32()?,
+                data: payload(f)?,
+            },
             4 => Entry::Node { head: head(f)?, crc: f.u32()? },
             5 => Entry::ForwardNode { head: head(f)?, birth: birth(f)?, crc: f.u32()? },
             6 => Entry::Record { stored: f.u32()?, crc: f.u32()? },

@@ -1,11 +1,11 @@
 //! Counts everything anew, from the roots, and compares it with what the usage says.
 
-use crate::extent::Extent;
-use crate::layouts::Birth;
+use crate::extent::{Birth, Extent};
+
 use crate::read::fetch;
 use crate::state::State;
 use crate::store::SegmentId;
-use crate::tree::{Layout, NODE_BYTES, NodeRef, Root};
+use crate::tree::{Layout, NODE_BYTES, NodeRef, Root, lookup_extents};
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::io;
 
@@ -60,9 +60,10 @@ pub(crate) fn check(state: &mut State, data: bool) -> io::Result<Vec<String>> {
     for root in roots.chain(snapshots) {
         let src = state.nodes();
         let enter = &mut |r: &NodeRef| {
-            let (segment, ordinal, _) = src.locate(r)?;
-            births.insert(Birth { segment: r.segment, ordinal: r.ordinal });
-            found.block(segment, ordinal, NODE_BYTES as u64);
+            let birth = Birth { segment: r.segment, ordinal: r.ordinal };
+            births.insert(birth);
+            let now = moved(state, birth, 1)?.first().map_or(birth, |(_, e)| e.place.birth());
+            found.block(now.segment, now.ordinal, NODE_BYTES as u64);
             Ok(found.nodes.insert((r.segment, r.ordinal)))
         };
         root.walk(&src, enter, &mut |_, e: &Extent| {
@@ -70,8 +71,11 @@ pub(crate) fn check(state: &mut State, data: bool) -> io::Result<Vec<String>> {
             Ok(())
         })?;
         for e in extents.drain(..) {
-            births.extend((0..e.blocks).map(|i| Birth { segment: e.place.segment, ordinal: e.place.ordinal + i }));
-            for (_, part) in state.locate(e)? {
+            let at = e.place.birth();
+            births.extend((0..e.blocks).map(|i| Birth { segment: at.segment, ordinal: at.ordinal + i }));
+            let parts = moved(state, e.place.birth(), e.blocks)?;
+            let parts = if parts.is_empty() { vec![(e.place.birth(), e)] } else { parts };
+            for (_, part) in parts {
                 found.extent(&part);
                 if data && let Err(e) = fetch(&*state.store, &part) {
                     problems.push(e.to_string());
@@ -82,6 +86,14 @@ pub(crate) fn check(state: &mut State, data: bool) -> io::Result<Vec<String>> {
     compare(state, &found, &births, &mut problems)?;
     problems.truncate(PROBLEMS_MAX);
     Ok(problems)
+}
+
+/// Where blocks are now that have been moved while snapshots referred to them. The segment where they were written may still be there.
+fn moved(state: &State, birth: Birth, blocks: u32) -> io::Result<Vec<(Birth, Extent)>> {
+    if state.usage.table.get(&birth.segment).is_some_and(|i| !i.forwarded) {
+        return Ok(Vec::new());
+    }
+    lookup_extents(&state.forward, &state.nodes().direct(), birth, u64::from(blocks))
 }
 
 /// While something is being deleted, what only it had may still count as alive.

@@ -2,7 +2,8 @@
 
 use crate::batch::{Entry, SUMMARY_BYTES};
 use crate::codec::{Fields, PutFields, corrupt, crc32c};
-use crate::layouts::{Birth, MapLayout, SegmentInfo};
+use crate::extent::Birth;
+use crate::layouts::{MapLayout, SegmentInfo};
 use crate::log::{Log, STREAM_NODES};
 use crate::state::State;
 use crate::store::{SegmentId, SegmentStore};
@@ -80,7 +81,8 @@ impl NodeWriter<'_> {
     fn begin(&mut self) -> io::Result<()> {
         let align = self.store.alignment();
         let bytes = |n: u64| {
-            u64::from(Log::data_start(summary_bytes(n as usize), align)) + (n * NODE_BYTES as u64).next_multiple_of(align.into())
+            u64::from(Log::data_start(summary_bytes(n as usize), align))
+                + (n * NODE_BYTES as u64).next_multiple_of(align.into())
         };
         let left = self.log.begin(STREAM_NODES, bytes(1), self.store)?;
         let mut n = NODES_PER_BATCH.min(left / NODE_BYTES as u64).max(1);
@@ -98,9 +100,8 @@ impl NodeSink for NodeWriter<'_> {
             self.begin()?;
         }
         let end = self.log.streams[usize::from(STREAM_NODES)];
-        let offset = end.offset
-            + Log::data_start(summary_bytes(self.room), self.store.alignment())
-            + self.data.len() as u32;
+        let offset =
+            end.offset + Log::data_start(summary_bytes(self.room), self.store.alignment()) + self.data.len() as u32;
         let at = (end.segment, end.ordinal + self.entries.len() as u32, offset);
         self.entries.push(Entry::Node { head: head.clone(), crc });
         self.data.extend_from_slice(&bytes);
@@ -166,12 +167,8 @@ impl State {
         if f.u32()? != RECORD_MAGIC || f.u32()? != 1 {
             return Err(corrupt("this is no checkpoint"));
         }
-        let fields = RecordFields {
-            logical_bytes: f.u64()?,
-            version: f.u64()?,
-            next_id: f.u64()?,
-            next_list: f.u64()?,
-        };
+        let fields =
+            RecordFields { logical_bytes: f.u64()?, version: f.u64()?, next_id: f.u64()?, next_list: f.u64()? };
         self.forward = Root::decode(&mut f)?;
         self.dead_lists = Root::decode(&mut f)?;
         self.catalog.tree = Root::decode(&mut f)?;
@@ -198,8 +195,7 @@ impl State {
         self.store_maps()?;
         self.store_catalog()?;
         self.usage.apply_table(&*self.store, &self.cache, &mut self.dirtied)?;
-        let (mut segments, mut dead) =
-            (std::mem::take(&mut self.usage.segments), std::mem::take(&mut self.usage.dead));
+        let (mut segments, mut dead) = (std::mem::take(&mut self.usage.segments), std::mem::take(&mut self.usage.dead));
         let mut writer = writer(&mut self.log, &mut self.usage, &*self.store, &self.cache);
         dead.store(&mut writer, &mut StoredNodes::new())?;
         segments.store(&mut writer, &mut StoredNodes::new())?;
@@ -213,8 +209,7 @@ impl State {
         let entry = Entry::Record { stored, crc: crc32c(&record) };
         let need = SUMMARY_BYTES as u64 + 64 + u64::from(stored) + 2 * u64::from(self.store.alignment());
         self.log.begin(STREAM_NODES, need, &*self.store)?;
-        let summary =
-            self.log.write(STREAM_NODES, 0, vec![entry], &record, 0, &*self.store, &mut self.usage)?;
+        let summary = self.log.write(STREAM_NODES, 0, vec![entry], &record, 0, &*self.store, &mut self.usage)?;
         self.record = Some((Birth { segment: summary.segment, ordinal: summary.first_ordinal }, u64::from(stored)));
         let root = RootRecord { segment: summary.segment, offset: summary.offset, epoch: self.log.epoch };
         self.root_sequence = self.store.replace_root(self.root_sequence, &root.encode())?;
@@ -256,13 +251,8 @@ impl State {
     fn store_catalog(&mut self) -> io::Result<()> {
         let mut retired = Vec::new();
         let src = Nodes { store: &*self.store, cache: &self.cache, table: &self.usage.table, forward: None };
-        let mut edit = Edit {
-            src: &src,
-            version: 0,
-            retired: &mut retired,
-            frozen: &mut Vec::new(),
-            dirtied: &mut self.dirtied,
-        };
+        let mut edit =
+            Edit { src: &src, version: 0, retired: &mut retired, frozen: &mut Vec::new(), dirtied: &mut self.dirtied };
         for id in std::mem::take(&mut self.catalog.dirty) {
             match self.catalog.encode(id)? {
                 Some(record) => self.catalog.tree.insert(&mut edit, id, record)?,

@@ -6,9 +6,9 @@
 
 use crate::batch::{Entry, Logical, Payload, Summary};
 use crate::codec::corrupt;
-use crate::extent::{BLOCK_BYTES, Extent, Place};
+use crate::extent::{BLOCK_BYTES, Birth, Extent, Place};
 use crate::layouts::{
-    Birth, CatalogLayout, DeadLayout, DeadListLayout, ForwardLayout, MapLayout, SegmentInfo, SegmentsLayout,
+    CatalogLayout, DeadLayout, DeadListLayout, ForwardLayout, MapLayout, SegmentInfo, SegmentsLayout,
 };
 use crate::log::STREAM_NEW;
 use crate::options::CleanPolicy;
@@ -184,8 +184,9 @@ impl State {
                         let whole = Extent { blocks: data.blocks, version: *version, place };
                         let mut i = 0;
                         while i < data.blocks {
-                            let end =
-                                (i..data.blocks).find(|&j| is_dead(ordinal + j) != is_dead(ordinal + i)).unwrap_or(data.blocks);
+                            let end = (i..data.blocks)
+                                .find(|&j| is_dead(ordinal + j) != is_dead(ordinal + i))
+                                .unwrap_or(data.blocks);
                             if !is_dead(ordinal + i) {
                                 self.evacuate_blocks(*at, birth, &whole, i, end, moves)?;
                             }
@@ -235,13 +236,13 @@ impl State {
             moves.push(Move {
                 at: Logical { branch: at.branch, block: at.block + u64::from(from + skip) },
                 version: live.version,
-                source: Birth { segment: place.segment, ordinal: place.ordinal },
+                source: place.birth(),
                 forward: forward.map(|b| Birth { segment: b.segment, ordinal: b.ordinal + from + skip }),
                 place,
                 data: data[range].to_vec(),
             });
         };
-        let own = Birth { segment: whole.place.segment, ordinal: whole.place.ordinal };
+        let own = whole.place.birth();
         let branch = self.catalog.branches.get(&at.branch);
         let Some(branch) = branch.filter(|b| birth.is_none() && live.version > b.floor) else {
             push(0, live.blocks, Some(birth.unwrap_or(own)));
@@ -310,13 +311,8 @@ impl State {
         }
         let mut retired = Vec::new();
         let src = Nodes { store: &*self.store, cache: &self.cache, table: &self.usage.table, forward: None };
-        let mut edit = Edit {
-            src: &src,
-            version: 0,
-            retired: &mut retired,
-            frozen: &mut Vec::new(),
-            dirtied: &mut self.dirtied,
-        };
+        let mut edit =
+            Edit { src: &src, version: 0, retired: &mut retired, frozen: &mut Vec::new(), dirtied: &mut self.dirtied };
         let found = match head.tree {
             SegmentsLayout::TREE => touch(&mut self.usage.segments, &mut edit, head, at)?,
             DeadLayout::TREE => touch(&mut self.usage.dead, &mut edit, head, at)?,

@@ -31,6 +31,13 @@ impl Codec {
     }
 }
 
+/// A block by where it was first written: segment and ordinal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Birth {
+    pub(crate) segment: u64,
+    pub(crate) ordinal: u32,
+}
+
 /// Blocks in a segment: all of a stored unit, or a part of it.
 ///
 /// A unit is what was stored in one piece. Plain, any part of it can be read alone; compressed, it is read as a whole.
@@ -53,6 +60,11 @@ pub(crate) struct Place {
 }
 
 impl Place {
+    /// The first block's segment and ordinal.
+    pub(crate) fn birth(&self) -> Birth {
+        Birth { segment: self.segment, ordinal: self.ordinal }
+    }
+
     pub(crate) fn part(&self, skip: u32, blocks: u32) -> Place {
         let mut part = self.clone();
         part.ordinal += skip;

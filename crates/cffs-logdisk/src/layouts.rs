@@ -1,7 +1,7 @@
 //! What is in each of the trees.
 
 use crate::codec::{Fields, PutFields, corrupt};
-use crate::extent::Extent;
+use crate::extent::{Birth, Extent};
 use crate::tree::{ExtentKey, Layout};
 use std::io;
 
@@ -42,13 +42,6 @@ impl Layout for MapLayout {
     fn get_value(f: &mut Fields<'_>) -> io::Result<Extent> {
         Extent::decode(f)
     }
-}
-
-/// A block by where it was first written: segment and ordinal.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Birth {
-    pub(crate) segment: u64,
-    pub(crate) ordinal: u32,
 }
 
 impl ExtentKey for Birth {

@@ -116,8 +116,7 @@ impl Log {
         let data_start = Self::data_start(summary_bytes.max(reserved), align);
         let length = (data_start + data.len() as u32).next_multiple_of(align);
         let ordinals: u32 = entries.iter().map(Entry::ordinals).sum();
-        let after =
-            StreamEnd { segment: end.segment, offset: end.offset + length, ordinal: end.ordinal + ordinals };
+        let after = StreamEnd { segment: end.segment, offset: end.offset + length, ordinal: end.ordinal + ordinals };
         let mut streams = self.streams;
         streams[usize::from(stream)] = after;
         let summary = Summary {

@@ -57,14 +57,14 @@ impl Packer {
         let align = state.store.alignment();
         let compression = state.options.compression;
         // An extent takes at most an eighth of a segment, so that the end of a segment is not wasted.
-        let longest = (state.store.segment_bytes() / 8 / BLOCK_BYTES as u64).clamp(1, u64::from(EXTENT_BLOCKS_MAX)) as u32;
+        let longest =
+            (state.store.segment_bytes() / 8 / BLOCK_BYTES as u64).clamp(1, u64::from(EXTENT_BLOCKS_MAX)) as u32;
         let mut first = 0;
         while first < total {
             let rest = &data[first as usize * BLOCK_BYTES..];
             let unit = (total - first).min(UNIT_BLOCKS_MAX).min(longest);
             if let Some((codec, packed)) = compress(compression, &rest[..unit as usize * BLOCK_BYTES]) {
-                let payload =
-                    Payload { codec, blocks: unit, stored: packed.len() as u32, crcs: vec![crc32c(&packed)] };
+                let payload = Payload { codec, blocks: unit, stored: packed.len() as u32, crcs: vec![crc32c(&packed)] };
                 self.add(state, entry(first, payload), &packed)?;
                 first += unit;
                 continue;
@@ -93,8 +93,7 @@ impl Packer {
             return Ok(());
         }
         let entries = std::mem::take(&mut self.entries);
-        let summary =
-            state.log.write(self.stream, flags, entries, &self.data, 0, &*state.store, &mut state.usage)?;
+        let summary = state.log.write(self.stream, flags, entries, &self.data, 0, &*state.store, &mut state.usage)?;
         self.data.clear();
         self.summary = SUMMARY_BYTES;
         self.room = 0;

@@ -63,7 +63,10 @@ mod tests {
         p.discard(1, 10, 12);
         p.discard(2, 6, 10);
         p.discard(1, 6, 10);
-        assert_eq!(p.discards.iter().map(|(k, &e)| (k.branch, k.block, e)).collect::<Vec<_>>(), [(1, 3, 12), (2, 6, 10)]);
+        assert_eq!(
+            p.discards.iter().map(|(k, &e)| (k.branch, k.block, e)).collect::<Vec<_>>(),
+            [(1, 3, 12), (2, 6, 10)]
+        );
         assert!(p.is_discarded(at(3)) && p.is_discarded(at(11)) && !p.is_discarded(at(12)) && !p.is_discarded(at(2)));
         p.write(at(5), vec![1].into());
         assert_eq!(p.blocks.len(), 1);

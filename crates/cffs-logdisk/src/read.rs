@@ -3,8 +3,8 @@
 use crate::batch::{Logical, verify_payload};
 use crate::codec::corrupt;
 use crate::compress::decompress;
-use crate::extent::{BLOCK_BYTES, Codec, Extent};
-use crate::layouts::{Birth, MapLayout};
+use crate::extent::{BLOCK_BYTES, Birth, Codec, Extent};
+use crate::layouts::MapLayout;
 use crate::state::State;
 use crate::store::SegmentStore;
 use crate::tree::{Root, lookup_extents};
@@ -41,7 +41,7 @@ impl State {
         if self.usage.table.contains_key(&extent.place.segment) {
             return Ok(vec![(0, extent)]);
         }
-        let birth = Birth { segment: extent.place.segment, ordinal: extent.place.ordinal };
+        let birth = extent.place.birth();
         let found = lookup_extents(&self.forward, &self.nodes().direct(), birth, u64::from(extent.blocks))?;
         if found.iter().map(|(_, e)| e.blocks).sum::<u32>() != extent.blocks {
             return Err(corrupt(format!("blocks of segment {:#x} are gone with it", birth.segment)));

@@ -3,8 +3,8 @@
 use crate::batch::{Entry, Logical, NAME_BYTES_MAX};
 use crate::catalog::MAIN_BRANCH;
 use crate::codec::corrupt;
-use crate::extent::Extent;
-use crate::layouts::{Birth, DeadKey, MapLayout};
+use crate::extent::{Birth, Extent};
+use crate::layouts::{DeadKey, MapLayout};
 use crate::log::STREAM_NEW;
 use crate::packer::Packer;
 use crate::state::State;

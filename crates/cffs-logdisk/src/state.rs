@@ -4,15 +4,13 @@ use crate::batch::{Entry, Logical, Summary};
 use crate::cache::NodeCache;
 use crate::catalog::{Branch, Catalog, DeadList, Snapshot};
 use crate::codec::corrupt;
-use crate::extent::{Codec, Extent, Place};
-use crate::layouts::{Birth, DeadKey, DeadListLayout, ForwardLayout, MapLayout};
+use crate::extent::{Birth, Codec, Extent, Place};
+use crate::layouts::{DeadKey, DeadListLayout, ForwardLayout, MapLayout};
 use crate::log::Log;
 use crate::options::LogOptions;
 use crate::pending::Pending;
 use crate::store::{SegmentId, SegmentStore};
-use crate::tree::{
-    Edit, NODE_BYTES, Node, NodeRef, Root, insert_extent, lookup_extents, remove_extents,
-};
+use crate::tree::{Edit, NODE_BYTES, Node, NodeRef, Root, insert_extent, lookup_extents, remove_extents};
 use crate::usage::{Nodes, Usage};
 use parking_lot::{Mutex, RwLock};
 use std::any::Any;
@@ -93,12 +91,8 @@ impl State {
         change: impl FnOnce(&mut Root<MapLayout>, &mut Edit<'_, Nodes<'_>>) -> io::Result<()>,
     ) -> io::Result<()> {
         let (mut retired, mut frozen) = (Vec::new(), Vec::new());
-        let src = Nodes {
-            store: &*self.store,
-            cache: &self.cache,
-            table: &self.usage.table,
-            forward: Some(&self.forward),
-        };
+        let src =
+            Nodes { store: &*self.store, cache: &self.cache, table: &self.usage.table, forward: Some(&self.forward) };
         let b = self.catalog.branches.get_mut(&branch).ok_or_else(|| corrupt("a branch is missing"))?;
         let mut edit = Edit {
             src: &src,
@@ -129,13 +123,8 @@ impl State {
     ) -> io::Result<()> {
         let mut retired = Vec::new();
         let src = Nodes { store: &*self.store, cache: &self.cache, table: &self.usage.table, forward: None };
-        let mut edit = Edit {
-            src: &src,
-            version: 0,
-            retired: &mut retired,
-            frozen: &mut Vec::new(),
-            dirtied: &mut self.dirtied,
-        };
+        let mut edit =
+            Edit { src: &src, version: 0, retired: &mut retired, frozen: &mut Vec::new(), dirtied: &mut self.dirtied };
         change(&mut self.forward, &mut edit)?;
         retired.iter().try_for_each(|r| self.usage.free_node(r))
     }
@@ -146,13 +135,8 @@ impl State {
     ) -> io::Result<()> {
         let mut retired = Vec::new();
         let src = Nodes { store: &*self.store, cache: &self.cache, table: &self.usage.table, forward: None };
-        let mut edit = Edit {
-            src: &src,
-            version: 0,
-            retired: &mut retired,
-            frozen: &mut Vec::new(),
-            dirtied: &mut self.dirtied,
-        };
+        let mut edit =
+            Edit { src: &src, version: 0, retired: &mut retired, frozen: &mut Vec::new(), dirtied: &mut self.dirtied };
         change(&mut self.dead_lists, &mut edit)?;
         retired.iter().try_for_each(|r| self.usage.free_node(r))
     }
@@ -187,7 +171,7 @@ impl State {
             return Err(corrupt("only a part of a stored unit has been moved"));
         }
         for (_, e) in moved {
-            let now = Birth { segment: e.place.segment, ordinal: e.place.ordinal };
+            let now = e.place.birth();
             self.usage.free(now, e.blocks, e.share())?;
         }
         Ok(())
@@ -195,7 +179,7 @@ impl State {
 
     fn unmapped(&mut self, branch: u32, displaced: Vec<(u64, Extent)>) -> io::Result<()> {
         for (_, e) in displaced {
-            let at = Birth { segment: e.place.segment, ordinal: e.place.ordinal };
+            let at = e.place.birth();
             self.unreferenced(branch, at, e.blocks, e.share(), e.version)?;
         }
         Ok(())
@@ -325,7 +309,7 @@ impl State {
             return Ok(());
         }
         let part = copy.part(from, to - from);
-        self.usage.free(Birth { segment: part.place.segment, ordinal: part.place.ordinal }, part.blocks, part.share())
+        self.usage.free(part.place.birth(), part.blocks, part.share())
     }
 
     /// What was first written at `birth` is now elsewhere; `bytes` is what it took where it was, if it was never moved before.
@@ -340,7 +324,7 @@ impl State {
             self.usage.free(birth, blocks, bytes)?;
         }
         for (_, e) in moved {
-            self.usage.free(Birth { segment: e.place.segment, ordinal: e.place.ordinal }, e.blocks, e.share())?;
+            self.usage.free(e.place.birth(), e.blocks, e.share())?;
         }
         if let Some(info) = self.usage.table.get_mut(&birth.segment) {
             info.forwarded = true;

@@ -5,8 +5,9 @@
 
 use crate::batch::Summary;
 use crate::cache::NodeCache;
-use crate::codec::{crc32c, corrupt};
-use crate::layouts::{Birth, DeadLayout, ForwardLayout, PAGE_BLOCKS, Page, SegmentInfo, SegmentsLayout};
+use crate::codec::{corrupt, crc32c};
+use crate::extent::Birth;
+use crate::layouts::{DeadLayout, ForwardLayout, PAGE_BLOCKS, Page, SegmentInfo, SegmentsLayout};
 use crate::store::{SegmentId, SegmentStore};
 use crate::tree::{Edit, Layout, NODE_BYTES, Node, NodeRef, Root, Source, lookup_extents};
 use parking_lot::Mutex;
@@ -123,8 +124,7 @@ impl Usage {
         list.sort_unstable();
         let mut retired = Vec::new();
         let src = Nodes { store, cache, table: &self.table, forward: None };
-        let mut edit =
-            Edit { src: &src, version: 0, retired: &mut retired, frozen: &mut Vec::new(), dirtied };
+        let mut edit = Edit { src: &src, version: 0, retired: &mut retired, frozen: &mut Vec::new(), dirtied };
         let mut open: Option<(Birth, Page)> = None;
         for (at, blocks) in list {
             if !self.table.contains_key(&at.segment) {
@@ -181,8 +181,7 @@ impl Usage {
     ) -> io::Result<()> {
         let mut retired = Vec::new();
         let src = Nodes { store, cache, table: &self.table, forward: None };
-        let mut edit =
-            Edit { src: &src, version: 0, retired: &mut retired, frozen: &mut Vec::new(), dirtied };
+        let mut edit = Edit { src: &src, version: 0, retired: &mut retired, frozen: &mut Vec::new(), dirtied };
         for segment in std::mem::take(&mut self.removed) {
             self.segments.remove(&mut edit, &segment)?;
             let mut pages = Vec::new();

@@ -4,8 +4,8 @@
 //! given out again only after a root that no longer refers to its last segment, so an id never comes twice. The slots
 //! in use are known to the owner, which tells them after it has read its checkpoint; no slot has a header of its own.
 
-use super::superblock::{SLOT_BYTES, SLOTS_MAX, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS, Superblock};
 use super::segment_store::{ROOT_BYTES_MAX, SegmentId, SegmentStore, StoreRoot, full};
+use super::superblock::{SLOT_BYTES, SLOTS_MAX, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS, Superblock};
 use crate::codec::corrupt;
 use cffs_device::{Device, IoKind};
 use parking_lot::Mutex;

@@ -82,10 +82,10 @@ impl SegmentStore for MemoryStore {
     fn get(&self, segment: SegmentId, offset: u64, buf: &mut [u8]) -> io::Result<()> {
         let inner = self.inner.read();
         let data = inner.segments.get(&segment).ok_or_else(|| missing(segment))?;
-        let part = usize::try_from(offset)
-            .ok()
-            .and_then(|at| data.get(at..at.checked_add(buf.len())?))
-            .ok_or_else(|| io::Error::new(io::ErrorKind::UnexpectedEof, format!("segment {segment} ends before {offset}")))?;
+        let part =
+            usize::try_from(offset).ok().and_then(|at| data.get(at..at.checked_add(buf.len())?)).ok_or_else(|| {
+                io::Error::new(io::ErrorKind::UnexpectedEof, format!("segment {segment} ends before {offset}"))
+            })?;
         buf.copy_from_slice(part);
         Ok(())
     }

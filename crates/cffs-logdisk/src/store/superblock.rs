@@ -101,7 +101,8 @@ mod tests {
 
     #[test]
     fn impossible_sizes_with_a_good_checksum_are_errors() {
-        let ok = Superblock { uuid: [0; 16], sequence: 1, slot_bytes: 1 << 20, slots: 4, first_slot: 1 << 20, root: vec![] };
+        let ok =
+            Superblock { uuid: [0; 16], sequence: 1, slot_bytes: 1 << 20, slots: 4, first_slot: 1 << 20, root: vec![] };
         for bad in [
             Superblock { slot_bytes: 0, ..ok.clone() },
             Superblock { slot_bytes: u64::MAX, ..ok.clone() },

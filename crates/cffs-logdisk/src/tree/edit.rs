@@ -192,12 +192,7 @@ impl<S: Source> Edit<'_, S> {
 
 impl<L: Layout> Root<L> {
     /// Sets the value of a key.
-    pub(crate) fn insert<S: Source>(
-        &mut self,
-        edit: &mut Edit<'_, S>,
-        key: L::Key,
-        value: L::Value,
-    ) -> io::Result<()> {
+    pub(crate) fn insert<S: Source>(&mut self, edit: &mut Edit<'_, S>, key: L::Key, value: L::Value) -> io::Result<()> {
         let Some(child) = &mut self.child else {
             *edit.dirtied += 1;
             let node = Node { version: edit.version, body: Body::Leaf(vec![(key, value)]) };

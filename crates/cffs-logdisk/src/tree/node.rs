@@ -170,7 +170,8 @@ impl<L: Layout> Node<L> {
 
     pub(crate) fn decode(bytes: &[u8], level: u8) -> io::Result<Self> {
         let mut f = Fields::new(bytes);
-        if bytes.len() != NODE_BYTES || f.u32()? != MAGIC || f.u8()? != L::TREE || f.u8()? != level || level > LEVEL_MAX {
+        if bytes.len() != NODE_BYTES || f.u32()? != MAGIC || f.u8()? != L::TREE || f.u8()? != level || level > LEVEL_MAX
+        {
             return Err(corrupt("this is not the node that was looked for"));
         }
         let n = f.u16()?;

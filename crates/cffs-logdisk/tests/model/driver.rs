@@ -2,9 +2,7 @@
 
 use crate::crash_device::CrashDevice;
 use cffs_device::{Device, IoKind, WriteRequest};
-use cffs_logdisk::{
-    BLOCK_BYTES, CleanPolicy, Compression, ImageOptions, ImageStore, LogDisk, LogOptions, MAIN_BRANCH,
-};
+use cffs_logdisk::{BLOCK_BYTES, CleanPolicy, Compression, ImageOptions, ImageStore, LogDisk, LogOptions, MAIN_BRANCH};
 use std::collections::BTreeMap;
 use std::io::{self, IoSlice};
 use std::sync::Arc;
@@ -50,7 +48,9 @@ impl Config {
             cache_nodes: rng.usize(16..200),
             batch_bytes: rng.usize(1..40) * BLOCK_BYTES,
             checkpoint_bytes: rng.u64(1..64) * 32 * 1024,
-            compression: *rng.choice(&[Compression::None, Compression::None, Compression::Lz4, Compression::Zstd(1)]).unwrap(),
+            compression: *rng
+                .choice(&[Compression::None, Compression::None, Compression::Lz4, Compression::Zstd(1)])
+                .unwrap(),
             policy: *rng.choice(&[CleanPolicy::Greedy, CleanPolicy::CostBenefit, CleanPolicy::Generations]).unwrap(),
             ..LogOptions::default()
         };
@@ -305,7 +305,8 @@ impl Driver {
         assert!(self.possible.contains(&before), "after the crash the disk is none of {} states", self.possible.len());
         while self.rng.u32(0..3) == 0 {
             device.requests_left.store(self.rng.u64(0..12), std::sync::atomic::Ordering::Relaxed);
-            let opened = ImageStore::open(device.clone()).and_then(|s| LogDisk::open(Arc::new(s), &self.config.options));
+            let opened =
+                ImageStore::open(device.clone()).and_then(|s| LogDisk::open(Arc::new(s), &self.config.options));
             drop(opened);
             device = Arc::new(device.crash(&mut self.rng));
         }
