@@ -42,7 +42,7 @@ impl Referred {
 }
 
 /// What is wrong, one line for each.
-pub(crate) fn check(state: &mut State, data: bool) -> io::Result<Vec<String>> {
+pub(crate) fn check(state: &State, data: bool) -> io::Result<Vec<String>> {
     let mut found = Referred::default();
     found.tree(state, &state.forward)?;
     found.tree(state, &state.dead_lists)?;

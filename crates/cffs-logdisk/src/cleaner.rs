@@ -276,6 +276,13 @@ impl State {
         crc: u32,
         nodes: &mut Vec<NodeMove>,
     ) -> io::Result<()> {
+        // A node below it was brought into memory before, and took this one along.
+        let gone = |(at, blocks): &(Birth, u32)| {
+            at.segment == source.segment && (at.ordinal..at.ordinal + blocks).contains(&source.ordinal)
+        };
+        if self.usage.newly_dead.iter().any(gone) {
+            return Ok(());
+        }
         if birth.is_none() && self.touch_node(head, source)? {
             return Ok(());
         }

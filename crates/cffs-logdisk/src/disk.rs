@@ -73,6 +73,10 @@ pub struct LogStats {
     pub dirty_nodes: usize,
     /// Nodes in memory that are stored, a number.
     pub cached_nodes: usize,
+    /// Segments that the cleaner leaves alone because something in them could not be verified, a number.
+    pub damaged_segments: usize,
+    /// Extents and nodes that the cleaner moved while snapshots referred to them, a number.
+    pub forwards: u64,
 }
 
 /// A log disk. As a [`Device`] it is its main branch.
@@ -169,17 +173,13 @@ impl LogDisk {
         Ok(report)
     }
 
-    /// Counts what is referred to and compares it with the usage; returns what is wrong, one line for each. With `data`, all
+    /// Counts what batches refer to and compares it with the usage; returns what is wrong, one line for each. With `data`, all
     /// data is read and verified as well.
     ///
     /// # Errors
     /// Those of the store, and `InvalidData` if a tree cannot be read.
     pub fn check(&self, data: bool) -> io::Result<Vec<String>> {
-        let mut state = self.lock();
-        if !state.options.read_only {
-            state.seal()?;
-        }
-        check(&mut state, data)
+        check(&self.lock(), data)
     }
 
     /// What has been done.
@@ -194,6 +194,8 @@ impl LogDisk {
             live: state.usage.live,
             dirty_nodes: state.dirtied,
             cached_nodes: state.cache.lock().len(),
+            damaged_segments: state.damaged.len(),
+            forwards: state.forwarded,
         }
     }
 
@@ -239,7 +241,9 @@ impl LogDisk {
     /// # Errors
     /// `NotFound` if there is none, `ResourceBusy` while it is open or a branch has begun as it; those of the store.
     pub fn delete_snapshot(&self, id: u64) -> io::Result<()> {
-        self.lock().delete_snapshot(id)
+        let mut state = self.lock();
+        state.seal()?;
+        state.delete_snapshot(id)
     }
 
     /// Deletes a branch that has no snapshots. Its space comes back by [`LogDisk::delete_step`].

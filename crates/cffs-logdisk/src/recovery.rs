@@ -52,6 +52,7 @@ fn blank(store: Arc<dyn SegmentStore>, options: &LogOptions) -> State {
         record: None,
         damaged: BTreeSet::new(),
         cleaned: 0,
+        forwarded: 0,
         accepted: 0,
         readers: Arc::new(RwLock::new(())),
         failed: None,

@@ -51,6 +51,8 @@ pub(crate) struct State {
     pub(crate) damaged: BTreeSet<SegmentId>,
     /// Bytes that the cleaner has copied since the start.
     pub(crate) cleaned: u64,
+    /// Extents and nodes that were moved by a forward since the start.
+    pub(crate) forwarded: u64,
     /// Bytes that programs have written since the start.
     pub(crate) accepted: u64,
     /// Held shared by who reads a segment; a segment is deleted while nobody does.
@@ -315,6 +317,7 @@ impl State {
     /// What was first written at `birth` is now elsewhere; `bytes` is what it took where it was, if it was never moved before.
     fn apply_forward(&mut self, birth: Birth, bytes: u64, extent: Extent) -> io::Result<()> {
         let blocks = extent.blocks;
+        self.forwarded += 1;
         let mut moved = Vec::new();
         self.edit_forward(|root, edit| {
             remove_extents(root, edit, birth, u64::from(blocks), &mut moved)?;

@@ -68,6 +68,10 @@ pub struct Driver {
     pub possible: Vec<Model>,
     pub rng: fastrand::Rng,
     next_tag: u32,
+    /// Bytes that the cleaner has copied, and forwards, of the disks that were closed.
+    pub seen: (u64, u64),
+    /// The last operation.
+    pub last: u32,
 }
 
 impl Driver {
@@ -78,7 +82,7 @@ impl Driver {
         let disk = LogDisk::format(store, config.blocks * BLOCK_BYTES as u64, &config.options).unwrap();
         let mut model = Model::default();
         model.branches.insert(MAIN_BRANCH, Arc::new(vec![0; config.blocks as usize * SECTORS_PER_BLOCK]));
-        Driver { config, device, disk, possible: vec![model.clone()], model, rng, next_tag: 1 }
+        Driver { config, device, disk, possible: vec![model.clone()], model, rng, next_tag: 1, last: 0, seen: (0, 0) }
     }
 
     fn sectors(&self) -> usize {
@@ -134,6 +138,13 @@ impl Driver {
         Ok(())
     }
 
+    /// What the run has exercised.
+    pub fn note(&mut self) {
+        let s = self.disk.stats();
+        self.seen.0 += s.cleaned;
+        self.seen.1 += s.forwards;
+    }
+
     fn any_branch(&mut self) -> u32 {
         let all: Vec<u32> = self.model.branches.keys().copied().collect();
         if self.rng.bool() { MAIN_BRANCH } else { *self.rng.choice(&all).unwrap() }
@@ -159,7 +170,8 @@ impl Driver {
     }
 
     fn try_step(&mut self) -> io::Result<()> {
-        match self.rng.u32(0..100) {
+        self.last = self.rng.u32(0..100);
+        match self.last {
             0..45 => {
                 let branch = self.any_branch();
                 let n = if self.rng.u32(0..8) == 0 { self.rng.usize(2..5) } else { 1 };
@@ -290,6 +302,7 @@ impl Driver {
         assert!(self.contents(&self.disk) == self.model, "the disk is not what it must be");
         let problems = self.disk.check(true).unwrap();
         assert!(problems.is_empty(), "{problems:#?}");
+        assert_eq!(self.disk.stats().damaged_segments, 0, "the cleaner has found damage where there is none");
     }
 
     fn open(&self, device: &Arc<CrashDevice>, options: &LogOptions) -> LogDisk {
@@ -299,10 +312,14 @@ impl Driver {
 
     /// A crash, perhaps several during recovery, and what is found then.
     pub fn crash(&mut self) {
+        self.note();
         let mut device = Arc::new(self.device.crash(&mut self.rng));
         let read_only = LogOptions { read_only: true, ..self.config.options.clone() };
         let before = self.contents(&self.open(&device, &read_only));
-        assert!(self.possible.contains(&before), "after the crash the disk is none of {} states", self.possible.len());
+        if !self.possible.contains(&before) {
+            let differ: Vec<String> = self.possible.iter().map(|p| difference(p, &before)).collect();
+            panic!("after the crash the disk is none of {} states: {differ:#?}", self.possible.len());
+        }
         while self.rng.u32(0..3) == 0 {
             device.requests_left.store(self.rng.u64(0..12), std::sync::atomic::Ordering::Relaxed);
             let opened =
@@ -327,7 +344,25 @@ impl Driver {
             self.disk.flush().unwrap();
         }
         self.possible = vec![self.model.clone()];
+        self.note();
         self.disk = self.open(&self.device.clone(), &self.config.options);
         self.check_all();
     }
+}
+
+/// What differs between what a disk may be and what it is, for a message.
+fn difference(model: &Model, found: &Model) -> String {
+    let ids =
+        |m: &Model| (m.branches.keys().copied().collect::<Vec<_>>(), m.snapshots.keys().copied().collect::<Vec<_>>());
+    if ids(model) != ids(found) {
+        return format!("{:?} instead of {:?}", ids(found), ids(model));
+    }
+    let branches = model.branches.iter().map(|(id, t)| (format!("branch {id}"), t, &found.branches[id]));
+    let snapshots = model.snapshots.iter().map(|(id, t)| (format!("snapshot {id}"), t, &found.snapshots[id]));
+    let differ = |(name, a, b): (String, &Tags, &Tags)| {
+        let sectors: Vec<usize> = (0..a.len()).filter(|&i| a[i] != b[i]).collect();
+        let first = sectors.first().map(|&i| (i, a[i], b[i]));
+        (!sectors.is_empty()).then(|| format!("{name}: {} sectors, the first {first:?}", sectors.len()))
+    };
+    branches.chain(snapshots).filter_map(differ).collect::<Vec<_>>().join("; ")
 }
