@@ -15,7 +15,6 @@ use crate::options::CleanPolicy;
 use crate::packer::Packer;
 use crate::read::fetch;
 use crate::scan::read_summary;
-use crate::space::CLEANER_SEGMENTS;
 use crate::state::State;
 use crate::store::SegmentId;
 use crate::tree::{Edit, Layout, NODE_BYTES, NodeHead, Root, lookup_extents};
@@ -59,7 +58,7 @@ struct NodeMove {
 
 impl State {
     /// How much a segment deserves to be cleaned; `None` if nothing is to be gained.
-    fn score(&self, id: SegmentId, info: &SegmentInfo) -> Option<f64> {
+    fn score(&self, policy: CleanPolicy, id: SegmentId, info: &SegmentInfo) -> Option<f64> {
         if self.log.is_open(id) || self.damaged.contains(&id) {
             return None;
         }
@@ -69,7 +68,7 @@ impl State {
             return None;
         }
         let u = info.live as f64 / size as f64;
-        Some(match self.options.policy {
+        Some(match policy {
             CleanPolicy::Greedy => 1.0 - u,
             CleanPolicy::CostBenefit | CleanPolicy::Generations => {
                 let age = (self.log.sequence - info.age.min(self.log.sequence)) as f64 + 1.0;
@@ -79,8 +78,9 @@ impl State {
     }
 
     /// The best segments, as long as what lives in them is not more than `budget` bytes, and not less than one.
-    fn victims(&self, budget: u64) -> Vec<SegmentId> {
-        let scored = self.usage.table.iter().filter_map(|(id, info)| Some((self.score(*id, info)?, *id, info.live)));
+    fn victims(&self, policy: CleanPolicy, budget: u64) -> Vec<SegmentId> {
+        let scored =
+            self.usage.table.iter().filter_map(|(id, info)| Some((self.score(policy, *id, info)?, *id, info.live)));
         let mut scored: Vec<(f64, SegmentId, u64)> = scored.collect();
         scored.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
         let mut left = budget;
@@ -99,10 +99,10 @@ impl State {
     }
 
     /// Moves what lives in the best segments, about `budget` bytes. They are deleted by the next checkpoint.
-    pub(crate) fn clean_round(&mut self, budget: u64) -> io::Result<CleanReport> {
+    pub(crate) fn clean_round(&mut self, policy: CleanPolicy, budget: u64) -> io::Result<CleanReport> {
         self.check()?;
         self.usage.apply_dead(&*self.store, &self.cache, &mut self.dirtied)?;
-        let victims = self.victims(budget);
+        let victims = self.victims(policy, budget);
         let mut report = CleanReport::default();
         let mut by_stream: [(Vec<Move>, Vec<NodeMove>); 3] = Default::default();
         for id in victims {
@@ -334,17 +334,17 @@ impl State {
     /// Sees to it that `bytes` can be written to free segments: cleans if it must.
     pub(crate) fn ensure_room(&mut self, bytes: u64) -> io::Result<()> {
         let segment = self.store.segment_bytes();
-        let need = bytes + bytes / 32 + CLEANER_SEGMENTS * segment;
+        let need = bytes + bytes / 32 + self.cleaner_reserve();
         let mut stalled = 0;
         while self.store.available() < need {
             let before = self.store.available();
-            self.checkpoint()?;
-            if self.store.available() >= need {
-                break;
+            if self.usage.table.iter().any(|(id, info)| info.live == 0 && !self.log.is_open(*id)) {
+                self.checkpoint()?;
+                continue;
             }
-            // Copies and the checkpoint behind them must fit what is free now.
-            let budget = (self.store.available() / 2).min(8 * segment).max(segment);
-            let moved = self.clean_round(budget)?;
+            // Copies and the checkpoint behind them must fit what is free now. In need, only the gain counts.
+            let room = before.saturating_sub(self.checkpoint_need() + 4 * segment);
+            let moved = self.clean_round(CleanPolicy::Greedy, room.clamp(segment, 8 * segment))?;
             self.checkpoint()?;
             stalled = if self.store.available() > before { 0 } else { stalled + 1 };
             if moved.segments == 0 || stalled > STALLED_ROUNDS_MAX {

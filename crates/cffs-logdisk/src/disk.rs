@@ -166,7 +166,8 @@ impl LogDisk {
         state.ensure_room(0)?;
         let segment = state.store.segment_bytes();
         let room = state.store.available().saturating_sub(4 * segment);
-        let report = state.clean_round(budget.min(room).max(1))?;
+        let policy = state.options.policy;
+        let report = state.clean_round(policy, budget.min(room).max(1))?;
         if state.dirtied >= state.dirty_max() {
             state.checkpoint()?;
         }

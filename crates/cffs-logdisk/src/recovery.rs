@@ -71,11 +71,10 @@ pub(crate) fn format(store: Arc<dyn SegmentStore>, logical_bytes: u64, options: 
     state.options.read_only = false;
     state.logical_bytes = logical_bytes;
     state.store.adopt(&[])?;
-    let least = 24 * state.store.segment_bytes();
-    if state.store.capacity() < least {
+    if state.space().usable < state.store.capacity() / 4 {
         return Err(io::Error::new(
             io::ErrorKind::InvalidInput,
-            format!("a log disk needs at least 24 segments, {least} bytes; the store has {}", state.store.capacity()),
+            format!("{} bytes are too few for a log disk with such segments", state.store.capacity()),
         ));
     }
     state.root_sequence = state.store.root()?.sequence;

@@ -89,7 +89,9 @@ pub(crate) fn remove_extents<L: ExtentLayout, S: Source>(
         let found = whole_extents(root, edit.src, start, blocks, AT_ONCE)?;
         let all = found.len() < AT_ONCE;
         for (key, extent) in found {
-            root.remove(edit, &key)?;
+            if !root.remove(edit, &key)? {
+                return Err(corrupt("an extent is not where its key leads"));
+            }
             let skip = if key < start { start.since(key) as u32 } else { 0 };
             let after = key.plus(u64::from(extent.blocks))?;
             let cut = if after > end { after.since(end) as u32 } else { 0 };

@@ -55,7 +55,7 @@ impl Config {
             ..LogOptions::default()
         };
         let slot_bytes = *rng.choice(&[64 << 10, 128 << 10]).unwrap();
-        Config { slots: rng.u64(32..80), slot_bytes, blocks: rng.u64(100..600), options }
+        Config { slots: rng.u64(40..90), slot_bytes, blocks: rng.u64(100..600), options }
     }
 }
 
@@ -70,6 +70,8 @@ pub struct Driver {
     next_tag: u32,
     /// Bytes that the cleaner has copied, and forwards, of the disks that were closed.
     pub seen: (u64, u64),
+    /// What the last write would have made of the disk.
+    pub attempted: Option<Model>,
     /// The last operation.
     pub last: u32,
 }
@@ -82,7 +84,18 @@ impl Driver {
         let disk = LogDisk::format(store, config.blocks * BLOCK_BYTES as u64, &config.options).unwrap();
         let mut model = Model::default();
         model.branches.insert(MAIN_BRANCH, Arc::new(vec![0; config.blocks as usize * SECTORS_PER_BLOCK]));
-        Driver { config, device, disk, possible: vec![model.clone()], model, rng, next_tag: 1, last: 0, seen: (0, 0) }
+        Driver {
+            config,
+            device,
+            disk,
+            possible: vec![model.clone()],
+            model,
+            rng,
+            next_tag: 1,
+            last: 0,
+            seen: (0, 0),
+            attempted: None,
+        }
     }
 
     fn sectors(&self) -> usize {
@@ -129,10 +142,13 @@ impl Driver {
                 WriteRequest { kind: IoKind::Data, offset, bufs: d.chunks(1000).map(IoSlice::new).collect() }
             })
             .collect();
-        self.device_of(branch).write_atomic(&requests)?;
         for (start, n) in ranges {
             Arc::make_mut(&mut tags)[*start..start + n].fill(tag);
         }
+        let mut attempted = self.model.clone();
+        attempted.branches.insert(branch, tags.clone());
+        self.attempted = Some(attempted);
+        self.device_of(branch).write_atomic(&requests)?;
         self.model.branches.insert(branch, tags);
         self.changed();
         Ok(())
@@ -248,7 +264,7 @@ impl Driver {
             }
             _ => {
                 if let Some(id) = self.any_snapshot() {
-                    self.check_diff(id);
+                    self.check_diff(id)?;
                 }
             }
         }
@@ -256,15 +272,16 @@ impl Driver {
     }
 
     /// Where a branch differs from a snapshot of it must be reported; equal blocks may be.
-    fn check_diff(&mut self, id: u64) {
+    fn check_diff(&mut self, id: u64) -> io::Result<()> {
         let info = self.disk.snapshots().into_iter().find(|s| s.id == id).unwrap();
-        let ranges = self.disk.diff(id, None).unwrap();
+        let ranges = self.disk.diff(id, None)?;
         let (a, b) = (&self.model.snapshots[&id], &self.model.branches[&info.branch]);
         for (i, (x, y)) in a.iter().zip(b.iter()).enumerate() {
             let at = (i * SECTOR) as u64;
             let said = ranges.iter().any(|(start, len)| (*start..start + len).contains(&at));
             assert!(x == y || said, "sector {i} differs and is not in the difference");
         }
+        Ok(())
     }
 
     pub fn check_range(&self, device: &dyn Device, tags: &Tags, start: usize, n: usize) {
@@ -333,6 +350,19 @@ impl Driver {
         assert!(after == before, "a crash during recovery has changed the disk");
         self.model = after;
         self.possible = vec![self.model.clone()];
+        self.check_all();
+    }
+
+    /// A crash after an error: operations that failed may be there.
+    pub fn crash_after_failure(&mut self) {
+        let device = Arc::new(self.device.crash(&mut self.rng));
+        self.disk = self.open(&device, &self.config.options);
+        let found = self.contents(&self.disk);
+        self.device = device;
+        let known = self.possible.contains(&found);
+        let attempted = self.attempted.as_ref() == Some(&found);
+        assert!(known || attempted, "after an error the disk is none of {} states", self.possible.len());
+        self.model = found;
         self.check_all();
     }
 
