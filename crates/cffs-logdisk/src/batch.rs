@@ -2,7 +2,7 @@
 //!
 //! `docs/format-log.md` has every field.
 
-use crate::codec::{Fields, PutFields, corrupt, crc32c};
+use crate::codec::{Fields, PutFields, corrupt, counter, crc32c};
 use crate::extent::{BLOCK_BYTES, Birth, Codec, check_shape};
 
 use crate::store::SegmentId;
@@ -242,7 +242,12 @@ impl Entry {
             5 => Entry::ForwardNode { head: head(f)?, birth: birth(f)?, crc: f.u32()? },
             6 => Entry::Record { stored: f.u32()?, crc: f.u32()? },
             7 => Entry::Discard { at: logical(f)?, blocks: f.u64()? },
-            8 => Entry::Snapshot { id: f.u64()?, branch: f.u32()?, version: f.u64()?, name: name(f)? },
+            8 => Entry::Snapshot {
+                id: counter(f.u64()?)?,
+                branch: f.u32()?,
+                version: counter(f.u64()?)?,
+                name: name(f)?,
+            },
             9 => Entry::Clone { branch: f.u32()?, snapshot: f.u64()?, name: name(f)? },
             10 => Entry::Delete { id: f.u64()? },
             kind => return Err(corrupt(format!("a summary has an entry of unknown kind {kind}"))),
@@ -353,7 +358,7 @@ impl Summary {
         }
         let flags = f.u16()?;
         let uuid = f.uuid()?;
-        let (epoch, sequence, durable, segment) = (f.u64()?, f.u64()?, f.u64()?, f.u64()?);
+        let (epoch, sequence, durable, segment) = (f.u64()?, counter(f.u64()?)?, f.u64()?, f.u64()?);
         let (offset, data_start, length, first_ordinal) = (f.u32()?, f.u32()?, f.u32()?, f.u32()?);
         let next_segment = f.u64()?;
         let stream = f.u32()?;

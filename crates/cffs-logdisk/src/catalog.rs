@@ -5,7 +5,7 @@
 //! the branch's newest snapshot is free at once. Any other goes into the dead list of the branch; a new snapshot takes that list
 //! along. When a snapshot goes, the list of the next one says what only the deleted one had.
 
-use crate::codec::{Fields, PutFields, corrupt};
+use crate::codec::{Fields, PutFields, corrupt, counter};
 use crate::layouts::{CatalogLayout, MapLayout};
 use crate::tree::Root;
 use std::collections::{BTreeMap, BTreeSet};
@@ -63,7 +63,7 @@ fn put_list(out: &mut Vec<u8>, list: &DeadList) {
 }
 
 fn get_list(f: &mut Fields<'_>) -> io::Result<DeadList> {
-    Ok(DeadList { id: f.u64()?, entries: f.u64()? })
+    Ok(DeadList { id: counter(f.u64()?)?, entries: counter(f.u64()?)? })
 }
 
 impl Catalog {
@@ -130,7 +130,7 @@ impl Catalog {
                 self.branches.insert(id, Branch { root, origin, list, deleting, name, floor: 0 });
             }
             (2, deleting) => {
-                let (branch, version) = (f.u32()?, f.u64()?);
+                let (branch, version) = (f.u32()?, counter(f.u64()?)?);
                 let list = get_list(&mut f)?;
                 let root = Root::decode(&mut f)?;
                 let n = usize::from(f.u8()?);

@@ -1,10 +1,10 @@
 //! A checkpoint: what is only in memory is stored, and the root refers to it.
 
 use crate::batch::{Entry, SUMMARY_BYTES};
-use crate::codec::{Fields, PutFields, corrupt, crc32c};
-use crate::extent::Birth;
+use crate::codec::{Fields, PutFields, corrupt, counter, crc32c};
+use crate::extent::{Birth, EXTENT_BLOCKS_MAX};
 use crate::layouts::{MapLayout, SegmentInfo};
-use crate::log::{Log, STREAM_NODES};
+use crate::log::{Log, NewBatch, STREAM_NODES};
 use crate::state::State;
 use crate::store::{SegmentId, SegmentStore};
 use crate::tree::{Edit, Layout, NODE_BYTES, Node, NodeHead, NodeRef, NodeSink, Root, StoredNodes};
@@ -71,7 +71,8 @@ impl NodeWriter<'_> {
         if !self.entries.is_empty() {
             let reserved = summary_bytes(self.room);
             let entries = std::mem::take(&mut self.entries);
-            self.log.write(STREAM_NODES, 0, entries, &self.data, reserved, self.store, self.usage)?;
+            let batch = NewBatch { stream: STREAM_NODES, flags: 0, entries, data: &self.data, reserved };
+            self.log.write(batch, self.store, self.usage)?;
             self.data.clear();
         }
         self.room = 0;
@@ -167,8 +168,12 @@ impl State {
         if f.u32()? != RECORD_MAGIC || f.u32()? != 1 {
             return Err(corrupt("this is no checkpoint"));
         }
-        let fields =
-            RecordFields { logical_bytes: f.u64()?, version: f.u64()?, next_id: f.u64()?, next_list: f.u64()? };
+        let fields = RecordFields {
+            logical_bytes: f.u64()?,
+            version: counter(f.u64()?)?,
+            next_id: counter(f.u64()?)?,
+            next_list: counter(f.u64()?)?,
+        };
         self.forward = Root::decode(&mut f)?;
         self.dead_lists = Root::decode(&mut f)?;
         self.catalog.tree = Root::decode(&mut f)?;
@@ -177,9 +182,12 @@ impl State {
         let n = f.count(8 + SegmentInfo::BYTES)?;
         let table = (0..n).map(|_| Ok((f.u64()?, SegmentInfo::decode(&mut f)?))).collect::<io::Result<_>>()?;
         let n = f.count(16)?;
-        let newly_dead = (0..n)
+        let newly_dead: Vec<(Birth, u32)> = (0..n)
             .map(|_| Ok((Birth { segment: f.u64()?, ordinal: f.u32()? }, f.u32()?)))
             .collect::<io::Result<_>>()?;
+        if newly_dead.iter().any(|(at, n)| *n > EXTENT_BLOCKS_MAX || at.ordinal.checked_add(*n).is_none()) {
+            return Err(corrupt("a dead extent has an impossible length"));
+        }
         Ok(Record { fields, table, newly_dead })
     }
 
@@ -209,7 +217,8 @@ impl State {
         let entry = Entry::Record { stored, crc: crc32c(&record) };
         let need = SUMMARY_BYTES as u64 + 64 + u64::from(stored) + 2 * u64::from(self.store.alignment());
         self.log.begin(STREAM_NODES, need, &*self.store)?;
-        let summary = self.log.write(STREAM_NODES, 0, vec![entry], &record, 0, &*self.store, &mut self.usage)?;
+        let batch = NewBatch { stream: STREAM_NODES, flags: 0, entries: vec![entry], data: &record, reserved: 0 };
+        let summary = self.log.write(batch, &*self.store, &mut self.usage)?;
         self.record = Some((Birth { segment: summary.segment, ordinal: summary.first_ordinal }, u64::from(stored)));
         let root = RootRecord { segment: summary.segment, offset: summary.offset, epoch: self.log.epoch };
         self.root_sequence = self.store.replace_root(self.root_sequence, &root.encode())?;

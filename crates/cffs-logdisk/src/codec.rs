@@ -7,6 +7,14 @@ pub(crate) fn corrupt(what: impl Into<String>) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what.into())
 }
 
+/// Counters of a store stay below this, so that adding to them never overflows.
+pub(crate) const COUNTER_MAX: u64 = 1 << 62;
+
+/// A counter that was read.
+pub(crate) fn counter(n: u64) -> io::Result<u64> {
+    if n < COUNTER_MAX { Ok(n) } else { Err(corrupt(format!("a counter has the impossible value {n}"))) }
+}
+
 /// CRC32C (Castagnoli).
 pub(crate) fn crc32c(bytes: &[u8]) -> u32 {
     crc_fast::crc32_iscsi(bytes)

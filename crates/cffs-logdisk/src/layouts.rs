@@ -1,7 +1,7 @@
 //! What is in each of the trees.
 
 use crate::codec::{Fields, PutFields, corrupt};
-use crate::extent::{Birth, Extent};
+use crate::extent::{Birth, EXTENT_BLOCKS_MAX, Extent};
 use crate::tree::{ExtentKey, Layout};
 use std::io;
 
@@ -123,8 +123,9 @@ impl SegmentInfo {
             forwarded: f.u8()? != 0,
             stream: f.u8()?,
         };
-        if info.live > u64::from(info.used) {
-            return Err(corrupt("more bytes of a segment live than it has"));
+        // A unit of 16 blocks takes 35 bytes at least.
+        if info.live > u64::from(info.used) || info.ordinals > info.used / 2 {
+            return Err(corrupt("a segment has more than fits it"));
         }
         Ok(info)
     }
@@ -221,7 +222,11 @@ impl Layout for DeadListLayout {
         out.put_u32(value.1);
     }
     fn get_value(f: &mut Fields<'_>) -> io::Result<(u32, u32)> {
-        Ok((f.u32()?, f.u32()?))
+        let value = (f.u32()?, f.u32()?);
+        if !(1..=EXTENT_BLOCKS_MAX).contains(&value.0) {
+            return Err(corrupt("a dead extent has an impossible length"));
+        }
+        Ok(value)
     }
 }
 

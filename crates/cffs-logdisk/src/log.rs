@@ -32,6 +32,17 @@ pub(crate) struct Log {
     pub(crate) written: u64,
 }
 
+/// A batch that is to be written.
+pub(crate) struct NewBatch<'a> {
+    pub(crate) stream: u8,
+    pub(crate) flags: u16,
+    pub(crate) entries: Vec<Entry>,
+    /// The bytes of all entries.
+    pub(crate) data: &'a [u8],
+    /// The summary takes at least so many bytes.
+    pub(crate) reserved: usize,
+}
+
 const CLOSED: StreamEnd = StreamEnd { segment: NO_SEGMENT, offset: 0, ordinal: 0 };
 
 impl Log {
@@ -97,18 +108,14 @@ impl Log {
         (summary as u32).next_multiple_of(align)
     }
 
-    /// Writes a batch at the end of the stream, for which `begin` has made room. `data` has the bytes of all entries. A
-    /// summary takes at least `reserved` bytes.
+    /// Writes a batch at the end of its stream, for which `begin` has made room.
     pub(crate) fn write(
         &mut self,
-        stream: u8,
-        flags: u16,
-        entries: Vec<Entry>,
-        data: &[u8],
-        reserved: usize,
+        batch: NewBatch<'_>,
         store: &dyn SegmentStore,
         usage: &mut Usage,
     ) -> io::Result<Summary> {
+        let NewBatch { stream, flags, entries, data, reserved } = batch;
         self.announce(store)?;
         let align = store.alignment();
         let end = self.streams[usize::from(stream)];

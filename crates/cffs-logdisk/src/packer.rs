@@ -4,7 +4,7 @@ use crate::batch::{CONTINUES, Entry, Payload, SUMMARY_BYTES};
 use crate::codec::crc32c;
 use crate::compress::compress;
 use crate::extent::{BLOCK_BYTES, Codec, EXTENT_BLOCKS_MAX, UNIT_BLOCKS_MAX};
-use crate::log::Log;
+use crate::log::{Log, NewBatch};
 use crate::state::State;
 use std::io;
 
@@ -93,7 +93,8 @@ impl Packer {
             return Ok(());
         }
         let entries = std::mem::take(&mut self.entries);
-        let summary = state.log.write(self.stream, flags, entries, &self.data, 0, &*state.store, &mut state.usage)?;
+        let batch = NewBatch { stream: self.stream, flags, entries, data: &self.data, reserved: 0 };
+        let summary = state.log.write(batch, &*state.store, &mut state.usage)?;
         self.data.clear();
         self.summary = SUMMARY_BYTES;
         self.room = 0;

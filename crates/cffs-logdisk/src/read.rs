@@ -3,7 +3,7 @@
 use crate::batch::{Logical, verify_payload};
 use crate::codec::corrupt;
 use crate::compress::decompress;
-use crate::extent::{BLOCK_BYTES, Birth, Codec, Extent};
+use crate::extent::{BLOCK_BYTES, Codec, Extent};
 use crate::layouts::MapLayout;
 use crate::state::State;
 use crate::store::SegmentStore;

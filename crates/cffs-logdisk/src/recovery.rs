@@ -61,7 +61,7 @@ fn blank(store: Arc<dyn SegmentStore>, options: &LogOptions) -> State {
 
 /// Makes the store an empty disk. What it had is lost.
 pub(crate) fn format(store: Arc<dyn SegmentStore>, logical_bytes: u64, options: &LogOptions) -> io::Result<State> {
-    if logical_bytes == 0 || logical_bytes % BLOCK_BYTES as u64 != 0 || logical_bytes > LOGICAL_BYTES_MAX {
+    if logical_bytes == 0 || !logical_bytes.is_multiple_of(BLOCK_BYTES as u64) || logical_bytes > LOGICAL_BYTES_MAX {
         return Err(io::Error::new(
             io::ErrorKind::InvalidInput,
             format!("{logical_bytes} bytes of logical space: it takes whole blocks of {BLOCK_BYTES}, at most 1 EiB"),
@@ -156,7 +156,7 @@ impl State {
         let record = self.decode_record(&bytes)?;
         let fields = record.fields;
         self.logical_bytes = fields.logical_bytes;
-        if self.logical_bytes > LOGICAL_BYTES_MAX || self.logical_bytes % BLOCK_BYTES as u64 != 0 {
+        if self.logical_bytes > LOGICAL_BYTES_MAX || !self.logical_bytes.is_multiple_of(BLOCK_BYTES as u64) {
             return Err(corrupt("the logical space has an impossible size"));
         }
         (self.version, self.next_id, self.next_list) = (fields.version, fields.next_id, fields.next_list);
@@ -174,6 +174,10 @@ impl State {
         self.usage.table = table;
         self.usage.newly_dead = record.newly_dead;
         self.usage.wrote(&s);
+        let segment = self.store.segment_bytes();
+        if self.usage.table.values().any(|i| u64::from(i.used) > segment) {
+            return Err(corrupt("a segment has more than fits it"));
+        }
         if self.usage.live > self.store.capacity() {
             return Err(corrupt("more bytes live than the store has"));
         }

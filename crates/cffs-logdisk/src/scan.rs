@@ -5,6 +5,9 @@ use crate::codec::corrupt;
 use crate::store::{SegmentId, SegmentStore};
 use std::io;
 
+/// Longest summary in bytes: a batch with more than a checkpoint is not longer.
+const SUMMARY_BYTES_MAX: usize = 4 << 20;
+
 /// The summary of the batch at a place.
 ///
 /// # Errors
@@ -22,7 +25,7 @@ pub(crate) fn read_summary(
     let mut bytes = vec![0; SUMMARY_BYTES];
     store.get(segment, u64::from(offset), &mut bytes)?;
     let n = Summary::length_of(&bytes)?;
-    if u64::from(offset) + n as u64 > end {
+    if u64::from(offset) + n as u64 > end || n > SUMMARY_BYTES_MAX {
         return Err(corrupt("a summary is not within its segment"));
     }
     bytes.resize(n, 0);

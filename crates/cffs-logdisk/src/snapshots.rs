@@ -4,11 +4,12 @@ use crate::batch::{Entry, Logical, NAME_BYTES_MAX};
 use crate::catalog::MAIN_BRANCH;
 use crate::codec::corrupt;
 use crate::extent::{Birth, Extent};
-use crate::layouts::{DeadKey, MapLayout};
+use crate::layouts::{DeadKey, DeadListLayout, MapLayout};
 use crate::log::STREAM_NEW;
 use crate::packer::Packer;
 use crate::state::State;
-use crate::tree::{Root, Side, differences};
+use crate::tree::{Edit, Root, Side, differences};
+use crate::usage::Nodes;
 use std::io;
 use std::ops::ControlFlow;
 
@@ -158,7 +159,7 @@ impl State {
             ControlFlow::Continue(())
         })?;
         for (key, (blocks, bytes)) in &found {
-            self.edit_dead_lists(|root, edit| root.remove(edit, key).map(|_| ()))?;
+            self.edit_dead_lists(|root, edit| remove_known(root, edit, key))?;
             if free {
                 self.free(key.birth, *blocks, u64::from(*bytes))?;
             }
@@ -202,6 +203,9 @@ impl State {
         };
         let next_list = next_list.ok_or_else(|| corrupt("a snapshot is in no branch"))?;
         // The rest of both lists becomes one. The shorter is copied, so that deleting many costs little for each.
+        if own.id == next_list.id {
+            return Err(corrupt("two snapshots have one dead list"));
+        }
         let (short, long) = if own.entries <= next_list.entries { (own, next_list) } else { (next_list, own) };
         let mut joined = long;
         if !self.join_lists(short.id, long.id, entries, &mut joined.entries)? {
@@ -251,7 +255,7 @@ impl State {
         })?;
         for (key, value) in &found {
             self.edit_dead_lists(|root, edit| {
-                root.remove(edit, key)?;
+                remove_known(root, edit, key)?;
                 root.insert(edit, DeadKey { list: to, ..*key }, *value)
             })?;
         }
@@ -273,6 +277,11 @@ impl State {
         changed.add_all(&only_b, &only_a);
         Ok(changed.finish())
     }
+}
+
+/// Removes an entry that was just found.
+fn remove_known(root: &mut Root<DeadListLayout>, edit: &mut Edit<'_, Nodes<'_>>, key: &DeadKey) -> io::Result<()> {
+    if root.remove(edit, key)? { Ok(()) } else { Err(corrupt("an entry of a dead list is not where its key leads")) }
 }
 
 /// Ranges that are found in two passes: what the first map has and the second does not, and the other way round.

@@ -235,7 +235,7 @@ impl State {
         };
         match entry {
             Entry::Write { at, version, data } => {
-                if !self.catalog.branches.get(&at.branch).is_some_and(|b| !b.deleting) {
+                if self.catalog.branches.get(&at.branch).is_none_or(|b| b.deleting) {
                     return self.usage.free(here, data.blocks, u64::from(data.stored));
                 }
                 self.map(*at, extent(*version, data))

@@ -5,7 +5,7 @@
 //! in use are known to the owner, which tells them after it has read its checkpoint; no slot has a header of its own.
 
 use super::segment_store::{ROOT_BYTES_MAX, SegmentId, SegmentStore, StoreRoot, full};
-use super::superblock::{SLOT_BYTES, SLOTS_MAX, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS, Superblock};
+use super::superblock::{SEQUENCE_MAX, SLOT_BYTES, SLOTS_MAX, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS, Superblock};
 use crate::codec::corrupt;
 use cffs_device::{Device, IoKind};
 use parking_lot::Mutex;
@@ -57,7 +57,7 @@ impl ImageStore {
         }
         let first_slot = slot_bytes.clamp(128 << 10, 1 << 20);
         let slots = device.len().saturating_sub(first_slot).checked_div(slot_bytes).unwrap_or(0).min(SLOTS_MAX);
-        if !SLOT_BYTES.contains(&slot_bytes) || slot_bytes % 4096 != 0 || slots == 0 {
+        if !SLOT_BYTES.contains(&slot_bytes) || !slot_bytes.is_multiple_of(4096) || slots == 0 {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidInput,
                 format!("a device of {} bytes cannot have slots of {slot_bytes} bytes", device.len()),
@@ -194,6 +194,9 @@ impl SegmentStore for ImageStore {
                 io::ErrorKind::InvalidInput,
                 format!("the root has sequence {}, not {expected}: somebody else writes to the store", inner.sequence),
             ));
+        }
+        if expected + 1 >= SEQUENCE_MAX {
+            return Err(full("the image has had as many roots as it can have"));
         }
         let sb = Superblock {
             uuid: self.uuid,

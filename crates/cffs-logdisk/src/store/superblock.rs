@@ -12,6 +12,8 @@ const MAGIC: &[u8; 8] = b"cffsLOG\x01";
 const VERSION: u32 = 1;
 /// Most slots of an image; an id has 28 bits for the slot.
 pub(super) const SLOTS_MAX: u64 = 1 << 28;
+/// Roots that an image can have; an id has 36 bits for their number.
+pub(super) const SEQUENCE_MAX: u64 = (1 << 36) - 1;
 /// Range of slot sizes in bytes.
 pub(super) const SLOT_BYTES: std::ops::RangeInclusive<u64> = 64 << 10..=1 << 30;
 
@@ -66,6 +68,9 @@ impl Superblock {
         let n = f.count(1)?;
         if n > ROOT_BYTES_MAX || !SLOT_BYTES.contains(&slot_bytes) || slot_bytes % 4096 != 0 || slots > SLOTS_MAX {
             return Err(corrupt("the superblock has impossible sizes"));
+        }
+        if sequence >= SEQUENCE_MAX {
+            return Err(corrupt("the superblock has an impossible sequence number"));
         }
         let end = slots.checked_mul(slot_bytes).and_then(|n| n.checked_add(first_slot));
         if end.is_none() || first_slot < SUPERBLOCK_OFFSETS[1] + SUPERBLOCK_BYTES as u64 || first_slot % 4096 != 0 {

@@ -1,6 +1,6 @@
 //! What differs between two trees. Nodes that both have are not read.
 
-use super::node::{Body, Child, Layout, Source};
+use super::node::{Body, Child, Layout, Range, Source, child_range};
 use super::root::Root;
 use std::io;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ pub(crate) enum Side {
 
 /// What comes next in one of the trees: a node that was not looked into, or an entry.
 enum Item<L: Layout> {
-    Node(L::Key, u8, Child<L>),
+    Node(L::Key, u8, Range<L::Key>, Child<L>),
     Entry(L::Key, L::Value),
 }
 
@@ -27,7 +27,7 @@ impl<L: Layout> Item<L> {
 
     fn level(&self) -> Option<u8> {
         match self {
-            Item::Node(_, level, _) => Some(*level),
+            Item::Node(_, level, ..) => Some(*level),
             Item::Entry(..) => None,
         }
     }
@@ -41,21 +41,27 @@ fn same<L: Layout>(a: &Child<L>, b: &Child<L>) -> bool {
     }
 }
 
+/// Called with an entry that differs.
+pub(crate) type VisitSide<'a, L> = &'a mut dyn FnMut(Side, &<L as Layout>::Key, &<L as Layout>::Value);
+
 /// Puts the contents of a node in its place; entries go to `stack` as they are.
 fn expand<L: Layout, S: Source>(src: &S, stack: &mut Vec<Item<L>>) -> io::Result<()> {
-    let (level, child) = match stack.pop() {
-        Some(Item::Node(_, level, child)) => (level, child),
+    let (level, range, child) = match stack.pop() {
+        Some(Item::Node(_, level, range, child)) => (level, range, child),
         Some(entry) => {
             stack.push(entry);
             return Ok(());
         }
         None => return Ok(()),
     };
-    let node = child.get(src, level)?;
+    let node = child.get_within(src, level, range)?;
     match &node.body {
         Body::Leaf(entries) => stack.extend(entries.iter().rev().map(|(k, v)| Item::Entry(*k, v.clone()))),
         Body::Index(children) => {
-            stack.extend(children.iter().rev().map(|(k, c)| Item::Node(*k, level - 1, c.clone())));
+            let item = |(i, (k, c)): (usize, &(L::Key, Child<L>))| {
+                Item::Node(*k, level - 1, child_range(children, i, range), c.clone())
+            };
+            stack.extend(children.iter().enumerate().rev().map(item));
         }
     }
     Ok(())
@@ -64,7 +70,7 @@ fn expand<L: Layout, S: Source>(src: &S, stack: &mut Vec<Item<L>>) -> io::Result
 fn start<L: Layout, S: Source>(src: &S, root: &Root<L>) -> io::Result<Vec<Item<L>>> {
     let Some(child) = &root.child else { return Ok(Vec::new()) };
     let first = child.get(src, root.level)?.first_key();
-    Ok(first.map(|k| Item::Node(k, root.level, child.clone())).into_iter().collect())
+    Ok(first.map(|k| Item::Node(k, root.level, (None, None), child.clone())).into_iter().collect())
 }
 
 /// Calls `visit` with each entry that only one of the trees has, or that has another value in the other one.
@@ -72,7 +78,7 @@ pub(crate) fn differences<L: Layout<Value: PartialEq>, S: Source>(
     first: &Root<L>,
     second: &Root<L>,
     src: &S,
-    visit: &mut dyn FnMut(Side, &L::Key, &L::Value),
+    visit: VisitSide<'_, L>,
 ) -> io::Result<()> {
     if first.same(second) {
         return Ok(());
@@ -91,7 +97,7 @@ pub(crate) fn differences<L: Layout<Value: PartialEq>, S: Source>(
                 visit(Side::Second, k, v);
                 b.pop();
             }
-            (Some(Item::Node(_, _, x)), Some(Item::Node(_, _, y))) if same(x, y) => {
+            (Some(Item::Node(_, _, _, x)), Some(Item::Node(_, _, _, y))) if same(x, y) => {
                 a.pop();
                 b.pop();
             }

@@ -9,6 +9,8 @@ mod edit;
 mod extents;
 mod node;
 mod root;
+#[cfg(test)]
+mod tests;
 
 pub(crate) use diff::{Side, differences};
 pub(crate) use edit::Edit;

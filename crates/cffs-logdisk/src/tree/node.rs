@@ -100,7 +100,27 @@ pub(crate) trait Source {
     fn node<L: Layout>(&self, r: &NodeRef, level: u8) -> io::Result<Arc<Node<L>>>;
 }
 
+/// Called with entries.
+pub(crate) type Visit<'a, L, T> = &'a mut dyn FnMut(&<L as Layout>::Key, &<L as Layout>::Value) -> T;
+
+/// The keys that a node may have: from the first on, and below the second.
+pub(super) type Range<K> = (Option<K>, Option<K>);
+
+/// The range of child `i` of a node with the range `of`.
+pub(super) fn child_range<L: Layout>(children: &[(L::Key, Child<L>)], i: usize, of: Range<L::Key>) -> Range<L::Key> {
+    (children.get(i).map(|c| c.0), children.get(i + 1).map(|c| c.0).or(of.1))
+}
+
 impl<L: Layout> Child<L> {
+    /// The node, whose keys must be in the range that the node above gives it. So no node is met twice on a walk, and a walk ends
+    /// whatever the bytes say.
+    pub(super) fn get_within<S: Source>(&self, src: &S, level: u8, range: Range<L::Key>) -> io::Result<Arc<Node<L>>> {
+        let node = self.get(src, level)?;
+        let below = range.0.is_some_and(|low| node.first_key().is_some_and(|k| k < low));
+        let above = range.1.is_some_and(|high| node.last_key().is_some_and(|k| k >= high));
+        if below || above { Err(corrupt("a node has keys that belong to another")) } else { Ok(node) }
+    }
+
     pub(super) fn get<S: Source>(&self, src: &S, level: u8) -> io::Result<Arc<Node<L>>> {
         match self {
             Child::Stored(r) => src.node(r, level),
@@ -133,6 +153,13 @@ impl<L: Layout> Node<L> {
         match &self.body {
             Body::Leaf(entries) => entries.first().map(|(k, _)| *k),
             Body::Index(children) => children.first().map(|(k, _)| *k),
+        }
+    }
+
+    fn last_key(&self) -> Option<L::Key> {
+        match &self.body {
+            Body::Leaf(entries) => entries.last().map(|(k, _)| *k),
+            Body::Index(children) => children.last().map(|(k, _)| *k),
         }
     }
 

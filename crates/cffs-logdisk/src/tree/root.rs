@@ -1,6 +1,6 @@
 //! A tree, and what can be asked of it; storing it.
 
-use super::node::{Body, Child, LEVEL_MAX, Layout, Node, NodeHead, NodeRef, Source};
+use super::node::{Body, Child, LEVEL_MAX, Layout, Node, NodeHead, NodeRef, Range, Source, Visit, child_range};
 use crate::codec::{Fields, PutFields, corrupt, crc32c};
 use std::collections::HashMap;
 use std::io;
@@ -70,10 +70,10 @@ impl<L: Layout> Root<L> {
         &self,
         src: &S,
         from: &L::Key,
-        visit: &mut dyn FnMut(&L::Key, &L::Value) -> ControlFlow<()>,
+        visit: Visit<'_, L, ControlFlow<()>>,
     ) -> io::Result<()> {
         if let Some(child) = &self.child {
-            let _ = scan(src, child, self.level, from, visit)?;
+            let _ = scan(src, child, self.level, (None, None), from, visit)?;
         }
         Ok(())
     }
@@ -84,10 +84,10 @@ impl<L: Layout> Root<L> {
         &self,
         src: &S,
         enter: &mut dyn FnMut(&NodeRef) -> io::Result<bool>,
-        visit: &mut dyn FnMut(&L::Key, &L::Value) -> io::Result<()>,
+        visit: Visit<'_, L, io::Result<()>>,
     ) -> io::Result<()> {
         match &self.child {
-            Some(child) => walk(src, child, self.level, enter, visit),
+            Some(child) => walk(src, child, self.level, (None, None), enter, visit),
             None => Ok(()),
         }
     }
@@ -154,18 +154,20 @@ fn scan<L: Layout, S: Source>(
     src: &S,
     child: &Child<L>,
     level: u8,
+    range: Range<L::Key>,
     from: &L::Key,
-    visit: &mut dyn FnMut(&L::Key, &L::Value) -> ControlFlow<()>,
+    visit: Visit<'_, L, ControlFlow<()>>,
 ) -> io::Result<ControlFlow<()>> {
-    let node = child.get(src, level)?;
+    let node = child.get_within(src, level, range)?;
     match &node.body {
         Body::Leaf(entries) => {
             let start = entries.partition_point(|(k, _)| k < from);
             Ok(entries[start..].iter().try_for_each(|(k, v)| visit(k, v)))
         }
         Body::Index(children) => {
-            for (_, child) in &children[child_index(children, from)..] {
-                if scan(src, child, level - 1, from, visit)?.is_break() {
+            for i in child_index(children, from)..children.len() {
+                let below = child_range(children, i, range);
+                if scan(src, &children[i].1, level - 1, below, from, visit)?.is_break() {
                     return Ok(ControlFlow::Break(()));
                 }
             }
@@ -178,18 +180,22 @@ fn walk<L: Layout, S: Source>(
     src: &S,
     child: &Child<L>,
     level: u8,
+    range: Range<L::Key>,
     enter: &mut dyn FnMut(&NodeRef) -> io::Result<bool>,
-    visit: &mut dyn FnMut(&L::Key, &L::Value) -> io::Result<()>,
+    visit: Visit<'_, L, io::Result<()>>,
 ) -> io::Result<()> {
     if let Child::Stored(r) = child
         && !enter(r)?
     {
         return Ok(());
     }
-    let node = child.get(src, level)?;
+    let node = child.get_within(src, level, range)?;
     match &node.body {
         Body::Leaf(entries) => entries.iter().try_for_each(|(k, v)| visit(k, v)),
-        Body::Index(children) => children.iter().try_for_each(|(_, c)| walk(src, c, level - 1, enter, visit)),
+        Body::Index(children) => children
+            .iter()
+            .enumerate()
+            .try_for_each(|(i, (_, c))| walk(src, c, level - 1, child_range(children, i, range), enter, visit)),
     }
 }
 

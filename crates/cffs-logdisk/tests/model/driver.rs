@@ -29,7 +29,7 @@ pub fn sector(tag: u32) -> [u8; SECTOR] {
     let mut x = u64::from(tag);
     for (i, b) in bytes.chunks_mut(4).enumerate() {
         x = x.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        let word = if tag % 2 == 0 && i > 0 { (x >> 32) as u32 } else { tag };
+        let word = if tag.is_multiple_of(2) && i > 0 { (x >> 32) as u32 } else { tag };
         b.copy_from_slice(&word.to_le_bytes());
     }
     bytes

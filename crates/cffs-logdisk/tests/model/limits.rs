@@ -180,7 +180,7 @@ fn threads_read_and_write_while_the_cleaner_runs() {
             let disk = &disk;
             s.spawn(move || {
                 let mut rng = fastrand::Rng::with_seed(t);
-                let mut last = vec![0u8; 200];
+                let mut last = [0u8; 200];
                 for i in 0..1500u32 {
                     let n = rng.usize(0..200);
                     let at = (t * 200 + n as u64) * 4096;
