@@ -318,7 +318,8 @@ impl LogDisk {
             None => &state.catalog.branches.get(&first.branch).ok_or_else(|| corrupt("a branch is missing"))?.root,
         };
         let blocks = state.diff(&first.root, second)?;
-        Ok(blocks.into_iter().map(|(b, n)| (b * BLOCK_BYTES as u64, n * BLOCK_BYTES as u64)).collect())
+        let bytes = |n: u64| n.saturating_mul(BLOCK_BYTES as u64);
+        Ok(blocks.into_iter().map(|(b, n)| (bytes(b), bytes(n))).collect())
     }
 }
 

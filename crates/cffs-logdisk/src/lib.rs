@@ -48,6 +48,8 @@ mod codec;
 mod compress;
 mod disk;
 mod extent;
+#[cfg(test)]
+mod hostile_tests;
 mod layouts;
 mod log;
 mod options;

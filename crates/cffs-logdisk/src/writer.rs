@@ -23,7 +23,7 @@ impl State {
         let at = |block| Logical { branch, block };
         let new = blocks.iter().filter(|&&b| !self.pending.blocks.contains_key(&at(b))).count() as u64;
         if new * BLOCK_COST <= self.space().free {
-            return Ok(());
+            return self.admit_batch(new);
         }
         // Short of space: what is pending may overwrite more than it adds, and so may these blocks.
         self.seal()?;
@@ -31,7 +31,17 @@ impl State {
         for &block in blocks {
             cost += self.cost_of(branch, block)?;
         }
-        if cost <= self.space().free { Ok(()) } else { Err(full()) }
+        if cost <= self.space().free { self.admit_batch(blocks.len() as u64) } else { Err(full()) }
+    }
+
+    /// If the batch would end with so many blocks more, sees to it now that there are segments for it.
+    fn admit_batch(&mut self, new: u64) -> io::Result<()> {
+        let blocks = self.pending.blocks.len() as u64 + new;
+        if blocks * BLOCK_BYTES as u64 >= self.batch_max() as u64 {
+            self.ensure_room(blocks * BLOCK_COST)
+        } else {
+            Ok(())
+        }
     }
 
     /// What a block adds to what lives.
