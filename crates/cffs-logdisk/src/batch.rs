@@ -371,10 +371,12 @@ impl Summary {
         let entries: Vec<Entry> = (0..n).map(|_| Entry::decode(&mut f)).collect::<io::Result<_>>()?;
         let stored: u64 = entries.iter().map(|e| u64::from(e.stored())).sum();
         let ordinals: u64 = entries.iter().map(|e| u64::from(e.ordinals())).sum();
+        // Sixteen blocks take 35 bytes at least, so a segment has fewer ordinals than half of its bytes.
         if (data_start as usize) < bytes.len()
             || u64::from(data_start) + stored > u64::from(length)
             || offset.checked_add(length).is_none()
-            || u64::from(first_ordinal) + ordinals > u64::from(u32::MAX)
+            || u64::from(first_ordinal) + ordinals > u64::from(offset + length) / 2
+            || streams.iter().any(|s| s.ordinal > s.offset / 2)
             || stream as usize >= STREAMS
         {
             return Err(corrupt("the lengths in a summary contradict each other"));
@@ -433,7 +435,7 @@ mod tests {
             flags: CONTINUES,
             stream: 1,
             next_segment: 6,
-            streams: [StreamEnd { segment: 1, offset: 2, ordinal: 3 }; STREAMS],
+            streams: [StreamEnd { segment: 1, offset: 6, ordinal: 3 }; STREAMS],
             entries: vec![
                 Entry::Write { at, version: 1, data: plain.clone() },
                 Entry::Remap { at, version: 1, source: birth, data: packed.clone() },

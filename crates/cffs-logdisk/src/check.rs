@@ -12,6 +12,20 @@ use std::io;
 /// Most lines of a report.
 const PROBLEMS_MAX: usize = 100;
 
+/// The first lines of a report.
+#[derive(Default)]
+struct Problems {
+    lines: Vec<String>,
+}
+
+impl Problems {
+    fn add(&mut self, line: String) {
+        if self.lines.len() < PROBLEMS_MAX {
+            self.lines.push(line);
+        }
+    }
+}
+
 /// Blocks that somebody refers to: the bytes of each, by ordinal.
 #[derive(Default)]
 struct Referred {
@@ -55,7 +69,7 @@ pub(crate) fn check(state: &State, data: bool) -> io::Result<Vec<String>> {
     let roots = state.catalog.branches.values().filter(|b| !b.deleting).map(|b| &b.root);
     let snapshots = state.catalog.snapshots.values().filter(|s| !s.deleting).map(|s| &s.root);
     let mut extents = Vec::new();
-    let mut problems = Vec::new();
+    let mut problems = Problems::default();
     let mut births: BTreeSet<Birth> = BTreeSet::new();
     for root in roots.chain(snapshots) {
         let src = state.nodes();
@@ -78,14 +92,13 @@ pub(crate) fn check(state: &State, data: bool) -> io::Result<Vec<String>> {
             for (_, part) in parts {
                 found.extent(&part);
                 if data && let Err(e) = fetch(&*state.store, &part) {
-                    problems.push(e.to_string());
+                    problems.add(e.to_string());
                 }
             }
         }
     }
     compare(state, &found, &births, &mut problems)?;
-    problems.truncate(PROBLEMS_MAX);
-    Ok(problems)
+    Ok(problems.lines)
 }
 
 /// Where blocks are now that have been moved while snapshots referred to them. The segment where they were written may still be there.
@@ -97,11 +110,11 @@ fn moved(state: &State, birth: Birth, blocks: u32) -> io::Result<Vec<(Birth, Ext
 }
 
 /// While something is being deleted, what only it had may still count as alive.
-fn compare(state: &State, found: &Referred, births: &BTreeSet<Birth>, problems: &mut Vec<String>) -> io::Result<()> {
+fn compare(state: &State, found: &Referred, births: &BTreeSet<Birth>, problems: &mut Problems) -> io::Result<()> {
     let exact = !state.is_deleting();
     let none = BTreeMap::new();
     for id in found.segments.keys().filter(|id| !state.usage.table.contains_key(id)) {
-        problems.push(format!("segment {id:#x} is referred to and not in the table"));
+        problems.add(format!("segment {id:#x} is referred to and not in the table"));
     }
     let mut newly_dead: BTreeMap<SegmentId, Vec<(u32, u32)>> = BTreeMap::new();
     for (at, blocks) in &state.usage.newly_dead {
@@ -111,14 +124,14 @@ fn compare(state: &State, found: &Referred, births: &BTreeSet<Birth>, problems: 
         let blocks = found.segments.get(&id).unwrap_or(&none);
         let bytes: u64 = blocks.values().sum();
         if bytes > info.live || exact && bytes < info.live {
-            problems.push(format!("segment {id:#x} has {bytes} live bytes, the table says {}", info.live));
+            problems.add(format!("segment {id:#x} has {bytes} live bytes, the table says {}", info.live));
         }
         let mut dead = state.usage.dead_blocks(&*state.store, &state.cache, id)?;
         for &(ordinal, blocks) in newly_dead.get(&id).into_iter().flatten() {
             for i in ordinal..ordinal + blocks {
                 match dead.get_mut(i as usize) {
                     Some(d) if !*d => *d = true,
-                    _ => problems.push(format!("block {i} of segment {id:#x} died twice")),
+                    _ => problems.add(format!("block {i} of segment {id:#x} died twice")),
                 }
             }
         }
@@ -126,16 +139,16 @@ fn compare(state: &State, found: &Referred, births: &BTreeSet<Birth>, problems: 
             let referred = blocks.contains_key(&(i as u32));
             if referred && d || exact && !referred && !d {
                 let (is, says) = if d { ("is referred to", "dead") } else { ("is not referred to", "alive") };
-                problems.push(format!("block {i} of segment {id:#x} {is}, the bitmap says {says}"));
+                problems.add(format!("block {i} of segment {id:#x} {is}, the bitmap says {says}"));
             }
         }
         if blocks.keys().next_back().is_some_and(|&last| last >= info.ordinals) {
-            problems.push(format!("segment {id:#x} has fewer blocks than are referred to"));
+            problems.add(format!("segment {id:#x} has fewer blocks than are referred to"));
         }
     }
     let live: u64 = state.usage.table.values().map(|i| i.live).sum();
     if live != state.usage.live {
-        problems.push(format!("{live} bytes live in all, {} are accounted for", state.usage.live));
+        problems.add(format!("{live} bytes live in all, {} are accounted for", state.usage.live));
     }
     if exact {
         let mut stale = 0;
@@ -145,7 +158,7 @@ fn compare(state: &State, found: &Referred, births: &BTreeSet<Birth>, problems: 
             Ok(())
         })?;
         if stale > 0 {
-            problems.push(format!("{stale} forwards are of blocks that nobody refers to"));
+            problems.add(format!("{stale} forwards are of blocks that nobody refers to"));
         }
     }
     Ok(())

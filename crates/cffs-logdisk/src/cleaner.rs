@@ -344,7 +344,8 @@ impl State {
             }
             // Copies and the checkpoint behind them must fit what is free now. In need, only the gain counts.
             let room = before.saturating_sub(self.checkpoint_need() + 4 * segment);
-            let moved = self.clean_round(CleanPolicy::Greedy, room.clamp(segment, 8 * segment))?;
+            let policy = if stalled == 0 && room >= 2 * segment { self.options.policy } else { CleanPolicy::Greedy };
+            let moved = self.clean_round(policy, room.clamp(segment, 8 * segment))?;
             self.checkpoint()?;
             stalled = if self.store.available() > before { 0 } else { stalled + 1 };
             if moved.segments == 0 || stalled > STALLED_ROUNDS_MAX {
