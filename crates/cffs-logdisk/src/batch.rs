@@ -285,6 +285,8 @@ pub(crate) struct Summary {
     pub(crate) first_ordinal: u32,
     pub(crate) flags: u16,
     pub(crate) stream: u8,
+    /// When its data was written: the number of a batch, on average. For what programs write that of this batch.
+    pub(crate) age: u64,
     /// The segment that is begun next.
     pub(crate) next_segment: SegmentId,
     /// Where each stream goes on after this batch.
@@ -316,6 +318,7 @@ impl Summary {
         b.put_u64(self.next_segment);
         b.put_u32(u32::from(self.stream));
         b.put_u32(self.entries.len() as u32);
+        b.put_u64(self.age);
         b.resize(HEAD_BYTES, 0);
         for s in &self.streams {
             b.put_u64(s.segment);
@@ -363,7 +366,8 @@ impl Summary {
         let next_segment = f.u64()?;
         let stream = f.u32()?;
         let n = f.u32()? as usize;
-        f.bytes(HEAD_BYTES - 96)?;
+        let age = f.u64()?;
+        f.bytes(HEAD_BYTES - 104)?;
         let mut streams = [StreamEnd { segment: 0, offset: 0, ordinal: 0 }; STREAMS];
         for s in &mut streams {
             *s = StreamEnd { segment: f.u64()?, offset: f.u32()?, ordinal: f.u32()? };
@@ -393,6 +397,7 @@ impl Summary {
             first_ordinal,
             flags,
             stream: stream as u8,
+            age,
             next_segment,
             streams,
             entries,
@@ -434,6 +439,7 @@ mod tests {
             first_ordinal: 8,
             flags: CONTINUES,
             stream: 1,
+            age: 2,
             next_segment: 6,
             streams: [StreamEnd { segment: 1, offset: 6, ordinal: 3 }; STREAMS],
             entries: vec![

@@ -71,7 +71,7 @@ impl NodeWriter<'_> {
         if !self.entries.is_empty() {
             let reserved = summary_bytes(self.room);
             let entries = std::mem::take(&mut self.entries);
-            let batch = NewBatch { stream: STREAM_NODES, flags: 0, entries, data: &self.data, reserved };
+            let batch = NewBatch { stream: STREAM_NODES, flags: 0, entries, data: &self.data, age: None, reserved };
             self.log.write(batch, self.store, self.usage)?;
             self.data.clear();
         }
@@ -217,7 +217,8 @@ impl State {
         let entry = Entry::Record { stored, crc: crc32c(&record) };
         let need = SUMMARY_BYTES as u64 + 64 + u64::from(stored) + 2 * u64::from(self.store.alignment());
         self.log.begin(STREAM_NODES, need, &*self.store)?;
-        let batch = NewBatch { stream: STREAM_NODES, flags: 0, entries: vec![entry], data: &record, reserved: 0 };
+        let batch =
+            NewBatch { stream: STREAM_NODES, flags: 0, entries: vec![entry], data: &record, age: None, reserved: 0 };
         let summary = self.log.write(batch, &*self.store, &mut self.usage)?;
         self.record = Some((Birth { segment: summary.segment, ordinal: summary.first_ordinal }, u64::from(stored)));
         let root = RootRecord { segment: summary.segment, offset: summary.offset, epoch: self.log.epoch };

@@ -10,7 +10,7 @@ use crate::extent::{BLOCK_BYTES, Birth, Extent, Place};
 use crate::layouts::{
     CatalogLayout, DeadLayout, DeadListLayout, ForwardLayout, MapLayout, SegmentInfo, SegmentsLayout,
 };
-use crate::log::STREAM_NEW;
+use crate::log::{STREAM_NEW, STREAM_NODES};
 use crate::options::CleanPolicy;
 use crate::packer::Packer;
 use crate::read::fetch;
@@ -104,17 +104,25 @@ impl State {
         self.usage.apply_dead(&*self.store, &self.cache, &mut self.dirtied)?;
         let victims = self.victims(policy, budget);
         let mut report = CleanReport::default();
+        let mut ages = [(0u128, 0u128); 3];
         let mut by_stream: [(Vec<Move>, Vec<NodeMove>); 3] = Default::default();
         for id in victims {
             let info = self.usage.table.get(&id).copied().unwrap_or_default();
             let stream = match self.options.policy {
                 CleanPolicy::Generations => (info.stream + 1).min(2),
-                _ => STREAM_NEW,
+                CleanPolicy::CostBenefit => 1,
+                CleanPolicy::Greedy => STREAM_NEW,
             };
+            let stream = if info.stream == STREAM_NODES { 1 } else { stream };
             let (moves, nodes) = &mut by_stream[usize::from(stream.min(2))];
             let before = (moves.len(), nodes.len());
             match self.evacuate(id, &info, moves, nodes) {
-                Ok(()) => report.segments += 1,
+                Ok(()) => {
+                    report.segments += 1;
+                    let (sum, bytes) = &mut ages[usize::from(stream.min(2))];
+                    *sum += u128::from(info.age) * u128::from(info.live);
+                    *bytes += u128::from(info.live);
+                }
                 Err(e) if matches!(e.kind(), io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof) => {
                     // What could be read is not moved either: a half empty segment is as long as a full one.
                     moves.truncate(before.0);
@@ -126,7 +134,9 @@ impl State {
         }
         for (stream, (mut moves, nodes)) in by_stream.into_iter().enumerate() {
             moves.sort_by_key(|m| (m.at, m.version));
-            let mut packer = Packer::new(stream as u8);
+            // What is copied stays as old as it was, or nothing would ever be known to be old.
+            let (sum, bytes) = ages[stream];
+            let mut packer = Packer::new(stream as u8, sum.checked_div(bytes).map(|age| age as u64));
             for m in moves {
                 report.copied += m.data.len() as u64;
                 let r = self.pack(&mut packer, &m);

@@ -90,7 +90,7 @@ pub(crate) struct SegmentInfo {
     pub(crate) ordinals: u32,
     /// Bytes that somebody refers to.
     pub(crate) live: u64,
-    /// Sequence number of the last batch in it.
+    /// When its data was written: the number of a batch, on average over its bytes.
     pub(crate) age: u64,
     /// Blocks of it have been moved, so that their forwards say where they are.
     pub(crate) forwarded: bool,

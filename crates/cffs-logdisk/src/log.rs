@@ -39,6 +39,8 @@ pub(crate) struct NewBatch<'a> {
     pub(crate) entries: Vec<Entry>,
     /// The bytes of all entries.
     pub(crate) data: &'a [u8],
+    /// When the data was written, if not now: the number of a batch.
+    pub(crate) age: Option<u64>,
     /// The summary takes at least so many bytes.
     pub(crate) reserved: usize,
 }
@@ -115,7 +117,7 @@ impl Log {
         store: &dyn SegmentStore,
         usage: &mut Usage,
     ) -> io::Result<Summary> {
-        let NewBatch { stream, flags, entries, data, reserved } = batch;
+        let NewBatch { stream, flags, entries, data, age, reserved } = batch;
         self.announce(store)?;
         let align = store.alignment();
         let end = self.streams[usize::from(stream)];
@@ -138,6 +140,7 @@ impl Log {
             first_ordinal: end.ordinal,
             flags,
             stream,
+            age: age.unwrap_or(self.sequence),
             next_segment: self.next_segment,
             streams,
             entries,

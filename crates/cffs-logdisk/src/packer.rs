@@ -14,6 +14,7 @@ const BATCH_BYTES_MAX: u64 = 4 << 20;
 /// Collects entries for batches of one stream. Several batches of one packer count together or not at all.
 pub(crate) struct Packer {
     stream: u8,
+    age: Option<u64>,
     entries: Vec<Entry>,
     data: Vec<u8>,
     summary: usize,
@@ -21,8 +22,9 @@ pub(crate) struct Packer {
 }
 
 impl Packer {
-    pub(crate) fn new(stream: u8) -> Self {
-        Packer { stream, entries: Vec::new(), data: Vec::new(), summary: SUMMARY_BYTES, room: 0 }
+    /// `age` is the number of the batch in which the data was written, if that is long ago.
+    pub(crate) fn new(stream: u8, age: Option<u64>) -> Self {
+        Packer { stream, age, entries: Vec::new(), data: Vec::new(), summary: SUMMARY_BYTES, room: 0 }
     }
 
     /// Whether the open batch has room for an entry and its data.
@@ -93,7 +95,7 @@ impl Packer {
             return Ok(());
         }
         let entries = std::mem::take(&mut self.entries);
-        let batch = NewBatch { stream: self.stream, flags, entries, data: &self.data, reserved: 0 };
+        let batch = NewBatch { stream: self.stream, flags, entries, data: &self.data, age: self.age, reserved: 0 };
         let summary = state.log.write(batch, &*state.store, &mut state.usage)?;
         self.data.clear();
         self.summary = SUMMARY_BYTES;

@@ -29,7 +29,7 @@ impl State {
     /// Writes a batch with one entry without data.
     fn log_entry(&mut self, entry: Entry) -> io::Result<()> {
         self.ensure_room(u64::from(self.store.alignment()))?;
-        let mut packer = Packer::new(STREAM_NEW);
+        let mut packer = Packer::new(STREAM_NEW, None);
         let r = packer.add(self, entry, &[]).and_then(|()| packer.finish(self));
         self.fatal(r)
     }

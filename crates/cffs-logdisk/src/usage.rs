@@ -86,9 +86,11 @@ impl Usage {
     /// Accounts for a batch that was written: all of its blocks live.
     pub(crate) fn wrote(&mut self, s: &Summary) {
         let info = self.table.entry(s.segment).or_default();
+        let (before, new) = (u128::from(info.used), u128::from(s.length));
+        let age = u128::from(info.age) * before + u128::from(s.age) * new;
+        info.age = (age / (before + new).max(1)) as u64;
         info.used = s.offset + s.length;
         info.ordinals = s.first_ordinal + s.entries.iter().map(|e| e.ordinals()).sum::<u32>();
-        info.age = s.sequence;
         info.stream = s.stream;
         let bytes: u64 = s.entries.iter().map(|e| u64::from(e.stored())).sum();
         info.live += bytes;

@@ -81,7 +81,7 @@ impl State {
     }
 
     fn write_pending(&mut self, pending: &crate::pending::Pending) -> io::Result<()> {
-        let mut packer = Packer::new(STREAM_NEW);
+        let mut packer = Packer::new(STREAM_NEW, None);
         for (at, end) in &pending.discards {
             packer.add(self, Entry::Discard { at: *at, blocks: end - at.block }, &[])?;
         }
