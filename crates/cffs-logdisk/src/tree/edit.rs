@@ -28,8 +28,9 @@ impl<S: Source> Edit<'_, S> {
     fn thaw<'c, L: Layout>(&mut self, child: &'c mut Child<L>, level: u8) -> io::Result<&'c mut Node<L>> {
         let mut new = false;
         if let Child::Stored(r) = child {
-            let node = self.src.node(r, level)?;
-            self.retired.push(*r);
+            let r = *r;
+            let node = child.get(self.src, level)?;
+            self.retired.push(r);
             *child = Child::Dirty(node);
             new = true;
         }

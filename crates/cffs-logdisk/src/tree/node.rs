@@ -122,10 +122,13 @@ impl<L: Layout> Child<L> {
     }
 
     pub(super) fn get<S: Source>(&self, src: &S, level: u8) -> io::Result<Arc<Node<L>>> {
-        match self {
-            Child::Stored(r) => src.node(r, level),
-            Child::Dirty(node) => Ok(node.clone()),
-        }
+        let node = match self {
+            Child::Stored(r) => src.node(r, level)?,
+            Child::Dirty(node) => node.clone(),
+        };
+        // The cache may have it from another place that has it at another level.
+        let is_leaf = matches!(node.body, Body::Leaf(_));
+        if is_leaf == (level == 0) { Ok(node) } else { Err(corrupt("a node is at two levels of its tree")) }
     }
 }
 
