@@ -433,11 +433,10 @@ impl Shared {
         }
         let mut state = self.state.lock();
         state.check()?;
-        if state.catalog.branches.get(&branch).is_some_and(|b| !b.deleting) {
-            state.pending.discard(branch, start, end);
+        if state.catalog.branches.get(&branch).is_none_or(|b| b.deleting) {
+            return Ok(());
         }
-        const DISCARDS_MAX: usize = 4096;
-        if state.pending.discards.len() > DISCARDS_MAX { state.seal() } else { Ok(()) }
+        state.discard(branch, start, end)
     }
 
     fn flush(&self) -> io::Result<()> {

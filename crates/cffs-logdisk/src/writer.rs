@@ -8,7 +8,12 @@ use crate::space::BLOCK_COST;
 use crate::state::State;
 use crate::tree::lookup_extents;
 use std::io;
+use std::ops::ControlFlow;
 
+/// Extents that at least are in a node of a map, roughly.
+const EXTENTS_PER_NODE: usize = 32;
+/// Discarded ranges after which a batch ends.
+const DISCARDS_MAX: usize = 4096;
 /// Blocks of neighbours that are handed to the packer at once.
 const RUN_BLOCKS_MAX: usize = 256;
 
@@ -52,6 +57,37 @@ impl State {
             Some((_, e)) if e.version > b.floor => (BLOCK_BYTES as u64).saturating_sub(e.share()),
             _ => BLOCK_COST,
         })
+    }
+
+    /// Takes a range of blocks out of a branch. A range with very many extents goes in several batches, so that the nodes that
+    /// change are not all in memory at once.
+    pub(crate) fn discard(&mut self, branch: u32, start: u64, end: u64) -> io::Result<()> {
+        let most = self.dirty_max() * EXTENTS_PER_NODE;
+        let mut at = start;
+        while at < end {
+            let to = if end - at > most as u64 { self.extents_end(branch, at, end, most)? } else { end };
+            self.pending.discard(branch, at, to);
+            if to < end || self.pending.discards.len() > DISCARDS_MAX {
+                self.seal()?;
+            }
+            at = to;
+        }
+        Ok(())
+    }
+
+    /// The end of the `most`-th extent from `start` on, or `end` if there are fewer.
+    fn extents_end(&self, branch: u32, start: u64, end: u64, most: usize) -> io::Result<u64> {
+        let Some(b) = self.catalog.branches.get(&branch) else { return Ok(end) };
+        let (mut seen, mut to) = (0, end);
+        b.root.scan(&self.nodes(), &start, &mut |block, e| {
+            seen += 1;
+            if *block >= end || seen < most {
+                return if *block < end { ControlFlow::Continue(()) } else { ControlFlow::Break(()) };
+            }
+            to = block.saturating_add(u64::from(e.blocks)).min(end);
+            ControlFlow::Break(())
+        })?;
+        Ok(to)
     }
 
     /// Ends the batch if it is long enough.

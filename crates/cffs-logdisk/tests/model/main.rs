@@ -6,3 +6,4 @@ mod driver;
 mod full;
 mod limits;
 mod random;
+mod scale;
