@@ -13,7 +13,7 @@ use crate::layouts::{
 use crate::log::{STREAM_NEW, STREAM_NODES};
 use crate::options::CleanPolicy;
 use crate::packer::Packer;
-use crate::read::fetch;
+use crate::read::{decode, fetch};
 use crate::scan::read_summary;
 use crate::state::State;
 use crate::store::SegmentId;
@@ -183,6 +183,7 @@ impl State {
         let dead = self.usage.dead_blocks(&*self.store, &self.cache, id)?;
         let is_dead = |ordinal: u32| dead.get(ordinal as usize).copied().unwrap_or(true);
         for summary in self.summaries(id, info)? {
+            let batch = (summary.offset + summary.data_start, self.batch_data(&summary, &dead)?);
             for (entry, ordinal, offset) in summary.placed() {
                 let source = Birth { segment: id, ordinal };
                 match entry {
@@ -198,7 +199,9 @@ impl State {
                                 .find(|&j| is_dead(ordinal + j) != is_dead(ordinal + i))
                                 .unwrap_or(data.blocks);
                             if !is_dead(ordinal + i) {
-                                self.evacuate_blocks(*at, birth, &whole, i, end, moves)?;
+                                let live = whole.part(i, end - i);
+                                let data = self.load(&batch, &live)?;
+                                self.evacuate_blocks(*at, birth, &whole, (i, live, data), moves)?;
                             }
                             i = end;
                         }
@@ -228,18 +231,39 @@ impl State {
         Ok(all)
     }
 
-    /// Blocks `from..to` of an extent live: who refers to them?
+    /// The data of a batch, if enough of it lives that reading all of it in one request pays.
+    fn batch_data(&self, s: &Summary, dead: &[bool]) -> io::Result<Vec<u8>> {
+        let stored: u64 = s.entries.iter().map(|e| u64::from(e.stored())).sum();
+        let n: u32 = s.entries.iter().map(Entry::ordinals).sum();
+        let range = s.first_ordinal as usize..(s.first_ordinal + n) as usize;
+        let live = dead.get(range).map_or(0, |d| d.iter().filter(|d| !**d).count());
+        if live * 4 < n as usize || stored == 0 {
+            return Ok(Vec::new());
+        }
+        let mut data = vec![0; stored as usize];
+        self.store.get(s.segment, u64::from(s.offset + s.data_start), &mut data)?;
+        Ok(data)
+    }
+
+    /// The blocks of an extent, from the data of its batch if that was read.
+    fn load(&self, (start, data): &(u32, Vec<u8>), extent: &Extent) -> io::Result<Vec<u8>> {
+        if data.is_empty() {
+            return fetch(&*self.store, extent);
+        }
+        let first = extent.place.offset.saturating_sub(*start) as usize;
+        let stored = data.get(first..first + extent.place.stored as usize);
+        decode(extent, stored.ok_or_else(|| corrupt("an extent is not in its batch"))?.to_vec())
+    }
+
+    /// Blocks of an extent live (the number of the first, their extent, their bytes): who refers to them?
     fn evacuate_blocks(
         &self,
         at: Logical,
         birth: Option<Birth>,
         whole: &Extent,
-        from: u32,
-        to: u32,
+        (from, live, data): (u32, Extent, Vec<u8>),
         moves: &mut Vec<Move>,
     ) -> io::Result<()> {
-        let live = whole.part(from, to - from);
-        let data = fetch(&*self.store, &live)?;
         let mut push = |skip: u32, blocks: u32, forward: Option<Birth>| {
             let place = live.place.part(skip, blocks);
             let range = skip as usize * BLOCK_BYTES..(skip + blocks) as usize * BLOCK_BYTES;

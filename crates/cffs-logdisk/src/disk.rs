@@ -24,6 +24,8 @@ pub const SECTOR_BYTES: u32 = 512;
 
 struct Shared {
     state: Mutex<State>,
+    /// Held by who flushes the store; taken before the state.
+    flushing: Mutex<()>,
     /// The lock of the same name in the state, without it.
     readers: Arc<RwLock<()>>,
     store: Arc<dyn SegmentStore>,
@@ -103,7 +105,7 @@ impl LogDisk {
 
     fn with(state: State) -> Self {
         let (readers, store, len) = (state.readers.clone(), state.store.clone(), state.logical_bytes);
-        LogDisk { shared: Arc::new(Shared { state: Mutex::new(state), readers, store, len }) }
+        LogDisk { shared: Arc::new(Shared { state: Mutex::new(state), flushing: Mutex::new(()), readers, store, len }) }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -439,8 +441,13 @@ impl Shared {
         state.discard(branch, start, end)
     }
 
+    /// What others write while the store is flushed goes into the next batch; whoever waits meanwhile shares it.
     fn flush(&self) -> io::Result<()> {
-        self.state.lock().flush()
+        let _turn = self.flushing.lock();
+        let last = self.state.lock().seal_for_flush()?;
+        let Some(last) = last else { return Ok(()) };
+        let result = self.store.flush();
+        self.state.lock().flushed(last, result)
     }
 }
 

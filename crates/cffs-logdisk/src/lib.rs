@@ -30,7 +30,7 @@
 //!   fit a segment.
 //! - **Entries of dead lists are ordered by version**, so that deleting a snapshot reads only those that become free. Two
 //!   lists become one by copying the shorter.
-//! - **One lock for the state**: it is held while the log is written, and not while data is read.
+//! - **One lock for the state**: it is held while the log is written or cleaned, and not while data is read or the store is flushed.
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 

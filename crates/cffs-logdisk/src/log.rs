@@ -160,11 +160,4 @@ impl Log {
         usage.wrote(&summary);
         Ok(summary)
     }
-
-    /// Makes all batches durable.
-    pub(crate) fn flush(&mut self, store: &dyn SegmentStore) -> io::Result<()> {
-        store.flush()?;
-        self.durable = self.sequence - 1;
-        Ok(())
-    }
 }

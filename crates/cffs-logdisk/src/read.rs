@@ -99,6 +99,12 @@ pub(crate) fn fetch(store: &dyn SegmentStore, extent: &Extent) -> io::Result<Vec
     let p = &extent.place;
     let mut stored = vec![0; p.stored as usize];
     store.get(p.segment, u64::from(p.offset), &mut stored)?;
+    decode(extent, stored)
+}
+
+/// The blocks of an extent from its stored bytes, verified.
+pub(crate) fn decode(extent: &Extent, stored: Vec<u8>) -> io::Result<Vec<u8>> {
+    let p = &extent.place;
     if !verify_payload(p.codec, &p.crcs, &stored) {
         return Err(corrupt(format!("the checksum of data in segment {:#x} at {} is wrong", p.segment, p.offset)));
     }

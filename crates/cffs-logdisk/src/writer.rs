@@ -148,15 +148,20 @@ impl State {
         })
     }
 
-    /// Ends the batch and makes everything durable.
-    pub(crate) fn flush(&mut self) -> io::Result<()> {
+    /// Ends the batch. Returns the number of the last one, if it is not durable yet.
+    pub(crate) fn seal_for_flush(&mut self) -> io::Result<Option<u64>> {
         self.seal()?;
-        if self.log.durable + 1 == self.log.sequence {
-            return if self.options.read_only { Ok(()) } else { self.check() };
+        if !self.options.read_only {
+            self.check()?;
         }
-        self.check()?;
-        let store = self.store.clone();
-        let r = self.log.flush(&*store);
-        self.fatal(r)
+        let last = self.log.sequence - 1;
+        Ok((self.log.durable < last).then_some(last))
+    }
+
+    /// The store was flushed after the batch with this number was written.
+    pub(crate) fn flushed(&mut self, last: u64, result: io::Result<()>) -> io::Result<()> {
+        self.fatal(result)?;
+        self.log.durable = self.log.durable.max(last);
+        Ok(())
     }
 }

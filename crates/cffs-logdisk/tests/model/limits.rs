@@ -6,9 +6,10 @@ use cffs_device::{Device, IoKind, WriteRequest};
 use cffs_logdisk::{
     BLOCK_BYTES, ImageOptions, ImageStore, LogDisk, LogOptions, MAIN_BRANCH, MemoryStore, SegmentStore,
 };
-use std::io::{self, IoSlice};
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Condvar, Mutex};
 
 #[test]
 fn an_error_of_the_device_reaches_somebody_and_what_was_flushed_stays() {
@@ -167,6 +168,82 @@ fn a_flush_is_one_write_and_one_flush_of_the_device() {
         assert_eq!(device.requests_left.load(Ordering::Relaxed), 0);
         disk.flush().unwrap();
     }
+}
+
+/// A device whose flush waits until the gate is open.
+struct GateDevice {
+    inner: cffs_device::MemoryDevice,
+    open: Mutex<bool>,
+    opened: Condvar,
+    entered: Mutex<Option<Sender<()>>>,
+    flushes: AtomicU64,
+}
+
+impl Device for GateDevice {
+    fn len(&self) -> u64 {
+        self.inner.len()
+    }
+    fn sector_size(&self) -> u32 {
+        512
+    }
+    fn read_vectored(&self, kind: IoKind, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<()> {
+        self.inner.read_vectored(kind, offset, bufs)
+    }
+    fn write_vectored(&self, kind: IoKind, offset: u64, bufs: &[IoSlice<'_>]) -> io::Result<()> {
+        self.inner.write_vectored(kind, offset, bufs)
+    }
+    fn flush(&self) -> io::Result<()> {
+        self.flushes.fetch_add(1, Ordering::Relaxed);
+        if let Some(entered) = self.entered.lock().unwrap().take() {
+            entered.send(()).unwrap();
+        }
+        let mut open = self.open.lock().unwrap();
+        while !*open {
+            open = self.opened.wait(open).unwrap();
+        }
+        Ok(())
+    }
+    fn discard(&self, _: u64, _: u64) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn who_writes_during_a_flush_does_not_wait_and_shares_the_next_one() {
+    let device = Arc::new(GateDevice {
+        inner: cffs_device::MemoryDevice::new(16 << 20),
+        open: Mutex::new(true),
+        opened: Condvar::new(),
+        entered: Mutex::new(None),
+        flushes: AtomicU64::new(0),
+    });
+    let store = ImageStore::format(device.clone(), &ImageOptions { uuid: [1; 16], slot_bytes: 256 << 10 }).unwrap();
+    let disk = LogDisk::format(Arc::new(store), 1 << 30, &LogOptions::default()).unwrap();
+    let (entered, is_entered) = channel();
+    let (written, is_written) = channel();
+    *device.entered.lock().unwrap() = Some(entered);
+    *device.open.lock().unwrap() = false;
+    let before = device.flushes.load(Ordering::Relaxed);
+    std::thread::scope(|s| {
+        s.spawn(|| {
+            disk.write_at(IoKind::Data, 0, &[1; 4096]).unwrap();
+            disk.flush().unwrap();
+        });
+        is_entered.recv().unwrap();
+        for i in 1..5u64 {
+            let (disk, written) = (&disk, written.clone());
+            s.spawn(move || {
+                disk.write_at(IoKind::Data, i * 4096, &[i as u8; 4096]).unwrap();
+                disk.read_at(IoKind::Data, 0, &mut [0; 4096]).unwrap();
+                written.send(()).unwrap();
+                disk.flush().unwrap();
+            });
+        }
+        (0..4).for_each(|_| is_written.recv().unwrap());
+        *device.open.lock().unwrap() = true;
+        device.opened.notify_all();
+    });
+    assert_eq!(device.flushes.load(Ordering::Relaxed) - before, 2);
 }
 
 #[test]
