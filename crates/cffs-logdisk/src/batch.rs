@@ -467,6 +467,16 @@ mod tests {
     }
 
     #[test]
+    fn more_ordinals_than_fit_the_segment_are_an_error() {
+        let good = sample();
+        let bad = Summary { first_ordinal: u32::MAX / 2, ..good.clone() };
+        assert!(Summary::decode(&bad.encode()).is_err());
+        let mut bad = good;
+        bad.streams[2].ordinal = u32::MAX / 2;
+        assert!(Summary::decode(&bad.encode()).is_err());
+    }
+
+    #[test]
     fn any_changed_byte_is_an_error() {
         let bytes = sample().encode();
         for i in 0..bytes.len() {

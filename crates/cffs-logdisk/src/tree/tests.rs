@@ -214,6 +214,27 @@ fn a_node_that_is_touched_is_stored_anew_and_others_stay() {
     assert_eq!(contents(&tree.shelf, &tree.root).len(), 3000);
 }
 
+/// Gives a leaf whatever the level that is asked for, as a cache may.
+struct LeavesOnly(Shelf);
+
+impl Source for LeavesOnly {
+    fn node<L: Layout>(&self, r: &NodeRef, _: u8) -> io::Result<Arc<Node<L>>> {
+        self.0.node(r, 0)
+    }
+}
+
+#[test]
+fn a_node_at_two_levels_is_an_error() {
+    let mut tree = Tree::new();
+    tree.edit(|root, edit| root.insert(edit, 5, vec![1])).unwrap();
+    tree.store();
+    let src = LeavesOnly(tree.shelf);
+    assert!(tree.root.floor(&src, &5).unwrap().is_some());
+    tree.root.level = 1;
+    assert!(tree.root.floor(&src, &5).is_err());
+    assert!(tree.root.scan(&src, &0, &mut |_, _| ControlFlow::Continue(())).is_err());
+}
+
 #[test]
 fn any_bytes_in_nodes_do_no_harm() {
     let mut tree = Tree::new();

@@ -6,6 +6,7 @@ use cffs_logdisk::{
     BLOCK_BYTES, CleanPolicy, Compression, ImageOptions, ImageStore, LogDisk, LogOptions, MAIN_BRANCH, MemoryStore,
     SegmentStore,
 };
+use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 
@@ -212,10 +213,11 @@ fn compression_makes_room() {
 #[test]
 fn a_store_of_objects_works_with_and_without_appending() {
     for append in [true, false] {
-        let store = Arc::new(MemoryStore::new(16 << 20, 256 << 10, append));
+        let store = Arc::new(MemoryStore::new(40 << 20, 256 << 10, append));
         let disk = LogDisk::format(store.clone(), 1 << 30, &options()).unwrap();
         let mut rng = fastrand::Rng::with_seed(6);
         let mut seeds = vec![0; 1000];
+        let mut snapshots = VecDeque::new();
         for i in 1..6000u64 {
             let number = rng.u64(0..1000);
             seeds[number as usize] = i;
@@ -225,6 +227,21 @@ fn a_store_of_objects_works_with_and_without_appending() {
             }
             if i % 100 == 0 {
                 disk.clean_step(1 << 20).unwrap();
+            }
+            if i % 500 == 0 {
+                snapshots.push_back((disk.snapshot(MAIN_BRANCH, "objects").unwrap(), seeds.clone()));
+            }
+            if snapshots.len() > 3 {
+                let (id, then) = snapshots.pop_front().unwrap();
+                let device = disk.open_snapshot(id).unwrap();
+                for (n, &seed) in then.iter().enumerate().step_by(7) {
+                    let want = if seed == 0 { vec![0; BLOCK_BYTES] } else { block(seed) };
+                    assert!(read(&device, n as u64) == want);
+                }
+                drop(device);
+                disk.delete_snapshot(id).unwrap();
+                while disk.delete_step(100).unwrap() {}
+                assert_sound(&disk);
             }
         }
         disk.flush().unwrap();
@@ -236,6 +253,7 @@ fn a_store_of_objects_works_with_and_without_appending() {
             assert_sound(disk);
         };
         check(&disk);
+        assert!(disk.stats().cleaned > 0);
         drop(disk);
         check(&LogDisk::open(store, &options()).unwrap());
     }
