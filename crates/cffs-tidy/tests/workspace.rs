@@ -10,7 +10,7 @@ const CRATES: &[&Layer] = &[
     &["cffs_lab", "cffs_sim"],
     &["cffs_tidy", "cffs_record"],
     &["cffs"],
-    &["cffs_disk"],
+    &["cffs_disk", "cffs_logdisk"],
     &["cffs_device"],
     &["cffs_buf", "cffs_shuttle", "cffs_testenv"],
 ];
@@ -38,6 +38,26 @@ const ENGINE: &[&Layer] = &[
     &["error", "stats"],
     &["format"],
     &["setters"],
+];
+
+/// Modules of the log disk, from above.
+const LOGDISK: &[&Layer] = &[
+    &["disk"],
+    &["snapshots", "writer", "check", "recovery"],
+    &["cleaner"],
+    &["packer", "read"],
+    &["checkpoint"],
+    &["space"],
+    &["state"],
+    &["catalog", "log", "pending"],
+    &["usage"],
+    &["scan"],
+    &["batch", "cache"],
+    &["layouts"],
+    &["tree", "compress"],
+    &["extent", "options"],
+    &["store"],
+    &["codec"],
 ];
 
 fn crates() -> PathBuf {
@@ -82,6 +102,13 @@ fn no_crate_uses_one_above_it() {
 fn no_module_of_the_engine_uses_one_above_it() {
     let found = all_arrows("cffs", &crates().join("cffs"), &[]);
     let up = upward(ENGINE, &found, &|p| p.first().cloned()).unwrap_or_else(|e| panic!("{e}"));
+    assert!(up.is_empty(), "modules that are used from below:{}", listed(&up));
+}
+
+#[test]
+fn no_module_of_the_log_disk_uses_one_above_it() {
+    let found = all_arrows("cffs_logdisk", &crates().join("cffs-logdisk"), &[]);
+    let up = upward(LOGDISK, &found, &|p| p.first().cloned()).unwrap_or_else(|e| panic!("{e}"));
     assert!(up.is_empty(), "modules that are used from below:{}", listed(&up));
 }
 

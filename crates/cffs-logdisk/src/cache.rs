@@ -1,0 +1,67 @@
+//! Clean nodes in memory, as many as fit a bound.
+
+use std::any::Any;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+type AnyNode = Arc<dyn Any + Send + Sync>;
+
+/// Segment and ordinal where a node was first stored. A segment is never changed, so an entry never becomes stale.
+pub(crate) type NodeKey = (u64, u32);
+
+/// A cache in two generations: when the younger is half of the bound, the older goes.
+pub(crate) struct NodeCache {
+    young: HashMap<NodeKey, AnyNode>,
+    old: HashMap<NodeKey, AnyNode>,
+    half: usize,
+}
+
+impl NodeCache {
+    /// A cache of at most `nodes` nodes.
+    pub(crate) fn new(nodes: usize) -> Self {
+        NodeCache { young: HashMap::new(), old: HashMap::new(), half: (nodes / 2).max(8) }
+    }
+
+    pub(crate) fn get<T: Send + Sync + 'static>(&mut self, key: NodeKey) -> Option<Arc<T>> {
+        if let Some(node) = self.young.get(&key) {
+            return node.clone().downcast().ok();
+        }
+        let node = self.old.remove(&key)?;
+        self.put_any(key, node.clone());
+        node.downcast().ok()
+    }
+
+    pub(crate) fn put<T: Send + Sync + 'static>(&mut self, key: NodeKey, node: Arc<T>) {
+        self.put_any(key, node);
+    }
+
+    fn put_any(&mut self, key: NodeKey, node: AnyNode) {
+        if self.young.len() >= self.half {
+            self.old = std::mem::take(&mut self.young);
+        }
+        self.young.insert(key, node);
+    }
+
+    /// Nodes in the cache.
+    pub(crate) fn len(&self) -> usize {
+        self.young.len() + self.old.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_used_stays_and_the_bound_holds() {
+        let mut cache = NodeCache::new(100);
+        cache.put((0, 0), Arc::new(7u32));
+        for i in 1..10_000 {
+            cache.put((1, i), Arc::new(i));
+            assert_eq!(cache.get::<u32>((0, 0)).as_deref(), Some(&7));
+            assert!(cache.len() <= 100);
+        }
+        assert!(cache.get::<u32>((1, 5)).is_none());
+        assert!(cache.get::<u64>((0, 0)).is_none(), "another type is no hit");
+    }
+}

@@ -1,0 +1,315 @@
+//! A checkpoint: what is only in memory is stored, and the root refers to it.
+
+use crate::batch::{Entry, SUMMARY_BYTES};
+use crate::codec::{Fields, PutFields, corrupt, counter, crc32c};
+use crate::extent::{Birth, EXTENT_BLOCKS_MAX};
+use crate::layouts::{MapLayout, SegmentInfo};
+use crate::log::{Log, NewBatch, STREAM_NODES};
+use crate::state::State;
+use crate::store::{SegmentId, SegmentStore};
+use crate::tree::{Edit, Layout, NODE_BYTES, Node, NodeHead, NodeRef, NodeSink, Root, StoredNodes};
+use crate::usage::{Nodes, Usage};
+use parking_lot::Mutex;
+use std::io;
+use std::sync::Arc;
+
+const RECORD_MAGIC: u32 = 0x3152_4c43; // "CLR1"
+const ROOT_MAGIC: u32 = 0x3154_4c43; // "CLT1"
+/// Most nodes in one batch.
+const NODES_PER_BATCH: u64 = 128;
+/// Bytes of the entry of a node in a summary.
+const NODE_ENTRY_BYTES: usize = 43;
+
+/// What the root of the store says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RootRecord {
+    /// The batch with the checkpoint.
+    pub(crate) segment: SegmentId,
+    pub(crate) offset: u32,
+    /// Batches behind it count if they have this epoch.
+    pub(crate) epoch: u64,
+}
+
+impl RootRecord {
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        out.put_u32(ROOT_MAGIC);
+        out.put_u32(1);
+        out.put_u64(self.segment);
+        out.put_u32(self.offset);
+        out.put_u64(self.epoch);
+        out
+    }
+
+    pub(crate) fn decode(bytes: &[u8]) -> io::Result<Self> {
+        let mut f = Fields::new(bytes);
+        if f.u32()? != ROOT_MAGIC || f.u32()? != 1 {
+            return Err(corrupt("the root of the store is none of a log disk"));
+        }
+        Ok(RootRecord { segment: f.u64()?, offset: f.u32()?, epoch: f.u64()? })
+    }
+}
+
+/// Writes nodes in batches. The place of a node is known before its batch is written, because the summary has a fixed length.
+struct NodeWriter<'a> {
+    log: &'a mut Log,
+    usage: &'a mut Usage,
+    store: &'a dyn SegmentStore,
+    cache: &'a Mutex<crate::cache::NodeCache>,
+    entries: Vec<Entry>,
+    data: Vec<u8>,
+    /// Nodes that the batch can take.
+    room: usize,
+}
+
+fn summary_bytes(nodes: usize) -> usize {
+    SUMMARY_BYTES + nodes * NODE_ENTRY_BYTES
+}
+
+impl NodeWriter<'_> {
+    fn flush(&mut self) -> io::Result<()> {
+        if !self.entries.is_empty() {
+            let reserved = summary_bytes(self.room);
+            let entries = std::mem::take(&mut self.entries);
+            let batch = NewBatch { stream: STREAM_NODES, flags: 0, entries, data: &self.data, age: None, reserved };
+            self.log.write(batch, self.store, self.usage)?;
+            self.data.clear();
+        }
+        self.room = 0;
+        Ok(())
+    }
+
+    fn begin(&mut self) -> io::Result<()> {
+        let align = self.store.alignment();
+        let bytes = |n: u64| {
+            u64::from(Log::data_start(summary_bytes(n as usize), align))
+                + (n * NODE_BYTES as u64).next_multiple_of(align.into())
+        };
+        let left = self.log.begin(STREAM_NODES, bytes(1), self.store)?;
+        let mut n = NODES_PER_BATCH.min(left / NODE_BYTES as u64).max(1);
+        while n > 1 && bytes(n) > left {
+            n -= 1;
+        }
+        self.room = n as usize;
+        Ok(())
+    }
+}
+
+impl NodeSink for NodeWriter<'_> {
+    fn put_node(&mut self, head: &NodeHead, bytes: Vec<u8>, crc: u32) -> io::Result<(u64, u32, u32)> {
+        if self.room == 0 {
+            self.begin()?;
+        }
+        let end = self.log.streams[usize::from(STREAM_NODES)];
+        let offset =
+            end.offset + Log::data_start(summary_bytes(self.room), self.store.alignment()) + self.data.len() as u32;
+        let at = (end.segment, end.ordinal + self.entries.len() as u32, offset);
+        self.entries.push(Entry::Node { head: head.clone(), crc });
+        self.data.extend_from_slice(&bytes);
+        if self.entries.len() == self.room {
+            self.flush()?;
+        }
+        Ok(at)
+    }
+
+    fn stored<L: Layout>(&mut self, r: &NodeRef, node: Node<L>) {
+        self.cache.lock().put((r.segment, r.ordinal), Arc::new(node));
+    }
+}
+
+/// A checkpoint as bytes: all roots, and what storing the usage has changed of the usage itself.
+pub(crate) struct Record {
+    pub(crate) fields: RecordFields,
+    pub(crate) table: Vec<(SegmentId, SegmentInfo)>,
+    pub(crate) newly_dead: Vec<(Birth, u32)>,
+}
+
+/// Numbers of a checkpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RecordFields {
+    pub(crate) logical_bytes: u64,
+    pub(crate) version: u64,
+    pub(crate) next_id: u64,
+    pub(crate) next_list: u64,
+}
+
+impl State {
+    fn encode_record(&self) -> io::Result<Vec<u8>> {
+        let mut out = Vec::new();
+        out.put_u32(RECORD_MAGIC);
+        out.put_u32(1);
+        out.put_u64(self.logical_bytes);
+        out.put_u64(self.version);
+        out.put_u64(self.next_id);
+        out.put_u64(self.next_list);
+        self.forward.encode(&mut out)?;
+        self.dead_lists.encode(&mut out)?;
+        self.catalog.tree.encode(&mut out)?;
+        self.usage.segments.encode(&mut out)?;
+        self.usage.dead.encode(&mut out)?;
+        let late: Vec<_> = self.usage.dirty.iter().filter_map(|id| Some((*id, *self.usage.table.get(id)?))).collect();
+        out.put_u32(late.len() as u32);
+        for (id, info) in late {
+            out.put_u64(id);
+            info.encode(&mut out);
+        }
+        out.put_u32(self.usage.newly_dead.len() as u32);
+        for (at, blocks) in &self.usage.newly_dead {
+            out.put_u64(at.segment);
+            out.put_u32(at.ordinal);
+            out.put_u32(*blocks);
+        }
+        Ok(out)
+    }
+
+    /// Takes the trees out of a checkpoint; returns the rest.
+    pub(crate) fn decode_record(&mut self, bytes: &[u8]) -> io::Result<Record> {
+        let mut f = Fields::new(bytes);
+        if f.u32()? != RECORD_MAGIC || f.u32()? != 1 {
+            return Err(corrupt("this is no checkpoint"));
+        }
+        let fields = RecordFields {
+            logical_bytes: f.u64()?,
+            version: counter(f.u64()?)?,
+            next_id: counter(f.u64()?)?,
+            next_list: counter(f.u64()?)?,
+        };
+        self.forward = Root::decode(&mut f)?;
+        self.dead_lists = Root::decode(&mut f)?;
+        self.catalog.tree = Root::decode(&mut f)?;
+        self.usage.segments = Root::decode(&mut f)?;
+        self.usage.dead = Root::decode(&mut f)?;
+        let n = f.count(8 + SegmentInfo::BYTES)?;
+        let table = (0..n).map(|_| Ok((f.u64()?, SegmentInfo::decode(&mut f)?))).collect::<io::Result<_>>()?;
+        let n = f.count(16)?;
+        let newly_dead: Vec<(Birth, u32)> = (0..n)
+            .map(|_| Ok((Birth { segment: f.u64()?, ordinal: f.u32()? }, f.u32()?)))
+            .collect::<io::Result<_>>()?;
+        if newly_dead.iter().any(|(at, n)| *n > EXTENT_BLOCKS_MAX || at.ordinal.checked_add(*n).is_none()) {
+            return Err(corrupt("a dead extent has an impossible length"));
+        }
+        Ok(Record { fields, table, newly_dead })
+    }
+
+    /// Makes a checkpoint. What is pending is not part of it.
+    pub(crate) fn checkpoint(&mut self) -> io::Result<()> {
+        self.check()?;
+        let r = self.try_checkpoint();
+        self.fatal(r)
+    }
+
+    fn try_checkpoint(&mut self) -> io::Result<()> {
+        self.usage.apply_dead(&*self.store, &self.cache, &mut self.dirtied)?;
+        self.store_maps()?;
+        self.store_catalog()?;
+        self.usage.apply_table(&*self.store, &self.cache, &mut self.dirtied)?;
+        let (mut segments, mut dead) = (std::mem::take(&mut self.usage.segments), std::mem::take(&mut self.usage.dead));
+        let mut writer = writer(&mut self.log, &mut self.usage, &*self.store, &self.cache);
+        dead.store(&mut writer, &mut StoredNodes::new())?;
+        segments.store(&mut writer, &mut StoredNodes::new())?;
+        writer.flush()?;
+        (self.usage.segments, self.usage.dead) = (segments, dead);
+        if let Some((at, bytes)) = self.record.take() {
+            self.usage.free(at, 1, bytes)?;
+        }
+        let record = self.encode_record()?;
+        let stored = record.len() as u32;
+        let entry = Entry::Record { stored, crc: crc32c(&record) };
+        let need = SUMMARY_BYTES as u64 + 64 + u64::from(stored) + 2 * u64::from(self.store.alignment());
+        self.log.begin(STREAM_NODES, need, &*self.store)?;
+        let batch =
+            NewBatch { stream: STREAM_NODES, flags: 0, entries: vec![entry], data: &record, age: None, reserved: 0 };
+        let summary = self.log.write(batch, &*self.store, &mut self.usage)?;
+        self.record = Some((Birth { segment: summary.segment, ordinal: summary.first_ordinal }, u64::from(stored)));
+        let root = RootRecord { segment: summary.segment, offset: summary.offset, epoch: self.log.epoch };
+        self.root_sequence = self.store.replace_root(self.root_sequence, &root.encode())?;
+        self.log.durable = self.log.sequence - 1;
+        self.log.since_checkpoint = 0;
+        self.dirtied = 0;
+        self.delete_empty()
+    }
+
+    /// Stores the maps of all branches and snapshots.
+    fn store_maps(&mut self) -> io::Result<()> {
+        let mut done = StoredNodes::<MapLayout>::new();
+        let mut writer = writer(&mut self.log, &mut self.usage, &*self.store, &self.cache);
+        // Oldest first: what a snapshot has comes before what is newer.
+        for (id, s) in &mut self.catalog.snapshots {
+            if s.root.is_dirty() {
+                s.root.store(&mut writer, &mut done)?;
+                self.catalog.dirty.insert(*id);
+            }
+        }
+        for (id, b) in &mut self.catalog.branches {
+            if b.root.is_dirty() {
+                b.root.store(&mut writer, &mut done)?;
+                self.catalog.dirty.insert(u64::from(*id));
+            }
+        }
+        writer.flush()?;
+        let frozen = std::mem::take(&mut self.frozen);
+        let stored = frozen.into_iter().filter_map(|(list, node)| {
+            // The type of the node is behind the reference; its address is that of the node itself.
+            let node = node.downcast::<Node<MapLayout>>().ok()?;
+            Some((list, done.get(&(Arc::as_ptr(&node) as usize))?.1))
+        });
+        let stored: Vec<_> = stored.collect();
+        self.note_frozen(stored)
+    }
+
+    /// Stores the catalog, the dead lists and the forwards.
+    fn store_catalog(&mut self) -> io::Result<()> {
+        let mut retired = Vec::new();
+        let src = Nodes { store: &*self.store, cache: &self.cache, table: &self.usage.table, forward: None };
+        let mut edit =
+            Edit { src: &src, version: 0, retired: &mut retired, frozen: &mut Vec::new(), dirtied: &mut self.dirtied };
+        for id in std::mem::take(&mut self.catalog.dirty) {
+            match self.catalog.encode(id)? {
+                Some(record) => self.catalog.tree.insert(&mut edit, id, record)?,
+                None => {
+                    self.catalog.tree.remove(&mut edit, &id)?;
+                }
+            }
+        }
+        retired.iter().try_for_each(|r| self.usage.free_node(r))?;
+        let mut writer = writer(&mut self.log, &mut self.usage, &*self.store, &self.cache);
+        self.catalog.tree.store(&mut writer, &mut StoredNodes::new())?;
+        self.dead_lists.store(&mut writer, &mut StoredNodes::new())?;
+        self.forward.store(&mut writer, &mut StoredNodes::new())?;
+        writer.flush()
+    }
+
+    /// Deletes the segments in which nothing lives. The root that was just written does not refer to them.
+    fn delete_empty(&mut self) -> io::Result<()> {
+        let empty: Vec<SegmentId> = self
+            .usage
+            .table
+            .iter()
+            .filter(|(id, info)| info.live == 0 && !self.log.is_open(**id))
+            .map(|(id, _)| *id)
+            .collect();
+        if empty.is_empty() {
+            return Ok(());
+        }
+        // Whoever found a place in one of them has read it by now.
+        let _quiet = self.readers.clone();
+        let _quiet = _quiet.write();
+        for id in empty {
+            self.store.delete(id)?;
+            self.usage.table.remove(&id);
+            self.usage.dirty.remove(&id);
+            self.usage.removed.insert(id);
+            self.damaged.remove(&id);
+        }
+        Ok(())
+    }
+}
+
+fn writer<'a>(
+    log: &'a mut Log,
+    usage: &'a mut Usage,
+    store: &'a dyn SegmentStore,
+    cache: &'a Mutex<crate::cache::NodeCache>,
+) -> NodeWriter<'a> {
+    NodeWriter { log, usage, store, cache, entries: Vec::new(), data: Vec::new(), room: 0 }
+}

@@ -1,0 +1,148 @@
+//! Images whose checksums are right and whose contents are not: nothing panics, hangs or takes memory without bound.
+
+use crate::codec::WITHOUT_CHECKSUMS;
+use crate::disk::LogDisk;
+use crate::extent::BLOCK_BYTES;
+use crate::options::{Compression, LogOptions};
+use crate::store::{ImageOptions, ImageStore};
+use cffs_device::{Device, IoKind, MemoryDevice};
+use std::sync::Arc;
+
+const SLOT: u64 = 64 << 10;
+const SLOTS: u64 = 48;
+const BLOCK: u64 = BLOCK_BYTES as u64;
+
+fn options() -> LogOptions {
+    LogOptions { cache_nodes: 32, compression: Compression::Lz4, ..LogOptions::default() }
+}
+
+/// An image with snapshots, a clone, forwards, dead lists, and batches behind the checkpoint.
+fn image(rng: &mut fastrand::Rng) -> MemoryDevice {
+    let device = Arc::new(MemoryDevice::new(SLOTS * SLOT + (1 << 20)));
+    let store = ImageStore::format(device.clone(), &ImageOptions { uuid: [3; 16], slot_bytes: SLOT }).unwrap();
+    let disk = LogDisk::format(Arc::new(store), 1 << 30, &options()).unwrap();
+    let mut ids = Vec::new();
+    let steps = rng.u32(20..120);
+    for i in 0..steps {
+        let at = rng.u64(0..150) * BLOCK;
+        let data: Vec<u8> = (0..rng.usize(1..12) * BLOCK_BYTES)
+            .map(|j| if i % 2 == 0 { rng.u8(..) } else { (j / 700) as u8 })
+            .collect();
+        let _ = disk.write_at(IoKind::Data, at, &data);
+        match rng.u32(0..12) {
+            0..3 => ids.push(disk.snapshot(0, "s").unwrap()),
+            3 if !ids.is_empty() => {
+                let _ = disk.delete_snapshot(ids.remove(0));
+                let _ = disk.delete_step(5);
+            }
+            4 => drop(disk.clean_step(1 << 18)),
+            5 if i < steps / 2 => disk.checkpoint().unwrap(),
+            6 => disk.flush().unwrap(),
+            7 if !ids.is_empty() => drop(disk.clone_snapshot(ids[0], "c")),
+            _ => {}
+        }
+    }
+    disk.flush().unwrap();
+    drop(disk);
+    device.duplicate()
+}
+
+/// The places of structures: whatever begins with one of the magics.
+fn structures(device: &MemoryDevice) -> Vec<u64> {
+    let mut found = vec![0, 64 << 10];
+    let mut sector = [0; 512];
+    for at in (0..device.len()).step_by(512) {
+        device.read_at(IoKind::Data, at, &mut sector).unwrap();
+        if [*b"CLB1", *b"CLN1", *b"CLR1"].iter().any(|m| sector.starts_with(m)) {
+            found.push(at);
+        }
+    }
+    found
+}
+
+/// Everything that can be done with a disk.
+fn use_it(device: MemoryDevice) {
+    let Ok(store) = ImageStore::open(Arc::new(device)) else { return };
+    let store = Arc::new(store);
+    if let Ok(disk) = LogDisk::open(store.clone(), &LogOptions { read_only: true, ..options() }) {
+        let _ = disk.check(true);
+    }
+    let Ok(disk) = LogDisk::open(store, &options()) else { return };
+    let mut data = vec![0; 8 * BLOCK_BYTES];
+    for at in (0..160).step_by(8) {
+        let _ = disk.read_at(IoKind::Data, at * BLOCK, &mut data);
+    }
+    for s in disk.snapshots() {
+        let _ = disk.diff(s.id, None);
+        if let Ok(device) = disk.open_snapshot(s.id) {
+            let _ = device.read_at(IoKind::Data, 0, &mut data);
+        }
+    }
+    let _ = disk.check(true);
+    let _ = disk.write_at(IoKind::Data, 3 * BLOCK, &[1; 3 * BLOCK_BYTES]);
+    let _ = disk.flush();
+    let _ = disk.clean_step(1 << 20);
+    let _ = disk.discard(0, 20 * BLOCK);
+    for b in disk.branches() {
+        let _ = disk.delete_branch(b.branch);
+    }
+    for s in disk.snapshots() {
+        let _ = disk.delete_snapshot(s.id);
+    }
+    for _ in 0..200 {
+        if !matches!(disk.delete_step(50), Ok(true)) {
+            break;
+        }
+    }
+    let _ = disk.checkpoint();
+    for _ in 0..4 {
+        let _ = disk.clean_step(1 << 20);
+    }
+    let _ = disk.checkpoint();
+    let _ = disk.check(false);
+}
+
+/// Cases to run: `CFFS_LOG_HOSTILE=from..to` for a campaign.
+fn cases() -> std::ops::Range<u64> {
+    let asked = std::env::var("CFFS_LOG_HOSTILE").ok();
+    let asked = asked.as_deref().and_then(|s| s.split_once(".."));
+    match asked.map(|(a, b)| (a.parse(), b.parse())) {
+        Some((Ok(a), Ok(b))) => a..b,
+        _ => 0..60,
+    }
+}
+
+#[test]
+fn images_with_good_checksums_and_bad_contents_do_no_harm() {
+    WITHOUT_CHECKSUMS.set(true);
+    for seed in cases() {
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let good = image(&mut rng);
+        let places = structures(&good);
+        for case in 0..30 {
+            let device = good.duplicate();
+            for _ in 0..rng.usize(1..5) {
+                let at = *rng.choice(&places).unwrap();
+                let mut bytes = [0; 4096];
+                let n = (device.len() - at).min(4096) as usize;
+                device.read_at(IoKind::Data, at, &mut bytes[..n]).unwrap();
+                for _ in 0..rng.usize(1..4) {
+                    let i = if rng.bool() { rng.usize(0..n.min(300)) } else { rng.usize(0..n) };
+                    bytes[i] = match rng.u32(0..4) {
+                        0 => 0xff,
+                        1 => 0,
+                        2 => bytes[i].wrapping_add(1),
+                        _ => rng.u8(..),
+                    };
+                }
+                device.write_at(IoKind::Data, at, &bytes[..n]).unwrap();
+            }
+            let r = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| use_it(device)));
+            if let Err(e) = r {
+                eprintln!("seed {seed}, case {case}");
+                std::panic::resume_unwind(e);
+            }
+        }
+    }
+    WITHOUT_CHECKSUMS.set(false);
+}

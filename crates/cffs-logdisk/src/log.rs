@@ -1,0 +1,163 @@
+//! The end of the log: where the next batch goes.
+//!
+//! A few streams write to a segment each, so that new data, data that has survived a cleaning, and nodes do not mix.
+//! All of them number their batches with one counter. Each summary announces where every stream goes on, and which segment is begun next:
+//! recovery finds the next batch at one of these few places.
+
+use crate::batch::{Entry, STREAMS, SUMMARY_BYTES, StreamEnd, Summary};
+use crate::codec::corrupt;
+use crate::store::{NO_SEGMENT, SegmentStore};
+use crate::usage::Usage;
+use std::io;
+
+/// The stream of what programs write.
+pub(crate) const STREAM_NEW: u8 = 0;
+/// The stream of nodes and checkpoints.
+pub(crate) const STREAM_NODES: u8 = 3;
+
+/// The end of the log.
+#[derive(Clone, Debug)]
+pub(crate) struct Log {
+    pub(crate) uuid: [u8; 16],
+    pub(crate) epoch: u64,
+    /// Of the next batch.
+    pub(crate) sequence: u64,
+    /// Of the last batch that is durable.
+    pub(crate) durable: u64,
+    pub(crate) streams: [StreamEnd; STREAMS],
+    pub(crate) next_segment: u64,
+    /// Bytes written since the last checkpoint.
+    pub(crate) since_checkpoint: u64,
+    /// Bytes written since the start.
+    pub(crate) written: u64,
+}
+
+/// A batch that is to be written.
+pub(crate) struct NewBatch<'a> {
+    pub(crate) stream: u8,
+    pub(crate) flags: u16,
+    pub(crate) entries: Vec<Entry>,
+    /// The bytes of all entries.
+    pub(crate) data: &'a [u8],
+    /// When the data was written, if not now: the number of a batch.
+    pub(crate) age: Option<u64>,
+    /// The summary takes at least so many bytes.
+    pub(crate) reserved: usize,
+}
+
+const CLOSED: StreamEnd = StreamEnd { segment: NO_SEGMENT, offset: 0, ordinal: 0 };
+
+impl Log {
+    pub(crate) fn new(uuid: [u8; 16], epoch: u64) -> Self {
+        Log {
+            uuid,
+            epoch,
+            sequence: 1,
+            durable: 0,
+            streams: [CLOSED; STREAMS],
+            next_segment: NO_SEGMENT,
+            since_checkpoint: 0,
+            written: 0,
+        }
+    }
+
+    /// Whether a batch may still go to the segment.
+    pub(crate) fn is_open(&self, segment: u64) -> bool {
+        segment == self.next_segment || self.streams.iter().any(|s| s.segment == segment)
+    }
+
+    /// Bytes that the current segment of a stream has left.
+    fn left(&self, stream: u8, store: &dyn SegmentStore) -> u64 {
+        let s = &self.streams[usize::from(stream)];
+        let bytes = store.segment_bytes().min(1 << 30);
+        if s.segment == NO_SEGMENT || (!store.can_append() && s.offset > 0) {
+            return 0;
+        }
+        bytes.saturating_sub(u64::from(s.offset))
+    }
+
+    fn announce(&mut self, store: &dyn SegmentStore) -> io::Result<()> {
+        if self.next_segment == NO_SEGMENT {
+            match store.create() {
+                Ok(id) => self.next_segment = id,
+                // The batch that is written now may still fit; only the next segment is missing.
+                Err(e) if e.kind() == io::ErrorKind::StorageFull => {}
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(())
+    }
+
+    /// Sees to it that the stream has at least `need` bytes for a batch; returns how many there are.
+    pub(crate) fn begin(&mut self, stream: u8, need: u64, store: &dyn SegmentStore) -> io::Result<u64> {
+        let left = self.left(stream, store);
+        if left >= need {
+            return Ok(left);
+        }
+        // The very first batch begins the very first segment.
+        self.announce(store)?;
+        if self.next_segment == NO_SEGMENT {
+            return Err(io::Error::new(io::ErrorKind::StorageFull, "no segment is free"));
+        }
+        self.streams[usize::from(stream)] = StreamEnd { segment: self.next_segment, offset: 0, ordinal: 0 };
+        self.next_segment = NO_SEGMENT;
+        let left = self.left(stream, store);
+        if left < need { Err(corrupt("a batch is longer than a segment")) } else { Ok(left) }
+    }
+
+    /// Where the data of a batch would begin within its segment, whose summary has `summary` bytes.
+    pub(crate) fn data_start(summary: usize, align: u32) -> u32 {
+        (summary as u32).next_multiple_of(align)
+    }
+
+    /// Writes a batch at the end of its stream, for which `begin` has made room.
+    pub(crate) fn write(
+        &mut self,
+        batch: NewBatch<'_>,
+        store: &dyn SegmentStore,
+        usage: &mut Usage,
+    ) -> io::Result<Summary> {
+        let NewBatch { stream, flags, entries, data, age, reserved } = batch;
+        self.announce(store)?;
+        let align = store.alignment();
+        let end = self.streams[usize::from(stream)];
+        let summary_bytes = SUMMARY_BYTES + entries.iter().map(Entry::encoded_bytes).sum::<usize>();
+        let data_start = Self::data_start(summary_bytes.max(reserved), align);
+        let length = (data_start + data.len() as u32).next_multiple_of(align);
+        let ordinals: u32 = entries.iter().map(Entry::ordinals).sum();
+        let after = StreamEnd { segment: end.segment, offset: end.offset + length, ordinal: end.ordinal + ordinals };
+        let mut streams = self.streams;
+        streams[usize::from(stream)] = after;
+        let summary = Summary {
+            uuid: self.uuid,
+            epoch: self.epoch,
+            sequence: self.sequence,
+            durable: self.durable,
+            segment: end.segment,
+            offset: end.offset,
+            data_start,
+            length,
+            first_ordinal: end.ordinal,
+            flags,
+            stream,
+            age: age.unwrap_or(self.sequence),
+            next_segment: self.next_segment,
+            streams,
+            entries,
+        };
+        if end.segment == NO_SEGMENT || u64::from(end.offset) + u64::from(length) > store.segment_bytes() {
+            return Err(corrupt("a batch does not fit its segment"));
+        }
+        let mut bytes = summary.encode();
+        bytes.resize(data_start as usize, 0);
+        bytes.extend_from_slice(data);
+        bytes.resize(length as usize, 0);
+        store.append(end.segment, u64::from(end.offset), &bytes)?;
+        self.streams = streams;
+        self.sequence += 1;
+        self.since_checkpoint += u64::from(length);
+        self.written += u64::from(length);
+        usage.wrote(&summary);
+        Ok(summary)
+    }
+}

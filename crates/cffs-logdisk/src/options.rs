@@ -1,0 +1,55 @@
+//! Settings of a log disk.
+
+/// How extents are compressed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Compression {
+    /// Not at all.
+    #[default]
+    None,
+    /// LZ4: fast.
+    Lz4,
+    /// Zstandard with a level from 1 to 19.
+    Zstd(i32),
+}
+
+/// How the cleaner chooses segments.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CleanPolicy {
+    /// The one with the fewest live bytes.
+    #[default]
+    Greedy,
+    /// The one with the best ratio of space gained, times its age, to bytes copied (Rosenblum and Ousterhout 1992).
+    CostBenefit,
+    /// Cost-benefit, and what has survived a cleaning goes to other segments than new data: once, and more than once.
+    Generations,
+}
+
+/// Settings of an open log disk; none of them is stored.
+#[derive(Clone, Debug)]
+pub struct LogOptions {
+    /// Nothing is written to the store: no recovery is made durable, writes fail.
+    pub read_only: bool,
+    /// Clean nodes kept in memory, 4 to 8 KiB each. At least 16.
+    pub cache_nodes: usize,
+    /// Bytes that are written before a batch ends without a flush.
+    pub batch_bytes: usize,
+    /// Bytes of log after which a checkpoint is made. Bounds the work of recovery.
+    pub checkpoint_bytes: u64,
+    /// Compression of what is written from now on.
+    pub compression: Compression,
+    /// How the cleaner chooses.
+    pub policy: CleanPolicy,
+}
+
+impl Default for LogOptions {
+    fn default() -> Self {
+        LogOptions {
+            read_only: false,
+            cache_nodes: 4096,
+            batch_bytes: 4 << 20,
+            checkpoint_bytes: 256 << 20,
+            compression: Compression::None,
+            policy: CleanPolicy::Greedy,
+        }
+    }
+}

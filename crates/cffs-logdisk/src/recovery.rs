@@ -1,0 +1,262 @@
+//! Opening: the last checkpoint, and the batches behind it.
+//!
+//! From the checkpoint on, every summary says where the next batch may be: at the end of a stream, or at the start of the
+//! segment that it announces. The walk ends where none of these places has the batch with the next number. Batches
+//! that were durable when a later one was written are believed; the data of the others is verified, and the first that is not whole ends
+//! the log. Then the entries are applied, as they were the first time.
+
+use crate::batch::{CONTINUES, Summary};
+use crate::cache::NodeCache;
+use crate::catalog::{Branch, Catalog, DeadList, MAIN_BRANCH};
+use crate::checkpoint::RootRecord;
+use crate::codec::corrupt;
+use crate::extent::{BLOCK_BYTES, Birth};
+use crate::layouts::MapLayout;
+use crate::log::Log;
+use crate::options::LogOptions;
+use crate::pending::Pending;
+use crate::scan::{is_whole, read_summary};
+use crate::state::State;
+use crate::store::{NO_SEGMENT, SegmentId, SegmentStore};
+use crate::tree::Root;
+use crate::usage::Usage;
+use parking_lot::{Mutex, RwLock};
+use std::collections::BTreeSet;
+use std::io;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+/// Largest logical space in bytes.
+pub const LOGICAL_BYTES_MAX: u64 = 1 << 60;
+
+fn blank(store: Arc<dyn SegmentStore>, options: &LogOptions) -> State {
+    let log = Log::new(store.uuid(), 0);
+    State {
+        options: options.clone(),
+        cache: Mutex::new(NodeCache::new(options.cache_nodes.max(16))),
+        store,
+        logical_bytes: 0,
+        log,
+        usage: Usage::default(),
+        forward: Root::default(),
+        dead_lists: Root::default(),
+        catalog: Catalog::default(),
+        version: 1,
+        next_id: 1,
+        next_list: 1,
+        frozen: Vec::new(),
+        dirtied: 0,
+        pending: Pending::default(),
+        reserved: 0,
+        root_sequence: 0,
+        record: None,
+        damaged: BTreeSet::new(),
+        cleaned: 0,
+        forwarded: 0,
+        accepted: 0,
+        readers: Arc::new(RwLock::new(())),
+        failed: None,
+    }
+}
+
+/// Makes the store an empty disk. What it had is lost.
+pub(crate) fn format(store: Arc<dyn SegmentStore>, logical_bytes: u64, options: &LogOptions) -> io::Result<State> {
+    if logical_bytes == 0 || !logical_bytes.is_multiple_of(BLOCK_BYTES as u64) || logical_bytes > LOGICAL_BYTES_MAX {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            format!("{logical_bytes} bytes of logical space: it takes whole blocks of {BLOCK_BYTES}, at most 1 EiB"),
+        ));
+    }
+    let mut state = blank(store, options);
+    state.options.read_only = false;
+    state.logical_bytes = logical_bytes;
+    state.store.adopt(&[])?;
+    if state.space().usable < state.store.capacity() / 4 {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            format!("{} bytes are too few for a log disk with such segments", state.store.capacity()),
+        ));
+    }
+    state.root_sequence = state.store.root()?.sequence;
+    state.log.epoch = state.root_sequence + 1;
+    let main = Branch {
+        root: Root::<MapLayout>::default(),
+        origin: None,
+        list: DeadList { id: 0, entries: 0 },
+        deleting: false,
+        name: b"main".to_vec(),
+        floor: 0,
+    };
+    state.catalog.branches.insert(MAIN_BRANCH, main);
+    state.catalog.dirty.insert(u64::from(MAIN_BRANCH));
+    state.checkpoint()?;
+    Ok(state)
+}
+
+/// Where a batch is; enough to find it again.
+struct Found {
+    segment: SegmentId,
+    offset: u32,
+    sequence: u64,
+    continues: bool,
+}
+
+/// Opens the disk on a store.
+pub(crate) fn open(store: Arc<dyn SegmentStore>, options: &LogOptions) -> io::Result<State> {
+    let mut state = blank(store, options);
+    let stored = state.store.root()?;
+    state.root_sequence = stored.sequence;
+    let root = RootRecord::decode(&stored.bytes)?;
+    let checkpoint = state.load_checkpoint(&root)?;
+    // What was empty then is needed by no batch behind it.
+    let empty: Vec<SegmentId> = {
+        let open = |id| state.log.is_open(id);
+        state.usage.table.iter().filter(|(id, i)| i.live == 0 && !open(**id)).map(|(id, _)| *id).collect()
+    };
+    for id in empty {
+        state.usage.table.remove(&id);
+        state.usage.dirty.remove(&id);
+        state.usage.removed.insert(id);
+    }
+    let found = state.find_batches(&checkpoint, root.epoch)?;
+    for f in &found {
+        let s = read_summary(&*state.store, state.log.uuid, f.segment, f.offset)?;
+        if s.sequence != f.sequence {
+            return Err(corrupt("a batch has changed while it was read"));
+        }
+        state.log.sequence = s.sequence + 1;
+        state.log.streams = s.streams;
+        state.log.next_segment = s.next_segment;
+        state.log.since_checkpoint += u64::from(s.length);
+        state.usage.wrote(&s);
+        state.apply(&s, true)?;
+    }
+    state.log.durable = state.log.sequence - 1;
+    if !options.read_only {
+        state.take_over(&root, found.is_empty())?;
+    }
+    Ok(state)
+}
+
+impl State {
+    /// Reads the checkpoint that the root refers to; returns the summary of its batch.
+    fn load_checkpoint(&mut self, root: &RootRecord) -> io::Result<Summary> {
+        let s = read_summary(&*self.store, self.log.uuid, root.segment, root.offset)?;
+        let bytes = match &s.entries[..] {
+            [entry @ crate::batch::Entry::Record { stored, .. }] => {
+                let mut bytes = vec![0; *stored as usize];
+                self.store.get(s.segment, u64::from(s.offset + s.data_start), &mut bytes)?;
+                if !entry.verify(&bytes) {
+                    return Err(corrupt("the checksum of the checkpoint is wrong"));
+                }
+                bytes
+            }
+            _ => return Err(corrupt("the root does not refer to a checkpoint")),
+        };
+        let record = self.decode_record(&bytes)?;
+        let fields = record.fields;
+        self.logical_bytes = fields.logical_bytes;
+        if self.logical_bytes > LOGICAL_BYTES_MAX || !self.logical_bytes.is_multiple_of(BLOCK_BYTES as u64) {
+            return Err(corrupt("the logical space has an impossible size"));
+        }
+        (self.version, self.next_id, self.next_list) = (fields.version, fields.next_id, fields.next_list);
+        // The table first: nodes are found by it. The trees that are read for it are never moved.
+        let mut table = std::collections::BTreeMap::new();
+        self.usage.segments.scan(&self.nodes().direct(), &0, &mut |id, info| {
+            table.insert(*id, *info);
+            ControlFlow::Continue(())
+        })?;
+        for (id, info) in record.table {
+            table.insert(id, info);
+            self.usage.dirty.insert(id);
+        }
+        self.usage.live = table.values().try_fold(0u64, |sum, i| sum.checked_add(i.live)).unwrap_or(u64::MAX);
+        self.usage.table = table;
+        self.usage.newly_dead = record.newly_dead;
+        self.usage.wrote(&s);
+        let segment = self.store.segment_bytes();
+        if self.usage.table.values().any(|i| u64::from(i.used) > segment) {
+            return Err(corrupt("a segment has more than fits it"));
+        }
+        if self.usage.live > self.store.capacity() {
+            return Err(corrupt("more bytes live than the store has"));
+        }
+        self.record = Some((Birth { segment: s.segment, ordinal: s.first_ordinal }, bytes.len() as u64));
+        let mut records = Vec::new();
+        self.catalog.tree.scan(&self.nodes().direct(), &0, &mut |id, record| {
+            records.push((*id, record.clone()));
+            ControlFlow::Continue(())
+        })?;
+        records.iter().try_for_each(|(id, record)| self.catalog.load(*id, record))?;
+        self.catalog.check()?;
+        let branches: Vec<u32> = self.catalog.branches.keys().copied().collect();
+        branches.into_iter().for_each(|id| self.catalog.update_floor(id));
+        self.log.sequence = s.sequence + 1;
+        self.log.streams = s.streams;
+        self.log.next_segment = s.next_segment;
+        Ok(s)
+    }
+
+    /// The batches behind a checkpoint that count.
+    fn find_batches(&self, checkpoint: &Summary, epoch: u64) -> io::Result<Vec<Found>> {
+        let mut found: Vec<Found> = Vec::new();
+        let mut durable = 0;
+        let mut ends = (checkpoint.streams, checkpoint.next_segment, checkpoint.sequence);
+        while let Some(s) = self.next_batch(&ends, epoch)? {
+            durable = durable.max(s.durable);
+            ends = (s.streams, s.next_segment, s.sequence);
+            let continues = s.flags & CONTINUES != 0;
+            found.push(Found { segment: s.segment, offset: s.offset, sequence: s.sequence, continues });
+        }
+        let mut whole = found.len();
+        for (i, f) in found.iter().enumerate().filter(|(_, f)| f.sequence > durable) {
+            let s = read_summary(&*self.store, self.log.uuid, f.segment, f.offset)?;
+            if !is_whole(&*self.store, &s)? {
+                whole = i;
+                break;
+            }
+        }
+        found.truncate(whole);
+        while found.last().is_some_and(|f| f.continues) {
+            found.pop();
+        }
+        Ok(found)
+    }
+
+    /// The batch that follows, if it is there.
+    fn next_batch(
+        &self,
+        (streams, next, sequence): &([crate::batch::StreamEnd; crate::batch::STREAMS], SegmentId, u64),
+        epoch: u64,
+    ) -> io::Result<Option<Summary>> {
+        let ends = streams.iter().map(|s| (s.segment, s.offset)).chain([(*next, 0)]);
+        for (segment, offset) in ends.filter(|(segment, _)| *segment != NO_SEGMENT) {
+            match read_summary(&*self.store, self.log.uuid, segment, offset) {
+                Ok(s) if s.sequence == sequence + 1 && s.epoch == epoch => return Ok(Some(s)),
+                Ok(_) => {}
+                Err(e) => match e.kind() {
+                    io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof | io::ErrorKind::NotFound => {}
+                    _ => return Err(e),
+                },
+            }
+        }
+        Ok(None)
+    }
+
+    /// Makes this process the one that writes: a new epoch, under which nothing has been written yet.
+    fn take_over(&mut self, root: &RootRecord, clean: bool) -> io::Result<()> {
+        let mut existing: Vec<SegmentId> = self.usage.table.keys().copied().collect();
+        let open = self.log.streams.iter().map(|s| s.segment).chain([self.log.next_segment]);
+        existing.extend(open.filter(|id| *id != NO_SEGMENT && !self.usage.table.contains_key(id)));
+        existing.sort_unstable();
+        existing.dedup();
+        self.store.adopt(&existing)?;
+        let epoch = self.root_sequence + 1;
+        self.log.epoch = epoch;
+        // The root gets a new sequence number in any case, so that this mount's segments have names of their own. The
+        // batches found keep their epoch until a checkpoint has them.
+        let bumped = RootRecord { epoch: if clean { epoch } else { root.epoch }, ..*root };
+        self.root_sequence = self.store.replace_root(self.root_sequence, &bumped.encode())?;
+        if clean { Ok(()) } else { self.checkpoint() }
+    }
+}

@@ -1,0 +1,58 @@
+//! Reads batches of a store one by one.
+
+use crate::batch::{SUMMARY_BYTES, Summary};
+use crate::codec::corrupt;
+use crate::store::{SegmentId, SegmentStore};
+use std::io;
+
+/// Longest summary in bytes: a batch with more than a checkpoint is not longer.
+const SUMMARY_BYTES_MAX: usize = 4 << 20;
+
+/// The summary of the batch at a place.
+///
+/// # Errors
+/// `InvalidData` if there is no whole one, or if it belongs elsewhere.
+pub(crate) fn read_summary(
+    store: &dyn SegmentStore,
+    uuid: [u8; 16],
+    segment: SegmentId,
+    offset: u32,
+) -> io::Result<Summary> {
+    let end = store.segment_bytes();
+    if u64::from(offset) + SUMMARY_BYTES as u64 > end {
+        return Err(corrupt("a summary is not within its segment"));
+    }
+    let mut bytes = vec![0; SUMMARY_BYTES];
+    store.get(segment, u64::from(offset), &mut bytes)?;
+    let n = Summary::length_of(&bytes)?;
+    if u64::from(offset) + n as u64 > end || n > SUMMARY_BYTES_MAX {
+        return Err(corrupt("a summary is not within its segment"));
+    }
+    bytes.resize(n, 0);
+    store.get(segment, u64::from(offset) + SUMMARY_BYTES as u64, &mut bytes[SUMMARY_BYTES..])?;
+    let s = Summary::decode(&bytes)?;
+    if s.uuid != uuid || s.segment != segment || s.offset != offset {
+        return Err(corrupt("a summary belongs to another place"));
+    }
+    if u64::from(offset) + u64::from(s.length) > end {
+        return Err(corrupt("a batch is not within its segment"));
+    }
+    Ok(s)
+}
+
+/// Whether all data of a batch has the checksums that its summary says.
+pub(crate) fn is_whole(store: &dyn SegmentStore, s: &Summary) -> io::Result<bool> {
+    let mut data = Vec::new();
+    for (entry, _, at) in s.placed() {
+        data.resize(entry.stored() as usize, 0);
+        match store.get(s.segment, u64::from(at), &mut data) {
+            Ok(()) => {}
+            Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => return Ok(false),
+            Err(e) => return Err(e),
+        }
+        if !entry.verify(&data) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}

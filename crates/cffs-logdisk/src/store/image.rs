@@ -1,0 +1,298 @@
+//! Segments in fixed slots of a device, with two superblocks as the root.
+//!
+//! An id is made of a generation and a slot. The generation is the sequence number of the root at the time: a slot is
+//! given out again only after a root that no longer refers to its last segment, so an id never comes twice. The slots
+//! in use are known to the owner, which tells them after it has read its checkpoint; no slot has a header of its own.
+
+use super::segment_store::{ROOT_BYTES_MAX, SegmentId, SegmentStore, StoreRoot, full};
+use super::superblock::{SEQUENCE_MAX, SLOT_BYTES, SLOTS_MAX, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS, Superblock};
+use crate::codec::corrupt;
+use cffs_device::{Device, IoKind};
+use parking_lot::Mutex;
+use std::io;
+use std::sync::Arc;
+
+const SLOT_BITS: u32 = 28;
+
+/// How [`ImageStore::format`] divides a device.
+#[derive(Clone, Debug)]
+pub struct ImageOptions {
+    /// Identifies the store.
+    pub uuid: [u8; 16],
+    /// Bytes of a slot: a multiple of 4096 from 64 KiB to 1 GiB. 0 chooses: 4 MiB, and more where that would be more than 2^18
+    /// slots, because the owner keeps a few words of memory for each.
+    pub slot_bytes: u64,
+}
+
+/// A store in slots of a device.
+pub struct ImageStore {
+    device: Arc<dyn Device>,
+    uuid: [u8; 16],
+    slot_bytes: u64,
+    slots: u64,
+    first_slot: u64,
+    inner: Mutex<Inner>,
+}
+
+struct Inner {
+    sequence: u64,
+    root: Vec<u8>,
+    /// Which of the two superblocks is the older.
+    next_copy: usize,
+    free: Vec<u32>,
+}
+
+impl ImageStore {
+    /// Makes the device an empty store. Everything on it is lost.
+    ///
+    /// # Errors
+    /// `InvalidInput` for impossible sizes, those of the device.
+    pub fn format(device: Arc<dyn Device>, options: &ImageOptions) -> io::Result<Self> {
+        let mut slot_bytes = options.slot_bytes;
+        if slot_bytes == 0 {
+            slot_bytes = 4 << 20;
+            while device.len() / slot_bytes > 1 << 18 && slot_bytes < *SLOT_BYTES.end() {
+                slot_bytes *= 2;
+            }
+        }
+        let first_slot = slot_bytes.clamp(128 << 10, 1 << 20);
+        let slots = device.len().saturating_sub(first_slot).checked_div(slot_bytes).unwrap_or(0).min(SLOTS_MAX);
+        if !SLOT_BYTES.contains(&slot_bytes) || !slot_bytes.is_multiple_of(4096) || slots == 0 {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                format!("a device of {} bytes cannot have slots of {slot_bytes} bytes", device.len()),
+            ));
+        }
+        let sb = Superblock { uuid: options.uuid, sequence: 0, slot_bytes, slots, first_slot, root: Vec::new() };
+        // The second is invalid first: with a crash in between, no old root may be newer than the new one.
+        device.write_at(IoKind::Super, SUPERBLOCK_OFFSETS[1], &[0; SUPERBLOCK_BYTES])?;
+        device.write_at(IoKind::Super, SUPERBLOCK_OFFSETS[0], &sb.encode())?;
+        device.flush()?;
+        Ok(Self::with(device, sb, 1))
+    }
+
+    /// Opens the store on a device.
+    ///
+    /// # Errors
+    /// `InvalidData` if neither superblock is whole, or the device is shorter than they say.
+    pub fn open(device: Arc<dyn Device>) -> io::Result<Self> {
+        let mut best: Option<(Superblock, usize)> = None;
+        let mut error = corrupt("the device is too short for a log disk");
+        for (copy, &offset) in SUPERBLOCK_OFFSETS.iter().enumerate() {
+            let mut bytes = vec![0; SUPERBLOCK_BYTES];
+            match device.read_at(IoKind::Super, offset, &mut bytes).and_then(|()| Superblock::decode(&bytes)) {
+                Ok(sb) if best.as_ref().is_none_or(|(b, _)| b.sequence < sb.sequence) => best = Some((sb, copy)),
+                Ok(_) => {}
+                Err(e) => error = e,
+            }
+        }
+        let Some((sb, copy)) = best else { return Err(error) };
+        if sb.first_slot + sb.slots * sb.slot_bytes > device.len() {
+            return Err(corrupt(format!("the log disk has {} slots, the device is shorter", sb.slots)));
+        }
+        Ok(Self::with(device, sb, 1 - copy))
+    }
+
+    fn with(device: Arc<dyn Device>, sb: Superblock, next_copy: usize) -> Self {
+        // The lowest slots are given out first.
+        let free = (0..sb.slots as u32).rev().collect();
+        ImageStore {
+            device,
+            uuid: sb.uuid,
+            slot_bytes: sb.slot_bytes,
+            slots: sb.slots,
+            first_slot: sb.first_slot,
+            inner: Mutex::new(Inner { sequence: sb.sequence, root: sb.root, next_copy, free }),
+        }
+    }
+
+    /// Number of slots.
+    pub fn slots(&self) -> u64 {
+        self.slots
+    }
+
+    fn slot(&self, segment: SegmentId) -> io::Result<u64> {
+        let slot = segment & ((1 << SLOT_BITS) - 1);
+        if slot >= self.slots {
+            return Err(corrupt(format!("segment {segment:#x} is none of this image")));
+        }
+        Ok(slot)
+    }
+
+    fn place(&self, segment: SegmentId, offset: u64, len: usize) -> io::Result<u64> {
+        let slot = self.slot(segment)?;
+        if offset.checked_add(len as u64).is_none_or(|end| end > self.slot_bytes) {
+            return Err(corrupt(format!("{len} bytes at {offset} are not in a segment")));
+        }
+        Ok(self.first_slot + slot * self.slot_bytes + offset)
+    }
+}
+
+impl SegmentStore for ImageStore {
+    fn uuid(&self) -> [u8; 16] {
+        self.uuid
+    }
+
+    fn create(&self) -> io::Result<SegmentId> {
+        let mut inner = self.inner.lock();
+        let slot = inner.free.pop().ok_or_else(|| full("the image has no free slot"))?;
+        Ok(inner.sequence << SLOT_BITS | u64::from(slot))
+    }
+
+    fn append(&self, segment: SegmentId, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        let at = self.place(segment, offset, bytes.len())?;
+        self.device.write_at(IoKind::Log, at, bytes)
+    }
+
+    fn get(&self, segment: SegmentId, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        let at = self.place(segment, offset, buf.len())?;
+        let sector = u64::from(self.device.sector_size());
+        let (start, end) = (at / sector * sector, (at + buf.len() as u64).next_multiple_of(sector));
+        if start == at && end == at + buf.len() as u64 {
+            return self.device.read_at(IoKind::Data, at, buf);
+        }
+        let mut whole = vec![0; (end - start) as usize];
+        self.device.read_at(IoKind::Data, start, &mut whole)?;
+        buf.copy_from_slice(&whole[(at - start) as usize..][..buf.len()]);
+        Ok(())
+    }
+
+    fn delete(&self, segment: SegmentId) -> io::Result<()> {
+        let slot = self.slot(segment)?;
+        if self.device.can_discard() {
+            self.device.discard(self.first_slot + slot * self.slot_bytes, self.slot_bytes)?;
+        }
+        self.inner.lock().free.push(slot as u32);
+        Ok(())
+    }
+
+    fn list(&self) -> io::Result<Option<Vec<SegmentId>>> {
+        Ok(None)
+    }
+
+    fn adopt(&self, segments: &[SegmentId]) -> io::Result<()> {
+        let mut used = vec![false; self.slots as usize];
+        for &segment in segments {
+            let slot = self.slot(segment)?;
+            if std::mem::replace(&mut used[slot as usize], true) {
+                return Err(corrupt(format!("two segments are in slot {slot}")));
+            }
+        }
+        self.inner.lock().free = (0..self.slots as u32).rev().filter(|&s| !used[s as usize]).collect();
+        Ok(())
+    }
+
+    fn root(&self) -> io::Result<StoreRoot> {
+        let inner = self.inner.lock();
+        Ok(StoreRoot { sequence: inner.sequence, bytes: inner.root.clone() })
+    }
+
+    fn replace_root(&self, expected: u64, bytes: &[u8]) -> io::Result<u64> {
+        let mut inner = self.inner.lock();
+        if inner.sequence != expected || bytes.len() > ROOT_BYTES_MAX {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                format!("the root has sequence {}, not {expected}: somebody else writes to the store", inner.sequence),
+            ));
+        }
+        if expected + 1 >= SEQUENCE_MAX {
+            return Err(full("the image has had as many roots as it can have"));
+        }
+        let sb = Superblock {
+            uuid: self.uuid,
+            sequence: expected + 1,
+            slot_bytes: self.slot_bytes,
+            slots: self.slots,
+            first_slot: self.first_slot,
+            root: bytes.to_vec(),
+        };
+        self.device.flush()?;
+        self.device.write_at(IoKind::Super, SUPERBLOCK_OFFSETS[inner.next_copy], &sb.encode())?;
+        self.device.flush()?;
+        inner.next_copy = 1 - inner.next_copy;
+        inner.sequence = sb.sequence;
+        inner.root = sb.root;
+        Ok(sb.sequence)
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        self.device.flush()
+    }
+
+    fn can_append(&self) -> bool {
+        true
+    }
+
+    fn segment_bytes(&self) -> u64 {
+        self.slot_bytes
+    }
+
+    fn alignment(&self) -> u32 {
+        self.device.sector_size()
+    }
+
+    fn capacity(&self) -> u64 {
+        self.slots * self.slot_bytes
+    }
+
+    fn available(&self) -> u64 {
+        self.inner.lock().free.len() as u64 * self.slot_bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cffs_device::MemoryDevice;
+
+    fn image() -> (Arc<MemoryDevice>, ImageStore) {
+        let device = Arc::new(MemoryDevice::new(1 << 20));
+        let store = ImageStore::format(device.clone(), &ImageOptions { uuid: [7; 16], slot_bytes: 64 << 10 }).unwrap();
+        (device, store)
+    }
+
+    #[test]
+    fn the_newer_superblock_counts_and_a_torn_one_does_not() {
+        let (device, store) = image();
+        assert_eq!(store.replace_root(0, b"one").unwrap(), 1);
+        assert_eq!(store.replace_root(1, b"two").unwrap(), 2);
+        assert!(store.replace_root(1, b"late").is_err());
+        let again = ImageStore::open(device.clone()).unwrap();
+        assert_eq!(again.root().unwrap(), StoreRoot { sequence: 2, bytes: b"two".to_vec() });
+        // Sequence 2 went to the first superblock. Torn, it leaves the one before.
+        device.write_at(IoKind::Super, 0, &[0xff; 512]).unwrap();
+        let again = ImageStore::open(device.clone()).unwrap();
+        assert_eq!(again.root().unwrap().bytes, b"one");
+        assert_eq!(again.replace_root(1, b"new").unwrap(), 2);
+        assert_eq!(ImageStore::open(device).unwrap().root().unwrap().bytes, b"new");
+    }
+
+    #[test]
+    fn ids_never_come_twice() {
+        let (_, store) = image();
+        let a = store.create().unwrap();
+        store.replace_root(0, b"").unwrap();
+        store.delete(a).unwrap();
+        let b = store.create().unwrap();
+        assert_ne!(a, b);
+        assert_eq!(store.slot(a).unwrap(), store.slot(b).unwrap());
+        while store.create().is_ok() {}
+        assert_eq!(store.available(), 0);
+        store.adopt(&[b]).unwrap();
+        assert_eq!(store.available(), store.capacity() - (64 << 10));
+        assert!(store.adopt(&[a, b]).is_err(), "both are in one slot");
+    }
+
+    #[test]
+    fn ranges_beyond_a_segment_are_errors() {
+        let (_, store) = image();
+        let a = store.create().unwrap();
+        assert!(store.append(a, 65536, &[0; 512]).is_err());
+        assert!(store.get(a, u64::MAX, &mut [0; 2]).is_err());
+        assert!(store.get(12345, 0, &mut [0; 2]).is_err());
+        store.append(a, 512, &[5; 1024]).unwrap();
+        let mut odd = [0; 700];
+        store.get(a, 513, &mut odd).unwrap();
+        assert_eq!(odd, [5; 700]);
+    }
+}

@@ -1,0 +1,65 @@
+//! The trait of a store.
+
+use std::io;
+
+/// Names a segment of a store. The store hands it out and never gives the same one out twice.
+pub type SegmentId = u64;
+
+/// The id that no segment has.
+pub const NO_SEGMENT: SegmentId = u64::MAX;
+
+/// Largest root in bytes.
+pub const ROOT_BYTES_MAX: usize = 2048;
+
+/// What a store was last told to begin with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoreRoot {
+    /// Counts replacements; 0 only before the first.
+    pub sequence: u64,
+    /// The contents, at most [`ROOT_BYTES_MAX`] bytes.
+    pub bytes: Vec<u8>,
+}
+
+/// A store of segments.
+///
+/// What was written or deleted is durable only after a later [`SegmentStore::flush`]; only
+/// [`SegmentStore::replace_root`] is durable when it returns.
+pub trait SegmentStore: Send + Sync {
+    /// Identifies the store; part of every structure in it, so that bytes of another store are never taken for ours.
+    fn uuid(&self) -> [u8; 16];
+    /// Begins a segment without contents. Fails with `StorageFull` when there is no room for one.
+    fn create(&self) -> io::Result<SegmentId>;
+    /// Writes `bytes` at `offset`, the end of what the segment has so far. A store that cannot append takes only one
+    /// such call for each segment, at offset 0.
+    fn append(&self, segment: SegmentId, offset: u64, bytes: &[u8]) -> io::Result<()>;
+    /// Fills `buf` from `offset` on. What was never written reads as anything, or fails with `UnexpectedEof`.
+    fn get(&self, segment: SegmentId, offset: u64, buf: &mut [u8]) -> io::Result<()>;
+    /// Gives the room of a segment back.
+    fn delete(&self, segment: SegmentId) -> io::Result<()>;
+    /// All segments, if the store itself knows them; `None` if only the owner does.
+    fn list(&self) -> io::Result<Option<Vec<SegmentId>>>;
+    /// Tells a store that was just opened which segments exist. All others are deleted.
+    fn adopt(&self, segments: &[SegmentId]) -> io::Result<()>;
+    /// The root.
+    fn root(&self) -> io::Result<StoreRoot>;
+    /// Makes everything before durable, and replaces the root if its sequence number is still `expected`. Returns the
+    /// new sequence number, which is `expected + 1`.
+    fn replace_root(&self, expected: u64, bytes: &[u8]) -> io::Result<u64>;
+    /// Makes everything that was written durable.
+    fn flush(&self) -> io::Result<()>;
+    /// Whether a segment can be written in several pieces.
+    fn can_append(&self) -> bool;
+    /// Largest segment in bytes.
+    fn segment_bytes(&self) -> u64;
+    /// Unit in bytes to which a piece of a segment is padded, a power of two.
+    fn alignment(&self) -> u32;
+    /// Bytes of all segments that fit, or `u64::MAX / 2` for a store without a bound.
+    fn capacity(&self) -> u64;
+    /// Bytes of segments that can still be created.
+    fn available(&self) -> u64;
+}
+
+/// The error of a store that has no room.
+pub(crate) fn full(what: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::StorageFull, what.to_owned())
+}

@@ -1,0 +1,208 @@
+//! What of each segment is still used: bytes exactly, and blocks by a bitmap.
+//!
+//! The table of segments is in memory as a whole, some tens of bytes for each. The bitmaps are in a tree in the log;
+//! blocks that died are noted and put into it in one go, at a checkpoint or before a segment is cleaned.
+
+use crate::batch::Summary;
+use crate::cache::NodeCache;
+use crate::codec::{corrupt, crc32c};
+use crate::extent::Birth;
+use crate::layouts::{DeadLayout, ForwardLayout, PAGE_BLOCKS, Page, SegmentInfo, SegmentsLayout};
+use crate::store::{SegmentId, SegmentStore};
+use crate::tree::{Edit, Layout, NODE_BYTES, Node, NodeRef, Root, Source, lookup_extents};
+use parking_lot::Mutex;
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+/// The table of segments.
+pub(crate) type Table = BTreeMap<SegmentId, SegmentInfo>;
+
+/// Reads nodes of the store, through the cache.
+pub(crate) struct Nodes<'a> {
+    pub(crate) store: &'a dyn SegmentStore,
+    pub(crate) cache: &'a Mutex<NodeCache>,
+    pub(crate) table: &'a Table,
+    /// Where nodes of snapshots have been moved to; `None` for trees that no snapshot has.
+    pub(crate) forward: Option<&'a Root<ForwardLayout>>,
+}
+
+impl<'a> Nodes<'a> {
+    /// The same without forwards.
+    pub(crate) fn direct(&self) -> Nodes<'a> {
+        Nodes { forward: None, ..*self }
+    }
+
+    /// Segment, ordinal and offset where a node is now.
+    pub(crate) fn locate(&self, r: &NodeRef) -> io::Result<(SegmentId, u32, u32)> {
+        if let Some(forward) = self.forward
+            && !self.table.contains_key(&r.segment)
+        {
+            let birth = Birth { segment: r.segment, ordinal: r.ordinal };
+            let moved = lookup_extents(forward, &self.direct(), birth, 1)?;
+            let (_, extent) = moved.first().ok_or_else(|| corrupt("a node is in a segment that is gone"))?;
+            return Ok((extent.place.segment, extent.place.ordinal, extent.place.offset));
+        }
+        Ok((r.segment, r.ordinal, r.offset))
+    }
+}
+
+impl Source for Nodes<'_> {
+    fn node<L: Layout>(&self, r: &NodeRef, level: u8) -> io::Result<Arc<Node<L>>> {
+        let key = (r.segment, r.ordinal);
+        if let Some(node) = self.cache.lock().get(key) {
+            return Ok(node);
+        }
+        let (segment, _, offset) = self.locate(r)?;
+        let mut bytes = vec![0; NODE_BYTES];
+        self.store.get(segment, u64::from(offset), &mut bytes)?;
+        if crc32c(&bytes) != r.crc {
+            return Err(corrupt(format!("the checksum of a node in segment {segment:#x} at {offset} is wrong")));
+        }
+        let node = Arc::new(Node::decode(&bytes, level)?);
+        self.cache.lock().put(key, node.clone());
+        Ok(node)
+    }
+}
+
+/// Usage of all segments.
+#[derive(Default)]
+pub(crate) struct Usage {
+    pub(crate) table: Table,
+    /// Segments whose entry in the tree is older than the one in the table.
+    pub(crate) dirty: BTreeSet<SegmentId>,
+    /// Segments that were deleted and may still be in the trees.
+    pub(crate) removed: BTreeSet<SegmentId>,
+    /// Blocks that died since the bitmaps were last changed.
+    pub(crate) newly_dead: Vec<(Birth, u32)>,
+    /// Sum of all live bytes.
+    pub(crate) live: u64,
+    pub(crate) segments: Root<SegmentsLayout>,
+    pub(crate) dead: Root<DeadLayout>,
+}
+
+impl Usage {
+    /// Accounts for a batch that was written: all of its blocks live.
+    pub(crate) fn wrote(&mut self, s: &Summary) {
+        let info = self.table.entry(s.segment).or_default();
+        let (before, new) = (u128::from(info.used), u128::from(s.length));
+        let age = u128::from(info.age) * before + u128::from(s.age) * new;
+        info.age = (age / (before + new).max(1)) as u64;
+        info.used = s.offset + s.length;
+        info.ordinals = s.first_ordinal + s.entries.iter().map(|e| e.ordinals()).sum::<u32>();
+        info.stream = s.stream;
+        let bytes: u64 = s.entries.iter().map(|e| u64::from(e.stored())).sum();
+        info.live += bytes;
+        self.live += bytes;
+        self.dirty.insert(s.segment);
+    }
+
+    /// Blocks that are where they say have died.
+    pub(crate) fn free(&mut self, at: Birth, blocks: u32, bytes: u64) -> io::Result<()> {
+        let info = self.table.get_mut(&at.segment).ok_or_else(|| corrupt("a freed block is in no segment"))?;
+        info.live = info
+            .live
+            .checked_sub(bytes)
+            .ok_or_else(|| corrupt(format!("more of segment {:#x} is freed than lives", at.segment)))?;
+        self.live -= bytes;
+        self.dirty.insert(at.segment);
+        self.newly_dead.push((at, blocks));
+        Ok(())
+    }
+
+    pub(crate) fn free_node(&mut self, r: &NodeRef) -> io::Result<()> {
+        self.free(Birth { segment: r.segment, ordinal: r.ordinal }, 1, NODE_BYTES as u64)
+    }
+
+    /// Puts the blocks that died into the bitmaps. What dies by this (nodes of the bitmaps) is noted for the next time.
+    pub(crate) fn apply_dead(
+        &mut self,
+        store: &dyn SegmentStore,
+        cache: &Mutex<NodeCache>,
+        dirtied: &mut usize,
+    ) -> io::Result<()> {
+        let mut list = std::mem::take(&mut self.newly_dead);
+        list.sort_unstable();
+        let mut retired = Vec::new();
+        let src = Nodes { store, cache, table: &self.table, forward: None };
+        let mut edit = Edit { src: &src, version: 0, retired: &mut retired, frozen: &mut Vec::new(), dirtied };
+        let mut open: Option<(Birth, Page)> = None;
+        for (at, blocks) in list {
+            if !self.table.contains_key(&at.segment) {
+                continue; // the whole segment is gone
+            }
+            for ordinal in at.ordinal..at.ordinal.saturating_add(blocks) {
+                let key = Birth { segment: at.segment, ordinal: ordinal / PAGE_BLOCKS * PAGE_BLOCKS };
+                if open.as_ref().is_none_or(|(k, _)| *k != key) {
+                    if let Some((k, page)) = open.take() {
+                        self.dead.insert(&mut edit, k, page)?;
+                    }
+                    open = Some((key, self.dead.get(edit.src, &key)?.unwrap_or_default()));
+                }
+                if let Some((_, page)) = &mut open {
+                    let bit = ordinal % PAGE_BLOCKS;
+                    page[bit as usize / 64] |= 1 << (bit % 64);
+                }
+            }
+        }
+        if let Some((k, page)) = open {
+            self.dead.insert(&mut edit, k, page)?;
+        }
+        retired.iter().try_for_each(|r| self.free_node(r))
+    }
+
+    /// The bitmap of a segment, by ordinal: true is dead. All that died must have been applied.
+    pub(crate) fn dead_blocks(
+        &self,
+        store: &dyn SegmentStore,
+        cache: &Mutex<NodeCache>,
+        segment: SegmentId,
+    ) -> io::Result<Vec<bool>> {
+        let n = self.table.get(&segment).map_or(0, |i| i.ordinals) as usize;
+        let src = Nodes { store, cache, table: &self.table, forward: None };
+        let mut dead = Vec::new();
+        self.dead.scan(&src, &Birth { segment, ordinal: 0 }, &mut |key, page| {
+            if key.segment != segment || key.ordinal as usize >= n {
+                return ControlFlow::Break(());
+            }
+            dead.resize(key.ordinal as usize, false);
+            dead.extend((0..PAGE_BLOCKS).map(|bit| page[bit as usize / 64] >> (bit % 64) & 1 == 1));
+            ControlFlow::Continue(())
+        })?;
+        dead.resize(n, false);
+        Ok(dead)
+    }
+
+    /// Brings the table into its tree. Afterwards `dirty` and `newly_dead` say what this itself has changed.
+    pub(crate) fn apply_table(
+        &mut self,
+        store: &dyn SegmentStore,
+        cache: &Mutex<NodeCache>,
+        dirtied: &mut usize,
+    ) -> io::Result<()> {
+        let mut retired = Vec::new();
+        let src = Nodes { store, cache, table: &self.table, forward: None };
+        let mut edit = Edit { src: &src, version: 0, retired: &mut retired, frozen: &mut Vec::new(), dirtied };
+        for segment in std::mem::take(&mut self.removed) {
+            self.segments.remove(&mut edit, &segment)?;
+            let mut pages = Vec::new();
+            self.dead.scan(edit.src, &Birth { segment, ordinal: 0 }, &mut |key, _| {
+                if key.segment != segment {
+                    return ControlFlow::Break(());
+                }
+                pages.push(*key);
+                ControlFlow::Continue(())
+            })?;
+            for key in pages {
+                self.dead.remove(&mut edit, &key)?;
+            }
+        }
+        for segment in std::mem::take(&mut self.dirty) {
+            if let Some(info) = self.table.get(&segment) {
+                self.segments.insert(&mut edit, segment, *info)?;
+            }
+        }
+        retired.iter().try_for_each(|r| self.free_node(r))
+    }
+}

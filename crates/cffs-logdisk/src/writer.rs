@@ -1,0 +1,167 @@
+//! Taking writes in, and ending batches.
+
+use crate::batch::{Entry, Logical};
+use crate::extent::BLOCK_BYTES;
+use crate::log::STREAM_NEW;
+use crate::packer::Packer;
+use crate::space::BLOCK_COST;
+use crate::state::State;
+use crate::tree::lookup_extents;
+use std::io;
+use std::ops::ControlFlow;
+
+/// Extents that at least are in a node of a map, roughly.
+const EXTENTS_PER_NODE: usize = 32;
+/// Discarded ranges after which a batch ends.
+const DISCARDS_MAX: usize = 4096;
+/// Blocks of neighbours that are handed to the packer at once.
+const RUN_BLOCKS_MAX: usize = 256;
+
+fn full() -> io::Error {
+    io::Error::new(io::ErrorKind::StorageFull, "the log disk is full")
+}
+
+impl State {
+    /// Sees to it that the blocks can be stored, or fails with `StorageFull` before anything was accepted. They are in ascending order and
+    /// distinct.
+    pub(crate) fn admit(&mut self, branch: u32, blocks: &[u64]) -> io::Result<()> {
+        let at = |block| Logical { branch, block };
+        let new = blocks.iter().filter(|&&b| !self.pending.blocks.contains_key(&at(b))).count() as u64;
+        if new * BLOCK_COST <= self.space().free {
+            return self.admit_batch(new);
+        }
+        // Short of space: what is pending may overwrite more than it adds, and so may these blocks.
+        self.seal()?;
+        let mut cost = 0;
+        for &block in blocks {
+            cost += self.cost_of(branch, block)?;
+        }
+        if cost <= self.space().free { self.admit_batch(blocks.len() as u64) } else { Err(full()) }
+    }
+
+    /// If the batch would end with so many blocks more, sees to it now that there are segments for it.
+    fn admit_batch(&mut self, new: u64) -> io::Result<()> {
+        let blocks = self.pending.blocks.len() as u64 + new;
+        if blocks * BLOCK_BYTES as u64 >= self.batch_max() as u64 {
+            self.ensure_room(blocks * BLOCK_COST)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// What a block adds to what lives.
+    fn cost_of(&self, branch: u32, block: u64) -> io::Result<u64> {
+        let Some(b) = self.catalog.branches.get(&branch) else { return Ok(BLOCK_COST) };
+        let old = lookup_extents(&b.root, &self.nodes(), block, 1)?;
+        Ok(match old.first() {
+            Some((_, e)) if e.version > b.floor => (BLOCK_BYTES as u64).saturating_sub(e.share()),
+            _ => BLOCK_COST,
+        })
+    }
+
+    /// Takes a range of blocks out of a branch. A range with very many extents goes in several batches, so that the nodes that
+    /// change are not all in memory at once.
+    pub(crate) fn discard(&mut self, branch: u32, start: u64, end: u64) -> io::Result<()> {
+        let most = self.dirty_max() * EXTENTS_PER_NODE;
+        let mut at = start;
+        while at < end {
+            let to = if end - at > most as u64 { self.extents_end(branch, at, end, most)? } else { end };
+            self.pending.discard(branch, at, to);
+            if to < end || self.pending.discards.len() > DISCARDS_MAX {
+                self.seal()?;
+            }
+            at = to;
+        }
+        Ok(())
+    }
+
+    /// The end of the `most`-th extent from `start` on, or `end` if there are fewer.
+    fn extents_end(&self, branch: u32, start: u64, end: u64, most: usize) -> io::Result<u64> {
+        let Some(b) = self.catalog.branches.get(&branch) else { return Ok(end) };
+        let (mut seen, mut to) = (0, end);
+        b.root.scan(&self.nodes(), &start, &mut |block, e| {
+            seen += 1;
+            if *block >= end || seen < most {
+                return if *block < end { ControlFlow::Continue(()) } else { ControlFlow::Break(()) };
+            }
+            to = block.saturating_add(u64::from(e.blocks)).min(end);
+            ControlFlow::Break(())
+        })?;
+        Ok(to)
+    }
+
+    /// Ends the batch if it is long enough.
+    pub(crate) fn seal_if_long(&mut self) -> io::Result<()> {
+        if self.pending.blocks.len() * BLOCK_BYTES >= self.batch_max() { self.seal() } else { Ok(()) }
+    }
+
+    /// Writes what is pending as one batch, or as several that count together.
+    pub(crate) fn seal(&mut self) -> io::Result<()> {
+        if self.pending.is_empty() {
+            return Ok(());
+        }
+        self.check()?;
+        self.ensure_room(self.pending.blocks.len() as u64 * BLOCK_COST + 64 * self.pending.discards.len() as u64)?;
+        let pending = std::mem::take(&mut self.pending);
+        let r = self.write_pending(&pending);
+        self.fatal(r)?;
+        if self.dirtied >= self.dirty_max() || self.log.since_checkpoint >= self.checkpoint_bytes() {
+            self.checkpoint()?;
+        }
+        Ok(())
+    }
+
+    /// Bytes of log between two checkpoints: not more than a part of the store, because what died since then is still in the way.
+    fn checkpoint_bytes(&self) -> u64 {
+        self.options.checkpoint_bytes.min(self.store.capacity() / 8).max(1)
+    }
+
+    fn write_pending(&mut self, pending: &crate::pending::Pending) -> io::Result<()> {
+        let mut packer = Packer::new(STREAM_NEW, None);
+        for (at, end) in &pending.discards {
+            packer.add(self, Entry::Discard { at: *at, blocks: end - at.block }, &[])?;
+        }
+        let mut run: Vec<u8> = Vec::new();
+        let mut start: Option<Logical> = None;
+        for (at, data) in &pending.blocks {
+            let next = start.map(|s| Logical { branch: s.branch, block: s.block + (run.len() / BLOCK_BYTES) as u64 });
+            if next != Some(*at) || run.len() >= RUN_BLOCKS_MAX * BLOCK_BYTES {
+                if let Some(s) = start {
+                    self.pack_run(&mut packer, s, &run)?;
+                }
+                run.clear();
+                start = Some(*at);
+            }
+            run.extend_from_slice(data);
+        }
+        if let Some(s) = start {
+            self.pack_run(&mut packer, s, &run)?;
+        }
+        packer.finish(self)
+    }
+
+    fn pack_run(&mut self, packer: &mut Packer, start: Logical, data: &[u8]) -> io::Result<()> {
+        let version = self.version;
+        packer.add_blocks(self, data, &|skip, data| {
+            let at = Logical { branch: start.branch, block: start.block + u64::from(skip) };
+            Entry::Write { at, version, data }
+        })
+    }
+
+    /// Ends the batch. Returns the number of the last one, if it is not durable yet.
+    pub(crate) fn seal_for_flush(&mut self) -> io::Result<Option<u64>> {
+        self.seal()?;
+        if !self.options.read_only {
+            self.check()?;
+        }
+        let last = self.log.sequence - 1;
+        Ok((self.log.durable < last).then_some(last))
+    }
+
+    /// The store was flushed after the batch with this number was written.
+    pub(crate) fn flushed(&mut self, last: u64, result: io::Result<()>) -> io::Result<()> {
+        self.fatal(result)?;
+        self.log.durable = self.log.durable.max(last);
+        Ok(())
+    }
+}

@@ -1,0 +1,9 @@
+//! Random operations on a log disk, compared with plain memory; crashes at any point.
+
+mod cleaning;
+mod crash_device;
+mod driver;
+mod full;
+mod limits;
+mod random;
+mod scale;

@@ -1,0 +1,55 @@
+//! Long random sequences.
+
+use crate::driver::{Config, Driver};
+
+/// Returns the bytes that the cleaner copied, and the number of forwards.
+fn run(seed: u64, steps: u32) -> (u64, u64) {
+    let mut rng = fastrand::Rng::with_seed(seed);
+    let config = Config::random(&mut rng);
+    let mut d = Driver::new(config, rng);
+    // For finding the step at fault.
+    let thorough = std::env::var_os("CFFS_LOG_CHECK").is_some();
+    for i in 0..steps {
+        d.step().unwrap_or_else(|e| panic!("seed {seed}, step {i}: {e}"));
+        if thorough {
+            let last = d.last;
+            eprintln!("step {i}: {last}");
+            let problems = d.disk.check(true).unwrap();
+            assert!(problems.is_empty(), "seed {seed}, step {i}, {last}: {problems:#?}");
+        }
+        match d.rng.u32(0..100) {
+            0..2 => d.crash(),
+            2 => d.reopen(),
+            3..5 => d.check_all(),
+            _ => {}
+        }
+    }
+    d.crash();
+    d.seen
+}
+
+/// Seeds to run: `CFFS_LOG_SEEDS=from..to` for a campaign.
+fn seeds(default: u64) -> std::ops::Range<u64> {
+    let asked = std::env::var("CFFS_LOG_SEEDS").ok();
+    let asked = asked.as_deref().and_then(|s| s.split_once(".."));
+    match asked.map(|(a, b)| (a.parse(), b.parse())) {
+        Some((Ok(a), Ok(b))) => a..b,
+        _ => 0..default,
+    }
+}
+
+#[test]
+fn any_sequence_with_crashes_gives_a_prefix_of_what_was_written() {
+    let mut seen = (0, 0);
+    for seed in seeds(40) {
+        match std::panic::catch_unwind(|| run(seed, 150)) {
+            Ok((cleaned, forwards)) => seen = (seen.0 + cleaned, seen.1 + forwards),
+            Err(e) => {
+                eprintln!("seed {seed}");
+                std::panic::resume_unwind(e);
+            }
+        }
+    }
+    eprintln!("the cleaner copied {} bytes and made {} forwards", seen.0, seen.1);
+    assert!(seen.0 > 0 && seen.1 > 0, "the cleaner was not exercised");
+}

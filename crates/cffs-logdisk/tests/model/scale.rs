@@ -1,0 +1,60 @@
+//! What must not grow with the size of a disk.
+
+use cffs_device::{CountingDevice, Device, IoKind, MemoryDevice};
+use cffs_logdisk::{BLOCK_BYTES, ImageOptions, ImageStore, LogDisk, LogOptions};
+use std::sync::Arc;
+
+const BLOCK: u64 = BLOCK_BYTES as u64;
+
+/// A disk of a petabyte of logical space with `blocks` blocks far from each other.
+fn scattered(blocks: u64, options: &LogOptions) -> (Arc<MemoryDevice>, LogDisk) {
+    let device = Arc::new(MemoryDevice::new(1 << 30));
+    let store = ImageStore::format(device.clone(), &ImageOptions { uuid: [7; 16], slot_bytes: 1 << 20 }).unwrap();
+    let disk = LogDisk::format(Arc::new(store), 1 << 50, options).unwrap();
+    for i in 0..blocks {
+        let number = i * 0x9e37_79b9 % (1 << 38);
+        disk.write_at(IoKind::Data, number * BLOCK, &[i as u8; BLOCK_BYTES]).unwrap();
+    }
+    disk.flush().unwrap();
+    (device, disk)
+}
+
+#[test]
+fn opening_reads_the_table_and_little_else_and_memory_is_bounded() {
+    let options = LogOptions { cache_nodes: 64, checkpoint_bytes: 8 << 20, ..LogOptions::default() };
+    let (device, disk) = scattered(30_000, &options);
+    assert!(disk.stats().cached_nodes <= 64 && disk.stats().dirty_nodes < 3000, "{:?}", disk.stats());
+    disk.checkpoint().unwrap();
+    let segments = disk.stats().segments;
+    drop(disk);
+    let counted = Arc::new(CountingDevice::new(device));
+    let disk = LogDisk::open(Arc::new(ImageStore::open(counted.clone()).unwrap()), &options).unwrap();
+    let reads = counted.snapshot().read_requests();
+    assert!(reads < 20 + segments as u64 / 30, "{reads} requests for {segments} segments");
+    let mut data = [0; BLOCK_BYTES];
+    for i in (0..30_000).step_by(1111) {
+        disk.read_at(IoKind::Data, i * 0x9e37_79b9 % (1 << 38) * BLOCK, &mut data).unwrap();
+        assert_eq!(data, [i as u8; BLOCK_BYTES]);
+    }
+    assert!(disk.stats().cached_nodes <= 64);
+}
+
+#[test]
+fn a_discard_of_everything_is_done_in_bounded_memory() {
+    let options = LogOptions { cache_nodes: 64, ..LogOptions::default() };
+    let (_, disk) = scattered(20_000, &options);
+    disk.write_at(IoKind::Data, 0, &[9; BLOCK_BYTES]).unwrap();
+    disk.discard(BLOCK, u64::MAX).unwrap();
+    assert!(disk.stats().dirty_nodes < 200, "{:?}", disk.stats());
+    disk.flush().unwrap();
+    disk.checkpoint().unwrap();
+    let mut data = [1; BLOCK_BYTES];
+    disk.read_at(IoKind::Data, 0, &mut data).unwrap();
+    assert_eq!(data, [9; BLOCK_BYTES]);
+    for i in (1..20_000).step_by(999) {
+        disk.read_at(IoKind::Data, i * 0x9e37_79b9 % (1 << 38) * BLOCK, &mut data).unwrap();
+        assert_eq!(data, [0; BLOCK_BYTES]);
+    }
+    assert!(disk.check(true).unwrap().is_empty());
+    assert!(disk.space().live < 1 << 20, "{:?}", disk.space());
+}
