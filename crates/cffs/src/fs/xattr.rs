@@ -420,11 +420,6 @@ impl Fs {
         nodes.extend(dir.as_ref());
         let mut locked = Locked::new(&nodes);
         let _for_new_owner = self.quota_for_new_owner(c, locked.get(node.ino)?, ids_of(&new))?;
-        // Read before anything changes.
-        let _inode_block = match location {
-            InodeLocation::System => table::load_system_inode(&self.cache, node.ino).map(|_| None)?,
-            location => Some(self.inode_block(location)?),
-        };
         let st = locked.get(node.ino)?;
         if st.freed {
             return Err(Error::Stale);
@@ -432,6 +427,11 @@ impl Fs {
         if *node.in_writeback.lock() || st.inode != old || st.location != location {
             return Ok(false);
         }
+        // Read before anything changes, and not before it is known to be there: until the lock it may have moved.
+        let _inode_block = match location {
+            InodeLocation::System => table::load_system_inode(&self.cache, node.ino).map(|_| None)?,
+            location => Some(self.inode_block(location)?),
+        };
         self.replace_inode(c, st, new)?;
         if let (InodeLocation::Embedded { block, entry, inode }, Some(dir)) = (location, &dir) {
             let (dir_inode, state) = as_dir(locked.get(dir.ino)?)?;

@@ -436,7 +436,8 @@ impl<'a> Planner<'a> {
     /// The blocks of the inode tables. They are few, so they come together also where all else is only counted.
     fn tables(&mut self) -> Result<()> {
         let mut blocks = Vec::new();
-        meta::of_tables(&self.cx, &mut |block, _| blocks.extend(block.as_item(&self.g)))?;
+        // A table that cannot be read stays where it is, and nothing else with it.
+        skip_lost(meta::of_tables(&self.cx, &mut |block, _| blocks.extend(block.as_item(&self.g))))?;
         let survey = if self.only_strays { self.survey.take() } else { None };
         let pushed = blocks.into_iter().try_for_each(|item| self.push(Kind::Tables, item));
         let outcome = pushed.and_then(|()| self.finish(Kind::Tables));
