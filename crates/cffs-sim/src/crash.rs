@@ -618,6 +618,8 @@ pub fn explore_and_shrink(
     let Err(first) = explore(setup, &ops, seed, effort, coverage) else {
         return Ok(());
     };
+    // Said now: to look for a smaller sequence takes long, and may never fail again.
+    eprintln!("seed {seed}, before it is made small: {first}");
     let closer = effort.for_a_short_sequence();
     let mut last = first;
     let mut ignored = Coverage::default();

@@ -61,6 +61,7 @@ fn smallest<E: ToString>(
     attempt: impl Fn(&[Op], &mut Coverage) -> Result<(), E>,
 ) -> Option<Failed> {
     let first = attempt(&ops, coverage).err()?;
+    eprintln!("before it is made small: {}", first.to_string());
     let again = |ops: &[Op]| attempt(ops, &mut Coverage::default());
     let smallest = shrink(ops, tries, |ops| again(ops).is_err());
     let last = again(&smallest).err().unwrap_or(first);
