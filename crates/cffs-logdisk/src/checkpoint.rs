@@ -222,7 +222,13 @@ impl State {
         let summary = self.log.write(batch, &*self.store, &mut self.usage)?;
         self.record = Some((Birth { segment: summary.segment, ordinal: summary.first_ordinal }, u64::from(stored)));
         let root = RootRecord { segment: summary.segment, offset: summary.offset, epoch: self.log.epoch };
+        let flush_failed = self.flush_failed.clone();
+        let failed = flush_failed.lock();
+        if *failed {
+            return Err(io::Error::other("a flush has failed: what is behind the last checkpoint may be lost"));
+        }
         self.root_sequence = self.store.replace_root(self.root_sequence, &root.encode())?;
+        drop(failed);
         self.log.durable = self.log.sequence - 1;
         self.log.since_checkpoint = 0;
         self.dirtied = 0;

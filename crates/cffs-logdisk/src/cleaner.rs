@@ -101,7 +101,9 @@ impl State {
     /// Moves what lives in the best segments, about `budget` bytes. They are deleted by the next checkpoint.
     pub(crate) fn clean_round(&mut self, policy: CleanPolicy, budget: u64) -> io::Result<CleanReport> {
         self.check()?;
-        self.usage.apply_dead(&*self.store, &self.cache, &mut self.dirtied)?;
+        // What could not be noted as dead would be taken for alive.
+        let noted = self.usage.apply_dead(&*self.store, &self.cache, &mut self.dirtied);
+        self.fatal(noted)?;
         let victims = self.victims(policy, budget);
         let mut report = CleanReport::default();
         let mut ages = [(0u128, 0u128); 3];

@@ -26,6 +26,8 @@ struct Shared {
     state: Mutex<State>,
     /// Held by who flushes the store; taken before the state.
     flushing: Mutex<()>,
+    /// That of the state, without its lock, and taken after it by who has both.
+    flush_failed: Arc<Mutex<bool>>,
     /// The lock of the same name in the state, without it.
     readers: Arc<RwLock<()>>,
     store: Arc<dyn SegmentStore>,
@@ -105,7 +107,9 @@ impl LogDisk {
 
     fn with(state: State) -> Self {
         let (readers, store, len) = (state.readers.clone(), state.store.clone(), state.logical_bytes);
-        LogDisk { shared: Arc::new(Shared { state: Mutex::new(state), flushing: Mutex::new(()), readers, store, len }) }
+        let flush_failed = state.flush_failed.clone();
+        let (state, flushing) = (Mutex::new(state), Mutex::new(()));
+        LogDisk { shared: Arc::new(Shared { state, flushing, flush_failed, readers, store, len }) }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -446,7 +450,12 @@ impl Shared {
         let _turn = self.flushing.lock();
         let last = self.state.lock().seal_for_flush()?;
         let Some(last) = last else { return Ok(()) };
-        let result = self.store.flush();
+        let result = {
+            let mut failed = self.flush_failed.lock();
+            let result = self.store.flush();
+            *failed |= result.is_err();
+            result
+        };
         self.state.lock().flushed(last, result)
     }
 }

@@ -55,6 +55,7 @@ fn blank(store: Arc<dyn SegmentStore>, options: &LogOptions) -> State {
         forwarded: 0,
         accepted: 0,
         readers: Arc::new(RwLock::new(())),
+        flush_failed: Arc::default(),
         failed: None,
     }
 }

@@ -57,6 +57,9 @@ pub(crate) struct State {
     pub(crate) accepted: u64,
     /// Held shared by who reads a segment; a segment is deleted while nobody does.
     pub(crate) readers: Arc<RwLock<()>>,
+    /// Whether a flush of the store has failed. Held while the store is flushed: a device tells of a lost write once, and a checkpoint
+    /// that flushed after that would refer to what is lost.
+    pub(crate) flush_failed: Arc<Mutex<bool>>,
     /// Why nothing can be written any more.
     pub(crate) failed: Option<String>,
 }

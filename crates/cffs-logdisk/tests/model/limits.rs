@@ -8,8 +8,9 @@ use cffs_logdisk::{
 };
 use std::io::{self, IoSlice, IoSliceMut};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
 
 #[test]
 fn an_error_of_the_device_reaches_somebody_and_what_was_flushed_stays() {
@@ -177,6 +178,34 @@ struct GateDevice {
     opened: Condvar,
     entered: Mutex<Option<Sender<()>>>,
     flushes: AtomicU64,
+    /// The flush that says so when it enters fails, and no other.
+    fails: bool,
+}
+
+impl GateDevice {
+    fn new(fails: bool) -> Arc<GateDevice> {
+        Arc::new(GateDevice {
+            inner: cffs_device::MemoryDevice::new(16 << 20),
+            open: Mutex::new(true),
+            opened: Condvar::new(),
+            entered: Mutex::new(None),
+            flushes: AtomicU64::new(0),
+            fails,
+        })
+    }
+
+    /// Closes the gate. Whoever comes first says so.
+    fn close(&self) -> Receiver<()> {
+        let (entered, is_entered) = channel();
+        *self.entered.lock().unwrap() = Some(entered);
+        *self.open.lock().unwrap() = false;
+        is_entered
+    }
+
+    fn open(&self) {
+        *self.open.lock().unwrap() = true;
+        self.opened.notify_all();
+    }
 }
 
 impl Device for GateDevice {
@@ -194,14 +223,15 @@ impl Device for GateDevice {
     }
     fn flush(&self) -> io::Result<()> {
         self.flushes.fetch_add(1, Ordering::Relaxed);
-        if let Some(entered) = self.entered.lock().unwrap().take() {
+        let first = self.entered.lock().unwrap().take();
+        if let Some(entered) = &first {
             entered.send(()).unwrap();
         }
         let mut open = self.open.lock().unwrap();
         while !*open {
             open = self.opened.wait(open).unwrap();
         }
-        Ok(())
+        if self.fails && first.is_some() { Err(io::Error::other("a write is lost")) } else { Ok(()) }
     }
     fn discard(&self, _: u64, _: u64) -> io::Result<()> {
         Ok(())
@@ -210,19 +240,11 @@ impl Device for GateDevice {
 
 #[test]
 fn who_writes_during_a_flush_does_not_wait_and_shares_the_next_one() {
-    let device = Arc::new(GateDevice {
-        inner: cffs_device::MemoryDevice::new(16 << 20),
-        open: Mutex::new(true),
-        opened: Condvar::new(),
-        entered: Mutex::new(None),
-        flushes: AtomicU64::new(0),
-    });
+    let device = GateDevice::new(false);
     let store = ImageStore::format(device.clone(), &ImageOptions { uuid: [1; 16], slot_bytes: 256 << 10 }).unwrap();
     let disk = LogDisk::format(Arc::new(store), 1 << 30, &LogOptions::default()).unwrap();
-    let (entered, is_entered) = channel();
     let (written, is_written) = channel();
-    *device.entered.lock().unwrap() = Some(entered);
-    *device.open.lock().unwrap() = false;
+    let is_entered = device.close();
     let before = device.flushes.load(Ordering::Relaxed);
     std::thread::scope(|s| {
         s.spawn(|| {
@@ -240,10 +262,30 @@ fn who_writes_during_a_flush_does_not_wait_and_shares_the_next_one() {
             });
         }
         (0..4).for_each(|_| is_written.recv().unwrap());
-        *device.open.lock().unwrap() = true;
-        device.opened.notify_all();
+        device.open();
     });
     assert_eq!(device.flushes.load(Ordering::Relaxed) - before, 2);
+}
+
+/// A device tells of a lost write once: a checkpoint whose own flush succeeds after that must not refer to it.
+#[test]
+fn a_checkpoint_does_not_overtake_a_flush_that_fails() {
+    let device = GateDevice::new(true);
+    let store = ImageStore::format(device.clone(), &ImageOptions { uuid: [1; 16], slot_bytes: 256 << 10 }).unwrap();
+    let disk = LogDisk::format(Arc::new(store), 1 << 30, &LogOptions::default()).unwrap();
+    disk.write_at(IoKind::Data, 0, &[1; 4096]).unwrap();
+    let is_entered = device.close();
+    std::thread::scope(|s| {
+        let flush = s.spawn(|| disk.flush());
+        is_entered.recv().unwrap();
+        let checkpoint = s.spawn(|| disk.checkpoint());
+        // So that it is under way mostly; it fails all the same if it comes later.
+        std::thread::sleep(Duration::from_millis(20));
+        device.open();
+        assert!(flush.join().unwrap().is_err());
+        assert!(checkpoint.join().unwrap().is_err());
+    });
+    assert!(disk.flush().is_err() && disk.checkpoint().is_err());
 }
 
 #[test]
