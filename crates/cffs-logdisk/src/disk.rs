@@ -10,7 +10,7 @@ use crate::layouts::MapLayout;
 use crate::options::LogOptions;
 use crate::read::{Piece, fetch_pieces};
 use crate::recovery;
-use crate::space::Space;
+use crate::space::{Change, Level, Space};
 use crate::state::State;
 use crate::store::SegmentStore;
 use crate::tree::Root;
@@ -160,7 +160,7 @@ impl LogDisk {
     pub fn checkpoint(&self) -> io::Result<()> {
         let mut state = self.lock();
         state.seal()?;
-        state.ensure_room(0)?;
+        state.ensure_room(Change::default(), Level::Accepted)?;
         state.checkpoint()
     }
 
@@ -171,12 +171,14 @@ impl LogDisk {
     pub fn clean_step(&self, budget: u64) -> io::Result<CleanReport> {
         let mut state = self.lock();
         state.seal()?;
-        state.ensure_room(0)?;
-        let segment = state.store.segment_bytes();
-        let room = state.store.available().saturating_sub(4 * segment);
+        if state.round_room().is_none() {
+            state.ensure_room(Change::default(), Level::Frees)?;
+        }
+        let room =
+            state.round_room().ok_or_else(|| io::Error::new(io::ErrorKind::StorageFull, "the log disk is full"))?;
         let policy = state.options.policy;
         let report = state.clean_round(policy, budget.min(room).max(1))?;
-        if state.dirtied >= state.dirty_max() {
+        if state.is_dirty() || state.round_room().is_none() {
             state.checkpoint()?;
         }
         Ok(report)

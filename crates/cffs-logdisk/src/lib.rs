@@ -52,6 +52,7 @@ mod cleaner;
 mod codec;
 mod compress;
 mod disk;
+mod evacuate;
 mod extent;
 #[cfg(test)]
 mod hostile_tests;

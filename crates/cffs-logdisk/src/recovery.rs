@@ -22,7 +22,7 @@ use crate::store::{NO_SEGMENT, SegmentId, SegmentStore};
 use crate::tree::Root;
 use crate::usage::Usage;
 use parking_lot::{Mutex, RwLock};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -51,6 +51,10 @@ fn blank(store: Arc<dyn SegmentStore>, options: &LogOptions) -> State {
         reserved: 0,
         root_sequence: 0,
         record: None,
+        map_level: 0,
+        listed: 0,
+        poor: BTreeMap::new(),
+        in_vain: None,
         failed_discards: 0,
         damaged: BTreeSet::new(),
         cleaned: 0,
@@ -146,9 +150,7 @@ pub(crate) fn open(store: Arc<dyn SegmentStore>, options: &LogOptions) -> io::Re
         state.usage.table.iter().filter(|(id, i)| i.live == 0 && !open(**id)).map(|(id, _)| *id).collect()
     };
     for id in empty {
-        state.usage.table.remove(&id);
-        state.usage.dirty.remove(&id);
-        state.usage.removed.insert(id);
+        state.usage.remove(id);
     }
     let mut aside = BTreeSet::new();
     let found = state.find_batches(&checkpoint, root.epoch, &mut aside)?;
@@ -195,7 +197,7 @@ impl State {
         }
         (self.version, self.next_id, self.next_list) = (fields.version, fields.next_id, fields.next_list);
         // The table first: nodes are found by it. The trees that are read for it are never moved.
-        let mut table = std::collections::BTreeMap::new();
+        let mut table = BTreeMap::new();
         self.usage.segments.scan(&self.nodes().direct(), &0, &mut |id, info| {
             table.insert(*id, *info);
             ControlFlow::Continue(())
@@ -204,9 +206,7 @@ impl State {
             table.insert(id, info);
             self.usage.dirty.insert(id);
         }
-        self.usage.live = table.values().try_fold(0u64, |sum, i| sum.checked_add(i.live)).unwrap_or(u64::MAX);
-        self.usage.table = table;
-        self.usage.newly_dead = record.newly_dead;
+        self.usage.load(table, record.newly_dead);
         self.usage.wrote(&s);
         let segment = self.store.segment_bytes();
         if self.usage.table.values().any(|i| u64::from(i.used) > segment) {
@@ -223,6 +223,9 @@ impl State {
         })?;
         records.iter().try_for_each(|(id, record)| self.catalog.load(*id, record))?;
         self.catalog.check()?;
+        let lists = self.catalog.branches.values().map(|b| b.list.entries);
+        self.listed = lists.chain(self.catalog.snapshots.values().map(|s| s.list.entries)).fold(0, u64::saturating_add);
+        self.map_level = self.catalog.branches.values().map(|b| b.root.level()).max().unwrap_or(0);
         let branches: Vec<u32> = self.catalog.branches.keys().copied().collect();
         branches.into_iter().for_each(|id| self.catalog.update_floor(id));
         self.log.sequence = s.sequence + 1;

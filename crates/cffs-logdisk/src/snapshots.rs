@@ -7,6 +7,7 @@ use crate::extent::{Birth, Extent};
 use crate::layouts::{DeadKey, DeadListLayout, MapLayout};
 use crate::log::STREAM_NEW;
 use crate::packer::Packer;
+use crate::space::{Change, Level};
 use crate::state::State;
 use crate::tree::{Edit, Root, Side, differences};
 use crate::usage::Nodes;
@@ -27,8 +28,8 @@ fn not_found(what: impl Into<String>) -> io::Error {
 
 impl State {
     /// Writes a batch with one entry without data.
-    fn log_entry(&mut self, entry: Entry) -> io::Result<()> {
-        self.ensure_room(u64::from(self.store.alignment()))?;
+    fn log_entry(&mut self, entry: Entry, level: Level) -> io::Result<()> {
+        self.ensure_room(Change { bytes: 4096, ..Change::default() }, level)?;
         let mut packer = Packer::new(STREAM_NEW, None);
         let r = packer.add(self, entry, &[]).and_then(|()| packer.finish(self));
         self.fatal(r)
@@ -44,7 +45,7 @@ impl State {
             return Err(not_found(format!("there is no branch {branch}")));
         }
         let (id, version) = (self.next_id, self.version);
-        self.log_entry(Entry::Snapshot { id, branch, version, name: name.as_bytes().to_vec() })?;
+        self.log_entry(Entry::Snapshot { id, branch, version, name: name.as_bytes().to_vec() }, Level::Takes)?;
         Ok(id)
     }
 
@@ -58,7 +59,7 @@ impl State {
             return Err(not_found(format!("there is no snapshot {snapshot}")));
         }
         let branch = u32::try_from(self.next_id).map_err(|_| invalid("there have been too many branches"))?;
-        self.log_entry(Entry::Clone { branch, snapshot, name: name.as_bytes().to_vec() })?;
+        self.log_entry(Entry::Clone { branch, snapshot, name: name.as_bytes().to_vec() }, Level::Takes)?;
         Ok(branch)
     }
 
@@ -73,7 +74,7 @@ impl State {
         if self.catalog.branches.values().any(|b| b.origin == Some(id)) {
             return Err(busy(format!("a branch began as snapshot {id} and needs it")));
         }
-        self.log_entry(Entry::Delete { id })
+        self.log_entry(Entry::Delete { id }, Level::Frees)
     }
 
     /// Begins to delete a branch.
@@ -88,7 +89,7 @@ impl State {
         if self.catalog.snapshots.values().any(|s| s.branch == branch) {
             return Err(busy(format!("branch {branch} has snapshots; they go first")));
         }
-        self.log_entry(Entry::Delete { id: u64::from(branch) })
+        self.log_entry(Entry::Delete { id: u64::from(branch) }, Level::Frees)
     }
 
     /// Whether something is still being deleted.
@@ -102,10 +103,11 @@ impl State {
         if !self.is_deleting() {
             return Ok(false);
         }
-        let r = self.try_delete_step(entries.max(1));
+        let entries = entries.clamp(1, self.extents_max());
+        self.ensure_room(Change::freed(entries as u64), Level::Frees)?;
+        let r = self.try_delete_step(entries);
         self.fatal(r)?;
-        if self.dirtied >= self.dirty_max() {
-            self.ensure_room(0)?;
+        if self.is_dirty() {
             self.checkpoint()?;
         }
         Ok(self.is_deleting())
@@ -165,6 +167,7 @@ impl State {
             }
         }
         self.shrink_list(list, found.len() as u64);
+        self.listed = self.listed.saturating_sub(found.len() as u64);
         Ok(found.len() < entries)
     }
 

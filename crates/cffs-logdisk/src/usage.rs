@@ -11,7 +11,7 @@ use crate::layouts::{DeadLayout, ForwardLayout, PAGE_BLOCKS, Page, SegmentInfo, 
 use crate::store::{SegmentId, SegmentStore};
 use crate::tree::{Edit, Layout, NODE_BYTES, Node, NodeRef, Root, Source, lookup_extents};
 use parking_lot::Mutex;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::io;
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -76,6 +76,10 @@ pub(crate) struct Usage {
     pub(crate) removed: BTreeSet<SegmentId>,
     /// Blocks that died since the bitmaps were last changed.
     pub(crate) newly_dead: Vec<(Birth, u32)>,
+    /// The pages of bitmaps that these change.
+    pub(crate) dead_pages: HashSet<(SegmentId, u32)>,
+    /// Sum of the ordinals given out in the segments of the table.
+    pub(crate) ordinals: u64,
     /// Sum of all live bytes.
     pub(crate) live: u64,
     pub(crate) segments: Root<SegmentsLayout>,
@@ -90,7 +94,9 @@ impl Usage {
         let age = u128::from(info.age) * before + u128::from(s.age) * new;
         info.age = (age / (before + new).max(1)) as u64;
         info.used = s.offset + s.length;
-        info.ordinals = s.first_ordinal + s.entries.iter().map(|e| e.ordinals()).sum::<u32>();
+        let ordinals = s.first_ordinal + s.entries.iter().map(|e| e.ordinals()).sum::<u32>();
+        self.ordinals = self.ordinals.saturating_sub(u64::from(info.ordinals)) + u64::from(ordinals);
+        info.ordinals = ordinals;
         info.stream = s.stream;
         let bytes: u64 = s.entries.iter().map(|e| u64::from(e.stored())).sum();
         info.live += bytes;
@@ -107,8 +113,31 @@ impl Usage {
             .ok_or_else(|| corrupt(format!("more of segment {:#x} is freed than lives", at.segment)))?;
         self.live -= bytes;
         self.dirty.insert(at.segment);
-        self.newly_dead.push((at, blocks));
+        self.note_dead(at, blocks);
         Ok(())
+    }
+
+    fn note_dead(&mut self, at: Birth, blocks: u32) {
+        let last = at.ordinal.saturating_add(blocks.saturating_sub(1)) / PAGE_BLOCKS;
+        self.dead_pages.extend((at.ordinal / PAGE_BLOCKS..=last).map(|page| (at.segment, page)));
+        self.newly_dead.push((at, blocks));
+    }
+
+    /// Takes in what a checkpoint says of segments and dead blocks.
+    pub(crate) fn load(&mut self, table: Table, newly_dead: Vec<(Birth, u32)>) {
+        self.live = table.values().try_fold(0u64, |sum, i| sum.checked_add(i.live)).unwrap_or(u64::MAX);
+        self.ordinals = table.values().map(|i| u64::from(i.ordinals)).sum();
+        self.table = table;
+        newly_dead.into_iter().for_each(|(at, blocks)| self.note_dead(at, blocks));
+    }
+
+    /// A segment does not exist any more.
+    pub(crate) fn remove(&mut self, id: SegmentId) {
+        if let Some(info) = self.table.remove(&id) {
+            self.ordinals = self.ordinals.saturating_sub(u64::from(info.ordinals));
+        }
+        self.dirty.remove(&id);
+        self.removed.insert(id);
     }
 
     pub(crate) fn free_node(&mut self, r: &NodeRef) -> io::Result<()> {
@@ -123,6 +152,7 @@ impl Usage {
         dirtied: &mut usize,
     ) -> io::Result<()> {
         let mut list = std::mem::take(&mut self.newly_dead);
+        self.dead_pages.clear();
         list.sort_unstable();
         let mut retired = Vec::new();
         let src = Nodes { store, cache, table: &self.table, forward: None };

@@ -7,4 +7,6 @@ mod driver;
 mod full;
 mod limits;
 mod random;
+mod refill;
+mod reserve;
 mod scale;
