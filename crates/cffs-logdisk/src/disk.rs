@@ -318,19 +318,50 @@ impl LogDisk {
     /// # Errors
     /// `NotFound` if there is no such snapshot; those of the store.
     pub fn diff(&self, earlier: u64, later: Option<u64>) -> io::Result<Vec<(u64, u64)>> {
+        Ok(self.differences(Some(earlier), later, 0, usize::MAX)?.0)
+    }
+
+    /// At most `max` of the ranges that [`LogDisk::diff`] tells, from a byte on, and the byte to go on from if there may be more. Without an earlier snapshot, the
+    /// ranges of the later one that were ever written, or of the main branch.
+    ///
+    /// # Errors
+    /// `NotFound` if there is no such snapshot; those of the store.
+    pub fn diff_from(
+        &self,
+        earlier: Option<u64>,
+        later: Option<u64>,
+        offset: u64,
+        max: usize,
+    ) -> io::Result<(Vec<(u64, u64)>, Option<u64>)> {
+        self.differences(earlier, later, offset, max)
+    }
+
+    fn differences(
+        &self,
+        earlier: Option<u64>,
+        later: Option<u64>,
+        offset: u64,
+        max: usize,
+    ) -> io::Result<(Vec<(u64, u64)>, Option<u64>)> {
         let mut state = self.lock();
         if later.is_none() && !state.options.read_only {
             state.seal()?;
         }
         let missing = |id| io::Error::new(io::ErrorKind::NotFound, format!("there is no snapshot {id}"));
-        let first = state.catalog.snapshots.get(&earlier).filter(|s| !s.deleting).ok_or_else(|| missing(earlier))?;
+        let find = |id| state.catalog.snapshots.get(&id).filter(|s| !s.deleting).ok_or_else(|| missing(id));
+        let first = earlier.map(find).transpose()?;
+        let empty = Root::default();
         let second: &Root<MapLayout> = match later {
-            Some(id) => &state.catalog.snapshots.get(&id).filter(|s| !s.deleting).ok_or_else(|| missing(id))?.root,
-            None => &state.catalog.branches.get(&first.branch).ok_or_else(|| corrupt("a branch is missing"))?.root,
+            Some(id) => &find(id)?.root,
+            None => {
+                let branch = first.map_or(MAIN_BRANCH, |s| s.branch);
+                &state.catalog.branches.get(&branch).ok_or_else(|| corrupt("a branch is missing"))?.root
+            }
         };
-        let blocks = state.diff(&first.root, second)?;
+        let first = first.map_or(&empty, |s| &s.root);
+        let (blocks, next) = state.diff(first, second, offset / BLOCK_BYTES as u64, max)?;
         let bytes = |n: u64| n.saturating_mul(BLOCK_BYTES as u64);
-        Ok(blocks.into_iter().map(|(b, n)| (bytes(b), bytes(n))).collect())
+        Ok((blocks.into_iter().map(|(b, n)| (bytes(b), bytes(n))).collect(), next.map(bytes)))
     }
 }
 

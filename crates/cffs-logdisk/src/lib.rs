@@ -4,11 +4,6 @@
 //! logical block. A flush ends a *batch*, which after a crash counts as a whole or not at all, and only if all before it do. Because nothing is
 //! overwritten, a snapshot is a second reference to the map.
 //!
-//! **Not for data yet.** Nothing uses this crate so far, and these errors are known: a segment that no summary has announced may be used
-//! when none was free before, and a crash loses what is in it; the cleaner copies with the compression of the options and counts with that of the store, so a
-//! compressed store that is opened without compression can fill up; the reserve does not cover a checkpoint after writes all over
-//! a large device; an unreadable sector, or a rotten summary in the middle of the log, is not handled as it should be.
-//!
 //! From below:
 //!
 //! - [`SegmentStore`]: where segments are. [`ImageStore`] has slots on a device, [`MemoryStore`] objects in memory.
@@ -18,7 +13,7 @@
 //! - `state`: what each entry of a batch does. Writing and recovery do it by the same code, so that a recovered disk is what it was.
 //! - `checkpoint`: what is in memory is stored; `recovery`: the checkpoint and the batches behind it.
 //! - `check`: counts everything anew and compares.
-//! - `cleaner`: makes room; `snapshots`: makes and deletes them; `disk`: the device.
+//! - `space`: what is free, and what must be. `evacuate`: what lives in a segment. `cleaner`: makes room; `snapshots`: makes and deletes them; `disk`: the device.
 //!
 //! # Why it is as it is
 //!

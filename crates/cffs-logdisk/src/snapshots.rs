@@ -3,7 +3,7 @@
 use crate::batch::{Entry, Logical, NAME_BYTES_MAX};
 use crate::catalog::MAIN_BRANCH;
 use crate::codec::corrupt;
-use crate::extent::{Birth, Extent};
+use crate::extent::{Birth, EXTENT_BLOCKS_MAX, Extent};
 use crate::layouts::{DeadKey, DeadListLayout, MapLayout};
 use crate::log::STREAM_NEW;
 use crate::packer::Packer;
@@ -13,6 +13,9 @@ use crate::tree::{Edit, Root, Side, differences};
 use crate::usage::Nodes;
 use std::io;
 use std::ops::ControlFlow;
+
+/// Extents that a difference holds in memory at once.
+const DIFF_EXTENTS: usize = 512;
 
 fn invalid(what: impl Into<String>) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, what.into())
@@ -267,19 +270,78 @@ impl State {
         Ok(found.len() < entries)
     }
 
-    /// The ranges of blocks (start, number) that differ between two maps, in order. Where both have the same node, nothing
-    /// is read. A range counts as different if it was written anew, even with the same bytes.
-    pub(crate) fn diff(&self, a: &Root<MapLayout>, b: &Root<MapLayout>) -> io::Result<Vec<(u64, u64)>> {
-        let (mut only_a, mut only_b) = (Vec::new(), Vec::new());
-        differences(a, b, &self.nodes(), &mut |side, block, e| match side {
-            Side::First => only_a.push((*block, e.clone())),
-            Side::Second => only_b.push((*block, e.clone())),
-        })?;
-        let mut changed = RangeList::default();
-        changed.add_all(&only_a, &only_b);
-        changed.add_all(&only_b, &only_a);
-        Ok(changed.finish())
+    /// The ranges of blocks (start, number) from a block on that differ between two maps, in order, at most `max`; and where to go on, if there may
+    /// be more. Where both have the same node, nothing is read. A range counts as different if it was written anew, even
+    /// with the same bytes. Takes memory for some hundreds of extents whatever the size.
+    pub(crate) fn diff(
+        &self,
+        a: &Root<MapLayout>,
+        b: &Root<MapLayout>,
+        from: u64,
+        max: usize,
+    ) -> io::Result<(Vec<(u64, u64)>, Option<u64>)> {
+        let mut ranges: Vec<(u64, u64)> = Vec::new();
+        let mut at = from;
+        loop {
+            let (found, next) = self.diff_window(a, b, at)?;
+            for (start, end) in found {
+                let is_full = ranges.len() >= max.max(1);
+                match ranges.last_mut() {
+                    Some(last) if last.1 >= start => last.1 = last.1.max(end),
+                    _ if is_full => return Ok((lengths(ranges), Some(start))),
+                    _ => ranges.push((start, end)),
+                }
+            }
+            match next {
+                Some(next) => at = next,
+                None => return Ok((lengths(ranges), None)),
+            }
+        }
     }
+
+    /// The ranges (start, end) that differ from a block on, up to where some hundreds of extents have been met; and where that is.
+    fn diff_window(
+        &self,
+        a: &Root<MapLayout>,
+        b: &Root<MapLayout>,
+        from: u64,
+    ) -> io::Result<(Vec<(u64, u64)>, Option<u64>)> {
+        let mut sides: [Vec<(u64, Extent)>; 2] = Default::default();
+        let mut next = None;
+        // An extent that begins before may reach into the window.
+        let first = from.saturating_sub(u64::from(EXTENT_BLOCKS_MAX) - 1);
+        differences(a, b, &self.nodes(), &first, &mut |side, &block, e| {
+            if block.saturating_add(u64::from(e.blocks)) <= from {
+                return ControlFlow::Continue(());
+            }
+            if sides[0].len() + sides[1].len() >= DIFF_EXTENTS && block > from {
+                next = Some(block);
+                return ControlFlow::Break(());
+            }
+            sides[usize::from(side == Side::Second)].push((block, e.clone()));
+            ControlFlow::Continue(())
+        })?;
+        // What reaches out of the window belongs to the next one as well.
+        let end = next.unwrap_or(u64::MAX);
+        for list in &mut sides {
+            list.retain(|(block, _)| *block < end);
+            for (block, e) in list {
+                let skip = from.saturating_sub(*block);
+                let cut = (*block + u64::from(e.blocks)).saturating_sub(end);
+                *e = e.part(skip as u32, e.blocks - (skip + cut) as u32);
+                *block += skip;
+            }
+        }
+        let mut changed = RangeList::default();
+        changed.add_all(&sides[0], &sides[1]);
+        changed.add_all(&sides[1], &sides[0]);
+        Ok((changed.finish(), next))
+    }
+}
+
+/// Start and length of each range.
+fn lengths(ranges: Vec<(u64, u64)>) -> Vec<(u64, u64)> {
+    ranges.into_iter().map(|(start, end)| (start, end - start)).collect()
 }
 
 /// Removes an entry that was just found.
@@ -340,6 +402,6 @@ impl RangeList {
                 _ => joined.push((start, end)),
             }
         }
-        joined.into_iter().map(|(start, end)| (start, end - start)).collect()
+        joined
     }
 }

@@ -275,6 +275,16 @@ impl Driver {
     fn check_diff(&mut self, id: u64) -> io::Result<()> {
         let info = self.disk.snapshots().into_iter().find(|s| s.id == id).unwrap();
         let ranges = self.disk.diff(id, None)?;
+        let max = self.rng.usize(1..6);
+        let mut at = Some(0);
+        let mut pages: Vec<(u64, u64)> = Vec::new();
+        while let Some(from) = at {
+            let (page, next) = self.disk.diff_from(Some(id), None, from, max)?;
+            assert!(page.len() <= max && next.is_none_or(|n| n > from || !page.is_empty()));
+            pages.extend(page);
+            at = next;
+        }
+        assert!(pages == ranges, "in pages of {max} the difference is another");
         let (a, b) = (&self.model.snapshots[&id], &self.model.branches[&info.branch]);
         for (i, (x, y)) in a.iter().zip(b.iter()).enumerate() {
             let at = (i * SECTOR) as u64;
