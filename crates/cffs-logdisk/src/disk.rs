@@ -58,6 +58,9 @@ pub struct BranchInfo {
     pub name: String,
 }
 
+/// Ranges that differ (offset, length), in order, and where to go on if there may be more; in bytes.
+pub type DiffPage = (Vec<(u64, u64)>, Option<u64>);
+
 /// What a log disk has done since it was opened, in bytes unless said otherwise.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LogStats {
@@ -318,31 +321,15 @@ impl LogDisk {
     /// # Errors
     /// `NotFound` if there is no such snapshot; those of the store.
     pub fn diff(&self, earlier: u64, later: Option<u64>) -> io::Result<Vec<(u64, u64)>> {
-        Ok(self.differences(Some(earlier), later, 0, usize::MAX)?.0)
+        Ok(self.diff_from(Some(earlier), later, 0, usize::MAX)?.0)
     }
 
-    /// At most `max` of the ranges that [`LogDisk::diff`] tells, from a byte on, and the byte to go on from if there may be more. Without an earlier snapshot, the
-    /// ranges of the later one that were ever written, or of the main branch.
+    /// At most `max` of the ranges that [`LogDisk::diff`] tells, from a byte on, and the byte to go on from if there may be more. Without an earlier
+    /// snapshot, the ranges of the later one that were written, or of the main branch.
     ///
     /// # Errors
     /// `NotFound` if there is no such snapshot; those of the store.
-    pub fn diff_from(
-        &self,
-        earlier: Option<u64>,
-        later: Option<u64>,
-        offset: u64,
-        max: usize,
-    ) -> io::Result<(Vec<(u64, u64)>, Option<u64>)> {
-        self.differences(earlier, later, offset, max)
-    }
-
-    fn differences(
-        &self,
-        earlier: Option<u64>,
-        later: Option<u64>,
-        offset: u64,
-        max: usize,
-    ) -> io::Result<(Vec<(u64, u64)>, Option<u64>)> {
+    pub fn diff_from(&self, earlier: Option<u64>, later: Option<u64>, offset: u64, max: usize) -> io::Result<DiffPage> {
         let mut state = self.lock();
         if later.is_none() && !state.options.read_only {
             state.seal()?;

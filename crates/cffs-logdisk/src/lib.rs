@@ -70,7 +70,7 @@ mod writer;
 pub use batch::NAME_BYTES_MAX;
 pub use catalog::MAIN_BRANCH;
 pub use cleaner::CleanReport;
-pub use disk::{BranchDevice, BranchInfo, LogDisk, LogStats, SECTOR_BYTES, SnapshotDevice, SnapshotInfo};
+pub use disk::{BranchDevice, BranchInfo, DiffPage, LogDisk, LogStats, SECTOR_BYTES, SnapshotDevice, SnapshotInfo};
 pub use extent::BLOCK_BYTES;
 pub use options::{CleanPolicy, Compression, LogOptions};
 pub use recovery::LOGICAL_BYTES_MAX;

@@ -14,6 +14,9 @@ use crate::usage::Nodes;
 use std::io;
 use std::ops::ControlFlow;
 
+/// Ranges, and where to go on if there may be more.
+pub(crate) type Ranges = (Vec<(u64, u64)>, Option<u64>);
+
 /// Extents that a difference holds in memory at once.
 const DIFF_EXTENTS: usize = 512;
 
@@ -273,13 +276,7 @@ impl State {
     /// The ranges of blocks (start, number) from a block on that differ between two maps, in order, at most `max`; and where to go on, if there may
     /// be more. Where both have the same node, nothing is read. A range counts as different if it was written anew, even
     /// with the same bytes. Takes memory for some hundreds of extents whatever the size.
-    pub(crate) fn diff(
-        &self,
-        a: &Root<MapLayout>,
-        b: &Root<MapLayout>,
-        from: u64,
-        max: usize,
-    ) -> io::Result<(Vec<(u64, u64)>, Option<u64>)> {
+    pub(crate) fn diff(&self, a: &Root<MapLayout>, b: &Root<MapLayout>, from: u64, max: usize) -> io::Result<Ranges> {
         let mut ranges: Vec<(u64, u64)> = Vec::new();
         let mut at = from;
         loop {
@@ -300,12 +297,7 @@ impl State {
     }
 
     /// The ranges (start, end) that differ from a block on, up to where some hundreds of extents have been met; and where that is.
-    fn diff_window(
-        &self,
-        a: &Root<MapLayout>,
-        b: &Root<MapLayout>,
-        from: u64,
-    ) -> io::Result<(Vec<(u64, u64)>, Option<u64>)> {
+    fn diff_window(&self, a: &Root<MapLayout>, b: &Root<MapLayout>, from: u64) -> io::Result<Ranges> {
         let mut sides: [Vec<(u64, Extent)>; 2] = Default::default();
         let mut next = None;
         // An extent that begins before may reach into the window.

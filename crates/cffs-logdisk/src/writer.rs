@@ -67,7 +67,7 @@ impl State {
     }
 
     /// Takes a range of blocks out of a branch. A range with very many extents goes in several batches, so that the nodes that
-    /// change are not all in memory at once.
+    /// change are not all in memory at once; after a crash the first of these may be there and the last not.
     pub(crate) fn discard(&mut self, branch: u32, start: u64, end: u64) -> io::Result<()> {
         let mut at = start;
         while at < end {
