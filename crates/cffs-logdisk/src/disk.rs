@@ -110,6 +110,11 @@ impl LogDisk {
         Ok(Self::with(recovery::open(store, options)?))
     }
 
+    #[cfg(test)]
+    pub(crate) fn from_state(state: State) -> Self {
+        Self::with(state)
+    }
+
     fn with(state: State) -> Self {
         let (readers, store, len) = (state.readers.clone(), state.store.clone(), state.logical_bytes);
         let flush_failed = state.flush_failed.clone();

@@ -8,10 +8,11 @@ use crate::cache::NodeCache;
 use crate::codec::{corrupt, crc32c};
 use crate::extent::Birth;
 use crate::layouts::{DeadLayout, ForwardLayout, PAGE_BLOCKS, Page, SegmentInfo, SegmentsLayout};
-use crate::store::{SegmentId, SegmentStore};
+use crate::store::{NO_SEGMENT, SegmentId, SegmentStore};
 use crate::tree::{Edit, Layout, NODE_BYTES, Node, NodeRef, Root, Source, lookup_extents};
 use parking_lot::Mutex;
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 use std::io;
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -57,13 +58,69 @@ impl Source for Nodes<'_> {
         let (segment, _, offset) = self.locate(r)?;
         let mut bytes = vec![0; NODE_BYTES];
         self.store.get(segment, u64::from(offset), &mut bytes)?;
-        if crc32c(&bytes) != r.crc {
-            return Err(corrupt(format!("the checksum of a node in segment {segment:#x} at {offset} is wrong")));
-        }
-        let node = Arc::new(Node::decode(&bytes, level)?);
+        let node = Arc::new(node_of(&NodeRef { segment, offset, ..*r }, &bytes, level)?);
         self.cache.lock().put(key, node.clone());
         Ok(node)
     }
+}
+
+/// Bytes that [`ReadAhead`] reads at once, and how often it keeps them.
+const AHEAD_BYTES: u64 = 128 << 10;
+const AHEAD_CHUNKS: usize = 32;
+
+/// Reads nodes that a checkpoint has stored side by side in few requests, for who needs all of a tree and never again. Nothing is put
+/// into the cache.
+pub(crate) struct ReadAhead<'a> {
+    store: &'a dyn SegmentStore,
+    /// What was read last: segment, where the bytes begin, bytes.
+    chunks: RefCell<VecDeque<(SegmentId, u64, Vec<u8>)>>,
+}
+
+impl<'a> ReadAhead<'a> {
+    pub(crate) fn new(store: &'a dyn SegmentStore) -> Self {
+        ReadAhead { store, chunks: RefCell::default() }
+    }
+
+    /// The bytes of a node.
+    fn read(&self, segment: SegmentId, offset: u64) -> io::Result<Vec<u8>> {
+        let mut chunks = self.chunks.borrow_mut();
+        let within = |(at, start, bytes): &(SegmentId, u64, Vec<u8>)| {
+            let first = usize::try_from(offset.checked_sub(*start)?).ok()?;
+            let node = bytes.get(first..first.checked_add(NODE_BYTES)?).filter(|_| *at == segment);
+            node.map(<[u8]>::to_vec)
+        };
+        if let Some(node) = chunks.iter().find_map(within) {
+            return Ok(node);
+        }
+        let mut bytes = vec![0; AHEAD_BYTES.min(self.store.segment_bytes().saturating_sub(offset)) as usize];
+        if self.store.get(segment, offset, &mut bytes).is_err() {
+            // Behind what was written there may be nothing to read.
+            bytes.truncate(NODE_BYTES);
+            self.store.get(segment, offset, &mut bytes)?;
+        }
+        let chunk = (segment, offset, bytes);
+        let node = within(&chunk).ok_or_else(|| corrupt("a node is not within its segment"))?;
+        if chunks.len() >= AHEAD_CHUNKS {
+            chunks.pop_back();
+        }
+        chunks.push_front(chunk);
+        Ok(node)
+    }
+}
+
+impl Source for ReadAhead<'_> {
+    fn node<L: Layout>(&self, r: &NodeRef, level: u8) -> io::Result<Arc<Node<L>>> {
+        let bytes = self.read(r.segment, u64::from(r.offset))?;
+        Ok(Arc::new(node_of(r, &bytes, level)?))
+    }
+}
+
+fn node_of<L: Layout>(r: &NodeRef, bytes: &[u8], level: u8) -> io::Result<Node<L>> {
+    if crc32c(bytes) != r.crc {
+        let (segment, offset) = (r.segment, r.offset);
+        return Err(corrupt(format!("the checksum of a node in segment {segment:#x} at {offset} is wrong")));
+    }
+    Node::decode(bytes, level)
 }
 
 /// Usage of all segments.
