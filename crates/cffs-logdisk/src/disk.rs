@@ -10,9 +10,10 @@ use crate::layouts::MapLayout;
 use crate::options::LogOptions;
 use crate::read::{Piece, fetch_pieces};
 use crate::recovery;
+use crate::scrub::ScrubReport;
 use crate::space::{Change, Level, Space};
 use crate::state::State;
-use crate::store::SegmentStore;
+use crate::store::{SegmentId, SegmentStore};
 use crate::tree::Root;
 use cffs_device::{Device, IoKind, WriteRequest};
 use parking_lot::{Mutex, MutexGuard, RwLock};
@@ -122,7 +123,7 @@ impl LogDisk {
         LogDisk { shared: Arc::new(Shared { state, flushing, flush_failed, readers, store, len }) }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
         self.shared.state.lock()
     }
 
@@ -188,6 +189,55 @@ impl LogDisk {
         let report = state.clean_round(policy, budget.min(room).max(1))?;
         if state.is_dirty() || state.round_room().is_none() {
             state.checkpoint()?;
+        }
+        Ok(report)
+    }
+
+    /// Takes in what the device of the store has become longer. Returns the capacity in bytes.
+    ///
+    /// # Errors
+    /// `Unsupported` if the store cannot grow; those of the store.
+    pub fn grow(&self) -> io::Result<u64> {
+        let mut state = self.lock();
+        state.check()?;
+        state.seal()?;
+        state.store.grow()?;
+        state.checkpoint()?;
+        state.in_vain = None;
+        Ok(state.store.capacity())
+    }
+
+    /// The UUID of the store.
+    pub fn uuid(&self) -> [u8; 16] {
+        self.shared.store.uuid()
+    }
+
+    /// Reads and verifies what lives in the segments from one on (0 begins), until about so many bytes were read. Nothing waits meanwhile but
+    /// the deletion of segments. What cannot be verified is left alone by the cleaner from then on.
+    ///
+    /// # Errors
+    /// Those of nodes that say what lives; what is wrong with data is in the report.
+    pub fn scrub_step(&self, from: SegmentId, bytes: u64) -> io::Result<ScrubReport> {
+        let mut report = ScrubReport { next: Some(from), ..ScrubReport::default() };
+        while let Some(at) = report.next
+            && report.bytes < bytes.max(1)
+        {
+            let state = self.lock();
+            let Some((id, next)) = state.scrub_next(at) else {
+                report.next = None;
+                break;
+            };
+            let dead = state.dead_now(id)?;
+            let plan = state.scrub_plan(id);
+            let _reading = self.shared.readers.read();
+            drop(state);
+            let problems = plan.verify(&*self.shared.store, &dead, &mut report.bytes);
+            drop(_reading);
+            if !problems.is_empty() {
+                self.lock().damaged.insert(id);
+            }
+            report.problems.extend(problems);
+            report.next = next;
         }
         Ok(report)
     }

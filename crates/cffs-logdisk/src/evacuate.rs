@@ -13,7 +13,7 @@ use crate::layouts::{
 use crate::options::Compression;
 use crate::packer::plain;
 use crate::read::{fetch_stored, unpack, verified};
-use crate::scan::read_summary;
+use crate::scan::summaries;
 use crate::state::State;
 use crate::store::SegmentId;
 use crate::tree::{Edit, Layout, NODE_BYTES, NodeHead, Root, lookup_extents};
@@ -93,7 +93,8 @@ impl State {
     ) -> io::Result<bool> {
         let dead = self.usage.dead_blocks(&*self.store, &self.cache, id)?;
         let is_dead = |ordinal: u32| dead.get(ordinal as usize).copied().unwrap_or(true);
-        for summary in self.summaries(id, info)? {
+        let all: Vec<Summary> = summaries(&*self.store, self.log.uuid, id, info).collect::<io::Result<_>>()?;
+        for summary in all {
             let source = Source {
                 dead: &dead,
                 start: summary.offset + summary.data_start,
@@ -124,18 +125,6 @@ impl State {
             }
         }
         Ok(true)
-    }
-
-    /// All summaries of a segment.
-    fn summaries(&self, id: SegmentId, info: &SegmentInfo) -> io::Result<Vec<Summary>> {
-        let mut all = Vec::new();
-        let mut at = 0;
-        while at < info.used {
-            let s = read_summary(&*self.store, self.log.uuid, id, at)?;
-            at = s.offset + s.length;
-            all.push(s);
-        }
-        Ok(all)
     }
 
     /// The data of a batch, if enough of it lives that reading all of it in one request pays.
@@ -354,7 +343,8 @@ fn touch<L: Layout>(
     root.touch(edit, &key, head.level, at)
 }
 
-fn place_of(p: &Payload, at: Birth, offset: u32) -> Place {
+/// Where the blocks of an entry are.
+pub(crate) fn place_of(p: &Payload, at: Birth, offset: u32) -> Place {
     Place {
         segment: at.segment,
         ordinal: at.ordinal,

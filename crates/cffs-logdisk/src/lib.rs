@@ -12,8 +12,9 @@
 //! - `usage`: what of each segment is still used; `catalog`: branches and snapshots.
 //! - `state`: what each entry of a batch does. Writing and recovery do it by the same code, so that a recovered disk is what it was.
 //! - `checkpoint`: what is in memory is stored; `recovery`: the checkpoint and the batches behind it.
-//! - `check`: counts everything anew and compares.
-//! - `space`: what is free, and what must be. `evacuate`: what lives in a segment. `cleaner`: makes room; `snapshots`: makes and deletes them; `disk`: the device.
+//! - `check`: counts everything anew and compares; `scrub`: reads and verifies.
+//! - `space`: what is free, and what must be. `evacuate`: what lives in a segment. `cleaner`: makes room; `snapshots`: makes and deletes them; `disk`: the device; `stream`: snapshots
+//!   through a pipe.
 //!
 //! # Why it is as it is
 //!
@@ -59,10 +60,12 @@ mod pending;
 mod read;
 mod recovery;
 mod scan;
+mod scrub;
 mod snapshots;
 mod space;
 mod state;
 mod store;
+mod stream;
 mod tree;
 mod usage;
 mod writer;
@@ -74,7 +77,9 @@ pub use disk::{BranchDevice, BranchInfo, DiffPage, LogDisk, LogStats, SECTOR_BYT
 pub use extent::BLOCK_BYTES;
 pub use options::{CleanPolicy, Compression, LogOptions};
 pub use recovery::LOGICAL_BYTES_MAX;
+pub use scrub::ScrubReport;
 pub use space::Space;
 pub use store::{
     ImageOptions, ImageStore, MemoryStore, NO_SEGMENT, ROOT_BYTES_MAX, SegmentId, SegmentStore, StoreRoot,
 };
+pub use stream::{Progress, ReceiveReport, Receiver, SendReport, SnapshotKey, send};

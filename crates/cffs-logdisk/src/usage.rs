@@ -8,7 +8,7 @@ use crate::cache::NodeCache;
 use crate::codec::{corrupt, crc32c};
 use crate::extent::Birth;
 use crate::layouts::{DeadLayout, ForwardLayout, PAGE_BLOCKS, Page, SegmentInfo, SegmentsLayout};
-use crate::store::{NO_SEGMENT, SegmentId, SegmentStore};
+use crate::store::{SegmentId, SegmentStore};
 use crate::tree::{Edit, Layout, NODE_BYTES, Node, NodeRef, Root, Source, lookup_extents};
 use parking_lot::Mutex;
 use std::cell::RefCell;

@@ -193,7 +193,7 @@ fn thousands_of_snapshots_cost_little_and_all_go() {
     while let Some(id) = ids.pop() {
         disk.delete_snapshot(id).unwrap();
         while disk.delete_step(1000).unwrap() {}
-        if ids.len() as u64 % (n / 8) == 0 {
+        if (ids.len() as u64).is_multiple_of(n / 8) {
             kept.retain(|(id, _)| ids.contains(id));
             compare(&kept);
             assert_sound(&disk);

@@ -10,3 +10,5 @@ mod random;
 mod refill;
 mod reserve;
 mod scale;
+mod stream;
+mod upkeep;
