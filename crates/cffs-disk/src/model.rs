@@ -11,7 +11,7 @@ pub enum Model {
     /// A disk with an arm and a rotating medium.
     Mechanical(Box<Mechanical>),
     /// A device whose requests cost the same wherever they go.
-    FlatCost(FlatCost),
+    FlatCost(Box<FlatCost>),
 }
 
 impl Model {

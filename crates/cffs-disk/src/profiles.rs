@@ -73,7 +73,7 @@ impl Profile {
     pub fn model(&self) -> Model {
         match &self.kind {
             Kind::Mechanical(sheet) => Model::Mechanical(Box::new(sheet.disk(false))),
-            Kind::FlatCost(spec) => Model::FlatCost(FlatCost::new(spec.clone())),
+            Kind::FlatCost(spec) => Model::FlatCost(Box::new(FlatCost::new(spec.clone()))),
         }
     }
 }

@@ -240,7 +240,7 @@ mod tests {
 
     #[test]
     fn two_runs_give_the_same_figures() {
-        for name in ["ganger97-fig5", "ganger97-fig8", "sapuntzakis98-table4.2"] {
+        for name in ["ganger97-fig5", "ganger97-fig8", "sapuntzakis98-table4.2", "log-orders"] {
             let run = || (find(name).unwrap().run)(50).unwrap();
             let first = run();
             assert_eq!(first, run(), "{name}");
