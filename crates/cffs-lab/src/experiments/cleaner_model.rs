@@ -139,7 +139,7 @@ pub fn copied_greedy(segments: usize, per_segment: usize, blocks: u64, pattern: 
 /// How often everything is overwritten until it is steady, and while it is measured.
 pub const WARM_UP: u64 = 3;
 /// See [`WARM_UP`].
-pub const MEASURED: u64 = 2;
+pub const MEASURED: u64 = 1;
 
 #[cfg(test)]
 mod tests {

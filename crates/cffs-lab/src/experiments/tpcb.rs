@@ -24,9 +24,9 @@ const OWN_CACHE: u64 = 4 << 20;
 /// How full the disk is, in % of its bytes. At the first level there is nothing but the account file.
 const LEVELS: [u64; 6] = [48, 60, 70, 75, 80, 90];
 /// Transactions that are measured.
-const MEASURED: u64 = 20_000;
+const MEASURED: u64 = 10_000;
 /// Times that the disk is written over until the cleaner's work is steady.
-const ROUNDS: u64 = 3;
+const ROUNDS: u64 = 2;
 /// Transactions a second in the paper's text: the log-structured file system without its cleaner, and FFS.
 const PAPER: [f64; 2] = [42.6, 28.6];
 /// What the cleaner costs there, in %: at 48%, and at 80%.
@@ -42,6 +42,13 @@ enum Writes {
 }
 
 impl Writes {
+    /// The policies of the cleaner that are tried, greedy where one is enough.
+    fn policies(self) -> Vec<(&'static str, CleanPolicy)> {
+        let mut all = vec![("greedy", CleanPolicy::Greedy)];
+        all.extend((self == Writes::AtOnce).then_some(("cost-benefit", CleanPolicy::CostBenefit)));
+        all
+    }
+
     fn name(self) -> &'static str {
         if self == Writes::AtOnce { "written at once" } else { "delayed writes" }
     }
@@ -255,7 +262,7 @@ pub fn figure4(scale: u64) -> Result<Outcome> {
         let Some(free) = measure(&setup(Layout::log(), writes, scale), LEVELS[0], 0, scale)? else { continue };
         series.push((format!("log without cleaner, {name}"), vec![free.rate(); LEVELS.len()]));
         let mut best: Vec<Option<Measured>> = vec![None; LEVELS.len()];
-        for (policy_name, policy) in [("greedy", CleanPolicy::Greedy), ("cost-benefit", CleanPolicy::CostBenefit)] {
+        for (policy_name, policy) in writes.policies() {
             let runs = at_levels(Layout::Log(LogSetup { policy, ..LogSetup::default() }), ROUNDS)?;
             series.push((format!("log, {policy_name}, {name}"), rates(&runs)));
             let row = |of: fn(&Measured) -> f64| runs.iter().map(|m| m.as_ref().map_or(f64::NAN, of)).collect();
