@@ -87,7 +87,7 @@ fn measure(policy: CleanPolicy, pattern: Pattern, segments: u64, level: u64) -> 
 fn why(measured: &Measured, pattern: Pattern, level: u64) -> String {
     let used = measured.live / measured.in_use;
     format!(
-        "Data is {level}% of all segments; with the nodes of the map {}% live, and only {}% of the segments are ever in use, because the \
+        "Data is {level}% of all segments; with the nodes of the map {}% live, and only {}% of the segments are in use at the end, because the \
          rest is kept free for the next round of the cleaner and its checkpoint, and what it has emptied becomes free with that. Within what \
          is in use {}% live, and at that level the formula says {} bytes.",
         shown(measured.live * 100.0),
