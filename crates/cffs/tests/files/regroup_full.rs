@@ -1,11 +1,10 @@
 //! Regrouping where there is hardly any room, on a device that fails, and killed in the middle: it goes on or says clearly
 //! why not, and nothing is lost.
 
-use crate::common::plain::{clean, fresh};
-use cffs::device::{Device, FailingDevice, Fault, MemoryDevice, Operation, OverlayDevice};
+use crate::common::plain::{clean, fresh, mount};
+use cffs::device::{FailingDevice, Fault, MemoryDevice, Operation, OverlayDevice};
 use cffs::{
-    Caller, Error, Fs, Ino, MkfsOptions, MountOptions, ROOT_INO, Regroup, RegroupOptions, RegroupOutcome,
-    RegroupStatus, SetAttr,
+    Caller, Error, Fs, Ino, MkfsOptions, ROOT_INO, Regroup, RegroupOptions, RegroupOutcome, RegroupStatus, SetAttr,
 };
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,10 +19,6 @@ fn contents(n: usize, len: usize) -> Vec<u8> {
     (0..len).map(|i| (i / 5 + i / 4096 + n * 11) as u8).collect()
 }
 
-fn open(dev: Arc<dyn Device>) -> Arc<Fs> {
-    Fs::open(dev, None, MountOptions::default().background(false)).unwrap()
-}
-
 /// How much is free: so much of everything, in percent, or so many whole groups and nothing else.
 #[derive(Clone, Copy, Debug)]
 enum Room {
@@ -34,7 +29,7 @@ enum Room {
 /// An image whose directories have come apart, with a file in many pieces, and with so much room.
 fn aged(room: Room) -> (Arc<MemoryDevice>, Files) {
     let dev = fresh(24 << 20, &MkfsOptions::default().group_size(GROUP as u32).reserve_bp(0));
-    let fs = open(dev.clone());
+    let fs = mount(&dev);
     let dirs: Vec<Ino> =
         (0..DIRS).map(|d| fs.mkdir(ROOT, ROOT_INO, format!("d{d}").as_bytes(), 0o755).unwrap().ino).collect();
     let mut files = Files::new();
@@ -133,7 +128,8 @@ fn ended_clearly(outcome: cffs::Result<()>, status: &RegroupStatus, when: &str) 
     }
 }
 
-const ROOMS: [Room; 4] = [Room::Percent(1), Room::Groups(2), Room::Groups(1), Room::Groups(0)];
+/// With a tenth free many files move.
+const ROOMS: [Room; 5] = [Room::Percent(10), Room::Percent(1), Room::Groups(2), Room::Groups(1), Room::Groups(0)];
 
 #[test]
 fn with_hardly_any_room_it_does_what_it_can_and_ends() {
@@ -142,11 +138,20 @@ fn with_hardly_any_room_it_does_what_it_can_and_ends() {
         for (kind, options) in kinds() {
             let when = format!("{room:?}, {kind}");
             let over = Arc::new(OverlayDevice::new(dev.clone()));
-            let fs = open(over.clone());
+            let fs = mount(&over);
             let (outcome, first) = regroup(&fs, &options);
             outcome.unwrap_or_else(|e| panic!("{when}: {e}"));
             assert_eq!(first.outcome, Some(RegroupOutcome::Complete), "{when}: {first:?}");
             assert!(first.read.after <= first.read.before, "{when}: {first:?}");
+            // What could be better and is not has a reason.
+            match first.free_runs {
+                Some(runs) => assert!(runs.after.longest >= runs.before.longest, "{when}: {first:?}"),
+                None => {
+                    let gained = first.read.after * 5.0 < first.read.before
+                        || first.pieces.is_some_and(|pieces| pieces.after * 5 < pieces.before);
+                    assert!(gained || first.bytes_waiting + first.bytes_kept > 0, "{when}: {first:?}");
+                }
+            }
             let (outcome, second) = regroup(&fs, &options);
             assert!(
                 outcome.is_ok() && second.bytes_moved <= first.bytes_moved / 8,
@@ -163,35 +168,39 @@ fn with_hardly_any_room_it_does_what_it_can_and_ends() {
 fn a_device_that_dies_in_the_middle_costs_nothing_that_was_there() {
     for room in ROOMS {
         let (dev, files) = aged(room);
+        let mut died = 0;
         for (kind, options) in kinds() {
             for n in [1, 2, 3, 5, 8, 13, 40, 90, 200] {
                 let when = format!("{room:?}, {kind}, dead from write {n} on");
                 let over = Arc::new(OverlayDevice::new(dev.clone()));
                 let failing = Arc::new(FailingDevice::new(over.clone()));
-                let fs = open(failing.clone());
+                let fs = mount(&failing);
                 failing.set(Operation::Write, Fault::from_nth(n));
                 let (outcome, status) = regroup(&fs, &options);
+                died += u64::from(status.outcome != Some(RegroupOutcome::Complete));
                 ended_clearly(outcome, &status, &when);
                 drop(fs);
-                let fs = open(over.clone());
+                let fs = mount(&over);
                 compare(&fs, &files, &when);
                 fs.close().unwrap();
                 clean(&over, &when);
             }
         }
+        // Where nothing is free nothing is written.
+        assert!(died > 3 || matches!(room, Room::Groups(0)), "{room:?}: {died} deaths while it worked");
     }
 }
 
 #[test]
 fn places_that_cannot_be_read_or_written_once_do_not_end_it_badly() {
-    for room in [Room::Percent(1), Room::Groups(1)] {
+    for room in [Room::Percent(10), Room::Percent(1), Room::Groups(1)] {
         let (dev, files) = aged(room);
         for (kind, options) in kinds() {
             for (op, n) in [(Operation::Read, 4), (Operation::Read, 30), (Operation::Write, 2), (Operation::Flush, 1)] {
                 let when = format!("{room:?}, {kind}, {op:?} {n} fails");
                 let over = Arc::new(OverlayDevice::new(dev.clone()));
                 let failing = Arc::new(FailingDevice::new(over.clone()));
-                let fs = open(failing.clone());
+                let fs = mount(&failing);
                 failing.set(op, Fault::nth(n));
                 let (outcome, status) = regroup(&fs, &options);
                 ended_clearly(outcome, &status, &when);
@@ -200,7 +209,7 @@ fn places_that_cannot_be_read_or_written_once_do_not_end_it_badly() {
                 let read_only = fs.close().is_err();
                 assert!(!read_only || op != Operation::Read, "{when}: a read that failed ends all writing");
                 drop(fs);
-                let fs = open(over.clone());
+                let fs = mount(&over);
                 compare(&fs, &files, &when);
                 fs.close().unwrap();
                 clean(&over, &when);
