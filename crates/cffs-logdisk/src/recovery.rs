@@ -145,10 +145,7 @@ pub(crate) fn open(store: Arc<dyn SegmentStore>, options: &LogOptions) -> io::Re
     let root = RootRecord::decode(&stored.bytes)?;
     let checkpoint = state.load_checkpoint(&root)?;
     // What was empty then is needed by no batch behind it.
-    let empty: Vec<SegmentId> = {
-        let open = |id| state.log.is_open(id);
-        state.usage.table.iter().filter(|(id, i)| i.live == 0 && !open(**id)).map(|(id, _)| *id).collect()
-    };
+    let empty: Vec<SegmentId> = state.empty_segments().collect();
     for id in empty {
         state.usage.remove(id);
     }

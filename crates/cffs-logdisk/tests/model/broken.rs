@@ -197,24 +197,22 @@ fn a_device_that_fails_to_discard_is_only_counted() {
 /// What was accepted reads as it was written, and no flush says yes, until the disk is opened again.
 #[test]
 fn a_write_that_fails_after_it_was_accepted_is_told_by_every_flush() {
-    for nth in 1..6 {
-        let device = Arc::new(FailingDevice::new(Arc::new(MemoryDevice::new(SLOTS * SLOT + (1 << 20)))));
-        let disk = format(device.clone());
-        (0..5).for_each(|i| write(&disk, i, 1));
-        disk.flush().unwrap();
-        (0..5).for_each(|i| write(&disk, 2 * i, 2));
-        device.set(Operation::Write, Fault::nth(1));
-        assert!(disk.flush().is_err());
-        for i in 0..9 {
-            let want = if i % 2 == 0 { 2 } else { u8::from(i < 5) };
-            assert_eq!(read(&disk, i).unwrap()[0], want, "block {i}");
-        }
-        for _ in 0..nth {
-            assert!(disk.flush().is_err());
-            assert!(disk.write_at(IoKind::Data, 0, &[3; BLOCK_BYTES]).is_err());
-        }
-        drop(disk);
-        let disk = open(device).unwrap();
-        assert!((0..5).all(|i| read(&disk, i).unwrap()[0] == 1));
+    let device = Arc::new(FailingDevice::new(Arc::new(MemoryDevice::new(SLOTS * SLOT + (1 << 20)))));
+    let disk = format(device.clone());
+    (0..5).for_each(|i| write(&disk, i, 1));
+    disk.flush().unwrap();
+    (0..5).for_each(|i| write(&disk, 2 * i, 2));
+    device.set(Operation::Write, Fault::nth(1));
+    assert!(disk.flush().is_err());
+    for i in 0..9 {
+        let want = if i % 2 == 0 { 2 } else { u8::from(i < 5) };
+        assert_eq!(read(&disk, i).unwrap()[0], want, "block {i}");
     }
+    for _ in 0..3 {
+        assert!(disk.flush().is_err());
+        assert!(disk.write_at(IoKind::Data, 0, &[3; BLOCK_BYTES]).is_err());
+    }
+    drop(disk);
+    let disk = open(device).unwrap();
+    assert!((0..5).all(|i| read(&disk, i).unwrap()[0] == 1));
 }
