@@ -65,7 +65,7 @@ impl<L: Layout> Root<L> {
     /// The last entry whose key is not above `key`.
     pub(crate) fn floor<S: Source>(&self, src: &S, key: &L::Key) -> io::Result<Option<(L::Key, L::Value)>> {
         match &self.child {
-            Some(child) => floor(src, child, self.level, key),
+            Some(child) => floor(src, child, self.level, (None, None), key),
             None => Ok(None),
         }
     }
@@ -139,18 +139,20 @@ fn floor<L: Layout, S: Source>(
     src: &S,
     child: &Child<L>,
     level: u8,
+    range: Range<L::Key>,
     key: &L::Key,
 ) -> io::Result<Option<(L::Key, L::Value)>> {
-    let node = child.get(src, level)?;
+    let node = child.get_within(src, level, range)?;
     match &node.body {
         Body::Leaf(entries) => {
             let n = entries.partition_point(|(k, _)| k <= key);
             Ok(n.checked_sub(1).map(|i| entries[i].clone()))
         }
         Body::Index(children) => {
-            // The first key of a child may have been removed since it was noted; then the entry is in the child before.
+            // The first key of a child may have been removed since it was noted; then the entry is in the child before, all of whose
+            // keys are below: no third one is asked.
             for i in (0..=child_index(children, key)).rev() {
-                if let Some(found) = floor(src, &children[i].1, level - 1, key)? {
+                if let Some(found) = floor(src, &children[i].1, level - 1, child_range(children, i, range), key)? {
                     return Ok(Some(found));
                 }
             }
