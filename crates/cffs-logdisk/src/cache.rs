@@ -35,6 +35,13 @@ impl NodeCache {
         self.put_any(key, node);
     }
 
+    /// A node that may be asked for. It goes with the older ones, unless somebody asks.
+    pub(crate) fn put_expected<T: Send + Sync + 'static>(&mut self, key: NodeKey, node: Arc<T>) {
+        if self.old.len() < self.half && !self.young.contains_key(&key) {
+            self.old.insert(key, node);
+        }
+    }
+
     fn put_any(&mut self, key: NodeKey, node: AnyNode) {
         if self.young.len() >= self.half {
             self.old = std::mem::take(&mut self.young);
