@@ -8,7 +8,7 @@ use crate::codec::corrupt;
 use crate::extent::BLOCK_BYTES;
 use crate::layouts::MapLayout;
 use crate::options::LogOptions;
-use crate::read::{Piece, fetch_pieces};
+use crate::read::{Piece, fetch_pieces, together};
 use crate::recovery;
 use crate::scrub::ScrubReport;
 use crate::space::{Change, Level, Space};
@@ -18,6 +18,7 @@ use crate::tree::Root;
 use cffs_device::{Device, IoKind, ReadRequest, WriteRequest};
 use parking_lot::{Mutex, MutexGuard, RwLock};
 use std::io::{self, IoSlice, IoSliceMut};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Bytes of a sector of a log disk.
@@ -487,6 +488,19 @@ impl Shared {
         Ok(data)
     }
 
+    /// See [`Device::together`]; what is not known is together.
+    fn together(&self, offset: u64, range: Range<u64>, find: FindPieces<'_>) -> Range<u64> {
+        let end = range.end.min(self.len);
+        if range.start >= end || !(range.start..end).contains(&offset) {
+            return range;
+        }
+        let (first, behind) = blocks_of(range.start, (end - range.start) as usize);
+        let Ok(pieces) = find(&self.state.lock(), first, behind - first) else { return range };
+        let here = together(pieces, (offset / BLOCK_BYTES as u64 - first) as usize);
+        let at = |block: usize| (first + block as u64) * BLOCK_BYTES as u64;
+        here.start.map_or(range.start, at).max(range.start)..here.end.map_or(range.end, at).min(range.end)
+    }
+
     /// Accepts all requests or none.
     fn write(&self, branch: u32, requests: &[WriteRequest<'_>]) -> io::Result<()> {
         for r in requests {
@@ -602,6 +616,10 @@ impl Device for BranchDevice {
         self.shared.read_batch(requests, &|state, first, blocks| state.branch_pieces(self.branch, first, blocks))
     }
 
+    fn together(&self, offset: u64, range: Range<u64>) -> Range<u64> {
+        self.shared.together(offset, range, &|state, first, blocks| state.branch_pieces(self.branch, first, blocks))
+    }
+
     fn write_vectored(&self, kind: IoKind, offset: u64, bufs: &[IoSlice<'_>]) -> io::Result<()> {
         self.shared.write(self.branch, &[WriteRequest { kind, offset, bufs: bufs.to_vec() }])
     }
@@ -638,6 +656,10 @@ impl Device for LogDisk {
 
     fn read_batch(&self, requests: &mut [ReadRequest<'_>]) -> io::Result<()> {
         self.shared.read_batch(requests, &|state, first, blocks| state.branch_pieces(MAIN_BRANCH, first, blocks))
+    }
+
+    fn together(&self, offset: u64, range: Range<u64>) -> Range<u64> {
+        self.shared.together(offset, range, &|state, first, blocks| state.branch_pieces(MAIN_BRANCH, first, blocks))
     }
 
     fn write_vectored(&self, kind: IoKind, offset: u64, bufs: &[IoSlice<'_>]) -> io::Result<()> {
@@ -698,6 +720,10 @@ impl Device for SnapshotDevice {
 
     fn read_batch(&self, requests: &mut [ReadRequest<'_>]) -> io::Result<()> {
         self.shared.read_batch(requests, &|state, first, blocks| self.pieces(state, first, blocks))
+    }
+
+    fn together(&self, offset: u64, range: Range<u64>) -> Range<u64> {
+        self.shared.together(offset, range, &|state, first, blocks| self.pieces(state, first, blocks))
     }
 
     fn write_vectored(&self, _kind: IoKind, _offset: u64, _bufs: &[IoSlice<'_>]) -> io::Result<()> {

@@ -136,6 +136,35 @@ pub(crate) fn unpack(extent: &Extent, stored: &[u8]) -> io::Result<Vec<u8>> {
     part.map(<[u8]>::to_vec).ok_or_else(|| corrupt("an extent is longer than its unit"))
 }
 
+/// Stored bytes that are read with others for less than another request costs.
+const GAP_BYTES: u64 = 32 << 10;
+
+/// Blocks between two borders; `None` where there is no border.
+pub(crate) struct Together {
+    pub(crate) start: Option<usize>,
+    pub(crate) end: Option<usize>,
+}
+
+/// What lies on the store with a block, of the pieces of a range: up to a piece that is elsewhere. What is nowhere, or in memory, costs
+/// nothing.
+pub(crate) fn together(mut pieces: Vec<Piece>, block: usize) -> Together {
+    pieces.sort_by_key(|p| p.first);
+    let stored = |p: &Piece| match &p.content {
+        Content::Stored(e) => Some((p.first, e.clone())),
+        Content::Memory(_) => None,
+    };
+    let stored: Vec<(usize, Extent)> = pieces.iter().filter_map(stored).collect();
+    let at = stored.partition_point(|(first, _)| *first <= block).saturating_sub(1);
+    let near = |(_, a): &(usize, Extent), (_, b): &(usize, Extent)| {
+        let (from, to) = (u64::from(a.place.offset) + u64::from(a.place.stored), u64::from(b.place.offset));
+        a.place.segment == b.place.segment
+            && (a.place.offset == b.place.offset || (from..=from + GAP_BYTES).contains(&to))
+    };
+    let after = (at + 1..stored.len()).find(|i| !near(&stored[i - 1], &stored[*i]));
+    let before = (1..=at.min(stored.len())).rev().find(|i| *i < stored.len() && !near(&stored[i - 1], &stored[*i]));
+    Together { start: before.map(|i| stored[i].0), end: after.map(|i| stored[i].0) }
+}
+
 /// Most stored bytes of compressed units that are in memory at a time for one read.
 const UNITS_BYTES: usize = 8 << 20;
 
