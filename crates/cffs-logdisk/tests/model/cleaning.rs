@@ -4,7 +4,7 @@ use cffs_device::{Device, IoKind, MemoryDevice};
 use cffs_logdisk::{BLOCK_BYTES, CleanPolicy, ImageOptions, ImageStore, LogDisk, LogOptions};
 use std::sync::Arc;
 
-const SLOTS: u64 = 512;
+const SLOTS: u64 = 256;
 const SLOT_BYTES: u64 = 256 << 10;
 const BLOCK: u64 = BLOCK_BYTES as u64;
 
