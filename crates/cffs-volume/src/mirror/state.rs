@@ -256,7 +256,8 @@ impl Mirror {
     }
 
     /// Writes the superblocks of all that are there: first of those in sync, `last` as the last of them, then of the others. So
-    /// there is no moment at which one counts as in sync and nobody else knows.
+    /// there is no moment at which one counts as in sync and nobody else knows. Those that are out of date get none if one that is in
+    /// sync has failed.
     fn write_labels(&self, state: &mut State, last: Option<Uuid>) -> Vec<(Uuid, io::Error)> {
         let table: Vec<Entry> = state
             .members
@@ -269,6 +270,10 @@ impl Mirror {
         for index in order {
             let member = &mut state.members[index];
             let Some(device) = member.device.clone() else { continue };
+            if !member.in_sync && !failed.is_empty() {
+                // It would be the only one that knows, and say that the others have missed something.
+                break;
+            }
             let superblock = Superblock {
                 volume: self.volume,
                 kind: Kind::Mirror,
