@@ -114,8 +114,8 @@ impl NodeSink for NodeWriter<'_> {
         Ok(at)
     }
 
-    fn stored<L: Layout>(&mut self, r: &NodeRef, node: Node<L>) {
-        self.cache.lock().put((r.segment, r.ordinal), Arc::new(node));
+    fn stored<L: Layout>(&mut self, r: &NodeRef, node: Arc<Node<L>>) {
+        self.cache.lock().put((r.segment, r.ordinal), node);
     }
 }
 

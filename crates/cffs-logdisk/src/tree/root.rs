@@ -25,7 +25,7 @@ pub(crate) trait NodeSink {
     /// Stores the bytes of a node; returns segment, ordinal and byte offset.
     fn put_node(&mut self, head: &NodeHead, bytes: Vec<u8>, crc: u32) -> io::Result<(u64, u32, u32)>;
     /// A node that was just stored, for the cache.
-    fn stored<L: Layout>(&mut self, r: &NodeRef, node: Node<L>);
+    fn stored<L: Layout>(&mut self, r: &NodeRef, node: Arc<Node<L>>);
 }
 
 /// Nodes of several trees that were stored already, by their place in memory: trees that share a node store it once. Holds the nodes, so
@@ -234,16 +234,14 @@ fn store<L: Layout>(
     if let Some((_, r)) = done.get(&address) {
         return Ok(*r);
     }
-    let body: Body<L> = match &node.body {
-        Body::Leaf(entries) => Body::Leaf(entries.clone()),
-        Body::Index(children) => Body::Index(
-            children
-                .iter()
-                .map(|(k, c)| Ok((*k, Child::Stored(store(c, level - 1, sink, done)?))))
-                .collect::<io::Result<_>>()?,
-        ),
+    let stored = match &node.body {
+        Body::Leaf(_) => node.clone(),
+        Body::Index(children) => {
+            let stored = |(k, c): &(L::Key, Child<L>)| Ok((*k, Child::Stored(store(c, level - 1, sink, done)?)));
+            let body = Body::Index(children.iter().map(stored).collect::<io::Result<_>>()?);
+            Arc::new(Node { version: node.version, body })
+        }
     };
-    let stored = Node { version: node.version, body };
     let bytes = stored.encode(level)?;
     let crc = crc32c(&bytes);
     let (segment, ordinal, offset) = sink.put_node(&stored.head(level), bytes, crc)?;

@@ -58,7 +58,7 @@ impl NodeSink for &Shelf {
         nodes.push(bytes);
         Ok((1, nodes.len() as u32 - 1, 0))
     }
-    fn stored<L: Layout>(&mut self, _: &NodeRef, _: Node<L>) {}
+    fn stored<L: Layout>(&mut self, _: &NodeRef, _: Arc<Node<L>>) {}
 }
 
 type Contents = BTreeMap<u64, Vec<u8>>;
