@@ -459,8 +459,9 @@ impl Shared {
         for r in requests {
             let (first, end) = blocks_of(r.offset, r.buf.len());
             let (blocks, tail) = rest.split_at((end - first) as usize * BLOCK_BYTES);
-            let n = r.buf.len();
-            r.buf.copy_from_slice(&blocks[(r.offset - first * BLOCK_BYTES as u64) as usize..][..n]);
+            if let n @ 1.. = r.buf.len() {
+                r.buf.copy_from_slice(&blocks[(r.offset - first * BLOCK_BYTES as u64) as usize..][..n]);
+            }
             rest = tail;
         }
         Ok(())
