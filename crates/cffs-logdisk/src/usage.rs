@@ -63,14 +63,20 @@ impl Source for Nodes<'_> {
         Ok(node)
     }
 
-    /// A checkpoint stores neighbours side by side: on a disk that seeks they cost next to nothing more than the first. What is wrong
-    /// with any of them is told by [`Source::node`], which will find it missing.
-    fn expect<L: Layout>(&self, nodes: &mut dyn Iterator<Item = NodeRef>, level: u8) {
+    /// A checkpoint stores neighbours side by side, so they come with one request. What is wrong with any of them is told by
+    /// [`Source::node`], which will find it missing.
+    fn expect<L: Layout>(&self, before: Option<NodeRef>, nodes: &mut dyn Iterator<Item = NodeRef>, level: u8) {
         let Some(first) = nodes.next() else { return };
-        if self.cache.lock().get::<Node<L>>((first.segment, first.ordinal)).is_some()
-            || !self.table.contains_key(&first.segment)
         {
-            return;
+            let mut cache = self.cache.lock();
+            let goes_on = before.is_some_and(|r| cache.was_asked((r.segment, r.ordinal)));
+            if level == 0 {
+                cache.note_asked((first.segment, first.ordinal));
+            }
+            let known = cache.get::<Node<L>>((first.segment, first.ordinal)).is_some();
+            if known || !goes_on || !self.table.contains_key(&first.segment) {
+                return;
+            }
         }
         let (start, most) = (u64::from(first.offset), first.offset.saturating_add(EXPECTED_BYTES - NODE_BYTES as u32));
         let mut near = vec![first];
