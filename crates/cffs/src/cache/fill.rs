@@ -119,7 +119,7 @@ impl Cache {
         let here = self.dev.together(need.start << shift, window.start << shift..window.end << shift);
         // A block that is there in part is not.
         let (start, end) = (here.start.div_ceil(1 << shift), here.end >> shift);
-        start.clamp(window.start, need.start)..end.clamp(need.end, window.end)
+        start.max(window.start).min(need.start)..end.min(window.end).max(need.end)
     }
 
     /// Puts the blocks that were read into the cache, as far as they were claimed. Returns how many of them nobody needed.
