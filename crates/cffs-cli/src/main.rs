@@ -35,6 +35,7 @@ mod stat;
 mod stats;
 mod text;
 mod together;
+mod trace;
 mod trim;
 mod tune;
 mod umount;

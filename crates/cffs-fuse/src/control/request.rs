@@ -73,6 +73,24 @@ pub enum Request {
     RegroupStatus,
     /// Stops the running regroup. The answer is that of [`Request::RegroupStatus`].
     RegroupStop,
+    /// Begins to record, as [`cffs::trace::Tracer::start`]. The answer is the number of the recording.
+    TraceStart {
+        /// As [`cffs::trace::Classes`] is written.
+        classes: String,
+    },
+    /// Records other classes from now on; `none` ends it. The answer is null. Fails with EBUSY if another recording has begun.
+    TraceClasses {
+        /// The number of the recording.
+        recording: u64,
+        /// As [`cffs::trace::Classes`] is written.
+        classes: String,
+    },
+    /// Takes what was recorded. The answer is a text: frames of a trace ([`cffs::trace::frame`]) in hexadecimal digits; an empty
+    /// one if nothing is left. Fails with EBUSY if another recording has begun.
+    TraceRead {
+        /// The number of the recording.
+        recording: u64,
+    },
 }
 
 impl Request {
@@ -87,6 +105,7 @@ impl Request {
             Request::Tune(_) | Request::Grow { .. } | Request::Trim(_) => true,
             Request::ScrubStart(_) | Request::ScrubStop => true,
             Request::RegroupStart(_) | Request::RegroupStop => true,
+            Request::TraceStart { .. } | Request::TraceClasses { .. } | Request::TraceRead { .. } => true,
         }
     }
 }
