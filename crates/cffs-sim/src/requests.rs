@@ -4,7 +4,7 @@ use cffs::Fs;
 use cffs::device::{KindStats, Purpose, PurposeStats};
 use cffs::stats::DeviceCounters;
 use cffs::trace::{Classes, Item, Kind, Reader, Record, frame};
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 
 /// The requests of a mount.
 pub(crate) struct Requests {
@@ -50,19 +50,19 @@ impl Traced {
         let frames = fs.tracer().read(self.recording, usize::MAX).ok_or("somebody else records")?;
         let file = [&frame::HEADER[..], &frames].concat();
         let mut reader = Reader::new(&file[..]).map_err(|e| e.to_string())?;
-        let (mut spans, mut requests) = (HashSet::new(), Vec::new());
+        let (mut spans, mut requests) = (HashMap::new(), Vec::new());
         while let Some(item) = reader.next_item().map_err(|e| e.to_string())? {
             match item {
                 Item::Span(r) if r.request().is_some() => requests.push(r),
-                Item::Span(r) => drop(spans.insert(r.id)),
+                Item::Span(r) => drop(spans.insert(r.id, r)),
                 Item::Lost { spans, .. } => return Err(format!("{spans} spans were lost")),
                 _ => {}
             }
         }
         // No span is open, so all that have caused something are there.
-        let without = requests.iter().find(|r| !spans.contains(&r.cause.span) || r.cause.origin.is_none());
+        let without = requests.iter().find(|r| !spans.contains_key(&r.cause.span) || r.cause.origin.is_none());
         if let Some(r) = without {
-            return Err(format!("a request without a cause: {r:?}"));
+            return Err(format!("a request without a cause: {r:?} in {:?}", spans.get(&r.cause.span)));
         }
         requests.iter().try_for_each(|r| self.add(r))
     }

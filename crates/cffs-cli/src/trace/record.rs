@@ -2,7 +2,7 @@
 
 use anyhow::{Context, bail};
 use cffs::trace::{Classes, frame};
-use cffs_fuse::control::{Control, Request};
+use cffs_fuse::control::{Control, Request, TRACE_READ_BYTES};
 use serde_json::{Value, json};
 use std::ffi::OsString;
 use std::fs::File;
@@ -31,14 +31,18 @@ pub struct Recording<'a> {
 pub fn run(r: &Recording<'_>) -> anyhow::Result<u8> {
     // Before anything begins, so that no signal leaves it switched on.
     let interrupted = Arc::new(AtomicBool::new(false));
-    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM, signal_hook::consts::SIGHUP] {
-        signal_hook::flag::register(signal, interrupted.clone())?;
+    let ended = Arc::new(AtomicBool::new(false));
+    signal_hook::flag::register(signal_hook::consts::SIGINT, interrupted.clone())?;
+    for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGHUP] {
+        signal_hook::flag::register(signal, ended.clone())?;
     }
     let control = Control::open(r.dir)?;
     let mut out = open_output(r)?;
     out.write_all(&frame::HEADER)?;
     let recording: u64 = control.call(&Request::TraceStart { classes: r.classes.to_string() })?;
-    let traced = record(r, &control, recording, &mut *out, &interrupted);
+    // An interrupt at the terminal reaches the command as well, and it decides.
+    let stops = || ended.load(Ordering::Relaxed) || r.command.is_empty() && interrupted.load(Ordering::Relaxed);
+    let traced = record(r, &control, recording, &mut *out, &stops);
     // Switched off also after an error, which is the one to be told then.
     let stopped = control.call::<()>(&Request::TraceClasses { recording, classes: Classes::NONE.to_string() });
     let code = traced?;
@@ -85,7 +89,7 @@ fn record(
     control: &Control,
     recording: u64,
     out: &mut dyn Write,
-    interrupted: &AtomicBool,
+    stops: &dyn Fn() -> bool,
 ) -> anyhow::Result<u8> {
     out.write_all(&information("start", r, control)?)?;
     let began = Instant::now();
@@ -101,8 +105,7 @@ fn record(
         if let Some(code) = ended(child.as_mut())? {
             return Ok(code);
         }
-        // An interrupt at the terminal reaches the command as well, and it decides.
-        if child.is_none() && interrupted.load(Ordering::Relaxed) || r.limit.is_some_and(|l| began.elapsed() >= l) {
+        if stops() || r.limit.is_some_and(|l| began.elapsed() >= l) {
             return Ok(0);
         }
         std::thread::sleep(INTERVAL);
@@ -120,10 +123,11 @@ fn ended(child: Option<&mut Child>) -> io::Result<Option<u8>> {
 fn drain(control: &Control, recording: u64, out: &mut dyn Write) -> anyhow::Result<()> {
     loop {
         let text: String = control.call(&Request::TraceRead { recording })?;
-        if text.is_empty() {
+        let frames = decode(&text).context("the mount has sent something else than a trace")?;
+        out.write_all(&frames)?;
+        if frames.len() < TRACE_READ_BYTES {
             return Ok(());
         }
-        out.write_all(&decode(&text).context("the mount has sent something else than a trace")?)?;
     }
 }
 

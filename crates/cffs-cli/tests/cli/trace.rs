@@ -38,7 +38,7 @@ fn a_trace_has_each_request_that_the_mount_counts_with_purpose_and_cause() {
         return;
     }
     let dir = temp_dir();
-    let (name, _mounted) = mounted(dir.path(), &["-o", "maxread=131072"][..0]);
+    let (name, _mounted) = mounted(dir.path(), &[]);
     let file = dir.path().join("trace").to_str().unwrap().to_owned();
     let said = ok(&["trace", "-o", &file, &name, "--", "sh", "-c", &format!("{} && echo said", work(&name))]);
     assert_eq!(said, "said\n");

@@ -35,5 +35,5 @@ mod trace;
 pub(crate) use answers::Answers;
 pub(crate) use asker::Asker;
 pub use client::{Control, ControlError};
-pub use request::{MountInfo, Refusal, Request, Tuned};
+pub use request::{MountInfo, Refusal, Request, TRACE_READ_BYTES, Tuned};
 pub(crate) use service::answer;

@@ -4,6 +4,9 @@ use cffs::{QuotaGrace, QuotaKind, QuotaLimits, RegroupOptions, ScrubOptions, Tri
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+/// Bytes of a trace after which an answer to [`Request::TraceRead`] ends with the buffer of a thread.
+pub const TRACE_READ_BYTES: usize = 1 << 20;
+
 /// A request to a mounted file system.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "op", rename_all = "kebab-case", deny_unknown_fields)]
@@ -85,8 +88,9 @@ pub enum Request {
         /// As [`cffs::trace::Classes`] is written.
         classes: String,
     },
-    /// Takes what was recorded. The answer is a text: frames of a trace ([`cffs::trace::frame`]) in hexadecimal digits; an empty
-    /// one if nothing is left. Fails with EBUSY if another recording has begun.
+    /// Takes what was recorded. The answer is a text: frames of a trace ([`cffs::trace::frame`]) in hexadecimal digits. With fewer
+    /// than [`TRACE_READ_BYTES`] it has everything up to this request, which is traced as well. Fails with EBUSY if another
+    /// recording has begun.
     TraceRead {
         /// The number of the recording.
         recording: u64,

@@ -1,13 +1,10 @@
 //! Requests about traces.
 
-use super::request::Request;
+use super::request::{Request, TRACE_READ_BYTES};
 use cffs::trace::Classes;
 use cffs::{Error, Fs, Result};
 use serde_json::Value;
 use std::fmt::Write;
-
-/// Most bytes of a trace in one answer, beyond which it ends with the buffer of a thread.
-const READ_BYTES: usize = 1 << 20;
 
 fn classes(names: &str) -> Result<Classes> {
     names.parse().or_else(Error::invalid)
@@ -30,7 +27,7 @@ pub(super) fn carry_out(fs: &Fs, request: &Request) -> Result<Value> {
                 taken_over()
             }
         }
-        Request::TraceRead { recording } => match tracer.read(*recording, READ_BYTES) {
+        Request::TraceRead { recording } => match tracer.read(*recording, TRACE_READ_BYTES) {
             Some(frames) => Ok(hexadecimal(&frames).into()),
             None => taken_over(),
         },

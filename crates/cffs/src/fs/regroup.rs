@@ -320,6 +320,7 @@ impl Fs {
             );
         }
         self.writable()?;
+        let _span = self.span(Kind::Getattr, [options.directories.first().copied().unwrap_or(0), 0, 0]);
         for root in &options.directories {
             if self.node(*root)?.state.read().dir.is_none() {
                 return Err(Error::NotDir);
@@ -340,9 +341,9 @@ impl Fs {
     /// # Errors
     /// Those of [`Fs::check_regroup`]. All other errors are the outcome in the status.
     pub fn regroup(&self, options: &RegroupOptions, regroup: &Regroup) -> Result<()> {
+        let _span = self.span(Kind::Regroup, [0; 3]);
         self.check_regroup(options)?;
         let _purpose = Purpose::Regroup.scope();
-        let _span = self.span(Kind::Regroup, [0; 3]);
         regroup.status.lock().dry_run = options.dry_run;
         let whole = [ROOT_INO];
         let roots = if options.directories.is_empty() { &whole[..] } else { &options.directories };

@@ -323,7 +323,8 @@ mod tests {
         };
         std::thread::scope(|s| {
             let ahead = || drop(tracer.span_for(queued, Kind::Readahead, [8, 16, 0]));
-            std::thread::Builder::new().name("ahead".into()).spawn_scoped(s, ahead).unwrap();
+            // The end of a scope does not wait until what belongs to the thread is gone; joining it does.
+            std::thread::Builder::new().name("ahead".into()).spawn_scoped(s, ahead).unwrap().join().unwrap();
         });
         let frames = tracer.read(recording, usize::MAX).unwrap();
         let all = spans(&frames);
