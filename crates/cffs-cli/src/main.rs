@@ -23,6 +23,7 @@ mod mount;
 mod mount_options;
 mod mount_or_image;
 mod progress;
+mod prometheus;
 mod quota;
 mod regroup;
 mod remount;

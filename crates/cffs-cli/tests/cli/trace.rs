@@ -6,6 +6,7 @@ use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
+use std::process::{Command, Stdio};
 
 const FILES: usize = 120;
 
@@ -160,6 +161,26 @@ fn classes_are_chosen_and_a_mount_can_be_traced_from_its_beginning() {
     assert_eq!(out.status.code(), Some(2));
     fails(&["trace", "-o", &format!("{name}/trace"), &name], 1, &["in the file system that is to be traced"]);
     assert!(!Path::new(&name).join("trace").exists());
+    umount(&name);
+}
+
+#[test]
+fn counters_are_told_in_the_format_of_prometheus() {
+    if !fuse_works() {
+        return;
+    }
+    let dir = temp_dir();
+    let (name, _mounted) = mounted(dir.path(), &[]);
+    fs::read(Path::new(&name).join("old/1")).unwrap();
+    let text = ok(&["stats", "--prometheus", &name]);
+    let reads = text.lines().find(|l| l.contains(r#"purpose="demand",operation="read""#)).expect("a sample");
+    assert!(reads.starts_with("cffs_device_requests_total{image=") && !reads.ends_with(" 0"), "{reads}");
+    if have(&[Need::Program("promtool")]) {
+        use std::io::Write;
+        let mut tool = Command::new("promtool").args(["check", "metrics"]).stdin(Stdio::piped()).spawn().unwrap();
+        tool.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
+        assert!(tool.wait().unwrap().success(), "{text}");
+    }
     umount(&name);
 }
 
