@@ -22,7 +22,13 @@ impl<D: Device> TracedDevice<D> {
     }
 
     /// Makes one request.
-    fn one(&self, kind: Kind, what: IoKind, place: (u64, usize), f: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
+    fn one<T>(
+        &self,
+        kind: Kind,
+        what: IoKind,
+        place: (u64, usize),
+        f: impl FnOnce() -> io::Result<T>,
+    ) -> io::Result<T> {
         let Some(start) = self.tracer.begin_leaf(kind) else { return f() };
         let result = f();
         self.record(kind, start, &[(what, place.0, place.1 as u64)], result.is_err());
@@ -96,6 +102,20 @@ impl<D: Device> Device for TracedDevice<D> {
         result
     }
 
+    fn copies(&self) -> usize {
+        self.inner.copies()
+    }
+
+    fn read_copy(&self, kind: IoKind, copy: usize, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        let place = (offset, buf.len());
+        self.one(Kind::DeviceRead, kind, place, || self.inner.read_copy(kind, copy, offset, buf))
+    }
+
+    fn repair(&self, kind: IoKind, copy: usize, offset: u64, good: &[u8]) -> io::Result<bool> {
+        let place = (offset, good.len());
+        self.one(Kind::DeviceWrite, kind, place, || self.inner.repair(kind, copy, offset, good))
+    }
+
     fn flush(&self) -> io::Result<()> {
         self.one(Kind::DeviceFlush, IoKind::Super, (0, 0), || self.inner.flush())
     }
@@ -115,5 +135,100 @@ impl<D: Device> Device for TracedDevice<D> {
 
     fn read_only(&self) -> bool {
         self.inner.read_only()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::classes::Classes;
+    use super::super::frame::HEADER;
+    use super::super::reader::{Item, Reader};
+    use super::*;
+    use cffs_device::MemoryDevice;
+
+    /// A mirror as far as can be seen from above.
+    struct Mirror(MemoryDevice);
+
+    impl Device for Mirror {
+        fn len(&self) -> u64 {
+            self.0.len()
+        }
+        fn sector_size(&self) -> u32 {
+            self.0.sector_size()
+        }
+        fn read_vectored(&self, kind: IoKind, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<()> {
+            self.0.read_vectored(kind, offset, bufs)
+        }
+        fn write_vectored(&self, kind: IoKind, offset: u64, bufs: &[IoSlice<'_>]) -> io::Result<()> {
+            self.0.write_vectored(kind, offset, bufs)
+        }
+        fn copies(&self) -> usize {
+            2
+        }
+        fn read_copy(&self, kind: IoKind, _copy: usize, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+            self.0.read_at(kind, offset, buf)
+        }
+        fn repair(&self, _kind: IoKind, copy: usize, _offset: u64, _good: &[u8]) -> io::Result<bool> {
+            Ok(copy == 1)
+        }
+        fn flush(&self) -> io::Result<()> {
+            Err(io::Error::other("it cannot"))
+        }
+        fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
+            self.0.discard(offset, len)
+        }
+    }
+
+    #[test]
+    fn every_request_reaches_the_device_and_is_recorded_while_it_is_on() {
+        let tracer: Arc<Tracer> = Arc::default();
+        let dev = TracedDevice::new(Mirror(MemoryDevice::new(1 << 20)), tracer.clone(), true);
+        let mut buf = [0; 1024];
+        let mut requests = |dev: &dyn Device| {
+            dev.write_at(IoKind::Meta, 4096, &buf).unwrap();
+            let batch = [0, 8192].map(|offset| WriteRequest {
+                kind: IoKind::Data,
+                offset,
+                bufs: vec![IoSlice::new(&buf[..512])],
+            });
+            dev.write_batch(&batch).unwrap();
+            dev.read_at(IoKind::Log, 0, &mut buf).unwrap();
+            let (a, b) = buf.split_at_mut(512);
+            let read = |offset, buf| ReadRequest { kind: IoKind::Meta, offset, buf };
+            dev.read_batch(&mut [read(0, a), read(512, b)]).unwrap();
+            dev.read_copy(IoKind::Data, 1, 0, &mut buf).unwrap();
+            assert!(dev.repair(IoKind::Data, 1, 0, &buf).unwrap() && !dev.repair(IoKind::Data, 0, 0, &buf).unwrap());
+            assert!(dev.flush().is_err() && dev.copies() == 2);
+            dev.discard(0, 4096).unwrap();
+        };
+        requests(&dev);
+        let recording = tracer.start(Classes::DEVICE);
+        let _purpose = Purpose::Scrub.scope();
+        requests(&dev);
+        let file = [&HEADER[..], &tracer.read(recording, usize::MAX).unwrap()].concat();
+        let mut reader = Reader::new(&file[..]).unwrap();
+        let mut got = Vec::new();
+        while let Some(item) = reader.next_item().unwrap() {
+            let Item::Span(r) = item else { continue };
+            let q = r.request().unwrap();
+            assert!(q.purpose == Purpose::Scrub && q.on_log_device);
+            assert_eq!(q.failed, r.kind == Kind::DeviceFlush);
+            got.push((r.kind, q.kind, r.args[0], r.args[1], q.batch));
+        }
+        let (read, write) = (Kind::DeviceRead, Kind::DeviceWrite);
+        let want = [
+            (write, IoKind::Meta, 4096, 1024, 1),
+            (write, IoKind::Data, 0, 512, 2),
+            (write, IoKind::Data, 8192, 512, 2),
+            (read, IoKind::Log, 0, 1024, 1),
+            (read, IoKind::Meta, 0, 512, 2),
+            (read, IoKind::Meta, 512, 512, 2),
+            (read, IoKind::Data, 0, 1024, 1),
+            (write, IoKind::Data, 0, 1024, 1),
+            (write, IoKind::Data, 0, 1024, 1),
+            (Kind::DeviceFlush, IoKind::Super, 0, 0, 1),
+            (Kind::DeviceDiscard, IoKind::Super, 0, 4096, 1),
+        ];
+        assert_eq!(got, want);
     }
 }
