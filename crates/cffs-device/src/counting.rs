@@ -493,10 +493,9 @@ impl<D: Device> Device for CountingDevice<D> {
     }
 
     fn read_copy(&self, kind: IoKind, copy: usize, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        let counters = &self.kinds[kind.index()];
-        add(&counters.read_requests, 1);
-        add(&counters.read_bytes, buf.len() as u64);
-        self.read_latency.time(1, &counters.read_errors, || self.inner.read_copy(kind, copy, offset, buf))
+        self.count_read(kind, buf.len());
+        let errors = &self.kinds[kind.index()].read_errors;
+        self.read_latency.time(1, errors, || self.inner.read_copy(kind, copy, offset, buf))
     }
 
     fn repair(&self, kind: IoKind, copy: usize, offset: u64, good: &[u8]) -> io::Result<bool> {
@@ -595,10 +594,22 @@ mod tests {
         dev.read_batch(&mut [ReadRequest { kind: IoKind::Data, offset: 0, buf: &mut buf[..512] }]).unwrap();
         dev.discard(0, 4096).unwrap();
         drop(regroup);
+        let scrub = Purpose::Scrub.scope();
+        dev.read_copy(IoKind::Data, 0, 0, &mut buf).unwrap();
+        dev.repair(IoKind::Data, 0, 0, &buf[..512]).unwrap();
+        drop(scrub);
         let all = dev.snapshot();
         assert_eq!((all.purpose(Purpose::Demand).read_requests, all.purpose(Purpose::Demand).read_bytes), (1, 4096));
         let log = PurposeStats { write_requests: 1, write_bytes: 4096, flushes: 1, ..PurposeStats::default() };
         assert_eq!(all.purpose(Purpose::Log), &log);
+        let scrub = PurposeStats {
+            read_requests: 1,
+            read_bytes: 4096,
+            write_requests: 1,
+            write_bytes: 512,
+            ..PurposeStats::default()
+        };
+        assert_eq!(all.purpose(Purpose::Scrub), &scrub, "copies of a mirror");
         let regroup = PurposeStats { read_requests: 1, read_bytes: 512, discards: 1, ..PurposeStats::default() };
         assert_eq!(all.since(&before).purpose(Purpose::Regroup), &regroup);
         assert_eq!(all.since(&before).purpose(Purpose::Log), &PurposeStats::default());

@@ -34,6 +34,7 @@ const ENGINE: &[&Layer] = &[
     &["space"],
     &["journal"],
     &["cache"],
+    &["trace"],
     &["reservation", "superblocks", "acl"],
     &["error", "stats"],
     &["format"],

@@ -7,6 +7,7 @@ use super::prefetch::Prefetch;
 use super::shard::LockedShard;
 use crate::error::Result;
 use crate::format::{BlockAddr, corrupt};
+use crate::trace::Kind;
 use cffs_buf::AlignedBuf;
 use cffs_device::IoKind;
 use std::io::IoSliceMut;
@@ -92,6 +93,8 @@ impl Cache {
         let bs = self.geo.block_size();
         let mut bufs: Vec<AlignedBuf> = range.clone().map(|_| AlignedBuf::zeroed(bs)).collect();
         let offset = range.start << self.geo.block_shift;
+        let args = [need.start, range.end - range.start, 0];
+        let _miss = (!speculative).then(|| self.tracer().span(Kind::Miss, args));
         let outcome = {
             let mut slices: Vec<IoSliceMut<'_>> = bufs.iter_mut().map(|b| IoSliceMut::new(b)).collect();
             self.dev.read_vectored(kind, offset, &mut slices)
