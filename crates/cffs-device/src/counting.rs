@@ -5,6 +5,7 @@ use crate::purpose::Purpose;
 use crate::range::{total, total_mut};
 use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut};
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -451,6 +452,10 @@ impl<D: Device> Device for CountingDevice<D> {
 
     fn takes(&self, memory: &[u8]) -> bool {
         self.inner.takes(memory)
+    }
+
+    fn together(&self, offset: u64, range: Range<u64>) -> Range<u64> {
+        self.inner.together(offset, range)
     }
 
     fn read_vectored(&self, kind: IoKind, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<()> {

@@ -1,6 +1,7 @@
 //! The trait that everything above is written against.
 
 use std::io::{self, IoSlice, IoSliceMut};
+use std::ops::Range;
 
 /// What a request carries; the counting wrapper reports requests and bytes by kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -72,6 +73,11 @@ pub trait Device: Send + Sync {
     /// known of the contents of any buffer.
     fn read_batch(&self, requests: &mut [ReadRequest<'_>]) -> io::Result<()> {
         requests.iter_mut().try_for_each(|r| self.read_at(r.kind, r.offset, r.buf))
+    }
+    /// The part of `range` around `offset`, which is in it, that lies together on the medium: what comes with `offset` for little
+    /// more. All of it, where an offset says where a byte lies.
+    fn together(&self, _offset: u64, range: Range<u64>) -> Range<u64> {
+        range
     }
     /// Copies that the device keeps of each byte: 1 where it is no mirror. A copy may be missing or out of date at times.
     fn copies(&self) -> usize {

@@ -4,6 +4,7 @@ use crate::device::{Device, IoKind};
 use parking_lot::Mutex;
 use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// What can be made to fail.
@@ -156,6 +157,10 @@ impl Device for FailingDevice {
 
     fn takes(&self, memory: &[u8]) -> bool {
         self.inner.takes(memory)
+    }
+
+    fn together(&self, offset: u64, range: Range<u64>) -> Range<u64> {
+        self.inner.together(offset, range)
     }
 
     fn read_vectored(&self, kind: IoKind, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<()> {

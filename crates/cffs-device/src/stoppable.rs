@@ -3,6 +3,7 @@
 use crate::device::{Device, IoKind, ReadRequest, WriteRequest};
 use parking_lot::RwLock;
 use std::io::{self, IoSlice, IoSliceMut};
+use std::ops::Range;
 
 /// Passes everything on until it is stopped. From then on every request fails, so that whoever stopped it knows that the
 /// device below keeps its contents, whatever other threads are doing.
@@ -50,6 +51,10 @@ impl<D: Device> Device for StoppableDevice<D> {
     }
     fn takes(&self, memory: &[u8]) -> bool {
         self.inner.takes(memory)
+    }
+
+    fn together(&self, offset: u64, range: Range<u64>) -> Range<u64> {
+        self.inner.together(offset, range)
     }
     fn read_batch(&self, requests: &mut [ReadRequest<'_>]) -> io::Result<()> {
         self.unless_stopped(|d| d.read_batch(requests))

@@ -10,4 +10,4 @@ mod superblock;
 
 pub use image::{ImageOptions, ImageStore};
 pub use memory::MemoryStore;
-pub use segment_store::{NO_SEGMENT, ROOT_BYTES_MAX, SegmentId, SegmentStore, StoreRoot};
+pub use segment_store::{Get, NO_SEGMENT, ROOT_BYTES_MAX, SegmentId, SegmentStore, StoreRoot};

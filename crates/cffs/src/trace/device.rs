@@ -5,7 +5,7 @@ use super::record::Request;
 use super::tracer::Tracer;
 use cffs_device::{Device, IoKind, Purpose, ReadRequest, WriteRequest};
 use std::io::{self, IoSlice, IoSliceMut};
-use std::ops::Deref;
+use std::ops::{Deref, Range};
 use std::sync::Arc;
 
 /// Passes everything on to the device below, and records it.
@@ -100,6 +100,10 @@ impl<D: Device> Device for TracedDevice<D> {
         let result = self.inner.read_batch(requests);
         self.record(Kind::DeviceRead, start, &all, result.is_err());
         result
+    }
+
+    fn together(&self, offset: u64, range: Range<u64>) -> Range<u64> {
+        self.inner.together(offset, range)
     }
 
     fn copies(&self) -> usize {
