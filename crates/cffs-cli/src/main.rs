@@ -6,6 +6,8 @@
 mod cat;
 mod cli;
 mod colocate;
+mod compression;
+mod disk;
 mod dump;
 mod exit;
 mod export;
@@ -16,6 +18,7 @@ mod image;
 mod import;
 mod info;
 mod log;
+mod log_layout;
 mod ls;
 mod metadata_image;
 mod mkfs;

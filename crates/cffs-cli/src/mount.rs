@@ -44,6 +44,8 @@ Mount options:
   discard, nodiscard        Tell the device what is no longer used, or not (default)
   btime, nobtime            statx(2) tells birth times (default), or not, which saves a message for each file that
                             programs in Rust or Node.js look at
+  compress=none|lz4|zstd[:LEVEL]
+                            How what is written is compressed, in the log layout (default: as mkfs was told)
   threads=N                 Threads that answer the kernel
   maintenance=SECONDS       Files are brought back together when nobody has used the mount for so long;
                             nomaintenance: never (default)
@@ -314,10 +316,18 @@ fn serve(args: &MountArgs, image: &Path, dir: &Path, options: Options) -> anyhow
     let with_defaults = Options::over_defaults(&image.superblock.mount_options_str(), lists, args.sloppy)
         .map_err(|e| with_code(exit::mount::USAGE, anyhow!("{name}: {e}")))?;
     let options = Options {
-        config: MountConfig { fsname: options.config.fsname, ..with_defaults.config },
+        config: MountConfig { fsname: options.config.fsname, log_disk: image.log_disk.clone(), ..with_defaults.config },
         log_device: options.log_device,
         ..with_defaults
     };
+    match (&image.log_disk, options.compression) {
+        (Some(log_disk), Some(compression)) => log_disk.set_compression(compression),
+        (None, Some(_)) => {
+            let text = format!("{name}: it has not the log layout, so nothing is compressed: leave out compress=");
+            return Err(with_code(exit::mount::USAGE, anyhow!(text)));
+        }
+        (_, None) => {}
+    }
     let block = block_mount(&image, &options).exit_code(exit::mount::FAILED)?;
     let fs = image.mount(options.engine)?;
     let interrupted = signals.pending().next().is_some();
@@ -370,8 +380,8 @@ fn block_mount(image: &Image, options: &Options) -> anyhow::Result<Option<BlockM
         return Ok(None);
     }
     let (config, read_only) = (&options.config, options.engine.read_only);
-    let made = if image.dev.is_block_device() {
-        image.dev.release_claim();
+    let made = if image.file.is_block_device() {
+        image.file.release_claim();
         BlockMount::of_device(&image.path, config, read_only)
     } else {
         BlockMount::of_file(&image.path, config, read_only)
@@ -380,7 +390,7 @@ fn block_mount(image: &Image, options: &Options) -> anyhow::Result<Option<BlockM
         Ok(mount) => Ok(Some(mount)),
         Err(error) => {
             tracing::debug!(image = %image.path.display(), %error, "no mount of type fuseblk, so it is of type fuse");
-            image.dev.reclaim()?;
+            image.file.reclaim()?;
             Ok(None)
         }
     }

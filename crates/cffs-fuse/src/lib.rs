@@ -32,6 +32,7 @@ mod device;
 mod dispatch;
 #[cfg(test)]
 mod fuzz;
+mod log_maintenance;
 mod maintenance;
 mod messages;
 mod mount_state;

@@ -7,15 +7,16 @@ use crate::cleaner::CleanReport;
 use crate::codec::corrupt;
 use crate::extent::BLOCK_BYTES;
 use crate::layouts::MapLayout;
-use crate::options::LogOptions;
+use crate::options::{Compression, LogOptions};
 use crate::read::{Piece, fetch_pieces};
 use crate::recovery;
-use crate::space::Space;
+use crate::space::{BLOCK_COST, Space};
 use crate::state::State;
 use crate::store::SegmentStore;
 use crate::tree::Root;
-use cffs_device::{Device, IoKind, WriteRequest};
+use cffs_device::{Device, DeviceSpace, IoKind, WriteRequest};
 use parking_lot::{Mutex, MutexGuard, RwLock};
+use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::sync::Arc;
 
@@ -32,6 +33,10 @@ struct Shared {
     readers: Arc<RwLock<()>>,
     store: Arc<dyn SegmentStore>,
     len: u64,
+    /// Bytes for which there is room at any time, because as many are pending before a batch ends by itself.
+    atomic_max: usize,
+    /// The space when it was last looked at. Who only wants to know it need not wait for a batch that is being written.
+    known: Mutex<Space>,
 }
 
 /// A snapshot or a branch by what it is called.
@@ -88,6 +93,12 @@ pub struct LogDisk {
     shared: Arc<Shared>,
 }
 
+impl fmt::Debug for LogDisk {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LogDisk").field("len", &self.shared.len).finish_non_exhaustive()
+    }
+}
+
 impl LogDisk {
     /// Makes a store an empty log disk of `logical_bytes`, which may be far more than the store has. What it had is lost.
     ///
@@ -108,8 +119,10 @@ impl LogDisk {
     fn with(state: State) -> Self {
         let (readers, store, len) = (state.readers.clone(), state.store.clone(), state.logical_bytes);
         let flush_failed = state.flush_failed.clone();
+        let (known, atomic_max) = (Mutex::new(state.space()), state.batch_max());
         let (state, flushing) = (Mutex::new(state), Mutex::new(()));
-        LogDisk { shared: Arc::new(Shared { state, flushing, flush_failed, readers, store, len }) }
+        let shared = Shared { state, flushing, flush_failed, readers, store, len, atomic_max, known };
+        LogDisk { shared: Arc::new(shared) }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -122,6 +135,11 @@ impl LogDisk {
     /// `StorageFull` if they do not fit; then none was accepted.
     pub fn write_atomic(&self, requests: &[WriteRequest<'_>]) -> io::Result<()> {
         self.shared.write(MAIN_BRANCH, requests)
+    }
+
+    /// Compresses what is written from now on in this way.
+    pub fn set_compression(&self, compression: Compression) {
+        self.lock().options.compression = compression;
     }
 
     /// Space in bytes.
@@ -156,10 +174,7 @@ impl LogDisk {
     /// # Errors
     /// Those of the store; then nothing can be written any more.
     pub fn checkpoint(&self) -> io::Result<()> {
-        let mut state = self.lock();
-        state.seal()?;
-        state.ensure_room(0)?;
-        state.checkpoint()
+        self.shared.checkpoint()
     }
 
     /// Cleans the segments that deserve it most, copying about `budget` bytes. A checkpoint then frees them.
@@ -427,7 +442,39 @@ impl Shared {
             state.pending.write(Logical { branch, block: number }, data);
         }
         // What was accepted stays accepted. If the batch cannot be ended now, a flush will say so.
-        state.seal_if_long()
+        let sealed = state.seal_if_long();
+        *self.known.lock() = state.space();
+        sealed
+    }
+
+    /// The space for a branch. As long as there is plenty, it may be that before the write under way.
+    fn device_space(&self, branch: u32) -> DeviceSpace {
+        let plenty = |s: &Space| s.free > s.usable / 8;
+        let look = |state: &State| {
+            *self.known.lock() = state.space();
+            (state.space(), state.catalog.branches.get(&branch).is_none_or(|b| b.floor > 0))
+        };
+        let (space, keeps_old) = match self.state.try_lock() {
+            Some(state) => look(&state),
+            None => {
+                let known = *self.known.lock();
+                if plenty(&known) { (known, true) } else { look(&self.state.lock()) }
+            }
+        };
+        let (unit, unit_cost) = (BLOCK_BYTES as u64, BLOCK_COST);
+        DeviceSpace { total: space.usable, free: space.free, unit, unit_cost, keeps_old }
+    }
+
+    fn checkpoint(&self) -> io::Result<()> {
+        let mut state = self.state.lock();
+        state.seal()?;
+        state.ensure_room(0)?;
+        state.checkpoint()
+    }
+
+    /// A disk that can only be read has nothing to store.
+    fn finish(&self) -> io::Result<()> {
+        if self.state.lock().options.read_only { Ok(()) } else { self.checkpoint() }
     }
 
     fn discard(&self, branch: u32, offset: u64, len: u64) -> io::Result<()> {
@@ -505,6 +552,22 @@ impl Device for BranchDevice {
         self.shared.discard(self.branch, offset, len)
     }
 
+    fn space(&self) -> Option<DeviceSpace> {
+        Some(self.shared.device_space(self.branch))
+    }
+
+    fn atomic_max(&self) -> usize {
+        self.shared.atomic_max
+    }
+
+    fn write_atomic(&self, requests: &[WriteRequest<'_>]) -> io::Result<()> {
+        self.shared.write(self.branch, requests)
+    }
+
+    fn finish(&self) -> io::Result<()> {
+        self.shared.finish()
+    }
+
     fn read_only(&self) -> bool {
         self.shared.state.lock().options.read_only
     }
@@ -537,6 +600,22 @@ impl Device for LogDisk {
 
     fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
         self.shared.discard(MAIN_BRANCH, offset, len)
+    }
+
+    fn space(&self) -> Option<DeviceSpace> {
+        Some(self.shared.device_space(MAIN_BRANCH))
+    }
+
+    fn atomic_max(&self) -> usize {
+        self.shared.atomic_max
+    }
+
+    fn write_atomic(&self, requests: &[WriteRequest<'_>]) -> io::Result<()> {
+        self.shared.write(MAIN_BRANCH, requests)
+    }
+
+    fn finish(&self) -> io::Result<()> {
+        self.shared.finish()
     }
 
     fn read_only(&self) -> bool {

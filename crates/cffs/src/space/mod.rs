@@ -20,6 +20,7 @@ mod aside;
 mod batch;
 mod class;
 mod commit;
+mod device_room;
 mod find_group;
 mod free_set;
 mod free_space;
