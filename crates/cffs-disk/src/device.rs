@@ -74,9 +74,11 @@ impl Sub for Counters {
     }
 }
 
-/// A simulated disk.
+/// A simulated disk, or a partition of one.
 pub struct SimDevice {
     contents: MemoryDevice,
+    /// Where it begins on the disk, in bytes.
+    start: u64,
     clock: Arc<Clock>,
     state: Mutex<(Model, Counters)>,
     request_max: usize,
@@ -85,10 +87,18 @@ pub struct SimDevice {
 impl SimDevice {
     /// A disk of `len` bytes, all zero. `len` is at most the model's capacity.
     pub fn new(model: Model, len: u64, clock: Arc<Clock>) -> SimDevice {
-        assert!(len <= model.capacity(), "a disk of {} bytes cannot have {len}", model.capacity());
+        SimDevice::partition(model, 0, len, clock)
+    }
+
+    /// A partition of `len` bytes that begins `start` bytes behind the beginning of the disk, both in whole sectors. It ends within
+    /// the model's capacity.
+    pub fn partition(model: Model, start: u64, len: u64, clock: Arc<Clock>) -> SimDevice {
+        let capacity = model.capacity();
+        assert!(start + len <= capacity, "a disk of {capacity} bytes cannot have {len} from {start} on");
         let request_max = model.request_max() as usize;
         SimDevice {
             contents: MemoryDevice::new(len),
+            start,
             clock,
             state: Mutex::new((model, Counters::default())),
             request_max,
@@ -140,28 +150,29 @@ impl Device for SimDevice {
     fn read_vectored(&self, kind: IoKind, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<()> {
         let len: usize = bufs.iter().map(|b| b.len()).sum();
         self.contents.read_vectored(kind, offset, bufs)?;
-        self.charge(&[Request::read(offset, len as u64)]);
+        self.charge(&[Request::read(self.start + offset, len as u64)]);
         Ok(())
     }
 
     fn write_vectored(&self, kind: IoKind, offset: u64, bufs: &[IoSlice<'_>]) -> io::Result<()> {
         let len: usize = bufs.iter().map(|b| b.len()).sum();
         self.contents.write_vectored(kind, offset, bufs)?;
-        self.charge(&[Request::write(offset, len as u64)]);
+        self.charge(&[Request::write(self.start + offset, len as u64)]);
         Ok(())
     }
 
     fn write_batch(&self, requests: &[WriteRequest<'_>]) -> io::Result<()> {
         self.contents.write_batch(requests)?;
-        let charged: Vec<Request> =
-            requests.iter().map(|r| Request::write(r.offset, r.bufs.iter().map(|b| b.len() as u64).sum())).collect();
+        let bytes = |r: &WriteRequest<'_>| r.bufs.iter().map(|b| b.len() as u64).sum();
+        let charged: Vec<Request> = requests.iter().map(|r| Request::write(self.start + r.offset, bytes(r))).collect();
         self.charge(&charged);
         Ok(())
     }
 
     fn read_batch(&self, requests: &mut [ReadRequest<'_>]) -> io::Result<()> {
         self.contents.read_batch(requests)?;
-        let charged: Vec<Request> = requests.iter().map(|r| Request::read(r.offset, r.buf.len() as u64)).collect();
+        let charged: Vec<Request> =
+            requests.iter().map(|r| Request::read(self.start + r.offset, r.buf.len() as u64)).collect();
         self.charge(&charged);
         Ok(())
     }
@@ -174,12 +185,13 @@ impl Device for SimDevice {
         Ok(())
     }
 
-    // These disks ignore discards.
-    fn discard(&self, _offset: u64, _len: u64) -> io::Result<()> {
+    // Only flash and shingled disks make something of it. The contents stay.
+    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.state.lock().0.discard(self.start + offset, len);
         Ok(())
     }
 
     fn can_discard(&self) -> bool {
-        false
+        self.state.lock().0.units().is_some()
     }
 }

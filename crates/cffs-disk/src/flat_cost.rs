@@ -1,7 +1,20 @@
 //! Devices whose requests cost the same wherever they go: network volumes, flash cards, SSDs.
 
 use crate::request::{Ns, Request, SECTOR};
+use crate::units::{Step, UnitSpec, Units};
 use serde::Serialize;
+use std::ops::Range;
+
+/// Flash that is erased in large blocks, behind a controller that maps whole blocks.
+#[derive(Clone, Debug, Serialize)]
+pub struct EraseBlocks {
+    /// The blocks.
+    pub units: UnitSpec,
+    /// Time to erase one.
+    pub erase: Ns,
+    /// Bytes copied per second within the device: read and written.
+    pub copy_bandwidth: u64,
+}
 
 /// What requests cost.
 #[derive(Clone, Debug, Serialize)]
@@ -24,6 +37,8 @@ pub struct Spec {
     pub queue_depth: usize,
     /// Largest request in bytes. Longer ones are split.
     pub request_max: u64,
+    /// Erase blocks, where a write that does not continue another one costs more.
+    pub blocks: Option<EraseBlocks>,
 }
 
 /// A flat-cost disk.
@@ -36,12 +51,14 @@ pub struct FlatCost {
     next_start: Ns,
     /// When the data channel becomes free.
     channel: Ns,
+    units: Option<Units>,
 }
 
 impl FlatCost {
     /// An idle disk with these costs.
     pub fn new(spec: Spec) -> FlatCost {
-        FlatCost { slots: vec![0; spec.queue_depth.max(1)], next_start: 0, channel: 0, spec }
+        let units = spec.blocks.as_ref().map(|b| Units::new(b.units));
+        FlatCost { slots: vec![0; spec.queue_depth.max(1)], next_start: 0, channel: 0, units, spec }
     }
 
     /// What its requests cost.
@@ -60,19 +77,38 @@ impl FlatCost {
         written + self.spec.flush_latency
     }
 
+    /// The sectors of a range hold nothing any more, which spares flash their copy.
+    pub fn discard(&mut self, range: Range<u64>) {
+        if let Some(units) = &mut self.units {
+            units.discard(range);
+        }
+    }
+
+    /// Time that flash takes to make room for a write: copies and erasures.
+    fn make_room(&mut self, range: Range<u64>) -> Ns {
+        let (Some(units), Some(blocks)) = (&mut self.units, &self.spec.blocks) else { return 0 };
+        let cost = |step: &Step| match step {
+            Step::Begin => blocks.erase,
+            Step::Copy(r) => transfer_time((r.end - r.start) * SECTOR, blocks.copy_bandwidth),
+            Step::Write(_) => 0,
+        };
+        units.write(range).iter().map(cost).sum()
+    }
+
     fn one(&mut self, now: Ns, r: &Request) -> Ns {
         let most = (self.spec.request_max / SECTOR).max(1);
-        let mut left = r.sectors;
         let mut end = now;
-        while left > 0 {
-            let part = left.min(most);
-            left -= part;
-            end = end.max(self.part(now, r.write, part * SECTOR));
+        for first in (r.start..r.end()).step_by(most as usize) {
+            let range = first..r.end().min(first + most);
+            let bytes = (range.end - range.start) * SECTOR;
+            let room = if r.write { self.make_room(range) } else { 0 };
+            end = end.max(self.part(now, r.write, bytes, room));
         }
         end
     }
 
-    fn part(&mut self, now: Ns, write: bool, bytes: u64) -> Ns {
+    /// A request of at most the largest size; `room` is what the medium needs before it.
+    fn part(&mut self, now: Ns, write: bool, bytes: u64, room: Ns) -> Ns {
         let (latency, bandwidth) = if write {
             (self.spec.write_latency, self.spec.write_bandwidth)
         } else {
@@ -82,12 +118,15 @@ impl FlatCost {
         let slot = (0..self.slots.len()).min_by_key(|i| self.slots[*i]).unwrap_or(0);
         let start = now.max(self.slots[slot]).max(self.next_start);
         self.next_start = start + 1_000_000_000 / self.spec.requests_per_second.max(1);
-        let transfer = (u128::from(bytes) * 1_000_000_000 / u128::from(bandwidth.max(1))) as Ns;
-        let end = (start + latency).max(self.channel) + transfer;
+        let end = (start + latency).max(self.channel) + room + transfer_time(bytes, bandwidth);
         self.channel = end;
         self.slots[slot] = end;
         end
     }
+}
+
+fn transfer_time(bytes: u64, bandwidth: u64) -> Ns {
+    (u128::from(bytes) * 1_000_000_000 / u128::from(bandwidth.max(1))) as Ns
 }
 
 #[cfg(test)]
@@ -105,6 +144,7 @@ mod tests {
             requests_per_second: 3000,
             queue_depth: 32,
             request_max: 256 << 10,
+            blocks: None,
         })
     }
 

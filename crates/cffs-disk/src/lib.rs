@@ -5,7 +5,8 @@
 //! advances only with requests, so every run gives the same figures on any machine. [`profiles`] lists the disks.
 //!
 //! There are two kinds of disks. [`mechanical`] ones have an arm, rotation, zones, a track buffer and a write cache.
-//! [`flat_cost`] ones have latency, bandwidth and requests per second.
+//! [`flat_cost`] ones have latency, bandwidth and requests per second. Either kind can have a medium that is rewritten in [`units`]:
+//! shingled tracks, or flash behind a simple controller.
 //!
 //! Not modelled: errors, defects, recalibration, the processor. A virtual second contains disk time only.
 
@@ -18,6 +19,7 @@ mod model;
 pub mod profiles;
 mod request;
 pub mod seek;
+pub mod units;
 
 pub use device::{Clock, Counters, SimDevice};
 pub use flat_cost::FlatCost;

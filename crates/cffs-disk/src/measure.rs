@@ -17,10 +17,10 @@ impl Random {
     }
 }
 
-/// A disk with nothing that data sheets leave out: no overhead, buffer or write cache, and a fast bus.
+/// A disk with nothing that data sheets leave out: no overhead, buffer, write cache or bands, and a fast bus.
 pub fn without_overheads(sheet: &DataSheet, zero_latency: bool) -> Mechanical {
-    DataSheet { overhead: 0.0, buffer: 0, write_cache: 0, bus: 1_000_000, request_max: 1 << 20, ..sheet.clone() }
-        .disk(zero_latency)
+    let bare = DataSheet { overhead: 0.0, buffer: 0, write_cache: 0, bus: 1_000_000, bands: None, ..sheet.clone() };
+    DataSheet { request_max: 1 << 20, ..bare }.disk(zero_latency)
 }
 
 /// Mean time of a random request of a sector, in milliseconds.

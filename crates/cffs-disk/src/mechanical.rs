@@ -9,12 +9,16 @@
 //! write completes when its data is in the cache. The cache is written to the medium in one sweep of the arm when it is
 //! full, at a flush, or when a read needs part of it. Requests that are issued together are served in C-LOOK order:
 //! from the arm upwards, then from the lowest address on.
+//!
+//! A shingled disk rewrites its tracks in bands: what a write does not continue costs a copy, see [`crate::units`].
 
 use crate::layout::{Layout, Place};
 use crate::request::{Ns, Request, SECTOR};
 use crate::seek::SeekCurve;
+use crate::units::{Step, UnitSpec, Units};
 use serde::Serialize;
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 /// Properties of a mechanical disk. Times are in nanoseconds.
 #[derive(Clone, Debug, Serialize)]
@@ -39,6 +43,8 @@ pub struct Spec {
     pub write_cache: u64,
     /// Largest request in bytes. Longer ones are split.
     pub request_max: u64,
+    /// Bands of shingled tracks.
+    pub bands: Option<UnitSpec>,
 }
 
 /// Read-ahead after a read: the buffer holds sectors from `start` on. At time `at` the head was at sector `from`;
@@ -99,6 +105,7 @@ pub struct Mechanical {
     /// Dirty sectors in the write cache: first sector to end. The ranges do not overlap.
     cache: BTreeMap<u64, u64>,
     cached: u64,
+    bands: Option<Units>,
     breakdown: TimeBreakdown,
 }
 
@@ -106,6 +113,7 @@ impl Mechanical {
     /// An idle disk with its arm at the outermost track.
     pub fn new(spec: Spec, layout: Layout, seek: SeekCurve) -> Mechanical {
         Mechanical {
+            bands: spec.bands.map(Units::new),
             spec,
             layout,
             seek,
@@ -161,6 +169,13 @@ impl Mechanical {
         let start = now.max(self.free) + self.spec.overhead;
         self.breakdown.command += self.spec.overhead;
         if self.cache.is_empty() { start } else { self.write_out(start) }
+    }
+
+    /// The sectors of a range hold nothing any more, which spares a shingled disk their copy.
+    pub fn discard(&mut self, range: Range<u64>) {
+        if let Some(bands) = &mut self.bands {
+            bands.discard(range);
+        }
     }
 
     /// Sorts requests into C-LOOK order: from the arm upwards, then from the lowest address on.
@@ -234,8 +249,24 @@ impl Mechanical {
 
     fn write(&mut self, start: Ns, r: Request) -> Ns {
         self.stop_reading_ahead(start);
-        let written = self.transfer(start, r, self.spec.write_settle);
+        let written = self.put(start, r);
         written.max(start + self.on_bus(r.sectors))
+    }
+
+    /// Writes to the medium, on a shingled disk with the copies that this needs.
+    fn put(&mut self, start: Ns, r: Request) -> Ns {
+        let settle = self.spec.write_settle;
+        let Some(bands) = &mut self.bands else { return self.transfer(start, r, settle) };
+        let request =
+            |write, range: &Range<u64>| Request { write, start: range.start, sectors: range.end - range.start };
+        bands.write(r.start..r.end()).iter().fold(start, |at, step| match step {
+            Step::Begin => at,
+            Step::Copy(range) => {
+                let read = self.transfer(at, request(false, range), 0);
+                self.transfer(read, request(true, range), settle)
+            }
+            Step::Write(range) => self.transfer(at, request(true, range), settle),
+        })
     }
 
     /// Stops read-ahead because the arm is needed. The buffer keeps what was read until now. A stopped read-ahead does
@@ -369,7 +400,7 @@ impl Mechanical {
             .collect();
         self.cached = 0;
         self.sweep(&mut parts);
-        let end = parts.into_iter().fold(start, |at, r| self.transfer(at, r, self.spec.write_settle));
+        let end = parts.into_iter().fold(start, |at, r| self.put(at, r));
         self.free = self.free.max(end);
         end
     }

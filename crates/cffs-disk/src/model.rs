@@ -3,6 +3,7 @@
 use crate::flat_cost::FlatCost;
 use crate::mechanical::{Mechanical, TimeBreakdown};
 use crate::request::{Ns, Request, SECTOR};
+use crate::units::UnitSpec;
 
 /// The timing model of a disk: when its requests complete.
 #[derive(Clone, Debug)]
@@ -10,7 +11,7 @@ pub enum Model {
     /// A disk with an arm and a rotating medium.
     Mechanical(Box<Mechanical>),
     /// A device whose requests cost the same wherever they go.
-    FlatCost(FlatCost),
+    FlatCost(Box<FlatCost>),
 }
 
 impl Model {
@@ -35,6 +36,24 @@ impl Model {
         match self {
             Model::Mechanical(m) => m.breakdown(),
             Model::FlatCost(_) => TimeBreakdown::default(),
+        }
+    }
+
+    /// The units in which the medium is rewritten, if it has any.
+    pub fn units(&self) -> Option<&UnitSpec> {
+        match self {
+            Model::Mechanical(m) => m.spec().bands.as_ref(),
+            Model::FlatCost(p) => p.spec().blocks.as_ref().map(|b| &b.units),
+        }
+    }
+
+    /// A byte range holds nothing any more. Counts for whole sectors, and on a medium with units only; takes no time.
+    pub fn discard(&mut self, offset: u64, len: u64) {
+        let range = offset.div_ceil(SECTOR)..(offset + len) / SECTOR;
+        match self {
+            _ if range.is_empty() => {}
+            Model::Mechanical(m) => m.discard(range),
+            Model::FlatCost(p) => p.discard(range),
         }
     }
 

@@ -3,12 +3,13 @@
 //! Where a source gives no figure, the one chosen is named in the comment. Data sheets do not give command overheads:
 //! 0.3 ms are assumed for the disks of the 1990s, and 0.1 ms for today's.
 
-use crate::flat_cost::{self, FlatCost};
+use crate::flat_cost::{self, EraseBlocks, FlatCost};
 use crate::layout::{Layout, Zone};
 use crate::mechanical::{Mechanical, Spec};
 use crate::model::Model;
 use crate::request::{Ns, ms};
 use crate::seek::SeekCurve;
+use crate::units::UnitSpec;
 use serde::Serialize;
 
 /// Data sheet of a mechanical disk.
@@ -40,6 +41,8 @@ pub struct DataSheet {
     pub overhead: f64,
     /// Largest request in KiB.
     pub request_max: u64,
+    /// Bands of shingled tracks.
+    pub bands: Option<UnitSpec>,
 }
 
 /// The figures of a profile.
@@ -70,7 +73,7 @@ impl Profile {
     pub fn model(&self) -> Model {
         match &self.kind {
             Kind::Mechanical(sheet) => Model::Mechanical(Box::new(sheet.disk(false))),
-            Kind::FlatCost(spec) => Model::FlatCost(FlatCost::new(spec.clone())),
+            Kind::FlatCost(spec) => Model::FlatCost(Box::new(FlatCost::new(spec.clone()))),
         }
     }
 }
@@ -95,6 +98,7 @@ impl DataSheet {
             read_ahead: self.buffer << 10,
             write_cache: self.write_cache << 10,
             request_max: self.request_max << 10,
+            bands: self.bands,
         };
         Mechanical::new(spec, layout, curve)
     }
@@ -102,7 +106,7 @@ impl DataSheet {
 
 /// All profiles.
 pub fn all() -> Vec<Profile> {
-    [disks_of_1997(), other_disks(), flat_cost_devices()].concat()
+    [disks_of_1997(), other_disks(), flat_cost_devices(), rewritten_in_units()].concat()
 }
 
 /// A mechanical disk with what most of the data sheets have in common.
@@ -121,6 +125,7 @@ fn unspecified() -> DataSheet {
         write_cache: 0,
         overhead: 0.3,
         request_max: 128,
+        bands: None,
     }
 }
 
@@ -224,20 +229,67 @@ fn other_disks() -> Vec<Profile> {
             "7200 rpm drive of today, 4 TB, 250 MB/s in the outer zone, write cache on",
             "7200 rpm drives' manuals: seek 8.5 ms read and 9.5 ms write (Hitachi 7K1000.C); 250 MB/s sustained, 4.16 ms \
              latency, 256 MB cache (Seagate Exos class); cylinders, single-cylinder (0.5 ms) and full-stroke (18 ms) seek assumed",
+            drive_of_today(),
+        ),
+    ]
+}
+
+/// The data sheet of `hdd-2026`.
+fn drive_of_today() -> DataSheet {
+    DataSheet {
+        cylinders: 430_000,
+        surfaces: 6,
+        track_longest: 4300,
+        track_shortest: 2150,
+        seek: [0.5, 8.5, 18.0],
+        write_settle: 1.0,
+        head_switch: 0.5,
+        bus: 600,
+        buffer: 8 << 10,
+        write_cache: 128 << 10,
+        overhead: 0.1,
+        request_max: 1 << 10,
+        ..unspecified()
+    }
+}
+
+/// Media on which only writing on is cheap.
+fn rewritten_in_units() -> Vec<Profile> {
+    vec![
+        mechanical(
+            "smr",
+            "shingled drive: that of hdd-2026 with bands of 32 MiB, a small write cache, and no media cache",
+            "Aghayev and Desnoyers, Skylight (FAST 2015): bands of some tens of MiB that are read and rewritten as a whole; mechanics of \
+             hdd-2026; the first band not shingled, 8 bands in the making at once and a write cache of 8 MiB assumed. The media cache in which \
+             drives collect random writes is left out: it postpones the rewriting of bands",
             DataSheet {
-                cylinders: 430_000,
-                surfaces: 6,
-                track_longest: 4300,
-                track_shortest: 2150,
-                seek: [0.5, 8.5, 18.0],
-                write_settle: 1.0,
-                head_switch: 0.5,
-                bus: 600,
-                buffer: 8 << 10,
-                write_cache: 128 << 10,
-                overhead: 0.1,
-                request_max: 1 << 10,
-                ..unspecified()
+                write_cache: 8 << 10,
+                bands: Some(UnitSpec { plain: 32 << 20, unit: 32 << 20, open: 8 }),
+                ..drive_of_today()
+            },
+        ),
+        flat_cost(
+            "flash",
+            "flash card with a simple controller: blocks of 4 MiB that are rewritten as a whole, five at a time",
+            "Linaro's flash card survey, and Bergmann, Optimizing Linux with cheap flash drives (LWN, 2011): allocation units of 4 MiB, a \
+             handful of them open, writing on within one; speed class 10 and the reads of a UHS-I card: 20 MB/s written, 80 MB/s read; erasing \
+             a block 2 ms, latency 0.5 and 0.8 ms assumed; the first unit, where file systems of cards have their tables, not mapped in blocks",
+            flat_cost::Spec {
+                capacity: 64 << 30,
+                read_latency: ms(0.5),
+                write_latency: ms(0.8),
+                flush_latency: ms(1.0),
+                read_bandwidth: 80_000_000,
+                write_bandwidth: 20_000_000,
+                requests_per_second: 100_000,
+                queue_depth: 1,
+                request_max: 512 << 10,
+                blocks: Some(EraseBlocks {
+                    units: UnitSpec { plain: 4 << 20, unit: 4 << 20, open: 5 },
+                    erase: ms(2.0),
+                    // Read, and then written.
+                    copy_bandwidth: 16_000_000,
+                }),
             },
         ),
     ]
@@ -261,6 +313,7 @@ fn flat_cost_devices() -> Vec<Profile> {
                 requests_per_second: 3000,
                 queue_depth: 32,
                 request_max: 256 << 10,
+                blocks: None,
             },
         ),
         flat_cost(
@@ -278,6 +331,7 @@ fn flat_cost_devices() -> Vec<Profile> {
                 requests_per_second: 100_000,
                 queue_depth: 1,
                 request_max: 512 << 10,
+                blocks: None,
             },
         ),
         flat_cost(
@@ -294,6 +348,7 @@ fn flat_cost_devices() -> Vec<Profile> {
                 requests_per_second: 500_000,
                 queue_depth: 256,
                 request_max: 1 << 20,
+                blocks: None,
             },
         ),
     ]

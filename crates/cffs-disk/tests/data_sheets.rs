@@ -136,3 +136,96 @@ fn what_was_read_before_costs_only_the_first_write_a_way() {
     let (plain, after) = (writes(false), writes(true));
     assert!(after.abs_diff(plain) < plain / 100, "{after} after a read, {plain} without one");
 }
+
+/// Milliseconds of a write of 4 KiB at each of these places, one after the other, with a flush after each.
+fn write_each(model: &mut Model, places: &[u64]) -> f64 {
+    let mut now = model.flush(0);
+    let begin = now;
+    for place in places {
+        now = model.serve(now, &[Request::write(*place, 4096)]);
+        now = model.flush(now);
+    }
+    (now - begin) as f64 / 1e6 / places.len() as f64
+}
+
+/// MB/s of writing `bytes` from the beginning on, until they are on the medium.
+fn in_order(model: &mut Model, bytes: u64) -> f64 {
+    let begin = model.flush(0);
+    let mut now = begin;
+    for at in (0..bytes).step_by(1 << 20) {
+        now = model.serve(now, &[Request::write(at, 1 << 20)]);
+    }
+    bytes as f64 / ((model.flush(now) - begin) as f64 / 1e9) / 1e6
+}
+
+/// A disk whose first `bytes` hold data.
+fn filled(name: &str, bytes: u64) -> Model {
+    let mut model = find(name).unwrap().model();
+    in_order(&mut model, bytes);
+    model
+}
+
+#[test]
+fn media_in_units_take_writes_in_order_as_fast_as_others() {
+    let plain = in_order(&mut find("hdd-2026").unwrap().model(), 256 << 20);
+    for (name, least) in [("smr", plain * 0.85), ("flash", 17.0)] {
+        let mut model = find(name).unwrap().model();
+        // The second time over what is there.
+        for _ in 0..2 {
+            let seen = in_order(&mut model, 256 << 20);
+            assert!(seen >= least, "{name}: {seen} MB/s, {least} expected");
+        }
+        let read = sequential(&mut model, 0, 64 << 20, 1 << 20, false);
+        assert!(read > if name == "smr" { 230.0 } else { 60.0 }, "{name}: {read} MB/s");
+    }
+}
+
+#[test]
+fn a_write_somewhere_costs_the_copy_of_its_unit() {
+    // More units than can be open, each in turn, so that every write closes another one.
+    let places = |unit: u64| (0..32).map(|i| (1 + i * 5 % 16) * unit + unit / 2).collect::<Vec<u64>>();
+    let seen = write_each(&mut filled("smr", 1 << 30), &places(32 << 20));
+    // Read and written at 250 MB/s.
+    let band = 2.0 * (32 << 20) as f64 / 250e6 * 1e3;
+    assert!((band..band * 1.3).contains(&seen), "{seen} ms for a band of {band} ms");
+    let seen = write_each(&mut filled("flash", 256 << 20), &places(4 << 20));
+    let block = (4 << 20) as f64 / 16e6 * 1e3;
+    assert!((block * 0.8..block * 1.2).contains(&seen), "{seen} ms for a block of {block} ms");
+}
+
+#[test]
+fn writes_in_order_within_a_unit_share_its_copy() {
+    let places: Vec<u64> = (0..128).map(|i| (64 << 20) + i * 256 * 1024).collect();
+    let mut model = filled("smr", 256 << 20);
+    let sorted = write_each(&mut model, &places);
+    let mut turned = places.clone();
+    turned.reverse();
+    let backwards = write_each(&mut filled("smr", 256 << 20), &turned);
+    assert!(sorted * 4.0 < backwards, "{sorted} and {backwards} ms");
+}
+
+#[test]
+fn a_partition_lies_where_it_begins_and_discards_reach_the_medium() {
+    use cffs_device::{Device, IoKind};
+    use cffs_disk::{Clock, SimDevice};
+    use std::sync::Arc;
+    let disk = |start| SimDevice::partition(find("smr").unwrap().model(), start, 256 << 20, Arc::new(Clock::default()));
+    // A band's worth at the beginning of the partition, then a block in the middle of it.
+    let run = |start: u64, discard: bool| {
+        let device = disk(start);
+        device.write_at(IoKind::Data, 0, &vec![1; 32 << 20]).unwrap();
+        device.flush().unwrap();
+        if discard {
+            device.discard(0, 32 << 20).unwrap();
+        }
+        let before = device.counters();
+        device.write_at(IoKind::Data, 8 << 20, &[2; 4096]).unwrap();
+        device.flush().unwrap();
+        (device.counters() - before).seconds()
+    };
+    let [plain, shingled, discarded] = [run(0, false), run(32 << 20, false), run(32 << 20, true)];
+    assert!(plain * 3.0 < shingled && discarded * 3.0 < shingled, "{plain}, {shingled}, {discarded} s");
+    assert!(disk(0).can_discard());
+    let other = SimDevice::new(find("hdd-2026").unwrap().model(), 1 << 20, Arc::new(Clock::default()));
+    assert!(!other.can_discard());
+}

@@ -97,6 +97,9 @@ pub(crate) fn check(state: &State, data: bool) -> io::Result<Vec<String>> {
             }
         }
     }
+    for id in &state.damaged {
+        problems.add(format!("segment {id:#x} is left alone: something in it cannot be read or verified"));
+    }
     compare(state, &found, &births, &mut problems)?;
     Ok(problems.lines)
 }

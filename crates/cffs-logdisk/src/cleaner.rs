@@ -125,13 +125,12 @@ impl State {
                     *sum += u128::from(info.age) * u128::from(info.live);
                     *bytes += u128::from(info.live);
                 }
-                Err(e) if matches!(e.kind(), io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof) => {
+                Err(_) => {
                     // What could be read is not moved either: a half empty segment is as long as a full one.
                     moves.truncate(before.0);
                     nodes.truncate(before.1);
                     self.damaged.insert(id);
                 }
-                Err(e) => return Err(e),
             }
         }
         for (stream, (mut moves, nodes)) in by_stream.into_iter().enumerate() {
@@ -374,7 +373,7 @@ impl State {
         let mut stalled = 0;
         while self.store.available() < need {
             let before = self.store.available();
-            if self.usage.table.iter().any(|(id, info)| info.live == 0 && !self.log.is_open(*id)) {
+            if self.empty_segments().next().is_some() {
                 self.checkpoint()?;
                 continue;
             }

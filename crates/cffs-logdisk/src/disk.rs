@@ -82,8 +82,10 @@ pub struct LogStats {
     pub dirty_nodes: usize,
     /// Nodes in memory that are stored, a number.
     pub cached_nodes: usize,
-    /// Segments that the cleaner leaves alone because something in them could not be verified, a number.
+    /// Segments that are left alone because something in them could not be read or verified, a number.
     pub damaged_segments: usize,
+    /// Deleted segments whose device could not be told that it may forget them, a number.
+    pub failed_discards: u64,
     /// Extents and nodes that the cleaner moved while snapshots referred to them, a number.
     pub forwards: u64,
 }
@@ -217,6 +219,7 @@ impl LogDisk {
             dirty_nodes: state.dirtied,
             cached_nodes: state.cache.lock().len(),
             damaged_segments: state.damaged.len(),
+            failed_discards: state.failed_discards,
             forwards: state.forwarded,
         }
     }

@@ -4,10 +4,11 @@
 //! logical block. A flush ends a *batch*, which after a crash counts as a whole or not at all, and only if all before it do. Because nothing is
 //! overwritten, a snapshot is a second reference to the map.
 //!
-//! **Not for data yet.** Nothing uses this crate so far, and these errors are known: a segment that no summary has announced may be used
-//! when none was free before, and a crash loses what is in it; the cleaner copies with the compression of the options and counts with that of the store, so a
-//! compressed store that is opened without compression can fill up; the reserve does not cover a checkpoint after writes all over
-//! a large device; an unreadable sector, or a rotten summary in the middle of the log, is not handled as it should be.
+//! **Not for data yet.** Nothing uses this crate so far, and these errors are known: the cleaner copies with the compression of the options and counts
+//! with that of the store, so a compressed store that is opened without compression can fill up, and the memory of a round of cleaning has no bound; the
+//! reserve does not cover a checkpoint after writes all over a large device, and discards and deletions of snapshots demand all of it; the record
+//! of a checkpoint has to fit one segment; the memory of a difference of two snapshots has no bound. Opening reads up to 4 MiB at each of five places, to tell the end of
+//! the log from a rotten summary.
 //!
 //! From below:
 //!

@@ -6,8 +6,9 @@
 
 use crate::batch::{Entry, STREAMS, SUMMARY_BYTES, StreamEnd, Summary};
 use crate::codec::corrupt;
-use crate::store::{NO_SEGMENT, SegmentStore};
+use crate::store::{NO_SEGMENT, SegmentId, SegmentStore};
 use crate::usage::Usage;
+use std::collections::BTreeSet;
 use std::io;
 
 /// The stream of what programs write.
@@ -25,7 +26,9 @@ pub(crate) struct Log {
     /// Of the last batch that is durable.
     pub(crate) durable: u64,
     pub(crate) streams: [StreamEnd; STREAMS],
+    /// The segment that is begun next. A batch that was written says so, unless `announced` is false.
     pub(crate) next_segment: u64,
+    announced: bool,
     /// Bytes written since the last checkpoint.
     pub(crate) since_checkpoint: u64,
     /// Bytes written since the start.
@@ -56,6 +59,7 @@ impl Log {
             durable: 0,
             streams: [CLOSED; STREAMS],
             next_segment: NO_SEGMENT,
+            announced: true,
             since_checkpoint: 0,
             written: 0,
         }
@@ -76,33 +80,47 @@ impl Log {
         bytes.saturating_sub(u64::from(s.offset))
     }
 
-    fn announce(&mut self, store: &dyn SegmentStore) -> io::Result<()> {
-        if self.next_segment == NO_SEGMENT {
-            match store.create() {
-                Ok(id) => self.next_segment = id,
-                // The batch that is written now may still fit; only the next segment is missing.
-                Err(e) if e.kind() == io::ErrorKind::StorageFull => {}
-                Err(e) => return Err(e),
-            }
-        }
-        Ok(())
-    }
-
     /// Sees to it that the stream has at least `need` bytes for a batch; returns how many there are.
+    ///
+    /// A segment is begun only if a batch that was written has announced it, and only if there is another one to announce in its
+    /// place: so recovery finds whatever is written, however few segments were free. Fails before anything has changed.
     pub(crate) fn begin(&mut self, stream: u8, need: u64, store: &dyn SegmentStore) -> io::Result<u64> {
         let left = self.left(stream, store);
         if left >= need {
             return Ok(left);
         }
-        // The very first batch begins the very first segment.
-        self.announce(store)?;
-        if self.next_segment == NO_SEGMENT {
-            return Err(io::Error::new(io::ErrorKind::StorageFull, "no segment is free"));
+        if need > store.segment_bytes() {
+            return Err(corrupt("a batch is longer than a segment"));
         }
+        if !self.announced {
+            return Err(io::Error::other("a segment would be begun that no batch has announced"));
+        }
+        if self.next_segment == NO_SEGMENT {
+            // The very first batch, which is that of a checkpoint.
+            if self.sequence > 1 {
+                return Err(corrupt("the log announces no segment"));
+            }
+            self.next_segment = store.create()?;
+        }
+        let after = store.create()?;
         self.streams[usize::from(stream)] = StreamEnd { segment: self.next_segment, offset: 0, ordinal: 0 };
-        self.next_segment = NO_SEGMENT;
-        let left = self.left(stream, store);
-        if left < need { Err(corrupt("a batch is longer than a segment")) } else { Ok(left) }
+        self.next_segment = after;
+        self.announced = false;
+        Ok(self.left(stream, store))
+    }
+
+    /// Goes on without some segments: a stream that ends in one of them begins another. Only while the next batches are those of a
+    /// checkpoint, which is found by the root and not by what was announced.
+    pub(crate) fn leave(&mut self, segments: &BTreeSet<SegmentId>, store: &dyn SegmentStore) -> io::Result<()> {
+        for s in &mut self.streams {
+            if segments.contains(&s.segment) {
+                *s = CLOSED;
+            }
+        }
+        if segments.contains(&self.next_segment) {
+            self.next_segment = store.create()?;
+        }
+        Ok(())
     }
 
     /// Where the data of a batch would begin within its segment, whose summary has `summary` bytes.
@@ -118,7 +136,6 @@ impl Log {
         usage: &mut Usage,
     ) -> io::Result<Summary> {
         let NewBatch { stream, flags, entries, data, age, reserved } = batch;
-        self.announce(store)?;
         let align = store.alignment();
         let end = self.streams[usize::from(stream)];
         let summary_bytes = SUMMARY_BYTES + entries.iter().map(Entry::encoded_bytes).sum::<usize>();
@@ -154,10 +171,69 @@ impl Log {
         bytes.resize(length as usize, 0);
         store.append(end.segment, u64::from(end.offset), &bytes)?;
         self.streams = streams;
+        self.announced = true;
         self.sequence += 1;
         self.since_checkpoint += u64::from(length);
         self.written += u64::from(length);
         usage.wrote(&summary);
         Ok(summary)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scan::read_summary;
+    use crate::store::MemoryStore;
+
+    /// The store has no free segment again and again; each batch is where the one before it says that it may be.
+    #[test]
+    fn whatever_is_written_was_announced_however_few_segments_are_free() {
+        for slack in 2..6u64 {
+            let store = MemoryStore::new(slack * (64 << 10), 64 << 10, true);
+            let (mut log, mut usage) = (Log::new(store.uuid(), 1), Usage::default());
+            let mut rng = fastrand::Rng::with_seed(slack);
+            let mut written: Vec<Summary> = Vec::new();
+            let mut failed = 0;
+            while written.len() < 300 {
+                let stream = rng.u8(0..4);
+                let data = vec![7; rng.usize(1..12) * 4096];
+                let entries = vec![Entry::Record { stored: data.len() as u32, crc: crate::codec::crc32c(&data) }];
+                match log.begin(stream, 512 + data.len() as u64, &store) {
+                    Ok(_) => {}
+                    Err(e) => {
+                        assert_eq!(e.kind(), io::ErrorKind::StorageFull);
+                        failed += 1;
+                        // Somebody makes room: what is not open goes.
+                        for id in store.list().unwrap().unwrap().into_iter().filter(|id| !log.is_open(*id)) {
+                            store.delete(id).unwrap();
+                        }
+                        if rng.bool() {
+                            // And all streams but one end.
+                            let keep = rng.usize(0..STREAMS);
+                            for (_, s) in log.streams.iter_mut().enumerate().filter(|(i, _)| *i != keep) {
+                                *s = CLOSED;
+                            }
+                        }
+                        if failed > 2000 {
+                            break;
+                        }
+                        continue;
+                    }
+                }
+                let batch = NewBatch { stream, flags: 0, entries, data: &data, age: None, reserved: 0 };
+                let now = log.write(batch, &store, &mut usage).unwrap();
+                if let Some(last) = written.last() {
+                    let place = StreamEnd { segment: now.segment, offset: now.offset, ordinal: 0 };
+                    let known = last.streams.iter().any(|s| (s.segment, s.offset) == (place.segment, place.offset))
+                        || (last.next_segment, 0) == (place.segment, place.offset);
+                    assert!(known, "batch {} is where no batch says", now.sequence);
+                }
+                assert_ne!(now.next_segment, NO_SEGMENT);
+                read_summary(&store, log.uuid, now.segment, now.offset).unwrap();
+                written.push(now);
+            }
+            assert!(written.len() > 3 && failed > 0, "{} batches, {failed} times full", written.len());
+        }
     }
 }

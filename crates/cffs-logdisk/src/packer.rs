@@ -5,11 +5,9 @@ use crate::codec::crc32c;
 use crate::compress::compress;
 use crate::extent::{BLOCK_BYTES, Codec, EXTENT_BLOCKS_MAX, UNIT_BLOCKS_MAX};
 use crate::log::{Log, NewBatch};
+use crate::scan::BATCH_BYTES_MAX;
 use crate::state::State;
 use std::io;
-
-/// Most bytes of one batch; the summary of a batch is read as a whole.
-const BATCH_BYTES_MAX: u64 = 4 << 20;
 
 /// Collects entries for batches of one stream. Several batches of one packer count together or not at all.
 pub(crate) struct Packer {

@@ -3,7 +3,8 @@
 //! From the checkpoint on, every summary says where the next batch may be: at the end of a stream, or at the start of the
 //! segment that it announces. The walk ends where none of these places has the batch with the next number. Batches
 //! that were durable when a later one was written are believed; the data of the others is verified, and the first that is not whole ends
-//! the log. Then the entries are applied, as they were the first time.
+//! the log. Where it seems to end, a batch is looked for that was written after the missing one had been durable: if there is one, the log
+//! is broken, and that is an error. A place that cannot be read holds no batch, and its segment is left alone from then on. Then the entries are applied, as they were the first time.
 
 use crate::batch::{CONTINUES, Summary};
 use crate::cache::NodeCache;
@@ -15,7 +16,7 @@ use crate::layouts::MapLayout;
 use crate::log::Log;
 use crate::options::LogOptions;
 use crate::pending::Pending;
-use crate::scan::{is_whole, read_summary};
+use crate::scan::{is_whole, read_summary, search};
 use crate::state::State;
 use crate::store::{NO_SEGMENT, SegmentId, SegmentStore};
 use crate::tree::Root;
@@ -50,6 +51,7 @@ fn blank(store: Arc<dyn SegmentStore>, options: &LogOptions) -> State {
         reserved: 0,
         root_sequence: 0,
         record: None,
+        failed_discards: 0,
         damaged: BTreeSet::new(),
         cleaned: 0,
         forwarded: 0,
@@ -102,6 +104,35 @@ struct Found {
     continues: bool,
 }
 
+/// Where the log may go on.
+struct LogEnd {
+    epoch: u64,
+    /// Of the last batch.
+    sequence: u64,
+    places: Vec<(SegmentId, u32)>,
+}
+
+impl LogEnd {
+    fn of(last: &Summary, epoch: u64) -> Self {
+        let streams = last.streams.iter().map(|s| (s.segment, s.offset)).chain([(last.next_segment, 0)]);
+        LogEnd { epoch, sequence: last.sequence, places: streams.filter(|p| p.0 != NO_SEGMENT).collect() }
+    }
+
+    fn is_broken_before(&self, later: &Summary) -> io::Error {
+        let places: Vec<String> =
+            self.places.iter().map(|(segment, offset)| format!("{segment:#x} at {offset}")).collect();
+        corrupt(format!(
+            "batch {} of the log cannot be read (it was in one of the segments {}), but batch {} in segment {:#x} at {} \
+             was written after it had been durable: what was written from then on would be lost",
+            self.sequence + 1,
+            places.join(", "),
+            later.sequence,
+            later.segment,
+            later.offset
+        ))
+    }
+}
+
 /// Opens the disk on a store.
 pub(crate) fn open(store: Arc<dyn SegmentStore>, options: &LogOptions) -> io::Result<State> {
     let mut state = blank(store, options);
@@ -110,16 +141,14 @@ pub(crate) fn open(store: Arc<dyn SegmentStore>, options: &LogOptions) -> io::Re
     let root = RootRecord::decode(&stored.bytes)?;
     let checkpoint = state.load_checkpoint(&root)?;
     // What was empty then is needed by no batch behind it.
-    let empty: Vec<SegmentId> = {
-        let open = |id| state.log.is_open(id);
-        state.usage.table.iter().filter(|(id, i)| i.live == 0 && !open(**id)).map(|(id, _)| *id).collect()
-    };
+    let empty: Vec<SegmentId> = state.empty_segments().collect();
     for id in empty {
         state.usage.table.remove(&id);
         state.usage.dirty.remove(&id);
         state.usage.removed.insert(id);
     }
-    let found = state.find_batches(&checkpoint, root.epoch)?;
+    let mut aside = BTreeSet::new();
+    let found = state.find_batches(&checkpoint, root.epoch, &mut aside)?;
     for f in &found {
         let s = read_summary(&*state.store, state.log.uuid, f.segment, f.offset)?;
         if s.sequence != f.sequence {
@@ -133,6 +162,7 @@ pub(crate) fn open(store: Arc<dyn SegmentStore>, options: &LogOptions) -> io::Re
         state.apply(&s, true)?;
     }
     state.log.durable = state.log.sequence - 1;
+    state.damaged = aside;
     if !options.read_only {
         state.take_over(&root, found.is_empty())?;
     }
@@ -198,21 +228,38 @@ impl State {
         Ok(s)
     }
 
-    /// The batches behind a checkpoint that count.
-    fn find_batches(&self, checkpoint: &Summary, epoch: u64) -> io::Result<Vec<Found>> {
+    /// The batches behind a checkpoint that count. `aside` gets the segments in which something could not be read.
+    fn find_batches(
+        &self,
+        checkpoint: &Summary,
+        epoch: u64,
+        aside: &mut BTreeSet<SegmentId>,
+    ) -> io::Result<Vec<Found>> {
         let mut found: Vec<Found> = Vec::new();
         let mut durable = 0;
-        let mut ends = (checkpoint.streams, checkpoint.next_segment, checkpoint.sequence);
-        while let Some(s) = self.next_batch(&ends, epoch)? {
-            durable = durable.max(s.durable);
-            ends = (s.streams, s.next_segment, s.sequence);
-            let continues = s.flags & CONTINUES != 0;
-            found.push(Found { segment: s.segment, offset: s.offset, sequence: s.sequence, continues });
+        let mut end = LogEnd::of(checkpoint, epoch);
+        loop {
+            let next = match self.next_batch(&end, aside)? {
+                Some(s) => s,
+                None => match self.later_batch(&end)? {
+                    None => break,
+                    // Whoever reads while another process writes may have come too early for the next one.
+                    Some(later) => self.next_batch(&end, aside)?.ok_or_else(|| end.is_broken_before(&later))?,
+                },
+            };
+            durable = durable.max(next.durable);
+            end = LogEnd::of(&next, epoch);
+            let continues = next.flags & CONTINUES != 0;
+            found.push(Found { segment: next.segment, offset: next.offset, sequence: next.sequence, continues });
         }
         let mut whole = found.len();
         for (i, f) in found.iter().enumerate().filter(|(_, f)| f.sequence > durable) {
-            let s = read_summary(&*self.store, self.log.uuid, f.segment, f.offset)?;
-            if !is_whole(&*self.store, &s)? {
+            let is_whole =
+                read_summary(&*self.store, self.log.uuid, f.segment, f.offset).and_then(|s| is_whole(&*self.store, &s));
+            if is_whole.as_ref().is_err_and(|e| e.kind() != io::ErrorKind::InvalidData) {
+                aside.insert(f.segment);
+            }
+            if !is_whole.unwrap_or(false) {
                 whole = i;
                 break;
             }
@@ -225,20 +272,26 @@ impl State {
     }
 
     /// The batch that follows, if it is there.
-    fn next_batch(
-        &self,
-        (streams, next, sequence): &([crate::batch::StreamEnd; crate::batch::STREAMS], SegmentId, u64),
-        epoch: u64,
-    ) -> io::Result<Option<Summary>> {
-        let ends = streams.iter().map(|s| (s.segment, s.offset)).chain([(*next, 0)]);
-        for (segment, offset) in ends.filter(|(segment, _)| *segment != NO_SEGMENT) {
+    fn next_batch(&self, end: &LogEnd, aside: &mut BTreeSet<SegmentId>) -> io::Result<Option<Summary>> {
+        for &(segment, offset) in &end.places {
             match read_summary(&*self.store, self.log.uuid, segment, offset) {
-                Ok(s) if s.sequence == sequence + 1 && s.epoch == epoch => return Ok(Some(s)),
+                Ok(s) if s.sequence == end.sequence + 1 && s.epoch == end.epoch => return Ok(Some(s)),
                 Ok(_) => {}
                 Err(e) => match e.kind() {
                     io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof | io::ErrorKind::NotFound => {}
-                    _ => return Err(e),
+                    _ => drop(aside.insert(segment)),
                 },
+            }
+        }
+        Ok(None)
+    }
+
+    /// A batch near the places where the next one may be that says that the next one was durable. Then the log does not end here.
+    fn later_batch(&self, end: &LogEnd) -> io::Result<Option<Summary>> {
+        for &(segment, offset) in &end.places {
+            let is_later = |s: &Summary| s.epoch == end.epoch && s.durable > end.sequence && s.sequence > s.durable;
+            if let Some(s) = search(&*self.store, self.log.uuid, segment, offset, &is_later)? {
+                return Ok(Some(s));
             }
         }
         Ok(None)
@@ -246,18 +299,21 @@ impl State {
 
     /// Makes this process the one that writes: a new epoch, under which nothing has been written yet.
     fn take_over(&mut self, root: &RootRecord, clean: bool) -> io::Result<()> {
-        let mut existing: Vec<SegmentId> = self.usage.table.keys().copied().collect();
-        let open = self.log.streams.iter().map(|s| s.segment).chain([self.log.next_segment]);
-        existing.extend(open.filter(|id| *id != NO_SEGMENT && !self.usage.table.contains_key(id)));
-        existing.sort_unstable();
-        existing.dedup();
-        self.store.adopt(&existing)?;
+        let mut existing: BTreeSet<SegmentId> = self.usage.table.keys().copied().collect();
+        existing.extend(self.log.streams.iter().map(|s| s.segment));
+        existing.extend([self.log.next_segment]);
+        existing.remove(&NO_SEGMENT);
+        // What was set aside is not given out again while this process has the disk.
+        existing.extend(&self.damaged);
+        self.store.adopt(&existing.into_iter().collect::<Vec<_>>())?;
         let epoch = self.root_sequence + 1;
         self.log.epoch = epoch;
+        let clean = clean && self.damaged.is_empty();
         // The root gets a new sequence number in any case, so that this mount's segments have names of their own. The
         // batches found keep their epoch until a checkpoint has them.
         let bumped = RootRecord { epoch: if clean { epoch } else { root.epoch }, ..*root };
         self.root_sequence = self.store.replace_root(self.root_sequence, &bumped.encode())?;
+        self.log.leave(&self.damaged, &*self.store)?;
         if clean { Ok(()) } else { self.checkpoint() }
     }
 }

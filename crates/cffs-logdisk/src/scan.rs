@@ -7,6 +7,8 @@ use std::io;
 
 /// Longest summary in bytes: a batch with more than a checkpoint is not longer.
 const SUMMARY_BYTES_MAX: usize = 4 << 20;
+/// Most bytes of one batch; the summary of a batch is read as a whole.
+pub(crate) const BATCH_BYTES_MAX: u64 = 4 << 20;
 
 /// The summary of the batch at a place.
 ///
@@ -38,6 +40,53 @@ pub(crate) fn read_summary(
         return Err(corrupt("a batch is not within its segment"));
     }
     Ok(s)
+}
+
+/// Bytes read at once in a search.
+const SEARCH_BYTES: usize = 1 << 20;
+
+/// The first batch that `wanted` takes, from a place in a segment on, as far as the next batch can be behind one of any length.
+/// What cannot be read has none.
+pub(crate) fn search(
+    store: &dyn SegmentStore,
+    uuid: [u8; 16],
+    segment: SegmentId,
+    offset: u32,
+    wanted: &dyn Fn(&Summary) -> bool,
+) -> io::Result<Option<Summary>> {
+    let step = store.alignment() as usize;
+    let end = store.segment_bytes().min(u64::from(offset) + BATCH_BYTES_MAX);
+    let mut at = u64::from(offset);
+    let mut bytes = Vec::new();
+    let mut length = SEARCH_BYTES.max(step);
+    while at < end {
+        bytes.resize(length.min((end - at) as usize), 0);
+        match store.get(segment, at, &mut bytes) {
+            Ok(()) => {}
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(e) if length == step => {
+                if e.kind() == io::ErrorKind::UnexpectedEof {
+                    return Ok(None);
+                }
+                at += step as u64;
+                continue;
+            }
+            // Some of it cannot be read: from here on in the smallest pieces.
+            Err(_) => {
+                length = step;
+                continue;
+            }
+        }
+        for (i, _) in bytes.chunks(step).enumerate().filter(|(_, sector)| Summary::length_of(sector).is_ok()) {
+            let place = u32::try_from(at + (i * step) as u64).map_err(|_| corrupt("a segment is too long"))?;
+            match read_summary(store, uuid, segment, place) {
+                Ok(s) if wanted(&s) => return Ok(Some(s)),
+                _ => {}
+            }
+        }
+        at += bytes.len() as u64;
+    }
+    Ok(None)
 }
 
 /// Whether all data of a batch has the checksums that its summary says.

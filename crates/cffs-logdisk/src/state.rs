@@ -47,7 +47,9 @@ pub(crate) struct State {
     /// Sequence number of the root, and where the checkpoint is that it refers to: place and bytes.
     pub(crate) root_sequence: u64,
     pub(crate) record: Option<(Birth, u64)>,
-    /// Segments that the cleaner leaves alone because something in them could not be verified.
+    /// Deleted segments whose device was not told, since the start.
+    pub(crate) failed_discards: u64,
+    /// Segments that the cleaner leaves alone because something in them could not be read or verified.
     pub(crate) damaged: BTreeSet<SegmentId>,
     /// Bytes that the cleaner has copied since the start.
     pub(crate) cleaned: u64,

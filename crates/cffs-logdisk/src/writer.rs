@@ -104,6 +104,10 @@ impl State {
         self.ensure_room(self.pending.blocks.len() as u64 * BLOCK_COST + 64 * self.pending.discards.len() as u64)?;
         let pending = std::mem::take(&mut self.pending);
         let r = self.write_pending(&pending);
+        if r.is_err() {
+            // Nothing is written any more, and what was accepted reads as it was written.
+            self.pending = pending;
+        }
         self.fatal(r)?;
         if self.dirtied >= self.dirty_max() || self.log.since_checkpoint >= self.checkpoint_bytes() {
             self.checkpoint()?;

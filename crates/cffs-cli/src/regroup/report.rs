@@ -59,7 +59,11 @@ fn lines(s: &RegroupStatus) -> Vec<String> {
         },
     ];
     if s.bytes_kept > 0 {
-        lines.push(format!("left {} that had changed meanwhile or could not be read", human(s.bytes_kept)));
+        let why = "that had changed meanwhile, could not be read, or had no block for its extents";
+        lines.push(format!("left {} {why}", human(s.bytes_kept)));
+    }
+    if s.bytes_waiting > 0 {
+        lines.push(format!("left {} for which no better place is free", human(s.bytes_waiting)));
     }
     if let Some(RegroupChange { before, after }) = s.free_runs {
         lines.push(format!("longest free run: {} before, {} after", human(before.longest), human(after.longest)));

@@ -382,7 +382,9 @@ fn ratios<'a>(costs: &'a [Cost], default: &'a [Cost], work: usize) -> impl Itera
 /// Those of the engine.
 pub fn ablation(scale: u64) -> Result<Outcome> {
     let trees = Trees::new(scale);
-    let disks: Vec<&'static str> = profiles::all().iter().map(|p| p.name).collect();
+    // Where the medium is rewritten in units, that decides everything, and `log-devices` tells it.
+    let disks: Vec<&'static str> =
+        profiles::all().iter().filter(|p| p.model().units().is_none()).map(|p| p.name).collect();
     let places: Vec<Place> =
         [false, true].iter().flat_map(|aged| disks.iter().map(|profile| Place { profile, aged: *aged })).collect();
     let mut outcome = Outcome::default();

@@ -109,7 +109,8 @@ impl Plot<'_> {
 
     fn line(&self, html: &mut String, series: usize, values: &[f64]) {
         let point = |(i, v): (usize, &f64)| format!("{:.1},{:.1}", LEFT + self.cluster * (i as f64 + 0.5), self.y(*v));
-        let points: Vec<String> = values.iter().enumerate().map(point).collect();
+        // A figure that is missing is a gap at an end, or is passed over.
+        let points: Vec<String> = values.iter().enumerate().filter(|(_, v)| v.is_finite()).map(point).collect();
         let _ = writeln!(
             html,
             "<polyline points=\"{}\" fill=\"none\" stroke=\"{}\" stroke-width=\"2\"{}/>",

@@ -81,8 +81,10 @@ fn flat_cost_row(profile: &Profile, spec: &flat_cost::Spec) -> [(f64, f64); 4] {
     let run = |write, bytes, depth| requests_per_second(&mut profile.model(), write, bytes, depth);
     let limit = spec.requests_per_second as f64;
     let alone = |latency: u64, bandwidth: u64| 1.0 / (latency as f64 / 1e9 + 4096.0 / bandwidth as f64);
+    // These writes are 64 times their length apart: flash makes room in another block after so many.
+    let erasing = spec.blocks.as_ref().map_or(0, |b| b.erase * 64 * 4096 / b.units.unit.max(1));
     let (read, write) =
-        (alone(spec.read_latency, spec.read_bandwidth), alone(spec.write_latency, spec.write_bandwidth));
+        (alone(spec.read_latency, spec.read_bandwidth), alone(spec.write_latency + erasing, spec.write_bandwidth));
     let together = |bytes: u64| {
         let of_queue = spec.queue_depth as f64 / (spec.read_latency as f64 / 1e9);
         of_queue.min(limit).min(spec.read_bandwidth as f64 / bytes as f64)

@@ -2,12 +2,15 @@
 
 use std::sync::Arc;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use cffs::{
-    AtimeMode, Caller, Fs, Ino, MetadataMode, MkfsOptions, MountOptions, PrefetchMode, ROOT_INO, Regroup,
+    AtimeMode, Caller, DirectWrite, Fs, Ino, MetadataMode, MkfsOptions, MountOptions, PrefetchMode, ROOT_INO, Regroup,
     RegroupOptions, RegroupOutcome, RegroupStatus, Usage, mkfs,
 };
-use cffs_disk::{Clock, Counters, SimDevice, profiles};
+use cffs_disk::{Counters, SimDevice};
+use cffs_logdisk::{LogDisk, LogStats};
+
+use super::volume::{Layout, Volume};
 
 /// The four combinations of the two techniques.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,8 +72,12 @@ pub struct Setup {
     pub fsync_in_log: bool,
     /// Whether small directories share groups.
     pub subtrees: bool,
-    /// Size of the log in bytes; `None` for that of mkfs.
+    /// Size of the engine's log in bytes; `None` for that of mkfs.
     pub log: Option<u64>,
+    /// How blocks get to the disk.
+    pub layout: Layout,
+    /// When writes are direct writes.
+    pub direct_write: DirectWrite,
 }
 
 impl Setup {
@@ -92,6 +99,8 @@ impl Setup {
             fsync_in_log: defaults.fsync_in_log,
             subtrees: defaults.subtrees,
             log: None,
+            layout: Layout::InPlace,
+            direct_write: defaults.direct_write,
         }
     }
 
@@ -139,9 +148,10 @@ impl Setup {
 
 /// A file system on its disk.
 pub struct Harness {
-    device: Arc<SimDevice>,
+    volume: Volume,
     options: MountOptions,
     fs: Option<Arc<Fs>>,
+    log_stats: LogStats,
 }
 
 impl Harness {
@@ -150,8 +160,7 @@ impl Harness {
     /// # Errors
     /// When the setup is impossible.
     pub fn new(setup: &Setup) -> Result<Harness> {
-        let profile = profiles::find(setup.profile).with_context(|| format!("no disk is called {}", setup.profile))?;
-        let device = Arc::new(SimDevice::new(profile.model(), setup.bytes, Arc::new(Clock::default())));
+        let volume = Volume::make(setup.profile, setup.bytes, setup.layout)?;
         let made = MkfsOptions::default()
             .block_size(setup.block)
             .frag_size(Some(setup.fragment))
@@ -162,7 +171,9 @@ impl Harness {
             .now_ns(Some(1_000_000_000))
             .no_embed(!setup.variant.embed)
             .no_group(!setup.variant.group);
-        mkfs(&*device, None, &made)?;
+        let made_on = volume.open()?;
+        mkfs(&*made_on.device, None, &made)?;
+        made_on.close()?;
         // The papers' file systems wrote times with the inode's next change, and no access times for each file read.
         let options = MountOptions::default()
             .background(false)
@@ -173,8 +184,11 @@ impl Harness {
             .prefetch(setup.prefetch)
             .fsync_in_log(setup.fsync_in_log)
             .subtrees(setup.subtrees)
+            .direct_write(setup.direct_write)
+            // What is dead has to be known to a log, and is of no use to a disk.
+            .discard(volume.is_log())
             .scatter((setup.scatter && !setup.variant.group).then_some(1997));
-        Ok(Harness { device, options, fs: None })
+        Ok(Harness { volume, options, fs: None, log_stats: LogStats::default() })
     }
 
     /// Mounts with a cold cache, works, and writes everything back; what the disk was asked from the mount's end on.
@@ -182,14 +196,29 @@ impl Harness {
     /// # Errors
     /// Those of the work and of the engine.
     pub fn phase(&mut self, work: impl FnOnce(&Fs) -> Result<()>) -> Result<Counters> {
-        let fs = Fs::open(self.device.clone(), None, self.options.clone())?;
-        let before = self.device.counters();
+        self.phase_on(|fs, _| work(fs))
+    }
+
+    /// The same; the work sees the log disk too, if there is one.
+    ///
+    /// # Errors
+    /// Those of the work, the engine and the log disk.
+    pub fn phase_on(&mut self, work: impl FnOnce(&Fs, Option<&LogDisk>) -> Result<()>) -> Result<Counters> {
+        let volume = self.volume.open()?;
+        let fs = Fs::open(volume.device.clone(), None, self.options.clone())?;
+        let before = self.device().counters();
         let fs = &**self.fs.insert(fs);
-        work(fs)?;
+        work(fs, volume.log.as_deref())?;
         fs.sync()?;
         fs.close()?;
         self.fs = None;
-        Ok(self.device.counters() - before)
+        self.log_stats = volume.close()?;
+        Ok(self.device().counters() - before)
+    }
+
+    /// What the log disk did in the last phase.
+    pub fn log_stats(&self) -> LogStats {
+        self.log_stats
     }
 
     /// The next phases write metadata in another way.
@@ -214,7 +243,7 @@ impl Harness {
     /// # Errors
     /// Those of the work and of the engine.
     pub fn crash<T>(&mut self, work: impl FnOnce(&Fs) -> Result<T>) -> Result<T> {
-        let fs = Fs::open(self.device.clone(), None, self.options.clone())?;
+        let fs = Fs::open(self.volume.open()?.device, None, self.options.clone())?;
         work(&fs)
     }
 
@@ -223,18 +252,18 @@ impl Harness {
     /// # Errors
     /// Those of the engine.
     pub fn used_bytes(&self) -> Result<u64> {
-        let fs = Fs::open(self.device.clone(), None, self.options.clone().read_only(true))?;
+        let fs = Fs::open(self.volume.open()?.device, None, self.options.clone().read_only(true))?;
         let s = fs.statfs();
         Ok((s.total - s.free) * u64::from(s.frag_size))
     }
 
-    /// The disk.
+    /// The disk. With a log disk on it, what it has is not the file system's.
     pub fn device(&self) -> &Arc<SimDevice> {
-        &self.device
+        self.volume.disk()
     }
 
     fn report(&self) -> Result<cffs::check::Report> {
-        let report = cffs::check::check(self.device.clone(), None, &Default::default(), &|_, _, _| {})?;
+        let report = cffs::check::check(self.volume.open()?.device, None, &Default::default(), &|_, _, _| {})?;
         anyhow::ensure!(report.is_clean(), "the file system is damaged after the experiment: {:?}", report.problems);
         Ok(report)
     }

@@ -6,6 +6,8 @@ mod aging;
 mod apps;
 mod chart;
 mod classic;
+mod cleaner;
+mod cleaner_model;
 mod disks;
 mod free_space;
 mod generated;
@@ -16,8 +18,10 @@ mod kernel_peers;
 mod keys;
 mod large;
 mod large_files;
+mod log_devices;
 mod lower_bound;
 mod opening;
+mod orders;
 mod outcome;
 mod page;
 mod placement;
@@ -30,7 +34,9 @@ mod service;
 mod sizes;
 mod small;
 mod source;
+mod tpcb;
 mod verdicts;
+mod volume;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -57,7 +63,7 @@ impl Experiment {
     }
 }
 
-const EXPERIMENTS: [Experiment; 26] = [
+const EXPERIMENTS: [Experiment; 30] = [
     Experiment::of("disks", "The simulated disks against their data sheets", disks::sheets),
     Experiment::of("ganger97-fig2", "Ganger and Kaashoek 1997, figure 2: service time by request size", |_| {
         service::figure2()
@@ -83,7 +89,27 @@ const EXPERIMENTS: [Experiment; 26] = [
         small::table42(1000 / scale, large::thesis_read()?)
     }),
     Experiment::of("sapuntzakis98-table4.3", "Sapuntzakis 1998, table 4.3: checkout, compile, search", apps::table43),
-    Experiment::of("seltzer95-fig1-3", "Seltzer et al. 1995, figures 1 to 3: bandwidth by file size", sizes::figures),
+    Experiment::of(
+        "seltzer95-fig1-3",
+        "Seltzer et al. 1995, figures 1 to 3: bandwidth by file size, also on the log",
+        sizes::figures,
+    ),
+    Experiment::of(
+        "seltzer95-fig4",
+        "Seltzer et al. 1995, figure 4: transactions (TPC-B), in place and on the log",
+        tpcb::figure4,
+    ),
+    Experiment::of("cleaner-oracle", "The cleaner of the log disk against what a cleaner has to copy", cleaner::oracle),
+    Experiment::of(
+        "log-orders",
+        "Ganger and Kaashoek 1997, section 6: in place and on the log, read by name and as written",
+        orders::orders,
+    ),
+    Experiment::of(
+        "log-devices",
+        "In place and on the log: random overwrites on shingled tracks and flash, small files that are synced",
+        log_devices::devices,
+    ),
     Experiment::of("mckusick84-table1", "McKusick et al. 1984, table 1: space wasted", classic::table1),
     Experiment::of("mckusick84-table2", "McKusick et al. 1984, table 2: large transfers by block size", |_| {
         classic::table2()
@@ -214,7 +240,7 @@ mod tests {
 
     #[test]
     fn two_runs_give_the_same_figures() {
-        for name in ["ganger97-fig5", "ganger97-fig8", "sapuntzakis98-table4.2"] {
+        for name in ["ganger97-fig5", "ganger97-fig8", "sapuntzakis98-table4.2", "log-orders"] {
             let run = || (find(name).unwrap().run)(50).unwrap();
             let first = run();
             assert_eq!(first, run(), "{name}");

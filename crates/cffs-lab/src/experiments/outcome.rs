@@ -74,6 +74,7 @@ pub struct Chart {
     /// Names of the clusters, or the numbers on the axis.
     pub at: Vec<String>,
     /// Name and values, one for each of `at`.
+    #[serde(deserialize_with = "with_gaps")]
     pub series: Vec<(String, Vec<f64>)>,
 }
 
@@ -198,10 +199,11 @@ mod tests {
     #[test]
     fn a_figure_that_is_missing_is_missing_when_read_again() {
         let mut outcome = Outcome::default();
-        outcome.table("t", "rows", &["a".into(), "b".into()], vec![("one".into(), vec![f64::NAN, 2.0])]);
+        outcome.add("t", "s", "rows", &["a".into(), "b".into()], vec![("one".into(), vec![f64::NAN, 2.0])], true);
         let read: Outcome = serde_json::from_slice(&serde_json::to_vec(&outcome).unwrap()).unwrap();
         let figures = &read.tables[0].rows[0].1;
         assert!(figures[0].is_nan() && figures[1] == 2.0);
+        assert!(read.charts[0].series[0].1[0].is_nan());
         assert_eq!(shown(figures[0]), "-");
     }
 

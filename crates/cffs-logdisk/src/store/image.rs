@@ -63,7 +63,14 @@ impl ImageStore {
                 format!("a device of {} bytes cannot have slots of {slot_bytes} bytes", device.len()),
             ));
         }
-        let sb = Superblock { uuid: options.uuid, sequence: 0, slot_bytes, slots, first_slot, root: Vec::new() };
+        // Ids and epochs come from the sequence number. It goes on where an earlier store on the device ended, so that a batch
+        // of that one is never taken for one of ours, even with the same UUID. What cannot be read has no number.
+        let earlier = SUPERBLOCK_OFFSETS.iter().filter_map(|&offset| read_superblock(&*device, offset).ok());
+        let sequence = earlier.map(|sb| sb.sequence + 1).max().unwrap_or(0);
+        if sequence >= SEQUENCE_MAX {
+            return Err(full("the device has had as many roots as it can have; its first 128 KiB must be zeroed"));
+        }
+        let sb = Superblock { uuid: options.uuid, sequence, slot_bytes, slots, first_slot, root: Vec::new() };
         // The second is invalid first: with a crash in between, no old root may be newer than the new one.
         device.write_at(IoKind::Super, SUPERBLOCK_OFFSETS[1], &[0; SUPERBLOCK_BYTES])?;
         device.write_at(IoKind::Super, SUPERBLOCK_OFFSETS[0], &sb.encode())?;
@@ -79,8 +86,7 @@ impl ImageStore {
         let mut best: Option<(Superblock, usize)> = None;
         let mut error = corrupt("the device is too short for a log disk");
         for (copy, &offset) in SUPERBLOCK_OFFSETS.iter().enumerate() {
-            let mut bytes = vec![0; SUPERBLOCK_BYTES];
-            match device.read_at(IoKind::Super, offset, &mut bytes).and_then(|()| Superblock::decode(&bytes)) {
+            match read_superblock(&*device, offset) {
                 Ok(sb) if best.as_ref().is_none_or(|(b, _)| b.sequence < sb.sequence) => best = Some((sb, copy)),
                 Ok(_) => {}
                 Err(e) => error = e,
@@ -128,6 +134,12 @@ impl ImageStore {
     }
 }
 
+fn read_superblock(device: &dyn Device, offset: u64) -> io::Result<Superblock> {
+    let mut bytes = vec![0; SUPERBLOCK_BYTES];
+    device.read_at(IoKind::Super, offset, &mut bytes)?;
+    Superblock::decode(&bytes)
+}
+
 impl SegmentStore for ImageStore {
     fn uuid(&self) -> [u8; 16] {
         self.uuid
@@ -159,11 +171,14 @@ impl SegmentStore for ImageStore {
 
     fn delete(&self, segment: SegmentId) -> io::Result<()> {
         let slot = self.slot(segment)?;
-        if self.device.can_discard() {
-            self.device.discard(self.first_slot + slot * self.slot_bytes, self.slot_bytes)?;
-        }
+        let told = if self.device.can_discard() {
+            self.device.discard(self.first_slot + slot * self.slot_bytes, self.slot_bytes)
+        } else {
+            Ok(())
+        };
+        // The slot can be written over whatever the device makes of the discard.
         self.inner.lock().free.push(slot as u32);
-        Ok(())
+        told.map_err(|e| io::Error::new(e.kind(), format!("the room is free, the device was not told: {e}")))
     }
 
     fn list(&self) -> io::Result<Option<Vec<SegmentId>>> {

@@ -34,7 +34,8 @@ pub trait SegmentStore: Send + Sync {
     fn append(&self, segment: SegmentId, offset: u64, bytes: &[u8]) -> io::Result<()>;
     /// Fills `buf` from `offset` on. What was never written reads as anything, or fails with `UnexpectedEof`.
     fn get(&self, segment: SegmentId, offset: u64, buf: &mut [u8]) -> io::Result<()>;
-    /// Gives the room of a segment back.
+    /// Gives the room of a segment back. It is given back even with an error; that says that what is beneath was not told, and may
+    /// keep the room until the store is opened again.
     fn delete(&self, segment: SegmentId) -> io::Result<()>;
     /// All segments, if the store itself knows them; `None` if only the owner does.
     fn list(&self) -> io::Result<Option<Vec<SegmentId>>>;

@@ -1,5 +1,6 @@
 //! Random operations on a log disk, compared with plain memory; crashes at any point.
 
+mod broken;
 mod cleaning;
 mod crash_device;
 mod driver;

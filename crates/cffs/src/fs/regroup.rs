@@ -108,8 +108,13 @@ pub struct RegroupStatus {
     pub blocks_moved: u64,
     /// Bytes that were moved; in a dry run, that would be.
     pub bytes_moved: u64,
-    /// Bytes that were to be moved and stayed where they are, because they changed meanwhile or were damaged.
+    /// Bytes that were to be moved and stayed where they are, because they changed meanwhile, were damaged, or had no block for
+    /// what maps them.
     pub bytes_kept: u64,
+    /// Bytes that should be elsewhere, where no place is free that is so much better. (What stands in the way of free space is not
+    /// among them.)
+    #[serde(default)]
+    pub bytes_waiting: u64,
     /// Requests to read all small files, in the order of the name space.
     pub read: RegroupGain,
     /// Requests to read all names and inodes.
@@ -258,6 +263,7 @@ impl Control for Running<'_> {
         (status.directories, status.files) = (p.directories, p.files);
         (status.files_moved, status.blocks_moved) = (p.files_moved, p.blocks_moved);
         (status.bytes_moved, status.bytes_kept) = (p.bytes_moved, p.bytes_kept);
+        status.bytes_waiting = p.bytes_waiting;
         (status.read, status.walk) = (gain(0), gain(1));
         let free_runs =
             |r: relocate::FreeRuns| FreeRuns { longest: r.longest << self.fs.geo.frag_shift, for_tenth: r.for_tenth };

@@ -15,8 +15,10 @@ pub struct Progress {
     pub blocks_moved: u64,
     /// Bytes that were moved, or would be.
     pub bytes_moved: u64,
-    /// Bytes that were to be moved, and changed meanwhile or could not be read.
+    /// Bytes that were to be moved, and changed meanwhile, could not be read, or had no block for what maps them.
     pub bytes_kept: u64,
+    /// Bytes that should be elsewhere, where no place is free that is so much better.
+    pub bytes_waiting: u64,
     /// Requests to read the data of small files, and to read the names: before, in quarters.
     pub before: [u64; 2],
     /// The same afterwards.

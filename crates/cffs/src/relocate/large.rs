@@ -100,10 +100,12 @@ impl Large<'_> {
     /// Looks at each of the files once. Says whether any has moved.
     fn pass(&mut self, candidates: &[Candidate]) -> Result<bool> {
         let mut any = false;
+        self.progress.bytes_waiting = 0;
         for c in candidates {
             any |= self.bring_together(c.ino)?;
         }
         self.uncommitted.commit(&self.cx)?;
+        self.report();
         Ok(any)
     }
 
@@ -121,7 +123,10 @@ impl Large<'_> {
             return Ok(false);
         }
         let most = if self.limits.always { usize::MAX } else { now / GAIN_FACTOR };
-        let Some(mut to) = self.allocate(frags, most)? else { return Ok(false) };
+        let Some(mut to) = self.allocate(frags, most)? else {
+            self.progress.bytes_waiting += frags << self.shift();
+            return Ok(false);
+        };
         let after = to.pieces();
         if self.limits.dry_run {
             self.progress.bytes_moved += frags << self.shift();

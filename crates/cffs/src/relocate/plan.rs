@@ -398,6 +398,7 @@ impl<'a> Planner<'a> {
             self.progress.before = [data[0], names[0]];
         }
         self.progress.after = [data[1], names[1]];
+        self.progress.bytes_waiting = self.waiting << self.g.frag_shift;
         self.control.report(&self.progress);
     }
 

@@ -5,7 +5,7 @@ use cffs::{Fs, MkfsOptions, MountOptions, mkfs};
 use std::sync::Arc;
 
 /// Mounts a file system.
-pub fn mount(dev: &Arc<MemoryDevice>) -> Arc<Fs> {
+pub fn mount<D: Device + 'static>(dev: &Arc<D>) -> Arc<Fs> {
     let options = MountOptions::default().background(false);
     Fs::open(dev.clone() as Arc<dyn Device>, None, options).unwrap()
 }

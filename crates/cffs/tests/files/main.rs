@@ -16,6 +16,7 @@ mod names;
 mod orphans;
 mod regroup;
 mod regroup_free_space;
+mod regroup_full;
 mod regroup_large;
 mod scale;
 mod space_of_files;

@@ -1,0 +1,153 @@
+//! What is between the engine and a simulated disk: nothing, or a log disk. Experiments set a log disk up here and nowhere else.
+
+use std::sync::Arc;
+
+use anyhow::{Context, Result};
+use cffs::device::Device;
+use cffs_disk::{Clock, SimDevice, profiles};
+use cffs_logdisk::{CleanPolicy, ImageOptions, ImageStore, LogDisk, LogOptions, LogStats};
+
+/// Bytes before the first slot of an image, at most and at least (docs/format-log.md).
+const FIRST_SLOT: [u64; 2] = [128 << 10, 1 << 20];
+
+/// Disks below this size have segments of this size, as those of the time when disks were so small: there are hundreds of them, and
+/// the few that the cleaner keeps free are a small part.
+const SMALL: u64 = 1 << 30;
+/// See [`SMALL`].
+const SMALL_SEGMENT: u64 = 1 << 20;
+
+/// How the engine's blocks get to the disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Layout {
+    /// Each block has its place.
+    InPlace,
+    /// Through a log disk.
+    Log(LogSetup),
+}
+
+impl Layout {
+    /// A log disk as it is by default.
+    pub fn log() -> Layout {
+        Layout::Log(LogSetup::default())
+    }
+
+    /// In place, and a log disk as it is by default.
+    pub fn both() -> [Layout; 2] {
+        [Layout::InPlace, Layout::log()]
+    }
+
+    /// Its name in tables.
+    pub fn name(self) -> &'static str {
+        match self {
+            Layout::InPlace => "in place",
+            Layout::Log(_) => "log",
+        }
+    }
+}
+
+/// Settings of a log disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LogSetup {
+    /// How the cleaner chooses.
+    pub policy: CleanPolicy,
+    /// Bytes of a segment; 0 leaves the choice to the store. On a medium that is rewritten in units it is a unit.
+    pub segment: u64,
+    /// Bytes that end a batch without a flush.
+    pub batch: usize,
+    /// Clean nodes of the map in memory.
+    pub cache_nodes: usize,
+}
+
+impl Default for LogSetup {
+    fn default() -> LogSetup {
+        let LogOptions { policy, batch_bytes, cache_nodes, .. } = LogOptions::default();
+        LogSetup { policy, segment: 0, batch: batch_bytes, cache_nodes }
+    }
+}
+
+impl LogSetup {
+    /// As the log disk takes them.
+    pub fn options(&self) -> LogOptions {
+        LogOptions {
+            policy: self.policy,
+            batch_bytes: self.batch,
+            cache_nodes: self.cache_nodes,
+            ..LogOptions::default()
+        }
+    }
+}
+
+/// A disk, and how blocks get there.
+pub struct Volume {
+    disk: Arc<SimDevice>,
+    log: Option<LogSetup>,
+}
+
+/// A volume in use, with nothing in memory at first.
+pub struct OpenVolume {
+    /// What the engine sees.
+    pub device: Arc<dyn Device>,
+    /// The log disk, if there is one.
+    pub log: Option<Arc<LogDisk>>,
+}
+
+impl Volume {
+    /// So many bytes of an idle disk. A log disk has as many logical bytes as the disk has.
+    ///
+    /// # Errors
+    /// When no disk has this name, or a log disk does not fit.
+    pub fn make(profile: &str, bytes: u64, layout: Layout) -> Result<Volume> {
+        let model = profiles::find(profile).with_context(|| format!("no disk is called {profile}"))?.model();
+        let clock = Arc::new(Clock::default());
+        let Layout::Log(mut setup) = layout else {
+            return Ok(Volume { disk: Arc::new(SimDevice::new(model, bytes, clock)), log: None });
+        };
+        if setup.segment == 0 && bytes < SMALL {
+            setup.segment = SMALL_SEGMENT;
+        }
+        let mut start = 0;
+        if let Some(units) = model.units() {
+            // A segment is a unit, and the first one begins with a unit.
+            setup.segment = units.unit;
+            start = units.plain - setup.segment.clamp(FIRST_SLOT[0], FIRST_SLOT[1]);
+        }
+        let disk = Arc::new(SimDevice::partition(model, start, bytes, clock));
+        let options = ImageOptions { uuid: [9; 16], slot_bytes: setup.segment };
+        let store = Arc::new(ImageStore::format(disk.clone(), &options)?);
+        LogDisk::format(store, bytes, &setup.options())?.checkpoint()?;
+        Ok(Volume { disk, log: Some(setup) })
+    }
+
+    /// Opens it.
+    ///
+    /// # Errors
+    /// Those of a log disk.
+    pub fn open(&self) -> Result<OpenVolume> {
+        let Some(setup) = &self.log else { return Ok(OpenVolume { device: self.disk.clone(), log: None }) };
+        let store = Arc::new(ImageStore::open(self.disk.clone())?);
+        let log = Arc::new(LogDisk::open(store, &setup.options())?);
+        Ok(OpenVolume { device: log.clone(), log: Some(log) })
+    }
+
+    /// The disk.
+    pub fn disk(&self) -> &Arc<SimDevice> {
+        &self.disk
+    }
+
+    /// Whether there is a log disk.
+    pub fn is_log(&self) -> bool {
+        self.log.is_some()
+    }
+}
+
+impl OpenVolume {
+    /// Ends the use: the next one has nothing to recover. Returns what a log disk has done.
+    ///
+    /// # Errors
+    /// Those of a log disk.
+    pub fn close(self) -> Result<LogStats> {
+        let Some(log) = self.log else { return Ok(LogStats::default()) };
+        log.checkpoint()?;
+        Ok(log.stats())
+    }
+}
