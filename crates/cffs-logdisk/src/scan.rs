@@ -2,6 +2,7 @@
 
 use crate::batch::{SUMMARY_BYTES, Summary};
 use crate::codec::corrupt;
+use crate::layouts::SegmentInfo;
 use crate::store::{SegmentId, SegmentStore};
 use std::io;
 
@@ -40,6 +41,25 @@ pub(crate) fn read_summary(
         return Err(corrupt("a batch is not within its segment"));
     }
     Ok(s)
+}
+
+/// All summaries of a segment, up to the first that cannot be read.
+pub(crate) fn summaries<'a>(
+    store: &'a dyn SegmentStore,
+    uuid: [u8; 16],
+    id: SegmentId,
+    info: &SegmentInfo,
+) -> impl Iterator<Item = io::Result<Summary>> + use<'a> {
+    let end = info.used;
+    let mut at = 0;
+    std::iter::from_fn(move || {
+        if at >= end {
+            return None;
+        }
+        let s = read_summary(store, uuid, id, at);
+        at = s.as_ref().map_or(end, |s| s.offset + s.length);
+        Some(s)
+    })
 }
 
 /// Bytes read at once in a search.

@@ -38,6 +38,15 @@ pub(super) fn child_index<L: Layout>(children: &[(L::Key, Child<L>)], key: &L::K
 }
 
 impl<L: Layout> Root<L> {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.child.is_none()
+    }
+
+    /// The level of the node at the top.
+    pub(crate) fn level(&self) -> u8 {
+        self.level
+    }
+
     /// Whether a part of the tree is only in memory.
     pub(crate) fn is_dirty(&self) -> bool {
         matches!(self.child, Some(Child::Dirty(_)))

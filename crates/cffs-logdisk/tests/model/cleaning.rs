@@ -52,3 +52,17 @@ fn greedy_copies_least_where_all_blocks_are_alike() {
     let [greedy, by_age] = [CleanPolicy::Greedy, CleanPolicy::CostBenefit].map(|policy| copied(policy, 0.6, 0.5, 0.5));
     assert!(greedy > 0.0 && greedy <= by_age, "{greedy} bytes are copied for each byte written, by age {by_age}");
 }
+
+/// With `CFFS_LOG_POLICIES=1` all figures are printed, for `docs`.
+#[test]
+fn figures_of_all_policies() {
+    if std::env::var_os("CFFS_LOG_POLICIES").is_none() {
+        return;
+    }
+    for (name, hot, part) in [("even", 0.5, 0.5), ("90% of the writes to 10%", 0.9, 0.1)] {
+        for live in [0.6, 0.7, 0.8] {
+            let policies = [CleanPolicy::Greedy, CleanPolicy::CostBenefit, CleanPolicy::Generations];
+            eprintln!("{name}, {live} live: {:.3?}", policies.map(|policy| copied(policy, live, hot, part)));
+        }
+    }
+}
