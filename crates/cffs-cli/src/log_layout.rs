@@ -12,6 +12,8 @@ use std::sync::Arc;
 /// at most a sixteenth is in use when the image is full, and less than a half when everything compresses to a seventh. More would make
 /// allocation groups and their headers larger for nothing.
 const THIN_FACTOR: u64 = 16;
+/// Smallest image. In a smaller one a commit of many threads at once may not find room when it is full.
+pub const IMAGE_MIN: u64 = 32 << 20;
 /// Images from this size on leave the size of segments to the log disk.
 const LARGE: u64 = 2 << 30;
 /// Segments of a smaller image, at most.

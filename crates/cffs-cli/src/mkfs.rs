@@ -220,7 +220,7 @@ pub fn run(args: &MkfsArgs) -> anyhow::Result<u8> {
         if dev.is_block_device() && len > dev.len() {
             bail!("{name}: the device has {} bytes, {len} do not fit: leave out --size", dev.len());
         }
-        check(file_system_bytes(args, len), log_dev(), &options, &dev, &name)?;
+        check(file_system_bytes(args, len)?, log_dev(), &options, &dev, &name)?;
         if len != dev.len() {
             dev.set_len(len)?;
         }
@@ -229,7 +229,7 @@ pub fn run(args: &MkfsArgs) -> anyhow::Result<u8> {
         let Some(len) = args.size else {
             bail!("{name}: no such file or device: to make an image file, say with --size how large, as in --size 4G");
         };
-        check(file_system_bytes(args, len), log_dev(), &options, &MemoryDevice::new(len), &name)?;
+        check(file_system_bytes(args, len)?, log_dev(), &options, &MemoryDevice::new(len), &name)?;
         let dev = FileDevice::create(image, len, OpenMode::READ_WRITE)?;
         created.0 = Some(image);
         dev
@@ -251,7 +251,7 @@ pub fn run(args: &MkfsArgs) -> anyhow::Result<u8> {
     let layout = if args.layout == Layout::Log {
         let uuid = args.uuid.map_or_else(random_uuid, Ok)?;
         options = options.uuid(Some(uuid));
-        let (bytes, compression) = (file_system_bytes(args, file.len()), args.compress.unwrap_or_default());
+        let (bytes, compression) = (file_system_bytes(args, file.len())?, args.compress.unwrap_or_default());
         Some(LogLayout::make(file.clone(), uuid, bytes, compression).with_context(|| name.clone())?)
     } else {
         log_layout::forget(&file)?;
@@ -303,6 +303,9 @@ fn refuse_contradictions(args: &MkfsArgs) -> anyhow::Result<()> {
             bail!("{name}: {option} makes no sense with --layout=log: {why}; leave it out");
         }
     }
+    if args.block_size < 4096 {
+        bail!("{name}: --layout=log takes blocks of 4K and more, because the log disk has none that are smaller");
+    }
     if args.thin.is_some_and(|bytes| bytes % 4096 != 0 || bytes > cffs_logdisk::LOGICAL_BYTES_MAX) {
         bail!("{name}: --thin takes a multiple of 4K, at most 1E");
     }
@@ -310,10 +313,14 @@ fn refuse_contradictions(args: &MkfsArgs) -> anyhow::Result<()> {
 }
 
 /// Bytes of the file system in an image of `len` bytes.
-fn file_system_bytes(args: &MkfsArgs, len: u64) -> u64 {
+fn file_system_bytes(args: &MkfsArgs, len: u64) -> anyhow::Result<u64> {
     match args.layout {
-        Layout::Plain => len,
-        Layout::Log => args.thin.unwrap_or_else(|| log_layout::default_bytes(len)),
+        Layout::Plain => Ok(len),
+        Layout::Log if len < log_layout::IMAGE_MIN => {
+            let (name, least) = (args.image.display(), human(log_layout::IMAGE_MIN));
+            bail!("{name}: an image with the log layout has at least {least}: take a larger one")
+        }
+        Layout::Log => Ok(args.thin.unwrap_or_else(|| log_layout::default_bytes(len))),
     }
 }
 

@@ -17,6 +17,8 @@ use crate::store::{SegmentId, SegmentStore};
 use crate::tree::Root;
 use cffs_device::{Device, DeviceSpace, IoKind, WriteRequest};
 use parking_lot::{Mutex, MutexGuard, RwLock};
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::sync::Arc;
@@ -34,7 +36,7 @@ struct Shared {
     readers: Arc<RwLock<()>>,
     store: Arc<dyn SegmentStore>,
     len: u64,
-    /// Bytes for which there is room at any time, because as many are pending before a batch ends by itself.
+    /// Bytes that are accepted at once: what stays free is for as many, wherever their blocks are.
     atomic_max: usize,
     /// The space when it was last looked at. Who only wants to know it need not wait for a batch that is being written.
     known: Mutex<Space>,
@@ -130,7 +132,7 @@ impl LogDisk {
     fn with(state: State) -> Self {
         let (readers, store, len) = (state.readers.clone(), state.store.clone(), state.logical_bytes);
         let flush_failed = state.flush_failed.clone();
-        let (known, atomic_max) = (Mutex::new(state.space()), state.batch_max());
+        let (known, atomic_max) = (Mutex::new(state.space()), state.atomic_max());
         let (state, flushing) = (Mutex::new(state), Mutex::new(()));
         let shared = Shared { state, flushing, flush_failed, readers, store, len, atomic_max, known };
         LogDisk { shared: Arc::new(shared) }
@@ -138,14 +140,6 @@ impl LogDisk {
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
         self.shared.state.lock()
-    }
-
-    /// Writes all requests so that after a crash they count as a whole or not at all. They are durable with the next flush.
-    ///
-    /// # Errors
-    /// `StorageFull` if they do not fit; then none was accepted.
-    pub fn write_atomic(&self, requests: &[WriteRequest<'_>]) -> io::Result<()> {
-        self.shared.write(MAIN_BRANCH, requests)
     }
 
     /// Compresses what is written from now on in this way.
@@ -435,6 +429,20 @@ fn check_range(len: u64, offset: u64, bytes: usize, kind: io::ErrorKind) -> io::
     Ok(())
 }
 
+/// Bytes to write at an offset.
+type Slice<'a> = (u64, &'a [u8]);
+
+/// What requests write.
+fn slices<'a>(requests: &'a [WriteRequest<'_>]) -> impl Iterator<Item = Slice<'a>> {
+    requests.iter().flat_map(|r| {
+        r.bufs.iter().scan(r.offset, |at, buf| {
+            let from = *at;
+            *at += buf.len() as u64;
+            Some((from, &**buf))
+        })
+    })
+}
+
 fn total(bufs: &[IoSlice<'_>]) -> usize {
     bufs.iter().map(|b| b.len()).sum()
 }
@@ -471,19 +479,45 @@ impl Shared {
         Ok(())
     }
 
-    /// Accepts all requests or none.
+    /// Accepts requests one piece after the other, none of which is longer than a batch.
     fn write(&self, branch: u32, requests: &[WriteRequest<'_>]) -> io::Result<()> {
-        for r in requests {
-            check_range(self.len, r.offset, total(&r.bufs), io::ErrorKind::InvalidInput)?;
+        self.check_ranges(requests)?;
+        let most = self.atomic_max;
+        let (mut some, mut len): (Vec<Slice<'_>>, usize) = (Vec::new(), 0);
+        for (mut at, mut bytes) in slices(requests) {
+            while !bytes.is_empty() {
+                let mut part = bytes.len().min(most - len);
+                if part < bytes.len() {
+                    // It ends where a block does.
+                    part = part.saturating_sub(((at + part as u64) % BLOCK_BYTES as u64) as usize);
+                }
+                if part == 0 {
+                    self.accept(branch, &some)?;
+                    (some, len) = (Vec::new(), 0);
+                    continue;
+                }
+                some.push((at, &bytes[..part]));
+                (at, bytes, len) = (at + part as u64, &bytes[part..], len + part);
+            }
         }
+        self.accept(branch, &some)
+    }
+
+    /// Accepts all requests or none.
+    fn write_atomic(&self, branch: u32, requests: &[WriteRequest<'_>]) -> io::Result<()> {
+        self.check_ranges(requests)?;
+        self.accept(branch, &slices(requests).collect::<Vec<_>>())
+    }
+
+    fn check_ranges(&self, requests: &[WriteRequest<'_>]) -> io::Result<()> {
+        requests.iter().try_for_each(|r| check_range(self.len, r.offset, total(&r.bufs), io::ErrorKind::InvalidInput))
+    }
+
+    /// Accepts all pieces or none.
+    fn accept(&self, branch: u32, pieces: &[Slice<'_>]) -> io::Result<()> {
         let block = BLOCK_BYTES as u64;
-        let mut blocks: Vec<u64> = requests
-            .iter()
-            .flat_map(|r| {
-                let n = total(&r.bufs) as u64;
-                r.offset / block..if n == 0 { r.offset / block } else { (r.offset + n).div_ceil(block) }
-            })
-            .collect();
+        let touched = pieces.iter().flat_map(|(at, bytes)| at / block..(at + bytes.len() as u64).div_ceil(block));
+        let mut blocks: Vec<u64> = touched.collect();
         blocks.sort_unstable();
         blocks.dedup();
         let mut state = self.state.lock();
@@ -493,28 +527,23 @@ impl Shared {
         }
         state.admit(branch, &blocks)?;
         // Blocks that are written in parts are read before anything is changed, because that can fail.
-        let mut changed: std::collections::BTreeMap<u64, Box<[u8]>> = std::collections::BTreeMap::new();
-        for r in requests {
-            let n = total(&r.bufs);
-            let data: Vec<u8> = r.bufs.iter().flat_map(|b| b.iter().copied()).collect();
-            let mut done = 0;
-            while done < n {
-                let at = r.offset + done as u64;
+        let mut changed: BTreeMap<u64, Box<[u8]>> = BTreeMap::new();
+        for (mut at, mut bytes) in pieces.iter().copied() {
+            state.accepted += bytes.len() as u64;
+            while !bytes.is_empty() {
                 let (number, within) = (at / block, (at % block) as usize);
-                let part = (BLOCK_BYTES - within).min(n - done);
-                let bytes = &data[done..done + part];
-                if part == BLOCK_BYTES {
-                    changed.insert(number, bytes.into());
+                let (part, rest) = bytes.split_at(bytes.len().min(BLOCK_BYTES - within));
+                if part.len() == BLOCK_BYTES {
+                    changed.insert(number, part.into());
                 } else {
                     let target = match changed.entry(number) {
-                        std::collections::btree_map::Entry::Occupied(o) => o.into_mut(),
-                        std::collections::btree_map::Entry::Vacant(v) => v.insert(state.read_block(branch, number)?),
+                        Entry::Occupied(o) => o.into_mut(),
+                        Entry::Vacant(v) => v.insert(state.read_block(branch, number)?),
                     };
-                    target[within..within + part].copy_from_slice(bytes);
+                    target[within..within + part.len()].copy_from_slice(part);
                 }
-                done += part;
+                (at, bytes) = (at + part.len() as u64, rest);
             }
-            state.accepted += n as u64;
         }
         for (number, data) in changed {
             state.pending.write(Logical { branch, block: number }, data);
@@ -591,16 +620,6 @@ pub struct BranchDevice {
     branch: u32,
 }
 
-impl BranchDevice {
-    /// Writes all requests so that after a crash they count as a whole or not at all. They are durable with the next flush.
-    ///
-    /// # Errors
-    /// `StorageFull` if they do not fit; then none was accepted.
-    pub fn write_atomic(&self, requests: &[WriteRequest<'_>]) -> io::Result<()> {
-        self.shared.write(self.branch, requests)
-    }
-}
-
 impl Device for BranchDevice {
     fn len(&self) -> u64 {
         self.shared.len
@@ -639,7 +658,7 @@ impl Device for BranchDevice {
     }
 
     fn write_atomic(&self, requests: &[WriteRequest<'_>]) -> io::Result<()> {
-        self.shared.write(self.branch, requests)
+        self.shared.write_atomic(self.branch, requests)
     }
 
     fn finish(&self) -> io::Result<()> {
@@ -689,7 +708,7 @@ impl Device for LogDisk {
     }
 
     fn write_atomic(&self, requests: &[WriteRequest<'_>]) -> io::Result<()> {
-        self.shared.write(MAIN_BRANCH, requests)
+        self.shared.write_atomic(MAIN_BRANCH, requests)
     }
 
     fn finish(&self) -> io::Result<()> {

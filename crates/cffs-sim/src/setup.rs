@@ -143,7 +143,9 @@ impl Setup {
         let log_layout = Some(LogLayout::numbered(n));
         let metadata = MetadataMode::Journal;
         let log = Some(cffs::mkfs::log_bytes_min(self.sizes.0));
-        Setup { log_layout, log, external_log: false, data_sums: false, metadata, made: None, ..self }
+        // As small as `cffs mkfs` takes.
+        let device = self.device.max(32 << 20);
+        Setup { device, log_layout, log, external_log: false, data_sums: false, metadata, made: None, ..self }
     }
 
     /// The same on a device that mkfs takes only a part of, another one for each number, so that it can grow.

@@ -49,6 +49,9 @@ fn carry_out(shared: &MountState, fs: &Fs, asker: Asker, request: &Request) -> R
             let (before, after) = fs.tune(tune)?;
             json(Tuned { before: before.encode().to_vec(), after: after.encode().to_vec() })
         }
+        Request::Grow { .. } if shared.log_disk().is_some() => {
+            Error::invalid("an image with the log layout does not grow while it is mounted: unmount it first")
+        }
         Request::Grow { size } => json(fs.grow(*size)?),
         Request::Trim(range) => json(fs.trim(*range)?),
         Request::ScrubStart(options) => json(shared.start_scrub(*options)?),

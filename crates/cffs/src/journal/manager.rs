@@ -63,8 +63,8 @@ pub struct Journal {
     pub(super) log: LogRing,
     mode: MetadataMode,
     pub(super) target: CommitTarget,
-    /// Bytes of blocks that may wait for a commit.
-    pinned_bytes: usize,
+    /// Blocks that may wait for a commit, and as many for a checkpoint, before one is forced.
+    pinned_max: usize,
     /// Held shared by open transactions, exclusively while a commit copies what changed.
     pub(super) barrier: RwLock<()>,
     pub(super) running: Mutex<Running>,
@@ -104,17 +104,19 @@ impl Journal {
         let log_dev = log_dev.unwrap_or_else(|| cache.device().clone());
         let atomic_max = cache.device().atomic_max();
         let target = CommitTarget::of(mode, atomic_max);
-        let mut pinned_bytes = cache.limit() / 4;
+        let block_shift = cache.geometry().block_shift;
+        let mut pinned_max = ((cache.limit() / 4) >> block_shift).max(PINNED_MIN);
         if target == CommitTarget::Atomic {
             // The other half is for transactions that are open when so many wait.
-            pinned_bytes = pinned_bytes.min(atomic_max / 2);
+            let unit = cache.device().space().map_or(0, |s| s.unit as usize).max(1 << block_shift);
+            pinned_max = pinned_max.min(atomic_max / 2 / unit).max(1);
         }
         Journal {
             cache,
             log: LogRing::new(log_dev, sb),
             mode,
             target,
-            pinned_bytes,
+            pinned_max,
             barrier: RwLock::new(()),
             running: Mutex::default(),
             next_seq: AtomicU64::new(header.tail_seq),
@@ -172,7 +174,7 @@ impl Journal {
 
     /// Blocks that may wait for a commit, and as many for a checkpoint, before one is forced.
     pub(super) fn pinned_max(&self) -> usize {
-        (self.pinned_bytes >> self.cache.geometry().block_shift).max(PINNED_MIN)
+        self.pinned_max
     }
 
     /// Fails when an earlier commit failed: nothing may be promised any more.
