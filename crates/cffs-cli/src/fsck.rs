@@ -142,7 +142,10 @@ pub fn run(args: &FsckArgs) -> anyhow::Result<u8> {
             let disk = open_disk(&args.image, mode)?;
             (disk.dev, log_dev.map(|d| Arc::new(d) as Arc<dyn Device>), None, disk.log_disk)
         }
-        Err(e) => return Err(e),
+        Err(e) => match log_disk_problems(args) {
+            Some(found) => return report_log_disk(args, &name, &found),
+            None => return Err(e),
+        },
     };
     // What -p is for at boot: a file system in order costs nothing.
     let quick = args.preen && !args.force && !args.json && !args.data;
@@ -212,6 +215,12 @@ pub fn run(args: &FsckArgs) -> anyhow::Result<u8> {
     };
     let problems = if left == 1 { "1 problem".to_string() } else { format!("{left} problems") };
     Err(with_code(corrected | exit::fsck::ERRORS_LEFT, anyhow!("{name}: {problems} left: {advice}")))
+}
+
+/// What is wrong with the log disk of an image whose superblock cannot be read, if that is why.
+fn log_disk_problems(args: &FsckArgs) -> Option<Vec<String>> {
+    let found = open_disk(&args.image, OpenMode::READ_ONLY).ok()?.log_disk?.check(args.data).ok()?;
+    Some(found).filter(|found| !found.is_empty())
 }
 
 /// Says what is wrong with the log disk, which ends the check.

@@ -32,7 +32,7 @@ pub struct GrowArgs {
 
 /// Makes the image of a log disk longer, and lets it store as much more. The file system on it stays as it is.
 fn grow_log_disk(image: &Image, size: Option<u64>) -> anyhow::Result<Grown> {
-    let Some(disk) = &image.log_disk else { bail!("it has not the log layout") };
+    let Some(disk) = image.log_disk.as_deref() else { bail!("it has not the log layout") };
     let from = disk.space().usable;
     image.file.grow(size)?;
     disk.grow()?;

@@ -29,7 +29,7 @@ impl LogLayout {
     pub fn numbered(n: u64) -> LogLayout {
         let compression =
             [Compression::None, Compression::Lz4, Compression::None, Compression::Zstd(1)][n as usize % 4];
-        LogLayout { compression, thin: [4, 1, 16][n as usize / 4 % 3], snapshots: n / 2 % 2 == 0 }
+        LogLayout { compression, thin: [4, 1, 16][n as usize / 4 % 3], snapshots: (n / 2).is_multiple_of(2) }
     }
 
     fn options(self, read_only: bool) -> LogOptions {
