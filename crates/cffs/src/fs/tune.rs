@@ -2,7 +2,7 @@
 
 use super::{Error, Fs, Result, Superblock};
 use crate::tune::Tune;
-use cffs_device::Device;
+use cffs_device::{Device, Purpose};
 use std::sync::atomic::Ordering;
 
 /// The range that [`Fs::trim`] discards.
@@ -78,6 +78,7 @@ impl Fs {
             if !self.dev.can_discard() {
                 return Err(Error::Unsupported);
             }
+            let _purpose = Purpose::Clean.scope();
             self.dev.discard(run.start << shift, run.len << shift)?;
             // The device may find out only now that it cannot discard.
             if self.dev.can_discard() { Ok(()) } else { Err(Error::Unsupported) }
