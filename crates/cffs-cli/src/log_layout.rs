@@ -12,8 +12,12 @@ use std::sync::Arc;
 /// at most a sixteenth is in use when the image is full, and less than a half when everything compresses to a seventh. More would make
 /// allocation groups and their headers larger for nothing.
 const THIN_FACTOR: u64 = 16;
-/// Smallest image. In a smaller one a commit of many threads at once may not find room when it is full.
-pub const IMAGE_MIN: u64 = 32 << 20;
+/// Bytes of the smallest image, for a file system with blocks of so many. In a smaller one a commit of many threads at once may not
+/// find room when it is full, and there would have to be one after every few operations.
+pub fn image_min(block_size: u32) -> u64 {
+    (32 << 20).max(u64::from(block_size) << 12)
+}
+
 /// Images from this size on leave the size of segments to the log disk.
 const LARGE: u64 = 2 << 30;
 /// Segments of a smaller image, at most.

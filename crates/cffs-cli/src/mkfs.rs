@@ -316,8 +316,8 @@ fn refuse_contradictions(args: &MkfsArgs) -> anyhow::Result<()> {
 fn file_system_bytes(args: &MkfsArgs, len: u64) -> anyhow::Result<u64> {
     match args.layout {
         Layout::Plain => Ok(len),
-        Layout::Log if len < log_layout::IMAGE_MIN => {
-            let (name, least) = (args.image.display(), human(log_layout::IMAGE_MIN));
+        Layout::Log if len < log_layout::image_min(args.block_size) => {
+            let (name, least) = (args.image.display(), human(log_layout::image_min(args.block_size)));
             bail!("{name}: an image with the log layout has at least {least}: take a larger one")
         }
         Layout::Log => Ok(args.thin.unwrap_or_else(|| log_layout::default_bytes(len))),

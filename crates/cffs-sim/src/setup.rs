@@ -144,7 +144,7 @@ impl Setup {
         let metadata = MetadataMode::Journal;
         let log = Some(cffs::mkfs::log_bytes_min(self.sizes.0));
         // As small as `cffs mkfs` takes.
-        let device = self.device.max(32 << 20);
+        let device = self.device.max((32 << 20).max(u64::from(self.sizes.0) << 12));
         Setup { device, log_layout, log, external_log: false, data_sums: false, metadata, made: None, ..self }
     }
 
