@@ -3,6 +3,7 @@
 //! [`Device`] is a positioned, exact transfer in whole sectors. [`FileDevice`] is an image file or a block device,
 //! [`MemoryDevice`] is memory; the others wrap a device: they count ([`CountingDevice`]), fail on request
 //! ([`FailingDevice`]), keep what is written to themselves ([`OverlayDevice`]) or can be stopped ([`StoppableDevice`]). [`probe_group_size`] times a device.
+//! [`Purpose`] says why requests are made.
 #![forbid(unsafe_code)]
 
 /// For tests that try the orders in which threads can run, the locks are shuttle's.
@@ -18,14 +19,16 @@ mod lock;
 mod memory;
 mod overlay;
 mod probe;
+mod purpose;
 mod range;
 mod stoppable;
 
-pub use counting::{CountingDevice, DeviceStats, KindStats, Latency};
+pub use counting::{CountingDevice, DeviceStats, KindStats, Latency, PurposeStats};
 pub use device::{Device, IoKind, ReadRequest, WriteRequest};
 pub use failing::{FailingDevice, Fault, Operation};
 pub use file::{Direct, FileDevice, Lock, OpenMode};
 pub use memory::MemoryDevice;
 pub use overlay::OverlayDevice;
 pub use probe::{FALLBACK_GROUP_SIZE, Probe, ProbeSample, choose_group_size, probe_group_size};
+pub use purpose::{Purpose, PurposeScope};
 pub use stoppable::StoppableDevice;
