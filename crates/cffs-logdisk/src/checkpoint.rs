@@ -1,6 +1,6 @@
 //! A checkpoint: what is only in memory is stored, and the root refers to it.
 
-use crate::batch::{Entry, SUMMARY_BYTES};
+use crate::batch::{BATCH_BYTES_MAX, Entry, SUMMARY_BYTES};
 use crate::codec::{Fields, PutFields, corrupt, counter, crc32c};
 use crate::extent::{Birth, EXTENT_BLOCKS_MAX};
 use crate::layouts::{MapLayout, SegmentInfo};
@@ -114,8 +114,8 @@ impl NodeSink for NodeWriter<'_> {
         Ok(at)
     }
 
-    fn stored<L: Layout>(&mut self, r: &NodeRef, node: Node<L>) {
-        self.cache.lock().put((r.segment, r.ordinal), Arc::new(node));
+    fn stored<L: Layout>(&mut self, r: &NodeRef, node: Arc<Node<L>>) {
+        self.cache.lock().put((r.segment, r.ordinal), node);
     }
 }
 
@@ -210,7 +210,7 @@ impl State {
         }
         self.store_usage()?;
         // Nodes of the usage that were all over the log are many lines in the record. Stored once more they are side by side.
-        let longest = self.store.segment_bytes() / 2;
+        let longest = self.store.segment_bytes().min(BATCH_BYTES_MAX) / 2;
         let mut record = self.encode_record()?;
         for _ in 0..RECORD_TRIES {
             if record.len() as u64 <= longest {

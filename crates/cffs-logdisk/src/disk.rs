@@ -335,7 +335,8 @@ impl LogDisk {
         state.delete_branch(branch)
     }
 
-    /// Gives back the space of what was deleted, about `entries` extents of it. True if there is more to do.
+    /// Gives back the space of what was deleted, about `entries` extents of it. True if there is more to do. After opening there may be,
+    /// because what no checkpoint has of a deletion is done again.
     ///
     /// # Errors
     /// Those of the store; then nothing can be written any more.

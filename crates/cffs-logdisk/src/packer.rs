@@ -1,12 +1,11 @@
 //! Packs blocks into batches.
 
-use crate::batch::{CONTINUES, Entry, Payload, SUMMARY_BYTES};
+use crate::batch::{BATCH_BYTES_MAX, CONTINUES, Entry, Payload, SUMMARY_BYTES};
 use crate::codec::crc32c;
 use crate::compress::compress;
 use crate::extent::{BLOCK_BYTES, Codec, EXTENT_BLOCKS_MAX, UNIT_BLOCKS_MAX};
 use crate::log::{Log, NewBatch};
 use crate::options::Compression;
-use crate::scan::BATCH_BYTES_MAX;
 use crate::state::State;
 use std::io;
 
@@ -39,7 +38,7 @@ impl Packer {
         if self.room == 0 || !self.fits(bytes, data.len(), align) {
             self.end(state, CONTINUES)?;
             let need = u64::from(Log::data_start(SUMMARY_BYTES + bytes, align)) + data.len() as u64 + u64::from(align);
-            self.room = state.log.begin(self.stream, need, &*state.store)?.min(BATCH_BYTES_MAX.max(need));
+            self.room = state.log.begin(self.stream, need, &*state.store)?.min(BATCH_BYTES_MAX);
         }
         self.summary += bytes;
         self.entries.push(entry);

@@ -1,15 +1,10 @@
 //! Reads batches of a store one by one.
 
-use crate::batch::{SUMMARY_BYTES, Summary};
+use crate::batch::{BATCH_BYTES_MAX, SUMMARY_BYTES, Summary};
 use crate::codec::corrupt;
 use crate::layouts::SegmentInfo;
 use crate::store::{SegmentId, SegmentStore};
 use std::io;
-
-/// Longest summary in bytes: a batch with more than a checkpoint is not longer.
-const SUMMARY_BYTES_MAX: usize = 4 << 20;
-/// Most bytes of one batch; the summary of a batch is read as a whole.
-pub(crate) const BATCH_BYTES_MAX: u64 = 4 << 20;
 
 /// The summary of the batch at a place.
 ///
@@ -28,7 +23,7 @@ pub(crate) fn read_summary(
     let mut bytes = vec![0; SUMMARY_BYTES];
     store.get(segment, u64::from(offset), &mut bytes)?;
     let n = Summary::length_of(&bytes)?;
-    if u64::from(offset) + n as u64 > end || n > SUMMARY_BYTES_MAX {
+    if u64::from(offset) + n as u64 > end || n as u64 > BATCH_BYTES_MAX {
         return Err(corrupt("a summary is not within its segment"));
     }
     bytes.resize(n, 0);

@@ -110,7 +110,9 @@ impl State {
             return Ok(false);
         }
         let entries = entries.clamp(1, self.extents_max());
-        self.ensure_room(Change::freed(entries as u64), Level::Frees)?;
+        // What was accepted keeps its room.
+        let change = self.pending_change().and(Change::freed(entries as u64));
+        self.ensure_room(change, Level::Frees)?;
         let r = self.try_delete_step(entries);
         self.fatal(r)?;
         if self.is_dirty() {

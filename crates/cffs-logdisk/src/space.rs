@@ -13,7 +13,7 @@
 //!
 //! A page of a bitmap changes for each dead block at most, and a record of a segment. There are at most
 //! `segments + ordinals / 1024` pages, at least 7 in a node; and 30 records in a node. What storing these two trees changes of
-//! themselves is in the record of the checkpoint, which is kept below half a segment by storing them again.
+//! themselves is in the record of the checkpoint, which is kept below half a segment and 2 MiB by storing them again.
 //!
 //! All of that is counted from the state as it is, before anything is accepted. What is in memory already is counted as well.
 //!
@@ -32,7 +32,7 @@
 //! `usable` leaves room beside the 16th that is always dead. In a compressed disk a unit lives as a whole when one block of it does, but is counted
 //! by its parts; there only the free segments count, and a write can be refused before `free` is 0.
 
-use crate::batch::SUMMARY_BYTES;
+use crate::batch::{BATCH_BYTES_MAX, SUMMARY_BYTES};
 use crate::extent::BLOCK_BYTES;
 use crate::state::State;
 use crate::tree::NODE_BYTES;
@@ -187,7 +187,7 @@ impl State {
         let usage = self.usage_nodes(change);
         let record = 256 + SUMMARY_BYTES as u64 + 50 * usage;
         // A record that is too long is made shorter by storing the usage again.
-        let again = if record > segment / 2 { usage } else { 0 };
+        let again = if record > segment.min(BATCH_BYTES_MAX) / 2 { usage } else { 0 };
         let nodes = dirtied + self.tree_nodes(change) + self.catalog_nodes() + usage + again;
         let in_segment = ((segment - 512) / STORED_NODE_BYTES).max(1);
         nodes.div_ceil(in_segment) + 1

@@ -56,7 +56,7 @@ impl State {
     }
 
     /// What ending the batch changes.
-    fn pending_change(&self) -> Change {
+    pub(crate) fn pending_change(&self) -> Change {
         let p = &self.pending;
         let mut change = Change::blocks(p.blocks.len() as u64, p.extents as u64);
         change.bytes += 64 * p.discards.len() as u64;

@@ -4,7 +4,7 @@ use cffs_device::{Device, IoKind, MemoryDevice};
 use cffs_logdisk::{BLOCK_BYTES, CleanPolicy, ImageOptions, ImageStore, LogDisk, LogOptions};
 use std::sync::Arc;
 
-const SLOTS: u64 = 512;
+const SLOTS: u64 = 256;
 const SLOT_BYTES: u64 = 256 << 10;
 const BLOCK: u64 = BLOCK_BYTES as u64;
 
@@ -32,8 +32,8 @@ fn copied(policy: CleanPolicy, live: f64, hot: f64, hot_part: f64) -> f64 {
         let after = disk.stats();
         (after.cleaned - before.cleaned) as f64 / (after.accepted - before.accepted) as f64
     };
-    run(3 * blocks);
-    run(2 * blocks)
+    run(2 * blocks);
+    run(blocks)
 }
 
 /// Where few blocks get most of the writes, old segments are worth cleaning while more lives in them.

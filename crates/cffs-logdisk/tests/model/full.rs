@@ -94,7 +94,7 @@ fn a_full_disk_can_be_overwritten_at_random_for_ever() {
         disk.flush().unwrap();
         let mut rng = fastrand::Rng::with_seed(9);
         let mut seeds: Vec<u64> = (0..n).collect();
-        for i in 0..10 * n {
+        for i in 0..5 * n {
             let number = rng.u64(0..n);
             seeds[number as usize] = 1_000_000 + i;
             disk.write_at(IoKind::Data, number * BLOCK, &block(1_000_000 + i)).unwrap();
