@@ -38,7 +38,7 @@ fn operations(kind: Kind, seed: u64, setup: Setup, args: &Args) -> Vec<Op> {
     let (len, bounds) = match kind {
         Kind::Aged => return aged::operations(seed),
         Kind::Modes | Kind::Mkfs => (args.len / 2, Bounds { write: 30_000, many: 20 }),
-        Kind::Log if seed % 3 == 0 => (args.len, Bounds::default()),
+        Kind::Log if seed.is_multiple_of(3) => (args.len, Bounds::default()),
         Kind::Log if seed % 3 == 1 => (args.len, Bounds { write: 2_000_000, many: 300 }),
         Kind::Crash | Kind::Log => (args.len / 2, Bounds { write: 60_000, many: 30 }),
         Kind::Grow if seed.is_multiple_of(2) => (args.len / 2, Bounds { write: 60_000, many: 30 }),
