@@ -13,6 +13,8 @@ pub struct LogLayout {
     pub compression: Compression,
     /// The size of the file system, as a multiple of the device.
     pub thin: u64,
+    /// Bytes of a segment.
+    pub segment_bytes: u64,
     /// It is cleaned, and snapshots are made and deleted, between operations.
     pub snapshots: bool,
 }
@@ -29,7 +31,12 @@ impl LogLayout {
     pub fn numbered(n: u64) -> LogLayout {
         let compression =
             [Compression::None, Compression::Lz4, Compression::None, Compression::Zstd(1)][n as usize % 4];
-        LogLayout { compression, thin: [4, 1, 16][n as usize / 4 % 3], snapshots: (n / 2).is_multiple_of(2) }
+        LogLayout {
+            compression,
+            thin: [4, 1, 16][n as usize / 4 % 3],
+            segment_bytes: 64 << 10,
+            snapshots: (n / 2).is_multiple_of(2),
+        }
     }
 
     fn options(self, read_only: bool) -> LogOptions {
@@ -48,7 +55,7 @@ impl LogLayout {
     pub fn make_on(self, trace: &Trace, uuid: [u8; 16]) -> io::Result<Arc<LogDisk>> {
         let device = trace.device(0);
         let bytes = device.len() * self.thin;
-        let store = ImageStore::format(device, &ImageOptions { uuid, slot_bytes: 64 << 10 })?;
+        let store = ImageStore::format(device, &ImageOptions { uuid, slot_bytes: self.segment_bytes })?;
         Ok(Arc::new(LogDisk::format(Arc::new(store), bytes, &self.options(false))?))
     }
 
@@ -101,7 +108,7 @@ pub fn is_log_disk(trace: &Trace) -> bool {
 /// # Errors
 /// What is wrong.
 pub fn open_checked(trace: &Trace) -> Result<Arc<LogDisk>, String> {
-    let layout = LogLayout { compression: Compression::None, thin: 1, snapshots: false };
+    let layout = LogLayout { compression: Compression::None, thin: 1, segment_bytes: 0, snapshots: false };
     let disk = layout.open(trace, true).map_err(|e| format!("the log disk cannot be opened: {e}"))?;
     let problems = disk.check(true).map_err(|e| format!("the log disk cannot be checked: {e}"))?;
     if problems.is_empty() { Ok(disk) } else { Err(format!("the log disk: {}", problems.join("; "))) }

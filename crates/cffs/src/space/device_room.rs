@@ -5,9 +5,7 @@
 //! of the running transaction, for which there is a *margin* that only the file system itself may use. So no writeback or
 //! commit finds the device full, and there is room to delete.
 
-use super::free_space::Space;
 use crate::cache::Cache;
-use crate::error::{Error, Result};
 use cffs_device::{Device, DeviceSpace};
 use std::sync::Arc;
 
@@ -31,7 +29,7 @@ pub(super) enum Asker {
 pub(super) struct DeviceRoom {
     cache: Arc<Cache>,
     /// Bytes that one commit may write at most, and open transactions add to it.
-    margin: u64,
+    pub(super) margin: u64,
     /// Share of the device that only privileged users get, in 1/10,000.
     pub(super) reserve_bp: u32,
 }
@@ -46,7 +44,7 @@ impl DeviceRoom {
         Some(DeviceRoom { cache: cache.clone(), margin, reserve_bp: 0 })
     }
 
-    fn space(&self) -> DeviceSpace {
+    pub(super) fn space(&self) -> DeviceSpace {
         let none = DeviceSpace { total: 0, free: 0, unit: 4096, unit_cost: 4096, keeps_old: false };
         self.cache.device().space().unwrap_or(none)
     }
@@ -95,51 +93,10 @@ impl DeviceRoom {
     }
 
     /// Bytes in all, and free ones.
-    fn totals(&self, reserved_blocks: u64) -> (u64, u64) {
+    pub(super) fn totals(&self, reserved_blocks: u64) -> (u64, u64) {
         let s = self.space();
         let dirty = (self.cache.dirty_data() as u64).div_ceil(s.unit).saturating_mul(s.unit_cost);
         let taken = dirty + self.cost_of_blocks(&s, reserved_blocks) + 2 * self.margin;
         (s.total, s.free.saturating_sub(taken))
-    }
-}
-
-impl Space {
-    /// Whether the device has less space than places.
-    pub(crate) fn is_thin(&self) -> bool {
-        self.accounting.lock().device.is_some()
-    }
-
-    /// Fragments that the device can store in all, how many of them are free, and how many of these only privileged users
-    /// get. `None` if each place has space.
-    pub(crate) fn thin_frags(&self) -> Option<[u64; 3]> {
-        let accounting = self.accounting.lock();
-        let room = accounting.device.as_ref()?;
-        let (total, free) = room.totals(accounting.reserved_blocks);
-        let kept = total / 10_000 * u64::from(room.reserve_bp);
-        Some([total, free, kept].map(|bytes| bytes >> self.g.frag_shift))
-    }
-
-    /// Whether data may be written to places that a file has already: `frags` of them, which need no space unless they were never
-    /// written (`unwritten`) or the device keeps what was there.
-    ///
-    /// # Errors
-    /// [`Error::NoSpace`].
-    pub(crate) fn check_overwrite(&self, frags: u64, unwritten: bool, privileged: bool) -> Result<()> {
-        let accounting = self.accounting.lock();
-        let Some(room) = accounting.device.as_ref().filter(|_| frags > 0) else { return Ok(()) };
-        if !unwritten && !room.space().keeps_old {
-            return Ok(());
-        }
-        let asker = if privileged { Asker::Privileged } else { Asker::Program };
-        if room.affords(frags, 0, accounting.reserved_blocks, asker) { Ok(()) } else { Err(Error::NoSpace) }
-    }
-
-    /// Whether anything may be changed. Only where the device keeps what was there, also deleting takes space, and there
-    /// may be none.
-    pub(crate) fn may_change(&self) -> bool {
-        let accounting = self.accounting.lock();
-        let Some(room) = accounting.device.as_ref() else { return true };
-        let s = room.space();
-        !s.keeps_old || s.free >= room.margin
     }
 }

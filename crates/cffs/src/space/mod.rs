@@ -33,6 +33,7 @@ mod search;
 mod set_aside;
 #[cfg(test)]
 pub(crate) mod tests;
+mod thin;
 mod trim;
 
 pub use free_space::Space;
