@@ -7,6 +7,7 @@ use anyhow::{Context, anyhow, bail};
 use cffs::device::{Device, FileDevice, IoKind, OpenMode};
 use cffs::format::superblock::{INCOMPAT_EXTERNAL_LOG, SUPERBLOCK_SIZE};
 use cffs::{Error, Fs, Geometry, MountOptions, Superblock};
+use cffs_fuse::snapshots;
 use cffs_logdisk::LogDisk;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -105,6 +106,16 @@ impl Image {
             None => None,
         };
         Ok(Image { path: path.to_owned(), file, dev, log_disk, log_dev, superblock, geometry })
+    }
+
+    /// One of its snapshots or clones in place of the file system that has them.
+    pub fn at_snapshot(self, name: &str) -> anyhow::Result<Image> {
+        let at = self.path.display().to_string();
+        let Some(disk) = &self.log_disk else { bail!("{at}: it has not the log layout, so it has no snapshots") };
+        let dev = snapshots::device(disk, name).about(|| &at)?;
+        let (superblock, geometry) =
+            read_superblock(&self.file, &*dev, true).with_context(|| format!("{at}: {name}"))?;
+        Ok(Image { dev, superblock, geometry, ..self })
     }
 
     /// Lets the engine mount it.

@@ -34,6 +34,7 @@ mod scrub;
 mod second_place;
 mod signature;
 mod size;
+mod snapshot;
 mod stat;
 mod stats;
 mod text;

@@ -19,6 +19,8 @@ pub struct Options {
     pub log_device: Option<PathBuf>,
     /// The log is not to be replayed.
     pub no_recovery: bool,
+    /// A snapshot or clone to mount.
+    pub snapshot: Option<String>,
     /// How the log disk compresses; `None`: not said.
     pub compression: Option<Compression>,
 }
@@ -222,6 +224,7 @@ impl Options {
             ("log", Some(v)) if LEVELS.contains(&v) => {}
             ("log", _) => return wrong("must be error, warn, info, debug or trace"),
             ("compress", Some(v)) => self.compression = Some(parse_compression(v).map_err(Wrong::Value)?),
+            ("snapshot", Some(v)) if !v.is_empty() => self.snapshot = Some(v.into()),
             ("logdev", Some(v)) if !v.is_empty() => self.log_device = Some(v.into()),
             ("learn", None) => config.learn = true,
             ("nolearn", None) => config.learn = false,
@@ -252,7 +255,11 @@ impl Options {
             ("nodev", None) => config.dev = false,
             ("exec", None) => config.exec = true,
             ("noexec", None) => config.exec = false,
-            ("cache" | "metadata" | "prefetch" | "commit" | "logdev" | "threads" | "maintenance" | "compress", _) => {
+            (
+                "cache" | "metadata" | "prefetch" | "commit" | "logdev" | "threads" | "maintenance" | "compress"
+                | "snapshot",
+                _,
+            ) => {
                 return wrong("needs a value");
             }
             ("remount", _) => return wrong("does not go with another mount"),

@@ -44,6 +44,7 @@ mod protocol;
 mod remount;
 mod ring;
 mod session;
+pub mod snapshots;
 mod stats_file;
 mod worker_pool;
 

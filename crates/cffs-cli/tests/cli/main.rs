@@ -12,6 +12,7 @@ mod quota;
 mod regroup;
 mod service;
 mod signatures;
+mod snapshots;
 mod tools;
 mod transfer;
 mod wrong_input;

@@ -35,5 +35,5 @@ mod snapshot;
 pub(crate) use answers::Answers;
 pub(crate) use asker::Asker;
 pub use client::{Control, ControlError};
-pub use request::{MountInfo, Refusal, Request, SnapshotEntry, Tuned};
+pub use request::{MountInfo, Refusal, Request, Tuned};
 pub(crate) use service::answer;

@@ -74,14 +74,14 @@ pub enum Request {
     /// Stops the running regroup. The answer is that of [`Request::RegroupStatus`].
     RegroupStop,
     /// The snapshots and clones of a file system in the log layout, in the order in which they were made: a list of
-    /// [`SnapshotEntry`].
+    /// [`SnapshotEntry`](crate::snapshots::SnapshotEntry).
     SnapshotList,
     /// Makes everything durable, and a snapshot of it. The answer is its number.
     SnapshotCreate {
         /// Its name, which no other has.
         name: String,
     },
-    /// Deletes a snapshot; its space comes back in the background.
+    /// Deletes a snapshot or clone; its space comes back in the background.
     SnapshotDelete {
         /// Its name.
         name: String,
@@ -93,8 +93,7 @@ pub enum Request {
         /// Name of the clone.
         clone: String,
     },
-    /// What differs between two snapshots, or a snapshot and now: a list of byte ranges (offset, length) of the device that the
-    /// file system is on.
+    /// What differs between two snapshots, or a snapshot and now: a list of [`Difference`](crate::snapshots::Difference).
     SnapshotDiff {
         /// Name of the earlier one.
         from: String,
@@ -117,21 +116,10 @@ impl Request {
             Request::RegroupStart(_) | Request::RegroupStop => true,
             Request::SnapshotList => false,
             Request::SnapshotCreate { .. } | Request::SnapshotDelete { .. } | Request::SnapshotClone { .. } => true,
-            // It makes everything durable, and tells where files lie.
+            // It tells of names that not everybody may see, and reads everything.
             Request::SnapshotDiff { .. } => true,
         }
     }
-}
-
-/// A snapshot, or a clone of one.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SnapshotEntry {
-    /// Its number: a later one has a higher one.
-    pub id: u64,
-    /// Its name.
-    pub name: String,
-    /// For a clone, the snapshot that it began as.
-    pub clone_of: Option<String>,
 }
 
 /// The superblock before and after a change, encoded as on the device ([`cffs::Superblock::decode`]).
