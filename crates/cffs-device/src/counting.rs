@@ -307,7 +307,7 @@ impl Histogram {
     }
 
     /// Runs `f`, and counts it as `n` requests; a failure adds one to `errors`.
-    fn time(&self, n: u64, errors: &AtomicU64, f: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
+    fn time<T>(&self, n: u64, errors: &AtomicU64, f: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
         let start = Instant::now();
         let result = f();
         self.record(start.elapsed(), n);
@@ -485,6 +485,23 @@ impl<D: Device> Device for CountingDevice<D> {
         }
         let errors = &self.kinds[first.index()].read_errors;
         self.read_latency.time(requests.len() as u64, errors, || self.inner.read_batch(requests))
+    }
+
+    fn copies(&self) -> usize {
+        self.inner.copies()
+    }
+
+    fn read_copy(&self, kind: IoKind, copy: usize, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        let counters = &self.kinds[kind.index()];
+        add(&counters.read_requests, 1);
+        add(&counters.read_bytes, buf.len() as u64);
+        self.read_latency.time(1, &counters.read_errors, || self.inner.read_copy(kind, copy, offset, buf))
+    }
+
+    fn repair(&self, kind: IoKind, copy: usize, offset: u64, good: &[u8]) -> io::Result<bool> {
+        self.count_write(kind, good.len());
+        let errors = &self.kinds[kind.index()].write_errors;
+        self.write_latency.time(1, errors, || self.inner.repair(kind, copy, offset, good))
     }
 
     fn flush(&self) -> io::Result<()> {

@@ -168,6 +168,20 @@ impl Device for FailingDevice {
         self.inner.write_vectored(kind, offset, bufs)
     }
 
+    fn copies(&self) -> usize {
+        self.inner.copies()
+    }
+
+    fn read_copy(&self, kind: IoKind, copy: usize, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.check(Operation::Read, Some(kind), Some((offset, buf.len() as u64)))?;
+        self.inner.read_copy(kind, copy, offset, buf)
+    }
+
+    fn repair(&self, kind: IoKind, copy: usize, offset: u64, good: &[u8]) -> io::Result<bool> {
+        self.check(Operation::Write, Some(kind), Some((offset, good.len() as u64)))?;
+        self.inner.repair(kind, copy, offset, good)
+    }
+
     fn flush(&self) -> io::Result<()> {
         self.check(Operation::Flush, None, None)?;
         self.inner.flush()

@@ -31,6 +31,15 @@ macro_rules! forward {
             fn read_batch(&self, requests: &mut [ReadRequest<'_>]) -> io::Result<()> {
                 (**self).read_batch(requests)
             }
+            fn copies(&self) -> usize {
+                (**self).copies()
+            }
+            fn read_copy(&self, kind: IoKind, copy: usize, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+                (**self).read_copy(kind, copy, offset, buf)
+            }
+            fn repair(&self, kind: IoKind, copy: usize, offset: u64, good: &[u8]) -> io::Result<bool> {
+                (**self).repair(kind, copy, offset, good)
+            }
             fn flush(&self) -> io::Result<()> {
                 (**self).flush()
             }

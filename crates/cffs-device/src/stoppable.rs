@@ -54,6 +54,15 @@ impl<D: Device> Device for StoppableDevice<D> {
     fn read_batch(&self, requests: &mut [ReadRequest<'_>]) -> io::Result<()> {
         self.unless_stopped(|d| d.read_batch(requests))
     }
+    fn copies(&self) -> usize {
+        self.inner.copies()
+    }
+    fn read_copy(&self, kind: IoKind, copy: usize, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.unless_stopped(|d| d.read_copy(kind, copy, offset, buf))
+    }
+    fn repair(&self, kind: IoKind, copy: usize, offset: u64, good: &[u8]) -> io::Result<bool> {
+        self.unless_stopped(|d| d.repair(kind, copy, offset, good))
+    }
     fn flush(&self) -> io::Result<()> {
         self.unless_stopped(|d| d.flush())
     }
