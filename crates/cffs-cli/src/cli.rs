@@ -2,7 +2,7 @@
 
 use crate::{
     cat, colocate, dump, exit, export, fsck, generate, grow, import, info, ls, metadata_image, mkfs, mount, quota,
-    regroup, rm, scrub, stat, stats, together, trace, trim, tune, umount,
+    regroup, rm, scrub, snapshot, stat, stats, together, trace, trim, tune, umount,
 };
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
@@ -41,6 +41,7 @@ enum Command {
     Dump(dump::DumpArgs),
     Image(metadata_image::ImageArgs),
     Scrub(scrub::ScrubArgs),
+    Snapshot(snapshot::SnapshotArgs),
     Regroup(regroup::RegroupArgs),
     Colocate(colocate::ColocateArgs),
     Together(together::TogetherArgs),
@@ -160,6 +161,7 @@ pub fn run(mut args: Vec<OsString>) -> u8 {
         Command::Dump(a) => dump::run(&a),
         Command::Image(a) => metadata_image::run(&a),
         Command::Scrub(a) => scrub::run(&a),
+        Command::Snapshot(a) => snapshot::run(&a),
         Command::Regroup(a) => regroup::run(&a),
         Command::Colocate(a) => colocate::run(&a),
         Command::Together(a) => together::run(&a),

@@ -1,15 +1,17 @@
 //! `cffs fsck`: checks and repairs an image.
 
+use crate::disk::{open_device, open_disk};
 use crate::exit::{self, ExitCodeExt, with_code};
-use crate::image::{EngineResultExt, Image, LogArgs, open_device};
+use crate::image::{EngineResultExt, Image, LogArgs};
 use crate::progress::Steps;
 use crate::text::print_json;
-use anyhow::anyhow;
+use anyhow::{Context, anyhow};
 use cffs::Error;
 use cffs::check::repair::{Action, RepairOptions, Repaired, has_superblock, recover_log, repair};
 use cffs::check::{CheckOptions, Report, check};
 use cffs::device::{Device, OpenMode};
 use cffs::format::superblock::State;
+use cffs_logdisk::LogDisk;
 use clap::Args;
 use serde_json::{Value, json};
 use std::io::{self, BufRead, IsTerminal, Write};
@@ -92,6 +94,8 @@ struct Outcome {
     repaired: Option<Repaired>,
     /// Nothing was wrong but that the file system was not unmounted: the log was replayed, if there was one.
     recovered: Option<u64>,
+    /// What is wrong with the log disk, if there is one.
+    log_disk: Option<Vec<String>>,
 }
 
 impl Outcome {
@@ -111,8 +115,8 @@ impl Outcome {
     }
 }
 
-/// The device, that of the log, and the state in the superblock if that is good.
-type Opened = (Arc<dyn Device>, Option<Arc<dyn Device>>, Option<State>);
+/// The device, that of the log, the state in the superblock if that is good, and the log disk if the device is one.
+type Opened = (Arc<dyn Device>, Option<Arc<dyn Device>>, Option<State>, Option<Arc<LogDisk>>);
 
 /// Runs the subcommand.
 pub fn run(args: &FsckArgs) -> anyhow::Result<u8> {
@@ -127,15 +131,21 @@ pub fn run(args: &FsckArgs) -> anyhow::Result<u8> {
     let writes = args.preen || args.yes || asks;
     let log = args.log.log_device.as_deref();
     let mode = if writes { OpenMode::READ_WRITE } else { OpenMode::READ_ONLY };
-    let (dev, log_dev, state): Opened = match Image::open(&args.image, log, mode) {
-        Ok(image) => (image.dev, image.log_dev.map(|d| d as Arc<dyn Device>), Some(image.superblock.state)),
+    let (dev, log_dev, state, log_disk): Opened = match Image::open(&args.image, log, mode) {
+        Ok(image) => {
+            (image.dev, image.log_dev.map(|d| d as Arc<dyn Device>), Some(image.superblock.state), image.log_disk)
+        }
         // Its copies may be good.
         Err(e) if (args.yes || asks) && has_copies(&args.image, mode) => {
             eprintln!("{e:#}");
             let log_dev = log.map(|l| open_device(l, mode)).transpose()?;
-            (Arc::new(open_device(&args.image, mode)?), log_dev.map(|d| Arc::new(d) as Arc<dyn Device>), None)
+            let disk = open_disk(&args.image, mode)?;
+            (disk.dev, log_dev.map(|d| Arc::new(d) as Arc<dyn Device>), None, disk.log_disk)
         }
-        Err(e) => return Err(e),
+        Err(e) => match log_disk_problems(args) {
+            Some(found) => return report_log_disk(args, &name, &found),
+            None => return Err(e),
+        },
     };
     // What -p is for at boot: a file system in order costs nothing.
     let quick = args.preen && !args.force && !args.json && !args.data;
@@ -149,7 +159,15 @@ pub fn run(args: &FsckArgs) -> anyhow::Result<u8> {
         writeln!(io::stdout(), "{name}: the log was replayed ({replayed} transactions): clean")?;
         return Ok(exit::fsck::CORRECTED);
     }
-    let mut outcome = Outcome { before: None, repaired: None, recovered: None };
+    let mut outcome = Outcome { before: None, repaired: None, recovered: None, log_disk: None };
+    if let Some(disk) = &log_disk {
+        // Unless it is sound, nobody knows what the file system on it is made of, and a repair would make it worse.
+        let found = disk.check(args.data).with_context(|| name.clone()).exit_code(exit::fsck::OPERATIONAL)?;
+        if !found.is_empty() {
+            return report_log_disk(args, &name, &found);
+        }
+        outcome.log_disk = Some(found);
+    }
     if state.is_some() {
         match check_device(dev.clone(), log_dev.clone(), args.data, args.jobs) {
             Ok(report) => outcome.before = Some(report),
@@ -175,6 +193,9 @@ pub fn run(args: &FsckArgs) -> anyhow::Result<u8> {
             }
         }
     }
+    if let Some(disk) = log_disk.filter(|_| outcome.changed()) {
+        disk.checkpoint().with_context(|| name.clone()).exit_code(exit::fsck::OPERATIONAL)?;
+    }
     if args.json {
         print_json(&to_json(&outcome, &name)?)?;
     } else {
@@ -196,9 +217,31 @@ pub fn run(args: &FsckArgs) -> anyhow::Result<u8> {
     Err(with_code(corrected | exit::fsck::ERRORS_LEFT, anyhow!("{name}: {problems} left: {advice}")))
 }
 
+/// What is wrong with the log disk of an image whose superblock cannot be read, if that is why.
+fn log_disk_problems(args: &FsckArgs) -> Option<Vec<String>> {
+    let found = open_disk(&args.image, OpenMode::READ_ONLY).ok()?.log_disk?.check(args.data).ok()?;
+    Some(found).filter(|found| !found.is_empty())
+}
+
+/// Says what is wrong with the log disk, which ends the check.
+fn report_log_disk(args: &FsckArgs, name: &str, found: &[String]) -> anyhow::Result<u8> {
+    if args.json {
+        print_json(&json!({"image": name, "clean": false, "log_disk": {"problems": found}}))?;
+    } else {
+        let mut out = io::stdout().lock();
+        for problem in found {
+            writeln!(out, "{name}: log disk: {problem}")?;
+        }
+        out.flush()?;
+    }
+    let text = "the log disk is damaged, and there is no repair for it yet: copy out what can be read (cffs export), and \
+                make it anew";
+    Err(with_code(exit::fsck::ERRORS_LEFT, anyhow!("{name}: {} problems left: {text}", found.len())))
+}
+
 /// Whether good copies of a superblock stand on a device whose first one cannot be used.
 fn has_copies(image: &std::path::Path, mode: OpenMode) -> bool {
-    open_device(image, mode).is_ok_and(|dev| has_superblock(&dev, None))
+    open_disk(image, mode).is_ok_and(|disk| has_superblock(&*disk.dev, None))
 }
 
 /// Repairs, asking as the arguments say.
@@ -276,6 +319,9 @@ fn to_json(outcome: &Outcome, name: &str) -> anyhow::Result<Value> {
         object.insert("image".into(), json!(name));
         object.insert("clean".into(), json!(outcome.clean()));
         object.insert("log_replayed_on_image".into(), json!(outcome.replayed() > 0));
+        if let Some(problems) = &outcome.log_disk {
+            object.insert("log_disk".into(), json!({ "problems": problems }));
+        }
         if let Some(r) = &outcome.repaired {
             let mut repair = serde_json::to_value(r)?;
             if let Value::Object(fields) = &mut repair {

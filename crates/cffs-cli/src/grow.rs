@@ -1,11 +1,12 @@
 //! `cffs grow`: makes a file system larger, mounted or not.
 
-use crate::image::{EngineResultExt, LogArgs};
+use crate::image::{EngineResultExt, Image, LogArgs};
 use crate::mount_or_image::{MountOrImage, engine};
 use crate::size::{human, parse_size};
 use crate::text::print_json;
-use anyhow::Context;
+use anyhow::{Context, bail};
 use cffs::Grown;
+use cffs::device::Device;
 use cffs_fuse::control::Request;
 use clap::Args;
 use std::path::PathBuf;
@@ -13,7 +14,7 @@ use std::path::PathBuf;
 /// Make a file system larger, also while it is mounted
 ///
 /// Takes up what its device or image has become larger by. An image in a file is made longer itself with --size. Nothing
-/// is ever made smaller. A rest too small for the header of an allocation group stays unused.
+/// is ever made smaller. An image with the log layout stores more then, and the file system on it keeps its size. A rest too small for the header of an allocation group stays unused.
 #[derive(Args, Debug)]
 pub struct GrowArgs {
     /// Size of the file system: an image in a file is made that long; a device must have as much
@@ -29,12 +30,24 @@ pub struct GrowArgs {
     path: PathBuf,
 }
 
+/// Makes the image of a log disk longer, and lets it store as much more. The file system on it stays as it is.
+fn grow_log_disk(image: &Image, size: Option<u64>) -> anyhow::Result<Grown> {
+    let Some(disk) = image.log_disk.as_deref() else { bail!("it has not the log layout") };
+    let from = disk.space().usable;
+    image.file.grow(size)?;
+    disk.grow()?;
+    Ok(Grown { from, to: disk.space().usable.max(from) })
+}
+
 /// Runs the subcommand.
 pub fn run(args: &GrowArgs) -> anyhow::Result<u8> {
     crate::log::start(0);
     let name = args.path.display().to_string();
     let grown: Grown = match MountOrImage::open(&args.path, &args.log)? {
         MountOrImage::Mounted(control) => control.call(&Request::Grow { size: args.size })?,
+        MountOrImage::Image(image) if image.log_disk.is_some() => {
+            grow_log_disk(&image, args.size).context(name.clone())?
+        }
         MountOrImage::Image(image) => {
             let fs = engine(*image)?;
             let grown = fs.grow(args.size).about(|| &name);

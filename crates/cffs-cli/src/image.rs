@@ -1,11 +1,14 @@
 //! Images: opening them, what their superblock says, and what is in them without a mount.
 
-use crate::{signature, unmount_wait};
+use crate::disk::{Disk, open_device, open_disk};
+use crate::mount_options::compression_of;
+use crate::signature;
 use anyhow::{Context, anyhow, bail};
 use cffs::device::{Device, FileDevice, IoKind, OpenMode};
 use cffs::format::superblock::{INCOMPAT_EXTERNAL_LOG, SUPERBLOCK_SIZE};
 use cffs::{Error, Fs, Geometry, MountOptions, Superblock};
-use cffs_fuse::places_of;
+use cffs_fuse::snapshots;
+use cffs_logdisk::LogDisk;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -65,8 +68,12 @@ impl ImagePath {
 pub struct Image {
     /// Where it is.
     pub path: PathBuf,
-    /// The device.
-    pub dev: Arc<FileDevice>,
+    /// The file or block device.
+    pub file: Arc<FileDevice>,
+    /// What the file system is on: the same, or the log disk in it.
+    pub dev: Arc<dyn Device>,
+    /// The log disk, in the log layout.
+    pub log_disk: Option<Arc<LogDisk>>,
     /// The device of the log, if that is another one.
     pub log_dev: Option<Arc<FileDevice>>,
     /// The superblock.
@@ -75,35 +82,15 @@ pub struct Image {
     pub geometry: Geometry,
 }
 
-/// Opens a device; the errors of [`FileDevice`] name it, here is added what to do.
-pub fn open_device(path: &Path, mode: OpenMode) -> anyhow::Result<FileDevice> {
-    let opened = match FileDevice::open(path, mode) {
-        Err(e) if e.kind() == std::io::ErrorKind::ResourceBusy && unmount_wait::wait_for_server(path) => {
-            FileDevice::open(path, mode)
-        }
-        other => other,
-    };
-    opened.map_err(|e| {
-        use std::io::ErrorKind::*;
-        let advice = match e.kind() {
-            NotFound => "check the name, or make one with `cffs mkfs --size`",
-            PermissionDenied => "become root, or ask for the permission",
-            ResourceBusy => match places_of(path).unwrap_or_default().first() {
-                Some(place) => return anyhow!("{e}; it is mounted on {}: unmount it first", place.dir().display()),
-                None => "unmount it, or wait for the other program to end",
-            },
-            ReadOnlyFilesystem => "open it read-only, as with `cffs mount -o ro`",
-            _ => return anyhow!(e),
-        };
-        anyhow!("{e}: {advice}")
-    })
-}
-
 impl Image {
     /// Opens an image and its log, and checks what can be checked by the superblock alone.
     pub fn open(path: &Path, log: Option<&Path>, mode: OpenMode) -> anyhow::Result<Image> {
-        let dev = open_device(path, mode)?;
-        let (superblock, geometry) = read_superblock(&dev).with_context(|| path.display().to_string())?;
+        let Disk { file, dev, log_disk } = open_disk(path, mode)?;
+        let read = read_superblock(&file, &*dev, log_disk.is_some());
+        let (superblock, geometry) = read.with_context(|| path.display().to_string())?;
+        if let Some(log_disk) = &log_disk {
+            log_disk.set_compression(compression_of(&superblock.mount_options_str()));
+        }
         let external = superblock.incompat & INCOMPAT_EXTERNAL_LOG != 0;
         let log_dev = match log {
             None if external => bail!(
@@ -118,7 +105,17 @@ impl Image {
             Some(log) => Some(Arc::new(open_device(log, mode)?)),
             None => None,
         };
-        Ok(Image { path: path.to_owned(), dev: Arc::new(dev), log_dev, superblock, geometry })
+        Ok(Image { path: path.to_owned(), file, dev, log_disk, log_dev, superblock, geometry })
+    }
+
+    /// One of its snapshots or clones in place of the file system that has them.
+    pub fn at_snapshot(self, name: &str) -> anyhow::Result<Image> {
+        let at = self.path.display().to_string();
+        let Some(disk) = &self.log_disk else { bail!("{at}: it has not the log layout, so it has no snapshots") };
+        let dev = snapshots::device(disk, name).about(|| &at)?;
+        let (superblock, geometry) =
+            read_superblock(&self.file, &*dev, true).with_context(|| format!("{at}: {name}"))?;
+        Ok(Image { dev, superblock, geometry, ..self })
     }
 
     /// Lets the engine mount it.
@@ -129,12 +126,17 @@ impl Image {
 }
 
 /// Reads and checks the superblock. Says what is there instead if it is none of ours, and what to do.
-fn read_superblock(dev: &FileDevice) -> anyhow::Result<(Superblock, Geometry)> {
-    use_sectors_of_the_format(dev)?;
+fn read_superblock(file: &FileDevice, dev: &dyn Device, on_log_disk: bool) -> anyhow::Result<(Superblock, Geometry)> {
+    if !on_log_disk {
+        use_sectors_of_the_format(file)?;
+    }
     match cffs::mkfs::read_superblock(dev).and_then(|sb| Ok((Geometry::new(&sb)?, sb))) {
         Ok((geometry, superblock)) => Ok((superblock, geometry)),
         // What it is instead is only a help.
-        Err(Error::Corrupt(c)) if c.0.contains("not a cffs") => match signature::detect(dev) {
+        Err(Error::Corrupt(c)) if c.0.contains("not a cffs") && on_log_disk => {
+            bail!("a cffs log disk without a file system on it: make one with `cffs mkfs --layout=log --force`")
+        }
+        Err(Error::Corrupt(c)) if c.0.contains("not a cffs") => match signature::detect(file) {
             Ok(Some(name)) => {
                 bail!("not a cffs file system but {name}: give the right image, or the right type to mount")
             }

@@ -10,6 +10,7 @@ use cffs::device::OpenMode;
 use cffs::format::superblock::State;
 use cffs::{Geometry, Superblock};
 use cffs_fuse::control::{Control, MountInfo};
+use cffs_logdisk::LogDisk;
 use clap::Args;
 use serde_json::{Value, json};
 use std::io::{self, Write};
@@ -56,13 +57,37 @@ pub fn run(args: &InfoArgs) -> anyhow::Result<u8> {
     let report = if args.quick { None } else { Some(check_image(&image, &args.image.display().to_string())?) };
     let (sb, g) = (&image.superblock, &image.geometry);
     if args.json {
-        print_json(&to_json(&image.path.to_string_lossy(), sb, g, report.as_ref()))?;
+        let mut value = to_json(&image.path.to_string_lossy(), sb, g, report.as_ref());
+        if let Value::Object(all) = &mut value {
+            all.insert("image_layout".into(), json!(if image.log_disk.is_some() { "log" } else { "plain" }));
+            all.insert("log_disk".into(), json!(image.log_disk.as_deref().map(log_disk_json)));
+        }
+        print_json(&value)?;
     } else {
         let mut out = io::stdout().lock();
+        if let Some(disk) = &image.log_disk {
+            let (space, n) = (disk.space(), disk.snapshots().len());
+            let (usable, free) = (human(space.usable), human(space.free));
+            writeln!(out, "image        log layout: stores {usable}, {free} of it free; {n} snapshots")?;
+        }
         print(&mut out, sb, g, report.as_ref())?;
         out.flush()?;
     }
     Ok(0)
+}
+
+/// What is stored on a log disk.
+pub fn log_disk_json(disk: &LogDisk) -> Value {
+    let (space, stats) = (disk.space(), disk.stats());
+    json!({
+        "usable_bytes": space.usable,
+        "live_bytes": space.live,
+        "free_bytes": space.free,
+        "segments": stats.segments,
+        "used_bytes": stats.used,
+        "snapshots": disk.snapshots().len(),
+        "clones": disk.branches().len() - 1,
+    })
 }
 
 fn of_mount(args: &InfoArgs) -> anyhow::Result<u8> {

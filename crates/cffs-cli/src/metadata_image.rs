@@ -1,6 +1,7 @@
 //! `cffs image`: copies only the metadata of an image, for bug reports.
 
-use crate::image::{EngineResultExt, LogArgs, open_device};
+use crate::disk::{disk_of, open_device};
+use crate::image::{EngineResultExt, LogArgs};
 use crate::progress::Steps;
 use crate::size::human;
 use crate::text::print_json;
@@ -112,9 +113,9 @@ pub fn run(args: &ImageArgs) -> anyhow::Result<u8> {
     crate::log::start(0);
     let name = args.source.display().to_string();
     let open = |path: &Path| -> anyhow::Result<Arc<dyn Device>> {
-        let dev = open_device(path, OpenMode::READ_ONLY)?;
-        dev.use_buffered()?;
-        Ok(Arc::new(dev))
+        let file = open_device(path, OpenMode::READ_ONLY)?;
+        file.use_buffered()?;
+        Ok(disk_of(file, path)?.dev)
     };
     let source = Devices { dev: open(&args.source)?, log: args.log.log_device.as_deref().map(open).transpose()? };
     let options = MetadumpOptions { obfuscate: obfuscator(args)?, keep_damaged: args.keep_damaged };

@@ -1,18 +1,23 @@
 //! `cffs mkfs`: makes a file system.
 
-use crate::image::{engine_error, open_device};
+use crate::compression::{compression_name, parse_compression};
+use crate::disk::open_device;
+use crate::image::engine_error;
+use crate::log_layout::{self, LogLayout};
 use crate::signature;
 use crate::size::{human, parse_size, parse_size_u32};
 use crate::text::print_json;
 use anyhow::{Context, anyhow, bail};
 use cffs::device::{Device, FileDevice, MemoryDevice, OpenMode, Probe, probe_group_size};
-use cffs::mkfs::plan;
+use cffs::mkfs::{log_bytes_min, plan, random_uuid};
 use cffs::{Geometry, MkfsOptions, QuotaKind, Superblock, mkfs};
+use cffs_logdisk::Compression;
 use clap::{Args, ValueEnum};
 use serde_json::json;
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// Make a cffs file system on a device or in an image file
 ///
@@ -67,6 +72,18 @@ pub struct MkfsArgs {
     /// Quotas to keep: user, group, project, separated by commas
     #[arg(long, value_name = "KINDS", value_delimiter = ',', value_parser = crate::quota::parse_kind)]
     quota: Vec<QuotaKind>,
+    /// What the image is made of: the file system alone, or a log disk with the file system on it, which writes whatever comes one
+    /// behind the other, and has snapshots and compression
+    #[arg(long, value_enum, default_value = "plain")]
+    layout: Layout,
+    /// With --layout=log: size of the file system on the log disk, as a multiple of 4K; what can be stored depends on the image
+    /// [default: 16 times the image]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    thin: Option<u64>,
+    /// With --layout=log: how data and metadata are compressed where that pays: none, lz4, zstd or zstd:LEVEL; becomes a default
+    /// mount option [default: none]
+    #[arg(long, value_name = "none|lz4|zstd[:LEVEL]", value_parser = parse_compression)]
+    compress: Option<Compression>,
     /// Overwrite what is there, also a file system
     #[arg(short = 'F', long)]
     force: bool,
@@ -81,6 +98,14 @@ pub struct MkfsArgs {
 enum GroupSize {
     Auto,
     Bytes(u32),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
+enum Layout {
+    /// The file system alone
+    Plain,
+    /// A log disk with the file system on it
+    Log,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
@@ -165,6 +190,10 @@ pub fn run(args: &MkfsArgs) -> anyhow::Result<u8> {
     let image = args.image.as_path();
     let name = image.display().to_string();
     let mut options = options_of(args);
+    refuse_contradictions(args)?;
+    if args.layout == Layout::Log {
+        options = options.log_bytes(Some(log_bytes_min(args.block_size)));
+    }
     let log = match &args.log_device {
         None => None,
         Some(path) => {
@@ -191,7 +220,7 @@ pub fn run(args: &MkfsArgs) -> anyhow::Result<u8> {
         if dev.is_block_device() && len > dev.len() {
             bail!("{name}: the device has {} bytes, {len} do not fit: leave out --size", dev.len());
         }
-        check(len, log_dev(), &options, &dev, &name)?;
+        check(file_system_bytes(args, len)?, log_dev(), &options, &dev, &name)?;
         if len != dev.len() {
             dev.set_len(len)?;
         }
@@ -200,7 +229,7 @@ pub fn run(args: &MkfsArgs) -> anyhow::Result<u8> {
         let Some(len) = args.size else {
             bail!("{name}: no such file or device: to make an image file, say with --size how large, as in --size 4G");
         };
-        check(len, log_dev(), &options, &MemoryDevice::new(len), &name)?;
+        check(file_system_bytes(args, len)?, log_dev(), &options, &MemoryDevice::new(len), &name)?;
         let dev = FileDevice::create(image, len, OpenMode::READ_WRITE)?;
         created.0 = Some(image);
         dev
@@ -218,15 +247,81 @@ pub fn run(args: &MkfsArgs) -> anyhow::Result<u8> {
         }
         GroupSize::Bytes(_) => None,
     };
+    let file = Arc::new(dev);
+    let layout = if args.layout == Layout::Log {
+        let uuid = args.uuid.map_or_else(random_uuid, Ok)?;
+        options = options.uuid(Some(uuid));
+        let (bytes, compression) = (file_system_bytes(args, file.len())?, args.compress.unwrap_or_default());
+        Some(LogLayout::make(file.clone(), uuid, bytes, compression).with_context(|| name.clone())?)
+    } else {
+        log_layout::forget(&file)?;
+        None
+    };
+    let dev: Arc<dyn Device> = match &layout {
+        Some(layout) => layout.disk.clone(),
+        None => file.clone(),
+    };
     // A small file system cannot have the group that the device deserves.
-    while probe.is_some() && options.group_size > 16 << 10 && plan(&dev, log_dev(), &options).is_err() {
+    while probe.is_some() && options.group_size > 16 << 10 && plan(&*dev, log_dev(), &options).is_err() {
         options.group_size /= 2;
     }
-    let sb = mkfs(&dev, log_dev(), &options).map_err(|e| engine_error(e, &name))?;
+    let mut sb = mkfs(&*dev, log_dev(), &options).map_err(|e| engine_error(e, &name))?;
+    if let Some(layout) = &layout {
+        sb = layout.finish(sb).with_context(|| name.clone())?;
+    }
     created.0 = None;
     let geometry = Geometry::new(&sb).map_err(|e| anyhow!("{name}: {e}"))?;
-    report(args, &sb, &geometry, probe.as_ref())?;
+    report(args, &sb, &geometry, probe.as_ref(), layout.as_ref())?;
     Ok(0)
+}
+
+/// Refuses options that make no sense with the layout.
+fn refuse_contradictions(args: &MkfsArgs) -> anyhow::Result<()> {
+    let name = args.image.display();
+    if args.layout == Layout::Plain {
+        for (given, option) in [(args.thin.is_some(), "--thin"), (args.compress.is_some(), "--compress")] {
+            if given {
+                bail!("{name}: {option} is for the log layout: add --layout=log");
+            }
+        }
+        return Ok(());
+    }
+    for (given, option, why) in [
+        (
+            args.journal_size.is_some(),
+            "--journal-size",
+            "commits are batches of the log disk, and have no log of their own",
+        ),
+        (
+            args.log_device.is_some(),
+            "--log-device",
+            "commits are batches of the log disk, and have no log of their own",
+        ),
+        (args.data_sums == Switch::On, "--data-sums", "the log disk has checksums of all data anyway"),
+    ] {
+        if given {
+            bail!("{name}: {option} makes no sense with --layout=log: {why}; leave it out");
+        }
+    }
+    if args.block_size < 4096 {
+        bail!("{name}: --layout=log takes blocks of 4K and more, because the log disk has none that are smaller");
+    }
+    if args.thin.is_some_and(|bytes| bytes % 4096 != 0 || bytes > cffs_logdisk::LOGICAL_BYTES_MAX) {
+        bail!("{name}: --thin takes a multiple of 4K, at most 1E");
+    }
+    Ok(())
+}
+
+/// Bytes of the file system in an image of `len` bytes.
+fn file_system_bytes(args: &MkfsArgs, len: u64) -> anyhow::Result<u64> {
+    match args.layout {
+        Layout::Plain => Ok(len),
+        Layout::Log if len < log_layout::image_min(args.block_size) => {
+            let (name, least) = (args.image.display(), human(log_layout::image_min(args.block_size)));
+            bail!("{name}: an image with the log layout has at least {least}: take a larger one")
+        }
+        Layout::Log => Ok(args.thin.unwrap_or_else(|| log_layout::default_bytes(len))),
+    }
 }
 
 /// Checks all options before anything is written. `sectors` is only asked for its size of sectors.
@@ -275,7 +370,13 @@ fn loop_device_of(path: &Path) -> Option<String> {
     })
 }
 
-fn report(args: &MkfsArgs, sb: &Superblock, g: &Geometry, probe: Option<&Probe>) -> io::Result<()> {
+fn report(
+    args: &MkfsArgs,
+    sb: &Superblock,
+    g: &Geometry,
+    probe: Option<&Probe>,
+    layout: Option<&LogLayout>,
+) -> io::Result<()> {
     let log_bytes = sb.log_blocks << sb.block_shift;
     if args.json {
         let measured = probe.map(|p| {
@@ -305,6 +406,8 @@ fn report(args: &MkfsArgs, sb: &Superblock, g: &Geometry, probe: Option<&Probe>)
             "reserve_percent": f64::from(sb.reserve_bp) / 100.0,
             "features": sb.feature_names(),
             "measured": measured,
+            "layout": if layout.is_some() { "log" } else { "plain" },
+            "log_disk": layout.map(|l| json!({"usable_bytes": l.usable, "segment_bytes": l.segment_bytes})),
         }));
     }
     let mut out = io::stdout().lock();
@@ -325,7 +428,15 @@ fn report(args: &MkfsArgs, sb: &Superblock, g: &Geometry, probe: Option<&Probe>)
     writeln!(out, "block      {}, fragment {}", human(g.block_size() as u64), human(g.frag_size() as u64))?;
     writeln!(out, "size       {} in {} allocation groups", human(g.total_bytes()), g.ag_count)?;
     let place = if sb.log_start == 0 { " on a device of its own" } else { "" };
-    writeln!(out, "log        {}{place}", human(log_bytes))?;
+    match layout {
+        Some(l) => {
+            let how = args.compress.filter(|c| *c != Compression::None);
+            let how = how.map_or(String::new(), |c| format!(", compressed with {}", compression_name(c)));
+            let (usable, segment) = (human(l.usable), human(l.segment_bytes));
+            writeln!(out, "layout     log: stores {usable} in segments of {segment}{how}")?;
+        }
+        None => writeln!(out, "log        {}{place}", human(log_bytes))?,
+    }
     let features = sb.feature_names();
     if !features.is_empty() {
         writeln!(out, "features   {}", features.join(", "))?;

@@ -12,7 +12,7 @@ use crate::remount;
 use crate::second_place;
 use anyhow::{Context, anyhow, bail};
 use cffs::device::OpenMode;
-use cffs_fuse::{BlockMount, MountConfig};
+use cffs_fuse::{BlockMount, MountConfig, places_of};
 use clap::{Args, ValueHint};
 use rustix::process::{Pid, Signal, kill_process};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -44,6 +44,9 @@ Mount options:
   discard, nodiscard        Tell the device what is no longer used, or not (default)
   btime, nobtime            statx(2) tells birth times (default), or not, which saves a message for each file that
                             programs in Rust or Node.js look at
+  snapshot=NAME             Mount this snapshot, for reading, or this clone, in the log layout
+  compress=none|lz4|zstd[:LEVEL]
+                            How what is written is compressed, in the log layout (default: as mkfs was told)
   threads=N                 Threads that answer the kernel
   maintenance=SECONDS       Files are brought back together when nobody has used the mount for so long;
                             nomaintenance: never (default)
@@ -136,6 +139,13 @@ pub struct HelperArgs {
     fstype: Option<String>,
 }
 
+impl MountArgs {
+    /// An image, on a directory, with these options.
+    pub fn of(image: &Path, dir: &Path, options: Vec<String>) -> MountArgs {
+        MountArgs { options, image: image.into(), dir: dir.into(), ..MountArgs::default() }
+    }
+}
+
 impl From<HelperArgs> for MountArgs {
     fn from(h: HelperArgs) -> MountArgs {
         MountArgs {
@@ -174,7 +184,16 @@ pub fn run(args: &MountArgs) -> anyhow::Result<u8> {
     if let Some(log) = &options.log_device {
         options.log_device = Some(absolute(log)?);
     }
-    if !args.serve
+    if let Some(snapshot) = &options.snapshot {
+        if let Some(first) = places_of(&image).unwrap_or_default().first() {
+            let at = first.dir().display();
+            let text = format!(
+                "{name}: it is mounted on {at}, and its snapshots cannot be mounted beside it yet: unmount it first"
+            );
+            return Err(with_code(exit::mount::FAILED, anyhow!(text)));
+        }
+        options.config.fsname = format!("{}@{snapshot}", image.display());
+    } else if !args.serve
         && let Some(first) = second_place::first_of(&image)
     {
         if args.foreground {
@@ -229,7 +248,10 @@ pub fn enter_namespace(namespace: &OsString) -> anyhow::Result<()> {
 
 fn open(image: &Path, options: &Options, read_only: bool) -> anyhow::Result<Image> {
     let mode = if read_only || options.engine.read_only { OpenMode::READ_ONLY } else { OpenMode::READ_WRITE };
-    let opened = Image::open(image, options.log_device.as_deref(), mode);
+    let opened = Image::open(image, options.log_device.as_deref(), mode).and_then(|opened| match &options.snapshot {
+        Some(name) => opened.at_snapshot(name),
+        None => Ok(opened),
+    });
     opened.map_err(|e| {
         let denied = e
             .chain()
@@ -304,7 +326,11 @@ fn serve(args: &MountArgs, image: &Path, dir: &Path, options: Options) -> anyhow
         Ok(image) => image,
         // Somebody else was mounting it at the same time, and was faster.
         Err(e) => match second_place::first_of(path) {
-            Some(first) if args.serve && second_place::mount(&first, path, dir, &options, &args.options)? => {
+            Some(first)
+                if args.serve
+                    && options.snapshot.is_none()
+                    && second_place::mount(&first, path, dir, &options, &args.options)? =>
+            {
                 return report_ready();
             }
             _ => return Err(e),
@@ -313,11 +339,22 @@ fn serve(args: &MountArgs, image: &Path, dir: &Path, options: Options) -> anyhow
     let lists = args.options.iter().map(String::as_str);
     let with_defaults = Options::over_defaults(&image.superblock.mount_options_str(), lists, args.sloppy)
         .map_err(|e| with_code(exit::mount::USAGE, anyhow!("{name}: {e}")))?;
-    let options = Options {
-        config: MountConfig { fsname: options.config.fsname, ..with_defaults.config },
+    // Snapshots are made of what has them only.
+    let log_disk = image.log_disk.clone().filter(|_| options.snapshot.is_none());
+    let mut options = Options {
+        config: MountConfig { fsname: options.config.fsname, log_disk, ..with_defaults.config },
         log_device: options.log_device,
         ..with_defaults
     };
+    options.engine.read_only |= image.dev.read_only();
+    match (&image.log_disk, options.compression) {
+        (Some(log_disk), Some(compression)) => log_disk.set_compression(compression),
+        (None, Some(_)) => {
+            let text = format!("{name}: it has not the log layout, so nothing is compressed: leave out compress=");
+            return Err(with_code(exit::mount::USAGE, anyhow!(text)));
+        }
+        (_, None) => {}
+    }
     let block = block_mount(&image, &options).exit_code(exit::mount::FAILED)?;
     let fs = image.mount(options.engine)?;
     let interrupted = signals.pending().next().is_some();
@@ -366,12 +403,13 @@ fn serve(args: &MountArgs, image: &Path, dir: &Path, options: Options) -> anyhow
 /// The engine must not be open yet, because the kernel claims a device for itself, so our claim ends before. Nothing is
 /// written until one of the two holds again.
 fn block_mount(image: &Image, options: &Options) -> anyhow::Result<Option<BlockMount>> {
-    if !rustix::process::geteuid().is_root() {
+    // Of a block device there is one mount, and that is not one of a snapshot.
+    if !rustix::process::geteuid().is_root() || options.snapshot.is_some() {
         return Ok(None);
     }
     let (config, read_only) = (&options.config, options.engine.read_only);
-    let made = if image.dev.is_block_device() {
-        image.dev.release_claim();
+    let made = if image.file.is_block_device() {
+        image.file.release_claim();
         BlockMount::of_device(&image.path, config, read_only)
     } else {
         BlockMount::of_file(&image.path, config, read_only)
@@ -380,7 +418,7 @@ fn block_mount(image: &Image, options: &Options) -> anyhow::Result<Option<BlockM
         Ok(mount) => Ok(Some(mount)),
         Err(error) => {
             tracing::debug!(image = %image.path.display(), %error, "no mount of type fuseblk, so it is of type fuse");
-            image.dev.reclaim()?;
+            image.file.reclaim()?;
             Ok(None)
         }
     }

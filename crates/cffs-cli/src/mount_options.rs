@@ -1,9 +1,11 @@
 //! The options of `-o`: ours, and the generic ones that mount(8) and /etc/fstab hand to every file system.
 
+use crate::compression::parse_compression;
 use crate::size::parse_size;
 use cffs::trace::Classes;
 use cffs::{AtimeMode, MetadataMode, MountOptions, PrefetchMode};
 use cffs_fuse::{IoUring, MountConfig};
+use cffs_logdisk::Compression;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -18,6 +20,10 @@ pub struct Options {
     pub log_device: Option<PathBuf>,
     /// The log is not to be replayed.
     pub no_recovery: bool,
+    /// A snapshot or clone to mount.
+    pub snapshot: Option<String>,
+    /// How the log disk compresses; `None`: not said.
+    pub compression: Option<Compression>,
 }
 
 /// Generic options that say nothing to a file system, or what holds anyway.
@@ -82,6 +88,7 @@ const DEFAULTABLE: &[&str] = &[
     "btime",
     "nobtime",
     "user_xattr",
+    "compress",
 ];
 /// Levels of messages, as `log=` takes them.
 const LEVELS: &[&str] = &["error", "warn", "info", "debug", "trace"];
@@ -95,6 +102,12 @@ pub fn check_defaults(list: &str) -> Result<String, String> {
         }
     }
     Options::parse([list], false).map(|_| list.to_owned())
+}
+
+/// How a log disk compresses, as the default mount options of the file system on it say.
+pub fn compression_of(defaults: &str) -> Compression {
+    let of = |option: &String| option.strip_prefix("compress=").and_then(|v| parse_compression(v).ok());
+    split(defaults).iter().rev().find_map(of).unwrap_or_default()
 }
 
 /// The level of messages that `log=` asks for.
@@ -211,6 +224,8 @@ impl Options {
             },
             ("log", Some(v)) if LEVELS.contains(&v) => {}
             ("log", _) => return wrong("must be error, warn, info, debug or trace"),
+            ("compress", Some(v)) => self.compression = Some(parse_compression(v).map_err(Wrong::Value)?),
+            ("snapshot", Some(v)) if !v.is_empty() => self.snapshot = Some(v.into()),
             ("logdev", Some(v)) if !v.is_empty() => self.log_device = Some(v.into()),
             ("learn", None) => config.learn = true,
             ("nolearn", None) => config.learn = false,
@@ -243,7 +258,11 @@ impl Options {
             ("nodev", None) => config.dev = false,
             ("exec", None) => config.exec = true,
             ("noexec", None) => config.exec = false,
-            ("cache" | "metadata" | "prefetch" | "commit" | "logdev" | "threads" | "maintenance", _) => {
+            (
+                "cache" | "metadata" | "prefetch" | "commit" | "logdev" | "threads" | "maintenance" | "compress"
+                | "snapshot",
+                _,
+            ) => {
                 return wrong("needs a value");
             }
             ("remount", _) => return wrong("does not go with another mount"),
@@ -290,6 +309,15 @@ mod tests {
 
     fn parse(list: &str) -> Result<Options, String> {
         Options::parse([list], false)
+    }
+
+    #[test]
+    fn the_compression_of_a_log_disk_is_a_default_mount_option() {
+        assert_eq!(compression_of("noatime,compress=lz4,commit=3"), Compression::Lz4);
+        assert_eq!(compression_of("compress=lz4,compress=none"), Compression::None);
+        assert_eq!(compression_of("noatime"), Compression::None);
+        assert!(check_defaults("compress=zstd:9").is_ok() && check_defaults("compress=gzip").is_err());
+        assert_eq!(parse("compress=zstd:9").unwrap().compression, Some(Compression::Zstd(9)));
     }
 
     #[test]

@@ -12,6 +12,10 @@ use std::fs::File;
 use std::io::ErrorKind;
 use std::process::{Command, Stdio};
 
+/// Bytes at which an image may have a superblock of a log disk, and how that begins (docs/format-log.md).
+pub const LOG_DISK_SUPERBLOCKS: [u64; 2] = [0, 64 << 10];
+const LOG_DISK_MAGIC: [u8; 8] = *b"cffsLOG\x01";
+
 /// Names of the program: folders for root may not be in the path of a user.
 const BLKID: [&str; 3] = ["blkid", "/usr/sbin/blkid", "/sbin/blkid"];
 /// Exit codes of blkid(8): nothing is there; several things contradict each other.
@@ -26,8 +30,10 @@ pub fn detect(dev: &FileDevice) -> anyhow::Result<Option<String>> {
     if !has_data(dev)? {
         return Ok(None);
     }
-    if begins_as_ours(dev)? {
-        return Ok(Some("a cffs file system".into()));
+    match begins_as(dev)? {
+        Some(Ours::FileSystem) => return Ok(Some("a cffs file system".into())),
+        Some(Ours::LogDisk) => return Ok(Some("a cffs file system with the log layout".into())),
+        None => {}
     }
     let out = run_blkid(dev)?;
     understand(out.status.code(), &String::from_utf8_lossy(&out.stdout)).ok_or_else(|| {
@@ -45,13 +51,31 @@ fn has_data(dev: &FileDevice) -> anyhow::Result<bool> {
     Ok(seek(&file, SeekFrom::Data(0)) != Err(Errno::NXIO))
 }
 
-fn begins_as_ours(dev: &FileDevice) -> anyhow::Result<bool> {
-    let mut sector = vec![0; dev.sector_size() as usize];
-    if dev.len() < sector.len() as u64 {
-        return Ok(false);
+/// What of ours an image begins as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ours {
+    /// The superblock of a file system.
+    FileSystem,
+    /// One of the two superblocks of a log disk.
+    LogDisk,
+}
+
+/// Looks for superblocks. That of a file system counts before the second one of a log disk, which may be left from earlier times.
+pub fn begins_as(dev: &FileDevice) -> anyhow::Result<Option<Ours>> {
+    for offset in LOG_DISK_SUPERBLOCKS {
+        let mut sector = vec![0; dev.sector_size() as usize];
+        if dev.len() < offset + sector.len() as u64 {
+            break;
+        }
+        dev.read_at(IoKind::Super, offset, &mut sector)?;
+        if sector.starts_with(&LOG_DISK_MAGIC) {
+            return Ok(Some(Ours::LogDisk));
+        }
+        if offset == 0 && sector.starts_with(&MAGIC) {
+            return Ok(Some(Ours::FileSystem));
+        }
     }
-    dev.read_at(IoKind::Super, 0, &mut sector)?;
-    Ok(sector.starts_with(&MAGIC))
+    Ok(None)
 }
 
 fn run_blkid(dev: &FileDevice) -> anyhow::Result<std::process::Output> {

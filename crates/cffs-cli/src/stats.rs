@@ -1,7 +1,7 @@
 //! `cffs stats`: the counters of a mount, or what an image says about itself.
 
 use crate::image::{Image, LogArgs};
-use crate::info::state_name;
+use crate::info::{log_disk_json, state_name};
 use crate::text::{print_json, time_string};
 use anyhow::Context;
 use cffs::device::{Device, IoKind, OpenMode};
@@ -61,7 +61,7 @@ fn of_image(path: &Path, log: &LogArgs) -> anyhow::Result<Value> {
     let id = BlockId { kind: BlockKind::Counters, addr, owner: 0 };
     verify_block(&block, g.fsid, id).with_context(|| format!("{}: run `cffs fsck -n`", path.display()))?;
     let c = Counters::decode(&block);
-    Ok(json!({
+    let mut value = json!({
         "state": state_name(sb.state),
         "mounts": sb.mount_count,
         "last mount": if sb.mount_count > 0 { time_string(sb.mounted, false) } else { "never".into() },
@@ -71,7 +71,11 @@ fn of_image(path: &Path, log: &LogArgs) -> anyhow::Result<Value> {
         "allocation groups": g.ag_count,
         "allocation groups in use": c.ags,
         "orphans": c.orphan_head != 0,
-    }))
+    });
+    if let (Some(disk), Value::Object(all)) = (&image.log_disk, &mut value) {
+        all.insert("log disk".into(), log_disk_json(disk));
+    }
+    Ok(value)
 }
 
 /// Prints an object as an indented list, a list of objects with the same keys as a table.

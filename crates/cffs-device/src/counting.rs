@@ -1,6 +1,6 @@
 //! A wrapper that counts requests, bytes, errors and latencies.
 
-use crate::device::{Device, IoKind, ReadRequest, WriteRequest};
+use crate::device::{Device, DeviceSpace, IoKind, ReadRequest, WriteRequest};
 use crate::purpose::Purpose;
 use crate::range::{total, total_mut};
 use std::fmt;
@@ -416,6 +416,15 @@ impl<D: Device> CountingDevice<D> {
         }
     }
 
+    fn count_batch(&self, requests: &[WriteRequest<'_>], write: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
+        let Some(first) = requests.first() else { return Ok(()) };
+        for r in requests {
+            self.count_write(r.kind, total(&r.bufs));
+        }
+        let errors = &self.kinds[first.kind.index()].write_errors;
+        self.write_latency.time(requests.len() as u64, errors, write)
+    }
+
     fn purpose(&self) -> &PurposeCounters {
         &self.purposes[Purpose::current().index()]
     }
@@ -471,12 +480,7 @@ impl<D: Device> Device for CountingDevice<D> {
     }
 
     fn write_batch(&self, requests: &[WriteRequest<'_>]) -> io::Result<()> {
-        let Some(first) = requests.first() else { return Ok(()) };
-        for r in requests {
-            self.count_write(r.kind, total(&r.bufs));
-        }
-        let errors = &self.kinds[first.kind.index()].write_errors;
-        self.write_latency.time(requests.len() as u64, errors, || self.inner.write_batch(requests))
+        self.count_batch(requests, || self.inner.write_batch(requests))
     }
 
     fn read_batch(&self, requests: &mut [ReadRequest<'_>]) -> io::Result<()> {
@@ -512,6 +516,22 @@ impl<D: Device> Device for CountingDevice<D> {
 
     fn can_discard(&self) -> bool {
         self.inner.can_discard()
+    }
+
+    fn space(&self) -> Option<DeviceSpace> {
+        self.inner.space()
+    }
+
+    fn atomic_max(&self) -> usize {
+        self.inner.atomic_max()
+    }
+
+    fn write_atomic(&self, requests: &[WriteRequest<'_>]) -> io::Result<()> {
+        self.count_batch(requests, || self.inner.write_atomic(requests))
+    }
+
+    fn finish(&self) -> io::Result<()> {
+        self.inner.finish()
     }
 
     fn grow(&self, len: Option<u64>) -> io::Result<u64> {

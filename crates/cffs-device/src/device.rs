@@ -36,6 +36,21 @@ pub struct ReadRequest<'a> {
     pub buf: &'a mut [u8],
 }
 
+/// Space of a device that stores only what is in use: a thin one, or a log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceSpace {
+    /// Bytes that it can store in all.
+    pub total: u64,
+    /// Bytes that can still be written where nothing is stored yet.
+    pub free: u64,
+    /// Bytes of the units in which it stores, a power of two. A discard of less than a whole one does nothing.
+    pub unit: u64,
+    /// Bytes that a unit takes.
+    pub unit_cost: u64,
+    /// Overwriting takes space too, because snapshots keep what was there.
+    pub keeps_old: bool,
+}
+
 /// A block device: positioned, exact transfers in whole sectors.
 ///
 /// A transfer that returns `Ok` has moved all of its bytes. A completed write is durable only after a later
@@ -100,6 +115,25 @@ pub trait Device: Send + Sync {
     /// Whether [`Device::discard`] does something, as far as that is known.
     fn can_discard(&self) -> bool {
         true
+    }
+    /// What can still be stored, for a device that has less space than bytes. Writes fail with `StorageFull` when there is none.
+    fn space(&self) -> Option<DeviceSpace> {
+        None
+    }
+    /// Most bytes that [`Device::write_atomic`] takes with certainty, if there is space for them; 0 if it is not there.
+    ///
+    /// A device that has it also keeps the order: after a crash no write is there without all those that were
+    /// completed before it began.
+    fn atomic_max(&self) -> usize {
+        0
+    }
+    /// Performs all writes so that after a crash all of them are there or none. They are durable after the next flush.
+    fn write_atomic(&self, _requests: &[WriteRequest<'_>]) -> io::Result<()> {
+        Err(io::Error::new(io::ErrorKind::Unsupported, "the device has no atomic writes"))
+    }
+    /// Nothing will be written for a while: makes everything durable, and what else lets the device be opened quickly.
+    fn finish(&self) -> io::Result<()> {
+        self.flush()
     }
     /// Takes note of the size that a device below has by now; a regular file that has fewer than `len` bytes is made that
     /// long first. Returns the size, which never becomes smaller. Fails if the device cannot become that long.

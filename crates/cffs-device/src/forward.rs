@@ -1,6 +1,6 @@
 //! [`Device`] for pointers to devices, so that a wrapper can hold `Arc<dyn Device>` or a device itself.
 
-use crate::device::{Device, IoKind, ReadRequest, WriteRequest};
+use crate::device::{Device, DeviceSpace, IoKind, ReadRequest, WriteRequest};
 use std::io::{self, IoSlice, IoSliceMut};
 use std::ops::Range;
 use std::sync::Arc;
@@ -52,6 +52,18 @@ macro_rules! forward {
             }
             fn can_discard(&self) -> bool {
                 (**self).can_discard()
+            }
+            fn space(&self) -> Option<DeviceSpace> {
+                (**self).space()
+            }
+            fn atomic_max(&self) -> usize {
+                (**self).atomic_max()
+            }
+            fn write_atomic(&self, requests: &[WriteRequest<'_>]) -> io::Result<()> {
+                (**self).write_atomic(requests)
+            }
+            fn finish(&self) -> io::Result<()> {
+                (**self).finish()
             }
             fn grow(&self, len: Option<u64>) -> io::Result<u64> {
                 (**self).grow(len)

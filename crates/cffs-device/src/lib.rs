@@ -25,7 +25,7 @@ mod range;
 mod stoppable;
 
 pub use counting::{CountingDevice, DeviceStats, KindStats, Latency, PurposeStats};
-pub use device::{Device, IoKind, ReadRequest, WriteRequest};
+pub use device::{Device, DeviceSpace, IoKind, ReadRequest, WriteRequest};
 pub use failing::{FailingDevice, Fault, Operation};
 pub use file::{Direct, FileDevice, Lock, OpenMode};
 pub use memory::MemoryDevice;

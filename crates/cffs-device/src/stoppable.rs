@@ -1,6 +1,6 @@
 //! A device that can be stopped: from then on nothing reaches the device below.
 
-use crate::device::{Device, IoKind, ReadRequest, WriteRequest};
+use crate::device::{Device, DeviceSpace, IoKind, ReadRequest, WriteRequest};
 use parking_lot::RwLock;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::ops::Range;
@@ -76,6 +76,18 @@ impl<D: Device> Device for StoppableDevice<D> {
     }
     fn can_discard(&self) -> bool {
         self.inner.can_discard()
+    }
+    fn space(&self) -> Option<DeviceSpace> {
+        self.inner.space()
+    }
+    fn atomic_max(&self) -> usize {
+        self.inner.atomic_max()
+    }
+    fn write_atomic(&self, requests: &[WriteRequest<'_>]) -> io::Result<()> {
+        self.unless_stopped(|d| d.write_atomic(requests))
+    }
+    fn finish(&self) -> io::Result<()> {
+        self.unless_stopped(|d| d.finish())
     }
     fn grow(&self, len: Option<u64>) -> io::Result<u64> {
         self.unless_stopped(|d| d.grow(len))

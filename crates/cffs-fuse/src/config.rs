@@ -1,5 +1,7 @@
 //! Settings of a mount that the engine does not need to know.
 
+use cffs_logdisk::LogDisk;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Whether messages come through io_uring: two to three times as many in a second, on Linux from 6.14 on, if the administrator
@@ -59,6 +61,8 @@ pub struct MountConfig {
     pub maintenance: Option<Duration>,
     /// Whether it is noted in which order programs read small files, where the key `learned` holds.
     pub learn: bool,
+    /// The log disk that the file system is on, in the log layout: it is cleaned in the background, and has snapshots.
+    pub log_disk: Option<Arc<LogDisk>>,
 }
 
 impl Default for MountConfig {
@@ -85,6 +89,7 @@ impl Default for MountConfig {
             io_uring: IoUring::Allowed,
             maintenance: None,
             learn: true,
+            log_disk: None,
         }
     }
 }

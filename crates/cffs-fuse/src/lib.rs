@@ -32,6 +32,7 @@ mod device;
 mod dispatch;
 #[cfg(test)]
 mod fuzz;
+mod log_maintenance;
 mod maintenance;
 mod messages;
 mod mount_state;
@@ -43,6 +44,7 @@ mod protocol;
 mod remount;
 mod ring;
 mod session;
+pub mod snapshots;
 mod stats_file;
 mod worker_pool;
 

@@ -2,6 +2,7 @@
 
 use crate::background::Background;
 use crate::control::Answers;
+use crate::log_maintenance::LogMaintenance;
 use crate::maintenance::Maintenance;
 use crate::messages::Messages;
 use crate::notifier::Notifier;
@@ -9,6 +10,7 @@ use crate::protocol::opcode::Opcode;
 use crate::stats_file::{ServerProcess, StatsFiles, is_stats_file};
 use cffs::trace::Tracer;
 use cffs::{AtimeMode, Error, Fs, Ino, Regroup, RegroupOptions, Result, Scrub, ScrubOptions};
+use cffs_logdisk::LogDisk;
 use parking_lot::{Mutex, RwLock};
 use rustix::io::Errno;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -42,12 +44,15 @@ pub(crate) struct MountState {
     pub(crate) scrub: Background<Scrub>,
     pub(crate) regroup: Background<Regroup>,
     maintenance: Arc<Maintenance>,
+    /// The log disk below, in the log layout.
+    log_disk: Option<Arc<LogDisk>>,
+    log_maintenance: LogMaintenance,
     /// The result of closing the engine, until somebody takes it.
     closed: Mutex<Option<Result<()>>>,
 }
 
 impl MountState {
-    pub(crate) fn new(fs: Arc<Fs>, image: String) -> MountState {
+    pub(crate) fn new(fs: Arc<Fs>, image: String, log_disk: Option<Arc<LogDisk>>) -> MountState {
         MountState {
             fs,
             messages: Messages::default(),
@@ -63,6 +68,8 @@ impl MountState {
             scrub: Background::default(),
             regroup: Background::default(),
             maintenance: Arc::default(),
+            log_disk,
+            log_maintenance: LogMaintenance::default(),
             closed: Mutex::new(None),
         }
     }
@@ -109,8 +116,25 @@ impl MountState {
     /// Stops what works on the whole file system in a thread of its own.
     fn stop_background(&self) {
         self.maintenance.stop();
+        self.log_maintenance.stop();
         self.scrub.stop();
         self.regroup.stop();
+    }
+
+    /// Starts the background work of the log disk, if there is one.
+    ///
+    /// # Errors
+    /// The thread cannot be started.
+    pub(crate) fn start_log_maintenance(&self) -> std::io::Result<()> {
+        match &self.log_disk {
+            Some(disk) if !self.fs.is_read_only() => self.log_maintenance.start(self.fs.clone(), disk.clone()),
+            _ => Ok(()),
+        }
+    }
+
+    /// The log disk below, in the log layout.
+    pub(crate) fn log_disk(&self) -> Option<&LogDisk> {
+        self.log_disk.as_deref()
     }
 
     /// Starts maintenance, for when nobody has used the file system for such a time, as long as it can be written to.
@@ -269,6 +293,9 @@ impl MountState {
         let mut fuse = serde_json::Value::Object(self.messages.counts());
         fuse["server"] = serde_json::to_value(ServerProcess::current()).map_err(std::io::Error::other)?;
         all["fuse"] = fuse;
+        if let Some(disk) = &self.log_disk {
+            all["log_disk"] = log_disk_stats(disk);
+        }
         all["read_only"] = self.fs.is_read_only().into();
         Ok(all)
     }
@@ -280,6 +307,28 @@ impl MountState {
     }
 }
 
+/// Counters of a log disk since it was opened.
+fn log_disk_stats(disk: &LogDisk) -> serde_json::Value {
+    let (s, space) = (disk.stats(), disk.space());
+    serde_json::json!({
+        "accepted_bytes": s.accepted,
+        "written_bytes": s.written,
+        "cleaned_bytes": s.cleaned,
+        "cleaned_per_written": if s.written > 0 { s.cleaned as f64 / s.written as f64 } else { 0.0 },
+        "segments": s.segments,
+        "used_bytes": s.used,
+        "live_bytes": s.live,
+        "live_share": if s.used > 0 { s.live as f64 / s.used as f64 } else { 0.0 },
+        "usable_bytes": space.usable,
+        "free_bytes": space.free,
+        "snapshots": disk.snapshots().len(),
+        "dirty_nodes": s.dirty_nodes,
+        "cached_nodes": s.cached_nodes,
+        "damaged_segments": s.damaged_segments,
+        "forwards": s.forwards,
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -289,7 +338,7 @@ mod tests {
     fn shared() -> MountState {
         let device = Arc::new(MemoryDevice::new(64 << 20));
         cffs::mkfs(&*device, None, &cffs::MkfsOptions::default()).unwrap();
-        MountState::new(Fs::open(device, None, MountOptions::default()).unwrap(), "image".into())
+        MountState::new(Fs::open(device, None, MountOptions::default()).unwrap(), "image".into(), None)
     }
 
     #[test]

@@ -7,16 +7,19 @@ use crate::cleaner::CleanReport;
 use crate::codec::corrupt;
 use crate::extent::BLOCK_BYTES;
 use crate::layouts::MapLayout;
-use crate::options::LogOptions;
+use crate::options::{Compression, LogOptions};
 use crate::read::{Piece, fetch_pieces, together};
 use crate::recovery;
 use crate::scrub::ScrubReport;
-use crate::space::{Change, Level, Space};
+use crate::space::{BLOCK_COST, Change, Level, Space};
 use crate::state::State;
 use crate::store::{SegmentId, SegmentStore};
 use crate::tree::Root;
-use cffs_device::{Device, IoKind, ReadRequest, WriteRequest};
+use cffs_device::{Device, DeviceSpace, IoKind, ReadRequest, WriteRequest};
 use parking_lot::{Mutex, MutexGuard, RwLock};
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::ops::Range;
 use std::sync::Arc;
@@ -34,6 +37,10 @@ struct Shared {
     readers: Arc<RwLock<()>>,
     store: Arc<dyn SegmentStore>,
     len: u64,
+    /// Bytes that are accepted at once: what stays free is for as many, wherever their blocks are.
+    atomic_max: usize,
+    /// The space when it was last looked at. Who only wants to know it need not wait for a batch that is being written.
+    known: Mutex<Space>,
 }
 
 /// A snapshot or a branch by what it is called.
@@ -95,6 +102,12 @@ pub struct LogDisk {
     shared: Arc<Shared>,
 }
 
+impl fmt::Debug for LogDisk {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LogDisk").field("len", &self.shared.len).finish_non_exhaustive()
+    }
+}
+
 impl LogDisk {
     /// Makes a store an empty log disk of `logical_bytes`, which may be far more than the store has. What it had is lost.
     ///
@@ -120,20 +133,19 @@ impl LogDisk {
     fn with(state: State) -> Self {
         let (readers, store, len) = (state.readers.clone(), state.store.clone(), state.logical_bytes);
         let flush_failed = state.flush_failed.clone();
+        let (known, atomic_max) = (Mutex::new(state.space()), state.atomic_max());
         let (state, flushing) = (Mutex::new(state), Mutex::new(()));
-        LogDisk { shared: Arc::new(Shared { state, flushing, flush_failed, readers, store, len }) }
+        let shared = Shared { state, flushing, flush_failed, readers, store, len, atomic_max, known };
+        LogDisk { shared: Arc::new(shared) }
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
         self.shared.state.lock()
     }
 
-    /// Writes all requests so that after a crash they count as a whole or not at all. They are durable with the next flush.
-    ///
-    /// # Errors
-    /// `StorageFull` if they do not fit; then none was accepted.
-    pub fn write_atomic(&self, requests: &[WriteRequest<'_>]) -> io::Result<()> {
-        self.shared.write(MAIN_BRANCH, requests)
+    /// Compresses what is written from now on in this way.
+    pub fn set_compression(&self, compression: Compression) {
+        self.lock().options.compression = compression;
     }
 
     /// Space in bytes.
@@ -168,10 +180,7 @@ impl LogDisk {
     /// # Errors
     /// Those of the store; then nothing can be written any more.
     pub fn checkpoint(&self) -> io::Result<()> {
-        let mut state = self.lock();
-        state.seal()?;
-        state.ensure_room(Change::default(), Level::Accepted)?;
-        state.checkpoint()
+        self.shared.checkpoint()
     }
 
     /// Cleans the segments that deserve it most, copying about `budget` bytes. A checkpoint then frees them.
@@ -422,6 +431,20 @@ fn check_range(len: u64, offset: u64, bytes: usize, kind: io::ErrorKind) -> io::
     Ok(())
 }
 
+/// Bytes to write at an offset.
+type Slice<'a> = (u64, &'a [u8]);
+
+/// What requests write.
+fn slices<'a>(requests: &'a [WriteRequest<'_>]) -> impl Iterator<Item = Slice<'a>> {
+    requests.iter().flat_map(|r| {
+        r.bufs.iter().scan(r.offset, |at, buf| {
+            let from = *at;
+            *at += buf.len() as u64;
+            Some((from, &**buf))
+        })
+    })
+}
+
 fn total(bufs: &[IoSlice<'_>]) -> usize {
     bufs.iter().map(|b| b.len()).sum()
 }
@@ -502,19 +525,45 @@ impl Shared {
         here.start.map_or(range.start, at).max(range.start)..here.end.map_or(range.end, at).min(range.end)
     }
 
-    /// Accepts all requests or none.
+    /// Accepts requests one piece after the other, none of which is longer than a batch.
     fn write(&self, branch: u32, requests: &[WriteRequest<'_>]) -> io::Result<()> {
-        for r in requests {
-            check_range(self.len, r.offset, total(&r.bufs), io::ErrorKind::InvalidInput)?;
+        self.check_ranges(requests)?;
+        let most = self.atomic_max;
+        let (mut some, mut len): (Vec<Slice<'_>>, usize) = (Vec::new(), 0);
+        for (mut at, mut bytes) in slices(requests) {
+            while !bytes.is_empty() {
+                let mut part = bytes.len().min(most - len);
+                if part < bytes.len() {
+                    // It ends where a block does.
+                    part = part.saturating_sub(((at + part as u64) % BLOCK_BYTES as u64) as usize);
+                }
+                if part == 0 {
+                    self.accept(branch, &some)?;
+                    (some, len) = (Vec::new(), 0);
+                    continue;
+                }
+                some.push((at, &bytes[..part]));
+                (at, bytes, len) = (at + part as u64, &bytes[part..], len + part);
+            }
         }
+        self.accept(branch, &some)
+    }
+
+    /// Accepts all requests or none.
+    fn write_atomic(&self, branch: u32, requests: &[WriteRequest<'_>]) -> io::Result<()> {
+        self.check_ranges(requests)?;
+        self.accept(branch, &slices(requests).collect::<Vec<_>>())
+    }
+
+    fn check_ranges(&self, requests: &[WriteRequest<'_>]) -> io::Result<()> {
+        requests.iter().try_for_each(|r| check_range(self.len, r.offset, total(&r.bufs), io::ErrorKind::InvalidInput))
+    }
+
+    /// Accepts all pieces or none.
+    fn accept(&self, branch: u32, pieces: &[Slice<'_>]) -> io::Result<()> {
         let block = BLOCK_BYTES as u64;
-        let mut blocks: Vec<u64> = requests
-            .iter()
-            .flat_map(|r| {
-                let n = total(&r.bufs) as u64;
-                r.offset / block..if n == 0 { r.offset / block } else { (r.offset + n).div_ceil(block) }
-            })
-            .collect();
+        let touched = pieces.iter().flat_map(|(at, bytes)| at / block..(at + bytes.len() as u64).div_ceil(block));
+        let mut blocks: Vec<u64> = touched.collect();
         blocks.sort_unstable();
         blocks.dedup();
         let mut state = self.state.lock();
@@ -524,34 +573,61 @@ impl Shared {
         }
         state.admit(branch, &blocks)?;
         // Blocks that are written in parts are read before anything is changed, because that can fail.
-        let mut changed: std::collections::BTreeMap<u64, Box<[u8]>> = std::collections::BTreeMap::new();
-        for r in requests {
-            let n = total(&r.bufs);
-            let data: Vec<u8> = r.bufs.iter().flat_map(|b| b.iter().copied()).collect();
-            let mut done = 0;
-            while done < n {
-                let at = r.offset + done as u64;
+        let mut changed: BTreeMap<u64, Box<[u8]>> = BTreeMap::new();
+        for (mut at, mut bytes) in pieces.iter().copied() {
+            state.accepted += bytes.len() as u64;
+            while !bytes.is_empty() {
                 let (number, within) = (at / block, (at % block) as usize);
-                let part = (BLOCK_BYTES - within).min(n - done);
-                let bytes = &data[done..done + part];
-                if part == BLOCK_BYTES {
-                    changed.insert(number, bytes.into());
+                let (part, rest) = bytes.split_at(bytes.len().min(BLOCK_BYTES - within));
+                if part.len() == BLOCK_BYTES {
+                    changed.insert(number, part.into());
                 } else {
                     let target = match changed.entry(number) {
-                        std::collections::btree_map::Entry::Occupied(o) => o.into_mut(),
-                        std::collections::btree_map::Entry::Vacant(v) => v.insert(state.read_block(branch, number)?),
+                        Entry::Occupied(o) => o.into_mut(),
+                        Entry::Vacant(v) => v.insert(state.read_block(branch, number)?),
                     };
-                    target[within..within + part].copy_from_slice(bytes);
+                    target[within..within + part.len()].copy_from_slice(part);
                 }
-                done += part;
+                (at, bytes) = (at + part.len() as u64, rest);
             }
-            state.accepted += n as u64;
         }
         for (number, data) in changed {
             state.pending.write(Logical { branch, block: number }, data);
         }
         // What was accepted stays accepted. If the batch cannot be ended now, a flush will say so.
-        state.seal_if_long()
+        let sealed = state.seal_if_long();
+        *self.known.lock() = state.space();
+        sealed
+    }
+
+    /// The space for a branch. As long as there is plenty, it may be that before the write under way.
+    fn device_space(&self, branch: u32) -> DeviceSpace {
+        let plenty = |s: &Space| s.free > s.usable / 8;
+        let look = |state: &State| {
+            *self.known.lock() = state.space();
+            (state.space(), state.catalog.branches.get(&branch).is_none_or(|b| b.floor > 0))
+        };
+        let (space, keeps_old) = match self.state.try_lock() {
+            Some(state) => look(&state),
+            None => {
+                let known = *self.known.lock();
+                if plenty(&known) { (known, true) } else { look(&self.state.lock()) }
+            }
+        };
+        let (unit, unit_cost) = (BLOCK_BYTES as u64, BLOCK_COST);
+        DeviceSpace { total: space.usable, free: space.free, unit, unit_cost, keeps_old }
+    }
+
+    fn checkpoint(&self) -> io::Result<()> {
+        let mut state = self.state.lock();
+        state.seal()?;
+        state.ensure_room(Change::default(), Level::Accepted)?;
+        state.checkpoint()
+    }
+
+    /// A disk that can only be read has nothing to store.
+    fn finish(&self) -> io::Result<()> {
+        if self.state.lock().options.read_only { Ok(()) } else { self.checkpoint() }
     }
 
     fn discard(&self, branch: u32, offset: u64, len: u64) -> io::Result<()> {
@@ -590,16 +666,6 @@ pub struct BranchDevice {
     branch: u32,
 }
 
-impl BranchDevice {
-    /// Writes all requests so that after a crash they count as a whole or not at all. They are durable with the next flush.
-    ///
-    /// # Errors
-    /// `StorageFull` if they do not fit; then none was accepted.
-    pub fn write_atomic(&self, requests: &[WriteRequest<'_>]) -> io::Result<()> {
-        self.shared.write(self.branch, requests)
-    }
-}
-
 impl Device for BranchDevice {
     fn len(&self) -> u64 {
         self.shared.len
@@ -635,6 +701,22 @@ impl Device for BranchDevice {
 
     fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
         self.shared.discard(self.branch, offset, len)
+    }
+
+    fn space(&self) -> Option<DeviceSpace> {
+        Some(self.shared.device_space(self.branch))
+    }
+
+    fn atomic_max(&self) -> usize {
+        self.shared.atomic_max
+    }
+
+    fn write_atomic(&self, requests: &[WriteRequest<'_>]) -> io::Result<()> {
+        self.shared.write_atomic(self.branch, requests)
+    }
+
+    fn finish(&self) -> io::Result<()> {
+        self.shared.finish()
     }
 
     fn read_only(&self) -> bool {
@@ -677,6 +759,22 @@ impl Device for LogDisk {
 
     fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
         self.shared.discard(MAIN_BRANCH, offset, len)
+    }
+
+    fn space(&self) -> Option<DeviceSpace> {
+        Some(self.shared.device_space(MAIN_BRANCH))
+    }
+
+    fn atomic_max(&self) -> usize {
+        self.shared.atomic_max
+    }
+
+    fn write_atomic(&self, requests: &[WriteRequest<'_>]) -> io::Result<()> {
+        self.shared.write_atomic(MAIN_BRANCH, requests)
+    }
+
+    fn finish(&self) -> io::Result<()> {
+        self.shared.finish()
     }
 
     fn read_only(&self) -> bool {

@@ -251,6 +251,11 @@ impl State {
         (self.options.cache_nodes / 2).min(usize::try_from(of_store).unwrap_or(usize::MAX)).max(16)
     }
 
+    /// Bytes that are accepted at once, at most: wherever their blocks are, [`State::reserve`] is for a batch of them.
+    pub(crate) fn atomic_max(&self) -> usize {
+        self.batch_max().min(self.extents_max() * BLOCK_BYTES)
+    }
+
     /// Bytes of pending blocks after which a batch ends by itself.
     pub(crate) fn batch_max(&self) -> usize {
         let of_store = self.store.capacity() / 32;

@@ -36,6 +36,14 @@ impl State {
                 return Err(full());
             }
         }
+        let pending = self.pending.blocks.len();
+        if pending > 0
+            && ((pending + blocks.len()) * BLOCK_BYTES > self.batch_max()
+                || self.pending.extents + blocks.len() > self.extents_max())
+        {
+            // What stays free is for a batch of the usual length.
+            self.seal()?;
+        }
         let mut runs = 0;
         let mut last = None;
         for &block in blocks {

@@ -11,6 +11,7 @@ use cffs::{
     Attr, COLOCATION_ATTRIBUTE, Caller, DirEntry, Error, FileType, Fs, Ino, MetadataMode, ROOT_INO, Regroup,
     RegroupOutcome, Result, SetAttr, SetXattr, TimeSpec,
 };
+use cffs_logdisk::LogDisk;
 use std::collections::BTreeSet;
 use std::io;
 use std::sync::Arc;
@@ -54,6 +55,7 @@ pub struct EngineDriver {
     pub slots: [Option<Ino>; SLOTS],
     trace: Trace,
     setup: Setup,
+    log_disk: Option<Arc<LogDisk>>,
     listing: Option<Listing>,
     /// Operations until now.
     applied: u64,
@@ -62,9 +64,10 @@ pub struct EngineDriver {
 impl EngineDriver {
     /// Mounts.
     pub fn mount(setup: Setup, trace: &Trace) -> Result<EngineDriver> {
-        let fs = setup.mount(trace)?;
+        let (fs, log_disk) = setup.mount_with_log_disk(trace)?;
         let requests = Requests::of(&fs);
-        Ok(EngineDriver { fs, requests, slots: [None; SLOTS], trace: trace.clone(), setup, listing: None, applied: 0 })
+        let (slots, trace) = ([None; SLOTS], trace.clone());
+        Ok(EngineDriver { fs, requests, slots, trace, setup, log_disk, listing: None, applied: 0 })
     }
 
     /// Compares what the engine says of its requests.
@@ -136,6 +139,11 @@ impl EngineDriver {
         self.applied += 1;
         if self.setup.forgetful && self.applied.is_multiple_of(FORGETS_EVERY) {
             fs.drop_caches();
+        }
+        if let (Some(layout), Some(disk)) = (self.setup.log_layout, &self.log_disk)
+            && self.trace.faults().is_none()
+        {
+            layout.work(disk, self.applied)?;
         }
         match op {
             Op::Create { path, perm, uid } => {
@@ -323,7 +331,7 @@ impl EngineDriver {
         self.fs.close()?;
         (self.slots, self.listing) = ([None; SLOTS], None);
         // The old one is dropped by the assignment, after the new one is there.
-        self.fs = self.setup.mount(&self.trace)?;
+        (self.fs, self.log_disk) = self.setup.mount_with_log_disk(&self.trace)?;
         self.requests = Requests::of(&self.fs);
         Ok(Reply::Done)
     }
@@ -348,7 +356,12 @@ impl EngineDriver {
         if exact {
             fs.sync()?;
         }
-        let before = fs.statfs();
+        // Places, which are what moves; on a log disk statfs tells of space.
+        let places = || {
+            let [total, free, reserved] = fs.stats().space;
+            (total, free - reserved)
+        };
+        let (before, per) = (places(), fs.geometry().frags_per_block());
         if how == RegroupHow::FreeSpace && fs.getattr(dir.ino)?.file_type != FileType::Directory {
             return Err(Error::NotDir); // it takes no directory, so it would not notice
         }
@@ -367,18 +380,17 @@ impl EngineDriver {
             Some(RegroupOutcome::Failed(text)) => return Err(io::Error::other(format!("regroup: {text}")).into()),
             other => panic!("a regroup that nobody stopped ended as {other:?}"),
         }
-        let after = fs.statfs();
-        assert_eq!(after.total, before.total, "the size after a regroup");
+        let after = places();
+        assert_eq!(after.0, before.0, "the size after a regroup");
         if exact {
             // Trees of extents may have gained or lost nodes, which are blocks, and what was learned from reads is stored.
-            let per = u64::from(before.block_size / before.frag_size);
-            let differs = before.free.abs_diff(after.free);
+            let differs = before.1.abs_diff(after.1);
             let moves = status.files_moved + status.blocks_moved;
             // A file that is moved in parts may get a node for each piece.
             let pieces = if matches!(how, RegroupHow::Gains | RegroupHow::Always) {
                 0
             } else {
-                (status.bytes_moved + status.bytes_kept) / u64::from(before.frag_size)
+                (status.bytes_moved + status.bytes_kept) / fs.geometry().frag_size() as u64
             };
             let most = per * (2 * (moves + pieces) + 1);
             if !differs.is_multiple_of(per) || differs > most {

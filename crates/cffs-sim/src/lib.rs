@@ -12,6 +12,7 @@ pub mod formatting;
 pub mod fuzz;
 pub mod generate;
 pub mod linear;
+pub mod log_layout;
 pub mod model;
 pub mod model_driver;
 pub mod ops;

@@ -110,8 +110,9 @@ pub(crate) fn changes_contents(op: &Op) -> bool {
 
 /// Fragments in use, but for the headers of allocation groups, which become more when a file system grows.
 fn in_use(fs: &Fs) -> u64 {
-    let (g, s) = (fs.geometry(), fs.statfs());
-    s.total - s.free - g.ag_count * g.ag_header_blocks() * g.frags_per_block()
+    let g = fs.geometry();
+    let [total, free, reserved] = fs.stats().space;
+    total - (free - reserved) - g.ag_count * g.ag_header_blocks() * g.frags_per_block()
 }
 
 impl SideBySide {

@@ -1,10 +1,12 @@
 //! The file systems that sequences run on: formats, geometries, modes and cache sizes.
 
 use crate::disk::{Image, Trace};
+use crate::log_layout::{self, LogLayout};
 use cffs::check::{CheckOptions, Report};
 use cffs::device::Device;
 use cffs::trace::Classes;
 use cffs::{AtimeMode, DirectWrite, Fs, MetadataMode, MkfsOptions, MountOptions, PrefetchMode, QuotaKind, mkfs};
+use cffs_logdisk::LogDisk;
 use std::cell::RefCell;
 use std::fmt;
 use std::sync::Arc;
@@ -55,6 +57,8 @@ pub struct Setup {
     pub forgetful: bool,
     /// The engine traces everything, and what it says is compared with what it counts.
     pub traced: bool,
+    /// The file system is on a log disk.
+    pub log_layout: Option<LogLayout>,
 }
 
 impl Default for Setup {
@@ -80,6 +84,7 @@ impl Default for Setup {
             direct_write: false,
             forgetful: false,
             traced: false,
+            log_layout: None,
         }
     }
 }
@@ -127,6 +132,7 @@ impl Setup {
             direct_write: pick(2) == 0,
             forgetful: pick(3) == 0,
             traced: pick(2) == 0,
+            log_layout: None,
         }
     }
 
@@ -135,6 +141,16 @@ impl Setup {
         let log = smallest_log(self.sizes.0);
         let device = (4 * log).max(8 * MIB);
         Setup { device, made: None, log: Some(log), external_log: false, may_fill: true, ..self }
+    }
+
+    /// The same on a log disk, another one for each number. It has no log of its own, and the log disk has checksums of all data.
+    pub fn on_log_disk(self, n: u64) -> Setup {
+        let log_layout = Some(LogLayout::numbered(n));
+        let metadata = MetadataMode::Journal;
+        let log = Some(cffs::mkfs::log_bytes_min(self.sizes.0));
+        // As small as `cffs mkfs` takes.
+        let device = self.device.max((32 << 20).max(u64::from(self.sizes.0) << 12));
+        Setup { device, log_layout, log, external_log: false, data_sums: false, metadata, made: None, ..self }
     }
 
     /// The same on a device that mkfs takes only a part of, another one for each number, so that it can grow.
@@ -194,7 +210,12 @@ impl Setup {
             .quota(if self.quota { QuotaKind::ALL.to_vec() } else { Vec::new() });
         let log = self.external_log.then(|| trace.device(1));
         let log = log.as_ref().map(|d| &**d as &dyn Device);
-        mkfs(&*trace.device(0), log, &options).map_err(|e| format!("mkfs: {e}")).map(drop)
+        let device: Arc<dyn Device> = match self.log_layout {
+            Some(layout) => layout.make_on(trace, uuid).map_err(|e| format!("mkfs of the log disk: {e}"))?,
+            None => trace.device(0),
+        };
+        mkfs(&*device, log, &options).map_err(|e| format!("mkfs: {e}"))?;
+        device.finish().map_err(|e| format!("end of mkfs: {e}"))
     }
 
     /// Number of devices.
@@ -219,20 +240,33 @@ impl Setup {
 
     /// Mounts the devices of a trace.
     pub fn mount(&self, trace: &Trace) -> cffs::Result<Arc<Fs>> {
+        self.mount_with(trace, self.options()).map(|(fs, _)| fs)
+    }
+
+    /// The same, with the log disk if there is one.
+    pub fn mount_with_log_disk(&self, trace: &Trace) -> cffs::Result<(Arc<Fs>, Option<Arc<LogDisk>>)> {
         self.mount_with(trace, self.options())
     }
 
     /// Mounts without writing.
     pub fn mount_read_only(&self, trace: &Trace) -> cffs::Result<Arc<Fs>> {
-        self.mount_with(trace, self.options().read_only(true))
+        self.mount_with(trace, self.options().read_only(true)).map(|(fs, _)| fs)
     }
 
-    fn mount_with(&self, trace: &Trace, options: MountOptions) -> cffs::Result<Arc<Fs>> {
+    fn mount_with(&self, trace: &Trace, options: MountOptions) -> cffs::Result<(Arc<Fs>, Option<Arc<LogDisk>>)> {
         if self.ignores_flush {
             trace.ignore_flushes();
         }
         let log = self.external_log.then(|| trace.device(1) as Arc<dyn Device>);
-        Fs::open(trace.device(0), log, options)
+        let Some(layout) = self.log_layout else {
+            return Fs::open(trace.device(0), log, options).map(|fs| (fs, None));
+        };
+        let disk = layout.open(trace, options.read_only)?;
+        let fs = Fs::open(disk.clone(), log, options)?;
+        if !fs.is_read_only() {
+            fs.trim_after_crash()?;
+        }
+        Ok((fs, Some(disk)))
     }
 }
 
@@ -245,6 +279,9 @@ impl fmt::Display for Setup {
 /// Where the log stands: the number of its device, and its bytes.
 pub(crate) fn log_range(images: &[Image]) -> (usize, std::ops::Range<u64>) {
     let trace = Trace::new(images.to_vec());
+    if log_layout::is_log_disk(&trace) {
+        return (0, 0..0);
+    }
     let (at, len) = cffs::mkfs::read_superblock(&*trace.device(0)).map_or((0, 0), |sb| cffs::journal::log_extent(&sb));
     (images.len() - 1, at..at + len)
 }
@@ -253,13 +290,11 @@ pub(crate) fn log_range(images: &[Image]) -> (usize, std::ops::Range<u64>) {
 pub fn check(images: &[Image]) -> Result<Report, String> {
     let trace = Trace::new(images.to_vec());
     let log = (images.len() > 1).then(|| trace.device(1) as Arc<dyn Device>);
-    let report = cffs::check::check(
-        trace.device(0),
-        log,
-        &CheckOptions::default().max_problems(10).data(true).jobs(1),
-        &|_, _, _| {},
-    )
-    .map_err(|e| format!("cannot be checked: {e}"))?;
+    let device: Arc<dyn Device> =
+        if log_layout::is_log_disk(&trace) { log_layout::open_checked(&trace)? } else { trace.device(0) };
+    let report =
+        cffs::check::check(device, log, &CheckOptions::default().max_problems(10).data(true).jobs(1), &|_, _, _| {})
+            .map_err(|e| format!("cannot be checked: {e}"))?;
     if !report.is_clean() {
         let lines: Vec<String> = report.problems.iter().map(|p| format!("\n  {p}")).collect();
         return Err(format!("{} problems:{}", report.problems_total, lines.concat()));

@@ -165,6 +165,11 @@ impl Reservation {
         self.0.privileged
     }
 
+    /// Whether it is of space, for somebody; else what is allocated with it is the file system's own.
+    pub(crate) fn is_of_space(&self) -> bool {
+        self.0.space.is_some()
+    }
+
     /// A transaction begins to draw on it.
     pub(crate) fn start_use(&self) {
         self.0.held.lock().blocks_used = 0;

@@ -2,7 +2,8 @@
 
 mod print;
 
-use crate::image::{LogArgs, engine_error, open_device};
+use crate::disk::{disk_of, open_device};
+use crate::image::{LogArgs, engine_error};
 use crate::text::print_json;
 use anyhow::anyhow;
 use cffs::device::{Device, OpenMode, OverlayDevice};
@@ -132,11 +133,11 @@ fn dump(dumper: &Dumper<'_>, what: &What) -> Result<Value> {
 pub fn run(args: &DumpArgs) -> anyhow::Result<u8> {
     crate::log::start(0);
     let name = args.image.display().to_string();
-    let open = |path| -> anyhow::Result<Arc<dyn Device>> {
-        let dev = open_device(path, OpenMode::READ_ONLY)?;
+    let open = |path: &std::path::Path| -> anyhow::Result<Arc<dyn Device>> {
+        let file = open_device(path, OpenMode::READ_ONLY)?;
         // Whatever its blocks are, which may be all that is known of it.
-        dev.use_buffered()?;
-        Ok(Arc::new(dev))
+        file.use_buffered()?;
+        Ok(disk_of(file, path)?.dev)
     };
     let mut dev = open(&args.image)?;
     let mut log_dev = args.log.log_device.as_deref().map(open).transpose()?;

@@ -30,6 +30,7 @@ mod frame;
 mod quota;
 mod request;
 mod service;
+mod snapshot;
 mod trace;
 
 pub(crate) use answers::Answers;

@@ -95,6 +95,33 @@ pub enum Request {
         /// The number of the recording.
         recording: u64,
     },
+    /// The snapshots and clones of a file system in the log layout, in the order in which they were made: a list of
+    /// [`SnapshotEntry`](crate::snapshots::SnapshotEntry).
+    SnapshotList,
+    /// Makes everything durable, and a snapshot of it. The answer is its number.
+    SnapshotCreate {
+        /// Its name, which no other has.
+        name: String,
+    },
+    /// Deletes a snapshot or clone; its space comes back in the background.
+    SnapshotDelete {
+        /// Its name.
+        name: String,
+    },
+    /// Makes a writable clone of a snapshot. The answer is its number.
+    SnapshotClone {
+        /// Name of the snapshot.
+        name: String,
+        /// Name of the clone.
+        clone: String,
+    },
+    /// What differs between two snapshots, or a snapshot and now: a list of [`Difference`](crate::snapshots::Difference).
+    SnapshotDiff {
+        /// Name of the earlier one.
+        from: String,
+        /// Name of the later one; now if it is missing.
+        to: Option<String>,
+    },
 }
 
 impl Request {
@@ -110,6 +137,10 @@ impl Request {
             Request::ScrubStart(_) | Request::ScrubStop => true,
             Request::RegroupStart(_) | Request::RegroupStop => true,
             Request::TraceStart { .. } | Request::TraceClasses { .. } | Request::TraceRead { .. } => true,
+            Request::SnapshotList => false,
+            Request::SnapshotCreate { .. } | Request::SnapshotDelete { .. } | Request::SnapshotClone { .. } => true,
+            // It tells of names that not everybody may see, and reads everything.
+            Request::SnapshotDiff { .. } => true,
         }
     }
 }

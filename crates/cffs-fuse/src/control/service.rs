@@ -4,6 +4,7 @@ use super::asker::Asker;
 use super::frame::Frame;
 use super::quota;
 use super::request::{MountInfo, Refusal, Reply, Request, Tuned};
+use super::snapshot;
 use super::trace;
 use crate::mount_state::MountState;
 use cffs::{Error, Fs, Result};
@@ -49,6 +50,9 @@ fn carry_out(shared: &MountState, fs: &Fs, asker: Asker, request: &Request) -> R
             let (before, after) = fs.tune(tune)?;
             json(Tuned { before: before.encode().to_vec(), after: after.encode().to_vec() })
         }
+        Request::Grow { .. } if shared.log_disk().is_some() => {
+            Error::invalid("an image with the log layout does not grow while it is mounted: unmount it first")
+        }
         Request::Grow { size } => json(fs.grow(*size)?),
         Request::Trim(range) => json(fs.trim(*range)?),
         Request::ScrubStart(options) => json(shared.start_scrub(*options)?),
@@ -60,6 +64,11 @@ fn carry_out(shared: &MountState, fs: &Fs, asker: Asker, request: &Request) -> R
         Request::TraceStart { .. } | Request::TraceClasses { .. } | Request::TraceRead { .. } => {
             trace::carry_out(fs, request)
         }
+        Request::SnapshotList
+        | Request::SnapshotCreate { .. }
+        | Request::SnapshotDelete { .. }
+        | Request::SnapshotClone { .. }
+        | Request::SnapshotDiff { .. } => snapshot::carry_out(shared, fs, request),
     }
 }
 

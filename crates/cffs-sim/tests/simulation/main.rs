@@ -3,6 +3,7 @@
 mod bounded;
 mod crash;
 mod faults;
+mod log_layout;
 mod model;
 mod modes;
 mod repair;

@@ -246,7 +246,7 @@ impl Cache {
         let shift = self.geo.frag_shift;
         let pieces = runs.iter().map(|r| (r.frag << shift, r.slice()));
         let began = Instant::now();
-        self.write_sorted(kind, pieces)?;
+        self.write_requests(&self.requests(kind, pieces), false)?;
         let bytes: u64 = runs.iter().map(|r| r.len as u64).sum();
         let gaps = runs.windows(2).filter(|w| w[0].frag + (w[0].len as u64 >> shift) != w[1].frag).count() as u64;
         let direct = runs.iter().all(|r| matches!(r.bytes, Source::Caller(_)));
@@ -257,8 +257,12 @@ impl Cache {
         Ok(())
     }
 
-    /// Writes pieces that are sorted by offset, neighbours in one request.
-    pub(crate) fn write_sorted<'a>(&self, kind: IoKind, pieces: impl Iterator<Item = (u64, &'a [u8])>) -> Result<()> {
+    /// Requests for pieces that are sorted by offset, neighbours in one.
+    pub(crate) fn requests<'a>(
+        &self,
+        kind: IoKind,
+        pieces: impl Iterator<Item = (u64, &'a [u8])>,
+    ) -> Vec<WriteRequest<'a>> {
         let max = self.dev.max_request();
         let mut requests: Vec<WriteRequest<'a>> = Vec::new();
         let (mut end, mut len) = (u64::MAX, 0);
@@ -274,7 +278,15 @@ impl Cache {
             len += bytes.len();
             end = offset + bytes.len() as u64;
         }
-        let outcome = self.dev.write_batch(&requests);
+        requests
+    }
+
+    /// Writes requests, so that after a crash all of them are there or none if it is to be `atomic`.
+    pub(crate) fn write_requests(&self, requests: &[WriteRequest<'_>], atomic: bool) -> Result<()> {
+        if requests.is_empty() {
+            return Ok(());
+        }
+        let outcome = if atomic { self.dev.write_atomic(requests) } else { self.dev.write_batch(requests) };
         // Not before: a flush that begins while the write is under way does not cover it, and clears the mark.
         self.unflushed.store(true, Ordering::Release);
         Ok(outcome?)

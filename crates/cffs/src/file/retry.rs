@@ -39,11 +39,12 @@ pub fn with_space<R>(cx: &FileCtx<'_>, reclaim: Reclaim<'_>, mut attempt: impl F
                 freeze.get_or_insert_with(|| cx.space.freeze_reservations());
                 cx.journal.commit()?;
             }
-            Reclaim::WriteBack(write_back) if freed || cx.space.reserved() > 0 => {
-                if cx.space.reserved() > 0 {
+            Reclaim::WriteBack(write_back) if freed || cx.space.reserved() > 0 || cx.space.is_thin() => {
+                // A thin device knows what data takes only when it has it.
+                if cx.space.reserved() > 0 || cx.space.is_thin() {
                     write_back();
                 }
-                if cx.space.pending_frees() > 0 {
+                if cx.space.pending_frees() > 0 || cx.space.is_thin() {
                     cx.journal.commit()?;
                 }
             }

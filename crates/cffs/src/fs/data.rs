@@ -1,7 +1,7 @@
 //! Reading and writing file contents, and making them durable.
 
 use super::api::DirectWrite;
-use super::{Caller, Fs, MetadataMode, flags, now};
+use super::{Caller, Fs, flags, now};
 use crate::error::{Error, Result};
 use crate::file::{self, writeback};
 use crate::format::inode::{FLAG_APPEND, FLAG_IMMUTABLE, FLAG_SYNC};
@@ -222,7 +222,7 @@ impl Fs {
             file::fits_log(&st, FSYNC_LOG_MAX)
         };
         let cx = self.file_cx();
-        if small && self.opts.fsync_in_log && self.opts.metadata == MetadataMode::Journal {
+        if small && self.opts.fsync_in_log && self.journal.has_log() {
             file::write_through_journal(&cx, node)
         } else {
             writeback::write_back(&cx, vec![node.clone()])

@@ -211,6 +211,8 @@ impl Fs {
         }
         size.checked_add(bytes.end - bytes.start).filter(|s| *s <= FILE_SIZE_MAX).ok_or(Error::FileTooLarge)?;
         let frags = self.flush_for_shift(node, &bytes, "insert")?;
+        // Dirty data of other files counts at its worst, so it is written back if that leaves nothing for the tree of extents.
+        drop(self.with_space(|| preallocate::reserve_for_cut(&self.file_cx(), node))?);
         let _exclusive = Exclusive::new(node);
         self.leave_inode(c, node)?;
         preallocate::shift_up(&self.file_cx(), node, frags.start, frags.end - frags.start)

@@ -125,6 +125,8 @@ pub struct Fs {
     credit: Mutex<Credit>,
     /// Somebody has used it since the last call of [`Fs::was_used`].
     used: AtomicBool,
+    /// A crash may have left data on a thin device that no file has.
+    unused_is_stored: AtomicBool,
 }
 
 /// Nanoseconds since 1970.
@@ -164,7 +166,15 @@ impl Fs {
 
     fn writable(&self) -> Result<()> {
         self.journal.check_not_shut_down()?;
-        if self.is_read_only() { Err(Error::ReadOnly) } else { Ok(()) }
+        if self.is_read_only() {
+            return Err(Error::ReadOnly);
+        }
+        if !self.space.may_change() {
+            // What is not committed counts at its worst.
+            self.journal.commit()?;
+            return if self.space.may_change() { Ok(()) } else { Err(Error::NoSpace) };
+        }
+        Ok(())
     }
 
     fn file_cx(&self) -> FileCtx<'_> {
@@ -222,16 +232,22 @@ impl Fs {
     /// Numbers of statvfs(3).
     pub fn statfs(&self) -> StatFs {
         let (free, reserved) = self.space.free_and_reserved();
-        let free = free.saturating_sub(reserved);
+        let places = free.saturating_sub(reserved);
+        let thin = self.space.thin_frags();
+        let total = self.geo.total_frags();
+        let (total, free, kept) = match thin {
+            Some([total_thin, free, kept]) => (total.min(total_thin), places.min(free), kept),
+            None => (total, places, self.space.root_reserve()),
+        };
         let inodes = self.space.counters().inodes;
         // An inode in a directory takes about 256 bytes, so this many more fit into the free space.
         let possible = (free << self.geo.frag_shift) / 256;
         StatFs {
             block_size: self.geo.block_size() as u32,
             frag_size: self.geo.frag_size() as u32,
-            total: self.geo.total_frags(),
-            free,
-            available: free.saturating_sub(self.space.root_reserve()),
+            total,
+            free: free.min(total),
+            available: free.min(total).saturating_sub(kept),
             inodes: inodes + possible,
             inodes_free: possible,
         }

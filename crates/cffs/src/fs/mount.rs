@@ -36,11 +36,22 @@ struct Hook {
     quota: Option<Arc<Quota>>,
     /// The device whose freed space is discarded, with the log2 of the fragment size.
     discard: Option<(Arc<dyn Device>, u32)>,
+    /// A thin device, which learns of freed space with the commit that frees it; the log2 of the fragment size, and the
+    /// fragments of a unit in which it stores.
+    thin: Option<(Arc<dyn Device>, u32, u64)>,
 }
 
 impl CommitHook for Hook {
     fn counters(&self) -> Counters {
         self.space.counters()
+    }
+    fn written(&self, freed: &[Run]) {
+        let Some((dev, shift, unit)) = &self.thin else { return };
+        self.space.discard_freed(freed, *unit, &mut |run| {
+            if let Err(e) = dev.discard(run.start << shift, run.len << shift) {
+                tracing::debug!("discard of {run}: {e}");
+            }
+        });
     }
     fn committed(&self, freed: Vec<Run>) {
         if let Some((dev, shift)) = &self.discard {
@@ -223,12 +234,15 @@ impl Fs {
 
         let space = Arc::new(Space::load(cache.clone(), counters, sb.reserve_bp)?);
         let journal = Arc::new(Journal::new(cache.clone(), log_dyn.clone(), &sb, replayed.header, opts.metadata));
-        let discard = opts.discard.then(|| (as_dyn(&dev), u32::from(sb.frag_shift)));
+        let shift = u32::from(sb.frag_shift);
+        // What a commit frees can be discarded before it is durable only where the device keeps the order.
+        let thin = dev.space().filter(|_| journal.is_atomic()).map(|s| (as_dyn(&dev), shift, (s.unit >> shift).max(1)));
+        let discard = (thin.is_none() && (opts.discard || dev.space().is_some())).then(|| (as_dyn(&dev), shift));
         let quota = Quota::load(&cache, &sb)?;
         if quota.is_some() {
             journal.reserve_for_records(quota::LOG_BYTES);
         }
-        journal.connect(Box::new(Hook { space: space.clone(), quota: quota.clone(), discard }), counters_buf);
+        journal.connect(Box::new(Hook { space: space.clone(), quota: quota.clone(), discard, thin }), counters_buf);
         let placement = Arc::new(Placement::new(space.clone(), &sb, opts.scatter, opts.subtrees));
         let sums = sb.has_data_sums().then(|| Arc::new(Sums::new(cache.clone(), space.clone())));
         let chunk = if sb.embeds_inodes() { 1 } else { INODE_CHUNK };
@@ -239,6 +253,7 @@ impl Fs {
         let generation = random_u32()?;
         // After a crash nobody knows how much of it was used.
         let credit = std::mem::take(&mut sb.maintenance_credit);
+        let crashed = sb.state != State::Clean;
         mark_mounted(&*dev, log_dyn.as_deref(), &mut sb, replayed.header, &opts)?;
         let fs = Arc::new(Fs {
             dev,
@@ -267,6 +282,7 @@ impl Fs {
             close_outcome: Mutex::new(None),
             background: Background::default(),
             used: AtomicBool::new(false),
+            unused_is_stored: AtomicBool::new(crashed && !read_only),
         });
         fs.finish_mount(&replayed.damaged, counters.orphan_head)?;
         Ok(fs)
@@ -400,6 +416,7 @@ impl Fs {
         }
         sb.maintenance_credit = self.maintenance_credit();
         write_superblock(&*self.dev, &sb)?;
+        self.dev.finish()?;
         written
     }
 }

@@ -4,6 +4,7 @@ use super::{Error, Fs, Result, Superblock};
 use crate::trace::Kind;
 use crate::tune::Tune;
 use cffs_device::{Device, Purpose};
+use std::sync::atomic::Ordering;
 
 /// The range that [`Fs::trim`] discards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -43,6 +44,18 @@ impl Fs {
             self.space.set_root_reserve(after.reserve_bp);
         }
         Ok((before, after))
+    }
+
+    /// Discards what a crash has left on a thin device and no file has: data that was written, and whose mapping was not committed.
+    /// The first call after a crash does it; elsewhere there is nothing to do.
+    ///
+    /// # Errors
+    /// Those of [`Fs::trim`].
+    pub fn trim_after_crash(&self) -> Result<()> {
+        if self.unused_is_stored.swap(false, Ordering::Relaxed) && self.dev.space().is_some() {
+            self.trim(TrimRange::default())?;
+        }
+        Ok(())
     }
 
     /// Discards all free space in the range, including space that was never used. Commits first, so that space freed

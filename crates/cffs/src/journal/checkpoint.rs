@@ -1,11 +1,12 @@
 //! The checkpoint: committed blocks are written in place, neighbours in one request.
 
 use super::manager::Journal;
+use super::mode::CommitTarget;
 use crate::cache::{AddrMap, BufInner, BufRef};
 use crate::error::Result;
 use crate::format::{self, BlockAddr};
 use cffs_buf::AlignedBuf;
-use cffs_device::{IoKind, Purpose};
+use cffs_device::{IoKind, Purpose, WriteRequest};
 use parking_lot::MutexGuard;
 use std::sync::atomic::Ordering;
 
@@ -72,6 +73,7 @@ impl Journal {
         let geo = *self.cache.geometry();
         let (shift, fs) = (geo.block_shift, geo.frag_size());
         // File data and metadata may be neighbours; a request is counted as what it begins with.
+        let mut requests: Vec<WriteRequest<'_>> = Vec::new();
         for (kind, data) in [(IoKind::Meta, false), (IoKind::Data, true)] {
             let mut pieces: Vec<(u64, &[u8])> = Vec::with_capacity(copies.len());
             for copy in copies.iter().filter(|copy| copy.frags.is_some() == data) {
@@ -85,10 +87,10 @@ impl Journal {
                     }
                 }
             }
-            if !pieces.is_empty() {
-                self.cache.write_sorted(kind, pieces.into_iter())?;
-            }
+            requests.extend(self.cache.requests(kind, pieces.into_iter()));
         }
+        self.cache.write_requests(&requests, self.target == CommitTarget::Atomic)?;
+        drop(requests);
         self.counters.checkpointed_blocks.fetch_add(copies.len() as u64, Ordering::Relaxed);
         let mut dirty = self.dirty.lock();
         for copy in copies {

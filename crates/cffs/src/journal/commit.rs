@@ -3,6 +3,7 @@
 use super::checkpoint::BlockCopy;
 use super::log_writer::LogPosition;
 use super::manager::{Journal, Running};
+use super::mode::CommitTarget;
 use crate::cache::{BufRef, LogState};
 use crate::error::Result;
 use crate::format::log::{self, TXN_HEADER};
@@ -95,7 +96,7 @@ impl Journal {
         // One of its operations may have failed half way.
         self.check()?;
         // Data that the transaction points to, and blocks written in place, must be durable before the log says so.
-        if self.cache.unflushed.load(Ordering::Acquire) {
+        if self.target != CommitTarget::Atomic && self.cache.unflushed.load(Ordering::Acquire) {
             self.cache.flush()?;
         }
         let len = commit.bytes.len() as u64;
@@ -105,7 +106,11 @@ impl Journal {
             self.counters.log_bytes.fetch_add(len, Ordering::Relaxed);
         }
         if !self.has_log() {
+            self.counters.commits.fetch_add(u64::from(!commit.copies.is_empty()), Ordering::Relaxed);
             self.write_in_place(std::mem::take(&mut commit.copies))?;
+            if let Some(hook) = self.hook.get().filter(|_| self.target == CommitTarget::Atomic) {
+                hook.written(&commit.running.freed);
+            }
             self.cache.flush()?;
         }
         self.durable.store(commit.seq, Ordering::Release);

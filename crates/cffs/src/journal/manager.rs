@@ -1,7 +1,7 @@
 //! The journal's state: the running transaction, the committed blocks that are not checkpointed yet, and what failed.
 
 use super::log_writer::{LogPosition, LogRing};
-use super::mode::MetadataMode;
+use super::mode::{CommitTarget, MetadataMode};
 use crate::cache::{AddrMap, BufRef, Cache};
 use crate::error::{Error, Result};
 use crate::format::Run;
@@ -19,6 +19,8 @@ use std::sync::{Arc, OnceLock};
 pub trait CommitHook: Send + Sync {
     /// The file system's counters, as of now (no transaction is open).
     fn counters(&self) -> Counters;
+    /// The transactions that freed these runs are written, and will be durable before anything that is written from now on.
+    fn written(&self, _freed: &[Run]) {}
     /// The transactions that freed these runs are durable: the space may be allocated again.
     fn committed(&self, freed: Vec<Run>);
     /// Hands over what else belongs to this commit (block, offset, bytes): quota records. No transaction is open.
@@ -63,6 +65,9 @@ pub struct Journal {
     pub(super) cache: Arc<Cache>,
     pub(super) log: LogRing,
     mode: MetadataMode,
+    pub(super) target: CommitTarget,
+    /// Blocks that may wait for a commit, and as many for a checkpoint, before one is forced.
+    pinned_max: usize,
     /// Held shared by open transactions, exclusively while a commit copies what changed.
     pub(super) barrier: RwLock<()>,
     pub(super) running: Mutex<Running>,
@@ -102,10 +107,21 @@ impl Journal {
         mode: MetadataMode,
     ) -> Journal {
         let log_dev = log_dev.unwrap_or_else(|| cache.device().clone());
+        let atomic_max = cache.device().atomic_max();
+        let target = CommitTarget::of(mode, atomic_max);
+        let block_shift = cache.geometry().block_shift;
+        let mut pinned_max = ((cache.limit() / 4) >> block_shift).max(PINNED_MIN);
+        if target == CommitTarget::Atomic {
+            // The other half is for transactions that are open when so many wait.
+            let unit = cache.device().space().map_or(0, |s| s.unit as usize).max(1 << block_shift);
+            pinned_max = pinned_max.min(atomic_max / 2 / unit).max(1);
+        }
         Journal {
             cache,
             log: LogRing::new(log_dev, sb),
             mode,
+            target,
+            pinned_max,
             barrier: RwLock::new(()),
             running: Mutex::default(),
             next_seq: AtomicU64::new(header.tail_seq),
@@ -142,7 +158,18 @@ impl Journal {
         self.cache.tracer()
     }
 
+    /// Whether commits go to a log, and to their places later.
     pub(crate) fn has_log(&self) -> bool {
+        self.target == CommitTarget::Log
+    }
+
+    /// Whether a commit is one write, which the device keeps in order with all others.
+    pub(crate) fn is_atomic(&self) -> bool {
+        self.target == CommitTarget::Atomic
+    }
+
+    /// Whether the file system is in order after a crash.
+    pub(crate) fn survives_crashes(&self) -> bool {
         self.mode == MetadataMode::Journal
     }
 
@@ -157,7 +184,7 @@ impl Journal {
 
     /// Blocks that may wait for a commit, and as many for a checkpoint, before one is forced.
     pub(super) fn pinned_max(&self) -> usize {
-        ((self.cache.limit() / 4) >> self.cache.geometry().block_shift).max(PINNED_MIN)
+        self.pinned_max
     }
 
     /// Fails when an earlier commit failed: nothing may be promised any more.

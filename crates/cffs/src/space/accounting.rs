@@ -13,6 +13,7 @@
 //! damaged allocation group stay available, and cannot be allocated until a repair.
 
 use super::class::AllocationClass;
+use super::device_room::{Asker, DeviceRoom};
 use crate::error::{Error, Result};
 use crate::format::system::Counters;
 use crate::reservation::Reservation;
@@ -41,6 +42,8 @@ pub(super) struct Accounting {
     pub freezes: u32,
     /// The counters as the transactions so far leave them, the running one included.
     pub counters: Counters,
+    /// What the device below can store, where that is less than there are places.
+    pub device: Option<DeviceRoom>,
 }
 
 impl Accounting {
@@ -57,6 +60,7 @@ impl Accounting {
             epoch: 0,
             freezes: 0,
             counters,
+            device: None,
         }
     }
 
@@ -80,8 +84,14 @@ impl Accounting {
         self.reserved_total().saturating_add(kept).saturating_add(later).saturating_add(n) <= self.available
     }
 
+    /// Whether the device can store so many fragments or blocks more.
+    fn device_affords(&self, frags: u64, blocks: u64, asker: Asker) -> bool {
+        frags == 0 && blocks == 0
+            || self.device.as_ref().is_none_or(|d| d.affords(frags, blocks, self.reserved_blocks, asker))
+    }
+
     pub fn reserve(&mut self, n: u64, privileged: bool) -> Result<()> {
-        if !self.affords(n, privileged) {
+        if !self.affords(n, privileged) || !self.device_affords(n, 0, asker(privileged)) {
             return Err(Error::NoSpace);
         }
         self.reserved_frags += n;
@@ -95,7 +105,7 @@ impl Accounting {
 
     /// Reserves `n` blocks if enough free blocks are known. Returns how many are missing; 0 if they were reserved.
     pub fn reserve_blocks(&mut self, n: u64, privileged: bool) -> Result<u64> {
-        if !self.affords(n.saturating_mul(self.fpb), privileged) {
+        if !self.affords(n.saturating_mul(self.fpb), privileged) || !self.device_affords(0, n, asker(privileged)) {
             return Err(Error::NoSpace);
         }
         let missing = (self.reserved_blocks + n).saturating_sub(self.free_blocks);
@@ -137,7 +147,11 @@ impl Accounting {
     /// Blocks that the second invariant allows beyond those in the reservation.
     fn affordable(&self, reservation: &Reservation) -> u64 {
         let kept = if reservation.privileged() { 0 } else { self.root_reserve };
-        self.available.saturating_sub(self.reserved_total()).saturating_sub(kept) / self.fpb
+        let places = self.available.saturating_sub(self.reserved_total()).saturating_sub(kept) / self.fpb;
+        match &self.device {
+            Some(room) if places > 0 => places.min(room.affordable_blocks(self.reserved_blocks, asker_of(reservation))),
+            _ => places,
+        }
     }
 
     /// Allocates `frags` fragments, which leaves `lost` wholly free blocks fewer. False if others have reserved them.
@@ -154,7 +168,9 @@ impl Accounting {
                 let own = reservation.blocks().min(lost);
                 let rest = lost - own;
                 if rest > 0
-                    && (rest > self.unreserved_blocks() || !self.affords(rest * self.fpb, reservation.privileged()))
+                    && (rest > self.unreserved_blocks()
+                        || !self.affords(rest * self.fpb, reservation.privileged())
+                        || !self.device_affords(0, rest, asker_of(reservation)))
                 {
                     return false;
                 }
@@ -177,4 +193,13 @@ impl Accounting {
     pub fn refund_blocks(&mut self, blocks: u64, reservation: &Reservation) {
         self.reserved_blocks += reservation.refund_blocks(blocks);
     }
+}
+
+fn asker(privileged: bool) -> Asker {
+    if privileged { Asker::Privileged } else { Asker::Program }
+}
+
+/// Who allocates beyond what a reservation holds.
+fn asker_of(reservation: &Reservation) -> Asker {
+    if reservation.is_of_space() { asker(reservation.privileged()) } else { Asker::FileSystem }
 }

@@ -3,6 +3,7 @@
 use super::accounting::Accounting;
 use super::alloc_group::AllocGroup;
 use super::aside::Aside;
+use super::device_room::DeviceRoom;
 use super::free_set::FreeSet;
 use super::layout;
 use crate::cache::{AddrMap, Cache};
@@ -68,7 +69,8 @@ impl Space {
             let what = format!("superblock: allocation groups of {} blocks are too large", g.ag_blocks);
             return Err(Corrupt(what).into());
         }
-        let accounting = Accounting::new(g.frags_per_block(), counters, virgin_blocks(&g, counters.ags));
+        let mut accounting = Accounting::new(g.frags_per_block(), counters, virgin_blocks(&g, counters.ags));
+        accounting.device = DeviceRoom::of(&cache);
         let space = Space {
             cache,
             g,

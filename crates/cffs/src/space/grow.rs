@@ -93,7 +93,11 @@ impl Space {
     pub(crate) fn set_root_reserve(&self, reserve_bp: u32) {
         let accounting = &mut *self.accounting.lock();
         self.reserve_bp.store(reserve_bp, Ordering::Relaxed);
-        accounting.root_reserve = self.share(reserve_bp);
+        match &mut accounting.device {
+            // Places are plenty: what is short is the space of the device.
+            Some(room) => room.reserve_bp = reserve_bp,
+            None => accounting.root_reserve = self.share(reserve_bp),
+        }
     }
 
     fn share(&self, reserve_bp: u32) -> u64 {

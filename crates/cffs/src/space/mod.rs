@@ -20,6 +20,7 @@ mod aside;
 mod batch;
 mod class;
 mod commit;
+mod device_room;
 mod find_group;
 mod free_set;
 mod free_space;
@@ -32,6 +33,7 @@ mod search;
 mod set_aside;
 #[cfg(test)]
 pub(crate) mod tests;
+mod thin;
 mod trim;
 
 pub use free_space::Space;

@@ -7,6 +7,7 @@ use super::free_space::Space;
 use crate::error::{Error, Result};
 use crate::format::Run;
 use crate::format::{FragAddr, Geometry};
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
@@ -85,6 +86,47 @@ impl Space {
             result?;
             total += run.len;
         }
+    }
+
+    /// Discards runs that were freed and are not allocatable yet, and with them what else is free of the units (in fragments) in
+    /// which a thin device stores: of a unit that is in use in part it can forget nothing.
+    pub(crate) fn discard_freed(&self, freed: &[Run], unit: u64, discard: &mut dyn FnMut(Run)) {
+        let mut ends = BTreeSet::new();
+        for run in freed {
+            discard(*run);
+            if unit > 1 {
+                ends.extend([run.start, run.end()].into_iter().filter(|at| at % unit > 0).map(|at| at - at % unit));
+            }
+        }
+        let mut sorted: Vec<Run> = if ends.is_empty() { Vec::new() } else { freed.to_vec() };
+        sorted.sort_unstable_by_key(|run| run.start);
+        let is_freed = |frag: FragAddr| {
+            let after = sorted.partition_point(|run| run.start <= frag);
+            after.checked_sub(1).is_some_and(|i| frag < sorted[i].end())
+        };
+        for start in ends {
+            if let Err(e) = self.discard_unit(Run { start, len: unit }, &is_freed, discard) {
+                tracing::debug!("discard around {start}: {e}");
+            }
+        }
+    }
+
+    /// Discards a unit if all of it that is not `freed` just now is free.
+    fn discard_unit(&self, unit: Run, is_freed: &dyn Fn(FragAddr) -> bool, discard: &mut dyn FnMut(Run)) -> Result<()> {
+        let group = self.alloc_group_of(unit)?;
+        let _one = self.trimming.lock();
+        let rest: Vec<u32> =
+            (unit.start..unit.end()).filter(|f| !is_freed(*f)).map(|f| (f - group.start()) as u32).collect();
+        let taken = self.with_free_set(&group, |set| {
+            // All or none of them is taken.
+            rest.iter().all(|f| set.is_free(*f, f + 1)) && rest.iter().all(|f| set.take(*f, 1))
+        })?;
+        if taken {
+            discard(unit);
+            let back = self.with_free_set(&group, |set| rest.iter().all(|f| set.insert(*f, 1).is_some()))?;
+            debug_assert!(back, "nobody else frees what is free");
+        }
+        Ok(())
     }
 
     /// Runs `f` while no run is being discarded, and nothing is kept free.

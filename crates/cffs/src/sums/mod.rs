@@ -298,8 +298,8 @@ impl Sums {
                 }
             }
         }
-        // Without a log a crash makes all sums worthless, so they need not be right in between.
-        if known.is_empty() || !journal.has_log() {
+        // If a crash makes all sums worthless, they need not be right in between.
+        if known.is_empty() || !journal.survives_crashes() {
             return Ok(());
         }
         let stored = self.store(journal, tables, &known.iter().collect::<Vec<_>>());

@@ -3,7 +3,7 @@
 use super::kind::Kind;
 use super::record::Request;
 use super::tracer::Tracer;
-use cffs_device::{Device, IoKind, Purpose, ReadRequest, WriteRequest};
+use cffs_device::{Device, DeviceSpace, IoKind, Purpose, ReadRequest, WriteRequest};
 use std::io::{self, IoSlice, IoSliceMut};
 use std::ops::{Deref, Range};
 use std::sync::Arc;
@@ -32,6 +32,16 @@ impl<D: Device> TracedDevice<D> {
         let Some(start) = self.tracer.begin_leaf(kind) else { return f() };
         let result = f();
         self.record(kind, start, &[(what, place.0, place.1 as u64)], result.is_err());
+        result
+    }
+
+    /// Makes writes that begin together.
+    fn writes(&self, requests: &[WriteRequest<'_>], write: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
+        let Some(start) = self.tracer.begin_leaf(Kind::DeviceWrite) else { return write() };
+        let len = |r: &WriteRequest<'_>| r.bufs.iter().map(|b| b.len() as u64).sum();
+        let all: Vec<_> = requests.iter().map(|r| (r.kind, r.offset, len(r))).collect();
+        let result = write();
+        self.record(Kind::DeviceWrite, start, &all, result.is_err());
         result
     }
 
@@ -86,12 +96,11 @@ impl<D: Device> Device for TracedDevice<D> {
     }
 
     fn write_batch(&self, requests: &[WriteRequest<'_>]) -> io::Result<()> {
-        let Some(start) = self.tracer.begin_leaf(Kind::DeviceWrite) else { return self.inner.write_batch(requests) };
-        let len = |r: &WriteRequest<'_>| r.bufs.iter().map(|b| b.len() as u64).sum();
-        let all: Vec<_> = requests.iter().map(|r| (r.kind, r.offset, len(r))).collect();
-        let result = self.inner.write_batch(requests);
-        self.record(Kind::DeviceWrite, start, &all, result.is_err());
-        result
+        self.writes(requests, || self.inner.write_batch(requests))
+    }
+
+    fn write_atomic(&self, requests: &[WriteRequest<'_>]) -> io::Result<()> {
+        self.writes(requests, || self.inner.write_atomic(requests))
     }
 
     fn read_batch(&self, requests: &mut [ReadRequest<'_>]) -> io::Result<()> {
@@ -127,6 +136,18 @@ impl<D: Device> Device for TracedDevice<D> {
     fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
         let bytes = usize::try_from(len).unwrap_or(usize::MAX);
         self.one(Kind::DeviceDiscard, IoKind::Super, (offset, bytes), || self.inner.discard(offset, len))
+    }
+
+    fn space(&self) -> Option<DeviceSpace> {
+        self.inner.space()
+    }
+
+    fn atomic_max(&self) -> usize {
+        self.inner.atomic_max()
+    }
+
+    fn finish(&self) -> io::Result<()> {
+        self.inner.finish()
     }
 
     fn can_discard(&self) -> bool {

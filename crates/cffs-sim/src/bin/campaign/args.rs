@@ -95,11 +95,15 @@ pub enum Kind {
     Mkfs,
     /// Crashes of an aged file system: almost full, with its free space in short pieces.
     Aged,
+    /// File systems on a log disk, with snapshots and a cleaner: comparison with the model, on a device that soon is full too, and
+    /// crashes, in turns.
+    Log,
 }
 
 impl Kind {
     /// All of them, in the order in which a seed goes through them.
-    pub const ALL: [Kind; 7] = [Kind::Model, Kind::Full, Kind::Crash, Kind::Grow, Kind::Modes, Kind::Mkfs, Kind::Aged];
+    pub const ALL: [Kind; 8] =
+        [Kind::Model, Kind::Full, Kind::Crash, Kind::Grow, Kind::Modes, Kind::Mkfs, Kind::Aged, Kind::Log];
 
     /// The word for `--only`.
     pub fn name(self) -> String {

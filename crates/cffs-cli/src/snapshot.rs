@@ -1,0 +1,236 @@
+//! `cffs snapshot`: states of a file system that stay as they are, in the log layout.
+
+use crate::image::{EngineResultExt, Image, LogArgs};
+use crate::mount::{self, MountArgs};
+use crate::mount_or_image::{MountOrImage, engine};
+use crate::text::print_json;
+use anyhow::{Context, bail};
+use cffs_fuse::control::Request;
+use cffs_fuse::snapshots::{self, Change, Difference, SnapshotEntry};
+use cffs_logdisk::LogDisk;
+use clap::{Args, Subcommand, ValueHint};
+use std::io::{self, Write};
+use std::path::PathBuf;
+
+/// Snapshots of a file system in the log layout, and writable clones of them
+///
+/// A snapshot is made at once whatever the size, and costs only what changes later. It cannot be changed. For file systems made with `cffs mkfs
+/// --layout=log`.
+#[derive(Args, Debug)]
+pub struct SnapshotArgs {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand, Debug)]
+enum Command {
+    /// Make a snapshot
+    ///
+    /// Of a mount, with everything that was done before.
+    Create {
+        #[command(flatten)]
+        of: Of,
+        /// Name: 1 to 255 bytes without slash, comma and line break
+        name: String,
+    },
+    /// Show all snapshots and clones
+    List {
+        #[command(flatten)]
+        of: Of,
+        /// Print the result as JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Delete snapshots and clones
+    ///
+    /// Their space comes back: of a mount in the background, of an image before the command ends.
+    Delete {
+        #[command(flatten)]
+        of: Of,
+        /// Names
+        #[arg(required = true)]
+        names: Vec<String>,
+    },
+    /// Make a writable clone of a snapshot
+    Clone {
+        #[command(flatten)]
+        of: Of,
+        /// Name of the snapshot
+        name: String,
+        /// Name of the clone
+        clone: String,
+    },
+    /// Show what differs between a snapshot and another one, or now
+    ///
+    /// A line for each name: + added, - removed, M changed. Both trees are read as a whole.
+    Diff {
+        #[command(flatten)]
+        of: Of,
+        /// Print the result as JSON
+        #[arg(long)]
+        json: bool,
+        /// Name of the earlier snapshot
+        from: String,
+        /// Name of the later snapshot or clone [default: now]
+        to: Option<String>,
+    },
+    /// Mount a snapshot for reading, or a clone
+    ///
+    /// The same as `cffs mount -o snapshot=NAME IMAGE DIR`. Not while the image itself is mounted.
+    Mount {
+        /// Image
+        image: PathBuf,
+        /// Name of the snapshot or clone
+        name: String,
+        /// Directory to mount it on
+        #[arg(value_hint = ValueHint::DirPath)]
+        dir: PathBuf,
+        /// More mount options, separated by commas
+        #[arg(short, value_name = "OPTIONS")]
+        options: Vec<String>,
+    },
+}
+
+/// What the command works on.
+#[derive(Args, Debug)]
+struct Of {
+    /// Directory of a mount, or image
+    #[arg(value_name = "DIR|IMAGE")]
+    path: PathBuf,
+}
+
+/// A file system with snapshots.
+enum Target {
+    Mounted(cffs_fuse::control::Control),
+    Image(Box<Image>),
+}
+
+impl Of {
+    fn name(&self) -> String {
+        self.path.display().to_string()
+    }
+
+    fn open(&self) -> anyhow::Result<Target> {
+        crate::log::start(0);
+        Ok(match MountOrImage::open(&self.path, &LogArgs::default())? {
+            MountOrImage::Mounted(control) => Target::Mounted(control),
+            MountOrImage::Image(image) => Target::Image(image),
+        })
+    }
+}
+
+fn disk_of<'a>(image: &'a Image, name: &str) -> anyhow::Result<&'a LogDisk> {
+    match &image.log_disk {
+        Some(disk) => Ok(disk),
+        None => {
+            bail!("{name}: it has not the log layout, so it has no snapshots: make one with `cffs mkfs --layout=log`")
+        }
+    }
+}
+
+/// Runs the subcommand.
+pub fn run(args: &SnapshotArgs) -> anyhow::Result<u8> {
+    match &args.command {
+        Command::Create { of, name } => {
+            let at = of.name();
+            match of.open()? {
+                Target::Mounted(control) => {
+                    control.call::<u64>(&Request::SnapshotCreate { name: name.clone() })?;
+                }
+                Target::Image(image) => {
+                    snapshots::create(disk_of(&image, &at)?, name).about(|| &at)?;
+                }
+            }
+        }
+        Command::List { of, json } => {
+            let at = of.name();
+            let all: Vec<SnapshotEntry> = match of.open()? {
+                Target::Mounted(control) => control.call(&Request::SnapshotList)?,
+                Target::Image(image) => snapshots::list(disk_of(&image, &at)?),
+            };
+            if *json {
+                print_json(&serde_json::to_value(all)?)?;
+            } else {
+                let mut out = io::stdout().lock();
+                for e in all {
+                    match e.clone_of {
+                        Some(of) => writeln!(out, "{} (clone of {of})", e.name)?,
+                        None => writeln!(out, "{}", e.name)?,
+                    }
+                }
+            }
+        }
+        Command::Delete { of, names } => {
+            let at = of.name();
+            match of.open()? {
+                Target::Mounted(control) => {
+                    for name in names {
+                        control.call::<()>(&Request::SnapshotDelete { name: name.clone() })?;
+                    }
+                }
+                Target::Image(image) => {
+                    let disk = disk_of(&image, &at)?;
+                    names.iter().try_for_each(|name| snapshots::delete(disk, name)).about(|| &at)?;
+                    snapshots::finish_deletions(disk).about(|| &at)?;
+                }
+            }
+        }
+        Command::Clone { of, name, clone } => {
+            let at = of.name();
+            match of.open()? {
+                Target::Mounted(control) => {
+                    control.call::<u32>(&Request::SnapshotClone { name: name.clone(), clone: clone.clone() })?;
+                }
+                Target::Image(image) => {
+                    snapshots::clone(disk_of(&image, &at)?, name, clone).about(|| &at)?;
+                }
+            }
+        }
+        Command::Diff { of, json, from, to } => {
+            let at = of.name();
+            let all: Vec<Difference> = match of.open()? {
+                Target::Mounted(control) => {
+                    control.call(&Request::SnapshotDiff { from: from.clone(), to: to.clone() })?
+                }
+                Target::Image(image) => diff(*image, &at, from, to.as_deref())?,
+            };
+            if *json {
+                print_json(&serde_json::to_value(all)?)?;
+            } else {
+                print_differences(&all)?;
+            }
+        }
+        Command::Mount { image, name, dir, options } => {
+            let mut options = options.clone();
+            options.push(format!("snapshot={name}"));
+            return mount::run(&MountArgs::of(image, dir, options));
+        }
+    }
+    Ok(0)
+}
+
+fn diff(image: Image, at: &str, from: &str, to: Option<&str>) -> anyhow::Result<Vec<Difference>> {
+    disk_of(&image, at)?;
+    let disk = image.log_disk.clone().context("it has the log layout")?;
+    let from = snapshots::open(&disk, from).about(|| at)?;
+    let to = match to {
+        Some(to) => snapshots::open(&disk, to).about(|| at)?,
+        None => engine(image)?,
+    };
+    let all = snapshots::differences(&from, &to).about(|| at);
+    to.close().about(|| at)?;
+    all
+}
+
+fn print_differences(all: &[Difference]) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    for d in all {
+        let sign = match d.change {
+            Change::Added => '+',
+            Change::Removed => '-',
+            Change::Changed => 'M',
+        };
+        writeln!(out, "{sign} {}", crate::text::printable(d.path.as_bytes()))?;
+    }
+    out.flush()
+}

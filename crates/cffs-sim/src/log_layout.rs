@@ -1,0 +1,115 @@
+//! The log layout: a log disk on a simulated device, with the file system on it.
+
+use crate::disk::Trace;
+use cffs::device::Device;
+use cffs_logdisk::{Compression, ImageOptions, ImageStore, LogDisk, LogOptions, MAIN_BRANCH};
+use std::io;
+use std::sync::Arc;
+
+/// A log disk below the file system.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LogLayout {
+    /// How it compresses.
+    pub compression: Compression,
+    /// The size of the file system, as a multiple of the device.
+    pub thin: u64,
+    /// Bytes of a segment.
+    pub segment_bytes: u64,
+    /// It is cleaned, and snapshots are made and deleted, between operations.
+    pub snapshots: bool,
+}
+
+/// Snapshots that are kept.
+const SNAPSHOTS: usize = 3;
+/// Operations between two pieces of background work.
+const WORKS_EVERY: u64 = 5;
+/// Bytes that the cleaner copies in one.
+const CLEAN_BYTES: u64 = 256 << 10;
+
+impl LogLayout {
+    /// One of those that tests use.
+    pub fn numbered(n: u64) -> LogLayout {
+        let compression =
+            [Compression::None, Compression::Lz4, Compression::None, Compression::Zstd(1)][n as usize % 4];
+        LogLayout {
+            compression,
+            thin: [4, 1, 16][n as usize / 4 % 3],
+            segment_bytes: 64 << 10,
+            snapshots: (n / 2).is_multiple_of(2),
+        }
+    }
+
+    fn options(self, read_only: bool) -> LogOptions {
+        // Small, so that batches end, checkpoints are made and nodes leave memory in a short sequence.
+        LogOptions {
+            read_only,
+            cache_nodes: 32,
+            batch_bytes: 256 << 10,
+            checkpoint_bytes: 2 << 20,
+            compression: self.compression,
+            ..LogOptions::default()
+        }
+    }
+
+    /// Makes the first device of a trace a log disk.
+    pub fn make_on(self, trace: &Trace, uuid: [u8; 16]) -> io::Result<Arc<LogDisk>> {
+        let device = trace.device(0);
+        let bytes = device.len() * self.thin;
+        let store = ImageStore::format(device, &ImageOptions { uuid, slot_bytes: self.segment_bytes })?;
+        Ok(Arc::new(LogDisk::format(Arc::new(store), bytes, &self.options(false))?))
+    }
+
+    /// Opens the one on the first device of a trace.
+    pub fn open(self, trace: &Trace, read_only: bool) -> io::Result<Arc<LogDisk>> {
+        let store = ImageStore::open(trace.device(0))?;
+        Ok(Arc::new(LogDisk::open(Arc::new(store), &self.options(read_only))?))
+    }
+
+    /// Background work after the `nth` operation: what a mount does in idle time, and snapshots that come and go.
+    ///
+    /// # Errors
+    /// Those of the log disk, but for want of space.
+    pub fn work(self, disk: &LogDisk, nth: u64) -> io::Result<()> {
+        if !self.snapshots || !nth.is_multiple_of(WORKS_EVERY) {
+            return Ok(());
+        }
+        let done = self.work_step(disk, nth / WORKS_EVERY);
+        done.or_else(|e| if e.kind() == io::ErrorKind::StorageFull { Ok(()) } else { Err(e) })
+    }
+
+    fn work_step(self, disk: &LogDisk, nth: u64) -> io::Result<()> {
+        match nth % 4 {
+            0 => drop(disk.snapshot(MAIN_BRANCH, &nth.to_string())?),
+            1 => drop(disk.clean_step(CLEAN_BYTES)?),
+            2 => {
+                let all = disk.snapshots();
+                if all.len() > SNAPSHOTS {
+                    disk.delete_snapshot(all[nth as usize % 2].id)?;
+                }
+            }
+            _ => drop(disk.delete_step(20)?),
+        }
+        Ok(())
+    }
+}
+
+/// Whether an image has a superblock of a log disk.
+pub fn is_log_disk(trace: &Trace) -> bool {
+    let image = &trace.images()[0];
+    [0, 64 << 10].into_iter().any(|offset| {
+        let mut magic = [0; 7];
+        image.read(offset, &mut magic);
+        &magic == b"cffsLOG"
+    })
+}
+
+/// Opens the log disk of a trace for a check; what is wrong with it is the error.
+///
+/// # Errors
+/// What is wrong.
+pub fn open_checked(trace: &Trace) -> Result<Arc<LogDisk>, String> {
+    let layout = LogLayout { compression: Compression::None, thin: 1, segment_bytes: 0, snapshots: false };
+    let disk = layout.open(trace, true).map_err(|e| format!("the log disk cannot be opened: {e}"))?;
+    let problems = disk.check(true).map_err(|e| format!("the log disk cannot be checked: {e}"))?;
+    if problems.is_empty() { Ok(disk) } else { Err(format!("the log disk: {}", problems.join("; "))) }
+}

@@ -1,0 +1,70 @@
+//! The engine on a log disk: beside the reference model, in crashes, full, and how many requests it makes.
+
+use cffs::{Caller, ROOT_INO};
+use cffs_sim::crash::{Coverage, Effort, explore_and_shrink};
+use cffs_sim::disk::{Event, Trace};
+use cffs_sim::generate::{Bounds, Profile, generate};
+use cffs_sim::log_layout::LogLayout;
+use cffs_sim::ops::show;
+use cffs_sim::run::run;
+use cffs_sim::setup::Setup;
+use cffs_sim::shrink::shrink;
+
+#[test]
+fn crashes_on_a_log_disk_leave_what_was_promised() {
+    let mut coverage = Coverage::default();
+    for seed in 0..12 {
+        let setup = Setup::numbered(seed).on_log_disk(seed);
+        let profile = Profile::ALL[seed as usize % Profile::ALL.len()];
+        let ops = generate(seed, profile, 60, Bounds { write: 60_000, many: 30 });
+        if let Err(e) = explore_and_shrink(setup, ops, seed, Effort::default(), &mut coverage) {
+            let (ops, f) = *e;
+            panic!("seed {seed}, {profile:?}, {setup}\n{f}\nsmallest sequence:\n{}", show(&ops));
+        }
+    }
+    println!("{coverage:?}");
+    assert!(coverage.states > 400 && coverage.promises > 1000, "{coverage:?}");
+}
+
+#[test]
+fn it_does_what_the_model_does_also_when_it_is_full() {
+    for seed in 0..12 {
+        let numbered = Setup::numbered(seed);
+        let (setup, bounds) = match seed % 3 {
+            0 => (numbered.small().on_log_disk(seed), Bounds { write: 2_000_000, many: 300 }),
+            _ => (numbered.on_log_disk(seed), Bounds::default()),
+        };
+        let profile = Profile::ALL[seed as usize % Profile::ALL.len()];
+        let ops = generate(seed, profile, 120, bounds);
+        if let Err(first) = run(setup, &ops) {
+            let smallest = shrink(ops, 300, |ops| run(setup, ops).is_err());
+            let last = run(setup, &smallest).err().unwrap_or(first);
+            panic!("seed {seed}, {profile:?}, {setup}\n{last}\nsmallest sequence:\n{}", show(&smallest));
+        }
+    }
+}
+
+/// Writes and flushes of the device below the log disk.
+fn requests(trace: &Trace) -> (usize, usize) {
+    let events = trace.events();
+    let writes = events.iter().filter(|e| matches!(e, Event::Write { .. })).count();
+    (writes, events.iter().filter(|e| matches!(e, Event::Flush { .. })).count())
+}
+
+#[test]
+fn fsync_of_a_small_file_is_one_write_and_one_flush() {
+    let log_layout = Some(LogLayout { segment_bytes: 8 << 20, snapshots: false, ..LogLayout::numbered(0) });
+    let setup = Setup { log_layout, ..Setup { device: 256 << 20, ..Setup::default() }.on_log_disk(0) };
+    let trace = Trace::new(setup.make().unwrap());
+    let fs = setup.mount(&trace).unwrap();
+    for n in 0..20 {
+        let before = requests(&trace);
+        let name = format!("file{n}");
+        let file = fs.create(Caller::ROOT, ROOT_INO, name.as_bytes(), 0o600).unwrap();
+        fs.write(Caller::ROOT, file.ino, 0, &vec![n; 3000]).unwrap();
+        fs.fsync(file.ino, false).unwrap();
+        let after = requests(&trace);
+        assert_eq!((after.0 - before.0, after.1 - before.1), (1, 1), "file {n}");
+    }
+    fs.close().unwrap();
+}

@@ -1,0 +1,102 @@
+//! What a thin device below can still store: a log disk has less space than bytes.
+//!
+//! Free fragments are places, and on such a device there are many more places than space. So who reserves fragments or blocks
+//! needs both. What must fit besides is everything that is not written yet: dirty data at its worst, reserved blocks, and the metadata
+//! of the running transaction, for which there is a *margin* that only the file system itself may use. So no writeback or
+//! commit finds the device full, and there is room to delete.
+
+use crate::cache::Cache;
+use cffs_device::{Device, DeviceSpace};
+use std::sync::Arc;
+
+/// Fragments reserved at once from which on they are taken to lie next to each other. Fewer can be in a unit of the device each.
+const CONTIGUOUS_FRAGS: u64 = 64;
+/// Units that a contiguous run may touch beyond those that it fills.
+const RUN_ENDS: u64 = 16;
+
+/// Who asks for space.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Asker {
+    /// A program.
+    Program,
+    /// A program that gets the file system's reserve too.
+    Privileged,
+    /// The file system, for its own metadata: the margin is there for it.
+    FileSystem,
+}
+
+/// The limit that a thin device sets.
+pub(super) struct DeviceRoom {
+    cache: Arc<Cache>,
+    /// Bytes that one commit may write at most, and open transactions add to it.
+    pub(super) margin: u64,
+    /// Share of the device that only privileged users get, in 1/10,000.
+    pub(super) reserve_bp: u32,
+}
+
+impl DeviceRoom {
+    /// `None` for a device that has a place for each of its bytes.
+    pub(super) fn of(cache: &Arc<Cache>) -> Option<DeviceRoom> {
+        let device = cache.device();
+        let space = device.space()?;
+        let margin = (device.atomic_max() as u64).max(64 << cache.geometry().block_shift);
+        let margin = margin / space.unit * space.unit_cost;
+        Some(DeviceRoom { cache: cache.clone(), margin, reserve_bp: 0 })
+    }
+
+    pub(super) fn space(&self) -> DeviceSpace {
+        let none = DeviceSpace { total: 0, free: 0, unit: 4096, unit_cost: 4096, keeps_old: false };
+        self.cache.device().space().unwrap_or(none)
+    }
+
+    /// Bytes that so many fragments of data take at most.
+    fn cost_of_frags(&self, s: &DeviceSpace, frags: u64) -> u64 {
+        let bytes = frags.saturating_mul(self.cache.geometry().frag_size() as u64);
+        let filled = bytes.div_ceil(s.unit);
+        let units = if frags < CONTIGUOUS_FRAGS { filled.max(frags) } else { filled + RUN_ENDS };
+        units.saturating_mul(s.unit_cost)
+    }
+
+    fn cost_of_blocks(&self, s: &DeviceSpace, blocks: u64) -> u64 {
+        let units = (self.cache.geometry().block_size() as u64).div_ceil(s.unit);
+        blocks.saturating_mul(units).saturating_mul(s.unit_cost)
+    }
+
+    /// Bytes that dirty data may take when it is written: each fragment could be in a unit of its own.
+    fn dirty_cost(&self, s: &DeviceSpace) -> u64 {
+        let frag = self.cache.geometry().frag_size() as u64;
+        (self.cache.dirty_data() as u64).div_ceil(frag.min(s.unit)).saturating_mul(s.unit_cost)
+    }
+
+    /// Bytes that can be stored besides what is reserved and dirty already.
+    fn left(&self, s: &DeviceSpace, reserved_blocks: u64, asker: Asker) -> u64 {
+        let kept = match asker {
+            Asker::Program => 2 * self.margin + s.total / 10_000 * u64::from(self.reserve_bp),
+            Asker::Privileged => 2 * self.margin,
+            Asker::FileSystem => 0,
+        };
+        let others = self.dirty_cost(s).saturating_add(self.cost_of_blocks(s, reserved_blocks));
+        s.free.saturating_sub(others.saturating_add(kept))
+    }
+
+    /// Whether so many fragments and blocks can be stored besides what is reserved and dirty already.
+    pub(super) fn affords(&self, frags: u64, blocks: u64, reserved_blocks: u64, asker: Asker) -> bool {
+        let s = self.space();
+        let asked = self.cost_of_frags(&s, frags).saturating_add(self.cost_of_blocks(&s, blocks));
+        asked <= self.left(&s, reserved_blocks, asker)
+    }
+
+    /// Blocks that can be stored beyond those that are reserved.
+    pub(super) fn affordable_blocks(&self, reserved_blocks: u64, asker: Asker) -> u64 {
+        let s = self.space();
+        self.left(&s, reserved_blocks, asker) / self.cost_of_blocks(&s, 1).max(1)
+    }
+
+    /// Bytes in all, and free ones.
+    pub(super) fn totals(&self, reserved_blocks: u64) -> (u64, u64) {
+        let s = self.space();
+        let dirty = (self.cache.dirty_data() as u64).div_ceil(s.unit).saturating_mul(s.unit_cost);
+        let taken = dirty + self.cost_of_blocks(&s, reserved_blocks) + 2 * self.margin;
+        (s.total, s.free.saturating_sub(taken))
+    }
+}
