@@ -102,6 +102,8 @@ fn record(
     };
     loop {
         drain(control, recording, out)?;
+        // If this is killed, what was recorded until now is in the file.
+        out.flush()?;
         if let Some(code) = ended(child.as_mut())? {
             return Ok(code);
         }

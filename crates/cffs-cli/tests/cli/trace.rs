@@ -1,6 +1,6 @@
 //! `trace`: recording a mount, and what is said of it.
 
-use crate::mounting::{fuse_works, mount_point, umount};
+use crate::mounting::{fuse_works, mount_point, umount, wait_until};
 use crate::tools::*;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
@@ -154,6 +154,18 @@ fn classes_are_chosen_and_a_mount_can_be_traced_from_its_beginning() {
     let roots = graph.as_array().unwrap();
     assert!(roots.iter().any(|s| s["kind"] == "device-read" && s["origin"] == "mount"), "{graph}");
 
+    // A recorder that is killed leaves what it has, and does not stand in the way of the next one.
+    let other = dir.path().join("other").to_str().unwrap().to_owned();
+    let mut killed = Command::new(CFFS).args(["trace", "-o", &other, &name]).spawn().unwrap();
+    let has_spans = || {
+        let out = run(&["trace", "summary", &other]);
+        out.status.success() && !stdout(&out).contains(" 0 spans")
+    };
+    wait_until("a trace in the file", has_spans);
+    killed.kill().unwrap();
+    killed.wait().unwrap();
+    assert!(has_spans());
+
     // Nothing is recorded by now.
     let bytes = ok(&["trace", "-o", "-", "--seconds", "0", "--classes", "none", &name]);
     assert!(bytes.starts_with("cffstrac"));
@@ -191,7 +203,7 @@ fn what_is_no_trace_is_refused() {
     for bytes in [&b""[..], b"short", &[7; 5000], b"cffstrac\x09\0\0\0\0\0\0\0"] {
         fs::write(&file, bytes).unwrap();
         for command in ["summary", "graph", "perfetto"] {
-            fails(&["trace", command, &file], 1, &[&file]);
+            fails(&["trace", command, &file], 1, &[&file, "trace"]);
         }
     }
     // An empty one is a trace.

@@ -49,9 +49,9 @@ impl<R: Read> Reader<R> {
     /// # Errors
     /// Those of the input, and `InvalidData` if this is no trace or one of another version.
     pub fn new(mut input: R) -> io::Result<Reader<R>> {
-        let mut header = [0; HEADER.len()];
-        input.read_exact(&mut header)?;
-        if header[..8] != HEADER[..8] {
+        let mut header = Vec::with_capacity(HEADER.len());
+        Read::by_ref(&mut input).take(HEADER.len() as u64).read_to_end(&mut header)?;
+        if header.len() < HEADER.len() || header[..8] != HEADER[..8] {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "this is not a trace of cffs"));
         }
         if header != HEADER {
