@@ -2,7 +2,7 @@
 
 use crate::{
     cat, colocate, dump, exit, export, fsck, generate, grow, import, info, ls, metadata_image, mkfs, mount, quota,
-    regroup, rm, scrub, stat, stats, together, trim, tune, umount,
+    regroup, rm, scrub, stat, stats, together, trace, trim, tune, umount,
 };
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
@@ -44,6 +44,7 @@ enum Command {
     Regroup(regroup::RegroupArgs),
     Colocate(colocate::ColocateArgs),
     Together(together::TogetherArgs),
+    Trace(trace::TraceArgs),
     Generate(generate::GenerateArgs),
 }
 
@@ -162,6 +163,7 @@ pub fn run(mut args: Vec<OsString>) -> u8 {
         Command::Regroup(a) => regroup::run(&a),
         Command::Colocate(a) => colocate::run(&a),
         Command::Together(a) => together::run(&a),
+        Command::Trace(a) => trace::run(&a),
         Command::Generate(a) => generate::run(&a, &definitions()),
     };
     match result {

@@ -1,6 +1,7 @@
 //! The options of `-o`: ours, and the generic ones that mount(8) and /etc/fstab hand to every file system.
 
 use crate::size::parse_size;
+use cffs::trace::Classes;
 use cffs::{AtimeMode, MetadataMode, MountOptions, PrefetchMode};
 use cffs_fuse::{IoUring, MountConfig};
 use std::path::PathBuf;
@@ -218,6 +219,8 @@ impl Options {
                 Ok(n @ 1..=IDLE_MAX) => config.maintenance = Some(Duration::from_secs(n)),
                 _ => return wrong("must be a number of seconds from 1 to 86400"),
             },
+            ("trace", None) => engine.trace = Classes::ALL,
+            ("trace", Some(v)) => engine.trace = v.parse().map_err(Wrong::Value)?,
             ("threads", Some(v)) => match v.parse() {
                 Ok(n @ 1..=THREADS_MAX) => config.threads = n,
                 _ => return wrong("must be a number of threads from 1 to 1024"),
@@ -318,6 +321,10 @@ mod tests {
         assert!(matches!(io_uring("io_uring,noio_uring"), Ok(IoUring::Off)));
         assert!(io_uring("io_uring=1").is_err());
         assert!(parse("ro").unwrap().config.learn && !parse("nolearn").unwrap().config.learn);
+        let classes = |list| parse(list).map(|o| o.engine.trace);
+        assert_eq!((classes("ro"), classes("trace")), (Ok(Classes::NONE), Ok(Classes::ALL)));
+        assert_eq!(classes("trace=op+device"), Ok(Classes::OP.with(Classes::DEVICE)));
+        assert!(classes("trace=nosuch").unwrap_err().contains("no class"));
         assert!(parse("ro").unwrap().config.birth_times && !parse("nobtime").unwrap().config.birth_times);
     }
 

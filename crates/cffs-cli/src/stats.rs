@@ -22,6 +22,9 @@ pub struct StatsArgs {
     /// Print them as JSON
     #[arg(long)]
     json: bool,
+    /// Print those of a mount in the text format of Prometheus
+    #[arg(long, conflicts_with = "json")]
+    prometheus: bool,
     #[command(flatten)]
     log: LogArgs,
     /// Directory of a mount (any in it), or image
@@ -32,6 +35,12 @@ pub struct StatsArgs {
 /// Runs the subcommand.
 pub fn run(args: &StatsArgs) -> anyhow::Result<u8> {
     crate::log::start(0);
+    if args.prometheus {
+        let control = Control::open(&args.path)?;
+        let text = crate::prometheus::text(&control.info()?.image, &control.stats()?)?;
+        io::stdout().write_all(text.as_bytes())?;
+        return Ok(0);
+    }
     let value = if args.path.is_dir() { Control::open(&args.path)?.stats()? } else { of_image(&args.path, &args.log)? };
     if args.json {
         print_json(&value)?;

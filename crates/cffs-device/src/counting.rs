@@ -5,6 +5,7 @@ use crate::purpose::Purpose;
 use crate::range::{total, total_mut};
 use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut};
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -307,7 +308,7 @@ impl Histogram {
     }
 
     /// Runs `f`, and counts it as `n` requests; a failure adds one to `errors`.
-    fn time(&self, n: u64, errors: &AtomicU64, f: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
+    fn time<T>(&self, n: u64, errors: &AtomicU64, f: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
         let start = Instant::now();
         let result = f();
         self.record(start.elapsed(), n);
@@ -453,6 +454,10 @@ impl<D: Device> Device for CountingDevice<D> {
         self.inner.takes(memory)
     }
 
+    fn together(&self, offset: u64, range: Range<u64>) -> Range<u64> {
+        self.inner.together(offset, range)
+    }
+
     fn read_vectored(&self, kind: IoKind, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<()> {
         self.count_read(kind, total_mut(bufs));
         let errors = &self.kinds[kind.index()].read_errors;
@@ -481,6 +486,22 @@ impl<D: Device> Device for CountingDevice<D> {
         }
         let errors = &self.kinds[first.index()].read_errors;
         self.read_latency.time(requests.len() as u64, errors, || self.inner.read_batch(requests))
+    }
+
+    fn copies(&self) -> usize {
+        self.inner.copies()
+    }
+
+    fn read_copy(&self, kind: IoKind, copy: usize, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.count_read(kind, buf.len());
+        let errors = &self.kinds[kind.index()].read_errors;
+        self.read_latency.time(1, errors, || self.inner.read_copy(kind, copy, offset, buf))
+    }
+
+    fn repair(&self, kind: IoKind, copy: usize, offset: u64, good: &[u8]) -> io::Result<bool> {
+        self.count_write(kind, good.len());
+        let errors = &self.kinds[kind.index()].write_errors;
+        self.write_latency.time(1, errors, || self.inner.repair(kind, copy, offset, good))
     }
 
     fn flush(&self) -> io::Result<()> {
@@ -573,10 +594,22 @@ mod tests {
         dev.read_batch(&mut [ReadRequest { kind: IoKind::Data, offset: 0, buf: &mut buf[..512] }]).unwrap();
         dev.discard(0, 4096).unwrap();
         drop(regroup);
+        let scrub = Purpose::Scrub.scope();
+        dev.read_copy(IoKind::Data, 0, 0, &mut buf).unwrap();
+        dev.repair(IoKind::Data, 0, 0, &buf[..512]).unwrap();
+        drop(scrub);
         let all = dev.snapshot();
         assert_eq!((all.purpose(Purpose::Demand).read_requests, all.purpose(Purpose::Demand).read_bytes), (1, 4096));
         let log = PurposeStats { write_requests: 1, write_bytes: 4096, flushes: 1, ..PurposeStats::default() };
         assert_eq!(all.purpose(Purpose::Log), &log);
+        let scrub = PurposeStats {
+            read_requests: 1,
+            read_bytes: 4096,
+            write_requests: 1,
+            write_bytes: 512,
+            ..PurposeStats::default()
+        };
+        assert_eq!(all.purpose(Purpose::Scrub), &scrub, "copies of a mirror");
         let regroup = PurposeStats { read_requests: 1, read_bytes: 512, discards: 1, ..PurposeStats::default() };
         assert_eq!(all.since(&before).purpose(Purpose::Regroup), &regroup);
         assert_eq!(all.since(&before).purpose(Purpose::Log), &PurposeStats::default());

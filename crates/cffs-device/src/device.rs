@@ -1,6 +1,7 @@
 //! The trait that everything above is written against.
 
 use std::io::{self, IoSlice, IoSliceMut};
+use std::ops::Range;
 
 /// What a request carries; the counting wrapper reports requests and bytes by kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -73,6 +74,25 @@ pub trait Device: Send + Sync {
     fn read_batch(&self, requests: &mut [ReadRequest<'_>]) -> io::Result<()> {
         requests.iter_mut().try_for_each(|r| self.read_at(r.kind, r.offset, r.buf))
     }
+    /// The part of `range` around `offset`, which is in it, that lies together on the medium: what comes with `offset` for little
+    /// more. All of it, where an offset says where a byte lies.
+    fn together(&self, _offset: u64, range: Range<u64>) -> Range<u64> {
+        range
+    }
+    /// Copies that the device keeps of each byte: 1 where it is no mirror. A copy may be missing or out of date at times.
+    fn copies(&self) -> usize {
+        1
+    }
+    /// Fills `buf` from `offset` on with what one copy has, from 0 to below [`Device::copies`]. Fails if that copy is missing, out of
+    /// date or unreadable there. For a caller that knows checksums and has read something else than was written.
+    fn read_copy(&self, kind: IoKind, copy: usize, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        if copy == 0 { self.read_at(kind, offset, buf) } else { Err(no_such_copy(copy)) }
+    }
+    /// Makes all other copies of a range equal to this one, if it still has the bytes `good`, which the caller has read from it and
+    /// verified. Says whether it had. Otherwise somebody has written there meanwhile, and nothing happens.
+    fn repair(&self, _kind: IoKind, copy: usize, _offset: u64, _good: &[u8]) -> io::Result<bool> {
+        if copy == 0 { Ok(true) } else { Err(no_such_copy(copy)) }
+    }
     /// Makes every completed write durable.
     fn flush(&self) -> io::Result<()>;
     /// Tells the device that a range is no longer used; its content is undefined afterwards. A hint: may do nothing.
@@ -104,4 +124,8 @@ pub trait Device: Send + Sync {
     fn write_at(&self, kind: IoKind, offset: u64, buf: &[u8]) -> io::Result<()> {
         self.write_vectored(kind, offset, &[IoSlice::new(buf)])
     }
+}
+
+fn no_such_copy(copy: usize) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, format!("the device has one copy, number {copy} was asked for"))
 }

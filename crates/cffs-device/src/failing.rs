@@ -4,6 +4,7 @@ use crate::device::{Device, IoKind};
 use parking_lot::Mutex;
 use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// What can be made to fail.
@@ -158,6 +159,10 @@ impl Device for FailingDevice {
         self.inner.takes(memory)
     }
 
+    fn together(&self, offset: u64, range: Range<u64>) -> Range<u64> {
+        self.inner.together(offset, range)
+    }
+
     fn read_vectored(&self, kind: IoKind, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<()> {
         self.check(Operation::Read, Some(kind), Some((offset, super::range::total_mut(bufs) as u64)))?;
         self.inner.read_vectored(kind, offset, bufs)
@@ -166,6 +171,20 @@ impl Device for FailingDevice {
     fn write_vectored(&self, kind: IoKind, offset: u64, bufs: &[IoSlice<'_>]) -> io::Result<()> {
         self.check(Operation::Write, Some(kind), Some((offset, super::range::total(bufs) as u64)))?;
         self.inner.write_vectored(kind, offset, bufs)
+    }
+
+    fn copies(&self) -> usize {
+        self.inner.copies()
+    }
+
+    fn read_copy(&self, kind: IoKind, copy: usize, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.check(Operation::Read, Some(kind), Some((offset, buf.len() as u64)))?;
+        self.inner.read_copy(kind, copy, offset, buf)
+    }
+
+    fn repair(&self, kind: IoKind, copy: usize, offset: u64, good: &[u8]) -> io::Result<bool> {
+        self.check(Operation::Write, Some(kind), Some((offset, good.len() as u64)))?;
+        self.inner.repair(kind, copy, offset, good)
     }
 
     fn flush(&self) -> io::Result<()> {

@@ -2,6 +2,7 @@
 
 use crate::device::{Device, IoKind, ReadRequest, WriteRequest};
 use std::io::{self, IoSlice, IoSliceMut};
+use std::ops::Range;
 use std::sync::Arc;
 
 macro_rules! forward {
@@ -30,6 +31,18 @@ macro_rules! forward {
             }
             fn read_batch(&self, requests: &mut [ReadRequest<'_>]) -> io::Result<()> {
                 (**self).read_batch(requests)
+            }
+            fn together(&self, offset: u64, range: Range<u64>) -> Range<u64> {
+                (**self).together(offset, range)
+            }
+            fn copies(&self) -> usize {
+                (**self).copies()
+            }
+            fn read_copy(&self, kind: IoKind, copy: usize, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+                (**self).read_copy(kind, copy, offset, buf)
+            }
+            fn repair(&self, kind: IoKind, copy: usize, offset: u64, good: &[u8]) -> io::Result<bool> {
+                (**self).repair(kind, copy, offset, good)
             }
             fn flush(&self) -> io::Result<()> {
                 (**self).flush()

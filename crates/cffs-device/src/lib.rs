@@ -4,6 +4,7 @@
 //! [`MemoryDevice`] is memory; the others wrap a device: they count ([`CountingDevice`]), fail on request
 //! ([`FailingDevice`]), keep what is written to themselves ([`OverlayDevice`]) or can be stopped ([`StoppableDevice`]). [`probe_group_size`] times a device.
 //! [`Purpose`] says why requests are made.
+//! [`check_read`], [`check_write`] and [`clip_discard`] are for whoever writes another one.
 #![forbid(unsafe_code)]
 
 /// For tests that try the orders in which threads can run, the locks are shuttle's.
@@ -31,4 +32,5 @@ pub use memory::MemoryDevice;
 pub use overlay::OverlayDevice;
 pub use probe::{FALLBACK_GROUP_SIZE, Probe, ProbeSample, choose_group_size, probe_group_size};
 pub use purpose::{Purpose, PurposeScope};
+pub use range::{check_read, check_write, clip_discard};
 pub use stoppable::StoppableDevice;

@@ -25,7 +25,7 @@ fn check_sectors(verb: &str, sector: u32, offset: u64, len: usize) -> io::Result
 
 /// Refuses a read that is not in whole sectors, or that leaves the device: then the image is shorter than whoever
 /// asks believes.
-pub(super) fn check_read(device_len: u64, sector: u32, offset: u64, len: usize) -> io::Result<()> {
+pub fn check_read(device_len: u64, sector: u32, offset: u64, len: usize) -> io::Result<()> {
     check_sectors("read", sector, offset, len)?;
     if offset.checked_add(len as u64).is_none_or(|end| end > device_len) {
         return Err(io::Error::new(
@@ -37,7 +37,7 @@ pub(super) fn check_read(device_len: u64, sector: u32, offset: u64, len: usize) 
 }
 
 /// Refuses a write that is not in whole sectors, or that leaves the device: a write never makes a device longer.
-pub(super) fn check_write(device_len: u64, sector: u32, offset: u64, len: usize) -> io::Result<()> {
+pub fn check_write(device_len: u64, sector: u32, offset: u64, len: usize) -> io::Result<()> {
     check_sectors("write", sector, offset, len)?;
     if offset.checked_add(len as u64).is_none_or(|end| end > device_len) {
         return Err(io::Error::new(
@@ -49,7 +49,7 @@ pub(super) fn check_write(device_len: u64, sector: u32, offset: u64, len: usize)
 }
 
 /// The part of a discard that lies on the device, in whole sectors inside the given range. A hint is never an error.
-pub(super) fn clip_discard(device_len: u64, sector: u32, offset: u64, len: u64) -> Option<(u64, u64)> {
+pub fn clip_discard(device_len: u64, sector: u32, offset: u64, len: u64) -> Option<(u64, u64)> {
     let sector = u64::from(sector);
     let end = offset.saturating_add(len).min(device_len) / sector * sector;
     let start = offset.checked_next_multiple_of(sector)?;

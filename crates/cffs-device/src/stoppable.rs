@@ -3,6 +3,7 @@
 use crate::device::{Device, IoKind, ReadRequest, WriteRequest};
 use parking_lot::RwLock;
 use std::io::{self, IoSlice, IoSliceMut};
+use std::ops::Range;
 
 /// Passes everything on until it is stopped. From then on every request fails, so that whoever stopped it knows that the
 /// device below keeps its contents, whatever other threads are doing.
@@ -51,8 +52,21 @@ impl<D: Device> Device for StoppableDevice<D> {
     fn takes(&self, memory: &[u8]) -> bool {
         self.inner.takes(memory)
     }
+
+    fn together(&self, offset: u64, range: Range<u64>) -> Range<u64> {
+        self.inner.together(offset, range)
+    }
     fn read_batch(&self, requests: &mut [ReadRequest<'_>]) -> io::Result<()> {
         self.unless_stopped(|d| d.read_batch(requests))
+    }
+    fn copies(&self) -> usize {
+        self.inner.copies()
+    }
+    fn read_copy(&self, kind: IoKind, copy: usize, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.unless_stopped(|d| d.read_copy(kind, copy, offset, buf))
+    }
+    fn repair(&self, kind: IoKind, copy: usize, offset: u64, good: &[u8]) -> io::Result<bool> {
+        self.unless_stopped(|d| d.repair(kind, copy, offset, good))
     }
     fn flush(&self) -> io::Result<()> {
         self.unless_stopped(|d| d.flush())

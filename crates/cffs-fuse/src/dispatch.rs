@@ -6,6 +6,7 @@ use crate::ops::{Bytes, Found, IoctlCall, Ops, Reply};
 use crate::protocol::opcode::Opcode;
 use crate::protocol::wire::{self, Header, Reader, Writer};
 use cffs::Attr;
+use cffs::trace::Kind;
 use rustix::io::Errno;
 use std::time::Duration;
 
@@ -46,6 +47,9 @@ impl Message<'_> {
 /// Executes a message, and writes the reply over it. Returns the length of the reply.
 pub(crate) fn answer(ops: &Ops, message: &mut Message<'_>) -> Reply<usize> {
     let Some(op) = Opcode::of(message.header.opcode) else { return Err(ops.state.unsupported()) };
+    let header = &message.header;
+    let args = [header.opcode.into(), header.node, header.who.pid.into()];
+    let _span = ops.state.tracer().span(Kind::Message, args);
     match op {
         Opcode::Lookup
         | Opcode::Link

@@ -7,6 +7,7 @@ use crate::messages::Messages;
 use crate::notifier::Notifier;
 use crate::protocol::opcode::Opcode;
 use crate::stats_file::{ServerProcess, StatsFiles, is_stats_file};
+use cffs::trace::Tracer;
 use cffs::{AtimeMode, Error, Fs, Ino, Regroup, RegroupOptions, Result, Scrub, ScrubOptions};
 use parking_lot::{Mutex, RwLock};
 use rustix::io::Errno;
@@ -248,6 +249,10 @@ impl MountState {
             Ok(_) => drop(wait.recv_timeout(DROP_PATIENCE)),
             Err(error) => tracing::warn!(%error, "the kernel keeps cached pages of files"),
         }
+    }
+
+    pub(crate) fn tracer(&self) -> &Tracer {
+        self.fs.tracer()
     }
 
     pub(crate) fn answers(&self) -> &Answers {

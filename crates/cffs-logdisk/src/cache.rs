@@ -1,7 +1,7 @@
 //! Clean nodes in memory, as many as fit a bound.
 
 use std::any::Any;
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 type AnyNode = Arc<dyn Any + Send + Sync>;
@@ -14,12 +14,17 @@ pub(crate) struct NodeCache {
     young: HashMap<NodeKey, AnyNode>,
     old: HashMap<NodeKey, AnyNode>,
     half: usize,
+    /// Leaves that were asked for last.
+    asked: VecDeque<NodeKey>,
 }
+
+/// How many readers can go on in order at a time.
+const READERS: usize = 16;
 
 impl NodeCache {
     /// A cache of at most `nodes` nodes.
     pub(crate) fn new(nodes: usize) -> Self {
-        NodeCache { young: HashMap::new(), old: HashMap::new(), half: (nodes / 2).max(8) }
+        NodeCache { young: HashMap::new(), old: HashMap::new(), half: (nodes / 2).max(8), asked: VecDeque::new() }
     }
 
     pub(crate) fn get<T: Send + Sync + 'static>(&mut self, key: NodeKey) -> Option<Arc<T>> {
@@ -33,6 +38,26 @@ impl NodeCache {
 
     pub(crate) fn put<T: Send + Sync + 'static>(&mut self, key: NodeKey, node: Arc<T>) {
         self.put_any(key, node);
+    }
+
+    /// Notes a leaf that is asked for.
+    pub(crate) fn note_asked(&mut self, key: NodeKey) {
+        if !self.was_asked(key) {
+            self.asked.truncate(READERS - 1);
+            self.asked.push_front(key);
+        }
+    }
+
+    /// Whether a leaf is one of the last that were asked for.
+    pub(crate) fn was_asked(&self, key: NodeKey) -> bool {
+        self.asked.contains(&key)
+    }
+
+    /// A node that may be asked for. It goes with the older ones, unless somebody asks.
+    pub(crate) fn put_expected<T: Send + Sync + 'static>(&mut self, key: NodeKey, node: Arc<T>) {
+        if self.old.len() < self.half && !self.young.contains_key(&key) {
+            self.old.insert(key, node);
+        }
     }
 
     fn put_any(&mut self, key: NodeKey, node: AnyNode) {

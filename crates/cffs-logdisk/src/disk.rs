@@ -8,16 +8,17 @@ use crate::codec::corrupt;
 use crate::extent::BLOCK_BYTES;
 use crate::layouts::MapLayout;
 use crate::options::LogOptions;
-use crate::read::{Piece, fetch_pieces};
+use crate::read::{Piece, fetch_pieces, together};
 use crate::recovery;
 use crate::scrub::ScrubReport;
 use crate::space::{Change, Level, Space};
 use crate::state::State;
 use crate::store::{SegmentId, SegmentStore};
 use crate::tree::Root;
-use cffs_device::{Device, IoKind, WriteRequest};
+use cffs_device::{Device, IoKind, ReadRequest, WriteRequest};
 use parking_lot::{Mutex, MutexGuard, RwLock};
 use std::io::{self, IoSlice, IoSliceMut};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Bytes of a sector of a log disk.
@@ -425,36 +426,80 @@ fn total(bufs: &[IoSlice<'_>]) -> usize {
     bufs.iter().map(|b| b.len()).sum()
 }
 
+/// Finds the pieces of so many blocks from one on.
+type FindPieces<'a> = &'a dyn Fn(&State, u64, u64) -> io::Result<Vec<Piece>>;
+
+/// The first block of a range, and the one behind its last.
+fn blocks_of(offset: u64, bytes: usize) -> (u64, u64) {
+    let (first, end) = (offset / BLOCK_BYTES as u64, (offset + bytes as u64).div_ceil(BLOCK_BYTES as u64));
+    (first, if bytes == 0 { first } else { end })
+}
+
 impl Shared {
     /// Reads a range whose pieces `find` tells.
-    fn read(
-        &self,
-        offset: u64,
-        bufs: &mut [IoSliceMut<'_>],
-        find: impl FnOnce(&State, u64, u64) -> io::Result<Vec<Piece>>,
-    ) -> io::Result<()> {
+    fn read(&self, offset: u64, bufs: &mut [IoSliceMut<'_>], find: FindPieces<'_>) -> io::Result<()> {
         let bytes: usize = bufs.iter().map(|b| b.len()).sum();
-        check_range(self.len, offset, bytes, io::ErrorKind::UnexpectedEof)?;
+        let data = self.read_all(&[(offset, bytes)], find)?;
         if bytes == 0 {
             return Ok(());
         }
-        let block = BLOCK_BYTES as u64;
-        let first = offset / block;
-        let blocks = (offset + bytes as u64).div_ceil(block) - first;
-        let state = self.state.lock();
-        let pieces = find(&state, first, blocks)?;
-        // Taken before the state is let go: no segment that was found is deleted in between.
-        let _reading = self.readers.read();
-        drop(state);
-        let mut data = vec![0; blocks as usize * BLOCK_BYTES];
-        fetch_pieces(&*self.store, pieces, &mut data)?;
-        let mut rest = &data[(offset - first * block) as usize..];
+        let mut rest = &data[(offset % BLOCK_BYTES as u64) as usize..];
         for buf in bufs {
             let (head, tail) = rest.split_at(buf.len());
             buf.copy_from_slice(head);
             rest = tail;
         }
         Ok(())
+    }
+
+    fn read_batch(&self, requests: &mut [ReadRequest<'_>], find: FindPieces<'_>) -> io::Result<()> {
+        let ranges: Vec<(u64, usize)> = requests.iter().map(|r| (r.offset, r.buf.len())).collect();
+        let data = self.read_all(&ranges, find)?;
+        let mut rest = &data[..];
+        for r in requests {
+            let (first, end) = blocks_of(r.offset, r.buf.len());
+            let (blocks, tail) = rest.split_at((end - first) as usize * BLOCK_BYTES);
+            if let n @ 1.. = r.buf.len() {
+                r.buf.copy_from_slice(&blocks[(r.offset - first * BLOCK_BYTES as u64) as usize..][..n]);
+            }
+            rest = tail;
+        }
+        Ok(())
+    }
+
+    /// The blocks of some ranges, one after the other. What is stored of them comes in one go.
+    fn read_all(&self, ranges: &[(u64, usize)], find: FindPieces<'_>) -> io::Result<Vec<u8>> {
+        for (offset, bytes) in ranges {
+            check_range(self.len, *offset, *bytes, io::ErrorKind::UnexpectedEof)?;
+        }
+        let state = self.state.lock();
+        let (mut pieces, mut blocks) = (Vec::new(), 0);
+        for (offset, bytes) in ranges {
+            let (first, end) = blocks_of(*offset, *bytes);
+            if end > first {
+                pieces.extend(find(&state, first, end - first)?.into_iter().map(|p| p.behind(blocks)));
+            }
+            blocks += (end - first) as usize;
+        }
+        // Taken before the state is let go: no segment that was found is deleted in between.
+        let _reading = self.readers.read();
+        drop(state);
+        let mut data = vec![0; blocks * BLOCK_BYTES];
+        fetch_pieces(&*self.store, pieces, &mut data)?;
+        Ok(data)
+    }
+
+    /// See [`Device::together`]; what is not known is together.
+    fn together(&self, offset: u64, range: Range<u64>, find: FindPieces<'_>) -> Range<u64> {
+        let end = range.end.min(self.len);
+        if range.start >= end || !(range.start..end).contains(&offset) {
+            return range;
+        }
+        let (first, behind) = blocks_of(range.start, (end - range.start) as usize);
+        let Ok(pieces) = find(&self.state.lock(), first, behind - first) else { return range };
+        let here = together(pieces, (offset / BLOCK_BYTES as u64 - first) as usize);
+        let at = |block: usize| (first + block as u64) * BLOCK_BYTES as u64;
+        here.start.map_or(range.start, at).max(range.start)..here.end.map_or(range.end, at).min(range.end)
     }
 
     /// Accepts all requests or none.
@@ -565,7 +610,15 @@ impl Device for BranchDevice {
     }
 
     fn read_vectored(&self, _kind: IoKind, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<()> {
-        self.shared.read(offset, bufs, |state, first, blocks| state.branch_pieces(self.branch, first, blocks))
+        self.shared.read(offset, bufs, &|state, first, blocks| state.branch_pieces(self.branch, first, blocks))
+    }
+
+    fn read_batch(&self, requests: &mut [ReadRequest<'_>]) -> io::Result<()> {
+        self.shared.read_batch(requests, &|state, first, blocks| state.branch_pieces(self.branch, first, blocks))
+    }
+
+    fn together(&self, offset: u64, range: Range<u64>) -> Range<u64> {
+        self.shared.together(offset, range, &|state, first, blocks| state.branch_pieces(self.branch, first, blocks))
     }
 
     fn write_vectored(&self, kind: IoKind, offset: u64, bufs: &[IoSlice<'_>]) -> io::Result<()> {
@@ -599,7 +652,15 @@ impl Device for LogDisk {
     }
 
     fn read_vectored(&self, _kind: IoKind, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<()> {
-        self.shared.read(offset, bufs, |state, first, blocks| state.branch_pieces(MAIN_BRANCH, first, blocks))
+        self.shared.read(offset, bufs, &|state, first, blocks| state.branch_pieces(MAIN_BRANCH, first, blocks))
+    }
+
+    fn read_batch(&self, requests: &mut [ReadRequest<'_>]) -> io::Result<()> {
+        self.shared.read_batch(requests, &|state, first, blocks| state.branch_pieces(MAIN_BRANCH, first, blocks))
+    }
+
+    fn together(&self, offset: u64, range: Range<u64>) -> Range<u64> {
+        self.shared.together(offset, range, &|state, first, blocks| state.branch_pieces(MAIN_BRANCH, first, blocks))
     }
 
     fn write_vectored(&self, kind: IoKind, offset: u64, bufs: &[IoSlice<'_>]) -> io::Result<()> {
@@ -629,6 +690,14 @@ pub struct SnapshotDevice {
     id: u64,
 }
 
+impl SnapshotDevice {
+    fn pieces(&self, state: &State, first: u64, blocks: u64) -> io::Result<Vec<Piece>> {
+        let s = state.catalog.snapshots.get(&self.id);
+        let s = s.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "the snapshot is gone"))?;
+        state.stored_pieces(&s.root, first, blocks)
+    }
+}
+
 impl Drop for SnapshotDevice {
     fn drop(&mut self) {
         if let Some(s) = self.shared.state.lock().catalog.snapshots.get_mut(&self.id) {
@@ -647,11 +716,15 @@ impl Device for SnapshotDevice {
     }
 
     fn read_vectored(&self, _kind: IoKind, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<()> {
-        self.shared.read(offset, bufs, |state, first, blocks| {
-            let s = state.catalog.snapshots.get(&self.id);
-            let s = s.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "the snapshot is gone"))?;
-            state.stored_pieces(&s.root, first, blocks)
-        })
+        self.shared.read(offset, bufs, &|state, first, blocks| self.pieces(state, first, blocks))
+    }
+
+    fn read_batch(&self, requests: &mut [ReadRequest<'_>]) -> io::Result<()> {
+        self.shared.read_batch(requests, &|state, first, blocks| self.pieces(state, first, blocks))
+    }
+
+    fn together(&self, offset: u64, range: Range<u64>) -> Range<u64> {
+        self.shared.together(offset, range, &|state, first, blocks| self.pieces(state, first, blocks))
     }
 
     fn write_vectored(&self, _kind: IoKind, _offset: u64, _bufs: &[IoSlice<'_>]) -> io::Result<()> {

@@ -209,7 +209,7 @@ impl State {
             out.push(of(0, forward, whole.place.clone(), as_it_is(), stored.clone()));
             return Ok(());
         }
-        let unit = unpack(whole, stored.clone())?;
+        let unit = unpack(whole, &stored)?;
         let mut parts = Vec::new();
         for &(skip, blocks, forward) in &pieces {
             let range = skip as usize * BLOCK_BYTES..(skip + blocks) as usize * BLOCK_BYTES;

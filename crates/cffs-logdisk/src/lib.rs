@@ -84,6 +84,6 @@ pub use recovery::LOGICAL_BYTES_MAX;
 pub use scrub::ScrubReport;
 pub use space::Space;
 pub use store::{
-    ImageOptions, ImageStore, MemoryStore, NO_SEGMENT, ROOT_BYTES_MAX, SegmentId, SegmentStore, StoreRoot,
+    Get, ImageOptions, ImageStore, MemoryStore, NO_SEGMENT, ROOT_BYTES_MAX, SegmentId, SegmentStore, StoreRoot,
 };
 pub use stream::{Progress, ReceiveReport, Receiver, SendReport, SnapshotKey, send};

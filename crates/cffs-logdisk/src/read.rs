@@ -6,7 +6,7 @@ use crate::compress::decompress;
 use crate::extent::{BLOCK_BYTES, Codec, Extent};
 use crate::layouts::MapLayout;
 use crate::state::State;
-use crate::store::SegmentStore;
+use crate::store::{Get, SegmentStore};
 use crate::tree::{Root, lookup_extents};
 use std::io;
 
@@ -15,6 +15,13 @@ pub(crate) struct Piece {
     /// First block, counted from the beginning of the read.
     pub(crate) first: usize,
     pub(crate) content: Content,
+}
+
+impl Piece {
+    /// The same piece of a read that begins so many blocks earlier.
+    pub(crate) fn behind(self, blocks: usize) -> Piece {
+        Piece { first: self.first + blocks, ..self }
+    }
 }
 
 /// Where the blocks of a piece are.
@@ -96,7 +103,7 @@ fn visible(piece: Piece, shown: impl Fn(usize) -> bool) -> Vec<Piece> {
 
 /// The blocks of an extent, verified.
 pub(crate) fn fetch(store: &dyn SegmentStore, extent: &Extent) -> io::Result<Vec<u8>> {
-    unpack(extent, fetch_stored(store, extent)?)
+    unpack(extent, &fetch_stored(store, extent)?)
 }
 
 /// The stored bytes of an extent, or of its unit, verified.
@@ -118,60 +125,139 @@ pub(crate) fn verified(extent: &Extent, stored: &[u8]) -> io::Result<()> {
 }
 
 /// The blocks of an extent from the stored bytes of its unit.
-pub(crate) fn unpack(extent: &Extent, stored: Vec<u8>) -> io::Result<Vec<u8>> {
+pub(crate) fn unpack(extent: &Extent, stored: &[u8]) -> io::Result<Vec<u8>> {
     let p = &extent.place;
     if p.codec == Codec::Plain {
-        return Ok(stored);
+        return Ok(stored.to_vec());
     }
-    let unit = decompress(p.codec, &stored, p.unit_blocks)?;
+    let unit = decompress(p.codec, stored, p.unit_blocks)?;
     let first = p.index as usize * BLOCK_BYTES;
     let part = unit.get(first..first + extent.blocks as usize * BLOCK_BYTES);
     part.map(<[u8]>::to_vec).ok_or_else(|| corrupt("an extent is longer than its unit"))
 }
 
-/// Fetches the pieces into `out`, which is zero; plain extents that are neighbours in a segment come in one request.
+/// Stored bytes that are read with others for less than another request costs.
+const GAP_BYTES: u64 = 32 << 10;
+
+/// Blocks between two borders; `None` where there is no border.
+pub(crate) struct Together {
+    pub(crate) start: Option<usize>,
+    pub(crate) end: Option<usize>,
+}
+
+/// What lies on the store with a block, of the pieces of a range: up to a piece that is elsewhere. What is nowhere, or in memory, costs
+/// nothing.
+pub(crate) fn together(mut pieces: Vec<Piece>, block: usize) -> Together {
+    pieces.sort_by_key(|p| p.first);
+    let stored = |p: &Piece| match &p.content {
+        Content::Stored(e) => Some((p.first, e.clone())),
+        Content::Memory(_) => None,
+    };
+    let stored: Vec<(usize, Extent)> = pieces.iter().filter_map(stored).collect();
+    let at = stored.partition_point(|(first, _)| *first <= block).saturating_sub(1);
+    let near = |(_, a): &(usize, Extent), (_, b): &(usize, Extent)| {
+        let (from, to) = (u64::from(a.place.offset) + u64::from(a.place.stored), u64::from(b.place.offset));
+        a.place.segment == b.place.segment
+            && (a.place.offset == b.place.offset || (from..=from + GAP_BYTES).contains(&to))
+    };
+    let after = (at + 1..stored.len()).find(|i| !near(&stored[i - 1], &stored[*i]));
+    let before = (1..=at.min(stored.len())).rev().find(|i| *i < stored.len() && !near(&stored[i - 1], &stored[*i]));
+    Together { start: before.map(|i| stored[i].0), end: after.map(|i| stored[i].0) }
+}
+
+/// Most stored bytes of compressed units that are in memory at a time for one read.
+const UNITS_BYTES: usize = 8 << 20;
+
+/// What one request brings: plain extents that are neighbours in a segment, or a compressed unit.
+struct Fetch {
+    /// First block of the read.
+    first: usize,
+    extents: Vec<Extent>,
+    /// The unit; plain bytes go to their place at once.
+    unit: Vec<u8>,
+}
+
+impl Fetch {
+    fn new(first: usize, extent: Extent) -> Fetch {
+        let plain = extent.place.codec == Codec::Plain;
+        let unit = vec![0; if plain { 0 } else { extent.place.stored as usize }];
+        Fetch { first, extents: vec![extent], unit }
+    }
+
+    fn is_plain(&self) -> bool {
+        self.unit.is_empty()
+    }
+
+    fn blocks(&self) -> usize {
+        self.extents.iter().map(|e| e.blocks as usize).sum()
+    }
+
+    /// Whether an extent comes right after this, in the read and in the segment.
+    fn is_followed_by(&self, first: usize, e: &Extent) -> bool {
+        let (start, blocks) = (&self.extents[0].place, self.blocks());
+        self.is_plain()
+            && e.place.codec == Codec::Plain
+            && first == self.first + blocks
+            && e.place.segment == start.segment
+            && u64::from(e.place.offset) == u64::from(start.offset) + (blocks * BLOCK_BYTES) as u64
+    }
+
+    /// Puts what was read where it belongs, verified.
+    fn finish(&self, out: &mut [u8]) -> io::Result<()> {
+        let target = &mut out[self.first * BLOCK_BYTES..][..self.blocks() * BLOCK_BYTES];
+        if !self.is_plain() {
+            let extent = &self.extents[0];
+            verified(extent, &self.unit)?;
+            target.copy_from_slice(&unpack(extent, &self.unit)?);
+            return Ok(());
+        }
+        let mut rest = &target[..];
+        for e in &self.extents {
+            let (stored, after) = rest.split_at(e.place.stored as usize);
+            verified(e, stored)?;
+            rest = after;
+        }
+        Ok(())
+    }
+}
+
+/// Fetches the pieces into `out`, which is zero, with as many requests in flight as the store can have.
 pub(crate) fn fetch_pieces(store: &dyn SegmentStore, mut pieces: Vec<Piece>, out: &mut [u8]) -> io::Result<()> {
     pieces.sort_by_key(|p| p.first);
-    let mut i = 0;
-    while i < pieces.len() {
-        let at = pieces[i].first * BLOCK_BYTES;
-        let extent = match &pieces[i].content {
-            Content::Memory(data) => {
-                out[at..at + BLOCK_BYTES].copy_from_slice(data);
-                i += 1;
-                continue;
-            }
-            Content::Stored(extent) => extent,
-        };
-        let mut blocks = extent.blocks;
-        let mut next = i + 1;
-        if extent.place.codec == Codec::Plain {
-            while let Some(Piece { first, content: Content::Stored(e) }) = pieces.get(next)
-                && *first == pieces[i].first + blocks as usize
-                && e.place.codec == Codec::Plain
-                && e.place.segment == extent.place.segment
-                && e.place.offset == extent.place.offset + blocks * BLOCK_BYTES as u32
-            {
-                blocks += e.blocks;
-                next += 1;
-            }
+    let (mut fetches, mut units): (Vec<Fetch>, usize) = (Vec::new(), 0);
+    for Piece { first, content } in pieces {
+        match content {
+            Content::Memory(data) => out[first * BLOCK_BYTES..][..BLOCK_BYTES].copy_from_slice(&data),
+            Content::Stored(e) => match fetches.last_mut().filter(|last| last.is_followed_by(first, &e)) {
+                Some(last) => last.extents.push(e),
+                None => {
+                    if units >= UNITS_BYTES {
+                        fetch_all(store, std::mem::take(&mut fetches), out)?;
+                        units = 0;
+                    }
+                    fetches.push(Fetch::new(first, e));
+                    units += fetches.last().map_or(0, |f| f.unit.len());
+                }
+            },
         }
-        let len = blocks as usize * BLOCK_BYTES;
-        if next == i + 1 {
-            let data = fetch(store, extent)?;
-            out[at..at + len].copy_from_slice(&data);
-        } else {
-            let target = &mut out[at..at + len];
-            store.get(extent.place.segment, u64::from(extent.place.offset), target)?;
-            let mut done = 0;
-            for p in &pieces[i..next] {
-                let Content::Stored(e) = &p.content else { continue };
-                let n = e.place.stored as usize;
-                verified(e, &target[done..done + n])?;
-                done += n;
-            }
-        }
-        i = next;
     }
-    Ok(())
+    fetch_all(store, fetches, out)
+}
+
+fn fetch_all(store: &dyn SegmentStore, mut fetches: Vec<Fetch>, out: &mut [u8]) -> io::Result<()> {
+    let mut parts = Vec::with_capacity(fetches.len());
+    let (mut rest, mut done) = (&mut *out, 0);
+    for f in &mut fetches {
+        let (len, place) = (f.blocks() * BLOCK_BYTES, &f.extents[0].place);
+        let skip = (f.first * BLOCK_BYTES).checked_sub(done).ok_or_else(|| corrupt("extents overlap each other"))?;
+        let (target, after) = rest[skip..].split_at_mut(len);
+        (rest, done) = (after, done + skip + len);
+        let (segment, offset) = (place.segment, u64::from(place.offset));
+        parts.push(Get { segment, offset, buf: if f.unit.is_empty() { target } else { &mut f.unit } });
+    }
+    if parts.is_empty() {
+        return Ok(());
+    }
+    store.get_all(&mut parts)?;
+    fetches.iter().try_for_each(|f| f.finish(out))
 }

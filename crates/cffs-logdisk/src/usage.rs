@@ -62,7 +62,44 @@ impl Source for Nodes<'_> {
         self.cache.lock().put(key, node.clone());
         Ok(node)
     }
+
+    /// A checkpoint stores neighbours side by side, so they come with one request. What is wrong with any of them is told by
+    /// [`Source::node`], which will find it missing.
+    fn expect<L: Layout>(&self, before: Option<NodeRef>, nodes: &mut dyn Iterator<Item = NodeRef>, level: u8) {
+        let Some(first) = nodes.next() else { return };
+        {
+            let mut cache = self.cache.lock();
+            let goes_on = before.is_some_and(|r| cache.was_asked((r.segment, r.ordinal)));
+            if level == 0 {
+                cache.note_asked((first.segment, first.ordinal));
+            }
+            let known = cache.get::<Node<L>>((first.segment, first.ordinal)).is_some();
+            if known || !goes_on || !self.table.contains_key(&first.segment) {
+                return;
+            }
+        }
+        let (start, most) = (u64::from(first.offset), first.offset.saturating_add(EXPECTED_BYTES - NODE_BYTES as u32));
+        let mut near = vec![first];
+        near.extend(nodes.take_while(|r| r.segment == first.segment && r.offset > first.offset && r.offset <= most));
+        let last = near.iter().map(|r| r.offset).max().map_or(start, u64::from);
+        let mut bytes = vec![0; (last - start) as usize + NODE_BYTES];
+        if near.len() == 1 || self.store.get(first.segment, start, &mut bytes).is_err() {
+            return;
+        }
+        let mut cache = self.cache.lock();
+        for (i, r) in near.iter().enumerate() {
+            let at = (r.offset - first.offset) as usize;
+            let Ok(node) = node_of::<L>(r, &bytes[at..at + NODE_BYTES], level) else { continue };
+            match i {
+                0 => cache.put((r.segment, r.ordinal), Arc::new(node)),
+                _ => cache.put_expected((r.segment, r.ordinal), Arc::new(node)),
+            }
+        }
+    }
 }
+
+/// Bytes that are read at once for nodes that may be asked for.
+const EXPECTED_BYTES: u32 = 64 << 10;
 
 /// Bytes that [`ReadAhead`] reads at once, and how often it keeps them.
 const AHEAD_BYTES: u64 = 128 << 10;

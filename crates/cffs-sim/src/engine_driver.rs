@@ -4,6 +4,7 @@ use crate::model::acl;
 use crate::model_driver;
 use crate::ops::{Op, Path, RegroupHow, SLOTS, colocation_value};
 use crate::pattern;
+use crate::requests::Requests;
 use crate::walk::{Held, read};
 use crate::{disk::Trace, setup::Setup};
 use cffs::{
@@ -48,6 +49,7 @@ struct Listing {
 pub struct EngineDriver {
     /// The file system.
     pub fs: Arc<Fs>,
+    requests: Requests,
     /// Open files.
     pub slots: [Option<Ino>; SLOTS],
     trace: Trace,
@@ -61,7 +63,13 @@ impl EngineDriver {
     /// Mounts.
     pub fn mount(setup: Setup, trace: &Trace) -> Result<EngineDriver> {
         let fs = setup.mount(trace)?;
-        Ok(EngineDriver { fs, slots: [None; SLOTS], trace: trace.clone(), setup, listing: None, applied: 0 })
+        let requests = Requests::of(&fs);
+        Ok(EngineDriver { fs, requests, slots: [None; SLOTS], trace: trace.clone(), setup, listing: None, applied: 0 })
+    }
+
+    /// Compares what the engine says of its requests.
+    pub fn verify_requests(&mut self) -> std::result::Result<(), String> {
+        self.requests.verify(&self.fs)
     }
 
     fn start(&self, path: &Path) -> Held<'_> {
@@ -316,6 +324,7 @@ impl EngineDriver {
         (self.slots, self.listing) = ([None; SLOTS], None);
         // The old one is dropped by the assignment, after the new one is there.
         self.fs = self.setup.mount(&self.trace)?;
+        self.requests = Requests::of(&self.fs);
         Ok(Reply::Done)
     }
 

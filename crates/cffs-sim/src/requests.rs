@@ -1,11 +1,93 @@
-//! What the engine says of its requests: those by purpose are those by kind.
+//! What the engine says of its requests: those by purpose are those by kind, and those of its trace, where each has a cause.
 
 use cffs::Fs;
 use cffs::device::{KindStats, Purpose, PurposeStats};
 use cffs::stats::DeviceCounters;
+use cffs::trace::{Classes, Item, Kind, Reader, Record, frame};
+use std::collections::{BTreeMap, HashMap};
 
-/// Checks the counters of a file system that nobody uses at this moment.
-pub(crate) fn check(fs: &Fs) -> Result<(), String> {
+/// The requests of a mount.
+pub(crate) struct Requests {
+    /// Those of its trace until now, if it is traced.
+    traced: Option<Traced>,
+}
+
+struct Traced {
+    recording: u64,
+    /// By purpose, on the device and on that of an external log.
+    devices: [BTreeMap<String, PurposeStats>; 2],
+}
+
+impl Requests {
+    /// Of a file system that was mounted just now.
+    pub(crate) fn of(fs: &Fs) -> Requests {
+        let traced = fs.options().trace == Classes::ALL;
+        let zeros = || Purpose::ALL.iter().map(|p| (p.name().to_owned(), PurposeStats::default())).collect();
+        Requests {
+            traced: traced.then(|| Traced { recording: fs.tracer().start(Classes::ALL), devices: [zeros(), zeros()] }),
+        }
+    }
+
+    /// Checks what a file system says that nobody uses at this moment.
+    pub(crate) fn verify(&mut self, fs: &Fs) -> Result<(), String> {
+        counters_agree(fs)?;
+        let Some(traced) = &mut self.traced else { return Ok(()) };
+        traced.read(fs)?;
+        let stats = fs.stats();
+        let log = stats.log_device.as_ref().map(|log| ("the log device", &traced.devices[1], log));
+        for (name, traced, counted) in [("the device", &traced.devices[0], &stats.device)].into_iter().chain(log) {
+            if *traced != counted.purposes {
+                return Err(format!("{name}: traced {traced:?}, counted {:?}", counted.purposes));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Traced {
+    /// Reads what was recorded since the last time.
+    fn read(&mut self, fs: &Fs) -> Result<(), String> {
+        let frames = fs.tracer().read(self.recording, usize::MAX).ok_or("somebody else records")?;
+        let file = [&frame::HEADER[..], &frames].concat();
+        let mut reader = Reader::new(&file[..]).map_err(|e| e.to_string())?;
+        let (mut spans, mut requests) = (HashMap::new(), Vec::new());
+        while let Some(item) = reader.next_item().map_err(|e| e.to_string())? {
+            match item {
+                Item::Span(r) if r.request().is_some() => requests.push(r),
+                Item::Span(r) => drop(spans.insert(r.id, r)),
+                Item::Lost { spans, .. } => return Err(format!("{spans} spans were lost")),
+                _ => {}
+            }
+        }
+        // No span is open, so all that have caused something are there.
+        let without = requests.iter().find(|r| !spans.contains_key(&r.cause.span) || r.cause.origin.is_none());
+        if let Some(r) = without {
+            return Err(format!("a request without a cause: {r:?} in {:?}", spans.get(&r.cause.span)));
+        }
+        requests.iter().try_for_each(|r| self.add(r))
+    }
+
+    fn add(&mut self, r: &Record) -> Result<(), String> {
+        let request = r.request().ok_or("no request")?;
+        let device = &mut self.devices[usize::from(request.on_log_device)];
+        let p = device.get_mut(request.purpose.name()).ok_or("an unknown purpose")?;
+        match r.kind {
+            Kind::DeviceRead => {
+                p.read_requests += 1;
+                p.read_bytes += r.args[1];
+            }
+            Kind::DeviceWrite => {
+                p.write_requests += 1;
+                p.write_bytes += r.args[1];
+            }
+            Kind::DeviceFlush => p.flushes += 1,
+            _ => p.discards += 1,
+        }
+        Ok(())
+    }
+}
+
+fn counters_agree(fs: &Fs) -> Result<(), String> {
     let stats = fs.stats();
     let log = stats.log_device.as_ref().map(|log| ("the log device", log));
     [("the device", &stats.device)].into_iter().chain(log).try_for_each(|(name, counters)| {

@@ -3,6 +3,7 @@
 use crate::disk::{Image, Trace};
 use cffs::check::{CheckOptions, Report};
 use cffs::device::Device;
+use cffs::trace::Classes;
 use cffs::{AtimeMode, DirectWrite, Fs, MetadataMode, MkfsOptions, MountOptions, PrefetchMode, QuotaKind, mkfs};
 use std::cell::RefCell;
 use std::fmt;
@@ -52,6 +53,8 @@ pub struct Setup {
     pub direct_write: bool,
     /// Now and then all that can be read again leaves memory, inodes that are held among it.
     pub forgetful: bool,
+    /// The engine traces everything, and what it says is compared with what it counts.
+    pub traced: bool,
 }
 
 impl Default for Setup {
@@ -76,6 +79,7 @@ impl Default for Setup {
             data_sums: false,
             direct_write: false,
             forgetful: false,
+            traced: false,
         }
     }
 }
@@ -122,6 +126,7 @@ impl Setup {
             data_sums: pick(2) == 0,
             direct_write: pick(2) == 0,
             forgetful: pick(3) == 0,
+            traced: pick(2) == 0,
         }
     }
 
@@ -209,6 +214,7 @@ impl Setup {
             .background(false)
             .fsync_in_log(self.fsync_in_log)
             .direct_write(if self.direct_write { DirectWrite::Always } else { DirectWrite::Off })
+            .trace(if self.traced { Classes::ALL } else { Classes::NONE })
     }
 
     /// Mounts the devices of a trace.

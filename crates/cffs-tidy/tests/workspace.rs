@@ -10,7 +10,7 @@ const CRATES: &[&Layer] = &[
     &["cffs_lab", "cffs_sim"],
     &["cffs_tidy", "cffs_record"],
     &["cffs"],
-    &["cffs_disk", "cffs_logdisk"],
+    &["cffs_disk", "cffs_logdisk", "cffs_volume"],
     &["cffs_device"],
     &["cffs_buf", "cffs_shuttle", "cffs_testenv"],
 ];
@@ -34,6 +34,7 @@ const ENGINE: &[&Layer] = &[
     &["space"],
     &["journal"],
     &["cache"],
+    &["trace"],
     &["reservation", "superblocks", "acl"],
     &["error", "stats"],
     &["format"],
@@ -63,6 +64,19 @@ const LOGDISK: &[&Layer] = &[
     &["extent", "options"],
     &["store"],
     &["codec"],
+];
+
+/// Modules of volumes, from above.
+const VOLUME: &[&Layer] = &[
+    &["volume"],
+    &["mirror"],
+    &["striped"],
+    &["candidate"],
+    &["label"],
+    &["regions"],
+    &["error"],
+    &["superblock"],
+    &["layout", "buffers", "range_lock"],
 ];
 
 fn crates() -> PathBuf {
@@ -114,6 +128,13 @@ fn no_module_of_the_engine_uses_one_above_it() {
 fn no_module_of_the_log_disk_uses_one_above_it() {
     let found = all_arrows("cffs_logdisk", &crates().join("cffs-logdisk"), &[]);
     let up = upward(LOGDISK, &found, &|p| p.first().cloned()).unwrap_or_else(|e| panic!("{e}"));
+    assert!(up.is_empty(), "modules that are used from below:{}", listed(&up));
+}
+
+#[test]
+fn no_module_of_volumes_uses_one_above_it() {
+    let found = all_arrows("cffs_volume", &crates().join("cffs-volume"), &[]);
+    let up = upward(VOLUME, &found, &|p| p.first().cloned()).unwrap_or_else(|e| panic!("{e}"));
     assert!(up.is_empty(), "modules that are used from below:{}", listed(&up));
 }
 

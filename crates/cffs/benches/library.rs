@@ -6,8 +6,10 @@
 //! memory device or on a new image of that name.
 
 use cffs::device::{Device, FileDevice, MemoryDevice, OpenMode};
+use cffs::trace::Classes;
 use cffs::{Caller, Fs, MkfsOptions, MountOptions, QuotaKind, QuotaLimits, ROOT_INO, mkfs};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// As in the `cffs` program.
@@ -362,12 +364,48 @@ fn sums_cost(image: Option<&std::path::Path>) {
     image.map(std::fs::remove_file);
 }
 
+/// Creations with everything traced, and the trace taken as `cffs trace` does; or not. Returns the seconds that they took, and the
+/// bytes of the trace.
+fn trace_round(on: bool) -> (f64, usize) {
+    let (_dev, fs) = fresh(2);
+    let recording = fs.tracer().start(if on { Classes::ALL } else { Classes::NONE });
+    let over = AtomicBool::new(false);
+    std::thread::scope(|s| {
+        let reader = s.spawn(|| {
+            let mut bytes = 0;
+            while on && !over.load(Ordering::Relaxed) {
+                std::thread::sleep(Duration::from_millis(50));
+                bytes += fs.tracer().read(recording, usize::MAX).map_or(0, |frames| frames.len());
+            }
+            bytes
+        });
+        let took = creations(&fs, 500).as_secs_f64();
+        over.store(true, Ordering::Relaxed);
+        (took, reader.join().expect("the reader"))
+    })
+}
+
+fn trace_cost() {
+    let mut best = [f64::INFINITY; 2];
+    for _ in 0..7 {
+        for on in [false, true] {
+            let (took, bytes) = trace_round(on);
+            best[usize::from(on)] = best[usize::from(on)].min(took);
+            println!("traced: {on}, {bytes} bytes of trace");
+        }
+    }
+    println!("tracing everything: {:.3} times the time of not tracing", best[1] / best[0]);
+}
+
 fn main() {
     // As in the `cffs` program.
     let _ = rustix::thread::disable_transparent_huge_pages(true);
     if std::env::args().any(|a| a == "sums") {
         let image = std::env::args().skip_while(|a| a != "sums").nth(1).filter(|a| !a.starts_with('-'));
         return sums_cost(image.as_deref().map(std::path::Path::new));
+    }
+    if std::env::args().any(|a| a == "trace") {
+        return trace_cost();
     }
     if std::env::args().any(|a| a == "quota") {
         return quota_cost();

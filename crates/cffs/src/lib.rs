@@ -88,6 +88,7 @@
 //! - [`device`] has the trait for storage, files and disks, memory, and devices for tests that count, fail or keep writes
 //!   to themselves.
 //! - `examples/` in the source: fill an image from a tar archive, print an image, serve one over HTTP.
+//! - [`trace`] records what a file system does, and why: spans with their causes, down to each request of the device.
 //! - An [`Error`] has the number that a system call would return ([`Error::errno`]) and becomes an [`std::io::Error`] of the
 //!   matching kind.
 //!
@@ -114,6 +115,7 @@ mod error;
 mod fs;
 mod handle;
 pub mod stats;
+pub mod trace;
 mod tune;
 
 pub use colocation::ColocationKey;

@@ -12,5 +12,6 @@ mod regroup;
 mod service;
 mod signatures;
 mod tools;
+mod trace;
 mod transfer;
 mod wrong_input;

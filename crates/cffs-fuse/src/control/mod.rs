@@ -30,9 +30,10 @@ mod frame;
 mod quota;
 mod request;
 mod service;
+mod trace;
 
 pub(crate) use answers::Answers;
 pub(crate) use asker::Asker;
 pub use client::{Control, ControlError};
-pub use request::{MountInfo, Refusal, Request, Tuned};
+pub use request::{MountInfo, Refusal, Request, TRACE_READ_BYTES, Tuned};
 pub(crate) use service::answer;

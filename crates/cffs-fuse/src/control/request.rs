@@ -4,6 +4,9 @@ use cffs::{QuotaGrace, QuotaKind, QuotaLimits, RegroupOptions, ScrubOptions, Tri
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+/// Bytes of a trace after which an answer to [`Request::TraceRead`] ends with the buffer of a thread.
+pub const TRACE_READ_BYTES: usize = 1 << 20;
+
 /// A request to a mounted file system.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "op", rename_all = "kebab-case", deny_unknown_fields)]
@@ -73,6 +76,25 @@ pub enum Request {
     RegroupStatus,
     /// Stops the running regroup. The answer is that of [`Request::RegroupStatus`].
     RegroupStop,
+    /// Begins to record, as [`cffs::trace::Tracer::start`]. The answer is the number of the recording.
+    TraceStart {
+        /// As [`cffs::trace::Classes`] is written.
+        classes: String,
+    },
+    /// Records other classes from now on; `none` ends it. The answer is null. Fails with EBUSY if another recording has begun.
+    TraceClasses {
+        /// The number of the recording.
+        recording: u64,
+        /// As [`cffs::trace::Classes`] is written.
+        classes: String,
+    },
+    /// Takes what was recorded. The answer is a text: frames of a trace ([`cffs::trace::frame`]) in hexadecimal digits. With fewer
+    /// than [`TRACE_READ_BYTES`] it has everything up to this request, which is traced as well. Fails with EBUSY if another
+    /// recording has begun.
+    TraceRead {
+        /// The number of the recording.
+        recording: u64,
+    },
 }
 
 impl Request {
@@ -87,6 +109,7 @@ impl Request {
             Request::Tune(_) | Request::Grow { .. } | Request::Trim(_) => true,
             Request::ScrubStart(_) | Request::ScrubStop => true,
             Request::RegroupStart(_) | Request::RegroupStop => true,
+            Request::TraceStart { .. } | Request::TraceClasses { .. } | Request::TraceRead { .. } => true,
         }
     }
 }

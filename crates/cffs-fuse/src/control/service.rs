@@ -4,6 +4,7 @@ use super::asker::Asker;
 use super::frame::Frame;
 use super::quota;
 use super::request::{MountInfo, Refusal, Reply, Request, Tuned};
+use super::trace;
 use crate::mount_state::MountState;
 use cffs::{Error, Fs, Result};
 use cffs_buf::CONTROL_LEN;
@@ -56,6 +57,9 @@ fn carry_out(shared: &MountState, fs: &Fs, asker: Asker, request: &Request) -> R
         Request::RegroupStart(options) => json(shared.start_regroup(options.clone())?),
         Request::RegroupStatus => json(shared.regroup.status()),
         Request::RegroupStop => json(shared.regroup.stop()),
+        Request::TraceStart { .. } | Request::TraceClasses { .. } | Request::TraceRead { .. } => {
+            trace::carry_out(fs, request)
+        }
     }
 }
 

@@ -4,12 +4,13 @@
 //! given out again only after a root that no longer refers to its last segment, so an id never comes twice. The slots
 //! in use are known to the owner, which tells them after it has read its checkpoint; no slot has a header of its own.
 
-use super::segment_store::{ROOT_BYTES_MAX, SegmentId, SegmentStore, StoreRoot, full};
+use super::segment_store::{Get, ROOT_BYTES_MAX, SegmentId, SegmentStore, StoreRoot, full};
 use super::superblock::{SEQUENCE_MAX, SLOT_BYTES, SLOTS_MAX, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS, Superblock};
 use crate::codec::corrupt;
-use cffs_device::{Device, IoKind};
+use cffs_device::{Device, IoKind, ReadRequest};
 use parking_lot::Mutex;
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -211,15 +212,40 @@ impl SegmentStore for ImageStore {
     }
 
     fn get(&self, segment: SegmentId, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        let at = self.place(segment, offset, buf.len())?;
+        self.get_all(&mut [Get { segment, offset, buf }])
+    }
+
+    fn get_all(&self, parts: &mut [Get<'_>]) -> io::Result<()> {
         let sector = u64::from(self.device.sector_size());
-        let (start, end) = (at / sector * sector, (at + buf.len() as u64).next_multiple_of(sector));
-        if start == at && end == at + buf.len() as u64 {
-            return self.device.read_at(IoKind::Data, at, buf);
+        let mut places = Vec::with_capacity(parts.len());
+        for p in parts.iter() {
+            let at = self.place(p.segment, p.offset, p.buf.len())?;
+            let end = at + p.buf.len() as u64;
+            places.push((at, at / sector * sector..end.next_multiple_of(sector)));
         }
-        let mut whole = vec![0; (end - start) as usize];
-        self.device.read_at(IoKind::Data, start, &mut whole)?;
-        buf.copy_from_slice(&whole[(at - start) as usize..][..buf.len()]);
+        // Parts that are not of whole sectors are read with what is around them.
+        let whole = |at: u64, sectors: &Range<u64>, len: usize| (at, at + len as u64) == (sectors.start, sectors.end);
+        let around = |p: &Get<'_>, (at, sectors): &(u64, Range<u64>)| {
+            if whole(*at, sectors, p.buf.len()) { 0 } else { (sectors.end - sectors.start) as usize }
+        };
+        let mut own: Vec<Vec<u8>> = parts.iter().zip(&places).map(|(p, place)| vec![0; around(p, place)]).collect();
+        let requests = parts.iter_mut().zip(&mut own).zip(&places);
+        let mut requests: Vec<ReadRequest<'_>> = requests
+            .map(|((p, own), (_, sectors))| ReadRequest {
+                kind: IoKind::Data,
+                offset: sectors.start,
+                buf: if own.is_empty() { &mut *p.buf } else { own },
+            })
+            .collect();
+        match &mut requests[..] {
+            [one] => self.device.read_at(one.kind, one.offset, one.buf)?,
+            all => self.device.read_batch(all)?,
+        }
+        for ((p, own), (at, sectors)) in parts.iter_mut().zip(&own).zip(&places).filter(|((_, own), _)| !own.is_empty())
+        {
+            let n = p.buf.len();
+            p.buf.copy_from_slice(&own[(at - sectors.start) as usize..][..n]);
+        }
         Ok(())
     }
 

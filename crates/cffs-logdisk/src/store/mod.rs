@@ -11,4 +11,4 @@ mod superblock;
 pub(crate) use image::{Geometry, parts_of};
 pub use image::{ImageOptions, ImageStore};
 pub use memory::MemoryStore;
-pub use segment_store::{NO_SEGMENT, ROOT_BYTES_MAX, SegmentId, SegmentStore, StoreRoot};
+pub use segment_store::{Get, NO_SEGMENT, ROOT_BYTES_MAX, SegmentId, SegmentStore, StoreRoot};

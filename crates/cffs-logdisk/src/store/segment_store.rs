@@ -20,6 +20,16 @@ pub struct StoreRoot {
     pub bytes: Vec<u8>,
 }
 
+/// A part of a segment that is wanted.
+pub struct Get<'a> {
+    /// The segment.
+    pub segment: SegmentId,
+    /// Where the part begins.
+    pub offset: u64,
+    /// Where its bytes go.
+    pub buf: &'a mut [u8],
+}
+
 /// A store of segments.
 ///
 /// What was written or deleted is durable only after a later [`SegmentStore::flush`]; only
@@ -34,6 +44,11 @@ pub trait SegmentStore: Send + Sync {
     fn append(&self, segment: SegmentId, offset: u64, bytes: &[u8]) -> io::Result<()>;
     /// Fills `buf` from `offset` on. What was never written reads as anything, or fails with `UnexpectedEof`.
     fn get(&self, segment: SegmentId, offset: u64, buf: &mut [u8]) -> io::Result<()>;
+    /// As [`SegmentStore::get`] for each part, several in flight where the store can. After an error nothing is known of the
+    /// contents of any buffer.
+    fn get_all(&self, parts: &mut [Get<'_>]) -> io::Result<()> {
+        parts.iter_mut().try_for_each(|p| self.get(p.segment, p.offset, p.buf))
+    }
     /// Gives the room of a segment back. It is given back even with an error; that says that what is beneath was not told, and may
     /// keep the room until the store is opened again.
     fn delete(&self, segment: SegmentId) -> io::Result<()>;

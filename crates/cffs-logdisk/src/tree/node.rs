@@ -98,6 +98,9 @@ pub(super) enum Body<L: Layout> {
 /// Reads stored nodes.
 pub(crate) trait Source {
     fn node<L: Layout>(&self, r: &NodeRef, level: u8) -> io::Result<Arc<Node<L>>>;
+
+    /// The first of these nodes is asked for next, and those after it if who asks goes on as it did from the node before it: a hint.
+    fn expect<L: Layout>(&self, _before: Option<NodeRef>, _nodes: &mut dyn Iterator<Item = NodeRef>, _level: u8) {}
 }
 
 /// Called with entries.

@@ -135,6 +135,19 @@ impl<L: Layout> Root<L> {
     }
 }
 
+/// Those that are stored, up to the first that is not.
+fn stored<L: Layout>(children: &[(L::Key, Child<L>)]) -> impl Iterator<Item = NodeRef> + '_ {
+    children.iter().map_while(|(_, child)| match child {
+        Child::Stored(r) => Some(*r),
+        Child::Dirty(_) => None,
+    })
+}
+
+fn expect<L: Layout, S: Source>(src: &S, children: &[(L::Key, Child<L>)], i: usize, level: u8) {
+    let before = i.checked_sub(1).and_then(|i| stored(&children[i..=i]).next());
+    src.expect::<L>(before, &mut stored(&children[i..]), level);
+}
+
 fn floor<L: Layout, S: Source>(
     src: &S,
     child: &Child<L>,
@@ -152,6 +165,7 @@ fn floor<L: Layout, S: Source>(
             // The first key of a child may have been removed since it was noted; then the entry is in the child before, all of whose
             // keys are below: no third one is asked.
             for i in (0..=child_index(children, key)).rev() {
+                expect(src, children, i, level - 1);
                 if let Some(found) = floor(src, &children[i].1, level - 1, child_range(children, i, range), key)? {
                     return Ok(Some(found));
                 }
@@ -177,6 +191,7 @@ fn scan<L: Layout, S: Source>(
         }
         Body::Index(children) => {
             for i in child_index(children, from)..children.len() {
+                expect(src, children, i, level - 1);
                 let below = child_range(children, i, range);
                 if scan(src, &children[i].1, level - 1, below, from, visit)?.is_break() {
                     return Ok(ControlFlow::Break(()));

@@ -7,6 +7,7 @@ mod driver;
 mod full;
 mod limits;
 mod random;
+mod reading;
 mod rebuild;
 mod refill;
 mod reserve;

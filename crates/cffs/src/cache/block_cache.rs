@@ -7,6 +7,7 @@ use super::shard::{LockedShard, Shard};
 use super::write_latency::WriteLatency;
 use crate::error::Result;
 use crate::format::{BlockAddr, BlockKind, Geometry, LiveGeometry};
+use crate::trace::{Cause, Kind, Tracer};
 use cffs_buf::AlignedBuf;
 use cffs_device::{Device, IoKind};
 use parking_lot::Mutex;
@@ -35,8 +36,8 @@ pub(crate) struct CacheCounters {
     pub(crate) evicted: AtomicU64,
 }
 
-/// A run to be read ahead, and what it is counted as.
-pub(super) type ReadaheadRequest = (IoKind, Range<BlockAddr>);
+/// A run to be read ahead, what it is counted as, and what asked for it.
+pub(super) type ReadaheadRequest = (Cause, IoKind, Range<BlockAddr>);
 
 /// The block cache.
 pub struct Cache {
@@ -59,6 +60,7 @@ pub struct Cache {
     /// There are completed writes that no flush has covered yet.
     pub(crate) unflushed: AtomicBool,
     pub(super) write_latency: WriteLatency,
+    tracer: Arc<Tracer>,
 }
 
 impl Cache {
@@ -79,6 +81,7 @@ impl Cache {
             counters: CacheCounters::default(),
             unflushed: AtomicBool::new(false),
             write_latency: WriteLatency::default(),
+            tracer: Arc::default(),
         }
     }
 
@@ -95,6 +98,16 @@ impl Cache {
     /// Corrects the geometry. Nobody else may have a reference to it yet.
     pub(crate) fn set_geometry(&mut self, geo: Geometry) {
         self.geo = Arc::new(LiveGeometry::new(geo));
+    }
+
+    /// Records with another tracer. Nobody else may have a reference to the cache yet.
+    pub(crate) fn set_tracer(&mut self, tracer: Arc<Tracer>) {
+        self.tracer = tracer;
+    }
+
+    /// Records what the cache and the layers above do.
+    pub(crate) fn tracer(&self) -> &Tracer {
+        &self.tracer
     }
 
     /// The device below.
@@ -190,7 +203,12 @@ impl Cache {
     /// Waits until no transfer of the block is in flight; the block, if it is cached then.
     pub(super) fn cached_or_wait(&self, addr: BlockAddr) -> Option<BufRef> {
         let ls = self.shard(addr);
-        ls.cached_or_wait(&mut ls.shard.lock(), addr)
+        let mut shard = ls.shard.lock();
+        if let Some(buf) = shard.map.get(&addr) {
+            return Some(buf.clone());
+        }
+        let _wait = shard.in_flight.contains(addr).then(|| self.tracer.span(Kind::Wait, [addr, 0, 0]));
+        ls.cached_or_wait(&mut shard, addr)
     }
 
     pub(super) fn insert(&self, shard: &mut Shard, buf: BufRef) {

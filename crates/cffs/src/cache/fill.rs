@@ -7,6 +7,7 @@ use super::prefetch::Prefetch;
 use super::shard::LockedShard;
 use crate::error::Result;
 use crate::format::{BlockAddr, corrupt};
+use crate::trace::Kind;
 use cffs_buf::AlignedBuf;
 use cffs_device::IoKind;
 use std::io::IoSliceMut;
@@ -83,11 +84,17 @@ impl Cache {
         speculative: bool,
     ) -> Result<u64> {
         debug_assert_eq!(self.region(window.start), self.region(window.end - 1));
+        // What nobody needs yet is read where it comes cheap.
+        let needed = if speculative { need.start..need.start + 1 } else { need.clone() };
+        let window = self.together(&needed, window);
+        let need = need.start..need.end.min(window.end);
         let ls = self.shard(need.start);
         let Some((range, claimed)) = claim_window(ls, &need, &window) else { return Ok(0) };
         let bs = self.geo.block_size();
         let mut bufs: Vec<AlignedBuf> = range.clone().map(|_| AlignedBuf::zeroed(bs)).collect();
         let offset = range.start << self.geo.block_shift;
+        let args = [need.start, range.end - range.start, 0];
+        let _miss = (!speculative).then(|| self.tracer().span(Kind::Miss, args));
         let outcome = {
             let mut slices: Vec<IoSliceMut<'_>> = bufs.iter_mut().map(|b| IoSliceMut::new(b)).collect();
             self.dev.read_vectored(kind, offset, &mut slices)
@@ -107,6 +114,15 @@ impl Cache {
                 Err(e.into())
             }
         }
+    }
+
+    /// The part of a window that lies together on the device with the first block that is needed, and all that is needed.
+    fn together(&self, need: &Range<BlockAddr>, window: Range<BlockAddr>) -> Range<BlockAddr> {
+        let shift = self.geo.block_shift;
+        let here = self.dev.together(need.start << shift, window.start << shift..window.end << shift);
+        // A block that is there in part is not.
+        let (start, end) = (here.start.div_ceil(1 << shift), here.end >> shift);
+        start.max(window.start).min(need.start)..end.min(window.end).max(need.end)
     }
 
     /// Puts the blocks that were read into the cache, as far as they were claimed. Returns how many of them nobody needed.

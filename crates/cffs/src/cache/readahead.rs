@@ -4,6 +4,7 @@ use super::block_cache::{Cache, ReadaheadRequest};
 use super::locality::DirExtents;
 use super::prefetch::Prefetch;
 use crate::format::{BlockAddr, FragAddr};
+use crate::trace::Kind;
 use cffs_device::{IoKind, Purpose};
 use std::sync::{Arc, mpsc};
 
@@ -20,8 +21,10 @@ impl Cache {
             .name("cffs-ahead".into())
             .spawn(move || {
                 let _purpose = Purpose::Prefetch.scope();
-                while let Ok((kind, range)) = receive.recv() {
+                while let Ok((cause, kind, range)) = receive.recv() {
                     let Some(cache) = weak.upgrade() else { break };
+                    let args = [range.start, range.end - range.start, 0];
+                    let _span = cache.tracer().span_for(cause, Kind::Readahead, args);
                     // The reader that needs the block meets a failure again, and reports it.
                     let _ = cache.fill(kind, range.clone(), range, true);
                 }
@@ -56,7 +59,7 @@ impl Cache {
             // What is there already ends a request.
             let until = (start..most).step_by(blocks as usize).find(|group| self.contains(*group)).unwrap_or(most);
             if until > start {
-                let _ = send.try_send((kind, start..until));
+                let _ = send.try_send((self.tracer().current(), kind, start..until));
             }
             start = if until < most { until + blocks } else { most };
         }
@@ -75,7 +78,7 @@ impl Cache {
             let Some(span) = dir.span(next, gap, &limit).filter(|s| !s.is_empty()) else { return };
             left -= (span.end - span.start).min(left);
             at = span.end;
-            if !self.contains(span.start) && send.try_send((kind, span)).is_err() {
+            if !self.contains(span.start) && send.try_send((self.tracer().current(), kind, span)).is_err() {
                 return;
             }
         }
@@ -90,7 +93,7 @@ impl Cache {
         let mut block = first;
         while block <= last {
             let end = (last + 1).min(block + self.transfer_blocks()).min(self.region_end(block));
-            if !self.contains(block) && send.try_send((IoKind::Data, block..end)).is_err() {
+            if !self.contains(block) && send.try_send((self.tracer().current(), IoKind::Data, block..end)).is_err() {
                 return;
             }
             block = end;

@@ -2,9 +2,11 @@
 
 use crate::cache::Cache;
 use crate::journal::Journal;
+use crate::node::Node;
 use crate::placement::Placement;
 use crate::space::Space;
 use crate::sums::Sums;
+use crate::trace::{Kind, Span};
 use std::sync::Arc;
 
 /// What file operations work with.
@@ -22,4 +24,16 @@ pub struct FileCtx<'a> {
     pub sums: Option<&'a Sums>,
     /// A change of times alone need not be written.
     pub lazy: bool,
+}
+
+impl<'a> FileCtx<'a> {
+    /// The writeback of these files, for the trace: it is done for those who have made them dirty.
+    pub(super) fn writeback_span(&self, nodes: &[Arc<Node>]) -> Span<'a> {
+        let tracer = self.cache.tracer();
+        let mut span = tracer.span(Kind::Writeback, [nodes.len() as u64, 0, 0]);
+        if span.is_on() {
+            span.add_causes(&tracer.take_dirty(nodes.iter().map(|node| node.ino)));
+        }
+        span
+    }
 }

@@ -18,6 +18,7 @@ pub fn fits_log(st: &NodeState, limit: usize) -> bool {
 
 /// Writes the dirty data of a small file through the journal. The caller commits.
 pub fn write_through_journal(cx: &FileCtx<'_>, node: &Arc<Node>) -> Result<()> {
+    let _span = cx.writeback_span(std::slice::from_ref(node));
     let Some(mut unit) = collect::collect(cx, node, true)? else { return Ok(()) };
     let bytes = log_bytes(cx, &unit);
     if bytes > cx.journal.reserve_max() / 2 {

@@ -3,6 +3,7 @@
 pub use crate::cache::PrefetchMode;
 use crate::format::{FileType, Ino};
 pub use crate::journal::MetadataMode;
+use crate::trace::Classes;
 
 /// The user for whom an operation is done: the owner of a new file, charged by quotas. Only the superuser may use the
 /// reserve of free space.
@@ -243,6 +244,9 @@ pub struct MountOptions {
     pub subtrees: bool,
     /// Direct writes.
     pub direct_write: DirectWrite,
+    /// What is traced from the first moment on. Nobody waits for it: until somebody reads the trace ([`crate::Fs::tracer`]), the
+    /// buffer of each thread keeps its first MiB.
+    pub trace: Classes,
 }
 
 setters!(MountOptions {
@@ -260,6 +264,7 @@ setters!(MountOptions {
     scatter: Option<u64>,
     subtrees: bool,
     direct_write: DirectWrite,
+    trace: Classes,
 });
 
 impl Default for MountOptions {
@@ -279,6 +284,7 @@ impl Default for MountOptions {
             scatter: None,
             subtrees: true,
             direct_write: DirectWrite::default(),
+            trace: Classes::NONE,
         }
     }
 }

@@ -8,6 +8,7 @@ use crate::format::inode::{FLAG_APPEND, FLAG_IMMUTABLE, FLAG_NOATIME, INLINE_MAX
 use crate::format::xattr::Namespace;
 use crate::format::{FILE_SIZE_MAX, FileType, Ino, Inode};
 use crate::node::{Node, NodeState};
+use crate::trace::Kind;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -44,6 +45,7 @@ impl Fs {
 
     /// Attributes of a file.
     pub fn getattr(&self, ino: Ino) -> Result<Attr> {
+        let _span = self.span(Kind::Getattr, [ino, 0, 0]);
         let node = self.node(ino)?;
         let st = node.state.read();
         if st.freed {
@@ -71,6 +73,7 @@ impl Fs {
 
     /// Changes attributes.
     pub fn setattr(&self, c: Caller, ino: Ino, set: SetAttr) -> Result<Attr> {
+        let _span = self.span(Kind::Setattr, [ino, 0, 0]);
         self.writable()?;
         let node = self.node(ino)?;
         {
@@ -220,6 +223,7 @@ impl Fs {
     /// Removes set-user-id, set-group-id and capabilities after a write by a user who may not keep them. True if the
     /// file had any. Set-group-id without group execution stays where `in_group` says that the user is in this group.
     pub fn clear_set_id(&self, ino: Ino, in_group: impl Fn(u32) -> bool) -> Result<bool> {
+        let _span = self.span(Kind::Setattr, [ino, 0, 0]);
         let node = self.node(ino)?;
         let (drop, attributes) = {
             let inode = &node.state.read().inode;

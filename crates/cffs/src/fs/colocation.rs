@@ -7,6 +7,7 @@ use crate::colocation::{self, ColocationKey, Mark};
 use crate::error::{Error, Result};
 use crate::format::{FileType, Ino, ROOT_INO};
 use crate::relocate::DEPTH_MAX;
+use crate::trace::Kind;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 impl Fs {
@@ -15,6 +16,7 @@ impl Fs {
     /// # Errors
     /// [`Error::NotDir`], [`Error::Stale`], and those of reading directories.
     pub fn colocation_key(&self, dir: Ino) -> Result<(ColocationKey, Ino)> {
+        let _span = self.span(Kind::Getxattr, [dir, 0, 0]);
         let mut at = dir;
         for _ in 0..DEPTH_MAX {
             let node = self.node(at)?;
@@ -43,6 +45,7 @@ impl Fs {
     /// # Errors
     /// [`Error::NotDir`], and those of [`Fs::setxattr`].
     pub fn set_colocation_key(&self, c: Caller, dir: Ino, key: Option<&ColocationKey>) -> Result<()> {
+        let _span = self.span(Kind::Setxattr, [dir, 0, 0]);
         if !self.node(dir)?.state.read().inode.is_dir() {
             return Err(Error::NotDir);
         }
@@ -62,6 +65,7 @@ impl Fs {
     /// # Errors
     /// [`Error::Invalid`] for what is no regular file, before anything is changed; those of [`Fs::setxattr`].
     pub fn read_together(&self, c: Caller, files: &[Ino]) -> Result<()> {
+        let _span = self.span(Kind::Setxattr, [files.first().copied().unwrap_or(0), 0, 0]);
         for file in files {
             let node = self.node(*file)?;
             let st = node.state.read();

@@ -4,6 +4,7 @@ use super::{Caller, Fs, now};
 use crate::error::{Error, Result};
 use crate::format::inode::{FLAG_APPEND, FLAG_IMMUTABLE};
 use crate::format::{FILE_SIZE_MAX, FileType, Ino};
+use crate::trace::Kind;
 
 /// Bytes copied at once.
 const CHUNK: u64 = 1 << 20;
@@ -15,6 +16,7 @@ impl Fs {
     ///
     /// [`Error::Invalid`] when the ranges overlap in one file.
     pub fn copy_range(&self, c: Caller, from: Ino, offset: u64, to: Ino, to_offset: u64, len: u64) -> Result<u64> {
+        let _span = self.span(Kind::Copy, [from, to, len]);
         self.writable()?;
         let (source, target) = (self.getattr(from)?, self.getattr(to)?);
         for a in [&source, &target] {

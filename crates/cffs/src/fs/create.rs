@@ -18,6 +18,7 @@ use crate::journal::Txn;
 use crate::node::{DirState, Node, NodeState};
 use crate::quota::Ids;
 use crate::reservation::Reservation;
+use crate::trace::Kind;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -60,11 +61,13 @@ impl Fs {
     /// Creates a regular file. Like every new file but a symbolic link it inherits the directory's default access control
     /// list, if it has one.
     pub fn create(&self, c: Caller, parent: Ino, name: &[u8], perm: impl Into<NewPerm>) -> Result<Attr> {
+        let _span = self.span(Kind::Create, [parent, 0, 0]);
         self.make(c, parent, name, NewFile { file_type: FileType::Regular, perm: perm.into(), rdev: 0, target: None })
     }
 
     /// Creates a directory.
     pub fn mkdir(&self, c: Caller, parent: Ino, name: &[u8], perm: impl Into<NewPerm>) -> Result<Attr> {
+        let _span = self.span(Kind::Mkdir, [parent, 0, 0]);
         self.make(c, parent, name, NewFile { file_type: FileType::Directory, perm: perm.into(), rdev: 0, target: None })
     }
 
@@ -78,6 +81,9 @@ impl Fs {
         perm: impl Into<NewPerm>,
         rdev: u32,
     ) -> Result<Attr> {
+        // A mount creates files this way.
+        let kind = if file_type == FileType::Regular { Kind::Create } else { Kind::Mknod };
+        let _span = self.span(kind, [parent, 0, 0]);
         if matches!(file_type, FileType::Directory | FileType::Symlink) {
             return Error::invalid("mknod makes neither directories nor symbolic links");
         }
@@ -86,6 +92,7 @@ impl Fs {
 
     /// Creates a symbolic link.
     pub fn symlink(&self, c: Caller, parent: Ino, name: &[u8], target: &[u8]) -> Result<Attr> {
+        let _span = self.span(Kind::Symlink, [parent, 0, 0]);
         if target.is_empty() {
             return Err(Error::NotFound);
         }
@@ -98,6 +105,7 @@ impl Fs {
 
     /// The target of a symbolic link.
     pub fn readlink(&self, ino: Ino) -> Result<Vec<u8>> {
+        let _span = self.span(Kind::Readlink, [ino, 0, 0]);
         let node = self.node(ino)?;
         let st = node.state.read();
         if st.inode.file_type() != FileType::Symlink {

@@ -7,6 +7,7 @@ use crate::file::{self, writeback};
 use crate::format::inode::{FLAG_APPEND, FLAG_IMMUTABLE, FLAG_SYNC};
 use crate::format::{FILE_SIZE_MAX, FileType, Ino, ROOT_INO};
 use crate::node::{Node, NodeState};
+use crate::trace::Kind;
 use parking_lot::MutexGuard;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -37,6 +38,7 @@ fn may_write(st: &NodeState, offset: u64) -> Result<()> {
 impl Fs {
     /// Reads from a file; returns the number of bytes, 0 at its end.
     pub fn read(&self, ino: Ino, offset: u64, buf: &mut [u8]) -> Result<usize> {
+        let _span = self.span(Kind::Read, [ino, offset, buf.len() as u64]);
         let node = self.node(ino)?;
         let st = node.state.read();
         match st.inode.file_type() {
@@ -54,6 +56,7 @@ impl Fs {
 
     /// Writes to a file; returns the number of bytes taken.
     pub fn write(&self, c: Caller, ino: Ino, offset: u64, data: &[u8]) -> Result<usize> {
+        let _span = self.span(Kind::Write, [ino, offset, data.len() as u64]);
         self.writable()?;
         let node = self.node(ino)?;
         self.throttle(data.len())?;
@@ -189,6 +192,7 @@ impl Fs {
     /// whole file system (Linux passes sync(2) on to some FUSE mounts only). With `data_only`, attributes
     /// that are not needed to read the contents could be left out; they are not.
     pub fn fsync(&self, ino: Ino, _data_only: bool) -> Result<()> {
+        let _span = self.span(Kind::Fsync, [ino, 0, 0]);
         self.journal.check_not_shut_down()?;
         if self.opts.read_only {
             return Ok(());
@@ -227,6 +231,7 @@ impl Fs {
 
     /// Makes everything durable.
     pub fn sync(&self) -> Result<()> {
+        let _span = self.span(Kind::Sync, [0; 3]);
         self.journal.check_not_shut_down()?;
         if self.opts.read_only {
             return Ok(());
@@ -240,11 +245,13 @@ impl Fs {
 
     /// First position of data at or after `offset`.
     pub fn seek_data(&self, ino: Ino, offset: u64) -> Result<u64> {
+        let _span = self.span(Kind::Seek, [ino, offset, 0]);
         self.seek(ino, offset, true)
     }
 
     /// First position of a hole at or after `offset`; the end of the file counts as one.
     pub fn seek_hole(&self, ino: Ino, offset: u64) -> Result<u64> {
+        let _span = self.span(Kind::Seek, [ino, offset, 0]);
         self.seek(ino, offset, false)
     }
 

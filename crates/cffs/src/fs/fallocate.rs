@@ -7,6 +7,7 @@ use crate::file::{self, Reclaim, writeback};
 use crate::format::inode::{FLAG_APPEND, FLAG_IMMUTABLE, INLINE_MAX, INODE_CORE_SIZE};
 use crate::format::{FILE_SIZE_MAX, FileType, Ino, InodeFormat};
 use crate::node::Node;
+use crate::trace::Kind;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -40,6 +41,7 @@ impl Fs {
     /// part may be allocated then); [`Error::FileTooLarge`] beyond the largest file; [`Error::Invalid`] for an empty
     /// range, or one that cannot be collapsed or inserted.
     pub fn fallocate(&self, c: Caller, ino: Ino, what: Fallocate, offset: u64, len: u64) -> Result<()> {
+        let _span = self.span(Kind::Fallocate, [ino, offset, len]);
         self.writable()?;
         let node = self.node(ino)?;
         let _write_lock = self.lock_for_change(&node)?;

@@ -7,6 +7,7 @@ use crate::format::inode::{
 };
 use crate::format::{FileType, Ino, Inode};
 use crate::node::{Node, NodeState};
+use crate::trace::Kind;
 use std::sync::Arc;
 
 /// [`Error::NotPermitted`] if the file has one of the flags.
@@ -26,6 +27,7 @@ impl Fs {
     /// *immutable* and *append-only*. [`Error::Unsupported`] for unknown flags, and for flags that this type of file
     /// cannot have.
     pub fn set_flags(&self, c: Caller, ino: Ino, flags: u32) -> Result<Attr> {
+        let _span = self.span(Kind::Setattr, [ino, 0, 0]);
         self.writable()?;
         let node = self.node(ino)?;
         let locks = FLAG_IMMUTABLE | FLAG_APPEND;

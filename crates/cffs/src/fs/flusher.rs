@@ -4,6 +4,7 @@ use super::{Fs, now};
 use crate::error::Result;
 use crate::file::{FileCtx, writeback};
 use crate::node::Node;
+use crate::trace::Kind;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -31,6 +32,7 @@ impl Fs {
                     }
                     (std::mem::take(&mut s.streams), std::mem::take(&mut s.woken))
                 };
+                let _span = fs.span(Kind::Background, [0; 3]);
                 if !streams.is_empty() {
                     let cx = FileCtx { lazy: fs.opts.lazytime, ..fs.file_cx() };
                     let _ = writeback::write_back(&cx, streams);
@@ -45,7 +47,6 @@ impl Fs {
                 if fs.journal.commit().is_ok() && fs.journal.wants_checkpoint() {
                     let _ = fs.journal.checkpoint();
                 }
-                drop(fs);
             }
         };
         let thread = std::thread::Builder::new().name("cffs-writeback".into()).spawn(body)?;

@@ -8,6 +8,7 @@ use super::{Error, Fs, Result, Superblock};
 use crate::format::Geometry;
 use crate::format::superblock::State;
 use crate::mkfs;
+use crate::trace::Kind;
 use cffs_device::{Device, Purpose};
 
 /// Sizes before and after growing, in bytes.
@@ -27,6 +28,7 @@ impl Fs {
     /// Fails with [`Error::Invalid`] if the file system would shrink, and with [`Error::ReadOnly`]; errors of the
     /// device are passed on. After an error the file system has its old size, or one in between.
     pub fn grow(&self, size: Option<u64>) -> Result<Grown> {
+        let _span = self.span(Kind::Grow, [0; 3]);
         self.writable()?;
         let _one = self.grow_lock.lock();
         let from = self.geo.total_bytes();

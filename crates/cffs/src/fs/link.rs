@@ -13,6 +13,7 @@ use crate::format::{BlockKind, Ino, LINK_MAX};
 use crate::inode::InodeLocation;
 use crate::journal::Txn;
 use crate::node::{Node, NodeState};
+use crate::trace::Kind;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -21,6 +22,7 @@ impl Fs {
     ///
     /// [`Error::NotFound`] for any other file without a name.
     pub fn link(&self, c: Caller, ino: Ino, parent: Ino, name: &[u8]) -> Result<Attr> {
+        let _span = self.span(Kind::Link, [parent, ino, 0]);
         self.writable()?;
         Self::check_name(name)?;
         let node = self.node(ino)?;

@@ -17,6 +17,7 @@ use crate::error::Result;
 use crate::format::{Ino, ROOT_INO};
 use crate::relocate::{self, Outlook};
 use crate::stats::MaintenanceStats;
+use crate::trace::Kind;
 use cffs_device::Purpose;
 use parking_lot::MutexGuard;
 use std::collections::BTreeSet;
@@ -62,6 +63,7 @@ impl Fs {
             (std::mem::take(&mut c.dirs), credit)
         };
         let _purpose = Purpose::Regroup.scope();
+        let _span = self.span(Kind::Regroup, [0; 3]);
         let roots = self.roots_of(&dirs);
         let running = Running::new(self, regroup, None).yielding(may);
         let learned = self.learned_chains();

@@ -64,6 +64,7 @@ use crate::placement::Placement;
 use crate::quota::Quota;
 use crate::space::Space;
 use crate::sums::Sums;
+use crate::trace::{Kind, Span, TracedDevice, Tracer};
 use background::Background;
 use cffs_device::{CountingDevice, Device, StoppableDevice};
 use credit::Credit;
@@ -74,8 +75,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// A device below a file system: counted, and stopped by a shutdown.
-type FsDevice = CountingDevice<StoppableDevice<Arc<dyn Device>>>;
+/// A device below a file system: traced, counted, and stopped by a shutdown.
+type FsDevice = TracedDevice<CountingDevice<StoppableDevice<Arc<dyn Device>>>>;
 
 /// A mounted file system.
 ///
@@ -200,8 +201,19 @@ impl Fs {
         self.inodes.get(&self.cache, ino)
     }
 
+    /// Records what the file system does, if it is switched on.
+    pub fn tracer(&self) -> &Tracer {
+        self.cache.tracer()
+    }
+
+    /// Begins an operation, for the trace.
+    fn span(&self, kind: Kind, args: [u64; 3]) -> Span<'_> {
+        self.cache.tracer().span(kind, args)
+    }
+
     /// Puts a node on the list of dirty nodes.
     fn list_dirty(&self, node: &Arc<Node>) {
+        self.tracer().note_dirty(node.ino);
         if !node.on_dirty_list.swap(true, Ordering::AcqRel) {
             self.dirty.lock().push(node.clone());
         }

@@ -20,6 +20,7 @@ use crate::quota::{self, Quota};
 use crate::space::Space;
 use crate::sums::Sums;
 use crate::superblocks::read_superblock;
+use crate::trace::{Kind, TracedDevice, Tracer};
 use cffs_buf::AlignedBuf;
 use cffs_device::{CountingDevice, Device, IoKind, OverlayDevice, Purpose, StoppableDevice};
 use parking_lot::Mutex;
@@ -177,9 +178,15 @@ fn recover(
 }
 
 /// Opens the cache, and reads the counters. The geometry is that of the counters.
-fn open_cache(dev: Arc<dyn Device>, sb: &Superblock, opts: &MountOptions) -> Result<(Arc<Cache>, Counters, BufRef)> {
+fn open_cache(
+    dev: Arc<dyn Device>,
+    tracer: &Arc<Tracer>,
+    sb: &Superblock,
+    opts: &MountOptions,
+) -> Result<(Arc<Cache>, Counters, BufRef)> {
     let geo = Geometry::new(sb)?;
     let mut cache = Cache::new(dev, geo, opts.cache_bytes, opts.prefetch);
+    cache.set_tracer(tracer.clone());
     let id = BlockId { kind: BlockKind::Counters, addr: geo.counters_block(), owner: 0 };
     let buf = cache.read_meta(id)?;
     let mut counters = Counters::decode(&buf.read());
@@ -200,13 +207,19 @@ impl Fs {
         // A read-only mount replays in memory.
         let overlay =
             |d: Arc<dyn Device>| -> Arc<dyn Device> { if read_only { Arc::new(OverlayDevice::new(d)) } else { d } };
-        let below = |d| Arc::new(CountingDevice::new(StoppableDevice::new(overlay(d))));
-        let dev = below(dev);
-        let log_dev = log_dev.map(below);
+        let tracer: Arc<Tracer> = Arc::default();
+        tracer.start(opts.trace);
+        let _mount = tracer.span(Kind::Mount, [0; 3]);
+        let below = |d, is_log| {
+            let counted = CountingDevice::new(StoppableDevice::new(overlay(d)));
+            Arc::new(TracedDevice::new(counted, tracer.clone(), is_log))
+        };
+        let dev = below(dev, false);
+        let log_dev = log_dev.map(|d| below(d, true));
         let as_dyn = |d: &Arc<FsDevice>| -> Arc<dyn Device> { d.clone() };
         let log_dyn = log_dev.as_ref().map(as_dyn);
         let replayed = recover(&*dev, log_dyn.as_deref(), &sb, &opts)?;
-        let (cache, counters, counters_buf) = open_cache(as_dyn(&dev), &sb, &opts)?;
+        let (cache, counters, counters_buf) = open_cache(as_dyn(&dev), &tracer, &sb, &opts)?;
 
         let space = Arc::new(Space::load(cache.clone(), counters, sb.reserve_bp)?);
         let journal = Arc::new(Journal::new(cache.clone(), log_dyn.clone(), &sb, replayed.header, opts.metadata));
@@ -346,6 +359,7 @@ impl Fs {
     /// same error. After [`Fs::shutdown`] it writes nothing and fails with [`Error::ShutDown`], so that the image is as
     /// after a crash.
     pub fn close(&self) -> Result<()> {
+        let _span = self.span(Kind::Unmount, [0; 3]);
         if !self.is_read_only()
             && let Err(e) = self.store_learned()
         {

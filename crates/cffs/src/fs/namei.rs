@@ -8,6 +8,7 @@ use crate::format::dirblock::{self, Entry, EntryKind};
 use crate::format::{Corrupt, FIRST_USER_INO, Ino, NAME_MAX, ROOT_INO};
 use crate::inode::{InodeLocation, read_inode};
 use crate::node::Node;
+use crate::trace::Kind;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -25,6 +26,7 @@ impl Fs {
 
     /// Looks up a name. Returns the attributes of its file, with one more reference.
     pub fn lookup(&self, parent: Ino, name: &[u8]) -> Result<Attr> {
+        let _span = self.span(Kind::Lookup, [parent, 0, 0]);
         if name.len() > NAME_MAX {
             return Err(Error::NameTooLong);
         }
@@ -101,6 +103,7 @@ impl Fs {
     /// [`Error::Stale`] for a number that no file has, or one of the file system's own, and for a file without a name that
     /// nobody has a reference to, because it is only waiting to be freed; [`Error::Corrupt`], and errors of the device.
     pub fn reference(&self, ino: Ino) -> Result<Attr> {
+        let _span = self.span(Kind::Lookup, [ino, 0, 0]);
         let possible = ino == ROOT_INO || (FIRST_USER_INO..=self.geo.inodes_max()).contains(&ino);
         if !possible {
             self.journal.check_not_shut_down()?;
@@ -119,6 +122,7 @@ impl Fs {
     /// The parent of a directory (the root's is the root). That of a removed directory may be removed too, and its number
     /// another file's: [`Fs::reference`] tells.
     pub fn parent(&self, dir: Ino) -> Result<Ino> {
+        let _span = self.span(Kind::Lookup, [dir, 0, 0]);
         let node = self.node(dir)?;
         let st = node.state.read();
         if !st.inode.is_dir() {
@@ -133,6 +137,7 @@ impl Fs {
     /// Lists a directory from behind position `cookie` on (0: all), in the order of its blocks. `f` returns false
     /// to stop, and then the entry counts as not listed. With attributes, each listed entry takes a reference.
     pub fn readdir(&self, dir: Ino, cookie: u64, with_attr: bool, f: &mut dyn FnMut(DirEntry) -> bool) -> Result<()> {
+        let _span = self.span(Kind::Readdir, [dir, cookie, 0]);
         let node = self.node(dir)?;
         let mut cookie = cookie;
         loop {

@@ -13,6 +13,7 @@ use crate::format::{BlockId, BlockKind, Corrupt, EXTERNAL_INO, Ino, block_owner,
 use crate::inode::InodeLocation;
 use crate::journal::Txn;
 use crate::node::{Node, NodeState};
+use crate::trace::Kind;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -73,6 +74,7 @@ impl Fs {
 
     /// Drops references. A file without a name is freed with the last one.
     pub fn forget(&self, ino: Ino, n: u64) {
+        let _span = self.span(Kind::Forget, [ino, 0, 0]);
         if let Some(node) = self.inodes.release(ino, n) {
             self.forget_node(&node, n);
         }

@@ -11,6 +11,7 @@ use crate::node::NodeState;
 use crate::placement::DirAllocator;
 use crate::quota::{Ids, InodeCharge, Quota, ids_of};
 use crate::reservation::Reservation;
+use crate::trace::Kind;
 use cffs_device::Device;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -113,11 +114,13 @@ impl Fs {
 
     /// Usage and limits of a user, group or project. [`Error::Invalid`] if quotas of this kind are off.
     pub fn quota(&self, kind: QuotaKind, id: u32) -> Result<QuotaStatus> {
+        let _span = self.span(Kind::Quota, [0; 3]);
         Ok(self.status(kind, id, &self.quotas()?.get(kind, id)?))
     }
 
     /// Usage and limits of all ids that use anything or have a limit, in order of the ids.
     pub fn quota_list(&self, kind: QuotaKind) -> Result<Vec<QuotaStatus>> {
+        let _span = self.span(Kind::Quota, [0; 3]);
         let all = self.quotas()?.list(kind)?;
         Ok(all.iter().map(|(id, r)| self.status(kind, *id, r)).collect())
     }
@@ -125,6 +128,7 @@ impl Fs {
     /// Sets the limits of a user, group or project. A grace period begins at once if a soft limit is exceeded, and ends
     /// if it is not any more. Id 0 can have no limits.
     pub fn set_quota(&self, kind: QuotaKind, id: u32, limits: QuotaLimits) -> Result<QuotaStatus> {
+        let _span = self.span(Kind::Quota, [0; 3]);
         if id == 0 {
             return Error::invalid(format!("{} 0 has no limits", kind.name()));
         }
@@ -148,6 +152,7 @@ impl Fs {
 
     /// Sets the lengths of grace periods. Running periods do not change.
     pub fn set_quota_grace(&self, kind: QuotaKind, grace: QuotaGrace) -> Result<()> {
+        let _span = self.span(Kind::Quota, [0; 3]);
         if grace.bytes < 1 || grace.inodes < 1 {
             return Error::invalid("a grace period is longer than nothing");
         }
@@ -189,6 +194,7 @@ impl Fs {
 
     /// The project of a file, and for a directory whether new files in it inherit the project.
     pub fn project(&self, ino: Ino) -> Result<(u32, bool)> {
+        let _span = self.span(Kind::Getattr, [ino, 0, 0]);
         let node = self.node(ino)?;
         let st = node.state.read();
         Ok((st.inode.projid, st.inode.flags & FLAG_PROJECT_INHERIT != 0))
@@ -199,6 +205,7 @@ impl Fs {
     ///
     /// [`Error::Quota`] if the project has no room for it, unless the caller is privileged.
     pub fn set_project(&self, c: Caller, ino: Ino, project: u32, inherit: bool) -> Result<()> {
+        let _span = self.span(Kind::Setattr, [ino, 0, 0]);
         self.writable()?;
         let node = self.node(ino)?;
         let ids = |i: &Inode| [i.uid, i.gid, project];
@@ -264,6 +271,7 @@ impl Fs {
     ///
     /// After a crash in the middle the next mount counts again.
     pub fn recount_quota(&self, kind: QuotaKind) -> Result<Vec<QuotaMismatch>> {
+        let _span = self.span(Kind::Quota, [0; 3]);
         self.writable()?;
         let quota = self.quotas()?;
         if quota.is_counted(kind)? {

@@ -6,6 +6,7 @@ use crate::error::{Error, Result};
 use crate::format::{Ino, ROOT_INO};
 use crate::learning::Chains;
 use crate::relocate::{self, COST_PARTS, Control, Limits, MoveCtx, Progress};
+use crate::trace::Kind;
 use cffs_device::Purpose;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -319,6 +320,7 @@ impl Fs {
             );
         }
         self.writable()?;
+        let _span = self.span(Kind::Getattr, [options.directories.first().copied().unwrap_or(0), 0, 0]);
         for root in &options.directories {
             if self.node(*root)?.state.read().dir.is_none() {
                 return Err(Error::NotDir);
@@ -339,6 +341,7 @@ impl Fs {
     /// # Errors
     /// Those of [`Fs::check_regroup`]. All other errors are the outcome in the status.
     pub fn regroup(&self, options: &RegroupOptions, regroup: &Regroup) -> Result<()> {
+        let _span = self.span(Kind::Regroup, [0; 3]);
         self.check_regroup(options)?;
         let _purpose = Purpose::Regroup.scope();
         regroup.status.lock().dry_run = options.dry_run;

@@ -9,17 +9,20 @@ use crate::format::dirblock::EntryKind;
 use crate::format::inode::{FLAG_APPEND, FLAG_IMMUTABLE};
 use crate::journal::Txn;
 use crate::node::Node;
+use crate::trace::Kind;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 impl Fs {
     /// Removes the name of a file other than a directory.
     pub fn unlink(&self, parent: Ino, name: &[u8]) -> Result<()> {
+        let _span = self.span(Kind::Unlink, [parent, 0, 0]);
         self.remove_name(parent, name, false)
     }
 
     /// Removes an empty directory.
     pub fn rmdir(&self, parent: Ino, name: &[u8]) -> Result<()> {
+        let _span = self.span(Kind::Rmdir, [parent, 0, 0]);
         self.remove_name(parent, name, true)
     }
 

@@ -11,6 +11,7 @@ use crate::format::{Ino, LINK_MAX};
 use crate::inode::InodeLocation;
 use crate::journal::Txn;
 use crate::node::Node;
+use crate::trace::Kind;
 use std::sync::Arc;
 
 /// One side of a rename.
@@ -31,6 +32,7 @@ impl Fs {
         to: &[u8],
         flags: RenameFlags,
     ) -> Result<()> {
+        let _span = self.span(Kind::Rename, [from_dir, to_dir, 0]);
         self.writable()?;
         Self::check_name(from)?;
         Self::check_name(to)?;

@@ -3,6 +3,7 @@
 use super::{Fs, Shutdown};
 use crate::error::Result;
 use crate::format::Ino;
+use crate::trace::Kind;
 
 impl Fs {
     /// Makes durable what `how` asks for, and stops: from then on every operation that reads or writes fails with
@@ -12,6 +13,7 @@ impl Fs {
     /// # Errors
     /// What could not be made durable; the file system is shut down all the same.
     pub fn shutdown(&self, how: Shutdown) -> Result<()> {
+        let _span = self.span(Kind::Sync, [0; 3]);
         if self.journal.check_not_shut_down().is_err() {
             return Ok(());
         }

@@ -14,6 +14,7 @@ use crate::inode::InodeLocation;
 use crate::inode::table;
 use crate::journal::Txn;
 use crate::node::Node;
+use crate::trace::Kind;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -26,6 +27,7 @@ impl Fs {
     /// [`Error::NotDir`]; [`Error::NotFound`] for a directory that was removed; [`Error::NotPermitted`] for an immutable one;
     /// [`Error::NoSpace`], [`Error::Quota`] and [`Error::ReadOnly`].
     pub fn tmpfile(&self, c: Caller, dir: Ino, perm: impl Into<NewPerm>) -> Result<Attr> {
+        let _span = self.span(Kind::Tmpfile, [dir, 0, 0]);
         self.writable()?;
         let new = NewFile { file_type: FileType::Regular, perm: perm.into(), rdev: 0, target: None };
         let dir_node = self.node(dir)?;

@@ -1,6 +1,7 @@
 //! Changing settings of a mounted file system, and trimming its free space.
 
 use super::{Error, Fs, Result, Superblock};
+use crate::trace::Kind;
 use crate::tune::Tune;
 use cffs_device::{Device, Purpose};
 
@@ -27,6 +28,7 @@ impl Fs {
     /// Fails with [`Error::Invalid`] for a value that is not possible, [`Error::Busy`] for the uuid, which does not
     /// change under a mount, and [`Error::ReadOnly`].
     pub fn tune(&self, tune: &Tune) -> Result<(Superblock, Superblock)> {
+        let _span = self.span(Kind::Tune, [0; 3]);
         tune.check()?;
         self.writable()?;
         if tune.uuid.is_some() {
@@ -49,6 +51,7 @@ impl Fs {
     /// Fails with [`Error::Unsupported`] if the device cannot discard, [`Error::ReadOnly`], [`Error::Invalid`] if the
     /// range begins behind the end or is shorter than a block, as in ext4 and XFS.
     pub fn trim(&self, range: TrimRange) -> Result<u64> {
+        let _span = self.span(Kind::Trim, [0; 3]);
         self.writable()?;
         if range.start >= self.geo.total_bytes() {
             return Error::invalid(format!("byte {} is behind the end of the file system", range.start));

@@ -18,6 +18,7 @@ use crate::inode::{InodeLocation, table};
 use crate::node::{Node, NodeState};
 use crate::quota::ids_of;
 use crate::reservation::Reservation;
+use crate::trace::Kind;
 use crate::xattr::{self, Fresh, Packed};
 use std::sync::Arc;
 
@@ -199,6 +200,7 @@ impl Fs {
     /// [`Error::NoAttribute`] if the file has none of that name; [`Error::Unsupported`] for a name in no known
     /// namespace.
     pub fn getxattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
+        let _span = self.span(Kind::Getxattr, [ino, 0, 0]);
         let (namespace, rest) = split(name)?;
         let node = self.node(ino)?;
         let st = node.state.read();
@@ -214,6 +216,7 @@ impl Fs {
 
     /// The names of a file's extended attributes.
     pub fn listxattr(&self, ino: Ino) -> Result<Vec<Vec<u8>>> {
+        let _span = self.span(Kind::Getxattr, [ino, 0, 0]);
         let node = self.node(ino)?;
         let st = node.state.read();
         if st.freed {
@@ -237,6 +240,7 @@ impl Fs {
     /// [`Error::AttributeNameTooLong`], [`Error::ValueTooLong`]; [`Error::NoSpace`] if there is no space, or the file
     /// has too many attributes already.
     pub fn setxattr(&self, c: Caller, ino: Ino, name: &[u8], value: &[u8], how: SetXattr) -> Result<()> {
+        let _span = self.span(Kind::Setxattr, [ino, 0, 0]);
         self.writable()?;
         let (namespace, rest) = split(name)?;
         if value.len() > XATTR_VALUE_MAX {
@@ -298,6 +302,7 @@ impl Fs {
     /// [`Error::NoAttribute`] if there is none of that name (an access control list may be missing); otherwise as
     /// [`Fs::setxattr`].
     pub fn removexattr(&self, c: Caller, ino: Ino, name: &[u8]) -> Result<()> {
+        let _span = self.span(Kind::Setxattr, [ino, 0, 0]);
         self.writable()?;
         let (namespace, rest) = split(name)?;
         let node = self.node(ino)?;

@@ -7,8 +7,10 @@ use crate::cache::{BufRef, LogState};
 use crate::error::Result;
 use crate::format::log::{self, TXN_HEADER};
 use crate::format::system::COUNT_FREE_FRAGS;
+use crate::trace::{Kind, Span};
 use cffs_buf::AlignedBuf;
 use cffs_device::Purpose;
+use parking_lot::MutexGuard;
 use std::sync::atomic::Ordering;
 
 /// The log is emptied when more than one in so many parts is used, in the background when half as much is.
@@ -30,7 +32,7 @@ impl Journal {
     /// the next one.
     pub fn commit(&self) -> Result<()> {
         let target = self.running_seq();
-        let mut writer = self.writer.lock();
+        let mut writer = self.lock_writer();
         self.check()?;
         if self.durable.load(Ordering::Acquire) >= target {
             return Ok(());
@@ -40,9 +42,16 @@ impl Journal {
 
     /// Commits, then writes every committed block in place and empties the log.
     pub fn checkpoint(&self) -> Result<()> {
-        let mut writer = self.writer.lock();
+        let mut writer = self.lock_writer();
         self.check()?;
         self.commit_running(&mut writer, true)
+    }
+
+    fn lock_writer(&self) -> MutexGuard<'_, LogPosition> {
+        self.writer.try_lock().unwrap_or_else(|| {
+            let _wait = self.tracer().span(Kind::CommitWait, [0; 3]);
+            self.writer.lock()
+        })
     }
 
     /// Calls `f` while no commit or checkpoint is under way and no transaction is open. `f` begins none.
@@ -72,7 +81,9 @@ impl Journal {
 
     fn commit_steps(&self, writer: &mut LogPosition, checkpoint: bool) -> Result<()> {
         let _purpose = Purpose::Log.scope();
+        let mut span = self.tracer().span(Kind::Commit, [0; 3]);
         if checkpoint && self.has_log() {
+            let _checkpoint = self.checkpoint_span();
             // Blocks that nobody is changing are written before anybody is made to wait.
             self.write_idle()?;
         }
@@ -80,6 +91,7 @@ impl Journal {
         // its epoch tells that it was there; without one, a replay from the header before it would undo the writes.
         let mark_epoch = self.has_log() && writer.used == 0 && self.cache.unflushed.load(Ordering::Acquire);
         let mut commit = self.take_running(checkpoint, mark_epoch);
+        self.note_commit(&mut span, &commit);
         // One of its operations may have failed half way.
         self.check()?;
         // Data that the transaction points to, and blocks written in place, must be durable before the log says so.
@@ -101,10 +113,34 @@ impl Journal {
             hook.committed(std::mem::take(&mut commit.running.freed));
         }
         if checkpoint && self.has_log() && (writer.used > 0 || !commit.copies.is_empty()) {
+            let _checkpoint = self.checkpoint_span();
+            self.checkpoint_causes.lock().clear();
             self.write_in_place(std::mem::take(&mut commit.copies))?;
             self.empty_log(writer, commit.seq)?;
         }
         Ok(())
+    }
+
+    /// Notes in the trace what is committed, and for whom. The checkpoint that follows some time is for them too.
+    fn note_commit(&self, span: &mut Span<'_>, commit: &Committing) {
+        if !span.is_on() {
+            return;
+        }
+        span.set_arg(0, commit.seq);
+        span.set_arg(1, commit.bytes.len() as u64);
+        span.add_causes(&commit.running.causes);
+        if self.has_log() && !commit.running.causes.is_empty() {
+            self.checkpoint_causes.lock().merge_through(span.id(), &commit.running.causes);
+        }
+    }
+
+    /// A checkpoint, for the trace.
+    fn checkpoint_span(&self) -> Span<'_> {
+        let mut span = self.tracer().span(Kind::Checkpoint, [0; 3]);
+        if span.is_on() {
+            span.add_causes(&self.checkpoint_causes.lock());
+        }
+        span
     }
 
     /// Stops transactions for a moment and copies what they changed. With `mark_epoch` a transaction without records is

@@ -8,6 +8,7 @@ use crate::format::Run;
 use crate::format::log::LogHeader;
 use crate::format::system::Counters;
 use crate::format::{BlockAddr, FragAddr, Superblock};
+use crate::trace::{Causes, Tracer};
 use cffs_device::Device;
 use parking_lot::{Mutex, RwLock};
 use std::collections::BTreeMap;
@@ -35,6 +36,8 @@ pub(super) struct Running {
     pub(super) bytes: usize,
     /// Bytes reserved for operations that are open or about to start.
     pub(super) reserved: usize,
+    /// Who has changed something, while that is traced.
+    pub(super) causes: Causes,
 }
 
 /// The first failure of a commit, after which nothing may be promised.
@@ -73,6 +76,8 @@ pub struct Journal {
     pub(super) dirty: Mutex<AddrMap<BlockAddr, BufRef>>,
     /// Data blocks with records in the log.
     pub(super) data_blocks: Mutex<AddrMap<BlockAddr, ()>>,
+    /// Those for whom blocks were committed that are not checkpointed yet, while that is traced.
+    pub(super) checkpoint_causes: Mutex<Causes>,
     failure: Failure,
     pub(super) hook: OnceLock<Box<dyn CommitHook>>,
     pub(super) counters_buf: OnceLock<BufRef>,
@@ -108,6 +113,7 @@ impl Journal {
             writer: Mutex::new(LogPosition::new(header)),
             dirty: Mutex::default(),
             data_blocks: Mutex::default(),
+            checkpoint_causes: Mutex::default(),
             failure: Failure::default(),
             hook: OnceLock::new(),
             counters_buf: OnceLock::new(),
@@ -130,6 +136,10 @@ impl Journal {
     /// The cache below.
     pub fn cache(&self) -> &Arc<Cache> {
         &self.cache
+    }
+
+    pub(super) fn tracer(&self) -> &Tracer {
+        self.cache.tracer()
     }
 
     pub(crate) fn has_log(&self) -> bool {

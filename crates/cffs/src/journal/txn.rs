@@ -89,10 +89,14 @@ impl Journal {
         }
     }
 
-    fn end(&self, reserved: usize, logged: usize) {
+    fn end(&self, reserved: usize, logged: usize, changed: Option<u64>) {
         let mut r = self.running.lock();
         r.reserved -= reserved;
         r.bytes += logged;
+        if let Some(seq) = changed.filter(|_| self.tracer().is_on()) {
+            r.causes.add(self.tracer().current());
+            self.tracer().joined(seq);
+        }
     }
 }
 
@@ -253,7 +257,7 @@ impl Drop for Txn<'_> {
             tracing::warn!("a transaction logged {logged} bytes and had reserved {}", self.reserved);
             debug_assert!(false, "a transaction logged {logged} bytes and had reserved {}", self.reserved);
         }
-        self.journal.end(self.reserved, logged);
+        self.journal.end(self.reserved, logged, self.changed.get().then_some(self.seq));
         let ordered = std::mem::take(&mut *self.ordered.borrow_mut());
         if !ordered.is_empty() {
             self.journal.write_ordered(&ordered);

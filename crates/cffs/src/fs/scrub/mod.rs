@@ -23,6 +23,7 @@ use crate::error::{Error, Result};
 use crate::format::dirblock::{EntryKind, entry_at};
 use crate::format::table::Location;
 use crate::format::{BlockAddr, BlockId, BlockKind, Geometry, Ino, ROOT_INO};
+use crate::trace::Kind;
 use cffs_device::{Device, IoKind, Purpose};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -262,6 +263,7 @@ impl Fs {
             return Error::invalid("a rate of 0 bytes in a second: nothing would ever be read");
         }
         let _purpose = Purpose::Scrub.scope();
+        let _span = self.span(Kind::Scrub, [0; 3]);
         let began = Instant::now();
         let dev = Throttled { fs: self, scrub, limit: RateLimit::new(options.rate) };
         let g = *self.geometry();

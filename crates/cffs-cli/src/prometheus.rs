@@ -1,0 +1,147 @@
+//! Counters of a mount in the text format of Prometheus.
+
+use cffs::stats::{DeviceCounters, FsStats};
+use serde_json::Value;
+use std::fmt::Write;
+
+/// A family of samples: what it counts, and its rows.
+struct Text(String);
+
+/// Labels of a sample, with their values.
+type Labels<'a> = &'a [(&'a str, &'a str)];
+
+impl Text {
+    /// Begins a family. What only grows is a counter; its name ends with `_total`.
+    fn family(&mut self, name: &str, help: &str) {
+        let kind = if name.ends_with("_total") { "counter" } else { "gauge" };
+        self.put(format_args!("# HELP {name} {help}\n# TYPE {name} {kind}\n"));
+    }
+
+    fn sample(&mut self, name: &str, labels: Labels<'_>, value: u64) {
+        let pairs: Vec<String> = labels.iter().map(|(label, v)| format!("{label}=\"{}\"", escaped(v))).collect();
+        let labels = if pairs.is_empty() { String::new() } else { format!("{{{}}}", pairs.join(",")) };
+        self.put(format_args!("{name}{labels} {value}\n"));
+    }
+
+    fn put(&mut self, what: std::fmt::Arguments<'_>) {
+        // Writing to a string cannot fail.
+        let _ = self.0.write_fmt(what);
+    }
+}
+
+/// The value of a label: a backslash, a quote and a line end are escaped.
+fn escaped(value: &str) -> String {
+    value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+}
+
+/// The counters of the mount of an image, as a scrape answers them.
+///
+/// # Errors
+/// These are no counters.
+pub fn text(image: &str, counters: &Value) -> serde_json::Result<String> {
+    let stats: FsStats = serde_json::from_value(counters.clone())?;
+    let mut t = Text(String::new());
+    let image = ("image", image);
+    let devices: Vec<(&str, &DeviceCounters)> =
+        [("data", &stats.device)].into_iter().chain(stats.log_device.as_ref().map(|d| ("log", d))).collect();
+    let purposes = || devices.iter().flat_map(|(name, d)| d.purposes.iter().map(move |(p, counts)| (*name, p, counts)));
+
+    t.family("cffs_device_requests_total", "Requests of the devices by purpose");
+    for (device, purpose, p) in purposes() {
+        let of =
+            [("read", p.read_requests), ("write", p.write_requests), ("flush", p.flushes), ("discard", p.discards)];
+        for (operation, n) in of {
+            let labels = [image, ("device", device), ("purpose", purpose), ("operation", operation)];
+            t.sample("cffs_device_requests_total", &labels, n);
+        }
+    }
+    t.family("cffs_device_bytes_total", "Bytes that were read and written, by purpose");
+    for (device, purpose, p) in purposes() {
+        for (operation, n) in [("read", p.read_bytes), ("write", p.write_bytes)] {
+            let labels = [image, ("device", device), ("purpose", purpose), ("operation", operation)];
+            t.sample("cffs_device_bytes_total", &labels, n);
+        }
+    }
+    t.family("cffs_device_errors_total", "Requests that failed");
+    for (device, d) in &devices {
+        let errors = d.kinds.values().fold((0, 0), |(r, w), k| (r + k.read_errors, w + k.write_errors));
+        for (operation, n) in [("read", errors.0), ("write", errors.1)] {
+            t.sample("cffs_device_errors_total", &[image, ("device", device), ("operation", operation)], n);
+        }
+    }
+    t.family("cffs_messages_total", "Messages of the kernel by kind");
+    for (kind, n) in counters["fuse"].as_object().into_iter().flatten() {
+        if let Some(n) = n.as_u64() {
+            t.sample("cffs_messages_total", &[image, ("kind", kind)], n);
+        }
+    }
+    let (cache, log, m) = (&stats.cache, &stats.log, &stats.maintenance);
+    let space = stats.space.map(|frags| frags.saturating_mul(stats.fragment_size));
+    let single = [
+        ("cffs_cache_hits_total", "Blocks found in the cache", cache.hits),
+        ("cffs_cache_misses_total", "Blocks that had to be read", cache.misses),
+        (
+            "cffs_cache_group_reads_total",
+            "Requests that brought more than the block that was wanted",
+            cache.group_reads,
+        ),
+        ("cffs_cache_group_blocks_total", "Blocks that such requests brought", cache.group_blocks),
+        ("cffs_cache_group_blocks_used_total", "Those of them that were used later", cache.group_blocks_used),
+        ("cffs_cache_evicted_total", "Blocks dropped for others", cache.evicted),
+        ("cffs_cache_bytes", "Bytes of cached blocks", cache.bytes),
+        ("cffs_cache_dirty_bytes", "Bytes of file data that are not written back", cache.dirty_data_bytes),
+        ("cffs_cache_limit_bytes", "The limit of both", cache.limit_bytes),
+        ("cffs_log_commits_total", "Commits written to the log", log.commits),
+        ("cffs_log_bytes_total", "Bytes written to the log", log.bytes),
+        ("cffs_log_checkpoints_total", "How often the log was emptied", log.checkpoints),
+        ("cffs_log_waiting_blocks", "Blocks that wait for a checkpoint", log.dirty_blocks),
+        ("cffs_maintenance_runs_total", "How often maintenance found enough to do", m.runs),
+        ("cffs_maintenance_moved_bytes_total", "Bytes that maintenance moved", m.bytes_moved),
+        ("cffs_inodes_in_memory", "Inodes in memory", stats.inodes),
+        ("cffs_space_bytes", "Size of the file system", space[0]),
+        ("cffs_space_free_bytes", "Free space, reserved space included", space[1]),
+        ("cffs_space_reserved_bytes", "Space reserved for data without a place", space[2]),
+        ("cffs_read_only", "1 if nothing can be written", u64::from(counters["read_only"] == true)),
+    ];
+    for (name, help, value) in single {
+        t.family(name, help);
+        t.sample(name, &[image], value);
+    }
+    if let Some(sums) = &stats.data_sums {
+        t.family("cffs_checksums_total", "Fragments of data compared with their checksums");
+        for (result, n) in [("good", sums.verified), ("damaged", sums.failed), ("unknown", sums.unknown)] {
+            t.sample("cffs_checksums_total", &[image, ("result", result)], n);
+        }
+    }
+    Ok(t.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn each_family_has_a_type_before_its_samples_and_values_are_escaped() {
+        let mut counters = serde_json::to_value(FsStats::default()).unwrap();
+        counters["fuse"] = serde_json::json!({"lookup": 7, "server": {"pid": 1}});
+        counters["device"]["purposes"]["log"] = serde_json::json!({"read_requests": 1, "write_requests": 2,
+            "read_bytes": 3, "write_bytes": 4, "flushes": 5, "discards": 6});
+        let text = text("a\"b\\c\nd", &counters).unwrap();
+        assert!(text.contains(r#"cffs_messages_total{image="a\"b\\c\nd",kind="lookup"} 7"#), "{text}");
+        assert!(text.contains(r#"purpose="log",operation="flush"} 5"#), "{text}");
+        let mut families = BTreeSet::new();
+        for line in text.lines() {
+            match line.strip_prefix("# TYPE ") {
+                Some(declared) => assert!(families.insert(declared.split(' ').next().unwrap().to_owned()), "{line}"),
+                None if line.starts_with('#') => {}
+                None => {
+                    let name = line.split(['{', ' ']).next().unwrap();
+                    assert!(families.contains(name), "{line}");
+                    assert!(line.rsplit(' ').next().unwrap().parse::<u64>().is_ok(), "{line}");
+                }
+            }
+        }
+        assert!(super::text("x", &serde_json::json!({"no": "counters"})).is_err());
+    }
+}

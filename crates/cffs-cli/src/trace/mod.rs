@@ -1,0 +1,79 @@
+//! `cffs trace`: records what a mounted file system does, with the causes, and explains it.
+
+mod causes;
+mod graph;
+mod load;
+mod perfetto;
+mod record;
+mod summary;
+
+use anyhow::anyhow;
+use cffs::trace::Classes;
+use clap::{Args, Subcommand};
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Record what a mounted file system does and why, and explain it
+///
+/// Records operations, cache misses, readahead, writeback, commits, checkpoints, and each request of the device, with what caused
+/// them, until it is interrupted, the time is over, or the command has ended. It takes root, or the user who mounted.
+///
+/// The rest reads what was recorded: `summary` for tables and the slowest operations, `graph` for what caused what, `perfetto` for
+/// a timeline in ui.perfetto.dev or chrome://tracing.
+#[derive(Args, Debug)]
+#[command(
+    args_conflicts_with_subcommands = true,
+    subcommand_negates_reqs = true,
+    override_usage = "cffs trace [OPTIONS] <DIR> [-- COMMAND...]\n       cffs trace summary|graph|perfetto [OPTIONS] <FILE>"
+)]
+pub struct TraceArgs {
+    #[command(subcommand)]
+    explain: Option<Explain>,
+    /// What to record: `all`, or names with commas between them: op, message, cache, readahead, writeback, journal, background,
+    /// device
+    #[arg(long, default_value_t = Classes::ALL)]
+    classes: Classes,
+    /// Where the trace goes; `-` is standard output. Not a file in DIR: writing it would be traced
+    #[arg(short, long, value_name = "FILE", default_value = "cffs.trace")]
+    output: PathBuf,
+    /// End after so many seconds
+    #[arg(long, value_name = "N", value_parser = parse_seconds)]
+    seconds: Option<Duration>,
+    /// Directory of a mount (any in it)
+    #[arg(required = true)]
+    dir: Option<PathBuf>,
+    /// A command to run, which ends the recording when it ends; its exit code becomes that of `cffs trace`
+    #[arg(last = true)]
+    command: Vec<OsString>,
+}
+
+#[derive(Subcommand, Debug)]
+enum Explain {
+    Summary(summary::SummaryArgs),
+    Graph(graph::GraphArgs),
+    Perfetto(perfetto::PerfettoArgs),
+}
+
+fn parse_seconds(text: &str) -> Result<Duration, String> {
+    let seconds: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
+    Duration::try_from_secs_f64(seconds).map_err(|e| e.to_string())
+}
+
+/// Runs the subcommand.
+pub fn run(args: &TraceArgs) -> anyhow::Result<u8> {
+    crate::log::start(0);
+    match (&args.explain, &args.dir) {
+        (Some(Explain::Summary(a)), _) => summary::run(a),
+        (Some(Explain::Graph(a)), _) => graph::run(a),
+        (Some(Explain::Perfetto(a)), _) => perfetto::run(a),
+        (None, Some(dir)) => record::run(&record::Recording {
+            dir,
+            classes: args.classes,
+            output: &args.output,
+            limit: args.seconds,
+            command: &args.command,
+        }),
+        (None, None) => Err(anyhow!("no directory was named")),
+    }
+}

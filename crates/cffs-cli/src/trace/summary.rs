@@ -1,0 +1,357 @@
+//! `cffs trace summary`: tables, and the slowest operations explained.
+
+use super::causes::{shares, waiting};
+use super::load::{Trace, time};
+use crate::text::print_json;
+use cffs::device::Purpose;
+use cffs::trace::{Kind, Record};
+use clap::Args;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+use std::path::PathBuf;
+
+/// Tables of operations and requests, by purpose and by what caused them, and the slowest operations explained
+#[derive(Args, Debug)]
+pub struct SummaryArgs {
+    /// Print it as JSON
+    #[arg(long)]
+    json: bool,
+    /// How many of the slowest operations to explain
+    #[arg(long, value_name = "N", default_value_t = 10)]
+    slowest: usize,
+    /// The trace; `-` is standard input
+    file: PathBuf,
+}
+
+/// Requests that were counted. Shares of requests make fractions.
+#[derive(Clone, Copy, Default)]
+struct Requests {
+    reads: f64,
+    writes: f64,
+    flushes: f64,
+    discards: f64,
+    read_bytes: f64,
+    write_bytes: f64,
+    /// Time that the device took, in nanoseconds.
+    ns: f64,
+}
+
+impl Requests {
+    fn add(&mut self, r: &Record, share: f64) {
+        let (count, bytes) = match r.kind {
+            Kind::DeviceRead => (&mut self.reads, Some(&mut self.read_bytes)),
+            Kind::DeviceWrite => (&mut self.writes, Some(&mut self.write_bytes)),
+            Kind::DeviceFlush => (&mut self.flushes, None),
+            _ => (&mut self.discards, None),
+        };
+        *count += share;
+        if let Some(bytes) = bytes {
+            *bytes += share * r.args[1] as f64;
+        }
+        // Those of a batch have the same time together.
+        self.ns += share * r.duration as f64 / r.request().map_or(1, |q| q.batch) as f64;
+    }
+
+    fn json(&self) -> Value {
+        json!({
+            "reads": self.reads,
+            "writes": self.writes,
+            "flushes": self.flushes,
+            "discards": self.discards,
+            "read_bytes": self.read_bytes,
+            "write_bytes": self.write_bytes,
+            "device_ns": self.ns,
+        })
+    }
+}
+
+/// What operations of one kind took.
+#[derive(Default)]
+struct Operations {
+    /// In nanoseconds.
+    durations: Vec<u64>,
+    waited: Requests,
+}
+
+impl Operations {
+    /// The duration that so many percent do not exceed.
+    fn percentile(&self, percent: usize) -> u64 {
+        let last = self.durations.len().saturating_sub(1);
+        self.durations.get((self.durations.len() * percent / 100).min(last)).copied().unwrap_or(0)
+    }
+
+    fn total(&self) -> u64 {
+        self.durations.iter().fold(0, |sum, d| sum.saturating_add(*d))
+    }
+}
+
+struct Summary {
+    operations: BTreeMap<&'static str, Operations>,
+    purposes: BTreeMap<&'static str, Requests>,
+    causes: BTreeMap<&'static str, Requests>,
+    all: Requests,
+    /// Positions, from the slowest on.
+    slowest: Vec<usize>,
+}
+
+impl Summary {
+    fn of(trace: &Trace, slowest: usize) -> Summary {
+        let mut s = Summary {
+            operations: BTreeMap::new(),
+            purposes: BTreeMap::new(),
+            causes: BTreeMap::new(),
+            all: Requests::default(),
+            slowest: Vec::new(),
+        };
+        for (at, r) in trace.records.iter().enumerate() {
+            // Of operations that are a part of others, the others are what a program waits for.
+            if r.kind.is_origin() && waiting(trace, at).is_none() {
+                s.operations.entry(r.kind.name()).or_default().durations.push(r.duration);
+                s.slowest.push(at);
+            }
+            if let Some(request) = r.request() {
+                s.all.add(r, 1.0);
+                s.purposes.entry(request.purpose.name()).or_default().add(r, 1.0);
+                for (name, share) in shares(trace, at) {
+                    s.causes.entry(name).or_default().add(r, share);
+                }
+                if let Some(op) = waiting(trace, at) {
+                    s.operations.entry(trace.records[op].kind.name()).or_default().waited.add(r, 1.0);
+                }
+            }
+        }
+        s.operations.values_mut().for_each(|o| o.durations.sort_unstable());
+        s.slowest.sort_by_key(|at| std::cmp::Reverse(trace.records[*at].duration));
+        s.slowest.truncate(slowest);
+        s
+    }
+}
+
+/// Requests that the mount itself counted between start and end of the recording, on all devices: reads, writes, flushes.
+fn counted(trace: &Trace) -> Option<[u64; 3]> {
+    let sums = |info: &Value| {
+        let devices = [&info["device"], &info["log_device"]].into_iter().filter_map(|d| d["purposes"].as_object());
+        let rows: Vec<&Value> = devices.flat_map(|purposes| purposes.values()).collect();
+        let sum = |key: &str| rows.iter().map(|row| row[key].as_u64().unwrap_or(0)).fold(0, u64::saturating_add);
+        (!rows.is_empty()).then(|| ["read_requests", "write_requests", "flushes"].map(sum))
+    };
+    let (start, end) = (sums(&trace.start)?, sums(&trace.end)?);
+    Some(std::array::from_fn(|i| end[i].saturating_sub(start[i])))
+}
+
+/// Why an operation took its time.
+struct Explanation {
+    /// Requests that it waited for, by purpose.
+    requests: BTreeMap<&'static str, Requests>,
+    /// Waiting for the transfers of others, and for the commits of others, in nanoseconds.
+    transfers: u64,
+    commits: u64,
+}
+
+fn explain(trace: &Trace, children: &[Vec<usize>], op: usize) -> Explanation {
+    let mut e = Explanation { requests: BTreeMap::new(), transfers: 0, commits: 0 };
+    let mut open = vec![op];
+    while let Some(at) = open.pop() {
+        for child in children[at].iter().filter(|child| trace.is_within(**child, op)) {
+            let r = &trace.records[*child];
+            match r.kind {
+                Kind::Wait => e.transfers = e.transfers.saturating_add(r.duration),
+                Kind::CommitWait => e.commits = e.commits.saturating_add(r.duration),
+                _ => {}
+            }
+            if let Some(request) = r.request() {
+                e.requests.entry(request.purpose.name()).or_default().add(r, 1.0);
+            }
+            open.push(*child);
+        }
+    }
+    e
+}
+
+/// What an operation was, with its arguments.
+pub(super) fn described(r: &Record) -> String {
+    let mut text = r.kind.name().to_owned();
+    let request = r.request();
+    for (name, value) in r.named_args().filter(|(name, _)| *name != "what") {
+        text.push_str(&format!(" {name}={value}"));
+    }
+    if let Some(q) = request {
+        text.push_str(&format!(" {} for {}", q.kind.name(), q.purpose.name()));
+        let more = [(q.batch > 1).then(|| format!("one of {} at once", q.batch)), q.failed.then(|| "failed".into())];
+        more.into_iter().flatten().for_each(|m| text.push_str(&format!(", {m}")));
+    }
+    text
+}
+
+/// Runs the subcommand.
+pub fn run(args: &SummaryArgs) -> anyhow::Result<u8> {
+    let trace = Trace::load(&args.file)?;
+    let summary = Summary::of(&trace, args.slowest);
+    if args.json {
+        print_json(&as_json(&trace, &summary))?;
+    } else {
+        let mut out = io::stdout().lock();
+        print(&mut out, &trace, &summary)?;
+        out.flush()?;
+    }
+    Ok(0)
+}
+
+fn as_json(trace: &Trace, s: &Summary) -> Value {
+    let operations: BTreeMap<_, _> = s
+        .operations
+        .iter()
+        .map(|(name, o)| {
+            let row = json!({
+                "count": o.durations.len(),
+                "total_ns": o.total(),
+                "p50_ns": o.percentile(50),
+                "p99_ns": o.percentile(99),
+                "max_ns": o.percentile(100),
+                "waited_for": o.waited.json(),
+            });
+            (name, row)
+        })
+        .collect();
+    let table = |of: &BTreeMap<&'static str, Requests>| -> BTreeMap<&'static str, Value> {
+        of.iter().map(|(name, r)| (*name, r.json())).collect()
+    };
+    let children = trace.children();
+    let slowest: Vec<Value> = s
+        .slowest
+        .iter()
+        .map(|at| {
+            let (r, e) = (&trace.records[*at], explain(trace, &children, *at));
+            json!({
+                "operation": r.kind.name(),
+                "arguments": r.named_args().collect::<BTreeMap<_, _>>(),
+                "thread": trace.thread(r.thread),
+                "start_ns": r.start,
+                "ns": r.duration,
+                "requests": table(&e.requests),
+                "wait_for_transfers_ns": e.transfers,
+                "wait_for_commits_ns": e.commits,
+            })
+        })
+        .collect();
+    json!({
+        "image": trace.start["image"],
+        "ns": trace.duration(),
+        "spans": trace.records.len(),
+        "lost": trace.lost,
+        "cut": trace.cut,
+        "operations": operations,
+        "requests": {
+            "all": s.all.json(),
+            "counted": counted(trace).map(|[reads, writes, flushes]| json!({"reads": reads, "writes": writes, "flushes": flushes})),
+            "by_purpose": table(&s.purposes),
+            "by_cause": table(&s.causes),
+        },
+        "slowest": slowest,
+    })
+}
+
+/// A number of requests: with shares of some, it may be no whole one.
+fn number(n: f64) -> String {
+    if (n - n.round()).abs() < 0.05 { format!("{n:.0}") } else { format!("{n:.1}") }
+}
+
+fn percent(part: f64, all: f64) -> String {
+    if all > 0.0 { format!("{:.0}%", 100.0 * part / all) } else { "-".into() }
+}
+
+/// Rows of cells in columns, the first one to the left.
+fn table(out: &mut impl Write, rows: &[Vec<String>]) -> io::Result<()> {
+    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let width = |c: usize| rows.iter().filter_map(|r| r.get(c)).map(|cell| cell.chars().count()).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..columns).map(width).collect();
+    for row in rows {
+        let mut line = String::new();
+        for (c, (cell, width)) in row.iter().zip(&widths).enumerate() {
+            line += &if c == 0 { format!("  {cell:<width$}") } else { format!("  {cell:>width$}") };
+        }
+        writeln!(out, "{}", line.trim_end())?;
+    }
+    Ok(())
+}
+
+fn cells(cells: &[&str]) -> Vec<String> {
+    cells.iter().map(|c| (*c).to_owned()).collect()
+}
+
+fn print(out: &mut impl Write, trace: &Trace, s: &Summary) -> io::Result<()> {
+    let image = trace.start["image"].as_str().unwrap_or("an unknown image");
+    let image = crate::text::printable(image.as_bytes());
+    writeln!(out, "{} of {image}: {} spans, {} lost", time(trace.duration()), trace.records.len(), trace.lost)?;
+    if trace.lost > 0 {
+        writeln!(out, "Spans were lost, so the sums are too small: record fewer classes.")?;
+    }
+    writeln!(out, "\nOperations, and the requests that they waited for")?;
+    let mut rows = vec![cells(&["", "count", "total", "50%", "99%", "longest", "reads", "writes", "flushes"])];
+    for (name, o) in &s.operations {
+        let w = &o.waited;
+        let times = [o.total(), o.percentile(50), o.percentile(99), o.percentile(100)].map(time);
+        let requests = [w.reads, w.writes, w.flushes].map(number);
+        rows.push([vec![(*name).into(), o.durations.len().to_string()], times.to_vec(), requests.to_vec()].concat());
+    }
+    table(out, &rows)?;
+
+    writeln!(out, "\nRequests by purpose")?;
+    let mut rows = vec![cells(&["", "reads", "writes", "flushes", "discards", "MB read", "MB written", "time"])];
+    let row = |name: &str, r: &Requests| {
+        let counts = [r.reads, r.writes, r.flushes, r.discards].map(number);
+        let bytes = [r.read_bytes, r.write_bytes].map(|b| format!("{:.1}", b / 1e6));
+        [vec![name.to_owned()], counts.to_vec(), bytes.to_vec(), vec![time(r.ns as u64)]].concat()
+    };
+    for purpose in Purpose::ALL.iter().filter_map(|p| s.purposes.get_key_value(p.name())) {
+        rows.push(row(purpose.0, purpose.1));
+    }
+    rows.push(row("all", &s.all));
+    if let Some(counted) = counted(trace) {
+        rows.push([vec!["counted".to_owned()], counted.map(|n| n.to_string()).to_vec()].concat());
+    }
+    table(out, &rows)?;
+
+    writeln!(out, "\nRequests by what caused them, at once or later")?;
+    let mut rows = vec![cells(&["", "reads", "", "writes", "", "flushes", "", "time", ""])];
+    for (name, r) in &s.causes {
+        let shares = [(r.reads, s.all.reads), (r.writes, s.all.writes), (r.flushes, s.all.flushes)];
+        let mut line = vec![(*name).to_owned()];
+        shares.iter().for_each(|(n, all)| line.extend([number(*n), percent(*n, *all)]));
+        line.extend([time(r.ns as u64), percent(r.ns, s.all.ns)]);
+        rows.push(line);
+    }
+    table(out, &rows)?;
+    print_slowest(out, trace, s)
+}
+
+fn print_slowest(out: &mut impl Write, trace: &Trace, s: &Summary) -> io::Result<()> {
+    if s.slowest.is_empty() {
+        return Ok(());
+    }
+    writeln!(out, "\nThe slowest operations")?;
+    let children = trace.children();
+    let first = trace.records.first().map_or(0, |r| r.start);
+    for at in &s.slowest {
+        let (r, e) = (&trace.records[*at], explain(trace, &children, *at));
+        let thread = crate::text::printable(trace.thread(r.thread).as_bytes());
+        let when = time(r.start.saturating_sub(first));
+        writeln!(out, "  {}: {}, {when} after the start, in {thread}", time(r.duration), described(r))?;
+        let mut parts: Vec<String> = Vec::new();
+        let mut explained = e.transfers.saturating_add(e.commits);
+        for (purpose, q) in &e.requests {
+            let words = [(q.reads, "reads"), (q.writes, "writes"), (q.flushes, "flushes"), (q.discards, "discards")];
+            let made: Vec<String> = words.iter().filter(|w| w.0 > 0.0).map(|(n, w)| format!("{n:.0} {w}")).collect();
+            parts.push(format!("{} in {} for {purpose}", time(q.ns as u64), made.join(", ")));
+            explained = explained.saturating_add(q.ns as u64);
+        }
+        let waits = [(e.transfers, "transfers"), (e.commits, "commits")];
+        for (ns, what) in waits.iter().filter(|w| w.0 > 0) {
+            parts.push(format!("{} waiting for {what} of others", time(*ns)));
+        }
+        parts.push(format!("{} for the rest", time(r.duration.saturating_sub(explained))));
+        writeln!(out, "      {}", parts.join("; "))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,205 @@
+//! `trace`: recording a mount, and what is said of it.
+
+use crate::mounting::{fuse_works, mount_point, umount};
+use crate::tools::*;
+use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+const FILES: usize = 120;
+
+/// An image with files to be read, mounted; what is traced is done by a shell.
+fn mounted(dir: &Path, options: &[&str]) -> (String, Mounted) {
+    let image = make_image(dir, &[]);
+    let tree = dir.join("tree");
+    fs::create_dir_all(tree.join("old")).unwrap();
+    (0..FILES).for_each(|n| fs::write(tree.join(format!("old/{n}")), vec![n as u8; 3000]).unwrap());
+    ok(&["import", tree.to_str().unwrap(), &image]);
+    let (path, name) = mount_point(dir);
+    ok(&[&["mount"], options, &[&image, &name]].concat());
+    (name, Mounted(path))
+}
+
+/// Reads all, and creates as many and makes them durable.
+fn work(name: &str) -> String {
+    format!(
+        "cat {name}/old/* > /dev/null && mkdir {name}/new && for n in $(seq {FILES}); do echo $n > {name}/new/$n; done && sync {name}/new/1"
+    )
+}
+
+fn number(v: &Value) -> f64 {
+    v.as_f64().unwrap_or_else(|| panic!("no number: {v}"))
+}
+
+#[test]
+fn a_trace_has_each_request_that_the_mount_counts_with_purpose_and_cause() {
+    if !fuse_works() {
+        return;
+    }
+    let dir = temp_dir();
+    let (name, _mounted) = mounted(dir.path(), &[]);
+    let file = dir.path().join("trace").to_str().unwrap().to_owned();
+    let said = ok(&["trace", "-o", &file, &name, "--", "sh", "-c", &format!("{} && echo said", work(&name))]);
+    assert_eq!(said, "said\n");
+
+    let summary = json(&ok(&["trace", "summary", "--json", &file]));
+    let requests = &summary["requests"];
+    assert_eq!((&summary["lost"], &summary["cut"]), (&0.into(), &false.into()), "{summary}");
+    for what in ["reads", "writes", "flushes"] {
+        assert_eq!(number(&requests["all"][what]), number(&requests["counted"][what]), "{what}: {summary}");
+        for table in ["by_purpose", "by_cause"] {
+            let rows = requests[table].as_object().unwrap();
+            let sum: f64 = rows.values().map(|row| number(&row[what])).sum();
+            assert!((sum - number(&requests["all"][what])).abs() < 1e-6, "{what} {table}: {summary}");
+        }
+    }
+    assert!(number(&requests["by_purpose"]["demand"]["reads"]) > 0.0, "{summary}");
+    assert!(number(&requests["by_purpose"]["log"]["writes"]) > 0.0, "{summary}");
+    assert!(number(&requests["by_cause"]["create"]["writes"]) > 0.0, "a creation writes later: {summary}");
+    assert!(requests["by_cause"].get("unknown").is_none(), "{summary}");
+    let count = |op: &str| summary["operations"][op]["count"].as_u64().unwrap();
+    assert!(count("read") >= FILES as u64 && count("create") == FILES as u64 && count("mkdir") == 1, "{summary}");
+    assert_eq!(summary["slowest"].as_array().unwrap().len(), 10);
+    let text = ok(&["trace", "summary", "--slowest", "1", &file]);
+    for part in ["Requests by purpose", "counted", "create", "The slowest operations", "for the rest"] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+
+    the_graph_is_whole(&file);
+    the_timeline_is_well_formed(&file, dir.path());
+    umount(&name);
+}
+
+fn the_graph_is_whole(file: &str) {
+    let graph = json(&ok(&["trace", "graph", "--json", file]));
+    let spans = graph.as_array().unwrap();
+    let ids: BTreeSet<u64> = spans.iter().map(|s| s["id"].as_u64().unwrap()).collect();
+    assert_eq!(ids.len(), spans.len(), "each span once");
+    let requests: Vec<&Value> = spans.iter().filter(|s| s["kind"].as_str().unwrap().starts_with("device-")).collect();
+    assert!(!requests.is_empty());
+    for r in requests {
+        assert!(r["purpose"].is_string() && r["carries"].is_string(), "{r}");
+        assert!(ids.contains(&r["cause"].as_u64().expect("a cause")), "{r}");
+    }
+    // Each creation names its transaction, and there is a commit of it.
+    let commits: BTreeSet<u64> = spans
+        .iter()
+        .filter(|s| s["kind"] == "commit")
+        .map(|s| s["arguments"]["transaction"].as_u64().unwrap())
+        .collect();
+    let created = spans.iter().filter(|s| s["kind"] == "create");
+    assert!(created.clone().all(|s| commits.contains(&s["transaction"].as_u64().unwrap())), "{commits:?}");
+    let text = ok(&["trace", "graph", "--only", "fsync", file]);
+    assert!(text.contains("commit transaction=") && text.contains("device-flush"), "{text}");
+    let merged = ok(&["trace", "graph", "--merged", file]);
+    assert!(merged.lines().count() < spans.len() / 4 && merged.contains("device-read"), "{merged}");
+}
+
+/// As the Trace Event Format wants it: complete events that nest in their thread, and arrows that begin and end in one.
+fn the_timeline_is_well_formed(file: &str, dir: &Path) {
+    let out = dir.join("timeline.json");
+    ok(&["trace", "perfetto", "-o", out.to_str().unwrap(), file]);
+    let timeline = json(&fs::read_to_string(out).unwrap());
+    let mut tracks: BTreeMap<u64, Vec<(u64, u64)>> = BTreeMap::new();
+    let (mut names, mut arrows) = (BTreeSet::new(), BTreeMap::new());
+    let ns = |v: &Value| (number(v) * 1000.0).round() as u64;
+    for event in timeline["traceEvents"].as_array().unwrap() {
+        match event["ph"].as_str().unwrap() {
+            "X" => {
+                let start = ns(&event["ts"]);
+                assert!(event["name"].is_string() && event["cat"].is_string() && event["args"].is_object(), "{event}");
+                tracks.entry(event["tid"].as_u64().unwrap()).or_default().push((start, start + ns(&event["dur"])));
+            }
+            "M" => drop(names.insert(event["tid"].as_u64())),
+            "s" => assert!(arrows.insert(event["id"].as_u64().unwrap(), ns(&event["ts"])).is_none(), "{event}"),
+            "f" => {
+                let start = arrows.remove(&event["id"].as_u64().unwrap()).expect("an arrow begins before it ends");
+                assert!(start <= ns(&event["ts"]), "{event}");
+            }
+            other => panic!("{other}: {event}"),
+        }
+    }
+    assert!(arrows.is_empty() && !tracks.is_empty());
+    for (thread, mut spans) in tracks {
+        assert!(names.contains(&Some(thread)), "a name for thread {thread}");
+        spans.sort_by_key(|(start, end)| (*start, std::cmp::Reverse(*end)));
+        let mut open: Vec<u64> = Vec::new();
+        for (start, end) in spans {
+            while open.last().is_some_and(|last| *last <= start) {
+                open.pop();
+            }
+            assert!(open.last().is_none_or(|last| end <= *last), "thread {thread}: spans cross at {start} ns");
+            open.push(end);
+        }
+    }
+}
+
+#[test]
+fn classes_are_chosen_and_a_mount_can_be_traced_from_its_beginning() {
+    if !fuse_works() {
+        return;
+    }
+    let dir = temp_dir();
+    let (name, _mounted) = mounted(dir.path(), &["-o", "trace=op+device"]);
+    let file = dir.path().join("trace").to_str().unwrap().to_owned();
+    // What was recorded since the mount goes to whoever asks first.
+    let out = run(&["trace", "--classes", "op,device", "-o", &file, &name, "--", "sh", "-c", "exit 7"]);
+    assert_eq!(out.status.code(), Some(7), "that of the command: {}", stderr(&out));
+    let graph = json(&ok(&["trace", "graph", "--json", &file]));
+    let kinds: BTreeSet<&str> = graph.as_array().unwrap().iter().map(|s| s["kind"].as_str().unwrap()).collect();
+    assert!(kinds.contains("mount") && kinds.contains("device-read"), "{kinds:?}");
+    assert!(!kinds.contains("message") && !kinds.contains("miss"), "{kinds:?}");
+    let roots = graph.as_array().unwrap();
+    assert!(roots.iter().any(|s| s["kind"] == "device-read" && s["origin"] == "mount"), "{graph}");
+
+    // Nothing is recorded by now.
+    let bytes = ok(&["trace", "-o", "-", "--seconds", "0", "--classes", "none", &name]);
+    assert!(bytes.starts_with("cffstrac"));
+    let out = run(&["trace", "--classes", "op,nosuch", &name]);
+    assert_eq!(out.status.code(), Some(2));
+    fails(&["trace", "-o", &format!("{name}/trace"), &name], 1, &["in the file system that is to be traced"]);
+    assert!(!Path::new(&name).join("trace").exists());
+    umount(&name);
+}
+
+#[test]
+fn counters_are_told_in_the_format_of_prometheus() {
+    if !fuse_works() {
+        return;
+    }
+    let dir = temp_dir();
+    let (name, _mounted) = mounted(dir.path(), &[]);
+    fs::read(Path::new(&name).join("old/1")).unwrap();
+    let text = ok(&["stats", "--prometheus", &name]);
+    let reads = text.lines().find(|l| l.contains(r#"purpose="demand",operation="read""#)).expect("a sample");
+    assert!(reads.starts_with("cffs_device_requests_total{image=") && !reads.ends_with(" 0"), "{reads}");
+    if have(&[Need::Program("promtool")]) {
+        use std::io::Write;
+        let mut tool = Command::new("promtool").args(["check", "metrics"]).stdin(Stdio::piped()).spawn().unwrap();
+        tool.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
+        assert!(tool.wait().unwrap().success(), "{text}");
+    }
+    umount(&name);
+}
+
+#[test]
+fn what_is_no_trace_is_refused() {
+    let dir = temp_dir();
+    let file = dir.path().join("file").to_str().unwrap().to_owned();
+    for bytes in [&b""[..], b"short", &[7; 5000], b"cffstrac\x09\0\0\0\0\0\0\0"] {
+        fs::write(&file, bytes).unwrap();
+        for command in ["summary", "graph", "perfetto"] {
+            fails(&["trace", command, &file], 1, &[&file]);
+        }
+    }
+    // An empty one is a trace.
+    fs::write(&file, b"cffstrac\x01\0\0\0\0\0\0\0").unwrap();
+    assert!(ok(&["trace", "summary", &file]).contains("0 spans"));
+    assert_eq!(json(&ok(&["trace", "perfetto", &file]))["traceEvents"].as_array().unwrap().len(), 1);
+    fs::write(&file, b"cffstrac\x01\0\0\0\0\0\0\0\x05\0\0").unwrap();
+    let out = run(&["trace", "summary", &file]);
+    assert!(out.status.success() && stderr(&out).contains("ends in the middle"), "{}", stderr(&out));
+    fails(&["trace", "-o", &file, dir.path().to_str().unwrap()], 1, &["not on a mounted cffs"]);
+}

@@ -1,0 +1,44 @@
+//! Requests about traces.
+
+use super::request::{Request, TRACE_READ_BYTES};
+use cffs::trace::Classes;
+use cffs::{Error, Fs, Result};
+use serde_json::Value;
+use std::fmt::Write;
+
+fn classes(names: &str) -> Result<Classes> {
+    names.parse().or_else(Error::invalid)
+}
+
+/// Another recording has begun.
+fn taken_over<T>() -> Result<T> {
+    Err(Error::Busy("another recording of the trace has begun, and gets the rest".into()))
+}
+
+/// Executes a request about traces.
+pub(super) fn carry_out(fs: &Fs, request: &Request) -> Result<Value> {
+    let tracer = fs.tracer();
+    match request {
+        Request::TraceStart { classes: names } => Ok(tracer.start(classes(names)?).into()),
+        Request::TraceClasses { recording, classes: names } => {
+            if tracer.switch(*recording, classes(names)?) {
+                Ok(Value::Null)
+            } else {
+                taken_over()
+            }
+        }
+        Request::TraceRead { recording } => match tracer.read(*recording, TRACE_READ_BYTES) {
+            Some(frames) => Ok(hexadecimal(&frames).into()),
+            None => taken_over(),
+        },
+        _ => Err(Error::Unsupported),
+    }
+}
+
+fn hexadecimal(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::with_capacity(2 * bytes.len()), |mut text, b| {
+        // Writing to a string cannot fail.
+        let _ = write!(text, "{b:02x}");
+        text
+    })
+}

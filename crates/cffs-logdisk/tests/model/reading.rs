@@ -1,0 +1,128 @@
+//! How many requests reading takes.
+
+use cffs_device::{CountingDevice, Device, IoKind, MemoryDevice, ReadRequest};
+use cffs_logdisk::{BLOCK_BYTES, ImageOptions, ImageStore, LogDisk, LogOptions};
+use std::io::{self, IoSlice, IoSliceMut};
+use std::sync::{Arc, Mutex};
+
+const BLOCK: u64 = BLOCK_BYTES as u64;
+
+type Counted = Arc<CountingDevice<MemoryDevice>>;
+
+fn disk(len: u64) -> (Counted, LogDisk) {
+    let device = Arc::new(CountingDevice::new(MemoryDevice::new(len)));
+    let store = ImageStore::format(device.clone(), &ImageOptions { uuid: [3; 16], slot_bytes: 1 << 20 }).unwrap();
+    let disk = LogDisk::format(Arc::new(store), 1 << 40, &LogOptions::default()).unwrap();
+    (device, disk)
+}
+
+fn write(disk: &LogDisk, first: u64, blocks: u64) {
+    let data: Vec<u8> = (first..first + blocks).flat_map(|b| vec![b as u8; BLOCK_BYTES]).collect();
+    disk.write_at(IoKind::Data, first * BLOCK, &data).unwrap();
+}
+
+#[test]
+fn nodes_that_lie_side_by_side_come_in_one_request() {
+    let (device, disk) = disk(64 << 20);
+    let blocks = 8192;
+    (0..blocks).step_by(128).for_each(|first| write(&disk, first, 128));
+    disk.checkpoint().unwrap();
+    drop(disk);
+    let disk = LogDisk::open(Arc::new(ImageStore::open(device.clone()).unwrap()), &LogOptions::default()).unwrap();
+    let reads = || device.snapshot().all().read_requests;
+    let before = reads();
+    let mut buf = vec![0; BLOCK_BYTES];
+    for block in 0..blocks {
+        disk.read_at(IoKind::Data, block * BLOCK, &mut buf).unwrap();
+        assert!(buf.iter().all(|b| *b == block as u8), "block {block}");
+    }
+    let nodes = reads() - before - blocks;
+    // A leaf has 2 MiB at most, and leaves that grew in order are half full.
+    assert!((1..=6).contains(&nodes), "{nodes} requests for the nodes of 32 MiB");
+}
+
+/// Counts the reads of each batch.
+struct Batches(MemoryDevice, Mutex<Vec<usize>>);
+
+impl Device for Batches {
+    fn len(&self) -> u64 {
+        self.0.len()
+    }
+    fn sector_size(&self) -> u32 {
+        self.0.sector_size()
+    }
+    fn read_vectored(&self, kind: IoKind, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<()> {
+        self.1.lock().unwrap().push(1);
+        self.0.read_vectored(kind, offset, bufs)
+    }
+    fn read_batch(&self, requests: &mut [ReadRequest<'_>]) -> io::Result<()> {
+        self.1.lock().unwrap().push(requests.len());
+        requests.iter_mut().try_for_each(|r| self.0.read_at(r.kind, r.offset, r.buf))
+    }
+    fn write_vectored(&self, kind: IoKind, offset: u64, bufs: &[IoSlice<'_>]) -> io::Result<()> {
+        self.0.write_vectored(kind, offset, bufs)
+    }
+    fn flush(&self) -> io::Result<()> {
+        self.0.flush()
+    }
+    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.0.discard(offset, len)
+    }
+}
+
+#[test]
+fn what_a_read_needs_is_asked_for_at_once() {
+    let device = Arc::new(Batches(MemoryDevice::new(64 << 20), Mutex::default()));
+    let store = ImageStore::format(device.clone(), &ImageOptions { uuid: [3; 16], slot_bytes: 1 << 20 }).unwrap();
+    let disk = LogDisk::format(Arc::new(store), 1 << 40, &LogOptions::default()).unwrap();
+    for block in (0..64).rev() {
+        write(&disk, block, 1);
+        disk.flush().unwrap();
+    }
+    let asked = |disk: &LogDisk, requests: &mut [ReadRequest<'_>]| {
+        device.1.lock().unwrap().clear();
+        disk.read_batch(requests).unwrap();
+        device.1.lock().unwrap().clone()
+    };
+    let mut buf = vec![0; 64 * BLOCK_BYTES];
+    let whole = ReadRequest { kind: IoKind::Data, offset: 0, buf: &mut buf };
+    assert_eq!(asked(&disk, &mut [whole]), [64], "each block was written by itself");
+    assert!(buf.chunks(BLOCK_BYTES).zip(0..).all(|(b, n)| b.iter().all(|byte| *byte == n)));
+    // Requests of any order, of parts of blocks, and one of nothing.
+    let (mut a, mut b, mut c) = (vec![0; 3 * 512], vec![0; BLOCK_BYTES], vec![]);
+    let mut three = [
+        ReadRequest { kind: IoKind::Data, offset: 9 * BLOCK - 512, buf: &mut a },
+        ReadRequest { kind: IoKind::Data, offset: 3 * BLOCK, buf: &mut b },
+        ReadRequest { kind: IoKind::Data, offset: 512, buf: &mut c },
+    ];
+    assert_eq!(asked(&disk, &mut three), [3]);
+    assert_eq!((&a[..512], &a[512..], &b[..]), (&[8; 512][..], &[9; 1024][..], &[3; BLOCK_BYTES][..]));
+    disk.read_vectored(IoKind::Data, 512, &mut []).unwrap();
+}
+
+#[test]
+fn a_disk_says_what_lies_together() {
+    let (_, disk) = disk(64 << 20);
+    write(&disk, 0, 64);
+    write(&disk, 100, 1);
+    disk.flush().unwrap();
+    let together = |block: u64| {
+        let range = disk.together(block * BLOCK, 0..200 * BLOCK);
+        (range.start / BLOCK, range.end / BLOCK)
+    };
+    assert_eq!(
+        (together(0), together(63), together(150)),
+        ((0, 200), (0, 200), (0, 200)),
+        "what is nowhere costs nothing"
+    );
+    // Far behind the others.
+    (1..20).for_each(|n| write(&disk, 1000 + 100 * n, 64));
+    write(&disk, 10, 2);
+    disk.flush().unwrap();
+    assert_eq!((together(0), together(9)), ((0, 10), (0, 10)));
+    assert_eq!((together(10), together(11)), ((10, 12), (10, 12)));
+    assert_eq!((together(12), together(100), together(199)), ((12, 200), (12, 200), (12, 200)));
+    write(&disk, 20, 1);
+    assert_eq!((together(20), together(30)), ((12, 200), (12, 200)), "what is in memory costs nothing either");
+    assert_eq!(disk.together(5 * BLOCK, 5 * BLOCK + 512..6 * BLOCK), 5 * BLOCK + 512..6 * BLOCK);
+}

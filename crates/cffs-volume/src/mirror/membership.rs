@@ -1,0 +1,254 @@
+//! Members come and go while the mirror is used.
+
+use super::resync::Progress;
+use super::state::{Member, Mirror, State};
+use crate::candidate::{Candidate, new_uuid};
+use crate::error::VolumeError;
+use crate::label::{Label, erase_label, read_label};
+use crate::regions::Regions;
+use crate::superblock::{BITMAP_OFFSETS, DATA_OFFSET, MEMBERS_MAX, Uuid};
+use std::io;
+
+/// What a member is at the moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MemberState {
+    /// It has everything.
+    InSync,
+    /// It has everything that was promised; after a crash some regions are still to be made equal.
+    Resyncing,
+    /// It is being filled, and not read.
+    Filling,
+    /// It is not there.
+    Absent,
+}
+
+/// A member of a mirror.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MemberStatus {
+    /// Its identity.
+    pub uuid: Uuid,
+    /// What it was called when it was given; empty for one that was never there.
+    pub name: String,
+    /// What it is at the moment.
+    pub state: MemberState,
+    /// Bytes that are to be copied to it, in whole regions.
+    pub lacks: u64,
+}
+
+/// The state of a mirror.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MirrorStatus {
+    /// Rises with every change of membership.
+    pub generation: u64,
+    /// The members; the number of one is the number of its copy.
+    pub members: Vec<MemberStatus>,
+    /// Bytes of a region of the bitmap.
+    pub region: u64,
+    /// Regions that the bitmap has.
+    pub dirty_regions: u32,
+    /// No change can be recorded any more: every write fails.
+    pub failed: bool,
+}
+
+impl Mirror {
+    /// The state of the mirror.
+    pub fn status(&self) -> MirrorStatus {
+        let state = self.state.read();
+        let member = |m: &Member| MemberStatus {
+            uuid: m.uuid,
+            name: m.name.clone(),
+            state: match (m.device.is_some(), m.in_sync, m.stale.is_empty()) {
+                (false, ..) => MemberState::Absent,
+                (true, true, true) => MemberState::InSync,
+                (true, true, false) => MemberState::Resyncing,
+                (true, false, _) => MemberState::Filling,
+            },
+            lacks: u64::from(m.stale.len()) * self.region,
+        };
+        MirrorStatus {
+            generation: state.generation,
+            members: state.members.iter().map(member).collect(),
+            region: self.region,
+            dirty_regions: self.intent.lock().durable.len(),
+            failed: state.failed,
+        }
+    }
+
+    fn check_writable(&self) -> Result<(), VolumeError> {
+        if self.read_only {
+            return Err(VolumeError::Invalid("the mirror was opened for reading only".into()));
+        }
+        Ok(())
+    }
+
+    /// Records a change that was made to `state`. If a member fails that, it is dropped.
+    fn record(&self, state: &mut State, last: Option<Uuid>) -> io::Result<()> {
+        let failed = self.persist(state, last);
+        self.drop_members(state, failed);
+        state.check()
+    }
+
+    /// Records that the mirror is in use, and by whom, before anything is written to it.
+    pub(crate) fn begin(&self) -> io::Result<()> {
+        let mut state = self.state.write();
+        let failed = self.write_bitmap(&state.serving()).failed;
+        self.drop_members(&mut state, failed);
+        state.check()?;
+        self.record(&mut state, None)
+    }
+
+    /// Adds a device: a member that was absent, or a new one. It gets all writes from now on; [`Mirror::resync`] copies what it lacks.
+    /// A device that was a member of this or another volume becomes a new one only with `overwrite`.
+    ///
+    /// # Errors
+    /// [`VolumeError::TooSmall`], [`VolumeError::InUse`], [`VolumeError::UsedApart`], [`VolumeError::GivenTwice`],
+    /// [`VolumeError::Invalid`] for a device that cannot be a member, [`VolumeError::Io`].
+    pub fn add(&self, new: Candidate, overwrite: bool) -> Result<Uuid, VolumeError> {
+        self.check_writable()?;
+        new.room(self.len)?;
+        if new.device.sector_size() > self.sector {
+            return Err(VolumeError::Invalid(format!(
+                "{}: it has sectors of {} bytes, the mirror has some of {}",
+                new.name,
+                new.device.sector_size(),
+                self.sector
+            )));
+        }
+        // A label that cannot be read is none to go by.
+        let label = read_label(&new.device).ok().flatten().filter(|l| l.superblock.volume == self.volume);
+        let mut state = self.state.write();
+        state.check().map_err(|e| new.io(e))?;
+        if let Some(label) = label {
+            let uuid = label.superblock.own().uuid;
+            match state.members.iter().position(|m| m.uuid == uuid) {
+                Some(index) if state.members[index].device.is_some() => {
+                    let first = state.members[index].name.clone();
+                    return Err(VolumeError::GivenTwice { first, second: new.name, member: uuid });
+                }
+                Some(index) if !overwrite => return self.attach(&mut state, index, new, label),
+                _ => {}
+            }
+        }
+        new.refuse_member(overwrite)?;
+        if state.members.len() >= MEMBERS_MAX {
+            return Err(VolumeError::Invalid(format!("a volume has at most {MEMBERS_MAX} members")));
+        }
+        // Nothing of what stands there may be taken for ours.
+        erase_label(&new.device).map_err(|e| new.io(e))?;
+        let mut member = Member::new(new_uuid()?, new.name.clone(), false, 0, self.regions());
+        member.stale = Regions::all(self.regions());
+        member.data_offset = DATA_OFFSET;
+        member.device = Some(new.device.clone());
+        state.attachments += 1;
+        member.attachment = state.attachments;
+        let uuid = member.uuid;
+        state.members.push(member);
+        self.record(&mut state, Some(uuid)).map_err(|e| new.io(e))?;
+        if state.members.iter().any(|m| m.uuid == uuid && m.device.is_none()) {
+            state.members.retain(|m| m.uuid != uuid);
+            self.record(&mut state, None).map_err(|e| new.io(e))?;
+            return Err(new.io(io::Error::other("it could not be made a member; the log says why")));
+        }
+        Ok(uuid)
+    }
+
+    /// A member that was absent is there again. It lacks what was written meanwhile.
+    fn attach(&self, state: &mut State, index: usize, found: Candidate, label: Label) -> Result<Uuid, VolumeError> {
+        let member = &mut state.members[index];
+        let sb = &label.superblock;
+        if used_apart(member, &label) {
+            let first = "the mirror in use".to_owned();
+            return Err(VolumeError::UsedApart { first, second: found.name });
+        }
+        member.stale = what_it_lacks(member, &label, &self.intent.lock().durable);
+        (member.name, member.device) = (found.name.clone(), Some(found.device.clone()));
+        (member.data_offset, member.sequence, member.next_copy) = (sb.data_offset, sb.sequence, label.next_copy);
+        state.attachments += 1;
+        member.attachment = state.attachments;
+        let uuid = member.uuid;
+        self.record(state, Some(uuid)).map_err(|e| found.io(e))?;
+        if state.members[index].device.is_none() {
+            return Err(found.io(io::Error::other("it could not be made a member again; the log says why")));
+        }
+        Ok(uuid)
+    }
+
+    /// Removes a member for good; the others go on without it. Its superblock is erased if it is there, so that it is not found as a member
+    /// any more.
+    ///
+    /// # Errors
+    /// [`VolumeError::Invalid`] if there is no such member or the others do not have everything; [`VolumeError::Io`].
+    pub fn remove(&self, uuid: Uuid) -> Result<(), VolumeError> {
+        self.check_writable()?;
+        let mut state = self.state.write();
+        let Some(index) = state.members.iter().position(|m| m.uuid == uuid) else {
+            return Err(VolumeError::Invalid(format!("the volume has no member {uuid}")));
+        };
+        let complete = |m: &Member| m.uuid != uuid && m.serves() && m.stale.is_empty();
+        if !state.members.iter().any(complete) {
+            return Err(VolumeError::Invalid(
+                "no other member has everything: add one, and wait until the resync has ended".into(),
+            ));
+        }
+        let removed = state.members.remove(index);
+        let io_error = |error| VolumeError::Io { name: removed.name.clone(), error };
+        self.record(&mut state, None).map_err(io_error)?;
+        if let Some(device) = &removed.device {
+            erase_label(device).map_err(io_error)?;
+        }
+        Ok(())
+    }
+
+    /// Puts a new device in the place of a member: adds it, fills it, and removes the old one, which is read until then if it is there.
+    /// `rate` and `go_on` as for [`Mirror::resync`]. Returns false if `go_on` ended it: then both are members.
+    ///
+    /// # Errors
+    /// As [`Mirror::add`], [`Mirror::resync`] and [`Mirror::remove`].
+    pub fn replace(
+        &self,
+        old: Uuid,
+        new: Candidate,
+        overwrite: bool,
+        rate: Option<u64>,
+        go_on: &mut dyn FnMut(Progress) -> bool,
+    ) -> Result<bool, VolumeError> {
+        if self.state.read().members.iter().all(|m| m.uuid != old) {
+            return Err(VolumeError::Invalid(format!("the volume has no member {old}")));
+        }
+        let name = new.name.clone();
+        self.add(new, overwrite)?;
+        let complete = self.resync(rate, go_on).map_err(|error| VolumeError::Io { name, error })?;
+        if complete {
+            self.remove(old)?;
+        }
+        Ok(complete)
+    }
+}
+
+/// Whether a member that the others did without was itself used without them. Each change of membership, and each opening for writing,
+/// raises the generation twice, so that a crash between the two is not taken for use.
+pub(crate) fn used_apart(member: &Member, label: &Label) -> bool {
+    let sb = &label.superblock;
+    !member.in_sync && sb.own().in_sync && sb.generation > member.last_generation + 1
+}
+
+/// The regions that a member lacks that is out of date, when the bitmap has these.
+pub(crate) fn what_it_lacks(member: &Member, label: &Label, durable: &Regions) -> Regions {
+    // An older copy of it would lack more than the bitmap says.
+    if member.last_generation == 0 || label.superblock.generation + 1 < member.last_generation {
+        return Regions::all(durable.count());
+    }
+    durable.clone()
+}
+
+/// The copies of the bitmap of a member: the newest that is whole, its sequence number, and which copy is the other one.
+pub(crate) fn read_bitmap(device: &dyn cffs_device::Device, volume: Uuid, count: u32) -> Option<(Regions, u64, usize)> {
+    let read = |offset| Regions::decode(&crate::label::read_block(device, offset).ok()?, volume, count);
+    let [first, second] = BITMAP_OFFSETS.map(read);
+    match (first, second) {
+        (Some((set, a)), Some((_, b))) if a >= b => Some((set, a, 1)),
+        (_, Some((set, b))) => Some((set, b, 0)),
+        (Some((set, a)), None) => Some((set, a, 1)),
+        (None, None) => None,
+    }
+}

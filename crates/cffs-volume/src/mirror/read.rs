@@ -1,0 +1,196 @@
+//! Reads: from whoever has least to do, and from another one where that one fails.
+
+use super::state::{Member, Mirror, State, add};
+use crate::buffers::{CutterMut, total_mut};
+use crate::superblock::{BLOCK_BYTES, Uuid};
+use cffs_device::{Device, IoKind, ReadRequest};
+use parking_lot::Mutex;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::ops::Range;
+use std::sync::atomic::Ordering;
+
+fn read_member(m: &Member, kind: IoKind, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<()> {
+    let Some(device) = &m.device else { return Err(io::ErrorKind::NotFound.into()) };
+    m.load.in_flight.fetch_add(1, Ordering::Relaxed);
+    let result = device.read_vectored(kind, m.data_offset + offset, bufs);
+    m.load.in_flight.fetch_sub(1, Ordering::Relaxed);
+    m.load.position.store(offset + total_mut(bufs), Ordering::Relaxed);
+    result
+}
+
+impl Mirror {
+    /// Members that can be read in these regions, the best first. Those that may differ after a crash come last: what they have is
+    /// as good as long as nobody has read the others.
+    fn choices<'s>(&self, state: &'s State, regions: Range<u32>, offset: u64, avoid: &[Uuid]) -> Vec<&'s Member> {
+        let mut list = state.serving();
+        if list.len() > 1 {
+            list.sort_by_key(|m| {
+                let distance = m.load.position.load(Ordering::Relaxed).abs_diff(offset);
+                let busy = m.load.in_flight.load(Ordering::Relaxed);
+                (m.stale.touches(regions.clone()), avoid.contains(&m.uuid), busy, distance)
+            });
+        }
+        list
+    }
+
+    /// Whether a read of these regions must first make the members equal there.
+    fn must_sync(&self, state: &State, regions: Range<u32>) -> bool {
+        !self.read_only && state.members.iter().any(|m| m.serves() && m.stale.touches(regions.clone()))
+    }
+
+    /// Fills the buffers from any member. Returns who could not read them, or the first error if nobody could.
+    pub(super) fn read_any(
+        &self,
+        state: &State,
+        kind: IoKind,
+        offset: u64,
+        bufs: &mut [IoSliceMut<'_>],
+        avoid: &[Uuid],
+    ) -> io::Result<Vec<Uuid>> {
+        let len = total_mut(bufs);
+        let choices = self.choices(state, self.regions_of((offset, offset + len)), offset, avoid);
+        let mut failed = Vec::new();
+        let mut first_error = None;
+        for m in &choices {
+            match read_member(m, kind, offset, bufs) {
+                Ok(()) => {
+                    add(&self.counters.reads_redirected, u64::from(!failed.is_empty()));
+                    return Ok(failed);
+                }
+                Err(error) => {
+                    add(&self.counters.read_errors, 1);
+                    tracing::warn!(volume = %self.volume, member = %m.name, offset, len, %error, "a member of the mirror failed a read");
+                    failed.push(m.uuid);
+                    first_error.get_or_insert(error);
+                }
+            }
+        }
+        let error = first_error.unwrap_or_else(|| io::Error::other("no member of the mirror is there"));
+        if choices.len() < 2 || len <= BLOCK_BYTES as u64 {
+            return Err(error);
+        }
+        // Each has an unreadable place, but perhaps not the same.
+        let mut cutter = CutterMut::new(bufs);
+        let mut at = offset;
+        while at < offset + len {
+            let n = (BLOCK_BYTES as u64 - at % BLOCK_BYTES as u64).min(offset + len - at);
+            let mut piece = Vec::new();
+            cutter.take(n, &mut piece);
+            if !choices.iter().any(|m| read_member(m, kind, at, &mut piece).is_ok()) {
+                return Err(error);
+            }
+            at += n;
+        }
+        add(&self.counters.reads_redirected, 1);
+        Ok(failed)
+    }
+
+    /// Reads a range that may differ between members after a crash, and brings what was read to all of them before anybody sees it:
+    /// so what was once read stays, whichever member is lost.
+    fn read_and_sync(&self, kind: IoKind, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<Vec<Uuid>> {
+        let range = (offset, offset + total_mut(bufs));
+        let _alone = self.ranges.lock(&[range]);
+        let (failed, outcome) = {
+            let state = self.state.read();
+            let failed = self.read_any(&state, kind, offset, bufs, &[])?;
+            let mut targets = state.serving();
+            targets.retain(|m| m.stale.touches(self.regions_of(range)));
+            let gathered: Vec<IoSlice<'_>> = bufs.iter().map(|b| IoSlice::new(b)).collect();
+            let write = |m: &Member, device: &dyn Device| {
+                device.write_vectored(IoKind::Data, m.data_offset + offset, &gathered)
+            };
+            (failed, self.each(&targets, &write))
+        };
+        add(&self.counters.synced_reads, 1);
+        if !outcome.failed.is_empty() {
+            // Who could not take it is dropped. If that cannot be recorded, nobody may see what was read.
+            let dropped = self.conclude(outcome);
+            self.state.read().check().and(dropped.or(Ok(())))?;
+        }
+        Ok(failed)
+    }
+
+    pub(super) fn read_range(&self, kind: IoKind, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<()> {
+        let len = total_mut(bufs);
+        let regions = self.regions_of((offset, offset + len));
+        let failed = {
+            let state = self.state.read();
+            if self.must_sync(&state, regions) {
+                drop(state);
+                self.read_and_sync(kind, offset, bufs)?
+            } else {
+                self.read_any(&state, kind, offset, bufs, &[])?
+            }
+        };
+        if !failed.is_empty() {
+            self.write_back(kind, offset, len, &failed);
+        }
+        Ok(())
+    }
+
+    /// Writes a range anew to members that could not read it: a disk puts it elsewhere then. Whoever fails that too is dropped.
+    fn write_back(&self, kind: IoKind, offset: u64, len: u64, failed: &[Uuid]) {
+        if self.read_only {
+            return;
+        }
+        let _alone = self.ranges.lock(&[(offset, offset + len)]);
+        let outcome = {
+            let state = self.state.read();
+            let mut bytes = vec![0; len as usize];
+            if self.read_any(&state, kind, offset, &mut [IoSliceMut::new(&mut bytes)], failed).is_err() {
+                return;
+            }
+            let mut targets = state.serving();
+            targets.retain(|m| failed.contains(&m.uuid));
+            let write = |m: &Member, device: &dyn Device| device.write_at(kind, m.data_offset + offset, &bytes);
+            self.each(&targets, &write)
+        };
+        add(&self.counters.rewritten, outcome.succeeded.len() as u64);
+        if !outcome.failed.is_empty() {
+            // The read has succeeded; who was dropped is logged.
+            let _ = self.conclude(outcome);
+        }
+    }
+
+    /// Several reads, divided among the members.
+    pub(super) fn read_many(&self, requests: &mut [ReadRequest<'_>]) -> io::Result<()> {
+        let mut again: Vec<usize> = Vec::new();
+        {
+            let state = self.state.read();
+            let serving = state.serving();
+            let mut lists: Vec<(Vec<usize>, Vec<ReadRequest<'_>>)> =
+                serving.iter().map(|_| (Vec::new(), Vec::new())).collect();
+            for (i, r) in requests.iter_mut().enumerate() {
+                let regions = self.regions_of((r.offset, r.offset + r.buf.len() as u64));
+                let busy = |n: usize| serving[n].load.in_flight.load(Ordering::Relaxed) + lists[n].1.len() as u64;
+                let fresh = (0..serving.len()).filter(|n| !serving[*n].stale.touches(regions.clone()));
+                match fresh.min_by_key(|n| busy(*n)) {
+                    Some(n) if !self.must_sync(&state, regions.clone()) => {
+                        let offset = serving[n].data_offset + r.offset;
+                        lists[n].0.push(i);
+                        lists[n].1.push(ReadRequest { kind: r.kind, offset, buf: r.buf });
+                    }
+                    _ => again.push(i),
+                }
+            }
+            let jobs: Vec<Mutex<_>> = serving.iter().zip(lists).map(Mutex::new).collect();
+            let failed = Mutex::new(Vec::new());
+            self.pool.run(jobs.len(), &|n| {
+                let (m, (numbers, list)) = &mut *jobs[n].lock();
+                let Some(device) = m.device.as_ref().filter(|_| !list.is_empty()) else { return };
+                m.load.in_flight.fetch_add(list.len() as u64, Ordering::Relaxed);
+                let result = device.read_batch(list);
+                m.load.in_flight.fetch_sub(list.len() as u64, Ordering::Relaxed);
+                if result.is_err() {
+                    failed.lock().append(numbers);
+                }
+            });
+            again.append(&mut failed.into_inner());
+        }
+        again.sort_unstable();
+        again.into_iter().try_for_each(|i| {
+            let r = &mut requests[i];
+            self.read_range(r.kind, r.offset, &mut [IoSliceMut::new(r.buf)])
+        })
+    }
+}

@@ -1,0 +1,313 @@
+//! Who belongs to the mirror, and how a change of that is recorded.
+
+use super::intent::{Intent, IntentIo};
+use crate::label::Label;
+use crate::range_lock::RangeLock;
+use crate::regions::Regions;
+use crate::superblock::{Entry, Kind, Superblock, Uuid};
+use cffs_buf::WorkerPool;
+use cffs_device::Device;
+use parking_lot::{Mutex, RwLock};
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// What has happened since the mirror was opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MirrorStats {
+    /// Reads that a member failed.
+    pub read_errors: u64,
+    /// Reads that were answered by another member than the one that was asked first.
+    pub reads_redirected: u64,
+    /// Ranges written back to a member that could not read them.
+    pub rewritten: u64,
+    /// Copies made equal to one that was verified: by [`Device::repair`], and by a scrub.
+    pub repaired: u64,
+    /// Members that were dropped.
+    pub dropped: u64,
+    /// Bytes copied by resyncs.
+    pub resynced_bytes: u64,
+    /// Ranges that a read brought to all members, because they could differ after a crash.
+    pub synced_reads: u64,
+    /// Times that the bitmap was written because a write went to a region that was clean.
+    pub bitmap_writes: u64,
+}
+
+/// The same, while it is counted.
+#[derive(Default)]
+pub(super) struct Counters {
+    pub(super) read_errors: AtomicU64,
+    pub(super) reads_redirected: AtomicU64,
+    pub(super) rewritten: AtomicU64,
+    pub(super) repaired: AtomicU64,
+    pub(super) dropped: AtomicU64,
+    pub(super) resynced_bytes: AtomicU64,
+    pub(super) synced_reads: AtomicU64,
+    pub(super) bitmap_writes: AtomicU64,
+}
+
+pub(super) fn add(counter: &AtomicU64, n: u64) {
+    counter.fetch_add(n, Ordering::Relaxed);
+}
+
+/// What a choice of a member to read from goes by.
+#[derive(Default)]
+pub(super) struct Load {
+    pub(super) in_flight: AtomicU64,
+    /// Where the last read ended.
+    pub(super) position: AtomicU64,
+}
+
+pub(crate) struct Member {
+    pub(crate) uuid: Uuid,
+    pub(crate) name: String,
+    /// `None` for a member that is absent or was dropped.
+    pub(crate) device: Option<Arc<dyn Device>>,
+    pub(crate) data_offset: u64,
+    /// Sequence number and next copy of its superblock.
+    pub(crate) sequence: u64,
+    pub(crate) next_copy: usize,
+    /// The copy of its bitmap that is older or damaged.
+    pub(crate) bitmap_copy: usize,
+    /// Whether it has everything that was made durable. Only such a member is ever read.
+    pub(crate) in_sync: bool,
+    /// See [`Entry::last_generation`].
+    pub(crate) last_generation: u64,
+    /// Regions that have to be copied to it. Of a member that is in sync: those that may differ after a crash, and then what it has
+    /// is as good as what the others have until one of them was read.
+    pub(crate) stale: Regions,
+    /// Distinguishes this presence from an earlier one.
+    pub(super) attachment: u64,
+    pub(super) load: Load,
+}
+
+impl Member {
+    pub(crate) fn new(uuid: Uuid, name: String, in_sync: bool, last_generation: u64, regions: u32) -> Self {
+        Member {
+            uuid,
+            name,
+            device: None,
+            data_offset: 0,
+            sequence: 0,
+            next_copy: 0,
+            bitmap_copy: 0,
+            in_sync,
+            last_generation,
+            stale: Regions::none(regions),
+            attachment: 0,
+            load: Load::default(),
+        }
+    }
+
+    /// In sync and there.
+    pub(super) fn serves(&self) -> bool {
+        self.in_sync && self.device.is_some()
+    }
+}
+
+pub(super) struct State {
+    pub(super) generation: u64,
+    pub(super) members: Vec<Member>,
+    /// A change of membership could not be recorded anywhere: nothing must be promised any more.
+    pub(super) failed: bool,
+    pub(super) attachments: u64,
+}
+
+impl State {
+    pub(super) fn present(&self) -> Vec<&Member> {
+        self.members.iter().filter(|m| m.device.is_some()).collect()
+    }
+
+    pub(super) fn serving(&self) -> Vec<&Member> {
+        self.members.iter().filter(|m| m.serves()).collect()
+    }
+
+    pub(super) fn check(&self) -> io::Result<()> {
+        if self.failed {
+            return Err(io::Error::other(
+                "the mirror has failed: no member could record that another one was dropped. Open it anew",
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// What a mirror is made of.
+pub(crate) struct MirrorParts {
+    pub(crate) volume: Uuid,
+    pub(crate) created: u64,
+    pub(crate) len: u64,
+    pub(crate) region: u64,
+    pub(crate) sector: u32,
+    pub(crate) read_only: bool,
+    pub(crate) generation: u64,
+    pub(crate) members: Vec<Member>,
+    /// What the bitmaps said.
+    pub(crate) dirty: Regions,
+    /// Highest sequence number of a bitmap.
+    pub(crate) bitmap_sequence: u64,
+    /// Most requests to members that one request makes at once.
+    pub(crate) depth: usize,
+}
+
+/// Several members that each have everything. Reads go to the one that has least to do; what it cannot read comes from another one and
+/// is written back. Writes go to all; a member that fails one is dropped, and that is recorded on the others before the write
+/// is acknowledged.
+pub struct Mirror {
+    pub(super) volume: Uuid,
+    pub(super) created: u64,
+    pub(super) len: u64,
+    pub(super) region: u64,
+    pub(super) sector: u32,
+    pub(super) read_only: bool,
+    pub(super) state: RwLock<State>,
+    pub(super) ranges: RangeLock,
+    /// Held while the bitmap is written; taken after `state`.
+    pub(super) intent_io: Mutex<IntentIo>,
+    /// Held briefly; taken last.
+    pub(super) intent: Mutex<Intent>,
+    pub(super) pool: WorkerPool,
+    pub(super) counters: Counters,
+}
+
+/// How a request to several members ended.
+#[derive(Default)]
+pub(super) struct Outcome {
+    pub(super) succeeded: Vec<Uuid>,
+    pub(super) failed: Vec<(Uuid, io::Error)>,
+}
+
+impl Mirror {
+    pub(crate) fn new(parts: MirrorParts) -> Self {
+        Mirror {
+            volume: parts.volume,
+            created: parts.created,
+            len: parts.len,
+            region: parts.region,
+            sector: parts.sector,
+            read_only: parts.read_only,
+            state: RwLock::new(State {
+                generation: parts.generation,
+                members: parts.members,
+                failed: false,
+                attachments: 1,
+            }),
+            ranges: RangeLock::default(),
+            intent_io: Mutex::new(IntentIo { sequence: parts.bitmap_sequence, next_copy: 0 }),
+            intent: Mutex::new(Intent::new(parts.dirty)),
+            pool: WorkerPool::new("cffs-mirror", parts.depth),
+            counters: Counters::default(),
+        }
+    }
+
+    /// Number of regions of the bitmap.
+    pub(super) fn regions(&self) -> u32 {
+        self.len.div_ceil(self.region) as u32
+    }
+
+    /// The regions that a range touches.
+    pub(super) fn regions_of(&self, (start, end): (u64, u64)) -> Range<u32> {
+        if start >= end {
+            return 0..0;
+        }
+        (start / self.region) as u32..((end - 1) / self.region + 1) as u32
+    }
+
+    /// The bytes of a region, as start and end.
+    pub(super) fn range_of(&self, region: u32) -> (u64, u64) {
+        let start = u64::from(region) * self.region;
+        (start, (start + self.region).min(self.len))
+    }
+
+    /// Asks several members at once.
+    pub(super) fn each(
+        &self,
+        members: &[&Member],
+        op: &(dyn Fn(&Member, &dyn Device) -> io::Result<()> + Sync),
+    ) -> Outcome {
+        let results: Vec<Mutex<Option<io::Result<()>>>> = members.iter().map(|_| Mutex::new(None)).collect();
+        self.pool.run(members.len(), &|i| {
+            let result = members[i].device.as_ref().map(|device| op(members[i], device));
+            *results[i].lock() = result;
+        });
+        let mut outcome = Outcome::default();
+        for (member, result) in members.iter().zip(results) {
+            match result.into_inner() {
+                Some(Ok(())) => outcome.succeeded.push(member.uuid),
+                Some(Err(e)) => outcome.failed.push((member.uuid, e)),
+                None => {}
+            }
+        }
+        outcome
+    }
+
+    /// Records a change of membership on all that are there, as two generations: so a member that missed one of them in a crash is told
+    /// from a member that missed what happened after the change. Returns who failed.
+    pub(super) fn persist(&self, state: &mut State, last: Option<Uuid>) -> Vec<(Uuid, io::Error)> {
+        for _ in 0..2 {
+            state.generation += 1;
+            let failed = self.write_labels(state, last);
+            if !failed.is_empty() {
+                return failed;
+            }
+        }
+        Vec::new()
+    }
+
+    /// Writes the superblocks of all that are there: first of those in sync, `last` as the last of them, then of the others. So
+    /// there is no moment at which one counts as in sync and nobody else knows. Those that are out of date get none if one that is in
+    /// sync has failed.
+    fn write_labels(&self, state: &mut State, last: Option<Uuid>) -> Vec<(Uuid, io::Error)> {
+        let table: Vec<Entry> = state
+            .members
+            .iter()
+            .map(|m| Entry { uuid: m.uuid, data_len: self.len, in_sync: m.in_sync, last_generation: m.last_generation })
+            .collect();
+        let mut order: Vec<usize> = (0..state.members.len()).collect();
+        order.sort_by_key(|i| (!state.members[*i].in_sync, Some(state.members[*i].uuid) == last));
+        let mut failed = Vec::new();
+        for index in order {
+            let member = &mut state.members[index];
+            let Some(device) = member.device.clone() else { continue };
+            if !member.in_sync && !failed.is_empty() {
+                // It would be the only one that knows, and say that the others have missed something.
+                break;
+            }
+            let superblock = Superblock {
+                volume: self.volume,
+                kind: Kind::Mirror,
+                index,
+                generation: state.generation,
+                sequence: member.sequence,
+                data_offset: member.data_offset,
+                unit: 0,
+                region: self.region,
+                created: self.created,
+                members: table.clone(),
+            };
+            let mut label = Label { superblock, next_copy: member.next_copy };
+            if let Err(e) = label.write(&device) {
+                failed.push((member.uuid, e));
+            }
+            (member.sequence, member.next_copy) = (label.superblock.sequence, label.next_copy);
+        }
+        failed
+    }
+
+    /// What has happened since the mirror was opened.
+    pub fn stats(&self) -> MirrorStats {
+        let get = |n: &AtomicU64| n.load(Ordering::Relaxed);
+        let c = &self.counters;
+        MirrorStats {
+            read_errors: get(&c.read_errors),
+            reads_redirected: get(&c.reads_redirected),
+            rewritten: get(&c.rewritten),
+            repaired: get(&c.repaired),
+            dropped: get(&c.dropped),
+            resynced_bytes: get(&c.resynced_bytes),
+            synced_reads: get(&c.synced_reads),
+            bitmap_writes: get(&c.bitmap_writes),
+        }
+    }
+}

@@ -1,0 +1,196 @@
+//! Members that together have one copy of everything: striped, or one after the other.
+
+use crate::buffers::{Cutter, CutterMut, total, total_mut};
+use crate::layout::Layout;
+use cffs_buf::WorkerPool;
+use cffs_device::{Device, IoKind, ReadRequest, WriteRequest, check_read, check_write, clip_discard};
+use parking_lot::Mutex;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::sync::Arc;
+
+/// A member and the byte at which its data begins.
+pub(crate) struct Part {
+    pub(crate) device: Arc<dyn Device>,
+    pub(crate) data_offset: u64,
+}
+
+/// Members that together have one copy of everything. A request that lies within one stripe unit stays one request; a longer one
+/// goes to all its members at once, in one request for each.
+pub(crate) struct Striped {
+    pub(crate) parts: Vec<Part>,
+    pub(crate) layout: Layout,
+    pub(crate) len: u64,
+    pub(crate) sector: u32,
+    pub(crate) read_only: bool,
+    pub(crate) pool: WorkerPool,
+}
+
+/// Calls `f` with each job, several at once, and returns the first error in the order of the jobs.
+pub(crate) fn run<T: Send>(pool: &WorkerPool, jobs: Vec<T>, f: impl Fn(T) -> io::Result<()> + Sync) -> io::Result<()> {
+    if jobs.len() <= 1 {
+        return jobs.into_iter().try_for_each(f);
+    }
+    let first_error: Mutex<Option<(usize, io::Error)>> = Mutex::new(None);
+    let jobs: Vec<Mutex<Option<T>>> = jobs.into_iter().map(|job| Mutex::new(Some(job))).collect();
+    pool.run(jobs.len(), &|i| {
+        let job = jobs[i].lock().take();
+        if let Some(Err(e)) = job.map(&f) {
+            let mut first = first_error.lock();
+            if first.as_ref().is_none_or(|(at, _)| i < *at) {
+                *first = Some((i, e));
+            }
+        }
+    });
+    first_error.into_inner().map_or(Ok(()), |(_, e)| Err(e))
+}
+
+/// A request to one member.
+type Job<'p, B> = (&'p Part, u64, Vec<B>);
+
+impl Striped {
+    /// Adds `len` bytes at `offset` of a member to the jobs; `take` appends the buffers. What continues the last job of that member
+    /// becomes a part of it.
+    fn add<'p, B>(
+        &'p self,
+        jobs: &mut Vec<(usize, Job<'p, B>)>,
+        ends: &mut [(u64, usize)],
+        (member, offset, len): (usize, u64, u64),
+        take: impl FnOnce(&mut Vec<B>),
+    ) {
+        let (end, job) = ends[member];
+        if job < jobs.len() && end == offset {
+            take(&mut jobs[job].1.2);
+        } else {
+            let mut bufs = Vec::new();
+            take(&mut bufs);
+            ends[member].1 = jobs.len();
+            jobs.push((member, (&self.parts[member], offset, bufs)));
+        }
+        ends[member].0 = offset + len;
+    }
+}
+
+impl Striped {
+    fn check_write(&self, offset: u64, len: u64) -> io::Result<()> {
+        if self.read_only {
+            return Err(io::Error::new(io::ErrorKind::ReadOnlyFilesystem, "the volume was opened for reading only"));
+        }
+        check_write(self.len, self.sector, offset, len as usize)
+    }
+}
+
+impl Device for Striped {
+    fn len(&self) -> u64 {
+        self.len
+    }
+
+    fn sector_size(&self) -> u32 {
+        self.sector
+    }
+
+    fn max_request(&self) -> usize {
+        let each = self.parts.iter().map(|p| p.device.max_request()).min().unwrap_or(0);
+        if matches!(self.layout, Layout::Stripe { .. }) { each.saturating_mul(self.parts.len()) } else { each }
+    }
+
+    fn read_vectored(&self, kind: IoKind, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<()> {
+        let len = total_mut(bufs);
+        check_read(self.len, self.sector, offset, len as usize)?;
+        let (mut jobs, mut ends) = (Vec::new(), vec![(0, usize::MAX); self.parts.len()]);
+        let mut pieces = self.layout.pieces(offset, len).peekable();
+        if let Some(p) = pieces.peek()
+            && p.len == len
+        {
+            let part = &self.parts[p.member];
+            return part.device.read_vectored(kind, part.data_offset + p.offset, bufs);
+        }
+        let mut cutter = CutterMut::new(bufs);
+        for p in pieces {
+            self.add(&mut jobs, &mut ends, (p.member, p.offset, p.len), |bufs| cutter.take(p.len, bufs));
+        }
+        run(&self.pool, jobs, |(_, (part, offset, mut bufs))| {
+            part.device.read_vectored(kind, part.data_offset + offset, &mut bufs)
+        })
+    }
+
+    fn write_vectored(&self, kind: IoKind, offset: u64, bufs: &[IoSlice<'_>]) -> io::Result<()> {
+        let len = total(bufs);
+        self.check_write(offset, len)?;
+        let (mut jobs, mut ends) = (Vec::new(), vec![(0, usize::MAX); self.parts.len()]);
+        let mut cutter = Cutter::new(bufs);
+        for p in self.layout.pieces(offset, len) {
+            self.add(&mut jobs, &mut ends, (p.member, p.offset, p.len), |bufs| cutter.take(p.len, bufs));
+        }
+        run(&self.pool, jobs, |(_, (part, offset, bufs))| {
+            part.device.write_vectored(kind, part.data_offset + offset, &bufs)
+        })
+    }
+
+    fn write_batch(&self, requests: &[WriteRequest<'_>]) -> io::Result<()> {
+        let mut jobs: Vec<(&Part, Vec<WriteRequest<'_>>)> = self.parts.iter().map(|p| (p, Vec::new())).collect();
+        for r in requests {
+            let len = total(&r.bufs);
+            self.check_write(r.offset, len)?;
+            let mut cutter = Cutter::new(&r.bufs);
+            for p in self.layout.pieces(r.offset, len) {
+                let (part, list) = &mut jobs[p.member];
+                let mut bufs = Vec::new();
+                cutter.take(p.len, &mut bufs);
+                list.push(WriteRequest { kind: r.kind, offset: part.data_offset + p.offset, bufs });
+            }
+        }
+        jobs.retain(|(_, list)| !list.is_empty());
+        run(&self.pool, jobs, |(part, list)| part.device.write_batch(&list))
+    }
+
+    fn takes(&self, memory: &[u8]) -> bool {
+        self.parts.iter().all(|p| p.device.takes(memory))
+    }
+
+    fn read_batch(&self, requests: &mut [ReadRequest<'_>]) -> io::Result<()> {
+        let mut jobs: Vec<(&Part, Vec<ReadRequest<'_>>)> = self.parts.iter().map(|p| (p, Vec::new())).collect();
+        for r in requests {
+            check_read(self.len, self.sector, r.offset, r.buf.len())?;
+            let mut rest = &mut r.buf[..];
+            for p in self.layout.pieces(r.offset, rest.len() as u64) {
+                let (part, list) = &mut jobs[p.member];
+                let (buf, tail) = rest.split_at_mut(p.len as usize);
+                list.push(ReadRequest { kind: r.kind, offset: part.data_offset + p.offset, buf });
+                rest = tail;
+            }
+        }
+        jobs.retain(|(_, list)| !list.is_empty());
+        run(&self.pool, jobs, |(part, mut list)| part.device.read_batch(&mut list))
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        if self.read_only {
+            return Ok(());
+        }
+        run(&self.pool, self.parts.iter().collect(), |part| part.device.flush())
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
+        let Some((offset, len)) = clip_discard(self.len, self.sector, offset, len) else { return Ok(()) };
+        if self.read_only {
+            return Ok(());
+        }
+        // What of a range lies on one member is in one piece there.
+        let mut ranges = vec![(u64::MAX, 0); self.parts.len()];
+        for p in self.layout.pieces(offset, len) {
+            let (start, bytes) = &mut ranges[p.member];
+            *start = p.offset.min(*start);
+            *bytes += p.len;
+        }
+        let jobs: Vec<_> = self.parts.iter().zip(ranges).filter(|(_, (_, bytes))| *bytes > 0).collect();
+        run(&self.pool, jobs, |(part, (start, bytes))| part.device.discard(part.data_offset + start, bytes))
+    }
+
+    fn can_discard(&self) -> bool {
+        self.parts.iter().any(|p| p.device.can_discard())
+    }
+
+    fn read_only(&self) -> bool {
+        self.read_only
+    }
+}

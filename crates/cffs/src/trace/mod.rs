@@ -1,0 +1,33 @@
+//! Tracing: spans of what the file system does, each with what caused it.
+//!
+//! A [`Span`] is a piece of work with a beginning and an end: an operation, a cache miss, a writeback, a commit, a request of a
+//! device. Its cause is the span that was open in its thread when it began, or the one that left the work in a queue. Work
+//! that is done for many at once (a writeback, a commit, a checkpoint) has a bounded list of causes ([`Causes`]), says how many
+//! were left out, and counts all of them by operation. An operation names the transaction that it joined, so that each cause of
+//! a commit is known all the same.
+//!
+//! A span is recorded when it ends, as one record in a buffer of its thread. Buffers are bounded; what finds no room is counted
+//! as lost. Whoever records the trace drains them ([`Tracer::read`]) as frames ([`frame`]), which [`Reader`] reads again. The
+//! bytes are in `docs/format-trace.md`.
+//!
+//! While it is off, a place that could begin a span costs one relaxed load and a branch: no clock, no allocation, no lock.
+
+mod buffer;
+mod causes;
+mod classes;
+mod device;
+pub mod frame;
+mod kind;
+mod pending;
+mod reader;
+mod record;
+mod tracer;
+mod varint;
+
+pub use causes::{Cause, Causes};
+pub use classes::Classes;
+pub(crate) use device::TracedDevice;
+pub use kind::Kind;
+pub use reader::{Item, Reader};
+pub use record::{Record, Request};
+pub use tracer::{Span, Tracer};

@@ -1,0 +1,211 @@
+//! A record: one span that has ended. The bytes are in `docs/format-trace.md`.
+
+use super::causes::{Cause, Causes, NAMED_MAX};
+use super::kind::Kind;
+use super::varint::{put, put_signed, take, take_signed};
+use cffs_device::{IoKind, Purpose};
+
+/// Most arguments of a record.
+pub(super) const ARGS_MAX: usize = 3;
+/// Flags beside the number of arguments: a list of causes follows; the number of a transaction follows.
+const HAS_CAUSES: u8 = 1 << 7;
+const HAS_TRANSACTION: u8 = 1 << 6;
+
+/// One span.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Record {
+    /// What it was.
+    pub kind: Kind,
+    /// Its number in the trace, not 0.
+    pub id: u64,
+    /// The span in which it began, or that asked for it; and the operation at the root.
+    pub cause: Cause,
+    /// Number of the thread.
+    pub thread: u64,
+    /// When it began, in nanoseconds on the clock of the trace.
+    pub start: u64,
+    /// How long it took, in nanoseconds.
+    pub duration: u64,
+    /// Arguments, as many as [`Kind::arg_names`] names.
+    pub args: [u64; ARGS_MAX],
+    /// The last transaction that it changed something in: the first argument of the commit that made this durable. 0: none.
+    pub transaction: u64,
+    /// The work of many: for whom it was done. `cause` says who had it done.
+    pub causes: Option<Box<Causes>>,
+}
+
+/// What the third argument of a request says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// What it carried; of a flush or a discard it says nothing.
+    pub kind: IoKind,
+    /// Why it was made.
+    pub purpose: Purpose,
+    /// It went to the device of an external log.
+    pub on_log_device: bool,
+    /// It failed, or one of its batch.
+    pub failed: bool,
+    /// Requests that were handed over together; they began and ended together.
+    pub batch: u64,
+}
+
+impl Request {
+    pub(super) fn pack(self) -> u64 {
+        let kind = IoKind::ALL.iter().position(|k| *k == self.kind).unwrap_or(0) as u64;
+        let flags = u64::from(self.on_log_device) | u64::from(self.failed) << 1;
+        kind | (self.purpose.index() as u64) << 2 | flags << 6 | self.batch << 8
+    }
+
+    fn unpack(n: u64) -> Option<Request> {
+        Some(Request {
+            kind: IoKind::ALL[(n & 3) as usize],
+            purpose: *Purpose::ALL.get((n >> 2 & 15) as usize)?,
+            on_log_device: n >> 6 & 1 == 1,
+            failed: n >> 7 & 1 == 1,
+            batch: (n >> 8).max(1),
+        })
+    }
+}
+
+impl Record {
+    /// When it ended, in nanoseconds on the clock of the trace.
+    pub fn end(&self) -> u64 {
+        self.start.saturating_add(self.duration)
+    }
+
+    /// The request, if this is one of a device.
+    pub fn request(&self) -> Option<Request> {
+        if self.kind.is_request() { Request::unpack(self.args[2]) } else { None }
+    }
+
+    /// The arguments with their names.
+    pub fn named_args(&self) -> impl Iterator<Item = (&'static str, u64)> + '_ {
+        self.kind.arg_names().iter().copied().zip(self.args)
+    }
+}
+
+/// Appends a record, without its thread. `before` is when the record before it in the buffer began.
+pub(super) fn encode(out: &mut Vec<u8>, r: &Record, before: u64) {
+    let args = r.kind.arg_names().len().min(ARGS_MAX);
+    let flag = |set: bool, bit: u8| if set { bit } else { 0 };
+    out.push(r.kind as u8);
+    out.push(args as u8 | flag(r.causes.is_some(), HAS_CAUSES) | flag(r.transaction != 0, HAS_TRANSACTION));
+    put(out, r.id);
+    put(out, r.cause.span);
+    out.push(r.cause.origin.map_or(0, |k| k as u8));
+    put_signed(out, r.start.wrapping_sub(before) as i64);
+    put(out, r.duration);
+    r.args[..args].iter().for_each(|a| put(out, *a));
+    if r.transaction != 0 {
+        put(out, r.transaction);
+    }
+    if let Some(causes) = &r.causes {
+        put(out, causes.named().len() as u64);
+        causes.named().iter().for_each(|span| put(out, *span));
+        put(out, causes.left_out());
+        put(out, causes.raw_counts().len() as u64);
+        for (op, n) in causes.raw_counts() {
+            out.push(*op);
+            put(out, *n);
+        }
+    }
+}
+
+fn byte(bytes: &mut &[u8]) -> Option<u8> {
+    let (first, rest) = bytes.split_first()?;
+    *bytes = rest;
+    Some(*first)
+}
+
+/// Reads one record of a thread, which has all of `bytes`. `None` if it is no record; `Some(None)` if it is of a kind that this
+/// version does not know.
+pub(super) fn decode(mut bytes: &[u8], thread: u64, before: u64) -> Option<Option<Record>> {
+    let b = &mut bytes;
+    let Some(kind) = Kind::from_number(byte(b)?) else { return Some(None) };
+    let flags = byte(b)?;
+    let (id, span) = (take(b)?, take(b)?);
+    let origin = Kind::from_number(byte(b)?);
+    let start = before.wrapping_add(take_signed(b)? as u64);
+    let duration = take(b)?;
+    let mut args = [0; ARGS_MAX];
+    for n in 0..usize::from(flags & !(HAS_CAUSES | HAS_TRANSACTION)) {
+        // A later version may have more.
+        let value = take(b)?;
+        if let Some(arg) = args.get_mut(n) {
+            *arg = value;
+        }
+    }
+    let transaction = if flags & HAS_TRANSACTION != 0 { take(b)? } else { 0 };
+    let causes = if flags & HAS_CAUSES != 0 { Some(Box::new(decode_causes(b)?)) } else { None };
+    let cause = Cause { span, origin };
+    Some(Some(Record { kind, id, cause, thread, start, duration, args, transaction, causes }))
+}
+
+fn decode_causes(b: &mut &[u8]) -> Option<Causes> {
+    let len = usize::try_from(take(b)?).ok().filter(|n| *n <= NAMED_MAX)?;
+    let mut named = [0; NAMED_MAX];
+    for span in &mut named[..len] {
+        *span = take(b)?;
+    }
+    let left_out = take(b)?;
+    let kinds = usize::try_from(take(b)?).ok().filter(|n| *n <= NAMED_MAX)?;
+    let mut counts = [(0, 0); NAMED_MAX];
+    for count in &mut counts[..kinds] {
+        *count = (byte(b)?, take(b)?);
+    }
+    Causes::from_parts(&named[..len], left_out, &counts[..kinds])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn some() -> Record {
+        let mut causes = Causes::default();
+        for span in 1..40 {
+            causes.add(Cause { span, origin: Some(Kind::Create) });
+        }
+        Record {
+            kind: Kind::Commit,
+            id: 100,
+            cause: Cause { span: 99, origin: Some(Kind::Fsync) },
+            thread: 3,
+            start: 1_000_000,
+            duration: 70_000,
+            args: [5, 1 << 40, 0],
+            transaction: 0,
+            causes: Some(Box::new(causes)),
+        }
+    }
+
+    #[test]
+    fn records_come_back() {
+        let without = Record {
+            kind: Kind::Sync,
+            cause: Cause::default(),
+            args: [0; 3],
+            transaction: 1 << 33,
+            causes: None,
+            ..some()
+        };
+        for r in [some(), without] {
+            for before in [0, 2_000_000, u64::MAX] {
+                let mut out = Vec::new();
+                encode(&mut out, &r, before);
+                assert_eq!(decode(&out, 3, before), Some(Some(r.clone())));
+                // Whatever is cut off: no panic, and nothing that was not written.
+                (0..out.len()).for_each(|n| assert_ne!(decode(&out[..n], 3, before), Some(Some(r.clone()))));
+            }
+        }
+        assert_eq!(decode(&[200, 1, 2], 0, 0), Some(None), "of a later version");
+    }
+
+    #[test]
+    fn requests_are_packed() {
+        for purpose in Purpose::ALL {
+            let r = Request { kind: IoKind::Log, purpose, on_log_device: true, failed: false, batch: 77 };
+            assert_eq!(Request::unpack(r.pack()), Some(r));
+        }
+        assert_eq!(Request::unpack(u64::MAX), None, "no such purpose");
+    }
+}

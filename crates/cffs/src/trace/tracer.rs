@@ -1,0 +1,448 @@
+//! The tracer of a file system, and the spans that are open.
+
+use super::buffer::ThreadBuffer;
+use super::causes::{Cause, Causes};
+use super::classes::Classes;
+use super::kind::Kind;
+use super::pending::Pending;
+use super::record::{ARGS_MAX, Record};
+use parking_lot::Mutex;
+use std::cell::{Cell, RefCell};
+use std::marker::PhantomData;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Instant;
+
+/// Numbers tracers, of which a process can have many.
+static TRACERS: AtomicU64 = AtomicU64::new(1);
+
+thread_local! {
+    /// The buffers of this thread, with the number of their tracer. Mostly there is one.
+    static BUFFERS: RefCell<Vec<(u64, Arc<ThreadBuffer>)>> = const { RefCell::new(Vec::new()) };
+    /// The last transaction that the innermost span has changed something in; 0: none.
+    static JOINED: Cell<u64> = const { Cell::new(0) };
+}
+
+/// Records what a file system does. See the [module](crate::trace).
+pub struct Tracer {
+    number: u64,
+    /// What is recorded, as [`Classes::bits`].
+    classes: AtomicU32,
+    began: Instant,
+    next_id: AtomicU64,
+    threads: Mutex<Threads>,
+    pending: Mutex<Pending>,
+}
+
+#[derive(Default)]
+struct Threads {
+    buffers: Vec<Arc<ThreadBuffer>>,
+    /// How many there have been.
+    count: u64,
+    /// Number of the recording that may drain the buffers.
+    recording: u64,
+}
+
+impl Default for Tracer {
+    fn default() -> Tracer {
+        Tracer {
+            number: TRACERS.fetch_add(1, Ordering::Relaxed),
+            classes: AtomicU32::new(0),
+            began: Instant::now(),
+            next_id: AtomicU64::new(1),
+            threads: Mutex::default(),
+            pending: Mutex::default(),
+        }
+    }
+}
+
+impl Tracer {
+    /// Begins to record these classes; or goes on with them, if something is being recorded already (since the mount, or by
+    /// somebody who has left it on). Returns the number of the recording.
+    pub fn start(&self, classes: Classes) -> u64 {
+        let mut threads = self.threads.lock();
+        if !self.is_on() {
+            threads.buffers.iter().for_each(|b| b.clear());
+            *self.pending.lock() = Pending::default();
+        }
+        self.classes.store(classes.bits(), Ordering::Relaxed);
+        threads.recording += 1;
+        threads.recording
+    }
+
+    /// Records other classes from now on. False if another recording has begun meanwhile.
+    pub fn switch(&self, recording: u64, classes: Classes) -> bool {
+        let threads = self.threads.lock();
+        let current = threads.recording == recording;
+        if current {
+            self.classes.store(classes.bits(), Ordering::Relaxed);
+        }
+        current
+    }
+
+    /// Takes what was recorded, as frames: `most` bytes and what completes the buffer of a thread. Nothing is left when it
+    /// returns nothing. `None` if another recording has begun meanwhile, which gets the rest.
+    pub fn read(&self, recording: u64, most: usize) -> Option<Vec<u8>> {
+        let mut threads = self.threads.lock();
+        if threads.recording != recording {
+            return None;
+        }
+        let mut out = Vec::new();
+        for _ in 0..threads.buffers.len() {
+            if out.len() >= most {
+                break;
+            }
+            threads.buffers[0].drain(&mut out);
+            // The next call goes on with the next thread. A thread that has ended leaves nothing more.
+            threads.buffers.rotate_left(1);
+            if threads.buffers.last().is_some_and(|b| Arc::strong_count(b) == 1) {
+                threads.buffers.pop().iter().for_each(|b| b.drain(&mut out));
+            }
+        }
+        Some(out)
+    }
+
+    /// What is recorded at this moment.
+    pub fn classes(&self) -> Classes {
+        Classes::from_bits(self.classes.load(Ordering::Relaxed))
+    }
+
+    /// Whether anything is recorded.
+    #[inline]
+    pub fn is_on(&self) -> bool {
+        self.classes.load(Ordering::Relaxed) != 0
+    }
+
+    /// Nanoseconds on the clock of the trace.
+    pub(super) fn now(&self) -> u64 {
+        u64::try_from(self.began.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    /// Begins a span, which ends when it is dropped. What begins in this thread meanwhile is caused by it.
+    #[inline]
+    pub fn span(&self, kind: Kind, args: [u64; ARGS_MAX]) -> Span<'_> {
+        match self.classes.load(Ordering::Relaxed) {
+            0 => Span(None),
+            on => self.open(kind, args, None, on),
+        }
+    }
+
+    /// The same for work that another thread has left in a queue.
+    #[inline]
+    pub(crate) fn span_for(&self, cause: Cause, kind: Kind, args: [u64; ARGS_MAX]) -> Span<'_> {
+        match self.classes.load(Ordering::Relaxed) {
+            0 => Span(None),
+            on => self.open(kind, args, Some(cause), on),
+        }
+    }
+
+    /// The cause of what this thread leaves in a queue.
+    #[inline]
+    pub(crate) fn current(&self) -> Cause {
+        if self.is_on() { Cause::current() } else { Cause::default() }
+    }
+
+    /// Notes that the innermost span of this thread has changed something in a transaction.
+    pub(crate) fn joined(&self, transaction: u64) {
+        JOINED.set(transaction);
+    }
+
+    /// Notes that what this thread does makes an inode dirty.
+    #[inline]
+    pub(crate) fn note_dirty(&self, inode: u64) {
+        if self.is_on() {
+            self.pending.lock().add(inode, Cause::current());
+        }
+    }
+
+    /// The causes for which inodes are dirty. They are taken.
+    pub(crate) fn take_dirty(&self, inodes: impl Iterator<Item = u64>) -> Causes {
+        self.pending.lock().take(inodes)
+    }
+
+    #[cold]
+    fn open(&self, kind: Kind, args: [u64; ARGS_MAX], asked: Option<Cause>, on: u32) -> Span<'_> {
+        let before = Cause::current();
+        let cause = asked.unwrap_or(before);
+        // Spans of classes that are off lead to their cause.
+        let recorded = on & kind.class().bits() != 0;
+        let (id, start) = if recorded { (self.next_id(), self.now()) } else { (0, 0) };
+        let origin = cause.origin.or(kind.is_origin().then_some(kind));
+        Cause { span: if recorded { id } else { cause.span }, origin }.set_current();
+        Span(Some(Open {
+            tracer: self,
+            before,
+            joined_before: JOINED.replace(0),
+            record: Record { kind, id, cause, thread: 0, start, duration: 0, args, transaction: 0, causes: None },
+            _thread: PhantomData,
+        }))
+    }
+
+    fn next_id(&self) -> u64 {
+        self.next_id.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// When something begins that causes nothing itself. `None` if its class is off.
+    #[inline]
+    pub(super) fn begin_leaf(&self, kind: Kind) -> Option<u64> {
+        (self.classes.load(Ordering::Relaxed) & kind.class().bits() != 0).then(|| self.now())
+    }
+
+    /// Records it.
+    pub(super) fn leaf(&self, kind: Kind, start: u64, duration: u64, args: [u64; ARGS_MAX]) {
+        let (id, cause) = (self.next_id(), Cause::current());
+        self.push(&Record { kind, id, cause, thread: 0, start, duration, args, transaction: 0, causes: None });
+    }
+
+    fn push(&self, record: &Record) {
+        // A thread that ends has no buffer any more.
+        let _ = BUFFERS.try_with(|own| {
+            let own = &mut *own.borrow_mut();
+            match own.iter().find(|(number, _)| *number == self.number) {
+                Some((_, buffer)) => buffer.push(record),
+                None => {
+                    // Those of tracers that are gone are nobody else's.
+                    own.retain(|(_, buffer)| Arc::strong_count(buffer) > 1);
+                    let buffer = self.add_thread();
+                    buffer.push(record);
+                    own.push((self.number, buffer));
+                }
+            }
+        });
+    }
+
+    fn add_thread(&self) -> Arc<ThreadBuffer> {
+        let name = std::thread::current().name().unwrap_or("thread").to_owned();
+        let mut threads = self.threads.lock();
+        threads.count += 1;
+        let buffer = Arc::new(ThreadBuffer::new(threads.count, name));
+        threads.buffers.push(buffer.clone());
+        buffer
+    }
+}
+
+impl std::fmt::Debug for Tracer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Tracer").field("classes", &self.classes()).finish_non_exhaustive()
+    }
+}
+
+/// A piece of work that is going on. It ends when this is dropped.
+#[must_use = "the span ends where this is dropped"]
+pub struct Span<'a>(Option<Open<'a>>);
+
+struct Open<'a> {
+    tracer: &'a Tracer,
+    /// The innermost span before this one, and the transaction that it had joined.
+    before: Cause,
+    joined_before: u64,
+    /// Without the end. Its number is 0 if its class is off.
+    record: Record,
+    /// It belongs to its thread.
+    _thread: PhantomData<*const ()>,
+}
+
+impl Span<'_> {
+    /// Its number; 0 if it is not recorded.
+    pub(crate) fn id(&self) -> u64 {
+        self.0.as_ref().map_or(0, |open| open.record.id)
+    }
+
+    /// Whether anything is recorded at all.
+    pub(crate) fn is_on(&self) -> bool {
+        self.0.is_some()
+    }
+
+    /// Sets an argument that was not known when it began.
+    pub(crate) fn set_arg(&mut self, n: usize, value: u64) {
+        if let Some(open) = &mut self.0 {
+            open.record.args[n] = value;
+        }
+    }
+
+    /// Adds those for whom it is done.
+    pub(crate) fn add_causes(&mut self, more: &Causes) {
+        let Some(open) = self.0.as_mut().filter(|_| !more.is_empty()) else { return };
+        let all = open.record.causes.get_or_insert_default();
+        all.merge(more);
+        // Where nobody has it done, what it does is counted for the operation that most causes come from.
+        let here = Cause::current();
+        if open.record.cause.origin.is_none() {
+            Cause { origin: all.main_origin(), ..here }.set_current();
+        }
+    }
+}
+
+impl Drop for Span<'_> {
+    fn drop(&mut self) {
+        let Some(mut open) = self.0.take() else { return };
+        open.before.set_current();
+        let joined = JOINED.get();
+        // Whatever it is a part of has joined the transaction as well.
+        JOINED.set(if joined == 0 { open.joined_before } else { joined });
+        let kind = open.record.kind;
+        if open.record.id == 0 || !open.tracer.classes().meets(kind.class()) {
+            return;
+        }
+        if kind.is_origin() || kind == Kind::Writeback {
+            open.record.transaction = joined;
+        }
+        open.record.duration = open.tracer.now().saturating_sub(open.record.start);
+        open.tracer.push(&open.record);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::buffer::BUFFER_MAX;
+    use super::super::frame::HEADER;
+    use super::super::reader::{Item, Reader};
+    use super::*;
+
+    fn items(frames: &[u8]) -> Vec<Item> {
+        let file = [&HEADER[..], frames].concat();
+        let mut reader = Reader::new(&file[..]).unwrap();
+        let all = std::iter::from_fn(|| reader.next_item().unwrap()).collect();
+        assert!(!reader.is_cut());
+        all
+    }
+
+    fn spans(frames: &[u8]) -> Vec<Record> {
+        items(frames).into_iter().filter_map(|i| if let Item::Span(r) = i { Some(r) } else { None }).collect()
+    }
+
+    #[test]
+    fn spans_know_their_cause_within_a_thread_and_across() {
+        let tracer = Tracer::default();
+        let recording = tracer.start(Classes::ALL);
+        let queued = {
+            let _op = tracer.span(Kind::Read, [5, 0, 100]);
+            let _miss = tracer.span(Kind::Miss, [7, 1, 0]);
+            tracer.leaf(Kind::DeviceRead, tracer.now(), 3, [4096, 512, 0]);
+            tracer.current()
+        };
+        std::thread::scope(|s| {
+            let ahead = || drop(tracer.span_for(queued, Kind::Readahead, [8, 16, 0]));
+            // The end of a scope does not wait until what belongs to the thread is gone; joining it does.
+            std::thread::Builder::new().name("ahead".into()).spawn_scoped(s, ahead).unwrap().join().unwrap();
+        });
+        let frames = tracer.read(recording, usize::MAX).unwrap();
+        let all = spans(&frames);
+        let of = |kind| all.iter().find(|r| r.kind == kind).unwrap();
+        let (op, miss, request, ahead) = (of(Kind::Read), of(Kind::Miss), of(Kind::DeviceRead), of(Kind::Readahead));
+        assert_eq!((op.cause, op.args), (Cause::default(), [5, 0, 100]));
+        assert_eq!(miss.cause, Cause { span: op.id, origin: Some(Kind::Read) });
+        assert_eq!(request.cause, Cause { span: miss.id, origin: Some(Kind::Read) });
+        assert_eq!(ahead.cause, request.cause, "asked for by the miss, which had ended");
+        assert!(ahead.thread != op.thread && op.start <= miss.start && miss.end() <= op.end());
+        assert!(items(&frames).contains(&Item::Thread { thread: ahead.thread, name: "ahead".into() }));
+        assert_eq!(tracer.read(recording, usize::MAX).unwrap(), [], "drained");
+        assert_eq!(tracer.threads.lock().buffers.len(), 1, "the buffer of the thread that has ended is gone");
+        assert_eq!(Cause::current(), Cause::default());
+    }
+
+    #[test]
+    fn classes_that_are_off_leave_the_chain_whole_and_cost_nothing_when_all_are() {
+        let tracer = Tracer::default();
+        {
+            let span = tracer.span(Kind::Read, [1, 2, 3]);
+            assert!(!span.is_on() && tracer.begin_leaf(Kind::DeviceRead).is_none());
+        }
+        let recording = tracer.start(Classes::DEVICE);
+        let (began, switched) = {
+            let _op = tracer.span(Kind::Read, [1, 2, 3]);
+            tracer.leaf(Kind::DeviceRead, 0, 3, [0, 512, 0]);
+            let switched = tracer.switch(recording, Classes::DEVICE.with(Classes::OP));
+            (tracer.span(Kind::Lookup, [1, 0, 0]), switched)
+        };
+        drop(began);
+        assert!(switched);
+        let all = spans(&tracer.read(recording, usize::MAX).unwrap());
+        assert_eq!(all.iter().map(|r| r.kind).collect::<Vec<_>>(), [Kind::DeviceRead, Kind::Lookup]);
+        assert!(all.iter().all(|r| r.cause == Cause { span: 0, origin: Some(Kind::Read) }), "{all:?}");
+        Cause::default().set_current();
+    }
+
+    #[test]
+    fn work_for_many_names_them_and_the_transaction_ties_the_rest() {
+        let tracer = Tracer::default();
+        let recording = tracer.start(Classes::ALL);
+        for inode in 0..1000 {
+            let _op = tracer.span(Kind::Create, [1, 0, 0]);
+            tracer.note_dirty(inode);
+            tracer.joined(77);
+        }
+        {
+            let mut writeback = tracer.span(Kind::Writeback, [1000, 0, 0]);
+            writeback.add_causes(&tracer.take_dirty(0..1000));
+            tracer.leaf(Kind::DeviceWrite, 0, 1, [0, 512, 0]);
+        }
+        let all = spans(&tracer.read(recording, usize::MAX).unwrap());
+        let writeback = all.iter().find(|r| r.kind == Kind::Writeback).unwrap();
+        let causes = writeback.causes.as_ref().unwrap();
+        assert_eq!(causes.counts().collect::<Vec<_>>(), [(Some(Kind::Create), 1000)]);
+        assert_eq!(causes.named().len() as u64 + causes.left_out(), 1000);
+        assert!(all.iter().filter(|r| r.kind == Kind::Create).all(|r| r.transaction == 77));
+        assert_eq!(writeback.transaction, 0, "it changed nothing in one");
+        let request = all.iter().find(|r| r.kind == Kind::DeviceWrite).unwrap();
+        assert_eq!(request.cause, Cause { span: writeback.id, origin: Some(Kind::Create) });
+        assert!(tracer.take_dirty(0..1000).is_empty());
+    }
+
+    #[test]
+    fn buffers_are_bounded_and_a_recording_ends_where_another_begins() {
+        let tracer = Tracer::default();
+        let first = tracer.start(Classes::ALL);
+        const MANY: u64 = 200_000;
+        for _ in 0..MANY {
+            drop(tracer.span(Kind::Lookup, [1, 0, 0]));
+        }
+        let second = tracer.start(Classes::ALL);
+        assert!(tracer.read(first, 1).is_none() && !tracer.switch(first, Classes::NONE) && tracer.is_on());
+        let frames = tracer.read(second, 1).unwrap();
+        assert!(frames.len() <= BUFFER_MAX + 200, "{}", frames.len());
+        let lost: u64 = items(&frames).iter().map(|i| if let Item::Lost { spans, .. } = i { *spans } else { 0 }).sum();
+        assert_eq!(spans(&frames).len() as u64 + lost, MANY);
+        assert!(lost > 0);
+        // Left on and drained by nobody: the next recording begins with nothing of it once it was off.
+        drop(tracer.span(Kind::Lookup, [1, 0, 0]));
+        assert!(tracer.switch(second, Classes::NONE));
+        let third = tracer.start(Classes::ALL);
+        assert_eq!(tracer.read(third, 1), Some(Vec::new()));
+    }
+
+    #[test]
+    fn a_damaged_trace_is_an_error_and_a_short_one_ends() {
+        let tracer = Tracer::default();
+        let recording = tracer.start(Classes::ALL);
+        for _ in 0..50 {
+            drop(tracer.span(Kind::Lookup, [1, 0, 0]));
+        }
+        let mut file = HEADER.to_vec();
+        file.extend(super::super::frame::information(b"{}"));
+        file.extend(tracer.read(recording, 1).unwrap());
+        let count = |bytes: &[u8]| -> std::io::Result<(usize, bool)> {
+            let mut reader = Reader::new(bytes)?;
+            let mut n = 0;
+            while reader.next_item()?.is_some() {
+                n += 1;
+            }
+            Ok((n, reader.is_cut()))
+        };
+        let (whole, cut) = count(&file).unwrap();
+        assert_eq!((whole, cut), (52, false));
+        for len in HEADER.len()..file.len() {
+            let (n, _) = count(&file[..len]).unwrap();
+            assert!(n < whole, "cut at {len}");
+        }
+        for at in 0..file.len() {
+            let mut bad = file.clone();
+            bad[at] ^= 0x10;
+            match count(&bad) {
+                // A length that has become too large.
+                Ok((n, cut)) => assert!(cut && n < whole, "byte {at}"),
+                Err(e) => assert!(e.to_string().contains("trace"), "byte {at}: {e}"),
+            }
+        }
+    }
+}
