@@ -53,8 +53,9 @@ pub(crate) struct Payload {
 pub(crate) enum Entry {
     /// Blocks that were written.
     Write { at: Logical, version: u64, data: Payload },
-    /// Blocks that the cleaner moved, which only the branch refers to; they were at `source`.
-    Remap { at: Logical, version: u64, source: Birth, data: Payload },
+    /// Blocks that the cleaner moved, which only the branch refers to; they were at `source`. A compressed unit is copied with what is dead
+    /// of it: the branch has the blocks whose bit in `mapped` is set, of a plain extent all.
+    Remap { at: Logical, version: u64, source: Birth, mapped: u16, data: Payload },
     /// Blocks that the cleaner moved, which snapshots refer to by `birth`. `at` tells what they once were, `bytes` what they took
     /// where they were.
     Forward { at: Logical, version: u64, birth: Birth, bytes: u32, data: Payload },
@@ -98,7 +99,7 @@ impl Entry {
     pub(crate) fn encoded_bytes(&self) -> usize {
         match self {
             Entry::Write { data, .. } => 30 + 4 * data.crcs.len(),
-            Entry::Remap { data, .. } => 42 + 4 * data.crcs.len(),
+            Entry::Remap { data, .. } => 44 + 4 * data.crcs.len(),
             Entry::Forward { data, .. } => 46 + 4 * data.crcs.len(),
             Entry::Node { .. } => 43,
             Entry::ForwardNode { .. } => 55,
@@ -151,11 +152,12 @@ impl Entry {
                 out.put_u64(*version);
                 payload(out, data);
             }
-            Entry::Remap { at, version, source, data } => {
+            Entry::Remap { at, version, source, mapped, data } => {
                 out.put_u8(2);
                 logical(out, at);
                 out.put_u64(*version);
                 birth(out, source);
+                out.put_u16(*mapped);
                 payload(out, data);
             }
             Entry::Forward { at, version, birth: b, bytes, data } => {
@@ -232,7 +234,13 @@ impl Entry {
         }
         Ok(match f.u8()? {
             1 => Entry::Write { at: logical(f)?, version: f.u64()?, data: payload(f)? },
-            2 => Entry::Remap { at: logical(f)?, version: f.u64()?, source: birth(f)?, data: payload(f)? },
+            2 => Entry::Remap {
+                at: logical(f)?,
+                version: f.u64()?,
+                source: birth(f)?,
+                mapped: f.u16()?,
+                data: payload(f)?,
+            },
             3 => Entry::Forward {
                 at: logical(f)?,
                 version: f.u64()?,
@@ -407,6 +415,11 @@ impl Summary {
         })
     }
 
+    /// Place in the order in which batches were written: first the mount, then the number.
+    pub(crate) fn order(&self) -> (u64, u64) {
+        (self.epoch, self.sequence)
+    }
+
     /// Each entry with the ordinal of its first block and the byte of its data within the segment.
     pub(crate) fn placed(&self) -> impl Iterator<Item = (&Entry, u32, u32)> {
         let mut ordinal = self.first_ordinal;
@@ -447,7 +460,7 @@ mod tests {
             streams: [StreamEnd { segment: 1, offset: 6, ordinal: 3 }; STREAMS],
             entries: vec![
                 Entry::Write { at, version: 1, data: plain.clone() },
-                Entry::Remap { at, version: 1, source: birth, data: packed.clone() },
+                Entry::Remap { at, version: 1, source: birth, mapped: 0x8001, data: packed.clone() },
                 Entry::Forward { at, version: 1, birth, bytes: 1234, data: packed },
                 Entry::Node { head: head.clone(), crc: 6 },
                 Entry::ForwardNode { head, birth, crc: 7 },

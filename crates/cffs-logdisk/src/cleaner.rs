@@ -154,7 +154,7 @@ impl State {
                 }
                 None => {
                     let source = Birth { segment: m.source.segment, ordinal: m.source.ordinal + skip };
-                    Entry::Remap { at, version: m.version, source, data }
+                    Entry::Remap { at, version: m.version, source, mapped: m.mapped, data }
                 }
             }
         };

@@ -31,6 +31,8 @@ pub(crate) struct Move {
     pub(crate) source: Birth,
     /// Where they were first written, if snapshots have them.
     pub(crate) forward: Option<Birth>,
+    /// Bits of the blocks of a compressed unit that live; all are set for others.
+    pub(crate) mapped: u16,
     /// Their place, for what each part of them accounts for.
     pub(crate) place: Place,
     pub(crate) payload: Payload,
@@ -164,6 +166,14 @@ impl State {
     ) -> io::Result<()> {
         let mut pieces: Vec<Piece> = Vec::new();
         let is_dead = |i: u32| source.dead.get((whole.place.ordinal + i) as usize).copied().unwrap_or(true);
+        if (0..whole.blocks).all(is_dead) {
+            return Ok(());
+        }
+        // A map that was rebuilt refers to a copy by its own place.
+        let birth = match birth {
+            Some(b) if self.is_forwarded(b, whole)? => Some(b),
+            _ => None,
+        };
         let mut i = 0;
         while i < whole.blocks {
             let end = (i..whole.blocks).find(|&j| is_dead(j) != is_dead(i)).unwrap_or(whole.blocks);
@@ -172,14 +182,12 @@ impl State {
             }
             i = end;
         }
-        if pieces.is_empty() {
-            return Ok(());
-        }
         let of = |skip: u32, forward: Option<Birth>, place: Place, payload: Payload, data: Vec<u8>| Move {
             at: Logical { branch: at.branch, block: at.block + u64::from(skip) },
             version: whole.version,
             source: place.birth(),
             forward,
+            mapped: u16::MAX,
             place,
             payload,
             data,
@@ -220,11 +228,19 @@ impl State {
         // What only the branch has can be mapped to a copy of the unit that has more than that.
         let of_branch = pieces.iter().all(|(_, _, forward)| forward.is_none());
         if of_branch && parts.iter().map(|m| m.data.len()).sum::<usize>() >= stored.len() {
-            out.push(of(0, None, whole.place.clone(), as_it_is(), stored));
+            let bits = |&(first, blocks, _): &Piece| (first..first + blocks).fold(0u16, |bits, i| bits | 1 << (i % 16));
+            let mapped = pieces.iter().fold(0, |all, piece| all | bits(piece));
+            out.push(Move { mapped, ..of(0, None, whole.place.clone(), as_it_is(), stored) });
         } else {
             parts.into_iter().for_each(|m| out.push(m));
         }
         Ok(())
+    }
+
+    /// Whether the forwards of a birth lead to an extent.
+    fn is_forwarded(&self, birth: Birth, now: &Extent) -> io::Result<bool> {
+        let found = lookup_extents(&self.forward, &self.nodes().direct(), birth, u64::from(now.blocks))?;
+        Ok(found.iter().any(|(_, e)| e.place.segment == now.place.segment))
     }
 
     /// Who refers to some blocks (first, number) of an extent that live?

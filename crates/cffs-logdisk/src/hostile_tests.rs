@@ -4,6 +4,7 @@ use crate::codec::WITHOUT_CHECKSUMS;
 use crate::disk::LogDisk;
 use crate::extent::BLOCK_BYTES;
 use crate::options::{Compression, LogOptions};
+use crate::rebuild::{rebuild, recover_image};
 use crate::store::{ImageOptions, ImageStore};
 use cffs_device::{Device, IoKind, MemoryDevice};
 use std::sync::Arc;
@@ -62,6 +63,15 @@ fn structures(device: &MemoryDevice) -> Vec<u64> {
 
 /// Everything that can be done with a disk.
 fn use_it(device: MemoryDevice) {
+    let copy = Arc::new(device.duplicate());
+    let rebuilt = recover_image(copy.clone()).and_then(|store| rebuild(Arc::new(store), &options()));
+    if rebuilt.is_ok()
+        && let Ok(disk) = ImageStore::open(copy).and_then(|store| LogDisk::open(Arc::new(store), &options()))
+    {
+        let _ = disk.check(true);
+        let _ = disk.clean_step(1 << 20);
+        let _ = disk.checkpoint();
+    }
     let Ok(store) = ImageStore::open(Arc::new(device)) else { return };
     let store = Arc::new(store);
     if let Ok(disk) = LogDisk::open(store.clone(), &LogOptions { read_only: true, ..options() }) {
@@ -121,6 +131,16 @@ fn images_with_good_checksums_and_bad_contents_do_no_harm() {
         let places = structures(&good);
         for case in 0..30 {
             let device = good.duplicate();
+            if case % 3 == 0 {
+                // Without a map it is rebuilt.
+                let mut sector = [0; 512];
+                for &at in &places {
+                    device.read_at(IoKind::Data, at, &mut sector).unwrap();
+                    if at <= 64 << 10 || sector.starts_with(b"CLN1") {
+                        device.write_at(IoKind::Data, at, &[0; 512]).unwrap();
+                    }
+                }
+            }
             for _ in 0..rng.usize(1..5) {
                 let at = *rng.choice(&places).unwrap();
                 let mut bytes = [0; 4096];

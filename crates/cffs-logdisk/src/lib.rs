@@ -12,7 +12,8 @@
 //! - `usage`: what of each segment is still used; `catalog`: branches and snapshots.
 //! - `state`: what each entry of a batch does. Writing and recovery do it by the same code, so that a recovered disk is what it was.
 //! - `checkpoint`: what is in memory is stored; `recovery`: the checkpoint and the batches behind it.
-//! - `check`: counts everything anew and compares; `scrub`: reads and verifies.
+//! - `check`: counts everything anew and compares; `scrub`: reads and verifies; `survey`, `rebuild`: the disk from its
+//!   segments alone.
 //! - `space`: what is free, and what must be. `evacuate`: what lives in a segment. `cleaner`: makes room; `snapshots`: makes and deletes them; `disk`: the device; `stream`: snapshots
 //!   through a pipe.
 //!
@@ -58,6 +59,7 @@ mod options;
 mod packer;
 mod pending;
 mod read;
+mod rebuild;
 mod recovery;
 mod scan;
 mod scrub;
@@ -66,6 +68,7 @@ mod space;
 mod state;
 mod store;
 mod stream;
+mod survey;
 mod tree;
 mod usage;
 mod writer;
@@ -76,6 +79,7 @@ pub use cleaner::CleanReport;
 pub use disk::{BranchDevice, BranchInfo, DiffPage, LogDisk, LogStats, SECTOR_BYTES, SnapshotDevice, SnapshotInfo};
 pub use extent::BLOCK_BYTES;
 pub use options::{CleanPolicy, Compression, LogOptions};
+pub use rebuild::{RebuildReport, rebuild, recover_image};
 pub use recovery::LOGICAL_BYTES_MAX;
 pub use scrub::ScrubReport;
 pub use space::Space;

@@ -6,7 +6,7 @@
 //! the log. Where it seems to end, a batch is looked for that was written after the missing one had been durable: if there is one, the log
 //! is broken, and that is an error. A place that cannot be read holds no batch, and its segment is left alone from then on. Then the entries are applied, as they were the first time.
 
-use crate::batch::{CONTINUES, Summary};
+use crate::batch::{BATCH_BYTES_MAX, CONTINUES, Entry, Summary};
 use crate::cache::NodeCache;
 use crate::catalog::{Branch, Catalog, DeadList, MAIN_BRANCH};
 use crate::checkpoint::RootRecord;
@@ -16,7 +16,7 @@ use crate::layouts::MapLayout;
 use crate::log::Log;
 use crate::options::LogOptions;
 use crate::pending::Pending;
-use crate::scan::{is_whole, read_summary, search};
+use crate::scan::{is_whole, patience, read_summary, search};
 use crate::state::State;
 use crate::store::{NO_SEGMENT, SegmentId, SegmentStore};
 use crate::tree::Root;
@@ -30,7 +30,7 @@ use std::sync::Arc;
 /// Largest logical space in bytes.
 pub const LOGICAL_BYTES_MAX: u64 = 1 << 60;
 
-fn blank(store: Arc<dyn SegmentStore>, options: &LogOptions) -> State {
+pub(crate) fn blank(store: Arc<dyn SegmentStore>, options: &LogOptions) -> State {
     let log = Log::new(store.uuid(), 0);
     State {
         options: options.clone(),
@@ -86,16 +86,7 @@ pub(crate) fn format(store: Arc<dyn SegmentStore>, logical_bytes: u64, options: 
     }
     state.root_sequence = state.store.root()?.sequence;
     state.log.epoch = state.root_sequence + 1;
-    let main = Branch {
-        root: Root::<MapLayout>::default(),
-        origin: None,
-        list: DeadList { id: 0, entries: 0 },
-        deleting: false,
-        name: b"main".to_vec(),
-        floor: 0,
-    };
-    state.catalog.branches.insert(MAIN_BRANCH, main);
-    state.catalog.dirty.insert(u64::from(MAIN_BRANCH));
+    state.add_main();
     state.checkpoint()?;
     Ok(state)
 }
@@ -139,10 +130,14 @@ impl LogEnd {
 
 /// Opens the disk on a store.
 pub(crate) fn open(store: Arc<dyn SegmentStore>, options: &LogOptions) -> io::Result<State> {
+    let root = RootRecord::decode(&store.root()?.bytes)?;
+    open_at(store, root, options)
+}
+
+/// Opens the disk with a root that the store need not have.
+pub(crate) fn open_at(store: Arc<dyn SegmentStore>, root: RootRecord, options: &LogOptions) -> io::Result<State> {
     let mut state = blank(store, options);
-    let stored = state.store.root()?;
-    state.root_sequence = stored.sequence;
-    let root = RootRecord::decode(&stored.bytes)?;
+    state.root_sequence = state.store.root()?.sequence;
     let checkpoint = state.load_checkpoint(&root)?;
     // What was empty then is needed by no batch behind it.
     let empty: Vec<SegmentId> = state.empty_segments().collect();
@@ -172,20 +167,37 @@ pub(crate) fn open(store: Arc<dyn SegmentStore>, options: &LogOptions) -> io::Re
 }
 
 impl State {
+    /// The main branch, empty.
+    pub(crate) fn add_main(&mut self) {
+        let main = Branch {
+            root: Root::<MapLayout>::default(),
+            origin: None,
+            list: DeadList { id: 0, entries: 0 },
+            deleting: false,
+            name: b"main".to_vec(),
+            floor: 0,
+        };
+        self.catalog.branches.insert(MAIN_BRANCH, main);
+        self.catalog.dirty.insert(u64::from(MAIN_BRANCH));
+    }
+
+    /// The batch of a checkpoint, and its record.
+    pub(crate) fn read_record(&self, segment: SegmentId, offset: u32) -> io::Result<(Summary, Vec<u8>)> {
+        let s = read_summary(&*self.store, self.log.uuid, segment, offset)?;
+        let [entry @ Entry::Record { stored, .. }] = &s.entries[..] else {
+            return Err(corrupt("the root does not refer to a checkpoint"));
+        };
+        let mut bytes = vec![0; *stored as usize];
+        self.store.get(s.segment, u64::from(s.offset + s.data_start), &mut bytes)?;
+        if !entry.verify(&bytes) {
+            return Err(corrupt("the checksum of the checkpoint is wrong"));
+        }
+        Ok((s, bytes))
+    }
+
     /// Reads the checkpoint that the root refers to; returns the summary of its batch.
     fn load_checkpoint(&mut self, root: &RootRecord) -> io::Result<Summary> {
-        let s = read_summary(&*self.store, self.log.uuid, root.segment, root.offset)?;
-        let bytes = match &s.entries[..] {
-            [entry @ crate::batch::Entry::Record { stored, .. }] => {
-                let mut bytes = vec![0; *stored as usize];
-                self.store.get(s.segment, u64::from(s.offset + s.data_start), &mut bytes)?;
-                if !entry.verify(&bytes) {
-                    return Err(corrupt("the checksum of the checkpoint is wrong"));
-                }
-                bytes
-            }
-            _ => return Err(corrupt("the root does not refer to a checkpoint")),
-        };
+        let (s, bytes) = self.read_record(root.segment, root.offset)?;
         let record = self.decode_record(&bytes)?;
         let fields = record.fields;
         self.logical_bytes = fields.logical_bytes;
@@ -291,24 +303,35 @@ impl State {
 
     /// A batch near the places where the next one may be that says that the next one was durable. Then the log does not end here.
     fn later_batch(&self, end: &LogEnd) -> io::Result<Option<Summary>> {
+        let mut left = patience(end.places.len() as u64 * BATCH_BYTES_MAX);
         for &(segment, offset) in &end.places {
-            let is_later = |s: &Summary| s.epoch == end.epoch && s.durable > end.sequence && s.sequence > s.durable;
-            if let Some(s) = search(&*self.store, self.log.uuid, segment, offset, &is_later)? {
+            let is_later = |s: &Summary| {
+                let ours = s.uuid == self.log.uuid && s.segment == segment && s.epoch == end.epoch;
+                ours && s.durable > end.sequence && s.sequence > s.durable
+            };
+            // As far as the next batch can be behind one of any length.
+            let range = u64::from(offset)..u64::from(offset) + BATCH_BYTES_MAX;
+            if let Some(s) = search(&*self.store, segment, range, &mut left, &is_later)? {
                 return Ok(Some(s));
             }
         }
         Ok(None)
     }
 
-    /// Makes this process the one that writes: a new epoch, under which nothing has been written yet.
-    fn take_over(&mut self, root: &RootRecord, clean: bool) -> io::Result<()> {
+    /// The segments whose room is not free.
+    pub(crate) fn existing(&self) -> Vec<SegmentId> {
         let mut existing: BTreeSet<SegmentId> = self.usage.table.keys().copied().collect();
         existing.extend(self.log.streams.iter().map(|s| s.segment));
         existing.extend([self.log.next_segment]);
         existing.remove(&NO_SEGMENT);
         // What was set aside is not given out again while this process has the disk.
         existing.extend(&self.damaged);
-        self.store.adopt(&existing.into_iter().collect::<Vec<_>>())?;
+        existing.into_iter().collect()
+    }
+
+    /// Makes this process the one that writes: a new epoch, under which nothing has been written yet.
+    fn take_over(&mut self, root: &RootRecord, clean: bool) -> io::Result<()> {
+        self.store.adopt(&self.existing())?;
         let epoch = self.root_sequence + 1;
         self.log.epoch = epoch;
         let clean = clean && self.damaged.is_empty();

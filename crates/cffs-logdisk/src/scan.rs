@@ -1,10 +1,11 @@
 //! Reads batches of a store one by one.
 
-use crate::batch::{BATCH_BYTES_MAX, SUMMARY_BYTES, Summary};
+use crate::batch::{BATCH_BYTES_MAX, Entry, SUMMARY_BYTES, Summary};
 use crate::codec::corrupt;
 use crate::layouts::SegmentInfo;
 use crate::store::{SegmentId, SegmentStore};
 use std::io;
+use std::ops::Range;
 
 /// The summary of the batch at a place.
 ///
@@ -16,6 +17,15 @@ pub(crate) fn read_summary(
     segment: SegmentId,
     offset: u32,
 ) -> io::Result<Summary> {
+    let s = summary_at(store, segment, offset)?;
+    if s.uuid != uuid || s.segment != segment {
+        return Err(corrupt("a summary belongs to another place"));
+    }
+    Ok(s)
+}
+
+/// The summary at a byte of a segment, also of one that was there before.
+pub(crate) fn summary_at(store: &dyn SegmentStore, segment: SegmentId, offset: u32) -> io::Result<Summary> {
     let end = store.segment_bytes();
     if u64::from(offset) + SUMMARY_BYTES as u64 > end {
         return Err(corrupt("a summary is not within its segment"));
@@ -29,7 +39,7 @@ pub(crate) fn read_summary(
     bytes.resize(n, 0);
     store.get(segment, u64::from(offset) + SUMMARY_BYTES as u64, &mut bytes[SUMMARY_BYTES..])?;
     let s = Summary::decode(&bytes)?;
-    if s.uuid != uuid || s.segment != segment || s.offset != offset {
+    if s.offset != offset {
         return Err(corrupt("a summary belongs to another place"));
     }
     if u64::from(offset) + u64::from(s.length) > end {
@@ -57,21 +67,43 @@ pub(crate) fn summaries<'a>(
     })
 }
 
+/// The batch at a byte of a place, or the first behind it.
+pub(crate) fn next_batch(
+    store: &dyn SegmentStore,
+    place: SegmentId,
+    at: u32,
+    patience: &mut u64,
+    wanted: &dyn Fn(&Summary) -> bool,
+) -> io::Result<Option<Summary>> {
+    match summary_at(store, place, at) {
+        Ok(s) if wanted(&s) => Ok(Some(s)),
+        _ => {
+            let range = u64::from(at) + u64::from(store.alignment())..store.segment_bytes();
+            search(store, place, range, patience, wanted)
+        }
+    }
+}
+
+/// Bytes that are read in vain in so many bytes, because they look like summaries, before a search gives up. Ordinary data hardly ever does;
+/// what is made to look so in each sector would take for ever.
+pub(crate) fn patience(bytes: u64) -> u64 {
+    bytes.saturating_mul(4).saturating_add(64 << 20)
+}
+
 /// Bytes read at once in a search.
 const SEARCH_BYTES: usize = 1 << 20;
 
-/// The first batch that `wanted` takes, from a place in a segment on, as far as the next batch can be behind one of any length.
-/// What cannot be read has none.
+/// The first batch that `wanted` takes, in a range of bytes of a segment. What cannot be read has none. Gives up when `patience` is used up.
 pub(crate) fn search(
     store: &dyn SegmentStore,
-    uuid: [u8; 16],
     segment: SegmentId,
-    offset: u32,
+    range: Range<u64>,
+    patience: &mut u64,
     wanted: &dyn Fn(&Summary) -> bool,
 ) -> io::Result<Option<Summary>> {
     let step = store.alignment() as usize;
-    let end = store.segment_bytes().min(u64::from(offset) + BATCH_BYTES_MAX);
-    let mut at = u64::from(offset);
+    let end = store.segment_bytes().min(range.end);
+    let mut at = range.start;
     let mut bytes = Vec::new();
     let mut length = SEARCH_BYTES.max(step);
     while at < end {
@@ -92,11 +124,15 @@ pub(crate) fn search(
                 continue;
             }
         }
-        for (i, _) in bytes.chunks(step).enumerate().filter(|(_, sector)| Summary::length_of(sector).is_ok()) {
+        for (i, sector) in bytes.chunks(step).enumerate() {
+            let Ok(n) = Summary::length_of(sector) else { continue };
             let place = u32::try_from(at + (i * step) as u64).map_err(|_| corrupt("a segment is too long"))?;
-            match read_summary(store, uuid, segment, place) {
+            match summary_at(store, segment, place) {
                 Ok(s) if wanted(&s) => return Ok(Some(s)),
-                _ => {}
+                _ => *patience = patience.saturating_sub((n as u64).min(BATCH_BYTES_MAX)),
+            }
+            if *patience == 0 {
+                return Ok(None);
             }
         }
         at += bytes.len() as u64;
@@ -106,8 +142,13 @@ pub(crate) fn search(
 
 /// Whether all data of a batch has the checksums that its summary says.
 pub(crate) fn is_whole(store: &dyn SegmentStore, s: &Summary) -> io::Result<bool> {
+    are_whole(store, s, &|_| true)
+}
+
+/// Whether the data of some entries of a batch has the checksums that its summary says.
+pub(crate) fn are_whole(store: &dyn SegmentStore, s: &Summary, which: &dyn Fn(&Entry) -> bool) -> io::Result<bool> {
     let mut data = Vec::new();
-    for (entry, _, at) in s.placed() {
+    for (entry, _, at) in s.placed().filter(|(entry, ..)| which(entry)) {
         data.resize(entry.stored() as usize, 0);
         match store.get(s.segment, u64::from(at), &mut data) {
             Ok(()) => {}

@@ -211,7 +211,7 @@ impl State {
     }
 
     /// Maps an extent in a branch.
-    fn map(&mut self, at: Logical, extent: Extent) -> io::Result<()> {
+    pub(crate) fn map(&mut self, at: Logical, extent: Extent) -> io::Result<()> {
         let mut displaced = Vec::new();
         self.edit_map(at.branch, |root, edit| {
             remove_extents(root, edit, at.block, u64::from(extent.blocks), &mut displaced)?;
@@ -261,7 +261,7 @@ impl State {
                 }
                 Ok(())
             }
-            Entry::Remap { at, version, source, data } => self.apply_remap(*at, *source, extent(*version, data)),
+            Entry::Remap { at, version, source, data, .. } => self.apply_remap(*at, *source, extent(*version, data)),
             Entry::Forward { version, birth, bytes, data, .. } => {
                 self.apply_forward(*birth, u64::from(*bytes), extent(*version, data))
             }

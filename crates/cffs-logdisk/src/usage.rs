@@ -6,7 +6,7 @@
 use crate::batch::Summary;
 use crate::cache::NodeCache;
 use crate::codec::{corrupt, crc32c};
-use crate::extent::Birth;
+use crate::extent::{Birth, EXTENT_BLOCKS_MAX};
 use crate::layouts::{DeadLayout, ForwardLayout, PAGE_BLOCKS, Page, SegmentInfo, SegmentsLayout};
 use crate::store::{SegmentId, SegmentStore};
 use crate::tree::{Edit, Layout, NODE_BYTES, Node, NodeRef, Root, Source, lookup_extents};
@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 use std::io;
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 
 /// The table of segments.
@@ -209,6 +209,13 @@ impl Usage {
         self.dirty.insert(at.segment);
         self.note_dead(at, blocks);
         Ok(())
+    }
+
+    /// Numbers of a segment that no block has that can be read.
+    pub(crate) fn never_written(&mut self, segment: SegmentId, ordinals: Range<u32>) {
+        for ordinal in ordinals.clone().step_by(EXTENT_BLOCKS_MAX as usize) {
+            self.note_dead(Birth { segment, ordinal }, (ordinals.end - ordinal).min(EXTENT_BLOCKS_MAX));
+        }
     }
 
     fn note_dead(&mut self, at: Birth, blocks: u32) {

@@ -45,6 +45,8 @@ const ENGINE: &[&Layer] = &[
 const LOGDISK: &[&Layer] = &[
     &["stream"],
     &["disk"],
+    &["rebuild"],
+    &["survey"],
     &["snapshots", "writer", "check", "recovery"],
     &["scrub"],
     &["cleaner"],

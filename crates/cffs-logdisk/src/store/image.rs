@@ -26,6 +26,19 @@ pub struct ImageOptions {
     pub slot_bytes: u64,
 }
 
+/// How a device is divided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Geometry {
+    pub(crate) uuid: [u8; 16],
+    pub(crate) slot_bytes: u64,
+    pub(crate) first_slot: u64,
+}
+
+/// The slot of a segment, by its id, and the number of the newest root when it was begun.
+pub(crate) fn parts_of(segment: SegmentId) -> (u64, u64) {
+    (segment & ((1 << SLOT_BITS) - 1), segment >> SLOT_BITS)
+}
+
 /// A store in slots of a device.
 pub struct ImageStore {
     device: Arc<dyn Device>,
@@ -104,6 +117,43 @@ impl ImageStore {
         Ok(Self::with(device, sb, 1 - copy))
     }
 
+    /// The store on a device whose superblocks are gone, or may be older than what is in the slots: the next root gets a number above `sequence`, and
+    /// both superblocks are written anew by the next two. Reads the geometry from a superblock, or else takes what is given.
+    ///
+    /// # Errors
+    /// `InvalidData` if it is not known or impossible.
+    pub(crate) fn recover(device: Arc<dyn Device>, geometry: Option<Geometry>, sequence: u64) -> io::Result<Self> {
+        let whole = |copy: usize| read_superblock(&*device, SUPERBLOCK_OFFSETS[copy]).ok();
+        let newest = [0, 1].into_iter().filter_map(|copy| Some((whole(copy)?, copy))).max_by_key(|(sb, _)| sb.sequence);
+        let (mut sb, copy) = match (newest, geometry) {
+            (Some(found), _) => found,
+            (None, Some(g)) => {
+                let slots =
+                    device.len().saturating_sub(g.first_slot).checked_div(g.slot_bytes).unwrap_or(0).min(SLOTS_MAX);
+                let Geometry { uuid, slot_bytes, first_slot } = g;
+                let sb = Superblock { uuid, sequence, slot_bytes, slots, first_slot, root: Vec::new() };
+                // Whatever of this does not fit together is found here.
+                (Superblock::decode(&sb.encode())?, 1)
+            }
+            (None, None) => return Err(corrupt("no superblock is whole, and nothing tells how the device is divided")),
+        };
+        if sb.first_slot + sb.slots * sb.slot_bytes > device.len() {
+            return Err(corrupt(format!("the log disk has {} slots, the device is shorter", sb.slots)));
+        }
+        if sequence >= SEQUENCE_MAX {
+            return Err(corrupt("a batch has an impossible number"));
+        }
+        sb.sequence = sb.sequence.max(sequence);
+        Ok(Self::with(device, sb, 1 - copy))
+    }
+
+    /// The geometry, if a superblock is whole.
+    pub(crate) fn geometry(device: &dyn Device) -> Option<Geometry> {
+        let whole = SUPERBLOCK_OFFSETS.iter().filter_map(|&offset| read_superblock(device, offset).ok());
+        let sb = whole.max_by_key(|sb| sb.sequence)?;
+        Some(Geometry { uuid: sb.uuid, slot_bytes: sb.slot_bytes, first_slot: sb.first_slot })
+    }
+
     fn with(device: Arc<dyn Device>, sb: Superblock, next_copy: usize) -> Self {
         // The lowest slots are given out first.
         let free = (0..sb.slots as u32).rev().collect();
@@ -123,7 +173,7 @@ impl ImageStore {
     }
 
     fn slot(&self, segment: SegmentId) -> io::Result<u64> {
-        let slot = segment & ((1 << SLOT_BITS) - 1);
+        let (slot, _) = parts_of(segment);
         if slot >= self.slots() {
             return Err(corrupt(format!("segment {segment:#x} is none of this image")));
         }
@@ -213,6 +263,10 @@ impl SegmentStore for ImageStore {
 
     fn list(&self) -> io::Result<Option<Vec<SegmentId>>> {
         Ok(None)
+    }
+
+    fn places(&self) -> io::Result<Vec<SegmentId>> {
+        Ok((0..self.slots()).collect())
     }
 
     fn adopt(&self, segments: &[SegmentId]) -> io::Result<()> {

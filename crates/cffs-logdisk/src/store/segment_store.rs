@@ -54,6 +54,11 @@ pub trait SegmentStore: Send + Sync {
     fn delete(&self, segment: SegmentId) -> io::Result<()>;
     /// All segments, if the store itself knows them; `None` if only the owner does.
     fn list(&self) -> io::Result<Option<Vec<SegmentId>>>;
+    /// Ids by which the bytes of all places where a segment may be can be read, whichever segment was there last. For who has lost
+    /// the list of segments.
+    fn places(&self) -> io::Result<Vec<SegmentId>> {
+        Ok(self.list()?.unwrap_or_default())
+    }
     /// Tells a store that was just opened which segments exist. All others are deleted.
     fn adopt(&self, segments: &[SegmentId]) -> io::Result<()>;
     /// The root.

@@ -315,7 +315,7 @@ impl Driver {
     }
 
     /// All that the disk has.
-    fn contents(&self, disk: &LogDisk) -> Model {
+    pub fn contents(&self, disk: &LogDisk) -> Model {
         let read = |device: &dyn Device| {
             let mut data = vec![1; self.sectors() * SECTOR];
             device.read_at(IoKind::Data, 0, &mut data).unwrap();

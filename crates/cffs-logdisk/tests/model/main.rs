@@ -8,6 +8,7 @@ mod full;
 mod limits;
 mod random;
 mod reading;
+mod rebuild;
 mod refill;
 mod reserve;
 mod scale;

@@ -1,0 +1,436 @@
+//! The disk from its segments alone, if the root or the map is lost.
+//!
+//! Each block of data is described by the summary of its batch, so the segments say all that was ever written and is still there.
+//!
+//! - The newest checkpoint is looked for. If all trees that it refers to can be read, and all batches behind it, the disk is what it was, with its snapshots.
+//! - Else the map of the main branch is made anew: all batches are applied in their order. A copy that the cleaner made of what only the branch had
+//!   (a remap) is what the branch had at that moment. A copy that it made for snapshots (a forward) has a version: it is what was last written
+//!   in that version, so it counts only if the branch has nothing younger. Snapshots and other branches are not made up: whether a discard
+//!   is missing among the batches cannot be known. They are told.
+//!
+//! A discard whose segment is gone is not known any more. So blocks that were discarded may read as what they were before.
+
+use crate::batch::{BATCH_BYTES_MAX, Entry, Logical, Payload, Summary};
+use crate::catalog::MAIN_BRANCH;
+use crate::check::check;
+use crate::checkpoint::{RecordFields, RootRecord};
+use crate::codec::{COUNTER_MAX, corrupt};
+use crate::evacuate::place_of;
+use crate::extent::{BLOCK_BYTES, Birth, Codec, Extent};
+use crate::options::LogOptions;
+use crate::recovery::{LOGICAL_BYTES_MAX, blank, open_at};
+use crate::scan::{next_batch, patience, read_summary};
+use crate::state::State;
+use crate::store::{Geometry, ImageStore, NO_SEGMENT, SegmentId, SegmentStore, parts_of};
+use crate::survey::{Known, Lines, Order, Survey};
+use crate::tree::lookup_extents;
+use cffs_device::{Device, IoKind};
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::sync::Arc;
+
+/// What [`rebuild`] has found and made.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RebuildReport {
+    /// A checkpoint and all behind it could be read: the disk is what it was, with all snapshots.
+    pub from_checkpoint: bool,
+    /// Batches that count, a number.
+    pub batches: usize,
+    /// Bytes that the main branch has, if its map was made anew.
+    pub mapped: u64,
+    /// Bytes of logical space.
+    pub logical_bytes: u64,
+    /// What is lost or could not be read, one line for each.
+    pub lost: Vec<String>,
+}
+
+/// Opens the store on a device for [`rebuild`], also if no superblock is whole: what is in the slots then tells how the device is divided.
+/// Reads all of the device in that case.
+///
+/// # Errors
+/// `InvalidData` if nothing tells it; those of the device.
+pub fn recover_image(device: Arc<dyn Device>) -> io::Result<ImageStore> {
+    let geometry = match ImageStore::geometry(&*device) {
+        Some(known) => known,
+        None => geometry_of(&*device)?,
+    };
+    // Numbers of roots are in ids. The store must not give out again what was.
+    let store = ImageStore::recover(device.clone(), Some(geometry), 0)?;
+    let mut highest = 0;
+    for place in store.places()? {
+        let (mut at, mut left) = (0, patience(geometry.slot_bytes));
+        let ours = |s: &Summary| s.uuid == geometry.uuid;
+        while let Some(s) = next_batch(&store, place, at, &mut left, &ours)? {
+            let ids = s.streams.iter().map(|end| end.segment).chain([s.segment, s.next_segment]);
+            let roots = ids.filter(|id| *id != NO_SEGMENT).map(|id| parts_of(id).1);
+            highest = roots.chain([s.epoch]).fold(highest, u64::max);
+            at = s.offset + s.length;
+        }
+    }
+    ImageStore::recover(device, Some(geometry), highest)
+}
+
+/// How a device is divided, from two batches in different slots.
+fn geometry_of(device: &dyn Device) -> io::Result<Geometry> {
+    let mut first: Option<(Summary, u64)> = None;
+    let step = u64::from(device.sector_size());
+    let mut bytes = vec![0; 1 << 20];
+    let (mut at, mut left) = (0, patience(device.len()));
+    while at < device.len() {
+        let n = bytes.len().min((device.len() - at) as usize);
+        let chunk = &mut bytes[..n];
+        if device.read_at(IoKind::Data, at, chunk).is_err() {
+            chunk.fill(0);
+        }
+        let found = (0..n).step_by(step as usize).filter_map(|i| Some((i, Summary::length_of(chunk.get(i..)?).ok()?)));
+        for (place, length) in found.map(|(i, length)| (at + i as u64, length)).collect::<Vec<_>>() {
+            let Some(s) = summary_on(device, place, length) else {
+                left = left.saturating_sub((length as u64).min(BATCH_BYTES_MAX));
+                if left == 0 {
+                    return Err(corrupt("the device has more that looks like batches than can be looked at"));
+                }
+                continue;
+            };
+            let Some((f, f_at)) = &first else {
+                first = Some((s, place));
+                continue;
+            };
+            let (slots, bytes) = (
+                parts_of(s.segment).0.checked_sub(parts_of(f.segment).0),
+                (place - u64::from(s.offset).min(place)).checked_sub(f_at - u64::from(f.offset).min(*f_at)),
+            );
+            if s.uuid == f.uuid
+                && let (Some(slots @ 1..), Some(bytes)) = (slots, bytes)
+                && bytes.is_multiple_of(slots)
+            {
+                let slot_bytes = bytes / slots;
+                let begin = place - u64::from(s.offset);
+                let first_slot = begin.checked_sub(parts_of(s.segment).0.saturating_mul(slot_bytes));
+                let first_slot = first_slot.ok_or_else(|| corrupt("two batches contradict each other"))?;
+                return Ok(Geometry { uuid: s.uuid, slot_bytes, first_slot });
+            }
+        }
+        at += n as u64;
+    }
+    Err(corrupt("no superblock is whole, and there are no batches in two slots"))
+}
+
+/// The summary of so many bytes at a byte of a device.
+fn summary_on(device: &dyn Device, at: u64, length: usize) -> Option<Summary> {
+    if length as u64 > BATCH_BYTES_MAX {
+        return None;
+    }
+    let mut bytes = vec![0; length.next_multiple_of(device.sector_size() as usize)];
+    device.read_at(IoKind::Data, at, &mut bytes).ok()?;
+    Summary::decode(bytes.get(..length)?).ok()
+}
+
+/// Finds the disk on a store whose root or trees are lost, and makes a root that [`LogDisk::open`](crate::LogDisk::open) can open. See the
+/// module for what comes back. Data is not read; [`LogDisk::scrub_step`](crate::LogDisk::scrub_step) does that. Takes some 60 bytes of memory for each batch, and
+/// the map. Until the new root is written nothing that counts is overwritten, so this can be done again if it was interrupted.
+///
+/// # Errors
+/// `NotFound` if there is no batch of a log disk, `StorageFull` if no segment is free for the new map; those of the store.
+pub fn rebuild(store: Arc<dyn SegmentStore>, options: &LogOptions) -> io::Result<RebuildReport> {
+    let mut survey = Survey::of(&*store)?;
+    let Some((&last, _)) = survey.batches.last_key_value() else {
+        return Err(io::Error::new(io::ErrorKind::NotFound, "the store has no batch of a log disk"));
+    };
+    let mut report = RebuildReport { batches: survey.batches.len(), ..RebuildReport::default() };
+    let checkpoints = survey.checkpoints.clone();
+    for (order, b) in &checkpoints {
+        let root = root_at(&survey, *order, b);
+        match open_whole(&store, root, last, &survey, options) {
+            Ok((state, problems)) => {
+                store.replace_root(state.root_sequence, &root.encode())?;
+                report.from_checkpoint = true;
+                report.logical_bytes = state.logical_bytes;
+                report.lost = problems;
+                return Ok(report);
+            }
+            Err(e) => survey.lost.add(format!("checkpoint {} cannot be used: {e}", order.1)),
+        }
+    }
+    let fields = checkpoints.iter().find_map(|(_, b)| fields_of(&store, b, options).ok());
+    let content = survey.batches.iter().rev().find(|(_, b)| b.has_content).map_or(0, |(order, _)| order.1);
+    let mut maker = Maker::new(store, options, std::mem::take(&mut survey.lost), survey.durable);
+    for (order, b) in &survey.batches {
+        maker.apply(*order, b)?;
+    }
+    maker.finish(last, content, fields, report)
+}
+
+/// The root that a checkpoint had: the batches behind it are of its mount, or of a later one that has found none.
+fn root_at(survey: &Survey, order: Order, b: &Known) -> RootRecord {
+    let behind = survey.batches.keys().filter(|(_, number)| *number == order.1 + 1);
+    let epoch = behind.map(|(epoch, _)| *epoch).max().unwrap_or(order.0);
+    RootRecord { segment: b.segment, offset: b.offset, epoch }
+}
+
+/// The disk as a checkpoint and all batches behind it say, if all of that can be read; and what is wrong with it.
+fn open_whole(
+    store: &Arc<dyn SegmentStore>,
+    root: RootRecord,
+    last: Order,
+    survey: &Survey,
+    options: &LogOptions,
+) -> io::Result<(State, Vec<String>)> {
+    let state = open_at(store.clone(), root, &LogOptions { read_only: true, ..options.clone() })?;
+    if state.log.sequence <= last.1 {
+        return Err(corrupt(format!("batch {} cannot be reached from it", last.1)));
+    }
+    // A segment that was deleted later may be in the way of another.
+    store.adopt(&state.existing())?;
+    let problems = check(&state, false)?;
+    // What was not durable before it may have been lost in a crash, and then it was never a root.
+    let ends = survey.durable_ends();
+    for (id, _) in state.usage.table.iter().filter(|(id, info)| ends.get(id).is_none_or(|end| *end < info.used)) {
+        let mut bytes = 0;
+        if let Some(line) = state.scrub_plan(*id).verify(&**store, &state.dead_now(*id)?, &mut bytes).pop() {
+            return Err(corrupt(line));
+        }
+    }
+    Ok((state, problems))
+}
+
+/// Numbers of a checkpoint whose trees may be lost.
+fn fields_of(store: &Arc<dyn SegmentStore>, b: &Known, options: &LogOptions) -> io::Result<RecordFields> {
+    let mut state = blank(store.clone(), options);
+    let (_, bytes) = state.read_record(b.segment, b.offset)?;
+    Ok(state.decode_record(&bytes)?.fields)
+}
+
+/// Ranges that were discarded, with the version that was current. Later ones count.
+#[derive(Default)]
+struct Discards {
+    /// Start -> end and version.
+    ranges: BTreeMap<u64, (u64, u64)>,
+}
+
+impl Discards {
+    fn add(&mut self, start: u64, end: u64, version: u64) {
+        let before = self.ranges.range(..start).next_back().map(|(k, v)| (*k, *v));
+        if let Some((first, (last, v))) = before.filter(|(_, (last, _))| *last > start) {
+            self.ranges.insert(first, (start, v));
+            if last > end {
+                self.ranges.insert(end, (last, v));
+            }
+        }
+        let inside: Vec<(u64, (u64, u64))> = self.ranges.range(start..end).map(|(k, v)| (*k, *v)).collect();
+        for (first, (last, v)) in inside {
+            self.ranges.remove(&first);
+            if last > end {
+                self.ranges.insert(end, (last, v));
+            }
+        }
+        self.ranges.insert(start, (end, version));
+    }
+
+    /// The version in which a block was last discarded, or 0.
+    fn version(&self, block: u64) -> u64 {
+        let before = self.ranges.range(..=block).next_back();
+        before.filter(|(_, (end, _))| block < *end).map_or(0, |(_, (_, version))| *version)
+    }
+}
+
+/// Makes the map of the main branch from batches.
+struct Maker {
+    state: State,
+    discards: Discards,
+    /// Highest version so far.
+    version: u64,
+    next_id: u64,
+    /// Snapshots and branches that are lost, as far as their entries are there.
+    gone: BTreeMap<u64, String>,
+    /// Branches of which something was found.
+    branches: BTreeSet<u32>,
+    forwards: bool,
+    lost: Lines,
+    /// Behind this number a batch counts only with what is whole of it.
+    durable: u64,
+}
+
+impl Maker {
+    fn new(store: Arc<dyn SegmentStore>, options: &LogOptions, lost: Lines, durable: u64) -> Self {
+        let mut state = blank(store, options);
+        state.options.read_only = false;
+        state.add_main();
+        let (discards, gone, branches) = Default::default();
+        Maker { state, discards, version: 1, next_id: 1, gone, branches, forwards: false, lost, durable }
+    }
+
+    fn apply(&mut self, order: Order, b: &Known) -> io::Result<()> {
+        let usage = &mut self.state.usage;
+        let (used, ordinals) = usage.table.get(&b.segment).map_or((0, 0), |info| (info.used, info.ordinals));
+        let s = match read_summary(&*self.state.store, self.state.log.uuid, b.segment, b.offset) {
+            Ok(s) if s.order() == order && s.offset >= used && s.first_ordinal >= ordinals => s,
+            _ => {
+                self.lost.add(format!("batch {} in segment {:#x} cannot be read again", order.1, b.segment));
+                return Ok(());
+            }
+        };
+        usage.wrote(&s);
+        usage.never_written(s.segment, ordinals..s.first_ordinal);
+        for (entry, ordinal, offset) in s.placed() {
+            if order.1 > self.durable && entry.stored() > 0 {
+                let mut data = vec![0; entry.stored() as usize];
+                let read = self.state.store.get(s.segment, u64::from(offset), &mut data);
+                if read.is_err() || !entry.verify(&data) {
+                    let at = Birth { segment: s.segment, ordinal };
+                    self.state.usage.free(at, entry.ordinals(), u64::from(entry.stored()))?;
+                    continue;
+                }
+            }
+            self.apply_entry(entry, Birth { segment: s.segment, ordinal }, offset)?;
+        }
+        Ok(())
+    }
+
+    fn apply_entry(&mut self, entry: &Entry, here: Birth, offset: u32) -> io::Result<()> {
+        let extent =
+            |version: u64, data: &Payload| Extent { blocks: data.blocks, version, place: place_of(data, here, offset) };
+        match entry {
+            Entry::Write { at, version, data } => {
+                self.version = self.version.max(*version);
+                self.choose(*at, extent(*version, data), |_, _| true)
+            }
+            Entry::Remap { at, version, mapped, data, .. } => {
+                let plain = data.codec == Codec::Plain;
+                self.choose(*at, extent(*version, data), |_, i| plain || mapped >> (i % 16) & 1 == 1)
+            }
+            Entry::Forward { at, version, data, .. } => {
+                self.forwards = true;
+                let older =
+                    |maker: &Self, i: u32| -> bool { maker.discards.version(at.block + u64::from(i)) <= *version };
+                self.choose_forward(*at, extent(*version, data), older)
+            }
+            Entry::Discard { at, blocks } => {
+                let blocks = (*blocks).min(LOGICAL_BYTES_MAX);
+                if at.branch == MAIN_BRANCH {
+                    self.discards.add(at.block, at.block.saturating_add(blocks), self.version);
+                    self.state.unmap(*at, blocks)?;
+                }
+                Ok(())
+            }
+            Entry::Node { .. } | Entry::ForwardNode { .. } | Entry::Record { .. } => {
+                self.state.usage.free(here, 1, u64::from(entry.stored()))
+            }
+            Entry::Snapshot { id, branch, version, name } => {
+                let name = String::from_utf8_lossy(name);
+                self.gone.insert(*id, format!("snapshot {id} ({name}) of branch {branch} is lost"));
+                self.version = self.version.max(version + 1);
+                self.next_id = self.next_id.max(id + 1);
+                Ok(())
+            }
+            Entry::Clone { branch, name, .. } => {
+                let (id, name) = (u64::from(*branch), String::from_utf8_lossy(name));
+                self.gone.insert(id, format!("branch {branch} ({name}) is lost"));
+                self.next_id = self.next_id.max(id + 1);
+                Ok(())
+            }
+            Entry::Delete { id } => {
+                self.gone.remove(id);
+                if let Ok(branch) = u32::try_from(*id) {
+                    self.branches.remove(&branch);
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// Maps the blocks of an extent that are chosen; nobody needs the others.
+    fn choose(&mut self, at: Logical, extent: Extent, chosen: impl Fn(&Self, u32) -> bool) -> io::Result<()> {
+        if at.branch != MAIN_BRANCH {
+            self.branches.insert(at.branch);
+            return self.state.usage.free(extent.place.birth(), extent.blocks, extent.share());
+        }
+        let mut i = 0;
+        while i < extent.blocks {
+            let now = chosen(self, i);
+            let end = (i..extent.blocks).find(|&j| chosen(self, j) != now).unwrap_or(extent.blocks);
+            let part = extent.part(i, end - i);
+            if now {
+                self.state.map(Logical { block: at.block + u64::from(i), ..at }, part)?;
+            } else {
+                self.state.usage.free(part.place.birth(), part.blocks, part.share())?;
+            }
+            i = end;
+        }
+        Ok(())
+    }
+
+    /// Maps the blocks of a copy of what snapshots have where the branch has nothing younger.
+    fn choose_forward(&mut self, at: Logical, extent: Extent, older: impl Fn(&Self, u32) -> bool) -> io::Result<()> {
+        let mut younger = BTreeSet::new();
+        if at.branch == MAIN_BRANCH
+            && let Some(main) = self.state.catalog.branches.get(&MAIN_BRANCH)
+        {
+            for (block, e) in lookup_extents(&main.root, &self.state.nodes(), at.block, u64::from(extent.blocks))? {
+                if e.version > extent.version {
+                    let first = (block - at.block) as u32;
+                    younger.extend(first..first + e.blocks);
+                }
+            }
+        }
+        self.choose(at, extent, |maker, i| !younger.contains(&i) && older(maker, i))
+    }
+
+    /// Stores the map, and makes a root. `content` is the last number of more than nodes: an interrupted attempt before this one does not count.
+    fn finish(
+        mut self,
+        last: Order,
+        content: u64,
+        fields: Option<RecordFields>,
+        mut report: RebuildReport,
+    ) -> io::Result<RebuildReport> {
+        let state = &mut self.state;
+        let (mut end, mut mapped) = (0, 0);
+        if let Some(main) = state.catalog.branches.get(&MAIN_BRANCH) {
+            main.root.walk(&state.nodes(), &mut |_| Ok(true), &mut |block, e| {
+                end = block.saturating_add(u64::from(e.blocks));
+                mapped += u64::from(e.blocks) * BLOCK_BYTES as u64;
+                Ok(())
+            })?;
+        }
+        state.logical_bytes = match fields {
+            Some(known) => known.logical_bytes,
+            None => {
+                self.lost.add("the size of the disk is lost: it ends behind the last block that was found".into());
+                end.max(1).saturating_mul(BLOCK_BYTES as u64)
+            }
+        };
+        if state.logical_bytes > LOGICAL_BYTES_MAX {
+            return Err(corrupt("a batch has a block that is on no disk"));
+        }
+        let known = fields.map_or((1, 1), |known| (known.version, known.next_id));
+        state.version = known.0.max(self.version.saturating_add(1)).min(COUNTER_MAX - 1);
+        state.next_id = known.1.max(self.next_id).min(COUNTER_MAX - 1);
+        let empty: Vec<SegmentId> = state.empty_segments().collect();
+        empty.into_iter().for_each(|id| state.usage.remove(id));
+        state.usage.removed.clear();
+        state.root_sequence = state.store.root()?.sequence;
+        let epoch = state.root_sequence + 1;
+        if last.0 >= epoch {
+            return Err(corrupt(
+                "the root of the store is older than its batches: the store must be opened for recovery",
+            ));
+        }
+        (state.log.epoch, state.log.sequence, state.log.durable) = (epoch, last.1 + 1, content);
+        state.store.adopt(&state.existing())?;
+        state.log.next_segment = state.store.create()?;
+        state.checkpoint()?;
+        for (_, line) in std::mem::take(&mut self.gone) {
+            self.lost.add(line);
+        }
+        for branch in self.branches {
+            self.lost.add(format!("what was written to branch {branch} is lost"));
+        }
+        if self.forwards {
+            self.lost.add("there were snapshots; none of them is there any more".into());
+        }
+        report.mapped = mapped;
+        report.logical_bytes = state.logical_bytes;
+        report.lost = self.lost.lines;
+        Ok(report)
+    }
+}

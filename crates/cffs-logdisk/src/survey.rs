@@ -1,0 +1,232 @@
+//! Which batches a store has, found without a root or a map, and which of them count.
+//!
+//! Batches are ordered by mount and number. What a crash has left behind the end of the log does not count, and is told by what is newer:
+//! a later mount has used its numbers again, or a later batch says that its segment ended before it. Behind the newest number that is
+//! known to be durable, batches count up to the first that is missing or not whole, as in recovery.
+
+use crate::batch::{CONTINUES, Entry, Summary};
+use crate::checkpoint::RootRecord;
+use crate::scan::{are_whole, patience, read_summary, search, summary_at};
+use crate::store::{NO_SEGMENT, SegmentId, SegmentStore};
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+
+/// Most lines of a report.
+const LINES_MAX: usize = 100;
+
+/// Checkpoints that are tried.
+const CHECKPOINTS_MAX: usize = 4;
+
+/// The first lines of a report.
+#[derive(Default)]
+pub(crate) struct Lines {
+    pub(crate) lines: Vec<String>,
+}
+
+impl Lines {
+    pub(crate) fn add(&mut self, line: String) {
+        if self.lines.len() < LINES_MAX {
+            self.lines.push(line);
+        }
+    }
+}
+
+/// Mount and number of a batch.
+pub(crate) type Order = (u64, u64);
+
+/// What is kept of a summary.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Known {
+    pub(crate) segment: SegmentId,
+    pub(crate) offset: u32,
+    pub(crate) length: u32,
+    durable: u64,
+    continues: bool,
+    /// The one entry is a checkpoint.
+    is_checkpoint: bool,
+    /// There is more than nodes or a checkpoint.
+    pub(crate) has_content: bool,
+}
+
+/// Which batch was the last to say where a segment goes on, and where.
+type End = (Order, u32);
+
+/// All batches of a store.
+#[derive(Default)]
+pub(crate) struct Survey {
+    /// Some 60 bytes for each.
+    pub(crate) batches: BTreeMap<Order, Known>,
+    /// Bytes of each segment that could be read.
+    read: BTreeMap<SegmentId, u32>,
+    ends: BTreeMap<SegmentId, End>,
+    /// The newest checkpoints, the newest first.
+    pub(crate) checkpoints: Vec<(Order, Known)>,
+    /// Batches up to this number are known to be durable.
+    pub(crate) durable: u64,
+    pub(crate) lost: Lines,
+}
+
+impl Survey {
+    /// Reads all summaries.
+    ///
+    /// # Errors
+    /// Those of the list of places; what cannot be read is told in `lost`.
+    pub(crate) fn of(store: &dyn SegmentStore) -> io::Result<Self> {
+        let mut survey = Survey::default();
+        for place in store.places()? {
+            survey.add_place(store, place)?;
+        }
+        survey.drop_left_over();
+        let checkpoints = survey.batches.iter().rev().filter(|(_, b)| b.is_checkpoint);
+        survey.checkpoints = checkpoints.take(CHECKPOINTS_MAX).map(|(order, b)| (*order, *b)).collect();
+        survey.cut_end(store);
+        survey.tell_cut_segments();
+        Ok(survey)
+    }
+
+    fn add_place(&mut self, store: &dyn SegmentStore, place: SegmentId) -> io::Result<()> {
+        let (uuid, end, step) = (store.uuid(), store.segment_bytes(), u64::from(store.alignment()));
+        let mut last: Option<Summary> = None;
+        let (mut at, mut left) = (0u64, patience(end));
+        while at < end {
+            let follows = |s: &Summary| match &last {
+                Some(l) => s.segment == l.segment && s.order() > l.order() && s.first_ordinal >= ordinals_end(l),
+                // The place may have been that of another segment.
+                None => read_summary(store, uuid, s.segment, s.offset).is_ok_and(|again| again == *s),
+            };
+            let is_next = |s: &Summary| s.uuid == uuid && follows(s);
+            let found = match u32::try_from(at).map(|at| summary_at(store, place, at)) {
+                Ok(Ok(s)) if is_next(&s) => Some(s),
+                Ok(found) => {
+                    self.tell_unreadable(place, at, found.err());
+                    search(store, place, at + step..end, &mut left, &is_next)?
+                }
+                Err(_) => None,
+            };
+            let Some(s) = found else { break };
+            if u64::from(s.offset) > at {
+                self.lost.add(format!("segment {:#x} cannot be read from byte {at} to {}", s.segment, s.offset));
+            }
+            at = u64::from(s.offset) + u64::from(s.length);
+            self.add(&s);
+            last = Some(s);
+        }
+        if left == 0 {
+            self.lost
+                .add(format!("the segment at place {place:#x} has more that looks like batches than can be looked at"));
+        }
+        Ok(())
+    }
+
+    fn tell_unreadable(&mut self, place: SegmentId, at: u64, error: Option<io::Error>) {
+        use io::ErrorKind::{InvalidData, NotFound, UnexpectedEof};
+        if let Some(e) = error.filter(|e| !matches!(e.kind(), InvalidData | NotFound | UnexpectedEof)) {
+            self.lost.add(format!("the segment at place {place:#x} cannot be read at byte {at}: {e}"));
+        }
+    }
+
+    fn add(&mut self, s: &Summary) {
+        let known = Known {
+            segment: s.segment,
+            offset: s.offset,
+            length: s.length,
+            durable: s.durable,
+            continues: s.flags & CONTINUES != 0,
+            is_checkpoint: matches!(s.entries[..], [Entry::Record { .. }]),
+            has_content: !s.entries.iter().all(is_made),
+        };
+        self.read.insert(s.segment, s.offset + s.length);
+        for end in s.streams.iter().filter(|end| end.segment != NO_SEGMENT) {
+            let newest = self.ends.entry(end.segment).or_default();
+            *newest = (*newest).max((s.order(), end.offset));
+        }
+        let before = self.batches.insert(s.order(), known);
+        if before.is_some() {
+            self.lost.add(format!("there are two batches {} of one mount", s.sequence));
+        }
+    }
+
+    /// Takes away what earlier stores and crashes have left.
+    fn drop_left_over(&mut self) {
+        // The first batch of a store; what is older is of an earlier one.
+        let first = self.batches.keys().rev().find(|(_, n)| *n == 1).copied();
+        let mut below = u64::MAX;
+        let mut mount = (u64::MAX, u64::MAX);
+        let mut gone = BTreeSet::new();
+        for (&order, b) in self.batches.iter().rev() {
+            let (epoch, number) = order;
+            if epoch != mount.0 {
+                below = below.min(mount.1);
+                mount = (epoch, u64::MAX);
+            }
+            let end = self.ends.get(&b.segment);
+            let is_behind = end.is_some_and(|(said, end)| *said > order && b.offset + b.length > *end);
+            if number >= below || is_behind || first.is_some_and(|first| order < first) {
+                gone.insert(order);
+            } else {
+                // A mount takes all that it has found for durable, and goes on behind it.
+                mount.1 = mount.1.min(b.durable.saturating_add(1)).min(number);
+            }
+        }
+        self.batches.retain(|order, _| !gone.contains(order));
+    }
+
+    /// Takes away what is behind the end of the log.
+    fn cut_end(&mut self, store: &dyn SegmentStore) {
+        let Some((&(mount, newest), _)) = self.batches.last_key_value() else { return };
+        self.durable = self.batches.values().map(|b| b.durable).max().unwrap_or(0).min(newest);
+        // All before the checkpoint of the root is durable. Without a root it may have been that of the newest.
+        let root = store.root().ok().and_then(|r| RootRecord::decode(&r.bytes).ok());
+        let is_root = |b: &Known| root.is_none_or(|r| (r.segment, r.offset) == (b.segment, b.offset));
+        let rooted = self.checkpoints.iter().find(|(_, b)| is_root(b)).map_or(0, |(order, _)| order.1);
+        if root.is_some() {
+            self.durable = self.durable.max(rooted);
+        }
+        let durable = self.durable.max(rooted);
+        let mut whole = durable;
+        while self.batches.get(&(mount, whole + 1)).is_some_and(|b| has_data(store, b)) {
+            whole += 1;
+        }
+        while whole > durable && self.batches.get(&(mount, whole)).is_some_and(|b| b.continues) {
+            whole -= 1;
+        }
+        self.batches.retain(|(_, number), _| *number <= whole);
+    }
+
+    /// Bytes of each segment that are known to be durable.
+    pub(crate) fn durable_ends(&self) -> BTreeMap<SegmentId, u32> {
+        let mut ends = BTreeMap::new();
+        for (_, b) in self.batches.iter().filter(|((_, number), _)| *number <= self.durable) {
+            let end: &mut u32 = ends.entry(b.segment).or_default();
+            *end = (*end).max(b.offset + b.length);
+        }
+        ends
+    }
+
+    /// Tells segments that went on behind what could be read of them.
+    fn tell_cut_segments(&mut self) {
+        let there: BTreeSet<SegmentId> = self.batches.values().map(|b| b.segment).collect();
+        for (id, read) in self.read.iter().filter(|(id, _)| there.contains(id)) {
+            let end = self.ends.get(id).filter(|(said, end)| end > read && self.batches.contains_key(said));
+            if let Some((_, end)) = end {
+                self.lost.add(format!("segment {id:#x} cannot be read from byte {read} to {end}"));
+            }
+        }
+    }
+}
+
+/// Nodes and checkpoints are no part of what was written.
+fn is_made(entry: &Entry) -> bool {
+    matches!(entry, Entry::Node { .. } | Entry::ForwardNode { .. } | Entry::Record { .. })
+}
+
+/// Whether the data of a batch is whole.
+fn has_data(store: &dyn SegmentStore, b: &Known) -> bool {
+    let s = read_summary(store, store.uuid(), b.segment, b.offset);
+    s.and_then(|s| are_whole(store, &s, &|entry| !is_made(entry))).unwrap_or(false)
+}
+
+/// The ordinal behind those of a batch.
+fn ordinals_end(s: &Summary) -> u32 {
+    s.first_ordinal + s.entries.iter().map(Entry::ordinals).sum::<u32>()
+}
