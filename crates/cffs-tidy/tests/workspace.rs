@@ -35,7 +35,7 @@ const ENGINE: &[&Layer] = &[
     &["journal"],
     &["cache"],
     &["reservation", "superblocks", "acl"],
-    &["error", "stats"],
+    &["error", "stats", "copies"],
     &["format"],
     &["setters"],
 ];

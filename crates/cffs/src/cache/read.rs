@@ -4,6 +4,7 @@ use super::block_cache::Cache;
 use super::buf::BufRef;
 use super::locality::LocalityHint;
 use super::verify::DataVerifier;
+use crate::copies::right_copy;
 use crate::error::{Error, Result};
 use crate::format::{self, BlockAddr, BlockId, BlockKind, FragAddr};
 use cffs_buf::AlignedBuf;
@@ -45,14 +46,39 @@ impl Cache {
     fn check_identity(&self, buf: &BufRef, id: BlockId) -> Result<()> {
         let bytes = buf.read();
         if !buf.is_verified() {
-            format::verify_block(&bytes, self.geo.fsid, id)?;
-            format::verify_contents(&bytes, id.kind)?;
+            if let Err(damage) = self.verify_meta(&bytes, id) {
+                drop(bytes);
+                return self.restore_meta(buf, id, damage);
+            }
             buf.set_verified(true);
         } else if format::get_u32(&bytes, 0) != id.kind as u32 || format::block_owner(&bytes) != id.owner {
             let what = format!("{} at block {}: another structure is there", id.kind.name(), id.addr);
             return Err(format::Corrupt(what).into());
         }
         Ok(())
+    }
+
+    fn verify_meta(&self, bytes: &[u8], id: BlockId) -> std::result::Result<(), format::Corrupt> {
+        format::verify_block(bytes, self.geo.fsid, id)?;
+        format::verify_contents(bytes, id.kind)
+    }
+
+    /// Takes the contents of a damaged metadata block from another copy, where the device has one that is right.
+    #[cold]
+    fn restore_meta(&self, buf: &BufRef, id: BlockId, damage: format::Corrupt) -> Result<()> {
+        let mut is_right = |bytes: &[u8]| self.verify_meta(bytes, id).is_ok();
+        let (offset, len) = (id.addr << self.geo.block_shift, self.geo.block_size());
+        let Some(good) = right_copy(&*self.dev, IoKind::Meta, offset, len, &mut is_right) else {
+            return Err(damage.into());
+        };
+        let mut inner = buf.lock();
+        // Not if it was restored or changed meanwhile.
+        if !buf.is_verified() {
+            inner.bytes.copy_from_slice(&good);
+            buf.set_verified(true);
+        }
+        drop(inner);
+        self.check_identity(buf, id)
     }
 
     /// A metadata block with the owner it names itself (for finding an inode through the locator).
@@ -158,7 +184,11 @@ impl Cache {
                 self.dev.read_at(IoKind::Data, at, &mut own)?;
                 if let Some(verifier) = verifier {
                     let sums = self.expected_sums(span.block, verifier)?;
-                    self.verify_frags(span.block, frags, &own, &sums, 0, verifier)?;
+                    let first = frags.start;
+                    let (_, restored) = self.verify_frags(span.block, frags, &own, &sums, 0, verifier)?;
+                    for (f, good) in restored {
+                        own[(f - first) * fs..][..fs].copy_from_slice(&good);
+                    }
                 }
                 out.copy_from_slice(&own[..n]);
             }
