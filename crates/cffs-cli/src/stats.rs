@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 
 /// Show the counters of a mount, or of an image
 ///
-/// For the directory that an image is mounted on: device requests and bytes by kind, cache and group hits, log and
+/// For the directory that an image is mounted on: device requests and bytes by kind and by purpose, cache and group hits, log and
 /// latencies since the mount. For an image that is not mounted: what it has stored.
 #[derive(Args, Debug)]
 pub struct StatsArgs {

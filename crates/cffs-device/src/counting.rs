@@ -1,6 +1,7 @@
 //! A wrapper that counts requests, bytes, errors and latencies.
 
 use crate::device::{Device, IoKind, ReadRequest, WriteRequest};
+use crate::purpose::Purpose;
 use crate::range::{total, total_mut};
 use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut};
@@ -61,6 +62,37 @@ impl KindStats {
             write_bytes: f(self.write_bytes, other.write_bytes),
             read_errors: f(self.read_errors, other.read_errors),
             write_errors: f(self.write_errors, other.write_errors),
+        }
+    }
+}
+
+/// What was requested for one purpose. The sums over all purposes are those over all kinds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct PurposeStats {
+    /// Read requests, failed ones included.
+    pub read_requests: u64,
+    /// Write requests, failed ones included.
+    pub write_requests: u64,
+    /// Bytes that read requests asked for.
+    pub read_bytes: u64,
+    /// Bytes that write requests carried.
+    pub write_bytes: u64,
+    /// Flushes, failed ones included.
+    pub flushes: u64,
+    /// Discards, failed ones included.
+    pub discards: u64,
+}
+
+impl PurposeStats {
+    /// The counters of both, one by one combined by `f`.
+    pub fn zip(self, other: Self, f: impl Fn(u64, u64) -> u64) -> Self {
+        PurposeStats {
+            read_requests: f(self.read_requests, other.read_requests),
+            write_requests: f(self.write_requests, other.write_requests),
+            read_bytes: f(self.read_bytes, other.read_bytes),
+            write_bytes: f(self.write_bytes, other.write_bytes),
+            flushes: f(self.flushes, other.flushes),
+            discards: f(self.discards, other.discards),
         }
     }
 }
@@ -169,6 +201,8 @@ impl Latency {
 pub struct DeviceStats {
     /// Requests by kind, in the order of [`IoKind::ALL`].
     pub kinds: [KindStats; 4],
+    /// The same requests by purpose, in the order of [`Purpose::ALL`].
+    pub purposes: [PurposeStats; 8],
     /// Flushes, failed ones included.
     pub flushes: u64,
     /// Flushes that failed.
@@ -190,6 +224,11 @@ impl DeviceStats {
     /// The counters of one kind.
     pub fn kind(&self, kind: IoKind) -> &KindStats {
         &self.kinds[kind.index()]
+    }
+
+    /// The counters of one purpose.
+    pub fn purpose(&self, purpose: Purpose) -> &PurposeStats {
+        &self.purposes[purpose.index()]
     }
 
     /// The sum over all kinds.
@@ -221,6 +260,7 @@ impl DeviceStats {
     pub fn since(&self, earlier: &DeviceStats) -> DeviceStats {
         DeviceStats {
             kinds: std::array::from_fn(|i| self.kinds[i].zip(earlier.kinds[i], u64::saturating_sub)),
+            purposes: std::array::from_fn(|i| self.purposes[i].zip(earlier.purposes[i], u64::saturating_sub)),
             flushes: self.flushes.saturating_sub(earlier.flushes),
             flush_errors: self.flush_errors.saturating_sub(earlier.flush_errors),
             discards: self.discards.saturating_sub(earlier.discards),
@@ -294,10 +334,21 @@ struct KindCounters {
     write_errors: AtomicU64,
 }
 
+#[derive(Default)]
+struct PurposeCounters {
+    read_requests: AtomicU64,
+    write_requests: AtomicU64,
+    read_bytes: AtomicU64,
+    write_bytes: AtomicU64,
+    flushes: AtomicU64,
+    discards: AtomicU64,
+}
+
 /// Passes everything on to the device below and counts it, without locks.
 pub struct CountingDevice<D> {
     inner: D,
     kinds: [KindCounters; 4],
+    purposes: [PurposeCounters; 8],
     flushes: AtomicU64,
     flush_errors: AtomicU64,
     discards: AtomicU64,
@@ -313,6 +364,7 @@ impl<D: Device> CountingDevice<D> {
         CountingDevice {
             inner,
             kinds: Default::default(),
+            purposes: Default::default(),
             flushes: AtomicU64::new(0),
             flush_errors: AtomicU64::new(0),
             discards: AtomicU64::new(0),
@@ -342,6 +394,17 @@ impl<D: Device> CountingDevice<D> {
                     write_errors: get(&k.write_errors),
                 }
             }),
+            purposes: std::array::from_fn(|i| {
+                let p = &self.purposes[i];
+                PurposeStats {
+                    read_requests: get(&p.read_requests),
+                    write_requests: get(&p.write_requests),
+                    read_bytes: get(&p.read_bytes),
+                    write_bytes: get(&p.write_bytes),
+                    flushes: get(&p.flushes),
+                    discards: get(&p.discards),
+                }
+            }),
             flushes: get(&self.flushes),
             flush_errors: get(&self.flush_errors),
             discards: get(&self.discards),
@@ -352,10 +415,24 @@ impl<D: Device> CountingDevice<D> {
         }
     }
 
+    fn purpose(&self) -> &PurposeCounters {
+        &self.purposes[Purpose::current().index()]
+    }
+
     fn count_write(&self, kind: IoKind, bytes: usize) {
-        let counters = &self.kinds[kind.index()];
+        let (counters, purpose) = (&self.kinds[kind.index()], self.purpose());
         add(&counters.write_requests, 1);
         add(&counters.write_bytes, bytes as u64);
+        add(&purpose.write_requests, 1);
+        add(&purpose.write_bytes, bytes as u64);
+    }
+
+    fn count_read(&self, kind: IoKind, bytes: usize) {
+        let (counters, purpose) = (&self.kinds[kind.index()], self.purpose());
+        add(&counters.read_requests, 1);
+        add(&counters.read_bytes, bytes as u64);
+        add(&purpose.read_requests, 1);
+        add(&purpose.read_bytes, bytes as u64);
     }
 }
 
@@ -377,10 +454,9 @@ impl<D: Device> Device for CountingDevice<D> {
     }
 
     fn read_vectored(&self, kind: IoKind, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<()> {
-        let counters = &self.kinds[kind.index()];
-        add(&counters.read_requests, 1);
-        add(&counters.read_bytes, total_mut(bufs) as u64);
-        self.read_latency.time(1, &counters.read_errors, || self.inner.read_vectored(kind, offset, bufs))
+        self.count_read(kind, total_mut(bufs));
+        let errors = &self.kinds[kind.index()].read_errors;
+        self.read_latency.time(1, errors, || self.inner.read_vectored(kind, offset, bufs))
     }
 
     fn write_vectored(&self, kind: IoKind, offset: u64, bufs: &[IoSlice<'_>]) -> io::Result<()> {
@@ -401,9 +477,7 @@ impl<D: Device> Device for CountingDevice<D> {
     fn read_batch(&self, requests: &mut [ReadRequest<'_>]) -> io::Result<()> {
         let Some(first) = requests.first().map(|r| r.kind) else { return Ok(()) };
         for r in requests.iter() {
-            let counters = &self.kinds[r.kind.index()];
-            add(&counters.read_requests, 1);
-            add(&counters.read_bytes, r.buf.len() as u64);
+            self.count_read(r.kind, r.buf.len());
         }
         let errors = &self.kinds[first.index()].read_errors;
         self.read_latency.time(requests.len() as u64, errors, || self.inner.read_batch(requests))
@@ -414,10 +488,9 @@ impl<D: Device> Device for CountingDevice<D> {
     }
 
     fn read_copy(&self, kind: IoKind, copy: usize, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        let counters = &self.kinds[kind.index()];
-        add(&counters.read_requests, 1);
-        add(&counters.read_bytes, buf.len() as u64);
-        self.read_latency.time(1, &counters.read_errors, || self.inner.read_copy(kind, copy, offset, buf))
+        self.count_read(kind, buf.len());
+        let errors = &self.kinds[kind.index()].read_errors;
+        self.read_latency.time(1, errors, || self.inner.read_copy(kind, copy, offset, buf))
     }
 
     fn repair(&self, kind: IoKind, copy: usize, offset: u64, good: &[u8]) -> io::Result<bool> {
@@ -428,6 +501,7 @@ impl<D: Device> Device for CountingDevice<D> {
 
     fn flush(&self) -> io::Result<()> {
         add(&self.flushes, 1);
+        add(&self.purpose().flushes, 1);
         self.flush_latency.time(1, &self.flush_errors, || self.inner.flush())
     }
 
@@ -441,6 +515,7 @@ impl<D: Device> Device for CountingDevice<D> {
 
     fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
         add(&self.discards, 1);
+        add(&self.purpose().discards, 1);
         add(&self.discard_bytes, len);
         self.inner.discard(offset, len)
     }
@@ -498,6 +573,29 @@ mod tests {
         assert_eq!(diff.write_latency.count(), 2);
         assert_eq!(diff.read_latency, Latency::default());
         assert_eq!(all.since(&all), DeviceStats::default());
+    }
+
+    #[test]
+    fn counts_by_purpose() {
+        let dev = CountingDevice::new(MemoryDevice::new(1 << 20));
+        let mut buf = [0; 4096];
+        dev.read_at(IoKind::Meta, 0, &mut buf).unwrap();
+        let log = Purpose::Log.scope();
+        dev.write_at(IoKind::Log, 0, &buf).unwrap();
+        dev.flush().unwrap();
+        drop(log);
+        let before = dev.snapshot();
+        let regroup = Purpose::Regroup.scope();
+        dev.read_batch(&mut [ReadRequest { kind: IoKind::Data, offset: 0, buf: &mut buf[..512] }]).unwrap();
+        dev.discard(0, 4096).unwrap();
+        drop(regroup);
+        let all = dev.snapshot();
+        assert_eq!((all.purpose(Purpose::Demand).read_requests, all.purpose(Purpose::Demand).read_bytes), (1, 4096));
+        let log = PurposeStats { write_requests: 1, write_bytes: 4096, flushes: 1, ..PurposeStats::default() };
+        assert_eq!(all.purpose(Purpose::Log), &log);
+        let regroup = PurposeStats { read_requests: 1, read_bytes: 512, discards: 1, ..PurposeStats::default() };
+        assert_eq!(all.since(&before).purpose(Purpose::Regroup), &regroup);
+        assert_eq!(all.since(&before).purpose(Purpose::Log), &PurposeStats::default());
     }
 
     #[test]

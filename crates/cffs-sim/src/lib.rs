@@ -16,6 +16,7 @@ pub mod model;
 pub mod model_driver;
 pub mod ops;
 pub mod pattern;
+mod requests;
 pub mod run;
 pub mod scenarios;
 pub mod setup;

@@ -5,6 +5,7 @@ use crate::engine_driver::{EngineDriver, Reply};
 use crate::model::{Body, Fail, Id, Inode, ROOT, Time};
 use crate::model_driver::{Outcome, State};
 use crate::ops::{self, Op};
+use crate::requests;
 use crate::setup::{Setup, check_unmounted};
 use crate::walk::{read, remove_all, xattrs};
 use cffs::{Attr, DirEntry, Error, FileType, Fs, Ino};
@@ -355,6 +356,7 @@ impl SideBySide {
         let numbers: BTreeSet<Ino> = self.inos.values().copied().collect();
         ensure(numbers.len() == self.inos.len(), || "two files have one inode number".into())?;
         self.verify_quotas()?;
+        requests::check(&self.engine.fs)?;
         let s = self.engine.fs.statfs();
         ensure(s.free <= s.total && s.available <= s.free, || format!("statfs is impossible: {s:?}"))
     }

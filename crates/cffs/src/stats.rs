@@ -1,6 +1,6 @@
 //! Counters of a mounted file system, as plain data.
 
-use cffs_device::{DeviceStats, IoKind, KindStats, Latency};
+use cffs_device::{DeviceStats, IoKind, KindStats, Latency, Purpose, PurposeStats};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -42,6 +42,9 @@ impl From<&Latency> for LatencyStats {
 pub struct DeviceCounters {
     /// Requests and bytes by what they carried.
     pub kinds: BTreeMap<String, KindStats>,
+    /// The same requests by why they were made ([`Purpose::name`]).
+    #[serde(default)]
+    pub purposes: BTreeMap<String, PurposeStats>,
     /// Flushes.
     pub flushes: u64,
     /// Latencies of reads, writes and flushes.
@@ -53,6 +56,7 @@ impl From<&DeviceStats> for DeviceCounters {
         let latency = [("read", &s.read_latency), ("write", &s.write_latency), ("flush", &s.flush_latency)];
         DeviceCounters {
             kinds: IoKind::ALL.iter().map(|k| (k.name().to_string(), *s.kind(*k))).collect(),
+            purposes: Purpose::ALL.iter().map(|p| (p.name().to_string(), *s.purpose(*p))).collect(),
             flushes: s.flushes,
             latency: latency.into_iter().map(|(n, l)| (n.to_string(), l.into())).collect(),
         }

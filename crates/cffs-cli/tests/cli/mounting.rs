@@ -61,7 +61,8 @@ fn mount_returns_when_ready_and_umount_leaves_a_clean_image() {
     fails(&["mkfs", "--force", &image], 1, &["in use"]);
     let stats = json(&ok(&["stats", "--json", &name]));
     assert!(stats.is_object() && !stats.as_object().unwrap().is_empty());
-    assert!(!ok(&["stats", &name]).is_empty());
+    assert!(stats["device"]["purposes"]["demand"]["read_requests"].as_u64().unwrap() > 0, "{stats}");
+    assert!(ok(&["stats", &name]).lines().any(|l| l.trim_start().starts_with("checkpoint ")), "a row for each purpose");
     assert!(ok(&["stats", path.join("dir").to_str().unwrap()]).contains("commits"));
     let info = json(&ok(&["info", "--json", &name]));
     assert_eq!(info["mount"]["image"], image.as_str());

@@ -4,7 +4,7 @@ use super::block_cache::Cache;
 use super::buf::{Buf, BufRef, Demand};
 use crate::format::BlockAddr;
 use cffs_buf::AlignedBuf;
-use cffs_device::{IoKind, ReadRequest};
+use cffs_device::{IoKind, Purpose, ReadRequest};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -31,6 +31,7 @@ impl Cache {
                 buf: &mut bytes[..],
             })
             .collect();
+        let _purpose = Purpose::Prefetch.scope_if_none();
         let read = self.dev.read_batch(&mut requests).is_ok();
         drop(requests);
         let mut prefetched = Vec::new();

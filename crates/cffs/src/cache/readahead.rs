@@ -4,7 +4,7 @@ use super::block_cache::{Cache, ReadaheadRequest};
 use super::locality::DirExtents;
 use super::prefetch::Prefetch;
 use crate::format::{BlockAddr, FragAddr};
-use cffs_device::IoKind;
+use cffs_device::{IoKind, Purpose};
 use std::sync::{Arc, mpsc};
 
 /// Requests that may wait for the thread. A full queue means the device is busy enough.
@@ -19,6 +19,7 @@ impl Cache {
         std::thread::Builder::new()
             .name("cffs-ahead".into())
             .spawn(move || {
+                let _purpose = Purpose::Prefetch.scope();
                 while let Ok((kind, range)) = receive.recv() {
                     let Some(cache) = weak.upgrade() else { break };
                     // The reader that needs the block meets a failure again, and reports it.

@@ -9,7 +9,7 @@ use super::shard::{LockedShard, Shard};
 use crate::error::Result;
 use crate::format::{BlockAddr, FragAddr};
 use cffs_buf::AlignedBuf;
-use cffs_device::{IoKind, WriteRequest};
+use cffs_device::{IoKind, Purpose, WriteRequest};
 use parking_lot::MutexGuard;
 use std::io::IoSlice;
 use std::ops::{Deref, Range};
@@ -116,6 +116,7 @@ impl Cache {
     /// Writes file data to its place. On return the data has left for the device (durable after the next flush) and whatever
     /// part of it was cached has the new contents.
     pub fn write_data(&self, runs: &mut [&DataRun<'_>]) -> Result<()> {
+        let _purpose = Purpose::Writeback.scope_if_none();
         runs.sort_unstable_by_key(|r| r.frag);
         let shift = self.geo.frag_shift;
         let Some(twice) = runs.windows(2).find(|w| w[0].frag + (w[0].len as u64 >> shift) > w[1].frag) else {

@@ -15,6 +15,7 @@ use crate::format::{FileType, Ino, InodeFormat};
 use crate::inode;
 use crate::node::Node;
 use crate::sums::{ChecksumRun, PinnedTables, Sums};
+use cffs_device::Purpose;
 use std::sync::Arc;
 
 /// Data written in one go, in bytes. Bounds the memory that writeback holds on to.
@@ -34,6 +35,7 @@ fn name_space_order(cx: &FileCtx<'_>, node: &Node) -> ((Ino, u64), Ino, u64, usi
 /// Writes back the data of these nodes, allocating in the order of the name space. Errors are kept in the nodes for
 /// fsync, and the first one is returned too.
 pub fn write_back(cx: &FileCtx<'_>, nodes: Vec<Arc<Node>>) -> Result<()> {
+    let _purpose = Purpose::Writeback.scope_if_none();
     let mut ordered: Vec<_> = nodes.into_iter().map(|n| (name_space_order(cx, &n), n)).collect();
     ordered.sort_by_key(|(k, _)| *k);
     let sizes = new_small_files(cx, ordered.iter().map(|(_, n)| n));

@@ -8,7 +8,7 @@ use super::{Error, Fs, Result, Superblock};
 use crate::format::Geometry;
 use crate::format::superblock::State;
 use crate::mkfs;
-use cffs_device::Device;
+use cffs_device::{Device, Purpose};
 
 /// Sizes before and after growing, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -53,6 +53,7 @@ impl Fs {
     fn announce_size(&self, total_blocks: u64) -> Result<()> {
         // In file systems of older versions the counters get the size with this commit. It is valid from then on.
         self.journal.commit()?;
+        let _purpose = Purpose::Checkpoint.scope();
         let mut sb = self.sb.lock();
         let new = Superblock { total_blocks, ..sb.clone() };
         let g = Geometry::new(&new)?;

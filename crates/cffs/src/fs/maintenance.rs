@@ -17,6 +17,7 @@ use crate::error::Result;
 use crate::format::{Ino, ROOT_INO};
 use crate::relocate::{self, Outlook};
 use crate::stats::MaintenanceStats;
+use cffs_device::Purpose;
 use parking_lot::MutexGuard;
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
@@ -60,6 +61,7 @@ impl Fs {
             }
             (std::mem::take(&mut c.dirs), credit)
         };
+        let _purpose = Purpose::Regroup.scope();
         let roots = self.roots_of(&dirs);
         let running = Running::new(self, regroup, None).yielding(may);
         let learned = self.learned_chains();

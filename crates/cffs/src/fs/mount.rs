@@ -21,7 +21,7 @@ use crate::space::Space;
 use crate::sums::Sums;
 use crate::superblocks::read_superblock;
 use cffs_buf::AlignedBuf;
-use cffs_device::{CountingDevice, Device, IoKind, OverlayDevice, StoppableDevice};
+use cffs_device::{CountingDevice, Device, IoKind, OverlayDevice, Purpose, StoppableDevice};
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -43,6 +43,7 @@ impl CommitHook for Hook {
     }
     fn committed(&self, freed: Vec<Run>) {
         if let Some((dev, shift)) = &self.discard {
+            let _purpose = Purpose::Clean.scope();
             // Discard before the space can be allocated again. An error is ignored, because a discard is only a hint.
             for run in &freed {
                 if let Err(e) = dev.discard(run.start << shift, run.len << shift) {
@@ -66,6 +67,7 @@ fn random_u32() -> Result<u32> {
 }
 
 pub(super) fn write_superblock(dev: &dyn Device, sb: &Superblock) -> Result<()> {
+    let _purpose = Purpose::Checkpoint.scope();
     // Whole sectors are written. If a sector is larger than the superblock, the rest of it is read first and kept.
     let len = SUPERBLOCK_SIZE.next_multiple_of(dev.sector_size() as usize);
     let mut b = AlignedBuf::zeroed(len);
@@ -100,6 +102,7 @@ fn mark_mounted(
     };
     write_superblock(dev, sb)?;
     // In a file system that was unmounted both headers are intact. Only from now on a crash may tear one of them.
+    let _purpose = Purpose::Log.scope();
     let log = log_dev.unwrap_or(dev);
     journal::write_header(log, journal::log_extent(sb).0, header)?;
     log.flush()?;

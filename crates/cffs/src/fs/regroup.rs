@@ -6,6 +6,7 @@ use crate::error::{Error, Result};
 use crate::format::{Ino, ROOT_INO};
 use crate::learning::Chains;
 use crate::relocate::{self, COST_PARTS, Control, Limits, MoveCtx, Progress};
+use cffs_device::Purpose;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use std::io;
@@ -339,6 +340,7 @@ impl Fs {
     /// Those of [`Fs::check_regroup`]. All other errors are the outcome in the status.
     pub fn regroup(&self, options: &RegroupOptions, regroup: &Regroup) -> Result<()> {
         self.check_regroup(options)?;
+        let _purpose = Purpose::Regroup.scope();
         regroup.status.lock().dry_run = options.dry_run;
         let whole = [ROOT_INO];
         let roots = if options.directories.is_empty() { &whole[..] } else { &options.directories };

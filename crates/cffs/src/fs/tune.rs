@@ -2,7 +2,7 @@
 
 use super::{Error, Fs, Result, Superblock};
 use crate::tune::Tune;
-use cffs_device::Device;
+use cffs_device::{Device, Purpose};
 
 /// The range that [`Fs::trim`] discards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -65,6 +65,7 @@ impl Fs {
             if !self.dev.can_discard() {
                 return Err(Error::Unsupported);
             }
+            let _purpose = Purpose::Clean.scope();
             self.dev.discard(run.start << shift, run.len << shift)?;
             // The device may find out only now that it cannot discard.
             if self.dev.can_discard() { Ok(()) } else { Err(Error::Unsupported) }

@@ -5,7 +5,7 @@ use crate::cache::{AddrMap, BufInner, BufRef};
 use crate::error::Result;
 use crate::format::{self, BlockAddr};
 use cffs_buf::AlignedBuf;
-use cffs_device::IoKind;
+use cffs_device::{IoKind, Purpose};
 use parking_lot::MutexGuard;
 use std::sync::atomic::Ordering;
 
@@ -67,6 +67,7 @@ impl Journal {
         if copies.is_empty() {
             return Ok(());
         }
+        let _purpose = Purpose::Checkpoint.scope();
         copies.sort_unstable_by_key(|copy| copy.buf.addr());
         let geo = *self.cache.geometry();
         let (shift, fs) = (geo.block_shift, geo.frag_size());
@@ -116,6 +117,7 @@ impl Journal {
     /// metadata=sync: writes blocks of a transaction that has ended, one after another. What it has not changed, or freed in
     /// the end, is left out.
     pub(super) fn write_ordered(&self, blocks: &[BlockAddr]) {
+        let _purpose = Purpose::Checkpoint.scope();
         for addr in blocks {
             let Some(buf) = self.cache.peek(*addr) else { continue };
             // A commit that is under way may have an older copy yet to write: then the block is written once more by the

@@ -8,6 +8,7 @@ use crate::error::Result;
 use crate::format::log::{self, TXN_HEADER};
 use crate::format::system::COUNT_FREE_FRAGS;
 use cffs_buf::AlignedBuf;
+use cffs_device::Purpose;
 use std::sync::atomic::Ordering;
 
 /// The log is emptied when more than one in so many parts is used, in the background when half as much is.
@@ -70,6 +71,7 @@ impl Journal {
     }
 
     fn commit_steps(&self, writer: &mut LogPosition, checkpoint: bool) -> Result<()> {
+        let _purpose = Purpose::Log.scope();
         if checkpoint && self.has_log() {
             // Blocks that nobody is changing are written before anybody is made to wait.
             self.write_idle()?;
@@ -211,6 +213,7 @@ impl Journal {
 
     /// Empties the log after everything of it was written in place. The next transaction comes behind `seq`.
     fn empty_log(&self, writer: &mut LogPosition, seq: u64) -> Result<()> {
+        let _purpose = Purpose::Checkpoint.scope();
         self.cache.flush()?;
         self.log.empty(writer, seq)?;
         self.counters.checkpoints.fetch_add(1, Ordering::Relaxed);

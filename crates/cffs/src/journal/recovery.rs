@@ -12,7 +12,7 @@ use super::revocations::Revocations;
 use crate::error::Result;
 use crate::format::log::{LogHeader, Record};
 use crate::format::{BlockAddr, Corrupt, Geometry, Superblock};
-use cffs_device::Device;
+use cffs_device::{Device, Purpose};
 
 /// Most bytes of blocks in memory before they are written in place.
 const BATCH_MAX: usize = 64 << 20;
@@ -55,6 +55,7 @@ pub fn replay(
     sb: &Superblock,
     geo: &Geometry,
 ) -> Result<ReplaySummary> {
+    let _purpose = Purpose::Log.scope();
     let log_dev = log_dev.unwrap_or(dev);
     let CurrentHeader { header, reconstructed, other_lost } = current_header(log_dev, sb)?;
     if reconstructed {

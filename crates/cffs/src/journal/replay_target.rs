@@ -5,7 +5,7 @@ use crate::error::Result;
 use crate::format::log::{self, Record};
 use crate::format::{self, BlockAddr, Geometry};
 use cffs_buf::AlignedBuf;
-use cffs_device::{Device, IoKind, WriteRequest};
+use cffs_device::{Device, IoKind, Purpose, WriteRequest};
 use std::collections::BTreeMap;
 use std::io::{IoSlice, IoSliceMut};
 
@@ -66,6 +66,7 @@ impl<'a> ReplayTarget<'a> {
                 let mut bufs: Vec<AlignedBuf> =
                     (first..=last).map(|_| AlignedBuf::zeroed(self.geo.block_size())).collect();
                 let mut slices: Vec<IoSliceMut<'_>> = bufs.iter_mut().map(|b| IoSliceMut::new(b)).collect();
+                let _purpose = Purpose::Checkpoint.scope();
                 self.dev.read_vectored(IoKind::Meta, first << shift, &mut slices)?;
                 for (addr, bytes) in (first..=last).zip(bufs) {
                     if part.binary_search(&addr).is_ok() {
@@ -147,6 +148,7 @@ impl<'a> ReplayTarget<'a> {
             }
             end = offset + self.geo.block_size() as u64;
         }
+        let _purpose = Purpose::Checkpoint.scope();
         self.dev.write_batch(&requests)?;
         self.written += self.blocks.len() as u64;
         self.blocks.clear();

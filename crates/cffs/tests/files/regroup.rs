@@ -348,8 +348,19 @@ fn maintenance_brings_together_what_was_written_and_then_rests() {
     let credit = fs.maintain(Usage::InUse, &|| true, &stopped()).map(|_| fs.stats().maintenance.credit).unwrap();
     assert!(fs.maintain(Usage::Idle, &|| false, &Regroup::new()).unwrap().is_none(), "it may not");
     assert_eq!((fs.stats().maintenance.runs, fs.stats().maintenance.credit), (0, credit));
+    fs.drop_caches();
+    let purposes = || fs.stats().device.purposes;
+    let earlier = purposes();
     let done = maintain(&fs, Usage::Idle).expect("there is enough to do");
     assert_eq!(done.outcome, Some(RegroupOutcome::Complete));
+    let later = purposes();
+    assert!(later["regroup"].read_requests > earlier["regroup"].read_requests, "{later:?}");
+    assert!(later["regroup"].write_requests > earlier["regroup"].write_requests, "{later:?}");
+    assert_eq!(
+        (earlier["demand"], earlier["writeback"]),
+        (later["demand"], later["writeback"]),
+        "nobody else has asked"
+    );
     let stats = fs.stats().maintenance;
     assert_eq!((stats.runs, stats.bytes_moved, stats.credit), (1, done.bytes_moved, credit - done.bytes_moved));
     let after = cold_requests(&fs, &all);

@@ -23,7 +23,7 @@ use crate::error::{Error, Result};
 use crate::format::dirblock::{EntryKind, entry_at};
 use crate::format::table::Location;
 use crate::format::{BlockAddr, BlockId, BlockKind, Geometry, Ino, ROOT_INO};
-use cffs_device::{Device, IoKind};
+use cffs_device::{Device, IoKind, Purpose};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use std::collections::HashSet;
@@ -261,6 +261,7 @@ impl Fs {
         if options.rate == Some(0) {
             return Error::invalid("a rate of 0 bytes in a second: nothing would ever be read");
         }
+        let _purpose = Purpose::Scrub.scope();
         let began = Instant::now();
         let dev = Throttled { fs: self, scrub, limit: RateLimit::new(options.rate) };
         let g = *self.geometry();
