@@ -256,8 +256,8 @@ impl Mirror {
     }
 
     /// Writes the superblocks of all that are there: first of those in sync, `last` as the last of them, then of the others. So
-    /// there is no moment at which one counts as in sync and nobody else knows. Those that are out of date get none if one that is in
-    /// sync has failed.
+    /// there is no moment at which one counts as in sync and nobody else knows. The last one and those that are out of date get
+    /// none if another one has failed.
     fn write_labels(&self, state: &mut State, last: Option<Uuid>) -> Vec<(Uuid, io::Error)> {
         let table: Vec<Entry> = state
             .members
@@ -270,8 +270,8 @@ impl Mirror {
         for index in order {
             let member = &mut state.members[index];
             let Some(device) = member.device.clone() else { continue };
-            if !member.in_sync && !failed.is_empty() {
-                // It would be the only one that knows, and say that the others have missed something.
+            if !failed.is_empty() && (!member.in_sync || Some(member.uuid) == last) {
+                // It would be the only one that knows, and look as if it had been used without the others.
                 break;
             }
             let superblock = Superblock {
