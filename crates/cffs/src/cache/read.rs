@@ -66,27 +66,45 @@ impl Cache {
     /// Takes the contents of a damaged metadata block from another copy, where the device has one that is right.
     #[cold]
     fn restore_meta(&self, buf: &BufRef, id: BlockId, damage: format::Corrupt) -> Result<()> {
-        let mut is_right = |bytes: &[u8]| self.verify_meta(bytes, id).is_ok();
-        let (offset, len) = (id.addr << self.geo.block_shift, self.geo.block_size());
-        let Some(good) = right_copy(&*self.dev, IoKind::Meta, offset, len, &mut is_right) else {
+        if !self.take_right_copy(buf, &mut |bytes| self.verify_meta(bytes, id).is_ok()) {
             return Err(damage.into());
-        };
+        }
+        self.check_identity(buf, id)
+    }
+
+    /// Takes the contents of a metadata block from a copy that is right. Says whether there is one.
+    fn take_right_copy(&self, buf: &BufRef, is_right: &mut dyn FnMut(&[u8]) -> bool) -> bool {
+        let (offset, len) = (buf.addr() << self.geo.block_shift, self.geo.block_size());
+        let Some(good) = right_copy(&*self.dev, IoKind::Meta, offset, len, is_right) else { return false };
         let mut inner = buf.lock();
         // Not if it was restored or changed meanwhile.
         if !buf.is_verified() {
             inner.bytes.copy_from_slice(&good);
             buf.set_verified(true);
         }
-        drop(inner);
-        self.check_identity(buf, id)
+        true
     }
 
     /// A metadata block with the owner it names itself (for finding an inode through the locator).
     pub fn read_meta_any_owner(&self, kind: BlockKind, addr: BlockAddr) -> Result<BufRef> {
         let buf = self.get(IoKind::Meta, addr)?;
-        let owner = format::block_owner(&buf.read());
+        let own = |bytes: &[u8]| BlockId { kind, addr, owner: format::block_owner(bytes) };
+        let mut is_right = |bytes: &[u8]| self.verify_meta(bytes, own(bytes)).is_ok();
+        let damaged = {
+            let bytes = buf.read();
+            let good = buf.is_verified() || is_right(&bytes);
+            if good {
+                buf.set_verified(true);
+            }
+            !good
+        };
+        if damaged {
+            // It names any owner. If no copy is right, what is wrong is said below.
+            self.take_right_copy(&buf, &mut is_right);
+        }
+        let id = own(&buf.read());
         drop(buf);
-        self.read_meta(BlockId { kind, addr, owner })
+        self.read_meta(id)
     }
 
     /// Copies file data from `frag` on into `out`. What is missing is read in requests of up to 1 MiB. Fragments that come
