@@ -137,7 +137,10 @@ impl Mirror {
             // Who could not read it gets it too.
             let wants = |m: &Member| targets.contains(&(m.uuid, m.attachment)) || failed.contains(&m.uuid);
             let members: Vec<&Member> = state.members.iter().filter(|m| m.device.is_some() && wants(m)).collect();
-            let write = |m: &Member, device: &dyn Device| device.write_at(IoKind::Data, m.data_offset + start, &bytes);
+            let write = |m: &Member, device: &dyn Device| match m.in_sync {
+                true => self.make_equal(m, device, start, &bytes),
+                false => device.write_at(IoKind::Data, m.data_offset + start, &bytes),
+            };
             self.each(&members, &write)
         };
         add(&self.counters.resynced_bytes, end - start);

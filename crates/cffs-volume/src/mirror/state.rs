@@ -1,6 +1,7 @@
 //! Who belongs to the mirror, and how a change of that is recorded.
 
 use super::intent::{Intent, IntentIo};
+use super::shadow::Shadow;
 use crate::label::Label;
 use crate::range_lock::RangeLock;
 use crate::regions::Regions;
@@ -167,6 +168,7 @@ pub struct Mirror {
     pub(super) intent_io: Mutex<IntentIo>,
     /// Held briefly; taken last.
     pub(super) intent: Mutex<Intent>,
+    pub(super) shadow: Shadow,
     pub(super) pool: WorkerPool,
     pub(super) counters: Counters,
 }
@@ -196,6 +198,7 @@ impl Mirror {
             ranges: RangeLock::default(),
             intent_io: Mutex::new(IntentIo { sequence: parts.bitmap_sequence, next_copy: 0 }),
             intent: Mutex::new(Intent::new(parts.dirty)),
+            shadow: Shadow::default(),
             pool: WorkerPool::new("cffs-mirror", parts.depth),
             counters: Counters::default(),
         }
