@@ -3,8 +3,8 @@
 //! [`Device`] is a positioned, exact transfer in whole sectors. [`FileDevice`] is an image file or a block device,
 //! [`MemoryDevice`] is memory; the others wrap a device: they count ([`CountingDevice`]), fail on request
 //! ([`FailingDevice`]), keep what is written to themselves ([`OverlayDevice`]) or can be stopped ([`StoppableDevice`]). [`probe_group_size`] times a device.
-//! [`check_read`], [`check_write`] and [`clip_discard`] are for whoever writes another one.
 //! [`Purpose`] says why requests are made.
+//! [`check_read`], [`check_write`] and [`clip_discard`] are for whoever writes another one.
 #![forbid(unsafe_code)]
 
 /// For tests that try the orders in which threads can run, the locks are shuttle's.

@@ -17,6 +17,8 @@ pub(crate) const STREAMS: usize = 4;
 const STREAM_BYTES: usize = 16;
 /// Bytes of a summary without entries.
 pub(crate) const SUMMARY_BYTES: usize = HEAD_BYTES + STREAMS * STREAM_BYTES;
+/// Most bytes of a batch: where one was lost, the next one is not further away, and no batch takes more memory.
+pub(crate) const BATCH_BYTES_MAX: u64 = 4 << 20;
 /// Longest name of a snapshot or branch in bytes.
 pub const NAME_BYTES_MAX: usize = 255;
 /// The batch counts only if the one after it does.
@@ -382,6 +384,7 @@ impl Summary {
             || u64::from(first_ordinal) + ordinals > u64::from(offset + length) / 2
             || streams.iter().any(|s| s.ordinal > s.offset / 2)
             || stream as usize >= STREAMS
+            || u64::from(length) > BATCH_BYTES_MAX
         {
             return Err(corrupt("the lengths in a summary contradict each other"));
         }

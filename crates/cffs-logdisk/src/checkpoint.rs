@@ -1,6 +1,6 @@
 //! A checkpoint: what is only in memory is stored, and the root refers to it.
 
-use crate::batch::{Entry, SUMMARY_BYTES};
+use crate::batch::{BATCH_BYTES_MAX, Entry, SUMMARY_BYTES};
 use crate::codec::{Fields, PutFields, corrupt, counter, crc32c};
 use crate::extent::{Birth, EXTENT_BLOCKS_MAX};
 use crate::layouts::{MapLayout, SegmentInfo};
@@ -17,6 +17,8 @@ const RECORD_MAGIC: u32 = 0x3152_4c43; // "CLR1"
 const ROOT_MAGIC: u32 = 0x3154_4c43; // "CLT1"
 /// Most nodes in one batch.
 const NODES_PER_BATCH: u64 = 128;
+/// How often a checkpoint stores the usage again so that its record becomes shorter.
+const RECORD_TRIES: u32 = 6;
 /// Bytes of the entry of a node in a summary.
 const NODE_ENTRY_BYTES: usize = 43;
 
@@ -112,8 +114,8 @@ impl NodeSink for NodeWriter<'_> {
         Ok(at)
     }
 
-    fn stored<L: Layout>(&mut self, r: &NodeRef, node: Node<L>) {
-        self.cache.lock().put((r.segment, r.ordinal), Arc::new(node));
+    fn stored<L: Layout>(&mut self, r: &NodeRef, node: Arc<Node<L>>) {
+        self.cache.lock().put((r.segment, r.ordinal), node);
     }
 }
 
@@ -153,11 +155,12 @@ impl State {
             out.put_u64(id);
             info.encode(&mut out);
         }
-        out.put_u32(self.usage.newly_dead.len() as u32);
-        for (at, blocks) in &self.usage.newly_dead {
+        let dead = joined(&self.usage.newly_dead);
+        out.put_u32(dead.len() as u32);
+        for (at, blocks) in dead {
             out.put_u64(at.segment);
             out.put_u32(at.ordinal);
-            out.put_u32(*blocks);
+            out.put_u32(blocks);
         }
         Ok(out)
     }
@@ -202,17 +205,21 @@ impl State {
         self.usage.apply_dead(&*self.store, &self.cache, &mut self.dirtied)?;
         self.store_maps()?;
         self.store_catalog()?;
-        self.usage.apply_table(&*self.store, &self.cache, &mut self.dirtied)?;
-        let (mut segments, mut dead) = (std::mem::take(&mut self.usage.segments), std::mem::take(&mut self.usage.dead));
-        let mut writer = writer(&mut self.log, &mut self.usage, &*self.store, &self.cache);
-        dead.store(&mut writer, &mut StoredNodes::new())?;
-        segments.store(&mut writer, &mut StoredNodes::new())?;
-        writer.flush()?;
-        (self.usage.segments, self.usage.dead) = (segments, dead);
         if let Some((at, bytes)) = self.record.take() {
             self.usage.free(at, 1, bytes)?;
         }
-        let record = self.encode_record()?;
+        self.store_usage()?;
+        // Nodes of the usage that were all over the log are many lines in the record. Stored once more they are side by side.
+        let longest = self.store.segment_bytes().min(BATCH_BYTES_MAX) / 2;
+        let mut record = self.encode_record()?;
+        for _ in 0..RECORD_TRIES {
+            if record.len() as u64 <= longest {
+                break;
+            }
+            self.usage.apply_dead(&*self.store, &self.cache, &mut self.dirtied)?;
+            self.store_usage()?;
+            record = self.encode_record()?;
+        }
         let stored = record.len() as u32;
         let entry = Entry::Record { stored, crc: crc32c(&record) };
         let need = SUMMARY_BYTES as u64 + 64 + u64::from(stored) + 2 * u64::from(self.store.alignment());
@@ -233,6 +240,18 @@ impl State {
         self.log.since_checkpoint = 0;
         self.dirtied = 0;
         self.delete_empty();
+        Ok(())
+    }
+
+    /// Stores the table of segments and the bitmaps.
+    fn store_usage(&mut self) -> io::Result<()> {
+        self.usage.apply_table(&*self.store, &self.cache, &mut self.dirtied)?;
+        let (mut segments, mut dead) = (std::mem::take(&mut self.usage.segments), std::mem::take(&mut self.usage.dead));
+        let mut writer = writer(&mut self.log, &mut self.usage, &*self.store, &self.cache);
+        dead.store(&mut writer, &mut StoredNodes::new())?;
+        segments.store(&mut writer, &mut StoredNodes::new())?;
+        writer.flush()?;
+        (self.usage.segments, self.usage.dead) = (segments, dead);
         Ok(())
     }
 
@@ -306,11 +325,24 @@ impl State {
         for id in empty {
             // Its room is free all the same.
             self.failed_discards += u64::from(self.store.delete(id).is_err());
-            self.usage.table.remove(&id);
-            self.usage.dirty.remove(&id);
-            self.usage.removed.insert(id);
+            self.usage.remove(id);
+            self.poor.remove(&id);
         }
     }
+}
+
+/// Dead blocks in order, neighbours together.
+fn joined(dead: &[(Birth, u32)]) -> Vec<(Birth, u32)> {
+    let mut sorted = dead.to_vec();
+    sorted.sort_unstable();
+    sorted.dedup_by(|next, (at, blocks)| {
+        let follows =
+            next.0.segment == at.segment && u64::from(next.0.ordinal) == u64::from(at.ordinal) + u64::from(*blocks);
+        let joins = follows && *blocks + next.1 <= EXTENT_BLOCKS_MAX;
+        *blocks += if joins { next.1 } else { 0 };
+        joins
+    });
+    sorted
 }
 
 fn writer<'a>(
@@ -320,4 +352,47 @@ fn writer<'a>(
     cache: &'a Mutex<crate::cache::NodeCache>,
 ) -> NodeWriter<'a> {
     NodeWriter { log, usage, store, cache, entries: Vec::new(), data: Vec::new(), room: 0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::options::LogOptions;
+    use crate::recovery;
+    use crate::store::MemoryStore;
+
+    /// Nodes of the bitmaps that are all over the log are that many lines in the record.
+    #[test]
+    fn the_record_fits_a_segment_however_many_segments_there_are() {
+        let store = Arc::new(MemoryStore::new(1 << 40, 64 << 10, true));
+        let mut state = recovery::format(store.clone(), 1 << 30, &LogOptions::default()).unwrap();
+        const SEGMENTS: u64 = 150_000;
+        let fake = |i: u64| (1 << 40) + i;
+        for i in 0..SEGMENTS {
+            let info = SegmentInfo { used: 65536, ordinals: 16, live: 65536, ..SegmentInfo::default() };
+            state.usage.table.insert(fake(i), info);
+            state.usage.dirty.insert(fake(i));
+            state.usage.live += 65536;
+        }
+        let mut rng = fastrand::Rng::with_seed(1);
+        let mut kill = |state: &mut State, ordinal: u32, share: u64| {
+            for i in (0..SEGMENTS).filter(|_| rng.u64(0..share) == 0) {
+                state.usage.free(Birth { segment: fake(i), ordinal }, 1, 4096).unwrap();
+            }
+        };
+        kill(&mut state, 0, 1);
+        state.checkpoint().unwrap();
+        for ordinal in 1..12 {
+            kill(&mut state, ordinal, 300);
+            state.checkpoint().unwrap();
+        }
+        kill(&mut state, 12, 1);
+        state.checkpoint().unwrap();
+        let (_, bytes) = state.record.unwrap();
+        assert!(bytes <= 32 << 10, "the record has {bytes} bytes");
+        let (live, segments) = (state.usage.live, state.usage.table.len());
+        drop(state);
+        let again = recovery::open(store, &LogOptions { read_only: true, ..LogOptions::default() }).unwrap();
+        assert_eq!((again.usage.live, again.usage.table.len()), (live, segments));
+    }
 }

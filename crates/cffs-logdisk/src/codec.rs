@@ -30,6 +30,11 @@ pub(crate) fn crc32c(bytes: &[u8]) -> u32 {
     crc_fast::crc32_iscsi(bytes)
 }
 
+/// CRC-64 (NVMe), for long pieces.
+pub(crate) fn crc64(bytes: &[u8]) -> u64 {
+    crc_fast::crc64_nvme(bytes)
+}
+
 /// Takes fields from the front of a slice.
 pub(crate) struct Fields<'a> {
     rest: &'a [u8],

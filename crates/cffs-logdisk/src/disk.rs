@@ -10,9 +10,10 @@ use crate::layouts::MapLayout;
 use crate::options::LogOptions;
 use crate::read::{Piece, fetch_pieces};
 use crate::recovery;
-use crate::space::Space;
+use crate::scrub::ScrubReport;
+use crate::space::{Change, Level, Space};
 use crate::state::State;
-use crate::store::SegmentStore;
+use crate::store::{SegmentId, SegmentStore};
 use crate::tree::Root;
 use cffs_device::{Device, IoKind, WriteRequest};
 use parking_lot::{Mutex, MutexGuard, RwLock};
@@ -57,6 +58,9 @@ pub struct BranchInfo {
     /// The name that it was given; need not be unique.
     pub name: String,
 }
+
+/// Ranges that differ (offset, length), in order, and where to go on if there may be more; in bytes.
+pub type DiffPage = (Vec<(u64, u64)>, Option<u64>);
 
 /// What a log disk has done since it was opened, in bytes unless said otherwise.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -107,6 +111,11 @@ impl LogDisk {
         Ok(Self::with(recovery::open(store, options)?))
     }
 
+    #[cfg(test)]
+    pub(crate) fn from_state(state: State) -> Self {
+        Self::with(state)
+    }
+
     fn with(state: State) -> Self {
         let (readers, store, len) = (state.readers.clone(), state.store.clone(), state.logical_bytes);
         let flush_failed = state.flush_failed.clone();
@@ -114,7 +123,7 @@ impl LogDisk {
         LogDisk { shared: Arc::new(Shared { state, flushing, flush_failed, readers, store, len }) }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
         self.shared.state.lock()
     }
 
@@ -160,7 +169,7 @@ impl LogDisk {
     pub fn checkpoint(&self) -> io::Result<()> {
         let mut state = self.lock();
         state.seal()?;
-        state.ensure_room(0)?;
+        state.ensure_room(Change::default(), Level::Accepted)?;
         state.checkpoint()
     }
 
@@ -171,13 +180,64 @@ impl LogDisk {
     pub fn clean_step(&self, budget: u64) -> io::Result<CleanReport> {
         let mut state = self.lock();
         state.seal()?;
-        state.ensure_room(0)?;
-        let segment = state.store.segment_bytes();
-        let room = state.store.available().saturating_sub(4 * segment);
+        if state.round_room().is_none() {
+            state.ensure_room(Change::default(), Level::Frees)?;
+        }
+        let room =
+            state.round_room().ok_or_else(|| io::Error::new(io::ErrorKind::StorageFull, "the log disk is full"))?;
         let policy = state.options.policy;
         let report = state.clean_round(policy, budget.min(room).max(1))?;
-        if state.dirtied >= state.dirty_max() {
+        if state.is_dirty() || state.round_room().is_none() {
             state.checkpoint()?;
+        }
+        Ok(report)
+    }
+
+    /// Takes in what the device of the store has become longer. Returns the capacity in bytes.
+    ///
+    /// # Errors
+    /// `Unsupported` if the store cannot grow; those of the store.
+    pub fn grow(&self) -> io::Result<u64> {
+        let mut state = self.lock();
+        state.check()?;
+        state.seal()?;
+        state.store.grow()?;
+        state.checkpoint()?;
+        state.in_vain = None;
+        Ok(state.store.capacity())
+    }
+
+    /// The UUID of the store.
+    pub fn uuid(&self) -> [u8; 16] {
+        self.shared.store.uuid()
+    }
+
+    /// Reads and verifies what lives in the segments from one on (0 begins), until about so many bytes were read. Nothing waits meanwhile but
+    /// the deletion of segments. What cannot be verified is left alone by the cleaner from then on.
+    ///
+    /// # Errors
+    /// Those of nodes that say what lives; what is wrong with data is in the report.
+    pub fn scrub_step(&self, from: SegmentId, bytes: u64) -> io::Result<ScrubReport> {
+        let mut report = ScrubReport { next: Some(from), ..ScrubReport::default() };
+        while let Some(at) = report.next
+            && report.bytes < bytes.max(1)
+        {
+            let state = self.lock();
+            let Some((id, next)) = state.scrub_next(at) else {
+                report.next = None;
+                break;
+            };
+            let dead = state.dead_now(id)?;
+            let plan = state.scrub_plan(id);
+            let _reading = self.shared.readers.read();
+            drop(state);
+            let problems = plan.verify(&*self.shared.store, &dead, &mut report.bytes);
+            drop(_reading);
+            if !problems.is_empty() {
+                self.lock().damaged.insert(id);
+            }
+            report.problems.extend(problems);
+            report.next = next;
         }
         Ok(report)
     }
@@ -266,7 +326,8 @@ impl LogDisk {
         state.delete_branch(branch)
     }
 
-    /// Gives back the space of what was deleted, about `entries` extents of it. True if there is more to do.
+    /// Gives back the space of what was deleted, about `entries` extents of it. True if there is more to do. After opening there may be,
+    /// because what no checkpoint has of a deletion is done again.
     ///
     /// # Errors
     /// Those of the store; then nothing can be written any more.
@@ -316,19 +377,34 @@ impl LogDisk {
     /// # Errors
     /// `NotFound` if there is no such snapshot; those of the store.
     pub fn diff(&self, earlier: u64, later: Option<u64>) -> io::Result<Vec<(u64, u64)>> {
+        Ok(self.diff_from(Some(earlier), later, 0, usize::MAX)?.0)
+    }
+
+    /// At most `max` of the ranges that [`LogDisk::diff`] tells, from a byte on, and the byte to go on from if there may be more. Without an earlier
+    /// snapshot, the ranges of the later one that were written, or of the main branch.
+    ///
+    /// # Errors
+    /// `NotFound` if there is no such snapshot; those of the store.
+    pub fn diff_from(&self, earlier: Option<u64>, later: Option<u64>, offset: u64, max: usize) -> io::Result<DiffPage> {
         let mut state = self.lock();
         if later.is_none() && !state.options.read_only {
             state.seal()?;
         }
         let missing = |id| io::Error::new(io::ErrorKind::NotFound, format!("there is no snapshot {id}"));
-        let first = state.catalog.snapshots.get(&earlier).filter(|s| !s.deleting).ok_or_else(|| missing(earlier))?;
+        let find = |id| state.catalog.snapshots.get(&id).filter(|s| !s.deleting).ok_or_else(|| missing(id));
+        let first = earlier.map(find).transpose()?;
+        let empty = Root::default();
         let second: &Root<MapLayout> = match later {
-            Some(id) => &state.catalog.snapshots.get(&id).filter(|s| !s.deleting).ok_or_else(|| missing(id))?.root,
-            None => &state.catalog.branches.get(&first.branch).ok_or_else(|| corrupt("a branch is missing"))?.root,
+            Some(id) => &find(id)?.root,
+            None => {
+                let branch = first.map_or(MAIN_BRANCH, |s| s.branch);
+                &state.catalog.branches.get(&branch).ok_or_else(|| corrupt("a branch is missing"))?.root
+            }
         };
-        let blocks = state.diff(&first.root, second)?;
+        let first = first.map_or(&empty, |s| &s.root);
+        let (blocks, next) = state.diff(first, second, offset / BLOCK_BYTES as u64, max)?;
         let bytes = |n: u64| n.saturating_mul(BLOCK_BYTES as u64);
-        Ok(blocks.into_iter().map(|(b, n)| (bytes(b), bytes(n))).collect())
+        Ok((blocks.into_iter().map(|(b, n)| (bytes(b), bytes(n))).collect(), next.map(bytes)))
     }
 }
 

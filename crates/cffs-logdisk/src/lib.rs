@@ -4,12 +4,6 @@
 //! logical block. A flush ends a *batch*, which after a crash counts as a whole or not at all, and only if all before it do. Because nothing is
 //! overwritten, a snapshot is a second reference to the map.
 //!
-//! **Not for data yet.** Nothing uses this crate so far, and these errors are known: the cleaner copies with the compression of the options and counts
-//! with that of the store, so a compressed store that is opened without compression can fill up, and the memory of a round of cleaning has no bound; the
-//! reserve does not cover a checkpoint after writes all over a large device, and discards and deletions of snapshots demand all of it; the record
-//! of a checkpoint has to fit one segment; the memory of a difference of two snapshots has no bound. Opening reads up to 4 MiB at each of five places, to tell the end of
-//! the log from a rotten summary.
-//!
 //! From below:
 //!
 //! - [`SegmentStore`]: where segments are. [`ImageStore`] has slots on a device, [`MemoryStore`] objects in memory.
@@ -18,8 +12,9 @@
 //! - `usage`: what of each segment is still used; `catalog`: branches and snapshots.
 //! - `state`: what each entry of a batch does. Writing and recovery do it by the same code, so that a recovered disk is what it was.
 //! - `checkpoint`: what is in memory is stored; `recovery`: the checkpoint and the batches behind it.
-//! - `check`: counts everything anew and compares.
-//! - `cleaner`: makes room; `snapshots`: makes and deletes them; `disk`: the device.
+//! - `check`: counts everything anew and compares; `scrub`: reads and verifies.
+//! - `space`: what is free, and what must be. `evacuate`: what lives in a segment. `cleaner`: makes room; `snapshots`: makes and deletes them; `disk`: the device; `stream`: snapshots
+//!   through a pipe.
 //!
 //! # Why it is as it is
 //!
@@ -53,6 +48,7 @@ mod cleaner;
 mod codec;
 mod compress;
 mod disk;
+mod evacuate;
 mod extent;
 #[cfg(test)]
 mod hostile_tests;
@@ -64,10 +60,12 @@ mod pending;
 mod read;
 mod recovery;
 mod scan;
+mod scrub;
 mod snapshots;
 mod space;
 mod state;
 mod store;
+mod stream;
 mod tree;
 mod usage;
 mod writer;
@@ -75,11 +73,13 @@ mod writer;
 pub use batch::NAME_BYTES_MAX;
 pub use catalog::MAIN_BRANCH;
 pub use cleaner::CleanReport;
-pub use disk::{BranchDevice, BranchInfo, LogDisk, LogStats, SECTOR_BYTES, SnapshotDevice, SnapshotInfo};
+pub use disk::{BranchDevice, BranchInfo, DiffPage, LogDisk, LogStats, SECTOR_BYTES, SnapshotDevice, SnapshotInfo};
 pub use extent::BLOCK_BYTES;
 pub use options::{CleanPolicy, Compression, LogOptions};
 pub use recovery::LOGICAL_BYTES_MAX;
+pub use scrub::ScrubReport;
 pub use space::Space;
 pub use store::{
     ImageOptions, ImageStore, MemoryStore, NO_SEGMENT, ROOT_BYTES_MAX, SegmentId, SegmentStore, StoreRoot,
 };
+pub use stream::{Progress, ReceiveReport, Receiver, SendReport, SnapshotKey, send};

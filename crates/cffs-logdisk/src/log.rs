@@ -4,7 +4,7 @@
 //! All of them number their batches with one counter. Each summary announces where every stream goes on, and which segment is begun next:
 //! recovery finds the next batch at one of these few places.
 
-use crate::batch::{Entry, STREAMS, SUMMARY_BYTES, StreamEnd, Summary};
+use crate::batch::{BATCH_BYTES_MAX, Entry, STREAMS, SUMMARY_BYTES, StreamEnd, Summary};
 use crate::codec::corrupt;
 use crate::store::{NO_SEGMENT, SegmentId, SegmentStore};
 use crate::usage::Usage;
@@ -162,8 +162,9 @@ impl Log {
             streams,
             entries,
         };
-        if end.segment == NO_SEGMENT || u64::from(end.offset) + u64::from(length) > store.segment_bytes() {
-            return Err(corrupt("a batch does not fit its segment"));
+        let fits = u64::from(end.offset) + u64::from(length) <= store.segment_bytes();
+        if end.segment == NO_SEGMENT || !fits || u64::from(length) > BATCH_BYTES_MAX {
+            return Err(corrupt("a batch does not fit its segment, or is longer than any may be"));
         }
         let mut bytes = summary.encode();
         bytes.resize(data_start as usize, 0);

@@ -1,11 +1,11 @@
 //! Packs blocks into batches.
 
-use crate::batch::{CONTINUES, Entry, Payload, SUMMARY_BYTES};
+use crate::batch::{BATCH_BYTES_MAX, CONTINUES, Entry, Payload, SUMMARY_BYTES};
 use crate::codec::crc32c;
 use crate::compress::compress;
 use crate::extent::{BLOCK_BYTES, Codec, EXTENT_BLOCKS_MAX, UNIT_BLOCKS_MAX};
 use crate::log::{Log, NewBatch};
-use crate::scan::BATCH_BYTES_MAX;
+use crate::options::Compression;
 use crate::state::State;
 use std::io;
 
@@ -38,7 +38,7 @@ impl Packer {
         if self.room == 0 || !self.fits(bytes, data.len(), align) {
             self.end(state, CONTINUES)?;
             let need = u64::from(Log::data_start(SUMMARY_BYTES + bytes, align)) + data.len() as u64 + u64::from(align);
-            self.room = state.log.begin(self.stream, need, &*state.store)?.min(BATCH_BYTES_MAX.max(need));
+            self.room = state.log.begin(self.stream, need, &*state.store)?.min(BATCH_BYTES_MAX);
         }
         self.summary += bytes;
         self.entries.push(entry);
@@ -53,9 +53,28 @@ impl Packer {
         data: &[u8],
         entry: &dyn Fn(u32, Payload) -> Entry,
     ) -> io::Result<()> {
+        self.add_runs(state, data, state.options.compression, entry)
+    }
+
+    /// The same without compression.
+    pub(crate) fn add_plain(
+        &mut self,
+        state: &mut State,
+        data: &[u8],
+        entry: &dyn Fn(u32, Payload) -> Entry,
+    ) -> io::Result<()> {
+        self.add_runs(state, data, Compression::None, entry)
+    }
+
+    fn add_runs(
+        &mut self,
+        state: &mut State,
+        data: &[u8],
+        compression: Compression,
+        entry: &dyn Fn(u32, Payload) -> Entry,
+    ) -> io::Result<()> {
         let total = (data.len() / BLOCK_BYTES) as u32;
         let align = state.store.alignment();
-        let compression = state.options.compression;
         // An extent takes at most an eighth of a segment, so that the end of a segment is not wasted.
         let longest =
             (state.store.segment_bytes() / 8 / BLOCK_BYTES as u64).clamp(1, u64::from(EXTENT_BLOCKS_MAX)) as u32;
@@ -69,7 +88,7 @@ impl Packer {
                 first += unit;
                 continue;
             }
-            let mut n = if compression == crate::options::Compression::None { longest } else { unit };
+            let mut n = if compression == Compression::None { longest } else { unit };
             n = n.min(total - first);
             let bytes_of = |blocks: u32| {
                 let crcs = vec![0; blocks as usize];
@@ -107,7 +126,8 @@ impl Packer {
     }
 }
 
-fn plain(data: &[u8]) -> Payload {
+/// Blocks as they are.
+pub(crate) fn plain(data: &[u8]) -> Payload {
     let crcs: Vec<u32> = data.chunks(BLOCK_BYTES).map(crc32c).collect();
     Payload { codec: Codec::Plain, blocks: crcs.len() as u32, stored: data.len() as u32, crcs }
 }

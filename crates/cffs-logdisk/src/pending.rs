@@ -9,6 +9,10 @@ pub(crate) struct Pending {
     pub(crate) blocks: BTreeMap<Logical, Box<[u8]>>,
     /// Start -> first block behind the range.
     pub(crate) discards: BTreeMap<Logical, u64>,
+    /// Extents that the batch writes, cuts or takes away, or somewhat more.
+    pub(crate) extents: usize,
+    /// Of these, those that are taken away: each of their blocks may die elsewhere.
+    pub(crate) discarded: usize,
 }
 
 impl Pending {
@@ -17,11 +21,20 @@ impl Pending {
     }
 
     pub(crate) fn write(&mut self, at: Logical, block: Box<[u8]>) {
+        self.extents += self.new_runs(at);
         self.blocks.insert(at, block);
     }
 
-    /// Adds a range, joined with those that it touches.
-    pub(crate) fn discard(&mut self, branch: u32, start: u64, end: u64) {
+    /// Runs of blocks that a block adds.
+    pub(crate) fn new_runs(&self, at: Logical) -> usize {
+        let before = at.block.checked_sub(1).map(|block| Logical { block, ..at });
+        usize::from(!before.is_some_and(|b| self.blocks.contains_key(&b)) && !self.blocks.contains_key(&at))
+    }
+
+    /// Adds a range with so many extents, joined with those that it touches.
+    pub(crate) fn discard(&mut self, branch: u32, start: u64, end: u64, extents: usize) {
+        self.extents += extents + 2;
+        self.discarded += extents;
         let at = |block| Logical { branch, block };
         let inside: Vec<Logical> = self.blocks.range(at(start)..at(end)).map(|(k, _)| *k).collect();
         inside.iter().for_each(|k| {
@@ -58,11 +71,11 @@ mod tests {
         let mut p = Pending::default();
         let at = |block| Logical { branch: 1, block };
         p.write(at(5), vec![1].into());
-        p.discard(1, 3, 6);
+        p.discard(1, 3, 6, 1);
         assert!(p.blocks.is_empty());
-        p.discard(1, 10, 12);
-        p.discard(2, 6, 10);
-        p.discard(1, 6, 10);
+        p.discard(1, 10, 12, 1);
+        p.discard(2, 6, 10, 1);
+        p.discard(1, 6, 10, 1);
         assert_eq!(
             p.discards.iter().map(|(k, &e)| (k.branch, k.block, e)).collect::<Vec<_>>(),
             [(1, 3, 12), (2, 6, 10)]
@@ -81,7 +94,7 @@ mod tests {
             for _ in 0..12 {
                 let start = rng.u64(0..63);
                 let end = rng.u64(start + 1..=64);
-                p.discard(0, start, end);
+                p.discard(0, start, end, 1);
                 set[start as usize..end as usize].fill(true);
             }
             for (i, &s) in set.iter().enumerate() {

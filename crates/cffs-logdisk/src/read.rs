@@ -96,18 +96,30 @@ fn visible(piece: Piece, shown: impl Fn(usize) -> bool) -> Vec<Piece> {
 
 /// The blocks of an extent, verified.
 pub(crate) fn fetch(store: &dyn SegmentStore, extent: &Extent) -> io::Result<Vec<u8>> {
+    unpack(extent, fetch_stored(store, extent)?)
+}
+
+/// The stored bytes of an extent, or of its unit, verified.
+pub(crate) fn fetch_stored(store: &dyn SegmentStore, extent: &Extent) -> io::Result<Vec<u8>> {
     let p = &extent.place;
     let mut stored = vec![0; p.stored as usize];
     store.get(p.segment, u64::from(p.offset), &mut stored)?;
-    decode(extent, stored)
+    verified(extent, &stored)?;
+    Ok(stored)
 }
 
-/// The blocks of an extent from its stored bytes, verified.
-pub(crate) fn decode(extent: &Extent, stored: Vec<u8>) -> io::Result<Vec<u8>> {
+/// An error if the stored bytes of an extent have other checksums.
+pub(crate) fn verified(extent: &Extent, stored: &[u8]) -> io::Result<()> {
     let p = &extent.place;
-    if !verify_payload(p.codec, &p.crcs, &stored) {
-        return Err(corrupt(format!("the checksum of data in segment {:#x} at {} is wrong", p.segment, p.offset)));
+    if verify_payload(p.codec, &p.crcs, stored) {
+        return Ok(());
     }
+    Err(corrupt(format!("the checksum of data in segment {:#x} at {} is wrong", p.segment, p.offset)))
+}
+
+/// The blocks of an extent from the stored bytes of its unit.
+pub(crate) fn unpack(extent: &Extent, stored: Vec<u8>) -> io::Result<Vec<u8>> {
+    let p = &extent.place;
     if p.codec == Codec::Plain {
         return Ok(stored);
     }
@@ -155,12 +167,7 @@ pub(crate) fn fetch_pieces(store: &dyn SegmentStore, mut pieces: Vec<Piece>, out
             for p in &pieces[i..next] {
                 let Content::Stored(e) = &p.content else { continue };
                 let n = e.place.stored as usize;
-                if !verify_payload(e.place.codec, &e.place.crcs, &target[done..done + n]) {
-                    return Err(corrupt(format!(
-                        "the checksum of data in segment {:#x} at {} is wrong",
-                        e.place.segment, e.place.offset
-                    )));
-                }
+                verified(e, &target[done..done + n])?;
                 done += n;
             }
         }

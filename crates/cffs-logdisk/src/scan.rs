@@ -1,14 +1,10 @@
 //! Reads batches of a store one by one.
 
-use crate::batch::{SUMMARY_BYTES, Summary};
+use crate::batch::{BATCH_BYTES_MAX, SUMMARY_BYTES, Summary};
 use crate::codec::corrupt;
+use crate::layouts::SegmentInfo;
 use crate::store::{SegmentId, SegmentStore};
 use std::io;
-
-/// Longest summary in bytes: a batch with more than a checkpoint is not longer.
-const SUMMARY_BYTES_MAX: usize = 4 << 20;
-/// Most bytes of one batch; the summary of a batch is read as a whole.
-pub(crate) const BATCH_BYTES_MAX: u64 = 4 << 20;
 
 /// The summary of the batch at a place.
 ///
@@ -27,7 +23,7 @@ pub(crate) fn read_summary(
     let mut bytes = vec![0; SUMMARY_BYTES];
     store.get(segment, u64::from(offset), &mut bytes)?;
     let n = Summary::length_of(&bytes)?;
-    if u64::from(offset) + n as u64 > end || n > SUMMARY_BYTES_MAX {
+    if u64::from(offset) + n as u64 > end || n as u64 > BATCH_BYTES_MAX {
         return Err(corrupt("a summary is not within its segment"));
     }
     bytes.resize(n, 0);
@@ -40,6 +36,25 @@ pub(crate) fn read_summary(
         return Err(corrupt("a batch is not within its segment"));
     }
     Ok(s)
+}
+
+/// All summaries of a segment, up to the first that cannot be read.
+pub(crate) fn summaries<'a>(
+    store: &'a dyn SegmentStore,
+    uuid: [u8; 16],
+    id: SegmentId,
+    info: &SegmentInfo,
+) -> impl Iterator<Item = io::Result<Summary>> + use<'a> {
+    let end = info.used;
+    let mut at = 0;
+    std::iter::from_fn(move || {
+        if at >= end {
+            return None;
+        }
+        let s = read_summary(store, uuid, id, at);
+        at = s.as_ref().map_or(end, |s| s.offset + s.length);
+        Some(s)
+    })
 }
 
 /// Bytes read at once in a search.

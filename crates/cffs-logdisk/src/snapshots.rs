@@ -3,15 +3,22 @@
 use crate::batch::{Entry, Logical, NAME_BYTES_MAX};
 use crate::catalog::MAIN_BRANCH;
 use crate::codec::corrupt;
-use crate::extent::{Birth, Extent};
+use crate::extent::{Birth, EXTENT_BLOCKS_MAX, Extent};
 use crate::layouts::{DeadKey, DeadListLayout, MapLayout};
 use crate::log::STREAM_NEW;
 use crate::packer::Packer;
+use crate::space::{Change, Level};
 use crate::state::State;
 use crate::tree::{Edit, Root, Side, differences};
 use crate::usage::Nodes;
 use std::io;
 use std::ops::ControlFlow;
+
+/// Ranges, and where to go on if there may be more.
+pub(crate) type Ranges = (Vec<(u64, u64)>, Option<u64>);
+
+/// Extents that a difference holds in memory at once.
+const DIFF_EXTENTS: usize = 512;
 
 fn invalid(what: impl Into<String>) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, what.into())
@@ -27,8 +34,8 @@ fn not_found(what: impl Into<String>) -> io::Error {
 
 impl State {
     /// Writes a batch with one entry without data.
-    fn log_entry(&mut self, entry: Entry) -> io::Result<()> {
-        self.ensure_room(u64::from(self.store.alignment()))?;
+    fn log_entry(&mut self, entry: Entry, level: Level) -> io::Result<()> {
+        self.ensure_room(Change { bytes: 4096, ..Change::default() }, level)?;
         let mut packer = Packer::new(STREAM_NEW, None);
         let r = packer.add(self, entry, &[]).and_then(|()| packer.finish(self));
         self.fatal(r)
@@ -44,7 +51,7 @@ impl State {
             return Err(not_found(format!("there is no branch {branch}")));
         }
         let (id, version) = (self.next_id, self.version);
-        self.log_entry(Entry::Snapshot { id, branch, version, name: name.as_bytes().to_vec() })?;
+        self.log_entry(Entry::Snapshot { id, branch, version, name: name.as_bytes().to_vec() }, Level::Takes)?;
         Ok(id)
     }
 
@@ -58,7 +65,7 @@ impl State {
             return Err(not_found(format!("there is no snapshot {snapshot}")));
         }
         let branch = u32::try_from(self.next_id).map_err(|_| invalid("there have been too many branches"))?;
-        self.log_entry(Entry::Clone { branch, snapshot, name: name.as_bytes().to_vec() })?;
+        self.log_entry(Entry::Clone { branch, snapshot, name: name.as_bytes().to_vec() }, Level::Takes)?;
         Ok(branch)
     }
 
@@ -73,7 +80,7 @@ impl State {
         if self.catalog.branches.values().any(|b| b.origin == Some(id)) {
             return Err(busy(format!("a branch began as snapshot {id} and needs it")));
         }
-        self.log_entry(Entry::Delete { id })
+        self.log_entry(Entry::Delete { id }, Level::Frees)
     }
 
     /// Begins to delete a branch.
@@ -88,7 +95,7 @@ impl State {
         if self.catalog.snapshots.values().any(|s| s.branch == branch) {
             return Err(busy(format!("branch {branch} has snapshots; they go first")));
         }
-        self.log_entry(Entry::Delete { id: u64::from(branch) })
+        self.log_entry(Entry::Delete { id: u64::from(branch) }, Level::Frees)
     }
 
     /// Whether something is still being deleted.
@@ -102,10 +109,13 @@ impl State {
         if !self.is_deleting() {
             return Ok(false);
         }
-        let r = self.try_delete_step(entries.max(1));
+        let entries = entries.clamp(1, self.extents_max());
+        // What was accepted keeps its room.
+        let change = self.pending_change().and(Change::freed(entries as u64));
+        self.ensure_room(change, Level::Frees)?;
+        let r = self.try_delete_step(entries);
         self.fatal(r)?;
-        if self.dirtied >= self.dirty_max() {
-            self.ensure_room(0)?;
+        if self.is_dirty() {
             self.checkpoint()?;
         }
         Ok(self.is_deleting())
@@ -165,6 +175,7 @@ impl State {
             }
         }
         self.shrink_list(list, found.len() as u64);
+        self.listed = self.listed.saturating_sub(found.len() as u64);
         Ok(found.len() < entries)
     }
 
@@ -264,19 +275,67 @@ impl State {
         Ok(found.len() < entries)
     }
 
-    /// The ranges of blocks (start, number) that differ between two maps, in order. Where both have the same node, nothing
-    /// is read. A range counts as different if it was written anew, even with the same bytes.
-    pub(crate) fn diff(&self, a: &Root<MapLayout>, b: &Root<MapLayout>) -> io::Result<Vec<(u64, u64)>> {
-        let (mut only_a, mut only_b) = (Vec::new(), Vec::new());
-        differences(a, b, &self.nodes(), &mut |side, block, e| match side {
-            Side::First => only_a.push((*block, e.clone())),
-            Side::Second => only_b.push((*block, e.clone())),
-        })?;
-        let mut changed = RangeList::default();
-        changed.add_all(&only_a, &only_b);
-        changed.add_all(&only_b, &only_a);
-        Ok(changed.finish())
+    /// The ranges of blocks (start, number) from a block on that differ between two maps, in order, at most `max`; and where to go on, if there may
+    /// be more. Where both have the same node, nothing is read. A range counts as different if it was written anew, even
+    /// with the same bytes. Takes memory for some hundreds of extents whatever the size.
+    pub(crate) fn diff(&self, a: &Root<MapLayout>, b: &Root<MapLayout>, from: u64, max: usize) -> io::Result<Ranges> {
+        let mut ranges: Vec<(u64, u64)> = Vec::new();
+        let mut at = from;
+        loop {
+            let (found, next) = self.diff_window(a, b, at)?;
+            for (start, end) in found {
+                let is_full = ranges.len() >= max.max(1);
+                match ranges.last_mut() {
+                    Some(last) if last.1 >= start => last.1 = last.1.max(end),
+                    _ if is_full => return Ok((lengths(ranges), Some(start))),
+                    _ => ranges.push((start, end)),
+                }
+            }
+            match next {
+                Some(next) => at = next,
+                None => return Ok((lengths(ranges), None)),
+            }
+        }
     }
+
+    /// The ranges (start, end) that differ from a block on, up to where some hundreds of extents have been met; and where that is.
+    fn diff_window(&self, a: &Root<MapLayout>, b: &Root<MapLayout>, from: u64) -> io::Result<Ranges> {
+        let mut sides: [Vec<(u64, Extent)>; 2] = Default::default();
+        let mut next = None;
+        // An extent that begins before may reach into the window.
+        let first = from.saturating_sub(u64::from(EXTENT_BLOCKS_MAX) - 1);
+        differences(a, b, &self.nodes(), &first, &mut |side, &block, e| {
+            if block.saturating_add(u64::from(e.blocks)) <= from {
+                return ControlFlow::Continue(());
+            }
+            if sides[0].len() + sides[1].len() >= DIFF_EXTENTS && block > from {
+                next = Some(block);
+                return ControlFlow::Break(());
+            }
+            sides[usize::from(side == Side::Second)].push((block, e.clone()));
+            ControlFlow::Continue(())
+        })?;
+        // What reaches out of the window belongs to the next one as well.
+        let end = next.unwrap_or(u64::MAX);
+        for list in &mut sides {
+            list.retain(|(block, _)| *block < end);
+            for (block, e) in list {
+                let skip = from.saturating_sub(*block);
+                let cut = (*block + u64::from(e.blocks)).saturating_sub(end);
+                *e = e.part(skip as u32, e.blocks - (skip + cut) as u32);
+                *block += skip;
+            }
+        }
+        let mut changed = RangeList::default();
+        changed.add_all(&sides[0], &sides[1]);
+        changed.add_all(&sides[1], &sides[0]);
+        Ok((changed.finish(), next))
+    }
+}
+
+/// Start and length of each range.
+fn lengths(ranges: Vec<(u64, u64)>) -> Vec<(u64, u64)> {
+    ranges.into_iter().map(|(start, end)| (start, end - start)).collect()
 }
 
 /// Removes an entry that was just found.
@@ -337,6 +396,6 @@ impl RangeList {
                 _ => joined.push((start, end)),
             }
         }
-        joined.into_iter().map(|(start, end)| (start, end - start)).collect()
+        joined
     }
 }

@@ -1,20 +1,51 @@
-//! How much can still be written.
+//! How much can still be written, and how many segments must be free for it.
 //!
-//! Two sums. What lives must fit with something left over: the cleaner needs room to copy into, a checkpoint room for nodes, and
-//! both need segments that are mostly dead to be worth cleaning. And what is written next must find free segments,
-//! for which the cleaner runs before a writer when it must.
+//! Two sums. *What lives* must fit, with something left over, so that there are always segments worth cleaning. And *what is written next*
+//! must find free segments: a write is accepted only when the segments are there that its batch, the checkpoint behind it, and
+//! one more round of the cleaner may take. So a write never fails for want of space after it was accepted, whatever the first sum promised.
+//!
+//! # What a checkpoint may take
+//!
+//! A changed extent changes one leaf of a map, which may split, and the nodes above it. So `k` extents bring at most
+//! `k * (1 + h) + h + 2` nodes of a map of height `h` into memory (a tree of one node has height 1). Each block that dies may be anywhere: it
+//! changes a leaf of the forwards if there are some, and one of the dead lists if there are snapshots, each with what is above it. No tree
+//! has more nodes than its height allows, nor the dead lists more than their entries fill at a quarter of a node.
+//!
+//! A page of a bitmap changes for each dead block at most, and a record of a segment. There are at most
+//! `segments + ordinals / 1024` pages, at least 7 in a node; and 30 records in a node. What storing these two trees changes of
+//! themselves is in the record of the checkpoint, which is kept below half a segment and 2 MiB by storing them again.
+//!
+//! All of that is counted from the state as it is, before anything is accepted. What is in memory already is counted as well.
+//!
+//! # The levels
+//!
+//! With `D` bytes of data or entries, `C` for a checkpoint behind them, and `R` for a round of the cleaner (copies of at most
+//! a segment or of [`State::extents_max`] extents, and its checkpoint):
+//!
+//! - what was accepted is written if `D + C` is free,
+//! - what gives space back (discards, deletion) if `D + C + R` is,
+//! - what takes space if `D + C + R + F` is, where `F` is `D + C` of the longest step that gives space back.
+//!
+//! A writer stops at `R + F`. From there what gives space back can go a step, and comes to `R`; and with `R` the cleaner can make a round, which frees a
+//! segment for each that was not full. There is one: what lives is at most `usable`, and what grows later without asking (entries
+//! of the map that are cut, 48 bytes a block; dead lists, 36 bytes a block; in nodes that are half full) is at most a 24th of it, for which
+//! `usable` leaves room beside the 16th that is always dead. In a compressed disk a unit lives as a whole when one block of it does, but is counted
+//! by its parts; there only the free segments count, and a write can be refused before `free` is 0.
 
+use crate::batch::{BATCH_BYTES_MAX, SUMMARY_BYTES};
 use crate::extent::BLOCK_BYTES;
 use crate::state::State;
+use crate::tree::NODE_BYTES;
 
 /// What a block is taken to cost: itself, its entry in the map and in a summary.
 pub(crate) const BLOCK_COST: u64 = BLOCK_BYTES as u64 + 128;
-/// Segments that the open streams, and copies of the cleaner, may need at once.
-const STREAM_SEGMENTS: u64 = 6;
-/// Nodes of a checkpoint that are not counted while they come into memory: of the usage, the catalog and the dead lists.
-const USAGE_NODES: u64 = 32;
 /// Segments on top of the reserve that never count as space, so that there is always something worth cleaning.
 const SPARE_SEGMENTS: u64 = 4;
+/// Bytes of a node with its entry in a summary, whose own bytes are spread over the nodes.
+const STORED_NODE_BYTES: u64 = NODE_BYTES as u64 + 64;
+/// References that fit into a node with the shortest key and with the longest.
+const FANOUT_MAX: u64 = 114;
+const FANOUT_MIN: u64 = 18;
 
 /// Space of a log disk in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,6 +60,64 @@ pub struct Space {
     pub free: u64,
 }
 
+/// What somebody is about to change.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Change {
+    /// Bytes of data and entries.
+    pub(crate) bytes: u64,
+    /// Extents that are mapped, cut or taken away, each perhaps in another leaf.
+    pub(crate) extents: u64,
+    /// Blocks or extents that die, each perhaps in another segment.
+    pub(crate) dead: u64,
+}
+
+impl Change {
+    /// As many blocks in so many runs.
+    pub(crate) fn blocks(blocks: u64, runs: u64) -> Self {
+        Change { bytes: blocks * BLOCK_COST, extents: runs, dead: blocks }
+    }
+
+    /// Extents that are taken away, or entries of dead lists.
+    pub(crate) fn freed(extents: u64) -> Self {
+        Change { bytes: 64 * extents, extents, dead: extents }
+    }
+
+    pub(crate) fn and(self, other: Change) -> Self {
+        Change { bytes: self.bytes + other.bytes, extents: self.extents + other.extents, dead: self.dead + other.dead }
+    }
+}
+
+/// Who asks for free segments.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Level {
+    /// What was accepted.
+    Accepted,
+    /// What gives space back.
+    Frees,
+    /// What takes space.
+    Takes,
+}
+
+/// Nodes of a tree of this height (1 for a single node) that `changes` changes bring into memory at most, with splits.
+fn changed_nodes(changes: u64, height: u64) -> u64 {
+    if changes == 0 {
+        return 0;
+    }
+    // No tree has more leaves than the references above them.
+    let whole = (1..height).fold(1u64, |n, _| n.saturating_mul(FANOUT_MAX)).saturating_mul(2);
+    let leaves = (2 * changes).min(whole + changes);
+    (leaves + changes.min(whole) * height.saturating_sub(2)).saturating_add(height + 2)
+}
+
+/// Nodes of a tree with so many leaves, of which `changes` change.
+fn of_leaves(changes: u64, leaves: u64) -> u64 {
+    if changes == 0 {
+        return 0;
+    }
+    let n = changes.min(leaves + 1);
+    n + n.min(leaves / FANOUT_MIN + 1) + leaves / FANOUT_MIN / FANOUT_MIN + 2
+}
+
 impl State {
     /// The space as it is.
     pub(crate) fn space(&self) -> Space {
@@ -36,22 +125,124 @@ impl State {
         let capacity = self.store.capacity();
         // Summaries, padding and the ends of segments.
         let overhead = capacity / segment * BLOCK_BYTES as u64 + capacity / 64;
-        let spare = (self.cleaner_reserve() + SPARE_SEGMENTS * segment).max(capacity / 16);
+        let spare = (self.reserve() + SPARE_SEGMENTS * segment).max(capacity / 16 + capacity / 24);
         let usable = capacity.saturating_sub(overhead + spare);
         let pending = self.pending.blocks.len() as u64 * BLOCK_COST + self.reserved;
         let free = usable.saturating_sub(self.usage.live + pending);
         Space { usable, live: self.usage.live, pending, free }
     }
 
-    /// Bytes that a checkpoint may take, in whole segments.
-    pub(crate) fn checkpoint_need(&self) -> u64 {
-        ((self.dirty_max() as u64 + USAGE_NODES) * BLOCK_BYTES as u64).next_multiple_of(self.store.segment_bytes())
+    /// What a batch of the usual length and its checkpoint take, and what stays free behind it.
+    fn reserve(&self) -> u64 {
+        let blocks = (self.batch_max() / BLOCK_BYTES) as u64;
+        let extents = (self.extents_max() as u64).min(blocks);
+        self.need_from(self.dirty_max() as u64, Change::blocks(blocks, extents), Level::Takes)
     }
 
-    /// Bytes of free segments that only the cleaner and checkpoints may take: for the checkpoint behind a batch, and for a
-    /// round of the cleaner with its own.
-    pub(crate) fn cleaner_reserve(&self) -> u64 {
-        2 * self.checkpoint_need() + STREAM_SEGMENTS * self.store.segment_bytes()
+    /// Bytes of free segments that a change needs at this level.
+    pub(crate) fn need(&self, change: Change, level: Level) -> u64 {
+        self.need_from(self.dirtied as u64, change, level)
+    }
+
+    fn need_from(&self, dirtied: u64, change: Change, level: Level) -> u64 {
+        let data = |c: Change| self.data_segments(c.bytes);
+        let own = data(change) + self.checkpoint_segments(dirtied, change);
+        let step = Change::freed(self.extents_max() as u64);
+        let segments = match level {
+            Level::Accepted => own,
+            Level::Frees => own + self.round_segments(),
+            Level::Takes => own + self.round_segments() + data(step) + self.checkpoint_segments(0, step),
+        };
+        segments * self.store.segment_bytes()
+    }
+
+    /// Segments that so many bytes of entries and data begin. The end of a segment that an extent does not fit is less than an eighth.
+    fn data_segments(&self, bytes: u64) -> u64 {
+        let segment = self.store.segment_bytes();
+        (bytes + bytes / 32).div_ceil(segment - segment / 8)
+    }
+
+    /// What a round of the cleaner of the least length takes. It goes on in up to three streams.
+    fn round_segments(&self) -> u64 {
+        3 + self.checkpoint_segments(0, self.round_change())
+    }
+
+    /// What a round of the cleaner of the least length changes.
+    fn round_change(&self) -> Change {
+        let extents = self.extents_max() as u64;
+        Change { bytes: self.store.segment_bytes(), extents, dead: extents }
+    }
+
+    /// Bytes that a round of the cleaner may copy so that its checkpoint has room; `None` if there is not enough for the shortest.
+    pub(crate) fn round_room(&self) -> Option<u64> {
+        let segment = self.store.segment_bytes();
+        let checkpoint = self.checkpoint_segments(self.dirtied as u64, self.round_change()) * segment;
+        let left = self.store.available().checked_sub(checkpoint + 2 * segment)?;
+        (left >= segment).then(|| left - left / 8)
+    }
+
+    /// Segments that a checkpoint begins behind a change.
+    fn checkpoint_segments(&self, dirtied: u64, change: Change) -> u64 {
+        let segment = self.store.segment_bytes();
+        let usage = self.usage_nodes(change);
+        let record = 256 + SUMMARY_BYTES as u64 + 50 * usage;
+        // A record that is too long is made shorter by storing the usage again.
+        let again = if record > segment.min(BATCH_BYTES_MAX) / 2 { usage } else { 0 };
+        let nodes = dirtied + self.tree_nodes(change) + self.catalog_nodes() + usage + again;
+        let in_segment = ((segment - 512) / STORED_NODE_BYTES).max(1);
+        nodes.div_ceil(in_segment) + 1
+    }
+
+    /// Nodes of maps, forwards and dead lists.
+    fn tree_nodes(&self, change: Change) -> u64 {
+        let height = |level: u8| u64::from(level) + 1;
+        let map = changed_nodes(change.extents, height(self.map_level) + u64::from(change.extents > 0));
+        let forwards =
+            if self.forward.is_empty() { 0 } else { changed_nodes(change.dead, height(self.forward.level())) };
+        if self.catalog.snapshots.is_empty() {
+            return map + forwards;
+        }
+        // Nodes of the map that the snapshots keep are noted as well.
+        let entries = change.dead + map;
+        let lists = of_leaves(entries, (self.listed + entries) / 28 + 1);
+        map + forwards + lists
+    }
+
+    fn catalog_nodes(&self) -> u64 {
+        let records = (self.catalog.snapshots.len() + self.catalog.branches.len()) as u64;
+        of_leaves(self.catalog.dirty.len() as u64 + 2, records / 2 + 1)
+    }
+
+    /// Nodes of the bitmaps and of the table of segments.
+    fn usage_nodes(&self, change: Change) -> u64 {
+        let segments = (self.usage.table.len() + self.usage.removed.len()) as u64;
+        let pages = segments + self.usage.ordinals / 1024;
+        let in_segment = 1 + (self.store.segment_bytes() >> 22) as usize;
+        let dead = self.usage.dead_pages.len() + (1 + in_segment) * self.usage.removed.len();
+        let records = self.usage.dirty.len() + self.usage.removed.len();
+        of_leaves(dead as u64 + change.dead, pages / 7 + 1)
+            + of_leaves(records as u64 + change.dead + 4, segments / 30 + 1)
+    }
+
+    /// Whether so much is in memory that a checkpoint is due.
+    pub(crate) fn is_dirty(&self) -> bool {
+        let most = self.dirty_max();
+        let usage = usize::try_from(self.usage_nodes(Change::default())).unwrap_or(usize::MAX);
+        self.dirtied >= most
+            || usage >= most + self.usage_nodes_least()
+            || self.usage.newly_dead.len() >= 64 * most.max(64)
+    }
+
+    /// Nodes of the usage that a checkpoint of a small store always has.
+    fn usage_nodes_least(&self) -> usize {
+        16
+    }
+
+    /// Extents that a batch, a step of a deletion or a round of the cleaner changes at most: so many that a checkpoint behind
+    /// it takes about a 32nd of the store.
+    pub(crate) fn extents_max(&self) -> usize {
+        let of_store = self.store.capacity() / 32 / 3 / NODE_BYTES as u64;
+        usize::try_from(of_store.clamp(8, 2048)).unwrap_or(8)
     }
 
     /// Nodes in memory after which a checkpoint is made.

@@ -39,6 +39,10 @@ pub(crate) struct State {
     pub(crate) next_list: u64,
     /// Nodes that only snapshots refer to and that are not stored yet, with the dead list they belong to.
     pub(crate) frozen: Vec<(u64, AnyNode)>,
+    /// Highest level that the map of a branch has had.
+    pub(crate) map_level: u8,
+    /// Entries of all dead lists, or somewhat more.
+    pub(crate) listed: u64,
     /// Nodes in memory that a checkpoint would store, or somewhat more.
     pub(crate) dirtied: usize,
     pub(crate) pending: Pending,
@@ -47,6 +51,10 @@ pub(crate) struct State {
     /// Sequence number of the root, and where the checkpoint is that it refers to: place and bytes.
     pub(crate) root_sequence: u64,
     pub(crate) record: Option<(Birth, u64)>,
+    /// Segments that are not worth cleaning until what lives in them changes: their live bytes.
+    pub(crate) poor: BTreeMap<SegmentId, u64>,
+    /// Number of the last batch, live bytes and new dead extents when cleaning was last tried in vain.
+    pub(crate) in_vain: Option<(u64, u64, usize)>,
     /// Deleted segments whose device was not told, since the start.
     pub(crate) failed_discards: u64,
     /// Segments that the cleaner leaves alone because something in them could not be read or verified.
@@ -109,6 +117,7 @@ impl State {
             dirtied: &mut self.dirtied,
         };
         change(&mut b.root, &mut edit)?;
+        self.map_level = self.map_level.max(b.root.level());
         self.catalog.dirty.insert(u64::from(branch));
         let list = b.list.id;
         if !frozen.is_empty() {
@@ -159,6 +168,7 @@ impl State {
         }
         let Some(b) = self.catalog.branches.get_mut(&branch) else { return Ok(()) };
         b.list.entries += 1;
+        self.listed += 1;
         let key = DeadKey { list: b.list.id, version, birth: at };
         self.catalog.dirty.insert(u64::from(branch));
         self.edit_dead_lists(|root, edit| root.insert(edit, key, (blocks, bytes as u32)))
@@ -393,6 +403,7 @@ impl State {
         if stored.is_empty() {
             return Ok(());
         }
+        self.listed += stored.len() as u64;
         let mut counts: BTreeMap<u64, u64> = BTreeMap::new();
         stored.iter().for_each(|(list, _)| *counts.entry(*list).or_default() += 1);
         let branches = self.catalog.branches.iter_mut().map(|(id, b)| (u64::from(*id), &mut b.list));

@@ -11,7 +11,8 @@ use crate::layouts::{DeadLayout, ForwardLayout, PAGE_BLOCKS, Page, SegmentInfo, 
 use crate::store::{SegmentId, SegmentStore};
 use crate::tree::{Edit, Layout, NODE_BYTES, Node, NodeRef, Root, Source, lookup_extents};
 use parking_lot::Mutex;
-use std::collections::{BTreeMap, BTreeSet};
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 use std::io;
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -57,13 +58,69 @@ impl Source for Nodes<'_> {
         let (segment, _, offset) = self.locate(r)?;
         let mut bytes = vec![0; NODE_BYTES];
         self.store.get(segment, u64::from(offset), &mut bytes)?;
-        if crc32c(&bytes) != r.crc {
-            return Err(corrupt(format!("the checksum of a node in segment {segment:#x} at {offset} is wrong")));
-        }
-        let node = Arc::new(Node::decode(&bytes, level)?);
+        let node = Arc::new(node_of(&NodeRef { segment, offset, ..*r }, &bytes, level)?);
         self.cache.lock().put(key, node.clone());
         Ok(node)
     }
+}
+
+/// Bytes that [`ReadAhead`] reads at once, and how often it keeps them.
+const AHEAD_BYTES: u64 = 128 << 10;
+const AHEAD_CHUNKS: usize = 32;
+
+/// Reads nodes that a checkpoint has stored side by side in few requests, for who needs all of a tree and never again. Nothing is put
+/// into the cache.
+pub(crate) struct ReadAhead<'a> {
+    store: &'a dyn SegmentStore,
+    /// What was read last: segment, where the bytes begin, bytes.
+    chunks: RefCell<VecDeque<(SegmentId, u64, Vec<u8>)>>,
+}
+
+impl<'a> ReadAhead<'a> {
+    pub(crate) fn new(store: &'a dyn SegmentStore) -> Self {
+        ReadAhead { store, chunks: RefCell::default() }
+    }
+
+    /// The bytes of a node.
+    fn read(&self, segment: SegmentId, offset: u64) -> io::Result<Vec<u8>> {
+        let mut chunks = self.chunks.borrow_mut();
+        let within = |(at, start, bytes): &(SegmentId, u64, Vec<u8>)| {
+            let first = usize::try_from(offset.checked_sub(*start)?).ok()?;
+            let node = bytes.get(first..first.checked_add(NODE_BYTES)?).filter(|_| *at == segment);
+            node.map(<[u8]>::to_vec)
+        };
+        if let Some(node) = chunks.iter().find_map(within) {
+            return Ok(node);
+        }
+        let mut bytes = vec![0; AHEAD_BYTES.min(self.store.segment_bytes().saturating_sub(offset)) as usize];
+        if self.store.get(segment, offset, &mut bytes).is_err() {
+            // Behind what was written there may be nothing to read.
+            bytes.truncate(NODE_BYTES);
+            self.store.get(segment, offset, &mut bytes)?;
+        }
+        let chunk = (segment, offset, bytes);
+        let node = within(&chunk).ok_or_else(|| corrupt("a node is not within its segment"))?;
+        if chunks.len() >= AHEAD_CHUNKS {
+            chunks.pop_back();
+        }
+        chunks.push_front(chunk);
+        Ok(node)
+    }
+}
+
+impl Source for ReadAhead<'_> {
+    fn node<L: Layout>(&self, r: &NodeRef, level: u8) -> io::Result<Arc<Node<L>>> {
+        let bytes = self.read(r.segment, u64::from(r.offset))?;
+        Ok(Arc::new(node_of(r, &bytes, level)?))
+    }
+}
+
+fn node_of<L: Layout>(r: &NodeRef, bytes: &[u8], level: u8) -> io::Result<Node<L>> {
+    if crc32c(bytes) != r.crc {
+        let (segment, offset) = (r.segment, r.offset);
+        return Err(corrupt(format!("the checksum of a node in segment {segment:#x} at {offset} is wrong")));
+    }
+    Node::decode(bytes, level)
 }
 
 /// Usage of all segments.
@@ -76,6 +133,10 @@ pub(crate) struct Usage {
     pub(crate) removed: BTreeSet<SegmentId>,
     /// Blocks that died since the bitmaps were last changed.
     pub(crate) newly_dead: Vec<(Birth, u32)>,
+    /// The pages of bitmaps that these change.
+    pub(crate) dead_pages: HashSet<(SegmentId, u32)>,
+    /// Sum of the ordinals given out in the segments of the table.
+    pub(crate) ordinals: u64,
     /// Sum of all live bytes.
     pub(crate) live: u64,
     pub(crate) segments: Root<SegmentsLayout>,
@@ -90,7 +151,9 @@ impl Usage {
         let age = u128::from(info.age) * before + u128::from(s.age) * new;
         info.age = (age / (before + new).max(1)) as u64;
         info.used = s.offset + s.length;
-        info.ordinals = s.first_ordinal + s.entries.iter().map(|e| e.ordinals()).sum::<u32>();
+        let ordinals = s.first_ordinal + s.entries.iter().map(|e| e.ordinals()).sum::<u32>();
+        self.ordinals = self.ordinals.saturating_sub(u64::from(info.ordinals)) + u64::from(ordinals);
+        info.ordinals = ordinals;
         info.stream = s.stream;
         let bytes: u64 = s.entries.iter().map(|e| u64::from(e.stored())).sum();
         info.live += bytes;
@@ -107,8 +170,31 @@ impl Usage {
             .ok_or_else(|| corrupt(format!("more of segment {:#x} is freed than lives", at.segment)))?;
         self.live -= bytes;
         self.dirty.insert(at.segment);
-        self.newly_dead.push((at, blocks));
+        self.note_dead(at, blocks);
         Ok(())
+    }
+
+    fn note_dead(&mut self, at: Birth, blocks: u32) {
+        let last = at.ordinal.saturating_add(blocks.saturating_sub(1)) / PAGE_BLOCKS;
+        self.dead_pages.extend((at.ordinal / PAGE_BLOCKS..=last).map(|page| (at.segment, page)));
+        self.newly_dead.push((at, blocks));
+    }
+
+    /// Takes in what a checkpoint says of segments and dead blocks.
+    pub(crate) fn load(&mut self, table: Table, newly_dead: Vec<(Birth, u32)>) {
+        self.live = table.values().try_fold(0u64, |sum, i| sum.checked_add(i.live)).unwrap_or(u64::MAX);
+        self.ordinals = table.values().map(|i| u64::from(i.ordinals)).sum();
+        self.table = table;
+        newly_dead.into_iter().for_each(|(at, blocks)| self.note_dead(at, blocks));
+    }
+
+    /// A segment does not exist any more.
+    pub(crate) fn remove(&mut self, id: SegmentId) {
+        if let Some(info) = self.table.remove(&id) {
+            self.ordinals = self.ordinals.saturating_sub(u64::from(info.ordinals));
+        }
+        self.dirty.remove(&id);
+        self.removed.insert(id);
     }
 
     pub(crate) fn free_node(&mut self, r: &NodeRef) -> io::Result<()> {
@@ -123,6 +209,7 @@ impl Usage {
         dirtied: &mut usize,
     ) -> io::Result<()> {
         let mut list = std::mem::take(&mut self.newly_dead);
+        self.dead_pages.clear();
         list.sort_unstable();
         let mut retired = Vec::new();
         let src = Nodes { store, cache, table: &self.table, forward: None };

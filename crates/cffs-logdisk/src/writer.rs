@@ -4,14 +4,12 @@ use crate::batch::{Entry, Logical};
 use crate::extent::BLOCK_BYTES;
 use crate::log::STREAM_NEW;
 use crate::packer::Packer;
-use crate::space::BLOCK_COST;
+use crate::space::{BLOCK_COST, Change, Level};
 use crate::state::State;
 use crate::tree::lookup_extents;
 use std::io;
 use std::ops::ControlFlow;
 
-/// Extents that at least are in a node of a map, roughly.
-const EXTENTS_PER_NODE: usize = 32;
 /// Discarded ranges after which a batch ends.
 const DISCARDS_MAX: usize = 4096;
 /// Blocks of neighbours that are handed to the packer at once.
@@ -23,30 +21,39 @@ fn full() -> io::Error {
 
 impl State {
     /// Sees to it that the blocks can be stored, or fails with `StorageFull` before anything was accepted. They are in ascending order and
-    /// distinct.
+    /// distinct. Then there are segments for all that is pending and these blocks.
     pub(crate) fn admit(&mut self, branch: u32, blocks: &[u64]) -> io::Result<()> {
         let at = |block| Logical { branch, block };
         let new = blocks.iter().filter(|&&b| !self.pending.blocks.contains_key(&at(b))).count() as u64;
-        if new * BLOCK_COST <= self.space().free {
-            return self.admit_batch(new);
+        if new * BLOCK_COST > self.space().free {
+            // Short of space: what is pending may overwrite more than it adds, and so may these blocks.
+            self.seal()?;
+            let mut cost = 0;
+            for &block in blocks {
+                cost += self.cost_of(branch, block)?;
+            }
+            if cost > self.space().free {
+                return Err(full());
+            }
         }
-        // Short of space: what is pending may overwrite more than it adds, and so may these blocks.
-        self.seal()?;
-        let mut cost = 0;
+        let mut runs = 0;
+        let mut last = None;
         for &block in blocks {
-            cost += self.cost_of(branch, block)?;
+            let joins = last.is_some_and(|l: u64| l + 1 == block) || self.pending.new_runs(at(block)) == 0;
+            runs += u64::from(!joins);
+            last = Some(block);
         }
-        if cost <= self.space().free { self.admit_batch(blocks.len() as u64) } else { Err(full()) }
+        let change = self.pending_change().and(Change::blocks(blocks.len() as u64, runs));
+        self.ensure_room(change, Level::Takes)
     }
 
-    /// If the batch would end with so many blocks more, sees to it now that there are segments for it.
-    fn admit_batch(&mut self, new: u64) -> io::Result<()> {
-        let blocks = self.pending.blocks.len() as u64 + new;
-        if blocks * BLOCK_BYTES as u64 >= self.batch_max() as u64 {
-            self.ensure_room(blocks * BLOCK_COST)
-        } else {
-            Ok(())
-        }
+    /// What ending the batch changes.
+    pub(crate) fn pending_change(&self) -> Change {
+        let p = &self.pending;
+        let mut change = Change::blocks(p.blocks.len() as u64, p.extents as u64);
+        change.bytes += 64 * p.discards.len() as u64;
+        change.dead += p.discarded as u64;
+        change
     }
 
     /// What a block adds to what lives.
@@ -60,39 +67,46 @@ impl State {
     }
 
     /// Takes a range of blocks out of a branch. A range with very many extents goes in several batches, so that the nodes that
-    /// change are not all in memory at once.
+    /// change are not all in memory at once; after a crash the first of these may be there and the last not.
     pub(crate) fn discard(&mut self, branch: u32, start: u64, end: u64) -> io::Result<()> {
-        let most = self.dirty_max() * EXTENTS_PER_NODE;
         let mut at = start;
         while at < end {
-            let to = if end - at > most as u64 { self.extents_end(branch, at, end, most)? } else { end };
-            self.pending.discard(branch, at, to);
-            if to < end || self.pending.discards.len() > DISCARDS_MAX {
+            let most = self.extents_max();
+            if self.pending.extents >= most || self.pending.discards.len() > DISCARDS_MAX {
                 self.seal()?;
             }
+            let (to, extents) = self.extents_end(branch, at, end, most.saturating_sub(self.pending.extents).max(1))?;
+            // The one that it begins in, and the one that it ends in, are cut.
+            let change = self.pending_change().and(Change::freed(extents as u64 + 2));
+            self.ensure_room(change, Level::Frees)?;
+            self.pending.discard(branch, at, to, extents);
             at = to;
         }
         Ok(())
     }
 
-    /// The end of the `most`-th extent from `start` on, or `end` if there are fewer.
-    fn extents_end(&self, branch: u32, start: u64, end: u64, most: usize) -> io::Result<u64> {
-        let Some(b) = self.catalog.branches.get(&branch) else { return Ok(end) };
+    /// The end of the `most`-th extent from `start` on, and `most`; or `end`, and how many there are.
+    fn extents_end(&self, branch: u32, start: u64, end: u64, most: usize) -> io::Result<(u64, usize)> {
+        let Some(b) = self.catalog.branches.get(&branch) else { return Ok((end, 0)) };
         let (mut seen, mut to) = (0, end);
         b.root.scan(&self.nodes(), &start, &mut |block, e| {
+            if *block >= end {
+                return ControlFlow::Break(());
+            }
             seen += 1;
-            if *block >= end || seen < most {
-                return if *block < end { ControlFlow::Continue(()) } else { ControlFlow::Break(()) };
+            if seen < most {
+                return ControlFlow::Continue(());
             }
             to = block.saturating_add(u64::from(e.blocks)).min(end);
             ControlFlow::Break(())
         })?;
-        Ok(to)
+        Ok((to, seen))
     }
 
     /// Ends the batch if it is long enough.
     pub(crate) fn seal_if_long(&mut self) -> io::Result<()> {
-        if self.pending.blocks.len() * BLOCK_BYTES >= self.batch_max() { self.seal() } else { Ok(()) }
+        let long = self.pending.blocks.len() * BLOCK_BYTES >= self.batch_max();
+        if long || self.pending.extents >= self.extents_max() { self.seal() } else { Ok(()) }
     }
 
     /// Writes what is pending as one batch, or as several that count together.
@@ -101,7 +115,7 @@ impl State {
             return Ok(());
         }
         self.check()?;
-        self.ensure_room(self.pending.blocks.len() as u64 * BLOCK_COST + 64 * self.pending.discards.len() as u64)?;
+        self.ensure_room(self.pending_change(), Level::Accepted)?;
         let pending = std::mem::take(&mut self.pending);
         let r = self.write_pending(&pending);
         if r.is_err() {
@@ -109,7 +123,7 @@ impl State {
             self.pending = pending;
         }
         self.fatal(r)?;
-        if self.dirtied >= self.dirty_max() || self.log.since_checkpoint >= self.checkpoint_bytes() {
+        if self.is_dirty() || self.log.since_checkpoint >= self.checkpoint_bytes() {
             self.checkpoint()?;
         }
         Ok(())

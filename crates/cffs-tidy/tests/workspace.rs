@@ -42,9 +42,12 @@ const ENGINE: &[&Layer] = &[
 
 /// Modules of the log disk, from above.
 const LOGDISK: &[&Layer] = &[
+    &["stream"],
     &["disk"],
     &["snapshots", "writer", "check", "recovery"],
+    &["scrub"],
     &["cleaner"],
+    &["evacuate"],
     &["packer", "read"],
     &["checkpoint"],
     &["space"],

@@ -11,6 +11,7 @@ use cffs_device::{Device, IoKind};
 use parking_lot::Mutex;
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 const SLOT_BITS: u32 = 28;
 
@@ -29,7 +30,8 @@ pub struct ImageStore {
     device: Arc<dyn Device>,
     uuid: [u8; 16],
     slot_bytes: u64,
-    slots: u64,
+    /// Changed only with `inner` held.
+    slots: AtomicU64,
     first_slot: u64,
     inner: Mutex<Inner>,
 }
@@ -40,6 +42,8 @@ struct Inner {
     /// Which of the two superblocks is the older.
     next_copy: usize,
     free: Vec<u32>,
+    /// Slots from the next root on.
+    next_slots: u64,
 }
 
 impl ImageStore {
@@ -106,20 +110,20 @@ impl ImageStore {
             device,
             uuid: sb.uuid,
             slot_bytes: sb.slot_bytes,
-            slots: sb.slots,
+            slots: AtomicU64::new(sb.slots),
             first_slot: sb.first_slot,
-            inner: Mutex::new(Inner { sequence: sb.sequence, root: sb.root, next_copy, free }),
+            inner: Mutex::new(Inner { sequence: sb.sequence, root: sb.root, next_copy, free, next_slots: sb.slots }),
         }
     }
 
     /// Number of slots.
     pub fn slots(&self) -> u64 {
-        self.slots
+        self.slots.load(Ordering::Acquire)
     }
 
     fn slot(&self, segment: SegmentId) -> io::Result<u64> {
         let slot = segment & ((1 << SLOT_BITS) - 1);
-        if slot >= self.slots {
+        if slot >= self.slots() {
             return Err(corrupt(format!("segment {segment:#x} is none of this image")));
         }
         Ok(slot)
@@ -186,14 +190,14 @@ impl SegmentStore for ImageStore {
     }
 
     fn adopt(&self, segments: &[SegmentId]) -> io::Result<()> {
-        let mut used = vec![false; self.slots as usize];
+        let mut used = vec![false; self.slots() as usize];
         for &segment in segments {
             let slot = self.slot(segment)?;
             if std::mem::replace(&mut used[slot as usize], true) {
                 return Err(corrupt(format!("two segments are in slot {slot}")));
             }
         }
-        self.inner.lock().free = (0..self.slots as u32).rev().filter(|&s| !used[s as usize]).collect();
+        self.inner.lock().free = (0..self.slots() as u32).rev().filter(|&s| !used[s as usize]).collect();
         Ok(())
     }
 
@@ -217,7 +221,7 @@ impl SegmentStore for ImageStore {
             uuid: self.uuid,
             sequence: expected + 1,
             slot_bytes: self.slot_bytes,
-            slots: self.slots,
+            slots: inner.next_slots,
             first_slot: self.first_slot,
             root: bytes.to_vec(),
         };
@@ -227,6 +231,10 @@ impl SegmentStore for ImageStore {
         inner.next_copy = 1 - inner.next_copy;
         inner.sequence = sb.sequence;
         inner.root = sb.root;
+        let before = self.slots.swap(sb.slots, Ordering::AcqRel);
+        // The lowest are given out first.
+        let new: Vec<u32> = (before as u32..sb.slots as u32).rev().collect();
+        inner.free.splice(0..0, new);
         Ok(sb.sequence)
     }
 
@@ -247,11 +255,18 @@ impl SegmentStore for ImageStore {
     }
 
     fn capacity(&self) -> u64 {
-        self.slots * self.slot_bytes
+        self.slots() * self.slot_bytes
     }
 
     fn available(&self) -> u64 {
         self.inner.lock().free.len() as u64 * self.slot_bytes
+    }
+
+    fn grow(&self) -> io::Result<()> {
+        let fit = self.device.len().saturating_sub(self.first_slot) / self.slot_bytes;
+        let mut inner = self.inner.lock();
+        inner.next_slots = inner.next_slots.max(fit.min(SLOTS_MAX));
+        Ok(())
     }
 }
 

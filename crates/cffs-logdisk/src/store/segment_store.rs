@@ -58,6 +58,13 @@ pub trait SegmentStore: Send + Sync {
     fn capacity(&self) -> u64;
     /// Bytes of segments that can still be created.
     fn available(&self) -> u64;
+    /// Takes in what is beneath and has become larger. It counts from the next root on.
+    ///
+    /// # Errors
+    /// `Unsupported` if the store has no size that grows.
+    fn grow(&self) -> io::Result<()> {
+        Err(io::Error::new(io::ErrorKind::Unsupported, "the store cannot grow"))
+    }
 }
 
 /// The error of a store that has no room.

@@ -25,7 +25,7 @@ pub(crate) trait NodeSink {
     /// Stores the bytes of a node; returns segment, ordinal and byte offset.
     fn put_node(&mut self, head: &NodeHead, bytes: Vec<u8>, crc: u32) -> io::Result<(u64, u32, u32)>;
     /// A node that was just stored, for the cache.
-    fn stored<L: Layout>(&mut self, r: &NodeRef, node: Node<L>);
+    fn stored<L: Layout>(&mut self, r: &NodeRef, node: Arc<Node<L>>);
 }
 
 /// Nodes of several trees that were stored already, by their place in memory: trees that share a node store it once. Holds the nodes, so
@@ -38,6 +38,15 @@ pub(super) fn child_index<L: Layout>(children: &[(L::Key, Child<L>)], key: &L::K
 }
 
 impl<L: Layout> Root<L> {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.child.is_none()
+    }
+
+    /// The level of the node at the top.
+    pub(crate) fn level(&self) -> u8 {
+        self.level
+    }
+
     /// Whether a part of the tree is only in memory.
     pub(crate) fn is_dirty(&self) -> bool {
         matches!(self.child, Some(Child::Dirty(_)))
@@ -56,7 +65,7 @@ impl<L: Layout> Root<L> {
     /// The last entry whose key is not above `key`.
     pub(crate) fn floor<S: Source>(&self, src: &S, key: &L::Key) -> io::Result<Option<(L::Key, L::Value)>> {
         match &self.child {
-            Some(child) => floor(src, child, self.level, key),
+            Some(child) => floor(src, child, self.level, (None, None), key),
             None => Ok(None),
         }
     }
@@ -130,18 +139,20 @@ fn floor<L: Layout, S: Source>(
     src: &S,
     child: &Child<L>,
     level: u8,
+    range: Range<L::Key>,
     key: &L::Key,
 ) -> io::Result<Option<(L::Key, L::Value)>> {
-    let node = child.get(src, level)?;
+    let node = child.get_within(src, level, range)?;
     match &node.body {
         Body::Leaf(entries) => {
             let n = entries.partition_point(|(k, _)| k <= key);
             Ok(n.checked_sub(1).map(|i| entries[i].clone()))
         }
         Body::Index(children) => {
-            // The first key of a child may have been removed since it was noted; then the entry is in the child before.
+            // The first key of a child may have been removed since it was noted; then the entry is in the child before, all of whose
+            // keys are below: no third one is asked.
             for i in (0..=child_index(children, key)).rev() {
-                if let Some(found) = floor(src, &children[i].1, level - 1, key)? {
+                if let Some(found) = floor(src, &children[i].1, level - 1, child_range(children, i, range), key)? {
                     return Ok(Some(found));
                 }
             }
@@ -213,16 +224,14 @@ fn store<L: Layout>(
     if let Some((_, r)) = done.get(&address) {
         return Ok(*r);
     }
-    let body: Body<L> = match &node.body {
-        Body::Leaf(entries) => Body::Leaf(entries.clone()),
-        Body::Index(children) => Body::Index(
-            children
-                .iter()
-                .map(|(k, c)| Ok((*k, Child::Stored(store(c, level - 1, sink, done)?))))
-                .collect::<io::Result<_>>()?,
-        ),
+    let stored = match &node.body {
+        Body::Leaf(_) => node.clone(),
+        Body::Index(children) => {
+            let stored = |(k, c): &(L::Key, Child<L>)| Ok((*k, Child::Stored(store(c, level - 1, sink, done)?)));
+            let body = Body::Index(children.iter().map(stored).collect::<io::Result<_>>()?);
+            Arc::new(Node { version: node.version, body })
+        }
     };
-    let stored = Node { version: node.version, body };
     let bytes = stored.encode(level)?;
     let crc = crc32c(&bytes);
     let (segment, ordinal, offset) = sink.put_node(&stored.head(level), bytes, crc)?;

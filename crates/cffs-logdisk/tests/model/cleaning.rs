@@ -4,7 +4,7 @@ use cffs_device::{Device, IoKind, MemoryDevice};
 use cffs_logdisk::{BLOCK_BYTES, CleanPolicy, ImageOptions, ImageStore, LogDisk, LogOptions};
 use std::sync::Arc;
 
-const SLOTS: u64 = 512;
+const SLOTS: u64 = 256;
 const SLOT_BYTES: u64 = 256 << 10;
 const BLOCK: u64 = BLOCK_BYTES as u64;
 
@@ -32,8 +32,8 @@ fn copied(policy: CleanPolicy, live: f64, hot: f64, hot_part: f64) -> f64 {
         let after = disk.stats();
         (after.cleaned - before.cleaned) as f64 / (after.accepted - before.accepted) as f64
     };
-    run(3 * blocks);
-    run(2 * blocks)
+    run(2 * blocks);
+    run(blocks)
 }
 
 /// Where few blocks get most of the writes, old segments are worth cleaning while more lives in them.
@@ -51,4 +51,18 @@ fn cost_benefit_copies_a_quarter_less_where_few_blocks_are_hot() {
 fn greedy_copies_least_where_all_blocks_are_alike() {
     let [greedy, by_age] = [CleanPolicy::Greedy, CleanPolicy::CostBenefit].map(|policy| copied(policy, 0.6, 0.5, 0.5));
     assert!(greedy > 0.0 && greedy <= by_age, "{greedy} bytes are copied for each byte written, by age {by_age}");
+}
+
+/// With `CFFS_LOG_POLICIES=1` all figures are printed, for `docs`.
+#[test]
+fn figures_of_all_policies() {
+    if std::env::var_os("CFFS_LOG_POLICIES").is_none() {
+        return;
+    }
+    for (name, hot, part) in [("even", 0.5, 0.5), ("90% of the writes to 10%", 0.9, 0.1)] {
+        for live in [0.6, 0.7, 0.8] {
+            let policies = [CleanPolicy::Greedy, CleanPolicy::CostBenefit, CleanPolicy::Generations];
+            eprintln!("{name}, {live} live: {:.3?}", policies.map(|policy| copied(policy, live, hot, part)));
+        }
+    }
 }

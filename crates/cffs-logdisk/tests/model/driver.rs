@@ -70,8 +70,8 @@ pub struct Driver {
     next_tag: u32,
     /// Bytes that the cleaner has copied, and forwards, of the disks that were closed.
     pub seen: (u64, u64),
-    /// What the last write would have made of the disk.
-    pub attempted: Option<Model>,
+    /// What the last operation would have made of the disk, as a whole and in parts.
+    pub attempted: Vec<Model>,
     /// The last operation.
     pub last: u32,
 }
@@ -94,7 +94,7 @@ impl Driver {
             next_tag: 1,
             last: 0,
             seen: (0, 0),
-            attempted: None,
+            attempted: Vec::new(),
         }
     }
 
@@ -147,7 +147,7 @@ impl Driver {
         }
         let mut attempted = self.model.clone();
         attempted.branches.insert(branch, tags.clone());
-        self.attempted = Some(attempted);
+        self.attempted = vec![attempted];
         self.device_of(branch).write_atomic(&requests)?;
         self.model.branches.insert(branch, tags);
         self.changed();
@@ -187,6 +187,7 @@ impl Driver {
 
     fn try_step(&mut self) -> io::Result<()> {
         self.last = self.rng.u32(0..100);
+        self.attempted.clear();
         match self.last {
             0..45 => {
                 let branch = self.any_branch();
@@ -200,14 +201,24 @@ impl Driver {
                 let (start, n) = self.range();
                 let n = if self.rng.u32(0..10) == 0 { self.sectors() } else { n };
                 let (offset, len) = ((start * SECTOR) as u64, (n * SECTOR) as u64);
-                self.device_of(branch).discard(offset, len)?;
                 let first = start.div_ceil(SECTORS_PER_BLOCK) * SECTORS_PER_BLOCK;
                 let end = (start + n).min(self.sectors()) / SECTORS_PER_BLOCK * SECTORS_PER_BLOCK;
+                // Of a long one a part from its beginning may be there after a crash.
+                let mut parts = Vec::new();
                 let mut tags = self.model.branches[&branch].clone();
-                if first < end {
-                    Arc::make_mut(&mut tags)[first..end].fill(0);
+                for block in (first..end).step_by(SECTORS_PER_BLOCK) {
+                    let range = block..block + SECTORS_PER_BLOCK;
+                    if tags[range.clone()].iter().any(|t| *t != 0) {
+                        Arc::make_mut(&mut tags)[range].fill(0);
+                        let mut part = self.model.clone();
+                        part.branches.insert(branch, tags.clone());
+                        parts.push(part);
+                    }
                 }
+                self.attempted = parts;
+                self.device_of(branch).discard(offset, len)?;
                 self.model.branches.insert(branch, tags);
+                self.possible.append(&mut self.attempted);
                 self.changed();
             }
             70..78 => {
@@ -275,6 +286,16 @@ impl Driver {
     fn check_diff(&mut self, id: u64) -> io::Result<()> {
         let info = self.disk.snapshots().into_iter().find(|s| s.id == id).unwrap();
         let ranges = self.disk.diff(id, None)?;
+        let max = self.rng.usize(1..6);
+        let mut at = Some(0);
+        let mut pages: Vec<(u64, u64)> = Vec::new();
+        while let Some(from) = at {
+            let (page, next) = self.disk.diff_from(Some(id), None, from, max)?;
+            assert!(page.len() <= max && next.is_none_or(|n| n > from || !page.is_empty()));
+            pages.extend(page);
+            at = next;
+        }
+        assert!(pages == ranges, "in pages of {max} the difference is another");
         let (a, b) = (&self.model.snapshots[&id], &self.model.branches[&info.branch]);
         for (i, (x, y)) in a.iter().zip(b.iter()).enumerate() {
             let at = (i * SECTOR) as u64;
@@ -360,7 +381,7 @@ impl Driver {
         let found = self.contents(&self.disk);
         self.device = device;
         let known = self.possible.contains(&found);
-        let attempted = self.attempted.as_ref() == Some(&found);
+        let attempted = self.attempted.contains(&found);
         assert!(known || attempted, "after an error the disk is none of {} states", self.possible.len());
         self.model = found;
         self.check_all();

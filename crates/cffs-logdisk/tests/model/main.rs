@@ -7,4 +7,8 @@ mod driver;
 mod full;
 mod limits;
 mod random;
+mod refill;
+mod reserve;
 mod scale;
+mod stream;
+mod upkeep;

@@ -58,3 +58,31 @@ fn a_discard_of_everything_is_done_in_bounded_memory() {
     assert!(disk.check(true).unwrap().is_empty());
     assert!(disk.space().live < 1 << 20, "{:?}", disk.space());
 }
+
+/// The extents of the difference are never in memory all at once; what is found is the same.
+#[test]
+fn a_difference_of_many_extents_is_exact() {
+    let options = LogOptions { cache_nodes: 64, ..LogOptions::default() };
+    let (_, disk) = scattered(100, &options);
+    let base = 1 << 41;
+    disk.write_at(IoKind::Data, base, &vec![1; 9000 * BLOCK_BYTES]).unwrap();
+    let first = disk.snapshot(0, "first").unwrap();
+    let mut want: Vec<(u64, u64)> = Vec::new();
+    let mut rng = fastrand::Rng::with_seed(1);
+    for i in 0..3000 {
+        let (at, n) = (base + i * 3 * BLOCK, rng.u64(1..3) * BLOCK);
+        match rng.u32(0..3) {
+            0 => continue,
+            1 => disk.discard(at, n).unwrap(),
+            _ => disk.write_at(IoKind::Data, at, &vec![2; n as usize]).unwrap(),
+        }
+        want.push((at, n));
+    }
+    assert_eq!(disk.diff(first, None).unwrap(), want);
+    let second = disk.snapshot(0, "second").unwrap();
+    assert_eq!(disk.diff(first, Some(second)).unwrap(), want);
+    assert_eq!(disk.diff(second, None).unwrap(), []);
+    let (page, next) = disk.diff_from(Some(first), Some(second), want[100].0, 7).unwrap();
+    assert_eq!((&page[..], next), (&want[100..107], Some(want[107].0)));
+    assert_eq!(disk.diff_from(None, Some(first), base, 1).unwrap().0, vec![(base, 9000 * BLOCK)]);
+}
