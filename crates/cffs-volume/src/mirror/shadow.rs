@@ -14,10 +14,12 @@ const SECTOR: u64 = SECTOR_BYTES as u64;
 /// Most sectors that are kept (64 MiB). What does not fit is not kept.
 const SECTORS_MAX: usize = 128 << 10;
 
+/// By number of the sector, and member.
+type Sectors = BTreeMap<(u64, [u8; 16]), Box<[u8]>>;
+
 #[derive(Default)]
 pub(super) struct Shadow {
-    /// By number of the sector, and member.
-    sectors: Mutex<BTreeMap<(u64, [u8; 16]), Box<[u8]>>>,
+    sectors: Mutex<Sectors>,
     /// Whether there ever was one, so that nobody takes the lock in vain.
     used: AtomicBool,
 }
