@@ -18,19 +18,21 @@ pub(super) struct OneCopy<'a> {
     pub(super) copy: usize,
 }
 
-/// The copies that are there; none if the device is no mirror.
-pub(super) fn of<'a>(dev: &'a Throttled<'a>) -> Vec<OneCopy<'a>> {
-    let all = dev.fs.dev.copies();
-    if all < 2 {
-        return Vec::new();
+impl Throttled<'_> {
+    /// The copies that are there; none if the device is no mirror.
+    pub(super) fn each_copy(&self) -> Vec<OneCopy<'_>> {
+        let all = self.fs.dev.copies();
+        if all < 2 {
+            return Vec::new();
+        }
+        let mut sector = vec![0; self.sector_size() as usize];
+        let mut is_there = |copy: &usize| match self.fs.dev.read_copy(IoKind::Super, *copy, 0, &mut sector) {
+            // Missing or out of date; an unreadable sector is something else.
+            Err(e) => e.kind() != io::ErrorKind::NotFound,
+            Ok(()) => true,
+        };
+        (0..all).filter(|copy| is_there(copy)).map(|copy| OneCopy { dev: self, copy }).collect()
     }
-    let mut sector = vec![0; dev.sector_size() as usize];
-    let mut is_there = |copy: &usize| match dev.fs.dev.read_copy(IoKind::Super, *copy, 0, &mut sector) {
-        // Missing or out of date; an unreadable sector is something else.
-        Err(e) => e.kind() != io::ErrorKind::NotFound,
-        Ok(()) => true,
-    };
-    (0..all).filter(|copy| is_there(copy)).map(|copy| OneCopy { dev, copy }).collect()
 }
 
 impl Device for OneCopy<'_> {

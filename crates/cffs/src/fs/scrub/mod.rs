@@ -286,7 +286,7 @@ impl Fs {
         let dev = Throttled { fs: self, scrub, limit: RateLimit::new(options.rate) };
         let g = *self.geometry();
         let reader = Reader::new(&dev, g);
-        let each = copies::of(&dev);
+        let each = dev.each_copy();
         let copies = each.iter().map(|one| (one.copy, Reader::new(one, g))).collect();
         let with_data = self.sums.is_some() && !options.metadata_only;
         let (reported, pieces) = (HashSet::new(), Vec::new());
