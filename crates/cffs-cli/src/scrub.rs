@@ -152,6 +152,14 @@ fn report(args: &ScrubArgs, name: &str, s: &ScrubStatus) -> anyhow::Result<u8> {
                 "{name}: data: {good} have their checksums, {bad} have not, of {none} none is known, {newer} are newer in memory"
             )?;
         }
+        if s.repaired + s.data_differing > 0 {
+            let differing = human(s.data_differing);
+            writeln!(
+                out,
+                "{name}: copies: {} blocks and fragments were wrong in one and were repaired; in {differing} without checksums they differ",
+                s.repaired
+            )?;
+        }
         out.flush()?;
     }
     if s.findings_total > 0 {

@@ -58,6 +58,30 @@ impl OverlayDevice {
         SECTORS_PER_CHUNK * u64::from(self.sector)
     }
 
+    /// Puts what was written here over what was read below from `offset` on.
+    fn patch(&self, offset: u64, bufs: &mut [IoSliceMut<'_>]) {
+        let chunk_bytes = self.chunk_bytes();
+        let map = self.chunks.read();
+        if map.is_empty() {
+            return;
+        }
+        let sector = self.sector as usize;
+        let lens: Vec<usize> = bufs.iter().map(|b| b.len()).collect();
+        pieces(chunk_bytes, offset, lens.into_iter(), |buf, done, chunk, within, n| {
+            let Some(chunk) = map.get(&chunk) else { return };
+            // Buffers need not end at sector borders, only the whole request does: so cut by sector.
+            let mut i = 0;
+            while i < n {
+                let at = within + i;
+                let step = (sector - at % sector).min(n - i);
+                if chunk.written >> (at / sector) & 1 == 1 {
+                    bufs[buf][done + i..done + i + step].copy_from_slice(&chunk.data[at..at + step]);
+                }
+                i += step;
+            }
+        });
+    }
+
     /// The mask of the sectors that a part of a chunk lies in.
     fn part_mask(&self, within: usize, n: usize) -> u128 {
         let sector = self.sector as usize;
@@ -111,25 +135,7 @@ impl Device for OverlayDevice {
         if !all_here {
             self.inner.read_vectored(kind, offset, bufs)?;
         }
-        let map = self.chunks.read();
-        if map.is_empty() {
-            return Ok(());
-        }
-        let sector = self.sector as usize;
-        let lens: Vec<usize> = bufs.iter().map(|b| b.len()).collect();
-        pieces(chunk_bytes, offset, lens.into_iter(), |buf, done, chunk, within, n| {
-            let Some(chunk) = map.get(&chunk) else { return };
-            // Buffers need not end at sector borders, only the whole request does: so cut by sector.
-            let mut i = 0;
-            while i < n {
-                let at = within + i;
-                let step = (sector - at % sector).min(n - i);
-                if chunk.written >> (at / sector) & 1 == 1 {
-                    bufs[buf][done + i..done + i + step].copy_from_slice(&chunk.data[at..at + step]);
-                }
-                i += step;
-            }
-        });
+        self.patch(offset, bufs);
         Ok(())
     }
 
@@ -148,6 +154,20 @@ impl Device for OverlayDevice {
             }
         });
         Ok(())
+    }
+
+    fn copies(&self) -> usize {
+        self.inner.copies()
+    }
+
+    fn read_copy(&self, kind: IoKind, copy: usize, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.inner.read_copy(kind, copy, offset, buf)?;
+        self.patch(offset, &mut [IoSliceMut::new(buf)]);
+        Ok(())
+    }
+
+    fn repair(&self, _kind: IoKind, _copy: usize, _offset: u64, _good: &[u8]) -> io::Result<bool> {
+        Err(io::Error::new(io::ErrorKind::ReadOnlyFilesystem, "the device below may not be touched"))
     }
 
     /// Nothing to do: nothing of this is meant to last.

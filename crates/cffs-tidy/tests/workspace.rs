@@ -36,7 +36,7 @@ const ENGINE: &[&Layer] = &[
     &["cache"],
     &["trace"],
     &["reservation", "superblocks", "acl"],
-    &["error", "stats"],
+    &["error", "stats", "copies"],
     &["format"],
     &["setters"],
 ];

@@ -145,6 +145,7 @@ pub mod mkfs;
 
 mod cache;
 mod colocation;
+mod copies;
 mod dir;
 mod extent;
 mod file;

@@ -1,5 +1,6 @@
 //! The superblock of a device and its copies: read, checked, written, and looked for.
 
+use crate::copies::right_copy;
 use crate::error::{Error, Result};
 use crate::format::geometry::{BLOCK_SIZE_MAX, BLOCK_SIZE_MIN, GROUP_SIZE_MAX, GROUP_SIZE_MIN};
 use crate::format::superblock::{MAGIC, SUPERBLOCK_SIZE};
@@ -26,7 +27,7 @@ pub fn read_superblock(dev: &dyn Device) -> Result<Superblock> {
     let Some(bytes) = read_sector(dev, 0)? else {
         return Err(Corrupt(format!("not a cffs file system (the device has only {} bytes)", dev.len())).into());
     };
-    let sb = match Superblock::decode(&bytes) {
+    let sb = match Superblock::decode(&bytes).or_else(|damage| right_superblock(dev, 0, bytes.len()).ok_or(damage)) {
         Ok(sb) => sb,
         Err(Corrupt(what)) => {
             // A version or feature of the future says so itself; damage deserves a look for the copies.
@@ -61,11 +62,17 @@ pub fn read_superblock(dev: &dyn Device) -> Result<Superblock> {
     Ok(sb)
 }
 
+/// The superblock as another copy of the device has it: of a mirror, another member.
+fn right_superblock(dev: &dyn Device, at: u64, len: usize) -> Option<Superblock> {
+    let good = right_copy(dev, IoKind::Super, at, len, &mut |bytes| Superblock::decode(bytes).is_ok())?;
+    Superblock::decode(&good).ok()
+}
+
 /// Reads the superblock copy of an allocation group of a known file system.
 pub fn read_superblock_copy(dev: &dyn Device, g: &Geometry, ag: u64) -> Result<Superblock> {
     let at = g.ag_start(ag) << g.block_shift;
     let bytes = read_sector(dev, at)?.ok_or_else(|| Corrupt(format!("superblock copy {ag}: beyond the end")))?;
-    Ok(Superblock::decode(&bytes)?)
+    Ok(Superblock::decode(&bytes).or_else(|damage| right_superblock(dev, at, bytes.len()).ok_or(damage))?)
 }
 
 /// The sector-aligned bytes at `at` that hold a superblock; `None` where the device has ended.

@@ -106,6 +106,7 @@ impl Device for Mirror {
             return Ok(());
         }
         let _alone = self.ranges.lock(&[(offset, offset + len)]);
+        self.shadow.forget((offset, offset + len));
         let state = self.state.read();
         let outcome = self.each(&state.present(), &|m, device| device.discard(m.data_offset + offset, len));
         outcome.failed.into_iter().next().map_or(Ok(()), |(_, e)| Err(e))

@@ -1,6 +1,6 @@
 //! Members that each have everything.
 //!
-//! From below: `state` (who is there, and how a change is recorded), `failure` (a member is dropped), `intent` (which regions may
+//! From below: `shadow` (what was overwritten after a crash), `state` (who is there, and how a change is recorded), `failure` (a member is dropped), `intent` (which regions may
 //! differ), `write`, `read`, `repair`, `resync`, `scrub`, `membership`; `device` puts them behind the trait.
 
 mod device;
@@ -11,6 +11,7 @@ mod read;
 mod repair;
 mod resync;
 mod scrub;
+mod shadow;
 mod state;
 mod write;
 

@@ -5,7 +5,7 @@ use crate::buffers::{CutterMut, total_mut};
 use crate::superblock::{BLOCK_BYTES, Uuid};
 use cffs_device::{Device, IoKind, ReadRequest};
 use parking_lot::Mutex;
-use std::io::{self, IoSlice, IoSliceMut};
+use std::io::{self, IoSliceMut};
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
@@ -88,18 +88,24 @@ impl Mirror {
     /// Reads a range that may differ between members after a crash, and brings what was read to all of them before anybody sees it:
     /// so what was once read stays, whichever member is lost.
     fn read_and_sync(&self, kind: IoKind, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<Vec<Uuid>> {
-        let range = (offset, offset + total_mut(bufs));
-        let _alone = self.ranges.lock(&[range]);
+        let block = BLOCK_BYTES as u64;
+        let start = offset - offset % block;
+        let end = (offset + total_mut(bufs)).next_multiple_of(block);
+        let _alone = self.ranges.lock(&[(start, end)]);
         let (failed, outcome) = {
             let state = self.state.read();
-            let failed = self.read_any(&state, kind, offset, bufs, &[])?;
+            let mut bytes = vec![0; (end - start) as usize];
+            let failed = self.read_any(&state, kind, start, &mut [IoSliceMut::new(&mut bytes)], &[])?;
             let mut targets = state.serving();
-            targets.retain(|m| m.stale.touches(self.regions_of(range)));
-            let gathered: Vec<IoSlice<'_>> = bufs.iter().map(|b| IoSlice::new(b)).collect();
-            let write = |m: &Member, device: &dyn Device| {
-                device.write_vectored(IoKind::Data, m.data_offset + offset, &gathered)
-            };
-            (failed, self.each(&targets, &write))
+            targets.retain(|m| m.stale.touches(self.regions_of((start, end))));
+            let outcome = self.each(&targets, &|m, device| self.make_equal(m, device, start, &bytes));
+            let mut rest = &bytes[(offset - start) as usize..];
+            for buf in bufs {
+                let (head, tail) = rest.split_at(buf.len());
+                buf.copy_from_slice(head);
+                rest = tail;
+            }
+            (failed, outcome)
         };
         add(&self.counters.synced_reads, 1);
         if !outcome.failed.is_empty() {
@@ -108,6 +114,19 @@ impl Mirror {
             self.state.read().check().and(dropped.or(Ok(())))?;
         }
         Ok(failed)
+    }
+
+    /// Writes to a member that may differ after a crash what was found on another one, and keeps what it had. `start` is at a block.
+    pub(super) fn make_equal(&self, m: &Member, device: &dyn Device, start: u64, bytes: &[u8]) -> io::Result<()> {
+        let at = m.data_offset + start;
+        let mut own = vec![0; bytes.len()];
+        if device.read_at(IoKind::Data, at, &mut own).is_ok() {
+            if own == bytes {
+                return Ok(());
+            }
+            self.shadow.keep(m.uuid, start, &own, bytes);
+        }
+        device.write_at(IoKind::Data, at, bytes)
     }
 
     pub(super) fn read_range(&self, kind: IoKind, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<()> {

@@ -11,7 +11,9 @@ impl Mirror {
         let Some((m, device)) = member.and_then(|m| Some((m, m.device.as_ref()?))) else {
             return Err(io::Error::new(io::ErrorKind::NotFound, format!("copy {copy} is missing or out of date")));
         };
-        device.read_at(kind, m.data_offset + offset, buf)
+        device.read_at(kind, m.data_offset + offset, buf)?;
+        self.shadow.apply(m.uuid, offset, buf);
+        Ok(())
     }
 
     /// Writes `good` to all members that have something else in this range, given that one member has it.
@@ -30,7 +32,8 @@ impl Mirror {
             let state = self.state.read();
             state.check()?;
             let mut targets = Vec::new();
-            for (number, m) in state.members.iter().enumerate().filter(|(number, _)| *number != copy) {
+            // The copy itself too: what is right there may only be kept in memory.
+            for (number, m) in state.members.iter().enumerate() {
                 let Some(device) = &m.device else { continue };
                 if device.read_at(kind, m.data_offset + offset, &mut found).is_err() || found != good {
                     tracing::warn!(volume = %self.volume, member = %m.name, copy = number, offset, len = good.len(), "a wrong copy is written anew");
@@ -40,6 +43,7 @@ impl Mirror {
             let write = |m: &Member, device: &dyn Device| device.write_at(kind, m.data_offset + offset, good);
             self.each(&targets, &write)
         };
+        self.shadow.forget((offset, offset + good.len() as u64));
         add(&self.counters.repaired, outcome.succeeded.len() as u64);
         if !outcome.failed.is_empty() {
             let concluded = self.conclude(outcome);

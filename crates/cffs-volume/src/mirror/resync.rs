@@ -137,7 +137,10 @@ impl Mirror {
             // Who could not read it gets it too.
             let wants = |m: &Member| targets.contains(&(m.uuid, m.attachment)) || failed.contains(&m.uuid);
             let members: Vec<&Member> = state.members.iter().filter(|m| m.device.is_some() && wants(m)).collect();
-            let write = |m: &Member, device: &dyn Device| device.write_at(IoKind::Data, m.data_offset + start, &bytes);
+            let write = |m: &Member, device: &dyn Device| match m.in_sync {
+                true => self.make_equal(m, device, start, &bytes),
+                false => device.write_at(IoKind::Data, m.data_offset + start, &bytes),
+            };
             self.each(&members, &write)
         };
         add(&self.counters.resynced_bytes, end - start);
@@ -169,15 +172,10 @@ impl Mirror {
                 state.members.iter().find(filled).map(|m| (m.uuid, m.attachment))
             };
             let Some(target) = next else { break };
-            // What was copied must be durable before the member counts. Writes from here on go to it as to all others.
-            let outcome = {
-                let state = self.state.read();
-                self.each(&state.present(), &|m, device| if m.uuid == target.0 { device.flush() } else { Ok(()) })
-            };
-            self.conclude(outcome)?;
             let mut state = self.state.write();
             let same = |m: &Member| (m.uuid, m.attachment) == target && m.device.is_some() && m.stale.is_empty();
             let Some(index) = state.members.iter().position(same) else { continue };
+            // Its flushes make durable what was copied, too, before the member counts. Writes from here on go to it as to all others.
             let mut failed = self.write_bitmap(&[&state.members[index]]).failed;
             if failed.is_empty() {
                 let member = &mut state.members[index];

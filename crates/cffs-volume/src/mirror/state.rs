@@ -1,6 +1,7 @@
 //! Who belongs to the mirror, and how a change of that is recorded.
 
 use super::intent::{Intent, IntentIo};
+use super::shadow::Shadow;
 use crate::label::Label;
 use crate::range_lock::RangeLock;
 use crate::regions::Regions;
@@ -167,6 +168,7 @@ pub struct Mirror {
     pub(super) intent_io: Mutex<IntentIo>,
     /// Held briefly; taken last.
     pub(super) intent: Mutex<Intent>,
+    pub(super) shadow: Shadow,
     pub(super) pool: WorkerPool,
     pub(super) counters: Counters,
 }
@@ -196,6 +198,7 @@ impl Mirror {
             ranges: RangeLock::default(),
             intent_io: Mutex::new(IntentIo { sequence: parts.bitmap_sequence, next_copy: 0 }),
             intent: Mutex::new(Intent::new(parts.dirty)),
+            shadow: Shadow::default(),
             pool: WorkerPool::new("cffs-mirror", parts.depth),
             counters: Counters::default(),
         }
@@ -256,8 +259,8 @@ impl Mirror {
     }
 
     /// Writes the superblocks of all that are there: first of those in sync, `last` as the last of them, then of the others. So
-    /// there is no moment at which one counts as in sync and nobody else knows. Those that are out of date get none if one that is in
-    /// sync has failed.
+    /// there is no moment at which one counts as in sync and nobody else knows. The last one and those that are out of date get
+    /// none if another one has failed.
     fn write_labels(&self, state: &mut State, last: Option<Uuid>) -> Vec<(Uuid, io::Error)> {
         let table: Vec<Entry> = state
             .members
@@ -270,8 +273,8 @@ impl Mirror {
         for index in order {
             let member = &mut state.members[index];
             let Some(device) = member.device.clone() else { continue };
-            if !member.in_sync && !failed.is_empty() {
-                // It would be the only one that knows, and say that the others have missed something.
+            if !failed.is_empty() && (!member.in_sync || Some(member.uuid) == last) {
+                // It would be the only one that knows, and look as if it had been used without the others.
                 break;
             }
             let superblock = Superblock {

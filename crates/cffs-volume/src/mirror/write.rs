@@ -109,6 +109,7 @@ impl Mirror {
             return Err(io::Error::new(io::ErrorKind::ReadOnlyFilesystem, "the mirror was opened for reading only"));
         }
         let _alone = self.ranges.lock(ranges);
+        ranges.iter().for_each(|r| self.shadow.forget(*r));
         self.mark(ranges)?;
         let outcome = {
             let state = self.state.read();

@@ -452,3 +452,32 @@ fn promises_are_kept_whatever_fails() {
     assert!(sum.crashes > 0 && sum.power_cuts > 0 && sum.drops > 0 && sum.returns > 0 && sum.replaced > 0);
     assert!(sum.degraded > 0 && sum.resyncs > 0 && sum.synced_reads > 0);
 }
+
+/// The first writes to clean regions, cut off by a loss of power in which each disk loses something else.
+#[test]
+fn a_write_to_a_clean_region_is_in_the_bitmap_before_it_is_on_a_disk() {
+    let mut differed = 0;
+    for seed in crate::seeds(300) {
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let power = Power::new();
+        let disks: Vec<_> = (0..2).map(|_| Disk::new((1 << 20) + BYTES, &power)).collect();
+        let given = |disks: &[Arc<Disk>]| -> Vec<Candidate> {
+            disks.iter().enumerate().map(|(i, d)| Candidate::new(format!("disk{i}"), d.clone())).collect()
+        };
+        create(&given(&disks), &CreateOptions::new(Kind::Mirror)).unwrap();
+        let options = OpenOptions { depth: 1, ..OpenOptions::default() };
+        let volume = open(&given(&disks), &options).unwrap();
+        for _ in 0..rng.usize(1..4) {
+            let at = rng.u64(..REGIONS) * REGION;
+            volume.write_at(IoKind::Data, at, &[1; 4096]).unwrap();
+        }
+        let power = Power::new();
+        let after: Vec<_> = disks.iter().map(|d| d.crash(&mut rng, &power)).collect();
+        differed += u32::from(after[0].peek(1 << 20, BYTES as usize) != after[1].peek(1 << 20, BYTES as usize));
+        let volume = open(&given(&after), &options).unwrap();
+        let mirror = volume.mirror().unwrap();
+        assert!(mirror.resync(None, &mut |_| true).unwrap());
+        mirror.scrub(None, &mut |d| panic!("seed {seed}: byte {} differs", d.offset), &mut |_| true).unwrap();
+    }
+    assert!(differed > 50, "{differed}");
+}

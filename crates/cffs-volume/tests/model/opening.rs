@@ -312,6 +312,6 @@ fn a_resync_after_a_crash_reads_what_the_bitmap_says() {
     crashed.iter().for_each(|d| d.read_bytes.store(0, std::sync::atomic::Ordering::SeqCst));
     assert!(mirror.resync(None, &mut |_| true).unwrap());
     let read: u64 = crashed.iter().map(|d| d.read_bytes.load(std::sync::atomic::Ordering::SeqCst)).sum();
-    assert_eq!(read, 1 << 20);
+    assert_eq!(read, 2 << 20, "one region of 1 MiB, from both");
     assert!(!mirror.needs_resync());
 }

@@ -4,6 +4,7 @@ use super::block_cache::Cache;
 use super::buf::BufRef;
 use super::locality::LocalityHint;
 use super::verify::DataVerifier;
+use crate::copies::right_copy;
 use crate::error::{Error, Result};
 use crate::format::{self, BlockAddr, BlockId, BlockKind, FragAddr};
 use cffs_buf::AlignedBuf;
@@ -45,8 +46,10 @@ impl Cache {
     fn check_identity(&self, buf: &BufRef, id: BlockId) -> Result<()> {
         let bytes = buf.read();
         if !buf.is_verified() {
-            format::verify_block(&bytes, self.geo.fsid, id)?;
-            format::verify_contents(&bytes, id.kind)?;
+            if let Err(damage) = self.verify_meta(&bytes, id) {
+                drop(bytes);
+                return self.restore_meta(buf, id, damage);
+            }
             buf.set_verified(true);
         } else if format::get_u32(&bytes, 0) != id.kind as u32 || format::block_owner(&bytes) != id.owner {
             let what = format!("{} at block {}: another structure is there", id.kind.name(), id.addr);
@@ -55,12 +58,53 @@ impl Cache {
         Ok(())
     }
 
+    fn verify_meta(&self, bytes: &[u8], id: BlockId) -> std::result::Result<(), format::Corrupt> {
+        format::verify_block(bytes, self.geo.fsid, id)?;
+        format::verify_contents(bytes, id.kind)
+    }
+
+    /// Takes the contents of a damaged metadata block from another copy, where the device has one that is right.
+    #[cold]
+    fn restore_meta(&self, buf: &BufRef, id: BlockId, damage: format::Corrupt) -> Result<()> {
+        if !self.take_right_copy(buf, &mut |bytes| self.verify_meta(bytes, id).is_ok()) {
+            return Err(damage.into());
+        }
+        self.check_identity(buf, id)
+    }
+
+    /// Takes the contents of a metadata block from a copy that is right. Says whether there is one.
+    fn take_right_copy(&self, buf: &BufRef, is_right: &mut dyn FnMut(&[u8]) -> bool) -> bool {
+        let (offset, len) = (buf.addr() << self.geo.block_shift, self.geo.block_size());
+        let Some(good) = right_copy(&*self.dev, IoKind::Meta, offset, len, is_right) else { return false };
+        let mut inner = buf.lock();
+        // Not if it was restored or changed meanwhile.
+        if !buf.is_verified() {
+            inner.bytes.copy_from_slice(&good);
+            buf.set_verified(true);
+        }
+        true
+    }
+
     /// A metadata block with the owner it names itself (for finding an inode through the locator).
     pub fn read_meta_any_owner(&self, kind: BlockKind, addr: BlockAddr) -> Result<BufRef> {
         let buf = self.get(IoKind::Meta, addr)?;
-        let owner = format::block_owner(&buf.read());
+        let own = |bytes: &[u8]| BlockId { kind, addr, owner: format::block_owner(bytes) };
+        let mut is_right = |bytes: &[u8]| self.verify_meta(bytes, own(bytes)).is_ok();
+        let damaged = {
+            let bytes = buf.read();
+            let good = buf.is_verified() || is_right(&bytes);
+            if good {
+                buf.set_verified(true);
+            }
+            !good
+        };
+        if damaged {
+            // It names any owner. If no copy is right, what is wrong is said below.
+            self.take_right_copy(&buf, &mut is_right);
+        }
+        let id = own(&buf.read());
         drop(buf);
-        self.read_meta(BlockId { kind, addr, owner })
+        self.read_meta(id)
     }
 
     /// Copies file data from `frag` on into `out`. What is missing is read in requests of up to 1 MiB. Fragments that come
@@ -158,7 +202,11 @@ impl Cache {
                 self.dev.read_at(IoKind::Data, at, &mut own)?;
                 if let Some(verifier) = verifier {
                     let sums = self.expected_sums(span.block, verifier)?;
-                    self.verify_frags(span.block, frags, &own, &sums, 0, verifier)?;
+                    let first = frags.start;
+                    let (_, restored) = self.verify_frags(span.block, frags, &own, &sums, 0, verifier)?;
+                    for (f, good) in restored {
+                        own[(f - first) * fs..][..fs].copy_from_slice(&good);
+                    }
                 }
                 out.copy_from_slice(&own[..n]);
             }

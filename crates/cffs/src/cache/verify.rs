@@ -2,8 +2,11 @@
 
 use super::block_cache::Cache;
 use super::buf::Buf;
+use crate::copies::right_copy;
 use crate::error::Result;
 use crate::format::{self, BlockAddr, FragAddr};
+use cffs_buf::AlignedBuf;
+use cffs_device::IoKind;
 use std::ops::Range;
 
 /// Supplies the checksums of file data, and takes the outcome of each comparison.
@@ -15,6 +18,9 @@ pub trait DataVerifier {
     /// A fragment was compared, with this outcome. An error is passed to the reader.
     fn compared(&self, frag: FragAddr, outcome: Comparison) -> Result<()>;
 }
+
+/// Fragments of a block, by number, with the contents that another copy of the device has and that have the right sum.
+pub(super) type Restored = Vec<(usize, AlignedBuf)>;
 
 /// The outcome of comparing a fragment with its sum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,7 +46,18 @@ impl Cache {
         let bytes = buf.read();
         let verified = buf.verified_frags();
         let own = &bytes[frags.start * fs..frags.end * fs];
-        let good = self.verify_frags(buf.addr(), frags, own, &sums, verified, verifier)?;
+        let (good, restored) = self.verify_frags(buf.addr(), frags, own, &sums, verified, verifier)?;
+        drop(bytes);
+        if !restored.is_empty() {
+            let mut inner = buf.lock();
+            for (f, bytes) in restored {
+                // Not what was written here meanwhile.
+                if buf.verified_frags() >> f & 1 == 0 {
+                    inner.bytes[f * fs..][..fs].copy_from_slice(&bytes);
+                    buf.add_verified_frags(1 << f);
+                }
+            }
+        }
         buf.add_verified_frags(good);
         Ok(())
     }
@@ -53,7 +70,8 @@ impl Cache {
     }
 
     /// Compares fragments of a block, which have these bytes, with the sums of the block, except those that are verified
-    /// already. Returns the compared ones, a bit each.
+    /// already. Returns the compared ones, a bit each, and what is right in the place of those that are wrong here and right
+    /// in another copy of the device.
     pub(super) fn verify_frags(
         &self,
         block: BlockAddr,
@@ -62,9 +80,9 @@ impl Cache {
         sums: &[u32],
         verified: u8,
         verifier: &dyn DataVerifier,
-    ) -> Result<u8> {
+    ) -> Result<(u8, Restored)> {
         let base = self.geo.frag_of_block(block);
-        let mut good = 0;
+        let (mut good, mut restored) = (0, Vec::new());
         for (f, bytes) in frags.zip(bytes.chunks_exact(self.geo.frag_size())) {
             let bit = 1 << f;
             if verified & bit != 0 {
@@ -73,25 +91,43 @@ impl Cache {
             let outcome = match sums[f] {
                 format::sums::NONE => Comparison::Unknown,
                 sum if sum == format::sums::sum_of(bytes) => Comparison::Same,
-                _ => Comparison::Different,
+                sum => match self.right_frag(base + f as u64, sum) {
+                    Some(bytes) => {
+                        restored.push((f, bytes));
+                        Comparison::Same
+                    }
+                    None => Comparison::Different,
+                },
             };
             verifier.compared(base + f as u64, outcome)?;
             good |= bit;
         }
-        Ok(good)
+        Ok((good, restored))
     }
 
-    /// Compares what was read from `frag` on, whole fragments, with its sums.
-    pub(super) fn verify_run(&self, frag: FragAddr, bytes: &[u8], verifier: &dyn DataVerifier) -> Result<()> {
+    /// The contents of a fragment from a copy of the device in which they have this sum.
+    #[cold]
+    fn right_frag(&self, frag: FragAddr, sum: u32) -> Option<AlignedBuf> {
+        let mut is_right = |bytes: &[u8]| format::sums::sum_of(bytes) == sum;
+        let offset = frag << self.geo.frag_shift;
+        right_copy(&*self.dev, IoKind::Data, offset, self.geo.frag_size(), &mut is_right)
+    }
+
+    /// Compares what was read from `frag` on, whole fragments, with its sums, and puts right what another copy of the device has.
+    pub(super) fn verify_run(&self, frag: FragAddr, bytes: &mut [u8], verifier: &dyn DataVerifier) -> Result<()> {
         let (bs, fs) = (self.geo.block_size(), self.geo.frag_size());
         let (mut frag, mut bytes) = (frag, bytes);
         while !bytes.is_empty() {
             let block = self.geo.block_of_frag(frag);
             let first = (frag - self.geo.frag_of_block(block)) as usize;
-            let (own, rest) = bytes.split_at(bytes.len().min(bs - first * fs));
+            let len = bytes.len().min(bs - first * fs);
+            let (own, rest) = bytes.split_at_mut(len);
             let sums = self.expected_sums(block, verifier)?;
-            self.verify_frags(block, first..first + own.len() / fs, own, &sums, 0, verifier)?;
-            frag += (own.len() / fs) as u64;
+            let (_, restored) = self.verify_frags(block, first..first + len / fs, own, &sums, 0, verifier)?;
+            for (f, good) in restored {
+                own[(f - first) * fs..][..fs].copy_from_slice(&good);
+            }
+            frag += (len / fs) as u64;
             bytes = rest;
         }
         Ok(())

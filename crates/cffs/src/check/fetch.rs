@@ -13,8 +13,8 @@
 //! - blocks that two owners claim or that have lost their header: only on a damaged file system;
 //! - blocks that were dropped because memory was full.
 
-use super::reader::{Block, window_bytes};
-use crate::format::{BlockAddr, BlockId, BlockKind, Geometry, get_u32, get_u64, verify_block};
+use super::reader::{Block, verified, window_bytes};
+use crate::format::{BlockAddr, BlockId, BlockKind, Geometry, get_u32, get_u64};
 use cffs_device::{Device, IoKind};
 use parking_lot::{Condvar, Mutex};
 use std::collections::{HashMap, VecDeque};
@@ -243,7 +243,6 @@ impl<'a> Fetcher<'a> {
     /// A metadata block with the right checksum and identity.
     pub(super) fn meta(&self, id: BlockId) -> Result<Block, String> {
         let block = self.block(id.addr)?;
-        verify_block(&block, self.g.fsid, id).map_err(|c| c.0)?;
-        Ok(block)
+        verified(self.dev, &self.g, block, id)
     }
 }

@@ -1,6 +1,7 @@
 //! Reads metadata in group-sized requests through a small cache, for repair and scrub, which read blocks repeatedly. (The check
 //! reads each block once: [`super::fetch`].)
 
+use crate::copies::right_copy;
 use crate::format::{BlockAddr, BlockId, Geometry, verify_block};
 use cffs_device::{Device, IoKind};
 use parking_lot::{Condvar, Mutex};
@@ -48,6 +49,14 @@ impl Deref for Block {
     fn deref(&self) -> &[u8] {
         &self.window[self.from..self.from + self.len]
     }
+}
+
+/// A metadata block that was read, if it has the right checksum and identity, or another copy of it has.
+pub(super) fn verified(dev: &dyn Device, g: &Geometry, block: Block, id: BlockId) -> Result<Block, String> {
+    let Err(damage) = verify_block(&block, g.fsid, id) else { return Ok(block) };
+    let mut is_right = |bytes: &[u8]| verify_block(bytes, g.fsid, id).is_ok();
+    let copy = right_copy(dev, IoKind::Meta, id.addr << g.block_shift, g.block_size(), &mut is_right);
+    copy.map(|bytes| Block::alone(bytes.to_vec())).ok_or(damage.0)
 }
 
 pub(crate) struct Reader<'a> {
@@ -213,7 +222,6 @@ impl<'a> Reader<'a> {
     /// A metadata block with the right checksum and identity.
     pub(crate) fn meta(&self, id: BlockId) -> Result<Block, String> {
         let block = self.block(id.addr)?;
-        verify_block(&block, self.g.fsid, id).map_err(|c| c.0)?;
-        Ok(block)
+        verified(self.dev, &self.g, block, id)
     }
 }

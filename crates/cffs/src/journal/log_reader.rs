@@ -1,6 +1,7 @@
 //! Reading the log: whole transactions, one after another.
 
 use super::log_layout::{COMMIT_DIVISOR, log_extent};
+use crate::copies::right_copy;
 use crate::error::Result;
 use crate::format::log::{self, Record, TxnHeader};
 use crate::format::{self, Geometry, Superblock};
@@ -77,16 +78,40 @@ impl<'a> LogReader<'a> {
         }
         let mut head = AlignedBuf::zeroed(unit as usize);
         self.read(pos, &mut head)?;
-        let seq = format::get_u64(&head, 16);
         // A commit takes a fifth of the ring and a little padding, so a quarter is more than any has.
         let most = self.ring / COMMIT_DIVISOR;
-        let header =
-            log::txn_header(&head, self.sb.fsid(), seq, most).filter(|h| wanted(seq) && h.len % unit == 0 && h.len > 0);
-        let Some(header) = header else { return Ok(None) };
-        let mut bytes = AlignedBuf::zeroed(header.len as usize);
-        self.read(pos, &mut bytes)?;
-        // Without its checksum it is the commit that the crash cut off.
-        Ok(log::txn_crc_ok(&bytes).then_some(Transaction { header, bytes }))
+        let header_of = |head: &[u8]| {
+            let seq = format::get_u64(head, 16);
+            let header = log::txn_header(head, self.sb.fsid(), seq, most);
+            header.filter(|h| wanted(seq) && h.len % unit == 0 && h.len > 0)
+        };
+        if let Some(header) = header_of(&head) {
+            let mut bytes = AlignedBuf::zeroed(header.len as usize);
+            self.read(pos, &mut bytes)?;
+            if log::txn_crc_ok(&bytes) {
+                return Ok(Some(Transaction { header, bytes }));
+            }
+        }
+        // Without its checksum it is the commit that the crash cut off, unless another copy of the device has all of it.
+        Ok(self.transaction_of_copies(pos, &header_of))
+    }
+
+    /// The transaction at `pos` as one of several copies of the device has it, which may name another length. The copies are made
+    /// equal. Does not look for one that goes over the end of the ring.
+    fn transaction_of_copies(&self, pos: u64, header_of: &dyn Fn(&[u8]) -> Option<TxnHeader>) -> Option<Transaction> {
+        let copies = if self.dev.copies() > 1 { self.dev.copies() } else { 0 };
+        let at = self.start + pos;
+        for copy in 0..copies {
+            let mut head = AlignedBuf::zeroed(1 << self.sb.frag_shift);
+            let read = self.dev.read_copy(IoKind::Log, copy, at, &mut head);
+            let Some(header) = header_of(&head).filter(|h| read.is_ok() && pos + h.len <= self.ring) else { continue };
+            let whole =
+                &mut |bytes: &[u8]| header_of(bytes).is_some_and(|h| h.len == header.len) && log::txn_crc_ok(bytes);
+            if let Some(bytes) = right_copy(self.dev, IoKind::Log, at, header.len as usize, whole) {
+                return Some(Transaction { header, bytes });
+            }
+        }
+        None
     }
 }
 

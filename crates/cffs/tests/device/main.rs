@@ -6,6 +6,7 @@ mod common;
 mod cold_walk;
 mod errors;
 mod log;
+mod mirror;
 mod norecovery;
 mod read_errors;
 mod shutdown;

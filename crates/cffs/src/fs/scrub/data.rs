@@ -97,12 +97,21 @@ impl Walk<'_> {
             });
             let n = batch.count().max(1);
             let bytes = &mut buf[..((end - first.start) << self.g.frag_shift) as usize];
-            let read = self.dev.read_at(IoKind::Data, first.start << self.g.frag_shift, bytes).is_ok();
+            let at = first.start << self.g.frag_shift;
+            let copies = self.read_copies(at, bytes.len());
+            let read = match copies.first() {
+                Some((_, first)) => {
+                    bytes.copy_from_slice(first);
+                    true
+                }
+                None => self.dev.read_at(IoKind::Data, at, bytes).is_ok(),
+            };
             self.check_stopped()?;
             for piece in &rest[..n] {
                 let from = ((piece.start - first.start) << self.g.frag_shift) as usize;
-                let bytes = &buf[from..from + (piece.len << self.g.frag_shift) as usize];
-                self.piece(piece, read.then_some(bytes), &mut sums)?;
+                let range = from..from + (piece.len << self.g.frag_shift) as usize;
+                let copies: Vec<(usize, &[u8])> = copies.iter().map(|(n, b)| (*n, &b[range.clone()])).collect();
+                self.piece(piece, read.then_some(&buf[range]), &copies, &mut sums)?;
             }
             rest = &rest[n..];
         }
@@ -112,16 +121,32 @@ impl Walk<'_> {
     }
 
     /// Verifies a piece. Without `bytes`, a request for it and its neighbours has failed; its fragments are read one by
-    /// one.
-    fn piece(&mut self, piece: &Piece, bytes: Option<&[u8]>, sums: &mut Option<Table>) -> Result<()> {
+    /// one. `copies` is what the copies of a mirror have.
+    fn piece(
+        &mut self,
+        piece: &Piece,
+        bytes: Option<&[u8]>,
+        copies: &[(usize, &[u8])],
+        sums: &mut Option<Table>,
+    ) -> Result<()> {
         let fs = self.g.frag_size();
         let mut bad: Option<Run> = None;
         let mut counts = [0u64; 4];
+        let mut differing = 0;
         for at in 0..piece.len {
             let frag = piece.start + at;
-            let contents = bytes.map(|b| &b[at as usize * fs..(at as usize + 1) * fs]);
+            let range = at as usize * fs..(at as usize + 1) * fs;
+            let contents = bytes.map(|b| &b[range.clone()]);
+            let copies: Vec<(usize, &[u8])> = copies.iter().map(|(n, b)| (*n, &b[range.clone()])).collect();
+            let differ = copies.windows(2).any(|two| two[0].1 != two[1].1);
             let verdict = match (contents, self.sum(frag, sums)?) {
-                (Some(_), NONE) => Verdict::Unknown,
+                (Some(_), NONE) => {
+                    differing += u64::from(differ);
+                    Verdict::Unknown
+                }
+                (_, sum) if differ && self.right_data(piece.ino, piece.logical + at, frag, sum, &copies) => {
+                    Verdict::Good
+                }
                 (Some(contents), sum) if sum_of(contents) == sum => Verdict::Good,
                 _ => {
                     let verdict = self.recheck_data(piece.ino, piece.logical + at, frag);
@@ -156,6 +181,7 @@ impl Walk<'_> {
             s.data_unsummed += counts[1] << shift;
             s.data_newer += counts[2] << shift;
             s.data_failed += counts[3] << shift;
+            s.data_differing += differing << shift;
         });
         Ok(())
     }

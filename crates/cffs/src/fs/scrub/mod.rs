@@ -4,12 +4,14 @@
 //! The walk follows what is on the device, so it needs neither the cache nor, as long as nothing is damaged, any lock
 //! that others wait for. It may see an old state: a block that was freed, moved or is being written looks damaged too.
 //! So everything that looks wrong is verified again by what is in memory, while the journal is quiesced (`recheck`).
+//! On a mirror every copy is read; what one of them has wrong is taken from another one (`copies`).
 //! What is still wrong is reported: in the program's log, in the [`ScrubStatus`], and in the superblock, which says
 //! that a check is needed.
 //!
 //! Blocks that are only in the log are not verified. A checkpoint at the beginning keeps their number small. What is
 //! created during the walk may be left out.
 
+mod copies;
 mod data;
 mod piece;
 mod recheck;
@@ -108,6 +110,12 @@ pub struct ScrubStatus {
     /// Bytes of data that do not match their checksums, or cannot be read.
     #[serde(default)]
     pub data_failed: u64,
+    /// Metadata blocks and fragments of data that one copy of a mirror had wrong, and that were made like one that is right.
+    #[serde(default)]
+    pub repaired: u64,
+    /// Bytes of data without a known checksum in which the copies of a mirror differ: nothing says which one is right.
+    #[serde(default)]
+    pub data_differing: u64,
     /// The findings, at most a thousand.
     pub findings: Vec<Finding>,
     /// Number of findings, including those that are not listed.
@@ -168,6 +176,16 @@ impl Throttled<'_> {
         self.scrub.stop.load(Ordering::Acquire)
             || self.fs.closed.load(Ordering::Acquire)
             || self.fs.journal.check_not_shut_down().is_err()
+    }
+
+    /// Reads one copy of a mirror.
+    fn read_copy_throttled(&self, kind: IoKind, copy: usize, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        if self.stopped() {
+            return Err(io::ErrorKind::Interrupted.into());
+        }
+        let outcome = self.fs.dev.read_copy(kind, copy, offset, buf);
+        self.throttle(buf.len() as u64);
+        outcome
     }
 
     fn throttle(&self, bytes: u64) {
@@ -241,6 +259,8 @@ struct Walk<'a> {
     dev: &'a Throttled<'a>,
     g: Geometry,
     reader: Reader<'a>,
+    /// On a mirror: the number of each copy, and a reader of it. Empty otherwise.
+    copies: Vec<(usize, Reader<'a>)>,
     /// Blocks that were reported already.
     reported: HashSet<BlockAddr>,
     /// Data is verified too.
@@ -268,9 +288,11 @@ impl Fs {
         let dev = Throttled { fs: self, scrub, limit: RateLimit::new(options.rate) };
         let g = *self.geometry();
         let reader = Reader::new(&dev, g);
+        let each = dev.each_copy();
+        let copies = each.iter().map(|one| (one.copy, Reader::new(one, g))).collect();
         let with_data = self.sums.is_some() && !options.metadata_only;
         let (reported, pieces) = (HashSet::new(), Vec::new());
-        let mut walk = Walk { fs: self, scrub, dev: &dev, g, reader, reported, with_data, pieces, began };
+        let mut walk = Walk { fs: self, scrub, dev: &dev, g, reader, copies, reported, with_data, pieces, began };
         let outcome = walk.run();
         let mut status = scrub.status.lock();
         status.seconds = began.elapsed().as_secs_f64();

@@ -46,6 +46,13 @@ impl Walk<'_> {
     /// memory or was freed.
     pub(super) fn meta(&mut self, id: BlockId, place: Place) -> Result<Option<Seen>> {
         self.check_stopped()?;
+        if self.has_copies()
+            && id.addr < self.g.total_blocks
+            && let Some(block) = self.right_meta(id, place)
+        {
+            self.count(|s| s.blocks += 1);
+            return Ok(Some(Seen::Window(block)));
+        }
         if id.addr < self.g.total_blocks
             && let Ok(block) = self.reader.block(id.addr)
             && self.verify(&block, id, place).is_ok()
@@ -76,7 +83,7 @@ impl Walk<'_> {
 
     /// Verifies the bytes of a block: by themselves, and against the cached copy if the two must be equal. The second
     /// check finds lost writes, which leave an old block that is intact by itself.
-    fn verify(&self, bytes: &[u8], id: BlockId, place: Place) -> std::result::Result<(), Corrupt> {
+    pub(super) fn verify(&self, bytes: &[u8], id: BlockId, place: Place) -> std::result::Result<(), Corrupt> {
         let own = matches!(place, Place::InodeLocation(_)) && id.kind == BlockKind::Dir;
         let id = if own { BlockId { owner: block_owner(bytes), ..id } } else { id };
         verify_block(bytes, self.g.fsid, id)?;
@@ -132,7 +139,7 @@ impl Walk<'_> {
     }
 
     /// Whether the file system still uses the block as `place` says, according to memory. The journal is quiesced.
-    fn refers(&self, id: BlockId, place: Place) -> Result<bool> {
+    pub(super) fn refers(&self, id: BlockId, place: Place) -> Result<bool> {
         let cache = &self.fs.cache;
         let fpb = self.g.frags_per_block();
         match place {
