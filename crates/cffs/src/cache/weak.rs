@@ -45,6 +45,7 @@ mod tests {
     use crate::format::{BlockAddr, BlockId, Geometry};
     use crate::mkfs::{MkfsOptions, mkfs};
     use cffs_device::{Device, MemoryDevice};
+    use std::sync::atomic::{AtomicU64, Ordering};
 
     const ADDR: BlockAddr = 1000;
     const OWNER: Ino = 77;
@@ -99,28 +100,29 @@ mod tests {
     /// Who upgrades a reference may change the block: so it must be the one that the cache has.
     #[test]
     fn no_upgrade_succeeds_while_a_block_is_evicted() {
-        let cache = &cache();
+        let (cache, found) = (&cache(), &AtomicU64::new(0));
         let lost = std::thread::scope(|s| {
             let (send, receive) = std::sync::mpsc::sync_channel::<(BlockAddr, WeakBufRef)>(64);
             let finder = s.spawn(move || {
-                let (mut found, mut lost) = (0, 0u64);
+                let mut lost = 0u64;
                 while let Ok((addr, known)) = receive.recv() {
                     for buf in (0..200).map_while(|_| cache.upgrade(&known, BlockKind::DirIndex, OWNER)) {
-                        found += 1;
+                        found.fetch_add(1, Ordering::Relaxed);
                         lost += u64::from(!cache.peek(addr).is_some_and(|b| Arc::ptr_eq(&b, &buf)));
                     }
                 }
-                (found, lost)
+                lost
             });
-            for n in 0..6_000 {
-                let addr = ADDR + n;
+            // On a busy machine the other thread may come too late for thousands of blocks.
+            for n in (0..1_000_000).take_while(|n| *n < 6_000 || found.load(Ordering::Relaxed) == 0) {
+                let addr = ADDR + n % 6_000;
                 let known = WeakBufRef::new(&block(cache, addr));
                 send.send((addr, known)).unwrap();
                 cache.drop_clean();
             }
             drop(send);
-            let (found, lost) = finder.join().unwrap();
-            assert!(found > 0, "not a single one was found in time");
+            let lost = finder.join().unwrap();
+            assert!(found.load(Ordering::Relaxed) > 0, "not a single one was found in time");
             lost
         });
         assert_eq!(lost, 0, "blocks were found that the cache no longer had");
