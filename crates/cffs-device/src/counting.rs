@@ -1,11 +1,10 @@
 //! A wrapper that counts requests, bytes, errors and latencies.
 
-use crate::device::{Device, DeviceSpace, IoKind, ReadRequest, WriteRequest};
+use crate::device::{Device, IoKind, ReadRequest, WriteRequest};
 use crate::purpose::Purpose;
 use crate::range::{total, total_mut};
 use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut};
-use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -455,16 +454,8 @@ impl<D: Device> Device for CountingDevice<D> {
         self.inner.sector_size()
     }
 
-    fn max_request(&self) -> usize {
-        self.inner.max_request()
-    }
-
-    fn takes(&self, memory: &[u8]) -> bool {
-        self.inner.takes(memory)
-    }
-
-    fn together(&self, offset: u64, range: Range<u64>) -> Range<u64> {
-        self.inner.together(offset, range)
+    fn below(&self) -> Option<&dyn Device> {
+        Some(&self.inner)
     }
 
     fn read_vectored(&self, kind: IoKind, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<()> {
@@ -514,14 +505,6 @@ impl<D: Device> Device for CountingDevice<D> {
         self.flush_latency.time(1, &self.flush_errors, || self.inner.flush())
     }
 
-    fn can_discard(&self) -> bool {
-        self.inner.can_discard()
-    }
-
-    fn space(&self) -> Option<DeviceSpace> {
-        self.inner.space()
-    }
-
     fn atomic_max(&self) -> usize {
         self.inner.atomic_max()
     }
@@ -534,19 +517,11 @@ impl<D: Device> Device for CountingDevice<D> {
         self.inner.finish()
     }
 
-    fn grow(&self, len: Option<u64>) -> io::Result<u64> {
-        self.inner.grow(len)
-    }
-
     fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
         add(&self.discards, 1);
         add(&self.purpose().discards, 1);
         add(&self.discard_bytes, len);
         self.inner.discard(offset, len)
-    }
-
-    fn read_only(&self) -> bool {
-        self.inner.read_only()
     }
 }
 

@@ -41,7 +41,7 @@ pub struct ReadRequest<'a> {
 pub struct DeviceSpace {
     /// Bytes that it can store in all.
     pub total: u64,
-    /// Bytes that can still be written where nothing is stored yet.
+    /// Bytes that can still be written where nothing is stored yet, of which the last atomic write ([`Device::atomic_max`]) is for atomic writes alone.
     pub free: u64,
     /// Bytes of the units in which it stores, a power of two. A discard of less than a whole one does nothing.
     pub unit: u64,
@@ -61,9 +61,14 @@ pub trait Device: Send + Sync {
     fn len(&self) -> u64;
     /// Smallest transfer and alignment of offsets and lengths, in bytes (a power of two, 512 or more).
     fn sector_size(&self) -> u32;
+    /// The device that this one passes everything on to, if it is such a wrapper: what a wrapper does not answer itself about its
+    /// properties, that device does. Requests always go through the wrapper.
+    fn below(&self) -> Option<&dyn Device> {
+        None
+    }
     /// Largest request in bytes that the device takes without splitting it.
     fn max_request(&self) -> usize {
-        1 << 20
+        self.below().map_or(1 << 20, Device::max_request)
     }
     /// Fills `bufs` from `offset` on, as one request.
     fn read_vectored(&self, kind: IoKind, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<()>;
@@ -81,8 +86,8 @@ pub trait Device: Send + Sync {
         first_error.map_or(Ok(()), Err)
     }
     /// Whether a write from this memory goes out as it is, without a copy on the way.
-    fn takes(&self, _memory: &[u8]) -> bool {
-        true
+    fn takes(&self, memory: &[u8]) -> bool {
+        self.below().is_none_or(|d| d.takes(memory))
     }
     /// Performs all reads, several in flight where the device can; returns when all have ended. After an error nothing is
     /// known of the contents of any buffer.
@@ -91,8 +96,11 @@ pub trait Device: Send + Sync {
     }
     /// The part of `range` around `offset`, which is in it, that lies together on the medium: what comes with `offset` for little
     /// more. All of it, where an offset says where a byte lies.
-    fn together(&self, _offset: u64, range: Range<u64>) -> Range<u64> {
-        range
+    fn together(&self, offset: u64, range: Range<u64>) -> Range<u64> {
+        match self.below() {
+            Some(d) => d.together(offset, range),
+            None => range,
+        }
     }
     /// Copies that the device keeps of each byte: 1 where it is no mirror. A copy may be missing or out of date at times.
     fn copies(&self) -> usize {
@@ -114,11 +122,11 @@ pub trait Device: Send + Sync {
     fn discard(&self, offset: u64, len: u64) -> io::Result<()>;
     /// Whether [`Device::discard`] does something, as far as that is known.
     fn can_discard(&self) -> bool {
-        true
+        self.below().is_none_or(Device::can_discard)
     }
     /// What can still be stored, for a device that has less space than bytes. Writes fail with `StorageFull` when there is none.
     fn space(&self) -> Option<DeviceSpace> {
-        None
+        self.below().and_then(Device::space)
     }
     /// Most bytes that [`Device::write_atomic`] takes with certainty, if there is space for them; 0 if it is not there.
     ///
@@ -138,6 +146,9 @@ pub trait Device: Send + Sync {
     /// Takes note of the size that a device below has by now; a regular file that has fewer than `len` bytes is made that
     /// long first. Returns the size, which never becomes smaller. Fails if the device cannot become that long.
     fn grow(&self, len: Option<u64>) -> io::Result<u64> {
+        if let Some(below) = self.below() {
+            return below.grow(len);
+        }
         match len {
             Some(len) if len > self.len() => Err(io::Error::new(
                 io::ErrorKind::InvalidInput,
@@ -148,7 +159,7 @@ pub trait Device: Send + Sync {
     }
     /// True for a device that cannot be written.
     fn read_only(&self) -> bool {
-        false
+        self.below().is_some_and(Device::read_only)
     }
     /// Fills `buf` from `offset` on.
     fn read_at(&self, kind: IoKind, offset: u64, buf: &mut [u8]) -> io::Result<()> {

@@ -1,10 +1,9 @@
 //! A device for tests that fails on demand.
 
-use crate::device::{Device, IoKind};
+use crate::device::{Device, IoKind, WriteRequest};
 use parking_lot::Mutex;
 use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut};
-use std::ops::Range;
 use std::sync::Arc;
 
 /// What can be made to fail.
@@ -151,16 +150,8 @@ impl Device for FailingDevice {
         self.inner.sector_size()
     }
 
-    fn max_request(&self) -> usize {
-        self.inner.max_request()
-    }
-
-    fn takes(&self, memory: &[u8]) -> bool {
-        self.inner.takes(memory)
-    }
-
-    fn together(&self, offset: u64, range: Range<u64>) -> Range<u64> {
-        self.inner.together(offset, range)
+    fn below(&self) -> Option<&dyn Device> {
+        Some(&self.inner)
     }
 
     fn read_vectored(&self, kind: IoKind, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<()> {
@@ -187,26 +178,30 @@ impl Device for FailingDevice {
         self.inner.repair(kind, copy, offset, good)
     }
 
+    fn atomic_max(&self) -> usize {
+        self.inner.atomic_max()
+    }
+
+    fn write_atomic(&self, requests: &[WriteRequest<'_>]) -> io::Result<()> {
+        for r in requests {
+            self.check(Operation::Write, Some(r.kind), Some((r.offset, super::range::total(&r.bufs) as u64)))?;
+        }
+        self.inner.write_atomic(requests)
+    }
+
+    fn finish(&self) -> io::Result<()> {
+        self.check(Operation::Flush, None, None)?;
+        self.inner.finish()
+    }
+
     fn flush(&self) -> io::Result<()> {
         self.check(Operation::Flush, None, None)?;
         self.inner.flush()
     }
 
-    fn can_discard(&self) -> bool {
-        self.inner.can_discard()
-    }
-
-    fn grow(&self, len: Option<u64>) -> io::Result<u64> {
-        self.inner.grow(len)
-    }
-
     fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
         self.check(Operation::Discard, None, Some((offset, len)))?;
         self.inner.discard(offset, len)
-    }
-
-    fn read_only(&self) -> bool {
-        self.inner.read_only()
     }
 }
 

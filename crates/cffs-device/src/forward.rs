@@ -14,6 +14,9 @@ macro_rules! forward {
             fn sector_size(&self) -> u32 {
                 (**self).sector_size()
             }
+            fn below(&self) -> Option<&dyn Device> {
+                (**self).below()
+            }
             fn max_request(&self) -> usize {
                 (**self).max_request()
             }
@@ -84,3 +87,100 @@ macro_rules! forward {
 forward!(Arc<D>);
 forward!(Box<D>);
 forward!(&D);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{CountingDevice, FailingDevice, MemoryDevice, StoppableDevice};
+
+    /// Answers everything that can be asked otherwise than the trait does by itself.
+    struct Odd(MemoryDevice);
+
+    const SPACE: DeviceSpace = DeviceSpace { total: 9, free: 8, unit: 512, unit_cost: 513, keeps_old: true };
+
+    impl Device for Odd {
+        fn len(&self) -> u64 {
+            self.0.len()
+        }
+        fn sector_size(&self) -> u32 {
+            4096
+        }
+        fn max_request(&self) -> usize {
+            4096
+        }
+        fn read_vectored(&self, kind: IoKind, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<()> {
+            self.0.read_vectored(kind, offset, bufs)
+        }
+        fn write_vectored(&self, kind: IoKind, offset: u64, bufs: &[IoSlice<'_>]) -> io::Result<()> {
+            self.0.write_vectored(kind, offset, bufs)
+        }
+        fn takes(&self, _: &[u8]) -> bool {
+            false
+        }
+        fn together(&self, offset: u64, _: Range<u64>) -> Range<u64> {
+            offset..offset + 1
+        }
+        fn copies(&self) -> usize {
+            3
+        }
+        fn read_copy(&self, _: IoKind, copy: usize, _: u64, buf: &mut [u8]) -> io::Result<()> {
+            buf.fill(copy as u8);
+            Ok(())
+        }
+        fn repair(&self, _: IoKind, _: usize, _: u64, _: &[u8]) -> io::Result<bool> {
+            Ok(false)
+        }
+        fn flush(&self) -> io::Result<()> {
+            Err(io::ErrorKind::Unsupported.into())
+        }
+        fn discard(&self, _: u64, _: u64) -> io::Result<()> {
+            Err(io::ErrorKind::TimedOut.into())
+        }
+        fn can_discard(&self) -> bool {
+            false
+        }
+        fn space(&self) -> Option<DeviceSpace> {
+            Some(SPACE)
+        }
+        fn atomic_max(&self) -> usize {
+            77
+        }
+        fn write_atomic(&self, requests: &[WriteRequest<'_>]) -> io::Result<()> {
+            requests.iter().try_for_each(|r| self.0.write_vectored(r.kind, r.offset, &r.bufs))
+        }
+        fn finish(&self) -> io::Result<()> {
+            Ok(())
+        }
+        fn grow(&self, _: Option<u64>) -> io::Result<u64> {
+            Ok(5)
+        }
+        fn read_only(&self) -> bool {
+            true
+        }
+    }
+
+    /// A wrapper that forgets a question would give the answer of the trait, and nobody would notice.
+    #[test]
+    fn a_wrapper_answers_as_the_device_below() {
+        let odd = || Odd(MemoryDevice::new(1 << 20));
+        let wrappers: [(&str, Box<dyn Device>); 5] = [
+            ("the device itself", Box::new(odd())),
+            ("a pointer", Box::new(Arc::new(odd()))),
+            ("counting", Box::new(CountingDevice::new(odd()))),
+            ("stoppable", Box::new(StoppableDevice::new(odd()))),
+            ("failing", Box::new(FailingDevice::new(Arc::new(odd())))),
+        ];
+        for (name, d) in wrappers {
+            assert_eq!((d.len(), d.sector_size(), d.max_request()), (1 << 20, 4096, 4096), "{name}");
+            assert_eq!((d.takes(&[]), d.can_discard(), d.read_only()), (false, false, true), "{name}");
+            assert_eq!((d.together(7, 0..99), d.space(), d.atomic_max()), (7..8, Some(SPACE), 77), "{name}");
+            let mut buf = [9; 2];
+            d.read_copy(IoKind::Data, 2, 0, &mut buf).unwrap();
+            assert_eq!((d.copies(), buf, d.repair(IoKind::Data, 0, 0, &[]).unwrap()), (3, [2; 2], false), "{name}");
+            let request = WriteRequest { kind: IoKind::Data, offset: 0, bufs: vec![IoSlice::new(&[4; 512])] };
+            d.write_atomic(&[request]).unwrap();
+            assert!(d.finish().is_ok() && d.flush().is_err() && d.discard(0, 1).is_err(), "{name}");
+            assert_eq!(d.grow(None).unwrap(), 5, "{name}");
+        }
+    }
+}

@@ -1,11 +1,12 @@
 //! A device whose writes stay in memory, over another that is only read.
 
-use crate::device::{Device, IoKind};
+use crate::device::{Device, DeviceSpace, IoKind, ReadRequest};
 use crate::range::{check_read, check_write, chunks, total, total_mut};
 use parking_lot::RwLock;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Sectors kept together: one bit each in the mask of a chunk.
@@ -154,6 +155,23 @@ impl Device for OverlayDevice {
             }
         });
         Ok(())
+    }
+
+    fn read_batch(&self, requests: &mut [ReadRequest<'_>]) -> io::Result<()> {
+        for r in requests.iter() {
+            check_read(self.len(), self.sector, r.offset, r.buf.len())?;
+        }
+        self.inner.read_batch(requests)?;
+        requests.iter_mut().for_each(|r| self.patch(r.offset, &mut [IoSliceMut::new(r.buf)]));
+        Ok(())
+    }
+
+    fn together(&self, offset: u64, range: Range<u64>) -> Range<u64> {
+        self.inner.together(offset, range)
+    }
+
+    fn space(&self) -> Option<DeviceSpace> {
+        self.inner.space()
     }
 
     fn copies(&self) -> usize {

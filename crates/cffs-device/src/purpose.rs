@@ -24,7 +24,7 @@ pub enum Purpose {
     Log,
     /// Data and directories move to a better place.
     Regroup,
-    /// Space becomes usable again: the cleaner of a log disk, discards.
+    /// Space becomes usable again: discards. What a log disk reads and writes for its cleaner is below the counters.
     Clean,
     /// Verifying what is stored.
     Scrub,

@@ -1,9 +1,8 @@
 //! A device that can be stopped: from then on nothing reaches the device below.
 
-use crate::device::{Device, DeviceSpace, IoKind, ReadRequest, WriteRequest};
+use crate::device::{Device, IoKind, ReadRequest, WriteRequest};
 use parking_lot::RwLock;
 use std::io::{self, IoSlice, IoSliceMut};
-use std::ops::Range;
 
 /// Passes everything on until it is stopped. From then on every request fails, so that whoever stopped it knows that the
 /// device below keeps its contents, whatever other threads are doing.
@@ -37,8 +36,9 @@ impl<D: Device> Device for StoppableDevice<D> {
     fn sector_size(&self) -> u32 {
         self.inner.sector_size()
     }
-    fn max_request(&self) -> usize {
-        self.inner.max_request()
+
+    fn below(&self) -> Option<&dyn Device> {
+        Some(&self.inner)
     }
     fn read_vectored(&self, kind: IoKind, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<()> {
         self.unless_stopped(|d| d.read_vectored(kind, offset, bufs))
@@ -48,13 +48,6 @@ impl<D: Device> Device for StoppableDevice<D> {
     }
     fn write_batch(&self, requests: &[WriteRequest<'_>]) -> io::Result<()> {
         self.unless_stopped(|d| d.write_batch(requests))
-    }
-    fn takes(&self, memory: &[u8]) -> bool {
-        self.inner.takes(memory)
-    }
-
-    fn together(&self, offset: u64, range: Range<u64>) -> Range<u64> {
-        self.inner.together(offset, range)
     }
     fn read_batch(&self, requests: &mut [ReadRequest<'_>]) -> io::Result<()> {
         self.unless_stopped(|d| d.read_batch(requests))
@@ -74,12 +67,6 @@ impl<D: Device> Device for StoppableDevice<D> {
     fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
         self.unless_stopped(|d| d.discard(offset, len))
     }
-    fn can_discard(&self) -> bool {
-        self.inner.can_discard()
-    }
-    fn space(&self) -> Option<DeviceSpace> {
-        self.inner.space()
-    }
     fn atomic_max(&self) -> usize {
         self.inner.atomic_max()
     }
@@ -91,9 +78,6 @@ impl<D: Device> Device for StoppableDevice<D> {
     }
     fn grow(&self, len: Option<u64>) -> io::Result<u64> {
         self.unless_stopped(|d| d.grow(len))
-    }
-    fn read_only(&self) -> bool {
-        self.inner.read_only()
     }
     fn read_at(&self, kind: IoKind, offset: u64, buf: &mut [u8]) -> io::Result<()> {
         self.unless_stopped(|d| d.read_at(kind, offset, buf))

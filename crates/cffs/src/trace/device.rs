@@ -3,9 +3,9 @@
 use super::kind::Kind;
 use super::record::Request;
 use super::tracer::Tracer;
-use cffs_device::{Device, DeviceSpace, IoKind, Purpose, ReadRequest, WriteRequest};
+use cffs_device::{Device, IoKind, Purpose, ReadRequest, WriteRequest};
 use std::io::{self, IoSlice, IoSliceMut};
-use std::ops::{Deref, Range};
+use std::ops::Deref;
 use std::sync::Arc;
 
 /// Passes everything on to the device below, and records it.
@@ -77,12 +77,8 @@ impl<D: Device> Device for TracedDevice<D> {
         self.inner.sector_size()
     }
 
-    fn max_request(&self) -> usize {
-        self.inner.max_request()
-    }
-
-    fn takes(&self, memory: &[u8]) -> bool {
-        self.inner.takes(memory)
+    fn below(&self) -> Option<&dyn Device> {
+        Some(&self.inner)
     }
 
     fn read_vectored(&self, kind: IoKind, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<()> {
@@ -111,10 +107,6 @@ impl<D: Device> Device for TracedDevice<D> {
         result
     }
 
-    fn together(&self, offset: u64, range: Range<u64>) -> Range<u64> {
-        self.inner.together(offset, range)
-    }
-
     fn copies(&self) -> usize {
         self.inner.copies()
     }
@@ -138,28 +130,12 @@ impl<D: Device> Device for TracedDevice<D> {
         self.one(Kind::DeviceDiscard, IoKind::Super, (offset, bytes), || self.inner.discard(offset, len))
     }
 
-    fn space(&self) -> Option<DeviceSpace> {
-        self.inner.space()
-    }
-
     fn atomic_max(&self) -> usize {
         self.inner.atomic_max()
     }
 
     fn finish(&self) -> io::Result<()> {
         self.inner.finish()
-    }
-
-    fn can_discard(&self) -> bool {
-        self.inner.can_discard()
-    }
-
-    fn grow(&self, len: Option<u64>) -> io::Result<u64> {
-        self.inner.grow(len)
-    }
-
-    fn read_only(&self) -> bool {
-        self.inner.read_only()
     }
 }
 
