@@ -65,7 +65,7 @@ pub fn text(image: &str, counters: &Value) -> serde_json::Result<String> {
     t.family("cffs_device_errors_total", "Requests that failed");
     for (device, d) in &devices {
         let errors = d.kinds.values().fold((0, 0), |(r, w), k| (r + k.read_errors, w + k.write_errors));
-        for (operation, n) in [("read", errors.0), ("write", errors.1)] {
+        for (operation, n) in [("read", errors.0), ("write", errors.1), ("flush", d.flush_errors)] {
             t.sample("cffs_device_errors_total", &[image, ("device", device), ("operation", operation)], n);
         }
     }
@@ -76,7 +76,10 @@ pub fn text(image: &str, counters: &Value) -> serde_json::Result<String> {
         }
     }
     let (cache, log, m) = (&stats.cache, &stats.log, &stats.maintenance);
-    let space = stats.space.map(|frags| frags.saturating_mul(stats.fragment_size));
+    let [total, free, reserved] = stats.space;
+    // Where places are plenty, what can be stored says how full it is.
+    let [most, left] = stats.stored.unwrap_or([total, free]);
+    let space = [total.min(most), free.min(left), reserved].map(|frags| frags.saturating_mul(stats.fragment_size));
     let single = [
         ("cffs_cache_hits_total", "Blocks found in the cache", cache.hits),
         ("cffs_cache_misses_total", "Blocks that had to be read", cache.misses),

@@ -58,11 +58,15 @@ impl Trace {
             }
         }
         trace.cut = reader.is_cut();
-        trace.records.sort_by_key(|r| (r.start, r.id));
-        for (at, record) in trace.records.iter().enumerate() {
-            trace.by_id.entry(record.id).or_insert(at);
-        }
+        trace.sort();
         Ok(trace)
+    }
+
+    fn sort(&mut self) {
+        self.records.sort_by_key(|r| (r.start, r.id));
+        for (at, record) in self.records.iter().enumerate() {
+            self.by_id.entry(record.id).or_insert(at);
+        }
     }
 
     /// The first record with a number.
@@ -107,6 +111,16 @@ impl Trace {
     /// Name of a thread.
     pub fn thread(&self, number: u64) -> &str {
         self.threads.get(&number).map_or("thread", String::as_str)
+    }
+}
+
+#[cfg(test)]
+impl Trace {
+    /// A trace of these records alone.
+    pub fn of(records: Vec<Record>) -> Trace {
+        let mut trace = Trace { records, ..Trace::default() };
+        trace.sort();
+        trace
     }
 }
 

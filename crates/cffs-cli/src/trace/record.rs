@@ -42,15 +42,38 @@ pub fn run(r: &Recording<'_>) -> anyhow::Result<u8> {
     let recording: u64 = control.call(&Request::TraceStart { classes: r.classes.to_string() })?;
     // An interrupt at the terminal reaches the command as well, and it decides.
     let stops = || ended.load(Ordering::Relaxed) || r.command.is_empty() && interrupted.load(Ordering::Relaxed);
-    let traced = record(r, &control, recording, &mut *out, &stops);
+    let mut child = None;
+    let traced = record(r, &control, recording, &mut *out, &mut child, &stops);
     // Switched off also after an error, which is the one to be told then.
     let stopped = control.call::<()>(&Request::TraceClasses { recording, classes: Classes::NONE.to_string() });
-    let code = traced?;
-    stopped?;
-    drain(&control, recording, &mut *out)?;
-    out.write_all(&information("end", r, &control)?)?;
-    out.flush()?;
-    Ok(code)
+    let end = || {
+        traced?;
+        stopped?;
+        drain(&control, recording, &mut *out)?;
+        out.write_all(&information("end", r, &control)?)?;
+        Ok(out.flush()?)
+    };
+    let written: anyhow::Result<()> = end();
+    // The command goes on without being recorded, and is not left alone, whatever became of the recording.
+    let code = child.as_mut().map_or(Ok(0), |child| wait(child, &ended));
+    written?;
+    Ok(code?)
+}
+
+/// Waits for the command, which is told to end if this is. Returns its exit code.
+fn wait(child: &mut Child, told: &AtomicBool) -> io::Result<u8> {
+    let mut passed_on = false;
+    loop {
+        if let Some(code) = exit_code(child)? {
+            return Ok(code);
+        }
+        if told.load(Ordering::Relaxed) && !passed_on {
+            passed_on = true;
+            let pid = rustix::process::Pid::from_child(child);
+            rustix::process::kill_process(pid, rustix::process::Signal::TERM)?;
+        }
+        std::thread::sleep(INTERVAL);
+    }
 }
 
 fn open_output(r: &Recording<'_>) -> anyhow::Result<Box<dyn Write>> {
@@ -58,12 +81,13 @@ fn open_output(r: &Recording<'_>) -> anyhow::Result<Box<dyn Write>> {
         return Ok(Box::new(BufWriter::new(io::stdout())));
     }
     let name = r.output.display();
-    let file = File::create(r.output).with_context(|| format!("{name}"))?;
-    if file.metadata()?.dev() == std::fs::metadata(r.dir)?.dev() {
-        drop(file);
-        let _ = std::fs::remove_file(r.output);
+    // Before anything is made there, or what is there is cut off.
+    let parent = r.output.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let at = std::fs::metadata(r.output).or_else(|_| std::fs::metadata(parent)).with_context(|| format!("{name}"))?;
+    if at.dev() == std::fs::metadata(r.dir)?.dev() {
         bail!("{name}: this is in the file system that is to be traced: name a file elsewhere with -o");
     }
+    let file = File::create(r.output).with_context(|| format!("{name}"))?;
     Ok(Box::new(BufWriter::new(file)))
 }
 
@@ -89,34 +113,31 @@ fn record(
     control: &Control,
     recording: u64,
     out: &mut dyn Write,
+    child: &mut Option<Child>,
     stops: &dyn Fn() -> bool,
-) -> anyhow::Result<u8> {
+) -> anyhow::Result<()> {
     out.write_all(&information("start", r, control)?)?;
     let began = Instant::now();
-    let mut child = match r.command.split_first() {
-        Some((program, args)) => {
-            let started = Command::new(program).args(args).spawn();
-            Some(started.with_context(|| program.display().to_string())?)
-        }
-        None => None,
-    };
+    if let Some((program, args)) = r.command.split_first() {
+        *child = Some(Command::new(program).args(args).spawn().with_context(|| program.display().to_string())?);
+    }
     loop {
         drain(control, recording, out)?;
         // If this is killed, what was recorded until now is in the file.
         out.flush()?;
-        if let Some(code) = ended(child.as_mut())? {
-            return Ok(code);
-        }
-        if stops() || r.limit.is_some_and(|l| began.elapsed() >= l) {
-            return Ok(0);
+        let done = match child {
+            Some(child) => exit_code(child)?.is_some(),
+            None => false,
+        };
+        if done || stops() || r.limit.is_some_and(|l| began.elapsed() >= l) {
+            return Ok(());
         }
         std::thread::sleep(INTERVAL);
     }
 }
 
 /// The exit code of the command, if it has ended.
-fn ended(child: Option<&mut Child>) -> io::Result<Option<u8>> {
-    let Some(child) = child else { return Ok(None) };
+fn exit_code(child: &mut Child) -> io::Result<Option<u8>> {
     let code = |s: std::process::ExitStatus| s.code().unwrap_or_else(|| 128 + s.signal().unwrap_or(0));
     Ok(child.try_wait()?.map(|s| code(s) as u8))
 }

@@ -7,7 +7,7 @@ use cffs::device::Purpose;
 use cffs::trace::{Kind, Record};
 use clap::Args;
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::io::{self, Write};
 use std::path::PathBuf;
 
@@ -152,8 +152,13 @@ struct Explanation {
 fn explain(trace: &Trace, children: &[Vec<usize>], op: usize) -> Explanation {
     let mut e = Explanation { requests: BTreeMap::new(), transfers: 0, commits: 0 };
     let mut open = vec![op];
+    // A damaged file may have spans that cause each other.
+    let mut seen = HashSet::from([op]);
     while let Some(at) = open.pop() {
         for child in children[at].iter().filter(|child| trace.is_within(**child, op)) {
+            if !seen.insert(*child) {
+                continue;
+            }
             let r = &trace.records[*child];
             match r.kind {
                 Kind::Wait => e.transfers = e.transfers.saturating_add(r.duration),
@@ -354,4 +359,35 @@ fn print_slowest(out: &mut impl Write, trace: &Trace, s: &Summary) -> io::Result
         writeln!(out, "      {}", parts.join("; "))?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cffs::trace::Cause;
+
+    #[test]
+    fn spans_that_cause_each_other_are_explained_once() {
+        let record = |kind, id, cause, start, duration| Record {
+            kind,
+            id,
+            cause: Cause { span: cause, origin: None },
+            thread: 1,
+            start,
+            duration,
+            args: [0; 3],
+            transaction: 0,
+            causes: None,
+        };
+        let trace = Trace::of(vec![
+            record(Kind::Read, 1, 2, 0, 100),
+            record(Kind::Wait, 2, 1, 10, 10),
+            record(Kind::Wait, 3, 2, 12, 5),
+        ]);
+        let explained = explain(&trace, &trace.children(), 0);
+        assert_eq!((explained.transfers, explained.commits), (15, 0));
+        let mut out = Vec::new();
+        print(&mut out, &trace, &Summary::of(&trace, 5)).unwrap();
+        assert!(String::from_utf8(out).unwrap().contains("read"));
+    }
 }

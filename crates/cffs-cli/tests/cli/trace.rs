@@ -173,6 +173,20 @@ fn classes_are_chosen_and_a_mount_can_be_traced_from_its_beginning() {
     assert_eq!(out.status.code(), Some(2));
     fails(&["trace", "-o", &format!("{name}/trace"), &name], 1, &["in the file system that is to be traced"]);
     assert!(!Path::new(&name).join("trace").exists());
+    fs::write(Path::new(&name).join("notes"), "mine").unwrap();
+    fails(&["trace", "-o", &format!("{name}/notes"), &name], 1, &["in the file system that is to be traced"]);
+    assert_eq!(fs::read_to_string(Path::new(&name).join("notes")).unwrap(), "mine");
+
+    // The command is waited for when the recording has ended before it, and told to end when the recorder is.
+    let out = run(&["trace", "-o", &file, "--seconds", "0", &name, "--", "sh", "-c", "sleep 0.2; exit 3"]);
+    assert_eq!(out.status.code(), Some(3), "{}", stderr(&out));
+    let started = dir.path().join("started");
+    let script = format!("trap 'exit 5' TERM; : > {}; while :; do sleep 0.05; done", started.display());
+    let mut recorder =
+        Command::new(CFFS).args(["trace", "-o", &file, &name, "--", "sh", "-c", &script]).spawn().unwrap();
+    wait_until("the command", || started.exists());
+    rustix::process::kill_process(rustix::process::Pid::from_child(&recorder), rustix::process::Signal::TERM).unwrap();
+    assert_eq!(recorder.wait().unwrap().code(), Some(5));
     umount(&name);
 }
 

@@ -25,6 +25,8 @@ struct Contents {
     /// When the record before the first of `bytes` began, and the last one: what their times are relative to.
     base: u64,
     before: u64,
+    /// Number of them.
+    spans: u64,
     /// Spans that found no room since the last drain.
     lost: u64,
     /// The name of the thread is in the trace.
@@ -43,6 +45,7 @@ impl ThreadBuffer {
             c.lost += 1;
             return;
         }
+        c.spans += 1;
         let at = c.bytes.len();
         c.bytes.extend_from_slice(&[0; 2]);
         encode(&mut c.bytes, r, c.before);
@@ -56,16 +59,28 @@ impl ThreadBuffer {
         *self.contents.lock() = Contents::default();
     }
 
+    /// Spans that nobody has drained, the lost ones included.
+    pub(super) fn spans(&self) -> u64 {
+        let c = self.contents.lock();
+        c.spans + c.lost
+    }
+
+    /// Counts spans of others as lost.
+    pub(super) fn note_lost(&self, spans: u64) {
+        self.contents.lock().lost += spans;
+    }
+
     /// Moves everything to `out`, as frames.
     pub(super) fn drain(&self, out: &mut Vec<u8>) {
         let (bytes, base, lost, named) = {
             let c = &mut *self.contents.lock();
+            if c.bytes.is_empty() && c.lost == 0 {
+                return;
+            }
             let base = mem::replace(&mut c.base, c.before);
+            c.spans = 0;
             (mem::take(&mut c.bytes), base, mem::take(&mut c.lost), mem::replace(&mut c.named, true))
         };
-        if bytes.is_empty() && lost == 0 {
-            return;
-        }
         if !named {
             frame::put_thread(out, self.thread, &self.name);
         }

@@ -34,8 +34,10 @@ impl Cause {
 }
 
 /// Causes of something that is done for many at once.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default)]
 pub struct Causes {
+    /// The span that was added last: one that is added again is one cause.
+    last: u64,
     named: [u64; NAMED_MAX],
     len: usize,
     /// Causes that are not named.
@@ -45,9 +47,21 @@ pub struct Causes {
     kinds: usize,
 }
 
+impl PartialEq for Causes {
+    fn eq(&self, other: &Causes) -> bool {
+        (self.named(), self.left_out, self.raw_counts()) == (other.named(), other.left_out, other.raw_counts())
+    }
+}
+
+impl Eq for Causes {}
+
 impl Causes {
     /// Adds one.
     pub fn add(&mut self, cause: Cause) {
+        if cause.span != 0 && cause.span == self.last {
+            return;
+        }
+        self.last = cause.span;
         self.name(cause.span);
         self.count(cause.origin.map_or(0, |k| k as u8), 1);
     }

@@ -104,7 +104,7 @@ kinds! {
     /// A message of the kernel.
     Message = 64, "message", MESSAGE, ["opcode", "inode", "process"];
     /// A block is not cached, and is read.
-    Miss = 70, "miss", CACHE, ["block", "kind"];
+    Miss = 70, "miss", CACHE, ["block", "blocks"];
     /// Somebody else is transferring the block.
     Wait = 71, "wait", CACHE, ["block"];
     /// The readahead thread reads.

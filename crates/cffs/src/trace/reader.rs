@@ -115,12 +115,9 @@ impl<R: Read> Reader<R> {
                 }
                 while let Some((len, behind)) = b.split_first_chunk::<2>() {
                     let len = usize::from(u16::from_le_bytes(*len));
-                    let record = decode(behind.get(..len)?, thread, before)?;
-                    *b = &behind[len..];
-                    if let Some(record) = record {
-                        before = record.start;
-                        self.items.push_back(Item::Span(record));
-                    }
+                    let (start, record) = decode(behind.get(..len)?, thread, before)?;
+                    (*b, before) = (&behind[len..], start);
+                    self.items.extend(record.map(Item::Span));
                 }
                 b.is_empty().then_some(())
             }

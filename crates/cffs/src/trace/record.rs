@@ -117,15 +117,17 @@ fn byte(bytes: &mut &[u8]) -> Option<u8> {
     Some(*first)
 }
 
-/// Reads one record of a thread, which has all of `bytes`. `None` if it is no record; `Some(None)` if it is of a kind that this
-/// version does not know.
-pub(super) fn decode(mut bytes: &[u8], thread: u64, before: u64) -> Option<Option<Record>> {
+/// Reads one record of a thread, which has all of `bytes`: when it began, and the record, unless it is of a kind that this version
+/// does not know. `None` if it is no record.
+pub(super) fn decode(mut bytes: &[u8], thread: u64, before: u64) -> Option<(u64, Option<Record>)> {
     let b = &mut bytes;
-    let Some(kind) = Kind::from_number(byte(b)?) else { return Some(None) };
+    let kind = Kind::from_number(byte(b)?);
     let flags = byte(b)?;
     let (id, span) = (take(b)?, take(b)?);
     let origin = Kind::from_number(byte(b)?);
+    // The times of all records behind it follow from this one.
     let start = before.wrapping_add(take_signed(b)? as u64);
+    let Some(kind) = kind else { return Some((start, None)) };
     let duration = take(b)?;
     let mut args = [0; ARGS_MAX];
     for n in 0..usize::from(flags & !(HAS_CAUSES | HAS_TRANSACTION)) {
@@ -138,7 +140,7 @@ pub(super) fn decode(mut bytes: &[u8], thread: u64, before: u64) -> Option<Optio
     let transaction = if flags & HAS_TRANSACTION != 0 { take(b)? } else { 0 };
     let causes = if flags & HAS_CAUSES != 0 { Some(Box::new(decode_causes(b)?)) } else { None };
     let cause = Cause { span, origin };
-    Some(Some(Record { kind, id, cause, thread, start, duration, args, transaction, causes }))
+    Some((start, Some(Record { kind, id, cause, thread, start, duration, args, transaction, causes })))
 }
 
 fn decode_causes(b: &mut &[u8]) -> Option<Causes> {
@@ -192,12 +194,17 @@ mod tests {
             for before in [0, 2_000_000, u64::MAX] {
                 let mut out = Vec::new();
                 encode(&mut out, &r, before);
-                assert_eq!(decode(&out, 3, before), Some(Some(r.clone())));
+                assert_eq!(decode(&out, 3, before), Some((r.start, Some(r.clone()))));
                 // Whatever is cut off: no panic, and nothing that was not written.
-                (0..out.len()).for_each(|n| assert_ne!(decode(&out[..n], 3, before), Some(Some(r.clone()))));
+                (0..out.len())
+                    .for_each(|n| assert_ne!(decode(&out[..n], 3, before).and_then(|d| d.1), Some(r.clone())));
             }
         }
-        assert_eq!(decode(&[200, 1, 2], 0, 0), Some(None), "of a later version");
+        let mut later = Vec::new();
+        encode(&mut later, &some(), 900_000);
+        later[0] = 200;
+        assert_eq!(decode(&later, 3, 900_000), Some((1_000_000, None)), "of a later version, and others count from it");
+        assert_eq!(decode(&[200, 1, 2], 0, 0), None);
     }
 
     #[test]

@@ -16,6 +16,9 @@ use std::time::Instant;
 /// Numbers tracers, of which a process can have many.
 static TRACERS: AtomicU64 = AtomicU64::new(1);
 
+/// Threads that have ended, and whose buffers are kept until somebody reads them.
+const ENDED_MAX: usize = 64;
+
 thread_local! {
     /// The buffers of this thread, with the number of their tracer. Mostly there is one.
     static BUFFERS: RefCell<Vec<(u64, Arc<ThreadBuffer>)>> = const { RefCell::new(Vec::new()) };
@@ -57,11 +60,16 @@ impl Default for Tracer {
 }
 
 impl Tracer {
-    /// Begins to record these classes; or goes on with them, if something is being recorded already (since the mount, or by
-    /// somebody who has left it on). Returns the number of the recording.
+    /// Records these classes until somebody begins a recording, which has what was recorded.
+    pub(crate) fn record_from_the_beginning(&self, classes: Classes) {
+        self.classes.store(classes.bits(), Ordering::Relaxed);
+    }
+
+    /// Begins to record these classes. The first recording has what was recorded since the mount; the others begin empty, also
+    /// if somebody has left it on. Returns the number of the recording.
     pub fn start(&self, classes: Classes) -> u64 {
         let mut threads = self.threads.lock();
-        if !self.is_on() {
+        if !self.is_on() || threads.recording > 0 {
             threads.buffers.iter().for_each(|b| b.clear());
             *self.pending.lock() = Pending::default();
         }
@@ -216,6 +224,15 @@ impl Tracer {
         let mut threads = self.threads.lock();
         threads.count += 1;
         let buffer = Arc::new(ThreadBuffer::new(threads.count, name));
+        // Nobody reads, and threads come and go: the spans of the first to go are lost.
+        let mut gone = threads.buffers.iter().filter(|b| Arc::strong_count(b) == 1);
+        if gone.clone().count() >= ENDED_MAX
+            && let Some(first) = gone.next()
+        {
+            let number = first.thread;
+            buffer.note_lost(first.spans());
+            threads.buffers.retain(|b| b.thread != number);
+        }
         threads.buffers.push(buffer.clone());
         buffer
     }
@@ -397,18 +414,60 @@ mod tests {
         for _ in 0..MANY {
             drop(tracer.span(Kind::Lookup, [1, 0, 0]));
         }
-        let second = tracer.start(Classes::ALL);
-        assert!(tracer.read(first, 1).is_none() && !tracer.switch(first, Classes::NONE) && tracer.is_on());
-        let frames = tracer.read(second, 1).unwrap();
+        let frames = tracer.read(first, 1).unwrap();
         assert!(frames.len() <= BUFFER_MAX + 200, "{}", frames.len());
         let lost: u64 = items(&frames).iter().map(|i| if let Item::Lost { spans, .. } = i { *spans } else { 0 }).sum();
         assert_eq!(spans(&frames).len() as u64 + lost, MANY);
         assert!(lost > 0);
-        // Left on and drained by nobody: the next recording begins with nothing of it once it was off.
+        // Left on and drained by nobody: the next recording begins with nothing of it, and names the thread again.
         drop(tracer.span(Kind::Lookup, [1, 0, 0]));
+        let second = tracer.start(Classes::ALL);
+        assert!(tracer.read(first, 1).is_none() && !tracer.switch(first, Classes::NONE) && tracer.is_on());
+        assert_eq!(tracer.read(second, 1), Some(Vec::new()));
+        drop(tracer.span(Kind::Lookup, [1, 0, 0]));
+        let all = items(&tracer.read(second, 1).unwrap());
+        assert!(matches!(all[..], [Item::Thread { .. }, Item::Span(_)]), "{all:?}");
         assert!(tracer.switch(second, Classes::NONE));
-        let third = tracer.start(Classes::ALL);
-        assert_eq!(tracer.read(third, 1), Some(Vec::new()));
+    }
+
+    #[test]
+    fn a_mount_that_is_traced_from_its_beginning_hands_that_to_the_first_who_asks() {
+        let tracer = Tracer::default();
+        tracer.record_from_the_beginning(Classes::ALL);
+        drop(tracer.span(Kind::Lookup, [1, 0, 0]));
+        let first = tracer.start(Classes::ALL);
+        assert_eq!(spans(&tracer.read(first, 1).unwrap()).len(), 1);
+    }
+
+    #[test]
+    fn threads_that_come_and_go_leave_little_and_their_spans_are_counted() {
+        let tracer = Tracer::default();
+        let recording = tracer.start(Classes::ALL);
+        const THREADS: usize = 3 * ENDED_MAX;
+        for _ in 0..THREADS {
+            std::thread::scope(|s| {
+                s.spawn(|| drop(tracer.span(Kind::Lookup, [1, 0, 0]))).join().unwrap();
+            });
+        }
+        assert!(tracer.threads.lock().buffers.len() <= ENDED_MAX + 1);
+        let frames = tracer.read(recording, usize::MAX).unwrap();
+        let lost: u64 = items(&frames).iter().map(|i| if let Item::Lost { spans, .. } = i { *spans } else { 0 }).sum();
+        assert_eq!(spans(&frames).len() + lost as usize, THREADS);
+        assert!(lost > 0);
+    }
+
+    #[test]
+    fn an_operation_that_is_told_twice_is_one_cause() {
+        let tracer = Tracer::default();
+        tracer.start(Classes::ALL);
+        for _ in 0..100 {
+            let _op = tracer.span(Kind::Write, [5, 0, 1]);
+            tracer.note_dirty(5);
+            tracer.note_dirty(5);
+        }
+        let causes = tracer.take_dirty(std::iter::once(5));
+        assert_eq!(causes.counts().collect::<Vec<_>>(), [(Some(Kind::Write), 100)]);
+        assert_eq!(causes.named().len() as u64 + causes.left_out(), 100);
     }
 
     #[test]
