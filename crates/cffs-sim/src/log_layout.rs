@@ -15,6 +15,8 @@ pub struct LogLayout {
     pub thin: u64,
     /// Bytes of a segment.
     pub segment_bytes: u64,
+    /// Bytes that end a batch.
+    pub batch_bytes: usize,
     /// It is cleaned, and snapshots are made and deleted, between operations.
     pub snapshots: bool,
 }
@@ -27,24 +29,26 @@ const WORKS_EVERY: u64 = 5;
 const CLEAN_BYTES: u64 = 256 << 10;
 
 impl LogLayout {
-    /// One of those that tests use.
-    pub fn numbered(n: u64) -> LogLayout {
+    /// One of those that tests use, for blocks of so many bytes. Batches are small, so that many end in a short sequence, and
+    /// have as many blocks as those of an image that `cffs mkfs` makes.
+    pub fn numbered(n: u64, block: u32) -> LogLayout {
         let compression =
             [Compression::None, Compression::Lz4, Compression::None, Compression::Zstd(1)][n as usize % 4];
         LogLayout {
             compression,
             thin: [4, 1, 16][n as usize / 4 % 3],
             segment_bytes: 64 << 10,
+            batch_bytes: ((block as usize) << 6).max(256 << 10),
             snapshots: (n / 2).is_multiple_of(2),
         }
     }
 
     fn options(self, read_only: bool) -> LogOptions {
-        // Small, so that batches end, checkpoints are made and nodes leave memory in a short sequence.
+        // Small, so that checkpoints are made and nodes leave memory in a short sequence.
         LogOptions {
             read_only,
             cache_nodes: 32,
-            batch_bytes: 256 << 10,
+            batch_bytes: self.batch_bytes,
             checkpoint_bytes: 2 << 20,
             compression: self.compression,
             ..LogOptions::default()
@@ -108,7 +112,8 @@ pub fn is_log_disk(trace: &Trace) -> bool {
 /// # Errors
 /// What is wrong.
 pub fn open_checked(trace: &Trace) -> Result<Arc<LogDisk>, String> {
-    let layout = LogLayout { compression: Compression::None, thin: 1, segment_bytes: 0, snapshots: false };
+    let layout =
+        LogLayout { compression: Compression::None, thin: 1, segment_bytes: 0, batch_bytes: 4 << 20, snapshots: false };
     let disk = layout.open(trace, true).map_err(|e| format!("the log disk cannot be opened: {e}"))?;
     let problems = disk.check(true).map_err(|e| format!("the log disk cannot be checked: {e}"))?;
     if problems.is_empty() { Ok(disk) } else { Err(format!("the log disk: {}", problems.join("; "))) }

@@ -145,7 +145,7 @@ impl Setup {
 
     /// The same on a log disk, another one for each number. It has no log of its own, and the log disk has checksums of all data.
     pub fn on_log_disk(self, n: u64) -> Setup {
-        let log_layout = Some(LogLayout::numbered(n));
+        let log_layout = Some(LogLayout::numbered(n, self.sizes.0));
         let metadata = MetadataMode::Journal;
         let log = Some(cffs::mkfs::log_bytes_min(self.sizes.0));
         // As small as `cffs mkfs` takes.

@@ -53,7 +53,7 @@ fn requests(trace: &Trace) -> (usize, usize) {
 
 #[test]
 fn fsync_of_a_small_file_is_one_write_and_one_flush() {
-    let log_layout = Some(LogLayout { segment_bytes: 8 << 20, snapshots: false, ..LogLayout::numbered(0) });
+    let log_layout = Some(LogLayout { segment_bytes: 8 << 20, snapshots: false, ..LogLayout::numbered(0, 4096) });
     let setup = Setup { log_layout, ..Setup { device: 256 << 20, ..Setup::default() }.on_log_disk(0) };
     let trace = Trace::new(setup.make().unwrap());
     let fs = setup.mount(&trace).unwrap();

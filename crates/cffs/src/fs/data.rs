@@ -60,11 +60,18 @@ impl Fs {
         self.writable()?;
         let node = self.node(ino)?;
         self.throttle(data.len())?;
-        let attempt = || self.with_space(|| self.write_once(c, &node, offset, data));
-        let n = match attempt() {
-            Err(Error::NoSpace) if self.write_zeros_around(&node, offset, data.len())? => attempt()?,
-            outcome => outcome?,
-        };
+        let mut n = 0;
+        // What found no space after a part was taken may find it when that is written back.
+        loop {
+            let taken = match self.write_some(c, &node, offset + n as u64, &data[n..]) {
+                Err(_) if n > 0 => break,
+                outcome => outcome?,
+            };
+            n += taken;
+            if taken == 0 || n == data.len() {
+                break;
+            }
+        }
         if !node.on_dirty_list.load(Ordering::Acquire) {
             let parent = node.state.read().inode.parent;
             self.track_path(parent);
@@ -75,6 +82,15 @@ impl Fs {
             self.fsync(ino, true)?;
         }
         Ok(n)
+    }
+
+    /// Writes what there is space for; an error if that is nothing.
+    fn write_some(&self, c: Caller, node: &Arc<Node>, offset: u64, data: &[u8]) -> Result<usize> {
+        let attempt = || self.with_space(|| self.write_once(c, node, offset, data));
+        match attempt() {
+            Err(Error::NoSpace) if self.write_zeros_around(node, offset, data.len())? => attempt(),
+            outcome => outcome,
+        }
     }
 
     /// After a write that found no space: makes the space written that was allocated ahead for its range, so that the write

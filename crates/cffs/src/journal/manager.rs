@@ -66,6 +66,8 @@ pub struct Journal {
     pub(super) log: LogRing,
     mode: MetadataMode,
     pub(super) target: CommitTarget,
+    /// See [`Journal::reserve_max`].
+    reserve_max: usize,
     /// Blocks that may wait for a commit, and as many for a checkpoint, before one is forced.
     pinned_max: usize,
     /// Held shared by open transactions, exclusively while a commit copies what changed.
@@ -116,9 +118,15 @@ impl Journal {
             let unit = cache.device().space().map_or(0, |s| s.unit as usize).max(1 << block_shift);
             pinned_max = pinned_max.min(atomic_max / 2 / unit).max(1);
         }
+        let log = LogRing::new(log_dev, sb);
+        let reserve_max = match target {
+            CommitTarget::Atomic => atomic_max,
+            CommitTarget::Log | CommitTarget::InPlace => (log.len / TXN_DIVISOR) as usize,
+        };
         Journal {
             cache,
-            log: LogRing::new(log_dev, sb),
+            log,
+            reserve_max,
             mode,
             target,
             pinned_max,
@@ -177,9 +185,9 @@ impl Journal {
         self.mode == MetadataMode::Sync
     }
 
-    /// Most bytes that a transaction may reserve.
+    /// Most bytes that a transaction may reserve. What does not fit is done in several, which a crash may come between.
     pub fn reserve_max(&self) -> usize {
-        (self.log.len / TXN_DIVISOR) as usize
+        self.reserve_max
     }
 
     /// Blocks that may wait for a commit, and as many for a checkpoint, before one is forced.
