@@ -43,7 +43,11 @@ impl LogMaintenance {
                 let now = disk.stats().accepted;
                 let idle = now == std::mem::replace(&mut before, now);
                 if let Err(error) = tick(&fs, &disk, idle) {
-                    // Writers do it themselves, and get the error.
+                    if error.kind() == io::ErrorKind::StorageFull {
+                        // There may be room at the next tick, when something was deleted.
+                        continue;
+                    }
+                    // Nobody else deletes in steps: what was deleted is given back after the next mount.
                     tracing::warn!(%error, "no more background work on the log disk");
                     return;
                 }
@@ -65,18 +69,18 @@ impl LogMaintenance {
 /// The work of a tick.
 fn tick(fs: &Fs, disk: &LogDisk, idle: bool) -> io::Result<()> {
     if idle {
-        fs.trim_after_crash().map_err(io::Error::other)?;
+        match fs.trim_after_crash() {
+            // Later: what follows may make room.
+            Err(cffs::Error::NoSpace) => {}
+            outcome => outcome.map_err(io::Error::other)?,
+        }
     }
     let began = Instant::now();
     loop {
         let more = disk.delete_step(DELETE_ENTRIES)?;
         let cleans = !more && deserves_cleaning(&disk.stats(), disk.space().usable, idle);
         if cleans {
-            let cleaned = match disk.clean_step(CLEAN_BYTES) {
-                // A writer finds room in another way, or learns of it.
-                Err(e) if e.kind() == io::ErrorKind::StorageFull => return Ok(()),
-                other => other?,
-            };
+            let cleaned = disk.clean_step(CLEAN_BYTES)?;
             if cleaned.segments == 0 {
                 return Ok(());
             }

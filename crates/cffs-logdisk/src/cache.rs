@@ -53,13 +53,6 @@ impl NodeCache {
         self.asked.contains(&key)
     }
 
-    /// A node that may be asked for. It goes with the older ones, unless somebody asks.
-    pub(crate) fn put_expected<T: Send + Sync + 'static>(&mut self, key: NodeKey, node: Arc<T>) {
-        if self.old.len() < self.half && !self.young.contains_key(&key) {
-            self.old.insert(key, node);
-        }
-    }
-
     fn put_any(&mut self, key: NodeKey, node: AnyNode) {
         if self.young.len() >= self.half {
             self.old = std::mem::take(&mut self.young);

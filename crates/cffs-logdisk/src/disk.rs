@@ -525,42 +525,46 @@ impl Shared {
         here.start.map_or(range.start, at).max(range.start)..here.end.map_or(range.end, at).min(range.end)
     }
 
-    /// Accepts requests one piece after the other, none of which is longer than a batch.
+    /// Accepts requests one piece after the other, none of which touches more blocks than a batch has.
     fn write(&self, branch: u32, requests: &[WriteRequest<'_>]) -> io::Result<()> {
         self.check_ranges(requests)?;
-        let most = self.atomic_max;
-        let (mut some, mut len): (Vec<Slice<'_>>, usize) = (Vec::new(), 0);
+        // A superblock is as important as what an atomic write has.
+        let kept = if requests.iter().all(|r| r.kind == IoKind::Super) { 0 } else { self.kept_for_atomic() };
+        let most = self.atomic_max / BLOCK_BYTES;
+        let (mut some, mut blocks): (Vec<Slice<'_>>, usize) = (Vec::new(), 0);
         for (mut at, mut bytes) in slices(requests) {
             while !bytes.is_empty() {
-                let mut part = bytes.len().min(most - len);
-                if part < bytes.len() {
-                    // It ends where a block does.
-                    part = part.saturating_sub(((at + part as u64) % BLOCK_BYTES as u64) as usize);
+                if blocks == most {
+                    self.accept(branch, &some, kept)?;
+                    (some, blocks) = (Vec::new(), 0);
                 }
-                if part == 0 {
-                    self.accept(branch, &some)?;
-                    (some, len) = (Vec::new(), 0);
-                    continue;
-                }
+                let within = (at % BLOCK_BYTES as u64) as usize;
+                let part = bytes.len().min((most - blocks) * BLOCK_BYTES - within);
                 some.push((at, &bytes[..part]));
-                (at, bytes, len) = (at + part as u64, &bytes[part..], len + part);
+                blocks += (within + part).div_ceil(BLOCK_BYTES);
+                (at, bytes) = (at + part as u64, &bytes[part..]);
             }
         }
-        self.accept(branch, &some)
+        self.accept(branch, &some, kept)
     }
 
     /// Accepts all requests or none.
     fn write_atomic(&self, branch: u32, requests: &[WriteRequest<'_>]) -> io::Result<()> {
         self.check_ranges(requests)?;
-        self.accept(branch, &slices(requests).collect::<Vec<_>>())
+        self.accept(branch, &slices(requests).collect::<Vec<_>>(), 0)
+    }
+
+    /// Bytes that other writes leave to one atomic write: whoever makes those has nothing else to turn to.
+    fn kept_for_atomic(&self) -> u64 {
+        (self.atomic_max / BLOCK_BYTES) as u64 * BLOCK_COST
     }
 
     fn check_ranges(&self, requests: &[WriteRequest<'_>]) -> io::Result<()> {
         requests.iter().try_for_each(|r| check_range(self.len, r.offset, total(&r.bufs), io::ErrorKind::InvalidInput))
     }
 
-    /// Accepts all pieces or none.
-    fn accept(&self, branch: u32, pieces: &[Slice<'_>]) -> io::Result<()> {
+    /// Accepts all pieces or none, which leave so many bytes free if they take any.
+    fn accept(&self, branch: u32, pieces: &[Slice<'_>], kept: u64) -> io::Result<()> {
         let block = BLOCK_BYTES as u64;
         let touched = pieces.iter().flat_map(|(at, bytes)| at / block..(at + bytes.len() as u64).div_ceil(block));
         let mut blocks: Vec<u64> = touched.collect();
@@ -571,7 +575,7 @@ impl Shared {
         if state.catalog.branches.get(&branch).is_none_or(|b| b.deleting) {
             return Err(io::Error::new(io::ErrorKind::NotFound, format!("there is no branch {branch}")));
         }
-        state.admit(branch, &blocks)?;
+        state.admit(branch, &blocks, kept)?;
         // Blocks that are written in parts are read before anything is changed, because that can fail.
         let mut changed: BTreeMap<u64, Box<[u8]>> = BTreeMap::new();
         for (mut at, mut bytes) in pieces.iter().copied() {
@@ -605,7 +609,9 @@ impl Shared {
         let plenty = |s: &Space| s.free > s.usable / 8;
         let look = |state: &State| {
             *self.known.lock() = state.space();
-            (state.space(), state.catalog.branches.get(&branch).is_none_or(|b| b.floor > 0))
+            // A block that was compressed has less space than the one that is written over it may take.
+            let compresses = state.options.compression != Compression::None;
+            (state.space(), compresses || state.catalog.branches.get(&branch).is_none_or(|b| b.floor > 0))
         };
         let (space, keeps_old) = match self.state.try_lock() {
             Some(state) => look(&state),
@@ -839,6 +845,10 @@ impl Device for SnapshotDevice {
 
     fn can_discard(&self) -> bool {
         false
+    }
+
+    fn space(&self) -> Option<DeviceSpace> {
+        Some(self.shared.device_space(MAIN_BRANCH))
     }
 
     fn read_only(&self) -> bool {

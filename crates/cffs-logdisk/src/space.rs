@@ -253,7 +253,7 @@ impl State {
 
     /// Bytes that are accepted at once, at most: wherever their blocks are, [`State::reserve`] is for a batch of them.
     pub(crate) fn atomic_max(&self) -> usize {
-        self.batch_max().min(self.extents_max() * BLOCK_BYTES)
+        (self.batch_max() / BLOCK_BYTES).min(self.extents_max()) * BLOCK_BYTES
     }
 
     /// Bytes of pending blocks after which a batch ends by itself.

@@ -66,13 +66,12 @@ impl Source for Nodes<'_> {
     /// A checkpoint stores neighbours side by side, so they come with one request. What is wrong with any of them is told by
     /// [`Source::node`], which will find it missing.
     fn expect<L: Layout>(&self, before: Option<NodeRef>, nodes: &mut dyn Iterator<Item = NodeRef>, level: u8) {
-        let Some(first) = nodes.next() else { return };
+        // The few nodes above the leaves stay in memory.
+        let Some(first) = nodes.next().filter(|_| level == 0) else { return };
         {
             let mut cache = self.cache.lock();
             let goes_on = before.is_some_and(|r| cache.was_asked((r.segment, r.ordinal)));
-            if level == 0 {
-                cache.note_asked((first.segment, first.ordinal));
-            }
+            cache.note_asked((first.segment, first.ordinal));
             let known = cache.get::<Node<L>>((first.segment, first.ordinal)).is_some();
             if known || !goes_on || !self.table.contains_key(&first.segment) {
                 return;
@@ -87,12 +86,11 @@ impl Source for Nodes<'_> {
             return;
         }
         let mut cache = self.cache.lock();
-        for (i, r) in near.iter().enumerate() {
+        // The one that is asked for comes last: it must still be there.
+        for r in near.iter().rev() {
             let at = (r.offset - first.offset) as usize;
-            let Ok(node) = node_of::<L>(r, &bytes[at..at + NODE_BYTES], level) else { continue };
-            match i {
-                0 => cache.put((r.segment, r.ordinal), Arc::new(node)),
-                _ => cache.put_expected((r.segment, r.ordinal), Arc::new(node)),
+            if let Ok(node) = node_of::<L>(r, &bytes[at..at + NODE_BYTES], level) {
+                cache.put((r.segment, r.ordinal), Arc::new(node));
             }
         }
     }

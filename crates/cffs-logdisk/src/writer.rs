@@ -21,18 +21,18 @@ fn full() -> io::Error {
 
 impl State {
     /// Sees to it that the blocks can be stored, or fails with `StorageFull` before anything was accepted. They are in ascending order and
-    /// distinct. Then there are segments for all that is pending and these blocks.
-    pub(crate) fn admit(&mut self, branch: u32, blocks: &[u64]) -> io::Result<()> {
+    /// distinct. Then there are segments for all that is pending and these blocks. Those that take space leave `kept` bytes free.
+    pub(crate) fn admit(&mut self, branch: u32, blocks: &[u64], kept: u64) -> io::Result<()> {
         let at = |block| Logical { branch, block };
         let new = blocks.iter().filter(|&&b| !self.pending.blocks.contains_key(&at(b))).count() as u64;
-        if new * BLOCK_COST > self.space().free {
+        if new * BLOCK_COST > self.space().free.saturating_sub(kept) {
             // Short of space: what is pending may overwrite more than it adds, and so may these blocks.
             self.seal()?;
             let mut cost = 0;
             for &block in blocks {
                 cost += self.cost_of(branch, block)?;
             }
-            if cost > self.space().free {
+            if cost > self.space().free.saturating_sub(kept) {
                 return Err(full());
             }
         }

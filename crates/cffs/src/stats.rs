@@ -47,6 +47,9 @@ pub struct DeviceCounters {
     pub purposes: BTreeMap<String, PurposeStats>,
     /// Flushes.
     pub flushes: u64,
+    /// Flushes that failed.
+    #[serde(default)]
+    pub flush_errors: u64,
     /// Latencies of reads, writes and flushes.
     pub latency: BTreeMap<String, LatencyStats>,
 }
@@ -58,6 +61,7 @@ impl From<&DeviceStats> for DeviceCounters {
             kinds: IoKind::ALL.iter().map(|k| (k.name().to_string(), *s.kind(*k))).collect(),
             purposes: Purpose::ALL.iter().map(|p| (p.name().to_string(), *s.purpose(*p))).collect(),
             flushes: s.flushes,
+            flush_errors: s.flush_errors,
             latency: latency.into_iter().map(|(n, l)| (n.to_string(), l.into())).collect(),
         }
     }
@@ -150,8 +154,11 @@ pub struct FsStats {
     pub maintenance: MaintenanceStats,
     /// Inodes in memory.
     pub inodes: u64,
-    /// Fragments: total, free, reserved.
+    /// Fragments: total, free, reserved. On a device that stores less than it has places these are the places.
     pub space: [u64; 3],
+    /// On such a device: fragments that it can store, and how many more.
+    #[serde(default)]
+    pub stored: Option<[u64; 2]>,
     /// Bytes of a fragment.
     pub fragment_size: u64,
 }

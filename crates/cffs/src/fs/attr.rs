@@ -65,7 +65,8 @@ impl Fs {
         }
         let now = now();
         let stale = i.atime <= i.mtime || i.atime <= i.ctime || now.saturating_sub(i.atime) > RELATIME_MAX_NS;
-        if self.opts.atime == AtimeMode::Strictatime || stale {
+        // A read of a device that is full of snapshots takes no space.
+        if (self.opts.atime == AtimeMode::Strictatime || stale) && self.space.may_change() {
             node.pending_atime.store(now, Ordering::Relaxed);
             self.list_dirty(node);
         }

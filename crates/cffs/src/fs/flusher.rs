@@ -105,14 +105,14 @@ impl Fs {
                 let st = n.state.read();
                 st.dirty && !st.freed && !st.orphan
             };
-            kept.iter().filter(waits).for_each(|n| self.list_dirty(n));
+            kept.iter().filter(waits).for_each(|n| self.list_again(n));
         }
         if outcome.is_err() {
             // What could not be written stays on the list.
             for n in kept {
                 let again = n.state.try_read().is_none_or(|s| !s.freed && (s.dirty || !s.data.is_clean()));
                 if again {
-                    self.list_dirty(&n);
+                    self.list_again(&n);
                 }
             }
         }
@@ -132,7 +132,7 @@ impl Fs {
             let since = n.lazy_since.load(Ordering::Relaxed);
             if only_times && left < LAZY_MAX && (since == 0 || now.saturating_sub(since) < LAZY_NS) {
                 n.lazy_since.store(if since == 0 { now } else { since }, Ordering::Relaxed);
-                self.list_dirty(n);
+                self.list_again(n);
                 left += 1;
                 return false;
             }

@@ -224,6 +224,11 @@ impl Fs {
     /// Puts a node on the list of dirty nodes.
     fn list_dirty(&self, node: &Arc<Node>) {
         self.tracer().note_dirty(node.ino);
+        self.list_again(node);
+    }
+
+    /// Puts a node on the list that was on it: who has made it dirty is told already.
+    fn list_again(&self, node: &Arc<Node>) {
         if !node.on_dirty_list.swap(true, Ordering::AcqRel) {
             self.dirty.lock().push(node.clone());
         }
@@ -287,6 +292,7 @@ impl Fs {
             maintenance: self.maintenance_stats(),
             inodes: self.inodes.len() as u64,
             space: [self.geo.total_frags(), self.space.free_frags(), self.space.reserved()],
+            stored: self.space.thin_frags().map(|[total, free, _]| [total, free]),
             fragment_size: self.geo.frag_size() as u64,
         }
     }

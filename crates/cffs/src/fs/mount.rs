@@ -47,6 +47,7 @@ impl CommitHook for Hook {
     }
     fn written(&self, freed: &[Run]) {
         let Some((dev, shift, unit)) = &self.thin else { return };
+        let _purpose = Purpose::Clean.scope();
         self.space.discard_freed(freed, *unit, &mut |run| {
             if let Err(e) = dev.discard(run.start << shift, run.len << shift) {
                 tracing::debug!("discard of {run}: {e}");
@@ -219,7 +220,7 @@ impl Fs {
         let overlay =
             |d: Arc<dyn Device>| -> Arc<dyn Device> { if read_only { Arc::new(OverlayDevice::new(d)) } else { d } };
         let tracer: Arc<Tracer> = Arc::default();
-        tracer.start(opts.trace);
+        tracer.record_from_the_beginning(opts.trace);
         let _mount = tracer.span(Kind::Mount, [0; 3]);
         let below = |d, is_log| {
             let counted = CountingDevice::new(StoppableDevice::new(overlay(d)));

@@ -52,8 +52,9 @@ impl Fs {
     /// # Errors
     /// Those of [`Fs::trim`].
     pub fn trim_after_crash(&self) -> Result<()> {
-        if self.unused_is_stored.swap(false, Ordering::Relaxed) && self.dev.space().is_some() {
+        if self.unused_is_stored.load(Ordering::Relaxed) && self.dev.space().is_some() {
             self.trim(TrimRange::default())?;
+            self.unused_is_stored.store(false, Ordering::Relaxed);
         }
         Ok(())
     }

@@ -13,7 +13,7 @@
 //! damaged allocation group stay available, and cannot be allocated until a repair.
 
 use super::class::AllocationClass;
-use super::device_room::{Asker, DeviceRoom};
+use super::device_room::{Asker, DeviceRoom, Reserved};
 use crate::error::{Error, Result};
 use crate::format::system::Counters;
 use crate::reservation::Reservation;
@@ -84,10 +84,15 @@ impl Accounting {
         self.reserved_total().saturating_add(kept).saturating_add(later).saturating_add(n) <= self.available
     }
 
+    /// What is reserved.
+    pub(super) fn reserved(&self) -> Reserved {
+        Reserved { frags: self.reserved_frags, blocks: self.reserved_blocks }
+    }
+
     /// Whether the device can store so many fragments or blocks more.
     fn device_affords(&self, frags: u64, blocks: u64, asker: Asker) -> bool {
         frags == 0 && blocks == 0
-            || self.device.as_ref().is_none_or(|d| d.affords(frags, blocks, self.reserved_blocks, asker))
+            || self.device.as_ref().is_none_or(|d| d.affords(frags, blocks, self.reserved(), asker))
     }
 
     pub fn reserve(&mut self, n: u64, privileged: bool) -> Result<()> {
@@ -149,7 +154,7 @@ impl Accounting {
         let kept = if reservation.privileged() { 0 } else { self.root_reserve };
         let places = self.available.saturating_sub(self.reserved_total()).saturating_sub(kept) / self.fpb;
         match &self.device {
-            Some(room) if places > 0 => places.min(room.affordable_blocks(self.reserved_blocks, asker_of(reservation))),
+            Some(room) if places > 0 => places.min(room.affordable_blocks(self.reserved(), asker_of(reservation))),
             _ => places,
         }
     }

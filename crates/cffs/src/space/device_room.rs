@@ -25,6 +25,14 @@ pub(super) enum Asker {
     FileSystem,
 }
 
+/// What is reserved of places, and will want space.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Reserved {
+    /// Fragments of data: of dirty data that has no place yet, and of data that will be dirty in a moment or never.
+    pub(super) frags: u64,
+    pub(super) blocks: u64,
+}
+
 /// The limit that a thin device sets.
 pub(super) struct DeviceRoom {
     cache: Arc<Cache>,
@@ -69,34 +77,36 @@ impl DeviceRoom {
     }
 
     /// Bytes that can be stored besides what is reserved and dirty already.
-    fn left(&self, s: &DeviceSpace, reserved_blocks: u64, asker: Asker) -> u64 {
+    fn left(&self, s: &DeviceSpace, reserved: Reserved, asker: Asker) -> u64 {
         let kept = match asker {
             Asker::Program => 2 * self.margin + s.total / 10_000 * u64::from(self.reserve_bp),
             Asker::Privileged => 2 * self.margin,
             Asker::FileSystem => 0,
         };
-        let others = self.dirty_cost(s).saturating_add(self.cost_of_blocks(s, reserved_blocks));
+        // Dirty data has its places reserved, unless it has had them before; and it is counted at its worst.
+        let data = self.dirty_cost(s).max(self.cost_of_frags(s, reserved.frags));
+        let others = data.saturating_add(self.cost_of_blocks(s, reserved.blocks));
         s.free.saturating_sub(others.saturating_add(kept))
     }
 
     /// Whether so many fragments and blocks can be stored besides what is reserved and dirty already.
-    pub(super) fn affords(&self, frags: u64, blocks: u64, reserved_blocks: u64, asker: Asker) -> bool {
+    pub(super) fn affords(&self, frags: u64, blocks: u64, reserved: Reserved, asker: Asker) -> bool {
         let s = self.space();
         let asked = self.cost_of_frags(&s, frags).saturating_add(self.cost_of_blocks(&s, blocks));
-        asked <= self.left(&s, reserved_blocks, asker)
+        asked <= self.left(&s, reserved, asker)
     }
 
     /// Blocks that can be stored beyond those that are reserved.
-    pub(super) fn affordable_blocks(&self, reserved_blocks: u64, asker: Asker) -> u64 {
+    pub(super) fn affordable_blocks(&self, reserved: Reserved, asker: Asker) -> u64 {
         let s = self.space();
-        self.left(&s, reserved_blocks, asker) / self.cost_of_blocks(&s, 1).max(1)
+        self.left(&s, reserved, asker) / self.cost_of_blocks(&s, 1).max(1)
     }
 
     /// Bytes in all, and free ones.
-    pub(super) fn totals(&self, reserved_blocks: u64) -> (u64, u64) {
+    pub(super) fn totals(&self, reserved: Reserved) -> (u64, u64) {
         let s = self.space();
         let dirty = (self.cache.dirty_data() as u64).div_ceil(s.unit).saturating_mul(s.unit_cost);
-        let taken = dirty + self.cost_of_blocks(&s, reserved_blocks) + 2 * self.margin;
+        let taken = dirty + self.cost_of_blocks(&s, reserved.blocks) + 2 * self.margin;
         (s.total, s.free.saturating_sub(taken))
     }
 }

@@ -25,6 +25,8 @@ pub struct Space {
     pub(super) g: Arc<LiveGeometry>,
     pub(super) groups: RwLock<AddrMap<u64, Arc<AllocGroup>>>,
     pub(super) accounting: Mutex<Accounting>,
+    /// The device has less space than places: known without the lock, for the others, which have nothing to ask then.
+    pub(super) thin: bool,
     /// Share of the whole that only privileged users get, in 1/10,000.
     pub(super) reserve_bp: AtomicU32,
     /// The first AG that was not on the device at mount.
@@ -75,6 +77,7 @@ impl Space {
             cache,
             g,
             groups: RwLock::default(),
+            thin: accounting.device.is_some(),
             accounting: Mutex::new(accounting),
             reserve_bp: AtomicU32::new(0),
             first_virgin: counters.ags,

@@ -7,15 +7,18 @@ use crate::error::{Error, Result};
 impl Space {
     /// Whether the device has less space than places.
     pub(crate) fn is_thin(&self) -> bool {
-        self.accounting.lock().device.is_some()
+        self.thin
     }
 
     /// Fragments that the device can store in all, how many of them are free, and how many of these only privileged users
     /// get. `None` if each place has space.
     pub(crate) fn thin_frags(&self) -> Option<[u64; 3]> {
+        if !self.thin {
+            return None;
+        }
         let accounting = self.accounting.lock();
         let room = accounting.device.as_ref()?;
-        let (total, free) = room.totals(accounting.reserved_blocks);
+        let (total, free) = room.totals(accounting.reserved());
         let kept = total / 10_000 * u64::from(room.reserve_bp);
         Some([total, free, kept].map(|bytes| bytes >> self.g.frag_shift))
     }
@@ -26,18 +29,24 @@ impl Space {
     /// # Errors
     /// [`Error::NoSpace`].
     pub(crate) fn check_overwrite(&self, frags: u64, unwritten: bool, privileged: bool) -> Result<()> {
+        if !self.thin || frags == 0 {
+            return Ok(());
+        }
         let accounting = self.accounting.lock();
-        let Some(room) = accounting.device.as_ref().filter(|_| frags > 0) else { return Ok(()) };
+        let Some(room) = accounting.device.as_ref() else { return Ok(()) };
         if !unwritten && !room.space().keeps_old {
             return Ok(());
         }
         let asker = if privileged { Asker::Privileged } else { Asker::Program };
-        if room.affords(frags, 0, accounting.reserved_blocks, asker) { Ok(()) } else { Err(Error::NoSpace) }
+        if room.affords(frags, 0, accounting.reserved(), asker) { Ok(()) } else { Err(Error::NoSpace) }
     }
 
     /// Whether anything may be changed. Only where the device keeps what was there, also deleting takes space, and there
     /// may be none.
     pub(crate) fn may_change(&self) -> bool {
+        if !self.thin {
+            return true;
+        }
         let accounting = self.accounting.lock();
         let Some(room) = accounting.device.as_ref() else { return true };
         let s = room.space();
