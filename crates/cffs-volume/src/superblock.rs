@@ -79,7 +79,8 @@ pub(crate) struct Entry {
     pub(crate) data_len: u64,
     /// Whether it has all data. Only a mirror has members that do not.
     pub(crate) in_sync: bool,
-    /// Of a member that is out of date: the last generation in which it was in sync, 0 for none.
+    /// Of a member of a mirror that is in sync: the last generation that it is known to have taken. Of one that is out of date: the same, from when it was
+    /// in sync; 0 if it never was.
     pub(crate) last_generation: u64,
 }
 

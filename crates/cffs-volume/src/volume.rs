@@ -19,6 +19,9 @@ use std::sync::Arc;
 /// The stripe unit where none is chosen, in bytes.
 pub const STRIPE_UNIT: u64 = 1 << 20;
 
+/// The generation of a volume that is new.
+const FIRST_GENERATION: u64 = 1;
+
 /// How [`create`] makes a volume.
 #[derive(Clone, Debug)]
 pub struct CreateOptions {
@@ -141,7 +144,8 @@ pub fn create(devices: &[Candidate], options: &CreateOptions) -> Result<Uuid, Vo
     let region = if options.kind == Kind::Mirror { choose_region(least) } else { 0 };
     let entry = |data_len| {
         let uuid = new_uuid()?;
-        Ok(Entry { uuid, data_len, in_sync: true, last_generation: 0 })
+        let last_generation = if options.kind == Kind::Mirror { FIRST_GENERATION } else { 0 };
+        Ok(Entry { uuid, data_len, in_sync: true, last_generation })
     };
     let members: Vec<Entry> = lens.into_iter().map(entry).collect::<Result<_, VolumeError>>()?;
     if volume_len(options.kind, unit, region, &members).is_none() {
@@ -162,7 +166,7 @@ pub fn create(devices: &[Candidate], options: &CreateOptions) -> Result<Uuid, Vo
             volume,
             kind: options.kind,
             index,
-            generation: 1,
+            generation: FIRST_GENERATION,
             sequence: 0,
             data_offset: DATA_OFFSET,
             unit,
@@ -291,10 +295,12 @@ fn open_striped(
     }
     found.sort_by_key(|(_, label)| label.superblock.index);
     if !read_only {
-        // Twice, so that whoever missed one of them in a crash is told from whoever missed a use of the volume.
-        for round in 1..=2 {
-            for (d, label) in &mut found {
-                label.superblock.generation = newest.generation + round;
+        // First those come up that an earlier crash has left behind, so that they are never two behind. Then all of them twice, so that whoever
+        // missed one of the two in a crash is told from whoever missed a use of the volume.
+        for round in 0..=2 {
+            let generation = newest.generation + round;
+            for (d, label) in found.iter_mut().filter(|(_, l)| l.superblock.generation < generation) {
+                label.superblock.generation = generation;
                 label.write(&d.device).map_err(|e| d.io(e))?;
             }
         }
@@ -337,9 +343,11 @@ fn open_mirror(
                 let first = newest.map_or(String::new(), |(d, _)| d.name.clone());
                 return Err(VolumeError::UsedApart { first, second: d.name.clone() });
             }
-            if member.in_sync && sb.generation + 1 < newest.generation {
+            if member.in_sync && sb.generation < member.last_generation {
                 tracing::warn!(member = %d.name, generation = sb.generation, newest = newest.generation, "a member is a copy from an earlier time and is filled anew");
                 (member.in_sync, member.last_generation) = (false, 0);
+            } else if member.in_sync {
+                member.last_generation = sb.generation;
             }
             (member.name, member.device) = (d.name.clone(), Some(d.device.clone()));
             (member.data_offset, member.sequence, member.next_copy) = (sb.data_offset, sb.sequence, label.next_copy);
@@ -379,18 +387,18 @@ fn open_mirror(
     let generation = |i: usize| labels[i].map_or(0, |l| l.superblock.generation);
     let source =
         (0..members.len()).filter(|i| serving(&members[*i])).max_by_key(|i| (generation(*i), members.len() - i));
+    let in_sync: Vec<Uuid> = members.iter().filter(|m| m.in_sync).map(|m| m.uuid).collect();
     for (i, m) in members.iter_mut().enumerate() {
         match labels[i] {
             Some(_) if m.in_sync && Some(i) != source => m.stale = dirty.clone(),
             Some(label) if !m.in_sync => {
-                // It may have received writes that nobody else has: its own bitmap knows.
-                m.stale = what_it_lacks(m, label, &dirty);
-                let own = m.device.as_ref().and_then(|d| read_bitmap(d, newest.volume, count));
-                own.iter().for_each(|(set, ..)| m.stale.insert_all(set));
-                m.bitmap_copy = own.map_or(0, |(_, _, other)| other);
+                if let Some(device) = &m.device {
+                    let now = (newest.generation, &in_sync[..]);
+                    (m.stale, m.bitmap_copy) = what_it_lacks(m, label, device, &dirty, now);
+                }
             }
             Some(_) => {}
-            None if m.in_sync && !read_only => (m.in_sync, m.last_generation) = (false, newest.generation),
+            None if m.in_sync && !read_only => m.in_sync = false,
             None => {}
         }
     }
