@@ -12,7 +12,7 @@ use crate::superblock::{
     volume_len,
 };
 use cffs_buf::WorkerPool;
-use cffs_device::{Device, IoKind, ReadRequest, WriteRequest};
+use cffs_device::{Device, DeviceSpace, IoKind, ReadRequest, WriteRequest};
 use std::io::{self, IoSlice, IoSliceMut};
 use std::sync::Arc;
 
@@ -128,7 +128,13 @@ pub fn create(devices: &[Candidate], options: &CreateOptions) -> Result<Uuid, Vo
         (_, 0) => 0,
         (kind, _) => return invalid(format!("a {kind} has no stripe unit")),
     };
-    let step = unit.max(BLOCK_BYTES as u64);
+    // A length is one of whole sectors, whoever's.
+    let sector = devices.iter().map(|d| u64::from(d.device.sector_size())).max().unwrap_or(512);
+    let block = sector.max(BLOCK_BYTES as u64);
+    let step = unit.max(block);
+    if unit > 0 && !unit.is_multiple_of(block) {
+        return invalid(format!("a stripe unit is a multiple of a sector, and one of the devices has sectors of {sector} bytes"));
+    }
     let mut lens = Vec::new();
     for (i, d) in devices.iter().enumerate() {
         if let Some(other) = devices[..i].iter().find(|o| Arc::ptr_eq(&o.device, &d.device)) {
@@ -510,6 +516,12 @@ impl Device for Volume {
     }
     fn flush(&self) -> io::Result<()> {
         self.inner().flush()
+    }
+    fn finish(&self) -> io::Result<()> {
+        self.inner().finish()
+    }
+    fn space(&self) -> Option<DeviceSpace> {
+        self.inner().space()
     }
     fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
         self.inner().discard(offset, len)

@@ -5,7 +5,7 @@ use super::shadow::Shadow;
 use crate::label::Label;
 use crate::range_lock::RangeLock;
 use crate::regions::Regions;
-use crate::superblock::{Entry, Kind, Superblock, Uuid};
+use crate::superblock::{BLOCK_BYTES, Entry, Kind, Superblock, Uuid};
 use cffs_buf::WorkerPool;
 use cffs_device::Device;
 use parking_lot::{Mutex, RwLock};
@@ -208,6 +208,11 @@ impl Mirror {
             pool: WorkerPool::new("cffs-mirror", parts.depth),
             counters: Counters::default(),
         }
+    }
+
+    /// Bytes that are read, compared and written anew at the least: a block, or a sector if that is longer.
+    pub(super) fn unit(&self) -> u64 {
+        (BLOCK_BYTES as u64).max(self.sector.into())
     }
 
     /// Number of regions of the bitmap.
