@@ -180,7 +180,7 @@ pub fn create(devices: &[Candidate], options: &CreateOptions) -> Result<Uuid, Vo
             created: options.created,
             members: members.clone(),
         };
-        Label { superblock, next_copy: 0 }.write(&d.device).map_err(|e| d.io(e))?;
+        Label { superblock, next_copy: 0 }.write(&d.device, 2).map_err(|e| d.io(e))?;
     }
     // Two names of one device would have overwritten each other.
     for (d, entry) in devices.iter().zip(&members) {
@@ -307,7 +307,7 @@ fn open_striped(
             let generation = newest.generation + round;
             for (d, label) in found.iter_mut().filter(|(_, l)| l.superblock.generation < generation) {
                 label.superblock.generation = generation;
-                label.write(&d.device).map_err(|e| d.io(e))?;
+                label.write(&d.device, 2).map_err(|e| d.io(e))?;
             }
         }
     }

@@ -229,10 +229,10 @@ impl Mirror {
 }
 
 /// Whether a member that the others did without was itself used without them. It was left with the last generation that it is known to have
-/// taken or, if a crash or an error came between, with the one after it; a use raises that by two.
+/// taken or, at rest and after a crash, with one of the two after it; a use raises that by three.
 pub(crate) fn used_apart(member: &Member, label: &Label) -> bool {
     let sb = &label.superblock;
-    !member.in_sync && sb.own().in_sync && sb.generation > member.last_generation + 1
+    !member.in_sync && sb.own().in_sync && sb.generation > member.last_generation + 2
 }
 
 /// The regions that a member lacks that is out of date, and which copy of its bitmap is to be written first. The bitmap has `durable`; the generation is

@@ -256,7 +256,7 @@ impl Mirror {
         outcome
     }
 
-    /// Records who belongs to the mirror on all that are there, as two generations. Who fails that is dropped, and that is recorded
+    /// Records who belongs to the mirror on all that are there, as three generations. Who fails that is dropped, and that is recorded
     /// too. If everybody who serves fails it, nothing can be recorded any more, and the mirror has failed. `last` has just come into
     /// sync, or is new.
     ///
@@ -279,34 +279,36 @@ impl Mirror {
         }
     }
 
-    /// Writes superblocks with the next generation to all that are there, and then with the one after it. So no member is ever more than
-    /// one generation behind another one without having missed a use, and whoever was used is ahead by two. Returns who has failed.
+    /// Writes superblocks with the next three generations to all that are there, each when all have the one before it. So whatever ends it, a member
+    /// is at most one generation behind or ahead of another one, which knows that it had the generation before its own; and a use raises that by three. Returns
+    /// who has failed.
     fn write_rounds(&self, state: &mut State, last: Option<Uuid>) -> Vec<(Uuid, io::Error)> {
         let mut failed = Vec::new();
-        // Who missed the second round of an opening that a crash has ended would be two behind after the first round of this one.
+        // Who missed a round of an opening that a crash has ended would be two behind after the first round of this one.
         let generation = state.generation;
         let is_behind = move |m: &Member| m.in_sync && m.last_generation < generation;
         if state.present().iter().any(|m| is_behind(m)) {
-            self.write_labels(state, last, &is_behind, &mut failed);
+            self.write_labels(state, last, (&is_behind, 1), &mut failed);
         }
-        for _ in 0..2 {
+        // At the end both copies have it.
+        for copies in [1, 1, 2] {
             if stops(state, last, &failed) {
                 break;
             }
             state.generation += 1;
-            self.write_labels(state, last, &|_| true, &mut failed);
+            self.write_labels(state, last, (&|_| true, copies), &mut failed);
         }
         failed
     }
 
-    /// Writes the superblocks of those of whom `wanted` says so: first of those in sync, `last` as the last of them, then of the others. So
+    /// Writes so many copies of the superblocks of those of whom `wanted` says so: first of those in sync, `last` as the last of them, then of the others. So
     /// there is no moment at which one counts as in sync and nobody else knows. Who has failed gets none any more; and neither do the last one and those
     /// that are out of date once another one that is in sync has failed.
     fn write_labels(
         &self,
         state: &mut State,
         last: Option<Uuid>,
-        wanted: &dyn Fn(&Member) -> bool,
+        (wanted, copies): (&dyn Fn(&Member) -> bool, usize),
         failed: &mut Vec<(Uuid, io::Error)>,
     ) {
         let table: Vec<Entry> = state
@@ -337,7 +339,7 @@ impl Mirror {
                 members: table.clone(),
             };
             let mut label = Label { superblock, next_copy: member.next_copy };
-            let result = label.write(&device);
+            let result = label.write(&device, copies);
             let member = &mut state.members[index];
             (member.sequence, member.next_copy) = (label.superblock.sequence, label.next_copy);
             match result {

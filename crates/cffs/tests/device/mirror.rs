@@ -4,7 +4,9 @@ use cffs::check::{CheckOptions, check};
 use cffs::device::{Device, FailingDevice, Fault, IoKind, MemoryDevice, Operation, OverlayDevice};
 use cffs::{Caller, Fs, MkfsOptions, MountOptions, ROOT_INO, Scrub, ScrubOptions, ScrubOutcome, SetAttr, mkfs};
 use cffs_volume::{Candidate, CreateOptions, Kind, OpenOptions, Volume, create, open};
+use std::io::{self, IoSlice, IoSliceMut};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 const ROOT: Caller = Caller::ROOT;
 const FILES: u64 = 400;
@@ -180,6 +182,68 @@ fn a_scrub_replaces_old_contents_that_were_put_back() {
     assert_eq!(status.findings_total, 0, "{:?}", status.findings);
     assert!(status.repaired + 2 >= put_back && status.repaired > 8, "{} of {put_back}", status.repaired);
     fs.close().unwrap();
+}
+
+/// A mirror whose first copy is gone after some reads of copies, as after a member was dropped.
+struct Dropping {
+    volume: Arc<Volume>,
+    left: AtomicU64,
+}
+
+impl Device for Dropping {
+    fn len(&self) -> u64 {
+        self.volume.len()
+    }
+    fn sector_size(&self) -> u32 {
+        self.volume.sector_size()
+    }
+    fn below(&self) -> Option<&dyn Device> {
+        Some(&*self.volume)
+    }
+    fn read_vectored(&self, kind: IoKind, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<()> {
+        self.volume.read_vectored(kind, offset, bufs)
+    }
+    fn write_vectored(&self, kind: IoKind, offset: u64, bufs: &[IoSlice<'_>]) -> io::Result<()> {
+        self.volume.write_vectored(kind, offset, bufs)
+    }
+    fn copies(&self) -> usize {
+        self.volume.copies()
+    }
+    fn read_copy(&self, kind: IoKind, copy: usize, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        let left = self.left.load(Ordering::Relaxed);
+        self.left.store(left.saturating_sub(1), Ordering::Relaxed);
+        if left == 0 && copy == 0 {
+            return Err(io::ErrorKind::NotFound.into());
+        }
+        self.volume.read_copy(kind, copy, offset, buf)
+    }
+    fn repair(&self, kind: IoKind, copy: usize, offset: u64, good: &[u8]) -> io::Result<bool> {
+        self.volume.repair(kind, copy, offset, good)
+    }
+    fn flush(&self) -> io::Result<()> {
+        self.volume.flush()
+    }
+    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.volume.discard(offset, len)
+    }
+}
+
+/// A copy that is gone is no damage, and nothing is repaired for its sake.
+#[test]
+fn a_scrub_leaves_out_a_member_that_was_dropped() {
+    let members = filled();
+    for left in [0, 1, 7, 30, 55, 80] {
+        let volume = mirror(&members);
+        let fs = mount(Arc::new(Dropping { volume: volume.clone(), left: AtomicU64::new(left) }));
+        let scrub = Scrub::new();
+        fs.scrub(&ScrubOptions::default(), &scrub).unwrap();
+        let status = scrub.status();
+        assert_eq!((status.outcome, status.findings_total), (Some(ScrubOutcome::Complete), 0), "{:?}", status.findings);
+        assert_eq!((status.repaired, status.data_failed, status.data_differing), (0, 0, 0), "{left}");
+        assert!(status.data_verified > 0);
+        fs.close().unwrap();
+        volume.close().unwrap();
+    }
 }
 
 #[test]
