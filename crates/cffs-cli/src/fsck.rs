@@ -1,6 +1,7 @@
 //! `cffs fsck`: checks and repairs an image.
 
-use crate::disk::{open_device, open_disk};
+use crate::device::open_device;
+use crate::disk::open_disk;
 use crate::exit::{self, ExitCodeExt, with_code};
 use crate::image::{EngineResultExt, Image, LogArgs};
 use crate::progress::Steps;
@@ -131,15 +132,15 @@ pub fn run(args: &FsckArgs) -> anyhow::Result<u8> {
     let writes = args.preen || args.yes || asks;
     let log = args.log.log_device.as_deref();
     let mode = if writes { OpenMode::READ_WRITE } else { OpenMode::READ_ONLY };
-    let (dev, log_dev, state, log_disk): Opened = match Image::open(&args.image, log, mode) {
+    let (dev, log_dev, state, log_disk): Opened = match Image::open(&args.image, &args.log, mode) {
         Ok(image) => {
             (image.dev, image.log_dev.map(|d| d as Arc<dyn Device>), Some(image.superblock.state), image.log_disk)
         }
         // Its copies may be good.
-        Err(e) if (args.yes || asks) && has_copies(&args.image, mode) => {
+        Err(e) if (args.yes || asks) && has_copies(args, mode) => {
             eprintln!("{e:#}");
             let log_dev = log.map(|l| open_device(l, mode)).transpose()?;
-            let disk = open_disk(&args.image, mode)?;
+            let disk = open_disk(&args.image, &args.log, mode)?;
             (disk.dev, log_dev.map(|d| Arc::new(d) as Arc<dyn Device>), None, disk.log_disk)
         }
         Err(e) => match log_disk_problems(args) {
@@ -219,7 +220,7 @@ pub fn run(args: &FsckArgs) -> anyhow::Result<u8> {
 
 /// What is wrong with the log disk of an image whose superblock cannot be read, if that is why.
 fn log_disk_problems(args: &FsckArgs) -> Option<Vec<String>> {
-    let found = open_disk(&args.image, OpenMode::READ_ONLY).ok()?.log_disk?.check(args.data).ok()?;
+    let found = open_disk(&args.image, &args.log, OpenMode::READ_ONLY).ok()?.log_disk?.check(args.data).ok()?;
     Some(found).filter(|found| !found.is_empty())
 }
 
@@ -240,8 +241,8 @@ fn report_log_disk(args: &FsckArgs, name: &str, found: &[String]) -> anyhow::Res
 }
 
 /// Whether good copies of a superblock stand on a device whose first one cannot be used.
-fn has_copies(image: &std::path::Path, mode: OpenMode) -> bool {
-    open_disk(image, mode).is_ok_and(|disk| has_superblock(&*disk.dev, None))
+fn has_copies(args: &FsckArgs, mode: OpenMode) -> bool {
+    open_disk(&args.image, &args.log, mode).is_ok_and(|disk| has_superblock(&*disk.dev, None))
 }
 
 /// Repairs, asking as the arguments say.

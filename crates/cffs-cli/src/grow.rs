@@ -45,6 +45,9 @@ pub fn run(args: &GrowArgs) -> anyhow::Result<u8> {
     let name = args.path.display().to_string();
     let grown: Grown = match MountOrImage::open(&args.path, &args.log)? {
         MountOrImage::Mounted(control) => control.call(&Request::Grow { size: args.size })?,
+        MountOrImage::Image(image) if image.volume.is_some() => {
+            bail!("{name}: the members of a volume keep their size: make a new one of larger ones, and copy the files")
+        }
         MountOrImage::Image(image) if image.log_disk.is_some() => {
             grow_log_disk(&image, args.size).context(name.clone())?
         }

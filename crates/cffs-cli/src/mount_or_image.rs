@@ -22,7 +22,7 @@ impl MountOrImage {
         if path.is_dir() {
             return Ok(MountOrImage::Mounted(Control::open(path)?));
         }
-        let opened = Image::open(path, log.log_device.as_deref(), OpenMode::READ_WRITE);
+        let opened = Image::open(path, log, OpenMode::READ_WRITE);
         opened.map(|image| MountOrImage::Image(Box::new(image))).map_err(|e| {
             let text = e.to_string();
             if text.contains("it is mounted on") {

@@ -1,6 +1,7 @@
 //! Settings of a mount that the engine does not need to know.
 
 use cffs_logdisk::LogDisk;
+use cffs_volume::Volume;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -63,6 +64,8 @@ pub struct MountConfig {
     pub learn: bool,
     /// The log disk that the file system is on, in the log layout: it is cleaned in the background, and has snapshots.
     pub log_disk: Option<Arc<LogDisk>>,
+    /// The volume that the file system, or its log disk, is on: members that lack something are brought up to date in the background.
+    pub volume: Option<Arc<Volume>>,
 }
 
 impl Default for MountConfig {
@@ -90,6 +93,7 @@ impl Default for MountConfig {
             maintenance: None,
             learn: true,
             log_disk: None,
+            volume: None,
         }
     }
 }

@@ -46,6 +46,7 @@ mod ring;
 mod session;
 pub mod snapshots;
 mod stats_file;
+pub mod volume;
 mod worker_pool;
 
 pub use config::{IoUring, MountConfig};

@@ -8,9 +8,11 @@ use crate::messages::Messages;
 use crate::notifier::Notifier;
 use crate::protocol::opcode::Opcode;
 use crate::stats_file::{ServerProcess, StatsFiles, is_stats_file};
+use crate::volume::Members;
 use cffs::trace::Tracer;
 use cffs::{AtimeMode, Error, Fs, Ino, Regroup, RegroupOptions, Result, Scrub, ScrubOptions};
 use cffs_logdisk::LogDisk;
+use cffs_volume::Volume;
 use parking_lot::{Mutex, RwLock};
 use rustix::io::Errno;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -47,12 +49,19 @@ pub(crate) struct MountState {
     /// The log disk below, in the log layout.
     log_disk: Option<Arc<LogDisk>>,
     log_maintenance: LogMaintenance,
+    /// The volume below, if it is on one.
+    pub(crate) members: Members,
     /// The result of closing the engine, until somebody takes it.
     closed: Mutex<Option<Result<()>>>,
 }
 
 impl MountState {
-    pub(crate) fn new(fs: Arc<Fs>, image: String, log_disk: Option<Arc<LogDisk>>) -> MountState {
+    pub(crate) fn new(
+        fs: Arc<Fs>,
+        image: String,
+        log_disk: Option<Arc<LogDisk>>,
+        volume: Option<Arc<Volume>>,
+    ) -> MountState {
         MountState {
             fs,
             messages: Messages::default(),
@@ -70,6 +79,7 @@ impl MountState {
             maintenance: Arc::default(),
             log_disk,
             log_maintenance: LogMaintenance::default(),
+            members: Members::new(volume),
             closed: Mutex::new(None),
         }
     }
@@ -119,6 +129,7 @@ impl MountState {
         self.log_maintenance.stop();
         self.scrub.stop();
         self.regroup.stop();
+        self.members.stop();
     }
 
     /// Starts the background work of the log disk, if there is one.
@@ -130,6 +141,11 @@ impl MountState {
             Some(disk) if !self.fs.is_read_only() => self.log_maintenance.start(self.fs.clone(), disk.clone()),
             _ => Ok(()),
         }
+    }
+
+    /// Compares the members of the mirror below.
+    pub(crate) fn compare_members(&self, rate: Option<u64>) -> Result<()> {
+        self.members.compare(self.fs.clone(), rate, self.log_disk.is_some())
     }
 
     /// The log disk below, in the log layout.
@@ -296,6 +312,9 @@ impl MountState {
         if let Some(disk) = &self.log_disk {
             all["log_disk"] = log_disk_stats(disk);
         }
+        if let Some(volume) = self.members.report() {
+            all["volume"] = serde_json::to_value(volume).map_err(std::io::Error::other)?;
+        }
         all["read_only"] = self.fs.is_read_only().into();
         Ok(all)
     }
@@ -338,7 +357,7 @@ mod tests {
     fn shared() -> MountState {
         let device = Arc::new(MemoryDevice::new(64 << 20));
         cffs::mkfs(&*device, None, &cffs::MkfsOptions::default()).unwrap();
-        MountState::new(Fs::open(device, None, MountOptions::default()).unwrap(), "image".into(), None)
+        MountState::new(Fs::open(device, None, MountOptions::default()).unwrap(), "image".into(), None, None)
     }
 
     #[test]

@@ -4,7 +4,7 @@ use crate::candidate::{Candidate, new_uuid};
 use crate::error::VolumeError;
 use crate::label::{Label, erase_label, read_label, write_block};
 use crate::layout::Layout;
-use crate::mirror::{Member, Mirror, MirrorParts, read_bitmap, used_apart, what_it_lacks};
+use crate::mirror::{Member, MemberState, MemberStatus, Mirror, MirrorParts, read_bitmap, used_apart, what_it_lacks};
 use crate::regions::{Regions, choose_region};
 use crate::striped::{Part, Striped};
 use crate::superblock::{
@@ -13,6 +13,7 @@ use crate::superblock::{
 };
 use cffs_buf::WorkerPool;
 use cffs_device::{Device, DeviceSpace, IoKind, ReadRequest, WriteRequest};
+use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::sync::Arc;
 
@@ -53,11 +54,13 @@ pub struct OpenOptions {
     /// Most requests to members at once for one request to the volume. With 1 everything happens in the thread of the caller, in the order
     /// of the members.
     pub depth: usize,
+    /// The volume is closed ([`Volume::close`]) when it is dropped. An error is only logged then.
+    pub close_on_drop: bool,
 }
 
 impl Default for OpenOptions {
     fn default() -> Self {
-        OpenOptions { degraded: false, read_only: false, depth: 16 }
+        OpenOptions { degraded: false, read_only: false, depth: 16, close_on_drop: false }
     }
 }
 
@@ -108,13 +111,13 @@ pub fn probe(device: &dyn Device) -> io::Result<Option<MemberInfo>> {
     }))
 }
 
-/// Makes a volume of these devices, in this order. What they contain is lost. The contents of the volume are undefined; a mirror
-/// may have a different one in each copy until it is written.
-///
-/// # Errors
-/// [`VolumeError::TooSmall`], [`VolumeError::InUse`], [`VolumeError::Invalid`] for impossible options, before anything is written;
-/// [`VolumeError::Io`].
-pub fn create(devices: &[Candidate], options: &CreateOptions) -> Result<Uuid, VolumeError> {
+/// What members a volume is to be made of.
+struct Plan {
+    unit: u64,
+    lens: Vec<u64>,
+}
+
+fn plan(devices: &[Candidate], options: &CreateOptions) -> Result<Plan, VolumeError> {
     let invalid = |what: String| Err(VolumeError::Invalid(what));
     if devices.is_empty() || devices.len() > MEMBERS_MAX {
         return invalid(format!("a volume has 1 to {MEMBERS_MAX} members, {} are given", devices.len()));
@@ -133,7 +136,9 @@ pub fn create(devices: &[Candidate], options: &CreateOptions) -> Result<Uuid, Vo
     let block = sector.max(BLOCK_BYTES as u64);
     let step = unit.max(block);
     if unit > 0 && !unit.is_multiple_of(block) {
-        return invalid(format!("a stripe unit is a multiple of a sector, and one of the devices has sectors of {sector} bytes"));
+        return invalid(format!(
+            "a stripe unit is a multiple of a sector, and one of the devices has sectors of {sector} bytes"
+        ));
     }
     let mut lens = Vec::new();
     for (i, d) in devices.iter().enumerate() {
@@ -143,10 +148,32 @@ pub fn create(devices: &[Candidate], options: &CreateOptions) -> Result<Uuid, Vo
         lens.push(d.room(step)? / step * step);
         d.refuse_member(options.overwrite)?;
     }
-    let least = lens.iter().copied().min().unwrap_or(0);
     if options.kind != Kind::Concat {
+        let least = lens.iter().copied().min().unwrap_or(0);
         lens.fill(least);
     }
+    Ok(Plan { unit, lens })
+}
+
+/// Bytes of the volume that [`create`] would make. Nothing is written.
+///
+/// # Errors
+/// As [`create`] before it writes anything.
+pub fn planned_len(devices: &[Candidate], options: &CreateOptions) -> Result<u64, VolumeError> {
+    let Plan { lens, .. } = plan(devices, options)?;
+    Ok(if options.kind == Kind::Mirror { lens[0] } else { lens.iter().sum() })
+}
+
+/// Makes a volume of these devices, in this order. What they contain is lost. The contents of the volume are undefined; a mirror
+/// may have a different one in each copy until it is written.
+///
+/// # Errors
+/// [`VolumeError::TooSmall`], [`VolumeError::InUse`], [`VolumeError::Invalid`] for impossible options, before anything is written;
+/// [`VolumeError::Io`].
+pub fn create(devices: &[Candidate], options: &CreateOptions) -> Result<Uuid, VolumeError> {
+    let invalid = |what: String| Err(VolumeError::Invalid(what));
+    let Plan { unit, lens } = plan(devices, options)?;
+    let least = lens.iter().copied().min().unwrap_or(0);
     let region = if options.kind == Kind::Mirror { choose_region(least) } else { 0 };
     let entry = |data_len| {
         let uuid = new_uuid()?;
@@ -197,7 +224,10 @@ pub struct Volume {
     uuid: Uuid,
     stripe_unit: u64,
     created: u64,
-    names: Vec<String>,
+    read_only: bool,
+    close_on_drop: bool,
+    /// In the order of the table, where all are there and in sync: of a stripe or concatenation.
+    members: Vec<MemberStatus>,
     inner: Inner,
 }
 
@@ -258,7 +288,14 @@ pub fn open(devices: &[Candidate], options: &OpenOptions) -> Result<Volume, Volu
     }
     let read_only = options.read_only || found.iter().any(|(d, _)| d.device.read_only());
     let sector = found.iter().map(|(d, _)| d.device.sector_size()).max().unwrap_or(512);
-    let names = found.iter().map(|(d, _)| d.name.clone()).collect();
+    let mut members: Vec<(usize, MemberStatus)> = found
+        .iter()
+        .map(|(d, l)| {
+            let (uuid, name) = (l.superblock.own().uuid, d.name.clone());
+            (l.superblock.index, MemberStatus { uuid, name, state: MemberState::InSync, lacks: 0 })
+        })
+        .collect();
+    members.sort_by_key(|(index, _)| *index);
     let inner = match newest.kind {
         Kind::Mirror => Inner::Mirror(Arc::new(open_mirror(found, &newest, options, (read_only, sector))?)),
         _ => Inner::Striped(open_striped(found, &newest, options, (read_only, sector))?),
@@ -268,7 +305,9 @@ pub fn open(devices: &[Candidate], options: &OpenOptions) -> Result<Volume, Volu
         uuid: newest.volume,
         stripe_unit: newest.unit,
         created: newest.created,
-        names,
+        read_only,
+        close_on_drop: options.close_on_drop,
+        members: members.into_iter().map(|(_, member)| member).collect(),
         inner,
     })
 }
@@ -448,9 +487,12 @@ impl Volume {
         self.created
     }
 
-    /// The members that it was opened with.
-    pub fn names(&self) -> &[String] {
-        &self.names
+    /// The members, in the order of the table.
+    pub fn members(&self) -> Vec<MemberStatus> {
+        match &self.inner {
+            Inner::Striped(_) => self.members.clone(),
+            Inner::Mirror(mirror) => mirror.status().members,
+        }
     }
 
     /// The mirror, if it is one. A thread that resyncs keeps one of its own.
@@ -476,6 +518,23 @@ impl Volume {
         match &self.inner {
             Inner::Striped(striped) => striped,
             Inner::Mirror(mirror) => &**mirror,
+        }
+    }
+}
+
+impl fmt::Debug for Volume {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Volume").field("kind", &self.kind).field("uuid", &self.uuid).finish_non_exhaustive()
+    }
+}
+
+impl Drop for Volume {
+    fn drop(&mut self) {
+        if self.close_on_drop
+            && !self.read_only
+            && let Err(error) = self.close()
+        {
+            tracing::error!(volume = %self.uuid, %error, "the volume could not be closed: the next opening has more to compare");
         }
     }
 }

@@ -16,4 +16,5 @@ mod snapshots;
 mod tools;
 mod trace;
 mod transfer;
+mod volume;
 mod wrong_input;

@@ -51,7 +51,7 @@ impl Mirror {
     pub(super) fn drop_members(&self, state: &mut State, mut failed: Vec<(Uuid, io::Error)>) -> io::Result<()> {
         let serving = state.serving();
         let has_failed = |m: &&Member| failed.iter().any(|(uuid, _)| *uuid == m.uuid);
-        if serving.iter().all(|m| has_failed(m))
+        if serving.iter().all(has_failed)
             && let Some(stays) = serving.first().map(|m| m.uuid)
         {
             failed.retain(|(uuid, _)| *uuid != stays);

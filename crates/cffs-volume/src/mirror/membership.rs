@@ -92,13 +92,7 @@ impl Mirror {
         self.record(&mut state, None)
     }
 
-    /// Adds a device: a member that was absent, or a new one. It gets all writes from now on; [`Mirror::resync`] copies what it lacks.
-    /// A device that was a member of this or another volume becomes a new one only with `overwrite`.
-    ///
-    /// # Errors
-    /// [`VolumeError::TooSmall`], [`VolumeError::InUse`], [`VolumeError::UsedApart`], [`VolumeError::GivenTwice`],
-    /// [`VolumeError::Invalid`] for a device that cannot be a member, [`VolumeError::Io`].
-    pub fn add(&self, new: Candidate, overwrite: bool) -> Result<Uuid, VolumeError> {
+    fn check_device(&self, new: &Candidate) -> Result<(), VolumeError> {
         self.check_writable()?;
         new.room(self.len)?;
         if new.device.sector_size() > self.sector {
@@ -109,6 +103,26 @@ impl Mirror {
                 self.sector
             )));
         }
+        Ok(())
+    }
+
+    /// Whether a device can become a new member. Nothing is written.
+    ///
+    /// # Errors
+    /// As [`Mirror::add`].
+    pub fn check_new(&self, new: &Candidate, overwrite: bool) -> Result<(), VolumeError> {
+        self.check_device(new)?;
+        new.refuse_member(overwrite)
+    }
+
+    /// Adds a device: a member that was absent, or a new one. It gets all writes from now on; [`Mirror::resync`] copies what it lacks.
+    /// A device that was a member of this or another volume becomes a new one only with `overwrite`.
+    ///
+    /// # Errors
+    /// [`VolumeError::TooSmall`], [`VolumeError::InUse`], [`VolumeError::UsedApart`], [`VolumeError::GivenTwice`],
+    /// [`VolumeError::Invalid`] for a device that cannot be a member, [`VolumeError::Io`].
+    pub fn add(&self, new: Candidate, overwrite: bool) -> Result<Uuid, VolumeError> {
+        self.check_device(&new)?;
         // A label that cannot be read is none to go by.
         let label = read_label(&new.device).ok().flatten().filter(|l| l.superblock.volume == self.volume);
         let mut state = self.state.write();
@@ -219,7 +233,8 @@ impl Mirror {
         let complete = self.resync(rate, go_on).map_err(|error| VolumeError::Io { name: name.clone(), error })?;
         if complete {
             if !self.state.read().members.iter().any(|m| m.uuid == uuid && m.serves()) {
-                let error = io::Error::other("it failed before it was filled, and the log says why; the old member stays");
+                let error =
+                    io::Error::other("it failed before it was filled, and the log says why; the old member stays");
                 return Err(VolumeError::Io { name, error });
             }
             self.remove(old)?;

@@ -37,7 +37,13 @@ impl Mirror {
     }
 
     /// The same. Returns to how many members it was written.
-    pub(super) fn repair_counted(&self, kind: IoKind, copy: usize, offset: u64, good: &[u8]) -> io::Result<Option<u64>> {
+    pub(super) fn repair_counted(
+        &self,
+        kind: IoKind,
+        copy: usize,
+        offset: u64,
+        good: &[u8],
+    ) -> io::Result<Option<u64>> {
         if self.read_only {
             return Err(io::Error::new(io::ErrorKind::ReadOnlyFilesystem, "the mirror was opened for reading only"));
         }

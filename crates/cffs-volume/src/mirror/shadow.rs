@@ -84,7 +84,11 @@ mod tests {
             buf.chunks(SECTOR_BYTES).map(|s| s[SECTOR_BYTES - 1]).collect::<Vec<u8>>()
         };
         assert_eq!(read(b, 8, 3), [1, 1, 1]);
-        assert!(shadow.has(a, (8 * SECTOR, 9 * SECTOR)) && !shadow.has(b, (0, 99 * SECTOR)) && !shadow.has(a, (0, 8 * SECTOR)));
+        assert!(
+            shadow.has(a, (8 * SECTOR, 9 * SECTOR))
+                && !shadow.has(b, (0, 99 * SECTOR))
+                && !shadow.has(a, (0, 8 * SECTOR))
+        );
         assert_eq!(read(a, 7, 4), [1, 7, 7, 1]);
         shadow.forget((10 * SECTOR, 11 * SECTOR));
         assert_eq!(read(a, 8, 2), [7, 7]);

@@ -214,7 +214,9 @@ fn a_verdict_may_read_what_a_member_cannot() {
     };
     let report = volume.mirror().unwrap().scrub(None, &mut verdict, &mut |_| true).unwrap();
     assert_eq!((report.differences, report.unreadable, report.unknown), (1, 1, 0));
-    assert!(disks.iter().all(|d| d.peek(DATA, 512)[0] == 1 && d.read_at(IoKind::Data, DATA + 8192, &mut [0; 4096]).is_ok()));
+    assert!(
+        disks.iter().all(|d| d.peek(DATA, 512)[0] == 1 && d.read_at(IoKind::Data, DATA + 8192, &mut [0; 4096]).is_ok())
+    );
 }
 
 /// Whatever is compared or written anew is whole sectors.

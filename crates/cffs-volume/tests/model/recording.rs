@@ -2,9 +2,7 @@
 
 use crate::disk::{Disk, Power};
 use cffs_device::{Device, FailingDevice, Fault, IoKind, MemoryDevice, Operation};
-use cffs_volume::{
-    Candidate, CreateOptions, Kind, MemberState, OpenOptions, Volume, VolumeError, create, open, probe,
-};
+use cffs_volume::{Candidate, CreateOptions, Kind, MemberState, OpenOptions, Volume, VolumeError, create, open, probe};
 use std::sync::Arc;
 
 const BYTES: u64 = 4 << 20;
@@ -195,8 +193,7 @@ fn a_member_that_comes_into_sync_is_not_the_only_one_that_knows() {
             failures += u64::from(mirror.resync(None, &mut |_| true).is_err() || mirror.stats().dropped > 0);
             let failed = mirror.status().failed;
             // As a crash leaves them.
-            let mut memory: Vec<Arc<MemoryDevice>> =
-                members.memory.iter().map(|m| Arc::new(m.duplicate())).collect();
+            let mut memory: Vec<Arc<MemoryDevice>> = members.memory.iter().map(|m| Arc::new(m.duplicate())).collect();
             memory.push(Arc::new(third.duplicate()));
             let labels: Vec<_> = memory.iter().map(|m| probe(&**m).unwrap().unwrap()).collect();
             if labels[2].in_sync {

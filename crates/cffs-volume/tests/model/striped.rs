@@ -1,7 +1,8 @@
 //! Stripes and concatenations against plain memory.
 
 use cffs_device::{
-    CountingDevice, Device, DeviceSpace, FailingDevice, Fault, IoKind, MemoryDevice, Operation, ReadRequest, WriteRequest,
+    CountingDevice, Device, DeviceSpace, FailingDevice, Fault, IoKind, MemoryDevice, Operation, ReadRequest,
+    WriteRequest,
 };
 use cffs_volume::{Candidate, CreateOptions, Kind, OpenOptions, Volume, create, open};
 use std::io::{IoSlice, IoSliceMut};

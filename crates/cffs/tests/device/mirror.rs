@@ -139,7 +139,7 @@ fn a_scrub_makes_the_copies_equal() {
         // Each member alone has everything.
         for member in &members {
             let alone = [Candidate::new("alone", member.clone())];
-            let options = OpenOptions { degraded: true, read_only: true, depth: 1 };
+            let options = OpenOptions { degraded: true, read_only: true, depth: 1, ..OpenOptions::default() };
             let volume = Arc::new(open(&alone, &options).unwrap());
             let fs = Fs::open(volume, None, MountOptions::default().background(false).read_only(true)).unwrap();
             read_all(&fs);

@@ -18,7 +18,7 @@ pub(super) struct OneCopy<'a> {
     dev: &'a Throttled<'a>,
     pub(super) copy: usize,
     /// What was last asked for is not there: a copy may be missing, out of date, or be dropped meanwhile.
-    is_missing: AtomicBool,
+    pub(super) is_missing: AtomicBool,
 }
 
 impl Throttled<'_> {
@@ -85,10 +85,10 @@ impl Walk<'_> {
     /// `None` if it is right in none.
     pub(super) fn right_meta(&mut self, id: BlockId, place: Place) -> Option<Block> {
         let mut all: Vec<(usize, Option<Block>)> = Vec::new();
-        for (one, reader) in &self.copies {
+        for (copy, is_missing, reader) in &self.copies {
             let block = reader.block(id.addr).ok();
-            if block.is_some() || !one.is_missing.load(Ordering::Relaxed) {
-                all.push((one.copy, block));
+            if block.is_some() || !is_missing.load(Ordering::Relaxed) {
+                all.push((*copy, block));
             }
         }
         let right = all.iter().filter_map(|(copy, block)| Some((*copy, block.clone()?)));
@@ -112,15 +112,15 @@ impl Walk<'_> {
         let fs = self.g.frag_size();
         let mut all: Vec<(usize, Vec<u8>)> = Vec::new();
         let mut unreadable = Vec::new();
-        'copies: for (one, _) in &self.copies {
+        'copies: for (copy, ..) in &self.copies {
             let mut bytes = vec![0; len];
             let mut wrong = Vec::new();
-            match self.dev.read_copy_throttled(IoKind::Data, one.copy, at, &mut bytes) {
+            match self.dev.read_copy_throttled(IoKind::Data, *copy, at, &mut bytes) {
                 Ok(()) => {}
                 Err(e) if is_missing(&e) => continue,
                 Err(_) => {
                     for (i, frag) in bytes.chunks_mut(fs).enumerate() {
-                        match self.fs.dev.read_copy(IoKind::Data, one.copy, at + (i * fs) as u64, frag) {
+                        match self.fs.dev.read_copy(IoKind::Data, *copy, at + (i * fs) as u64, frag) {
                             Ok(()) => {}
                             // It was dropped just now.
                             Err(e) if is_missing(&e) => continue 'copies,
@@ -130,7 +130,7 @@ impl Walk<'_> {
                 }
             }
             unreadable.append(&mut wrong);
-            all.push((one.copy, bytes));
+            all.push((*copy, bytes));
         }
         for (n, range) in unreadable {
             let other = all[(n + 1) % all.len()].1[range.clone()].to_vec();

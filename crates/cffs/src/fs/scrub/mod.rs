@@ -13,10 +13,13 @@
 
 mod copies;
 mod data;
+mod device_use;
 mod piece;
 mod recheck;
 mod volume;
 mod walk;
+
+pub use device_use::DeviceUse;
 
 use super::Fs;
 use super::rate_limit::RateLimit;
@@ -260,7 +263,7 @@ struct Walk<'a> {
     g: Geometry,
     reader: Reader<'a>,
     /// On a mirror: the number of each copy, and a reader of it. Empty otherwise.
-    copies: Vec<(&'a copies::OneCopy<'a>, Reader<'a>)>,
+    copies: Vec<(usize, &'a AtomicBool, Reader<'a>)>,
     /// Blocks that were reported already.
     reported: HashSet<BlockAddr>,
     /// Data is verified too.
@@ -289,7 +292,7 @@ impl Fs {
         let g = *self.geometry();
         let reader = Reader::new(&dev, g);
         let each = dev.each_copy();
-        let copies = each.iter().map(|one| (one, Reader::new(one, g))).collect();
+        let copies = each.iter().map(|one| (one.copy, &one.is_missing, Reader::new(one, g))).collect();
         let with_data = self.sums.is_some() && !options.metadata_only;
         let (reported, pieces) = (HashSet::new(), Vec::new());
         let mut walk = Walk { fs: self, scrub, dev: &dev, g, reader, copies, reported, with_data, pieces, began };
