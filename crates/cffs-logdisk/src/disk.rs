@@ -190,14 +190,14 @@ impl LogDisk {
     pub fn clean_step(&self, budget: u64) -> io::Result<CleanReport> {
         let mut state = self.lock();
         state.seal()?;
-        if state.round_room().is_none() {
+        if state.round_bounds().is_none() {
             state.ensure_room(Change::default(), Level::Frees)?;
         }
-        let room =
-            state.round_room().ok_or_else(|| io::Error::new(io::ErrorKind::StorageFull, "the log disk is full"))?;
+        let full = || io::Error::new(io::ErrorKind::StorageFull, "the log disk is full");
+        let bounds = state.round_bounds().ok_or_else(full)?.at_most(budget.max(1));
         let policy = state.options.policy;
-        let report = state.clean_round(policy, budget.min(room).max(1))?;
-        if state.is_dirty() || state.round_room().is_none() {
+        let report = state.clean_round(policy, bounds)?;
+        if state.is_dirty() || state.round_bounds().is_none() {
             state.checkpoint()?;
         }
         Ok(report)

@@ -109,7 +109,7 @@ impl State {
         if !self.is_deleting() {
             return Ok(false);
         }
-        let entries = entries.clamp(1, self.extents_max());
+        let entries = entries.clamp(1, self.step_extents());
         // What was accepted keeps its room.
         let change = self.pending_change().and(Change::freed(entries as u64));
         self.ensure_room(change, Level::Frees)?;
