@@ -2,7 +2,9 @@
 
 use cffs::check::{CheckOptions, check};
 use cffs::device::{Device, FailingDevice, Fault, IoKind, MemoryDevice, Operation, OverlayDevice};
-use cffs::{Caller, Fs, MkfsOptions, MountOptions, ROOT_INO, Scrub, ScrubOptions, ScrubOutcome, SetAttr, mkfs};
+use cffs::{
+    Caller, DeviceUse, Fs, MkfsOptions, MountOptions, ROOT_INO, Scrub, ScrubOptions, ScrubOutcome, SetAttr, mkfs,
+};
 use cffs_volume::{Candidate, CreateOptions, Kind, OpenOptions, Volume, create, open};
 use std::io::{self, IoSlice, IoSliceMut};
 use std::sync::Arc;
@@ -347,5 +349,39 @@ fn recovery_reads_a_log_that_one_member_has_damaged() {
         fs.close().unwrap();
         let report = check(volume, None, &CheckOptions::default().data(true), &|_, _, _| {}).unwrap();
         assert!(report.is_clean(), "seed {seed}: {:?}", report.problems);
+    }
+}
+
+/// Each copy of each superblock is looked at, whichever a plain read would get; and what is used for nothing is known.
+#[test]
+fn a_scrub_looks_at_every_superblock_of_every_copy() {
+    for member in 0..2 {
+        let members = filled();
+        let volume = mirror(&members);
+        let fs = mount(volume.clone());
+        let sb = fs.superblock();
+        let group = sb.ag_blocks << sb.block_shift;
+        let places = [0, group];
+        for at in places {
+            members[member].write_at(IoKind::Super, OFFSET + at, &[0x5a; 4096]).unwrap();
+        }
+        let scrub = Scrub::new();
+        fs.scrub(&ScrubOptions::default(), &scrub).unwrap();
+        let status = scrub.status();
+        assert_eq!((status.repaired, status.findings_total), (2, 0), "{member}: {:?}", status.findings);
+        for at in places {
+            let mut found = [[0; 512]; 2];
+            (0..2).for_each(|i| members[i].read_at(IoKind::Super, OFFSET + at, &mut found[i]).unwrap());
+            assert_eq!(found[0], found[1]);
+            let of = |offset, len| fs.device_use(offset, len).unwrap();
+            assert_eq!((of(at, 512), of(at + 512, 512)), (DeviceUse::Stored, DeviceUse::Free));
+        }
+        let log = sb.log_start << sb.block_shift;
+        assert_eq!(fs.device_use(log, 4096).unwrap(), DeviceUse::Log);
+        assert_eq!(fs.device_use(sb.total_blocks << sb.block_shift, 4096).unwrap(), DeviceUse::Free);
+        let stored = (log / BLOCK + sb.log_blocks..group / BLOCK).map(|b| fs.device_use(b * BLOCK, BLOCK).unwrap());
+        let stored = stored.filter(|u| *u == DeviceUse::Stored).count();
+        assert!(stored > 200 && (stored as u64) < group / BLOCK, "{stored}");
+        fs.close().unwrap();
     }
 }

@@ -175,6 +175,10 @@ impl Walk<'_> {
             // Changed meanwhile, or the path to it is damaged, which is reported elsewhere.
             Ok(false) | Err(_) => Ok(false),
         });
+        self.count_repair(offset, outcome);
+    }
+
+    pub(super) fn count_repair(&self, offset: u64, outcome: io::Result<bool>) {
         match outcome {
             Ok(true) => self.count(|s| s.repaired += 1),
             Ok(false) => {}
