@@ -7,7 +7,7 @@ use anyhow::{Context, anyhow};
 use cffs::Superblock;
 use cffs::device::{Device, FileDevice, IoKind, OpenMode};
 use cffs::format::superblock::SUPERBLOCK_SIZE;
-use cffs_volume::{Candidate, Kind, MemberState, OpenOptions, Volume, VolumeError};
+use cffs_volume::{Candidate, Kind, MemberState, MemberStatus, OpenOptions, Volume, VolumeError};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -94,17 +94,16 @@ fn use_sectors_of_the_format(files: &[Arc<FileDevice>], volume: &Volume) -> anyh
     Ok(smaller)
 }
 
-/// Says on standard error what a user should know of a volume that is used: members that are missing or lack something.
-pub fn warn_of(volume: &Volume, name: &str) {
-    for m in volume.members() {
-        let what = match m.state {
-            MemberState::Absent => "is missing: the mirror is degraded",
-            MemberState::Filling => "is out of date: it is brought up to date in the background",
-            MemberState::InSync | MemberState::Resyncing => continue,
-        };
-        let member = if m.name.is_empty() { m.uuid.to_string() } else { format!("{} ({})", m.name, m.uuid) };
-        eprintln!("cffs: warning: {name}: member {member} {what}");
-    }
+/// What a user should know of a volume that is used: members that are missing or lack something.
+pub fn warnings(volume: &Volume) -> Vec<String> {
+    let what = |m: &MemberStatus| match m.state {
+        MemberState::Absent => Some("is missing: the mirror is degraded"),
+        MemberState::Filling => Some("is out of date: it is brought up to date in the background"),
+        MemberState::InSync | MemberState::Resyncing => None,
+    };
+    let named =
+        |m: &MemberStatus| if m.name.is_empty() { m.uuid.to_string() } else { format!("{} ({})", m.name, m.uuid) };
+    volume.members().iter().filter_map(|m| Some(format!("member {} {}", named(m), what(m)?))).collect()
 }
 
 /// What a volume is, in a few words.

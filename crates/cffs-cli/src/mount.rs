@@ -7,6 +7,7 @@
 use crate::exit::{self, ExitCodeExt, with_code};
 use crate::image::Image;
 use crate::log;
+use crate::members;
 use crate::mount_options::{self, Options};
 use crate::remount;
 use crate::second_place;
@@ -362,9 +363,8 @@ fn serve(args: &MountArgs, image: &Path, dir: &Path, options: Options) -> anyhow
         }
         (_, None) => {}
     }
-    if let Some(volume) = &image.volume {
-        crate::members::warn_of(volume, &name);
-    }
+    let warnings = image.volume.as_deref().map(members::warnings).unwrap_or_default();
+    warnings.iter().for_each(|what| eprintln!("cffs: warning: {name}: {what}"));
     let block = block_mount(&image, &options).exit_code(exit::mount::FAILED)?;
     let fs = image.mount(options.engine)?;
     let interrupted = signals.pending().next().is_some();
@@ -394,6 +394,10 @@ fn serve(args: &MountArgs, image: &Path, dir: &Path, options: Options) -> anyhow
     });
     if args.serve {
         go_to_background()?;
+    }
+    if args.serve {
+        // The other messages went to a terminal, where nobody looks later.
+        warnings.iter().for_each(|what| tracing::warn!(image = %name, "{what}"));
     }
     tracing::info!(image = %name, dir = %dir.display(), "mounted");
     session.wait().map_err(|e| {

@@ -1,6 +1,7 @@
 //! Counters of a mount in the text format of Prometheus.
 
 use cffs::stats::{DeviceCounters, FsStats};
+use cffs_fuse::volume::{State, VolumeReport};
 use serde_json::Value;
 use std::fmt::Write;
 
@@ -21,6 +22,29 @@ impl Text {
         let pairs: Vec<String> = labels.iter().map(|(label, v)| format!("{label}=\"{}\"", escaped(v))).collect();
         let labels = if pairs.is_empty() { String::new() } else { format!("{{{}}}", pairs.join(",")) };
         self.put(format_args!("{name}{labels} {value}\n"));
+    }
+
+    /// The members of a volume, and what a mirror has counted.
+    fn volume(&mut self, image: (&str, &str), volume: &VolumeReport) {
+        self.family("cffs_volume_member_up", "1 for a member that is in sync");
+        for (number, m) in volume.members.iter().enumerate() {
+            let up = matches!(m.state, State::InSync | State::Resyncing);
+            let labels = [image, ("number", &number.to_string()), ("member", &m.uuid), ("name", &m.name)];
+            self.sample("cffs_volume_member_up", &labels, up.into());
+        }
+        let Some(m) = &volume.mirror else { return };
+        for (name, help, value) in [
+            ("cffs_mirror_failed", "1 if no change can be recorded any more", u64::from(m.failed)),
+            ("cffs_mirror_dirty_regions", "Regions in which members may differ after a crash", m.dirty_regions.into()),
+            ("cffs_mirror_read_errors_total", "Reads that a member failed", m.read_errors),
+            ("cffs_mirror_rewritten_total", "Places written back to a member that could not read them", m.rewritten),
+            ("cffs_mirror_repaired_total", "Wrong copies made equal to a right one", m.repaired),
+            ("cffs_mirror_dropped_total", "Members dropped because they failed", m.dropped),
+            ("cffs_mirror_resynced_bytes_total", "Bytes copied to members that lacked them", m.resynced_bytes),
+        ] {
+            self.family(name, help);
+            self.sample(name, &[image], value);
+        }
     }
 
     fn put(&mut self, what: std::fmt::Arguments<'_>) {
@@ -115,6 +139,9 @@ pub fn text(image: &str, counters: &Value) -> serde_json::Result<String> {
         for (result, n) in [("good", sums.verified), ("damaged", sums.failed), ("unknown", sums.unknown)] {
             t.sample("cffs_checksums_total", &[image, ("result", result)], n);
         }
+    }
+    if let Ok(Some(volume)) = serde_json::from_value::<Option<VolumeReport>>(counters["volume"].clone()) {
+        t.volume(image, &volume);
     }
     Ok(t.0)
 }

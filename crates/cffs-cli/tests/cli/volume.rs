@@ -125,6 +125,11 @@ fn a_mount_heals_a_mirror_and_a_scrub_finds_the_rest() {
     ok(&["volume", &name, "scrub", "--compare-only"]);
     let compared = status(&name)["work"]["compared"].clone();
     assert_eq!(compared["differences"], compared["in_log"], "{compared}");
+    let text = ok(&["stats", "--prometheus", &name]);
+    assert!(
+        text.matches("cffs_volume_member_up{").count() == 2 && text.contains("cffs_mirror_repaired_total{"),
+        "{text}"
+    );
     let info = ok(&["info", &name]);
     assert!(info.contains("mirror of 2 members") && info.contains("member 1"), "{info}");
     umount(&name);
