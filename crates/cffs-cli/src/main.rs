@@ -36,6 +36,7 @@ mod second_place;
 mod signature;
 mod size;
 mod snapshot;
+mod snapshot_transfer;
 mod stat;
 mod stats;
 mod text;

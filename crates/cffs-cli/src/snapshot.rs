@@ -2,9 +2,11 @@
 
 use crate::image::{EngineResultExt, Image, LogArgs};
 use crate::mount::{self, MountArgs};
-use crate::mount_or_image::{MountOrImage, engine};
+use crate::mount_or_image::MountOrImage;
+use crate::snapshot_transfer::{self, ReceiveArgs, SendArgs};
 use crate::text::print_json;
 use anyhow::{Context, bail};
+use cffs::device::OpenMode;
 use cffs_fuse::control::Request;
 use cffs_fuse::snapshots::{self, Change, Difference, SnapshotEntry};
 use cffs_logdisk::LogDisk;
@@ -74,6 +76,8 @@ enum Command {
         /// Name of the later snapshot or clone [default: now]
         to: Option<String>,
     },
+    Send(SendArgs),
+    Receive(ReceiveArgs),
     /// Mount a snapshot for reading, or a clone
     ///
     /// The same as `cffs mount -o snapshot=NAME IMAGE DIR`. Not while the image itself is mounted.
@@ -93,33 +97,47 @@ enum Command {
 
 /// What the command works on.
 #[derive(Args, Debug)]
-struct Of {
+pub struct Of {
     /// Directory of a mount, or image
     #[arg(value_name = "DIR|IMAGE")]
     path: PathBuf,
 }
 
 /// A file system with snapshots.
-enum Target {
+pub enum Target {
+    /// The process that serves the mount works on it.
     Mounted(cffs_fuse::control::Control),
+    /// This process does.
     Image(Box<Image>),
 }
 
 impl Of {
-    fn name(&self) -> String {
+    /// For messages.
+    pub fn name(&self) -> String {
         self.path.display().to_string()
     }
 
-    fn open(&self) -> anyhow::Result<Target> {
+    /// For changes.
+    pub fn open(&self) -> anyhow::Result<Target> {
+        self.open_as(OpenMode::READ_WRITE)
+    }
+
+    /// For looking: nothing is written to an image, and others may read it too.
+    pub fn open_to_read(&self) -> anyhow::Result<Target> {
+        self.open_as(OpenMode::READ_ONLY)
+    }
+
+    fn open_as(&self, mode: OpenMode) -> anyhow::Result<Target> {
         crate::log::start(0);
-        Ok(match MountOrImage::open(&self.path, &LogArgs::default())? {
+        Ok(match MountOrImage::open_as(&self.path, &LogArgs::default(), mode)? {
             MountOrImage::Mounted(control) => Target::Mounted(control),
             MountOrImage::Image(image) => Target::Image(image),
         })
     }
 }
 
-fn disk_of<'a>(image: &'a Image, name: &str) -> anyhow::Result<&'a LogDisk> {
+/// The log disk of an image, which must be there.
+pub fn disk_of<'a>(image: &'a Image, name: &str) -> anyhow::Result<&'a LogDisk> {
     match &image.log_disk {
         Some(disk) => Ok(disk),
         None => {
@@ -144,7 +162,7 @@ pub fn run(args: &SnapshotArgs) -> anyhow::Result<u8> {
         }
         Command::List { of, json } => {
             let at = of.name();
-            let all: Vec<SnapshotEntry> = match of.open()? {
+            let all: Vec<SnapshotEntry> = match of.open_to_read()? {
                 Target::Mounted(control) => control.call(&Request::SnapshotList)?,
                 Target::Image(image) => snapshots::list(disk_of(&image, &at)?),
             };
@@ -155,6 +173,7 @@ pub fn run(args: &SnapshotArgs) -> anyhow::Result<u8> {
                 for e in all {
                     match e.clone_of {
                         Some(of) => writeln!(out, "{} (clone of {of})", e.name)?,
+                        None if e.received => writeln!(out, "{} (received)", e.name)?,
                         None => writeln!(out, "{}", e.name)?,
                     }
                 }
@@ -188,7 +207,7 @@ pub fn run(args: &SnapshotArgs) -> anyhow::Result<u8> {
         }
         Command::Diff { of, json, from, to } => {
             let at = of.name();
-            let all: Vec<Difference> = match of.open()? {
+            let all: Vec<Difference> = match of.open_to_read()? {
                 Target::Mounted(control) => {
                     control.call(&Request::SnapshotDiff { from: from.clone(), to: to.clone() })?
                 }
@@ -200,6 +219,8 @@ pub fn run(args: &SnapshotArgs) -> anyhow::Result<u8> {
                 print_differences(&all)?;
             }
         }
+        Command::Send(args) => return snapshot_transfer::send(args),
+        Command::Receive(args) => return snapshot_transfer::receive(args),
         Command::Mount { image, name, dir, options } => {
             let mut options = options.clone();
             options.push(format!("snapshot={name}"));
@@ -215,7 +236,7 @@ fn diff(image: Image, at: &str, from: &str, to: Option<&str>) -> anyhow::Result<
     let from = snapshots::open(&disk, from).about(|| at)?;
     let to = match to {
         Some(to) => snapshots::open(&disk, to).about(|| at)?,
-        None => engine(image)?,
+        None => image.mount(cffs::MountOptions::default().read_only(true).background(false))?,
     };
     let all = snapshots::differences(&from, &to).about(|| at);
     to.close().about(|| at)?;

@@ -46,6 +46,7 @@ mod ring;
 mod session;
 pub mod snapshots;
 mod stats_file;
+mod transfers;
 mod worker_pool;
 
 pub use config::{IoUring, MountConfig};
@@ -54,3 +55,4 @@ pub use places::{Place, places_of};
 pub use remount::{Remount, remount};
 pub use session::{Error, Result, Session, mount, mount_block};
 pub use stats_file::{STATS_FILE, read_stats, unmount};
+pub use transfers::TransferOutcome;

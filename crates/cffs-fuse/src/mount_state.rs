@@ -8,6 +8,7 @@ use crate::messages::Messages;
 use crate::notifier::Notifier;
 use crate::protocol::opcode::Opcode;
 use crate::stats_file::{ServerProcess, StatsFiles, is_stats_file};
+use crate::transfers::Transfers;
 use cffs::trace::Tracer;
 use cffs::{AtimeMode, Error, Fs, Ino, Regroup, RegroupOptions, Result, Scrub, ScrubOptions};
 use cffs_logdisk::LogDisk;
@@ -47,6 +48,7 @@ pub(crate) struct MountState {
     /// The log disk below, in the log layout.
     log_disk: Option<Arc<LogDisk>>,
     log_maintenance: LogMaintenance,
+    pub(crate) transfers: Transfers,
     /// The result of closing the engine, until somebody takes it.
     closed: Mutex<Option<Result<()>>>,
 }
@@ -70,6 +72,7 @@ impl MountState {
             maintenance: Arc::default(),
             log_disk,
             log_maintenance: LogMaintenance::default(),
+            transfers: Transfers::default(),
             closed: Mutex::new(None),
         }
     }
@@ -117,6 +120,7 @@ impl MountState {
     fn stop_background(&self) {
         self.maintenance.stop();
         self.log_maintenance.stop();
+        self.transfers.stop();
         self.scrub.stop();
         self.regroup.stop();
     }
@@ -133,8 +137,8 @@ impl MountState {
     }
 
     /// The log disk below, in the log layout.
-    pub(crate) fn log_disk(&self) -> Option<&LogDisk> {
-        self.log_disk.as_deref()
+    pub(crate) fn log_disk(&self) -> Option<&Arc<LogDisk>> {
+        self.log_disk.as_ref()
     }
 
     /// Starts maintenance, for when nobody has used the file system for such a time, as long as it can be written to.

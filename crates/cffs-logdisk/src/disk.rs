@@ -355,6 +355,16 @@ impl LogDisk {
         state.clone_snapshot(snapshot, name)
     }
 
+    /// Makes a branch that reads as zeros. Returns its number.
+    ///
+    /// # Errors
+    /// `InvalidInput` if the name is too long; those of the store.
+    pub fn new_branch(&self, name: &str) -> io::Result<u32> {
+        let mut state = self.lock();
+        state.seal()?;
+        state.new_branch(name)
+    }
+
     /// A branch as a device.
     ///
     /// # Errors

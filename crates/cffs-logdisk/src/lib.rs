@@ -86,4 +86,4 @@ pub use space::Space;
 pub use store::{
     Get, ImageOptions, ImageStore, MemoryStore, NO_SEGMENT, ROOT_BYTES_MAX, SegmentId, SegmentStore, StoreRoot,
 };
-pub use stream::{Progress, ReceiveReport, Receiver, SendReport, SnapshotKey, send};
+pub use stream::{Outgoing, Progress, ReceiveReport, Receiver, SendReport, SnapshotKey, StreamHeader, send};

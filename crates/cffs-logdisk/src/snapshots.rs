@@ -1,7 +1,7 @@
 //! Snapshots and branches: making, deleting in steps, and what differs between two of them.
 
 use crate::batch::{Entry, Logical, NAME_BYTES_MAX};
-use crate::catalog::MAIN_BRANCH;
+use crate::catalog::{MAIN_BRANCH, NO_SNAPSHOT};
 use crate::codec::corrupt;
 use crate::extent::{Birth, EXTENT_BLOCKS_MAX, Extent};
 use crate::layouts::{DeadKey, DeadListLayout, MapLayout};
@@ -66,6 +66,18 @@ impl State {
         }
         let branch = u32::try_from(self.next_id).map_err(|_| invalid("there have been too many branches"))?;
         self.log_entry(Entry::Clone { branch, snapshot, name: name.as_bytes().to_vec() }, Level::Takes)?;
+        Ok(branch)
+    }
+
+    /// Makes a branch that reads as zeros. Returns its number.
+    pub(crate) fn new_branch(&mut self, name: &str) -> io::Result<u32> {
+        self.check()?;
+        if name.len() > NAME_BYTES_MAX {
+            return Err(invalid(format!("the name of a branch has at most {NAME_BYTES_MAX} bytes")));
+        }
+        let branch = u32::try_from(self.next_id).map_err(|_| invalid("there have been too many branches"))?;
+        let entry = Entry::Clone { branch, snapshot: NO_SNAPSHOT, name: name.as_bytes().to_vec() };
+        self.log_entry(entry, Level::Takes)?;
         Ok(branch)
     }
 

@@ -122,6 +122,33 @@ pub enum Request {
         /// Name of the later one; now if it is missing.
         to: Option<String>,
     },
+    /// Begins to send a snapshot, or what differs from an earlier one, through a pipe. The answer is the number of the transfer.
+    SnapshotSend {
+        /// Its name.
+        name: String,
+        /// Name of the earlier one.
+        from: Option<String>,
+        /// What the receiver has told to go on with ([`Unfinished::token`](crate::snapshots::Unfinished::token)).
+        token: Option<String>,
+        /// The descriptor of the pipe in the process that asks; it may be closed when the answer is there.
+        fd: u32,
+    },
+    /// Begins to receive a snapshot through a pipe. The answer is the number of the transfer.
+    SnapshotReceive {
+        /// What it is called here; as it is called there if this is missing.
+        name: Option<String>,
+        /// The descriptor of the pipe in the process that asks; it may be closed when the answer is there.
+        fd: u32,
+    },
+    /// How a transfer ended: a [`TransferOutcome`](crate::TransferOutcome), null while it runs.
+    SnapshotTransfer {
+        /// Its number.
+        transfer: u64,
+    },
+    /// Streams that have begun to come and are not complete: a list of [`Unfinished`](crate::snapshots::Unfinished).
+    SnapshotUnfinished,
+    /// Forgets what has come of these. The answer is how many there were.
+    SnapshotAbandon,
 }
 
 impl Request {
@@ -140,7 +167,9 @@ impl Request {
             Request::SnapshotList => false,
             Request::SnapshotCreate { .. } | Request::SnapshotDelete { .. } | Request::SnapshotClone { .. } => true,
             // It tells of names that not everybody may see, and reads everything.
-            Request::SnapshotDiff { .. } => true,
+            Request::SnapshotDiff { .. } | Request::SnapshotSend { .. } => true,
+            Request::SnapshotReceive { .. } | Request::SnapshotTransfer { .. } => true,
+            Request::SnapshotUnfinished | Request::SnapshotAbandon => true,
         }
     }
 }

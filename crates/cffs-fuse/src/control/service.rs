@@ -68,7 +68,12 @@ fn carry_out(shared: &MountState, fs: &Fs, asker: Asker, request: &Request) -> R
         | Request::SnapshotCreate { .. }
         | Request::SnapshotDelete { .. }
         | Request::SnapshotClone { .. }
-        | Request::SnapshotDiff { .. } => snapshot::carry_out(shared, fs, request),
+        | Request::SnapshotDiff { .. }
+        | Request::SnapshotSend { .. }
+        | Request::SnapshotReceive { .. }
+        | Request::SnapshotTransfer { .. }
+        | Request::SnapshotUnfinished
+        | Request::SnapshotAbandon => snapshot::carry_out(shared, fs, asker, request),
     }
 }
 

@@ -1,8 +1,10 @@
 //! Snapshots of a mounted file system in the log layout.
 
+use super::asker::Asker;
 use super::request::Request;
 use crate::mount_state::MountState;
 use crate::snapshots;
+use crate::transfers::Job;
 use cffs::{Error, Fs, Result};
 use serde_json::Value;
 
@@ -11,7 +13,7 @@ fn value(of: impl serde::Serialize) -> Result<Value> {
 }
 
 /// Carries out a request for snapshots.
-pub(super) fn carry_out(shared: &MountState, fs: &Fs, request: &Request) -> Result<Value> {
+pub(super) fn carry_out(shared: &MountState, fs: &Fs, asker: Asker, request: &Request) -> Result<Value> {
     let Some(disk) = shared.log_disk() else {
         return Error::invalid("the file system has not the log layout: it has no snapshots (mkfs --layout=log)");
     };
@@ -31,6 +33,16 @@ pub(super) fn carry_out(shared: &MountState, fs: &Fs, request: &Request) -> Resu
                 None => value(snapshots::differences(&from, fs)?),
             }
         }
+        Request::SnapshotSend { name, from, token, fd } => {
+            let job = Job::Send(name.clone(), from.clone(), token.clone());
+            value(shared.transfers.start(disk.clone(), job, asker.pid, *fd)?)
+        }
+        Request::SnapshotReceive { name, fd } => {
+            value(shared.transfers.start(disk.clone(), Job::Receive(name.clone()), asker.pid, *fd)?)
+        }
+        Request::SnapshotTransfer { transfer } => value(shared.transfers.outcome(*transfer)?),
+        Request::SnapshotUnfinished => value(snapshots::unfinished(disk)?),
+        Request::SnapshotAbandon => value(snapshots::abandon(disk)?),
         _ => Err(Error::Unsupported),
     }
 }

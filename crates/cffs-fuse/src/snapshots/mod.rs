@@ -1,8 +1,13 @@
 //! Snapshots and clones of a file system in the log layout, by their names.
 
+mod transfer;
+
+pub use transfer::{ReceiveError, Received, Sent, Unfinished, abandon, receive, send, unfinished};
+
 use cffs::device::Device;
 use cffs::{Attr, Error, FileType, Fs, Ino, MountOptions, ROOT_INO, Result};
-use cffs_logdisk::{LogDisk, MAIN_BRANCH, NAME_BYTES_MAX};
+use cffs_logdisk::{BranchInfo, LogDisk, MAIN_BRANCH, NAME_BYTES_MAX, SnapshotInfo};
+use parking_lot::{Mutex, MutexGuard};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,6 +26,9 @@ pub struct SnapshotEntry {
     pub name: String,
     /// For a clone, the snapshot that it began as.
     pub clone_of: Option<String>,
+    /// It was received from elsewhere (`cffs snapshot receive`).
+    #[serde(default)]
+    pub received: bool,
 }
 
 /// What happened to a name between two states of a file system.
@@ -50,20 +58,45 @@ enum Named {
     Clone(u32),
 }
 
-/// All snapshots of the file system, and all clones, in the order in which they were made.
+/// Held by who looks whether a name is taken, and takes it. A log disk is open in one process only.
+fn naming() -> MutexGuard<'static, ()> {
+    static NAMING: Mutex<()> = Mutex::new(());
+    NAMING.lock()
+}
+
+/// All snapshots of the file system and those that were received, and all clones, in the order in which they were made.
 pub fn list(disk: &LogDisk) -> Vec<SnapshotEntry> {
-    let snapshots = disk.snapshots();
-    let name_of = |id: u64| snapshots.iter().find(|s| s.id == id).map(|s| s.name.clone());
-    let clones = disk.branches().into_iter().filter(|b| b.branch != MAIN_BRANCH).map(|b| SnapshotEntry {
+    let snapshots = shown(disk);
+    let name_of = |id: u64| snapshots.iter().find(|s| s.id == id).map(|s| transfer::visible(&s.name).to_owned());
+    let clones = disk.branches().into_iter().filter(is_clone).map(|b| SnapshotEntry {
         id: b.branch.into(),
         name: b.name,
         clone_of: b.origin.and_then(name_of),
+        received: false,
     });
-    let of_main = snapshots.iter().filter(|s| s.branch == MAIN_BRANCH);
-    let entries = of_main.map(|s| SnapshotEntry { id: s.id, name: s.name.clone(), clone_of: None });
+    let entries = snapshots.iter().map(|s| SnapshotEntry {
+        id: s.id,
+        name: transfer::visible(&s.name).to_owned(),
+        clone_of: None,
+        received: s.branch != MAIN_BRANCH,
+    });
     let mut all: Vec<SnapshotEntry> = entries.chain(clones).collect();
     all.sort_by_key(|e| e.id);
     all
+}
+
+/// The snapshots that users see: not those of clones, and no marks.
+fn shown(disk: &LogDisk) -> Vec<SnapshotInfo> {
+    let sources: Vec<u32> = disk.branches().iter().filter(|b| transfer::is_source(&b.name)).map(|b| b.branch).collect();
+    let is_shown = |s: &SnapshotInfo| match s.branch {
+        MAIN_BRANCH => true,
+        branch => sources.contains(&branch) && !transfer::visible(&s.name).is_empty(),
+    };
+    disk.snapshots().into_iter().filter(is_shown).collect()
+}
+
+fn is_clone(b: &BranchInfo) -> bool {
+    b.branch != MAIN_BRANCH && !transfer::is_source(&b.name)
 }
 
 /// Makes a snapshot of what was written so far; it is durable. Returns its number.
@@ -71,6 +104,7 @@ pub fn list(disk: &LogDisk) -> Vec<SnapshotEntry> {
 /// # Errors
 /// [`Error::Invalid`] if the name cannot be used or is taken; those of the log disk.
 pub fn create(disk: &LogDisk, name: &str) -> Result<u64> {
+    let _naming = naming();
     check_new(disk, name)?;
     let id = disk.snapshot(MAIN_BRANCH, name)?;
     disk.flush()?;
@@ -87,6 +121,10 @@ pub fn delete(disk: &LogDisk, name: &str) -> Result<()> {
         Named::Snapshot(id) => disk.delete_snapshot(id),
         Named::Clone(branch) => disk.delete_branch(branch),
     };
+    let branch = match named {
+        Named::Snapshot(id) => disk.snapshots().iter().find(|s| s.id == id).map(|s| s.branch),
+        Named::Clone(_) => None,
+    };
     let mut deleted = attempt();
     if deleted.as_ref().is_err_and(|e| e.kind() == std::io::ErrorKind::ResourceBusy) {
         // A clone of it may have been deleted just now.
@@ -97,7 +135,14 @@ pub fn delete(disk: &LogDisk, name: &str) -> Result<()> {
         Err(e) if e.kind() == std::io::ErrorKind::ResourceBusy => {
             Error::invalid(format!("'{name}' is mounted, or has clones: unmount it, or delete these first"))
         }
-        other => Ok(other.and_then(|()| disk.flush())?),
+        other => {
+            other?;
+            if let Some(branch) = branch {
+                // With the last one of those that were received from there.
+                transfer::drop_unused(disk, branch)?;
+            }
+            Ok(disk.flush()?)
+        }
     }
 }
 
@@ -115,6 +160,7 @@ pub fn finish_deletions(disk: &LogDisk) -> Result<()> {
 /// # Errors
 /// [`Error::Invalid`] if there is no such snapshot, or the name of the clone cannot be used or is taken; those of the log disk.
 pub fn clone(disk: &LogDisk, name: &str, clone: &str) -> Result<u32> {
+    let _naming = naming();
     check_new(disk, clone)?;
     let Named::Snapshot(id) = find(disk, name)? else {
         return Error::invalid(format!("'{name}' is a clone, and only snapshots are cloned"));
@@ -145,11 +191,11 @@ pub fn open(disk: &LogDisk, name: &str) -> Result<Arc<Fs>> {
 }
 
 fn find(disk: &LogDisk, name: &str) -> Result<Named> {
-    let snapshot = disk.snapshots().into_iter().find(|s| s.branch == MAIN_BRANCH && s.name == name);
+    let snapshot = shown(disk).into_iter().find(|s| transfer::visible(&s.name) == name);
     if let Some(s) = snapshot {
         return Ok(Named::Snapshot(s.id));
     }
-    let clone = disk.branches().into_iter().find(|b| b.branch != MAIN_BRANCH && b.name == name);
+    let clone = disk.branches().into_iter().find(|b| is_clone(b) && b.name == name);
     let clone = clone.map(|b| Named::Clone(b.branch));
     clone.ok_or_else(|| Error::Invalid(format!("there is no snapshot '{name}': `cffs snapshot list` shows all")))
 }
