@@ -60,6 +60,7 @@ mod packer;
 mod pending;
 mod read;
 mod rebuild;
+mod recount;
 mod recovery;
 mod scan;
 mod scrub;

@@ -61,6 +61,13 @@ pub trait SegmentStore: Send + Sync {
     }
     /// Tells a store that was just opened which segments exist. All others are deleted.
     fn adopt(&self, segments: &[SegmentId]) -> io::Result<()>;
+    /// Whether these segments can exist side by side.
+    ///
+    /// # Errors
+    /// `InvalidData` if they cannot.
+    fn can_adopt(&self, _segments: &[SegmentId]) -> io::Result<()> {
+        Ok(())
+    }
     /// The root.
     fn root(&self) -> io::Result<StoreRoot>;
     /// Makes everything before durable, and replaces the root if its sequence number is still `expected`. Returns the
