@@ -32,6 +32,7 @@ mod device;
 mod dispatch;
 #[cfg(test)]
 mod fuzz;
+mod log_disk;
 mod log_maintenance;
 mod maintenance;
 mod messages;
@@ -50,6 +51,7 @@ mod transfers;
 mod worker_pool;
 
 pub use config::{IoUring, MountConfig};
+pub use log_disk::grow_log_disk;
 pub use mountpoint::{BlockMount, Unmounter};
 pub use places::{Place, places_of};
 pub use remount::{Remount, remount};

@@ -2,6 +2,7 @@
 
 use crate::background::Background;
 use crate::control::Answers;
+use crate::log_disk::Stored;
 use crate::log_maintenance::LogMaintenance;
 use crate::maintenance::Maintenance;
 use crate::messages::Messages;
@@ -101,8 +102,11 @@ impl MountState {
         if options.rate == Some(0) {
             return Error::invalid("a rate of 0 bytes in a second: nothing would ever be read");
         }
-        let fs = self.fs.clone();
-        self.scrub.start(move |scrub| fs.scrub(&options, scrub))
+        let (fs, disk) = (self.fs.clone(), self.log_disk.clone());
+        self.scrub.start(move |scrub| match disk.as_deref().map(Stored) {
+            Some(stored) => fs.scrub_with(&options, scrub, Some(&stored)),
+            None => fs.scrub(&options, scrub),
+        })
     }
 
     /// Starts to bring files and directories back together, in a thread of its own. What is wrong with the options is an

@@ -203,15 +203,16 @@ impl LogDisk {
         Ok(report)
     }
 
-    /// Takes in what the device of the store has become longer. Returns the capacity in bytes.
+    /// Takes in what the device of the store has become longer; if `bytes` are given, an image in a file is made so long first. Returns the
+    /// capacity in bytes.
     ///
     /// # Errors
-    /// `Unsupported` if the store cannot grow; those of the store.
-    pub fn grow(&self) -> io::Result<u64> {
+    /// `Unsupported` if the store cannot grow, `InvalidInput` if the device cannot become so long; those of the store.
+    pub fn grow(&self, bytes: Option<u64>) -> io::Result<u64> {
         let mut state = self.lock();
         state.check()?;
         state.seal()?;
-        state.store.grow()?;
+        state.store.grow(bytes)?;
         state.checkpoint()?;
         state.in_vain = None;
         Ok(state.store.capacity())

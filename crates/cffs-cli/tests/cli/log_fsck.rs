@@ -105,6 +105,17 @@ fn damaged_data_is_told_and_the_rest_is_checked() {
     assert_eq!(out.status.code(), Some(4), "{}", stderr(&out));
     assert!(stdout(&out).contains("log disk: branch 0") && stdout(&out).contains("1 files"), "{}", stdout(&out));
     assert!(stderr(&out).contains("from a backup"), "{}", stderr(&out));
+    if fuse_works() {
+        let (path, name) = mount_point(dir.path());
+        let _mounted = Mounted(path);
+        ok(&["mount", "-o", "ro", &image, &name]);
+        let out = run(&["scrub", &name]);
+        assert_eq!(out.status.code(), Some(4), "{}{}", stdout(&out), stderr(&out));
+        assert!(stdout(&out).contains("stored data: branch 0"), "{}", stdout(&out));
+        assert!(stderr(&out).contains("from a backup"), "it is no damage that a check could repair: {}", stderr(&out));
+        ok(&["scrub", "--metadata-only", &name]);
+        umount(&name);
+    }
     // It is no reason to give up what is whole.
     let out = run(&["fsck", "-y", "--data", &image]);
     assert_eq!(out.status.code(), Some(4), "{}", stdout(&out));

@@ -207,8 +207,24 @@ fn an_image_that_grew_stores_more() {
         let (path, name) = mount_point(dir.path());
         let _mounted = Mounted(path.clone());
         ok(&["mount", &image, &name]);
-        fails(&["grow", &name], 1, &["unmount"]);
+        let free = || statvfs(&path).map(|s| s.f_bfree * s.f_frsize).unwrap();
+        let before = free();
+        fs::write(path.join("file"), noise(1, 30 << 20)).unwrap();
+        assert!(ok(&["grow", &name]).contains("nothing to gain"));
+        ok(&["grow", "--size", "200M", &name]);
+        assert!(free() > before + (50 << 20), "{} of {before} bytes free", free());
+        fs::write(path.join("more"), noise(2, 80 << 20)).unwrap();
+        sync(&path);
+        ok(&["snapshot", "create", &name, "kept"]);
+        fs::remove_file(path.join("more")).unwrap();
+        sync(&path);
+        let status = json(&ok(&["scrub", "--json", &name]));
+        assert!(status["stored_verified"].as_u64().unwrap() > 110 << 20, "with what only a snapshot has: {status}");
+        assert_eq!(status["findings_total"], 0);
+        assert!(fs::read(path.join("file")).unwrap() == noise(1, 30 << 20));
         umount(&name);
+        assert_eq!(fs::metadata(&image).unwrap().len(), 200 << 20);
+        ok(&["fsck", "-n", "--data", &image]);
     }
 }
 

@@ -352,8 +352,8 @@ impl SegmentStore for ImageStore {
         self.inner.lock().free.len() as u64 * self.slot_bytes
     }
 
-    fn grow(&self) -> io::Result<()> {
-        let fit = self.device.len().saturating_sub(self.first_slot) / self.slot_bytes;
+    fn grow(&self, bytes: Option<u64>) -> io::Result<()> {
+        let fit = self.device.grow(bytes)?.saturating_sub(self.first_slot) / self.slot_bytes;
         let mut inner = self.inner.lock();
         inner.next_slots = inner.next_slots.max(fit.min(SLOTS_MAX));
         Ok(())

@@ -85,11 +85,12 @@ pub trait SegmentStore: Send + Sync {
     fn capacity(&self) -> u64;
     /// Bytes of segments that can still be created.
     fn available(&self) -> u64;
-    /// Takes in what is beneath and has become larger. It counts from the next root on.
+    /// Takes in what is beneath and has become larger; if `bytes` are given, that is made so long first, where it can be. It counts from the
+    /// next root on.
     ///
     /// # Errors
-    /// `Unsupported` if the store has no size that grows.
-    fn grow(&self) -> io::Result<()> {
+    /// `Unsupported` if the store has no size that grows; `InvalidInput` if what is beneath cannot become so long.
+    fn grow(&self, _bytes: Option<u64>) -> io::Result<()> {
         Err(io::Error::new(io::ErrorKind::Unsupported, "the store cannot grow"))
     }
 }
