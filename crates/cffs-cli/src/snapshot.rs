@@ -1,11 +1,13 @@
 //! `cffs snapshot`: states of a file system that stay as they are, in the log layout.
 
+use crate::exit::with_code;
 use crate::image::{EngineResultExt, Image, LogArgs};
 use crate::mount::{self, MountArgs};
+use crate::mount_options::Options;
 use crate::mount_or_image::MountOrImage;
 use crate::snapshot_transfer::{self, ReceiveArgs, SendArgs};
 use crate::text::print_json;
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use cffs::device::OpenMode;
 use cffs_fuse::control::Request;
 use cffs_fuse::snapshots::{self, Change, Difference, SnapshotEntry};
@@ -80,9 +82,11 @@ enum Command {
     Receive(ReceiveArgs),
     /// Mount a snapshot for reading, or a clone
     ///
-    /// The same as `cffs mount -o snapshot=NAME IMAGE DIR`. Not while the image itself is mounted.
+    /// Beside the file system if that is mounted, by the process that serves it: unmounting that ends it. The same as `cffs mount -o snapshot=NAME IMAGE
+    /// DIR`.
     Mount {
-        /// Image
+        /// Directory of a mount, or image
+        #[arg(value_name = "DIR|IMAGE")]
         image: PathBuf,
         /// Name of the snapshot or clone
         name: String,
@@ -222,6 +226,12 @@ pub fn run(args: &SnapshotArgs) -> anyhow::Result<u8> {
         Command::Send(args) => return snapshot_transfer::send(args),
         Command::Receive(args) => return snapshot_transfer::receive(args),
         Command::Mount { image, name, dir, options } => {
+            if image.is_dir() {
+                let parsed = Options::parse(options.iter().map(String::as_str), false);
+                let parsed = parsed.map_err(|e| with_code(1, anyhow!("{}: {e}", image.display())))?;
+                mount::mount_beside(image, name, &mount::mount_point(dir)?, &parsed)?;
+                return Ok(0);
+            }
             let mut options = options.clone();
             options.push(format!("snapshot={name}"));
             return mount::run(&MountArgs::of(image, dir, options));

@@ -8,7 +8,7 @@ use crate::size::human;
 use crate::snapshot::{Of, Target, disk_of};
 use crate::text::print_json;
 use anyhow::{Context, anyhow, bail};
-use cffs_fuse::TransferOutcome;
+use cffs_fuse::JobOutcome;
 use cffs_fuse::control::{Control, Request};
 use cffs_fuse::snapshots::{self, Received, Sent, Unfinished};
 use clap::Args;
@@ -101,23 +101,23 @@ fn send_from_mount(args: &SendArgs, control: &Control, out: &mut dyn Write) -> a
         token: args.resume.clone(),
         fd: u32::try_from(writer.as_raw_fd())?,
     };
-    let transfer: u64 = control.call(&request)?;
+    let job: u64 = control.call(&request)?;
     // The end of the stream is seen when the server has closed its end, and nobody else has one.
     drop(writer);
     let copied = io::copy(&mut reader, out).and_then(|_| out.flush());
     drop(reader);
-    let outcome = outcome_of(control, transfer)?;
+    let outcome = outcome_of(control, job)?;
     copied.context("cannot write the stream")?;
     match outcome {
-        TransferOutcome::Sent(sent) => Ok(sent),
-        TransferOutcome::Failed(why) => Err(anyhow!("{}: {why}", args.of.name())),
-        TransferOutcome::Received(_) => bail!("{}: the mount has answered something else", args.of.name()),
+        JobOutcome::Sent(sent) => Ok(sent),
+        JobOutcome::Failed(why) => Err(anyhow!("{}: {why}", args.of.name())),
+        _ => bail!("{}: the mount has answered something else", args.of.name()),
     }
 }
 
-fn outcome_of(control: &Control, transfer: u64) -> anyhow::Result<TransferOutcome> {
+fn outcome_of(control: &Control, job: u64) -> anyhow::Result<JobOutcome> {
     loop {
-        let outcome: Option<TransferOutcome> = control.call(&Request::SnapshotTransfer { transfer })?;
+        let outcome: Option<JobOutcome> = control.call(&Request::SnapshotOutcome { job })?;
         match outcome {
             Some(outcome) => return Ok(outcome),
             None => std::thread::sleep(INTERVAL),
@@ -176,17 +176,17 @@ fn receive_in_mount(
 ) -> anyhow::Result<Received> {
     let (reader, mut writer): (PipeReader, PipeWriter) = io::pipe()?;
     let fd = u32::try_from(reader.as_raw_fd())?;
-    let transfer: u64 = control.call(&Request::SnapshotReceive { name: args.name.clone(), fd })?;
+    let job: u64 = control.call(&Request::SnapshotReceive { name: args.name.clone(), fd })?;
     drop(reader);
     // In a thread, because the transfer may end before the stream does, and then the input may have nothing for a long time.
     std::thread::spawn(move || {
         // If the server reads no more it has said why.
         let _ = io::copy(&mut input, &mut writer);
     });
-    match outcome_of(control, transfer)? {
-        TransferOutcome::Received(received) => Ok(received),
-        TransferOutcome::Failed(why) => Err(anyhow!("{}: {why}", args.of.name())),
-        TransferOutcome::Sent(_) => bail!("{}: the mount has answered something else", args.of.name()),
+    match outcome_of(control, job)? {
+        JobOutcome::Received(received) => Ok(received),
+        JobOutcome::Failed(why) => Err(anyhow!("{}: {why}", args.of.name())),
+        _ => bail!("{}: the mount has answered something else", args.of.name()),
     }
 }
 

@@ -1,7 +1,9 @@
 //! State that the session and its server share: the engine, the counters, and how the session ends.
 
 use crate::background::Background;
+use crate::config::LogView;
 use crate::control::Answers;
+use crate::jobs::Jobs;
 use crate::log_disk::Stored;
 use crate::log_maintenance::LogMaintenance;
 use crate::maintenance::Maintenance;
@@ -9,7 +11,7 @@ use crate::messages::Messages;
 use crate::notifier::Notifier;
 use crate::protocol::opcode::Opcode;
 use crate::stats_file::{ServerProcess, StatsFiles, is_stats_file};
-use crate::transfers::Transfers;
+use crate::views::Views;
 use cffs::trace::Tracer;
 use cffs::{AtimeMode, Error, Fs, Ino, Regroup, RegroupOptions, Result, Scrub, ScrubOptions};
 use cffs_logdisk::LogDisk;
@@ -49,13 +51,16 @@ pub(crate) struct MountState {
     /// The log disk below, in the log layout.
     log_disk: Option<Arc<LogDisk>>,
     log_maintenance: LogMaintenance,
-    pub(crate) transfers: Transfers,
+    pub(crate) jobs: Jobs,
+    /// What of the log disk this is.
+    view: LogView,
+    pub(crate) views: Arc<Views>,
     /// The result of closing the engine, until somebody takes it.
     closed: Mutex<Option<Result<()>>>,
 }
 
 impl MountState {
-    pub(crate) fn new(fs: Arc<Fs>, image: String, log_disk: Option<Arc<LogDisk>>) -> MountState {
+    pub(crate) fn new(fs: Arc<Fs>, image: String, log_disk: Option<Arc<LogDisk>>, view: LogView) -> MountState {
         MountState {
             fs,
             messages: Messages::default(),
@@ -73,7 +78,9 @@ impl MountState {
             maintenance: Arc::default(),
             log_disk,
             log_maintenance: LogMaintenance::default(),
-            transfers: Transfers::default(),
+            jobs: Jobs::default(),
+            view,
+            views: Arc::default(),
             closed: Mutex::new(None),
         }
     }
@@ -124,7 +131,8 @@ impl MountState {
     fn stop_background(&self) {
         self.maintenance.stop();
         self.log_maintenance.stop();
-        self.transfers.stop();
+        self.jobs.stop();
+        self.views.stop();
         self.scrub.stop();
         self.regroup.stop();
     }
@@ -135,7 +143,11 @@ impl MountState {
     /// The thread cannot be started.
     pub(crate) fn start_log_maintenance(&self) -> std::io::Result<()> {
         match &self.log_disk {
-            Some(disk) if !self.fs.is_read_only() => self.log_maintenance.start(self.fs.clone(), disk.clone()),
+            Some(disk) if !self.fs.is_read_only() => {
+                // Beside a file system, that cleans.
+                let cleans = !matches!(self.view, LogView::Beside(_));
+                self.log_maintenance.start(self.fs.clone(), disk.clone(), cleans)
+            }
             _ => Ok(()),
         }
     }
@@ -143,6 +155,11 @@ impl MountState {
     /// The log disk below, in the log layout.
     pub(crate) fn log_disk(&self) -> Option<&Arc<LogDisk>> {
         self.log_disk.as_ref()
+    }
+
+    /// What of the log disk this is.
+    pub(crate) fn view(&self) -> &LogView {
+        &self.view
     }
 
     /// Starts maintenance, for when nobody has used the file system for such a time, as long as it can be written to.
@@ -299,7 +316,9 @@ impl MountState {
     pub(crate) fn stats(&self) -> Result<serde_json::Value> {
         let mut all = serde_json::to_value(self.fs.stats()).map_err(std::io::Error::other)?;
         let mut fuse = serde_json::Value::Object(self.messages.counts());
-        fuse["server"] = serde_json::to_value(ServerProcess::current()).map_err(std::io::Error::other)?;
+        // Who unmounts waits for the end of this process; but not where it goes on.
+        let ends = !matches!(self.view, LogView::Beside(_));
+        fuse["server"] = if ends { server()? } else { serde_json::Value::Null };
         all["fuse"] = fuse;
         if let Some(disk) = &self.log_disk {
             all["log_disk"] = log_disk_stats(disk);
@@ -313,6 +332,11 @@ impl MountState {
         text.push('\n');
         Ok(text)
     }
+}
+
+/// The process, for who waits for its end.
+fn server() -> Result<serde_json::Value> {
+    Ok(serde_json::to_value(ServerProcess::current()).map_err(std::io::Error::other)?)
 }
 
 /// Counters of a log disk since it was opened.
@@ -346,7 +370,12 @@ mod tests {
     fn shared() -> MountState {
         let device = Arc::new(MemoryDevice::new(64 << 20));
         cffs::mkfs(&*device, None, &cffs::MkfsOptions::default()).unwrap();
-        MountState::new(Fs::open(device, None, MountOptions::default()).unwrap(), "image".into(), None)
+        MountState::new(
+            Fs::open(device, None, MountOptions::default()).unwrap(),
+            "image".into(),
+            None,
+            LogView::FileSystem,
+        )
     }
 
     #[test]

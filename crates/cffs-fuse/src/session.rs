@@ -75,7 +75,7 @@ fn serve_until(fs: Arc<Fs>, connection: OwnedFd, unmounter: &Unmounter, config: 
 }
 
 fn start(fs: Arc<Fs>, connection: OwnedFd, unmounter: &Unmounter, config: &MountConfig) -> Result<Session> {
-    let state = Arc::new(MountState::new(fs, config.fsname.clone(), config.log_disk.clone()));
+    let state = Arc::new(MountState::new(fs, config.fsname.clone(), config.log_disk.clone(), config.log_view.clone()));
     let mut capabilities = device::negotiate(&connection, config).map_err(Error::Connection)?;
     capabilities.no_open &= !state.must_be_asked();
     capabilities.no_opendir &= !state.strict_atime();

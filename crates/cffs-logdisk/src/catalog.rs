@@ -34,6 +34,8 @@ pub(crate) struct Branch {
     pub(crate) name: Vec<u8>,
     /// Blocks up to this version are in a snapshot as well. Follows from the rest.
     pub(crate) floor: u64,
+    /// Devices that are open on it.
+    pub(crate) opened: usize,
 }
 
 /// A snapshot.
@@ -129,7 +131,7 @@ impl Catalog {
                 let root = Root::decode(&mut f)?;
                 let n = usize::from(f.u8()?);
                 let name = f.bytes(n)?.to_vec();
-                self.branches.insert(id, Branch { root, origin, list, deleting, name, floor: 0 });
+                self.branches.insert(id, Branch { root, origin, list, deleting, name, floor: 0, opened: 0 });
             }
             (2, deleting) => {
                 let (branch, version) = (f.u32()?, counter(f.u64()?)?);

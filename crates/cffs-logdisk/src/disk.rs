@@ -330,7 +330,7 @@ impl LogDisk {
     /// Deletes a branch that has no snapshots. Its space comes back by [`LogDisk::delete_step`].
     ///
     /// # Errors
-    /// `NotFound`, `ResourceBusy` while it has snapshots, `InvalidInput` for the main branch; those of the store.
+    /// `NotFound`, `ResourceBusy` while it is open or has snapshots, `InvalidInput` for the main branch; those of the store.
     pub fn delete_branch(&self, branch: u32) -> io::Result<()> {
         let mut state = self.lock();
         state.seal()?;
@@ -366,15 +366,15 @@ impl LogDisk {
         state.new_branch(name)
     }
 
-    /// A branch as a device.
+    /// A branch as a device. It cannot be deleted while it is open.
     ///
     /// # Errors
     /// `NotFound` if there is none.
     pub fn branch(&self, branch: u32) -> io::Result<BranchDevice> {
-        let state = self.lock();
-        if state.catalog.branches.get(&branch).is_none_or(|b| b.deleting) {
-            return Err(io::Error::new(io::ErrorKind::NotFound, format!("there is no branch {branch}")));
-        }
+        let mut state = self.lock();
+        let b = state.catalog.branches.get_mut(&branch).filter(|b| !b.deleting);
+        let b = b.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, format!("there is no branch {branch}")))?;
+        b.opened += 1;
         drop(state);
         Ok(BranchDevice { shared: self.shared.clone(), branch })
     }
@@ -681,6 +681,14 @@ impl Shared {
 pub struct BranchDevice {
     shared: Arc<Shared>,
     branch: u32,
+}
+
+impl Drop for BranchDevice {
+    fn drop(&mut self) {
+        if let Some(b) = self.shared.state.lock().catalog.branches.get_mut(&self.branch) {
+            b.opened = b.opened.saturating_sub(1);
+        }
+    }
 }
 
 impl Device for BranchDevice {

@@ -107,6 +107,9 @@ impl State {
         if self.catalog.snapshots.values().any(|s| s.branch == branch) {
             return Err(busy(format!("branch {branch} has snapshots; they go first")));
         }
+        if self.catalog.branches.get(&branch).is_some_and(|b| b.opened > 0) {
+            return Err(busy(format!("branch {branch} is open")));
+        }
         self.log_entry(Entry::Delete { id: u64::from(branch) }, Level::Frees)
     }
 

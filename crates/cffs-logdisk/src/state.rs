@@ -376,7 +376,7 @@ impl State {
             let s = self.catalog.snapshots.get(&snapshot).ok_or_else(|| corrupt("a clone of no snapshot"))?;
             (s.root.clone(), s.version, Some(snapshot))
         };
-        let b = Branch { root, origin, list, deleting: false, name: name.to_vec(), floor };
+        let b = Branch { root, origin, list, deleting: false, name: name.to_vec(), floor, opened: 0 };
         self.catalog.branches.insert(branch, b);
         self.catalog.dirty.insert(u64::from(branch));
         self.next_id = self.next_id.max(u64::from(branch) + 1);

@@ -72,7 +72,8 @@ fn carry_out(shared: &MountState, fs: &Fs, asker: Asker, request: &Request) -> R
         | Request::SnapshotDiff { .. }
         | Request::SnapshotSend { .. }
         | Request::SnapshotReceive { .. }
-        | Request::SnapshotTransfer { .. }
+        | Request::SnapshotMount { .. }
+        | Request::SnapshotOutcome { .. }
         | Request::SnapshotUnfinished
         | Request::SnapshotAbandon => snapshot::carry_out(shared, fs, asker, request),
     }

@@ -190,6 +190,14 @@ pub fn open(disk: &LogDisk, name: &str) -> Result<Arc<Fs>> {
     Fs::open(device(disk, name)?, None, options)
 }
 
+/// Whether a name is that of a snapshot, which cannot be written, not of a clone.
+///
+/// # Errors
+/// [`Error::Invalid`] if there is neither.
+pub fn is_snapshot(disk: &LogDisk, name: &str) -> Result<bool> {
+    Ok(matches!(find(disk, name)?, Named::Snapshot(_)))
+}
+
 fn find(disk: &LogDisk, name: &str) -> Result<Named> {
     let snapshot = shown(disk).into_iter().find(|s| transfer::visible(&s.name) == name);
     if let Some(s) = snapshot {

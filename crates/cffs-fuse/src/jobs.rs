@@ -1,6 +1,6 @@
-//! Snapshots of a mounted file system through a pipe of the process that asks.
+//! Work for a request that takes longer than a request may: it gets a number, and the process that asks looks how it ended.
 //!
-//! The request names a descriptor of that process. The server opens the same pipe by `/proc`, and a thread of its own works on it: so the bytes do not go
+//! Snapshots go through a pipe of that process. The request names a descriptor of that process. The server opens the same pipe by `/proc`, and a thread of its own works on it: so the bytes do not go
 //! through the kernel's FUSE messages, and a process that is killed ends the transfer, as with any pipe. (A request that was answered only at the end would keep
 //! the killed process, and with it its end of the pipe, until the answer.)
 
@@ -21,68 +21,88 @@ use std::thread::JoinHandle;
 
 /// Outcomes that nobody has asked for, at most.
 const OUTCOMES_MAX: usize = 16;
-/// How often a transfer that waits for the other end looks whether the mount ends.
+/// How often work that waits for the other end looks whether the mount ends.
 const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
 
-/// How a transfer ended.
+/// How such work ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum TransferOutcome {
+pub enum JobOutcome {
     /// A snapshot was sent.
     Sent(Sent),
     /// A snapshot was received.
     Received(Received),
+    /// A snapshot was mounted.
+    Mounted,
     /// It failed; the text says why.
     Failed(String),
 }
 
-/// What a transfer does.
-pub(crate) enum Job {
-    /// Sends: name, the name of an earlier one, and where to go on.
-    Send(String, Option<String>, Option<String>),
-    /// Receives, and gives what comes this name.
-    Receive(Option<String>),
-}
+/// What work came to, and the pipe that it has used.
+pub(crate) type Ended = (std::result::Result<JobOutcome, String>, Option<Pipe>);
 
 #[derive(Default)]
 struct All {
     last: u64,
-    running: BTreeMap<u64, (Arc<Mutex<Option<TransferOutcome>>>, Option<JoinHandle<()>>)>,
+    running: BTreeMap<u64, (Arc<Mutex<Option<JobOutcome>>>, Option<JoinHandle<()>>)>,
 }
 
-/// The transfers of a mount, and how the last ones ended.
+/// The jobs of a mount, and how the last ones ended.
 #[derive(Default)]
-pub(crate) struct Transfers {
+pub(crate) struct Jobs {
     all: Mutex<All>,
     stop: Arc<AtomicBool>,
 }
 
-impl Transfers {
-    /// Begins a transfer through a pipe of a process. Returns its number.
+impl Jobs {
+    /// Begins to send a snapshot, or what differs from an earlier one, through a pipe of a process. `token` is where to go on. Returns the number of the work.
     ///
     /// # Errors
     /// [`Error::Invalid`] if the descriptor is no pipe of that process; those of starting a thread.
-    pub(crate) fn start(&self, disk: Arc<LogDisk>, job: Job, process: u32, fd: u32) -> Result<u64> {
-        let writes = matches!(job, Job::Send(..));
-        let mut pipe = Pipe { fd: open_pipe(process, fd, writes)?, stop: self.stop.clone() };
+    pub(crate) fn send(
+        &self,
+        disk: Arc<LogDisk>,
+        (name, from, token): (String, Option<String>, Option<String>),
+        process: u32,
+        fd: u32,
+    ) -> Result<u64> {
+        let mut pipe = self.pipe(process, fd, true)?;
+        self.begin(move || {
+            let sent = snapshots::send(&disk, &name, from.as_deref(), token.as_deref(), &mut pipe);
+            (sent.map(JobOutcome::Sent).map_err(|e| e.to_string()), Some(pipe))
+        })
+    }
+
+    /// Begins to receive a snapshot through a pipe of a process, under a name or that which it has. Returns the number of the work.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if the descriptor is no pipe of that process; those of starting a thread.
+    pub(crate) fn receive(&self, disk: Arc<LogDisk>, name: Option<String>, process: u32, fd: u32) -> Result<u64> {
+        let mut pipe = self.pipe(process, fd, false)?;
+        self.begin(move || {
+            let received = snapshots::receive(&disk, name.as_deref(), &mut pipe);
+            (received.map(JobOutcome::Received).map_err(|e| e.to_string()), Some(pipe))
+        })
+    }
+
+    fn pipe(&self, process: u32, fd: u32, writes: bool) -> Result<Pipe> {
+        Ok(Pipe { fd: open_pipe(process, fd, writes)?, stop: self.stop.clone() })
+    }
+
+    /// Begins any such work, in a thread. Returns its number.
+    ///
+    /// # Errors
+    /// [`Error::Busy`] if the mount ends; those of starting a thread.
+    pub(crate) fn begin(&self, work: impl FnOnce() -> Ended + Send + 'static) -> Result<u64> {
         let mut all = self.all.lock();
         if self.stop.load(Ordering::Acquire) {
             return Err(Error::Busy("the file system is being unmounted".into()));
         }
         let outcome = Arc::new(Mutex::new(None));
         let ends = outcome.clone();
-        let thread = std::thread::Builder::new().name("cffs-transfer".into()).spawn(move || {
-            let done = match job {
-                Job::Send(name, from, token) => {
-                    let sent = snapshots::send(&disk, &name, from.as_deref(), token.as_deref(), &mut pipe);
-                    sent.map(TransferOutcome::Sent).map_err(|e| e.to_string())
-                }
-                Job::Receive(name) => {
-                    let received = snapshots::receive(&disk, name.as_deref(), &mut pipe);
-                    received.map(TransferOutcome::Received).map_err(|e| e.to_string())
-                }
-            };
-            *ends.lock() = Some(done.unwrap_or_else(TransferOutcome::Failed));
+        let thread = std::thread::Builder::new().name("cffs-job".into()).spawn(move || {
+            let (done, pipe) = work();
+            *ends.lock() = Some(done.unwrap_or_else(JobOutcome::Failed));
             // The other end learns last, so that it finds the outcome.
             drop(pipe);
         })?;
@@ -97,17 +117,17 @@ impl Transfers {
         Ok(number)
     }
 
-    /// How a transfer ended; `None` while it runs.
+    /// How work ended; `None` while it runs.
     ///
     /// # Errors
     /// [`Error::Invalid`] if there is none with this number.
-    pub(crate) fn outcome(&self, number: u64) -> Result<Option<TransferOutcome>> {
+    pub(crate) fn outcome(&self, number: u64) -> Result<Option<JobOutcome>> {
         let all = self.all.lock();
         let known = all.running.get(&number).map(|(outcome, _)| outcome.lock().clone());
-        known.ok_or_else(|| Error::Invalid(format!("there is no transfer {number}")))
+        known.ok_or_else(|| Error::Invalid(format!("there is no work {number}")))
     }
 
-    /// Ends all transfers, and waits for them. No other begins.
+    /// Ends all jobs, and waits for them. No other begins.
     pub(crate) fn stop(&self) {
         self.stop.store(true, Ordering::Release);
         let threads: Vec<JoinHandle<()>> = {
@@ -140,7 +160,7 @@ fn open_pipe(process: u32, fd: u32, writes: bool) -> Result<OwnedFd> {
 }
 
 /// An end of a pipe. What waits for the other end gives up when the mount ends.
-struct Pipe {
+pub(crate) struct Pipe {
     fd: OwnedFd,
     stop: Arc<AtomicBool>,
 }
@@ -184,6 +204,7 @@ impl Write for Pipe {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use cffs::device::Device as _;
     use std::os::fd::AsRawFd as _;
     use std::time::Duration;
 
@@ -195,57 +216,60 @@ mod tests {
         disk
     }
 
-    fn wait(transfers: &Transfers, number: u64) -> TransferOutcome {
+    fn monday() -> (String, Option<String>, Option<String>) {
+        ("monday".into(), None, None)
+    }
+
+    fn wait(jobs: &Jobs, number: u64) -> JobOutcome {
         for _ in 0..1000 {
-            if let Some(outcome) = transfers.outcome(number).unwrap() {
+            if let Some(outcome) = jobs.outcome(number).unwrap() {
                 return outcome;
             }
             std::thread::sleep(Duration::from_millis(10));
         }
-        panic!("the transfer does not end");
+        panic!("it does not end");
     }
 
     #[test]
     fn a_snapshot_goes_through_a_pipe_to_another_disk() {
         let (source, target) = (disk(), disk());
         snapshots::create(&source, "monday").unwrap();
-        let transfers = Transfers::default();
+        let jobs = Jobs::default();
         let (reader, writer) = io::pipe().unwrap();
         let me = std::process::id();
-        let job = Job::Send("monday".into(), None, None);
-        let sends = transfers.start(source, job, me, writer.as_raw_fd() as u32).unwrap();
-        let receives = transfers.start(target.clone(), Job::Receive(None), me, reader.as_raw_fd() as u32).unwrap();
+        let sends = jobs.send(source, monday(), me, writer.as_raw_fd() as u32).unwrap();
+        let receives = jobs.receive(target.clone(), None, me, reader.as_raw_fd() as u32).unwrap();
         drop((reader, writer));
-        let TransferOutcome::Sent(sent) = wait(&transfers, sends) else { panic!("not sent") };
-        let TransferOutcome::Received(received) = wait(&transfers, receives) else { panic!("not received") };
+        let JobOutcome::Sent(sent) = wait(&jobs, sends) else { panic!("not sent") };
+        let JobOutcome::Received(received) = wait(&jobs, receives) else { panic!("not received") };
         assert_eq!((received.name.as_str(), received.data), ("monday", sent.data));
         assert!(snapshots::list(&target)[0].received);
-        assert!(transfers.outcome(7).is_err());
+        assert!(jobs.outcome(7).is_err());
     }
 
     #[test]
     fn what_waits_for_the_other_end_is_ended_with_the_mount() {
         let source = disk();
+        // More than a pipe takes.
+        source.write_at(cffs::device::IoKind::Data, 200 << 20, &[7; 1 << 20]).unwrap();
         snapshots::create(&source, "monday").unwrap();
-        let transfers = Transfers::default();
+        let jobs = Jobs::default();
         let (_reader, writer) = io::pipe().unwrap();
         let fd = writer.as_raw_fd() as u32;
-        let job = || Job::Send("monday".into(), None, None);
-        let number = transfers.start(source.clone(), job(), std::process::id(), fd).unwrap();
+        let number = jobs.send(source.clone(), monday(), std::process::id(), fd).unwrap();
         std::thread::sleep(Duration::from_millis(50));
-        assert_eq!(transfers.outcome(number).unwrap(), None, "nobody reads");
-        transfers.stop();
-        let TransferOutcome::Failed(why) = wait(&transfers, number) else { panic!("not ended") };
+        assert_eq!(jobs.outcome(number).unwrap(), None, "nobody reads");
+        jobs.stop();
+        let JobOutcome::Failed(why) = wait(&jobs, number) else { panic!("not ended") };
         assert!(why.contains("unmounted"), "{why}");
-        assert!(transfers.start(source, job(), std::process::id(), fd).is_err());
+        assert!(jobs.send(source, monday(), std::process::id(), fd).is_err());
     }
 
     #[test]
     fn what_is_no_pipe_is_refused() {
         let file = tempfile::tempfile().unwrap();
-        let transfers = Transfers::default();
-        let job = Job::Send("monday".into(), None, None);
-        let refused = transfers.start(disk(), job, std::process::id(), file.as_raw_fd() as u32).unwrap_err();
+        let jobs = Jobs::default();
+        let refused = jobs.send(disk(), monday(), std::process::id(), file.as_raw_fd() as u32).unwrap_err();
         assert!(refused.to_string().contains("no pipe"), "{refused}");
     }
 }
