@@ -5,7 +5,7 @@
 
 use crate::image::EngineResultExt;
 use crate::size::human;
-use crate::snapshot::{Of, Target, disk_of};
+use crate::snapshot_target::{Of, Target, disk_of};
 use crate::text::print_json;
 use anyhow::{Context, anyhow, bail};
 use cffs_fuse::JobOutcome;

@@ -41,10 +41,13 @@ pub enum JobOutcome {
 /// What work came to, and the pipe that it has used.
 pub(crate) type Ended = (std::result::Result<JobOutcome, String>, Option<Pipe>);
 
+/// Its outcome, when it has one, and its thread until that was joined.
+type Running = (Arc<Mutex<Option<JobOutcome>>>, Option<JoinHandle<()>>);
+
 #[derive(Default)]
 struct All {
     last: u64,
-    running: BTreeMap<u64, (Arc<Mutex<Option<JobOutcome>>>, Option<JoinHandle<()>>)>,
+    running: BTreeMap<u64, Running>,
 }
 
 /// The jobs of a mount, and how the last ones ended.

@@ -60,7 +60,12 @@ pub(crate) struct MountState {
 }
 
 impl MountState {
-    pub(crate) fn new(fs: Arc<Fs>, image: String, log_disk: Option<Arc<LogDisk>>, view: LogView) -> MountState {
+    pub(crate) fn new(
+        fs: Arc<Fs>,
+        image: String,
+        log_disk: Option<Arc<LogDisk>>,
+        (view, views): (LogView, Views),
+    ) -> MountState {
         MountState {
             fs,
             messages: Messages::default(),
@@ -80,7 +85,7 @@ impl MountState {
             log_maintenance: LogMaintenance::default(),
             jobs: Jobs::default(),
             view,
-            views: Arc::default(),
+            views: Arc::new(views),
             closed: Mutex::new(None),
         }
     }
@@ -339,6 +344,12 @@ fn server() -> Result<serde_json::Value> {
     Ok(serde_json::to_value(ServerProcess::current()).map_err(std::io::Error::other)?)
 }
 
+/// For tests: the file system itself, beside which nothing can be mounted.
+#[cfg(test)]
+pub(crate) fn no_view() -> (LogView, Views) {
+    (LogView::FileSystem, Views::new(|_, _, _| Err("not in this test".into())))
+}
+
 /// Counters of a log disk since it was opened.
 fn log_disk_stats(disk: &LogDisk) -> serde_json::Value {
     let (s, space) = (disk.stats(), disk.space());
@@ -370,12 +381,7 @@ mod tests {
     fn shared() -> MountState {
         let device = Arc::new(MemoryDevice::new(64 << 20));
         cffs::mkfs(&*device, None, &cffs::MkfsOptions::default()).unwrap();
-        MountState::new(
-            Fs::open(device, None, MountOptions::default()).unwrap(),
-            "image".into(),
-            None,
-            LogView::FileSystem,
-        )
+        MountState::new(Fs::open(device, None, MountOptions::default()).unwrap(), "image".into(), None, no_view())
     }
 
     #[test]

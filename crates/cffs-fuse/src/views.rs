@@ -6,13 +6,12 @@
 
 use crate::config::{LogView, MountConfig};
 use crate::mountpoint::Unmounter;
-use crate::session;
 use crate::snapshots;
 use cffs::{Error, Fs, MountOptions, Result};
 use cffs_logdisk::LogDisk;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -36,6 +35,9 @@ pub struct ViewOptions {
     pub exec: bool,
 }
 
+/// Mounts an engine at a directory, and serves it in a thread. The session has it, which this must not use.
+pub(crate) type Serve = fn(Arc<Fs>, &Path, &MountConfig) -> std::result::Result<(Unmounter, JoinHandle<()>), String>;
+
 struct View {
     name: String,
     unmounter: Unmounter,
@@ -43,13 +45,18 @@ struct View {
 }
 
 /// The views of a mount.
-#[derive(Default)]
 pub(crate) struct Views {
+    serve: Serve,
     all: Mutex<Vec<View>>,
     over: AtomicBool,
 }
 
 impl Views {
+    /// None yet.
+    pub(crate) fn new(serve: Serve) -> Views {
+        Views { serve, all: Mutex::default(), over: AtomicBool::new(false) }
+    }
+
     /// Mounts a snapshot, or a clone, of the file system in `image` at a directory.
     ///
     /// # Errors
@@ -84,22 +91,14 @@ impl Views {
             exec: options.exec,
             ..MountConfig::default()
         };
-        let session = match session::mount(fs.clone(), dir, &config) {
-            Ok(session) => session,
-            Err(e) => {
+        let (unmounter, thread) = match (self.serve)(fs.clone(), dir, &config) {
+            Ok(served) => served,
+            Err(why) => {
                 fs.close()?;
-                return Error::invalid(e.to_string());
+                return Error::invalid(why);
             }
         };
         drop(fs);
-        let (unmounter, at) = (session.unmounter(), PathBuf::from(dir));
-        let serve = move || {
-            if let Err(error) = session.wait() {
-                tracing::error!(dir = %at.display(), %error, "the mount of a snapshot did not end well");
-            }
-        };
-        // Without the thread the session is dropped, which unmounts.
-        let thread = std::thread::Builder::new().name("cffs-view".into()).spawn(serve)?;
         all.push(View { name: name.to_owned(), unmounter, thread });
         drop(all);
         if self.over.load(Ordering::Acquire) {

@@ -3,6 +3,7 @@
 mod block;
 mod changing;
 mod colocate;
+mod convert;
 mod formatting;
 mod log_fsck;
 mod log_layout;

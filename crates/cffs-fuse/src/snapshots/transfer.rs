@@ -5,16 +5,9 @@
 //!
 //! How far a stream is need not be noted. When one begins, a snapshot is made of what it builds on (the *mark*), and its ranges ascend; the log
 //! keeps the order of writes. So after any end, also a crash, all that comes before the last difference between the mark and the branch is there.
-//!
-//! What a branch or a snapshot is for is in its name, as users' names have no slash:
-//!
-//! | name | of |
-//! | --- | --- |
-//! | `/from UUID` | the branch with what came from this store |
-//! | `NAME/ID` | a received snapshot: its name, and its number in that store |
-//! | `/receiving TO FROM` | the mark of a stream that is not complete: numbers in that store; FROM is `-` for a whole one |
 
-use super::{DELETE_ENTRIES, Named, check_new, find, finish_deletions, naming};
+use super::names::{FROM, Named, bytes_of, check_new, find, hexadecimal, naming, sources, visible};
+use super::upkeep::{drop_unused, finish_deletions};
 use cffs::device::{Device, IoKind};
 use cffs::{Error, Result};
 use cffs_logdisk::{
@@ -24,8 +17,6 @@ use parking_lot::{Mutex, MutexGuard};
 use serde::{Deserialize, Serialize};
 use std::io::{self, Read, Write};
 
-/// Before the UUID of a store, in the name of a branch.
-const FROM: &str = "/from ";
 /// Before the numbers of a stream, in the name of a mark.
 const RECEIVING: &str = "/receiving ";
 /// Most bytes of the name of a received snapshot: its number is behind it.
@@ -324,37 +315,10 @@ fn set_back(disk: &LogDisk, branch: u32, to: Option<u64>) -> Result<()> {
     Ok(())
 }
 
-/// Deletes a branch for received snapshots that has none.
-pub(super) fn drop_unused(disk: &LogDisk, branch: u32) -> Result<()> {
-    let is_source = sources(disk).iter().any(|(b, _)| *b == branch);
-    if !is_source || disk.snapshots().iter().any(|s| s.branch == branch) {
-        return Ok(());
-    }
-    // Those that were deleted just now are still in the way.
-    while disk.delete_step(DELETE_ENTRIES)? {}
-    Ok(disk.delete_branch(branch)?)
-}
-
-/// The branches for what was received, and the stores that it came from.
-fn sources(disk: &LogDisk) -> Vec<(u32, [u8; 16])> {
-    let store = |name: &str| <[u8; 16]>::try_from(bytes_of(name.strip_prefix(FROM)?)?).ok();
-    disk.branches().iter().filter_map(|b| Some((b.branch, store(&b.name)?))).collect()
-}
-
-/// Whether a branch has what was received.
-pub(super) fn is_source(name: &str) -> bool {
-    name.starts_with(FROM)
-}
-
 /// The received snapshots of a branch, with their numbers where they came from.
 fn received(disk: &LogDisk, branch: u32) -> Vec<(SnapshotInfo, u64)> {
     let of_branch = disk.snapshots().into_iter().filter(|s| s.branch == branch);
     of_branch.filter_map(|s| Some((s.name.split_once('/')?.1.parse().ok()?, s)).map(|(id, s)| (s, id))).collect()
-}
-
-/// The name that users know a received snapshot by; empty for a mark.
-pub(super) fn visible(name: &str) -> &str {
-    name.split_once('/').map_or(name, |(name, _)| name)
 }
 
 /// The marks of a branch: each with the numbers of the two snapshots in the store that they come from.
@@ -365,16 +329,6 @@ fn marks(disk: &LogDisk, branch: u32) -> Vec<(u64, u64, Option<u64>)> {
         Some((to.parse().ok()?, from.parse().ok()))
     };
     of_branch.filter_map(|s| numbers(&s.name).map(|(to, from)| (s.id, to, from))).collect()
-}
-
-fn hexadecimal(bytes: &[u8]) -> String {
-    bytes.iter().map(|b| format!("{b:02x}")).collect()
-}
-
-fn bytes_of(text: &str) -> Option<Vec<u8>> {
-    let digits = text.as_bytes().as_chunks::<2>();
-    let byte = |pair: &[u8; 2]| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok();
-    if digits.1.is_empty() { digits.0.iter().map(byte).collect() } else { None }
 }
 
 fn progress_of(token: &str) -> Result<Progress> {

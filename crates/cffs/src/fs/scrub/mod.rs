@@ -19,8 +19,6 @@ mod stored;
 mod volume;
 mod walk;
 
-pub use stored::{StoredData, StoredStep};
-
 use super::Fs;
 use super::rate_limit::RateLimit;
 use crate::check::Reader;
@@ -136,6 +134,26 @@ pub struct ScrubStatus {
     pub seconds: f64,
     /// How it ended; `None` while it runs.
     pub outcome: Option<ScrubOutcome>,
+}
+
+/// What a part of the stored data came to.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StoredStep {
+    /// Where to go on; `None` at the end.
+    pub next: Option<u64>,
+    /// Bytes that were read and verified.
+    pub bytes: u64,
+    /// What is wrong, one line for each thing.
+    pub problems: Vec<String>,
+}
+
+/// Data below a file system that can be verified without it.
+pub trait StoredData {
+    /// Verifies about so many bytes from a place on (0 begins).
+    ///
+    /// # Errors
+    /// It cannot be found out what is stored. What is wrong with it is in the result.
+    fn verify_step(&self, at: u64, bytes: u64) -> io::Result<StoredStep>;
 }
 
 /// A handle to observe and stop a scrub, from any thread.
