@@ -1,8 +1,8 @@
 //! The command line: subcommands, the names that stand for one of them, and what happens with errors.
 
 use crate::{
-    cat, colocate, dump, exit, export, fsck, generate, grow, import, info, ls, metadata_image, mkfs, mount, quota,
-    regroup, rm, scrub, snapshot, stat, stats, together, trace, trim, tune, umount,
+    cat, colocate, convert, dump, exit, export, fsck, generate, grow, import, info, ls, metadata_image, mkfs, mount,
+    quota, regroup, rm, scrub, snapshot, stat, stats, together, trace, trim, tune, umount,
 };
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
@@ -33,6 +33,7 @@ enum Command {
     Trim(trim::TrimArgs),
     Import(import::ImportArgs),
     Export(export::ExportArgs),
+    Convert(convert::ConvertArgs),
     Ls(ls::LsArgs),
     Cat(cat::CatArgs),
     Stat(stat::StatArgs),
@@ -153,6 +154,7 @@ pub fn run(mut args: Vec<OsString>) -> u8 {
         Command::Trim(a) => trim::run(&a),
         Command::Import(a) => import::run(&a),
         Command::Export(a) => export::run(&a),
+        Command::Convert(a) => convert::run(&a),
         Command::Ls(a) => ls::run(&a),
         Command::Cat(a) => cat::run(&a),
         Command::Stat(a) => stat::run(&a),

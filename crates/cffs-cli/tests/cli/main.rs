@@ -3,13 +3,16 @@
 mod block;
 mod changing;
 mod colocate;
+mod convert;
 mod formatting;
+mod log_fsck;
 mod log_layout;
 mod looking;
 mod mounting;
 mod places;
 mod quota;
 mod regroup;
+mod sending;
 mod service;
 mod signatures;
 mod snapshots;
