@@ -61,9 +61,10 @@ fn carry_out(shared: &MountState, fs: &Fs, asker: Asker, request: &Request) -> R
         Request::RegroupStart(options) => json(shared.start_regroup(options.clone())?),
         Request::RegroupStatus => json(shared.regroup.status()),
         Request::RegroupStop => json(shared.regroup.stop()),
-        Request::TraceStart { .. } | Request::TraceClasses { .. } | Request::TraceRead { .. } => {
-            trace::carry_out(fs, request)
-        }
+        Request::TraceStart { .. }
+        | Request::TraceListing { .. }
+        | Request::TraceClasses { .. }
+        | Request::TraceRead { .. } => trace::carry_out(fs, request),
         Request::SnapshotList
         | Request::SnapshotCreate { .. }
         | Request::SnapshotDelete { .. }

@@ -3,6 +3,7 @@
 use super::buffer::ThreadBuffer;
 use super::causes::{Cause, Causes};
 use super::classes::Classes;
+use super::detail::Detail;
 use super::kind::Kind;
 use super::pending::Pending;
 use super::record::{ARGS_MAX, Record};
@@ -86,6 +87,11 @@ impl Tracer {
             self.classes.store(classes.bits(), Ordering::Relaxed);
         }
         current
+    }
+
+    /// Whether this recording goes on: no other one has begun.
+    pub fn is_current(&self, recording: u64) -> bool {
+        self.threads.lock().recording == recording
     }
 
     /// Takes what was recorded, as frames: `most` bytes and what completes the buffer of a thread. Nothing is left when it
@@ -181,7 +187,18 @@ impl Tracer {
             tracer: self,
             before,
             joined_before: JOINED.replace(0),
-            record: Record { kind, id, cause, thread: 0, start, duration: 0, args, transaction: 0, causes: None },
+            record: Record {
+                kind,
+                id,
+                cause,
+                thread: 0,
+                start,
+                duration: 0,
+                args,
+                transaction: 0,
+                causes: None,
+                detail: None,
+            },
             _thread: PhantomData,
         }))
     }
@@ -199,7 +216,18 @@ impl Tracer {
     /// Records it.
     pub(super) fn leaf(&self, kind: Kind, start: u64, duration: u64, args: [u64; ARGS_MAX]) {
         let (id, cause) = (self.next_id(), Cause::current());
-        self.push(&Record { kind, id, cause, thread: 0, start, duration, args, transaction: 0, causes: None });
+        self.push(&Record {
+            kind,
+            id,
+            cause,
+            thread: 0,
+            start,
+            duration,
+            args,
+            transaction: 0,
+            causes: None,
+            detail: None,
+        });
     }
 
     fn push(&self, record: &Record) {
@@ -259,6 +287,14 @@ struct Open<'a> {
     _thread: PhantomData<*const ()>,
 }
 
+impl Open<'_> {
+    fn wants_detail(&self) -> bool {
+        self.record.cause.origin.is_none()
+            && self.record.kind.class().meets(Classes::OP)
+            && self.tracer.classes().meets(Classes::REPLAY)
+    }
+}
+
 impl Span<'_> {
     /// Its number; 0 if it is not recorded.
     pub(crate) fn id(&self) -> u64 {
@@ -274,6 +310,19 @@ impl Span<'_> {
     pub(crate) fn set_arg(&mut self, n: usize, value: u64) {
         if let Some(open) = &mut self.0 {
             open.record.args[n] = value;
+        }
+    }
+
+    /// Whether what a replay needs of it is recorded: an operation that is a part of another one is not replayed.
+    #[inline]
+    pub(crate) fn wants_detail(&self) -> bool {
+        self.0.as_ref().is_some_and(|open| open.record.id != 0 && open.wants_detail())
+    }
+
+    /// Sets what a replay needs of it.
+    pub(crate) fn set_detail(&mut self, detail: Detail) {
+        if let Some(open) = &mut self.0 {
+            open.record.detail = Some(Box::new(detail));
         }
     }
 
