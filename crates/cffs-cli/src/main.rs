@@ -31,6 +31,7 @@ mod quota;
 mod regroup;
 mod remount;
 mod rm;
+mod scrape;
 mod scrub;
 mod second_place;
 mod signature;

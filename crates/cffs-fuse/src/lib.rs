@@ -52,5 +52,5 @@ pub use config::{IoUring, MountConfig};
 pub use mountpoint::{BlockMount, Unmounter};
 pub use places::{Place, places_of};
 pub use remount::{Remount, remount};
-pub use session::{Error, Result, Session, mount, mount_block};
+pub use session::{Counters, Error, Result, Session, mount, mount_block};
 pub use stats_file::{STATS_FILE, read_stats, unmount};

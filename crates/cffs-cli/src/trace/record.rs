@@ -46,7 +46,8 @@ pub fn run(r: &Recording<'_>) -> anyhow::Result<u8> {
     out.write_all(&frame::HEADER)?;
     // A listing would be traced itself.
     let first = if r.replay { Classes::NONE } else { r.classes };
-    let recording: u64 = control.call(&Request::TraceStart { classes: first.to_string(), scramble: r.scramble })?;
+    let recording: u64 =
+        control.call(&Request::TraceStart { classes: first.to_string(), scramble: r.scramble, yields: false })?;
     // An interrupt at the terminal reaches the command as well, and it decides.
     let stops = || ended.load(Ordering::Relaxed) || r.command.is_empty() && interrupted.load(Ordering::Relaxed);
     let mut child = None;

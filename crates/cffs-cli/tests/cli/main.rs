@@ -10,6 +10,7 @@ mod mounting;
 mod places;
 mod quota;
 mod regroup;
+mod scrape;
 mod service;
 mod signatures;
 mod snapshots;

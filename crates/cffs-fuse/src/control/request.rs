@@ -83,6 +83,15 @@ pub enum Request {
         /// Names are obfuscated, as [`cffs::Fs::obfuscate_trace`].
         #[serde(default)]
         scramble: bool,
+        /// Fail with EBUSY where somebody records already.
+        #[serde(default)]
+        yields: bool,
+    },
+    /// Directories of inodes, for people to read. The answer is a list of inode, directory and its path; those that are not known
+    /// are left out, and so are all after the first 1,000.
+    Places {
+        /// Inodes.
+        inodes: Vec<u64>,
     },
     /// The names in a directory, for the beginning of a recording whose classes are still `none`. The answer is a text: a frame
     /// ([`cffs::trace::Listing`]) in hexadecimal digits. Fails with EBUSY if another recording has begun.
@@ -152,7 +161,7 @@ impl Request {
             Request::Tune(_) | Request::Grow { .. } | Request::Trim(_) => true,
             Request::ScrubStart(_) | Request::ScrubStop => true,
             Request::RegroupStart(_) | Request::RegroupStop => true,
-            Request::TraceStart { .. } | Request::TraceListing { .. } => true,
+            Request::TraceStart { .. } | Request::TraceListing { .. } | Request::Places { .. } => true,
             Request::TraceClasses { .. } | Request::TraceRead { .. } => true,
             Request::SnapshotList => false,
             Request::SnapshotCreate { .. } | Request::SnapshotDelete { .. } | Request::SnapshotClone { .. } => true,

@@ -19,8 +19,11 @@ fn taken_over<T>() -> Result<T> {
 pub(super) fn carry_out(fs: &Fs, request: &Request) -> Result<Value> {
     let tracer = fs.tracer();
     match request {
-        Request::TraceStart { classes: names, scramble } => {
+        Request::TraceStart { classes: names, scramble, yields } => {
             let classes = classes(names)?;
+            if *yields && tracer.is_taken() {
+                return Err(Error::Busy("somebody else records a trace".into()));
+            }
             fs.obfuscate_trace(*scramble)?;
             Ok(tracer.start(classes).into())
         }

@@ -28,6 +28,7 @@ mod orphan;
 mod orphan_list;
 #[doc(hidden)]
 pub mod path;
+mod places;
 mod quota;
 mod rate_limit;
 mod regroup;

@@ -12,13 +12,16 @@ use std::cell::{Cell, RefCell};
 use std::marker::PhantomData;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Numbers tracers, of which a process can have many.
 static TRACERS: AtomicU64 = AtomicU64::new(1);
 
 /// Threads that have ended, and whose buffers are kept until somebody reads them.
 const ENDED_MAX: usize = 64;
+
+/// A recording from which nobody has taken anything for so long was left alone: its recorder was killed.
+const LEFT_ALONE: Duration = Duration::from_secs(5);
 
 thread_local! {
     /// The buffers of this thread, with the number of their tracer. Mostly there is one.
@@ -45,6 +48,8 @@ struct Threads {
     count: u64,
     /// Number of the recording that may drain the buffers.
     recording: u64,
+    /// When it did so for the last time.
+    drained: Option<Instant>,
 }
 
 impl Default for Tracer {
@@ -76,7 +81,15 @@ impl Tracer {
         }
         self.classes.store(classes.bits(), Ordering::Relaxed);
         threads.recording += 1;
+        threads.drained = Some(Instant::now());
         threads.recording
+    }
+
+    /// Whether somebody records, and has taken something in the last seconds, or something is recorded for whoever comes first. Then
+    /// a recording that is of less importance had better not begin.
+    pub fn is_taken(&self) -> bool {
+        let threads = self.threads.lock();
+        self.is_on() && threads.drained.is_none_or(|at| at.elapsed() < LEFT_ALONE)
     }
 
     /// Records other classes from now on. False if another recording has begun meanwhile.
@@ -101,6 +114,7 @@ impl Tracer {
         if threads.recording != recording {
             return None;
         }
+        threads.drained = Some(Instant::now());
         let mut out = Vec::new();
         for _ in 0..threads.buffers.len() {
             if out.len() >= most {
@@ -476,7 +490,8 @@ mod tests {
         drop(tracer.span(Kind::Lookup, [1, 0, 0]));
         let all = items(&tracer.read(second, 1).unwrap());
         assert!(matches!(all[..], [Item::Thread { .. }, Item::Span(_)]), "{all:?}");
-        assert!(tracer.switch(second, Classes::NONE));
+        assert!(tracer.is_taken(), "somebody has just taken something");
+        assert!(tracer.switch(second, Classes::NONE) && !tracer.is_taken());
     }
 
     #[test]
@@ -484,6 +499,7 @@ mod tests {
         let tracer = Tracer::default();
         tracer.record_from_the_beginning(Classes::ALL);
         drop(tracer.span(Kind::Lookup, [1, 0, 0]));
+        assert!(tracer.is_taken(), "it is for somebody who is still to come");
         let first = tracer.start(Classes::ALL);
         assert_eq!(spans(&tracer.read(first, 1).unwrap()).len(), 1);
     }
