@@ -2,7 +2,7 @@
 
 use crate::{
     cat, colocate, dump, exit, export, fsck, generate, grow, import, info, ls, metadata_image, mkfs, mount, quota,
-    regroup, rm, scrub, snapshot, stat, stats, together, trace, trim, tune, umount,
+    regroup, rm, scrub, snapshot, stat, stats, together, top, trace, trim, tune, umount,
 };
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
@@ -46,6 +46,7 @@ enum Command {
     Colocate(colocate::ColocateArgs),
     Together(together::TogetherArgs),
     Trace(trace::TraceArgs),
+    Top(top::TopArgs),
     Generate(generate::GenerateArgs),
 }
 
@@ -166,6 +167,7 @@ pub fn run(mut args: Vec<OsString>) -> u8 {
         Command::Colocate(a) => colocate::run(&a),
         Command::Together(a) => together::run(&a),
         Command::Trace(a) => trace::run(&a),
+        Command::Top(a) => top::run(&a),
         Command::Generate(a) => generate::run(&a, &definitions()),
     };
     match result {

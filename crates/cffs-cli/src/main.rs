@@ -41,6 +41,7 @@ mod stat;
 mod stats;
 mod text;
 mod together;
+mod top;
 mod trace;
 mod trim;
 mod tune;

@@ -1,5 +1,6 @@
 //! Recording: takes what the mount has recorded, again and again, and writes it to a file.
 
+use super::bytes_of;
 use anyhow::{Context, bail};
 use cffs::trace::{Classes, Item, Reader, frame};
 use cffs::{ROOT_INO, Superblock};
@@ -188,7 +189,7 @@ fn list(control: &Control, recording: u64, out: &mut dyn Write, stops: &dyn Fn()
             Err(ControlError::Refused { refusal, .. }) if refusal.errno == Errno::STALE.raw_os_error() => continue,
             other => other?,
         };
-        let frame = decode(&text).context("the mount has sent something else than a listing")?;
+        let frame = bytes_of(&text).context("the mount has sent something else than a listing")?;
         out.write_all(&frame)?;
         let file = [&frame::HEADER[..], &frame].concat();
         let Some(Item::Listing(listing)) = Reader::new(&file[..])?.next_item()? else { continue };
@@ -205,7 +206,7 @@ fn list(control: &Control, recording: u64, out: &mut dyn Write, stops: &dyn Fn()
 fn drain(control: &Control, recording: u64, out: &mut dyn Write) -> anyhow::Result<()> {
     loop {
         let text: String = control.call(&Request::TraceRead { recording })?;
-        let frames = decode(&text).context("the mount has sent something else than a trace")?;
+        let frames = bytes_of(&text).context("the mount has sent something else than a trace")?;
         out.write_all(&frames)?;
         if frames.len() < TRACE_READ_BYTES {
             return Ok(());
@@ -213,22 +214,13 @@ fn drain(control: &Control, recording: u64, out: &mut dyn Write) -> anyhow::Resu
     }
 }
 
-/// Bytes of hexadecimal digits.
-fn decode(text: &str) -> Option<Vec<u8>> {
-    let digit = |b: u8| char::from(b).to_digit(16).map(|d| d as u8);
-    if !text.len().is_multiple_of(2) {
-        return None;
-    }
-    text.as_bytes().chunks_exact(2).map(|two| Some(digit(two[0])? << 4 | digit(two[1])?)).collect()
-}
-
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::super::bytes_of;
 
     #[test]
     fn digits_become_bytes() {
-        assert_eq!(decode("00ff1A"), Some(vec![0, 255, 26]));
-        assert_eq!((decode("0"), decode("0g"), decode("é")), (None, None, None));
+        assert_eq!(bytes_of("00ff1A"), Some(vec![0, 255, 26]));
+        assert_eq!((bytes_of("0"), bytes_of("0g"), bytes_of("é")), (None, None, None));
     }
 }

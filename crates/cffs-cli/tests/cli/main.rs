@@ -15,6 +15,7 @@ mod service;
 mod signatures;
 mod snapshots;
 mod tools;
+mod top;
 mod trace;
 mod transfer;
 mod wrong_input;
