@@ -159,8 +159,7 @@ impl Volume {
     /// # Errors
     /// Those of a log disk.
     pub fn open(&self) -> Result<OpenVolume> {
-        let (device, log) = self.open_on(self.disk.clone())?;
-        Ok(OpenVolume { device, log })
+        self.open_on(self.disk.clone())
     }
 
     /// Opens it, and counts by purpose what is asked of the disk from now on.
@@ -169,14 +168,14 @@ impl Volume {
     /// Those of a log disk.
     pub fn open_counted(&self) -> Result<CountedVolume> {
         let counted = Arc::new(CountingDevice::new(self.disk.clone()));
-        let (device, log) = self.open_on(counted.clone())?;
+        let OpenVolume { device, log } = self.open_on(counted.clone())?;
         Ok(CountedVolume { device, counted, log })
     }
 
-    fn open_on(&self, disk: Arc<dyn Device>) -> Result<(Arc<dyn Device>, Option<Arc<LogDisk>>)> {
-        let Some(setup) = &self.log else { return Ok((disk, None)) };
+    fn open_on(&self, disk: Arc<dyn Device>) -> Result<OpenVolume> {
+        let Some(setup) = &self.log else { return Ok(OpenVolume { device: disk, log: None }) };
         let log = Arc::new(LogDisk::open(Arc::new(ImageStore::open(disk)?), &setup.options())?);
-        Ok((log.clone(), Some(log)))
+        Ok(OpenVolume { device: log.clone(), log: Some(log) })
     }
 
     /// The disk.

@@ -24,8 +24,7 @@ fn words(kind: Kind, s: &Settings, w: &Workload) -> Vec<String> {
     let mut words = Vec::new();
     for (name, said) in [("group", s.group), ("block", s.block), ("fragment", s.fragment)] {
         if let Some(bytes) = said.or_else(|| w.setting(name)) {
-            let option = if name == "fragment" { "frag" } else { name };
-            words.extend([format!("--{option}-size"), bytes.to_string()]);
+            words.extend([format!("--{name}-size"), bytes.to_string()]);
         }
     }
     if s.is_log(w) {

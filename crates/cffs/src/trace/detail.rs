@@ -17,8 +17,8 @@ pub struct Detail {
     pub errno: u64,
     /// The inode that it found or made; 0: none.
     pub inode: u64,
-    numbers: Vec<u64>,
-    names: Vec<Vec<u8>>,
+    pub(super) numbers: Vec<u64>,
+    pub(super) names: Vec<Vec<u8>>,
 }
 
 impl Detail {
