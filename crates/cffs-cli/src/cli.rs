@@ -2,7 +2,7 @@
 
 use crate::{
     cat, colocate, convert, dump, exit, export, fsck, generate, grow, import, info, ls, metadata_image, mkfs, mount,
-    quota, regroup, rm, scrub, snapshot, stat, stats, together, trace, trim, tune, umount,
+    quota, regroup, rm, scrub, snapshot, stat, stats, together, top, trace, trim, tune, umount,
 };
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
@@ -47,6 +47,7 @@ enum Command {
     Colocate(colocate::ColocateArgs),
     Together(together::TogetherArgs),
     Trace(trace::TraceArgs),
+    Top(top::TopArgs),
     Generate(generate::GenerateArgs),
 }
 
@@ -168,6 +169,7 @@ pub fn run(mut args: Vec<OsString>) -> u8 {
         Command::Colocate(a) => colocate::run(&a),
         Command::Together(a) => together::run(&a),
         Command::Trace(a) => trace::run(&a),
+        Command::Top(a) => top::run(&a),
         Command::Generate(a) => generate::run(&a, &definitions()),
     };
     match result {

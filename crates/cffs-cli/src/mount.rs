@@ -9,6 +9,7 @@ use crate::image::Image;
 use crate::log;
 use crate::mount_options::{self, Options};
 use crate::remount;
+use crate::scrape;
 use crate::second_place;
 use anyhow::{Context, anyhow, bail};
 use cffs::device::OpenMode;
@@ -56,6 +57,9 @@ Mount options:
   learn, nolearn            Where the key `learned` holds, note in which order programs read small files (default), or not
   io_uring, noio_uring      Messages come through io_uring, or there is no mount; or never. Default: where Linux
                             (from 6.14 on) allows it in /sys/module/fuse/parameters/enable_uring
+  scrape=[ADDRESS:]PORT     Answer a Prometheus with the counters at http://ADDRESS:PORT/metrics; without an address at
+                            127.0.0.1 alone; noscrape: never (default)
+  trace[=CLASSES]           Record a trace from the first moment on, for the first `cffs trace`
   log=LEVEL                 Messages from this level on: error, warn (default), info, debug, trace
   allow_other               Other users may use the mount (default for root); opposite: noallow_other
   default_permissions       The kernel checks permissions (default); opposite: nodefault_permissions
@@ -406,6 +410,7 @@ fn serve(args: &MountArgs, image: &Path, dir: &Path, options: Options) -> anyhow
         }
         (_, None) => {}
     }
+    let scraped = options.scrape.map(scrape::bind).transpose().exit_code(exit::mount::FAILED)?;
     let block = block_mount(&image, &options).exit_code(exit::mount::FAILED)?;
     let fs = image.mount(options.engine)?;
     let interrupted = signals.pending().next().is_some();
@@ -425,6 +430,13 @@ fn serve(args: &MountArgs, image: &Path, dir: &Path, options: Options) -> anyhow
         }
     };
     drop(fs);
+    if let Some(listener) = scraped {
+        // Without it everything else works.
+        let counters = scrape::counters_of(options.config.fsname.clone(), session.counters());
+        if let Err(error) = scrape::serve(listener, counters) {
+            tracing::error!(image = %name, %error, "nobody answers at the address of scrape=");
+        }
+    }
     let unmounter = session.unmounter();
     std::thread::spawn(move || {
         for _ in signals.forever() {

@@ -329,6 +329,7 @@ impl MountState {
             all["log_disk"] = log_disk_stats(disk);
         }
         all["read_only"] = self.fs.is_read_only().into();
+        all["failed"] = self.fs.failure().is_some().into();
         Ok(all)
     }
 

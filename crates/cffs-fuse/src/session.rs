@@ -13,8 +13,8 @@ use parking_lot::Mutex;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -156,6 +156,11 @@ impl Session {
         self.unmounter.clone()
     }
 
+    /// The counters of the mount as an object, for whoever asks from another thread.
+    pub fn counters(&self) -> Counters {
+        Counters { state: Arc::downgrade(&self.state) }
+    }
+
     /// Its mount point.
     pub fn dir(&self) -> &Path {
         self.unmounter.dir()
@@ -184,6 +189,22 @@ impl Session {
         }
         self.state.close().map_err(Error::Close)?;
         served.map_err(Error::Connection)
+    }
+}
+
+/// The counters of a mount. It does not keep the mount.
+#[derive(Clone)]
+pub struct Counters {
+    state: Weak<MountState>,
+}
+
+impl Counters {
+    /// The counters now, as the file `.cffs-stats` has them. `None` when the mount has ended.
+    ///
+    /// # Errors
+    /// They cannot be written as JSON.
+    pub fn read(&self) -> Option<cffs::Result<serde_json::Value>> {
+        self.state.upgrade().map(|state| state.stats())
     }
 }
 

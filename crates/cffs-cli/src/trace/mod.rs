@@ -31,7 +31,7 @@ pub struct TraceArgs {
     #[command(subcommand)]
     explain: Option<Explain>,
     /// What to record: `all`, or names with commas between them: op, message, cache, readahead, writeback, journal, background,
-    /// device
+    /// device. And `replay`, which `all` does not have: see --replay
     #[arg(long, default_value_t = Classes::ALL)]
     classes: Classes,
     /// Where the trace goes; `-` is standard output. Not a file in DIR: writing it would be traced
@@ -40,6 +40,13 @@ pub struct TraceArgs {
     /// End after so many seconds
     #[arg(long, value_name = "N", value_parser = parse_seconds)]
     seconds: Option<Duration>,
+    /// Record what `cffs-lab replay` needs as well: a listing of all directories at the beginning, then the names and the settings of
+    /// each operation. Before it begins, everything is written and dropped from the cache
+    #[arg(long)]
+    replay: bool,
+    /// With --replay: replace names by others of the same length, so that the trace can be given away
+    #[arg(long, requires = "replay")]
+    scramble: bool,
     /// Directory of a mount (any in it)
     #[arg(required = true)]
     dir: Option<PathBuf>,
@@ -53,6 +60,15 @@ enum Explain {
     Summary(summary::SummaryArgs),
     Graph(graph::GraphArgs),
     Perfetto(perfetto::PerfettoArgs),
+}
+
+/// Bytes of hexadecimal digits.
+pub fn bytes_of(text: &str) -> Option<Vec<u8>> {
+    let digit = |b: u8| char::from(b).to_digit(16).map(|d| d as u8);
+    if !text.len().is_multiple_of(2) {
+        return None;
+    }
+    text.as_bytes().chunks_exact(2).map(|two| Some(digit(two[0])? << 4 | digit(two[1])?)).collect()
 }
 
 fn parse_seconds(text: &str) -> Result<Duration, String> {
@@ -69,7 +85,9 @@ pub fn run(args: &TraceArgs) -> anyhow::Result<u8> {
         (Some(Explain::Perfetto(a)), _) => perfetto::run(a),
         (None, Some(dir)) => record::run(&record::Recording {
             dir,
-            classes: args.classes,
+            classes: if args.replay { args.classes.with(Classes::REPLAY).with(Classes::OP) } else { args.classes },
+            replay: args.replay,
+            scramble: args.scramble,
             output: &args.output,
             limit: args.seconds,
             command: &args.command,

@@ -82,6 +82,28 @@ pub enum Request {
     TraceStart {
         /// As [`cffs::trace::Classes`] is written.
         classes: String,
+        /// Names are obfuscated, as [`cffs::Fs::obfuscate_trace`].
+        #[serde(default)]
+        scramble: bool,
+        /// Fail with EBUSY where somebody records already.
+        #[serde(default)]
+        yields: bool,
+    },
+    /// Directories of inodes, for people to read. The answer is a list of inode, directory and its path; those that are not known
+    /// are left out, and so are all after the first 1,000.
+    Places {
+        /// Inodes.
+        inodes: Vec<u64>,
+    },
+    /// The names in a directory, for the beginning of a recording whose classes are still `none`. The answer is a text: a frame
+    /// ([`cffs::trace::Listing`]) in hexadecimal digits. Fails with EBUSY if another recording has begun.
+    TraceListing {
+        /// The number of the recording.
+        recording: u64,
+        /// Its inode.
+        directory: u64,
+        /// Where the piece before said that the next one begins; 0 at first.
+        position: u64,
     },
     /// Records other classes from now on; `none` ends it. The answer is null. Fails with EBUSY if another recording has begun.
     TraceClasses {
@@ -89,6 +111,9 @@ pub enum Request {
         recording: u64,
         /// As [`cffs::trace::Classes`] is written.
         classes: String,
+        /// Before that everything is written, and dropped from memory: [`cffs::Fs::cool`].
+        #[serde(default)]
+        cold: bool,
     },
     /// Takes what was recorded. The answer is a text: frames of a trace ([`cffs::trace::frame`]) in hexadecimal digits. With fewer
     /// than [`TRACE_READ_BYTES`] it has everything up to this request, which is traced as well. Fails with EBUSY if another
@@ -175,7 +200,8 @@ impl Request {
             Request::Tune(_) | Request::Grow { .. } | Request::Trim(_) => true,
             Request::ScrubStart(_) | Request::ScrubStop => true,
             Request::RegroupStart(_) | Request::RegroupStop => true,
-            Request::TraceStart { .. } | Request::TraceClasses { .. } | Request::TraceRead { .. } => true,
+            Request::TraceStart { .. } | Request::TraceListing { .. } | Request::Places { .. } => true,
+            Request::TraceClasses { .. } | Request::TraceRead { .. } => true,
             Request::SnapshotList => false,
             Request::SnapshotCreate { .. } | Request::SnapshotDelete { .. } | Request::SnapshotClone { .. } => true,
             // It tells of names that not everybody may see, and reads everything.

@@ -13,6 +13,9 @@ use cffs_buf::CONTROL_LEN;
 use serde::Serialize;
 use serde_json::Value;
 
+/// Most inodes of a request whose directories are told.
+const PLACES_MAX: usize = 1000;
+
 /// Answers the request in the buffer of [`cffs_buf::CONTROL_IOCTL`]. `None` if it is no request.
 pub(crate) fn answer(shared: &MountState, fs: &Fs, asker: Asker, buffer: &[u8]) -> Option<Box<[u8; CONTROL_LEN]>> {
     let frame = Frame::decode(buffer)?;
@@ -62,9 +65,14 @@ fn carry_out(shared: &MountState, fs: &Fs, asker: Asker, request: &Request) -> R
         Request::RegroupStart(options) => json(shared.start_regroup(options.clone())?),
         Request::RegroupStatus => json(shared.regroup.status()),
         Request::RegroupStop => json(shared.regroup.stop()),
-        Request::TraceStart { .. } | Request::TraceClasses { .. } | Request::TraceRead { .. } => {
-            trace::carry_out(fs, request)
+        Request::Places { inodes } => {
+            let place = |ino: &u64| fs.directory_of(*ino).map(|(directory, path)| (*ino, directory, path));
+            json(inodes.iter().take(PLACES_MAX).filter_map(place).collect::<Vec<_>>())
         }
+        Request::TraceStart { .. }
+        | Request::TraceListing { .. }
+        | Request::TraceClasses { .. }
+        | Request::TraceRead { .. } => trace::carry_out(fs, request),
         Request::SnapshotList
         | Request::SnapshotCreate { .. }
         | Request::SnapshotDelete { .. }

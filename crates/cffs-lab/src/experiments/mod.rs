@@ -14,7 +14,7 @@ mod generated;
 mod harness;
 mod history;
 mod kept_up;
-mod kernel_peers;
+pub mod kernel_peers;
 mod keys;
 mod large;
 mod large_files;
@@ -36,7 +36,7 @@ mod small;
 mod source;
 mod tpcb;
 mod verdicts;
-mod volume;
+pub mod volume;
 
 use std::fs;
 use std::path::{Path, PathBuf};

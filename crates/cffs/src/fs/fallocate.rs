@@ -1,5 +1,6 @@
 //! Preallocating, punching holes, zeroing, collapsing and inserting ranges: fallocate(2).
 
+use super::traced::note_caller;
 use super::{Caller, Fs, flags, now};
 use crate::error::{Error, Result};
 use crate::extent;
@@ -36,6 +37,31 @@ pub enum Fallocate {
     Insert,
 }
 
+impl Fallocate {
+    /// Its number in a trace.
+    fn number(self) -> u64 {
+        match self {
+            Fallocate::Allocate { keep_size } => u64::from(keep_size),
+            Fallocate::PunchHole => 2,
+            Fallocate::Zero { keep_size } => 3 + u64::from(keep_size),
+            Fallocate::Collapse => 5,
+            Fallocate::Insert => 6,
+        }
+    }
+
+    /// The one with a number in a trace.
+    pub fn from_number(n: u64) -> Option<Fallocate> {
+        Some(match n {
+            0 | 1 => Fallocate::Allocate { keep_size: n == 1 },
+            2 => Fallocate::PunchHole,
+            3 | 4 => Fallocate::Zero { keep_size: n == 4 },
+            5 => Fallocate::Collapse,
+            6 => Fallocate::Insert,
+            _ => return None,
+        })
+    }
+}
+
 impl Fs {
     /// The ranges of a file (offset, length in bytes) that are allocated and were never written, in order, also behind its end. What was
     /// written and is still in memory counts as never written.
@@ -68,7 +94,18 @@ impl Fs {
     /// part may be allocated then); [`Error::FileTooLarge`] beyond the largest file; [`Error::Invalid`] for an empty
     /// range, or one that cannot be collapsed or inserted.
     pub fn fallocate(&self, c: Caller, ino: Ino, what: Fallocate, offset: u64, len: u64) -> Result<()> {
-        let _span = self.span(Kind::Fallocate, [ino, offset, len]);
+        self.op(
+            Kind::Fallocate,
+            [ino, offset, len],
+            |d| {
+                d.add_number(what.number());
+                note_caller(d, c);
+            },
+            || self.change_space(c, ino, what, offset, len),
+        )
+    }
+
+    fn change_space(&self, c: Caller, ino: Ino, what: Fallocate, offset: u64, len: u64) -> Result<()> {
         self.writable()?;
         let node = self.node(ino)?;
         let _write_lock = self.lock_for_change(&node)?;

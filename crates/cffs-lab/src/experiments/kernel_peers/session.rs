@@ -8,7 +8,6 @@ use cffs::device::{Direct, FileDevice, Lock, OpenMode};
 use cffs::{Fs, MountOptions};
 use cffs_disk::{Counters, profiles};
 
-use super::cost::BYTES;
 use crate::cache_check;
 use crate::layout::Layout;
 use crate::mount_table::is_mounted;
@@ -32,7 +31,8 @@ pub struct Session {
 }
 
 impl Session {
-    /// Serves `image` as the disk `profile`. With words for `cffs mkfs` the image is made and formatted first.
+    /// Serves `image` as the disk `profile`. With words for `cffs mkfs` the image is made, of so many bytes,
+    /// and formatted first.
     ///
     /// # Errors
     /// When a program fails.
@@ -42,17 +42,20 @@ impl Session {
         dir: &Path,
         image: &Path,
         profile: &str,
-        format: Option<&[String]>,
+        format: Option<(&[String], u64)>,
     ) -> Result<Session> {
         let model = profiles::find(profile).with_context(|| format!("no disk is called {profile}"))?.model();
-        let contents = if format.is_some() { Sparse::create(image, BYTES)? } else { Sparse::open(image)? };
+        let contents = match format {
+            Some((_, bytes)) => Sparse::create(image, bytes)?,
+            None => Sparse::open(image)?,
+        };
         let medium = Arc::new(TimedDisk::new(contents, model, false));
         let (at, root) = (dir.join("disk"), dir.join("mnt"));
         std::fs::create_dir_all(&at)?;
         std::fs::create_dir_all(&root)?;
         let served = Served::start(medium.clone(), &at)?;
         let over = Loop::attach(&served.file())?;
-        if let Some(words) = format {
+        if let Some((words, _)) = format {
             kind.format(program, words, over.device())?;
         }
         let (program, image) = (program.to_path_buf(), image.to_path_buf());

@@ -23,9 +23,7 @@ use super::Fs;
 use super::rate_limit::RateLimit;
 use crate::check::Reader;
 use crate::error::{Error, Result};
-use crate::format::dirblock::{EntryKind, entry_at};
-use crate::format::table::Location;
-use crate::format::{BlockAddr, BlockId, BlockKind, Geometry, Ino, ROOT_INO};
+use crate::format::{BlockAddr, BlockId, Geometry, Ino};
 use crate::trace::Kind;
 use cffs_device::{Device, IoKind, Purpose};
 use parking_lot::Mutex;
@@ -37,8 +35,6 @@ use std::time::Instant;
 
 /// Most findings that are listed. Further ones are only counted.
 const FINDINGS_MAX: usize = 1000;
-/// Greatest depth for which a path is looked up.
-const DEPTH_MAX: usize = 1000;
 
 /// Settings of a scrub.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -410,35 +406,13 @@ impl Walk<'_> {
     }
 
     fn list(&mut self, object: String, what: String, inode: Option<Ino>, block: BlockAddr) {
-        let path = inode.and_then(|ino| self.path_of(ino));
+        let path = inode.and_then(|ino| self.fs.path_of(ino));
         self.count(|s| {
             s.findings_total += 1;
             if s.findings.len() < FINDINGS_MAX {
                 s.findings.push(Finding { object, what, inode, block, path });
             }
         });
-    }
-
-    /// A path of an inode, by the entries in which it and its directories are embedded. Names may change meanwhile, so
-    /// the path is only for people to read.
-    fn path_of(&self, ino: Ino) -> Option<String> {
-        let fs = self.fs;
-        let (mut at, mut names) = (ino, Vec::new());
-        while at != ROOT_INO {
-            let Location::Embedded { block, offset } = fs.inodes.locate(&fs.cache, at).ok()? else { return None };
-            let parent = self.with_inode(at, |inode| Ok(inode.parent)).ok()?;
-            let buf = fs.cache.read_meta(BlockId { kind: BlockKind::Dir, addr: block, owner: parent }).ok()?;
-            let bytes = buf.read();
-            let entry = entry_at(&bytes, offset).filter(|e| e.kind == EntryKind::Embedded && e.ino == at)?;
-            names.push(String::from_utf8_lossy(entry.name).into_owned());
-            if names.len() > DEPTH_MAX {
-                return None;
-            }
-            at = parent;
-        }
-        names.push(String::new());
-        names.reverse();
-        Some(if names.len() == 1 { "/".into() } else { names.join("/") })
     }
 
     fn report_block(&mut self, id: BlockId, place: Place, what: String) {
