@@ -2,7 +2,7 @@
 
 use crate::{
     cat, colocate, convert, dump, exit, export, fsck, generate, grow, import, info, ls, metadata_image, mkfs, mount,
-    quota, regroup, rm, scrub, snapshot, stat, stats, together, top, trace, trim, tune, umount,
+    quota, regroup, rm, scrub, snapshot, stat, stats, together, top, trace, trim, tune, umount, volume,
 };
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
@@ -43,6 +43,7 @@ enum Command {
     Image(metadata_image::ImageArgs),
     Scrub(scrub::ScrubArgs),
     Snapshot(snapshot::SnapshotArgs),
+    Volume(volume::VolumeArgs),
     Regroup(regroup::RegroupArgs),
     Colocate(colocate::ColocateArgs),
     Together(together::TogetherArgs),
@@ -165,6 +166,7 @@ pub fn run(mut args: Vec<OsString>) -> u8 {
         Command::Image(a) => metadata_image::run(&a),
         Command::Scrub(a) => scrub::run(&a),
         Command::Snapshot(a) => snapshot::run(&a),
+        Command::Volume(a) => volume::run(&a),
         Command::Regroup(a) => regroup::run(&a),
         Command::Colocate(a) => colocate::run(&a),
         Command::Together(a) => together::run(&a),

@@ -1,7 +1,8 @@
 //! `cffs fsck`: checks and repairs an image.
 
 use crate::damage_as_zeros::DamageAsZeros;
-use crate::disk::{open_device, open_disk};
+use crate::device::open_device;
+use crate::disk::open_disk;
 use crate::exit::{self, ExitCodeExt, with_code};
 use crate::fsck_log_disk::{self, LogDiskOutcome, Wanted, discard_left_over};
 use crate::image::{EngineResultExt, Image, LogArgs};
@@ -142,15 +143,15 @@ pub fn run(args: &FsckArgs) -> anyhow::Result<u8> {
         // Unless it is sound, nobody knows what the file system on it is made of, and a repair would make it worse.
         return report_log_disk(args, &name, found);
     }
-    let (dev, log_dev, state, log_disk): Opened = match Image::open(&args.image, log, mode) {
+    let (dev, log_dev, state, log_disk): Opened = match Image::open(&args.image, &args.log, mode) {
         Ok(image) => {
             (image.dev, image.log_dev.map(|d| d as Arc<dyn Device>), Some(image.superblock.state), image.log_disk)
         }
         // Its copies may be good.
-        Err(e) if (args.yes || asks) && has_copies(&args.image, mode) => {
+        Err(e) if (args.yes || asks) && has_copies(args, mode) => {
             eprintln!("{e:#}");
             let log_dev = log.map(|l| open_device(l, mode)).transpose()?;
-            let disk = open_disk(&args.image, mode)?;
+            let disk = open_disk(&args.image, &args.log, mode)?;
             (disk.dev, log_dev.map(|d| Arc::new(d) as Arc<dyn Device>), None, disk.log_disk)
         }
         Err(e) => {
@@ -236,7 +237,7 @@ pub fn run(args: &FsckArgs) -> anyhow::Result<u8> {
 /// The log disk of the image, if it is one; rebuilt if that is needed and wanted.
 fn look_at_log_disk(args: &FsckArgs, name: &str, mode: OpenMode, asks: bool) -> anyhow::Result<Option<LogDiskOutcome>> {
     let wanted = Wanted { data: args.data, rebuild: args.yes || asks };
-    fsck_log_disk::check(&args.image, mode, wanted, &mut |problems| {
+    fsck_log_disk::check(&args.image, &args.log, mode, wanted, &mut |problems| {
         if !args.json {
             problems.iter().for_each(|p| println!("{name}: log disk: {p}"));
         }
@@ -264,8 +265,8 @@ fn report_log_disk(args: &FsckArgs, name: &str, found: &LogDiskOutcome) -> anyho
 }
 
 /// Whether good copies of a superblock stand on a device whose first one cannot be used.
-fn has_copies(image: &std::path::Path, mode: OpenMode) -> bool {
-    open_disk(image, mode).is_ok_and(|disk| has_superblock(&DamageAsZeros(disk.dev), None))
+fn has_copies(args: &FsckArgs, mode: OpenMode) -> bool {
+    open_disk(&args.image, &args.log, mode).is_ok_and(|disk| has_superblock(&DamageAsZeros(disk.dev), None))
 }
 
 /// Repairs, asking as the arguments say.

@@ -4,12 +4,14 @@
 //! root leads to is counted and compared. If that is wrong or cannot be read, the disk is rebuilt from its segments, each batch of which
 //! describes itself; nothing is overwritten before the new root is written.
 
-use crate::disk::open_device;
+use crate::device::open_device;
+use crate::disk::{Below, below};
 use crate::exit::{self, ExitCodeExt, with_code};
+use crate::log_args::LogArgs;
 use crate::progress::Steps;
-use crate::signature::{Ours, begins_as};
+use crate::signature::Ours;
 use anyhow::{Context, anyhow};
-use cffs::device::{Device, FileDevice, OpenMode};
+use cffs::device::{Device, OpenMode};
 use cffs::{Error, Fs, MountOptions, TrimRange};
 use cffs_logdisk::{ImageStore, LogDisk, LogOptions, RebuildReport, rebuild, recover_image};
 use serde_json::{Value, json};
@@ -84,28 +86,28 @@ pub struct Wanted {
 /// Looks at the log disk of an image, if it is one; with `wanted.rebuild` and a yes to the question, it is rebuilt if anything is wrong.
 pub fn check(
     path: &Path,
+    parts: &LogArgs,
     mode: OpenMode,
     wanted: Wanted,
     question: &mut dyn FnMut(&[String]) -> bool,
 ) -> anyhow::Result<Option<LogDiskOutcome>> {
     let name = path.display().to_string();
-    let file = Arc::new(open_device(path, mode)?);
-    let known = begins_as(&file).with_context(|| name.clone())?;
+    let Below { dev, begins: known, .. } = below(open_device(path, mode)?, path, parts)?;
     if known == Some(Ours::FileSystem) {
         return Ok(None);
     }
     let mut outcome = LogDiskOutcome::default();
-    if known.is_none() && recover_image(file.clone()).is_err() {
+    if known.is_none() && recover_image(dev.clone()).is_err() {
         // Nothing of a log disk: whoever opens the image says what is there.
         return Ok(None);
     }
-    outcome.problems = look(&file, wanted.data, &mut outcome.damage).exit_code(exit::fsck::OPERATIONAL)?;
+    outcome.problems = look(&dev, wanted.data, &mut outcome.damage).exit_code(exit::fsck::OPERATIONAL)?;
     if outcome.problems.is_empty() || !wanted.rebuild || !question(&outcome.problems) {
         return Ok(Some(outcome));
     }
     let steps = Steps::new();
     steps.show("rebuilding the log disk", 0, 1);
-    let store = recover_image(file.clone()).with_context(|| name.clone()).exit_code(exit::fsck::OPERATIONAL)?;
+    let store = recover_image(dev.clone()).with_context(|| name.clone()).exit_code(exit::fsck::OPERATIONAL)?;
     let report = rebuild(Arc::new(store), &LogOptions::default()).map_err(|e| {
         let advice = match e.kind() {
             io::ErrorKind::StorageFull => ": make the image longer with `truncate -s`, and try again",
@@ -115,15 +117,15 @@ pub fn check(
     })?;
     drop(steps);
     outcome.damage.clear();
-    outcome.problems = look(&file, wanted.data, &mut outcome.damage).exit_code(exit::fsck::OPERATIONAL)?;
+    outcome.problems = look(&dev, wanted.data, &mut outcome.damage).exit_code(exit::fsck::OPERATIONAL)?;
     outcome.rebuilt = Some(report);
     Ok(Some(outcome))
 }
 
 /// What is wrong with the log disk on a device.
-fn look(file: &Arc<FileDevice>, data: bool, damage: &mut Vec<String>) -> anyhow::Result<Vec<String>> {
+fn look(dev: &Arc<dyn Device>, data: bool, damage: &mut Vec<String>) -> anyhow::Result<Vec<String>> {
     let options = LogOptions { read_only: true, ..LogOptions::default() };
-    let store = ImageStore::open(file.clone() as Arc<dyn Device>);
+    let store = ImageStore::open(dev.clone());
     let disk = match store.and_then(|store| LogDisk::open(Arc::new(store), &options)) {
         Ok(disk) => disk,
         Err(e) if is_damage(&e) => return Ok(vec![e.to_string()]),

@@ -4,7 +4,7 @@ use crate::image::{EngineResultExt, Image, LogArgs};
 use crate::mount_or_image::{MountOrImage, engine};
 use crate::size::{human, parse_size};
 use crate::text::print_json;
-use anyhow::Context;
+use anyhow::{Context, bail};
 use cffs::Grown;
 use cffs_fuse::control::Request;
 use clap::Args;
@@ -44,6 +44,9 @@ pub fn run(args: &GrowArgs) -> anyhow::Result<u8> {
     let name = args.path.display().to_string();
     let grown: Grown = match MountOrImage::open(&args.path, &args.log)? {
         MountOrImage::Mounted(control) => control.call(&Request::Grow { size: args.size })?,
+        MountOrImage::Image(image) if image.volume.is_some() => {
+            bail!("{name}: the members of a volume keep their size: make a new one of larger ones, and copy the files")
+        }
         MountOrImage::Image(image) => match &image.log_disk {
             Some(disk) => cffs_fuse::grow_log_disk(disk, args.size).about(|| &name)?,
             None => grow_file_system(*image, args.size, &name)?,

@@ -1,6 +1,8 @@
 //! Images: opening them, what their superblock says, and what is in them without a mount.
 
-use crate::disk::{Disk, open_device, open_disk};
+use crate::device::open_device;
+use crate::disk::{Disk, open_disk};
+pub use crate::log_args::LogArgs;
 use crate::mount_options::compression_of;
 use crate::signature;
 use anyhow::{Context, anyhow, bail};
@@ -9,18 +11,11 @@ use cffs::format::superblock::{INCOMPAT_EXTERNAL_LOG, SUPERBLOCK_SIZE};
 use cffs::{Error, Fs, Geometry, MountOptions, Superblock};
 use cffs_fuse::snapshots;
 use cffs_logdisk::LogDisk;
+use cffs_volume::Volume;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-
-/// Options of all commands that look into an image.
-#[derive(clap::Args, Clone, Debug, Default)]
-pub struct LogArgs {
-    /// File or device that holds the log of a file system made with --log-device
-    #[arg(long, value_name = "FILE")]
-    pub log_device: Option<PathBuf>,
-}
 
 /// `IMAGE` or `IMAGE:/path` on the command line.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,10 +63,12 @@ impl ImagePath {
 pub struct Image {
     /// Where it is.
     pub path: PathBuf,
-    /// The file or block device.
+    /// The file or block device; of a volume, the member that was named.
     pub file: Arc<FileDevice>,
-    /// What the file system is on: the same, or the log disk in it.
+    /// What the file system is on: the same, the volume, or the log disk in it.
     pub dev: Arc<dyn Device>,
+    /// The volume, if the file is a member of one.
+    pub volume: Option<Arc<Volume>>,
     /// The log disk, in the log layout.
     pub log_disk: Option<Arc<LogDisk>>,
     /// The device of the log, if that is another one.
@@ -83,10 +80,11 @@ pub struct Image {
 }
 
 impl Image {
-    /// Opens an image and its log, and checks what can be checked by the superblock alone.
-    pub fn open(path: &Path, log: Option<&Path>, mode: OpenMode) -> anyhow::Result<Image> {
-        let Disk { file, dev, log_disk } = open_disk(path, mode)?;
-        let read = read_superblock(&file, &*dev, log_disk.is_some());
+    /// Opens an image, with the other members of its volume and its log, and checks what can be checked by the superblock alone.
+    pub fn open(path: &Path, parts: &LogArgs, mode: OpenMode) -> anyhow::Result<Image> {
+        let Disk { file, dev, volume, log_disk } = open_disk(path, parts, mode)?;
+        let log = parts.log_device.as_deref();
+        let read = read_superblock(&file, &*dev, volume.is_some(), log_disk.is_some());
         let (superblock, geometry) = read.with_context(|| path.display().to_string())?;
         if let Some(log_disk) = &log_disk {
             log_disk.set_compression(compression_of(&superblock.mount_options_str()));
@@ -105,7 +103,7 @@ impl Image {
             Some(log) => Some(Arc::new(open_device(log, mode)?)),
             None => None,
         };
-        Ok(Image { path: path.to_owned(), file, dev, log_disk, log_dev, superblock, geometry })
+        Ok(Image { path: path.to_owned(), file, dev, volume, log_disk, log_dev, superblock, geometry })
     }
 
     /// One of its snapshots or clones in place of the file system that has them.
@@ -114,7 +112,7 @@ impl Image {
         let Some(disk) = &self.log_disk else { bail!("{at}: it has not the log layout, so it has no snapshots") };
         let dev = snapshots::device(disk, name).about(|| &at)?;
         let (superblock, geometry) =
-            read_superblock(&self.file, &*dev, true).with_context(|| format!("{at}: {name}"))?;
+            read_superblock(&self.file, &*dev, self.volume.is_some(), true).with_context(|| format!("{at}: {name}"))?;
         Ok(Image { dev, superblock, geometry, ..self })
     }
 
@@ -126,8 +124,13 @@ impl Image {
 }
 
 /// Reads and checks the superblock. Says what is there instead if it is none of ours, and what to do.
-fn read_superblock(file: &FileDevice, dev: &dyn Device, on_log_disk: bool) -> anyhow::Result<(Superblock, Geometry)> {
-    if !on_log_disk {
+fn read_superblock(
+    file: &FileDevice,
+    dev: &dyn Device,
+    on_volume: bool,
+    on_log_disk: bool,
+) -> anyhow::Result<(Superblock, Geometry)> {
+    if !on_log_disk && !on_volume {
         use_sectors_of_the_format(file)?;
     }
     match cffs::mkfs::read_superblock(dev).and_then(|sb| Ok((Geometry::new(&sb)?, sb))) {
@@ -135,6 +138,9 @@ fn read_superblock(file: &FileDevice, dev: &dyn Device, on_log_disk: bool) -> an
         // What it is instead is only a help.
         Err(Error::Corrupt(c)) if c.0.contains("not a cffs") && on_log_disk => {
             bail!("a cffs log disk without a file system on it: make one with `cffs mkfs --layout=log --force`")
+        }
+        Err(Error::Corrupt(c)) if c.0.contains("not a cffs") && on_volume => {
+            bail!("a cffs volume without a file system on it: make one with `cffs mkfs --force`, and all its members")
         }
         Err(Error::Corrupt(c)) if c.0.contains("not a cffs") => match signature::detect(file) {
             Ok(Some(name)) => {
@@ -166,12 +172,12 @@ fn use_sectors_of_the_format(dev: &FileDevice) -> anyhow::Result<()> {
 
 /// Opens the file system of an image for reading; nothing is written to it, other readers may be there.
 pub fn open_read_only(path: &Path, log: &LogArgs) -> anyhow::Result<Arc<Fs>> {
-    Image::open(path, log.log_device.as_deref(), OpenMode::READ_ONLY)?.mount(MountOptions::default().read_only(true))
+    Image::open(path, log, OpenMode::READ_ONLY)?.mount(MountOptions::default().read_only(true))
 }
 
 /// Opens the file system of an image for changes, alone.
 pub fn open_read_write(path: &Path, log: &LogArgs) -> anyhow::Result<Arc<Fs>> {
-    Image::open(path, log.log_device.as_deref(), OpenMode::READ_WRITE)?.mount(MountOptions::default())
+    Image::open(path, log, OpenMode::READ_WRITE)?.mount(MountOptions::default())
 }
 
 /// An error of the engine, with the object it is about and what to do.

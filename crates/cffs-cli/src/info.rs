@@ -4,12 +4,14 @@ use crate::fsck::check_image;
 use crate::image::{Image, LogArgs};
 use crate::size::human;
 use crate::text::{print_json, printable, time_string};
+use crate::volume::print_volume;
 use anyhow::Context;
 use cffs::check::Report;
 use cffs::device::OpenMode;
 use cffs::format::superblock::State;
 use cffs::{Geometry, Superblock};
-use cffs_fuse::control::{Control, MountInfo};
+use cffs_fuse::control::{Control, MountInfo, Request};
+use cffs_fuse::volume::VolumeReport;
 use cffs_logdisk::LogDisk;
 use clap::Args;
 use serde_json::{Value, json};
@@ -53,7 +55,7 @@ pub fn run(args: &InfoArgs) -> anyhow::Result<u8> {
     if args.image.is_dir() {
         return of_mount(args);
     }
-    let image = Image::open(&args.image, args.log.log_device.as_deref(), OpenMode::READ_ONLY)?;
+    let image = Image::open(&args.image, &args.log, OpenMode::READ_ONLY)?;
     let report = if args.quick { None } else { Some(check_image(&image, &args.image.display().to_string())?) };
     let (sb, g) = (&image.superblock, &image.geometry);
     if args.json {
@@ -61,10 +63,14 @@ pub fn run(args: &InfoArgs) -> anyhow::Result<u8> {
         if let Value::Object(all) = &mut value {
             all.insert("image_layout".into(), json!(if image.log_disk.is_some() { "log" } else { "plain" }));
             all.insert("log_disk".into(), json!(image.log_disk.as_deref().map(log_disk_json)));
+            all.insert("volume".into(), json!(image.volume.as_deref().map(VolumeReport::of)));
         }
         print_json(&value)?;
     } else {
         let mut out = io::stdout().lock();
+        if let Some(volume) = &image.volume {
+            print_volume(&mut out, &VolumeReport::of(volume))?;
+        }
         if let Some(disk) = &image.log_disk {
             let (space, n) = (disk.space(), disk.snapshots().len());
             let (usable, free) = (human(space.usable), human(space.free));
@@ -93,7 +99,9 @@ pub fn log_disk_json(disk: &LogDisk) -> Value {
 }
 
 fn of_mount(args: &InfoArgs) -> anyhow::Result<u8> {
-    let info = Control::open(&args.image)?.info()?;
+    let control = Control::open(&args.image)?;
+    let info = control.info()?;
+    let volume: Option<VolumeReport> = control.call(&Request::VolumeStatus)?;
     let decoded = Superblock::decode(&info.superblock).and_then(|sb| Ok((Geometry::new(&sb)?, sb)));
     let (g, sb) = decoded.with_context(|| args.image.display().to_string())?;
     if args.json {
@@ -101,10 +109,14 @@ fn of_mount(args: &InfoArgs) -> anyhow::Result<u8> {
         if let (Value::Object(all), Ok(Value::Object(mut mount))) = (&mut value, serde_json::to_value(&info)) {
             mount.remove("superblock");
             all.insert("mount".into(), mount.into());
+            all.insert("volume".into(), json!(volume));
         }
         print_json(&value)?;
     } else {
         let mut out = io::stdout().lock();
+        if let Some(volume) = &volume {
+            print_volume(&mut out, volume)?;
+        }
         print(&mut out, &sb, &g, None)?;
         print_mount(&mut out, &info)?;
         out.flush()?;

@@ -3,7 +3,7 @@
 use crate::compression::compression_name;
 use crate::signature::{LOG_DISK_SUPERBLOCKS, Ours, begins_as};
 use anyhow::{Context, anyhow};
-use cffs::device::{Device, FileDevice, IoKind};
+use cffs::device::{Device, IoKind};
 use cffs::{Superblock, Tune};
 use cffs_logdisk::{Compression, ImageOptions, ImageStore, LogDisk, LogOptions};
 use std::sync::Arc;
@@ -44,7 +44,7 @@ pub struct LogLayout {
 impl LogLayout {
     /// Makes the image a log disk of so many bytes. What it had is lost.
     pub fn make(
-        image: Arc<FileDevice>,
+        image: Arc<dyn Device>,
         uuid: [u8; 16],
         bytes: u64,
         compression: Compression,
@@ -73,11 +73,11 @@ impl LogLayout {
     }
 }
 
-/// An image of the plain layout must not look like a log disk whose first superblock is lost.
-pub fn forget(image: &FileDevice) -> anyhow::Result<()> {
+/// An image must not look like a log disk, or a member of a volume, whose first superblock is lost.
+pub fn forget(image: &dyn Device) -> anyhow::Result<()> {
     let zeros = vec![0; 4096.max(image.sector_size() as usize)];
     let [_, second] = LOG_DISK_SUPERBLOCKS;
-    if begins_as(image)? == Some(Ours::LogDisk) && second + zeros.len() as u64 <= image.len() {
+    if matches!(begins_as(image)?, Some(Ours::LogDisk | Ours::Member)) && second + zeros.len() as u64 <= image.len() {
         image.write_at(IoKind::Super, second, &zeros)?;
         image.flush()?;
     }

@@ -1,6 +1,7 @@
 //! `cffs image`: copies only the metadata of an image, for bug reports.
 
-use crate::disk::{disk_of, open_device};
+use crate::device::open_device;
+use crate::disk::disk_of;
 use crate::image::{EngineResultExt, LogArgs};
 use crate::progress::Steps;
 use crate::size::human;
@@ -115,7 +116,7 @@ pub fn run(args: &ImageArgs) -> anyhow::Result<u8> {
     let open = |path: &Path| -> anyhow::Result<Arc<dyn Device>> {
         let file = open_device(path, OpenMode::READ_ONLY)?;
         file.use_buffered()?;
-        Ok(disk_of(file, path)?.dev)
+        Ok(disk_of(file, path, &args.log)?.dev)
     };
     let source = Devices { dev: open(&args.source)?, log: args.log.log_device.as_deref().map(open).transpose()? };
     let options = MetadumpOptions { obfuscate: obfuscator(args)?, keep_damaged: args.keep_damaged };

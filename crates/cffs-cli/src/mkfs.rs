@@ -1,23 +1,27 @@
 //! `cffs mkfs`: makes a file system.
 
 use crate::compression::{compression_name, parse_compression};
-use crate::disk::open_device;
+use crate::device::open_device;
 use crate::image::engine_error;
 use crate::log_layout::{self, LogLayout};
-use crate::signature;
+use crate::members::summary;
+use crate::mkfs_volume::{Created, VolumeArgs};
+use crate::overwrite::refuse_if_taken;
 use crate::size::{human, parse_size, parse_size_u32};
 use crate::text::print_json;
 use anyhow::{Context, anyhow, bail};
 use cffs::device::{Device, FileDevice, MemoryDevice, OpenMode, Probe, probe_group_size};
 use cffs::mkfs::{log_bytes_min, plan, random_uuid};
 use cffs::{Geometry, MkfsOptions, QuotaKind, Superblock, mkfs};
+use cffs_fuse::volume::VolumeReport;
 use cffs_logdisk::Compression;
+use cffs_volume::Volume;
 use clap::{Args, FromArgMatches, ValueEnum};
 use serde_json::json;
 use std::ffi::OsString;
 use std::fs;
 use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 /// Make a cffs file system on a device or in an image file
@@ -91,8 +95,13 @@ pub struct MkfsArgs {
     /// Print the result as JSON
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    volume: VolumeArgs,
     /// Device or image file
     image: PathBuf,
+    /// With --mirror, --stripe or --concat: the other members of the volume
+    #[arg(value_name = "MEMBER")]
+    more: Vec<PathBuf>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -151,18 +160,6 @@ pub fn parse_reserve(text: &str) -> Result<u32, String> {
     }
 }
 
-/// A new image file that is removed again unless the file system in it gets finished.
-struct Created<'a>(Option<&'a Path>);
-
-impl Drop for Created<'_> {
-    fn drop(&mut self) {
-        if let Some(path) = self.0 {
-            // Best effort: the error that led here is what the user needs to see.
-            let _ = fs::remove_file(path);
-        }
-    }
-}
-
 /// The options of the file system as the command line gives them.
 fn options_of(args: &MkfsArgs) -> MkfsOptions {
     let options = MkfsOptions::default()
@@ -203,12 +200,22 @@ pub struct Made {
     geometry: Geometry,
     probe: Option<Probe>,
     layout: Option<LogLayout>,
+    volume: Option<Arc<Volume>>,
+}
+
+impl Made {
+    /// Lets go of it.
+    pub fn close(self) -> anyhow::Result<()> {
+        drop(self.layout);
+        self.volume.map_or(Ok(()), |volume| volume.close().map_err(|e| anyhow!(e)))
+    }
 }
 
 /// Runs the subcommand.
 pub fn run(args: &MkfsArgs) -> anyhow::Result<u8> {
     let made = make(args)?;
-    report(args, &made.superblock, &made.geometry, made.probe.as_ref(), made.layout.as_ref())?;
+    report(args, &made)?;
+    made.close().with_context(|| args.image.display().to_string())?;
     Ok(0)
 }
 
@@ -218,6 +225,8 @@ pub fn make(args: &MkfsArgs) -> anyhow::Result<Made> {
     let name = image.display().to_string();
     let mut options = options_of(args);
     refuse_contradictions(args)?;
+    let group = if let GroupSize::Bytes(bytes) = args.group_size { Some(bytes) } else { None };
+    args.volume.check(image, &args.more, group)?;
     if args.layout == Layout::Log {
         options = options.log_bytes(Some(log_bytes_min(args.block_size)));
     }
@@ -231,12 +240,76 @@ pub fn make(args: &MkfsArgs) -> anyhow::Result<Made> {
     };
     let log_dev = || log.as_ref().map(|l| l as &dyn Device);
 
+    let mut created = Created::default();
+    let measure = |dev: &FileDevice| probe_group_size(dev).with_context(|| format!("{name}: cannot time the device"));
+    let auto = args.group_size == GroupSize::Auto;
+    let (below, volume, probe): (Arc<dyn Device>, Option<Arc<Volume>>, Option<Probe>) = match args.volume.kind() {
+        None => {
+            let dev = single(args, log_dev(), &options, &mut created)?;
+            let probe = if auto { Some(measure(&dev)?) } else { None };
+            (Arc::new(dev), None, probe)
+        }
+        Some(kind) => {
+            let mut plan = args.volume.plan(kind, image, &args.more, args.size, args.force)?;
+            check(file_system_bytes(args, plan.len)?, log_dev(), &options, &plan.sectors, &name)?;
+            plan.make_files(&mut created)?;
+            for dev in plan.files() {
+                fit_sectors(args, dev)?;
+            }
+            let mut probe = match plan.files().next() {
+                Some(dev) if auto => Some(measure(dev)?),
+                _ => None,
+            };
+            if let Some(probe) = &mut probe {
+                probe.group_size = plan.fitting_group(probe.group_size);
+            }
+            let volume = plan.make()?;
+            (volume.clone(), Some(volume), probe)
+        }
+    };
+    if let Some(probe) = &probe {
+        options.group_size = probe.group_size.max(options.block_size);
+    }
+    let layout = if args.layout == Layout::Log {
+        let uuid = args.uuid.map_or_else(random_uuid, Ok)?;
+        options = options.uuid(Some(uuid));
+        let (bytes, compression) = (file_system_bytes(args, below.len())?, args.compress.unwrap_or_default());
+        Some(LogLayout::make(below.clone(), uuid, bytes, compression).with_context(|| name.clone())?)
+    } else {
+        log_layout::forget(&*below)?;
+        None
+    };
+    let dev: Arc<dyn Device> = match &layout {
+        Some(layout) => layout.disk.clone(),
+        None => below,
+    };
+    // A small file system cannot have the group that the device deserves.
+    while probe.is_some() && options.group_size > 16 << 10 && plan(&*dev, log_dev(), &options).is_err() {
+        options.group_size /= 2;
+    }
+    let mut sb = mkfs(&*dev, log_dev(), &options).map_err(|e| engine_error(e, &name))?;
+    if let Some(layout) = &layout {
+        sb = layout.finish(sb).with_context(|| name.clone())?;
+    }
+    created.0.clear();
+    let geometry = Geometry::new(&sb).map_err(|e| anyhow!("{name}: {e}"))?;
+    Ok(Made { superblock: sb, geometry, probe, layout, volume })
+}
+
+/// Opens or makes the one file or device that the file system is on.
+fn single(
+    args: &MkfsArgs,
+    log: Option<&dyn Device>,
+    options: &MkfsOptions,
+    created: &mut Created,
+) -> anyhow::Result<FileDevice> {
+    let image = args.image.as_path();
+    let name = image.display().to_string();
     let exists = match fs::metadata(image) {
         Ok(_) => true,
         Err(e) if e.kind() == io::ErrorKind::NotFound => false,
         Err(e) => return Err(e).with_context(|| name.clone()),
     };
-    let mut created = Created(None);
     let dev = if exists {
         let dev = open_device(image, OpenMode::READ_WRITE)?;
         refuse_if_taken(image, &dev, args.force)?;
@@ -247,7 +320,7 @@ pub fn make(args: &MkfsArgs) -> anyhow::Result<Made> {
         if dev.is_block_device() && len > dev.len() {
             bail!("{name}: the device has {} bytes, {len} do not fit: leave out --size", dev.len());
         }
-        check(file_system_bytes(args, len)?, log_dev(), &options, &dev, &name)?;
+        check(file_system_bytes(args, len)?, log, options, &dev, &name)?;
         if len != dev.len() {
             dev.set_len(len)?;
         }
@@ -256,49 +329,21 @@ pub fn make(args: &MkfsArgs) -> anyhow::Result<Made> {
         let Some(len) = args.size else {
             bail!("{name}: no such file or device: to make an image file, say with --size how large, as in --size 4G");
         };
-        check(file_system_bytes(args, len)?, log_dev(), &options, &MemoryDevice::new(len), &name)?;
+        check(file_system_bytes(args, len)?, log, options, &MemoryDevice::new(len), &name)?;
         let dev = FileDevice::create(image, len, OpenMode::READ_WRITE)?;
-        created.0 = Some(image);
+        created.0.push(image.to_owned());
         dev
     };
-    // Small fragments are worth more than direct I/O in large sectors, where they were asked for.
+    fit_sectors(args, &dev)?;
+    Ok(dev)
+}
+
+/// Small fragments are worth more than direct I/O in large sectors, where they were asked for.
+fn fit_sectors(args: &MkfsArgs, dev: &FileDevice) -> anyhow::Result<()> {
     if dev.sector_size() > args.fragment_size.unwrap_or(args.block_size).min(args.block_size) {
         dev.use_buffered()?;
     }
-
-    let probe = match args.group_size {
-        GroupSize::Auto => {
-            let probe = probe_group_size(&dev).with_context(|| format!("{name}: cannot time the device"))?;
-            options.group_size = probe.group_size.max(options.block_size);
-            Some(probe)
-        }
-        GroupSize::Bytes(_) => None,
-    };
-    let file = Arc::new(dev);
-    let layout = if args.layout == Layout::Log {
-        let uuid = args.uuid.map_or_else(random_uuid, Ok)?;
-        options = options.uuid(Some(uuid));
-        let (bytes, compression) = (file_system_bytes(args, file.len())?, args.compress.unwrap_or_default());
-        Some(LogLayout::make(file.clone(), uuid, bytes, compression).with_context(|| name.clone())?)
-    } else {
-        log_layout::forget(&file)?;
-        None
-    };
-    let dev: Arc<dyn Device> = match &layout {
-        Some(layout) => layout.disk.clone(),
-        None => file.clone(),
-    };
-    // A small file system cannot have the group that the device deserves.
-    while probe.is_some() && options.group_size > 16 << 10 && plan(&*dev, log_dev(), &options).is_err() {
-        options.group_size /= 2;
-    }
-    let mut sb = mkfs(&*dev, log_dev(), &options).map_err(|e| engine_error(e, &name))?;
-    if let Some(layout) = &layout {
-        sb = layout.finish(sb).with_context(|| name.clone())?;
-    }
-    created.0 = None;
-    let geometry = Geometry::new(&sb).map_err(|e| anyhow!("{name}: {e}"))?;
-    Ok(Made { superblock: sb, geometry, probe, layout })
+    Ok(())
 }
 
 /// Refuses options that make no sense with the layout.
@@ -365,44 +410,9 @@ fn check(
     result.map(drop).map_err(|e| engine_error(e, name))
 }
 
-/// Refuses a device on which there is something, unless forced; and one that the kernel has attached, always.
-fn refuse_if_taken(path: &Path, dev: &FileDevice, force: bool) -> anyhow::Result<()> {
-    let name = path.display();
-    if let Some(place) = cffs_fuse::places_of(path).unwrap_or_default().first() {
-        bail!(
-            "{name}: in use by a mount whose server is gone: remove it with `umount -l {}` first",
-            place.dir().display()
-        );
-    }
-    if let Some(by) = loop_device_of(path) {
-        bail!("{name}: in use by {by}: detach it with `losetup -d {by}` first");
-    }
-    if force {
-        return Ok(());
-    }
-    match signature::detect(dev).map_err(|e| anyhow!("{e:#}, or use --force to overwrite it"))? {
-        Some(what) => bail!("{name}: holds {what}: use --force to overwrite it"),
-        None => Ok(()),
-    }
-}
-
-/// The loop device that has this file as its backing file.
-fn loop_device_of(path: &Path) -> Option<String> {
-    let path = path.canonicalize().ok()?;
-    fs::read_dir("/sys/block").ok()?.flatten().find_map(|entry| {
-        let backing = fs::read_to_string(entry.path().join("loop/backing_file")).ok()?;
-        (Path::new(backing.trim_end_matches('\n')) == path)
-            .then(|| format!("/dev/{}", entry.file_name().to_string_lossy()))
-    })
-}
-
-fn report(
-    args: &MkfsArgs,
-    sb: &Superblock,
-    g: &Geometry,
-    probe: Option<&Probe>,
-    layout: Option<&LogLayout>,
-) -> io::Result<()> {
+fn report(args: &MkfsArgs, made: &Made) -> io::Result<()> {
+    let (sb, g, probe, layout) = (&made.superblock, &made.geometry, made.probe.as_ref(), made.layout.as_ref());
+    let volume = made.volume.as_deref();
     let log_bytes = sb.log_blocks << sb.block_shift;
     if args.json {
         let measured = probe.map(|p| {
@@ -432,6 +442,7 @@ fn report(
             "reserve_percent": f64::from(sb.reserve_bp) / 100.0,
             "features": sb.feature_names(),
             "measured": measured,
+            "volume": volume.map(VolumeReport::of),
             "layout": if layout.is_some() { "log" } else { "plain" },
             "log_disk": layout.map(|l| json!({"usable_bytes": l.usable, "segment_bytes": l.segment_bytes})),
         }));
@@ -448,6 +459,9 @@ fn report(
                 s.median.as_secs_f64() * 1e6
             )?;
         }
+    }
+    if let Some(volume) = volume {
+        writeln!(out, "volume     {}", summary(volume))?;
     }
     let how = if probe.is_some() { "chosen" } else { "as asked for" };
     writeln!(out, "group      {} ({how})", human(g.group_size() as u64))?;
@@ -471,7 +485,9 @@ fn report(
         writeln!(out, "label      {}", sb.label_str())?;
     }
     writeln!(out, "uuid       {}", sb.uuid_str())?;
-    writeln!(out, "{} is ready", args.image.display())?;
+    let others: Vec<String> = args.more.iter().map(|p| format!(", {}", p.display())).collect();
+    let is = if others.is_empty() { "is" } else { "are" };
+    writeln!(out, "{}{} {is} ready", args.image.display(), others.concat())?;
     out.flush()
 }
 

@@ -38,6 +38,9 @@ Mount options:
   metadata=delayed          Metadata are written at some time; for data that may be lost
   commit=SECONDS            Interval of the asynchronous commit (default: 5)
   logdev=FILE               Device of the log, if it is not in the image
+  members=PATH              File, device or directory in which to look for the other members of a volume; several times for
+                            several (default: the directory of the one that is named, or all block devices)
+  degraded                  Mount a mirror though members are missing that are up to date
   norecovery, noload        With ro: the log is not replayed, not even in memory, so that files may be inconsistent
   prefetch=adaptive         Read whole groups where that pays (default)
   prefetch=off              Read single blocks
@@ -188,8 +191,11 @@ pub fn run(args: &MountArgs) -> anyhow::Result<u8> {
     let image = absolute(&args.image)?;
     let dir = mount_point(&args.dir)?;
     options.config.fsname = image.display().to_string();
-    if let Some(log) = &options.log_device {
-        options.log_device = Some(absolute(log)?);
+    if let Some(log) = &options.parts.log_device {
+        options.parts.log_device = Some(absolute(log)?);
+    }
+    for path in &mut options.parts.members {
+        *path = absolute(path)?;
     }
     if let Some(snapshot) = &options.snapshot {
         if let Some(first) = places_of(&image).unwrap_or_default().first() {
@@ -292,7 +298,7 @@ pub fn enter_namespace(namespace: &OsString) -> anyhow::Result<()> {
 fn open(image: &Path, options: &Options, read_only: bool) -> anyhow::Result<Image> {
     let open = |read_only: bool| {
         let mode = if read_only { OpenMode::READ_ONLY } else { OpenMode::READ_WRITE };
-        Image::open(image, options.log_device.as_deref(), mode)
+        Image::open(image, &options.parts, mode)
     };
     let read_only = read_only || options.engine.read_only;
     let opened = match &options.snapshot {
@@ -396,9 +402,10 @@ fn serve(args: &MountArgs, image: &Path, dir: &Path, options: Options) -> anyhow
         .map_err(|e| with_code(exit::mount::USAGE, anyhow!("{name}: {e}")))?;
     let log_disk = image.log_disk.clone();
     let log_view = options.snapshot.clone().map_or(LogView::FileSystem, LogView::Alone);
+    let volume = image.volume.clone();
     let mut options = Options {
-        config: MountConfig { fsname: options.config.fsname, log_disk, log_view, ..with_defaults.config },
-        log_device: options.log_device,
+        config: MountConfig { fsname: options.config.fsname, log_disk, log_view, volume, ..with_defaults.config },
+        parts: options.parts,
         ..with_defaults
     };
     options.engine.read_only |= image.dev.read_only();
@@ -411,6 +418,9 @@ fn serve(args: &MountArgs, image: &Path, dir: &Path, options: Options) -> anyhow
         (_, None) => {}
     }
     let scraped = options.scrape.map(scrape::bind).transpose().exit_code(exit::mount::FAILED)?;
+    if let Some(volume) = &image.volume {
+        crate::members::warn_of(volume, &name);
+    }
     let block = block_mount(&image, &options).exit_code(exit::mount::FAILED)?;
     let fs = image.mount(options.engine)?;
     let interrupted = signals.pending().next().is_some();
@@ -466,7 +476,7 @@ fn serve(args: &MountArgs, image: &Path, dir: &Path, options: Options) -> anyhow
 /// The engine must not be open yet, because the kernel claims a device for itself, so our claim ends before. Nothing is
 /// written until one of the two holds again.
 fn block_mount(image: &Image, options: &Options) -> anyhow::Result<Option<BlockMount>> {
-    // Of a block device there is one mount, and that is not one of a snapshot.
+    // Of a block device there is one mount, and that is not one of a snapshot. Of a volume it is that of the member that was named.
     if !rustix::process::geteuid().is_root() || options.snapshot.is_some() {
         return Ok(None);
     }

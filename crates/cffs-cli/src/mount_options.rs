@@ -1,6 +1,7 @@
 //! The options of `-o`: ours, and the generic ones that mount(8) and /etc/fstab hand to every file system.
 
 use crate::compression::parse_compression;
+use crate::log_args::LogArgs;
 use crate::scrape::parse_address;
 use crate::size::parse_size;
 use cffs::trace::Classes;
@@ -8,7 +9,6 @@ use cffs::{AtimeMode, MetadataMode, MountOptions, PrefetchMode};
 use cffs_fuse::{IoUring, MountConfig};
 use cffs_logdisk::Compression;
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::time::Duration;
 
 /// What all the options together say.
@@ -18,8 +18,8 @@ pub struct Options {
     pub engine: MountOptions,
     /// For the kernel.
     pub config: MountConfig,
-    /// Device of an external log.
-    pub log_device: Option<PathBuf>,
+    /// Device of an external log, and members of a volume.
+    pub parts: LogArgs,
     /// The log is not to be replayed.
     pub no_recovery: bool,
     /// Where requests for the counters are answered.
@@ -230,7 +230,10 @@ impl Options {
             ("log", _) => return wrong("must be error, warn, info, debug or trace"),
             ("compress", Some(v)) => self.compression = Some(parse_compression(v).map_err(Wrong::Value)?),
             ("snapshot", Some(v)) if !v.is_empty() => self.snapshot = Some(v.into()),
-            ("logdev", Some(v)) if !v.is_empty() => self.log_device = Some(v.into()),
+            ("logdev", Some(v)) if !v.is_empty() => self.parts.log_device = Some(v.into()),
+            ("members", Some(v)) if !v.is_empty() => self.parts.members.push(v.into()),
+            ("degraded", None) => self.parts.degraded = true,
+            ("nodegraded", None) => self.parts.degraded = false,
             ("learn", None) => config.learn = true,
             ("nolearn", None) => config.learn = false,
             ("nomaintenance", None) => config.maintenance = None,
@@ -266,7 +269,7 @@ impl Options {
             ("noexec", None) => config.exec = false,
             (
                 "cache" | "metadata" | "prefetch" | "commit" | "logdev" | "threads" | "maintenance" | "compress"
-                | "snapshot" | "scrape",
+                | "snapshot" | "scrape" | "members",
                 _,
             ) => {
                 return wrong("needs a value");
@@ -348,7 +351,10 @@ mod tests {
         assert_eq!(o.config.threads, 3);
         let idle = |list| Options::parse([list], false).unwrap().config.maintenance.map(|d| d.as_secs());
         assert_eq!([idle("rw"), idle("maintenance=5"), idle("maintenance=5,nomaintenance")], [None, Some(5), None]);
-        assert_eq!(o.log_device, Some("a,b".into()));
+        assert_eq!(o.parts.log_device, Some("a,b".into()));
+        let parts = parse("members=/a,degraded,members=\"/b,c\"").unwrap().parts;
+        assert_eq!((parts.members, parts.degraded), (vec!["/a".into(), "/b,c".into()], true));
+        assert!(parse("members=").is_err() && parse("degraded=1").is_err() && !parse("ro").unwrap().parts.degraded);
         let io_uring = |text: &str| Options::parse([text], false).map(|o| o.config.io_uring);
         assert!(matches!(io_uring("ro"), Ok(IoUring::Allowed)), "where the kernel allows it");
         assert!(matches!(io_uring("noio_uring,io_uring"), Ok(IoUring::Required)));

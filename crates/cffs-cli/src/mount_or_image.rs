@@ -27,7 +27,7 @@ impl MountOrImage {
         if path.is_dir() {
             return Ok(MountOrImage::Mounted(Control::open(path)?));
         }
-        let opened = Image::open(path, log.log_device.as_deref(), mode);
+        let opened = Image::open(path, log, mode);
         opened.map(|image| MountOrImage::Image(Box::new(image))).map_err(|e| {
             let text = e.to_string();
             if text.contains("it is mounted on") {

@@ -10,7 +10,7 @@ use cffs_fuse::control::{Control, Request};
 use clap::Args;
 use serde_json::json;
 use std::io::{self, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -38,6 +38,8 @@ const INTERVAL: Duration = Duration::from_millis(200);
 ///
 /// In the log layout all that the log disk stores has checksums, and all of it is read, also what only snapshots have.
 ///
+/// On a mirror each copy is read, and what is wrong in one comes from another; `cffs volume DIR scrub` compares the members as well.
+///
 /// It takes root, or the user who mounted. An interrupt stops it.
 #[derive(Args, Debug)]
 #[command(after_long_help = EXIT_CODES)]
@@ -62,6 +64,21 @@ pub struct ScrubArgs {
     json: bool,
     /// Any directory of the mount
     dir: PathBuf,
+}
+
+impl ScrubArgs {
+    /// A whole scrub of a mount.
+    pub fn of(dir: &Path, rate: Option<u64>) -> ScrubArgs {
+        ScrubArgs {
+            rate,
+            metadata_only: false,
+            background: false,
+            status: false,
+            stop: false,
+            json: false,
+            dir: dir.to_owned(),
+        }
+    }
 }
 
 /// Runs the subcommand.

@@ -1,10 +1,11 @@
 //! `cffs mount` of an image that is mounted here already: the same file system at a second directory.
 
 use crate::exit::{self, with_code};
+use crate::member_search;
 use crate::mount_options::{Options, is_generic};
 use crate::remount;
 use anyhow::anyhow;
-use cffs_fuse::{Place, places_of};
+use cffs_fuse::Place;
 use std::io::ErrorKind;
 use std::path::Path;
 
@@ -15,8 +16,7 @@ pub fn first_of(image: &Path) -> Option<Place> {
         return None;
     }
     // Wrong names are told by who opens the image.
-    let places = places_of(image).unwrap_or_default();
-    places.into_iter().find(|place| place.can_be_joined() && place.is_served())
+    member_search::places(image).into_iter().find(|place| place.can_be_joined() && place.is_served())
 }
 
 /// Mounts `image`, which is mounted at `first`, at `dir` too. False if it was unmounted just now, so that it is to be mounted

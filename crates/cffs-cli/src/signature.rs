@@ -33,6 +33,7 @@ pub fn detect(dev: &FileDevice) -> anyhow::Result<Option<String>> {
     match begins_as(dev)? {
         Some(Ours::FileSystem) => return Ok(Some("a cffs file system".into())),
         Some(Ours::LogDisk) => return Ok(Some("a cffs file system with the log layout".into())),
+        Some(Ours::Member) => return Ok(Some("a member of a cffs volume".into())),
         None => {}
     }
     let out = run_blkid(dev)?;
@@ -58,10 +59,13 @@ pub enum Ours {
     FileSystem,
     /// One of the two superblocks of a log disk.
     LogDisk,
+    /// One of the two superblocks of a member of a volume.
+    Member,
 }
 
-/// Looks for superblocks. That of a file system counts before the second one of a log disk, which may be left from earlier times.
-pub fn begins_as(dev: &FileDevice) -> anyhow::Result<Option<Ours>> {
+/// Looks for superblocks. That of a file system counts before the second one of a log disk or a member, which may be left from earlier times.
+pub fn begins_as(dev: &dyn Device) -> anyhow::Result<Option<Ours>> {
+    // A log disk and a member have theirs at the same places.
     for offset in LOG_DISK_SUPERBLOCKS {
         let mut sector = vec![0; dev.sector_size() as usize];
         if dev.len() < offset + sector.len() as u64 {
@@ -70,6 +74,9 @@ pub fn begins_as(dev: &FileDevice) -> anyhow::Result<Option<Ours>> {
         dev.read_at(IoKind::Super, offset, &mut sector)?;
         if sector.starts_with(&LOG_DISK_MAGIC) {
             return Ok(Some(Ours::LogDisk));
+        }
+        if cffs_volume::begins_as_member(&sector) {
+            return Ok(Some(Ours::Member));
         }
         if offset == 0 && sector.starts_with(&MAGIC) {
             return Ok(Some(Ours::FileSystem));

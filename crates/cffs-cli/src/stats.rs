@@ -8,6 +8,7 @@ use cffs::device::{Device, IoKind, OpenMode};
 use cffs::format::system::Counters;
 use cffs::format::{BlockId, BlockKind, verify_block};
 use cffs_fuse::control::Control;
+use cffs_fuse::volume::VolumeReport;
 use clap::Args;
 use serde_json::{Map, Value, json};
 use std::io::{self, Write};
@@ -53,7 +54,7 @@ pub fn run(args: &StatsArgs) -> anyhow::Result<u8> {
 }
 
 fn of_image(path: &Path, log: &LogArgs) -> anyhow::Result<Value> {
-    let image = Image::open(path, log.log_device.as_deref(), OpenMode::READ_ONLY)?;
+    let image = Image::open(path, log, OpenMode::READ_ONLY)?;
     let (sb, g) = (&image.superblock, &image.geometry);
     let mut block = vec![0; g.block_size()];
     let addr = g.counters_block();
@@ -72,8 +73,13 @@ fn of_image(path: &Path, log: &LogArgs) -> anyhow::Result<Value> {
         "allocation groups in use": c.ags,
         "orphans": c.orphan_head != 0,
     });
-    if let (Some(disk), Value::Object(all)) = (&image.log_disk, &mut value) {
-        all.insert("log disk".into(), log_disk_json(disk));
+    if let Value::Object(all) = &mut value {
+        if let Some(disk) = &image.log_disk {
+            all.insert("log disk".into(), log_disk_json(disk));
+        }
+        if let Some(volume) = &image.volume {
+            all.insert("volume".into(), json!(VolumeReport::of(volume)));
+        }
     }
     Ok(value)
 }
@@ -92,6 +98,13 @@ fn print(out: &mut impl Write, value: &Value, indent: usize) -> io::Result<()> {
             Value::Object(_) => {
                 writeln!(out, "{:indent$}{label}", "")?;
                 print(out, value, indent + 2)?;
+            }
+            // Of things that have a name, such as members of a volume.
+            Value::Array(list) if list.iter().any(Value::is_object) => {
+                for item in list {
+                    writeln!(out, "{:indent$}{label}", "")?;
+                    print(out, item, indent + 2)?;
+                }
             }
             _ => writeln!(out, "{:indent$}{label:width$}  {}", "", plain(value))?,
         }

@@ -3,7 +3,7 @@
 //! umount(2), and so `umount DIR`, may come back from a mount of type `fuse` while the process that served it still writes what is
 //! left. Whoever takes the image up next waits for that process, instead of failing because the image is in use.
 
-use cffs_fuse::places_of;
+use crate::member_search;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{major, minor};
 use rustix::io::Errno;
@@ -39,7 +39,7 @@ pub fn wait_for_server(image: &Path) -> bool {
 
 /// Whether the image is mounted in this mount namespace.
 fn is_mounted(image: &Path) -> bool {
-    places_of(image).is_ok_and(|places| !places.is_empty())
+    !member_search::places(image).is_empty()
 }
 
 /// The process that has locked the image, if it is one that serves a mount.

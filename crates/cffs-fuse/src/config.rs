@@ -1,6 +1,7 @@
 //! Settings of a mount that the engine does not need to know.
 
 use cffs_logdisk::LogDisk;
+use cffs_volume::Volume;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -77,6 +78,8 @@ pub struct MountConfig {
     pub log_disk: Option<Arc<LogDisk>>,
     /// What of that log disk is mounted.
     pub log_view: LogView,
+    /// The volume that the file system, or its log disk, is on: members that lack something are brought up to date in the background.
+    pub volume: Option<Arc<Volume>>,
 }
 
 impl Default for MountConfig {
@@ -105,6 +108,7 @@ impl Default for MountConfig {
             learn: true,
             log_disk: None,
             log_view: LogView::FileSystem,
+            volume: None,
         }
     }
 }

@@ -64,7 +64,7 @@ impl Kernel {
         };
         let config = MountConfig { max_transfer: TRANSFER, xattr: rng.u32(..8) > 0, ..MountConfig::default() };
         let ops = Ops::new(
-            Arc::new(MountState::new(fs, "image".into(), None, crate::mount_state::no_view())),
+            Arc::new(MountState::new(fs, "image".into(), None, crate::mount_state::no_view(), None)),
             &config,
             capabilities,
         );

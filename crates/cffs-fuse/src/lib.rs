@@ -49,6 +49,7 @@ mod session;
 pub mod snapshots;
 mod stats_file;
 mod views;
+pub mod volume;
 mod worker_pool;
 
 pub use config::{IoUring, LogView, MountConfig};

@@ -12,9 +12,11 @@ use crate::notifier::Notifier;
 use crate::protocol::opcode::Opcode;
 use crate::stats_file::{ServerProcess, StatsFiles, is_stats_file};
 use crate::views::Views;
+use crate::volume::Members;
 use cffs::trace::Tracer;
 use cffs::{AtimeMode, Error, Fs, Ino, Regroup, RegroupOptions, Result, Scrub, ScrubOptions};
 use cffs_logdisk::LogDisk;
+use cffs_volume::Volume;
 use parking_lot::{Mutex, RwLock};
 use rustix::io::Errno;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -55,6 +57,8 @@ pub(crate) struct MountState {
     /// What of the log disk this is.
     view: LogView,
     pub(crate) views: Arc<Views>,
+    /// The volume below, if it is on one.
+    pub(crate) members: Members,
     /// The result of closing the engine, until somebody takes it.
     closed: Mutex<Option<Result<()>>>,
 }
@@ -65,6 +69,7 @@ impl MountState {
         image: String,
         log_disk: Option<Arc<LogDisk>>,
         (view, views): (LogView, Views),
+        volume: Option<Arc<Volume>>,
     ) -> MountState {
         MountState {
             fs,
@@ -86,6 +91,7 @@ impl MountState {
             jobs: Jobs::default(),
             view,
             views: Arc::new(views),
+            members: Members::new(volume),
             closed: Mutex::new(None),
         }
     }
@@ -140,6 +146,7 @@ impl MountState {
         self.views.stop();
         self.scrub.stop();
         self.regroup.stop();
+        self.members.stop();
     }
 
     /// Starts the background work of the log disk, if there is one.
@@ -155,6 +162,11 @@ impl MountState {
             }
             _ => Ok(()),
         }
+    }
+
+    /// Compares the members of the mirror below.
+    pub(crate) fn compare_members(&self, rate: Option<u64>) -> Result<()> {
+        self.members.compare(self.fs.clone(), rate, self.log_disk.is_some())
     }
 
     /// The log disk below, in the log layout.
@@ -328,6 +340,9 @@ impl MountState {
         if let Some(disk) = &self.log_disk {
             all["log_disk"] = log_disk_stats(disk);
         }
+        if let Some(volume) = self.members.report() {
+            all["volume"] = serde_json::to_value(volume).map_err(std::io::Error::other)?;
+        }
         all["read_only"] = self.fs.is_read_only().into();
         all["failed"] = self.fs.failure().is_some().into();
         Ok(all)
@@ -382,7 +397,7 @@ mod tests {
     fn shared() -> MountState {
         let device = Arc::new(MemoryDevice::new(64 << 20));
         cffs::mkfs(&*device, None, &cffs::MkfsOptions::default()).unwrap();
-        MountState::new(Fs::open(device, None, MountOptions::default()).unwrap(), "image".into(), None, no_view())
+        MountState::new(Fs::open(device, None, MountOptions::default()).unwrap(), "image".into(), None, no_view(), None)
     }
 
     #[test]

@@ -96,7 +96,8 @@ fn serve_until(fs: Arc<Fs>, connection: OwnedFd, unmounter: &Unmounter, config: 
 
 fn start(fs: Arc<Fs>, connection: OwnedFd, unmounter: &Unmounter, config: &MountConfig) -> Result<Session> {
     let view = (config.log_view.clone(), Views::new(serve_view));
-    let state = Arc::new(MountState::new(fs, config.fsname.clone(), config.log_disk.clone(), view));
+    let state =
+        Arc::new(MountState::new(fs, config.fsname.clone(), config.log_disk.clone(), view, config.volume.clone()));
     let mut capabilities = device::negotiate(&connection, config).map_err(Error::Connection)?;
     capabilities.no_open &= !state.must_be_asked();
     capabilities.no_opendir &= !state.strict_atime();
@@ -134,6 +135,7 @@ fn start(fs: Arc<Fs>, connection: OwnedFd, unmounter: &Unmounter, config: &Mount
     if let Err(e) = state.start_log_maintenance() {
         tracing::warn!("the log disk is cleaned by those who write only: {e}");
     }
+    state.members.start();
     mountpoint::set_readahead(unmounter.dir(), config.readahead);
     Ok(Session { events: Mutex::new(Some(events)), state, unmounter })
 }

@@ -62,11 +62,11 @@ pub(crate) fn read_label(device: &dyn Device) -> io::Result<Option<Label>> {
 }
 
 impl Label {
-    /// Writes both copies and makes them durable, the older first. If the first cannot be written, the other one stays as it was.
-    pub(crate) fn write(&mut self, device: &dyn Device) -> io::Result<()> {
+    /// Writes one or both copies and makes them durable, the older first. If the first cannot be written, the other one stays as it was.
+    pub(crate) fn write(&mut self, device: &dyn Device, copies: usize) -> io::Result<()> {
         self.superblock.sequence += 1;
         let block = self.superblock.encode();
-        for _ in SUPERBLOCK_OFFSETS {
+        for _ in 0..copies {
             write_block(device, SUPERBLOCK_OFFSETS[self.next_copy], &block)?;
             device.flush()?;
             self.next_copy = 1 - self.next_copy;
@@ -113,7 +113,7 @@ mod tests {
             let device = MemoryDevice::with_sector_size(4 << 20, sector);
             assert!(read_label(&device).unwrap().is_none());
             let mut label = label();
-            label.write(&device).unwrap();
+            label.write(&device, 2).unwrap();
             for offset in SUPERBLOCK_OFFSETS {
                 let copy = device.duplicate();
                 write_block(&copy, offset, &[0xff; 4096]).unwrap();
@@ -135,17 +135,17 @@ mod tests {
         for n in 1..=2 {
             let device = Arc::new(FailingDevice::new(Arc::new(MemoryDevice::new(4 << 20))));
             let mut label = label();
-            label.write(&device).unwrap();
+            label.write(&device, 2).unwrap();
             device.set(Operation::Write, Fault::nth(n));
             label.superblock.generation = 2;
-            assert!(label.write(&device).is_err());
+            assert!(label.write(&device, 2).is_err());
             let found = read_label(&device).unwrap().unwrap();
             assert_eq!(found.superblock.generation, n);
             // The next one goes to the copy that is not the newest.
             let mut label = found;
             label.superblock.generation = 3;
             device.set(Operation::Write, Fault::nth(2));
-            assert!(label.write(&device).is_err());
+            assert!(label.write(&device, 2).is_err());
             assert_eq!(read_label(&device).unwrap().unwrap().superblock.generation, 3);
         }
     }

@@ -16,7 +16,8 @@
 //! # Why it is as it is
 //!
 //! - **A generation tells who missed something.** It rises on all members in sync, durably, before the first write that one of them does
-//!   not get, and at each opening. It always rises by two, one after the other: so a crash in the middle is told from a use.
+//!   not get, and at each opening. On a mirror it always rises by three, one after the other: a crash in the middle leaves one member one ahead or
+//!   behind of what another one knows of it, which by itself is one behind; so it is told from a use.
 //! - **The newest superblock says who counts.** A member that it excludes has missed writes; if that member was itself used since, the two
 //!   have diverged, and nobody but the user can say which one is right.
 //! - **After a crash members in sync may differ** where the bitmap says so. Any of them is as good as another, but only as long as
@@ -49,5 +50,7 @@ pub use error::VolumeError;
 pub use mirror::{
     Difference, MemberState, MemberStatus, Mirror, MirrorStats, MirrorStatus, Progress, ScrubReport, Verdict,
 };
-pub use superblock::{Kind, MEMBERS_MAX, Uuid};
-pub use volume::{CreateOptions, MemberInfo, OpenOptions, STRIPE_UNIT, Volume, create, open, probe};
+pub use superblock::{
+    BLOCK_BYTES, DATA_OFFSET, Kind, MEMBERS_MAX, SUPERBLOCK_OFFSETS, Uuid, begins_as_member, volume_of_block,
+};
+pub use volume::{CreateOptions, MemberInfo, OpenOptions, STRIPE_UNIT, Volume, create, open, planned_len, probe};

@@ -3,7 +3,7 @@
 use crate::buffers::{Cutter, CutterMut, total, total_mut};
 use crate::layout::Layout;
 use cffs_buf::WorkerPool;
-use cffs_device::{Device, IoKind, ReadRequest, WriteRequest, check_read, check_write, clip_discard};
+use cffs_device::{Device, DeviceSpace, IoKind, ReadRequest, WriteRequest, check_read, check_write, clip_discard};
 use parking_lot::Mutex;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::sync::Arc;
@@ -161,6 +161,63 @@ impl Device for Striped {
         }
         jobs.retain(|(_, list)| !list.is_empty());
         run(&self.pool, jobs, |(part, mut list)| part.device.read_batch(&mut list))
+    }
+
+    /// A member may itself be a mirror. What is stored on several members has as many copies as the one with the most.
+    fn copies(&self) -> usize {
+        self.parts.iter().map(|p| p.device.copies()).max().unwrap_or(1)
+    }
+
+    fn read_copy(&self, kind: IoKind, copy: usize, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        check_read(self.len, self.sector, offset, buf.len())?;
+        let mut rest = buf;
+        for p in self.layout.pieces(offset, rest.len() as u64) {
+            let (piece, tail) = rest.split_at_mut(p.len as usize);
+            let part = &self.parts[p.member];
+            if copy >= part.device.copies() {
+                let text = format!("there is no copy {copy} on this member");
+                return Err(io::Error::new(io::ErrorKind::NotFound, text));
+            }
+            part.device.read_copy(kind, copy, part.data_offset + p.offset, piece)?;
+            rest = tail;
+        }
+        Ok(())
+    }
+
+    fn repair(&self, kind: IoKind, copy: usize, offset: u64, good: &[u8]) -> io::Result<bool> {
+        self.check_write(offset, good.len() as u64)?;
+        let (mut rest, mut all) = (good, true);
+        for p in self.layout.pieces(offset, good.len() as u64) {
+            let (piece, tail) = rest.split_at(p.len as usize);
+            let part = &self.parts[p.member];
+            all &= part.device.repair(kind, copy, part.data_offset + p.offset, piece)?;
+            rest = tail;
+        }
+        Ok(all)
+    }
+
+    fn finish(&self) -> io::Result<()> {
+        if self.read_only {
+            return Ok(());
+        }
+        run(&self.pool, self.parts.iter().collect(), |part| part.device.finish())
+    }
+
+    /// Known if all members have less space than bytes: what they can take together. On a stripe each gets the same, so the fullest one counts.
+    fn space(&self) -> Option<DeviceSpace> {
+        let each: Vec<DeviceSpace> = self.parts.iter().filter_map(|p| p.device.space()).collect();
+        let first = *each.first().filter(|_| each.len() == self.parts.len())?;
+        let n = each.len() as u64;
+        let (total, free) = match self.layout {
+            Layout::Stripe { .. } => {
+                let least = |f: fn(&DeviceSpace) -> u64| each.iter().map(f).min().unwrap_or(0).saturating_mul(n);
+                (least(|s| s.total), least(|s| s.free))
+            }
+            Layout::Concat(_) => (each.iter().map(|s| s.total).sum(), each.iter().map(|s| s.free).sum()),
+        };
+        let unit = each.iter().map(|s| s.unit).max().unwrap_or(first.unit);
+        let unit_cost = each.iter().map(|s| s.unit_cost).max().unwrap_or(first.unit_cost);
+        Some(DeviceSpace { total, free, unit, unit_cost, keeps_old: each.iter().any(|s| s.keeps_old) })
     }
 
     fn flush(&self) -> io::Result<()> {

@@ -1,15 +1,16 @@
 //! The superblock of a member as bytes and as a value. `docs/format-volume.md` gives the bytes.
 
 use std::fmt;
+use std::str::FromStr;
 
 /// Bytes of a superblock, and of a copy of the bitmap.
-pub(crate) const BLOCK_BYTES: usize = 4096;
-/// Where a member has its two superblocks.
-pub(crate) const SUPERBLOCK_OFFSETS: [u64; 2] = [0, 64 << 10];
+pub const BLOCK_BYTES: usize = 4096;
+/// Bytes at which a member has its two superblocks.
+pub const SUPERBLOCK_OFFSETS: [u64; 2] = [0, 64 << 10];
 /// Where a member of a mirror has the two copies of its bitmap.
 pub(crate) const BITMAP_OFFSETS: [u64; 2] = [128 << 10, 192 << 10];
-/// Where the data of a new member begins.
-pub(crate) const DATA_OFFSET: u64 = 1 << 20;
+/// Byte at which the data of a new member begins.
+pub const DATA_OFFSET: u64 = 1 << 20;
 /// Data lies behind the copies of the bitmap, whatever the sector size.
 const DATA_OFFSET_MIN: u64 = 256 << 10;
 /// Most members of a volume.
@@ -33,6 +34,26 @@ const ENTRY_BYTES: usize = 40;
 /// Identifies a volume or a member.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Uuid(pub [u8; 16]);
+
+impl FromStr for Uuid {
+    type Err = String;
+
+    /// As it is displayed; dashes may be left out.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let bad = || format!("'{text}' is not a uuid: write it as 01234567-89ab-cdef-0123-456789abcdef");
+        let digits: Vec<u8> = text
+            .chars()
+            .filter(|c| *c != '-')
+            .map(|c| c.to_digit(16).map(|d| d as u8))
+            .collect::<Option<_>>()
+            .ok_or_else(bad)?;
+        let bytes: Vec<u8> = digits.chunks(2).map(|pair| pair.iter().fold(0, |n, d| n << 4 | d)).collect();
+        if digits.len() != 32 {
+            return Err(bad());
+        }
+        bytes.try_into().map(Uuid).map_err(|_| bad())
+    }
+}
 
 impl fmt::Display for Uuid {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -79,7 +100,8 @@ pub(crate) struct Entry {
     pub(crate) data_len: u64,
     /// Whether it has all data. Only a mirror has members that do not.
     pub(crate) in_sync: bool,
-    /// Of a member that is out of date: the last generation in which it was in sync, 0 for none.
+    /// Of a member of a mirror that is in sync: the last generation that it is known to have taken. Of one that is out of date: the same, from when it was
+    /// in sync; 0 if it never was.
     pub(crate) last_generation: u64,
 }
 
@@ -154,6 +176,16 @@ pub(crate) fn checksum(block: &[u8]) -> u32 {
 /// Whether a block begins like a superblock, whatever comes then.
 pub(crate) fn has_magic(bytes: &[u8]) -> bool {
     bytes.starts_with(MAGIC)
+}
+
+/// The volume that a superblock belongs to; `None` if these [`BLOCK_BYTES`] are none that is whole.
+pub fn volume_of_block(block: &[u8]) -> Option<Uuid> {
+    Superblock::decode(block).ok().map(|sb| sb.volume)
+}
+
+/// Whether a device that begins so is, or was, a member of a volume.
+pub fn begins_as_member(bytes: &[u8]) -> bool {
+    has_magic(bytes)
 }
 
 impl Superblock {
@@ -320,5 +352,10 @@ mod tests {
     fn a_uuid_is_shown_as_everywhere() {
         let uuid = Uuid(std::array::from_fn(|i| i as u8));
         assert_eq!(uuid.to_string(), "00010203-0405-0607-0809-0a0b0c0d0e0f");
+        assert_eq!(uuid.to_string().parse(), Ok(uuid));
+        assert_eq!("000102030405060708090a0b0c0d0e0f".parse(), Ok(uuid));
+        for bad in ["", "00010203-0405-0607-0809-0a0b0c0d0e0", "00010203-0405-0607-0809-0a0b0c0d0e0x"] {
+            assert!(bad.parse::<Uuid>().is_err(), "{bad}");
+        }
     }
 }

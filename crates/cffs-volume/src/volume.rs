@@ -4,7 +4,7 @@ use crate::candidate::{Candidate, new_uuid};
 use crate::error::VolumeError;
 use crate::label::{Label, erase_label, read_label, write_block};
 use crate::layout::Layout;
-use crate::mirror::{Member, Mirror, MirrorParts, read_bitmap, used_apart, what_it_lacks};
+use crate::mirror::{Member, MemberState, MemberStatus, Mirror, MirrorParts, read_bitmap, used_apart, what_it_lacks};
 use crate::regions::{Regions, choose_region};
 use crate::striped::{Part, Striped};
 use crate::superblock::{
@@ -12,12 +12,16 @@ use crate::superblock::{
     volume_len,
 };
 use cffs_buf::WorkerPool;
-use cffs_device::{Device, IoKind, ReadRequest, WriteRequest};
+use cffs_device::{Device, DeviceSpace, IoKind, ReadRequest, WriteRequest};
+use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::sync::Arc;
 
 /// The stripe unit where none is chosen, in bytes.
 pub const STRIPE_UNIT: u64 = 1 << 20;
+
+/// The generation of a volume that is new.
+const FIRST_GENERATION: u64 = 1;
 
 /// How [`create`] makes a volume.
 #[derive(Clone, Debug)]
@@ -50,11 +54,13 @@ pub struct OpenOptions {
     /// Most requests to members at once for one request to the volume. With 1 everything happens in the thread of the caller, in the order
     /// of the members.
     pub depth: usize,
+    /// The volume is closed ([`Volume::close`]) when it is dropped. An error is only logged then.
+    pub close_on_drop: bool,
 }
 
 impl Default for OpenOptions {
     fn default() -> Self {
-        OpenOptions { degraded: false, read_only: false, depth: 16 }
+        OpenOptions { degraded: false, read_only: false, depth: 16, close_on_drop: false }
     }
 }
 
@@ -105,13 +111,13 @@ pub fn probe(device: &dyn Device) -> io::Result<Option<MemberInfo>> {
     }))
 }
 
-/// Makes a volume of these devices, in this order. What they contain is lost. The contents of the volume are undefined; a mirror
-/// may have a different one in each copy until it is written.
-///
-/// # Errors
-/// [`VolumeError::TooSmall`], [`VolumeError::InUse`], [`VolumeError::Invalid`] for impossible options, before anything is written;
-/// [`VolumeError::Io`].
-pub fn create(devices: &[Candidate], options: &CreateOptions) -> Result<Uuid, VolumeError> {
+/// What members a volume is to be made of.
+struct Plan {
+    unit: u64,
+    lens: Vec<u64>,
+}
+
+fn plan(devices: &[Candidate], options: &CreateOptions) -> Result<Plan, VolumeError> {
     let invalid = |what: String| Err(VolumeError::Invalid(what));
     if devices.is_empty() || devices.len() > MEMBERS_MAX {
         return invalid(format!("a volume has 1 to {MEMBERS_MAX} members, {} are given", devices.len()));
@@ -125,7 +131,15 @@ pub fn create(devices: &[Candidate], options: &CreateOptions) -> Result<Uuid, Vo
         (_, 0) => 0,
         (kind, _) => return invalid(format!("a {kind} has no stripe unit")),
     };
-    let step = unit.max(BLOCK_BYTES as u64);
+    // A length is one of whole sectors, whoever's.
+    let sector = devices.iter().map(|d| u64::from(d.device.sector_size())).max().unwrap_or(512);
+    let block = sector.max(BLOCK_BYTES as u64);
+    let step = unit.max(block);
+    if unit > 0 && !unit.is_multiple_of(block) {
+        return invalid(format!(
+            "a stripe unit is a multiple of a sector, and one of the devices has sectors of {sector} bytes"
+        ));
+    }
     let mut lens = Vec::new();
     for (i, d) in devices.iter().enumerate() {
         if let Some(other) = devices[..i].iter().find(|o| Arc::ptr_eq(&o.device, &d.device)) {
@@ -134,14 +148,37 @@ pub fn create(devices: &[Candidate], options: &CreateOptions) -> Result<Uuid, Vo
         lens.push(d.room(step)? / step * step);
         d.refuse_member(options.overwrite)?;
     }
-    let least = lens.iter().copied().min().unwrap_or(0);
     if options.kind != Kind::Concat {
+        let least = lens.iter().copied().min().unwrap_or(0);
         lens.fill(least);
     }
+    Ok(Plan { unit, lens })
+}
+
+/// Bytes of the volume that [`create`] would make. Nothing is written.
+///
+/// # Errors
+/// As [`create`] before it writes anything.
+pub fn planned_len(devices: &[Candidate], options: &CreateOptions) -> Result<u64, VolumeError> {
+    let Plan { lens, .. } = plan(devices, options)?;
+    Ok(if options.kind == Kind::Mirror { lens[0] } else { lens.iter().sum() })
+}
+
+/// Makes a volume of these devices, in this order. What they contain is lost. The contents of the volume are undefined; a mirror
+/// may have a different one in each copy until it is written.
+///
+/// # Errors
+/// [`VolumeError::TooSmall`], [`VolumeError::InUse`], [`VolumeError::Invalid`] for impossible options, before anything is written;
+/// [`VolumeError::Io`].
+pub fn create(devices: &[Candidate], options: &CreateOptions) -> Result<Uuid, VolumeError> {
+    let invalid = |what: String| Err(VolumeError::Invalid(what));
+    let Plan { unit, lens } = plan(devices, options)?;
+    let least = lens.iter().copied().min().unwrap_or(0);
     let region = if options.kind == Kind::Mirror { choose_region(least) } else { 0 };
     let entry = |data_len| {
         let uuid = new_uuid()?;
-        Ok(Entry { uuid, data_len, in_sync: true, last_generation: 0 })
+        let last_generation = if options.kind == Kind::Mirror { FIRST_GENERATION } else { 0 };
+        Ok(Entry { uuid, data_len, in_sync: true, last_generation })
     };
     let members: Vec<Entry> = lens.into_iter().map(entry).collect::<Result<_, VolumeError>>()?;
     if volume_len(options.kind, unit, region, &members).is_none() {
@@ -162,7 +199,7 @@ pub fn create(devices: &[Candidate], options: &CreateOptions) -> Result<Uuid, Vo
             volume,
             kind: options.kind,
             index,
-            generation: 1,
+            generation: FIRST_GENERATION,
             sequence: 0,
             data_offset: DATA_OFFSET,
             unit,
@@ -170,7 +207,7 @@ pub fn create(devices: &[Candidate], options: &CreateOptions) -> Result<Uuid, Vo
             created: options.created,
             members: members.clone(),
         };
-        Label { superblock, next_copy: 0 }.write(&d.device).map_err(|e| d.io(e))?;
+        Label { superblock, next_copy: 0 }.write(&d.device, 2).map_err(|e| d.io(e))?;
     }
     // Two names of one device would have overwritten each other.
     for (d, entry) in devices.iter().zip(&members) {
@@ -187,7 +224,10 @@ pub struct Volume {
     uuid: Uuid,
     stripe_unit: u64,
     created: u64,
-    names: Vec<String>,
+    read_only: bool,
+    close_on_drop: bool,
+    /// In the order of the table, where all are there and in sync: of a stripe or concatenation.
+    members: Vec<MemberStatus>,
     inner: Inner,
 }
 
@@ -248,7 +288,14 @@ pub fn open(devices: &[Candidate], options: &OpenOptions) -> Result<Volume, Volu
     }
     let read_only = options.read_only || found.iter().any(|(d, _)| d.device.read_only());
     let sector = found.iter().map(|(d, _)| d.device.sector_size()).max().unwrap_or(512);
-    let names = found.iter().map(|(d, _)| d.name.clone()).collect();
+    let mut members: Vec<(usize, MemberStatus)> = found
+        .iter()
+        .map(|(d, l)| {
+            let (uuid, name) = (l.superblock.own().uuid, d.name.clone());
+            (l.superblock.index, MemberStatus { uuid, name, state: MemberState::InSync, lacks: 0 })
+        })
+        .collect();
+    members.sort_by_key(|(index, _)| *index);
     let inner = match newest.kind {
         Kind::Mirror => Inner::Mirror(Arc::new(open_mirror(found, &newest, options, (read_only, sector))?)),
         _ => Inner::Striped(open_striped(found, &newest, options, (read_only, sector))?),
@@ -258,7 +305,9 @@ pub fn open(devices: &[Candidate], options: &OpenOptions) -> Result<Volume, Volu
         uuid: newest.volume,
         stripe_unit: newest.unit,
         created: newest.created,
-        names,
+        read_only,
+        close_on_drop: options.close_on_drop,
+        members: members.into_iter().map(|(_, member)| member).collect(),
         inner,
     })
 }
@@ -291,11 +340,13 @@ fn open_striped(
     }
     found.sort_by_key(|(_, label)| label.superblock.index);
     if !read_only {
-        // Twice, so that whoever missed one of them in a crash is told from whoever missed a use of the volume.
-        for round in 1..=2 {
-            for (d, label) in &mut found {
-                label.superblock.generation = newest.generation + round;
-                label.write(&d.device).map_err(|e| d.io(e))?;
+        // First those come up that an earlier crash has left behind, so that they are never two behind. Then all of them twice, so that whoever
+        // missed one of the two in a crash is told from whoever missed a use of the volume.
+        for round in 0..=2 {
+            let generation = newest.generation + round;
+            for (d, label) in found.iter_mut().filter(|(_, l)| l.superblock.generation < generation) {
+                label.superblock.generation = generation;
+                label.write(&d.device, 2).map_err(|e| d.io(e))?;
             }
         }
     }
@@ -337,9 +388,11 @@ fn open_mirror(
                 let first = newest.map_or(String::new(), |(d, _)| d.name.clone());
                 return Err(VolumeError::UsedApart { first, second: d.name.clone() });
             }
-            if member.in_sync && sb.generation + 1 < newest.generation {
+            if member.in_sync && sb.generation < member.last_generation {
                 tracing::warn!(member = %d.name, generation = sb.generation, newest = newest.generation, "a member is a copy from an earlier time and is filled anew");
                 (member.in_sync, member.last_generation) = (false, 0);
+            } else if member.in_sync {
+                member.last_generation = sb.generation;
             }
             (member.name, member.device) = (d.name.clone(), Some(d.device.clone()));
             (member.data_offset, member.sequence, member.next_copy) = (sb.data_offset, sb.sequence, label.next_copy);
@@ -379,18 +432,18 @@ fn open_mirror(
     let generation = |i: usize| labels[i].map_or(0, |l| l.superblock.generation);
     let source =
         (0..members.len()).filter(|i| serving(&members[*i])).max_by_key(|i| (generation(*i), members.len() - i));
+    let in_sync: Vec<Uuid> = members.iter().filter(|m| m.in_sync).map(|m| m.uuid).collect();
     for (i, m) in members.iter_mut().enumerate() {
         match labels[i] {
             Some(_) if m.in_sync && Some(i) != source => m.stale = dirty.clone(),
             Some(label) if !m.in_sync => {
-                // It may have received writes that nobody else has: its own bitmap knows.
-                m.stale = what_it_lacks(m, label, &dirty);
-                let own = m.device.as_ref().and_then(|d| read_bitmap(d, newest.volume, count));
-                own.iter().for_each(|(set, ..)| m.stale.insert_all(set));
-                m.bitmap_copy = own.map_or(0, |(_, _, other)| other);
+                if let Some(device) = &m.device {
+                    let now = (newest.generation, &in_sync[..]);
+                    (m.stale, m.bitmap_copy) = what_it_lacks(m, label, device, &dirty, now);
+                }
             }
             Some(_) => {}
-            None if m.in_sync && !read_only => (m.in_sync, m.last_generation) = (false, newest.generation),
+            None if m.in_sync && !read_only => m.in_sync = false,
             None => {}
         }
     }
@@ -434,9 +487,12 @@ impl Volume {
         self.created
     }
 
-    /// The members that it was opened with.
-    pub fn names(&self) -> &[String] {
-        &self.names
+    /// The members, in the order of the table.
+    pub fn members(&self) -> Vec<MemberStatus> {
+        match &self.inner {
+            Inner::Striped(_) => self.members.clone(),
+            Inner::Mirror(mirror) => mirror.status().members,
+        }
     }
 
     /// The mirror, if it is one. A thread that resyncs keeps one of its own.
@@ -462,6 +518,23 @@ impl Volume {
         match &self.inner {
             Inner::Striped(striped) => striped,
             Inner::Mirror(mirror) => &**mirror,
+        }
+    }
+}
+
+impl fmt::Debug for Volume {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Volume").field("kind", &self.kind).field("uuid", &self.uuid).finish_non_exhaustive()
+    }
+}
+
+impl Drop for Volume {
+    fn drop(&mut self) {
+        if self.close_on_drop
+            && !self.read_only
+            && let Err(error) = self.close()
+        {
+            tracing::error!(volume = %self.uuid, %error, "the volume could not be closed: the next opening has more to compare");
         }
     }
 }
@@ -502,6 +575,12 @@ impl Device for Volume {
     }
     fn flush(&self) -> io::Result<()> {
         self.inner().flush()
+    }
+    fn finish(&self) -> io::Result<()> {
+        self.inner().finish()
+    }
+    fn space(&self) -> Option<DeviceSpace> {
+        self.inner().space()
     }
     fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
         self.inner().discard(offset, len)

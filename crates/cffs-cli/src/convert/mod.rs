@@ -57,7 +57,7 @@ pub struct ConvertArgs {
 pub fn run(args: &ConvertArgs) -> anyhow::Result<u8> {
     crate::log::start(0);
     let at = args.image.display().to_string();
-    let mut image = Image::open(&args.image, args.log.log_device.as_deref(), OpenMode::READ_ONLY)?;
+    let mut image = Image::open(&args.image, &args.log, OpenMode::READ_ONLY)?;
     let left_behind = image.log_disk.as_deref().map_or(0, |disk| snapshots::list(disk).len());
     if let Some(name) = &args.snapshot {
         image = image.at_snapshot(name)?;
@@ -65,7 +65,7 @@ pub fn run(args: &ConvertArgs) -> anyhow::Result<u8> {
     let old_len = image.file.len();
     let source = image.mount(MountOptions::default().read_only(true).background(false))?;
     let existed = args.new_image.exists();
-    let made = MkfsArgs::of(mkfs_list(args, &source, old_len)).and_then(|list| mkfs::make(&list).map(drop));
+    let made = MkfsArgs::of(mkfs_list(args, &source, old_len)).and_then(|list| mkfs::make(&list)?.close());
     let done = made.and_then(|()| fill(args, &source));
     let closed = source.close().about(|| &at);
     if done.is_err() && !existed && args.new_image.exists() {
@@ -133,7 +133,8 @@ fn mkfs_list(args: &ConvertArgs, source: &Fs, old_len: u64) -> Vec<OsString> {
 /// Copies everything into the new image, and compares. Returns the number of names, and bytes of contents.
 fn fill(args: &ConvertArgs, source: &Fs) -> anyhow::Result<(u64, u64)> {
     let name = args.new_image.display().to_string();
-    let target = Image::open(&args.new_image, None, OpenMode::READ_WRITE)?.mount(MountOptions::default())?;
+    let target =
+        Image::open(&args.new_image, &LogArgs::default(), OpenMode::READ_WRITE)?.mount(MountOptions::default())?;
     let total = contents_of(source);
     let copied = copy_all(source, &target, total);
     let closed = target.close().about(|| &name);
@@ -141,7 +142,7 @@ fn fill(args: &ConvertArgs, source: &Fs) -> anyhow::Result<(u64, u64)> {
     closed?;
     // The image is opened again, for reading: what is compared has to be on it.
     drop(target);
-    let image = Image::open(&args.new_image, None, OpenMode::READ_ONLY)?;
+    let image = Image::open(&args.new_image, &LogArgs::default(), OpenMode::READ_ONLY)?;
     if !check_image(&image, &name)?.is_clean() {
         bail!("{name}: the check finds something wrong with the new image: this is a bug");
     }

@@ -2,7 +2,8 @@
 
 mod print;
 
-use crate::disk::{disk_of, open_device};
+use crate::device::open_device;
+use crate::disk::disk_of;
 use crate::image::{LogArgs, engine_error};
 use crate::text::print_json;
 use anyhow::anyhow;
@@ -137,7 +138,7 @@ pub fn run(args: &DumpArgs) -> anyhow::Result<u8> {
         let file = open_device(path, OpenMode::READ_ONLY)?;
         // Whatever its blocks are, which may be all that is known of it.
         file.use_buffered()?;
-        Ok(disk_of(file, path)?.dev)
+        Ok(disk_of(file, path, &args.log)?.dev)
     };
     let mut dev = open(&args.image)?;
     let mut log_dev = args.log.log_device.as_deref().map(open).transpose()?;

@@ -296,7 +296,7 @@ fn report(kinds: &[QuotaKind], subject: Option<Subject>, as_json: bool, at: &At)
 }
 
 fn check_image(path: &Path, log: &LogArgs) -> anyhow::Result<u8> {
-    let image = Image::open(path, log.log_device.as_deref(), OpenMode::READ_ONLY)?;
+    let image = Image::open(path, log, OpenMode::READ_ONLY)?;
     if QuotaKind::ALL.iter().all(|k| !image.superblock.has_quota(*k)) {
         bail!("{}: keeps no quotas", path.display());
     }
@@ -342,7 +342,7 @@ fn repair(path: &Path, log: &LogArgs) -> anyhow::Result<u8> {
 }
 
 fn switch(path: &Path, log: &LogArgs, change: impl FnOnce(&mut Vec<QuotaKind>)) -> anyhow::Result<u8> {
-    let image = Image::open(path, log.log_device.as_deref(), OpenMode::READ_WRITE)?;
+    let image = Image::open(path, log, OpenMode::READ_WRITE)?;
     let mut kinds: Vec<QuotaKind> = QuotaKind::ALL.into_iter().filter(|k| image.superblock.has_quota(*k)).collect();
     change(&mut kinds);
     let log_dev = image.log_dev.map(|d| d as Arc<dyn Device>);

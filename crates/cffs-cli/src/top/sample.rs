@@ -100,7 +100,7 @@ impl Source {
         let Some(recording) = self.recording else { return Ok(()) };
         loop {
             let frames = match self.control.call::<String>(&Request::TraceRead { recording }) {
-                Ok(text) => crate::trace::bytes_of(&text).context("the mount has sent something else than a trace")?,
+                Ok(text) => crate::text::bytes_of(&text).context("the mount has sent something else than a trace")?,
                 Err(ControlError::Refused { refusal, .. }) if refusal.errno == Errno::BUSY.raw_os_error() => {
                     self.recording = None;
                     self.without_trace = Some(refusal.message);

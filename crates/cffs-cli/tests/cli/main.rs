@@ -21,4 +21,5 @@ mod tools;
 mod top;
 mod trace;
 mod transfer;
+mod volume;
 mod wrong_input;

@@ -186,6 +186,45 @@ pub enum Request {
     SnapshotUnfinished,
     /// Forgets what has come of these. The answer is how many there were.
     SnapshotAbandon,
+    /// The volume that the file system is on: a [`VolumeReport`](crate::volume::VolumeReport), null if it is on a single device.
+    VolumeStatus,
+    /// Adds a device to the mirror, or a member that is missing, and fills it in the background. The answer is the identity of the member.
+    VolumeAdd {
+        /// Absolute path of the device or file.
+        path: PathBuf,
+        /// It becomes a new member though it is one of this or another volume.
+        overwrite: bool,
+        /// Most bytes to copy in a second.
+        rate: Option<u64>,
+    },
+    /// Removes a member of the mirror.
+    VolumeRemove {
+        /// Its identity.
+        member: String,
+    },
+    /// Begins to put a device in the place of a member of the mirror, in the background.
+    VolumeReplace {
+        /// Identity of the old member, which stays until the new one has everything.
+        old: String,
+        /// Absolute path of the new device or file.
+        path: PathBuf,
+        /// As for [`Request::VolumeAdd`].
+        overwrite: bool,
+        /// Most bytes to copy in a second.
+        rate: Option<u64>,
+    },
+    /// Begins to bring members of the mirror up to date, in the background, if that was stopped or has failed.
+    VolumeResync {
+        /// Most bytes to copy in a second.
+        rate: Option<u64>,
+    },
+    /// Begins to compare the members of the mirror, in the background.
+    VolumeCompare {
+        /// Most bytes to compare in a second.
+        rate: Option<u64>,
+    },
+    /// Stops what is done with the members. The answer is that of [`Request::VolumeStatus`].
+    VolumeStop,
 }
 
 impl Request {
@@ -204,6 +243,9 @@ impl Request {
             Request::TraceClasses { .. } | Request::TraceRead { .. } => true,
             Request::SnapshotList => false,
             Request::SnapshotCreate { .. } | Request::SnapshotDelete { .. } | Request::SnapshotClone { .. } => true,
+            Request::VolumeStatus => false,
+            Request::VolumeAdd { .. } | Request::VolumeRemove { .. } | Request::VolumeReplace { .. } => true,
+            Request::VolumeResync { .. } | Request::VolumeCompare { .. } | Request::VolumeStop => true,
             // It tells of names that not everybody may see, and reads everything.
             Request::SnapshotDiff { .. } | Request::SnapshotSend { .. } => true,
             Request::SnapshotReceive { .. } | Request::SnapshotMount { .. } => true,

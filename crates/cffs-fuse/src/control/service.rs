@@ -84,6 +84,18 @@ fn carry_out(shared: &MountState, fs: &Fs, asker: Asker, request: &Request) -> R
         | Request::SnapshotOutcome { .. }
         | Request::SnapshotUnfinished
         | Request::SnapshotAbandon => snapshot::carry_out(shared, fs, asker, request),
+        Request::VolumeStatus => json(shared.members.report()),
+        Request::VolumeAdd { path, overwrite, rate } => json(shared.members.add(path, *overwrite, *rate)?),
+        Request::VolumeRemove { member } => json(shared.members.remove(member)?),
+        Request::VolumeReplace { old, path, overwrite, rate } => {
+            json(shared.members.replace(old, path, *overwrite, *rate)?)
+        }
+        Request::VolumeResync { rate } => json(shared.members.resync(*rate)?),
+        Request::VolumeCompare { rate } => json(shared.compare_members(*rate)?),
+        Request::VolumeStop => {
+            shared.members.stop();
+            json(shared.members.report())
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 use super::state::{Member, Mirror};
 use crate::buffers::{total, total_mut};
 use crate::range_lock::overlapping;
-use cffs_device::{Device, IoKind, ReadRequest, WriteRequest, check_read, check_write, clip_discard};
+use cffs_device::{Device, DeviceSpace, IoKind, ReadRequest, WriteRequest, check_read, check_write, clip_discard};
 use std::io::{self, IoSlice, IoSliceMut};
 
 impl Device for Mirror {
@@ -82,7 +82,7 @@ impl Device for Mirror {
     }
 
     fn copies(&self) -> usize {
-        self.state.read().members.len()
+        self.count_copies()
     }
 
     fn read_copy(&self, kind: IoKind, copy: usize, offset: u64, buf: &mut [u8]) -> io::Result<()> {
@@ -97,6 +97,21 @@ impl Device for Mirror {
 
     fn flush(&self) -> io::Result<()> {
         self.flush_all()
+    }
+
+    fn finish(&self) -> io::Result<()> {
+        self.close()?;
+        let state = self.state.read();
+        let outcome = self.each(&state.present(), &|_, device| device.finish());
+        drop(state);
+        if self.read_only { Ok(()) } else { self.conclude(outcome) }
+    }
+
+    /// What the member with the least can take: each gets everything.
+    fn space(&self) -> Option<DeviceSpace> {
+        let state = self.state.read();
+        let each = state.members.iter().filter_map(|m| m.device.as_ref()?.space());
+        each.min_by_key(|s| s.free / s.unit_cost.max(1) * s.unit)
     }
 
     /// What was discarded may read differently from each member.

@@ -24,43 +24,39 @@ fn duplicate(error: &io::Error) -> io::Error {
 }
 
 impl Mirror {
-    /// Takes the members that have failed out of the mirror, and records it on the others. The last one stays, whatever it says.
-    pub(super) fn drop_members(&self, state: &mut State, mut failed: Vec<(Uuid, io::Error)>) {
-        while !failed.is_empty() {
-            let has_failed = |m: &Member| failed.iter().any(|(uuid, _)| *uuid == m.uuid);
-            let serving = state.serving();
-            let stays = match serving.iter().find(|m| !has_failed(m)) {
-                Some(_) => None,
-                None => serving.first().map(|m| m.uuid),
-            };
-            let generation = state.generation;
-            let mut dropped = false;
-            for m in &mut state.members {
-                let Some((_, error)) = failed.iter().find(|(uuid, _)| *uuid == m.uuid) else { continue };
-                if m.device.is_none() || Some(m.uuid) == stays {
-                    continue;
-                }
-                m.device = None;
-                if m.in_sync {
-                    (m.in_sync, m.last_generation, dropped) = (false, generation, true);
-                    add(&self.counters.dropped, 1);
-                    tracing::error!(volume = %self.volume, member = %m.name, %error, "a member of the mirror failed and is no longer used");
-                } else {
-                    tracing::error!(volume = %self.volume, member = %m.name, %error, "a member failed before it was filled");
-                }
+    /// Takes members that have failed out of the mirror. Says whether one of them was in sync, so that this is to be recorded.
+    pub(super) fn detach(&self, state: &mut State, failed: &[(Uuid, io::Error)]) -> bool {
+        let mut dropped = false;
+        for m in &mut state.members {
+            let Some((_, error)) = failed.iter().find(|(uuid, _)| *uuid == m.uuid) else { continue };
+            if m.device.take().is_none() {
+                continue;
             }
-            if !dropped {
-                return;
-            }
-            choose_source(state);
-            failed = self.persist(state, None);
-            let recorded = state.serving().iter().any(|m| failed.iter().all(|(uuid, _)| *uuid != m.uuid));
-            if !recorded {
-                state.failed = true;
-                tracing::error!(volume = %self.volume, "no member could record that another one was dropped: the mirror has failed");
-                return;
+            if m.in_sync {
+                // Its superblock has the last generation that it took, or the one after it.
+                (m.in_sync, dropped) = (false, true);
+                add(&self.counters.dropped, 1);
+                tracing::error!(volume = %self.volume, member = %m.name, %error, "a member of the mirror failed and is no longer used: replace it");
+            } else {
+                tracing::error!(volume = %self.volume, member = %m.name, %error, "a member failed before it was filled");
             }
         }
+        if dropped {
+            choose_source(state);
+        }
+        dropped
+    }
+
+    /// Takes the members that have failed a request out of the mirror, and records it on the others. The last one stays, whatever it says.
+    pub(super) fn drop_members(&self, state: &mut State, mut failed: Vec<(Uuid, io::Error)>) -> io::Result<()> {
+        let serving = state.serving();
+        let has_failed = |m: &&Member| failed.iter().any(|(uuid, _)| *uuid == m.uuid);
+        if serving.iter().all(has_failed)
+            && let Some(stays) = serving.first().map(|m| m.uuid)
+        {
+            failed.retain(|(uuid, _)| *uuid != stays);
+        }
+        if self.detach(state, &failed) { self.record(state, None) } else { state.check() }
     }
 
     /// Drops who has failed. The request has succeeded if a member that still serves has performed it.
@@ -72,8 +68,7 @@ impl Mirror {
         }
         let first = duplicate(&failed[0].1);
         let mut state = self.state.write();
-        self.drop_members(&mut state, failed);
-        state.check()?;
+        self.drop_members(&mut state, failed)?;
         if state.serving().iter().any(|m| succeeded.contains(&m.uuid)) { Ok(()) } else { Err(first) }
     }
 }

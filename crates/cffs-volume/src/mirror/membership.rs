@@ -1,7 +1,7 @@
 //! Members come and go while the mirror is used.
 
 use super::resync::Progress;
-use super::state::{Member, Mirror, State};
+use super::state::{Member, Mirror, Outcome, State};
 use crate::candidate::{Candidate, new_uuid};
 use crate::error::VolumeError;
 use crate::label::{Label, erase_label, read_label};
@@ -81,29 +81,18 @@ impl Mirror {
         Ok(())
     }
 
-    /// Records a change that was made to `state`. If a member fails that, it is dropped.
-    fn record(&self, state: &mut State, last: Option<Uuid>) -> io::Result<()> {
-        let failed = self.persist(state, last);
-        self.drop_members(state, failed);
-        state.check()
-    }
-
     /// Records that the mirror is in use, and by whom, before anything is written to it.
     pub(crate) fn begin(&self) -> io::Result<()> {
         let mut state = self.state.write();
-        let failed = self.write_bitmap(&state.serving()).failed;
-        self.drop_members(&mut state, failed);
-        state.check()?;
+        let Outcome { succeeded, mut failed } = self.write_bitmap(&state.serving());
+        if succeeded.is_empty() && !failed.is_empty() {
+            return Err(failed.remove(0).1);
+        }
+        self.drop_members(&mut state, failed)?;
         self.record(&mut state, None)
     }
 
-    /// Adds a device: a member that was absent, or a new one. It gets all writes from now on; [`Mirror::resync`] copies what it lacks.
-    /// A device that was a member of this or another volume becomes a new one only with `overwrite`.
-    ///
-    /// # Errors
-    /// [`VolumeError::TooSmall`], [`VolumeError::InUse`], [`VolumeError::UsedApart`], [`VolumeError::GivenTwice`],
-    /// [`VolumeError::Invalid`] for a device that cannot be a member, [`VolumeError::Io`].
-    pub fn add(&self, new: Candidate, overwrite: bool) -> Result<Uuid, VolumeError> {
+    fn check_device(&self, new: &Candidate) -> Result<(), VolumeError> {
         self.check_writable()?;
         new.room(self.len)?;
         if new.device.sector_size() > self.sector {
@@ -114,6 +103,26 @@ impl Mirror {
                 self.sector
             )));
         }
+        Ok(())
+    }
+
+    /// Whether a device can become a new member. Nothing is written.
+    ///
+    /// # Errors
+    /// As [`Mirror::add`].
+    pub fn check_new(&self, new: &Candidate, overwrite: bool) -> Result<(), VolumeError> {
+        self.check_device(new)?;
+        new.refuse_member(overwrite)
+    }
+
+    /// Adds a device: a member that was absent, or a new one. It gets all writes from now on; [`Mirror::resync`] copies what it lacks.
+    /// A device that was a member of this or another volume becomes a new one only with `overwrite`.
+    ///
+    /// # Errors
+    /// [`VolumeError::TooSmall`], [`VolumeError::InUse`], [`VolumeError::UsedApart`], [`VolumeError::GivenTwice`],
+    /// [`VolumeError::Invalid`] for a device that cannot be a member, [`VolumeError::Io`].
+    pub fn add(&self, new: Candidate, overwrite: bool) -> Result<Uuid, VolumeError> {
+        self.check_device(&new)?;
         // A label that cannot be read is none to go by.
         let label = read_label(&new.device).ok().flatten().filter(|l| l.superblock.volume == self.volume);
         let mut state = self.state.write();
@@ -154,13 +163,17 @@ impl Mirror {
 
     /// A member that was absent is there again. It lacks what was written meanwhile.
     fn attach(&self, state: &mut State, index: usize, found: Candidate, label: Label) -> Result<Uuid, VolumeError> {
-        let member = &mut state.members[index];
+        let member = &state.members[index];
         let sb = &label.superblock;
         if used_apart(member, &label) {
             let first = "the mirror in use".to_owned();
             return Err(VolumeError::UsedApart { first, second: found.name });
         }
-        member.stale = what_it_lacks(member, &label, &self.intent.lock().durable);
+        let durable = self.intent.lock().durable.clone();
+        let in_sync: Vec<Uuid> = state.members.iter().filter(|m| m.in_sync).map(|m| m.uuid).collect();
+        let (stale, bitmap_copy) = what_it_lacks(member, &label, &found.device, &durable, (state.generation, &in_sync));
+        let member = &mut state.members[index];
+        (member.stale, member.bitmap_copy) = (stale, bitmap_copy);
         (member.name, member.device) = (found.name.clone(), Some(found.device.clone()));
         (member.data_offset, member.sequence, member.next_copy) = (sb.data_offset, sb.sequence, label.next_copy);
         state.attachments += 1;
@@ -216,29 +229,51 @@ impl Mirror {
             return Err(VolumeError::Invalid(format!("the volume has no member {old}")));
         }
         let name = new.name.clone();
-        self.add(new, overwrite)?;
-        let complete = self.resync(rate, go_on).map_err(|error| VolumeError::Io { name, error })?;
+        let uuid = self.add(new, overwrite)?;
+        let complete = self.resync(rate, go_on).map_err(|error| VolumeError::Io { name: name.clone(), error })?;
         if complete {
+            if !self.state.read().members.iter().any(|m| m.uuid == uuid && m.serves()) {
+                let error =
+                    io::Error::other("it failed before it was filled, and the log says why; the old member stays");
+                return Err(VolumeError::Io { name, error });
+            }
             self.remove(old)?;
         }
         Ok(complete)
     }
 }
 
-/// Whether a member that the others did without was itself used without them. Each change of membership, and each opening for writing,
-/// raises the generation twice, so that a crash between the two is not taken for use.
+/// Whether a member that the others did without was itself used without them. It was left with the last generation that it is known to have
+/// taken or, at rest and after a crash, with one of the two after it; a use raises that by three.
 pub(crate) fn used_apart(member: &Member, label: &Label) -> bool {
     let sb = &label.superblock;
-    !member.in_sync && sb.own().in_sync && sb.generation > member.last_generation + 1
+    !member.in_sync && sb.own().in_sync && sb.generation > member.last_generation + 2
 }
 
-/// The regions that a member lacks that is out of date, when the bitmap has these.
-pub(crate) fn what_it_lacks(member: &Member, label: &Label, durable: &Regions) -> Regions {
-    // An older copy of it would lack more than the bitmap says.
-    if member.last_generation == 0 || label.superblock.generation + 1 < member.last_generation {
-        return Regions::all(durable.count());
+/// The regions that a member lacks that is out of date, and which copy of its bitmap is to be written first. The bitmap has `durable`; the generation is
+/// the newest, and these members are in sync.
+pub(crate) fn what_it_lacks(
+    member: &Member,
+    label: &Label,
+    device: &dyn cffs_device::Device,
+    durable: &Regions,
+    (generation, in_sync): (u64, &[Uuid]),
+) -> (Regions, usize) {
+    let sb = &label.superblock;
+    // A copy of it from an earlier time lacks more than the bitmap says.
+    let is_old = member.last_generation == 0 || sb.generation < member.last_generation;
+    // It was being filled. What it got then is in no bitmap, so it counts only if it got that from those who are in sync now.
+    let is_foreign = !sb.own().in_sync
+        && (sb.generation + 1 < generation || sb.members.iter().any(|m| !m.in_sync && in_sync.contains(&m.uuid)));
+    // While it was in sync it may have received writes that nobody else has: its own bitmap knows.
+    match read_bitmap(device, sb.volume, durable.count()) {
+        Some((own, _, other)) if !is_old && !is_foreign => {
+            let mut lacks = durable.clone();
+            lacks.insert_all(&own);
+            (lacks, other)
+        }
+        found => (Regions::all(durable.count()), found.map_or(0, |(_, _, other)| other)),
     }
-    durable.clone()
 }
 
 /// The copies of the bitmap of a member: the newest that is whole, its sequence number, and which copy is the other one.

@@ -2,7 +2,7 @@
 
 use super::state::{Member, Mirror, State, add};
 use crate::buffers::{CutterMut, total_mut};
-use crate::superblock::{BLOCK_BYTES, Uuid};
+use crate::superblock::Uuid;
 use cffs_device::{Device, IoKind, ReadRequest};
 use parking_lot::Mutex;
 use std::io::{self, IoSliceMut};
@@ -66,14 +66,15 @@ impl Mirror {
             }
         }
         let error = first_error.unwrap_or_else(|| io::Error::other("no member of the mirror is there"));
-        if choices.len() < 2 || len <= BLOCK_BYTES as u64 {
+        let unit = self.unit();
+        if choices.len() < 2 || len <= unit {
             return Err(error);
         }
         // Each has an unreadable place, but perhaps not the same.
         let mut cutter = CutterMut::new(bufs);
         let mut at = offset;
         while at < offset + len {
-            let n = (BLOCK_BYTES as u64 - at % BLOCK_BYTES as u64).min(offset + len - at);
+            let n = (unit - at % unit).min(offset + len - at);
             let mut piece = Vec::new();
             cutter.take(n, &mut piece);
             if !choices.iter().any(|m| read_member(m, kind, at, &mut piece).is_ok()) {
@@ -88,7 +89,7 @@ impl Mirror {
     /// Reads a range that may differ between members after a crash, and brings what was read to all of them before anybody sees it:
     /// so what was once read stays, whichever member is lost.
     fn read_and_sync(&self, kind: IoKind, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<Vec<Uuid>> {
-        let block = BLOCK_BYTES as u64;
+        let block = self.unit();
         let start = offset - offset % block;
         let end = (offset + total_mut(bufs)).next_multiple_of(block);
         let _alone = self.ranges.lock(&[(start, end)]);

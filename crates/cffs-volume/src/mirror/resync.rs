@@ -176,15 +176,20 @@ impl Mirror {
             let same = |m: &Member| (m.uuid, m.attachment) == target && m.device.is_some() && m.stale.is_empty();
             let Some(index) = state.members.iter().position(same) else { continue };
             // Its flushes make durable what was copied, too, before the member counts. Writes from here on go to it as to all others.
-            let mut failed = self.write_bitmap(&[&state.members[index]]).failed;
-            if failed.is_empty() {
-                let member = &mut state.members[index];
-                (member.in_sync, member.last_generation) = (true, 0);
-                tracing::info!(volume = %self.volume, member = %member.name, "a member is up to date");
-                failed = self.persist(&mut state, Some(target.0));
+            let failed = self.write_bitmap(&[&state.members[index]]).failed;
+            if !failed.is_empty() {
+                self.drop_members(&mut state, failed)?;
+                continue;
             }
-            self.drop_members(&mut state, failed);
-            state.check()?;
+            let generation = state.generation;
+            let member = &mut state.members[index];
+            // Whoever is dropped while it gets the next one has this one, for all that is known.
+            (member.in_sync, member.last_generation) = (true, generation);
+            let name = member.name.clone();
+            self.record(&mut state, Some(target.0))?;
+            if state.members.iter().any(|m| m.uuid == target.0 && m.serves()) {
+                tracing::info!(volume = %self.volume, member = %name, "a member is up to date");
+            }
         }
         Ok(())
     }

@@ -1,12 +1,11 @@
 //! Comparing the copies.
 
 use super::resync::{CHUNK, Pacer, Progress};
-use super::state::{Member, Mirror, add};
-use crate::superblock::{BLOCK_BYTES, Uuid};
+use super::state::{Member, Mirror};
 use cffs_device::{Device, IoKind};
 use std::io;
 
-/// A block of 4096 bytes that the members do not agree about.
+/// A block of 4096 bytes, or of a sector if that is longer, that the members do not agree about.
 pub struct Difference<'a> {
     /// Byte on the volume.
     pub offset: u64,
@@ -45,27 +44,26 @@ pub struct ScrubReport {
 /// What a member has of a chunk: bytes, and which blocks of it are good.
 struct Copy {
     number: usize,
-    uuid: Uuid,
     bytes: Vec<u8>,
     readable: Vec<bool>,
 }
 
-fn read_copy(number: usize, m: &Member, device: &dyn Device, (start, end): (u64, u64)) -> Copy {
+fn read_copy(number: usize, m: &Member, device: &dyn Device, (start, end): (u64, u64), unit: usize) -> Copy {
     let mut bytes = vec![0; (end - start) as usize];
     let at = m.data_offset + start;
     let whole = device.read_at(IoKind::Data, at, &mut bytes).is_ok();
-    let mut readable = vec![whole; bytes.len().div_ceil(BLOCK_BYTES)];
+    let mut readable = vec![whole; bytes.len().div_ceil(unit)];
     if !whole {
-        for (i, block) in bytes.chunks_mut(BLOCK_BYTES).enumerate() {
-            readable[i] = device.read_at(IoKind::Data, at + (i * BLOCK_BYTES) as u64, block).is_ok();
+        for (i, block) in bytes.chunks_mut(unit).enumerate() {
+            readable[i] = device.read_at(IoKind::Data, at + (i * unit) as u64, block).is_ok();
         }
     }
-    Copy { number, uuid: m.uuid, bytes, readable }
+    Copy { number, bytes, readable }
 }
 
 impl Mirror {
     /// Compares all members, and brings those that are wrong to what is right. A block that a member cannot read comes from another one;
-    /// where two disagree, `verdict` decides. It may read from the volume and must not write to it. `rate` limits the
+    /// where two disagree, `verdict` decides. It may read from the volume. `rate` limits the
     /// bytes a second that are compared. `go_on` is asked often and ends the scrub with false.
     ///
     /// # Errors
@@ -99,8 +97,10 @@ impl Mirror {
         verdict: &mut dyn FnMut(&Difference<'_>) -> Verdict,
         report: &mut ScrubReport,
     ) -> io::Result<()> {
-        let _alone = self.ranges.lock(&[(start, end)]);
+        let unit = self.unit() as usize;
         let copies: Vec<Copy> = {
+            // Nobody writes there meanwhile. Later somebody may: a read that the verdict needs may itself have to write a block anew.
+            let _alone = self.ranges.lock(&[(start, end)]);
             let state = self.state.read();
             state.check()?;
             let regions = self.regions_of((start, end));
@@ -109,11 +109,11 @@ impl Mirror {
                 return Ok(());
             }
             let serving = state.members.iter().enumerate().filter(|(_, m)| m.serves());
-            serving.filter_map(|(n, m)| Some(read_copy(n, m, m.device.as_ref()?, (start, end)))).collect()
+            serving.filter_map(|(n, m)| Some(read_copy(n, m, m.device.as_ref()?, (start, end), unit))).collect()
         };
         report.bytes += end - start;
-        for (i, at) in (start..end).step_by(BLOCK_BYTES).enumerate() {
-            let block = i * BLOCK_BYTES..((i + 1) * BLOCK_BYTES).min((end - start) as usize);
+        for (i, at) in (start..end).step_by(unit).enumerate() {
+            let block = i * unit..((i + 1) * unit).min((end - start) as usize);
             let good: Vec<(usize, &[u8])> =
                 copies.iter().filter(|c| c.readable[i]).map(|c| (c.number, &c.bytes[block.clone()])).collect();
             let unreadable = copies.len() - good.len();
@@ -126,42 +126,37 @@ impl Mirror {
             if agreed && unreadable == 0 {
                 continue;
             }
-            let mut right = Some(first.1);
+            let mut right = Some(*first);
             if !agreed {
-                report.differences += 1;
                 right = match verdict(&Difference { offset: at, copies: &good }) {
-                    Verdict::Copy(number) => good.iter().find(|(n, _)| *n == number).map(|(_, bytes)| *bytes),
+                    Verdict::Copy(number) => good.iter().find(|(n, _)| *n == number).copied(),
                     Verdict::Unknown => None,
                 };
             }
-            let Some(right) = right else {
+            let Some((number, right)) = right else {
+                report.differences += 1;
                 report.unknown += 1;
                 continue;
             };
-            let wrong: Vec<Uuid> =
-                copies.iter().filter(|c| !c.readable[i] || c.bytes[block.clone()] != *right).map(|c| c.uuid).collect();
-            report.repaired += self.rewrite(at, right, &wrong)?;
+            if self.read_only {
+                report.differences += u64::from(!agreed);
+                continue;
+            }
+            match self.repair_counted(IoKind::Data, number, at, right) {
+                Ok(Some(written)) => {
+                    report.differences += u64::from(!agreed);
+                    report.repaired += written;
+                }
+                // It was written anew meanwhile, on all members.
+                Ok(None) => {}
+                // The copy was dropped, or cannot be read any more.
+                Err(_) => {
+                    self.state.read().check()?;
+                    report.differences += u64::from(!agreed);
+                    report.unknown += 1;
+                }
+            }
         }
         Ok(())
-    }
-
-    /// Writes a block to these members. Returns to how many.
-    fn rewrite(&self, at: u64, right: &[u8], wrong: &[Uuid]) -> io::Result<u64> {
-        if self.read_only {
-            return Ok(0);
-        }
-        let outcome = {
-            let state = self.state.read();
-            let mut targets = state.serving();
-            targets.retain(|m| wrong.contains(&m.uuid));
-            self.each(&targets, &|m, device| device.write_at(IoKind::Data, m.data_offset + at, right))
-        };
-        let written = outcome.succeeded.len() as u64;
-        add(&self.counters.repaired, written);
-        if !outcome.failed.is_empty() {
-            let concluded = self.conclude(outcome);
-            self.state.read().check().and(concluded.or(Ok(())))?;
-        }
-        Ok(written)
     }
 }

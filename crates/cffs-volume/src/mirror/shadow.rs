@@ -36,11 +36,20 @@ impl Shadow {
         }
     }
 
+    /// Whether there ever was one.
+    pub(super) fn is_used(&self) -> bool {
+        self.used.load(Ordering::Acquire)
+    }
+
+    /// Whether something is kept of a member in a range.
+    pub(super) fn has(&self, member: Uuid, (start, end): (u64, u64)) -> bool {
+        self.is_used()
+            && (self.sectors.lock().range((start / SECTOR, [0; 16])..(end.div_ceil(SECTOR), [0; 16])))
+                .any(|((_, of), _)| *of == member.0)
+    }
+
     /// Puts what is kept of a member over what was read from it, in whole sectors.
     pub(super) fn apply(&self, member: Uuid, offset: u64, buf: &mut [u8]) {
-        if !self.used.load(Ordering::Acquire) {
-            return;
-        }
         let sectors = self.sectors.lock();
         for (number, sector) in (offset / SECTOR..).zip(buf.chunks_mut(SECTOR_BYTES)) {
             if let Some(own) = sectors.get(&(number, member.0)).filter(|own| own.len() == sector.len()) {
@@ -51,7 +60,7 @@ impl Shadow {
 
     /// Drops what is kept of a range, of all members: it was written anew.
     pub(super) fn forget(&self, (start, end): (u64, u64)) {
-        if self.used.load(Ordering::Acquire) {
+        if self.is_used() {
             let mut sectors = self.sectors.lock();
             let mut gone = sectors.split_off(&(start / SECTOR, [0; 16]));
             sectors.append(&mut gone.split_off(&(end.div_ceil(SECTOR), [0; 16])));
@@ -75,6 +84,11 @@ mod tests {
             buf.chunks(SECTOR_BYTES).map(|s| s[SECTOR_BYTES - 1]).collect::<Vec<u8>>()
         };
         assert_eq!(read(b, 8, 3), [1, 1, 1]);
+        assert!(
+            shadow.has(a, (8 * SECTOR, 9 * SECTOR))
+                && !shadow.has(b, (0, 99 * SECTOR))
+                && !shadow.has(a, (0, 8 * SECTOR))
+        );
         assert_eq!(read(a, 7, 4), [1, 7, 7, 1]);
         shadow.forget((10 * SECTOR, 11 * SECTOR));
         assert_eq!(read(a, 8, 2), [7, 7]);

@@ -5,7 +5,7 @@ use super::shadow::Shadow;
 use crate::label::Label;
 use crate::range_lock::RangeLock;
 use crate::regions::Regions;
-use crate::superblock::{Entry, Kind, Superblock, Uuid};
+use crate::superblock::{BLOCK_BYTES, Entry, Kind, Superblock, Uuid};
 use cffs_buf::WorkerPool;
 use cffs_device::Device;
 use parking_lot::{Mutex, RwLock};
@@ -73,7 +73,7 @@ pub(crate) struct Member {
     pub(crate) bitmap_copy: usize,
     /// Whether it has everything that was made durable. Only such a member is ever read.
     pub(crate) in_sync: bool,
-    /// See [`Entry::last_generation`].
+    /// See [`Entry::last_generation`]; of one that is in sync and there, exactly what its superblock has.
     pub(crate) last_generation: u64,
     /// Regions that have to be copied to it. Of a member that is in sync: those that may differ after a crash, and then what it has
     /// is as good as what the others have until one of them was read.
@@ -127,7 +127,7 @@ impl State {
     pub(super) fn check(&self) -> io::Result<()> {
         if self.failed {
             return Err(io::Error::other(
-                "the mirror has failed: no member could record that another one was dropped. Open it anew",
+                "the mirror has failed: no member could record who belongs to it. Close it, look after its devices, and open it anew",
             ));
         }
         Ok(())
@@ -173,6 +173,12 @@ pub struct Mirror {
     pub(super) counters: Counters,
 }
 
+/// Whether a member in sync other than the last one has failed, so that it is to be dropped before anything else is recorded.
+fn stops(state: &State, last: Option<Uuid>, failed: &[(Uuid, io::Error)]) -> bool {
+    let has_failed = |m: &&Member| failed.iter().any(|(uuid, _)| *uuid == m.uuid);
+    state.members.iter().filter(has_failed).any(|m| m.in_sync && Some(m.uuid) != last)
+}
+
 /// How a request to several members ended.
 #[derive(Default)]
 pub(super) struct Outcome {
@@ -202,6 +208,11 @@ impl Mirror {
             pool: WorkerPool::new("cffs-mirror", parts.depth),
             counters: Counters::default(),
         }
+    }
+
+    /// Bytes that are read, compared and written anew at the least: a block, or a sector if that is longer.
+    pub(super) fn unit(&self) -> u64 {
+        (BLOCK_BYTES as u64).max(self.sector.into())
     }
 
     /// Number of regions of the bitmap.
@@ -245,23 +256,61 @@ impl Mirror {
         outcome
     }
 
-    /// Records a change of membership on all that are there, as two generations: so a member that missed one of them in a crash is told
-    /// from a member that missed what happened after the change. Returns who failed.
-    pub(super) fn persist(&self, state: &mut State, last: Option<Uuid>) -> Vec<(Uuid, io::Error)> {
-        for _ in 0..2 {
-            state.generation += 1;
-            let failed = self.write_labels(state, last);
-            if !failed.is_empty() {
-                return failed;
+    /// Records who belongs to the mirror on all that are there, as three generations. Who fails that is dropped, and that is recorded
+    /// too. If everybody who serves fails it, nothing can be recorded any more, and the mirror has failed. `last` has just come into
+    /// sync, or is new.
+    ///
+    /// # Errors
+    /// That the mirror has failed, now or before.
+    pub(super) fn record(&self, state: &mut State, last: Option<Uuid>) -> io::Result<()> {
+        state.check()?;
+        loop {
+            let failed = self.write_rounds(state, last);
+            let has_failed = |m: &&&Member| failed.iter().any(|(uuid, _)| *uuid == m.uuid);
+            if state.serving().iter().all(|m| has_failed(&m)) {
+                state.failed = true;
+                let error = failed.first().map_or(String::new(), |(_, e)| e.to_string());
+                tracing::error!(volume = %self.volume, %error, "no member could record who belongs to the mirror: it has failed");
+                return state.check();
+            }
+            if !self.detach(state, &failed) {
+                return Ok(());
             }
         }
-        Vec::new()
     }
 
-    /// Writes the superblocks of all that are there: first of those in sync, `last` as the last of them, then of the others. So
-    /// there is no moment at which one counts as in sync and nobody else knows. The last one and those that are out of date get
-    /// none if another one has failed.
-    fn write_labels(&self, state: &mut State, last: Option<Uuid>) -> Vec<(Uuid, io::Error)> {
+    /// Writes superblocks with the next three generations to all that are there, each when all have the one before it. So whatever ends it, a member
+    /// is at most one generation behind or ahead of another one, which knows that it had the generation before its own; and a use raises that by three. Returns
+    /// who has failed.
+    fn write_rounds(&self, state: &mut State, last: Option<Uuid>) -> Vec<(Uuid, io::Error)> {
+        let mut failed = Vec::new();
+        // Who missed a round of an opening that a crash has ended would be two behind after the first round of this one.
+        let generation = state.generation;
+        let is_behind = move |m: &Member| m.in_sync && m.last_generation < generation;
+        if state.present().iter().any(|m| is_behind(m)) {
+            self.write_labels(state, last, (&is_behind, 1), &mut failed);
+        }
+        // At the end both copies have it.
+        for copies in [1, 1, 2] {
+            if stops(state, last, &failed) {
+                break;
+            }
+            state.generation += 1;
+            self.write_labels(state, last, (&|_| true, copies), &mut failed);
+        }
+        failed
+    }
+
+    /// Writes so many copies of the superblocks of those of whom `wanted` says so: first of those in sync, `last` as the last of them, then of the others. So
+    /// there is no moment at which one counts as in sync and nobody else knows. Who has failed gets none any more; and neither do the last one and those
+    /// that are out of date once another one that is in sync has failed.
+    fn write_labels(
+        &self,
+        state: &mut State,
+        last: Option<Uuid>,
+        (wanted, copies): (&dyn Fn(&Member) -> bool, usize),
+        failed: &mut Vec<(Uuid, io::Error)>,
+    ) {
         let table: Vec<Entry> = state
             .members
             .iter()
@@ -269,11 +318,11 @@ impl Mirror {
             .collect();
         let mut order: Vec<usize> = (0..state.members.len()).collect();
         order.sort_by_key(|i| (!state.members[*i].in_sync, Some(state.members[*i].uuid) == last));
-        let mut failed = Vec::new();
         for index in order {
-            let member = &mut state.members[index];
-            let Some(device) = member.device.clone() else { continue };
-            if !failed.is_empty() && (!member.in_sync || Some(member.uuid) == last) {
+            let member = &state.members[index];
+            let has_failed = failed.iter().any(|(uuid, _)| *uuid == member.uuid);
+            let Some(device) = member.device.clone().filter(|_| !has_failed && wanted(member)) else { continue };
+            if (!member.in_sync || Some(member.uuid) == last) && stops(state, last, failed) {
                 // It would be the only one that knows, and look as if it had been used without the others.
                 break;
             }
@@ -290,12 +339,15 @@ impl Mirror {
                 members: table.clone(),
             };
             let mut label = Label { superblock, next_copy: member.next_copy };
-            if let Err(e) = label.write(&device) {
-                failed.push((member.uuid, e));
-            }
+            let result = label.write(&device, copies);
+            let member = &mut state.members[index];
             (member.sequence, member.next_copy) = (label.superblock.sequence, label.next_copy);
+            match result {
+                Ok(()) if member.in_sync => member.last_generation = label.superblock.generation,
+                Ok(()) => {}
+                Err(e) => failed.push((member.uuid, e)),
+            }
         }
-        failed
     }
 
     /// What has happened since the mirror was opened.

@@ -1,7 +1,7 @@
 //! Damage on either member of a mirror, under a caller that knows checksums.
 
 use crate::disk::{Disk, Power};
-use cffs_device::{Device, IoKind};
+use cffs_device::{Device, FailingDevice, Fault, IoKind, MemoryDevice, Operation};
 use cffs_volume::{Candidate, CreateOptions, Kind, OpenOptions, Verdict, Volume, create, open};
 use std::sync::Arc;
 
@@ -158,4 +158,104 @@ fn a_read_is_put_together_from_both() {
     assert!(volume.read_at(IoKind::Data, 4096, &mut found[4096..]).is_ok());
     volume.write_at(IoKind::Data, 0, &bytes[..4096]).unwrap();
     volume.read_at(IoKind::Data, 0, &mut found).unwrap();
+}
+
+/// After a crash one member is taken as it is, and the other one made like it. Whichever of the two was damaged, the right one is found.
+#[test]
+fn what_a_crash_left_on_either_member_can_be_asked_for() {
+    for damage_source in [true, false] {
+        let disks: Vec<Arc<Disk>> = (0..2).map(|_| Disk::new(3 << 20, &Power::new())).collect();
+        let candidates: Vec<_> =
+            disks.iter().enumerate().map(|(i, d)| Candidate::new(format!("{i}"), d.clone())).collect();
+        create(&candidates, &CreateOptions::new(Kind::Mirror)).unwrap();
+        let options = OpenOptions { depth: 1, ..OpenOptions::default() };
+        let volume = open(&candidates, &options).unwrap();
+        volume.write_at(IoKind::Data, 0, &[1; 4096]).unwrap();
+        volume.flush().unwrap();
+        // A crash: the region is in the bitmap, and the members differ.
+        drop(volume);
+        disks[0].overwrite(DATA, &[2; 4096]);
+        let volume = open(&candidates, &options).unwrap();
+        let mut bytes = [0; 4096];
+        volume.read_at(IoKind::Data, 0, &mut bytes).unwrap();
+        assert_eq!((bytes[0], disks[1].peek(DATA, 512)[0]), (2, 2), "the source counts");
+        assert_eq!(volume.copies(), 4);
+        // What the source had was damage: the other one had it right. Or the source had it right, and is damaged now.
+        let right = if damage_source { [2; 4096] } else { [1; 4096] };
+        if damage_source {
+            disks[0].overwrite(DATA, &[0xdd; 4096]);
+        }
+        let is_right = |copy: &usize| {
+            let mut found = [0; 4096];
+            volume.read_copy(IoKind::Data, *copy, 0, &mut found).is_ok() && found == right
+        };
+        let copy = (0..volume.copies()).find(is_right).expect("it is there");
+        assert!(volume.repair(IoKind::Data, copy, 0, &right).unwrap());
+        assert!(disks.iter().all(|d| d.peek(DATA, 4096) == right));
+        assert!(volume.read_copy(IoKind::Data, 3, 0, &mut bytes).is_err(), "it was written anew");
+    }
+}
+
+/// What a verdict reads may have to be written anew, next to what is compared.
+#[test]
+fn a_verdict_may_read_what_a_member_cannot() {
+    let disks: Vec<Arc<Disk>> = (0..2).map(|_| Disk::new(3 << 20, &Power::new())).collect();
+    let candidates: Vec<_> = disks.iter().enumerate().map(|(i, d)| Candidate::new(format!("{i}"), d.clone())).collect();
+    create(&candidates, &CreateOptions::new(Kind::Mirror)).unwrap();
+    let volume = open(&candidates, &OpenOptions { depth: 1, ..OpenOptions::default() }).unwrap();
+    disks[0].overwrite(DATA, &[1; 4096]);
+    disks.iter().for_each(|d| d.overwrite(DATA + 8192, &[3; 4096]));
+    disks[0].make_unreadable(DATA + 8192, 512);
+    let mut verdict = |d: &cffs_volume::Difference<'_>| {
+        let mut sums = [0; 4096];
+        (0..4).for_each(|_| volume.read_at(IoKind::Data, 8192, &mut sums).unwrap());
+        assert_eq!((d.offset, sums[0]), (0, 3));
+        Verdict::Copy(0)
+    };
+    let report = volume.mirror().unwrap().scrub(None, &mut verdict, &mut |_| true).unwrap();
+    assert_eq!((report.differences, report.unreadable, report.unknown), (1, 1, 0));
+    assert!(
+        disks.iter().all(|d| d.peek(DATA, 512)[0] == 1 && d.read_at(IoKind::Data, DATA + 8192, &mut [0; 4096]).is_ok())
+    );
+}
+
+/// Whatever is compared or written anew is whole sectors.
+#[test]
+fn sectors_may_be_longer_than_blocks() {
+    const SECTOR: u64 = 64 << 10;
+    let disks: Vec<Arc<MemoryDevice>> =
+        (0..2).map(|_| Arc::new(MemoryDevice::with_sector_size(DATA + 5 * SECTOR, SECTOR as u32))).collect();
+    let failing: Vec<Arc<FailingDevice>> = disks.iter().map(|d| Arc::new(FailingDevice::new(d.clone()))).collect();
+    let candidates: Vec<_> =
+        failing.iter().enumerate().map(|(i, d)| Candidate::new(format!("{i}"), d.clone())).collect();
+    let stripe = CreateOptions { stripe_unit: 4096, ..CreateOptions::new(Kind::Stripe) };
+    assert!(create(&candidates, &stripe).is_err(), "a unit has whole sectors");
+    create(&candidates, &CreateOptions::new(Kind::Mirror)).unwrap();
+    let options = OpenOptions { depth: 1, ..OpenOptions::default() };
+    let volume = open(&candidates, &options).unwrap();
+    assert_eq!((volume.len(), volume.sector_size()), (5 * SECTOR, SECTOR as u32));
+    let bytes: Vec<u8> = (0..5 * SECTOR).map(|i| (i / 4096) as u8).collect();
+    volume.write_at(IoKind::Data, 0, &bytes).unwrap();
+    volume.flush().unwrap();
+    drop(volume);
+    // A crash, after which the first read brings both together.
+    disks[1].write_at(IoKind::Data, DATA + SECTOR, &vec![0xee; SECTOR as usize]).unwrap();
+    let volume = open(&candidates, &options).unwrap();
+    let mut found = vec![0; 5 * SECTOR as usize];
+    volume.read_at(IoKind::Data, 0, &mut found).unwrap();
+    assert!(found == bytes);
+    assert!(volume.mirror().unwrap().resync(None, &mut |_| true).unwrap());
+    // Different sectors are unreadable on both, once.
+    for (i, f) in failing.iter().enumerate() {
+        let at = DATA + i as u64 * SECTOR;
+        f.set(Operation::Read, Fault { times: 2, ..Fault::from_now_on() }.in_range(at, at + SECTOR));
+    }
+    volume.read_at(IoKind::Data, 0, &mut found).unwrap();
+    assert!(found == bytes);
+    failing.iter().for_each(|f| f.clear());
+    disks[0].write_at(IoKind::Data, DATA + 3 * SECTOR, &vec![0xee; SECTOR as usize]).unwrap();
+    let report = volume.mirror().unwrap().scrub(None, &mut |_| Verdict::Copy(1), &mut |_| true).unwrap();
+    assert_eq!((report.differences, report.repaired, report.unknown), (1, 1, 0));
+    disks[0].read_at(IoKind::Data, DATA, &mut found).unwrap();
+    assert!(found == bytes);
 }

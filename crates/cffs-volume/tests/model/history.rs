@@ -320,9 +320,10 @@ impl Run {
             Ok(volume) => {
                 self.volume = Some(volume);
                 self.counts.degraded += u64::from(given.len() < self.disks.len());
+                // Who belongs to it is recorded, whatever the power did with the last request.
+                self.note_complete();
                 if !self.power_is_off() {
                     self.disks.iter_mut().for_each(|d| d.uncertain = false);
-                    self.note_complete();
                 }
             }
             Err(VolumeError::NotAMember { name, .. } | VolumeError::Removed { name })
@@ -417,7 +418,7 @@ impl Run {
         volume.close().unwrap();
         assert_eq!(mirror.status().dirty_regions, 0, "seed {}", self.seed);
         drop(volume);
-        let alone = OpenOptions { degraded: true, read_only: true, depth: 1 };
+        let alone = OpenOptions { degraded: true, read_only: true, depth: 1, ..OpenOptions::default() };
         for d in &all {
             read_all(&open(std::slice::from_ref(d), &alone).unwrap(), false);
         }

@@ -8,6 +8,7 @@ mod history;
 mod hostile;
 mod opening;
 mod oracle;
+mod recording;
 mod striped;
 mod threads;
 

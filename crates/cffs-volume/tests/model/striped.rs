@@ -1,7 +1,8 @@
 //! Stripes and concatenations against plain memory.
 
 use cffs_device::{
-    CountingDevice, Device, FailingDevice, Fault, IoKind, MemoryDevice, Operation, ReadRequest, WriteRequest,
+    CountingDevice, Device, DeviceSpace, FailingDevice, Fault, IoKind, MemoryDevice, Operation, ReadRequest,
+    WriteRequest,
 };
 use cffs_volume::{Candidate, CreateOptions, Kind, OpenOptions, Volume, create, open};
 use std::io::{IoSlice, IoSliceMut};
@@ -135,4 +136,84 @@ fn an_error_of_one_member_is_the_error_of_the_request() {
     assert!(volume.flush().is_err());
     assert!(volume.read_at(IoKind::Data, 0, &mut bytes[..4096]).is_ok());
     assert!(volume.write_at(IoKind::Data, volume.len(), &bytes).is_err());
+}
+
+/// Members may themselves be mirrors: their copies can be asked for, and repaired.
+#[test]
+fn copies_of_members_are_copies_of_the_volume() {
+    let options = OpenOptions { depth: 1, ..OpenOptions::default() };
+    let halves: Vec<Vec<Arc<MemoryDevice>>> =
+        (0..2).map(|_| (0..2).map(|_| Arc::new(MemoryDevice::new(OFFSET + (2 << 20)))).collect()).collect();
+    let mirrors: Vec<Arc<Volume>> = halves
+        .iter()
+        .map(|pair| {
+            let c: Vec<Candidate> = pair.iter().map(|d| Candidate::new("disk", d.clone())).collect();
+            create(&c, &CreateOptions::new(Kind::Mirror)).unwrap();
+            Arc::new(open(&c, &options).unwrap())
+        })
+        .collect();
+    let members: Vec<Candidate> =
+        mirrors.iter().enumerate().map(|(i, m)| Candidate::new(format!("mirror{i}"), m.clone())).collect();
+    create(&members, &CreateOptions { stripe_unit: 65536, ..CreateOptions::new(Kind::Stripe) }).unwrap();
+    let volume = open(&members, &options).unwrap();
+    assert_eq!(volume.copies(), 2);
+    let right: Vec<u8> = (0..262_144).map(|i| (i / 512) as u8).collect();
+    volume.write_at(IoKind::Data, 0, &right).unwrap();
+    volume.flush().unwrap();
+    // The data of the stripe begins 1 MiB behind that of the mirror.
+    halves[1][0].write_at(IoKind::Data, 2 * OFFSET, &[0xee; 4096]).unwrap();
+    let mut found = vec![0; right.len()];
+    volume.read_copy(IoKind::Data, 0, 0, &mut found).unwrap();
+    assert!(found != right);
+    volume.read_copy(IoKind::Data, 1, 0, &mut found).unwrap();
+    assert!(found == right);
+    assert!(!volume.repair(IoKind::Data, 1, 0, &[1; 131_072]).unwrap(), "that is not there");
+    assert!(volume.repair(IoKind::Data, 1, 0, &right).unwrap());
+    volume.read_copy(IoKind::Data, 0, 0, &mut found).unwrap();
+    assert!(found == right);
+    assert!(volume.read_copy(IoKind::Data, 2, 0, &mut found).is_err());
+    volume.finish().unwrap();
+    assert!(mirrors.iter().all(|m| m.mirror().unwrap().status().dirty_regions == 0), "the members are finished too");
+}
+
+struct Thin(MemoryDevice, DeviceSpace);
+
+impl Device for Thin {
+    fn len(&self) -> u64 {
+        self.0.len()
+    }
+    fn sector_size(&self) -> u32 {
+        self.0.sector_size()
+    }
+    fn read_vectored(&self, kind: IoKind, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> std::io::Result<()> {
+        self.0.read_vectored(kind, offset, bufs)
+    }
+    fn write_vectored(&self, kind: IoKind, offset: u64, bufs: &[IoSlice<'_>]) -> std::io::Result<()> {
+        self.0.write_vectored(kind, offset, bufs)
+    }
+    fn flush(&self) -> std::io::Result<()> {
+        self.0.flush()
+    }
+    fn discard(&self, offset: u64, len: u64) -> std::io::Result<()> {
+        self.0.discard(offset, len)
+    }
+    fn space(&self) -> Option<DeviceSpace> {
+        Some(self.1)
+    }
+}
+
+/// What thin members can take together is known above.
+#[test]
+fn the_space_of_thin_members_is_told() {
+    let space = |free| DeviceSpace { total: 1 << 20, free, unit: 4096, unit_cost: 4096, keeps_old: false };
+    for (kind, free) in [(Kind::Mirror, 100 << 12), (Kind::Stripe, 200 << 12), (Kind::Concat, 150 << 12)] {
+        let thin = |n: u64| Arc::new(Thin(MemoryDevice::new(3 << 20), space(n << 12)));
+        let c: Vec<Candidate> = [100, if kind == Kind::Concat { 50 } else { 300 }]
+            .into_iter()
+            .map(|n| Candidate::new("thin", thin(n)))
+            .collect();
+        create(&c, &CreateOptions::new(kind)).unwrap();
+        let volume = open(&c, &OpenOptions { depth: 1, ..OpenOptions::default() }).unwrap();
+        assert_eq!(volume.space().map(|s| s.free), Some(free), "{kind}");
+    }
 }

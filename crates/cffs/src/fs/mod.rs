@@ -50,7 +50,7 @@ pub use fallocate::Fallocate;
 pub use grow::Grown;
 pub use quota::{QuotaGrace, QuotaLimits, QuotaMismatch, QuotaStatus};
 pub use regroup::{FreeRuns, Regroup, RegroupChange, RegroupGain, RegroupOptions, RegroupOutcome, RegroupStatus};
-pub use scrub::{Finding, Scrub, ScrubOptions, ScrubOutcome, ScrubStatus, StoredData, StoredStep};
+pub use scrub::{DeviceUse, Finding, Scrub, ScrubOptions, ScrubOutcome, ScrubStatus, StoredData, StoredStep};
 pub use tune::TrimRange;
 
 use crate::cache::Cache;

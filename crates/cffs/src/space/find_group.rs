@@ -3,6 +3,7 @@
 use super::free_space::Space;
 use crate::error::Result;
 use crate::format::{BlockAddr, FragAddr, Run};
+use std::sync::atomic::Ordering;
 
 impl Space {
     /// First block of a wholly free group at or after `goal`, or else before it. Allocates nothing: a second call finds
@@ -109,5 +110,15 @@ impl Space {
         let group = self.alloc_group_of(Run { start, len: end - start })?;
         let (start, end) = ((start - group.start()) as u32, (end - group.start()) as u32);
         self.with_free_set(&group, |set| set.is_free(start, end).then(f))
+    }
+
+    /// Whether all fragments in `start..end` are free. They lie in one allocation group. Of one that was never used, the first block counts as used:
+    /// there may be a copy of the superblock.
+    pub(crate) fn is_free(&self, start: FragAddr, end: FragAddr) -> Result<bool> {
+        let ag = self.g.ag_of(self.g.block_of_frag(start));
+        if ag >= self.open.load(Ordering::Acquire) {
+            return Ok(start >= self.g.frag_of_block(self.g.ag_start(ag) + 1));
+        }
+        Ok(self.if_free(start, end, || ())?.is_some())
     }
 }

@@ -2,9 +2,13 @@
 
 use cffs::check::{CheckOptions, check};
 use cffs::device::{Device, FailingDevice, Fault, IoKind, MemoryDevice, Operation, OverlayDevice};
-use cffs::{Caller, Fs, MkfsOptions, MountOptions, ROOT_INO, Scrub, ScrubOptions, ScrubOutcome, SetAttr, mkfs};
+use cffs::{
+    Caller, DeviceUse, Fs, MkfsOptions, MountOptions, ROOT_INO, Scrub, ScrubOptions, ScrubOutcome, SetAttr, mkfs,
+};
 use cffs_volume::{Candidate, CreateOptions, Kind, OpenOptions, Volume, create, open};
+use std::io::{self, IoSlice, IoSliceMut};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 const ROOT: Caller = Caller::ROOT;
 const FILES: u64 = 400;
@@ -137,7 +141,7 @@ fn a_scrub_makes_the_copies_equal() {
         // Each member alone has everything.
         for member in &members {
             let alone = [Candidate::new("alone", member.clone())];
-            let options = OpenOptions { degraded: true, read_only: true, depth: 1 };
+            let options = OpenOptions { degraded: true, read_only: true, depth: 1, ..OpenOptions::default() };
             let volume = Arc::new(open(&alone, &options).unwrap());
             let fs = Fs::open(volume, None, MountOptions::default().background(false).read_only(true)).unwrap();
             read_all(&fs);
@@ -180,6 +184,68 @@ fn a_scrub_replaces_old_contents_that_were_put_back() {
     assert_eq!(status.findings_total, 0, "{:?}", status.findings);
     assert!(status.repaired + 2 >= put_back && status.repaired > 8, "{} of {put_back}", status.repaired);
     fs.close().unwrap();
+}
+
+/// A mirror whose first copy is gone after some reads of copies, as after a member was dropped.
+struct Dropping {
+    volume: Arc<Volume>,
+    left: AtomicU64,
+}
+
+impl Device for Dropping {
+    fn len(&self) -> u64 {
+        self.volume.len()
+    }
+    fn sector_size(&self) -> u32 {
+        self.volume.sector_size()
+    }
+    fn below(&self) -> Option<&dyn Device> {
+        Some(&*self.volume)
+    }
+    fn read_vectored(&self, kind: IoKind, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<()> {
+        self.volume.read_vectored(kind, offset, bufs)
+    }
+    fn write_vectored(&self, kind: IoKind, offset: u64, bufs: &[IoSlice<'_>]) -> io::Result<()> {
+        self.volume.write_vectored(kind, offset, bufs)
+    }
+    fn copies(&self) -> usize {
+        self.volume.copies()
+    }
+    fn read_copy(&self, kind: IoKind, copy: usize, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        let left = self.left.load(Ordering::Relaxed);
+        self.left.store(left.saturating_sub(1), Ordering::Relaxed);
+        if left == 0 && copy == 0 {
+            return Err(io::ErrorKind::NotFound.into());
+        }
+        self.volume.read_copy(kind, copy, offset, buf)
+    }
+    fn repair(&self, kind: IoKind, copy: usize, offset: u64, good: &[u8]) -> io::Result<bool> {
+        self.volume.repair(kind, copy, offset, good)
+    }
+    fn flush(&self) -> io::Result<()> {
+        self.volume.flush()
+    }
+    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.volume.discard(offset, len)
+    }
+}
+
+/// A copy that is gone is no damage, and nothing is repaired for its sake.
+#[test]
+fn a_scrub_leaves_out_a_member_that_was_dropped() {
+    let members = filled();
+    for left in [0, 1, 7, 30, 55, 80] {
+        let volume = mirror(&members);
+        let fs = mount(Arc::new(Dropping { volume: volume.clone(), left: AtomicU64::new(left) }));
+        let scrub = Scrub::new();
+        fs.scrub(&ScrubOptions::default(), &scrub).unwrap();
+        let status = scrub.status();
+        assert_eq!((status.outcome, status.findings_total), (Some(ScrubOutcome::Complete), 0), "{:?}", status.findings);
+        assert_eq!((status.repaired, status.data_failed, status.data_differing), (0, 0, 0), "{left}");
+        assert!(status.data_verified > 0);
+        fs.close().unwrap();
+        volume.close().unwrap();
+    }
 }
 
 #[test]
@@ -283,5 +349,39 @@ fn recovery_reads_a_log_that_one_member_has_damaged() {
         fs.close().unwrap();
         let report = check(volume, None, &CheckOptions::default().data(true), &|_, _, _| {}).unwrap();
         assert!(report.is_clean(), "seed {seed}: {:?}", report.problems);
+    }
+}
+
+/// Each copy of each superblock is looked at, whichever a plain read would get; and what is used for nothing is known.
+#[test]
+fn a_scrub_looks_at_every_superblock_of_every_copy() {
+    for member in 0..2 {
+        let members = filled();
+        let volume = mirror(&members);
+        let fs = mount(volume.clone());
+        let sb = fs.superblock();
+        let group = sb.ag_blocks << sb.block_shift;
+        let places = [0, group];
+        for at in places {
+            members[member].write_at(IoKind::Super, OFFSET + at, &[0x5a; 4096]).unwrap();
+        }
+        let scrub = Scrub::new();
+        fs.scrub(&ScrubOptions::default(), &scrub).unwrap();
+        let status = scrub.status();
+        assert_eq!((status.repaired, status.findings_total), (2, 0), "{member}: {:?}", status.findings);
+        for at in places {
+            let mut found = [[0; 512]; 2];
+            (0..2).for_each(|i| members[i].read_at(IoKind::Super, OFFSET + at, &mut found[i]).unwrap());
+            assert_eq!(found[0], found[1]);
+            let of = |offset, len| fs.device_use(offset, len).unwrap();
+            assert_eq!((of(at, 512), of(at + 512, 512)), (DeviceUse::Stored, DeviceUse::Free));
+        }
+        let log = sb.log_start << sb.block_shift;
+        assert_eq!(fs.device_use(log, 4096).unwrap(), DeviceUse::Log);
+        assert_eq!(fs.device_use(sb.total_blocks << sb.block_shift, 4096).unwrap(), DeviceUse::Free);
+        let stored = (log / BLOCK + sb.log_blocks..group / BLOCK).map(|b| fs.device_use(b * BLOCK, BLOCK).unwrap());
+        let stored = stored.filter(|u| *u == DeviceUse::Stored).count();
+        assert!(stored > 200 && (stored as u64) < group / BLOCK, "{stored}");
+        fs.close().unwrap();
     }
 }

@@ -11,28 +11,28 @@ use crate::format::sums::sum_of;
 use crate::format::{BlockId, FragAddr, Ino, META_SEQ, get_u64};
 use cffs_device::{Device, IoKind};
 use std::io::{self, IoSlice, IoSliceMut};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// One copy of a mirror.
 pub(super) struct OneCopy<'a> {
     dev: &'a Throttled<'a>,
     pub(super) copy: usize,
+    /// What was last asked for is not there: a copy may be missing, out of date, or be dropped meanwhile.
+    pub(super) is_missing: AtomicBool,
 }
 
 impl Throttled<'_> {
-    /// The copies that are there; none if the device is no mirror.
+    /// The copies, of which some may be missing; none if the device is no mirror.
     pub(super) fn each_copy(&self) -> Vec<OneCopy<'_>> {
         let all = self.fs.dev.copies();
-        if all < 2 {
-            return Vec::new();
-        }
-        let mut sector = vec![0; self.sector_size() as usize];
-        let mut is_there = |copy: &usize| match self.fs.dev.read_copy(IoKind::Super, *copy, 0, &mut sector) {
-            // Missing or out of date; an unreadable sector is something else.
-            Err(e) => e.kind() != io::ErrorKind::NotFound,
-            Ok(()) => true,
-        };
-        (0..all).filter(|copy| is_there(copy)).map(|copy| OneCopy { dev: self, copy }).collect()
+        let all = if all < 2 { 0 } else { all };
+        (0..all).map(|copy| OneCopy { dev: self, copy, is_missing: AtomicBool::new(false) }).collect()
     }
+}
+
+/// Whether a copy is missing or out of date; an unreadable sector is something else.
+fn is_missing(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::NotFound
 }
 
 impl Device for OneCopy<'_> {
@@ -57,7 +57,9 @@ impl Device for OneCopy<'_> {
         Ok(())
     }
     fn read_at(&self, kind: IoKind, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        self.dev.read_copy_throttled(kind, self.copy, offset, buf)
+        let outcome = self.dev.read_copy_throttled(kind, self.copy, offset, buf);
+        self.is_missing.store(outcome.as_ref().is_err_and(is_missing), Ordering::Relaxed);
+        outcome
     }
     fn write_vectored(&self, _: IoKind, _: u64, _: &[IoSlice<'_>]) -> io::Result<()> {
         Err(io::ErrorKind::ReadOnlyFilesystem.into())
@@ -82,8 +84,13 @@ impl Walk<'_> {
     /// A metadata block from a copy in which it is right; the newest, where an old one is intact too. The others are made like it.
     /// `None` if it is right in none.
     pub(super) fn right_meta(&mut self, id: BlockId, place: Place) -> Option<Block> {
-        let all: Vec<(usize, Option<Block>)> =
-            self.copies.iter().map(|(copy, reader)| (*copy, reader.block(id.addr).ok())).collect();
+        let mut all: Vec<(usize, Option<Block>)> = Vec::new();
+        for (copy, is_missing, reader) in &self.copies {
+            let block = reader.block(id.addr).ok();
+            if block.is_some() || !is_missing.load(Ordering::Relaxed) {
+                all.push((*copy, block));
+            }
+        }
         let right = all.iter().filter_map(|(copy, block)| Some((*copy, block.clone()?)));
         let right = right.filter(|(_, block)| self.verify(block, id, place).is_ok());
         let (copy, block) = right.max_by_key(|(_, block)| get_u64(block, META_SEQ))?;
@@ -105,15 +112,24 @@ impl Walk<'_> {
         let fs = self.g.frag_size();
         let mut all: Vec<(usize, Vec<u8>)> = Vec::new();
         let mut unreadable = Vec::new();
-        for (copy, _) in &self.copies {
+        'copies: for (copy, ..) in &self.copies {
             let mut bytes = vec![0; len];
-            if self.dev.read_copy_throttled(IoKind::Data, *copy, at, &mut bytes).is_err() {
-                for (i, frag) in bytes.chunks_mut(fs).enumerate() {
-                    if self.fs.dev.read_copy(IoKind::Data, *copy, at + (i * fs) as u64, frag).is_err() {
-                        unreadable.push((all.len(), i * fs..i * fs + frag.len()));
+            let mut wrong = Vec::new();
+            match self.dev.read_copy_throttled(IoKind::Data, *copy, at, &mut bytes) {
+                Ok(()) => {}
+                Err(e) if is_missing(&e) => continue,
+                Err(_) => {
+                    for (i, frag) in bytes.chunks_mut(fs).enumerate() {
+                        match self.fs.dev.read_copy(IoKind::Data, *copy, at + (i * fs) as u64, frag) {
+                            Ok(()) => {}
+                            // It was dropped just now.
+                            Err(e) if is_missing(&e) => continue 'copies,
+                            Err(_) => wrong.push((all.len(), i * fs..i * fs + frag.len())),
+                        }
                     }
                 }
             }
+            unreadable.append(&mut wrong);
             all.push((*copy, bytes));
         }
         for (n, range) in unreadable {
@@ -159,6 +175,10 @@ impl Walk<'_> {
             // Changed meanwhile, or the path to it is damaged, which is reported elsewhere.
             Ok(false) | Err(_) => Ok(false),
         });
+        self.count_repair(offset, outcome);
+    }
+
+    pub(super) fn count_repair(&self, offset: u64, outcome: io::Result<bool>) {
         match outcome {
             Ok(true) => self.count(|s| s.repaired += 1),
             Ok(false) => {}

@@ -13,11 +13,14 @@
 
 mod copies;
 mod data;
+mod device_use;
 mod piece;
 mod recheck;
 mod stored;
 mod volume;
 mod walk;
+
+pub use device_use::DeviceUse;
 
 use super::Fs;
 use super::rate_limit::RateLimit;
@@ -283,7 +286,7 @@ struct Walk<'a> {
     g: Geometry,
     reader: Reader<'a>,
     /// On a mirror: the number of each copy, and a reader of it. Empty otherwise.
-    copies: Vec<(usize, Reader<'a>)>,
+    copies: Vec<(usize, &'a AtomicBool, Reader<'a>)>,
     /// Blocks that were reported already.
     reported: HashSet<BlockAddr>,
     /// Data is verified too.
@@ -320,7 +323,7 @@ impl Fs {
         let g = *self.geometry();
         let reader = Reader::new(&dev, g);
         let each = dev.each_copy();
-        let copies = each.iter().map(|one| (one.copy, Reader::new(one, g))).collect();
+        let copies = each.iter().map(|one| (one.copy, &one.is_missing, Reader::new(one, g))).collect();
         let with_data = self.sums.is_some() && !options.metadata_only;
         let (reported, pieces) = (HashSet::new(), Vec::new());
         let mut walk = Walk { fs: self, scrub, dev: &dev, g, reader, copies, reported, with_data, pieces, began };

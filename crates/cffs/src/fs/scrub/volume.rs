@@ -2,9 +2,10 @@
 
 use super::{Place, Walk};
 use crate::error::{Error, Result};
+use crate::format::superblock::SUPERBLOCK_SIZE;
 use crate::format::{BlockId, BlockKind, Superblock};
 use crate::superblocks::{backup_ags, read_superblock, read_superblock_copy};
-use cffs_device::Device;
+use cffs_device::{Device, IoKind};
 
 /// The fields in which all superblocks of a file system agree.
 fn identity(sb: &Superblock) -> impl PartialEq + use<> {
@@ -21,6 +22,9 @@ impl Walk<'_> {
             let sb = self.fs.sb.lock();
             let g = crate::format::Geometry::new(&sb)?;
             let dev: &dyn Device = &*self.fs.dev;
+            if self.has_copies() {
+                std::iter::once(0).chain(backup_ags(&g)).for_each(|ag| self.equal_superblocks(g.ag_start(ag), &sb));
+            }
             let copies = backup_ags(&g).map(|ag| (ag, read_superblock_copy(dev, &g, ag)));
             let all = std::iter::once((0, read_superblock(dev))).chain(copies);
             let wrong = all.filter_map(|(ag, read)| {
@@ -39,6 +43,31 @@ impl Walk<'_> {
             self.report(object, what, None, block);
         }
         Ok(())
+    }
+
+    /// On a mirror: makes all copies of a superblock like the newest that is right.
+    fn equal_superblocks(&self, block: u64, now: &Superblock) {
+        let dev = &self.fs.dev;
+        let at = block << self.g.block_shift;
+        let mut all = Vec::new();
+        for copy in 0..dev.copies() {
+            let mut bytes = vec![0; SUPERBLOCK_SIZE.max(dev.sector_size() as usize)];
+            match dev.read_copy(IoKind::Super, copy, at, &mut bytes) {
+                Ok(()) => all.push((copy, Superblock::decode(&bytes).ok(), bytes)),
+                Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
+                Err(_) => all.push((copy, None, bytes)),
+            }
+        }
+        let right = all.iter().filter(|(_, sb, _)| sb.as_ref().is_some_and(|sb| identity(sb) == identity(now)));
+        let newest = right.max_by_key(|(_, sb, _)| sb.as_ref().map(|sb| (sb.mount_count, sb.mounted)));
+        let Some((copy, _, good)) = newest else { return };
+        if all.iter().any(|(_, sb, bytes)| sb.is_none() || bytes[..SUPERBLOCK_SIZE] != good[..SUPERBLOCK_SIZE]) {
+            // Nobody writes one meanwhile, and nothing else may be waited for with the lock held.
+            self.count_repair(
+                at,
+                if self.fs.is_read_only() { Ok(false) } else { dev.repair(IoKind::Super, *copy, at, good) },
+            );
+        }
     }
 
     pub(super) fn log_header(&mut self) -> Result<()> {

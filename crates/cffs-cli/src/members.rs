@@ -1,0 +1,121 @@
+//! Volumes of several devices: one member is named, and the others are found.
+
+use crate::device::open_device;
+use crate::log_args::LogArgs;
+use crate::member_search::{Search, search};
+use anyhow::{Context, anyhow};
+use cffs::Superblock;
+use cffs::device::{Device, FileDevice, IoKind, OpenMode};
+use cffs::format::superblock::SUPERBLOCK_SIZE;
+use cffs_volume::{Candidate, Kind, MemberState, OpenOptions, Volume, VolumeError};
+use std::path::Path;
+use std::sync::Arc;
+
+/// Opens the volume that `named`, which is open as `file`, is a member of.
+pub fn open_volume(file: &Arc<FileDevice>, named: &Path, parts: &LogArgs) -> anyhow::Result<Arc<Volume>> {
+    let name = named.display();
+    let info = cffs_volume::probe(&**file).map_err(|e| anyhow!("{name}: a damaged member of a volume: {e}"))?;
+    let info = info.with_context(|| format!("{name}: not a member of a volume"))?;
+    let Search { mut found, places } = search(named, info.volume, &parts.members)?;
+    let read_only = file.read_only();
+    let mode = if read_only { OpenMode::READ_ONLY } else { OpenMode::READ_WRITE };
+    let mut candidates = vec![Candidate::new(name.to_string(), file.clone())];
+    let mut files = vec![file.clone()];
+    for (path, _) in &found[1..] {
+        let other = Arc::new(open_device(path, mode)?);
+        if !file.is_direct() {
+            other.use_buffered()?;
+        }
+        candidates.push(Candidate::new(path.display().to_string(), other.clone()));
+        files.push(other);
+    }
+    let wanted = OpenOptions { degraded: parts.degraded, read_only, close_on_drop: true, ..OpenOptions::default() };
+    let look = OpenOptions { read_only: true, ..wanted.clone() };
+    // A look first: what is wrong is told before anything is changed.
+    let volume = loop {
+        match cffs_volume::open(&candidates, &look) {
+            Ok(volume) => break volume,
+            // It was once a member, and happens to lie where one is looked for.
+            Err(VolumeError::Removed { name: removed })
+                if candidates.iter().zip(&found).any(|(c, (_, is_named))| c.name == removed && !is_named) =>
+            {
+                eprintln!("cffs: warning: {removed} was removed from the volume, and is left out");
+                let at = candidates.iter().position(|c| c.name == removed).unwrap_or(0);
+                candidates.remove(at);
+                found.remove(at);
+                files.remove(at);
+            }
+            Err(e) => return Err(advise(e, named, &places)),
+        }
+    };
+    if use_sectors_of_the_format(&files, &volume)? || !read_only {
+        drop(volume);
+        return cffs_volume::open(&candidates, &wanted).map(Arc::new).map_err(|e| advise(e, named, &places));
+    }
+    Ok(Arc::new(volume))
+}
+
+/// An error of opening a volume, with what to do.
+fn advise(e: VolumeError, named: &Path, places: &str) -> anyhow::Error {
+    let name = named.display();
+    let more = match &e {
+        VolumeError::TooFew { mirror, .. } => {
+            let degraded = if *mirror { "; with --degraded (mount: -o degraded) it is used without them" } else { "" };
+            format!(". Looked in {places}: name other places with --members PATH (mount: -o members=PATH){degraded}")
+        }
+        VolumeError::GivenTwice { .. } | VolumeError::TwoVolumes { .. } => {
+            format!(
+                ". Looked in {places}: move a copy elsewhere, or name the right files with --members FILE (mount: -o members=FILE)"
+            )
+        }
+        VolumeError::UsedApart { .. } => {
+            ". That is: move the wrong one elsewhere, mount with -o degraded, and use `cffs volume DIR add --force`, then `cffs volume \
+             DIR remove` for what it was before"
+                .into()
+        }
+        _ => String::new(),
+    };
+    anyhow!("{name}: {e}{more}")
+}
+
+/// As for a single image: direct I/O of whole sectors cannot transfer single fragments that are smaller. Says whether that was changed.
+fn use_sectors_of_the_format(files: &[Arc<FileDevice>], volume: &Volume) -> anyhow::Result<bool> {
+    let sector = volume.sector_size();
+    let mut block = vec![0; (sector as usize).max(SUPERBLOCK_SIZE)];
+    if volume.len() < block.len() as u64 || volume.read_at(IoKind::Super, 0, &mut block).is_err() {
+        return Ok(false);
+    }
+    let smaller = Superblock::decode(&block).is_ok_and(|sb| sector > 1 << sb.frag_shift.clamp(9, 16));
+    if smaller {
+        for file in files {
+            file.use_buffered()?;
+        }
+    }
+    Ok(smaller)
+}
+
+/// Says on standard error what a user should know of a volume that is used: members that are missing or lack something.
+pub fn warn_of(volume: &Volume, name: &str) {
+    for m in volume.members() {
+        let what = match m.state {
+            MemberState::Absent => "is missing: the mirror is degraded",
+            MemberState::Filling => "is out of date: it is brought up to date in the background",
+            MemberState::InSync | MemberState::Resyncing => continue,
+        };
+        let member = if m.name.is_empty() { m.uuid.to_string() } else { format!("{} ({})", m.name, m.uuid) };
+        eprintln!("cffs: warning: {name}: member {member} {what}");
+    }
+}
+
+/// What a volume is, in a few words.
+pub fn summary(volume: &Volume) -> String {
+    let members = volume.members();
+    let n = members.len();
+    let unit = match volume.kind() {
+        Kind::Stripe => format!(" in units of {}", crate::size::human(volume.stripe_unit())),
+        _ => String::new(),
+    };
+    let absent = members.iter().filter(|m| m.state == MemberState::Absent).count();
+    let degraded = if absent > 0 { format!(", {absent} of them missing: degraded") } else { String::new() };
+    format!("{} of {n} members{unit}{degraded}", volume.kind())
+}
