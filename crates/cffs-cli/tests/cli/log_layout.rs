@@ -148,8 +148,12 @@ fn a_full_one_says_so_and_can_be_emptied() {
         let took = fill(&path.join("first"));
         assert!(took > empty / 10 * 8, "{took} of {empty} bytes");
         assert!(free() < 1 << 20, "{} bytes are free", free());
-        // Overwriting works, and deleting does.
-        File::options().write(true).open(path.join("first")).unwrap().write_all_at(&vec![7; 1 << 20], 0).unwrap();
+        // Overwriting works where each block has its own place: what is in a compressed unit may need more than there was. Deleting always does.
+        let again = File::options().write(true).open(path.join("first")).unwrap().write_all_at(&vec![7; 1 << 20], 0);
+        match again {
+            Ok(()) => {}
+            Err(e) => assert!(compress != "none" && e.kind() == ErrorKind::StorageFull, "{compress}: {e}"),
+        }
         sync(&path);
         for round in 0..3 {
             fs::remove_file(path.join("first")).unwrap();
