@@ -7,8 +7,9 @@
 use crate::disk::open_device;
 use crate::exit::{self, ExitCodeExt, with_code};
 use crate::progress::Steps;
-use crate::signature::{Ours, begins_as};
+use crate::signature::{self, Ours, begins_as};
 use anyhow::{Context, anyhow};
+use cffs::check::repair::has_superblock;
 use cffs::device::{Device, FileDevice, OpenMode};
 use cffs::{Error, Fs, MountOptions, TrimRange};
 use cffs_logdisk::{ImageStore, LogDisk, LogOptions, RebuildReport, rebuild, recover_image};
@@ -95,7 +96,7 @@ pub fn check(
         return Ok(None);
     }
     let mut outcome = LogDiskOutcome::default();
-    if known.is_none() && recover_image(file.clone()).is_err() {
+    if known.is_none() && !may_be_lost(&file) {
         // Nothing of a log disk: whoever opens the image says what is there.
         return Ok(None);
     }
@@ -118,6 +119,13 @@ pub fn check(
     outcome.problems = look(&file, wanted.data, &mut outcome.damage).exit_code(exit::fsck::OPERATIONAL)?;
     outcome.rebuilt = Some(report);
     Ok(Some(outcome))
+}
+
+/// Whether a device without superblocks has a log disk. That takes reading all of it, so what it may be otherwise is looked for first: a file system in
+/// the plain layout whose copies of the superblock are good, or something that others have made.
+fn may_be_lost(file: &Arc<FileDevice>) -> bool {
+    let is_other = has_superblock(&**file, None) || matches!(signature::detect(file), Ok(Some(_)));
+    !is_other && recover_image(file.clone()).is_ok()
 }
 
 /// What is wrong with the log disk on a device.
