@@ -57,6 +57,9 @@ pub struct FsckArgs {
     /// not what was written stays as it is: reading it is an error
     #[arg(long)]
     data: bool,
+    /// In the log layout: check the file system in this clone and repair it, or check this snapshot, in place of the one that has them
+    #[arg(long, value_name = "NAME")]
+    snapshot: Option<String>,
     /// Threads that read and verify, 0 for as many as there are processors; what is found and done does not depend on it
     #[arg(long, value_name = "N", default_value_t = 0)]
     jobs: usize,
@@ -143,12 +146,12 @@ pub fn run(args: &FsckArgs) -> anyhow::Result<u8> {
         // Unless it is sound, nobody knows what the file system on it is made of, and a repair would make it worse.
         return report_log_disk(args, &name, found);
     }
-    let (dev, log_dev, state, log_disk): Opened = match Image::open(&args.image, &args.log, mode) {
+    let (dev, log_dev, state, log_disk): Opened = match open_image(args, mode, writes) {
         Ok(image) => {
             (image.dev, image.log_dev.map(|d| d as Arc<dyn Device>), Some(image.superblock.state), image.log_disk)
         }
         // Its copies may be good.
-        Err(e) if (args.yes || asks) && has_copies(args, mode) => {
+        Err(e) if (args.yes || asks) && args.snapshot.is_none() && has_copies(args, mode) => {
             eprintln!("{e:#}");
             let log_dev = log.map(|l| open_device(l, mode)).transpose()?;
             let disk = open_disk(&args.image, &args.log, mode)?;
@@ -232,6 +235,21 @@ pub fn run(args: &FsckArgs) -> anyhow::Result<u8> {
     };
     let problems = if left == 1 { "1 problem".to_string() } else { format!("{left} problems") };
     Err(with_code(corrected | exit::fsck::ERRORS_LEFT, anyhow!("{name}: {problems} left: {advice}")))
+}
+
+/// The image, or the snapshot or clone in it.
+fn open_image(args: &FsckArgs, mode: OpenMode, writes: bool) -> anyhow::Result<Image> {
+    let image = Image::open(&args.image, &args.log, mode)?;
+    let Some(name) = &args.snapshot else { return Ok(image) };
+    let image = image.at_snapshot(name)?;
+    if writes && image.dev.read_only() {
+        let at = args.image.display();
+        let text = format!(
+            "{at}: the snapshot '{name}' cannot be changed: check it with -n, or make a clone of it and repair that"
+        );
+        return Err(with_code(exit::fsck::USAGE, anyhow!(text)));
+    }
+    Ok(image)
 }
 
 /// The log disk of the image, if it is one; rebuilt if that is needed and wanted.

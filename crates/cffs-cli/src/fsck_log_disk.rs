@@ -9,9 +9,10 @@ use crate::disk::{Below, below};
 use crate::exit::{self, ExitCodeExt, with_code};
 use crate::log_args::LogArgs;
 use crate::progress::Steps;
-use crate::signature::Ours;
+use crate::signature::{self, Ours};
 use anyhow::{Context, anyhow};
-use cffs::device::{Device, OpenMode};
+use cffs::check::repair::has_superblock;
+use cffs::device::{Device, FileDevice, OpenMode};
 use cffs::{Error, Fs, MountOptions, TrimRange};
 use cffs_logdisk::{ImageStore, LogDisk, LogOptions, RebuildReport, rebuild, recover_image};
 use serde_json::{Value, json};
@@ -92,12 +93,12 @@ pub fn check(
     question: &mut dyn FnMut(&[String]) -> bool,
 ) -> anyhow::Result<Option<LogDiskOutcome>> {
     let name = path.display().to_string();
-    let Below { dev, begins: known, .. } = below(open_device(path, mode)?, path, parts)?;
+    let Below { file, dev, begins: known, .. } = below(open_device(path, mode)?, path, parts)?;
     if known == Some(Ours::FileSystem) {
         return Ok(None);
     }
     let mut outcome = LogDiskOutcome::default();
-    if known.is_none() && recover_image(dev.clone()).is_err() {
+    if known.is_none() && !may_be_lost(&file, &dev) {
         // Nothing of a log disk: whoever opens the image says what is there.
         return Ok(None);
     }
@@ -120,6 +121,13 @@ pub fn check(
     outcome.problems = look(&dev, wanted.data, &mut outcome.damage).exit_code(exit::fsck::OPERATIONAL)?;
     outcome.rebuilt = Some(report);
     Ok(Some(outcome))
+}
+
+/// Whether a device without superblocks has a log disk. That takes reading all of it, so what it may be otherwise is looked for first: a file system in
+/// the plain layout whose copies of the superblock are good, or something that others have made.
+fn may_be_lost(file: &FileDevice, dev: &Arc<dyn Device>) -> bool {
+    let is_other = has_superblock(&**dev, None) || matches!(signature::detect(file), Ok(Some(_)));
+    !is_other && recover_image(dev.clone()).is_ok()
 }
 
 /// What is wrong with the log disk on a device.

@@ -48,6 +48,10 @@ fn a_log_disk_without_superblocks_is_what_it_was_after_a_repair() {
     let image = image_with_snapshots(dir.path(), &["--compress=lz4"]);
     let diff = ["snapshot", "diff", &image, "monday"];
     let (list, differences) = (ok(&["snapshot", "list", &image]), ok(&diff));
+    ok(&["fsck", "-n", "--snapshot", "monday", &image]);
+    ok(&["fsck", "-f", "-p", "--snapshot", "other", &image]);
+    fails(&["fsck", "-y", "--snapshot", "monday", &image], 16, &["monday", "clone"]);
+    fails(&["fsck", "-n", "--snapshot", "nosuch", &image], 8, &["nosuch"]);
     wipe(&image, &[0, 64 << 10]);
     let damaged = contents(&image);
     fails(&["ls", &image], 1, &["not a cffs"]);

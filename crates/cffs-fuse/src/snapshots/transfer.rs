@@ -335,3 +335,72 @@ fn progress_of(token: &str) -> Result<Progress> {
     let progress = bytes_of(token.trim()).and_then(|bytes| Progress::decode(&bytes).ok());
     progress.ok_or_else(|| Error::Invalid(format!("'{token}' is not what `cffs snapshot receive --unfinished` tells")))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::{create, list};
+    use super::*;
+    use cffs_logdisk::{LogOptions, MAIN_BRANCH, MemoryStore};
+    use std::sync::Arc;
+
+    const LEN: u64 = 64 << 20;
+
+    /// Each store has a UUID of its own.
+    fn disk() -> LogDisk {
+        LogDisk::format(Arc::new(MemoryStore::new(64 << 20, 256 << 10, true)), LEN, &LogOptions::default()).unwrap()
+    }
+
+    fn stream(disk: &LogDisk, name: &str, from: Option<&str>, token: Option<&str>) -> Vec<u8> {
+        let mut out = Vec::new();
+        send(disk, name, from, token, &mut out).unwrap();
+        out
+    }
+
+    fn contents(device: &dyn Device) -> Vec<u8> {
+        let mut data = vec![0; 8 << 20];
+        device.read_at(IoKind::Data, 0, &mut data).unwrap();
+        data
+    }
+
+    /// The snapshot that was received last.
+    fn newest(disk: &LogDisk) -> Vec<u8> {
+        let id = list(disk).last().unwrap().id;
+        contents(&disk.open_snapshot(id).unwrap())
+    }
+
+    #[test]
+    fn what_is_not_what_was_sent_is_found_and_comes_again() {
+        let (source, target) = (disk(), disk());
+        let write = |at: u64, byte: u8| source.write_at(IoKind::Data, at << 20, &vec![byte; 1 << 20]).unwrap();
+        (0..6).for_each(|n| write(n, n as u8 + 1));
+        create(&source, "one").unwrap();
+        receive(&target, None, &mut &stream(&source, "one", None, None)[..]).unwrap();
+        (1..4).for_each(|n| write(n, n as u8 + 50));
+        create(&source, "two").unwrap();
+        let now = contents(&source);
+        let step = stream(&source, "two", Some("one"), None);
+        let half = receive(&target, None, &mut &step[..step.len() / 2]).unwrap_err();
+        assert!(matches!(&half, ReceiveError::Interrupted(text) if text.contains("--resume")), "{half}");
+        let [rest] = &unfinished(&target).unwrap()[..] else { panic!("one stream is not complete") };
+        assert!(rest.offset > 1 << 20);
+        // Somebody has changed what came.
+        let (branch, _) = sources(&target)[0];
+        target.branch(branch).unwrap().write_at(IoKind::Data, 1 << 20, &[0x77; 4096]).unwrap();
+        let end = stream(&source, "two", Some("one"), Some(&rest.token));
+        let error = receive(&target, None, &mut &end[..]).unwrap_err();
+        assert!(error.to_string().contains("not what was sent"), "{error}");
+        assert!(unfinished(&target).unwrap().is_empty() && list(&target).len() == 1);
+        receive(&target, None, &mut &step[..]).unwrap();
+        assert!(newest(&target) == now);
+        // Another stream than the one that was begun: what that has brought goes.
+        write(5, 99);
+        create(&source, "three").unwrap();
+        let step = stream(&source, "three", Some("one"), None);
+        let _ = receive(&target, Some("half"), &mut &step[..step.len() / 3]).unwrap_err();
+        receive(&target, None, &mut &stream(&source, "three", Some("two"), None)[..]).unwrap();
+        assert!(newest(&target) == contents(&source));
+        assert_eq!(target.check(true).unwrap(), Vec::<String>::new());
+        assert!(contents(&target).iter().all(|b| *b == 0), "its own file system is as it was");
+        assert_eq!(target.snapshots().iter().filter(|s| s.branch == MAIN_BRANCH).count(), 0);
+    }
+}

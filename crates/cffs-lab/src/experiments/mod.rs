@@ -18,6 +18,7 @@ pub mod kernel_peers;
 mod keys;
 mod large;
 mod large_files;
+mod log_compression;
 mod log_devices;
 mod lower_bound;
 mod opening;
@@ -63,7 +64,7 @@ impl Experiment {
     }
 }
 
-const EXPERIMENTS: [Experiment; 30] = [
+const EXPERIMENTS: [Experiment; 31] = [
     Experiment::of("disks", "The simulated disks against their data sheets", disks::sheets),
     Experiment::of("ganger97-fig2", "Ganger and Kaashoek 1997, figure 2: service time by request size", |_| {
         service::figure2()
@@ -109,6 +110,11 @@ const EXPERIMENTS: [Experiment; 30] = [
         "log-devices",
         "In place and on the log: random overwrites on shingled tracks and flash, small files that are synced",
         log_devices::devices,
+    ),
+    Experiment::of(
+        "log-compression",
+        "A source tree on a log disk that compresses: its size, and reading it cold",
+        log_compression::compression,
     ),
     Experiment::of("mckusick84-table1", "McKusick et al. 1984, table 1: space wasted", classic::table1),
     Experiment::of("mckusick84-table2", "McKusick et al. 1984, table 2: large transfers by block size", |_| {

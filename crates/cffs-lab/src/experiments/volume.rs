@@ -8,7 +8,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result, ensure};
 use cffs::device::{CountingDevice, Device, IoKind};
 use cffs_disk::{Clock, SimDevice, profiles};
-use cffs_logdisk::{CleanPolicy, ImageOptions, ImageStore, LogDisk, LogOptions, LogStats};
+use cffs_logdisk::{CleanPolicy, Compression, ImageOptions, ImageStore, LogDisk, LogOptions, LogStats};
 
 /// Bytes before the first slot of an image, at most and at least (docs/format-log.md).
 const FIRST_SLOT: [u64; 2] = [128 << 10, 1 << 20];
@@ -59,12 +59,14 @@ pub struct LogSetup {
     pub batch: usize,
     /// Clean nodes of the map in memory.
     pub cache_nodes: usize,
+    /// How what is written is compressed.
+    pub compression: Compression,
 }
 
 impl Default for LogSetup {
     fn default() -> LogSetup {
-        let LogOptions { policy, batch_bytes, cache_nodes, .. } = LogOptions::default();
-        LogSetup { policy, segment: 0, batch: batch_bytes, cache_nodes }
+        let LogOptions { policy, batch_bytes, cache_nodes, compression, .. } = LogOptions::default();
+        LogSetup { policy, segment: 0, batch: batch_bytes, cache_nodes, compression }
     }
 }
 
@@ -75,6 +77,7 @@ impl LogSetup {
             policy: self.policy,
             batch_bytes: self.batch,
             cache_nodes: self.cache_nodes,
+            compression: self.compression,
             ..LogOptions::default()
         }
     }
