@@ -15,6 +15,7 @@ use crate::model::{Content, Id, Namespace, Time};
 use crate::ops::{self, Op};
 use crate::run::{SideBySide, panic_text};
 use crate::setup::{Setup, check, check_unmounted};
+use crate::volume::{self, VolumeLayout};
 use crate::walk::{Found, read, resolve, walk};
 use cffs::{Attr, Caller, Fallocate, FileType, Fs, Ino};
 use fastrand::Rng;
@@ -470,11 +471,13 @@ pub(crate) fn recover(
     use_it: bool,
     coverage: &mut Coverage,
 ) -> Result<Vec<Event>, String> {
+    // Whatever was gone is there again.
+    let setup = Setup { volume: h.setup.volume.map(VolumeLayout::whole), ..h.setup };
     check(&images).map_err(|t| format!("check before recovery: {t}"))?;
     let trace = Trace::new(images);
     coverage.states += 1;
     if use_it {
-        let fs = h.setup.mount_read_only(&trace).map_err(|e| format!("mount read-only: {e}"))?;
+        let fs = setup.mount_read_only(&trace).map_err(|e| format!("mount read-only: {e}"))?;
         let found = walk(&fs)?;
         h.judge(event, &fs, &found, coverage).map_err(|t| format!("read-only: {t}"))?;
         fs.close().map_err(|e| format!("unmount after reading only: {e}"))?;
@@ -482,7 +485,7 @@ pub(crate) fn recover(
             return Err("a read-only mount has written".into());
         }
     }
-    let fs = h.setup.mount(&trace).map_err(|e| format!("mount: {e}"))?;
+    let fs = setup.mount(&trace).map_err(|e| format!("mount: {e}"))?;
     let events = trace.events();
     let found = walk(&fs)?;
     h.judge(event, &fs, &found, coverage)?;
@@ -490,8 +493,35 @@ pub(crate) fn recover(
         use_again(&fs, &found)?;
     }
     fs.close().map_err(|e| format!("unmount after recovery: {e}"))?;
+    drop(fs);
     check_unmounted(&trace.images()).map_err(|t| format!("check after recovery: {t}"))?;
+    if let Some(layout) = setup.volume
+        && volume::bring_together(&trace, layout, setup.discard)?
+    {
+        for member in 0..layout.members {
+            let alone = volume::alone(&trace.images(), member);
+            check_unmounted(&alone).map_err(|t| format!("member {member} alone: {t}"))?;
+        }
+    }
     Ok(events)
+}
+
+/// Mounts what a crash has left on one member of a mirror, and compares: each that counts itself in sync has everything. The others are lost.
+fn recover_alone(h: &History, event: usize, images: &[Image], coverage: &mut Coverage) -> Result<(), String> {
+    for member in volume::complete_members(&Trace::new(images.to_vec())) {
+        let at = |text: String| format!("member {member} alone: {text}");
+        let setup =
+            Setup { volume: h.setup.volume.map(|v| VolumeLayout { only: Some(member), ..v.whole() }), ..h.setup };
+        let trace = Trace::new(volume::alone(images, member));
+        coverage.states += 1;
+        let fs = setup.mount(&trace).map_err(|e| at(format!("mount: {e}")))?;
+        let found = walk(&fs).map_err(at)?;
+        h.judge(event, &fs, &found, coverage).map_err(at)?;
+        fs.close().map_err(|e| at(format!("unmount: {e}")))?;
+        drop(fs);
+        check_unmounted(&trace.images()).map_err(|t| at(format!("check: {t}")))?;
+    }
+    Ok(())
 }
 
 /// The operations of a sequence, each with its writes and flushes, which have the numbers that a [`Failure`] names.
@@ -572,6 +602,10 @@ pub fn explore_after(
             let use_it = rng.u8(..4) == 0;
             let recovery = guarded(|| recover(&h, event, images.clone(), use_it, coverage))
                 .map_err(|text| failure(survival, None, text))?;
+            if setup.volume.is_some() {
+                guarded(|| recover_alone(&h, event, &images, coverage))
+                    .map_err(|text| failure(survival, None, text))?;
+            }
             for _ in 0..effort.in_recovery.min(recovery.len()) {
                 let mut again = CrashStates::new(images.clone(), &recovery);
                 let at = rng.usize(..=recovery.len());

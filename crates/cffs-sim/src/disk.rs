@@ -129,6 +129,18 @@ struct Core {
     events: Vec<Event>,
     ignores_flush: bool,
     faults: Option<Plan>,
+    /// A device that fails everything, from one event on until another one.
+    gone: Option<(usize, usize, usize)>,
+}
+
+impl Core {
+    fn is_gone(&self, dev: usize) -> bool {
+        self.gone.is_some_and(|(gone, first, end)| gone == dev && (first..end).contains(&self.events.len()))
+    }
+
+    fn check_there(&self, dev: usize) -> io::Result<()> {
+        if self.is_gone(dev) { Err(io::Error::other("the device is gone")) } else { Ok(()) }
+    }
 }
 
 /// The common record of one or more devices (data and external log), in the order in which things happened.
@@ -138,7 +150,7 @@ pub struct Trace(Arc<Mutex<Core>>);
 impl Trace {
     /// Devices with these contents.
     pub fn new(images: Vec<Image>) -> Trace {
-        Trace(Arc::new(Mutex::new(Core { images, events: Vec::new(), ignores_flush: false, faults: None })))
+        Trace(Arc::new(Mutex::new(Core { images, events: Vec::new(), ignores_flush: false, faults: None, gone: None })))
     }
 
     /// From now on flushes report success and do nothing, as some real devices have it. Nothing can be promised on
@@ -150,6 +162,16 @@ impl Trace {
     /// From now on this decides about every request.
     pub fn arm(&self, plan: Plan) {
         self.0.lock().faults = Some(plan);
+    }
+
+    /// A device fails everything from so many events of the trace on, until so many others: number, first, end.
+    pub fn lose(&self, gone: (usize, usize, usize)) {
+        self.0.lock().gone = Some(gone);
+    }
+
+    /// Whether a device fails everything at the moment.
+    pub fn is_gone(&self, dev: usize) -> bool {
+        self.0.lock().is_gone(dev)
     }
 
     /// What has become of the plan.
@@ -218,6 +240,7 @@ impl Device for RecordingDevice {
         self.check(offset, bufs.iter().map(|b| b.len()).sum())?;
         let mut core = self.trace.0.lock();
         let core = &mut *core;
+        core.check_there(self.dev)?;
         let len = bufs.iter().map(|b| b.len()).sum();
         let mut flip = None;
         match core.faults.as_mut().map_or(Verdict::Pass, |f| f.on_read(self.dev, kind, offset, len)) {
@@ -251,6 +274,7 @@ impl Device for RecordingDevice {
         let mut core = self.trace.0.lock();
         let core = &mut *core;
         let dev = self.dev;
+        core.check_there(dev)?;
         let verdict = match &mut core.faults {
             Some(f) => f.on_write(dev, kind, offset, data.len(), &core.images[dev]),
             None => Verdict::Pass,
@@ -278,6 +302,7 @@ impl Device for RecordingDevice {
 
     fn flush(&self) -> io::Result<()> {
         let mut core = self.trace.0.lock();
+        core.check_there(self.dev)?;
         if let Some(Verdict::Fail(e, _)) = core.faults.as_mut().map(|f| f.on_flush(self.dev)) {
             core.events.push(Event::FailedFlush { dev: self.dev });
             return Err(e);
@@ -291,6 +316,7 @@ impl Device for RecordingDevice {
     fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
         self.check(offset, len as usize)?;
         let mut core = self.trace.0.lock();
+        core.check_there(self.dev)?;
         core.images[self.dev].fill(offset, len, DISCARDED);
         core.events.push(Event::Discard { dev: self.dev, offset, len });
         Ok(())

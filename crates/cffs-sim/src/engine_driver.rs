@@ -6,12 +6,16 @@ use crate::ops::{Op, Path, RegroupHow, SLOTS, colocation_value};
 use crate::pattern;
 use crate::requests::Requests;
 use crate::walk::{Held, read};
-use crate::{disk::Trace, setup::Setup};
+use crate::{
+    disk::Trace,
+    setup::{Mounted, Setup},
+};
 use cffs::{
     Attr, COLOCATION_ATTRIBUTE, Caller, DirEntry, Error, FileType, Fs, Ino, MetadataMode, ROOT_INO, Regroup,
     RegroupOutcome, Result, SetAttr, SetXattr, TimeSpec,
 };
 use cffs_logdisk::LogDisk;
+use cffs_volume::Volume;
 use std::collections::BTreeSet;
 use std::io;
 use std::sync::Arc;
@@ -56,6 +60,7 @@ pub struct EngineDriver {
     trace: Trace,
     setup: Setup,
     log_disk: Option<Arc<LogDisk>>,
+    volume: Option<Arc<Volume>>,
     listing: Option<Listing>,
     /// Operations until now.
     applied: u64,
@@ -64,10 +69,10 @@ pub struct EngineDriver {
 impl EngineDriver {
     /// Mounts.
     pub fn mount(setup: Setup, trace: &Trace) -> Result<EngineDriver> {
-        let (fs, log_disk) = setup.mount_with_log_disk(trace)?;
+        let Mounted { fs, log_disk, volume } = setup.mount_with_below(trace)?;
         let requests = Requests::of(&fs);
         let (slots, trace) = ([None; SLOTS], trace.clone());
-        Ok(EngineDriver { fs, requests, slots, trace, setup, log_disk, listing: None, applied: 0 })
+        Ok(EngineDriver { fs, requests, slots, trace, setup, log_disk, volume, listing: None, applied: 0 })
     }
 
     /// Compares what the engine says of its requests.
@@ -144,6 +149,9 @@ impl EngineDriver {
             && self.trace.faults().is_none()
         {
             layout.work(disk, self.applied)?;
+        }
+        if let (Some(layout), Some(volume)) = (self.setup.volume, &self.volume) {
+            layout.work(&self.trace, volume, self.applied)?;
         }
         match op {
             Op::Create { path, perm, uid } => {
@@ -331,7 +339,8 @@ impl EngineDriver {
         self.fs.close()?;
         (self.slots, self.listing) = ([None; SLOTS], None);
         // The old one is dropped by the assignment, after the new one is there.
-        (self.fs, self.log_disk) = self.setup.mount_with_log_disk(&self.trace)?;
+        let mounted = self.setup.mount_with_below(&self.trace)?;
+        (self.fs, self.log_disk, self.volume) = (mounted.fs, mounted.log_disk, mounted.volume);
         self.requests = Requests::of(&self.fs);
         Ok(Reply::Done)
     }

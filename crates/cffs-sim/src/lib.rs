@@ -24,4 +24,5 @@ pub mod setup;
 pub mod shrink;
 pub mod streams;
 pub mod unjournaled;
+pub mod volume;
 pub mod walk;

@@ -2,11 +2,13 @@
 
 use crate::disk::{Image, Trace};
 use crate::log_layout::{self, LogLayout};
+use crate::volume::{self, VolumeLayout};
 use cffs::check::{CheckOptions, Report};
 use cffs::device::Device;
 use cffs::trace::Classes;
 use cffs::{AtimeMode, DirectWrite, Fs, MetadataMode, MkfsOptions, MountOptions, PrefetchMode, QuotaKind, mkfs};
 use cffs_logdisk::LogDisk;
+use cffs_volume::Volume;
 use std::cell::RefCell;
 use std::fmt;
 use std::sync::Arc;
@@ -59,6 +61,8 @@ pub struct Setup {
     pub traced: bool,
     /// The file system is on a log disk.
     pub log_layout: Option<LogLayout>,
+    /// The file system is on a volume, and not on a log disk.
+    pub volume: Option<VolumeLayout>,
 }
 
 impl Default for Setup {
@@ -85,6 +89,7 @@ impl Default for Setup {
             forgetful: false,
             traced: false,
             log_layout: None,
+            volume: None,
         }
     }
 }
@@ -133,6 +138,7 @@ impl Setup {
             forgetful: pick(3) == 0,
             traced: pick(2) == 0,
             log_layout: None,
+            volume: None,
         }
     }
 
@@ -151,6 +157,12 @@ impl Setup {
         // As small as `cffs mkfs` takes.
         let device = self.device.max((32 << 20).max(u64::from(self.sizes.0) << 12));
         Setup { device, log_layout, log, external_log: false, data_sums: false, metadata, made: None, ..self }
+    }
+
+    /// The same on a volume, another one for each number.
+    pub fn on_volume(self, n: u64) -> Setup {
+        let volume = Some(VolumeLayout::numbered(n, self.sizes.2));
+        Setup { volume, log_layout: None, external_log: false, made: None, ..self }
     }
 
     /// The same on a device that mkfs takes only a part of, another one for each number, so that it can grow.
@@ -186,6 +198,9 @@ impl Setup {
 
     /// Devices of zeros.
     pub fn blank(&self) -> Vec<Image> {
+        if let Some(volume) = self.volume {
+            return volume.blank(self.device);
+        }
         let mut images = vec![Image::new(self.device)];
         if self.external_log {
             images.push(Image::new(self.log.unwrap_or(64 * MIB)));
@@ -210,9 +225,10 @@ impl Setup {
             .quota(if self.quota { QuotaKind::ALL.to_vec() } else { Vec::new() });
         let log = self.external_log.then(|| trace.device(1));
         let log = log.as_ref().map(|d| &**d as &dyn Device);
-        let device: Arc<dyn Device> = match self.log_layout {
-            Some(layout) => layout.make_on(trace, uuid).map_err(|e| format!("mkfs of the log disk: {e}"))?,
-            None => trace.device(0),
+        let device: Arc<dyn Device> = match (self.log_layout, self.volume) {
+            (Some(layout), _) => layout.make_on(trace, uuid).map_err(|e| format!("mkfs of the log disk: {e}"))?,
+            (_, Some(volume)) => volume.make_on(trace).map_err(|e| format!("making the volume: {e}"))?,
+            _ => trace.device(0),
         };
         mkfs(&*device, log, &options).map_err(|e| format!("mkfs: {e}"))?;
         device.finish().map_err(|e| format!("end of mkfs: {e}"))
@@ -220,7 +236,7 @@ impl Setup {
 
     /// Number of devices.
     pub fn devices(&self) -> usize {
-        1 + usize::from(self.external_log)
+        self.volume.map_or(1, |v| v.members) + usize::from(self.external_log)
     }
 
     /// Settings of the mount.
@@ -240,34 +256,49 @@ impl Setup {
 
     /// Mounts the devices of a trace.
     pub fn mount(&self, trace: &Trace) -> cffs::Result<Arc<Fs>> {
-        self.mount_with(trace, self.options()).map(|(fs, _)| fs)
+        self.mount_with(trace, self.options()).map(|mounted| mounted.fs)
     }
 
-    /// The same, with the log disk if there is one.
-    pub fn mount_with_log_disk(&self, trace: &Trace) -> cffs::Result<(Arc<Fs>, Option<Arc<LogDisk>>)> {
+    /// The same, with what is below.
+    pub fn mount_with_below(&self, trace: &Trace) -> cffs::Result<Mounted> {
         self.mount_with(trace, self.options())
     }
 
     /// Mounts without writing.
     pub fn mount_read_only(&self, trace: &Trace) -> cffs::Result<Arc<Fs>> {
-        self.mount_with(trace, self.options().read_only(true)).map(|(fs, _)| fs)
+        self.mount_with(trace, self.options().read_only(true)).map(|mounted| mounted.fs)
     }
 
-    fn mount_with(&self, trace: &Trace, options: MountOptions) -> cffs::Result<(Arc<Fs>, Option<Arc<LogDisk>>)> {
+    fn mount_with(&self, trace: &Trace, options: MountOptions) -> cffs::Result<Mounted> {
         if self.ignores_flush {
             trace.ignore_flushes();
         }
         let log = self.external_log.then(|| trace.device(1) as Arc<dyn Device>);
+        if let Some(layout) = self.volume {
+            let volume = layout.open(trace, options.read_only)?;
+            let fs = Fs::open(volume.clone(), log, options)?;
+            return Ok(Mounted { fs, log_disk: None, volume: Some(volume) });
+        }
         let Some(layout) = self.log_layout else {
-            return Fs::open(trace.device(0), log, options).map(|fs| (fs, None));
+            return Fs::open(trace.device(0), log, options).map(|fs| Mounted { fs, log_disk: None, volume: None });
         };
         let disk = layout.open(trace, options.read_only)?;
         let fs = Fs::open(disk.clone(), log, options)?;
         if !fs.is_read_only() {
             fs.trim_after_crash()?;
         }
-        Ok((fs, Some(disk)))
+        Ok(Mounted { fs, log_disk: Some(disk), volume: None })
     }
+}
+
+/// A mounted file system, and what is below it.
+pub struct Mounted {
+    /// The file system.
+    pub fs: Arc<Fs>,
+    /// The log disk.
+    pub log_disk: Option<Arc<LogDisk>>,
+    /// The volume.
+    pub volume: Option<Arc<Volume>>,
 }
 
 impl fmt::Display for Setup {
@@ -279,7 +310,7 @@ impl fmt::Display for Setup {
 /// Where the log stands: the number of its device, and its bytes.
 pub(crate) fn log_range(images: &[Image]) -> (usize, std::ops::Range<u64>) {
     let trace = Trace::new(images.to_vec());
-    if log_layout::is_log_disk(&trace) {
+    if log_layout::is_log_disk(&trace) || volume::is_volume(&trace) {
         return (0, 0..0);
     }
     let (at, len) = cffs::mkfs::read_superblock(&*trace.device(0)).map_or((0, 0), |sb| cffs::journal::log_extent(&sb));
@@ -289,9 +320,15 @@ pub(crate) fn log_range(images: &[Image]) -> (usize, std::ops::Range<u64>) {
 /// Checks images: of an unmounted file system, or of one that a crash has left. The text lists what is wrong.
 pub fn check(images: &[Image]) -> Result<Report, String> {
     let trace = Trace::new(images.to_vec());
-    let log = (images.len() > 1).then(|| trace.device(1) as Arc<dyn Device>);
-    let device: Arc<dyn Device> =
-        if log_layout::is_log_disk(&trace) { log_layout::open_checked(&trace)? } else { trace.device(0) };
+    let is_volume = volume::is_volume(&trace);
+    let log = (images.len() > 1 && !is_volume).then(|| trace.device(1) as Arc<dyn Device>);
+    let device: Arc<dyn Device> = if log_layout::is_log_disk(&trace) {
+        log_layout::open_checked(&trace)?
+    } else if is_volume {
+        volume::open_to_check(&trace)?
+    } else {
+        trace.device(0)
+    };
     let report =
         cffs::check::check(device, log, &CheckOptions::default().max_problems(10).data(true).jobs(1), &|_, _, _| {})
             .map_err(|e| format!("cannot be checked: {e}"))?;

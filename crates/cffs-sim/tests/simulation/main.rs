@@ -7,3 +7,4 @@ mod log_layout;
 mod model;
 mod modes;
 mod repair;
+mod volume;

@@ -98,12 +98,24 @@ pub enum Kind {
     /// File systems on a log disk, with snapshots and a cleaner: comparison with the model, on a device that soon is full too, and
     /// crashes, in turns.
     Log,
+    /// File systems on a volume, mostly a mirror of which a member is gone for a while: comparison with the model, and crashes, after
+    /// which each member alone is tried too, in turns.
+    Volume,
 }
 
 impl Kind {
     /// All of them, in the order in which a seed goes through them.
-    pub const ALL: [Kind; 8] =
-        [Kind::Model, Kind::Full, Kind::Crash, Kind::Grow, Kind::Modes, Kind::Mkfs, Kind::Aged, Kind::Log];
+    pub const ALL: [Kind; 9] = [
+        Kind::Model,
+        Kind::Full,
+        Kind::Crash,
+        Kind::Grow,
+        Kind::Modes,
+        Kind::Mkfs,
+        Kind::Aged,
+        Kind::Log,
+        Kind::Volume,
+    ];
 
     /// The word for `--only`.
     pub fn name(self) -> String {

@@ -29,6 +29,7 @@ fn setup(kind: Kind, seed: u64, streams: bool) -> Setup {
         Kind::Grow if seed.is_multiple_of(2) => setup.growing(seed),
         Kind::Log if seed % 3 == 1 => setup.small().on_log_disk(seed),
         Kind::Log => setup.on_log_disk(seed),
+        Kind::Volume => setup.on_volume(seed),
         Kind::Grow => Setup { metadata, ..setup }.small().growing(seed),
     }
 }
@@ -40,7 +41,8 @@ fn operations(kind: Kind, seed: u64, setup: Setup, args: &Args) -> Vec<Op> {
         Kind::Modes | Kind::Mkfs => (args.len / 2, Bounds { write: 30_000, many: 20 }),
         Kind::Log if seed.is_multiple_of(3) => (args.len, Bounds::default()),
         Kind::Log if seed % 3 == 1 => (args.len, Bounds { write: 2_000_000, many: 300 }),
-        Kind::Crash | Kind::Log => (args.len / 2, Bounds { write: 60_000, many: 30 }),
+        Kind::Volume if seed.is_multiple_of(3) => (args.len, Bounds::default()),
+        Kind::Crash | Kind::Log | Kind::Volume => (args.len / 2, Bounds { write: 60_000, many: 30 }),
         Kind::Grow if seed.is_multiple_of(2) => (args.len / 2, Bounds { write: 60_000, many: 30 }),
         Kind::Full | Kind::Grow => (args.len, Bounds { write: 2_000_000, many: 300 }),
         Kind::Model => (args.len, Bounds::default()),
@@ -95,7 +97,8 @@ pub fn one(kind: Kind, seed: u64, args: &Args, given: Option<&[Op]>, coverage: &
         Kind::Modes => smallest(ops, 200, coverage, |ops, c| unjournaled::explore(setup, ops, seed, 12, c)),
         Kind::Mkfs => smallest(ops, 200, coverage, |ops, c| formatting::explore(setup, ops, seed, c)),
         Kind::Log if seed % 3 < 2 => smallest(ops, 300, coverage, |ops, _| run(setup, ops)),
-        Kind::Crash | Kind::Log => shrunk(explore_and_shrink(setup, ops, seed, crashes, coverage)),
+        Kind::Volume if seed.is_multiple_of(3) => smallest(ops, 300, coverage, |ops, _| run(setup, ops)),
+        Kind::Crash | Kind::Log | Kind::Volume => shrunk(explore_and_shrink(setup, ops, seed, crashes, coverage)),
         Kind::Grow if seed.is_multiple_of(2) => shrunk(explore_and_shrink(setup, ops, seed, crashes, coverage)),
         Kind::Model | Kind::Full | Kind::Grow => smallest(ops, 500, coverage, |ops, _| run(setup, ops)),
     }?;
