@@ -17,6 +17,7 @@ mod grow;
 mod image;
 mod import;
 mod info;
+mod layout;
 mod log;
 mod log_layout;
 mod ls;

@@ -4,6 +4,7 @@ mod block;
 mod changing;
 mod colocate;
 mod formatting;
+mod layout;
 mod log_layout;
 mod looking;
 mod mounting;

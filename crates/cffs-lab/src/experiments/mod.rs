@@ -11,7 +11,7 @@ mod cleaner_model;
 mod disks;
 mod free_space;
 mod generated;
-mod harness;
+pub mod harness;
 mod history;
 mod kept_up;
 pub mod kernel_peers;
@@ -26,6 +26,7 @@ mod outcome;
 mod page;
 mod placement;
 mod questions;
+mod real_programs;
 mod results;
 mod runner;
 mod scale;
@@ -63,7 +64,7 @@ impl Experiment {
     }
 }
 
-const EXPERIMENTS: [Experiment; 30] = [
+const EXPERIMENTS: [Experiment; 31] = [
     Experiment::of("disks", "The simulated disks against their data sheets", disks::sheets),
     Experiment::of("ganger97-fig2", "Ganger and Kaashoek 1997, figure 2: service time by request size", |_| {
         service::figure2()
@@ -154,6 +155,14 @@ const EXPERIMENTS: [Experiment; 30] = [
             "peers",
             "ext4, xfs, btrfs, fuse2fs and cffs on the same simulated disks (root)",
             kernel_peers::peers,
+        )
+    },
+    Experiment {
+        real_time: true,
+        ..Experiment::of(
+            "real-programs",
+            "Real programs on a mount, traced, and what their operations cost on simulated disks (root)",
+            real_programs::programs,
         )
     },
 ];
