@@ -34,7 +34,7 @@ const WAYS: [(&str, &str); 3] =
 /// Programs, each with what a shell runs in the clone.
 const PROGRAMS: [(&str, &str); 5] = [
     ("git status", "git status"),
-    ("grep -r", "! grep -rq no-file-has-this-7c1f5d0e9b --exclude-dir=.git ."),
+    ("grep -r", "grep -r --exclude-dir=.git rarely-found . > /dev/null; true"),
     ("tar", "tar cf - --exclude=.git . | cat > /dev/null"),
     ("cp -r", "cp -r crates copy && sync -f copy"),
     ("rm -r", "rm -r copy"),
@@ -74,8 +74,9 @@ fn seen(w: &Workload, by_operation: &[u64]) -> Seen {
                 let size = sizes.entry(op.args[0]).or_default();
                 *size = (*size).max(op.args[1] + op.args[2]);
             }
-            Kind::Read => {
-                let [inode, offset, len] = op.args;
+            Kind::Read | Kind::Copy => {
+                let [inode, second, len] = op.args;
+                let offset = if op.kind == Kind::Copy { op.detail.number(0) } else { second };
                 let size = sizes.get(&inode).copied().unwrap_or(0);
                 let of = if size <= SMALL { &mut seen.small } else { &mut seen.large };
                 of.bytes += size.saturating_sub(offset).min(len) as f64;
