@@ -59,7 +59,9 @@ pub fn disk_of(file: FileDevice, path: &Path) -> anyhow::Result<Disk> {
     let opened = ImageStore::open(file.clone()).and_then(|store| LogDisk::open(Arc::new(store), &options));
     let log_disk = Arc::new(opened.map_err(|e| {
         let advice = match e.kind() {
-            std::io::ErrorKind::InvalidData => ": the log disk is damaged; restore it from a backup",
+            std::io::ErrorKind::InvalidData => {
+                ": the log disk is damaged; see what `cffs fsck -n` says, and let `cffs fsck -y` rebuild it"
+            }
             std::io::ErrorKind::StorageFull => {
                 ": there is no room to recover it; open it read-only, as with `cffs mount -o ro`"
             }

@@ -12,8 +12,9 @@ use cffs::device::{Device, FileDevice, MemoryDevice, OpenMode, Probe, probe_grou
 use cffs::mkfs::{log_bytes_min, plan, random_uuid};
 use cffs::{Geometry, MkfsOptions, QuotaKind, Superblock, mkfs};
 use cffs_logdisk::Compression;
-use clap::{Args, ValueEnum};
+use clap::{Args, FromArgMatches, ValueEnum};
 use serde_json::json;
+use std::ffi::OsString;
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -101,7 +102,7 @@ enum GroupSize {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
-enum Layout {
+pub enum Layout {
     /// The file system alone
     Plain,
     /// A log disk with the file system on it
@@ -185,8 +186,34 @@ fn options_of(args: &MkfsArgs) -> MkfsOptions {
     }
 }
 
+impl MkfsArgs {
+    /// What a command line says, the name of the program first.
+    pub fn of(list: Vec<OsString>) -> anyhow::Result<MkfsArgs> {
+        let command = MkfsArgs::augment_args(clap::Command::new("mkfs"));
+        // The first line says it all; what follows is of the usage of another command.
+        let told = |e: clap::Error| anyhow!("{}", e.to_string().lines().next().unwrap_or_default());
+        let matches = command.try_get_matches_from(list).map_err(told)?;
+        MkfsArgs::from_arg_matches(&matches).map_err(told)
+    }
+}
+
+/// A file system that was made.
+pub struct Made {
+    superblock: Superblock,
+    geometry: Geometry,
+    probe: Option<Probe>,
+    layout: Option<LogLayout>,
+}
+
 /// Runs the subcommand.
 pub fn run(args: &MkfsArgs) -> anyhow::Result<u8> {
+    let made = make(args)?;
+    report(args, &made.superblock, &made.geometry, made.probe.as_ref(), made.layout.as_ref())?;
+    Ok(0)
+}
+
+/// Makes the file system.
+pub fn make(args: &MkfsArgs) -> anyhow::Result<Made> {
     let image = args.image.as_path();
     let name = image.display().to_string();
     let mut options = options_of(args);
@@ -271,8 +298,7 @@ pub fn run(args: &MkfsArgs) -> anyhow::Result<u8> {
     }
     created.0 = None;
     let geometry = Geometry::new(&sb).map_err(|e| anyhow!("{name}: {e}"))?;
-    report(args, &sb, &geometry, probe.as_ref(), layout.as_ref())?;
-    Ok(0)
+    Ok(Made { superblock: sb, geometry, probe, layout })
 }
 
 /// Refuses options that make no sense with the layout.

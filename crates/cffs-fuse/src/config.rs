@@ -17,6 +17,18 @@ pub enum IoUring {
     Off,
 }
 
+/// What of a log disk is mounted.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum LogView {
+    /// The file system itself.
+    #[default]
+    FileSystem,
+    /// A snapshot or clone, by its name, and nothing else of this log disk in this process.
+    Alone(String),
+    /// A snapshot or clone, by a process that serves the file system itself.
+    Beside(String),
+}
+
 /// How to mount. Whether the mount is read-only is the engine's business: see [`cffs::Fs::is_read_only`].
 #[derive(Clone, Debug)]
 pub struct MountConfig {
@@ -63,6 +75,8 @@ pub struct MountConfig {
     pub learn: bool,
     /// The log disk that the file system is on, in the log layout: it is cleaned in the background, and has snapshots.
     pub log_disk: Option<Arc<LogDisk>>,
+    /// What of that log disk is mounted.
+    pub log_view: LogView,
 }
 
 impl Default for MountConfig {
@@ -90,6 +104,7 @@ impl Default for MountConfig {
             maintenance: None,
             learn: true,
             log_disk: None,
+            log_view: LogView::FileSystem,
         }
     }
 }

@@ -7,6 +7,7 @@ use crate::mountpoint::{self, BlockMount, Event, Unmounter};
 use crate::notifier::Notifier;
 use crate::ops::Ops;
 use crate::ring::Rings;
+use crate::views::Views;
 use cffs::Fs;
 use parking_lot::Mutex;
 use std::io;
@@ -14,6 +15,7 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Weak};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 /// Why a mount could not be made, or did not end well.
@@ -67,6 +69,24 @@ pub fn mount_block(fs: Arc<Fs>, mount: BlockMount, dir: &Path, config: &MountCon
     serve_until(fs, connection, &unmounter, config)
 }
 
+/// Mounts a snapshot or clone beside a file system, and serves it in a thread.
+fn serve_view(
+    fs: Arc<Fs>,
+    dir: &Path,
+    config: &MountConfig,
+) -> std::result::Result<(Unmounter, JoinHandle<()>), String> {
+    let session = mount(fs, dir, config).map_err(|e| e.to_string())?;
+    let (unmounter, at) = (session.unmounter(), session.dir().to_owned());
+    let serve = move || {
+        if let Err(error) = session.wait() {
+            tracing::error!(dir = %at.display(), %error, "the mount of a snapshot did not end well");
+        }
+    };
+    // Without the thread the session is dropped, which unmounts.
+    let thread = std::thread::Builder::new().name("cffs-view".into()).spawn(serve);
+    thread.map(|thread| (unmounter, thread)).map_err(|e| e.to_string())
+}
+
 fn serve_until(fs: Arc<Fs>, connection: OwnedFd, unmounter: &Unmounter, config: &MountConfig) -> Result<Session> {
     start(fs, connection, unmounter, config).inspect_err(|_| {
         // No thread will answer on this mount.
@@ -75,7 +95,8 @@ fn serve_until(fs: Arc<Fs>, connection: OwnedFd, unmounter: &Unmounter, config: 
 }
 
 fn start(fs: Arc<Fs>, connection: OwnedFd, unmounter: &Unmounter, config: &MountConfig) -> Result<Session> {
-    let state = Arc::new(MountState::new(fs, config.fsname.clone(), config.log_disk.clone()));
+    let view = (config.log_view.clone(), Views::new(serve_view));
+    let state = Arc::new(MountState::new(fs, config.fsname.clone(), config.log_disk.clone(), view));
     let mut capabilities = device::negotiate(&connection, config).map_err(Error::Connection)?;
     capabilities.no_open &= !state.must_be_asked();
     capabilities.no_opendir &= !state.strict_atime();

@@ -75,9 +75,9 @@ impl State {
     }
 
     /// Moves what lives in the best segments, within bounds. They are deleted by the next checkpoint.
-    pub(crate) fn clean_round(&mut self, policy: CleanPolicy, bytes: u64) -> io::Result<CleanReport> {
+    pub(crate) fn clean_round(&mut self, policy: CleanPolicy, bounds: Bounds) -> io::Result<CleanReport> {
         self.check()?;
-        let bounds = Bounds { bytes: bytes.min(ROUND_BYTES_MAX), changes: self.extents_max() as u64 };
+        let bounds = bounds.at_most(ROUND_BYTES_MAX);
         // What could not be noted as dead would be taken for alive.
         let noted = self.usage.apply_dead(&*self.store, &self.cache, &mut self.dirtied);
         self.fatal(noted)?;
@@ -185,10 +185,11 @@ impl State {
         }
         let (mut best, mut stalled) = (self.store.available(), 0);
         while self.store.available() < self.need(change, level) {
-            let Some(room) = self.round_room() else { break };
+            let Some(bounds) = self.round_bounds() else { break };
             let damaged = self.damaged.len() + self.poor.len();
-            let policy = if stalled == 0 && room >= 2 * segment { self.options.policy } else { CleanPolicy::Greedy };
-            let moved = self.clean_round(policy, room.min(8 * segment))?;
+            let roomy = stalled == 0 && bounds.bytes >= 2 * segment;
+            let policy = if roomy { self.options.policy } else { CleanPolicy::Greedy };
+            let moved = self.clean_round(policy, bounds.at_most(8 * segment))?;
             if moved.segments == 0 && self.damaged.len() + self.poor.len() > damaged {
                 continue;
             }

@@ -74,6 +74,13 @@ pub(crate) struct Bounds {
     pub(crate) changes: u64,
 }
 
+impl Bounds {
+    /// Not more than so many bytes.
+    pub(crate) fn at_most(self, bytes: u64) -> Self {
+        Bounds { bytes: self.bytes.min(bytes), ..self }
+    }
+}
+
 /// Blocks of an extent with one owner: first, number, and the birth if snapshots have them.
 type Piece = (u32, u32, Option<Birth>);
 

@@ -9,7 +9,8 @@
 //! A changed extent changes one leaf of a map, which may split, and the nodes above it. So `k` extents bring at most
 //! `k * (1 + h) + h + 2` nodes of a map of height `h` into memory (a tree of one node has height 1). Each block that dies may be anywhere: it
 //! changes a leaf of the forwards if there are some, and one of the dead lists if there are snapshots, each with what is above it. No tree
-//! has more nodes than its height allows, nor the dead lists more than their entries fill at a quarter of a node.
+//! has more nodes than its height allows, nor more than its entries fill at a quarter of a node, and an entry refers to a block
+//! at least.
 //!
 //! A page of a bitmap changes for each dead block at most, and a record of a segment. There are at most
 //! `segments + ordinals / 1024` pages, at least 7 in a node; and 30 records in a node. What storing these two trees changes of
@@ -19,20 +20,21 @@
 //!
 //! # The levels
 //!
-//! With `D` bytes of data or entries, `C` for a checkpoint behind them, and `R` for a round of the cleaner (copies of at most
-//! a segment or of [`State::extents_max`] extents, and its checkpoint):
+//! With `D` bytes of data or entries, `C` for a checkpoint behind them, and `R` for the shortest round of the cleaner (copies of a
+//! segment or of [`State::extents_least`] extents, and its checkpoint):
 //!
 //! - what was accepted is written if `D + C` is free,
 //! - what gives space back (discards, deletion) if `D + C + R` is,
-//! - what takes space if `D + C + R + F` is, where `F` is `D + C` of the longest step that gives space back.
+//! - what takes space if `D + C + R + F` is, where `F` is `D + C` of the shortest step that gives space back.
 //!
-//! A writer stops at `R + F`. From there what gives space back can go a step, and comes to `R`; and with `R` the cleaner can make a round, which frees a
+//! Rounds and steps are longer where there is more room. A writer stops at `R + F`. From there what gives space back can go a step, and comes to `R`; and with `R` the cleaner can make a round, which frees a
 //! segment for each that was not full. There is one: what lives is at most `usable`, and what grows later without asking (entries
 //! of the map that are cut, 48 bytes a block; dead lists, 36 bytes a block; in nodes that are half full) is at most a 24th of it, for which
 //! `usable` leaves room beside the 16th that is always dead. In a compressed disk a unit lives as a whole when one block of it does, but is counted
 //! by its parts; there only the free segments count, and a write can be refused before `free` is 0.
 
 use crate::batch::{BATCH_BYTES_MAX, SUMMARY_BYTES};
+use crate::evacuate::Bounds;
 use crate::extent::BLOCK_BYTES;
 use crate::state::State;
 use crate::tree::NODE_BYTES;
@@ -41,11 +43,20 @@ use crate::tree::NODE_BYTES;
 pub(crate) const BLOCK_COST: u64 = BLOCK_BYTES as u64 + 128;
 /// Segments on top of the reserve that never count as space, so that there is always something worth cleaning.
 const SPARE_SEGMENTS: u64 = 4;
+/// Extents of the shortest step that gives space back.
+const STEP_EXTENTS: u64 = 64;
+/// Extents in which a step begins and ends, which are cut.
+pub(crate) const STEP_ENDS: u64 = 2;
+/// Pieces of which a plain extent may consist at most when the cleaner copies it, and a compressed one.
+const PIECES_MAX: u64 = 128;
+const UNIT_PIECES_MAX: u64 = 8;
 /// Bytes of a node with its entry in a summary, whose own bytes are spread over the nodes.
 const STORED_NODE_BYTES: u64 = NODE_BYTES as u64 + 64;
 /// References that fit into a node with the shortest key and with the longest.
 const FANOUT_MAX: u64 = 114;
 const FANOUT_MIN: u64 = 18;
+/// Blocks that the entries in a quarter of a leaf of a map or of the forwards refer to at least.
+const LEAF_BLOCKS_MIN: u64 = 20;
 
 /// Space of a log disk in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -109,6 +120,11 @@ fn changed_nodes(changes: u64, height: u64) -> u64 {
     (leaves + changes.min(whole) * height.saturating_sub(2)).saturating_add(height + 2)
 }
 
+/// Nodes of a tree of this height that so many changed extents bring into memory at most, if all of it refers to so many blocks.
+fn of_extents(changes: u64, height: u64, blocks: u64) -> u64 {
+    changed_nodes(changes, height).min(of_leaves(2 * changes, blocks / LEAF_BLOCKS_MIN + 2 * changes))
+}
+
 /// Nodes of a tree with so many leaves, of which `changes` change.
 fn of_leaves(changes: u64, leaves: u64) -> u64 {
     if changes == 0 {
@@ -147,7 +163,7 @@ impl State {
     fn need_from(&self, dirtied: u64, change: Change, level: Level) -> u64 {
         let data = |c: Change| self.data_segments(c.bytes);
         let own = data(change) + self.checkpoint_segments(dirtied, change);
-        let step = Change::freed(self.extents_max() as u64);
+        let step = Change::freed(self.step_least() + STEP_ENDS);
         let segments = match level {
             Level::Accepted => own,
             Level::Frees => own + self.round_segments(),
@@ -162,23 +178,55 @@ impl State {
         (bytes + bytes / 32).div_ceil(segment - segment / 8)
     }
 
-    /// What a round of the cleaner of the least length takes. It goes on in up to three streams.
+    /// What the shortest round of the cleaner takes. It goes on in up to three streams.
     fn round_segments(&self) -> u64 {
-        3 + self.checkpoint_segments(0, self.round_change())
+        3 + self.checkpoint_segments(0, self.round_change(self.extents_least()))
     }
 
-    /// What a round of the cleaner of the least length changes.
-    fn round_change(&self) -> Change {
-        let extents = self.extents_max() as u64;
-        Change { bytes: self.store.segment_bytes(), extents, dead: extents }
+    /// Extents of the shortest round of the cleaner: as many blocks as a segment has. A compressed segment can have more, which
+    /// are copied in several rounds.
+    fn extents_least(&self) -> u64 {
+        (self.store.segment_bytes() / BLOCK_BYTES as u64).clamp(8, self.extents_max() as u64)
     }
 
-    /// Bytes that a round of the cleaner may copy so that its checkpoint has room; `None` if there is not enough for the shortest.
-    pub(crate) fn round_room(&self) -> Option<u64> {
+    /// What a round of the cleaner changes that ends after so many extents, the last of which may be in pieces. In the shortest one
+    /// that is a compressed unit, because its plain blocks are those of one segment.
+    fn round_change(&self, extents: u64) -> Change {
         let segment = self.store.segment_bytes();
-        let checkpoint = self.checkpoint_segments(self.dirtied as u64, self.round_change()) * segment;
-        let left = self.store.available().checked_sub(checkpoint + 2 * segment)?;
-        (left >= segment).then(|| left - left / 8)
+        let pieces = if extents == self.extents_least() { UNIT_PIECES_MAX } else { PIECES_MAX };
+        let all = extents + pieces.min(segment / 2 / BLOCK_BYTES as u64);
+        Change { bytes: segment, extents: all, dead: all }
+    }
+
+    /// How much a round of the cleaner may copy so that its checkpoint has room; `None` if there is not enough for the shortest.
+    pub(crate) fn round_bounds(&self) -> Option<Bounds> {
+        let segment = self.store.segment_bytes();
+        let least = self.extents_least();
+        let mut extents = self.extents_max() as u64;
+        loop {
+            let checkpoint = self.checkpoint_segments(self.dirtied as u64, self.round_change(extents)) * segment;
+            let left = self.store.available().saturating_sub(checkpoint + 2 * segment);
+            // More extents than the bytes can be are of no use.
+            if left >= segment && (extents == least || left >= extents * BLOCK_BYTES as u64) {
+                let bytes = if extents == least { segment } else { left - left / 8 };
+                return Some(Bounds { bytes, changes: extents });
+            }
+            if extents == least {
+                return None;
+            }
+            extents = (extents / 2).max(least);
+        }
+    }
+
+    /// Extents that one step may give back: fewer when there is little room.
+    pub(crate) fn step_extents(&self) -> usize {
+        let most = self.extents_max();
+        let change = self.pending_change().and(Change::freed(most as u64 + STEP_ENDS));
+        if self.store.available() >= self.need(change, Level::Frees) { most } else { self.step_least() as usize }
+    }
+
+    fn step_least(&self) -> u64 {
+        STEP_EXTENTS.min(self.extents_max() as u64)
     }
 
     /// Segments that a checkpoint begins behind a change.
@@ -196,9 +244,9 @@ impl State {
     /// Nodes of maps, forwards and dead lists.
     fn tree_nodes(&self, change: Change) -> u64 {
         let height = |level: u8| u64::from(level) + 1;
-        let map = changed_nodes(change.extents, height(self.map_level) + u64::from(change.extents > 0));
-        let forwards =
-            if self.forward.is_empty() { 0 } else { changed_nodes(change.dead, height(self.forward.level())) };
+        let changed = |changes: u64, height: u64| of_extents(changes, height, self.usage.ordinals);
+        let map = changed(change.extents, height(self.map_level) + u64::from(change.extents > 0));
+        let forwards = if self.forward.is_empty() { 0 } else { changed(change.dead, height(self.forward.level())) };
         if self.catalog.snapshots.is_empty() {
             return map + forwards;
         }

@@ -4,7 +4,7 @@ use crate::batch::{Entry, Logical};
 use crate::extent::BLOCK_BYTES;
 use crate::log::STREAM_NEW;
 use crate::packer::Packer;
-use crate::space::{BLOCK_COST, Change, Level};
+use crate::space::{BLOCK_COST, Change, Level, STEP_ENDS};
 use crate::state::State;
 use crate::tree::lookup_extents;
 use std::io;
@@ -79,13 +79,13 @@ impl State {
     pub(crate) fn discard(&mut self, branch: u32, start: u64, end: u64) -> io::Result<()> {
         let mut at = start;
         while at < end {
-            let most = self.extents_max();
+            let most = self.step_extents();
             if self.pending.extents >= most || self.pending.discards.len() > DISCARDS_MAX {
                 self.seal()?;
             }
             let (to, extents) = self.extents_end(branch, at, end, most.saturating_sub(self.pending.extents).max(1))?;
             // The one that it begins in, and the one that it ends in, are cut.
-            let change = self.pending_change().and(Change::freed(extents as u64 + 2));
+            let change = self.pending_change().and(Change::freed(extents as u64 + STEP_ENDS));
             self.ensure_room(change, Level::Frees)?;
             self.pending.discard(branch, at, to, extents);
             at = to;

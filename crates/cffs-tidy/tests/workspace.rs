@@ -46,6 +46,7 @@ const LOGDISK: &[&Layer] = &[
     &["stream"],
     &["disk"],
     &["rebuild"],
+    &["recount"],
     &["survey"],
     &["snapshots", "writer", "check", "recovery"],
     &["scrub"],

@@ -3,8 +3,10 @@
 mod block;
 mod changing;
 mod colocate;
+mod convert;
 mod formatting;
 mod layout;
+mod log_fsck;
 mod log_layout;
 mod looking;
 mod mounting;
@@ -12,6 +14,7 @@ mod places;
 mod quota;
 mod regroup;
 mod scrape;
+mod sending;
 mod service;
 mod signatures;
 mod snapshots;

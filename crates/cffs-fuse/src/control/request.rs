@@ -1,8 +1,10 @@
 //! Requests and what answers them, as JSON.
 
+use crate::views::ViewOptions;
 use cffs::{QuotaGrace, QuotaKind, QuotaLimits, RegroupOptions, ScrubOptions, TrimRange, Tune};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use std::path::PathBuf;
 
 /// Bytes of a trace after which an answer to [`Request::TraceRead`] ends with the buffer of a thread.
 pub const TRACE_READ_BYTES: usize = 1 << 20;
@@ -154,6 +156,43 @@ pub enum Request {
         /// Name of the later one; now if it is missing.
         to: Option<String>,
     },
+    /// Begins to send a snapshot, or what differs from an earlier one, through a pipe. The answer is the number of the work.
+    SnapshotSend {
+        /// Its name.
+        name: String,
+        /// Name of the earlier one.
+        from: Option<String>,
+        /// What the receiver has told to go on with ([`Unfinished::token`](crate::snapshots::Unfinished::token)).
+        token: Option<String>,
+        /// The descriptor of the pipe in the process that asks; it may be closed when the answer is there.
+        fd: u32,
+    },
+    /// Begins to receive a snapshot through a pipe. The answer is the number of the work.
+    SnapshotReceive {
+        /// What it is called here; as it is called there if this is missing.
+        name: Option<String>,
+        /// The descriptor of the pipe in the process that asks; it may be closed when the answer is there.
+        fd: u32,
+    },
+    /// Begins to mount a snapshot or clone beside the file system, by the process that serves that. It ends with it at the latest. The answer is the
+    /// number of the work.
+    SnapshotMount {
+        /// Its name.
+        name: String,
+        /// The directory to mount it on, from the root directory on.
+        dir: PathBuf,
+        /// How.
+        options: ViewOptions,
+    },
+    /// How work that one of the last three has begun ended: a [`JobOutcome`](crate::JobOutcome), null while it lasts.
+    SnapshotOutcome {
+        /// The number of the work.
+        job: u64,
+    },
+    /// Streams that have begun to come and are not complete: a list of [`Unfinished`](crate::snapshots::Unfinished).
+    SnapshotUnfinished,
+    /// Forgets what has come of these. The answer is how many there were.
+    SnapshotAbandon,
 }
 
 impl Request {
@@ -175,7 +214,10 @@ impl Request {
             Request::SnapshotList => false,
             Request::SnapshotCreate { .. } | Request::SnapshotDelete { .. } | Request::SnapshotClone { .. } => true,
             // It tells of names that not everybody may see, and reads everything.
-            Request::SnapshotDiff { .. } => true,
+            Request::SnapshotDiff { .. } | Request::SnapshotSend { .. } => true,
+            Request::SnapshotReceive { .. } | Request::SnapshotMount { .. } => true,
+            Request::SnapshotOutcome { .. } => true,
+            Request::SnapshotUnfinished | Request::SnapshotAbandon => true,
         }
     }
 }

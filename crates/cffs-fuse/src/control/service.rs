@@ -6,6 +6,7 @@ use super::quota;
 use super::request::{MountInfo, Refusal, Reply, Request, Tuned};
 use super::snapshot;
 use super::trace;
+use crate::log_disk::grow_log_disk;
 use crate::mount_state::MountState;
 use cffs::{Error, Fs, Result};
 use cffs_buf::CONTROL_LEN;
@@ -53,10 +54,10 @@ fn carry_out(shared: &MountState, fs: &Fs, asker: Asker, request: &Request) -> R
             let (before, after) = fs.tune(tune)?;
             json(Tuned { before: before.encode().to_vec(), after: after.encode().to_vec() })
         }
-        Request::Grow { .. } if shared.log_disk().is_some() => {
-            Error::invalid("an image with the log layout does not grow while it is mounted: unmount it first")
-        }
-        Request::Grow { size } => json(fs.grow(*size)?),
+        Request::Grow { size } => json(match shared.log_disk() {
+            Some(disk) => grow_log_disk(disk, *size)?,
+            None => fs.grow(*size)?,
+        }),
         Request::Trim(range) => json(fs.trim(*range)?),
         Request::ScrubStart(options) => json(shared.start_scrub(*options)?),
         Request::ScrubStatus => json(shared.scrub.status()),
@@ -77,7 +78,13 @@ fn carry_out(shared: &MountState, fs: &Fs, asker: Asker, request: &Request) -> R
         | Request::SnapshotCreate { .. }
         | Request::SnapshotDelete { .. }
         | Request::SnapshotClone { .. }
-        | Request::SnapshotDiff { .. } => snapshot::carry_out(shared, fs, request),
+        | Request::SnapshotDiff { .. }
+        | Request::SnapshotSend { .. }
+        | Request::SnapshotReceive { .. }
+        | Request::SnapshotMount { .. }
+        | Request::SnapshotOutcome { .. }
+        | Request::SnapshotUnfinished
+        | Request::SnapshotAbandon => snapshot::carry_out(shared, fs, asker, request),
     }
 }
 

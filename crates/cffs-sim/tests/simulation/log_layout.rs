@@ -44,6 +44,18 @@ fn it_does_what_the_model_does_also_when_it_is_full() {
     }
 }
 
+/// A directory was open and removed, and the number of its parent belonged to the directory that was to move into it (seed 1610000191).
+#[test]
+fn nothing_moves_into_a_directory_that_was_removed() {
+    let ops = "mkdir /L0 700 0\nmkdir /L0/f15 755 0\nopen 2 /L0/f15\nrmdir /L0/f15\nrmdir /L0\nmkdir /h 700 0\nrename /h @2/M2 replace";
+    let ops = cffs_sim::ops::parse(ops).unwrap();
+    for n in 0..8 {
+        for setup in [Setup::numbered(n), Setup { no_embed: true, ..Setup::numbered(n) }] {
+            run(setup, &ops).unwrap_or_else(|e| panic!("{setup}\n{e}"));
+        }
+    }
+}
+
 /// Writes and flushes of the device below the log disk.
 fn requests(trace: &Trace) -> (usize, usize) {
     let events = trace.events();

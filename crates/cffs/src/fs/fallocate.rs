@@ -3,8 +3,10 @@
 use super::traced::note_caller;
 use super::{Caller, Fs, flags, now};
 use crate::error::{Error, Result};
+use crate::extent;
 use crate::file::preallocate::{self, Exclusive};
 use crate::file::{self, Reclaim, writeback};
+use crate::format::extent::LOGICAL_END;
 use crate::format::inode::{FLAG_APPEND, FLAG_IMMUTABLE, INLINE_MAX, INODE_CORE_SIZE};
 use crate::format::{FILE_SIZE_MAX, FileType, Ino, InodeFormat};
 use crate::node::Node;
@@ -61,6 +63,31 @@ impl Fallocate {
 }
 
 impl Fs {
+    /// The ranges of a file (offset, length in bytes) that are allocated and were never written, in order, also behind its end. What was
+    /// written and is still in memory counts as never written.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] and [`Error::Io`].
+    pub fn preallocated(&self, ino: Ino) -> Result<Vec<(u64, u64)>> {
+        let node = self.node(ino)?;
+        let st = node.state.read();
+        if st.inode.file_type() != FileType::Regular {
+            return Ok(Vec::new());
+        }
+        let shift = self.geo.frag_shift;
+        let mut all: Vec<(u64, u64)> = Vec::new();
+        extent::for_each(&self.cache, &st.inode, 0..LOGICAL_END, |e| {
+            let (start, len) = (e.logical << shift, e.len << shift);
+            match all.last_mut() {
+                _ if !e.unwritten => {}
+                Some((first, n)) if *first + *n == start => *n += len,
+                _ => all.push((start, len)),
+            }
+            Ok(())
+        })?;
+        Ok(all)
+    }
+
     /// Changes the space of a range of a regular file (bytes).
     ///
     /// [`Error::NoSpace`] when there is not enough for all of it (for [`Fallocate::Allocate`] and [`Fallocate::Zero`] a

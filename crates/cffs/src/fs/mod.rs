@@ -51,7 +51,7 @@ pub use grow::Grown;
 pub use places::Piece;
 pub use quota::{QuotaGrace, QuotaLimits, QuotaMismatch, QuotaStatus};
 pub use regroup::{FreeRuns, Regroup, RegroupChange, RegroupGain, RegroupOptions, RegroupOutcome, RegroupStatus};
-pub use scrub::{Finding, Scrub, ScrubOptions, ScrubOutcome, ScrubStatus};
+pub use scrub::{Finding, Scrub, ScrubOptions, ScrubOutcome, ScrubStatus, StoredData, StoredStep};
 pub use tune::TrimRange;
 
 use crate::cache::Cache;

@@ -167,11 +167,16 @@ impl Fs {
         exchange: bool,
     ) -> Result<()> {
         let is_dir = |n: &Arc<Node>| n.state.read().inode.is_dir();
-        if is_dir(node) && self.is_within(b.dir.ino, node.ino)? {
+        let is_within = |dir: &Arc<Node>, ancestor: Ino| {
+            let found = self.is_within(dir.ino, ancestor);
+            // A directory that was removed has no parent: the number of that one may belong to another by now.
+            if gone(&dir.state.read()) { Err(Error::NotFound) } else { found }
+        };
+        if is_dir(node) && is_within(b.dir, node.ino)? {
             return Error::invalid("a directory cannot move into itself");
         }
         if let Some(t) = target.filter(|t| is_dir(t))
-            && self.is_within(a.dir.ino, t.ino)?
+            && is_within(a.dir, t.ino)?
         {
             return if exchange { Error::invalid("a directory cannot move into itself") } else { Err(Error::NotEmpty) };
         }
@@ -419,6 +424,11 @@ impl Fs {
     }
 }
 
+/// Whether a directory was removed.
+fn gone(st: &super::NodeState) -> bool {
+    st.freed || st.orphan
+}
+
 /// Fails if directories are gone, flags forbid the rename, or a file would get into a directory of another project.
 fn check_rename(
     locked: &mut Locked<'_>,
@@ -428,11 +438,8 @@ fn check_rename(
     target: Option<&Arc<Node>>,
     exchange: bool,
 ) -> Result<()> {
-    {
-        let gone = |st: &super::NodeState| st.freed || st.orphan;
-        if gone(locked.get(a.dir.ino)?) || gone(locked.get(b.dir.ino)?) {
-            return Err(Error::NotFound);
-        }
+    if gone(locked.get(a.dir.ino)?) || gone(locked.get(b.dir.ino)?) {
+        return Err(Error::NotFound);
     }
     // The file and the one it replaces lose a name; both directories lose a name, or exchange names.
     if target.is_none_or(|t| t.ino != node.ino) {

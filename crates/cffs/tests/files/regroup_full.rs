@@ -166,6 +166,7 @@ fn with_hardly_any_room_it_does_what_it_can_and_ends() {
 
 #[test]
 fn a_device_that_dies_in_the_middle_costs_nothing_that_was_there() {
+    let mut all = 0;
     for room in ROOMS {
         let (dev, files) = aged(room);
         let mut died = 0;
@@ -187,8 +188,10 @@ fn a_device_that_dies_in_the_middle_costs_nothing_that_was_there() {
             }
         }
         // Where nothing is free nothing is written.
-        assert!(died > 3 || matches!(room, Room::Groups(0)), "{room:?}: {died} deaths while it worked");
+        assert!(died > 0 || matches!(room, Room::Groups(0)), "{room:?}: no deaths while it worked");
+        all += died;
     }
+    assert!(all > 20, "{all} deaths while it worked");
 }
 
 #[test]

@@ -15,6 +15,7 @@ mod copies;
 mod data;
 mod piece;
 mod recheck;
+mod stored;
 mod volume;
 mod walk;
 
@@ -112,6 +113,12 @@ pub struct ScrubStatus {
     /// Bytes of data without a known checksum in which the copies of a mirror differ: nothing says which one is right.
     #[serde(default)]
     pub data_differing: u64,
+    /// Bytes of what the device below stores in its own way (a log disk) that were verified.
+    #[serde(default)]
+    pub stored_verified: u64,
+    /// Findings in these.
+    #[serde(default)]
+    pub stored_failed: u64,
     /// The findings, at most a thousand.
     pub findings: Vec<Finding>,
     /// Number of findings, including those that are not listed.
@@ -123,6 +130,26 @@ pub struct ScrubStatus {
     pub seconds: f64,
     /// How it ended; `None` while it runs.
     pub outcome: Option<ScrubOutcome>,
+}
+
+/// What a part of the stored data came to.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StoredStep {
+    /// Where to go on; `None` at the end.
+    pub next: Option<u64>,
+    /// Bytes that were read and verified.
+    pub bytes: u64,
+    /// What is wrong, one line for each thing.
+    pub problems: Vec<String>,
+}
+
+/// Data below a file system that can be verified without it.
+pub trait StoredData {
+    /// Verifies about so many bytes from a place on (0 begins).
+    ///
+    /// # Errors
+    /// It cannot be found out what is stored. What is wrong with it is in the result.
+    fn verify_step(&self, at: u64, bytes: u64) -> io::Result<StoredStep>;
 }
 
 /// A handle to observe and stop a scrub, from any thread.
@@ -274,6 +301,14 @@ impl Fs {
     ///
     /// Fails with [`Error::Invalid`] if the rate is zero. All other errors are the outcome in the status.
     pub fn scrub(&self, options: &ScrubOptions, scrub: &Scrub) -> Result<()> {
+        self.scrub_with(options, scrub, None)
+    }
+
+    /// As [`Fs::scrub`], and then verifies what is stored below, unless only metadata is wanted.
+    ///
+    /// # Errors
+    /// Those of [`Fs::scrub`].
+    pub fn scrub_with(&self, options: &ScrubOptions, scrub: &Scrub, stored: Option<&dyn StoredData>) -> Result<()> {
         self.journal.check_not_shut_down()?;
         if options.rate == Some(0) {
             return Error::invalid("a rate of 0 bytes in a second: nothing would ever be read");
@@ -289,7 +324,11 @@ impl Fs {
         let with_data = self.sums.is_some() && !options.metadata_only;
         let (reported, pieces) = (HashSet::new(), Vec::new());
         let mut walk = Walk { fs: self, scrub, dev: &dev, g, reader, copies, reported, with_data, pieces, began };
-        let outcome = walk.run();
+        let mut outcome = walk.run();
+        if let Some(stored) = stored.filter(|_| outcome.is_ok() && !options.metadata_only) {
+            walk.phase("stored data");
+            outcome = walk.stored(stored);
+        }
         let mut status = scrub.status.lock();
         status.seconds = began.elapsed().as_secs_f64();
         status.outcome = Some(match outcome {
