@@ -159,11 +159,18 @@ pub fn programs(_scale: u64) -> Result<Outcome> {
     let dir = tempfile::Builder::new().prefix("cffs-lab-programs-").tempdir_in(images())?.keep();
     let _guard = Guard::new(Cleanup::RemoveDir(dir.clone()));
     let mount = prepare(program, &dir, &from)?;
-    let mut rows = Vec::new();
+    let (mut rows, mut causes) = (Vec::new(), Vec::new());
     let mut costs: Vec<(String, [Vec<f64>; 3])> = Vec::new();
     for (name, words) in PROGRAMS {
         let w = mount.record(words, &dir.join("trace")).with_context(|| format!("recording {name}"))?;
         let recorded = w.recorded_total();
+        for (operation, r) in w.by_cause.iter().filter(|(_, r)| r.reads + r.writes > 0) {
+            let done = w.ops.iter().filter(|op| op.kind.name() == operation).count();
+            causes.push((
+                format!("{name}: {operation}"),
+                vec![done as f64, r.reads as f64, r.writes as f64, r.bytes as f64 / 1e3],
+            ));
+        }
         for disk in DISKS {
             let runs: Vec<Predicted> = WAYS
                 .iter()
@@ -200,6 +207,8 @@ pub fn programs(_scale: u64) -> Result<Outcome> {
     let columns =
         ["operations", "files read", "small, %", "bytes of small, %", "after a neighbour, %", "requests recorded"];
     outcome.table("What programs do", "program", &columns.map(str::to_string), rows);
+    let columns = ["operations", "reads", "writes", "KB"].map(str::to_string);
+    outcome.table("What each operation causes, at once or later, as recorded", "operation", &columns, causes);
     let ways: Vec<String> = WAYS.iter().map(|(way, _)| way.to_string()).collect();
     let titles = ["Disk time (s)", "Reading small files (ms for a MB)", "Reading large files (ms for a MB)"];
     for (n, title) in titles.into_iter().enumerate() {
