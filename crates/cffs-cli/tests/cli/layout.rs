@@ -69,7 +69,7 @@ fn the_page_shows_the_files_of_each_directory_and_can_be_looked_into() {
     assert!(rows.iter().all(|row| (1..10).contains(&runs(row))), "{rows:?}");
     let (cells, used) = (attribute(&whole, "data-cells"), attribute(&whole, "data-used"));
     assert!(cells > 1000 && used > 10 && used < cells / 2, "{used} of {cells} cells");
-    // Zoomed into what the first megabytes have, cells are smaller; a directory that is chosen is told of.
+    // Zoomed into what the first megabytes have, cells are smaller; the page describes the directory that is chosen.
     let near = in_a_browser(dir.path(), &format!("{address}#from=0&to=4194304&dir=/dir1"));
     assert!(attribute(&near, "data-cell") < attribute(&whole, "data-cell"), "{near}");
     assert!(near.contains(&format!("/dir1: {FILES} files")) && near.contains("class=\"chosen\""), "{near}");
