@@ -1,8 +1,8 @@
 //! The command line: subcommands, the names that stand for one of them, and what happens with errors.
 
 use crate::{
-    cat, colocate, convert, dump, exit, export, fsck, generate, grow, import, info, ls, metadata_image, mkfs, mount,
-    quota, regroup, rm, scrub, snapshot, stat, stats, together, top, trace, trim, tune, umount, volume,
+    cat, colocate, convert, dump, exit, export, fsck, generate, grow, import, info, layout, ls, metadata_image, mkfs,
+    mount, quota, regroup, rm, scrub, snapshot, stat, stats, together, top, trace, trim, tune, umount, volume,
 };
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
@@ -34,6 +34,7 @@ enum Command {
     Import(import::ImportArgs),
     Export(export::ExportArgs),
     Convert(convert::ConvertArgs),
+    Layout(layout::LayoutArgs),
     Ls(ls::LsArgs),
     Cat(cat::CatArgs),
     Stat(stat::StatArgs),
@@ -157,6 +158,7 @@ pub fn run(mut args: Vec<OsString>) -> u8 {
         Command::Import(a) => import::run(&a),
         Command::Export(a) => export::run(&a),
         Command::Convert(a) => convert::run(&a),
+        Command::Layout(a) => layout::run(&a),
         Command::Ls(a) => ls::run(&a),
         Command::Cat(a) => cat::run(&a),
         Command::Stat(a) => stat::run(&a),

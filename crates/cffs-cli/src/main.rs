@@ -21,6 +21,7 @@ mod grow;
 mod image;
 mod import;
 mod info;
+mod layout;
 mod log;
 mod log_args;
 mod log_layout;

@@ -17,7 +17,7 @@ const CRATES: &[&Layer] = &[
 
 /// Modules of the engine, from above.
 const ENGINE: &[&Layer] = &[
-    &["handle"],
+    &["handle", "layout"],
     &["fs"],
     &["metadump"],
     &["dump"],

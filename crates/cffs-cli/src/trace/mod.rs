@@ -34,7 +34,8 @@ pub struct TraceArgs {
     /// device. And `replay`, which `all` does not have: see --replay
     #[arg(long, default_value_t = Classes::ALL)]
     classes: Classes,
-    /// Where the trace goes; `-` is standard output. Not a file in DIR: writing it would be traced
+    /// Where the trace goes; `-` is standard output, for a pipe to another machine (what COMMAND prints then goes to standard error).
+    /// Not a file in DIR: writing it would be traced
     #[arg(short, long, value_name = "FILE", default_value = "cffs.trace")]
     output: PathBuf,
     /// End after so many seconds

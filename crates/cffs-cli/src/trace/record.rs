@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
+use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
@@ -148,7 +149,13 @@ fn record(
     out.write_all(&information("start", r, control)?)?;
     let began = Instant::now();
     if let Some((program, args)) = r.command.split_first() {
-        *child = Some(Command::new(program).args(args).spawn().with_context(|| program.display().to_string())?);
+        let mut command = Command::new(program);
+        command.args(args);
+        if r.output == Path::new("-") {
+            // Standard output has the trace.
+            command.stdout(io::stderr().as_fd().try_clone_to_owned()?);
+        }
+        *child = Some(command.spawn().with_context(|| program.display().to_string())?);
     }
     loop {
         drain(control, recording, out)?;

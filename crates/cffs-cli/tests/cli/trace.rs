@@ -115,6 +115,12 @@ fn a_recording_for_a_replay_has_the_tree_and_what_was_done_and_no_name_if_that_i
         }
         assert_eq!(summary["operations"]["create"]["count"], 1);
     }
+    // Through a pipe, to wherever it is kept: what the command prints is not in it.
+    let out = run(&["trace", "-o", "-", &name, "--", "sh", "-c", &format!("ls {name} && echo said")]);
+    assert!(out.status.success() && stderr(&out).contains("said"));
+    let mut reader = Reader::new(&out.stdout[..]).unwrap();
+    let items = std::iter::from_fn(|| reader.next_item().unwrap()).count();
+    assert!(items > 3 && !reader.is_cut());
     umount(&name);
 }
 

@@ -95,6 +95,13 @@ pub enum Request {
         /// Inodes.
         inodes: Vec<u64>,
     },
+    /// Where a directory and its files lie: a [`cffs::layout::Listed`].
+    Layout {
+        /// Its inode.
+        directory: u64,
+        /// Its path, which the answer has too.
+        path: String,
+    },
     /// The names in a directory, for the beginning of a recording whose classes are still `none`. The answer is a text: a frame
     /// ([`cffs::trace::Listing`]) in hexadecimal digits. Fails with EBUSY if another recording has begun.
     TraceListing {
@@ -239,7 +246,9 @@ impl Request {
             Request::Tune(_) | Request::Grow { .. } | Request::Trim(_) => true,
             Request::ScrubStart(_) | Request::ScrubStop => true,
             Request::RegroupStart(_) | Request::RegroupStop => true,
-            Request::TraceStart { .. } | Request::TraceListing { .. } | Request::Places { .. } => true,
+            Request::TraceStart { .. } | Request::TraceListing { .. } => true,
+            // They tell of names that not everybody may see.
+            Request::Places { .. } | Request::Layout { .. } => true,
             Request::TraceClasses { .. } | Request::TraceRead { .. } => true,
             Request::SnapshotList => false,
             Request::SnapshotCreate { .. } | Request::SnapshotDelete { .. } | Request::SnapshotClone { .. } => true,

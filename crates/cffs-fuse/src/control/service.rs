@@ -65,6 +65,7 @@ fn carry_out(shared: &MountState, fs: &Fs, asker: Asker, request: &Request) -> R
         Request::RegroupStart(options) => json(shared.start_regroup(options.clone())?),
         Request::RegroupStatus => json(shared.regroup.status()),
         Request::RegroupStop => json(shared.regroup.stop()),
+        Request::Layout { directory, path } => json(cffs::layout::Listed::of(fs, *directory, path)?),
         Request::Places { inodes } => {
             let place = |ino: &u64| fs.directory_of(*ino).map(|(directory, path)| (*ino, directory, path));
             json(inodes.iter().take(PLACES_MAX).filter_map(place).collect::<Vec<_>>())

@@ -11,7 +11,7 @@ mod cleaner_model;
 mod disks;
 mod free_space;
 mod generated;
-mod harness;
+pub mod harness;
 mod history;
 mod kept_up;
 pub mod kernel_peers;
@@ -27,6 +27,7 @@ mod outcome;
 mod page;
 mod placement;
 mod questions;
+mod real_programs;
 mod results;
 mod runner;
 mod scale;
@@ -160,6 +161,14 @@ const EXPERIMENTS: [Experiment; 31] = [
             "peers",
             "ext4, xfs, btrfs, fuse2fs and cffs on the same simulated disks (root)",
             kernel_peers::peers,
+        )
+    },
+    Experiment {
+        real_time: true,
+        ..Experiment::of(
+            "real-programs",
+            "Real programs on a mount, traced, and what their operations cost on simulated disks (root)",
+            real_programs::programs,
         )
     },
 ];

@@ -19,9 +19,13 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use serde_json::json;
 
-use outcome::Predicted;
-use settings::Settings;
-use workload::{ByPurpose, Workload, total};
+pub use outcome::Predicted;
+pub use settings::Settings;
+pub use simulated::predict;
+#[cfg(test)]
+pub use workload::Op;
+pub use workload::Workload;
+use workload::{ByPurpose, total};
 
 /// Arguments of `cffs-lab replay`.
 #[derive(clap::Args)]

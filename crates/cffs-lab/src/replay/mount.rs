@@ -65,5 +65,5 @@ pub fn predict(kind: Kind, s: &Settings, w: &Workload, pauses: bool, cffs: Optio
     session.unmount()?;
     session.close()?;
     let disk = done - before;
-    Ok(Predicted { busy: disk.time, disk, purposes: None, sync: Some(synced - done), differences })
+    Ok(Predicted { busy: disk.time, disk, sync: Some(synced - done), differences, ..Predicted::default() })
 }

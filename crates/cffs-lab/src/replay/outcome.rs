@@ -12,6 +12,9 @@ pub struct Predicted {
     pub disk: Counters,
     /// Nanoseconds in which it was busy.
     pub busy: u64,
+    /// Nanoseconds of each operation, where that can be known.
+    #[serde(skip)]
+    pub by_operation: Vec<u64>,
     /// The same requests by purpose, where that can be known.
     pub purposes: Option<ByPurpose>,
     /// What was still to be written then.

@@ -7,6 +7,7 @@ use cffs::{AtimeMode, ColocationKey, MetadataMode, PrefetchMode};
 use cffs_disk::profiles;
 
 use super::workload::Workload;
+use crate::experiments::harness::Variant;
 use crate::mounted::Kind;
 
 /// A disk with settings; what is `None` is as recorded, or else the default.
@@ -28,6 +29,8 @@ pub struct Settings {
     pub fragment: Option<u64>,
     /// Cache in bytes.
     pub cache: Option<u64>,
+    /// Inodes in directories, and groups.
+    pub techniques: Variant,
     /// Through a log disk.
     pub log: Option<bool>,
     /// Fetching of groups.
@@ -70,6 +73,7 @@ impl FromStr for Settings {
             block: None,
             fragment: None,
             cache: None,
+            techniques: Variant::BOTH,
             log: None,
             prefetch: PrefetchMode::Adaptive,
             metadata: MetadataMode::Journal,
@@ -80,7 +84,7 @@ impl FromStr for Settings {
             let (name, value) = part.split_once('=').unwrap_or((part, ""));
             if !s.set(name, value) {
                 bail!(
-                    "'{part}' is no setting: fs=cffs|ext4|xfs|btrfs (a real mount), layout=log|in-place, size, group, block, fragment, \
+                    "'{part}' is no setting: fs=cffs|ext4|xfs|btrfs (a real mount), layout=log|in-place, techniques=both|embedding|grouping|neither (of cffs), size, group, block, fragment, \
                      cache (bytes, with K, M or G), prefetch=adaptive|off|always, metadata=journal|delayed|sync, \
                      atime=relatime|noatime|strictatime, key=directory|owner|process|age|label:NAME|learned"
                 );
@@ -100,6 +104,11 @@ impl Settings {
             ("fs", "ext4") => self.mounted = Some(Kind::Ext4),
             ("fs", "xfs") => self.mounted = Some(Kind::Xfs),
             ("fs", "btrfs") => self.mounted = Some(Kind::Btrfs),
+            ("techniques", name) => {
+                let found = Variant::ALL.into_iter().find(|v| v.name() == name);
+                self.techniques = found.unwrap_or(Variant::BOTH);
+                return found.is_some();
+            }
             ("layout", "log") => self.log = Some(true),
             ("layout", "in-place") => self.log = Some(false),
             ("prefetch", "adaptive") => self.prefetch = PrefetchMode::Adaptive,

@@ -47,6 +47,8 @@ pub(super) fn made(s: &Settings, w: &Workload, is_log: bool) -> Result<Volume> {
         .block_size(s.of(s.block, w, "block", u64::from(default.block_size)) as u32)
         .frag_size(s.fragment.or_else(|| w.setting("fragment")).map(|n| n as u32))
         .group_size(s.of(s.group, w, "group", u64::from(default.group_size)) as u32)
+        .no_embed(!s.techniques.embed)
+        .no_group(!s.techniques.group)
         .log_bytes(w.setting("log").filter(|_| !is_log))
         .uuid(Some([9; 16]))
         .hash_seed(Some([3, 4]))
@@ -82,7 +84,8 @@ pub fn predict(s: &Settings, w: &Workload, image: Option<&Path>) -> Result<Predi
     let disk = volume.disk();
     let (before, counted) = (disk.counters(), requests(&on.counted));
     let mut differences = Differences::default();
-    let mut predicted = Predicted { busy: replay(&fs, disk, w, &mut differences), ..Predicted::default() };
+    let mut predicted = Predicted::default();
+    predicted.by_operation = replay(&fs, disk, w, &mut differences, &mut predicted.busy);
     let after = disk.counters() - before;
     predicted.disk = after;
     predicted.disk.time = predicted.busy;
@@ -96,28 +99,33 @@ pub fn predict(s: &Settings, w: &Workload, image: Option<&Path>) -> Result<Predi
     Ok(predicted)
 }
 
-/// Repeats all operations at their times, and what the background thread did at its own. Returns the time in which the disk was busy.
-fn replay(fs: &Arc<Fs>, disk: &SimDevice, w: &Workload, differences: &mut Differences) -> u64 {
+/// Repeats all operations at their times, and what the background thread did at its own. Returns the time in which the disk was busy
+/// for each operation; `busy` is that and the time for the background thread.
+fn replay(fs: &Arc<Fs>, disk: &SimDevice, w: &Workload, differences: &mut Differences, busy: &mut u64) -> Vec<u64> {
     let longest = w.ops.iter().map(|op| op.args[2]).max().unwrap_or(0).max(4096);
     let mut engine = Engine::new(fs, Names::new(&w.tree), longest as usize);
     let clock = disk.clock();
-    let (began, mut busy) = (clock.now(), 0);
+    let began = clock.now();
+    let mut by_operation = Vec::with_capacity(w.ops.len());
     let mut at = |time: u64, work: &mut dyn FnMut()| {
         clock.advance_to(began + time);
         let before = clock.now();
         work();
-        busy += clock.now() - before;
+        *busy += clock.now() - before;
+        clock.now() - before
     };
     let mut background = background_times(w).into_iter().peekable();
     for op in &w.ops {
         while let Some(time) = background.next_if(|time| *time <= op.start) {
             at(time, &mut || fs.background_step());
         }
-        at(op.start, &mut || differences.compare(op, engine.repeat(op)));
+        by_operation.push(at(op.start, &mut || differences.compare(op, engine.repeat(op))));
     }
-    background.for_each(|time| at(time, &mut || fs.background_step()));
+    for time in background {
+        at(time, &mut || fs.background_step());
+    }
     engine.end();
-    busy
+    by_operation
 }
 
 /// When the background thread works: as recorded, or at its interval where the recording was of a mount that had one and does not say.

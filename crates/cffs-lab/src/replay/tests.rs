@@ -173,12 +173,14 @@ fn deviation(predicted: u64, of: u64) -> f64 {
     (predicted as f64 / of as f64 - 1.0).abs() * 100.0
 }
 
-/// Requests and time are as predicted, up to so many %.
+/// Requests are as predicted, up to so many %, and time up to 10%: how long a disk with an arm takes depends on all that came before.
 fn within(percent: f64, on: &str, predicted: Counters, asked: Counters) {
-    for (what, p, a) in [("requests", predicted.requests(), asked.requests()), ("ns", predicted.time, asked.time)] {
+    let pairs =
+        [("requests", percent, predicted.requests(), asked.requests()), ("ns", 10.0, predicted.time, asked.time)];
+    for (what, most, p, a) in pairs {
         let off = deviation(p, a);
         println!("{on}: {a} {what}, replayed {p}: {off:.2}% off");
-        assert!(off <= percent, "{on}: {a} {what}, replayed {p}");
+        assert!(off <= most, "{on}: {a} {what}, replayed {p}");
     }
 }
 

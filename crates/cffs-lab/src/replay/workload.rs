@@ -60,6 +60,8 @@ pub struct Workload {
     pub background: Vec<u64>,
     /// Requests that were recorded, by purpose.
     pub recorded: ByPurpose,
+    /// The same by the operation at the root of their causes, at once or later; of work for many, the one that most of it was for.
+    pub by_cause: ByPurpose,
     /// Nanoseconds of these requests.
     pub recorded_time: u64,
     /// Number of threads.
@@ -154,11 +156,14 @@ impl Workload {
         for r in records {
             let (start, end) = (r.start - first, r.end() - first);
             if let Some(q) = r.request() {
-                let of = self.recorded.entry(q.purpose.name().to_owned()).or_default();
-                match r.kind {
-                    Kind::DeviceRead => (of.reads, of.bytes) = (of.reads + 1, of.bytes + r.args[1]),
-                    Kind::DeviceWrite => (of.writes, of.bytes) = (of.writes + 1, of.bytes + r.args[1]),
-                    _ => {}
+                let cause = r.cause.origin.map_or("unknown", Kind::name).to_owned();
+                let by_cause = self.by_cause.entry(cause).or_default();
+                for of in [self.recorded.entry(q.purpose.name().to_owned()).or_default(), by_cause] {
+                    match r.kind {
+                        Kind::DeviceRead => (of.reads, of.bytes) = (of.reads + 1, of.bytes + r.args[1]),
+                        Kind::DeviceWrite => (of.writes, of.bytes) = (of.writes + 1, of.bytes + r.args[1]),
+                        _ => {}
+                    }
                 }
                 self.recorded_time += r.duration / q.batch;
             } else if r.kind == Kind::Background {

@@ -48,6 +48,7 @@ pub use colocation::{COLOCATION_ATTRIBUTE, list_values};
 pub use credit::Usage;
 pub use fallocate::Fallocate;
 pub use grow::Grown;
+pub use places::Piece;
 pub use quota::{QuotaGrace, QuotaLimits, QuotaMismatch, QuotaStatus};
 pub use regroup::{FreeRuns, Regroup, RegroupChange, RegroupGain, RegroupOptions, RegroupOutcome, RegroupStatus};
 pub use scrub::{DeviceUse, Finding, Scrub, ScrubOptions, ScrubOutcome, ScrubStatus, StoredData, StoredStep};

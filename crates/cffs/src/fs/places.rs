@@ -1,14 +1,46 @@
 //! Where inodes are in the name space, for people to read.
 
 use super::Fs;
+use crate::error::{Error, Result};
+use crate::extent;
 use crate::format::dirblock::{EntryKind, entry_at};
 use crate::format::table::Location;
 use crate::format::{BlockId, BlockKind, Ino, ROOT_INO};
+use serde::{Deserialize, Serialize};
 
 /// Greatest depth for which a path is looked up.
 const DEPTH_MAX: usize = 4096;
 
+/// A piece of a file on the device, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Piece {
+    /// Where it begins.
+    pub start: u64,
+    /// How long it is.
+    pub len: u64,
+}
+
 impl Fs {
+    /// Where a file or directory lies: its extents, in the order of the file; none when its contents are in the inode, or not
+    /// written back yet. In the log layout the addresses are those of the logical disk.
+    ///
+    /// # Errors
+    /// [`Error::Stale`], and those of reading extents.
+    pub fn pieces(&self, ino: Ino) -> Result<Vec<Piece>> {
+        let node = self.node(ino)?;
+        let st = node.state.read();
+        if st.freed {
+            return Err(Error::Stale);
+        }
+        let shift = self.geo.frag_shift;
+        let mut pieces = Vec::new();
+        extent::for_each(&self.cache, &st.inode, 0..u64::MAX, |e| {
+            pieces.push(Piece { start: e.start << shift, len: e.len << shift });
+            Ok(())
+        })?;
+        Ok(pieces)
+    }
+
     /// A path of an inode, by the entries in which it and its directories are embedded: `None` for one that is outside of
     /// directories. Names may change meanwhile, so the path is only for people to read.
     pub fn path_of(&self, ino: Ino) -> Option<String> {

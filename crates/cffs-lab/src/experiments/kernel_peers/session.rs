@@ -9,7 +9,7 @@ use cffs::{Fs, MountOptions};
 use cffs_disk::{Counters, profiles};
 
 use crate::cache_check;
-use crate::layout::Layout;
+use crate::layout::{Layout, of_mount};
 use crate::mount_table::is_mounted;
 pub use crate::mounted::{Kind, LIMIT};
 use crate::mounted::{Loop, Mounted};
@@ -107,17 +107,17 @@ impl Session {
             let mode = OpenMode { read_only: true, direct: Direct::Never, lock: Lock::Auto };
             let device = Arc::new(FileDevice::open(&self.image, mode)?);
             let options = MountOptions::default().read_only(true).background(false);
-            let fs = Fs::open(device.clone(), None, options)?;
-            let names = Layout::names(&fs);
+            let fs = Fs::open(device, None, options)?;
+            let layout = Layout::of(&fs);
             fs.close()?;
-            return Ok(Some(Layout::of_image(&*device, &names?)?));
+            return Ok(Some(layout?));
         }
         // fuse2fs has no FIEMAP. The addresses of btrfs are those of its own space, in which chunks of the disk follow each other.
         if self.kind == Kind::Fuse2fs || find_program("filefrag").is_none() {
             return Ok(None);
         }
         self.mount()?;
-        let layout = Layout::of_mount(&self.root);
+        let layout = of_mount(&self.root);
         self.unmount()?;
         layout.map(Some)
     }
