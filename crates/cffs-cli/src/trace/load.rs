@@ -126,6 +126,15 @@ impl Trace {
     }
 }
 
+/// Bytes of hexadecimal digits.
+pub fn bytes_of(text: &str) -> Option<Vec<u8>> {
+    let digit = |b: u8| char::from(b).to_digit(16).map(|d| d as u8);
+    if !text.len().is_multiple_of(2) {
+        return None;
+    }
+    text.as_bytes().chunks_exact(2).map(|two| Some(digit(two[0])? << 4 | digit(two[1])?)).collect()
+}
+
 /// A time for people.
 pub fn time(ns: u64) -> String {
     let t = ns as f64;
@@ -135,5 +144,16 @@ pub fn time(ns: u64) -> String {
         1_000_000..10_000_000 => format!("{:.2} ms", t / 1e6),
         10_000_000..1_000_000_000 => format!("{:.1} ms", t / 1e6),
         _ => format!("{:.2} s", t / 1e9),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn digits_become_bytes() {
+        assert_eq!(bytes_of("00ff1A"), Some(vec![0, 255, 26]));
+        assert_eq!((bytes_of("0"), bytes_of("0g"), bytes_of("é")), (None, None, None));
     }
 }

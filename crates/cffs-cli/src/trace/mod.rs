@@ -7,6 +7,8 @@ mod perfetto;
 mod record;
 mod summary;
 
+pub use load::bytes_of;
+
 use anyhow::anyhow;
 use cffs::trace::Classes;
 use clap::{Args, Subcommand};
@@ -61,15 +63,6 @@ enum Explain {
     Summary(summary::SummaryArgs),
     Graph(graph::GraphArgs),
     Perfetto(perfetto::PerfettoArgs),
-}
-
-/// Bytes of hexadecimal digits.
-pub fn bytes_of(text: &str) -> Option<Vec<u8>> {
-    let digit = |b: u8| char::from(b).to_digit(16).map(|d| d as u8);
-    if !text.len().is_multiple_of(2) {
-        return None;
-    }
-    text.as_bytes().chunks_exact(2).map(|two| Some(digit(two[0])? << 4 | digit(two[1])?)).collect()
 }
 
 fn parse_seconds(text: &str) -> Result<Duration, String> {

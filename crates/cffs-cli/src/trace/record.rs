@@ -1,6 +1,6 @@
 //! Recording: takes what the mount has recorded, again and again, and writes it to a file.
 
-use super::bytes_of;
+use super::load::bytes_of;
 use anyhow::{Context, bail};
 use cffs::trace::{Classes, Item, Reader, frame};
 use cffs::{ROOT_INO, Superblock};
@@ -218,16 +218,5 @@ fn drain(control: &Control, recording: u64, out: &mut dyn Write) -> anyhow::Resu
         if frames.len() < TRACE_READ_BYTES {
             return Ok(());
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::super::bytes_of;
-
-    #[test]
-    fn digits_become_bytes() {
-        assert_eq!(bytes_of("00ff1A"), Some(vec![0, 255, 26]));
-        assert_eq!((bytes_of("0"), bytes_of("0g"), bytes_of("é")), (None, None, None));
     }
 }
