@@ -61,7 +61,7 @@ pub fn run(args: &LayoutArgs) -> anyhow::Result<u8> {
 }
 
 fn of_image(args: &LayoutArgs) -> anyhow::Result<(String, u64, Layout)> {
-    let image = Image::open(&args.path, args.log.log_device.as_deref(), OpenMode::READ_ONLY)?;
+    let image = Image::open(&args.path, &args.log, OpenMode::READ_ONLY)?;
     let bytes = image.geometry.total_bytes();
     let fs = image.mount(MountOptions::default().read_only(true).background(false))?;
     let layout = Layout::of(&fs);

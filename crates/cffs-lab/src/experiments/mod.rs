@@ -65,7 +65,7 @@ impl Experiment {
     }
 }
 
-const EXPERIMENTS: [Experiment; 31] = [
+const EXPERIMENTS: [Experiment; 32] = [
     Experiment::of("disks", "The simulated disks against their data sheets", disks::sheets),
     Experiment::of("ganger97-fig2", "Ganger and Kaashoek 1997, figure 2: service time by request size", |_| {
         service::figure2()
