@@ -40,7 +40,7 @@ names = mkfs fsck mount $(mounted)
 .PHONY: help build demo test lint package soak shuttle conformance bench bench-peers report install uninstall clean
 
 help:
-	@echo 'make demo         format, mount, copy a real tree in, kill, recover, compare'
+	@echo 'make demo         format, mount, copy a real tree in, kill, recover, compare; a snapshot and the way back'
 	@echo 'make test         lint and all tests'
 	@echo 'make bench        benchmarks of the library'
 	@echo 'make bench-peers  cffs, ext4, xfs and btrfs over one slow disk (root)'

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # What cffs promises, on this machine, with this machine's files: format, mount,
 # copy a real tree in, find it again whole after a cold mount, kill the mount
-# process in the middle of a second copy, mount again, check.
+# process in the middle of a second copy, mount again, check. Then a snapshot:
+# made, the tree changed, the difference shown, and the way back.
 #
 # Everything happens in one temporary directory and is cleaned up. Where there
 # is no /dev/fuse (or with CFFS_DEMO_NO_FUSE=1) the same is done without a
@@ -16,11 +17,14 @@ files=${CFFS_DEMO_FILES:-8000}
 work=$(mktemp -d "${TMPDIR:-/tmp}/cffs-demo-XXXXXX")
 image=$work/cffs.img
 mnt=$work/mnt
+log_image=$work/log.img
+snap=$work/snap
 source=$work/source
+part=$work/part
 log=$work/log
 loop=
 finished=no
-mkdir "$mnt" "$work/ext4"
+mkdir "$mnt" "$snap" "$work/ext4"
 : >"$log"
 
 cleanup() {
@@ -28,13 +32,15 @@ cleanup() {
     trap - EXIT
     set +e
     [ -n "${copy:-}" ] && kill -9 "$copy" 2>/dev/null
-    for dir in "$mnt" "$work/ext4"; do
+    for dir in "$snap" "$mnt" "$work/ext4"; do
         if mountpoint -q "$dir"; then
             timeout 60 umount "$dir" 2>/dev/null || timeout 20 umount -l "$dir"
         fi
     done
-    wait_for_end "$image" 2>/dev/null
-    for pid in $(holders "$image"); do kill "$pid"; done
+    for file in "$image" "$log_image"; do
+        wait_for_end "$file" 2>/dev/null
+        for pid in $(holders "$file"); do kill "$pid"; done
+    done
     [ -n "$loop" ] && losetup -d "$loop"
     if [ "$finished" != yes ]; then
         echo
@@ -172,6 +178,71 @@ measure_ext4() {
         loop=
 }
 
+# Something is removed, something changed, and something new is there.
+change_tree() {
+    local tree=$1 victim
+    victim=$(find "$tree" -mindepth 1 -maxdepth 1 -type d | sort | sed -n 1p)
+    rm -rf "$victim" &&
+        find "$tree" -type f | sort | sed -n 1,3p | while read -r file; do echo "changed" >>"$file"; done &&
+        echo "new" >"$tree/new file"
+}
+
+# The first lines of the difference, and how many there are.
+show_difference() {
+    "$cffs" snapshot diff "$1" before >"$work/diff" &&
+        grep -v '^- .*/.*/' "$work/diff" | sed -n 1,6p &&
+        echo "$(wc -l <"$work/diff") names differ"
+}
+
+take_back() {
+    rm -rf "$mnt/tree" && cp -a "$snap/tree" "$mnt/tree"
+}
+
+unmount_log() {
+    { timeout 60 umount "$mnt" || timeout 60 fusermount3 -u "$mnt"; } && wait_for_end "$log_image"
+}
+
+snapshots_with_mount() {
+    echo
+    step "a smaller tree" "$lab" tree "$part" --files 1500 --at-least 500
+    step "an image with the log layout, compressed" \
+        "$cffs" mkfs --layout=log --compress=zstd --group-size=256K --size 1G "$log_image"
+    step "mount it" timeout 60 "$cffs" mount "$log_image" "$mnt"
+    step "copy the tree in (cp -a)" cp -a "$part" "$mnt/tree"
+    step "make a snapshot" "$cffs" snapshot create "$mnt" before
+    step "change the tree" change_tree "$mnt/tree"
+    step "what differs (cffs snapshot diff)" show_difference "$mnt"
+    step "mount the snapshot beside it" timeout 60 "$cffs" snapshot mount "$mnt" before "$snap"
+    step "take the tree back from there (cp -a)" take_back
+    step "compare every byte, mode, owner, time and link" "$lab" compare "$part" "$mnt/tree"
+    step "unmount both" unmount_log
+    step "check (cffs fsck -n --data)" timeout 300 "$cffs" fsck -n --data "$log_image"
+}
+
+remove_some() {
+    local name
+    name=$(ls "$part" | sed -n 1p)
+    "$cffs" rm -r "$log_image:/tree/$name"
+}
+
+back_from_snapshot() {
+    "$cffs" convert --layout=plain --size=2G --snapshot=before "$log_image" "$work/back.img" &&
+        "$cffs" export "$work/back.img:/tree" "$work/three"
+}
+
+snapshots_without_mount() {
+    echo
+    step "a smaller tree" "$lab" tree "$part" --files 1500 --at-least 500
+    step "an image with the log layout, compressed" \
+        "$cffs" mkfs --layout=log --compress=zstd --group-size=256K --size 1G "$log_image"
+    step "import the tree" "$cffs" import "$part" "$log_image:/tree"
+    step "make a snapshot" "$cffs" snapshot create "$log_image" before
+    step "remove a part of it" remove_some
+    step "what differs (cffs snapshot diff)" show_difference "$log_image"
+    step "an image of the snapshot (cffs convert), exported" back_from_snapshot
+    step "compare every byte, mode, owner, time and link" "$lab" compare "$part" "$work/three"
+}
+
 with_mount() {
     step "format an image of 2 GiB" "$cffs" mkfs --force --size 2G "$image"
     step "mount it" mount_cffs
@@ -246,8 +317,10 @@ done
 step "a tree of files found on this machine" "$lab" tree "$source" --files "$files" --at-least 5000
 if [ -e /dev/fuse ] && [ -z "${CFFS_DEMO_NO_FUSE:-}" ]; then
     with_mount
+    snapshots_with_mount
 else
     without_mount
+    snapshots_without_mount
 fi
 finished=yes
 echo

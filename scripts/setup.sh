@@ -19,7 +19,7 @@ wanted=(fusermount3:fuse3 mkfs.ext4:e2fsprogs blkid:util-linux)
 if [ "${1:-}" != demo ]; then
     wanted+=(setfattr:attr setfacl:acl git:git nbdkit:nbdkit nbdfuse:libnbd-bin losetup:mount
         mkfs.minix:util-linux mkfs.bfs:util-linux mkswap:util-linux unshare:util-linux sfdisk:fdisk
-        mkfs.xfs:xfsprogs python3:python3)
+        mkfs.xfs:xfsprogs python3:python3 prometheus:prometheus promtool:prometheus chromium:chromium)
 fi
 if [ "${1:-}" = peers ]; then
     wanted+=(mkfs.xfs:xfsprogs mkfs.btrfs:btrfs-progs fuse2fs:fuse2fs)

@@ -1,8 +1,8 @@
 //! The command line: subcommands, the names that stand for one of them, and what happens with errors.
 
 use crate::{
-    cat, colocate, dump, exit, export, fsck, generate, grow, import, info, ls, metadata_image, mkfs, mount, quota,
-    regroup, rm, scrub, snapshot, stat, stats, together, trace, trim, tune, umount, volume,
+    cat, colocate, convert, dump, exit, export, fsck, generate, grow, import, info, layout, ls, metadata_image, mkfs,
+    mount, quota, regroup, rm, scrub, snapshot, stat, stats, together, top, trace, trim, tune, umount, volume,
 };
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
@@ -33,6 +33,8 @@ enum Command {
     Trim(trim::TrimArgs),
     Import(import::ImportArgs),
     Export(export::ExportArgs),
+    Convert(convert::ConvertArgs),
+    Layout(layout::LayoutArgs),
     Ls(ls::LsArgs),
     Cat(cat::CatArgs),
     Stat(stat::StatArgs),
@@ -47,6 +49,7 @@ enum Command {
     Colocate(colocate::ColocateArgs),
     Together(together::TogetherArgs),
     Trace(trace::TraceArgs),
+    Top(top::TopArgs),
     Generate(generate::GenerateArgs),
 }
 
@@ -154,6 +157,8 @@ pub fn run(mut args: Vec<OsString>) -> u8 {
         Command::Trim(a) => trim::run(&a),
         Command::Import(a) => import::run(&a),
         Command::Export(a) => export::run(&a),
+        Command::Convert(a) => convert::run(&a),
+        Command::Layout(a) => layout::run(&a),
         Command::Ls(a) => ls::run(&a),
         Command::Cat(a) => cat::run(&a),
         Command::Stat(a) => stat::run(&a),
@@ -168,6 +173,7 @@ pub fn run(mut args: Vec<OsString>) -> u8 {
         Command::Colocate(a) => colocate::run(&a),
         Command::Together(a) => together::run(&a),
         Command::Trace(a) => trace::run(&a),
+        Command::Top(a) => top::run(&a),
         Command::Generate(a) => generate::run(&a, &definitions()),
     };
     match result {

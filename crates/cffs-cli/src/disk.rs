@@ -29,27 +29,45 @@ pub fn open_disk(path: &Path, parts: &LogArgs, mode: OpenMode) -> anyhow::Result
     disk_of(open_device(path, mode)?, path, parts)
 }
 
-/// The same, of an image that is in use as a file already.
-pub fn disk_of(file: FileDevice, path: &Path, parts: &LogArgs) -> anyhow::Result<Disk> {
+/// What a log disk or a file system is on.
+pub struct Below {
+    /// The file or block device; of a volume, the member that was named.
+    pub file: Arc<FileDevice>,
+    /// The same, or the volume.
+    pub dev: Arc<dyn Device>,
+    /// The volume, if the file is a member of one.
+    pub volume: Option<Arc<Volume>>,
+    /// What stands at its beginning.
+    pub begins: Option<Ours>,
+}
+
+/// Opens the volume if the file is a member of one.
+pub fn below(file: FileDevice, path: &Path, parts: &LogArgs) -> anyhow::Result<Below> {
     let file = Arc::new(file);
-    let name = path.display();
-    let mut ours = begins_as(&*file).with_context(|| name.to_string())?;
-    let mut below: Arc<dyn Device> = file.clone();
-    let mut volume = None;
-    if ours == Some(Ours::Member) {
-        let opened = members::open_volume(&file, path, parts)?;
-        ours = begins_as(&*opened).with_context(|| name.to_string())?;
-        below = opened.clone();
-        volume = Some(opened);
+    let name = || path.display().to_string();
+    let begins = begins_as(&*file).with_context(name)?;
+    if begins != Some(Ours::Member) {
+        return Ok(Below { dev: file.clone(), file, volume: None, begins });
     }
-    if ours != Some(Ours::LogDisk) {
+    let volume = members::open_volume(&file, path, parts)?;
+    let begins = begins_as(&*volume).with_context(name)?;
+    Ok(Below { file, dev: volume.clone(), volume: Some(volume), begins })
+}
+
+/// What is on an image that is in use as a file already.
+pub fn disk_of(file: FileDevice, path: &Path, parts: &LogArgs) -> anyhow::Result<Disk> {
+    let name = path.display();
+    let Below { file, dev: below, volume, begins } = below(file, path, parts)?;
+    if begins != Some(Ours::LogDisk) {
         return Ok(Disk { dev: below, file, volume, log_disk: None });
     }
     let options = LogOptions { read_only: below.read_only(), ..LogOptions::default() };
     let opened = ImageStore::open(below).and_then(|store| LogDisk::open(Arc::new(store), &options));
     let log_disk = Arc::new(opened.map_err(|e| {
         let advice = match e.kind() {
-            std::io::ErrorKind::InvalidData => ": the log disk is damaged; restore it from a backup",
+            std::io::ErrorKind::InvalidData => {
+                ": the log disk is damaged; see what `cffs fsck -n` says, and let `cffs fsck -y` rebuild it"
+            }
             std::io::ErrorKind::StorageFull => {
                 ": there is no room to recover it; open it read-only, as with `cffs mount -o ro`"
             }

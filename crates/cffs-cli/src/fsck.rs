@@ -1,8 +1,10 @@
 //! `cffs fsck`: checks and repairs an image.
 
+use crate::damage_as_zeros::DamageAsZeros;
 use crate::device::open_device;
 use crate::disk::open_disk;
 use crate::exit::{self, ExitCodeExt, with_code};
+use crate::fsck_log_disk::{self, LogDiskOutcome, Wanted, discard_left_over};
 use crate::image::{EngineResultExt, Image, LogArgs};
 use crate::progress::Steps;
 use crate::text::print_json;
@@ -55,6 +57,9 @@ pub struct FsckArgs {
     /// not what was written stays as it is: reading it is an error
     #[arg(long)]
     data: bool,
+    /// In the log layout: check the file system in this clone and repair it, or check this snapshot, in place of the one that has them
+    #[arg(long, value_name = "NAME")]
+    snapshot: Option<String>,
     /// Threads that read and verify, 0 for as many as there are processors; what is found and done does not depend on it
     #[arg(long, value_name = "N", default_value_t = 0)]
     jobs: usize,
@@ -95,8 +100,8 @@ struct Outcome {
     repaired: Option<Repaired>,
     /// Nothing was wrong but that the file system was not unmounted: the log was replayed, if there was one.
     recovered: Option<u64>,
-    /// What is wrong with the log disk, if there is one.
-    log_disk: Option<Vec<String>>,
+    /// What was found of the log disk, if there is one.
+    log_disk: Option<LogDiskOutcome>,
 }
 
 impl Outcome {
@@ -108,7 +113,9 @@ impl Outcome {
     }
     /// Whether the image is another one than before.
     fn changed(&self) -> bool {
-        self.recovered.is_some() || self.repaired.as_ref().is_some_and(|r| r.actions_total > 0 || r.replayed > 0)
+        self.log_disk.as_ref().is_some_and(|d| d.rebuilt.is_some())
+            || self.recovered.is_some()
+            || self.repaired.as_ref().is_some_and(|r| r.actions_total > 0 || r.replayed > 0)
     }
     /// Transactions replayed on the image.
     fn replayed(&self) -> u64 {
@@ -132,24 +139,33 @@ pub fn run(args: &FsckArgs) -> anyhow::Result<u8> {
     let writes = args.preen || args.yes || asks;
     let log = args.log.log_device.as_deref();
     let mode = if writes { OpenMode::READ_WRITE } else { OpenMode::READ_ONLY };
-    let (dev, log_dev, state, log_disk): Opened = match Image::open(&args.image, &args.log, mode) {
+    // What -p is for at boot: a file system in order costs nothing.
+    let quick = args.preen && !args.force && !args.json && !args.data;
+    let found = if quick { None } else { look_at_log_disk(args, &name, mode, asks)? };
+    if let Some(found) = found.as_ref().filter(|found| !found.problems.is_empty()) {
+        // Unless it is sound, nobody knows what the file system on it is made of, and a repair would make it worse.
+        return report_log_disk(args, &name, found);
+    }
+    let (dev, log_dev, state, log_disk): Opened = match open_image(args, mode, writes) {
         Ok(image) => {
             (image.dev, image.log_dev.map(|d| d as Arc<dyn Device>), Some(image.superblock.state), image.log_disk)
         }
         // Its copies may be good.
-        Err(e) if (args.yes || asks) && has_copies(args, mode) => {
+        Err(e) if (args.yes || asks) && args.snapshot.is_none() && has_copies(args, mode) => {
             eprintln!("{e:#}");
             let log_dev = log.map(|l| open_device(l, mode)).transpose()?;
             let disk = open_disk(&args.image, &args.log, mode)?;
             (disk.dev, log_dev.map(|d| Arc::new(d) as Arc<dyn Device>), None, disk.log_disk)
         }
-        Err(e) => match log_disk_problems(args) {
-            Some(found) => return report_log_disk(args, &name, &found),
-            None => return Err(e),
-        },
+        Err(e) => {
+            let found = if quick { look_at_log_disk(args, &name, mode, asks)? } else { found };
+            match found.filter(|found| found.is_damaged()) {
+                Some(found) => return report_log_disk(args, &name, &found),
+                None => return Err(e),
+            }
+        }
     };
-    // What -p is for at boot: a file system in order costs nothing.
-    let quick = args.preen && !args.force && !args.json && !args.data;
+    let dev: Arc<dyn Device> = if log_disk.is_some() && !quick { Arc::new(DamageAsZeros(dev)) } else { dev };
     if quick && state == Some(State::Clean) {
         writeln!(io::stdout(), "{name}: clean")?;
         return Ok(0);
@@ -157,18 +173,13 @@ pub fn run(args: &FsckArgs) -> anyhow::Result<u8> {
     // After a crash the log has all that is missing.
     if quick && state == Some(State::Journaled) {
         let replayed = recover_log(&*dev, log_dev.as_deref()).about(|| &name).exit_code(exit::fsck::OPERATIONAL)?;
+        if log_disk.is_some() {
+            discard_left_over(&dev).about(|| &name).exit_code(exit::fsck::OPERATIONAL)?;
+        }
         writeln!(io::stdout(), "{name}: the log was replayed ({replayed} transactions): clean")?;
         return Ok(exit::fsck::CORRECTED);
     }
-    let mut outcome = Outcome { before: None, repaired: None, recovered: None, log_disk: None };
-    if let Some(disk) = &log_disk {
-        // Unless it is sound, nobody knows what the file system on it is made of, and a repair would make it worse.
-        let found = disk.check(args.data).with_context(|| name.clone()).exit_code(exit::fsck::OPERATIONAL)?;
-        if !found.is_empty() {
-            return report_log_disk(args, &name, &found);
-        }
-        outcome.log_disk = Some(found);
-    }
+    let mut outcome = Outcome { before: None, repaired: None, recovered: None, log_disk: found };
     if state.is_some() {
         match check_device(dev.clone(), log_dev.clone(), args.data, args.jobs) {
             Ok(report) => outcome.before = Some(report),
@@ -190,13 +201,17 @@ pub fn run(args: &FsckArgs) -> anyhow::Result<u8> {
                 if let Some(report) = before.as_ref().filter(|_| !args.json) {
                     list_problems(report, &name)?;
                 }
-                outcome.repaired = Some(repair_device(args, dev, log_dev, &name, asks)?);
+                outcome.repaired = Some(repair_device(args, dev.clone(), log_dev, &name, asks)?);
             }
         }
     }
     if let Some(disk) = log_disk.filter(|_| outcome.changed()) {
+        if outcome.report().is_some_and(Report::is_sound) && state != Some(State::Clean) {
+            discard_left_over(&dev).about(|| &name).exit_code(exit::fsck::OPERATIONAL)?;
+        }
         disk.checkpoint().with_context(|| name.clone()).exit_code(exit::fsck::OPERATIONAL)?;
     }
+    let damage = outcome.log_disk.as_ref().map_or(0, |d| d.damage.len());
     if args.json {
         print_json(&to_json(&outcome, &name)?)?;
     } else {
@@ -204,6 +219,10 @@ pub fn run(args: &FsckArgs) -> anyhow::Result<u8> {
     }
     let corrected = if outcome.changed() { exit::fsck::CORRECTED } else { 0 };
     if outcome.clean() {
+        if damage > 0 {
+            let text = "stored data is damaged: reading it is an error; write anew what has it, from a backup";
+            return Err(with_code(corrected | exit::fsck::ERRORS_LEFT, anyhow!("{name}: {text}")));
+        }
         return Ok(corrected);
     }
     let left = outcome.report().map_or(0, |r| r.problems_total);
@@ -218,31 +237,54 @@ pub fn run(args: &FsckArgs) -> anyhow::Result<u8> {
     Err(with_code(corrected | exit::fsck::ERRORS_LEFT, anyhow!("{name}: {problems} left: {advice}")))
 }
 
-/// What is wrong with the log disk of an image whose superblock cannot be read, if that is why.
-fn log_disk_problems(args: &FsckArgs) -> Option<Vec<String>> {
-    let found = open_disk(&args.image, &args.log, OpenMode::READ_ONLY).ok()?.log_disk?.check(args.data).ok()?;
-    Some(found).filter(|found| !found.is_empty())
+/// The image, or the snapshot or clone in it.
+fn open_image(args: &FsckArgs, mode: OpenMode, writes: bool) -> anyhow::Result<Image> {
+    let image = Image::open(&args.image, &args.log, mode)?;
+    let Some(name) = &args.snapshot else { return Ok(image) };
+    let image = image.at_snapshot(name)?;
+    if writes && image.dev.read_only() {
+        let at = args.image.display();
+        let text = format!(
+            "{at}: the snapshot '{name}' cannot be changed: check it with -n, or make a clone of it and repair that"
+        );
+        return Err(with_code(exit::fsck::USAGE, anyhow!(text)));
+    }
+    Ok(image)
+}
+
+/// The log disk of the image, if it is one; rebuilt if that is needed and wanted.
+fn look_at_log_disk(args: &FsckArgs, name: &str, mode: OpenMode, asks: bool) -> anyhow::Result<Option<LogDiskOutcome>> {
+    let wanted = Wanted { data: args.data, rebuild: args.yes || asks };
+    fsck_log_disk::check(&args.image, &args.log, mode, wanted, &mut |problems| {
+        if !args.json {
+            problems.iter().for_each(|p| println!("{name}: log disk: {p}"));
+        }
+        args.yes || question("Rebuild the log disk from its segments (y/n)?").is_some_and(|c| c != 'n')
+    })
 }
 
 /// Says what is wrong with the log disk, which ends the check.
-fn report_log_disk(args: &FsckArgs, name: &str, found: &[String]) -> anyhow::Result<u8> {
+fn report_log_disk(args: &FsckArgs, name: &str, found: &LogDiskOutcome) -> anyhow::Result<u8> {
     if args.json {
-        print_json(&json!({"image": name, "clean": false, "log_disk": {"problems": found}}))?;
+        print_json(&json!({"image": name, "clean": false, "log_disk": found.to_json()}))?;
     } else {
         let mut out = io::stdout().lock();
-        for problem in found {
-            writeln!(out, "{name}: log disk: {problem}")?;
+        for line in found.lines() {
+            writeln!(out, "{name}: log disk: {line}")?;
         }
         out.flush()?;
     }
-    let text = "the log disk is damaged, and there is no repair for it yet: copy out what can be read (cffs export), and \
-                make it anew";
-    Err(with_code(exit::fsck::ERRORS_LEFT, anyhow!("{name}: {} problems left: {text}", found.len())))
+    let advice = match args.preen {
+        true => "UNEXPECTED INCONSISTENCY; run cffs fsck by hand, without -p",
+        false => "the log disk is damaged: run cffs fsck -y on it, best on a copy, to rebuild it from its segments",
+    };
+    let n = found.problems.len() + found.damage.len();
+    Err(with_code(exit::fsck::ERRORS_LEFT, anyhow!("{name}: {n} problems left: {advice}")))
 }
 
 /// Whether good copies of a superblock stand on a device whose first one cannot be used.
 fn has_copies(args: &FsckArgs, mode: OpenMode) -> bool {
-    open_disk(&args.image, &args.log, mode).is_ok_and(|disk| has_superblock(&*disk.dev, None))
+    open_disk(&args.image, &args.log, mode).is_ok_and(|disk| has_superblock(&DamageAsZeros(disk.dev), None))
 }
 
 /// Repairs, asking as the arguments say.
@@ -320,8 +362,8 @@ fn to_json(outcome: &Outcome, name: &str) -> anyhow::Result<Value> {
         object.insert("image".into(), json!(name));
         object.insert("clean".into(), json!(outcome.clean()));
         object.insert("log_replayed_on_image".into(), json!(outcome.replayed() > 0));
-        if let Some(problems) = &outcome.log_disk {
-            object.insert("log_disk".into(), json!({ "problems": problems }));
+        if let Some(log_disk) = &outcome.log_disk {
+            object.insert("log_disk".into(), log_disk.to_json());
         }
         if let Some(r) = &outcome.repaired {
             let mut repair = serde_json::to_value(r)?;
@@ -353,6 +395,9 @@ fn list_problems(report: &Report, name: &str) -> io::Result<()> {
 }
 
 fn print(outcome: &Outcome, name: &str) -> io::Result<()> {
+    for line in outcome.log_disk.iter().flat_map(LogDiskOutcome::lines) {
+        writeln!(io::stdout(), "{name}: log disk: {line}")?;
+    }
     let Some(report) = outcome.report() else { return Ok(()) };
     if outcome.replayed() > 0 {
         writeln!(io::stdout(), "{name}: the log was replayed")?;

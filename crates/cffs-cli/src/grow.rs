@@ -6,7 +6,6 @@ use crate::size::{human, parse_size};
 use crate::text::print_json;
 use anyhow::{Context, bail};
 use cffs::Grown;
-use cffs::device::Device;
 use cffs_fuse::control::Request;
 use clap::Args;
 use std::path::PathBuf;
@@ -30,13 +29,13 @@ pub struct GrowArgs {
     path: PathBuf,
 }
 
-/// Makes the image of a log disk longer, and lets it store as much more. The file system on it stays as it is.
-fn grow_log_disk(image: &Image, size: Option<u64>) -> anyhow::Result<Grown> {
-    let Some(disk) = image.log_disk.as_deref() else { bail!("it has not the log layout") };
-    let from = disk.space().usable;
-    image.file.grow(size)?;
-    disk.grow()?;
-    Ok(Grown { from, to: disk.space().usable.max(from) })
+fn grow_file_system(image: Image, size: Option<u64>, name: &str) -> anyhow::Result<Grown> {
+    let fs = engine(image)?;
+    let grown = fs.grow(size).about(|| name);
+    let closed = fs.close().context(name.to_owned());
+    let grown = grown?;
+    closed?;
+    Ok(grown)
 }
 
 /// Runs the subcommand.
@@ -48,17 +47,10 @@ pub fn run(args: &GrowArgs) -> anyhow::Result<u8> {
         MountOrImage::Image(image) if image.volume.is_some() => {
             bail!("{name}: the members of a volume keep their size: make a new one of larger ones, and copy the files")
         }
-        MountOrImage::Image(image) if image.log_disk.is_some() => {
-            grow_log_disk(&image, args.size).context(name.clone())?
-        }
-        MountOrImage::Image(image) => {
-            let fs = engine(*image)?;
-            let grown = fs.grow(args.size).about(|| &name);
-            let closed = fs.close().context(name.clone());
-            let grown = grown?;
-            closed?;
-            grown
-        }
+        MountOrImage::Image(image) => match &image.log_disk {
+            Some(disk) => cffs_fuse::grow_log_disk(disk, args.size).about(|| &name)?,
+            None => grow_file_system(*image, args.size, &name)?,
+        },
     };
     if args.json {
         print_json(&serde_json::to_value(grown)?)?;

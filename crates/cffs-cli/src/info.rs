@@ -85,14 +85,16 @@ pub fn run(args: &InfoArgs) -> anyhow::Result<u8> {
 /// What is stored on a log disk.
 pub fn log_disk_json(disk: &LogDisk) -> Value {
     let (space, stats) = (disk.space(), disk.stats());
+    let all = cffs_fuse::snapshots::list(disk);
+    let clones = all.iter().filter(|e| e.clone_of.is_some()).count();
     json!({
         "usable_bytes": space.usable,
         "live_bytes": space.live,
         "free_bytes": space.free,
         "segments": stats.segments,
         "used_bytes": stats.used,
-        "snapshots": disk.snapshots().len(),
-        "clones": disk.branches().len() - 1,
+        "snapshots": all.len() - clones,
+        "clones": clones,
     })
 }
 

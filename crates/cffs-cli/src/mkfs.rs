@@ -16,8 +16,9 @@ use cffs::{Geometry, MkfsOptions, QuotaKind, Superblock, mkfs};
 use cffs_fuse::volume::VolumeReport;
 use cffs_logdisk::Compression;
 use cffs_volume::Volume;
-use clap::{Args, ValueEnum};
+use clap::{Args, FromArgMatches, ValueEnum};
 use serde_json::json;
+use std::ffi::OsString;
 use std::fs;
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -110,7 +111,7 @@ enum GroupSize {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
-enum Layout {
+pub enum Layout {
     /// The file system alone
     Plain,
     /// A log disk with the file system on it
@@ -182,8 +183,44 @@ fn options_of(args: &MkfsArgs) -> MkfsOptions {
     }
 }
 
+impl MkfsArgs {
+    /// What a command line says, the name of the program first.
+    pub fn of(list: Vec<OsString>) -> anyhow::Result<MkfsArgs> {
+        let command = MkfsArgs::augment_args(clap::Command::new("mkfs"));
+        // The first line says it all; what follows is of the usage of another command.
+        let told = |e: clap::Error| anyhow!("{}", e.to_string().lines().next().unwrap_or_default());
+        let matches = command.try_get_matches_from(list).map_err(told)?;
+        MkfsArgs::from_arg_matches(&matches).map_err(told)
+    }
+}
+
+/// A file system that was made.
+pub struct Made {
+    superblock: Superblock,
+    geometry: Geometry,
+    probe: Option<Probe>,
+    layout: Option<LogLayout>,
+    volume: Option<Arc<Volume>>,
+}
+
+impl Made {
+    /// Lets go of it.
+    pub fn close(self) -> anyhow::Result<()> {
+        drop(self.layout);
+        self.volume.map_or(Ok(()), |volume| volume.close().map_err(|e| anyhow!(e)))
+    }
+}
+
 /// Runs the subcommand.
 pub fn run(args: &MkfsArgs) -> anyhow::Result<u8> {
+    let made = make(args)?;
+    report(args, &made)?;
+    made.close().with_context(|| args.image.display().to_string())?;
+    Ok(0)
+}
+
+/// Makes the file system.
+pub fn make(args: &MkfsArgs) -> anyhow::Result<Made> {
     let image = args.image.as_path();
     let name = image.display().to_string();
     let mut options = options_of(args);
@@ -256,11 +293,7 @@ pub fn run(args: &MkfsArgs) -> anyhow::Result<u8> {
     }
     created.0.clear();
     let geometry = Geometry::new(&sb).map_err(|e| anyhow!("{name}: {e}"))?;
-    report(args, &sb, &geometry, probe.as_ref(), layout.as_ref(), volume.as_deref())?;
-    if let Some(volume) = volume {
-        volume.close().with_context(|| name.clone())?;
-    }
-    Ok(0)
+    Ok(Made { superblock: sb, geometry, probe, layout, volume })
 }
 
 /// Opens or makes the one file or device that the file system is on.
@@ -377,14 +410,9 @@ fn check(
     result.map(drop).map_err(|e| engine_error(e, name))
 }
 
-fn report(
-    args: &MkfsArgs,
-    sb: &Superblock,
-    g: &Geometry,
-    probe: Option<&Probe>,
-    layout: Option<&LogLayout>,
-    volume: Option<&Volume>,
-) -> io::Result<()> {
+fn report(args: &MkfsArgs, made: &Made) -> io::Result<()> {
+    let (sb, g, probe, layout) = (&made.superblock, &made.geometry, made.probe.as_ref(), made.layout.as_ref());
+    let volume = made.volume.as_deref();
     let log_bytes = sb.log_blocks << sb.block_shift;
     if args.json {
         let measured = probe.map(|p| {

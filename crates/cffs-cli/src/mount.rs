@@ -10,10 +10,12 @@ use crate::log;
 use crate::members;
 use crate::mount_options::{self, Options};
 use crate::remount;
+use crate::scrape;
 use crate::second_place;
 use anyhow::{Context, anyhow, bail};
 use cffs::device::OpenMode;
-use cffs_fuse::{BlockMount, MountConfig, places_of};
+use cffs_fuse::control::{Control, Request};
+use cffs_fuse::{BlockMount, JobOutcome, LogView, MountConfig, ViewOptions, places_of, snapshots};
 use clap::{Args, ValueHint};
 use rustix::process::{Pid, Signal, kill_process};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -25,6 +27,7 @@ use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 /// The options of `-o` and the exit codes, for help and man pages.
 const OPTIONS_HELP: &str = "\
@@ -48,7 +51,8 @@ Mount options:
   discard, nodiscard        Tell the device what is no longer used, or not (default)
   btime, nobtime            statx(2) tells birth times (default), or not, which saves a message for each file that
                             programs in Rust or Node.js look at
-  snapshot=NAME             Mount this snapshot, for reading, or this clone, in the log layout
+  snapshot=NAME             Mount this snapshot, for reading, or this clone, in the log layout; beside the file system if that
+                            is mounted, as long as it is
   compress=none|lz4|zstd[:LEVEL]
                             How what is written is compressed, in the log layout (default: as mkfs was told)
   threads=N                 Threads that answer the kernel
@@ -57,6 +61,9 @@ Mount options:
   learn, nolearn            Where the key `learned` holds, note in which order programs read small files (default), or not
   io_uring, noio_uring      Messages come through io_uring, or there is no mount; or never. Default: where Linux
                             (from 6.14 on) allows it in /sys/module/fuse/parameters/enable_uring
+  scrape=[ADDRESS:]PORT     Answer a Prometheus with the counters at http://ADDRESS:PORT/metrics; without an address at
+                            127.0.0.1 alone; noscrape: never (default)
+  trace[=CLASSES]           Record a trace from the first moment on, for the first `cffs trace`
   log=LEVEL                 Messages from this level on: error, warn (default), info, debug, trace
   allow_other               Other users may use the mount (default for root); opposite: noallow_other
   default_permissions       The kernel checks permissions (default); opposite: nodefault_permissions
@@ -194,10 +201,15 @@ pub fn run(args: &MountArgs) -> anyhow::Result<u8> {
     if let Some(snapshot) = &options.snapshot {
         if let Some(first) = places_of(&image).unwrap_or_default().first() {
             let at = first.dir().display();
-            let text = format!(
-                "{name}: it is mounted on {at}, and its snapshots cannot be mounted beside it yet: unmount it first"
-            );
-            return Err(with_code(exit::mount::FAILED, anyhow!(text)));
+            if args.foreground {
+                let text =
+                    format!("{name}: it is mounted on {at}, by a process that serves its snapshots too: leave out -f");
+                return Err(with_code(exit::mount::FAILED, anyhow!(text)));
+            }
+            if !args.fake {
+                mount_beside(first.dir(), snapshot, &dir, &options)?;
+            }
+            return Ok(0);
         }
         options.config.fsname = format!("{}@{snapshot}", image.display());
     } else if !args.serve
@@ -222,12 +234,43 @@ pub fn run(args: &MountArgs) -> anyhow::Result<u8> {
     }
 }
 
+/// Mounts a snapshot or clone of the file system that is mounted at `first`: the process that serves that serves it too.
+pub fn mount_beside(first: &Path, snapshot: &str, dir: &Path, options: &Options) -> anyhow::Result<()> {
+    let config = &options.config;
+    let view = ViewOptions {
+        read_only: options.engine.read_only,
+        cache: options.engine.cache_bytes,
+        allow_other: config.allow_other,
+        default_permissions: config.default_permissions,
+        suid: config.suid,
+        dev: config.dev,
+        exec: config.exec,
+    };
+    let request = Request::SnapshotMount { name: snapshot.into(), dir: dir.into(), options: view };
+    let mounted = Control::open(first).and_then(|control| {
+        let job: u64 = control.call(&request)?;
+        loop {
+            let outcome: Option<JobOutcome> = control.call(&Request::SnapshotOutcome { job })?;
+            match outcome {
+                Some(outcome) => return Ok(outcome),
+                None => std::thread::sleep(Duration::from_millis(10)),
+            }
+        }
+    });
+    match mounted.exit_code(exit::mount::FAILED)? {
+        JobOutcome::Failed(why) => {
+            Err(with_code(exit::mount::FAILED, anyhow!("{}: '{snapshot}' of it: {why}", first.display())))
+        }
+        _ => Ok(()),
+    }
+}
+
 fn absolute(path: &Path) -> anyhow::Result<PathBuf> {
     path.canonicalize().with_context(|| path.display().to_string()).map_err(|e| anyhow!("{e:#}: check the name"))
 }
 
 /// The directory to mount on, without links. Checked before the image is touched.
-fn mount_point(dir: &Path) -> anyhow::Result<PathBuf> {
+pub fn mount_point(dir: &Path) -> anyhow::Result<PathBuf> {
     let name = dir.display();
     match dir.canonicalize().and_then(|d| d.metadata().map(|m| (d, m.is_dir()))) {
         Ok((dir, true)) => Ok(dir),
@@ -254,11 +297,23 @@ pub fn enter_namespace(namespace: &OsString) -> anyhow::Result<()> {
 }
 
 fn open(image: &Path, options: &Options, read_only: bool) -> anyhow::Result<Image> {
-    let mode = if read_only || options.engine.read_only { OpenMode::READ_ONLY } else { OpenMode::READ_WRITE };
-    let opened = Image::open(image, &options.parts, mode).and_then(|opened| match &options.snapshot {
-        Some(name) => opened.at_snapshot(name),
-        None => Ok(opened),
-    });
+    let open = |read_only: bool| {
+        let mode = if read_only { OpenMode::READ_ONLY } else { OpenMode::READ_WRITE };
+        Image::open(image, &options.parts, mode)
+    };
+    let read_only = read_only || options.engine.read_only;
+    let opened = match &options.snapshot {
+        // Nothing is written for a snapshot, so others may read the image as well.
+        Some(name) => open(true).and_then(|opened| {
+            let is_snapshot = opened.log_disk.as_ref().map(|disk| snapshots::is_snapshot(disk, name));
+            if read_only || is_snapshot.is_none_or(|known| known.unwrap_or(true)) {
+                return opened.at_snapshot(name);
+            }
+            drop(opened);
+            open(false)?.at_snapshot(name)
+        }),
+        None => open(read_only),
+    };
     opened.map_err(|e| {
         let denied = e
             .chain()
@@ -346,11 +401,11 @@ fn serve(args: &MountArgs, image: &Path, dir: &Path, options: Options) -> anyhow
     let lists = args.options.iter().map(String::as_str);
     let with_defaults = Options::over_defaults(&image.superblock.mount_options_str(), lists, args.sloppy)
         .map_err(|e| with_code(exit::mount::USAGE, anyhow!("{name}: {e}")))?;
-    // Snapshots are made of what has them only.
-    let log_disk = image.log_disk.clone().filter(|_| options.snapshot.is_none());
+    let log_disk = image.log_disk.clone();
+    let log_view = options.snapshot.clone().map_or(LogView::FileSystem, LogView::Alone);
     let volume = image.volume.clone();
     let mut options = Options {
-        config: MountConfig { fsname: options.config.fsname, log_disk, volume, ..with_defaults.config },
+        config: MountConfig { fsname: options.config.fsname, log_disk, log_view, volume, ..with_defaults.config },
         parts: options.parts,
         ..with_defaults
     };
@@ -365,6 +420,7 @@ fn serve(args: &MountArgs, image: &Path, dir: &Path, options: Options) -> anyhow
     }
     let warnings = image.volume.as_deref().map(members::warnings).unwrap_or_default();
     warnings.iter().for_each(|what| eprintln!("cffs: warning: {name}: {what}"));
+    let scraped = options.scrape.map(scrape::bind).transpose().exit_code(exit::mount::FAILED)?;
     let block = block_mount(&image, &options).exit_code(exit::mount::FAILED)?;
     let fs = image.mount(options.engine)?;
     let interrupted = signals.pending().next().is_some();
@@ -384,6 +440,13 @@ fn serve(args: &MountArgs, image: &Path, dir: &Path, options: Options) -> anyhow
         }
     };
     drop(fs);
+    if let Some(listener) = scraped {
+        // Without it everything else works.
+        let counters = scrape::counters_of(options.config.fsname.clone(), session.counters());
+        if let Err(error) = scrape::serve(listener, counters) {
+            tracing::error!(image = %name, %error, "nobody answers at the address of scrape=");
+        }
+    }
     let unmounter = session.unmounter();
     std::thread::spawn(move || {
         for _ in signals.forever() {

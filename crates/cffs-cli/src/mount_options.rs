@@ -2,11 +2,13 @@
 
 use crate::compression::parse_compression;
 use crate::log_args::LogArgs;
+use crate::scrape::parse_address;
 use crate::size::parse_size;
 use cffs::trace::Classes;
 use cffs::{AtimeMode, MetadataMode, MountOptions, PrefetchMode};
 use cffs_fuse::{IoUring, MountConfig};
 use cffs_logdisk::Compression;
+use std::net::SocketAddr;
 use std::time::Duration;
 
 /// What all the options together say.
@@ -20,6 +22,8 @@ pub struct Options {
     pub parts: LogArgs,
     /// The log is not to be replayed.
     pub no_recovery: bool,
+    /// Where requests for the counters are answered.
+    pub scrape: Option<SocketAddr>,
     /// A snapshot or clone to mount.
     pub snapshot: Option<String>,
     /// How the log disk compresses; `None`: not said.
@@ -239,6 +243,8 @@ impl Options {
             },
             ("trace", None) => engine.trace = Classes::ALL,
             ("trace", Some(v)) => engine.trace = v.parse().map_err(Wrong::Value)?,
+            ("scrape", Some(v)) => self.scrape = Some(parse_address(v).map_err(Wrong::Value)?),
+            ("noscrape", None) => self.scrape = None,
             ("threads", Some(v)) => match v.parse() {
                 Ok(n @ 1..=THREADS_MAX) => config.threads = n,
                 _ => return wrong("must be a number of threads from 1 to 1024"),
@@ -263,7 +269,7 @@ impl Options {
             ("noexec", None) => config.exec = false,
             (
                 "cache" | "metadata" | "prefetch" | "commit" | "logdev" | "threads" | "maintenance" | "compress"
-                | "snapshot" | "members",
+                | "snapshot" | "scrape" | "members",
                 _,
             ) => {
                 return wrong("needs a value");

@@ -19,10 +19,15 @@ pub enum MountOrImage {
 impl MountOrImage {
     /// A directory is that of a mount, anything else an image.
     pub fn open(path: &Path, log: &LogArgs) -> anyhow::Result<MountOrImage> {
+        Self::open_as(path, log, OpenMode::READ_WRITE)
+    }
+
+    /// The same, for what may only look into an image.
+    pub fn open_as(path: &Path, log: &LogArgs, mode: OpenMode) -> anyhow::Result<MountOrImage> {
         if path.is_dir() {
             return Ok(MountOrImage::Mounted(Control::open(path)?));
         }
-        let opened = Image::open(path, log, OpenMode::READ_WRITE);
+        let opened = Image::open(path, log, mode);
         opened.map(|image| MountOrImage::Image(Box::new(image))).map_err(|e| {
             let text = e.to_string();
             if text.contains("it is mounted on") {

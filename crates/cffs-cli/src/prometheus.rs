@@ -129,6 +129,7 @@ pub fn text(image: &str, counters: &Value) -> serde_json::Result<String> {
         ("cffs_space_free_bytes", "Free space, reserved space included", space[1]),
         ("cffs_space_reserved_bytes", "Space reserved for data without a place", space[2]),
         ("cffs_read_only", "1 if nothing can be written", u64::from(counters["read_only"] == true)),
+        ("cffs_failed", "1 after an error since which nothing is written", u64::from(counters["failed"] == true)),
     ];
     for (name, help, value) in single {
         t.family(name, help);

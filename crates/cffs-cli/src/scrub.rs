@@ -36,6 +36,8 @@ const INTERVAL: Duration = Duration::from_millis(200);
 /// Where data of files has checksums (mkfs --data-sums) it is read too and compared with them. What is not what was written
 /// is named by inode, bytes and, where that is known, path. Nothing puts it right: write such files anew, from a backup.
 ///
+/// In the log layout all that the log disk stores has checksums, and all of it is read, also what only snapshots have.
+///
 /// On a mirror each copy is read, and what is wrong in one comes from another; `cffs volume DIR scrub` compares the members as well.
 ///
 /// It takes root, or the user who mounted. An interrupt stops it.
@@ -168,6 +170,10 @@ fn report(args: &ScrubArgs, name: &str, s: &ScrubStatus) -> anyhow::Result<u8> {
                 out,
                 "{name}: data: {good} have their checksums, {bad} have not, of {none} none is known, {newer} are newer in memory"
             )?;
+        }
+        if s.stored_verified > 0 {
+            let stored = human(s.stored_verified);
+            writeln!(out, "{name}: log disk: {stored} verified, with those of snapshots; {} damaged", s.stored_failed)?;
         }
         if s.repaired + s.data_differing > 0 {
             let differing = human(s.data_differing);

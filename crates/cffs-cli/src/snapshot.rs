@@ -1,13 +1,15 @@
 //! `cffs snapshot`: states of a file system that stay as they are, in the log layout.
 
-use crate::image::{EngineResultExt, Image, LogArgs};
+use crate::exit::with_code;
+use crate::image::{EngineResultExt, Image};
 use crate::mount::{self, MountArgs};
-use crate::mount_or_image::{MountOrImage, engine};
+use crate::mount_options::Options;
+use crate::snapshot_target::{Of, Target, disk_of};
+use crate::snapshot_transfer::{self, ReceiveArgs, SendArgs};
 use crate::text::print_json;
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow};
 use cffs_fuse::control::Request;
 use cffs_fuse::snapshots::{self, Change, Difference, SnapshotEntry};
-use cffs_logdisk::LogDisk;
 use clap::{Args, Subcommand, ValueHint};
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -74,11 +76,15 @@ enum Command {
         /// Name of the later snapshot or clone [default: now]
         to: Option<String>,
     },
+    Send(SendArgs),
+    Receive(ReceiveArgs),
     /// Mount a snapshot for reading, or a clone
     ///
-    /// The same as `cffs mount -o snapshot=NAME IMAGE DIR`. Not while the image itself is mounted.
+    /// Beside the file system if that is mounted, by the process that serves it: unmounting that ends it. The same as `cffs mount -o snapshot=NAME IMAGE
+    /// DIR`.
     Mount {
-        /// Image
+        /// Directory of a mount, or image
+        #[arg(value_name = "DIR|IMAGE")]
         image: PathBuf,
         /// Name of the snapshot or clone
         name: String,
@@ -89,43 +95,6 @@ enum Command {
         #[arg(short, value_name = "OPTIONS")]
         options: Vec<String>,
     },
-}
-
-/// What the command works on.
-#[derive(Args, Debug)]
-struct Of {
-    /// Directory of a mount, or image
-    #[arg(value_name = "DIR|IMAGE")]
-    path: PathBuf,
-}
-
-/// A file system with snapshots.
-enum Target {
-    Mounted(cffs_fuse::control::Control),
-    Image(Box<Image>),
-}
-
-impl Of {
-    fn name(&self) -> String {
-        self.path.display().to_string()
-    }
-
-    fn open(&self) -> anyhow::Result<Target> {
-        crate::log::start(0);
-        Ok(match MountOrImage::open(&self.path, &LogArgs::default())? {
-            MountOrImage::Mounted(control) => Target::Mounted(control),
-            MountOrImage::Image(image) => Target::Image(image),
-        })
-    }
-}
-
-fn disk_of<'a>(image: &'a Image, name: &str) -> anyhow::Result<&'a LogDisk> {
-    match &image.log_disk {
-        Some(disk) => Ok(disk),
-        None => {
-            bail!("{name}: it has not the log layout, so it has no snapshots: make one with `cffs mkfs --layout=log`")
-        }
-    }
 }
 
 /// Runs the subcommand.
@@ -144,7 +113,7 @@ pub fn run(args: &SnapshotArgs) -> anyhow::Result<u8> {
         }
         Command::List { of, json } => {
             let at = of.name();
-            let all: Vec<SnapshotEntry> = match of.open()? {
+            let all: Vec<SnapshotEntry> = match of.open_to_read()? {
                 Target::Mounted(control) => control.call(&Request::SnapshotList)?,
                 Target::Image(image) => snapshots::list(disk_of(&image, &at)?),
             };
@@ -155,6 +124,7 @@ pub fn run(args: &SnapshotArgs) -> anyhow::Result<u8> {
                 for e in all {
                     match e.clone_of {
                         Some(of) => writeln!(out, "{} (clone of {of})", e.name)?,
+                        None if e.received => writeln!(out, "{} (received)", e.name)?,
                         None => writeln!(out, "{}", e.name)?,
                     }
                 }
@@ -188,7 +158,7 @@ pub fn run(args: &SnapshotArgs) -> anyhow::Result<u8> {
         }
         Command::Diff { of, json, from, to } => {
             let at = of.name();
-            let all: Vec<Difference> = match of.open()? {
+            let all: Vec<Difference> = match of.open_to_read()? {
                 Target::Mounted(control) => {
                     control.call(&Request::SnapshotDiff { from: from.clone(), to: to.clone() })?
                 }
@@ -200,7 +170,15 @@ pub fn run(args: &SnapshotArgs) -> anyhow::Result<u8> {
                 print_differences(&all)?;
             }
         }
+        Command::Send(args) => return snapshot_transfer::send(args),
+        Command::Receive(args) => return snapshot_transfer::receive(args),
         Command::Mount { image, name, dir, options } => {
+            if image.is_dir() {
+                let parsed = Options::parse(options.iter().map(String::as_str), false);
+                let parsed = parsed.map_err(|e| with_code(1, anyhow!("{}: {e}", image.display())))?;
+                mount::mount_beside(image, name, &mount::mount_point(dir)?, &parsed)?;
+                return Ok(0);
+            }
             let mut options = options.clone();
             options.push(format!("snapshot={name}"));
             return mount::run(&MountArgs::of(image, dir, options));
@@ -215,7 +193,7 @@ fn diff(image: Image, at: &str, from: &str, to: Option<&str>) -> anyhow::Result<
     let from = snapshots::open(&disk, from).about(|| at)?;
     let to = match to {
         Some(to) => snapshots::open(&disk, to).about(|| at)?,
-        None => engine(image)?,
+        None => image.mount(cffs::MountOptions::default().read_only(true).background(false))?,
     };
     let all = snapshots::differences(&from, &to).about(|| at);
     to.close().about(|| at)?;

@@ -94,6 +94,15 @@ pub fn print_json(value: &Value) -> io::Result<()> {
     out.flush()
 }
 
+/// Bytes of hexadecimal digits.
+pub fn bytes_of(text: &str) -> Option<Vec<u8>> {
+    let digit = |b: u8| char::from(b).to_digit(16).map(|d| d as u8);
+    if !text.len().is_multiple_of(2) {
+        return None;
+    }
+    text.as_bytes().chunks_exact(2).map(|two| Some(digit(two[0])? << 4 | digit(two[1])?)).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -132,5 +141,11 @@ mod tests {
         let text = time_string(1_000_000_001, true);
         assert!(text.contains(":01.000000001 "), "{text}");
         assert!(time_string(i64::MIN, true).starts_with("1677-"), "the oldest time there is");
+    }
+
+    #[test]
+    fn digits_become_bytes() {
+        assert_eq!(bytes_of("00ff1A"), Some(vec![0, 255, 26]));
+        assert_eq!((bytes_of("0"), bytes_of("0g"), bytes_of("é")), (None, None, None));
     }
 }

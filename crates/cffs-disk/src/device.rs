@@ -113,6 +113,11 @@ impl SimDevice {
         counters
     }
 
+    /// Its clock.
+    pub fn clock(&self) -> &Clock {
+        &self.clock
+    }
+
     /// The contents. Reading them takes no virtual time.
     pub fn contents(&self) -> &dyn Device {
         &self.contents

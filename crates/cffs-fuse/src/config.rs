@@ -18,6 +18,18 @@ pub enum IoUring {
     Off,
 }
 
+/// What of a log disk is mounted.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum LogView {
+    /// The file system itself.
+    #[default]
+    FileSystem,
+    /// A snapshot or clone, by its name, and nothing else of this log disk in this process.
+    Alone(String),
+    /// A snapshot or clone, by a process that serves the file system itself.
+    Beside(String),
+}
+
 /// How to mount. Whether the mount is read-only is the engine's business: see [`cffs::Fs::is_read_only`].
 #[derive(Clone, Debug)]
 pub struct MountConfig {
@@ -64,6 +76,8 @@ pub struct MountConfig {
     pub learn: bool,
     /// The log disk that the file system is on, in the log layout: it is cleaned in the background, and has snapshots.
     pub log_disk: Option<Arc<LogDisk>>,
+    /// What of that log disk is mounted.
+    pub log_view: LogView,
     /// The volume that the file system, or its log disk, is on: members that lack something are brought up to date in the background.
     pub volume: Option<Arc<Volume>>,
 }
@@ -93,6 +107,7 @@ impl Default for MountConfig {
             maintenance: None,
             learn: true,
             log_disk: None,
+            log_view: LogView::FileSystem,
             volume: None,
         }
     }

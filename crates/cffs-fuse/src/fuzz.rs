@@ -63,7 +63,11 @@ impl Kernel {
             io_uring: false,
         };
         let config = MountConfig { max_transfer: TRANSFER, xattr: rng.u32(..8) > 0, ..MountConfig::default() };
-        let ops = Ops::new(Arc::new(MountState::new(fs, "image".into(), None, None)), &config, capabilities);
+        let ops = Ops::new(
+            Arc::new(MountState::new(fs, "image".into(), None, crate::mount_state::no_view(), None)),
+            &config,
+            capabilities,
+        );
         let (ours, theirs) = UnixDatagram::pair().unwrap();
         theirs.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         Kernel { rng, ops, ours: ours.into(), theirs, known: BTreeMap::from([(ROOT_INO, 1)]), unique: 2 }

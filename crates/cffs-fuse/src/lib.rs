@@ -32,6 +32,8 @@ mod device;
 mod dispatch;
 #[cfg(test)]
 mod fuzz;
+mod jobs;
+mod log_disk;
 mod log_maintenance;
 mod maintenance;
 mod messages;
@@ -46,12 +48,16 @@ mod ring;
 mod session;
 pub mod snapshots;
 mod stats_file;
+mod views;
 pub mod volume;
 mod worker_pool;
 
-pub use config::{IoUring, MountConfig};
+pub use config::{IoUring, LogView, MountConfig};
+pub use jobs::JobOutcome;
+pub use log_disk::grow_log_disk;
 pub use mountpoint::{BlockMount, Unmounter};
 pub use places::{Place, places_of};
 pub use remount::{Remount, remount};
-pub use session::{Error, Result, Session, mount, mount_block};
+pub use session::{Counters, Error, Result, Session, mount, mount_block};
 pub use stats_file::{STATS_FILE, read_stats, unmount};
+pub use views::ViewOptions;

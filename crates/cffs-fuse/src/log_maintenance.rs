@@ -28,11 +28,11 @@ pub(crate) struct LogMaintenance {
 }
 
 impl LogMaintenance {
-    /// Starts the thread.
+    /// Starts the thread. With `cleans` it also works for all others who are on the log disk.
     ///
     /// # Errors
     /// It cannot be started.
-    pub(crate) fn start(&self, fs: Arc<Fs>, disk: Arc<LogDisk>) -> io::Result<()> {
+    pub(crate) fn start(&self, fs: Arc<Fs>, disk: Arc<LogDisk>, cleans: bool) -> io::Result<()> {
         let (sender, end) = channel();
         let thread = std::thread::Builder::new().name("cffs-clean".into()).spawn(move || {
             let mut before = disk.stats().accepted;
@@ -42,7 +42,7 @@ impl LogMaintenance {
                 }
                 let now = disk.stats().accepted;
                 let idle = now == std::mem::replace(&mut before, now);
-                if let Err(error) = tick(&fs, &disk, idle) {
+                if let Err(error) = tick(&fs, &disk, idle, cleans) {
                     if error.kind() == io::ErrorKind::StorageFull {
                         // There may be room at the next tick, when something was deleted.
                         continue;
@@ -67,13 +67,16 @@ impl LogMaintenance {
 }
 
 /// The work of a tick.
-fn tick(fs: &Fs, disk: &LogDisk, idle: bool) -> io::Result<()> {
+fn tick(fs: &Fs, disk: &LogDisk, idle: bool, cleans: bool) -> io::Result<()> {
     if idle {
         match fs.trim_after_crash() {
             // Later: what follows may make room.
             Err(cffs::Error::NoSpace) => {}
             outcome => outcome.map_err(io::Error::other)?,
         }
+    }
+    if !cleans {
+        return Ok(());
     }
     let began = Instant::now();
     loop {
@@ -127,7 +130,7 @@ mod tests {
         let full = disk.space().live;
         ids.into_iter().for_each(|id| disk.delete_snapshot(id).unwrap());
         for _ in 0..200 {
-            tick(&fs, &disk, true).unwrap();
+            tick(&fs, &disk, true, true).unwrap();
         }
         let live = disk.space().live;
         assert!(live < full / 2, "{live} of {full} bytes live");
@@ -141,7 +144,7 @@ mod tests {
         let disk = disk();
         let fs = Fs::open(disk.clone(), None, MountOptions::default().background(false)).unwrap();
         let maintenance = LogMaintenance::default();
-        maintenance.start(fs.clone(), disk).unwrap();
+        maintenance.start(fs.clone(), disk, true).unwrap();
         maintenance.stop();
         maintenance.stop();
         assert_eq!(Arc::strong_count(&fs), 1);

@@ -1,13 +1,17 @@
 //! State that the session and its server share: the engine, the counters, and how the session ends.
 
 use crate::background::Background;
+use crate::config::LogView;
 use crate::control::Answers;
+use crate::jobs::Jobs;
+use crate::log_disk::Stored;
 use crate::log_maintenance::LogMaintenance;
 use crate::maintenance::Maintenance;
 use crate::messages::Messages;
 use crate::notifier::Notifier;
 use crate::protocol::opcode::Opcode;
 use crate::stats_file::{ServerProcess, StatsFiles, is_stats_file};
+use crate::views::Views;
 use crate::volume::Members;
 use cffs::trace::Tracer;
 use cffs::{AtimeMode, Error, Fs, Ino, Regroup, RegroupOptions, Result, Scrub, ScrubOptions};
@@ -49,6 +53,10 @@ pub(crate) struct MountState {
     /// The log disk below, in the log layout.
     log_disk: Option<Arc<LogDisk>>,
     log_maintenance: LogMaintenance,
+    pub(crate) jobs: Jobs,
+    /// What of the log disk this is.
+    view: LogView,
+    pub(crate) views: Arc<Views>,
     /// The volume below, if it is on one.
     pub(crate) members: Members,
     /// The result of closing the engine, until somebody takes it.
@@ -60,6 +68,7 @@ impl MountState {
         fs: Arc<Fs>,
         image: String,
         log_disk: Option<Arc<LogDisk>>,
+        (view, views): (LogView, Views),
         volume: Option<Arc<Volume>>,
     ) -> MountState {
         MountState {
@@ -79,6 +88,9 @@ impl MountState {
             maintenance: Arc::default(),
             log_disk,
             log_maintenance: LogMaintenance::default(),
+            jobs: Jobs::default(),
+            view,
+            views: Arc::new(views),
             members: Members::new(volume),
             closed: Mutex::new(None),
         }
@@ -108,8 +120,11 @@ impl MountState {
         if options.rate == Some(0) {
             return Error::invalid("a rate of 0 bytes in a second: nothing would ever be read");
         }
-        let fs = self.fs.clone();
-        self.scrub.start(move |scrub| fs.scrub(&options, scrub))
+        let (fs, disk) = (self.fs.clone(), self.log_disk.clone());
+        self.scrub.start(move |scrub| match disk.as_deref().map(Stored) {
+            Some(stored) => fs.scrub_with(&options, scrub, Some(&stored)),
+            None => fs.scrub(&options, scrub),
+        })
     }
 
     /// Starts to bring files and directories back together, in a thread of its own. What is wrong with the options is an
@@ -127,6 +142,8 @@ impl MountState {
     fn stop_background(&self) {
         self.maintenance.stop();
         self.log_maintenance.stop();
+        self.jobs.stop();
+        self.views.stop();
         self.scrub.stop();
         self.regroup.stop();
         self.members.stop();
@@ -138,7 +155,11 @@ impl MountState {
     /// The thread cannot be started.
     pub(crate) fn start_log_maintenance(&self) -> std::io::Result<()> {
         match &self.log_disk {
-            Some(disk) if !self.fs.is_read_only() => self.log_maintenance.start(self.fs.clone(), disk.clone()),
+            Some(disk) if !self.fs.is_read_only() => {
+                // Beside a file system, that cleans.
+                let cleans = !matches!(self.view, LogView::Beside(_));
+                self.log_maintenance.start(self.fs.clone(), disk.clone(), cleans)
+            }
             _ => Ok(()),
         }
     }
@@ -149,8 +170,13 @@ impl MountState {
     }
 
     /// The log disk below, in the log layout.
-    pub(crate) fn log_disk(&self) -> Option<&LogDisk> {
-        self.log_disk.as_deref()
+    pub(crate) fn log_disk(&self) -> Option<&Arc<LogDisk>> {
+        self.log_disk.as_ref()
+    }
+
+    /// What of the log disk this is.
+    pub(crate) fn view(&self) -> &LogView {
+        &self.view
     }
 
     /// Starts maintenance, for when nobody has used the file system for such a time, as long as it can be written to.
@@ -307,7 +333,9 @@ impl MountState {
     pub(crate) fn stats(&self) -> Result<serde_json::Value> {
         let mut all = serde_json::to_value(self.fs.stats()).map_err(std::io::Error::other)?;
         let mut fuse = serde_json::Value::Object(self.messages.counts());
-        fuse["server"] = serde_json::to_value(ServerProcess::current()).map_err(std::io::Error::other)?;
+        // Who unmounts waits for the end of this process; but not where it goes on.
+        let ends = !matches!(self.view, LogView::Beside(_));
+        fuse["server"] = if ends { server()? } else { serde_json::Value::Null };
         all["fuse"] = fuse;
         if let Some(disk) = &self.log_disk {
             all["log_disk"] = log_disk_stats(disk);
@@ -316,6 +344,7 @@ impl MountState {
             all["volume"] = serde_json::to_value(volume).map_err(std::io::Error::other)?;
         }
         all["read_only"] = self.fs.is_read_only().into();
+        all["failed"] = self.fs.failure().is_some().into();
         Ok(all)
     }
 
@@ -324,6 +353,17 @@ impl MountState {
         text.push('\n');
         Ok(text)
     }
+}
+
+/// The process, for who waits for its end.
+fn server() -> Result<serde_json::Value> {
+    Ok(serde_json::to_value(ServerProcess::current()).map_err(std::io::Error::other)?)
+}
+
+/// For tests: the file system itself, beside which nothing can be mounted.
+#[cfg(test)]
+pub(crate) fn no_view() -> (LogView, Views) {
+    (LogView::FileSystem, Views::new(|_, _, _| Err("not in this test".into())))
 }
 
 /// Counters of a log disk since it was opened.
@@ -357,7 +397,7 @@ mod tests {
     fn shared() -> MountState {
         let device = Arc::new(MemoryDevice::new(64 << 20));
         cffs::mkfs(&*device, None, &cffs::MkfsOptions::default()).unwrap();
-        MountState::new(Fs::open(device, None, MountOptions::default()).unwrap(), "image".into(), None, None)
+        MountState::new(Fs::open(device, None, MountOptions::default()).unwrap(), "image".into(), None, no_view(), None)
     }
 
     #[test]

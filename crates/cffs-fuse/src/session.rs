@@ -7,13 +7,15 @@ use crate::mountpoint::{self, BlockMount, Event, Unmounter};
 use crate::notifier::Notifier;
 use crate::ops::Ops;
 use crate::ring::Rings;
+use crate::views::Views;
 use cffs::Fs;
 use parking_lot::Mutex;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Weak};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 /// Why a mount could not be made, or did not end well.
@@ -67,6 +69,24 @@ pub fn mount_block(fs: Arc<Fs>, mount: BlockMount, dir: &Path, config: &MountCon
     serve_until(fs, connection, &unmounter, config)
 }
 
+/// Mounts a snapshot or clone beside a file system, and serves it in a thread.
+fn serve_view(
+    fs: Arc<Fs>,
+    dir: &Path,
+    config: &MountConfig,
+) -> std::result::Result<(Unmounter, JoinHandle<()>), String> {
+    let session = mount(fs, dir, config).map_err(|e| e.to_string())?;
+    let (unmounter, at) = (session.unmounter(), session.dir().to_owned());
+    let serve = move || {
+        if let Err(error) = session.wait() {
+            tracing::error!(dir = %at.display(), %error, "the mount of a snapshot did not end well");
+        }
+    };
+    // Without the thread the session is dropped, which unmounts.
+    let thread = std::thread::Builder::new().name("cffs-view".into()).spawn(serve);
+    thread.map(|thread| (unmounter, thread)).map_err(|e| e.to_string())
+}
+
 fn serve_until(fs: Arc<Fs>, connection: OwnedFd, unmounter: &Unmounter, config: &MountConfig) -> Result<Session> {
     start(fs, connection, unmounter, config).inspect_err(|_| {
         // No thread will answer on this mount.
@@ -75,7 +95,9 @@ fn serve_until(fs: Arc<Fs>, connection: OwnedFd, unmounter: &Unmounter, config: 
 }
 
 fn start(fs: Arc<Fs>, connection: OwnedFd, unmounter: &Unmounter, config: &MountConfig) -> Result<Session> {
-    let state = Arc::new(MountState::new(fs, config.fsname.clone(), config.log_disk.clone(), config.volume.clone()));
+    let view = (config.log_view.clone(), Views::new(serve_view));
+    let state =
+        Arc::new(MountState::new(fs, config.fsname.clone(), config.log_disk.clone(), view, config.volume.clone()));
     let mut capabilities = device::negotiate(&connection, config).map_err(Error::Connection)?;
     capabilities.no_open &= !state.must_be_asked();
     capabilities.no_opendir &= !state.strict_atime();
@@ -136,6 +158,11 @@ impl Session {
         self.unmounter.clone()
     }
 
+    /// The counters of the mount as an object, for whoever asks from another thread.
+    pub fn counters(&self) -> Counters {
+        Counters { state: Arc::downgrade(&self.state) }
+    }
+
     /// Its mount point.
     pub fn dir(&self) -> &Path {
         self.unmounter.dir()
@@ -164,6 +191,22 @@ impl Session {
         }
         self.state.close().map_err(Error::Close)?;
         served.map_err(Error::Connection)
+    }
+}
+
+/// The counters of a mount. It does not keep the mount.
+#[derive(Clone)]
+pub struct Counters {
+    state: Weak<MountState>,
+}
+
+impl Counters {
+    /// The counters now, as the file `.cffs-stats` has them. `None` when the mount has ended.
+    ///
+    /// # Errors
+    /// They cannot be written as JSON.
+    pub fn read(&self) -> Option<cffs::Result<serde_json::Value>> {
+        self.state.upgrade().map(|state| state.stats())
     }
 }
 

@@ -25,6 +25,7 @@ mod random;
 mod readall;
 mod recovery;
 mod regroups;
+mod replay;
 mod served;
 mod server;
 mod soak;
@@ -59,6 +60,8 @@ enum Command {
     Disk(served::DiskArgs),
     /// How the files of a cffs image or of a mounted file system lie, and a map
     Layout(layout::LayoutArgs),
+    /// What a recorded workload would cost on other disks, with other settings, and in other file systems
+    Replay(replay::ReplayArgs),
     /// Compare two trees strictly: bytes, modes, owners, times, links
     Compare(compare::Args),
     /// Make a tree of real files found on this machine
@@ -103,6 +106,7 @@ fn main() -> ExitCode {
         Command::Report(args) => experiments::write_report(&args),
         Command::Disk(args) => served::run_disk(&args),
         Command::Layout(args) => layout::run_layout(&args),
+        Command::Replay(args) => replay::run_replay(&args),
         Command::Compare(args) => compare::run(&args),
         Command::Tree(args) => tree::run(&args),
         Command::Readall(args) => readall::run(&args),

@@ -13,6 +13,8 @@ use std::io;
 
 /// The branch that every disk has.
 pub const MAIN_BRANCH: u32 = 0;
+/// The origin of a branch that began empty.
+pub(crate) const NO_SNAPSHOT: u64 = u64::MAX;
 
 /// Blocks that died while a snapshot referred to them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -32,6 +34,8 @@ pub(crate) struct Branch {
     pub(crate) name: Vec<u8>,
     /// Blocks up to this version are in a snapshot as well. Follows from the rest.
     pub(crate) floor: u64,
+    /// Devices that are open on it.
+    pub(crate) opened: usize,
 }
 
 /// A snapshot.
@@ -105,7 +109,7 @@ impl Catalog {
         } else if let Some(b) = u32::try_from(id).ok().and_then(|id| self.branches.get(&id)) {
             out.put_u8(1);
             out.put_u8(u8::from(b.deleting));
-            out.put_u64(b.origin.unwrap_or(u64::MAX));
+            out.put_u64(b.origin.unwrap_or(NO_SNAPSHOT));
             put_list(&mut out, &b.list);
             b.root.encode(&mut out)?;
             out.put_u8(b.name.len() as u8);
@@ -122,12 +126,12 @@ impl Catalog {
         match (f.u8()?, f.u8()? != 0) {
             (1, deleting) => {
                 let id = u32::try_from(id).map_err(|_| corrupt("the id of a branch is too large"))?;
-                let origin = Some(f.u64()?).filter(|&o| o != u64::MAX);
+                let origin = Some(f.u64()?).filter(|&o| o != NO_SNAPSHOT);
                 let list = get_list(&mut f)?;
                 let root = Root::decode(&mut f)?;
                 let n = usize::from(f.u8()?);
                 let name = f.bytes(n)?.to_vec();
-                self.branches.insert(id, Branch { root, origin, list, deleting, name, floor: 0 });
+                self.branches.insert(id, Branch { root, origin, list, deleting, name, floor: 0, opened: 0 });
             }
             (2, deleting) => {
                 let (branch, version) = (f.u32()?, counter(f.u64()?)?);

@@ -28,8 +28,8 @@ impl Problems {
 
 /// Blocks that somebody refers to: the bytes of each, by ordinal.
 #[derive(Default)]
-struct Referred {
-    segments: BTreeMap<SegmentId, BTreeMap<u32, u64>>,
+pub(crate) struct Referred {
+    pub(crate) segments: BTreeMap<SegmentId, BTreeMap<u32, u64>>,
     nodes: HashSet<(SegmentId, u32)>,
 }
 
@@ -55,22 +55,17 @@ impl Referred {
     }
 }
 
-/// What is wrong, one line for each.
-pub(crate) fn check(state: &State, data: bool) -> io::Result<Vec<String>> {
-    let mut found = Referred::default();
-    found.tree(state, &state.forward)?;
-    found.tree(state, &state.dead_lists)?;
-    found.tree(state, &state.catalog.tree)?;
-    found.tree(state, &state.usage.segments)?;
-    found.tree(state, &state.usage.dead)?;
-    if let Some((at, bytes)) = state.record {
-        found.block(at.segment, at.ordinal, bytes);
-    }
-    let roots = state.catalog.branches.values().filter(|b| !b.deleting).map(|b| &b.root);
-    let snapshots = state.catalog.snapshots.values().filter(|s| !s.deleting).map(|s| &s.root);
+/// What the maps of branches and snapshots refer to. Calls `each` with every extent of it, and notes the births of all blocks.
+fn refer_maps(
+    state: &State,
+    found: &mut Referred,
+    deleting: bool,
+    births: &mut BTreeSet<Birth>,
+    each: &mut dyn FnMut(&Extent),
+) -> io::Result<()> {
+    let roots = state.catalog.branches.values().filter(|b| deleting || !b.deleting).map(|b| &b.root);
+    let snapshots = state.catalog.snapshots.values().filter(|s| deleting || !s.deleting).map(|s| &s.root);
     let mut extents = Vec::new();
-    let mut problems = Problems::default();
-    let mut births: BTreeSet<Birth> = BTreeSet::new();
     for root in roots.chain(snapshots) {
         let src = state.nodes();
         let enter = &mut |r: &NodeRef| {
@@ -91,12 +86,41 @@ pub(crate) fn check(state: &State, data: bool) -> io::Result<Vec<String>> {
             let parts = if parts.is_empty() { vec![(e.place.birth(), e)] } else { parts };
             for (_, part) in parts {
                 found.extent(&part);
-                if data && let Err(e) = fetch(&*state.store, &part) {
-                    problems.add(e.to_string());
-                }
+                each(&part);
             }
         }
     }
+    Ok(())
+}
+
+/// All that is referred to but by the table of segments, the bitmaps and the record of the checkpoint; also by what is being deleted.
+pub(crate) fn refer_all(state: &State) -> io::Result<Referred> {
+    let mut found = Referred::default();
+    found.tree(state, &state.forward)?;
+    found.tree(state, &state.dead_lists)?;
+    found.tree(state, &state.catalog.tree)?;
+    refer_maps(state, &mut found, true, &mut BTreeSet::new(), &mut |_| {})?;
+    Ok(found)
+}
+
+/// What is wrong, one line for each.
+pub(crate) fn check(state: &State, data: bool) -> io::Result<Vec<String>> {
+    let mut found = Referred::default();
+    found.tree(state, &state.forward)?;
+    found.tree(state, &state.dead_lists)?;
+    found.tree(state, &state.catalog.tree)?;
+    found.tree(state, &state.usage.segments)?;
+    found.tree(state, &state.usage.dead)?;
+    if let Some((at, bytes)) = state.record {
+        found.block(at.segment, at.ordinal, bytes);
+    }
+    let mut problems = Problems::default();
+    let mut births: BTreeSet<Birth> = BTreeSet::new();
+    refer_maps(state, &mut found, false, &mut births, &mut |part| {
+        if data && let Err(e) = fetch(&*state.store, part) {
+            problems.add(e.to_string());
+        }
+    })?;
     for id in &state.damaged {
         problems.add(format!("segment {id:#x} is left alone: something in it cannot be read or verified"));
     }

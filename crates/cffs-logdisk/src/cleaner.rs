@@ -5,13 +5,13 @@
 //! brought into memory; the next checkpoint stores them elsewhere. What cannot be verified is not moved, and its segment stays.
 
 use crate::batch::{Entry, Logical};
-use crate::evacuate::{Bounds, Evacuated, Move};
+use crate::evacuate::{Evacuated, Move};
 use crate::extent::{BLOCK_BYTES, Birth, Codec};
 use crate::layouts::SegmentInfo;
 use crate::log::{STREAM_NEW, STREAM_NODES};
 use crate::options::CleanPolicy;
 use crate::packer::Packer;
-use crate::space::{Change, Level};
+use crate::space::{Bounds, Change, Level};
 use crate::state::State;
 use crate::store::SegmentId;
 use std::io;

@@ -203,15 +203,16 @@ impl LogDisk {
         Ok(report)
     }
 
-    /// Takes in what the device of the store has become longer. Returns the capacity in bytes.
+    /// Takes in what the device of the store has become longer; if `bytes` are given, an image in a file is made so long first. Returns the
+    /// capacity in bytes.
     ///
     /// # Errors
-    /// `Unsupported` if the store cannot grow; those of the store.
-    pub fn grow(&self) -> io::Result<u64> {
+    /// `Unsupported` if the store cannot grow, `InvalidInput` if the device cannot become so long; those of the store.
+    pub fn grow(&self, bytes: Option<u64>) -> io::Result<u64> {
         let mut state = self.lock();
         state.check()?;
         state.seal()?;
-        state.store.grow()?;
+        state.store.grow(bytes)?;
         state.checkpoint()?;
         state.in_vain = None;
         Ok(state.store.capacity())
@@ -329,7 +330,7 @@ impl LogDisk {
     /// Deletes a branch that has no snapshots. Its space comes back by [`LogDisk::delete_step`].
     ///
     /// # Errors
-    /// `NotFound`, `ResourceBusy` while it has snapshots, `InvalidInput` for the main branch; those of the store.
+    /// `NotFound`, `ResourceBusy` while it is open or has snapshots, `InvalidInput` for the main branch; those of the store.
     pub fn delete_branch(&self, branch: u32) -> io::Result<()> {
         let mut state = self.lock();
         state.seal()?;
@@ -355,15 +356,25 @@ impl LogDisk {
         state.clone_snapshot(snapshot, name)
     }
 
-    /// A branch as a device.
+    /// Makes a branch that reads as zeros. Returns its number.
+    ///
+    /// # Errors
+    /// `InvalidInput` if the name is too long; those of the store.
+    pub fn new_branch(&self, name: &str) -> io::Result<u32> {
+        let mut state = self.lock();
+        state.seal()?;
+        state.new_branch(name)
+    }
+
+    /// A branch as a device. It cannot be deleted while it is open.
     ///
     /// # Errors
     /// `NotFound` if there is none.
     pub fn branch(&self, branch: u32) -> io::Result<BranchDevice> {
-        let state = self.lock();
-        if state.catalog.branches.get(&branch).is_none_or(|b| b.deleting) {
-            return Err(io::Error::new(io::ErrorKind::NotFound, format!("there is no branch {branch}")));
-        }
+        let mut state = self.lock();
+        let b = state.catalog.branches.get_mut(&branch).filter(|b| !b.deleting);
+        let b = b.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, format!("there is no branch {branch}")))?;
+        b.opened += 1;
         drop(state);
         Ok(BranchDevice { shared: self.shared.clone(), branch })
     }
@@ -670,6 +681,14 @@ impl Shared {
 pub struct BranchDevice {
     shared: Arc<Shared>,
     branch: u32,
+}
+
+impl Drop for BranchDevice {
+    fn drop(&mut self) {
+        if let Some(b) = self.shared.state.lock().catalog.branches.get_mut(&self.branch) {
+            b.opened = b.opened.saturating_sub(1);
+        }
+    }
 }
 
 impl Device for BranchDevice {

@@ -14,6 +14,7 @@ use crate::options::Compression;
 use crate::packer::plain;
 use crate::read::{fetch_stored, unpack, verified};
 use crate::scan::summaries;
+use crate::space::Bounds;
 use crate::state::State;
 use crate::store::SegmentId;
 use crate::tree::{Edit, Layout, NODE_BYTES, NodeHead, Root, lookup_extents};
@@ -64,20 +65,6 @@ impl Evacuated {
         self.bytes += m.data.len() as u64;
         self.changes += 1;
         self.moves.push(m);
-    }
-}
-
-/// How much may be taken out in one go.
-#[derive(Clone, Copy)]
-pub(crate) struct Bounds {
-    pub(crate) bytes: u64,
-    pub(crate) changes: u64,
-}
-
-impl Bounds {
-    /// Not more than so many bytes.
-    pub(crate) fn at_most(self, bytes: u64) -> Self {
-        Bounds { bytes: self.bytes.min(bytes), ..self }
     }
 }
 

@@ -60,6 +60,7 @@ mod packer;
 mod pending;
 mod read;
 mod rebuild;
+mod recount;
 mod recovery;
 mod scan;
 mod scrub;
@@ -86,4 +87,4 @@ pub use space::Space;
 pub use store::{
     Get, ImageOptions, ImageStore, MemoryStore, NO_SEGMENT, ROOT_BYTES_MAX, SegmentId, SegmentStore, StoreRoot,
 };
-pub use stream::{Progress, ReceiveReport, Receiver, SendReport, SnapshotKey, send};
+pub use stream::{Outgoing, Progress, ReceiveReport, Receiver, SendReport, SnapshotKey, StreamHeader, send};

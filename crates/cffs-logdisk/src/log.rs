@@ -65,6 +65,11 @@ impl Log {
         }
     }
 
+    /// Forgets where the log goes on: the next batch is that of a checkpoint, in a new segment.
+    pub(crate) fn begin_anew(&mut self, epoch: u64, last: u64, durable: u64) {
+        *self = Log { sequence: last + 1, durable, written: self.written, ..Log::new(self.uuid, epoch) };
+    }
+
     /// Whether a batch may still go to the segment.
     pub(crate) fn is_open(&self, segment: u64) -> bool {
         segment == self.next_segment || self.streams.iter().any(|s| s.segment == segment)

@@ -9,6 +9,7 @@ use crate::state::State;
 use crate::store::{Get, SegmentStore};
 use crate::tree::{Root, lookup_extents};
 use std::io;
+use std::ops::Range;
 
 /// Blocks of a read that are in one place. What is in none reads as zeros.
 pub(crate) struct Piece {
@@ -165,57 +166,70 @@ pub(crate) fn together(mut pieces: Vec<Piece>, block: usize) -> Together {
     Together { start: before.map(|i| stored[i].0), end: after.map(|i| stored[i].0) }
 }
 
-/// Most stored bytes of compressed units that are in memory at a time for one read.
-const UNITS_BYTES: usize = 8 << 20;
+/// Most stored bytes of one request that are not read to their place at once, and of all that are in memory at a time for one read.
+const RUN_BYTES: u64 = 1 << 20;
+const UNITS_BYTES: u64 = 8 << 20;
 
-/// What one request brings: plain extents that are neighbours in a segment, or a compressed unit.
+/// What one request brings: neighbours in a segment. Plain ones that are neighbours in the read as well go to their place at once; all others, which are
+/// compressed units mostly, are taken apart in memory.
 struct Fetch {
-    /// First block of the read.
-    first: usize,
-    extents: Vec<Extent>,
-    /// The unit; plain bytes go to their place at once.
-    unit: Vec<u8>,
+    /// First block in the read, and what belongs there.
+    extents: Vec<(usize, Extent)>,
+    /// Bytes in the segment.
+    range: Range<u64>,
+    is_direct: bool,
+    /// What was read, unless that went to its place.
+    stored: Vec<u8>,
 }
 
 impl Fetch {
     fn new(first: usize, extent: Extent) -> Fetch {
-        let plain = extent.place.codec == Codec::Plain;
-        let unit = vec![0; if plain { 0 } else { extent.place.stored as usize }];
-        Fetch { first, extents: vec![extent], unit }
+        let start = u64::from(extent.place.offset);
+        let range = start..start + u64::from(extent.place.stored);
+        let is_direct = extent.place.codec == Codec::Plain;
+        Fetch { extents: vec![(first, extent)], range, is_direct, stored: Vec::new() }
     }
 
-    fn is_plain(&self) -> bool {
-        self.unit.is_empty()
+    fn first(&self) -> usize {
+        self.extents[0].0
     }
 
     fn blocks(&self) -> usize {
-        self.extents.iter().map(|e| e.blocks as usize).sum()
+        self.extents.iter().map(|(_, e)| e.blocks as usize).sum()
     }
 
-    /// Whether an extent comes right after this, in the read and in the segment.
-    fn is_followed_by(&self, first: usize, e: &Extent) -> bool {
-        let (start, blocks) = (&self.extents[0].place, self.blocks());
-        self.is_plain()
-            && e.place.codec == Codec::Plain
-            && first == self.first + blocks
-            && e.place.segment == start.segment
-            && u64::from(e.place.offset) == u64::from(start.offset) + (blocks * BLOCK_BYTES) as u64
+    /// Bytes that it takes besides their place.
+    fn in_memory(&self) -> u64 {
+        if self.is_direct { 0 } else { self.range.end - self.range.start }
+    }
+
+    /// Takes an extent that comes right after this in the segment. False if it does not.
+    fn take(&mut self, first: usize, e: &Extent) -> bool {
+        let end = u64::from(e.place.offset) + u64::from(e.place.stored);
+        if e.place.segment != self.extents[0].1.place.segment || u64::from(e.place.offset) != self.range.end {
+            return false;
+        }
+        let direct = self.is_direct && e.place.codec == Codec::Plain && first == self.first() + self.blocks();
+        if !direct && end - self.range.start > RUN_BYTES {
+            return false;
+        }
+        (self.is_direct, self.range.end) = (direct, end);
+        self.extents.push((first, e.clone()));
+        true
     }
 
     /// Puts what was read where it belongs, verified.
     fn finish(&self, out: &mut [u8]) -> io::Result<()> {
-        let target = &mut out[self.first * BLOCK_BYTES..][..self.blocks() * BLOCK_BYTES];
-        if !self.is_plain() {
-            let extent = &self.extents[0];
-            verified(extent, &self.unit)?;
-            target.copy_from_slice(&unpack(extent, &self.unit)?);
-            return Ok(());
-        }
-        let mut rest = &target[..];
-        for e in &self.extents {
-            let (stored, after) = rest.split_at(e.place.stored as usize);
+        for (first, e) in &self.extents {
+            let target = &mut out[first * BLOCK_BYTES..][..e.blocks as usize * BLOCK_BYTES];
+            if self.is_direct {
+                verified(e, target)?;
+                continue;
+            }
+            let start = (u64::from(e.place.offset) - self.range.start) as usize;
+            let stored = &self.stored[start..start + e.place.stored as usize];
             verified(e, stored)?;
-            rest = after;
+            target.copy_from_slice(&unpack(e, stored)?);
         }
         Ok(())
     }
@@ -224,21 +238,26 @@ impl Fetch {
 /// Fetches the pieces into `out`, which is zero, with as many requests in flight as the store can have.
 pub(crate) fn fetch_pieces(store: &dyn SegmentStore, mut pieces: Vec<Piece>, out: &mut [u8]) -> io::Result<()> {
     pieces.sort_by_key(|p| p.first);
-    let (mut fetches, mut units): (Vec<Fetch>, usize) = (Vec::new(), 0);
+    let (mut fetches, mut in_memory): (Vec<Fetch>, u64) = (Vec::new(), 0);
     for Piece { first, content } in pieces {
         match content {
             Content::Memory(data) => out[first * BLOCK_BYTES..][..BLOCK_BYTES].copy_from_slice(&data),
-            Content::Stored(e) => match fetches.last_mut().filter(|last| last.is_followed_by(first, &e)) {
-                Some(last) => last.extents.push(e),
-                None => {
-                    if units >= UNITS_BYTES {
-                        fetch_all(store, std::mem::take(&mut fetches), out)?;
-                        units = 0;
+            Content::Stored(e) => {
+                if let Some(last) = fetches.last_mut() {
+                    let before = last.in_memory();
+                    if last.take(first, &e) {
+                        in_memory += last.in_memory() - before;
+                        continue;
                     }
-                    fetches.push(Fetch::new(first, e));
-                    units += fetches.last().map_or(0, |f| f.unit.len());
                 }
-            },
+                if in_memory >= UNITS_BYTES {
+                    fetch_all(store, std::mem::take(&mut fetches), out)?;
+                    in_memory = 0;
+                }
+                let fetch = Fetch::new(first, e);
+                in_memory += fetch.in_memory();
+                fetches.push(fetch);
+            }
         }
     }
     fetch_all(store, fetches, out)
@@ -248,12 +267,17 @@ fn fetch_all(store: &dyn SegmentStore, mut fetches: Vec<Fetch>, out: &mut [u8]) 
     let mut parts = Vec::with_capacity(fetches.len());
     let (mut rest, mut done) = (&mut *out, 0);
     for f in &mut fetches {
-        let (len, place) = (f.blocks() * BLOCK_BYTES, &f.extents[0].place);
-        let skip = (f.first * BLOCK_BYTES).checked_sub(done).ok_or_else(|| corrupt("extents overlap each other"))?;
+        let (segment, offset) = (f.extents[0].1.place.segment, f.range.start);
+        if !f.is_direct {
+            f.stored = vec![0; f.in_memory() as usize];
+            parts.push(Get { segment, offset, buf: &mut f.stored });
+            continue;
+        }
+        let len = f.blocks() * BLOCK_BYTES;
+        let skip = (f.first() * BLOCK_BYTES).checked_sub(done).ok_or_else(|| corrupt("extents overlap each other"))?;
         let (target, after) = rest[skip..].split_at_mut(len);
         (rest, done) = (after, done + skip + len);
-        let (segment, offset) = (place.segment, u64::from(place.offset));
-        parts.push(Get { segment, offset, buf: if f.unit.is_empty() { target } else { &mut f.unit } });
+        parts.push(Get { segment, offset, buf: target });
     }
     if parts.is_empty() {
         return Ok(());

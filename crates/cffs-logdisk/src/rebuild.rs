@@ -18,6 +18,7 @@ use crate::codec::{COUNTER_MAX, corrupt};
 use crate::evacuate::place_of;
 use crate::extent::{BLOCK_BYTES, Birth, Codec, Extent};
 use crate::options::LogOptions;
+use crate::recount::recount;
 use crate::recovery::{LOGICAL_BYTES_MAX, blank, open_at};
 use crate::scan::{next_batch, patience, read_summary};
 use crate::state::State;
@@ -34,6 +35,8 @@ use std::sync::Arc;
 pub struct RebuildReport {
     /// A checkpoint and all behind it could be read: the disk is what it was, with all snapshots.
     pub from_checkpoint: bool,
+    /// The trees could be read, but not all of what they say of the use of segments was right: it was counted anew. Nothing is lost by that.
+    pub recounted: bool,
     /// Batches that count, a number.
     pub batches: usize,
     /// Bytes that the main branch has, if its map was made anew.
@@ -138,17 +141,29 @@ pub fn rebuild(store: Arc<dyn SegmentStore>, options: &LogOptions) -> io::Result
     };
     let mut report = RebuildReport { batches: survey.batches.len(), ..RebuildReport::default() };
     let checkpoints = survey.checkpoints.clone();
+    let mut miscounted = None;
     for (order, b) in &checkpoints {
         let root = root_at(&survey, *order, b);
         match open_whole(&store, root, last, &survey, options) {
-            Ok((state, problems)) => {
+            Ok((state, None)) => {
+                // Only now: for a store of objects this deletes all others.
+                store.adopt(&state.existing())?;
                 store.replace_root(state.root_sequence, &root.encode())?;
                 report.from_checkpoint = true;
                 report.logical_bytes = state.logical_bytes;
-                report.lost = problems;
                 return Ok(report);
             }
+            Ok((state, Some(problem))) => {
+                survey.lost.add(format!("checkpoint {} miscounts: {problem}", order.1));
+                miscounted = miscounted.or(Some(state));
+            }
             Err(e) => survey.lost.add(format!("checkpoint {} cannot be used: {e}", order.1)),
+        }
+    }
+    if let Some(mut state) = miscounted {
+        match recount(&mut state, &survey) {
+            Ok(()) => return finish_recounted(state, last, &survey, report),
+            Err(e) => survey.lost.add(format!("what segments have cannot be counted anew: {e}")),
         }
     }
     let fields = checkpoints.iter().find_map(|(_, b)| fields_of(&store, b, options).ok());
@@ -167,21 +182,21 @@ fn root_at(survey: &Survey, order: Order, b: &Known) -> RootRecord {
     RootRecord { segment: b.segment, offset: b.offset, epoch }
 }
 
-/// The disk as a checkpoint and all batches behind it say, if all of that can be read; and what is wrong with it.
+/// The disk as a checkpoint and all batches behind it say, if all of that can be read; and what is wrong with what it says of the use of segments, if anything is.
 fn open_whole(
     store: &Arc<dyn SegmentStore>,
     root: RootRecord,
     last: Order,
     survey: &Survey,
     options: &LogOptions,
-) -> io::Result<(State, Vec<String>)> {
+) -> io::Result<(State, Option<String>)> {
     let state = open_at(store.clone(), root, &LogOptions { read_only: true, ..options.clone() })?;
     if state.log.sequence <= last.1 {
         return Err(corrupt(format!("batch {} cannot be reached from it", last.1)));
     }
-    // A segment that was deleted later may be in the way of another.
-    store.adopt(&state.existing())?;
-    let problems = check(&state, false)?;
+    // Segments that count are never in each other's way.
+    store.can_adopt(&state.existing())?;
+    let problem = check(&state, false)?.into_iter().next();
     // What was not durable before it may have been lost in a crash, and then it was never a root.
     let ends = survey.durable_ends();
     for (id, _) in state.usage.table.iter().filter(|(id, info)| ends.get(id).is_none_or(|end| *end < info.used)) {
@@ -190,7 +205,36 @@ fn open_whole(
             return Err(corrupt(line));
         }
     }
-    Ok((state, problems))
+    Ok((state, problem))
+}
+
+/// Stores a usage that was counted anew, and makes a root.
+fn finish_recounted(
+    mut state: State,
+    last: Order,
+    survey: &Survey,
+    mut report: RebuildReport,
+) -> io::Result<RebuildReport> {
+    state.options.read_only = false;
+    state.root_sequence = state.store.root()?.sequence;
+    let epoch = newer_epoch(&state, last)?;
+    state.log.begin_anew(epoch, last.1, last.1);
+    state.store.adopt(&state.existing())?;
+    state.log.next_segment = state.store.create()?;
+    state.checkpoint()?;
+    (report.from_checkpoint, report.recounted) = (true, true);
+    report.logical_bytes = state.logical_bytes;
+    report.lost = survey.lost.lines.clone();
+    Ok(report)
+}
+
+/// The epoch of a root that is made anew.
+fn newer_epoch(state: &State, last: Order) -> io::Result<u64> {
+    let epoch = state.root_sequence + 1;
+    if last.0 >= epoch {
+        return Err(corrupt("the root of the store is older than its batches: the store must be opened for recovery"));
+    }
+    Ok(epoch)
 }
 
 /// Numbers of a checkpoint whose trees may be lost.
@@ -409,13 +453,8 @@ impl Maker {
         empty.into_iter().for_each(|id| state.usage.remove(id));
         state.usage.removed.clear();
         state.root_sequence = state.store.root()?.sequence;
-        let epoch = state.root_sequence + 1;
-        if last.0 >= epoch {
-            return Err(corrupt(
-                "the root of the store is older than its batches: the store must be opened for recovery",
-            ));
-        }
-        (state.log.epoch, state.log.sequence, state.log.durable) = (epoch, last.1 + 1, content);
+        let epoch = newer_epoch(state, last)?;
+        state.log.begin_anew(epoch, last.1, content);
         state.store.adopt(&state.existing())?;
         state.log.next_segment = state.store.create()?;
         state.checkpoint()?;

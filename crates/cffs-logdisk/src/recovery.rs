@@ -176,6 +176,7 @@ impl State {
             deleting: false,
             name: b"main".to_vec(),
             floor: 0,
+            opened: 0,
         };
         self.catalog.branches.insert(MAIN_BRANCH, main);
         self.catalog.dirty.insert(u64::from(MAIN_BRANCH));

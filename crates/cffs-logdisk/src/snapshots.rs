@@ -1,7 +1,7 @@
 //! Snapshots and branches: making, deleting in steps, and what differs between two of them.
 
 use crate::batch::{Entry, Logical, NAME_BYTES_MAX};
-use crate::catalog::MAIN_BRANCH;
+use crate::catalog::{MAIN_BRANCH, NO_SNAPSHOT};
 use crate::codec::corrupt;
 use crate::extent::{Birth, EXTENT_BLOCKS_MAX, Extent};
 use crate::layouts::{DeadKey, DeadListLayout, MapLayout};
@@ -69,6 +69,18 @@ impl State {
         Ok(branch)
     }
 
+    /// Makes a branch that reads as zeros. Returns its number.
+    pub(crate) fn new_branch(&mut self, name: &str) -> io::Result<u32> {
+        self.check()?;
+        if name.len() > NAME_BYTES_MAX {
+            return Err(invalid(format!("the name of a branch has at most {NAME_BYTES_MAX} bytes")));
+        }
+        let branch = u32::try_from(self.next_id).map_err(|_| invalid("there have been too many branches"))?;
+        let entry = Entry::Clone { branch, snapshot: NO_SNAPSHOT, name: name.as_bytes().to_vec() };
+        self.log_entry(entry, Level::Takes)?;
+        Ok(branch)
+    }
+
     /// Begins to delete a snapshot: it is gone for everybody, its space comes back in steps.
     pub(crate) fn delete_snapshot(&mut self, id: u64) -> io::Result<()> {
         self.check()?;
@@ -94,6 +106,9 @@ impl State {
         }
         if self.catalog.snapshots.values().any(|s| s.branch == branch) {
             return Err(busy(format!("branch {branch} has snapshots; they go first")));
+        }
+        if self.catalog.branches.get(&branch).is_some_and(|b| b.opened > 0) {
+            return Err(busy(format!("branch {branch} is open")));
         }
         self.log_entry(Entry::Delete { id: u64::from(branch) }, Level::Frees)
     }

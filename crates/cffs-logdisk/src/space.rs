@@ -34,7 +34,6 @@
 //! by its parts; there only the free segments count, and a write can be refused before `free` is 0.
 
 use crate::batch::{BATCH_BYTES_MAX, SUMMARY_BYTES};
-use crate::evacuate::Bounds;
 use crate::extent::BLOCK_BYTES;
 use crate::state::State;
 use crate::tree::NODE_BYTES;
@@ -95,6 +94,20 @@ impl Change {
 
     pub(crate) fn and(self, other: Change) -> Self {
         Change { bytes: self.bytes + other.bytes, extents: self.extents + other.extents, dead: self.dead + other.dead }
+    }
+}
+
+/// How much a round of the cleaner may take out of segments.
+#[derive(Clone, Copy)]
+pub(crate) struct Bounds {
+    pub(crate) bytes: u64,
+    pub(crate) changes: u64,
+}
+
+impl Bounds {
+    /// Not more than so many bytes.
+    pub(crate) fn at_most(self, bytes: u64) -> Self {
+        Bounds { bytes: self.bytes.min(bytes), ..self }
     }
 }
 

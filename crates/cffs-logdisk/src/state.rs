@@ -2,7 +2,7 @@
 
 use crate::batch::{Entry, Logical, Summary};
 use crate::cache::NodeCache;
-use crate::catalog::{Branch, Catalog, DeadList, Snapshot};
+use crate::catalog::{Branch, Catalog, DeadList, NO_SNAPSHOT, Snapshot};
 use crate::codec::corrupt;
 use crate::extent::{Birth, Codec, Extent, Place};
 use crate::layouts::{DeadKey, DeadListLayout, ForwardLayout, MapLayout};
@@ -370,9 +370,13 @@ impl State {
     fn apply_clone(&mut self, branch: u32, snapshot: u64, name: &[u8]) -> io::Result<()> {
         let list = DeadList { id: self.next_list, entries: 0 };
         self.next_list += 1;
-        let s = self.catalog.snapshots.get(&snapshot).ok_or_else(|| corrupt("a clone of no snapshot"))?;
-        let (root, floor) = (s.root.clone(), s.version);
-        let b = Branch { root, origin: Some(snapshot), list, deleting: false, name: name.to_vec(), floor };
+        let (root, floor, origin) = if snapshot == NO_SNAPSHOT {
+            (Root::default(), 0, None)
+        } else {
+            let s = self.catalog.snapshots.get(&snapshot).ok_or_else(|| corrupt("a clone of no snapshot"))?;
+            (s.root.clone(), s.version, Some(snapshot))
+        };
+        let b = Branch { root, origin, list, deleting: false, name: name.to_vec(), floor, opened: 0 };
         self.catalog.branches.insert(branch, b);
         self.catalog.dirty.insert(u64::from(branch));
         self.next_id = self.next_id.max(u64::from(branch) + 1);

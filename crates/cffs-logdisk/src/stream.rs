@@ -12,7 +12,7 @@
 //!
 //! | kind | contents |
 //! | --- | --- |
-//! | 1 begin | u32 version 1; UUID of the sender's store; u64 snapshot; u8 1 and u64 the earlier snapshot, or u8 0 and u64 0; u64 bytes of the disk; u64 where this stream begins |
+//! | 1 begin | u32 version 1; UUID of the sender's store; u64 snapshot; u8 1 and u64 the earlier snapshot, or u8 0 and u64 0; u64 bytes of the disk; u64 where this stream begins; u8 bytes of the name, name |
 //! | 2 data | u64 offset, bytes |
 //! | 3 zeros | u64 offset, u64 length |
 //! | 4 sum | u64 offset, u64 length, u64 CRC-64 of these bytes |
@@ -21,8 +21,9 @@
 //! Ranges ascend. All data comes before the sums, which are of all ranges of the whole difference, also of what an interrupted stream before has
 //! brought: the receiver reads back what it has and compares. A stream that ended early goes on where the receiver says.
 
+use crate::batch::NAME_BYTES_MAX;
 use crate::codec::{Fields, PutFields, corrupt, crc32c, crc64};
-use crate::disk::LogDisk;
+use crate::disk::{LogDisk, SnapshotInfo};
 use crate::extent::BLOCK_BYTES;
 use cffs_device::{Device, IoKind};
 use std::io::{self, Read, Write};
@@ -49,6 +50,57 @@ pub struct SnapshotKey {
     pub store: [u8; 16],
     /// Its id there.
     pub id: u64,
+}
+
+/// What is to be sent.
+#[derive(Clone, Copy, Debug)]
+pub struct Outgoing<'a> {
+    /// An earlier snapshot of the same branch, which the receiver has; `None` sends all.
+    pub from: Option<u64>,
+    /// The snapshot.
+    pub to: u64,
+    /// What it is called, at most [`NAME_BYTES_MAX`] bytes.
+    pub name: &'a str,
+    /// What a receiver has of it.
+    pub resume: Option<&'a Progress>,
+}
+
+/// How a stream begins: what it is about.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StreamHeader {
+    /// The snapshot that is sent.
+    pub to: SnapshotKey,
+    /// The id of the earlier one, in the same store.
+    pub from: Option<u64>,
+    /// Bytes of the disk.
+    pub bytes: u64,
+    /// The byte of the disk at which this stream begins: what comes before, the receiver has.
+    pub start: u64,
+    /// What the snapshot is called.
+    pub name: String,
+}
+
+impl StreamHeader {
+    /// Reads the first frame of a stream.
+    ///
+    /// # Errors
+    /// `InvalidData` if it is none, `UnexpectedEof` if the stream ends before; those of `input`.
+    pub fn read(input: &mut dyn Read) -> io::Result<Self> {
+        let (kind, contents) = read_frame(input)?;
+        if kind != BEGIN {
+            return Err(corrupt("a stream does not begin with its beginning"));
+        }
+        let mut f = Fields::new(&contents);
+        let version = f.u32()?;
+        if version != VERSION {
+            return Err(corrupt(format!("the stream has version {version}, this program knows {VERSION}")));
+        }
+        let (to, from) = get_key(&mut f)?;
+        let (bytes, start) = (f.u64()?, f.u64()?);
+        let n = usize::from(f.u8()?);
+        let name = std::str::from_utf8(f.bytes(n)?).map_err(|_| corrupt("the name of a snapshot is not UTF-8"))?;
+        Ok(StreamHeader { to, from, bytes, start, name: name.to_owned() })
+    }
 }
 
 /// How much of a stream a receiver has made durable. As bytes it can be kept, so that a stream can go on after a crash.
@@ -197,28 +249,32 @@ impl<'a> Sender<'a> {
 ///
 /// # Errors
 /// `NotFound` if there is no such snapshot, `InvalidInput` if the progress is that of another stream; those of the store and of `out`.
-pub fn send(
-    disk: &LogDisk,
-    from: Option<u64>,
-    to: u64,
-    resume: Option<&Progress>,
-    out: &mut dyn Write,
-) -> io::Result<SendReport> {
+pub fn send(disk: &LogDisk, what: &Outgoing<'_>, out: &mut dyn Write) -> io::Result<SendReport> {
+    let Outgoing { from, to, name, resume } = *what;
+    let invalid = |what: &str| Err(io::Error::new(io::ErrorKind::InvalidInput, what));
+    if name.len() > NAME_BYTES_MAX {
+        return invalid("the name of the snapshot is too long");
+    }
     let key = SnapshotKey { store: disk.uuid(), id: to };
     let start = match resume {
         Some(p) if p.to == key && p.from == from => p.offset,
-        Some(_) => return Err(io::Error::new(io::ErrorKind::InvalidInput, "the receiver waits for another stream")),
+        Some(_) => return invalid("the receiver waits for another stream"),
         None => 0,
     };
     // Held open, neither of them is deleted meanwhile.
     let device = disk.open_snapshot(to)?;
     let _earlier = from.map(|id| disk.open_snapshot(id)).transpose()?;
+    if !is_earlier(&disk.snapshots(), from, to) {
+        return invalid("the first of the two snapshots is not an earlier one of the same file system");
+    }
     let mut sender = Sender { disk, device: &device, from, to, out, report: SendReport::default() };
     let mut begin = Vec::new();
     begin.put_u32(VERSION);
     put_key(&mut begin, &key, from);
     begin.put_u64(device.len());
     begin.put_u64(start);
+    begin.put_u8(name.len() as u8);
+    begin.extend_from_slice(name.as_bytes());
     sender.frame(BEGIN, &begin)?;
     sender.pieces(start, &mut |s, offset, data| s.data(offset, data))?;
     let mut sums = 0u64;
@@ -235,23 +291,37 @@ pub fn send(
     Ok(sender.report)
 }
 
+/// Whether one snapshot was made before another, of the same branch. Nothing is before all.
+fn is_earlier(all: &[SnapshotInfo], from: Option<u64>, to: u64) -> bool {
+    let find = |id: u64| all.iter().find(|s| s.id == id);
+    let Some(from) = from else { return true };
+    find(from).zip(find(to)).is_some_and(|(a, b)| a.branch == b.branch && a.version < b.version)
+}
+
 /// Takes streams in, on a device that nobody else writes to.
 pub struct Receiver<'a> {
     device: &'a dyn Device,
     has: Option<SnapshotKey>,
     progress: Option<Progress>,
+    differs: bool,
 }
 
 impl<'a> Receiver<'a> {
     /// `has` is the snapshot that the device is equal to, as the last [`ReceiveReport`] said; `None` for a device that reads as zeros. `progress` is that of
     /// an interrupted stream. Who did not keep it can have the same stream sent again from its beginning.
     pub fn new(device: &'a dyn Device, has: Option<SnapshotKey>, progress: Option<Progress>) -> Self {
-        Receiver { device, has, progress }
+        Receiver { device, has, progress, differs: false }
     }
 
     /// How much of a stream is there, if one was interrupted.
     pub fn progress(&self) -> Option<Progress> {
         self.progress
+    }
+
+    /// Whether the device was found to have something else than was sent. Then the stream has to come again from its beginning, on
+    /// a device that is as before it.
+    pub fn differs(&self) -> bool {
+        self.differs
     }
 
     /// Takes a stream in to its end, and verifies all that it was about.
@@ -260,11 +330,16 @@ impl<'a> Receiver<'a> {
     /// `UnexpectedEof` if the stream ends early: [`Receiver::progress`] says where to go on. `InvalidInput` if it does not fit what the
     /// device has, `InvalidData` if it is damaged or the device does not have what it should; those of the device and of `input`.
     pub fn receive(&mut self, input: &mut dyn Read) -> io::Result<ReceiveReport> {
-        let (kind, contents) = read_frame(input)?;
-        if kind != BEGIN {
-            return Err(corrupt("a stream does not begin with its beginning"));
-        }
-        let mut progress = self.begin(&contents)?;
+        let header = StreamHeader::read(input)?;
+        self.receive_behind(&header, input)
+    }
+
+    /// The same, of a stream whose header was read already.
+    ///
+    /// # Errors
+    /// Those of [`Receiver::receive`].
+    pub fn receive_behind(&mut self, header: &StreamHeader, input: &mut dyn Read) -> io::Result<ReceiveReport> {
+        let mut progress = self.begin(header)?;
         self.progress = Some(progress);
         let mut report = ReceiveReport { has: progress.to, data: 0, verified: 0 };
         let (mut volatile, mut sums, mut last) = (0, 0u64, progress.offset);
@@ -312,6 +387,7 @@ impl<'a> Receiver<'a> {
                     self.device.read_at(IoKind::Data, offset, &mut buf)?;
                     if crc64(&buf) != sum {
                         // Nothing of it is believed any more.
+                        self.differs = true;
                         self.progress = Some(Progress { offset: 0, ..progress });
                         return Err(corrupt(format!("{length} bytes at {offset} are not what was sent")));
                     }
@@ -329,14 +405,8 @@ impl<'a> Receiver<'a> {
     }
 
     /// Whether the stream fits what is there.
-    fn begin(&self, contents: &[u8]) -> io::Result<Progress> {
-        let mut f = Fields::new(contents);
-        let version = f.u32()?;
-        if version != VERSION {
-            return Err(corrupt(format!("the stream has version {version}, this program knows {VERSION}")));
-        }
-        let (to, from) = get_key(&mut f)?;
-        let (bytes, start) = (f.u64()?, f.u64()?);
+    fn begin(&self, header: &StreamHeader) -> io::Result<Progress> {
+        let StreamHeader { to, from, bytes, start, .. } = *header;
         let invalid = |what: &str| io::Error::new(io::ErrorKind::InvalidInput, what.to_owned());
         if bytes > self.device.len() {
             return Err(invalid("the device is shorter than the disk that is sent"));

@@ -216,7 +216,7 @@ impl Usage {
         }
     }
 
-    fn note_dead(&mut self, at: Birth, blocks: u32) {
+    pub(crate) fn note_dead(&mut self, at: Birth, blocks: u32) {
         let last = at.ordinal.saturating_add(blocks.saturating_sub(1)) / PAGE_BLOCKS;
         self.dead_pages.extend((at.ordinal / PAGE_BLOCKS..=last).map(|page| (at.segment, page)));
         self.newly_dead.push((at, blocks));

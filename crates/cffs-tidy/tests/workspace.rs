@@ -17,7 +17,7 @@ const CRATES: &[&Layer] = &[
 
 /// Modules of the engine, from above.
 const ENGINE: &[&Layer] = &[
-    &["handle"],
+    &["handle", "layout"],
     &["fs"],
     &["metadump"],
     &["dump"],
@@ -46,6 +46,7 @@ const LOGDISK: &[&Layer] = &[
     &["stream"],
     &["disk"],
     &["rebuild"],
+    &["recount"],
     &["survey"],
     &["snapshots", "writer", "check", "recovery"],
     &["scrub"],

@@ -114,6 +114,7 @@ pub use cffs_device as device;
 mod error;
 mod fs;
 mod handle;
+pub mod layout;
 pub mod stats;
 pub mod trace;
 mod tune;

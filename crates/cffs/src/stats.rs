@@ -77,7 +77,7 @@ pub struct CacheStats {
     pub misses: u64,
     /// Reads of a group, or of a part of one, for a single block.
     pub group_reads: u64,
-    /// Blocks that these reads brought beside the wanted one.
+    /// Blocks that these reads brought beside the wanted one, and those that readahead brought.
     pub group_blocks: u64,
     /// Those of these blocks that were used later.
     pub group_blocks_used: u64,

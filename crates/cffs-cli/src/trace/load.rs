@@ -47,6 +47,8 @@ impl Trace {
         let mut trace = Trace::default();
         while let Some(item) = reader.next_item()? {
             match item {
+                // For a replay alone.
+                Item::Listing(_) => {}
                 Item::Span(record) => trace.records.push(record),
                 Item::Thread { thread, name } => drop(trace.threads.insert(thread, name)),
                 Item::Lost { spans, .. } => trace.lost = trace.lost.saturating_add(spans),

@@ -31,15 +31,23 @@ pub struct TraceArgs {
     #[command(subcommand)]
     explain: Option<Explain>,
     /// What to record: `all`, or names with commas between them: op, message, cache, readahead, writeback, journal, background,
-    /// device
+    /// device. And `replay`, which `all` does not have: see --replay
     #[arg(long, default_value_t = Classes::ALL)]
     classes: Classes,
-    /// Where the trace goes; `-` is standard output. Not a file in DIR: writing it would be traced
+    /// Where the trace goes; `-` is standard output, for a pipe to another machine (what COMMAND prints then goes to standard error).
+    /// Not a file in DIR: writing it would be traced
     #[arg(short, long, value_name = "FILE", default_value = "cffs.trace")]
     output: PathBuf,
     /// End after so many seconds
     #[arg(long, value_name = "N", value_parser = parse_seconds)]
     seconds: Option<Duration>,
+    /// Record what `cffs-lab replay` needs as well: a listing of all directories at the beginning, then the names and the settings of
+    /// each operation. Before it begins, everything is written and dropped from the cache
+    #[arg(long)]
+    replay: bool,
+    /// With --replay: replace names by others of the same length, so that the trace can be given away
+    #[arg(long, requires = "replay")]
+    scramble: bool,
     /// Directory of a mount (any in it)
     #[arg(required = true)]
     dir: Option<PathBuf>,
@@ -69,7 +77,9 @@ pub fn run(args: &TraceArgs) -> anyhow::Result<u8> {
         (Some(Explain::Perfetto(a)), _) => perfetto::run(a),
         (None, Some(dir)) => record::run(&record::Recording {
             dir,
-            classes: args.classes,
+            classes: if args.replay { args.classes.with(Classes::REPLAY).with(Classes::OP) } else { args.classes },
+            replay: args.replay,
+            scramble: args.scramble,
             output: &args.output,
             limit: args.seconds,
             command: &args.command,

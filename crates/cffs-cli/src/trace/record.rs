@@ -1,12 +1,16 @@
 //! Recording: takes what the mount has recorded, again and again, and writes it to a file.
 
+use crate::text::bytes_of;
 use anyhow::{Context, bail};
-use cffs::trace::{Classes, frame};
-use cffs_fuse::control::{Control, Request, TRACE_READ_BYTES};
+use cffs::trace::{Classes, Item, Reader, frame};
+use cffs::{ROOT_INO, Superblock};
+use cffs_fuse::control::{Control, ControlError, MountInfo, Request, TRACE_READ_BYTES};
+use rustix::io::Errno;
 use serde_json::{Value, json};
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
+use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
@@ -22,6 +26,9 @@ const INTERVAL: Duration = Duration::from_millis(50);
 pub struct Recording<'a> {
     pub dir: &'a Path,
     pub classes: Classes,
+    /// What a replay begins with is recorded too.
+    pub replay: bool,
+    pub scramble: bool,
     pub output: &'a Path,
     pub limit: Option<Duration>,
     pub command: &'a [OsString],
@@ -39,13 +46,16 @@ pub fn run(r: &Recording<'_>) -> anyhow::Result<u8> {
     let control = Control::open(r.dir)?;
     let mut out = open_output(r)?;
     out.write_all(&frame::HEADER)?;
-    let recording: u64 = control.call(&Request::TraceStart { classes: r.classes.to_string() })?;
+    // A listing would be traced itself.
+    let first = if r.replay { Classes::NONE } else { r.classes };
+    let recording: u64 =
+        control.call(&Request::TraceStart { classes: first.to_string(), scramble: r.scramble, yields: false })?;
     // An interrupt at the terminal reaches the command as well, and it decides.
     let stops = || ended.load(Ordering::Relaxed) || r.command.is_empty() && interrupted.load(Ordering::Relaxed);
     let mut child = None;
     let traced = record(r, &control, recording, &mut *out, &mut child, &stops);
     // Switched off also after an error, which is the one to be told then.
-    let stopped = control.call::<()>(&Request::TraceClasses { recording, classes: Classes::NONE.to_string() });
+    let stopped = switch(&control, recording, Classes::NONE, false);
     let end = || {
         traced?;
         stopped?;
@@ -104,8 +114,24 @@ fn information(when: &str, r: &Recording<'_>, control: &Control) -> anyhow::Resu
         "classes": r.classes.to_string(),
         "device": stats["device"],
         "log_device": stats["log_device"],
+        "settings": settings(&info, &stats),
     });
     Ok(frame::information(&serde_json::to_vec(&json)?))
+}
+
+/// What a replay elsewhere takes over, in bytes, if it is known; `log_layout` is 1 or 0.
+fn settings(info: &MountInfo, stats: &Value) -> Value {
+    let Ok(sb) = Superblock::decode(&info.superblock) else { return Value::Null };
+    let log_layout = stats.get("log_disk").is_some_and(|l| !l.is_null());
+    json!({
+        "block": 1u64 << sb.block_shift,
+        "fragment": 1u64 << sb.frag_shift,
+        "group": 1u64 << sb.group_shift,
+        "size": (!log_layout).then_some(sb.total_blocks << sb.block_shift),
+        "log": (!log_layout && sb.log_start != 0).then_some(sb.log_blocks << sb.block_shift),
+        "cache": stats["cache"]["limit_bytes"],
+        "log_layout": u64::from(log_layout),
+    })
 }
 
 fn record(
@@ -116,10 +142,20 @@ fn record(
     child: &mut Option<Child>,
     stops: &dyn Fn() -> bool,
 ) -> anyhow::Result<()> {
+    if r.replay {
+        list(control, recording, out, stops)?;
+        switch(control, recording, r.classes, true)?;
+    }
     out.write_all(&information("start", r, control)?)?;
     let began = Instant::now();
     if let Some((program, args)) = r.command.split_first() {
-        *child = Some(Command::new(program).args(args).spawn().with_context(|| program.display().to_string())?);
+        let mut command = Command::new(program);
+        command.args(args);
+        if r.output == Path::new("-") {
+            // Standard output has the trace.
+            command.stdout(io::stderr().as_fd().try_clone_to_owned()?);
+        }
+        *child = Some(command.spawn().with_context(|| program.display().to_string())?);
     }
     loop {
         drain(control, recording, out)?;
@@ -142,34 +178,45 @@ fn exit_code(child: &mut Child) -> io::Result<Option<u8>> {
     Ok(child.try_wait()?.map(|s| code(s) as u8))
 }
 
+/// Records other classes from now on, perhaps with nothing in the cache.
+fn switch(control: &Control, recording: u64, classes: Classes, cold: bool) -> anyhow::Result<()> {
+    Ok(control.call(&Request::TraceClasses { recording, classes: classes.to_string(), cold })?)
+}
+
+/// Writes a listing of all directories.
+fn list(control: &Control, recording: u64, out: &mut dyn Write, stops: &dyn Fn() -> bool) -> anyhow::Result<()> {
+    let mut left = vec![(ROOT_INO, 0)];
+    while let Some((directory, position)) = left.pop() {
+        if stops() {
+            bail!("interrupted before the recording began");
+        }
+        let listed = control.call::<String>(&Request::TraceListing { recording, directory, position });
+        let text = match listed {
+            // It was removed meanwhile.
+            Err(ControlError::Refused { refusal, .. }) if refusal.errno == Errno::STALE.raw_os_error() => continue,
+            other => other?,
+        };
+        let frame = bytes_of(&text).context("the mount has sent something else than a listing")?;
+        out.write_all(&frame)?;
+        let file = [&frame::HEADER[..], &frame].concat();
+        let Some(Item::Listing(listing)) = Reader::new(&file[..])?.next_item()? else { continue };
+        let below = listing.entries.iter().filter(|e| e.is_dir());
+        left.extend(below.map(|e| (e.inode, 0)));
+        if listing.next != 0 {
+            left.push((directory, listing.next));
+        }
+    }
+    Ok(())
+}
+
 /// Writes everything that the mount has recorded by now.
 fn drain(control: &Control, recording: u64, out: &mut dyn Write) -> anyhow::Result<()> {
     loop {
         let text: String = control.call(&Request::TraceRead { recording })?;
-        let frames = decode(&text).context("the mount has sent something else than a trace")?;
+        let frames = bytes_of(&text).context("the mount has sent something else than a trace")?;
         out.write_all(&frames)?;
         if frames.len() < TRACE_READ_BYTES {
             return Ok(());
         }
-    }
-}
-
-/// Bytes of hexadecimal digits.
-fn decode(text: &str) -> Option<Vec<u8>> {
-    let digit = |b: u8| char::from(b).to_digit(16).map(|d| d as u8);
-    if !text.len().is_multiple_of(2) {
-        return None;
-    }
-    text.as_bytes().chunks_exact(2).map(|two| Some(digit(two[0])? << 4 | digit(two[1])?)).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn digits_become_bytes() {
-        assert_eq!(decode("00ff1A"), Some(vec![0, 255, 26]));
-        assert_eq!((decode("0"), decode("0g"), decode("é")), (None, None, None));
     }
 }

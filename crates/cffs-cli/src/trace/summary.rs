@@ -378,6 +378,7 @@ mod tests {
             args: [0; 3],
             transaction: 0,
             causes: None,
+            detail: None,
         };
         let trace = Trace::of(vec![
             record(Kind::Read, 1, 2, 0, 100),

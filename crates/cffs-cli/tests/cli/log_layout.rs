@@ -4,13 +4,13 @@ use crate::mounting::{Foreground, fuse_works, is_mounted, mount_point, umount, w
 use crate::tools::*;
 use rustix::fs::statvfs;
 use std::fs::{self, File};
-use std::io::{ErrorKind, Write};
+use std::io::ErrorKind;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// A new image with the log layout.
-fn make_log_image(dir: &Path, more: &[&str]) -> String {
+pub fn make_log_image(dir: &Path, more: &[&str]) -> String {
     let image = dir.join("image").to_str().unwrap().to_owned();
     let args = ["mkfs", "--layout=log", "--size", "32M", "--group-size", "64K"];
     ok(&[&args, more, &[&image]].concat());
@@ -18,7 +18,7 @@ fn make_log_image(dir: &Path, more: &[&str]) -> String {
 }
 
 /// Bytes that do not compress.
-fn noise(seed: u64, len: usize) -> Vec<u8> {
+pub fn noise(seed: u64, len: usize) -> Vec<u8> {
     let mut x = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let word = std::iter::repeat_with(|| {
         x ^= x << 13;
@@ -30,7 +30,7 @@ fn noise(seed: u64, len: usize) -> Vec<u8> {
 }
 
 /// Some directories of files, of which some compress and some do not.
-fn make_tree(root: &Path) {
+pub fn make_tree(root: &Path) {
     for number in 0..6 {
         let dir = root.join(format!("dir{number}"));
         fs::create_dir_all(&dir).unwrap();
@@ -44,7 +44,7 @@ fn make_tree(root: &Path) {
 }
 
 /// Everything below a directory.
-fn contents_of(root: &Path) -> Vec<(PathBuf, Option<Vec<u8>>)> {
+pub fn contents_of(root: &Path) -> Vec<(PathBuf, Option<Vec<u8>>)> {
     let mut all = Vec::new();
     let mut stack = vec![PathBuf::new()];
     while let Some(inside) = stack.pop() {
@@ -148,8 +148,12 @@ fn a_full_one_says_so_and_can_be_emptied() {
         let took = fill(&path.join("first"));
         assert!(took > empty / 10 * 8, "{took} of {empty} bytes");
         assert!(free() < 1 << 20, "{} bytes are free", free());
-        // Overwriting works, and deleting does.
-        File::options().write(true).open(path.join("first")).unwrap().write_all_at(&vec![7; 1 << 20], 0).unwrap();
+        // Overwriting works where each block has its own place: what is in a compressed unit may need more than there was. Deleting always does.
+        let again = File::options().write(true).open(path.join("first")).unwrap().write_all_at(&vec![7; 1 << 20], 0);
+        match again {
+            Ok(()) => {}
+            Err(e) => assert!(compress != "none" && e.kind() == ErrorKind::StorageFull, "{compress}: {e}"),
+        }
         sync(&path);
         for round in 0..3 {
             fs::remove_file(path.join("first")).unwrap();
@@ -207,25 +211,25 @@ fn an_image_that_grew_stores_more() {
         let (path, name) = mount_point(dir.path());
         let _mounted = Mounted(path.clone());
         ok(&["mount", &image, &name]);
-        fails(&["grow", &name], 1, &["unmount"]);
+        let free = || statvfs(&path).map(|s| s.f_bfree * s.f_frsize).unwrap();
+        let before = free();
+        fs::write(path.join("file"), noise(1, 30 << 20)).unwrap();
+        assert!(ok(&["grow", &name]).contains("nothing to gain"));
+        ok(&["grow", "--size", "200M", &name]);
+        assert!(free() > before + (50 << 20), "{} of {before} bytes free", free());
+        fs::write(path.join("more"), noise(2, 80 << 20)).unwrap();
+        sync(&path);
+        ok(&["snapshot", "create", &name, "kept"]);
+        fs::remove_file(path.join("more")).unwrap();
+        sync(&path);
+        let status = json(&ok(&["scrub", "--json", &name]));
+        assert!(status["stored_verified"].as_u64().unwrap() > 110 << 20, "with what only a snapshot has: {status}");
+        assert_eq!(status["findings_total"], 0);
+        assert!(fs::read(path.join("file")).unwrap() == noise(1, 30 << 20));
         umount(&name);
+        assert_eq!(fs::metadata(&image).unwrap().len(), 200 << 20);
+        ok(&["fsck", "-n", "--data", &image]);
     }
-}
-
-#[test]
-fn a_damaged_log_disk_is_told() {
-    let dir = temp_dir();
-    let from = dir.path().join("from");
-    make_tree(&from);
-    let image = make_log_image(dir.path(), &[]);
-    ok(&["import", from.to_str().unwrap(), &image]);
-    // All that was stored; the superblocks stay.
-    let mut file = File::options().write(true).open(&image).unwrap();
-    file.write_all_at(&vec![0x55; 3 << 20], 1 << 20).unwrap();
-    file.flush().unwrap();
-    let out = run(&["fsck", "-n", "--data", &image]);
-    assert_eq!(out.status.code(), Some(4), "{}", stderr(&out));
-    assert!(stdout(&out).contains("log disk: ") && stderr(&out).contains("damaged"), "{}", stderr(&out));
 }
 
 #[test]

@@ -1,14 +1,21 @@
 //! Snapshots of file systems with the log layout, by the program.
 
-use crate::mounting::{fuse_works, mount_point, umount};
+use crate::log_layout::noise;
+use crate::mounting::{fuse_works, is_mounted, mount_point, umount, wait_until};
 use crate::tools::*;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 fn make_log_image(dir: &Path) -> String {
     let image = dir.join("image").to_str().unwrap().to_owned();
     ok(&["mkfs", "--layout=log", "--size", "48M", "--group-size", "64K", "--compress=lz4", &image]);
     image
+}
+
+fn second_point(dir: &Path) -> (PathBuf, String) {
+    let path = dir.join("second");
+    let _ = fs::create_dir(&path);
+    (path.clone(), path.to_str().unwrap().to_owned())
 }
 
 fn list(of: &str) -> Vec<String> {
@@ -73,24 +80,145 @@ fn snapshots_of_a_mount_are_mounted_later() {
     ok(&["snapshot", "create", &name, "gone"]);
     ok(&["snapshot", "delete", &name, "gone"]);
     assert_eq!(list(&name).len(), 2);
-    let second = dir.path().join("second");
-    fs::create_dir(&second).unwrap();
-    let second = second.to_str().unwrap();
-    fails(&["snapshot", "mount", &image, "monday", second], 32, &["unmount it first"]);
     umount(&name);
     {
         ok(&["snapshot", "mount", &image, "monday", &name]);
         assert_eq!(fs::read(path.join("dir/file")).unwrap(), b"monday");
         assert!(!path.join("new").exists());
         assert!(fs::write(path.join("x"), "").is_err(), "it is read-only");
-        fails(&["snapshot", "list", &name], 1, &["snapshot"]);
+        assert_eq!(list(&name).len(), 2);
+        fails(&["snapshot", "create", &name, "more"], 1, &["'monday'", "file system itself"]);
+        // Nothing is written for it, so that another process can have one too.
+        let (second, at) = second_point(dir.path());
+        let _second = Mounted(second.clone());
+        ok(&["mount", "-o", "snapshot=monday", &image, &at]);
+        assert_eq!(fs::read(second.join("dir/file")).unwrap(), b"monday");
+        umount(&at);
         umount(&name);
     }
     ok(&["mount", "-o", "snapshot=other", &image, &name]);
     fs::write(path.join("dir/file"), "a clone").unwrap();
+    fails(&["snapshot", "create", &name, "more"], 1, &["'other'", "file system itself"]);
     umount(&name);
     fails(&["mount", "-o", "snapshot=nosuch", &image, &name], 32, &["nosuch"]);
     assert_eq!(ok(&["cat", &format!("{image}:/dir/file")]), "tuesday");
     assert_eq!(ok(&["snapshot", "diff", &image, "monday", "other"]), "M dir/file\n");
+    ok(&["fsck", "-n", "--data", &image]);
+}
+
+/// A snapshot is read while the file system is changed, and its segments are cleaned, as long as anybody likes.
+#[test]
+fn snapshots_and_clones_are_mounted_beside_the_file_system() {
+    if !fuse_works() {
+        return;
+    }
+    let dir = temp_dir();
+    let image = make_log_image(dir.path());
+    let (path, name) = mount_point(dir.path());
+    let (second, at) = second_point(dir.path());
+    let third = dir.path().join("third");
+    fs::create_dir(&third).unwrap();
+    let _mounted = [Mounted(third.clone()), Mounted(second.clone()), Mounted(path.clone())];
+    ok(&["mount", &image, &name]);
+    let data = |seed: u64| noise(seed, 3 << 20);
+    fs::write(path.join("large"), data(1)).unwrap();
+    fs::write(path.join("small"), "monday").unwrap();
+    ok(&["snapshot", "create", &name, "monday"]);
+    // By the directory, and by the image.
+    ok(&["snapshot", "mount", &name, "monday", &at]);
+    ok(&["snapshot", "clone", &name, "monday", "work"]);
+    ok(&["mount", "-o", "snapshot=work,noatime", &image, third.to_str().unwrap()]);
+    fails(&["snapshot", "mount", &name, "work", dir.path().to_str().unwrap()], 32, &["work", "mounted on"]);
+    fails(&["snapshot", "mount", &name, "nosuch", &at], 32, &["nosuch"]);
+    fails(&["snapshot", "create", &at, "x"], 1, &["'monday'"]);
+    fails(&["snapshot", "mount", &at, "monday", &name], 32, &["beside"]);
+    fails(&["snapshot", "delete", &name, "monday"], 1, &["mounted"]);
+    fails(&["snapshot", "delete", &name, "work"], 1, &["mounted"]);
+    assert!(fs::write(second.join("x"), "").is_err(), "a snapshot is not written");
+    fs::write(third.join("small"), "a clone").unwrap();
+    fs::write(path.join("small"), "tuesday").unwrap();
+    let cleaned = || json(&ok(&["stats", "--json", &name]))["log_disk"]["cleaned_bytes"].as_u64().unwrap();
+    // Files that are overwritten in no order leave segments that are half dead.
+    let write = |n: u64, seed: u64| fs::write(path.join(format!("file{n}")), noise(seed, 30_000)).unwrap();
+    (0..700).for_each(|n| write(n, n + 10));
+    let (mut seed, mut chance) = (1000, 1u64);
+    while cleaned() < 2 << 20 {
+        for _ in 0..60 {
+            seed += 1;
+            chance = chance.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            write((chance >> 33) % 700, seed);
+        }
+        assert!(seed < 20_000, "the log disk is never cleaned");
+        rustix::fs::syncfs(fs::File::open(&path).unwrap()).unwrap();
+        fs::write(third.join("other"), noise(seed, 100_000)).unwrap();
+    }
+    // Nothing of it is in memory.
+    for place in [&second, &third] {
+        let large = fs::File::open(place.join("large")).unwrap();
+        rustix::fs::fadvise(&large, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+        assert!(fs::read(place.join("large")).unwrap() == data(1));
+    }
+    let read = |place: &Path| fs::read(place.join("small")).unwrap();
+    assert_eq!([read(&path), read(&second), read(&third)], [&b"tuesday"[..], b"monday", b"a clone"]);
+    // A view can be unmounted by itself; the others go with the file system.
+    umount(&at);
+    ok(&["snapshot", "mount", &image, "monday", &at]);
+    assert_eq!(read(&second), b"monday");
+    umount(&name);
+    wait_until("unmounted", || !is_mounted(&second) && !is_mounted(&third));
+    ok(&["fsck", "-n", "--data", &image]);
+    ok(&["mount", "-o", "snapshot=work", &image, &name]);
+    assert_eq!(fs::read(path.join("small")).unwrap(), b"a clone");
+    umount(&name);
+    ok(&["snapshot", "delete", &image, "work", "monday"]);
+    ok(&["fsck", "-n", "--data", &image]);
+}
+
+/// Of many that ask for the same name at once one gets it.
+#[test]
+fn a_name_is_given_once() {
+    if !fuse_works() {
+        return;
+    }
+    let dir = temp_dir();
+    let image = make_log_image(dir.path());
+    let (path, name) = mount_point(dir.path());
+    let _mounted = Mounted(path.clone());
+    ok(&["mount", &image, &name]);
+    for round in 0..5 {
+        let snapshot = format!("round {round}");
+        let outcomes: Vec<_> = std::thread::scope(|scope| {
+            let ask = || scope.spawn(|| run(&["snapshot", "create", &name, &snapshot]));
+            let asked: Vec<_> = (0..6).map(|_| ask()).collect();
+            asked.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        let refused: Vec<_> = outcomes.iter().filter(|out| !out.status.success()).collect();
+        assert_eq!(refused.len(), 5);
+        assert!(refused.iter().all(|out| stderr(out).contains("already")), "{}", stderr(refused[0]));
+        assert_eq!(list(&name).iter().filter(|n| **n == snapshot).count(), 1);
+    }
+    umount(&name);
+}
+
+/// The mount of a clone cleans and gives space back as any other does.
+#[test]
+fn the_mount_of_a_clone_is_maintained() {
+    if !fuse_works() {
+        return;
+    }
+    let dir = temp_dir();
+    let image = make_log_image(dir.path());
+    ok(&["snapshot", "create", &image, "empty"]);
+    ok(&["snapshot", "clone", &image, "empty", "work"]);
+    let (path, name) = mount_point(dir.path());
+    let _mounted = Mounted(path.clone());
+    ok(&["mount", "-o", "snapshot=work", &image, &name]);
+    let live = || json(&ok(&["stats", "--json", &name]))["log_disk"]["live_bytes"].as_u64().unwrap();
+    fs::write(path.join("file"), noise(1, 12 << 20)).unwrap();
+    fs::File::open(path.join("file")).unwrap().sync_all().unwrap();
+    assert!(live() > 12 << 20);
+    fs::remove_file(path.join("file")).unwrap();
+    wait_until("the space is back", || live() < 4 << 20);
+    umount(&name);
     ok(&["fsck", "-n", "--data", &image]);
 }

@@ -2,6 +2,7 @@
 
 use crate::mounting::{fuse_works, mount_point, umount, wait_until};
 use crate::tools::*;
+use cffs::trace::{Item, Kind, Reader};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -69,6 +70,57 @@ fn a_trace_has_each_request_that_the_mount_counts_with_purpose_and_cause() {
 
     the_graph_is_whole(&file);
     the_timeline_is_well_formed(&file, dir.path());
+    umount(&name);
+}
+
+#[test]
+fn a_recording_for_a_replay_has_the_tree_and_what_was_done_and_no_name_if_that_is_asked() {
+    if !fuse_works() {
+        return;
+    }
+    let dir = temp_dir();
+    let (name, _mounted) = mounted(dir.path(), &[]);
+    let work = format!("mkdir {name}/confidential && echo x > {name}/confidential/letterhead && cat {name}/old/7");
+    let undo = format!("rm -r {name}/confidential");
+    for scramble in [true, false] {
+        let file = dir.path().join("trace").to_str().unwrap().to_owned();
+        let options: &[&str] = if scramble { &["--scramble"] } else { &[] };
+        let words = [&["trace", "--replay", "-o", &file], options, &[&name, "--", "sh", "-c", &work]].concat();
+        assert_eq!(ok(&words).len(), 3000);
+        assert!(Command::new("sh").args(["-c", &undo]).status().unwrap().success());
+        let bytes = fs::read(&file).unwrap();
+        let has = |name: &str| bytes.windows(name.len()).any(|w| w == name.as_bytes());
+        assert_eq!((has("confidential"), has("letterhead")), (!scramble, !scramble));
+        let (mut listed, mut created, mut first) = (0, None, None);
+        let mut reader = Reader::new(&bytes[..]).unwrap();
+        while let Some(item) = reader.next_item().unwrap() {
+            match item {
+                Item::Listing(l) => listed += l.entries.len(),
+                Item::Span(r) => {
+                    first = first.or(Some(r.clone()).filter(|r| r.kind == Kind::DeviceRead));
+                    created = created.or(r.detail.filter(|_| r.kind == Kind::Create));
+                }
+                _ => {}
+            }
+        }
+        assert_eq!(listed, FILES + 1, "all files and their directory");
+        let created = created.unwrap();
+        assert!(created.inode > 1 && created.errno == 0 && created.name(0).len() == "letterhead".len());
+        // The second time the kernel has it all.
+        assert!(first.is_some() || !scramble, "it begins with nothing in the cache");
+        let summary = json(&ok(&["trace", "summary", "--json", &file]));
+        let requests = &summary["requests"];
+        for what in ["reads", "writes", "flushes"] {
+            assert_eq!(number(&requests["all"][what]), number(&requests["counted"][what]), "{what}: {summary}");
+        }
+        assert_eq!(summary["operations"]["create"]["count"], 1);
+    }
+    // Through a pipe, to wherever it is kept: what the command prints is not in it.
+    let out = run(&["trace", "-o", "-", &name, "--", "sh", "-c", &format!("ls {name} && echo said")]);
+    assert!(out.status.success() && stderr(&out).contains("said"));
+    let mut reader = Reader::new(&out.stdout[..]).unwrap();
+    let items = std::iter::from_fn(|| reader.next_item().unwrap()).count();
+    assert!(items > 3 && !reader.is_cut());
     umount(&name);
 }
 

@@ -5,6 +5,8 @@
 pub(crate) struct Asker {
     /// The user.
     pub(crate) uid: u32,
+    /// The process, or a thread of it; 0 if it is in no process namespace that this process sees.
+    pub(crate) pid: u32,
 }
 
 impl Asker {

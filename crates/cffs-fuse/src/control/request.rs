@@ -1,5 +1,6 @@
 //! Requests and what answers them, as JSON.
 
+use crate::views::ViewOptions;
 use cffs::{QuotaGrace, QuotaKind, QuotaLimits, RegroupOptions, ScrubOptions, TrimRange, Tune};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -81,6 +82,35 @@ pub enum Request {
     TraceStart {
         /// As [`cffs::trace::Classes`] is written.
         classes: String,
+        /// Names are obfuscated, as [`cffs::Fs::obfuscate_trace`].
+        #[serde(default)]
+        scramble: bool,
+        /// Fail with EBUSY where somebody records already.
+        #[serde(default)]
+        yields: bool,
+    },
+    /// Directories of inodes, for people to read. The answer is a list of inode, directory and its path; those that are not known
+    /// are left out, and so are all after the first 1,000.
+    Places {
+        /// Inodes.
+        inodes: Vec<u64>,
+    },
+    /// Where a directory and its files lie: a [`cffs::layout::Listed`].
+    Layout {
+        /// Its inode.
+        directory: u64,
+        /// Its path, which the answer has too.
+        path: String,
+    },
+    /// The names in a directory, for the beginning of a recording whose classes are still `none`. The answer is a text: a frame
+    /// ([`cffs::trace::Listing`]) in hexadecimal digits. Fails with EBUSY if another recording has begun.
+    TraceListing {
+        /// The number of the recording.
+        recording: u64,
+        /// Its inode.
+        directory: u64,
+        /// Where the piece before said that the next one begins; 0 at first.
+        position: u64,
     },
     /// Records other classes from now on; `none` ends it. The answer is null. Fails with EBUSY if another recording has begun.
     TraceClasses {
@@ -88,6 +118,9 @@ pub enum Request {
         recording: u64,
         /// As [`cffs::trace::Classes`] is written.
         classes: String,
+        /// Before that everything is written, and dropped from memory: [`cffs::Fs::cool`].
+        #[serde(default)]
+        cold: bool,
     },
     /// Takes what was recorded. The answer is a text: frames of a trace ([`cffs::trace::frame`]) in hexadecimal digits. With fewer
     /// than [`TRACE_READ_BYTES`] it has everything up to this request, which is traced as well. Fails with EBUSY if another
@@ -123,6 +156,43 @@ pub enum Request {
         /// Name of the later one; now if it is missing.
         to: Option<String>,
     },
+    /// Begins to send a snapshot, or what differs from an earlier one, through a pipe. The answer is the number of the work.
+    SnapshotSend {
+        /// Its name.
+        name: String,
+        /// Name of the earlier one.
+        from: Option<String>,
+        /// What the receiver has told to go on with ([`Unfinished::token`](crate::snapshots::Unfinished::token)).
+        token: Option<String>,
+        /// The descriptor of the pipe in the process that asks; it may be closed when the answer is there.
+        fd: u32,
+    },
+    /// Begins to receive a snapshot through a pipe. The answer is the number of the work.
+    SnapshotReceive {
+        /// What it is called here; as it is called there if this is missing.
+        name: Option<String>,
+        /// The descriptor of the pipe in the process that asks; it may be closed when the answer is there.
+        fd: u32,
+    },
+    /// Begins to mount a snapshot or clone beside the file system, by the process that serves that. It ends with it at the latest. The answer is the
+    /// number of the work.
+    SnapshotMount {
+        /// Its name.
+        name: String,
+        /// The directory to mount it on, from the root directory on.
+        dir: PathBuf,
+        /// How.
+        options: ViewOptions,
+    },
+    /// How work that one of the last three has begun ended: a [`JobOutcome`](crate::JobOutcome), null while it lasts.
+    SnapshotOutcome {
+        /// The number of the work.
+        job: u64,
+    },
+    /// Streams that have begun to come and are not complete: a list of [`Unfinished`](crate::snapshots::Unfinished).
+    SnapshotUnfinished,
+    /// Forgets what has come of these. The answer is how many there were.
+    SnapshotAbandon,
     /// The volume that the file system is on: a [`VolumeReport`](crate::volume::VolumeReport), null if it is on a single device.
     VolumeStatus,
     /// Adds a device to the mirror, or a member that is missing, and fills it in the background. The answer is the identity of the member.
@@ -176,14 +246,20 @@ impl Request {
             Request::Tune(_) | Request::Grow { .. } | Request::Trim(_) => true,
             Request::ScrubStart(_) | Request::ScrubStop => true,
             Request::RegroupStart(_) | Request::RegroupStop => true,
-            Request::TraceStart { .. } | Request::TraceClasses { .. } | Request::TraceRead { .. } => true,
+            Request::TraceStart { .. } | Request::TraceListing { .. } => true,
+            // They tell of names that not everybody may see.
+            Request::Places { .. } | Request::Layout { .. } => true,
+            Request::TraceClasses { .. } | Request::TraceRead { .. } => true,
             Request::SnapshotList => false,
             Request::SnapshotCreate { .. } | Request::SnapshotDelete { .. } | Request::SnapshotClone { .. } => true,
             Request::VolumeStatus => false,
             Request::VolumeAdd { .. } | Request::VolumeRemove { .. } | Request::VolumeReplace { .. } => true,
             Request::VolumeResync { .. } | Request::VolumeCompare { .. } | Request::VolumeStop => true,
             // It tells of names that not everybody may see, and reads everything.
-            Request::SnapshotDiff { .. } => true,
+            Request::SnapshotDiff { .. } | Request::SnapshotSend { .. } => true,
+            Request::SnapshotReceive { .. } | Request::SnapshotMount { .. } => true,
+            Request::SnapshotOutcome { .. } => true,
+            Request::SnapshotUnfinished | Request::SnapshotAbandon => true,
         }
     }
 }

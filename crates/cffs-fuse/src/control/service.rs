@@ -6,11 +6,15 @@ use super::quota;
 use super::request::{MountInfo, Refusal, Reply, Request, Tuned};
 use super::snapshot;
 use super::trace;
+use crate::log_disk::grow_log_disk;
 use crate::mount_state::MountState;
 use cffs::{Error, Fs, Result};
 use cffs_buf::CONTROL_LEN;
 use serde::Serialize;
 use serde_json::Value;
+
+/// Most inodes of a request whose directories are told.
+const PLACES_MAX: usize = 1000;
 
 /// Answers the request in the buffer of [`cffs_buf::CONTROL_IOCTL`]. `None` if it is no request.
 pub(crate) fn answer(shared: &MountState, fs: &Fs, asker: Asker, buffer: &[u8]) -> Option<Box<[u8; CONTROL_LEN]>> {
@@ -50,10 +54,10 @@ fn carry_out(shared: &MountState, fs: &Fs, asker: Asker, request: &Request) -> R
             let (before, after) = fs.tune(tune)?;
             json(Tuned { before: before.encode().to_vec(), after: after.encode().to_vec() })
         }
-        Request::Grow { .. } if shared.log_disk().is_some() => {
-            Error::invalid("an image with the log layout does not grow while it is mounted: unmount it first")
-        }
-        Request::Grow { size } => json(fs.grow(*size)?),
+        Request::Grow { size } => json(match shared.log_disk() {
+            Some(disk) => grow_log_disk(disk, *size)?,
+            None => fs.grow(*size)?,
+        }),
         Request::Trim(range) => json(fs.trim(*range)?),
         Request::ScrubStart(options) => json(shared.start_scrub(*options)?),
         Request::ScrubStatus => json(shared.scrub.status()),
@@ -61,14 +65,26 @@ fn carry_out(shared: &MountState, fs: &Fs, asker: Asker, request: &Request) -> R
         Request::RegroupStart(options) => json(shared.start_regroup(options.clone())?),
         Request::RegroupStatus => json(shared.regroup.status()),
         Request::RegroupStop => json(shared.regroup.stop()),
-        Request::TraceStart { .. } | Request::TraceClasses { .. } | Request::TraceRead { .. } => {
-            trace::carry_out(fs, request)
+        Request::Layout { directory, path } => json(cffs::layout::Listed::of(fs, *directory, path)?),
+        Request::Places { inodes } => {
+            let place = |ino: &u64| fs.directory_of(*ino).map(|(directory, path)| (*ino, directory, path));
+            json(inodes.iter().take(PLACES_MAX).filter_map(place).collect::<Vec<_>>())
         }
+        Request::TraceStart { .. }
+        | Request::TraceListing { .. }
+        | Request::TraceClasses { .. }
+        | Request::TraceRead { .. } => trace::carry_out(fs, request),
         Request::SnapshotList
         | Request::SnapshotCreate { .. }
         | Request::SnapshotDelete { .. }
         | Request::SnapshotClone { .. }
-        | Request::SnapshotDiff { .. } => snapshot::carry_out(shared, fs, request),
+        | Request::SnapshotDiff { .. }
+        | Request::SnapshotSend { .. }
+        | Request::SnapshotReceive { .. }
+        | Request::SnapshotMount { .. }
+        | Request::SnapshotOutcome { .. }
+        | Request::SnapshotUnfinished
+        | Request::SnapshotAbandon => snapshot::carry_out(shared, fs, asker, request),
         Request::VolumeStatus => json(shared.members.report()),
         Request::VolumeAdd { path, overwrite, rate } => json(shared.members.add(path, *overwrite, *rate)?),
         Request::VolumeRemove { member } => json(shared.members.remove(member)?),

@@ -19,13 +19,26 @@ fn taken_over<T>() -> Result<T> {
 pub(super) fn carry_out(fs: &Fs, request: &Request) -> Result<Value> {
     let tracer = fs.tracer();
     match request {
-        Request::TraceStart { classes: names } => Ok(tracer.start(classes(names)?).into()),
-        Request::TraceClasses { recording, classes: names } => {
-            if tracer.switch(*recording, classes(names)?) {
-                Ok(Value::Null)
-            } else {
-                taken_over()
+        Request::TraceStart { classes: names, scramble, yields } => {
+            let classes = classes(names)?;
+            if *yields && tracer.is_taken() {
+                return Err(Error::Busy("somebody else records a trace".into()));
             }
+            fs.obfuscate_trace(*scramble)?;
+            Ok(tracer.start(classes).into())
+        }
+        Request::TraceListing { recording, directory, position } => {
+            if !tracer.is_current(*recording) {
+                return taken_over();
+            }
+            let frame = fs.trace_listing(*directory, *position)?.frame();
+            frame.map_or_else(|| Error::invalid("a listing longer than a frame"), |f| Ok(hexadecimal(&f).into()))
+        }
+        Request::TraceClasses { recording, classes: names, cold } => {
+            if *cold && tracer.is_current(*recording) {
+                fs.cool()?;
+            }
+            if tracer.switch(*recording, classes(names)?) { Ok(Value::Null) } else { taken_over() }
         }
         Request::TraceRead { recording } => match tracer.read(*recording, TRACE_READ_BYTES) {
             Some(frames) => Ok(hexadecimal(&frames).into()),

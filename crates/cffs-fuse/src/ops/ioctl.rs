@@ -68,7 +68,7 @@ impl Ops {
 }
 
 fn asker(call: &Call<'_>) -> Asker {
-    Asker { uid: call.who.uid }
+    Asker { uid: call.who.uid, pid: call.who.pid }
 }
 
 /// How to end all work at once, for tests of crashes. The number of this `ioctl` says that the kernel writes to the caller,

@@ -12,6 +12,10 @@ pub enum Format {
     Default,
     /// With `--no-embed --no-group`
     Conventional,
+    /// With `--layout=log`
+    Log,
+    /// With `--layout=log --compress=zstd`
+    LogZstd,
 }
 
 impl Format {
@@ -20,6 +24,8 @@ impl Format {
         match self {
             Format::Default => "default",
             Format::Conventional => "conventional",
+            Format::Log => "log",
+            Format::LogZstd => "log-zstd",
         }
     }
 
@@ -28,6 +34,8 @@ impl Format {
         match self {
             Format::Default => &[],
             Format::Conventional => &["--no-embed", "--no-group"],
+            Format::Log => &["--layout=log"],
+            Format::LogZstd => &["--layout=log", "--compress=zstd"],
         }
     }
 }

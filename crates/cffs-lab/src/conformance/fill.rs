@@ -1,5 +1,6 @@
 //! Fills a mounted file system to the last fragment and empties it again, many
-//! times: what is free, and what everybody uses, is the same after each round.
+//! times: what is free, and what everybody uses, is the same after each round. On a log disk what is free is nearly the same, because
+//! what the log itself has in the segments differs.
 
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
@@ -38,7 +39,7 @@ pub fn checks(args: &Args) -> Vec<Check<'_>> {
     vec![Check {
         name: "fill".into(),
         size: "48M",
-        formats: vec![Format::Default, Format::Conventional],
+        formats: vec![Format::Default, Format::Conventional, Format::Log, Format::LogZstd],
         run: Box::new(|job, mount| check(args, job, mount)),
     }]
 }
@@ -58,6 +59,21 @@ impl Free {
     }
 }
 
+/// Share of what was free that may be missing on a log disk after a round, or be left when it is full: one in so many.
+const SLACK: u64 = 8;
+
+impl Free {
+    /// Whether as much is free as before.
+    fn is_as(&self, before: &Free, on_log_disk: bool) -> bool {
+        if on_log_disk {
+            self.blocks >= before.blocks - before.blocks / SLACK
+                && self.available >= before.available - before.available / SLACK
+        } else {
+            self == before
+        }
+    }
+}
+
 /// Waits until all that was removed is free. Every FUSE mount hears of this sync.
 fn sync(root: &Path) -> Result<()> {
     Ok(File::open(root)?.sync_all()?)
@@ -65,13 +81,13 @@ fn sync(root: &Path) -> Result<()> {
 
 /// What is free once the kernel has let go of all that was removed, which it does in its own time: a file goes when it
 /// is forgotten. Does not wait for long.
-fn free_after_removal(root: &Path, expected: &Free) -> Result<Free> {
+fn free_after_removal(root: &Path, expected: &Free, on_log_disk: bool) -> Result<Free> {
     let mut tries = 0;
     loop {
         sync(root)?;
         let now = Free::of(root)?;
         tries += 1;
-        if now == *expected || tries == 100 {
+        if now.is_as(expected, on_log_disk) || tries == 100 {
             return Ok(now);
         }
         std::thread::sleep(Duration::from_millis(20));
@@ -79,7 +95,7 @@ fn free_after_removal(root: &Path, expected: &Free) -> Result<Free> {
 }
 
 fn check(args: &Args, job: &Job, mount: &mut TestMount) -> Result<String> {
-    let root = mount.root().to_owned();
+    let (root, log) = (mount.root().to_owned(), mount.is_on_log_disk());
     mount.switch_quotas_on()?;
     // Records of quotas take space, which is not given back while it is mounted: everybody has his from the beginning.
     let first = |mount: &TestMount| -> Result<Free> {
@@ -102,23 +118,27 @@ fn check(args: &Args, job: &Job, mount: &mut TestMount) -> Result<String> {
         let filled = fill(&root, &mut random).with_context(what)?;
         (files, bytes) = (files + filled.names, bytes + filled.bytes);
         let full = Free::of(&root)?;
-        ensure!(full.blocks == 0, "round {round}: {} fragments are free on a full file system", full.blocks);
+        let most = if log { before.blocks / SLACK } else { 0 };
+        ensure!(full.blocks <= most, "round {round}: {} fragments are free on a full file system", full.blocks);
         for entry in fs::read_dir(&root)? {
             let path = entry?.path();
             let gone =
                 if path.is_dir() && !path.is_symlink() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
             gone.with_context(|| format!("round {round}: removing {} on a full file system", path.display()))?;
         }
-        let after = free_after_removal(&root, &before)?;
-        ensure!(after == before, "round {round}: {after:?} is free, and it was {before:?}");
+        let after = free_after_removal(&root, &before, log)?;
+        ensure!(after.is_as(&before, log), "round {round}: {after:?} is free, and it was {before:?}");
         nothing_used(mount).with_context(what)?;
         job.note(&format!("round {round}: {} names, {} bytes", filled.names, filled.bytes));
         if round % ROUNDS_PER_MOUNT == ROUNDS_PER_MOUNT - 1 {
             mount.check()?;
             mount.mount()?;
             first(mount)?;
-            let again = free_after_removal(&root, &before)?;
-            ensure!(again == before, "round {round}, mounted again: {again:?} is free, and it was {before:?}");
+            let again = free_after_removal(&root, &before, log)?;
+            ensure!(
+                again.is_as(&before, log),
+                "round {round}, mounted again: {again:?} is free, and it was {before:?}"
+            );
         }
     }
     Ok(format!(

@@ -20,6 +20,7 @@ pub struct TestMount {
     cffs: String,
     image: String,
     options: String,
+    on_log_disk: bool,
     dir: PathBuf,
     root: PathBuf,
     log: MountLog,
@@ -44,6 +45,7 @@ impl TestMount {
             cffs: cffs.to_string_lossy().into_owned(),
             image: dir.join("image").to_string_lossy().into_owned(),
             options: options.to_owned(),
+            on_log_disk: format.contains(&"--layout=log"),
             log: MountLog::new(dir.join("mount.log"))?,
             dir,
             root,
@@ -65,6 +67,11 @@ impl TestMount {
         self.unmount()?;
         run(&[&self.cffs, "quota", "on", "user,group,project", &self.image], LIMIT)?;
         self.mount()
+    }
+
+    /// Whether it has the log layout.
+    pub fn is_on_log_disk(&self) -> bool {
+        self.on_log_disk
     }
 
     /// Where it is mounted.

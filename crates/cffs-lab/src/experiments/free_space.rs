@@ -4,10 +4,10 @@ use anyhow::{Context, Result, ensure};
 use cffs::{Caller, Fallocate, FreeRuns, Fs, Ino, ROOT_INO, RegroupStatus};
 use cffs_disk::{Counters, Model, Request, profiles};
 
-use super::harness::{Harness, Setup};
+use super::harness::{Harness, Setup, with};
 use super::outcome::{Claim, Outcome, asked, shown, went};
 use super::scattered::{Contents, Scattered, free_space};
-use crate::layout::{Layout, Piece};
+use crate::layout::Piece;
 
 /// What does not depend on the size (the bitmaps, the log, the commit of fsync) is 50 to 90 ms on `hdd-2026`
 /// and 26 to 37 on `volume-1ms`, as long as 8 to 13 and 3 to 5 MiB of the file: that must be less than 3% of it.
@@ -112,21 +112,23 @@ fn large(harness: &mut Harness, profile: &str, contents: &Contents, how: How) ->
     let device = harness.device().clone();
     let bytes = cffs::device::Device::len(&*device).div_ceil(PART).next_multiple_of(4096);
     let name = "large";
-    let (mut ino, mut durable) = (0, Counters::default());
+    let mut durable = Counters::default();
     let unmounted = harness.phase(|fs| {
         let before = device.counters();
-        ino = fs.create(Caller::ROOT, ROOT_INO, name.as_bytes(), 0o644)?.ino;
+        let ino = fs.create(Caller::ROOT, ROOT_INO, name.as_bytes(), 0o644)?.ino;
         let written = write(fs, ino, bytes, contents, how);
         fs.forget(ino, 1);
         durable = device.counters() - before;
         written
     })?;
-    let layout = Layout::of_image(device.contents(), &[(ROOT_INO, vec![(name.into(), ino)])])?;
-    let extents = layout.dirs.first().and_then(|d| d.files.first()).map(|f| f.pieces.clone()).unwrap_or_default();
+    let mut extents = Vec::new();
+    harness.phase(|fs| {
+        extents = with(fs, ROOT_INO, name, |ino| fs.pieces(ino))?;
+        compare(fs, name, bytes, contents)
+    })?;
     let pieces = joined(&extents);
     let there: u64 = pieces.iter().map(|p| p.len).sum();
     ensure!(there >= bytes, "a file of {bytes} bytes has space for {there}");
-    harness.phase(|fs| compare(fs, name, bytes, contents))?;
     harness.phase(|fs| Ok(fs.unlink(ROOT_INO, name.as_bytes())?))?;
     let at = pieces.first().map_or(0, |p| p.start).min(cffs::device::Device::len(&*device) - bytes);
     let raw = Raw::of(profile, at, bytes)?;

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::Write;
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -64,6 +65,12 @@ fn git(args: &[&str], input: Option<&str>) -> Result<String> {
     }
     ensure!(out.status.success(), "`git {}` failed", args.join(" "));
     Ok(String::from_utf8_lossy(&out.stdout).into_owned())
+}
+
+/// The repository here.
+pub fn repository() -> Option<PathBuf> {
+    let top = git(&["rev-parse", "--show-toplevel"], None).ok()?;
+    Some(PathBuf::from(top.trim_end()))
 }
 
 /// The first revisions of the repository here, each with its changes against the one before it.

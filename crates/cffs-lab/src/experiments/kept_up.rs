@@ -81,12 +81,11 @@ fn measure(level: f64, upkeep: Upkeep, scale: u64) -> Result<Measured> {
             Ok(())
         })?;
     }
-    let mut names = Vec::new();
+    let mut layout = Layout::default();
     harness.phase(|fs| {
-        names = Layout::names(fs)?;
+        layout = Layout::of(fs)?;
         Ok(())
     })?;
-    let layout = Layout::of_image(&**harness.device(), &names)?;
     let free = free_blocks(harness.device())?;
     harness.set_metadata(MetadataMode::Sync);
     let mut taken = 0;

@@ -11,13 +11,14 @@ mod cleaner_model;
 mod disks;
 mod free_space;
 mod generated;
-mod harness;
+pub mod harness;
 mod history;
 mod kept_up;
-mod kernel_peers;
+pub mod kernel_peers;
 mod keys;
 mod large;
 mod large_files;
+mod log_compression;
 mod log_devices;
 mod lower_bound;
 mod opening;
@@ -26,6 +27,7 @@ mod outcome;
 mod page;
 mod placement;
 mod questions;
+mod real_programs;
 mod results;
 mod runner;
 mod scale;
@@ -36,7 +38,7 @@ mod small;
 mod source;
 mod tpcb;
 mod verdicts;
-mod volume;
+pub mod volume;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -63,7 +65,7 @@ impl Experiment {
     }
 }
 
-const EXPERIMENTS: [Experiment; 30] = [
+const EXPERIMENTS: [Experiment; 32] = [
     Experiment::of("disks", "The simulated disks against their data sheets", disks::sheets),
     Experiment::of("ganger97-fig2", "Ganger and Kaashoek 1997, figure 2: service time by request size", |_| {
         service::figure2()
@@ -110,6 +112,11 @@ const EXPERIMENTS: [Experiment; 30] = [
         "In place and on the log: random overwrites on shingled tracks and flash, small files that are synced",
         log_devices::devices,
     ),
+    Experiment::of(
+        "log-compression",
+        "A source tree on a log disk that compresses: its size, and reading it cold",
+        log_compression::compression,
+    ),
     Experiment::of("mckusick84-table1", "McKusick et al. 1984, table 1: space wasted", classic::table1),
     Experiment::of("mckusick84-table2", "McKusick et al. 1984, table 2: large transfers by block size", |_| {
         classic::table2()
@@ -154,6 +161,14 @@ const EXPERIMENTS: [Experiment; 30] = [
             "peers",
             "ext4, xfs, btrfs, fuse2fs and cffs on the same simulated disks (root)",
             kernel_peers::peers,
+        )
+    },
+    Experiment {
+        real_time: true,
+        ..Experiment::of(
+            "real-programs",
+            "Real programs on a mount, traced, and what their operations cost on simulated disks (root)",
+            real_programs::programs,
         )
     },
 ];

@@ -28,12 +28,12 @@ fn aged(variant: Variant, level: f64, scale: u64) -> Result<(Layout, cffs::check
     let tree = Tree::new(400 / scale, (40 / scale).max(2), 11);
     harness.phase(|fs| if level > 0.0 { aging::age(fs, level, OPERATIONS / scale) } else { Ok(()) })?;
     harness.phase(|fs| tree.unpack(fs, "tree"))?;
-    let mut names = Vec::new();
+    let mut layout = Layout::default();
     harness.phase(|fs| {
-        names = Layout::names(fs)?;
+        layout = Layout::of(fs)?;
         Ok(())
     })?;
-    Ok((Layout::of_image(&**harness.device(), &names)?, harness.layout()?))
+    Ok((layout, harness.layout()?))
 }
 
 /// Seltzer et al. 1995, section 4 and figure 5; Ganger and Kaashoek 1997, section 2.2.

@@ -50,9 +50,53 @@ fn small_files_read(r: Results<'_>, variant: &str) -> Result<f64, &'static str> 
     r.figure("sapuntzakis98-table4.2", "Throughput", variant, "read").map(|rate| rate * 4096.0 / 1e6)
 }
 
-/// All eight.
+/// All eight. What traces of real programs say is added where they have run.
 pub fn answers(results: &[(&str, Outcome)]) -> Vec<Answer> {
-    QUESTIONS.iter().map(|(question, find)| Answer { question, answer: find(Results(results)) }).collect()
+    let r = Results(results);
+    let answer = |n: usize, find: Find| {
+        let traced = traced(r, n).map_or(String::new(), |text| format!(" Traced programs: {text}."));
+        find(r).map(|text| text + &traced)
+    };
+    QUESTIONS.iter().enumerate().map(|(n, (question, find))| Answer { question, answer: answer(n, *find) }).collect()
+}
+
+/// What traces of real programs say to a question.
+fn traced(r: Results<'_>, question: usize) -> Found {
+    let of = |table: &str, program: &str, column: &str| r.figure("real-programs", table, program, column);
+    let each = |programs: &[&str], say: &dyn Fn(&str) -> Found| -> Found {
+        Ok(programs.iter().map(|p| say(p)).collect::<Result<Vec<_>, _>>()?.join("; "))
+    };
+    let readers = ["git status", "grep -r", "tar"];
+    let on = |program: &str| format!("{program}, hdd-2026");
+    let (does, small, large) = ("What programs do", "Reading small files", "Reading large files");
+    match question {
+        0 => each(&readers, &|p| {
+            let [files, bytes] = [of(does, p, "small, %")?, of(does, p, "bytes of small, %")?].map(percent);
+            Ok(format!("of the files that {p} reads {files} have at most 16 KiB, with {bytes} of the bytes"))
+        }),
+        1 | 5 => each(&readers[1..], &|p| {
+            let at = on(p);
+            let [ours, theirs] = [of(small, &at, "both")?, of(small, &at, "neither")?].map(shown);
+            let [our_large, their_large] = [of(large, &at, "both")?, of(large, &at, "neither")?].map(shown);
+            Ok(format!(
+                "{p} waits {ours} ms of hdd-2026 for a MB of small files and {our_large} for one of large files, {theirs} and {their_large} \
+                 without the techniques"
+            ))
+        }),
+        2 => each(&readers, &|p| {
+            Ok(format!("{p} reads {} of its files after a neighbour", percent(of(does, p, "after a neighbour, %")?)))
+        }),
+        6 => each(&["git status", "grep -r", "tar", "cp -r", "rm -r"], &|p| {
+            let time = |way| of("Disk time", &on(p), way);
+            let [ours, off, neither] = [time("both")?, time("both, no prefetch")?, time("neither")?].map(shown);
+            Ok(format!("{p} takes {ours} s of hdd-2026, {off} without prefetching, {neither} without the techniques"))
+        }),
+        7 => each(&readers[1..], &|p| {
+            let [with, without] = [of(large, &on(p), "both")?, of(large, &on(p), "neither")?].map(shown);
+            Ok(format!("{p} waits {with} ms for a MB of large files, {without} without the techniques"))
+        }),
+        _ => Err("real-programs"),
+    }
 }
 
 fn small_files(r: Results<'_>) -> Found {

@@ -51,14 +51,21 @@ impl Tree {
     /// # Errors
     /// Those of the engine.
     pub fn unpack(&self, fs: &Fs, name: &str) -> Result<()> {
+        self.unpack_with(fs, name, &mut |size| vec![0x5a; size])
+    }
+
+    /// The same; `content` gives the contents of files of so many bytes.
+    ///
+    /// # Errors
+    /// Those of the engine.
+    pub fn unpack_with(&self, fs: &Fs, name: &str, content: &mut dyn FnMut(usize) -> Vec<u8>) -> Result<()> {
         let mut dirs: Vec<Ino> = Vec::new();
-        let content = vec![0x5a; self.files.iter().map(|(_, size)| *size).max().unwrap_or(0)];
         let mut files = self.files.iter().enumerate().peekable();
         for (n, parent) in self.parents.iter().enumerate() {
             let (parent, name) = if n == 0 { (ROOT_INO, name.to_string()) } else { (dirs[*parent], dir_name(n)) };
             dirs.push(fs.mkdir(Caller::ROOT, parent, name.as_bytes(), 0o755)?.ino);
             while let Some((i, (_, size))) = files.next_if(|(_, (dir, _))| *dir == n) {
-                create(fs, dirs[n], &file_name(i), &content[..*size])?;
+                create(fs, dirs[n], &file_name(i), &content(*size))?;
             }
         }
         dirs.into_iter().for_each(|ino| fs.forget(ino, 1));

@@ -1,11 +1,14 @@
 //! What is between the engine and a simulated disk: nothing, or a log disk. Experiments set a log disk up here and nowhere else.
 
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
 use std::sync::Arc;
 
-use anyhow::{Context, Result};
-use cffs::device::Device;
+use anyhow::{Context, Result, ensure};
+use cffs::device::{CountingDevice, Device, IoKind};
 use cffs_disk::{Clock, SimDevice, profiles};
-use cffs_logdisk::{CleanPolicy, ImageOptions, ImageStore, LogDisk, LogOptions, LogStats};
+use cffs_logdisk::{CleanPolicy, Compression, ImageOptions, ImageStore, LogDisk, LogOptions, LogStats};
 
 /// Bytes before the first slot of an image, at most and at least (docs/format-log.md).
 const FIRST_SLOT: [u64; 2] = [128 << 10, 1 << 20];
@@ -56,12 +59,14 @@ pub struct LogSetup {
     pub batch: usize,
     /// Clean nodes of the map in memory.
     pub cache_nodes: usize,
+    /// How what is written is compressed.
+    pub compression: Compression,
 }
 
 impl Default for LogSetup {
     fn default() -> LogSetup {
-        let LogOptions { policy, batch_bytes, cache_nodes, .. } = LogOptions::default();
-        LogSetup { policy, segment: 0, batch: batch_bytes, cache_nodes }
+        let LogOptions { policy, batch_bytes, cache_nodes, compression, .. } = LogOptions::default();
+        LogSetup { policy, segment: 0, batch: batch_bytes, cache_nodes, compression }
     }
 }
 
@@ -72,6 +77,7 @@ impl LogSetup {
             policy: self.policy,
             batch_bytes: self.batch,
             cache_nodes: self.cache_nodes,
+            compression: self.compression,
             ..LogOptions::default()
         }
     }
@@ -81,6 +87,15 @@ impl LogSetup {
 pub struct Volume {
     disk: Arc<SimDevice>,
     log: Option<LogSetup>,
+}
+
+/// A volume in use, whose disk counts requests by purpose.
+pub struct CountedVolume {
+    /// What the engine sees.
+    pub device: Arc<dyn Device>,
+    /// The disk.
+    pub counted: Arc<CountingDevice<Arc<SimDevice>>>,
+    log: Option<Arc<LogDisk>>,
 }
 
 /// A volume in use, with nothing in memory at first.
@@ -118,14 +133,51 @@ impl Volume {
         Ok(Volume { disk, log: Some(setup) })
     }
 
+    /// A disk with the contents of an image, which may be in the log layout.
+    ///
+    /// # Errors
+    /// When no disk has this name, it is smaller than the image, or the image cannot be read.
+    pub fn of_image(profile: &str, image: &Path) -> Result<Volume> {
+        let model = profiles::find(profile).with_context(|| format!("no disk is called {profile}"))?.model();
+        let file = File::open(image).with_context(|| image.display().to_string())?;
+        let bytes = file.metadata()?.len() / 4096 * 4096;
+        ensure!(bytes <= model.capacity(), "{} is larger than a disk of {} bytes", image.display(), model.capacity());
+        let disk = Arc::new(SimDevice::new(model, bytes, Arc::new(Clock::default())));
+        let mut piece = vec![0; 1 << 20];
+        let mut at = 0;
+        while at < bytes {
+            let n = (bytes - at).min(piece.len() as u64) as usize;
+            file.read_exact_at(&mut piece[..n], at)?;
+            if piece[..n].iter().any(|b| *b != 0) {
+                disk.contents().write_at(IoKind::Data, at, &piece[..n])?;
+            }
+            at += n as u64;
+        }
+        let log = ImageStore::open(disk.clone()).is_ok().then(LogSetup::default);
+        Ok(Volume { disk, log })
+    }
+
     /// Opens it.
     ///
     /// # Errors
     /// Those of a log disk.
     pub fn open(&self) -> Result<OpenVolume> {
-        let Some(setup) = &self.log else { return Ok(OpenVolume { device: self.disk.clone(), log: None }) };
-        let store = Arc::new(ImageStore::open(self.disk.clone())?);
-        let log = Arc::new(LogDisk::open(store, &setup.options())?);
+        self.open_on(self.disk.clone())
+    }
+
+    /// Opens it, and counts by purpose what is asked of the disk from now on.
+    ///
+    /// # Errors
+    /// Those of a log disk.
+    pub fn open_counted(&self) -> Result<CountedVolume> {
+        let counted = Arc::new(CountingDevice::new(self.disk.clone()));
+        let OpenVolume { device, log } = self.open_on(counted.clone())?;
+        Ok(CountedVolume { device, counted, log })
+    }
+
+    fn open_on(&self, disk: Arc<dyn Device>) -> Result<OpenVolume> {
+        let Some(setup) = &self.log else { return Ok(OpenVolume { device: disk, log: None }) };
+        let log = Arc::new(LogDisk::open(Arc::new(ImageStore::open(disk)?), &setup.options())?);
         Ok(OpenVolume { device: log.clone(), log: Some(log) })
     }
 
@@ -137,6 +189,16 @@ impl Volume {
     /// Whether there is a log disk.
     pub fn is_log(&self) -> bool {
         self.log.is_some()
+    }
+}
+
+impl CountedVolume {
+    /// As [`OpenVolume::close`].
+    ///
+    /// # Errors
+    /// Those of a log disk.
+    pub fn close(self) -> Result<()> {
+        OpenVolume { device: self.device, log: self.log }.close().map(drop)
     }
 }
 

@@ -62,12 +62,12 @@ fn of_image(path: &Path) -> Result<(Layout, u64)> {
     let device = Arc::new(FileDevice::open(path, mode).with_context(|| format!("cannot open {}", path.display()))?);
     let fs = Fs::open(device.clone(), None, MountOptions::default().read_only(true).background(false))
         .with_context(|| format!("cannot read {}", path.display()))?;
-    let names = Layout::names(&fs);
+    let layout = Layout::of(&fs);
     fs.close()?;
-    Ok((Layout::of_image(&*device, &names?)?, device.len()))
+    Ok((layout?, device.len()))
 }
 
 fn of_mount(path: &Path) -> Result<(Layout, u64)> {
     let stat = rustix::fs::statvfs(path).with_context(|| format!("cannot use {}", path.display()))?;
-    Ok((Layout::of_mount(path)?, stat.f_blocks * stat.f_frsize))
+    Ok((super::of_mount(path)?, stat.f_blocks * stat.f_frsize))
 }

@@ -4,6 +4,7 @@
 mod disk;
 mod peer;
 mod report;
+mod traced;
 mod work;
 
 use std::path::{Path, PathBuf};
@@ -64,6 +65,10 @@ pub struct Args {
     /// the kernel lets only one direct write through at a time
     #[arg(long)]
     cffs_loop: bool,
+    /// Record cffs with `cffs trace` during each workload, and compare the requests of the trace with those of the disk. The
+    /// recording costs a little time
+    #[arg(long)]
+    trace: bool,
     /// Also write everything measured to this file
     #[arg(long)]
     json: Option<PathBuf>,
@@ -120,6 +125,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     if rounds > 1 {
         println!("({}: the median of {rounds} rounds in turns, on new disks)", Workload::Fsync.title());
     }
+    let (comparison, same) = report::traced(&rows);
+    print!("{comparison}");
     let verdicts = report::verdicts(&rows);
     let report = report::Report {
         delay: inputs.delay,
@@ -134,7 +141,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         let text = serde_json::to_string_pretty(&report)?;
         std::fs::write(path, text + "\n").with_context(|| format!("cannot write {}", path.display()))?;
     }
-    Ok(ExitCode::from(u8::from(!failed.is_empty())))
+    Ok(ExitCode::from(u8::from(!failed.is_empty() || !same)))
 }
 
 /// A file system and why it was left out, or failed.
@@ -206,6 +213,7 @@ fn prepare_inputs(args: &Args, divisor: u64, dir: &Path, plan: &[Workload]) -> R
         );
     }
     Ok(Inputs {
+        trace: args.trace,
         files: (args.files / divisor).max(1),
         file_bytes: args.file_bytes,
         fsync_files: (args.fsync_files / divisor).max(1),

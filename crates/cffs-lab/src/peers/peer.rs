@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result};
 
 use super::disk::{Counters, Disk};
+use super::traced::Recorder;
 use crate::cleanup::{Cleanup, Guard};
 pub use crate::mounted::Kind as Peer;
 use crate::mounted::{Loop, Mounted};
@@ -94,6 +95,14 @@ impl Session {
         let Some(mount) = self.mount.take() else { return Ok(()) };
         self.peak_memory = self.peak_memory.max(mount.peak_memory().unwrap_or(0));
         mount.unmount()
+    }
+
+    /// Begins to record the mount, if that is wanted.
+    ///
+    /// # Errors
+    /// When the program does not begin.
+    pub fn recorder(&self, wanted: bool) -> Result<Option<Recorder>> {
+        wanted.then(|| Recorder::start(&self.cffs.program, &self.root(), &self.dir)).transpose()
     }
 
     /// Requests until now.

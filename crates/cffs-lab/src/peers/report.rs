@@ -4,6 +4,7 @@ use std::fmt::Write;
 
 use serde::Serialize;
 
+use super::disk::Counters;
 use super::peer::Peer;
 use super::work::{Row, Workload};
 
@@ -191,6 +192,43 @@ pub fn verdict_table(verdicts: &[Verdict]) -> String {
     out
 }
 
+/// The requests of the traces beside those of the disk, and whether they are the same; nothing where nothing was recorded.
+pub fn traced(rows: &[Row]) -> (String, bool) {
+    let recorded: Vec<(&Row, [Counters; 2])> = rows.iter().filter_map(|r| Some((r, r.traced?))).collect();
+    if recorded.is_empty() {
+        return (String::new(), true);
+    }
+    let mut text = format!(
+        "\nrequests of cffs in the trace, and at the disk (the kernel divides long writes on the way)\n{:32} {:>14} {:>14} {:>14} {:>22}\n",
+        "", "reads", "writes", "flushes", "KB"
+    );
+    let mut all_same = true;
+    for (row, [trace, disk]) in recorded {
+        let bytes = |c: &Counters| c.read_bytes + c.write_bytes;
+        let pairs = [(trace.reads, disk.reads), (trace.writes, disk.writes), (trace.flushes, disk.flushes)];
+        let bytes = (bytes(&trace), bytes(&disk));
+        // What the kernel cannot hand over at once, because it is too long or in too many places of memory, are several requests
+        // for the disk.
+        let same = trace.reads == disk.reads
+            && trace.writes <= disk.writes
+            && trace.flushes == disk.flushes
+            && bytes.0 == bytes.1;
+        all_same &= same;
+        let cells: String = pairs.iter().map(|(a, b)| format!(" {:>14}", format!("{a} {b}"))).collect();
+        let kb = format!("{} {}", bytes.0 / 1000, bytes.1 / 1000);
+        text.push_str(&format!(
+            "{:32}{cells} {kb:>22}{}\n",
+            row.workload.title(),
+            match (same, trace.writes == disk.writes) {
+                (true, true) => "",
+                (true, false) => "  divided",
+                (false, _) => "  NOT THE SAME",
+            }
+        ));
+    }
+    (text, all_same)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -207,6 +245,7 @@ mod tests {
             at_mount: Counters::default(),
             at_unmount: Counters::default(),
             warm: false,
+            traced: None,
         }
     }
 

@@ -13,6 +13,7 @@ use serde::Serialize;
 
 use super::disk::Counters;
 use super::peer::{Peer, Session};
+use super::traced::Recorder;
 use crate::cache_check::{self, Returned};
 use crate::process::run_command;
 use crate::tree::Selection;
@@ -131,6 +132,8 @@ pub struct Row {
     pub at_unmount: Counters,
     /// Whether a part of what it returned was in memory before, so that it is not the figure of a cold mount.
     pub warm: bool,
+    /// Requests in a trace of that time, and those of the disk; where cffs was recorded.
+    pub traced: Option<[Counters; 2]>,
 }
 
 impl Row {
@@ -157,6 +160,8 @@ pub struct Inputs {
     pub size: String,
     /// See `size`.
     pub delay: String,
+    /// cffs is recorded, to compare the requests of the trace with those of the disk.
+    pub trace: bool,
 }
 
 /// Runs a plan on one peer; small files and tree on a fresh disk each.
@@ -226,9 +231,11 @@ fn measure_once(session: &mut Session, peer: Peer, workload: Workload, inputs: &
     session.mount()?;
     prepare(&session.root(), workload, inputs)?;
     let mounted = session.counters()?;
+    let recorder = session.recorder(inputs.trace && peer == Peer::Cffs)?;
     let clock = Instant::now();
     let (files, data_bytes) = work(&session.root(), workload, inputs)?;
     let seconds = clock.elapsed().as_secs_f64();
+    let traced = recorder.map(Recorder::finish).transpose()?;
     let done = session.counters()?;
     session.unmount()?;
     let unmounted = session.counters()?;
@@ -242,6 +249,7 @@ fn measure_once(session: &mut Session, peer: Peer, workload: Workload, inputs: &
         at_mount: mounted - start,
         at_unmount: unmounted - done,
         warm: workload.returned(files, data_bytes).was_warm((done - start).read_bytes),
+        traced: traced.map(|traced| [traced, done - mounted]),
     })
 }
 

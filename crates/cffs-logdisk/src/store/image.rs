@@ -180,6 +180,18 @@ impl ImageStore {
         Ok(slot)
     }
 
+    /// Which slots have one of these segments.
+    fn used_slots(&self, segments: &[SegmentId]) -> io::Result<Vec<bool>> {
+        let mut used = vec![false; self.slots() as usize];
+        for &segment in segments {
+            let slot = self.slot(segment)?;
+            if std::mem::replace(&mut used[slot as usize], true) {
+                return Err(corrupt(format!("two segments are in slot {slot}")));
+            }
+        }
+        Ok(used)
+    }
+
     fn place(&self, segment: SegmentId, offset: u64, len: usize) -> io::Result<u64> {
         let slot = self.slot(segment)?;
         if offset.checked_add(len as u64).is_none_or(|end| end > self.slot_bytes) {
@@ -269,14 +281,12 @@ impl SegmentStore for ImageStore {
         Ok((0..self.slots()).collect())
     }
 
+    fn can_adopt(&self, segments: &[SegmentId]) -> io::Result<()> {
+        self.used_slots(segments).map(drop)
+    }
+
     fn adopt(&self, segments: &[SegmentId]) -> io::Result<()> {
-        let mut used = vec![false; self.slots() as usize];
-        for &segment in segments {
-            let slot = self.slot(segment)?;
-            if std::mem::replace(&mut used[slot as usize], true) {
-                return Err(corrupt(format!("two segments are in slot {slot}")));
-            }
-        }
+        let used = self.used_slots(segments)?;
         self.inner.lock().free = (0..self.slots() as u32).rev().filter(|&s| !used[s as usize]).collect();
         Ok(())
     }
@@ -342,8 +352,8 @@ impl SegmentStore for ImageStore {
         self.inner.lock().free.len() as u64 * self.slot_bytes
     }
 
-    fn grow(&self) -> io::Result<()> {
-        let fit = self.device.len().saturating_sub(self.first_slot) / self.slot_bytes;
+    fn grow(&self, bytes: Option<u64>) -> io::Result<()> {
+        let fit = self.device.grow(bytes)?.saturating_sub(self.first_slot) / self.slot_bytes;
         let mut inner = self.inner.lock();
         inner.next_slots = inner.next_slots.max(fit.min(SLOTS_MAX));
         Ok(())

@@ -61,6 +61,13 @@ pub trait SegmentStore: Send + Sync {
     }
     /// Tells a store that was just opened which segments exist. All others are deleted.
     fn adopt(&self, segments: &[SegmentId]) -> io::Result<()>;
+    /// Whether these segments can exist side by side.
+    ///
+    /// # Errors
+    /// `InvalidData` if they cannot.
+    fn can_adopt(&self, _segments: &[SegmentId]) -> io::Result<()> {
+        Ok(())
+    }
     /// The root.
     fn root(&self) -> io::Result<StoreRoot>;
     /// Makes everything before durable, and replaces the root if its sequence number is still `expected`. Returns the
@@ -78,11 +85,12 @@ pub trait SegmentStore: Send + Sync {
     fn capacity(&self) -> u64;
     /// Bytes of segments that can still be created.
     fn available(&self) -> u64;
-    /// Takes in what is beneath and has become larger. It counts from the next root on.
+    /// Takes in what is beneath and has become larger; if `bytes` are given, that is made so long first, where it can be. It counts from the
+    /// next root on.
     ///
     /// # Errors
-    /// `Unsupported` if the store has no size that grows.
-    fn grow(&self) -> io::Result<()> {
+    /// `Unsupported` if the store has no size that grows; `InvalidInput` if what is beneath cannot become so long.
+    fn grow(&self, _bytes: Option<u64>) -> io::Result<()> {
         Err(io::Error::new(io::ErrorKind::Unsupported, "the store cannot grow"))
     }
 }

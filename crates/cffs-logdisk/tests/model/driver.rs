@@ -253,7 +253,11 @@ impl Driver {
                 }
             }
             93 if self.model.branches.len() < 4 => {
-                if let Some(id) = self.any_snapshot() {
+                if self.rng.u32(0..3) == 0 {
+                    let branch = self.disk.new_branch("empty")?;
+                    self.model.branches.insert(branch, Arc::new(vec![0; self.sectors()]));
+                    self.changed();
+                } else if let Some(id) = self.any_snapshot() {
                     let branch = self.disk.clone_snapshot(id, "two")?;
                     self.model.branches.insert(branch, self.model.snapshots[&id].clone());
                     self.changed();

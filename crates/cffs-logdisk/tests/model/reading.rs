@@ -1,7 +1,7 @@
 //! How many requests reading takes.
 
 use cffs_device::{CountingDevice, Device, IoKind, MemoryDevice, ReadRequest};
-use cffs_logdisk::{BLOCK_BYTES, ImageOptions, ImageStore, LogDisk, LogOptions};
+use cffs_logdisk::{BLOCK_BYTES, Compression, ImageOptions, ImageStore, LogDisk, LogOptions};
 use std::io::{self, IoSlice, IoSliceMut};
 use std::sync::{Arc, Mutex};
 
@@ -98,6 +98,43 @@ fn what_a_read_needs_is_asked_for_at_once() {
     assert_eq!(asked(&disk, &mut three), [3]);
     assert_eq!((&a[..512], &a[512..], &b[..]), (&[8; 512][..], &[9; 1024][..], &[3; BLOCK_BYTES][..]));
     disk.read_vectored(IoKind::Data, 512, &mut []).unwrap();
+}
+
+/// Compressed units that were written one behind the other are read with one request, also where some do not compress.
+#[test]
+fn neighbours_come_with_one_request_whatever_their_form() {
+    let device = Arc::new(Batches(MemoryDevice::new(64 << 20), Mutex::default()));
+    let store = ImageStore::format(device.clone(), &ImageOptions { uuid: [3; 16], slot_bytes: 1 << 20 }).unwrap();
+    let options = LogOptions { compression: Compression::Lz4, ..LogOptions::default() };
+    let disk = LogDisk::format(Arc::new(store), 1 << 40, &options).unwrap();
+    let mut rng = fastrand::Rng::with_seed(6);
+    let unit = |n: usize, rng: &mut fastrand::Rng| -> Vec<u8> {
+        (0..16 * BLOCK_BYTES).map(|i| if n % 3 == 1 { rng.u8(..) } else { (i / 100 + n) as u8 }).collect()
+    };
+    let data: Vec<u8> = (0..8).flat_map(|n| unit(n, &mut rng)).collect();
+    disk.write_at(IoKind::Data, 0, &data).unwrap();
+    disk.flush().unwrap();
+    let read = |offset: usize, len: usize| {
+        device.1.lock().unwrap().clear();
+        let mut buf = vec![0; len];
+        disk.read_at(IoKind::Data, offset as u64, &mut buf).unwrap();
+        assert!(buf == data[offset..offset + len], "{len} bytes at {offset}");
+        device.1.lock().unwrap().iter().sum::<usize>()
+    };
+    assert_eq!(read(0, data.len()), 1);
+    for _ in 0..200 {
+        let first = rng.usize(0..data.len() / 512);
+        let sectors = rng.usize(1..=data.len() / 512 - first);
+        assert_eq!(read(first * 512, sectors * 512), 1);
+    }
+    // What was written later is elsewhere.
+    disk.write_at(IoKind::Data, 40 * BLOCK, &[0xee; BLOCK_BYTES]).unwrap();
+    disk.flush().unwrap();
+    let mut changed = data.clone();
+    changed[40 * BLOCK_BYTES..41 * BLOCK_BYTES].fill(0xee);
+    let mut buf = vec![0; data.len()];
+    disk.read_at(IoKind::Data, 0, &mut buf).unwrap();
+    assert!(buf == changed);
 }
 
 #[test]

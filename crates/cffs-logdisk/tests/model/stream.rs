@@ -2,7 +2,8 @@
 
 use cffs_device::{Device, IoKind, MemoryDevice};
 use cffs_logdisk::{
-    BLOCK_BYTES, Compression, ImageOptions, ImageStore, LogDisk, LogOptions, MAIN_BRANCH, Progress, Receiver, send,
+    BLOCK_BYTES, Compression, ImageOptions, ImageStore, LogDisk, LogOptions, MAIN_BRANCH, Outgoing, Progress, Receiver,
+    SendReport, StreamHeader, send,
 };
 use std::io;
 use std::sync::Arc;
@@ -15,6 +16,16 @@ fn disk(uuid: u8, compression: Compression) -> LogDisk {
     let image = ImageOptions { uuid: [uuid; 16], slot_bytes: 256 << 10 };
     let store = Arc::new(ImageStore::format(device, &image).unwrap());
     LogDisk::format(store, BLOCKS * BLOCK, &LogOptions { compression, ..LogOptions::default() }).unwrap()
+}
+
+fn send_to(
+    disk: &LogDisk,
+    from: Option<u64>,
+    to: u64,
+    resume: Option<&Progress>,
+    out: &mut dyn io::Write,
+) -> io::Result<SendReport> {
+    send(disk, &Outgoing { from, to, name: "a name", resume }, out)
 }
 
 fn contents(device: &dyn Device) -> Vec<u8> {
@@ -57,7 +68,7 @@ fn streams_that_are_interrupted_twenty_times_bring_the_same_bytes() {
         let mut interrupted = 0;
         let report = loop {
             let mut stream = Vec::new();
-            let sent = send(&source, earlier, id, progress.as_ref(), &mut stream).unwrap();
+            let sent = send_to(&source, earlier, id, progress.as_ref(), &mut stream).unwrap();
             assert_eq!(sent.stream, stream.len() as u64);
             if interrupted < 20 {
                 stream.truncate(rng.usize(0..stream.len()));
@@ -97,7 +108,7 @@ fn an_incremental_stream_is_what_changed_and_little_more() {
         changed += n * BLOCK;
     }
     let second = source.snapshot(MAIN_BRANCH, "second").unwrap();
-    let report = send(&source, Some(first), second, None, &mut io::sink()).unwrap();
+    let report = send_to(&source, Some(first), second, None, &mut io::sink()).unwrap();
     assert_eq!(report.data, changed);
     assert!(report.stream <= changed + changed / 20, "{changed} bytes changed, {report:?}");
 }
@@ -112,10 +123,14 @@ fn damaged_and_foreign_streams_are_refused() {
     let second = source.snapshot(MAIN_BRANCH, "second").unwrap();
     let stream = |from, to| {
         let mut out = Vec::new();
-        send(&source, from, to, None, &mut out).unwrap();
+        send_to(&source, from, to, None, &mut out).unwrap();
         out
     };
     let (full, step) = (stream(None, first), stream(Some(first), second));
+    let header = StreamHeader::read(&mut &step[..]).unwrap();
+    assert_eq!((header.from, header.to.id, header.name.as_str()), (Some(first), second, "a name"));
+    let backwards = send_to(&source, Some(second), first, None, &mut io::sink()).unwrap_err();
+    assert_eq!(backwards.kind(), io::ErrorKind::InvalidInput);
     for _ in 0..40 {
         let target = disk(2, Compression::None);
         let mut bad = full.clone();
@@ -147,11 +162,11 @@ fn damaged_and_foreign_streams_are_refused() {
     target.write_at(IoKind::Data, offset, &[0x55; 512]).unwrap();
     let progress = receiver.progress().unwrap();
     let mut rest = Vec::new();
-    send(&source, Some(first), second, Some(&progress), &mut rest).unwrap();
+    send_to(&source, Some(first), second, Some(&progress), &mut rest).unwrap();
     assert!(rest.len() < step.len() / 2, "the data is not sent twice");
     assert_eq!(receiver.receive(&mut &rest[..]).unwrap_err().kind(), io::ErrorKind::InvalidData);
     receiver.receive(&mut &step[..]).unwrap();
     assert!(contents(&target) == contents(&source.open_snapshot(second).unwrap()));
     let foreign = Progress { from: None, ..progress };
-    assert!(send(&source, Some(first), second, Some(&foreign), &mut io::sink()).is_err());
+    assert!(send_to(&source, Some(first), second, Some(&foreign), &mut io::sink()).is_err());
 }

@@ -42,7 +42,7 @@ fn a_full_disk_grows_with_its_device() {
     for mb in [7, 20, 20, 64] {
         device.set_len(mb << 20);
         let before = disk.space();
-        let capacity = disk.grow().unwrap();
+        let capacity = disk.grow(None).unwrap();
         assert_eq!(capacity, store.capacity());
         assert!(capacity > (mb << 20) - (256 << 10) && capacity < mb << 20);
         assert!(disk.space().usable >= before.usable);
@@ -55,7 +55,7 @@ fn a_full_disk_grows_with_its_device() {
     let disk = LogDisk::open(Arc::new(ImageStore::open(device).unwrap()), &LogOptions::default()).unwrap();
     assert_filled(&disk, n);
     assert!(disk.check(true).unwrap().is_empty());
-    assert!(matches!(disk.grow(), Ok(c) if c == store.capacity()));
+    assert!(matches!(disk.grow(None), Ok(c) if c == store.capacity()));
 }
 
 /// A crash at any request of the growing leaves the old size or the new one, and all data.
@@ -77,7 +77,7 @@ fn a_crash_while_a_disk_grows_loses_nothing() {
         disk.flush().unwrap();
         short.len.store(16 << 20, std::sync::atomic::Ordering::Relaxed);
         device.requests_left.store(rng.u64(0..25), std::sync::atomic::Ordering::Relaxed);
-        let grown = disk.grow().is_ok();
+        let grown = disk.grow(None).is_ok();
         let more = if grown && rng.bool() {
             (n..n + 300).take_while(|b| disk.write_at(IoKind::Data, b * BLOCK, &[3; BLOCK_BYTES]).is_ok()).count()
         } else {

@@ -137,7 +137,7 @@ impl Cache {
         let mut shard = ls.shard.lock();
         claimed.iter().for_each(|run| shard.in_flight.remove(run.clone()));
         let mut claimed = claimed.into_iter().flatten().peekable();
-        let (mut count, mut along) = (0, 0);
+        let (mut count, mut along, mut prefetched) = (0, 0, 0);
         // What was asked for must outlast the eviction, however small the cache: the caller looks for it next.
         let mut held: Vec<BufRef> = Vec::new();
         for (addr, bytes) in read {
@@ -148,6 +148,7 @@ impl Cache {
             let requested = needed && !speculative;
             let buf = Buf::new(addr, bytes, if requested { Demand::Requested } else { Demand::Prefetched });
             along += u64::from(!needed);
+            prefetched += u64::from(!requested);
             if requested {
                 held.push(buf.clone());
             }
@@ -156,8 +157,9 @@ impl Cache {
         }
         if count > need.end - need.start {
             self.counters.group_reads.fetch_add(1, Ordering::Relaxed);
-            self.counters.group_blocks.fetch_add(count, Ordering::Relaxed);
         }
+        // Those of which it is counted later whether they were used.
+        self.counters.group_blocks.fetch_add(prefetched, Ordering::Relaxed);
         drop(shard);
         self.evict();
         drop(held);

@@ -1,5 +1,6 @@
 //! Attributes.
 
+use super::traced::note_caller;
 use super::xattr::chmod_acl;
 use super::{AtimeMode, Attr, Caller, Fs, SetAttr, TimeSpec, flags, now};
 use crate::error::{Error, Result};
@@ -8,12 +9,30 @@ use crate::format::inode::{FLAG_APPEND, FLAG_IMMUTABLE, FLAG_NOATIME, INLINE_MAX
 use crate::format::xattr::Namespace;
 use crate::format::{FILE_SIZE_MAX, FileType, Ino, Inode};
 use crate::node::{Node, NodeState};
-use crate::trace::Kind;
+use crate::trace::{Detail, Kind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// With relatime, an access time older than this is updated at the next access.
 const RELATIME_MAX_NS: i64 = 24 * 3600 * 1_000_000_000;
+
+/// What a change of attributes changes.
+fn note_set(d: &mut Detail, c: Caller, set: &SetAttr) {
+    let set_bits = [
+        set.perm.is_some(),
+        set.uid.is_some(),
+        set.gid.is_some(),
+        set.size.is_some(),
+        set.atime.is_some(),
+        set.mtime.is_some(),
+    ];
+    d.add_number(set_bits.iter().rev().fold(0, |bits, set| bits << 1 | u64::from(*set)));
+    d.add_number(set.perm.unwrap_or_default().into());
+    d.add_number(set.uid.unwrap_or_default().into());
+    d.add_number(set.gid.unwrap_or_default().into());
+    d.add_number(set.size.unwrap_or_default());
+    note_caller(d, c);
+}
 
 impl Fs {
     /// Attributes of a node.
@@ -45,7 +64,10 @@ impl Fs {
 
     /// Attributes of a file.
     pub fn getattr(&self, ino: Ino) -> Result<Attr> {
-        let _span = self.span(Kind::Getattr, [ino, 0, 0]);
+        self.op(Kind::Getattr, [ino, 0, 0], |_| {}, || self.read_attributes(ino))
+    }
+
+    fn read_attributes(&self, ino: Ino) -> Result<Attr> {
         let node = self.node(ino)?;
         let st = node.state.read();
         if st.freed {
@@ -74,7 +96,17 @@ impl Fs {
 
     /// Changes attributes.
     pub fn setattr(&self, c: Caller, ino: Ino, set: SetAttr) -> Result<Attr> {
-        let _span = self.span(Kind::Setattr, [ino, 0, 0]);
+        self.op(
+            Kind::Setattr,
+            [ino, 0, 0],
+            |d| {
+                note_set(d, c, &set);
+            },
+            || self.set_attributes(c, ino, set),
+        )
+    }
+
+    fn set_attributes(&self, c: Caller, ino: Ino, set: SetAttr) -> Result<Attr> {
         self.writable()?;
         let node = self.node(ino)?;
         {

@@ -1,5 +1,6 @@
 //! Copying between files inside the file system: copy_file_range(2).
 
+use super::traced::note_caller;
 use super::{Caller, Fs, now};
 use crate::error::{Error, Result};
 use crate::format::inode::{FLAG_APPEND, FLAG_IMMUTABLE};
@@ -16,7 +17,19 @@ impl Fs {
     ///
     /// [`Error::Invalid`] when the ranges overlap in one file.
     pub fn copy_range(&self, c: Caller, from: Ino, offset: u64, to: Ino, to_offset: u64, len: u64) -> Result<u64> {
-        let _span = self.span(Kind::Copy, [from, to, len]);
+        self.op(
+            Kind::Copy,
+            [from, to, len],
+            |d| {
+                d.add_number(offset);
+                d.add_number(to_offset);
+                note_caller(d, c);
+            },
+            || self.copy_pieces(c, from, offset, to, to_offset, len),
+        )
+    }
+
+    fn copy_pieces(&self, c: Caller, from: Ino, offset: u64, to: Ino, to_offset: u64, len: u64) -> Result<u64> {
         self.writable()?;
         let (source, target) = (self.getattr(from)?, self.getattr(to)?);
         for a in [&source, &target] {

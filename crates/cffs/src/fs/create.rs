@@ -2,6 +2,7 @@
 
 use super::contents::Contents;
 use super::quota::LimitedAllocator;
+use super::traced::note_caller;
 use super::xattr::{Attributes, Inherited};
 use super::{Attr, Caller, Fs, NewPerm, as_dir, flags, now};
 use crate::dir::{self, DirCtx};
@@ -18,7 +19,7 @@ use crate::journal::Txn;
 use crate::node::{DirState, Node, NodeState};
 use crate::quota::Ids;
 use crate::reservation::Reservation;
-use crate::trace::Kind;
+use crate::trace::{Detail, Kind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -61,14 +62,14 @@ impl Fs {
     /// Creates a regular file. Like every new file but a symbolic link it inherits the directory's default access control
     /// list, if it has one.
     pub fn create(&self, c: Caller, parent: Ino, name: &[u8], perm: impl Into<NewPerm>) -> Result<Attr> {
-        let _span = self.span(Kind::Create, [parent, 0, 0]);
-        self.make(c, parent, name, NewFile { file_type: FileType::Regular, perm: perm.into(), rdev: 0, target: None })
+        let new = NewFile { file_type: FileType::Regular, perm: perm.into(), rdev: 0, target: None };
+        self.make_traced(Kind::Create, c, parent, name, new)
     }
 
     /// Creates a directory.
     pub fn mkdir(&self, c: Caller, parent: Ino, name: &[u8], perm: impl Into<NewPerm>) -> Result<Attr> {
-        let _span = self.span(Kind::Mkdir, [parent, 0, 0]);
-        self.make(c, parent, name, NewFile { file_type: FileType::Directory, perm: perm.into(), rdev: 0, target: None })
+        let new = NewFile { file_type: FileType::Directory, perm: perm.into(), rdev: 0, target: None };
+        self.make_traced(Kind::Mkdir, c, parent, name, new)
     }
 
     /// Creates a file of any type but directory and symbolic link. `rdev` counts for devices.
@@ -83,16 +84,14 @@ impl Fs {
     ) -> Result<Attr> {
         // A mount creates files this way.
         let kind = if file_type == FileType::Regular { Kind::Create } else { Kind::Mknod };
-        let _span = self.span(kind, [parent, 0, 0]);
         if matches!(file_type, FileType::Directory | FileType::Symlink) {
             return Error::invalid("mknod makes neither directories nor symbolic links");
         }
-        self.make(c, parent, name, NewFile { file_type, perm: perm.into(), rdev, target: None })
+        self.make_traced(kind, c, parent, name, NewFile { file_type, perm: perm.into(), rdev, target: None })
     }
 
     /// Creates a symbolic link.
     pub fn symlink(&self, c: Caller, parent: Ino, name: &[u8], target: &[u8]) -> Result<Attr> {
-        let _span = self.span(Kind::Symlink, [parent, 0, 0]);
         if target.is_empty() {
             return Err(Error::NotFound);
         }
@@ -100,12 +99,28 @@ impl Fs {
             return Err(Error::NameTooLong);
         }
         let perm = NewPerm::from(0o777);
-        self.make(c, parent, name, NewFile { file_type: FileType::Symlink, perm, rdev: 0, target: Some(target) })
+        let new = NewFile { file_type: FileType::Symlink, perm, rdev: 0, target: Some(target) };
+        self.make_traced(Kind::Symlink, c, parent, name, new)
+    }
+
+    fn make_traced(&self, kind: Kind, c: Caller, parent: Ino, name: &[u8], new: NewFile<'_>) -> Result<Attr> {
+        let (perm, file_type, rdev) = (new.perm, new.file_type, new.rdev);
+        let target = new.target.map_or(0, <[u8]>::len);
+        let detail = |d: &mut Detail| {
+            d.add_name(name);
+            d.add_number(u64::from(file_type.mode_bits() | perm.bits & !perm.umask));
+            note_caller(d, c);
+            d.add_number(if file_type == FileType::Symlink { target as u64 } else { u64::from(rdev) });
+        };
+        self.op(kind, [parent, 0, 0], detail, || self.make(c, parent, name, new))
     }
 
     /// The target of a symbolic link.
     pub fn readlink(&self, ino: Ino) -> Result<Vec<u8>> {
-        let _span = self.span(Kind::Readlink, [ino, 0, 0]);
+        self.op(Kind::Readlink, [ino, 0, 0], |_| {}, || self.read_target(ino))
+    }
+
+    fn read_target(&self, ino: Ino) -> Result<Vec<u8>> {
         let node = self.node(ino)?;
         let st = node.state.read();
         if st.inode.file_type() != FileType::Symlink {

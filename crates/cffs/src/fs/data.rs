@@ -1,6 +1,7 @@
 //! Reading and writing file contents, and making them durable.
 
 use super::api::DirectWrite;
+use super::traced::note_caller;
 use super::{Caller, Fs, flags, now};
 use crate::error::{Error, Result};
 use crate::file::{self, writeback};
@@ -38,7 +39,10 @@ fn may_write(st: &NodeState, offset: u64) -> Result<()> {
 impl Fs {
     /// Reads from a file; returns the number of bytes, 0 at its end.
     pub fn read(&self, ino: Ino, offset: u64, buf: &mut [u8]) -> Result<usize> {
-        let _span = self.span(Kind::Read, [ino, offset, buf.len() as u64]);
+        self.op(Kind::Read, [ino, offset, buf.len() as u64], |_| {}, || self.read_data(ino, offset, buf))
+    }
+
+    fn read_data(&self, ino: Ino, offset: u64, buf: &mut [u8]) -> Result<usize> {
         let node = self.node(ino)?;
         let st = node.state.read();
         match st.inode.file_type() {
@@ -56,7 +60,17 @@ impl Fs {
 
     /// Writes to a file; returns the number of bytes taken.
     pub fn write(&self, c: Caller, ino: Ino, offset: u64, data: &[u8]) -> Result<usize> {
-        let _span = self.span(Kind::Write, [ino, offset, data.len() as u64]);
+        self.op(
+            Kind::Write,
+            [ino, offset, data.len() as u64],
+            |d| {
+                note_caller(d, c);
+            },
+            || self.write_data(c, ino, offset, data),
+        )
+    }
+
+    fn write_data(&self, c: Caller, ino: Ino, offset: u64, data: &[u8]) -> Result<usize> {
         self.writable()?;
         let node = self.node(ino)?;
         self.throttle(data.len())?;
@@ -208,7 +222,10 @@ impl Fs {
     /// whole file system (Linux passes sync(2) on to some FUSE mounts only). With `data_only`, attributes
     /// that are not needed to read the contents could be left out; they are not.
     pub fn fsync(&self, ino: Ino, _data_only: bool) -> Result<()> {
-        let _span = self.span(Kind::Fsync, [ino, 0, 0]);
+        self.op(Kind::Fsync, [ino, 0, 0], |_| {}, || self.make_durable(ino))
+    }
+
+    fn make_durable(&self, ino: Ino) -> Result<()> {
         self.journal.check_not_shut_down()?;
         if self.opts.read_only {
             return Ok(());
@@ -247,7 +264,10 @@ impl Fs {
 
     /// Makes everything durable.
     pub fn sync(&self) -> Result<()> {
-        let _span = self.span(Kind::Sync, [0; 3]);
+        self.op(Kind::Sync, [0; 3], |_| {}, || self.sync_all())
+    }
+
+    fn sync_all(&self) -> Result<()> {
         self.journal.check_not_shut_down()?;
         if self.opts.read_only {
             return Ok(());
@@ -261,14 +281,12 @@ impl Fs {
 
     /// First position of data at or after `offset`.
     pub fn seek_data(&self, ino: Ino, offset: u64) -> Result<u64> {
-        let _span = self.span(Kind::Seek, [ino, offset, 0]);
-        self.seek(ino, offset, true)
+        self.op(Kind::Seek, [ino, offset, 0], |d| d.add_number(0), || self.seek(ino, offset, true))
     }
 
     /// First position of a hole at or after `offset`; the end of the file counts as one.
     pub fn seek_hole(&self, ino: Ino, offset: u64) -> Result<u64> {
-        let _span = self.span(Kind::Seek, [ino, offset, 0]);
-        self.seek(ino, offset, false)
+        self.op(Kind::Seek, [ino, offset, 0], |d| d.add_number(1), || self.seek(ino, offset, false))
     }
 
     fn seek(&self, ino: Ino, offset: u64, want_data: bool) -> Result<u64> {

@@ -1,9 +1,12 @@
 //! Preallocating, punching holes, zeroing, collapsing and inserting ranges: fallocate(2).
 
+use super::traced::note_caller;
 use super::{Caller, Fs, flags, now};
 use crate::error::{Error, Result};
+use crate::extent;
 use crate::file::preallocate::{self, Exclusive};
 use crate::file::{self, Reclaim, writeback};
+use crate::format::extent::LOGICAL_END;
 use crate::format::inode::{FLAG_APPEND, FLAG_IMMUTABLE, INLINE_MAX, INODE_CORE_SIZE};
 use crate::format::{FILE_SIZE_MAX, FileType, Ino, InodeFormat};
 use crate::node::Node;
@@ -34,14 +37,75 @@ pub enum Fallocate {
     Insert,
 }
 
+impl Fallocate {
+    /// Its number in a trace.
+    fn number(self) -> u64 {
+        match self {
+            Fallocate::Allocate { keep_size } => u64::from(keep_size),
+            Fallocate::PunchHole => 2,
+            Fallocate::Zero { keep_size } => 3 + u64::from(keep_size),
+            Fallocate::Collapse => 5,
+            Fallocate::Insert => 6,
+        }
+    }
+
+    /// The one with a number in a trace.
+    pub fn from_number(n: u64) -> Option<Fallocate> {
+        Some(match n {
+            0 | 1 => Fallocate::Allocate { keep_size: n == 1 },
+            2 => Fallocate::PunchHole,
+            3 | 4 => Fallocate::Zero { keep_size: n == 4 },
+            5 => Fallocate::Collapse,
+            6 => Fallocate::Insert,
+            _ => return None,
+        })
+    }
+}
+
 impl Fs {
+    /// The ranges of a file (offset, length in bytes) that are allocated and were never written, in order, also behind its end. What was
+    /// written and is still in memory counts as never written.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] and [`Error::Io`].
+    pub fn preallocated(&self, ino: Ino) -> Result<Vec<(u64, u64)>> {
+        let node = self.node(ino)?;
+        let st = node.state.read();
+        if st.inode.file_type() != FileType::Regular {
+            return Ok(Vec::new());
+        }
+        let shift = self.geo.frag_shift;
+        let mut all: Vec<(u64, u64)> = Vec::new();
+        extent::for_each(&self.cache, &st.inode, 0..LOGICAL_END, |e| {
+            let (start, len) = (e.logical << shift, e.len << shift);
+            match all.last_mut() {
+                _ if !e.unwritten => {}
+                Some((first, n)) if *first + *n == start => *n += len,
+                _ => all.push((start, len)),
+            }
+            Ok(())
+        })?;
+        Ok(all)
+    }
+
     /// Changes the space of a range of a regular file (bytes).
     ///
     /// [`Error::NoSpace`] when there is not enough for all of it (for [`Fallocate::Allocate`] and [`Fallocate::Zero`] a
     /// part may be allocated then); [`Error::FileTooLarge`] beyond the largest file; [`Error::Invalid`] for an empty
     /// range, or one that cannot be collapsed or inserted.
     pub fn fallocate(&self, c: Caller, ino: Ino, what: Fallocate, offset: u64, len: u64) -> Result<()> {
-        let _span = self.span(Kind::Fallocate, [ino, offset, len]);
+        self.op(
+            Kind::Fallocate,
+            [ino, offset, len],
+            |d| {
+                d.add_number(what.number());
+                note_caller(d, c);
+            },
+            || self.change_space(c, ino, what, offset, len),
+        )
+    }
+
+    fn change_space(&self, c: Caller, ino: Ino, what: Fallocate, offset: u64, len: u64) -> Result<()> {
         self.writable()?;
         let node = self.node(ino)?;
         let _write_lock = self.lock_for_change(&node)?;

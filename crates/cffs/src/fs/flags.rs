@@ -1,5 +1,6 @@
 //! Flags of inodes: what chattr(1) sets.
 
+use super::traced::note_caller;
 use super::{Attr, Caller, Fs, now};
 use crate::error::{Error, Result};
 use crate::format::inode::{
@@ -7,7 +8,7 @@ use crate::format::inode::{
 };
 use crate::format::{FileType, Ino, Inode};
 use crate::node::{Node, NodeState};
-use crate::trace::Kind;
+use crate::trace::{Detail, Kind};
 use std::sync::Arc;
 
 /// [`Error::NotPermitted`] if the file has one of the flags.
@@ -20,6 +21,12 @@ pub(super) fn forbid_inode(inode: &Inode, flags: u32) -> Result<()> {
     if inode.flags & flags == 0 { Ok(()) } else { Err(Error::NotPermitted) }
 }
 
+/// A change of attributes that sets flags.
+fn note_flags(d: &mut Detail, c: Caller, flags: u32) {
+    [1 << 6, u64::from(flags), 0, 0, 0].iter().for_each(|n| d.add_number(*n));
+    note_caller(d, c);
+}
+
 impl Fs {
     /// Sets the flags of a file or directory ([`crate::format::inode::FLAGS`]).
     ///
@@ -27,7 +34,10 @@ impl Fs {
     /// *immutable* and *append-only*. [`Error::Unsupported`] for unknown flags, and for flags that this type of file
     /// cannot have.
     pub fn set_flags(&self, c: Caller, ino: Ino, flags: u32) -> Result<Attr> {
-        let _span = self.span(Kind::Setattr, [ino, 0, 0]);
+        self.op(Kind::Setattr, [ino, 0, 0], |d| note_flags(d, c, flags), || self.change_flags(c, ino, flags))
+    }
+
+    fn change_flags(&self, c: Caller, ino: Ino, flags: u32) -> Result<Attr> {
         self.writable()?;
         let node = self.node(ino)?;
         let locks = FLAG_IMMUTABLE | FLAG_APPEND;

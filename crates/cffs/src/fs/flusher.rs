@@ -41,17 +41,28 @@ impl Fs {
                     }
                 }
                 last = Instant::now();
-                // Errors are kept where fsync and the next operations find them. A file that cannot be written must
-                // not keep the others' changes from becoming durable.
-                let _ = fs.write_back_all(fs.opts.lazytime);
-                if fs.journal.commit().is_ok() && fs.journal.wants_checkpoint() {
-                    let _ = fs.journal.checkpoint();
-                }
+                fs.write_back_and_commit();
             }
         };
         let thread = std::thread::Builder::new().name("cffs-writeback".into()).spawn(body)?;
         *self.background.thread.lock() = Some(thread);
         Ok(())
+    }
+
+    /// What the background thread does at each interval: writes back what is dirty, commits, and empties a log that is full enough.
+    /// For whoever has a mount without that thread ([`crate::MountOptions::background`]) and a clock of his own.
+    pub fn background_step(&self) {
+        let _span = self.span(Kind::Background, [0; 3]);
+        self.write_back_and_commit();
+    }
+
+    fn write_back_and_commit(&self) {
+        // Errors are kept where fsync and the next operations find them. A file that cannot be written must not keep
+        // the others' changes from becoming durable.
+        let _ = self.write_back_all(self.opts.lazytime);
+        if self.journal.commit().is_ok() && self.journal.wants_checkpoint() {
+            let _ = self.journal.checkpoint();
+        }
     }
 
     /// Asks the background thread to write back now.

@@ -9,14 +9,23 @@ use crate::file;
 use crate::format::xattr::{LEARNED, Namespace};
 use crate::format::{FileType, Ino, InodeFormat, ROOT_INO};
 use crate::learning::Chains;
-use crate::trace::Kind;
+use crate::trace::{Detail, Kind};
 
 impl Fs {
     /// A process reads a file, from this byte on: where the key `learned` holds, the order in which processes read small files is
     /// noted, and becomes their place with the next regroup; and of a large file what is mostly read of it comes with the first
     /// request. For mounts; reads by this program itself need not be told.
     pub fn note_read(&self, process: u32, file: Ino, offset: u64, len: usize) {
-        let _span = self.span(Kind::Learn, [file, 0, 0]);
+        let detail = |d: &mut Detail| [u64::from(process), offset, len as u64].iter().for_each(|n| d.add_number(*n));
+        let work = || {
+            self.learn_read(process, file, offset, len);
+            Ok(())
+        };
+        // Nothing of it can fail.
+        let _ = self.op(Kind::Learn, [file, 0, 0], detail, work);
+    }
+
+    fn learn_read(&self, process: u32, file: Ino, offset: u64, len: usize) {
         let Ok(node) = self.node(file) else { return };
         let (parent, small, cacheable) = {
             let st = node.state.read();

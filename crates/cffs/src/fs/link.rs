@@ -4,6 +4,7 @@
 
 use super::create::write_names_ordered;
 use super::quota::handed_down;
+use super::traced::note_caller;
 use super::{Attr, Caller, Fs, Locked, as_dir, flags, now};
 use crate::dir;
 use crate::error::{Error, Result};
@@ -22,7 +23,18 @@ impl Fs {
     ///
     /// [`Error::NotFound`] for any other file without a name.
     pub fn link(&self, c: Caller, ino: Ino, parent: Ino, name: &[u8]) -> Result<Attr> {
-        let _span = self.span(Kind::Link, [parent, ino, 0]);
+        self.op(
+            Kind::Link,
+            [parent, ino, 0],
+            |d| {
+                d.add_name(name);
+                note_caller(d, c);
+            },
+            || self.give_name(c, ino, parent, name),
+        )
+    }
+
+    fn give_name(&self, c: Caller, ino: Ino, parent: Ino, name: &[u8]) -> Result<Attr> {
         self.writable()?;
         Self::check_name(name)?;
         let node = self.node(ino)?;

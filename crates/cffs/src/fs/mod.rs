@@ -28,6 +28,7 @@ mod orphan;
 mod orphan_list;
 #[doc(hidden)]
 pub mod path;
+mod places;
 mod quota;
 mod rate_limit;
 mod regroup;
@@ -38,6 +39,7 @@ mod shutdown;
 #[cfg(test)]
 mod tests;
 mod tmpfile;
+mod traced;
 mod tune;
 mod xattr;
 
@@ -46,9 +48,10 @@ pub use colocation::{COLOCATION_ATTRIBUTE, list_values};
 pub use credit::Usage;
 pub use fallocate::Fallocate;
 pub use grow::Grown;
+pub use places::Piece;
 pub use quota::{QuotaGrace, QuotaLimits, QuotaMismatch, QuotaStatus};
 pub use regroup::{FreeRuns, Regroup, RegroupChange, RegroupGain, RegroupOptions, RegroupOutcome, RegroupStatus};
-pub use scrub::{DeviceUse, Finding, Scrub, ScrubOptions, ScrubOutcome, ScrubStatus};
+pub use scrub::{DeviceUse, Finding, Scrub, ScrubOptions, ScrubOutcome, ScrubStatus, StoredData, StoredStep};
 pub use tune::TrimRange;
 
 use crate::cache::Cache;
@@ -59,6 +62,7 @@ use crate::format::{Geometry, Ino, LAST_SYSTEM_INO, LiveGeometry, ROOT_INO, Supe
 use crate::inode::InodeLocation;
 use crate::journal::Journal;
 use crate::learning::Learning;
+use crate::metadump::Obfuscator;
 use crate::node::{InodeCache, Locked, Node, NodeState};
 use crate::placement::Placement;
 use crate::quota::Quota;
@@ -69,7 +73,7 @@ use background::Background;
 use cffs_device::{CountingDevice, Device, StoppableDevice};
 use credit::Credit;
 use orphan_list::OrphanList;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -125,6 +129,8 @@ pub struct Fs {
     credit: Mutex<Credit>,
     /// Somebody has used it since the last call of [`Fs::was_used`].
     used: AtomicBool,
+    /// Replaces names in traces.
+    trace_obfuscator: RwLock<Option<Obfuscator>>,
     /// A crash may have left data on a thin device that no file has.
     unused_is_stored: AtomicBool,
 }

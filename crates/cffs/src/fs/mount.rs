@@ -23,7 +23,7 @@ use crate::superblocks::read_superblock;
 use crate::trace::{Kind, TracedDevice, Tracer};
 use cffs_buf::AlignedBuf;
 use cffs_device::{CountingDevice, Device, IoKind, OverlayDevice, Purpose, StoppableDevice};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
@@ -283,6 +283,7 @@ impl Fs {
             close_outcome: Mutex::new(None),
             background: Background::default(),
             used: AtomicBool::new(false),
+            trace_obfuscator: RwLock::default(),
             unused_is_stored: AtomicBool::new(crashed && !read_only),
         });
         fs.finish_mount(&replayed.damaged, counters.orphan_head)?;

@@ -8,7 +8,7 @@ use crate::format::dirblock::{self, Entry, EntryKind};
 use crate::format::{Corrupt, FIRST_USER_INO, Ino, NAME_MAX, ROOT_INO};
 use crate::inode::{InodeLocation, read_inode};
 use crate::node::Node;
-use crate::trace::Kind;
+use crate::trace::{Detail, Kind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -26,7 +26,17 @@ impl Fs {
 
     /// Looks up a name. Returns the attributes of its file, with one more reference.
     pub fn lookup(&self, parent: Ino, name: &[u8]) -> Result<Attr> {
-        let _span = self.span(Kind::Lookup, [parent, 0, 0]);
+        self.op(
+            Kind::Lookup,
+            [parent, 0, 0],
+            |d| {
+                d.add_name(name);
+            },
+            || self.look_up(parent, name),
+        )
+    }
+
+    fn look_up(&self, parent: Ino, name: &[u8]) -> Result<Attr> {
         if name.len() > NAME_MAX {
             return Err(Error::NameTooLong);
         }
@@ -103,7 +113,10 @@ impl Fs {
     /// [`Error::Stale`] for a number that no file has, or one of the file system's own, and for a file without a name that
     /// nobody has a reference to, because it is only waiting to be freed; [`Error::Corrupt`], and errors of the device.
     pub fn reference(&self, ino: Ino) -> Result<Attr> {
-        let _span = self.span(Kind::Lookup, [ino, 0, 0]);
+        self.op(Kind::Lookup, [ino, 0, 0], |_| {}, || self.take_reference(ino))
+    }
+
+    fn take_reference(&self, ino: Ino) -> Result<Attr> {
         let possible = ino == ROOT_INO || (FIRST_USER_INO..=self.geo.inodes_max()).contains(&ino);
         if !possible {
             self.journal.check_not_shut_down()?;
@@ -122,7 +135,10 @@ impl Fs {
     /// The parent of a directory (the root's is the root). That of a removed directory may be removed too, and its number
     /// another file's: [`Fs::reference`] tells.
     pub fn parent(&self, dir: Ino) -> Result<Ino> {
-        let _span = self.span(Kind::Lookup, [dir, 0, 0]);
+        self.op(Kind::Lookup, [dir, 0, 0], |_| {}, || self.parent_of(dir))
+    }
+
+    fn parent_of(&self, dir: Ino) -> Result<Ino> {
         let node = self.node(dir)?;
         let st = node.state.read();
         if !st.inode.is_dir() {
@@ -137,7 +153,27 @@ impl Fs {
     /// Lists a directory from behind position `cookie` on (0: all), in the order of its blocks. `f` returns false
     /// to stop, and then the entry counts as not listed. With attributes, each listed entry takes a reference.
     pub fn readdir(&self, dir: Ino, cookie: u64, with_attr: bool, f: &mut dyn FnMut(DirEntry) -> bool) -> Result<()> {
-        let _span = self.span(Kind::Readdir, [dir, cookie, 0]);
+        let (mut count, mut last, mut stopped) = (0u64, cookie, false);
+        let counted = std::cell::Cell::new((0, cookie, false));
+        let detail = |d: &mut Detail| {
+            let (count, last, stopped) = counted.get();
+            d.add_number(u64::from(with_attr));
+            [count, last, u64::from(stopped)].iter().for_each(|n| d.add_number(*n));
+        };
+        self.op(Kind::Readdir, [dir, cookie, 0], detail, || {
+            self.list_names(dir, cookie, with_attr, &mut |entry| {
+                let position = entry.cookie;
+                stopped = !f(entry);
+                if !stopped {
+                    (count, last) = (count + 1, position);
+                }
+                counted.set((count, last, stopped));
+                !stopped
+            })
+        })
+    }
+
+    fn list_names(&self, dir: Ino, cookie: u64, with_attr: bool, f: &mut dyn FnMut(DirEntry) -> bool) -> Result<()> {
         let node = self.node(dir)?;
         let mut cookie = cookie;
         loop {

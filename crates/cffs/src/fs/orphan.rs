@@ -74,10 +74,18 @@ impl Fs {
 
     /// Drops references. A file without a name is freed with the last one.
     pub fn forget(&self, ino: Ino, n: u64) {
-        let _span = self.span(Kind::Forget, [ino, 0, 0]);
-        if let Some(node) = self.inodes.release(ino, n) {
-            self.forget_node(&node, n);
-        }
+        // Nothing of it can fail.
+        let _ = self.op(
+            Kind::Forget,
+            [ino, 0, 0],
+            |d| d.add_number(n),
+            || {
+                if let Some(node) = self.inodes.release(ino, n) {
+                    self.forget_node(&node, n);
+                }
+                Ok(())
+            },
+        );
     }
 
     /// As [`Fs::forget`], for a caller with the node, because its number may belong to another file by now.

@@ -16,14 +16,12 @@ use std::sync::atomic::Ordering;
 impl Fs {
     /// Removes the name of a file other than a directory.
     pub fn unlink(&self, parent: Ino, name: &[u8]) -> Result<()> {
-        let _span = self.span(Kind::Unlink, [parent, 0, 0]);
-        self.remove_name(parent, name, false)
+        self.op(Kind::Unlink, [parent, 0, 0], |d| d.add_name(name), || self.remove_name(parent, name, false))
     }
 
     /// Removes an empty directory.
     pub fn rmdir(&self, parent: Ino, name: &[u8]) -> Result<()> {
-        let _span = self.span(Kind::Rmdir, [parent, 0, 0]);
-        self.remove_name(parent, name, true)
+        self.op(Kind::Rmdir, [parent, 0, 0], |d| d.add_name(name), || self.remove_name(parent, name, true))
     }
 
     fn remove_name(&self, parent: Ino, name: &[u8], directory: bool) -> Result<()> {

@@ -2,6 +2,7 @@
 
 use super::create::{embedded_in, write_names_ordered};
 use super::quota::handed_down;
+use super::traced::note_caller;
 use super::{Caller, Fs, Locked, RenameFlags, as_dir, now};
 use crate::dir::{self, Found};
 use crate::error::{Error, Result};
@@ -32,7 +33,28 @@ impl Fs {
         to: &[u8],
         flags: RenameFlags,
     ) -> Result<()> {
-        let _span = self.span(Kind::Rename, [from_dir, to_dir, 0]);
+        self.op(
+            Kind::Rename,
+            [from_dir, to_dir, 0],
+            |d| {
+                d.add_name(from);
+                d.add_name(to);
+                d.add_number(u64::from(flags.no_replace) | u64::from(flags.exchange) << 1);
+                note_caller(d, c);
+            },
+            || self.change_name(c, from_dir, from, to_dir, to, flags),
+        )
+    }
+
+    fn change_name(
+        &self,
+        c: Caller,
+        from_dir: Ino,
+        from: &[u8],
+        to_dir: Ino,
+        to: &[u8],
+        flags: RenameFlags,
+    ) -> Result<()> {
         self.writable()?;
         Self::check_name(from)?;
         Self::check_name(to)?;

@@ -5,6 +5,7 @@
 //! [`Fs::link`] takes it off the list when it gets its first name.
 
 use super::create::{NewFile, Owner, ids_of_new, table_inline_max};
+use super::traced::note_caller;
 use super::xattr::{Attributes, Inherited};
 use super::{Attr, Caller, Fs, NewPerm, flags, now};
 use crate::error::{Error, Result};
@@ -14,7 +15,7 @@ use crate::inode::InodeLocation;
 use crate::inode::table;
 use crate::journal::Txn;
 use crate::node::Node;
-use crate::trace::Kind;
+use crate::trace::{Detail, Kind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -27,12 +28,19 @@ impl Fs {
     /// [`Error::NotDir`]; [`Error::NotFound`] for a directory that was removed; [`Error::NotPermitted`] for an immutable one;
     /// [`Error::NoSpace`], [`Error::Quota`] and [`Error::ReadOnly`].
     pub fn tmpfile(&self, c: Caller, dir: Ino, perm: impl Into<NewPerm>) -> Result<Attr> {
-        let _span = self.span(Kind::Tmpfile, [dir, 0, 0]);
-        self.writable()?;
         let new = NewFile { file_type: FileType::Regular, perm: perm.into(), rdev: 0, target: None };
+        let detail = |d: &mut Detail| {
+            d.add_number(u64::from(new.perm.bits & !new.perm.umask));
+            note_caller(d, c);
+        };
+        self.op(Kind::Tmpfile, [dir, 0, 0], detail, || self.make_nameless(c, dir, &new))
+    }
+
+    fn make_nameless(&self, c: Caller, dir: Ino, new: &NewFile<'_>) -> Result<Attr> {
+        self.writable()?;
         let dir_node = self.node(dir)?;
         loop {
-            if let Some(node) = self.with_space_for_name(|blocks| self.tmpfile_once(c, blocks, &dir_node, &new))? {
+            if let Some(node) = self.with_space_for_name(|blocks| self.tmpfile_once(c, blocks, &dir_node, new))? {
                 let st = node.state.read();
                 return Ok(self.attr(&node, &st));
             }

@@ -1,5 +1,6 @@
 //! Extended attributes and access control lists.
 
+use super::traced::note_caller;
 use super::{Caller, Fs, Locked, NewPerm, SetXattr, as_dir, flags, now};
 use crate::acl::Acl;
 use crate::colocation;
@@ -18,7 +19,7 @@ use crate::inode::{InodeLocation, table};
 use crate::node::{Node, NodeState};
 use crate::quota::ids_of;
 use crate::reservation::Reservation;
-use crate::trace::Kind;
+use crate::trace::{Detail, Kind};
 use crate::xattr::{self, Fresh, Packed};
 use std::sync::Arc;
 
@@ -147,6 +148,16 @@ pub(super) struct Attributes<'a> {
     pub(super) fresh: Option<Fresh<'a>>,
 }
 
+/// A change of an attribute: its length, all ones where it is removed. A key of co-location is noted itself.
+fn note_attribute(d: &mut Detail, c: Caller, name: &[u8], value: Option<&[u8]>) {
+    d.add_name(name);
+    d.add_number(value.map_or(u64::MAX, |v| v.len() as u64));
+    note_caller(d, c);
+    if let Some(value) = value.filter(|_| name == super::COLOCATION_ATTRIBUTE.as_bytes()) {
+        d.add_name(value);
+    }
+}
+
 impl Fs {
     /// The default access control list of a directory.
     pub(super) fn default_acl(&self, inode: &Inode) -> Result<Option<Vec<u8>>> {
@@ -200,7 +211,17 @@ impl Fs {
     /// [`Error::NoAttribute`] if the file has none of that name; [`Error::Unsupported`] for a name in no known
     /// namespace.
     pub fn getxattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
-        let _span = self.span(Kind::Getxattr, [ino, 0, 0]);
+        self.op(
+            Kind::Getxattr,
+            [ino, 0, 0],
+            |d| {
+                d.add_name(name);
+            },
+            || self.read_attribute(ino, name),
+        )
+    }
+
+    fn read_attribute(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
         let (namespace, rest) = split(name)?;
         let node = self.node(ino)?;
         let st = node.state.read();
@@ -216,7 +237,10 @@ impl Fs {
 
     /// The names of a file's extended attributes.
     pub fn listxattr(&self, ino: Ino) -> Result<Vec<Vec<u8>>> {
-        let _span = self.span(Kind::Getxattr, [ino, 0, 0]);
+        self.op(Kind::Getxattr, [ino, 0, 0], |_| {}, || self.list_attributes(ino))
+    }
+
+    fn list_attributes(&self, ino: Ino) -> Result<Vec<Vec<u8>>> {
         let node = self.node(ino)?;
         let st = node.state.read();
         if st.freed {
@@ -240,7 +264,15 @@ impl Fs {
     /// [`Error::AttributeNameTooLong`], [`Error::ValueTooLong`]; [`Error::NoSpace`] if there is no space, or the file
     /// has too many attributes already.
     pub fn setxattr(&self, c: Caller, ino: Ino, name: &[u8], value: &[u8], how: SetXattr) -> Result<()> {
-        let _span = self.span(Kind::Setxattr, [ino, 0, 0]);
+        self.op(
+            Kind::Setxattr,
+            [ino, 0, 0],
+            |d| note_attribute(d, c, name, Some(value)),
+            || self.set_attribute(c, ino, name, value, how),
+        )
+    }
+
+    fn set_attribute(&self, c: Caller, ino: Ino, name: &[u8], value: &[u8], how: SetXattr) -> Result<()> {
         self.writable()?;
         let (namespace, rest) = split(name)?;
         if value.len() > XATTR_VALUE_MAX {
@@ -302,7 +334,15 @@ impl Fs {
     /// [`Error::NoAttribute`] if there is none of that name (an access control list may be missing); otherwise as
     /// [`Fs::setxattr`].
     pub fn removexattr(&self, c: Caller, ino: Ino, name: &[u8]) -> Result<()> {
-        let _span = self.span(Kind::Setxattr, [ino, 0, 0]);
+        self.op(
+            Kind::Setxattr,
+            [ino, 0, 0],
+            |d| note_attribute(d, c, name, None),
+            || self.remove_attribute(c, ino, name),
+        )
+    }
+
+    fn remove_attribute(&self, c: Caller, ino: Ino, name: &[u8]) -> Result<()> {
         self.writable()?;
         let (namespace, rest) = split(name)?;
         let node = self.node(ino)?;

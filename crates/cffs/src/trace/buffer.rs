@@ -1,5 +1,6 @@
 //! The buffer of a thread: records in the order in which their spans ended, until somebody drains it.
 
+use super::detail::DETAIL_MAX;
 use super::frame::{self, FRAME_MAX};
 use super::record::{Record, encode};
 use parking_lot::Mutex;
@@ -8,7 +9,7 @@ use std::mem;
 /// Most bytes of records of a thread that wait to be drained.
 pub(super) const BUFFER_MAX: usize = 1 << 20;
 /// Room that must be left for a record: more than the longest has.
-const RECORD_MAX: usize = 512;
+const RECORD_MAX: usize = 512 + DETAIL_MAX;
 const _: () = assert!(BUFFER_MAX + 64 < FRAME_MAX);
 
 /// What a thread has recorded.

@@ -26,11 +26,14 @@ impl Classes {
     pub const BACKGROUND: Classes = Classes(1 << 6);
     /// Requests of devices.
     pub const DEVICE: Classes = Classes(1 << 7);
-    /// Everything.
+    /// Everything but what a replay needs.
     pub const ALL: Classes = Classes(0xFF);
+    /// What a replay needs of each operation beside its arguments, names among it. It comes with the operations: where
+    /// this is on, they are.
+    pub const REPLAY: Classes = Classes(1 << 8);
 
     /// Each class with its name.
-    pub const NAMES: [(&str, Classes); 8] = [
+    pub const NAMES: [(&str, Classes); 9] = [
         ("op", Classes::OP),
         ("message", Classes::MESSAGE),
         ("cache", Classes::CACHE),
@@ -39,6 +42,7 @@ impl Classes {
         ("journal", Classes::JOURNAL),
         ("background", Classes::BACKGROUND),
         ("device", Classes::DEVICE),
+        ("replay", Classes::REPLAY),
     ];
 
     /// As a number, a bit for each class.
@@ -47,7 +51,7 @@ impl Classes {
     }
 
     pub(super) fn from_bits(bits: u32) -> Classes {
-        Classes(bits & Classes::ALL.0)
+        Classes(bits & (Classes::ALL.0 | Classes::REPLAY.0))
     }
 
     /// The classes of both.
@@ -72,7 +76,7 @@ impl fmt::Display for Classes {
 impl FromStr for Classes {
     type Err = String;
 
-    /// `all`, `none`, or names separated by commas or plus signs.
+    /// `all` (but `replay`), `none`, or names separated by commas or plus signs. With `replay` comes `op`.
     fn from_str(text: &str) -> Result<Classes, String> {
         let mut all = Classes::NONE;
         for name in text.split([',', '+']).map(str::trim).filter(|n| !n.is_empty()) {
@@ -86,7 +90,7 @@ impl FromStr for Classes {
                 })?,
             });
         }
-        Ok(all)
+        Ok(if all.meets(Classes::REPLAY) { all.with(Classes::OP) } else { all })
     }
 }
 
@@ -97,6 +101,9 @@ mod tests {
     #[test]
     fn names_and_sets() {
         assert_eq!("all".parse(), Ok(Classes::ALL));
+        assert!(!Classes::ALL.meets(Classes::REPLAY), "names are recorded by those alone who ask for them");
+        assert_eq!("replay".parse(), Ok(Classes::REPLAY.with(Classes::OP)));
+        assert_eq!(Classes::from_bits(u32::MAX), Classes::ALL.with(Classes::REPLAY));
         let two: Classes = "op+ device".parse().unwrap();
         assert_eq!((two, two.to_string().as_str()), (Classes::OP.with(Classes::DEVICE), "op,device"));
         assert!(two.meets(Classes::OP) && !two.meets(Classes::CACHE));

@@ -4,13 +4,16 @@ use super::varint::put;
 use crate::format::crc32c;
 
 /// What a file begins with.
-pub const HEADER: [u8; 16] = *b"cffstrac\x01\0\0\0\0\0\0\0";
+pub const HEADER: [u8; 16] = *b"cffstrac\x02\0\0\0\0\0\0\0";
+/// The version before, which has no details of operations. Whoever reads this version reads that one.
+pub(super) const HEADER_1: [u8; 16] = *b"cffstrac\x01\0\0\0\0\0\0\0";
 /// Longest body of a frame, in bytes.
 pub const FRAME_MAX: usize = 4 << 20;
 /// Kinds of frames.
 pub(super) const SPANS: u8 = 1;
 pub(super) const THREAD: u8 = 2;
 pub(super) const INFORMATION: u8 = 3;
+pub(super) const LISTING: u8 = 4;
 /// Longest name of a thread that is kept, in bytes.
 pub(super) const THREAD_NAME_MAX: usize = 64;
 
@@ -42,6 +45,11 @@ pub(super) fn put_thread(out: &mut Vec<u8>, thread: u64, name: &str) {
         put(out, thread);
         out.extend_from_slice(&name.as_bytes()[..end.unwrap_or(0)]);
     });
+}
+
+/// Appends a piece of the listing of a directory.
+pub(super) fn put_listing(out: &mut Vec<u8>, listing: &[u8]) {
+    put_frame(out, LISTING, |out| out.extend_from_slice(listing));
 }
 
 /// A frame with what the recorder knows of the file system: a JSON object. What is longer than a frame is left out.

@@ -10,14 +10,19 @@
 //! as lost. Whoever records the trace drains them ([`Tracer::read`]) as frames ([`frame`]), which [`Reader`] reads again. The
 //! bytes are in `docs/format-trace.md`.
 //!
+//! An operation can be recorded with what a replay needs ([`Detail`]), and the recording can begin with the names in all
+//! directories ([`Listing`]).
+//!
 //! While it is off, a place that could begin a span costs one relaxed load and a branch: no clock, no allocation, no lock.
 
 mod buffer;
 mod causes;
 mod classes;
+mod detail;
 mod device;
 pub mod frame;
 mod kind;
+mod listing;
 mod pending;
 mod reader;
 mod record;
@@ -26,8 +31,10 @@ mod varint;
 
 pub use causes::{Cause, Causes};
 pub use classes::Classes;
+pub use detail::Detail;
 pub(crate) use device::TracedDevice;
 pub use kind::Kind;
+pub use listing::{Listed, Listing};
 pub use reader::{Item, Reader};
 pub use record::{Record, Request};
 pub use tracer::{Span, Tracer};

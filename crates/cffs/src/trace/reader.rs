@@ -1,6 +1,7 @@
 //! Reading a trace.
 
-use super::frame::{FRAME_MAX, HEADER, INFORMATION, SPANS, THREAD, THREAD_NAME_MAX};
+use super::frame::{FRAME_MAX, HEADER, HEADER_1, INFORMATION, LISTING, SPANS, THREAD, THREAD_NAME_MAX};
+use super::listing::Listing;
 use super::record::{Record, decode};
 use super::varint::take;
 use crate::format::crc32c;
@@ -28,6 +29,8 @@ pub enum Item {
     },
     /// What the recorder knew of the file system: a JSON object.
     Information(Vec<u8>),
+    /// Names in a directory at the beginning.
+    Listing(Listing),
 }
 
 /// Reads a trace piece by piece, in memory for one frame.
@@ -54,7 +57,7 @@ impl<R: Read> Reader<R> {
         if header.len() < HEADER.len() || header[..8] != HEADER[..8] {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "this is not a trace of cffs"));
         }
-        if header != HEADER {
+        if header != HEADER && header != HEADER_1 {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "the trace has another version of the format"));
         }
         Ok(Reader { input, items: VecDeque::new(), at: HEADER.len() as u64, cut: false })
@@ -129,6 +132,10 @@ impl<R: Read> Reader<R> {
             }
             INFORMATION => {
                 self.items.push_back(Item::Information(b.to_vec()));
+                Some(())
+            }
+            LISTING => {
+                self.items.push_back(Item::Listing(Listing::decode(b)?));
                 Some(())
             }
             // Of a later version.

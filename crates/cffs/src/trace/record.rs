@@ -1,15 +1,19 @@
 //! A record: one span that has ended. The bytes are in `docs/format-trace.md`.
 
 use super::causes::{Cause, Causes, NAMED_MAX};
+use super::detail::Detail;
 use super::kind::Kind;
 use super::varint::{put, put_signed, take, take_signed};
 use cffs_device::{IoKind, Purpose};
 
 /// Most arguments of a record.
 pub(super) const ARGS_MAX: usize = 3;
-/// Flags beside the number of arguments: a list of causes follows; the number of a transaction follows.
+/// Flags beside the number of arguments: a list of causes follows; the number of a transaction follows; what a replay needs
+/// follows.
 const HAS_CAUSES: u8 = 1 << 7;
 const HAS_TRANSACTION: u8 = 1 << 6;
+const HAS_DETAIL: u8 = 1 << 5;
+const FLAGS: u8 = HAS_CAUSES | HAS_TRANSACTION | HAS_DETAIL;
 
 /// One span.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,6 +36,8 @@ pub struct Record {
     pub transaction: u64,
     /// The work of many: for whom it was done. `cause` says who had it done.
     pub causes: Option<Box<Causes>>,
+    /// What a replay needs; of operations alone, and of those that began in no other one.
+    pub detail: Option<Box<Detail>>,
 }
 
 /// What the third argument of a request says.
@@ -89,7 +95,8 @@ pub(super) fn encode(out: &mut Vec<u8>, r: &Record, before: u64) {
     let args = r.kind.arg_names().len().min(ARGS_MAX);
     let flag = |set: bool, bit: u8| if set { bit } else { 0 };
     out.push(r.kind as u8);
-    out.push(args as u8 | flag(r.causes.is_some(), HAS_CAUSES) | flag(r.transaction != 0, HAS_TRANSACTION));
+    let follows = flag(r.causes.is_some(), HAS_CAUSES) | flag(r.transaction != 0, HAS_TRANSACTION);
+    out.push(args as u8 | follows | flag(r.detail.is_some(), HAS_DETAIL));
     put(out, r.id);
     put(out, r.cause.span);
     out.push(r.cause.origin.map_or(0, |k| k as u8));
@@ -108,6 +115,9 @@ pub(super) fn encode(out: &mut Vec<u8>, r: &Record, before: u64) {
             out.push(*op);
             put(out, *n);
         }
+    }
+    if let Some(detail) = &r.detail {
+        detail.encode(out);
     }
 }
 
@@ -130,7 +140,7 @@ pub(super) fn decode(mut bytes: &[u8], thread: u64, before: u64) -> Option<(u64,
     let Some(kind) = kind else { return Some((start, None)) };
     let duration = take(b)?;
     let mut args = [0; ARGS_MAX];
-    for n in 0..usize::from(flags & !(HAS_CAUSES | HAS_TRANSACTION)) {
+    for n in 0..usize::from(flags & !FLAGS) {
         // A later version may have more.
         let value = take(b)?;
         if let Some(arg) = args.get_mut(n) {
@@ -139,8 +149,9 @@ pub(super) fn decode(mut bytes: &[u8], thread: u64, before: u64) -> Option<(u64,
     }
     let transaction = if flags & HAS_TRANSACTION != 0 { take(b)? } else { 0 };
     let causes = if flags & HAS_CAUSES != 0 { Some(Box::new(decode_causes(b)?)) } else { None };
+    let detail = if flags & HAS_DETAIL != 0 { Some(Box::new(Detail::decode(b)?)) } else { None };
     let cause = Cause { span, origin };
-    Some((start, Some(Record { kind, id, cause, thread, start, duration, args, transaction, causes })))
+    Some((start, Some(Record { kind, id, cause, thread, start, duration, args, transaction, causes, detail })))
 }
 
 fn decode_causes(b: &mut &[u8]) -> Option<Causes> {
@@ -177,6 +188,7 @@ mod tests {
             args: [5, 1 << 40, 0],
             transaction: 0,
             causes: Some(Box::new(causes)),
+            detail: None,
         }
     }
 
@@ -190,7 +202,11 @@ mod tests {
             causes: None,
             ..some()
         };
-        for r in [some(), without] {
+        let mut detail = Detail { errno: 2, inode: 9, ..Detail::default() };
+        detail.add_name(b"name");
+        detail.add_number(u64::MAX);
+        let detailed = Record { detail: Some(Box::new(detail)), ..some() };
+        for r in [some(), without, detailed] {
             for before in [0, 2_000_000, u64::MAX] {
                 let mut out = Vec::new();
                 encode(&mut out, &r, before);

@@ -3,6 +3,7 @@
 use super::buffer::ThreadBuffer;
 use super::causes::{Cause, Causes};
 use super::classes::Classes;
+use super::detail::Detail;
 use super::kind::Kind;
 use super::pending::Pending;
 use super::record::{ARGS_MAX, Record};
@@ -11,13 +12,16 @@ use std::cell::{Cell, RefCell};
 use std::marker::PhantomData;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Numbers tracers, of which a process can have many.
 static TRACERS: AtomicU64 = AtomicU64::new(1);
 
 /// Threads that have ended, and whose buffers are kept until somebody reads them.
 const ENDED_MAX: usize = 64;
+
+/// A recording from which nobody has taken anything for so long was left alone: its recorder was killed.
+const LEFT_ALONE: Duration = Duration::from_secs(5);
 
 thread_local! {
     /// The buffers of this thread, with the number of their tracer. Mostly there is one.
@@ -44,6 +48,8 @@ struct Threads {
     count: u64,
     /// Number of the recording that may drain the buffers.
     recording: u64,
+    /// When it did so for the last time.
+    drained: Option<Instant>,
 }
 
 impl Default for Tracer {
@@ -75,7 +81,15 @@ impl Tracer {
         }
         self.classes.store(classes.bits(), Ordering::Relaxed);
         threads.recording += 1;
+        threads.drained = Some(Instant::now());
         threads.recording
+    }
+
+    /// Whether somebody records, and has taken something in the last seconds, or something is recorded for whoever comes first. Then
+    /// a recording that is of less importance had better not begin.
+    pub fn is_taken(&self) -> bool {
+        let threads = self.threads.lock();
+        self.is_on() && threads.drained.is_none_or(|at| at.elapsed() < LEFT_ALONE)
     }
 
     /// Records other classes from now on. False if another recording has begun meanwhile.
@@ -88,6 +102,11 @@ impl Tracer {
         current
     }
 
+    /// Whether this recording goes on: no other one has begun.
+    pub fn is_current(&self, recording: u64) -> bool {
+        self.threads.lock().recording == recording
+    }
+
     /// Takes what was recorded, as frames: `most` bytes and what completes the buffer of a thread. Nothing is left when it
     /// returns nothing. `None` if another recording has begun meanwhile, which gets the rest.
     pub fn read(&self, recording: u64, most: usize) -> Option<Vec<u8>> {
@@ -95,6 +114,7 @@ impl Tracer {
         if threads.recording != recording {
             return None;
         }
+        threads.drained = Some(Instant::now());
         let mut out = Vec::new();
         for _ in 0..threads.buffers.len() {
             if out.len() >= most {
@@ -181,7 +201,18 @@ impl Tracer {
             tracer: self,
             before,
             joined_before: JOINED.replace(0),
-            record: Record { kind, id, cause, thread: 0, start, duration: 0, args, transaction: 0, causes: None },
+            record: Record {
+                kind,
+                id,
+                cause,
+                thread: 0,
+                start,
+                duration: 0,
+                args,
+                transaction: 0,
+                causes: None,
+                detail: None,
+            },
             _thread: PhantomData,
         }))
     }
@@ -199,7 +230,18 @@ impl Tracer {
     /// Records it.
     pub(super) fn leaf(&self, kind: Kind, start: u64, duration: u64, args: [u64; ARGS_MAX]) {
         let (id, cause) = (self.next_id(), Cause::current());
-        self.push(&Record { kind, id, cause, thread: 0, start, duration, args, transaction: 0, causes: None });
+        self.push(&Record {
+            kind,
+            id,
+            cause,
+            thread: 0,
+            start,
+            duration,
+            args,
+            transaction: 0,
+            causes: None,
+            detail: None,
+        });
     }
 
     fn push(&self, record: &Record) {
@@ -259,6 +301,14 @@ struct Open<'a> {
     _thread: PhantomData<*const ()>,
 }
 
+impl Open<'_> {
+    fn wants_detail(&self) -> bool {
+        self.record.cause.origin.is_none()
+            && self.record.kind.class().meets(Classes::OP)
+            && self.tracer.classes().meets(Classes::REPLAY)
+    }
+}
+
 impl Span<'_> {
     /// Its number; 0 if it is not recorded.
     pub(crate) fn id(&self) -> u64 {
@@ -274,6 +324,19 @@ impl Span<'_> {
     pub(crate) fn set_arg(&mut self, n: usize, value: u64) {
         if let Some(open) = &mut self.0 {
             open.record.args[n] = value;
+        }
+    }
+
+    /// Whether what a replay needs of it is recorded: an operation that is a part of another one is not replayed.
+    #[inline]
+    pub(crate) fn wants_detail(&self) -> bool {
+        self.0.as_ref().is_some_and(|open| open.record.id != 0 && open.wants_detail())
+    }
+
+    /// Sets what a replay needs of it.
+    pub(crate) fn set_detail(&mut self, detail: Detail) {
+        if let Some(open) = &mut self.0 {
+            open.record.detail = Some(Box::new(detail));
         }
     }
 
@@ -427,7 +490,8 @@ mod tests {
         drop(tracer.span(Kind::Lookup, [1, 0, 0]));
         let all = items(&tracer.read(second, 1).unwrap());
         assert!(matches!(all[..], [Item::Thread { .. }, Item::Span(_)]), "{all:?}");
-        assert!(tracer.switch(second, Classes::NONE));
+        assert!(tracer.is_taken(), "somebody has just taken something");
+        assert!(tracer.switch(second, Classes::NONE) && !tracer.is_taken());
     }
 
     #[test]
@@ -435,6 +499,7 @@ mod tests {
         let tracer = Tracer::default();
         tracer.record_from_the_beginning(Classes::ALL);
         drop(tracer.span(Kind::Lookup, [1, 0, 0]));
+        assert!(tracer.is_taken(), "it is for somebody who is still to come");
         let first = tracer.start(Classes::ALL);
         assert_eq!(spans(&tracer.read(first, 1).unwrap()).len(), 1);
     }

@@ -167,7 +167,6 @@ fn with_hardly_any_room_it_does_what_it_can_and_ends() {
 #[test]
 fn a_device_that_dies_in_the_middle_costs_nothing_that_was_there() {
     let mut all = 0;
-    let mut all = 0;
     for room in ROOMS {
         let (dev, files) = aged(room);
         let mut died = 0;

@@ -5,7 +5,7 @@
 //! runs, and only here.
 
 mod cost;
-mod session;
+pub mod session;
 mod work;
 
 use std::collections::BTreeMap;
@@ -43,13 +43,16 @@ fn cffs_program() -> Option<PathBuf> {
 }
 
 /// Where images go: memory, where there is some.
-fn images() -> PathBuf {
+pub fn images() -> PathBuf {
     let memory = Path::new("/dev/shm");
     if memory.is_dir() { memory.to_path_buf() } else { std::env::temp_dir() }
 }
 
 /// The cffs program, or why nothing can be measured here.
-fn able() -> Result<PathBuf, &'static str> {
+///
+/// # Errors
+/// Why not.
+pub fn able() -> Result<PathBuf, &'static str> {
     if !rustix::process::geteuid().is_root() {
         return Err("mounting needs root");
     }
@@ -97,7 +100,7 @@ pub fn peers(scale: u64) -> Result<Outcome> {
                     Some((_, image)) => image.clone(),
                     None => {
                         let image = dir.join(format!("aged{}", images.len()));
-                        let session = Session::new(kind, &program, &dir, &image, "nvme", Some(&words))?;
+                        let session = Session::new(kind, &program, &dir, &image, "nvme", Some((&words, BYTES)))?;
                         let found = match age(session, *level, OPERATIONS / scale, *defragmented) {
                             // A defragmenter may find too little space, and says so in words only.
                             Err(error) if *defragmented && kind != Kind::Cffs => {

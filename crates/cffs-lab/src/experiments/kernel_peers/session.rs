@@ -8,9 +8,8 @@ use cffs::device::{Direct, FileDevice, Lock, OpenMode};
 use cffs::{Fs, MountOptions};
 use cffs_disk::{Counters, profiles};
 
-use super::cost::BYTES;
 use crate::cache_check;
-use crate::layout::Layout;
+use crate::layout::{Layout, of_mount};
 use crate::mount_table::is_mounted;
 pub use crate::mounted::{Kind, LIMIT};
 use crate::mounted::{Loop, Mounted};
@@ -32,7 +31,8 @@ pub struct Session {
 }
 
 impl Session {
-    /// Serves `image` as the disk `profile`. With words for `cffs mkfs` the image is made and formatted first.
+    /// Serves `image` as the disk `profile`. With words for `cffs mkfs` the image is made, of so many bytes,
+    /// and formatted first.
     ///
     /// # Errors
     /// When a program fails.
@@ -42,17 +42,20 @@ impl Session {
         dir: &Path,
         image: &Path,
         profile: &str,
-        format: Option<&[String]>,
+        format: Option<(&[String], u64)>,
     ) -> Result<Session> {
         let model = profiles::find(profile).with_context(|| format!("no disk is called {profile}"))?.model();
-        let contents = if format.is_some() { Sparse::create(image, BYTES)? } else { Sparse::open(image)? };
+        let contents = match format {
+            Some((_, bytes)) => Sparse::create(image, bytes)?,
+            None => Sparse::open(image)?,
+        };
         let medium = Arc::new(TimedDisk::new(contents, model, false));
         let (at, root) = (dir.join("disk"), dir.join("mnt"));
         std::fs::create_dir_all(&at)?;
         std::fs::create_dir_all(&root)?;
         let served = Served::start(medium.clone(), &at)?;
         let over = Loop::attach(&served.file())?;
-        if let Some(words) = format {
+        if let Some((words, _)) = format {
             kind.format(program, words, over.device())?;
         }
         let (program, image) = (program.to_path_buf(), image.to_path_buf());
@@ -104,17 +107,17 @@ impl Session {
             let mode = OpenMode { read_only: true, direct: Direct::Never, lock: Lock::Auto };
             let device = Arc::new(FileDevice::open(&self.image, mode)?);
             let options = MountOptions::default().read_only(true).background(false);
-            let fs = Fs::open(device.clone(), None, options)?;
-            let names = Layout::names(&fs);
+            let fs = Fs::open(device, None, options)?;
+            let layout = Layout::of(&fs);
             fs.close()?;
-            return Ok(Some(Layout::of_image(&*device, &names?)?));
+            return Ok(Some(layout?));
         }
         // fuse2fs has no FIEMAP. The addresses of btrfs are those of its own space, in which chunks of the disk follow each other.
         if self.kind == Kind::Fuse2fs || find_program("filefrag").is_none() {
             return Ok(None);
         }
         self.mount()?;
-        let layout = Layout::of_mount(&self.root);
+        let layout = of_mount(&self.root);
         self.unmount()?;
         layout.map(Some)
     }

@@ -16,6 +16,7 @@ mod data;
 mod device_use;
 mod piece;
 mod recheck;
+mod stored;
 mod volume;
 mod walk;
 
@@ -25,9 +26,7 @@ use super::Fs;
 use super::rate_limit::RateLimit;
 use crate::check::Reader;
 use crate::error::{Error, Result};
-use crate::format::dirblock::{EntryKind, entry_at};
-use crate::format::table::Location;
-use crate::format::{BlockAddr, BlockId, BlockKind, Geometry, Ino, ROOT_INO};
+use crate::format::{BlockAddr, BlockId, Geometry, Ino};
 use crate::trace::Kind;
 use cffs_device::{Device, IoKind, Purpose};
 use parking_lot::Mutex;
@@ -39,8 +38,6 @@ use std::time::Instant;
 
 /// Most findings that are listed. Further ones are only counted.
 const FINDINGS_MAX: usize = 1000;
-/// Greatest depth for which a path is looked up.
-const DEPTH_MAX: usize = 1000;
 
 /// Settings of a scrub.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -119,6 +116,12 @@ pub struct ScrubStatus {
     /// Bytes of data without a known checksum in which the copies of a mirror differ: nothing says which one is right.
     #[serde(default)]
     pub data_differing: u64,
+    /// Bytes of what the device below stores in its own way (a log disk) that were verified.
+    #[serde(default)]
+    pub stored_verified: u64,
+    /// Findings in these.
+    #[serde(default)]
+    pub stored_failed: u64,
     /// The findings, at most a thousand.
     pub findings: Vec<Finding>,
     /// Number of findings, including those that are not listed.
@@ -130,6 +133,26 @@ pub struct ScrubStatus {
     pub seconds: f64,
     /// How it ended; `None` while it runs.
     pub outcome: Option<ScrubOutcome>,
+}
+
+/// What a part of the stored data came to.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StoredStep {
+    /// Where to go on; `None` at the end.
+    pub next: Option<u64>,
+    /// Bytes that were read and verified.
+    pub bytes: u64,
+    /// What is wrong, one line for each thing.
+    pub problems: Vec<String>,
+}
+
+/// Data below a file system that can be verified without it.
+pub trait StoredData {
+    /// Verifies about so many bytes from a place on (0 begins).
+    ///
+    /// # Errors
+    /// It cannot be found out what is stored. What is wrong with it is in the result.
+    fn verify_step(&self, at: u64, bytes: u64) -> io::Result<StoredStep>;
 }
 
 /// A handle to observe and stop a scrub, from any thread.
@@ -281,6 +304,14 @@ impl Fs {
     ///
     /// Fails with [`Error::Invalid`] if the rate is zero. All other errors are the outcome in the status.
     pub fn scrub(&self, options: &ScrubOptions, scrub: &Scrub) -> Result<()> {
+        self.scrub_with(options, scrub, None)
+    }
+
+    /// As [`Fs::scrub`], and then verifies what is stored below, unless only metadata is wanted.
+    ///
+    /// # Errors
+    /// Those of [`Fs::scrub`].
+    pub fn scrub_with(&self, options: &ScrubOptions, scrub: &Scrub, stored: Option<&dyn StoredData>) -> Result<()> {
         self.journal.check_not_shut_down()?;
         if options.rate == Some(0) {
             return Error::invalid("a rate of 0 bytes in a second: nothing would ever be read");
@@ -296,7 +327,11 @@ impl Fs {
         let with_data = self.sums.is_some() && !options.metadata_only;
         let (reported, pieces) = (HashSet::new(), Vec::new());
         let mut walk = Walk { fs: self, scrub, dev: &dev, g, reader, copies, reported, with_data, pieces, began };
-        let outcome = walk.run();
+        let mut outcome = walk.run();
+        if let Some(stored) = stored.filter(|_| outcome.is_ok() && !options.metadata_only) {
+            walk.phase("stored data");
+            outcome = walk.stored(stored);
+        }
         let mut status = scrub.status.lock();
         status.seconds = began.elapsed().as_secs_f64();
         status.outcome = Some(match outcome {
@@ -374,35 +409,13 @@ impl Walk<'_> {
     }
 
     fn list(&mut self, object: String, what: String, inode: Option<Ino>, block: BlockAddr) {
-        let path = inode.and_then(|ino| self.path_of(ino));
+        let path = inode.and_then(|ino| self.fs.path_of(ino));
         self.count(|s| {
             s.findings_total += 1;
             if s.findings.len() < FINDINGS_MAX {
                 s.findings.push(Finding { object, what, inode, block, path });
             }
         });
-    }
-
-    /// A path of an inode, by the entries in which it and its directories are embedded. Names may change meanwhile, so
-    /// the path is only for people to read.
-    fn path_of(&self, ino: Ino) -> Option<String> {
-        let fs = self.fs;
-        let (mut at, mut names) = (ino, Vec::new());
-        while at != ROOT_INO {
-            let Location::Embedded { block, offset } = fs.inodes.locate(&fs.cache, at).ok()? else { return None };
-            let parent = self.with_inode(at, |inode| Ok(inode.parent)).ok()?;
-            let buf = fs.cache.read_meta(BlockId { kind: BlockKind::Dir, addr: block, owner: parent }).ok()?;
-            let bytes = buf.read();
-            let entry = entry_at(&bytes, offset).filter(|e| e.kind == EntryKind::Embedded && e.ino == at)?;
-            names.push(String::from_utf8_lossy(entry.name).into_owned());
-            if names.len() > DEPTH_MAX {
-                return None;
-            }
-            at = parent;
-        }
-        names.push(String::new());
-        names.reverse();
-        Some(if names.len() == 1 { "/".into() } else { names.join("/") })
     }
 
     fn report_block(&mut self, id: BlockId, place: Place, what: String) {

@@ -1,0 +1,269 @@
+//! Programs are recorded on simulated disks, and replayed there and elsewhere.
+
+use cffs::trace::{Classes, Item, Reader, frame};
+use cffs::{AtimeMode, Caller, Fs, Ino, ROOT_INO, RenameFlags, SetAttr, SetXattr};
+use cffs_disk::Counters;
+
+use super::settings::Settings;
+use super::simulated::{made, options, predict};
+use super::system_calls::repeat_all;
+use super::workload::{Workload, total};
+use crate::random::Random;
+
+const C: Caller = Caller::ROOT;
+/// Directories of the tree, and files in each.
+const DIRS: u64 = 24;
+const FILES: u64 = 40;
+
+fn make(fs: &Fs, dir: Ino, name: &str, size: usize) -> cffs::Result<()> {
+    let ino = fs.create(C, dir, name.as_bytes(), 0o644)?.ino;
+    fs.write(C, ino, 0, &super::engine::contents(size))?;
+    fs.forget(ino, 1);
+    Ok(())
+}
+
+fn tree(fs: &Fs) -> cffs::Result<()> {
+    let mut random = Random::new(7);
+    for d in 0..DIRS {
+        let dir = fs.mkdir(C, ROOT_INO, format!("dir{d}").as_bytes(), 0o755)?.ino;
+        for f in 0..FILES {
+            make(fs, dir, &format!("file{f}"), 200 + random.below(16_000) as usize)?;
+        }
+        fs.forget(dir, 1);
+    }
+    make(fs, ROOT_INO, "large", 3 << 20)?;
+    fs.sync()
+}
+
+fn in_dir(fs: &Fs, name: &str, work: impl FnOnce(Ino) -> cffs::Result<()>) -> cffs::Result<()> {
+    let dir = fs.lookup(ROOT_INO, name.as_bytes())?.ino;
+    let outcome = work(dir);
+    fs.forget(dir, 1);
+    outcome
+}
+
+fn with(fs: &Fs, dir: Ino, name: &str, work: impl FnOnce(Ino) -> cffs::Result<()>) -> cffs::Result<()> {
+    let ino = fs.lookup(dir, name.as_bytes())?.ino;
+    let outcome = work(ino);
+    fs.forget(ino, 1);
+    outcome
+}
+
+/// Reads, as grep does; changes and removes, as an editor, a mail server and a build do.
+fn program(fs: &Fs) -> cffs::Result<()> {
+    let mut buffer = vec![0; 128 << 10];
+    for d in 0..DIRS / 2 {
+        in_dir(fs, &format!("dir{d}"), |dir| {
+            let mut names = Vec::new();
+            fs.readdir(dir, 0, d % 2 == 0, &mut |e| {
+                names.push((e.name, e.attr.map(|a| a.ino)));
+                true
+            })?;
+            for (name, referenced) in names {
+                let ino = fs.lookup(dir, &name)?.ino;
+                fs.read(ino, 0, &mut buffer)?;
+                fs.forget(ino, 1 + u64::from(referenced.is_some()));
+            }
+            Ok(())
+        })?;
+    }
+    with(fs, ROOT_INO, "large", |ino| {
+        for at in (0..3 << 20).step_by(128 << 10) {
+            fs.read(ino, at, &mut buffer)?;
+        }
+        fs.setattr(C, ino, SetAttr::default().size(Some(1 << 20))).map(drop)
+    })?;
+    let new = fs.mkdir(C, ROOT_INO, b"new", 0o755)?.ino;
+    for n in 0..60 {
+        let name = format!("message{n}");
+        make(fs, new, &format!("tmp{n}"), 3000)?;
+        with(fs, new, &format!("tmp{n}"), |ino| fs.fsync(ino, false))?;
+        fs.rename(C, new, format!("tmp{n}").as_bytes(), new, name.as_bytes(), RenameFlags::default())?;
+        if n % 3 == 0 {
+            fs.unlink(new, name.as_bytes())?;
+        }
+    }
+    with(fs, new, "message1", |ino| {
+        fs.link(C, ino, ROOT_INO, b"other").map(|a| fs.forget(a.ino, 1))?;
+        fs.setxattr(C, ino, b"user.note", b"something", SetXattr::default())?;
+        fs.getxattr(ino, b"user.note").map(drop)
+    })?;
+    fs.forget(new, 1);
+    in_dir(fs, "dir3", |dir| {
+        for f in 0..FILES {
+            fs.unlink(dir, format!("file{f}").as_bytes())?;
+        }
+        Ok(())
+    })?;
+    fs.rmdir(ROOT_INO, b"dir3")?;
+    in_dir(fs, "dir20", |dir| {
+        for f in 0..FILES / 2 {
+            with(fs, dir, &format!("file{f}"), |ino| fs.write(C, ino, 100, &buffer[..2000]).map(drop))?;
+        }
+        let link = fs.symlink(C, dir, b"link", b"file3")?.ino;
+        fs.readlink(link)?;
+        fs.forget(link, 1);
+        let nameless = fs.tmpfile(C, dir, 0o600)?.ino;
+        fs.write(C, nameless, 0, &buffer[..9000])?;
+        fs.forget(nameless, 1);
+        assert!(fs.lookup(dir, b"nothing").is_err());
+        Ok(())
+    })?;
+    fs.sync()
+}
+
+/// Runs the program there and records it. Returns the trace, and the requests of the disk.
+fn record(on: &str, scramble: bool) -> (Vec<u8>, Counters) {
+    let s: Settings = on.parse().unwrap();
+    let empty = Workload::default();
+    let is_log = s.is_log(&empty);
+    let volume = made(&s, &empty, is_log).unwrap();
+    let opened = volume.open().unwrap();
+    let fs = Fs::open(opened.device.clone(), None, options(&s, &empty, is_log)).unwrap();
+    tree(&fs).unwrap();
+    fs.close().unwrap();
+    opened.close().unwrap();
+    let opened = volume.open().unwrap();
+    let fs = Fs::open(opened.device.clone(), None, options(&s, &empty, is_log)).unwrap();
+    fs.obfuscate_trace(scramble).unwrap();
+    let mut trace = frame::HEADER.to_vec();
+    let mut left = vec![ROOT_INO];
+    while let Some(directory) = left.pop() {
+        let listing = fs.trace_listing(directory, 0).unwrap();
+        assert_eq!(listing.next, 0);
+        left.extend(listing.entries.iter().rev().filter(|e| e.is_dir()).map(|e| e.inode));
+        trace.extend(listing.frame().unwrap());
+    }
+    fs.cool().unwrap();
+    let (before, counted) = (volume.disk().counters(), requests(&fs));
+    let recording = fs.tracer().start(Classes::ALL.with(Classes::REPLAY));
+    program(&fs).unwrap();
+    assert!(fs.tracer().switch(recording, Classes::NONE));
+    let asked = volume.disk().counters() - before;
+    let counted = requests(&fs) - counted;
+    trace.extend(frame::information(br#"{"when":"start","classes":"all"}"#));
+    trace.extend(fs.tracer().read(recording, usize::MAX).unwrap());
+    fs.close().unwrap();
+    opened.close().unwrap();
+    let recorded = Workload::read(&trace[..]).unwrap().recorded_total();
+    assert_eq!(recorded.reads + recorded.writes, counted, "the trace has what the file system has counted");
+    (trace, asked)
+}
+
+/// Reads and writes that the file system has counted.
+fn requests(fs: &Fs) -> u64 {
+    fs.stats().device.kinds.values().map(|k| k.read_requests + k.write_requests).sum()
+}
+
+fn replayed(trace: &[u8], on: &str) -> Counters {
+    let w = Workload::read(trace).unwrap();
+    assert!(w.tree.is_whole && w.lost == 0);
+    let p = predict(&on.parse().unwrap(), &w, None).unwrap();
+    let d = &p.differences;
+    assert_eq!((d.repeated, d.other_outcome, d.unknown), (w.ops.len() as u64, 0, 0), "{:?}", d.first);
+    // The disk divides what is longer than it takes at once.
+    let counted = total(p.purposes.as_ref().unwrap());
+    assert!(p.disk.requests() >= counted.reads + counted.writes && p.disk.time > 0);
+    assert_eq!(counted.bytes, p.disk.read_bytes + p.disk.written_bytes);
+    p.disk
+}
+
+/// Deviation in %.
+fn deviation(predicted: u64, of: u64) -> f64 {
+    (predicted as f64 / of as f64 - 1.0).abs() * 100.0
+}
+
+/// Requests are as predicted, up to so many %, and time up to 10%: how long a disk with an arm takes depends on all that came before.
+fn within(percent: f64, on: &str, predicted: Counters, asked: Counters) {
+    let pairs =
+        [("requests", percent, predicted.requests(), asked.requests()), ("ns", 10.0, predicted.time, asked.time)];
+    for (what, most, p, a) in pairs {
+        let off = deviation(p, a);
+        println!("{on}: {a} {what}, replayed {p}: {off:.2}% off");
+        assert!(off <= most, "{on}: {a} {what}, replayed {p}");
+    }
+}
+
+const HERE: &str = "volume-1ms,size=256M,group=256K";
+
+#[test]
+fn a_replay_on_the_same_disk_asks_for_what_was_recorded() {
+    for on in [HERE, "hdd-2026,size=256M,group=64K,prefetch=off"] {
+        let (trace, asked) = record(on, false);
+        within(2.0, on, replayed(&trace, on), asked);
+    }
+}
+
+#[test]
+fn a_replay_predicts_other_settings() {
+    let (trace, here) = record(HERE, false);
+    let others = [
+        "volume-1ms,size=256M,group=32K",
+        "volume-1ms,size=256M,group=1M",
+        "volume-1ms,size=256M,group=256K,layout=log",
+        "sd-card,size=256M,group=256K,prefetch=off",
+        "hdd-2026,size=256M,group=256K,metadata=sync",
+    ];
+    let mut differs = false;
+    for on in others {
+        let (_, asked) = record(on, false);
+        within(10.0, on, replayed(&trace, on), asked);
+        differs |= deviation(here.requests(), asked.requests()) > 30.0;
+    }
+    assert!(differs, "settings that change nothing test nothing");
+}
+
+#[test]
+fn a_trace_can_be_given_away() {
+    let (trace, asked) = record(HERE, true);
+    for name in ["message", "dir1", "file1", "large", "nothing", "note"] {
+        assert!(!trace.windows(name.len()).any(|w| w == name.as_bytes()), "{name}");
+    }
+    within(2.0, HERE, replayed(&trace, HERE), asked);
+    let (open, _) = record(HERE, false);
+    assert!(open.windows(7).any(|w| w == b"message"));
+}
+
+#[test]
+fn without_a_listing_the_names_come_from_what_was_looked_up() {
+    let (trace, _) = record(HERE, false);
+    let mut reader = Reader::new(&trace[..]).unwrap();
+    let mut listings = 0;
+    while let Some(item) = reader.next_item().unwrap() {
+        listings += usize::from(matches!(item, Item::Listing(_)));
+    }
+    assert_eq!(listings as u64, DIRS + 1);
+    // The frames of the listings come first.
+    let mut at = frame::HEADER.len();
+    for _ in 0..listings {
+        at += 8 + u32::from_le_bytes(trace[at..at + 4].try_into().unwrap()) as usize;
+    }
+    let short = [&frame::HEADER[..], &trace[at..]].concat();
+    let w = Workload::read(&short[..]).unwrap();
+    assert!(!w.tree.is_whole);
+    let p = predict(&HERE.parse().unwrap(), &w, None).unwrap();
+    assert_eq!((p.differences.other_outcome, p.differences.unknown), (0, 0), "{:?}", p.differences.first);
+}
+
+#[test]
+fn system_calls_repeat_the_same_anywhere() {
+    let (trace, _) = record(HERE, false);
+    let w = Workload::read(&trace[..]).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    super::system_calls::build(dir.path(), &w.tree, None).unwrap();
+    let d = repeat_all(dir.path(), &w, false).unwrap();
+    // The file system of the temporary directory may lack attributes, or files without a name.
+    assert!(d.repeated == w.ops.len() as u64 && d.unknown == 0 && d.other_outcome <= 4, "{d:?}");
+    assert_eq!(std::fs::read(dir.path().join("new/message1")).unwrap().len(), 3000);
+    assert!(!dir.path().join("dir3").exists() && !dir.path().join("new/message0").exists());
+    assert_eq!(std::fs::metadata(dir.path().join("large")).unwrap().len(), 1 << 20);
+}
+
+#[test]
+fn what_is_no_recording_for_a_replay_is_refused() {
+    let message = |bytes: &[u8]| Workload::read(bytes).unwrap_err().to_string();
+    assert!(message(b"something else of 16 bytes").contains("not a trace"));
+    assert!(message(&frame::HEADER).contains("--replay"));
+    let s: Settings = "volume-1ms".parse().unwrap();
+    assert_eq!(s.atime, AtimeMode::Relatime);
+}
