@@ -110,6 +110,12 @@ pub fn check(
     steps.show("rebuilding the log disk", 0, 1);
     let store = recover_image(dev.clone()).with_context(|| name.clone()).exit_code(exit::fsck::OPERATIONAL)?;
     let report = rebuild(Arc::new(store), &LogOptions::default()).map_err(|e| {
+        if e.kind() == io::ErrorKind::Unsupported {
+            return with_code(
+                exit::fsck::ERRORS_LEFT,
+                anyhow!("{name}: the log disk is left as it is: {e}: copy them with `cffs convert --layout=log {name} NEW`, or `cffs export`"),
+            );
+        }
         let advice = match e.kind() {
             io::ErrorKind::StorageFull => ": make the image longer with `truncate -s`, and try again",
             _ => "",

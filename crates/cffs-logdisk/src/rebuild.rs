@@ -8,10 +8,13 @@
 //!   in that version, so it counts only if the branch has nothing younger. Snapshots and other branches are not made up: whether a discard
 //!   is missing among the batches cannot be known. They are told.
 //!
+//! A map of the main branch that can be read as a whole is never thrown away: a batch whose summary is damaged is in no new map, and its data may be good.
+//! What a new map lacks is told by the table of segments of the newest checkpoint.
+//!
 //! A discard whose segment is gone is not known any more. So blocks that were discarded may read as what they were before.
 
 use crate::batch::{BATCH_BYTES_MAX, Entry, Logical, Payload, Summary};
-use crate::catalog::MAIN_BRANCH;
+use crate::catalog::{Branch, MAIN_BRANCH};
 use crate::check::check;
 use crate::checkpoint::{RecordFields, RootRecord};
 use crate::codec::{COUNTER_MAX, corrupt};
@@ -133,7 +136,7 @@ fn summary_on(device: &dyn Device, at: u64, length: usize) -> Option<Summary> {
 /// the map. Until the new root is written nothing that counts is overwritten, so this can be done again if it was interrupted.
 ///
 /// # Errors
-/// `NotFound` if there is no batch of a log disk, `StorageFull` if no segment is free for the new map; those of the store.
+/// `NotFound` if there is no batch of a log disk, `Unsupported` if the main branch can be read as it is and only a new map is left to make, `StorageFull` if no segment is free for the new map; those of the store.
 pub fn rebuild(store: Arc<dyn SegmentStore>, options: &LogOptions) -> io::Result<RebuildReport> {
     let mut survey = Survey::of(&*store)?;
     let Some((&last, _)) = survey.batches.last_key_value() else {
@@ -166,6 +169,18 @@ pub fn rebuild(store: Arc<dyn SegmentStore>, options: &LogOptions) -> io::Result
             Err(e) => survey.lost.add(format!("what segments have cannot be counted anew: {e}")),
         }
     }
+    if checkpoints.iter().any(|(order, b)| main_is_whole(&store, root_at(&survey, *order, b), last, options)) {
+        return Err(io::Error::new(
+            io::ErrorKind::Unsupported,
+            "all files can be read as it is, only snapshots or clones cannot, and a new map could lose files",
+        ));
+    }
+    // An older checkpoint does not know the newest segments.
+    let table = checkpoints.first().and_then(|(order, b)| {
+        let mut state = blank(store.clone(), options);
+        state.load_checkpoint(&root_at(&survey, *order, b)).ok().map(|_| state.usage.table)
+    });
+    survey.tell_missing(table.as_ref());
     let fields = checkpoints.iter().find_map(|(_, b)| fields_of(&store, b, options).ok());
     let content = survey.batches.iter().rev().find(|(_, b)| b.has_content).map_or(0, |(order, _)| order.1);
     let mut maker = Maker::new(store, options, std::mem::take(&mut survey.lost), survey.durable);
@@ -206,6 +221,16 @@ fn open_whole(
         }
     }
     Ok((state, problem))
+}
+
+/// Whether a checkpoint and the batches behind it say where everything is that the main branch has. Then only snapshots or other branches are damaged.
+fn main_is_whole(store: &Arc<dyn SegmentStore>, root: RootRecord, last: Order, options: &LogOptions) -> bool {
+    let Ok(state) = open_at(store.clone(), root, &LogOptions { read_only: true, ..options.clone() }) else {
+        return false;
+    };
+    let main = state.catalog.branches.get(&MAIN_BRANCH);
+    let walk = |main: &Branch| main.root.walk(&state.nodes(), &mut |_| Ok(true), &mut |_, _| Ok(()));
+    state.log.sequence > last.1 && main.is_some_and(|main| walk(main).is_ok())
 }
 
 /// Stores a usage that was counted anew, and makes a root.

@@ -197,7 +197,7 @@ impl State {
     }
 
     /// Reads the checkpoint that the root refers to; returns the summary of its batch.
-    fn load_checkpoint(&mut self, root: &RootRecord) -> io::Result<Summary> {
+    pub(crate) fn load_checkpoint(&mut self, root: &RootRecord) -> io::Result<Summary> {
         let (s, bytes) = self.read_record(root.segment, root.offset)?;
         let record = self.decode_record(&bytes)?;
         let fields = record.fields;

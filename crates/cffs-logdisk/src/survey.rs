@@ -6,6 +6,7 @@
 
 use crate::batch::{CONTINUES, Entry, Summary};
 use crate::checkpoint::RootRecord;
+use crate::layouts::SegmentInfo;
 use crate::scan::{are_whole, patience, read_summary, search, summary_at};
 use crate::store::{NO_SEGMENT, SegmentId, SegmentStore};
 use std::collections::{BTreeMap, BTreeSet};
@@ -210,6 +211,23 @@ impl Survey {
             let end = self.ends.get(id).filter(|(said, end)| end > read && self.batches.contains_key(said));
             if let Some((_, end)) = end {
                 self.lost.add(format!("segment {id:#x} cannot be read from byte {read} to {end}"));
+            }
+        }
+    }
+
+    /// Tells segments that a checkpoint has and that could not be read as far; or that no checkpoint tells.
+    pub(crate) fn tell_missing(&mut self, table: Option<&BTreeMap<SegmentId, SegmentInfo>>) {
+        let Some(table) = table else {
+            self.lost.add("the table of segments is lost: whether batches are missing cannot be known".into());
+            return;
+        };
+        for (id, info) in table.iter().filter(|(_, info)| info.live > 0) {
+            let read = self.read.get(id).copied().unwrap_or(0);
+            if read < info.used {
+                self.lost.add(format!(
+                    "segment {id:#x} cannot be read from byte {read} to {}: blocks of files that were there are zeros or as they were before",
+                    info.used
+                ));
             }
         }
     }
