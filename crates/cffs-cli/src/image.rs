@@ -140,7 +140,10 @@ fn read_superblock(
             bail!("a cffs log disk without a file system on it: make one with `cffs mkfs --layout=log --force`")
         }
         Err(Error::Corrupt(c)) if c.0.contains("not a cffs") && on_volume => {
-            bail!("a cffs volume without a file system on it: make one with `cffs mkfs --force`, and all its members")
+            bail!(
+                "a cffs volume at whose beginning no file system was found: if the first member is damaged, another one may have it: \
+                 name that alone, with `--degraded --members OTHER OTHER` (mount: -o degraded,members=OTHER)"
+            )
         }
         Err(Error::Corrupt(c)) if c.0.contains("not a cffs") => match signature::detect(file) {
             Ok(Some(name)) => {

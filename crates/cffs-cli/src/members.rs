@@ -8,7 +8,7 @@ use cffs::Superblock;
 use cffs::device::{Device, FileDevice, IoKind, OpenMode};
 use cffs::format::superblock::SUPERBLOCK_SIZE;
 use cffs_volume::{Candidate, Kind, MemberState, MemberStatus, OpenOptions, Volume, VolumeError};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Opens the volume that `named`, which is open as `file`, is a member of.
@@ -21,13 +21,21 @@ pub fn open_volume(file: &Arc<FileDevice>, named: &Path, parts: &LogArgs) -> any
     let mode = if read_only { OpenMode::READ_ONLY } else { OpenMode::READ_WRITE };
     let mut candidates = vec![Candidate::new(name.to_string(), file.clone())];
     let mut files = vec![file.clone()];
-    for (path, _) in &found[1..] {
-        let other = Arc::new(open_device(path, mode)?);
+    for (path, is_named) in found.split_off(1) {
+        let other = match open_device(&path, mode) {
+            Ok(other) => Arc::new(other),
+            Err(e) if parts.degraded => {
+                eprintln!("cffs: warning: {e:#}: the mirror is used without it");
+                continue;
+            }
+            Err(e) => return Err(e.context(format!("{name}: another member cannot be used{WITHOUT_IT}"))),
+        };
         if !file.is_direct() {
             other.use_buffered()?;
         }
         candidates.push(Candidate::new(path.display().to_string(), other.clone()));
         files.push(other);
+        found.push((path, is_named));
     }
     let wanted = OpenOptions { degraded: parts.degraded, read_only, close_on_drop: true, ..OpenOptions::default() };
     let look = OpenOptions { read_only: true, ..wanted.clone() };
@@ -35,12 +43,8 @@ pub fn open_volume(file: &Arc<FileDevice>, named: &Path, parts: &LogArgs) -> any
     let volume = loop {
         match cffs_volume::open(&candidates, &look) {
             Ok(volume) => break volume,
-            // It was once a member, and happens to lie where one is looked for.
-            Err(VolumeError::Removed { name: removed })
-                if candidates.iter().zip(&found).any(|(c, (_, is_named))| c.name == removed && !is_named) =>
-            {
-                eprintln!("cffs: warning: {removed} was removed from the volume, and is left out");
-                let at = candidates.iter().position(|c| c.name == removed).unwrap_or(0);
+            Err(e) if let Some(at) = to_leave_out(&e, &candidates, &found, parts.degraded) => {
+                eprintln!("cffs: warning: {e}: it is left out");
                 candidates.remove(at);
                 found.remove(at);
                 files.remove(at);
@@ -55,6 +59,21 @@ pub fn open_volume(file: &Arc<FileDevice>, named: &Path, parts: &LogArgs) -> any
     Ok(Arc::new(volume))
 }
 
+/// Which of the candidates an error is about, if the volume can do without it: it was once a member, and happens to lie where one is looked for; or
+/// it was cut short, and the mirror is to be used without it.
+fn to_leave_out(e: &VolumeError, candidates: &[Candidate], found: &[(PathBuf, bool)], degraded: bool) -> Option<usize> {
+    let (name, may_be_named) = match e {
+        VolumeError::Removed { name } => (name, false),
+        VolumeError::TooSmall { name, .. } if degraded => (name, true),
+        _ => return None,
+    };
+    let at = candidates.iter().position(|c| c.name == *name)?;
+    (at > 0 && (may_be_named || !found[at].1)).then_some(at)
+}
+
+/// What helps where another member cannot be used.
+const WITHOUT_IT: &str = " (with --degraded, mount: -o degraded, a mirror is used without it)";
+
 /// An error of opening a volume, with what to do.
 fn advise(e: VolumeError, named: &Path, places: &str) -> anyhow::Error {
     let name = named.display();
@@ -63,6 +82,7 @@ fn advise(e: VolumeError, named: &Path, places: &str) -> anyhow::Error {
             let degraded = if *mirror { "; with --degraded (mount: -o degraded) it is used without them" } else { "" };
             format!(". Looked in {places}: name other places with --members PATH (mount: -o members=PATH){degraded}")
         }
+        VolumeError::TooSmall { .. } => WITHOUT_IT.to_owned(),
         VolumeError::GivenTwice { .. } | VolumeError::TwoVolumes { .. } => {
             format!(
                 ". Looked in {places}: move a copy elsewhere, or name the right files with --members FILE (mount: -o members=FILE)"

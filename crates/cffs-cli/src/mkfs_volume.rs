@@ -5,7 +5,7 @@ use crate::member_search::refuse_same;
 use crate::overwrite::refuse_if_taken;
 use crate::size::parse_size;
 use anyhow::{Context, anyhow, bail};
-use cffs::device::{Device, FileDevice, MemoryDevice, OpenMode};
+use cffs::device::{Device, FileDevice, IoKind, MemoryDevice, OpenMode};
 use cffs_volume::{Candidate, CreateOptions, Kind, OpenOptions, STRIPE_UNIT, Volume};
 use clap::Args;
 use std::fs;
@@ -176,6 +176,14 @@ impl Plan {
 
     /// Makes the volume. What the members contain is lost.
     pub fn make(self) -> anyhow::Result<Arc<Volume>> {
+        for m in &self.members {
+            // One that cannot be written must be known before anything is lost on the others.
+            let Some(file) = &m.file else { continue };
+            let mut first = vec![0; file.sector_size() as usize];
+            file.read_at(IoKind::Super, 0, &mut first)
+                .and_then(|()| file.write_at(IoKind::Super, 0, &first))
+                .with_context(|| format!("{}: give a device that can be written", m.path.display()))?;
+        }
         let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
         let options =
             CreateOptions { stripe_unit: self.unit, created, overwrite: true, ..CreateOptions::new(self.kind) };

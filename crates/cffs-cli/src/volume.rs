@@ -132,7 +132,7 @@ pub fn run(args: &VolumeArgs) -> anyhow::Result<u8> {
             let found = on.member(&report, member).exit_code(exit::fsck::USAGE)?;
             let request = Request::VolumeRemove { member: found.uuid.clone() };
             on.control.call::<()>(&request).exit_code(failure)?;
-            println!("{}: {} is no member any more", on.name, title(found));
+            writeln!(io::stdout(), "{}: {} is no member any more", on.name, title(found))?;
             Ok(0)
         }
         Command::Replace { force, waiting, old, new } => on.replace(old, new, *force, waiting).exit_code(failure),
@@ -268,7 +268,7 @@ impl Mounted {
         let path = self.new_member(&report, file, force, !force)?;
         let request = Request::VolumeAdd { path, overwrite: force, rate: waiting.rate };
         let uuid: String = self.control.call(&request)?;
-        println!("{}: {} is member {uuid}, and gets what it lacks", self.name, file.display());
+        writeln!(io::stdout(), "{}: {} is member {uuid}, and gets what it lacks", self.name, file.display())?;
         self.wait(waiting, "resync", false)
     }
 
@@ -280,7 +280,7 @@ impl Mounted {
         self.control.call::<()>(&request)?;
         let code = self.wait(waiting, "replace", false)?;
         if code == 0 && !waiting.background {
-            println!("{}: {} is in the place of {}", self.name, new.display(), title(old));
+            writeln!(io::stdout(), "{}: {} is in the place of {}", self.name, new.display(), title(old))?;
         }
         Ok(code)
     }
@@ -342,22 +342,30 @@ impl Mounted {
             _ => {}
         }
         let Some(found) = &work.compared else { return Ok(0) };
-        println!(
+        writeln!(
+            io::stdout(),
             "{}: members compared: {}; {} blocks differed, {} could not be read on a member, {} written anew",
             self.name,
             human(found.bytes),
             found.differences,
             found.unreadable,
             found.repaired
-        );
+        )?;
         if found.skipped > 0 {
-            println!("{}: {} were left out, because they are still to be copied", self.name, human(found.skipped));
+            writeln!(
+                io::stdout(),
+                "{}: {} were left out, because they are still to be copied",
+                self.name,
+                human(found.skipped)
+            )?;
         }
         if found.in_log > 0 {
-            println!(
+            writeln!(
+                io::stdout(),
                 "{}: {} blocks of the log differ; its checksums tell what is right when it is needed",
-                self.name, found.in_log
-            );
+                self.name,
+                found.in_log
+            )?;
         }
         if found.unknown + found.lost == 0 {
             return Ok(0);

@@ -379,6 +379,17 @@ fn what_is_wrong_with_a_volume_is_said_and_nothing_is_changed() {
     fails(&["info", &mirror[0]], 1, &["are both member", "--members FILE"]);
     ok(&["info", "--members", &mirror[1], &mirror[0]]);
     fs::remove_file(&copy).unwrap();
+    // A member that was cut short is none: the other one has everything.
+    let elsewhere = temp_dir();
+    let [whole, cut] = [0, 1].map(|i| {
+        let to = image(elsewhere.path(), ["m1", "m2"][i]);
+        fs::copy(&mirror[i], &to).unwrap();
+        to
+    });
+    fs::File::options().write(true).open(&cut).unwrap().set_len(20 << 20).unwrap();
+    fails(&["info", &whole], 1, &["m2 has 20971520 bytes", "--degraded"]);
+    assert!(stderr(&run(&["info", "--degraded", &whole])).contains("left out"));
+    ok(&["export", "--degraded", &whole, elsewhere.path().join("out").to_str().unwrap()]);
     // Without a member a stripe is nothing.
     let away = temp_dir();
     let moved = image(away.path(), "s2");
