@@ -410,6 +410,27 @@ fn what_is_wrong_with_a_volume_is_said_and_nothing_is_changed() {
     fails(&["volume", dir.path().to_str().unwrap(), "status"], 8, &["not on a mounted cffs"]);
 }
 
+/// What stood on the members before does not make them differ where nothing was ever written.
+#[test]
+fn a_mirror_of_devices_that_were_in_use_is_sound() {
+    if !fuse_works() {
+        return;
+    }
+    let dir = temp_dir();
+    let members = ["a", "b"].map(|name| image(dir.path(), name));
+    for (i, member) in members.iter().enumerate() {
+        fs::write(member, vec![i as u8 + 1; 64 << 20]).unwrap();
+    }
+    ok(&["mkfs", "--force", "--mirror", "--group-size", "64K", &members[0], &members[1]]);
+    let (path, name) = mount_point(dir.path());
+    let _mounted = Mounted(path.clone());
+    ok(&["mount", &members[0], &name]);
+    tree(&path);
+    let said = ok(&["volume", &name, "scrub"]);
+    assert!(said.contains("members compared"), "{said}");
+    umount(&name);
+}
+
 #[test]
 fn a_volume_is_asked_for_where_there_is_none() {
     if !fuse_works() {

@@ -27,11 +27,13 @@ impl Fs {
         if g.log_start > 0 && offset >= log.0 && offset + len <= log.1 {
             return Ok(DeviceUse::Log);
         }
-        // A superblock has a block for itself, and fills its first sector.
+        // The first block of each allocation group is for a superblock, which fills its first sector; most have none.
         let block = offset >> g.block_shift;
-        let has_superblock = block == 0 || backup_ags(g).any(|ag| g.ag_start(ag) == block);
-        if has_superblock && offset - (block << g.block_shift) >= SUPERBLOCK_SIZE as u64 {
-            return Ok(DeviceUse::Free);
+        if block < g.total_blocks && block == g.ag_start(g.ag_of(block)) {
+            let has_superblock = block == 0 || backup_ags(g).any(|ag| g.ag_start(ag) == block);
+            if !has_superblock || offset - (block << g.block_shift) >= SUPERBLOCK_SIZE as u64 {
+                return Ok(DeviceUse::Free);
+            }
         }
         let end = offset.saturating_add(len).div_ceil(g.frag_size() as u64).min(g.total_bytes() >> g.frag_shift);
         let start = offset >> g.frag_shift;
