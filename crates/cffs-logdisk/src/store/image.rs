@@ -60,6 +60,18 @@ struct Inner {
     next_slots: u64,
 }
 
+/// Refuses a device that has been cut short.
+fn check_length(sb: &Superblock, device: &dyn Device) -> io::Result<()> {
+    let (need, have) = (sb.first_slot + sb.slots * sb.slot_bytes, device.len());
+    if need <= have {
+        return Ok(());
+    }
+    let what = format!(
+        "the log disk has {need} bytes, the device {have}: make it as long again, as with `truncate -s {need}`"
+    );
+    Err(io::Error::new(io::ErrorKind::InvalidInput, what))
+}
+
 impl ImageStore {
     /// Makes the device an empty store. Everything on it is lost.
     ///
@@ -99,7 +111,7 @@ impl ImageStore {
     /// Opens the store on a device.
     ///
     /// # Errors
-    /// `InvalidData` if neither superblock is whole, or the device is shorter than they say.
+    /// `InvalidData` if neither superblock is whole, `InvalidInput` if the device is shorter than they say.
     pub fn open(device: Arc<dyn Device>) -> io::Result<Self> {
         let mut best: Option<(Superblock, usize)> = None;
         let mut error = corrupt("the device is too short for a log disk");
@@ -111,9 +123,7 @@ impl ImageStore {
             }
         }
         let Some((sb, copy)) = best else { return Err(error) };
-        if sb.first_slot + sb.slots * sb.slot_bytes > device.len() {
-            return Err(corrupt(format!("the log disk has {} slots, the device is shorter", sb.slots)));
-        }
+        check_length(&sb, &*device)?;
         Ok(Self::with(device, sb, 1 - copy))
     }
 
@@ -137,9 +147,7 @@ impl ImageStore {
             }
             (None, None) => return Err(corrupt("no superblock is whole, and nothing tells how the device is divided")),
         };
-        if sb.first_slot + sb.slots * sb.slot_bytes > device.len() {
-            return Err(corrupt(format!("the log disk has {} slots, the device is shorter", sb.slots)));
-        }
+        check_length(&sb, &*device)?;
         if sequence >= SEQUENCE_MAX {
             return Err(corrupt("a batch has an impossible number"));
         }
