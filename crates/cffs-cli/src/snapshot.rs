@@ -80,7 +80,7 @@ enum Command {
     Receive(ReceiveArgs),
     /// Mount a snapshot for reading, or a clone
     ///
-    /// Beside the file system if that is mounted, by the process that serves it: unmounting that ends it. The same as `cffs mount -o snapshot=NAME IMAGE
+    /// If the file system is mounted, the process that serves that serves this too, and unmounting that ends it. The same as `cffs mount -o snapshot=NAME IMAGE
     /// DIR`.
     Mount {
         /// Directory of a mount, or image

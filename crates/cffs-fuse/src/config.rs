@@ -27,7 +27,7 @@ pub enum LogView {
     /// A snapshot or clone, by its name, and nothing else of this log disk in this process.
     Alone(String),
     /// A snapshot or clone, by a process that serves the file system itself.
-    Beside(String),
+    Attached(String),
 }
 
 /// How to mount. Whether the mount is read-only is the engine's business: see [`cffs::Fs::is_read_only`].

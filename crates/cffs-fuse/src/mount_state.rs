@@ -156,8 +156,8 @@ impl MountState {
     pub(crate) fn start_log_maintenance(&self) -> std::io::Result<()> {
         match &self.log_disk {
             Some(disk) if !self.fs.is_read_only() => {
-                // Beside a file system, that cleans.
-                let cleans = !matches!(self.view, LogView::Beside(_));
+                // The mount that one is attached to cleans.
+                let cleans = !matches!(self.view, LogView::Attached(_));
                 self.log_maintenance.start(self.fs.clone(), disk.clone(), cleans)
             }
             _ => Ok(()),
@@ -334,7 +334,7 @@ impl MountState {
         let mut all = serde_json::to_value(self.fs.stats()).map_err(std::io::Error::other)?;
         let mut fuse = serde_json::Value::Object(self.messages.counts());
         // Who unmounts waits for the end of this process; but not where it goes on.
-        let ends = !matches!(self.view, LogView::Beside(_));
+        let ends = !matches!(self.view, LogView::Attached(_));
         fuse["server"] = if ends { server()? } else { serde_json::Value::Null };
         all["fuse"] = fuse;
         if let Some(disk) = &self.log_disk {

@@ -83,7 +83,7 @@ impl Views {
         let config = MountConfig {
             fsname: format!("{image}@{name}"),
             log_disk: Some(disk.clone()),
-            log_view: LogView::Beside(name.to_owned()),
+            log_view: LogView::Attached(name.to_owned()),
             allow_other: options.allow_other,
             default_permissions: options.default_permissions,
             suid: options.suid,

@@ -21,7 +21,7 @@ pub(super) fn carry_out(shared: &MountState, fs: &Fs, asker: Asker, request: &Re
     match request {
         Request::SnapshotList => value(snapshots::list(disk)),
         Request::SnapshotCreate { name } => {
-            if let LogView::Alone(view) | LogView::Beside(view) = shared.view() {
+            if let LogView::Alone(view) | LogView::Attached(view) = shared.view() {
                 return Error::invalid(format!(
                     "this is the snapshot or clone '{view}': snapshots are made of the file system itself, so mount that, or name the image"
                 ));
@@ -47,7 +47,7 @@ pub(super) fn carry_out(shared: &MountState, fs: &Fs, asker: Asker, request: &Re
             value(shared.jobs.receive(disk.clone(), name.clone(), asker.pid, *fd)?)
         }
         Request::SnapshotMount { name, dir, options } => {
-            if let LogView::Beside(view) = shared.view() {
+            if let LogView::Attached(view) = shared.view() {
                 return Error::invalid(format!(
                     "this is '{view}', mounted beside its file system: name the directory of that, or the image"
                 ));

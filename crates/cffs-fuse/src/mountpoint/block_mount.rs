@@ -22,6 +22,9 @@ const FSTYPE: &str = "fuseblk";
 /// The block size that the kernel sets on the block device; it transfers nothing by itself.
 const BLOCK_SIZE: &str = "4096";
 
+/// Loop devices that are tried for one mount. Each failure takes somebody who looks for a mount there at that moment.
+const LOOP_DEVICES_TRIED: usize = 8;
+
 /// A mount that no directory shows yet. The kernel keeps its block device from other users. Dropping it ends it.
 #[derive(Debug)]
 pub struct BlockMount {
@@ -64,8 +67,18 @@ impl BlockMount {
     /// # Errors
     /// As [`BlockMount::of_device`]; and where there are no loop devices, or not for this user.
     pub fn of_file(image: &Path, config: &MountConfig, read_only: bool) -> io::Result<BlockMount> {
-        let device = loop_device::attach(image, read_only)?;
-        BlockMount::of_device(&device.path, config, read_only)
+        // Who looks for a mount on a device that has none any more ([`join`]) makes the kernel take it for one in use for that moment, and the device
+        // may have become this one. All that were tried are kept until one is good, or the same one would come again.
+        let mut tried = Vec::new();
+        loop {
+            let device = loop_device::attach(image, read_only)?;
+            match BlockMount::of_device(&device.path, config, read_only) {
+                Err(e) if e.kind() == io::ErrorKind::ResourceBusy && tried.len() + 1 < LOOP_DEVICES_TRIED => {
+                    tried.push(device);
+                }
+                outcome => return outcome,
+            }
+        }
     }
 
     /// The device number (major, minor) of the block device.

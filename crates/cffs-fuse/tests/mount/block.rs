@@ -11,6 +11,7 @@ use std::io::ErrorKind;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// What is mounted has a file by which the kernel knows it; the file system itself is in memory.
 struct Token {
@@ -148,6 +149,33 @@ fn a_block_mount_becomes_read_only_and_writable_again() {
     fs::write(dir.join("f"), b"new").unwrap();
     session.unmounter().terminate().unwrap();
     session.wait().unwrap();
+}
+
+/// Somebody looks for a mount on a loop device ([`Place::mount_again`] does), which has just been given to another image. For that moment the kernel takes it
+/// for one that has a file system.
+#[test]
+fn mounts_begin_while_others_are_looked_for() {
+    if !block_mounts_work() {
+        return;
+    }
+    let (token, other) = (Token::new(), Token::new());
+    let ended = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !ended.load(Ordering::Relaxed) {
+                for n in (0..32).filter(|n| shown_by(*n).as_deref() == Some(&*token.file)) {
+                    // Without a connection it is none that could begin.
+                    let (device, flags) = (format!("/dev/loop{n}"), rustix::mount::MountFlags::empty());
+                    if rustix::mount::mount(device, other.image.dir(), "fuseblk", flags, None).is_ok() {
+                        rustix::mount::unmount(other.image.dir(), rustix::mount::UnmountFlags::DETACH).unwrap();
+                    }
+                }
+            }
+        });
+        let failed = (0..2000).find_map(|_| BlockMount::of_file(&token.file, &MountConfig::default(), false).err());
+        ended.store(true, Ordering::Relaxed);
+        assert!(failed.is_none(), "{failed:?}");
+    });
 }
 
 fn all_threads_stopped(pid: u32) -> bool {
