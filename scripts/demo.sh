@@ -11,8 +11,9 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 export PATH="$PATH:/usr/sbin:/sbin"
 
-cffs=$PWD/target/release/cffs
-lab=$PWD/target/release/cffs-lab
+target=$(realpath -m "${CARGO_TARGET_DIR:-target}")/release
+cffs=$target/cffs
+lab=$target/cffs-lab
 files=${CFFS_DEMO_FILES:-8000}
 work=$(mktemp -d "${TMPDIR:-/tmp}/cffs-demo-XXXXXX")
 image=$work/cffs.img
