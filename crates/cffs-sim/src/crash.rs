@@ -496,7 +496,7 @@ pub(crate) fn recover(
     drop(fs);
     check_unmounted(&trace.images()).map_err(|t| format!("check after recovery: {t}"))?;
     if let Some(layout) = setup.volume
-        && volume::bring_together(&trace, layout, setup.discard)?
+        && volume::bring_together(&trace, layout, setup.discard, use_it && event.is_multiple_of(4))?
     {
         for member in 0..layout.members {
             let alone = volume::alone(&trace.images(), member);
@@ -508,6 +508,9 @@ pub(crate) fn recover(
 
 /// Mounts what a crash has left on one member of a mirror, and compares: each that counts itself in sync has everything. The others are lost.
 fn recover_alone(h: &History, event: usize, images: &[Image], coverage: &mut Coverage) -> Result<(), String> {
+    if h.setup.volume.is_none() {
+        return Ok(());
+    }
     for member in volume::complete_members(&Trace::new(images.to_vec())) {
         let at = |text: String| format!("member {member} alone: {text}");
         let setup =
@@ -602,10 +605,7 @@ pub fn explore_after(
             let use_it = rng.u8(..4) == 0;
             let recovery = guarded(|| recover(&h, event, images.clone(), use_it, coverage))
                 .map_err(|text| failure(survival, None, text))?;
-            if setup.volume.is_some() {
-                guarded(|| recover_alone(&h, event, &images, coverage))
-                    .map_err(|text| failure(survival, None, text))?;
-            }
+            guarded(|| recover_alone(&h, event, &images, coverage)).map_err(|text| failure(survival, None, text))?;
             for _ in 0..effort.in_recovery.min(recovery.len()) {
                 let mut again = CrashStates::new(images.clone(), &recovery);
                 let at = rng.usize(..=recovery.len());
@@ -613,7 +613,8 @@ pub fn explore_after(
                 let second = Survival::EVERY[rng.usize(..Survival::EVERY.len())];
                 let images = again.crash(second, &mut rng);
                 coverage.in_recovery += 1;
-                guarded(|| recover(&h, event, images, false, coverage))
+                guarded(|| recover(&h, event, images.clone(), false, coverage))
+                    .and_then(|_| guarded(|| recover_alone(&h, event, &images, coverage)))
                     .map_err(|text| failure(survival, Some((at, second)), text))?;
             }
         }

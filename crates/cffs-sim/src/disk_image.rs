@@ -50,6 +50,20 @@ impl Image {
         all
     }
 
+    /// Byte offset of the first chunk at or behind `from` that is not the same in another image of this size. What neither has ever
+    /// written costs nothing.
+    pub fn differs_from(&self, other: &Image, from: u64) -> Option<u64> {
+        let first = from as usize / CHUNK;
+        let zeros = [0; CHUNK];
+        let same = |(a, b): (&Option<Arc<Vec<u8>>>, &Option<Arc<Vec<u8>>>)| match (a, b) {
+            (None, None) => true,
+            (Some(a), Some(b)) => Arc::ptr_eq(a, b) || a == b,
+            (one, other) => one.as_ref().or(other.as_ref()).is_none_or(|data| data[..] == zeros),
+        };
+        let chunks = self.chunks.iter().zip(&other.chunks).enumerate().skip(first);
+        chunks.into_iter().find(|(_, pair)| !same(*pair)).map(|(n, _)| (n * CHUNK) as u64)
+    }
+
     /// Sets a range to one value.
     pub fn fill(&mut self, offset: u64, len: u64, value: u8) {
         let block = [value; CHUNK];

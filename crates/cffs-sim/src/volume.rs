@@ -155,11 +155,12 @@ pub fn alone(images: &[Image], member: usize) -> Vec<Image> {
     (0..images.len()).map(blank).collect()
 }
 
-/// Brings all members of a mirror up to date, and ends it. Says whether it is a mirror. What was discarded may differ, so with `discards` members are not compared.
+/// Brings all members of a mirror up to date, and ends it. Says whether it is a mirror. What was discarded may differ, so with `discards`
+/// members are not compared. With `scrubs` the mirror compares them too, which reads all of them.
 ///
 /// # Errors
 /// Those of the mirror; and that members are not equal then.
-pub fn bring_together(trace: &Trace, layout: VolumeLayout, discards: bool) -> Result<bool, String> {
+pub fn bring_together(trace: &Trace, layout: VolumeLayout, discards: bool, scrubs: bool) -> Result<bool, String> {
     let volume = layout.open(trace, false).map_err(|e| format!("the volume cannot be opened again: {e}"))?;
     let Some(mirror) = volume.mirror() else { return Ok(false) };
     if !mirror.resync(None, &mut |_| true).map_err(|e| format!("resync: {e}"))? {
@@ -168,18 +169,24 @@ pub fn bring_together(trace: &Trace, layout: VolumeLayout, discards: bool) -> Re
     if let Some(m) = mirror.status().members.iter().find(|m| m.state != MemberState::InSync) {
         return Err(format!("{} is {:?} after a resync", m.name, m.state));
     }
-    let mut differs = None;
-    let found = mirror.scrub(
-        None,
-        &mut |d| {
-            differs.get_or_insert(d.offset);
-            cffs_volume::Verdict::Unknown
-        },
-        &mut |_| true,
-    );
-    found.map_err(|e| format!("comparison: {e}"))?;
+    let images = trace.images();
+    let differs = images.iter().skip(1).find_map(|other| images[0].differs_from(other, DATA_OFFSET));
     if let Some(at) = differs.filter(|_| !discards) {
         return Err(format!("members differ at byte {at} after a resync"));
+    }
+    if scrubs {
+        let mut told = None;
+        let unknown = &mut |d: &cffs_volume::Difference<'_>| {
+            told.get_or_insert(d.offset);
+            cffs_volume::Verdict::Unknown
+        };
+        mirror.scrub(None, unknown, &mut |_| true).map_err(|e| format!("scrub: {e}"))?;
+        if let Some(at) = told.filter(|_| differs.is_none()) {
+            return Err(format!("members are equal, and a scrub tells a difference at byte {at}"));
+        }
+        if differs.is_some() && told.is_none() {
+            return Err("members differ, and a scrub tells nothing".into());
+        }
     }
     volume.finish().map_err(|e| format!("end of the volume: {e}"))?;
     Ok(true)

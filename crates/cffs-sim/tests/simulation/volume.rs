@@ -1,6 +1,6 @@
 //! The engine on a volume: beside the reference model, and in crashes, after which each member alone is tried too.
 
-use cffs_sim::crash::{Coverage, Effort, explore_and_shrink};
+use cffs_sim::crash::{Coverage, Effort, explore, explore_and_shrink};
 use cffs_sim::generate::{Bounds, Profile, generate};
 use cffs_sim::ops::show;
 use cffs_sim::run::run;
@@ -24,6 +24,19 @@ fn crashes_on_a_volume_leave_what_was_promised() {
     }
     println!("{coverage:?}");
     assert!(coverage.states > 300 && coverage.promises > 500 && lost > 3, "{coverage:?}, {lost}");
+}
+
+/// Of the end of the log, one member has all and the other a part. Recovery takes it from the first; crashed once more, it needs what
+/// it has written in place by it, whichever member is read then.
+#[test]
+fn what_recovery_takes_from_one_member_is_durable_before_it_is_applied() {
+    let seed = 1_620_000_064;
+    let setup = Setup::numbered(seed).on_volume(seed);
+    let ops = generate(seed, Profile::Large, 100, Bounds { write: 60_000, many: 30 });
+    let effort = Effort { points: 40, survivals: 2, in_recovery: 1 };
+    if let Err(f) = explore(setup, &ops, seed, effort, &mut Coverage::default()) {
+        panic!("{setup}\n{f}");
+    }
 }
 
 #[test]

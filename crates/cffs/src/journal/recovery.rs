@@ -66,6 +66,11 @@ pub fn replay(
     // The first pass finds where the log ends and what was revoked; the second applies. Neither holds the log in memory.
     let mut reader = LogReader::new(log_dev, sb);
     let scan = scan(&mut reader, geo, header)?;
+    if !scan.found.is_empty() && log_dev.copies() > 1 {
+        // Where copies of the device differed, all have now what was read from one. What is written in place needs it on each of
+        // them, also after the next crash.
+        log_dev.flush()?;
+    }
     let mut target = ReplayTarget::new(dev, geo);
     apply(&mut reader, geo, &scan, &mut target)?;
     let mut summary = ReplaySummary {
