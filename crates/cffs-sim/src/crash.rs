@@ -507,7 +507,12 @@ pub(crate) fn recover(
 }
 
 /// Mounts what a crash has left on one member of a mirror, and compares: each that counts itself in sync has everything. The others are lost.
-fn recover_alone(h: &History, event: usize, images: &[Image], coverage: &mut Coverage) -> Result<(), String> {
+pub(crate) fn recover_alone(
+    h: &History,
+    event: usize,
+    images: &[Image],
+    coverage: &mut Coverage,
+) -> Result<(), String> {
     if h.setup.volume.is_none() {
         return Ok(());
     }

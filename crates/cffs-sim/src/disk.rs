@@ -136,6 +136,7 @@ struct Core {
 impl Core {
     fn is_gone(&self, dev: usize) -> bool {
         self.gone.is_some_and(|(gone, first, end)| gone == dev && (first..end).contains(&self.events.len()))
+            || self.faults.as_ref().is_some_and(|f| f.is_gone(dev))
     }
 
     fn check_there(&self, dev: usize) -> io::Result<()> {

@@ -11,6 +11,7 @@ use cffs_logdisk::LogDisk;
 use cffs_volume::Volume;
 use std::cell::RefCell;
 use std::fmt;
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -232,6 +233,25 @@ impl Setup {
         };
         mkfs(&*device, log, &options).map_err(|e| format!("mkfs: {e}"))?;
         device.finish().map_err(|e| format!("end of mkfs: {e}"))
+    }
+
+    /// What a repair works on: the device, and that of an external log. Writable.
+    ///
+    /// # Errors
+    /// A volume or a log disk that cannot be opened.
+    pub(crate) fn open_to_repair(&self, trace: &Trace) -> io::Result<(Arc<dyn Device>, Option<Arc<dyn Device>>)> {
+        let log = self.external_log.then(|| trace.device(1) as Arc<dyn Device>);
+        let device: Arc<dyn Device> = match (self.log_layout, self.volume) {
+            (Some(layout), _) => layout.open(trace, false)?,
+            (_, Some(volume)) => volume.open(trace, false)?,
+            _ => trace.device(0),
+        };
+        Ok((device, log))
+    }
+
+    /// Whether there is a second copy of everything on another device.
+    pub fn is_mirrored(&self) -> bool {
+        self.volume.is_some_and(|v| v.kind == cffs_volume::Kind::Mirror)
     }
 
     /// Number of devices.

@@ -78,8 +78,13 @@ impl VolumeLayout {
         if !read_only && let Some(gone) = self.gone {
             trace.lose(gone);
         }
-        let there = (0..self.members).filter(|n| !trace.is_gone(*n) && self.only.is_none_or(|only| only == *n));
-        open_some(trace, there, read_only)
+        let there = || (0..self.members).filter(|n| !trace.is_gone(*n) && self.only.is_none_or(|only| only == *n));
+        let first = open_some(trace, there(), read_only);
+        match first {
+            // A member that fails at this moment is told; then it is tried again, without that member if it is gone.
+            Err(_) if trace.faults().is_some_and(|plan| plan.hit().is_some()) => open_some(trace, there(), read_only),
+            first => first,
+        }
     }
 
     /// Background work after the `nth` operation: a member that is there again is given back, and a resync goes on a little.

@@ -9,28 +9,32 @@
 //! - what was promised before and after the fault survives; recovery leaves a clean file system whose namespace is that
 //!   after some operation, in order.
 //!
+//! On a mirror, one of whose members fails and tells of it, no operation fails, and each member that counts itself in sync has
+//! everything alone.
+//!
 //! Whatever the device does: no panic and no endless loop, also not in recovery, check and repair; a repair leaves a clean
 //! file system; and every file that is whole if the places that were hit are overwritten with garbage is whole. A bit that
 //! is flipped in metadata is noticed. (Nothing is said about operations after a write that was lost or went astray: old
 //! metadata with a good checksum cannot be told from new.)
 
 use super::{Fault, Hit, Plan, Request};
-use crate::crash::{Coverage, History, guarded, recover, replacement};
+use crate::crash::{Coverage, History, guarded, recover, recover_alone, replacement};
 use crate::disk::{CrashStates, Image, Survival, Trace, as_intended};
 use crate::generate::{Bounds, Profile, generate};
 use crate::model::{Content, Id};
 use crate::ops::{self, Op};
 use crate::run::{SideBySide, changes_contents};
 use crate::setup::Setup;
+use crate::volume::VolumeLayout;
 use crate::walk::survivors;
 use cffs::check::repair::{RepairOptions, repair};
-use cffs::device::{Device, IoKind};
+use cffs::device::IoKind;
 use cffs::format::{BlockKind, META_HEADER_SIZE, get_u32, get_u64};
 use cffs::{Error, Fallocate};
+use cffs_volume::{DATA_OFFSET, Kind};
 use fastrand::Rng;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::sync::Arc;
 
 /// Where a fault strikes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,13 +102,17 @@ pub fn requests(setup: Setup, ops: &[Op]) -> Result<[(Phase, u64); 3], String> {
         let quiet = |phase| Case { phase, fault: Fault::Error, at: u64::MAX, seed: 1 };
         let used = in_use(setup, ops, quiet(Phase::Use), true, &mut ignored)?.1;
         let recovered = in_recovery(setup, ops, quiet(Phase::Recovery), &mut ignored)?;
-        let repaired = in_repair(setup, ops, quiet(Phase::Repair), &mut ignored)?;
+        let repaired = match setup.log_layout {
+            Some(_) => 0,
+            None => in_repair(setup, ops, quiet(Phase::Repair), &mut ignored)?,
+        };
         Ok([(Phase::Use, used), (Phase::Recovery, recovered), (Phase::Repair, repaired)])
     })
 }
 
-/// The histories of a sequence with so many requests: an error at each of them, the other faults at some.
-pub fn cases(requests: [(Phase, u64); 3], seed: u64) -> Vec<Case> {
+/// The histories of a sequence with so many requests: an error at each of them, the other faults at some. On a log disk only what the
+/// device tells of and bits that a read gets wrong, because a repair of the file system does not mend a log disk.
+pub fn cases(setup: Setup, requests: [(Phase, u64); 3], seed: u64) -> Vec<Case> {
     let mut rng = Rng::with_seed(seed);
     let mut out = Vec::new();
     for (phase, n) in requests {
@@ -115,6 +123,10 @@ pub fn cases(requests: [(Phase, u64); 3], seed: u64) -> Vec<Case> {
             out.extend((0..some).map(|_| Case { phase, fault, at: rng.u64(..n.max(1)), seed: rng.u64(..) }));
         }
     }
+    let below = [Fault::Lost, Fault::Misdirected, Fault::FlippedMedium, Fault::Unreadable];
+    if setup.log_layout.is_some() {
+        out.retain(|case| case.phase != Phase::Repair && !below.contains(&case.fault));
+    }
     out
 }
 
@@ -123,6 +135,18 @@ pub fn setup(seed: u64) -> Setup {
     let small = crate::bounded::setup(seed % crate::bounded::VARIANTS);
     // Two allocation groups: with a copy of the superblock.
     Setup { device: 36 << 20, cache: [256 << 10, 2 << 20][seed as usize / 8 % 2], ..small }
+}
+
+/// The same on a mirror.
+pub fn setup_on_mirror(seed: u64) -> Setup {
+    let members = 2 + usize::from(seed.is_multiple_of(4));
+    let volume = Some(VolumeLayout { kind: Kind::Mirror, members, unit: 0, gone: None, only: None });
+    Setup { volume, external_log: false, data_sums: seed.is_multiple_of(3), ..setup(seed) }
+}
+
+/// The same on a log disk.
+pub fn setup_on_log_disk(seed: u64) -> Setup {
+    setup(seed).on_log_disk(seed)
 }
 
 /// The operations of a seed.
@@ -149,7 +173,10 @@ pub fn run(setup: Setup, ops: &[Op], case: Case, tally: &mut Tally) -> Result<()
 }
 
 /// Whether an error may come of a fault.
-fn is_due(fault: Fault, e: &Error) -> bool {
+fn is_due(setup: Setup, fault: Fault, e: &Error) -> bool {
+    if setup.is_mirrored() && fault.is_told() {
+        return false;
+    }
     match e {
         Error::Io(_) | Error::Corrupt(_) | Error::ReadOnly => true,
         Error::NoSpace => fault == Fault::Full,
@@ -179,7 +206,7 @@ fn in_use(setup: Setup, ops: &[Op], case: Case, quiet: bool, tally: &mut Tally) 
     match SideBySide::on(setup, trace.clone(), 0) {
         Err(e) => {
             tally.errors += 1;
-            if struck(&trace).is_none() {
+            if struck(&trace).is_none() || setup.is_mirrored() && case.fault.is_told() {
                 return Err(e);
             }
         }
@@ -194,7 +221,7 @@ fn in_use(setup: Setup, ops: &[Op], case: Case, quiet: bool, tally: &mut Tally) 
                         history.unmounted(trace.len());
                         closed = true;
                     }
-                    Err(e) if struck(&trace).is_some() && is_due(case.fault, &e) => tally.errors += 1,
+                    Err(e) if struck(&trace).is_some() && is_due(setup, case.fault, &e) => tally.errors += 1,
                     Err(e) => return Err(format!("unmount: {e}")),
                 }
             }
@@ -225,9 +252,11 @@ fn in_use(setup: Setup, ops: &[Op], case: Case, quiet: bool, tally: &mut Tally) 
 /// Whether what was hit has no checksum. A request for metadata can bring in what lies around it too.
 fn in_data(images: &[Image], setup: Setup, hit: Hit) -> bool {
     let block_size = u64::from(setup.sizes.0);
-    let addr = hit.offset / block_size;
+    let begin = if setup.is_mirrored() { DATA_OFFSET } else { 0 };
+    let Some(offset) = hit.offset.checked_sub(begin) else { return false };
+    let addr = offset / block_size;
     let mut header = [0; META_HEADER_SIZE];
-    images[hit.dev].read(addr * block_size, &mut header);
+    images[hit.dev].read(begin + addr * block_size, &mut header);
     // Every block of metadata says what and where it is: one bit cannot have changed both.
     let foreign = BlockKind::from_magic(get_u32(&header, 0)).is_none() && get_u64(&header, 16) != addr;
     hit.kind == Some(IoKind::Data) || hit.kind == Some(IoKind::Meta) && foreign
@@ -254,7 +283,7 @@ fn operate(
         let _ = after.apply(&op);
         let contents = |id: Id| after.model.find(id).and_then(|i| i.content()).cloned().map(|c: Content| (id, c));
         let hit = || struck(trace);
-        let tolerated = |e: &Error| hit().is_some() && is_due(case.fault, e);
+        let tolerated = |e: &Error| hit().is_some() && is_due(setup, case.fault, e);
         let outcome = side.attempt(&op, Some(&tolerated));
         if let (None, Some(hit)) = (hit_data, hit()) {
             hit_data = Some(in_data(&trace.images(), setup, hit));
@@ -312,15 +341,14 @@ fn aftermath(setup: Setup, run: &Run, case: Case, rng: &mut Rng, tally: &mut Tal
     let images = states.crash(survival, rng);
     let context = |t| format!("after the history ({survival:?}{}): {t}", if run.closed { ", unmounted" } else { "" });
     let event = h.events.len();
-    if told && case.fault != Fault::Unreadable {
-        return recover(h, event, images, false, &mut Coverage::default()).map(drop).map_err(context);
-    }
-    let Some(hit) = run.hit else {
-        return recover(h, event, images, false, &mut Coverage::default()).map(drop).map_err(context);
+    let Some(hit) = run.hit.filter(|_| !told || case.fault == Fault::Unreadable && !setup.is_mirrored()) else {
+        let mut ignored = Coverage::default();
+        let members = recover_alone(h, event, &images, &mut ignored);
+        return members.and_then(|()| recover(h, event, images, false, &mut ignored)).map(drop).map_err(context);
     };
     let after = Trace::new(images.clone());
     after.arm(run.plan.clone());
-    let did = fix(setup, &after, tally).map_err(|t| context(format!("repair: {t}")))?;
+    let did = fix(setup, &after, tally).map_err(|t| context(format!("repair: {t}; {hit:?}")))?;
     let log = crate::setup::log_range(&h.before);
     let in_log = |offset: u64| hit.dev == log.0 && log.1.contains(&offset);
     if in_log(hit.offset) || hit.to.is_some_and(in_log) || did.contains("[log-header]") {
@@ -329,14 +357,23 @@ fn aftermath(setup: Setup, run: &Run, case: Case, rng: &mut Rng, tally: &mut Tal
     }
     // What is to be had where those places hold nothing: for old metadata with a good checksum without a repair, which
     // could find things again that are then said not to be there.
+    // Of a mirror another member has it, but old contents of blocks and data without checksums cannot be told from the right ones.
+    let devices = match (setup.is_mirrored(), hit.request) {
+        (false, _) => hit.dev..hit.dev + 1,
+        (true, Request::Write) if hit.offset >= DATA_OFFSET => 0..setup.devices(),
+        (true, _) if !setup.data_sums && hit.kind == Some(IoKind::Data) => 0..setup.devices(),
+        _ => 0..0,
+    };
     let intended = if survival == Survival::All { as_intended(h.before.clone(), &h.events) } else { images };
     let mut without = intended;
     // Contents are read by fragments: what lies behind the end of a file makes its last one unreadable, too.
     let unit = if case.fault == Fault::Unreadable { u64::from(setup.sizes.1) } else { 1 };
     let (from, to) = (hit.offset / unit * unit, (hit.offset + hit.len).next_multiple_of(unit));
-    without[hit.dev].fill(from, to - from, 0xa5);
-    if let Some(to) = hit.to {
-        without[hit.dev].fill(to, hit.len, 0xa5);
+    for dev in devices {
+        without[dev].fill(from, to - from, 0xa5);
+        if let Some(to) = hit.to.filter(|to| !setup.is_mirrored() || *to >= DATA_OFFSET) {
+            without[dev].fill(to, hit.len, 0xa5);
+        }
     }
     let without = Trace::new(without);
     if hit.request != Request::Write && fix(setup, &without, tally).is_err() {
@@ -363,16 +400,19 @@ fn aftermath(setup: Setup, run: &Run, case: Case, rng: &mut Rng, tally: &mut Tal
 /// Repairs, and checks that nothing is left to repair.
 fn fix(setup: Setup, trace: &Trace, tally: &mut Tally) -> Result<String, String> {
     tally.repairs += 1;
-    let log = || setup.external_log.then(|| trace.device(1) as Arc<dyn Device>);
-    let done = repair(trace.device(0), log(), &RepairOptions::default(), &mut |_| true, &|_, _, _| {})
+    let (device, log) = setup.open_to_repair(trace).map_err(|e| format!("what is below cannot be opened: {e}"))?;
+    let done = repair(device.clone(), log.clone(), &RepairOptions::default(), &mut |_| true, &|_, _, _| {})
         .map_err(|e| e.to_string())?;
     let did: String = done.actions.iter().take(20).map(|a| format!("\n  {a}")).collect();
-    let report = cffs::check::check(trace.device(0), log(), &Default::default(), &|_, _, _| {})
+    let report = cffs::check::check(device.clone(), log, &Default::default(), &|_, _, _| {})
         .map_err(|e| format!("cannot be checked: {e}"))?;
-    if !report.is_clean() || report.state != "clean" {
+    // Which of two whole superblocks of a mirror is the newer one nobody can tell, until the next mount writes both.
+    let known = report.state == "clean" || setup.is_mirrored() && report.state == "journaled";
+    if !report.is_clean() || !known {
         let lines: Vec<String> = report.problems.iter().take(5).map(|p| format!("\n  {p}")).collect();
         return Err(format!("state {}, left:{}\ndone:{did}", report.state, lines.concat()));
     }
+    device.finish().map_err(|e| format!("end of what is below: {e}"))?;
     Ok(did)
 }
 
@@ -414,7 +454,7 @@ fn in_recovery(setup: Setup, ops: &[Op], case: Case, tally: &mut Tally) -> Resul
     let hit = struck(&trace);
     tally.struck += u64::from(hit.is_some());
     match mounted {
-        Err(e) if hit.is_some() && is_due(case.fault, &e) => {}
+        Err(e) if hit.is_some() && is_due(setup, case.fault, &e) => {}
         Err(e) => return Err(format!("mount: {e}")),
         Ok(fs) => drop(fs),
     }
@@ -451,14 +491,17 @@ fn in_repair(setup: Setup, ops: &[Op], case: Case, tally: &mut Tally) -> Result<
     }
     let trace = Trace::new(images.clone());
     trace.arm(Plan::new(case.fault, case.at, case.seed));
-    let log = setup.external_log.then(|| trace.device(1) as Arc<dyn Device>);
-    let first = repair(trace.device(0), log, &RepairOptions::default(), &mut |_| true, &|_, _, _| {});
+    let opened = setup.open_to_repair(&trace).map_err(Error::Io);
+    let first = opened.and_then(|(device, log)| {
+        let done = repair(device.clone(), log, &RepairOptions::default(), &mut |_| true, &|_, _, _| {})?;
+        Ok((done, device.finish()?).0)
+    });
     tally.repairs += 1;
     let hit = struck(&trace);
     tally.struck += u64::from(hit.is_some());
     let requests = trace.faults().map_or(0, |p| p.requests());
     match first {
-        Err(e) if hit.is_none() => return Err(format!("repair: {e}")),
+        Err(e) if hit.is_none() || setup.is_mirrored() => return Err(format!("repair: {e}")),
         Err(_) => tally.errors += 1,
         Ok(done) if hit.is_none() && !done.after.is_clean() => {
             return Err(format!("the repair leaves {:?}", done.after.problems.first()));

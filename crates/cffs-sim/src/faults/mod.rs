@@ -27,7 +27,7 @@ pub enum Fault {
     FlippedMedium,
     /// Some sectors cannot be read until they are written again.
     Unreadable,
-    /// All requests fail from now on.
+    /// All requests of this device fail from now on.
     Gone,
     /// The disk below a sparse image is full: from now on, writes to places that were never written fail.
     Full,
@@ -135,6 +135,11 @@ impl Plan {
         self.fault = None;
     }
 
+    /// Whether a device is gone.
+    pub(crate) fn is_gone(&self, dev: usize) -> bool {
+        self.fault == Some(Fault::Gone) && self.hit.is_some_and(|hit| hit.dev == dev)
+    }
+
     fn due(&mut self) -> bool {
         self.requests += 1;
         self.requests > self.at && self.hit.is_none()
@@ -153,7 +158,7 @@ impl Plan {
 
     pub(crate) fn on_read(&mut self, dev: usize, kind: IoKind, offset: u64, len: usize) -> Verdict {
         let due = self.due();
-        if self.fault == Some(Fault::Gone) && self.hit.is_some() {
+        if self.is_gone(dev) {
             return Verdict::Fail(rustix::io::Errno::NODEV.into(), 0);
         }
         let mut hit = Hit { request: Request::Read, dev, kind: Some(kind), offset, len: len as u64, to: None };
@@ -186,11 +191,14 @@ impl Plan {
 
     pub(crate) fn on_write(&mut self, dev: usize, kind: IoKind, offset: u64, len: usize, image: &Image) -> Verdict {
         let due = self.due();
-        if self.fault == Some(Fault::Gone) && self.hit.is_some() {
+        if self.is_gone(dev) {
             return Verdict::Fail(rustix::io::Errno::NODEV.into(), 0);
         }
         let full = || Verdict::Fail(io::ErrorKind::StorageFull.into(), 0);
-        if self.fault == Some(Fault::Full) && self.hit.is_some() && !image.has(offset, len as u64) {
+        if self.fault == Some(Fault::Full)
+            && self.hit.is_some_and(|hit| hit.dev == dev)
+            && !image.has(offset, len as u64)
+        {
             return full();
         }
         let mut to = None;
@@ -229,7 +237,7 @@ impl Plan {
         let due = self.due();
         let hit = Hit { request: Request::Flush, dev, kind: None, offset: 0, len: 0, to: None };
         match self.fault {
-            Some(Fault::Gone) if due || self.hit.is_some() => {
+            Some(Fault::Gone) if due || self.is_gone(dev) => {
                 self.hit.get_or_insert(hit);
                 Verdict::Fail(rustix::io::Errno::NODEV.into(), 0)
             }

@@ -14,7 +14,7 @@ fn whatever_the_device_does() {
     for seed in (0..12).chain([500_112, 500_175, 1_795_399_607, 1_795_400_120, 1_795_400_483]) {
         let (setup, ops) = (setup(seed), operations(seed));
         let requests = requests(setup, &ops).unwrap_or_else(|e| panic!("seed {seed}: {e}\n{}", show(&ops)));
-        for case in cases(requests, seed) {
+        for case in cases(setup, requests, seed) {
             if let Err(e) = run(setup, &ops, case, &mut tally) {
                 panic!("--faults --once --seed {seed}: {setup}\n{case}: {e}\n{}", show(&ops));
             }
@@ -26,7 +26,7 @@ fn whatever_the_device_does() {
         let setup = streams::setup(setup(seed), seed);
         let ops = with_streams(operations(seed), seed, setup.sizes.0, 100_000);
         let requests = requests(setup, &ops).unwrap_or_else(|e| panic!("streams, seed {seed}: {e}\n{}", show(&ops)));
-        for case in cases(requests, seed) {
+        for case in cases(setup, requests, seed) {
             if let Err(e) = run(setup, &ops, case, &mut tally) {
                 panic!("--faults --streams --once --seed {seed}: {setup}\n{case}: {e}\n{}", show(&ops));
             }

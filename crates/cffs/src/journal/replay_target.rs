@@ -31,6 +31,37 @@ struct Rebuilt {
     seq: u64,
     /// What the records say of all its bytes, if they say anything.
     sum: Option<u32>,
+    /// Bytes that came from records, as offset and length, where the device has other copies of the rest.
+    from_log: Vec<(usize, usize)>,
+}
+
+impl Rebuilt {
+    fn new(bytes: AlignedBuf) -> Rebuilt {
+        Rebuilt { bytes, data: false, seq: 0, sum: None, from_log: Vec::new() }
+    }
+
+    /// Takes what did not come from records from the copy of the device with which the sum is right. False if there is none.
+    fn take_from_copies(&mut self, dev: &dyn Device, offset: u64) -> bool {
+        let mut bytes = AlignedBuf::zeroed(self.bytes.len());
+        for copy in 0..dev.copies() {
+            if dev.read_copy(IoKind::Meta, copy, offset, &mut bytes).is_err() {
+                continue;
+            }
+            for (at, n) in &self.from_log {
+                bytes[*at..at + n].copy_from_slice(&self.bytes[*at..at + n]);
+            }
+            if self.sum == Some(log::block_sum(&bytes)) {
+                tracing::warn!(
+                    offset,
+                    copy,
+                    "a copy was wrong in parts that the log does not have; another one was taken"
+                );
+                self.bytes = bytes;
+                return true;
+            }
+        }
+        false
+    }
 }
 
 /// The blocks that are being rebuilt, in memory until they are written in place.
@@ -70,7 +101,7 @@ impl<'a> ReplayTarget<'a> {
                 self.dev.read_vectored(IoKind::Meta, first << shift, &mut slices)?;
                 for (addr, bytes) in (first..=last).zip(bufs) {
                     if part.binary_search(&addr).is_ok() {
-                        self.blocks.insert(addr, Rebuilt { bytes, data: false, seq: 0, sum: None });
+                        self.blocks.insert(addr, Rebuilt::new(bytes));
                     }
                 }
             }
@@ -82,6 +113,7 @@ impl<'a> ReplayTarget<'a> {
     pub(super) fn apply(&mut self, records: &[Record<'_>], seq: u64, revoked: &Revocations) -> Result<()> {
         self.load_for(records, seq, revoked)?;
         let geo = *self.geo;
+        let has_copies = self.dev.copies() > 1;
         for r in records {
             let Record::Block { addr, init, data, sum, ranges } = r else { continue };
             let base = geo.frag_of_block(*addr);
@@ -90,7 +122,7 @@ impl<'a> ReplayTarget<'a> {
             }
             if *init {
                 let bytes = AlignedBuf::zeroed(geo.block_size());
-                self.blocks.insert(*addr, Rebuilt { bytes, data: *data, seq, sum: None });
+                self.blocks.insert(*addr, Rebuilt::new(bytes));
             }
             let Some(block) = self.blocks.get_mut(addr) else { continue };
             (block.data, block.seq) = (*data, seq);
@@ -104,6 +136,9 @@ impl<'a> ReplayTarget<'a> {
                     let n = (fs - at % fs).min(bytes.len() - from);
                     if !revoked.covers(base + (at / fs) as u64, seq) {
                         block.bytes[at..at + n].copy_from_slice(&bytes[from..from + n]);
+                        if has_copies {
+                            block.from_log.push((at, n));
+                        }
                     }
                     from += n;
                 }
@@ -132,7 +167,10 @@ impl<'a> ReplayTarget<'a> {
         self.blocks.retain(|_, block| block.seq != 0);
         for (addr, block) in &mut self.blocks {
             if !block.data {
-                let good = block.sum.is_none_or(|sum| log::block_sum(&block.bytes) == sum);
+                let mut good = block.sum.is_none_or(|sum| log::block_sum(&block.bytes) == sum);
+                if !good && self.dev.copies() > 1 {
+                    good = block.take_from_copies(self.dev, addr << self.geo.block_shift);
+                }
                 format::seal(&mut block.bytes, block.seq);
                 if !good {
                     // What the records do not have was damaged in place. A right checksum would make it look whole.

@@ -62,7 +62,7 @@ pub struct Args {
     /// Only every so manyth number with --bounded.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
     pub step: u64,
-    /// Let the device fail, in every way, at every request of each seed's sequence.
+    /// Let the device fail, in every way, at every request of each seed's sequence; with --only volume a member of a mirror.
     #[arg(long)]
     pub faults: bool,
     /// Stop after so many histories with --faults.
@@ -129,11 +129,16 @@ impl Args {
         let streams = if self.streams { ", streams" } else { "" };
         let only = |kind: Kind| format!(", only {}", kind.name());
         match self.bounded {
-            _ if self.faults => format!("device faults{streams}"),
+            _ if self.faults => format!("device faults{streams}{}", self.only.map_or(String::new(), only)),
             Some(len) if self.variant == 0 => format!("all short sequences of {len}"),
             Some(len) => format!("all short sequences of {len}, variant {}", self.variant),
             None => format!("random sequences{streams}{}", self.only.map_or(String::new(), only)),
         }
+    }
+
+    /// The words that say what the file system is on.
+    pub fn below(&self) -> String {
+        self.only.map_or(String::new(), |kind| format!(" --only {}", kind.name()))
     }
 
     /// The words that repeat a seed.

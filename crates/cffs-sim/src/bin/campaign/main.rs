@@ -4,7 +4,7 @@ mod args;
 mod driver;
 mod random;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use args::{Args, Kind};
 use cffs_sim::bounded;
 use cffs_sim::faults::history::{self, Tally};
@@ -53,12 +53,18 @@ fn bounded(args: &Args, len: usize) -> Result<()> {
 /// Faults at every request.
 fn faults(args: &Args) -> Result<()> {
     let given = given(args)?;
+    let setup_of = match args.only {
+        None => history::setup,
+        Some(Kind::Volume) => history::setup_on_mirror,
+        Some(Kind::Log) => history::setup_on_log_disk,
+        Some(other) => bail!("--faults goes with --only volume or log, not with --only {}", other.name()),
+    };
     let driver = Driver::new(args, args.seed)?;
     driver.run(|seed, worker| {
         if args.once && seed > args.seed || driver.histories() >= args.histories {
             return false;
         }
-        let (mut setup, mut ops) = (history::setup(seed), history::operations(seed));
+        let (mut setup, mut ops) = (setup_of(seed), history::operations(seed));
         if args.streams {
             setup = streams::setup(setup, seed);
             ops = with_streams(ops, seed, setup.sizes.0, 100_000);
@@ -66,10 +72,10 @@ fn faults(args: &Args) -> Result<()> {
         if let Some(given) = &given {
             ops.clone_from(given);
         }
-        let repeat = args.repeat("--faults", seed);
+        let repeat = args.repeat(&format!("--faults{}", args.below()), seed);
         let failure = |text: String, ops: &[Op]| format!("{setup}\n{text}\nsmallest sequence:\n{}", show(ops));
         let cases = match history::requests(setup, &ops) {
-            Ok(requests) => history::cases(requests, seed),
+            Ok(requests) => history::cases(setup, requests, seed),
             Err(e) => {
                 worker.run(repeat, "without a fault", |_| Some(failure(e.to_string(), &ops)));
                 return true;

@@ -7,6 +7,7 @@ use cffs_device::{Device, IoKind};
 use parking_lot::RwLock;
 use std::collections::BTreeMap;
 use std::io::{self, IoSlice, IoSliceMut};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// A changed block.
@@ -37,24 +38,32 @@ impl Device for View {
         let below = self.inner.read_vectored(kind, offset, bufs);
         let len: usize = bufs.iter().map(|b| b.len()).sum();
         let end = offset + len as u64;
-        let blocks = self.blocks.read();
         // A read error does not matter if all blocks of the range are rewritten.
-        if !(offset >> self.shift..end.div_ceil(1 << self.shift)).all(|addr| blocks.contains_key(&addr)) {
+        if !self.rewrites(offset, end) {
             below?;
         }
-        for (addr, changed) in blocks.range(offset >> self.shift..end.div_ceil(1 << self.shift)) {
-            let block_start = addr << self.shift;
-            let mut at = offset;
-            for b in bufs.iter_mut() {
-                let (from, to) = (at.max(block_start), (at + b.len() as u64).min(block_start + (1 << self.shift)));
-                if from < to {
-                    let source = (from - block_start) as usize..(to - block_start) as usize;
-                    b[(from - at) as usize..(to - at) as usize].copy_from_slice(&changed.bytes[source]);
-                }
-                at += b.len() as u64;
-            }
+        let mut at = offset;
+        for b in bufs {
+            self.put_over(at, b);
+            at += b.len() as u64;
         }
         Ok(())
+    }
+    fn copies(&self) -> usize {
+        self.inner.copies()
+    }
+    fn read_copy(&self, kind: IoKind, copy: usize, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.inner.read_copy(kind, copy, offset, buf)?;
+        self.put_over(offset, buf);
+        Ok(())
+    }
+    fn repair(&self, kind: IoKind, copy: usize, offset: u64, good: &[u8]) -> io::Result<bool> {
+        // What is rewritten in a part is written to all copies later.
+        let range = self.addrs(offset, offset + good.len() as u64);
+        if self.blocks.read().range(range).next().is_some() {
+            return Ok(false);
+        }
+        self.inner.repair(kind, copy, offset, good)
     }
     fn write_vectored(&self, _: IoKind, _: u64, _: &[IoSlice<'_>]) -> io::Result<()> {
         Err(io::Error::new(io::ErrorKind::ReadOnlyFilesystem, "a view of a repair is only read"))
@@ -67,6 +76,29 @@ impl Device for View {
     }
     fn read_only(&self) -> bool {
         true
+    }
+}
+
+impl View {
+    fn addrs(&self, offset: u64, end: u64) -> Range<BlockAddr> {
+        offset >> self.shift..end.div_ceil(1 << self.shift)
+    }
+
+    /// Whether all blocks of a range have new contents.
+    fn rewrites(&self, offset: u64, end: u64) -> bool {
+        let blocks = self.blocks.read();
+        self.addrs(offset, end).all(|addr| blocks.contains_key(&addr))
+    }
+
+    /// Puts the new contents over what was read from `offset` on.
+    fn put_over(&self, offset: u64, buf: &mut [u8]) {
+        let end = offset + buf.len() as u64;
+        for (addr, changed) in self.blocks.read().range(self.addrs(offset, end)) {
+            let block_start = addr << self.shift;
+            let (from, to) = (offset.max(block_start), end.min(block_start + (1 << self.shift)));
+            let source = (from - block_start) as usize..(to - block_start) as usize;
+            buf[(from - offset) as usize..(to - offset) as usize].copy_from_slice(&changed.bytes[source]);
+        }
     }
 }
 
