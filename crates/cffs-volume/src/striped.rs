@@ -8,6 +8,9 @@ use parking_lot::Mutex;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::sync::Arc;
 
+/// Most buffers of one request to a member.
+const BUFS_MAX: usize = 512;
+
 /// A member and the byte at which its data begins.
 pub(crate) struct Part {
     pub(crate) device: Arc<dyn Device>,
@@ -128,15 +131,24 @@ impl Device for Striped {
 
     fn write_batch(&self, requests: &[WriteRequest<'_>]) -> io::Result<()> {
         let mut jobs: Vec<(&Part, Vec<WriteRequest<'_>>)> = self.parts.iter().map(|p| (p, Vec::new())).collect();
+        let mut ends = vec![0; self.parts.len()];
         for r in requests {
             let len = total(&r.bufs);
             self.check_write(r.offset, len)?;
             let mut cutter = Cutter::new(&r.bufs);
             for p in self.layout.pieces(r.offset, len) {
                 let (part, list) = &mut jobs[p.member];
-                let mut bufs = Vec::new();
-                cutter.take(p.len, &mut bufs);
-                list.push(WriteRequest { kind: r.kind, offset: part.data_offset + p.offset, bufs });
+                let end = std::mem::replace(&mut ends[p.member], p.offset + p.len);
+                match list.last_mut() {
+                    Some(last) if end == p.offset && last.kind == r.kind && last.bufs.len() < BUFS_MAX => {
+                        cutter.take(p.len, &mut last.bufs);
+                    }
+                    _ => {
+                        let mut bufs = Vec::new();
+                        cutter.take(p.len, &mut bufs);
+                        list.push(WriteRequest { kind: r.kind, offset: part.data_offset + p.offset, bufs });
+                    }
+                }
             }
         }
         jobs.retain(|(_, list)| !list.is_empty());
@@ -149,8 +161,13 @@ impl Device for Striped {
 
     fn read_batch(&self, requests: &mut [ReadRequest<'_>]) -> io::Result<()> {
         let mut jobs: Vec<(&Part, Vec<ReadRequest<'_>>)> = self.parts.iter().map(|p| (p, Vec::new())).collect();
+        let mut long = Vec::new();
         for r in requests {
             check_read(self.len, self.sector, r.offset, r.buf.len())?;
+            if self.layout.wraps(r.offset, r.buf.len() as u64) {
+                long.push(r);
+                continue;
+            }
             let mut rest = &mut r.buf[..];
             for p in self.layout.pieces(r.offset, rest.len() as u64) {
                 let (part, list) = &mut jobs[p.member];
@@ -160,7 +177,9 @@ impl Device for Striped {
             }
         }
         jobs.retain(|(_, list)| !list.is_empty());
-        run(&self.pool, jobs, |(part, mut list)| part.device.read_batch(&mut list))
+        run(&self.pool, jobs, |(part, mut list)| part.device.read_batch(&mut list))?;
+        // A member has several units of these: they are one request to it.
+        long.into_iter().try_for_each(|r| self.read_vectored(r.kind, r.offset, &mut [IoSliceMut::new(r.buf)]))
     }
 
     /// A member may itself be a mirror. What is stored on several members has as many copies as the one with the most.
