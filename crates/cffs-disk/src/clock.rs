@@ -1,20 +1,26 @@
 //! The virtual clock: of one disk, or of several that work at the same time, and of threads that wait for them.
 
 use crate::request::Ns;
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::cell::{Cell, RefCell};
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Real time after which a thread that gets no turn gives up: another one waits for a lock that a third one holds, which waits for its disk.
-const STUCK: Duration = Duration::from_secs(60);
+/// Real time between two looks at what another thread does.
+const LOOK: Duration = Duration::from_micros(100);
+/// Looks at which a thread waits and has not run in between before it counts as one that waits for another one.
+const LOOKS: u32 = 3;
 
 thread_local! {
-    /// Which of the threads of [`Clock::threads`] this one is.
-    static LANE: Cell<Option<usize>> = const { Cell::new(None) };
+    /// Which use of [`Clock::threads`] this thread takes part in, and as which of its threads.
+    static LANE: Cell<Option<(u64, usize)>> = const { Cell::new(None) };
     /// Within [`Clock::at_once`]: when each disk that was asked will be done, by its number.
     static PENDING: RefCell<Option<Vec<(usize, Ns)>>> = const { RefCell::new(None) };
 }
+
+/// Uses of [`Clock::threads`] so far, of any clock.
+static USES: AtomicU64 = AtomicU64::new(1);
 
 /// A virtual clock. Several disks may share it.
 #[derive(Debug, Default)]
@@ -25,12 +31,49 @@ pub struct Clock {
     turn: Condvar,
 }
 
-/// Threads of which one runs at a time.
+/// Threads that wait in virtual time.
 #[derive(Debug, Default)]
 struct Lanes {
-    /// When each goes on; `None` for the one that runs and for those that have ended.
-    wakes: Vec<Option<Ns>>,
-    running: Option<usize>,
+    /// The use of [`Clock::threads`] that goes on; 0 for none.
+    current: u64,
+    list: Vec<Lane>,
+}
+
+#[derive(Debug, Default)]
+struct Lane {
+    /// When it goes on; `None` for one that runs.
+    wake: Option<Ns>,
+    ended: bool,
+    /// Where the kernel says what it does, and what that was: how often it has waited, and in how many looks.
+    status: Option<PathBuf>,
+    seen: (u64, u32),
+}
+
+/// How often a thread has waited, if it waits now.
+fn waits(status: &Path) -> Option<u64> {
+    let text = std::fs::read_to_string(status).ok()?;
+    let field = |name: &str| text.lines().find_map(|l| l.strip_prefix(name)?.strip_prefix(':').map(str::trim));
+    if !field("State")?.starts_with('S') {
+        return None;
+    }
+    let count = |name| field(name)?.parse::<u64>().ok();
+    Some(count("voluntary_ctxt_switches")? + count("nonvoluntary_ctxt_switches")?)
+}
+
+impl Lane {
+    fn runs(&self) -> bool {
+        self.wake.is_none() && !self.ended
+    }
+
+    /// Looks at a thread that runs. Says whether it waits for another one.
+    fn is_blocked(&mut self) -> bool {
+        let Some(count) = self.status.as_deref().and_then(waits) else {
+            self.seen = (0, 0);
+            return false;
+        };
+        self.seen = if self.seen.0 == count { (count, self.seen.1 + 1) } else { (count, 1) };
+        self.seen.1 >= LOOKS
+    }
 }
 
 impl Clock {
@@ -39,11 +82,10 @@ impl Clock {
         self.now.load(Ordering::Relaxed)
     }
 
-    /// Advances to `then`, unless that is past. One of several threads ([`Clock::threads`]) waits until it is its turn.
+    /// Advances to `then`, unless that is past. While [`Clock::threads`] goes on, the thread waits until then.
     pub fn advance_to(&self, then: Ns) {
-        match LANE.get() {
-            Some(lane) => self.sleep(lane, then),
-            None => _ = self.now.fetch_max(then, Ordering::Relaxed),
+        if !self.sleep(then) {
+            self.now.fetch_max(then, Ordering::Relaxed);
         }
     }
 
@@ -62,57 +104,70 @@ impl Clock {
         result
     }
 
-    /// Runs `work` with the numbers from 0 to below `count`, each in a thread of its own. A thread that asks a disk goes on when the disk is
-    /// done; meanwhile others do. One runs at a time, the one whose turn comes first by the clock, so every run gives the same
-    /// figures. A thread must not wait for a lock that another one holds while it asks a disk.
+    /// Runs `work` with the numbers from 0 to below `count`, each in a thread of its own. Whoever asks a disk with this clock, also a thread that
+    /// was there before, waits until the disk is done; meanwhile others go on. Time passes when all of them wait, for disks or for each other. So
+    /// every run gives the same figures, as far as the threads do not depend on who of them comes first at one and the same time.
     ///
     /// # Panics
-    /// If `work` does, or a thread waits for such a lock.
+    /// If `work` does.
     pub fn threads(&self, count: usize, work: &(dyn Fn(usize) + Sync)) {
-        if count == 0 {
-            return;
-        }
+        let current = USES.fetch_add(1, Ordering::Relaxed);
         let now = self.now();
-        let mut wakes = vec![Some(now); count];
-        wakes[0] = None;
-        *self.lanes.lock() = Lanes { wakes, running: Some(0) };
+        *self.lanes.lock() =
+            Lanes { current, list: (0..count).map(|_| Lane { wake: Some(now), ..Lane::default() }).collect() };
+        let ends = Ends(self);
         std::thread::scope(|scope| {
             for lane in 0..count {
                 scope.spawn(move || {
-                    LANE.set(Some(lane));
-                    let _end = End(self);
-                    self.wait_for_turn(lane);
+                    LANE.set(Some((current, lane)));
+                    let _end = EndOfLane { clock: self, lane };
+                    let mut lanes = self.lanes.lock();
+                    lanes.list[lane].status = own_status();
+                    self.wait_for_turn(lanes, lane);
                     work(lane);
                 });
             }
         });
+        drop(ends);
     }
 
-    fn sleep(&self, lane: usize, then: Ns) {
+    /// Waits until `then` if threads wait for each other. Says whether they do.
+    fn sleep(&self, then: Ns) -> bool {
         let mut lanes = self.lanes.lock();
-        lanes.wakes[lane] = Some(then.max(self.now()));
-        self.pass_on(&mut lanes);
-        drop(lanes);
-        self.wait_for_turn(lane);
-    }
-
-    /// The thread whose time is next goes on.
-    fn pass_on(&self, lanes: &mut Lanes) {
-        let next = lanes.wakes.iter().enumerate().filter_map(|(lane, wake)| Some((wake.as_ref()?, lane))).min();
-        let next = next.map(|(wake, lane)| (*wake, lane));
-        if let Some((wake, lane)) = next {
-            self.now.fetch_max(wake, Ordering::Relaxed);
-            lanes.wakes[lane] = None;
+        if lanes.current == 0 {
+            return false;
         }
-        lanes.running = next.map(|(_, lane)| lane);
-        self.turn.notify_all();
+        let lane = match LANE.get() {
+            Some((current, lane)) if current == lanes.current => lane,
+            _ => {
+                LANE.set(Some((lanes.current, lanes.list.len())));
+                lanes.list.push(Lane { status: own_status(), ..Lane::default() });
+                lanes.list.len() - 1
+            }
+        };
+        lanes.list[lane].wake = Some(then.max(self.now()));
+        self.wait_for_turn(lanes, lane);
+        true
     }
 
-    fn wait_for_turn(&self, lane: usize) {
-        let mut lanes = self.lanes.lock();
-        while lanes.running != Some(lane) {
-            let late = self.turn.wait_for(&mut lanes, STUCK).timed_out();
-            assert!(!late || lanes.running == Some(lane), "a thread waits for a lock of another one");
+    fn wait_for_turn(&self, mut lanes: MutexGuard<'_, Lanes>, lane: usize) {
+        let current = lanes.current;
+        while lanes.current == current && lanes.list[lane].wake.is_some() {
+            let sleeping = lanes.list.iter().enumerate().filter_map(|(n, l)| Some((l.wake?, n)));
+            let Some((wake, next)) = sleeping.min() else { return };
+            let mut running = lanes.list.iter_mut().filter(|l| l.runs()).peekable();
+            // Only the next one looks, so that a look is worth something.
+            let goes_on = running.peek().is_none() || next == lane && running.all(|l| l.is_blocked());
+            if goes_on {
+                self.now.fetch_max(wake, Ordering::Relaxed);
+                lanes.list[next].wake = None;
+                lanes.list.iter_mut().for_each(|l| l.seen = (0, 0));
+                self.turn.notify_all();
+            } else if next == lane {
+                self.turn.wait_for(&mut lanes, LOOK);
+            } else {
+                self.turn.wait(&mut lanes);
+            }
         }
     }
 
@@ -146,15 +201,33 @@ impl Clock {
     }
 }
 
-/// Lets the others go on when a thread ends, also by a panic.
-struct End<'a>(&'a Clock);
+fn own_status() -> Option<PathBuf> {
+    let thread = std::fs::read_link("/proc/thread-self").ok()?;
+    Some(Path::new("/proc").join(thread).join("status"))
+}
 
-impl Drop for End<'_> {
+/// A thread ends, perhaps by a panic.
+struct EndOfLane<'a> {
+    clock: &'a Clock,
+    lane: usize,
+}
+
+impl Drop for EndOfLane<'_> {
     fn drop(&mut self) {
-        let mut lanes = self.0.lanes.lock();
-        if lanes.running == LANE.get() {
-            self.0.pass_on(&mut lanes);
+        if let Some(lane) = self.clock.lanes.lock().list.get_mut(self.lane) {
+            lane.ended = true;
         }
+        self.clock.turn.notify_all();
+    }
+}
+
+/// All threads have ended. Who was there before and still waits goes on.
+struct Ends<'a>(&'a Clock);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        *self.0.lanes.lock() = Lanes::default();
+        self.0.turn.notify_all();
     }
 }
 
@@ -201,5 +274,22 @@ mod tests {
         // Two at each disk, which starts one in a third of a millisecond.
         assert!((10 * MS..11 * MS).contains(&time), "{time}");
         assert_eq!(run(), (time, reads));
+    }
+
+    #[test]
+    fn a_thread_that_waits_for_another_one_does_not_hold_the_clock() {
+        let (clock, disks) = disks(2);
+        let lock = parking_lot::Mutex::new(());
+        clock.threads(3, &|i| {
+            if i == 2 {
+                return (0..4).for_each(|_| read(&disks[1]));
+            }
+            (0..2).for_each(|_| {
+                let _alone = lock.lock();
+                read(&disks[0]);
+            });
+        });
+        assert!((4 * MS..5 * MS).contains(&clock.now()), "{}", clock.now());
+        assert_eq!(disks[0].counters().reads + disks[1].counters().reads, 8);
     }
 }

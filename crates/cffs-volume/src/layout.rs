@@ -39,14 +39,6 @@ impl Layout {
         }
     }
 
-    /// Whether a member may have several pieces of a range.
-    pub(crate) fn wraps(&self, offset: u64, len: u64) -> bool {
-        match self {
-            Layout::Concat(_) => false,
-            Layout::Stripe { unit, members } => offset % unit + len > unit * members,
-        }
-    }
-
     /// The pieces of a range, in its order.
     pub(crate) fn pieces(&self, offset: u64, len: u64) -> impl Iterator<Item = Piece> + '_ {
         let mut done = 0;

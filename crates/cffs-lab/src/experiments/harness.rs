@@ -226,6 +226,11 @@ impl Harness {
         self.options = std::mem::take(&mut self.options).metadata(metadata);
     }
 
+    /// The next phases have the engine's threads, as in a mount, or have not. Their work then is to be in [`cffs_disk::Clock::threads`].
+    pub fn set_background(&mut self, background: bool) {
+        self.options = std::mem::take(&mut self.options).background(background);
+    }
+
     /// Regroups everything.
     ///
     /// # Errors

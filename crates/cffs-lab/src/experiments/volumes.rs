@@ -7,10 +7,10 @@ use cffs::device::{Device, IoKind};
 use cffs::{Caller, Fs, Ino, ROOT_INO};
 use cffs_disk::{Clock, Counters};
 
-use super::harness::{Harness, Setup};
+use super::harness::{Harness, Setup, create, make_dir};
 use super::members::Members;
 use super::outcome::{Claim, Outcome, asked, went};
-use super::source::{Tree, search};
+use super::source::search;
 use super::volume::{Layout, Volume};
 use crate::random::Random;
 
@@ -24,12 +24,13 @@ const READERS: usize = 16;
 const READS: u64 = 400;
 /// Bytes of the file that is read in order, and of its calls: what the kernel asks a mount for at a time, and what a program can ask the
 /// library for.
-const LARGE_FILE: u64 = 256 * MIB;
-const CALLS: [u64; 2] = [MIB, 4 * MIB];
+const LARGE_FILE: u64 = 512 * MIB;
+const CALLS: [u64; 2] = [MIB, 16 * MIB];
 /// Reads that the kernel has in flight for one sequential reader.
 const IN_FLIGHT: usize = 4;
-/// Files and directories of a tree.
-const TREE: (u64, u64) = (4000, 320);
+/// Small files, their length, and how many there are in a directory.
+const SMALL: [(u64, usize); 2] = [(40_000, 1024), (10_000, 4096)];
+const PER_DIR: u64 = 100;
 /// Bytes of the file systems.
 const BYTES: u64 = 1 << 30;
 
@@ -39,6 +40,8 @@ const EACH: u64 = 30 * MIB;
 /// Stripe units for one thread, and for several; how many those are.
 const UNITS: [u64; 2] = [84 << 10, 256 << 10];
 const THREADS: usize = 4;
+/// Memory for a file system on so many disks.
+const CACHE: usize = 256 << 20;
 /// A disk of that time.
 const DISK_OF_1996: &str = "hp-c3653a";
 
@@ -102,8 +105,22 @@ fn write_file(fs: &Fs, ino: Ino, calls: Calls) -> Result<()> {
     Ok(())
 }
 
-fn create_file(harness: &mut Harness, calls: Calls) -> Result<Counters> {
+/// What some work asks of the disks until it is durable; without the mount and the unmount around it.
+fn measured(harness: &mut Harness, work: impl FnOnce(&Fs, &Clock) -> Result<()>) -> Result<Counters> {
+    let volume = harness.volume();
+    let mut asked = Counters::default();
     harness.phase(|fs| {
+        let before = volume.counters();
+        work(fs, volume.clock())?;
+        fs.sync()?;
+        asked = volume.counters() - before;
+        Ok(())
+    })?;
+    Ok(asked)
+}
+
+fn create_file(harness: &mut Harness, calls: Calls) -> Result<Counters> {
+    measured(harness, |fs, _| {
         let ino = fs.create(Caller::ROOT, ROOT_INO, b"large", 0o644)?.ino;
         let written = write_file(fs, ino, calls);
         fs.forget(ino, 1);
@@ -112,23 +129,13 @@ fn create_file(harness: &mut Harness, calls: Calls) -> Result<Counters> {
 }
 
 fn overwrite_file(harness: &mut Harness, calls: Calls) -> Result<Counters> {
-    harness.phase(|fs| with_file(fs, |ino| write_file(fs, ino, calls)))
+    measured(harness, |fs, _| with_file(fs, |ino| write_file(fs, ino, calls)))
 }
 
 fn read_file(harness: &mut Harness, calls: Calls) -> Result<Counters> {
-    let volume = harness.volume();
-    harness.phase(|fs| {
+    measured(harness, |fs, clock| {
         with_file(fs, |ino| {
-            if calls.threads == 1 {
-                let mut buf = vec![0; calls.call as usize];
-                return calls.of(0).try_for_each(|(at, len)| Ok(fs.read(ino, at, &mut buf[..len]).map(drop)?));
-            }
-            // A thread must not wait for a block that another one reads: all know where the file lies.
-            (0..calls.threads).filter_map(|n| calls.of(n).next()).try_for_each(|(at, _)| {
-                fs.read(ino, at, &mut [0; 4096])?;
-                Ok::<(), anyhow::Error>(())
-            })?;
-            threads(volume.clock(), calls.threads, |n| {
+            threads(clock, calls.threads, |n| {
                 let mut buf = vec![0; calls.call as usize];
                 calls.of(n).try_for_each(|(at, len)| Ok(fs.read(ino, at, &mut buf[..len]).map(drop)?))
             })
@@ -141,29 +148,20 @@ fn random_reads(disk: &'static str, layout: Layout, scale: u64) -> Result<Counte
     let mut harness = Harness::new(&Setup { bytes: BYTES, layout, ..Setup::today(disk) })?;
     let bytes = RANDOM_FILE / scale;
     create_file(&mut harness, Calls { bytes, call: MIB, threads: 1, turns: false })?;
-    let volume = harness.volume();
-    let mut counters = Counters::default();
-    harness.phase(|fs| {
+    let read = measured(&mut harness, |fs, clock| {
         with_file(fs, |ino| {
-            // Where the file lies is known before.
-            fs.read(ino, 0, &mut [0; RANDOM_READ as usize])?;
-            let before = volume.counters();
-            threads(volume.clock(), READERS, |n| {
+            threads(clock, READERS, |n| {
                 let mut random = Random::new(n as u64 + 1);
                 let mut block = [0; RANDOM_READ as usize];
-                // Each in a part of its own, so that none waits for what another one reads.
-                let part = bytes / READERS as u64;
                 (0..READS).try_for_each(|_| {
-                    let at = n as u64 * part + random.below(part / RANDOM_READ) * RANDOM_READ;
+                    let at = random.below(bytes / RANDOM_READ) * RANDOM_READ;
                     Ok(fs.read(ino, at, &mut block).map(drop)?)
                 })
-            })?;
-            counters = volume.counters() - before;
-            Ok(())
+            })
         })
     })?;
     harness.check()?;
-    Ok(counters)
+    Ok(read)
 }
 
 /// Reads a large file in order.
@@ -175,12 +173,21 @@ fn large_read(disk: &'static str, layout: Layout, calls: Calls) -> Result<Counte
     Ok(read)
 }
 
-/// Reads a tree as `grep -r` does.
-fn tree_read(disk: &'static str, layout: Layout, scale: u64) -> Result<Counters> {
-    let tree = Tree::new(TREE.0 / scale, TREE.1 / scale, 4);
+/// Small files that a walk reads in the order in which they were made.
+fn walk(disk: &'static str, layout: Layout, (files, bytes): (u64, usize)) -> Result<Counters> {
     let mut harness = Harness::new(&Setup { bytes: BYTES, layout, ..Setup::today(disk) })?;
-    harness.phase(|fs| tree.unpack(fs, "tree"))?;
-    let read = harness.phase(|fs| search(fs, ROOT_INO).map(drop))?;
+    harness.phase(|fs| {
+        let content = vec![3; bytes];
+        for first in (0..files).step_by(PER_DIR as usize) {
+            let dir = make_dir(fs, &format!("dir{first}"))?;
+            (first..files.min(first + PER_DIR)).try_for_each(|n| create(fs, dir, &format!("file{n}"), &content))?;
+            fs.forget(dir, 1);
+        }
+        Ok(())
+    })?;
+    // With the thread that reads ahead.
+    harness.set_background(true);
+    let read = measured(&mut harness, |fs, clock| threads(clock, 1, |_| search(fs, ROOT_INO).map(drop)))?;
     harness.check()?;
     Ok(read)
 }
@@ -223,13 +230,15 @@ pub fn speed(scale: u64) -> Result<Outcome> {
             for threads in [1, IN_FLIGHT] {
                 let calls = Calls { bytes: LARGE_FILE / scale, call, threads, turns: true };
                 let runs = each(&|layout| large_read(disk, layout, calls), cffs_volume::STRIPE_UNIT)?;
-                let bound = (call > MIB || threads > 1).then_some(1.9);
+                let bound = (call > MIB && threads == 1).then_some(1.9);
                 let what = format!("a large file in calls of {} MiB, {threads} at a time", call / MIB);
                 compare(what, runs, [None, bound]);
             }
         }
-        let runs = each(&|layout| tree_read(disk, layout, scale), group)?;
-        compare("a tree of small files by walk".into(), runs, [Some(1.6), Some(1.6)]);
+        for (files, bytes) in SMALL {
+            let runs = each(&|layout| walk(disk, layout, (files / scale, bytes)), group)?;
+            compare(format!("{files} files of {} KB by walk", bytes >> 10), runs, [Some(1.6), Some(1.6)]);
+        }
     }
     outcome.table("Time (s)", "disk, work", &columns, rows);
     outcome.notes = vec![
@@ -239,8 +248,8 @@ pub fn speed(scale: u64) -> Result<Outcome> {
     Ok(outcome)
 }
 
-/// The same calls without a file system: create, read, overwrite. MB/s.
-fn raw_volume(setup: &Setup, calls: Calls) -> Result<[f64; 2]> {
+/// The same calls without a file system, where the file lies: read and write, MB/s.
+fn raw_volume(setup: &Setup, calls: Calls, start: u64) -> Result<[f64; 2]> {
     let mut rates = [0.0; 2];
     for (rate, write) in rates.iter_mut().zip([false, true]) {
         let volume = Volume::make(setup.profile, setup.bytes, setup.layout)?;
@@ -250,6 +259,7 @@ fn raw_volume(setup: &Setup, calls: Calls) -> Result<[f64; 2]> {
         threads(volume.clock(), calls.threads, |n| {
             let mut buf = vec![7; calls.call as usize];
             calls.of(n).try_for_each(|(at, len)| {
+                let at = start + at;
                 match write {
                     true => device.write_at(IoKind::Data, at, &buf[..len])?,
                     false => device.read_at(IoKind::Data, at, &mut buf[..len])?,
@@ -280,15 +290,24 @@ pub fn sweeney(scale: u64) -> Result<Outcome> {
             let bytes = (EACH * count as u64 / scale).next_multiple_of(call);
             let calls = Calls { bytes, call, threads, turns: false };
             let layout = Layout::Several(Members::stripe(count, unit));
-            let setup = Setup { bytes: bytes * 5 / 4 + 64 * MIB, layout, ..Setup::today(DISK_OF_1996) };
-            let raw = raw_volume(&setup, calls)?;
+            let bytes_all = bytes * 5 / 4 + 64 * MIB;
+            // Blocks without fragments, as XFS had.
+            let setup = Setup { bytes: bytes_all, layout, cache: CACHE, fragment: 4096, ..Setup::today(DISK_OF_1996) };
             let mut harness = Harness::new(&setup)?;
+            let mut start = 0;
             let done = [
                 create_file(&mut harness, calls)?,
                 read_file(&mut harness, calls)?,
                 overwrite_file(&mut harness, calls)?,
             ];
+            harness.phase(|fs| {
+                with_file(fs, |ino| {
+                    start = fs.pieces(ino)?.first().map_or(0, |p| p.start);
+                    Ok(())
+                })
+            })?;
             harness.check()?;
+            let raw = raw_volume(&setup, calls, start)?;
             let rates = done.map(|c| bytes as f64 / c.seconds() / 1e6);
             for ((_, values), rate) in series.iter_mut().zip(rates.into_iter().chain(raw)) {
                 values.push(rate);

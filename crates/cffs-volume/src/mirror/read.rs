@@ -211,7 +211,7 @@ impl Mirror {
         }
     }
 
-    /// Several reads, divided among the members.
+    /// Several reads, divided among the members: long ones where a device would divide them too.
     pub(super) fn read_many(&self, requests: &mut [ReadRequest<'_>]) -> io::Result<()> {
         let mut again: Vec<usize> = Vec::new();
         {
@@ -219,17 +219,36 @@ impl Mirror {
             let serving = state.serving();
             let mut lists: Vec<(Vec<usize>, Vec<ReadRequest<'_>>)> =
                 serving.iter().map(|_| (Vec::new(), Vec::new())).collect();
+            let most = serving.iter().filter_map(|m| m.device.as_ref()).map(|d| d.max_request()).min().unwrap_or(0);
+            let most = (most as u64 / self.unit()).max(1) * self.unit();
+            // What is together on the volume goes to one member, if all of them have as much to do: a part of it would be in its way there.
+            let idle = serving.iter().all(|m| m.load.in_flight.load(Ordering::Relaxed) == 0);
+            let all: u64 = requests.iter().map(|r| r.buf.len() as u64).sum();
+            let share = all.div_ceil(serving.len().max(1) as u64).next_multiple_of(most);
+            let mut before = 0;
             for (i, r) in requests.iter_mut().enumerate() {
                 let regions = self.regions_of((r.offset, r.offset + r.buf.len() as u64));
-                let busy = |n: usize| serving[n].load.in_flight.load(Ordering::Relaxed) + lists[n].1.len() as u64;
-                let fresh = (0..serving.len()).filter(|n| !serving[*n].stale.touches(regions.clone()));
-                match fresh.min_by_key(|n| busy(*n)) {
-                    Some(n) if !self.must_sync(&state, regions.clone()) => {
-                        let offset = serving[n].data_offset + r.offset;
-                        lists[n].0.push(i);
-                        lists[n].1.push(ReadRequest { kind: r.kind, offset, buf: r.buf });
-                    }
-                    _ => again.push(i),
+                if self.must_sync(&state, regions.clone()) {
+                    again.push(i);
+                    continue;
+                }
+                let mut offset = r.offset;
+                for piece in r.buf.chunks_mut(most as usize) {
+                    let len = piece.len() as u64;
+                    let busy = |n: usize| serving[n].load.in_flight.load(Ordering::Relaxed) + lists[n].1.len() as u64;
+                    let is_fresh = |n: usize| !serving[n].stale.touches(regions.clone());
+                    let of_share = (before / share) as usize;
+                    let of_share = (idle && of_share < serving.len() && is_fresh(of_share)).then_some(of_share);
+                    let chosen =
+                        of_share.or_else(|| (0..serving.len()).filter(|n| is_fresh(*n)).min_by_key(|n| busy(*n)));
+                    let Some(n) = chosen else {
+                        again.push(i);
+                        break;
+                    };
+                    lists[n].0.push(i);
+                    let request = ReadRequest { kind: r.kind, offset: serving[n].data_offset + offset, buf: piece };
+                    lists[n].1.push(request);
+                    (before, offset) = (before + len, offset + len);
                 }
             }
             let jobs: Vec<Mutex<_>> = serving.iter().zip(lists).map(Mutex::new).collect();
@@ -247,6 +266,7 @@ impl Mirror {
             again.append(&mut failed.into_inner());
         }
         again.sort_unstable();
+        again.dedup();
         again.into_iter().try_for_each(|i| {
             let r = &mut requests[i];
             self.read_range(r.kind, r.offset, &mut [IoSliceMut::new(r.buf)])
