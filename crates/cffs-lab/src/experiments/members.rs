@@ -9,6 +9,9 @@ use cffs::device::{Device, DeviceSpace, IoKind, ReadRequest, WriteRequest};
 use cffs_disk::{Clock, Model, SimDevice};
 use cffs_volume::{Candidate, CreateOptions, DATA_OFFSET, Kind, OpenOptions, create, open};
 
+/// Each member begins so many bytes further on its disk than the one before it: so the disks do not turn in step.
+const STEP: u64 = 61 * 4096;
+
 /// How disks make a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Members {
@@ -40,8 +43,11 @@ impl Members {
             Kind::Mirror => bytes,
             _ => bytes.div_ceil(self.count as u64).next_multiple_of(self.unit.max(4096)),
         };
-        let disk = |_| Arc::new(SimDevice::new(model.clone(), DATA_OFFSET + share, clock.clone()));
-        let disks: Vec<Arc<SimDevice>> = (0..self.count).map(disk).collect();
+        let disk = |n| {
+            let disk = SimDevice::partition(model.clone(), n * STEP, DATA_OFFSET + share, clock.clone());
+            Arc::new(disk)
+        };
+        let disks: Vec<Arc<SimDevice>> = (0..self.count as u64).map(disk).collect();
         create(&candidates(&disks), &CreateOptions { stripe_unit: self.unit, ..CreateOptions::new(self.kind) })?;
         Ok(disks)
     }
