@@ -13,7 +13,7 @@ use crate::recovery;
 use crate::scrub::ScrubReport;
 use crate::space::{BLOCK_COST, Change, Level, Space};
 use crate::state::State;
-use crate::store::{SegmentId, SegmentStore};
+use crate::store::{SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS, SegmentId, SegmentStore};
 use crate::tree::Root;
 use cffs_device::{Device, DeviceSpace, IoKind, ReadRequest, WriteRequest};
 use parking_lot::{Mutex, MutexGuard, RwLock};
@@ -228,7 +228,12 @@ impl LogDisk {
     ///
     /// # Errors
     /// Those of nodes that say what lives; what is wrong with data is in the report.
+    ///
+    /// On a device that keeps several copies all of them are made equal, as far as one is right.
     pub fn scrub_step(&self, from: SegmentId, bytes: u64) -> io::Result<ScrubReport> {
+        if from == 0 {
+            self.shared.store.make_root_equal();
+        }
         let mut report = ScrubReport { next: Some(from), ..ScrubReport::default() };
         while let Some(at) = report.next
             && report.bytes < bytes.max(1)
@@ -251,6 +256,20 @@ impl LogDisk {
             report.next = next;
         }
         Ok(report)
+    }
+
+    /// Whether something of the log disk is in these bytes of its device: what is not may differ between copies.
+    pub fn is_stored(&self, offset: u64, len: u64) -> bool {
+        let state = self.lock();
+        let overlaps = |range: Range<u64>| offset < range.end && range.start < offset.saturating_add(len);
+        let of = |id: &SegmentId| self.shared.store.range_of(*id);
+        let is_root = SUPERBLOCK_OFFSETS.iter().any(|at| overlaps(*at..*at + SUPERBLOCK_BYTES as u64));
+        is_root
+            || state
+                .usage
+                .table
+                .iter()
+                .any(|(id, info)| of(id).is_some_and(|range| overlaps(range.start..range.start + u64::from(info.used))))
     }
 
     /// Counts what batches refer to and compares it with the usage; returns what is wrong, one line for each. With `data`, all
