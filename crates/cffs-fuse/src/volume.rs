@@ -398,10 +398,7 @@ impl Members {
                     return Verdict::Copy(copy);
                 }
                 let judged = match &log_disk {
-                    Some(disk) => {
-                        let len = d.copies[0].1.len() as u64;
-                        Ok((!disk.is_stored(d.offset, len)).then_some(d.copies[0].0))
-                    }
+                    Some(disk) => Ok(disk.judge_copies(d.offset, d.copies)),
                     None => fs.judge_copies(d.offset, d.copies),
                 };
                 if let Ok(Some(copy)) = judged {

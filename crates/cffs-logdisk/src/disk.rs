@@ -6,7 +6,7 @@ use crate::check::check;
 use crate::cleaner::CleanReport;
 use crate::codec::corrupt;
 use crate::extent::BLOCK_BYTES;
-use crate::layouts::MapLayout;
+use crate::layouts::{MapLayout, SegmentInfo};
 use crate::options::{Compression, LogOptions};
 use crate::read::{Piece, fetch_pieces, together};
 use crate::recovery;
@@ -258,18 +258,29 @@ impl LogDisk {
         Ok(report)
     }
 
-    /// Whether something of the log disk is in these bytes of its device: what is not may differ between copies.
-    pub fn is_stored(&self, offset: u64, len: u64) -> bool {
+    /// Which of several copies of some bytes of the device is right, of those that are given with their numbers: any where nothing is stored.
+    /// `None` where only a checksum could tell, as a scrub does.
+    pub fn judge_copies(&self, offset: u64, copies: &[(usize, &[u8])]) -> Option<usize> {
+        let (first, bytes) = copies.first()?;
         let state = self.lock();
-        let overlaps = |range: Range<u64>| offset < range.end && range.start < offset.saturating_add(len);
-        let of = |id: &SegmentId| self.shared.store.range_of(*id);
-        let is_root = SUPERBLOCK_OFFSETS.iter().any(|at| overlaps(*at..*at + SUPERBLOCK_BYTES as u64));
-        is_root
-            || state
-                .usage
-                .table
-                .iter()
-                .any(|(id, info)| of(id).is_some_and(|range| overlaps(range.start..range.start + u64::from(info.used))))
+        for (n, sector) in bytes.chunks(SECTOR_BYTES as usize).enumerate() {
+            let at = n * SECTOR_BYTES as usize;
+            let differs = copies.iter().any(|(_, other)| other[at..at + sector.len()] != *sector);
+            if differs && self.is_stored(&state, offset + at as u64) {
+                return None;
+            }
+        }
+        Some(*first)
+    }
+
+    /// Whether something is in a sector of the device.
+    fn is_stored(&self, state: &State, offset: u64) -> bool {
+        let is_root = SUPERBLOCK_OFFSETS.iter().any(|at| (*at..at + SUPERBLOCK_BYTES as u64).contains(&offset));
+        let has = |(id, info): (&SegmentId, &SegmentInfo)| {
+            let range = self.shared.store.range_of(*id);
+            range.is_some_and(|r| (r.start..r.start + u64::from(info.used)).contains(&offset))
+        };
+        is_root || state.usage.table.iter().any(has)
     }
 
     /// Counts what batches refer to and compares it with the usage; returns what is wrong, one line for each. With `data`, all

@@ -171,9 +171,14 @@ fn make_batch_equal(store: &dyn SegmentStore, s: &Summary, items: &[Item<'_>]) {
     if store.copies() < 2 {
         return;
     }
+    // `None` for a copy that is missing, and no bytes for one that cannot be read as a whole.
     let read = |copy: usize| {
         let mut bytes = vec![0; s.length as usize];
-        store.get_copy(copy, s.segment, u64::from(s.offset), &mut bytes).ok().map(|()| bytes)
+        match store.get_copy(copy, s.segment, u64::from(s.offset), &mut bytes) {
+            Ok(()) => Some(bytes),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => None,
+            Err(_) => Some(Vec::new()),
+        }
     };
     let is_right = |bytes: &[u8]| {
         let of = |item: &Item<'_>| {
@@ -185,9 +190,7 @@ fn make_batch_equal(store: &dyn SegmentStore, s: &Summary, items: &[Item<'_>]) {
             && items.iter().all(|item| of(item).is_some_and(|b| item.is_right(b)))
     };
     let Some((first, bytes)) = (0..store.copies()).find_map(|copy| Some((copy, read(copy)?))) else { return };
-    let differs = (first + 1..store.copies()).filter_map(read).any(|other| other != bytes);
-    // A copy that cannot be read as a whole is written anew by whoever reads it.
-    if !differs {
+    if (first + 1..store.copies()).filter_map(read).all(|other| other == bytes) && !bytes.is_empty() {
         return;
     }
     drop(bytes);
