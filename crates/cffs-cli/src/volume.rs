@@ -359,14 +359,6 @@ impl Mounted {
                 human(found.skipped)
             )?;
         }
-        if found.in_log > 0 {
-            writeln!(
-                io::stdout(),
-                "{}: {} blocks of the log differ; its checksums tell what is right when it is needed",
-                self.name,
-                found.in_log
-            )?;
-        }
         if found.unknown + found.lost == 0 {
             return Ok(0);
         }

@@ -70,6 +70,11 @@ pub trait Device: Send + Sync {
     fn max_request(&self) -> usize {
         self.below().map_or(1 << 20, Device::max_request)
     }
+    /// How many devices this one is, each with an arm or a queue of its own: so many long requests at once take little longer than one. 1 for
+    /// a single one.
+    fn width(&self) -> usize {
+        self.below().map_or(1, Device::width)
+    }
     /// Fills `bufs` from `offset` on, as one request.
     fn read_vectored(&self, kind: IoKind, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<()>;
     /// Writes `bufs` from `offset` on, as one request.

@@ -20,6 +20,9 @@ macro_rules! forward {
             fn max_request(&self) -> usize {
                 (**self).max_request()
             }
+            fn width(&self) -> usize {
+                (**self).width()
+            }
             fn read_vectored(&self, kind: IoKind, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<()> {
                 (**self).read_vectored(kind, offset, bufs)
             }
@@ -108,6 +111,9 @@ mod tests {
         fn max_request(&self) -> usize {
             4096
         }
+        fn width(&self) -> usize {
+            5
+        }
         fn read_vectored(&self, kind: IoKind, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<()> {
             self.0.read_vectored(kind, offset, bufs)
         }
@@ -171,7 +177,7 @@ mod tests {
             ("failing", Box::new(FailingDevice::new(Arc::new(odd())))),
         ];
         for (name, d) in wrappers {
-            assert_eq!((d.len(), d.sector_size(), d.max_request()), (1 << 20, 4096, 4096), "{name}");
+            assert_eq!((d.len(), d.sector_size(), d.max_request(), d.width()), (1 << 20, 4096, 4096, 5), "{name}");
             assert_eq!((d.takes(&[]), d.can_discard(), d.read_only()), (false, false, true), "{name}");
             assert_eq!((d.together(7, 0..99), d.space(), d.atomic_max()), (7..8, Some(SPACE), 77), "{name}");
             let mut buf = [9; 2];

@@ -1,5 +1,6 @@
 //! A disk for the engine: its contents are in memory, its time comes from a model.
 
+use crate::clock::Clock;
 use crate::mechanical::TimeBreakdown;
 use crate::model::Model;
 use crate::request::{Ns, Request, SECTOR};
@@ -7,25 +8,8 @@ use cffs_device::{Device, IoKind, MemoryDevice, ReadRequest, WriteRequest};
 use parking_lot::Mutex;
 use serde::Serialize;
 use std::io::{self, IoSlice, IoSliceMut};
-use std::ops::Sub;
+use std::ops::{Add, Sub};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-
-/// A virtual clock. Several disks may share it.
-#[derive(Debug, Default)]
-pub struct Clock(AtomicU64);
-
-impl Clock {
-    /// Nanoseconds since the beginning.
-    pub fn now(&self) -> Ns {
-        self.0.load(Ordering::Relaxed)
-    }
-
-    /// Advances to `then`, unless that is past.
-    pub fn advance_to(&self, then: Ns) {
-        self.0.fetch_max(then, Ordering::Relaxed);
-    }
-}
 
 /// Requests to a disk, and the time they took.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -74,12 +58,31 @@ impl Sub for Counters {
     }
 }
 
+impl Add for Counters {
+    type Output = Counters;
+
+    /// Requests to two disks with one clock, by the time of the later one.
+    fn add(self, other: Counters) -> Counters {
+        Counters {
+            reads: self.reads + other.reads,
+            writes: self.writes + other.writes,
+            read_bytes: self.read_bytes + other.read_bytes,
+            written_bytes: self.written_bytes + other.written_bytes,
+            flushes: self.flushes + other.flushes,
+            time: self.time.max(other.time),
+            breakdown: self.breakdown + other.breakdown,
+        }
+    }
+}
+
 /// A simulated disk, or a partition of one.
 pub struct SimDevice {
     contents: MemoryDevice,
     /// Where it begins on the disk, in bytes.
     start: u64,
     clock: Arc<Clock>,
+    /// Its number at the clock.
+    number: usize,
     state: Mutex<(Model, Counters)>,
     request_max: usize,
 }
@@ -99,6 +102,7 @@ impl SimDevice {
         SimDevice {
             contents: MemoryDevice::new(len),
             start,
+            number: clock.new_disk(),
             clock,
             state: Mutex::new((model, Counters::default())),
             request_max,
@@ -135,7 +139,10 @@ impl SimDevice {
             };
             (*n, *b) = (*n + split, *b + bytes);
         }
-        self.clock.advance_to(model.serve(self.clock.now(), requests));
+        let end = model.serve(self.clock.begin(self.number), requests);
+        // Others may ask this disk while one waits for it.
+        drop(state);
+        self.clock.end(self.number, end);
     }
 }
 
@@ -185,8 +192,9 @@ impl Device for SimDevice {
     fn flush(&self) -> io::Result<()> {
         let mut state = self.state.lock();
         state.1.flushes += 1;
-        let end = state.0.flush(self.clock.now());
-        self.clock.advance_to(end);
+        let end = state.0.flush(self.clock.begin(self.number));
+        drop(state);
+        self.clock.end(self.number, end);
         Ok(())
     }
 

@@ -10,6 +10,7 @@
 //!
 //! Not modelled: errors, defects, recalibration, the processor. A virtual second contains disk time only.
 
+mod clock;
 mod device;
 pub mod flat_cost;
 pub mod layout;
@@ -21,7 +22,8 @@ mod request;
 pub mod seek;
 pub mod units;
 
-pub use device::{Clock, Counters, SimDevice};
+pub use clock::Clock;
+pub use device::{Counters, SimDevice};
 pub use flat_cost::FlatCost;
 pub use mechanical::{Mechanical, TimeBreakdown};
 pub use model::Model;

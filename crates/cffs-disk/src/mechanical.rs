@@ -78,6 +78,19 @@ impl TimeBreakdown {
     }
 }
 
+impl std::ops::Add for TimeBreakdown {
+    type Output = TimeBreakdown;
+
+    fn add(self, other: TimeBreakdown) -> TimeBreakdown {
+        TimeBreakdown {
+            command: self.command + other.command,
+            seek: self.seek + other.seek,
+            rotation: self.rotation + other.rotation,
+            transfer: self.transfer + other.transfer,
+        }
+    }
+}
+
 impl std::ops::Sub for TimeBreakdown {
     type Output = TimeBreakdown;
 

@@ -166,7 +166,7 @@ impl MountState {
 
     /// Compares the members of the mirror below.
     pub(crate) fn compare_members(&self, rate: Option<u64>) -> Result<()> {
-        self.members.compare(self.fs.clone(), rate, self.log_disk.is_some())
+        self.members.compare(self.fs.clone(), rate, self.log_disk.clone())
     }
 
     /// The log disk below, in the log layout.

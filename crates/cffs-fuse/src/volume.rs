@@ -2,7 +2,8 @@
 
 use crate::background::{Background, Work};
 use cffs::device::{Device, FileDevice, OpenMode};
-use cffs::{DeviceUse, Error, Fs, Result};
+use cffs::{Error, Fs, Result};
+use cffs_logdisk::LogDisk;
 use cffs_volume::{Candidate, Difference, MemberState, MemberStatus, Mirror, Uuid, Verdict, Volume, VolumeError};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -146,12 +147,13 @@ pub struct CompareReport {
     pub repaired: u64,
     /// Blocks in use that differ, and nobody can say which is right.
     pub unknown: u64,
-    /// Blocks of the log of the file system that differ, and stay: its checksums tell what is right when it is needed.
-    pub in_log: u64,
     /// Blocks that no member can read.
     pub lost: u64,
     /// Bytes that were left out because they are still to be copied.
     pub skipped: u64,
+    /// Members that are missing or do not have everything yet, and were not compared.
+    #[serde(default)]
+    pub away: u64,
 }
 
 impl VolumeReport {
@@ -383,30 +385,31 @@ impl Members {
         })
     }
 
-    /// Compares all members, in a thread of its own. What differs in free space is made equal; of what is in use the majority counts, if there is one.
-    pub(crate) fn compare(&self, fs: Arc<Fs>, rate: Option<u64>, has_log_disk: bool) -> Result<()> {
+    /// Compares all members, in a thread of its own. What differs in free space is made equal, and in the log; of what is in use the majority counts, if
+    /// there is one.
+    pub(crate) fn compare(&self, fs: Arc<Fs>, rate: Option<u64>, log_disk: Option<Arc<LogDisk>>) -> Result<()> {
         let mirror = self.mirror()?;
         check_rate(rate)?;
         self.work.start(move |work| {
             work.begin("compare");
-            let (mut logged, mut in_log) = (0, 0);
+            let mut logged = 0;
             let mut verdict = |d: &Difference<'_>| {
                 if let Some(copy) = majority(d) {
                     return Verdict::Copy(copy);
                 }
-                let found = if has_log_disk { Ok(DeviceUse::Stored) } else { use_of_differing(&fs, d) };
-                match found {
-                    Ok(DeviceUse::Free) => return Verdict::Copy(d.copies[0].0),
-                    Ok(DeviceUse::Log) => in_log += 1,
-                    Ok(DeviceUse::Stored) | Err(_) => {
-                        logged += 1;
-                        if logged <= LOGGED_MAX {
-                            tracing::warn!(
-                                offset = d.offset,
-                                "members differ in a block in use, and nobody can say which one is right"
-                            );
-                        }
-                    }
+                let judged = match &log_disk {
+                    Some(disk) => Ok(disk.judge_copies(d.offset, d.copies)),
+                    None => fs.judge_copies(d.offset, d.copies),
+                };
+                if let Ok(Some(copy)) = judged {
+                    return Verdict::Copy(copy);
+                }
+                logged += 1;
+                if logged <= LOGGED_MAX {
+                    tracing::warn!(
+                        offset = d.offset,
+                        "members differ in a block in use, and nobody can say which one is right"
+                    );
                 }
                 Verdict::Unknown
             };
@@ -416,15 +419,16 @@ impl Members {
                 complete
             });
             let r = found.map_err(Error::Io)?;
+            let away = mirror.status().members.iter().filter(|m| !counts(m.state)).count() as u64;
             work.report.lock().compared = Some(CompareReport {
                 bytes: r.bytes,
                 differences: r.differences,
                 unreadable: r.unreadable,
                 repaired: r.repaired,
-                unknown: r.unknown.saturating_sub(in_log),
-                in_log,
+                unknown: r.unknown,
                 lost: r.lost,
                 skipped: r.skipped,
+                away,
             });
             work.end_if(complete);
             Ok(())
@@ -444,21 +448,9 @@ fn check_rate(rate: Option<u64>) -> Result<()> {
     Ok(())
 }
 
-/// What the sectors are used for in which copies differ: that of them that matters most.
-fn use_of_differing(fs: &Fs, d: &Difference<'_>) -> Result<DeviceUse> {
-    const SECTOR: usize = 512;
-    let mut most = DeviceUse::Free;
-    for (n, first) in d.copies[0].1.chunks(SECTOR).enumerate() {
-        let at = n * SECTOR;
-        if d.copies.iter().any(|(_, bytes)| bytes[at..at + first.len()] != *first) {
-            match fs.device_use(d.offset + at as u64, first.len() as u64)? {
-                DeviceUse::Free => {}
-                DeviceUse::Log => most = DeviceUse::Log,
-                DeviceUse::Stored => return Ok(DeviceUse::Stored),
-            }
-        }
-    }
-    Ok(most)
+/// Whether a member has everything.
+fn counts(state: MemberState) -> bool {
+    matches!(state, MemberState::InSync | MemberState::Resyncing)
 }
 
 /// The copy that more than half of the members have.

@@ -6,14 +6,14 @@ use crate::check::check;
 use crate::cleaner::CleanReport;
 use crate::codec::corrupt;
 use crate::extent::BLOCK_BYTES;
-use crate::layouts::MapLayout;
+use crate::layouts::{MapLayout, SegmentInfo};
 use crate::options::{Compression, LogOptions};
 use crate::read::{Piece, fetch_pieces, together};
 use crate::recovery;
 use crate::scrub::ScrubReport;
 use crate::space::{BLOCK_COST, Change, Level, Space};
 use crate::state::State;
-use crate::store::{SegmentId, SegmentStore};
+use crate::store::{SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS, SegmentId, SegmentStore};
 use crate::tree::Root;
 use cffs_device::{Device, DeviceSpace, IoKind, ReadRequest, WriteRequest};
 use parking_lot::{Mutex, MutexGuard, RwLock};
@@ -228,7 +228,12 @@ impl LogDisk {
     ///
     /// # Errors
     /// Those of nodes that say what lives; what is wrong with data is in the report.
+    ///
+    /// On a device that keeps several copies all of them are made equal, as far as one is right.
     pub fn scrub_step(&self, from: SegmentId, bytes: u64) -> io::Result<ScrubReport> {
+        if from == 0 {
+            self.shared.store.make_root_equal();
+        }
         let mut report = ScrubReport { next: Some(from), ..ScrubReport::default() };
         while let Some(at) = report.next
             && report.bytes < bytes.max(1)
@@ -251,6 +256,31 @@ impl LogDisk {
             report.next = next;
         }
         Ok(report)
+    }
+
+    /// Which of several copies of some bytes of the device is right, of those that are given with their numbers: any where nothing is stored.
+    /// `None` where only a checksum could tell, as a scrub does.
+    pub fn judge_copies(&self, offset: u64, copies: &[(usize, &[u8])]) -> Option<usize> {
+        let (first, bytes) = copies.first()?;
+        let state = self.lock();
+        for (n, sector) in bytes.chunks(SECTOR_BYTES as usize).enumerate() {
+            let at = n * SECTOR_BYTES as usize;
+            let differs = copies.iter().any(|(_, other)| other[at..at + sector.len()] != *sector);
+            if differs && self.is_stored(&state, offset + at as u64) {
+                return None;
+            }
+        }
+        Some(*first)
+    }
+
+    /// Whether something is in a sector of the device.
+    fn is_stored(&self, state: &State, offset: u64) -> bool {
+        let is_root = SUPERBLOCK_OFFSETS.iter().any(|at| (*at..at + SUPERBLOCK_BYTES as u64).contains(&offset));
+        let has = |(id, info): (&SegmentId, &SegmentInfo)| {
+            let range = self.shared.store.range_of(*id);
+            range.is_some_and(|r| (r.start..r.start + u64::from(info.used)).contains(&offset))
+        };
+        is_root || state.usage.table.iter().any(has)
     }
 
     /// Counts what batches refer to and compares it with the usage; returns what is wrong, one line for each. With `data`, all

@@ -6,6 +6,7 @@
 use crate::batch::{Entry, Logical, Payload, Summary};
 use crate::codec::{Fields, corrupt, crc32c};
 use crate::compress::compress;
+use crate::copies::get_right;
 use crate::extent::{BLOCK_BYTES, Birth, Codec, Extent, Place};
 use crate::layouts::{
     CatalogLayout, DeadLayout, DeadListLayout, ForwardLayout, MapLayout, SegmentInfo, SegmentsLayout,
@@ -145,7 +146,10 @@ impl State {
         let first = extent.place.offset.saturating_sub(source.start) as usize;
         let stored = source.data.get(first..first + extent.place.stored as usize);
         let stored = stored.ok_or_else(|| corrupt("an extent is not in its batch"))?.to_vec();
-        verified(extent, &stored)?;
+        if verified(extent, &stored).is_err() {
+            // Perhaps another copy has it.
+            return fetch_stored(&*self.store, extent);
+        }
         Ok(stored)
     }
 
@@ -299,8 +303,7 @@ impl State {
             return Err(corrupt("a node lives that its tree does not have"));
         }
         let mut data = vec![0; NODE_BYTES];
-        self.store.get(source.segment, u64::from(offset), &mut data)?;
-        if crc32c(&data) != crc {
+        if !get_right(&*self.store, source.segment, u64::from(offset), &mut data, &mut |b| crc32c(b) == crc)? {
             return Err(corrupt("the checksum of a node is wrong"));
         }
         out.bytes += data.len() as u64;

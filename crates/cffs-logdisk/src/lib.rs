@@ -48,6 +48,7 @@ mod checkpoint;
 mod cleaner;
 mod codec;
 mod compress;
+mod copies;
 mod disk;
 mod evacuate;
 mod extent;

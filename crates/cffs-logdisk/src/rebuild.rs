@@ -18,6 +18,7 @@ use crate::catalog::{Branch, MAIN_BRANCH};
 use crate::check::check;
 use crate::checkpoint::{RecordFields, RootRecord};
 use crate::codec::{COUNTER_MAX, corrupt};
+use crate::copies::get_right;
 use crate::evacuate::place_of;
 use crate::extent::{BLOCK_BYTES, Birth, Codec, Extent};
 use crate::options::LogOptions;
@@ -343,8 +344,9 @@ impl Maker {
         for (entry, ordinal, offset) in s.placed() {
             if order.1 > self.durable && entry.stored() > 0 {
                 let mut data = vec![0; entry.stored() as usize];
-                let read = self.state.store.get(s.segment, u64::from(offset), &mut data);
-                if read.is_err() || !entry.verify(&data) {
+                let store = &*self.state.store;
+                let read = get_right(store, s.segment, u64::from(offset), &mut data, &mut |bytes| entry.verify(bytes));
+                if !read.unwrap_or(false) {
                     let at = Birth { segment: s.segment, ordinal };
                     self.state.usage.free(at, entry.ordinals(), u64::from(entry.stored()))?;
                     continue;

@@ -11,12 +11,13 @@ use crate::cache::NodeCache;
 use crate::catalog::{Branch, Catalog, DeadList, MAIN_BRANCH};
 use crate::checkpoint::RootRecord;
 use crate::codec::corrupt;
+use crate::copies::get_right;
 use crate::extent::{BLOCK_BYTES, Birth};
 use crate::layouts::MapLayout;
 use crate::log::Log;
 use crate::options::LogOptions;
 use crate::pending::Pending;
-use crate::scan::{is_whole, patience, read_summary, search};
+use crate::scan::{is_whole, patience, read_summary, read_wanted, search};
 use crate::state::State;
 use crate::store::{NO_SEGMENT, SegmentId, SegmentStore};
 use crate::tree::Root;
@@ -189,8 +190,8 @@ impl State {
             return Err(corrupt("the root does not refer to a checkpoint"));
         };
         let mut bytes = vec![0; *stored as usize];
-        self.store.get(s.segment, u64::from(s.offset + s.data_start), &mut bytes)?;
-        if !entry.verify(&bytes) {
+        let at = u64::from(s.offset + s.data_start);
+        if !get_right(&*self.store, s.segment, at, &mut bytes, &mut |bytes| entry.verify(bytes))? {
             return Err(corrupt("the checksum of the checkpoint is wrong"));
         }
         Ok((s, bytes))
@@ -290,8 +291,9 @@ impl State {
     /// The batch that follows, if it is there.
     fn next_batch(&self, end: &LogEnd, aside: &mut BTreeSet<SegmentId>) -> io::Result<Option<Summary>> {
         for &(segment, offset) in &end.places {
-            match read_summary(&*self.store, self.log.uuid, segment, offset) {
-                Ok(s) if s.sequence == end.sequence + 1 && s.epoch == end.epoch => return Ok(Some(s)),
+            let follows = |s: &Summary| s.sequence == end.sequence + 1 && s.epoch == end.epoch;
+            match read_wanted(&*self.store, self.log.uuid, segment, offset, &follows) {
+                Ok(s) if follows(&s) => return Ok(Some(s)),
                 Ok(_) => {}
                 Err(e) => match e.kind() {
                     io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof | io::ErrorKind::NotFound => {}

@@ -2,6 +2,7 @@
 
 use crate::batch::{BATCH_BYTES_MAX, Entry, SUMMARY_BYTES, Summary};
 use crate::codec::corrupt;
+use crate::copies::{get_right, make_equal};
 use crate::layouts::SegmentInfo;
 use crate::store::{SegmentId, SegmentStore};
 use std::io;
@@ -17,27 +18,61 @@ pub(crate) fn read_summary(
     segment: SegmentId,
     offset: u32,
 ) -> io::Result<Summary> {
-    let s = summary_at(store, segment, offset)?;
-    if s.uuid != uuid || s.segment != segment {
-        return Err(corrupt("a summary belongs to another place"));
+    read_wanted(store, uuid, segment, offset, &|_| true)
+}
+
+/// The same. Of a store with several copies, where `wanted` says so of it in one of them, and otherwise what any of them has.
+///
+/// # Errors
+/// As [`read_summary`].
+pub(crate) fn read_wanted(
+    store: &dyn SegmentStore,
+    uuid: [u8; 16],
+    segment: SegmentId,
+    offset: u32,
+    wanted: &dyn Fn(&Summary) -> bool,
+) -> io::Result<Summary> {
+    let is_here = |s: &Summary| s.uuid == uuid && s.segment == segment;
+    let here = |s: Summary| if is_here(&s) { Ok(s) } else { Err(corrupt("a summary belongs to another place")) };
+    let read = summary_at(store, segment, offset).and_then(here);
+    if store.copies() < 2 || read.as_ref().is_ok_and(wanted) {
+        return read;
     }
-    Ok(s)
+    let mut other = None;
+    for copy in 0..store.copies() {
+        let get = |at, buf: &mut [u8]| store.get_copy(copy, segment, at, buf);
+        let Ok((s, bytes)) = summary_by(store.segment_bytes(), &get, offset) else { continue };
+        if !is_here(&s) {
+            continue;
+        }
+        if wanted(&s) {
+            make_equal(store, copy, segment, offset.into(), &bytes);
+            return Ok(s);
+        }
+        other = Some(s);
+    }
+    read.or_else(|e| other.ok_or(e))
 }
 
 /// The summary at a byte of a segment, also of one that was there before.
 pub(crate) fn summary_at(store: &dyn SegmentStore, segment: SegmentId, offset: u32) -> io::Result<Summary> {
-    let end = store.segment_bytes();
+    let get = |at, buf: &mut [u8]| store.get(segment, at, buf);
+    summary_by(store.segment_bytes(), &get, offset).map(|(s, _)| s)
+}
+
+/// The same, read in some way from a segment that may have so many bytes; and its own bytes.
+fn summary_by(end: u64, get: &dyn Fn(u64, &mut [u8]) -> io::Result<()>, offset: u32) -> io::Result<(Summary, Vec<u8>)> {
     if u64::from(offset) + SUMMARY_BYTES as u64 > end {
         return Err(corrupt("a summary is not within its segment"));
     }
     let mut bytes = vec![0; SUMMARY_BYTES];
-    store.get(segment, u64::from(offset), &mut bytes)?;
+    get(u64::from(offset), &mut bytes)?;
     let n = Summary::length_of(&bytes)?;
     if u64::from(offset) + n as u64 > end || n as u64 > BATCH_BYTES_MAX {
         return Err(corrupt("a summary is not within its segment"));
     }
     bytes.resize(n, 0);
-    store.get(segment, u64::from(offset) + SUMMARY_BYTES as u64, &mut bytes[SUMMARY_BYTES..])?;
+    get(u64::from(offset) + SUMMARY_BYTES as u64, &mut bytes[SUMMARY_BYTES..])?;
     let s = Summary::decode(&bytes)?;
     if s.offset != offset {
         return Err(corrupt("a summary belongs to another place"));
@@ -45,7 +80,7 @@ pub(crate) fn summary_at(store: &dyn SegmentStore, segment: SegmentId, offset: u
     if u64::from(offset) + u64::from(s.length) > end {
         return Err(corrupt("a batch is not within its segment"));
     }
-    Ok(s)
+    Ok((s, bytes))
 }
 
 /// All summaries of a segment, up to the first that cannot be read.
@@ -150,13 +185,11 @@ pub(crate) fn are_whole(store: &dyn SegmentStore, s: &Summary, which: &dyn Fn(&E
     let mut data = Vec::new();
     for (entry, _, at) in s.placed().filter(|(entry, ..)| which(entry)) {
         data.resize(entry.stored() as usize, 0);
-        match store.get(s.segment, u64::from(at), &mut data) {
-            Ok(()) => {}
+        match get_right(store, s.segment, u64::from(at), &mut data, &mut |bytes| entry.verify(bytes)) {
+            Ok(true) => {}
+            Ok(false) => return Ok(false),
             Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => return Ok(false),
             Err(e) => return Err(e),
-        }
-        if !entry.verify(&data) {
-            return Ok(false);
         }
     }
     Ok(true)

@@ -1,10 +1,11 @@
 //! Reads what lives in a segment and verifies it.
 
 use crate::batch::{Entry, Logical, Payload, Summary};
+use crate::copies::{get_right, make_equal};
 use crate::evacuate::place_of;
 use crate::extent::{Birth, Codec, Extent};
 use crate::layouts::SegmentInfo;
-use crate::read::fetch_stored;
+use crate::read::verified;
 use crate::scan::summaries;
 use crate::state::State;
 use crate::store::{SegmentId, SegmentStore};
@@ -35,7 +36,9 @@ pub(crate) struct Plan {
 impl State {
     /// The first segment from one on that has something alive, and where to go on behind it.
     pub(crate) fn scrub_next(&self, from: SegmentId) -> Option<(SegmentId, Option<SegmentId>)> {
-        let (&id, _) = self.usage.table.range(from..).find(|(_, info)| info.live > 0)?;
+        // Where there are copies, those become equal too of which nothing lives: recovery may read their summaries.
+        let all = self.store.copies() > 1;
+        let (&id, _) = self.usage.table.range(from..).find(|(_, info)| info.live > 0 || all && info.used > 0)?;
         let after = self.usage.table.range((Bound::Excluded(id), Bound::Unbounded)).next();
         Some((id, after.map(|(id, _)| *id)))
     }
@@ -75,8 +78,33 @@ impl Plan {
     }
 }
 
-fn verify_batch(store: &dyn SegmentStore, s: &Summary, dead: &[bool], bytes: &mut u64, add: &mut dyn FnMut(String)) {
+/// Something of a batch that lives.
+struct Item<'a> {
+    offset: u32,
+    stored: u32,
+    what: What<'a>,
+}
+
+enum What<'a> {
+    /// Blocks from one of a branch on.
+    Blocks(Extent, Logical),
+    /// A node or a checkpoint.
+    Other(&'a Entry),
+}
+
+impl Item<'_> {
+    fn is_right(&self, bytes: &[u8]) -> bool {
+        match &self.what {
+            What::Blocks(extent, _) => verified(extent, bytes).is_ok(),
+            What::Other(entry) => entry.verify(bytes),
+        }
+    }
+}
+
+/// What of a batch lives.
+fn living<'a>(s: &'a Summary, dead: &[bool]) -> Vec<Item<'a>> {
     let is_dead = |ordinal: u32| dead.get(ordinal as usize).copied().unwrap_or(true);
+    let mut items = Vec::new();
     for (entry, ordinal, offset) in s.placed() {
         let of_blocks = match entry {
             Entry::Write { at, data, .. } | Entry::Remap { at, data, .. } | Entry::Forward { at, data, .. } => {
@@ -85,25 +113,19 @@ fn verify_batch(store: &dyn SegmentStore, s: &Summary, dead: &[bool], bytes: &mu
             _ => None,
         };
         if let Some((at, data)) = of_blocks {
-            verify_extent(store, s, (at, data, ordinal, offset), &is_dead, bytes, add);
+            living_blocks(s, (at, data, ordinal, offset), &is_dead, &mut items);
         } else if entry.ordinals() > 0 && !is_dead(ordinal) {
-            let mut stored = vec![0; entry.stored() as usize];
-            *bytes += stored.len() as u64;
-            let read = store.get(s.segment, u64::from(offset), &mut stored);
-            if read.is_err() || !entry.verify(&stored) {
-                add(format!("a node or checkpoint in segment {:#x} at {offset} cannot be read or verified", s.segment));
-            }
+            items.push(Item { offset, stored: entry.stored(), what: What::Other(entry) });
         }
     }
+    items
 }
 
-fn verify_extent(
-    store: &dyn SegmentStore,
+fn living_blocks(
     s: &Summary,
     (at, data, ordinal, offset): (&Logical, &Payload, u32, u32),
     is_dead: &dyn Fn(u32) -> bool,
-    bytes: &mut u64,
-    add: &mut dyn FnMut(String),
+    items: &mut Vec<Item<'_>>,
 ) {
     let place = place_of(data, Birth { segment: s.segment, ordinal }, offset);
     let whole = Extent { blocks: data.blocks, version: 0, place };
@@ -112,15 +134,68 @@ fn verify_extent(
         let end = (i..data.blocks).find(|&j| is_dead(ordinal + j) != is_dead(ordinal + i)).unwrap_or(data.blocks);
         if !is_dead(ordinal + i) {
             let part = whole.part(i, end - i);
-            *bytes += u64::from(part.place.stored);
-            if let Err(e) = fetch_stored(store, &part) {
-                let block = at.block + u64::from(i);
-                add(format!("branch {}, {} blocks from {block} on: {e}", at.branch, part.blocks));
-            }
+            let at = Logical { block: at.block + u64::from(i), ..*at };
+            items.push(Item { offset: part.place.offset, stored: part.place.stored, what: What::Blocks(part, at) });
             if data.codec != Codec::Plain {
                 return; // the unit is read as a whole
             }
         }
         i = end;
+    }
+}
+
+fn verify_batch(store: &dyn SegmentStore, s: &Summary, dead: &[bool], bytes: &mut u64, add: &mut dyn FnMut(String)) {
+    let items = living(s, dead);
+    make_batch_equal(store, s, &items);
+    for item in items {
+        let mut stored = vec![0; item.stored as usize];
+        *bytes += stored.len() as u64;
+        let read = get_right(store, s.segment, u64::from(item.offset), &mut stored, &mut |b| item.is_right(b));
+        if !matches!(read, Ok(true)) {
+            let why = read.err().map_or("its checksum is wrong".to_owned(), |e| e.to_string());
+            let (segment, offset) = (s.segment, item.offset);
+            add(match item.what {
+                What::Blocks(extent, at) => format!(
+                    "branch {}, {} blocks from {} on, in segment {segment:#x} at {offset}: {why}",
+                    at.branch, extent.blocks, at.block
+                ),
+                What::Other(_) => format!("a node or checkpoint in segment {segment:#x} at {offset}: {why}"),
+            });
+        }
+    }
+}
+
+/// Where the store keeps several copies: makes them equal in a whole batch, if everything in it that lives is right in one of them. So what
+/// is dead becomes equal too. Otherwise what lives is looked at by itself.
+fn make_batch_equal(store: &dyn SegmentStore, s: &Summary, items: &[Item<'_>]) {
+    if store.copies() < 2 {
+        return;
+    }
+    // `None` for a copy that is missing, and no bytes for one that cannot be read as a whole.
+    let read = |copy: usize| {
+        let mut bytes = vec![0; s.length as usize];
+        match store.get_copy(copy, s.segment, u64::from(s.offset), &mut bytes) {
+            Ok(()) => Some(bytes),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => None,
+            Err(_) => Some(Vec::new()),
+        }
+    };
+    let is_right = |bytes: &[u8]| {
+        let of = |item: &Item<'_>| {
+            let start = item.offset.checked_sub(s.offset)? as usize;
+            bytes.get(start..start + item.stored as usize)
+        };
+        let head = Summary::length_of(bytes).ok().and_then(|n| Summary::decode(bytes.get(..n)?).ok());
+        head.is_some_and(|found| found.sequence == s.sequence && found.segment == s.segment)
+            && items.iter().all(|item| of(item).is_some_and(|b| item.is_right(b)))
+    };
+    let Some((first, bytes)) = (0..store.copies()).find_map(|copy| Some((copy, read(copy)?))) else { return };
+    if (first + 1..store.copies()).filter_map(read).all(|other| other == bytes) && !bytes.is_empty() {
+        return;
+    }
+    drop(bytes);
+    let right = (0..store.copies()).find_map(|copy| Some((copy, read(copy).filter(|b| is_right(b))?)));
+    if let Some((copy, good)) = right {
+        make_equal(store, copy, s.segment, s.offset.into(), &good);
     }
 }

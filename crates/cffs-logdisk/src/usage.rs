@@ -6,6 +6,7 @@
 use crate::batch::Summary;
 use crate::cache::NodeCache;
 use crate::codec::{corrupt, crc32c};
+use crate::copies::{get_right, take_right};
 use crate::extent::{Birth, EXTENT_BLOCKS_MAX};
 use crate::layouts::{DeadLayout, ForwardLayout, PAGE_BLOCKS, Page, SegmentInfo, SegmentsLayout};
 use crate::store::{SegmentId, SegmentStore};
@@ -57,7 +58,8 @@ impl Source for Nodes<'_> {
         }
         let (segment, _, offset) = self.locate(r)?;
         let mut bytes = vec![0; NODE_BYTES];
-        self.store.get(segment, u64::from(offset), &mut bytes)?;
+        // If it is right in no copy, what is wrong is said below.
+        get_right(self.store, segment, u64::from(offset), &mut bytes, &mut |b| crc32c(b) == r.crc)?;
         let node = Arc::new(node_of(&NodeRef { segment, offset, ..*r }, &bytes, level)?);
         self.cache.lock().put(key, node.clone());
         Ok(node)
@@ -145,8 +147,14 @@ impl<'a> ReadAhead<'a> {
 
 impl Source for ReadAhead<'_> {
     fn node<L: Layout>(&self, r: &NodeRef, level: u8) -> io::Result<Arc<Node<L>>> {
-        let bytes = self.read(r.segment, u64::from(r.offset))?;
-        Ok(Arc::new(node_of(r, &bytes, level)?))
+        let read = self.read(r.segment, u64::from(r.offset));
+        let is_right = read.as_ref().is_ok_and(|bytes| crc32c(bytes) == r.crc);
+        let mut bytes = vec![0; NODE_BYTES];
+        if !is_right && take_right(self.store, r.segment, u64::from(r.offset), &mut bytes, &mut |b| crc32c(b) == r.crc)
+        {
+            return Ok(Arc::new(node_of(r, &bytes, level)?));
+        }
+        Ok(Arc::new(node_of(r, &read?, level)?))
     }
 }
 

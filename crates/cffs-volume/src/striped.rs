@@ -8,6 +8,9 @@ use parking_lot::Mutex;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::sync::Arc;
 
+/// Most buffers of one request to a member.
+const BUFS_MAX: usize = 512;
+
 /// A member and the byte at which its data begins.
 pub(crate) struct Part {
     pub(crate) device: Arc<dyn Device>,
@@ -43,6 +46,9 @@ pub(crate) fn run<T: Send>(pool: &WorkerPool, jobs: Vec<T>, f: impl Fn(T) -> io:
     });
     first_error.into_inner().map_or(Ok(()), |(_, e)| Err(e))
 }
+
+/// Bytes that are together on a member, in several buffers.
+type Run<'b> = (IoKind, u64, Vec<IoSliceMut<'b>>);
 
 /// A request to one member.
 type Job<'p, B> = (&'p Part, u64, Vec<B>);
@@ -128,15 +134,24 @@ impl Device for Striped {
 
     fn write_batch(&self, requests: &[WriteRequest<'_>]) -> io::Result<()> {
         let mut jobs: Vec<(&Part, Vec<WriteRequest<'_>>)> = self.parts.iter().map(|p| (p, Vec::new())).collect();
+        let mut ends = vec![0; self.parts.len()];
         for r in requests {
             let len = total(&r.bufs);
             self.check_write(r.offset, len)?;
             let mut cutter = Cutter::new(&r.bufs);
             for p in self.layout.pieces(r.offset, len) {
                 let (part, list) = &mut jobs[p.member];
-                let mut bufs = Vec::new();
-                cutter.take(p.len, &mut bufs);
-                list.push(WriteRequest { kind: r.kind, offset: part.data_offset + p.offset, bufs });
+                let end = std::mem::replace(&mut ends[p.member], p.offset + p.len);
+                match list.last_mut() {
+                    Some(last) if end == p.offset && last.kind == r.kind && last.bufs.len() < BUFS_MAX => {
+                        cutter.take(p.len, &mut last.bufs);
+                    }
+                    _ => {
+                        let mut bufs = Vec::new();
+                        cutter.take(p.len, &mut bufs);
+                        list.push(WriteRequest { kind: r.kind, offset: part.data_offset + p.offset, bufs });
+                    }
+                }
             }
         }
         jobs.retain(|(_, list)| !list.is_empty());
@@ -148,19 +163,44 @@ impl Device for Striped {
     }
 
     fn read_batch(&self, requests: &mut [ReadRequest<'_>]) -> io::Result<()> {
-        let mut jobs: Vec<(&Part, Vec<ReadRequest<'_>>)> = self.parts.iter().map(|p| (p, Vec::new())).collect();
+        let mut jobs: Vec<(&Part, Vec<Run<'_>>)> = self.parts.iter().map(|p| (p, Vec::new())).collect();
+        let mut ends = vec![0; self.parts.len()];
         for r in requests {
             check_read(self.len, self.sector, r.offset, r.buf.len())?;
             let mut rest = &mut r.buf[..];
             for p in self.layout.pieces(r.offset, rest.len() as u64) {
                 let (part, list) = &mut jobs[p.member];
                 let (buf, tail) = rest.split_at_mut(p.len as usize);
-                list.push(ReadRequest { kind: r.kind, offset: part.data_offset + p.offset, buf });
+                let end = std::mem::replace(&mut ends[p.member], p.offset + p.len);
+                match list.last_mut() {
+                    Some((kind, _, bufs)) if end == p.offset && *kind == r.kind && bufs.len() < BUFS_MAX => {
+                        bufs.push(IoSliceMut::new(buf));
+                    }
+                    _ => list.push((r.kind, part.data_offset + p.offset, vec![IoSliceMut::new(buf)])),
+                }
                 rest = tail;
             }
         }
         jobs.retain(|(_, list)| !list.is_empty());
-        run(&self.pool, jobs, |(part, mut list)| part.device.read_batch(&mut list))
+        run(&self.pool, jobs, |(part, list)| {
+            // Only what has one buffer can be a part of a batch.
+            let (mut long, mut short): (Vec<Run<'_>>, Vec<Run<'_>>) = list.into_iter().partition(|r| r.2.len() > 1);
+            let mut batch: Vec<ReadRequest<'_>> = short
+                .iter_mut()
+                .filter_map(|(kind, offset, bufs)| {
+                    Some(ReadRequest { kind: *kind, offset: *offset, buf: bufs.first_mut()? })
+                })
+                .collect();
+            if !batch.is_empty() {
+                part.device.read_batch(&mut batch)?;
+            }
+            long.iter_mut().try_for_each(|(kind, offset, bufs)| part.device.read_vectored(*kind, *offset, bufs))
+        })
+    }
+
+    fn width(&self) -> usize {
+        let each = self.parts.iter().map(|p| p.device.width()).min().unwrap_or(1);
+        if matches!(self.layout, Layout::Stripe { .. }) { each.saturating_mul(self.parts.len()) } else { each }
     }
 
     /// A member may itself be a mirror. What is stored on several members has as many copies as the one with the most.

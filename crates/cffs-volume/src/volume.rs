@@ -549,6 +549,9 @@ impl Device for Volume {
     fn max_request(&self) -> usize {
         self.inner().max_request()
     }
+    fn width(&self) -> usize {
+        self.inner().width()
+    }
     fn read_vectored(&self, kind: IoKind, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<()> {
         self.inner().read_vectored(kind, offset, bufs)
     }

@@ -1,6 +1,6 @@
 //! The superblock of a device and its copies: read, checked, written, and looked for.
 
-use crate::copies::right_copy;
+use crate::copies::newest_copy;
 use crate::error::{Error, Result};
 use crate::format::geometry::{BLOCK_SIZE_MAX, BLOCK_SIZE_MIN, GROUP_SIZE_MAX, GROUP_SIZE_MIN};
 use crate::format::superblock::{MAGIC, SUPERBLOCK_SIZE};
@@ -24,10 +24,12 @@ pub fn write_superblock(dev: &dyn Device, g: &Geometry, sb: &Superblock) -> Resu
 /// Reads and checks the superblock of a device: that it is one, that its numbers make sense, and that the device is as
 /// large as it says.
 pub fn read_superblock(dev: &dyn Device) -> Result<Superblock> {
-    let Some(bytes) = read_sector(dev, 0)? else {
+    let read =
+        read_sector(dev, 0).map(|read| read.map(|bytes| newest_superblock(dev, 0, bytes.len()).unwrap_or(bytes)));
+    let Some(bytes) = read? else {
         return Err(Corrupt(format!("not a cffs file system (the device has only {} bytes)", dev.len())).into());
     };
-    let sb = match Superblock::decode(&bytes).or_else(|damage| right_superblock(dev, 0, bytes.len()).ok_or(damage)) {
+    let sb = match Superblock::decode(&bytes) {
         Ok(sb) => sb,
         Err(Corrupt(what)) => {
             // A version or feature of the future says so itself; damage deserves a look for the copies.
@@ -62,17 +64,18 @@ pub fn read_superblock(dev: &dyn Device) -> Result<Superblock> {
     Ok(sb)
 }
 
-/// The superblock as another copy of the device has it: of a mirror, another member.
-fn right_superblock(dev: &dyn Device, at: u64, len: usize) -> Option<Superblock> {
-    let good = right_copy(dev, IoKind::Super, at, len, &mut |bytes| Superblock::decode(bytes).is_ok())?;
-    Superblock::decode(&good).ok()
+/// The superblock as the newest copy of the device has it: of a mirror, one of the members.
+fn newest_superblock(dev: &dyn Device, at: u64, len: usize) -> Option<Vec<u8>> {
+    let age = |bytes: &[u8]| Superblock::decode(bytes).ok().map(|sb| (sb.mount_count, sb.mounted));
+    newest_copy(dev, IoKind::Super, at, len, &age).map(|bytes| bytes.to_vec())
 }
 
 /// Reads the superblock copy of an allocation group of a known file system.
 pub fn read_superblock_copy(dev: &dyn Device, g: &Geometry, ag: u64) -> Result<Superblock> {
     let at = g.ag_start(ag) << g.block_shift;
     let bytes = read_sector(dev, at)?.ok_or_else(|| Corrupt(format!("superblock copy {ag}: beyond the end")))?;
-    Ok(Superblock::decode(&bytes).or_else(|damage| right_superblock(dev, at, bytes.len()).ok_or(damage))?)
+    let bytes = newest_superblock(dev, at, bytes.len()).unwrap_or(bytes);
+    Ok(Superblock::decode(&bytes)?)
 }
 
 /// The sector-aligned bytes at `at` that hold a superblock; `None` where the device has ended.

@@ -148,7 +148,7 @@ impl Setup {
 
 /// A file system on its disk.
 pub struct Harness {
-    volume: Volume,
+    volume: Arc<Volume>,
     options: MountOptions,
     fs: Option<Arc<Fs>>,
     log_stats: LogStats,
@@ -188,7 +188,7 @@ impl Harness {
             // What is dead has to be known to a log, and is of no use to a disk.
             .discard(volume.is_log())
             .scatter((setup.scatter && !setup.variant.group).then_some(1997));
-        Ok(Harness { volume, options, fs: None, log_stats: LogStats::default() })
+        Ok(Harness { volume: Arc::new(volume), options, fs: None, log_stats: LogStats::default() })
     }
 
     /// Mounts with a cold cache, works, and writes everything back; what the disk was asked from the mount's end on.
@@ -206,14 +206,14 @@ impl Harness {
     pub fn phase_on(&mut self, work: impl FnOnce(&Fs, Option<&LogDisk>) -> Result<()>) -> Result<Counters> {
         let volume = self.volume.open()?;
         let fs = Fs::open(volume.device.clone(), None, self.options.clone())?;
-        let before = self.device().counters();
+        let before = self.volume.counters();
         let fs = &**self.fs.insert(fs);
         work(fs, volume.log.as_deref())?;
         fs.sync()?;
         fs.close()?;
         self.fs = None;
         self.log_stats = volume.close()?;
-        Ok(self.device().counters() - before)
+        Ok(self.volume.counters() - before)
     }
 
     /// What the log disk did in the last phase.
@@ -224,6 +224,11 @@ impl Harness {
     /// The next phases write metadata in another way.
     pub fn set_metadata(&mut self, metadata: MetadataMode) {
         self.options = std::mem::take(&mut self.options).metadata(metadata);
+    }
+
+    /// The next phases have the engine's threads, as in a mount, or have not. Their work then is to be in [`cffs_disk::Clock::threads`].
+    pub fn set_background(&mut self, background: bool) {
+        self.options = std::mem::take(&mut self.options).background(background);
     }
 
     /// Regroups everything.
@@ -260,6 +265,11 @@ impl Harness {
     /// The disk. With a log disk on it, what it has is not the file system's.
     pub fn device(&self) -> &Arc<SimDevice> {
         self.volume.disk()
+    }
+
+    /// The disks, also for the work of a phase.
+    pub fn volume(&self) -> Arc<Volume> {
+        self.volume.clone()
     }
 
     fn report(&self) -> Result<cffs::check::Report> {

@@ -83,7 +83,7 @@ fn overwrite(of: &Overwrites, layout: Layout, scale: u64) -> Result<Work> {
         })
     };
     let (warm_up, writes) = match layout {
-        Layout::InPlace => (0, of.measured[1] / scale),
+        Layout::InPlace | Layout::Several(_) => (0, of.measured[1] / scale),
         Layout::Log(_) => (of.warm_up / scale, of.measured[0] / scale),
     };
     run(&mut harness, warm_up)?;

@@ -21,6 +21,7 @@ mod large_files;
 mod log_compression;
 mod log_devices;
 mod lower_bound;
+mod members;
 mod opening;
 mod orders;
 mod outcome;
@@ -39,6 +40,7 @@ mod source;
 mod tpcb;
 mod verdicts;
 pub mod volume;
+mod volumes;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -65,7 +67,7 @@ impl Experiment {
     }
 }
 
-const EXPERIMENTS: [Experiment; 32] = [
+const EXPERIMENTS: [Experiment; 34] = [
     Experiment::of("disks", "The simulated disks against their data sheets", disks::sheets),
     Experiment::of("ganger97-fig2", "Ganger and Kaashoek 1997, figure 2: service time by request size", |_| {
         service::figure2()
@@ -121,6 +123,12 @@ const EXPERIMENTS: [Experiment; 32] = [
     Experiment::of("mckusick84-table2", "McKusick et al. 1984, table 2: large transfers by block size", |_| {
         classic::table2()
     }),
+    Experiment::of(
+        "sweeney96-fig2-3",
+        "Sweeney et al. 1996, figures 2 and 3: a large file on striped volumes of 3 to 57 disks",
+        volumes::sweeney,
+    ),
+    Experiment::of("volume-speed", "Mirrors and stripes of two disks against one disk", volumes::speed),
     Experiment::of("sweeney96-fig4", "Sweeney et al. 1996, figure 4: lookups in large directories", scale::figure4),
     Experiment::of(
         "sweeney96-files",

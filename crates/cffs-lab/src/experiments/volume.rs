@@ -1,4 +1,4 @@
-//! What is between the engine and a simulated disk: nothing, or a log disk. Experiments set a log disk up here and nowhere else.
+//! What is between the engine and a simulated disk: nothing, a log disk, or a volume of several disks. Experiments set these up here and nowhere else.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -7,8 +7,10 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
 use cffs::device::{CountingDevice, Device, IoKind};
-use cffs_disk::{Clock, SimDevice, profiles};
+use cffs_disk::{Clock, Counters, SimDevice, profiles};
 use cffs_logdisk::{CleanPolicy, Compression, ImageOptions, ImageStore, LogDisk, LogOptions, LogStats};
+
+use super::members::{Members, open_members};
 
 /// Bytes before the first slot of an image, at most and at least (docs/format-log.md).
 const FIRST_SLOT: [u64; 2] = [128 << 10, 1 << 20];
@@ -26,6 +28,8 @@ pub enum Layout {
     InPlace,
     /// Through a log disk.
     Log(LogSetup),
+    /// To several disks.
+    Several(Members),
 }
 
 impl Layout {
@@ -44,6 +48,7 @@ impl Layout {
         match self {
             Layout::InPlace => "in place",
             Layout::Log(_) => "log",
+            Layout::Several(_) => "several disks",
         }
     }
 }
@@ -85,7 +90,9 @@ impl LogSetup {
 
 /// A disk, and how blocks get there.
 pub struct Volume {
-    disk: Arc<SimDevice>,
+    clock: Arc<Clock>,
+    /// The disk, or the members in their order.
+    disks: Vec<Arc<SimDevice>>,
     log: Option<LogSetup>,
 }
 
@@ -114,8 +121,16 @@ impl Volume {
     pub fn make(profile: &str, bytes: u64, layout: Layout) -> Result<Volume> {
         let model = profiles::find(profile).with_context(|| format!("no disk is called {profile}"))?.model();
         let clock = Arc::new(Clock::default());
-        let Layout::Log(mut setup) = layout else {
-            return Ok(Volume { disk: Arc::new(SimDevice::new(model, bytes, clock)), log: None });
+        let mut setup = match layout {
+            Layout::InPlace => {
+                let disks = vec![Arc::new(SimDevice::new(model, bytes, clock.clone()))];
+                return Ok(Volume { clock, disks, log: None });
+            }
+            Layout::Several(members) => {
+                let disks = members.make(&model, bytes, &clock)?;
+                return Ok(Volume { clock, disks, log: None });
+            }
+            Layout::Log(setup) => setup,
         };
         if setup.segment == 0 && bytes < SMALL {
             setup.segment = SMALL_SEGMENT;
@@ -126,11 +141,11 @@ impl Volume {
             setup.segment = units.unit;
             start = units.plain - setup.segment.clamp(FIRST_SLOT[0], FIRST_SLOT[1]);
         }
-        let disk = Arc::new(SimDevice::partition(model, start, bytes, clock));
+        let disk = Arc::new(SimDevice::partition(model, start, bytes, clock.clone()));
         let options = ImageOptions { uuid: [9; 16], slot_bytes: setup.segment };
         let store = Arc::new(ImageStore::format(disk.clone(), &options)?);
         LogDisk::format(store, bytes, &setup.options())?.checkpoint()?;
-        Ok(Volume { disk, log: Some(setup) })
+        Ok(Volume { clock, disks: vec![disk], log: Some(setup) })
     }
 
     /// A disk with the contents of an image, which may be in the log layout.
@@ -142,7 +157,8 @@ impl Volume {
         let file = File::open(image).with_context(|| image.display().to_string())?;
         let bytes = file.metadata()?.len() / 4096 * 4096;
         ensure!(bytes <= model.capacity(), "{} is larger than a disk of {} bytes", image.display(), model.capacity());
-        let disk = Arc::new(SimDevice::new(model, bytes, Arc::new(Clock::default())));
+        let clock = Arc::new(Clock::default());
+        let disk = Arc::new(SimDevice::new(model, bytes, clock.clone()));
         let mut piece = vec![0; 1 << 20];
         let mut at = 0;
         while at < bytes {
@@ -154,7 +170,7 @@ impl Volume {
             at += n as u64;
         }
         let log = ImageStore::open(disk.clone()).is_ok().then(LogSetup::default);
-        Ok(Volume { disk, log })
+        Ok(Volume { clock, disks: vec![disk], log })
     }
 
     /// Opens it.
@@ -162,7 +178,10 @@ impl Volume {
     /// # Errors
     /// Those of a log disk.
     pub fn open(&self) -> Result<OpenVolume> {
-        self.open_on(self.disk.clone())
+        if self.disks.len() > 1 {
+            return Ok(OpenVolume { device: open_members(&self.disks, &self.clock)?, log: None });
+        }
+        self.open_on(self.disks[0].clone())
     }
 
     /// Opens it, and counts by purpose what is asked of the disk from now on.
@@ -170,7 +189,7 @@ impl Volume {
     /// # Errors
     /// Those of a log disk.
     pub fn open_counted(&self) -> Result<CountedVolume> {
-        let counted = Arc::new(CountingDevice::new(self.disk.clone()));
+        let counted = Arc::new(CountingDevice::new(self.disk().clone()));
         let OpenVolume { device, log } = self.open_on(counted.clone())?;
         Ok(CountedVolume { device, counted, log })
     }
@@ -181,9 +200,19 @@ impl Volume {
         Ok(OpenVolume { device: log.clone(), log: Some(log) })
     }
 
-    /// The disk.
+    /// The disk, of several the first one.
     pub fn disk(&self) -> &Arc<SimDevice> {
-        &self.disk
+        &self.disks[0]
+    }
+
+    /// The clock of all disks.
+    pub fn clock(&self) -> &Clock {
+        &self.clock
+    }
+
+    /// What all disks were asked since the beginning, and the time by their clock.
+    pub fn counters(&self) -> Counters {
+        self.disks.iter().map(|d| d.counters()).fold(Counters::default(), |all, one| all + one)
     }
 
     /// Whether there is a log disk.

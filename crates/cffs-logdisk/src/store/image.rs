@@ -15,6 +15,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 const SLOT_BITS: u32 = 28;
+/// Bytes that are made equal at a time.
+const EQUAL_BYTES: u64 = 1 << 20;
 
 /// How [`ImageStore::format`] divides a device.
 #[derive(Clone, Debug)]
@@ -116,7 +118,7 @@ impl ImageStore {
         let mut best: Option<(Superblock, usize)> = None;
         let mut error = corrupt("the device is too short for a log disk");
         for (copy, &offset) in SUPERBLOCK_OFFSETS.iter().enumerate() {
-            match read_superblock(&*device, offset) {
+            match newest_superblock(&*device, offset) {
                 Ok(sb) if best.as_ref().is_none_or(|(b, _)| b.sequence < sb.sequence) => best = Some((sb, copy)),
                 Ok(_) => {}
                 Err(e) => error = e,
@@ -133,7 +135,7 @@ impl ImageStore {
     /// # Errors
     /// `InvalidData` if it is not known or impossible.
     pub(crate) fn recover(device: Arc<dyn Device>, geometry: Option<Geometry>, sequence: u64) -> io::Result<Self> {
-        let whole = |copy: usize| read_superblock(&*device, SUPERBLOCK_OFFSETS[copy]).ok();
+        let whole = |copy: usize| newest_superblock(&*device, SUPERBLOCK_OFFSETS[copy]).ok();
         let newest = [0, 1].into_iter().filter_map(|copy| Some((whole(copy)?, copy))).max_by_key(|(sb, _)| sb.sequence);
         let (mut sb, copy) = match (newest, geometry) {
             (Some(found), _) => found,
@@ -157,7 +159,7 @@ impl ImageStore {
 
     /// The geometry, if a superblock is whole.
     pub(crate) fn geometry(device: &dyn Device) -> Option<Geometry> {
-        let whole = SUPERBLOCK_OFFSETS.iter().filter_map(|&offset| read_superblock(device, offset).ok());
+        let whole = SUPERBLOCK_OFFSETS.iter().filter_map(|&offset| newest_superblock(device, offset).ok());
         let sb = whole.max_by_key(|sb| sb.sequence)?;
         Some(Geometry { uuid: sb.uuid, slot_bytes: sb.slot_bytes, first_slot: sb.first_slot })
     }
@@ -207,6 +209,28 @@ impl ImageStore {
         }
         Ok(self.first_slot + slot * self.slot_bytes + offset)
     }
+}
+
+/// A superblock. Where the device keeps several copies, the newest that is whole; the others are made like it.
+fn newest_superblock(device: &dyn Device, offset: u64) -> io::Result<Superblock> {
+    let found = read_superblock(device, offset);
+    if device.copies() < 2 {
+        return found;
+    }
+    let mut newest: Option<(usize, Superblock, Vec<u8>)> = None;
+    for copy in 0..device.copies() {
+        let mut bytes = vec![0; SUPERBLOCK_BYTES];
+        if device.read_copy(IoKind::Super, copy, offset, &mut bytes).is_ok()
+            && let Ok(sb) = Superblock::decode(&bytes)
+            && newest.as_ref().is_none_or(|(_, best, _)| best.sequence < sb.sequence)
+        {
+            newest = Some((copy, sb, bytes));
+        }
+    }
+    let Some((copy, sb, bytes)) = newest else { return found };
+    // The device says what it could not write; and there is one that is right.
+    let _ = device.repair(IoKind::Super, copy, offset, &bytes);
+    Ok(sb)
 }
 
 fn read_superblock(device: &dyn Device, offset: u64) -> io::Result<Superblock> {
@@ -267,6 +291,67 @@ impl SegmentStore for ImageStore {
             p.buf.copy_from_slice(&own[(at - sectors.start) as usize..][..n]);
         }
         Ok(())
+    }
+
+    fn copies(&self) -> usize {
+        self.device.copies()
+    }
+
+    fn get_copy(&self, copy: usize, segment: SegmentId, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        let at = self.place(segment, offset, buf.len())?;
+        let sector = u64::from(self.device.sector_size());
+        let start = at / sector * sector;
+        let end = (at + buf.len() as u64).next_multiple_of(sector);
+        let mut bytes = vec![0; (end - start) as usize];
+        self.device.read_copy(IoKind::Data, copy, start, &mut bytes)?;
+        buf.copy_from_slice(&bytes[(at - start) as usize..][..buf.len()]);
+        Ok(())
+    }
+
+    fn make_equal(&self, copy: usize, segment: SegmentId, offset: u64, good: &[u8]) -> io::Result<()> {
+        let at = self.place(segment, offset, good.len())?;
+        let (end, sector) = (at + good.len() as u64, u64::from(self.device.sector_size()));
+        let (first, last) = (at.next_multiple_of(sector), end / sector * sector);
+        for start in (first..last).step_by(EQUAL_BYTES as usize) {
+            let range = (start - at) as usize..(last.min(start + EQUAL_BYTES) - at) as usize;
+            self.device.repair(IoKind::Data, copy, start, &good[range])?;
+        }
+        let mut edges = [at / sector * sector, last];
+        edges.sort_unstable();
+        for (n, start) in edges.into_iter().enumerate() {
+            let is_whole = at <= start && start + sector <= end;
+            if is_whole || start >= end || start + sector <= at || n == 1 && edges[0] == start {
+                continue;
+            }
+            // What else is in the sector may be right in another copy only.
+            let ours = (at.max(start) - start) as usize..(end.min(start + sector) - start) as usize;
+            let read = |copy| {
+                let mut bytes = vec![0; sector as usize];
+                self.device.read_copy(IoKind::Data, copy, start, &mut bytes).ok().map(|()| bytes)
+            };
+            let Some(right) = read(copy) else { continue };
+            let same =
+                |other: &Vec<u8>| other[..ours.start] == right[..ours.start] && other[ours.end..] == right[ours.end..];
+            if right[ours.clone()] == good[(at.max(start) - at) as usize..][..ours.len()]
+                && (0..self.device.copies()).filter_map(read).all(|other| same(&other))
+            {
+                self.device.repair(IoKind::Data, copy, start, &right)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn make_root_equal(&self) {
+        // Nobody replaces it meanwhile.
+        let _inner = self.inner.lock();
+        for offset in SUPERBLOCK_OFFSETS {
+            let _ = newest_superblock(&*self.device, offset);
+        }
+    }
+
+    fn range_of(&self, segment: SegmentId) -> Option<Range<u64>> {
+        let start = self.place(segment, 0, 0).ok()?;
+        Some(start..start + self.slot_bytes)
     }
 
     fn delete(&self, segment: SegmentId) -> io::Result<()> {

@@ -12,3 +12,4 @@ pub(crate) use image::{Geometry, parts_of};
 pub use image::{ImageOptions, ImageStore};
 pub use memory::MemoryStore;
 pub use segment_store::{Get, NO_SEGMENT, ROOT_BYTES_MAX, SegmentId, SegmentStore, StoreRoot};
+pub(crate) use superblock::{SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS};

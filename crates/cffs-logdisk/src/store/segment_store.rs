@@ -1,6 +1,7 @@
 //! The trait of a store.
 
 use std::io;
+use std::ops::Range;
 
 /// Names a segment of a store. The store hands it out and never gives the same one out twice.
 pub type SegmentId = u64;
@@ -48,6 +49,25 @@ pub trait SegmentStore: Send + Sync {
     /// contents of any buffer.
     fn get_all(&self, parts: &mut [Get<'_>]) -> io::Result<()> {
         parts.iter_mut().try_for_each(|p| self.get(p.segment, p.offset, p.buf))
+    }
+    /// Copies that the store keeps of each byte; 1 where it keeps no others. A copy may be missing at times.
+    fn copies(&self) -> usize {
+        1
+    }
+    /// As [`SegmentStore::get`], with what one copy has, from 0 to below [`SegmentStore::copies`]. For a caller that has read something with a wrong
+    /// checksum.
+    fn get_copy(&self, _copy: usize, segment: SegmentId, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.get(segment, offset, buf)
+    }
+    /// Makes all copies of a range like this one, which has the bytes `good` there as long as nobody writes to it.
+    fn make_equal(&self, _copy: usize, _segment: SegmentId, _offset: u64, _good: &[u8]) -> io::Result<()> {
+        Ok(())
+    }
+    /// Makes all copies of the root like the newest.
+    fn make_root_equal(&self) {}
+    /// The bytes of a device in which a segment is, if it is on one.
+    fn range_of(&self, _segment: SegmentId) -> Option<Range<u64>> {
+        None
     }
     /// Gives the room of a segment back. It is given back even with an error; that says that what is beneath was not told, and may
     /// keep the room until the store is opened again.

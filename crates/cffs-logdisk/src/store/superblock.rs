@@ -5,9 +5,9 @@ use crate::codec::{Fields, PutFields, corrupt, crc32c};
 use std::io;
 
 /// Bytes of a superblock.
-pub(super) const SUPERBLOCK_BYTES: usize = 4096;
+pub(crate) const SUPERBLOCK_BYTES: usize = 4096;
 /// Where the two are, in bytes.
-pub(super) const SUPERBLOCK_OFFSETS: [u64; 2] = [0, 64 << 10];
+pub(crate) const SUPERBLOCK_OFFSETS: [u64; 2] = [0, 64 << 10];
 const MAGIC: &[u8; 8] = b"cffsLOG\x01";
 const VERSION: u32 = 1;
 /// Most slots of an image; an id has 28 bits for the slot.

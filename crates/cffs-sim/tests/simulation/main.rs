@@ -4,6 +4,7 @@ mod bounded;
 mod crash;
 mod faults;
 mod log_layout;
+mod mirror_damage;
 mod model;
 mod modes;
 mod repair;

@@ -21,6 +21,10 @@ impl Device for Mirror {
         members.map(|d| d.max_request()).min().unwrap_or(1 << 20)
     }
 
+    fn width(&self) -> usize {
+        self.state.read().serving().iter().filter_map(|m| m.device.as_ref()).map(|d| d.width()).sum::<usize>().max(1)
+    }
+
     fn read_vectored(&self, kind: IoKind, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<()> {
         let len = total_mut(bufs);
         check_read(self.len, self.sector, offset, len as usize)?;

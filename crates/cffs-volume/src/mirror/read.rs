@@ -7,7 +7,7 @@ use cffs_device::{Device, IoKind, ReadRequest};
 use parking_lot::Mutex;
 use std::io::{self, IoSliceMut};
 use std::ops::Range;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 fn read_member(m: &Member, kind: IoKind, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<()> {
     let Some(device) = &m.device else { return Err(io::ErrorKind::NotFound.into()) };
@@ -130,6 +130,43 @@ impl Mirror {
         device.write_at(IoKind::Data, at, bytes)
     }
 
+    /// Fills the buffers from several members at once, each of which has nothing else to do: so a long read takes less time. It is divided where a
+    /// device would divide it too, so there are no more requests. Says whether it was done; if not, nothing is known of the buffers.
+    fn read_divided(&self, state: &State, kind: IoKind, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> bool {
+        let len = total_mut(bufs);
+        let serving = state.serving();
+        let most = |m: &&Member| m.device.as_ref().map_or(0, |d| d.max_request() as u64);
+        let each = serving.iter().map(most).min().unwrap_or(0) / self.unit() * self.unit();
+        if serving.len() < 2 || each == 0 || len <= each {
+            return false;
+        }
+        let regions = self.regions_of((offset, offset + len));
+        let mut idle = serving;
+        idle.retain(|m| m.load.in_flight.load(Ordering::Relaxed) == 0 && !m.stale.touches(regions.clone()));
+        if idle.len() < 2 {
+            return false;
+        }
+        let part = len.div_ceil(idle.len() as u64).next_multiple_of(each);
+        let mut cutter = CutterMut::new(bufs);
+        let parts: Vec<Mutex<(u64, Vec<IoSliceMut<'_>>)>> = (offset..offset + len)
+            .step_by(part as usize)
+            .map(|at| {
+                let mut piece = Vec::new();
+                cutter.take(part.min(offset + len - at), &mut piece);
+                Mutex::new((at, piece))
+            })
+            .collect();
+        let failed = AtomicBool::new(false);
+        self.pool.run(parts.len(), &|n| {
+            let (at, piece) = &mut *parts[n].lock();
+            if read_member(idle[n], kind, *at, piece).is_err() {
+                failed.store(true, Ordering::Relaxed);
+            }
+        });
+        // Who failed is asked again, and counted then.
+        !failed.into_inner()
+    }
+
     pub(super) fn read_range(&self, kind: IoKind, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<()> {
         let len = total_mut(bufs);
         let regions = self.regions_of((offset, offset + len));
@@ -138,6 +175,8 @@ impl Mirror {
             if self.must_sync(&state, regions) {
                 drop(state);
                 self.read_and_sync(kind, offset, bufs)?
+            } else if self.read_divided(&state, kind, offset, bufs) {
+                return Ok(());
             } else {
                 self.read_any(&state, kind, offset, bufs, &[])?
             }
@@ -172,7 +211,7 @@ impl Mirror {
         }
     }
 
-    /// Several reads, divided among the members.
+    /// Several reads, divided among the members: long ones where a device would divide them too.
     pub(super) fn read_many(&self, requests: &mut [ReadRequest<'_>]) -> io::Result<()> {
         let mut again: Vec<usize> = Vec::new();
         {
@@ -180,17 +219,36 @@ impl Mirror {
             let serving = state.serving();
             let mut lists: Vec<(Vec<usize>, Vec<ReadRequest<'_>>)> =
                 serving.iter().map(|_| (Vec::new(), Vec::new())).collect();
+            let most = serving.iter().filter_map(|m| m.device.as_ref()).map(|d| d.max_request()).min().unwrap_or(0);
+            let most = (most as u64 / self.unit()).max(1) * self.unit();
+            // What is together on the volume goes to one member, if all of them have as much to do: a part of it would be in its way there.
+            let idle = serving.iter().all(|m| m.load.in_flight.load(Ordering::Relaxed) == 0);
+            let all: u64 = requests.iter().map(|r| r.buf.len() as u64).sum();
+            let share = all.div_ceil(serving.len().max(1) as u64).next_multiple_of(most);
+            let mut before = 0;
             for (i, r) in requests.iter_mut().enumerate() {
                 let regions = self.regions_of((r.offset, r.offset + r.buf.len() as u64));
-                let busy = |n: usize| serving[n].load.in_flight.load(Ordering::Relaxed) + lists[n].1.len() as u64;
-                let fresh = (0..serving.len()).filter(|n| !serving[*n].stale.touches(regions.clone()));
-                match fresh.min_by_key(|n| busy(*n)) {
-                    Some(n) if !self.must_sync(&state, regions.clone()) => {
-                        let offset = serving[n].data_offset + r.offset;
-                        lists[n].0.push(i);
-                        lists[n].1.push(ReadRequest { kind: r.kind, offset, buf: r.buf });
-                    }
-                    _ => again.push(i),
+                if self.must_sync(&state, regions.clone()) {
+                    again.push(i);
+                    continue;
+                }
+                let mut offset = r.offset;
+                for piece in r.buf.chunks_mut(most as usize) {
+                    let len = piece.len() as u64;
+                    let busy = |n: usize| serving[n].load.in_flight.load(Ordering::Relaxed) + lists[n].1.len() as u64;
+                    let is_fresh = |n: usize| !serving[n].stale.touches(regions.clone());
+                    let of_share = (before / share) as usize;
+                    let of_share = (idle && of_share < serving.len() && is_fresh(of_share)).then_some(of_share);
+                    let chosen =
+                        of_share.or_else(|| (0..serving.len()).filter(|n| is_fresh(*n)).min_by_key(|n| busy(*n)));
+                    let Some(n) = chosen else {
+                        again.push(i);
+                        break;
+                    };
+                    lists[n].0.push(i);
+                    let request = ReadRequest { kind: r.kind, offset: serving[n].data_offset + offset, buf: piece };
+                    lists[n].1.push(request);
+                    (before, offset) = (before + len, offset + len);
                 }
             }
             let jobs: Vec<Mutex<_>> = serving.iter().zip(lists).map(Mutex::new).collect();
@@ -208,6 +266,7 @@ impl Mirror {
             again.append(&mut failed.into_inner());
         }
         again.sort_unstable();
+        again.dedup();
         again.into_iter().try_for_each(|i| {
             let r = &mut requests[i];
             self.read_range(r.kind, r.offset, &mut [IoSliceMut::new(r.buf)])

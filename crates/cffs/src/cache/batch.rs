@@ -1,32 +1,54 @@
-//! Metadata blocks of several places, read in one batch.
+//! Blocks of several places, read in one batch: metadata that is about to be needed, and what is read ahead from several devices at once.
 
-use super::block_cache::Cache;
+use super::block_cache::{Cache, ReadaheadRequest};
 use super::buf::{Buf, BufRef, Demand};
 use crate::format::BlockAddr;
+use crate::trace::Kind as Trace;
 use cffs_buf::AlignedBuf;
 use cffs_device::{IoKind, Purpose, ReadRequest};
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 impl Cache {
     /// Reads runs of metadata blocks that are about to be needed one after the other, several requests in flight. Runs with
     /// a block that is cached or in flight are left out. Returns the blocks: they stay cached while they are held. The reader
     /// that needs a block meets a failure again, and reports it.
     pub(crate) fn prefetch_batch(&self, runs: impl Iterator<Item = Range<BlockAddr>>) -> Vec<BufRef> {
-        let mut claimed: Vec<(Range<BlockAddr>, AlignedBuf)> = runs
-            .filter(|run| self.claim_all(run))
-            .map(|run| {
-                let bytes = AlignedBuf::zeroed(((run.end - run.start) << self.geo.block_shift) as usize);
-                (run, bytes)
-            })
-            .collect();
+        let claimed = runs.filter(|run| self.claim_all(run)).map(|run| (IoKind::Meta, run)).collect();
+        self.read_claimed(claimed, Demand::Requested)
+    }
+
+    /// Reads what the readahead thread was asked for, several requests in flight.
+    pub(super) fn fill_ahead(&self, requests: Vec<ReadaheadRequest>) {
+        let mut claimed = Vec::new();
+        let mut span = None;
+        for (cause, kind, range) in requests {
+            let args = [range.start, range.end - range.start, 0];
+            span.get_or_insert_with(|| self.tracer().span_for(cause, Trace::Readahead, args));
+            let range = self.together(&(range.start..range.start + 1), range);
+            // Around what is there already, or on its way.
+            let runs = self.shard(range.start).shard.lock().claim_missing(range);
+            claimed.extend(runs.into_iter().map(|run| (kind, run)));
+        }
+        // The reader that needs a block meets a failure again, and reports it.
+        let blocks = self.read_claimed(claimed, Demand::Prefetched).len() as u64;
+        self.counters.group_reads.fetch_add(u64::from(blocks > 0), Ordering::Relaxed);
+        self.counters.group_blocks.fetch_add(blocks, Ordering::Relaxed);
+    }
+
+    /// Reads runs that are in flight. Returns the blocks.
+    fn read_claimed(&self, claimed: Vec<(IoKind, Range<BlockAddr>)>, demand: Demand) -> Vec<BufRef> {
         if claimed.is_empty() {
             return Vec::new();
         }
+        let zeroed =
+            |run: &Range<BlockAddr>| AlignedBuf::zeroed(((run.end - run.start) << self.geo.block_shift) as usize);
+        let mut claimed: Vec<_> = claimed.into_iter().map(|(kind, run)| (kind, zeroed(&run), run)).collect();
         let mut requests: Vec<ReadRequest<'_>> = claimed
             .iter_mut()
-            .map(|(run, bytes)| ReadRequest {
-                kind: IoKind::Meta,
+            .map(|(kind, bytes, run)| ReadRequest {
+                kind: *kind,
                 offset: run.start << self.geo.block_shift,
                 buf: &mut bytes[..],
             })
@@ -35,12 +57,12 @@ impl Cache {
         let read = self.dev.read_batch(&mut requests).is_ok();
         drop(requests);
         let mut prefetched = Vec::new();
-        for (run, bytes) in claimed {
+        for (_, bytes, run) in claimed {
             let ls = self.shard(run.start);
             let mut shard = ls.shard.lock();
             shard.in_flight.remove(run.clone());
             for (addr, bytes) in run.zip(bytes.chunks_exact(self.geo.block_size())).filter(|_| read) {
-                let buf = Buf::new(addr, AlignedBuf::from_slice(bytes), Demand::Requested);
+                let buf = Buf::new(addr, AlignedBuf::from_slice(bytes), demand);
                 prefetched.push(Arc::clone(&buf));
                 self.insert(&mut shard, buf);
             }

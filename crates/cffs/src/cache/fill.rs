@@ -117,7 +117,7 @@ impl Cache {
     }
 
     /// The part of a window that lies together on the device with the first block that is needed, and all that is needed.
-    fn together(&self, need: &Range<BlockAddr>, window: Range<BlockAddr>) -> Range<BlockAddr> {
+    pub(super) fn together(&self, need: &Range<BlockAddr>, window: Range<BlockAddr>) -> Range<BlockAddr> {
         let shift = self.geo.block_shift;
         let here = self.dev.together(need.start << shift, window.start << shift..window.end << shift);
         // A block that is there in part is not.

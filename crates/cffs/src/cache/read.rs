@@ -4,13 +4,20 @@ use super::block_cache::Cache;
 use super::buf::BufRef;
 use super::locality::LocalityHint;
 use super::verify::DataVerifier;
-use crate::copies::right_copy;
+use crate::copies::{newest_copy, right_copy};
 use crate::error::{Error, Result};
 use crate::format::{self, BlockAddr, BlockId, BlockKind, FragAddr};
 use cffs_buf::AlignedBuf;
 use cffs_device::IoKind;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
+
+/// Whether a block is about the whole file system or an allocation group: an old one would have space given out twice, a changed counter lost, or make right
+/// data wrong.
+fn is_of_all(kind: BlockKind) -> bool {
+    use BlockKind::{AgHeader, Bitmap, Counters, DataSums, SystemInodes};
+    matches!(kind, Counters | SystemInodes | AgHeader | Bitmap | DataSums)
+}
 
 /// The bytes of a read that lie in one block.
 struct Span {
@@ -50,12 +57,29 @@ impl Cache {
                 drop(bytes);
                 return self.restore_meta(buf, id, damage);
             }
+            drop(bytes);
+            if is_of_all(id.kind) && self.dev.copies() > 1 {
+                self.take_newest(buf, id);
+            }
             buf.set_verified(true);
         } else if format::get_u32(&bytes, 0) != id.kind as u32 || format::block_owner(&bytes) != id.owner {
             let what = format!("{} at block {}: another structure is there", id.kind.name(), id.addr);
             return Err(format::Corrupt(what).into());
         }
         Ok(())
+    }
+
+    /// An old state of a block is whole by itself, where a copy of the device has lost a write or was put back. What would spoil more than itself by that is
+    /// taken from the newest copy.
+    #[cold]
+    fn take_newest(&self, buf: &BufRef, id: BlockId) {
+        let (offset, len) = (id.addr << self.geo.block_shift, self.geo.block_size());
+        let age = |bytes: &[u8]| self.verify_meta(bytes, id).is_ok().then(|| format::block_seq(bytes));
+        let Some(newest) = newest_copy(&*self.dev, IoKind::Meta, offset, len, &age) else { return };
+        let mut inner = buf.lock();
+        if !buf.is_verified() {
+            inner.bytes.copy_from_slice(&newest);
+        }
     }
 
     fn verify_meta(&self, bytes: &[u8], id: BlockId) -> std::result::Result<(), format::Corrupt> {

@@ -10,6 +10,8 @@ use std::sync::{Arc, mpsc};
 
 /// Requests that may wait for the thread. A full queue means the device is busy enough.
 const QUEUE_MAX: usize = 8;
+/// Most devices that groups are read ahead for.
+const WIDTH_MAX: usize = 8;
 
 impl Cache {
     /// Starts the readahead thread. It ends when the cache is dropped or [`Cache::stop_readahead`] is called.
@@ -21,8 +23,14 @@ impl Cache {
             .name("cffs-ahead".into())
             .spawn(move || {
                 let _purpose = Purpose::Prefetch.scope();
-                while let Ok((cause, kind, range)) = receive.recv() {
+                while let Ok(first) = receive.recv() {
                     let Some(cache) = weak.upgrade() else { break };
+                    if cache.dev.width() > 1 {
+                        // Several devices: all that waits at once.
+                        cache.fill_ahead(std::iter::once(first).chain(receive.try_iter()).collect());
+                        continue;
+                    }
+                    let (cause, kind, range) = first;
                     let args = [range.start, range.end - range.start, 0];
                     let _span = cache.tracer().span_for(cause, Kind::Readahead, args);
                     // The reader that needs the block meets a failure again, and reports it.
@@ -46,6 +54,8 @@ impl Cache {
     /// Asks the thread for the next `groups` groups from `from` on, in as few requests as it can be.
     pub(super) fn readahead_groups(&self, kind: IoKind, policy: &Prefetch, from: BlockAddr, groups: u64) {
         let blocks = self.geo.group_blocks();
+        // So many for each of several devices.
+        let groups = groups * self.dev.width().min(WIDTH_MAX) as u64;
         let end = (from + groups * blocks).min(self.geo.total_blocks);
         if groups == 0 || from >= end {
             return;

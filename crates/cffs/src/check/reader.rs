@@ -1,8 +1,8 @@
 //! Reads metadata in group-sized requests through a small cache, for repair and scrub, which read blocks repeatedly. (The check
 //! reads each block once: [`super::fetch`].)
 
-use crate::copies::right_copy;
-use crate::format::{BlockAddr, BlockId, Geometry, verify_block};
+use crate::copies::newest_copy;
+use crate::format::{BlockAddr, BlockId, Geometry, block_seq, verify_block};
 use cffs_device::{Device, IoKind};
 use parking_lot::{Condvar, Mutex};
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -51,12 +51,14 @@ impl Deref for Block {
     }
 }
 
-/// A metadata block that was read, if it has the right checksum and identity, or another copy of it has.
+/// A metadata block that was read, if it has the right checksum and identity; where the device keeps several copies, the newest that has them.
 pub(super) fn verified(dev: &dyn Device, g: &Geometry, block: Block, id: BlockId) -> Result<Block, String> {
-    let Err(damage) = verify_block(&block, g.fsid, id) else { return Ok(block) };
-    let mut is_right = |bytes: &[u8]| verify_block(bytes, g.fsid, id).is_ok();
-    let copy = right_copy(dev, IoKind::Meta, id.addr << g.block_shift, g.block_size(), &mut is_right);
-    copy.map(|bytes| Block::alone(bytes.to_vec())).ok_or(damage.0)
+    let age = |bytes: &[u8]| verify_block(bytes, g.fsid, id).is_ok().then(|| block_seq(bytes));
+    if let Some(newest) = newest_copy(dev, IoKind::Meta, id.addr << g.block_shift, g.block_size(), &age) {
+        return Ok(Block::alone(newest.to_vec()));
+    }
+    verify_block(&block, g.fsid, id).map_err(|damage| damage.0)?;
+    Ok(block)
 }
 
 pub(crate) struct Reader<'a> {

@@ -5,6 +5,7 @@ use super::data_sums::{WrittenRun, check_index, table_id};
 use super::pool::{Ahead, Context};
 use super::reader::Block;
 use super::report::{Class, Phase};
+use crate::copies::right_copy;
 use crate::format::sums::{self, NONE};
 use crate::format::superblock::State;
 use crate::format::{Extent, FragAddr, Ino};
@@ -86,14 +87,18 @@ impl Checker<'_> {
                 for (i, piece) in bytes.chunks_exact_mut(self.g.frag_size()).enumerate() {
                     let frag = w.start + at + i as u64;
                     let readable = whole || self.dev.read_at(IoKind::Data, frag << self.g.frag_shift, piece).is_ok();
-                    let wrong = match self.sum(frag) {
+                    let sum = self.sum(frag);
+                    if let Some(sum) = sum.filter(|sum| !readable || *sum != sums::sum_of(piece)) {
+                        self.take_right_data(frag, sum, piece);
+                    }
+                    let wrong = match sum {
+                        Some(sum) if sum == sums::sum_of(piece) => {
+                            self.findings.counts.frags_verified += 1;
+                            None
+                        }
                         _ if !readable => Some("cannot be read"),
                         None => {
                             self.findings.counts.frags_unsummed += 1;
-                            None
-                        }
-                        Some(sum) if sum == sums::sum_of(piece) => {
-                            self.findings.counts.frags_verified += 1;
                             None
                         }
                         Some(_) => Some("is not what was written: its checksum does not match"),
@@ -115,6 +120,15 @@ impl Checker<'_> {
         // The remaining tables have sums of free space only.
         while let Some((ag, index)) = self.data_sums.unread.pop() {
             self.read_sum_table(ag, index);
+        }
+    }
+
+    /// Takes a fragment from a copy of the device in which it has this sum, if there is one.
+    fn take_right_data(&self, frag: FragAddr, sum: u32, piece: &mut [u8]) {
+        let mut is_right = |bytes: &[u8]| sums::sum_of(bytes) == sum;
+        let offset = frag << self.g.frag_shift;
+        if let Some(right) = right_copy(self.dev, IoKind::Data, offset, piece.len(), &mut is_right) {
+            piece.copy_from_slice(&right);
         }
     }
 

@@ -21,6 +21,9 @@ const READ_AHEAD: u64 = 2 << 20;
 const STREAM_WRITE: usize = 256 << 10;
 /// A stream is written back early once its dirty pages reach one in so many parts of the cache.
 const STREAM_DIVISOR: usize = 32;
+/// So many of the longest requests of the device are written back together, where that is at most one in so many parts of the cache.
+const REQUESTS_EACH: usize = 4;
+const STREAM_WIDE_DIVISOR: usize = 8;
 
 /// Fails if the file cannot be written from this offset on.
 fn may_write(st: &NodeState, offset: u64) -> Result<()> {
@@ -122,7 +125,9 @@ impl Fs {
             return;
         }
         let pages = node.state.read().data.waiting_pages();
-        if pages << self.geo.block_shift >= self.opts.cache_bytes / STREAM_DIVISOR {
+        // A device that takes longer requests is several that work at once: each is to get some.
+        let wide = (self.cache.max_request() * REQUESTS_EACH).min(self.opts.cache_bytes / STREAM_WIDE_DIVISOR);
+        if pages << self.geo.block_shift >= (self.opts.cache_bytes / STREAM_DIVISOR).max(wide) {
             self.write_back_stream(node);
         }
     }

@@ -9,7 +9,7 @@
 
 use super::log_layout::log_extent;
 use super::log_reader::LogReader;
-use crate::copies::right_copy;
+use crate::copies::newest_copy;
 use crate::error::Result;
 use crate::format::log::{LOG_HEADER_AREA, LOG_HEADER_SIZE, LOG_HEADER_SLOTS, LogHeader, SEQ_START_MAX};
 use crate::format::{Corrupt, Superblock};
@@ -25,12 +25,14 @@ pub fn read_headers(dev: &dyn Device, sb: &Superblock) -> Result<[Result<LogHead
     }
     Ok(LOG_HEADER_SLOTS.map(|slot| {
         let mut b = AlignedBuf::zeroed(4096.max(dev.sector_size() as usize));
-        dev.read_at(IoKind::Super, at + slot, &mut b)?;
         let decode = |b: &[u8]| LogHeader::decode(b, sb.fsid(), len - LOG_HEADER_AREA);
-        let h = decode(&b).or_else(|damage| {
-            let copy = right_copy(dev, IoKind::Super, at + slot, b.len(), &mut |b| decode(b).is_ok());
-            copy.map_or(Err(damage), |b| decode(&b))
-        })?;
+        // Of several copies the newest: an old one leads to transactions whose data may have been overwritten since.
+        let age = |b: &[u8]| decode(b).ok().map(|h| h.epoch);
+        match newest_copy(dev, IoKind::Super, at + slot, b.len(), &age) {
+            Some(newest) => b = newest,
+            None => dev.read_at(IoKind::Super, at + slot, &mut b)?,
+        }
+        let h = decode(&b)?;
         if !h.tail.is_multiple_of(1 << sb.frag_shift) {
             // Nothing would be found there, and the next commit would be written to where no transaction can begin.
             return Err(Corrupt(format!("log header {}: tail {} is not at a fragment", h.epoch, h.tail)).into());
