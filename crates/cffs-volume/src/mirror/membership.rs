@@ -228,6 +228,10 @@ impl Mirror {
             ));
         }
         let removed = state.members.remove(index);
+        if !removed.leaving && !removed.in_sync {
+            // It was to come in their place.
+            state.members.iter_mut().for_each(|m| m.leaving = false);
+        }
         let io_error = |error| VolumeError::Io { name: removed.name.clone(), error };
         self.record(&mut state, None).map_err(io_error)?;
         if let Some(device) = &removed.device {
