@@ -422,9 +422,9 @@ pub fn print_volume(out: &mut impl Write, v: &VolumeReport) -> io::Result<()> {
     writeln!(out, "volume       {} of {} members{unit}, {}{degraded}", v.kind, v.members.len(), human(v.bytes))?;
     for (number, m) in v.members.iter().enumerate() {
         let name = if m.name.is_empty() { "never seen".into() } else { printable(m.name.as_bytes()).to_string() };
-        let leaving = if m.leaving { ", being replaced" } else { "" };
+        let outgoing = if m.outgoing { ", being replaced" } else { "" };
         let lacks = if m.lacks_bytes > 0 { format!(", lacks {}", human(m.lacks_bytes)) } else { String::new() };
-        writeln!(out, "member {number:<5} {}{leaving}{lacks}: {name}", m.state)?;
+        writeln!(out, "member {number:<5} {}{outgoing}{lacks}: {name}", m.state)?;
         writeln!(out, "             {}", m.uuid)?;
     }
     Ok(())

@@ -47,7 +47,7 @@ pub struct MemberReport {
     pub state: State,
     /// Another one is put in its place: it goes when that has everything.
     #[serde(default)]
-    pub leaving: bool,
+    pub outgoing: bool,
     /// Bytes that are still to be copied to it.
     pub lacks_bytes: u64,
 }
@@ -171,7 +171,7 @@ impl VolumeReport {
                 MemberState::Filling => State::Filling,
                 MemberState::Absent => State::Absent,
             },
-            leaving: m.leaving,
+            outgoing: m.outgoing,
             lacks_bytes: m.lacks,
         };
         let members: Vec<MemberReport> = volume.members().into_iter().map(member).collect();

@@ -341,7 +341,7 @@ fn a_replacement_that_is_stopped_is_undone() {
     ok(&["volume", &name, "stop"]);
     let report = status(&name);
     assert_eq!((states(&report), &report["work"]["outcome"]), (vec!["in-sync".into(); 2], &"stopped".into()));
-    assert!(report["members"].as_array().unwrap().iter().all(|m| m["leaving"] == false), "{report}");
+    assert!(report["members"].as_array().unwrap().iter().all(|m| m["outgoing"] == false), "{report}");
     // By an unmount too.
     ok(&["volume", &name, "replace", "--rate", "2M", "--background", &members[1], &c]);
     umount(&name);

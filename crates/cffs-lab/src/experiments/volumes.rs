@@ -205,7 +205,7 @@ pub fn speed(scale: u64) -> Result<Outcome> {
     let columns = ["one disk", "mirror of two", "stripe of two"].map(str::to_string);
     let mut rows = Vec::new();
     for disk in DISKS {
-        let group = u64::from(super::group_size(disk)?);
+        let group = u64::from(super::disks::probe(disk)?.group_size);
         let stripe = |unit: u64| Layout::Several(Members::stripe(2, unit));
         let layouts = |unit| [Layout::InPlace, Layout::Several(Members::mirror(2)), stripe(unit)];
         let mut compare = |what: String, runs: [Counters; 3], bounds: [Option<f64>; 2]| {

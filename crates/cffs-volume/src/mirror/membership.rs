@@ -32,7 +32,7 @@ pub struct MemberStatus {
     /// What it is at the moment.
     pub state: MemberState,
     /// Another one is put in its place: it goes when that has everything.
-    pub leaving: bool,
+    pub outgoing: bool,
     /// Bytes that are to be copied to it, in whole regions.
     pub lacks: u64,
 }
@@ -65,7 +65,7 @@ impl Mirror {
                 (true, true, false) => MemberState::Resyncing,
                 (true, false, _) => MemberState::Filling,
             },
-            leaving: m.leaving,
+            outgoing: m.outgoing,
             lacks: u64::from(m.stale.len()) * self.region,
         };
         MirrorStatus {
@@ -228,9 +228,9 @@ impl Mirror {
             ));
         }
         let removed = state.members.remove(index);
-        if !removed.leaving && !removed.in_sync {
+        if !removed.outgoing && !removed.in_sync {
             // It was to come in their place.
-            state.members.iter_mut().for_each(|m| m.leaving = false);
+            state.members.iter_mut().for_each(|m| m.outgoing = false);
         }
         let io_error = |error| VolumeError::Io { name: removed.name.clone(), error };
         self.record(&mut state, None).map_err(io_error)?;
@@ -258,10 +258,10 @@ impl Mirror {
             return Err(VolumeError::Invalid(format!("the volume has no member {old}")));
         }
         let name = new.name.clone();
-        self.set_leaving(old, true);
+        self.set_outgoing(old, true);
         let added = self.add(new, overwrite);
         if added.is_err() {
-            self.set_leaving(old, false);
+            self.set_outgoing(old, false);
         }
         let uuid = added?;
         let complete = self.resync(rate, go_on).map_err(|error| VolumeError::Io { name: name.clone(), error })?;
@@ -269,7 +269,7 @@ impl Mirror {
             if !self.state.read().members.iter().any(|m| m.uuid == uuid && m.serves()) {
                 let error =
                     io::Error::other("it failed before it was filled, and the log says why; the old member stays");
-                self.set_leaving(old, false);
+                self.set_outgoing(old, false);
                 return Err(VolumeError::Io { name, error });
             }
             // The resync has removed it, unless it could not.
@@ -278,22 +278,22 @@ impl Mirror {
             }
             return Ok(true);
         }
-        self.set_leaving(old, false);
+        self.set_outgoing(old, false);
         self.remove(uuid)?;
         Ok(false)
     }
 
     /// Notes that another member is put in the place of this one, or not any more. It is recorded with the next change.
-    fn set_leaving(&self, uuid: Uuid, leaving: bool) {
-        self.state.write().members.iter_mut().filter(|m| m.uuid == uuid).for_each(|m| m.leaving = leaving);
+    fn set_outgoing(&self, uuid: Uuid, outgoing: bool) {
+        self.state.write().members.iter_mut().filter(|m| m.uuid == uuid).for_each(|m| m.outgoing = outgoing);
     }
 
     /// Removes those in whose place another one has come by now, if everybody else has everything.
     pub(super) fn remove_replaced(&self) -> io::Result<()> {
         let next = {
             let state = self.state.read();
-            let fills = state.members.iter().any(|m| !m.leaving && !m.serves());
-            state.members.iter().find(|m| m.leaving && !fills).map(|m| m.uuid)
+            let fills = state.members.iter().any(|m| !m.outgoing && !m.serves());
+            state.members.iter().find(|m| m.outgoing && !fills).map(|m| m.uuid)
         };
         match next.map(|uuid| self.remove(uuid)) {
             None | Some(Ok(())) => Ok(()),

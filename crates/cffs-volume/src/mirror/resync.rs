@@ -125,7 +125,11 @@ impl Mirror {
 
     /// Whether a member lacks something.
     pub fn needs_resync(&self) -> bool {
-        self.state.read().members.iter().any(|m| m.device.is_some() && (!m.in_sync || !m.stale.is_empty() || m.leaving))
+        self.state
+            .read()
+            .members
+            .iter()
+            .any(|m| m.device.is_some() && (!m.in_sync || !m.stale.is_empty() || m.outgoing))
     }
 
     fn copy_chunk(&self, (start, end): (u64, u64), targets: &[Target]) -> io::Result<()> {

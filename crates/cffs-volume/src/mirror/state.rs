@@ -90,8 +90,8 @@ pub(crate) struct Member {
     pub(crate) bitmap_copy: usize,
     /// Whether it has everything that was made durable. Only such a member is ever read.
     pub(crate) in_sync: bool,
-    /// See [`Entry::leaving`].
-    pub(crate) leaving: bool,
+    /// See [`Entry::outgoing`].
+    pub(crate) outgoing: bool,
     /// See [`Entry::last_generation`]; of one that is in sync and there, exactly what its superblock has.
     pub(crate) last_generation: u64,
     /// Regions that have to be copied to it. Of a member that is in sync: those that may differ after a crash, and then what it has
@@ -113,7 +113,7 @@ impl Member {
             next_copy: 0,
             bitmap_copy: 0,
             in_sync,
-            leaving: false,
+            outgoing: false,
             last_generation,
             stale: Regions::none(regions),
             attachment: 0,
@@ -338,7 +338,7 @@ impl Mirror {
                 uuid: m.uuid,
                 data_len: self.len,
                 in_sync: m.in_sync,
-                leaving: m.leaving,
+                outgoing: m.outgoing,
                 last_generation: m.last_generation,
             })
             .collect();
