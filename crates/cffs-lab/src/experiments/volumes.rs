@@ -312,11 +312,8 @@ pub fn sweeney(scale: u64) -> Result<Outcome> {
             for ((_, values), rate) in series.iter_mut().zip(rates.into_iter().chain(raw)) {
                 values.push(rate);
             }
-            for ((what, rate), of) in ["create", "read", "overwrite"]
-                .into_iter()
-                .zip(rates)
-                .zip([raw[1], raw[0], raw[1]])
-                .map(|(a, b)| (a, b))
+            for ((what, rate), of) in
+                ["create", "read", "overwrite"].into_iter().zip(rates).zip([raw[1], raw[0], raw[1]])
             {
                 let text = format!("{count} disks, {many}: {what}, % of the volume itself");
                 let i = ["create", "read", "overwrite"].iter().position(|n| *n == what).unwrap_or(0);
