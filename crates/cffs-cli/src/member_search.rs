@@ -1,6 +1,7 @@
 //! Looking for the members of a volume. Nothing is opened for longer than a look.
 
 use anyhow::{Context, bail};
+use cffs::device::{FileDevice, OpenMode};
 use cffs_fuse::{Place, places_of};
 use cffs_volume::{BLOCK_BYTES, DATA_OFFSET, SUPERBLOCK_OFFSETS, Uuid, volume_of_block};
 use rustix::fs::OFlags;
@@ -94,6 +95,32 @@ pub fn search(named: &Path, volume: Uuid, places: &[PathBuf]) -> anyhow::Result<
     // A directory that may not be listed may be searched by names only.
     files_in(dir).unwrap_or_default().into_iter().for_each(|p| add(p, false));
     Ok(Search { found, places: dir.display().to_string() })
+}
+
+/// What may be members, where they were looked for, that are damaged: files that begin as one, and those that are as long as the one that is
+/// named and are none.
+pub fn damaged(named: &Path, places: &str) -> Vec<String> {
+    let Ok(own) = fs::metadata(named) else { return Vec::new() };
+    let dir = Path::new(places);
+    let look = if own.file_type().is_block_device() { block_devices() } else { files_in(dir).unwrap_or_default() };
+    let mut found = Vec::new();
+    for path in look {
+        let Ok(meta) = fs::metadata(&path) else { continue };
+        let kind = meta.file_type();
+        if identity(&meta) == identity(&own) || !(kind.is_file() || kind.is_block_device()) {
+            continue;
+        }
+        let Ok(file) = FileDevice::open(&path, OpenMode::READ_ONLY) else { continue };
+        match cffs_volume::probe(&file) {
+            Err(e) => found.push(format!("{} looks like a damaged member: {e}", path.display())),
+            Ok(None) if kind.is_file() && meta.len() == own.len() => found.push(format!(
+                "{} is as long as a member and has no superblock of one: it may be a damaged one",
+                path.display()
+            )),
+            Ok(_) => {}
+        }
+    }
+    found
 }
 
 /// Where the volume is mounted of which this is a member, under whichever name; or the image itself, if it is no member.

@@ -2,7 +2,7 @@
 
 use crate::device::open_device;
 use crate::log_args::LogArgs;
-use crate::member_search::{Search, search};
+use crate::member_search::{Search, damaged, search};
 use anyhow::{Context, anyhow};
 use cffs::Superblock;
 use cffs::device::{Device, FileDevice, IoKind, OpenMode};
@@ -64,7 +64,7 @@ pub fn open_volume(file: &Arc<FileDevice>, named: &Path, parts: &LogArgs) -> any
 fn to_leave_out(e: &VolumeError, candidates: &[Candidate], found: &[(PathBuf, bool)], degraded: bool) -> Option<usize> {
     let (name, may_be_named) = match e {
         VolumeError::Removed { name } => (name, false),
-        VolumeError::TooSmall { name, .. } if degraded => (name, true),
+        VolumeError::TooSmall { name, .. } | VolumeError::NotAMember { name, .. } if degraded => (name, true),
         _ => return None,
     };
     let at = candidates.iter().position(|c| c.name == *name)?;
@@ -79,10 +79,14 @@ fn advise(e: VolumeError, named: &Path, places: &str) -> anyhow::Error {
     let name = named.display();
     let more = match &e {
         VolumeError::TooFew { mirror, .. } => {
+            let damaged: Vec<String> = damaged(named, places).iter().map(|what| format!("; {what}")).collect();
             let degraded = if *mirror { "; with --degraded (mount: -o degraded) it is used without them" } else { "" };
-            format!(". Looked in {places}: name other places with --members PATH (mount: -o members=PATH){degraded}")
+            format!(
+                ". Looked in {places}: name other places with --members PATH (mount: -o members=PATH){degraded}{}",
+                damaged.concat()
+            )
         }
-        VolumeError::TooSmall { .. } => WITHOUT_IT.to_owned(),
+        VolumeError::TooSmall { .. } | VolumeError::NotWritable { .. } => WITHOUT_IT.to_owned(),
         VolumeError::GivenTwice { .. } | VolumeError::TwoVolumes { .. } => {
             format!(
                 ". Looked in {places}: move a copy elsewhere, or name the right files with --members FILE (mount: -o members=FILE)"

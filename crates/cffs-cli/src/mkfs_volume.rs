@@ -13,6 +13,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+fn parse_unit(text: &str) -> Result<u64, String> {
+    match parse_size(text)? {
+        0 => Err("a stripe unit of 0 bytes is none: a multiple of the group, as 1M".into()),
+        unit => Ok(unit),
+    }
+}
+
 /// What mkfs makes a volume by.
 #[derive(Args, Debug)]
 pub struct VolumeArgs {
@@ -20,7 +27,7 @@ pub struct VolumeArgs {
     #[arg(long, group = "volume")]
     mirror: bool,
     /// Make a stripe: pieces of this size go to the images or devices by turns; a multiple of the group, as 1M. Without one of them all is lost
-    #[arg(long, value_name = "UNIT", value_parser = parse_size, group = "volume")]
+    #[arg(long, value_name = "UNIT", value_parser = parse_unit, group = "volume")]
     stripe: Option<u64>,
     /// Put the images or devices one behind the other. Without one of them all is lost
     #[arg(long, group = "volume")]

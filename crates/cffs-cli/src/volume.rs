@@ -27,8 +27,8 @@ Members are named by their number or uuid, as status shows them, or by the file 
 
 Exit codes:
   0   Done (with --background: it runs)
-  4   scrub: something is wrong, and what is printed
-  8   It could not be done, or not to the end
+  4   scrub: something is wrong, and what is printed; or a member is missing
+  8   It could not be done, or not to the end; resync: a member is missing
   16  Wrong usage
   32  Interrupted";
 
@@ -138,7 +138,9 @@ pub fn run(args: &VolumeArgs) -> anyhow::Result<u8> {
         Command::Replace { force, waiting, old, new } => on.replace(old, new, *force, waiting).exit_code(failure),
         Command::Resync { waiting } => {
             on.control.call::<()>(&Request::VolumeResync { rate: waiting.rate }).exit_code(failure)?;
-            on.wait(waiting, "resync", false).exit_code(failure)
+            let code = on.wait(waiting, "resync", false).exit_code(failure)?;
+            let is_degraded = code == 0 && !waiting.background && on.tell_missing(&on.mirror().exit_code(failure)?);
+            Ok(if is_degraded { failure } else { code })
         }
         Command::Scrub { waiting, compare_only } => on.scrub(args, waiting, *compare_only),
         Command::Stop => {
@@ -291,6 +293,13 @@ impl Mounted {
             let text = format!("{}: a {} has one copy of everything: use cffs scrub", self.name, report.kind);
             return Err(with_code(exit::fsck::USAGE, anyhow!(text)));
         }
+        if let Some(work) = report.work.as_ref().filter(|w| w.outcome.is_none()) {
+            let text = format!(
+                "{}: a {} of members runs: wait for its end (`cffs volume {0} status`), or stop it (`cffs volume {0} stop`)",
+                self.name, work.what
+            );
+            return Err(with_code(exit::fsck::OPERATIONAL, anyhow!(text)));
+        }
         let mut code = 0;
         if !compare_only {
             if waiting.background {
@@ -304,7 +313,26 @@ impl Mounted {
         }
         let compare = Request::VolumeCompare { rate: waiting.rate };
         self.control.call::<()>(&compare).exit_code(exit::fsck::OPERATIONAL)?;
-        Ok(code | self.wait(waiting, "compare", true).exit_code(exit::fsck::OPERATIONAL)?)
+        code |= self.wait(waiting, "compare", true).exit_code(exit::fsck::OPERATIONAL)?;
+        if !waiting.background && self.tell_missing(&self.report().exit_code(exit::fsck::OPERATIONAL)?) {
+            code |= exit::fsck::ERRORS_LEFT;
+        }
+        Ok(code)
+    }
+
+    /// Says which members are missing or do not have everything yet. Returns whether there are any.
+    fn tell_missing(&self, report: &VolumeReport) -> bool {
+        let mut any = false;
+        for m in report.members.iter().filter(|m| matches!(m.state, State::Absent | State::Filling)) {
+            any = true;
+            eprintln!(
+                "cffs: {}: member {} is {}, so the mirror is degraded: `cffs volume {0} add` it when it is there again, or `replace` it",
+                self.name,
+                title(m),
+                m.state
+            );
+        }
+        any
     }
 
     /// Waits for the end of what was begun, and shows progress. Prints what a comparison has found.
@@ -394,8 +422,9 @@ pub fn print_volume(out: &mut impl Write, v: &VolumeReport) -> io::Result<()> {
     writeln!(out, "volume       {} of {} members{unit}, {}{degraded}", v.kind, v.members.len(), human(v.bytes))?;
     for (number, m) in v.members.iter().enumerate() {
         let name = if m.name.is_empty() { "never seen".into() } else { printable(m.name.as_bytes()).to_string() };
+        let outgoing = if m.outgoing { ", being replaced" } else { "" };
         let lacks = if m.lacks_bytes > 0 { format!(", lacks {}", human(m.lacks_bytes)) } else { String::new() };
-        writeln!(out, "member {number:<5} {}{lacks}: {name}", m.state)?;
+        writeln!(out, "member {number:<5} {}{outgoing}{lacks}: {name}", m.state)?;
         writeln!(out, "             {}", m.uuid)?;
     }
     Ok(())

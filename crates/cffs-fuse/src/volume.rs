@@ -45,6 +45,9 @@ pub struct MemberReport {
     pub name: String,
     /// What it is at the moment.
     pub state: State,
+    /// Another one is put in its place: it goes when that has everything.
+    #[serde(default)]
+    pub outgoing: bool,
     /// Bytes that are still to be copied to it.
     pub lacks_bytes: u64,
 }
@@ -168,6 +171,7 @@ impl VolumeReport {
                 MemberState::Filling => State::Filling,
                 MemberState::Absent => State::Absent,
             },
+            outgoing: m.outgoing,
             lacks_bytes: m.lacks,
         };
         let members: Vec<MemberReport> = volume.members().into_iter().map(member).collect();

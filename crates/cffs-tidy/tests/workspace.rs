@@ -62,7 +62,7 @@ const LOGDISK: &[&Layer] = &[
     &["batch", "cache"],
     &["layouts"],
     &["tree", "compress"],
-    &["extent", "options"],
+    &["extent", "options", "copies"],
     &["store"],
     &["codec"],
 ];

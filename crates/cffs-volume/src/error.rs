@@ -108,6 +108,16 @@ pub enum VolumeError {
         /// The volume that it belongs to.
         volume: Uuid,
     },
+    /// A member of a mirror that is in sync cannot be written.
+    #[error(
+        "{name}: it cannot be written ({error}): make it writable, or ask for the mirror to be opened degraded, without it"
+    )]
+    NotWritable {
+        /// The device.
+        name: String,
+        /// What it said.
+        error: io::Error,
+    },
     /// What was asked for is not possible.
     #[error("{0}")]
     Invalid(String),

@@ -91,7 +91,8 @@ mod tests {
     use std::sync::Arc;
 
     fn label() -> Label {
-        let entry = Entry { uuid: Uuid([1; 16]), data_len: 1 << 20, in_sync: true, last_generation: 0 };
+        let entry =
+            Entry { uuid: Uuid([1; 16]), data_len: 1 << 20, in_sync: true, outgoing: false, last_generation: 0 };
         let superblock = Superblock {
             volume: Uuid([9; 16]),
             kind: Kind::Concat,

@@ -100,6 +100,8 @@ pub(crate) struct Entry {
     pub(crate) data_len: u64,
     /// Whether it has all data. Only a mirror has members that do not.
     pub(crate) in_sync: bool,
+    /// Another one is put in its place: it goes when that has everything.
+    pub(crate) outgoing: bool,
     /// Of a member of a mirror that is in sync: the last generation that it is known to have taken. Of one that is out of date: the same, from when it was
     /// in sync; 0 if it never was.
     pub(crate) last_generation: u64,
@@ -223,6 +225,7 @@ impl Superblock {
             put(&mut b, at + 16, &m.data_len.to_le_bytes());
             put(&mut b, at + 24, &m.last_generation.to_le_bytes());
             put(&mut b, at + 32, &u32::from(m.in_sync).to_le_bytes());
+            put(&mut b, at + 36, &u32::from(m.outgoing).to_le_bytes());
         }
         let sum = checksum(&b);
         put(&mut b, 8, &sum.to_le_bytes());
@@ -258,6 +261,7 @@ impl Superblock {
                 data_len: get_u64(b, at + 16),
                 last_generation: get_u64(b, at + 24),
                 in_sync: get_u32(b, at + 32) == 1,
+                outgoing: get_u32(b, at + 36) == 1,
             }
         };
         let sb = Superblock {
@@ -289,8 +293,13 @@ mod tests {
     use super::*;
 
     pub(super) fn example() -> Superblock {
-        let entry =
-            |n: u8| Entry { uuid: Uuid([n; 16]), data_len: 8 << 20, in_sync: n != 3, last_generation: n.into() };
+        let entry = |n: u8| Entry {
+            uuid: Uuid([n; 16]),
+            data_len: 8 << 20,
+            in_sync: n != 3,
+            outgoing: n == 2,
+            last_generation: n.into(),
+        };
         Superblock {
             volume: Uuid([9; 16]),
             kind: Kind::Mirror,

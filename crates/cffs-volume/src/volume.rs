@@ -178,7 +178,7 @@ pub fn create(devices: &[Candidate], options: &CreateOptions) -> Result<Uuid, Vo
     let entry = |data_len| {
         let uuid = new_uuid()?;
         let last_generation = if options.kind == Kind::Mirror { FIRST_GENERATION } else { 0 };
-        Ok(Entry { uuid, data_len, in_sync: true, last_generation })
+        Ok(Entry { uuid, data_len, in_sync: true, outgoing: false, last_generation })
     };
     let members: Vec<Entry> = lens.into_iter().map(entry).collect::<Result<_, VolumeError>>()?;
     if volume_len(options.kind, unit, region, &members).is_none() {
@@ -292,7 +292,7 @@ pub fn open(devices: &[Candidate], options: &OpenOptions) -> Result<Volume, Volu
         .iter()
         .map(|(d, l)| {
             let (uuid, name) = (l.superblock.own().uuid, d.name.clone());
-            (l.superblock.index, MemberStatus { uuid, name, state: MemberState::InSync, lacks: 0 })
+            (l.superblock.index, MemberStatus { uuid, name, state: MemberState::InSync, outgoing: false, lacks: 0 })
         })
         .collect();
     members.sort_by_key(|(index, _)| *index);
@@ -381,6 +381,7 @@ fn open_mirror(
     let mut members: Vec<Member> = Vec::new();
     for entry in &newest.members {
         let mut member = Member::new(entry.uuid, String::new(), entry.in_sync, entry.last_generation, count);
+        member.outgoing = entry.outgoing;
         if let Some((d, label)) = found.iter().find(|(_, l)| l.superblock.own().uuid == entry.uuid) {
             let sb = &label.superblock;
             if used_apart(&member, label) {
@@ -461,6 +462,9 @@ fn open_mirror(
         depth: options.depth.max(1),
     });
     if !read_only {
+        if !options.degraded {
+            mirror.check_writes()?;
+        }
         mirror.begin().map_err(|error| VolumeError::Io { name: "the mirror".into(), error })?;
     }
     Ok(mirror)

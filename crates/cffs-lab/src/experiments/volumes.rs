@@ -205,7 +205,7 @@ pub fn speed(scale: u64) -> Result<Outcome> {
     let columns = ["one disk", "mirror of two", "stripe of two"].map(str::to_string);
     let mut rows = Vec::new();
     for disk in DISKS {
-        let group = u64::from(super::group_size(disk)?);
+        let group = u64::from(super::disks::probe(disk)?.group_size);
         let stripe = |unit: u64| Layout::Several(Members::stripe(2, unit));
         let layouts = |unit| [Layout::InPlace, Layout::Several(Members::mirror(2)), stripe(unit)];
         let mut compare = |what: String, runs: [Counters; 3], bounds: [Option<f64>; 2]| {
@@ -312,11 +312,8 @@ pub fn sweeney(scale: u64) -> Result<Outcome> {
             for ((_, values), rate) in series.iter_mut().zip(rates.into_iter().chain(raw)) {
                 values.push(rate);
             }
-            for ((what, rate), of) in ["create", "read", "overwrite"]
-                .into_iter()
-                .zip(rates)
-                .zip([raw[1], raw[0], raw[1]])
-                .map(|(a, b)| (a, b))
+            for ((what, rate), of) in
+                ["create", "read", "overwrite"].into_iter().zip(rates).zip([raw[1], raw[0], raw[1]])
             {
                 let text = format!("{count} disks, {many}: {what}, % of the volume itself");
                 let i = ["create", "read", "overwrite"].iter().position(|n| *n == what).unwrap_or(0);

@@ -4,9 +4,9 @@ use super::resync::Progress;
 use super::state::{Member, Mirror, Outcome, State};
 use crate::candidate::{Candidate, new_uuid};
 use crate::error::VolumeError;
-use crate::label::{Label, erase_label, read_label};
+use crate::label::{Label, erase_label, read_block, read_label, write_block};
 use crate::regions::Regions;
-use crate::superblock::{BITMAP_OFFSETS, DATA_OFFSET, MEMBERS_MAX, Uuid};
+use crate::superblock::{BITMAP_OFFSETS, DATA_OFFSET, MEMBERS_MAX, SUPERBLOCK_OFFSETS, Uuid};
 use std::io;
 
 /// What a member is at the moment.
@@ -31,6 +31,8 @@ pub struct MemberStatus {
     pub name: String,
     /// What it is at the moment.
     pub state: MemberState,
+    /// Another one is put in its place: it goes when that has everything.
+    pub outgoing: bool,
     /// Bytes that are to be copied to it, in whole regions.
     pub lacks: u64,
 }
@@ -63,6 +65,7 @@ impl Mirror {
                 (true, true, false) => MemberState::Resyncing,
                 (true, false, _) => MemberState::Filling,
             },
+            outgoing: m.outgoing,
             lacks: u64::from(m.stale.len()) * self.region,
         };
         MirrorStatus {
@@ -72,6 +75,27 @@ impl Mirror {
             dirty_regions: self.intent.lock().durable.len(),
             failed: state.failed,
         }
+    }
+
+    /// Sees to it that all members in sync can be written, by writing a superblock again as it is: a member that cannot would be dropped, and
+    /// nobody has agreed to that.
+    ///
+    /// # Errors
+    /// [`VolumeError::NotWritable`].
+    pub(crate) fn check_writes(&self) -> Result<(), VolumeError> {
+        let state = self.state.read();
+        for m in state.serving() {
+            let Some(device) = &m.device else { continue };
+            // The copy that does not count.
+            let offset = SUPERBLOCK_OFFSETS[m.next_copy];
+            let again = read_block(device, offset).and_then(|block| write_block(device, offset, &block));
+            if let Err(error) = again
+                && matches!(error.kind(), io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem)
+            {
+                return Err(VolumeError::NotWritable { name: m.name.clone(), error });
+            }
+        }
+        Ok(())
     }
 
     fn check_writable(&self) -> Result<(), VolumeError> {
@@ -204,6 +228,10 @@ impl Mirror {
             ));
         }
         let removed = state.members.remove(index);
+        if !removed.outgoing && !removed.in_sync {
+            // It was to come in their place.
+            state.members.iter_mut().for_each(|m| m.outgoing = false);
+        }
         let io_error = |error| VolumeError::Io { name: removed.name.clone(), error };
         self.record(&mut state, None).map_err(io_error)?;
         if let Some(device) = &removed.device {
@@ -213,7 +241,8 @@ impl Mirror {
     }
 
     /// Puts a new device in the place of a member: adds it, fills it, and removes the old one, which is read until then if it is there.
-    /// `rate` and `go_on` as for [`Mirror::resync`]. Returns false if `go_on` ended it: then both are members.
+    /// `rate` and `go_on` as for [`Mirror::resync`]. Returns false if `go_on` ended it: then the new one is no member any more. After a crash a resync
+    /// goes on with it.
     ///
     /// # Errors
     /// As [`Mirror::add`], [`Mirror::resync`] and [`Mirror::remove`].
@@ -229,17 +258,48 @@ impl Mirror {
             return Err(VolumeError::Invalid(format!("the volume has no member {old}")));
         }
         let name = new.name.clone();
-        let uuid = self.add(new, overwrite)?;
+        self.set_outgoing(old, true);
+        let added = self.add(new, overwrite);
+        if added.is_err() {
+            self.set_outgoing(old, false);
+        }
+        let uuid = added?;
         let complete = self.resync(rate, go_on).map_err(|error| VolumeError::Io { name: name.clone(), error })?;
         if complete {
             if !self.state.read().members.iter().any(|m| m.uuid == uuid && m.serves()) {
                 let error =
                     io::Error::other("it failed before it was filled, and the log says why; the old member stays");
+                self.set_outgoing(old, false);
                 return Err(VolumeError::Io { name, error });
             }
-            self.remove(old)?;
+            // The resync has removed it, unless it could not.
+            if self.state.read().members.iter().any(|m| m.uuid == old) {
+                self.remove(old)?;
+            }
+            return Ok(true);
         }
-        Ok(complete)
+        self.set_outgoing(old, false);
+        self.remove(uuid)?;
+        Ok(false)
+    }
+
+    /// Notes that another member is put in the place of this one, or not any more. It is recorded with the next change.
+    fn set_outgoing(&self, uuid: Uuid, outgoing: bool) {
+        self.state.write().members.iter_mut().filter(|m| m.uuid == uuid).for_each(|m| m.outgoing = outgoing);
+    }
+
+    /// Removes those in whose place another one has come by now, if everybody else has everything.
+    pub(super) fn remove_replaced(&self) -> io::Result<()> {
+        let next = {
+            let state = self.state.read();
+            let fills = state.members.iter().any(|m| !m.outgoing && !m.serves());
+            state.members.iter().find(|m| m.outgoing && !fills).map(|m| m.uuid)
+        };
+        match next.map(|uuid| self.remove(uuid)) {
+            None | Some(Ok(())) => Ok(()),
+            Some(Err(VolumeError::Io { error, .. })) => Err(error),
+            Some(Err(other)) => Err(io::Error::other(other.to_string())),
+        }
     }
 }
 

@@ -59,7 +59,9 @@ impl Mirror {
                 }
                 Err(error) => {
                     add(&self.counters.read_errors, 1);
-                    tracing::warn!(volume = %self.volume, member = %m.name, offset, len, %error, "a member of the mirror failed a read");
+                    if self.counters.may_log() {
+                        tracing::warn!(volume = %self.volume, member = %m.name, offset, len, %error, "a member of the mirror failed a read");
+                    }
                     failed.push(m.uuid);
                     first_error.get_or_insert(error);
                 }

@@ -62,7 +62,9 @@ impl Mirror {
             for (number, m) in state.members.iter().enumerate() {
                 let Some(device) = &m.device else { continue };
                 if device.read_at(kind, m.data_offset + offset, &mut found).is_err() || found != good {
-                    tracing::warn!(volume = %self.volume, member = %m.name, copy = number, offset, len = good.len(), "a wrong copy is written anew");
+                    if self.counters.may_log() {
+                        tracing::warn!(volume = %self.volume, member = %m.name, copy = number, offset, len = good.len(), "a wrong copy is written anew");
+                    }
                     targets.push(m);
                 }
             }

@@ -109,6 +109,7 @@ impl Mirror {
             }
         }
         self.join_filled()?;
+        self.remove_replaced()?;
         match first_error {
             None => Ok(true),
             Some((at, e)) => Err(io::Error::new(
@@ -124,7 +125,11 @@ impl Mirror {
 
     /// Whether a member lacks something.
     pub fn needs_resync(&self) -> bool {
-        self.state.read().members.iter().any(|m| m.device.is_some() && (!m.in_sync || !m.stale.is_empty()))
+        self.state
+            .read()
+            .members
+            .iter()
+            .any(|m| m.device.is_some() && (!m.in_sync || !m.stale.is_empty() || m.outgoing))
     }
 
     fn copy_chunk(&self, (start, end): (u64, u64), targets: &[Target]) -> io::Result<()> {

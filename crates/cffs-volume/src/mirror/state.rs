@@ -46,6 +46,23 @@ pub(super) struct Counters {
     pub(super) resynced_bytes: AtomicU64,
     pub(super) synced_reads: AtomicU64,
     pub(super) bitmap_writes: AtomicU64,
+    logged: AtomicU64,
+}
+
+/// Messages of wrong and unreadable blocks that are logged; all of them are counted.
+const LOGGED_MAX: u64 = 50;
+
+impl Counters {
+    /// Whether one more of the messages is logged of which there may be one for each block.
+    pub(super) fn may_log(&self) -> bool {
+        let logged = self.logged.fetch_add(1, Ordering::Relaxed);
+        if logged == LOGGED_MAX {
+            tracing::warn!(
+                "more blocks of members are wrong or unreadable: they are counted, and not logged one by one any more"
+            );
+        }
+        logged < LOGGED_MAX
+    }
 }
 
 pub(super) fn add(counter: &AtomicU64, n: u64) {
@@ -73,6 +90,8 @@ pub(crate) struct Member {
     pub(crate) bitmap_copy: usize,
     /// Whether it has everything that was made durable. Only such a member is ever read.
     pub(crate) in_sync: bool,
+    /// See [`Entry::outgoing`].
+    pub(crate) outgoing: bool,
     /// See [`Entry::last_generation`]; of one that is in sync and there, exactly what its superblock has.
     pub(crate) last_generation: u64,
     /// Regions that have to be copied to it. Of a member that is in sync: those that may differ after a crash, and then what it has
@@ -94,6 +113,7 @@ impl Member {
             next_copy: 0,
             bitmap_copy: 0,
             in_sync,
+            outgoing: false,
             last_generation,
             stale: Regions::none(regions),
             attachment: 0,
@@ -314,7 +334,13 @@ impl Mirror {
         let table: Vec<Entry> = state
             .members
             .iter()
-            .map(|m| Entry { uuid: m.uuid, data_len: self.len, in_sync: m.in_sync, last_generation: m.last_generation })
+            .map(|m| Entry {
+                uuid: m.uuid,
+                data_len: self.len,
+                in_sync: m.in_sync,
+                outgoing: m.outgoing,
+                last_generation: m.last_generation,
+            })
             .collect();
         let mut order: Vec<usize> = (0..state.members.len()).collect();
         order.sort_by_key(|i| (!state.members[*i].in_sync, Some(state.members[*i].uuid) == last));

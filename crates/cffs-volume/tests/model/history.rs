@@ -189,6 +189,11 @@ impl Run {
     }
 
     fn resync(&mut self) {
+        let names = |history: &Self| {
+            let status = history.volume().mirror().unwrap().status();
+            status.members.into_iter().map(|m| m.name).collect::<Vec<_>>()
+        };
+        let before = names(self);
         let mut left = if self.rng.bool() { u32::MAX } else { self.rng.u32(..4) };
         let result = self.volume().mirror().unwrap().resync(None, &mut |_| {
             left = left.saturating_sub(1);
@@ -196,6 +201,11 @@ impl Run {
         });
         assert!(result.is_ok() || self.power_is_off(), "seed {}: {result:?}", self.seed);
         self.counts.resyncs += u64::from(result.is_ok_and(|complete| complete));
+        // It goes on with a replacement that the power has ended.
+        let after = names(self);
+        if !self.power_is_off() {
+            self.disks.retain(|d| !before.contains(&d.name) || after.contains(&d.name));
+        }
     }
 
     /// All that are in sync are equal, where the bitmap does not say that they may differ.
@@ -400,7 +410,12 @@ impl Run {
         let all: Vec<Candidate> = self.disks.iter().map(candidate).collect();
         let volume = open(&all, &OpenOptions { degraded: true, depth: 1, ..OpenOptions::default() }).unwrap();
         let mirror = volume.mirror().unwrap();
+        let names = || mirror.status().members.into_iter().map(|m| m.name).collect::<Vec<_>>();
+        let before = names();
         assert!(mirror.resync(None, &mut |_| true).unwrap());
+        // In whose place another one was to come, that goes.
+        let after = names();
+        self.disks.retain(|d| !before.contains(&d.name) || after.contains(&d.name));
         // The power failed while it was being added, before it knew.
         let absent = |m: &&cffs_volume::MemberStatus| m.state == MemberState::Absent;
         mirror.status().members.iter().filter(absent).for_each(|m| mirror.remove(m.uuid).unwrap());
@@ -419,7 +434,7 @@ impl Run {
         assert_eq!(mirror.status().dirty_regions, 0, "seed {}", self.seed);
         drop(volume);
         let alone = OpenOptions { degraded: true, read_only: true, depth: 1, ..OpenOptions::default() };
-        for d in &all {
+        for d in all.iter().filter(|c| self.disks.iter().any(|d| d.name == c.name)) {
             read_all(&open(std::slice::from_ref(d), &alone).unwrap(), false);
         }
         assert_eq!(self.oracle.sectors() as u64 * SECTOR, BYTES);

@@ -96,10 +96,25 @@ impl Walk<'_> {
         let (copy, block) = right.max_by_key(|(_, block)| get_u64(block, META_SEQ))?;
         if all.iter().any(|(_, other)| other.as_deref() != Some(&block[..])) {
             let offset = id.addr << self.g.block_shift;
-            let still_used = || Ok(self.refers(id, place)? && !self.is_pinned(id.addr));
+            let still_used = || {
+                let used = self.refers(id, place)? && !self.is_pinned(id.addr);
+                if used {
+                    self.renew(id.addr, &block);
+                }
+                Ok(used)
+            };
             self.repair(IoKind::Meta, copy, offset, &block, still_used);
         }
         Some(block)
+    }
+
+    /// Puts the newest state of a block into the cache, where somebody has read an old one into it.
+    fn renew(&self, addr: u64, newest: &[u8]) {
+        let Some(buf) = self.fs.cache.peek(addr).filter(|buf| !buf.is_pinned()) else { return };
+        let mut inner = buf.lock();
+        if get_u64(&inner.bytes, META_SEQ) < get_u64(newest, META_SEQ) {
+            inner.bytes.copy_from_slice(newest);
+        }
     }
 
     fn is_pinned(&self, addr: u64) -> bool {
