@@ -120,27 +120,34 @@ impl State {
                 break;
             }
         }
-        for (stream, mut out) in by_stream.into_iter().enumerate() {
-            out.moves.sort_by_key(|m| (m.at, m.version));
+        for (stream, out) in by_stream.into_iter().enumerate() {
             // What is copied stays as old as it was, or nothing would ever be known to be old.
             let (sum, live) = ages[stream];
-            let mut packer = Packer::new(stream as u8, sum.checked_div(live).map(|age| age as u64));
-            for m in out.moves {
-                report.copied += m.data.len() as u64;
-                let r = self.pack(&mut packer, &m);
-                self.fatal(r)?;
-            }
-            for n in out.nodes {
-                report.copied += n.data.len() as u64;
-                let entry = Entry::ForwardNode { head: n.head, birth: n.birth, crc: n.crc };
-                let r = packer.add(self, entry, &n.data);
-                self.fatal(r)?;
-            }
-            let r = packer.finish(self);
-            self.fatal(r)?;
+            report.copied += self.write_copies(stream as u8, sum.checked_div(live).map(|age| age as u64), out)?;
         }
         self.cleaned += report.copied;
         Ok(report)
+    }
+
+    /// Writes what was taken out of segments elsewhere, in logical order. Returns the bytes.
+    pub(crate) fn write_copies(&mut self, stream: u8, age: Option<u64>, mut out: Evacuated) -> io::Result<u64> {
+        out.moves.sort_by_key(|m| (m.at, m.version));
+        let mut packer = Packer::new(stream, age);
+        let mut copied = 0;
+        for m in out.moves {
+            copied += m.data.len() as u64;
+            let r = self.pack(&mut packer, &m);
+            self.fatal(r)?;
+        }
+        for n in out.nodes {
+            copied += n.data.len() as u64;
+            let entry = Entry::ForwardNode { head: n.head, birth: n.birth, crc: n.crc };
+            let r = packer.add(self, entry, &n.data);
+            self.fatal(r)?;
+        }
+        let r = packer.finish(self);
+        self.fatal(r)?;
+        Ok(copied)
     }
 
     fn pack(&mut self, packer: &mut Packer, m: &Move) -> io::Result<()> {

@@ -7,6 +7,7 @@ use crate::cleaner::CleanReport;
 use crate::codec::corrupt;
 use crate::extent::BLOCK_BYTES;
 use crate::layouts::MapLayout;
+use crate::mend::{MendReport, SummaryReport};
 use crate::options::{Compression, LogOptions};
 use crate::read::{Piece, fetch_pieces, together};
 use crate::recovery;
@@ -260,6 +261,20 @@ impl LogDisk {
     /// Those of the store, and `InvalidData` if a tree cannot be read.
     pub fn check(&self, data: bool) -> io::Result<Vec<String>> {
         check(&self.lock(), data)
+    }
+
+    /// Reads the summaries of at most `segments` segments from one on (0 begins). Data is not read.
+    pub fn check_summaries(&self, from: SegmentId, segments: usize) -> SummaryReport {
+        self.lock().check_summaries(from, segments)
+    }
+
+    /// Copies what lives in segments with damaged summaries to new batches, and frees these segments. Everything that the maps refer to must be there:
+    /// [`LogDisk::check`] says so. Waits until what was deleted is gone.
+    ///
+    /// # Errors
+    /// `StorageFull` if there is no room to copy to, `InvalidData` if a tree cannot be read; those of the store.
+    pub fn mend_summaries(&self) -> io::Result<MendReport> {
+        self.lock().mend_summaries()
     }
 
     /// What has been done.

@@ -12,7 +12,7 @@
 //! - `usage`: what of each segment is still used; `catalog`: branches and snapshots.
 //! - `state`: what each entry of a batch does. Writing and recovery do it by the same code, so that a recovered disk is what it was.
 //! - `checkpoint`: what is in memory is stored; `recovery`: the checkpoint and the batches behind it.
-//! - `check`: counts everything anew and compares; `scrub`: reads and verifies; `survey`, `rebuild`: the disk from its
+//! - `check`: counts everything anew and compares; `scrub`: reads and verifies; `mend`: moves what damaged summaries do not describe; `survey`, `rebuild`: the disk from its
 //!   segments alone.
 //! - `space`: what is free, and what must be. `evacuate`: what lives in a segment. `cleaner`: makes room; `snapshots`: makes and deletes them; `disk`: the device; `stream`: snapshots
 //!   through a pipe.
@@ -55,6 +55,7 @@ mod extent;
 mod hostile_tests;
 mod layouts;
 mod log;
+mod mend;
 mod options;
 mod packer;
 mod pending;
@@ -79,6 +80,7 @@ pub use catalog::MAIN_BRANCH;
 pub use cleaner::CleanReport;
 pub use disk::{BranchDevice, BranchInfo, DiffPage, LogDisk, LogStats, SECTOR_BYTES, SnapshotDevice, SnapshotInfo};
 pub use extent::BLOCK_BYTES;
+pub use mend::{MendReport, SummaryReport};
 pub use options::{CleanPolicy, Compression, LogOptions};
 pub use rebuild::{RebuildReport, rebuild, recover_image};
 pub use recovery::LOGICAL_BYTES_MAX;
