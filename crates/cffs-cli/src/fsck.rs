@@ -4,7 +4,7 @@ use crate::damage_as_zeros::DamageAsZeros;
 use crate::device::open_device;
 use crate::disk::open_disk;
 use crate::exit::{self, ExitCodeExt, with_code};
-use crate::fsck_log_disk::{self, LogDiskOutcome, Wanted, discard_left_over};
+use crate::fsck_log_disk::{self, LogDiskOutcome, Proposal, Wanted, discard_left_over, look_at_files};
 use crate::image::{EngineResultExt, Image, LogArgs};
 use crate::progress::Steps;
 use crate::text::print_json;
@@ -113,7 +113,7 @@ impl Outcome {
     }
     /// Whether the image is another one than before.
     fn changed(&self) -> bool {
-        self.log_disk.as_ref().is_some_and(|d| d.rebuilt.is_some())
+        self.log_disk.as_ref().is_some_and(LogDiskOutcome::has_changed)
             || self.recovered.is_some()
             || self.repaired.as_ref().is_some_and(|r| r.actions_total > 0 || r.replayed > 0)
     }
@@ -205,13 +205,18 @@ pub fn run(args: &FsckArgs) -> anyhow::Result<u8> {
             }
         }
     }
+    if let (Some(disk), Some(found)) = (&log_disk, &mut outcome.log_disk)
+        && args.snapshot.is_none()
+    {
+        look_at_files(found, &dev, disk, args.data).with_context(|| name.clone()).exit_code(exit::fsck::OPERATIONAL)?;
+    }
     if let Some(disk) = log_disk.filter(|_| outcome.changed()) {
         if outcome.report().is_some_and(Report::is_sound) && state != Some(State::Clean) {
             discard_left_over(&dev).about(|| &name).exit_code(exit::fsck::OPERATIONAL)?;
         }
         disk.checkpoint().with_context(|| name.clone()).exit_code(exit::fsck::OPERATIONAL)?;
     }
-    let damage = outcome.log_disk.as_ref().map_or(0, |d| d.damage.len());
+    let (lost, summaries) = outcome.log_disk.as_ref().map_or((false, 0), |d| (d.lost_data(), d.summaries.len()));
     if args.json {
         print_json(&to_json(&outcome, &name)?)?;
     } else {
@@ -219,8 +224,12 @@ pub fn run(args: &FsckArgs) -> anyhow::Result<u8> {
     }
     let corrected = if outcome.changed() { exit::fsck::CORRECTED } else { 0 };
     if outcome.clean() {
-        if damage > 0 {
+        if lost {
             let text = "stored data is damaged: reading it is an error; write anew what has it, from a backup";
+            return Err(with_code(corrected | exit::fsck::ERRORS_LEFT, anyhow!("{name}: {text}")));
+        }
+        if summaries > 0 {
+            let text = "summaries of batches are damaged: files can be read, but no map could be made anew: run cffs fsck -y on it to move what is there";
             return Err(with_code(corrected | exit::fsck::ERRORS_LEFT, anyhow!("{name}: {text}")));
         }
         return Ok(corrected);
@@ -254,12 +263,16 @@ fn open_image(args: &FsckArgs, mode: OpenMode, writes: bool) -> anyhow::Result<I
 
 /// The log disk of the image, if it is one; rebuilt if that is needed and wanted.
 fn look_at_log_disk(args: &FsckArgs, name: &str, mode: OpenMode, asks: bool) -> anyhow::Result<Option<LogDiskOutcome>> {
-    let wanted = Wanted { data: args.data, rebuild: args.yes || asks };
-    fsck_log_disk::check(&args.image, &args.log, mode, wanted, &mut |problems| {
+    let wanted = Wanted { data: args.data, rebuild: args.yes || asks, mend: args.yes || args.preen || asks };
+    fsck_log_disk::check(&args.image, &args.log, mode, wanted, &mut |proposal, problems| {
         if !args.json {
             problems.iter().for_each(|p| println!("{name}: log disk: {p}"));
         }
-        args.yes || question("Rebuild the log disk from its segments (y/n)?").is_some_and(|c| c != 'n')
+        let text = match proposal {
+            Proposal::Mend => "Move what is in these segments (y/n)?",
+            Proposal::Rebuild => "Rebuild the log disk from its segments (y/n)?",
+        };
+        !asks || question(text).is_some_and(|c| c != 'n')
     })
 }
 

@@ -248,7 +248,7 @@ impl LogDisk {
             if !problems.is_empty() {
                 self.lock().damaged.insert(id);
             }
-            report.problems.extend(problems);
+            report.add(problems);
             report.next = next;
         }
         Ok(report)
@@ -275,6 +275,15 @@ impl LogDisk {
     /// `StorageFull` if there is no room to copy to, `InvalidData` if a tree cannot be read; those of the store.
     pub fn mend_summaries(&self) -> io::Result<MendReport> {
         self.lock().mend_summaries()
+    }
+
+    /// Makes reading of what the main branch does not have within some ranges (offset and length in bytes) an error, until it is written or
+    /// discarded: for files whose blocks are lost, which would read as zeros. Durable when it returns.
+    ///
+    /// # Errors
+    /// `StorageFull` if there is no room to note it; those of the store.
+    pub fn mark_lost(&self, ranges: &[(u64, u64)]) -> io::Result<()> {
+        self.lock().mark_lost(ranges)
     }
 
     /// What has been done.

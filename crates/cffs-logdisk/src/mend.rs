@@ -5,21 +5,26 @@
 //! the cleaner would have done; then the segment is free.
 
 use crate::batch::{Entry, Logical, Payload};
+use crate::catalog::MAIN_BRANCH;
 use crate::check::moved;
 use crate::codec::{corrupt, crc32c};
 use crate::evacuate::{Evacuated, Source};
-use crate::extent::{BLOCK_BYTES, Birth, Codec, EXTENT_BLOCKS_MAX, Extent};
+use crate::extent::{BLOCK_BYTES, Birth, Codec, EXTENT_BLOCKS_MAX, Extent, UNIT_BLOCKS_MAX};
 use crate::log::STREAM_NEW;
+use crate::packer::Packer;
 use crate::scan::summaries;
 use crate::space::{Change, Level};
 use crate::state::State;
 use crate::store::SegmentId;
-use crate::tree::{Layout, NODE_BYTES, NodeHead, NodeRef, Root};
+use crate::tree::{Layout, NODE_BYTES, NodeHead, NodeRef, Root, lookup_extents};
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::io;
 
 /// Most lines of a report.
 const LINES_MAX: usize = 64;
+
+/// What stands for blocks that are lost, with a checksum that it has not.
+const LOST: &[u8] = b"lost";
 
 /// What a step of [`LogDisk::check_summaries`](crate::LogDisk::check_summaries) found.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -193,6 +198,50 @@ impl State {
         self.checkpoint()?;
         report.freed = damaged.iter().filter(|id| self.usage.table.get(id).is_none_or(|info| info.live == 0)).count();
         Ok(report)
+    }
+
+    /// Maps what the main branch does not have in some ranges of bytes to a unit whose checksum is wrong.
+    pub(crate) fn mark_lost(&mut self, ranges: &[(u64, u64)]) -> io::Result<()> {
+        self.check()?;
+        self.seal()?;
+        let block = BLOCK_BYTES as u64;
+        for (offset, bytes) in ranges {
+            let (mut at, end) = (offset / block, offset.saturating_add(*bytes).min(self.logical_bytes).div_ceil(block));
+            while at < end {
+                let n = (end - at).min(u64::from(UNIT_BLOCKS_MAX));
+                self.mark_holes(at, n)?;
+                at += n;
+            }
+        }
+        // Nobody may take these batches for torn ones.
+        self.checkpoint()
+    }
+
+    fn mark_holes(&mut self, start: u64, blocks: u64) -> io::Result<()> {
+        let Some(main) = self.catalog.branches.get(&MAIN_BRANCH) else { return Ok(()) };
+        let there = lookup_extents(&main.root, &self.nodes(), start, blocks)?;
+        let mut holes = Vec::new();
+        let mut at = start;
+        for (first, next) in there.iter().map(|(b, e)| (*b, b + u64::from(e.blocks))).chain([(start + blocks, 0)]) {
+            holes.extend((first > at).then_some((at, (first - at) as u32)));
+            at = next;
+        }
+        if holes.is_empty() {
+            return Ok(());
+        }
+        let n = holes.len() as u64;
+        self.ensure_room(Change { bytes: 4096 + 128 * n, extents: n, dead: n }, Level::Takes)?;
+        let mut packer = Packer::new(STREAM_NEW, None);
+        for (block, blocks) in holes {
+            let crcs = vec![!crc32c(LOST)];
+            let data = Payload { codec: Codec::Zstd, blocks, stored: LOST.len() as u32, crcs };
+            let at = Logical { branch: MAIN_BRANCH, block };
+            let r = packer.add(self, Entry::Write { at, version: self.version, data }, LOST);
+            self.fatal(r)?;
+        }
+        let r = packer.finish(self);
+        self.fatal(r)?;
+        if self.is_dirty() { self.checkpoint() } else { Ok(()) }
     }
 
     /// Blocks of a plain extent that fits any segment well.

@@ -216,7 +216,7 @@ fn open_whole(
     let ends = survey.durable_ends();
     for (id, _) in state.usage.table.iter().filter(|(id, info)| ends.get(id).is_none_or(|end| *end < info.used)) {
         let mut bytes = 0;
-        if let Some(line) = state.scrub_plan(*id).verify(&**store, &state.dead_now(*id)?, &mut bytes).pop() {
+        if let Some(line) = state.scrub_plan(*id).verify(&**store, &state.dead_now(*id)?, &mut bytes).first() {
             return Err(corrupt(line));
         }
     }

@@ -129,6 +129,96 @@ fn damaged_data_is_told_and_the_rest_is_checked() {
     ok(&["fsck", "-n", "--data", &image]);
 }
 
+/// The summaries that a log disk can be opened without.
+fn spare_summaries(image: &str) -> Vec<u64> {
+    let whole = contents(image);
+    let is_spare = |at: &u64| {
+        wipe(image, &[*at]);
+        let out = run(&["fsck", "-n", "--json", image]);
+        fs::write(image, &whole).unwrap();
+        out.status.code() == Some(4) && json(&stdout(&out))["log_disk"]["problems"].as_array().unwrap().is_empty()
+    };
+    structures(image, b"CLB1").into_iter().filter(is_spare).collect()
+}
+
+/// Nothing but the summary of a batch is damaged: files can be read, the check tells it, and the repair moves what is there.
+#[test]
+fn a_damaged_summary_is_told_and_mended() {
+    let dir = temp_dir();
+    let image = image_with_snapshots(dir.path(), &["--compress=lz4"]);
+    let differences = ok(&["snapshot", "diff", &image, "monday"]);
+    let spare = spare_summaries(&image);
+    assert!(spare.len() > 1, "{spare:?}");
+    let whole = contents(&image);
+    for (i, at) in spare.iter().enumerate() {
+        fs::write(&image, &whole).unwrap();
+        wipe(&image, &[*at]);
+        let damaged = contents(&image);
+        has_the_tree(dir.path(), &image);
+        let out = run(&["fsck", "-n", &image]);
+        assert_eq!(out.status.code(), Some(4));
+        assert!(stdout(&out).contains("the summary of the batch in segment"), "{}", stdout(&out));
+        assert!(stderr(&out).contains("files can be read") && stderr(&out).contains("fsck -y"), "{}", stderr(&out));
+        let out = run(&["fsck", "-n", "--data", "--json", &image]);
+        let told = json(&stdout(&out))["log_disk"].clone();
+        assert_eq!((told["damage"].as_array().unwrap().len(), out.status.code()), (0, Some(4)), "{told}");
+        assert!(contents(&image) == damaged, "fsck -n has written to it");
+        // What loses nothing -p does too.
+        let out = run(&["fsck", "-f", ["-y", "-p"][i % 2], &image]);
+        assert_eq!(out.status.code(), Some(1), "{}{}", stdout(&out), stderr(&out));
+        assert!(stdout(&out).contains("MENDED") && !stdout(&out).contains("REBUILT"), "{}", stdout(&out));
+        ok(&["fsck", "-n", "--data", &image]);
+        has_the_tree(dir.path(), &image);
+        assert_eq!(ok(&["snapshot", "diff", &image, "monday"]), differences);
+    }
+    if fuse_works() {
+        fs::write(&image, &whole).unwrap();
+        wipe(&image, &spare[..1]);
+        let (path, name) = mount_point(dir.path());
+        let _mounted = Mounted(path);
+        ok(&["mount", &image, &name]);
+        let out = run(&["scrub", &name]);
+        assert_eq!(out.status.code(), Some(4), "{}{}", stdout(&out), stderr(&out));
+        assert!(stderr(&out).contains("all files can be read") && stderr(&out).contains("fsck -y"), "{}", stderr(&out));
+        umount(&name);
+    }
+}
+
+/// The map is lost, and a batch: the file that has lost data is named, and reading that is an error and does not give zeros.
+#[test]
+fn files_that_have_lost_data_by_a_rebuild_are_named() {
+    let dir = temp_dir();
+    let from = dir.path().join("from");
+    fs::create_dir_all(from.join("dir")).unwrap();
+    let data = noise(3, 6 << 20);
+    fs::write(from.join("dir/large"), &data).unwrap();
+    fs::write(from.join("small"), noise(4, 100_000)).unwrap();
+    let image = make_log_image(dir.path(), &[]);
+    ok(&["import", from.to_str().unwrap(), &image]);
+    let bytes = contents(&image);
+    let at = bytes.windows(64).position(|w| w == &data[3_000_000..3_000_064]).unwrap() as u64;
+    let batch = structures(&image, b"CLB1").into_iter().filter(|b| *b < at).max().unwrap();
+    wipe(&image, &structures(&image, b"CLN1"));
+    wipe(&image, &[batch]);
+    let out = run(&["fsck", "-y", &image]);
+    assert_eq!(out.status.code(), Some(5), "{}{}", stdout(&out), stderr(&out));
+    assert!(stdout(&out).contains("REBUILT") && stdout(&out).contains("/dir/large: data is lost from byte"), "{}", stdout(&out));
+    assert!(!stdout(&out).contains("/small"), "{}", stdout(&out));
+    let out = run(&["cat", &format!("{image}:/dir/large")]);
+    assert_ne!(out.status.code(), Some(0));
+    assert!(out.stdout == data[..out.stdout.len()], "what was read before the error is not what was written");
+    assert!(ok(&["cat", &format!("{image}:/small")]).len() > 10);
+    // The check names it from now on, until it is written anew.
+    ok(&["fsck", "-n", &image]);
+    let out = run(&["fsck", "-n", "--data", &image]);
+    assert_eq!(out.status.code(), Some(4), "{}{}", stdout(&out), stderr(&out));
+    assert!(stdout(&out).contains("/dir/large: data is damaged"), "{}", stdout(&out));
+    ok(&["import", from.to_str().unwrap(), &image]);
+    ok(&["trim", &image]);
+    ok(&["fsck", "-n", "--data", &image]);
+    assert!(run(&["cat", &format!("{image}:/dir/large")]).stdout == data);
+}
+
 /// What the file system is made of is damaged as well: the check says what is gone, and the repair brings back what it can.
 #[test]
 fn a_file_system_on_a_damaged_log_disk_is_repaired() {
