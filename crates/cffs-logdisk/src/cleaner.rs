@@ -14,6 +14,7 @@ use crate::packer::Packer;
 use crate::space::{Bounds, Change, Level};
 use crate::state::State;
 use crate::store::SegmentId;
+use cffs_device::Purpose;
 use std::io;
 
 /// Rounds without gain after which a writer gives up. A round may empty a segment only in part.
@@ -77,6 +78,7 @@ impl State {
     /// Moves what lives in the best segments, within bounds. They are deleted by the next checkpoint.
     pub(crate) fn clean_round(&mut self, policy: CleanPolicy, bounds: Bounds) -> io::Result<CleanReport> {
         self.check()?;
+        let _purpose = Purpose::Clean.scope();
         let bounds = bounds.at_most(ROUND_BYTES_MAX);
         // What could not be noted as dead would be taken for alive.
         let noted = self.usage.apply_dead(&*self.store, &self.cache, &mut self.dirtied);
@@ -98,6 +100,8 @@ impl State {
             let whole = match self.evacuate(id, &info, &mut out, left) {
                 Ok(whole) => whole,
                 Err(_) => {
+                    // Unless the accounting is wrong, it is only this segment.
+                    self.check()?;
                     // What could be read is not moved either: a half empty segment is as long as a full one.
                     self.damaged.insert(id);
                     continue;

@@ -352,14 +352,14 @@ impl State {
         let mut edit =
             Edit { src: &src, version: 0, retired: &mut retired, frozen: &mut Vec::new(), dirtied: &mut self.dirtied };
         let found = match head.tree {
-            SegmentsLayout::TREE => touch(&mut self.usage.segments, &mut edit, head, at)?,
-            DeadLayout::TREE => touch(&mut self.usage.dead, &mut edit, head, at)?,
-            CatalogLayout::TREE => touch(&mut self.catalog.tree, &mut edit, head, at)?,
-            DeadListLayout::TREE => touch(&mut self.dead_lists, &mut edit, head, at)?,
-            _ => false,
+            SegmentsLayout::TREE => touch(&mut self.usage.segments, &mut edit, head, at),
+            DeadLayout::TREE => touch(&mut self.usage.dead, &mut edit, head, at),
+            CatalogLayout::TREE => touch(&mut self.catalog.tree, &mut edit, head, at),
+            DeadListLayout::TREE => touch(&mut self.dead_lists, &mut edit, head, at),
+            _ => Ok(false),
         };
-        retired.iter().try_for_each(|r| self.usage.free_node(r))?;
-        Ok(found)
+        self.free_retired(&retired)?;
+        found
     }
 }
 

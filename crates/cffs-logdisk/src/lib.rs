@@ -14,7 +14,7 @@
 //! - `checkpoint`: what is in memory is stored; `recovery`: the checkpoint and the batches behind it.
 //! - `check`: counts everything anew and compares; `scrub`: reads and verifies; `mend`: moves what damaged summaries do not describe; `survey`, `rebuild`: the disk from its
 //!   segments alone.
-//! - `space`: what is free, and what must be. `evacuate`: what lives in a segment. `cleaner`: makes room; `snapshots`: makes and deletes them; `disk`: the device; `stream`: snapshots
+//! - `space`: what is free, and what must be. `evacuate`: what lives in a segment. `cleaner`: makes room; `snapshots`: makes and deletes them; `disk`: the device, `shared`: what its branches and snapshots have in common; `stream`: snapshots
 //!   through a pipe.
 //!
 //! # Why it is as it is
@@ -65,6 +65,7 @@ mod recount;
 mod recovery;
 mod scan;
 mod scrub;
+mod shared;
 mod snapshots;
 mod space;
 mod state;
@@ -83,7 +84,7 @@ pub use extent::BLOCK_BYTES;
 pub use mend::{MendReport, SummaryReport};
 pub use options::{CleanPolicy, Compression, LogOptions};
 pub use rebuild::{RebuildReport, rebuild, recover_image};
-pub use recovery::LOGICAL_BYTES_MAX;
+pub use recovery::{LOGICAL_BYTES_MAX, UnreadableEnd};
 pub use scrub::ScrubReport;
 pub use space::Space;
 pub use store::{

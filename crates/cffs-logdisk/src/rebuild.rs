@@ -205,7 +205,7 @@ fn open_whole(
     survey: &Survey,
     options: &LogOptions,
 ) -> io::Result<(State, Option<String>)> {
-    let state = open_at(store.clone(), root, &LogOptions { read_only: true, ..options.clone() })?;
+    let state = open_at(store.clone(), root, &LogOptions { read_only: true, lose_end: true, ..options.clone() })?;
     if state.log.sequence <= last.1 {
         return Err(corrupt(format!("batch {} cannot be reached from it", last.1)));
     }
@@ -225,7 +225,7 @@ fn open_whole(
 
 /// Whether a checkpoint and the batches behind it say where everything is that the main branch has. Then only snapshots or other branches are damaged.
 fn main_is_whole(store: &Arc<dyn SegmentStore>, root: RootRecord, last: Order, options: &LogOptions) -> bool {
-    let Ok(state) = open_at(store.clone(), root, &LogOptions { read_only: true, ..options.clone() }) else {
+    let Ok(state) = open_at(store.clone(), root, &LogOptions { read_only: true, lose_end: true, ..options.clone() }) else {
         return false;
     };
     let main = state.catalog.branches.get(&MAIN_BRANCH);
