@@ -14,7 +14,7 @@ use cffs::check::repair::{Action, RepairOptions, Repaired, has_superblock, recov
 use cffs::check::{CheckOptions, Report, check};
 use cffs::device::{Device, OpenMode};
 use cffs::format::superblock::State;
-use cffs_logdisk::LogDisk;
+use cffs_logdisk::{LogDisk, Space};
 use clap::Args;
 use serde_json::{Value, json};
 use std::io::{self, BufRead, IsTerminal, Write};
@@ -102,6 +102,8 @@ struct Outcome {
     recovered: Option<u64>,
     /// What was found of the log disk, if there is one.
     log_disk: Option<LogDiskOutcome>,
+    /// What the log disk stores, if there is one.
+    space: Option<Space>,
 }
 
 impl Outcome {
@@ -179,7 +181,7 @@ pub fn run(args: &FsckArgs) -> anyhow::Result<u8> {
         writeln!(io::stdout(), "{name}: the log was replayed ({replayed} transactions): clean")?;
         return Ok(exit::fsck::CORRECTED);
     }
-    let mut outcome = Outcome { before: None, repaired: None, recovered: None, log_disk: found };
+    let mut outcome = Outcome { before: None, repaired: None, recovered: None, log_disk: found, space: None };
     if state.is_some() {
         match check_device(dev.clone(), log_dev.clone(), args.data, args.jobs) {
             Ok(report) => outcome.before = Some(report),
@@ -205,6 +207,7 @@ pub fn run(args: &FsckArgs) -> anyhow::Result<u8> {
             }
         }
     }
+    outcome.space = log_disk.as_ref().map(|disk| LogDisk::space(disk));
     if let (Some(disk), Some(found)) = (&log_disk, &mut outcome.log_disk)
         && args.snapshot.is_none()
     {
@@ -270,6 +273,7 @@ fn look_at_log_disk(args: &FsckArgs, name: &str, mode: OpenMode, asks: bool) -> 
         }
         let text = match proposal {
             Proposal::Mend => "Move what is in these segments (y/n)?",
+            Proposal::LoseEnd => "Go on without what cannot be read, which was written last (y/n)?",
             Proposal::Rebuild => "Rebuild the log disk from its segments (y/n)?",
         };
         !asks || question(text).is_some_and(|c| c != 'n')
@@ -375,6 +379,10 @@ fn to_json(outcome: &Outcome, name: &str) -> anyhow::Result<Value> {
         object.insert("image".into(), json!(name));
         object.insert("clean".into(), json!(outcome.clean()));
         object.insert("log_replayed_on_image".into(), json!(outcome.replayed() > 0));
+        if let Some(space) = outcome.space {
+            let stored = json!({"usable_bytes": space.usable, "live_bytes": space.live, "free_bytes": space.free});
+            object.insert("stored".into(), stored);
+        }
         if let Some(log_disk) = &outcome.log_disk {
             object.insert("log_disk".into(), log_disk.to_json());
         }
@@ -436,7 +444,9 @@ fn print(outcome: &Outcome, name: &str) -> io::Result<()> {
             "{name}: data: {good} fragments have their checksums, {bad} have not, of {none} none is known"
         )?;
     }
-    let share = if c.frags_total > 0 { c.frags_used as f64 * 100.0 / c.frags_total as f64 } else { 0.0 };
+    // The places on a log disk are many times what it can store.
+    let (used, total) = outcome.space.map_or((c.frags_used, c.frags_total), |s| (s.live, s.usable));
+    let share = if total > 0 { used as f64 * 100.0 / total as f64 } else { 0.0 };
     let mut out = io::stdout().lock();
     writeln!(
         out,

@@ -16,7 +16,7 @@ use anyhow::{Context, anyhow};
 use cffs::check::repair::has_superblock;
 use cffs::device::{Device, FileDevice, OpenMode};
 use cffs::{Error, Fs, MountOptions, TrimRange};
-use cffs_logdisk::{ImageStore, LogDisk, LogOptions, MendReport, RebuildReport, rebuild, recover_image};
+use cffs_logdisk::{ImageStore, LogDisk, LogOptions, MendReport, RebuildReport, UnreadableEnd, rebuild, recover_image};
 use serde_json::{Value, json};
 use std::io;
 use std::path::Path;
@@ -43,6 +43,10 @@ pub struct LogDiskOutcome {
     pub mended: Option<MendReport>,
     /// It was rebuilt.
     pub rebuilt: Option<RebuildReport>,
+    /// What was written last may be where the image cannot be read; where.
+    pub unreadable_end: Option<String>,
+    /// It goes on without that.
+    pub without_end: Option<String>,
     /// Files that have lost data, or whose data is damaged.
     pub files: Vec<String>,
 }
@@ -60,7 +64,7 @@ impl LogDiskOutcome {
 
     /// Whether the image is another one than before.
     pub fn has_changed(&self) -> bool {
-        self.rebuilt.is_some() || self.mended.as_ref().is_some_and(|m| m.copied > 0 || m.freed > 0)
+        self.rebuilt.is_some() || self.without_end.is_some() || self.mended.as_ref().is_some_and(|m| m.copied > 0 || m.freed > 0)
     }
 
     /// Whether a map was made of what was left, so that files may have lost data.
@@ -86,6 +90,7 @@ impl LogDiskOutcome {
             "damaged_summaries": self.summaries,
             "mended": mended,
             "rebuilt": rebuilt,
+            "without_end": self.without_end,
             "files": self.files,
         })
     }
@@ -98,6 +103,9 @@ impl LogDiskOutcome {
             let (bytes, n) = (human(m.copied), m.freed);
             lines.push(format!("MENDED: {bytes} moved out of segments with damaged summaries; {n} of them are free"));
             lines.extend(m.left.iter().map(|line| format!("not moved: {line}")));
+        }
+        if let Some(end) = &self.without_end {
+            lines.push(format!("CUT: the log goes on without what was written last: {end}"));
         }
         if let Some(r) = &self.rebuilt {
             lines.push(match (r.from_checkpoint, r.recounted) {
@@ -132,6 +140,8 @@ pub struct Wanted {
 pub enum Proposal {
     /// Move what batches with damaged summaries have.
     Mend,
+    /// Go on without what was written last and cannot be read.
+    LoseEnd,
     /// Rebuild the log disk.
     Rebuild,
 }
@@ -164,6 +174,15 @@ pub fn check(
             look(&dev, wanted.data, &mut outcome).exit_code(exit::fsck::OPERATIONAL)?;
             outcome.mended = Some(mended);
         }
+        return Ok(Some(outcome));
+    }
+    if let Some(end) = outcome.unreadable_end.take() {
+        if !wanted.rebuild || !question(Proposal::LoseEnd, &outcome.problems) {
+            return Ok(Some(outcome));
+        }
+        go_on(&dev).map_err(|e| with_code(exit::fsck::OPERATIONAL, cannot(&name, "opened without its end", &e)))?;
+        look(&dev, wanted.data, &mut outcome).exit_code(exit::fsck::OPERATIONAL)?;
+        outcome.without_end = Some(end);
         return Ok(Some(outcome));
     }
     if !wanted.rebuild || !question(Proposal::Rebuild, &outcome.problems) {
@@ -199,6 +218,12 @@ fn cannot(name: &str, what: &str, e: &io::Error) -> anyhow::Error {
 fn mend(dev: &Arc<dyn Device>) -> io::Result<MendReport> {
     let disk = LogDisk::open(Arc::new(ImageStore::open(dev.clone())?), &LogOptions::default())?;
     disk.mend_summaries()
+}
+
+/// Makes the log end before what cannot be read.
+fn go_on(dev: &Arc<dyn Device>) -> io::Result<()> {
+    let options = LogOptions { lose_end: true, ..LogOptions::default() };
+    LogDisk::open(Arc::new(ImageStore::open(dev.clone())?), &options)?.checkpoint()
 }
 
 /// Names the files that have lost data by a rebuild, and with `data` those whose data is damaged. What is lost becomes an error for who reads it, if
@@ -244,6 +269,8 @@ fn look(dev: &Arc<dyn Device>, data: bool, found: &mut LogDiskOutcome) -> anyhow
             disk
         }
         Err(e) if is_damage(&e) => {
+            let is_end = e.get_ref().is_some_and(|e| e.is::<UnreadableEnd>());
+            found.unreadable_end = is_end.then(|| e.to_string());
             found.problems = vec![e.to_string()];
             return Ok(());
         }

@@ -12,7 +12,7 @@
 //! - `usage`: what of each segment is still used; `catalog`: branches and snapshots.
 //! - `state`: what each entry of a batch does. Writing and recovery do it by the same code, so that a recovered disk is what it was.
 //! - `checkpoint`: what is in memory is stored; `recovery`: the checkpoint and the batches behind it.
-//! - `check`: counts everything anew and compares; `scrub`: reads and verifies; `mend`: moves what damaged summaries do not describe; `survey`, `rebuild`: the disk from its
+//! - `check`: counts everything anew and compares; `scrub`: reads and verifies; `mend`: moves what damaged summaries do not describe; `survey`, `rebuild`, `remains`: the disk from its
 //!   segments alone.
 //! - `space`: what is free, and what must be. `evacuate`: what lives in a segment. `cleaner`: makes room; `snapshots`: makes and deletes them; `disk`: the device, `shared`: what its branches and snapshots have in common; `stream`: snapshots
 //!   through a pipe.
@@ -63,6 +63,7 @@ mod read;
 mod rebuild;
 mod recount;
 mod recovery;
+mod remains;
 mod scan;
 mod scrub;
 mod shared;
@@ -85,6 +86,7 @@ pub use mend::{MendReport, SummaryReport};
 pub use options::{CleanPolicy, Compression, LogOptions};
 pub use rebuild::{RebuildReport, rebuild, recover_image};
 pub use recovery::{LOGICAL_BYTES_MAX, UnreadableEnd};
+pub use remains::has_remains;
 pub use scrub::ScrubReport;
 pub use space::Space;
 pub use store::{

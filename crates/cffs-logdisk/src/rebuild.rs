@@ -23,6 +23,7 @@ use crate::extent::{BLOCK_BYTES, Birth, Codec, Extent};
 use crate::options::LogOptions;
 use crate::recount::recount;
 use crate::recovery::{LOGICAL_BYTES_MAX, blank, open_at};
+use crate::remains::summary_at;
 use crate::scan::{next_batch, patience, read_summary};
 use crate::state::State;
 use crate::store::{Geometry, ImageStore, NO_SEGMENT, SegmentId, SegmentStore, parts_of};
@@ -90,7 +91,7 @@ fn geometry_of(device: &dyn Device) -> io::Result<Geometry> {
         }
         let found = (0..n).step_by(step as usize).filter_map(|i| Some((i, Summary::length_of(chunk.get(i..)?).ok()?)));
         for (place, length) in found.map(|(i, length)| (at + i as u64, length)).collect::<Vec<_>>() {
-            let Some(s) = summary_on(device, place, length) else {
+            let Some(s) = summary_at(device, place) else {
                 left = left.saturating_sub((length as u64).min(BATCH_BYTES_MAX));
                 if left == 0 {
                     return Err(corrupt("the device has more that looks like batches than can be looked at"));
@@ -119,16 +120,6 @@ fn geometry_of(device: &dyn Device) -> io::Result<Geometry> {
         at += n as u64;
     }
     Err(corrupt("no superblock is whole, and there are no batches in two slots"))
-}
-
-/// The summary of so many bytes at a byte of a device.
-fn summary_on(device: &dyn Device, at: u64, length: usize) -> Option<Summary> {
-    if length as u64 > BATCH_BYTES_MAX {
-        return None;
-    }
-    let mut bytes = vec![0; length.next_multiple_of(device.sector_size() as usize)];
-    device.read_at(IoKind::Data, at, &mut bytes).ok()?;
-    Summary::decode(bytes.get(..length)?).ok()
 }
 
 /// Finds the disk on a store whose root or trees are lost, and makes a root that [`LogDisk::open`](crate::LogDisk::open) can open. See the

@@ -54,7 +54,13 @@ fn a_log_disk_without_superblocks_is_what_it_was_after_a_repair() {
     fails(&["fsck", "-n", "--snapshot", "nosuch", &image], 8, &["nosuch"]);
     wipe(&image, &[0, 64 << 10]);
     let damaged = contents(&image);
-    fails(&["ls", &image], 1, &["not a cffs"]);
+    for command in [&["ls"][..], &["info"], &["snapshot", "list"], &["snapshot", "create"]] {
+        let more: &[&str] = if command.contains(&"create") { &["new"] } else { &[] };
+        fails(&[command, &[&image], more].concat(), 1, &["not a cffs", "fsck -y"]);
+    }
+    fails(&["mount", &image, dir.path().to_str().unwrap()], 32, &["not a cffs", "fsck -y"]);
+    fails(&["mkfs", &image], 1, &["looks like a cffs file system", "fsck -y", "--force"]);
+    fails(&["mkfs", "--layout=log", &image], 1, &["looks like a cffs file system", "--force"]);
     fails(&["fsck", "-n", &image], 4, &["log disk is damaged", "fsck -y"]);
     fails(&["fsck", "-p", &image], 4, &["by hand"]);
     assert!(contents(&image) == damaged, "fsck -n and -p have written to it");
@@ -120,6 +126,12 @@ fn damaged_data_is_told_and_the_rest_is_checked() {
         ok(&["scrub", "--metadata-only", &name]);
         umount(&name);
     }
+    let told = ok_or_damaged(&["fsck", "-n", "--data", &image]);
+    assert!(told.contains("/file: data is damaged from byte 499712 to 503808"), "{told}");
+    // A part of a file is not left where the whole was to go.
+    let out = dir.path().join("out");
+    fails(&["export", &image, out.to_str().unwrap()], 1, &["out/file", "left out", "cffs cat"]);
+    assert!(!out.join("file").exists());
     // It is no reason to give up what is whole.
     let out = run(&["fsck", "-y", "--data", &image]);
     assert_eq!(out.status.code(), Some(4), "{}", stdout(&out));
@@ -217,6 +229,14 @@ fn files_that_have_lost_data_by_a_rebuild_are_named() {
     ok(&["trim", &image]);
     ok(&["fsck", "-n", "--data", &image]);
     assert!(run(&["cat", &format!("{image}:/dir/large")]).stdout == data);
+}
+
+/// What a command says that found damage.
+#[track_caller]
+fn ok_or_damaged(args: &[&str]) -> String {
+    let out = run(args);
+    assert_eq!(out.status.code(), Some(4), "{}{}", stdout(&out), stderr(&out));
+    stdout(&out)
 }
 
 /// What the file system is made of is damaged as well: the check says what is gone, and the repair brings back what it can.

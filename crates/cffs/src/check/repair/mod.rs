@@ -47,6 +47,7 @@ mod volume;
 mod xattrs;
 
 pub use passes::{has_superblock, repair};
+pub use start::has_remains;
 pub use recover::recover_log;
 pub use report::{Action, Ask, RepairOptions, Repaired};
 pub(crate) use start::{Choice, copies_of, read_super, usable_superblock};
