@@ -64,7 +64,9 @@ impl LogDiskOutcome {
 
     /// Whether the image is another one than before.
     pub fn has_changed(&self) -> bool {
-        self.rebuilt.is_some() || self.without_end.is_some() || self.mended.as_ref().is_some_and(|m| m.copied > 0 || m.freed > 0)
+        self.rebuilt.is_some()
+            || self.without_end.is_some()
+            || self.mended.as_ref().is_some_and(|m| m.copied > 0 || m.freed > 0)
     }
 
     /// Whether a map was made of what was left, so that files may have lost data.
@@ -97,8 +99,7 @@ impl LogDiskOutcome {
 
     /// For people, one line for each thing.
     pub fn lines(&self) -> Vec<String> {
-        let mut lines: Vec<String> =
-            self.problems.iter().chain(&self.summaries).chain(&self.damage).cloned().collect();
+        let mut lines: Vec<String> = self.problems.iter().chain(&self.summaries).chain(&self.damage).cloned().collect();
         if let Some(m) = &self.mended {
             let (bytes, n) = (human(m.copied), m.freed);
             lines.push(format!("MENDED: {bytes} moved out of segments with damaged summaries; {n} of them are free"));

@@ -158,7 +158,9 @@ fn read_superblock(
                 Some(Ours::LogDisk) => bail!(
                     "not a cffs file system as it is: the superblocks of its log disk are destroyed, what is stored is not: run `cffs fsck -y` on it, best on a copy"
                 ),
-                Some(_) => bail!("{c}, but it has been one, whose superblock and copies of it are destroyed: see whether `cffs fsck -y` finds another, best on a copy, or take a backup"),
+                Some(_) => bail!(
+                    "{c}, but it has been one, whose superblock and copies of it are destroyed: see whether `cffs fsck -y` finds another, best on a copy, or take a backup"
+                ),
                 None => bail!("{c}: give the right image, or make one with `cffs mkfs`"),
             },
         },

@@ -16,6 +16,9 @@ const FILES_MAX: usize = 100;
 const PAGE: usize = 4096;
 const BLOCK: u64 = cffs_logdisk::BLOCK_BYTES as u64;
 
+/// Ranges in order: start and end, or offset and length.
+type Ranges = Vec<(u64, u64)>;
+
 /// What was found.
 #[derive(Default)]
 pub struct LostFiles {
@@ -24,7 +27,7 @@ pub struct LostFiles {
     /// Their number.
     pub total: usize,
     /// What files have written and the log disk has not: offset and length in bytes.
-    pub missing: Vec<(u64, u64)>,
+    pub missing: Ranges,
 }
 
 /// Looks for files with data that the log disk has not, or that is within one of the ranges of `damaged` and cannot be read.
@@ -34,13 +37,14 @@ pub fn lost_files(dev: Arc<dyn Device>, disk: &LogDisk, damaged: &[(u64, u64)]) 
     for (offset, len) in damaged {
         let mut block = [0; BLOCK as usize];
         let blocks = (*offset..offset.saturating_add(*len)).step_by(BLOCK as usize);
-        unreadable.extend(blocks.filter(|at| disk.read_at(IoKind::Data, *at, &mut block).is_err()).map(|at| (at, BLOCK)));
+        unreadable
+            .extend(blocks.filter(|at| disk.read_at(IoKind::Data, *at, &mut block).is_err()).map(|at| (at, BLOCK)));
     }
     unreadable.sort_unstable();
     let fs = Fs::open(dev, None, MountOptions::default().read_only(true).background(false))?;
     let mut found = LostFiles::default();
     let walked = walk(&fs, &mut |ino, path| {
-        let (mut missing, mut damaged): (Vec<(u64, u64)>, Vec<(u64, u64)>) = Default::default();
+        let (mut missing, mut damaged) = (Ranges::new(), Ranges::new());
         for (at, piece) in fs.written_pieces(ino)? {
             let in_file = |(start, end): (u64, u64)| (at + (start - piece.start), at + (end - piece.start));
             let range = (piece.start, piece.start + piece.len);
@@ -54,7 +58,8 @@ pub fn lost_files(dev: Arc<dyn Device>, disk: &LogDisk, damaged: &[(u64, u64)]) 
             let Some((first, end)) = ranges.first() else { continue };
             found.total += 1;
             if found.lines.len() < FILES_MAX {
-                let more = if ranges.len() > 1 { format!(", and {} ranges more", ranges.len() - 1) } else { String::new() };
+                let more =
+                    if ranges.len() > 1 { format!(", and {} ranges more", ranges.len() - 1) } else { String::new() };
                 found.lines.push(format!("{}: data {what} from byte {first} to {end}{more}", printable(path)));
             }
         }
@@ -66,8 +71,8 @@ pub fn lost_files(dev: Arc<dyn Device>, disk: &LogDisk, damaged: &[(u64, u64)]) 
 }
 
 /// What the main branch has, in order: start and end.
-fn mapped(disk: &LogDisk) -> io::Result<Vec<(u64, u64)>> {
-    let (mut there, mut at): (Vec<(u64, u64)>, _) = (Vec::new(), Some(0));
+fn mapped(disk: &LogDisk) -> io::Result<Ranges> {
+    let (mut there, mut at) = (Ranges::new(), Some(0));
     while let Some(from) = at {
         let (page, next) = disk.diff_from(None, None, from, PAGE)?;
         page.into_iter().for_each(|(start, len)| join(&mut there, (start, start + len)));
@@ -77,7 +82,7 @@ fn mapped(disk: &LogDisk) -> io::Result<Vec<(u64, u64)>> {
 }
 
 /// Adds a range that begins behind the others; one that touches the last becomes a part of it.
-fn join(all: &mut Vec<(u64, u64)>, (start, end): (u64, u64)) {
+fn join(all: &mut Ranges, (start, end): (u64, u64)) {
     match all.last_mut() {
         Some(last) if last.0 <= start && start <= last.1 => last.1 = last.1.max(end),
         _ => all.push((start, end)),
@@ -85,7 +90,7 @@ fn join(all: &mut Vec<(u64, u64)>, (start, end): (u64, u64)) {
 }
 
 /// The parts of a range that none of the others has.
-fn holes(there: &[(u64, u64)], (start, end): (u64, u64)) -> Vec<(u64, u64)> {
+fn holes(there: &[(u64, u64)], (start, end): (u64, u64)) -> Ranges {
     let (mut at, mut holes) = (start, Vec::new());
     let first = there.partition_point(|(_, e)| *e <= start);
     for (s, e) in there[first..].iter().take_while(|(s, _)| *s < end) {

@@ -88,11 +88,7 @@ pub fn begins_as(dev: &dyn Device) -> anyhow::Result<Option<Ours>> {
 
 /// What of ours is left on a device without superblocks, as far as a short look tells.
 pub fn remains(dev: &dyn Device) -> Option<Ours> {
-    if has_remains(dev) {
-        Some(Ours::FileSystem)
-    } else {
-        cffs_logdisk::has_remains(dev).then_some(Ours::LogDisk)
-    }
+    if has_remains(dev) { Some(Ours::FileSystem) } else { cffs_logdisk::has_remains(dev).then_some(Ours::LogDisk) }
 }
 
 fn run_blkid(dev: &FileDevice) -> anyhow::Result<std::process::Output> {

@@ -39,7 +39,10 @@ pub fn wait_for_server(image: &Path) -> bool {
         if !told && start.elapsed() >= SILENCE {
             told = true;
             let pid = pid.as_raw_pid();
-            eprintln!("cffs: {}: waiting for process {pid}, which has served a mount of it, to write what is left", image.display());
+            eprintln!(
+                "cffs: {}: waiting for process {pid}, which has served a mount of it, to write what is left",
+                image.display()
+            );
         }
         match poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&INTERVAL)) {
             Ok(0) | Err(Errno::INTR) => {}

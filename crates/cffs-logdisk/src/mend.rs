@@ -84,7 +84,8 @@ impl Living {
         // The summary had the unit as a whole.
         let first = |n: u64| n.checked_sub(u64::from(p.index)).ok_or_else(|| corrupt("a unit begins before its disk"));
         let at = Logical { branch: at.branch, block: first(at.block)? };
-        let back = |b: Birth| io::Result::Ok(Birth { segment: b.segment, ordinal: first(u64::from(b.ordinal))? as u32 });
+        let back =
+            |b: Birth| io::Result::Ok(Birth { segment: b.segment, ordinal: first(u64::from(b.ordinal))? as u32 });
         let data = Payload { codec: p.codec, blocks: p.unit_blocks, stored: p.stored, crcs: p.crcs.clone() };
         let entry = match birth {
             None => Entry::Write { at, version: now.version, data },

@@ -216,7 +216,8 @@ fn open_whole(
 
 /// Whether a checkpoint and the batches behind it say where everything is that the main branch has. Then only snapshots or other branches are damaged.
 fn main_is_whole(store: &Arc<dyn SegmentStore>, root: RootRecord, last: Order, options: &LogOptions) -> bool {
-    let Ok(state) = open_at(store.clone(), root, &LogOptions { read_only: true, lose_end: true, ..options.clone() }) else {
+    let Ok(state) = open_at(store.clone(), root, &LogOptions { read_only: true, lose_end: true, ..options.clone() })
+    else {
         return false;
     };
     let main = state.catalog.branches.get(&MAIN_BRANCH);

@@ -107,7 +107,10 @@ pub struct UnreadableEnd {
 impl fmt::Display for UnreadableEnd {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let UnreadableEnd { sequence, segment, offset, error } = self;
-        write!(f, "batch {sequence} of the log may be in segment {segment:#x} at {offset}, which cannot be read: {error}")
+        write!(
+            f,
+            "batch {sequence} of the log may be in segment {segment:#x} at {offset}, which cannot be read: {error}"
+        )
     }
 }
 

@@ -134,7 +134,10 @@ fn verify_batch(store: &dyn SegmentStore, s: &Summary, dead: &[bool], bytes: &mu
             *bytes += stored.len() as u64;
             let read = store.get(s.segment, u64::from(offset), &mut stored);
             if read.is_err() || !entry.verify(&stored) {
-                problems.add(format!("a node or checkpoint in segment {:#x} at {offset} cannot be read or verified", s.segment));
+                problems.add(format!(
+                    "a node or checkpoint in segment {:#x} at {offset} cannot be read or verified",
+                    s.segment
+                ));
             }
         }
     }

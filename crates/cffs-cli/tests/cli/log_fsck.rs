@@ -214,7 +214,11 @@ fn files_that_have_lost_data_by_a_rebuild_are_named() {
     wipe(&image, &[batch]);
     let out = run(&["fsck", "-y", &image]);
     assert_eq!(out.status.code(), Some(5), "{}{}", stdout(&out), stderr(&out));
-    assert!(stdout(&out).contains("REBUILT") && stdout(&out).contains("/dir/large: data is lost from byte"), "{}", stdout(&out));
+    assert!(
+        stdout(&out).contains("REBUILT") && stdout(&out).contains("/dir/large: data is lost from byte"),
+        "{}",
+        stdout(&out)
+    );
     assert!(!stdout(&out).contains("/small"), "{}", stdout(&out));
     let out = run(&["cat", &format!("{image}:/dir/large")]);
     assert_ne!(out.status.code(), Some(0));

@@ -50,7 +50,9 @@ fn file_systems() {
 #[test]
 fn what_is_left_of_our_own() {
     let dir = temp_dir();
-    for (more, size) in [("--block-size=4K", "64M"), ("--block-size=1K", "8M"), ("--layout=log", "64M"), ("--block-size=4K", "3G")] {
+    for (more, size) in
+        [("--block-size=4K", "64M"), ("--block-size=1K", "8M"), ("--layout=log", "64M"), ("--block-size=4K", "3G")]
+    {
         let image = dir.path().join("image").to_str().unwrap().to_owned();
         ok(&["mkfs", more, "--size", size, "--group-size=64K", &image]);
         let file = File::options().read(true).write(true).open(&image).unwrap();

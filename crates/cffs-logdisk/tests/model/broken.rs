@@ -30,7 +30,7 @@ fn open_without_end(device: Arc<dyn Device>) -> io::Result<LogDisk> {
 /// Not to open is an error that says that the end of the log cannot be read; nothing is written then.
 #[track_caller]
 fn has_an_unreadable_end(opened: io::Result<LogDisk>) {
-    let error = opened.err().expect("what was acknowledged is lost silently");
+    let error = opened.expect_err("what was acknowledged is lost silently");
     assert_eq!(error.kind(), io::ErrorKind::InvalidData, "{error}");
     assert!(error.get_ref().is_some_and(|e| e.is::<UnreadableEnd>()), "{error}");
     assert!(error.to_string().contains("cannot be read"), "{error}");
