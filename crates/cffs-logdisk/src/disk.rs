@@ -11,7 +11,7 @@ use crate::options::{Compression, LogOptions};
 use crate::read::Piece;
 use crate::recovery;
 use crate::scrub::ScrubReport;
-use crate::shared::Shared;
+use crate::shared::{SECTOR_BYTES, Shared};
 use crate::space::{Change, Level, Space};
 use crate::state::State;
 use crate::store::{SegmentId, SegmentStore};
@@ -22,9 +22,6 @@ use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::ops::Range;
 use std::sync::Arc;
-
-/// Bytes of a sector of a log disk.
-pub const SECTOR_BYTES: u32 = 512;
 
 /// A snapshot or a branch by what it is called.
 #[derive(Clone, Debug, PartialEq, Eq)]

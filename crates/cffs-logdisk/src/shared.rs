@@ -1,7 +1,6 @@
 //! What all devices of a log disk do: reading, accepting writes, flushing.
 
 use crate::batch::Logical;
-use crate::disk::SECTOR_BYTES;
 use crate::extent::BLOCK_BYTES;
 use crate::options::Compression;
 use crate::read::{Piece, fetch_pieces, together};
@@ -15,6 +14,9 @@ use std::collections::btree_map::Entry;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::ops::Range;
 use std::sync::Arc;
+
+/// Bytes of a sector of a log disk.
+pub const SECTOR_BYTES: u32 = 512;
 
 /// What the devices of a log disk share.
 pub(crate) struct Shared {
