@@ -1,9 +1,11 @@
 //! Opening a file or block device.
 
 use crate::member_search;
+use crate::text::printable;
 use crate::unmount_wait;
 use anyhow::anyhow;
 use cffs::device::{FileDevice, OpenMode};
+use cffs_fuse::views_of;
 use std::path::Path;
 
 /// Opens a device; the errors of [`FileDevice`] name it, here is added what to do.
@@ -21,7 +23,13 @@ pub fn open_device(path: &Path, mode: OpenMode) -> anyhow::Result<FileDevice> {
             PermissionDenied => "become root, or ask for the permission",
             ResourceBusy => match member_search::places(path).first() {
                 Some(place) => return anyhow!("{e}; it is mounted on {}: unmount it first", place.dir().display()),
-                None => "unmount it, or wait for the other program to end",
+                None => match views_of(path).first() {
+                    Some((name, dir)) => {
+                        let (name, dir) = (printable(name.as_bytes()), dir.display());
+                        return anyhow!("{e}; '{name}' of it is mounted on {dir}: unmount that first");
+                    }
+                    None => "unmount it, or wait for the other program to end",
+                },
             },
             ReadOnlyFilesystem => "open it read-only, as with `cffs mount -o ro`",
             _ => return anyhow!(e),

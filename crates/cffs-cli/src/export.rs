@@ -254,7 +254,12 @@ impl Export<'_> {
                 let file = File::from(
                     rustix::fs::openat(dir, os_name, flags, mode).map_err(host_error("cannot make the file"))?,
                 );
-                self.contents(attr, &file)?;
+                if let Err(e) = self.contents(attr, &file) {
+                    // A part would look like the whole. No other name of it is linked to what is not there.
+                    self.links.remove(&attr.ino);
+                    let _ = rustix::fs::unlinkat(dir, os_name, AtFlags::empty());
+                    return Err(e.context("left out, as it cannot be copied as a whole (`cffs cat` writes out what comes before the error)"));
+                }
                 return self.set_attributes(file.as_fd(), None, attr);
             }
             FileType::Symlink => {

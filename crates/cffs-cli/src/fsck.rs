@@ -4,7 +4,7 @@ use crate::damage_as_zeros::DamageAsZeros;
 use crate::device::open_device;
 use crate::disk::open_disk;
 use crate::exit::{self, ExitCodeExt, with_code};
-use crate::fsck_log_disk::{self, LogDiskOutcome, Wanted, discard_left_over};
+use crate::fsck_log_disk::{self, LogDiskOutcome, Proposal, Wanted, discard_left_over, look_at_files};
 use crate::image::{EngineResultExt, Image, LogArgs};
 use crate::progress::Steps;
 use crate::text::print_json;
@@ -14,7 +14,7 @@ use cffs::check::repair::{Action, RepairOptions, Repaired, has_superblock, recov
 use cffs::check::{CheckOptions, Report, check};
 use cffs::device::{Device, OpenMode};
 use cffs::format::superblock::State;
-use cffs_logdisk::LogDisk;
+use cffs_logdisk::{LogDisk, Space};
 use clap::Args;
 use serde_json::{Value, json};
 use std::io::{self, BufRead, IsTerminal, Write};
@@ -102,6 +102,8 @@ struct Outcome {
     recovered: Option<u64>,
     /// What was found of the log disk, if there is one.
     log_disk: Option<LogDiskOutcome>,
+    /// What the log disk stores, if there is one.
+    space: Option<Space>,
 }
 
 impl Outcome {
@@ -113,7 +115,7 @@ impl Outcome {
     }
     /// Whether the image is another one than before.
     fn changed(&self) -> bool {
-        self.log_disk.as_ref().is_some_and(|d| d.rebuilt.is_some())
+        self.log_disk.as_ref().is_some_and(LogDiskOutcome::has_changed)
             || self.recovered.is_some()
             || self.repaired.as_ref().is_some_and(|r| r.actions_total > 0 || r.replayed > 0)
     }
@@ -179,7 +181,7 @@ pub fn run(args: &FsckArgs) -> anyhow::Result<u8> {
         writeln!(io::stdout(), "{name}: the log was replayed ({replayed} transactions): clean")?;
         return Ok(exit::fsck::CORRECTED);
     }
-    let mut outcome = Outcome { before: None, repaired: None, recovered: None, log_disk: found };
+    let mut outcome = Outcome { before: None, repaired: None, recovered: None, log_disk: found, space: None };
     if state.is_some() {
         match check_device(dev.clone(), log_dev.clone(), args.data, args.jobs) {
             Ok(report) => outcome.before = Some(report),
@@ -205,13 +207,19 @@ pub fn run(args: &FsckArgs) -> anyhow::Result<u8> {
             }
         }
     }
+    outcome.space = log_disk.as_ref().map(|disk| LogDisk::space(disk));
+    if let (Some(disk), Some(found)) = (&log_disk, &mut outcome.log_disk)
+        && args.snapshot.is_none()
+    {
+        look_at_files(found, &dev, disk, args.data).with_context(|| name.clone()).exit_code(exit::fsck::OPERATIONAL)?;
+    }
     if let Some(disk) = log_disk.filter(|_| outcome.changed()) {
         if outcome.report().is_some_and(Report::is_sound) && state != Some(State::Clean) {
             discard_left_over(&dev).about(|| &name).exit_code(exit::fsck::OPERATIONAL)?;
         }
         disk.checkpoint().with_context(|| name.clone()).exit_code(exit::fsck::OPERATIONAL)?;
     }
-    let damage = outcome.log_disk.as_ref().map_or(0, |d| d.damage.len());
+    let (lost, summaries) = outcome.log_disk.as_ref().map_or((false, 0), |d| (d.lost_data(), d.summaries.len()));
     if args.json {
         print_json(&to_json(&outcome, &name)?)?;
     } else {
@@ -219,8 +227,12 @@ pub fn run(args: &FsckArgs) -> anyhow::Result<u8> {
     }
     let corrected = if outcome.changed() { exit::fsck::CORRECTED } else { 0 };
     if outcome.clean() {
-        if damage > 0 {
+        if lost {
             let text = "stored data is damaged: reading it is an error; write anew what has it, from a backup";
+            return Err(with_code(corrected | exit::fsck::ERRORS_LEFT, anyhow!("{name}: {text}")));
+        }
+        if summaries > 0 {
+            let text = "summaries of batches are damaged: files can be read, but no map could be made anew: run cffs fsck -y on it to move what is there";
             return Err(with_code(corrected | exit::fsck::ERRORS_LEFT, anyhow!("{name}: {text}")));
         }
         return Ok(corrected);
@@ -254,12 +266,17 @@ fn open_image(args: &FsckArgs, mode: OpenMode, writes: bool) -> anyhow::Result<I
 
 /// The log disk of the image, if it is one; rebuilt if that is needed and wanted.
 fn look_at_log_disk(args: &FsckArgs, name: &str, mode: OpenMode, asks: bool) -> anyhow::Result<Option<LogDiskOutcome>> {
-    let wanted = Wanted { data: args.data, rebuild: args.yes || asks };
-    fsck_log_disk::check(&args.image, &args.log, mode, wanted, &mut |problems| {
+    let wanted = Wanted { data: args.data, rebuild: args.yes || asks, mend: args.yes || args.preen || asks };
+    fsck_log_disk::check(&args.image, &args.log, mode, wanted, &mut |proposal, problems| {
         if !args.json {
             problems.iter().for_each(|p| println!("{name}: log disk: {p}"));
         }
-        args.yes || question("Rebuild the log disk from its segments (y/n)?").is_some_and(|c| c != 'n')
+        let text = match proposal {
+            Proposal::Mend => "Move what is in these segments (y/n)?",
+            Proposal::LoseEnd => "Go on without what cannot be read, which was written last (y/n)?",
+            Proposal::Rebuild => "Rebuild the log disk from its segments (y/n)?",
+        };
+        !asks || question(text).is_some_and(|c| c != 'n')
     })
 }
 
@@ -362,6 +379,10 @@ fn to_json(outcome: &Outcome, name: &str) -> anyhow::Result<Value> {
         object.insert("image".into(), json!(name));
         object.insert("clean".into(), json!(outcome.clean()));
         object.insert("log_replayed_on_image".into(), json!(outcome.replayed() > 0));
+        if let Some(space) = outcome.space {
+            let stored = json!({"usable_bytes": space.usable, "live_bytes": space.live, "free_bytes": space.free});
+            object.insert("stored".into(), stored);
+        }
         if let Some(log_disk) = &outcome.log_disk {
             object.insert("log_disk".into(), log_disk.to_json());
         }
@@ -423,7 +444,9 @@ fn print(outcome: &Outcome, name: &str) -> io::Result<()> {
             "{name}: data: {good} fragments have their checksums, {bad} have not, of {none} none is known"
         )?;
     }
-    let share = if c.frags_total > 0 { c.frags_used as f64 * 100.0 / c.frags_total as f64 } else { 0.0 };
+    // The places on a log disk are many times what it can store.
+    let (used, total) = outcome.space.map_or((c.frags_used, c.frags_total), |s| (s.live, s.usable));
+    let share = if total > 0 { used as f64 * 100.0 / total as f64 } else { 0.0 };
     let mut out = io::stdout().lock();
     writeln!(
         out,

@@ -8,13 +8,15 @@ use crate::device::open_device;
 use crate::disk::{Below, below};
 use crate::exit::{self, ExitCodeExt, with_code};
 use crate::log_args::LogArgs;
+use crate::lost_files::lost_files;
 use crate::progress::Steps;
 use crate::signature::{self, Ours};
+use crate::size::human;
 use anyhow::{Context, anyhow};
 use cffs::check::repair::has_superblock;
 use cffs::device::{Device, FileDevice, OpenMode};
 use cffs::{Error, Fs, MountOptions, TrimRange};
-use cffs_logdisk::{ImageStore, LogDisk, LogOptions, RebuildReport, rebuild, recover_image};
+use cffs_logdisk::{ImageStore, LogDisk, LogOptions, MendReport, RebuildReport, UnreadableEnd, rebuild, recover_image};
 use serde_json::{Value, json};
 use std::io;
 use std::path::Path;
@@ -22,8 +24,9 @@ use std::sync::Arc;
 
 /// Bytes that are verified between two looks at the progress.
 const STEP: u64 = 16 << 20;
-/// Most lines about damaged data.
+/// Most lines about damaged data, and ranges of it.
 const DAMAGE_MAX: usize = 100;
+const RANGES_MAX: usize = 1 << 16;
 
 /// What was found of the log disk of an image, and done.
 #[derive(Default)]
@@ -32,14 +35,43 @@ pub struct LogDiskOutcome {
     pub problems: Vec<String>,
     /// Stored data that is not what was written.
     pub damage: Vec<String>,
+    /// Ranges of the main branch among that: offset and length in bytes.
+    pub ranges: Vec<(u64, u64)>,
+    /// Batches whose summary is damaged: what they have can be read.
+    pub summaries: Vec<String>,
+    /// What they have was moved.
+    pub mended: Option<MendReport>,
     /// It was rebuilt.
     pub rebuilt: Option<RebuildReport>,
+    /// What was written last may be where the image cannot be read; where.
+    pub unreadable_end: Option<String>,
+    /// It goes on without that.
+    pub without_end: Option<String>,
+    /// Files that have lost data, or whose data is damaged.
+    pub files: Vec<String>,
 }
 
 impl LogDiskOutcome {
     /// Whether anything is wrong with it as it is now.
     pub fn is_damaged(&self) -> bool {
-        !self.problems.is_empty() || !self.damage.is_empty()
+        !self.problems.is_empty() || !self.summaries.is_empty() || self.lost_data()
+    }
+
+    /// Whether data of files is gone or damaged.
+    pub fn lost_data(&self) -> bool {
+        !self.damage.is_empty() || !self.files.is_empty()
+    }
+
+    /// Whether the image is another one than before.
+    pub fn has_changed(&self) -> bool {
+        self.rebuilt.is_some()
+            || self.without_end.is_some()
+            || self.mended.as_ref().is_some_and(|m| m.copied > 0 || m.freed > 0)
+    }
+
+    /// Whether a map was made of what was left, so that files may have lost data.
+    fn is_new_map(&self) -> bool {
+        self.rebuilt.as_ref().is_some_and(|r| !r.from_checkpoint)
     }
 
     /// For the JSON output.
@@ -53,12 +85,29 @@ impl LogDiskOutcome {
                 "lost": r.lost,
             })
         });
-        json!({ "problems": self.problems, "damage": self.damage, "rebuilt": rebuilt })
+        let mended = self.mended.as_ref().map(|m| json!({"segments": m.freed, "bytes": m.copied, "left": m.left}));
+        json!({
+            "problems": self.problems,
+            "damage": self.damage,
+            "damaged_summaries": self.summaries,
+            "mended": mended,
+            "rebuilt": rebuilt,
+            "without_end": self.without_end,
+            "files": self.files,
+        })
     }
 
     /// For people, one line for each thing.
     pub fn lines(&self) -> Vec<String> {
-        let mut lines: Vec<String> = self.problems.iter().chain(&self.damage).cloned().collect();
+        let mut lines: Vec<String> = self.problems.iter().chain(&self.summaries).chain(&self.damage).cloned().collect();
+        if let Some(m) = &self.mended {
+            let (bytes, n) = (human(m.copied), m.freed);
+            lines.push(format!("MENDED: {bytes} moved out of segments with damaged summaries; {n} of them are free"));
+            lines.extend(m.left.iter().map(|line| format!("not moved: {line}")));
+        }
+        if let Some(end) = &self.without_end {
+            lines.push(format!("CUT: the log goes on without what was written last: {end}"));
+        }
         if let Some(r) = &self.rebuilt {
             lines.push(match (r.from_checkpoint, r.recounted) {
                 (true, false) => {
@@ -71,6 +120,7 @@ impl LogDiskOutcome {
             });
             lines.extend(r.lost.iter().cloned());
         }
+        lines.extend(self.files.iter().cloned());
         lines
     }
 }
@@ -82,15 +132,28 @@ pub struct Wanted {
     pub data: bool,
     /// It may be rebuilt, if `question` says so.
     pub rebuild: bool,
+    /// What loses nothing may be done, if `question` says so.
+    pub mend: bool,
 }
 
-/// Looks at the log disk of an image, if it is one; with `wanted.rebuild` and a yes to the question, it is rebuilt if anything is wrong.
+/// What is to be done.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Proposal {
+    /// Move what batches with damaged summaries have.
+    Mend,
+    /// Go on without what was written last and cannot be read.
+    LoseEnd,
+    /// Rebuild the log disk.
+    Rebuild,
+}
+
+/// Looks at the log disk of an image, if it is one. What `wanted` allows is done after a yes to the question.
 pub fn check(
     path: &Path,
     parts: &LogArgs,
     mode: OpenMode,
     wanted: Wanted,
-    question: &mut dyn FnMut(&[String]) -> bool,
+    question: &mut dyn FnMut(Proposal, &[String]) -> bool,
 ) -> anyhow::Result<Option<LogDiskOutcome>> {
     let name = path.display().to_string();
     let Below { file, dev, begins: known, .. } = below(open_device(path, mode)?, path, parts)?;
@@ -102,8 +165,28 @@ pub fn check(
         // Nothing of a log disk: whoever opens the image says what is there.
         return Ok(None);
     }
-    outcome.problems = look(&dev, wanted.data, &mut outcome.damage).exit_code(exit::fsck::OPERATIONAL)?;
-    if outcome.problems.is_empty() || !wanted.rebuild || !question(&outcome.problems) {
+    look(&dev, wanted.data, &mut outcome).exit_code(exit::fsck::OPERATIONAL)?;
+    if outcome.problems.is_empty() {
+        if !outcome.summaries.is_empty() && wanted.mend && question(Proposal::Mend, &outcome.summaries) {
+            let steps = Steps::new();
+            steps.show("moving what is in damaged segments", 0, 1);
+            let mended = mend(&dev).map_err(|e| with_code(exit::fsck::OPERATIONAL, cannot(&name, "mended", &e)))?;
+            drop(steps);
+            look(&dev, wanted.data, &mut outcome).exit_code(exit::fsck::OPERATIONAL)?;
+            outcome.mended = Some(mended);
+        }
+        return Ok(Some(outcome));
+    }
+    if let Some(end) = outcome.unreadable_end.take() {
+        if !wanted.rebuild || !question(Proposal::LoseEnd, &outcome.problems) {
+            return Ok(Some(outcome));
+        }
+        go_on(&dev).map_err(|e| with_code(exit::fsck::OPERATIONAL, cannot(&name, "opened without its end", &e)))?;
+        look(&dev, wanted.data, &mut outcome).exit_code(exit::fsck::OPERATIONAL)?;
+        outcome.without_end = Some(end);
+        return Ok(Some(outcome));
+    }
+    if !wanted.rebuild || !question(Proposal::Rebuild, &outcome.problems) {
         return Ok(Some(outcome));
     }
     let steps = Steps::new();
@@ -116,17 +199,53 @@ pub fn check(
                 anyhow!("{name}: the log disk is left as it is: {e}: copy them with `cffs convert --layout=log {name} NEW`, or `cffs export`"),
             );
         }
-        let advice = match e.kind() {
-            io::ErrorKind::StorageFull => ": make the image longer with `truncate -s`, and try again",
-            _ => "",
-        };
-        with_code(exit::fsck::OPERATIONAL, anyhow!("{name}: the log disk cannot be rebuilt: {e}{advice}"))
+        with_code(exit::fsck::OPERATIONAL, cannot(&name, "rebuilt", &e))
     })?;
     drop(steps);
-    outcome.damage.clear();
-    outcome.problems = look(&dev, wanted.data, &mut outcome.damage).exit_code(exit::fsck::OPERATIONAL)?;
+    look(&dev, wanted.data, &mut outcome).exit_code(exit::fsck::OPERATIONAL)?;
     outcome.rebuilt = Some(report);
     Ok(Some(outcome))
+}
+
+fn cannot(name: &str, what: &str, e: &io::Error) -> anyhow::Error {
+    let advice = match e.kind() {
+        io::ErrorKind::StorageFull => ": make the image longer with `truncate -s`, and try again",
+        _ => "",
+    };
+    anyhow!("{name}: the log disk cannot be {what}: {e}{advice}")
+}
+
+/// Moves what batches with damaged summaries have.
+fn mend(dev: &Arc<dyn Device>) -> io::Result<MendReport> {
+    let disk = LogDisk::open(Arc::new(ImageStore::open(dev.clone())?), &LogOptions::default())?;
+    disk.mend_summaries()
+}
+
+/// Makes the log end before what cannot be read.
+fn go_on(dev: &Arc<dyn Device>) -> io::Result<()> {
+    let options = LogOptions { lose_end: true, ..LogOptions::default() };
+    LogDisk::open(Arc::new(ImageStore::open(dev.clone())?), &options)?.checkpoint()
+}
+
+/// Names the files that have lost data by a rebuild, and with `data` those whose data is damaged. What is lost becomes an error for who reads it, if
+/// the image may be written.
+pub fn look_at_files(
+    outcome: &mut LogDiskOutcome,
+    dev: &Arc<dyn Device>,
+    disk: &LogDisk,
+    data: bool,
+) -> anyhow::Result<()> {
+    if !data && !outcome.is_new_map() {
+        return Ok(());
+    }
+    let found = lost_files(dev.clone(), disk, &outcome.ranges)?;
+    let more = found.total - found.lines.len();
+    outcome.files = found.lines;
+    outcome.files.extend((more > 0).then(|| format!("and {more} files more")));
+    if !found.missing.is_empty() && !disk.read_only() {
+        disk.mark_lost(&found.missing)?;
+    }
+    Ok(())
 }
 
 /// Whether a device without superblocks has a log disk. That takes reading all of it, so what it may be otherwise is looked for first: a file system in
@@ -136,24 +255,50 @@ fn may_be_lost(file: &FileDevice, dev: &Arc<dyn Device>) -> bool {
     !is_other && recover_image(dev.clone()).is_ok()
 }
 
-/// What is wrong with the log disk on a device.
-fn look(dev: &Arc<dyn Device>, data: bool, damage: &mut Vec<String>) -> anyhow::Result<Vec<String>> {
+/// Segments whose summaries are read between two looks at the progress.
+const SEGMENTS: usize = 256;
+
+/// What is wrong with the log disk on a device as it is now.
+fn look(dev: &Arc<dyn Device>, data: bool, found: &mut LogDiskOutcome) -> anyhow::Result<()> {
+    *found = LogDiskOutcome::default();
     let options = LogOptions { read_only: true, ..LogOptions::default() };
-    let store = ImageStore::open(dev.clone());
-    let disk = match store.and_then(|store| LogDisk::open(Arc::new(store), &options)) {
-        Ok(disk) => disk,
-        Err(e) if is_damage(&e) => return Ok(vec![e.to_string()]),
+    let opened = ImageStore::open(dev.clone()).and_then(|store| LogDisk::open(Arc::new(store), &options));
+    let checked = opened.and_then(|disk| Ok((disk.check(false)?, disk)));
+    let disk = match checked {
+        Ok((problems, disk)) => {
+            found.problems = problems;
+            disk
+        }
+        Err(e) if is_damage(&e) => {
+            let is_end = e.get_ref().is_some_and(|e| e.is::<UnreadableEnd>());
+            found.unreadable_end = is_end.then(|| e.to_string());
+            found.problems = vec![e.to_string()];
+            return Ok(());
+        }
         Err(e) => return Err(e.into()),
     };
-    let problems = match disk.check(false) {
-        Ok(problems) => problems,
-        Err(e) if is_damage(&e) => return Ok(vec![e.to_string()]),
-        Err(e) => return Err(e.into()),
-    };
-    if data && problems.is_empty() {
-        verify(&disk, damage)?;
+    if found.problems.is_empty() {
+        found.summaries = summaries(&disk);
+        if data {
+            verify(&disk, found)?;
+        }
     }
-    Ok(problems)
+    Ok(())
+}
+
+/// The summaries of batches that are damaged.
+fn summaries(disk: &LogDisk) -> Vec<String> {
+    let steps = Steps::new();
+    let all = disk.stats().segments as u64;
+    let (mut problems, mut done, mut at) = (Vec::new(), 0, Some(0));
+    while let Some(from) = at {
+        let step = disk.check_summaries(from, SEGMENTS);
+        done += SEGMENTS as u64;
+        steps.show("summaries of the log disk", done.min(all), all);
+        problems.extend(step.problems);
+        at = step.next;
+    }
+    problems
 }
 
 fn is_damage(e: &io::Error) -> bool {
@@ -161,15 +306,17 @@ fn is_damage(e: &io::Error) -> bool {
 }
 
 /// Reads and verifies all that lives.
-fn verify(disk: &LogDisk, damage: &mut Vec<String>) -> anyhow::Result<()> {
+fn verify(disk: &LogDisk, found: &mut LogDiskOutcome) -> anyhow::Result<()> {
     let steps = Steps::new();
     let (live, mut done, mut at) = (disk.stats().live, 0, Some(0));
     while let Some(from) = at {
         let step = disk.scrub_step(from, STEP)?;
         done += step.bytes;
         steps.show("data on the log disk", done, live.max(done));
-        let room = DAMAGE_MAX.saturating_sub(damage.len());
-        damage.extend(step.problems.into_iter().take(room));
+        let room = DAMAGE_MAX.saturating_sub(found.damage.len());
+        found.damage.extend(step.problems.into_iter().take(room));
+        let room = RANGES_MAX.saturating_sub(found.ranges.len());
+        found.ranges.extend(step.damaged.into_iter().take(room));
         at = step.next;
     }
     Ok(())

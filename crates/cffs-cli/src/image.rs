@@ -4,7 +4,7 @@ use crate::device::open_device;
 use crate::disk::{Disk, open_disk};
 pub use crate::log_args::LogArgs;
 use crate::mount_options::compression_of;
-use crate::signature;
+use crate::signature::{self, Ours};
 use anyhow::{Context, anyhow, bail};
 use cffs::device::{Device, FileDevice, IoKind, OpenMode};
 use cffs::format::superblock::{INCOMPAT_EXTERNAL_LOG, SUPERBLOCK_SIZE};
@@ -140,6 +140,11 @@ fn read_superblock(
             bail!("a cffs log disk without a file system on it: make one with `cffs mkfs --layout=log --force`")
         }
         Err(Error::Corrupt(c)) if c.0.contains("not a cffs") && on_volume => {
+            if signature::remains(dev) == Some(Ours::LogDisk) {
+                bail!(
+                    "the superblocks of the log disk on the volume are destroyed, what is stored is not: run `cffs fsck -y` on it"
+                );
+            }
             bail!(
                 "a cffs volume at whose beginning no file system was found: if the first member is damaged, another one may have it: \
                  name that alone, with `--degraded --members OTHER OTHER` (mount: -o degraded,members=OTHER)"
@@ -149,7 +154,15 @@ fn read_superblock(
             Ok(Some(name)) => {
                 bail!("not a cffs file system but {name}: give the right image, or the right type to mount")
             }
-            _ => bail!("{c}: give the right image, or make one with `cffs mkfs`"),
+            _ => match signature::remains(dev) {
+                Some(Ours::LogDisk) => bail!(
+                    "not a cffs file system as it is: the superblocks of its log disk are destroyed, what is stored is not: run `cffs fsck -y` on it, best on a copy"
+                ),
+                Some(_) => bail!(
+                    "{c}, but it has been one, whose superblock and copies of it are destroyed: see whether `cffs fsck -y` finds another, best on a copy, or take a backup"
+                ),
+                None => bail!("{c}: give the right image, or make one with `cffs mkfs`"),
+            },
         },
         Err(Error::Corrupt(c)) if c.0.contains("truncated") => {
             bail!(

@@ -59,9 +59,9 @@ pub fn run(args: &InfoArgs) -> anyhow::Result<u8> {
     let report = if args.quick { None } else { Some(check_image(&image, &args.image.display().to_string())?) };
     let (sb, g) = (&image.superblock, &image.geometry);
     if args.json {
-        let mut value = to_json(&image.path.to_string_lossy(), sb, g, report.as_ref());
+        let mut value = to_json(&image.path.to_string_lossy(), sb, g, report.as_ref(), image.log_disk.is_some());
         if let Value::Object(all) = &mut value {
-            all.insert("image_layout".into(), json!(if image.log_disk.is_some() { "log" } else { "plain" }));
+            all.insert("image_layout".into(), json!(layout_name(image.log_disk.is_some())));
             all.insert("log_disk".into(), json!(image.log_disk.as_deref().map(log_disk_json)));
             all.insert("volume".into(), json!(image.volume.as_deref().map(VolumeReport::of)));
         }
@@ -76,7 +76,7 @@ pub fn run(args: &InfoArgs) -> anyhow::Result<u8> {
             let (usable, free) = (human(space.usable), human(space.free));
             writeln!(out, "image        log layout: stores {usable}, {free} of it free; {n} snapshots")?;
         }
-        print(&mut out, sb, g, report.as_ref())?;
+        print(&mut out, sb, g, report.as_ref(), image.log_disk.is_some())?;
         out.flush()?;
     }
     Ok(0)
@@ -105,10 +105,11 @@ fn of_mount(args: &InfoArgs) -> anyhow::Result<u8> {
     let decoded = Superblock::decode(&info.superblock).and_then(|sb| Ok((Geometry::new(&sb)?, sb)));
     let (g, sb) = decoded.with_context(|| args.image.display().to_string())?;
     if args.json {
-        let mut value = to_json(&info.image, &sb, &g, None);
+        let mut value = to_json(&info.image, &sb, &g, None, info.log_layout);
         if let (Value::Object(all), Ok(Value::Object(mut mount))) = (&mut value, serde_json::to_value(&info)) {
             mount.remove("superblock");
             all.insert("mount".into(), mount.into());
+            all.insert("image_layout".into(), json!(layout_name(info.log_layout)));
             all.insert("volume".into(), json!(volume));
         }
         print_json(&value)?;
@@ -117,7 +118,7 @@ fn of_mount(args: &InfoArgs) -> anyhow::Result<u8> {
         if let Some(volume) = &volume {
             print_volume(&mut out, volume)?;
         }
-        print(&mut out, &sb, &g, None)?;
+        print(&mut out, &sb, &g, None, info.log_layout)?;
         print_mount(&mut out, &info)?;
         out.flush()?;
     }
@@ -135,7 +136,16 @@ fn print_mount(out: &mut impl Write, info: &MountInfo) -> io::Result<()> {
     writeln!(out, "now mounted  {mode} by process {} of user {} (cffs {})", info.pid, info.uid, info.program)
 }
 
-fn to_json(image: &str, sb: &Superblock, g: &Geometry, report: Option<&Report>) -> Value {
+fn layout_name(log_layout: bool) -> &'static str {
+    if log_layout { "log" } else { "plain" }
+}
+
+/// On a log disk each commit is one batch of it, and what is kept for a log of the file system is never used.
+fn log_bytes(g: &Geometry, log_layout: bool) -> u64 {
+    if log_layout { 0 } else { g.log_blocks << g.block_shift }
+}
+
+fn to_json(image: &str, sb: &Superblock, g: &Geometry, report: Option<&Report>, log_layout: bool) -> Value {
     let mut value = json!({
         "image": image,
         "label": sb.label_str(),
@@ -152,8 +162,8 @@ fn to_json(image: &str, sb: &Superblock, g: &Geometry, report: Option<&Report>) 
         "group_size": g.group_size(),
         "allocation_group_bytes": g.ag_blocks << g.block_shift,
         "allocation_groups": g.ag_count,
-        "log_bytes": g.log_blocks << g.block_shift,
-        "external_log": g.log_start == 0,
+        "log_bytes": log_bytes(g, log_layout),
+        "external_log": g.log_start == 0 && !log_layout,
         "reserve_percent": f64::from(sb.reserve_bp) / 100.0,
         "mount_options": sb.mount_options_str(),
     });
@@ -183,7 +193,13 @@ fn to_json(image: &str, sb: &Superblock, g: &Geometry, report: Option<&Report>) 
     value
 }
 
-fn print(out: &mut impl Write, sb: &Superblock, g: &Geometry, report: Option<&Report>) -> io::Result<()> {
+fn print(
+    out: &mut impl Write,
+    sb: &Superblock,
+    g: &Geometry,
+    report: Option<&Report>,
+    log_layout: bool,
+) -> io::Result<()> {
     let features = sb.feature_names();
     writeln!(out, "label        {}", printable(sb.label_str().as_bytes()))?;
     writeln!(out, "uuid         {}", sb.uuid_str())?;
@@ -210,7 +226,10 @@ fn print(out: &mut impl Write, sb: &Superblock, g: &Geometry, report: Option<&Re
     writeln!(out, "group        {}", human(g.group_size() as u64))?;
     writeln!(out, "allocation   {} groups of {}", g.ag_count, human(g.ag_blocks << g.block_shift))?;
     let place = if g.log_start == 0 { " on a device of its own" } else { "" };
-    writeln!(out, "log          {}{place}", human(g.log_blocks << g.block_shift))?;
+    match log_bytes(g, log_layout) {
+        0 => writeln!(out, "log          none but the log disk: each commit is a batch of it")?,
+        bytes => writeln!(out, "log          {}{place}", human(bytes))?,
+    }
     writeln!(out, "reserve      {}% for root", f64::from(sb.reserve_bp) / 100.0)?;
     if !sb.mount_options_str().is_empty() {
         writeln!(out, "options      {} by default", printable(sb.mount_options_str().as_bytes()))?;

@@ -25,6 +25,7 @@ mod layout;
 mod log;
 mod log_args;
 mod log_layout;
+mod lost_files;
 mod ls;
 mod member_search;
 mod members;

@@ -32,6 +32,8 @@ impl MountOrImage {
             let text = e.to_string();
             if text.contains("it is mounted on") {
                 anyhow!("{e:#}, or name that directory instead of the image")
+            } else if text.contains("of it is mounted on") {
+                e
             } else if text.contains("in use") {
                 anyhow!("{e:#}; if it is mounted, name the directory that it is mounted on")
             } else {

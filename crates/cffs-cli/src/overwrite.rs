@@ -23,6 +23,10 @@ pub fn refuse_if_taken(path: &Path, dev: &FileDevice, force: bool) -> anyhow::Re
     }
     match signature::detect(dev).map_err(|e| anyhow!("{e:#}, or use --force to overwrite it"))? {
         Some(what) => bail!("{name}: holds {what}: use --force to overwrite it"),
+        None if signature::has_data(dev)? && signature::remains(dev).is_some() => bail!(
+            "{name}: holds what looks like a cffs file system whose superblocks are destroyed: `cffs fsck -y` may bring it back, \
+             or use --force to overwrite it"
+        ),
         None => Ok(()),
     }
 }

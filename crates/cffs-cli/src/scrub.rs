@@ -188,6 +188,8 @@ fn report(args: &ScrubArgs, name: &str, s: &ScrubStatus) -> anyhow::Result<u8> {
     if s.findings_total > 0 {
         if s.marked {
             eprintln!("cffs: {name}: needs a check: unmount it, and run cffs fsck");
+        } else if s.findings.iter().all(|f| f.object == "log disk") {
+            eprintln!("cffs: {name}: all files can be read: unmount it, and run cffs fsck -y to move what is there");
         } else {
             eprintln!("cffs: {name}: contents of files are damaged: write these anew, from a backup");
         }

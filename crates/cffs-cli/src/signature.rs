@@ -4,6 +4,7 @@
 //! file system of ours it does not know.
 
 use anyhow::{Context, anyhow, bail};
+use cffs::check::repair::has_remains;
 use cffs::device::{Device, FileDevice, IoKind};
 use cffs::format::superblock::MAGIC;
 use rustix::fs::{SeekFrom, seek};
@@ -44,7 +45,7 @@ pub fn detect(dev: &FileDevice) -> anyhow::Result<Option<String>> {
 }
 
 /// False for a file that is nothing but a hole, such as truncate(1) makes.
-fn has_data(dev: &FileDevice) -> anyhow::Result<bool> {
+pub fn has_data(dev: &FileDevice) -> anyhow::Result<bool> {
     if dev.is_block_device() {
         return Ok(true);
     }
@@ -83,6 +84,11 @@ pub fn begins_as(dev: &dyn Device) -> anyhow::Result<Option<Ours>> {
         }
     }
     Ok(None)
+}
+
+/// What of ours is left on a device without superblocks, as far as a short look tells.
+pub fn remains(dev: &dyn Device) -> Option<Ours> {
+    if has_remains(dev) { Some(Ours::FileSystem) } else { cffs_logdisk::has_remains(dev).then_some(Ours::LogDisk) }
 }
 
 fn run_blkid(dev: &FileDevice) -> anyhow::Result<std::process::Output> {

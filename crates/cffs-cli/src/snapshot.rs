@@ -6,7 +6,7 @@ use crate::mount::{self, MountArgs};
 use crate::mount_options::Options;
 use crate::snapshot_target::{Of, Target, disk_of};
 use crate::snapshot_transfer::{self, ReceiveArgs, SendArgs};
-use crate::text::print_json;
+use crate::text::{print_json, printable};
 use anyhow::{Context, anyhow};
 use cffs_fuse::control::Request;
 use cffs_fuse::snapshots::{self, Change, Difference, SnapshotEntry};
@@ -122,10 +122,11 @@ pub fn run(args: &SnapshotArgs) -> anyhow::Result<u8> {
             } else {
                 let mut out = io::stdout().lock();
                 for e in all {
+                    let name = printable(e.name.as_bytes());
                     match e.clone_of {
-                        Some(of) => writeln!(out, "{} (clone of {of})", e.name)?,
-                        None if e.received => writeln!(out, "{} (received)", e.name)?,
-                        None => writeln!(out, "{}", e.name)?,
+                        Some(of) => writeln!(out, "{name} (clone of {})", printable(of.as_bytes()))?,
+                        None if e.received => writeln!(out, "{name} (received)")?,
+                        None => writeln!(out, "{name}")?,
                     }
                 }
             }

@@ -71,26 +71,67 @@ pub struct ReceiveArgs {
 /// Runs `send`.
 pub fn send(args: &SendArgs) -> anyhow::Result<u8> {
     let at = args.of.name();
-    let mut out: Box<dyn Write> = match &args.output {
-        Some(path) => Box::new(File::create(path).with_context(|| path.display().to_string())?),
+    let name = args.output.as_ref().map_or("standard output".to_owned(), |path| path.display().to_string());
+    let out: Box<dyn Write> = match &args.output {
+        Some(path) => Box::new(File::create(path).with_context(|| name.clone())?),
         None if io::stdout().is_terminal() => {
             bail!("{at}: a stream is not for a terminal: write it to a file with -o, or to a pipe")
         }
         None => Box::new(io::stdout().lock()),
     };
+    let mut out = Output { out, failed: None };
+    let sent = send_to(args, &at, &mut out);
+    if let Some(e) = out.failed {
+        return Err(anyhow!(e).context(format!("{name}: cannot write the stream")));
+    }
+    let sent = sent?;
+    eprintln!("{} sent, {} of data", human(sent.stream), human(sent.data));
+    Ok(0)
+}
+
+/// Where a stream goes. What fails there is no error of the image.
+struct Output {
+    out: Box<dyn Write>,
+    failed: Option<io::Error>,
+}
+
+impl Output {
+    fn note<T>(&mut self, result: io::Result<T>) -> io::Result<T> {
+        result.map_err(|e| {
+            let kind = e.kind();
+            if kind != io::ErrorKind::Interrupted {
+                self.failed.get_or_insert(e);
+                return io::Error::other("cannot write the stream");
+            }
+            kind.into()
+        })
+    }
+}
+
+impl Write for Output {
+    fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
+        let written = self.out.write(buf);
+        self.note(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        let flushed = self.out.flush();
+        self.note(flushed)
+    }
+}
+
+fn send_to(args: &SendArgs, at: &str, mut out: &mut Output) -> anyhow::Result<Sent> {
     let (from, token) = (args.from.as_deref(), args.resume.as_deref());
-    let sent = match args.of.open_to_read()? {
-        Target::Mounted(control) => send_from_mount(args, &control, &mut out)?,
+    match args.of.open_to_read()? {
+        Target::Mounted(control) => send_from_mount(args, &control, out),
         Target::Image(image) => {
-            let disk = disk_of(&image, &at)?;
+            let disk = disk_of(&image, at)?;
             let mut out = io::BufWriter::with_capacity(1 << 20, &mut out);
             let sent = snapshots::send(disk, &args.name, from, token, &mut out);
             out.flush().context("cannot write the stream")?;
-            sent.about(|| &at)?
+            sent.about(|| at)
         }
-    };
-    eprintln!("{} sent, {} of data", human(sent.stream), human(sent.data));
-    Ok(0)
+    }
 }
 
 fn send_from_mount(args: &SendArgs, control: &Control, out: &mut dyn Write) -> anyhow::Result<Sent> {

@@ -4,6 +4,7 @@
 //! left. Whoever takes the image up next waits for that process, instead of failing because the image is in use.
 
 use crate::member_search;
+use cffs_fuse::views_of;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{major, minor};
 use rustix::io::Errno;
@@ -17,6 +18,8 @@ use std::time::{Duration, Instant};
 
 /// Longest time to wait for a process that writes what is left.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// How long that need not be said.
+const SILENCE: Duration = Duration::from_secs(2);
 /// How often to look whether the process is one that has just begun a mount, not one that ends it.
 const INTERVAL: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
@@ -24,11 +27,23 @@ const INTERVAL: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 /// if there is nothing to wait for, or it was in vain.
 pub fn wait_for_server(image: &Path) -> bool {
     let Ok(image) = image.canonicalize() else { return false };
+    // Who serves a snapshot of it serves that until it is unmounted.
+    if !views_of(&image).is_empty() {
+        return false;
+    }
     let Some(pid) = server_of(&image) else { return false };
     let Ok(process) = pidfd_open(pid, PidfdFlags::empty()) else { return true };
     tracing::info!(image = %image.display(), pid = pid.as_raw_pid(), "waiting for the end of a mount");
-    let start = Instant::now();
+    let (start, mut told) = (Instant::now(), false);
     while !is_mounted(&image) && start.elapsed() < PATIENCE {
+        if !told && start.elapsed() >= SILENCE {
+            told = true;
+            let pid = pid.as_raw_pid();
+            eprintln!(
+                "cffs: {}: waiting for process {pid}, which has served a mount of it, to write what is left",
+                image.display()
+            );
+        }
         match poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&INTERVAL)) {
             Ok(0) | Err(Errno::INTR) => {}
             ended => return ended.is_ok(),

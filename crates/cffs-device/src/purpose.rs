@@ -24,7 +24,7 @@ pub enum Purpose {
     Log,
     /// Data and directories move to a better place.
     Regroup,
-    /// Space becomes usable again: discards. What a log disk reads and writes for its cleaner is below the counters.
+    /// Space becomes usable again: discards, and below a log disk what it reads and writes for its cleaner.
     Clean,
     /// Verifying what is stored.
     Scrub,

@@ -56,7 +56,7 @@ pub use config::{IoUring, LogView, MountConfig};
 pub use jobs::JobOutcome;
 pub use log_disk::grow_log_disk;
 pub use mountpoint::{BlockMount, Unmounter};
-pub use places::{Place, places_of};
+pub use places::{Place, places_of, views_of};
 pub use remount::{Remount, remount};
 pub use session::{Counters, Error, Result, Session, mount, mount_block};
 pub use stats_file::{STATS_FILE, read_stats, unmount};

@@ -21,6 +21,11 @@ pub(crate) struct Stored<'a>(pub(crate) &'a LogDisk);
 impl StoredData for Stored<'_> {
     fn verify_step(&self, at: u64, bytes: u64) -> io::Result<StoredStep> {
         let report = self.0.scrub_step(at, bytes)?;
-        Ok(StoredStep { next: report.next, bytes: report.bytes, problems: report.problems })
+        Ok(StoredStep {
+            next: report.next,
+            bytes: report.bytes,
+            problems: report.problems,
+            structures: report.summaries,
+        })
     }
 }

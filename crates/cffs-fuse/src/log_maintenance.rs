@@ -139,6 +139,30 @@ mod tests {
         fs.close().unwrap();
     }
 
+    /// A commit frees a file, and the log disk has no room to note it, or cannot be written just now.
+    #[test]
+    fn what_could_not_be_discarded_when_it_was_freed_is_discarded_later() {
+        use cffs::device::{FailingDevice, Fault, Operation};
+        let disk = disk();
+        let device = Arc::new(FailingDevice::new(disk.clone()));
+        let fs = Fs::open(device.clone(), None, MountOptions::default().background(false)).unwrap();
+        let file = fs.create(Caller::ROOT, ROOT_INO, b"f", 0o600).unwrap();
+        fs.write(Caller::ROOT, file.ino, 0, &vec![7; 8 << 20]).unwrap();
+        fs.sync().unwrap();
+        fs.forget(file.ino, 1);
+        let full = disk.space().live;
+        device.set(Operation::Discard, Fault::from_now_on());
+        fs.unlink(ROOT_INO, b"f").unwrap();
+        fs.sync().unwrap();
+        assert!(disk.space().live + (1 << 20) > full, "it was discarded");
+        device.clear();
+        for _ in 0..5 {
+            tick(&fs, &disk, true, true).unwrap();
+        }
+        assert!(disk.space().live + (7 << 20) < full, "{} of {full} bytes live", disk.space().live);
+        fs.close().unwrap();
+    }
+
     #[test]
     fn the_thread_ends_when_told() {
         let disk = disk();

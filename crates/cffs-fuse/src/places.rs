@@ -134,6 +134,21 @@ pub fn places_of(image: &Path) -> io::Result<Vec<Place>> {
         .collect())
 }
 
+/// Where snapshots and clones of an image are mounted that is not mounted itself, in this mount namespace: their names, and the directories.
+pub fn views_of(image: &Path) -> Vec<(String, PathBuf)> {
+    let (Ok(identity), Ok(all)) = (Identity::of_path(image), mountpoint::mounts()) else { return Vec::new() };
+    let view = |mounted: Mounted| {
+        let source = mounted.source.to_str()?;
+        // Either name may have an @.
+        let mut splits = source.match_indices('@').map(|(at, _)| (&source[..at], &source[at + 1..]));
+        let (_, name) = splits.find(|(path, _)| {
+            Path::new(path).is_absolute() && Identity::of_path(Path::new(path)).is_ok_and(|of| of.is_same(&identity))
+        })?;
+        Some((name.to_owned(), mounted.dir.clone()))
+    };
+    all.into_iter().rev().filter(|m| m.is_cffs() && !m.is_block()).filter_map(view).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -28,6 +28,7 @@ mod regroups;
 mod replay;
 mod served;
 mod server;
+mod snapshots;
 mod soak;
 mod synccut;
 mod tree;
@@ -84,6 +85,8 @@ enum Command {
     Recovery(recovery::Args),
     /// Time and requests of a full check, beside e2fsck and xfs_repair on the same tree
     Checktime(checktime::Args),
+    /// Make, look into and delete many snapshots of many files on a log disk: time and space
+    Snapshots(snapshots::Args),
     /// How long programs wait while another part of the mount is regrouped (root)
     Latency(latency::Args),
     /// Kill the mount process while several users work against their quotas, and add up what they use
@@ -118,6 +121,7 @@ fn main() -> ExitCode {
         Command::Nfs(args) => nfs::run_campaign(&args),
         Command::Recovery(args) => recovery::run_recovery(&args),
         Command::Checktime(args) => checktime::run_checktime(&args),
+        Command::Snapshots(args) => snapshots::run(&args),
         Command::Latency(args) => latency::run(&args),
         Command::Quota(args) => quota::run_campaign(&args),
         Command::QuotaLoad(args) => quota::run_load(&args),

@@ -129,7 +129,7 @@ pub(crate) fn check(state: &State, data: bool) -> io::Result<Vec<String>> {
 }
 
 /// Where blocks are now that have been moved while snapshots referred to them. The segment where they were written may still be there.
-fn moved(state: &State, birth: Birth, blocks: u32) -> io::Result<Vec<(Birth, Extent)>> {
+pub(crate) fn moved(state: &State, birth: Birth, blocks: u32) -> io::Result<Vec<(Birth, Extent)>> {
     if state.usage.table.get(&birth.segment).is_some_and(|i| !i.forwarded) {
         return Ok(Vec::new());
     }

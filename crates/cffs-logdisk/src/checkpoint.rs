@@ -331,9 +331,15 @@ impl State {
     }
 }
 
-/// Dead blocks in order, neighbours together.
+/// Dead blocks in order, neighbours together, in pieces that are not longer than any extent.
 fn joined(dead: &[(Birth, u32)]) -> Vec<(Birth, u32)> {
-    let mut sorted = dead.to_vec();
+    let most = EXTENT_BLOCKS_MAX;
+    let parts = |(at, blocks): &(Birth, u32)| {
+        let (at, blocks) = (*at, *blocks);
+        let part = move |skip: u32| (Birth { ordinal: at.ordinal + skip, ..at }, (blocks - skip).min(most));
+        (0..blocks).step_by(most as usize).map(part)
+    };
+    let mut sorted: Vec<(Birth, u32)> = dead.iter().flat_map(parts).collect();
     sorted.sort_unstable();
     sorted.dedup_by(|next, (at, blocks)| {
         let follows =

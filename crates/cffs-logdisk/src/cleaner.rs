@@ -14,6 +14,7 @@ use crate::packer::Packer;
 use crate::space::{Bounds, Change, Level};
 use crate::state::State;
 use crate::store::SegmentId;
+use cffs_device::Purpose;
 use std::io;
 
 /// Rounds without gain after which a writer gives up. A round may empty a segment only in part.
@@ -77,6 +78,7 @@ impl State {
     /// Moves what lives in the best segments, within bounds. They are deleted by the next checkpoint.
     pub(crate) fn clean_round(&mut self, policy: CleanPolicy, bounds: Bounds) -> io::Result<CleanReport> {
         self.check()?;
+        let _purpose = Purpose::Clean.scope();
         let bounds = bounds.at_most(ROUND_BYTES_MAX);
         // What could not be noted as dead would be taken for alive.
         let noted = self.usage.apply_dead(&*self.store, &self.cache, &mut self.dirtied);
@@ -98,6 +100,8 @@ impl State {
             let whole = match self.evacuate(id, &info, &mut out, left) {
                 Ok(whole) => whole,
                 Err(_) => {
+                    // Unless the accounting is wrong, it is only this segment.
+                    self.check()?;
                     // What could be read is not moved either: a half empty segment is as long as a full one.
                     self.damaged.insert(id);
                     continue;
@@ -120,27 +124,34 @@ impl State {
                 break;
             }
         }
-        for (stream, mut out) in by_stream.into_iter().enumerate() {
-            out.moves.sort_by_key(|m| (m.at, m.version));
+        for (stream, out) in by_stream.into_iter().enumerate() {
             // What is copied stays as old as it was, or nothing would ever be known to be old.
             let (sum, live) = ages[stream];
-            let mut packer = Packer::new(stream as u8, sum.checked_div(live).map(|age| age as u64));
-            for m in out.moves {
-                report.copied += m.data.len() as u64;
-                let r = self.pack(&mut packer, &m);
-                self.fatal(r)?;
-            }
-            for n in out.nodes {
-                report.copied += n.data.len() as u64;
-                let entry = Entry::ForwardNode { head: n.head, birth: n.birth, crc: n.crc };
-                let r = packer.add(self, entry, &n.data);
-                self.fatal(r)?;
-            }
-            let r = packer.finish(self);
-            self.fatal(r)?;
+            report.copied += self.write_copies(stream as u8, sum.checked_div(live).map(|age| age as u64), out)?;
         }
         self.cleaned += report.copied;
         Ok(report)
+    }
+
+    /// Writes what was taken out of segments elsewhere, in logical order. Returns the bytes.
+    pub(crate) fn write_copies(&mut self, stream: u8, age: Option<u64>, mut out: Evacuated) -> io::Result<u64> {
+        out.moves.sort_by_key(|m| (m.at, m.version));
+        let mut packer = Packer::new(stream, age);
+        let mut copied = 0;
+        for m in out.moves {
+            copied += m.data.len() as u64;
+            let r = self.pack(&mut packer, &m);
+            self.fatal(r)?;
+        }
+        for n in out.nodes {
+            copied += n.data.len() as u64;
+            let entry = Entry::ForwardNode { head: n.head, birth: n.birth, crc: n.crc };
+            let r = packer.add(self, entry, &n.data);
+            self.fatal(r)?;
+        }
+        let r = packer.finish(self);
+        self.fatal(r)?;
+        Ok(copied)
     }
 
     fn pack(&mut self, packer: &mut Packer, m: &Move) -> io::Result<()> {

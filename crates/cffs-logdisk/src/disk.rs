@@ -1,47 +1,27 @@
 //! The disk as a device: the main branch, other branches, and snapshots.
 
-use crate::batch::Logical;
 use crate::catalog::MAIN_BRANCH;
 use crate::check::check;
 use crate::cleaner::CleanReport;
 use crate::codec::corrupt;
 use crate::extent::BLOCK_BYTES;
 use crate::layouts::{MapLayout, SegmentInfo};
+use crate::mend::{MendReport, SummaryReport};
 use crate::options::{Compression, LogOptions};
-use crate::read::{Piece, fetch_pieces, together};
+use crate::read::Piece;
 use crate::recovery;
 use crate::scrub::ScrubReport;
-use crate::space::{BLOCK_COST, Change, Level, Space};
+use crate::shared::{SECTOR_BYTES, Shared};
+use crate::space::{Change, Level, Space};
 use crate::state::State;
 use crate::store::{SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS, SegmentId, SegmentStore};
 use crate::tree::Root;
-use cffs_device::{Device, DeviceSpace, IoKind, ReadRequest, WriteRequest};
-use parking_lot::{Mutex, MutexGuard, RwLock};
-use std::collections::BTreeMap;
-use std::collections::btree_map::Entry;
+use cffs_device::{Device, DeviceSpace, IoKind, Purpose, ReadRequest, WriteRequest};
+use parking_lot::MutexGuard;
 use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::ops::Range;
 use std::sync::Arc;
-
-/// Bytes of a sector of a log disk.
-pub const SECTOR_BYTES: u32 = 512;
-
-struct Shared {
-    state: Mutex<State>,
-    /// Held by who flushes the store; taken before the state.
-    flushing: Mutex<()>,
-    /// That of the state, without its lock, and taken after it by who has both.
-    flush_failed: Arc<Mutex<bool>>,
-    /// The lock of the same name in the state, without it.
-    readers: Arc<RwLock<()>>,
-    store: Arc<dyn SegmentStore>,
-    len: u64,
-    /// Bytes that are accepted at once: what stays free is for as many, wherever their blocks are.
-    atomic_max: usize,
-    /// The space when it was last looked at. Who only wants to know it need not wait for a batch that is being written.
-    known: Mutex<Space>,
-}
 
 /// A snapshot or a branch by what it is called.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -120,7 +100,8 @@ impl LogDisk {
     /// Opens a log disk: the last checkpoint and all batches behind it that are whole.
     ///
     /// # Errors
-    /// `InvalidData` if the checkpoint is damaged; those of the store.
+    /// `InvalidData` if the checkpoint is damaged, and with [`UnreadableEnd`](crate::UnreadableEnd) if the last batches may be where the store cannot be
+    /// read; those of the store.
     pub fn open(store: Arc<dyn SegmentStore>, options: &LogOptions) -> io::Result<Self> {
         Ok(Self::with(recovery::open(store, options)?))
     }
@@ -131,12 +112,7 @@ impl LogDisk {
     }
 
     fn with(state: State) -> Self {
-        let (readers, store, len) = (state.readers.clone(), state.store.clone(), state.logical_bytes);
-        let flush_failed = state.flush_failed.clone();
-        let (known, atomic_max) = (Mutex::new(state.space()), state.atomic_max());
-        let (state, flushing) = (Mutex::new(state), Mutex::new(()));
-        let shared = Shared { state, flushing, flush_failed, readers, store, len, atomic_max, known };
-        LogDisk { shared: Arc::new(shared) }
+        LogDisk { shared: Arc::new(Shared::new(state)) }
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
@@ -188,6 +164,7 @@ impl LogDisk {
     /// # Errors
     /// `StorageFull` if there is no room to copy to; those of the store.
     pub fn clean_step(&self, budget: u64) -> io::Result<CleanReport> {
+        let _purpose = Purpose::Clean.scope();
         let mut state = self.lock();
         state.seal()?;
         if state.round_bounds().is_none() {
@@ -252,7 +229,7 @@ impl LogDisk {
             if !problems.is_empty() {
                 self.lock().damaged.insert(id);
             }
-            report.problems.extend(problems);
+            report.add(problems);
             report.next = next;
         }
         Ok(report)
@@ -290,6 +267,29 @@ impl LogDisk {
     /// Those of the store, and `InvalidData` if a tree cannot be read.
     pub fn check(&self, data: bool) -> io::Result<Vec<String>> {
         check(&self.lock(), data)
+    }
+
+    /// Reads the summaries of at most `segments` segments from one on (0 begins). Data is not read.
+    pub fn check_summaries(&self, from: SegmentId, segments: usize) -> SummaryReport {
+        self.lock().check_summaries(from, segments)
+    }
+
+    /// Copies what lives in segments with damaged summaries to new batches, and frees these segments. Everything that the maps refer to must be there:
+    /// [`LogDisk::check`] says so. Waits until what was deleted is gone.
+    ///
+    /// # Errors
+    /// `StorageFull` if there is no room to copy to, `InvalidData` if a tree cannot be read; those of the store.
+    pub fn mend_summaries(&self) -> io::Result<MendReport> {
+        self.lock().mend_summaries()
+    }
+
+    /// Makes reading of what the main branch does not have within some ranges (offset and length in bytes) an error, until it is written or
+    /// discarded: for files whose blocks are lost, which would read as zeros. Durable when it returns.
+    ///
+    /// # Errors
+    /// `StorageFull` if there is no room to note it; those of the store.
+    pub fn mark_lost(&self, ranges: &[(u64, u64)]) -> io::Result<()> {
+        self.lock().mark_lost(ranges)
     }
 
     /// What has been done.
@@ -373,6 +373,7 @@ impl LogDisk {
     /// # Errors
     /// Those of the store; then nothing can be written any more.
     pub fn delete_step(&self, entries: usize) -> io::Result<bool> {
+        let _purpose = Purpose::Clean.scope();
         self.lock().delete_step(entries)
     }
 
@@ -456,254 +457,6 @@ impl LogDisk {
         let (blocks, next) = state.diff(first, second, offset / BLOCK_BYTES as u64, max)?;
         let bytes = |n: u64| n.saturating_mul(BLOCK_BYTES as u64);
         Ok((blocks.into_iter().map(|(b, n)| (bytes(b), bytes(n))).collect(), next.map(bytes)))
-    }
-}
-
-/// Refuses what is not in whole sectors or leaves the disk.
-fn check_range(len: u64, offset: u64, bytes: usize, kind: io::ErrorKind) -> io::Result<()> {
-    let mask = u64::from(SECTOR_BYTES) - 1;
-    if (offset | bytes as u64) & mask != 0 {
-        let what = format!("{bytes} bytes at offset {offset} are not whole sectors of {SECTOR_BYTES} bytes");
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
-    }
-    if offset.checked_add(bytes as u64).is_none_or(|end| end > len) {
-        return Err(io::Error::new(kind, format!("{bytes} bytes at offset {offset} are beyond the end at {len}")));
-    }
-    Ok(())
-}
-
-/// Bytes to write at an offset.
-type Slice<'a> = (u64, &'a [u8]);
-
-/// What requests write.
-fn slices<'a>(requests: &'a [WriteRequest<'_>]) -> impl Iterator<Item = Slice<'a>> {
-    requests.iter().flat_map(|r| {
-        r.bufs.iter().scan(r.offset, |at, buf| {
-            let from = *at;
-            *at += buf.len() as u64;
-            Some((from, &**buf))
-        })
-    })
-}
-
-fn total(bufs: &[IoSlice<'_>]) -> usize {
-    bufs.iter().map(|b| b.len()).sum()
-}
-
-/// Finds the pieces of so many blocks from one on.
-type FindPieces<'a> = &'a dyn Fn(&State, u64, u64) -> io::Result<Vec<Piece>>;
-
-/// The first block of a range, and the one behind its last.
-fn blocks_of(offset: u64, bytes: usize) -> (u64, u64) {
-    let (first, end) = (offset / BLOCK_BYTES as u64, (offset + bytes as u64).div_ceil(BLOCK_BYTES as u64));
-    (first, if bytes == 0 { first } else { end })
-}
-
-impl Shared {
-    /// Reads a range whose pieces `find` tells.
-    fn read(&self, offset: u64, bufs: &mut [IoSliceMut<'_>], find: FindPieces<'_>) -> io::Result<()> {
-        let bytes: usize = bufs.iter().map(|b| b.len()).sum();
-        let data = self.read_all(&[(offset, bytes)], find)?;
-        if bytes == 0 {
-            return Ok(());
-        }
-        let mut rest = &data[(offset % BLOCK_BYTES as u64) as usize..];
-        for buf in bufs {
-            let (head, tail) = rest.split_at(buf.len());
-            buf.copy_from_slice(head);
-            rest = tail;
-        }
-        Ok(())
-    }
-
-    fn read_batch(&self, requests: &mut [ReadRequest<'_>], find: FindPieces<'_>) -> io::Result<()> {
-        let ranges: Vec<(u64, usize)> = requests.iter().map(|r| (r.offset, r.buf.len())).collect();
-        let data = self.read_all(&ranges, find)?;
-        let mut rest = &data[..];
-        for r in requests {
-            let (first, end) = blocks_of(r.offset, r.buf.len());
-            let (blocks, tail) = rest.split_at((end - first) as usize * BLOCK_BYTES);
-            if let n @ 1.. = r.buf.len() {
-                r.buf.copy_from_slice(&blocks[(r.offset - first * BLOCK_BYTES as u64) as usize..][..n]);
-            }
-            rest = tail;
-        }
-        Ok(())
-    }
-
-    /// The blocks of some ranges, one after the other. What is stored of them comes in one go.
-    fn read_all(&self, ranges: &[(u64, usize)], find: FindPieces<'_>) -> io::Result<Vec<u8>> {
-        for (offset, bytes) in ranges {
-            check_range(self.len, *offset, *bytes, io::ErrorKind::UnexpectedEof)?;
-        }
-        let state = self.state.lock();
-        let (mut pieces, mut blocks) = (Vec::new(), 0);
-        for (offset, bytes) in ranges {
-            let (first, end) = blocks_of(*offset, *bytes);
-            if end > first {
-                pieces.extend(find(&state, first, end - first)?.into_iter().map(|p| p.behind(blocks)));
-            }
-            blocks += (end - first) as usize;
-        }
-        // Taken before the state is let go: no segment that was found is deleted in between.
-        let _reading = self.readers.read();
-        drop(state);
-        let mut data = vec![0; blocks * BLOCK_BYTES];
-        fetch_pieces(&*self.store, pieces, &mut data)?;
-        Ok(data)
-    }
-
-    /// See [`Device::together`]; what is not known is together.
-    fn together(&self, offset: u64, range: Range<u64>, find: FindPieces<'_>) -> Range<u64> {
-        let end = range.end.min(self.len);
-        if range.start >= end || !(range.start..end).contains(&offset) {
-            return range;
-        }
-        let (first, behind) = blocks_of(range.start, (end - range.start) as usize);
-        let Ok(pieces) = find(&self.state.lock(), first, behind - first) else { return range };
-        let here = together(pieces, (offset / BLOCK_BYTES as u64 - first) as usize);
-        let at = |block: usize| (first + block as u64) * BLOCK_BYTES as u64;
-        here.start.map_or(range.start, at).max(range.start)..here.end.map_or(range.end, at).min(range.end)
-    }
-
-    /// Accepts requests one piece after the other, none of which touches more blocks than a batch has.
-    fn write(&self, branch: u32, requests: &[WriteRequest<'_>]) -> io::Result<()> {
-        self.check_ranges(requests)?;
-        // A superblock is as important as what an atomic write has.
-        let kept = if requests.iter().all(|r| r.kind == IoKind::Super) { 0 } else { self.kept_for_atomic() };
-        let most = self.atomic_max / BLOCK_BYTES;
-        let (mut some, mut blocks): (Vec<Slice<'_>>, usize) = (Vec::new(), 0);
-        for (mut at, mut bytes) in slices(requests) {
-            while !bytes.is_empty() {
-                if blocks == most {
-                    self.accept(branch, &some, kept)?;
-                    (some, blocks) = (Vec::new(), 0);
-                }
-                let within = (at % BLOCK_BYTES as u64) as usize;
-                let part = bytes.len().min((most - blocks) * BLOCK_BYTES - within);
-                some.push((at, &bytes[..part]));
-                blocks += (within + part).div_ceil(BLOCK_BYTES);
-                (at, bytes) = (at + part as u64, &bytes[part..]);
-            }
-        }
-        self.accept(branch, &some, kept)
-    }
-
-    /// Accepts all requests or none.
-    fn write_atomic(&self, branch: u32, requests: &[WriteRequest<'_>]) -> io::Result<()> {
-        self.check_ranges(requests)?;
-        self.accept(branch, &slices(requests).collect::<Vec<_>>(), 0)
-    }
-
-    /// Bytes that other writes leave to one atomic write: whoever makes those has nothing else to turn to.
-    fn kept_for_atomic(&self) -> u64 {
-        (self.atomic_max / BLOCK_BYTES) as u64 * BLOCK_COST
-    }
-
-    fn check_ranges(&self, requests: &[WriteRequest<'_>]) -> io::Result<()> {
-        requests.iter().try_for_each(|r| check_range(self.len, r.offset, total(&r.bufs), io::ErrorKind::InvalidInput))
-    }
-
-    /// Accepts all pieces or none, which leave so many bytes free if they take any.
-    fn accept(&self, branch: u32, pieces: &[Slice<'_>], kept: u64) -> io::Result<()> {
-        let block = BLOCK_BYTES as u64;
-        let touched = pieces.iter().flat_map(|(at, bytes)| at / block..(at + bytes.len() as u64).div_ceil(block));
-        let mut blocks: Vec<u64> = touched.collect();
-        blocks.sort_unstable();
-        blocks.dedup();
-        let mut state = self.state.lock();
-        state.check()?;
-        if state.catalog.branches.get(&branch).is_none_or(|b| b.deleting) {
-            return Err(io::Error::new(io::ErrorKind::NotFound, format!("there is no branch {branch}")));
-        }
-        state.admit(branch, &blocks, kept)?;
-        // Blocks that are written in parts are read before anything is changed, because that can fail.
-        let mut changed: BTreeMap<u64, Box<[u8]>> = BTreeMap::new();
-        for (mut at, mut bytes) in pieces.iter().copied() {
-            state.accepted += bytes.len() as u64;
-            while !bytes.is_empty() {
-                let (number, within) = (at / block, (at % block) as usize);
-                let (part, rest) = bytes.split_at(bytes.len().min(BLOCK_BYTES - within));
-                if part.len() == BLOCK_BYTES {
-                    changed.insert(number, part.into());
-                } else {
-                    let target = match changed.entry(number) {
-                        Entry::Occupied(o) => o.into_mut(),
-                        Entry::Vacant(v) => v.insert(state.read_block(branch, number)?),
-                    };
-                    target[within..within + part.len()].copy_from_slice(part);
-                }
-                (at, bytes) = (at + part.len() as u64, rest);
-            }
-        }
-        for (number, data) in changed {
-            state.pending.write(Logical { branch, block: number }, data);
-        }
-        // What was accepted stays accepted. If the batch cannot be ended now, a flush will say so.
-        let sealed = state.seal_if_long();
-        *self.known.lock() = state.space();
-        sealed
-    }
-
-    /// The space for a branch. As long as there is plenty, it may be that before the write under way.
-    fn device_space(&self, branch: u32) -> DeviceSpace {
-        let plenty = |s: &Space| s.free > s.usable / 8;
-        let look = |state: &State| {
-            *self.known.lock() = state.space();
-            // A block that was compressed has less space than the one that is written over it may take.
-            let compresses = state.options.compression != Compression::None;
-            (state.space(), compresses || state.catalog.branches.get(&branch).is_none_or(|b| b.floor > 0))
-        };
-        let (space, keeps_old) = match self.state.try_lock() {
-            Some(state) => look(&state),
-            None => {
-                let known = *self.known.lock();
-                if plenty(&known) { (known, true) } else { look(&self.state.lock()) }
-            }
-        };
-        let (unit, unit_cost) = (BLOCK_BYTES as u64, BLOCK_COST);
-        DeviceSpace { total: space.usable, free: space.free, unit, unit_cost, keeps_old }
-    }
-
-    fn checkpoint(&self) -> io::Result<()> {
-        let mut state = self.state.lock();
-        state.seal()?;
-        state.ensure_room(Change::default(), Level::Accepted)?;
-        state.checkpoint()
-    }
-
-    /// A disk that can only be read has nothing to store.
-    fn finish(&self) -> io::Result<()> {
-        if self.state.lock().options.read_only { Ok(()) } else { self.checkpoint() }
-    }
-
-    fn discard(&self, branch: u32, offset: u64, len: u64) -> io::Result<()> {
-        let block = BLOCK_BYTES as u64;
-        let start = offset.div_ceil(block);
-        let end = offset.saturating_add(len).min(self.len) / block;
-        if start >= end {
-            return Ok(());
-        }
-        let mut state = self.state.lock();
-        state.check()?;
-        if state.catalog.branches.get(&branch).is_none_or(|b| b.deleting) {
-            return Ok(());
-        }
-        state.discard(branch, start, end)
-    }
-
-    /// What others write while the store is flushed goes into the next batch; whoever waits meanwhile shares it.
-    fn flush(&self) -> io::Result<()> {
-        let _turn = self.flushing.lock();
-        let last = self.state.lock().seal_for_flush()?;
-        let Some(last) = last else { return Ok(()) };
-        let result = {
-            let mut failed = self.flush_failed.lock();
-            let result = self.store.flush();
-            *failed |= result.is_err();
-            result
-        };
-        self.state.lock().flushed(last, result)
     }
 }
 

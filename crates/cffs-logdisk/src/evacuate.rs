@@ -62,6 +62,11 @@ pub(crate) struct Evacuated {
 }
 
 impl Evacuated {
+    /// Whether it is as much as may be.
+    pub(crate) fn is_full(&self, bounds: Bounds) -> bool {
+        self.bytes >= bounds.bytes || self.changes >= bounds.changes
+    }
+
     fn push(&mut self, m: Move) {
         self.bytes += m.data.len() as u64;
         self.changes += 1;
@@ -73,10 +78,17 @@ impl Evacuated {
 type Piece = (u32, u32, Option<Birth>);
 
 /// A batch that is evacuated: which of its segment's blocks are dead, and its data if that was read.
-struct Source<'a> {
+pub(crate) struct Source<'a> {
     dead: &'a [bool],
     start: u32,
     data: Vec<u8>,
+}
+
+impl<'a> Source<'a> {
+    /// One whose data is read piece by piece.
+    pub(crate) fn unread(dead: &'a [bool]) -> Self {
+        Source { dead, start: 0, data: Vec::new() }
+    }
 }
 
 impl State {
@@ -89,7 +101,6 @@ impl State {
         bounds: Bounds,
     ) -> io::Result<bool> {
         let dead = self.usage.dead_blocks(&*self.store, &self.cache, id)?;
-        let is_dead = |ordinal: u32| dead.get(ordinal as usize).copied().unwrap_or(true);
         let all: Vec<Summary> = summaries(&*self.store, self.log.uuid, id, info).collect::<io::Result<_>>()?;
         for summary in all {
             let source = Source {
@@ -98,30 +109,39 @@ impl State {
                 data: self.batch_data(&summary, &dead)?,
             };
             for (entry, ordinal, offset) in summary.placed() {
-                if out.bytes >= bounds.bytes || out.changes >= bounds.changes {
+                if out.is_full(bounds) {
                     return Ok(false);
                 }
-                let here = Birth { segment: id, ordinal };
-                match entry {
-                    Entry::Write { at, version, data }
-                    | Entry::Remap { at, version, data, .. }
-                    | Entry::Forward { at, version, data, .. } => {
-                        let birth = if let Entry::Forward { birth, .. } = entry { Some(*birth) } else { None };
-                        let whole =
-                            Extent { blocks: data.blocks, version: *version, place: place_of(data, here, offset) };
-                        self.evacuate_extent(*at, birth, &whole, &source, out)?;
-                    }
-                    Entry::Node { head, crc } if !is_dead(ordinal) => {
-                        self.evacuate_node(head, None, here, offset, *crc, out)?;
-                    }
-                    Entry::ForwardNode { head, birth, crc } if !is_dead(ordinal) => {
-                        self.evacuate_node(head, Some(*birth), here, offset, *crc, out)?;
-                    }
-                    _ => {}
-                }
+                self.evacuate_entry(entry, Birth { segment: id, ordinal }, offset, &source, out)?;
             }
         }
         Ok(true)
+    }
+
+    /// Collects what lives of the blocks of an entry.
+    pub(crate) fn evacuate_entry(
+        &mut self,
+        entry: &Entry,
+        here: Birth,
+        offset: u32,
+        source: &Source<'_>,
+        out: &mut Evacuated,
+    ) -> io::Result<()> {
+        let is_dead = source.dead.get(here.ordinal as usize).copied().unwrap_or(true);
+        match entry {
+            Entry::Write { at, version, data }
+            | Entry::Remap { at, version, data, .. }
+            | Entry::Forward { at, version, data, .. } => {
+                let birth = if let Entry::Forward { birth, .. } = entry { Some(*birth) } else { None };
+                let whole = Extent { blocks: data.blocks, version: *version, place: place_of(data, here, offset) };
+                self.evacuate_extent(*at, birth, &whole, source, out)
+            }
+            Entry::Node { head, crc } if !is_dead => self.evacuate_node(head, None, here, offset, *crc, out),
+            Entry::ForwardNode { head, birth, crc } if !is_dead => {
+                self.evacuate_node(head, Some(*birth), here, offset, *crc, out)
+            }
+            _ => Ok(()),
+        }
     }
 
     /// The data of a batch, if enough of it lives that reading all of it in one request pays.
@@ -335,14 +355,14 @@ impl State {
         let mut edit =
             Edit { src: &src, version: 0, retired: &mut retired, frozen: &mut Vec::new(), dirtied: &mut self.dirtied };
         let found = match head.tree {
-            SegmentsLayout::TREE => touch(&mut self.usage.segments, &mut edit, head, at)?,
-            DeadLayout::TREE => touch(&mut self.usage.dead, &mut edit, head, at)?,
-            CatalogLayout::TREE => touch(&mut self.catalog.tree, &mut edit, head, at)?,
-            DeadListLayout::TREE => touch(&mut self.dead_lists, &mut edit, head, at)?,
-            _ => false,
+            SegmentsLayout::TREE => touch(&mut self.usage.segments, &mut edit, head, at),
+            DeadLayout::TREE => touch(&mut self.usage.dead, &mut edit, head, at),
+            CatalogLayout::TREE => touch(&mut self.catalog.tree, &mut edit, head, at),
+            DeadListLayout::TREE => touch(&mut self.dead_lists, &mut edit, head, at),
+            _ => Ok(false),
         };
-        retired.iter().try_for_each(|r| self.usage.free_node(r))?;
-        Ok(found)
+        self.free_retired(&retired)?;
+        found
     }
 }
 

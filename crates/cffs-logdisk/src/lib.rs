@@ -12,9 +12,9 @@
 //! - `usage`: what of each segment is still used; `catalog`: branches and snapshots.
 //! - `state`: what each entry of a batch does. Writing and recovery do it by the same code, so that a recovered disk is what it was.
 //! - `checkpoint`: what is in memory is stored; `recovery`: the checkpoint and the batches behind it.
-//! - `check`: counts everything anew and compares; `scrub`: reads and verifies; `survey`, `rebuild`: the disk from its
+//! - `check`: counts everything anew and compares; `scrub`: reads and verifies; `mend`: moves what damaged summaries do not describe; `survey`, `rebuild`, `remains`: the disk from its
 //!   segments alone.
-//! - `space`: what is free, and what must be. `evacuate`: what lives in a segment. `cleaner`: makes room; `snapshots`: makes and deletes them; `disk`: the device; `stream`: snapshots
+//! - `space`: what is free, and what must be. `evacuate`: what lives in a segment. `cleaner`: makes room; `snapshots`: makes and deletes them; `disk`: the device, `shared`: what its branches and snapshots have in common; `stream`: snapshots
 //!   through a pipe.
 //!
 //! # Why it is as it is
@@ -56,6 +56,7 @@ mod extent;
 mod hostile_tests;
 mod layouts;
 mod log;
+mod mend;
 mod options;
 mod packer;
 mod pending;
@@ -63,8 +64,10 @@ mod read;
 mod rebuild;
 mod recount;
 mod recovery;
+mod remains;
 mod scan;
 mod scrub;
+mod shared;
 mod snapshots;
 mod space;
 mod state;
@@ -78,12 +81,15 @@ mod writer;
 pub use batch::NAME_BYTES_MAX;
 pub use catalog::MAIN_BRANCH;
 pub use cleaner::CleanReport;
-pub use disk::{BranchDevice, BranchInfo, DiffPage, LogDisk, LogStats, SECTOR_BYTES, SnapshotDevice, SnapshotInfo};
+pub use disk::{BranchDevice, BranchInfo, DiffPage, LogDisk, LogStats, SnapshotDevice, SnapshotInfo};
 pub use extent::BLOCK_BYTES;
+pub use mend::{MendReport, SummaryReport};
 pub use options::{CleanPolicy, Compression, LogOptions};
 pub use rebuild::{RebuildReport, rebuild, recover_image};
-pub use recovery::LOGICAL_BYTES_MAX;
+pub use recovery::{LOGICAL_BYTES_MAX, UnreadableEnd};
+pub use remains::has_remains;
 pub use scrub::ScrubReport;
+pub use shared::SECTOR_BYTES;
 pub use space::Space;
 pub use store::{
     Get, ImageOptions, ImageStore, MemoryStore, NO_SEGMENT, ROOT_BYTES_MAX, SegmentId, SegmentStore, StoreRoot,

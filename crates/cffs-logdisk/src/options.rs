@@ -29,6 +29,8 @@ pub enum CleanPolicy {
 pub struct LogOptions {
     /// Nothing is written to the store: no recovery is made durable, writes fail.
     pub read_only: bool,
+    /// Go on without what was written last where that cannot be read, which is an error otherwise.
+    pub lose_end: bool,
     /// Clean nodes kept in memory, 4 to 8 KiB each. At least 16.
     pub cache_nodes: usize,
     /// Bytes that are written before a batch ends without a flush.
@@ -45,6 +47,7 @@ impl Default for LogOptions {
     fn default() -> Self {
         LogOptions {
             read_only: false,
+            lose_end: false,
             cache_nodes: 4096,
             batch_bytes: 4 << 20,
             checkpoint_bytes: 256 << 20,

@@ -24,6 +24,7 @@ use crate::extent::{BLOCK_BYTES, Birth, Codec, Extent};
 use crate::options::LogOptions;
 use crate::recount::recount;
 use crate::recovery::{LOGICAL_BYTES_MAX, blank, open_at};
+use crate::remains::summary_at;
 use crate::scan::{next_batch, patience, read_summary};
 use crate::state::State;
 use crate::store::{Geometry, ImageStore, NO_SEGMENT, SegmentId, SegmentStore, parts_of};
@@ -91,7 +92,7 @@ fn geometry_of(device: &dyn Device) -> io::Result<Geometry> {
         }
         let found = (0..n).step_by(step as usize).filter_map(|i| Some((i, Summary::length_of(chunk.get(i..)?).ok()?)));
         for (place, length) in found.map(|(i, length)| (at + i as u64, length)).collect::<Vec<_>>() {
-            let Some(s) = summary_on(device, place, length) else {
+            let Some(s) = summary_at(device, place) else {
                 left = left.saturating_sub((length as u64).min(BATCH_BYTES_MAX));
                 if left == 0 {
                     return Err(corrupt("the device has more that looks like batches than can be looked at"));
@@ -120,16 +121,6 @@ fn geometry_of(device: &dyn Device) -> io::Result<Geometry> {
         at += n as u64;
     }
     Err(corrupt("no superblock is whole, and there are no batches in two slots"))
-}
-
-/// The summary of so many bytes at a byte of a device.
-fn summary_on(device: &dyn Device, at: u64, length: usize) -> Option<Summary> {
-    if length as u64 > BATCH_BYTES_MAX {
-        return None;
-    }
-    let mut bytes = vec![0; length.next_multiple_of(device.sector_size() as usize)];
-    device.read_at(IoKind::Data, at, &mut bytes).ok()?;
-    Summary::decode(bytes.get(..length)?).ok()
 }
 
 /// Finds the disk on a store whose root or trees are lost, and makes a root that [`LogDisk::open`](crate::LogDisk::open) can open. See the
@@ -206,7 +197,7 @@ fn open_whole(
     survey: &Survey,
     options: &LogOptions,
 ) -> io::Result<(State, Option<String>)> {
-    let state = open_at(store.clone(), root, &LogOptions { read_only: true, ..options.clone() })?;
+    let state = open_at(store.clone(), root, &LogOptions { read_only: true, lose_end: true, ..options.clone() })?;
     if state.log.sequence <= last.1 {
         return Err(corrupt(format!("batch {} cannot be reached from it", last.1)));
     }
@@ -217,7 +208,7 @@ fn open_whole(
     let ends = survey.durable_ends();
     for (id, _) in state.usage.table.iter().filter(|(id, info)| ends.get(id).is_none_or(|end| *end < info.used)) {
         let mut bytes = 0;
-        if let Some(line) = state.scrub_plan(*id).verify(&**store, &state.dead_now(*id)?, &mut bytes).pop() {
+        if let Some(line) = state.scrub_plan(*id).verify(&**store, &state.dead_now(*id)?, &mut bytes).first() {
             return Err(corrupt(line));
         }
     }
@@ -226,7 +217,8 @@ fn open_whole(
 
 /// Whether a checkpoint and the batches behind it say where everything is that the main branch has. Then only snapshots or other branches are damaged.
 fn main_is_whole(store: &Arc<dyn SegmentStore>, root: RootRecord, last: Order, options: &LogOptions) -> bool {
-    let Ok(state) = open_at(store.clone(), root, &LogOptions { read_only: true, ..options.clone() }) else {
+    let Ok(state) = open_at(store.clone(), root, &LogOptions { read_only: true, lose_end: true, ..options.clone() })
+    else {
         return false;
     };
     let main = state.catalog.branches.get(&MAIN_BRANCH);

@@ -5,7 +5,6 @@
 
 use crate::check::refer_all;
 use crate::codec::corrupt;
-use crate::extent::{Birth, EXTENT_BLOCKS_MAX};
 use crate::scan::read_summary;
 use crate::state::State;
 use crate::survey::Survey;
@@ -42,9 +41,7 @@ pub(crate) fn recount(state: &mut State, survey: &Survey) -> io::Result<()> {
         let ordinals = info.ordinals;
         let mut next = 0;
         for ordinal in blocks.keys().copied().chain([ordinals]) {
-            for at in (next..ordinal).step_by(EXTENT_BLOCKS_MAX as usize) {
-                usage.note_dead(Birth { segment: *id, ordinal: at }, (ordinal - at).min(EXTENT_BLOCKS_MAX));
-            }
+            usage.never_written(*id, next..ordinal);
             next = ordinal + 1;
         }
     }

@@ -4,7 +4,9 @@
 //! segment that it announces. The walk ends where none of these places has the batch with the next number. Batches
 //! that were durable when a later one was written are believed; the data of the others is verified, and the first that is not whole ends
 //! the log. Where it seems to end, a batch is looked for that was written after the missing one had been durable: if there is one, the log
-//! is broken, and that is an error. A place that cannot be read holds no batch, and its segment is left alone from then on. Then the entries are applied, as they were the first time.
+//! is broken, and that is an error. So it is if one of these places cannot be read and none of the others has the batch: it may be there, and what it has was
+//! acknowledged. Who opens the disk may say that it is to go on without it; then the segment is left alone from then on. Then the entries are applied, as
+//! they were the first time.
 
 use crate::batch::{BATCH_BYTES_MAX, CONTINUES, Entry, Summary};
 use crate::cache::NodeCache;
@@ -24,6 +26,7 @@ use crate::tree::Root;
 use crate::usage::{ReadAhead, Usage};
 use parking_lot::{Mutex, RwLock};
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::io;
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -90,6 +93,33 @@ pub(crate) fn format(store: Arc<dyn SegmentStore>, logical_bytes: u64, options: 
     state.add_main();
     state.checkpoint()?;
     Ok(state)
+}
+
+/// The log may go on where it cannot be read: what is there was perhaps acknowledged. [`LogOptions::lose_end`] goes on without it.
+#[derive(Debug)]
+pub struct UnreadableEnd {
+    /// The number of the batch.
+    sequence: u64,
+    segment: SegmentId,
+    offset: u32,
+    error: io::Error,
+}
+
+impl fmt::Display for UnreadableEnd {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let UnreadableEnd { sequence, segment, offset, error } = self;
+        write!(
+            f,
+            "batch {sequence} of the log may be in segment {segment:#x} at {offset}, which cannot be read: {error}"
+        )
+    }
+}
+
+impl std::error::Error for UnreadableEnd {}
+
+/// Whether an error says that there is nothing, or no whole batch; others say that it cannot be known.
+fn is_absent(e: &io::Error) -> bool {
+    matches!(e.kind(), io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof | io::ErrorKind::NotFound)
 }
 
 /// Where a batch is; enough to find it again.
@@ -256,12 +286,20 @@ impl State {
         let mut durable = 0;
         let mut end = LogEnd::of(checkpoint, epoch);
         loop {
-            let next = match self.next_batch(&end, aside)? {
+            let mut unreadable = Vec::new();
+            let next = match self.next_batch(&end, &mut unreadable)? {
                 Some(s) => s,
                 None => match self.later_batch(&end)? {
-                    None => break,
+                    None => {
+                        for lost in unreadable {
+                            self.without(lost, aside)?;
+                        }
+                        break;
+                    }
                     // Whoever reads while another process writes may have come too early for the next one.
-                    Some(later) => self.next_batch(&end, aside)?.ok_or_else(|| end.is_broken_before(&later))?,
+                    Some(later) => {
+                        self.next_batch(&end, &mut unreadable)?.ok_or_else(|| end.is_broken_before(&later))?
+                    }
                 },
             };
             durable = durable.max(next.durable);
@@ -273,13 +311,16 @@ impl State {
         for (i, f) in found.iter().enumerate().filter(|(_, f)| f.sequence > durable) {
             let is_whole =
                 read_summary(&*self.store, self.log.uuid, f.segment, f.offset).and_then(|s| is_whole(&*self.store, &s));
-            if is_whole.as_ref().is_err_and(|e| e.kind() != io::ErrorKind::InvalidData) {
-                aside.insert(f.segment);
+            match is_whole {
+                Ok(true) => continue,
+                Err(error) if !is_absent(&error) => {
+                    let lost = UnreadableEnd { sequence: f.sequence, segment: f.segment, offset: f.offset, error };
+                    self.without(lost, aside)?;
+                }
+                _ => {}
             }
-            if !is_whole.unwrap_or(false) {
-                whole = i;
-                break;
-            }
+            whole = i;
+            break;
         }
         found.truncate(whole);
         while found.last().is_some_and(|f| f.continues) {
@@ -288,17 +329,26 @@ impl State {
         Ok(found)
     }
 
-    /// The batch that follows, if it is there.
-    fn next_batch(&self, end: &LogEnd, aside: &mut BTreeSet<SegmentId>) -> io::Result<Option<Summary>> {
+    /// Goes on without a batch that cannot be read, if that is wanted.
+    fn without(&self, lost: UnreadableEnd, aside: &mut BTreeSet<SegmentId>) -> io::Result<()> {
+        if !self.options.lose_end {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, lost));
+        }
+        aside.insert(lost.segment);
+        Ok(())
+    }
+
+    /// The batch that follows, if it is there. `unreadable` gets the places that cannot be read, where it may be if it is not found.
+    fn next_batch(&self, end: &LogEnd, unreadable: &mut Vec<UnreadableEnd>) -> io::Result<Option<Summary>> {
+        unreadable.clear();
         for &(segment, offset) in &end.places {
             let follows = |s: &Summary| s.sequence == end.sequence + 1 && s.epoch == end.epoch;
             match read_wanted(&*self.store, self.log.uuid, segment, offset, &follows) {
                 Ok(s) if follows(&s) => return Ok(Some(s)),
-                Ok(_) => {}
-                Err(e) => match e.kind() {
-                    io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof | io::ErrorKind::NotFound => {}
-                    _ => drop(aside.insert(segment)),
-                },
+                Err(error) if !is_absent(&error) => {
+                    unreadable.push(UnreadableEnd { sequence: end.sequence + 1, segment, offset, error });
+                }
+                _ => {}
             }
         }
         Ok(None)

@@ -1,9 +1,11 @@
 //! Reads what lives in a segment and verifies it.
 
 use crate::batch::{Entry, Logical, Payload, Summary};
+use crate::catalog::MAIN_BRANCH;
+use crate::codec::corrupt;
 use crate::copies::{get_right, make_equal};
 use crate::evacuate::place_of;
-use crate::extent::{Birth, Codec, Extent};
+use crate::extent::{BLOCK_BYTES, Birth, Codec, Extent};
 use crate::layouts::SegmentInfo;
 use crate::read::verified;
 use crate::scan::summaries;
@@ -24,6 +26,53 @@ pub struct ScrubReport {
     pub bytes: u64,
     /// What is wrong, one line for each extent or node.
     pub problems: Vec<String>,
+    /// Segments with a damaged summary, one line for each: files can be read, but the cleaner leaves them.
+    pub summaries: Vec<String>,
+    /// Ranges of the main branch whose data cannot be read or verified: offset and length in bytes.
+    pub damaged: Vec<(u64, u64)>,
+}
+
+/// What is wrong in a segment.
+#[derive(Default)]
+pub(crate) struct Problems {
+    lines: Vec<String>,
+    summary: Option<String>,
+    damaged: Vec<(u64, u64)>,
+}
+
+impl Problems {
+    /// Whether the cleaner must leave the segment.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.lines.is_empty() && self.summary.is_none()
+    }
+
+    /// The first of them.
+    pub(crate) fn first(self) -> Option<String> {
+        self.lines.into_iter().next().or(self.summary)
+    }
+
+    fn add(&mut self, line: String) {
+        if self.lines.len() < PROBLEMS_MAX {
+            self.lines.push(line);
+        }
+    }
+
+    fn extent(&mut self, at: Logical, blocks: u32, error: &io::Error) {
+        self.add(format!("branch {}, {blocks} blocks from {} on: {error}", at.branch, at.block));
+        if at.branch == MAIN_BRANCH && self.damaged.len() < PROBLEMS_MAX {
+            let block = BLOCK_BYTES as u64;
+            self.damaged.push((at.block.saturating_mul(block), u64::from(blocks) * block));
+        }
+    }
+}
+
+impl ScrubReport {
+    /// Takes in what is wrong in a segment.
+    pub(crate) fn add(&mut self, found: Problems) {
+        self.problems.extend(found.lines);
+        self.summaries.extend(found.summary);
+        self.damaged.extend(found.damaged);
+    }
 }
 
 /// A segment that is to be verified.
@@ -61,17 +110,12 @@ impl State {
 
 impl Plan {
     /// What is wrong with what lives.
-    pub(crate) fn verify(&self, store: &dyn SegmentStore, dead: &[bool], bytes: &mut u64) -> Vec<String> {
-        let mut problems = Vec::new();
-        let mut add = |what: String| {
-            if problems.len() < PROBLEMS_MAX {
-                problems.push(what);
-            }
-        };
+    pub(crate) fn verify(&self, store: &dyn SegmentStore, dead: &[bool], bytes: &mut u64) -> Problems {
+        let mut problems = Problems::default();
         for summary in summaries(store, self.uuid, self.id, &self.info) {
             match summary {
-                Ok(s) => verify_batch(store, &s, dead, bytes, &mut add),
-                Err(e) => add(format!("segment {:#x}: {e}", self.id)),
+                Ok(s) => verify_batch(store, &s, dead, bytes, &mut problems),
+                Err(e) => problems.summary = Some(format!("segment {:#x}: the summary of a batch: {e}", self.id)),
             }
         }
         problems
@@ -134,7 +178,7 @@ fn living_blocks(
         let end = (i..data.blocks).find(|&j| is_dead(ordinal + j) != is_dead(ordinal + i)).unwrap_or(data.blocks);
         if !is_dead(ordinal + i) {
             let part = whole.part(i, end - i);
-            let at = Logical { block: at.block + u64::from(i), ..*at };
+            let at = Logical { block: at.block.saturating_add(u64::from(i)), ..*at };
             items.push(Item { offset: part.place.offset, stored: part.place.stored, what: What::Blocks(part, at) });
             if data.codec != Codec::Plain {
                 return; // the unit is read as a whole
@@ -144,23 +188,24 @@ fn living_blocks(
     }
 }
 
-fn verify_batch(store: &dyn SegmentStore, s: &Summary, dead: &[bool], bytes: &mut u64, add: &mut dyn FnMut(String)) {
+fn verify_batch(store: &dyn SegmentStore, s: &Summary, dead: &[bool], bytes: &mut u64, problems: &mut Problems) {
     let items = living(s, dead);
     make_batch_equal(store, s, &items);
     for item in items {
         let mut stored = vec![0; item.stored as usize];
         *bytes += stored.len() as u64;
         let read = get_right(store, s.segment, u64::from(item.offset), &mut stored, &mut |b| item.is_right(b));
-        if !matches!(read, Ok(true)) {
-            let why = read.err().map_or("its checksum is wrong".to_owned(), |e| e.to_string());
-            let (segment, offset) = (s.segment, item.offset);
-            add(match item.what {
-                What::Blocks(extent, at) => format!(
-                    "branch {}, {} blocks from {} on, in segment {segment:#x} at {offset}: {why}",
-                    at.branch, extent.blocks, at.block
-                ),
-                What::Other(_) => format!("a node or checkpoint in segment {segment:#x} at {offset}: {why}"),
-            });
+        let why = match read {
+            Ok(true) => continue,
+            Ok(false) => corrupt("its checksum is wrong"),
+            Err(e) => e,
+        };
+        match item.what {
+            What::Blocks(extent, at) => problems.extent(at, extent.blocks, &why),
+            What::Other(_) => problems.add(format!(
+                "a node or checkpoint in segment {:#x} at {} cannot be read or verified: {why}",
+                s.segment, item.offset
+            )),
         }
     }
 }

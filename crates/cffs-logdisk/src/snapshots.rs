@@ -162,10 +162,11 @@ impl State {
         match last {
             Some(end) => self.unmap(Logical { branch: id, block: 0 }, end),
             None => {
-                self.catalog.branches.remove(&id);
-                self.catalog.dirty.insert(u64::from(id));
                 // What it has noted belongs to the snapshot that it began as.
-                while !self.take_from_list(list, 0, entries, false)? {}
+                if self.take_from_list(list, 0, entries, false)? {
+                    self.catalog.branches.remove(&id);
+                    self.catalog.dirty.insert(u64::from(id));
+                }
                 Ok(())
             }
         }

@@ -116,7 +116,8 @@ impl State {
             frozen: &mut frozen,
             dirtied: &mut self.dirtied,
         };
-        change(&mut b.root, &mut edit)?;
+        // A change that fails half way has replaced nodes all the same.
+        let changed = change(&mut b.root, &mut edit);
         self.map_level = self.map_level.max(b.root.level());
         self.catalog.dirty.insert(u64::from(branch));
         let list = b.list.id;
@@ -128,9 +129,16 @@ impl State {
         }
         for r in retired {
             let at = Birth { segment: r.segment, ordinal: r.ordinal };
-            self.unreferenced(branch, at, 1, NODE_BYTES as u64, r.version)?;
+            let noted = self.unreferenced(branch, at, 1, NODE_BYTES as u64, r.version);
+            self.fatal(noted)?;
         }
-        Ok(())
+        changed
+    }
+
+    /// Nodes of a tree that no snapshot has are no longer referred to.
+    pub(crate) fn free_retired(&mut self, retired: &[NodeRef]) -> io::Result<()> {
+        let noted = retired.iter().try_for_each(|r| self.usage.free_node(r));
+        self.fatal(noted)
     }
 
     fn edit_forward(
@@ -141,8 +149,9 @@ impl State {
         let src = Nodes { store: &*self.store, cache: &self.cache, table: &self.usage.table, forward: None };
         let mut edit =
             Edit { src: &src, version: 0, retired: &mut retired, frozen: &mut Vec::new(), dirtied: &mut self.dirtied };
-        change(&mut self.forward, &mut edit)?;
-        retired.iter().try_for_each(|r| self.usage.free_node(r))
+        let changed = change(&mut self.forward, &mut edit);
+        self.free_retired(&retired)?;
+        changed
     }
 
     pub(crate) fn edit_dead_lists(
@@ -153,8 +162,9 @@ impl State {
         let src = Nodes { store: &*self.store, cache: &self.cache, table: &self.usage.table, forward: None };
         let mut edit =
             Edit { src: &src, version: 0, retired: &mut retired, frozen: &mut Vec::new(), dirtied: &mut self.dirtied };
-        change(&mut self.dead_lists, &mut edit)?;
-        retired.iter().try_for_each(|r| self.usage.free_node(r))
+        let changed = change(&mut self.dead_lists, &mut edit);
+        self.free_retired(&retired)?;
+        changed
     }
 
     /// A branch no longer refers to blocks of this version.

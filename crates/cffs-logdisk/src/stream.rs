@@ -298,7 +298,7 @@ fn is_earlier(all: &[SnapshotInfo], from: Option<u64>, to: u64) -> bool {
     find(from).zip(find(to)).is_some_and(|(a, b)| a.branch == b.branch && a.version < b.version)
 }
 
-/// Takes streams in, on a device that nobody else writes to.
+/// Takes streams in, on a device that nobody else writes to, and whose discarded blocks read as zeros: that of a branch, or a log disk.
 pub struct Receiver<'a> {
     device: &'a dyn Device,
     has: Option<SnapshotKey>,
@@ -425,19 +425,15 @@ impl<'a> Receiver<'a> {
 
     /// Makes a range zeros, also on a device that keeps what is discarded.
     fn zero(&self, offset: u64, end: u64) -> io::Result<()> {
-        if self.device.can_discard() {
-            self.device.discard(offset, end - offset)?;
-        }
-        let mut buf = vec![0; BLOCK_BYTES * 16];
-        let mut at = offset;
-        while at < end {
-            buf.resize((end - at).min(BLOCK_BYTES as u64 * 16) as usize, 0);
-            self.device.read_at(IoKind::Data, at, &mut buf)?;
-            if buf.iter().any(|b| *b != 0) {
-                buf.fill(0);
-                self.device.write_at(IoKind::Data, at, &buf)?;
+        // Whole blocks read as zeros from then on, whatever their number is; the ends are parts of blocks.
+        self.device.discard(offset, end - offset)?;
+        let block = BLOCK_BYTES as u64;
+        let head = end.min(offset.next_multiple_of(block));
+        let tail = head.max(end / block * block);
+        for range in [offset..head, tail..end] {
+            if !range.is_empty() {
+                self.device.write_at(IoKind::Data, range.start, &vec![0; (range.end - range.start) as usize])?;
             }
-            at += buf.len() as u64;
         }
         Ok(())
     }
@@ -463,4 +459,32 @@ fn read_frame(input: &mut dyn Read) -> io::Result<(u8, Vec<u8>)> {
         return Err(corrupt("a frame of a stream is too short"));
     }
     Ok((kind, frame.split_off(9)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::options::LogOptions;
+    use crate::store::MemoryStore;
+    use std::sync::Arc;
+
+    /// A short frame may be about all of a disk that is far longer than its store.
+    #[test]
+    fn zeros_take_no_longer_the_more_they_are() {
+        let store = Arc::new(MemoryStore::new(64 << 20, 256 << 10, true));
+        let disk = LogDisk::format(store, 1 << 59, &LogOptions::default()).unwrap();
+        let branch = disk.branch(disk.new_branch("in").unwrap()).unwrap();
+        let end = branch.len() - 512;
+        for at in [0, 512, 1 << 40, end] {
+            branch.write_at(IoKind::Data, at, &[7; 512]).unwrap();
+        }
+        let receiver = Receiver::new(&branch, None, None);
+        receiver.zero(512, end).unwrap();
+        receiver.zero(513, 514).unwrap_err();
+        let mut sector = [1; 512];
+        for (at, byte) in [(0, 7), (512, 0), (1 << 40, 0), (end, 7)] {
+            branch.read_at(IoKind::Data, at, &mut sector).unwrap();
+            assert_eq!(sector, [byte; 512], "byte {at}");
+        }
+    }
 }

@@ -7,7 +7,7 @@ use crate::batch::Summary;
 use crate::cache::NodeCache;
 use crate::codec::{corrupt, crc32c};
 use crate::copies::{get_right, take_right};
-use crate::extent::{Birth, EXTENT_BLOCKS_MAX};
+use crate::extent::Birth;
 use crate::layouts::{DeadLayout, ForwardLayout, PAGE_BLOCKS, Page, SegmentInfo, SegmentsLayout};
 use crate::store::{SegmentId, SegmentStore};
 use crate::tree::{Edit, Layout, NODE_BYTES, Node, NodeRef, Root, Source, lookup_extents};
@@ -219,8 +219,8 @@ impl Usage {
 
     /// Numbers of a segment that no block has that can be read.
     pub(crate) fn never_written(&mut self, segment: SegmentId, ordinals: Range<u32>) {
-        for ordinal in ordinals.clone().step_by(EXTENT_BLOCKS_MAX as usize) {
-            self.note_dead(Birth { segment, ordinal }, (ordinals.end - ordinal).min(EXTENT_BLOCKS_MAX));
+        if !ordinals.is_empty() {
+            self.note_dead(Birth { segment, ordinal: ordinals.start }, ordinals.end - ordinals.start);
         }
     }
 

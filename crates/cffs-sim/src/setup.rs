@@ -8,7 +8,7 @@ use cffs::device::Device;
 use cffs::trace::Classes;
 use cffs::{AtimeMode, DirectWrite, Fs, MetadataMode, MkfsOptions, MountOptions, PrefetchMode, QuotaKind, mkfs};
 use cffs_logdisk::LogDisk;
-use cffs_volume::Volume;
+use cffs_volume::{DATA_OFFSET, Volume};
 use std::cell::RefCell;
 use std::fmt;
 use std::io;
@@ -327,14 +327,18 @@ impl fmt::Display for Setup {
     }
 }
 
-/// Where the log stands: the number of its device, and its bytes.
+/// Where the log stands: the number of its device, and its bytes. On a mirror all members have it there.
 pub(crate) fn log_range(images: &[Image]) -> (usize, std::ops::Range<u64>) {
     let trace = Trace::new(images.to_vec());
-    if log_layout::is_log_disk(&trace) || volume::is_volume(&trace) {
+    if log_layout::is_log_disk(&trace) {
         return (0, 0..0);
     }
-    let (at, len) = cffs::mkfs::read_superblock(&*trace.device(0)).map_or((0, 0), |sb| cffs::journal::log_extent(&sb));
-    (images.len() - 1, at..at + len)
+    let (device, begin): (Arc<dyn Device>, u64) = match volume::open_to_check(&trace) {
+        Ok(mirror) if mirror.mirror().is_some() => (mirror, DATA_OFFSET),
+        _ => (trace.device(0), 0),
+    };
+    let (at, len) = cffs::mkfs::read_superblock(&*device).map_or((0, 0), |sb| cffs::journal::log_extent(&sb));
+    (if begin == 0 { images.len() - 1 } else { 0 }, begin + at..begin + at + len)
 }
 
 /// Checks images: of an unmounted file system, or of one that a crash has left. The text lists what is wrong.

@@ -45,7 +45,7 @@ const ENGINE: &[&Layer] = &[
 const LOGDISK: &[&Layer] = &[
     &["stream"],
     &["disk"],
-    &["rebuild"],
+    &["shared", "rebuild", "mend"],
     &["recount"],
     &["survey"],
     &["snapshots", "writer", "check", "recovery"],
@@ -58,7 +58,7 @@ const LOGDISK: &[&Layer] = &[
     &["state"],
     &["catalog", "log", "pending"],
     &["usage"],
-    &["scan"],
+    &["scan", "remains"],
     &["batch", "cache"],
     &["layouts"],
     &["tree", "compress"],

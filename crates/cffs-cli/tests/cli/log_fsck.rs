@@ -54,7 +54,13 @@ fn a_log_disk_without_superblocks_is_what_it_was_after_a_repair() {
     fails(&["fsck", "-n", "--snapshot", "nosuch", &image], 8, &["nosuch"]);
     wipe(&image, &[0, 64 << 10]);
     let damaged = contents(&image);
-    fails(&["ls", &image], 1, &["not a cffs"]);
+    for command in [&["ls"][..], &["info"], &["snapshot", "list"], &["snapshot", "create"]] {
+        let more: &[&str] = if command.contains(&"create") { &["new"] } else { &[] };
+        fails(&[command, &[&image], more].concat(), 1, &["not a cffs", "fsck -y"]);
+    }
+    fails(&["mount", &image, dir.path().to_str().unwrap()], 32, &["not a cffs", "fsck -y"]);
+    fails(&["mkfs", &image], 1, &["looks like a cffs file system", "fsck -y", "--force"]);
+    fails(&["mkfs", "--layout=log", &image], 1, &["looks like a cffs file system", "--force"]);
     fails(&["fsck", "-n", &image], 4, &["log disk is damaged", "fsck -y"]);
     fails(&["fsck", "-p", &image], 4, &["by hand"]);
     assert!(contents(&image) == damaged, "fsck -n and -p have written to it");
@@ -120,6 +126,12 @@ fn damaged_data_is_told_and_the_rest_is_checked() {
         ok(&["scrub", "--metadata-only", &name]);
         umount(&name);
     }
+    let told = ok_or_damaged(&["fsck", "-n", "--data", &image]);
+    assert!(told.contains("/file: data is damaged from byte 499712 to 503808"), "{told}");
+    // A part of a file is not left where the whole was to go.
+    let out = dir.path().join("out");
+    fails(&["export", &image, out.to_str().unwrap()], 1, &["out/file", "left out", "cffs cat"]);
+    assert!(!out.join("file").exists());
     // It is no reason to give up what is whole.
     let out = run(&["fsck", "-y", "--data", &image]);
     assert_eq!(out.status.code(), Some(4), "{}", stdout(&out));
@@ -127,6 +139,108 @@ fn damaged_data_is_told_and_the_rest_is_checked() {
     ok(&["rm", &format!("{image}:/file")]);
     ok(&["trim", &image]);
     ok(&["fsck", "-n", "--data", &image]);
+}
+
+/// The summaries that a log disk can be opened without.
+fn spare_summaries(image: &str) -> Vec<u64> {
+    let whole = contents(image);
+    let is_spare = |at: &u64| {
+        wipe(image, &[*at]);
+        let out = run(&["fsck", "-n", "--json", image]);
+        fs::write(image, &whole).unwrap();
+        out.status.code() == Some(4) && json(&stdout(&out))["log_disk"]["problems"].as_array().unwrap().is_empty()
+    };
+    structures(image, b"CLB1").into_iter().filter(is_spare).collect()
+}
+
+/// Nothing but the summary of a batch is damaged: files can be read, the check tells it, and the repair moves what is there.
+#[test]
+fn a_damaged_summary_is_told_and_mended() {
+    let dir = temp_dir();
+    let image = image_with_snapshots(dir.path(), &["--compress=lz4"]);
+    let differences = ok(&["snapshot", "diff", &image, "monday"]);
+    let spare = spare_summaries(&image);
+    assert!(spare.len() > 1, "{spare:?}");
+    let whole = contents(&image);
+    for (i, at) in spare.iter().enumerate() {
+        fs::write(&image, &whole).unwrap();
+        wipe(&image, &[*at]);
+        let damaged = contents(&image);
+        has_the_tree(dir.path(), &image);
+        let out = run(&["fsck", "-n", &image]);
+        assert_eq!(out.status.code(), Some(4));
+        assert!(stdout(&out).contains("the summary of the batch in segment"), "{}", stdout(&out));
+        assert!(stderr(&out).contains("files can be read") && stderr(&out).contains("fsck -y"), "{}", stderr(&out));
+        let out = run(&["fsck", "-n", "--data", "--json", &image]);
+        let told = json(&stdout(&out))["log_disk"].clone();
+        assert_eq!((told["damage"].as_array().unwrap().len(), out.status.code()), (0, Some(4)), "{told}");
+        assert!(contents(&image) == damaged, "fsck -n has written to it");
+        // What loses nothing -p does too.
+        let out = run(&["fsck", "-f", ["-y", "-p"][i % 2], &image]);
+        assert_eq!(out.status.code(), Some(1), "{}{}", stdout(&out), stderr(&out));
+        assert!(stdout(&out).contains("MENDED") && !stdout(&out).contains("REBUILT"), "{}", stdout(&out));
+        ok(&["fsck", "-n", "--data", &image]);
+        has_the_tree(dir.path(), &image);
+        assert_eq!(ok(&["snapshot", "diff", &image, "monday"]), differences);
+    }
+    if fuse_works() {
+        fs::write(&image, &whole).unwrap();
+        wipe(&image, &spare[..1]);
+        let (path, name) = mount_point(dir.path());
+        let _mounted = Mounted(path);
+        ok(&["mount", &image, &name]);
+        let out = run(&["scrub", &name]);
+        assert_eq!(out.status.code(), Some(4), "{}{}", stdout(&out), stderr(&out));
+        assert!(stderr(&out).contains("all files can be read") && stderr(&out).contains("fsck -y"), "{}", stderr(&out));
+        umount(&name);
+    }
+}
+
+/// The map is lost, and a batch: the file that has lost data is named, and reading that is an error and does not give zeros.
+#[test]
+fn files_that_have_lost_data_by_a_rebuild_are_named() {
+    let dir = temp_dir();
+    let from = dir.path().join("from");
+    fs::create_dir_all(from.join("dir")).unwrap();
+    let data = noise(3, 6 << 20);
+    fs::write(from.join("dir/large"), &data).unwrap();
+    fs::write(from.join("small"), noise(4, 100_000)).unwrap();
+    let image = make_log_image(dir.path(), &[]);
+    ok(&["import", from.to_str().unwrap(), &image]);
+    let bytes = contents(&image);
+    let at = bytes.windows(64).position(|w| w == &data[3_000_000..3_000_064]).unwrap() as u64;
+    let batch = structures(&image, b"CLB1").into_iter().filter(|b| *b < at).max().unwrap();
+    wipe(&image, &structures(&image, b"CLN1"));
+    wipe(&image, &[batch]);
+    let out = run(&["fsck", "-y", &image]);
+    assert_eq!(out.status.code(), Some(5), "{}{}", stdout(&out), stderr(&out));
+    assert!(
+        stdout(&out).contains("REBUILT") && stdout(&out).contains("/dir/large: data is lost from byte"),
+        "{}",
+        stdout(&out)
+    );
+    assert!(!stdout(&out).contains("/small"), "{}", stdout(&out));
+    let out = run(&["cat", &format!("{image}:/dir/large")]);
+    assert_ne!(out.status.code(), Some(0));
+    assert!(out.stdout == data[..out.stdout.len()], "what was read before the error is not what was written");
+    assert!(ok(&["cat", &format!("{image}:/small")]).len() > 10);
+    // The check names it from now on, until it is written anew.
+    ok(&["fsck", "-n", &image]);
+    let out = run(&["fsck", "-n", "--data", &image]);
+    assert_eq!(out.status.code(), Some(4), "{}{}", stdout(&out), stderr(&out));
+    assert!(stdout(&out).contains("/dir/large: data is damaged"), "{}", stdout(&out));
+    ok(&["import", from.to_str().unwrap(), &image]);
+    ok(&["trim", &image]);
+    ok(&["fsck", "-n", "--data", &image]);
+    assert!(run(&["cat", &format!("{image}:/dir/large")]).stdout == data);
+}
+
+/// What a command says that found damage.
+#[track_caller]
+fn ok_or_damaged(args: &[&str]) -> String {
+    let out = run(args);
+    assert_eq!(out.status.code(), Some(4), "{}{}", stdout(&out), stderr(&out));
+    stdout(&out)
 }
 
 /// What the file system is made of is damaged as well: the check says what is gone, and the repair brings back what it can.

@@ -197,6 +197,33 @@ fn the_tools_see_the_file_system_on_it() {
     assert_eq!(json(&ok(&["fsck", "-n", "--json", &image]))["log_disk"]["problems"], serde_json::json!([]));
 }
 
+/// The space that is shown is what can be stored, and no log is shown that is never used.
+#[test]
+fn space_and_log_are_those_of_the_log_disk() {
+    let dir = temp_dir();
+    let image = make_log_image(dir.path(), &[]);
+    let from = dir.path().join("from");
+    fs::create_dir(&from).unwrap();
+    fs::write(from.join("file"), noise(1, 20 << 20)).unwrap();
+    ok(&["import", from.to_str().unwrap(), &image]);
+    let told = ok(&["fsck", "-n", &image]);
+    let share: f64 = told.split("% of the space").next().unwrap().rsplit(' ').next().unwrap().parse().unwrap();
+    assert!((60.0..99.0).contains(&share), "20 of 32 MiB, less what cannot be used: {told}");
+    let told = json(&ok(&["fsck", "-n", "--json", &image]));
+    assert!(told["stored"]["live_bytes"].as_u64().unwrap() > 20 << 20, "{told}");
+    assert!(ok(&["info", "--quick", &image]).contains("none but the log disk"));
+    assert_eq!(json(&ok(&["info", "--quick", "--json", &image]))["log_bytes"], 0);
+    if fuse_works() {
+        let (path, name) = mount_point(dir.path());
+        let _mounted = Mounted(path);
+        ok(&["mount", &image, &name]);
+        assert!(ok(&["info", &name]).contains("none but the log disk"));
+        let told = json(&ok(&["info", "--json", &name]));
+        assert_eq!((&told["log_bytes"], &told["image_layout"]), (&0.into(), &"log".into()));
+        umount(&name);
+    }
+}
+
 #[test]
 fn an_image_that_grew_stores_more() {
     let dir = temp_dir();
@@ -204,6 +231,7 @@ fn an_image_that_grew_stores_more() {
     let usable = || json(&ok(&["info", "--quick", "--json", &image]))["log_disk"]["usable_bytes"].as_u64().unwrap();
     let before = usable();
     assert!(ok(&["grow", &image]).contains("nothing to gain"));
+    fails(&["grow", "--size", "16M", &image], 1, &["cannot shrink"]);
     ok(&["grow", "--size", "96M", &image]);
     assert!(usable() > 2 * before, "{} of {before} bytes", usable());
     ok(&["fsck", "-n", &image]);
@@ -215,6 +243,7 @@ fn an_image_that_grew_stores_more() {
         let before = free();
         fs::write(path.join("file"), noise(1, 30 << 20)).unwrap();
         assert!(ok(&["grow", &name]).contains("nothing to gain"));
+        fails(&["grow", "--size", "64M", &name], 1, &["cannot shrink"]);
         ok(&["grow", "--size", "200M", &name]);
         assert!(free() > before + (50 << 20), "{} of {before} bytes free", free());
         fs::write(path.join("more"), noise(2, 80 << 20)).unwrap();

@@ -269,3 +269,23 @@ fn what_does_not_fit_is_refused_and_can_be_forgotten() {
     stream(&[&source, "monday"]);
     assert!(contents(&source) == before, "the image has changed");
 }
+
+/// What cannot be written is named: it is not the image.
+#[test]
+fn an_output_that_takes_no_more_is_named() {
+    let dir = temp_dir();
+    let image = make_log_image(dir.path(), "source", &[]);
+    let from = dir.path().join("from");
+    fs::create_dir(&from).unwrap();
+    fs::write(from.join("file"), vec![7; 3 << 20]).unwrap();
+    ok(&["import", from.to_str().unwrap(), &image]);
+    ok(&["snapshot", "create", &image, "monday"]);
+    fails(&["snapshot", "send", "-o", "/dev/full", &image, "monday"], 1, &["/dev/full", "No space left"]);
+    if fuse_works() {
+        let (path, name) = mount_point(dir.path());
+        let _mounted = Mounted(path);
+        ok(&["mount", &image, &name]);
+        fails(&["snapshot", "send", "-o", "/dev/full", &name, "monday"], 1, &["/dev/full", "No space left"]);
+        umount(&name);
+    }
+}

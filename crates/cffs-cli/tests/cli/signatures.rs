@@ -46,6 +46,38 @@ fn file_systems() {
     refused(&["mkfs.ext4", "-q", "-F"], "", &["file system of type ext4"]);
 }
 
+/// All superblocks are destroyed: what is left is told by its checksums.
+#[test]
+fn what_is_left_of_our_own() {
+    let dir = temp_dir();
+    for (more, size) in
+        [("--block-size=4K", "64M"), ("--block-size=1K", "8M"), ("--layout=log", "64M"), ("--block-size=4K", "3G")]
+    {
+        let image = dir.path().join("image").to_str().unwrap().to_owned();
+        ok(&["mkfs", more, "--size", size, "--group-size=64K", &image]);
+        let file = File::options().read(true).write(true).open(&image).unwrap();
+        let len = file.metadata().unwrap().len();
+        let mut sector = [0; 8];
+        let mut destroyed = 0;
+        for at in (0..len).step_by(1024) {
+            file.read_exact_at(&mut sector, at).unwrap();
+            if [&b"cffsLOG"[..], b"\x89CFFS"].iter().any(|magic| sector.starts_with(magic)) {
+                file.write_all_at(&[0; 512], at).unwrap();
+                destroyed += 1;
+            }
+        }
+        assert!(destroyed > 0);
+        fails(&["mkfs", &image], 1, &["looks like a cffs file system", "--force"]);
+        fails(&["info", &image], 1, &["not a cffs", "fsck -y"]);
+        ok(&["mkfs", "--force", "--group-size=64K", &image]);
+        fs::remove_file(&image).unwrap();
+    }
+    // What only has zeros is nobody's.
+    let image = dir.path().join("zeros");
+    fs::write(&image, vec![0; 16 << 20]).unwrap();
+    ok(&["mkfs", "--group-size=64K", image.to_str().unwrap()]);
+}
+
 #[test]
 fn swap_space() {
     refused(&["mkswap"], "", &["swap space"]);

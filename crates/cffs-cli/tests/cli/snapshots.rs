@@ -200,6 +200,53 @@ fn a_name_is_given_once() {
     umount(&name);
 }
 
+/// Whoever wants the image for himself is told at once where a snapshot of it is mounted, and does not wait for a process that serves that.
+#[test]
+fn an_image_whose_snapshot_is_mounted_says_so_at_once() {
+    if !fuse_works() {
+        return;
+    }
+    let dir = temp_dir();
+    let image = make_log_image(dir.path());
+    ok(&["snapshot", "create", &image, "mon@day"]);
+    ok(&["snapshot", "clone", &image, "mon@day", "work"]);
+    let (path, name) = mount_point(dir.path());
+    let (_, second) = second_point(dir.path());
+    for mounted in ["mon@day", "work"] {
+        let _mounted = Mounted(path.clone());
+        ok(&["mount", "-o", &format!("snapshot={mounted}"), &image, &name]);
+        let began = std::time::Instant::now();
+        let place = format!("'{mounted}' of it is mounted on {name}");
+        fails(&["mount", &image, &second], 32, &[&place]);
+        fails(&["snapshot", "create", &image, "tuesday"], 1, &[&place]);
+        fails(&["grow", &image], 1, &[&place]);
+        assert!(began.elapsed() < std::time::Duration::from_secs(20), "{:?}", began.elapsed());
+        umount(&name);
+    }
+    ok(&["snapshot", "create", &image, "tuesday"]);
+}
+
+/// A name cannot drive a terminal: it is refused, and one that is there already is escaped.
+#[test]
+fn names_have_no_control_characters() {
+    let dir = temp_dir();
+    let image = make_log_image(dir.path());
+    for name in ["a\u{1b}[2Jb", "a\tb", "a\nb", "a\u{9b}b"] {
+        fails(&["snapshot", "create", &image, name], 1, &["control character"]);
+    }
+    let device = cffs::device::FileDevice::open(Path::new(&image), cffs::device::OpenMode::READ_WRITE).unwrap();
+    let store = cffs_logdisk::ImageStore::open(std::sync::Arc::new(device)).unwrap();
+    let disk = cffs_logdisk::LogDisk::open(std::sync::Arc::new(store), &cffs_logdisk::LogOptions::default()).unwrap();
+    let id = disk.snapshot(cffs_logdisk::MAIN_BRANCH, "a\u{1b}[2Jb").unwrap();
+    disk.clone_snapshot(id, "c\u{1b}[2Jd").unwrap();
+    disk.checkpoint().unwrap();
+    drop(disk);
+    assert_eq!(list(&image), ["a\\u{1b}[2Jb", "c\\u{1b}[2Jd (clone of a\\u{1b}[2Jb)"]);
+    fails(&["snapshot", "clone", &image, "a\u{1b}[2Jb", "x\u{7f}"], 1, &["control character"]);
+    ok(&["snapshot", "delete", &image, "c\u{1b}[2Jd", "a\u{1b}[2Jb"]);
+    assert!(list(&image).is_empty());
+}
+
 /// The mount of a clone cleans and gives space back as any other does.
 #[test]
 fn the_mount_of_a_clone_is_maintained() {

@@ -286,6 +286,9 @@ pub struct MountInfo {
     pub image: String,
     /// The superblock as it is in memory now, encoded as on the device ([`cffs::Superblock::decode`]).
     pub superblock: Vec<u8>,
+    /// Whether the image has the log layout.
+    #[serde(default)]
+    pub log_layout: bool,
     /// Whether nothing can be written.
     pub read_only: bool,
     /// Why it became read-only, if that was an error.

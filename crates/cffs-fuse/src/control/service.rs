@@ -109,6 +109,7 @@ fn info(shared: &MountState, fs: &Fs) -> MountInfo {
         uid: rustix::process::geteuid().as_raw(),
         image: shared.image().to_owned(),
         superblock: fs.superblock().encode().to_vec(),
+        log_layout: shared.log_disk().is_some(),
         read_only: fs.is_read_only(),
         failure: fs.failure().map(str::to_owned),
         total_bytes: bytes(space.total),

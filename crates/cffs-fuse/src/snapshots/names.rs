@@ -95,9 +95,10 @@ pub(super) fn find(disk: &LogDisk, name: &str) -> Result<Named> {
 }
 
 pub(super) fn check_new(disk: &LogDisk, name: &str) -> Result<()> {
-    if name.is_empty() || name.len() > NAME_BYTES_MAX || name.contains(['/', ',', '\0', '\n']) {
+    let is_refused = |c: char| matches!(c, '/' | ',') || c.is_control();
+    if name.is_empty() || name.len() > NAME_BYTES_MAX || name.contains(is_refused) {
         return Error::invalid(format!(
-            "the name of a snapshot has 1 to {NAME_BYTES_MAX} bytes, and no slash, comma or line break"
+            "the name of a snapshot has 1 to {NAME_BYTES_MAX} bytes, and no slash, comma, line break or other control character"
         ));
     }
     if list(disk).iter().any(|e| e.name == name) {

@@ -446,6 +446,11 @@ impl SegmentStore for ImageStore {
     }
 
     fn grow(&self, bytes: Option<u64>) -> io::Result<()> {
+        let have = self.device.len();
+        if let Some(bytes) = bytes.filter(|bytes| *bytes < have) {
+            let what = format!("the image has {have} bytes and cannot shrink to {bytes}");
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
+        }
         let fit = self.device.grow(bytes)?.saturating_sub(self.first_slot) / self.slot_bytes;
         let mut inner = self.inner.lock();
         inner.next_slots = inner.next_slots.max(fit.min(SLOTS_MAX));

@@ -74,6 +74,22 @@ pub(crate) struct NodeHead {
     pub(crate) key: [u8; KEY_BYTES_MAX],
 }
 
+impl NodeHead {
+    /// That of a stored node, whose keys have so many bytes.
+    pub(crate) fn of(bytes: &[u8], key_bytes: usize) -> io::Result<Self> {
+        let mut f = Fields::new(bytes);
+        if f.u32()? != MAGIC {
+            return Err(corrupt("this is no node"));
+        }
+        let (tree, level) = (f.u8()?, f.u8()?);
+        f.u16()?;
+        let version = f.u64()?;
+        let mut key = [0; KEY_BYTES_MAX];
+        key[..key_bytes].copy_from_slice(f.bytes(key_bytes)?);
+        Ok(NodeHead { tree, level, version, key })
+    }
+}
+
 /// A reference to a node: to a stored one, or to one that is only in memory.
 #[derive(Clone, Debug)]
 pub(crate) enum Child<L: Layout> {

@@ -1,7 +1,7 @@
 //! Devices that break in one place, and what is left of earlier disks.
 
 use cffs_device::{Device, FailingDevice, Fault, IoKind, MemoryDevice, Operation};
-use cffs_logdisk::{BLOCK_BYTES, ImageOptions, ImageStore, LogDisk, LogOptions};
+use cffs_logdisk::{BLOCK_BYTES, ImageOptions, ImageStore, LogDisk, LogOptions, UnreadableEnd};
 use std::io;
 use std::sync::Arc;
 
@@ -20,6 +20,20 @@ fn format(device: Arc<dyn Device>) -> LogDisk {
 
 fn open(device: Arc<dyn Device>) -> io::Result<LogDisk> {
     LogDisk::open(Arc::new(ImageStore::open(device)?), &options())
+}
+
+/// Goes on without what was written last, where that cannot be read.
+fn open_without_end(device: Arc<dyn Device>) -> io::Result<LogDisk> {
+    LogDisk::open(Arc::new(ImageStore::open(device)?), &LogOptions { lose_end: true, ..options() })
+}
+
+/// Not to open is an error that says that the end of the log cannot be read; nothing is written then.
+#[track_caller]
+fn has_an_unreadable_end(opened: io::Result<LogDisk>) {
+    let error = opened.expect_err("what was acknowledged is lost silently");
+    assert_eq!(error.kind(), io::ErrorKind::InvalidData, "{error}");
+    assert!(error.get_ref().is_some_and(|e| e.is::<UnreadableEnd>()), "{error}");
+    assert!(error.to_string().contains("cannot be read"), "{error}");
 }
 
 fn read(disk: &LogDisk, block: u64) -> io::Result<Vec<u8>> {
@@ -70,9 +84,13 @@ fn a_rotten_summary_in_the_middle_of_the_log_is_told() {
             } else {
                 copy.write_at(IoKind::Data, *at, &empty).unwrap();
             }
-            let opened = open(broken);
+            let mut opened = open(broken.clone());
             if *sequence == last {
                 // Nothing tells this from a crash before it was written; but who could not read it says so.
+                if unreadable {
+                    has_an_unreadable_end(opened);
+                    opened = open_without_end(broken);
+                }
                 let disk = opened.unwrap();
                 assert_eq!(disk.stats().damaged_segments, usize::from(unreadable));
                 assert_eq!(disk.check(false).unwrap().is_empty(), !unreadable);
@@ -88,9 +106,41 @@ fn a_rotten_summary_in_the_middle_of_the_log_is_told() {
     }
 }
 
-/// No batch is where the log could go on: whether that can be read does not matter.
+/// The data of the last batch cannot be read: whether it is whole cannot be known.
 #[test]
-fn an_unreadable_place_where_the_log_could_go_on_is_set_aside() {
+fn a_last_batch_whose_data_cannot_be_read_is_not_taken_for_a_torn_one() {
+    let device = Arc::new(MemoryDevice::new(SLOTS * SLOT + (1 << 20)));
+    let disk = format(device.clone());
+    for i in 0..3 {
+        write(&disk, i, 7);
+        disk.flush().unwrap();
+    }
+    drop(disk);
+    let (_, last) = *batches(&*device).last().unwrap();
+    let broken = Arc::new(FailingDevice::new(device.clone()));
+    broken.set(Operation::Read, Fault::from_now_on().in_range(last + 1024, last + 1536));
+    has_an_unreadable_end(open(broken.clone()));
+    let disk = open_without_end(broken.clone()).unwrap();
+    assert_eq!((read(&disk, 1).unwrap()[0], read(&disk, 2).unwrap()[0]), (7, 0));
+    drop(disk);
+    assert_eq!(read(&open(broken).unwrap(), 1).unwrap()[0], 7, "once it was given up, nobody asks again");
+    // Torn, it ends the log as ever.
+    let torn = Arc::new(MemoryDevice::new(SLOTS * SLOT + (1 << 20)));
+    let disk = format(torn.clone());
+    write(&disk, 0, 7);
+    disk.flush().unwrap();
+    write(&disk, 1, 7);
+    disk.flush().unwrap();
+    drop(disk);
+    let (_, last) = *batches(&*torn).last().unwrap();
+    torn.write_at(IoKind::Data, last + 1024, &[9; 512]).unwrap();
+    let disk = open(torn).unwrap();
+    assert_eq!((read(&disk, 0).unwrap()[0], read(&disk, 1).unwrap()[0]), (7, 0));
+}
+
+/// Whether a batch is where the log could go on and the store cannot be read is not known: who opens the disk says whether to go on.
+#[test]
+fn an_unreadable_place_where_the_log_could_go_on_is_set_aside_if_that_is_wanted() {
     let device = Arc::new(MemoryDevice::new(SLOTS * SLOT + (1 << 20)));
     let disk = format(device.clone());
     (0..3).for_each(|i| write(&disk, i, 7));
@@ -110,7 +160,8 @@ fn an_unreadable_place_where_the_log_could_go_on_is_set_aside() {
     for start in places {
         let copy = Arc::new(FailingDevice::new(Arc::new(device.duplicate())));
         copy.set(Operation::Read, Fault::from_now_on().in_range(start, start + 512));
-        let disk = open(copy.clone()).unwrap();
+        has_an_unreadable_end(open(copy.clone()));
+        let disk = open_without_end(copy.clone()).unwrap();
         assert_eq!(disk.stats().damaged_segments, 1);
         for i in 0..30 {
             write(&disk, i, 8);

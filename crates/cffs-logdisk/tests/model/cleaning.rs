@@ -1,6 +1,6 @@
 //! What the cleaner copies.
 
-use cffs_device::{Device, IoKind, MemoryDevice};
+use cffs_device::{CountingDevice, Device, IoKind, MemoryDevice, Purpose, PurposeStats};
 use cffs_logdisk::{BLOCK_BYTES, CleanPolicy, ImageOptions, ImageStore, LogDisk, LogOptions};
 use std::sync::Arc;
 
@@ -65,4 +65,27 @@ fn figures_of_all_policies() {
             eprintln!("{name}, {live} live: {:.3?}", policies.map(|policy| copied(policy, live, hot, part)));
         }
     }
+}
+
+/// Who counts or traces the requests of the store can tell what the cleaner makes.
+#[test]
+fn requests_of_the_cleaner_have_its_purpose() {
+    let counted = Arc::new(CountingDevice::new(Arc::new(MemoryDevice::new(64 * SLOT_BYTES))));
+    let image = ImageOptions { uuid: [7; 16], slot_bytes: SLOT_BYTES };
+    let store = Arc::new(ImageStore::format(counted.clone(), &image).unwrap());
+    let disk = LogDisk::format(store, 1 << 40, &LogOptions::default()).unwrap();
+    for i in 0..1000 {
+        disk.write_at(IoKind::Data, i * BLOCK, &[1; BLOCK_BYTES]).unwrap();
+    }
+    for i in (0..1000).filter(|i| i % 4 > 0) {
+        disk.write_at(IoKind::Data, i * BLOCK, &[2; BLOCK_BYTES]).unwrap();
+    }
+    disk.checkpoint().unwrap();
+    assert_eq!(counted.snapshot().purpose(Purpose::Clean), &PurposeStats::default());
+    let before = counted.snapshot();
+    let copied = disk.clean_step(1 << 20).unwrap().copied;
+    let made = counted.snapshot().since(&before);
+    let clean = made.purpose(Purpose::Clean);
+    assert!(copied > 0 && clean.read_bytes >= copied && clean.write_bytes >= copied, "{clean:?}");
+    assert_eq!(clean.write_bytes, made.all().write_bytes, "all of it is the cleaner's");
 }

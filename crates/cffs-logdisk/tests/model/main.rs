@@ -6,6 +6,7 @@ mod crash_device;
 mod driver;
 mod full;
 mod limits;
+mod mend;
 mod random;
 mod reading;
 mod rebuild;

@@ -360,8 +360,9 @@ fn aftermath(setup: Setup, run: &Run, case: Case, rng: &mut Rng, tally: &mut Tal
     }
     let did = fixed.map_err(|t| context(format!("repair: {t}; {hit:?}")))?;
     let log = crate::setup::log_range(&h.before);
-    let in_log = |offset: u64| hit.dev == log.0 && log.1.contains(&offset);
-    if in_log(hit.offset) || hit.to.is_some_and(in_log) || did.contains("[log-header]") {
+    let in_log = |offset: u64| (hit.dev == log.0 || setup.is_mirrored()) && log.1.contains(&offset);
+    let is_only_copy = hit.request == Request::Write || !setup.is_mirrored();
+    if is_only_copy && (in_log(hit.offset) || hit.to.is_some_and(in_log)) || did.contains("[log-header]") {
         // What the log held is lost: it was hit, or a block that it changes cannot be read.
         return Ok(());
     }
@@ -371,7 +372,7 @@ fn aftermath(setup: Setup, run: &Run, case: Case, rng: &mut Rng, tally: &mut Tal
     let devices = match (setup.is_mirrored(), hit.request) {
         (false, _) => hit.dev..hit.dev + 1,
         (true, Request::Write) if hit.offset >= DATA_OFFSET => 0..setup.devices(),
-        (true, _) if !setup.data_sums && hit.kind == Some(IoKind::Data) => 0..setup.devices(),
+        (true, _) if !setup.data_sums && in_data(&images, setup, hit) => 0..setup.devices(),
         _ => 0..0,
     };
     let intended = if survival == Survival::All { as_intended(h.before.clone(), &h.events) } else { images };

@@ -107,6 +107,11 @@ pub fn init_block(block: &mut [u8], fsid: u64, id: BlockId) {
     put_u64(block, 24, id.owner);
 }
 
+/// Where a metadata block says that it is.
+pub fn block_addr(block: &[u8]) -> u64 {
+    get_u64(block, 16)
+}
+
 /// Owner field of a metadata block.
 pub fn block_owner(block: &[u8]) -> u64 {
     get_u64(block, 24)

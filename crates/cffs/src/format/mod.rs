@@ -24,8 +24,8 @@ mod verify;
 pub mod xattr;
 
 pub use block::{
-    BlockId, BlockKind, META_CRC, META_HEADER_SIZE, META_SEQ, META_SPECIFIC, block_owner, block_seq, crc_ok,
-    init_block, seal, spoil, verify_block,
+    BlockId, BlockKind, META_CRC, META_HEADER_SIZE, META_SEQ, META_SPECIFIC, block_addr, block_owner, block_seq,
+    crc_ok, init_block, seal, spoil, verify_block,
 };
 pub use crc::{crc32c, crc32c_without};
 pub use extent::Extent;

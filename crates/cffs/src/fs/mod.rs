@@ -132,7 +132,7 @@ pub struct Fs {
     /// Replaces names in traces.
     trace_obfuscator: RwLock<Option<Obfuscator>>,
     /// A crash may have left data on a thin device that no file has.
-    unused_is_stored: AtomicBool,
+    unused_is_stored: Arc<AtomicBool>,
 }
 
 /// Nanoseconds since 1970.

@@ -39,6 +39,18 @@ struct Hook {
     /// A thin device, which learns of freed space with the commit that frees it; the log2 of the fragment size, and the
     /// fragments of a unit in which it stores.
     thin: Option<(Arc<dyn Device>, u32, u64)>,
+    /// Set where a thin device could not be told: it stores what nobody has, until it is trimmed.
+    unused_is_stored: Arc<AtomicBool>,
+}
+
+impl Hook {
+    /// Discards a run. An error is no reason to stop, because the next trim tells the device again.
+    fn discard(&self, dev: &dyn Device, run: Run, shift: u32) {
+        if let Err(e) = dev.discard(run.start << shift, run.len << shift) {
+            tracing::debug!("discard of {run}: {e}");
+            self.unused_is_stored.store(true, Ordering::Relaxed);
+        }
+    }
 }
 
 impl CommitHook for Hook {
@@ -48,21 +60,13 @@ impl CommitHook for Hook {
     fn written(&self, freed: &[Run]) {
         let Some((dev, shift, unit)) = &self.thin else { return };
         let _purpose = Purpose::Clean.scope();
-        self.space.discard_freed(freed, *unit, &mut |run| {
-            if let Err(e) = dev.discard(run.start << shift, run.len << shift) {
-                tracing::debug!("discard of {run}: {e}");
-            }
-        });
+        self.space.discard_freed(freed, *unit, &mut |run| self.discard(&**dev, run, *shift));
     }
     fn committed(&self, freed: Vec<Run>) {
         if let Some((dev, shift)) = &self.discard {
             let _purpose = Purpose::Clean.scope();
-            // Discard before the space can be allocated again. An error is ignored, because a discard is only a hint.
-            for run in &freed {
-                if let Err(e) = dev.discard(run.start << shift, run.len << shift) {
-                    tracing::debug!("discard of {run}: {e}");
-                }
-            }
+            // Discard before the space can be allocated again.
+            freed.iter().for_each(|run| self.discard(&**dev, *run, *shift));
         }
         self.space.on_commit(freed);
     }
@@ -243,7 +247,15 @@ impl Fs {
         if quota.is_some() {
             journal.reserve_for_records(quota::LOG_BYTES);
         }
-        journal.connect(Box::new(Hook { space: space.clone(), quota: quota.clone(), discard, thin }), counters_buf);
+        let unused_is_stored = Arc::new(AtomicBool::new(false));
+        let hook = Hook {
+            space: space.clone(),
+            quota: quota.clone(),
+            discard,
+            thin,
+            unused_is_stored: unused_is_stored.clone(),
+        };
+        journal.connect(Box::new(hook), counters_buf);
         let placement = Arc::new(Placement::new(space.clone(), &sb, opts.scatter, opts.subtrees));
         let sums = sb.has_data_sums().then(|| Arc::new(Sums::new(cache.clone(), space.clone())));
         let chunk = if sb.embeds_inodes() { 1 } else { INODE_CHUNK };
@@ -255,6 +267,7 @@ impl Fs {
         // After a crash nobody knows how much of it was used.
         let credit = std::mem::take(&mut sb.maintenance_credit);
         let crashed = sb.state != State::Clean;
+        unused_is_stored.fetch_or(crashed && !read_only, Ordering::Relaxed);
         mark_mounted(&*dev, log_dyn.as_deref(), &mut sb, replayed.header, &opts)?;
         let fs = Arc::new(Fs {
             dev,
@@ -284,7 +297,7 @@ impl Fs {
             background: Background::default(),
             used: AtomicBool::new(false),
             trace_obfuscator: RwLock::default(),
-            unused_is_stored: AtomicBool::new(crashed && !read_only),
+            unused_is_stored,
         });
         fs.finish_mount(&replayed.damaged, counters.orphan_head)?;
         Ok(fs)

@@ -41,6 +41,27 @@ impl Fs {
         Ok(pieces)
     }
 
+    /// Where the written data of a file lies: the byte in the file where each extent begins, and the extent. What was allocated and not written
+    /// is left out. In the log layout the addresses are those of the logical disk.
+    ///
+    /// # Errors
+    /// As [`Fs::pieces`].
+    pub fn written_pieces(&self, ino: Ino) -> Result<Vec<(u64, Piece)>> {
+        let node = self.node(ino)?;
+        let st = node.state.read();
+        if st.freed {
+            return Err(Error::Stale);
+        }
+        let shift = self.geo.frag_shift;
+        let mut pieces = Vec::new();
+        extent::for_each(&self.cache, &st.inode, 0..u64::MAX, |e| {
+            let piece = Piece { start: e.start << shift, len: e.len << shift };
+            pieces.extend((!e.unwritten).then_some((e.logical << shift, piece)));
+            Ok(())
+        })?;
+        Ok(pieces)
+    }
+
     /// A path of an inode, by the entries in which it and its directories are embedded: `None` for one that is outside of
     /// directories. Names may change meanwhile, so the path is only for people to read.
     pub fn path_of(&self, ino: Ino) -> Option<String> {

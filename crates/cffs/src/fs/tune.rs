@@ -46,15 +46,16 @@ impl Fs {
         Ok((before, after))
     }
 
-    /// Discards what a crash has left on a thin device and no file has: data that was written, and whose mapping was not committed.
-    /// The first call after a crash does it; elsewhere there is nothing to do.
+    /// Discards what a thin device stores and no file has: data that was written before a crash, and whose mapping was not committed; and what was freed
+    /// while the device could not be told. The first call after that does it; elsewhere there is nothing to do.
     ///
     /// # Errors
     /// Those of [`Fs::trim`].
     pub fn trim_after_crash(&self) -> Result<()> {
         if self.unused_is_stored.load(Ordering::Relaxed) && self.dev.space().is_some() {
-            self.trim(TrimRange::default())?;
+            // What is freed meanwhile may need another one.
             self.unused_is_stored.store(false, Ordering::Relaxed);
+            self.trim(TrimRange::default()).inspect_err(|_| self.unused_is_stored.store(true, Ordering::Relaxed))?;
         }
         Ok(())
     }

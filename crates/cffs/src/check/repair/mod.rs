@@ -49,4 +49,5 @@ mod xattrs;
 pub use passes::{has_superblock, repair};
 pub use recover::recover_log;
 pub use report::{Action, Ask, RepairOptions, Repaired};
+pub use start::has_remains;
 pub(crate) use start::{Choice, copies_of, read_super, usable_superblock};

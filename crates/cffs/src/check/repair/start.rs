@@ -4,10 +4,13 @@ use crate::check::reader::Reader;
 use crate::error::{Error, Result};
 use crate::format::dirblock::{entries, validate};
 use crate::format::dirindex::name_hash;
-use crate::format::geometry::{GROUP_SIZE_MIN, INODE_SLOT_SIZE};
+use crate::format::geometry::{BLOCK_SIZE_MAX, BLOCK_SIZE_MIN, GROUP_SIZE_MIN, INODE_SLOT_SIZE};
 use crate::format::superblock::{MAGIC, SUPERBLOCK_SIZE, State};
 use crate::format::system::Counters;
-use crate::format::{BlockId, BlockKind, Corrupt, Geometry, Inode, InodeFormat, LAST_SYSTEM_INO, ROOT_INO, Superblock};
+use crate::format::{
+    BlockId, BlockKind, Corrupt, Geometry, Inode, InodeFormat, LAST_SYSTEM_INO, META_HEADER_SIZE, ROOT_INO, Superblock,
+    block_addr, crc_ok, get_u32,
+};
 use crate::journal::current_header;
 use crate::superblocks::{backup_ags, find_copies, read_superblock};
 use cffs_buf::AlignedBuf;
@@ -32,6 +35,36 @@ pub(crate) fn copies_of(dev: &dyn Device) -> Vec<(u64, Superblock)> {
     }
     copies
 }
+
+/// Bytes from the beginning of a device in which blocks of a file system are looked for.
+const BEGINNING: usize = 4 << 20;
+
+/// Whether a device has copies of a superblock at one of the usual places, or near its beginning a metadata block with the right checksum at the place that it
+/// says: a file system whose superblocks are lost, as far as a short look tells.
+pub fn has_remains(dev: &dyn Device) -> bool {
+    if !find_copies(dev).is_empty() {
+        return true;
+    }
+    let sector = dev.sector_size() as usize;
+    let len = usize::try_from(dev.len()).unwrap_or(usize::MAX).min(BEGINNING) / sector * sector;
+    let mut bytes = AlignedBuf::zeroed(len);
+    if len == 0 || dev.read_at(IoKind::Super, 0, &mut bytes).is_err() {
+        return false;
+    }
+    let is_block = |at: usize| {
+        let block = &bytes[at..];
+        if block.len() < META_HEADER_SIZE || BlockKind::from_magic(get_u32(block, 0)).is_none() {
+            return false;
+        }
+        let size = (at as u64).checked_div(block_addr(block)).filter(|size| size * block_addr(block) == at as u64);
+        let size = size.filter(|n| n.is_power_of_two() && SIZES.contains(n)).map(|n| n as usize);
+        size.and_then(|n| block.get(..n)).is_some_and(crc_ok)
+    };
+    (0..len).step_by(*SIZES.start() as usize).any(is_block)
+}
+
+/// Sizes of blocks.
+const SIZES: std::ops::RangeInclusive<u64> = BLOCK_SIZE_MIN as u64..=BLOCK_SIZE_MAX as u64;
 
 /// The superblock to look at an image by: the primary, or where that is damaged the first usable copy.
 pub(crate) fn usable_superblock(dev: &dyn Device) -> Result<Choice> {

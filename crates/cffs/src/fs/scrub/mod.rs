@@ -144,6 +144,8 @@ pub struct StoredStep {
     pub bytes: u64,
     /// What is wrong, one line for each thing.
     pub problems: Vec<String>,
+    /// What is wrong with how it is stored, while the data can be read, one line for each thing.
+    pub structures: Vec<String>,
 }
 
 /// Data below a file system that can be verified without it.

@@ -20,6 +20,10 @@ impl Walk<'_> {
                 tracing::error!("scrub: stored data: {what}");
                 self.list("stored data".into(), what, None, 0);
             }
+            for what in step.structures {
+                tracing::error!("scrub: log disk: {what}");
+                self.list("log disk".into(), what, None, 0);
+            }
             self.count(|s| s.stored_failed += failed);
             at = step.next;
         }
