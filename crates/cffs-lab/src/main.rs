@@ -30,6 +30,7 @@ mod served;
 mod server;
 mod soak;
 mod synccut;
+mod trace_cost;
 mod tree;
 mod umountcopy;
 mod watched;
@@ -86,6 +87,8 @@ enum Command {
     Checktime(checktime::Args),
     /// How long programs wait while another part of the mount is regrouped (root)
     Latency(latency::Args),
+    /// What tracing costs programs on a mount, off and on, in turns
+    Tracecost(trace_cost::Args),
     /// Kill the mount process while several users work against their quotas, and add up what they use
     Quota(quota::Args),
     /// The work of one user, for `quota`
@@ -119,6 +122,7 @@ fn main() -> ExitCode {
         Command::Recovery(args) => recovery::run_recovery(&args),
         Command::Checktime(args) => checktime::run_checktime(&args),
         Command::Latency(args) => latency::run(&args),
+        Command::Tracecost(args) => trace_cost::run(&args),
         Command::Quota(args) => quota::run_campaign(&args),
         Command::QuotaLoad(args) => quota::run_load(&args),
     };

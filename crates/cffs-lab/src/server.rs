@@ -77,11 +77,24 @@ impl Server {
         Some(kib * 1024)
     }
 
+    /// Seconds of the processors that it has had.
+    pub fn processor_seconds(&self) -> Option<f64> {
+        seconds_in(&std::fs::read_to_string(format!("/proc/{}/stat", self.pid())).ok()?, 11)
+    }
+
     fn forget(&mut self) {
         if let Some(guard) = self.guard.take() {
             guard.disarm();
         }
     }
+}
+
+/// The sum of two times in `/proc/PID/stat`, in seconds: from field 11 on behind the name the process's own, from 13 on those of
+/// the children that it has waited for.
+pub fn seconds_in(stat: &str, field: usize) -> Option<f64> {
+    let (_, fields) = stat.rsplit_once(')')?;
+    let mut times = fields.split_whitespace().skip(field).map(|word| word.parse::<u64>().ok());
+    Some((times.next()?? + times.next()??) as f64 / rustix::param::clock_ticks_per_second() as f64)
 }
 
 impl Drop for Server {
