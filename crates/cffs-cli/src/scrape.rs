@@ -3,7 +3,7 @@
 //! Whoever connects may be slow or hostile. So there are few connections at once, each has a few seconds in all, a request may have
 //! a few kilobytes, and one connection is one request.
 
-use anyhow::{Context, anyhow, bail};
+use anyhow::{anyhow, bail};
 use std::fmt::Write as _;
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};

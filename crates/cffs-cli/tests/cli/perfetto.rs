@@ -18,7 +18,10 @@ fn engine() -> PathBuf {
 /// The trace processor is WebAssembly, and made for a browser: `query.js` runs it in Node.
 fn processor_works() -> bool {
     if !engine().join("engine_bundle.js").exists() {
-        skipped("perfetto", "Perfetto's trace processor is missing: scripts/setup.sh puts it into target/tools/perfetto");
+        skipped(
+            "perfetto",
+            "Perfetto's trace processor is missing: scripts/setup.sh puts it into target/tools/perfetto",
+        );
         return false;
     }
     have(&[Need::Program("node")])
@@ -89,7 +92,8 @@ const WAITED: &str = "
         select a.id from ancestor_slice(r.id) a where a.category = 'op' order by a.depth limit 1)
     where r.category = 'device' group by op.name";
 const ARROWS: &str = "select count(*) as n from flow";
-const THREADS: &str = "select count(distinct utid) as n from thread_track join slice on slice.track_id = thread_track.id";
+const THREADS: &str =
+    "select count(distinct utid) as n from thread_track join slice on slice.track_id = thread_track.id";
 
 /// Sums of the trace processor and of `trace summary`, and how many arrows there are.
 fn agrees(trace: &str, timeline: &Path) -> u64 {
@@ -132,7 +136,8 @@ fn agrees(trace: &str, timeline: &Path) -> u64 {
         let read = ["n", "ns", "longest"].map(|column| number(row, column));
         assert_eq!(read, ["count", "total_ns", "max_ns"].map(of), "{row:?}");
     }
-    let held_up = |v: &Value| v["waited_for"]["reads"].as_f64() > Some(0.0) || v["waited_for"]["writes"].as_f64() > Some(0.0);
+    let held_up =
+        |v: &Value| v["waited_for"]["reads"].as_f64() > Some(0.0) || v["waited_for"]["writes"].as_f64() > Some(0.0);
     assert_eq!(
         waited.iter().filter(|row| number(row, "reads") + number(row, "writes") > 0).count(),
         programs.iter().filter(|(_, v)| held_up(v)).count(),
@@ -186,5 +191,8 @@ fn a_build_and_git_status_are_read_by_perfetto_with_the_same_sums() {
     let broken = dir.path().join("broken.json");
     let text = fs::read_to_string(dir.path().join("status.json")).unwrap();
     fs::write(&broken, text.replace("\"dur\":", "\"dura\":")).unwrap();
-    assert!(ask(&broken, &[SPANS, ERRORS]).iter().flatten().any(|row| row.contains_key("value")), "complete events have lengths");
+    assert!(
+        ask(&broken, &[SPANS, ERRORS]).iter().flatten().any(|row| row.contains_key("value")),
+        "complete events have lengths"
+    );
 }
