@@ -41,7 +41,7 @@ pub fn bind(address: SocketAddr) -> anyhow::Result<TcpListener> {
                 "this machine does not have that address: name one of its own (`ip address` lists them), 0.0.0.0 or [::] for all of \
                  them, or a port alone for 127.0.0.1"
             }
-            io::ErrorKind::AddrInUse => "another program has the port: name another one",
+            io::ErrorKind::AddrInUse => "another program has the port: name another port",
             io::ErrorKind::PermissionDenied => "only root may listen at this port: name one from 1024 on",
             _ => "name another address or port",
         };
