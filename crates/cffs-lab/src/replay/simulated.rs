@@ -19,6 +19,8 @@ use crate::experiments::volume::{Layout, Volume};
 const BYTES: u64 = 1 << 30;
 /// Most bytes that a simulated disk has: its contents are in memory, as far as they are written.
 const BYTES_MAX: u64 = 1 << 40;
+/// Most bytes of the tree that is made on it, for the same reason.
+const TREE_MAX: u64 = 16 << 30;
 /// How often the background thread writes back, if it was not recorded: nanoseconds.
 const INTERVAL: u64 = 5_000_000_000;
 /// Most times that it does so then: two months of recording; a damaged trace may say that it is longer.
@@ -42,6 +44,13 @@ pub(super) fn made(s: &Settings, w: &Workload, is_log: bool) -> Result<Volume> {
     let bytes = s.of(s.size, w, "size", BYTES);
     if bytes > BYTES_MAX {
         bail!("a simulated disk has at most {BYTES_MAX} bytes, this one were to have {bytes}: say size=");
+    }
+    let tree = w.tree.bytes();
+    if tree > TREE_MAX {
+        bail!(
+            "the tree of the trace has {} GiB, and a simulated disk is in memory: replay it through a mount (fs=cffs)",
+            tree >> 30
+        );
     }
     let volume = Volume::make(s.disk, bytes, layout)?;
     let default = MkfsOptions::default();

@@ -84,6 +84,12 @@ pub struct StartTree {
 }
 
 impl StartTree {
+    /// Bytes of all files, as far as they have space.
+    pub fn bytes(&self) -> u64 {
+        let all = self.directories.iter().flat_map(|(_, entries)| entries);
+        all.fold(0, |sum, e| sum.saturating_add(if e.size > 4096 { e.size.min(e.space) } else { e.size }))
+    }
+
     /// All names with their directories, in the order in which a tree is unpacked: a directory, then what is in it.
     pub fn in_order(&self) -> Vec<(u64, &Listed)> {
         let listed: HashMap<u64, &[Listed]> = self.directories.iter().map(|(d, all)| (*d, all.as_slice())).collect();
