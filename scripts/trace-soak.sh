@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Records a trace of a mount under load for a time, and prints how much memory the
 # mount and the recorder have had meanwhile; then what it takes to read the trace.
+# With TRACED=no the same without a recorder, to compare.
 #
 #   scripts/trace-soak.sh [MINUTES [DIR [EVERY]]]
 #
@@ -42,8 +43,11 @@ for _ in $(seq 100); do
 done
 mountpoint -q "$mnt" || { echo "trace-soak: the mount has not come" >&2; exit 1; }
 
-"$cffs" trace -o "$dir/trace" "$mnt" &
-tracer=$!
+traced=${TRACED:-yes}
+if [ "$traced" = yes ]; then
+    "$cffs" trace -o "$dir/trace" "$mnt" &
+    tracer=$!
+fi
 
 memory() { # PID
     sed -n 's/^Vm\(RSS\|HWM\):[^0-9]*\([0-9]*\) kB/\2/p' "/proc/$1/status" | tr '\n' ' '
@@ -74,24 +78,34 @@ while [ $((SECONDS - start)) -lt $((minutes * 60)) ]; do
     began=$SECONDS
     round
     rounds=$((rounds + 1))
-    kill -0 "$tracer" 2>/dev/null || { echo "trace-soak: the recorder has ended" >&2; exit 1; }
+    if [ -n "$tracer" ] && ! kill -0 "$tracer" 2>/dev/null; then
+        echo "trace-soak: the recorder has ended" >&2
+        exit 1
+    fi
     minute=$(((SECONDS - start) / 60))
     if [ "$minute" -ne "$sampled" ]; then
         sampled=$minute
         read -r mount_peak mount_rss <<<"$(memory "$mount")"
-        read -r own_peak own_rss <<<"$(memory "$tracer")"
-        size=$(($(stat -c %s "$dir/trace") / 1000000))
+        own_peak=- own_rss=- size=-
+        if [ -n "$tracer" ]; then
+            read -r own_peak own_rss <<<"$(memory "$tracer")"
+            size=$(($(stat -c %s "$dir/trace") / 1000000))
+        fi
         echo "$minute $mount_rss $mount_peak $own_rss $own_peak $size $rounds"
     fi
     left=$((every - (SECONDS - began)))
     if [ "$left" -gt 0 ]; then sleep "$left"; fi
 done
-kill -INT "$tracer"
-wait "$tracer" || true
-tracer=
+if [ -n "$tracer" ]; then
+    kill -INT "$tracer"
+    wait "$tracer" || true
+    tracer=
+fi
 "$cffs" umount "$mnt"
 wait "$mount" || true
 mount=
+
+if [ "$traced" != yes ]; then exit 0; fi
 
 # What reading takes: the peak of the resident set, and the time.
 python3 - "$cffs" "$dir/trace" <<'END'
