@@ -79,7 +79,7 @@ impl Server {
 
     /// Seconds of the processors that it has had.
     pub fn processor_seconds(&self) -> Option<f64> {
-        seconds_in(&std::fs::read_to_string(format!("/proc/{}/stat", self.pid())).ok()?, 11)
+        seconds_in(&std::fs::read_to_string(format!("/proc/{}/stat", self.pid())).ok()?)
     }
 
     fn forget(&mut self) {
@@ -89,11 +89,11 @@ impl Server {
     }
 }
 
-/// The sum of two times in `/proc/PID/stat`, in seconds: from field 11 on behind the name the process's own, from 13 on those of
-/// the children that it has waited for.
-pub fn seconds_in(stat: &str, field: usize) -> Option<f64> {
+/// The time of a process by its `/proc/PID/stat`, in seconds: its own instructions, and the system's for it.
+fn seconds_in(stat: &str) -> Option<f64> {
+    // Its name may have anything in it.
     let (_, fields) = stat.rsplit_once(')')?;
-    let mut times = fields.split_whitespace().skip(field).map(|word| word.parse::<u64>().ok());
+    let mut times = fields.split_whitespace().skip(11).map(|word| word.parse::<u64>().ok());
     Some((times.next()?? + times.next()??) as f64 / rustix::param::clock_ticks_per_second() as f64)
 }
 

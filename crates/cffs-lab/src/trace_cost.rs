@@ -23,6 +23,9 @@ const NEEDLE: &str = "zyxwv-no-file-has-this-uzyxwv";
 /// Bytes of an image.
 const IMAGE: u64 = 2 << 30;
 
+/// Files of a piece: its work takes some tens of milliseconds, less than what else a machine does lasts.
+const PIECE: usize = 200;
+
 /// Arguments of `cffs-lab tracecost`.
 #[derive(clap::Args)]
 pub struct Args {
@@ -35,8 +38,8 @@ pub struct Args {
     /// Files of the tree
     #[arg(long, default_value_t = 10_000)]
     files: usize,
-    /// Turns; each has every way once, in an order that changes
-    #[arg(long, default_value_t = 9, value_parser = clap::value_parser!(u64).range(1..))]
+    /// Turns; each has every piece once in every way
+    #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u64).range(1..))]
     turns: u64,
     /// Where images and traces lie; by default a temporary directory
     #[arg(long)]
@@ -49,31 +52,42 @@ pub struct Args {
 /// Whether a trace is recorded, and with which program.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Way {
-    Untraced,
     Off,
     On,
+    Untraced,
+}
+
+impl Way {
+    fn name(self) -> &'static str {
+        match self {
+            Way::Off => "not traced",
+            Way::On => "everything traced",
+            Way::Untraced => "not compiled in",
+        }
+    }
 }
 
 /// What is measured.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 enum Work {
-    Grep,
     Unpack,
+    Grep,
 }
 
 impl Work {
     fn name(self) -> &'static str {
         match self {
-            Work::Grep => "grep -r",
             Work::Unpack => "unpack",
+            Work::Grep => "grep -r",
         }
     }
 }
 
-/// Seconds by the clock, and of all processors: the program, the mount, the recorder.
-#[derive(Clone, Copy)]
+/// What pieces of a work took in one way: the shortest of all turns.
 struct Took {
-    clock: f64,
+    /// Seconds by the clock, of each piece; the last one is the sync after unpacking.
+    clock: Vec<f64>,
+    /// Seconds of the mount's and the recorder's processors, for the whole.
     processors: f64,
 }
 
@@ -92,21 +106,50 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     builder.prefix("cffs-lab-tracecost-");
     let dir = args.dir.as_ref().map_or_else(|| builder.tempdir(), |at| builder.tempdir_in(at))?.keep();
     let _guard = Guard::new(Cleanup::RemoveDir(dir.clone()));
-    let bench = Bench { args, cffs, untraced, archive: dir.join("tree.tar"), root: dir.join("mnt"), dir };
-    std::fs::create_dir(&bench.root)?;
     let selection = tree::select(args.files);
-    tree::pack(&selection, &bench.archive)?;
+    let mut pieces = Vec::new();
+    for (n, paths) in selection.paths.chunks(PIECE).enumerate() {
+        let archive = dir.join(format!("piece{n}.tar"));
+        tree::pack(&tree::Selection { paths: paths.to_vec(), ..Default::default() }, &archive)?;
+        pieces.push(archive);
+    }
     println!(
-        "{} files, {} MB, {} turns; least seconds by the clock, and of the processors (program, mount and recorder)",
+        "{} files, {} MB, in {} pieces, each in every way one right after the other; the shortest of {} turns",
         selection.files,
         selection.bytes / 1_000_000,
+        pieces.len(),
         args.turns
     );
+    let mut ways = vec![Way::Off, Way::On];
+    ways.extend(untraced.is_some().then_some(Way::Untraced));
+    let bench = Bench { args, cffs, untraced, dir, pieces };
     let mut met = true;
-    for work in [Work::Grep, Work::Unpack] {
-        met &= bench.measure(work)?;
+    let mut took: Vec<[Option<Took>; 2]> = ways.iter().map(|_| [None, None]).collect();
+    for turn in 0..args.turns {
+        for (n, work) in [Work::Unpack, Work::Grep].into_iter().enumerate() {
+            let one = bench.turn(work, &ways, turn as usize)?;
+            for (way, new) in took.iter_mut().zip(one) {
+                least(&mut way[n], new);
+            }
+        }
     }
-    println!("target: everything traced, at most {TARGET} times the least time by the clock");
+    for (n, work) in [Work::Unpack, Work::Grep].into_iter().enumerate() {
+        let of: Vec<&Took> = took.iter().filter_map(|way| way[n].as_ref()).collect();
+        for (way, took) in ways.iter().zip(&of) {
+            let clock: f64 = took.clock.iter().sum();
+            println!(
+                "{:8} {:18} {clock:8.3} s by the clock, {:7.2} s of the mount's and the recorder's processors",
+                work.name(),
+                way.name(),
+                took.processors
+            );
+        }
+        met &= compare(work, "everything traced, to not traced", of[1], of[0]) <= TARGET;
+        if let Some(untraced) = of.get(2) {
+            compare(work, "not traced, to not compiled in", of[0], untraced);
+        }
+    }
+    println!("target: everything traced, at most {TARGET} times the time by the clock");
     Ok(if met { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
@@ -115,84 +158,109 @@ struct Bench<'a> {
     cffs: PathBuf,
     untraced: Option<PathBuf>,
     dir: PathBuf,
-    archive: PathBuf,
+    /// Archives.
+    pieces: Vec<PathBuf>,
+}
+
+/// A mount for one way.
+struct Mount {
+    way: Way,
     root: PathBuf,
+    mounted: Mounted,
+    recorder: Option<(Server, PathBuf)>,
+}
+
+impl Mount {
+    /// Seconds of the processors of all that serves it.
+    fn processors(&self) -> f64 {
+        let recorder = self.recorder.as_ref().and_then(|(recorder, _)| recorder.processor_seconds());
+        self.mounted.processor_seconds().unwrap_or(0.0) + recorder.unwrap_or(0.0)
+    }
 }
 
 impl Bench<'_> {
-    fn image(&self) -> String {
-        self.dir.join("image").to_string_lossy().into_owned()
-    }
-
-    /// A new file system.
-    fn format(&self) -> Result<()> {
-        let image = self.image();
-        let _ = std::fs::remove_file(&image);
-        drop(Sparse::create(Path::new(&image), IMAGE)?);
-        Kind::Cffs.format(&self.cffs, &[], &image)
-    }
-
-    fn mount(&self, program: &Path) -> Result<Mounted> {
-        Kind::Cffs.mount(program, &self.args.cffs_options, &self.image(), &self.root)
-    }
-
-    fn unpack(&self) -> Result<()> {
-        let at = self.root.join("tree");
-        std::fs::create_dir(&at)?;
-        let mut tar = Command::new("tar");
-        tar.arg("-C").arg(&at).arg("-xpf").arg(&self.archive);
-        run_command(tar, LIMIT)?;
-        Ok(rustix::fs::syncfs(std::fs::File::open(&self.root)?)?)
-    }
-
-    fn grep(&self) -> Result<()> {
-        let mut grep = Command::new("grep");
-        grep.args(["-r", "-F", NEEDLE]).arg(self.root.join("tree"));
-        // With an output of /dev/null it would stop reading at the first match.
-        let status = grep.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?.wait()?;
-        // 1 says that it read everything and found nothing.
-        ensure!(status.code() == Some(1), "grep ended with {status}");
-        Ok(())
-    }
-
-    /// One way to do the work, from a cold mount.
-    fn one(&self, work: Work, way: Way) -> Result<Took> {
-        if matches!(work, Work::Unpack) {
-            self.format()?;
-        }
+    /// Mounts an image for a way, a new one for unpacking; nothing of it is in memory.
+    fn mount(&self, work: Work, way: Way) -> Result<Mount> {
         let program = if way == Way::Untraced { self.untraced.as_ref().unwrap_or(&self.cffs) } else { &self.cffs };
-        let mounted = self.mount(program)?;
+        let number = way as usize;
+        let (image, root) = (self.dir.join(format!("image{number}")), self.dir.join(format!("mnt{number}")));
+        let name = image.to_string_lossy().into_owned();
+        if work == Work::Unpack {
+            let _ = std::fs::remove_file(&image);
+            drop(Sparse::create(&image, IMAGE)?);
+            Kind::Cffs.format(program, &[], &name)?;
+        }
+        std::fs::create_dir_all(&root)?;
+        let mounted = Kind::Cffs.mount(program, &self.args.cffs_options, &name, &root)?;
         let trace = self.dir.join("trace");
-        let recorder = (way == Way::On).then(|| self.record(&trace)).transpose()?;
-        let spent = || -> Result<f64> {
-            let own = own_children()?;
-            let mount = mounted.processor_seconds().context("the mount has no process")?;
-            Ok(own + mount + recorder.as_ref().and_then(Server::processor_seconds).unwrap_or(0.0))
-        };
-        let before = spent()?;
+        let recorder = (way == Way::On).then(|| self.record(&root, &trace)).transpose()?;
+        Ok(Mount { way, root, mounted, recorder: recorder.map(|r| (r, trace)) })
+    }
+
+    /// Does a piece of the work; how long it took.
+    fn piece(&self, work: Work, root: &Path, number: usize) -> Result<f64> {
+        let at = root.join(format!("piece{number}"));
+        if work == Work::Unpack {
+            std::fs::create_dir(&at)?;
+        }
         let clock = Instant::now();
         match work {
-            Work::Grep => self.grep()?,
-            Work::Unpack => self.unpack()?,
+            Work::Unpack => {
+                let mut tar = Command::new("tar");
+                tar.arg("-C").arg(&at).arg("-xpf").arg(&self.pieces[number]);
+                run_command(tar, LIMIT)?;
+            }
+            Work::Grep => {
+                let mut grep = Command::new("grep");
+                grep.args(["-r", "-F", NEEDLE]).arg(&at);
+                // With an output of /dev/null it would stop reading at the first match.
+                let status = grep.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?.wait()?;
+                // 1 says that it read everything and found nothing.
+                ensure!(status.code() == Some(1), "grep ended with {status}");
+            }
         }
-        let clock = clock.elapsed().as_secs_f64();
+        Ok(clock.elapsed().as_secs_f64())
+    }
+
+    /// All pieces in every way, one way after the other with each piece, and the first one changes.
+    fn turn(&self, work: Work, ways: &[Way], turn: usize) -> Result<Vec<Took>> {
+        let mounts: Vec<Mount> = ways.iter().map(|way| self.mount(work, *way)).collect::<Result<_>>()?;
+        let before: Vec<f64> = mounts.iter().map(Mount::processors).collect();
+        let mut clocks: Vec<Vec<f64>> = vec![Vec::new(); ways.len()];
+        for piece in 0..self.pieces.len() {
+            for n in 0..ways.len() {
+                let n = (n + piece + turn) % ways.len();
+                clocks[n].push(self.piece(work, &mounts[n].root, piece)?);
+            }
+        }
+        if work == Work::Unpack {
+            for (mount, clocks) in mounts.iter().zip(&mut clocks) {
+                let root = std::fs::File::open(&mount.root)?;
+                let clock = Instant::now();
+                rustix::fs::syncfs(root)?;
+                clocks.push(clock.elapsed().as_secs_f64());
+            }
+        }
         // The recorder takes what is left.
         std::thread::sleep(Duration::from_millis(120));
-        let processors = spent()? - before;
-        if let Some(recorder) = recorder {
-            kill_process(Pid::from_raw(recorder.pid() as i32).context("no process")?, Signal::INT)?;
-            ensure!(recorder.wait_end(LIMIT)?.success(), "the recording has failed");
-            self.complete(&trace)?;
+        let spent: Vec<f64> = mounts.iter().zip(before).map(|(m, before)| m.processors() - before).collect();
+        for mount in mounts {
+            debug_assert_eq!(mount.way == Way::On, mount.recorder.is_some());
+            if let Some((recorder, trace)) = mount.recorder {
+                kill_process(Pid::from_raw(recorder.pid() as i32).context("no process")?, Signal::INT)?;
+                ensure!(recorder.wait_end(LIMIT)?.success(), "the recording has failed");
+                self.complete(&trace)?;
+            }
+            mount.mounted.unmount()?;
         }
-        mounted.unmount()?;
-        Ok(Took { clock, processors })
+        Ok(clocks.into_iter().zip(spent).map(|(clock, processors)| Took { clock, processors }).collect())
     }
 
     /// Starts a recording of all classes.
-    fn record(&self, trace: &Path) -> Result<Server> {
+    fn record(&self, root: &Path, trace: &Path) -> Result<Server> {
         let _ = std::fs::remove_file(trace);
         let mut command = Command::new(&self.cffs);
-        command.args(["trace", "-o"]).arg(trace).arg(&self.root);
+        command.args(["trace", "-o"]).arg(trace).arg(root);
         let mut recorder = Server::start(command)?;
         // It writes the first bytes when it has begun.
         recorder.wait_until(LIMIT, || trace.metadata().is_ok_and(|m| m.len() > 0))?;
@@ -209,45 +277,16 @@ impl Bench<'_> {
         ensure!(spans > self.args.files as u64, "the trace has {spans} spans only");
         Ok(())
     }
-
-    /// All turns of one work; whether the target was met.
-    fn measure(&self, work: Work) -> Result<bool> {
-        self.format()?;
-        let mounted = self.mount(&self.cffs)?;
-        self.unpack()?;
-        mounted.unmount()?;
-        let mut ways = vec![Way::Off, Way::On];
-        if self.untraced.is_some() {
-            ways.push(Way::Untraced);
-        }
-        let mut took: Vec<[Option<Took>; 3]> = Vec::new();
-        // The first round of all is not counted: it brings programs and image into memory.
-        for turn in 0..=self.args.turns {
-            let mut round = [None; 3];
-            for way in &ways {
-                round[*way as usize] = Some(self.one(work, *way)?);
-            }
-            ways.rotate_left(1);
-            if turn > 0 {
-                took.push(round);
-            }
-        }
-        let clock = |t: Took| t.clock;
-        let processors = |t: Took| t.processors;
-        let ratio = compare(work, "everything traced, to not traced", &took, (Way::On, Way::Off), clock);
-        compare(work, "  of the processors", &took, (Way::On, Way::Off), processors);
-        if self.untraced.is_some() {
-            compare(work, "not traced, to not compiled in", &took, (Way::Off, Way::Untraced), clock);
-            compare(work, "  of the processors", &took, (Way::Off, Way::Untraced), processors);
-        }
-        Ok(ratio <= TARGET)
-    }
 }
 
-/// Seconds of the processors that children have had that were waited for.
-fn own_children() -> Result<f64> {
-    let stat = std::fs::read_to_string("/proc/self/stat")?;
-    crate::server::seconds_in(&stat, 13).context("/proc/self/stat")
+/// Keeps the shorter time of each piece: what else a machine does makes it longer, never shorter.
+fn least(kept: &mut Option<Took>, new: Took) {
+    let Some(kept) = kept else {
+        *kept = Some(new);
+        return;
+    };
+    kept.clock.iter_mut().zip(new.clock).for_each(|(kept, new)| *kept = kept.min(new));
+    kept.processors = kept.processors.min(new.processors);
 }
 
 /// A value of which as many are larger as smaller, a quarter is smaller, a quarter is larger.
@@ -261,26 +300,16 @@ fn quartiles(mut all: Vec<f64>) -> [f64; 3] {
     [at(0.5), at(0.25), at(0.75)]
 }
 
-/// Prints how long both took at least, and how many times as long the first took: by that, and in the same turn, with the quartiles.
-/// What else the machine does makes a turn longer and never shorter, so the first of these is returned.
-fn compare(
-    work: Work,
-    what: &str,
-    took: &[[Option<Took>; 3]],
-    (first, second): (Way, Way),
-    of: impl Fn(Took) -> f64,
-) -> f64 {
-    let pairs: Vec<(f64, f64)> =
-        took.iter().filter_map(|round| Some((of(round[first as usize]?), of(round[second as usize]?)))).collect();
-    let a = pairs.iter().map(|p| p.0).fold(f64::INFINITY, f64::min);
-    let b = pairs.iter().map(|p| p.1).fold(f64::INFINITY, f64::min);
-    let [median, low, high] = quartiles(pairs.iter().map(|(a, b)| a / b).collect());
+/// Prints how many times as long the first took, by the sums and piece by piece, with the quartiles; returns the first of these.
+fn compare(work: Work, what: &str, first: &Took, second: &Took) -> f64 {
+    let sums = first.clock.iter().sum::<f64>() / second.clock.iter().sum::<f64>();
+    let [median, low, high] = quartiles(first.clock.iter().zip(&second.clock).map(|(a, b)| a / b).collect());
+    let processors = first.processors / second.processors;
     println!(
-        "{:8} {what:34} {a:7.3} s to {b:7.3} s: {:.3}; in the same turn {median:.3} (quartiles {low:.3}, {high:.3})",
-        work.name(),
-        a / b
+        "{:8} {what}: {sums:.3} times as long; a piece {median:.3} (quartiles {low:.3}, {high:.3}); of the processors {processors:.3}",
+        work.name()
     );
-    a / b
+    sums
 }
 
 #[cfg(test)]
@@ -295,11 +324,13 @@ mod tests {
     }
 
     #[test]
-    fn what_children_took_is_seen() {
-        let before = own_children().unwrap();
-        let mut busy = Command::new("sh");
-        busy.args(["-c", "n=0; while [ $n -lt 100000 ]; do n=$((n + 1)); done"]);
-        run_command(busy, LIMIT).unwrap();
-        assert!(own_children().unwrap() > before);
+    fn of_each_piece_the_shortest_is_kept() {
+        let took = |clock: &[f64], processors| Took { clock: clock.to_vec(), processors };
+        let mut kept = None;
+        least(&mut kept, took(&[1.0, 5.0, 3.0], 9.0));
+        least(&mut kept, took(&[2.0, 4.0, 3.0], 8.0));
+        let kept = kept.unwrap();
+        assert_eq!((kept.clock.as_slice(), kept.processors), ([1.0, 4.0, 3.0].as_slice(), 8.0));
+        assert_eq!(compare(Work::Grep, "twice", &took(&[2.0, 8.0, 6.0], 8.0), &kept), 2.0);
     }
 }
