@@ -21,6 +21,9 @@ FUZZ ?= 120
 RECORD ?= docs/testing.md
 record = $(if $(RECORD),--record $(abspath $(RECORD)))
 
+# How long `make trace-soak` records.
+MINUTES ?= 60
+
 bindir  = $(DESTDIR)$(PREFIX)/bin
 sbindir = $(DESTDIR)$(PREFIX)/sbin
 # Debuggers and backtraces look for the debug information of a program here.
@@ -37,13 +40,15 @@ mounted_helpers = $(mounted:%=$(DESTDIR)/sbin/%.cffs)
 # The names of the program, each with .cffs.
 names = mkfs fsck mount $(mounted)
 
-.PHONY: help build demo test lint package soak shuttle conformance bench bench-peers report install uninstall clean
+.PHONY: help build demo test lint package soak shuttle conformance bench bench-peers bench-trace trace-soak report install uninstall clean
 
 help:
 	@echo 'make demo         format, mount, copy a real tree in, kill, recover, compare; a snapshot and the way back'
 	@echo 'make test         lint and all tests'
 	@echo 'make bench        benchmarks of the library'
 	@echo 'make bench-peers  cffs, ext4, xfs and btrfs over one slow disk (root)'
+	@echo 'make bench-trace  what tracing costs while it is off, and on: the library, and programs on a mount (root)'
+	@echo 'make trace-soak   the memory of an hour of tracing (MINUTES)'
 	@echo 'make shuttle      the locks in thousands of orders of the threads'
 	@echo 'make soak         random sequences, crashes and faults for CAMPAIGN seconds each; then kill the'
 	@echo '                  mount process ROUNDS times under load, and cut the power CUTS times (root)'
@@ -106,6 +111,23 @@ conformance:
 
 bench:
 	$(CARGO) bench --workspace
+
+# Twice compiled: cffs_untraced leaves out every place that could record. Cargo names the benchmarks' files by a hash, so the newest
+# is the one.
+untraced = target/untraced
+bench-trace:
+	$(CARGO) build --release -p cffs-cli -p cffs-lab
+	$(CARGO) bench --no-run -p cffs --bench library
+	RUSTFLAGS="--cfg cffs_untraced" $(CARGO) build --target-dir $(untraced) --release -p cffs-cli
+	RUSTFLAGS="--cfg cffs_untraced" $(CARGO) bench --target-dir $(untraced) --no-run -p cffs --bench library
+	$(CARGO) bench -p cffs --bench library -- trace \
+	    $$(ls -t $(abspath $(untraced))/release/deps/library-* | grep -v '\.d$$' | head -1)
+	target/release/cffs-lab tracecost --untraced $(untraced)/release/cffs $(ARGS)
+
+# The mount's and the recorder's memory is printed each minute.
+trace-soak:
+	$(CARGO) build --release -p cffs-cli
+	scripts/trace-soak.sh $(MINUTES)
 
 bench-peers:
 	scripts/setup.sh peers

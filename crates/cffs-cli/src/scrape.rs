@@ -3,7 +3,7 @@
 //! Whoever connects may be slow or hostile. So there are few connections at once, each has a few seconds in all, a request may have
 //! a few kilobytes, and one connection is one request.
 
-use anyhow::{Context, bail};
+use anyhow::{anyhow, bail};
 use std::fmt::Write as _;
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -35,7 +35,18 @@ pub fn parse_address(text: &str) -> Result<SocketAddr, String> {
 
 /// Listens at an address, and answers nobody yet.
 pub fn bind(address: SocketAddr) -> anyhow::Result<TcpListener> {
-    TcpListener::bind(address).with_context(|| format!("scrape={address}: cannot listen there: name another port"))
+    TcpListener::bind(address).map_err(|error| {
+        let way_out = match error.kind() {
+            io::ErrorKind::AddrNotAvailable => {
+                "this machine does not have that address: name one of its own (`ip address` lists them), 0.0.0.0 or [::] for all of \
+                 them, or a port alone for 127.0.0.1"
+            }
+            io::ErrorKind::AddrInUse => "another program has the port: name another port",
+            io::ErrorKind::PermissionDenied => "only root may listen at this port: name one from 1024 on",
+            _ => "name another address or port",
+        };
+        anyhow!("scrape={address}: cannot listen there: {way_out} ({error})")
+    })
 }
 
 /// Answers with what `counters` returns, in threads of its own, until the process ends.

@@ -94,13 +94,32 @@ pub fn print_json(value: &Value) -> io::Result<()> {
     out.flush()
 }
 
-/// Bytes of hexadecimal digits.
+/// The value of each digit; 16 for what is none.
+const DIGITS: [u8; 256] = {
+    let mut values = [16; 256];
+    let mut n = 0;
+    while n < 16 {
+        let digit = b"0123456789abcdef"[n as usize];
+        values[digit as usize] = n;
+        values[digit.to_ascii_uppercase() as usize] = n;
+        n += 1;
+    }
+    values
+};
+
+/// Bytes of hexadecimal digits. A trace comes so, megabytes in a second.
 pub fn bytes_of(text: &str) -> Option<Vec<u8>> {
-    let digit = |b: u8| char::from(b).to_digit(16).map(|d| d as u8);
     if !text.len().is_multiple_of(2) {
         return None;
     }
-    text.as_bytes().chunks_exact(2).map(|two| Some(digit(two[0])? << 4 | digit(two[1])?)).collect()
+    let mut all = 0;
+    let byte = |two: &[u8]| {
+        let (high, low) = (DIGITS[usize::from(two[0])], DIGITS[usize::from(two[1])]);
+        all |= high | low;
+        high << 4 | low & 15
+    };
+    let bytes = text.as_bytes().chunks_exact(2).map(byte).collect();
+    (all < 16).then_some(bytes)
 }
 
 #[cfg(test)]

@@ -31,6 +31,7 @@ mod server;
 mod snapshots;
 mod soak;
 mod synccut;
+mod trace_cost;
 mod tree;
 mod umountcopy;
 mod watched;
@@ -89,6 +90,8 @@ enum Command {
     Snapshots(snapshots::Args),
     /// How long programs wait while another part of the mount is regrouped (root)
     Latency(latency::Args),
+    /// What tracing costs programs on a mount, off and on, in turns
+    Tracecost(trace_cost::Args),
     /// Kill the mount process while several users work against their quotas, and add up what they use
     Quota(quota::Args),
     /// The work of one user, for `quota`
@@ -123,6 +126,7 @@ fn main() -> ExitCode {
         Command::Checktime(args) => checktime::run_checktime(&args),
         Command::Snapshots(args) => snapshots::run(&args),
         Command::Latency(args) => latency::run(&args),
+        Command::Tracecost(args) => trace_cost::run(&args),
         Command::Quota(args) => quota::run_campaign(&args),
         Command::QuotaLoad(args) => quota::run_load(&args),
     };

@@ -205,6 +205,11 @@ impl Mounted {
         self.daemon.as_ref().and_then(Server::peak_memory)
     }
 
+    /// Seconds of the processors that its process has had.
+    pub fn processor_seconds(&self) -> Option<f64> {
+        self.daemon.as_ref().and_then(Server::processor_seconds)
+    }
+
     /// Unmounts it, and waits until everything is on the device.
     ///
     /// # Errors

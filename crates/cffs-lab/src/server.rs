@@ -77,11 +77,24 @@ impl Server {
         Some(kib * 1024)
     }
 
+    /// Seconds of the processors that it has had.
+    pub fn processor_seconds(&self) -> Option<f64> {
+        seconds_in(&std::fs::read_to_string(format!("/proc/{}/stat", self.pid())).ok()?)
+    }
+
     fn forget(&mut self) {
         if let Some(guard) = self.guard.take() {
             guard.disarm();
         }
     }
+}
+
+/// The time of a process by its `/proc/PID/stat`, in seconds: its own instructions, and the system's for it.
+fn seconds_in(stat: &str) -> Option<f64> {
+    // Its name may have anything in it.
+    let (_, fields) = stat.rsplit_once(')')?;
+    let mut times = fields.split_whitespace().skip(11).map(|word| word.parse::<u64>().ok());
+    Some((times.next()?? + times.next()??) as f64 / rustix::param::clock_ticks_per_second() as f64)
 }
 
 impl Drop for Server {

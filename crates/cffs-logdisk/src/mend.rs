@@ -8,6 +8,7 @@ use crate::batch::{Entry, Logical, Payload};
 use crate::catalog::MAIN_BRANCH;
 use crate::check::moved;
 use crate::codec::{corrupt, crc32c};
+use crate::copies::get_right;
 use crate::evacuate::{Evacuated, Source};
 use crate::extent::{BLOCK_BYTES, Birth, Codec, EXTENT_BLOCKS_MAX, Extent, UNIT_BLOCKS_MAX};
 use crate::log::STREAM_NEW;
@@ -369,8 +370,8 @@ impl State {
     /// What the summary said of a node.
     fn head_of(&self, here: Birth, offset: u32, crc: u32, key_bytes: usize) -> io::Result<NodeHead> {
         let mut bytes = vec![0; NODE_BYTES];
-        self.store.get(here.segment, u64::from(offset), &mut bytes)?;
-        if crc32c(&bytes) != crc {
+        let mut is_right = |bytes: &[u8]| crc32c(bytes) == crc;
+        if !get_right(&*self.store, here.segment, u64::from(offset), &mut bytes, &mut is_right)? {
             return Err(corrupt(format!("the checksum of a node in segment {:#x} at {offset} is wrong", here.segment)));
         }
         NodeHead::of(&bytes, key_bytes)

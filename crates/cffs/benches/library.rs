@@ -3,7 +3,8 @@
 //! `cargo bench -p cffs --bench library` (or `make bench`). Prints rates; nothing is asserted. With `-- create` only the
 //! creations are run, five times, for a profiler; with `-- names N` a million creations in directories of N names, five
 //! times; with `-- quota` what quotas cost; with `-- sums [FILE]` what checksums of data cost, in time and requests, on a
-//! memory device or on a new image of that name.
+//! memory device or on a new image of that name; with `-- trace [PROGRAM]` what tracing costs, PROGRAM being this benchmark built
+//! with `RUSTFLAGS="--cfg cffs_untraced"` (`make bench-trace` does both).
 
 use cffs::device::{Device, FileDevice, MemoryDevice, OpenMode};
 use cffs::trace::Classes;
@@ -364,12 +365,13 @@ fn sums_cost(image: Option<&std::path::Path>) {
     image.map(std::fs::remove_file);
 }
 
-/// Creations with everything traced, and the trace taken as `cffs trace` does; or not. Returns the seconds that they took, and the
-/// bytes of the trace.
-fn trace_round(on: bool) -> (f64, usize) {
+/// Creations with everything traced, and the trace taken as `cffs trace` does; or not. Prints the seconds that they took by the
+/// clock and of the processors, and the bytes of the trace.
+fn trace_round(on: bool) {
     let (_dev, fs) = fresh(2);
     let recording = fs.tracer().start(if on { Classes::ALL } else { Classes::NONE });
     let over = AtomicBool::new(false);
+    let processors = || rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     std::thread::scope(|s| {
         let reader = s.spawn(|| {
             let mut bytes = 0;
@@ -379,22 +381,65 @@ fn trace_round(on: bool) -> (f64, usize) {
             }
             bytes
         });
-        let took = creations(&fs, 500).as_secs_f64();
+        let before = processors();
+        let took = creations(&fs, 1000).as_secs_f64();
+        let after = processors();
         over.store(true, Ordering::Relaxed);
-        (took, reader.join().expect("the reader"))
-    })
+        let spent = (after.tv_sec - before.tv_sec) as f64 + (after.tv_nsec - before.tv_nsec) as f64 / 1e9;
+        println!("round {took} {spent} {}", reader.join().expect("the reader"));
+    });
 }
 
-fn trace_cost() {
-    let mut best = [f64::INFINITY; 2];
-    for _ in 0..7 {
-        for on in [false, true] {
-            let (took, bytes) = trace_round(on);
-            best[usize::from(on)] = best[usize::from(on)].min(took);
-            println!("traced: {on}, {bytes} bytes of trace");
+/// What a round printed that ran as a process of its own.
+fn round_of(program: &std::path::Path, on: bool) -> [f64; 3] {
+    let way = if on { "round-on" } else { "round-off" };
+    let out = std::process::Command::new(program).arg(way).output().expect("a round");
+    let text = String::from_utf8_lossy(&out.stdout).into_owned();
+    let line = text.lines().find_map(|l| l.strip_prefix("round ")).unwrap_or_else(|| panic!("{program:?}: {out:?}"));
+    let mut numbers = line.split(' ').map(|n| n.parse().expect("a number"));
+    std::array::from_fn(|_| numbers.next().expect("three numbers"))
+}
+
+/// Rounds with and without a trace, in turns, and those of a benchmark into which tracing was not compiled, if one is named.
+fn trace_cost(untraced: Option<&std::path::Path>) {
+    let own = std::env::current_exe().expect("this program");
+    let mut ways = vec![("not traced", own.clone(), false), ("everything traced", own, true)];
+    ways.extend(untraced.map(|path| ("tracing not compiled in", path.to_owned(), false)));
+    let mut rounds: Vec<Vec<[f64; 3]>> = ways.iter().map(|_| Vec::new()).collect();
+    const TURNS: usize = 15;
+    for turn in 0..TURNS {
+        for n in 0..ways.len() {
+            let n = (n + turn) % ways.len();
+            rounds[n].push(round_of(&ways[n].1, ways[n].2));
         }
     }
-    println!("tracing everything: {:.3} times the time of not tracing", best[1] / best[0]);
+    println!(
+        "100,000 creations of 1 KB and sync, {TURNS} turns: seconds by the clock (least, median), of the processors, MB of trace"
+    );
+    let of = |way: usize, i: usize| {
+        let mut all: Vec<f64> = rounds[way].iter().map(|r| r[i]).collect();
+        all.sort_by(f64::total_cmp);
+        (all[0], all[TURNS / 2])
+    };
+    for (n, (name, ..)) in ways.iter().enumerate() {
+        let (clock, processors, bytes) = (of(n, 0), of(n, 1), of(n, 2));
+        println!(
+            "{name:<24} {:.3} {:.3}   {:.3} {:.3}   {:.1}",
+            clock.0,
+            clock.1,
+            processors.0,
+            processors.1,
+            bytes.1 / 1e6
+        );
+    }
+    let ratio = |a: usize, b: usize| {
+        let [(c, cm), (p, pm)] = [0, 1].map(|i| (of(a, i).0 / of(b, i).0, of(a, i).1 / of(b, i).1));
+        format!("{c:.3} times by the clock (medians {cm:.3}), {p:.3} of the processors ({pm:.3})")
+    };
+    println!("everything traced, to not traced: {}", ratio(1, 0));
+    if ways.len() > 2 {
+        println!("not traced, to not compiled in:   {}", ratio(0, 2));
+    }
 }
 
 fn main() {
@@ -404,8 +449,12 @@ fn main() {
         let image = std::env::args().skip_while(|a| a != "sums").nth(1).filter(|a| !a.starts_with('-'));
         return sums_cost(image.as_deref().map(std::path::Path::new));
     }
+    if let Some(word) = std::env::args().find(|a| ["round-on", "round-off"].contains(&a.as_str())) {
+        return trace_round(word == "round-on");
+    }
     if std::env::args().any(|a| a == "trace") {
-        return trace_cost();
+        let untraced = std::env::args().skip_while(|a| a != "trace").nth(1).filter(|a| !a.starts_with('-'));
+        return trace_cost(untraced.as_deref().map(std::path::Path::new));
     }
     if std::env::args().any(|a| a == "quota") {
         return quota_cost();

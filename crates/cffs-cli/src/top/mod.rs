@@ -57,10 +57,10 @@ const BATCH_WIDTH: usize = 200;
 const BATCH_ROWS: usize = 11;
 
 fn parse_interval(text: &str) -> Result<Duration, String> {
-    let seconds: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
-    let interval = Duration::try_from_secs_f64(seconds).map_err(|e| e.to_string())?;
     let [least, most] = INTERVALS;
-    if (least..=most).contains(&interval) { Ok(interval) } else { Err("must be from 0.1 to 3600 seconds".into()) }
+    let interval = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    let interval = interval.filter(|interval| (least..=most).contains(interval));
+    interval.ok_or_else(|| "must be a number of seconds from 0.1 to 3600".into())
 }
 
 /// Runs the subcommand.
@@ -68,6 +68,10 @@ pub fn run(args: &TopArgs) -> anyhow::Result<u8> {
     crate::log::start(0);
     if args.batch.is_none() && !(io::stdout().is_terminal() && io::stdin().is_terminal()) {
         bail!("standard input and output are no terminal: print pictures with --batch N");
+    }
+    let kind = std::env::var("TERM").unwrap_or_default();
+    if args.batch.is_none() && matches!(kind.as_str(), "" | "dumb" | "unknown") {
+        bail!("a terminal of the kind TERM={kind:?} cannot be drawn on: print pictures with --batch N, or set TERM");
     }
     let ends = Arc::new(AtomicBool::new(false));
     for signal in [SIGTERM, SIGHUP] {

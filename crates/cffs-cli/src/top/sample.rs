@@ -1,6 +1,7 @@
 //! What the mount tells from time to time.
 
 use super::costs::{Cost, Costs};
+use crate::text::printable;
 use anyhow::Context;
 use cffs::stats::FsStats;
 use cffs::trace::{Classes, Item, Kind, Reader, frame};
@@ -56,7 +57,7 @@ impl Source {
     /// Begins; without a trace where somebody else records one, or if that is asked.
     pub fn open(dir: &Path, with_trace: bool) -> anyhow::Result<Source> {
         let control = Control::open(dir)?;
-        let image = control.info()?.image;
+        let image = printable(control.info()?.image.as_bytes());
         let classes = Classes::OP.with(Classes::WRITEBACK).with(Classes::DEVICE).to_string();
         let request = Request::TraceStart { classes, scramble: false, yields: true };
         let begun = with_trace.then(|| control.call(&request));
@@ -127,7 +128,9 @@ impl Source {
                 break;
             }
             let places: Vec<(u64, u64, String)> = self.control.call(&Request::Places { inodes: asked.clone() })?;
-            self.costs.learn(&asked, &places);
+            // A name is what somebody chose, and may drive a terminal.
+            let shown = |(inode, directory, path): (u64, u64, String)| (inode, directory, printable(path.as_bytes()));
+            self.costs.learn(&asked, &places.into_iter().map(shown).collect::<Vec<_>>());
         }
         Ok(())
     }

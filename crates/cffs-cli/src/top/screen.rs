@@ -160,7 +160,6 @@ pub fn overview(b: &Between<'_>) -> Vec<String> {
     let (hits, misses) = (b.grown(|s| s.stats.cache.hits) as f64, b.grown(|s| s.stats.cache.misses) as f64);
     let brought = b.grown(|s| s.stats.cache.group_blocks) as f64;
     let used = b.grown(|s| s.stats.cache.group_blocks_used) as f64;
-    let [total, free, reserved] = now.stats.space.map(|frags| frags * now.stats.fragment_size);
     let mut lines = vec![
         format!(
             "device      {} reads/s  {} writes/s  {} flushes/s   {} MB/s read  {} MB/s written",
@@ -193,13 +192,7 @@ pub fn overview(b: &Between<'_>) -> Vec<String> {
             number(b.rate(|s| s.stats.log.checkpoints)),
             log.dirty_blocks
         ),
-        format!(
-            "space       {} of {} used ({}), {} reserved",
-            size(total - free.min(total)),
-            size(total),
-            percent((total - free.min(total)) as f64, total as f64),
-            size(reserved)
-        ),
+        space(now),
         format!("background  {}", background(b)),
     ];
     if let Value::Object(disk) = &now.log_disk {
@@ -219,6 +212,24 @@ pub fn overview(b: &Between<'_>) -> Vec<String> {
         lines.push("read-only".into());
     }
     lines
+}
+
+/// How much is used. The blocks of the log layout are numbers, of which there are far more than the disk has room for: there the disk
+/// says how full it is.
+fn space(now: &Sample) -> String {
+    let [total, free, reserved] = now.stats.space.map(|frags| frags * now.stats.fragment_size);
+    let used = total - free.min(total);
+    let bytes = |name: &str| now.log_disk.get(name).and_then(Value::as_u64);
+    let (has, of) = match (bytes("usable_bytes"), bytes("free_bytes")) {
+        (Some(usable), Some(free)) => (usable - free.min(usable), usable),
+        _ => (used, total),
+    };
+    let percent = percent(has as f64, of as f64);
+    let mut line = format!("space       {} of {} used ({percent}), {} reserved", size(has), size(of), size(reserved));
+    if !now.log_disk.is_null() {
+        line.push_str(&format!("   {} in use by files and metadata", size(used)));
+    }
+    line
 }
 
 /// What goes on besides programs.

@@ -126,7 +126,7 @@ fn indent(depth: usize) -> String {
 }
 
 fn print(out: &mut impl Write, trace: &Trace, roots: &[usize]) -> io::Result<()> {
-    let first = trace.records.first().map_or(0, |r| r.start);
+    let first = trace.first();
     walk(trace, roots, &mut |at, depth| {
         let r = &trace.records[at];
         let later = depth > 0 && trace.parent(at).is_some_and(|parent| !trace.is_within(at, parent));

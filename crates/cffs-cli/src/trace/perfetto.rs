@@ -26,15 +26,38 @@ const PROCESS: u32 = 1;
 
 /// Runs the subcommand.
 pub fn run(args: &PerfettoArgs) -> anyhow::Result<u8> {
-    let trace = Trace::load(&args.file)?;
-    let name = args.output.display();
-    let out: Box<dyn Write> = if args.output == Path::new("-") {
-        Box::new(io::stdout())
-    } else {
-        Box::new(File::create(&args.output).with_context(|| name.to_string())?)
-    };
-    write(BufWriter::new(out), &trace).with_context(|| name.to_string())?;
-    Ok(0)
+    let mut out = Output { path: &args.output, file: None };
+    let done = write(&mut out, &args.file);
+    // Half a timeline is none.
+    if done.is_err() && out.file.take().is_some() && args.output.is_file() {
+        let _ = std::fs::remove_file(&args.output);
+    }
+    done.map(|()| 0)
+}
+
+/// A file that is made, or cut, when the first bytes come: what is no trace leaves it as it was. `-` is standard output.
+struct Output<'a> {
+    path: &'a Path,
+    file: Option<Box<dyn Write>>,
+}
+
+impl Output<'_> {
+    fn opened(&mut self) -> anyhow::Result<&mut dyn Write> {
+        if self.file.is_none() {
+            let file: Box<dyn Write> = if self.path == Path::new("-") {
+                Box::new(BufWriter::new(io::stdout()))
+            } else {
+                Box::new(BufWriter::new(File::create(self.path).with_context(|| self.path.display().to_string())?))
+            };
+            self.file = Some(file);
+        }
+        self.file.as_deref_mut().map(|f| f as _).context("no output")
+    }
+
+    fn put(&mut self, bytes: &[u8]) -> anyhow::Result<()> {
+        let name = self.path;
+        self.opened()?.write_all(bytes).with_context(|| name.display().to_string())
+    }
 }
 
 /// Microseconds, in which the format counts.
@@ -42,49 +65,61 @@ fn us(ns: u64) -> f64 {
     ns as f64 / 1e3
 }
 
-fn write(mut out: impl Write, trace: &Trace) -> io::Result<()> {
+fn write(out: &mut Output<'_>, file: &Path) -> anyhow::Result<()> {
     let mut before = "{\"displayTimeUnit\":\"ns\",\"traceEvents\":[\n";
-    let mut event = |value: &Value| -> io::Result<()> {
-        out.write_all(before.as_bytes())?;
-        before = ",\n";
-        Ok(serde_json::to_writer(&mut out, value)?)
+    let mut text = Vec::new();
+    let mut event = |out: &mut Output<'_>, value: &Value| -> anyhow::Result<()> {
+        text.clear();
+        text.extend_from_slice(std::mem::replace(&mut before, ",\n").as_bytes());
+        serde_json::to_writer(&mut text, value)?;
+        out.put(&text)
     };
-    let image = trace.start["image"].as_str().unwrap_or("cffs");
-    event(&json!({"ph": "M", "pid": PROCESS, "name": "process_name", "args": {"name": image}}))?;
-    for (thread, name) in &trace.threads {
-        event(&json!({"ph": "M", "pid": PROCESS, "tid": thread, "name": "thread_name", "args": {"name": name}}))?;
-    }
-    for (at, r) in trace.records.iter().enumerate() {
-        event(&json!({
-            "ph": "X",
-            "pid": PROCESS,
-            "tid": r.thread,
-            "ts": us(r.start),
-            "dur": us(r.duration),
-            "name": r.kind.name(),
-            "cat": r.kind.class().to_string(),
-            "args": arguments(r),
-        }))?;
-        if let Some(parent) = trace.parent(at).filter(|parent| !trace.is_within(at, *parent)) {
-            arrow(&mut event, &trace.records[parent], r, r.id)?;
-        }
-        // The named ones of many, of which each has an arrow of its own.
-        for (n, cause) in r.causes.iter().flat_map(|c| c.named()).enumerate() {
-            if let Some(from) = trace.by_id(*cause).filter(|from| from.start <= r.start) {
-                arrow(&mut event, from, r, r.id.wrapping_add((n as u64 + 1) << 48))?;
+    let rest = Trace::walk(file, &mut |trace, positions| {
+        for at in positions {
+            let r = &trace.records[at];
+            event(out, &complete(r))?;
+            if let Some(parent) = trace.parent(at).filter(|parent| !trace.is_within(at, *parent)) {
+                arrow(&trace.records[parent], r, r.id).iter().try_for_each(|end| event(out, end))?;
+            }
+            // The named ones of many, of which each has an arrow of its own.
+            for (n, cause) in r.causes.iter().flat_map(|c| c.named()).enumerate() {
+                if let Some(from) = trace.by_id(*cause).filter(|from| from.start <= r.start) {
+                    let id = r.id.wrapping_add((n as u64 + 1) << 48);
+                    arrow(from, r, id).iter().try_for_each(|end| event(out, end))?;
+                }
             }
         }
+        Ok(())
+    })?;
+    let image = rest.start["image"].as_str().unwrap_or("cffs");
+    event(out, &json!({"ph": "M", "pid": PROCESS, "name": "process_name", "args": {"name": image}}))?;
+    for (thread, name) in &rest.threads {
+        let args = json!({"name": name});
+        event(out, &json!({"ph": "M", "pid": PROCESS, "tid": thread, "name": "thread_name", "args": args}))?;
     }
-    out.write_all(b"\n]}\n")?;
-    out.flush()
+    out.put(b"\n]}\n")?;
+    out.opened()?.flush().with_context(|| out.path.display().to_string())
 }
 
-/// An arrow from one span to another.
-fn arrow(event: &mut impl FnMut(&Value) -> io::Result<()>, from: &Record, to: &Record, id: u64) -> io::Result<()> {
+/// A span.
+fn complete(r: &Record) -> Value {
+    json!({
+        "ph": "X",
+        "pid": PROCESS,
+        "tid": r.thread,
+        "ts": us(r.start),
+        "dur": us(r.duration),
+        "name": r.kind.name(),
+        "cat": r.kind.class().to_string(),
+        "args": arguments(r),
+    })
+}
+
+/// An arrow from one span to another: its two ends.
+fn arrow(from: &Record, to: &Record, id: u64) -> [Value; 2] {
     let end = |ph: &str, tid: u64, ts: u64| json!({"ph": ph, "bp": "e", "pid": PROCESS, "tid": tid, "ts": us(ts), "id": id, "name": "cause", "cat": "cause"});
     // It leaves while the cause was going on, and not after what it leads to.
-    event(&end("s", from.thread, from.end().min(to.start).max(from.start)))?;
-    event(&end("f", to.thread, to.start.max(from.start)))
+    [end("s", from.thread, from.end().min(to.start).max(from.start)), end("f", to.thread, to.start.max(from.start))]
 }
 
 fn arguments(r: &Record) -> Value {

@@ -1,7 +1,7 @@
 //! Recording: takes what the mount has recorded, again and again, and writes it to a file.
 
 use crate::text::bytes_of;
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use cffs::trace::{Classes, Item, Reader, frame};
 use cffs::{ROOT_INO, Superblock};
 use cffs_fuse::control::{Control, ControlError, MountInfo, Request, TRACE_READ_BYTES};
@@ -66,7 +66,11 @@ pub fn run(r: &Recording<'_>) -> anyhow::Result<u8> {
     let written: anyhow::Result<()> = end();
     // The command goes on without being recorded, and is not left alone, whatever became of the recording.
     let code = child.as_mut().map_or(Ok(0), |child| wait(child, &ended));
-    written?;
+    written.map_err(|error| match error.downcast_ref::<io::Error>().map(io::Error::kind) {
+        // Elsewhere this is no news; here a recording has ended that somebody wanted.
+        Some(io::ErrorKind::BrokenPipe) => anyhow!("the recording has ended early: whoever read the trace has gone"),
+        _ => error,
+    })?;
     Ok(code?)
 }
 

@@ -7,8 +7,9 @@ use cffs::device::Purpose;
 use cffs::trace::{Kind, Record};
 use clap::Args;
 use serde_json::{Value, json};
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Write};
+use std::ops::Range;
 use std::path::PathBuf;
 
 /// Tables of operations and requests, by purpose and by what caused them, and the slowest operations explained
@@ -66,65 +67,132 @@ impl Requests {
     }
 }
 
+/// Durations that are kept one by one. Of more than so many the percentiles are off by a hundredth at most.
+const EXACT_MAX: usize = 1 << 16;
+/// A part of a power of two into which durations are counted then: one of 2^7.
+const PRECISION: u32 = 7;
+
+/// Durations in nanoseconds, in bounded memory.
+#[derive(Default)]
+struct Durations {
+    count: u64,
+    total: u64,
+    longest: u64,
+    /// All of them, while they are few; then none.
+    exact: Vec<u64>,
+    /// How many are in each bucket, once they are many.
+    buckets: Vec<u64>,
+}
+
+impl Durations {
+    fn add(&mut self, ns: u64) {
+        self.count += 1;
+        self.total = self.total.saturating_add(ns);
+        self.longest = self.longest.max(ns);
+        if !self.buckets.is_empty() {
+            self.buckets[bucket(ns)] += 1;
+        } else if self.exact.len() < EXACT_MAX {
+            self.exact.push(ns);
+        } else {
+            self.buckets.resize(bucket(u64::MAX) + 1, 0);
+            std::mem::take(&mut self.exact).into_iter().chain([ns]).for_each(|ns| self.buckets[bucket(ns)] += 1);
+        }
+    }
+
+    /// No more are added.
+    fn finish(&mut self) {
+        self.exact.sort_unstable();
+    }
+
+    /// The duration that so many percent do not exceed.
+    fn percentile(&self, percent: u64) -> u64 {
+        let rank = (self.count * percent / 100).min(self.count.saturating_sub(1));
+        if self.buckets.is_empty() {
+            return self.exact.get(rank as usize).copied().unwrap_or(0);
+        }
+        let mut left = rank;
+        for (n, count) in self.buckets.iter().enumerate() {
+            if left < *count {
+                return lowest(n).min(self.longest);
+            }
+            left -= count;
+        }
+        self.longest
+    }
+}
+
+/// The bucket of a duration: its highest bit, and the next ones.
+fn bucket(ns: u64) -> usize {
+    let shift = (u64::BITS - ns.leading_zeros()).saturating_sub(PRECISION + 1);
+    ((u64::from(shift) << PRECISION) + (ns >> shift)) as usize
+}
+
+/// The shortest duration of a bucket.
+fn lowest(bucket: usize) -> u64 {
+    let shift = (bucket >> PRECISION).saturating_sub(1);
+    ((bucket - (shift << PRECISION)) as u64) << shift
+}
+
 /// What operations of one kind took.
 #[derive(Default)]
 struct Operations {
-    /// In nanoseconds.
-    durations: Vec<u64>,
+    durations: Durations,
     waited: Requests,
 }
 
-impl Operations {
-    /// The duration that so many percent do not exceed.
-    fn percentile(&self, percent: usize) -> u64 {
-        let last = self.durations.len().saturating_sub(1);
-        self.durations.get((self.durations.len() * percent / 100).min(last)).copied().unwrap_or(0)
-    }
-
-    fn total(&self) -> u64 {
-        self.durations.iter().fold(0, |sum, d| sum.saturating_add(*d))
-    }
+/// One of the slowest operations.
+struct Slow {
+    record: Record,
+    why: Explanation,
 }
 
+#[derive(Default)]
 struct Summary {
     operations: BTreeMap<&'static str, Operations>,
     purposes: BTreeMap<&'static str, Requests>,
     causes: BTreeMap<&'static str, Requests>,
     all: Requests,
-    /// Positions, from the slowest on.
-    slowest: Vec<usize>,
+    /// From the slowest on.
+    slowest: Vec<Slow>,
 }
 
 impl Summary {
-    fn of(trace: &Trace, slowest: usize) -> Summary {
-        let mut s = Summary {
-            operations: BTreeMap::new(),
-            purposes: BTreeMap::new(),
-            causes: BTreeMap::new(),
-            all: Requests::default(),
-            slowest: Vec::new(),
-        };
-        for (at, r) in trace.records.iter().enumerate() {
+    /// Takes in the spans at these positions, and keeps so many of the slowest operations.
+    fn add(&mut self, trace: &Trace, positions: Range<usize>, slowest: usize) {
+        let mut slow: Vec<usize> = Vec::new();
+        // What is not slower than those that are there.
+        let least = self.slowest.get(slowest.wrapping_sub(1)).map(|s| s.record.duration);
+        for at in positions {
+            let r = &trace.records[at];
             // Of operations that are a part of others, the others are what a program waits for.
             if r.kind.is_origin() && waiting(trace, at).is_none() {
-                s.operations.entry(r.kind.name()).or_default().durations.push(r.duration);
-                s.slowest.push(at);
+                self.operations.entry(r.kind.name()).or_default().durations.add(r.duration);
+                if least.is_none_or(|least| r.duration > least) {
+                    slow.push(at);
+                }
             }
             if let Some(request) = r.request() {
-                s.all.add(r, 1.0);
-                s.purposes.entry(request.purpose.name()).or_default().add(r, 1.0);
+                self.all.add(r, 1.0);
+                self.purposes.entry(request.purpose.name()).or_default().add(r, 1.0);
                 for (name, share) in shares(trace, at) {
-                    s.causes.entry(name).or_default().add(r, share);
+                    self.causes.entry(name).or_default().add(r, share);
                 }
                 if let Some(op) = waiting(trace, at) {
-                    s.operations.entry(trace.records[op].kind.name()).or_default().waited.add(r, 1.0);
+                    self.operations.entry(trace.records[op].kind.name()).or_default().waited.add(r, 1.0);
                 }
             }
         }
-        s.operations.values_mut().for_each(|o| o.durations.sort_unstable());
-        s.slowest.sort_by_key(|at| std::cmp::Reverse(trace.records[*at].duration));
-        s.slowest.truncate(slowest);
-        s
+        slow.sort_by_key(|at| std::cmp::Reverse(trace.records[*at].duration));
+        slow.truncate(slowest);
+        let why = explain(trace, &slow);
+        let new = slow.iter().zip(why).map(|(at, why)| Slow { record: trace.records[*at].clone(), why });
+        self.slowest.extend(new);
+        self.slowest.sort_by_key(|s| std::cmp::Reverse(s.record.duration));
+        self.slowest.truncate(slowest);
+    }
+
+    fn finish(&mut self) {
+        self.operations.values_mut().for_each(|o| o.durations.finish());
     }
 }
 
@@ -141,6 +209,7 @@ fn counted(trace: &Trace) -> Option<[u64; 3]> {
 }
 
 /// Why an operation took its time.
+#[derive(Default)]
 struct Explanation {
     /// Requests that it waited for, by purpose.
     requests: BTreeMap<&'static str, Requests>,
@@ -149,17 +218,20 @@ struct Explanation {
     commits: u64,
 }
 
-fn explain(trace: &Trace, children: &[Vec<usize>], op: usize) -> Explanation {
-    let mut e = Explanation { requests: BTreeMap::new(), transfers: 0, commits: 0 };
-    let mut open = vec![op];
-    // A damaged file may have spans that cause each other.
-    let mut seen = HashSet::from([op]);
-    while let Some(at) = open.pop() {
-        for child in children[at].iter().filter(|child| trace.is_within(**child, op)) {
-            if !seen.insert(*child) {
+/// Explains operations: what they led to in their thread, in their time, and what that led to.
+fn explain(trace: &Trace, ops: &[usize]) -> Vec<Explanation> {
+    let mut explained: Vec<Explanation> = ops.iter().map(|_| Explanation::default()).collect();
+    let mut by_thread: HashMap<u64, Vec<(usize, usize)>> = HashMap::new();
+    for (n, op) in ops.iter().enumerate() {
+        by_thread.entry(trace.records[*op].thread).or_default().push((n, *op));
+    }
+    for (at, r) in trace.records.iter().enumerate() {
+        for (n, op) in by_thread.get(&r.thread).into_iter().flatten() {
+            let within = |at: &usize| trace.is_within(*at, *op);
+            if at == *op || !within(&at) || !trace.ancestors(at).take_while(within).any(|above| above == *op) {
                 continue;
             }
-            let r = &trace.records[*child];
+            let e = &mut explained[*n];
             match r.kind {
                 Kind::Wait => e.transfers = e.transfers.saturating_add(r.duration),
                 Kind::CommitWait => e.commits = e.commits.saturating_add(r.duration),
@@ -168,10 +240,9 @@ fn explain(trace: &Trace, children: &[Vec<usize>], op: usize) -> Explanation {
             if let Some(request) = r.request() {
                 e.requests.entry(request.purpose.name()).or_default().add(r, 1.0);
             }
-            open.push(*child);
         }
     }
-    e
+    explained
 }
 
 /// What an operation was, with its arguments.
@@ -191,8 +262,12 @@ pub(super) fn described(r: &Record) -> String {
 
 /// Runs the subcommand.
 pub fn run(args: &SummaryArgs) -> anyhow::Result<u8> {
-    let trace = Trace::load(&args.file)?;
-    let summary = Summary::of(&trace, args.slowest);
+    let mut summary = Summary::default();
+    let trace = Trace::walk(&args.file, &mut |trace, positions| {
+        summary.add(trace, positions, args.slowest);
+        Ok(())
+    })?;
+    summary.finish();
     if args.json {
         print_json(&as_json(&trace, &summary))?;
     } else {
@@ -209,11 +284,11 @@ fn as_json(trace: &Trace, s: &Summary) -> Value {
         .iter()
         .map(|(name, o)| {
             let row = json!({
-                "count": o.durations.len(),
-                "total_ns": o.total(),
-                "p50_ns": o.percentile(50),
-                "p99_ns": o.percentile(99),
-                "max_ns": o.percentile(100),
+                "count": o.durations.count,
+                "total_ns": o.durations.total,
+                "p50_ns": o.durations.percentile(50),
+                "p99_ns": o.durations.percentile(99),
+                "max_ns": o.durations.longest,
                 "waited_for": o.waited.json(),
             });
             (name, row)
@@ -222,12 +297,10 @@ fn as_json(trace: &Trace, s: &Summary) -> Value {
     let table = |of: &BTreeMap<&'static str, Requests>| -> BTreeMap<&'static str, Value> {
         of.iter().map(|(name, r)| (*name, r.json())).collect()
     };
-    let children = trace.children();
     let slowest: Vec<Value> = s
         .slowest
         .iter()
-        .map(|at| {
-            let (r, e) = (&trace.records[*at], explain(trace, &children, *at));
+        .map(|Slow { record: r, why: e }| {
             json!({
                 "operation": r.kind.name(),
                 "arguments": r.named_args().collect::<BTreeMap<_, _>>(),
@@ -243,7 +316,7 @@ fn as_json(trace: &Trace, s: &Summary) -> Value {
     json!({
         "image": trace.start["image"],
         "ns": trace.duration(),
-        "spans": trace.records.len(),
+        "spans": trace.spans,
         "lost": trace.lost,
         "cut": trace.cut,
         "operations": operations,
@@ -288,7 +361,7 @@ fn cells(cells: &[&str]) -> Vec<String> {
 fn print(out: &mut impl Write, trace: &Trace, s: &Summary) -> io::Result<()> {
     let image = trace.start["image"].as_str().unwrap_or("an unknown image");
     let image = crate::text::printable(image.as_bytes());
-    writeln!(out, "{} of {image}: {} spans, {} lost", time(trace.duration()), trace.records.len(), trace.lost)?;
+    writeln!(out, "{} of {image}: {} spans, {} lost", time(trace.duration()), trace.spans, trace.lost)?;
     if trace.lost > 0 {
         writeln!(out, "Spans were lost, so the sums are too small: record fewer classes.")?;
     }
@@ -296,9 +369,10 @@ fn print(out: &mut impl Write, trace: &Trace, s: &Summary) -> io::Result<()> {
     let mut rows = vec![cells(&["", "count", "total", "50%", "99%", "longest", "reads", "writes", "flushes"])];
     for (name, o) in &s.operations {
         let w = &o.waited;
-        let times = [o.total(), o.percentile(50), o.percentile(99), o.percentile(100)].map(time);
+        let d = &o.durations;
+        let times = [d.total, d.percentile(50), d.percentile(99), d.longest].map(time);
         let requests = [w.reads, w.writes, w.flushes].map(number);
-        rows.push([vec![(*name).into(), o.durations.len().to_string()], times.to_vec(), requests.to_vec()].concat());
+        rows.push([vec![(*name).into(), d.count.to_string()], times.to_vec(), requests.to_vec()].concat());
     }
     table(out, &rows)?;
 
@@ -336,10 +410,8 @@ fn print_slowest(out: &mut impl Write, trace: &Trace, s: &Summary) -> io::Result
         return Ok(());
     }
     writeln!(out, "\nThe slowest operations")?;
-    let children = trace.children();
-    let first = trace.records.first().map_or(0, |r| r.start);
-    for at in &s.slowest {
-        let (r, e) = (&trace.records[*at], explain(trace, &children, *at));
+    let first = trace.first();
+    for Slow { record: r, why: e } in &s.slowest {
         let thread = crate::text::printable(trace.thread(r.thread).as_bytes());
         let when = time(r.start.saturating_sub(first));
         writeln!(out, "  {}: {}, {when} after the start, in {thread}", time(r.duration), described(r))?;
@@ -385,10 +457,61 @@ mod tests {
             record(Kind::Wait, 2, 1, 10, 10),
             record(Kind::Wait, 3, 2, 12, 5),
         ]);
-        let explained = explain(&trace, &trace.children(), 0);
+        let explained = &explain(&trace, &[0])[0];
         assert_eq!((explained.transfers, explained.commits), (15, 0));
+        let mut summary = Summary::default();
+        summary.add(&trace, 0..3, 5);
+        summary.finish();
         let mut out = Vec::new();
-        print(&mut out, &trace, &Summary::of(&trace, 5)).unwrap();
+        print(&mut out, &trace, &summary).unwrap();
         assert!(String::from_utf8(out).unwrap().contains("read"));
+    }
+
+    #[test]
+    fn percentiles_of_many_durations_are_nearly_those_of_all() {
+        for most in [100, 3 * EXACT_MAX as u64] {
+            let mut durations = Durations::default();
+            (1..=most).rev().for_each(|n| durations.add(n * 1000));
+            durations.finish();
+            assert_eq!((durations.count, durations.longest), (most, most * 1000));
+            for percent in [1, 50, 99, 100] {
+                let right = (most * percent / 100 + 1).min(most) as f64 * 1000.0;
+                let got = durations.percentile(percent) as f64;
+                assert!((got / right - 1.0).abs() < 0.01, "{percent}% of {most}: {got}, not {right}");
+            }
+        }
+        for ns in [0, 1, 127, 128, 255, 256, 1000, 123_456_789, u64::MAX] {
+            let least = lowest(bucket(ns));
+            assert!(least <= ns && ns - least <= ns >> PRECISION && bucket(least) == bucket(ns), "{ns}: {least}");
+        }
+        assert_eq!(Durations::default().percentile(50), 0);
+    }
+
+    #[test]
+    fn the_slowest_of_all_parts_are_kept() {
+        let record = |id: u64| {
+            let (kind, cause) = (Kind::Read, Cause::default());
+            let (duration, args) = (id * 37 % 101, [0; 3]);
+            Record {
+                kind,
+                id,
+                cause,
+                thread: 1,
+                start: 1000 * id,
+                duration,
+                args,
+                transaction: 0,
+                causes: None,
+                detail: None,
+            }
+        };
+        let trace = Trace::of((1..=100).map(record).collect());
+        let mut summary = Summary::default();
+        (0..10).for_each(|n| summary.add(&trace, 10 * n..10 * (n + 1), 4));
+        let got: Vec<u64> = summary.slowest.iter().map(|s| s.record.duration).collect();
+        assert_eq!(got, [100, 99, 98, 97]);
+        let mut none = Summary::default();
+        none.add(&trace, 0..100, 0);
+        assert!(none.slowest.is_empty() && none.operations["read"].durations.count == 100);
     }
 }

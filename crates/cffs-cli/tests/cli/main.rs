@@ -10,6 +10,7 @@ mod log_fsck;
 mod log_layout;
 mod looking;
 mod mounting;
+mod perfetto;
 mod places;
 mod quota;
 mod regroup;

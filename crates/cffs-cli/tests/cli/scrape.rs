@@ -61,6 +61,9 @@ fn a_mount_answers_a_scrape_and_the_rules_and_the_dashboard_ask_for_what_it_tell
     let (_, second) = mount_point(&other);
     let other = make_image(&other, &[]);
     fails(&["mount", "-o", &format!("scrape={port}"), &other, &second], 32, &["name another port"]);
+    // An address of documentation (RFC 5737), which no machine has.
+    let foreign = ["mount", "-o", "scrape=192.0.2.1:9123", &other, &second];
+    fails(&foreign, 32, &["192.0.2.1:9123", "does not have that address", "a port alone"]);
 
     let dashboard: Value = serde_json::from_slice(&fs::read(contrib("grafana/cffs.json")).unwrap()).unwrap();
     assert!(dashboard["panels"].as_array().unwrap().len() > 10);

@@ -19,6 +19,10 @@ struct Terminal {
 
 impl Terminal {
     fn start(words: &[&str]) -> Terminal {
+        Terminal::of_kind("xterm-256color", words)
+    }
+
+    fn of_kind(kind: &str, words: &[&str]) -> Terminal {
         let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
         grantpt(&master).unwrap();
         unlockpt(&master).unwrap();
@@ -29,7 +33,7 @@ impl Terminal {
         let child = Command::new("setsid")
             .args(["--ctty", "--wait", CFFS, "top"])
             .args(words)
-            .env("TERM", "xterm-256color")
+            .env("TERM", kind)
             .stdin(slave())
             .stdout(slave())
             .stderr(slave())
@@ -114,14 +118,17 @@ fn the_screen_shows_what_a_mount_does_and_keys_sort_and_switch() {
     });
     t.press("ot");
     t.wait_for(&["operation (since the beginning)", " create"]);
-    assert!(row(&t.contents(), " create").unwrap() >= 20.0, "{}", t.contents());
+    // The screen may be read while it is drawn.
+    wait_until("the creations", || row(&t.contents(), " create").is_some_and(|operations| operations >= 20.0));
     // The device works for fsync, which is first; sorted by the next column, which is the first one, something else may be.
     t.press("s");
     t.wait_for(&["operations*"]);
-    let screen = t.contents();
-    let table: Vec<&str> = screen.lines().skip_while(|l| !l.contains("operation (")).skip(1).collect();
-    let counts: Vec<f64> = table.iter().filter_map(|l| l.split_whitespace().next()?.parse().ok()).collect();
-    assert!(counts.len() > 3 && counts.is_sorted_by(|a, b| a >= b), "{screen}");
+    wait_until("operations in their order", || {
+        let screen = t.contents();
+        let table: Vec<&str> = screen.lines().skip_while(|l| !l.contains("operation (")).skip(1).collect();
+        let counts: Vec<f64> = table.iter().filter_map(|l| l.split_whitespace().next()?.parse().ok()).collect();
+        counts.len() > 3 && counts.is_sorted_by(|a, b| a >= b)
+    });
     t.press("p");
     t.wait_for(&["purpose (since the beginning)", "reads*", "MB written", " log"]);
     t.press("S");
@@ -154,5 +161,71 @@ fn the_screen_shows_what_a_mount_does_and_keys_sort_and_switch() {
     let text = ok(&["trace", "-o", &trace, &name, "--", "sh", "-c", &inner]);
     assert!(text.contains("somebody else records"), "{text}");
     assert_eq!(json(&ok(&["trace", "summary", "--json", &trace]))["cut"], false);
+    umount(&name);
+}
+
+#[test]
+fn what_top_cannot_do_is_said() {
+    for interval in ["nan", "0", "inf", "1e9", "two"] {
+        fails(&["top", "--interval", interval, "/"], 2, &["from 0.1 to 3600"]);
+    }
+    fails(&["trace", "--seconds", "nan", "/"], 2, &["a number of seconds"]);
+    if !fuse_works() || !have(&[Need::Program("setsid")]) {
+        return;
+    }
+    let dir = temp_dir();
+    let image = make_image(dir.path(), &[]);
+    let (path, name) = mount_point(dir.path());
+    let mut server = Command::new(CFFS).args(["mount", "-f", &image, &name]).spawn().unwrap();
+    let _mounted = Mounted(path.clone());
+    wait_until("a mount", || crate::mounting::is_mounted(&path) && fs::metadata(path.join(".")).is_ok());
+    for kind in ["dumb", ""] {
+        let mut t = Terminal::of_kind(kind, &[&name]);
+        t.wait_for(&["TERM", "--batch"]);
+        assert_eq!(t.child.wait().unwrap().code(), Some(1));
+    }
+    // A name cannot drive the terminal.
+    let bad = path.join("a\u{1b}[2Jb\u{7}");
+    fs::create_dir(&bad).unwrap();
+    wait_until("the directory is shown", || {
+        let mut top = Command::new(CFFS)
+            .args(["top", "--batch", "3", "-i", "0.3", &name])
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut work = Command::new("sh");
+        work.args(["-c", "for n in $(seq 20); do echo $n > \"$1/$n\"; sync \"$1/$n\"; done", "sh"]).arg(&bad);
+        std::thread::sleep(std::time::Duration::from_millis(200));
+        assert!(work.status().unwrap().success());
+        let mut text = String::new();
+        top.stdout.take().unwrap().read_to_string(&mut text).unwrap();
+        assert!(top.wait().unwrap().success() && !text.contains(|c: char| c.is_control() && c != '\n'), "{text:?}");
+        text.contains("/a\\u{1b}[2Jb\\u{7}")
+    });
+    // The process of the mount is killed: what is left is said, with the way out.
+    server.kill().unwrap();
+    server.wait().unwrap();
+    for words in [&["top", "--batch", "1", &name][..], &["trace", &name], &["stats", &name], &["info", &name]] {
+        fails(words, 1, &[&name, "nobody serves this mount", "unmount it"]);
+    }
+}
+
+#[test]
+fn space_in_the_log_layout_is_that_of_the_disk() {
+    if !fuse_works() {
+        return;
+    }
+    let dir = temp_dir();
+    let image = dir.path().join("image").to_str().unwrap().to_owned();
+    ok(&["mkfs", "--layout=log", "--thin=1G", "--size", "64M", "--group-size", "64K", &image]);
+    let (path, name) = mount_point(dir.path());
+    ok(&["mount", &image, &name]);
+    let _mounted = Mounted(path.clone());
+    fs::write(path.join("file"), vec![7; 1 << 20]).unwrap();
+    let text = ok(&["top", "--batch", "1", "--interval", "0.1", &name]);
+    let space = text.lines().find(|l| l.starts_with("space ")).unwrap();
+    let usable = json(&ok(&["stats", "--json", &name]))["log_disk"]["usable_bytes"].as_u64().unwrap();
+    assert!(space.contains(&format!(" of {:.1} MiB used", usable as f64 / 1_048_576.0)), "{space}");
+    assert!(space.contains("in use by files and metadata") && !space.contains("GiB"), "{space}");
     umount(&name);
 }

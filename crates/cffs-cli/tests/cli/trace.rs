@@ -281,3 +281,159 @@ fn what_is_no_trace_is_refused() {
     assert!(out.status.success() && stderr(&out).contains("ends in the middle"), "{}", stderr(&out));
     fails(&["trace", "-o", &file, dir.path().to_str().unwrap()], 1, &["not on a mounted cffs"]);
 }
+
+/// Runs a reader with limited memory; it must end by itself, and say so if it does not like what it read.
+fn survives(command: &str, file: &str, dir: &Path) -> bool {
+    // 1.5 GB of address space is far more than it needs.
+    let limit = format!("ulimit -v 1500000; exec {CFFS} trace {command} {file}");
+    let out = Command::new("timeout").args(["60", "sh", "-c", &limit]).current_dir(dir).output().unwrap();
+    let message = stderr(&out);
+    assert!(!message.contains("panicked") && !message.contains("memory allocation"), "{command}: {message}");
+    match out.status.code() {
+        Some(0) => true,
+        Some(1) => {
+            assert!(message.contains("trace") && message.contains(file), "{command}: {message}");
+            false
+        }
+        other => panic!("{command}: {other:?}, {message}"),
+    }
+}
+
+#[test]
+fn damaged_traces_are_refused_or_read_up_to_their_end_by_every_reader() {
+    if !fuse_works() {
+        return;
+    }
+    let dir = temp_dir();
+    let (name, _mounted) = mounted(dir.path(), &[]);
+    let file = dir.path().join("trace").to_str().unwrap().to_owned();
+    ok(&["trace", "--replay", "-o", &file, &name, "--", "sh", "-c", &work(&name)]);
+    umount(&name);
+    let good = fs::read(&file).unwrap();
+    let readers =
+        ["summary", "summary --json", "graph", "graph --json", "graph --merged", "perfetto", "perfetto -o out.json"];
+    let broken = dir.path().join("broken").to_str().unwrap().to_owned();
+    let mut seed = 1u64;
+    let mut random = |below: usize| {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (seed >> 33) as usize % below
+    };
+    for round in 0..40 {
+        let mut bad = good.clone();
+        match round % 4 {
+            0 => bad.truncate(random(good.len())),
+            1 => bad[random(good.len())] ^= 1 << random(8),
+            // With its checksum right, so that the contents are what is wrong.
+            2 => reseal(&mut bad, &mut random),
+            _ => {
+                let at = random(good.len() - 64);
+                (0..64).for_each(|n| bad[at + n] = random(256) as u8);
+            }
+        }
+        fs::write(&broken, &bad).unwrap();
+        survives(readers[round % readers.len()], &broken, dir.path());
+    }
+    // What was there stays where nothing could be read at all.
+    fs::write(dir.path().join("out.json"), "mine").unwrap();
+    fs::write(&broken, "no trace at all, but long enough").unwrap();
+    assert!(!survives("perfetto -o out.json", &broken, dir.path()));
+    assert_eq!(contents(dir.path().join("out.json")), b"mine");
+}
+
+/// Changes bytes of frames, and makes their checksums right again.
+fn reseal(file: &mut [u8], random: &mut dyn FnMut(usize) -> usize) {
+    let mut at = 16;
+    while at + 8 < file.len() {
+        let len = u32::from_le_bytes(file[at..at + 4].try_into().unwrap()) as usize;
+        let body = &mut file[at + 8..at + 8 + len];
+        for _ in 0..3 {
+            body[random(len)] ^= 1 << random(8);
+        }
+        let crc = cffs::format::crc32c(body);
+        file[at + 4..at + 8].copy_from_slice(&crc.to_le_bytes());
+        at += 8 + len;
+    }
+}
+
+#[test]
+fn a_recording_whose_output_fails_ends_with_the_error_and_the_mount_goes_on() {
+    if !fuse_works() || !have(&[Need::Root]) {
+        return;
+    }
+    let dir = temp_dir();
+    let (name, _mounted) = mounted(dir.path(), &[]);
+    // A full disk.
+    let small = dir.path().join("small");
+    fs::create_dir(&small).unwrap();
+    let mount = Command::new("mount").args(["-t", "tmpfs", "-o", "size=64k", "none"]).arg(&small).status().unwrap();
+    assert!(mount.success());
+    let _small = Mounted(small.clone());
+    let file = small.join("trace").to_str().unwrap().to_owned();
+    let busy = format!("for i in $(seq 40); do cat {name}/old/* > /dev/null; touch {name}/old/*; done; exit 0");
+    fails(&["trace", "-o", &file, &name, "--", "sh", "-c", &busy], 1, &["No space left"]);
+    // What is there is a trace that ends in the middle.
+    let out = run(&["trace", "summary", &file]);
+    assert!(out.status.success() && stderr(&out).contains("ends in the middle"), "{}", stderr(&out));
+    // A reader that goes away.
+    let mut piped = Command::new(CFFS);
+    piped.args(["trace", "-o", "-", &name, "--", "sh", "-c", &busy]).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut recorder = piped.spawn().unwrap();
+    let mut first = [0; 16];
+    std::io::Read::read_exact(recorder.stdout.as_mut().unwrap(), &mut first).unwrap();
+    drop(recorder.stdout.take());
+    let out = recorder.wait_with_output().unwrap();
+    assert!(
+        out.status.code() == Some(1) && stderr(&out).contains("whoever read the trace has gone"),
+        "{:?} {}",
+        out.status,
+        stderr(&out)
+    );
+    // Nothing is recorded any more, and the next recording has all it asks for.
+    let next = dir.path().join("next").to_str().unwrap().to_owned();
+    ok(&["trace", "-o", &next, &name, "--", "cat", &format!("{name}/old/3")]);
+    assert_eq!(json(&ok(&["trace", "summary", "--json", &next]))["lost"], 0);
+    umount(&name);
+}
+
+#[test]
+fn recorders_take_turns_and_a_mount_goes_while_one_looks() {
+    if !fuse_works() {
+        return;
+    }
+    let dir = temp_dir();
+    let (name, _mounted) = mounted(dir.path(), &[]);
+    let file = |n: usize| dir.path().join(format!("trace{n}")).to_str().unwrap().to_owned();
+    // Each takes over from the one before, which says so.
+    let mut recorders: Vec<_> = Vec::new();
+    for n in 0..4 {
+        let recorder =
+            Command::new(CFFS).args(["trace", "-o", &file(n), &name]).stderr(Stdio::piped()).spawn().unwrap();
+        wait_until("it records", || fs::metadata(file(n)).is_ok_and(|m| m.len() > 100));
+        recorders.push(recorder);
+    }
+    let last = recorders.pop().unwrap();
+    for recorder in recorders {
+        let out = recorder.wait_with_output().unwrap();
+        assert!(out.status.code() == Some(1) && stderr(&out).contains("another recording"), "{}", stderr(&out));
+    }
+    // Classes that change all the time, by other recorders, under load.
+    let script = format!("while [ ! -e {}/over ]; do cat {name}/old/* > /dev/null; done", dir.path().display());
+    let mut load = Command::new("sh").args(["-c", &script]).spawn().unwrap();
+    for n in 0..30 {
+        let classes = ["all", "none", "op", "device", "cache,journal", "replay"][n % 6];
+        ok(&["trace", "--classes", classes, "--seconds", "0.02", "-o", &file(9), &name]);
+        assert_eq!(json(&ok(&["trace", "summary", "--json", &file(9)]))["cut"], false);
+    }
+    fs::write(dir.path().join("over"), "").unwrap();
+    assert!(load.wait().unwrap().success());
+    let out = last.wait_with_output().unwrap();
+    assert!(out.status.code() == Some(1) && stderr(&out).contains("another recording"));
+    // Detached while it is recorded: the recorder holds it, then it is gone.
+    let mut held = Command::new(CFFS).args(["trace", "-o", &file(5), "--seconds", "1", &name]).spawn().unwrap();
+    wait_until("it records", || fs::metadata(file(5)).is_ok_and(|m| m.len() > 100));
+    assert!(Command::new("umount").args(["-l", &name]).status().unwrap().success());
+    assert_eq!(held.wait().unwrap().code(), Some(0));
+    assert!(ok(&["trace", "summary", &file(5)]).contains(" 0 lost"));
+    let image = dir.path().join("image").to_str().unwrap().to_owned();
+    wait_until("the mount has ended", || run(&["fsck", "-n", &image]).status.success());
+}

@@ -16,6 +16,12 @@ pub enum ControlError {
     /// The path is not on a mounted cffs.
     #[error("{}: not on a mounted cffs: name the directory that one is mounted on", .0.display())]
     NotMounted(PathBuf),
+    /// The process that served the mount has ended.
+    #[error(
+        "{}: nobody serves this mount any more: its process has ended, or was killed; unmount it (`umount -l` where it is in use), and \
+         mount it again, which recovers what was committed", .0.display()
+    )]
+    Gone(PathBuf),
     /// The path could not be opened, or the mount does not answer.
     #[error("{}: {error}", .path.display())]
     Io {
@@ -42,6 +48,7 @@ impl ControlError {
     pub fn errno(&self) -> Option<i32> {
         match self {
             ControlError::NotMounted(_) => Some(Errno::NOTTY.raw_os_error()),
+            ControlError::Gone(_) => Some(Errno::NOTCONN.raw_os_error()),
             ControlError::Io { error, .. } => error.raw_os_error(),
             ControlError::Version(_) => None,
             ControlError::Refused { refusal, .. } => Some(refusal.errno),
@@ -59,7 +66,7 @@ pub struct Control {
 impl Control {
     /// Opens the file system that contains this directory or regular file. Fails if that is not a mounted cffs.
     pub fn open(path: &Path) -> Result<Control, ControlError> {
-        let failed = |error| ControlError::Io { path: path.to_owned(), error };
+        let failed = |error| failed(path, error);
         // Opening a pipe would wait for a process at its other end.
         let kind = std::fs::metadata(path).map_err(failed)?.file_type();
         if !kind.is_dir() && !kind.is_file() {
@@ -111,12 +118,20 @@ impl Control {
     }
 
     fn failed(&self, error: io::Error) -> ControlError {
-        let path = self.path.clone();
         match error.raw_os_error().map(Errno::from_raw_os_error) {
-            Some(Errno::NOTTY | Errno::NOSYS | Errno::OPNOTSUPP) => ControlError::NotMounted(path),
-            Some(Errno::INVAL) => ControlError::Version(path),
-            _ => ControlError::Io { path, error },
+            Some(Errno::NOTTY | Errno::NOSYS | Errno::OPNOTSUPP) => ControlError::NotMounted(self.path.clone()),
+            Some(Errno::INVAL) => ControlError::Version(self.path.clone()),
+            _ => failed(&self.path, error),
         }
+    }
+}
+
+fn failed(path: &Path, error: io::Error) -> ControlError {
+    let path = path.to_owned();
+    match error.raw_os_error().map(Errno::from_raw_os_error) {
+        // The first is what all calls get afterwards, the second one what was under way gets.
+        Some(Errno::NOTCONN | Errno::CONNABORTED) => ControlError::Gone(path),
+        _ => ControlError::Io { path, error },
     }
 }
 

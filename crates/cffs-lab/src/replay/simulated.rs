@@ -19,8 +19,12 @@ use crate::experiments::volume::{Layout, Volume};
 const BYTES: u64 = 1 << 30;
 /// Most bytes that a simulated disk has: its contents are in memory, as far as they are written.
 const BYTES_MAX: u64 = 1 << 40;
+/// Most bytes of the tree that is made on it, for the same reason.
+const TREE_MAX: u64 = 16 << 30;
 /// How often the background thread writes back, if it was not recorded: nanoseconds.
 const INTERVAL: u64 = 5_000_000_000;
+/// Most times that it does so then: two months of recording; a damaged trace may say that it is longer.
+const BACKGROUND_MAX: u64 = 1 << 20;
 /// A cache, if nobody has said or recorded how large.
 const CACHE: u64 = 256 << 20;
 
@@ -40,6 +44,13 @@ pub(super) fn made(s: &Settings, w: &Workload, is_log: bool) -> Result<Volume> {
     let bytes = s.of(s.size, w, "size", BYTES);
     if bytes > BYTES_MAX {
         bail!("a simulated disk has at most {BYTES_MAX} bytes, this one were to have {bytes}: say size=");
+    }
+    let tree = w.tree.bytes();
+    if tree > TREE_MAX {
+        bail!(
+            "the tree of the trace has {} GiB, and a simulated disk is in memory: replay it through a mount (fs=cffs)",
+            tree >> 30
+        );
     }
     let volume = Volume::make(s.disk, bytes, layout)?;
     let default = MkfsOptions::default();
@@ -81,6 +92,9 @@ pub fn predict(s: &Settings, w: &Workload, image: Option<&Path>) -> Result<Predi
     };
     let on = volume.open_counted()?;
     let fs = Fs::open(on.device.clone(), None, options(s, w, volume.is_log()))?;
+    if w.is_of_mount() {
+        fs.queue_readahead();
+    }
     let disk = volume.disk();
     let (before, counted) = (disk.counters(), requests(&on.counted));
     let mut differences = Differences::default();
@@ -102,13 +116,12 @@ pub fn predict(s: &Settings, w: &Workload, image: Option<&Path>) -> Result<Predi
 /// Repeats all operations at their times, and what the background thread did at its own. Returns the time in which the disk was busy
 /// for each operation; `busy` is that and the time for the background thread.
 fn replay(fs: &Arc<Fs>, disk: &SimDevice, w: &Workload, differences: &mut Differences, busy: &mut u64) -> Vec<u64> {
-    let longest = w.ops.iter().map(|op| op.args[2]).max().unwrap_or(0).max(4096);
-    let mut engine = Engine::new(fs, Names::new(&w.tree), longest as usize);
+    let mut engine = Engine::new(fs, Names::new(&w.tree), w.longest());
     let clock = disk.clock();
     let began = clock.now();
     let mut by_operation = Vec::with_capacity(w.ops.len());
     let mut at = |time: u64, work: &mut dyn FnMut()| {
-        clock.advance_to(began + time);
+        clock.advance_to(began.saturating_add(time));
         let before = clock.now();
         work();
         *busy += clock.now() - before;
@@ -119,7 +132,12 @@ fn replay(fs: &Arc<Fs>, disk: &SimDevice, w: &Workload, differences: &mut Differ
         while let Some(time) = background.next_if(|time| *time <= op.start) {
             at(time, &mut || fs.background_step());
         }
-        by_operation.push(at(op.start, &mut || differences.compare(op, engine.repeat(op))));
+        let mut repeat = || {
+            differences.compare(op, engine.repeat(op));
+            // A mount's thread does it beside the program; the same is asked of the disk, for the same cause.
+            fs.readahead_step();
+        };
+        by_operation.push(at(op.start, &mut repeat));
     }
     for time in background {
         at(time, &mut || fs.background_step());
@@ -135,7 +153,7 @@ fn background_times(w: &Workload) -> Vec<u64> {
         return w.background.clone();
     }
     let end = w.ops.last().map_or(0, |op| op.start);
-    (1..).map(|n| n * INTERVAL).take_while(|time| *time < end).collect()
+    (1..BACKGROUND_MAX).map(|n| n * INTERVAL).take_while(|time| *time < end).collect()
 }
 
 fn requests<D: cffs::device::Device>(counted: &CountingDevice<D>) -> ByPurpose {

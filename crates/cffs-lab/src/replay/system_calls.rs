@@ -95,7 +95,7 @@ pub fn repeat_all(root: &Path, w: &Workload, pauses: bool) -> Result<Differences
         root: root.to_path_buf(),
         names: Mutex::new(Names::new(&w.tree)),
         open: Mutex::default(),
-        buffer: contents(w.ops.iter().map(|op| op.args[2]).max().unwrap_or(0).max(4096) as usize),
+        buffer: contents(w.longest()),
     };
     let order = Order::new(&w.ops);
     let differences = Mutex::new(Differences::default());

@@ -259,6 +259,102 @@ fn system_calls_repeat_the_same_anywhere() {
     assert_eq!(std::fs::metadata(dir.path().join("large")).unwrap().len(), 1 << 20);
 }
 
+/// A walk over all files on something like a mount: what is read ahead is read beside it. Returns the trace.
+fn walk_recorded_on_a_mount(on: &str) -> Vec<u8> {
+    let s: Settings = on.parse().unwrap();
+    let empty = Workload::default();
+    let volume = made(&s, &empty, false).unwrap();
+    let opened = volume.open().unwrap();
+    let mount = || Fs::open(opened.device.clone(), None, options(&s, &empty, false)).unwrap();
+    let fs = mount();
+    tree(&fs).unwrap();
+    fs.close().unwrap();
+    let fs = mount();
+    fs.queue_readahead();
+    let mut trace = frame::HEADER.to_vec();
+    let mut left = vec![ROOT_INO];
+    while let Some(directory) = left.pop() {
+        let listing = fs.trace_listing(directory, 0).unwrap();
+        left.extend(listing.entries.iter().rev().filter(|e| e.is_dir()).map(|e| e.inode));
+        trace.extend(listing.frame().unwrap());
+    }
+    fs.readahead_step();
+    fs.cool().unwrap();
+    let recording = fs.tracer().start(Classes::ALL.with(Classes::REPLAY));
+    let mut buffer = vec![0; 128 << 10];
+    for d in 0..DIRS {
+        let dir = fs.lookup(ROOT_INO, format!("dir{d}").as_bytes()).unwrap().ino;
+        fs.readahead_step();
+        for f in 0..FILES {
+            let ino = fs.lookup(dir, format!("file{f}").as_bytes()).unwrap().ino;
+            fs.readahead_step();
+            fs.read(ino, 0, &mut buffer).unwrap();
+            fs.readahead_step();
+            fs.forget(ino, 1);
+        }
+        fs.forget(dir, 1);
+    }
+    // With the version of the program, as `cffs trace` has it.
+    trace.extend(frame::information(br#"{"when":"start","classes":"all","program":"0.1.0"}"#));
+    trace.extend(fs.tracer().read(recording, usize::MAX).unwrap());
+    fs.close().unwrap();
+    opened.close().unwrap();
+    trace
+}
+
+#[test]
+fn what_a_mount_has_read_ahead_is_read_ahead_again() {
+    for on in [HERE, "hdd-2026,size=256M,group=64K"] {
+        let w = Workload::read(&walk_recorded_on_a_mount(on)[..]).unwrap();
+        assert!(w.is_of_mount() && w.recorded["prefetch"].reads > 2, "{:?}", w.recorded);
+        let p = predict(&on.parse().unwrap(), &w, None).unwrap();
+        let asked = p.purposes.unwrap();
+        for purpose in ["demand", "prefetch"] {
+            // The tree is made in the order of the listing, so it lies a little differently.
+            let (asked, recorded) = (asked[purpose].reads, w.recorded[purpose].reads);
+            assert!(asked.abs_diff(recorded) <= 1, "{on}: {asked} for {purpose}, recorded {recorded}");
+        }
+    }
+}
+
+#[test]
+fn a_damaged_recording_is_refused_or_replayed_and_nothing_else() {
+    let (trace, _) = record(HERE, false);
+    let mut random = Random::new(3);
+    let (mut refused, mut read) = (0, 0);
+    let mut frames = Vec::new();
+    let mut at = frame::HEADER.len();
+    while at < trace.len() {
+        let len = u32::from_le_bytes(trace[at..at + 4].try_into().unwrap()) as usize;
+        frames.push((at, len));
+        at += 8 + len;
+    }
+    for round in 0..90 {
+        let mut bad = trace.clone();
+        // Some bits of a frame, and its checksum made right again.
+        let (at, len) = frames[random.below(frames.len() as u64) as usize];
+        let body = &mut bad[at + 8..at + 8 + len];
+        for _ in 0..1 + round % 3 {
+            body[1 + random.below(len as u64 - 1) as usize] ^= 1 << random.below(8);
+        }
+        let crc = cffs::format::crc32c(body);
+        bad[at + 4..at + 8].copy_from_slice(&crc.to_le_bytes());
+        if round % 3 == 0 {
+            bad.truncate(random.below(bad.len() as u64) as usize);
+        }
+        let Ok(w) = Workload::read(&bad[..]) else {
+            refused += 1;
+            continue;
+        };
+        read += 1;
+        // Times can be anything, and a disk in virtual time does not wait for them.
+        if let Err(e) = predict(&HERE.parse().unwrap(), &w, None) {
+            assert!(format!("{e:#}").len() > 10, "{e:#}");
+        }
+    }
+    assert!(refused > 5 && read > 5, "{refused} refused, {read} read");
+}
+
 #[test]
 fn what_is_no_recording_for_a_replay_is_refused() {
     let message = |bytes: &[u8]| Workload::read(bytes).unwrap_err().to_string();

@@ -84,6 +84,12 @@ pub struct StartTree {
 }
 
 impl StartTree {
+    /// Bytes of all files, as far as they have space.
+    pub fn bytes(&self) -> u64 {
+        let all = self.directories.iter().flat_map(|(_, entries)| entries);
+        all.fold(0, |sum, e| sum.saturating_add(if e.size > 4096 { e.size.min(e.space) } else { e.size }))
+    }
+
     /// All names with their directories, in the order in which a tree is unpacked: a directory, then what is in it.
     pub fn in_order(&self) -> Vec<(u64, &Listed)> {
         let listed: HashMap<u64, &[Listed]> = self.directories.iter().map(|(d, all)| (*d, all.as_slice())).collect();
@@ -110,6 +116,14 @@ fn is_left_out(kind: Kind) -> bool {
     matches!(kind, Kind::Mount | Kind::Unmount | Kind::Trim | Kind::Grow | Kind::Tune | Kind::Quota)
 }
 
+/// Most bytes of a read or a write. The kernel asks for a MiB, and a damaged trace for anything.
+const MOVED_MAX: u64 = 64 << 20;
+
+/// Its third argument says how many bytes are to be in memory at once.
+fn moves_bytes(kind: Kind) -> bool {
+    matches!(kind, Kind::Read | Kind::Write)
+}
+
 impl Workload {
     /// Reads a trace.
     ///
@@ -132,7 +146,7 @@ impl Workload {
                     }
                     w.tree.directories[at].1.extend(entries);
                 }
-                Item::Lost { spans, .. } => w.lost += spans,
+                Item::Lost { spans, .. } => w.lost = w.lost.saturating_add(spans),
                 Item::Information(json) => {
                     let value: Value = serde_json::from_slice(&json).unwrap_or_default();
                     if value["when"] == "start" {
@@ -160,12 +174,13 @@ impl Workload {
                 let by_cause = self.by_cause.entry(cause).or_default();
                 for of in [self.recorded.entry(q.purpose.name().to_owned()).or_default(), by_cause] {
                     match r.kind {
-                        Kind::DeviceRead => (of.reads, of.bytes) = (of.reads + 1, of.bytes + r.args[1]),
-                        Kind::DeviceWrite => (of.writes, of.bytes) = (of.writes + 1, of.bytes + r.args[1]),
-                        _ => {}
+                        Kind::DeviceRead => of.reads += 1,
+                        Kind::DeviceWrite => of.writes += 1,
+                        _ => continue,
                     }
+                    of.bytes = of.bytes.saturating_add(r.args[1]);
                 }
-                self.recorded_time += r.duration / q.batch;
+                self.recorded_time = self.recorded_time.saturating_add(r.duration / q.batch);
             } else if r.kind == Kind::Background {
                 self.background.push(start);
             } else if r.kind.class().meets(Classes::OP) && r.cause.origin.is_none() {
@@ -175,7 +190,11 @@ impl Workload {
                 };
                 let next = threads.len();
                 let thread = *threads.entry(r.thread).or_insert(next);
-                self.ops.push(Op { kind: r.kind, args: r.args, detail: *detail, start, end, thread });
+                let mut args = r.args;
+                if moves_bytes(r.kind) {
+                    args[2] = args[2].min(MOVED_MAX);
+                }
+                self.ops.push(Op { kind: r.kind, args, detail: *detail, start, end, thread });
             }
         }
         self.threads = threads.len();
@@ -183,6 +202,17 @@ impl Workload {
             bail!("the trace has no operations that can be replayed: record it with `cffs trace --replay`");
         }
         Ok(())
+    }
+
+    /// Bytes of the longest read or write, 64 KiB (the longest attribute) at least.
+    pub fn longest(&self) -> usize {
+        let moved = self.ops.iter().filter(|op| moves_bytes(op.kind)).map(|op| op.args[2]);
+        moved.max().unwrap_or(0).max(1 << 16) as usize
+    }
+
+    /// It was recorded on a mount, which has a thread that reads ahead; not with the engine alone.
+    pub fn is_of_mount(&self) -> bool {
+        self.settings["program"].is_string()
     }
 
     /// A setting of the file system that was recorded.

@@ -56,6 +56,8 @@ pub struct Cache {
     sums_policy: Prefetch,
     /// To the readahead thread.
     pub(super) readahead: Mutex<Option<mpsc::SyncSender<ReadaheadRequest>>>,
+    /// What waits for [`Cache::readahead_step`], where that takes the place of the thread.
+    pub(super) readahead_queue: Mutex<Option<mpsc::Receiver<ReadaheadRequest>>>,
     pub(crate) counters: CacheCounters,
     /// There are completed writes that no flush has covered yet.
     pub(crate) unflushed: AtomicBool,
@@ -78,6 +80,7 @@ impl Cache {
             data_policy: Prefetch::new(mode),
             sums_policy: Prefetch::new(mode),
             readahead: Mutex::new(None),
+            readahead_queue: Mutex::new(None),
             counters: CacheCounters::default(),
             unflushed: AtomicBool::new(false),
             write_latency: WriteLatency::default(),

@@ -22,31 +22,48 @@ impl Cache {
         std::thread::Builder::new()
             .name("cffs-ahead".into())
             .spawn(move || {
-                let _purpose = Purpose::Prefetch.scope();
-                while let Ok(first) = receive.recv() {
+                while let Ok(request) = receive.recv() {
                     let Some(cache) = weak.upgrade() else { break };
                     if cache.dev.width() > 1 {
                         // Several devices: all that waits at once.
-                        cache.fill_ahead(std::iter::once(first).chain(receive.try_iter()).collect());
-                        continue;
+                        let _purpose = Purpose::Prefetch.scope();
+                        cache.fill_ahead(std::iter::once(request).chain(receive.try_iter()).collect());
+                    } else {
+                        cache.read_ahead(request);
                     }
-                    let (cause, kind, range) = first;
-                    let args = [range.start, range.end - range.start, 0];
-                    let _span = cache.tracer().span_for(cause, Kind::Readahead, args);
-                    // The reader that needs the block meets a failure again, and reports it.
-                    let _ = cache.fill(kind, range.clone(), range, true);
                 }
             })
             .map(drop)
             .unwrap_or_else(|e| tracing::warn!("no read-ahead: {e}"));
     }
 
-    /// Ends the thread of [`Cache::start_readahead`].
-    pub fn stop_readahead(&self) {
-        *self.readahead.lock() = None;
+    /// Begins to queue what the thread would read, for [`Cache::readahead_step`].
+    pub fn queue_readahead(&self) {
+        let (send, receive) = mpsc::sync_channel(QUEUE_MAX);
+        *self.readahead_queue.lock() = Some(receive);
+        *self.readahead.lock() = Some(send);
     }
 
-    /// Whether there is a readahead thread.
+    /// Reads what is queued, if [`Cache::queue_readahead`] was called.
+    pub fn readahead_step(&self) {
+        let queue = self.readahead_queue.lock();
+        queue.iter().flat_map(|q| q.try_iter()).for_each(|request| self.read_ahead(request));
+    }
+
+    fn read_ahead(&self, (cause, kind, range): ReadaheadRequest) {
+        let _purpose = Purpose::Prefetch.scope();
+        let _span = self.tracer().span_for(cause, Kind::Readahead, [range.start, range.end - range.start, 0]);
+        // The reader that needs the block meets a failure again, and reports it.
+        let _ = self.fill(kind, range.clone(), range, true);
+    }
+
+    /// Ends the thread of [`Cache::start_readahead`], or the queue.
+    pub fn stop_readahead(&self) {
+        *self.readahead.lock() = None;
+        *self.readahead_queue.lock() = None;
+    }
+
+    /// Whether there is a readahead thread, or a queue instead.
     pub fn has_readahead(&self) -> bool {
         self.readahead.lock().is_some()
     }

@@ -56,6 +56,20 @@ impl Fs {
         self.write_back_and_commit();
     }
 
+    /// From now on what the thread that reads ahead would read waits for [`Fs::readahead_step`]. For whoever has a mount without that
+    /// thread ([`crate::MountOptions::background`]) and a clock of his own.
+    pub fn queue_readahead(&self) {
+        if !self.opts.background {
+            self.cache.queue_readahead();
+        }
+    }
+
+    /// Reads what is queued to be read ahead ([`Fs::queue_readahead`]), up to eight requests; what was asked for beyond that was
+    /// dropped, as with the thread.
+    pub fn readahead_step(&self) {
+        self.cache.readahead_step();
+    }
+
     fn write_back_and_commit(&self) {
         // Errors are kept where fsync and the next operations find them. A file that cannot be written must not keep
         // the others' changes from becoming durable.

@@ -76,11 +76,15 @@ impl ThreadBuffer {
         let (bytes, base, lost, named) = {
             let c = &mut *self.contents.lock();
             if c.bytes.is_empty() && c.lost == 0 {
+                // A thread that rests has no memory for it.
+                c.bytes = Vec::new();
                 return;
             }
             let base = mem::replace(&mut c.base, c.before);
             c.spans = 0;
-            (mem::take(&mut c.bytes), base, mem::take(&mut c.lost), mem::replace(&mut c.named, true))
+            // The next records are likely to need as much; to grow by and by would copy them again and again.
+            let bytes = Vec::with_capacity(c.bytes.len());
+            (mem::replace(&mut c.bytes, bytes), base, mem::take(&mut c.lost), mem::replace(&mut c.named, true))
         };
         if !named {
             frame::put_thread(out, self.thread, &self.name);
