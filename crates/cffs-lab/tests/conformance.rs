@@ -41,7 +41,7 @@ fn passes(mut command: Command, tool: &str, args: &[&str], logs: &Path) {
 }
 
 #[test]
-fn pjdfstest_on_both_formats() {
+fn pjdfstest_on_each_format() {
     let logs = tempfile::tempdir().unwrap();
     if let Some(command) = conformance("pjdfstest", logs.path()) {
         passes(command, "pjdfstest", &[], logs.path());

@@ -52,7 +52,7 @@ pub fn checks<'a>(args: &'a Args, tools: &'a Tools) -> Vec<Check<'a>> {
     vec![Check {
         name: "fsx".into(),
         size: "1G",
-        formats: vec![Format::Default],
+        formats: vec![Format::Default, Format::Log],
         run: Box::new(|job, mount| check(args, tools, job, mount)),
     }]
 }

@@ -42,7 +42,7 @@ pub fn checks<'a>(args: &'a Args, tools: &'a Tools) -> Vec<Check<'a>> {
     vec![Check {
         name: "pjdfstest".into(),
         size: "1G",
-        formats: vec![Format::Default, Format::Conventional],
+        formats: vec![Format::Default, Format::Conventional, Format::Log],
         run: Box::new(|job, mount| check(args, tools, job, mount)),
     }]
 }
