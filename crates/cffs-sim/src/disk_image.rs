@@ -10,8 +10,11 @@ pub(crate) const CHUNK: usize = 16 * 1024;
 #[derive(Clone)]
 pub struct Image {
     len: u64,
-    chunks: Vec<Option<Arc<Vec<u8>>>>,
+    chunks: Vec<Chunk>,
 }
+
+/// Bytes of a chunk; nothing for zeros that were never written.
+type Chunk = Option<Arc<Vec<u8>>>;
 
 impl Image {
     /// A device full of zeros.
@@ -55,7 +58,7 @@ impl Image {
     pub fn differs_from(&self, other: &Image, from: u64) -> Option<u64> {
         let first = from as usize / CHUNK;
         let zeros = [0; CHUNK];
-        let same = |(a, b): (&Option<Arc<Vec<u8>>>, &Option<Arc<Vec<u8>>>)| match (a, b) {
+        let same = |(a, b): (&Chunk, &Chunk)| match (a, b) {
             (None, None) => true,
             (Some(a), Some(b)) => Arc::ptr_eq(a, b) || a == b,
             (one, other) => one.as_ref().or(other.as_ref()).is_none_or(|data| data[..] == zeros),

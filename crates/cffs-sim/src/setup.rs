@@ -17,6 +17,9 @@ use std::time::Duration;
 
 const MIB: u64 = 1 << 20;
 
+/// A device, and that of an external log.
+pub(crate) type Devices = (Arc<dyn Device>, Option<Arc<dyn Device>>);
+
 /// A file system to make and to mount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Setup {
@@ -239,7 +242,7 @@ impl Setup {
     ///
     /// # Errors
     /// A volume or a log disk that cannot be opened.
-    pub(crate) fn open_to_repair(&self, trace: &Trace) -> io::Result<(Arc<dyn Device>, Option<Arc<dyn Device>>)> {
+    pub(crate) fn open_to_repair(&self, trace: &Trace) -> io::Result<Devices> {
         let log = self.external_log.then(|| trace.device(1) as Arc<dyn Device>);
         let device: Arc<dyn Device> = match (self.log_layout, self.volume) {
             (Some(layout), _) => layout.open(trace, false)?,
