@@ -8,7 +8,7 @@ use cffs::device::{Device, IoKind, MemoryDevice};
 use cffs::{
     Caller, Fs, MkfsOptions, MountOptions, ROOT_INO, Scrub, ScrubOptions, ScrubOutcome, StoredData, StoredStep, mkfs,
 };
-use cffs_logdisk::{ImageOptions, ImageStore, LogDisk, LogOptions};
+use cffs_logdisk::{ImageOptions, ImageStore, LogDisk, LogOptions, ScrubReport};
 use cffs_volume::{
     Candidate, CreateOptions, DATA_OFFSET, Difference, Kind, OpenOptions, Verdict, Volume, create, open,
 };
@@ -75,7 +75,8 @@ struct Stored<'a>(&'a LogDisk);
 impl StoredData for Stored<'_> {
     fn verify_step(&self, at: u64, bytes: u64) -> io::Result<StoredStep> {
         let report = self.0.scrub_step(at, bytes)?;
-        Ok(StoredStep { next: report.next, bytes: report.bytes, problems: report.problems })
+        let ScrubReport { next, bytes, problems, summaries, .. } = report;
+        Ok(StoredStep { next, bytes, problems, structures: summaries })
     }
 }
 
