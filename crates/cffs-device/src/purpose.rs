@@ -26,7 +26,7 @@ pub enum Purpose {
     Regroup,
     /// Space becomes usable again: discards, and below a log disk what it reads and writes for its cleaner.
     Clean,
-    /// Verifying what is stored.
+    /// Verifying what is stored, and making a wrong copy of a mirror right.
     Scrub,
 }
 

@@ -3,7 +3,7 @@
 //! The device cannot know which of two copies is right. Whoever has a checksum can.
 
 use cffs_buf::AlignedBuf;
-use cffs_device::{Device, IoKind};
+use cffs_device::{Device, IoKind, Purpose};
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -38,6 +38,8 @@ const LOGGED_MAX: u64 = 20;
 fn make_equal(dev: &dyn Device, kind: IoKind, copy: usize, offset: u64, good: &[u8]) {
     static LOGGED: AtomicU64 = AtomicU64::new(0);
     let len = good.len();
+    // Whatever made somebody look at it.
+    let _purpose = Purpose::Scrub.scope();
     let outcome = dev.repair(kind, copy, offset, good);
     let logged = LOGGED.fetch_add(1, Ordering::Relaxed);
     if logged >= LOGGED_MAX {
