@@ -34,7 +34,9 @@ pub(crate) fn read_wanted(
 ) -> io::Result<Summary> {
     let is_here = |s: &Summary| s.uuid == uuid && s.segment == segment;
     let here = |s: Summary| if is_here(&s) { Ok(s) } else { Err(corrupt("a summary belongs to another place")) };
-    let read = summary_at(store, segment, offset).and_then(here);
+    let read = || summary_at(store, segment, offset).and_then(here);
+    // If only the read was wrong, the log does not end here.
+    let read = read().or_else(|e| if e.kind() == io::ErrorKind::InvalidData { read() } else { Err(e) });
     if store.copies() < 2 || read.as_ref().is_ok_and(wanted) {
         return read;
     }

@@ -236,7 +236,11 @@ fn newest_superblock(device: &dyn Device, offset: u64) -> io::Result<Superblock>
 fn read_superblock(device: &dyn Device, offset: u64) -> io::Result<Superblock> {
     let mut bytes = vec![0; SUPERBLOCK_BYTES];
     device.read_at(IoKind::Super, offset, &mut bytes)?;
-    Superblock::decode(&bytes)
+    // The older one would be taken instead: if only this read was wrong, that is not to be.
+    Superblock::decode(&bytes).or_else(|_| {
+        device.read_at(IoKind::Super, offset, &mut bytes)?;
+        Superblock::decode(&bytes)
+    })
 }
 
 impl SegmentStore for ImageStore {

@@ -370,6 +370,8 @@ fn aftermath(setup: Setup, run: &Run, case: Case, rng: &mut Rng, tally: &mut Tal
     // could find things again that are then said not to be there.
     // Of a mirror another member has it, but old contents of blocks and data without checksums cannot be told from the right ones.
     let devices = match (setup.is_mirrored(), hit.request) {
+        // All data on a log disk has checksums, and there only reads go wrong.
+        (false, _) if setup.log_layout.is_some() => 0..0,
         (false, _) => hit.dev..hit.dev + 1,
         (true, Request::Write) if hit.offset >= DATA_OFFSET => 0..setup.devices(),
         (true, _) if !setup.data_sums && in_data(&images, setup, hit) => 0..setup.devices(),

@@ -1,7 +1,9 @@
 //! A fault of the device at any request: see [`cffs_sim::faults::history`] for what must hold.
 
 use cffs_sim::faults::Fault;
-use cffs_sim::faults::history::{Case, Phase, Tally, cases, operations, requests, run, setup, setup_on_mirror};
+use cffs_sim::faults::history::{
+    Case, Phase, Tally, cases, operations, requests, run, setup, setup_on_log_disk, setup_on_mirror,
+};
 use cffs_sim::ops::{parse, show};
 use cffs_sim::streams::{self, with_streams};
 
@@ -66,6 +68,24 @@ fn whatever_a_member_of_a_mirror_does() {
     }
     println!("{tally:?}");
     assert!(tally.histories > 500 && tally.struck > tally.histories * 3 / 4 && tally.repairs > 300, "{tally:?}");
+}
+
+/// A log disk fails. What was promised survives a read error, or a bit that a read gets wrong, while it is opened.
+#[test]
+fn whatever_the_device_of_a_log_disk_does() {
+    let mut tally = Tally::default();
+    // The last ones once took a batch that could not be read for the end of the log.
+    for seed in (0..4).chain([6, 8, 1055, 1081]) {
+        let (setup, ops) = (setup_on_log_disk(seed), operations(seed));
+        let requests = requests(setup, &ops).unwrap_or_else(|e| panic!("seed {seed}: {e}\n{}", show(&ops)));
+        for case in cases(setup, requests, seed).into_iter().step_by(5) {
+            if let Err(e) = run(setup, &ops, case, &mut tally) {
+                panic!("--faults --only log --once --seed {seed}: {setup}\n{case}: {e}\n{}", show(&ops));
+            }
+        }
+    }
+    println!("{tally:?}");
+    assert!(tally.histories > 300 && tally.struck > tally.histories * 3 / 4 && tally.errors > 100, "{tally:?}");
 }
 
 /// Histories that once failed: what was wrong, the number of the setup, fault, operations.
