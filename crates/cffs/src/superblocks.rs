@@ -25,7 +25,7 @@ pub fn write_superblock(dev: &dyn Device, g: &Geometry, sb: &Superblock) -> Resu
 /// large as it says.
 pub fn read_superblock(dev: &dyn Device) -> Result<Superblock> {
     let read =
-        read_sector(dev, 0).map(|read| read.map(|bytes| newest_superblock(dev, 0, bytes.len()).unwrap_or(bytes)));
+        read_sector(dev, 0).map(|read| read.map(|bytes| newest_superblock(dev, 0, 0, bytes.len()).unwrap_or(bytes)));
     let Some(bytes) = read? else {
         return Err(Corrupt(format!("not a cffs file system (the device has only {} bytes)", dev.len())).into());
     };
@@ -64,9 +64,11 @@ pub fn read_superblock(dev: &dyn Device) -> Result<Superblock> {
     Ok(sb)
 }
 
-/// The superblock as the newest copy of the device has it: of a mirror, one of the members.
-fn newest_superblock(dev: &dyn Device, at: u64, len: usize) -> Option<Vec<u8>> {
-    let age = |bytes: &[u8]| Superblock::decode(bytes).ok().map(|sb| (sb.mount_count, sb.mounted));
+/// The superblock of an allocation group as the newest copy of the device has it: of a mirror, one of the members. A write of another one that
+/// went astray there does not count.
+fn newest_superblock(dev: &dyn Device, ag: u64, at: u64, len: usize) -> Option<Vec<u8>> {
+    let of_ag = |bytes: &[u8]| Superblock::decode(bytes).ok().filter(|sb| sb.copy == ag);
+    let age = |bytes: &[u8]| of_ag(bytes).map(|sb| (sb.mount_count, sb.mounted));
     newest_copy(dev, IoKind::Super, at, len, &age).map(|bytes| bytes.to_vec())
 }
 
@@ -74,7 +76,7 @@ fn newest_superblock(dev: &dyn Device, at: u64, len: usize) -> Option<Vec<u8>> {
 pub fn read_superblock_copy(dev: &dyn Device, g: &Geometry, ag: u64) -> Result<Superblock> {
     let at = g.ag_start(ag) << g.block_shift;
     let bytes = read_sector(dev, at)?.ok_or_else(|| Corrupt(format!("superblock copy {ag}: beyond the end")))?;
-    let bytes = newest_superblock(dev, at, bytes.len()).unwrap_or(bytes);
+    let bytes = newest_superblock(dev, ag, at, bytes.len()).unwrap_or(bytes);
     Ok(Superblock::decode(&bytes)?)
 }
 

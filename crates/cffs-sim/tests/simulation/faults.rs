@@ -39,8 +39,9 @@ fn whatever_the_device_does() {
     assert!(tally.errors > 500 && tally.read_only > 100 && tally.files > 30, "{tally:?}");
 }
 
-/// A member of a mirror fails in every way. In the first three, a block whose rest the log does not have was wrong on a member; recovery wrote it
-/// so to all of them, and a repair did not look at the other ones.
+/// A member of a mirror fails in every way. In the first five, once: a block whose rest the log does not have was wrong on a member, and recovery wrote
+/// it so to all of them; a superblock that went astray was taken for the copy of an allocation group; and a repair mended a directory
+/// block with what was left of it on one member.
 #[test]
 fn whatever_a_member_of_a_mirror_does() {
     let mut tally = Tally::default();
@@ -49,9 +50,13 @@ fn whatever_a_member_of_a_mirror_does() {
         (1, misdirected, 66, 14_524_020_690_023_041_505),
         (2, misdirected, 66, 12_806_384_479_089_666_740),
         (4, lost, 297, 12_410_442_180_592_065_623),
+        (2058, misdirected, 154, 788_453_952_164_021_069),
+        (1010, Fault::FlippedMedium, 169, 2_797_052_225_555_026_311),
     ] {
         let case = Case { phase: Phase::Use, fault, at, seed: of };
-        for text in ["remount true", "sync\nremount true"] {
+        let kept = "mkdir /kept 755 0\nmkdir /kept/b 755 0\ncreatemany /kept/b 0 3 0 9\nsync\nsymlink /g 4095";
+        let long = format!("{kept}\nremount true\ncreate /c 755 1000");
+        for text in ["remount true", "sync\nremount true", "mkdir /kept 755 0\nremount true", &long] {
             let ops = parse(text).expect("operations");
             run(setup_on_mirror(seed), &ops, case, &mut tally)
                 .unwrap_or_else(|e| panic!("{seed}, {case}: {e}\n{text}"));
