@@ -84,6 +84,7 @@ fn faults(args: &Args) -> Result<()> {
         for case in cases {
             worker.run(repeat.clone(), &case.to_string(), |total| {
                 let first = history::run(setup, &ops, case, &mut total.faults).err()?;
+                eprintln!("{repeat}, {case}, before it is made small: {first}");
                 let near = |at: u64| (at.saturating_sub(20)..at + 20).map(move |at| history::Case { at, ..case });
                 let find = |ops: &[Op]| {
                     near(case.at).find_map(|c| Some((c, history::run(setup, ops, c, &mut Tally::default()).err()?)))
