@@ -69,6 +69,7 @@ pub fn run(r: &Recording<'_>) -> anyhow::Result<u8> {
     written.map_err(|error| match error.downcast_ref::<io::Error>().map(io::Error::kind) {
         // Elsewhere this is no news; here a recording has ended that somebody wanted.
         Some(io::ErrorKind::BrokenPipe) => anyhow!("the recording has ended early: whoever read the trace has gone"),
+        Some(io::ErrorKind::StorageFull) => error.context(r.output.display().to_string()),
         _ => error,
     })?;
     Ok(code?)
@@ -114,7 +115,8 @@ fn information(when: &str, r: &Recording<'_>, control: &Control) -> anyhow::Resu
         "when": when,
         "unix_ms": time,
         "program": info.program,
-        "image": info.image,
+        // A path is a name too.
+        "image": (!r.scramble).then_some(&info.image),
         "classes": r.classes.to_string(),
         "device": stats["device"],
         "log_device": stats["log_device"],

@@ -208,7 +208,12 @@ pub fn programs(_scale: u64) -> Result<Outcome> {
         ["operations", "files read", "small, %", "bytes of small, %", "after a neighbour, %", "requests recorded"];
     outcome.table("What programs do", "program", &columns.map(str::to_string), rows);
     let columns = ["operations", "reads", "writes", "KB"].map(str::to_string);
-    outcome.table("What each operation causes, at once or later, as recorded", "operation", &columns, causes);
+    outcome.table(
+        "What each operation has the disk do, as recorded; work done for many is counted for who had it done",
+        "operation",
+        &columns,
+        causes,
+    );
     let ways: Vec<String> = WAYS.iter().map(|(way, _)| way.to_string()).collect();
     let titles = ["Disk time (s)", "Reading small files (ms for a MB)", "Reading large files (ms for a MB)"];
     for (n, title) in titles.into_iter().enumerate() {

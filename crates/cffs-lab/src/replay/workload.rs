@@ -60,7 +60,7 @@ pub struct Workload {
     pub background: Vec<u64>,
     /// Requests that were recorded, by purpose.
     pub recorded: ByPurpose,
-    /// The same by the operation at the root of their causes, at once or later; of work for many, the one that most of it was for.
+    /// The same by the operation at the root of their causes. Of work for many that is who had it done (a sync, an fsync), not for whom.
     pub by_cause: ByPurpose,
     /// Nanoseconds of these requests.
     pub recorded_time: u64,

@@ -6,7 +6,7 @@ use std::cell::Cell;
 /// Most causes that are named; the others are counted.
 pub(super) const NAMED_MAX: usize = 16;
 /// Most operations that are told apart in the counts.
-const OPS_MAX: usize = 8;
+const OPS_MAX: usize = 16;
 
 /// The span that causes what begins now, and the operation at the root of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -79,6 +79,9 @@ impl FromStr for Classes {
     /// `all` (but `replay`), `none`, or names separated by commas or plus signs. With `replay` comes `op`.
     fn from_str(text: &str) -> Result<Classes, String> {
         let mut all = Classes::NONE;
+        if text.is_empty() {
+            return Err("no class is named: use all, none or a list".into());
+        }
         for name in text.split([',', '+']).map(str::trim).filter(|n| !n.is_empty()) {
             let known = Classes::NAMES.iter().find(|(n, _)| *n == name).map(|(_, c)| *c);
             all = all.with(match name {
