@@ -6,7 +6,7 @@ use crate::{Outcome, expect, expect_errno, failed, on_each};
 use rustix::io::Errno;
 use std::fs::{self, File};
 use std::io::{Read as _, Write as _};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// Ways to stop a file system: after everything was written, after the log was written, or right away.
 const WAYS: [&str; 3] = ["0", "1", "2"];
@@ -107,13 +107,18 @@ fn shutdowns_at_once_and_under_readers_all_end() {
         // One thread that answers is the hardest case.
         let options = if disk.kind() == Kind::Cffs { "threads=1,noio_uring" } else { "" };
         let m = disk.try_mount("mnt", options)?;
-        let refused = AtomicUsize::new(0);
+        let (refused, shut) = (AtomicUsize::new(0), AtomicBool::new(false));
         std::thread::scope(|s| {
             for reader in 0..6 {
-                let (m, refused) = (&m, &refused);
+                let (m, refused, shut) = (&m, &refused, &shut);
                 s.spawn(move || {
-                    // Each file is cold for the one who comes first.
-                    for n in (0..20_000).map(|n| (n * 7 + reader * 31) % 200) {
+                    // Each file is cold for the one who comes first. All of them once more after the shutdown.
+                    let mut left = 200;
+                    for n in (0_u64..).map(|n| (n * 7 + reader * 31) % 200) {
+                        left -= u32::from(shut.load(Ordering::SeqCst));
+                        if left == 0 {
+                            break;
+                        }
                         let Ok(bytes) = fs::read(m.path(&format!("file{n}"))) else {
                             refused.fetch_add(1, Ordering::SeqCst);
                             break;
@@ -125,7 +130,9 @@ fn shutdowns_at_once_and_under_readers_all_end() {
             let stops: Vec<_> =
                 (0..4).map(|_| s.spawn(|| raw(&["shutdown", m.dir().to_str().unwrap(), "2"]))).collect();
             // Whoever comes later may find it shut down already, and be told so.
-            let done = stops.into_iter().filter_map(|stop| stop.join().unwrap().ok()).count();
+            let ends: Vec<_> = stops.into_iter().map(|stop| stop.join()).collect();
+            shut.store(true, Ordering::SeqCst);
+            let done = ends.into_iter().filter_map(|end| end.unwrap().ok()).count();
             expect(done > 0, || "no shutdown succeeded".into())
         })?;
         expect(refused.load(Ordering::SeqCst) > 0, || "readers never noticed".into())
