@@ -16,13 +16,15 @@ pub(crate) fn get_right(
     is_right: &mut dyn FnMut(&[u8]) -> bool,
 ) -> io::Result<bool> {
     let mut read = store.get(segment, offset, buf);
-    if read.is_ok() && is_right(buf) {
-        return Ok(true);
-    }
-    // Perhaps only this read was wrong.
-    read = store.get(segment, offset, buf);
-    if read.is_ok() && is_right(buf) {
-        return Ok(true);
+    if read.is_ok() {
+        if is_right(buf) {
+            return Ok(true);
+        }
+        // Perhaps only this read was wrong. One that fails is not repeated: the kernel has done that.
+        read = store.get(segment, offset, buf);
+        if read.is_ok() && is_right(buf) {
+            return Ok(true);
+        }
     }
     if take_right(store, segment, offset, buf, is_right) {
         return Ok(true);

@@ -387,6 +387,7 @@ impl EngineDriver {
         match status.outcome {
             Some(RegroupOutcome::Complete) => {}
             // The status has the error as a text only.
+            Some(RegroupOutcome::Failed(text)) if text == Error::NoSpace.to_string() => return Err(Error::NoSpace),
             Some(RegroupOutcome::Failed(text)) => return Err(io::Error::other(format!("regroup: {text}")).into()),
             other => panic!("a regroup that nobody stopped ended as {other:?}"),
         }

@@ -106,6 +106,15 @@ impl<D: Device> Device for AtOnce<D> {
     fn together(&self, offset: u64, range: Range<u64>) -> Range<u64> {
         self.volume.together(offset, range)
     }
+    fn copies(&self) -> usize {
+        self.volume.copies()
+    }
+    fn read_copy(&self, kind: IoKind, copy: usize, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.volume.read_copy(kind, copy, offset, buf)
+    }
+    fn repair(&self, kind: IoKind, copy: usize, offset: u64, good: &[u8]) -> io::Result<bool> {
+        self.volume.repair(kind, copy, offset, good)
+    }
     fn flush(&self) -> io::Result<()> {
         self.clock.at_once(|| self.volume.flush())
     }

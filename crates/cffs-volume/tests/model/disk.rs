@@ -129,6 +129,11 @@ impl Device for Disk {
         SECTOR as u32
     }
 
+    /// Short, so that long requests are divided among members.
+    fn max_request(&self) -> usize {
+        8 << 10
+    }
+
     fn read_vectored(&self, kind: IoKind, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<()> {
         self.step()?;
         if self.power.is_off() {

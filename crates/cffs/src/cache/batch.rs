@@ -3,7 +3,7 @@
 use super::block_cache::{Cache, ReadaheadRequest};
 use super::buf::{Buf, BufRef, Demand};
 use crate::format::BlockAddr;
-use crate::trace::Kind as Trace;
+use crate::trace::{Causes, Kind as Trace};
 use cffs_buf::AlignedBuf;
 use cffs_device::{IoKind, Purpose, ReadRequest};
 use std::ops::Range;
@@ -21,19 +21,22 @@ impl Cache {
 
     /// Reads what the readahead thread was asked for, several requests in flight.
     pub(super) fn fill_ahead(&self, requests: Vec<ReadaheadRequest>) {
-        let mut claimed = Vec::new();
-        let mut span = None;
+        let Some((first, ..)) = requests.first() else { return };
+        let (mut claimed, mut for_whom) = (Vec::new(), Causes::default());
+        let blocks = requests.iter().map(|(_, _, range)| range.end - range.start).sum();
+        let mut span = self.tracer().span_for(*first, Trace::Readahead, [requests[0].2.start, blocks, 0]);
         for (cause, kind, range) in requests {
-            let args = [range.start, range.end - range.start, 0];
-            span.get_or_insert_with(|| self.tracer().span_for(cause, Trace::Readahead, args));
+            for_whom.add(cause);
             let range = self.together(&(range.start..range.start + 1), range);
             // Around what is there already, or on its way.
             let runs = self.shard(range.start).shard.lock().claim_missing(range);
             claimed.extend(runs.into_iter().map(|run| (kind, run)));
         }
+        span.add_causes(&for_whom);
+        let reads = claimed.len() as u64;
         // The reader that needs a block meets a failure again, and reports it.
         let blocks = self.read_claimed(claimed, Demand::Prefetched).len() as u64;
-        self.counters.group_reads.fetch_add(u64::from(blocks > 0), Ordering::Relaxed);
+        self.counters.group_reads.fetch_add(if blocks > 0 { reads } else { 0 }, Ordering::Relaxed);
         self.counters.group_blocks.fetch_add(blocks, Ordering::Relaxed);
     }
 

@@ -5,7 +5,7 @@ use crate::error::{Error, Result};
 use crate::extent;
 use crate::format::dirblock::{EntryKind, entry_at};
 use crate::format::table::Location;
-use crate::format::{BlockId, BlockKind, Ino, ROOT_INO};
+use crate::format::{BlockId, BlockKind, Extent, Ino, ROOT_INO};
 use serde::{Deserialize, Serialize};
 
 /// Greatest depth for which a path is looked up.
@@ -27,17 +27,8 @@ impl Fs {
     /// # Errors
     /// [`Error::Stale`], and those of reading extents.
     pub fn pieces(&self, ino: Ino) -> Result<Vec<Piece>> {
-        let node = self.node(ino)?;
-        let st = node.state.read();
-        if st.freed {
-            return Err(Error::Stale);
-        }
-        let shift = self.geo.frag_shift;
         let mut pieces = Vec::new();
-        extent::for_each(&self.cache, &st.inode, 0..u64::MAX, |e| {
-            pieces.push(Piece { start: e.start << shift, len: e.len << shift });
-            Ok(())
-        })?;
+        self.for_each_piece(ino, &mut |_, piece| pieces.push(piece))?;
         Ok(pieces)
     }
 
@@ -47,19 +38,24 @@ impl Fs {
     /// # Errors
     /// As [`Fs::pieces`].
     pub fn written_pieces(&self, ino: Ino) -> Result<Vec<(u64, Piece)>> {
+        let mut pieces = Vec::new();
+        self.for_each_piece(ino, &mut |e, piece| {
+            pieces.extend((!e.unwritten).then_some((e.logical << self.geo.frag_shift, piece)));
+        })?;
+        Ok(pieces)
+    }
+
+    fn for_each_piece(&self, ino: Ino, f: &mut dyn FnMut(&Extent, Piece)) -> Result<()> {
         let node = self.node(ino)?;
         let st = node.state.read();
         if st.freed {
             return Err(Error::Stale);
         }
         let shift = self.geo.frag_shift;
-        let mut pieces = Vec::new();
         extent::for_each(&self.cache, &st.inode, 0..u64::MAX, |e| {
-            let piece = Piece { start: e.start << shift, len: e.len << shift };
-            pieces.extend((!e.unwritten).then_some((e.logical << shift, piece)));
+            f(&e, Piece { start: e.start << shift, len: e.len << shift });
             Ok(())
-        })?;
-        Ok(pieces)
+        })
     }
 
     /// A path of an inode, by the entries in which it and its directories are embedded: `None` for one that is outside of

@@ -226,6 +226,8 @@ impl<'a> Running<'a> {
         status.outcome = Some(match outcome {
             Ok(()) => RegroupOutcome::Complete,
             Err(_) if self.stopped() => RegroupOutcome::Stopped,
+            // A thin device can be full although the file system is not.
+            Err(e) if e.errno() == Error::NoSpace.errno() => RegroupOutcome::Failed(Error::NoSpace.to_string()),
             Err(e) => RegroupOutcome::Failed(e.to_string()),
         });
         tracing::info!("regroup: {} bytes moved: {:?}", status.bytes_moved, status.outcome);

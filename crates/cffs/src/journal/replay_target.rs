@@ -2,7 +2,7 @@
 
 use super::revocations::Revocations;
 use crate::error::Result;
-use crate::format::log::{self, Record};
+use crate::format::log::{self, RANGE_UNIT, Record};
 use crate::format::{self, BlockAddr, Geometry};
 use cffs_buf::AlignedBuf;
 use cffs_device::{Device, IoKind, Purpose, WriteRequest};
@@ -31,8 +31,8 @@ struct Rebuilt {
     seq: u64,
     /// What the records say of all its bytes, if they say anything.
     sum: Option<u32>,
-    /// Bytes that came from records, as offset and length, where the device has other copies of the rest.
-    from_log: Vec<(usize, usize)>,
+    /// Which ranges of [`RANGE_UNIT`] bytes came from records; where the device has other copies of the rest, and empty elsewhere.
+    from_log: Vec<bool>,
 }
 
 impl Rebuilt {
@@ -47,8 +47,9 @@ impl Rebuilt {
             if dev.read_copy(IoKind::Meta, copy, offset, &mut bytes).is_err() {
                 continue;
             }
-            for (at, n) in &self.from_log {
-                bytes[*at..at + n].copy_from_slice(&self.bytes[*at..at + n]);
+            let units = bytes.chunks_mut(RANGE_UNIT).zip(self.bytes.chunks(RANGE_UNIT));
+            for ((unit, ours), _) in units.zip(&self.from_log).filter(|(_, from_log)| **from_log) {
+                unit.copy_from_slice(ours);
             }
             if self.sum == Some(log::block_sum(&bytes)) {
                 tracing::warn!(
@@ -137,7 +138,8 @@ impl<'a> ReplayTarget<'a> {
                     if !revoked.covers(base + (at / fs) as u64, seq) {
                         block.bytes[at..at + n].copy_from_slice(&bytes[from..from + n]);
                         if has_copies {
-                            block.from_log.push((at, n));
+                            block.from_log.resize(geo.block_size() / RANGE_UNIT, false);
+                            block.from_log[at / RANGE_UNIT..(at + n).div_ceil(RANGE_UNIT)].fill(true);
                         }
                     }
                     from += n;

@@ -3,7 +3,9 @@
 
 use crate::check::reader::Reader;
 use crate::copies::newest_copy;
-use crate::format::{BlockAddr, BlockId, FragAddr, Geometry, block_seq, crc_ok, get_u64, seal, verify_block};
+use crate::format::{
+    BlockAddr, BlockId, FragAddr, Geometry, block_addr, block_seq, crc_ok, get_u64, seal, verify_block,
+};
 use cffs_device::{Device, IoKind};
 use parking_lot::RwLock;
 use std::collections::BTreeMap;
@@ -163,12 +165,16 @@ impl<'a> Volume<'a> {
     /// otherwise what is damaged in one of them would be mended with what is left of it, and the right one be lost.
     pub(super) fn old(&mut self, addr: BlockAddr) -> Result<Vec<u8>, String> {
         let age = |bytes: &[u8]| {
-            let is_here = get_u64(bytes, 8) == self.g.fsid && get_u64(bytes, 16) == addr;
+            let is_here = get_u64(bytes, 8) == self.g.fsid && block_addr(bytes) == addr;
             (is_here && crc_ok(bytes)).then(|| block_seq(bytes))
         };
-        let offset = addr.checked_shl(self.g.block_shift).filter(|_| addr < self.g.total_blocks);
-        let newest = offset.and_then(|at| newest_copy(&*self.view.inner, IoKind::Meta, at, self.g.block_size(), &age));
-        newest.map_or_else(|| self.reader.block(addr).map(|b| b.to_vec()), |bytes| Ok(bytes.to_vec()))
+        let (dev, bs) = (&*self.view.inner, self.g.block_size());
+        if addr < self.g.total_blocks
+            && let Some(newest) = newest_copy(dev, IoKind::Meta, addr << self.g.block_shift, bs, &age)
+        {
+            return Ok(newest.to_vec());
+        }
+        self.reader.block(addr).map(|b| b.to_vec())
     }
 
     /// A metadata block with the right checksum and identity.
