@@ -1,20 +1,11 @@
 //! The trait that everything above is written against.
 
+use crate::counters::DeviceStats;
+use crate::observer::Observer;
+use crate::request::IoKind;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::ops::Range;
-
-/// What a request carries; the counting wrapper reports requests and bytes by kind.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum IoKind {
-    /// The superblock and its copies, and the log header.
-    Super,
-    /// Metadata blocks going to or coming from their place.
-    Meta,
-    /// File contents, or a group transfer that brings in both.
-    Data,
-    /// The write-ahead log.
-    Log,
-}
+use std::sync::Arc;
 
 /// One write of a batch.
 pub struct WriteRequest<'a> {
@@ -161,6 +152,15 @@ pub trait Device: Send + Sync {
             )),
             _ => Ok(self.len()),
         }
+    }
+    /// Tells an observer of all requests to the disks below this device from now on, and of its work for many, if it makes requests of its
+    /// own: a log disk, a volume. False if it does not: what it is asked for is all that there is.
+    fn observe(&self, observer: &Arc<dyn Observer>) -> bool {
+        self.below().is_some_and(|d| d.observe(observer))
+    }
+    /// The counters of the disks below, of a device that makes requests of its own; otherwise nothing.
+    fn disks(&self) -> Vec<DeviceStats> {
+        self.below().map_or_else(Vec::new, Device::disks)
     }
     /// True for a device that cannot be written.
     fn read_only(&self) -> bool {

@@ -1,23 +1,11 @@
 //! A device for tests that fails on demand.
 
-use crate::device::{Device, IoKind, WriteRequest};
+use crate::device::{Device, WriteRequest};
+use crate::request::{IoKind, Operation};
 use parking_lot::Mutex;
 use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::sync::Arc;
-
-/// What can be made to fail.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Operation {
-    /// Reads.
-    Read,
-    /// Writes; each write of a batch is one.
-    Write,
-    /// Flushes.
-    Flush,
-    /// Discards.
-    Discard,
-}
 
 /// Which of the operations to come fail, and how.
 #[derive(Clone, Copy, Debug)]

@@ -1,8 +1,9 @@
 //! Regular files and block devices.
 
-use crate::device::{Device, IoKind, ReadRequest, WriteRequest};
+use crate::device::{Device, ReadRequest, WriteRequest};
 use crate::lock::{in_use, lock};
 use crate::range::{check_read, check_write, clip_discard, total, total_mut};
+use crate::request::IoKind;
 use cffs_buf::{AlignedBuf, WorkerPool, discard_blocks};
 use parking_lot::Mutex;
 use rustix::fs::{

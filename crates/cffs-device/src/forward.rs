@@ -1,6 +1,9 @@
 //! [`Device`] for pointers to devices, so that a wrapper can hold `Arc<dyn Device>` or a device itself.
 
-use crate::device::{Device, DeviceSpace, IoKind, ReadRequest, WriteRequest};
+use crate::counters::DeviceStats;
+use crate::device::{Device, DeviceSpace, ReadRequest, WriteRequest};
+use crate::observer::Observer;
+use crate::request::IoKind;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::ops::Range;
 use std::sync::Arc;
@@ -73,6 +76,12 @@ macro_rules! forward {
             }
             fn grow(&self, len: Option<u64>) -> io::Result<u64> {
                 (**self).grow(len)
+            }
+            fn observe(&self, observer: &Arc<dyn Observer>) -> bool {
+                (**self).observe(observer)
+            }
+            fn disks(&self) -> Vec<DeviceStats> {
+                (**self).disks()
             }
             fn read_only(&self) -> bool {
                 (**self).read_only()

@@ -1,7 +1,8 @@
 //! A device in memory that costs only what was written to it.
 
-use crate::device::{Device, IoKind};
+use crate::device::Device;
 use crate::range::{check_read, check_write, chunks, clip_discard, total, total_mut};
+use crate::request::IoKind;
 use parking_lot::RwLock;
 use std::collections::HashMap;
 use std::fmt;

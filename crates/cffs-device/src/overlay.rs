@@ -1,7 +1,10 @@
 //! A device whose writes stay in memory, over another that is only read.
 
-use crate::device::{Device, DeviceSpace, IoKind, ReadRequest};
+use crate::counters::DeviceStats;
+use crate::device::{Device, DeviceSpace, ReadRequest};
+use crate::observer::Observer;
 use crate::range::{check_read, check_write, chunks, total, total_mut};
+use crate::request::IoKind;
 use parking_lot::RwLock;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -120,6 +123,14 @@ impl Device for OverlayDevice {
 
     fn max_request(&self) -> usize {
         self.inner.max_request()
+    }
+
+    fn observe(&self, observer: &Arc<dyn Observer>) -> bool {
+        self.inner.observe(observer)
+    }
+
+    fn disks(&self) -> Vec<DeviceStats> {
+        self.inner.disks()
     }
 
     fn read_vectored(&self, kind: IoKind, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<()> {

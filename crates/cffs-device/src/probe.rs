@@ -1,6 +1,7 @@
 //! Timing a device to choose the group size: how many bytes a request should move so that its fixed cost is paid back.
 
-use crate::device::{Device, IoKind};
+use crate::device::Device;
+use crate::request::IoKind;
 use cffs_buf::AlignedBuf;
 use std::io;
 use std::time::{Duration, Instant};

@@ -32,6 +32,7 @@ pub enum Purpose {
 
 thread_local! {
     static CURRENT: Cell<Purpose> = const { Cell::new(Purpose::Demand) };
+    static CAUSE: Cell<[u64; 2]> = const { Cell::new([0; 2]) };
 }
 
 impl Purpose {
@@ -99,6 +100,46 @@ impl Drop for PurposeScope {
     }
 }
 
+/// On whose behalf a thread makes requests: their purpose, and what caused them. A thread that makes requests for another one takes it over.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OnBehalf {
+    /// Their purpose.
+    pub purpose: Purpose,
+    /// What caused them, as an observer notes it; zeros are nothing.
+    pub cause: [u64; 2],
+}
+
+impl OnBehalf {
+    /// Of what this thread does now.
+    pub fn current() -> OnBehalf {
+        OnBehalf { purpose: Purpose::current(), cause: OnBehalf::cause() }
+    }
+
+    /// The cause alone.
+    pub fn cause() -> [u64; 2] {
+        CAUSE.get()
+    }
+
+    /// Sets the cause of what this thread does from now on. Returns the one before.
+    pub fn replace_cause(cause: [u64; 2]) -> [u64; 2] {
+        CAUSE.replace(cause)
+    }
+
+    /// Does something in this thread on that behalf.
+    pub fn run<T>(self, f: impl FnOnce() -> T) -> T {
+        /// Puts the cause back, also when `f` panics.
+        struct Before([u64; 2]);
+        impl Drop for Before {
+            fn drop(&mut self) {
+                CAUSE.set(self.0);
+            }
+        }
+        let _purpose = self.purpose.scope();
+        let _before = Before(CAUSE.replace(self.cause));
+        f()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -119,6 +160,18 @@ mod tests {
         }
         let _set = Purpose::Writeback.scope_if_none();
         assert_eq!(Purpose::current(), Purpose::Writeback);
+    }
+
+    #[test]
+    fn another_thread_takes_over_on_whose_behalf_it_works() {
+        let _log = Purpose::Log.scope();
+        let before = OnBehalf::replace_cause([7, 8]);
+        let behalf = OnBehalf::current();
+        let other = std::thread::spawn(move || (behalf.run(OnBehalf::current), OnBehalf::current()));
+        let (there, afterwards) = other.join().unwrap();
+        assert_eq!(there, OnBehalf { purpose: Purpose::Log, cause: [7, 8] });
+        assert_eq!((afterwards, before), (OnBehalf::default(), [0; 2]));
+        OnBehalf::replace_cause(before);
     }
 
     #[test]

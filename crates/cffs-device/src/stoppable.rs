@@ -1,6 +1,7 @@
 //! A device that can be stopped: from then on nothing reaches the device below.
 
-use crate::device::{Device, IoKind, ReadRequest, WriteRequest};
+use crate::device::{Device, ReadRequest, WriteRequest};
+use crate::request::IoKind;
 use parking_lot::RwLock;
 use std::io::{self, IoSlice, IoSliceMut};
 

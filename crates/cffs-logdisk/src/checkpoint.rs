@@ -9,6 +9,7 @@ use crate::state::State;
 use crate::store::{SegmentId, SegmentStore};
 use crate::tree::{Edit, Layout, NODE_BYTES, Node, NodeHead, NodeRef, NodeSink, Root, StoredNodes};
 use crate::usage::{Nodes, Usage};
+use cffs_device::{Purpose, Work};
 use parking_lot::Mutex;
 use std::io;
 use std::sync::Arc;
@@ -197,6 +198,10 @@ impl State {
     /// Makes a checkpoint. What is pending is not part of it.
     pub(crate) fn checkpoint(&mut self) -> io::Result<()> {
         self.check()?;
+        // One that only makes cleaned segments free is a part of the cleaning.
+        let _purpose = (Purpose::current() != Purpose::Clean).then(|| Purpose::Checkpoint.scope());
+        let observed = self.observed.clone();
+        let _checkpoint = observed.work(Work::Checkpoint, &mut self.for_checkpoint);
         let r = self.try_checkpoint();
         self.fatal(r)
     }

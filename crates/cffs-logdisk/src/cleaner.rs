@@ -14,7 +14,7 @@ use crate::packer::Packer;
 use crate::space::{Bounds, Change, Level};
 use crate::state::State;
 use crate::store::SegmentId;
-use cffs_device::Purpose;
+use cffs_device::{Purpose, Work};
 use std::io;
 
 /// Rounds without gain after which a writer gives up. A round may empty a segment only in part.
@@ -190,6 +190,8 @@ impl State {
         if self.in_vain == Some(now(self)) {
             return Err(full());
         }
+        let observed = self.observed.clone();
+        let _clean = observed.work_for_all(Work::Clean);
         let segment = self.store.segment_bytes();
         if self.dirtied > 0 || self.empty_segments().next().is_some() {
             self.checkpoint()?;

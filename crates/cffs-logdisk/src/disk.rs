@@ -16,7 +16,9 @@ use crate::space::{Change, Level, Space};
 use crate::state::State;
 use crate::store::{SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS, SegmentId, SegmentStore};
 use crate::tree::Root;
-use cffs_device::{Device, DeviceSpace, IoKind, Purpose, ReadRequest, WriteRequest};
+use cffs_device::{
+    Device, DeviceSpace, DeviceStats, IoKind, Observed, Observer, Purpose, ReadRequest, Work, WriteRequest,
+};
 use parking_lot::MutexGuard;
 use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut};
@@ -94,6 +96,7 @@ impl LogDisk {
     /// # Errors
     /// `InvalidInput` for impossible sizes; those of the store.
     pub fn format(store: Arc<dyn SegmentStore>, logical_bytes: u64, options: &LogOptions) -> io::Result<Self> {
+        let _purpose = Purpose::Log.scope();
         Ok(Self::with(recovery::format(store, logical_bytes, options)?))
     }
 
@@ -103,6 +106,7 @@ impl LogDisk {
     /// `InvalidData` if the checkpoint is damaged, and with [`UnreadableEnd`](crate::UnreadableEnd) if the last batches may be where the store cannot be
     /// read; those of the store.
     pub fn open(store: Arc<dyn SegmentStore>, options: &LogOptions) -> io::Result<Self> {
+        let _purpose = Purpose::Log.scope();
         Ok(Self::with(recovery::open(store, options)?))
     }
 
@@ -113,6 +117,18 @@ impl LogDisk {
 
     fn with(state: State) -> Self {
         LogDisk { shared: Arc::new(Shared::new(state)) }
+    }
+
+    /// Who learns what is done for many.
+    fn observed(&self) -> Observed {
+        self.lock().observed.clone()
+    }
+
+    /// Does what somebody has asked of the disk itself.
+    fn manage<T>(&self, f: impl FnOnce(&mut State) -> io::Result<T>) -> io::Result<T> {
+        let observed = self.observed();
+        let _work = observed.work_for_all(Work::Manage);
+        f(&mut self.lock())
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
@@ -134,15 +150,16 @@ impl LogDisk {
     /// # Errors
     /// `StorageFull` if there is not as much.
     pub fn reserve(&self, bytes: u64) -> io::Result<()> {
-        let mut state = self.lock();
-        if bytes > state.space().free {
-            state.seal()?;
-        }
-        if bytes > state.space().free {
-            return Err(io::Error::new(io::ErrorKind::StorageFull, "the log disk is full"));
-        }
-        state.reserved += bytes;
-        Ok(())
+        self.manage(|state| {
+            if bytes > state.space().free {
+                state.seal()?;
+            }
+            if bytes > state.space().free {
+                return Err(io::Error::new(io::ErrorKind::StorageFull, "the log disk is full"));
+            }
+            state.reserved += bytes;
+            Ok(())
+        })
     }
 
     /// Gives back what was reserved.
@@ -156,6 +173,8 @@ impl LogDisk {
     /// # Errors
     /// Those of the store; then nothing can be written any more.
     pub fn checkpoint(&self) -> io::Result<()> {
+        let observed = self.observed();
+        let _work = observed.work_for_all(Work::Manage);
         self.shared.checkpoint()
     }
 
@@ -164,6 +183,8 @@ impl LogDisk {
     /// # Errors
     /// `StorageFull` if there is no room to copy to; those of the store.
     pub fn clean_step(&self, budget: u64) -> io::Result<CleanReport> {
+        let observed = self.observed();
+        let _work = observed.work_for_all(Work::Clean);
         let _purpose = Purpose::Clean.scope();
         let mut state = self.lock();
         state.seal()?;
@@ -186,13 +207,14 @@ impl LogDisk {
     /// # Errors
     /// `Unsupported` if the store cannot grow, `InvalidInput` if the device cannot become so long; those of the store.
     pub fn grow(&self, bytes: Option<u64>) -> io::Result<u64> {
-        let mut state = self.lock();
-        state.check()?;
-        state.seal()?;
-        state.store.grow(bytes)?;
-        state.checkpoint()?;
-        state.in_vain = None;
-        Ok(state.store.capacity())
+        self.manage(|state| {
+            state.check()?;
+            state.seal()?;
+            state.store.grow(bytes)?;
+            state.checkpoint()?;
+            state.in_vain = None;
+            Ok(state.store.capacity())
+        })
     }
 
     /// The UUID of the store.
@@ -280,7 +302,7 @@ impl LogDisk {
     /// # Errors
     /// `StorageFull` if there is no room to copy to, `InvalidData` if a tree cannot be read; those of the store.
     pub fn mend_summaries(&self) -> io::Result<MendReport> {
-        self.lock().mend_summaries()
+        self.manage(|state| state.mend_summaries())
     }
 
     /// Makes reading of what the main branch does not have within some ranges (offset and length in bytes) an error, until it is written or
@@ -289,7 +311,7 @@ impl LogDisk {
     /// # Errors
     /// `StorageFull` if there is no room to note it; those of the store.
     pub fn mark_lost(&self, ranges: &[(u64, u64)]) -> io::Result<()> {
-        self.lock().mark_lost(ranges)
+        self.manage(|state| state.mark_lost(ranges))
     }
 
     /// What has been done.
@@ -315,9 +337,10 @@ impl LogDisk {
     /// # Errors
     /// `NotFound` if there is no such branch, `InvalidInput` if the name is too long; those of the store.
     pub fn snapshot(&self, branch: u32, name: &str) -> io::Result<u64> {
-        let mut state = self.lock();
-        state.seal()?;
-        state.snapshot(branch, name)
+        self.manage(|state| {
+            state.seal()?;
+            state.snapshot(branch, name)
+        })
     }
 
     /// All snapshots, by id.
@@ -352,9 +375,10 @@ impl LogDisk {
     /// # Errors
     /// `NotFound` if there is none, `ResourceBusy` while it is open or a branch has begun as it; those of the store.
     pub fn delete_snapshot(&self, id: u64) -> io::Result<()> {
-        let mut state = self.lock();
-        state.seal()?;
-        state.delete_snapshot(id)
+        self.manage(|state| {
+            state.seal()?;
+            state.delete_snapshot(id)
+        })
     }
 
     /// Deletes a branch that has no snapshots. Its space comes back by [`LogDisk::delete_step`].
@@ -362,9 +386,10 @@ impl LogDisk {
     /// # Errors
     /// `NotFound`, `ResourceBusy` while it is open or has snapshots, `InvalidInput` for the main branch; those of the store.
     pub fn delete_branch(&self, branch: u32) -> io::Result<()> {
-        let mut state = self.lock();
-        state.seal()?;
-        state.delete_branch(branch)
+        self.manage(|state| {
+            state.seal()?;
+            state.delete_branch(branch)
+        })
     }
 
     /// Gives back the space of what was deleted, about `entries` extents of it. True if there is more to do. After opening there may be,
@@ -373,6 +398,8 @@ impl LogDisk {
     /// # Errors
     /// Those of the store; then nothing can be written any more.
     pub fn delete_step(&self, entries: usize) -> io::Result<bool> {
+        let observed = self.observed();
+        let _work = observed.work_for_all(Work::Clean);
         let _purpose = Purpose::Clean.scope();
         self.lock().delete_step(entries)
     }
@@ -382,9 +409,10 @@ impl LogDisk {
     /// # Errors
     /// `NotFound` if there is no such snapshot, `InvalidInput` if the name is too long; those of the store.
     pub fn clone_snapshot(&self, snapshot: u64, name: &str) -> io::Result<u32> {
-        let mut state = self.lock();
-        state.seal()?;
-        state.clone_snapshot(snapshot, name)
+        self.manage(|state| {
+            state.seal()?;
+            state.clone_snapshot(snapshot, name)
+        })
     }
 
     /// Makes a branch that reads as zeros. Returns its number.
@@ -392,9 +420,10 @@ impl LogDisk {
     /// # Errors
     /// `InvalidInput` if the name is too long; those of the store.
     pub fn new_branch(&self, name: &str) -> io::Result<u32> {
-        let mut state = self.lock();
-        state.seal()?;
-        state.new_branch(name)
+        self.manage(|state| {
+            state.seal()?;
+            state.new_branch(name)
+        })
     }
 
     /// A branch as a device. It cannot be deleted while it is open.
@@ -438,6 +467,8 @@ impl LogDisk {
     /// # Errors
     /// `NotFound` if there is no such snapshot; those of the store.
     pub fn diff_from(&self, earlier: Option<u64>, later: Option<u64>, offset: u64, max: usize) -> io::Result<DiffPage> {
+        let observed = self.observed();
+        let _work = observed.work_for_all(Work::Manage);
         let mut state = self.lock();
         if later.is_none() && !state.options.read_only {
             state.seal()?;
@@ -527,6 +558,15 @@ impl Device for BranchDevice {
         self.shared.finish()
     }
 
+    fn observe(&self, observer: &Arc<dyn Observer>) -> bool {
+        self.shared.observe(observer);
+        true
+    }
+
+    fn disks(&self) -> Vec<DeviceStats> {
+        self.shared.store.disks()
+    }
+
     fn read_only(&self) -> bool {
         self.shared.state.lock().options.read_only
     }
@@ -583,6 +623,15 @@ impl Device for LogDisk {
 
     fn finish(&self) -> io::Result<()> {
         self.shared.finish()
+    }
+
+    fn observe(&self, observer: &Arc<dyn Observer>) -> bool {
+        self.shared.observe(observer);
+        true
+    }
+
+    fn disks(&self) -> Vec<DeviceStats> {
+        self.shared.store.disks()
     }
 
     fn read_only(&self) -> bool {
@@ -651,6 +700,15 @@ impl Device for SnapshotDevice {
 
     fn space(&self) -> Option<DeviceSpace> {
         Some(self.shared.device_space(MAIN_BRANCH))
+    }
+
+    fn observe(&self, observer: &Arc<dyn Observer>) -> bool {
+        self.shared.observe(observer);
+        true
+    }
+
+    fn disks(&self) -> Vec<DeviceStats> {
+        self.shared.store.disks()
     }
 
     fn read_only(&self) -> bool {

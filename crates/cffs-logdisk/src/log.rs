@@ -8,6 +8,7 @@ use crate::batch::{BATCH_BYTES_MAX, Entry, STREAMS, SUMMARY_BYTES, StreamEnd, Su
 use crate::codec::corrupt;
 use crate::store::{NO_SEGMENT, SegmentId, SegmentStore};
 use crate::usage::Usage;
+use cffs_device::Purpose;
 use std::collections::BTreeSet;
 use std::io;
 
@@ -140,6 +141,8 @@ impl Log {
         store: &dyn SegmentStore,
         usage: &mut Usage,
     ) -> io::Result<Summary> {
+        // Whoever cleans or makes a checkpoint has said so.
+        let _purpose = Purpose::Log.scope_if_none();
         let NewBatch { stream, flags, entries, data, age, reserved } = batch;
         let align = store.alignment();
         let end = self.streams[usize::from(stream)];

@@ -7,7 +7,7 @@ use crate::read::{Piece, fetch_pieces, together};
 use crate::space::{BLOCK_COST, Change, Level, Space};
 use crate::state::State;
 use crate::store::SegmentStore;
-use cffs_device::{DeviceSpace, IoKind, ReadRequest, WriteRequest};
+use cffs_device::{DeviceSpace, IoKind, Observed, Observer, ReadRequest, WriteRequest};
 use parking_lot::{Mutex, RwLock};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -223,6 +223,7 @@ impl Shared {
         for (number, data) in changed {
             state.pending.write(Logical { branch, block: number }, data);
         }
+        state.note_pending();
         // What was accepted stays accepted. If the batch cannot be ended now, a flush will say so.
         let sealed = state.seal_if_long();
         *self.known.lock() = state.space();
@@ -254,6 +255,12 @@ impl Shared {
         state.seal()?;
         state.ensure_room(Change::default(), Level::Accepted)?;
         state.checkpoint()
+    }
+
+    /// See [`cffs_device::Device::observe`].
+    pub(crate) fn observe(&self, observer: &Arc<dyn Observer>) {
+        self.state.lock().observed = Observed::by(observer);
+        self.store.observe(observer);
     }
 
     /// A disk that can only be read has nothing to store.

@@ -12,6 +12,7 @@ use crate::pending::Pending;
 use crate::store::{SegmentId, SegmentStore};
 use crate::tree::{Edit, NODE_BYTES, Node, NodeRef, Root, insert_extent, lookup_extents, remove_extents};
 use crate::usage::{Nodes, Usage};
+use cffs_device::{ForWhom, Observed};
 use parking_lot::{Mutex, RwLock};
 use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet};
@@ -72,6 +73,12 @@ pub(crate) struct State {
     pub(crate) flush_failed: Arc<Mutex<bool>>,
     /// Why nothing can be written any more.
     pub(crate) failed: Option<String>,
+    /// Who learns what is done for many.
+    pub(crate) observed: Observed,
+    /// Whose writes are pending.
+    pub(crate) for_batch: ForWhom,
+    /// For whom the map has changed since the last checkpoint.
+    pub(crate) for_checkpoint: ForWhom,
 }
 
 impl State {

@@ -7,6 +7,7 @@ use crate::packer::Packer;
 use crate::space::{BLOCK_COST, Change, Level, STEP_ENDS};
 use crate::state::State;
 use crate::tree::lookup_extents;
+use cffs_device::{Purpose, Work};
 use std::io;
 use std::ops::ControlFlow;
 
@@ -55,6 +56,11 @@ impl State {
         self.ensure_room(change, Level::Takes)
     }
 
+    /// Notes for whom something is pending: who has it done at this moment.
+    pub(crate) fn note_pending(&mut self) {
+        self.observed.note(&mut self.for_batch);
+    }
+
     /// What ending the batch changes.
     pub(crate) fn pending_change(&self) -> Change {
         let p = &self.pending;
@@ -88,6 +94,7 @@ impl State {
             let change = self.pending_change().and(Change::freed(extents as u64 + STEP_ENDS));
             self.ensure_room(change, Level::Frees)?;
             self.pending.discard(branch, at, to, extents);
+            self.note_pending();
             at = to;
         }
         Ok(())
@@ -125,7 +132,13 @@ impl State {
         self.check()?;
         self.ensure_room(self.pending_change(), Level::Accepted)?;
         let pending = std::mem::take(&mut self.pending);
-        let r = self.write_pending(&pending);
+        let r = {
+            let _purpose = Purpose::Log.scope();
+            let observed = self.observed.clone();
+            let _batch = observed.work(Work::Batch, &mut self.for_batch);
+            observed.note(&mut self.for_checkpoint);
+            self.write_pending(&pending)
+        };
         if r.is_err() {
             // Nothing is written any more, and what was accepted reads as it was written.
             self.pending = pending;

@@ -131,7 +131,12 @@ struct Core {
     faults: Option<Plan>,
     /// A device that fails everything, from one event on until another one.
     gone: Option<(usize, usize, usize)>,
+    /// What each device was asked.
+    asked: Vec<Asked>,
 }
+
+/// Requests of a device, failed ones among them: reads, writes, flushes, discards.
+pub type Asked = [u64; 4];
 
 impl Core {
     fn is_gone(&self, dev: usize) -> bool {
@@ -151,7 +156,9 @@ pub struct Trace(Arc<Mutex<Core>>);
 impl Trace {
     /// Devices with these contents.
     pub fn new(images: Vec<Image>) -> Trace {
-        Trace(Arc::new(Mutex::new(Core { images, events: Vec::new(), ignores_flush: false, faults: None, gone: None })))
+        let asked = vec![[0; 4]; images.len()];
+        let (events, faults, gone) = (Vec::new(), None, None);
+        Trace(Arc::new(Mutex::new(Core { images, events, ignores_flush: false, faults, gone, asked })))
     }
 
     /// From now on flushes report success and do nothing, as some real devices have it. Nothing can be promised on
@@ -175,6 +182,11 @@ impl Trace {
         self.0.lock().is_gone(dev)
     }
 
+    /// Whether a device fails everything at some time.
+    pub fn loses(&self) -> bool {
+        self.0.lock().gone.is_some()
+    }
+
     /// What has become of the plan.
     pub fn faults(&self) -> Option<Plan> {
         self.0.lock().faults.clone()
@@ -184,6 +196,11 @@ impl Trace {
     pub fn device(&self, dev: usize) -> Arc<RecordingDevice> {
         let len = self.0.lock().images[dev].size();
         Arc::new(RecordingDevice { trace: self.clone(), dev, len })
+    }
+
+    /// What each device was asked so far.
+    pub fn asked(&self) -> Vec<Asked> {
+        self.0.lock().asked.clone()
     }
 
     /// Number of events so far.
@@ -241,6 +258,7 @@ impl Device for RecordingDevice {
         self.check(offset, bufs.iter().map(|b| b.len()).sum())?;
         let mut core = self.trace.0.lock();
         let core = &mut *core;
+        core.asked[self.dev][0] += 1;
         core.check_there(self.dev)?;
         let len = bufs.iter().map(|b| b.len()).sum();
         let mut flip = None;
@@ -275,6 +293,7 @@ impl Device for RecordingDevice {
         let mut core = self.trace.0.lock();
         let core = &mut *core;
         let dev = self.dev;
+        core.asked[dev][1] += 1;
         core.check_there(dev)?;
         let verdict = match &mut core.faults {
             Some(f) => f.on_write(dev, kind, offset, data.len(), &core.images[dev]),
@@ -303,6 +322,7 @@ impl Device for RecordingDevice {
 
     fn flush(&self) -> io::Result<()> {
         let mut core = self.trace.0.lock();
+        core.asked[self.dev][2] += 1;
         core.check_there(self.dev)?;
         if let Some(Verdict::Fail(e, _)) = core.faults.as_mut().map(|f| f.on_flush(self.dev)) {
             core.events.push(Event::FailedFlush { dev: self.dev });
@@ -317,6 +337,7 @@ impl Device for RecordingDevice {
     fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
         self.check(offset, len as usize)?;
         let mut core = self.trace.0.lock();
+        core.asked[self.dev][3] += 1;
         core.check_there(self.dev)?;
         core.images[self.dev].fill(offset, len, DISCARDED);
         core.events.push(Event::Discard { dev: self.dev, offset, len });

@@ -70,14 +70,14 @@ impl EngineDriver {
     /// Mounts.
     pub fn mount(setup: Setup, trace: &Trace) -> Result<EngineDriver> {
         let Mounted { fs, log_disk, volume } = setup.mount_with_below(trace)?;
-        let requests = Requests::of(&fs);
+        let requests = Requests::of(&fs, trace);
         let (slots, trace) = ([None; SLOTS], trace.clone());
         Ok(EngineDriver { fs, requests, slots, trace, setup, log_disk, volume, listing: None, applied: 0 })
     }
 
     /// Compares what the engine says of its requests.
     pub fn verify_requests(&mut self) -> std::result::Result<(), String> {
-        self.requests.verify(&self.fs)
+        self.requests.verify(&self.fs, &self.trace)
     }
 
     /// Operations on empty slots are skipped, unless the model has missed another file of theirs first, which a device that fails may have left.
@@ -342,7 +342,7 @@ impl EngineDriver {
         // The old one is dropped by the assignment, after the new one is there.
         let mounted = self.setup.mount_with_below(&self.trace)?;
         (self.fs, self.log_disk, self.volume) = (mounted.fs, mounted.log_disk, mounted.volume);
-        self.requests = Requests::of(&self.fs);
+        self.requests = Requests::of(&self.fs, &self.trace);
         Ok(Reply::Done)
     }
 

@@ -3,7 +3,10 @@
 use crate::buffers::{Cutter, CutterMut, total, total_mut};
 use crate::layout::Layout;
 use cffs_buf::WorkerPool;
-use cffs_device::{Device, DeviceSpace, IoKind, ReadRequest, WriteRequest, check_read, check_write, clip_discard};
+use cffs_device::{
+    Device, DeviceSpace, DeviceStats, Disk, IoKind, Observer, OnBehalf, ReadRequest, WriteRequest, check_read,
+    check_write, clip_discard,
+};
 use parking_lot::Mutex;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::sync::Arc;
@@ -13,7 +16,7 @@ const BUFS_MAX: usize = 512;
 
 /// A member and the byte at which its data begins.
 pub(crate) struct Part {
-    pub(crate) device: Arc<dyn Device>,
+    pub(crate) device: Disk,
     pub(crate) data_offset: u64,
 }
 
@@ -35,9 +38,10 @@ pub(crate) fn run<T: Send>(pool: &WorkerPool, jobs: Vec<T>, f: impl Fn(T) -> io:
     }
     let first_error: Mutex<Option<(usize, io::Error)>> = Mutex::new(None);
     let jobs: Vec<Mutex<Option<T>>> = jobs.into_iter().map(|job| Mutex::new(Some(job))).collect();
+    let behalf = OnBehalf::current();
     pool.run(jobs.len(), &|i| {
         let job = jobs[i].lock().take();
-        if let Some(Err(e)) = job.map(&f) {
+        if let Some(Err(e)) = job.map(|job| behalf.run(|| f(job))) {
             let mut first = first_error.lock();
             if first.as_ref().is_none_or(|(at, _)| i < *at) {
                 *first = Some((i, e));
@@ -285,6 +289,17 @@ impl Device for Striped {
 
     fn can_discard(&self) -> bool {
         self.parts.iter().any(|p| p.device.can_discard())
+    }
+
+    fn observe(&self, observer: &Arc<dyn Observer>) -> bool {
+        self.parts.iter().for_each(|p| {
+            p.device.observe(observer);
+        });
+        true
+    }
+
+    fn disks(&self) -> Vec<DeviceStats> {
+        self.parts.iter().flat_map(|p| p.device.counters()).collect()
     }
 
     fn read_only(&self) -> bool {

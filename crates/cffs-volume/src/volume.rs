@@ -12,7 +12,7 @@ use crate::superblock::{
     volume_len,
 };
 use cffs_buf::WorkerPool;
-use cffs_device::{Device, DeviceSpace, IoKind, ReadRequest, WriteRequest};
+use cffs_device::{Device, DeviceSpace, DeviceStats, Disk, IoKind, Observer, ReadRequest, WriteRequest};
 use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::sync::Arc;
@@ -359,13 +359,16 @@ fn open_striped(
         Kind::Stripe => Layout::Stripe { unit: newest.unit, members: need as u64 },
         _ => Layout::Concat(ends.collect()),
     };
-    let part = |(d, label): Found| Part { device: d.device, data_offset: label.superblock.data_offset };
+    let part = |(number, (d, label)): (usize, Found)| Part {
+        device: Disk::numbered(number, d.device),
+        data_offset: label.superblock.data_offset,
+    };
     Ok(Striped {
         layout,
         len: volume_len(newest.kind, newest.unit, newest.region, &newest.members).unwrap_or(0),
         sector,
         read_only,
-        parts: found.into_iter().map(part).collect(),
+        parts: found.into_iter().enumerate().map(part).collect(),
         pool: WorkerPool::new("cffs-stripe", options.depth.max(1)),
     })
 }
@@ -379,7 +382,7 @@ fn open_mirror(
     let len = newest.members[0].data_len;
     let count = len.div_ceil(newest.region) as u32;
     let mut members: Vec<Member> = Vec::new();
-    for entry in &newest.members {
+    for (number, entry) in newest.members.iter().enumerate() {
         let mut member = Member::new(entry.uuid, String::new(), entry.in_sync, entry.last_generation, count);
         member.outgoing = entry.outgoing;
         if let Some((d, label)) = found.iter().find(|(_, l)| l.superblock.own().uuid == entry.uuid) {
@@ -395,7 +398,7 @@ fn open_mirror(
             } else if member.in_sync {
                 member.last_generation = sb.generation;
             }
-            (member.name, member.device) = (d.name.clone(), Some(d.device.clone()));
+            (member.name, member.device) = (d.name.clone(), Some(Arc::new(Disk::numbered(number, d.device.clone()))));
             (member.data_offset, member.sequence, member.next_copy) = (sb.data_offset, sb.sequence, label.next_copy);
         }
         members.push(member);
@@ -594,6 +597,12 @@ impl Device for Volume {
     }
     fn can_discard(&self) -> bool {
         self.inner().can_discard()
+    }
+    fn observe(&self, observer: &Arc<dyn Observer>) -> bool {
+        self.inner().observe(observer)
+    }
+    fn disks(&self) -> Vec<DeviceStats> {
+        self.inner().disks()
     }
     fn read_only(&self) -> bool {
         self.inner().read_only()

@@ -143,6 +143,12 @@ pub struct FsStats {
     pub device: DeviceCounters,
     /// The same for an external log device.
     pub log_device: Option<DeviceCounters>,
+    /// The same for each disk below the device, where that is a log disk or a volume, which makes requests of its own.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub disks: Vec<DeviceCounters>,
+    /// Bytes of the longest request to the device.
+    #[serde(default)]
+    pub max_request: u64,
     /// The cache.
     pub cache: CacheStats,
     /// The journal.

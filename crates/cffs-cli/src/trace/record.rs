@@ -120,6 +120,7 @@ fn information(when: &str, r: &Recording<'_>, control: &Control) -> anyhow::Resu
         "classes": r.classes.to_string(),
         "device": stats["device"],
         "log_device": stats["log_device"],
+        "disks": stats["disks"],
         "settings": settings(&info, &stats),
     });
     Ok(frame::information(&serde_json::to_vec(&json)?))
@@ -136,6 +137,7 @@ fn settings(info: &MountInfo, stats: &Value) -> Value {
         "size": (!log_layout).then_some(sb.total_blocks << sb.block_shift),
         "log": (!log_layout && sb.log_start != 0).then_some(sb.log_blocks << sb.block_shift),
         "cache": stats["cache"]["limit_bytes"],
+        "request": stats["max_request"],
         "log_layout": u64::from(log_layout),
     })
 }

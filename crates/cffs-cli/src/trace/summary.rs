@@ -196,11 +196,14 @@ impl Summary {
     }
 }
 
-/// Requests that the mount itself counted between start and end of the recording, on all devices: reads, writes, flushes.
+/// Requests that the mount itself counted between start and end of the recording, on all disks: reads, writes, flushes.
 fn counted(trace: &Trace) -> Option<[u64; 3]> {
     let sums = |info: &Value| {
-        let devices = [&info["device"], &info["log_device"]].into_iter().filter_map(|d| d["purposes"].as_object());
-        let rows: Vec<&Value> = devices.flat_map(|purposes| purposes.values()).collect();
+        // What a log disk or a volume is asked for is not what the disks below are.
+        let below = info["disks"].as_array().filter(|disks| !disks.is_empty());
+        let disks = below.map_or_else(|| vec![&info["device"]], |disks| disks.iter().collect());
+        let purposes = disks.into_iter().chain([&info["log_device"]]).filter_map(|d| d["purposes"].as_object());
+        let rows: Vec<&Value> = purposes.flat_map(|purposes| purposes.values()).collect();
         let sum = |key: &str| rows.iter().map(|row| row[key].as_u64().unwrap_or(0)).fold(0, u64::saturating_add);
         (!rows.is_empty()).then(|| ["read_requests", "write_requests", "flushes"].map(sum))
     };

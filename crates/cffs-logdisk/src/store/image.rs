@@ -7,7 +7,7 @@
 use super::segment_store::{Get, ROOT_BYTES_MAX, SegmentId, SegmentStore, StoreRoot, full};
 use super::superblock::{SEQUENCE_MAX, SLOT_BYTES, SLOTS_MAX, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS, Superblock};
 use crate::codec::corrupt;
-use cffs_device::{Device, IoKind, ReadRequest};
+use cffs_device::{Device, DeviceStats, Disk, IoKind, Observer, ReadRequest};
 use parking_lot::Mutex;
 use std::io;
 use std::ops::Range;
@@ -43,7 +43,7 @@ pub(crate) fn parts_of(segment: SegmentId) -> (u64, u64) {
 
 /// A store in slots of a device.
 pub struct ImageStore {
-    device: Arc<dyn Device>,
+    device: Disk,
     uuid: [u8; 16],
     slot_bytes: u64,
     /// Changed only with `inner` held.
@@ -168,7 +168,7 @@ impl ImageStore {
         // The lowest slots are given out first.
         let free = (0..sb.slots as u32).rev().collect();
         ImageStore {
-            device,
+            device: Disk::numbered(0, device),
             uuid: sb.uuid,
             slot_bytes: sb.slot_bytes,
             slots: AtomicU64::new(sb.slots),
@@ -297,6 +297,14 @@ impl SegmentStore for ImageStore {
         Ok(())
     }
 
+    fn observe(&self, observer: &Arc<dyn Observer>) {
+        self.device.observe(observer);
+    }
+
+    fn disks(&self) -> Vec<DeviceStats> {
+        self.device.counters()
+    }
+
     fn copies(&self) -> usize {
         self.device.copies()
     }
@@ -349,7 +357,7 @@ impl SegmentStore for ImageStore {
         // Nobody replaces it meanwhile.
         let _inner = self.inner.lock();
         for offset in SUPERBLOCK_OFFSETS {
-            let _ = newest_superblock(&*self.device, offset);
+            let _ = newest_superblock(&self.device, offset);
         }
     }
 

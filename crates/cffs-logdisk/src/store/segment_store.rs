@@ -1,7 +1,9 @@
 //! The trait of a store.
 
+use cffs_device::{DeviceStats, Observer};
 use std::io;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// Names a segment of a store. The store hands it out and never gives the same one out twice.
 pub type SegmentId = u64;
@@ -49,6 +51,12 @@ pub trait SegmentStore: Send + Sync {
     /// contents of any buffer.
     fn get_all(&self, parts: &mut [Get<'_>]) -> io::Result<()> {
         parts.iter_mut().try_for_each(|p| self.get(p.segment, p.offset, p.buf))
+    }
+    /// Tells an observer of all requests to the disks that the store is on.
+    fn observe(&self, _observer: &Arc<dyn Observer>) {}
+    /// The counters of these disks.
+    fn disks(&self) -> Vec<DeviceStats> {
+        Vec::new()
     }
     /// Copies that the store keeps of each byte; 1 where it keeps no others. A copy may be missing at times.
     fn copies(&self) -> usize {

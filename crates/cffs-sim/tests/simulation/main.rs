@@ -8,4 +8,5 @@ mod mirror_damage;
 mod model;
 mod modes;
 mod repair;
+mod requests;
 mod volume;

@@ -3,8 +3,12 @@
 use super::state::{Member, Mirror};
 use crate::buffers::{total, total_mut};
 use crate::range_lock::overlapping;
-use cffs_device::{Device, DeviceSpace, IoKind, ReadRequest, WriteRequest, check_read, check_write, clip_discard};
+use cffs_device::{
+    Device, DeviceSpace, DeviceStats, IoKind, Observed, Observer, ReadRequest, WriteRequest, check_read, check_write,
+    clip_discard,
+};
 use std::io::{self, IoSlice, IoSliceMut};
+use std::sync::Arc;
 
 impl Device for Mirror {
     fn len(&self) -> u64 {
@@ -134,6 +138,21 @@ impl Device for Mirror {
     fn can_discard(&self) -> bool {
         let state = self.state.read();
         state.members.iter().filter_map(|m| m.device.as_ref()).any(|d| d.can_discard())
+    }
+
+    fn observe(&self, observer: &Arc<dyn Observer>) -> bool {
+        *self.observed.write() = Observed::by(observer);
+        self.state.read().present().iter().filter_map(|m| m.device.as_ref()).for_each(|d| {
+            d.observe(observer);
+        });
+        true
+    }
+
+    /// Of a member that is not there there is nothing.
+    fn disks(&self) -> Vec<DeviceStats> {
+        let state = self.state.read();
+        let of = |m: &Member| m.device.as_ref().map_or_else(|| vec![DeviceStats::default()], |d| d.counters());
+        state.members.iter().flat_map(of).collect()
     }
 
     fn read_only(&self) -> bool {

@@ -7,7 +7,9 @@ use crate::error::VolumeError;
 use crate::label::{Label, erase_label, read_block, read_label, write_block};
 use crate::regions::Regions;
 use crate::superblock::{BITMAP_OFFSETS, DATA_OFFSET, MEMBERS_MAX, SUPERBLOCK_OFFSETS, Uuid};
+use cffs_device::{Device, Disk, Work};
 use std::io;
+use std::sync::Arc;
 
 /// What a member is at the moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -139,6 +141,15 @@ impl Mirror {
         new.refuse_member(overwrite)
     }
 
+    /// A device as the member with this number.
+    fn disk(&self, number: usize, of: &Candidate) -> Arc<Disk> {
+        let disk = Disk::numbered(number, of.device.clone());
+        if let Some(observer) = self.observed.read().observer() {
+            disk.observe(observer);
+        }
+        Arc::new(disk)
+    }
+
     /// Adds a device: a member that was absent, or a new one. It gets all writes from now on; [`Mirror::resync`] copies what it lacks.
     /// A device that was a member of this or another volume becomes a new one only with `overwrite`.
     ///
@@ -146,6 +157,8 @@ impl Mirror {
     /// [`VolumeError::TooSmall`], [`VolumeError::InUse`], [`VolumeError::UsedApart`], [`VolumeError::GivenTwice`],
     /// [`VolumeError::Invalid`] for a device that cannot be a member, [`VolumeError::Io`].
     pub fn add(&self, new: Candidate, overwrite: bool) -> Result<Uuid, VolumeError> {
+        let observed = self.observed.read().clone();
+        let _work = observed.work_for_all(Work::Manage);
         self.check_device(&new)?;
         // A label that cannot be read is none to go by.
         let label = read_label(&new.device).ok().flatten().filter(|l| l.superblock.volume == self.volume);
@@ -171,7 +184,7 @@ impl Mirror {
         let mut member = Member::new(new_uuid()?, new.name.clone(), false, 0, self.regions());
         member.stale = Regions::all(self.regions());
         member.data_offset = DATA_OFFSET;
-        member.device = Some(new.device.clone());
+        member.device = Some(self.disk(state.members.len(), &new));
         state.attachments += 1;
         member.attachment = state.attachments;
         let uuid = member.uuid;
@@ -198,7 +211,7 @@ impl Mirror {
         let (stale, bitmap_copy) = what_it_lacks(member, &label, &found.device, &durable, (state.generation, &in_sync));
         let member = &mut state.members[index];
         (member.stale, member.bitmap_copy) = (stale, bitmap_copy);
-        (member.name, member.device) = (found.name.clone(), Some(found.device.clone()));
+        (member.name, member.device) = (found.name.clone(), Some(self.disk(index, &found)));
         (member.data_offset, member.sequence, member.next_copy) = (sb.data_offset, sb.sequence, label.next_copy);
         state.attachments += 1;
         member.attachment = state.attachments;
@@ -216,6 +229,8 @@ impl Mirror {
     /// # Errors
     /// [`VolumeError::Invalid`] if there is no such member or the others do not have everything; [`VolumeError::Io`].
     pub fn remove(&self, uuid: Uuid) -> Result<(), VolumeError> {
+        let observed = self.observed.read().clone();
+        let _work = observed.work_for_all(Work::Manage);
         self.check_writable()?;
         let mut state = self.state.write();
         let Some(index) = state.members.iter().position(|m| m.uuid == uuid) else {

@@ -3,7 +3,7 @@
 use super::state::{Member, Mirror, State, add};
 use crate::buffers::{CutterMut, total_mut};
 use crate::superblock::Uuid;
-use cffs_device::{Device, IoKind, ReadRequest};
+use cffs_device::{Device, IoKind, OnBehalf, Purpose, ReadRequest};
 use parking_lot::Mutex;
 use std::io::{self, IoSliceMut};
 use std::ops::Range;
@@ -101,6 +101,7 @@ impl Mirror {
             let failed = self.read_any(&state, kind, start, &mut [IoSliceMut::new(&mut bytes)], &[])?;
             let mut targets = state.serving();
             targets.retain(|m| m.stale.touches(self.regions_of((start, end))));
+            let _purpose = Purpose::Scrub.scope();
             let outcome = self.each(&targets, &|m, device| self.make_equal(m, device, start, &bytes));
             let mut rest = &bytes[(offset - start) as usize..];
             for buf in bufs {
@@ -159,9 +160,10 @@ impl Mirror {
             })
             .collect();
         let failed = AtomicBool::new(false);
+        let behalf = OnBehalf::current();
         self.pool.run(parts.len(), &|n| {
             let (at, piece) = &mut *parts[n].lock();
-            if read_member(idle[n], kind, *at, piece).is_err() {
+            if behalf.run(|| read_member(idle[n], kind, *at, piece)).is_err() {
                 failed.store(true, Ordering::Relaxed);
             }
         });
@@ -194,6 +196,7 @@ impl Mirror {
         if self.read_only {
             return;
         }
+        let _purpose = Purpose::Scrub.scope();
         let _alone = self.ranges.lock(&[(offset, offset + len)]);
         let outcome = {
             let state = self.state.read();
@@ -255,11 +258,12 @@ impl Mirror {
             }
             let jobs: Vec<Mutex<_>> = serving.iter().zip(lists).map(Mutex::new).collect();
             let failed = Mutex::new(Vec::new());
+            let behalf = OnBehalf::current();
             self.pool.run(jobs.len(), &|n| {
                 let (m, (numbers, list)) = &mut *jobs[n].lock();
                 let Some(device) = m.device.as_ref().filter(|_| !list.is_empty()) else { return };
                 m.load.in_flight.fetch_add(list.len() as u64, Ordering::Relaxed);
-                let result = device.read_batch(list);
+                let result = behalf.run(|| device.read_batch(list));
                 m.load.in_flight.fetch_sub(list.len() as u64, Ordering::Relaxed);
                 if result.is_err() {
                     failed.lock().append(numbers);

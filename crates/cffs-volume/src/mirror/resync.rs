@@ -3,7 +3,7 @@
 use super::state::{Member, Mirror, State, add};
 use crate::regions::Regions;
 use crate::superblock::Uuid;
-use cffs_device::{Device, IoKind};
+use cffs_device::{Device, IoKind, Purpose, Work};
 use std::io::{self, IoSliceMut};
 use std::time::{Duration, Instant};
 
@@ -80,6 +80,9 @@ impl Mirror {
         if self.read_only {
             return Err(io::Error::new(io::ErrorKind::ReadOnlyFilesystem, "the mirror was opened for reading only"));
         }
+        let _purpose = Purpose::Scrub.scope();
+        let observed = self.observed.read().clone();
+        let _resync = observed.work_for_all(Work::Resync);
         let mut pacer = Pacer::new(rate);
         let mut unreadable = Regions::none(self.regions());
         let mut first_error = None;

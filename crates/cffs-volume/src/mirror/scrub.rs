@@ -2,7 +2,7 @@
 
 use super::resync::{CHUNK, Pacer, Progress};
 use super::state::{Member, Mirror};
-use cffs_device::{Device, IoKind};
+use cffs_device::{Device, IoKind, Purpose, Work};
 use std::io;
 
 /// A block of 4096 bytes, or of a sector if that is longer, that the members do not agree about.
@@ -74,6 +74,9 @@ impl Mirror {
         verdict: &mut dyn FnMut(&Difference<'_>) -> Verdict,
         go_on: &mut dyn FnMut(Progress) -> bool,
     ) -> io::Result<ScrubReport> {
+        let _purpose = Purpose::Scrub.scope();
+        let observed = self.observed.read().clone();
+        let _scrub = observed.work_for_all(Work::Scrub);
         let mut report = ScrubReport::default();
         let mut pacer = Pacer::new(rate);
         // A region has a whole number of chunks, or is shorter than one.

@@ -7,7 +7,7 @@ use crate::range_lock::RangeLock;
 use crate::regions::Regions;
 use crate::superblock::{BLOCK_BYTES, Entry, Kind, Superblock, Uuid};
 use cffs_buf::WorkerPool;
-use cffs_device::Device;
+use cffs_device::{Device, Disk, Observed, OnBehalf};
 use parking_lot::{Mutex, RwLock};
 use std::io;
 use std::ops::Range;
@@ -81,7 +81,7 @@ pub(crate) struct Member {
     pub(crate) uuid: Uuid,
     pub(crate) name: String,
     /// `None` for a member that is absent or was dropped.
-    pub(crate) device: Option<Arc<dyn Device>>,
+    pub(crate) device: Option<Arc<Disk>>,
     pub(crate) data_offset: u64,
     /// Sequence number and next copy of its superblock.
     pub(crate) sequence: u64,
@@ -191,6 +191,8 @@ pub struct Mirror {
     pub(super) shadow: Shadow,
     pub(super) pool: WorkerPool,
     pub(super) counters: Counters,
+    /// Who learns of requests, and of a resync.
+    pub(super) observed: RwLock<Observed>,
 }
 
 /// Whether a member in sync other than the last one has failed, so that it is to be dropped before anything else is recorded.
@@ -227,6 +229,7 @@ impl Mirror {
             shadow: Shadow::default(),
             pool: WorkerPool::new("cffs-mirror", parts.depth),
             counters: Counters::default(),
+            observed: RwLock::default(),
         }
     }
 
@@ -261,8 +264,9 @@ impl Mirror {
         op: &(dyn Fn(&Member, &dyn Device) -> io::Result<()> + Sync),
     ) -> Outcome {
         let results: Vec<Mutex<Option<io::Result<()>>>> = members.iter().map(|_| Mutex::new(None)).collect();
+        let behalf = OnBehalf::current();
         self.pool.run(members.len(), &|i| {
-            let result = members[i].device.as_ref().map(|device| op(members[i], device));
+            let result = members[i].device.as_ref().map(|device| behalf.run(|| op(members[i], device)));
             *results[i].lock() = result;
         });
         let mut outcome = Outcome::default();

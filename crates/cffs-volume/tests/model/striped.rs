@@ -1,7 +1,7 @@
 //! Stripes and concatenations against plain memory.
 
 use cffs_device::{
-    CountingDevice, Device, DeviceSpace, FailingDevice, Fault, IoKind, MemoryDevice, Operation, ReadRequest,
+    CountingDevice, Device, DeviceSpace, FailingDevice, Fault, IoKind, MemoryDevice, Operation, Purpose, ReadRequest,
     WriteRequest,
 };
 use cffs_volume::{Candidate, CreateOptions, Kind, OpenOptions, Volume, create, open};
@@ -119,6 +119,34 @@ fn a_unit_stays_one_request_and_a_long_one_is_one_for_each_member() {
     volume.read_at(IoKind::Data, 0, &mut long).unwrap();
     let end: Vec<u64> = devices.iter().map(|d| counts(d)).collect();
     assert_eq!(end.iter().zip(&after).map(|(a, b)| a - b).collect::<Vec<_>>(), [1; 4]);
+}
+
+/// Requests of a volume are made by several threads; whoever counts those of the members knows what for all the same.
+#[test]
+fn members_are_asked_for_the_purpose_of_the_request() {
+    for (kind, unit) in [(Kind::Stripe, 64 << 10), (Kind::Mirror, 0)] {
+        let (devices, volume) = volume(kind, unit, &[16 << 20; 3], 4);
+        let counted = || devices.iter().map(|d| d.snapshot()).collect::<Vec<_>>();
+        let (before, told_before) = (counted(), volume.disks());
+        let mut bytes = vec![5; 3 << 20];
+        {
+            let _purpose = Purpose::Regroup.scope();
+            volume.write_at(IoKind::Data, 0, &bytes).unwrap();
+        }
+        let _purpose = Purpose::Prefetch.scope();
+        volume.read_at(IoKind::Data, 0, &mut bytes).unwrap();
+        volume.flush().unwrap();
+        for ((now, before), (told, told_before)) in
+            counted().iter().zip(&before).zip(volume.disks().iter().zip(&told_before))
+        {
+            let (made, told) = (now.since(before), told.since(told_before));
+            assert_eq!(made.purposes, told.purposes, "{kind}: the volume counts what the member was asked");
+            assert!(made.purpose(Purpose::Regroup).write_bytes >= 1 << 20, "{kind}: {made:?}");
+            assert_eq!(made.purpose(Purpose::Regroup).write_requests, made.all().write_requests, "{kind}: {made:?}");
+            assert_eq!(made.purpose(Purpose::Prefetch).read_requests, made.all().read_requests, "{kind}: {made:?}");
+            assert_eq!(made.purpose(Purpose::Demand), &Default::default(), "{kind}: {made:?}");
+        }
+    }
 }
 
 #[test]

@@ -68,9 +68,9 @@ use crate::placement::Placement;
 use crate::quota::Quota;
 use crate::space::Space;
 use crate::sums::Sums;
-use crate::trace::{Kind, Span, TracedDevice, Tracer};
+use crate::trace::{Kind, Span, Tracer};
 use background::Background;
-use cffs_device::{CountingDevice, Device, StoppableDevice};
+use cffs_device::{CountingDevice, Device, DeviceStats, ObservedDevice, StoppableDevice};
 use credit::Credit;
 use orphan_list::OrphanList;
 use parking_lot::{Mutex, RwLock};
@@ -80,7 +80,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// A device below a file system: traced, counted, and stopped by a shutdown.
-type FsDevice = TracedDevice<CountingDevice<StoppableDevice<Arc<dyn Device>>>>;
+type FsDevice = ObservedDevice<CountingDevice<StoppableDevice<Arc<dyn Device>>>>;
 
 /// A mounted file system.
 ///
@@ -95,6 +95,8 @@ type FsDevice = TracedDevice<CountingDevice<StoppableDevice<Arc<dyn Device>>>>;
 pub struct Fs {
     dev: Arc<FsDevice>,
     log_dev: Option<Arc<FsDevice>>,
+    /// The counters of the disks below the device when it was mounted.
+    disks_before: Vec<DeviceStats>,
     opts: MountOptions,
     geo: Arc<LiveGeometry>,
     sb: Mutex<Superblock>,
@@ -264,6 +266,13 @@ impl Fs {
         }
     }
 
+    /// Counters of the disks below the device since the mount.
+    fn disks(&self) -> Vec<crate::stats::DeviceCounters> {
+        // A member that was given to a volume meanwhile has none of before.
+        let before = self.disks_before.iter().copied().chain(std::iter::repeat_with(DeviceStats::default));
+        self.dev.disks().iter().zip(before).map(|(now, before)| (&now.since(&before)).into()).collect()
+    }
+
     /// Counters since the mount.
     pub fn stats(&self) -> crate::stats::FsStats {
         let c = &self.cache.counters;
@@ -272,6 +281,8 @@ impl Fs {
         crate::stats::FsStats {
             device: (&self.dev.snapshot()).into(),
             log_device: self.log_dev.as_ref().map(|d| (&d.snapshot()).into()),
+            disks: self.disks(),
+            max_request: self.dev.max_request() as u64,
             cache: crate::stats::CacheStats {
                 hits: get(&c.hits),
                 misses: get(&c.misses),

@@ -20,9 +20,9 @@ use crate::quota::{self, Quota};
 use crate::space::Space;
 use crate::sums::Sums;
 use crate::superblocks::read_superblock;
-use crate::trace::{Kind, TracedDevice, Tracer};
+use crate::trace::{DeviceTracer, Kind, Place, Tracer};
 use cffs_buf::AlignedBuf;
-use cffs_device::{CountingDevice, Device, IoKind, OverlayDevice, Purpose, StoppableDevice};
+use cffs_device::{CountingDevice, Device, IoKind, ObservedDevice, Observer, OverlayDevice, Purpose, StoppableDevice};
 use parking_lot::{Mutex, RwLock};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -226,12 +226,16 @@ impl Fs {
         let tracer: Arc<Tracer> = Arc::default();
         tracer.record_from_the_beginning(opts.trace);
         let _mount = tracer.span(Kind::Mount, [0; 3]);
-        let below = |d, is_log| {
-            let counted = CountingDevice::new(StoppableDevice::new(overlay(d)));
-            Arc::new(TracedDevice::new(counted, tracer.clone(), is_log))
+        let disks_before = dev.disks();
+        let traced = |d, place| {
+            let d = overlay(d);
+            let observer = |place| -> Arc<dyn Observer> { Arc::new(DeviceTracer::new(tracer.clone(), place)) };
+            // What makes requests of its own tells those; what it is asked for comes beside them.
+            let place = if d.observe(&observer(place)) { Place::Logical } else { place };
+            Arc::new(ObservedDevice::new(CountingDevice::new(StoppableDevice::new(d)), observer(place)))
         };
-        let dev = below(dev, false);
-        let log_dev = log_dev.map(|d| below(d, true));
+        let dev = traced(dev, Place::Disk);
+        let log_dev = log_dev.map(|d| traced(d, Place::LogDevice));
         let as_dyn = |d: &Arc<FsDevice>| -> Arc<dyn Device> { d.clone() };
         let log_dyn = log_dev.as_ref().map(as_dyn);
         let replayed = recover(&*dev, log_dyn.as_deref(), &sb, &opts)?;
@@ -272,6 +276,7 @@ impl Fs {
         let fs = Arc::new(Fs {
             dev,
             log_dev,
+            disks_before,
             opts,
             geo: cache.live_geometry(),
             seed: sb.hash_seed,

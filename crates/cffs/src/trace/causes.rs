@@ -1,7 +1,7 @@
 //! What caused a span: one other span, or many.
 
 use super::kind::Kind;
-use std::cell::Cell;
+use cffs_device::OnBehalf;
 
 /// Most causes that are named; the others are counted.
 pub(super) const NAMED_MAX: usize = 16;
@@ -17,19 +17,19 @@ pub struct Cause {
     pub origin: Option<Kind>,
 }
 
-thread_local! {
-    static CURRENT: Cell<Cause> = const { Cell::new(Cause { span: 0, origin: None }) };
-}
-
 impl Cause {
-    /// The innermost span that is open in this thread.
+    /// The innermost span that is open in this thread. Devices below hand it on to threads that work for this one.
     pub(super) fn current() -> Cause {
-        CURRENT.get()
+        Cause::of(OnBehalf::cause())
     }
 
     /// Makes it the innermost one. Returns the one before.
     pub(super) fn set_current(self) -> Cause {
-        CURRENT.replace(self)
+        Cause::of(OnBehalf::replace_cause([self.span, self.origin.map_or(0, |k| u64::from(k as u8))]))
+    }
+
+    fn of([span, origin]: [u64; 2]) -> Cause {
+        Cause { span, origin: Kind::from_number(origin as u8) }
     }
 }
 

@@ -1,143 +1,120 @@
-//! A wrapper that records the requests of a device.
+//! Records the requests of devices, and what devices do for many.
 
+use super::causes::{Cause, Causes};
 use super::kind::Kind;
 use super::record::Request;
-use super::tracer::Tracer;
-use cffs_device::{Device, IoKind, Purpose, ReadRequest, WriteRequest};
-use std::io::{self, IoSlice, IoSliceMut};
-use std::ops::Deref;
+use super::tracer::{Span, Tracer};
+use cffs_device::{ForWhom, Observer, Operation, Part, Purpose, Work, WorkScope};
 use std::sync::Arc;
 
-/// Passes everything on to the device below, and records it.
-pub(crate) struct TracedDevice<D> {
-    inner: D,
-    tracer: Arc<Tracer>,
-    /// It is the device of an external log.
-    is_log: bool,
+/// Where the requests go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// To a disk.
+    Disk,
+    /// To that of an external log.
+    LogDevice,
+    /// To a log disk or a volume, which makes requests of its own for them.
+    Logical,
 }
 
-impl<D: Device> TracedDevice<D> {
-    pub(crate) fn new(inner: D, tracer: Arc<Tracer>, is_log: bool) -> Self {
-        TracedDevice { inner, tracer, is_log }
+/// Records what a device tells.
+pub(crate) struct DeviceTracer {
+    tracer: Arc<Tracer>,
+    place: Place,
+}
+
+impl DeviceTracer {
+    pub(crate) fn new(tracer: Arc<Tracer>, place: Place) -> Self {
+        DeviceTracer { tracer, place }
     }
 
-    /// Makes one request.
-    fn one<T>(
-        &self,
-        kind: Kind,
-        what: IoKind,
-        place: (u64, usize),
-        f: impl FnOnce() -> io::Result<T>,
-    ) -> io::Result<T> {
-        let Some(start) = self.tracer.begin_leaf(kind) else { return f() };
-        let result = f();
-        self.record(kind, start, &[(what, place.0, place.1 as u64)], result.is_err());
-        result
-    }
-
-    /// Makes writes that begin together.
-    fn writes(&self, requests: &[WriteRequest<'_>], write: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
-        let Some(start) = self.tracer.begin_leaf(Kind::DeviceWrite) else { return write() };
-        let len = |r: &WriteRequest<'_>| r.bufs.iter().map(|b| b.len() as u64).sum();
-        let all: Vec<_> = requests.iter().map(|r| (r.kind, r.offset, len(r))).collect();
-        let result = write();
-        self.record(Kind::DeviceWrite, start, &all, result.is_err());
-        result
-    }
-
-    /// Records requests that began together and have ended now.
-    fn record(&self, kind: Kind, start: u64, all: &[(IoKind, u64, u64)], failed: bool) {
-        let duration = self.tracer.now().saturating_sub(start);
-        for (what, offset, len) in all {
-            let request = Request {
-                kind: *what,
-                purpose: Purpose::current(),
-                on_log_device: self.is_log,
-                failed,
-                batch: all.len() as u64,
-            };
-            self.tracer.leaf(kind, start, duration, [*offset, *len, request.pack()]);
+    fn kind(&self, operation: Operation) -> Kind {
+        match (self.place, operation) {
+            (Place::Logical, Operation::Read) => Kind::LogicalRead,
+            (Place::Logical, Operation::Write) => Kind::LogicalWrite,
+            (Place::Logical, Operation::Flush) => Kind::LogicalFlush,
+            (Place::Logical, Operation::Discard) => Kind::LogicalDiscard,
+            (_, Operation::Read) => Kind::DeviceRead,
+            (_, Operation::Write) => Kind::DeviceWrite,
+            (_, Operation::Flush) => Kind::DeviceFlush,
+            (_, Operation::Discard) => Kind::DeviceDiscard,
         }
     }
 }
 
-impl<D> Deref for TracedDevice<D> {
-    type Target = D;
-    fn deref(&self) -> &D {
-        &self.inner
+/// Those for whom a device will do something.
+#[derive(Default)]
+struct Noted {
+    causes: Causes,
+    /// The last one that was itself done for many: it is one, however much it leaves to be done.
+    last: u64,
+}
+
+impl Observer for DeviceTracer {
+    #[inline]
+    fn is_on(&self) -> bool {
+        self.tracer.classes().meets(Kind::DeviceRead.class())
+    }
+
+    fn request(&self, disk: usize, operation: Operation, parts: &[Part], make: &mut dyn FnMut() -> bool) {
+        let kind = self.kind(operation);
+        let Some(start) = self.tracer.begin_leaf(kind) else {
+            make();
+            return;
+        };
+        let failed = !make();
+        let duration = self.tracer.now().saturating_sub(start);
+        for part in parts {
+            let request = Request {
+                kind: part.kind,
+                purpose: Purpose::current(),
+                on_log_device: self.place == Place::LogDevice,
+                failed,
+                batch: parts.len() as u64,
+                disk: disk as u64,
+            };
+            self.tracer.leaf(kind, start, duration, [part.offset, part.len, request.pack()]);
+        }
+    }
+
+    fn note(&self, for_whom: &mut ForWhom) {
+        if !self.tracer.is_on() {
+            return;
+        }
+        let Some(noted) = for_whom.list::<Noted>() else { return };
+        self.tracer.with_many(|many| match many {
+            Some((span, _)) if span != 0 && span == noted.last => {}
+            Some((span, causes)) => {
+                noted.last = span;
+                noted.causes.merge_through(span, causes);
+            }
+            None => noted.causes.add(Cause::current()),
+        });
+    }
+
+    fn work<'a>(&'a self, work: Work, for_whom: &mut ForWhom) -> Option<Box<dyn WorkScope + 'a>> {
+        let noted = for_whom.take::<Noted>();
+        if !self.tracer.is_on() {
+            return None;
+        }
+        let kind = match work {
+            Work::Batch => Kind::Batch,
+            Work::Checkpoint => Kind::MapCheckpoint,
+            Work::Clean => Kind::Clean,
+            Work::Manage => Kind::Manage,
+            Work::Scrub => Kind::Scrub,
+            Work::Resync => Kind::Resync,
+        };
+        let mut span = self.tracer.span(kind, [0; 3]);
+        if let Some(noted) = noted {
+            span.add_causes(&noted.causes);
+        }
+        Some(Box::new(span))
     }
 }
 
-impl<D: Device> Device for TracedDevice<D> {
-    fn len(&self) -> u64 {
-        self.inner.len()
-    }
-
-    fn sector_size(&self) -> u32 {
-        self.inner.sector_size()
-    }
-
-    fn below(&self) -> Option<&dyn Device> {
-        Some(&self.inner)
-    }
-
-    fn read_vectored(&self, kind: IoKind, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<()> {
-        let len = bufs.iter().map(|b| b.len()).sum();
-        self.one(Kind::DeviceRead, kind, (offset, len), || self.inner.read_vectored(kind, offset, bufs))
-    }
-
-    fn write_vectored(&self, kind: IoKind, offset: u64, bufs: &[IoSlice<'_>]) -> io::Result<()> {
-        let len = bufs.iter().map(|b| b.len()).sum();
-        self.one(Kind::DeviceWrite, kind, (offset, len), || self.inner.write_vectored(kind, offset, bufs))
-    }
-
-    fn write_batch(&self, requests: &[WriteRequest<'_>]) -> io::Result<()> {
-        self.writes(requests, || self.inner.write_batch(requests))
-    }
-
-    fn write_atomic(&self, requests: &[WriteRequest<'_>]) -> io::Result<()> {
-        self.writes(requests, || self.inner.write_atomic(requests))
-    }
-
-    fn read_batch(&self, requests: &mut [ReadRequest<'_>]) -> io::Result<()> {
-        let Some(start) = self.tracer.begin_leaf(Kind::DeviceRead) else { return self.inner.read_batch(requests) };
-        let all: Vec<_> = requests.iter().map(|r| (r.kind, r.offset, r.buf.len() as u64)).collect();
-        let result = self.inner.read_batch(requests);
-        self.record(Kind::DeviceRead, start, &all, result.is_err());
-        result
-    }
-
-    fn copies(&self) -> usize {
-        self.inner.copies()
-    }
-
-    fn read_copy(&self, kind: IoKind, copy: usize, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        let place = (offset, buf.len());
-        self.one(Kind::DeviceRead, kind, place, || self.inner.read_copy(kind, copy, offset, buf))
-    }
-
-    fn repair(&self, kind: IoKind, copy: usize, offset: u64, good: &[u8]) -> io::Result<bool> {
-        let place = (offset, good.len());
-        self.one(Kind::DeviceWrite, kind, place, || self.inner.repair(kind, copy, offset, good))
-    }
-
-    fn flush(&self) -> io::Result<()> {
-        self.one(Kind::DeviceFlush, IoKind::Super, (0, 0), || self.inner.flush())
-    }
-
-    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
-        let bytes = usize::try_from(len).unwrap_or(usize::MAX);
-        self.one(Kind::DeviceDiscard, IoKind::Super, (offset, bytes), || self.inner.discard(offset, len))
-    }
-
-    fn atomic_max(&self) -> usize {
-        self.inner.atomic_max()
-    }
-
-    fn finish(&self) -> io::Result<()> {
-        self.inner.finish()
-    }
-}
+impl WorkScope for Span<'_> {}
 
 #[cfg(test)]
 mod tests {
@@ -145,7 +122,8 @@ mod tests {
     use super::super::frame::HEADER;
     use super::super::reader::{Item, Reader};
     use super::*;
-    use cffs_device::MemoryDevice;
+    use cffs_device::{Device, IoKind, MemoryDevice, ObservedDevice, ReadRequest, WriteRequest};
+    use std::io::{self, IoSlice, IoSliceMut};
 
     /// A mirror as far as can be seen from above.
     struct Mirror(MemoryDevice);
@@ -183,7 +161,8 @@ mod tests {
     #[test]
     fn every_request_reaches_the_device_and_is_recorded_while_it_is_on() {
         let tracer: Arc<Tracer> = Arc::default();
-        let dev = TracedDevice::new(Mirror(MemoryDevice::new(1 << 20)), tracer.clone(), true);
+        let observer = Arc::new(DeviceTracer::new(tracer.clone(), Place::LogDevice));
+        let dev = ObservedDevice::new(Mirror(MemoryDevice::new(1 << 20)), observer);
         let mut buf = [0; 1024];
         let mut requests = |dev: &dyn Device| {
             dev.write_at(IoKind::Meta, 4096, &buf).unwrap();
@@ -231,5 +210,60 @@ mod tests {
             (Kind::DeviceDiscard, IoKind::Super, 0, 4096, 1),
         ];
         assert_eq!(got, want);
+    }
+
+    #[test]
+    fn a_batch_is_for_all_who_have_written_what_is_in_it() {
+        let tracer: Arc<Tracer> = Arc::default();
+        let observer = DeviceTracer::new(tracer.clone(), Place::Disk);
+        let (mut pending, mut stored) = (ForWhom::default(), ForWhom::default());
+        observer.note(&mut pending);
+        assert!(observer.work(Work::Batch, &mut pending).is_none(), "nothing is recorded");
+        let recording = tracer.start(Classes::ALL);
+        for inode in 0..1000 {
+            let _op = tracer.span(Kind::Create, [1, 0, 0]);
+            tracer.note_dirty(inode);
+        }
+        {
+            let mut writeback = tracer.span(Kind::Writeback, [1000, 0, 0]);
+            writeback.add_causes(&tracer.take_dirty(0..1000));
+            (0..5).for_each(|_| observer.note(&mut pending));
+        }
+        {
+            let _op = tracer.span(Kind::Write, [5, 0, 1]);
+            observer.note(&mut pending);
+        }
+        let request = || {
+            let parts = [Part { kind: IoKind::Log, offset: 0, len: 512 }];
+            observer.request(3, Operation::Write, &parts, &mut || true);
+        };
+        {
+            let _sync = tracer.span(Kind::Sync, [0; 3]);
+            let _batch = observer.work(Work::Batch, &mut pending);
+            observer.note(&mut stored);
+            request();
+        }
+        {
+            let _checkpoint = observer.work(Work::Checkpoint, &mut stored);
+            request();
+        }
+        observer.note(&mut pending);
+        let file = [&HEADER[..], &tracer.read(recording, usize::MAX).unwrap()].concat();
+        let mut reader = Reader::new(&file[..]).unwrap();
+        let mut all = Vec::new();
+        while let Some(item) = reader.next_item().unwrap() {
+            all.extend(if let Item::Span(r) = item { Some(r) } else { None });
+        }
+        let of = |kind| all.iter().find(|r| r.kind == kind).unwrap();
+        let (batch, checkpoint) = (of(Kind::Batch), of(Kind::MapCheckpoint));
+        let counts = |r: &super::super::record::Record| r.causes.as_ref().unwrap().counts().collect::<Vec<_>>();
+        let each = [(Some(Kind::Create), 1000), (Some(Kind::Write), 1)];
+        assert_eq!((counts(batch), counts(checkpoint)), (each.to_vec(), each.to_vec()));
+        let named = |r: &super::super::record::Record| r.causes.as_ref().unwrap().named().to_vec();
+        assert_eq!(named(batch), [of(Kind::Writeback).id, of(Kind::Write).id]);
+        assert_eq!(named(checkpoint), [batch.id], "the batch leads to the others");
+        let requests: Vec<_> = all.iter().filter(|r| r.request().is_some_and(|q| q.disk == 3)).collect();
+        assert_eq!(requests[0].cause, Cause { span: batch.id, origin: Some(Kind::Sync) }, "who had it done");
+        assert_eq!(requests[1].cause, Cause { span: checkpoint.id, origin: Some(Kind::Create) }, "nobody had");
     }
 }

@@ -4,9 +4,10 @@ use super::varint::put;
 use crate::format::crc32c;
 
 /// What a file begins with.
-pub const HEADER: [u8; 16] = *b"cffstrac\x02\0\0\0\0\0\0\0";
-/// The version before, which has no details of operations. Whoever reads this version reads that one.
-pub(super) const HEADER_1: [u8; 16] = *b"cffstrac\x01\0\0\0\0\0\0\0";
+pub const HEADER: [u8; 16] = *b"cffstrac\x03\0\0\0\0\0\0\0";
+/// The versions before: without the disks below a log disk or a volume, and the first one without details of operations. Whoever reads
+/// this version reads those.
+pub(super) const EARLIER: [[u8; 16]; 2] = [*b"cffstrac\x02\0\0\0\0\0\0\0", *b"cffstrac\x01\0\0\0\0\0\0\0"];
 /// Longest body of a frame, in bytes.
 pub const FRAME_MAX: usize = 4 << 20;
 /// Kinds of frames.

@@ -101,6 +101,8 @@ kinds! {
     Quota = 30, "quota", OP, [];
     /// What a program reads is noted, and perhaps read with its beginning.
     Learn = 31, "learn", OP, ["inode"];
+    /// Somebody manages a log disk or a volume: snapshots, members, growth.
+    Manage = 32, "manage", OP, [];
     /// A message of the kernel.
     Message = 64, "message", MESSAGE, ["opcode", "inode", "process"];
     /// A block is not cached, and is read.
@@ -117,32 +119,53 @@ kinds! {
     Checkpoint = 91, "checkpoint", JOURNAL, [];
     /// Another commit is under way.
     CommitWait = 92, "commit-wait", JOURNAL, [];
+    /// A log disk writes what was written to it.
+    Batch = 93, "batch", JOURNAL, [];
+    /// A log disk stores its map.
+    MapCheckpoint = 94, "map-checkpoint", JOURNAL, [];
     /// The background thread writes back and commits.
     Background = 96, "background", BACKGROUND, [];
     /// What has come apart is moved back together.
     Regroup = 97, "regroup", BACKGROUND, [];
     /// What is stored is verified.
     Scrub = 98, "scrub", BACKGROUND, [];
-    /// A device reads.
+    /// A log disk makes space usable again.
+    Clean = 99, "clean", BACKGROUND, [];
+    /// A member of a mirror gets what it lacks.
+    Resync = 100, "resync", BACKGROUND, [];
+    /// A disk reads.
     DeviceRead = 110, "device-read", DEVICE, ["offset", "length", "what"];
-    /// A device writes.
+    /// A disk writes.
     DeviceWrite = 111, "device-write", DEVICE, ["offset", "length", "what"];
-    /// A device makes writes durable.
+    /// A disk makes writes durable.
     DeviceFlush = 112, "device-flush", DEVICE, ["offset", "length", "what"];
-    /// A device is told what is no longer used.
+    /// A disk is told what is no longer used.
     DeviceDiscard = 113, "device-discard", DEVICE, ["offset", "length", "what"];
+    /// A log disk or a volume reads, which makes requests of its own for it.
+    LogicalRead = 120, "logical-read", DEVICE, ["offset", "length", "what"];
+    /// It is written to.
+    LogicalWrite = 121, "logical-write", DEVICE, ["offset", "length", "what"];
+    /// It makes writes durable.
+    LogicalFlush = 122, "logical-flush", DEVICE, ["offset", "length", "what"];
+    /// It is told what is no longer used.
+    LogicalDiscard = 123, "logical-discard", DEVICE, ["offset", "length", "what"];
 }
 
 impl Kind {
     /// Whether other spans are counted as caused by it, in tables of causes: operations, and work that nobody asked for at
     /// that moment.
     pub const fn is_origin(self) -> bool {
-        self.class().meets(Classes::OP) || matches!(self, Kind::Regroup | Kind::Scrub)
+        self.class().meets(Classes::OP) || matches!(self, Kind::Regroup | Kind::Scrub | Kind::Clean | Kind::Resync)
     }
 
-    /// Whether it is a request of a device.
+    /// Whether it is a request of a log disk or a volume.
+    pub const fn is_logical_request(self) -> bool {
+        self.class().meets(Classes::DEVICE) && !self.is_request()
+    }
+
+    /// Whether it is a request of a disk.
     pub const fn is_request(self) -> bool {
-        self.class().meets(Classes::DEVICE)
+        matches!(self, Kind::DeviceRead | Kind::DeviceWrite | Kind::DeviceFlush | Kind::DeviceDiscard)
     }
 }
 

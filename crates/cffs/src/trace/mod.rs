@@ -32,7 +32,7 @@ mod varint;
 pub use causes::{Cause, Causes};
 pub use classes::Classes;
 pub use detail::Detail;
-pub(crate) use device::TracedDevice;
+pub(crate) use device::{DeviceTracer, Place};
 pub use kind::Kind;
 pub use listing::{Listed, Listing};
 pub use reader::{Item, Reader};

@@ -1,6 +1,6 @@
 //! Reading a trace.
 
-use super::frame::{FRAME_MAX, HEADER, HEADER_1, INFORMATION, LISTING, SPANS, THREAD, THREAD_NAME_MAX};
+use super::frame::{EARLIER, FRAME_MAX, HEADER, INFORMATION, LISTING, SPANS, THREAD, THREAD_NAME_MAX};
 use super::listing::Listing;
 use super::record::{Record, decode};
 use super::varint::take;
@@ -57,7 +57,7 @@ impl<R: Read> Reader<R> {
         if header.len() < HEADER.len() || header[..8] != HEADER[..8] {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "this is not a trace of cffs"));
         }
-        if header != HEADER && header != HEADER_1 {
+        if header != HEADER && EARLIER.iter().all(|earlier| header != *earlier) {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "the trace has another version of the format"));
         }
         Ok(Reader { input, items: VecDeque::new(), at: HEADER.len() as u64, cut: false })

@@ -53,13 +53,19 @@ pub struct Request {
     pub failed: bool,
     /// Requests that were handed over together; they began and ended together.
     pub batch: u64,
+    /// Number of the disk, where there are several: the member of a volume.
+    pub disk: u64,
 }
+
+/// Bits of the number of requests that were handed over together; behind them is that of the disk.
+const BATCH_BITS: u32 = 32;
 
 impl Request {
     pub(super) fn pack(self) -> u64 {
         let kind = IoKind::ALL.iter().position(|k| *k == self.kind).unwrap_or(0) as u64;
         let flags = u64::from(self.on_log_device) | u64::from(self.failed) << 1;
-        kind | (self.purpose.index() as u64) << 2 | flags << 6 | self.batch << 8
+        let batch = self.batch.min((1 << BATCH_BITS) - 1);
+        kind | (self.purpose.index() as u64) << 2 | flags << 6 | batch << 8 | self.disk << (8 + BATCH_BITS)
     }
 
     fn unpack(n: u64) -> Option<Request> {
@@ -68,7 +74,8 @@ impl Request {
             purpose: *Purpose::ALL.get((n >> 2 & 15) as usize)?,
             on_log_device: n >> 6 & 1 == 1,
             failed: n >> 7 & 1 == 1,
-            batch: (n >> 8).max(1),
+            batch: (n >> 8 & ((1 << BATCH_BITS) - 1)).max(1),
+            disk: n >> (8 + BATCH_BITS),
         })
     }
 }
@@ -79,9 +86,14 @@ impl Record {
         self.start.saturating_add(self.duration)
     }
 
-    /// The request, if this is one of a device.
+    /// The request, if this is one of a disk.
     pub fn request(&self) -> Option<Request> {
         if self.kind.is_request() { Request::unpack(self.args[2]) } else { None }
+    }
+
+    /// The same, if this is one of a log disk or a volume, which makes others of disks for it.
+    pub fn logical_request(&self) -> Option<Request> {
+        if self.kind.is_logical_request() { Request::unpack(self.args[2]) } else { None }
     }
 
     /// The arguments with their names.
@@ -226,7 +238,7 @@ mod tests {
     #[test]
     fn requests_are_packed() {
         for purpose in Purpose::ALL {
-            let r = Request { kind: IoKind::Log, purpose, on_log_device: true, failed: false, batch: 77 };
+            let r = Request { kind: IoKind::Log, purpose, on_log_device: true, failed: false, batch: 77, disk: 3 };
             assert_eq!(Request::unpack(r.pack()), Some(r));
         }
         assert_eq!(Request::unpack(u64::MAX), None, "no such purpose");

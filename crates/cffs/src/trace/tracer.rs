@@ -28,7 +28,12 @@ thread_local! {
     static BUFFERS: RefCell<Vec<(u64, Arc<ThreadBuffer>)>> = const { RefCell::new(Vec::new()) };
     /// The last transaction that the innermost span has changed something in; 0: none.
     static JOINED: Cell<u64> = const { Cell::new(0) };
+    /// The innermost span that is done for many, and for whom.
+    static MANY: RefCell<Many> = const { RefCell::new(None) };
 }
+
+/// A span that is done for many, and for whom.
+type Many = Option<Box<(u64, Causes)>>;
 
 /// Records what a file system does. See the [module](crate::trace).
 pub struct Tracer {
@@ -195,6 +200,11 @@ impl Tracer {
         self.pending.lock().take(inodes)
     }
 
+    /// Hands over the innermost span of this thread that is done for many, and for whom, if there is one.
+    pub(super) fn with_many<T>(&self, f: impl FnOnce(Option<(u64, &Causes)>) -> T) -> T {
+        MANY.with_borrow(|many| f(many.as_deref().map(|(span, causes)| (*span, causes))))
+    }
+
     #[cold]
     fn open(&self, kind: Kind, args: [u64; ARGS_MAX], asked: Option<Cause>, on: u32) -> Span<'_> {
         let before = Cause::current();
@@ -208,6 +218,7 @@ impl Tracer {
             tracer: self,
             before,
             joined_before: JOINED.replace(0),
+            many_before: None,
             record: Record {
                 kind,
                 id,
@@ -302,6 +313,8 @@ struct Open<'a> {
     /// The innermost span before this one, and the transaction that it had joined.
     before: Cause,
     joined_before: u64,
+    /// The innermost span for many before this one, once this is one.
+    many_before: Option<Many>,
     /// Without the end. Its number is 0 if its class is off.
     record: Record,
     /// It belongs to its thread.
@@ -352,6 +365,8 @@ impl Span<'_> {
         let Some(open) = self.0.as_mut().filter(|_| !more.is_empty()) else { return };
         let all = open.record.causes.get_or_insert_default();
         all.merge(more);
+        let before = MANY.replace(Some(Box::new((open.record.id, (**all).clone()))));
+        open.many_before.get_or_insert(before);
         // Where nobody has it done, what it does is counted for the operation that most causes come from.
         let here = Cause::current();
         if open.record.cause.origin.is_none() {
@@ -364,6 +379,9 @@ impl Drop for Span<'_> {
     fn drop(&mut self) {
         let Some(mut open) = self.0.take() else { return };
         open.before.set_current();
+        if let Some(before) = open.many_before.take() {
+            MANY.set(before);
+        }
         let joined = JOINED.get();
         // Whatever it is a part of has joined the transaction as well.
         JOINED.set(if joined == 0 { open.joined_before } else { joined });
