@@ -140,6 +140,17 @@ impl Kind {
         self.class().meets(Classes::OP) || matches!(self, Kind::Regroup | Kind::Scrub)
     }
 
+    /// Whether it is done for many, of whom it has a list.
+    pub const fn is_for_many(self) -> bool {
+        matches!(self, Kind::Readahead | Kind::Writeback | Kind::Commit | Kind::Checkpoint)
+    }
+
+    /// Whether it is recorded where these classes are. What is done for many is also where requests are: only it knows for whom they
+    /// were made.
+    pub const fn is_recorded(self, on: Classes) -> bool {
+        self.class().meets(on) || self.is_for_many() && on.meets(Classes::DEVICE)
+    }
+
     /// Whether it is a request of a device.
     pub const fn is_request(self) -> bool {
         self.class().meets(Classes::DEVICE)
