@@ -3,7 +3,7 @@
 use cffs::Fs;
 use cffs::device::{KindStats, Purpose, PurposeStats};
 use cffs::stats::DeviceCounters;
-use cffs::trace::{Classes, Item, Kind, Reader, Record, frame};
+use cffs::trace::{Causes, Classes, Item, Kind, Reader, Record, frame};
 use std::collections::{BTreeMap, HashMap};
 
 /// The requests of a mount.
@@ -54,6 +54,9 @@ impl Traced {
         while let Some(item) = reader.next_item().map_err(|e| e.to_string())? {
             match item {
                 Item::Span(r) if r.request().is_some() => requests.push(r),
+                Item::Span(r) if r.causes.as_ref().is_some_and(|c| !divides(c)) => {
+                    return Err(format!("causes whose shares are not one: {r:?}"));
+                }
                 Item::Span(r) => drop(spans.insert(r.id, r)),
                 Item::Lost { spans, .. } => return Err(format!("{spans} spans were lost")),
                 _ => {}
@@ -85,6 +88,14 @@ impl Traced {
         }
         Ok(())
     }
+}
+
+/// Whether what was done for these is divided among them as a whole, and the named ones have no more than all.
+fn divides(causes: &Causes) -> bool {
+    let shares: f64 = causes.shares().map(|(_, share)| share).sum();
+    let named: u64 = causes.named_weights().iter().sum();
+    let named_shares: f64 = causes.named_shares().map(|(_, share)| share).sum();
+    (shares - 1.0).abs() < 1e-9 && named <= causes.weight() && named_shares < 1.0 + 1e-9
 }
 
 fn counters_agree(fs: &Fs) -> Result<(), String> {

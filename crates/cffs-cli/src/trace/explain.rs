@@ -1,7 +1,7 @@
 //! What an operation waited for, as far as a trace knows.
 
 use super::load::{Trace, time};
-use super::summary::{Requests, described};
+use super::requests::{Requests, described};
 use cffs::trace::{Kind, Record};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, HashMap};

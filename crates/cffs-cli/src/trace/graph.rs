@@ -1,7 +1,7 @@
 //! `cffs trace graph`: what caused what, as a tree.
 
 use super::load::{Trace, time};
-use super::summary::{described, own_time};
+use super::requests::{described, own_time};
 use crate::text::{print_json, printable};
 use cffs::trace::{Causes, Kind, Record};
 use clap::Args;

@@ -6,6 +6,7 @@ mod graph;
 mod load;
 mod perfetto;
 mod record;
+mod requests;
 mod summary;
 
 use anyhow::anyhow;

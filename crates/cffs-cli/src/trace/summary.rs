@@ -3,9 +3,10 @@
 use super::causes::{shares, waiting};
 use super::explain::{Explanation, explain};
 use super::load::{Trace, time};
+use super::requests::{Requests, described};
 use crate::text::print_json;
 use cffs::device::Purpose;
-use cffs::trace::{Kind, Record};
+use cffs::trace::Record;
 use clap::Args;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -24,61 +25,6 @@ pub struct SummaryArgs {
     slowest: usize,
     /// The trace; `-` is standard input
     file: PathBuf,
-}
-
-/// Requests that were counted. Shares of requests make fractions.
-#[derive(Clone, Copy, Default)]
-pub struct Requests {
-    reads: f64,
-    writes: f64,
-    flushes: f64,
-    discards: f64,
-    read_bytes: f64,
-    write_bytes: f64,
-    /// Time that the device took, in nanoseconds.
-    pub ns: f64,
-}
-
-impl Requests {
-    /// Adds a share of one.
-    pub fn add(&mut self, r: &Record, share: f64) {
-        let (count, bytes) = match r.kind {
-            Kind::DeviceRead => (&mut self.reads, Some(&mut self.read_bytes)),
-            Kind::DeviceWrite => (&mut self.writes, Some(&mut self.write_bytes)),
-            Kind::DeviceFlush => (&mut self.flushes, None),
-            _ => (&mut self.discards, None),
-        };
-        *count += share;
-        if let Some(bytes) = bytes {
-            *bytes += share * r.args[1] as f64;
-        }
-        self.ns += share * own_time(r);
-    }
-
-    /// What there is, with a word for it.
-    pub fn counts(&self) -> Vec<(f64, &'static str)> {
-        let all =
-            [(self.reads, "reads"), (self.writes, "writes"), (self.flushes, "flushes"), (self.discards, "discards")];
-        all.into_iter().filter(|(n, _)| *n > 0.0).collect()
-    }
-
-    /// For programs.
-    pub fn json(&self) -> Value {
-        json!({
-            "reads": self.reads,
-            "writes": self.writes,
-            "flushes": self.flushes,
-            "discards": self.discards,
-            "read_bytes": self.read_bytes,
-            "write_bytes": self.write_bytes,
-            "device_ns": self.ns,
-        })
-    }
-}
-
-/// Nanoseconds of a span. Requests of a batch have the same time together, and each has its part.
-pub fn own_time(r: &Record) -> f64 {
-    r.duration as f64 / r.request().map_or(1, |q| q.batch) as f64
 }
 
 /// Durations that are kept one by one. Of more than so many the percentiles are off by a hundredth at most.
@@ -222,21 +168,6 @@ fn counted(trace: &Trace) -> Option<[u64; 3]> {
     let start = if trace.start["since_mount"] == true { [0; 3] } else { sums(&trace.start)? };
     let end = sums(&trace.end)?;
     Some(std::array::from_fn(|i| end[i].saturating_sub(start[i])))
-}
-
-/// What an operation was, with its arguments.
-pub(super) fn described(r: &Record) -> String {
-    let mut text = r.kind.name().to_owned();
-    let request = r.request();
-    for (name, value) in r.named_args().filter(|(name, _)| *name != "what") {
-        text.push_str(&format!(" {name}={value}"));
-    }
-    if let Some(q) = request {
-        text.push_str(&format!(" {} for {}", q.kind.name(), q.purpose.name()));
-        let more = [(q.batch > 1).then(|| format!("one of {} at once", q.batch)), q.failed.then(|| "failed".into())];
-        more.into_iter().flatten().for_each(|m| text.push_str(&format!(", {m}")));
-    }
-    text
 }
 
 /// Runs the subcommand.
@@ -401,7 +332,7 @@ fn print_slowest(out: &mut impl Write, trace: &Trace, s: &Summary) -> io::Result
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cffs::trace::Cause;
+    use cffs::trace::{Cause, Kind};
 
     #[test]
     fn percentiles_of_many_durations_are_nearly_those_of_all() {

@@ -19,7 +19,7 @@ fn body(n: usize) -> Vec<u8> {
 
 /// A file of the spool: one in ten has what the job looks for.
 fn letter(n: usize) -> Vec<u8> {
-    [body(n), if n % 10 == 0 { b"needle".to_vec() } else { Vec::new() }].concat()
+    [body(n), if n.is_multiple_of(10) { b"needle".to_vec() } else { Vec::new() }].concat()
 }
 
 /// An image whose spool lies in the gaps that others have left, while the other directories were written at once.
@@ -39,7 +39,7 @@ fn aged_image(dir: &Path) -> String {
     let mut old = 0;
     while root
         .write(format!("old/{old}"), body(old))
-        .and_then(|()| if old % 50 == 0 { fs.sync() } else { Ok(()) })
+        .and_then(|()| if old.is_multiple_of(50) { fs.sync() } else { Ok(()) })
         .is_ok()
     {
         old += 1;
